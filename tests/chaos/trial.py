@@ -28,7 +28,8 @@ RECOVERY = 120.0
 
 HELD = f"{PF}v5"
 HOLD = f"ip netns add pod; ip link set {HELD} netns pod; ip netns exec pod ip link set {HELD} up"
-RELEASE = f"ip netns exec pod ip link set {HELD} netns 1 2>/dev/null; ip netns del pod 2>/dev/null || true"
+# Also after it was released before.
+RELEASE = f"ip netns exec pod ip link set {HELD} netns 1 2>/dev/null || true; ip netns del pod 2>/dev/null || true"
 # A netdev that was removed and created again has another ifindex.
 WHO = f"ip netns exec pod sh -c 'cat /sys/class/net/{HELD}/ifindex /sys/class/net/{HELD}/mtu'"
 SYSTEM = '. /etc/os-release; echo "$PRETTY_NAME, Linux $(uname -r)"'

@@ -31,7 +31,7 @@ from tests.chaos.lies import CLOCKS, HEARTBEAT, PUBLISHING, SAID, Lie, in_api, t
 from tests.chaos.oracle import EVENTS, SILENT
 from tests.chaos.shown import CLAIMS, Seen, claims, longest, shown
 from tests.chaos.smallest import smallest
-from tests.chaos.trial import OFTEN, of_journal
+from tests.chaos.trial import OFTEN, RELEASE, of_journal
 
 
 def test_the_same_seed_makes_the_same_trials() -> None:
@@ -254,3 +254,8 @@ def test_the_bad_api_server_cuts_connections_or_does_not_answer(tmp_path: Path) 
         connection.request("GET", "/")
         with pytest.raises(TimeoutError):
             connection.getresponse()
+
+
+def test_a_vf_that_was_released_before_can_be_released_again() -> None:
+    # As on a node: a command that fails ends the script. This host has no network namespace of this name.
+    subprocess.run(["sh", "-euc", RELEASE], check=True)
