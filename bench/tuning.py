@@ -130,11 +130,12 @@ def _inside(netdev: str) -> str:
     return f"{IN} ip address add {{ip}}/24 dev {netdev}; {IN} ip link set {netdev} up"
 
 
-# A NIC may drop what is for another MAC than its own (igb with VFs does, promiscuous or not), and a wire that returns
-# broadcasts to their sender (the lab's does) teaches a bridge that its own MAC is outside.
-BRIDGE_PORT = (
-    f"bridge link set dev {{pf}} learning off; bridge fdb add $({IN} cat /sys/class/net/eth0/address) dev {{pf}} self"
-)
+MAC = f"$({IN} cat /sys/class/net/eth0/address)"
+
+# Two traps of a bridge on a PF. The PF may drop packets whose destination is the namespace's MAC (igb with VFs does, even if
+# promiscuous): it is told that MAC. A broadcast may come back to its sender (in the lab it does), and the bridge would learn
+# from it that the namespace is outside: its port to the PF does not learn.
+BRIDGE_PORT = f"bridge link set dev {{pf}} learning off; bridge fdb add {MAC} dev {{pf}} self"
 
 WAYS = (
     Way("PF to PF", "ip address add {ip}/24 dev {pf}", "ip address del {ip}/24 dev {pf}", ""),
@@ -143,7 +144,7 @@ WAYS = (
         "ip netns add tuning; ip link add tuning-br type bridge; ip link set {pf} master tuning-br; ip link set tuning-br up"
         "; ip link add tuning-out type veth peer name eth0 netns tuning; ip link set tuning-out master tuning-br up"
         f"; {_inside('eth0')}; {BRIDGE_PORT}",
-        f"bridge fdb del $({IN} cat /sys/class/net/eth0/address) dev {{pf}} self; ip netns del tuning; ip link del tuning-br",
+        f"bridge fdb del {MAC} dev {{pf}} self; ip netns del tuning; ip link del tuning-br",
     ),
     Way(
         "macvlan",

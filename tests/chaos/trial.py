@@ -28,7 +28,7 @@ RECOVERY = 120.0
 
 HELD = f"{PF}v5"
 HOLD = f"ip netns add pod; ip link set {HELD} netns pod; ip netns exec pod ip link set {HELD} up"
-# Also after it was released before.
+# It must not fail if the VF is already released: a trial may release it twice.
 RELEASE = f"ip netns exec pod ip link set {HELD} netns 1 2>/dev/null || true; ip netns del pod 2>/dev/null || true"
 # A netdev that was removed and created again has another ifindex.
 WHO = f"ip netns exec pod sh -c 'cat /sys/class/net/{HELD}/ifindex /sys/class/net/{HELD}/mtu'"

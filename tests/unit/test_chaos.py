@@ -257,5 +257,5 @@ def test_the_bad_api_server_cuts_connections_or_does_not_answer(tmp_path: Path) 
 
 
 def test_a_vf_that_was_released_before_can_be_released_again() -> None:
-    # As on a node: a command that fails ends the script. This host has no network namespace of this name.
+    # Run as a trial runs it on a node (`sh -e`). This host has no network namespace "pod", like a node after a release.
     subprocess.run(["sh", "-euc", RELEASE], check=True)

@@ -1,4 +1,4 @@
-"""The validator of a spec's JSON Schema. Without the jsonschema package its tests are skipped."""
+"""The validator of a spec's JSON Schema. Without the jsonschema package, the tests that use it are skipped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agent.spec.schema import schema
 
 @pytest.fixture(scope="session")
 def validator() -> Any:
-    # Not a module's import: it takes seconds.
+    # Imported here, since the import takes seconds and few tests need it.
     jsonschema = pytest.importorskip("jsonschema")
-    # What a program reads is what was printed.
+    # Through JSON, as other programs read the schema.
     return jsonschema.Draft202012Validator(json.loads(json.dumps(schema())))
