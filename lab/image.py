@@ -8,11 +8,12 @@ from pathlib import Path
 
 import attrs
 
-from lab import apt, host, modules
+from lab import apt, cache, host, lookalikes, modules
 from lab.command import run
 from lab.debian import DEBIANS, Debian, of_nodes
 from lab.errors import LabError
 from lab.lock import exclusive
+from lab.lookalikes.lookalike import Lookalike
 from lab.progress import step
 
 # jq is left out on purpose: the deploy must install it with the node's real apt.
@@ -73,6 +74,10 @@ ROOTFS = HERE / "rootfs"
 HOST_CAS = Path("/usr/local/share/ca-certificates")
 
 
+_LIKE = "-like-"
+"""Comes between a Debian's name and what it looks like, in the name of an image's folder."""
+
+
 @attrs.frozen
 class Image:
     """A finished image. It is never written to again."""
@@ -82,7 +87,8 @@ class Image:
     @property
     def debian(self) -> Debian:
         """The Debian in it."""
-        return next(debian for debian in DEBIANS if self.folder.name.rpartition("-")[0] == f"image-{debian.name}")
+        name = self.folder.name.removeprefix("image-").rpartition("-")[0].partition(_LIKE)[0]
+        return next(debian for debian in DEBIANS if debian.name == name)
 
     @property
     def disk(self) -> Path:
@@ -104,17 +110,13 @@ class Image:
         return self.disk.exists() and self.kernel.exists() and self.initrd.exists()
 
 
-def cache_home() -> Path:
-    """The folder of the cache, outside the repository."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trackbed"
-
-
 def ensure() -> Image:
     """The current image. It is built first if it is not cached."""
-    debian = of_nodes()
+    debian, like = of_nodes(), lookalikes.of_nodes()
     sources = apt.sources_of(debian)
     options = apt.carried_options()
-    image = Image(cache_home() / f"image-{debian.name}-{_key(sources, options)}")
+    name = f"{debian.name}{_LIKE}{like.name}" if like else debian.name
+    image = Image(cache.home() / f"image-{name}-{_key(like, sources, options)}")
     if image.complete():
         return image
     if os.geteuid() != 0:
@@ -123,11 +125,11 @@ def ensure() -> Image:
     with exclusive(image.folder.parent / "lock", "another build of the image is under way"):
         # The command that held the lock may have built it.
         if not image.complete():
-            _build(image, sources, options)
+            _build(image, like, sources, options)
     return image
 
 
-def _key(sources: tuple[apt.Source, ...], options: tuple[str, ...]) -> str:
+def _key(like: Lookalike | None, sources: tuple[apt.Source, ...], options: tuple[str, ...]) -> str:
     digest = sha256()
     files = [
         HERE / "apt.py",
@@ -136,6 +138,7 @@ def _key(sources: tuple[apt.Source, ...], options: tuple[str, ...]) -> str:
         *sorted(modules.DCBSIM.iterdir()),
         *sorted(ROOTFS.rglob("*")),
         *_host_cas(),
+        *([HERE / "rpm.py", *sorted((HERE / "lookalikes").glob("*.py"))] if like else []),
     ]
     for file in files:
         if file.is_file():
@@ -146,7 +149,7 @@ def _key(sources: tuple[apt.Source, ...], options: tuple[str, ...]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _build(image: Image, sources: tuple[apt.Source, ...], options: tuple[str, ...]) -> None:
+def _build(image: Image, like: Lookalike | None, sources: tuple[apt.Source, ...], options: tuple[str, ...]) -> None:
     work = image.folder.with_name("building")
     # This is left of an interrupted build: by the lock no other build runs. Its mounts ended with its mount namespace.
     run(["rm", "-rf", "--one-file-system", work])
@@ -162,16 +165,21 @@ def _build(image: Image, sources: tuple[apt.Source, ...], options: tuple[str, ..
         _bootstrap(workshop, image.debian, sources, options, modules.needed(release), log)
         built = modules.build(workshop, release, log)
     root = work / "root"
-    with step(f"image 2/3: Debian {image.debian.version}, {len(PACKAGES)} packages and what they need", usual_s=50):
-        _bootstrap(root, image.debian, sources, options, PACKAGES, log)
+    packages = [package for package in PACKAGES if like is None or package not in like.lacks]
+    packages += like.packages if like else ()
+    with step(f"image 2/3: Debian {image.debian.version}, {len(packages)} packages and what they need", usual_s=50):
+        _bootstrap(root, image.debian, sources, options, packages, log)
         if not (root / f"boot/vmlinuz-{release}").exists():
             raise LabError(f"the image did not get kernel {release}", "The mirror changed meanwhile: run it again.")
         _furnish(root, release, built, log)
-    with step("image 3/3: disk", usual_s=10):
         done = Image(work / "image")
         done.folder.mkdir()
         shutil.copy(root / f"boot/vmlinuz-{release}", done.kernel)
         shutil.copy(root / f"boot/initrd.img-{release}", done.initrd)
+    if like is not None:
+        with step(f"image 2/3: to look like {like.name}", usual_s=60), apt.of_nodes(image.debian) as ours:
+            like.disguise(root, release, ours, log)
+    with step("image 3/3: disk", usual_s=10):
         # Lazy initialisation would have each node write to its overlay in the background.
         extended = "lazy_itable_init=0,lazy_journal_init=0,nodiscard"
         run(

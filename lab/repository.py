@@ -9,19 +9,18 @@ import gzip
 import hashlib
 import os
 import shutil
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import attrs
 
-from lab import host
+from lab import cache, host
 from lab.command import run
-from lab.image import cache_home
 from lab.lock import exclusive
 
 HOST = "10.0.2.2"
@@ -78,7 +77,7 @@ def deb(
     """
     fields = {"Architecture": "all", "Maintainer": MAINTAINER, "Description": "of Trackbed's lab", **control}
     made = pool / f"{fields['Package']}_{fields['Version']}_{fields['Architecture']}.deb"
-    with tempfile.TemporaryDirectory(prefix="trackbed-deb-") as name:
+    with TemporaryDirectory(prefix="trackbed-deb-") as name:
         tree = Path(name) / "tree"
         if root is not None:
             shutil.copytree(root, tree, symlinks=True)
@@ -100,7 +99,7 @@ def dkms_deb(
 
     ``conf`` is dkms.conf but for PACKAGE_NAME, PACKAGE_VERSION and AUTOINSTALL, which are added.
     """
-    with tempfile.TemporaryDirectory(prefix="trackbed-dkms-") as folder:
+    with TemporaryDirectory(prefix="trackbed-dkms-") as folder:
         tree = Path(folder) / "usr/src" / f"{name}-{version}"
         shutil.copytree(source, tree)
         head = f'PACKAGE_NAME="{name}"\nPACKAGE_VERSION="{version}"\nAUTOINSTALL="yes"\n'
@@ -116,7 +115,7 @@ def dkms_deb(
 def repack(pool: Path, package: Path) -> Path:
     """Write a package again without compression: an emulated CPU unpacks it in a fraction of the time."""
     made = pool / package.name
-    with tempfile.TemporaryDirectory(prefix="trackbed-deb-") as folder:
+    with TemporaryDirectory(prefix="trackbed-deb-") as folder:
         tree = Path(folder) / "tree"
         run(["dpkg-deb", "-R", package, tree])
         _pack(tree, made)
@@ -142,7 +141,7 @@ def cached(name: str, inputs: Iterable[bytes], make: Callable[[Path], object]) -
     digest = hashlib.sha256(Path(__file__).read_bytes())
     for part in inputs:
         digest.update(hashlib.sha256(part).digest())
-    folder = cache_home() / f"{name}-{digest.hexdigest()[:16]}"
+    folder = cache.home() / f"{name}-{digest.hexdigest()[:16]}"
     if folder.exists():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -168,20 +167,28 @@ def sign(folder: Path) -> None:
     # apt requires a date; any will do.
     lines += ["Date: Wed, 01 Jan 2025 00:00:00 UTC", "SHA256:"]
     lines += [f" {_sha256(file)} {file.stat().st_size} {file.name}" for file in listed]
+    with TemporaryDirectory(prefix="trackbed-release-") as name, signing_key(folder) as gpg:
+        release = Path(name) / "Release"
+        release.write_text("\n".join(lines) + "\n")
+        run([*gpg, "--yes", "--clearsign", "--output", folder / "InRelease", release])
+
+
+@contextmanager
+def signing_key(folder: Path) -> Iterator[list[str]]:
+    """Make a key for this repository alone, and write its public part and its fingerprint there; yields gpg's command."""
     # Not below the folder, since a socket's path must be short.
-    with tempfile.TemporaryDirectory(prefix="trackbed-gpg-") as home:
+    with TemporaryDirectory(prefix="trackbed-gpg-") as home:
         gpg = ["gpg", "--batch", "--quiet", "--homedir", home]
         try:
-            run([*gpg, "--passphrase", "", "--quick-generate-key", MAINTAINER, "ed25519", "sign", "never"])
-            release = Path(home) / "Release"
-            release.write_text("\n".join(lines) + "\n")
-            run([*gpg, "--yes", "--clearsign", "--output", folder / "InRelease", release])
+            # RSA, as the keys of Docker and NVIDIA are.
+            run([*gpg, "--passphrase", "", "--quick-generate-key", MAINTAINER, "rsa3072", "sign", "never"])
             run([*gpg, "--yes", "--armor", "--output", folder / "key.asc", "--export"])
             listing = run([*gpg, "--with-colons", "--list-keys"])
+            fingerprint = next(line.split(":")[9] for line in listing.splitlines() if line.startswith("fpr:"))
+            (folder / "fingerprint").write_text(f"{fingerprint}\n")
+            yield gpg
         finally:
             run(["gpgconf", "--homedir", home, "--kill", "all"])
-    fingerprint = next(line.split(":")[9] for line in listing.splitlines() if line.startswith("fpr:"))
-    (folder / "fingerprint").write_text(f"{fingerprint}\n")
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import shutil
 from hashlib import sha256
 from pathlib import Path
 
-from lab import image
+from lab import cache
 from lab.cluster import network_plugins, programs
 from lab.cluster.images import Image
 from lab.command import run
@@ -65,7 +65,7 @@ def ensure() -> Path:
         *programs.ON_THE_NODES,
         *network_plugins.builds(),
     )
-    archive = image.cache_home() / f"cluster-{_key(builds)}.tar.zst"
+    archive = cache.home() / f"cluster-{_key(builds)}.tar.zst"
     if archive.exists():
         return archive
     for build in builds:

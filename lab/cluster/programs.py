@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from lab import apt, image
+from lab import apt, cache
 from lab.command import run
 from lab.errors import LabError
 from lab.go import go_programs
@@ -155,7 +155,7 @@ def kubernetes(name: str) -> Path:
 
 def _control_plane(version: str) -> Build:
     """Another version of the control plane, from a module in the cache. Its checksums are those of Go's public database."""
-    folder = image.cache_home() / "go-modules" / f"kubernetes-{version}"
+    folder = cache.home() / "go-modules" / f"kubernetes-{version}"
     if not (folder / "go.sum").exists():
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "go.mod").write_text(_module(version))
@@ -252,7 +252,7 @@ def found_in(folder: Path) -> dict[str, str]:
 
 
 def _unpacked(name: str, package: str, packages: Callable[[apt.Apt], list[str]]) -> Path:
-    folder = image.cache_home() / "debian" / name
+    folder = cache.home() / "debian" / name
     if folder.exists():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)

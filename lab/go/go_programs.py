@@ -9,7 +9,7 @@ from pathlib import Path
 
 import attrs
 
-from lab import host, image
+from lab import cache, host
 from lab.command import run
 from lab.errors import LabError
 from lab.lock import exclusive
@@ -49,7 +49,7 @@ class Build:
     @property
     def target(self) -> Path:
         """The folder with the programs, once they are built."""
-        return image.cache_home() / "go" / f"{self.name}-{self._key()}"
+        return cache.home() / "go" / f"{self.name}-{self._key()}"
 
     def program(self, name: str) -> Path:
         """The path of one program."""
@@ -128,10 +128,10 @@ def _build(build: Build) -> None:
 
 
 def _check_room(build: Build) -> None:
-    free = shutil.disk_usage(image.cache_home()).free >> 20
+    free = shutil.disk_usage(cache.home()).free >> 20
     if free < build.disk_mib:
         raise LabError(
-            f"building {build.name} takes {build.disk_mib} MiB of disk, and {image.cache_home()} has {free} left",
+            f"building {build.name} takes {build.disk_mib} MiB of disk, and {cache.home()} has {free} left",
             "Make room, or set XDG_CACHE_HOME, GOCACHE and GOMODCACHE to a place that has it.",
         )
     available = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())

@@ -3,6 +3,7 @@
 import re
 import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import attrs
 
@@ -74,17 +75,15 @@ def _fetch(disk: image.Image, made: Path) -> None:
 
 def fetch(disk: image.Image, made: Path, *packages: str) -> None:
     """Put Debian packages into a folder, repacked, with their dependencies that a node of this image lacks."""
-    status = made / "status"
-    status.write_text(_status(disk))
-    with apt.of_nodes(disk.debian) as ours:
+    with TemporaryDirectory(prefix="trackbed-debs-") as name, apt.of_nodes(disk.debian) as ours:
+        folder = Path(name)
         # Use the image's package status, so that packages of the image are not fetched again.
-        as_node = (f"-oDir::State::status={status}", "-oDebug::NoLocking=1", "--no-install-recommends")
-        ours.get(*as_node, "--download-only", "-y", "-q", "install", *packages)
-        for package in sorted((ours.folder / "cache/archives").glob("*.deb")):
+        status = folder / "status"
+        status.write_text(_status(disk))
+        for package in ours.fetch(folder, status, *packages):
             plain = repository.repack(made, package)
             # apt writes an epoch's colon as %3a, which an HTTP server would decode.
             shutil.move(plain, made / plain.name.replace("%3a", "."))
-    status.unlink()
 
 
 def _status(disk: image.Image) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lab import repository
+from lab import host, repository, rpm
 from lab.command import run
 
 
@@ -32,6 +32,30 @@ def test_a_repository_is_served_and_signed_by_the_key_that_it_names(tmp_path: Pa
     assert "./usr/src/driver-2.0/dkms.conf" in listing
     assert run(["dpkg-deb", "-f", made.deb("tool", "1.0"), "Package"]).strip() == "tool"
     assert "-rwxr-xr-x root/root" in run(["dpkg-deb", "-c", made.deb("tool", "1.0")])
+
+
+def test_rpms_have_the_files_scripts_and_exact_dependencies_of_the_debs_and_are_signed(tmp_path: Path) -> None:
+    host.ensure_packages(rpm.PROGRAMS)
+    tree, debs, pool = tmp_path / "tree", tmp_path / "debs", tmp_path / "pool"
+    (tree / "usr/bin").mkdir(parents=True)
+    (tree / "usr/bin/a tool").write_text("#!/bin/sh\n")
+    debs.mkdir()
+    pool.mkdir()
+    repository.deb(debs, {"Package": "tool", "Version": "1:1.0-2", "Depends": "libtool (= 3.0), libc6"}, tree, {})
+    repository.deb(debs, {"Package": "libtool", "Version": "3.0"}, None, {"postinst": "#!/bin/sh\necho made $1\n"})
+    rpm.from_debs(pool, debs.glob("*.deb"), {"libtool": "tool-libs"}, scripts=True)
+    rpm.sign(pool)
+
+    tool, libs = pool / "tool-1.0-2.x86_64.rpm", pool / "tool-libs-3.0-1.x86_64.rpm"
+    assert run(["rpm", "-qpl", tool]).splitlines() == ["/usr/bin/a tool"]
+    needs = run(["rpm", "-qp", "--requires", tool]).splitlines()
+    assert "tool-libs = 3.0-1" in needs
+    assert not any("libc6" in line for line in needs)
+    assert "echo made $1" in run(["rpm", "-qp", "--scripts", libs])
+    database = ("--dbpath", str(tmp_path / "database"))
+    run(["rpm", *database, "--import", pool / "key.asc"])
+    assert "signatures OK" in run(["rpmkeys", *database, "--checksig", tool])
+    assert "BEGIN PGP SIGNATURE" in (pool / "repodata/repomd.xml.asc").read_text()
 
 
 def test_a_folder_of_the_cache_is_made_once_for_the_same_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

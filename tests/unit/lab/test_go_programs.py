@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lab import LabError, image
+from lab import LabError, cache
 from lab.cluster import programs
 from lab.go import go_programs
 from lab.go.go_programs import Build
@@ -86,7 +86,7 @@ def test_another_version_of_the_control_plane_is_built_beside_that_of_go_mod(
     assert other.parent != ours.parent
     # What runs on the nodes, and kubectl, stay.
     assert programs.kubernetes("kubelet").parent == ours.parent
-    module = (image.cache_home() / "go-modules" / "kubernetes-v1.34.2" / "go.mod").read_text()
+    module = (cache.home() / "go-modules" / "kubernetes-v1.34.2" / "go.mod").read_text()
     assert "require k8s.io/kubernetes v1.34.2\n" in module
     assert "k8s.io/apiserver => k8s.io/apiserver v0.34.2\n" in module
     assert "36" not in module.replace("go 1.26", "")

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from lab.image import Image
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -115,10 +117,22 @@ def test_the_suites_on_virtual_servers_use_pythons_own_subprocesses_and_threads(
     assert done.returncode == 0, done.stderr
 
 
-def test_a_debian_that_the_lab_does_not_know_is_refused_before_anything_is_built(
-    state: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("TRACKBED_LAB_DEBIAN", "11", "no such Debian\nGive 12, 12-backports, 13, 13-backports."),
+        ("TRACKBED_LAB_LIKE", "rocky-8", "no such distribution\nGive rocky-9, ubuntu-22.04."),
+    ],
+)
+def test_a_system_that_the_lab_does_not_know_is_refused_before_anything_is_built(
+    state: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, message: str
 ) -> None:
-    monkeypatch.setenv("TRACKBED_LAB_DEBIAN", "11")
+    monkeypatch.setenv(variable, value)
     failed = lab(state, "up")
     assert failed.returncode == 2
-    assert "TRACKBED_LAB_DEBIAN=11: no such Debian\nGive 12, 12-backports, 13, 13-backports." in failed.stderr
+    assert f"{variable}={value}: {message}" in failed.stderr
+
+
+@pytest.mark.parametrize("name", ["bookworm-1a", "trixie-backports-1a", "trixie-backports-like-rocky-9-1a"])
+def test_an_image_s_name_says_its_debian(name: str) -> None:
+    assert Image(Path(f"image-{name}")).debian.name == name.partition("-like-")[0].removesuffix("-1a")

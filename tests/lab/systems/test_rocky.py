@@ -1,0 +1,149 @@
+"""The branches for the RHEL family, run by a real dnf and rpm: base packages, vendors' repositories, version locks, DKMS.
+
+The node is a Debian that looks like Rocky Linux 9 (lab/lookalikes/rocky.py). grubby, SELinux, the kernel's own packages and
+NetworkManager were not run.
+"""
+
+import json
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from lab import Node, repository, rpm
+from lab.packages import docker, erdma, nvidia, toolchain
+from tests.lab.conftest import pyinfra, ready
+from tests.lab.containers.test_container_engine import is_set_for_kubernetes
+from tests.lab.containers.test_container_runtime import dump
+from tests.lab.drivers.test_erdma import WRONG, changed, said
+from tests.lab.systems.conftest import System, as_deployed, system
+
+# Two of them need a compiler on an emulated CPU, or Go programs that are built here.
+pytestmark = pytest.mark.campaign
+
+LOCKS = "/etc/dnf/plugins/versionlock.list"
+
+
+@pytest.fixture(scope="module")
+def rocky() -> Iterator[System]:
+    """The node."""
+    with system("rocky-9") as made:
+        yield made
+
+
+@pytest.fixture
+def node(rocky: System) -> Node:
+    """The node as the first deploy left it, whatever the tests before did."""
+    return as_deployed(rocky)
+
+
+def deploy(**data: object) -> subprocess.CompletedProcess[str]:
+    """The deploy of the node with these values of the inventory."""
+    words = [word for key, value in data.items() for word in ("--data", f"{key}={json.dumps(value)}")]
+    return pyinfra("-y", "--json", "inventories/lab.py", "deploy.py", *words)
+
+
+def locks(node: Node) -> list[str]:
+    """dnf's version locks."""
+    return [line for line in node.sh(f"cat {LOCKS}").splitlines() if line and not line.startswith("#")]
+
+
+def test_a_fresh_node_is_ready_after_one_deploy_and_a_second_one_changes_nothing(rocky: System) -> None:
+    node = as_deployed(rocky)
+    assert node.sh(". /etc/os-release; echo $ID $VERSION_ID").split() == ["rocky", "9.4"]
+    assert node.run(["sh", "-c", "command -v apt-get || command -v dpkg"]).returncode != 0
+    assert ready(node)
+    # The default Python is too old, so the agent has another one, which dnf installed.
+    assert node.sh("python3 -c 'import sys; print(sys.version_info[1])'").strip() == "9"
+    agent = node.sh("readlink /proc/$(systemctl show -P MainPID trackbed)/exe").strip()
+    assert agent == "/usr/bin/python3.11"
+    installed = "python3.11 jq libibverbs-utils librdmacm-utils infiniband-diags perftest"
+    assert node.sh(f"rpm -q --queryformat '%{{NAME}}\\n' {installed}").split() == installed.split()
+    again = deploy()
+    assert again.returncode == 0, said(again)
+    assert changed(again) == []
+
+
+def test_the_container_engine_and_nvidia_s_runtime_come_from_signed_repositories(node: Node) -> None:
+    engine = rpm.like("docker", docker.vendor(node.image))
+    toolkit = rpm.like("nvidia", nvidia.vendor(node.image))
+    with repository.serve(engine.folder) as engine_url, repository.serve(toolkit.folder) as toolkit_url:
+        wanted = {
+            "container_engine": {
+                "name": "containerd",
+                "source": "vendor",
+                "version": docker.VERSION,
+                "repository": engine.given(engine_url),
+            },
+            "container_runtime": {
+                "engines": ["containerd"],
+                "version": nvidia.VERSION,
+                # NVIDIA signs the metadata instead of the packages.
+                "repository": {**toolkit.given(toolkit_url), "repo_gpgcheck": True},
+            },
+        }
+        first = deploy(**wanted)
+        assert first.returncode == 0, said(first)
+        is_set_for_kubernetes(node)
+        assert any('default_runtime_name = "nvidia"' in line for line in dump(node))
+        assert f"containerd.io-0:{docker.VERSION}.*" in locks(node)
+        again = deploy(**wanted)
+        assert again.returncode == 0, said(again)
+        assert changed(again) == []
+
+
+def test_a_driver_is_built_by_dkms_locked_upgraded_and_no_longer_locked_after_the_removal(node: Node) -> None:
+    tools = rpm.like("mirror", toolchain.mirror(node.image))
+    vendor = rpm.like("erdma", erdma.vendor(node.image))
+    release = node.sh("uname -r").strip()
+    with repository.serve(tools.folder) as mirror, repository.serve(vendor.folder) as url:
+        # DKMS is in EPEL, which an operator adds.
+        epel = f"[epel]\nname=EPEL, of Trackbed's lab\nbaseurl={mirror}\ngpgcheck=1\ngpgkey={mirror}/{tools.key.name}\n"
+        node.run(["sh", "-c", "cat > /etc/yum.repos.d/epel.repo"], check=True, stdin=epel)
+        # Without the compiler and the kernel's headers, which are kernel-devel there, nothing can be built.
+        node.sh(
+            f"rm -f /lib/modules/{release}/updates/erdma.ko; depmod; rpm --import {mirror}/key.asc || true\n"
+            f"dnf install -y gcc-12 linux-headers-{release}",
+            timeout=900,
+        )
+
+        def wanted(version: str, fingerprint: str) -> dict[str, object]:
+            given = {**vendor.given(url), "fingerprint": fingerprint}
+            return {"source": "dkms", "dkms": {"repository": given, "version": version}, "compat_mode": True}
+
+        refused = deploy(erdma=wanted("1.0-1", WRONG))
+        assert refused.returncode != 0
+        assert f"has the fingerprint {vendor.fingerprint}, expected is {WRONG}" in said(refused)
+        assert node.run(["rpm", "-q", "erdma-dkms"]).returncode != 0
+        for version in erdma.VERSIONS:
+            done = deploy(erdma=wanted(f"{version}-1", vendor.fingerprint))
+            assert done.returncode == 0, said(done)
+            assert node.sh("cat /sys/module/erdma/version /sys/module/erdma/parameters/compat_mode").split() == [
+                version,
+                "Y",
+            ]
+            assert f"/{release}/extra/erdma.ko" in node.sh("modinfo -n erdma")
+            assert [line for line in locks(node) if "erdma" in line] == [f"erdma-dkms-0:{version}-1.*"]
+        again = deploy(erdma=wanted(f"{version}-1", vendor.fingerprint))
+        assert again.returncode == 0, said(again)
+        assert changed(again) == []
+
+    removed = pyinfra("-y", "inventories/lab.py", "deploys/remove.py")
+    assert removed.returncode == 0, said(removed)
+    assert locks(node) == []
+    assert node.sh("ls /etc/yum.repos.d /etc/pki/rpm-gpg | grep trackbed || true") == ""
+
+
+def test_kernel_updates_are_held_and_allowed_again(node: Node) -> None:
+    def held() -> list[str]:
+        return sorted(line.split("-0:")[0] for line in locks(node))
+
+    first = deploy(kernel={"headers": False, "hold": True}, ofed={"inbox": {}})
+    assert first.returncode == 0, said(first)
+    assert held() == ["kernel", "kernel-core", "kernel-modules"]
+    again = deploy(kernel={"headers": False, "hold": True})
+    assert again.returncode == 0, said(again)
+    assert changed(again) == []
+    allowed = deploy(kernel={"headers": False, "hold": False})
+    assert allowed.returncode == 0, said(allowed)
+    assert held() == []

@@ -1,0 +1,49 @@
+"""A node that looks like Ubuntu 22.04 (lab/lookalikes/ubuntu.py): netplan, and unattended-upgrades that has apt's lock."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from lab import Node
+from tests.lab.conftest import FRESH, eventually, pyinfra, ready
+from tests.lab.drivers.test_erdma import changed, said
+from tests.lab.systems.conftest import System, as_deployed, system
+
+# A lab of its own: boots and deploys.
+pytestmark = pytest.mark.campaign
+
+# As unattended-upgrades does, by apt_pkg.SystemLock: dpkg's two locks.
+LOCK = """
+import fcntl, pathlib, time
+locks = [open(f"/var/lib/dpkg/{name}", "w") for name in ("lock-frontend", "lock")]
+for lock in locks: fcntl.lockf(lock, fcntl.LOCK_EX)
+pathlib.Path("/run/locked").touch()
+time.sleep(45)
+"""
+
+
+@pytest.fixture(scope="module")
+def ubuntu() -> Iterator[System]:
+    """The node."""
+    with system("ubuntu-22.04") as made:
+        yield made
+
+
+def test_a_fresh_node_is_ready_after_one_deploy_and_a_second_one_changes_nothing(ubuntu: System) -> None:
+    node = as_deployed(ubuntu)
+    assert node.sh(". /etc/os-release; echo $ID $VERSION_ID").split() == ["ubuntu", "22.04"]
+    assert "netplan" in node.sh("networkctl --no-pager status | cat; ls /run/systemd/network")
+    assert ready(node)
+    again = pyinfra("-y", "--json", "inventories/lab.py", "deploy.py")
+    assert again.returncode == 0, said(again)
+    assert changed(again) == []
+
+
+def test_a_deploy_waits_for_the_upgrades_that_have_apt_s_lock(ubuntu: System) -> None:
+    node: Node = ubuntu.node
+    node.restore(FRESH)
+    node.run(["systemd-run", "--quiet", "--unit=upgrades", "python3", "-c", LOCK], check=True)
+    eventually("apt's lock", lambda: node.run(["test", "-e", "/run/locked"]).returncode == 0)
+    done = pyinfra("-y", "inventories/lab.py", "deploy.py")
+    assert done.returncode == 0, said(done)
+    assert ready(node)
