@@ -61,14 +61,14 @@ class Rpm:
 def build(pool: Path, package: Rpm, root: Path | None = None) -> Path:
     """Make a package of the files below ``root``; all are root's, and their modes are kept.
 
-    Folders are not the package's: those that are missing are made when it is installed.
+    Of folders, only empty ones are the package's: others that are missing are made when it is installed.
     """
     version, _, release = package.version.partition("-")
     with TemporaryDirectory(prefix="trackbed-rpm-") as name:
         work = Path(name)
         tree = root or work / "empty"
         tree.mkdir(exist_ok=True)
-        files = [path for path in sorted(tree.rglob("*")) if path.is_symlink() or not path.is_dir()]
+        owned = [path for path in sorted(tree.rglob("*")) if path.is_symlink() or not path.is_dir() or _is_empty(path)]
         relations = [f"Requires: {each}" for each in package.requires]
         relations += [f"Provides: {each}" for each in package.provides]
         spec = work / "package.spec"
@@ -81,7 +81,7 @@ def build(pool: Path, package: Rpm, root: Path | None = None) -> Path:
                 tree=tree,
                 post=package.post,
                 preun=package.preun,
-                files="\n".join(f'%attr(-, root, root) "/{path.relative_to(tree)}"' for path in files),
+                files="\n".join(f'%attr(-, root, root) "/{path.relative_to(tree)}"' for path in owned),
             )
         )
         run(["rpmbuild", "-bb", "--quiet", "--define", f"_topdir {work}/rpmbuild", spec])
@@ -89,15 +89,20 @@ def build(pool: Path, package: Rpm, root: Path | None = None) -> Path:
         return Path(shutil.move(made, pool / made.name))
 
 
-def from_debs(pool: Path, debs: Iterable[Path], names: Mapping[str, str], scripts: bool) -> None:
-    """Make a package of each of these Debian packages, with what it depends on of the others.
+def _is_empty(folder: Path) -> bool:
+    return not any(folder.iterdir())
 
-    :param names: other names for some of them.
+
+def from_debs(pool: Path, debs: Iterable[Path], names: Mapping[str, str], scripts: bool) -> None:
+    """Make a package of each of these Debian packages, with what it depends on of the others and of ``names``.
+
+    :param names: names for some packages in place of Debian's.
     :param scripts: keep their scripts. Those of Debian's own packages call programs of dpkg.
     """
-    packages = {run(["dpkg-deb", "--field", deb, "Package"]).strip(): deb for deb in debs}
-    called = {name: names.get(name, name) for name in packages}
-    for name, deb in packages.items():
+    # One package may be there in several versions.
+    packages = [(run(["dpkg-deb", "--field", deb, "Package"]).strip(), deb) for deb in debs]
+    called = {**names, **{name: names.get(name, name) for name, _ in packages}}
+    for name, deb in packages:
         version, depends = (run(["dpkg-deb", "--field", deb, field]).strip() for field in ("Version", "Depends"))
         with TemporaryDirectory(prefix="trackbed-rpm-") as folder:
             tree = Path(folder) / "tree"
@@ -129,7 +134,7 @@ def _rpm_version(version: str) -> str:
 
 
 def _requirement(depends: str, called: Mapping[str, str]) -> str:
-    """A dependency as RPM writes it; empty if it is not one of these packages. Only exact versions are kept."""
+    """A dependency as RPM writes it; empty if it is on none of these packages. Only exact versions are kept."""
     words = depends.replace("(", " ").replace(")", " ").split("|")[0].split()
     if not words or words[0] not in called:
         return ""
@@ -143,7 +148,8 @@ def like(name: str, vendor: Repository) -> Repository:
 
     def make(folder: Path) -> None:
         host.ensure_packages(PROGRAMS)
-        from_debs(folder, debs, {}, scripts=True)
+        # DKMS is in another repository: for the RHEL family, EPEL.
+        from_debs(folder, debs, {"dkms": "dkms"}, scripts=True)
         sign(folder)
 
     inputs = [str(vendor.folder).encode(), *repository.source_of(__file__)]

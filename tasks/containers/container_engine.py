@@ -9,7 +9,7 @@ are set by lines in /etc/containerd/config.toml (templates/containerd-for-kubern
 dump`. The file is edited only if the dump lacks one. NVIDIA's runtime comes afterwards (tasks/containers/container_runtime.py).
 
 Tested: the edits with containerd 1.6.20, 1.7.28 and 2.2.9 without systemd; on a node of the lab, Debian's containerd, and a
-containerd.io from a signed repository of the lab. Not run: the installation from Docker's own repository, the RHEL family.
+containerd.io from signed repositories of the lab, by apt and by dnf. Not run: the installation from Docker's own repository.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Installs a kernel release and its headers (DKMS needs them), and holds the kernel packages at their versions.
 
-For the RHEL family only the commands are tested; they were not run.
+For the RHEL family dnf's version locks were run. For the kernel's packages and grubby only the commands are tested.
 """
 
 from __future__ import annotations

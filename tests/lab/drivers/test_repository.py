@@ -39,17 +39,20 @@ def test_rpms_have_the_files_scripts_and_exact_dependencies_of_the_debs_and_are_
     tree, debs, pool = tmp_path / "tree", tmp_path / "debs", tmp_path / "pool"
     (tree / "usr/bin").mkdir(parents=True)
     (tree / "usr/bin/a tool").write_text("#!/bin/sh\n")
+    (tree / "var/lib/tool").mkdir(parents=True)
     debs.mkdir()
     pool.mkdir()
-    repository.deb(debs, {"Package": "tool", "Version": "1:1.0-2", "Depends": "libtool (= 3.0), libc6"}, tree, {})
+    repository.deb(debs, {"Package": "tool", "Version": "1:1.0-2", "Depends": "libtool (= 3.0), libc6, dkms"}, tree, {})
+    repository.deb(debs, {"Package": "tool", "Version": "1.1"})
     repository.deb(debs, {"Package": "libtool", "Version": "3.0"}, None, {"postinst": "#!/bin/sh\necho made $1\n"})
-    rpm.from_debs(pool, debs.glob("*.deb"), {"libtool": "tool-libs"}, scripts=True)
+    rpm.from_debs(pool, debs.glob("*.deb"), {"libtool": "tool-libs", "dkms": "dkms"}, scripts=True)
     rpm.sign(pool)
 
     tool, libs = pool / "tool-1.0-2.x86_64.rpm", pool / "tool-libs-3.0-1.x86_64.rpm"
-    assert run(["rpm", "-qpl", tool]).splitlines() == ["/usr/bin/a tool"]
+    assert (pool / "tool-1.1-1.x86_64.rpm").exists()
+    assert run(["rpm", "-qpl", tool]).splitlines() == ["/usr/bin/a tool", "/var/lib/tool"]
     needs = run(["rpm", "-qp", "--requires", tool]).splitlines()
-    assert "tool-libs = 3.0-1" in needs
+    assert {"tool-libs = 3.0-1", "dkms"} <= set(needs)
     assert not any("libc6" in line for line in needs)
     assert "echo made $1" in run(["rpm", "-qp", "--scripts", libs])
     database = ("--dbpath", str(tmp_path / "database"))

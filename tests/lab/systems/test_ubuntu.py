@@ -12,13 +12,21 @@ from tests.lab.systems.conftest import System, as_deployed, system
 # A lab of its own: boots and deploys.
 pytestmark = pytest.mark.campaign
 
-# As unattended-upgrades does, by apt_pkg.SystemLock: dpkg's two locks.
+# Takes dpkg's two locks, as unattended-upgrades does by apt_pkg.SystemLock, until an apt-get has waited for them for 20 s.
 LOCK = """
 import fcntl, pathlib, time
 locks = [open(f"/var/lib/dpkg/{name}", "w") for name in ("lock-frontend", "lock")]
 for lock in locks: fcntl.lockf(lock, fcntl.LOCK_EX)
 pathlib.Path("/run/locked").touch()
-time.sleep(45)
+
+def installs(process):
+    try: words = (process / "cmdline").read_bytes().split(b"\\0")
+    except OSError: return False
+    return words[0].endswith(b"apt-get") and b"install" in words
+
+while not any(map(installs, pathlib.Path("/proc").glob("[0-9]*"))): time.sleep(0.2)
+time.sleep(20)
+pathlib.Path("/run/waited-for").touch()
 """
 
 
@@ -46,4 +54,5 @@ def test_a_deploy_waits_for_the_upgrades_that_have_apt_s_lock(ubuntu: System) ->
     eventually("apt's lock", lambda: node.run(["test", "-e", "/run/locked"]).returncode == 0)
     done = pyinfra("-y", "inventories/lab.py", "deploy.py")
     assert done.returncode == 0, said(done)
+    assert node.run(["test", "-e", "/run/waited-for"]).returncode == 0
     assert ready(node)
