@@ -1,6 +1,6 @@
 """A Debian that looks like Rocky Linux 9: dnf, an RPM database, dracut, and a python3 that is too old for the agent.
 
-Debian has dnf, rpm and dracut themselves. Their packages come from a repository on the node's disk, made of Debian's under the
+Debian packages dnf, rpm and dracut. dnf installs from a repository on the node's disk, which has Debian's packages under the
 names of the RHEL family. There is no grubby, no SELinux and no NetworkManager, and the kernel and systemd are Debian's.
 """
 

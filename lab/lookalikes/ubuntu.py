@@ -1,6 +1,6 @@
 """A Debian that looks like Ubuntu 22.04: netplan configures the management card, and unattended-upgrades uses apt by itself.
 
-Debian has both programs themselves. Names of packages are as in Debian, but for kernels. The kernel and systemd are
+Debian packages both programs. Ubuntu uses Debian's names of packages, except for kernels. The kernel and systemd are
 Debian's, and there is no snap.
 """
 
