@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -95,12 +94,11 @@ class Apt:
         planned = self.get("--simulate", "--no-install-recommends", "install", package)
         return sorted({package, *re.findall(r"^Inst (\S+)", planned, re.MULTILINE)})
 
-    def fetch(self, folder: Path, status: Path, *packages: str) -> list[Path]:
-        """Put packages into a folder, with their dependencies that a system with this dpkg status lacks."""
+    def fetch(self, status: Path, *packages: str) -> list[Path]:
+        """Download packages, with their dependencies that a system with this dpkg status lacks. The files end with this apt."""
         as_there = (f"-oDir::State::status={status}", "-oDebug::NoLocking=1", "--no-install-recommends")
         self.get(*as_there, "--download-only", "-y", "-q", "install", *packages)
-        archives = sorted((self.folder / "cache/archives").glob("*.deb"))
-        return [Path(shutil.move(archive, folder / archive.name)) for archive in archives]
+        return sorted((self.folder / "cache/archives").glob("*.deb"))
 
     def options(self) -> list[str]:
         """The options that make an apt command use this configuration."""

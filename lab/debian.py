@@ -1,10 +1,8 @@
 """The releases of Debian that nodes can run. TRACKBED_LAB_DEBIAN selects one; the default is 12."""
 
-import os
-
 import attrs
 
-from lab.errors import BadInput
+from lab.choice import chosen
 
 VARIABLE = "TRACKBED_LAB_DEBIAN"
 
@@ -44,8 +42,4 @@ def of_nodes() -> Debian:
 
     :raises BadInput: the variable names a release that is not in the list.
     """
-    wanted = os.environ.get(VARIABLE) or HOST.version
-    for debian in DEBIANS:
-        if debian.version == wanted:
-            return debian
-    raise BadInput(f"{VARIABLE}={wanted}: no such Debian", f"Give {', '.join(d.version for d in DEBIANS)}.")
+    return chosen(VARIABLE, {debian.version: debian for debian in DEBIANS}, "Debian") or HOST

@@ -75,7 +75,7 @@ HOST_CAS = Path("/usr/local/share/ca-certificates")
 
 
 _LIKE = "-like-"
-"""Comes between a Debian's name and what it looks like, in the name of an image's folder."""
+"""Separates the Debian from what it looks like, in the name of an image's folder: image-bookworm-like-rocky-9-KEY."""
 
 
 @attrs.frozen
@@ -177,8 +177,8 @@ def _build(image: Image, like: Lookalike | None, sources: tuple[apt.Source, ...]
         shutil.copy(root / f"boot/vmlinuz-{release}", done.kernel)
         shutil.copy(root / f"boot/initrd.img-{release}", done.initrd)
     if like is not None:
-        with step(f"image 2/3: to look like {like.name}", usual_s=60), apt.of_nodes(image.debian) as ours:
-            like.disguise(root, release, ours, log)
+        with step(f"image 2/3: to look like {like.name}", usual_s=60):
+            like.disguise(root, release, image.debian, log)
     with step("image 3/3: disk", usual_s=10):
         # Lazy initialisation would have each node write to its overlay in the background.
         extended = "lazy_itable_init=0,lazy_journal_init=0,nodiscard"

@@ -26,6 +26,9 @@ from lab.lock import exclusive
 HOST = "10.0.2.2"
 """The address at which the nodes reach this host's loopback, by QEMU's user networking."""
 
+GPG = ("gpg", "--batch", "--quiet", "--homedir")
+"""gpg's command, without the home folder, which follows."""
+
 MAINTAINER = "Trackbed's lab <lab@trackbed.invalid>"
 
 # A short form of the scripts that Debian's dh_dkms adds to packages.
@@ -167,18 +170,18 @@ def sign(folder: Path) -> None:
     # apt requires a date; any will do.
     lines += ["Date: Wed, 01 Jan 2025 00:00:00 UTC", "SHA256:"]
     lines += [f" {_sha256(file)} {file.stat().st_size} {file.name}" for file in listed]
-    with TemporaryDirectory(prefix="trackbed-release-") as name, signing_key(folder) as gpg:
+    with TemporaryDirectory(prefix="trackbed-release-") as name, signing_key(folder) as home:
         release = Path(name) / "Release"
         release.write_text("\n".join(lines) + "\n")
-        run([*gpg, "--yes", "--clearsign", "--output", folder / "InRelease", release])
+        run([*GPG, home, "--yes", "--clearsign", "--output", folder / "InRelease", release])
 
 
 @contextmanager
-def signing_key(folder: Path) -> Iterator[list[str]]:
-    """Make a key for this repository alone, and write its public part and its fingerprint there; yields gpg's command."""
+def signing_key(folder: Path) -> Iterator[str]:
+    """Make a key for this repository alone, and write its public part and its fingerprint there; yields gpg's home folder."""
     # Not below the folder, since a socket's path must be short.
     with TemporaryDirectory(prefix="trackbed-gpg-") as home:
-        gpg = ["gpg", "--batch", "--quiet", "--homedir", home]
+        gpg = [*GPG, home]
         try:
             # RSA, as the keys of Docker and NVIDIA are.
             run([*gpg, "--passphrase", "", "--quick-generate-key", MAINTAINER, "rsa3072", "sign", "never"])
@@ -186,7 +189,7 @@ def signing_key(folder: Path) -> Iterator[list[str]]:
             listing = run([*gpg, "--with-colons", "--list-keys"])
             fingerprint = next(line.split(":")[9] for line in listing.splitlines() if line.startswith("fpr:"))
             (folder / "fingerprint").write_text(f"{fingerprint}\n")
-            yield gpg
+            yield home
         finally:
             run(["gpgconf", "--homedir", home, "--kill", "all"])
 

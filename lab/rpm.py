@@ -44,10 +44,10 @@ $files
 
 @attrs.frozen
 class Rpm:
-    """A package. ``version``: with its release, as ``1.20.1-1``.
+    """An RPM package. ``version`` includes the release: ``1.20.1-1``.
 
-    ``post``: a shell script that runs once it is installed. ``preun``: one that runs before its removal, with the argument
-    0, or after a newer version was installed, with 1.
+    ``post``: a shell script that rpm runs after it has installed the package. ``preun``: a shell script that rpm runs before it
+    removes the package; its argument is 1 if a newer version replaces the package, else 0.
     """
 
     name: str
@@ -58,15 +58,15 @@ class Rpm:
     preun: str = ":"
 
 
-def build(pool: Path, package: Rpm, root: Path | None = None) -> Path:
-    """Make a package of the files below ``root``; all are root's, and their modes are kept.
+def build(pool: Path, package: Rpm, files: Path | None = None) -> Path:
+    """Make a package of the files below a folder. Their owner becomes root, and their modes stay.
 
-    Of folders, only empty ones are the package's: others that are missing are made when it is installed.
+    The package lists files and empty folders. rpm makes the other folders when it installs the files.
     """
     version, _, release = package.version.partition("-")
     with TemporaryDirectory(prefix="trackbed-rpm-") as name:
         work = Path(name)
-        tree = root or work / "empty"
+        tree = files or work / "empty"
         tree.mkdir(exist_ok=True)
         owned = [path for path in sorted(tree.rglob("*")) if path.is_symlink() or not path.is_dir() or _is_empty(path)]
         relations = [f"Requires: {each}" for each in package.requires]
@@ -94,7 +94,7 @@ def _is_empty(folder: Path) -> bool:
 
 
 def from_debs(pool: Path, debs: Iterable[Path], names: Mapping[str, str], scripts: bool) -> None:
-    """Make a package of each of these Debian packages, with what it depends on of the others and of ``names``.
+    """Make a package of each of these Debian packages. Of its dependencies it keeps those on the others and on ``names``.
 
     :param names: names for some packages in place of Debian's.
     :param scripts: keep their scripts. Those of Debian's own packages call programs of dpkg.
@@ -163,11 +163,10 @@ def index(folder: Path) -> None:
 
 def sign(folder: Path) -> None:
     """Sign the packages in the folder, and write its metadata, signed, with a key made for that alone."""
-    with repository.signing_key(folder) as gpg:
-        home = gpg[gpg.index("--homedir") + 1]
+    with repository.signing_key(folder) as home:
         packages = sorted(folder.glob("*.rpm"))
         key = ("--define", f"_gpg_name {repository.MAINTAINER}", "--define", "__gpg /usr/bin/gpg")
         run(["rpmsign", *key, "--addsign", *packages], env={**os.environ, "GNUPGHOME": home})
         index(folder)
         metadata = folder / "repodata/repomd.xml"
-        run([*gpg, "--yes", "--armor", "--output", f"{metadata}.asc", "--detach-sign", metadata])
+        run([*repository.GPG, home, "--yes", "--armor", "--output", f"{metadata}.asc", "--detach-sign", metadata])

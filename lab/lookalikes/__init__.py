@@ -1,12 +1,10 @@
-"""The distributions that a node can look like. TRACKBED_LAB_LIKE selects one; without it a node is the Debian that it is.
+"""The distributions that a node can look like. TRACKBED_LAB_LIKE selects one; without it, nodes look like Debian.
 
-Below is always a Debian: its kernel, its systemd, its programs. What a deploy decides by looks different: os-release, the
-package manager with its database, the names of packages, and who configures the network.
+Each node runs Debian's kernel, systemd and programs. Only what a deploy looks at differs: os-release, the package manager with
+its database, the names of packages, and the program that configures the network.
 """
 
-import os
-
-from lab.errors import BadInput
+from lab.choice import chosen
 from lab.lookalikes.lookalike import Lookalike
 from lab.lookalikes.rocky import ROCKY_9
 from lab.lookalikes.ubuntu import UBUNTU_22_04
@@ -20,10 +18,4 @@ def of_nodes() -> Lookalike | None:
 
     :raises BadInput: the variable names a distribution that is not in the list.
     """
-    wanted = os.environ.get(VARIABLE)
-    if not wanted:
-        return None
-    for lookalike in LOOKALIKES:
-        if lookalike.name == wanted:
-            return lookalike
-    raise BadInput(f"{VARIABLE}={wanted}: no such distribution", f"Give {', '.join(each.name for each in LOOKALIKES)}.")
+    return chosen(VARIABLE, {lookalike.name: lookalike for lookalike in LOOKALIKES}, "distribution")

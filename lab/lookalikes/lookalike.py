@@ -5,19 +5,19 @@ from pathlib import Path
 
 import attrs
 
-from lab.apt import Apt
+from lab.debian import Debian
 
 
 @attrs.frozen
 class Lookalike:
     """A distribution, made of a Debian.
 
-    ``packages`` of Debian that its image has beside the lab's, and those of the lab's that it lacks. ``disguise`` changes the
-    root file system of the finished image: its arguments are that folder, the kernel's release, an apt of that Debian, and the
-    log.
+    ``packages``: of Debian, which its image has beside the lab's. ``lacks``: those of the lab's that its image does not have.
+    ``disguise`` changes the root file system of the finished image. Its arguments: that folder, the kernel's release, the
+    Debian, and the log.
     """
 
     name: str
     packages: tuple[str, ...]
     lacks: tuple[str, ...]
-    disguise: Callable[[Path, str, Apt, Path], None]
+    disguise: Callable[[Path, str, Debian, Path], None]

@@ -1,4 +1,4 @@
-"""A Debian that looks like Rocky Linux 9: dnf, an RPM database, dracut, and a python3 that is too old for the agent.
+"""Makes a Debian look like Rocky Linux 9: dnf, an RPM database, dracut, and a python3 that is too old for the agent.
 
 Debian packages dnf, rpm and dracut. dnf installs from a repository on the node's disk, which has Debian's packages under the
 names of the RHEL family. There is no grubby, no SELinux and no NetworkManager, and the kernel and systemd are Debian's.
@@ -8,9 +8,9 @@ import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from lab import host, rpm
-from lab.apt import Apt
+from lab import apt, host, rpm
 from lab.command import run
+from lab.debian import Debian
 from lab.lookalikes.lookalike import Lookalike
 
 OS_RELEASE = """\
@@ -37,7 +37,7 @@ PRESENT = (
     "rdma-core",
     "systemd",
 )
-"""Packages that the database has as installed: Debian's programs are there."""
+"""Packages that the database lists as installed. The image has the same programs from Debian."""
 
 AVAILABLE = {
     "ibverbs-utils": "libibverbs-utils",
@@ -46,7 +46,7 @@ AVAILABLE = {
     "perftest": "perftest",
     "rdmacm-utils": "librdmacm-utils",
 }
-"""Debian's packages that are in the repository, and their names there."""
+"""Debian's packages that the repository offers, and their names there."""
 
 REPOSITORY = "srv/rpms"
 REPO = f"""\
@@ -67,7 +67,7 @@ LOCK_FILES = (
 )
 
 PLATFORM_PYTHON = "usr/libexec/platform-python"
-# RHEL 9 has Python 3.9 by that name, and packages newer ones beside it.
+# In RHEL 9, python3 is Python 3.9. Newer ones are packages of their own.
 OLD_PYTHON = f"""\
 #!/bin/sh
 LAB_PYTHON=3.9 exec /{PLATFORM_PYTHON} "$@"
@@ -92,7 +92,7 @@ ABSENT = (
 )
 
 
-def disguise(root: Path, release: str, apt: Apt, log: Path) -> None:
+def disguise(root: Path, release: str, debian: Debian, log: Path) -> None:
     """Change the root file system. dpkg's database stays: the lab looks the kernel's version up in it."""
     host.ensure_packages(rpm.PROGRAMS)
     (root / "usr/lib/os-release").write_text(OS_RELEASE)
@@ -102,9 +102,8 @@ def disguise(root: Path, release: str, apt: Apt, log: Path) -> None:
     (root / "etc/rpm/macros").write_text("%_dbpath /var/lib/rpm\n")
     pool = root / REPOSITORY
     pool.mkdir(parents=True)
-    with TemporaryDirectory(prefix="trackbed-rocky-") as folder:
-        debs = apt.fetch(Path(folder), root / "var/lib/dpkg/status", *AVAILABLE)
-        rpm.from_debs(pool, debs, AVAILABLE, scripts=False)
+    with apt.of_nodes(debian) as ours:
+        rpm.from_debs(pool, ours.fetch(root / "var/lib/dpkg/status", *AVAILABLE), AVAILABLE, scripts=False)
     _move(pool, root, rpm.Rpm(LOCK_PLUGIN, "4.3.1-1"), LOCK_FILES)
     _python(root, pool)
     rpm.index(pool)
@@ -115,9 +114,7 @@ def disguise(root: Path, release: str, apt: Apt, log: Path) -> None:
     dracut = root / "usr/bin/dracut"
     dracut.write_text(dracut.read_text().replace("/boot/initrd.img-${kernel}", "/boot/initramfs-${kernel}.img"))
     (root / f"boot/initrd.img-{release}").rename(root / f"boot/initramfs-{release}.img")
-    for pattern in ABSENT:
-        for path in root.glob(pattern):
-            run(["rm", "-rf", path])
+    run(["rm", "-rf", *(path for pattern in ABSENT for path in root.glob(pattern))])
 
 
 def _move(pool: Path, root: Path, package: rpm.Rpm, files: tuple[str, ...]) -> None:
@@ -131,7 +128,7 @@ def _move(pool: Path, root: Path, package: rpm.Rpm, files: tuple[str, ...]) -> N
 
 
 def _python(root: Path, pool: Path) -> None:
-    """Make python3 an old one. The system's programs run the interpreter by another path; the package python3.11 has it."""
+    """Let `python3` say that it is Python 3.9, and put the interpreter into a package python3.11. dnf runs a copy of it."""
     python = root / "usr/bin/python3.11"
     platform = root / PLATFORM_PYTHON
     platform.parent.mkdir(exist_ok=True)
@@ -141,7 +138,7 @@ def _python(root: Path, pool: Path) -> None:
     old.unlink()
     old.write_text(OLD_PYTHON)
     old.chmod(0o755)
-    # Python imports what such a file names whenever it starts.
+    # Python runs the import lines of .pth files whenever it starts.
     (root / "usr/lib/python3/dist-packages/lab_version.py").write_text(OLD_VERSION)
     (root / "usr/lib/python3/dist-packages/lab_version.pth").write_text("import lab_version\n")
     dnf = root / "usr/bin/dnf-3"

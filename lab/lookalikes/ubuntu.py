@@ -1,4 +1,4 @@
-"""A Debian that looks like Ubuntu 22.04: netplan configures the management card, and unattended-upgrades uses apt by itself.
+"""Makes a Debian look like Ubuntu 22.04: netplan configures the management card, and unattended-upgrades uses apt by itself.
 
 Debian packages both programs. Ubuntu uses Debian's names of packages, except for kernels. The kernel and systemd are
 Debian's, and there is no snap.
@@ -6,7 +6,7 @@ Debian's, and there is no snap.
 
 from pathlib import Path
 
-from lab.apt import Apt
+from lab.debian import Debian
 from lab.lookalikes.lookalike import Lookalike
 
 OS_RELEASE = """\
@@ -34,7 +34,7 @@ network:
 """
 
 
-def disguise(root: Path, _release: str, _apt: Apt, _log: Path) -> None:
+def disguise(root: Path, _release: str, _debian: Debian, _log: Path) -> None:
     """Change the root file system."""
     (root / "usr/lib/os-release").write_text(OS_RELEASE)
     (root / "etc/systemd/network/10-management.network").unlink()

@@ -3,7 +3,6 @@
 import re
 import shutil
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import attrs
 
@@ -75,12 +74,11 @@ def _fetch(disk: image.Image, made: Path) -> None:
 
 def fetch(disk: image.Image, made: Path, *packages: str) -> None:
     """Put Debian packages into a folder, repacked, with their dependencies that a node of this image lacks."""
-    with TemporaryDirectory(prefix="trackbed-debs-") as name, apt.of_nodes(disk.debian) as ours:
-        folder = Path(name)
+    with apt.of_nodes(disk.debian) as ours:
         # Use the image's package status, so that packages of the image are not fetched again.
-        status = folder / "status"
+        status = ours.folder / "status"
         status.write_text(_status(disk))
-        for package in ours.fetch(folder, status, *packages):
+        for package in ours.fetch(status, *packages):
             plain = repository.repack(made, package)
             # apt writes an epoch's colon as %3a, which an HTTP server would decode.
             shutil.move(plain, made / plain.name.replace("%3a", "."))

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,11 @@ def pyinfra(*arguments: str, timeout: float = 1800) -> subprocess.CompletedProce
     """Run pyinfra as an operator does, from the project's root."""
     command = [str(Path(sys.executable).with_name("pyinfra")), *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def inventory_data(values: Mapping[str, object]) -> list[str]:
+    """pyinfra's options that give values in place of the inventory's."""
+    return [word for key, value in values.items() for word in ("--data", f"{key}={json.dumps(value)}")]
 
 
 @contextmanager

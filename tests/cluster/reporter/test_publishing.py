@@ -58,7 +58,7 @@ def test_after_a_boot_the_taint_stays_until_the_kubelet_has_reported(plane: Cont
         body = json.dumps({"status": {"nodeInfo": {"bootID": boot}}})
         plane.kubectl("patch", "node", reporter.name, "--subresource=status", "--type=merge", "-p", body)
 
-    # The taint is of this report. The next one could otherwise be published in its place.
+    # This first report sets the taint. Without the wait, the reporter may publish only the next one.
     reporter.acknowledged(1)
     give(plane, reporter.name, **{RESOURCE: "4"})
     kubelet_says("the boot before")
@@ -80,7 +80,7 @@ def test_after_a_restart_of_the_kubelet_the_taint_stays_until_it_has_reported(
         body = json.dumps({"status": {"conditions": [ready]}})
         plane.kubectl("patch", "node", reporter.name, "--subresource=status", "--type=strategic", "-p", body)
 
-    # The taint is of this report. The next one could otherwise be published in its place.
+    # This first report sets the taint. Without the wait, the reporter may publish only the next one.
     reporter.acknowledged(1)
     now = time.time()
     give(plane, reporter.name, **{RESOURCE: "4"})

@@ -1,6 +1,5 @@
 """Settings that need a boot, with the real grub: it boots the node from the menu that the deploy has made it write."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from lab import Node, repository
 from lab.packages import toolchain
 from lab.qemu import boot_loader
 from tests.boots import boot_id
-from tests.lab.conftest import pyinfra, ready, wait_ready
+from tests.lab.conftest import inventory_data, pyinfra, ready, wait_ready
 
 pytestmark = pytest.mark.campaign
 
@@ -42,7 +41,7 @@ def loaded(node: Node, tmp_path: Path) -> Iterator[Node]:
 
 def deploy(**data: object) -> str:
     data["ready_timeout"] = TIMEOUT
-    given = [word for key, value in data.items() for word in ("--data", f"{key}={json.dumps(value)}")]
+    given = inventory_data(data)
     done = pyinfra("-y", "--limit", "node1", "inventories/lab.py", "deploy.py", *given, timeout=1800)
     text = done.stdout + done.stderr
     assert done.returncode == 0, text

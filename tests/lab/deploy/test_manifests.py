@@ -17,7 +17,7 @@ from tasks.kubernetes.manifests.device_plugins import DevicePlugins, SharedRdma
 from tasks.kubernetes.manifests.discovered import discover
 from tasks.kubernetes.manifests.rendered import manifests
 from tests.deploy.hardware import RAIL0, SECOND, SELECTED, hardware
-from tests.lab.conftest import ROOT, pyinfra
+from tests.lab.conftest import ROOT, inventory_data, pyinfra
 
 SPEC = from_mapping({"node_name": "a", "nics": [{"name": "rail0", "select": {"pci": "0000:21:00.0"}}]})
 PARSER = Build("plugin-config", (".",), ROOT / "lab" / "go" / "plugin-config", usual_s=40)
@@ -82,7 +82,7 @@ def test_labels_nccl_and_manifests_are_of_what_the_nodes_have(nodes: tuple[Node,
         "nccl": {"network_type": 1},
         "device_plugins": {"folder": str(tmp_path), "networks": {"subnet": "10.56.217.0/24"}},
     }
-    given = [word for key, value in data.items() for word in ("--data", f"{key}={json.dumps(value)}")]
+    given = inventory_data(data)
     for _ in range(2):
         done = pyinfra("-y", "--json", "inventories/lab.py", "deploy.py", *given)
         assert done.returncode == 0, done.stdout + done.stderr

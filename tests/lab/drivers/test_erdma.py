@@ -21,7 +21,7 @@ from lab import Node, repository
 from lab.command import run
 from lab.image import Image
 from lab.packages import erdma, toolchain
-from tests.lab.conftest import pyinfra
+from tests.lab.conftest import inventory_data, pyinfra
 
 RING = "/etc/apt/keyrings/trackbed-erdma.gpg"
 SOURCE = "/etc/apt/sources.list.d/trackbed-erdma.sources"
@@ -60,9 +60,7 @@ def deploy(url: str, fingerprint: str, version: str, **more: object) -> subproce
     """The deploy of the first node, in compatibility mode."""
     given = {"uri": url, "key": f"{url}/key.asc", "fingerprint": fingerprint}
     wanted = {"source": "dkms", "dkms": {"repository": given, "version": version}, "compat_mode": True}
-    data = [
-        word for key, value in {"erdma": wanted, **more}.items() for word in ("--data", f"{key}={json.dumps(value)}")
-    ]
+    data = inventory_data({"erdma": wanted, **more})
     return pyinfra("-y", "--json", "inventories/lab.py", "deploy.py", "--limit", "node1", *data)
 
 

@@ -1,6 +1,5 @@
 """NVIDIA's driver on a real node, by packages that have the names of NVIDIA's (lab/packages/gpu_driver.py) and no GPU."""
 
-import json
 import subprocess
 from collections.abc import Iterator
 
@@ -8,7 +7,7 @@ import pytest
 
 from lab import Node, repository
 from lab.packages import gpu_driver, toolchain
-from tests.lab.conftest import pyinfra
+from tests.lab.conftest import inventory_data, pyinfra
 from tests.lab.drivers.test_erdma import as_debian_makes_it, changed, said
 
 OLD, NEW = gpu_driver.VERSIONS
@@ -46,8 +45,7 @@ def bare(node: Node) -> Iterator[Node]:
 def deploy(url: str, vendor: repository.Repository, version: str, **more: object) -> subprocess.CompletedProcess[str]:
     """The deploy of the first node. The test's repository is a flat one at its root."""
     data = {"gpu_driver": {"version": version, "repository": vendor.given(url), **more}, "kernel": {}}
-    words = [word for key, value in data.items() for word in ("--data", f"{key}={json.dumps(value)}")]
-    return pyinfra("-y", "--json", "inventories/lab.py", "deploy.py", "--limit", "node1", *words)
+    return pyinfra("-y", "--json", "inventories/lab.py", "deploy.py", "--limit", "node1", *inventory_data(data))
 
 
 def versions(node: Node) -> set[str]:

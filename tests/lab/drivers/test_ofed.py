@@ -13,7 +13,7 @@ import pytest
 from lab import Node, repository
 from lab.packages import ofed
 from tests.boots import boot_id
-from tests.lab.conftest import DEPLOYED, eventually, kept, pyinfra, settled
+from tests.lab.conftest import DEPLOYED, eventually, inventory_data, kept, pyinfra, settled
 from tests.lab.drivers.test_peer_memory import install_modules
 
 FIRST, SECOND = list(ofed.DOCA)[:2]
@@ -23,8 +23,7 @@ REQUEST = "/var/lib/trackbed/reboots/ofed"
 
 def deploy(data: dict[str, Any], **more: Any) -> subprocess.CompletedProcess[str]:
     """Deploy the first node with this OFED."""
-    given = {"ofed": data, **more}
-    words = [word for key, value in given.items() for word in ("--data", f"{key}={json.dumps(value)}")]
+    words = inventory_data({"ofed": data, **more})
     return pyinfra("-y", "--json", "inventories/lab.py", "deploy.py", "--limit", "node1", *words, timeout=1500)
 
 

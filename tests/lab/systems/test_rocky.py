@@ -4,7 +4,6 @@ The node is a Debian that looks like Rocky Linux 9 (lab/lookalikes/rocky.py). gr
 NetworkManager were not run.
 """
 
-import json
 import subprocess
 from collections.abc import Iterator
 
@@ -12,9 +11,9 @@ import pytest
 
 from lab import Node, repository, rpm
 from lab.packages import docker, erdma, nvidia, toolchain
-from tests.lab.conftest import pyinfra, ready
+from tests.lab.conftest import inventory_data, pyinfra, ready
 from tests.lab.containers.test_container_engine import is_set_for_kubernetes
-from tests.lab.containers.test_container_runtime import dump
+from tests.lab.containers.test_container_runtime import dump, write
 from tests.lab.drivers.test_erdma import WRONG, changed, said
 from tests.lab.systems.conftest import System, as_deployed, system
 
@@ -33,14 +32,13 @@ def rocky() -> Iterator[System]:
 
 @pytest.fixture
 def node(rocky: System) -> Node:
-    """The node as the first deploy left it, whatever the tests before did."""
+    """The node in its state after the first deploy. What earlier tests changed is undone."""
     return as_deployed(rocky)
 
 
 def deploy(**data: object) -> subprocess.CompletedProcess[str]:
     """The deploy of the node with these values of the inventory."""
-    words = [word for key, value in data.items() for word in ("--data", f"{key}={json.dumps(value)}")]
-    return pyinfra("-y", "--json", "inventories/lab.py", "deploy.py", *words)
+    return pyinfra("-y", "--json", "inventories/lab.py", "deploy.py", *inventory_data(data))
 
 
 def locks(node: Node) -> list[str]:
@@ -101,13 +99,12 @@ def test_a_driver_is_built_by_dkms_locked_upgraded_and_no_longer_locked_after_th
     vendor = rpm.like("erdma", erdma.vendor(node.image))
     release = node.sh("uname -r").strip()
     with repository.serve(tools.folder) as mirror, repository.serve(vendor.folder) as url:
-        # DKMS is in EPEL, which an operator adds.
+        # The RHEL family has DKMS only in EPEL, which the operator must add.
         epel = f"[epel]\nname=EPEL, of Trackbed's lab\nbaseurl={mirror}\ngpgcheck=1\ngpgkey={mirror}/{tools.key.name}\n"
-        node.run(["sh", "-c", "cat > /etc/yum.repos.d/epel.repo"], check=True, stdin=epel)
-        # Without the compiler and the kernel's headers, which are kernel-devel there, nothing can be built.
+        write(node, "/etc/yum.repos.d/epel.repo", epel)
+        # The build needs a compiler and the kernel's headers. Here they have Debian's names.
         node.sh(
-            f"rm -f /lib/modules/{release}/updates/erdma.ko; depmod; rpm --import {mirror}/key.asc || true\n"
-            f"dnf install -y gcc-12 linux-headers-{release}",
+            f"rm -f /lib/modules/{release}/updates/erdma.ko; depmod; dnf install -y gcc-12 linux-headers-{release}",
             timeout=900,
         )
 

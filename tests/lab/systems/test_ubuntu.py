@@ -12,7 +12,7 @@ from tests.lab.systems.conftest import System, as_deployed, system
 # A lab of its own: boots and deploys.
 pytestmark = pytest.mark.campaign
 
-# Takes dpkg's two locks, as unattended-upgrades does by apt_pkg.SystemLock, until an apt-get has waited for them for 20 s.
+# Holds dpkg's two locks, as unattended-upgrades does, until 20 s after an `apt-get install` has started.
 LOCK = """
 import fcntl, pathlib, time
 locks = [open(f"/var/lib/dpkg/{name}", "w") for name in ("lock-frontend", "lock")]
