@@ -183,7 +183,7 @@ class Node:
             self.wait_ssh()
 
     def run(
-        self, argv: Sequence[str], timeout: float = 60.0, *, check: bool = False, stdin: str | None = None
+        self, argv: Sequence[str], timeout: float = 120.0, *, check: bool = False, stdin: str | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Run a command as root by ssh; status 255 is ssh's own failure. With `check` a failure is a LabError."""
         words = ["ssh", "-F", str(self.ssh_config), self.name, "--", shlex.join(argv)]

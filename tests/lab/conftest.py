@@ -137,6 +137,12 @@ def wait_ready(node: Node, within: float = DEADLINE) -> None:
     assert waited.returncode == 0, waited.stderr
 
 
+def wait_first_pass(node: Node, within: float = DEADLINE) -> None:
+    """Wait until a pass of this boot has verified the node, as kubelet does by its drop-in."""
+    waited = node.run(["trackbed", "wait", "--first-pass", "--timeout", str(int(within))], timeout=within + 30)
+    assert waited.returncode == 0, waited.stderr
+
+
 def settled(node: Node) -> None:
     """Wait until the node is ready and nothing is left to change: a VF's link may still bounce once."""
     wait_ready(node)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lab import MACHINES, Node
-from tests.lab.conftest import eventually, ready, report, wait_ready
+from tests.lab.conftest import DEADLINE, eventually, ready, report, wait_ready
 
 NICS = MACHINES[0].nics
 SPEC = "/etc/trackbed/node.json"
@@ -33,6 +33,13 @@ def condition(node: Node, kind: str) -> tuple[str, str]:
     return next(((c["status"], c["reason"]) for c in report(node)["conditions"] if c["type"] == kind), ("", ""))
 
 
+def apply(node: Node, *options: str) -> None:
+    """Have the node converge now, and wait for it."""
+    words = ["trackbed", "apply", *options, "--timeout", str(int(DEADLINE))]
+    applied = node.run(words, timeout=DEADLINE + 60)
+    assert applied.returncode == 0, applied.stdout + applied.stderr
+
+
 def test_apply_may_allow_more_disruption_once(node: Node) -> None:
     numvfs = f"/sys/bus/pci/devices/{NICS[0].pci}/sriov_numvfs"
     change_spec(node, nics=fewer_vfs(node, 5), disruption={"allow": "none"})
@@ -41,8 +48,7 @@ def test_apply_may_allow_more_disruption_once(node: Node) -> None:
     assert refused.returncode == 1
     assert "vf-reset is not allowed now" in refused.stdout
     assert node.sh(f"cat {numvfs}").strip() == "7"
-    applied = node.run(["trackbed", "apply", "--allow", "vf-reset", "--timeout", "90"], timeout=150)
-    assert applied.returncode == 0, applied.stdout + applied.stderr
+    apply(node, "--allow", "vf-reset")
     assert node.sh(f"cat {numvfs}").strip() == "5"
     history = [json.loads(line) for line in node.sh("trackbed history --json").splitlines()]
     (reset,) = [
@@ -61,7 +67,7 @@ def test_a_value_that_another_program_undoes_again_and_again_is_left_alone(node:
     eventually("the end of the fight", put_back)
     assert not ready(node)
     assert f"vf_links {NICS[1].pci}#0 mtu: 1400 -> 9000" in node.run(["trackbed", "doctor"]).stdout
-    assert node.run(["trackbed", "apply", "--timeout", "60"], timeout=120).returncode == 0
+    apply(node)
     assert node.sh(f"cat /sys/class/net/{netdev}/mtu").strip() == "9000"
 
 

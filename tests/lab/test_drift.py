@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lab import MACHINES, Node
-from tests.lab.conftest import eventually, ready, report, settled, wait_ready
+from tests.lab.conftest import eventually, ready, report, settled, wait_first_pass, wait_ready
 
 PF, OTHER = MACHINES[0].nics
 SYSFS = f"/sys/bus/pci/devices/{PF.pci}"
@@ -76,7 +76,7 @@ def test_after_a_power_cut_the_node_comes_back_by_itself(node: Node) -> None:
     eventually("a report of this boot", lambda: node.run(["test", "-e", "/run/trackbed/report.json"]).returncode == 0)
     wait_ready(node)
     assert report(node)["boot_id"] != boot_id
-    assert node.run(["trackbed", "wait", "--first-pass", "--timeout", "5"]).returncode == 0
+    wait_first_pass(node, within=5)
     settled(node)
 
 
@@ -84,7 +84,7 @@ def test_a_reboot_is_in_no_ordering_cycle_and_the_gate_opens_after_the_pass(node
     node.run(["systemctl", "reboot"])
     eventually("the shutdown", lambda: not node.answers())
     node.wait_ssh()
-    assert node.run(["trackbed", "wait", "--first-pass", "--timeout", "90"], timeout=120).returncode == 0
+    wait_first_pass(node)
     assert "ordering cycle" not in node.sh("journalctl -b --no-pager")
 
 
