@@ -208,11 +208,11 @@ class Node:
             )
         return done
 
-    def sh(self, script: str, timeout: float = 60.0) -> str:
+    def sh(self, script: str, timeout: float = 120.0) -> str:
         """Run a shell script on the node and return its standard output. A failure raises a LabError."""
         return self.run(["sh", "-euc", script], timeout, check=True).stdout
 
-    def unpack(self, tar: bytes, folder: str, timeout: float = 60.0) -> None:
+    def unpack(self, tar: bytes, folder: str, timeout: float = 120.0) -> None:
         """Unpack a tar file into an existing folder on the node."""
         # `run` takes standard input as text only, so the file is sent as base64.
         words = ["sh", "-euc", 'base64 -d | tar -x -C "$1"', "sh", folder]

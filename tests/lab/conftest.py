@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent.parent
 FRESH = "fresh"
 DEPLOYED = "deployed"
 # For hangs, not for speed: emulated nodes share whatever this host has left.
-DEADLINE = 180.0
+DEADLINE = 300.0
 STALL = re.compile(r"rcu: INFO: \w+ (?:self-)?detected|kthread (?:timer wakeup didn't happen|starved)|soft lockup")
 
 
