@@ -7,11 +7,12 @@ from ipaddress import ip_address
 import pytest
 
 from lab import Node, checks
-from tests.lab.conftest import eventually, ready, report, wait_ready
+from tests.lab.conftest import DEPLOYED, eventually, ready, report, wait_ready
 from tests.lab.drivers.test_ofed import between
 from tests.lab.test_rdma import said
 
 NETWORK = "10.77.{rail}.0/24"
+ADDRESSED = "addressed"
 FOREIGN = "/etc/systemd/network/05-foreign.network"
 
 
@@ -39,11 +40,19 @@ def give_addresses(node: Node, number: int) -> None:
 
 
 @pytest.fixture
-def rails(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-    """Both nodes, numbered 11 and 12."""
-    for number, node in enumerate(nodes, 11):
+def rails(deployed: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Both nodes, numbered 11 and 12, with addresses on their rails."""
+    for number, node in enumerate(deployed, 11):
+        if node.has(ADDRESSED):
+            node.restore(ADDRESSED)
+            continue
+        node.restore(DEPLOYED)
+        wait_ready(node)
         give_addresses(node, number)
-    return nodes
+        node.snapshot(ADDRESSED)
+    for node in deployed:
+        wait_ready(node)
+    return deployed
 
 
 def addresses(node: Node, netdev: str) -> set[str]:
