@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lab import Node
+from lab import LabError, Node
 from tests.lab.conftest import eventually
 from tests.lab.drivers.test_ofed import between
 from tests.lab.test_addresses import rails
@@ -34,11 +34,13 @@ def counted(node: Node, pci: str, moves: Callable[[], Any]) -> tuple[dict[str, A
     def looked() -> bool:
         return len(rates(node)) >= lines + 2
 
-    eventually("the first rates", looked)
-    result = moves()
-    lines = len(rates(node))
-    eventually("a look after the last packet", looked)
-    node.sh("systemctl stop stat")
+    try:
+        eventually("the first rates", looked)
+        result = moves()
+        lines = len(rates(node))
+        eventually("a look after the last packet", looked)
+    finally:
+        node.sh("systemctl stop stat")
     rdma, netdev = json.loads(rates(node)[-1])["devices"]
     return rdma, netdev, result
 
@@ -61,22 +63,29 @@ def test_the_counted_bytes_and_packets_match_perftest_s(rails: tuple[Node, ...])
     client = rails[1]
     nic = client.machine.nics[0]
     names = [node.sh(f"ls /sys/bus/pci/devices/{nic.pci}/infiniband").strip() for node in rails]
-    # Enough writes that the packets of the connection itself, some 40, do not count.
-    options = "-R --size=65536 --iters=500 --report_gbits"
+    # Enough writes that the packets of the connection itself, some 40, do not count. One write at a time: with more of
+    # them an emulated node loses packets.
+    options = "-R --size=65536 --iters=500 --tx-depth=1 --report_gbits"
     for _ in range(RUNS):
         before = discarded_packets(rails, names)
-        rdma, netdev, result = counted(
-            client,
-            nic.pci,
-            lambda: between(
-                rails, f"ib_write_bw -d {names[0]} {options}", f"ib_write_bw -d {names[1]} {options} {SERVER}"
-            ),
-        )
+        try:
+            rdma, netdev, result = counted(
+                client,
+                nic.pci,
+                lambda: between(
+                    rails, f"ib_write_bw -d {names[0]} {options}", f"ib_write_bw -d {names[1]} {options} {SERVER}"
+                ),
+            )
+        except LabError as error:
+            # perftest compares two clocks first, and gives up if an emulated CPU stood still meanwhile.
+            if "Can't produce a report" not in error.what:
+                raise
+            continue
         # perftest does not count what was sent twice: packets are lost while one thread emulates all CPUs of a node.
         if discarded_packets(rails, names) == before:
             break
     else:
-        pytest.skip(f"packets were lost in each of {RUNS} runs")
+        pytest.skip(f"packets were lost, or perftest gave up, in each of {RUNS} runs")
     (mtu,) = map(int, re.findall(r"Mtu\s*:\s*(\d+)\[B\]", result))
     (size, writes) = map(int, re.findall(r"^ *(65536) +(\d+) ", result, re.MULTILINE)[0])
     packets = writes * size // mtu
@@ -90,7 +99,8 @@ def test_the_counted_bytes_match_iperf3_s(rails: tuple[Node, ...]) -> None:
     nic = client.machine.nics[0]
     server.sh(f"systemd-run --quiet --collect --unit=peer iperf3 --server --one-off --bind {SERVER}")
     eventually("the server listens", lambda: server.sh("ss -Hltn sport = :5201").strip() != "")
-    iperf = ["iperf3", "--client", SERVER, "--bytes", "32M", "--json"]
+    # Enough bytes that those which are left in the socket's buffer at the end, and are never sent, do not count.
+    iperf = ["iperf3", "--client", SERVER, "--bytes", "128M", "--json"]
     _, netdev, result = counted(client, nic.pci, lambda: json.loads(client.run(iperf, timeout=300, check=True).stdout))
     sent = result["end"]["sum_sent"]
     # iperf3 counts a byte once, however often TCP sends it.

@@ -83,9 +83,10 @@ def between(nodes: tuple[Node, ...], server: str, client: str) -> str:
     nodes[0].sh(f"systemd-run --quiet --collect --unit=peer {server}")
     # One that was refused once, and comes again, may leave perftest's server waiting for the first for ever.
     eventually("the server listens", lambda: "LISTEN" in nodes[0].sh("rdma resource show cm_id"))
-    output = nodes[1].run(["sh", "-c", client], timeout=300, check=True).stdout
-    nodes[0].run(["systemctl", "stop", "peer"])
-    return output
+    try:
+        return nodes[1].run(["sh", "-c", client], timeout=300, check=True).stdout
+    finally:
+        nodes[0].run(["systemctl", "stop", "peer"])
 
 
 @pytest.mark.campaign
