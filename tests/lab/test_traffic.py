@@ -59,7 +59,7 @@ def discarded_packets(nodes: tuple[Node, ...], names: list[str]) -> list[str]:
     ]
 
 
-def test_the_counted_bytes_and_packets_match_perftest_s(rails: tuple[Node, ...]) -> None:
+def test_stat_counts_the_bytes_and_packets_that_perftest_sends_within_2_percent(rails: tuple[Node, ...]) -> None:
     client = rails[1]
     nic = client.machine.nics[0]
     names = [node.sh(f"ls /sys/bus/pci/devices/{nic.pci}/infiniband").strip() for node in rails]
@@ -94,7 +94,7 @@ def test_the_counted_bytes_and_packets_match_perftest_s(rails: tuple[Node, ...])
     assert netdev["tx_bytes"]["total"] == pytest.approx(size * writes + headers, rel=WITHIN)
 
 
-def test_the_counted_bytes_match_iperf3_s(rails: tuple[Node, ...]) -> None:
+def test_stat_counts_the_bytes_that_iperf3_sends_within_2_percent(rails: tuple[Node, ...]) -> None:
     server, client = rails
     nic = client.machine.nics[0]
     server.sh(f"systemd-run --quiet --collect --unit=peer iperf3 --server --one-off --bind {SERVER}")
