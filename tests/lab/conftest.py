@@ -138,7 +138,7 @@ def wait_ready(node: Node, within: float = DEADLINE) -> None:
 
 
 def wait_first_pass(node: Node, within: float = DEADLINE) -> None:
-    """Wait until a pass of this boot has verified the node, as kubelet does by its drop-in."""
+    """Wait until a pass of this boot has verified the node, as the kubelet's drop-in does."""
     waited = node.run(["trackbed", "wait", "--first-pass", "--timeout", str(int(within))], timeout=within + 30)
     assert waited.returncode == 0, waited.stderr
 
