@@ -108,7 +108,9 @@ def test_a_node_that_loses_power_in_the_middle_is_named_and_no_other_is_blamed(a
         done, lines = running.result()
     lost.boot()
     assert done.returncode != 0
-    assert not_good(lines) == {"node3/fab0": "lost", "node3/fab1": "lost"}
+    # With two nodes left, nothing shows which of two ends was slow: it is undecided, and nobody is blamed.
+    blamed = {end: status for end, status in not_good(lines).items() if status != "undecided"}
+    assert blamed == {"node3/fab0": "lost", "node3/fab1": "lost"}
 
 
 def test_the_nics_of_each_rail_reduce_together_by_mpi(addressed: tuple[Node, ...]) -> None:
