@@ -133,13 +133,16 @@ def ready(node: Node) -> bool:
 
 def wait_ready(node: Node, within: float = DEADLINE) -> None:
     """Wait until the node reports that it is ready, and otherwise show its reasons. The first report after a boot is slow."""
-    waited = node.run(["trackbed", "wait", "--timeout", str(int(within))], timeout=within + 30)
-    assert waited.returncode == 0, waited.stderr
+    _wait(node, within)
 
 
 def wait_first_pass(node: Node, within: float = DEADLINE) -> None:
-    """Wait until a pass of this boot has verified the node, as the kubelet's drop-in does."""
-    waited = node.run(["trackbed", "wait", "--first-pass", "--timeout", str(int(within))], timeout=within + 30)
+    """Wait until the agent has verified the node once since it booted. The kubelet waits for the same."""
+    _wait(node, within, "--first-pass")
+
+
+def _wait(node: Node, within: float, *options: str) -> None:
+    waited = node.run(["trackbed", "wait", *options, "--timeout", str(int(within))], timeout=within + 30)
     assert waited.returncode == 0, waited.stderr
 
 

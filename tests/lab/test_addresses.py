@@ -41,7 +41,7 @@ def give_addresses(node: Node, number: int) -> None:
 
 @pytest.fixture
 def rails(deployed: tuple[Node, ...]) -> tuple[Node, ...]:
-    """Both nodes, numbered 11 and 12, with addresses on their rails."""
+    """Both nodes. Their node numbers are 11 and 12, and their NICs have the addresses of these numbers."""
     for number, node in enumerate(deployed, 11):
         if node.has(ADDRESSED):
             node.restore(ADDRESSED)

@@ -34,7 +34,7 @@ def condition(node: Node, kind: str) -> tuple[str, str]:
 
 
 def apply(node: Node, *options: str) -> None:
-    """Have the node converge now, and wait for it."""
+    """Run `trackbed apply` on the node. It must succeed."""
     words = ["trackbed", "apply", *options, "--timeout", str(int(DEADLINE))]
     applied = node.run(words, timeout=DEADLINE + 60)
     assert applied.returncode == 0, applied.stdout + applied.stderr

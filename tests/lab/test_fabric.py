@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fleet.fabric.journal import default_path
+from fleet.fabric.journal import Journal, default_path
 from lab import ALL_MACHINES, Node
 from tests.lab.conftest import DEPLOYED, ROOT, booted, deployed_once, eventually, pyinfra, report, wait_ready
 
@@ -21,12 +21,13 @@ VFS = tuple(f"{nic.netdev}v0" for nic in ALL_MACHINES[0].nics)
 # One test at a time, since all nodes share the host's CPUs. Small messages: at a slow rate, too, each must arrive before the
 # connection counts it as lost. Each takes 12 s: an emulated CPU may stand still for seconds, which ruins a test of 5 s.
 SETTINGS = {"seconds": 12, "size": 512, "grace": 60, "at_once": 1}
-# Of 30 queue pairs an emulated link loses packets: the same two NICs read 50 times as fast in one test as in another.
+# Without ib_read_bw: an emulated link loses packets of its 30 queue pairs. Between the same two NICs, one test was 80 times as
+# fast as another.
 STEADY = {**SETTINGS, "tests": ["ib_write_bw", "ib_send_bw", "ib_write_lat"]}
 ONE_TEST = {**SETTINGS, "tests": ["ib_write_bw"], "across_rails": False}
 READ = {**ONE_TEST, "tests": ["ib_read_bw"]}
 # The emulated links move some Mbit/s.
-REDUCE = {**ONE_TEST, "tests": ["ib_write_bw", "all_reduce"], "collective_size": 4096, "grace": 60}
+REDUCE = {**ONE_TEST, "tests": ["ib_write_bw", "all_reduce"], "collective_size": 4096}
 MPI = "openmpi-bin python3-mpi4py"
 
 
@@ -82,8 +83,7 @@ def test_a_good_fabric_is_proven_and_the_nodes_say_so(addressed: tuple[Node, ...
 
 def test_each_nic_is_read_from_by_30_queue_pairs(addressed: tuple[Node, ...]) -> None:
     run_fabric("--data", f"fabric={json.dumps(READ)}")
-    results = [json.loads(line)["result"] for line in default_path().read_text().splitlines() if '"result"' in line]
-    assert {each["server"] for each in results if each["value"]} == {
+    assert {result.server for result in Journal.read(default_path()).results if result.value} == {
         f"{node.name}/{nic.name}" for node in addressed for nic in node.machine.nics
     }
 
@@ -108,9 +108,7 @@ def test_a_node_that_loses_power_in_the_middle_is_named_and_no_other_is_blamed(a
         done, lines = running.result()
     lost.boot()
     assert done.returncode != 0
-    # With two nodes left, nothing shows which of two ends was slow: it is undecided, and nobody is blamed.
-    blamed = {end: status for end, status in not_good(lines).items() if status != "undecided"}
-    assert blamed == {"node3/fab0": "lost", "node3/fab1": "lost"}
+    assert not_good(lines) == {"node3/fab0": "lost", "node3/fab1": "lost"}
 
 
 def test_the_nics_of_each_rail_reduce_together_by_mpi(addressed: tuple[Node, ...]) -> None:

@@ -63,8 +63,8 @@ def test_stat_counts_the_bytes_and_packets_that_perftest_sends_within_2_percent(
     client = rails[1]
     nic = client.machine.nics[0]
     names = [node.sh(f"ls /sys/bus/pci/devices/{nic.pci}/infiniband").strip() for node in rails]
-    # Enough writes that the packets of the connection itself, some 40, do not count. One write at a time: with more of
-    # them an emulated node loses packets.
+    # The connection itself takes some 40 packets: few, beside those of 500 writes. There is one write at a time, since an
+    # emulated node loses packets if there are more.
     options = "-R --size=65536 --iters=500 --tx-depth=1 --report_gbits"
     for _ in range(RUNS):
         before = discarded_packets(rails, names)
@@ -99,7 +99,7 @@ def test_stat_counts_the_bytes_that_iperf3_sends_within_2_percent(rails: tuple[N
     nic = client.machine.nics[0]
     server.sh(f"systemd-run --quiet --collect --unit=peer iperf3 --server --one-off --bind {SERVER}")
     eventually("the server listens", lambda: server.sh("ss -Hltn sport = :5201").strip() != "")
-    # Enough bytes that those which are left in the socket's buffer at the end, and are never sent, do not count.
+    # iperf3 leaves bytes in the socket's buffer at the end, which are never sent: few, beside 128 MiB.
     iperf = ["iperf3", "--client", SERVER, "--bytes", "128M", "--json"]
     _, netdev, result = counted(client, nic.pci, lambda: json.loads(client.run(iperf, timeout=300, check=True).stdout))
     sent = result["end"]["sum_sent"]
