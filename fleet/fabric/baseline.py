@@ -23,6 +23,11 @@ TEST_TOLERANCE = 0.10
 END_TOLERANCE = 0.05
 """One result, and a NIC's median of several, may always be so much below the usual rate, as shares of it."""
 
+FEW = 3
+FEW_TOLERANCE = 1 / 3
+"""If fewer results than ``FEW`` are as good as the usual rate or better, they do not show the spread. Then one result may be
+so much below the usual rate."""
+
 SEVERAL = 4
 """From this number of results on, their median is steadier than one result."""
 
@@ -125,9 +130,14 @@ def _usual(results: Sequence[FabricResult]) -> Usual | None:
     value = usual if TESTS[results[0].test].unit == "Gbit/s" else 1 / usual
     return Usual(
         value,
-        _least([_rate(result) / usual for result in results], TEST_TOLERANCE),
+        _least_of_one([_rate(result) / usual for result in results]),
         _least([rate / usual for rate in of_ends], END_TOLERANCE),
     )
+
+
+def _least_of_one(shares: Sequence[float]) -> float:
+    few = sum(share >= 1 for share in shares) < FEW
+    return _least(shares, FEW_TOLERANCE if few else TEST_TOLERANCE)
 
 
 def _least(shares: Sequence[float], tolerance: float) -> float:

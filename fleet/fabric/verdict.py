@@ -74,7 +74,7 @@ class Verdict:
 
 def confirming(ends: Ends, results: Sequence[FabricResult], seed: int) -> list[Round]:
     """The rounds that test each suspect of the survey against known-good ends, in both directions."""
-    surveyed = _of_stage(results, "survey")
+    surveyed = _surveyed(ends, results)
     usual = baseline(ends, surveyed)
     suspected = suspicion(ends, usual.judge(ends, surveyed), usual)
     chosen = random.Random(seed)  # noqa: S311  no secret
@@ -107,11 +107,12 @@ def _partners(ends: Ends, name: str, good: Sequence[str], across: bool, place: i
 
 def repeating(ends: Ends, results: Sequence[FabricResult]) -> list[Round]:
     """The rounds that repeat the survey's bad tests between two ends that are not suspected."""
-    usual = baseline(ends, _of_stage(results, "survey"))
+    surveyed = _surveyed(ends, results)
+    usual = baseline(ends, surveyed)
     blamed = {each.end for each in _ends(ends, results, usual, lost_nodes(results)) if each.status != "good"}
     wanted = [
         (each.result.test, each.result.across, (each.result.server, each.result.client))
-        for each in usual.judge(ends, _of_stage(results, "survey"))
+        for each in usual.judge(ends, surveyed)
         if each.bad and not {each.sender, each.receiver} & blamed
     ]
     return packed("paths", [each for each in wanted for _ in range(REPEATS)])
@@ -121,7 +122,7 @@ def verdict(
     ends: Ends, results: Sequence[FabricResult], finished: bool, collectives: Sequence[Collective] = ()
 ) -> Verdict:
     """Judge all ends, paths and collectives by the results of all stages."""
-    usual = baseline(ends, _of_stage(results, "survey"))
+    usual = baseline(ends, _surveyed(ends, results))
     rates = {test: each.value for (test, across, _), each in sorted(usual.usual.items(), reverse=True) if not across}
     return Verdict(
         tuple(_ends(ends, results, usual, lost_nodes(results, collectives))),
@@ -143,12 +144,20 @@ def lost_nodes(results: Iterable[FabricResult], collectives: Iterable[Collective
     return lost | {each.text for each in collectives if each.fault == "lost"}
 
 
+def _surveyed(ends: Ends, results: Sequence[FabricResult]) -> list[FabricResult]:
+    """The results of the survey, without those of a node that was lost later: it may have been slow already."""
+    lost = lost_nodes(results)
+    return [
+        each for each in _of_stage(results, "survey") if not {ends[each.server].node, ends[each.client].node} & lost
+    ]
+
+
 def _of_stage(results: Iterable[FabricResult], stage: str) -> list[FabricResult]:
     return [result for result in results if result.stage == stage]
 
 
 def _ends(ends: Ends, results: Sequence[FabricResult], usual: Baseline, lost: Collection[str]) -> list[EndVerdict]:
-    surveyed = usual.judge(ends, _of_stage(results, "survey"))
+    surveyed = usual.judge(ends, _surveyed(ends, results))
     suspected = suspicion(ends, surveyed, usual)
     confirmed: dict[str, list[Judged]] = defaultdict(list)
     for each in usual.judge(ends, _of_stage(results, "ends")):
@@ -166,7 +175,7 @@ def _ends(ends: Ends, results: Sequence[FabricResult], usual: Baseline, lost: Co
         elif name in tested:
             made = EndVerdict(name, "good")
         else:
-            made = EndVerdict(name, "untested", message="no other node has a NIC of this rail to test it with")
+            made = EndVerdict(name, "untested", message="no other node has a NIC of this rail, or they were lost")
         verdicts.append(EndVerdict(name, made.status, made.kind, made.message, shares.get(name, {})))
     return verdicts
 

@@ -164,6 +164,32 @@ def test_with_two_nodes_the_bad_end_is_not_known() -> None:
     assert not said.proven
 
 
+def outcomes(*values: tuple[str, str, float]) -> list[FabricResult]:
+    """Results of the survey: server, client and Gbit/s."""
+    return [
+        FabricResult("survey", number, "ib_write_bw", False, server, client, value)
+        for number, (server, client, value) in enumerate(values)
+    ]
+
+
+def test_a_slow_result_with_a_node_that_is_lost_later_blames_only_that_node() -> None:
+    one, two, three = (f"node0000{number}/rail0" for number in range(3))
+    others = ("node00000/rail1", "node00001/rail1", 390.0), ("node00001/rail1", "node00000/rail1", 395.0)
+    results = outcomes((three, two, 110.0), (two, one, 300.0), (one, two, 390.0), *others)
+    lost = FabricResult("survey", 5, "ib_write_bw", False, three, one, None, "lost", "node00002")
+    said = verdict(ends(3, 2), [*results, lost], True)
+    assert blamed(said) == {three: ("lost", ""), "node00002/rail1": ("lost", "")}
+
+
+def test_few_results_do_not_show_how_much_results_differ_so_a_quarter_less_is_good() -> None:
+    all_ends, two = ends(2, 2), "node00001/rail0"
+    others = ("node00000/rail1", "node00001/rail1", 390.0), ("node00001/rail1", "node00000/rail1", 395.0)
+    a_quarter_less = outcomes(("node00000/rail0", two, 300.0), (two, "node00000/rail0", 305.0), *others)
+    assert blamed(verdict(all_ends, a_quarter_less, True)) == {}
+    much_less = outcomes(("node00000/rail0", two, 150.0), (two, "node00000/rail0", 155.0), *others)
+    assert set(blamed(verdict(all_ends, much_less, True)).values()) == {("undecided", "")}
+
+
 def test_a_fabric_without_faults_is_proven_also_if_rails_are_separate_networks() -> None:
     assert judge(Fabric(ends(4, 2)), FabricSettings()).proven
 
