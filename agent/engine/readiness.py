@@ -48,7 +48,7 @@ def at_once(machine: Machine) -> Judge:
             try:
                 facts = probe.read(machine, want) if probe.read else None
             except OSError as error:
-                conditions.append(rule.applied(_failed(probe, str(error)), _today()))
+                conditions.append(rule.applied(_failed(probe, _described(error)), _today()))
                 continue
             if probe.remember:
                 facts = probe.remember(None, 0.0, have, facts)
@@ -261,7 +261,7 @@ class Readiness:
                 assert reading.probe.read is not None  # noqa: S101  only those are queued
                 reading.facts = reading.probe.read(self._machine, reading.want)
             except Exception as error:
-                reading.error = f"{type(error).__name__}: {error}"
+                reading.error = _described(error)
             reading.finished = True
         os.eventfd_write(self._woken, 1)
 
@@ -310,6 +310,12 @@ def _unknown(record: _Record) -> Condition | None:
     if record.taken.error:
         return _failed(probe, record.taken.error)
     return None
+
+
+def _described(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return f"{type(error).__name__}: {error}"
 
 
 def _failed(probe: Probe, error: str) -> Condition:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from attrs import evolve, frozen
 
-from agent.hardware.functions import PCI, device_path
+from agent.hardware.functions import PCI, device_path, driver
 from agent.hardware.sysfs import names_or_none, read_or, whole
 from agent.hardware.topology import CPU, Cpu, Topology, read_topology
 from agent.machine import Files, Machine
@@ -106,7 +106,7 @@ def arrange(machine: Machine, spec: NodeSpec | None = None) -> tuple[NumaNode, .
     for function in functions:
         devices.setdefault(_node(function.numa_node), []).append(_device(function))
     for address, node in gpus(files):
-        devices.setdefault(node, []).append(Device(address, kind="GPU"))
+        devices.setdefault(node, []).append(Device(address, driver=driver(files, address), kind="GPU"))
     numbers = {cpu.node for cpu in cpus.cpus.values()} | devices.keys()
     numa_nodes = []
     for number in sorted(numbers, key=lambda node: (node == EVERYWHERE, node)):

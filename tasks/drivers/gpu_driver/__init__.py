@@ -1,10 +1,12 @@
 """Installs NVIDIA's GPU driver: its packages, the modules that DKMS builds, the fabric manager and the persistence daemon.
 
-All of it is from vendor documents, and was not run on GPUs. Repositories, packages and the way to hold a version are those of
-NVIDIA's Driver Installation Guide (docs.nvidia.com/datacenter/tesla/driver-installation-guide); the fabric manager is as in its
-User Guide (docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide). Ubuntu's own packages are as in Ubuntu Server's guide
-(documentation.ubuntu.com/server/how-to/graphics/install-nvidia-drivers). The lab has stand-ins: packages of the same names, and
-a module nvidia that drives nothing.
+All of it is from vendor documents. Of it, only the checks were run on a GPU (one H100, driver 580.159.04).
+
+Repositories, packages and the way to hold a version are those of NVIDIA's Driver Installation Guide
+(docs.nvidia.com/datacenter/tesla/driver-installation-guide); the fabric manager is as in its User Guide
+(docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide). Ubuntu's own packages are as in Ubuntu Server's guide
+(documentation.ubuntu.com/server/how-to/graphics/install-nvidia-drivers).
+The lab has stand-ins: packages of the same names, and a module nvidia that drives nothing.
 
 A driver is never replaced while a process has a GPU open: programs of the new version do not work with loaded modules of
 another ("Driver/library version mismatch"), so jobs that start later would fail. Without such a process the modules are loaded

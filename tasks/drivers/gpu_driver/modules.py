@@ -1,6 +1,6 @@
 """Builds the modules of NVIDIA's driver, and loads those that are installed, unless a process has a GPU open.
 
-From vendor documents: not run on GPUs.
+From vendor documents. On a GPU (one H100) only :class:`GpuUsers` and :class:`LoadedVersion` were run.
 """
 
 from __future__ import annotations

@@ -149,6 +149,7 @@ def test_a_clock_whose_state_is_unknown_yet_is_read_again_soon(node: Node) -> No
     node.kernel.host.disciplined = None
     condition = node.look()["ClockSynchronised"]
     assert (condition.status, condition.reason, condition.severity) == ("Unknown", "ProbeFailed", "warn")
+    assert condition.message == "it could not be read: timedated: Connection refused"
     node.kernel.host.disciplined = True
     node.now += 60
     assert node.look()["ClockSynchronised"].status == "True"
@@ -166,7 +167,7 @@ def test_missing_gpus_or_peer_memory_do_not_hold_the_kubelet_back(node: Node) ->
     node.kernel.tree.put("/sys/module/nvidia/version", "570.1")
     node.kernel.tree.put(GPU.format("1b"), "Model: H200")
     node.now += 60
-    assert "has 1 GPUs (0000:1b:00.0), the spec wants 2" in node.look()["GpusPresent"].message
+    assert "has 1 GPU (0000:1b:00.0), the spec wants 2" in node.look()["GpusPresent"].message
     node.kernel.tree.put(GPU.format("43"), "Model: H200")
     node.now += 60
     assert node.look()["GpusPresent"].reason == "PeerMemoryMissing"

@@ -175,6 +175,7 @@ def test_queues_that_do_not_fit_into_a_box_are_counted(kernel: Kernel) -> None:
 def test_a_gpu_and_a_device_without_a_node_are_shown(kernel: Kernel) -> None:
     for file, text in (("vendor", "0x10de"), ("device", "0x2330"), ("class", "0x030200"), ("numa_node", "-1")):
         kernel.tree.put(f"{GPU}/{file}", text)
-    shown = lines(kernel)
-    assert shown[-2:] == ["no NUMA node", "    GPU 0000:65:00.0"]
+    assert lines(kernel)[-2:] == ["no NUMA node", "    GPU 0000:65:00.0"]
+    kernel.tree.link(f"{GPU}/driver", "../../../bus/pci/drivers/nvidia")
+    assert lines(kernel)[-1] == "    GPU 0000:65:00.0 (nvidia)"
     assert arrange(kernel.machine())[-1].number == EVERYWHERE

@@ -1,0 +1,18 @@
+"""What NVIDIA's driver shows of its GPUs, on a machine that has some."""
+
+import pytest
+
+from agent.hardware.functions import driver
+from agent.hardware.sysfs import names_or_none
+from agent.linux import machine
+from agent.probes.gpus import GPUS, MODULE
+from agent.tools.topology import gpus
+
+
+def test_the_driver_lists_every_gpu_of_the_bus_by_its_pci_address() -> None:
+    files = machine().files
+    if not names_or_none(files, MODULE):
+        pytest.skip("NVIDIA's driver is not loaded here")
+    on_the_bus = [address for address, _ in gpus(files)]
+    assert sorted(names_or_none(files, GPUS)) == sorted(on_the_bus) != []
+    assert {driver(files, address) for address in on_the_bus} == {"nvidia"}
