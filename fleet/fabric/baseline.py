@@ -1,11 +1,14 @@
 """The usual rate of each kind of hardware, and how far a result may be below it.
 
 Faults only lower a rate (or raise a latency), and one bad NIC of three spoils two of three pairs. So each NIC counts by the
-better half of its results, the usual rate is the median over the NICs, and only results above it give the spread.
+better half of its results, the usual rate is the median over the NICs, and only results above it give the spread, if they are
+enough for that.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,10 +26,8 @@ TEST_TOLERANCE = 0.10
 END_TOLERANCE = 0.05
 """One result, and a NIC's median of several, may always be so much below the usual rate, as shares of it."""
 
-FEW = 3
-FEW_TOLERANCE = 1 / 3
-"""If fewer results than ``FEW`` are as good as the usual rate or better, they do not show the spread. Then one result may be
-so much below the usual rate."""
+ENOUGH = 8
+"""So many results at the usual rate or above it show the spread. If there are fewer, all results are used for it."""
 
 SEVERAL = 4
 """From this number of results on, their median is steadier than one result."""
@@ -130,21 +131,36 @@ def _usual(results: Sequence[FabricResult]) -> Usual | None:
     value = usual if TESTS[results[0].test].unit == "Gbit/s" else 1 / usual
     return Usual(
         value,
-        _least_of_one([_rate(result) / usual for result in results]),
+        _least([_rate(result) / usual for result in results], TEST_TOLERANCE),
         _least([rate / usual for rate in of_ends], END_TOLERANCE),
     )
 
 
-def _least_of_one(shares: Sequence[float]) -> float:
-    few = sum(share >= 1 for share in shares) < FEW
-    return _least(shares, FEW_TOLERANCE if few else TEST_TOLERANCE)
-
-
 def _least(shares: Sequence[float], tolerance: float) -> float:
+    return max(LOWEST, 1 - max(tolerance, DEVIATIONS * _spread(shares)))
+
+
+def _spread(shares: Sequence[float]) -> float:
+    """A robust estimate of the standard deviation of good results."""
     above = [share - 1 for share in shares if share >= 1]
-    # 1.4826: the median absolute deviation of a normal distribution is smaller than its standard deviation by this factor.
-    spread = 1.4826 * statistics.median(above) if above else 0.0
-    return max(LOWEST, 1 - max(tolerance, DEVIATIONS * spread))
+    if len(above) >= ENOUGH:
+        # 1.4826: the median absolute deviation of a normal distribution is smaller than its standard deviation by this factor.
+        return 1.4826 * statistics.median(above)
+    return _qn([share for share in shares if share > 0])
+
+
+def _qn(values: Sequence[float]) -> float:
+    """The estimator Qn of Rousseeuw and Croux (1993): the first quarter of the differences between two values.
+
+    It needs no centre, and up to half of the values may be wrong. 2.2219 is for a normal distribution, 3.8 and 1.4 are for few
+    values.
+    """
+    number = len(values)
+    differences = sorted(abs(one - other) for one, other in itertools.combinations(values, 2))
+    if not differences:
+        return 0.0
+    first_quarter = differences[math.comb(number // 2 + 1, 2) - 1]
+    return 2.2219 * first_quarter * number / (number + (1.4 if number % 2 else 3.8))
 
 
 def _rate(result: FabricResult) -> float:

@@ -37,13 +37,16 @@ def ends(nodes: int, rails: int) -> Ends:
 
 @define
 class Fabric:
-    """``bad``: by end, what is wrong with it. ``paths``: pairs (sender, receiver) of ends between which the rate is halved."""
+    """``bad``: by end, what is wrong with it. ``paths``: pairs (sender, receiver) of ends between which the rate is halved.
+
+    ``noise``: as :data:`NOISE`; 0: every result is exact.
+    """
 
     ends: Ends
     bad: Mapping[str, Kind] = field(factory=dict)
     paths: frozenset[tuple[str, str]] = frozenset()
     seed: int = 1
-    noisy: bool = True
+    noise: float = NOISE
     _random: random.Random = field(init=False)
     _left: dict[str, float] = field(init=False)
 
@@ -78,11 +81,11 @@ class Fabric:
         share = min(self._of(sender, "sends slowly"), self._of(receiver, "receives slowly"))
         if (sender, receiver) in self.paths:
             share *= 0.5
-        if not self.noisy or share == 0:
+        if not self.noise or share == 0:
             return share
         if self._random.random() < OUTLIERS:
             share *= self._random.uniform(0.3, 0.9)
-        return max(0.01, share * self._random.gauss(1, NOISE))
+        return max(0.01, share * self._random.gauss(1, self.noise))
 
     def _of(self, name: str, way: Kind) -> float:
         kind = self.bad.get(name)

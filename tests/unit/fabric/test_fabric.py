@@ -158,7 +158,7 @@ def test_a_bad_path_of_two_good_ends_is_blamed_on_neither() -> None:
 
 
 def test_with_two_nodes_the_bad_end_is_not_known() -> None:
-    said = judge(Fabric(ends(2, 2), {"node00000/rail0": "blocked"}, noisy=False))
+    said = judge(Fabric(ends(2, 2), {"node00000/rail0": "blocked"}, noise=0))
     assert set(blamed(said).values()) == {("undecided", "")}
     assert set(blamed(said)) <= {"node00000/rail0", "node00001/rail0"}
     assert not said.proven
@@ -207,6 +207,14 @@ def test_if_all_nics_are_equally_slow_only_a_floor_shows_it() -> None:
     floors = {"ib_write_bw": 395.0 * 1.2}
     demanding = by_name(tuple(evolve(end, floors=floors) for end in all_ends.values()))
     assert not judge(Fabric(demanding)).proven
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_if_results_differ_much_good_nics_of_three_nodes_are_not_blamed(seed: int) -> None:
+    good = Fabric(ends(3, 2), seed=seed, noise=0.2)
+    assert judge(good).proven
+    bad: dict[str, Kind] = {"node00000/rail0": "blocked"}
+    assert blamed(judge(Fabric(ends(3, 2), bad, seed=seed, noise=0.2))) == {"node00000/rail0": ("bad", "blocked")}
 
 
 def test_an_end_of_other_hardware_is_not_slow() -> None:
