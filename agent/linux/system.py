@@ -44,7 +44,7 @@ class LinuxSystem:
                 reply = bus.send_and_get_reply(Properties(TIMEDATED).get("NTPSynchronized"), timeout=TIMEDATED_TIMEOUT)
         except (EOFError, TimeoutError) as error:
             raise OSError(errno.EIO, f"timedated does not answer: {error}") from error
-        except (FileNotFoundError, ConnectionRefusedError) as error:
+        except OSError as error:
             raise OSError(error.errno, f"the system's D-Bus cannot be reached ({error.strerror})") from error
         if reply.header.message_type is not MessageType.method_return:
             raise OSError(errno.EIO, f"timedated answers with an error: {' '.join(map(str, reply.body))}")

@@ -1,8 +1,8 @@
 """The usual rate of each kind of hardware, and how far a result may be below it.
 
 Faults only lower a rate (or raise a latency), and one bad NIC of three spoils two of three pairs. So each NIC counts by the
-better half of its results, the usual rate is the median over the NICs, and only results above it give the spread, if they are
-enough for that.
+better half of its results, the usual rate is the median over the NICs, and the spread is estimated from the results above
+it, unless they are too few.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ END_TOLERANCE = 0.05
 """One result, and a NIC's median of several, may always be so much below the usual rate, as shares of it."""
 
 ENOUGH = 8
-"""So many results at the usual rate or above it show the spread. If there are fewer, all results are used for it."""
+"""The spread is estimated from the results at the usual rate or above it, if there are so many; otherwise from all results."""
+
+MOST = 500
+"""An estimate that compares every two values uses at most about so many of them."""
 
 SEVERAL = 4
 """From this number of results on, their median is steadier than one result."""
@@ -141,7 +144,7 @@ def _least(shares: Sequence[float], tolerance: float) -> float:
 
 
 def _spread(shares: Sequence[float]) -> float:
-    """A robust estimate of the standard deviation of good results."""
+    """Estimate the standard deviation of the good results. Bad ones hardly change it."""
     above = [share - 1 for share in shares if share >= 1]
     if len(above) >= ENOUGH:
         # 1.4826: the median absolute deviation of a normal distribution is smaller than its standard deviation by this factor.
@@ -150,13 +153,15 @@ def _spread(shares: Sequence[float]) -> float:
 
 
 def _qn(values: Sequence[float]) -> float:
-    """The estimator Qn of Rousseeuw and Croux (1993): the first quarter of the differences between two values.
+    """The estimator Qn of Rousseeuw and Croux (1993): the first quartile of the differences between every two values.
 
-    It needs no centre, and up to half of the values may be wrong. 2.2219 is for a normal distribution, 3.8 and 1.4 are for few
-    values.
+    It is still right if almost half of the values are wrong. The factors turn it into the standard deviation of a normal
+    distribution: 2.2219 for many values, and a correction (3.8 and 1.4) for few.
     """
-    number = len(values)
-    differences = sorted(abs(one - other) for one, other in itertools.combinations(values, 2))
+    # In a fabric that hardly works there can be thousands of values, and so millions of differences.
+    kept = sorted(values)[:: len(values) // MOST + 1]
+    number = len(kept)
+    differences = sorted(other - one for one, other in itertools.combinations(kept, 2))
     if not differences:
         return 0.0
     first_quarter = differences[math.comb(number // 2 + 1, 2) - 1]

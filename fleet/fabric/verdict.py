@@ -109,10 +109,11 @@ def repeating(ends: Ends, results: Sequence[FabricResult]) -> list[Round]:
     """The rounds that repeat the survey's bad tests between two ends that are not suspected."""
     surveyed = _surveyed(ends, results)
     usual = baseline(ends, surveyed)
-    blamed = {each.end for each in _ends(ends, results, usual, lost_nodes(results)) if each.status != "good"}
+    judged = usual.judge(ends, surveyed)
+    blamed = {each.end for each in _ends(ends, results, judged, usual, lost_nodes(results)) if each.status != "good"}
     wanted = [
         (each.result.test, each.result.across, (each.result.server, each.result.client))
-        for each in usual.judge(ends, surveyed)
+        for each in judged
         if each.bad and not {each.sender, each.receiver} & blamed
     ]
     return packed("paths", [each for each in wanted for _ in range(REPEATS)])
@@ -122,10 +123,12 @@ def verdict(
     ends: Ends, results: Sequence[FabricResult], finished: bool, collectives: Sequence[Collective] = ()
 ) -> Verdict:
     """Judge all ends, paths and collectives by the results of all stages."""
-    usual = baseline(ends, _surveyed(ends, results))
+    surveyed = _surveyed(ends, results)
+    usual = baseline(ends, surveyed)
+    judged = usual.judge(ends, surveyed)
     rates = {test: each.value for (test, across, _), each in sorted(usual.usual.items(), reverse=True) if not across}
     return Verdict(
-        tuple(_ends(ends, results, usual, lost_nodes(results, collectives))),
+        tuple(_ends(ends, results, judged, usual, lost_nodes(results, collectives))),
         tuple(_paths(usual.judge(ends, _of_stage(results, "paths")))),
         finished,
         dict(sorted(rates.items())),
@@ -145,7 +148,7 @@ def lost_nodes(results: Iterable[FabricResult], collectives: Iterable[Collective
 
 
 def _surveyed(ends: Ends, results: Sequence[FabricResult]) -> list[FabricResult]:
-    """The results of the survey, without those of a node that was lost later: it may have been slow already."""
+    """The results of the survey, without those of nodes that were lost later: such a node may have been slow before."""
     lost = lost_nodes(results)
     return [
         each for each in _of_stage(results, "survey") if not {ends[each.server].node, ends[each.client].node} & lost
@@ -156,8 +159,9 @@ def _of_stage(results: Iterable[FabricResult], stage: str) -> list[FabricResult]
     return [result for result in results if result.stage == stage]
 
 
-def _ends(ends: Ends, results: Sequence[FabricResult], usual: Baseline, lost: Collection[str]) -> list[EndVerdict]:
-    surveyed = usual.judge(ends, _surveyed(ends, results))
+def _ends(
+    ends: Ends, results: Sequence[FabricResult], surveyed: Sequence[Judged], usual: Baseline, lost: Collection[str]
+) -> list[EndVerdict]:
     suspected = suspicion(ends, surveyed, usual)
     confirmed: dict[str, list[Judged]] = defaultdict(list)
     for each in usual.judge(ends, _of_stage(results, "ends")):
@@ -175,7 +179,9 @@ def _ends(ends: Ends, results: Sequence[FabricResult], usual: Baseline, lost: Co
         elif name in tested:
             made = EndVerdict(name, "good")
         else:
-            made = EndVerdict(name, "untested", message="no other node has a NIC of this rail, or they were lost")
+            made = EndVerdict(
+                name, "untested", message="no other node has a NIC of this rail, or all of those were lost"
+            )
         verdicts.append(EndVerdict(name, made.status, made.kind, made.message, shares.get(name, {})))
     return verdicts
 

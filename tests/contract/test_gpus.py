@@ -1,4 +1,4 @@
-"""What NVIDIA's driver shows of its GPUs, on a machine that has some."""
+"""NVIDIA's driver lists the GPUs of the PCI bus. This needs a machine with the driver."""
 
 import pytest
 

@@ -1,6 +1,6 @@
 """Installs NVIDIA's GPU driver: its packages, the modules that DKMS builds, the fabric manager and the persistence daemon.
 
-All of it is from vendor documents. Of it, only the checks were run on a GPU (one H100, driver 580.159.04).
+Written from vendor documents. Only the checks were run on a machine with a GPU (one H100, driver 580.159.04).
 
 Repositories, packages and the way to hold a version are those of NVIDIA's Driver Installation Guide
 (docs.nvidia.com/datacenter/tesla/driver-installation-guide); the fabric manager is as in its User Guide

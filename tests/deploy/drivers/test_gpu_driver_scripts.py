@@ -42,7 +42,7 @@ def test_processes_that_have_a_gpu_open_are_found(tmp_path: Path) -> None:
     ],
 )
 def test_versions_and_errors_of_nvidia_smi_are_read(tmp_path: Path, smi: str | None, report: list[str]) -> None:
-    # This machine may have an nvidia-smi of its own.
+    # No other programs: the machine that runs this test may have a real nvidia-smi.
     for name in ("sed", "sh", "sort", "timeout"):
         (tmp_path / name).symlink_to(shutil.which(name) or name)
     if smi:

@@ -164,8 +164,8 @@ def test_with_two_nodes_the_bad_end_is_not_known() -> None:
     assert not said.proven
 
 
-def outcomes(*values: tuple[str, str, float]) -> list[FabricResult]:
-    """Results of the survey: server, client and Gbit/s."""
+def surveyed(*values: tuple[str, str, float]) -> list[FabricResult]:
+    """Make results of the survey, each from a server, a client and a rate in Gbit/s."""
     return [
         FabricResult("survey", number, "ib_write_bw", False, server, client, value)
         for number, (server, client, value) in enumerate(values)
@@ -175,7 +175,7 @@ def outcomes(*values: tuple[str, str, float]) -> list[FabricResult]:
 def test_a_slow_result_with_a_node_that_is_lost_later_blames_only_that_node() -> None:
     one, two, three = (f"node0000{number}/rail0" for number in range(3))
     others = ("node00000/rail1", "node00001/rail1", 390.0), ("node00001/rail1", "node00000/rail1", 395.0)
-    results = outcomes((three, two, 110.0), (two, one, 300.0), (one, two, 390.0), *others)
+    results = surveyed((three, two, 110.0), (two, one, 300.0), (one, two, 390.0), *others)
     lost = FabricResult("survey", 5, "ib_write_bw", False, three, one, None, "lost", "node00002")
     said = verdict(ends(3, 2), [*results, lost], True)
     assert blamed(said) == {three: ("lost", ""), "node00002/rail1": ("lost", "")}
@@ -184,9 +184,9 @@ def test_a_slow_result_with_a_node_that_is_lost_later_blames_only_that_node() ->
 def test_few_results_do_not_show_how_much_results_differ_so_a_quarter_less_is_good() -> None:
     all_ends, two = ends(2, 2), "node00001/rail0"
     others = ("node00000/rail1", "node00001/rail1", 390.0), ("node00001/rail1", "node00000/rail1", 395.0)
-    a_quarter_less = outcomes(("node00000/rail0", two, 300.0), (two, "node00000/rail0", 305.0), *others)
+    a_quarter_less = surveyed(("node00000/rail0", two, 300.0), (two, "node00000/rail0", 305.0), *others)
     assert blamed(verdict(all_ends, a_quarter_less, True)) == {}
-    much_less = outcomes(("node00000/rail0", two, 150.0), (two, "node00000/rail0", 155.0), *others)
+    much_less = surveyed(("node00000/rail0", two, 150.0), (two, "node00000/rail0", 155.0), *others)
     assert set(blamed(verdict(all_ends, much_less, True)).values()) == {("undecided", "")}
 
 
