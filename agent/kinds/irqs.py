@@ -210,12 +210,13 @@ def _place(local: Mapping[str, Pool], have: Snapshot) -> dict[Key, int]:
     for address, target, irq in _each(have):
         if irq.role != MANAGEMENT and address in local:
             key = (target, str(irq.queue))
-            if len(irq.affinity) == 1:
-                previous.setdefault(key, irq.affinity[0])
             affinities.setdefault(key, set()).add(irq.affinity)
             # A queue already on a full CPU stays there. If one of its interrupts gets no vector, the whole queue moves.
-            stays = previous.get(key) in full and len(affinities[key]) == 1
+            stays = len(affinities[key]) == 1 and len(irq.affinity) == 1 and irq.affinity[0] in full
             keys[key] = (local if stays else roomy)[address]
+            # Where an interrupt happens to be is no reason to leave it there: the order in which devices appear, and what
+            # irqbalance did before, differ from boot to boot.
+            previous |= {key: irq.affinity[0]} if stays else {}
     placed = {key: cpu for key, cpu in kept.placed.items() if key in keys and cpu in keys[key].cpus}
     return place(have.topology, keys, {**previous, **placed})
 

@@ -116,7 +116,7 @@ DRIFTS = {
     "a VF down": f"ip link set {VF} down",
     "a PF down": f"ip link set {PF} down",
     "trust of a VF": f"ip link set {PF} vf 2 trust off",
-    "spoofchk of a VF": f"ip link set {PF} vf 2 spoofchk off",
+    "spoofchk of a VF": f"ip link set {SECOND.netdev} vf 2 spoofchk off",
     "VLAN of a VF": f"ip link set {SECOND.netdev} vf 0 vlan 7",
     "MAC granted to a VF": f"ip link set {PF} vf 3 mac 02:00:00:00:00:77",
     "txqueuelen": f"ip link set {PF} txqueuelen 100",

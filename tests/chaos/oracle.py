@@ -30,11 +30,20 @@ EVENTS, SILENT = "told by events", "told by no event"
 
 
 def _text(path: str) -> str:
+    # An emulated CPU has no time for the buffers and decoders of a file object, hundreds of times a second.
     try:
-        with open(path) as file:  # noqa: PTH123  the node's own Python, at each look
-            return file.read().strip()
+        file = os.open(path, os.O_RDONLY)
     except OSError:
         return ""
+    try:
+        parts = []
+        while part := os.read(file, 65536):
+            parts.append(part)
+        return b"".join(parts).decode(errors="replace").strip()
+    except OSError:
+        return ""
+    finally:
+        os.close(file)
 
 
 def _names(path: str) -> list[str]:
@@ -51,25 +60,29 @@ def _link(path: str) -> str:
         return ""
 
 
-def _functions() -> list[str]:
-    """The PFs that have VFs, and the VFs, by their addresses."""
-    pfs = [pci for pci in _names(PCI) if any(name.startswith("virtfn") for name in _names(f"{PCI}/{pci}"))]
-    return sorted(pfs + [vf for vf in _names(PCI) if _link(f"{PCI}/{vf}/physfn") in pfs])
+def _vfs(pci: str) -> list[str]:
+    return [name for name in _names(f"{PCI}/{pci}") if name.startswith("virtfn")]
 
 
-def state_with_events(functions: list[str]) -> dict[str, str]:
+def _functions() -> dict[str, bool]:
+    """The PFs that have VFs, and the VFs, by their addresses: whether it is a PF."""
+    every = _names(PCI)
+    pfs = [pci for pci in every if _vfs(pci)]
+    return {pci: pci in pfs for pci in every if pci in pfs or _link(f"{PCI}/{pci}/physfn") in pfs}
+
+
+def state_with_events(functions: dict[str, bool]) -> dict[str, str]:
     """The state whose changes cause a uevent or an rtnetlink event, by function and by netdev."""
     state = {}
-    for pci in functions:
-        names = _names(f"{PCI}/{pci}")
-        state[pci] = " ".join([_link(f"{PCI}/{pci}/driver"), *(name for name in names if name.startswith("virtfn"))])
+    for pci, is_pf in functions.items():
+        state[pci] = " ".join([_link(f"{PCI}/{pci}/driver"), *(_vfs(pci) if is_pf else ())])
         for netdev in _names(f"{PCI}/{pci}/net"):
             flags = int(_text(f"{NET}/{netdev}/flags") or "0", 16) & UP
             state[f"{pci} {netdev}"] = f"{flags} {_text(f'{NET}/{netdev}/mtu')} {_text(f'{NET}/{netdev}/address')}"
     return state
 
 
-def state_without_events(functions: list[str]) -> dict[str, str]:
+def state_without_events(functions: dict[str, bool]) -> dict[str, str]:
     """The steering of each queue, by netdev; interrupts by their names, since a driver's start changes their numbers."""
     state = {}
     names = {words[0][:-1]: words[-1] for words in map(str.split, _text("/proc/interrupts").splitlines()[1:])}
@@ -92,17 +105,18 @@ def links() -> list[dict[str, Any]]:
         for name in VOLATILE:
             link.pop(name, None)
         link["flags"] = [flag for flag in link["flags"] if flag not in ("NO-CARRIER", "LOWER_UP")]
-    return sorted(netdevs, key=lambda link: str(link["ifname"]))
+    return netdevs
 
 
 def baseline() -> dict[str, Any]:
-    """All of this state."""
+    """All of this state, and whether the report says ready."""
     functions = _functions()
     return {
         "functions": functions,
         EVENTS: state_with_events(functions),
         SILENT: state_without_events(functions),
-        "links": links(),
+        "links": {str(link["ifname"]): link for link in links()},
+        "ready": says_ready(),
     }
 
 

@@ -7,7 +7,7 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -122,8 +122,7 @@ def _trial(
     hold = all(fault.keeps_vfs for fault in faults)
     if hold:
         node.sh(HOLD)
-        _settle(node)
-        wanted = prepare(node)
+        wanted = _settled(node, wanted, apart=HELD)
     held = node.sh(WHO) if hold else ""
     still: bool | None = None
     node.run(["sh", "-c", f"cat > {FOLDER}/wanted.json"], check=True, stdin=json.dumps(wanted))
@@ -133,7 +132,7 @@ def _trial(
         still = node.run(["sh", "-c", WHO]).stdout == held
         node.sh(RELEASE)
         wanted = before.wanted
-    recovery, missing = _recovered(node, wanted)
+    recovery, _, missing = _awaited(node, wanted)
     if missing:
         wrong.append(f"after {RECOVERY:.0f} s not as before: {missing}")
     lies = {} if any(fault.reboots for fault in faults) else _lies(node, seen)
@@ -145,7 +144,7 @@ def _trial(
     wrong += of_journal(_journal(node, since))
     if hold:
         node.sh(RELEASE)
-        _settle(node)
+        _settled(node, before.wanted)
     now = _held(node)
     return Outcome(
         tuple(fault.name for fault in faults),
@@ -206,12 +205,12 @@ def _begin(node: Node, fault: Fault, chance: random.Random) -> None:
         prepare(node)
 
 
-def _settle(node: Node) -> None:
-    """Wait until the node is ready, and the agent has nothing left to do."""
-    node.run(["trackbed", "wait", "--timeout", "180"], timeout=200, check=True)
-    deadline = time.monotonic() + RECOVERY
-    while node.run(["trackbed", "plan"], timeout=120).returncode != 0 and time.monotonic() < deadline:
-        time.sleep(1.0)
+def _settled(node: Node, wanted: dict[str, Any], apart: str = "") -> dict[str, Any]:
+    """Wait until the node is ready, with this state, apart from that of one netdev; its state then."""
+    _, have, missing = _awaited(node, wanted, apart)
+    if missing:
+        raise LabError(f"{node.name}: not as before the first fault: {missing}")
+    return have
 
 
 def _not_deferred(node: Node) -> list[str]:
@@ -225,38 +224,44 @@ def _not_deferred(node: Node) -> list[str]:
     return [f"after {RECOVERY:.0f} s the agent did not say that the repair waits for the user of {HELD}"]
 
 
-def _recovered(node: Node, wanted: dict[str, Any]) -> tuple[float, str]:
-    """Seconds until the kernel is as before and the node is ready; and the differences that remain after the longest time."""
+def _awaited(node: Node, wanted: dict[str, Any], apart: str = "") -> tuple[float, dict[str, Any], str]:
+    """Wait until the kernel has this state, and the node is ready; the differences that remain after the longest time.
+
+    :returns: the seconds that it took, the last state, and those differences.
+    """
     began = time.monotonic()
+    have: dict[str, Any] = {}
     while True:
         missing = "the node does not answer"
         with suppress(LabError, ValueError):
-            done = node.run(["sh", "-c", f"python3 {ORACLE} baseline && trackbed status >&2"], timeout=90)
-            lines = done.stdout.splitlines()
-            missing = _difference(wanted, json.loads(lines[0])) if lines else done.stderr.strip()
-            if not missing and done.returncode != 0:
-                missing = done.stderr.strip().replace("\n", "; ")
+            have = json.loads(node.run(["python3", ORACLE, "baseline"], timeout=90).stdout)
+            missing = difference(wanted, have, apart) or ("" if have["ready"] else "the node is not ready")
         took = time.monotonic() - began
-        if not missing or took > RECOVERY:
-            return took, missing
+        if missing and took > RECOVERY:
+            status = node.run(["trackbed", "status"], timeout=120)
+            return took, have, f"{missing}; trackbed status: {(status.stderr or status.stdout).strip()[-1000:]}"
+        if not missing:
+            return took, have, ""
         time.sleep(0.5)
 
 
-def _difference(wanted: dict[str, Any], have: dict[str, Any]) -> str:
-    """The first things that differ; empty if none does."""
-    wrong = []
-    for kind in (EVENTS, SILENT):
-        for key in sorted(wanted[kind].keys() | have[kind].keys()):
-            before, now = wanted[kind].get(key, "not there"), have[kind].get(key, "not there")
-            if before != now:
-                wrong.append(f"{key}: {before!r}, now {now!r}")
-    names = {link["ifname"]: link for link in have["links"]}
-    for link in wanted["links"]:
-        now = names.get(link["ifname"])
-        if now != link:
-            keys = [key for key in link if (now or {}).get(key) != link[key]]
-            wrong.append(f"{link['ifname']}: {', '.join(keys)}")
+def difference(wanted: dict[str, Any], have: dict[str, Any], apart: str = "") -> str:
+    """The first values that differ, apart from those of one netdev; empty if none does."""
+    wrong = [line for kind in (EVENTS, SILENT, "links") for line in _unlike(wanted[kind], have[kind], "", apart)]
     return "; ".join(wrong[:4]) + (f"; and {len(wrong) - 4} more" if len(wrong) > 4 else "")
+
+
+def _unlike(before: Any, now: Any, name: str, apart: str) -> Iterator[str]:
+    """The values that differ in data of JSON, each with its name."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in sorted(before.keys() | now.keys()):
+            if apart not in key.split():
+                yield from _unlike(before.get(key, "not there"), now.get(key, "not there"), f"{name} {key}", apart)
+    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        for number, pair in enumerate(zip(before, now, strict=True)):
+            yield from _unlike(*pair, f"{name} {number}", apart)
+    elif before != now:
+        yield f"{name.strip()}: {before!r}, now {now!r}"
 
 
 def _lies(node: Node, seen: Sequence[Seen]) -> dict[str, Lie]:

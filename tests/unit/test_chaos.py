@@ -31,7 +31,7 @@ from tests.chaos.lies import CLOCKS, HEARTBEAT, PUBLISHING, SAID, Lie, in_api, t
 from tests.chaos.oracle import EVENTS, SILENT
 from tests.chaos.shown import CLAIMS, Seen, claims, longest, shown
 from tests.chaos.smallest import smallest
-from tests.chaos.trial import OFTEN, RELEASE, of_journal
+from tests.chaos.trial import OFTEN, RELEASE, difference, of_journal
 
 
 def test_the_same_seed_makes_the_same_trials() -> None:
@@ -181,7 +181,7 @@ def test_a_lie_is_wrong_if_it_is_longer_than_its_limit(fault: Fault, kind: str, 
 
 
 def test_the_oracle_prints_when_a_value_differed(tmp_path: Path) -> None:
-    wanted = {"functions": [], EVENTS: {"gone": "1"}, SILENT: {}}
+    wanted: dict[str, dict[str, str]] = {"functions": {}, EVENTS: {"gone": "1"}, SILENT: {}}
     (tmp_path / "wanted.json").write_text(json.dumps(wanted))
     began = time.clock_gettime(time.CLOCK_BOOTTIME)
     words = [sys.executable, oracle.__file__, "watch", str(tmp_path / "wanted.json")]
@@ -195,6 +195,16 @@ def test_the_oracle_prints_when_a_value_differed(tmp_path: Path) -> None:
     assert printed["differed"][SILENT] == []
     # This host has no report that says ready.
     assert printed["lies"][EVENTS]["seconds"] == 0.0
+
+
+def test_a_difference_names_the_value_within_a_link() -> None:
+    link = {"ifname": "eth0", "flags": ["UP"], "vfinfo_list": [{"vf": 0, "trust": True}, {"vf": 1, "trust": True}]}
+    other = link | {"vfinfo_list": [{"vf": 0, "trust": True}, {"vf": 1, "trust": False}]}
+    wanted: dict[str, dict[str, object]] = {EVENTS: {"0000:01:00.0 eth0": "1"}, SILENT: {}, "links": {"eth0": link}}
+    assert difference(wanted, wanted) == ""
+    assert difference(wanted, wanted | {"links": {"eth0": other}}) == "eth0 vfinfo_list 1 trust: True, now False"
+    assert difference(wanted, wanted | {EVENTS: {}}) == "0000:01:00.0 eth0: '1', now 'not there'"
+    assert difference(wanted, wanted | {EVENTS: {}, "links": {}}, apart="eth0") == ""
 
 
 def _catches(pid: int, number: signal.Signals) -> bool:

@@ -99,6 +99,16 @@ def test_queues_that_somebody_exchanges_come_back(kernel: Kernel) -> None:
     assert not settle(kernel).applied
 
 
+def test_the_first_placement_of_a_boot_does_not_depend_on_where_interrupts_were(kernel: Kernel) -> None:
+    settle(kernel)
+    other = two_nics(cpus=8)
+    settle(other)
+    other.files.replace(PLACED, "")
+    swap_two(other)
+    settle(other)
+    assert affinities(other) == affinities(kernel)
+
+
 @pytest.mark.parametrize(
     "content", ["{", "[]", '{"a": 1}', f'{{"{PF0}": {{"0": "x", "1": 99, "2": [1]}}}}', "[" * 100000]
 )
