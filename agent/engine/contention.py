@@ -29,7 +29,8 @@ COMM = 15
 Write = tuple[Change, int]
 """A change, and the index of its target's netdev (0: none)."""
 
-Identity = tuple[str, str, str, Value, int]
+Place = tuple[str, str, str, int]
+"""What a change writes to: its kind, target and field, and the index of its target's netdev."""
 
 
 def suspects(kind: str, processes: frozenset[str]) -> tuple[str, ...]:
@@ -55,29 +56,36 @@ class _Contended:
 class Contention:
     """When each change was written (seconds of a monotonic clock), and which changes are left alone for now.
 
+    Only writes of one value count. If the agent itself has written another value, nobody else has undone the first one.
     ``limit`` 0 never stops: for measurements that undo the same change over and over.
     """
 
     limit: int = LIMIT
-    _written: dict[Identity, list[float]] = field(factory=dict)
-    _contended: dict[Identity, _Contended] = field(factory=dict)
+    _written: dict[Place, tuple[Value, list[float]]] = field(factory=dict)
+    _contended: dict[tuple[Place, Value], _Contended] = field(factory=dict)
 
     def wrote(self, writes: Iterable[Write], now: float) -> None:
         """Note the writes of a pass, in their order."""
         first: dict[str, str] = {}
-        counted = [write for write in writes if first.setdefault(write[0].device, write[0].kind) == write[0].kind]
-        for identity in dict.fromkeys(map(_identity, counted)):
-            self._written.setdefault(identity, []).append(now)
+        last = {_place(write): write[0] for write in writes}
+        for place, change in last.items():
+            value, times = self._written.get(place, (change.after, []))
+            if value != change.after:
+                times = []
+            if first.setdefault(change.device, change.kind) == change.kind:
+                times = [*times, now]
+            self._written[place] = change.after, times
         # Forget values that nobody has undone for that long.
         self._written = {
-            identity: recent
-            for identity, times in self._written.items()
+            place: (value, recent)
+            for place, (value, times) in self._written.items()
             if (recent := [when for when in times if now - when <= WINDOW])
         }
 
     def recent(self, write: Write, now: float) -> int:
         """How often the agent wrote a change within :data:`WINDOW`."""
-        return sum(now - when <= WINDOW for when in self._written.get(_identity(write), ()))
+        value, times = self._written.get(_place(write), (write[0].after, []))
+        return sum(now - when <= WINDOW for when in times) if value == write[0].after else 0
 
     def held_back(self, write: Write, processes: frozenset[str], now: float) -> Outcome | None:
         """The outcome of a change that is left alone, because it was undone too often; None if it may be written."""
@@ -88,7 +96,7 @@ class Contention:
         if contended is not None:
             # The pause is over. If this write is undone too, the next pause begins.
             del self._contended[identity]
-            self._written[identity] = [now] * (self.limit - 1)
+            self._written[_place(write)] = change.after, [now] * (self.limit - 1)
             return None
         recent = self.recent(write, now)
         # A change with a grace period is never left alone: it waits longer each time (Failures.wait).
@@ -109,7 +117,7 @@ class Contention:
         """Forget the contended changes that are no longer needed: the value is as it should be, or no longer in the spec."""
         for identity in self._contended.keys() - {_identity(write) for write in remaining}:
             del self._contended[identity]
-            self._written.pop(identity, None)
+            self._written.pop(identity[0], None)
 
     def condition(self, required: Iterable[Write]) -> Condition:
         """``Uncontended``: if False, the message names the first change that is left alone and the likely program."""
@@ -121,6 +129,10 @@ class Contention:
         return Condition("Uncontended", "False", "Contended", message, remedy=outcomes[0].remedy)
 
 
-def _identity(write: Write) -> Identity:
+def _place(write: Write) -> Place:
     change, ifindex = write
-    return change.kind, change.target, change.field, change.after, ifindex
+    return change.kind, change.target, change.field, ifindex
+
+
+def _identity(write: Write) -> tuple[Place, Value]:
+    return _place(write), write[0].after

@@ -217,8 +217,17 @@ def _place(local: Mapping[str, Pool], have: Snapshot) -> dict[Key, int]:
             # Where an interrupt happens to be is no reason to leave it there: the order in which devices appear, and what
             # irqbalance did before, differ from boot to boot.
             previous |= {key: irq.affinity[0]} if stays else {}
-    placed = {key: cpu for key, cpu in kept.placed.items() if key in keys and cpu in keys[key].cpus}
-    return place(have.topology, keys, {**previous, **placed})
+    # A function that is down, as while a pod starts, has no interrupts. It keeps its share of the CPUs, so that no other moves.
+    down = {
+        target: address
+        for address in sorted(have[NAME].keys() & roomy.keys())
+        for target, irqs in have[NAME][address].items()
+        if not irqs
+    }
+    every = {**{key: roomy[down[key[0]]] for key in kept.placed if key[0] in down}, **keys}
+    placed = {key: cpu for key, cpu in kept.placed.items() if key in every and cpu in every[key].cpus}
+    result = place(have.topology, every, {**previous, **placed})
+    return {key: cpu for key, cpu in result.items() if key in keys}
 
 
 def _without(pool: Pool, full: frozenset[int]) -> Pool:

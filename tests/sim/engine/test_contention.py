@@ -92,6 +92,16 @@ def test_a_change_that_is_undone_seldom_is_still_written(node: Node) -> None:
     assert is_ready(contend(node, LIMIT * 3, every=WINDOW / (LIMIT - 1)).conditions)
 
 
+def test_values_that_the_agent_itself_exchanges_are_not_contended(node: Node) -> None:
+    nic = {"name": "rail0", "select": {"pci": PF}, "mtu": 8000, "vfs": {"count": 2}}
+    other = from_mapping({"node_name": "n1", "nics": [nic], "irqs": {"irqbalance": "untouched"}})
+    for _ in range(2 * LIMIT):
+        node.now += 10.0
+        assert is_ready(node.look(other).conditions)
+        assert is_ready(node.look().conditions)
+    assert node.mtu() == 9000
+
+
 def test_changes_that_nobody_undoes_are_still_written(node: Node) -> None:
     contend(node)
     node.kernel.files.write(f"/sys/bus/pci/devices/{PF}/sriov_numvfs", "0")

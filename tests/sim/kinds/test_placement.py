@@ -109,6 +109,21 @@ def test_the_first_placement_of_a_boot_does_not_depend_on_where_interrupts_were(
     assert affinities(other) == affinities(kernel)
 
 
+@pytest.mark.parametrize("index", range(5))
+def test_a_pod_that_starts_moves_no_interrupt_of_another_device(kernel: Kernel, index: int) -> None:
+    settle(kernel)
+    before = affinities(kernel)
+    vf = targets(kernel.files, PF0)[f"{PF0}#{index}"]
+    # Linux takes the netdev down when it moves it, and the driver then frees the interrupts.
+    kernel.move_away(vf)
+    kernel.interrupts.free(vf)
+    settle(kernel)
+    assert affinities(kernel) == {key: cpus for key, cpus in before.items() if key[0] != vf}
+    kernel.come_back(vf, "eth9")
+    settle(kernel)
+    assert affinities(kernel) == before
+
+
 @pytest.mark.parametrize(
     "content", ["{", "[]", '{"a": 1}', f'{{"{PF0}": {{"0": "x", "1": 99, "2": [1]}}}}', "[" * 100000]
 )
