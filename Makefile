@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Three processes a CPU, because many tests wait for the agent's own time limits.
 PARALLEL := --numprocesses=$(shell expr 3 \* $$(nproc)) --maxprocesses=32 --dist=worksteal
 
-.PHONY: help chaos check lab lab-cluster lab-down test lint quick unit lab-suite cluster-suite campaign fuzz pythons audit sbom molecule bench lock clean mutants docs
+.PHONY: help chaos soak check lab lab-cluster lab-down test lint quick unit lab-suite cluster-suite campaign fuzz pythons audit sbom molecule bench lock clean mutants docs
 
 help:
 	@echo "make lab          boot two virtual servers, and deploy to them"
@@ -23,8 +23,9 @@ help:
 	@echo "make lint         style, types and import rules"
 	@echo "make docs         the documentation site, in site/; a broken link fails"
 	@echo "make unit         unit, simulation, contract and deploy tests (no virtual server)"
-	@echo "make campaign     long tests on virtual servers: faults, soak, kernel upgrades (hours)"
+	@echo "make campaign     long tests on virtual servers: drivers, kernel upgrades, faults of a cluster (hours)"
 	@echo "make chaos        a hundred random faults on a node of the lab (hours); the lab must be up"
+	@echo "make soak         eight hours of drift and traffic on a node of the lab; a soak that was stopped continues"
 	@echo "make fuzz         fuzz every parser of foreign input (SECONDS=60 each, SEED=1)"
 	@echo "make pythons      the unit and simulation tests on each Python from 3.10 on"
 	@echo "make audit        ask the package registry for known vulnerabilities of the locked packages (needs the network)"
@@ -83,6 +84,9 @@ campaign: $(STAMP)
 
 chaos: $(STAMP)
 	$(BIN)/python -m tests.chaos
+
+soak: $(STAMP)
+	$(BIN)/python -m tests.soak
 
 # atheris is compiled code for some machines and Pythons only, so nothing but this needs it.
 SECONDS ?= 60

@@ -2,7 +2,8 @@
 
 Each minute one value of the first node is broken, while one of its VFs sends to the second node by iperf3 and ib_write_bw. The
 lab must be up and deployed. After every :data:`SAVED` drifts both nodes are saved with their memory, and the results are
-written. A soak that was stopped, even with its lab, continues from there: the processes of the agent are the same then.
+written. A soak that was stopped continues from there, also after a restart of this host: the agent's processes are the same
+ones then. `make lab-down` deletes the saved nodes.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ def summary(rows: Sequence[Row], carried: Sequence[str]) -> str:
     took = sorted(row.took for row in rows)
     ends = [row for row in rows if row.memory is not None]
     return (
-        f"{sum(row.seconds for row in rows) / 3600:.2f} h, {len(rows)} drifts in {-(-len(rows) // len(drifts()))} rounds; "
+        f"{sum(row.seconds for row in rows) / 3600:.2f} h, {len(rows)} drifts; "
         f"seconds until one was seen repaired: median {took[len(took) // 2]:.1f}, most {took[-1]:.1f}; "
         f"after each round: memory (PSS) {[row.memory for row in ends]} kB, descriptors {[row.descriptors for row in ends]}; "
         f"runs: {carried.count('iperf3')} of iperf3, {carried.count('ib_write_bw')} of ib_write_bw"
@@ -145,8 +146,11 @@ def main(hours: float) -> None:
     Exit code: 0 every drift was repaired and nothing grew, 1 not, or the lab failed, 2 bad input.
     """
     try:
-        soak = Soak(fleet.nodes(), versions(fleet.nodes()[0]))
-        found = soak.run(hours * 3600)
+        nodes = fleet.nodes()
+        for node in nodes:
+            if node.pid() is None:
+                node.restore(SNAPSHOT)
+        found = Soak(nodes, versions(nodes[0])).run(hours * 3600)
     except LabError as error:
         raise click.ClickException(str(error)) from None
     for line in found:
