@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from attrs import evolve
 
-from agent.engine.contention import Write
+from agent.engine.contention import REMADE, Write
 from agent.engine.context import PassContext
 from agent.engine.disruption_policy import Allowed, allowed
 from agent.engine.retry import identity
@@ -158,7 +158,7 @@ def write_of(have: Snapshot, change: Change) -> Write:
         return change, kind.netdev_index(have, change)
     if kind is not None and change.field in kind.REMAKES_NETDEV:
         # The driver takes a new MAC only when the VF's netdev is created again: its index changes with each write.
-        return change, 0
+        return change, REMADE
     return change, vf_links.index(have, change.target)
 
 

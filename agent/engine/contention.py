@@ -2,17 +2,17 @@
 
 A pass that creates a part of a device again (VFs, driver, link) also writes the values that depend on that part, although no
 other program undid them. So of each device a pass counts only the first kind that it wrote, in the order of kinds. The count
-of a netdev that comes back under another index starts at zero, unless the agent created it again to set the value (a VF's MAC).
+of a netdev that was away, deleted or in a pod, starts at zero, unless the agent created it again to set the value (a VF's MAC).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from attrs import define, field, frozen
 
 from agent.kinds import by_name
-from agent.report.records import Change, Condition, Outcome, Value
+from agent.report.records import HOST, Change, Condition, Outcome, Value
 
 LIMIT = 5
 """How often a value may be undone within :data:`WINDOW` before the agent leaves it."""
@@ -27,7 +27,10 @@ COMM = 15
 """How many characters of a process's name the kernel keeps (TASK_COMM_LEN, include/linux/sched.h)."""
 
 Write = tuple[Change, int]
-"""A change, and the index of its target's netdev (0: none)."""
+"""A change, and the index of its target's netdev: 0 if there is none in the host's network namespace."""
+
+REMADE = -1
+"""The index for a change with which the netdev is created again, under another index."""
 
 Place = tuple[str, str, str, int]
 """What a change writes to: its kind, target and field, and the index of its target's netdev."""
@@ -80,6 +83,20 @@ class Contention:
             place: (value, recent)
             for place, (value, times) in self._written.items()
             if (recent := [when for when in times if now - when <= WINDOW])
+        }
+
+    def left(self, index: Callable[[str], int]) -> None:
+        """Forget the writes from before a netdev was deleted, or came from or went to a pod.
+
+        With each pod the kernel resets such values, and no program undoes them: the netdev goes down, and new interrupts are
+        not pinned.
+
+        :param index: the index of a target's netdev now, 0 if there is none in the host's network namespace.
+        """
+        self._written = {
+            place: written
+            for place, written in self._written.items()
+            if place[1] == HOST or place[3] in (REMADE, index(place[1]))
         }
 
     def recent(self, write: Write, now: float) -> int:

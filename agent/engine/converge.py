@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 
 from attrs import evolve, frozen
 
@@ -13,7 +14,7 @@ from agent.engine.observation import not_observed, observed, unreadable
 from agent.engine.readiness import Judge, at_once
 from agent.engine.retry import identity
 from agent.hardware.functions import rediscover
-from agent.kinds import Kind, by_name, ordered
+from agent.kinds import Kind, by_name, ordered, vf_links
 from agent.machine import Machine
 from agent.report.records import HOST, Change, Condition, Outcome
 from agent.report.target import device_of
@@ -211,6 +212,7 @@ def _remember(memory: Memory, state: _State) -> None:
     """Note what was written, and forget the failures of changes that are no longer planned."""
     contention = memory.failures.contention
     memory.failures.keep({identity(outcome.change) for outcome in state.remaining})
+    contention.left(partial(vf_links.index, state.have))
     contention.keep(write_of(state.have, outcome.change) for outcome in state.remaining)
     contention.wrote((write_of(state.have, outcome.change) for outcome in state.applied), memory.clock())
 

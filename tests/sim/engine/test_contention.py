@@ -6,6 +6,7 @@ from agent.engine.contention import LIMIT, PAUSE, WINDOW, Contention, say_suspec
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
 from agent.engine.retry import Failures
+from agent.hardware.functions import vf_addresses
 from agent.report.records import Condition, Outcome
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
@@ -100,6 +101,26 @@ def test_values_that_the_agent_itself_exchanges_are_not_contended(node: Node) ->
         assert is_ready(node.look(other).conditions)
         assert is_ready(node.look().conditions)
     assert node.mtu() == 9000
+
+
+def test_the_values_that_the_kernel_resets_with_each_pod_are_not_contended(node: Node) -> None:
+    kernel = node.kernel
+    vf = vf_addresses(kernel.files, PF)[1]
+    name = kernel.netdev(vf).name
+    for _ in range(2 * LIMIT):
+        node.now += 10.0
+        actions = kernel.ethtool.actions(kernel.netdev(vf).ifindex)
+        kernel.move_away(vf)
+        kernel.interrupts.free(vf)
+        kernel.interrupts.request_all(vf, actions)
+        in_pod = node.look()
+        assert in_pod.applied
+        assert {outcome.change.kind for outcome in in_pod.outcomes} == {"irqs"}
+        assert is_ready(in_pod.conditions)
+        kernel.come_back(vf, name)
+        assert not kernel.netdev(vf).up
+        assert is_ready(node.look().conditions)
+        assert kernel.netdev(vf).up
 
 
 def test_changes_that_nobody_undoes_are_still_written(node: Node) -> None:
