@@ -36,6 +36,7 @@ class Fault:
     ``holds``: seconds between both. ``keeps_vfs``: whether the VFs, and so one in use, are there all the time.
     ``repair_disturbs``: the repair disturbs the VF in use, so the agent has to wait until the VF is back.
     ``silences``: the agent cannot answer while it lasts, so readers trust the report until its heartbeat is stale.
+    ``unclaimed``: the netdev of a VF whose driver the fault changes. The spec gives no driver, so the node may be ready.
     ``mutes``: the reporter cannot publish while it lasts, and may wait for a while before it tries again.
     ``needs``: a script that fails on a node on which the fault cannot be tried.
     """
@@ -47,6 +48,7 @@ class Fault:
     holds: float = 0.0
     keeps_vfs: bool = True
     repair_disturbs: bool = False
+    unclaimed: str = ""
     silences: bool = False
     mutes: bool = False
     reboots: bool = False
@@ -255,8 +257,13 @@ FAULTS = (
         for unit, stop in (
             ("systemd-udevd", "systemd-udevd systemd-udevd-control.socket systemd-udevd-kernel.socket"),
             ("dbus", "dbus.socket dbus"),
-            ("systemd-networkd", "systemd-networkd.socket systemd-networkd"),
         )
+    ),
+    # networkd removes the addresses that it got by DHCP, so nobody can log in to start it again.
+    Fault(
+        "systemd-networkd stopped for 5 s",
+        "another service",
+        "systemctl stop systemd-networkd.socket systemd-networkd; sleep 5; systemctl start systemd-networkd",
     ),
     Fault(
         "irqbalance started against us for 15 s",
@@ -279,8 +286,12 @@ FAULTS = (
         f"modprobe vfio-pci; vf=$(basename $(readlink {DEVICE}/virtfn3)); echo vfio-pci > {DEVICE}/virtfn3/driver_override;"
         f" echo $vf > {DEVICE}/virtfn3/driver/unbind; echo $vf > /sys/bus/pci/drivers_probe;"
         f" {_open(f'/dev/vfio/$(basename $(readlink {DEVICE}/virtfn3/iommu_group))')}",
-        f"systemctl stop {HOLDER}; echo > {DEVICE}/virtfn3/driver_override",
+        # The spec gives no driver, so the agent leaves the VF to whoever has bound it to vfio. libvirt gives it back like this.
+        f"systemctl stop {HOLDER}; vf={DEVICE}/virtfn3;"
+        ' if [ "$(basename "$(readlink $vf/driver)")" = vfio-pci ]; then pci=$(basename $(readlink $vf));'
+        " echo > $vf/driver_override; echo $pci > $vf/driver/unbind; echo $pci > /sys/bus/pci/drivers_probe; fi",
         10.0,
+        unclaimed=f"{PF}v3",
         needs=f"test -e {DEVICE}/virtfn3/iommu_group && modprobe vfio-pci",
     ),
     Fault(

@@ -125,7 +125,8 @@ def _trial(
         wanted = _settled(node, wanted, apart=HELD)
     held = node.sh(WHO) if hold else ""
     still: bool | None = None
-    node.run(["sh", "-c", f"cat > {FOLDER}/wanted.json"], check=True, stdin=json.dumps(wanted))
+    claimed = without(wanted, {fault.unclaimed for fault in faults})
+    node.run(["sh", "-c", f"cat > {FOLDER}/wanted.json"], check=True, stdin=json.dumps(claimed))
     _inject(node, faults, chance)
     if hold and any(fault.repair_disturbs for fault in faults):
         wrong += _not_deferred(node)
@@ -249,6 +250,16 @@ def difference(wanted: dict[str, Any], have: dict[str, Any], apart: str = "") ->
     """The first values that differ, apart from those of one netdev; empty if none does."""
     wrong = [line for kind in (EVENTS, SILENT, "links") for line in _unlike(wanted[kind], have[kind], "", apart)]
     return "; ".join(wrong[:4]) + (f"; and {len(wrong) - 4} more" if len(wrong) > 4 else "")
+
+
+def without(wanted: dict[str, Any], netdevs: set[str]) -> dict[str, Any]:
+    """This state without the functions of these netdevs."""
+    keys = [key.split() for key in wanted[EVENTS]]
+    gone = netdevs | {function for function, *names in keys if netdevs & set(names)}
+    return wanted | {
+        kind: {key: value for key, value in wanted[kind].items() if key.split()[0] not in gone}
+        for kind in (EVENTS, SILENT)
+    }
 
 
 def _unlike(before: Any, now: Any, name: str, apart: str) -> Iterator[str]:

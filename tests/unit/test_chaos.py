@@ -31,7 +31,7 @@ from tests.chaos.lies import CLOCKS, HEARTBEAT, PUBLISHING, SAID, Lie, in_api, t
 from tests.chaos.oracle import EVENTS, SILENT
 from tests.chaos.shown import CLAIMS, Seen, claims, longest, shown
 from tests.chaos.smallest import smallest
-from tests.chaos.trial import OFTEN, RELEASE, difference, of_journal
+from tests.chaos.trial import OFTEN, RELEASE, difference, of_journal, without
 
 
 def test_the_same_seed_makes_the_same_trials() -> None:
@@ -205,6 +205,13 @@ def test_a_difference_names_the_value_within_a_link() -> None:
     assert difference(wanted, wanted | {"links": {"eth0": other}}) == "eth0 vfinfo_list 1 trust: True, now False"
     assert difference(wanted, wanted | {EVENTS: {}}) == "0000:01:00.0 eth0: '1', now 'not there'"
     assert difference(wanted, wanted | {EVENTS: {}, "links": {}}, apart="eth0") == ""
+
+
+def test_what_the_spec_leaves_to_others_is_not_watched() -> None:
+    vf, other = {"0000:01:10.0": "igbvf", "0000:01:10.0 eth1": "1"}, {"0000:01:10.2": "igbvf", "0000:01:10.2 eth2": "1"}
+    wanted = {EVENTS: vf | other, SILENT: {"0000:01:10.0 eth1-rx-0": "0", "eth1 rx-0": "1", "eth2 rx-0": "1"}}
+    assert without(wanted, {"eth1", ""}) == {EVENTS: other, SILENT: {"eth2 rx-0": "1"}}
+    assert without(wanted, {""}) == wanted
 
 
 def _catches(pid: int, number: signal.Signals) -> bool:
