@@ -249,7 +249,7 @@ class Soak:
 def _send(nodes: tuple[Node, ...]) -> None:
     """Have a VF of the first node send to the second one's, from now on."""
     for node, address, work in zip(reversed(nodes[:2]), reversed(ADDRESSES), (_SERVE, _SEND), strict=True):
-        node.sh(f"modprobe -a ib_uverbs rdma_ucm; systemctl stop {UNIT} 2>/dev/null; rm -f {DONE}")
+        node.sh(f"modprobe -a ib_uverbs rdma_ucm; systemctl stop {UNIT} 2>/dev/null || true; rm -f {DONE}")
         text = _LOAD.format(address=address, netdev=LOADED, work=work)
         unit = ["systemd-run", "--quiet", "--collect", f"--unit={UNIT}"]
         node.run([*unit, "sh", "-c", text.replace("$", "$$")], check=True)
