@@ -127,11 +127,14 @@ def _serving(folder: Path, configuration: Mapping[str, Any], *options: str) -> I
             process.terminate()
 
 
+LISTENS = re.compile(r'msg="Listening on".* address=127\.0\.0\.1:(\d+)')
+
+
 def _port(process: subprocess.Popen[bytes], log: Path) -> int:
     end = time.monotonic() + DEADLINE
-    while "Server is ready" not in log.read_text():
-        assert process.poll() is None, log.read_text()
-        assert time.monotonic() < end, log.read_text()
+    # On a busy machine it may be ready before it says where it listens.
+    while "Server is ready" not in (text := log.read_text()) or not (port := LISTENS.search(text)):
+        assert process.poll() is None, text
+        assert time.monotonic() < end, text
         time.sleep(0.05)
-    (port,) = re.findall(r'msg="Listening on".* address=127\.0\.0\.1:(\d+)', log.read_text())
-    return int(port)
+    return int(port[1])
