@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[1]
 RULES = ROOT / "examples" / "prometheus"
 
 DEADLINE = 180.0
+LISTENS = re.compile(r'msg="Listening on".* address=127\.0\.0\.1:(\d+)')
 """Seconds. For hangs, not for speed."""
 
 
@@ -125,9 +126,6 @@ def _serving(folder: Path, configuration: Mapping[str, Any], *options: str) -> I
             yield Prometheus(f"http://127.0.0.1:{_port(process, log)}")
         finally:
             process.terminate()
-
-
-LISTENS = re.compile(r'msg="Listening on".* address=127\.0\.0\.1:(\d+)')
 
 
 def _port(process: subprocess.Popen[bytes], log: Path) -> int:

@@ -1,9 +1,9 @@
 """Soaks a node of the lab: `python -m tests.soak --hours 8`. The agent repairs each drift, and uses no more memory at the end.
 
 Each minute one value of the first node is broken, while one of its VFs sends to the second node by iperf3 and ib_write_bw. The
-lab must be up and deployed. After every :data:`SAVED` drifts both nodes are saved with their memory, and the results are
-written. A soak that was stopped continues from there, also after a restart of this host: the agent's processes are the same
-ones then. `make lab-down` deletes the saved nodes.
+lab must be up and deployed. After every :data:`SAVED` drifts a snapshot of both nodes is taken, with their memory, and the
+results are written. A soak that was stopped continues from there, also after a restart of this host: the agent's processes are
+in the snapshot. `make lab-down` deletes the snapshots.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from typing import Any
 import click
 from attrs import asdict, frozen
 
+from agent.runtime import write_atomically
 from lab import MACHINES, LabError, Node, fleet, logs
 from lab.node import wait
 from tests.agent_size import DESCRIPTORS, MEMORY
-from tests.chaos.trial import Versions, of_journal, versions
+from tests.chaos.trial import NEVER, Versions, of_journal, versions
 
 NICS = MACHINES[0].nics
 COUNTS = (7, 4)
@@ -30,14 +31,14 @@ PACE = 60.0
 """Seconds from one drift to the next."""
 
 REPAIRED = 300.0
-"""Seconds after which the soak gives up. For hangs, not for speed: emulated nodes share whatever this host has left."""
+"""Seconds after which the soak gives up. Only a node that hangs takes so long, even on a busy host."""
 
 SAVED = 5
 """Drifts between two snapshots."""
 
 SNAPSHOT = "soak"
 GROWTH = {"memory": 8_000, "descriptors": 2}
-"""By how much supervisor and worker may have more after any round than after the first one. Memory: kB."""
+"""How much supervisor and worker may grow after the first round. Memory in kB."""
 
 LOADED = f"{NICS[0].netdev}v1"
 ADDRESSES = ("10.79.0.1", "10.79.0.2")
@@ -108,8 +109,9 @@ def drifts() -> list[Drift]:
 
 def drift(number: int) -> Drift:
     """The drift of this number, counted from 0. Each round has an order of its own, the same each time."""
-    rounds, position = divmod(number, len(drifts()))
-    return random.Random(rounds).sample(drifts(), len(drifts()))[position]  # noqa: S311  not for security
+    every = drifts()
+    rounds, position = divmod(number, len(every))
+    return random.Random(rounds).sample(every, len(every))[position]  # noqa: S311  not for security
 
 
 def summary(rows: Sequence[Row], carried: Sequence[str]) -> str:
@@ -125,12 +127,12 @@ def summary(rows: Sequence[Row], carried: Sequence[str]) -> str:
 
 
 def wrong(rows: Sequence[Row], carried: Sequence[str]) -> list[str]:
-    """What a soak of these drifts has shown that must not be."""
+    """Why a soak of these drifts has failed; empty if it has not."""
     found = [f"no run of {name} ended well" for name in ("iperf3", "ib_write_bw") if name not in carried]
     ends = [asdict(row) for row in rows if row.memory is not None]
     for what, more in GROWTH.items():
         sizes = [row[what] for row in ends]
-        # In the first round everything is read for the first time.
+        # The agent may grow in the first round, in which it reads everything for the first time.
         if sizes and max(sizes) > sizes[0] + more:
             found.append(f"{what}: {sizes[0]} after the first round, then {max(sizes)}")
     return found
@@ -148,6 +150,7 @@ def main(hours: float) -> None:
     try:
         nodes = fleet.nodes()
         for node in nodes:
+            # A node that is off cannot say which version it runs.
             if node.pid() is None:
                 node.restore(SNAPSHOT)
         found = Soak(nodes, versions(nodes[0])).run(hours * 3600)
@@ -174,7 +177,7 @@ class Soak:
         """Continue until the soak has lasted so long. :returns: what is wrong."""
         node = self.nodes[0]
         rows = self._begin()
-        unsaved = 0
+        saved = len(rows)
         while sum(row.seconds for row in rows) < seconds:
             try:
                 rows.append(self._step(len(rows)))
@@ -183,18 +186,16 @@ class Soak:
                 click.echo(f"logs: {self.folder / 'failure'}")
                 raise
             _say(rows, seconds)
-            unsaved += 1
-            if unsaved == SAVED:
+            if len(rows) == saved + SAVED:
                 self._save(rows)
-                unsaved = 0
-        if unsaved:
+                saved = len(rows)
+        if len(rows) > saved:
             self._save(rows)
         carried = node.run(["cat", DONE]).stdout.split()
         click.echo(summary(rows, carried))
-        journal = node.run(
-            ["journalctl", "--no-pager", "-b", "-o", "cat", "-u", "trackbed", "--grep", "Traceback"]
-        ).stdout
-        found = wrong(rows, carried) + of_journal(journal)
+        # Of hours, only these lines: the same message may well come often.
+        words = ["journalctl", "--no-pager", "-b", "-o", "cat", "-u", "trackbed", "--grep", "|".join(NEVER)]
+        found = wrong(rows, carried) + of_journal(node.run(words).stdout)
         restarts = node.sh("systemctl show --property=NRestarts --value trackbed").strip()
         return found + ([f"the agent was started again {restarts} times"] if restarts != "0" else [])
 
@@ -228,12 +229,10 @@ class Soak:
         for node in self.nodes:
             node.snapshot(SNAPSHOT)
         same = asdict(self.versions)
-        new = self._results.with_suffix(".new")
-        new.write_text("".join(json.dumps({**same, **asdict(row)}) + "\n" for row in rows))
-        new.replace(self._results)
+        self.folder.mkdir(exist_ok=True)
+        write_atomically(self._results, "".join(json.dumps({**same, **asdict(row)}) + "\n" for row in rows))
 
     def _load(self) -> list[Row]:
-        self.folder.mkdir(exist_ok=True)
         if not self._results.exists() or not all(node.has(SNAPSHOT) for node in self.nodes):
             return []
         same = asdict(self.versions)

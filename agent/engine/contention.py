@@ -8,6 +8,8 @@ of a netdev that was away, deleted or in a pod, starts at zero, unless the agent
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cache
+from typing import NamedTuple
 
 from attrs import define, field, frozen
 
@@ -32,8 +34,14 @@ Write = tuple[Change, int]
 REMADE = -1
 """The index for a change with which the netdev is created again, under another index."""
 
-Place = tuple[str, str, str, int]
-"""What a change writes to: its kind, target and field, and the index of its target's netdev."""
+
+class Place(NamedTuple):
+    """Where a change is written. ``ifindex``: as in :data:`Write`."""
+
+    kind: str
+    target: str
+    field: str
+    ifindex: int
 
 
 def suspects(kind: str, processes: frozenset[str]) -> tuple[str, ...]:
@@ -59,7 +67,7 @@ class _Contended:
 class Contention:
     """When each change was written (seconds of a monotonic clock), and which changes are left alone for now.
 
-    Only writes of one value count. If the agent itself has written another value, nobody else has undone the first one.
+    Only repeated writes of the same value count. If the agent wrote another value in between, no other program undid the first.
     ``limit`` 0 never stops: for measurements that undo the same change over and over.
     """
 
@@ -72,9 +80,7 @@ class Contention:
         first: dict[str, str] = {}
         last = {_place(write): write[0] for write in writes}
         for place, change in last.items():
-            value, times = self._written.get(place, (change.after, []))
-            if value != change.after:
-                times = []
+            times = self._times(place, change.after)
             if first.setdefault(change.device, change.kind) == change.kind:
                 times = [*times, now]
             self._written[place] = change.after, times
@@ -86,23 +92,29 @@ class Contention:
         }
 
     def left(self, index: Callable[[str], int]) -> None:
-        """Forget the writes from before a netdev was deleted, or came from or went to a pod.
+        """Forget the writes to a netdev that was deleted since, or has moved to a pod or back.
 
         With each pod the kernel resets such values, and no program undoes them: the netdev goes down, and new interrupts are
         not pinned.
 
         :param index: the index of a target's netdev now, 0 if there is none in the host's network namespace.
         """
+        # A target may have many values, and each pass comes here.
+        now = cache(index)
         self._written = {
             place: written
             for place, written in self._written.items()
-            if place[1] == HOST or place[3] in (REMADE, index(place[1]))
+            if place.target == HOST or place.ifindex in (REMADE, now(place.target))
         }
 
     def recent(self, write: Write, now: float) -> int:
         """How often the agent wrote a change within :data:`WINDOW`."""
-        value, times = self._written.get(_place(write), (write[0].after, []))
-        return sum(now - when <= WINDOW for when in times) if value == write[0].after else 0
+        return sum(now - when <= WINDOW for when in self._times(*_identity(write)))
+
+    def _times(self, place: Place, value: Value) -> list[float]:
+        """When this value was written; empty if the agent's last write was of another one."""
+        written, times = self._written.get(place, (value, []))
+        return times if written == value else []
 
     def held_back(self, write: Write, processes: frozenset[str], now: float) -> Outcome | None:
         """The outcome of a change that is left alone, because it was undone too often; None if it may be written."""
@@ -134,7 +146,8 @@ class Contention:
         """Forget the contended changes that are no longer needed: the value is as it should be, or no longer in the spec."""
         for identity in self._contended.keys() - {_identity(write) for write in remaining}:
             del self._contended[identity]
-            self._written.pop(identity[0], None)
+            place, _ = identity
+            self._written.pop(place, None)
 
     def condition(self, required: Iterable[Write]) -> Condition:
         """``Uncontended``: if False, the message names the first change that is left alone and the likely program."""
@@ -148,7 +161,7 @@ class Contention:
 
 def _place(write: Write) -> Place:
     change, ifindex = write
-    return change.kind, change.target, change.field, ifindex
+    return Place(change.kind, change.target, change.field, ifindex)
 
 
 def _identity(write: Write) -> tuple[Place, Value]:

@@ -213,20 +213,21 @@ def _place(local: Mapping[str, Pool], have: Snapshot) -> dict[Key, int]:
             affinities.setdefault(key, set()).add(irq.affinity)
             # A queue already on a full CPU stays there. If one of its interrupts gets no vector, the whole queue moves.
             stays = len(affinities[key]) == 1 and len(irq.affinity) == 1 and irq.affinity[0] in full
+            # Another interrupt's present CPU does not count: it depends on irqbalance, and on the order in which devices
+            # appeared, so each boot would have another placement.
+            if stays:
+                previous[key] = irq.affinity[0]
             keys[key] = (local if stays else roomy)[address]
-            # Where an interrupt happens to be is no reason to leave it there: the order in which devices appear, and what
-            # irqbalance did before, differ from boot to boot.
-            previous |= {key: irq.affinity[0]} if stays else {}
-    # A function that is down, as while a pod starts, has no interrupts. It keeps its share of the CPUs, so that no other moves.
+    # A netdev that is down, as while a pod starts, has no interrupts. Its queues keep their CPUs, so that no other queue moves.
     down = {
         target: address
-        for address in sorted(have[NAME].keys() & roomy.keys())
+        for address in have[NAME].keys() & roomy.keys()
         for target, irqs in have[NAME][address].items()
         if not irqs
     }
-    every = {**{key: roomy[down[key[0]]] for key in kept.placed if key[0] in down}, **keys}
+    every = {key: roomy[down[key[0]]] for key in kept.placed if key[0] in down} | keys
     placed = {key: cpu for key, cpu in kept.placed.items() if key in every and cpu in every[key].cpus}
-    result = place(have.topology, every, {**previous, **placed})
+    result = place(have.topology, every, previous | placed)
     return {key: cpu for key, cpu in result.items() if key in keys}
 
 

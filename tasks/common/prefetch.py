@@ -39,10 +39,11 @@ USABLE_S = 30.0
 """Seconds for which an answer is used. After that all facts are fetched again: the deploy of a large fleet takes minutes."""
 
 LONG_ANSWER = 16 << 10
-"""Characters. A longer answer, such as the list of all packages, is used once: the answers of all hosts are in memory."""
+"""Characters. A longer answer, such as the list of all packages, is dropped once it is used, because the control host has the
+answers of all hosts in memory."""
 
 LONGEST_ANSWER = 256 << 10
-"""Characters. A fact with a longer answer is not prefetched."""
+"""Characters. A fact whose answer is longer is never prefetched: the next deploy sends its command by itself."""
 
 LARGEST_FILE = 4 << 20
 LARGEST_ANSWERS = 16 << 20
@@ -57,7 +58,7 @@ answer=$({sh} -c {command} </dev/null 2>/dev/null; echo "+$?")
 printf '%s\\n%s\\n' {mark} "$answer"
 """
 
-# All answers come as one line: pyinfra 3.10 and paramiko take longer for a line than sh for a fact.
+# All answers come as one line, because pyinfra 3.10 and paramiko handle each line of output by itself.
 _ALL = "{{\n{answers}}} | gzip -c | base64 -w 0\n"
 
 
@@ -221,10 +222,10 @@ class HostFacts:
             return
         mark = secrets.token_hex(16)
         shell = shlex.quote(arguments.get("_shell_executable") or "sh")
-        answers_of_all = "".join(_ONE.format(sh=shell, command=shlex.quote(each), mark=mark) for each in commands)
+        each_one = "".join(_ONE.format(sh=shell, command=shlex.quote(each), mark=mark) for each in commands)
         sent_at = time.monotonic()
         # On standard input: the kernel allows an argument no more than 128 KiB.
-        succeeded, output = run(StringCommand("sh"), **{**arguments, "_stdin": _ALL.format(answers=answers_of_all)})
+        succeeded, output = run(StringCommand("sh"), **{**arguments, "_stdin": _ALL.format(answers=each_one)})
         answers = parse(_unpacked(output.stdout_lines), mark)
         if succeeded and len(answers) == len(commands):
             self._answers = {each: answer for each, answer in zip(commands, answers, strict=True) if answer is not None}

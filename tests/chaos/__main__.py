@@ -19,6 +19,7 @@ from typing import Any
 import click
 from attrs import asdict, frozen
 
+from agent.runtime import write_atomically
 from handbook import campaign as pages
 from handbook.trials import groups, lines
 from lab import LabError, Node, fleet, instance, logs
@@ -233,9 +234,7 @@ def _say(number: int, count: int, outcome: Outcome) -> None:
 
 
 def _write(results: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    new = results.with_suffix(".new")
-    new.write_text("".join(json.dumps(row, sort_keys=True) + "\n" for row in rows))
-    new.replace(results)
+    write_atomically(results, "".join(json.dumps(row, sort_keys=True) + "\n" for row in rows))
 
 
 if __name__ == "__main__":

@@ -35,8 +35,9 @@ class Fault:
 
     ``holds``: seconds between both. ``keeps_vfs``: whether the VFs, and so one in use, are there all the time.
     ``repair_disturbs``: the repair disturbs the VF in use, so the agent has to wait until the VF is back.
+    ``unclaimed``: the netdev of a VF that the fault binds to another driver. The lab's spec gives no driver, so the agent
+    leaves that VF alone, and the node may be ready meanwhile.
     ``silences``: the agent cannot answer while it lasts, so readers trust the report until its heartbeat is stale.
-    ``unclaimed``: the netdev of a VF whose driver the fault changes. The spec gives no driver, so the node may be ready.
     ``mutes``: the reporter cannot publish while it lasts, and may wait for a while before it tries again.
     ``needs``: a script that fails on a node on which the fault cannot be tried.
     """
@@ -286,7 +287,7 @@ FAULTS = (
         f"modprobe vfio-pci; vf=$(basename $(readlink {DEVICE}/virtfn3)); echo vfio-pci > {DEVICE}/virtfn3/driver_override;"
         f" echo $vf > {DEVICE}/virtfn3/driver/unbind; echo $vf > /sys/bus/pci/drivers_probe;"
         f" {_open(f'/dev/vfio/$(basename $(readlink {DEVICE}/virtfn3/iommu_group))')}",
-        # The spec gives no driver, so the agent leaves the VF to whoever has bound it to vfio. libvirt gives it back like this.
+        # The agent does not take the VF back (see unclaimed), so the fault does, as libvirt would.
         f"systemctl stop {HOLDER}; vf={DEVICE}/virtfn3;"
         ' if [ "$(basename "$(readlink $vf/driver)")" = vfio-pci ]; then pci=$(basename $(readlink $vf));'
         " echo > $vf/driver_override; echo $pci > $vf/driver/unbind; echo $pci > /sys/bus/pci/drivers_probe; fi",

@@ -30,20 +30,12 @@ EVENTS, SILENT = "told by events", "told by no event"
 
 
 def _text(path: str) -> str:
-    # An emulated CPU has no time for the buffers and decoders of a file object, hundreds of times a second.
     try:
-        file = os.open(path, os.O_RDONLY)
+        # Without a buffer, since an emulated CPU reads hundreds of files a second here.
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+            return file.read().decode(errors="replace").strip()
     except OSError:
         return ""
-    try:
-        parts = []
-        while part := os.read(file, 65536):
-            parts.append(part)
-        return b"".join(parts).decode(errors="replace").strip()
-    except OSError:
-        return ""
-    finally:
-        os.close(file)
 
 
 def _names(path: str) -> list[str]:
@@ -65,7 +57,7 @@ def _vfs(pci: str) -> list[str]:
 
 
 def _functions() -> dict[str, bool]:
-    """The PFs that have VFs, and the VFs, by their addresses: whether it is a PF."""
+    """The addresses of the PFs that have VFs, and of these VFs. The value says whether it is a PF."""
     every = _names(PCI)
     pfs = [pci for pci in every if _vfs(pci)]
     return {pci: pci in pfs for pci in every if pci in pfs or _link(f"{PCI}/{pci}/physfn") in pfs}
@@ -97,15 +89,15 @@ def state_without_events(functions: dict[str, bool]) -> dict[str, str]:
     return state
 
 
-def links() -> list[dict[str, Any]]:
-    """Output of `ip -d -j link` for the fabric's netdevs, without volatile values."""
+def links() -> dict[str, dict[str, Any]]:
+    """Output of `ip -d -j link` for the fabric's netdevs, by name, without volatile values."""
     done = subprocess.run(["ip", "-d", "-j", "link"], capture_output=True, text=True, check=True)
     netdevs = [link for link in json.loads(done.stdout) if "parentdev" in link]
     for link in netdevs:
         for name in VOLATILE:
             link.pop(name, None)
         link["flags"] = [flag for flag in link["flags"] if flag not in ("NO-CARRIER", "LOWER_UP")]
-    return netdevs
+    return {link["ifname"]: link for link in netdevs}
 
 
 def baseline() -> dict[str, Any]:
@@ -115,7 +107,7 @@ def baseline() -> dict[str, Any]:
         "functions": functions,
         EVENTS: state_with_events(functions),
         SILENT: state_without_events(functions),
-        "links": {str(link["ifname"]): link for link in links()},
+        "links": links(),
         "ready": says_ready(),
     }
 

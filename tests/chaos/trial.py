@@ -40,6 +40,9 @@ FILES = "find /run/trackbed /var/lib/trackbed -type f | wc -l"
 GROWTH = {"memory": 16_000, "descriptors": 8, "files": 10}
 """By how much supervisor and worker may have more than before the first fault, once the node is as before. Memory: kB."""
 
+NEVER = ("Traceback", "a fault of trackbed itself")
+"""What the journal must never have."""
+
 OFTEN = 30
 """How often one message may be in the journal of one trial. More is a flood, in which nobody finds what matters."""
 
@@ -190,7 +193,7 @@ def _inject(node: Node, faults: tuple[Fault, ...], chance: random.Random) -> Non
 
 def of_journal(text: str) -> list[str]:
     """What is wrong with the journal of a trial."""
-    wrong = [f"the journal has {word!r}" for word in ("Traceback", "a fault of trackbed itself") if word in text]
+    wrong = [f"the journal has {word!r}" for word in NEVER if word in text]
     # Numbers differ from one message to the next: times, counts, process IDs.
     same = Counter(re.sub(r"\d+", "N", line) for line in text.splitlines() if line.strip())
     return wrong + [f"the journal has {times} times: {line}" for line, times in same.items() if times > OFTEN]
@@ -207,7 +210,7 @@ def _begin(node: Node, fault: Fault, chance: random.Random) -> None:
 
 
 def _settled(node: Node, wanted: dict[str, Any], apart: str = "") -> dict[str, Any]:
-    """Wait until the node is ready, with this state, apart from that of one netdev; its state then."""
+    """Wait until the node is ready and has this state; one netdev may differ. :returns: the state that the node has then."""
     _, have, missing = _awaited(node, wanted, apart)
     if missing:
         raise LabError(f"{node.name}: not as before the first fault: {missing}")
@@ -226,9 +229,10 @@ def _not_deferred(node: Node) -> list[str]:
 
 
 def _awaited(node: Node, wanted: dict[str, Any], apart: str = "") -> tuple[float, dict[str, Any], str]:
-    """Wait until the kernel has this state, and the node is ready; the differences that remain after the longest time.
+    """Wait until the kernel has this state and the node is ready, for at most :data:`RECOVERY` seconds.
 
-    :returns: the seconds that it took, the last state, and those differences.
+    :param apart: a netdev that may differ.
+    :returns: the seconds that it took, the last state that was read, and what was still wrong at the end (empty: nothing).
     """
     began = time.monotonic()
     have: dict[str, Any] = {}
@@ -263,7 +267,7 @@ def without(wanted: dict[str, Any], netdevs: set[str]) -> dict[str, Any]:
 
 
 def _unlike(before: Any, now: Any, name: str, apart: str) -> Iterator[str]:
-    """The values that differ in data of JSON, each with its name."""
+    """Compare two JSON values: a line for each value within them that differs."""
     if isinstance(before, dict) and isinstance(now, dict):
         for key in sorted(before.keys() | now.keys()):
             if apart not in key.split():
