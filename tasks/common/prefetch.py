@@ -16,8 +16,6 @@ import os
 import secrets
 import shlex
 import time
-import zlib
-from base64 import b64decode
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -38,28 +36,17 @@ from tasks.common.archive import ROOT
 USABLE_S = 30.0
 """Seconds for which an answer is used. After that all facts are fetched again: the deploy of a large fleet takes minutes."""
 
-LONG_ANSWER = 16 << 10
-"""Characters. A longer answer, such as the list of all packages, is dropped once it is used, because the control host has the
-answers of all hosts in memory."""
-
-LONGEST_ANSWER = 256 << 10
-"""Characters. A fact whose answer is longer is never prefetched: the next deploy sends its command by itself."""
+LONGEST_ANSWER = 16 << 10
+"""Characters. A fact with a longer answer, such as the list of all packages, is not prefetched: the answers of all hosts are in
+memory."""
 
 LARGEST_FILE = 4 << 20
-LARGEST_ANSWERS = 16 << 20
-"""Bytes of all answers of one host. If there are more, each fact is fetched alone."""
-
-GZIP = 16 + zlib.MAX_WBITS
-"""The format that gzip writes, in the terms of zlib."""
 
 # Each command has its own shell, as when it is sent alone. The mark is random, so no answer contains it.
 _ONE = """\
 answer=$({sh} -c {command} </dev/null 2>/dev/null; echo "+$?")
 printf '%s\\n%s\\n' {mark} "$answer"
 """
-
-# All answers come as one line, because pyinfra 3.10 and paramiko handle each line of output by itself.
-_ALL = "{{\n{answers}}} | gzip -c | base64 -w 0\n"
 
 
 def enable(state: State) -> None:
@@ -205,10 +192,7 @@ class HostFacts:
         self._used.setdefault(phase, {})[text] = None
         if not self._changed and not self._is_usable(phase):
             self._fetch(run, phase, text, arguments)
-        answer = self._answers.get(text)
-        if answer is not None and sum(map(len, answer)) > LONG_ANSWER:
-            del self._answers[text]
-        return answer
+        return self._answers.get(text)
 
     def _is_usable(self, phase: str) -> bool:
         fetched_in, at = self._fetched or ("", 0.0)
@@ -222,24 +206,14 @@ class HostFacts:
             return
         mark = secrets.token_hex(16)
         shell = shlex.quote(arguments.get("_shell_executable") or "sh")
-        each_one = "".join(_ONE.format(sh=shell, command=shlex.quote(each), mark=mark) for each in commands)
+        script = "".join(_ONE.format(sh=shell, command=shlex.quote(each), mark=mark) for each in commands)
         sent_at = time.monotonic()
         # On standard input: the kernel allows an argument no more than 128 KiB.
-        succeeded, output = run(StringCommand("sh"), **{**arguments, "_stdin": _ALL.format(answers=each_one)})
-        answers = parse(_unpacked(output.stdout_lines), mark)
+        succeeded, output = run(StringCommand("sh"), **{**arguments, "_stdin": script})
+        answers = parse(output.stdout_lines, mark)
         if succeeded and len(answers) == len(commands):
             self._answers = {each: answer for each, answer in zip(commands, answers, strict=True) if answer is not None}
         self._fetched = phase, sent_at
-
-
-def _unpacked(lines: list[str]) -> list[str]:
-    """The lines that a host has packed; none if the host lacks gzip or base64, or sends something else."""
-    try:
-        packed = b64decode(lines[0], validate=True)
-        text = zlib.decompressobj(GZIP).decompress(packed, LARGEST_ANSWERS).decode(errors="replace")
-        return text.removesuffix("\n").split("\n")
-    except (IndexError, ValueError, zlib.error):
-        return []
 
 
 def _text(command: Any) -> str | None:
