@@ -1,9 +1,9 @@
 """Soaks a node of the lab: `python -m tests.soak --hours 8`. The agent repairs each drift, and uses no more memory at the end.
 
-Each minute (`--pace`) one value of the first node is broken, while one of its VFs sends to the second node by iperf3 and ib_write_bw. The
-lab must be up and deployed. After every :data:`SAVED` drifts a snapshot of both nodes is taken, with their memory, and the
-results are written. A soak that was stopped continues from there, also after a restart of this host: the agent's processes are
-in the snapshot. `make lab-down` deletes the snapshots.
+Each minute (`--pace`) one value of the first node is broken, while one of its VFs sends to the second node by iperf3 and
+ib_write_bw. The lab must be up and deployed. After every :data:`SAVED` drifts a snapshot of both nodes is taken, with their
+memory, and the results are written. A soak that was stopped continues from there, also after a restart of this host: the
+agent's processes are in the snapshot. `make lab-down` deletes the snapshots.
 """
 
 from __future__ import annotations
@@ -140,7 +140,11 @@ def wrong(rows: Sequence[Row], carried: Sequence[str]) -> list[str]:
     "--hours", default=8.0, show_default=True, type=click.FloatRange(min=0.0, min_open=True), help="How long."
 )
 @click.option(
-    "--pace", default=60.0, show_default=True, type=click.FloatRange(min=0.0), help="Seconds from one drift to the next."
+    "--pace",
+    default=60.0,
+    show_default=True,
+    type=click.FloatRange(min=0.0),
+    help="Seconds from one drift to the next.",
 )
 def main(hours: float, pace: float) -> None:
     """Break a value of the first node each minute, and judge how the agent repairs it. A stopped soak continues.
