@@ -134,12 +134,12 @@ def _rpm_version(version: str) -> str:
 
 
 def _requirement(depends: str, called: Mapping[str, str]) -> str:
-    """A dependency as RPM writes it; empty if it is on none of these packages. Only exact versions are kept."""
+    """A dependency as RPM writes it; empty if it is on none of these packages. Of versions, exact and lowest ones are kept."""
     words = depends.replace("(", " ").replace(")", " ").split("|")[0].split()
     if not words or words[0] not in called:
         return ""
-    exact = f" = {_rpm_version(words[2])}" if words[1:2] == ["="] else ""
-    return called[words[0]] + exact
+    version = f" {words[1]} {_rpm_version(words[2])}" if words[1:2] in (["="], [">="]) else ""
+    return called[words[0]] + version
 
 
 def like(name: str, vendor: Repository) -> Repository:

@@ -1,9 +1,9 @@
 """Soaks a node of the lab: `python -m tests.soak --hours 8`. The agent repairs each drift, and uses no more memory at the end.
 
-Each minute one value of the first node is broken, while one of its VFs sends to the second node by iperf3 and ib_write_bw. The
-lab must be up and deployed. After every :data:`SAVED` drifts a snapshot of both nodes is taken, with their memory, and the
-results are written. A soak that was stopped continues from there, also after a restart of this host: the agent's processes are
-in the snapshot. `make lab-down` deletes the snapshots.
+Each minute (`--pace`) one value of the first node is broken, while one of its VFs sends to the second node by iperf3 and
+ib_write_bw. The lab must be up and deployed. After every :data:`SAVED` drifts a snapshot of both nodes is taken, with their
+memory, and the results are written. A soak that was stopped continues from there, also after a restart of this host: the
+agent's processes are in the snapshot. `make lab-down` deletes the snapshots.
 """
 
 from __future__ import annotations
@@ -27,9 +27,6 @@ from tests.chaos.trial import NEVER, Versions, of_journal, versions
 
 NICS = MACHINES[0].nics
 COUNTS = (7, 4)
-PACE = 60.0
-"""Seconds from one drift to the next."""
-
 REPAIRED = 300.0
 """Seconds after which the soak gives up. Only a node that hangs takes so long, even on a busy host."""
 
@@ -142,7 +139,14 @@ def wrong(rows: Sequence[Row], carried: Sequence[str]) -> list[str]:
 @click.option(
     "--hours", default=8.0, show_default=True, type=click.FloatRange(min=0.0, min_open=True), help="How long."
 )
-def main(hours: float) -> None:
+@click.option(
+    "--pace",
+    default=60.0,
+    show_default=True,
+    type=click.FloatRange(min=0.0),
+    help="Seconds from one drift to the next.",
+)
+def main(hours: float, pace: float) -> None:
     """Break a value of the first node each minute, and judge how the agent repairs it. A stopped soak continues.
 
     Exit code: 0 every drift was repaired and nothing grew, 1 not, or the lab failed, 2 bad input.
@@ -153,7 +157,7 @@ def main(hours: float) -> None:
             # A node that is off cannot say which version it runs.
             if node.pid() is None:
                 node.restore(SNAPSHOT)
-        found = Soak(nodes, versions(nodes[0])).run(hours * 3600)
+        found = Soak(nodes, versions(nodes[0]), pace).run(hours * 3600)
     except LabError as error:
         raise click.ClickException(str(error)) from None
     for line in found:
@@ -167,6 +171,7 @@ class Soak:
 
     nodes: tuple[Node, ...]
     versions: Versions
+    pace: float
 
     @property
     def folder(self) -> Path:
@@ -211,7 +216,7 @@ class Soak:
         return rows
 
     def _step(self, number: int) -> Row:
-        """Break a value, wait for the repair, and for the rest of the minute."""
+        """Break a value, and wait for the repair and until the next drift is due."""
         node, chosen = self.nodes[0], drift(number)
         began = time.monotonic()
         node.sh(chosen.command, timeout=300)
@@ -222,7 +227,7 @@ class Soak:
         size: tuple[int | None, int | None] = (None, None)
         if (number + 1) % len(drifts()) == 0:
             size = int(node.sh(MEMORY)), int(node.sh(DESCRIPTORS))
-        time.sleep(max(0.0, began + PACE - time.monotonic()))  # the soak's pace; nothing is waited for
+        time.sleep(max(0.0, began + self.pace - time.monotonic()))  # the soak's pace; nothing is waited for
         return Row(chosen.command, round(took, 1), round(time.monotonic() - began, 1), *size)
 
     def _save(self, rows: Sequence[Row]) -> None:

@@ -30,8 +30,8 @@ REMEDY = f"Install Go: from https://go.dev/dl into /usr/local/go, or {DEBIAN_GO}
 class Build:
     """Go packages that are built together.
 
-    ``folder`` is a module of ours whose go.mod and go.sum decide all versions. Without it each package is written
-    `path@version`, and is built by its own go.mod, checked against Go's public checksum database.
+    ``folder`` is a module whose go.mod and go.sum decide all versions: one of ours, or a downloaded one. Without it each
+    package is written `path@version`, and is built by its own go.mod, checked against Go's public checksum database.
     ``host_packages``: Debian's packages that its C code (``cgo``) needs.
     """
 
@@ -58,7 +58,7 @@ class Build:
     def _key(self) -> str:
         digest = sha256(repr((self.packages, self.ldflags, self.cgo, self.tags)).encode())
         if self.folder is not None:
-            for file in sorted(self.folder.iterdir()):
+            for file in sorted(path for path in self.folder.iterdir() if path.is_file()):
                 digest.update(f"\0{file.name}\0".encode() + file.read_bytes())
         return digest.hexdigest()[:12]
 
@@ -79,6 +79,16 @@ def source(build: Build, module: str) -> Path:
     """The folder with a module's source, for files that come with a program."""
     output = run([go(), "mod", "download", "-C", str(build.folder), "-json", module])
     return Path(json.loads(output)["Dir"])
+
+
+def downloaded(module: str) -> Path:
+    """The folder with the source of a module, given as `path@version`."""
+    return Path(json.loads(run([go(), "mod", "download", "-json", module]))["Dir"])
+
+
+def compiler() -> str:
+    """The C compiler's command: the host's, or the one that the lab has installed for kernel modules."""
+    return "gcc" if shutil.which("gcc") else "gcc-12"
 
 
 def go() -> Path:
@@ -115,9 +125,8 @@ def _build(build: Build) -> None:
     log.unlink(missing_ok=True)
     # GOTOOLCHAIN: a Go older than a module asks for fetches the right one through the module proxy.
     env = {**os.environ, "GOTOOLCHAIN": "auto", "CGO_ENABLED": str(int(build.cgo)), "GOBIN": str(new)}
-    if build.cgo and shutil.which("gcc") is None:
-        # The compiler that the lab has installed for kernel modules.
-        env["CC"] = "gcc-12"
+    if build.cgo:
+        env["CC"] = compiler()
     flags = ["-trimpath", "-buildvcs=false", f"-tags={build.tags}", f"-ldflags=-s -w {build.ldflags}"]
     with step(f"Go: building {build.name}", usual_s=build.usual_s):
         if build.folder is None:

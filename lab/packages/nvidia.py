@@ -4,13 +4,11 @@ libnvidia-container is left out: it is C code outside of the module, and the run
 packages have its names.
 """
 
-import json
 import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from lab import image, repository
-from lab.command import run
 from lab.go import go_programs
 from lab.packages import toolchain
 from lab.progress import step
@@ -48,7 +46,7 @@ def vendor(disk: image.Image) -> repository.Repository:
 
 def _build(disk: image.Image, pool: Path) -> None:
     programs = go_programs.ensure(TOOLKIT)
-    source = Path(json.loads(run([go_programs.go(), "mod", "download", "-json", f"{MODULE}@v{RELEASE}"]))["Dir"])
+    source = go_programs.downloaded(f"{MODULE}@v{RELEASE}")
     base = "nvidia-container-toolkit-base"
     with TemporaryDirectory(prefix="trackbed-nvidia-") as folder:
         root = Path(folder) / base

@@ -3,6 +3,7 @@
 pyinfra 3.10 sends a command for each fact. Each needs an SSH channel, a login shell and a shell, and a deploy that finds
 nothing to do reads some fifty facts. So the control host keeps the commands (not the answers) of each host's last deploy. When
 the next deploy reads its first fact, it sends all of these commands at once. A fact that was not read before is sent by itself.
+For a host's first deploy, the commands of the host that was deployed to last are sent.
 
 A prefetched answer is used for a few seconds, in the phase of pyinfra that fetched it (prepare or execute), and only until this
 deploy changes something on the host.
@@ -16,6 +17,7 @@ import os
 import secrets
 import shlex
 import time
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -60,7 +62,8 @@ class _Connections(BaseStateCallback):
     """What pyinfra calls when it connects to a host, and when it disconnects."""
 
     def __init__(self, deploy: str) -> None:
-        self._deploy = deploy
+        self._folder = _folder(deploy)
+        self._last = _last(self._folder)
         self._hosts: dict[str, HostFacts] = {}
 
     def host_connect(self, state: State, host: Host) -> None:  # type: ignore[override]
@@ -68,7 +71,8 @@ class _Connections(BaseStateCallback):
         if host.name in self._hosts:
             self._hosts[host.name].drop_answers()
         else:
-            self._hosts[host.name] = HostFacts(state, host, _file(self._deploy, host.name))
+            file = self._folder / f"{_digest(host.name)}.json"
+            self._hosts[host.name] = HostFacts(state, host, file, self._last)
 
     def host_disconnect(self, state: State, host: Host) -> None:  # type: ignore[override]
         """Keep the commands for the next deploy: the host is done, or reboots."""
@@ -76,10 +80,22 @@ class _Connections(BaseStateCallback):
             self._hosts[host.name].keep_commands()
 
 
-def _file(deploy: str, host_name: str) -> Path:
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trackbed" / "facts"
-    name = hashlib.sha256("\n".join((deploy, host_name)).encode()).hexdigest()
-    return folder / f"{name}.json"
+def _folder(deploy: str) -> Path:
+    """The folder of this deploy, with a file for each host."""
+    cache_folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache_folder / "trackbed/facts" / _digest(deploy)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _last(folder: Path) -> dict[str, list[str]]:
+    """The commands, by phase, of the host that was deployed to last; none if no host was."""
+    with suppress(FileNotFoundError):
+        written = [(entry.stat().st_mtime_ns, entry.path) for entry in os.scandir(folder)]
+        return _read(Path(max(written)[1])) if written else {}
+    return {}
 
 
 @cache
@@ -98,8 +114,12 @@ class HostFacts:
     _state: State
     _host: Host
     _file: Path
+    _last: dict[str, list[str]]
+    """The commands, by phase, of the host that was deployed to last."""
+    _kept: dict[str, list[str]] = field(init=False)
+    """What the file says: the commands of the last deploy's facts, by phase."""
     _known: dict[str, list[str]] = field(init=False)
-    """The commands of the last deploy's facts, by phase."""
+    """The commands to prefetch: the same, or for a host's first deploy the other host's."""
     _used: dict[str, dict[str, None]] = field(init=False, factory=dict)
     """The commands of this deploy's facts, by phase; the keys are in the order in which the facts were read."""
     _fact: type | None = field(init=False, default=None)
@@ -114,7 +134,8 @@ class HostFacts:
     """The phase in which the answers were fetched, and when."""
 
     def __attrs_post_init__(self) -> None:
-        self._known = self._read()
+        self._kept = _read(self._file)
+        self._known = self._kept or self._last
         get_fact, run, put_file = self._host.get_fact, self._host.run_shell_command, self._host.put_file
 
         def get_fact_noted(fact: type, *arguments: Any, **named: Any) -> Any:
@@ -149,22 +170,11 @@ class HostFacts:
 
     def keep_commands(self) -> None:
         """Write the commands of this deploy's facts, for the next deploy."""
-        phases = self._known | {phase: list(used) for phase, used in self._used.items()}
-        if phases == self._known:
+        phases = self._kept | {phase: list(used) for phase, used in self._used.items()}
+        if phases == self._kept:
             return
         self._file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self._file, json.dumps({"code": _code_digest(), "phases": phases}))
-
-    def _read(self) -> dict[str, list[str]]:
-        try:
-            kept = load(self._file.read_bytes(), LARGEST_FILE)
-            if kept["code"] == _code_digest():
-                return {str(phase): [str(command) for command in used] for phase, used in kept["phases"].items()}
-        except FileNotFoundError:
-            pass
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            logger.debug(f"{self._file}: {error!r}; it is written again")
-        return {}
 
     def _phase(self) -> str:
         """The phase of pyinfra. With -y it does not check for changes while it prepares, and reads fewer facts."""
@@ -214,6 +224,19 @@ class HostFacts:
         if succeeded and len(answers) == len(commands):
             self._answers = {each: answer for each, answer in zip(commands, answers, strict=True) if answer is not None}
         self._fetched = phase, sent_at
+
+
+def _read(file: Path) -> dict[str, list[str]]:
+    """The commands by phase; none if the file is missing or damaged, or was written by other code."""
+    try:
+        kept = load(file.read_bytes(), LARGEST_FILE)
+        if kept["code"] == _code_digest():
+            return {str(phase): [str(command) for command in used] for phase, used in kept["phases"].items()}
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        logger.debug(f"{file}: {error!r}; it is written again")
+    return {}
 
 
 def _text(command: Any) -> str | None:

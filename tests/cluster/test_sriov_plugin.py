@@ -1,4 +1,7 @@
-"""A VF that the kubelet has given to a pod, with the real sriov-network-device-plugin: only the PodResources API shows this."""
+"""A VF that the kubelet has given to a pod, with the real sriov-network-device-plugin: only the PodResources API shows this.
+
+The kubelet of MicroK8s, a snap, has another root directory. This test gives the lab's kubelet that directory; no snap runs.
+"""
 
 import io
 import json
@@ -26,6 +29,8 @@ from tests.lab.deploy.test_manifests import config
 PLUGIN = "sriov-plugin-of-a-test"
 FOLDER = "/opt/sriov-plugin"  # /run is noexec
 RESOURCE = "sriov/vf_rdma"
+MICROK8S = "/var/snap/microk8s/common/var/lib/kubelet"
+FLAGS = "/var/lib/kubelet/kubeadm-flags.env"
 
 pytestmark = pytest.mark.campaign
 
@@ -64,6 +69,17 @@ def plugin(member: Member) -> Iterator[Member]:
     node.sh(f"systemctl stop {PLUGIN}; rm -r {FOLDER}")
 
 
+@pytest.fixture(params=["/var/lib/kubelet", MICROK8S])
+def root_dir(plugin: Member, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The kubelet's root directory. The plugin's socket and the kubelet's for plugins are in /var/lib/kubelet all the same."""
+    node = plugin[1]
+    node.sh(
+        f"cp {FLAGS} /run/kubelet-flags; sed -i 's,$, --root-dir={request.param},' {FLAGS}; systemctl restart kubelet"
+    )
+    yield request.param
+    node.sh(f"cp /run/kubelet-flags {FLAGS}; systemctl restart kubelet")
+
+
 def spec(node: Node) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(node.sh("cat /etc/trackbed/node.json"))
     return document
@@ -74,12 +90,18 @@ def give(node: Node, wanted: dict[str, Any]) -> None:
     node.sh("systemctl reload trackbed")
 
 
+def serves(node: Node, path: str) -> bool:
+    """Whether a program listens on a socket; a file that another one has left is not enough."""
+    return path in node.sh("ss --listening --unix --no-header")
+
+
 def plan(node: Node) -> str:
     return node.run(["trackbed", "plan"], timeout=LONG).stdout
 
 
-def test_a_vf_that_the_kubelet_gave_to_a_pod_is_in_use_by_its_name(plugin: Member) -> None:
+def test_a_vf_that_the_kubelet_gave_to_a_pod_is_in_use_by_its_name(plugin: Member, root_dir: str) -> None:
     plane, node, name = plugin
+    eventually("the kubelet serves there", lambda: serves(node, f"{root_dir}/pod-resources/kubelet.sock"), LONG)
     eventually("two VFs are allocatable", lambda: allocatable(plane, name, RESOURCE) == "2", LONG)
     pod = pods.pod("given", ["sh", "-c", "echo $PCIDEVICE_SRIOV_VF_RDMA; exec sleep 3600"])
     pod["spec"]["containers"][0]["resources"] = {"limits": {RESOURCE: "1"}}

@@ -50,5 +50,6 @@ def test_the_summary_counts_drifts_and_loads() -> None:
     assert "2 of iperf3, 1 of ib_write_bw" in line
 
 
-def test_bad_hours_are_refused() -> None:
-    assert CliRunner().invoke(main, ["--hours", "0"]).exit_code == 2
+@pytest.mark.parametrize("options", [("--hours", "0"), ("--pace", "-1")])
+def test_bad_times_are_refused(options: tuple[str, str]) -> None:
+    assert CliRunner().invoke(main, options).exit_code == 2

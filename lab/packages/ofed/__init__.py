@@ -23,8 +23,8 @@ RENAMED = "#define check_psn responder_check_psn\n#define do_complete responder_
 CONF = """\
 BUILT_MODULE_NAME="rdma_rxe"
 DEST_MODULE_LOCATION="/updates"
-MAKE="make -C ${kernel_source_dir} M=${dkms_tree}/mlnx-ofed-kernel/${PACKAGE_VERSION}/build modules"
-CLEAN="make -C ${kernel_source_dir} M=${dkms_tree}/mlnx-ofed-kernel/${PACKAGE_VERSION}/build clean"
+MAKE="make -C ${kernel_source_dir} M=${dkms_tree}/${PACKAGE_NAME}/${PACKAGE_VERSION}/build modules"
+CLEAN="make -C ${kernel_source_dir} M=${dkms_tree}/${PACKAGE_NAME}/${PACKAGE_VERSION}/build clean"
 """
 # The profile's versions, and those of its kernel package. The last one does not compile.
 DOCA = {"3.2.0-1": "25.10.OFED.25.10.1.2.2", "3.2.1-1": "25.10.OFED.25.10.1.7.1", "3.2.2-1": "25.10.OFED.25.10.9.9.9"}
@@ -33,9 +33,14 @@ RDMA_CORE = "2510mlnx58-1.2510067"
 MLNX_OFED = ("24.10-1.1.4.0", "24.10-2.1.8.0")
 
 
-def vendor(disk: image.Image, version: str) -> repository.Repository:
+DEBIAN, RHEL = "mlnx-ofed-kernel", "mlnx-ofa_kernel"
+"""The module's name in DKMS."""
+
+
+def vendor(disk: image.Image, version: str, name: str = DEBIAN) -> repository.Repository:
     """The repository of one version of the profile, shaped like NVIDIA's, with the packages that building the drivers needs."""
-    return repository.ensure(f"doca-{version}", _inputs(disk), lambda pool: _doca(disk, version, pool))
+    inputs = [*_inputs(disk), name.encode()]
+    return repository.ensure(f"doca-{version}", inputs, lambda pool: _doca(disk, version, name, pool))
 
 
 def bundle(disk: image.Image, version: str) -> Path:
@@ -49,11 +54,11 @@ def _inputs(disk: image.Image) -> list[bytes]:
     return [str(disk.folder).encode(), *repository.source_of(*files)]
 
 
-def _doca(disk: image.Image, version: str, pool: Path) -> None:
+def _doca(disk: image.Image, version: str, name: str, pool: Path) -> None:
     toolchain.link(disk, pool)
     kernel = DOCA[version]
     with TemporaryDirectory(prefix="trackbed-doca-") as folder:
-        _kernel_part(pool, _driver(disk, Path(folder)), kernel, broken=version == BROKEN)
+        _kernel_part(pool, _driver(disk, Path(folder)), kernel, name, broken=version == BROKEN)
         _tools(pool, kernel, f"OFED-internal-{kernel.partition('.OFED.')[2]}")
         _rdma_core(disk, pool, Path(folder))
     parts = ("mlnx-ofed-kernel-dkms", "mlnx-ofed-kernel-utils", "ofed-scripts")
@@ -90,15 +95,18 @@ def _driver(disk: image.Image, work: Path) -> Path:
     return source
 
 
-def _kernel_part(pool: Path, source: Path, version: str, broken: bool = False) -> None:
-    """``mlnx-ofed-kernel-dkms``. The module has a version, so that it has a srcversion of its own."""
+def _kernel_part(pool: Path, source: Path, version: str, name: str = DEBIAN, broken: bool = False) -> None:
+    """``mlnx-ofed-kernel-dkms``. The module has a version, so that it has a srcversion of its own.
+
+    ``name``: the module's name in DKMS.
+    """
     with TemporaryDirectory(prefix="trackbed-ofed-") as folder:
         tree = Path(folder) / "source"
         shutil.copytree(source, tree)
         main = tree / "rxe.c"
         extra = f'MODULE_VERSION("{version}");\n' + ("#error the vendor has made a mistake\n" if broken else "")
         main.write_text(main.read_text().replace(LICENSE, LICENSE + extra))
-        repository.dkms_deb(pool, "mlnx-ofed-kernel", version, tree, CONF)
+        repository.dkms_deb(pool, name, version, tree, CONF, {"Package": "mlnx-ofed-kernel-dkms"})
 
 
 def _tools(pool: Path, version: str, name: str) -> None:

@@ -16,11 +16,12 @@ again; if one cannot be unloaded, a reboot is requested.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from io import StringIO
 from typing import Literal
 
 from attrs import field, frozen
-from pyinfra.api.command import StringCommand
+from pyinfra.api.command import QuoteString, StringCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.exceptions import DeployError
 from pyinfra.api.operation import operation
@@ -38,7 +39,7 @@ from tasks.common.texts import HEADER
 from tasks.drivers.gpu_driver import modules
 from tasks.host import kernel
 from tasks.packages import Family, OperatingSystem, vendor_repository
-from tasks.packages.vendor_repository import Package, Repository
+from tasks.packages.vendor_repository import HeldPackages, Package, Repository
 
 REPOSITORY = "nvidia-driver"
 """The name of the files of NVIDIA's repository on a node."""
@@ -119,8 +120,11 @@ def install() -> None:
         vendor_repository.add(REPOSITORY, repository, system.family)
     else:
         vendor_repository.remove(REPOSITORY, system.family)
+    # Before the packages, too: the first one depends on others of its own version or any newer one.
     if system.family == "debian":
         files.put(name="Version", src=StringIO(preferences(wanted.version)), dest=PREFERENCES, mode="644")
+    else:
+        lock(name="Version", version=wanted.version)
     install_packages(name="Packages", names=names, version=wanted.version, family=system.family)
     modules.build(name="Modules for the running kernel", version=wanted.version)
     modules.load(name="Loaded modules", wanted_open=wanted.open, version=wanted.version)
@@ -188,6 +192,34 @@ def preferences(version: str) -> str:
     return f"{HEADER}Package: {names}\nPin: version {version}-*\nPin-Priority: 1001\n"
 
 
+_LOCK = """
+dnf versionlock add "$1" || { echo "$2" >&2; exit 1; }
+"""
+
+
+@operation()
+def lock(version: str) -> Commands:
+    """For the RHEL family: dnf's version locks on all packages of the driver at a version, as NVIDIA's guide has them."""
+    locks = {
+        name: locked
+        for name, locked in host.get_fact(HeldPackages, family="rhel").items()
+        if "nvidia" in name and locked and _VERSION.match(locked)
+    }
+    others = sorted(name for name, locked in locks.items() if not _is(version, locked))
+    if locks and not others:
+        host.noop(f"the driver's packages are locked at {version}")
+        return
+    if vendor_repository.LOCK_PLUGIN not in packages.installed("rhel"):
+        yield StringCommand("dnf", "install", "-y", vendor_repository.LOCK_PLUGIN)
+    if others:
+        yield StringCommand("dnf", "versionlock", "delete", *map(QuoteString, others))
+    yield script(_LOCK, f"*nvidia*{version}*", _remedy(version, ("the driver",)))
+
+
+def _remedy(version: str, names: Sequence[str]) -> str:
+    return f"gpu_driver: the repository must have version {version} of {', '.join(names)}"
+
+
 def _missing(names: tuple[str, ...], version: str, family: Family) -> list[str]:
     """For an operation: the packages that are not installed at the version."""
     have = packages.installed(family)
@@ -216,12 +248,7 @@ def install_packages(names: tuple[str, ...], version: str, family: Family) -> Co
         host.noop(f"installed: {', '.join(names)} {version}")
         return
     wanted = tuple(Package(name, f"{version}-*") for name in names)
-    remedy = f"gpu_driver: the repository must have version {version} of {', '.join(names)}"
-    yield from vendor_repository.install(family, wanted, modules.MODULE, remedy, locked=False)
-    if family == "rhel":
-        if vendor_repository.LOCK_PLUGIN not in packages.installed(family):
-            yield StringCommand("dnf", "install", "-y", vendor_repository.LOCK_PLUGIN)
-        yield script('dnf versionlock add "$1"', f"*nvidia*{version}*")
+    yield from vendor_repository.install(family, wanted, modules.MODULE, _remedy(version, names))
 
 
 def _is(version: str, package_version: str) -> bool:

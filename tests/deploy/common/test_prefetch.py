@@ -97,7 +97,7 @@ class Deploy:
         return Ran(seen.read_text().splitlines(), output.count("Running command on"), output, done.returncode != 0)
 
     def kept(self) -> Path:
-        [file] = (self.folder / "cache/trackbed/facts").iterdir()
+        [file] = (self.folder / "cache/trackbed/facts").glob("*/*")
         return file
 
 
@@ -121,6 +121,17 @@ def test_the_second_deploy_reads_all_facts_by_one_command_and_sees_the_same(depl
     first, second = deploy.run(), deploy.run()
     assert (first.seen, first.commands) == (SAW, 3)
     assert (second.seen, second.commands) == (SAW, 1)
+
+
+def test_the_first_deploy_of_a_host_reads_what_the_last_deploy_read_from_another_host(deploy: Deploy) -> None:
+    deploy.write(NOTES)
+    deploy.run()
+    another = deploy.kept().rename(deploy.kept().with_name("another host.json"))
+    first = deploy.run()
+    assert (first.seen, first.commands) == (SAW, 1)
+    # From then on the host has a list of its own.
+    another.unlink()
+    assert deploy.run().commands == 1
 
 
 def test_a_dry_run_prefetches_too_and_the_deploy_after_it_reads_again(deploy: Deploy) -> None:

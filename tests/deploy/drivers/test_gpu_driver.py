@@ -154,12 +154,34 @@ def test_a_fresh_rocky_gets_repository_and_packages(node: Node) -> None:
     result = node.deploy(gpu_driver.install, fresh(ROCKY_9))
     source = result.uploads["/etc/yum.repos.d/trackbed-nvidia-driver.repo"].decode()
     assert "baseurl=https://developer.download.nvidia.com/compute/cuda/repos/rhel9/x86_64\n" in source
-    dnf, plugin, lock = result.commands[f"{PREFIX}Packages"]
-    assert "--disableplugin=versionlock" in dnf
-    assert dnf.endswith(f" 'cuda-drivers-{VERSION}-*' 'nvidia-persistenced-{VERSION}-*'")
+    # cuda-drivers depends on packages of its version or a newer one, so the locks come first, and dnf respects them.
+    plugin, lock = result.commands[f"{PREFIX}Version"]
     assert plugin.startswith("dnf install -y python3-dnf-plugin")
-    assert lock.endswith(f"sh '*nvidia*{VERSION}*'")
+    assert f" '*nvidia*{VERSION}*' " in lock
+    [dnf] = result.commands[f"{PREFIX}Packages"]
+    assert dnf.endswith(f" '' 'cuda-drivers-{VERSION}-*' 'nvidia-persistenced-{VERSION}-*'")
+    order = list(result.commands)
+    assert order.index(f"{PREFIX}Version") < order.index(f"{PREFIX}Packages")
     assert gpu_driver.PREFERENCES not in result.uploads
+
+
+OLDER = ["nvidia-open-3:570.86.15-1.*", "libnvidia-ml-3:570.86.15-1.*"]
+OTHERS = ["kernel-0:5.14.0-427.el9.*", "nvidia-container-toolkit-0:1.20.1-1.*"]
+
+
+@pytest.mark.parametrize(
+    ("locks", "commands"),
+    [
+        ([*OTHERS, *OLDER], ["dnf versionlock delete libnvidia-ml nvidia-open", "add"]),
+        (OTHERS, ["add"]),
+        ([*OTHERS, f"nvidia-open-3:{VERSION}-1.*"], []),
+    ],
+)
+def test_dnf_locks_only_the_driver_at_its_version(node: Node, locks: list[str], commands: list[str]) -> None:
+    wants(node)
+    there = {**fresh(ROCKY_9), "versionlock.list": locks, "rpm --queryformat": "python3-dnf-plugin-versionlock 4.3-1"}
+    done = node.deploy(gpu_driver.install, there).commands.get(f"{PREFIX}Version", [])
+    assert ["add" if f" '*nvidia*{VERSION}*' " in command else command for command in done] == commands
 
 
 def system(identity: str, version: str) -> OperatingSystem:

@@ -1,4 +1,4 @@
-"""A client of containerd's CRI, as the kubelet is one: pods and containers without a cluster.
+"""A client of a container engine's CRI, as the kubelet is one: pods and containers without a cluster.
 
 Field numbers are those of k8s.io/cri-api, pkg/apis/runtime/v1/api.proto.
 """
@@ -17,7 +17,7 @@ from agent.linux.grpc import fields
 from lab import Node
 from tests.lab.conftest import eventually
 
-SOCKET = "/run/containerd/containerd.sock"
+CONTAINERD, CRIO = "/run/containerd/containerd.sock", "/run/crio/crio.sock"
 HOST_NETWORK = 2
 
 
@@ -85,11 +85,11 @@ class Cri:
 
 
 @contextmanager
-def connect(node: Node) -> Iterator[Cri]:
-    """To the node's containerd, its socket brought here by ssh."""
+def connect(node: Node, socket: str = CONTAINERD) -> Iterator[Cri]:
+    """To an engine of the node, its socket brought here by ssh."""
     with TemporaryDirectory(prefix="trackbed-cri-") as folder:
-        here = Path(folder) / "containerd.sock"
-        forward = ("-o", "ControlPath=none", "-N", "-L", f"{here}:{SOCKET}")
+        here = Path(folder) / "engine.sock"
+        forward = ("-o", "ControlPath=none", "-N", "-L", f"{here}:{socket}")
         with subprocess.Popen(["ssh", "-F", node.ssh_config, *forward, node.name]) as tunnel:
             try:
                 eventually("the tunnel", here.exists)

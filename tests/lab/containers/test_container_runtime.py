@@ -1,4 +1,4 @@
-"""NVIDIA's toolkit, which the deploy installs from a repository of the lab and configures for real dockerd and containerd.
+"""NVIDIA's toolkit: the deploy installs it from a repository of the lab, for real dockerd, containerd and CRI-O.
 
 There is no GPU: a container that asks for one must be refused, and a device of the test's own stands for it.
 """
@@ -14,7 +14,7 @@ import pytest
 from lab import MACHINES, Node, repository
 from lab.cluster.programs import CONTAINERD
 from lab.go import go_programs
-from lab.packages import nvidia
+from lab.packages import crio, nvidia
 from tests.lab.conftest import DEPLOYED, eventually, kept, pyinfra, wait_ready
 from tests.lab.containers import cri
 
@@ -142,18 +142,9 @@ def install_engines(node: Node, url: str) -> None:
     write(node, "/etc/containerd/config.toml", CONFIG, mode="600")
     write(node, "/etc/containerd/conf.d/10-site.toml", SCHEDULER)
     write(node, "/etc/cdi/test.json", json.dumps(CDI))
-    write(node, "/run/only.list", f"deb [trusted=yes] {url} ./\n")
-    apt = (
-        "apt-get -q -oDir::Etc::SourceList=/run/only.list -oDir::Etc::SourceParts=/dev/null -oAcquire::Languages=none"
-        " -oDir::State::Lists=/run/lists -oDpkg::Options::=--force-confold -oDpkg::Options::=--force-unsafe-io"
-    )
     # busybox asks for another initramfs: minutes of an emulated CPU.
     write(node, "/etc/initramfs-tools/update-initramfs.conf", "update_initramfs=no\n")
-    node.sh(
-        f"mkdir -p /run/lists/partial; export DEBIAN_FRONTEND=noninteractive; {apt} update\n"
-        f"{apt} -y install --no-install-recommends {' '.join(nvidia.ENGINES)}",
-        timeout=900,
-    )
+    install(node, url, *nvidia.ENGINES)
     # The lists of Debian's own are minutes of an emulated apt, each time.
     node.sh("rm -rf /etc/apt/sources.list /etc/apt/sources.list.d/* /var/lib/apt/lists")
     node.sh(
@@ -163,6 +154,20 @@ def install_engines(node: Node, url: str) -> None:
         "docker run --detach --network none --name old busybox\n"
         f"docker tag busybox {SANDBOX}; docker save {SANDBOX} | ctr -n k8s.io images import --snapshotter native -",
         timeout=600,
+    )
+
+
+def install(node: Node, url: str, *packages: str) -> None:
+    """Install packages from this repository alone."""
+    write(node, "/run/only.list", f"deb [trusted=yes] {url} ./\n")
+    apt = (
+        "apt-get -q -oDir::Etc::SourceList=/run/only.list -oDir::Etc::SourceParts=/dev/null -oAcquire::Languages=none"
+        " -oDir::State::Lists=/run/lists -oDpkg::Options::=--force-confold -oDpkg::Options::=--force-unsafe-io"
+    )
+    node.sh(
+        f"mkdir -p /run/lists/partial; export DEBIAN_FRONTEND=noninteractive; {apt} update\n"
+        f"{apt} -y install --no-install-recommends {' '.join(packages)}",
+        timeout=900,
     )
 
 
@@ -357,3 +362,58 @@ def test_containerd_2_injects_cdi_devices_by_itself(engines: Node, vendor: tuple
             containerd.container(pod, SANDBOX, *SLEEP, cdi="trackbed.internal/test=two")
         with pytest.raises(grpc.RpcError, match=r"(?i)nvml"):
             containerd.container(pod, SANDBOX, *SLEEP, NVIDIA_VISIBLE_DEVICES="all")
+
+
+@pytest.fixture
+def with_crio(engines: Node) -> Node:
+    """The node with CRI-O in the place of the others, and with the image of the containers in CRI-O's store."""
+    node = engines
+    with repository.serve(crio.vendor(node.image).folder) as url:
+        install(node, url, "cri-o")
+    node.sh(
+        f"""
+        docker save --output /srv/image.tar {SANDBOX}
+        docker rm --force old; ctr task kill --signal SIGKILL old; ctr task delete old
+        systemctl stop docker.socket docker containerd
+        copyimg --signature-policy /etc/crio/policy.json --import-from docker-archive:/srv/image.tar --image-name {SANDBOX}
+        systemctl start crio
+        """,
+        timeout=300,
+    )
+    return node
+
+
+def default_runtime(node: Node) -> str:
+    """By the running CRI-O's own word."""
+    [line] = [line for line in node.sh("crio status config").splitlines() if "default_runtime = " in line]
+    return line.split('"')[1]
+
+
+def test_cri_o_gets_the_runtime_and_injects_cdi_devices_by_itself(
+    with_crio: Node, vendor: tuple[repository.Repository, str]
+) -> None:
+    node = with_crio
+    assert default_runtime(node) == "crun"
+    with cri.connect(node, cri.CRIO) as engine:
+        engine.container(engine.pod("before"), SANDBOX, *SLEEP)
+    containers = running(node)
+    assert len(containers) == 1
+    done = deploy(vendor, "crio")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert default_runtime(node) == "nvidia"
+    assert running(node) == containers
+    with cri.connect(node, cri.CRIO) as engine:
+        pod = engine.pod("after")
+        told = engine.container(pod, SANDBOX, *TELLS, NVIDIA_VISIBLE_DEVICES=DEVICE)
+        eventually("the device, and its variable", lambda: engine.run(told, *TOLD) == "yes\n")
+        assert engine.run(engine.container(pod, SANDBOX, *SLEEP, cdi=DEVICE), *PROOF) == "yes\n"
+        with pytest.raises(grpc.RpcError, match=r"trackbed\.internal/test=two"):
+            engine.container(pod, SANDBOX, *SLEEP, cdi="trackbed.internal/test=two")
+        with pytest.raises(grpc.RpcError, match=r"(?i)nvml"):
+            engine.container(pod, SANDBOX, *SLEEP, NVIDIA_VISIBLE_DEVICES="all")
+        containers = running(node)
+    again = deploy(vendor, "crio")
+    assert again.returncode == 0, again.stderr
+    operations = json.loads(again.stdout)["results"]["operations"]
+    assert [operation["name"] for operation in operations if operation["no_change"] != ["node1"]] == []
+    assert running(node) == containers

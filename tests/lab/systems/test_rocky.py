@@ -6,15 +6,17 @@ NetworkManager were not run.
 
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
 from lab import Node, repository, rpm
-from lab.packages import docker, erdma, nvidia, toolchain
+from lab.packages import docker, erdma, gpu_driver, nvidia, ofed, toolchain
 from tests.lab.conftest import inventory_data, pyinfra, ready
 from tests.lab.containers.test_container_engine import is_set_for_kubernetes
 from tests.lab.containers.test_container_runtime import dump, write
 from tests.lab.drivers.test_erdma import WRONG, changed, said
+from tests.lab.drivers.test_ofed import loaded
 from tests.lab.systems.conftest import System, as_deployed, system
 
 # Two of them need a compiler on an emulated CPU, or Go programs that are built here.
@@ -94,19 +96,28 @@ def test_the_container_engine_and_nvidia_s_runtime_come_from_signed_repositories
         assert changed(again) == []
 
 
-def test_a_driver_is_built_by_dkms_locked_upgraded_and_no_longer_locked_after_the_removal(node: Node) -> None:
+@contextmanager
+def epel(node: Node) -> Iterator[None]:
+    """The node has EPEL, where the RHEL family has DKMS, and can build modules. The lab's own drivers are gone from its disk.
+
+    The compiler and the kernel's headers have Debian's names.
+    """
     tools = rpm.like("mirror", toolchain.mirror(node.image))
-    vendor = rpm.like("erdma", erdma.vendor(node.image))
-    release = node.sh("uname -r").strip()
-    with repository.serve(tools.folder) as mirror, repository.serve(vendor.folder) as url:
-        # The RHEL family has DKMS only in EPEL, which the operator must add.
-        epel = f"[epel]\nname=EPEL, of Trackbed's lab\nbaseurl={mirror}\ngpgcheck=1\ngpgkey={mirror}/{tools.key.name}\n"
-        write(node, "/etc/yum.repos.d/epel.repo", epel)
-        # The build needs a compiler and the kernel's headers. Here they have Debian's names.
+    with repository.serve(tools.folder) as mirror:
+        text = f"[epel]\nname=EPEL, of Trackbed's lab\nbaseurl={mirror}\ngpgcheck=1\ngpgkey={mirror}/{tools.key.name}\n"
+        write(node, "/etc/yum.repos.d/epel.repo", text)
+        release = node.sh("uname -r").strip()
         node.sh(
-            f"rm -f /lib/modules/{release}/updates/erdma.ko; depmod; dnf install -y gcc-12 linux-headers-{release}",
+            f"rm -f /lib/modules/{release}/updates/*; depmod; dnf install -y gcc-12 linux-headers-{release}",
             timeout=900,
         )
+        yield
+
+
+def test_a_driver_is_built_by_dkms_locked_upgraded_and_no_longer_locked_after_the_removal(node: Node) -> None:
+    vendor = rpm.like("erdma", erdma.vendor(node.image))
+    release = node.sh("uname -r").strip()
+    with epel(node), repository.serve(vendor.folder) as url:
 
         def wanted(version: str, fingerprint: str) -> dict[str, object]:
             given = {**vendor.given(url), "fingerprint": fingerprint}
@@ -133,6 +144,89 @@ def test_a_driver_is_built_by_dkms_locked_upgraded_and_no_longer_locked_after_th
     assert removed.returncode == 0, said(removed)
     assert locks(node) == []
     assert node.sh("ls /etc/yum.repos.d /etc/pki/rpm-gpg | grep trackbed || true") == ""
+
+
+def test_doca_is_built_locked_and_loaded_and_in_use_it_gets_into_the_initramfs(node: Node) -> None:
+    first, second = list(ofed.DOCA)[:2]
+    release = node.sh("uname -r").strip()
+    image = f"/boot/initramfs-{release}.img"
+    with ExitStack() as served:
+        served.enter_context(epel(node))
+
+        def wanted(version: str) -> dict[str, object]:
+            made = rpm.like(f"doca-{version}", ofed.vendor(node.image, version, ofed.RHEL))
+            url = served.enter_context(repository.serve(made.folder))
+            given = {"version": version, "fingerprint": made.fingerprint, "repository": url, "key": f"{url}/key.asc"}
+            return {"ofed": {"doca": given}}
+
+        done = deploy(**wanted(first))
+        assert "OFED | Loaded modules" in changed(done), said(done)
+        runs, installed_file, path = loaded(node)
+        assert runs == installed_file
+        assert f"/{release}/extra/rdma_rxe.ko" in path
+        assert f"{ofed.RHEL}/{ofed.DOCA[first]}, {release}, x86_64: installed" in node.sh("dkms status")
+        assert locks(node) == [f"doca-ofed-0:{first}.*"]
+        assert changed(deploy(**wanted(first))) == []
+
+        # An initramfs that loads it at boot, as it does on a server that boots from the network.
+        write(node, "/etc/dracut.conf.d/rdma.conf", 'add_drivers+=" rdma_rxe "\n')
+        node.sh(f"dracut --force --kver {release}", timeout=900)
+        node.sh("systemd-run --quiet --unit=user sh -c 'exec sleep infinity </dev/infiniband/uverbs0'")
+        busy = deploy(**wanted(second))
+        assert "the modules are not reloaded now: sleep (pid " in busy.stderr, said(busy)
+        again, installed_file, path = loaded(node)
+        assert again == runs != installed_file
+        assert f"rdma_rxe ({installed_file})" in node.sh("cat /var/lib/trackbed/reboots/ofed")
+        assert locks(node) == [f"doca-ofed-0:{second}.*"]
+        # The next boot loads the new one.
+        inside = node.sh(f"lsinitrd --file {path.lstrip('/').replace('lib/', 'usr/lib/', 1)} {image} | sha256sum")
+        assert inside == node.sh(f"sha256sum < {path}")
+        node.sh("systemctl stop user")
+        assert changed(deploy(**wanted(second))) == ["OFED | Loaded modules"]
+        assert loaded(node)[0] == installed_file
+
+
+def test_the_gpu_driver_is_locked_at_its_version_before_it_is_installed_and_replaced_only_if_unused(node: Node) -> None:
+    old, new = gpu_driver.VERSIONS
+    vendor = rpm.like("gpu-driver", gpu_driver.vendor(node.image))
+
+    def versions() -> set[str]:
+        packages = node.sh("rpm -qa --queryformat '%{VERSION}\n' '*nvidia*'").split()
+        return {*packages, *node.sh("cat /sys/module/nvidia/version; nvidia-smi").split()}
+
+    def locked() -> set[str]:
+        return {line.rpartition("-0:")[2] for line in locks(node)}
+
+    with epel(node), repository.serve(vendor.folder) as url:
+
+        def wanted(version: str) -> dict[str, object]:
+            return {"gpu_driver": {"version": version, "repository": vendor.given(url)}}
+
+        first = deploy(**wanted(old))
+        assert first.returncode == 0, said(first)
+        # The repository has a newer one, on which the packages could depend as well.
+        assert versions() == {old}
+        assert locked() == {f"{old}-1.*"}
+        assert node.sh("systemctl is-enabled nvidia-persistenced; systemctl is-active nvidia-persistenced").split() == [
+            "enabled",
+            "active",
+        ]
+        assert changed(deploy(**wanted(old))) == []
+        node.sh("mknod /dev/nvidia0 c 1 3; systemd-run --unit=job sh -c 'exec sleep infinity </dev/nvidia0'")
+        refused = deploy(**wanted(new))
+        assert refused.returncode != 0
+        assert "is not installed while GPUs are in use by sleep (" in said(refused)
+        assert versions() == {old}
+        node.sh("systemctl stop job")
+        upgraded = deploy(**wanted(new))
+        assert upgraded.returncode == 0, said(upgraded)
+        assert versions() == {new}
+        assert locked() == {f"{new}-1.*"}
+        # And back: the locks of the newer one are gone, too.
+        older = deploy(**wanted(old))
+        assert older.returncode == 0, said(older)
+        assert versions() == {old}
+        assert locked() == {f"{old}-1.*"}
 
 
 def test_kernel_updates_are_held_and_allowed_again(node: Node) -> None:
