@@ -2,7 +2,7 @@
 
 from pyinfra import config, state
 
-from tasks.common import prefetch, progress, pyinfra_speed, shard
+from tasks.common import connection, prefetch, progress, pyinfra_speed, shard
 
 config.REQUIRE_PYINFRA_VERSION = ">=3.10,<3.11"
 # Hosts at the same time. pyinfra's default is 20 for each CPU of the control host, but the network is the limit.
@@ -12,6 +12,8 @@ config.FAIL_PERCENT = 10
 # Seconds. A busy node answers late.
 config.CONNECT_TIMEOUT = 20
 
+connection.allow_open_files(state)
+# After that: it counts the hosts of the shard.
 shard.limit(state)
 progress.show(state)
 prefetch.enable(state)

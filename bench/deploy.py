@@ -178,7 +178,10 @@ def _install(folder: Path) -> None:
 @click.option("--hosts", default=50, show_default=True, help="Hosts of the fleet.")
 @click.option("--rounds", default=5, show_default=True, help="Deploys of one host, each beside a bare ssh.")
 @click.option("--playbook/--no-playbook", default=True, help="Also run the playbook, which takes 8 s a host.")
-def main(hosts: int, rounds: int, playbook: bool) -> None:
+@click.option(
+    "--replay", is_flag=True, help="The nodes read their facts once, all together: only the control host is measured."
+)
+def main(hosts: int, rounds: int, playbook: bool, replay: bool) -> None:
     """Print the seconds of an unchanged deploy, beside those of a bare ssh and of a playbook."""
     with TemporaryDirectory(prefix="trackbed-bench-") as name, fleet(hosts, BASE["debian"]) as simulated:
         folder = Path(name)
@@ -187,13 +190,14 @@ def main(hosts: int, rounds: int, playbook: bool) -> None:
         one = simulated.addresses[:1]
         deploy(file, one, first=True)
         deploy(file, one)
+        if replay:
+            simulated.replay()
         deploys, execs = [], []
         begun = used_s()
         for _ in range(rounds):
             execs.append(seconds(simulated.ssh(one[0], "true"))[0])
             deploys.append(deploy(file, one))
         one_cpu = (used_s() - begun) / rounds
-        # From the second deploy on, the facts of a host are prefetched.
         deploy(file, simulated.addresses)
         begun = used_s()
         many = deploy(file, simulated.addresses)

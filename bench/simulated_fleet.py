@@ -3,6 +3,9 @@
 All addresses lead to one simulated node: an overlay of this machine's root file system, with processes and mounts of its own,
 so that nothing on this machine changes. ssh, shell, files, the packages' database and the agent are real; a script replaces
 systemd and starts a unit's ExecStart. The login shell has no start-up files.
+
+The programs of all nodes run on this machine's cores. With :meth:`Fleet.replay` the node therefore reads its facts only once,
+and all hosts give the same answers.
 """
 
 from __future__ import annotations
@@ -48,7 +51,8 @@ exec chroot "$work/root" /bin/sh -e /run/bench/start
 # Inside. What the base packages of the deploy lack here counts as installed: the deploy asks dpkg's database alone.
 _START = """
 grep -q ^sshd: /etc/passwd || echo sshd:x:65533:65534::/run/sshd:/usr/sbin/nologin >> /etc/passwd
-sed -i 's,^\\(root:.*:\\).*:.*$,\\1/run/bench/home:/bin/bash,' /etc/passwd
+chmod 755 /run/bench/shell
+sed -i 's,^\\(root:.*:\\).*:.*$,\\1/run/bench/home:/run/bench/shell,' /etc/passwd
 mkdir -p /run/bench/home
 for package in $(cat /run/bench/packages); do
   dpkg-query --show "$package" >/dev/null 2>&1 || printf '
@@ -101,6 +105,20 @@ case "$verb" in
 esac
 """
 
+# The login shell; sshd gives it -c and a command. When it replays, it runs a script of prefetched facts
+# (tasks/common/prefetch.py) once, and then prints the same answers. The script is on standard input; its mark is always new.
+_SHELL = r"""#!/bin/sh
+[ -e /run/bench/replays ] && [ "$2" = "sh -c sh" ] || exec /bin/bash "$@"
+script=$(cat)
+mark=$(printf '%s\n' "$script" | sed -n "s/^printf .* \([0-9a-f]\{32\}\) .*/\1/p" | head -n 1)
+answers=/run/bench/answers-$(printf '%s' "$script" | sed "s/$mark/MARK/" | sha256sum | cut -c 1-64)
+if [ ! -e "$answers" ]; then
+  printf '%s\n' "$script" | /bin/bash "$@" | sed "s/$mark/MARK/" > "$answers.$$"
+  mv "$answers.$$" "$answers"
+fi
+exec sed "s/MARK/$mark/" "$answers"
+"""
+
 _SSHD_CONFIG = """
 # sshd has room for 16 sockets: one for all addresses, and logins from this machine alone.
 ListenAddress 0.0.0.0:{port}
@@ -135,6 +153,10 @@ class Fleet:
             "ssh", "-F", "none", "-o", "BatchMode=yes", "-o", f"UserKnownHostsFile={self.known_hosts}",
             "-i", str(self.key), "-p", str(self.port), f"root@{address}", *command,
         ]  # fmt: skip
+
+    def replay(self) -> None:
+        """From now on run each script of prefetched facts once, for all hosts together. The node must not change any more."""
+        run(self.ssh(self.addresses[0], "touch", "/run/bench/replays"))
 
 
 @contextmanager
@@ -181,6 +203,7 @@ def _describe(work: Path, hosts: int, packages: Sequence[str]) -> Fleet:
     (node / "sshd_config").write_text(_SSHD_CONFIG.format(port=port))
     (node / "start").write_text(_START)
     (node / "systemctl").write_text(_SYSTEMCTL)
+    (node / "shell").write_text(_SHELL)
     (node / "packages").write_text("\n".join(packages))
     return Fleet(addresses, port, work / "key", known_hosts)
 

@@ -1,4 +1,6 @@
-"""The connection to a node. SSH connections are made without Nagle's algorithm (RFC 896), which saves 40 ms for each command.
+"""The connections to the nodes: one for each, until the end. So the limit of open files is raised for large fleets.
+
+They are made without Nagle's algorithm (RFC 896), which saves 40 ms for each command.
 
 paramiko sends a command in several small packets. With Nagle's algorithm the kernel holds the second packet back until the
 first is acknowledged, and the peer delays its acknowledgement. OpenSSH's client disables the algorithm, too.
@@ -6,13 +8,42 @@ first is acknowledged, and the peer delays its acknowledgement. OpenSSH's client
 
 from __future__ import annotations
 
+import resource
 import socket
 from typing import Any
 
 from attrs import frozen
 from paramiko import Transport
+from pyinfra.api.exceptions import PyinfraError
 from pyinfra.api.host import Host
+from pyinfra.api.state import State
 from pyinfra.connectors.local import LocalConnector
+
+OTHER_FILES = 256
+"""Files that pyinfra has open beside the connections: its own, and the programs that it starts. It never has so many."""
+
+
+def allow_open_files(state: State) -> None:
+    """For config.py: let this process have as many open files as there are hosts. Usually a login may have 1024.
+
+    When pyinfra has read the inventory, it raises PyinfraError if the hard limit is too low.
+    """
+    init = state.init
+
+    def init_with_files(inventory: Any, config: Any, initial_limit: Any = None) -> None:
+        hosts = len(inventory if initial_limit is None else initial_limit)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        needed = hosts + OTHER_FILES
+        if hard != resource.RLIM_INFINITY and hard < needed:
+            raise PyinfraError(
+                f"{hosts} hosts need {needed} open files, and {hard} are allowed: raise the hard limit (LimitNOFILE of a "
+                "service, `nofile` in /etc/security/limits.conf), or deploy the hosts in shards (TRACKBED_SHARD=1/4)"
+            )
+        if soft != resource.RLIM_INFINITY and soft < needed:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+        init(inventory, config, initial_limit=initial_limit)
+
+    state.init = init_with_files  # type: ignore[method-assign]
 
 
 def deploys_itself(host: Host) -> bool:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import runpy
 import socket
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 from tasks.common import archive
@@ -29,3 +34,37 @@ def test_a_channel_that_is_not_a_socket_is_used_unchanged() -> None:
 def test_every_host_gets_such_a_connection() -> None:
     data = runpy.run_path(str(archive.ROOT / "group_data" / "all.py"))
     assert data["ssh_paramiko_connect_kwargs"] == {"transport_factory": NoDelay()}
+
+
+HOSTS = 'hosts = [f"@fake/h{n:03}" for n in range(300)]\n'
+LIMIT = "import resource, sys\nprint('limit', resource.getrlimit(resource.RLIMIT_NOFILE)[0], file=sys.stderr)\n"
+
+
+def deployed(folder: Path, hard: int, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A deploy of 300 hosts that begins with a limit of 200 open files."""
+    (folder / "inventory.py").write_text(HOSTS)
+    (folder / "limit.py").write_text(LIMIT)
+    return subprocess.run(
+        [sys.executable, "-m", "pyinfra", "-y", str(folder / "inventory.py"), str(folder / "limit.py")],
+        cwd=archive.ROOT,
+        env={**os.environ, "PYINFRA_FAKE_DELAY": "0", "PYINFRA_FAKE_DELAY_JITTER": "0", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard)),
+    )
+
+
+def test_a_deploy_may_have_as_many_open_files_as_it_has_hosts(tmp_path: Path) -> None:
+    done = deployed(tmp_path, 1000)
+    assert done.returncode == 0, done.stderr
+    assert "limit 556\n" in done.stderr
+
+
+def test_too_many_hosts_for_the_hard_limit_are_refused_and_a_shard_of_them_is_not(tmp_path: Path) -> None:
+    refused = deployed(tmp_path, 500)
+    assert refused.returncode != 0
+    assert "300 hosts need 556 open files, and 500 are allowed" in " ".join((refused.stdout + refused.stderr).split())
+    assert "Connected" not in refused.stdout + refused.stderr
+    assert "Traceback" not in refused.stdout + refused.stderr
+    assert deployed(tmp_path, 500, TRACKBED_SHARD="1/2").returncode == 0
