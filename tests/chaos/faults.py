@@ -273,11 +273,12 @@ FAULTS = (
         "systemctl stop irqbalance",
         15.0,
     ),
+    # It takes the PFs' IPv6 link-local addresses, which the lab's spec leaves alone, and does not give them back.
     Fault(
         "NetworkManager started against us for 15 s",
         "another service",
         "systemctl start NetworkManager",
-        "systemctl stop NetworkManager",
+        f"systemctl stop NetworkManager; for pf in {PF} {SECOND.netdev}; do ip link set $pf addrgenmode eui64; done",
         15.0,
         needs="systemctl cat NetworkManager",
     ),
