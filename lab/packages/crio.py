@@ -1,4 +1,4 @@
-"""Packages CRI-O as its makers do, built from its Go module. Its monitor and its runtime, conmon and crun, are Debian's.
+"""Packages CRI-O as its makers do, built from its Go module. Its monitor and its runtime, conmon and runc, are Debian's.
 
 The module has no list of versions on every proxy, so its own go.mod and go.sum decide all versions of the build.
 """
@@ -15,17 +15,17 @@ from lab.packages import toolchain
 MODULE = "github.com/cri-o/cri-o"
 RELEASE = "1.34.0"
 VERSION = f"{RELEASE}-1"
-# From the project's own packages; only the paths of conmon and crun are Debian's.
+# As in the project's own packages, but for the paths, and for runc: Debian 12's crun refuses what this CRI-O writes.
 CONFIG = """\
 [crio.image]
 signature_policy = "/etc/crio/policy.json"
 
 [crio.runtime]
-default_runtime = "crun"
+default_runtime = "runc"
 
-[crio.runtime.runtimes.crun]
-runtime_path = "/usr/bin/crun"
-runtime_root = "/run/crun"
+[crio.runtime.runtimes.runc]
+runtime_path = "/usr/sbin/runc"
+runtime_root = "/run/runc"
 monitor_path = "/usr/bin/conmon"
 """
 POLICY = '{"default": [{"type": "insecureAcceptAnything"}]}\n'
@@ -70,7 +70,7 @@ def _build(disk: image.Image, pool: Path) -> None:
             "Package": "cri-o",
             "Version": VERSION,
             "Architecture": "amd64",
-            "Depends": "conmon, crun, libseccomp2",
+            "Depends": "conmon, runc, libseccomp2",
         }
         repository.deb(pool, fields, root)
-    toolchain.fetch(disk, pool, "conmon", "crun")
+    toolchain.fetch(disk, pool, "conmon", "runc")

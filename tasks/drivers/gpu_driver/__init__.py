@@ -52,6 +52,7 @@ FABRIC_MANAGER = "nvidia-fabricmanager"
 NO_NVSWITCH = "its journal is above; on a node without NVSwitches give fabric_manager False"
 
 _VERSION = re.compile(r"\d{3,4}\.\d+(\.\d+)?")
+_NAME = re.compile("nvidia|cuda-drivers|^libcuda|^libnv|^libxnvctrl")
 
 _CUDA = "https://developer.download.nvidia.com/compute/cuda/repos"
 # The folder of a release, and the key in it: its file and its fingerprint.
@@ -203,7 +204,7 @@ def lock(version: str) -> Commands:
     locks = {
         name: locked
         for name, locked in host.get_fact(HeldPackages, family="rhel").items()
-        if "nvidia" in name and locked and _VERSION.match(locked)
+        if locked and _is_drivers(name, locked)
     }
     others = sorted(name for name, locked in locks.items() if not _is(version, locked))
     if locks and not others:
@@ -249,6 +250,30 @@ def install_packages(names: tuple[str, ...], version: str, family: Family) -> Co
         return
     wanted = tuple(Package(name, f"{version}-*") for name in names)
     yield from vendor_repository.install(family, wanted, modules.MODULE, _remedy(version, names))
+    # A downgrade leaves packages on which these depend at their newer version, which is good enough for the package manager.
+    if others := _others(version, family):
+        yield script(_OTHERS[family], *others)
+
+
+# With the preferences, or the locks, both take the wanted version. A package that has none at that version stays.
+_OTHERS: dict[Family, str] = {
+    "debian": f'{packages.APT}apt_install --allow-downgrades install -- "$@"',
+    "rhel": 'dnf distro-sync -y -- "$@"',
+}
+
+
+def _others(version: str, family: Family) -> list[str]:
+    """For an operation: the installed packages of the driver that have another version of it."""
+    return sorted(
+        name
+        for name, versions in packages.installed(family).items()
+        if any(_is_drivers(name, each) and not _is(version, each) for each in versions)
+    )
+
+
+def _is_drivers(name: str, package_version: str) -> bool:
+    """Whether a package is one of the driver: those of the container toolkit have other versions."""
+    return _NAME.search(name) is not None and _VERSION.match(package_version.rpartition(":")[2]) is not None
 
 
 def _is(version: str, package_version: str) -> bool:

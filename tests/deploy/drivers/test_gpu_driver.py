@@ -184,6 +184,34 @@ def test_dnf_locks_only_the_driver_at_its_version(node: Node, locks: list[str], 
     assert ["add" if f" '*nvidia*{VERSION}*' " in command else command for command in done] == commands
 
 
+NEWER = {
+    "rpm --queryformat": [
+        *("nvidia-open 590.44.01-1", "nvidia-kernel-open-dkms 590.44.01-1", "nvidia-container-toolkit 1.20.1-1"),
+        "python3-dnf-plugin-versionlock 4.3-1",
+    ],
+    "dpkg -l": [
+        f"ii  {name}  amd64  something"
+        for name in ("nvidia-open  590.44.01-1", "libcuda1:amd64  590.44.01-1", "libnvidia-container1:amd64  1.20.1-1")
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("distribution", "command", "others"),
+    [
+        (ROCKY_9, "dnf distro-sync -y", "nvidia-kernel-open-dkms nvidia-open"),
+        (DEBIAN, "apt_install --allow-downgrades", "libcuda1 nvidia-open"),
+    ],
+)
+def test_a_downgrade_takes_all_packages_of_the_driver_along(
+    node: Node, distribution: Answers, command: str, others: str
+) -> None:
+    wants(node, persistence=False)
+    _, moved = node.deploy(gpu_driver.install, {**fresh(distribution), **NEWER}).commands[f"{PREFIX}Packages"]
+    assert command in moved
+    assert moved.endswith(f" sh {others}")
+
+
 def system(identity: str, version: str) -> OperatingSystem:
     family: Any = "rhel" if identity == "rocky" else "debian"
     return OperatingSystem(Distribution(identity.title(), family, 1, 1), identity, version)

@@ -69,7 +69,8 @@ class Cri:
         config = message(
             # A name of its own: one that did not start keeps it.
             (1, message((1, f"at-{time.monotonic_ns()}"))),
-            (2, message((1, image))),
+            # Twice: CRI-O verifies the signature by the name that the user has given.
+            (2, message((1, image), (18, image))),
             *((3, word) for word in command),
             *given,
             *devices,

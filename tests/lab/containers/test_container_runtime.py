@@ -370,6 +370,7 @@ def with_crio(engines: Node) -> Node:
     node = engines
     with repository.serve(crio.vendor(node.image).folder) as url:
         install(node, url, "cri-o")
+    write(node, "/etc/crio/crio.conf.d/20-site.conf", f'[crio.image]\npause_image = "{SANDBOX}"\npause_command = ""\n')
     node.sh(
         f"""
         docker save --output /srv/image.tar {SANDBOX}
@@ -393,11 +394,12 @@ def test_cri_o_gets_the_runtime_and_injects_cdi_devices_by_itself(
     with_crio: Node, vendor: tuple[repository.Repository, str]
 ) -> None:
     node = with_crio
-    assert default_runtime(node) == "crun"
+    assert default_runtime(node) == "runc"
     with cri.connect(node, cri.CRIO) as engine:
         engine.container(engine.pod("before"), SANDBOX, *SLEEP)
     containers = running(node)
-    assert len(containers) == 1
+    # The sandbox is one, too.
+    assert len(containers) == 2
     done = deploy(vendor, "crio")
     assert done.returncode == 0, done.stdout + done.stderr
     assert default_runtime(node) == "nvidia"

@@ -90,6 +90,10 @@ def test_a_driver_in_use_is_not_replaced(bare: Node, url: str, vendor: repositor
     assert versions(bare) == {NEW}
     assert bare.sh("systemctl is-active nvidia-persistenced").strip() == "active"
     assert bare.run(["test", "-e", REQUEST]).returncode != 0
+    # The older packages depend on others of their version or a newer one. These go back, too.
+    older = deploy(url, vendor, OLD)
+    assert older.returncode == 0, said(older)
+    assert versions(bare) == {OLD}
 
 
 def test_a_module_that_cannot_be_unloaded_requests_a_reboot(

@@ -159,20 +159,21 @@ def test_doca_is_built_locked_and_loaded_and_in_use_it_gets_into_the_initramfs(n
             given = {"version": version, "fingerprint": made.fingerprint, "repository": url, "key": f"{url}/key.asc"}
             return {"ofed": {"doca": given}}
 
-        done = deploy(**wanted(first))
+        older, newer = wanted(first), wanted(second)
+        done = deploy(**older)
         assert "OFED | Loaded modules" in changed(done), said(done)
         runs, installed_file, path = loaded(node)
         assert runs == installed_file
         assert f"/{release}/extra/rdma_rxe.ko" in path
         assert f"{ofed.RHEL}/{ofed.DOCA[first]}, {release}, x86_64: installed" in node.sh("dkms status")
         assert locks(node) == [f"doca-ofed-0:{first}.*"]
-        assert changed(deploy(**wanted(first))) == []
+        assert changed(deploy(**older)) == []
 
         # An initramfs that loads it at boot, as it does on a server that boots from the network.
         write(node, "/etc/dracut.conf.d/rdma.conf", 'add_drivers+=" rdma_rxe "\n')
         node.sh(f"dracut --force --kver {release}", timeout=900)
         node.sh("systemd-run --quiet --unit=user sh -c 'exec sleep infinity </dev/infiniband/uverbs0'")
-        busy = deploy(**wanted(second))
+        busy = deploy(**newer)
         assert "the modules are not reloaded now: sleep (pid " in busy.stderr, said(busy)
         again, installed_file, path = loaded(node)
         assert again == runs != installed_file
@@ -182,7 +183,7 @@ def test_doca_is_built_locked_and_loaded_and_in_use_it_gets_into_the_initramfs(n
         inside = node.sh(f"lsinitrd --file {path.lstrip('/').replace('lib/', 'usr/lib/', 1)} {image} | sha256sum")
         assert inside == node.sh(f"sha256sum < {path}")
         node.sh("systemctl stop user")
-        assert changed(deploy(**wanted(second))) == ["OFED | Loaded modules"]
+        assert changed(deploy(**newer)) == ["OFED | Loaded modules"]
         assert loaded(node)[0] == installed_file
 
 
