@@ -13,8 +13,8 @@ therefore hides what other files say in that section. If that loses a key of the
 dockerd's `runtimeArgs` in it would be lost.
 
 Tested: the dry run; on a node of the lab with nvidia-ctk 1.20.1 the reload of dockerd 20.10.24, the restart of containerd
-1.6.20, the roll-back, and CDI by containerd 2; on a node with dnf the installation; with one H100 the files for containerd 2,
-and containers that get the GPU. Not run: CRI-O, NVIDIA's own repository.
+1.6.20, the roll-back, CDI by containerd 2, and CRI-O 1.34.0; on a node with dnf the installation; with one H100 the files for
+containerd 2, and containers that get the GPU. Not run: NVIDIA's own repository.
 """
 
 from __future__ import annotations
