@@ -1,6 +1,6 @@
 """Installs DOCA-OFED: NVIDIA's drivers and libraries from its repository. DKMS builds the modules on the node.
 
-Written from vendor documents; not run with NVIDIA's own packages. For the RHEL family only the commands are tested.
+Written from vendor documents; not run with NVIDIA's own packages. The lab has stand-ins, for apt as for dnf.
 """
 
 from __future__ import annotations
