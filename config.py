@@ -13,7 +13,7 @@ config.FAIL_PERCENT = 10
 config.CONNECT_TIMEOUT = 20
 
 connection.allow_open_files(state)
-# After that: it counts the hosts of the shard.
+# After the limit of open files, which then counts the hosts of the shard only.
 shard.limit(state)
 progress.show(state)
 prefetch.enable(state)

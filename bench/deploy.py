@@ -179,7 +179,9 @@ def _install(folder: Path) -> None:
 @click.option("--rounds", default=5, show_default=True, help="Deploys of one host, each beside a bare ssh.")
 @click.option("--playbook/--no-playbook", default=True, help="Also run the playbook, which takes 8 s a host.")
 @click.option(
-    "--replay", is_flag=True, help="The nodes read their facts once, all together: only the control host is measured."
+    "--replay",
+    is_flag=True,
+    help="Read the facts once, and let all hosts give these answers, to measure the control host alone.",
 )
 def main(hosts: int, rounds: int, playbook: bool, replay: bool) -> None:
     """Print the seconds of an unchanged deploy, beside those of a bare ssh and of a playbook."""

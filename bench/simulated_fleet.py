@@ -4,8 +4,8 @@ All addresses lead to one simulated node: an overlay of this machine's root file
 so that nothing on this machine changes. ssh, shell, files, the packages' database and the agent are real; a script replaces
 systemd and starts a unit's ExecStart. The login shell has no start-up files.
 
-The programs of all nodes run on this machine's cores. With :meth:`Fleet.replay` the node therefore reads its facts only once,
-and all hosts give the same answers.
+The programs of all hosts run on this machine's cores. :meth:`Fleet.replay` takes most of that work out: facts are read only
+once, and all hosts give the same answers.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class Fleet:
         ]  # fmt: skip
 
     def replay(self) -> None:
-        """From now on run each script of prefetched facts once, for all hosts together. The node must not change any more."""
+        """From now on read prefetched facts once, and let all hosts give these answers. The node must not change any more."""
         run(self.ssh(self.addresses[0], "touch", "/run/bench/replays"))
 
 

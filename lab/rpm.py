@@ -134,7 +134,7 @@ def _rpm_version(version: str) -> str:
 
 
 def _requirement(depends: str, called: Mapping[str, str]) -> str:
-    """A dependency as RPM writes it; empty if it is on none of these packages. Of versions, exact and lowest ones are kept."""
+    """A Debian dependency as RPM writes it; empty if ``called`` lacks the package. Of versions only `=` and `>=` are kept."""
     words = depends.replace("(", " ").replace(")", " ").split("|")[0].split()
     if not words or words[0] not in called:
         return ""

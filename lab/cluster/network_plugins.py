@@ -76,7 +76,7 @@ def _multus() -> Image:
 
 def _whereabouts() -> Image:
     folder = programs.WHEREABOUTS.target
-    scripts = go_programs.source(programs.WHEREABOUTS, programs.WHEREABOUTS_MODULE) / "script"
+    scripts = go_programs.source(programs.WHEREABOUTS_MODULE, programs.WHEREABOUTS) / "script"
     files = {
         # The packages' own names are cmd, controlloop and reconciler.
         "whereabouts": folder / "cmd",

@@ -75,19 +75,17 @@ def ensure(build: Build) -> Path:
     return build.target
 
 
-def source(build: Build, module: str) -> Path:
-    """The folder with a module's source, for files that come with a program."""
-    output = run([go(), "mod", "download", "-C", str(build.folder), "-json", module])
-    return Path(json.loads(output)["Dir"])
+def source(module: str, build: Build | None = None) -> Path:
+    """The folder with a module's source, for files that come with a program.
 
-
-def downloaded(module: str) -> Path:
-    """The folder with the source of a module, given as `path@version`."""
-    return Path(json.loads(run([go(), "mod", "download", "-json", module]))["Dir"])
+    :param module: written `path@version`; with ``build`` only its path, since that build's go.mod has the version.
+    """
+    of = [] if build is None else ["-C", str(build.folder)]
+    return Path(json.loads(run([go(), "mod", "download", *of, "-json", module]))["Dir"])
 
 
 def compiler() -> str:
-    """The C compiler's command: the host's, or the one that the lab has installed for kernel modules."""
+    """The command of a C compiler: gcc, or on a host without it the gcc-12 that the lab has installed for kernel modules."""
     return "gcc" if shutil.which("gcc") else "gcc-12"
 
 

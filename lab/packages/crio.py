@@ -38,7 +38,7 @@ def vendor(disk: image.Image) -> repository.Repository:
 
 
 def _build(disk: image.Image, pool: Path) -> None:
-    source = go_programs.downloaded(f"{MODULE}@v{RELEASE}")
+    source = go_programs.source(f"{MODULE}@v{RELEASE}")
     programs = go_programs.ensure(
         go_programs.Build(
             name=f"cri-o-{RELEASE}",

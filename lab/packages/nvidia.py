@@ -46,7 +46,7 @@ def vendor(disk: image.Image) -> repository.Repository:
 
 def _build(disk: image.Image, pool: Path) -> None:
     programs = go_programs.ensure(TOOLKIT)
-    source = go_programs.downloaded(f"{MODULE}@v{RELEASE}")
+    source = go_programs.source(f"{MODULE}@v{RELEASE}")
     base = "nvidia-container-toolkit-base"
     with TemporaryDirectory(prefix="trackbed-nvidia-") as folder:
         root = Path(folder) / base

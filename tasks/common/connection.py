@@ -24,7 +24,7 @@ OTHER_FILES = 256
 
 
 def allow_open_files(state: State) -> None:
-    """For config.py: let this process have as many open files as there are hosts. Usually a login may have 1024.
+    """For config.py: raise this process's limit of open files, often 1024, so far that it suffices for all hosts.
 
     When pyinfra has read the inventory, it raises PyinfraError if the hard limit is too low.
     """

@@ -3,7 +3,7 @@
 pyinfra 3.10 sends a command for each fact. Each needs an SSH channel, a login shell and a shell, and a deploy that finds
 nothing to do reads some fifty facts. So the control host keeps the commands (not the answers) of each host's last deploy. When
 the next deploy reads its first fact, it sends all of these commands at once. A fact that was not read before is sent by itself.
-For a host's first deploy, the commands of the host that was deployed to last are sent.
+At a host's first deploy it sends the commands that the last deploy of another host has left.
 
 A prefetched answer is used for a few seconds, in the phase of pyinfra that fetched it (prepare or execute), and only until this
 deploy changes something on the host.
@@ -18,7 +18,7 @@ import secrets
 import shlex
 import time
 from contextlib import suppress
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +63,15 @@ class _Connections(BaseStateCallback):
 
     def __init__(self, deploy: str) -> None:
         self._folder = _folder(deploy)
-        self._last = _last(self._folder)
         self._hosts: dict[str, HostFacts] = {}
+
+    @cached_property
+    def _last(self) -> dict[str, list[str]]:
+        """The commands of the newest file, by phase; none if no host was deployed to."""
+        with suppress(FileNotFoundError):
+            written = [(entry.stat().st_mtime_ns, entry.path) for entry in os.scandir(self._folder)]
+            return _read(Path(max(written)[1])) if written else {}
+        return {}
 
     def host_connect(self, state: State, host: Host) -> None:  # type: ignore[override]
         """Prefetch the host's facts from now on. After a reboot pyinfra connects again, and the old answers are dropped."""
@@ -72,7 +79,8 @@ class _Connections(BaseStateCallback):
             self._hosts[host.name].drop_answers()
         else:
             file = self._folder / f"{_digest(host.name)}.json"
-            self._hosts[host.name] = HostFacts(state, host, file, self._last)
+            kept = _read(file)
+            self._hosts[host.name] = HostFacts(state, host, file, kept, kept or self._last)
 
     def host_disconnect(self, state: State, host: Host) -> None:  # type: ignore[override]
         """Keep the commands for the next deploy: the host is done, or reboots."""
@@ -88,14 +96,6 @@ def _folder(deploy: str) -> Path:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _last(folder: Path) -> dict[str, list[str]]:
-    """The commands, by phase, of the host that was deployed to last; none if no host was."""
-    with suppress(FileNotFoundError):
-        written = [(entry.stat().st_mtime_ns, entry.path) for entry in os.scandir(folder)]
-        return _read(Path(max(written)[1])) if written else {}
-    return {}
 
 
 @cache
@@ -114,12 +114,10 @@ class HostFacts:
     _state: State
     _host: Host
     _file: Path
-    _last: dict[str, list[str]]
-    """The commands, by phase, of the host that was deployed to last."""
-    _kept: dict[str, list[str]] = field(init=False)
+    _kept: dict[str, list[str]]
     """What the file says: the commands of the last deploy's facts, by phase."""
-    _known: dict[str, list[str]] = field(init=False)
-    """The commands to prefetch: the same, or for a host's first deploy the other host's."""
+    _known: dict[str, list[str]]
+    """The commands to prefetch, by phase: those of the file, or for a host's first deploy those of another host."""
     _used: dict[str, dict[str, None]] = field(init=False, factory=dict)
     """The commands of this deploy's facts, by phase; the keys are in the order in which the facts were read."""
     _fact: type | None = field(init=False, default=None)
@@ -134,8 +132,6 @@ class HostFacts:
     """The phase in which the answers were fetched, and when."""
 
     def __attrs_post_init__(self) -> None:
-        self._kept = _read(self._file)
-        self._known = self._kept or self._last
         get_fact, run, put_file = self._host.get_fact, self._host.run_shell_command, self._host.put_file
 
         def get_fact_noted(fact: type, *arguments: Any, **named: Any) -> Any:

@@ -168,8 +168,8 @@ def hold(held: bool, family: Family) -> Commands:
     elif family == "debian":
         yield StringCommand("apt-mark", "hold" if held else "unhold", *map(QuoteString, wrong))
     else:
-        if held and vendor_repository.LOCK_PLUGIN not in have:
-            yield StringCommand("dnf", "install", "-y", vendor_repository.LOCK_PLUGIN)
+        if held:
+            yield from vendor_repository.lock_plugin(have)
         yield StringCommand("dnf", "versionlock", "add" if held else "delete", *map(QuoteString, wrong))
 
 

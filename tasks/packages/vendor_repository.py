@@ -7,6 +7,7 @@ that looks like Rocky Linux 9.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from io import StringIO
 from typing import Any, get_args
 
@@ -266,9 +267,14 @@ def packages(
     if again and family == "debian":
         yield StringCommand("apt-mark", "hold", *(QuoteString(p.name) for p in again))
     elif again:
-        if LOCK_PLUGIN not in have:
-            yield StringCommand("dnf", "install", "-y", LOCK_PLUGIN)
+        yield from lock_plugin(have)
         yield StringCommand("dnf", "versionlock", "add", *(QuoteString(f"{p.name}-{p.version}") for p in again))
+
+
+def lock_plugin(have: Mapping[str, object]) -> Commands:
+    """For an operation: install dnf's plugin for version locks unless it is among the installed packages."""
+    if LOCK_PLUGIN not in have:
+        yield StringCommand("dnf", "install", "-y", LOCK_PLUGIN)
 
 
 def _is_held(package: Package, held: dict[str, str | None], family: Family) -> bool:

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.campaign
 @pytest.fixture(scope="module")
 def plane(control_plane: ControlPlane) -> Iterator[ControlPlane]:
     """The control plane with that controller and our rule."""
-    module = go_programs.source(programs.READINESS_CONTROLLER, programs.READINESS_CONTROLLER_MODULE)
+    module = go_programs.source(programs.READINESS_CONTROLLER_MODULE, programs.READINESS_CONTROLLER)
     prepare(control_plane)
     control_plane.kubectl("apply", "-f", str(module / CRD))
     control_plane.kubectl("wait", "--for=condition=Established", "-f", str(module / CRD))

@@ -114,7 +114,7 @@ def test_a_vf_that_the_kubelet_gave_to_a_pod_is_in_use_by_its_name(plugin: Membe
     (entry,) = [each for each in wanted["nics"] if each["name"] == nic.name]
     vfs = entry["vfs"]
     vfs["count"] -= 1
-    # The plugin may give a VF of either PF. One of them has a group for its last VF alone.
+    # The pod may have a VF of either PF. A PF of the spec has a group for its last VF, which would be beyond the new count.
     vfs["groups"] = [group for group in vfs.get("groups", ()) if group["index"] != str(vfs["count"])]
     try:
         give(node, wanted)

@@ -121,7 +121,7 @@ def install() -> None:
         vendor_repository.add(REPOSITORY, repository, system.family)
     else:
         vendor_repository.remove(REPOSITORY, system.family)
-    # Before the packages, too: the first one depends on others of its own version or any newer one.
+    # Before the packages: the first one depends on others, of which the newest would be installed.
     if system.family == "debian":
         files.put(name="Version", src=StringIO(preferences(wanted.version)), dest=PREFERENCES, mode="644")
     else:
@@ -210,8 +210,7 @@ def lock(version: str) -> Commands:
     if locks and not others:
         host.noop(f"the driver's packages are locked at {version}")
         return
-    if vendor_repository.LOCK_PLUGIN not in packages.installed("rhel"):
-        yield StringCommand("dnf", "install", "-y", vendor_repository.LOCK_PLUGIN)
+    yield from vendor_repository.lock_plugin(packages.installed("rhel"))
     if others:
         yield StringCommand("dnf", "versionlock", "delete", *map(QuoteString, others))
     yield script(_LOCK, f"*nvidia*{version}*", _remedy(version, ("the driver",)))
@@ -250,12 +249,12 @@ def install_packages(names: tuple[str, ...], version: str, family: Family) -> Co
         return
     wanted = tuple(Package(name, f"{version}-*") for name in names)
     yield from vendor_repository.install(family, wanted, modules.MODULE, _remedy(version, names))
-    # A downgrade leaves packages on which these depend at their newer version, which is good enough for the package manager.
+    # After a downgrade, packages that these depend on may still be newer, which the package manager accepts.
     if others := _others(version, family):
         yield script(_OTHERS[family], *others)
 
 
-# With the preferences, or the locks, both take the wanted version. A package that has none at that version stays.
+# apt takes the version of the preferences, dnf that of the locks. Both leave a package alone that has no such version.
 _OTHERS: dict[Family, str] = {
     "debian": f'{packages.APT}apt_install --allow-downgrades install -- "$@"',
     "rhel": 'dnf distro-sync -y -- "$@"',
@@ -272,7 +271,7 @@ def _others(version: str, family: Family) -> list[str]:
 
 
 def _is_drivers(name: str, package_version: str) -> bool:
-    """Whether a package is one of the driver: those of the container toolkit have other versions."""
+    """Whether a package belongs to the driver. The container toolkit's versions have another form."""
     return _NAME.search(name) is not None and _VERSION.match(package_version.rpartition(":")[2]) is not None
 
 

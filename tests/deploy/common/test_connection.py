@@ -41,7 +41,7 @@ LIMIT = "import resource, sys\nprint('limit', resource.getrlimit(resource.RLIMIT
 
 
 def deployed(folder: Path, hard: int, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A deploy of 300 hosts that begins with a limit of 200 open files."""
+    """Deploy to 300 hosts by a process that may have 200 open files, and may raise that to ``hard``."""
     (folder / "inventory.py").write_text(HOSTS)
     (folder / "limit.py").write_text(LIMIT)
     return subprocess.run(

@@ -17,6 +17,7 @@ from lab.go import go_programs
 from lab.packages import crio, nvidia
 from tests.lab.conftest import DEPLOYED, eventually, kept, pyinfra, wait_ready
 from tests.lab.containers import cri
+from tests.lab.drivers.test_erdma import changed
 
 pytestmark = pytest.mark.campaign
 
@@ -257,8 +258,7 @@ def test_docker_and_containerd_get_the_runtime_and_keep_all_else(
 
     again = deploy(vendor, "containerd", "docker")
     assert again.returncode == 0, again.stderr
-    operations = json.loads(again.stdout)["results"]["operations"]
-    assert [operation["name"] for operation in operations if operation["no_change"] != ["node1"]] == []
+    assert changed(again) == []
     assert running(node) == containers
 
 
@@ -416,6 +416,5 @@ def test_cri_o_gets_the_runtime_and_injects_cdi_devices_by_itself(
         containers = running(node)
     again = deploy(vendor, "crio")
     assert again.returncode == 0, again.stderr
-    operations = json.loads(again.stdout)["results"]["operations"]
-    assert [operation["name"] for operation in operations if operation["no_change"] != ["node1"]] == []
+    assert changed(again) == []
     assert running(node) == containers

@@ -90,7 +90,7 @@ def test_a_driver_in_use_is_not_replaced(bare: Node, url: str, vendor: repositor
     assert versions(bare) == {NEW}
     assert bare.sh("systemctl is-active nvidia-persistenced").strip() == "active"
     assert bare.run(["test", "-e", REQUEST]).returncode != 0
-    # The older packages depend on others of their version or a newer one. These go back, too.
+    # The newer dependencies would do for the older packages. They are replaced all the same.
     older = deploy(url, vendor, OLD)
     assert older.returncode == 0, said(older)
     assert versions(bare) == {OLD}

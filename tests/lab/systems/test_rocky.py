@@ -169,7 +169,7 @@ def test_doca_is_built_locked_and_loaded_and_in_use_it_gets_into_the_initramfs(n
         assert locks(node) == [f"doca-ofed-0:{first}.*"]
         assert changed(deploy(**older)) == []
 
-        # An initramfs that loads it at boot, as it does on a server that boots from the network.
+        # The initramfs has the module, as on a server that boots from the network.
         write(node, "/etc/dracut.conf.d/rdma.conf", 'add_drivers+=" rdma_rxe "\n')
         node.sh(f"dracut --force --kver {release}", timeout=900)
         node.sh("systemd-run --quiet --unit=user sh -c 'exec sleep infinity </dev/infiniband/uverbs0'")
@@ -205,7 +205,7 @@ def test_the_gpu_driver_is_locked_at_its_version_before_it_is_installed_and_repl
 
         first = deploy(**wanted(old))
         assert first.returncode == 0, said(first)
-        # The repository has a newer one, on which the packages could depend as well.
+        # The repository also has newer packages, which fulfil the dependencies as well.
         assert versions() == {old}
         assert locked() == {f"{old}-1.*"}
         assert node.sh("systemctl is-enabled nvidia-persistenced; systemctl is-active nvidia-persistenced").split() == [
