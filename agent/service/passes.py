@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from typing import Literal
 from uuid import uuid4
 
 from attrs import define, field, frozen
@@ -35,7 +37,8 @@ from agent.spec.node import NodeSpec, spec_hash
 from agent.state.scope import Scope, own
 
 RESYNC = 60.0
-"""Seconds after which everything is read again: writes to sysfs and interrupts by other programs emit no event."""
+"""Seconds after which everything is read again: writes to sysfs and interrupts by other programs emit no event. Passes that an
+event causes do not put it off: events may come all the time."""
 
 FIRST_RETRY = 0.2
 """Seconds to wait after a pass that ended early. Each further one in a row doubles the wait, up to :data:`RESYNC`. If the cause
@@ -63,11 +66,9 @@ class Reason:
     trigger: str
 
     @classmethod
-    def after(cls, scope: Scope, due: float) -> Reason:
-        """The reason of a pass after a wait of at most ``due`` seconds."""
-        if scope is None:
-            return cls(scope, "resync" if due == RESYNC else "retry")
-        return cls(scope, f"event {' '.join(sorted(scope))}")
+    def after(cls, scope: Scope, timer: Literal["resync", "retry"]) -> Reason:
+        """The reason of a pass after a wait, whose end was set for ``timer``."""
+        return cls(scope, timer if scope is None else f"event {' '.join(sorted(scope))}")
 
 
 @define
@@ -138,6 +139,7 @@ class Passes:
     reason: Reason = field(default=Reason(None, "start"), init=False)
     last: Pass | None = field(default=None, init=False)
     known: KnownDevices = field(factory=lambda: KnownDevices({}, {}), init=False)
+    _resync_at: float = field(default=0.0, init=False)
     _early_ends: _EarlyEnds = field(factory=_EarlyEnds, init=False)
     _log: PassLog = field(factory=PassLog, init=False)
     _unrecorded: _Record | None = field(default=None, init=False)
@@ -153,14 +155,18 @@ class Passes:
         """Run a pass. A new spec that fails in it is given up, and a pass by the last verified one follows.
 
         :param allowed: the most disruptive level that a client of the apply socket allows now.
-        :returns: the body of the report, and the seconds until the next pass.
+        :returns: the body of the report, and the seconds until something that failed is tried again; inf if nothing is.
         """
-        body, due = self._timed(allowed)
+        body, retry = self._timed(allowed)
         while self._gives_up():
             self.record()
             self.start_over()
-            body, due = self._timed(allowed)
-        return body, due
+            body, retry = self._timed(allowed)
+        return body, retry
+
+    def resync_in(self) -> float:
+        """The seconds until everything is read again."""
+        return max(0.0, self._resync_at - time.monotonic())
 
     def is_recorded(self) -> bool:
         """Whether :meth:`record` has nothing to do."""
@@ -200,14 +206,19 @@ class Passes:
 
     def _timed(self, allowed: Callable[[], Disruption | None]) -> tuple[Body, float]:
         began = time.monotonic()
-        body, due = self._run(allowed)
-        self._unrecorded = _Record(body, self.reason.trigger, time.monotonic() - began, self.last)
-        return body, due
+        everything = self.last is None or self.reason.scope is None
+        body, retry = self._run(allowed)
+        ended = time.monotonic()
+        # Nothing is kept of a pass that ended early.
+        if everything or self.last is None:
+            self._resync_at = ended + RESYNC
+        self._unrecorded = _Record(body, self.reason.trigger, ended - began, self.last)
+        return body, retry
 
     def _run(self, allowed: Callable[[], Disruption | None]) -> tuple[Body, float]:
         spec = self.in_force.spec
         if spec is None:
-            return messages.without_spec(self.in_force), RESYNC
+            return messages.without_spec(self.in_force), math.inf
         try:
             self.last = self._converge(spec, allowed())
         except OSError as error:
@@ -217,14 +228,14 @@ class Passes:
             return messages.of_failed_pass("DeviceLost", message, self.in_force), self._early_ends.device_gone()
         except Exception as error:  # a bug in a kind or a probe must not end the worker: another spec may avoid it
             self.last = None
-            due = self._early_ends.crashed(error)
+            retry = self._early_ends.crashed(error)
             message = f"{self._early_ends.last_crash}; it is tried again"
-            return messages.of_failed_pass("PassCrashed", message, self.in_force), due
+            return messages.of_failed_pass("PassCrashed", message, self.in_force), retry
         self._early_ends.gone = 0
         self.activity.doing("records", "write")
         self.activity.call("", "write the verified spec")
         self.known = _known(self.last)
-        return self._body(self.last), _due(self.memory.failures)
+        return self._body(self.last), _retry_in(self.memory.failures)
 
     def _converge(self, spec: NodeSpec, allow: Disruption | None) -> Pass:
         return converge(
@@ -249,9 +260,9 @@ class Passes:
         return messages.of_pass(result, self.in_force, self.machine.kubelet.started())
 
 
-def _due(failures: Failures) -> float:
+def _retry_in(failures: Failures) -> float:
     retry = failures.next_try()
-    return RESYNC if retry is None else min(RESYNC, max(SOONEST, retry - time.monotonic()))
+    return math.inf if retry is None else max(SOONEST, retry - time.monotonic())
 
 
 def _known(result: Pass) -> KnownDevices:

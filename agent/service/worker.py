@@ -131,12 +131,13 @@ class _Loop:
         with wake_ups.listener.in_pass(passes.known):
             if wake_ups.reload:
                 self._reload()
-            body, due = passes.run(self.requests.allowed)
+            body, retry = passes.run(self.requests.allowed)
         if wake_ups.listener.answered():
             # The supervisor may have withdrawn Ready meanwhile.
             passes.output.forget()
         self.requests.send(body)
-        due = min(due, passes.in_force.trial_left(time.monotonic()))
+        resync = passes.resync_in()
+        due = min(resync, retry, passes.in_force.trial_left(time.monotonic()))
         try:
             scope = self._wait(body, time.monotonic() + due)
         finally:
@@ -147,7 +148,7 @@ class _Loop:
             more = wake_ups.gather(passes.known)
             passes.memory.failures.hasten(more)
             scope = None if scope is None or more is None else scope | more
-        passes.reason = Reason.after(scope, due)
+        passes.reason = Reason.after(scope, "resync" if due == resync else "retry")
         if wake_ups.request:
             self._take_request()
         if passes.reason.scope is None and passes.in_force.refusal:

@@ -14,7 +14,7 @@ from agent.engine.converge import converge
 from agent.machine import Event
 from agent.report.activity import View
 from agent.report.history import read as read_history
-from agent.service import wake
+from agent.service import passes, wake
 from agent.service import worker as worker_module
 from agent.service.apply_socket import ask
 from agent.spec.node import from_mapping
@@ -69,6 +69,20 @@ def test_after_an_event_only_its_device_is_read(
     assert kernel.netdev(PF0).mtu == 1500
     triggers = soon(lambda: repairs if len(repairs := entries(tmp_path)) > 1 else None, "record of it", BEFORE_A_RESYNC)
     assert triggers == ["spec", f"event {PF1}#pf"]
+
+
+def test_everything_is_read_again_in_time_although_events_of_one_device_never_end(
+    node: Node, announced: Announced, worker: Callable[[str], Out], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passes, "RESYNC", 1.0)
+    kernel = node.kernel
+    kernel.events = Endless(announced.descriptor, Event(ifindex=kernel.netdev(PF1).ifindex))
+    os.eventfd_write(announced.descriptor, 1)
+    worker(TWO).until(lambda report: report.ready)
+    soon(lambda: entries(tmp_path) or None, "record of the first pass", 60.0)
+    kernel.netlink.set_link(kernel.netdev(PF0).ifindex, mtu=1500)
+    soon(lambda: kernel.netdev(PF0).mtu == 9000 or None, "repair of what sent no event", 60.0)
+    soon(lambda: entries(tmp_path)[-1] == "resync" or None, "record of the repair", 60.0)
 
 
 def test_an_event_of_the_first_pass_about_a_device_that_is_not_known_yet_is_not_lost(
