@@ -6,6 +6,7 @@ operation, which is its default.
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import statistics
@@ -37,6 +38,9 @@ INDENT = 4
 SHORT = 1.0
 """Seconds. An operation that was shorter on every host gets no line."""
 
+RECORDED = 1.0
+"""Seconds of the deploy between two records, each of which waits for the disk. The last one is written when it ends."""
+
 SLOWEST = 3
 """How many of the slowest hosts, or operations, are named at the end."""
 
@@ -58,6 +62,7 @@ class Progress(BaseStateCallback):
         self._ended = Event()
         self._began_all = time.time()
         self._noted: list[Operation] = []
+        self._recorded = time.monotonic()
         self._hosts_took: Counter[str] = Counter()
 
     def operation_start(self, state: State, op_hash: str) -> None:  # type: ignore[override]
@@ -110,11 +115,18 @@ class Progress(BaseStateCallback):
             self._took[host.name] = time.monotonic() - began
 
     def _note(self, name: str) -> None:
-        """Write the record after each operation, so that it is complete even if the deploy is stopped."""
         slowest_host, longest = _longest_first(self._took)[0]
         middle = statistics.median(self._took.values())
         self._noted.append(Operation(name, len(self._took), longest, middle, slowest_host))
         self._hosts_took.update(self._took)
+        if len(self._noted) == 1:
+            # pyinfra calls nothing if a deploy fails or is stopped.
+            atexit.register(self._record)
+        if time.monotonic() - self._recorded >= RECORDED:
+            self._record()
+
+    def _record(self) -> None:
+        self._recorded = time.monotonic()
         files = tuple(word for word in sys.argv[1:] if word.endswith(".py"))
         deploy = LastDeploy(files, self._began_all, time.time(), tuple(self._noted), dict(self._hosts_took))
         try:

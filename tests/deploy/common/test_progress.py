@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,23 @@ def test_a_deploy_notes_how_long_its_operations_took(tmp_path: Path) -> None:
     assert operation.longest >= operation.median >= float(DELAY)
     assert noted.hosts[operation.slowest] == operation.longest == max(noted.hosts.values())
     assert noted.began < noted.noted
+
+
+def test_a_deploy_that_is_stopped_has_noted_each_operation_up_to_then(tmp_path: Path) -> None:
+    words = command(tmp_path)
+    lines = ["import time", "from pyinfra.operations import python, server"]
+    lines += [f'server.shell(name="{name}", commands=["true"])' for name in ("First", "Second")]
+    lines += ['python.call(name="Third", function=lambda: time.sleep(600))']
+    (tmp_path / "nothing.py").write_text("\n".join(lines) + "\n")
+    quick = environment(tmp_path, PYINFRA_FAKE_DELAY="0")
+    with subprocess.Popen(words, cwd=ROOT, env=quick, stderr=subprocess.PIPE, text=True) as running_deploy:
+        assert running_deploy.stderr is not None
+        assert any("Third" in line for line in running_deploy.stderr)
+        running_deploy.send_signal(signal.SIGINT)
+        running_deploy.communicate(timeout=60)
+    noted = last_deploy(tmp_path / "trackbed" / "deploy.json")
+    assert noted is not None
+    assert [operation.name for operation in noted.operations] == ["First", "Second"]
 
 
 def test_a_node_that_deploys_itself_notes_nothing(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tasks.common.archive import ROOT
 DEPLOY = """
 from importlib import import_module
 
-from pyinfra.api import arguments
+from pyinfra.api import arguments, connectors, inventory
 from pyinfra.api.arguments import AllArguments, get_type_hints
 from pyinfra.api.deploy import deploy
 from pyinfra.api.util import get_operation_order_from_stack
@@ -37,6 +37,7 @@ same()
 nested()
 assert import_module("pyinfra.api.operation").get_operation_order_from_stack is pyinfra_speed.order_from_stack
 assert arguments.all_global_arguments() == list(get_type_hints(AllArguments).items())
+assert inventory.get_all_connectors() is connectors.get_all_connectors() == inventory.get_all_connectors.__wrapped__()
 server.shell(name="Nothing", commands=["true"])
 server.shell(name="Reached", commands=["true"])
 """
