@@ -1,8 +1,8 @@
 """Soaks a node of the lab: `python -m tests.soak --hours 8`. The agent repairs each drift, and uses no more memory at the end.
 
 Each minute (`--pace`) one value of the first node is broken, while one of its VFs sends to the second node by iperf3 and
-ib_write_bw. The lab must be up and deployed. After every :data:`SAVED` drifts a snapshot of both nodes is taken, with their
-memory, and the results are written. A soak that was stopped continues from there, also after a restart of this host: the
+ib_write_bw. The lab must be up and deployed. Every :data:`SAVED` seconds a snapshot of both nodes is taken, with their memory,
+and the results are written. A soak that was stopped continues from there, also after a restart of this host: the
 agent's processes are in the snapshot. `make lab-down` deletes the snapshots.
 """
 
@@ -30,8 +30,8 @@ COUNTS = (7, 4)
 REPAIRED = 300.0
 """Seconds after which the soak gives up. Only a node that hangs takes so long, even on a busy host."""
 
-SAVED = 5
-"""Drifts between two snapshots."""
+SAVED = 300.0
+"""Seconds of the soak between two snapshots. It does not count the time of a snapshot."""
 
 SNAPSHOT = "soak"
 GROWTH = {"memory": 8_000, "descriptors": 2}
@@ -116,7 +116,7 @@ def summary(rows: Sequence[Row], carried: Sequence[str]) -> str:
     took = sorted(row.took for row in rows)
     ends = [row for row in rows if row.memory is not None]
     return (
-        f"{sum(row.seconds for row in rows) / 3600:.2f} h, {len(rows)} drifts; "
+        f"{_lasted(rows) / 3600:.2f} h, {len(rows)} drifts; "
         f"seconds until one was seen repaired: median {took[len(took) // 2]:.1f}, most {took[-1]:.1f}; "
         f"after each round: memory (PSS) {[row.memory for row in ends]} kB, descriptors {[row.descriptors for row in ends]}; "
         f"runs: {carried.count('iperf3')} of iperf3, {carried.count('ib_write_bw')} of ib_write_bw"
@@ -182,8 +182,8 @@ class Soak:
         """Continue until the soak has lasted so long. :returns: what is wrong."""
         node = self.nodes[0]
         rows = self._begin()
-        saved = len(rows)
-        while sum(row.seconds for row in rows) < seconds:
+        saved = lasted = _lasted(rows)
+        while lasted < seconds:
             try:
                 rows.append(self._step(len(rows)))
             except LabError:
@@ -191,11 +191,10 @@ class Soak:
                 click.echo(f"logs: {self.folder / 'failure'}")
                 raise
             _say(rows, seconds)
-            if len(rows) == saved + SAVED:
+            lasted = _lasted(rows)
+            if lasted >= min(saved + SAVED, seconds):
                 self._save(rows)
-                saved = len(rows)
-        if len(rows) > saved:
-            self._save(rows)
+                saved = lasted
         carried = node.run(["cat", DONE]).stdout.split()
         click.echo(summary(rows, carried))
         # Of hours, only these lines: the same message may well come often.
@@ -263,8 +262,12 @@ def _succeeds(node: Node, script: str) -> bool:
     return node.run(["sh", "-c", script]).returncode == 0
 
 
+def _lasted(rows: Sequence[Row]) -> float:
+    return sum(row.seconds for row in rows)
+
+
 def _say(rows: Sequence[Row], seconds: float) -> None:
-    so_far = sum(row.seconds for row in rows)
+    so_far = _lasted(rows)
     last = rows[-1]
     size = f"; {last.memory} kB, {last.descriptors} descriptors" if last.memory is not None else ""
     click.echo(f"{so_far / 60:.0f} of {seconds / 60:.0f} min: {last.command}: repaired after {last.took} s{size}")
