@@ -44,12 +44,17 @@ fi
 
 @frozen
 class Build:
-    """A line of `dkms status`. ``state``: ``added`` (then it has no kernel), ``built`` or ``installed``."""
+    """A line of `dkms status`. ``state``: ``added`` (then it has no kernel), ``built`` or ``installed``.
+
+    ``replaced``: it is installed, and the kernel's module is another file. A tool that signs modules makes it so, but also DKMS
+    itself: if the kernel had a newer version, DKMS left that in place, and says all the same that it has installed its own.
+    """
 
     module: str
     version: str
     kernel: str | None
     state: str
+    replaced: bool = False
 
 
 @frozen
@@ -98,13 +103,52 @@ class Builds(FactBase[list[Build]]):
             place, _, state = line.partition(": ")
             name, *rest = re.split(r", |/", place)
             if rest and state:
-                builds.append(Build(name, rest[0], rest[1] if len(rest) > 1 else None, state.split()[0].rstrip("(")))
+                kernel = rest[1] if len(rest) > 1 else None
+                builds.append(Build(name, rest[0], kernel, state.split()[0].rstrip("("), _REPLACED in state))
         return builds
 
 
+_REPLACED = "Diff between built and installed module"
+
+_OTHERS = """
+module=$1 version=$2 kernel=$3
+for built in "${DKMS:-/var/lib/dkms}/$module/$version/$kernel"/*/module/*.ko*; do
+  [ -e "$built" ] || continue
+  name=${built##*/}
+  name=${name%%.ko*}
+  for field in version srcversion; do
+    if [ "$(modinfo -F "$field" -- "$built")" != "$(modinfo -k "$kernel" -F "$field" -- "$name")" ]; then
+      echo "$name"
+      break
+    fi
+  done
+done
+"""
+
+
+class OtherModules(FactBase[list[str]]):
+    """The modules of a build of which the kernel has another version or other sources. A signature makes no difference."""
+
+    default = list
+
+    def command(self, module: str, version: str, kernel: str) -> StringCommand:
+        """Compare each module in DKMS's tree with the kernel's."""
+        return script(_OTHERS, module, version, kernel)
+
+    def process(self, output: list[str]) -> list[str]:
+        """Take a line for each module."""
+        return output
+
+
 def is_installed(builds: Iterable[Build], kernel: str) -> bool:
-    """Whether one of the builds is installed for a kernel."""
-    return any((build.kernel, build.state) == (kernel, "installed") for build in builds)
+    """For an operation: whether the kernel has the modules of one of the builds."""
+    return any((build.kernel, build.state) == (kernel, "installed") and not _is_replaced(build) for build in builds)
+
+
+def _is_replaced(build: Build) -> bool:
+    if not build.replaced:
+        return False
+    return bool(host.get_fact(OtherModules, module=build.module, version=build.version, kernel=build.kernel))
 
 
 # The build ID's note is found in the module's file by a search for its bytes, which needs no ELF parser.
@@ -161,21 +205,24 @@ class RunningKernel(FactBase[str]):
         return output[0]
 
 
+# Without --force `dkms install` leaves a newer version of the kernel in place, with the exit code 0.
 _BUILD = (
     CAUSE
     + """
 module=$1 version=$2 kernel=$3; shift 3
 failed() { cause "$module" "$kernel"; exit 1; }
-if [ $# != 0 ]; then dkms build -m "$module" -v "$version" -k "$kernel" --force || failed; fi
-dkms install -m "$module" -v "$version" -k "$kernel" "$@" || failed
+if [ $# != 0 ]; then dkms build -m "$module" -v "$version" -k "$kernel" "$@" || failed; fi
+dkms install -m "$module" -v "$version" -k "$kernel" --force || failed
 """
 )
 
 
 def build(module: str, version: str, kernel: str, force: bool = False) -> StringCommand:
-    """A command that builds and installs a module for a kernel. If it fails, it prints the cause from the build log.
+    """A command that installs a module for a kernel, in place of any other version, and builds it first if it is not built.
 
-    :param force: build it again although it is installed, since what it is built against has changed.
+    If it fails, it prints the cause from the build log.
+
+    :param force: build it again although it is built, since what it is built against has changed.
     """
     return script(_BUILD, module, version, kernel, *(["--force"] if force else []))
 

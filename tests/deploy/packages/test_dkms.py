@@ -20,12 +20,14 @@ def test_the_output_of_each_version_of_dkms_is_parsed() -> None:
     lines = [
         "erdma/1.0, 6.1.0-9-amd64, x86_64: installed",
         "erdma, 1.0, 5.15.0-7-generic, x86_64: installed (WARNING! Diff between built and installed module!)",
+        "nvidia/1.0, 6.1.0-9-amd64, x86_64: installed (original_module exists)",
         "mlnx-ofed-kernel/24.10: added",
         "Error! something else",
     ]
     assert dkms.Builds().process(lines) == [
         dkms.Build("erdma", "1.0", "6.1.0-9-amd64", "installed"),
-        dkms.Build("erdma", "1.0", "5.15.0-7-generic", "installed"),
+        dkms.Build("erdma", "1.0", "5.15.0-7-generic", "installed", replaced=True),
+        dkms.Build("nvidia", "1.0", "6.1.0-9-amd64", "installed"),
         dkms.Build("mlnx-ofed-kernel", "24.10", None, "added"),
     ]
 
@@ -55,6 +57,49 @@ def test_a_module_installed_for_the_running_kernel_is_left_alone(node: Node) -> 
 def test_a_module_built_for_another_kernel_is_built_for_this_one(node: Node) -> None:
     result = node.deploy(installed, {**KERNEL, "dkms status": "erdma/1.0, 6.1.0-8-amd64, x86_64: installed"})
     assert result.flat[0].endswith(" sh erdma 1.0 6.1.0-9-amd64")
+
+
+REPLACED = "erdma/1.0, 6.1.0-9-amd64, x86_64: installed (WARNING! Diff between built and installed module!)"
+
+
+@pytest.mark.parametrize(("others", "changes"), [(["erdma"], True), ([], False)])
+def test_a_module_in_the_place_of_the_built_one_is_replaced_unless_only_its_signature_differs(
+    node: Node, others: list[str], changes: bool
+) -> None:
+    result = node.deploy(installed, {**KERNEL, "dkms status": REPLACED, " sh erdma 1.0 6.1.0-9-amd64": others})
+    assert result.planned == {"built": changes}
+    assert [command.endswith(" sh erdma 1.0 6.1.0-9-amd64") for command in result.flat] == [True] * changes
+
+
+def test_modules_of_a_build_are_compared_with_the_kernel_s_by_version_and_sources(tmp_path: Path) -> None:
+    program = tmp_path / "modinfo"
+    program.write_text("""#!/bin/sh
+for file; do :; done
+if [ "$1" = -k ]; then file=$KERNEL/$2/$file.ko.xz; shift 2; fi
+sed -n "s/^$2: //p" "$file"
+""")
+    program.chmod(0o755)
+    tree, kernel = tmp_path / "dkms/mlnx/1.0/6.1/x86_64/module", tmp_path / "6.1"
+    tree.mkdir(parents=True)
+    kernel.mkdir()
+    built = "version: 1\nsrcversion: AB\n"
+    for name, text in {
+        "same": f"{built}sig_id: 1\n",
+        "older": "version: 0\nsrcversion: AB\n",
+        "other": "version: 1\n",
+    }.items():
+        (tree / f"{name}.ko").write_text(built)
+        (kernel / f"{name}.ko.xz").write_text(text)
+    (tree / "gone.ko.zst").write_text(built)
+    environment = {
+        **os.environ,
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "KERNEL": str(tmp_path),
+        "DKMS": str(tmp_path / "dkms"),
+    }
+    command = dkms.OtherModules().command("mlnx", "1.0", "6.1").get_raw_value()
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.split() == ["gone", "older", "other"]
 
 
 def test_a_package_without_the_module_is_refused(node: Node) -> None:

@@ -223,6 +223,12 @@ def test_the_gpu_driver_is_locked_at_its_version_before_it_is_installed_and_repl
         assert upgraded.returncode == 0, said(upgraded)
         assert versions() == {new}
         assert locked() == {f"{new}-1.*"}
+        # rpm's scripts leave the newer module in its place.
+        back = deploy(**wanted(old))
+        assert back.returncode == 0, said(back)
+        assert versions() == {old}
+        assert locked() == {f"{old}-1.*"}
+        assert changed(deploy(**wanted(old))) == []
 
 
 def test_kernel_updates_are_held_and_allowed_again(node: Node) -> None:
