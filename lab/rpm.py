@@ -99,6 +99,7 @@ def from_debs(pool: Path, debs: Iterable[Path], names: Mapping[str, str], script
     :param names: names for some packages in place of Debian's.
     :param scripts: keep their scripts. Those of Debian's own packages call programs of dpkg.
     """
+    host.ensure_packages(PROGRAMS)
     # One package may be there in several versions.
     packages = [(run(["dpkg-deb", "--field", deb, "Package"]).strip(), deb) for deb in debs]
     called = {**names, **{name: names.get(name, name) for name, _ in packages}}
@@ -147,7 +148,6 @@ def like(name: str, vendor: Repository) -> Repository:
     debs = sorted(vendor.folder.glob("*.deb"))
 
     def make(folder: Path) -> None:
-        host.ensure_packages(PROGRAMS)
         # DKMS is in another repository: for the RHEL family, EPEL.
         from_debs(folder, debs, {"dkms": "dkms"}, scripts=True)
         sign(folder)

@@ -34,6 +34,18 @@ def pyinfra(*arguments: str, timeout: float = 1800) -> subprocess.CompletedProce
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False)
 
 
+def said(done: subprocess.CompletedProcess[str]) -> str:
+    """What a deploy printed, as one line."""
+    return " ".join((done.stdout + done.stderr).split())
+
+
+def changed(done: subprocess.CompletedProcess[str], names: tuple[str, ...] = ("node1",)) -> list[str]:
+    """The operations that did something on one of these nodes. The deploy was run with --json, and must have succeeded."""
+    assert done.returncode == 0, said(done)
+    operations = json.loads(done.stdout)["results"]["operations"]
+    return [operation["name"] for operation in operations if operation["no_change"] != [*names]]
+
+
 def inventory_data(values: Mapping[str, object]) -> list[str]:
     """pyinfra's options that give values in place of the inventory's."""
     return [word for key, value in values.items() for word in ("--data", f"{key}={json.dumps(value)}")]

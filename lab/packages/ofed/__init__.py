@@ -9,7 +9,7 @@ import tarfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from lab import apt, image, repository
+from lab import apt, image, repository, rpm
 from lab.command import run
 from lab.modules import rxe_as_a_card
 from lab.packages import toolchain
@@ -36,6 +36,8 @@ MLNX_OFED = ("24.10-1.1.4.0", "24.10-2.1.8.0")
 DEBIAN, RHEL = "mlnx-ofed-kernel", "mlnx-ofa_kernel"
 """The module's name in DKMS."""
 
+_SYSTEM = {DEBIAN: "debian12.5", RHEL: "rhel9.4"}
+
 
 def vendor(disk: image.Image, version: str, name: str = DEBIAN) -> repository.Repository:
     """The repository of one version of the profile, shaped like NVIDIA's, with the packages that building the drivers needs."""
@@ -43,10 +45,18 @@ def vendor(disk: image.Image, version: str, name: str = DEBIAN) -> repository.Re
     return repository.ensure(f"doca-{version}", inputs, lambda pool: _doca(disk, version, name, pool))
 
 
-def bundle(disk: image.Image, version: str) -> Path:
-    """MLNX_OFED of one of those versions, as a .tgz like the vendor's."""
-    folder = repository.cached("mlnx-ofed", _inputs(disk), lambda made: _bundles(disk, made))
-    return folder / f"MLNX_OFED_LINUX-{version}-debian12.5-x86_64.tgz"
+def bundle(disk: image.Image, version: str, name: str = DEBIAN) -> Path:
+    """MLNX_OFED of one of those versions, as a .tgz like the vendor's.
+
+    :param name: :data:`RHEL` for the RHEL family's bundle.
+    """
+    inputs = [*_inputs(disk), name.encode(), *repository.source_of(rpm.__file__)]
+    folder = repository.cached(f"mlnx-ofed-{_SYSTEM[name]}", inputs, lambda made: _bundles(disk, name, made))
+    return folder / f"{_bundle(version, name)}.tgz"
+
+
+def _bundle(version: str, name: str) -> str:
+    return f"MLNX_OFED_LINUX-{version}-{_SYSTEM[name]}-x86_64"
 
 
 def _inputs(disk: image.Image) -> list[bytes]:
@@ -66,20 +76,24 @@ def _doca(disk: image.Image, version: str, name: str, pool: Path) -> None:
     repository.deb(pool, {"Package": "doca-ofed", "Version": version, "Depends": ", ".join(depends)})
 
 
-def _bundles(disk: image.Image, made: Path) -> None:
+def _bundles(disk: image.Image, name: str, made: Path) -> None:
     with TemporaryDirectory(prefix="trackbed-mlnx-ofed-") as folder:
         source = _driver(disk, Path(folder))
         for version in MLNX_OFED:
             kernel = f"24.10.OFED.{version.replace('-', '.')}"
-            name = f"MLNX_OFED_LINUX-{version}-debian12.5-x86_64"
-            root = Path(folder) / name
-            (root / "DEBS").mkdir(parents=True)
-            _kernel_part(root / "DEBS", source, kernel)
-            _tools(root / "DEBS", kernel, f"MLNX_OFED_LINUX-{version}")
-            (root / "distro").write_text("debian12\n")
+            root = Path(folder) / _bundle(version, name)
+            debs = root / "DEBS"
+            debs.mkdir(parents=True)
+            _kernel_part(debs, source, kernel, name)
+            _tools(debs, kernel, f"MLNX_OFED_LINUX-{version}")
+            if name == RHEL:
+                (root / "RPMS").mkdir()
+                rpm.from_debs(root / "RPMS", sorted(debs.iterdir()), {"dkms": "dkms"}, scripts=True)
+                shutil.rmtree(debs)
+            (root / "distro").write_text(f"{_SYSTEM[name].partition('.')[0]}\n")
             shutil.copy(HERE / "mlnxofedinstall", root)
-            with tarfile.open(made / f"{name}.tgz", "w:gz", compresslevel=1) as tar:
-                tar.add(root, name)
+            with tarfile.open(made / f"{root.name}.tgz", "w:gz", compresslevel=1) as tar:
+                tar.add(root, root.name)
 
 
 def _driver(disk: image.Image, work: Path) -> Path:

@@ -99,7 +99,7 @@ def install() -> None:
     elif wanted.mlnx_ofed is not None:
         _supported("mlnx_ofed", MLNX_OFED_ON, system)
         mlnx_ofed.check(wanted.mlnx_ofed, system, host.get_fact(Arch))
-        mlnx_ofed.bundle(name="MLNX_OFED", wanted=wanted.mlnx_ofed)
+        mlnx_ofed.bundle(name="MLNX_OFED", wanted=wanted.mlnx_ofed, family=system.family)
     else:
         inbox(name="Inbox", family=system.family, separate_modules=system.identity in SMALL_KERNELS)
         return

@@ -26,7 +26,7 @@ from tasks.common.commands import Commands, script
 from tasks.common.facts import FactBase
 from tasks.drivers.ofed import modules
 from tasks.host import kernel
-from tasks.packages import OperatingSystem
+from tasks.packages import Family, OperatingSystem, installed, vendor_repository
 
 FOLDER = f"{STATE_FOLDER}/ofed"
 
@@ -121,6 +121,30 @@ class InstalledBundle(FactBase[Installed | None]):
 
 # The installer removes the packages of an earlier bundle, so their holds are removed first. Its exit codes are listed in the
 # vendor's manual under "mlnxofedinstall Return Codes".
+_HOLDS: dict[Family, str] = {
+    "debian": """
+bundle_packages() {
+  for file in DEBS/*.deb; do
+    package=$(dpkg-deb -f "$file" Package)
+    if dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q ' installed$'; then echo "$package"; fi
+  done
+}
+hold() { apt-mark hold "$@"; }
+release() { apt-mark unhold "$@"; }
+""",
+    "rhel": """
+bundle_packages() {
+  for file in RPMS/*.rpm; do
+    package=$(rpm --query --queryformat '%{NAME}' --package "$file" 2>/dev/null)
+    if rpm --quiet --query "$package"; then echo "$package"; fi
+  done
+}
+hold() {
+  locks=$(rpm --query --queryformat '%{NAME}-%{EPOCHNUM}:%{VERSION}-%{RELEASE}.* ' "$@") && dnf versionlock add --raw $locks
+}
+release() { dnf versionlock delete "$@"; }
+""",
+}
 _INSTALL = """
 bundle=$1 sha256=$2 folder=$3; shift 3
 fail() { echo "ofed: $1" >&2; exit 1; }
@@ -136,12 +160,12 @@ installer=$(find "$work" -mindepth 1 -maxdepth 2 -type f -name mlnxofedinstall)
 [ -n "$installer" ] || fail 'the bundle has no mlnxofedinstall; give the .tgz of MLNX_OFED_LINUX'
 held=
 if [ -r "$folder/installed" ]; then held=$(tail -n +3 "$folder/installed"); fi
-if [ -n "$held" ]; then apt-mark unhold $held; fi
+if [ -n "$held" ]; then release $held; fi
 rm -f "$folder/installed"
 cd "${installer%/*}"
 code=0
 ./mlnxofedinstall "$@" || code=$?
-if [ "$code" != 0 ] && [ -n "$held" ]; then apt-mark hold $held || true; fi
+if [ "$code" != 0 ] && [ -n "$held" ]; then hold $held || true; fi
 case $code in
   0) ;;
   2) echo 'the installer has no firmware for a card' ;;
@@ -152,21 +176,16 @@ case $code in
   173) fail 'mlnxofedinstall could not start the mst driver' ;;
   *) fail 'mlnxofedinstall failed; its output is above, its logs are in /tmp/MLNX_OFED_LINUX.*.logs' ;;
 esac
-installed=
-for deb in DEBS/*.deb; do
-  [ -e "$deb" ] || continue
-  package=$(dpkg-deb -f "$deb" Package)
-  if dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q ' installed$'; then installed="$installed $package"; fi
-done
+packages=$(bundle_packages)
 cd /
-if [ -n "$installed" ]; then apt-mark hold $installed; fi
-{ echo "$sha256"; ofed_info -s; for package in $installed; do echo "$package"; done; } > "$folder/installed.new"
+if [ -n "$packages" ]; then hold $packages; fi
+{ echo "$sha256"; ofed_info -s; for package in $packages; do echo "$package"; done; } > "$folder/installed.new"
 mv "$folder/installed.new" "$folder/installed"
 """
 
 
 @operation()
-def bundle(wanted: MlnxOfed) -> Commands:
+def bundle(wanted: MlnxOfed, family: Family) -> Commands:
     """Install the bundle, unless it is installed and has modules for the running kernel, or DKMS can build them."""
     if kernel.skip_until_booted("MLNX_OFED is installed"):
         return
@@ -176,8 +195,10 @@ def bundle(wanted: MlnxOfed) -> Commands:
     if same and stack is not None and (stack.built or stack.dkms):
         host.noop("MLNX_OFED is installed")
         return
+    if family == "rhel":
+        yield from vendor_repository.lock_plugin(installed(family))
     uploaded = f"{FOLDER}/bundle.tgz"
     yield script('mkdir -p "$1"', FOLDER)
     yield FileUploadCommand(wanted.bundle, uploaded, remote_temp_filename=host.get_temp_filename(uploaded))
     firmware = [] if wanted.firmware_update else ["--without-fw-update"]
-    yield script(_INSTALL, uploaded, wanted.sha256, FOLDER, "--force", *firmware, *wanted.options)
+    yield script(_HOLDS[family] + _INSTALL, uploaded, wanted.sha256, FOLDER, "--force", *firmware, *wanted.options)

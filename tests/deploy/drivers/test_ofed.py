@@ -323,6 +323,17 @@ def test_a_bundle_is_installed_with_firmware_and_options(node: Node, given: dict
     assert result.commands[f"{OPS}MLNX_OFED"][-1].endswith(f" {mlnx_ofed.FOLDER} --force --add-kernel-support")
 
 
+def test_a_bundle_of_the_rhel_family_is_held_by_dnf_s_version_locks(node: Node, given: dict[str, Any]) -> None:
+    bundle = Path(given["bundle"])
+    named = bundle.rename(bundle.with_name("MLNX_OFED_LINUX-24.10-1.1.4.0-rhel9.4-x86_64.tgz"))
+    node.data = {"ofed": {"mlnx_ofed": {**given, "bundle": str(named)}}}
+    answers = {**ROCKY_9, "uname -m": "x86_64", **NO_STACK, BUNDLE: ["none", "none"], **NO_REQUEST, **UNAME}
+    plugin, _, _, install = node.deploy(ofed.install, answers).commands[f"{OPS}MLNX_OFED"]
+    assert plugin == "dnf install -y python3-dnf-plugin-versionlock"
+    assert "dnf versionlock add --raw" in install
+    assert "apt-mark" not in install
+
+
 def test_a_bundle_that_is_installed_is_left_alone(node: Node, given: dict[str, Any]) -> None:
     node.data = {"ofed": {"mlnx_ofed": given}}
     answers = {**ON_DEBIAN, **stack(), **BUILT, **NO_REQUEST, **UNAME}

@@ -8,9 +8,9 @@ import pytest
 
 from lab import Node, repository
 from lab.packages import docker, toolchain
-from tests.lab.conftest import pyinfra
+from tests.lab.conftest import changed, pyinfra, said
 from tests.lab.containers.test_container_runtime import dump, running, write
-from tests.lab.drivers.test_erdma import as_debian_makes_it, changed, said
+from tests.lab.drivers.test_erdma import as_debian_makes_it
 
 MAIN = "/etc/containerd/config.toml"
 CGROUP = "SystemdCgroup = true"

@@ -15,9 +15,8 @@ from lab import MACHINES, Node, repository
 from lab.cluster.programs import CONTAINERD
 from lab.go import go_programs
 from lab.packages import crio, nvidia
-from tests.lab.conftest import DEPLOYED, eventually, kept, pyinfra, wait_ready
+from tests.lab.conftest import DEPLOYED, changed, eventually, kept, pyinfra, wait_ready
 from tests.lab.containers import cri
-from tests.lab.drivers.test_erdma import changed
 
 pytestmark = pytest.mark.campaign
 

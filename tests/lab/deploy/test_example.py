@@ -13,7 +13,7 @@ from group_data import erdma as erdma_gpu
 from group_data import erdma_cpu
 from lab import Node, repository
 from lab.packages import erdma, nvidia, ofed, toolchain
-from tests.lab.conftest import pyinfra, ready, report
+from tests.lab.conftest import changed, pyinfra, ready, report
 from tests.lab.deploy.test_manifests import config
 from tests.lab.drivers.test_erdma import as_debian_makes_it
 from tests.lab.drivers.test_ofed import FIRST
@@ -39,13 +39,6 @@ def deploy(folder: Path, groups: tuple[str, ...], **given: Any) -> subprocess.Co
     inventory.write_text(INVENTORY + hosts)
     # A compiler, a driver that DKMS builds, and a container engine: half an hour of an emulated CPU.
     return pyinfra("-y", "--json", str(inventory), "deploy.py", timeout=3600)
-
-
-def changed(done: subprocess.CompletedProcess[str]) -> list[str]:
-    """The operations that did something."""
-    assert done.returncode == 0, done.stdout + done.stderr
-    operations: list[dict[str, Any]] = json.loads(done.stdout)["results"]["operations"]
-    return [operation["name"] for operation in operations if operation["no_change"] != ["node1"]]
 
 
 def labels(node: Node) -> dict[str, str]:

@@ -12,7 +12,6 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import attrs
 import pytest
@@ -21,7 +20,7 @@ from lab import Node, repository
 from lab.command import run
 from lab.image import Image
 from lab.packages import erdma, toolchain
-from tests.lab.conftest import inventory_data, pyinfra
+from tests.lab.conftest import changed, inventory_data, pyinfra, said
 
 RING = "/etc/apt/keyrings/trackbed-erdma.gpg"
 SOURCE = "/etc/apt/sources.list.d/trackbed-erdma.sources"
@@ -62,15 +61,6 @@ def deploy(url: str, fingerprint: str, version: str, **more: object) -> subproce
     wanted = {"source": "dkms", "dkms": {"repository": given, "version": version}, "compat_mode": True}
     data = inventory_data({"erdma": wanted, **more})
     return pyinfra("-y", "--json", "inventories/lab.py", "deploy.py", "--limit", "node1", *data)
-
-
-def changed(done: subprocess.CompletedProcess[str]) -> list[str]:
-    operations: list[dict[str, Any]] = json.loads(done.stdout)["results"]["operations"]
-    return [operation["name"] for operation in operations if operation["no_change"] != ["node1"]]
-
-
-def said(done: subprocess.CompletedProcess[str]) -> str:
-    return " ".join((done.stdout + done.stderr).split())
 
 
 def state(node: Node) -> str:

@@ -7,8 +7,8 @@ import pytest
 
 from lab import Node, repository
 from lab.packages import gpu_driver, toolchain
-from tests.lab.conftest import inventory_data, pyinfra
-from tests.lab.drivers.test_erdma import as_debian_makes_it, changed, said
+from tests.lab.conftest import changed, inventory_data, pyinfra, said
+from tests.lab.drivers.test_erdma import as_debian_makes_it
 
 OLD, NEW = gpu_driver.VERSIONS
 REQUEST = "/var/lib/trackbed/reboots/gpu_driver"

@@ -13,7 +13,7 @@ import pytest
 from lab import Node, repository
 from lab.packages import ofed
 from tests.boots import boot_id
-from tests.lab.conftest import DEPLOYED, eventually, inventory_data, kept, pyinfra, settled
+from tests.lab.conftest import DEPLOYED, changed, eventually, inventory_data, kept, pyinfra, settled
 from tests.lab.drivers.test_peer_memory import install_modules
 
 FIRST, SECOND = list(ofed.DOCA)[:2]
@@ -25,13 +25,6 @@ def deploy(data: dict[str, Any], **more: Any) -> subprocess.CompletedProcess[str
     """Deploy the first node with this OFED."""
     words = inventory_data({"ofed": data, **more})
     return pyinfra("-y", "--json", "inventories/lab.py", "deploy.py", "--limit", "node1", *words, timeout=1500)
-
-
-def changed(done: subprocess.CompletedProcess[str]) -> list[str]:
-    """The operations that did something."""
-    assert done.returncode == 0, done.stdout + done.stderr
-    operations: list[dict[str, Any]] = json.loads(done.stdout)["results"]["operations"]
-    return [operation["name"] for operation in operations if operation["no_change"] != ["node1"]]
 
 
 def loaded(node: Node) -> tuple[str, str, str]:
@@ -156,9 +149,9 @@ def doca(node_that_builds: Node) -> Iterator[Any]:
         yield given
 
 
-def bundle(node: Node, version: str) -> dict[str, Any]:
+def bundle(node: Node, version: str, name: str = ofed.DEBIAN) -> dict[str, Any]:
     """What it says for a bundle."""
-    path = ofed.bundle(node.image, version)
+    path = ofed.bundle(node.image, version, name)
     sha256 = subprocess.run(["sha256sum", path], capture_output=True, text=True, check=True).stdout.split()[0]
     return {"mlnx_ofed": {"bundle": str(path), "sha256": sha256}}
 

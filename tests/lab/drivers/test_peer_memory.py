@@ -8,7 +8,7 @@ import pytest
 
 from lab import Node
 from lab.packages import gpu
-from tests.lab.conftest import pyinfra
+from tests.lab.conftest import changed, pyinfra
 
 AT_BOOT = "/etc/modules-load.d/trackbed-peer-memory.conf"
 LOADED = "test -e /sys/module/nvidia_peermem"
@@ -19,12 +19,6 @@ def deploy(method: str) -> subprocess.CompletedProcess[str]:
     return pyinfra(
         "-y", "--json", "inventories/lab.py", "deploy.py", "--limit", "node1", "--data", f"peer_memory={given}"
     )
-
-
-def changed(done: subprocess.CompletedProcess[str]) -> list[str]:
-    assert done.returncode == 0, done.stdout + done.stderr
-    operations = json.loads(done.stdout)["results"]["operations"]
-    return [operation["name"] for operation in operations if operation["no_change"] != ["node1"]]
 
 
 def install_modules(node: Node) -> None:

@@ -12,11 +12,11 @@ import pytest
 
 from lab import Node, repository, rpm
 from lab.packages import docker, erdma, gpu_driver, nvidia, ofed, toolchain
-from tests.lab.conftest import inventory_data, pyinfra, ready
+from tests.lab.conftest import changed, inventory_data, pyinfra, ready, said
 from tests.lab.containers.test_container_engine import is_set_for_kubernetes
 from tests.lab.containers.test_container_runtime import dump, write
-from tests.lab.drivers.test_erdma import WRONG, changed, said
-from tests.lab.drivers.test_ofed import loaded
+from tests.lab.drivers.test_erdma import WRONG
+from tests.lab.drivers.test_ofed import bundle, loaded
 from tests.lab.systems.conftest import System, as_deployed, system
 
 # Two of them need a compiler on an emulated CPU, or Go programs that are built here.
@@ -185,6 +185,31 @@ def test_doca_is_built_locked_and_loaded_and_in_use_it_gets_into_the_initramfs(n
         node.sh("systemctl stop user")
         assert changed(deploy(**newer)) == ["OFED | Loaded modules"]
         assert loaded(node)[0] == installed_file
+
+
+def test_mlnx_ofed_is_installed_from_its_bundle_locked_loaded_and_upgraded(node: Node) -> None:
+    release = node.sh("uname -r").strip()
+    parts = ("mlnx-ofed-kernel-dkms", "mlnx-ofed-kernel-utils", "ofed-scripts")
+
+    def wanted(version: str) -> dict[str, object]:
+        return {"ofed": bundle(node, version, ofed.RHEL)}
+
+    with epel(node):
+        # The vendor's installer expects it.
+        node.sh("dnf install -y dkms", timeout=300)
+    for version in ofed.MLNX_OFED:
+        done = deploy(**wanted(version))
+        assert {"OFED | MLNX_OFED", "OFED | Loaded modules"} <= set(changed(done)), said(done)
+        runs, installed_file, path = loaded(node)
+        assert runs == installed_file
+        assert f"/{release}/extra/rdma_rxe.ko" in path
+        assert node.sh("ofed_info -s") == f"MLNX_OFED_LINUX-{version}:\n"
+        kernel = f"24.10.OFED.{version.replace('-', '.')}"
+        assert sorted(locks(node)) == [f"{part}-0:{kernel}-1.*" for part in parts]
+        assert changed(deploy(**wanted(version))) == []
+    removed = pyinfra("-y", "inventories/lab.py", "deploys/remove.py")
+    assert removed.returncode == 0, said(removed)
+    assert locks(node) == []
 
 
 def test_the_gpu_driver_is_locked_at_its_version_before_it_is_installed_and_replaced_only_if_unused(node: Node) -> None:

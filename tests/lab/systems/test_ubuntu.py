@@ -5,8 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from lab import Node
-from tests.lab.conftest import FRESH, eventually, pyinfra, ready
-from tests.lab.drivers.test_erdma import changed, said
+from tests.lab.conftest import FRESH, changed, eventually, pyinfra, ready, said
 from tests.lab.systems.conftest import System, as_deployed, system
 
 # A lab of its own: boots and deploys.
