@@ -25,6 +25,7 @@ from lightkube.types import PatchType
 
 from agent.report import names
 from agent.spec.node import NODE_NAME
+from fleet.connection import connect
 from fleet.reading import PlainLease, PlainNode, PlainNodeStatus, PlainRequest, Read, read, read_all, without_bad_times
 
 CONFLICTS = (409, 422)
@@ -146,7 +147,7 @@ def options(command: F) -> F:
 def _client(kubeconfig: Path | None, context: str | None) -> Client:
     try:
         config = KubeConfig.from_env() if kubeconfig is None else KubeConfig.from_file(kubeconfig)
-        return Client(config.get(context), timeout=TIMEOUT, field_manager="trackbed-fleet")
+        return connect(config.get(context), "trackbed-fleet", TIMEOUT)
     except yaml.YAMLError as error:
         # The error's text quotes the file, which holds credentials.
         mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None

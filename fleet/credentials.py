@@ -20,6 +20,7 @@ from lightkube.resources.core_v1 import ServiceAccountToken
 from agent.report import names
 from fleet.approval import KnownNodes, verdicts
 from fleet.bindings import admit
+from fleet.connection import connect
 from fleet.issued import decide, wrong
 from fleet.reading import PlainNode, PlainRequest, read
 
@@ -117,7 +118,7 @@ def _token(client: Client, account: str, spec: TokenRequestSpec) -> str:
 
 def _client(kubeconfig: str | None) -> Client:
     path = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
-    return Client(config=KubeConfig.from_file(Path(path).expanduser()).get(), field_manager="trackbed-deploy")
+    return connect(KubeConfig.from_file(Path(path).expanduser()).get(), "trackbed-deploy")
 
 
 def _refused(error: ApiError) -> NotGiven:

@@ -50,6 +50,7 @@ class Authority:
             key = _new_key(self.pair.key)
             name = _name("trackbed-lab", ())
             builder = _certificate(name, name, key).add_extension(x509.BasicConstraints(True, None), critical=True)
+            builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
             usage = _usage(sign_certificates=True)
             self.pair.certificate.write_bytes(
                 _pem(builder.add_extension(usage, critical=True).sign(key, hashes.SHA256()))
@@ -89,6 +90,8 @@ class Authority:
             .add_extension(x509.BasicConstraints(False, None), critical=True)
             .add_extension(x509.ExtendedKeyUsage([use]), critical=False)
             .add_extension(_usage(), critical=True)
+            # Python 3.13 asks for it.
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False)
         )
         if alternatives:
             names = x509.SubjectAlternativeName([_general(alternative) for alternative in alternatives])

@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
+import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -43,6 +44,18 @@ def _certificates(folder: Path) -> tuple[Path, Path]:
     authority.write_bytes(made[0])
     server.write_bytes(keys[1].private_bytes(serialization.Encoding.PEM, pkcs8, bare) + made[1])
     return authority, server
+
+
+def check_strictly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a TLS context check authorities as Python 3.13 does: `api_server`'s has no identifier of its key."""
+    default = ssl.create_default_context
+
+    def strict(**options: Any) -> ssl.SSLContext:
+        context = default(**options)
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        return context
+
+    monkeypatch.setattr(ssl, "create_default_context", strict)
 
 
 @contextmanager

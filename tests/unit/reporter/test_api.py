@@ -1,7 +1,6 @@
 """The reporter's client of the API server, over real connections."""
 
 import queue
-import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ import pytest
 from agent.reporter.kubernetes.api import LAST_WAIT, Api, Refused, Session, read_document, trust
 from agent.reporter.kubernetes.node import read_node
 from agent.reporter.kubernetes.node_watch import NodeWatch
-from tests.unit.reporter.scripted import Answer, api_server
+from tests.unit.reporter.scripted import Answer, api_server, check_strictly
 
 T = TypeVar("T")
 
@@ -22,14 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExc
 
 
 def test_an_authority_without_identifiers_of_keys_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    default = ssl.create_default_context
-
-    def as_python_3_13_has_it(**options: Any) -> ssl.SSLContext:
-        context = default(**options)
-        context.verify_flags |= ssl.VERIFY_X509_STRICT
-        return context
-
-    monkeypatch.setattr(ssl, "create_default_context", as_python_3_13_has_it)
+    check_strictly(monkeypatch)
     with api_server(tmp_path, lambda method, path, body: (200, {"kind": "List"})) as (url, authority):
         session = Session(trust(authority))
         assert Api(url, lambda: session).ask("GET", "/api/v1/nodes") == {"kind": "List"}

@@ -346,7 +346,11 @@ def test_workers_that_could_not_be_started_have_crashed_in_a_row(start: Start, t
     supervised.wait_for(lambda report: report.conditions[-1].reason == "WorkerLost")
     # A heartbeat comes every two seconds, and the first three tries take less.
     beats(supervised, 3)
-    program.symlink_to(sys.executable)
+    written = tmp_path / "written"
+    # A link would be an interpreter without this environment's packages.
+    written.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    written.chmod(0o755)
+    written.rename(program)
     soon(lambda: supervised.noted()[1:] or None, "start", 60.0)
     assert supervised.noted()[1].startswith("the worker could not be started: ")
 

@@ -106,7 +106,7 @@ def test_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "[" * 5000,
+        "[" * 5000 + "]" * 5000,
         "[" * (DEEPEST + 1) + "]" * (DEEPEST + 1),
         '{"a": 1, "a": 2}',
         "NaN",
