@@ -27,7 +27,7 @@ TOOLKIT = go_programs.Build(
     cgo=True,
     usual_s=40,
 )
-ENGINES = ("docker.io", "containerd", "runc", "iptables", "tini", "busybox-static", "gpg", "apparmor")
+_ENGINES = ("docker.io", "containerd", "runc", "iptables", "tini", "busybox-static", "gpg", "apparmor")
 
 # A short form of the postinst of NVIDIA's package.
 _POSTINST = """\
@@ -35,6 +35,11 @@ _POSTINST = """\
 set -e
 nvidia-ctk --quiet config --config-file=/etc/nvidia-container-runtime/config.toml --in-place
 """
+
+
+def engines(disk: image.Image) -> tuple[str, ...]:
+    """Debian's packages of the engines. As of Debian 13 docker's command line is a package of its own."""
+    return _ENGINES if disk.debian.suite == "bookworm" else (*_ENGINES, "docker-cli")
 
 
 def vendor(disk: image.Image) -> repository.Repository:
@@ -67,7 +72,7 @@ def _build(disk: image.Image, pool: Path) -> None:
     repository.deb(pool, {**tools, "Depends": f"libnvidia-container1 (= {VERSION})"})
     repository.deb(pool, {"Package": "libnvidia-container1", "Version": VERSION})
     with step("Debian's container engines", usual_s=30):
-        toolchain.fetch(disk, pool, *ENGINES)
+        toolchain.fetch(disk, pool, *engines(disk))
 
 
 def _copy(file: Path, folder: Path, mode: int) -> None:

@@ -144,7 +144,7 @@ def install_engines(node: Node, url: str) -> None:
     write(node, "/etc/cdi/test.json", json.dumps(CDI))
     # busybox asks for another initramfs: minutes of an emulated CPU.
     write(node, "/etc/initramfs-tools/update-initramfs.conf", "update_initramfs=no\n")
-    install(node, url, *nvidia.ENGINES)
+    install(node, url, *nvidia.engines(node.image))
     # The lists of Debian's own are minutes of an emulated apt, each time.
     node.sh("rm -rf /etc/apt/sources.list /etc/apt/sources.list.d/* /var/lib/apt/lists")
     node.sh(
