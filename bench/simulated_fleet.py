@@ -4,8 +4,8 @@ All addresses lead to one simulated node: an overlay of this machine's root file
 so that nothing on this machine changes. ssh, shell, files, the packages' database and the agent are real; a script replaces
 systemd and starts a unit's ExecStart. The login shell has no start-up files.
 
-The programs of all hosts run on this machine's cores. :meth:`Fleet.replay` takes most of that work out: facts are read only
-once, and all hosts give the same answers.
+All hosts run their programs on this machine's cores. :meth:`Fleet.replay` avoids most of that work: each script of facts is
+run once, and every host returns that answer.
 """
 
 from __future__ import annotations

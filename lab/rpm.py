@@ -135,7 +135,10 @@ def _rpm_version(version: str) -> str:
 
 
 def _requirement(depends: str, called: Mapping[str, str]) -> str:
-    """A Debian dependency as RPM writes it; empty if ``called`` lacks the package. Of versions only `=` and `>=` are kept."""
+    """Translate a dependency of a Debian package to RPM's syntax. It keeps a version only after `=` or `>=`.
+
+    :param called: RPM's names of the packages. A dependency on another package is dropped: the result is empty.
+    """
     words = depends.replace("(", " ").replace(")", " ").split("|")[0].split()
     if not words or words[0] not in called:
         return ""

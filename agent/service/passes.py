@@ -67,7 +67,11 @@ class Reason:
 
     @classmethod
     def after(cls, scope: Scope, timer: Literal["resync", "retry"]) -> Reason:
-        """The reason of a pass after a wait, whose end was set for ``timer``."""
+        """The reason of a pass that follows a wait.
+
+        :param scope: what the events during the wait concern; None: no event ended it, but the timer.
+        :param timer: what the timer was set for.
+        """
         return cls(scope, timer if scope is None else f"event {' '.join(sorted(scope))}")
 
 
@@ -165,7 +169,7 @@ class Passes:
         return body, retry
 
     def resync_in(self) -> float:
-        """The seconds until everything is read again."""
+        """The seconds that are left until the next pass reads everything."""
         return max(0.0, self._resync_at - time.monotonic())
 
     def is_recorded(self) -> bool:

@@ -1,4 +1,4 @@
-"""Packages CRI-O as its makers do, built from its Go module. Its monitor and its runtime, conmon and runc, are Debian's.
+"""Makes a package of CRI-O like that of the CRI-O project, from its Go module. It uses Debian's conmon and runc.
 
 The module has no list of versions on every proxy, so its own go.mod and go.sum decide all versions of the build.
 """

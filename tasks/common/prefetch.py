@@ -117,7 +117,7 @@ class HostFacts:
     _kept: dict[str, list[str]]
     """What the file says: the commands of the last deploy's facts, by phase."""
     _known: dict[str, list[str]]
-    """The commands to prefetch, by phase: those of the file, or for a host's first deploy those of another host."""
+    """The commands to prefetch, by phase: the kept ones, or another host's if this host has none."""
     _used: dict[str, dict[str, None]] = field(init=False, factory=dict)
     """The commands of this deploy's facts, by phase; the keys are in the order in which the facts were read."""
     _fact: type | None = field(init=False, default=None)

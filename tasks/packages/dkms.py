@@ -46,8 +46,8 @@ fi
 class Build:
     """A line of `dkms status`. ``state``: ``added`` (then it has no kernel), ``built`` or ``installed``.
 
-    ``replaced``: it is installed, and the kernel's module is another file. A tool that signs modules makes it so, but also DKMS
-    itself: if the kernel had a newer version, DKMS left that in place, and says all the same that it has installed its own.
+    ``replaced``: DKMS says that it is installed, but the kernel's file differs from the built one. Either a tool has signed the
+    file, or the kernel had a newer version, which DKMS does not overwrite.
     """
 
     module: str
@@ -127,7 +127,7 @@ done
 
 
 class OtherModules(FactBase[list[str]]):
-    """The modules of a build of which the kernel has another version or other sources. A signature makes no difference."""
+    """The modules of a build that differ from the kernel's in version or sources. Signatures are not compared."""
 
     default = list
 
@@ -218,7 +218,7 @@ dkms install -m "$module" -v "$version" -k "$kernel" --force || failed
 
 
 def build(module: str, version: str, kernel: str, force: bool = False) -> StringCommand:
-    """A command that installs a module for a kernel, in place of any other version, and builds it first if it is not built.
+    """A command that has DKMS install a module for a kernel. It replaces any other version, and is built first if necessary.
 
     If it fails, it prints the cause from the build log.
 

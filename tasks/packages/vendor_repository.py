@@ -272,7 +272,10 @@ def packages(
 
 
 def lock_plugin(have: Mapping[str, object]) -> Commands:
-    """For an operation: install dnf's plugin for version locks unless it is among the installed packages."""
+    """For an operation: install dnf's plugin for version locks if it is missing.
+
+    :param have: the installed packages.
+    """
     if LOCK_PLUGIN not in have:
         yield StringCommand("dnf", "install", "-y", LOCK_PLUGIN)
 

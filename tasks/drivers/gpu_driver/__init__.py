@@ -249,7 +249,7 @@ def install_packages(names: tuple[str, ...], version: str, family: Family) -> Co
         return
     wanted = tuple(Package(name, f"{version}-*") for name in names)
     yield from vendor_repository.install(family, wanted, modules.MODULE, _remedy(version, names))
-    # After a downgrade, packages that these depend on may still be newer, which the package manager accepts.
+    # A downgrade of these leaves their dependencies as they are: they require a version or any later one.
     if others := _others(version, family):
         yield script(_OTHERS[family], *others)
 
@@ -262,7 +262,7 @@ _OTHERS: dict[Family, str] = {
 
 
 def _others(version: str, family: Family) -> list[str]:
-    """For an operation: the installed packages of the driver that have another version of it."""
+    """For an operation: the driver's installed packages whose version is not the wanted one."""
     return sorted(
         name
         for name, versions in packages.installed(family).items()

@@ -119,12 +119,11 @@ class InstalledBundle(FactBase[Installed | None]):
         return Installed(output[0], output[1], output[2] if len(output) > 2 else "")
 
 
-# The installer removes the packages of an earlier bundle, so their holds are removed first. Its exit codes are listed in the
-# vendor's manual under "mlnxofedinstall Return Codes".
-_HOLDS: dict[Family, str] = {
+HOLDS: dict[Family, str] = {
     "debian": """
 bundle_packages() {
   for file in DEBS/*.deb; do
+    [ -e "$file" ] || continue
     package=$(dpkg-deb -f "$file" Package)
     if dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q ' installed$'; then echo "$package"; fi
   done
@@ -135,6 +134,7 @@ release() { apt-mark unhold "$@"; }
     "rhel": """
 bundle_packages() {
   for file in RPMS/*.rpm; do
+    [ -e "$file" ] || continue
     package=$(rpm --query --queryformat '%{NAME}' --package "$file" 2>/dev/null)
     if rpm --quiet --query "$package"; then echo "$package"; fi
   done
@@ -145,6 +145,11 @@ hold() {
 release() { dnf versionlock delete "$@"; }
 """,
 }
+"""Shell functions: print the bundle's packages that are installed, hold packages, release them. The current folder is the
+bundle's."""
+
+# The installer removes the packages of an earlier bundle, so their holds are removed first. Its exit codes are listed in the
+# vendor's manual under "mlnxofedinstall Return Codes".
 _INSTALL = """
 bundle=$1 sha256=$2 folder=$3; shift 3
 fail() { echo "ofed: $1" >&2; exit 1; }
@@ -201,4 +206,4 @@ def bundle(wanted: MlnxOfed, family: Family) -> Commands:
     yield script('mkdir -p "$1"', FOLDER)
     yield FileUploadCommand(wanted.bundle, uploaded, remote_temp_filename=host.get_temp_filename(uploaded))
     firmware = [] if wanted.firmware_update else ["--without-fw-update"]
-    yield script(_HOLDS[family] + _INSTALL, uploaded, wanted.sha256, FOLDER, "--force", *firmware, *wanted.options)
+    yield script(HOLDS[family] + _INSTALL, uploaded, wanted.sha256, FOLDER, "--force", *firmware, *wanted.options)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from pyinfra.api.exceptions import DeployError
 from tasks import reboot
 from tasks.drivers import ofed
 from tasks.drivers.ofed import doca, mlnx_ofed, modules
+from tasks.packages import Family
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, file_answers
 from tests.deploy.packages.test_packages import install
 
@@ -332,6 +334,13 @@ def test_a_bundle_of_the_rhel_family_is_held_by_dnf_s_version_locks(node: Node, 
     assert plugin == "dnf install -y python3-dnf-plugin-versionlock"
     assert "dnf versionlock add --raw" in install
     assert "apt-mark" not in install
+
+
+@pytest.mark.parametrize("family", ["debian", "rhel"])
+def test_a_bundle_without_packages_in_the_usual_folder_holds_none(family: Family, tmp_path: Path) -> None:
+    program = f'{mlnx_ofed.HOLDS[family]}packages=$(bundle_packages); echo "[$packages]"'
+    done = subprocess.run(["sh", "-ec", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 def test_a_bundle_that_is_installed_is_left_alone(node: Node, given: dict[str, Any]) -> None:

@@ -248,7 +248,7 @@ def test_the_gpu_driver_is_locked_at_its_version_before_it_is_installed_and_repl
         assert upgraded.returncode == 0, said(upgraded)
         assert versions() == {new}
         assert locked() == {f"{new}-1.*"}
-        # rpm's scripts leave the newer module in its place.
+        # The scripts of the older packages have DKMS install the module, and DKMS keeps the newer one.
         back = deploy(**wanted(old))
         assert back.returncode == 0, said(back)
         assert versions() == {old}
