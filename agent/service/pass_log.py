@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import struct
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import get_args
 
@@ -24,6 +26,9 @@ MESSAGE_ID = "5b0c8a9f1d4e4f6c9a3b7e2d10486f35"
 INFO, DEBUG = "6", "7"
 """syslog's priorities: the first for a pass that changed something or ended in another way than the one before."""
 
+QUIET = 60.0
+"""Seconds from one entry to the next of priority DEBUG. An event a second must not fill the journal."""
+
 LONGEST = 300
 """Characters of a value. With the bounds below, an entry is far smaller than the largest datagram."""
 
@@ -34,12 +39,17 @@ MOST_CONDITIONS = 40
 
 @define
 class PassLog:
-    """Writes the entries. ``_last``: how the last pass ended."""
+    """Writes the entries. ``_last``: how the last pass ended; ``_omitted``: the passes since the last entry."""
 
+    clock: Callable[[], float] = time.monotonic
     _last: tuple[object, ...] = field(default=(), init=False)
+    _written: float = field(default=-math.inf, init=False)
+    _omitted: int = field(default=0, init=False)
 
     def write(self, body: Body, trigger: str, seconds: float) -> None:
-        """Write the entry of a pass. If journald does not take it, its message goes to standard error, unless it is DEBUG's.
+        """Write the entry of a pass, unless it is DEBUG's and the last entry is younger than :data:`QUIET`.
+
+        If journald does not take it, its message goes to standard error, unless it is DEBUG's.
 
         :param body: the report's body after the pass.
         :param trigger: why the pass ran, as the history has it.
@@ -49,6 +59,11 @@ class PassLog:
         ended = (body["ready"], body["spec_hash"], not_true, {**counted, "applied": 0})
         priority = INFO if counted["applied"] or ended != self._last else DEBUG
         self._last = ended
+        now = self.clock()
+        if priority == DEBUG and now - self._written < QUIET:
+            self._omitted += 1
+            return
+        omitted, self._omitted, self._written = self._omitted, 0, now
         why, _, devices = trigger.partition(" ")
         results = ", ".join(f"{counted[result]} {result}" for result in sorted(counted)) or "nothing to change"
         message = f"pass ({why}): {results}; {'ready' if body['ready'] else 'not ready'}"
@@ -59,6 +74,7 @@ class PassLog:
             ("SYSLOG_IDENTIFIER", "trackbed"),
             ("TRACKBED_TRIGGER", why),
             ("TRACKBED_DEVICES", devices),
+            ("TRACKBED_OMITTED", str(omitted)),
             ("TRACKBED_DURATION_USEC", str(int(seconds * 1e6))),
             ("TRACKBED_SPEC_HASH", body["spec_hash"]),
             ("TRACKBED_READY", str(int(body["ready"]))),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import get_args
 
@@ -13,7 +14,7 @@ import pytest
 from agent.report.records import Change, Condition, Outcome, Result, to_plain
 from agent.service import pass_log
 from agent.service.messages import Body
-from agent.service.pass_log import DEBUG, INFO, LONGEST, MOST_CHANGES, MOST_CONDITIONS, PassLog
+from agent.service.pass_log import DEBUG, INFO, LONGEST, MOST_CHANGES, MOST_CONDITIONS, QUIET, PassLog
 from tests.journald import heard, listening
 
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
@@ -54,6 +55,7 @@ def test_an_entry_says_what_the_pass_did(journald: socket.socket, capsys: pytest
         "SYSLOG_IDENTIFIER": ["trackbed"],
         "TRACKBED_TRIGGER": ["event"],
         "TRACKBED_DEVICES": ["0000:21:00.0 0000:41:00.0"],
+        "TRACKBED_OMITTED": ["0"],
         "TRACKBED_DURATION_USEC": ["250000"],
         "TRACKBED_SPEC_HASH": ["h1"],
         "TRACKBED_READY": ["0"],
@@ -73,7 +75,7 @@ def test_an_entry_says_what_the_pass_did(journald: socket.socket, capsys: pytest
 
 
 def test_a_pass_without_news_has_the_priority_debug(journald: socket.socket) -> None:
-    log = PassLog()
+    log = PassLog(clock=count(step=QUIET).__next__)
     waiting = Outcome(MTU, "deferred")
     passes = [
         (body(), INFO),
@@ -88,6 +90,23 @@ def test_a_pass_without_news_has_the_priority_debug(journald: socket.socket) -> 
     for result, priority in passes:
         log.write(result, "resync", 0.01)
         assert heard(journald)["PRIORITY"] == [priority]
+
+
+def test_passes_without_news_have_one_entry_a_minute(journald: socket.socket) -> None:
+    times = [*range(0, 121, 10), 130, 130]
+    log = PassLog(clock=map(float, times).__next__)
+    for _ in range(13):
+        log.write(body(), "event", 0.01)
+    entries = [heard(journald) for _ in range(3)]
+    assert [(entry["PRIORITY"], entry["TRACKBED_OMITTED"]) for entry in entries] == [
+        ([INFO], ["0"]),
+        ([DEBUG], ["5"]),
+        ([DEBUG], ["5"]),
+    ]
+    log.write(body(), "event", 0.01)
+    log.write(body(Outcome(MTU, "applied")), "event", 0.01)
+    entry = heard(journald)
+    assert (entry["PRIORITY"], entry["TRACKBED_OMITTED"]) == ([INFO], ["1"])
 
 
 def test_no_entry_is_large(journald: socket.socket) -> None:
