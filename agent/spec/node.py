@@ -19,7 +19,7 @@ from attrs import Attribute, field, frozen
 from agent.documents import LARGEST_SPEC, load, too_large
 from agent.spec.conflicts import address_conflicts, nic_conflicts, setting_conflicts
 from agent.spec.nic import DisruptionPolicy, Nic
-from agent.spec.strict import MOST_FAULTS, Faults, Strict
+from agent.spec.strict import MOST_FAULTS, Faults, plain, structure
 from agent.spec.sysctl_names import FLOW_ENTRIES, identity, of_module_parameter
 from agent.spec.sysctl_names import faults as sysctl_faults
 from agent.spec.validators import Matches, Within, cpu_list, is_date, some_cpus
@@ -323,9 +323,6 @@ class NodeSpec:
         return by_rfs or sysctl in map(identity, self.sysctls) or sysctl in parameters
 
 
-_strict = Strict(NodeSpec)
-
-
 def parse(text: str, where: str = "spec") -> NodeSpec:
     """Parse one node's spec.
 
@@ -342,7 +339,7 @@ def parse(text: str, where: str = "spec") -> NodeSpec:
 
 def from_mapping(document: object, where: str = "spec") -> NodeSpec:
     """Make a NodeSpec from plain data (dicts, lists, scalars), as strictly as :func:`parse`."""
-    spec = _strict.structure(document, NodeSpec, where)
+    spec = structure(document, NodeSpec, where)
     # The spec must stay readable after to_json(), which may take more bytes than the JSON it came from.
     if len(to_json(spec)) > LARGEST_SPEC:
         raise SpecError(
@@ -353,7 +350,7 @@ def from_mapping(document: object, where: str = "spec") -> NodeSpec:
 
 def to_json(spec: NodeSpec) -> str:
     """The spec as JSON in its only form: sorted keys, defaults left out, a newline at the end."""
-    return json.dumps(_strict.plain(spec), indent=2, sort_keys=True) + "\n"
+    return json.dumps(plain(spec), indent=2, sort_keys=True) + "\n"
 
 
 def spec_hash(spec: NodeSpec) -> str:

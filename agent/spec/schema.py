@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -18,7 +18,7 @@ from agent.spec.addresses import Address
 from agent.spec.nic import Channels, Nic
 from agent.spec.node import NodeSpec
 from agent.spec.selector import INDEX, KEYS, UNIQUE_KEYS, WITH_EACH, Selector
-from agent.spec.strict import LONGEST_TEXT, MOST_ITEMS, OF_TEXT, PLAIN, Strict
+from agent.spec.strict import LONGEST_TEXT, MOST_ITEMS, OF_TEXT, PLAIN, plain
 from agent.spec.sysctl_names import SYSCTL
 from agent.spec.validators import Each, Matches, Within
 
@@ -68,14 +68,13 @@ WHOLE: Mapping[type, Schema] = {
 def schema(record: type = NodeSpec) -> Schema:
     """The schema of a record; the records in its fields are in ``$defs``."""
     definitions: dict[str, Schema] = {}
-    plain = Strict(record).plain
-    root = _record(record, definitions, plain)
+    root = _record(record, definitions)
     return {"$schema": DIALECT, "title": record.__name__, **root, "$defs": dict(sorted(definitions.items()))}
 
 
-def _record(record: type, definitions: dict[str, Schema], plain: Callable[[object], Any]) -> Schema:
+def _record(record: type, definitions: dict[str, Schema]) -> Schema:
     hints = get_type_hints(record)
-    properties = {f.name: _field(f, hints[f.name], definitions, plain) for f in fields(record)}
+    properties = {f.name: _field(f, hints[f.name], definitions) for f in fields(record)}
     required = [f.name for f in fields(record) if f.default is NOTHING]
     return {
         "type": "object",
@@ -87,10 +86,8 @@ def _record(record: type, definitions: dict[str, Schema], plain: Callable[[objec
     }
 
 
-def _field(
-    attribute: Attribute[Any], hint: Any, definitions: dict[str, Schema], plain: Callable[[object], Any]
-) -> Schema:
-    made = _type(hint, definitions, plain)
+def _field(attribute: Attribute[Any], hint: Any, definitions: dict[str, Schema]) -> Schema:
+    made = _type(hint, definitions)
     for validator in _validators(attribute.validator):
         for part in made.get("anyOf", [made]):
             if isinstance(validator, Matches) and part.get("type") == "string":
@@ -120,23 +117,23 @@ def _validators(validator: Any) -> Iterator[Any]:
             yield from _validators(inner)
 
 
-def _type(hint: Any, definitions: dict[str, Schema], plain: Callable[[object], Any]) -> Schema:
+def _type(hint: Any, definitions: dict[str, Schema]) -> Schema:
     origin, arguments = get_origin(hint), get_args(hint)
     if hint in SCALARS:
         return {"type": SCALARS[hint], **(_ONE_LINE if hint is str else {})}
     if origin is Literal:
         return {"enum": list(arguments)}
     if origin in (Union, UnionType):
-        return {"anyOf": [_type(each, definitions, plain) for each in arguments]}
+        return {"anyOf": [_type(each, definitions) for each in arguments]}
     if origin is tuple:
-        return {"type": "array", "items": _type(arguments[0], definitions, plain), "maxItems": MOST_ITEMS}
+        return {"type": "array", "items": _type(arguments[0], definitions), "maxItems": MOST_ITEMS}
     if origin is Mapping:
         names = {"propertyNames": _ONE_LINE, "maxProperties": MOST_ITEMS}
-        return {"type": "object", "additionalProperties": _type(arguments[1], definitions, plain), **names}
+        return {"type": "object", "additionalProperties": _type(arguments[1], definitions), **names}
     if has(hint):
         if hint.__name__ not in definitions:
             definitions[hint.__name__] = {}
-            definitions[hint.__name__] = _record(hint, definitions, plain)
+            definitions[hint.__name__] = _record(hint, definitions)
         written: Schema = {"$ref": f"#/$defs/{hint.__name__}"}
-        return {"anyOf": [_type(str, definitions, plain), written]} if hasattr(hint, OF_TEXT) else written
+        return {"anyOf": [_type(str, definitions), written]} if hasattr(hint, OF_TEXT) else written
     raise TypeError(f"no schema for {hint!r}; teach agent/spec/schema.py this type")

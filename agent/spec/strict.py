@@ -5,10 +5,9 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Mapping
-from types import UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_type_hints
-from typing import get_origin as typing_origin
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import cattrs
 from attrs import fields, has
@@ -46,102 +45,65 @@ class Faults(ValueError):
         super().__init__("\n".join(self.faults))
 
 
-class Strict:
-    """Converts ``record`` and the records in its fields."""
+def structure(document: object, record: type[Record], where: str) -> Record:
+    """Make a record from plain data.
 
-    def __init__(self, record: type) -> None:
-        self._converter = cattrs.Converter(detailed_validation=True)
-        self._converter.register_structure_hook(str, _text)
-        for kind in (int, bool):
-            self._converter.register_structure_hook(kind, _exactly(kind))
-        self._converter.register_structure_hook_func(lambda t: _origin(t) is Literal, _one_of)
-        self._converter.register_structure_hook_factory(lambda t: _origin(t) is tuple, self._list_only)
-        self._converter.register_structure_hook_factory(lambda t: _origin(t) is Mapping, self._mapping)
-        for part in _parts(record):
-            structure: Any = make_dict_structure_fn(part, self._converter, _cattrs_forbid_extra_keys=True)
-            self._converter.register_structure_hook(part, _mapping_only(structure))
-            # Defaults are left out, so that a new key with a default does not change the hash of an old spec.
-            self._converter.register_unstructure_hook(
-                part, make_dict_unstructure_fn(part, self._converter, _cattrs_omit_if_default=True)
-            )
+    :raises Faults: with every fault and its place.
+    """
+    try:
+        return _converter.structure(document, record)
+    except (cattrs.BaseValidationError, ValueError) as error:
+        faults = cattrs.transform_error(error, path=where, format_exception=_describe)
+        # cattrs appends "@ path"; the place belongs in front.
+        split = (fault.rpartition(" @ ") for fault in faults)
+        raise Faults([f"{place}: {what}" for whats, _, place in split for what in whats.split("\n")]) from None
 
-    def structure(self, document: object, record: type[Record], where: str) -> Record:
-        """Make a record from plain data.
 
-        :raises Faults: with every fault and its place.
-        """
+def plain(record: object) -> Any:
+    """The record as plain data, defaults left out."""
+    return _converter.unstructure(record)
+
+
+def _list_only(cls: Any) -> Any:
+    inner = get_args(cls)[0]
+
+    def hook(value: object, _: object) -> Any:
+        if not isinstance(value, list):
+            raise ValueError(f"{_json(value)} is not a list")
+        _refuse_many(value)
+        return tuple(_each(enumerate(value), inner, "index").values())
+
+    return hook
+
+
+def _mapping(cls: Any) -> Any:
+    inner = get_args(cls)[1]
+
+    def hook(value: object, _: object) -> Any:
+        if not isinstance(value, dict):
+            raise ValueError(f"{_json(value)} is not an object with keys")
+        _refuse_many(value)
+        for key in value:
+            _text(key, str)
+        return _each(sorted(value.items()), inner, "key")
+
+    return hook
+
+
+def _each(items: Any, inner: Any, what: str) -> dict[Any, Any]:
+    made, wrong = {}, []
+    for place, item in items:
         try:
-            return self._converter.structure(document, record)
-        except (cattrs.BaseValidationError, ValueError) as error:
-            faults = cattrs.transform_error(error, path=where, format_exception=_describe)
-            # cattrs appends "@ path"; the place belongs in front.
-            split = (fault.rpartition(" @ ") for fault in faults)
-            raise Faults([f"{place}: {what}" for whats, _, place in split for what in whats.split("\n")]) from None
-
-    def plain(self, record: object) -> Any:
-        """The record as plain data, defaults left out."""
-        return self._converter.unstructure(record)
-
-    def _list_only(self, cls: Any) -> Any:
-        inner = get_args(cls)[0]
-
-        def structure(value: object, _: object) -> Any:
-            if not isinstance(value, list):
-                raise ValueError(f"{_json(value)} is not a list")
-            _refuse_many(value)
-            return tuple(self._each(enumerate(value), inner, "index").values())
-
-        return structure
-
-    def _mapping(self, cls: Any) -> Any:
-        inner = get_args(cls)[1]
-
-        def structure(value: object, _: object) -> Any:
-            if not isinstance(value, dict):
-                raise ValueError(f"{_json(value)} is not an object with keys")
-            _refuse_many(value)
-            for key in value:
-                _text(key, str)
-            return self._each(sorted(value.items()), inner, "key")
-
-        return structure
-
-    def _each(self, items: Any, inner: Any, what: str) -> dict[Any, Any]:
-        made, wrong = {}, []
-        for place, item in items:
-            try:
-                made[place] = self._converter.structure(item, inner)
-            except Exception as error:
-                note = cattrs.IterableValidationNote(f"at {what} {place!r}", place, inner)
-                error.__notes__ = [*getattr(error, "__notes__", []), note]  # type: ignore[attr-defined]
-                wrong.append(error)
-                if len(wrong) > MOST_FAULTS:
-                    break
-        if wrong:
-            raise cattrs.IterableValidationError("several values", wrong, inner)
-        return made
-
-
-def _parts(record: type) -> list[type]:
-    """The record and the records in its fields, innermost first, since a record's hook needs those of its fields."""
-    kinds: list[type] = []
-
-    def visit(kind: Any) -> None:
-        if has(kind):
-            for hint in get_type_hints(kind).values():
-                visit(hint)
-            if kind not in kinds:
-                kinds.append(kind)
-        elif _origin(kind) in (tuple, Mapping, Union, UnionType):
-            for inner in get_args(kind):
-                visit(inner)
-
-    visit(record)
-    return kinds
-
-
-def _origin(kind: Any) -> Any:
-    return typing_origin(kind)
+            made[place] = _converter.structure(item, inner)
+        except Exception as error:
+            note = cattrs.IterableValidationNote(f"at {what} {place!r}", place, inner)
+            error.__notes__ = [*getattr(error, "__notes__", []), note]  # type: ignore[attr-defined]
+            wrong.append(error)
+            if len(wrong) > MOST_FAULTS:
+                break
+    if wrong:
+        raise cattrs.IterableValidationError("several values", wrong, inner)
+    return made
 
 
 def _json(value: object) -> str:
@@ -172,13 +134,13 @@ def _text(value: object, _: object) -> str:
 def _exactly(kind: type) -> Any:
     article = {"int": "a whole number", "bool": "true or false"}[kind.__name__]
 
-    def structure(value: object, _: object) -> object:
+    def hook(value: object, _: object) -> object:
         # Neither a bool (which is an int in Python) nor a number in quotes is accepted as a number.
         if type(value) is not kind:
             raise ValueError(f"{_json(value)} is not {article}")
         return value
 
-    return structure
+    return hook
 
 
 def _one_of(value: object, literal: Any) -> object:
@@ -189,15 +151,28 @@ def _one_of(value: object, literal: Any) -> object:
     return value
 
 
-def _mapping_only(structure: Any) -> Any:
-    def check(value: object, cls: Any) -> Any:
-        if isinstance(value, str) and hasattr(cls, OF_TEXT):
-            return cls.of_text(_text(value, str))
+def _record(kind: Any) -> Any:
+    # cattrs compiles a function for each record: a millisecond, and most specs have few kinds of records.
+    made = cache(lambda: make_dict_structure_fn(kind, _converter, _cattrs_forbid_extra_keys=True))
+
+    def hook(value: object, _: object) -> Any:
+        if isinstance(value, str) and hasattr(kind, OF_TEXT):
+            return kind.of_text(_text(value, str))
         if not isinstance(value, dict):
             raise ValueError(f"{_json(value)} is not an object with keys")
-        return structure(value, cls)
+        return made()(value, kind)
 
-    return check
+    return hook
+
+
+def _plain(kind: Any) -> Any:
+    # Defaults are left out, so that a new key with a default does not change the hash of an old spec.
+    made = cache(lambda: make_dict_unstructure_fn(kind, _converter, _cattrs_omit_if_default=True))
+    return lambda record: made()(record)
+
+
+def _of(origin: Any) -> Callable[[Any], bool]:
+    return lambda hint: get_origin(hint) is origin
 
 
 def _describe(error: BaseException, kind: type | None) -> str:
@@ -213,3 +188,14 @@ def _describe(error: BaseException, kind: type | None) -> str:
     if isinstance(error, KeyError):
         return f"the key {error.args[0]!r} is missing; add it"
     return str(error)
+
+
+_converter = cattrs.Converter(detailed_validation=True)
+_converter.register_structure_hook(str, _text)
+for _kind in (int, bool):
+    _converter.register_structure_hook(_kind, _exactly(_kind))
+_converter.register_structure_hook_func(_of(Literal), _one_of)
+_converter.register_structure_hook_factory(_of(tuple), _list_only)
+_converter.register_structure_hook_factory(_of(Mapping), _mapping)
+_converter.register_structure_hook_factory(has, _record)
+_converter.register_unstructure_hook_factory(has, _plain)

@@ -18,7 +18,7 @@ from pyinfra.context import host
 
 import tasks
 from agent.spec.node import NodeSpec
-from agent.spec.strict import Faults, Strict
+from agent.spec.strict import Faults, structure
 
 T = TypeVar("T")
 
@@ -73,14 +73,9 @@ def whole_number(low: int, high: int, unit: str) -> Callable[[object], int]:
 def record(kind: type[T]) -> Callable[[object], T]:
     """Make a parser from a mapping to a record of ``kind``. It refuses unknown keys, and names the place of each fault."""
 
-    @cache
-    def strict() -> Strict:
-        # Made on first use: it takes milliseconds, and most inventories have few of the keys.
-        return Strict(kind)
-
     def parse(value: object) -> T:
         try:
-            return strict().structure(value, kind, "")
+            return structure(value, kind, "")
         except Faults as error:
             raise ValueError("; ".join(fault.lstrip(".: ") for fault in error.faults)) from None
 
