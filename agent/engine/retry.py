@@ -14,7 +14,7 @@ from agent.state.scope import Scope, devices
 FIRST_RETRY = 0.25
 HASTENED_RETRY = 1.0
 LAST_RETRY = 300.0
-# For changes with a grace period. A VF's driver checks its link every two seconds (igbvf_watchdog_task).
+# For links that are taken down and up. A VF's driver checks its link every two seconds (igbvf_watchdog_task).
 QUICK_RETRY = 2.0
 QUICK_TRIES = 20
 # For changes that reset all VFs of the device at each try.
@@ -51,14 +51,15 @@ class Failures:
     def wait(self, write: Write, now: float) -> None:
         """Hold a change back for its grace period, which begins with the first pass that plans the change.
 
-        A change that was made, and is planned again, waits only :data:`QUICK_RETRY` seconds: a VF may need several tries. After
-        :data:`QUICK_TRIES` tries the grace period applies again, and doubles each time.
+        A change that was made, and is planned again, waits twice as long each time. If it takes a link down, the first
+        :data:`QUICK_TRIES` tries come after :data:`QUICK_RETRY` seconds: a VF may need several.
         """
         change, _ = write
         if change.grace_period and identity(change) not in self._failures:
             recent = self.contention.recent(write, now)
-            doubled = change.grace_period * 2 ** max(0, recent - QUICK_TRIES)
-            wait = QUICK_RETRY if 0 < recent < QUICK_TRIES else min(doubled, LAST_RETRY)
+            quick = QUICK_TRIES if change.disruption == Disruption.LINK_FLAP else 0
+            doubled = change.grace_period * 2 ** max(0, recent - quick)
+            wait = QUICK_RETRY if 0 < recent < quick else min(doubled, LAST_RETRY)
             outcome = Outcome(change, "blocked", SETTLING, f"wait {wait:.0f} s")
             self._failures[identity(change)] = _Failure(outcome, 0, math.inf, now + wait)
 

@@ -35,6 +35,13 @@ PRESENT, ABSENT = "present", "absent"
 UDEV = "/run/udev/data"
 """The folder of udev's database."""
 
+UDEV_ENTRY = "udev entry"
+"""The field of a netdev that udev has not initialised."""
+
+UDEV_LATE = 30.0
+"""Seconds after which the agent assumes that udev has missed the kernel's event of a netdev, as it does if it was stopped then.
+Otherwise it takes less than a second for a netdev, and some seconds while a node boots."""
+
 
 @frozen
 class LinkStatus:
@@ -135,8 +142,11 @@ def plan_link(
         and not link_status.missing
     ):
         return []  # it is in another network namespace
-    if link_status is None or link_status.link is None or not link_status.ready:
+    if link_status is None or link_status.link is None:
         return [_absent(kind, target, link_status)]
+    if not link_status.ready:
+        remedy = "see `udevadm settle` and `systemctl status systemd-udevd`"
+        return [Change(kind, target, UDEV_ENTRY, None, PRESENT, remedy=remedy, grace_period=UDEV_LATE)]
     link = link_status.link
     changes = []
     if mtu is not None and link.mtu != mtu:
@@ -152,16 +162,13 @@ def plan_link(
 
 
 def _absent(kind: str, target: str, link_status: LinkStatus | None) -> Change:
-    if link_status is not None and link_status.link is not None:
-        blocker, remedy = f"udev has not initialised {link_status.link.name} yet", "wait, or see `udevadm settle`"
-    else:
-        bound = link_status.driver if link_status else None
-        blocker = f"its netdev is not there (driver: {bound or 'none'})"
-        remedy = (
-            "load the driver that creates its netdev"
-            if bound is None
-            else "see the kernel log (dmesg) for the driver's error"
-        )
+    bound = link_status.driver if link_status else None
+    blocker = f"its netdev is not there (driver: {bound or 'none'})"
+    remedy = (
+        "load the driver that creates its netdev"
+        if bound is None
+        else "see the kernel log (dmesg) for the driver's error"
+    )
     return Change(kind, target, "netdev", ABSENT, PRESENT, blocker=blocker, remedy=remedy)
 
 
@@ -213,6 +220,9 @@ def apply(machine: Machine, change: Change) -> None:
         _add_altname(machine, change.target, change.field.removeprefix(ALTNAME))
     elif change.field.startswith(ALTNAME):
         machine.netlink.remove_altname(ifindex, change.field.removeprefix(ALTNAME))
+    elif change.field == UDEV_ENTRY:
+        # The kernel sends the netdev's event again: Documentation/ABI/testing/sysfs-uevent.
+        machine.files.write(f"/sys/class/net/{link_of(machine, change.target).name}/uevent", "add")
     else:
         machine.netlink.set_link(ifindex, up=change.after == "up")
 

@@ -5,6 +5,8 @@ import pytest
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import converge
 from agent.engine.dry_run import dry_run
+from agent.engine.retry import Failures
+from agent.hardware.functions import vf_addresses
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
 from agent.state.wanted import derived_mac
@@ -21,6 +23,30 @@ def test_vfs_are_not_created_before_udev_has_processed_the_pf(kernel: Kernel) ->
     kernel.udev_catches_up(PF0)
     result = converge(kernel.machine(), Goal(spec()), Memory(lambda: 0.0), result.have, frozenset({PF0}))
     assert is_ready(result.conditions)
+
+
+@pytest.mark.parametrize("runs", [True, False], ids=["udev-runs", "udev-does-not-run"])
+@pytest.mark.parametrize("function", ["pf", "vf"])
+def test_the_event_of_a_netdev_that_udev_has_missed_is_sent_again(kernel: Kernel, function: str, runs: bool) -> None:
+    failures = Failures()
+    result = settle(kernel.machine(), spec(), failures=failures)
+    netdev = PF0 if function == "pf" else vf_addresses(kernel.files, PF0)[3]
+    kernel.udev_lags(netdev)
+    kernel.udev_runs = runs
+    kernel.writes.clear()
+    now = 100.0
+    memory = Memory(lambda: now, failures)
+    ready, sent = [], []
+    for second in range(400):
+        now = 100.0 + second
+        result = converge(kernel.machine(), Goal(spec()), memory, result.have, frozenset({PF0}))
+        ready.append(is_ready(result.conditions))
+        sent += [second] * len(kernel.writes)
+        assert {*kernel.writes} <= {(f"/sys/class/net/{kernel.netdev(netdev).name}/uevent", "add")}
+        kernel.writes.clear()
+    # The wait grows: each event gives a udev that is late more to do.
+    assert sent == ([30] if runs else [30, 60, 120, 240])
+    assert ready == [runs and second >= 30 for second in range(400)]
 
 
 def test_vfs_get_derived_macs_although_the_pfs_netdev_appears_late(kernel: Kernel) -> None:

@@ -71,6 +71,7 @@ class Kernel:
     netdevs: dict[str, Netdev] = field(factory=dict)
     stuck: set[str] = field(factory=set)
     slow: set[str] = field(factory=set)
+    udev_runs: bool = True
     _pf_names: dict[str, str] = field(factory=dict)
     _away: dict[str, Netdev] = field(factory=dict)
     next_ifindex: int = 2
@@ -214,6 +215,11 @@ class Kernel:
     def udev_catches_up(self, function: str) -> None:
         self._tell_udev(self.netdev(function))
 
+    def send_event(self, name: str) -> None:
+        """The event of a netdev once more, which udev hears if it runs."""
+        if self.udev_runs:
+            self._tell_udev(self.netdevs[name].link)
+
     def load_vfio(self) -> None:
         """modprobe vfio-pci."""
         self.tree.folder("/sys/bus/pci/drivers/vfio-pci")
@@ -314,6 +320,7 @@ class Kernel:
         self.netdevs[link.name] = netdev
         self.tree.put(f"{NET}/{link.name}/address", link.mac)
         self.tree.put(f"{NET}/{link.name}/ifindex", str(link.ifindex))
+        self.tree.put(f"{NET}/{link.name}/uevent", "")
         self.tree.link(f"{NET}/{link.name}/device", f"../../../{netdev.function}")
         self._make_queues(netdev)
         self.routing.conf(link.name, dict.fromkeys(SETTINGS, "0"))

@@ -55,6 +55,8 @@ class SimFiles:
             self._kernel.tree.put(path, variables.shown(path, self._kernel.tree.read(path), text))
         elif path.endswith("/sriov_numvfs"):
             self._kernel.sriov.set_count(path.split("/")[-2], int(text))
+        elif path.endswith("/uevent"):
+            self._kernel.send_event(path.split("/")[-2])
         elif path.endswith("/driver_override"):
             self._kernel.tree.put(path, text.strip() or "(null)")
         elif path.endswith("/smp_affinity_list"):
