@@ -60,7 +60,8 @@ class Failures:
             quick = QUICK_TRIES if change.disruption == Disruption.LINK_FLAP else 0
             doubled = change.grace_period * 2 ** max(0, recent - quick)
             wait = QUICK_RETRY if 0 < recent < quick else min(doubled, LAST_RETRY)
-            outcome = Outcome(change, "blocked", SETTLING, f"wait {wait:.0f} s")
+            remedy = f"wait {wait:.0f} s" + (f", or {change.remedy}" if change.remedy else "")
+            outcome = Outcome(change, "blocked", SETTLING, remedy)
             self._failures[identity(change)] = _Failure(outcome, 0, math.inf, now + wait)
 
     def made(self, change: Change) -> None:

@@ -36,6 +36,8 @@ def test_the_event_of_a_netdev_that_udev_has_missed_is_sent_again(kernel: Kernel
     kernel.writes.clear()
     now = 100.0
     memory = Memory(lambda: now, failures)
+    (held,) = converge(kernel.machine(), Goal(spec()), memory, result.have, frozenset({PF0})).outcomes
+    assert held.remedy == "wait 30 s, or see `udevadm settle` and `systemctl status systemd-udevd`"
     ready, sent = [], []
     for second in range(400):
         now = 100.0 + second
