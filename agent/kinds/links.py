@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from attrs import evolve, frozen
 
-from agent.hardware.functions import device_path, driver, ifindex_of, link_of, netdev, pci_of
+from agent.hardware.functions import NET, device_path, driver, ifindex_of, link_of, netdev, netdev_of, pci_of
 from agent.hardware.sysfs import names_or_none, read_or
 from agent.kinds import Reading
 from agent.machine import Files, Link, Machine
@@ -39,8 +39,8 @@ UDEV_ENTRY = "udev entry"
 """The field of a netdev that udev has not initialised."""
 
 UDEV_LATE = 30.0
-"""Seconds after which the agent assumes that udev has missed the kernel's event of a netdev, as it does if it was stopped then.
-Otherwise it takes less than a second for a netdev, and some seconds while a node boots."""
+"""After so many seconds the agent assumes that udev was stopped when the netdev appeared, and missed the kernel's event. A udev
+that runs initialises a netdev within a second, and within some seconds while a node boots."""
 
 
 @frozen
@@ -221,8 +221,8 @@ def apply(machine: Machine, change: Change) -> None:
     elif change.field.startswith(ALTNAME):
         machine.netlink.remove_altname(ifindex, change.field.removeprefix(ALTNAME))
     elif change.field == UDEV_ENTRY:
-        # The kernel sends the netdev's event again: Documentation/ABI/testing/sysfs-uevent.
-        machine.files.write(f"/sys/class/net/{link_of(machine, change.target).name}/uevent", "add")
+        # This write makes the kernel send the netdev's event again: Documentation/ABI/testing/sysfs-uevent.
+        machine.files.write(f"{NET}/{netdev_of(machine.files, change.target)}/uevent", "add")
     else:
         machine.netlink.set_link(ifindex, up=change.after == "up")
 

@@ -47,9 +47,9 @@ class PassLog:
     _omitted: int = field(default=0, init=False)
 
     def write(self, body: Body, trigger: str, seconds: float) -> None:
-        """Write the entry of a pass, unless it is DEBUG's and the last entry is younger than :data:`QUIET`.
+        """Write the entry of a pass. One of priority DEBUG is left out if the last entry is less than :data:`QUIET` old.
 
-        If journald does not take it, its message goes to standard error, unless it is DEBUG's.
+        If journald does not take an entry, its message goes to standard error, unless the priority is DEBUG.
 
         :param body: the report's body after the pass.
         :param trigger: why the pass ran, as the history has it.

@@ -169,7 +169,7 @@ class Passes:
         return body, retry
 
     def resync_in(self) -> float:
-        """The seconds that are left until the next pass reads everything."""
+        """The seconds until the next full reading."""
         return max(0.0, self._resync_at - time.monotonic())
 
     def is_recorded(self) -> bool:

@@ -145,8 +145,8 @@ hold() {
 release() { dnf versionlock delete "$@"; }
 """,
 }
-"""Shell functions: print the bundle's packages that are installed, hold packages, release them. The current folder is the
-bundle's."""
+"""Shell functions. `bundle_packages` runs in the bundle's folder, and prints those of its packages that are installed. `hold`
+and `release` set and remove the holds of packages."""
 
 # The installer removes the packages of an earlier bundle, so their holds are removed first. Its exit codes are listed in the
 # vendor's manual under "mlnxofedinstall Return Codes".

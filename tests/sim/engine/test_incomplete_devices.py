@@ -46,7 +46,7 @@ def test_the_event_of_a_netdev_that_udev_has_missed_is_sent_again(kernel: Kernel
         sent += [second] * len(kernel.writes)
         assert {*kernel.writes} <= {(f"/sys/class/net/{kernel.netdev(netdev).name}/uevent", "add")}
         kernel.writes.clear()
-    # The wait grows: each event gives a udev that is late more to do.
+    # The waits grow, since each event is more work for a late udev.
     assert sent == ([30] if runs else [30, 60, 120, 240])
     assert ready == [runs and second >= 30 for second in range(400)]
 

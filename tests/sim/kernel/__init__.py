@@ -216,7 +216,7 @@ class Kernel:
         self._tell_udev(self.netdev(function))
 
     def send_event(self, name: str) -> None:
-        """The event of a netdev once more, which udev hears if it runs."""
+        """Send the event of a netdev again. udev handles it if it runs."""
         if self.udev_runs:
             self._tell_udev(self.netdevs[name].link)
 
