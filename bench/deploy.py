@@ -1,8 +1,8 @@
 """Measures a deploy that has nothing to do: `python -m bench.deploy`.
 
 On one host it is compared with a bare ssh that runs `true`; on many hosts with an Ansible playbook that does the same. Both
-run on a simulated fleet on this machine (bench/simulated_fleet.py), so both times include the nodes' work. A last deploy has
-hosts beside them that accept a connection and then say nothing.
+run on a simulated fleet on this machine (bench/simulated_fleet.py), so both times include the nodes' work. A last deploy, if
+the fleet is not divided into shards, has hosts beside them that accept a connection and then say nothing.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,6 +33,7 @@ from lab.command import run
 from lab.instance import free_port
 from lab.repository import cached
 from tasks.common import archive
+from tasks.common.shard import VARIABLE, Shard
 from tasks.packages import BASE
 
 ANSIBLE = "ansible-core==2.19.14"
@@ -86,13 +88,19 @@ def inventory(hosts: Fleet, folder: Path, listen: int, silent: Sequence[int] = (
     return file
 
 
-def deploy(file: Path, addresses: Sequence[str], first: bool = False) -> float:
-    """Seconds of a deploy of the first hosts. It must change nothing, unless it is their first deploy."""
+def deploy(file: Path, addresses: Sequence[str], first: bool = False, shards: int = 1) -> float:
+    """Seconds of a deploy of the first hosts, in so many shards at once. It must change nothing, unless it is their first."""
     limits = [word for address in addresses for word in ("--limit", address)]
-    took, printed = seconds([sys.executable, "-m", "pyinfra", "-y", "--json", str(file), "deploy.py", *limits])
-    changed = _changed(json.loads(printed)["results"]["operations"], len(addresses))
-    if changed and not first:
-        raise click.ClickException(f"the deploy changed something: {', '.join(changed)}")
+    command = [sys.executable, "-m", "pyinfra", "-y", "--json", str(file), "deploy.py", *limits]
+    parts = [Shard(number, shards) for number in range(1, shards + 1)]
+    began = time.monotonic()
+    with ThreadPoolExecutor(shards) as pool:
+        printed = list(pool.map(lambda part: seconds(command, **{VARIABLE: f"{part.number}/{part.of}"})[1], parts))
+    took = time.monotonic() - began
+    for part, text in zip(parts, printed, strict=True):
+        changed = _changed(json.loads(text)["results"]["operations"], len(part.take(list(addresses))))
+        if changed and not first:
+            raise click.ClickException(f"the deploy changed something: {', '.join(changed)}")
     return took
 
 
@@ -176,6 +184,7 @@ def _install(folder: Path) -> None:
 
 @click.command()
 @click.option("--hosts", default=50, show_default=True, help="Hosts of the fleet.")
+@click.option("--shards", default=1, show_default=True, help="Shards that the deploy of all hosts is divided into.")
 @click.option("--rounds", default=5, show_default=True, help="Deploys of one host, each beside a bare ssh.")
 @click.option("--playbook/--no-playbook", default=True, help="Also run the playbook, which takes 8 s a host.")
 @click.option(
@@ -183,7 +192,7 @@ def _install(folder: Path) -> None:
     is_flag=True,
     help="Read the facts once, and let all hosts give these answers, to measure the control host alone.",
 )
-def main(hosts: int, rounds: int, playbook: bool, replay: bool) -> None:
+def main(hosts: int, shards: int, rounds: int, playbook: bool, replay: bool) -> None:
     """Print the seconds of an unchanged deploy, beside those of a bare ssh and of a playbook."""
     with TemporaryDirectory(prefix="trackbed-bench-") as name, fleet(hosts, BASE["debian"]) as simulated:
         folder = Path(name)
@@ -200,19 +209,21 @@ def main(hosts: int, rounds: int, playbook: bool, replay: bool) -> None:
             execs.append(seconds(simulated.ssh(one[0], "true"))[0])
             deploys.append(deploy(file, one))
         one_cpu = (used_s() - begun) / rounds
-        deploy(file, simulated.addresses)
+        deploy(file, simulated.addresses, shards=shards)
         begun = used_s()
-        many = deploy(file, simulated.addresses)
+        many = deploy(file, simulated.addresses, shards=shards)
         many_cpu = used_s() - begun
         bad = -(-hosts // 100)
-        spoilt = with_silent(simulated, folder, listen, bad)
+        spoilt = with_silent(simulated, folder, listen, bad) if shards == 1 else None
         played = play(ansible(simulated, folder), folder) if playbook else None
     table = Table("hosts", "the deploy", "counterpart", "ratio", title="a deploy that finds nothing to do")
     deployed, bare = statistics.median(deploys), statistics.median(execs)
     table.add_row("1", f"{deployed:.2f} s", f"{bare:.2f} s, a bare ssh", f"{deployed / bare:.1f}")
     beside = ("", "") if played is None else (f"{played:.1f} s, an Ansible playbook", f"1/{played / many:.1f}")
-    table.add_row(str(hosts), f"{many:.1f} s", *beside)
-    table.add_row(f"{hosts}, and {bad} silent", f"{spoilt:.1f} s", "", "")
+    divided = f"{hosts} in {shards} shards" if shards > 1 else str(hosts)
+    table.add_row(divided, f"{many:.1f} s", *beside)
+    if spoilt is not None:
+        table.add_row(f"{hosts}, and {bad} silent", f"{spoilt:.1f} s", "", "")
     others = max(1, hosts - 1)
     console = Console(width=100)
     console.print(table)

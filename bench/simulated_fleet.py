@@ -55,7 +55,8 @@ chmod 755 /run/bench/shell
 sed -i 's,^\\(root:.*:\\).*:.*$,\\1/run/bench/home:/run/bench/shell,' /etc/passwd
 mkdir -p /run/bench/home
 for package in $(cat /run/bench/packages); do
-  dpkg-query --show "$package" >/dev/null 2>&1 || printf '
+  status=$(dpkg-query --show --showformat='${db:Status-Status}' "$package" 2>/dev/null || true)
+  [ "$status" = installed ] || printf '
 Package: %s
 Status: install ok installed
 Maintainer: bench

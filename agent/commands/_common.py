@@ -6,8 +6,9 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TextIO
 
 import click
 
@@ -130,6 +131,30 @@ class Screen:
         self._lines = len(rows)
 
 
-def live() -> bool:
-    """Whether standard output is a terminal that understands cursor movements."""
-    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+def live(stream: TextIO | None = None) -> bool:
+    """Whether a stream, or else standard output, is a terminal that understands cursor movements."""
+    return (stream or sys.stdout).isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+class WaitingLine:
+    """A row on the terminal that says why a command waits. It is on standard error; without a terminal it is not shown.
+
+    :param limit: seconds after which the command gives up; 0: never.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self._head = f"waiting, {limit:.0f} s at most: " if limit else "waiting: "
+        self._shown = ""
+
+    def show(self, reasons: Sequence[str]) -> None:
+        """Replace the row by the first reason, and how many more there are."""
+        more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+        room = shutil.get_terminal_size().columns - 1 - len(more)
+        row = textwrap.shorten(self._head + printable(reasons[0]), room, placeholder="...") + more if reasons else ""
+        if row != self._shown and live(sys.stderr):
+            click.echo(f"\r{row}\x1b[K", nl=False, err=True)
+            self._shown = row
+
+    def clear(self) -> None:
+        """Remove the row, before the command prints its result."""
+        self.show(())

@@ -52,23 +52,25 @@ def wait(
         click.echo(f"does not wait: there is no {joined}, so the node has not joined a cluster", err=True)
         return
     began = time.monotonic()
-    deadline = began + timeout if timeout else None
+    line = _common.WaitingLine(timeout)
     while True:
         reasons = _first_pass_missing() if first_pass else judge(_common.RUN / names.REPORT, wanted_hash).reasons
-        over = deadline is not None and time.monotonic() >= deadline
-        if as_json and (over or not reasons):
-            click.echo(json.dumps({"ready": not reasons, "reasons": reasons}))
-            sys.exit(1 if reasons else 0)
-        if not reasons:
-            return
-        if first_pass and let_go is not None and time.monotonic() >= began + let_go and _published():
-            lines = ["let go unverified: the node is published as not ready", *reasons]
-            click.echo("\n".join(map(printable, lines)), err=True)
-            return
-        if over:
-            raise _common.Failed("\n".join([f"not ready after {timeout:.0f} s", *reasons]))
+        waited = time.monotonic() - began
+        lets_go = first_pass and let_go is not None and waited >= let_go and _published()
+        if not reasons or lets_go or 0 < timeout <= waited:
+            break
+        line.show(reasons)
         # Reading the report, which is small, costs less than a watch that must survive restarts of the agent.
         time.sleep(0.1)
+    line.clear()
+    if reasons and lets_go:
+        lines = ["let go unverified: the node is published as not ready", *reasons]
+        click.echo("\n".join(map(printable, lines)), err=True)
+    elif as_json:
+        click.echo(json.dumps({"ready": not reasons, "reasons": reasons}))
+        sys.exit(1 if reasons else 0)
+    elif reasons:
+        raise _common.Failed("\n".join([f"not ready after {timeout:.0f} s", *reasons]))
 
 
 def _first_pass_missing() -> list[str]:

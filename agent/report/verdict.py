@@ -136,9 +136,14 @@ def why_not_ready(report: Report, boot: str, now: float, wanted_hash: str | None
     elif wanted_hash is not None and not report.up_to_date:
         reasons += [_line(c) for c in report.conditions if c.type == "UpToDate"]
     if not report.ready or reasons:
-        reasons += [_line(c) for c in report.conditions if c.status != "True" and c.severity == "required"]
+        reasons += failing(report.conditions)
     # A report that is not ready says why in its conditions. One that gives no condition is not ready either.
     return reasons or ([] if report.ready else ["the agent does not call it ready"])
+
+
+def failing(conditions: Iterable[Condition]) -> list[str]:
+    """The required conditions that are not True, a line for each."""
+    return [_line(c) for c in conditions if c.status != "True" and c.severity == "required"]
 
 
 def _line(condition: Condition) -> str:

@@ -4,6 +4,9 @@ They are made without Nagle's algorithm (RFC 896), which saves 40 ms for each co
 
 paramiko sends a command in several small packets. With Nagle's algorithm the kernel holds the second packet back until the
 first is acknowledged, and the peer delays its acknowledgement. OpenSSH's client disables the algorithm, too.
+
+While a connection is idle, it wakes up every two seconds. With paramiko's interval of 0.1 s, the connections to 2,000 hosts
+wake up 20,000 times a second, which took a third of the deploy's CPU time.
 """
 
 from __future__ import annotations
@@ -21,6 +24,10 @@ from pyinfra.connectors.local import LocalConnector
 
 OTHER_FILES = 256
 """Files that pyinfra has open beside the connections: its own, and the programs that it starts. It never has so many."""
+
+WAKE_S = 2.0
+"""Seconds between two wake-ups of an idle connection, which then looks for the end of the handshake's time limit and for the
+interval of `ServerAliveInterval`. A close does not wait for it."""
 
 
 def allow_open_files(state: State) -> None:
@@ -52,15 +59,17 @@ def deploys_itself(host: Host) -> bool:
 
 
 @frozen
-class NoDelay:
+class TransportFactory:
     """A ``transport_factory`` for paramiko, to be set in pyinfra's `ssh_paramiko_connect_kwargs`."""
 
     def __call__(self, sock: Any, **settings: Any) -> Transport:
         """Make a transport over a socket, or over paramiko's channel through a bastion."""
         if isinstance(sock, socket.socket):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return Transport(sock, **settings)
+        transport = Transport(sock, **settings)
+        transport.sock.settimeout(WAKE_S)
+        return transport
 
     def to_json(self) -> str:
         """The text that `pyinfra INVENTORY debug-inventory` shows."""
-        return "without delay"
+        return "without Nagle's algorithm, few wake-ups"

@@ -5,8 +5,8 @@ nothing to do reads some fifty facts. So the control host keeps the commands (no
 the next deploy reads its first fact, it sends all of these commands at once. A fact that was not read before is sent by itself.
 At a host's first deploy it sends the commands that the last deploy of another host has left.
 
-A prefetched answer is used for a few seconds, in the phase of pyinfra that fetched it (prepare or execute), and only until this
-deploy changes something on the host.
+A prefetched answer is used for at most two minutes, in the phase of pyinfra that fetched it (prepare or execute), and only
+until this deploy changes something on the host.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ from agent.runtime import write_atomically
 from tasks.common import callbacks
 from tasks.common.archive import ROOT
 
-USABLE_S = 30.0
-"""Seconds for which an answer is used. After that all facts are fetched again: the deploy of a large fleet takes minutes."""
+USABLE_S = 120.0
+"""Seconds for which an answer is used. After that all facts are fetched again: the deploy of a large fleet takes minutes, and
+somebody else may change a host meanwhile."""
 
 LONGEST_ANSWER = 16 << 10
 """Characters. A fact with a longer answer, such as the list of all packages, is not prefetched: the answers of all hosts are in

@@ -1,23 +1,36 @@
-"""Replaces three functions of pyinfra 3.10 by faster ones with the same results.
+"""Replaces functions of pyinfra 3.10 and of paramiko by faster ones with the same results.
 
 Two of them run for every operation of every host. One reads the source files of the whole call stack to get line numbers. The
 other evaluates the same type annotations each time. In a deploy that finds nothing to do, they took more than half of the
-control host's CPU time for each host. The third looks for connectors in all installed packages, for every host whose name
-begins with the connector's. tests/deploy/common/test_pyinfra_speed.py compares their results with pyinfra's.
+control host's CPU time for each host.
+
+The others make a deploy of one host slower the larger its inventory is. One looks for connectors in all installed packages, for
+every host whose name begins with the connector's. One looks up each of a connector's settings in all data of a host, and one
+looks for the longest name among all hosts, both for every host of the inventory. paramiko compares each known host key with all
+those before it. tests/deploy/common/test_pyinfra_speed.py compares the results.
 """
 
 from __future__ import annotations
 
 import gc
 import sys
+from copy import copy
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from types import FrameType
+from typing import Any, get_type_hints
 
 import pyinfra
+from paramiko import HostKeys, SSHException
+from paramiko.hostkeys import HostKeyEntry
 from pyinfra.api import arguments, connectors, facts, inventory
+from pyinfra.api.exceptions import ConnectorDataTypeError
+from pyinfra.api.host import Host, HostData
+from pyinfra.api.inventory import Inventory
 from pyinfra.api.state import State
-from pyinfra.api.util import PYINFRA_INSTALL_DIR
+from pyinfra.api.util import PYINFRA_INSTALL_DIR, raise_if_bad_type
+from pyinfra.connectors import base
 
 
 def replace_functions() -> None:
@@ -30,7 +43,70 @@ def replace_functions() -> None:
         setattr(module, "get_all_connectors", all_connectors)  # noqa: B010
     # In pyinfra.api the module's name is that of the decorator.
     setattr(import_module("pyinfra.api.operation"), "get_operation_order_from_stack", order_from_stack)  # noqa: B010
+    base.host_to_connector_data = connector_data  # type: ignore[assignment]
+    Host.init = init_host  # type: ignore[method-assign]
+    HostKeys.load = load_host_keys  # type: ignore[method-assign, assignment]
     gc.freeze()
+
+
+def connector_data(kind: Any, settings: dict[str, base.DataMeta], host_data: HostData) -> dict[str, Any]:
+    """The settings of a host's connector: from the host's data, or their defaults.
+
+    :param kind: the TypedDict of the settings.
+    :raises ConnectorDataTypeError: a value has another type.
+    """
+    given: dict[str, Any] = host_data.dict()  # type: ignore[no-untyped-call]
+    found: dict[str, Any] = {}
+    for key, type_ in _type_hints(kind).items():
+        if key in given:
+            raise_if_bad_type(given[key], type_, ConnectorDataTypeError, f"Invalid connector data `{key}`:")
+        found[key] = copy(given[key]) if key in given else settings[key].default
+    return found
+
+
+def init_host(self: Host, state: State) -> None:
+    """Give a host its connector, and the spaces that align what is printed after its name."""
+    self.state = state
+    self.connector = self.connector_cls(state, self)
+    self.print_prefix_padding = " " * (_longest_name(self.inventory) - len(self.name))
+
+
+@cache
+def _type_hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+@cache
+def _longest_name(hosts: Inventory) -> int:
+    return max(len(host.name) for host in hosts)
+
+
+def load_host_keys(self: HostKeys, filename: str) -> None:
+    """Add the entries of a file in the format of OpenSSH's known_hosts. A name that has this key already is not added again.
+
+    paramiko also compares a name with the hashed ones, so as to leave it out. Here it stays beside them, with the same key.
+    """
+    entries: list[HostKeyEntry] = self._entries  # type: ignore[attr-defined]
+    keys: dict[tuple[str, str], bytes] = {}
+    for entry in entries:
+        for name in entry.hostnames:
+            keys.setdefault((name, entry.key.get_name()), entry.key.asbytes())
+    with Path(filename).open() as file:
+        for number, line in enumerate(map(str.strip, file), 1):
+            if not line or line.startswith("#"):
+                continue
+            try:
+                read = HostKeyEntry.from_line(line, number)
+            except SSHException:
+                continue
+            if read is None:
+                continue
+            kind, key = read.key.get_name(), read.key.asbytes()
+            read.hostnames = [name for name in read.hostnames if keys.get((name, kind)) != key]
+            for name in read.hostnames:
+                keys.setdefault((name, kind), key)
+            if read.hostnames:
+                entries.append(read)
 
 
 def order_from_stack(state: State) -> list[int]:

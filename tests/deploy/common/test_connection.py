@@ -12,28 +12,32 @@ from pathlib import Path
 from typing import Any
 
 from tasks.common import archive
-from tasks.common.connection import NoDelay
+from tasks.common.connection import WAKE_S, TransportFactory
 
 
-def test_a_connection_does_not_wait_for_acknowledgements() -> None:
+def test_a_connection_does_not_wait_for_acknowledgements_and_wakes_up_seldom() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
-        transport = NoDelay()(client, gss_kex=False)
+        transport = TransportFactory()(client, gss_kex=False)
         assert transport.sock is client
         assert client.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert client.gettimeout() == WAKE_S
 
 
 def test_a_channel_that_is_not_a_socket_is_used_unchanged() -> None:
     class Bastion:
+        timeout = 0.0
+
         def settimeout(self, seconds: float) -> None:
-            pass
+            self.timeout = seconds
 
     bastion: Any = Bastion()
-    assert NoDelay()(bastion).sock is bastion
+    assert TransportFactory()(bastion).sock is bastion
+    assert bastion.timeout == WAKE_S
 
 
 def test_every_host_gets_such_a_connection() -> None:
     data = runpy.run_path(str(archive.ROOT / "group_data" / "all.py"))
-    assert data["ssh_paramiko_connect_kwargs"] == {"transport_factory": NoDelay()}
+    assert data["ssh_paramiko_connect_kwargs"] == {"transport_factory": TransportFactory()}
 
 
 HOSTS = 'hosts = [f"@fake/h{n:03}" for n in range(300)]\n'

@@ -176,6 +176,21 @@ def test_live_views_redraw_in_place_on_a_terminal(tmp_path: Path) -> None:
     assert "\x1b[?7l" not in plain
 
 
+def test_on_a_terminal_a_command_that_waits_says_why(tmp_path: Path) -> None:
+    dark = Condition("Carrier", "False", "NoCarrier", "no carrier " * 20)
+    report(tmp_path, ready=False, conditions=(*CONDITIONS, dark, dark))
+    said = on_a_terminal(tmp_path, "wait", "--timeout", "1", COLUMNS="60", TERM="xterm")
+    row, _, result = said.partition("\x1b[K\r\x1b[K")
+    assert row == "\rwaiting, 1 s at most: Carrier is False... (and 1 more)"
+    assert result.startswith("trackbed: not ready after 1 s")
+    assert "waiting" not in on_a_terminal(tmp_path, "wait", "--timeout", "1", TERM="dumb")
+    assert "waiting" not in trackbed(tmp_path, "wait", "--timeout", "1").stderr
+    spec(tmp_path, gpus={"count": 64})
+    assert "\rwaiting, 2 s at most: GpusPresent is False (" in on_a_terminal(
+        tmp_path, "apply", "--timeout", "2", TERM="xterm"
+    )
+
+
 def watched(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [*command(folder, "status", "--watch", *arguments)], cwd=ROOT, stdout=subprocess.PIPE, text=True
