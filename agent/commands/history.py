@@ -39,7 +39,7 @@ def history(every: bool, last: int | None, since: float | None, device: str | No
     reason of a pass is start, spec (another spec came into force), event (with the device), resync, retry, or apply. The file
     survives reboots, and has at most two megabytes. --json prints a document for each write.
 
-    Exit code: 0, also if there are no changes.
+    Exit code: 0, also if there are no changes, 1 the history cannot be read.
 
     Example: trackbed history --last 20
     """

@@ -45,7 +45,7 @@ def reporter(
     conditions, labels and taint of this node's Node, and a Lease. It does so even while another process has the port, and tries
     to bind the port every 5 s.
 
-    Exit code: 0 after SIGTERM, 1 the reporter cannot serve (with --kubernetes: its settings cannot be read).
+    Exit code: 0 after SIGTERM, 1 an option or a file that it names is wrong, or the reporter cannot serve.
 
     Example: trackbed reporter --listen 127.0.0.1:9809
     """

@@ -20,7 +20,9 @@ from agent.service import lock, supervisor
 def run() -> None:
     """Keep the spec true until stopped. The unit trackbed runs this command.
 
-    SIGHUP reads the spec again. Exit code: 0 after SIGTERM.
+    SIGHUP reads the spec again.
+
+    Exit code: 0 after SIGTERM, 1 its lock cannot be made.
 
     Example: systemctl start trackbed
     """

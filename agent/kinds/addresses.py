@@ -40,7 +40,7 @@ OTHER_WRITERS = ("NetworkManager", "systemd-networkd", "dhclient", "dhcpcd", "if
 PRESENT, ABSENT = "present", "absent"
 
 UNDECIDED = 5.0
-"""Seconds after which the agent looks again whether a network manager configures the netdev."""
+"""Grace period in seconds of a change, while it is not known whether a network manager configures the netdev."""
 
 CONF = "/proc/sys/net/ipv4/conf"
 
