@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
@@ -38,7 +39,8 @@ def main() -> None:
         message = error.format_message()
         if isinstance(error, click.UsageError) and error.ctx is not None:
             message += f"; see: {error.ctx.command_path} --help"
-        for line in f"trackbed: {message}".splitlines():
+        # click puts the choices of an argument on lines of their own.
+        for line in f"trackbed: {message}".replace("\n\t", " ").splitlines():
             click.echo(printable(line), err=True)
         sys.exit(1)
     except click.Abort:
@@ -47,7 +49,9 @@ def main() -> None:
         click.echo(printable(f"trackbed: {error}; run as root"), err=True)
         sys.exit(1)
     except OSError as error:
-        click.echo(printable(f"trackbed: {error}; if a device went away meanwhile, run it again"), err=True)
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "make room" if full else "if a device went away meanwhile, run it again"
+        click.echo(printable(f"trackbed: {error}; {remedy}"), err=True)
         sys.exit(1)
     except Exception as error:
         if sys.argv[1:2] and sys.argv[1] in SERVICES:

@@ -58,6 +58,11 @@ def load(text: str | bytes, largest: int) -> Any:
         document = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
+    except json.JSONDecodeError:
+        raise
+    except ValueError as error:
+        # Python's own message names a setting of Python.
+        raise ValueError("a number has too many digits" if "set_int_max_str_digits" in str(error) else error) from None
     level = [document]
     for _ in range(DEEPEST + 1):
         inner = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, (dict, list))]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,12 +19,15 @@ import httpx2
 import yaml
 from attrs import field, frozen
 from lightkube import ApiError, Client, KubeConfig
+from lightkube.config.kubeconfig import SingleConfig
+from lightkube.config.models import NameValue, User
 from lightkube.core.exceptions import ConfigError
 from lightkube.resources.authentication_v1 import SelfSubjectReview
 from lightkube.resources.certificates_v1 import CertificateSigningRequest
 from lightkube.resources.coordination_v1 import Lease
 from lightkube.resources.core_v1 import Node
 from lightkube.types import PatchType
+from msgspec.structs import replace
 
 from agent.report import names
 from agent.spec.node import NODE_NAME
@@ -76,15 +82,18 @@ class Api:
 
     def nodes(self) -> Read[Node]:
         """Every Node."""
-        return read_all(self.client.list(PlainNode, chunk_size=PAGE), Node)
+        with _answers(self.client):
+            return read_all(self.client.list(PlainNode, chunk_size=PAGE), Node)
 
     def leases(self) -> Read[Lease]:
         """Every reporter's Lease, by the Node's name."""
-        return read_all(self.client.list(PlainLease, namespace=names.NAMESPACE, chunk_size=PAGE), Lease)
+        with _answers(self.client):
+            return read_all(self.client.list(PlainLease, namespace=names.NAMESPACE, chunk_size=PAGE), Lease)
 
     def requests(self) -> Read[CertificateSigningRequest]:
         """Every request for a certificate."""
-        return read_all(self.client.list(PlainRequest, chunk_size=PAGE), CertificateSigningRequest)
+        with _answers(self.client):
+            return read_all(self.client.list(PlainRequest, chunk_size=PAGE), CertificateSigningRequest)
 
     def node(self, name: str) -> tuple[Node, str]:
         """A Node, and why parts of it cannot be read.
@@ -134,9 +143,7 @@ def options(command: F) -> F:
     @wraps(command)
     def connected(kubeconfig: Path | None, context: str | None, **arguments: Any) -> Any:
         with errors(), _client(kubeconfig, context) as client:
-            review = client.create(SelfSubjectReview())
-            user = review.status.userInfo.username if review.status and review.status.userInfo else None
-            now = review.metadata.creationTimestamp if review.metadata else None
+            user, now = _user_and_time(client)
             if now is None:
                 raise Failed(f"{client.config.cluster.server} does not say its time, which needs Kubernetes 1.28")
             return command(api=Api(client, user or "unknown", now), **arguments)
@@ -144,10 +151,70 @@ def options(command: F) -> F:
     return connected  # type: ignore[return-value]  # click's options add parameters
 
 
-def _client(kubeconfig: Path | None, context: str | None) -> Client:
+def _user_and_time(client: Client) -> tuple[str | None, datetime | None]:
+    with _answers(client):
+        review = client.create(SelfSubjectReview())
+        user = review.status.userInfo.username if review.status and review.status.userInfo else None
+        return user, review.metadata.creationTimestamp if review.metadata else None
+
+
+@contextmanager
+def _answers(client: Client) -> Iterator[None]:
     try:
-        config = KubeConfig.from_env() if kubeconfig is None else KubeConfig.from_file(kubeconfig)
-        return connect(config.get(context), "trackbed-fleet", TIMEOUT)
+        yield
+    # msgspec's and JSON's errors are ValueErrors.
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, httpx2.InvalidURL) as error:
+        user = client.config.user
+        source = ", or the kubeconfig's exec command prints no token" if user and user.exec else ""
+        raise Failed(
+            f"{client.config.cluster.server} gives no answer of an API server{source} ({type(error).__name__}); "
+            "does the kubeconfig name one?"
+        ) from None
+
+
+EXEC_INFO = "KUBERNETES_EXEC_INFO"
+EXEC_VERSION = "client.authentication.k8s.io/v1"
+
+
+def _with_exec_info(config: SingleConfig) -> SingleConfig:
+    """Have lightkube run a credential plugin of v1 as one of v1beta1, which it knows: the input and the token are the same.
+
+    The plugin learns the version from an environment variable, which lightkube does not set
+    (kubernetes.io/docs/reference/access-authn-authz/authentication, "client-go credential plugins").
+    """
+    plugin = config.user.exec if config.user else None
+    if config.user is None or plugin is None:
+        return config
+    if shutil.which(plugin.command) is None:
+        raise Failed(f"the kubeconfig's exec command {plugin.command!r} is not there; install it")
+    info = {"apiVersion": plugin.apiVersion, "kind": "ExecCredential", "spec": {"interactive": False}}
+    environment = [*(plugin.env or ()), NameValue(EXEC_INFO, json.dumps(info))]
+    version = f"{EXEC_VERSION}beta1" if plugin.apiVersion == EXEC_VERSION else plugin.apiVersion
+    known = replace(plugin, apiVersion=version, env=environment)
+    return config._replace(user=replace(config.user, exec=known))
+
+
+def _check_files(config: SingleConfig) -> None:
+    user = config.user or User()
+    given = (config.cluster.certificate_auth, user.client_cert, user.client_key, user.token_file)
+    for path in (Path(config.abs_file(each)) for each in given if each):
+        if not path.is_file():
+            raise Failed(f"{path}, which the kubeconfig names, is not a file; see: kubectl config view")
+
+
+def _client(kubeconfig: Path | None, context: str | None) -> Client:
+    if kubeconfig is None and os.pathsep in os.environ.get("KUBECONFIG", ""):
+        raise Failed("KUBECONFIG names several files, and one can be used: give it with --kubeconfig")
+    try:
+        config = (KubeConfig.from_env() if kubeconfig is None else KubeConfig.from_file(kubeconfig)).get(context)
+        if config is not None:
+            _check_files(config)
+            config = _with_exec_info(config)
+        return connect(config, "trackbed-fleet", TIMEOUT)
+    except ssl.SSLError as error:
+        raise Failed(f"a certificate or key of the kubeconfig cannot be read: {error}; check it with kubectl") from None
+    except httpx2.InvalidURL as error:
+        raise Failed(f"the kubeconfig's server is no URL: {error}; check it with kubectl") from None
     except yaml.YAMLError as error:
         # The error's text quotes the file, which holds credentials.
         mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
@@ -169,6 +236,11 @@ def errors() -> Iterator[None]:
         raise Failed(f"{error}; give --kubeconfig FILE (and --context NAME)") from None
     except ApiError as error:
         raise Failed(explain(error)) from None
+    except httpx2.LocalProtocolError:
+        # Its text quotes the header, which holds the token.
+        raise Failed(
+            "the request cannot be sent; has the kubeconfig's token a line break or another control character?"
+        ) from None
     except httpx2.TransportError as error:
         at = error.request.url.copy_with(path=None, query=None) if _has_request(error) else "the API server"
         raise Failed(

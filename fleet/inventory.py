@@ -6,6 +6,7 @@ pyinfra runs as a program, so it uses the inventory's connection data (address, 
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -57,9 +58,10 @@ class Inventory:
             raise Failed(f"{path} is not a file; give an inventory's")
         done = _pyinfra("--json", str(path), "debug-inventory")
         try:
-            listing = json.loads(done.stdout)
+            # What the inventory itself prints comes first.
+            listing = json.loads(done.stdout[_start(done.stdout) :])
         except ValueError:
-            raise Failed(f"{path} is not an inventory that pyinfra can read: {_last(done.stderr)}") from None
+            raise Failed(f"{path} is not an inventory that pyinfra can read: {_error(done.stderr)}") from None
         hosts: dict[str, Host] = {}
         for one in listing:
             host = Host(one["name"], str(one["data"].get("node_name") or one["name"]))
@@ -96,6 +98,18 @@ def _pyinfra(*arguments: str, timeout: float | None = None) -> subprocess.Comple
         check=False,
         start_new_session=True,
     )
+
+
+def _start(text: str) -> int:
+    listing = re.search(r"^\[", text, re.MULTILINE)
+    return listing.start() if listing else 0
+
+
+def _error(text: str) -> str:
+    """What pyinfra says of an inventory; of a traceback, the exception."""
+    lines = [line.strip() for line in text.splitlines()]
+    said = [line for line in lines if re.match(r"(\w+\.)*\w*(Error|Exception|Exit)\b", line)]
+    return said[-1] if said else _last(text)
 
 
 def _last(text: str) -> str:

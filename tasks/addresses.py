@@ -1,7 +1,7 @@
-"""Checks the addresses of an inventory before any node is changed.
+"""Checks the addresses and the names of an inventory's nodes before any node is changed.
 
-It refuses an IP address that two hosts have. It warns if the API server is in the network of a NIC, since the node then reaches
-the API server through that NIC.
+It refuses an IP address that two hosts have, and a `node_name` that two nodes of a cluster have. It warns if the API server is
+in the network of a NIC, since the node then reaches the API server through that NIC.
 """
 
 from __future__ import annotations
@@ -102,13 +102,33 @@ def refuse_shared(spec: NodeSpec) -> None:
         raise DeployError("\n".join(shared[:MOST_FAULTS]))
 
 
-def check(spec: NodeSpec) -> None:
-    """Refuse an address that another host has, and warn if a NIC's network contains the API server.
+_NAMES: WeakKeyDictionary[Inventory, dict[str, list[str]]] = WeakKeyDictionary()
 
-    :raises DeployError: two hosts have one address.
+
+def refuse_shared_name(spec: NodeSpec) -> None:
+    """Stop the deploy of a host if another one has its `node_name`, as both would write one Node. Hosts outside --limit, too.
+
+    :raises DeployError: naming both hosts.
+    """
+    inventory = host.state.inventory
+    if inventory not in _NAMES:
+        names = _NAMES[inventory] = {}
+        for each in inventory:
+            names.setdefault(str(each.data.get("node_name") or each.name), []).append(each.name)
+    for other in _NAMES[inventory].get(spec.node_name, ()):
+        if other != host.name:
+            raise DeployError(f"{host.name} and {other} have the same node_name, {spec.node_name}; give one another")
+
+
+def check(spec: NodeSpec) -> None:
+    """Refuse an address or a Node's name that another host has, and warn if a NIC's network contains the API server.
+
+    :raises DeployError: two hosts have one address, or are one Node.
     """
     refuse_shared(spec)
     kubernetes = KUBERNETES.here()
+    if kubernetes:
+        refuse_shared_name(spec)
     warning = api_server_warning(spec, kubernetes.server) if kubernetes else None
     if warning:
         warn(host, warning)

@@ -192,6 +192,15 @@ def remove() -> Commands:
         host.noop("the node has no timer")
 
 
+def _issued() -> int:
+    given = os.environ.get("SOURCE_DATE_EPOCH")
+    if not given:
+        return int(time.time())
+    if not re.fullmatch("[0-9]{1,15}", given):
+        raise DeployError(f"SOURCE_DATE_EPOCH={given!r} is not a number of seconds since 1970")
+    return int(given)
+
+
 def build(output: Path, targets: tuple[str, ...], root: Path = archive.ROOT) -> None:
     """Build the archive.
 
@@ -208,7 +217,7 @@ def build(output: Path, targets: tuple[str, ...], root: Path = archive.ROOT) -> 
                 shutil.copyfile(root / name, tree / name)
         # A node refuses an archive that is older than the last one it deployed. With SOURCE_DATE_EPOCH
         # (reproducible-builds.org) the same commit makes the same bytes.
-        (tree / "ISSUED").write_text(f"{os.environ.get('SOURCE_DATE_EPOCH') or int(time.time())}\n")
+        (tree / "ISSUED").write_text(f"{_issued()}\n")
         (tree / "cache" / "trackbed").mkdir(parents=True)
         for target in targets:
             python, _, machine = target.partition("-")

@@ -143,7 +143,7 @@ class WaitingLine:
     """
 
     def __init__(self, limit: float) -> None:
-        self._head = f"waiting, {limit:.0f} s at most: " if limit else "waiting: "
+        self._head = f"waiting, {limit:g} s at most: " if limit else "waiting: "
         self._shown = ""
 
     def show(self, reasons: Sequence[str]) -> None:

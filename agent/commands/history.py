@@ -46,7 +46,8 @@ def history(every: bool, last: int | None, since: float | None, device: str | No
     try:
         entries = list(read(_common.STATE))
     except OSError as error:
-        raise _common.Failed(f"{error.filename}: {error.strerror}; run as root") from None
+        remedy = "run as root" if isinstance(error, PermissionError) else "delete it, if no program needs it"
+        raise _common.Failed(f"{error.filename}: {error.strerror}; {remedy}") from None
     if since is not None:
         entries = [entry for entry in entries if entry.time >= time.time() - since * 3600]
     if device is not None:

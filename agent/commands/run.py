@@ -31,6 +31,8 @@ def run() -> None:
     except lock.Held:
         click.echo("`trackbed apply` is at work; this starts as soon as it ends", err=True)
         lock.take(_common.RUN, wait=True)
+    except PermissionError:
+        raise
     except OSError as error:
         # No service keeps the node true now, so an earlier report must not say that it is ready. Its removal also frees space.
         with suppress(OSError):

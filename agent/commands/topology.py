@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 COLOURS = {"none": None, "even": "green", "double": "yellow", "more": "red"}
 
 LARGEST = 64 << 20
+LARGEST_NUMBER = 1 << 16
 """Bytes of another node's answer: a thousand CPUs with a hundred queues each have less."""
 
 
@@ -78,10 +79,23 @@ def _given(source: str) -> tuple[NumaNode, ...]:
 
     text = _common.read_input(source, LARGEST, "the output of `trackbed topology --json`")
     try:
-        return tuple(from_plain(each, NumaNode) for each in load(text, LARGEST))
+        nodes = tuple(from_plain(each, NumaNode) for each in load(text, LARGEST))
+        if not nodes or not all(map(_is_possible, nodes)):
+            raise ValueError("it has no NUMA node, a core without CPUs, or a number that the kernel does not give")
+        return nodes
     except (ValueError, TypeError) as error:
         name = _common.STDIN if source == "-" else source
         raise _common.Failed(f"{name} is not what `trackbed topology --json` prints: {error}") from None
+
+
+def _is_possible(node: NumaNode) -> bool:
+    cores = [core for cache in node.caches for core in cache.cores]
+    numbers = [cpu for core in cores for cpu in core.cpus]
+    return (
+        -1 <= node.number < LARGEST_NUMBER
+        and all(core.cpus for core in cores)
+        and all(0 <= cpu < LARGEST_NUMBER for cpu in numbers)
+    )
 
 
 def _draw(nodes: tuple[NumaNode, ...], picture: Path) -> None:

@@ -48,6 +48,10 @@ def wait(
 
     Example: trackbed wait --first-pass --timeout 300
     """
+    if first_pass and wanted_hash is not None:
+        raise click.UsageError("--hash does not belong to --first-pass, which is of any spec; give one of them")
+    if let_go is not None and not first_pass:
+        raise click.UsageError("--let-go belongs to --first-pass; give that, too")
     if joined is not None and not joined.exists():
         click.echo(f"does not wait: there is no {joined}, so the node has not joined a cluster", err=True)
         return
@@ -70,7 +74,7 @@ def wait(
         click.echo(json.dumps({"ready": not reasons, "reasons": reasons}))
         sys.exit(1 if reasons else 0)
     elif reasons:
-        raise _common.Failed("\n".join([f"not ready after {timeout:.0f} s", *reasons]))
+        raise _common.Failed("\n".join([f"not ready after {timeout:g} s", *reasons]))
 
 
 def _first_pass_missing() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -100,10 +101,11 @@ def _suspects_of(outcome: Outcome, suspects: Suspects) -> tuple[str, ...]:
 def read(folder: Path) -> Iterator[Entry]:
     """Every entry, the oldest first. Incomplete lines and unknown formats are skipped."""
     for path in (folder / f"{NAME}.1", folder / NAME):
-        try:
-            lines = path.read_text(errors="replace").splitlines()
-        except FileNotFoundError:
+        if not path.exists():
             continue
+        if not path.is_file():  # a FIFO would never end
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        lines = path.read_text(errors="replace").splitlines()
         for line in lines:
             try:
                 yield from_plain(load(line, LARGEST_REPORT), Entry)

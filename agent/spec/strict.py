@@ -68,7 +68,7 @@ def _list_only(cls: Any) -> Any:
     inner = get_args(cls)[0]
 
     def hook(value: object, _: object) -> Any:
-        if not isinstance(value, list):
+        if not isinstance(value, (list, tuple)):  # an inventory is Python, and may have tuples
             raise ValueError(f"{_json(value)} is not a list")
         _refuse_many(value)
         return tuple(_each(enumerate(value), inner, "index").values())
@@ -114,7 +114,7 @@ def _short(text: str) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} and so on"
 
 
-def _refuse_many(value: list[Any] | dict[Any, Any]) -> None:
+def _refuse_many(value: list[Any] | tuple[Any, ...] | dict[Any, Any]) -> None:
     if len(value) > MOST_ITEMS:
         raise ValueError(f"it has {len(value)} entries; give at most {MOST_ITEMS}")
 

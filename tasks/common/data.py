@@ -114,7 +114,10 @@ def unknown_keys(data: Mapping[str, object], host_name: str) -> list[str]:
     Keys with a leading underscore are pyinfra's global arguments, or private to a group_data file.
     """
     faults = []
-    for key in sorted(data):
+    for key in sorted(data, key=str):
+        if type(key) is not str:
+            faults.append(f"{host_name}: the key {key!r} is not a string")
+            continue
         if key in known_keys() or key.startswith(("_", SITE)):
             continue
         near = difflib.get_close_matches(key, known_keys(), n=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterator, Mapping
 from io import StringIO
@@ -75,7 +76,7 @@ def _floors(value: object) -> dict[str, float]:
     for test, floor in value.items():
         if test not in units:
             raise ValueError(f"{test!r} is not a test; tests are {', '.join(units)}")
-        if isinstance(floor, bool) or not isinstance(floor, int | float) or floor <= 0:
+        if isinstance(floor, bool) or not isinstance(floor, int | float) or not 0 < floor < math.inf:
             raise ValueError(f"{test}: {floor!r} is not valid; give a number of {units[test]}")
     return {str(test): float(floor) for test, floor in value.items()}
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -68,6 +69,15 @@ def test_a_host_whose_own_data_is_wrong_does_not_stop_the_others() -> None:
 
 def test_a_host_without_addresses_looks_at_no_other() -> None:
     check({"gpu-01": {"nics": []}, "gpu-02": {"node_number": 1}, "gpu-03": {"node_number": 1}}, "gpu-01")
+
+
+@pytest.mark.parametrize(("names", "refused"), [(("n1", "n1"), True), (("n1", "n2"), False), ((None, "gpu-01"), True)])
+def test_two_hosts_of_a_cluster_are_not_one_node(names: tuple[str | None, str], refused: bool) -> None:
+    hosts = {f"gpu-0{number}": {"node_name": name} for number, name in enumerate(names, 1)}
+    state = State(Inventory((list(hosts.items()), {})), Config())  # type: ignore[no-untyped-call]
+    outcome = pytest.raises(DeployError, match="have the same node_name") if refused else nullcontext()
+    with ctx_state.use(state), ctx_host.use(state.inventory.get_host("gpu-01")), outcome:
+        addresses.refuse_shared_name(node_spec.read())
 
 
 @pytest.mark.parametrize("server", ["10.1.0.1", "10.1.255.254"])

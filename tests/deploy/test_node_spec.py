@@ -65,6 +65,7 @@ def test_only_the_spec_s_keys_are_used() -> None:
         ({"rack": "b7"}, "gpu-01: unknown key 'rack'; see docs/inventory.md (keys of your own begin with 'site_')"),
         ({"nics": [{**NIC, "mtu": 9}]}, "gpu-01.nics[0]: mtu: 9 is out of range; give 68 to 65535 bytes"),
         ({"nics": NIC}, "is not a list"),
+        ({5: 1}, "gpu-01: the key 5 is not a string"),
         ({"nics": [{"name": "x"}]}, "gpu-01.nics[0].select: the key 'select' is missing; add it"),
         ({"irqs": {"pinn": True}}, "gpu-01.irqs: unknown key 'pinn'; did you mean 'pin'?"),
         ({"node_name": "GPU_01"}, "gpu-01: node_name: 'GPU_01' is not valid; give the Node's name"),

@@ -295,6 +295,12 @@ def test_the_node_s_own_inventory_needs_its_settings(
     assert message in str(caught.value)
 
 
+def test_a_time_of_issue_that_is_no_number_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "yesterday")
+    with pytest.raises(DeployError, match="SOURCE_DATE_EPOCH='yesterday' is not a number"):
+        pull.build(tmp_path / "one", ())
+
+
 def test_an_archive_of_the_same_commit_has_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
     target = f"3.{sys.version_info.minor}-x86_64"

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from agent.__main__ import cli
 
 ROOT = Path(__file__).parents[3]
+TOPOLOGY = '[{"number": %s, "socket": 0, "caches": [{"cores": [{"cpus": [%s], "serves": []}]}], "devices": []}]'
 
 
 def trackbed(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -63,6 +64,15 @@ def test_the_installed_command_is_this_project_wherever_it_is_called(tmp_path: P
         (("topology", "--input", "/dev/zero"), "", "it is not a regular file"),
         (("topology", "--input", "-"), "\udcff", "stdin: not UTF-8 text"),
         (("topology", "--input", "-"), "{}x", "stdin is not what `trackbed topology --json` prints"),
+        (("topology", "--input", "-"), "[]", "it has no NUMA node"),
+        (("topology", "--input", "-"), '[{"number": 7}]', "not a NumaNode of this agent: required field missing @ $"),
+        (("topology", "--input", "-"), TOPOLOGY % ("0", "1000000000"), "a number that the kernel does not give"),
+        (("topology", "--input", "-"), TOPOLOGY % ("1000000000", "0"), "a number that the kernel does not give"),
+        (("topology", "--input", "-"), TOPOLOGY % ("0", ""), "a core without CPUs"),
+        (("plan", "--spec", "-"), '{"node_number": %s}' % ("9" * 5000), "a number has too many digits"),
+        (("completion",), "", "Choose from: bash, zsh, fish; see: trackbed completion --help"),
+        (("wait", "--first-pass", "--hash", "x"), "", "--hash does not belong to --first-pass"),
+        (("wait", "--let-go", "3"), "", "--let-go belongs to --first-pass"),
         (
             ("topology", "--picture", "x.gif"),
             "",

@@ -118,7 +118,7 @@ def test_a_node_is_ready_again_when_all_conditions_are_true() -> None:
 
 def test_an_inventorys_hosts_are_found_by_their_nodes_names(tmp_path: Path) -> None:
     file = tmp_path / "fleet.py"
-    file.write_text('hosts = ["h1", ("h2", {"node_name": "10.0.0.2"})]\n')
+    file.write_text('print("[hello]"[1:])\nhosts = ["h1", ("h2", {"node_name": "10.0.0.2"})]\n')
     assert {node: host.name for node, host in Inventory.read(file).hosts.items()} == {"h1": "h1", "10.0.0.2": "h2"}
 
 
@@ -126,8 +126,8 @@ def test_an_inventorys_hosts_are_found_by_their_nodes_names(tmp_path: Path) -> N
     ("text", "message"),
     [
         ('hosts = ["h1", ("h2", {"node_name": "h1"})]', "h1 and h2 have the same node_name"),
-        ("hosts = [", "is not an inventory that pyinfra can read"),
-        ("import nothing_of_this_name", "is not an inventory that pyinfra can read"),
+        ("hosts = [", "is not an inventory that pyinfra can read: SyntaxError: '\\[' was never closed"),
+        ("import nothing_of_this_name", "pyinfra can read: ModuleNotFoundError: No module named"),
     ],
 )
 def test_an_inventory_that_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None:

@@ -278,7 +278,7 @@ def test_json_has_what_the_page_shows(eight: Prometheus) -> None:
 
 
 def test_a_url_that_is_no_prometheus_with_nodes_gives_one_message(eight: Prometheus, tmp_path: Path) -> None:
-    closed = report("http://127.0.0.1:9")
+    closed = report("http://user:secret@127.0.0.1:9/")
     assert closed.exit_code == 1
     assert "http://127.0.0.1:9 does not answer" in closed.output
     other = report(f"{eight.url}/graph")

@@ -1,5 +1,6 @@
 """The history: a file that survives the agent, and stays small."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,12 @@ def test_the_next_boot_appends_to_the_same_file(kept: History, tmp_path: Path) -
     kept.record([APPLIED], "h1", "start")
     History(tmp_path, "boot-2").record([APPLIED], "h1", "start")
     assert [entry.boot_id for entry in read(tmp_path)] == ["boot-1", "boot-2"]
+
+
+def test_a_history_that_is_no_file_is_an_error(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / history.NAME)
+    with pytest.raises(OSError, match="not a regular file"):
+        list(read(tmp_path))
 
 
 def test_a_line_that_a_power_cut_has_cut_does_not_affect_others(kept: History, tmp_path: Path) -> None:
