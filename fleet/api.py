@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,14 +18,13 @@ import yaml
 from attrs import field, frozen
 from lightkube import ApiError, Client, KubeConfig
 from lightkube.config.kubeconfig import SingleConfig
-from lightkube.config.models import NameValue, User
+from lightkube.config.models import User
 from lightkube.core.exceptions import ConfigError
 from lightkube.resources.authentication_v1 import SelfSubjectReview
 from lightkube.resources.certificates_v1 import CertificateSigningRequest
 from lightkube.resources.coordination_v1 import Lease
 from lightkube.resources.core_v1 import Node
 from lightkube.types import PatchType
-from msgspec.structs import replace
 
 from agent.report import names
 from agent.spec.node import NODE_NAME
@@ -172,28 +169,6 @@ def _answers(client: Client) -> Iterator[None]:
         ) from None
 
 
-EXEC_INFO = "KUBERNETES_EXEC_INFO"
-EXEC_VERSION = "client.authentication.k8s.io/v1"
-
-
-def _with_exec_info(config: SingleConfig) -> SingleConfig:
-    """Have lightkube run a credential plugin of v1 as one of v1beta1, which it knows: the input and the token are the same.
-
-    The plugin learns the version from an environment variable, which lightkube does not set
-    (kubernetes.io/docs/reference/access-authn-authz/authentication, "client-go credential plugins").
-    """
-    plugin = config.user.exec if config.user else None
-    if config.user is None or plugin is None:
-        return config
-    if shutil.which(plugin.command) is None:
-        raise Failed(f"the kubeconfig's exec command {plugin.command!r} is not there; install it")
-    info = {"apiVersion": plugin.apiVersion, "kind": "ExecCredential", "spec": {"interactive": False}}
-    environment = [*(plugin.env or ()), NameValue(EXEC_INFO, json.dumps(info))]
-    version = f"{EXEC_VERSION}beta1" if plugin.apiVersion == EXEC_VERSION else plugin.apiVersion
-    known = replace(plugin, apiVersion=version, env=environment)
-    return config._replace(user=replace(config.user, exec=known))
-
-
 def _check_files(config: SingleConfig) -> None:
     user = config.user or User()
     given = (config.cluster.certificate_auth, user.client_cert, user.client_key, user.token_file)
@@ -209,7 +184,6 @@ def _client(kubeconfig: Path | None, context: str | None) -> Client:
         config = (KubeConfig.from_env() if kubeconfig is None else KubeConfig.from_file(kubeconfig)).get(context)
         if config is not None:
             _check_files(config)
-            config = _with_exec_info(config)
         return connect(config, "trackbed-fleet", TIMEOUT)
     except ssl.SSLError as error:
         raise Failed(f"a certificate or key of the kubeconfig cannot be read: {error}; check it with kubectl") from None

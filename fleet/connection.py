@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import ssl
 from typing import Any
 
@@ -9,6 +11,9 @@ import httpx2
 from lightkube import Client
 from lightkube.config import client_adapter
 from lightkube.config.kubeconfig import SingleConfig
+from lightkube.config.models import NameValue
+from lightkube.core.exceptions import ConfigError
+from msgspec.structs import replace
 
 _verify_cluster = client_adapter.verify_cluster
 
@@ -28,5 +33,30 @@ def connect(config: SingleConfig | None, name: str, timeout: httpx2.Timeout | No
     """A client of this cluster; None: the one of the environment.
 
     :param name: the field manager of what it writes.
+    :raises ConfigError: the kubeconfig's credential plugin is not installed.
     """
+    if config is not None:
+        config = _with_exec_info(config)
     return Client(config, timeout=timeout, field_manager=name)
+
+
+EXEC_INFO = "KUBERNETES_EXEC_INFO"
+EXEC_VERSION = "client.authentication.k8s.io/v1"
+
+
+def _with_exec_info(config: SingleConfig) -> SingleConfig:
+    """Have lightkube run a credential plugin of v1 as one of v1beta1, which it knows: the input and the token are the same.
+
+    The plugin learns the version from an environment variable, which lightkube does not set
+    (kubernetes.io/docs/reference/access-authn-authz/authentication, "client-go credential plugins").
+    """
+    user = config.user
+    if user is None or user.exec is None:
+        return config
+    plugin = user.exec
+    if shutil.which(plugin.command) is None:
+        raise ConfigError(f"the kubeconfig's exec command {plugin.command!r} is not installed; install it")
+    info = {"apiVersion": plugin.apiVersion, "kind": "ExecCredential", "spec": {"interactive": False}}
+    environment = [*(plugin.env or ()), NameValue(EXEC_INFO, json.dumps(info))]
+    version = f"{EXEC_VERSION}beta1" if plugin.apiVersion == EXEC_VERSION else plugin.apiVersion
+    return config._replace(user=replace(user, exec=replace(plugin, apiVersion=version, env=environment)))

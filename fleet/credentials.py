@@ -8,7 +8,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 import yaml
-from httpx2 import HTTPError
+from httpx2 import HTTPError, LocalProtocolError
 from lightkube import ApiError, Client, KubeConfig
 from lightkube.core.exceptions import ConfigError
 from lightkube.models.authentication_v1 import BoundObjectReference, TokenRequestSpec
@@ -126,6 +126,9 @@ def _refused(error: ApiError) -> NotGiven:
 
 
 def _unusable(error: Exception) -> NotGiven:
+    if isinstance(error, LocalProtocolError):
+        # Its text quotes the header, which holds the token.
+        return NotGiven("the request cannot be sent; has the kubeconfig's token a line break?")
     # A YAML error quotes the file, which holds credentials.
     message = type(error).__name__ if isinstance(error, yaml.YAMLError) else f"{type(error).__name__}: {error}"
     return NotGiven(message)

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 COLOURS = {"none": None, "even": "green", "double": "yellow", "more": "red"}
 
 LARGEST = 64 << 20
-LARGEST_NUMBER = 1 << 16
 """Bytes of another node's answer: a thousand CPUs with a hundred queues each have less."""
+
+LARGEST_NUMBER = 1 << 16
+"""No CPU and no NUMA node has this number or a higher one. Linux allows 8192 CPUs on x86."""
 
 
 @click.command()

@@ -26,6 +26,7 @@ from agent.report.age import say_age
 from fleet import sweeping
 from fleet.api import Api
 from fleet.commands.status import print_nodes
+from fleet.credentials import NotGiven, bound_token
 from fleet.objects import condition_of
 from fleet.standing import Standing, standing, standings
 
@@ -358,7 +359,7 @@ current-context: c
                 "token: secret-token", "exec: {apiVersion: client.authentication.k8s.io/v1, command: /nonexistent}"
             ),
             (),
-            "the kubeconfig's exec command '/nonexistent' is not there",
+            "the kubeconfig's exec command '/nonexistent' is not installed; install it",
         ),
         (None, (), "not found; give --kubeconfig FILE"),
     ],
@@ -428,8 +429,11 @@ def test_a_token_with_a_line_break_is_not_shown(tmp_path: Path) -> None:
         text = KUBECONFIG.replace("https://127.0.0.1:1", url).replace("secret-token", r'"secret-token\n"')
         (tmp_path / "kubeconfig").write_text(text)
         said = trackbed("status", "--kubeconfig", str(tmp_path / "kubeconfig")).stderr
-    assert "has the kubeconfig's token a line break" in said
-    assert "secret-token" not in said
+        with pytest.raises(NotGiven) as refused:
+            bound_token(str(tmp_path / "kubeconfig"), "n1", 600)
+    for text in (said, str(refused.value)):
+        assert "has the kubeconfig's token a line break" in text
+        assert "secret-token" not in text
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta1"])
