@@ -52,8 +52,8 @@ INTERRUPTED = 130
 @click.option(
     "--ready-timeout", type=seconds, default=900.0, show_default=True, help="Seconds until the Node is ready again."
 )
-@click.option("--resume", "earlier", flag_value="resume", help="Continue an earlier run that was interrupted.")
-@click.option("--undo", "earlier", flag_value="undo", help="Restore the nodes as they were before an interrupted run.")
+@click.option("--resume", is_flag=True, help="Continue an earlier run that was interrupted.")
+@click.option("--undo", is_flag=True, help="Restore the nodes as they were before an interrupted run.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 @options
 def maintain(
@@ -67,7 +67,8 @@ def maintain(
     drain_timeout: float,
     apply_timeout: float,
     ready_timeout: float,
-    earlier: str | None,
+    resume: bool,
+    undo: bool,
     as_json: bool,
 ) -> None:
     """Make changes that are deferred because the nodes are in use: cordon, drain, apply, wait for ready, uncordon.
@@ -80,10 +81,11 @@ def maintain(
 
     Example: trackbed fleet maintain gpu-01 gpu-02 --inventory inventories/prod.py --allow link-flap
     """
-    undo = earlier == "undo"
+    if resume and undo:
+        raise click.UsageError("--resume and --undo exclude each other; give one of them")
     wanted = list(dict.fromkeys(nodes))
     known = Inventory.read(inventory)
-    _check(api, known, wanted, earlier is not None)
+    _check(api, known, wanted, resume or undo)
     maintenance = Maintenance(
         api=api,
         inventory=known,

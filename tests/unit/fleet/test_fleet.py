@@ -453,6 +453,15 @@ def test_a_credential_plugin_learns_its_version_and_its_token_is_used(tmp_path: 
     assert info["apiVersion"] == f"client.authentication.k8s.io/{version}"
 
 
+def test_an_interrupted_maintenance_is_either_resumed_or_undone(tmp_path: Path) -> None:
+    with server(TIME % "[]") as (url, _):
+        (tmp_path / "kubeconfig").write_text(KUBECONFIG.replace("https://127.0.0.1:1", url))
+        options = ["--kubeconfig", str(tmp_path / "kubeconfig"), "--inventory", str(tmp_path / "kubeconfig")]
+        refused = trackbed("maintain", "gpu-01", *options, "--resume", "--undo")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "--resume and --undo exclude each other" in refused.stderr
+
+
 @pytest.mark.slow
 def test_every_command_has_an_example_its_exit_codes_and_json() -> None:
     said = dict(helps())
