@@ -55,14 +55,9 @@ def load(text: str | bytes, largest: int) -> Any:
     if len(text) > largest or (isinstance(text, str) and len(text.encode(errors="surrogatepass")) > largest):
         raise ValueError(too_large(largest))
     try:
-        document = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse)
+        document = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse, parse_int=_whole)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
-    except json.JSONDecodeError:
-        raise
-    except ValueError as error:
-        # Python's own message names a setting of Python.
-        raise ValueError("a number has too many digits" if "set_int_max_str_digits" in str(error) else error) from None
     level = [document]
     for _ in range(DEEPEST + 1):
         inner = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, (dict, list))]
@@ -84,6 +79,14 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
                 raise ValueError(f"the key {key[:80]!r} is given twice")
             seen.add(key)
     return unique
+
+
+def _whole(digits: str) -> int:
+    try:
+        return int(digits)
+    except ValueError:
+        # Python's own message tells the user to change a setting of Python.
+        raise ValueError("a number has too many digits") from None
 
 
 def _refuse(constant: str) -> NoReturn:

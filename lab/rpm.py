@@ -135,7 +135,7 @@ def _rpm_version(version: str) -> str:
 
 
 def _requirement(depends: str, called: Mapping[str, str]) -> str:
-    """Translate a dependency of a Debian package to RPM's syntax. A version is kept only with `=` or `>=`.
+    """Translate a dependency of a Debian package to RPM's syntax. The version is dropped unless its operator is `=` or `>=`.
 
     :param called: RPM's names of the packages. A dependency on another package is dropped: the result is empty.
     """

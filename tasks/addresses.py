@@ -106,7 +106,7 @@ _NAMES: WeakKeyDictionary[Inventory, dict[str, list[str]]] = WeakKeyDictionary()
 
 
 def refuse_shared_name(spec: NodeSpec) -> None:
-    """Stop the deploy of a host if another one has its `node_name`, as both would write one Node. Hosts outside --limit, too.
+    """Stop the deploy of a host if another host, be it outside --limit, has its `node_name`: both would write one Node.
 
     :raises DeployError: naming both hosts.
     """

@@ -147,7 +147,7 @@ class WaitingLine:
         self._shown = ""
 
     def show(self, reasons: Sequence[str]) -> None:
-        """Replace the row by the first reason, and how many more there are."""
+        """Draw the row anew: the first reason, and the number of the other reasons."""
         more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
         room = shutil.get_terminal_size().columns - 1 - len(more)
         row = textwrap.shorten(self._head + printable(reasons[0]), room, placeholder="...") + more if reasons else ""

@@ -13,7 +13,7 @@ from agent.commands import _common
 from agent.report.options import seconds
 from agent.report.printable import printable
 from agent.report.records import Disruption, Outcome, to_plain
-from agent.report.verdict import failing
+from agent.report.verdict import explained, failing
 from agent.service import lock
 from agent.service.apply_socket import NAME, ApplyRefused, Progress, ask
 from agent.spec.node import NodeSpec, spec_hash
@@ -68,7 +68,7 @@ def apply(spec_file: str | None, allow: str | None, timeout: float, as_json: boo
         refused = any(outcome.result in ("deferred", "unsupported") for outcome in progress.outcomes)
         if _is_done(progress) or (refused and not progress.waiting) or time.monotonic() >= deadline:
             break
-        line.show(failing(progress.conditions))
+        line.show([explained(condition) for condition in failing(progress.conditions)])
     line.clear()
     _say(progress, applied, as_json)
     sys.exit(0 if _is_done(progress) else 1)

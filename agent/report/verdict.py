@@ -48,13 +48,18 @@ class Verdict:
         conditions = self.report.conditions if self.report else ()
         if self.ready:
             return f"ready{with_warnings(conditions)}"
-        failing = [c.type for c in conditions if c.severity == "required" and c.status != "True"]
-        return f"not ready: {', '.join(failing)}" if failing and self.fresh else "not ready"
+        types = [c.type for c in failing(conditions)]
+        return f"not ready: {', '.join(types)}" if types and self.fresh else "not ready"
 
     def without_heartbeat(self) -> Verdict:
         """The verdict without its times: two are equal if only the heartbeat was renewed between them."""
         report = self.report
         return evolve(self, age=0.0, report=report and evolve(report, heartbeat=0.0, uptime=0.0))
+
+
+def failing(conditions: Iterable[Condition]) -> list[Condition]:
+    """The required conditions that are not True."""
+    return [c for c in conditions if c.severity == "required" and c.status != "True"]
 
 
 def warnings(conditions: Iterable[Condition]) -> list[Condition]:
@@ -70,7 +75,7 @@ def with_warnings(conditions: Iterable[Condition]) -> str:
 
 def is_ready(conditions: Iterable[Condition]) -> bool:
     """Whether every required condition is True."""
-    return all(c.status == "True" for c in conditions if c.severity == "required")
+    return not failing(conditions)
 
 
 def passes_first(conditions: Iterable[Condition]) -> bool:
@@ -134,17 +139,13 @@ def why_not_ready(report: Report, boot: str, now: float, wanted_hash: str | None
         reasons.append(f"it follows spec {report.spec_hash or 'none'}, not {wanted_hash}")
         reasons += [f"the new spec was refused: {report.refusal}"] if report.refusal else []
     elif wanted_hash is not None and not report.up_to_date:
-        reasons += [_line(c) for c in report.conditions if c.type == "UpToDate"]
+        reasons += [explained(c) for c in report.conditions if c.type == "UpToDate"]
     if not report.ready or reasons:
-        reasons += failing(report.conditions)
+        reasons += map(explained, failing(report.conditions))
     # A report that is not ready says why in its conditions. One that gives no condition is not ready either.
     return reasons or ([] if report.ready else ["the agent does not call it ready"])
 
 
-def failing(conditions: Iterable[Condition]) -> list[str]:
-    """The required conditions that are not True, a line for each."""
-    return [_line(c) for c in conditions if c.status != "True" and c.severity == "required"]
-
-
-def _line(condition: Condition) -> str:
+def explained(condition: Condition) -> str:
+    """A condition in one line, with its reason and message."""
     return f"{condition.type} is {condition.status} ({condition.reason}): {condition.text}"

@@ -86,8 +86,8 @@ def connected(url: str, hours: float, end: float) -> Iterator[Prometheus]:
     points = max(2, round(hours * 3600 / step))
     try:
         with httpx2.Client(base_url=f"{url.rstrip('/')}/api/v1/", timeout=TIMEOUT) as client:
-            # A URL may have a password, which no message shows.
-            shown = str(httpx2.URL(url.rstrip("/")).copy_with(username=None, password=None)).rstrip("/")
+            # Messages show this URL, so it is without the password that the given one may have.
+            shown = str(httpx2.URL(url).copy_with(username=None, password=None)).rstrip("/")
             yield Prometheus(shown, int(end), step, points, client)
     except (httpx2.UnsupportedProtocol, httpx2.InvalidURL, UnicodeEncodeError) as error:
         raise Failed(f"{url} is no URL of a Prometheus: {error}; give one as http://HOST:9090") from None

@@ -1,13 +1,14 @@
-"""Replaces functions of pyinfra 3.10 and of paramiko by faster ones with the same results.
+"""Replaces functions of pyinfra 3.10 and of paramiko by faster ones, which return the same.
 
 Two of them run for every operation of every host. One reads the source files of the whole call stack to get line numbers. The
 other evaluates the same type annotations each time. In a deploy that finds nothing to do, they took more than half of the
 control host's CPU time for each host.
 
-The others make a deploy of one host slower the larger its inventory is. One looks for connectors in all installed packages, for
-every host whose name begins with the connector's. One looks up each of a connector's settings in all data of a host, and one
-looks for the longest name among all hosts, both for every host of the inventory. paramiko compares each known host key with all
-those before it. tests/deploy/common/test_pyinfra_speed.py compares the results.
+The others run for every host of the inventory, even if one host is deployed. One looks for connectors in all installed
+packages, if the host's name begins with the connector's. One looks up each of a connector's settings in all data of the host.
+One looks for the longest name among all hosts. paramiko compares each known host key with all keys before it.
+
+tests/deploy/common/test_pyinfra_speed.py compares the results.
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ from fleet.api import Api, Failed
 from fleet.eviction import MIRROR, Rules, drain, full_name
 from fleet.inventory import Host, Inventory
 from fleet.maintenance import Maintenance, Record, record_of, unready
-from tests.unit.fleet.test_fleet import node, trackbed
+from tests.unit.fleet.test_fleet import node
+from tests.unit.fleet.test_kubeconfig import trackbed
 
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
