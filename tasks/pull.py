@@ -91,7 +91,7 @@ KEYS = (PULL,)
 def serve() -> None:
     """Install the timer; without the key, remove it.
 
-    :raises DeployError: the keyring is not a file of public keys.
+    :raises DeployError: the keyring is not a file of public keys, or there is no such inventory.
     """
     wanted = PULL.here()
     if wanted is None:
@@ -105,6 +105,11 @@ def serve() -> None:
         raise DeployError(
             f"{host.name}.pull.keyring: {keyring} is not a file of public keys; make it by "
             f"`gpg --export KEY > {wanted.keyring}`"
+        )
+    if not (archive.ROOT / wanted.inventory).is_file():
+        raise DeployError(
+            f"{host.name}.pull.inventory: {wanted.inventory} is not a file of this project, so the archive will not have it; "
+            "give one of those in inventories/"
         )
     settings = {"url": wanted.url, "inventory": wanted.inventory, "host": name}
     written = [

@@ -40,7 +40,7 @@ def apply(spec_file: str | None, allow: str | None, timeout: float, as_json: boo
     Example: trackbed apply --allow link-flap
     """
     try:
-        limit = Disruption.parse(allow) if allow else None
+        limit = Disruption.parse(allow) if allow is not None else None
     except ValueError as error:
         raise click.UsageError(f"--allow: {error}") from None
     spec = _common.read_spec(spec_file)

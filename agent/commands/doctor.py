@@ -93,11 +93,12 @@ def _read_report() -> tuple[Report | None, NoReport | None, list[str]]:
 
 def _read_spec() -> tuple[NodeSpec | None, str]:
     if not _common.SPEC.exists():
-        return None, f"{_common.SPEC} does not exist; run the deploy, or write it"
+        return None, f"{_common.SPEC} does not exist"
     try:
         return _common.read_spec(None), ""
     except _common.Failed as error:
-        return None, error.message
+        # The refusal has a line for each fault, with its remedy.
+        return None, f"the spec is refused: {error.message}"
 
 
 def _service() -> Service | None:

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from pathlib import Path
 
 import click
 
@@ -43,11 +44,14 @@ def history(every: bool, last: int | None, since: float | None, device: str | No
 
     Example: trackbed history --last 20
     """
+    damaged: dict[Path, int] = {}
     try:
-        entries = list(read(_common.STATE))
+        entries = list(read(_common.STATE, damaged.__setitem__))
     except OSError as error:
         remedy = "run as root" if isinstance(error, PermissionError) else "delete it, if no program needs it"
         raise _common.Failed(f"{error.filename}: {error.strerror}; {remedy}") from None
+    for path, lines in damaged.items():
+        click.echo(f"{path}: {lines} lines cannot be read and are left out", err=True)
     if since is not None:
         entries = [entry for entry in entries if entry.time >= time.time() - since * 3600]
     if device is not None:
@@ -66,7 +70,7 @@ def history(every: bool, last: int | None, since: float | None, device: str | No
             click.echo(click.style(f"boot {printable(boot)}", bold=True))
         for line in _write(one_pass[0]) if every else _lines(one_pass):
             click.echo(line)
-    if not entries:
+    if not entries and not damaged:
         click.echo("nothing was changed yet")
 
 

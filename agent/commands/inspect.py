@@ -84,8 +84,11 @@ def _spec() -> NodeSpec | None:
 
 
 def _name() -> str:
-    spec = _spec()
-    return spec.node_name if spec else _host()
+    if spec := _spec():
+        return spec.node_name
+    if _common.SPEC.exists():
+        click.echo(f"{_common.SPEC} cannot be read, so node_name is this host's name; see: trackbed plan", err=True)
+    return _host()
 
 
 def _host() -> str:

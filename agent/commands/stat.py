@@ -26,13 +26,13 @@ HEADER = f"{'':<12} {'now':>12} {'max':>12} {'average':>12} {'min':>12} {'total'
 @click.option(
     "--interval",
     type=number("seconds", 0.1, 3600.0),
-    default=1.0,
-    show_default=True,
+    default=None,
+    show_default="1",
     help="With -l: seconds between two readings.",
 )
 @click.option("--count", type=click.IntRange(1), default=None, help="With -l: end after this number of intervals.")
 @_common.as_json
-def stat(device: str | None, live: bool, interval: float, count: int | None, as_json: bool) -> None:
+def stat(device: str | None, live: bool, interval: float | None, count: int | None, as_json: bool) -> None:
     """Show the traffic of an RDMA device and its netdev.
 
     Without -l: the present value of every counter. With -l: bytes and packets per second, received and sent, with maximum,
@@ -43,6 +43,8 @@ def stat(device: str | None, live: bool, interval: float, count: int | None, as_
 
     Example: trackbed stat -d mlx5_0 -l
     """
+    if not live and (interval is not None or count is not None):
+        raise click.UsageError("--interval and --count belong to -l; give that, too")
     from agent.linux.files import LinuxFiles
 
     files = LinuxFiles()
@@ -57,7 +59,7 @@ def stat(device: str | None, live: bool, interval: float, count: int | None, as_
     screen = _common.Screen() if _common.live() and not as_json else None
     try:
         for number in range((count or 0) + 1) if count else _forever():
-            due = time.monotonic() + interval
+            due = time.monotonic() + (1.0 if interval is None else interval)
             for meter in meters:
                 meter.take(read(files, meter.source), time.monotonic())
             if number:

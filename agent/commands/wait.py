@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -44,7 +45,9 @@ def wait(
 ) -> None:
     """Wait until the node is ready.
 
-    Exit code: 0 the node is ready, 1 it is not ready in time (the reasons are printed).
+    --json prints ``ready`` and the ``reasons`` why it is not; ``ready`` is null if the command does not wait, due to --joined.
+
+    Exit code: 0 the node is ready, or need not be (--joined, --let-go), 1 it is not ready in time (the reasons are printed).
 
     Example: trackbed wait --first-pass --timeout 300
     """
@@ -53,7 +56,8 @@ def wait(
     if let_go is not None and not first_pass:
         raise click.UsageError("--let-go belongs to --first-pass; give that, too")
     if joined is not None and not joined.exists():
-        click.echo(f"does not wait: there is no {joined}, so the node has not joined a cluster", err=True)
+        not_joined = f"does not wait: there is no {joined}, so the node has not joined a cluster"
+        _say(None, [not_joined], as_json)
         return
     began = time.monotonic()
     line = _common.WaitingLine(timeout)
@@ -68,13 +72,18 @@ def wait(
         time.sleep(0.1)
     line.clear()
     if reasons and lets_go:
-        lines = ["let go unverified: the node is published as not ready", *reasons]
-        click.echo("\n".join(map(printable, lines)), err=True)
-    elif as_json:
-        click.echo(json.dumps({"ready": not reasons, "reasons": reasons}))
-        sys.exit(1 if reasons else 0)
-    elif reasons:
+        reasons = ["let go unverified: the node is published as not ready", *reasons]
+    elif reasons and not as_json:
         raise _common.Failed("\n".join([f"not ready after {timeout:g} s", *reasons]))
+    _say(not reasons, reasons, as_json)
+    sys.exit(1 if reasons and not lets_go else 0)
+
+
+def _say(ready: bool | None, reasons: Sequence[str], as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps({"ready": ready, "reasons": reasons}))
+    elif reasons:
+        click.echo("\n".join(map(printable, reasons)), err=True)
 
 
 def _first_pass_missing() -> list[str]:

@@ -20,7 +20,7 @@ from agent.spec.nic import LinkState, Nic, VfAttributes
 from agent.state.scope import Scope, pfs_in_scope
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted, WantedNic
-from agent.vendors import vendor
+from agent.vendors import passthrough, vendor
 
 NAME = "links"
 AFTER: tuple[str, ...] = ()
@@ -115,6 +115,7 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
     changes: list[Change] = []
     for address, nic in sorted(want.nics.items()):
         link_status: LinkStatus | None = have[NAME].get(address, {}).get(address)
+        changes += _plan_without_netdev(address, nic.nic, link_status.driver if link_status is not None else None)
         changes += plan_link(NAME, address, link_status, nic.nic.mtu, nic.nic.state, nic.nic.txqueuelen)
         if link_status is not None and link_status.link is not None and link_status.ready:
             missing = (
@@ -122,6 +123,29 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
             )
             changes += [Change(NAME, address, f"{ALTNAME}{name}", ABSENT, PRESENT) for name in missing]
     return changes
+
+
+_NEED_NETDEV = ("mtu", "txqueuelen", "altnames", "channels", "rings", "coalescing", "offloads", "addresses")
+
+
+def _plan_without_netdev(address: str, nic: Nic, bound: str | None) -> Iterator[Change]:
+    """A change that cannot be made, if the spec has settings of a netdev for a function whose driver never creates one."""
+    family = vendor(bound)
+    # A function that is passed through gets its netdev back with its network driver.
+    if family.has_netdev or family is passthrough.VENDOR:
+        return
+    given = [key for key in _NEED_NETDEV if getattr(nic, key) not in (None, ())]
+    given += ["state"] if nic.state == "down" else []
+    if given:
+        yield Change(
+            NAME,
+            address,
+            "netdev",
+            ABSENT,
+            PRESENT,
+            blocker=f"its driver {bound} creates no netdev for it, and NIC {nic.name} has settings of one: {', '.join(given)}",
+            remedy="remove these settings from the NIC",
+        )
 
 
 def plan_link(

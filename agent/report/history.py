@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import MappingProxyType
 
@@ -98,16 +98,21 @@ def _suspects_of(outcome: Outcome, suspects: Suspects) -> tuple[str, ...]:
     return tuple(suspects.get(outcome.change.kind, ())) if outcome.result == "applied" else ()
 
 
-def read(folder: Path) -> Iterator[Entry]:
-    """Every entry, the oldest first. Incomplete lines and unknown formats are skipped."""
+def read(folder: Path, damaged: Callable[[Path, int], None] = lambda path, lines: None) -> Iterator[Entry]:
+    """Every entry, the oldest first. Incomplete lines and unknown formats are skipped.
+
+    :param damaged: called with each file that has such lines, and with their number.
+    """
     for path in (folder / f"{NAME}.1", folder / NAME):
         if not path.exists():
             continue
         if not path.is_file():  # a FIFO would never end
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-        lines = path.read_text(errors="replace").splitlines()
-        for line in lines:
+        skipped = 0
+        for line in path.read_text(errors="replace").splitlines():
             try:
                 yield from_plain(load(line, LARGEST_REPORT), Entry)
             except ValueError:
-                continue
+                skipped += 1
+        if skipped:
+            damaged(path, skipped)

@@ -76,7 +76,7 @@ class SriovFact:
 class Evidence:
     """What is known about the node. ``service`` None: systemd does not run here. ``no_report``: why there is no report.
 
-    ``not_fresh``: why the report may be out of date. ``spec_fault``: why the spec's file was refused.
+    ``not_fresh``: why the report may be out of date. ``spec_fault``: what is wrong with the spec's file.
     ``iommu``: the kernel has IOMMU groups. ``managed``: wanted netdevs that NetworkManager manages.
     """
 
@@ -111,9 +111,7 @@ def _agent(evidence: Evidence) -> Iterator[Finding]:
     service = evidence.service
     running = _runs(service)
     if evidence.spec_fault:
-        # The refusal has a line for each fault, with its remedy.
-        what = f"the spec is refused: {evidence.spec_fault}"
-        yield Finding("agent", "required", what, "correct it, or deploy again")
+        yield Finding("agent", "required", evidence.spec_fault, "deploy the node again, or write a correct spec there")
     if service is not None and not running:
         why = f" ({service.result})" if service.result != "success" else ""
         remedy = "systemctl start trackbed; if it ends again: journalctl -u trackbed -n 50"

@@ -26,21 +26,29 @@ DEADLINE = 20.0
 REMOVED = "[removed]"
 
 _WORDS = r"token|password|passwd|passphrase|secret|credential|(?:api|private|access)[_-]?key"
+_QUOTED = r'"(?:[^"\\]|\\.)*"'
 _NAMED_SO = rf"(?:[\w.-]*(?:{_WORDS})[\w.-]*)"
 _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     (
         re.compile(r"-----BEGIN [A-Z ]*(?:PRIVATE KEY|CERTIFICATE)-----.*?(?:-----END [A-Z ]*-----|\Z)", re.DOTALL),
         REMOVED,
     ),
-    # `Authorization: Bearer x`, before the general form, which would stop at the first word.
-    (re.compile(r"(?i)\b(authorization\"?\s*[:=]\s*\"?)(?:bearer|basic|token)?\s*[^\s\",;]+"), rf"\1{REMOVED}"),
+    # `Authorization: Bearer x`, before the general form, which would stop at the first word. Digest has quotation marks.
+    (
+        re.compile(
+            r"(?i)\b(authorization[\"']?\s*[:=]\s*[\"']?)(?:digest\s[^\n]*|[a-z-]+[ \t]+[^\s\"',;]+|[^\s\"',;]+)"
+        ),
+        rf"\1{REMOVED}",
+    ),
     (re.compile(r"(?i)\b(bearer\s+)[\w.~+/=-]{8,}"), rf"\1{REMOVED}"),
     # name=value, name: value, "name": "value", --name value
-    (re.compile(rf"(?i)({_NAMED_SO}[\"']?\s*[=:]\s*)(?:\"[^\"]*\"|'[^']*'|[^\s,;&]+)"), rf"\1{REMOVED}"),
+    (re.compile(rf"(?i)({_NAMED_SO}[\"']?\s*[=:]\s*)(?:{_QUOTED}|'[^']*'|[^\s,;&]+)"), rf"\1{REMOVED}"),
     (re.compile(rf"(?i)(--?{_NAMED_SO}\s+)(?!-)\S+"), rf"\1{REMOVED}"),
+    # A user's name without a password may be a token at a web server, but not with ssh.
+    (re.compile(r"(?i)\b(https?://)[^/\s@]+@"), rf"\1{REMOVED}@"),
     (re.compile(r"(?i)\b([a-z][a-z0-9+.-]*://)[^/\s:@]*:[^/\s@]*@"), rf"\1{REMOVED}@"),
     # The login at a registry, in files of container engines.
-    (re.compile(r"(?i)(\"(?:auth|identitytoken|registrytoken)\"\s*:\s*)\"[^\"]*\""), rf'\1"{REMOVED}"'),
+    (re.compile(rf"(?i)(\"(?:auth|identitytoken|registrytoken)\"\s*:\s*){_QUOTED}"), rf'\1"{REMOVED}"'),
     # A JSON Web Token; a bootstrap token of kubeadm.
     (re.compile(r"\beyJ[\w-]{8,}\.[\w-]+\.?[\w-]*"), REMOVED),
     (re.compile(r"\b[a-z0-9]{6}\.[a-z0-9]{16}\b"), REMOVED),

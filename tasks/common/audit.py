@@ -54,12 +54,18 @@ class Finding:
 
 
 def pins(lock: Path) -> Iterator[Pin]:
-    """The pins of a lock file, whatever the machine they are for."""
+    """The pins of a lock file, whatever the machine they are for.
+
+    :raises ValueError: a line is not `NAME==VERSION`, or the file is not text.
+    """
     for line in lock.read_text().replace("\\\n", " ").splitlines():
         text = line.split("--hash=")[0].strip()
         if text and not text.startswith("#"):
             requirement = Requirement(text)
-            yield Pin(requirement.name, str(requirement.specifier).removeprefix("=="))
+            version = str(requirement.specifier).removeprefix("==")
+            if not version or str(requirement.specifier) != f"=={version}":
+                raise ValueError(f"{text[:80]!r} pins no version; write it as NAME==VERSION")
+            yield Pin(requirement.name, version)
 
 
 def findings(pin: Pin, registry: str = REGISTRY) -> list[Finding]:
@@ -107,7 +113,13 @@ def main(locks: Iterable[Path], registry: str, as_json: bool) -> None:
 
     Exit code: 0 none is known, 1 the registry does not answer, 2 some are known, or a version is unknown there.
     """
-    wanted = sorted({pin for lock in locks for pin in pins(lock)}, key=lambda pin: (pin.name, pin.version))
+    found = set()
+    for lock in locks:
+        try:
+            found |= set(pins(lock))
+        except (OSError, ValueError) as error:
+            raise click.ClickException(f"{lock} is not a lock file: {error}") from None
+    wanted = sorted(found, key=lambda pin: (pin.name, pin.version))
     try:
         all_findings = [finding for pin in wanted for finding in findings(pin, registry)]
     except NoAnswer as error:

@@ -96,6 +96,7 @@ def test_without_the_key_there_is_no_timer(node: Node) -> None:
     [
         ({"url": "ftp://x"}, "url: 'ftp://x' is not valid; give a URL"),
         ({"inventory": "/etc/passwd"}, "inventory: '/etc/passwd' is not valid; give it as inventories/prod.py"),
+        ({"inventory": "inventories/absent.py"}, "inventory: inventories/absent.py is not a file of this project"),
         ({"every": 1}, "every: 1 is out of range; give 5 to 10080 minutes"),
         (
             {"keyring": "nowhere.gpg"},

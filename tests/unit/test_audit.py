@@ -83,6 +83,15 @@ def test_a_registry_without_such_data_or_out_of_reach_is_one_clear_line(tmp_path
     assert "this check needs the network" in silent.output
 
 
+@pytest.mark.parametrize("text", [b"good\n", b"good>=1.0\n", b"!\n", b"\xff\n"])
+def test_a_file_that_is_no_lock_is_one_clear_line(tmp_path: Path, registry: str, text: bytes) -> None:
+    lock = tmp_path / "lock.txt"
+    lock.write_bytes(text)
+    result = CliRunner().invoke(audit.main, [str(lock), "--registry", registry])
+    assert (result.exit_code, type(result.exception)) == (1, SystemExit)
+    assert f"Error: {lock} is not a lock file: " in result.output
+
+
 def test_every_lock_of_the_project_is_read() -> None:
     for lock in Path("requirements").glob("*.txt"):
         assert all(pin.version for pin in audit.pins(lock)) and list(audit.pins(lock))

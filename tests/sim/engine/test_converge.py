@@ -280,6 +280,18 @@ def test_the_interrupts_of_a_function_without_a_netdev_are_pinned(kernel: Kernel
     assert kernel.files.read("/proc/irq/91/smp_affinity_list") == "2"
 
 
+def test_settings_of_a_netdev_that_the_driver_never_creates_are_refused(kernel: Kernel) -> None:
+    kernel.add_erdma("0000:61:00.0", node=1)
+    given = {"name": "erdma0", "select": {"driver": "erdma"}, "mtu": 9000, "altnames": ["x"], "state": "down"}
+    result = settle(kernel.machine(), from_mapping({"node_name": "n1", "nics": [given]}))
+    (refused,) = (outcome for outcome in result.outcomes if outcome.result != "applied")
+    assert refused.result == "blocked"
+    assert refused.error == (
+        "its driver erdma creates no netdev for it, and NIC erdma0 has settings of one: mtu, altnames, state"
+    )
+    assert not is_ready(result.conditions)
+
+
 def test_devices_named_by_events_between_two_rounds_are_read_in_the_second(kernel: Kernel) -> None:
     """A pass receives each event once, so it must read the device again after the event."""
     settled = settle(kernel.machine(), spec())

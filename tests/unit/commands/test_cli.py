@@ -72,6 +72,9 @@ def test_the_installed_command_is_this_project_wherever_it_is_called(tmp_path: P
         (("plan", "--spec", "-"), '{"node_number": %s}' % ("9" * 5000), "a number has too many digits"),
         (("completion",), "", "Choose from: bash, zsh, fish; see: trackbed completion --help"),
         (("wait", "--first-pass", "--hash", "x"), "", "--hash does not belong to --first-pass"),
+        (("stat", "--count", "3"), "", "--interval and --count belong to -l"),
+        (("stat", "--interval", "1"), "", "--interval and --count belong to -l"),
+        (("apply", "--spec", "-", "--allow", ""), '{"node_name": "n1"}', "'' is not a disruption; one of none"),
         (("wait", "--let-go", "3"), "", "--let-go belongs to --first-pass"),
         (
             ("topology", "--picture", "x.gif"),

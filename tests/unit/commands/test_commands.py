@@ -257,6 +257,13 @@ def test_history_says_what_when_and_why(tmp_path: Path) -> None:
     assert trackbed(tmp_path, "history", "--device", "host").stdout == "nothing was changed yet\n"
 
 
+def test_history_says_which_of_its_lines_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "history.jsonl").write_text("{}\n\x00\n")
+    damaged = trackbed(tmp_path, "history")
+    assert (damaged.returncode, damaged.stdout) == (0, "")
+    assert damaged.stderr == f"{tmp_path}/history.jsonl: 2 lines cannot be read and are left out\n"
+
+
 def test_history_has_one_line_for_the_changes_of_a_pass_to_a_device(tmp_path: Path) -> None:
     pf = "0000:21:00.0"
     vfs = [Change("vf_links", f"{pf}#{index}", "mtu", 1500, 9000) for index in range(7)]
@@ -291,9 +298,11 @@ def test_history_names_the_programs_that_may_have_caused_a_repair(tmp_path: Path
 def test_doctor_names_a_remedy_on_a_node_without_an_agent(tmp_path: Path) -> None:
     said = trackbed(tmp_path, "doctor")
     assert said.returncode == 1
-    assert "1. problem (agent): the spec is refused" in said.stdout
+    assert f"1. problem (agent): {tmp_path}/node.json does not exist\n" in said.stdout
     assert said.stdout.count("\n   do: ") == said.stdout.count(". problem") + said.stdout.count(". warning")
     assert json.loads(trackbed(tmp_path, "doctor", "--json").stdout)["findings"][0]["stage"] == "agent"
+    spec(tmp_path, node_number="x")
+    assert "1. problem (agent): the spec is refused: " in trackbed(tmp_path, "doctor").stdout
 
 
 # --- apply -----------------------------------------------------------------------------------------------------
@@ -345,6 +354,14 @@ def test_as_inventory_of_this_machine_is_python_with_a_valid_spec(tmp_path: Path
     assert from_mapping({**data, **own}).node_name == "n1"
 
 
+def test_as_spec_says_that_it_cannot_take_the_name_from_a_damaged_spec(tmp_path: Path) -> None:
+    (tmp_path / "node.json").write_text("{")
+    written = trackbed(tmp_path, "inspect", "--as-spec")
+    assert f"{tmp_path}/node.json cannot be read, so node_name is this host's name" in written.stderr
+    assert json.loads(written.stdout)["node_name"] == socket.gethostname().lower()
+    assert "node_name" not in trackbed(tmp_path, "inspect", "--as-spec", "--node-name", "n1").stderr
+
+
 @pytest.mark.parametrize("other", ["--as-spec", "--json"])
 def test_as_inventory_is_refused_with_as_spec_or_json(other: str, tmp_path: Path) -> None:
     refused = trackbed(tmp_path, "inspect", "--as-inventory", other)
@@ -356,6 +373,9 @@ def test_a_node_that_has_not_joined_a_cluster_is_not_waited_for(tmp_path: Path) 
     gate = ("wait", "--first-pass", "--joined", str(joined), "--timeout", "0.1")
     at_once = trackbed(tmp_path, *gate)
     assert (at_once.returncode, "has not joined" in at_once.stderr) == (0, True)
+    for_programs = trackbed(tmp_path, *gate, "--json")
+    assert for_programs.returncode == 0
+    assert json.loads(for_programs.stdout)["ready"] is None
     joined.touch()
     held = trackbed(tmp_path, *gate)
     assert (held.returncode, "no pass of this boot has verified the node yet" in held.stderr) == (1, True)
@@ -373,6 +393,8 @@ def test_the_kubelet_starts_unverified_once_not_ready_is_published_in_this_boot(
     published.write(path, Published(runtime.boot_id(), 3))
     gone = trackbed(tmp_path, *gate)
     assert (gone.returncode, "let go unverified" in gone.stderr) == (0, True)
+    for_programs = trackbed(tmp_path, *gate, "--json")
+    assert (for_programs.returncode, json.loads(for_programs.stdout)["ready"]) == (0, False)
     assert trackbed(tmp_path, "wait", "--first-pass", "--let-go", "60", "--timeout", "0.1").returncode == 1
     assert trackbed(tmp_path, "wait", "--let-go", "0", "--timeout", "0.1").returncode == 1
 

@@ -54,7 +54,7 @@ def test_the_output_of_systemctl_show_is_parsed(output: str, service: Service | 
         ({"service": Service("active", "running", "enabled", restarts=9)}, "restarted the service 9 times", "journalctl"),
         ({"report": None, "no_report": NoReport("it is not there", "start it")}, "it is not there", "start it"),
         ({"not_fresh": ["the last heartbeat is 90 s old"]}, "90 s old", "may hang in a driver"),
-        ({"spec": None, "spec_fault": "node.json: mtu: 1 is out of range; give 68"}, "mtu: 1 is out of range", "correct it"),
+        ({"spec": None, "spec_fault": "node.json: mtu: 1 is out of range; give 68"}, "mtu: 1 is out", "write a correct spec"),
         ({"report": evolve(REPORT, up_to_date=False, refusal="no such NIC")}, "refused: no such NIC", "correct the spec"),
         ({"spec_hash": "h2"}, "follows spec h1, the file has h2", "systemctl reload trackbed"),
         ({"sriov": [SriovFact("0000:3b:00.0", "rail0", 8, None)]}, "shows no SR-IOV", "SRIOV_EN=1"),
