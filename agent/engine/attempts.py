@@ -57,7 +57,7 @@ def _attempt(context: PassContext, want: Wanted, have: Snapshot, kind: Kind, cha
         outcome = Outcome(change, "failed", f"its users cannot be determined: {error}", REMEDY)
         context.remember_failure(outcome)
         return outcome
-    return _written_too_often(context, change) or _write(context, kind, change)
+    return _written_too_often(context, change) or _write(context, want, kind, change)
 
 
 def _not_now(context: PassContext, want: Wanted, have: Snapshot, change: Change) -> Outcome | None:
@@ -127,13 +127,13 @@ def _written_too_often(context: PassContext, change: Change) -> Outcome | None:
     return outcome
 
 
-def _write(context: PassContext, kind: Kind, change: Change) -> Outcome | None:
+def _write(context: PassContext, want: Wanted, kind: Kind, change: Change) -> Outcome | None:
     """Make a change. None: its target is gone, and the kind's targets are made and deleted by others."""
     originals = context.memory.originals
     context.cache.forget()
     context.callbacks.doing(kind.NAME, "write")
     try:
-        originals.keep(context.machine, kind, change)
+        originals.keep(context.machine, want, kind, change)
         kind.apply(context.machine, change)
     except OSError as error:
         if kind.TARGETS_VANISH and error.errno in (errno.ENOENT, errno.ENODEV):

@@ -26,8 +26,8 @@ def allowed(node: DisruptionPolicy, nic: DisruptionPolicy | None, asked: Disrupt
         return Allowed(asked, policy.force)
     windows = [Disruption.parse(window.allow) for window in policy.windows if _open(window, now)]
     level = max([Disruption.parse(policy.allow), *windows])
-    closed = ", ".join(str(window) for window in policy.windows if not _open(window, now))
-    return Allowed(level, policy.force, f"; more in the window {closed}" if closed else "")
+    more = ", ".join(str(window) for window in policy.windows if Disruption.parse(window.allow) > level)
+    return Allowed(level, policy.force, f"; more in the window {more}" if more else "")
 
 
 def _open(window: Window, now: datetime) -> bool:

@@ -114,14 +114,14 @@ class Originals:
             return Condition("OriginalsKept", "False", "Unreadable", message, severity="warn", remedy=remedy)
         return None
 
-    def keep(self, machine: Machine, kind: Kind, change: Change) -> None:
+    def keep(self, machine: Machine, want: Wanted, kind: Kind, change: Change) -> None:
         """Note the value that a change replaces. Call it before the change is made.
 
         A change that restores an original needs no note: the original is forgotten when its value is read back.
 
         :raises OSError: that value cannot be read.
         """
-        for transient in kind.transients(change):
+        for transient in kind.transients(machine, want, change):
             self._replace(transient)
         if not change.original and (kind.readings is not None or kind.reading is not None):
             for noted in kind.originals_of(machine, change, self._originals.keys()):

@@ -52,7 +52,7 @@ def _its_own_original(machine: Machine, change: Change, known: Collection[tuple[
     return [change]
 
 
-def _no_transients(change: Change) -> list[Change]:
+def _no_transients(machine: Machine, want: Wanted, change: Change) -> list[Change]:
     return []
 
 
@@ -109,8 +109,8 @@ class Kind(Observer):
     several names or parts. ``before`` is the value that is there now, and ``after`` may be :data:`ANY_VALUE`. ``known``: the
     kind, target and field of each original that is noted. A state that is noted under another name keeps that name.
 
-    ``transients(change)``: other values that a change sets on its way, as changes. They are kept before the change is made, so
-    that a crash half way does not turn them into originals.
+    ``transients(machine, want, change)``: other values that a change sets on its way, as changes. They are kept before the
+    change is made, so that what it sets does not become an original.
 
     ``lifted_by(change)``: the kind whose pending change to the same device removes the change's blocker; empty if none does.
 
@@ -134,7 +134,7 @@ class Kind(Observer):
     readings: Callable[[Wanted, Snapshot], Iterable[Reading]] | None = None
     reading: Callable[[Machine, Wanted, Change], Reading | None] | None = None
     originals_of: Callable[[Machine, Change, Collection[tuple[str, str, str]]], list[Change]] = _its_own_original
-    transients: Callable[[Change], list[Change]] = _no_transients
+    transients: Callable[[Machine, Wanted, Change], list[Change]] = _no_transients
     lifted_by: Callable[[Change], str] = _not_lifted
     REMAKES_NETDEV: tuple[str, ...] = ()
     TARGETS_VANISH: bool = False

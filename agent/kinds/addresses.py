@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from ipaddress import ip_interface
 
 from attrs import evolve, field, frozen
@@ -43,6 +44,8 @@ UNDECIDED = 5.0
 """Grace period in seconds of a change, while it is not known whether a network manager configures the netdev."""
 
 CONF = "/proc/sys/net/ipv4/conf"
+
+ANOTHER_LENGTH = "with another prefix length"
 
 
 @frozen
@@ -177,6 +180,9 @@ def _plan_netdev(want: Wanted, address: str, netdev: Netdev) -> Iterator[Change]
         elif before != after and netdev.claim is not None:
             grace = UNDECIDED if netdev.claim.undecided else 0.0
             yield evolve(change, blocker=netdev.claim.who, remedy=netdev.claim.remedy, grace_period=grace)
+        elif before != after and _has_another_length(netdev, name):
+            blocker = f"{netdev.name} has {_ip_of(name)} {ANOTHER_LENGTH}"
+            yield evolve(change, blocker=blocker, remedy="remove that")
         elif before != after and other is not None:
             yield evolve(
                 change,
@@ -185,6 +191,22 @@ def _plan_netdev(want: Wanted, address: str, netdev: Netdev) -> Iterator[Change]
             )
         elif before != after:
             yield change
+
+
+def _has_another_length(netdev: Netdev, name: str) -> bool:
+    """Whether the netdev has an IPv6 address with another prefix length. It cannot have one with both."""
+    kind, _, address = name.partition(" ")
+    return kind == "address" and ":" in address and any(_ip(address) == _ip(each) for each in _addresses_of(netdev))
+
+
+def _addresses_of(netdev: Netdev) -> Iterator[str]:
+    pairs = (field.partition(" ") for field in netdev.present)
+    return (address for kind, _, address in pairs if kind == "address")
+
+
+def lifted_by(change: Change) -> str:
+    """The removal of an address lifts what blocks the same address with another prefix length."""
+    return NAME if change.blocker.endswith(ANOTHER_LENGTH) else ""
 
 
 def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
@@ -253,7 +275,7 @@ def apply(machine: Machine, change: Change) -> None:
     if change.after == PRESENT:
         _add(machine, ifindex, change)
     else:
-        _remove(machine.netlink, ifindex, change.field)
+        _remove(machine, ifindex, change)
 
 
 def _add(machine: Machine, ifindex: int, change: Change) -> None:
@@ -268,18 +290,35 @@ def _add(machine: Machine, ifindex: int, change: Change) -> None:
         except OSError as error:
             name = netdev_of(machine.files, change.target)
             causes = {
-                errno.EEXIST: f"{name} has {_ip(item)} with another prefix length; remove that",
+                errno.EEXIST: f"{name} has {_ip(item)} {ANOTHER_LENGTH}; remove that",
                 errno.EACCES: "IPv6 is disabled (net.ipv6.conf.*.disable_ipv6)",
             }
             raise OSError(error.errno, causes.get(error.errno or 0, str(error.strerror))) from error
 
 
-def _remove(netlink: Netlink, ifindex: int, name: str) -> None:
-    item = _item(name, ifindex)
+def _remove(machine: Machine, ifindex: int, change: Change) -> None:
+    netlink, item = machine.netlink, _item(change.field, ifindex)
     if isinstance(item, Route):
         for route in _routes(netlink, item):
             netlink.remove_route(route)
     elif isinstance(item, Rule):
         netlink.remove_rule(item)
-    else:
+    elif ":" in item:
         netlink.remove_address(ifindex, item)
+    else:
+        with _others_stay(machine.files, netdev_of(machine.files, change.target)):
+            netlink.remove_address(ifindex, item)
+
+
+@contextmanager
+def _others_stay(files: Files, name: str) -> Iterator[None]:
+    """While an IPv4 address is removed: without promote_secondaries the kernel removes later ones of its network as well."""
+    path = f"{CONF}/{name}/promote_secondaries"
+    before = read_or(files, path, "1")
+    if before == "0":
+        files.write(path, "1")
+    try:
+        yield
+    finally:
+        if before == "0":
+            files.write(path, before)

@@ -9,7 +9,7 @@ from attrs import evolve, frozen
 
 from agent.hardware.functions import NET, PCI, RDMA, VFIO, device_path, driver, ifindex_of, netdev, pci_of, vf_addresses
 from agent.hardware.sysfs import names_or_none, read_or
-from agent.kinds import links, vf_attributes, vfs
+from agent.kinds import ANY_VALUE, links, vf_attributes, vfs
 from agent.machine import Files, Machine, VfInfo
 from agent.report.records import Change, Disruption
 from agent.report.target import vf_index, vf_target
@@ -64,12 +64,12 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Bindin
     bindings = {}
     for address in in_scope(want, scope):
         nic = want.nics[address]
-        vfs = {
+        bound = {
             index: _binding(machine, vf, nic.vf_wanted(index))
             for index, vf in vf_addresses(machine.files, address).items()
         }
-        autoprobe = read_or(machine.files, f"{device_path(address)}/sriov_drivers_autoprobe", "1") == "1"
-        bindings[address] = Bindings(autoprobe, vfs, vfio)
+        autoprobe = read_or(machine.files, f"{device_path(address)}/{vfs.AUTOPROBE}", "1") == "1"
+        bindings[address] = Bindings(autoprobe, bound, vfio)
     return bindings
 
 
@@ -152,6 +152,17 @@ def _bind_vfio(target: str, vf: Binding | None, vfio: bool) -> Change:
     return change
 
 
+def transients(machine: Machine, want: Wanted, change: Change) -> list[Change]:
+    """A VF that is bound again for another address gets a new netdev: it is down, with the driver's MTU and queue length."""
+    if change.field not in ("mac", "node_guid"):
+        return []
+    link = links.status(machine, pci_of(machine.files, change.target)).link
+    if link is None:
+        return []
+    values = {"mtu": link.mtu, "txqueuelen": link.txqueuelen, "state": "up" if link.up else "down"}
+    return [Change("vf_links", change.target, field, value, ANY_VALUE) for field, value in values.items()]
+
+
 def lifted_by(change: Change) -> str:
     """Setting the number of VFs creates a missing VF; it does not load a missing module."""
     return "" if change.blocker == NO_VFIO else vfs.NAME
@@ -161,7 +172,7 @@ def apply(machine: Machine, change: Change) -> None:
     """Unbind a VF from its driver if it has one, and have the kernel bind it again."""
     files = machine.files
     if change.field == "autoprobe":
-        files.write(f"{device_path(change.device)}/sriov_drivers_autoprobe", "1")
+        files.write(f"{device_path(change.device)}/{vfs.AUTOPROBE}", "1")
         return
     vf = pci_of(files, change.target)
     override = VFIO if change.after == VFIO else ""

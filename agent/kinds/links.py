@@ -131,8 +131,7 @@ _NEED_NETDEV = ("mtu", "txqueuelen", "altnames", "channels", "rings", "coalescin
 def _plan_without_netdev(address: str, nic: Nic, bound: str | None) -> Iterator[Change]:
     """A change that cannot be made, if the spec has settings of a netdev for a function whose driver never creates one."""
     family = vendor(bound)
-    # A function that is passed through gets its netdev back with its network driver.
-    if family.has_netdev or family is passthrough.VENDOR:
+    if family.has_netdev:
         return
     given = [key for key in _NEED_NETDEV if getattr(nic, key) not in (None, ())]
     given += ["state"] if nic.state == "down" else []
@@ -144,7 +143,9 @@ def _plan_without_netdev(address: str, nic: Nic, bound: str | None) -> Iterator[
             ABSENT,
             PRESENT,
             blocker=f"its driver {bound} creates no netdev for it, and NIC {nic.name} has settings of one: {', '.join(given)}",
-            remedy="remove these settings from the NIC",
+            remedy="remove these settings from the NIC, or bind a network driver to it",
+            # A virtual machine has it.
+            skip_if_owned=family is passthrough.VENDOR,
         )
 
 

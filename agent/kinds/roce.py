@@ -78,7 +78,7 @@ def _port_state(machine: Machine, address: str) -> RoceState:
         return RoceState()
     dcb = machine.dcb.state(name)
     return RoceState(
-        trust=_trust(machine.files, name) or (None if dcb is None else "dscp" if dcb.dscp else "pcp"),
+        trust=_trust(machine.files, name) or (None if dcb is None else _say_trust(dcb.dscp)),
         pfc=dcb.pfc if dcb else None,
         ecn_np=_ecn(machine.files, name, "ecn_np"),
         ecn_rp=_ecn(machine.files, name, "ecn_rp"),
@@ -90,6 +90,22 @@ def _trust(files: Files, name: str) -> str | None:
     text = read_or(files, f"{NET}/{name}/qos/trust", "")
     match = re.search(r"\[(\w+)\]", text) or re.match(r"(\w+)", text)
     return match[1] if match else None
+
+
+def _say_trust(priorities: Mapping[int, int]) -> str:
+    """The trust mode with these entries; with other entries than :data:`DSCP_PRIORITIES` as ``dscp 26:5 46:6``."""
+    if not priorities:
+        return "pcp"
+    entries = "".join(f" {dscp}:{priority}" for dscp, priority in sorted(priorities.items()))
+    return "dscp" if priorities == DSCP_PRIORITIES else f"dscp{entries}"
+
+
+def _entries(trust: str) -> dict[int, int]:
+    """The entries of a trust mode as :func:`_say_trust` writes it."""
+    mode, *entries = trust.split()
+    pairs = (entry.split(":") for entry in entries)
+    given = {int(dscp): int(priority) for dscp, priority in pairs}
+    return given or (DSCP_PRIORITIES if mode == "dscp" else {})
 
 
 def _ecn(files: Files, name: str, setting: str) -> frozenset[int] | None:
@@ -212,13 +228,17 @@ def _set_trust(machine: Machine, name: str, trust: str) -> None:
     if "trust" in names_or_none(machine.files, f"{NET}/{name}/qos"):
         machine.files.write(f"{NET}/{name}/qos/trust", trust)
         return
-    # A driver trusts DSCPs while there are entries for them, and PCP again when the last is removed.
-    if trust == "dscp":
-        machine.dcb.add_dscp(name, DSCP_PRIORITIES)
-    elif state := machine.dcb.state(name):
-        machine.dcb.remove_dscp(name, state.dscp)
-    else:
+    state = machine.dcb.state(name)
+    if state is None:
         raise OSError(errno.EOPNOTSUPP, f"the driver of {name} has no DCB")
+    # A driver trusts DSCPs while there are entries for them, and PCP again when the last is removed: so the new ones first.
+    wanted = _entries(trust)
+    if missing := dict(wanted.items() - state.dscp.items()):
+        machine.dcb.add_dscp(name, missing)
+        # mlx5 replaces the entry of a DSCP (mlx5e_dcbnl_ieee_setapp).
+        state = machine.dcb.state(name) or state
+    if superfluous := dict(state.dscp.items() - wanted.items()):
+        machine.dcb.remove_dscp(name, superfluous)
 
 
 def _set_ecn(files: Files, name: str, setting: str, priorities: frozenset[int]) -> None:

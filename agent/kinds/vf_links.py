@@ -84,7 +84,7 @@ def readings(want: Wanted, have: Snapshot) -> list[Reading]:
     return values
 
 
-def transients(change: Change) -> list[Change]:
+def transients(machine: Machine, want: Wanted, change: Change) -> list[Change]:
     """To regain its carrier, a VF's link is taken down and up."""
     return [evolve(change, field="state", before="up", after="down")] if change.field == "carrier" else []
 

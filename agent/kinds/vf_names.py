@@ -93,7 +93,7 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
     return changes
 
 
-def transients(change: Change) -> list[Change]:
+def transients(machine: Machine, want: Wanted, change: Change) -> list[Change]:
     """A link that is up is taken down; vf_links brings it up again."""
     if change.disruption < Disruption.LINK_FLAP:
         return []

@@ -34,6 +34,7 @@ from agent.service.supervisor import REPEATED
 from agent.service.wake import KnownDevices
 from agent.spec.addresses import FIRST_TABLE
 from agent.spec.node import NodeSpec, spec_hash
+from agent.spec.sysctl_names import netdevs
 from agent.state.scope import Scope, own
 
 RESYNC = 60.0
@@ -290,4 +291,5 @@ def _known(result: Pass) -> KnownDevices:
         for address, nic in result.want.nics.items()
         if nic.nic.addresses and nic.nic.rail is not None
     }
-    return KnownDevices(by_ifindex, by_address, bool(result.want.missing), required, steered, by_table)
+    with_sysctls = netdevs(result.want.spec.sysctls)
+    return KnownDevices(by_ifindex, by_address, bool(result.want.missing), required, steered, by_table, with_sysctls)

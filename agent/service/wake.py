@@ -32,7 +32,8 @@ class KnownDevices:
     name in a scope of each routing table's PF.
     ``incomplete``: a NIC of the spec is missing. Another function may turn out to be it, once it has its driver or its name.
     ``required``: the PFs without which the node is not ready.
-    ``steered``: the other netdevs that the spec steers (RPS), by patterns of their names. They belong to the host.
+    ``steered``: the other netdevs that the spec steers (RPS), by patterns of their names. ``with_sysctls``: the names of the
+    netdevs to which sysctls of the spec belong. Both concern the host.
     """
 
     by_ifindex: Mapping[int, str]
@@ -41,6 +42,7 @@ class KnownDevices:
     required: frozenset[str] = frozenset()
     steered: tuple[SteeredNetdevs, ...] = ()
     by_table: Mapping[int, str] = field(factory=dict)
+    with_sysctls: frozenset[str] = frozenset()
 
 
 @frozen
@@ -87,7 +89,8 @@ def scope_of(event: Event, known: KnownDevices) -> set[str] | None:
     if event.ifindex in known.by_ifindex:
         return {known.by_ifindex[event.ifindex]}
     if event.ifindex:
-        return {HOST} if any(netdevs.matches(event.netdev) for netdevs in known.steered) else set()
+        of_host = event.netdev in known.with_sysctls or any(netdevs.matches(event.netdev) for netdevs in known.steered)
+        return {HOST} if of_host else set()
     if event.table:
         return {known.by_table[event.table]} if event.table in known.by_table else set()
     if event.netdev_of is not None:

@@ -145,6 +145,9 @@ def _within(key: str, nic: Nic) -> Iterator[str]:
         and "InfiniBand" in (rdma.link_layer, rdma.gid_type and _layer(rdma.gid_type))
     ):
         yield f"{key}.roce and {key}.rdma: RoCE is Ethernet's, and rdma asks for InfiniBand; keep one"
+    on_ethernet = rdma is not None and "Ethernet" in (rdma.link_layer, rdma.gid_type and _layer(rdma.gid_type))
+    if nic.state == "down" and rdma is not None and rdma.pf and on_ethernet:
+        yield f"{key}.rdma and {key}.state: the RoCE port of a netdev that is down is never ACTIVE; keep one"
     yield from _among_offloads(key, nic.offloads)
     if nic.vfs is None:
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import suppress
 
 from agent.spec.ranges import parse_ranges
@@ -66,6 +66,18 @@ _ONE_VARIABLE = {
     ("sunrpc", "udp_slot_table_entries"): "sunrpc/udp_slot_table_entries",
 }
 
+# Parameters that set those of every netdev, too (inet_forward_change, addrconf_fixup_forwarding, addrconf_disable_ipv6).
+_OF_EVERY_NETDEV = {
+    "net/ipv4/ip_forward": re.compile(r"net/ipv4/conf/[^/]+/forwarding"),
+    "net/ipv6/conf/all/disable_ipv6": re.compile(r"net/ipv6/conf/[^/]+/disable_ipv6"),
+    "net/ipv6/conf/all/forwarding": re.compile(r"net/ipv6/conf/[^/]+/forwarding"),
+}
+
+_OF_NETDEV = re.compile(r"net/ipv[46]/(?:conf|neigh)/([^/]+)/.+")
+
+# A list whose order does not matter, and a key in hexadecimal digits without 0x.
+_LIST, _KEY = "net/ipv4/tcp_allowed_congestion_control", "net/ipv4/tcp_fastopen_key"
+
 # Masks of CPUs: hexadecimal without 0x, and as many digits as the node has CPUs (cpumask_parse, %*pb).
 _MASKS = frozenset({"net/core/rps_default_mask", "net/core/flow_limit_cpu_bitmap"})
 
@@ -107,6 +119,22 @@ def either(name: str) -> tuple[str, str] | None:
     return (ratio.translate(_SWAPPED), amount.translate(_SWAPPED)) if ratio else None
 
 
+def set_along(name: str, others: Iterable[str]) -> list[str]:
+    """Those of ``others`` that the kernel sets, too, when ``name`` is written."""
+    pattern = _OF_EVERY_NETDEV.get(own := identity(name))
+    return (
+        []
+        if pattern is None
+        else [each for each in others if identity(each) != own and pattern.fullmatch(identity(each))]
+    )
+
+
+def netdevs(names: Iterable[str]) -> frozenset[str]:
+    """The netdevs to which some of these parameters belong."""
+    of_netdevs = (_OF_NETDEV.fullmatch(identity(name)) for name in names)
+    return frozenset(match[1] for match in of_netdevs if match) - {"all", "default"}
+
+
 def meaning(name: str, value: str) -> Hashable:
     """What the kernel makes of a value: equal for all notations of it.
 
@@ -115,6 +143,10 @@ def meaning(name: str, value: str) -> Hashable:
     if identity(name) in _MASKS:
         with suppress(ValueError):
             return int(value.replace(",", ""), 16)
+    if identity(name) == _LIST:
+        return frozenset(value.split())
+    if identity(name) == _KEY:
+        return value.lower()
     return tuple(_meaning(word) for word in value.split())
 
 
@@ -140,7 +172,9 @@ def faults(key: str, sysctls: Mapping[str, str]) -> Iterator[str]:
             yield f"{key}: {name!r} is not a sysctl; write it as sysctl -a prints it"
         elif not value.strip() or len(value.splitlines()) != 1:
             yield f"{key}.{name}: {value!r} is not a value; give one line of text"
-        elif identity(name) not in _MASKS and any(_NUMBERS.fullmatch(w) and _OCTAL.search(w) for w in value.split()):
+        elif identity(name) not in (*_MASKS, _KEY) and any(
+            _NUMBERS.fullmatch(w) and _OCTAL.search(w) for w in value.split()
+        ):
             yield f"{key}.{name}: the kernel reads a number in {value!r} as octal; leave leading zeros out"
         elif identity(name) == FLOW_ENTRIES and not _is_power_of_two(value):
             yield f"{key}.{name}: the kernel rounds {value!r} up to a power of two; give 0 or one"

@@ -47,10 +47,20 @@ _ONE = (
 )
 
 
+# Of all netdevs: a write sets each netdev's, too (addrconf_disable_ipv6, inet_forward_change).
+_OF_ALL = (
+    ("/proc/sys/net/ipv6/conf/all/disable_ipv6", "/proc/sys/net/ipv6/conf/lo/disable_ipv6"),
+    ("/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv4/conf/enp33s0/forwarding"),
+)
+
+
 def boot(kernel: Kernel) -> None:
     for pair in _PAIRS:
         kernel.tree.put(pair.ratio, pair.boot)
         kernel.tree.put(pair.amount, "0")
+    for both in _OF_ALL:
+        for path in both:
+            kernel.tree.put(path, "0")
     for parameter, _, value in _ONE:
         _show(kernel, parameter, value)
     kernel.tree.put("/proc/sys/net/core/somaxconn", "4096")
@@ -63,6 +73,11 @@ def write(kernel: Kernel, path: str, text: str) -> bool:
     for pair in _PAIRS:
         if path in (pair.ratio, pair.amount):
             _write_pair(kernel, pair, path, text)
+            return True
+    for all_netdevs, one in _OF_ALL:
+        if path == all_netdevs and kernel.tree.read(path) != text:
+            kernel.tree.put(path, text)
+            kernel.tree.put(one, text)
             return True
     return _show(kernel, path, text)
 

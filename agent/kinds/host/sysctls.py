@@ -15,7 +15,7 @@ from agent.kinds import ANY_VALUE, Reading, addresses, rfs
 from agent.kinds.host import SYSCTLS, hugepages, module_parameters, words
 from agent.machine import Machine
 from agent.report.records import HOST, Change
-from agent.spec.sysctl_names import FLOW_ENTRIES, either, finest, identity, meaning, path
+from agent.spec.sysctl_names import FLOW_ENTRIES, either, finest, identity, meaning, path, set_along
 from agent.state.scope import Scope, host_in_scope
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
@@ -119,6 +119,12 @@ def originals_of(machine: Machine, change: Change, known: Collection[tuple[str, 
     # The kernel may show another text than the one that is written, so each text that it shows after the write is the agent's.
     now = _read_each(machine, name)
     return [change] if now is None else [Change(NAME, HOST, name, now, ANY_VALUE)]
+
+
+def transients(machine: Machine, want: Wanted, change: Change) -> list[Change]:
+    """The parameters of the spec that the kernel sets along with this one: ``disable_ipv6`` of all sets each netdev's."""
+    values = {name: _read(machine, name).value for name in set_along(change.field, want.spec.sysctls)}
+    return [Change(NAME, HOST, name, now, str(change.after)) for name, now in values.items() if now is not None]
 
 
 def _original_of_other_kind(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> Change | None:

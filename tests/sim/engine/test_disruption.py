@@ -156,7 +156,13 @@ def test_with_owner_trackbed_a_pods_vf_gets_the_attributes_of_the_spec(kernel: K
 
 
 NOONISH = {"allow": "none", "windows": [{"start": "11:00", "end": "12:00", "allow": "vf-reset"}]}
-NIGHTLY = {"allow": "none", "windows": [{"start": "22:00", "end": "02:00", "allow": "vf-reset", "days": ["Wed"]}]}
+NIGHTLY = {
+    "allow": "none",
+    "windows": [
+        {"start": "22:00", "end": "02:00", "allow": "vf-reset", "days": ["Wed"]},
+        {"start": "03:00", "end": "04:00", "allow": "none"},
+    ],
+}
 
 
 @pytest.mark.parametrize(
@@ -176,7 +182,7 @@ def test_a_maintenance_window_allows_more_while_it_is_open(kernel: Kernel, now: 
     assert is_ready(result.conditions) is open_
     if not open_:
         (outcome,) = [outcome for outcome in result.outcomes if outcome.result == "deferred"]
-        assert "more in the window Wed 22:00-02:00 UTC (vf-reset)" in outcome.error
+        assert "more in the window Wed 22:00-02:00 UTC (vf-reset))" in outcome.error
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,21 @@ def test_vfs_and_their_macs_are_not_removed(kernel: Kernel, originals: Originals
     assert [vf.mac for vf in after.vfs] == [vf.mac for vf in before.vfs]
 
 
+def test_a_vf_that_is_bound_again_for_its_mac_gets_back_what_its_netdev_had(
+    kernel: Kernel, originals: Originals
+) -> None:
+    kernel.netlink.set_link(kernel.netdev(PF0).ifindex, up=True)
+    kernel.files.write(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs", "2")
+    vf = vf_addresses(kernel.files, PF0)[0]
+    kernel.netlink.set_link(kernel.netdev(vf).ifindex, up=True, mtu=1300)
+    for _ in range(2):
+        settle(kernel, spec(), originals)
+    assert any(path.endswith(f"{vf}/driver/unbind") for path, _ in kernel.writes)
+    assert (kernel.netdev(vf).up, kernel.netdev(vf).mtu) == (True, 1300)
+    settle(kernel, from_mapping({"node_name": "n1"}), originals)
+    assert (kernel.netdev(vf).up, kernel.netdev(vf).mtu) == (True, 1300)
+
+
 def test_the_values_of_a_nic_that_leaves_the_spec_are_restored(kernel: Kernel, originals: Originals) -> None:
     settle(kernel, spec(mtu=9000), originals)
     assert kernel.netdev(PF1).mtu == 9000

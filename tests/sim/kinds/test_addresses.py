@@ -269,7 +269,36 @@ def test_an_ipv6_address_with_another_prefix_length_is_named(kernel: Kernel) -> 
     settle(kernel, spec())
     kernel.netlink.add_address(index(kernel, PF0), "fd00::7/48")
     outcome = remaining(run(kernel, spec(["fd00::7/64"])))[0]
-    assert outcome.error == "enp33s0 has fd00::7 with another prefix length; remove that"
+    assert (outcome.error, outcome.remedy) == ("enp33s0 has fd00::7 with another prefix length", "remove that")
+
+
+def test_an_ipv6_address_gets_another_prefix_length_in_one_pass(kernel: Kernel, originals: Originals) -> None:
+    settle(kernel, spec(["fd00::7/64"]), originals)
+    assert remaining(settle(kernel, spec(["fd00::7/80"]), originals)) == []
+    assert own_addresses(kernel, PF0) == ("fd00::7/80",)
+
+
+def test_a_prefix_length_that_waits_for_a_user_does_not_make_unready(kernel: Kernel, originals: Originals) -> None:
+    first = spec(["fd00::7/64"])
+    settle(kernel, first, originals)
+    kernel.routed.add("enp33s0")
+    goal = Goal(spec(["fd00::7/80"]), verified=first)
+    result = converge(kernel.machine(), goal, Memory(lambda: 0.0, originals=originals))
+    assert is_ready(result.conditions), result.conditions
+    assert {outcome.result for outcome in remaining(result)} == {"blocked", "deferred"}
+    kernel.routed.clear()
+    settle(kernel, spec(["fd00::7/80"]), originals)
+    assert own_addresses(kernel, PF0) == ("fd00::7/80",)
+
+
+def test_an_address_of_others_stays_although_the_kernel_would_remove_it_with_the_spec_s(
+    kernel: Kernel, originals: Originals
+) -> None:
+    settle(kernel, spec(["192.0.2.1/24"]), originals)
+    kernel.netlink.add_address(index(kernel, PF0), "192.0.2.50/24")
+    settle(kernel, spec(), originals)
+    assert own_addresses(kernel, PF0) == ("192.0.2.50/24",)
+    assert kernel.files.read(f"{CONF}/enp33s0/promote_secondaries") == "0"
 
 
 def test_ipv6_that_is_disabled_is_named(kernel: Kernel) -> None:

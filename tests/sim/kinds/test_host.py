@@ -94,6 +94,32 @@ def test_a_value_in_another_notation_than_the_kernel_s_is_written_once_and_taken
     assert kernel.files.read(path) == before
 
 
+@pytest.mark.parametrize(
+    ("of_all", "of_one"),
+    [
+        ("net.ipv6.conf.all.disable_ipv6", "net.ipv6.conf.lo.disable_ipv6"),
+        ("net.ipv4.ip_forward", "net.ipv4.conf.enp33s0.forwarding"),
+    ],
+)
+def test_what_the_kernel_sets_along_with_a_value_does_not_become_an_original(
+    kernel: Kernel, of_all: str, of_one: str
+) -> None:
+    originals = Originals()
+    paths = [sysctl_names.path(of_all), sysctl_names.path(of_one)]
+    for _ in range(2):
+        assert is_ready(settle(kernel, originals=originals, sysctls={of_all: "1", of_one: "0"}).conditions)
+        assert [kernel.files.read(path) for path in paths] == ["1", "0"]
+    settle(kernel, originals=originals)
+    assert [kernel.files.read(path) for path in paths] == ["0", "0"]
+
+
+def test_the_order_of_congestion_controls_does_not_matter(kernel: Kernel) -> None:
+    name = "net.ipv4.tcp_allowed_congestion_control"
+    kernel.tree.put(sysctl_names.path(name), "reno cubic")
+    assert is_ready(settle(kernel, sysctls={name: "cubic reno"}).conditions)
+    assert sysctl_names.path(name) not in [path for path, _ in kernel.writes]
+
+
 def test_a_value_that_the_kernel_changes_is_a_failure_and_is_taken_back(kernel: Kernel) -> None:
     path, originals = sysctl_names.path("net.ipv4.ip_local_port_range"), Originals()
     result = settle(kernel, originals=originals, sysctls={"net.ipv4.ip_local_port_range": "20000"})

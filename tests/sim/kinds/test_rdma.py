@@ -4,6 +4,7 @@ import pytest
 
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
+from agent.engine.originals import Originals
 from agent.engine.retry import Failures
 from agent.hardware import counters
 from agent.hardware.functions import vf_addresses
@@ -23,12 +24,15 @@ def settle(
     rail1: dict[str, object] | None = None,
     failures: Failures | None = None,
     clock: float = 0.0,
+    originals: Originals | None = None,
     **more: object,
 ) -> Pass:
     given = [(PF0, rail0), *([(PF1, rail1)] if rail1 is not None else [])]
     nics = [{"name": f"rail{n}", "select": {"pci": pf}, **nic} for n, (pf, nic) in enumerate(given)]
     spec = from_mapping({"node_name": "n1", "nics": nics, **more})
-    return converge(kernel.machine(), Goal(spec), Memory(lambda: clock, failures or Failures()))
+    return converge(
+        kernel.machine(), Goal(spec), Memory(lambda: clock, failures or Failures(), originals or Originals())
+    )
 
 
 def condition_of(result: Pass, type: str) -> Condition:

@@ -1,6 +1,9 @@
 """RoCE on the simulated kernel: trust, PFC, the rdma_cm's defaults, and what a driver without DCB refuses."""
 
+import pytest
+
 from agent.engine.dry_run import dry_run
+from agent.engine.originals import Originals
 from agent.hardware.functions import vf_addresses
 from agent.hardware.rdma import Reader
 from agent.machine import CmDefaults, DcbState
@@ -53,6 +56,28 @@ def test_trust_goes_back_to_pcp_when_the_last_dscp_is_gone(kernel: Kernel) -> No
     kernel.rdma.dcb[NAME0] = DcbState(frozenset({3}), {26: 3, 48: 6})
     settle(kernel, {"roce": {"trust": "pcp", "pfc": ""}})
     assert kernel.rdma.dcb[NAME0] == DcbState(frozenset(), {})
+
+
+def test_a_dscp_that_another_program_gave_another_priority_is_set_again(kernel: Kernel) -> None:
+    kernel.rdma.dcb[NAME0] = DcbState(frozenset(), {})
+    settle(kernel, {"roce": {"trust": "dscp"}})
+    whole = kernel.rdma.dcb[NAME0]
+    kernel.rdma.add_dscp(NAME0, {26: 0})
+    assert [o.result for o in settle(kernel, {"roce": {"trust": "dscp"}}).outcomes] == ["applied"]
+    assert kernel.rdma.dcb[NAME0] == whole
+    kernel.rdma.remove_dscp(NAME0, {dscp: priority for dscp, priority in whole.dscp.items() if dscp != 26})
+    settle(kernel, {"roce": {"trust": "dscp"}})
+    assert kernel.rdma.dcb[NAME0] == whole
+
+
+@pytest.mark.parametrize("trust", ["pcp", "dscp"])
+def test_an_administrator_s_priorities_come_back(kernel: Kernel, trust: str) -> None:
+    before = kernel.rdma.dcb[NAME0] = DcbState(frozenset(), {26: 5, 46: 6})
+    originals = Originals()
+    settle(kernel, {"roce": {"trust": trust}}, originals=originals)
+    assert kernel.rdma.dcb[NAME0] != before
+    settle(kernel, {}, originals=originals)
+    assert kernel.rdma.dcb[NAME0] == before
 
 
 def test_a_driver_without_dcb_is_unsupported_and_an_optional_nic_does_not_make_unready(kernel: Kernel) -> None:

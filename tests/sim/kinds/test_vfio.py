@@ -44,6 +44,17 @@ def test_a_bound_vf_goes_to_vfio_and_back(kernel: Kernel) -> None:
     assert not dry_run(kernel.machine(), spec(group(driver="netdevice"))).changes
 
 
+def test_a_pf_for_vfio_is_not_ready_with_settings_of_a_netdev_unless_a_virtual_machine_has_it(kernel: Kernel) -> None:
+    kernel.unbind(PF)
+    kernel.tree.link(f"{PCI}/{PF}/driver", "../../vfio-pci")
+    kernel.tree.link(f"{PCI}/{PF}/iommu_group", "../../kernel/iommu_groups/7")
+    assert is_ready(settle(kernel, spec()).conditions)
+    (refused,) = settle(kernel, spec(mtu=9000)).outcomes
+    assert (refused.result, "its driver vfio-pci creates no netdev" in refused.error) == ("blocked", True)
+    kernel.host.open["/dev/vfio/7"] = ("qemu-system-x86 (pid 77)",)
+    assert is_ready(settle(kernel, spec(mtu=9000)).conditions)
+
+
 @pytest.mark.parametrize("node", ["{group}", "noiommu-{group}", "devices/vfio3"])
 def test_a_vf_that_a_virtual_machine_has_open_keeps_its_driver(kernel: Kernel, node: str) -> None:
     settle(kernel, spec(group(driver="vfio-pci")))

@@ -92,6 +92,13 @@ def test_a_new_netdev_that_the_spec_steers_concerns_the_host() -> None:
     assert link_scope(named_message(99, b"cali1f"), True, STEERED) == set()
 
 
+def test_a_netdev_with_sysctls_that_comes_back_concerns_the_host() -> None:
+    known = evolve(KNOWN, with_sysctls=frozenset({"ens1f0"}))
+    assert link_scope(named_message(99, b"ens1f0"), False, known) == {HOST}
+    assert link_scope(named_message(7, b"ens1f0"), False, known) == {PF}
+    assert link_scope(named_message(99, b"ens1f0"), False, KNOWN) == set()
+
+
 def test_a_message_that_is_cut_within_the_name_wakes_nobody() -> None:
     whole = named_message(99, b"cali1f")
     first = HEADER.size + IFINFOMSG.size

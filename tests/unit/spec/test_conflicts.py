@@ -87,6 +87,8 @@ VF, SECOND_VF = "nics[0].vfs.groups[0]", "nics[1].vfs.groups[0]"
                 ("ipv6.route.gc_min_interval", "ipv6.route.gc_min_interval_ms"),
             )
         ),
+        (one(state="down", rdma={"gid_type": "RoCE v2"}), ["nics[0].rdma", "nics[0].state"]),
+        (one(state="down", rdma={"link_layer": "Ethernet"}), ["nics[0].rdma", "nics[0].state"]),
         (
             node(sysctls={"kernel.watchdog": "0", "kernel.nmi_watchdog": "1"}),
             ["sysctls['kernel.watchdog']", "sysctls['kernel.nmi_watchdog']"],
