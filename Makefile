@@ -131,6 +131,8 @@ lock: $(STAMP)
 		--generate-hashes --no-emit-index-url --no-emit-find-links --no-header -o requirements/control.txt
 	$(BIN)/uv pip compile --quiet --upgrade pyproject.toml --python-version 3.10 --universal \
 		--generate-hashes --no-emit-index-url --no-emit-find-links --no-header -o requirements/node.txt
+	$(BIN)/uv pip compile --quiet --upgrade --group pull --python-version 3.10 --universal \
+		--generate-hashes --no-emit-index-url --no-emit-find-links --no-header -o requirements/pull.txt
 	echo "atheris>=3" | $(BIN)/uv pip compile --quiet --upgrade - --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-emit-find-links --no-header -o requirements/fuzz.txt
 

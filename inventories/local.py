@@ -12,7 +12,7 @@ SETTINGS = Path(os.environ.get("TRACKBED_PULL_SETTINGS", "/etc/trackbed/pull.jso
 """As in templates/pull.py, which runs the deploy."""
 
 
-def _groups() -> dict[str, list[tuple[str, dict[str, Any]]]]:
+def _groups() -> dict[str, Any]:
     try:
         settings = json.loads(SETTINGS.read_text())
         name, inventory = settings["host"], settings["inventory"]
@@ -22,7 +22,9 @@ def _groups() -> dict[str, list[tuple[str, dict[str, Any]]]]:
         raise InventoryError(
             f"{SETTINGS} cannot be read: {error!r}; deploy this node from its control host again"
         ) from None
-    groups = {}
+    if not Path(inventory).is_file():
+        raise InventoryError(f"{inventory} is not in this archive; deploy this node from its control host again")
+    groups: dict[str, Any] = {}
     for group, hosts in runpy.run_path(inventory).items():
         if group.startswith("_") or not isinstance(hosts, list | tuple):
             continue
@@ -30,11 +32,16 @@ def _groups() -> dict[str, list[tuple[str, dict[str, Any]]]]:
         for host in listed:
             host_name, data = host if isinstance(host, tuple) else (host, {})
             if host_name == name:
-                groups[group] = [("@local", {"node_name": name, **shared, **data})]
+                groups[group] = ([("@local", data)], shared)
     if not groups:
         raise InventoryError(f"{inventory} has no host {name}; deploy this node from its control host again")
-    # pyinfra makes the inventory's file name a group, too.
-    return {Path(inventory).stem: next(iter(groups.values())), **groups}
+    # pyinfra makes the inventory's file name a group, too. Data of the group `all` are overridden by all others.
+    _, shared = groups.get("all", ([], {}))
+    return {
+        **groups,
+        Path(inventory).stem: groups.get(Path(inventory).stem, ["@local"]),
+        "all": ([("@local", {})], {"node_name": name, **shared}),
+    }
 
 
 globals().update(_groups())

@@ -138,14 +138,20 @@ def stage(version: str) -> None:
 # Unpacked beside its place, flushed to disk, then renamed: neither a reader nor a power cut finds half a version.
 _UNPACK = """
 archive=$1 versions=$2 version=$3 python=$4 checksum=$5
+# The reporter, another user, reads this whatever the login's umask is.
+umask 022
+chmod 755 "${versions%/*}" "$versions"
 if ! echo "$checksum  $archive" | sha256sum --check --status; then
   rm -f "$archive"
   echo "$archive is not what the control host sent; run the deploy again, and see who can write to pyinfra's TEMP_DIR" >&2
   exit 1
 fi
 find "$versions" -mindepth 1 -maxdepth 1 -name '.new.*' -mmin +60 -exec rm -rf {} +
+find "${versions%/*}" -mindepth 1 -maxdepth 1 -name '*.tar.gz' -mmin +60 -exec rm -f {} +
 new=$(mktemp -d "$versions/.new.XXXXXX")
 trap 'rm -rf "$new" "$archive"' EXIT
+# Without this, dash ends at a signal without the trap above.
+trap 'exit 129' HUP INT TERM
 tar -xzf "$archive" -C "$new" --no-same-owner
 chmod 755 "$new"
 "$python" -I -m compileall -q --invalidation-mode unchecked-hash -s "$new" -p "$versions/$version" "$new"
@@ -184,6 +190,7 @@ _SWITCH = """
 cd "$1"
 turn() { ln -sfn "$1" ".$2.new"; mv -T ".$2.new" "$2"; }
 was=$(readlink current || true)
+if [ -n "$3" ] && [ -d "versions/$3" ]; then was="versions/$3"; fi
 if [ -n "$was" ] && [ "$was" != "versions/$2" ]; then turn "$was" previous; fi
 turn "versions/$2" current
 previous=$(readlink previous || true)
@@ -195,12 +202,15 @@ done
 
 @operation()
 def switch(version: str) -> Commands:
-    """Point `current` at the version and `previous` at the former one; remove all other versions."""
+    """Point `current` at the version and `previous` at the one that runs; remove all other versions.
+
+    A deploy may have been interrupted after it had switched, so `current` may be a version that never ran.
+    """
     have = host.get_fact(AgentVersions)
     if have.current == version and have.staged <= {have.current, have.previous}:
         host.noop(f"agent {version} is current")
         return
-    yield script(_SWITCH, BASE, version)
+    yield script(_SWITCH, BASE, version, host.get_fact(AgentService, unit=UNIT).version or "")
 
 
 @operation()

@@ -12,14 +12,11 @@ import re
 import shutil
 import tempfile
 import time
-from importlib import metadata
 from io import StringIO
 from pathlib import Path
 
 import click
 from attrs import field, frozen
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 from pyinfra.api.command import StringCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.exceptions import DeployError
@@ -29,7 +26,7 @@ from pyinfra.operations import files
 
 from agent.spec.validators import Matches, Within
 from tasks.common import archive
-from tasks.common.commands import Commands, changes, script
+from tasks.common.commands import Commands, changes, script, warn
 from tasks.common.connection import deploys_itself
 from tasks.common.data import Key, record, without_password
 from tasks.common.facts import FactBase
@@ -56,8 +53,7 @@ CONTENT = (
     "tasks",
     "templates",
 )
-PINS = archive.ROOT / "requirements" / "control.txt"
-NEEDED = ("pyinfra", "attrs", "cattrs", "jinja2", "pyyaml", "packaging", "click")
+PINS = archive.ROOT / "requirements" / "pull.txt"
 TARGETS = tuple(f"3.{minor}-{machine}" for minor in range(10, 15) for machine in archive.MACHINES)
 
 PATHS = (f"{UNITS}/{TIMER}", f"{UNITS}/{SERVICE}", PROGRAM, SETTINGS, KEYRING)
@@ -91,7 +87,7 @@ KEYS = (PULL,)
 def serve() -> None:
     """Install the timer; without the key, remove it.
 
-    :raises DeployError: the keyring is not a file of public keys, or there is no such inventory.
+    :raises DeployError: the keyring is not a file of public keys.
     """
     wanted = PULL.here()
     if wanted is None:
@@ -99,18 +95,15 @@ def serve() -> None:
         return
     # A node that deploys itself keeps its keyring and its name: an archive must not change whose signature is trusted.
     itself = deploys_itself(host)
-    keyring = Path(KEYRING) if itself else archive.ROOT / wanted.keyring
+    keyring = Path(KEYRING) if itself else archive.ROOT / Path(wanted.keyring).expanduser()
     name = json.loads(Path(SETTINGS).read_text())["host"] if itself else host.name
     if not keyring.is_file() or not _is_keyring(keyring.read_bytes()):
         raise DeployError(
             f"{host.name}.pull.keyring: {keyring} is not a file of public keys; make it by "
             f"`gpg --export KEY > {wanted.keyring}`"
         )
-    if not (archive.ROOT / wanted.inventory).is_file():
-        raise DeployError(
-            f"{host.name}.pull.inventory: {wanted.inventory} is not a file of this project, so the archive will not have it; "
-            "give one of those in inventories/"
-        )
+    if not host.state.is_executing and not (archive.ROOT / wanted.inventory).is_file():
+        warn(host, f"pull.inventory: {wanted.inventory} is not a file of this project; does the archive have it?")
     settings = {"url": wanted.url, "inventory": wanted.inventory, "host": name}
     written = [
         files.put(name="Public keys", src=str(keyring), dest=KEYRING, mode="644"),
@@ -226,7 +219,7 @@ def build(output: Path, targets: tuple[str, ...], root: Path = archive.ROOT) -> 
         (tree / "cache" / "trackbed").mkdir(parents=True)
         for target in targets:
             python, _, machine = target.partition("-")
-            pins.write_text(_pins())
+            pins.write_text(archive.pins(PINS, machine, python))
             abis = (f"cp{python.replace('.', '')}", "abi3", "none")
             archive.install_wheels(f"pyinfra for {target}", pins, tree / f"lib-{target}", machine, python, abis)
             agent = archive.build(machine)
@@ -235,21 +228,6 @@ def build(output: Path, targets: tuple[str, ...], root: Path = archive.ROOT) -> 
         new = output.with_name(f"{output.name}.new")
         archive.pack(tree, new)
         new.replace(output)
-
-
-def _pins() -> str:
-    """The pinned requirements of pyinfra and its dependencies, which are read from this host's installation."""
-    wanted: set[str] = set()
-    left = [canonicalize_name(name) for name in NEEDED]
-    while left:
-        name = left.pop()
-        if name not in wanted:
-            wanted.add(name)
-            needs = (Requirement(line) for line in metadata.requires(name) or [])
-            left += [canonicalize_name(r.name) for r in needs if r.marker is None or r.marker.evaluate({"extra": ""})]
-    lines = PINS.read_text().replace("\\\n", " ").splitlines()
-    kept = (line for line in lines if line[:1].isalnum() and canonicalize_name(line.split("==")[0].strip()) in wanted)
-    return "\n".join(kept) + "\n"
 
 
 @click.command()

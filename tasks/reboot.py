@@ -131,14 +131,14 @@ def request(task: str, reason: str) -> Commands:
     present = have.of(task) if have else None
     if present is None or present.reason != reason:
         if not host.state.is_executing:
-            warn(host, f"reboot wanted: {task}: {reason}; {_consequence(policy)}")
+            warn(host, f"reboot wanted: {task}: {reason}; {_consequence(policy, deploys_itself(host))}")
         yield script(_REQUEST, FOLDER, task, reason)
     elif present.boot_id != have.boot_id:
         unmet = (
             f"{present}: this is still so after a reboot, so the host is not rebooted for it again. "
             f"Find out why it does not take effect; to allow one more reboot, remove {FOLDER}/{task} on the host"
         )
-        if policy == "never":
+        if policy == "never" or deploys_itself(host):
             warn(host, unmet)
         else:
             yield refuse(unmet)

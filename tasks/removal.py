@@ -103,12 +103,23 @@ def restore_values(node_name: str, vfs: bool, timeout: int) -> Commands:
         )
         return
     wanted = empty_spec(node_name, _original_vfs(present) if vfs else ())
-    if present in (wanted, empty_spec(node_name)) or (vfs and not wanted.nics):
+    # An earlier removal may have written this spec, and ended before all values were restored.
+    if (vfs and (present == empty_spec(node_name) or not wanted.nics)) or (present == wanted and _is_restored(wanted)):
         host.noop("the spec asks for nothing")
         return
     new = f"{SPEC}.new"
     yield FileUploadCommand(StringIO(to_json(wanted)), new, remote_temp_filename=host.get_temp_filename(new))
     yield script(_RESTORE_VALUES, SPEC, COMMAND, spec_hash(wanted), str(timeout), UNIT)
+
+
+def _is_restored(spec: NodeSpec) -> bool:
+    """Whether the agent has nothing left to change for this spec; also if no agent has run on the node yet."""
+    agent = host.get_fact(AgentVersions).current
+    if agent is None:
+        return True
+    python = host.get_fact(NodePython) or INTERPRETERS[0]
+    plan = host.get_fact(NodePlan, version=agent, python=python, _stdin=to_json(spec))
+    return plan is not None and not plan.changes and not plan.errors
 
 
 def _original_vfs(present: NodeSpec) -> tuple[Nic, ...]:

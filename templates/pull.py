@@ -5,6 +5,7 @@ import http.client
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -25,6 +26,10 @@ def main() -> None:
     STATE.mkdir(parents=True, exist_ok=True, mode=0o700)
     lock = (STATE / "lock").open("w")
     fcntl.flock(lock, fcntl.LOCK_EX)
+    # SIGTERM (systemctl stop) removes the folder below as an error does; after SIGKILL the next run does.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    for left in STATE.glob("new-*"):
+        shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=STATE, prefix="new-") as folder:
         work = Path(folder)
         archive, signature = work / "archive.tar.gz", work / "archive.tar.gz.sig"
@@ -76,7 +81,10 @@ def fetch(url: str, file: Path) -> None:
                 if target.tell() + len(block) > LIMIT:
                     sys.exit(f"{url} has more than {LIMIT} bytes; check that it is the archive")
                 target.write(block)
-    except (OSError, http.client.HTTPException) as error:
+            size = source.headers.get("Content-Length", "")
+            if size.isdigit() and target.tell() != int(size):
+                sys.exit(f"{url} ended after {target.tell()} of {size} bytes; the next run fetches it again")
+    except (OSError, ValueError, http.client.HTTPException) as error:
         sys.exit(f"{url} cannot be fetched: {error}")
 
 

@@ -52,7 +52,7 @@ def version(machine: str) -> str:
         raise DeployError(f"the agent does not support the machine type {machine!r}; it supports {', '.join(MACHINES)}")
     digest = hashlib.sha256()
     # The machine is part of it: the same pins mean different wheels on another machine.
-    recipe = "\n".join([machine, PYTHON, *PLATFORMS, *LEFT_OUT, MAIN, _pins(machine)])
+    recipe = "\n".join([machine, PYTHON, *PLATFORMS, *LEFT_OUT, MAIN, pins(REQUIREMENTS, machine)])
     contents = {"": recipe.encode(), **{str(path.relative_to(ROOT)): path.read_bytes() for path in _sources()}}
     for name, content in contents.items():
         digest.update(f"{name}\0{len(content)}\0".encode() + content)
@@ -62,16 +62,22 @@ def version(machine: str) -> str:
 def build(machine: str) -> Path:
     """Build the archive unless it is in the cache, and return its path.
 
-    :raises DeployError: pip failed; with its message.
+    :raises DeployError: pip failed, with its message; or the cache cannot be written.
     """
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trackbed"
     archive = folder / f"agent-{version(machine)}.tar.gz"
     # The lock makes all hosts of this deploy share one build. Another deploy may build at the same time: the last rename wins.
     with _building:
-        if not archive.exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=".build-", dir=folder) as work:
-                _build(machine, Path(work)).replace(archive)
+        try:
+            if not archive.exists():
+                folder.mkdir(parents=True, exist_ok=True)
+                with tempfile.TemporaryDirectory(prefix=".build-", dir=folder) as work:
+                    _build(machine, Path(work)).replace(archive)
+        except OSError as error:
+            raise DeployError(
+                f"the agent's archive cannot be built in {folder}: {error.strerror}; make it writable and make room, "
+                "or give another folder in XDG_CACHE_HOME"
+            ) from None
     return archive
 
 
@@ -108,9 +114,9 @@ def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def _install_agent_libraries(machine: str, work: Path, target: Path) -> None:
-    pins = work / "node.txt"
-    pins.write_text(_pins(machine))
-    install_wheels(f"the agent's libraries for {machine}", pins, target, machine, PYTHON, ("abi3", "none"))
+    pinned = work / "node.txt"
+    pinned.write_text(pins(REQUIREMENTS, machine))
+    install_wheels(f"the agent's libraries for {machine}", pinned, target, machine, PYTHON, ("abi3", "none"))
 
 
 def install_wheels(what: str, pins: Path, target: Path, machine: str, python: str, abis: tuple[str, ...]) -> None:
@@ -136,8 +142,8 @@ def install_wheels(what: str, pins: Path, target: Path, machine: str, python: st
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def _pins(machine: str) -> str:
-    """The pinned requirements that apply on a node.
+def pins(lock: Path, machine: str, python: str = PYTHON) -> str:
+    """Those pins of a lock file that apply on a node with this machine and Python.
 
     pip evaluates markers for the Python it runs on, even with --python-version. So they are evaluated here.
     """
@@ -147,12 +153,12 @@ def _pins(machine: str) -> str:
         "platform_machine": machine,
         "platform_python_implementation": "CPython",
         "platform_system": "Linux",
-        "python_full_version": f"{PYTHON}.0",
-        "python_version": PYTHON,
+        "python_full_version": f"{python}.0",
+        "python_version": python,
         "sys_platform": "linux",
     }
     kept = []
-    for line in REQUIREMENTS.read_text().replace("\\\n", " ").splitlines():
+    for line in lock.read_text().replace("\\\n", " ").splitlines():
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         text, *hashes = line.split("--hash=")

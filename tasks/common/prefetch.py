@@ -69,7 +69,8 @@ class _Connections(BaseStateCallback):
     @cached_property
     def _last(self) -> dict[str, list[str]]:
         """The commands of the newest file, by phase; none if no host was deployed to."""
-        with suppress(FileNotFoundError):
+        # Without the folder, or without the right to read it, the first facts are asked one by one.
+        with suppress(OSError):
             written = [(entry.stat().st_mtime_ns, entry.path) for entry in os.scandir(self._folder)]
             return _read(Path(max(written)[1])) if written else {}
         return {}
@@ -170,8 +171,12 @@ class HostFacts:
         phases = self._kept | {phase: list(used) for phase, used in self._used.items()}
         if phases == self._kept:
             return
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._file, json.dumps({"code": _code_digest(), "phases": phases}))
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self._file, json.dumps({"code": _code_digest(), "phases": phases}))
+        except OSError as error:
+            # The next deploy of this host takes longer. Another deploy of it may write the same file now.
+            logger.debug(f"{self._file}: {error}; the commands of the facts are not kept")
 
     def _phase(self) -> str:
         """The phase of pyinfra. With -y it does not check for changes while it prepares, and reads fewer facts."""

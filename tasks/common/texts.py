@@ -17,9 +17,10 @@ MARK = "# Written by Trackbed;"
 
 HEADER = f"{MARK} changes here are overwritten.\n"
 
+# $a\\ ends the last line of a file that has no final line end.
 _READ = """
 for path; do
-  if [ -f "$path" ]; then echo "file $path"; sed 's/^/:/' "$path"; fi
+  if [ -f "$path" ]; then echo "file $path"; sed -e 's/^/:/' -e '$a\\' "$path"; fi
 done
 """
 

@@ -35,7 +35,7 @@ def is_missing(state: str) -> bool:
 
 def is_enabled(state: str) -> bool:
     """Whether the unit starts at boot."""
-    return "UnitFileState=enabled" in state
+    return "UnitFileState=enabled" in state.split()
 
 
 def is_active(state: str) -> bool:

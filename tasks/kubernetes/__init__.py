@@ -125,7 +125,7 @@ def wanted(spec: NodeSpec) -> ReporterSetup | None:
         )
     file = Path(key.ca_file).expanduser()
     try:
-        authority = file.read_text()
+        authority = file.read_text().rstrip("\n") + "\n"
         x509.load_pem_x509_certificates(authority.encode())
     except (OSError, ValueError) as error:
         raise DeployError(

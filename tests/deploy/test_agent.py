@@ -80,7 +80,7 @@ def test_a_node_without_python_is_refused(node: Node) -> None:
 
 def test_a_fresh_node_gets_version_command_and_unit(node: Node) -> None:
     result = node.deploy(activate, {**BASE, **versions(None, NEW), **ABSENT})
-    assert result.commands["Agent | Switch"][0].endswith(f"sh /opt/trackbed {NEW}")
+    assert result.commands["Agent | Switch"][0].endswith(f"sh /opt/trackbed {NEW} ''")
     assert result.uploads == {COMMAND: TEXT.encode(), agent.UNIT_FILE: UNIT.encode()}
     assert f"chmod 755 {COMMAND}" in result.flat
     assert result.commands["Agent | Service"] == [
@@ -98,7 +98,7 @@ def test_nothing_is_done_if_the_version_is_active(node: Node) -> None:
 
 def test_a_new_version_is_restarted_on_trial(node: Node) -> None:
     result = node.deploy(activate, {**SETTLED, **versions(OLD, OLD, NEW), **service(OLD)})
-    assert result.flat[0].endswith(f"sh /opt/trackbed {NEW}")
+    assert result.flat[0].endswith(f"sh /opt/trackbed {NEW} {OLD}")
     assert result.flat[1:] == [str(agent._restart_on_trial(readiness.TIMEOUT.default))]
 
 
@@ -135,7 +135,7 @@ def test_another_spec_reloads_the_agent(node: Node) -> None:
 
 def test_older_versions_are_removed(node: Node) -> None:
     result = node.deploy(activate, {**SETTLED, **versions(NEW, NEW, OLD, "0.0.8-0", previous=OLD)})
-    assert result.flat[0].endswith(f"sh /opt/trackbed {NEW}")
+    assert result.flat[0].endswith(f"sh /opt/trackbed {NEW} {NEW}")
     assert len(result.flat) == 1
 
 

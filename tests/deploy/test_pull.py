@@ -8,12 +8,14 @@ import json
 import os
 import runpy
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tarfile
 import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,9 @@ from attrs import define
 from pyinfra.api.exceptions import DeployError, InventoryError
 
 from tasks import pull
+from tasks.common import archive
 from tasks.common.archive import ROOT
+from tests.contract.asking import soon
 from tests.deploy.conftest import Node
 
 PROGRAM = pull.TEMPLATES / "pull.py"
@@ -96,7 +100,6 @@ def test_without_the_key_there_is_no_timer(node: Node) -> None:
     [
         ({"url": "ftp://x"}, "url: 'ftp://x' is not valid; give a URL"),
         ({"inventory": "/etc/passwd"}, "inventory: '/etc/passwd' is not valid; give it as inventories/prod.py"),
-        ({"inventory": "inventories/absent.py"}, "inventory: inventories/absent.py is not a file of this project"),
         ({"every": 1}, "every: 1 is out of range; give 5 to 10080 minutes"),
         (
             {"keyring": "nowhere.gpg"},
@@ -139,7 +142,14 @@ class Puller:
         return archive
 
     def run(self) -> tuple[int, str]:
-        """Its exit code, and what it message; never a traceback."""
+        """Its exit code, and its message; never a traceback."""
+        process = self.start()
+        _, message = process.communicate()
+        assert "Traceback" not in message, message
+        assert not list((self.folder / "state").glob("new-*"))
+        return process.returncode, message
+
+    def start(self) -> subprocess.Popen[str]:
         (self.folder / "pull.json").write_text(json.dumps({"url": f"file://{self.folder}/t.tar.gz"}))
         names = {
             "SETTINGS": self.folder / "pull.json",
@@ -147,12 +157,7 @@ class Puller:
             "STATE": self.folder / "state",
         }
         environment = {**os.environ, **{f"TRACKBED_PULL_{name}": str(path) for name, path in names.items()}}
-        done = subprocess.run(
-            [sys.executable, "-I", PROGRAM], env=environment, capture_output=True, text=True, check=False
-        )
-        assert "Traceback" not in done.stderr, done.stderr
-        assert not list((self.folder / "state").glob("new-*"))
-        return done.returncode, done.stderr
+        return subprocess.Popen([sys.executable, "-I", PROGRAM], env=environment, stderr=subprocess.PIPE, text=True)
 
     @property
     def ran(self) -> str | None:
@@ -177,6 +182,47 @@ def test_a_signed_archive_is_deployed_from_its_own_folder(puller: Puller) -> Non
     assert ran is not None
     assert ran.startswith("-y inventories/local.py deploy.py" + str(puller.folder / "state" / "new-"))
     assert ran.endswith("/tree")
+
+
+def test_what_a_run_that_was_killed_left_is_removed(puller: Puller) -> None:
+    puller.publish(100)
+    (puller.folder / "state" / "new-killed").mkdir(parents=True)
+    assert puller.run() == (0, "")
+
+
+def test_a_run_that_is_stopped_removes_what_it_fetched(puller: Puller) -> None:
+    archive = puller.publish(100)
+    archive.unlink()
+    # It never ends.
+    os.mkfifo(archive)
+    process = puller.start()
+    soon(lambda: list((puller.folder / "state").glob("new-*")) or None, "folder")
+    process.terminate()
+    assert process.wait(timeout=60) == 128 + signal.SIGTERM
+    assert list((puller.folder / "state").glob("new-*")) == []
+
+
+def test_a_transfer_that_ends_early_is_no_bad_signature(tmp_path: Path) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "100")
+            self.end_headers()
+            self.wfile.write(b"x" * 60)
+
+        def log_message(self, format: str, *arguments: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/t.tar.gz"
+        with pytest.raises(SystemExit, match=r"t\.tar\.gz ended after 60 of 100 bytes"):
+            runpy.run_path(str(PROGRAM))["fetch"](url, tmp_path / "t")
+
+
+def test_a_host_name_that_is_none_is_a_one_line_error(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"https://host\.\.example\.net/t cannot be fetched"):
+        runpy.run_path(str(PROGRAM))["fetch"]("https://host..example.net/t", tmp_path / "t")
 
 
 def test_an_archive_with_another_signature_is_not_unpacked(puller: Puller) -> None:
@@ -294,6 +340,76 @@ def test_the_node_s_own_inventory_needs_its_settings(
         runpy.run_path(str(ROOT / "inventories" / "local.py"))
     assert str(caught.value).startswith(str(settings))
     assert message in str(caught.value)
+
+
+PUSHED = """
+_hosts = [("a.example.net", {"node_name": "a", "x": 1}), ("b.example.net", {})]
+first = (_hosts, {"y": "first", "z": "shared"})
+second = (["a.example.net", "b.example.net"], {"x": 2})
+"""
+# In a process of its own: pyinfra's command replaces parts of Python's library when it is imported.
+SHOW = """
+import json, sys
+from pyinfra.api.state import State
+from pyinfra.context import ctx_state
+from pyinfra_cli.inventory import make_inventory
+ctx_state.set(State())
+host = make_inventory(sys.argv[1], cwd=".").get_host(sys.argv[2])
+print(json.dumps({"node_name": host.name, **host.data.dict()}, sort_keys=True))
+"""
+
+
+@pytest.mark.parametrize("name", ["a.example.net", "b.example.net"])
+def test_a_node_has_the_same_data_in_pull_mode_as_from_its_control_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    folder = tmp_path / "inventories"
+    folder.mkdir()
+    (folder / "fleet.py").write_text(PUSHED)
+    shutil.copy(ROOT / "inventories/local.py", folder)
+    (tmp_path / "group_data").mkdir()
+    (tmp_path / "group_data/first.py").write_text("z = 'of the file'\n")
+    (tmp_path / "group_data/fleet.py").write_text("w = 'of all hosts'\n")
+    settings = tmp_path / "pull.json"
+    settings.write_text(json.dumps({"host": name, "inventory": "inventories/fleet.py"}))
+    monkeypatch.setenv("TRACKBED_PULL_SETTINGS", str(settings))
+    data = [
+        json.loads(
+            subprocess.run(
+                [sys.executable, "-W", "ignore", "-c", SHOW, f"inventories/{file}.py", host],
+                cwd=tmp_path, stdout=subprocess.PIPE, text=True, check=True,
+            ).stdout
+        )
+        for file, host in (("fleet", name), ("local", "@local"))
+    ]  # fmt: skip
+    assert data[0] == data[1]
+    assert {key: data[0][key] for key in "wyz"} == {"w": "of all hosts", "y": "first", "z": "of the file"}
+
+
+def test_an_inventory_that_the_archive_lacks_is_a_one_line_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = tmp_path / "pull.json"
+    settings.write_text(json.dumps({"host": "a", "inventory": "inventories/absent.py"}))
+    monkeypatch.setenv("TRACKBED_PULL_SETTINGS", str(settings))
+    with pytest.raises(InventoryError, match=r"inventories/absent\.py is not in this archive"):
+        runpy.run_path(str(ROOT / "inventories" / "local.py"))
+
+
+def test_an_inventory_that_this_project_lacks_is_a_warning(node: Node, keys: Path) -> None:
+    node.data = {"pull": data(keys, inventory="inventories/absent.py")}
+    log = node.deploy(pull.serve, {}).log
+    assert any("inventories/absent.py is not a file of this project" in line for line in log)
+    node.data = {"pull": data(keys)}
+    assert not any("is not a file of this project" in line for line in node.deploy(pull.serve, {}).log)
+
+
+@pytest.mark.parametrize("minor", range(10, 15))
+def test_the_archive_s_pins_are_those_of_the_node_s_python(minor: int) -> None:
+    lines = archive.pins(pull.PINS, "x86_64", f"3.{minor}").splitlines()
+    pinned = dict(line.split(" ")[0].split("==") for line in lines)
+    assert {"pyinfra", "paramiko", "gevent"} <= pinned.keys()
+    assert ("exceptiongroup" in pinned) == (minor == 10)
 
 
 def test_a_time_of_issue_that_is_no_number_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,13 +8,14 @@ from typing import Any
 
 import gevent
 import pytest
+from attrs import evolve
 from pyinfra.api.exceptions import DeployError
 from pyinfra.api.operation import operation
 from pyinfra.operations import server
 
 from tasks import reboot
 from tasks.common.commands import Commands, script
-from tests.deploy.conftest import Node
+from tests.deploy.conftest import Node, OwnConnector
 
 REQUESTS = "for task in *"
 BOOT_ID = "cat /proc/sys/kernel/random/boot_id"
@@ -76,6 +77,16 @@ def test_an_unsatisfied_request_is_a_warning_if_reboots_are_not_allowed(node: No
     result = node.deploy(request, {REQUESTS: ["boot-2", f"boot boot-1 {REASON} "]})
     assert not result.failed
     assert result.flat == []
+    assert any("this is still so after a reboot" in line for line in result.log)
+
+
+def test_a_host_that_deploys_itself_is_told_that_it_is_not_rebooted(node: Node) -> None:
+    itself = evolve(node, data={"reboot": {"policy": "allow"}}, connector=OwnConnector)
+    result = itself.deploy(request, {REQUESTS: ["boot-2"]})
+    assert not any("the host is rebooted" in line for line in result.log)
+    assert any("a host that deploys itself is not rebooted" in line for line in result.log)
+    result = itself.deploy(request, {REQUESTS: ["boot-2", f"boot boot-1 {REASON} "]})
+    assert not result.failed
     assert any("this is still so after a reboot" in line for line in result.log)
 
 

@@ -106,6 +106,38 @@ def test_a_spec_without_settings_is_left_alone(node: Node) -> None:
     assert node.deploy(withdraw, {}).flat == []
 
 
+@pytest.mark.parametrize(
+    ("nics", "unfinished"),
+    [
+        ([{"name": "rail0", "select": {"mac": "02:00:00:00:01:00"}, "vfs": {"count": 0}}], "VFs"),
+        ([], "All other values"),
+    ],
+)
+def test_a_removal_that_was_interrupted_waits_again_for_what_is_left(
+    node: Node, nics: list[dict[str, Any]], unfinished: str
+) -> None:
+    none = {"derive_macs": False, "derive_guids": False}
+    written = [{**nic, "required": False, "vfs": {**nic["vfs"], **none}} for nic in nics]
+    there = {**spec(json.dumps({**EMPTY, "nics": written})), NOTED_BEFORE: ["here"], PYTHON: "/usr/bin/python3"}
+    left = {
+        "kind": "vfs",
+        "target": "0000:21:00.0",
+        "field": "count",
+        "before": 7,
+        "after": 0,
+        "disruption": "vf-reset",
+    }
+    plans = {
+        changed: ["1.0", json.dumps({"changes": [left] if changed else [], "errors": []}), "2" if changed else "0"]
+        for changed in (True, False)
+    }
+    node.data = {"ready_timeout": 7}
+    result = node.deploy(withdraw, {**there, VERSIONS: ["current 1.0"], PLAN: plans[True]})
+    assert result.commands[f"Spec withdrawn | {unfinished}"][1].endswith(" 7 trackbed.service")
+    result = node.deploy(withdraw, {**there, VERSIONS: ["current 1.0"], PLAN: plans[False]})
+    assert result.commands[f"Spec withdrawn | {unfinished}"] == []
+
+
 def test_a_spec_that_cannot_be_read_is_refused(node: Node) -> None:
     result = node.deploy(withdraw, spec('{"node_name": "node-a", "nicks": []}'))
     assert result.failed

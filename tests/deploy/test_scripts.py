@@ -13,6 +13,7 @@ import pytest
 
 from agent.kinds.host.irqbalance import LIST
 from tasks import agent, node_spec, packages, reboot
+from tasks.common import texts
 from tasks.host import boot, irqbalance, network_managers
 
 
@@ -65,9 +66,29 @@ def test_an_archive_is_unpacked_and_compiled(base: Path) -> None:
     unpack(base, uploaded)
     folder = base / "versions" / "1-a"
     assert [path.name for path in (base / "versions").iterdir()] == ["1-a"]
-    assert folder.stat().st_mode & 0o777 == 0o755
+    assert {path.stat().st_mode & 0o777 for path in (base, base / "versions", folder)} == {0o755}
     assert len(list(folder.rglob("*.pyc"))) == 1
     assert not uploaded.exists()
+
+
+def test_other_users_can_read_the_agent_whatever_the_umask_is(base: Path) -> None:
+    base.chmod(0o700)
+    uploaded = upload(base, "print('here')\n")
+    before = os.umask(0o077)
+    try:
+        unpack(base, uploaded)
+    finally:
+        os.umask(before)
+    there = [base, *(base / "versions").rglob("*")]
+    assert len(there) > 3
+    assert {path.stat().st_mode & 0o777 for path in there} == {0o755, 0o644}
+
+
+def test_what_a_deploy_left_that_was_interrupted_is_removed(base: Path) -> None:
+    (base / "0-z.tar.gz").write_text("half")
+    os.utime(base / "0-z.tar.gz", (0, 0))
+    unpack(base, upload(base, "x = 1\n"))
+    assert [path.name for path in base.iterdir()] == ["versions"]
 
 
 def test_unpack_leaves_nothing_behind_when_it_fails(base: Path) -> None:
@@ -96,19 +117,29 @@ def test_a_version_that_another_deploy_has_unpacked_is_left(base: Path) -> None:
 
 def test_a_switch_keeps_only_the_previous_version(base: Path) -> None:
     staged(base, "1-a")
-    sh(agent._SWITCH, base, "1-a")
+    sh(agent._SWITCH, base, "1-a", "")
     assert versions(base) == agent.Versions("1-a", None, frozenset({"1-a"}))
     staged(base, "2-b")
-    sh(agent._SWITCH, base, "2-b")
+    sh(agent._SWITCH, base, "2-b", "1-a")
     assert versions(base) == agent.Versions("2-b", "1-a", frozenset({"1-a", "2-b"}))
     staged(base, "3-c")
-    sh(agent._SWITCH, base, "3-c")
+    sh(agent._SWITCH, base, "3-c", "2-b")
     assert versions(base) == agent.Versions("3-c", "2-b", frozenset({"2-b", "3-c"}))
     # Back to the version before, and again: nothing is lost.
     for _ in range(2):
-        sh(agent._SWITCH, base, "2-b")
+        sh(agent._SWITCH, base, "2-b", "3-c")
         assert versions(base) == agent.Versions("2-b", "3-c", frozenset({"2-b", "3-c"}))
     assert sorted(path.name for path in base.iterdir()) == ["current", "previous", "versions"]
+
+
+def test_the_version_that_runs_stays_if_a_deploy_was_interrupted_after_its_switch(base: Path) -> None:
+    staged(base, "1-a")
+    sh(agent._SWITCH, base, "1-a", "")
+    staged(base, "2-b")
+    sh(agent._SWITCH, base, "2-b", "1-a")
+    staged(base, "3-c")
+    sh(agent._SWITCH, base, "3-c", "1-a")
+    assert versions(base) == agent.Versions("3-c", "1-a", frozenset({"1-a", "3-c"}))
 
 
 def test_replace_keeps_the_previous_spec(tmp_path: Path) -> None:
@@ -120,6 +151,13 @@ def test_replace_keeps_the_previous_spec(tmp_path: Path) -> None:
     assert (tmp_path / "node.json.previous").read_text() == "two"
     assert spec.stat().st_mode & 0o777 == 0o644
     assert sorted(path.name for path in tmp_path.iterdir()) == ["node.json", "node.json.previous"]
+
+
+def test_a_file_without_a_final_line_end_does_not_hide_the_next(tmp_path: Path) -> None:
+    paths = [tmp_path / "one", tmp_path / "absent", tmp_path / "two"]
+    paths[0].write_text("a\nb")
+    paths[2].write_text("c\n")
+    assert texts.Texts().process(sh(texts._READ, *paths)) == {str(paths[0]): "a\nb\n", str(paths[2]): "c\n"}
 
 
 def test_the_first_python_that_works_is_found() -> None:
@@ -146,7 +184,7 @@ def plan(base: Path, version: str) -> list[str]:
 def test_the_plan_uses_the_staged_version_or_else_the_current_one(base: Path) -> None:
     assert plan(base, "2-b") == []
     staged(base, "1-a")
-    sh(agent._SWITCH, base, "1-a")
+    sh(agent._SWITCH, base, "1-a", "")
     staged(base, "2-b")
     for version in ("1-a", "2-b"):
         (base / "versions" / version / "__main__.py").write_text(PLANNER)

@@ -218,6 +218,14 @@ def test_kept_commands_that_cannot_be_read_or_are_of_other_code_are_replaced(dep
     assert [deploy.run().commands for _ in range(2)] == [3, 1]
 
 
+def test_without_a_cache_a_deploy_reads_each_fact_by_itself(deploy: Deploy) -> None:
+    deploy.write(NOTES)
+    (deploy.folder / "cache").write_text("no folder")
+    ran = deploy.run()
+    assert (ran.seen, ran.commands, ran.failed) == (SAW, 3, False)
+    assert "Traceback" not in ran.output
+
+
 @pytest.mark.parametrize("output", ["", "a", "a\n", "a\n\n", "\n", "+0", "+1\n", "a+0", " a \n\tb\\n\n", "é\n"])
 def test_an_answer_is_what_the_command_alone_prints(output: str) -> None:
     command = f"printf %s {shlex.quote(output)}"

@@ -80,7 +80,7 @@ def test_the_bill_is_valid(bill: str) -> None:
 
 def test_the_bill_has_what_is_pinned_and_the_archives_checksum(bill: str) -> None:
     document = json.loads(bill)
-    pinned = dict(line.split(" ")[0].split("==") for line in archive._pins("x86_64").splitlines())
+    pinned = dict(line.split(" ")[0].split("==") for line in archive.pins(archive.REQUIREMENTS, "x86_64").splitlines())
     listed = {one["name"].lower().replace("_", "-"): one["version"] for one in document["components"]}
     assert listed == {name.lower().replace("_", "-"): version for name, version in pinned.items()}
     assert all(one["licenses"] for one in document["components"])

@@ -115,6 +115,15 @@ def test_a_node_with_valid_credentials_gets_nothing(
     assert not any(result.planned.values())
 
 
+def test_an_authority_without_a_final_line_end_is_no_other_authority(
+    node: Node, key: dict[str, Any], authority: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "own.pem").write_text(authority.read_text().rstrip("\n"))
+    key = {**key, "ca_file": str(tmp_path / "own.pem")}
+    answers = {**HAS_OPENSSL, **texts(key, node, tmp_path), CREDENTIALS: ["certificate yes", "secret "]}
+    assert evolve(node, data={"kubernetes": key}).deploy(configure, answers).flat == []
+
+
 @pytest.mark.parametrize(
     ("identity", "credentials"),
     [
