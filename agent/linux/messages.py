@@ -93,7 +93,7 @@ def decoder(decode: Callable[[bytes], T]) -> Callable[[bytes], T]:
     def checked(body: bytes) -> T:
         try:
             return decode(body)
-        except (struct.error, LookupError, ValueError) as error:
+        except (struct.error, LookupError, ValueError, OverflowError) as error:
             raise OSError(errno.EPROTO, f"the kernel's answer cannot be read: {error!r}") from error
 
     return checked

@@ -24,7 +24,10 @@ _EXCLUDING = (
     ("rx-checksum", False, "rx-gro-hw"),
     ("tx-scatter-gather", False, "tx-tcp-segmentation"),
     ("tx-scatter-gather", False, "tx-tcp6-segmentation"),
+    ("tx-scatter-gather", False, "tx-tcp-ecn-segmentation"),
+    ("tx-scatter-gather", False, "tx-tcp-mangleid-segmentation"),
     ("tx-scatter-gather", False, "tx-generic-segmentation"),
+    ("tx-tcp-segmentation", False, "tx-tcp-mangleid-segmentation"),
 )
 
 # Keys that set a VF's netdev. If the defaults have one and a group binds its VFs to vfio-pci, that is no conflict: a group

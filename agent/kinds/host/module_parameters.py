@@ -39,6 +39,12 @@ class Parameter:
 
 _OCTAL = re.compile("0[0-7]+")
 
+# What kstrtobool() of lib/kstrtox.c reads; it looks at the first letter, or at the first two of "on" and "off".
+_BOOLS = {
+    **dict.fromkeys(("y", "yes", "t", "true", "on", "1"), "Y"),
+    **dict.fromkeys(("n", "no", "f", "false", "off", "0"), "N"),
+}
+
 
 def canonical(name: str) -> str:
     """A module's or parameter's name as sysfs has it."""
@@ -86,12 +92,13 @@ def _read(machine: Machine, module: str, name: str) -> Parameter:
 
 def _same(one: str, other: str) -> bool:
     """Whether two texts mean the same value: Y and 1, 0x10 and 16."""
+    if {one, other} & {"Y", "N"}:
+        # The kernel shows a bool as Y or N.
+        one, other = (_BOOLS.get(text.lower(), text) for text in (one, other))
     return _number(one) == _number(other)
 
 
 def _number(text: str) -> int | str:
-    if text.lower() in ("y", "n"):
-        return int(text.lower() == "y")
     try:
         # As kstrtoint() reads it: in base 0, where a leading zero makes a number octal.
         return int(text, 8 if _OCTAL.fullmatch(text) else 0)

@@ -163,7 +163,7 @@ def test_a_sysctl_that_cannot_be_read_is_a_blocker(kernel: Kernel) -> None:
     assert "it is an action, or has no value yet" in outcome.error
 
 
-@pytest.mark.parametrize("value", ["Y", "y", "1"])
+@pytest.mark.parametrize("value", ["Y", "y", "1", "yes", "on"])
 def test_a_module_s_boolean_has_several_spellings(kernel: Kernel, value: str) -> None:
     result = settle(kernel, module_parameters={"ib-core": {"netns-mode": value}})
     assert is_ready(result.conditions)

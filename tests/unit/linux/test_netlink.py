@@ -243,6 +243,12 @@ def test_a_message_without_a_length_is_refused_and_not_read_for_ever() -> None:
         answers(HEADER.pack(0, 16, 0, 0, 0))
 
 
+def test_a_refusal_with_a_number_that_is_no_errno_is_an_error() -> None:
+    with pytest.raises(OSError, match="the kernel's answer cannot be read: OverflowError") as refused:
+        answers(HEADER.pack(20, 2, 0, 0, 0) + struct.pack("=i", -(2**31)))
+    assert refused.value.errno == errno.EPROTO
+
+
 def test_a_driver_s_nonsense_is_an_error_of_its_device() -> None:
     # A link state that is none of the kernel's three.
     vf = attribute(VF["IFLA_VF_MAC"], bytes(36)) + attribute(VF["IFLA_VF_LINK_STATE"], struct.pack("=II", 0, 9))

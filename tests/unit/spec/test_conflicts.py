@@ -130,6 +130,8 @@ VF, SECOND_VF = "nics[0].vfs.groups[0]", "nics[1].vfs.groups[0]"
                 ("rx-fcs", True, "rx-gro-hw"),
                 ("rx-checksum", False, "rx-gro-hw"),
                 ("tx-scatter-gather", False, "tx-tcp-segmentation"),
+                ("tx-scatter-gather", False, "tx-tcp-ecn-segmentation"),
+                ("tx-tcp-segmentation", False, "tx-tcp-mangleid-segmentation"),
             )
         ),
         (
