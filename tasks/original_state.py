@@ -18,7 +18,7 @@ from tasks.common.commands import Commands, script
 from tasks.common.facts import FactBase
 from tasks.host import irqbalance
 from tasks.kubernetes import kubelet, labels
-from tasks.packages import vendor_repository
+from tasks.packages import holds
 
 PATH = f"{STATE_FOLDER}/before"
 
@@ -64,11 +64,10 @@ state() {
   done
   enabled=$(systemctl is-enabled "$1" 2>/dev/null || true)
   if [ -n "$enabled" ]; then echo "irqbalance $enabled $(systemctl is-active "$1" || true)"; fi
-  if command -v apt-mark >/dev/null; then apt-mark showhold | sed 's/^/held /'; fi
-  locks "$2" | sed 's/^/held /'
+  holds "$2" | sed 's/^/held /'
 }
 """.replace("FOLDERS", " ".join(FOLDERS))
-STATE = vendor_repository.LOCKS + _STATE
+STATE = holds.HOLDS + _STATE
 """A shell function that prints the state. Its arguments are irqbalance's unit and the root folder."""
 
 _RECORD = (

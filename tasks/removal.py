@@ -25,10 +25,11 @@ from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import leftovers, task_keys
 from tasks.common.facts import FactBase
 from tasks.common.status import COMMAND, SPEC
+from tasks.common.texts import Texts
 from tasks.host import irqbalance
 from tasks.kubernetes import reporter
 from tasks.node_spec import NodePlan
-from tasks.packages import INTERPRETERS, NodePython
+from tasks.packages import INTERPRETERS, NodePython, holds
 from tasks.readiness import MARGIN, TIMEOUT
 
 
@@ -214,7 +215,8 @@ def restore_original_state() -> Commands:
     if any(service) or probed:
         files = (f"/sys/bus/pci/devices/{address}/sriov_drivers_autoprobe" for address in probed)
         yield script(_RESTORE_SERVICE, irqbalance.UNIT, *("yes" if each else "no" for each in service), *files)
-    if held := sorted(now.held - was.held):
+    noted = host.get_fact(Texts, paths=(holds.PATH,)).get(holds.PATH, "").splitlines()
+    if held := sorted((now.held & set(noted)) - was.held):
         yield script(_RELEASE, *held)
 
 

@@ -154,7 +154,8 @@ def table_of(body: bytes) -> int:
 
     Both have the same header, and RTA_TABLE and FRA_TABLE are the same number.
     """
-    return next((U32.unpack(value)[0] for kind, value in attributes(body, RTMSG.size) if kind == RTA_TABLE), body[4])
+    given = (value for kind, value in attributes(body, RTMSG.size) if kind == RTA_TABLE and len(value) == U32.size)
+    return next((U32.unpack(value)[0] for value in given), body[4])
 
 
 @decoder

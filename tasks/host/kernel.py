@@ -18,7 +18,7 @@ from tasks import packages, reboot
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key, record
 from tasks.common.facts import FactBase
-from tasks.packages import Family, OperatingSystem, vendor_repository
+from tasks.packages import Family, OperatingSystem, holds, vendor_repository
 from tasks.packages.dkms import RunningKernel
 from tasks.packages.vendor_repository import HeldPackages, Package
 
@@ -165,12 +165,14 @@ def hold(held: bool, family: Family) -> Commands:
     wrong = [name for name in names if (name in on_hold) != held]
     if not wrong:
         host.noop(f"{'held' if held else 'not held'}: {', '.join(names) or 'no kernel package'}")
+    elif not held:
+        words = ("apt-mark", "unhold") if family == "debian" else ("dnf", "versionlock", "delete")
+        yield StringCommand(*words, *map(QuoteString, wrong))
     elif family == "debian":
-        yield StringCommand("apt-mark", "hold" if held else "unhold", *map(QuoteString, wrong))
+        yield holds.hold("apt-mark", "hold", *wrong)
     else:
-        if held:
-            yield from vendor_repository.lock_plugin(have)
-        yield StringCommand("dnf", "versionlock", "add" if held else "delete", *map(QuoteString, wrong))
+        yield from vendor_repository.lock_plugin(have)
+        yield holds.hold("dnf", "versionlock", "add", *wrong)
 
 
 @operation()

@@ -22,7 +22,7 @@ from tasks.common.commands import Commands, script
 from tasks.common.data import without_password
 from tasks.common.facts import FactBase
 from tasks.common.texts import HEADER
-from tasks.packages import APT, Family, dkms, installed
+from tasks.packages import APT, Family, dkms, holds, installed
 
 URL = re.compile(r"https?://[!-~]+")
 # The characters that dpkg and rpm allow, without those that are special to a shell or to apt (a trailing - removes a package).
@@ -41,14 +41,6 @@ fetch() {
 }
 """
 """The shell function ``fetch URL FILE``. If it fails, the script ends with an error that names the URL."""
-
-LOCKS = """
-locks() {  # argument: the root folder
-  list=$(sed -n 's/^locklist *= *//p' "$1/etc/dnf/plugins/versionlock.conf" 2>/dev/null || true)
-  sed '/^#/d; /^[[:space:]]*$/d' "$1${list:-/etc/dnf/plugins/versionlock.list}" 2>/dev/null || true
-}
-"""
-"""A shell function that prints dnf's version locks. `dnf versionlock list` would load all repositories first."""
 
 _FINGERPRINTS = """
 fingerprints() {
@@ -138,7 +130,7 @@ class HeldPackages(FactBase[dict[str, str | None]]):
         """List apt's holds or dnf's version locks."""
         if family == "debian":
             return script("apt-mark showhold")
-        return script(f"{LOCKS}locks ''")
+        return script(f"{holds.LOCKS}locks ''")
 
     def process(self, output: list[str]) -> dict[str, str | None]:
         """Parse ``name``, or ``name-epoch:version-release.*``."""
@@ -265,10 +257,10 @@ def packages(
     # apt removes the hold of a package that it upgrades.
     again = tuple(p for p in wanted if hold and p.version and (p in loose or p in missing))
     if again and family == "debian":
-        yield StringCommand("apt-mark", "hold", *(QuoteString(p.name) for p in again))
+        yield holds.hold("apt-mark", "hold", *(p.name for p in again))
     elif again:
         yield from lock_plugin(have)
-        yield StringCommand("dnf", "versionlock", "add", *(QuoteString(f"{p.name}-{p.version}") for p in again))
+        yield holds.hold("dnf", "versionlock", "add", *(f"{p.name}-{p.version}" for p in again))
 
 
 def lock_plugin(have: Mapping[str, object]) -> Commands:

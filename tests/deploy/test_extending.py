@@ -111,7 +111,7 @@ def test_a_vendors_driver_is_one_file(node: Node, add: Add) -> None:
     assert "/etc/apt/sources.list.d/trackbed-acme.sources" in fresh.uploads
     [install, hold] = fresh.commands["ACME | Package"]
     assert install.endswith(" sh acme '' acme-dkms=1.1")
-    assert hold == "apt-mark hold acme-dkms"
+    assert hold.endswith("apt-mark hold acme-dkms")
     assert fresh.commands["ACME | Driver loaded"] == ["modprobe acme"]
     assert node.deploy(acme.install, installed("loaded AB")).commands["ACME | Driver loaded"] == []
     [request] = node.deploy(acme.install, installed("loaded CD")).commands["ACME | Driver loaded"]

@@ -22,6 +22,7 @@ from tasks.common.data import host_data
 from tasks.common.status import SPEC
 from tasks.drivers.ofed import doca
 from tasks.kubernetes import labels
+from tasks.packages import holds
 from tests.deploy.conftest import PLAN, PYTHON, VERSIONS, Answers, Node, file_answers
 from tests.deploy.test_scripts import program, sh
 
@@ -146,10 +147,12 @@ def test_a_spec_that_cannot_be_read_is_refused(node: Node) -> None:
 
 def test_state_that_the_agent_does_not_keep_is_restored(node: Node) -> None:
     was = ["here", "vfs 0000:21:00.0 0 1", "irqbalance enabled active", "held mine"]
-    now = ["vfs 0000:21:00.0 0 0", "irqbalance disabled inactive", "held mine", "held linux-image-amd64"]
+    held = ("mine", "set-by-another-since", "linux-image-amd64")
+    now = ["vfs 0000:21:00.0 0 0", "irqbalance disabled inactive", *(f"held {name}" for name in held)]
+    noted = {'echo "file $path"': [f"file {holds.PATH}", ":linux-image-amd64", ":linux-headers-amd64"]}
     requests = {"for task in *": ["boot-1", "boot-former boot-1 kernel arguments iommu=pt are still in effect "]}
     there = {'if [ -e "$path" ]; then echo "$path"': [BASE]}
-    result = node.deploy(removal.remove_all, {NOTED_BEFORE: was, PRESENT: now, **requests, **there})
+    result = node.deploy(removal.remove_all, {NOTED_BEFORE: was, PRESENT: now, **requests, **there, **noted})
     put_back, released = result.commands["Removal | Original state restored"]
     assert put_back.endswith("sh irqbalance.service yes yes /sys/bus/pci/devices/0000:21:00.0/sriov_drivers_autoprobe")
     assert released.endswith("sh linux-image-amd64")

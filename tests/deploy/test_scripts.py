@@ -15,6 +15,7 @@ from agent.kinds.host.irqbalance import LIST
 from tasks import agent, node_spec, packages, reboot
 from tasks.common import texts
 from tasks.host import boot, irqbalance, network_managers
+from tasks.packages import holds
 
 
 def sh(text: str, *arguments: object, **environment: str) -> list[str]:
@@ -158,6 +159,24 @@ def test_a_file_without_a_final_line_end_does_not_hide_the_next(tmp_path: Path) 
     paths[0].write_text("a\nb")
     paths[2].write_text("c\n")
     assert texts.Texts().process(sh(texts._READ, *paths)) == {str(paths[0]): "a\nb\n", str(paths[2]): "c\n"}
+
+
+@pytest.mark.parametrize("others", ["", "mine\n"])
+def test_only_holds_that_a_command_sets_are_noted(tmp_path: Path, others: str) -> None:
+    held = tmp_path / "held"
+    held.write_text(others)
+    program(tmp_path / "bin/apt-mark", f'if [ "$1" = hold ]; then echo "$2" >> {held}; else cat {held}; fi')
+    for package in ("ours", "other"):
+        sh(
+            f'{holds.NOTED}noted "$@"',
+            tmp_path / "var/holds",
+            "apt-mark",
+            "hold",
+            package,
+            PATH=f"{tmp_path}/bin:/usr/bin:/bin",
+        )
+    assert (tmp_path / "var/holds").read_text() == "ours\nother\n"
+    assert held.read_text() == f"{others}ours\nother\n"
 
 
 def test_the_first_python_that_works_is_found() -> None:

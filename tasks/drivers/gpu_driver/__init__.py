@@ -38,7 +38,7 @@ from tasks.common.facts import FactBase
 from tasks.common.texts import HEADER
 from tasks.drivers.gpu_driver import modules
 from tasks.host import kernel
-from tasks.packages import Family, OperatingSystem, vendor_repository
+from tasks.packages import Family, OperatingSystem, holds, vendor_repository
 from tasks.packages.vendor_repository import HeldPackages, Package, Repository
 
 REPOSITORY = "nvidia-driver"
@@ -193,9 +193,12 @@ def preferences(version: str) -> str:
     return f"{HEADER}Package: {names}\nPin: version {version}-*\nPin-Priority: 1001\n"
 
 
-_LOCK = """
-dnf versionlock add "$1" || { echo "$2" >&2; exit 1; }
+_LOCK = (
+    holds.NOTED
+    + """
+noted "$1" dnf versionlock add "$2" || { echo "$3" >&2; exit 1; }
 """
+)
 
 
 @operation()
@@ -213,7 +216,7 @@ def lock(version: str) -> Commands:
     yield from vendor_repository.lock_plugin(packages.installed("rhel"))
     if others:
         yield StringCommand("dnf", "versionlock", "delete", *map(QuoteString, others))
-    yield script(_LOCK, f"*nvidia*{version}*", _remedy(version, ("the driver",)))
+    yield script(_LOCK, holds.PATH, f"*nvidia*{version}*", _remedy(version, ("the driver",)))
 
 
 def _remedy(version: str, names: Sequence[str]) -> str:

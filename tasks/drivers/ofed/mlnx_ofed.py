@@ -26,7 +26,7 @@ from tasks.common.commands import Commands, script
 from tasks.common.facts import FactBase
 from tasks.drivers.ofed import modules
 from tasks.host import kernel
-from tasks.packages import Family, OperatingSystem, installed, vendor_repository
+from tasks.packages import Family, OperatingSystem, holds, installed, vendor_repository
 
 FOLDER = f"{STATE_FOLDER}/ofed"
 
@@ -128,7 +128,7 @@ bundle_packages() {
     if dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q ' installed$'; then echo "$package"; fi
   done
 }
-hold() { apt-mark hold "$@"; }
+hold() { noted "$holds" apt-mark hold "$@"; }
 release() { apt-mark unhold "$@"; }
 """,
     "rhel": """
@@ -140,7 +140,8 @@ bundle_packages() {
   done
 }
 hold() {
-  locks=$(rpm --query --queryformat '%{NAME}-%{EPOCHNUM}:%{VERSION}-%{RELEASE}.* ' "$@") && dnf versionlock add --raw $locks
+  locks=$(rpm --query --queryformat '%{NAME}-%{EPOCHNUM}:%{VERSION}-%{RELEASE}.* ' "$@") &&
+    noted "$holds" dnf versionlock add --raw $locks
 }
 release() { dnf versionlock delete "$@"; }
 """,
@@ -151,7 +152,7 @@ and `release` set and remove the holds of packages."""
 # The installer removes the packages of an earlier bundle, so their holds are removed first. Its exit codes are listed in the
 # vendor's manual under "mlnxofedinstall Return Codes".
 _INSTALL = """
-bundle=$1 sha256=$2 folder=$3; shift 3
+bundle=$1 sha256=$2 folder=$3 holds=$4; shift 4
 fail() { echo "ofed: $1" >&2; exit 1; }
 work=
 trap 'rm -rf "$work" "$bundle"' EXIT
@@ -206,4 +207,5 @@ def bundle(wanted: MlnxOfed, family: Family) -> Commands:
     yield script('mkdir -p "$1"', FOLDER)
     yield FileUploadCommand(wanted.bundle, uploaded, remote_temp_filename=host.get_temp_filename(uploaded))
     firmware = [] if wanted.firmware_update else ["--without-fw-update"]
-    yield script(HOLDS[family] + _INSTALL, uploaded, wanted.sha256, FOLDER, "--force", *firmware, *wanted.options)
+    text = holds.NOTED + HOLDS[family] + _INSTALL
+    yield script(text, uploaded, wanted.sha256, FOLDER, holds.PATH, "--force", *firmware, *wanted.options)

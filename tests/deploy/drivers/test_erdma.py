@@ -101,7 +101,7 @@ def test_a_fresh_node_gets_options_package_and_driver(node: Node) -> None:
     assert result.uploads[erdma.AT_BOOT] == AT_BOOT.encode()
     install, hold = result.commands["eRDMA | DKMS package"]
     assert install.endswith(" sh erdma '' erdma-dkms=1.1 ibverbs-providers")
-    assert hold == "apt-mark hold erdma-dkms"
+    assert hold.endswith("apt-mark hold erdma-dkms")
     assert result.commands["eRDMA | Driver built"] == []
     [load] = result.commands["eRDMA | Driver loaded"]
     assert load.endswith(" sh Y no")

@@ -157,7 +157,7 @@ def test_a_fresh_rocky_gets_repository_and_packages(node: Node) -> None:
     # cuda-drivers depends on packages of its version or a newer one, so the locks come first, and dnf respects them.
     plugin, lock = result.commands[f"{PREFIX}Version"]
     assert plugin.startswith("dnf install -y python3-dnf-plugin")
-    assert f" sh '*nvidia*{VERSION}*' 'gpu_driver: the repository must have version {VERSION} " in lock
+    assert f" '*nvidia*{VERSION}*' 'gpu_driver: the repository must have version {VERSION} " in lock
     [dnf] = result.commands[f"{PREFIX}Packages"]
     assert dnf.endswith(f" '' 'cuda-drivers-{VERSION}-*' 'nvidia-persistenced-{VERSION}-*'")
     order = list(result.commands)

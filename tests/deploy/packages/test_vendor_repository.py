@@ -10,7 +10,7 @@ import pytest
 from pyinfra.api.exceptions import DeployError
 
 from tasks.common.data import Key, leftovers, record
-from tasks.packages import Family, vendor_repository
+from tasks.packages import Family, holds, vendor_repository
 from tasks.packages.vendor_repository import Package, Repository
 from tests.deploy.conftest import Answers, Node, file_answers
 from tests.deploy.test_scripts import sh
@@ -120,19 +120,20 @@ def test_a_package_is_installed_at_its_version_and_held(node: Node) -> None:
     install, hold = result.flat
     assert install.endswith(" sh erdma '' erdma-dkms=1.1 dkms")
     assert "--allow-downgrades --allow-change-held-packages" in install
-    assert hold == "apt-mark hold erdma-dkms"
+    assert hold.endswith("apt-mark hold erdma-dkms")
 
 
 def test_an_upgrade_is_held_again(node: Node) -> None:
     result = node.deploy(have, {**dpkg("erdma-dkms=1.0", "dkms=3.0"), "showhold": "erdma-dkms"})
     install, hold = result.flat
     assert install.endswith(" sh erdma '' erdma-dkms=1.1")
-    assert hold == "apt-mark hold erdma-dkms"
+    assert hold.endswith("apt-mark hold erdma-dkms")
 
 
 def test_a_removed_hold_is_set_again(node: Node) -> None:
     result = node.deploy(have, dpkg("erdma-dkms=1.1", "dkms=3.0"))
-    assert result.flat == ["apt-mark hold erdma-dkms"]
+    (hold,) = result.flat
+    assert hold.endswith(" apt-mark hold erdma-dkms")
 
 
 def test_packages_that_are_installed_and_held_are_left_alone(node: Node) -> None:
@@ -146,10 +147,9 @@ def test_an_upgrade_by_dnf_removes_the_lock_first(node: Node) -> None:
     result = node.deploy(lambda: have("rhel"), {**rpm("erdma-dkms=1.0", "dkms=3.0"), **locked})
     assert result.flat[0] == "dnf versionlock delete erdma-dkms"
     assert result.flat[1].endswith(" sh erdma '' '' erdma-dkms-1.1")
-    assert result.flat[2:] == [
-        "dnf install -y python3-dnf-plugin-versionlock",
-        "dnf versionlock add erdma-dkms-1.1",
-    ]
+    plugin, lock = result.flat[2:]
+    assert plugin == "dnf install -y python3-dnf-plugin-versionlock"
+    assert lock.endswith(" dnf versionlock add erdma-dkms-1.1")
 
 
 def test_dnfs_locks_are_read_from_the_file_that_its_configuration_names(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_dnfs_locks_are_read_from_the_file_that_its_configuration_names(tmp_path
     plugins.mkdir(parents=True)
 
     def locks() -> dict[str, str | None]:
-        message = sh(f'{vendor_repository.LOCKS}locks "$1"', tmp_path)
+        message = sh(f'{holds.LOCKS}locks "$1"', tmp_path)
         return vendor_repository.HeldPackages().process(message)
 
     assert locks() == {}

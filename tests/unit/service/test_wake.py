@@ -20,7 +20,7 @@ from agent.linux.events import (
     routing_events,
     uevent_events,
 )
-from agent.linux.messages import HEADER
+from agent.linux.messages import HEADER, attribute
 from agent.machine import Event
 from agent.report.activity import Activity
 from agent.report.records import HOST
@@ -121,9 +121,9 @@ def test_an_index_of_another_namespace_is_not_ours() -> None:
 
 
 def test_a_vf_in_another_namespace_is_known_by_its_parent() -> None:
-    attribute = PARENT + VF.encode() + b"\0"
-    size = HEADER.size + IFINFOMSG.size + len(attribute)
-    message = HEADER.pack(size, RTM_NEWLINK, 0, 0, 0) + IFINFOMSG.pack(0, 1, 3, 0, 0) + attribute
+    parent = PARENT + VF.encode() + b"\0"
+    size = HEADER.size + IFINFOMSG.size + len(parent)
+    message = HEADER.pack(size, RTM_NEWLINK, 0, 0, 0) + IFINFOMSG.pack(0, 1, 3, 0, 0) + parent
     assert link_scope(message, True, KNOWN) == {PF}
     assert link_scope(message.replace(VF.encode(), b"0000:99:10.2"), True, KNOWN) == set()
 
@@ -132,6 +132,12 @@ def test_a_table_that_lost_a_route_names_its_nic() -> None:
     known = evolve(KNOWN, by_table={479100: PF})
     assert scope_of(Event(table=479100), known) == {PF}
     assert scope_of(Event(table=254), known) == set()
+
+
+def test_a_table_that_is_no_number_is_the_one_of_the_header() -> None:
+    body = bytes([2, 24, 0, 0, 7, 0, 0, 1]) + bytes(4) + attribute(15, b"\1\2")
+    message = HEADER.pack(HEADER.size + len(body), RTM_DELROUTE, 0, 0, 0) + body
+    assert [event.table for event in routing_events(message, False)] == [7]
 
 
 def test_a_message_of_routing_without_its_whole_header_wakes_nobody() -> None:
