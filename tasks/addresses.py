@@ -1,7 +1,7 @@
 """Checks the addresses and the names of an inventory's nodes before any node is changed.
 
-It refuses an IP address that two hosts have, and a `node_name` that two nodes of a cluster have. It warns if the API server is
-in the network of a NIC, since the node then reaches the API server through that NIC.
+It refuses an IP address or a `node_name` that two nodes of a cluster have. (An inventory may have several clusters.) It warns
+if the API server is in the network of a NIC, since the node then reaches the API server through that NIC.
 """
 
 from __future__ import annotations
@@ -64,22 +64,31 @@ def api_server_warning(spec: NodeSpec, server: str) -> str | None:
     return None
 
 
-def places_by_address(hosts: Iterable[tuple[str, Mapping[str, object]]]) -> dict[str, list[Place]]:
-    """Where the hosts' data give each address. Hosts with wrong data are left out: their own deploys name the faults."""
-    places: dict[str, list[Place]] = {}
+def _cluster(data: Mapping[str, object]) -> str:
+    """The URL of the API server in a host's data; empty if there is none."""
+    kubernetes = data.get(KUBERNETES.name)
+    return str(kubernetes.get("server", "")) if isinstance(kubernetes, Mapping) else ""
+
+
+def places_by_address(hosts: Iterable[tuple[str, Mapping[str, object]]]) -> dict[tuple[str, str], list[Place]]:
+    """Where the hosts' data give each address, by cluster and address.
+
+    Hosts with wrong data are left out: their own deploys name the faults.
+    """
+    places: dict[tuple[str, str], list[Place]] = {}
     for name, data in hosts:
         keys = {key: data[key] for key in ("nics", "node_number") if data.get(key) is not None}
         with suppress(SpecError):
             for ip, place in own_places(from_mapping({"node_name": "n", **keys}, name), name).items():
-                places.setdefault(ip, []).append(place)
+                places.setdefault((_cluster(data), ip), []).append(place)
     return places
 
 
-_PLACES: WeakKeyDictionary[Inventory, dict[str, list[Place]]] = WeakKeyDictionary()
+_PLACES: WeakKeyDictionary[Inventory, dict[tuple[str, str], list[Place]]] = WeakKeyDictionary()
 
 
 def refuse_shared(spec: NodeSpec) -> None:
-    """Stop the deploy of a host if another host has one of its addresses. Hosts outside --limit count, too.
+    """Stop the deploy of a host if another host of its cluster has one of its addresses. Hosts outside --limit count, too.
 
     :raises DeployError: naming both places.
     """
@@ -92,21 +101,22 @@ def refuse_shared(spec: NodeSpec) -> None:
             (each.name, each.data.dict())  # type: ignore[no-untyped-call]
             for each in inventory
         )
+    cluster = _cluster(host.data.dict())  # type: ignore[no-untyped-call]
     shared = [
         f"{place} and {other} are both {ip}; give each host its own node_number or address"
         for ip, place in mine.items()
-        for other in _PLACES[inventory].get(ip, ())
+        for other in _PLACES[inventory].get((cluster, ip), ())
         if other.host != host.name
     ]
     if shared:
         raise DeployError("\n".join(shared[:MOST_FAULTS]))
 
 
-_NAMES: WeakKeyDictionary[Inventory, dict[str, list[str]]] = WeakKeyDictionary()
+_NAMES: WeakKeyDictionary[Inventory, dict[tuple[str, str], list[str]]] = WeakKeyDictionary()
 
 
 def refuse_shared_name(spec: NodeSpec) -> None:
-    """Stop the deploy of a host if another host, be it outside --limit, has its `node_name`: both would write one Node.
+    """Stop the deploy of a host if another host of its cluster, be it outside --limit, has its `node_name`.
 
     :raises DeployError: naming both hosts.
     """
@@ -114,8 +124,11 @@ def refuse_shared_name(spec: NodeSpec) -> None:
     if inventory not in _NAMES:
         names = _NAMES[inventory] = {}
         for each in inventory:
-            names.setdefault(str(each.data.get("node_name") or each.name), []).append(each.name)
-    for other in _NAMES[inventory].get(spec.node_name, ()):
+            data: dict[str, object] = each.data.dict()  # type: ignore[no-untyped-call]
+            names.setdefault((_cluster(data), str(data.get("node_name") or each.name)), []).append(each.name)
+    cluster = _cluster(host.data.dict())  # type: ignore[no-untyped-call]
+    # Both would write one Node.
+    for other in _NAMES[inventory].get((cluster, spec.node_name), ()):
         if other != host.name:
             raise DeployError(f"{host.name} and {other} have the same node_name, {spec.node_name}; give one another")
 

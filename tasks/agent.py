@@ -138,8 +138,7 @@ def stage(version: str) -> None:
 # Unpacked beside its place, flushed to disk, then renamed: neither a reader nor a power cut finds half a version.
 _UNPACK = """
 archive=$1 versions=$2 version=$3 python=$4 checksum=$5
-# The reporter, another user, reads this whatever the login's umask is.
-umask 022
+# A deploy before this one may have made them with another umask.
 chmod 755 "${versions%/*}" "$versions"
 if ! echo "$checksum  $archive" | sha256sum --check --status; then
   rm -f "$archive"

@@ -183,6 +183,7 @@ def write(spec: NodeSpec, version: str, printer: PlanPrinter) -> Commands:
         prefix = "cannot be applied" if plan.version == version else "refused by the older agent"
         for blocker in plan.blockers():
             warn(host, f"plan: {prefix}: {blocker}")
-    yield script('mkdir -p "$(dirname "$1")"', SPEC)
+    # The reporter, another user, reads this folder. An earlier deploy may have made it with another umask.
+    yield script('mkdir -p "${1%/*}"; chmod 755 "${1%/*}"', SPEC)
     yield FileUploadCommand(StringIO(text), f"{SPEC}.new", remote_temp_filename=host.get_temp_filename(f"{SPEC}.new"))
     yield script(_REPLACE, SPEC)

@@ -4,6 +4,12 @@
 
 # Until the end of the script, which runs in a mount namespace of its own, /etc is an overlay. The real files are at `real PATH`.
 overlay() {
+  for file in "$main" $own; do
+    case $(readlink -f "$file" || true) in
+    '' | /etc/*) ;;
+    *) fault "$file is $(readlink -f "$file"), a file outside /etc; put the file itself in /etc" ;;
+    esac
+  done
   mount -t tmpfs -o mode=700 tmpfs /tmp
   mkdir /tmp/etc /tmp/up /tmp/work
   mount --bind /etc /tmp/etc
@@ -34,16 +40,20 @@ containerd_view() {
 # Whether the daemon has started since the file was written. In UTC: the abbreviations of other time zones are ambiguous.
 started_since() {
   started=$(date -d "$(TZ=UTC systemctl show --property=ExecMainStartTimestamp --value "$engine")" +%s)
-  [ "$(stat -c %Y "$1")" -le "$started" ]
+  [ "$(stat -L -c %Y "$1")" -le "$started" ]
 }
 # Why a restart would stop running containers; nothing if it would not.
 stopped_by_restart() {
   case $engine in
   containerd)
     # -x matches the process's name, which the kernel cuts off there. -f would match this script's own text, too.
-    if pgrep -x containerd-shim >/dev/null && [ "$(systemctl show --property=KillMode --value containerd)" = control-group ]; then
-      echo 'with KillMode=control-group in its unit would stop all containers; set KillMode=process'
-    fi ;;
+    mode_of_kill=$(systemctl show --property=KillMode --value containerd)
+    case $mode_of_kill in
+    process | none) ;;
+    *) if pgrep -x containerd-shim >/dev/null; then
+        echo "with KillMode=$mode_of_kill in its unit would stop all containers; set KillMode=process"
+      fi ;;
+    esac ;;
   docker)
     running=$(timeout 60 docker info --format '{{.ContainersRunning}} {{.LiveRestoreEnabled}}' 2>/dev/null) || return 0
     case $running in

@@ -15,9 +15,13 @@ from agent.report.printable import printable
 Commands = Generator[PyinfraCommand, None, None]
 
 
+UMASK = "umask 022"
+"""How each script begins: other users read what it makes (the reporter, networkd), whatever umask the login has."""
+
+
 def script(text: str, *arguments: str) -> StringCommand:
     """Run a constant shell script. Data are passed as $1, $2 and so on, never as text. The first failed command ends it."""
-    return StringCommand("sh", "-ec", QuoteString(text), "sh", *map(QuoteString, arguments))
+    return StringCommand("sh", "-ec", QuoteString(f"{UMASK}\n{text}"), "sh", *map(QuoteString, arguments))
 
 
 def changes(earlier: OperationMeta) -> bool:

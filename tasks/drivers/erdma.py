@@ -236,7 +236,7 @@ _INSTALL = (
     + dkms.CAUSE
     + """
 url=$1 want=$2 record=$3
-work=$(mktemp -d -p /var/tmp erdma.XXXXXX); trap 'rm -rf "$work"' EXIT
+work=$(mktemp -d -p /var/tmp erdma.XXXXXX); trap 'rm -rf "$work"' EXIT; trap 'exit 129' HUP INT TERM
 fetch "$url" "$work/archive"
 actual=$(sha256sum "$work/archive"); actual=${actual%% *}
 if [ "$actual" != "$want" ]; then
@@ -278,7 +278,7 @@ def build(release: str | None, package: bool) -> Commands:
     if not package and kernel.skip_until_booted("the installer runs"):
         return
     target = release or host.get_fact(dkms.RunningKernel)
-    builds = [build for build in host.get_fact(dkms.Builds) if build.module == MODULE]
+    builds = dkms.newest(build for build in host.get_fact(dkms.Builds) if build.module == MODULE)
     if not builds:
         yield refuse(f"DKMS has no module {MODULE}: the package or installer did not install the driver's source")
         return

@@ -32,6 +32,9 @@ DROP_IN = "/etc/default/grub.d/95-trackbed.cfg"
 GRUBBY_STATE = f"{STATE_FOLDER}/kernel-arguments"
 """The arguments that Trackbed has set through grubby, which does not record who set an argument."""
 
+GRUB_PENDING = f"{STATE_FOLDER}/grub-pending"
+"""There from a change of GRUB's drop-in until update-grub has succeeded."""
+
 SYSCTLS = "/etc/sysctl.d/90-trackbed.conf"
 INITRAMFS_STATE = f"{STATE_FOLDER}/initramfs"
 
@@ -136,13 +139,14 @@ class Arguments:
     """Kernel arguments, each as one line of text.
 
     ``loader``: "grub" or "grubby", or "" if the host has neither. ``running``: the arguments of this boot. ``next``: those of
-    the default boot entry. ``ours``: those that Trackbed has set.
+    the default boot entry. ``ours``: those that Trackbed has set. ``pending``: a change of GRUB's files has not ended yet.
     """
 
     loader: str = ""
     running: str = ""
     next: str = ""
     ours: str = ""
+    pending: str = ""
 
 
 _NEXT_BY_GRUBBY = """
@@ -166,6 +170,7 @@ elif command -v update-grub >/dev/null; then
   next=$(sed -n 's/^[[:space:]]*linux[[:space:]]\\{1,\\}[^[:space:]]*[[:space:]]*//p' "$menu" 2>/dev/null || true)
   echo "next $(printf '%s\\n' "$next" | head -n 1)"
   echo "ours $(sed -n 's/^GRUB_CMDLINE_LINUX_DEFAULT="$GRUB_CMDLINE_LINUX_DEFAULT \\(.*\\)"$/\\1/p' "$1" 2>/dev/null || true)"
+  if [ -e "$4" ]; then echo pending yes; fi
 fi
 """
 )
@@ -178,7 +183,7 @@ class KernelArguments(FactBase[Arguments]):
 
     def command(self) -> StringCommand:
         """Read them from /proc, from the boot loader, and from Trackbed's own files."""
-        return script(_ARGUMENTS, DROP_IN, GRUBBY_STATE, "")
+        return script(_ARGUMENTS, DROP_IN, GRUBBY_STATE, "", GRUB_PENDING)
 
     def process(self, output: list[str]) -> Arguments:
         """Parse lines of NAME and text."""
@@ -191,6 +196,8 @@ def missing_arguments(wanted: tuple[str, ...], present: str) -> list[str]:
 
 
 _GRUB = """
+mkdir -p "${4%/*}"
+: > "$4"
 if [ -n "$2" ]; then
   mkdir -p "$(dirname "$1")"
   printf '%s\\n' "$3" "GRUB_CMDLINE_LINUX_DEFAULT=\\"\\$GRUB_CMDLINE_LINUX_DEFAULT $2\\"" > "$1.new"
@@ -199,15 +206,18 @@ else
   rm -f "$1"
 fi
 output=$(update-grub 2>&1) || { printf '%s\\n' "$output" >&2; exit 1; }
+rm "$4"
 """
 
 # Written from Red Hat's documents; not run on RHEL.
 _GRUBBY = (
     _NEXT_BY_GRUBBY
     + """
+mkdir -p "$(dirname "$1")"
+# Until the end all of them are ours, so that the next deploy removes what this one leaves if it is interrupted.
+printf '%s\\n' "$2 $3" > "$1"
 if [ -n "$3" ]; then grubby --update-kernel=ALL --remove-args="$3"; fi
 if [ -n "$2" ]; then grubby --update-kernel=ALL --args="$2"; fi
-mkdir -p "$(dirname "$1")"
 printf '%s\\n' "$2" > "$1"
 next=$(next_by_grubby)
 for argument in $2; do
@@ -237,11 +247,11 @@ def set_arguments(wanted: tuple[str, ...]) -> Commands:
                 "grubby; set them where the host gets its kernel from"
             )
         return
-    if have.ours == text and not missing_arguments(wanted, have.next):
+    if have.ours == text and not have.pending and not missing_arguments(wanted, have.next):
         host.noop("the boot loader has these arguments")
         return
     if have.loader == "grub":
-        yield script(_GRUB, DROP_IN, text, HEADER.strip())
+        yield script(_GRUB, DROP_IN, text, HEADER.strip(), GRUB_PENDING)
     else:
         yield script(_GRUBBY, GRUBBY_STATE, text, " ".join(former))
     if active := [argument for argument in former if not missing_arguments((argument,), have.running)]:

@@ -97,7 +97,10 @@ class Builds(FactBase[list[Build]]):
         return script("if command -v dkms >/dev/null; then dkms status; fi")
 
     def process(self, output: list[str]) -> list[Build]:
-        """Parse ``erdma/1.0, 6.1.0-9-amd64, x86_64: installed`` or ``erdma/1.0: added``; before DKMS 3 ``erdma, 1.0``."""
+        """Parse ``erdma/1.0, 6.1.0-9-amd64, x86_64: installed`` or ``erdma/1.0: added``; before DKMS 3 ``erdma, 1.0``.
+
+        :returns: the builds by module, the newest version last.
+        """
         builds = []
         for line in output:
             place, _, state = line.partition(": ")
@@ -105,7 +108,19 @@ class Builds(FactBase[list[Build]]):
             if rest and state:
                 kernel = rest[1] if len(rest) > 1 else None
                 builds.append(Build(name, rest[0], kernel, state.split()[0].rstrip("("), _REPLACED in state))
-        return builds
+        return sorted(builds, key=lambda build: (build.module, _by_number(build.version)))
+
+
+def _by_number(version: str) -> list[tuple[bool, int, str]]:
+    """A key that sorts 1.10 after 1.9, which `dkms status` lists the other way round."""
+    parts = re.findall(r"[0-9]+|[^0-9.]+", version)
+    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
+
+
+def newest(builds: Iterable[Build]) -> list[Build]:
+    """Those of a module's builds that are of its newest version."""
+    ordered = list(builds)
+    return [build for build in ordered if build.version == ordered[-1].version]
 
 
 _REPLACED = "Diff between built and installed module"
@@ -234,7 +249,7 @@ def installed(module: str) -> Commands:
     A package's own script does so, too, but silently skips it if the kernel's headers are missing.
     """
     kernel = host.get_fact(RunningKernel)
-    builds = [each for each in host.get_fact(Builds) if each.module == module]
+    builds = newest(each for each in host.get_fact(Builds) if each.module == module)
     if is_installed(builds, kernel):
         host.noop(f"{module} is installed for {kernel}")
         return

@@ -80,6 +80,21 @@ def test_two_hosts_of_a_cluster_are_not_one_node(names: tuple[str | None, str], 
         addresses.refuse_shared_name(node_spec.read())
 
 
+def test_nodes_of_two_clusters_may_have_the_same_names_and_addresses() -> None:
+    hosts = {
+        f"{site}-gpu-01": {
+            "node_name": "gpu-01",
+            "node_number": 1,
+            "kubernetes": {"server": f"https://{site}:6443", "ca_file": "x"},
+        }
+        for site in ("east", "west")
+    }
+    check(hosts, "east-gpu-01")
+    state = State(Inventory((list(hosts.items()), GROUP)), Config())  # type: ignore[no-untyped-call]
+    with ctx_state.use(state), ctx_host.use(state.inventory.get_host("east-gpu-01")):
+        addresses.refuse_shared_name(node_spec.read())
+
+
 @pytest.mark.parametrize("server", ["10.1.0.1", "10.1.255.254"])
 def test_an_api_server_in_the_network_of_a_rail_is_a_warning(node: Node, server: str) -> None:
     node.data = {**GROUP, "node_number": 1, "kubernetes": {"server": f"https://{server}:6443", "ca_file": "ca.pem"}}

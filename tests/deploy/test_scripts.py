@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -14,13 +15,15 @@ import pytest
 from agent.kinds.host.irqbalance import LIST
 from tasks import agent, node_spec, packages, reboot
 from tasks.common import texts
+from tasks.common.commands import script
 from tasks.host import boot, irqbalance, network_managers
 from tasks.packages import holds
 
 
 def sh(text: str, *arguments: object, **environment: str) -> list[str]:
+    """Run a script as a task does."""
     done = subprocess.run(
-        ["sh", "-ec", text, "sh", *map(str, arguments)],
+        shlex.split(str(script(text, *map(str, arguments)))),
         capture_output=True, text=True, check=False, env={**os.environ, **environment},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -297,7 +300,7 @@ def test_reboot_requests_are_written_and_read(tmp_path: Path) -> None:
 
 
 def arguments(root: Path, path: str) -> boot.Arguments:
-    message = sh(boot._ARGUMENTS, root / "drop-in.cfg", root / "state", root, PATH=path)
+    message = sh(boot._ARGUMENTS, root / "drop-in.cfg", root / "state", root, root / "pending", PATH=path)
     return boot.KernelArguments().process(message)
 
 
@@ -338,16 +341,22 @@ def test_grubs_kernel_arguments_are_read(tmp_path: Path) -> None:
     (tmp_path / "boot/grub/grub.cfg").write_text(
         "menuentry {\n\tlinux\t/boot/vmlinuz root=/dev/sda1 ro quiet iommu=pt pci=realloc\n}\n\tlinux /boot/vmlinuz single\n"
     )
-    sh(boot._GRUB, tmp_path / "drop-in.cfg", "iommu=pt pci=realloc", "# ours", PATH=path)
+    pending = tmp_path / "pending"
+    sh(boot._GRUB, tmp_path / "drop-in.cfg", "iommu=pt pci=realloc", "# ours", pending, PATH=path)
+    assert not pending.exists()
     assert (tmp_path / "drop-in.cfg").read_text() == (
         '# ours\nGRUB_CMDLINE_LINUX_DEFAULT="$GRUB_CMDLINE_LINUX_DEFAULT iommu=pt pci=realloc"\n'
     )
     made = arguments(tmp_path, path)
-    assert (made.loader, made.next, made.ours) == (
-        "grub", "root=/dev/sda1 ro quiet iommu=pt pci=realloc", "iommu=pt pci=realloc",
+    assert (made.loader, made.next, made.ours, made.pending) == (
+        "grub", "root=/dev/sda1 ro quiet iommu=pt pci=realloc", "iommu=pt pci=realloc", "",
     )  # fmt: skip
-    sh(boot._GRUB, tmp_path / "drop-in.cfg", "", "# ours", PATH=path)
+    program(tmp_path / "bin/update-grub", "echo 'no space'; exit 1")
+    with pytest.raises(AssertionError, match="no space"):
+        sh(boot._GRUB, tmp_path / "drop-in.cfg", "", "# ours", pending, PATH=path)
     assert not (tmp_path / "drop-in.cfg").exists()
+    # The menu still has them, and nothing but this tells the next deploy.
+    assert (arguments(tmp_path, path).ours, arguments(tmp_path, path).pending) == ("", "yes")
 
 
 def test_grubbys_kernel_arguments_are_read(tmp_path: Path) -> None:
@@ -366,6 +375,10 @@ def test_grubbys_kernel_arguments_are_read(tmp_path: Path) -> None:
     made = arguments(tmp_path, path)
     assert made == boot.Arguments("grubby", "root=/dev/sda1 ro", "ro quiet iommu=pt", "iommu=pt")
     # As one that takes a name's end for the name.
+    program(tmp_path / "bin/killed/grubby", "kill -9 $PPID")
+    with pytest.raises(AssertionError):
+        sh(boot._GRUBBY, tmp_path / "state", "iommu=pt mmu=on", "pci=realloc", PATH=f"{tmp_path}/bin/killed:{path}")
+    assert (tmp_path / "state").read_text() == "iommu=pt mmu=on pci=realloc\n"
     with pytest.raises(
         AssertionError, match="grubby did not set the kernel argument mmu=on: the next boot has ro quiet iommu=pt;"
     ):

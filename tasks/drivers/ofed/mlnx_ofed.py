@@ -156,6 +156,9 @@ bundle=$1 sha256=$2 folder=$3 holds=$4; shift 4
 fail() { echo "ofed: $1" >&2; exit 1; }
 work=
 trap 'rm -rf "$work" "$bundle"' EXIT
+# Without this, dash ends at a signal without the trap above. SIGKILL leaves the folder to the next run.
+trap 'exit 129' HUP INT TERM
+rm -rf "$folder"/unpacked.*
 kernel=$(uname -r)
 [ -e "/lib/modules/$kernel/build/include" ] ||
   fail "the headers of the running kernel $kernel are missing, which the drivers' build needs; give the key 'kernel'"

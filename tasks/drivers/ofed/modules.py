@@ -139,7 +139,7 @@ def build() -> Commands:
     running = host.get_fact(dkms.RunningKernel)
     builds = host.get_fact(dkms.Builds)
     for name in NAMES:
-        of_name = [each for each in builds if each.module == name]
+        of_name = dkms.newest(each for each in builds if each.module == name)
         if of_name and not dkms.is_installed(of_name, running):
             yield dkms.build(name, of_name[-1].version, running)
 

@@ -5,10 +5,11 @@ Each node's hardware is kept in the folder (`nodes/HOST.json`), so that a deploy
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
-from attrs import define, field
+from attrs import define, evolve, field
 from pyinfra.api.command import FunctionCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.exceptions import DeployError
@@ -53,17 +54,18 @@ def render() -> None:
 
 # By deploy and folder: the first host with that folder, and its value of the key. That host writes the manifests; all others
 # must have the same value.
-_first: WeakKeyDictionary[State, dict[str, tuple[str, DevicePlugins]]] = WeakKeyDictionary()
+_first: WeakKeyDictionary[State, dict[Path, tuple[str, DevicePlugins]]] = WeakKeyDictionary()
 
 
 def _writes(wanted: DevicePlugins) -> bool:
     """Whether this host writes the folder's manifests. All hosts of a folder must have the same value."""
     known = _first.setdefault(host.state, {})
-    if wanted.folder not in known:
+    folder = _folder(wanted.folder)
+    if folder not in known:
         for warning in wanted.warnings():
             warn(host, f"{DEVICE_PLUGINS.name}.{warning}")
-    other, others_value = known.setdefault(wanted.folder, (host.name, wanted))
-    if others_value != wanted:
+    other, others_value = known.setdefault(folder, (host.name, wanted))
+    if evolve(others_value, folder=wanted.folder) != wanted:
         raise DeployError(
             f"{host.name}.{DEVICE_PLUGINS.name}: {other} has another value for the same folder {wanted.folder}, where one "
             "set of manifests is made for both; give one value (group_data/all.py), or another folder"
@@ -85,8 +87,18 @@ def _check_labels(wanted: DevicePlugins) -> None:
             )
 
 
+def _folder(given: str) -> Path:
+    return Path(given).expanduser().resolve()
+
+
 def _nodes(wanted: DevicePlugins) -> Path:
-    return Path(wanted.folder).expanduser() / "nodes"
+    return _folder(wanted.folder) / "nodes"
+
+
+def _is_of(data: Mapping[str, object], folder: Path) -> bool:
+    """Whether a host's data name this folder."""
+    plugins = data.get(DEVICE_PLUGINS.name)
+    return isinstance(plugins, dict) and _folder(str(plugins.get("folder", ""))) == folder
 
 
 @define
@@ -138,13 +150,12 @@ def collect(wanted: DevicePlugins) -> Commands:
         host.noop("the node's hardware has not changed")
 
 
-def _possible_labels(folder: str, nodes: Nodes) -> list[dict[str, str]]:
+def _possible_labels(folder: Path, nodes: Nodes) -> list[dict[str, str]]:
     """The labels that hosts of this folder may publish that were not deployed to yet, one entry for each host."""
     possible = []
     for other in host.state.inventory:
         data: dict[str, object] = other.data.dict()  # type: ignore[no-untyped-call]
-        plugins = data.get(DEVICE_PLUGINS.name)
-        if other.name not in nodes and isinstance(plugins, dict) and plugins.get("folder") == folder:
+        if other.name not in nodes and _is_of(data, folder):
             possible.append(possible_labels(LABELS_KEY.read(data, other.name)))
     return possible
 
@@ -152,14 +163,18 @@ def _possible_labels(folder: str, nodes: Nodes) -> list[dict[str, str]]:
 @operation()
 def write(wanted: DevicePlugins) -> Commands:
     """Render from the files of all hosts in the inventory, and write what differs."""
-    # All hosts of the inventory count, even those outside --limit. Files of hosts that have left the inventory are removed.
-    known = {other.name.replace("/", "_"): other.name for other in host.state.inventory}
+    # All hosts with this folder count, even those outside --limit. Files of other hosts, which had it before, are removed.
+    folder = _folder(wanted.folder)
+    known = {
+        other.name.replace("/", "_"): other.name
+        for other in host.state.inventory
+        if _is_of(other.data.dict(), folder)  # type: ignore[no-untyped-call]
+    }
     paths = {path.stem: path for path in sorted(_nodes(wanted).glob("*.json"))}
     old = [path for stem, path in paths.items() if stem not in known]
-    folder = Path(wanted.folder).expanduser()
     try:
         nodes = read_nodes({known[stem]: path for stem, path in paths.items() if stem in known})
-        texts = manifests(wanted, nodes, _possible_labels(wanted.folder, nodes))
+        texts = manifests(wanted, nodes, _possible_labels(folder, nodes))
     except ValueError as error:
         yield refuse("\n".join(f"{DEVICE_PLUGINS.name}: {line}" for line in str(error).splitlines()))
         return

@@ -16,6 +16,8 @@ def networks(wanted: Networks, sriov: Sriov | None, pools: Sequence[Pool], nodes
     """Each network's name, CNI configuration, and the resource of the device that the pod needs for it (or None).
 
     Multus gives the plugins of a network with a resource the PCI address of the pod's device (deviceID and pciBusID).
+
+    :raises ValueError: two netdevs get networks of the same name.
     """
     mtus: dict[str, int] = {}
     for pf in (pf for node in nodes.values() for pf in node.rails()):
@@ -23,7 +25,10 @@ def networks(wanted: Networks, sriov: Sriov | None, pools: Sequence[Pool], nodes
         if pf.netdev is not None and pf.rdma != "InfiniBand":
             mtus[pf.netdev] = min(pf.mtu, mtus.get(pf.netdev, pf.mtu))
     made = []
+    masters: dict[str, str] = {}
     for name in sorted(mtus):
+        if (other := masters.setdefault(macvlan(name), name)) != name:
+            raise ValueError(f"networks: {other} and {name} both get the network {macvlan(name)}; rename a netdev")
         plugin = {"type": "macvlan", "master": name, "mode": "bridge", "mtu": mtus[name], "ipam": wanted.addresses()}
         made.append(_network(macvlan(name), [plugin], None))
     for pool in pools:
@@ -59,7 +64,7 @@ def _by_host_device(pool: Pool) -> str:
 
 
 def _name(name: str) -> str:
-    return re.sub(r"[^a-z0-9.-]", "-", name.lower())
+    return re.sub(r"[^a-z0-9.-]", "-", name.lower()).rstrip("-.")
 
 
 def _network(name: str, plugins: Sequence[Mapping[str, object]], resource: str | None) -> dict[str, Any]:

@@ -221,3 +221,27 @@ def test_a_restart_of_docker_stops_containers_unless_live_restore_is_on(
     program(tmp_path / "docker", f"echo {info}")
     text = engine_files.SHARED.read_text() + "engine=$1\nstopped_by_restart\n"
     assert sh(text, "docker", PATH=f"{tmp_path}:{os.environ['PATH']}") == reason
+
+
+@pytest.mark.parametrize(
+    ("mode", "told"), [("control-group", True), ("mixed", True), ("process", False), ("none", False)]
+)
+def test_a_restart_of_containerd_stops_containers_unless_its_unit_spares_them(
+    tmp_path: Path, mode: str, told: bool
+) -> None:
+    program(tmp_path / "pgrep", "exit 0")
+    program(tmp_path / "systemctl", f"echo {mode}")
+    text = engine_files.SHARED.read_text() + "engine=$1\nstopped_by_restart\n"
+    said = sh(text, "containerd", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert said == (
+        [f"with KillMode={mode} in its unit would stop all containers; set KillMode=process"] if told else []
+    )
+
+
+def test_a_file_that_is_a_link_out_of_etc_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").symlink_to(tmp_path / "elsewhere.toml")
+    (tmp_path / "elsewhere.toml").write_text("version = 2\n")
+    text = engine_files.SHARED.read_text() + "mode=dry-run engine=containerd main=$1 own=\noverlay\n"
+    [fault] = sh(text, tmp_path / "config.toml")
+    link = f"{tmp_path}/config.toml is {tmp_path}/elsewhere.toml"
+    assert fault == f"fault containerd: {link}, a file outside /etc; put the file itself in /etc"

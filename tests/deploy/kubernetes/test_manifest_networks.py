@@ -60,6 +60,12 @@ def test_a_macvlan_s_mtu_is_the_smallest_of_its_masters() -> None:
     assert config["mtu"] == 1500
 
 
+def test_netdevs_whose_networks_would_have_one_name_are_refused() -> None:
+    odd = [{**rail, "netdevs": [{"name": name, "mtu": 9000}]} for rail, name in ((RAIL0, "rail_0"), (RAIL1, "Rail_0"))]
+    with pytest.raises(ValueError, match="Rail_0 and rail_0 both get the network macvlan-rail-0"):
+        networks(a=node(*odd))
+
+
 def test_ipoib_has_no_macvlans() -> None:
     infiniband = nic("rail2", function("0000:42:00.0", "15b3:101b", "ib0", rdma("mlx5_2", transport="InfiniBand")))
     assert list(networks(a=node(RAIL1, infiniband))) == ["macvlan-ens2f0"]

@@ -68,6 +68,25 @@ def test_hosts_with_the_same_folder_must_have_the_same_value(tmp_path: Path) -> 
     assert "Traceback" not in done.stderr
 
 
+def test_a_host_that_gets_another_folder_or_none_leaves_the_former_one(tmp_path: Path) -> None:
+    data = {"fake_responses": has(RAIL0), "fake_delay": 0, "fake_delay_jitter": 0, "labels": LABELS}
+    (tmp_path / "deploy.py").write_text("from tasks.kubernetes import manifests\nmanifests.render()\n")
+    for folders in ({"a": "x", "b": "x", "c": "x/"}, {"a": "x", "b": "y", "c": None}):
+        keys = {
+            name: {"device_plugins": {"folder": f"{tmp_path}/{folder}"}} if folder else {}
+            for name, folder in folders.items()
+        }
+        hosts = [(f"@fake/{name}", {**data, "node_name": name, **key}) for name, key in keys.items()]
+        (tmp_path / "fleet.py").write_text(f"hosts = {hosts!r}\n")
+        done = subprocess.run(
+            [sys.executable, "-m", "pyinfra", "-y", tmp_path / "fleet.py", tmp_path / "deploy.py"],
+            cwd=archive.ROOT, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    assert [path.name for path in (tmp_path / "x/nodes").iterdir()] == ["@fake_a.json"]
+    assert [path.name for path in (tmp_path / "y/nodes").iterdir()] == ["@fake_b.json"]
+
+
 def test_the_manifests_of_each_folder_are_written(tmp_path: Path) -> None:
     """Two clusters in one inventory, as in inventories/prod.py."""
     data = {"fake_responses": has(RAIL0), "fake_delay": 0, "fake_delay_jitter": 0, "labels": LABELS}

@@ -27,9 +27,15 @@ def test_the_output_of_each_version_of_dkms_is_parsed() -> None:
     assert dkms.Builds().process(lines) == [
         dkms.Build("erdma", "1.0", "6.1.0-9-amd64", "installed"),
         dkms.Build("erdma", "1.0", "5.15.0-7-generic", "installed", replaced=True),
-        dkms.Build("nvidia", "1.0", "6.1.0-9-amd64", "installed"),
         dkms.Build("mlnx-ofed-kernel", "24.10", None, "added"),
+        dkms.Build("nvidia", "1.0", "6.1.0-9-amd64", "installed"),
     ]
+
+
+def test_the_newest_version_is_not_the_last_of_the_alphabet() -> None:
+    builds = dkms.Builds().process(["erdma/1.10: added", "erdma/1.9, 6.1.0-9-amd64, x86_64: installed"])
+    assert dkms.newest(builds) == [dkms.Build("erdma", "1.10", None, "added")]
+    assert dkms.newest([]) == []
 
 
 @pytest.mark.parametrize(
