@@ -12,7 +12,9 @@ from lightkube import Client
 from lightkube.config import client_adapter
 from lightkube.config.kubeconfig import SingleConfig
 from lightkube.config.models import NameValue
-from lightkube.core.exceptions import ConfigError
+from lightkube.core import generic_client
+from lightkube.core.exceptions import ApiError, ConfigError
+from lightkube.models.meta_v1 import Status
 from msgspec.structs import replace
 
 _verify_cluster = client_adapter.verify_cluster
@@ -27,6 +29,35 @@ def _as_other_clients(*words: Any, **named: Any) -> ssl.SSLContext:
 
 # lightkube makes the context itself. To give it a transport with another one would turn off proxies (HTTPS_PROXY).
 client_adapter.verify_cluster = _as_other_clients
+
+TEMPORARY = (429, 503, 504)
+"""HTTP status codes of an API server that is overloaded or restarts, so that a retry may succeed."""
+
+_transform = generic_client.transform_exception
+
+
+def _with_status(e: httpx2.HTTPError) -> Any:
+    """lightkube's error, also for an answer that is no JSON.
+
+    The API server itself says 429 as plain text (WithMaxInFlightLimit of k8s.io/apiserver), and a load balancer 503 as HTML.
+    """
+    if not isinstance(e, httpx2.HTTPStatusError) or e.response.status_code not in TEMPORARY:
+        return _transform(e)
+    transformed = _transform(e) if _is_json(e.response) else e
+    if isinstance(transformed, ApiError):
+        return transformed
+    given = Status(code=e.response.status_code, message=f"HTTP status {e.response.status_code}")
+    return ApiError(request=e.request, status=given)
+
+
+def _is_json(answer: httpx2.Response) -> bool:
+    try:
+        return isinstance(answer.json(), dict)
+    except ValueError:
+        return False
+
+
+generic_client.transform_exception = _with_status
 
 
 def connect(config: SingleConfig | None, name: str, timeout: httpx2.Timeout | None = None) -> Client:

@@ -26,6 +26,7 @@ from agent.documents import LARGEST_SPEC, load
 from agent.report import names
 from agent.report.records import Disruption
 from fleet.api import ABSENT, CONFLICTS, Api, Failed, code, errors
+from fleet.connection import TEMPORARY
 from fleet.eviction import Rules, drain, full_name, is_terminating
 from fleet.inventory import Inventory
 from fleet.objects import annotations_of, condition_of, is_cordoned, is_tainted, metadata_of, version_of
@@ -42,9 +43,6 @@ TRIES = 5
 
 REFUSED = 429
 """HTTP status code of an eviction that a PodDisruptionBudget forbids for now."""
-
-TEMPORARY = (429, 503, 504)
-"""HTTP status codes of an API server that is overloaded or restarts, so that a retry may succeed."""
 
 T = TypeVar("T")
 
@@ -115,13 +113,26 @@ class Maintenance:
 
         with ThreadPoolExecutor(at_once) as pool:
             waiting = [pool.submit(maintain_unless_stopped, node) for node in nodes]
-            try:
-                for future in waiting:
-                    future.result()
-            except KeyboardInterrupt:
-                self.tell("stopping; a change that has begun on a node is finished first")
-                self.stop.set()
+            while not all(future.done() for future in waiting):
+                try:
+                    for future in waiting:
+                        future.result()
+                except KeyboardInterrupt:
+                    # Also the second time: to end here would leave nodes cordoned without a word.
+                    self.tell("stopping; a change that has begun on a node is finished first")
+                    self.stop.set()
+        for future in waiting:
+            future.result()
         return results
+
+    def give_back(self, name: str) -> tuple[NodeResult, str]:
+        """Undo a node's maintenance; the result and its reason."""
+        try:
+            with errors():
+                self.undo(name)
+        except Failed as error:
+            return "failed", error.message
+        return "undone", ""
 
     def undo(self, name: str) -> None:
         """Undo a node's maintenance: remove the record, and uncordon the node if the maintenance cordoned it."""
@@ -144,10 +155,12 @@ class Maintenance:
         if began.step == "drain":
             try:
                 self._drain(name)
+                self._check_stop()
             except (CannotDrain, Interrupted, ApiError) as error:
                 self.undo(name)
                 return "undone", str(error) or "interrupted before anything was changed"
             self._note(name, "apply")
+        self._check_stop()
         self._apply(name)
         self._note(name, "wait")
         self._wait(name)
@@ -182,8 +195,7 @@ class Maintenance:
         deadline = monotonic() + self.drain_timeout
         announced: set[str] = set()
         while True:
-            if self.stop.is_set():
-                raise Interrupted
+            self._check_stop()
             try:
                 left, why = self._evict_all(name, announced)
             except (ApiError, httpx2.TransportError) as error:
@@ -252,6 +264,10 @@ class Maintenance:
         except (ApiError, httpx2.TransportError) as error:
             # The change may interrupt the connection to the API server: go on waiting.
             return [_if_temporary(error)]
+
+    def _check_stop(self) -> None:
+        if self.stop.is_set():
+            raise Interrupted
 
     def _pause(self) -> None:
         if self.stop.wait(CHECK_INTERVAL):

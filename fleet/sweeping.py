@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
+import httpx2
 from attrs import field, frozen
 from lightkube import ApiError
 from lightkube.models.coordination_v1 import LeaseSpec
@@ -99,6 +100,8 @@ def sweep(api: Api, share: float, dry: bool) -> SweepResult:
             (tainted if _sweep_node(api, name) else recovered).append(name)
         except ApiError as error:
             failed[name] = error.status.message or str(error)
+        except httpx2.TransportError as error:
+            failed[name] = f"the API server cannot be reached: {str(error) or type(error).__name__}"
         except Failed as error:
             failed[name] = error.message
     for name in decided.renew:
@@ -106,6 +109,8 @@ def sweep(api: Api, share: float, dry: bool) -> SweepResult:
             (renewed if _create_lease(api, name) else recovered).append(name)
         except ApiError as error:
             failed[name] = f"its Lease was deleted and cannot be created again: {error.status.message or error}"
+        except httpx2.TransportError as error:
+            failed[name] = f"its Lease was deleted and cannot be created again: {str(error) or type(error).__name__}"
     return SweepResult(decided, tuple(tainted), tuple(recovered), tuple(renewed), failed)
 
 

@@ -180,7 +180,8 @@ class LinuxNetlink:
                 routes = self._request(RTM_GETROUTE, _route_message(address))
                 return next((route.get("oif") for route in routes), None)
         except OSError as error:
-            if error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH):
+            # The last two are the answers of a blackhole and of a prohibit route (fib_props, net/ipv4/fib_semantics.c).
+            if error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EINVAL, errno.EACCES):
                 return None
             raise
 

@@ -15,6 +15,7 @@ from attrs import define, field, frozen
 from agent.documents import LARGEST_REPORT, load
 from agent.report.drift import Suspects
 from agent.report.records import SETTLING, Outcome, from_plain, to_plain
+from agent.report.target import is_vf, vf_index
 from agent.runtime import boot_id
 
 NAME = "history.jsonl"
@@ -111,8 +112,13 @@ def read(folder: Path, damaged: Callable[[Path, int], None] = lambda path, lines
         skipped = 0
         for line in path.read_text(errors="replace").splitlines():
             try:
-                yield from_plain(load(line, LARGEST_REPORT), Entry)
-            except ValueError:
+                entry = from_plain(load(line, LARGEST_REPORT), Entry)
+                time.localtime(entry.time)
+                if is_vf(target := entry.outcome.change.target):
+                    vf_index(target)
+            except (ValueError, OverflowError, OSError):
                 skipped += 1
+            else:
+                yield entry
         if skipped:
             damaged(path, skipped)

@@ -85,7 +85,8 @@ def maintain(
         raise click.UsageError("--resume and --undo exclude each other; give one of them")
     wanted = list(dict.fromkeys(nodes))
     known = Inventory.read(inventory)
-    _check(api, known, wanted, resume or undo)
+    if not undo:
+        _check(api, known, wanted, resume)
     maintenance = Maintenance(
         api=api,
         inventory=known,
@@ -96,17 +97,12 @@ def maintain(
         ready_timeout=ready_timeout,
         tell=lambda line: click.echo(printable(line), err=as_json),
     )
-    if undo:
-        for name in wanted:
-            maintenance.undo(name)
-        results = dict.fromkeys(wanted, ("undone", ""))
-    else:
-        results = dict(maintenance.run(wanted, at_once))
+    results = {name: maintenance.give_back(name) for name in wanted} if undo else maintenance.run(wanted, at_once)
     good = all(result == ("undone" if undo else "done") for result, _ in results.values())
     if as_json:
         click.echo(json.dumps({"done": good, "nodes": {name: _plain(*result) for name, result in results.items()}}))
     for name, (result, reason) in results.items():
-        if result != "done" and not undo:
+        if result != ("undone" if undo else "done"):
             click.echo(printable(f"trackbed: {name}: {result}{': ' if reason else ''}{reason}"), err=True)
     sys.exit(0 if good else INTERRUPTED if maintenance.stop.is_set() else 1)
 

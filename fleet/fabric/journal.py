@@ -17,6 +17,7 @@ from fleet.fabric.collective import Collective
 from fleet.fabric.ends import End, Ends, by_name
 from fleet.fabric.results import FabricResult
 from fleet.fabric.stages import FabricSettings
+from fleet.fabric.tests import TESTS
 
 _converter = cattrs.Converter()
 
@@ -51,6 +52,15 @@ class Run:
         return by_name(self.ends)
 
 
+def _known(result: FabricResult, ends: Ends) -> FabricResult:
+    """The result, if this version knows its test and its run has both ends.
+
+    :raises LookupError: neither.
+    """
+    _ = TESTS[result.test], ends[result.server], ends[result.client]
+    return result
+
+
 @define
 class Journal:
     """A run's file, and what is in it."""
@@ -73,13 +83,15 @@ class Journal:
         except ValueError as error:
             raise Damaged(f"{path} cannot be read: {error}; move the file away, and test again") from None
         made: Journal | None = None
+        ends: Ends = {}
         for number, line in enumerate(lines, 1):
             try:
                 ((kind, value),) = json.loads(line).items()
                 if kind == "run":
                     made = cls(path, _converter.structure(value, Run), [])
+                    ends = made.run.by_name()
                 elif made is not None and kind == "result":
-                    made.results.append(_converter.structure(value, FabricResult))
+                    made.results.append(_known(_converter.structure(value, FabricResult), ends))
                 elif made is not None and kind == "collective":
                     made.collectives.append(_converter.structure(value, Collective))
                 elif made is not None and kind == "ended":

@@ -28,7 +28,10 @@ def render(verdict: Verdict, drift: Counts, accept: str) -> tuple[bytes, str]:
     """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Served(lambda: _metrics(verdict, drift)))
-    encode, content_type = choose_encoder(accept)
+    try:
+        encode, content_type = choose_encoder(accept)
+    except (TypeError, ValueError):  # a version that is none
+        encode, content_type = choose_encoder("")
     return encode(registry), content_type
 
 

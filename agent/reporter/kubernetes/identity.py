@@ -23,6 +23,7 @@ from agent.documents import read
 from agent.report.names import NODE_USER
 from agent.reporter.kubernetes.api import Api, NoCredentials, Refused, Session, trust
 from agent.reporter.settings import Settings
+from agent.runtime import write_atomically
 
 SIGNER = "kubernetes.io/kube-apiserver-client"
 REQUESTS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
@@ -146,8 +147,7 @@ class Certificate:
 
     def _why_none(self, expired: bool) -> str:
         what = "this node's certificate has expired" if expired else "this node has no certificate yet"
-        if self._name.exists():
-            name = self._name.read_text().strip()
+        if name := self._requested():
             return f"{what}; its request {name} waits to be approved: trackbed fleet approve"
         if self._denied:
             return f"{what}; its request {self._denied}; it makes another one within the hour"
@@ -156,13 +156,12 @@ class Certificate:
     def _read(self) -> tuple[Life, ssl.SSLContext] | None:
         """The certificate and its life, read once; None: there is none."""
         if self._loaded is None and self._current.exists():
-            life = _dates(self._current)
             context = trust(Path(self.settings.ca_file))
             try:
                 context.load_cert_chain(self._current)
             except (OSError, ssl.SSLError) as error:
                 raise NoCredentials(f"{self._current}: {error}; remove it, and another one is requested") from None
-            self._loaded = life, context
+            self._loaded = _dates(self._current), context
         return self._loaded
 
     def _life(self) -> Life | None:
@@ -176,7 +175,7 @@ class Certificate:
             return life.renewal() - now
         api = self._client(life, now)
         try:
-            if not self._name.exists():
+            if not self._requested():
                 self._ask(api)
             return self._fetch(api, now)
         finally:
@@ -218,8 +217,12 @@ class Certificate:
                 self._forget()
             if error.status != 409:
                 raise
-        self._name.write_text(name + "\n")
+        write_atomically(self._name, name + "\n")
         self._wait = FIRST_CHECK
+
+    def _requested(self) -> str:
+        """The name of the request that waits to be approved; empty if there is none."""
+        return self._name.read_text().strip() if self._name.exists() else ""
 
     def _forget(self) -> None:
         """Remove key and request, so that the next request is a new one."""
@@ -228,7 +231,7 @@ class Certificate:
 
     def _fetch(self, api: Api, now: float) -> float:
         try:
-            request = api.ask("GET", f"{REQUESTS}/{self._name.read_text().strip()}")
+            request = api.ask("GET", f"{REQUESTS}/{self._requested()}")
         except Refused as error:
             if error.status != 404:
                 raise
@@ -244,16 +247,14 @@ class Certificate:
             raise Refused(HTTPStatus.OK, f"something that is not a certificate request: {error!r}") from None
         if given:
             if faults := self._take(given, seconds):
-                name = self._name.read_text().strip()
-                self._denied = (
-                    f"{name} was answered with a certificate that is not what it asked for: {'; '.join(faults)}"
-                )
+                answered = "was answered with a certificate that is not what it asked for"
+                self._denied = f"{self._requested()} {answered}: {'; '.join(faults)}"
                 self._forget()
                 return AFTER_DENIAL
             life = self._life()
             return max(0.0, life.renewal() - now) if life else FIRST_CHECK
         if why:
-            self._denied = f"{self._name.read_text().strip()} was {why[0]}"
+            self._denied = f"{self._requested()} was {why[0]}"
             self._forget()
             return AFTER_DENIAL
         wait, self._wait = self._wait, min(self._wait * 2, LAST_CHECK)
@@ -280,6 +281,9 @@ class Certificate:
         if faults:
             beside.unlink()
             return faults
+        # Flushed to disk before the rename: else a power cut may leave an empty file.
+        with beside.open("rb") as file:
+            os.fsync(file.fileno())
         beside.replace(self._current)
         self._forget()
         self._loaded = None

@@ -267,6 +267,18 @@ def test_a_damaged_file_is_named_with_its_line(tmp_path: Path) -> None:
         Journal.read(path)
 
 
+@pytest.mark.parametrize(("key", "value"), [("test", "ib_new_bw"), ("server", "zz/rail0")])
+def test_a_result_that_this_version_cannot_place_is_named_with_its_line(programs: Path, key: str, value: str) -> None:
+    run(programs, fleet(), Local(programs))
+    path = programs / "results.jsonl"
+    lines = path.read_text().splitlines()
+    number = next(number for number, line in enumerate(lines) if line.startswith('{"result"'))
+    lines[number] = json.dumps({"result": {**json.loads(lines[number])["result"], key: value}})
+    path.write_text("\n".join([*lines, ""]))
+    with pytest.raises(Damaged, match=f"line {number + 1}, cannot be read"):
+        Journal.read(path)
+
+
 COLLECTIVE = evolve(SETTINGS, tests=("ib_write_bw", "all_reduce"), collective_size=1_000_000)
 
 

@@ -163,14 +163,15 @@ def test_an_unknown_level_is_refused_before_any_request(tmp_path: Path) -> None:
 
 PODS, EVICTION, NODE = "GET /api/v1/pods", "POST /api/v1/namespaces/ml/pods/job/eviction", "/api/v1/nodes/a"
 BUSY = (503, {"kind": "Status", "code": 503, "message": "it is being restarted"})
+BUSY_AS_TEXT = (429, "Too many requests, please try again later.")
 FORBIDDEN = (403, {"kind": "Status", "code": 403, "message": "nobody may do this"})
 NO_PODS: tuple[int, dict[str, Any]] = (200, {"items": []})
-HEALTHY = {
+HEALTHY: dict[str, Any] = {
     "status": {"conditions": [{"type": each, "status": "True"} for each in ("Ready", names.READY, names.UP_TO_DATE)]}
 }
 ONE_POD = (200, {"items": [pod("job").to_dict()]})
 
-Answers = dict[str, list[tuple[int, dict[str, Any]]]]
+Answers = dict[str, list[tuple[int, dict[str, Any] | str]]]
 
 
 @define
@@ -179,8 +180,10 @@ class Scripted:
 
     answers: Answers
     asked: list[str] = field(factory=list)
+    before: Callable[[str], None] = lambda what: None
 
-    def answer(self, what: str) -> tuple[int, dict[str, Any]]:
+    def answer(self, what: str) -> tuple[int, dict[str, Any] | str]:
+        self.before(what)
         self.asked.append(what)
         left = self.answers[what]
         return left.pop(0) if len(left) > 1 else left[0]
@@ -202,9 +205,10 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
             def answer(self) -> None:
                 self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 code, document = script.answer(f"{self.command} {self.path.partition('?')[0]}")
-                text = json.dumps(document).encode()
+                kind = "text/plain" if isinstance(document, str) else "application/json"
+                text = document.encode() if isinstance(document, str) else json.dumps(document).encode()
                 self.send_response(code)
-                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(text)))
                 self.end_headers()
                 self.wfile.write(text)
@@ -228,12 +232,13 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
         server.server_close()
 
 
-def test_a_restarting_api_server_is_asked_again(serve: Serve) -> None:
+@pytest.mark.parametrize("busy", [BUSY, BUSY_AS_TEXT], ids=["JSON", "text"])
+def test_a_restarting_api_server_is_asked_again(serve: Serve, busy: tuple[int, Any]) -> None:
     script, maintenance = serve(
         {
-            PODS: [BUSY, ONE_POD, ONE_POD, BUSY, NO_PODS],
-            EVICTION: [BUSY, (201, {})],
-            f"GET {NODE}": [BUSY, (200, HEALTHY)],
+            PODS: [busy, ONE_POD, ONE_POD, busy, NO_PODS],
+            EVICTION: [busy, (201, {})],
+            f"GET {NODE}": [busy, (200, HEALTHY)],
         }
     )
     maintenance._drain("a")
@@ -243,9 +248,26 @@ def test_a_restarting_api_server_is_asked_again(serve: Serve) -> None:
 
 def test_a_drain_that_is_forbidden_is_undone(serve: Serve) -> None:
     begun = {names.MAINTENANCE: '{"by": "me", "since": "2026", "step": "drain", "cordoned": true, "allow": "rebind"}'}
-    answers = [
+    answers: list[tuple[int, Any]] = [
         (200, {"metadata": {"name": "a", "resourceVersion": "7", "annotations": notes}}) for notes in ({}, begun)
     ]
     script, maintenance = serve({PODS: [FORBIDDEN], f"GET {NODE}": answers, f"PATCH {NODE}": [(200, {})]})
     assert maintenance.run(["a"], 1) == {"a": ("undone", "nobody may do this")}
     assert script.asked[-2:] == [f"GET {NODE}", f"PATCH {NODE}"]
+
+
+def test_an_interruption_during_the_last_look_at_the_pods_begins_no_change(serve: Serve) -> None:
+    begun = {names.MAINTENANCE: '{"by": "me", "since": "2026", "step": "drain", "cordoned": true, "allow": "rebind"}'}
+    answers: list[tuple[int, Any]] = [
+        (200, {"metadata": {"name": "a", "resourceVersion": "7", "annotations": notes}}) for notes in ({}, begun)
+    ]
+    script, maintenance = serve({PODS: [NO_PODS], f"GET {NODE}": answers, f"PATCH {NODE}": [(200, {})]})
+    script.before = lambda what: maintenance.stop.set() if what == PODS else None
+    assert maintenance.run(["a"], 1) == {"a": ("undone", "interrupted before anything was changed")}
+
+
+def test_a_node_that_is_gone_does_not_keep_others_from_being_given_back(serve: Serve) -> None:
+    gone = (404, {"kind": "Status", "code": 404, "message": 'nodes "a" not found'})
+    _, maintenance = serve({f"GET {NODE}": [gone]})
+    result, reason = maintenance.give_back("a")
+    assert (result, 'nodes "a" not found' in reason) == ("failed", True)

@@ -42,6 +42,9 @@ ip -6 address add fd00::1/64 dev fab0 nodad
 ip link set fab2 up
 ip route add 10.9.0.0/16 via 10.1.0.9
 ip route add 10.8.0.0/16 dev fab2
+ip route add blackhole 10.12.0.0/16
+ip route add prohibit 10.13.0.0/16
+ip route add unreachable 10.14.0.0/16
 """
 
 
@@ -135,7 +138,10 @@ def test_a_netdev_takes_its_own_alternative_name_and_keeps_it_when_the_new_name_
 
 @pytest.mark.parametrize(
     ("address", "through"),
-    [("10.1.0.77", "fab0"), ("10.8.1.1", "fab2"), ("fd00::2", "fab0"), ("192.0.2.1", None), ("fd99::1", None)],
+    [
+        *(("10.1.0.77", "fab0"), ("10.8.1.1", "fab2"), ("fd00::2", "fab0"), ("192.0.2.1", None), ("fd99::1", None)),
+        *(("10.12.0.1", None), ("10.13.0.1", None), ("10.14.0.1", None)),
+    ],
 )
 def test_the_netdev_of_a_route_is_the_one_that_the_kernel_would_use(
     inside: Callable[..., Any], address: str, through: str | None

@@ -1,5 +1,7 @@
 """The history: a file that survives the agent, and stays small."""
 
+import copy
+import json
 import os
 from pathlib import Path
 
@@ -61,6 +63,18 @@ def test_a_line_that_a_power_cut_has_cut_does_not_affect_others(kept: History, t
         file.write('{"time": 1.0, "boot')
     kept.record([APPLIED], "h2", "start")
     assert [entry.spec_hash for entry in read(tmp_path)] == ["h1", "h2"]
+
+
+def test_lines_with_odd_values_are_left_out(kept: History, tmp_path: Path) -> None:
+    kept.record([APPLIED], "h1", "start")
+    [line] = (tmp_path / history.NAME).read_text().splitlines()
+    entry = json.loads(line)
+    odd = copy.deepcopy(entry)
+    odd["outcome"]["change"]["target"] = "x#y"
+    (tmp_path / history.NAME).write_text(f"{json.dumps({**entry, 'time': 1e300})}\n{json.dumps(odd)}\n{line}\n")
+    damaged: dict[Path, int] = {}
+    assert [entry.spec_hash for entry in read(tmp_path, damaged.__setitem__)] == ["h1"]
+    assert damaged == {tmp_path / history.NAME: 2}
 
 
 def test_the_history_takes_at_most_two_files_of_the_largest_size(

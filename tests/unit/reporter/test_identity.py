@@ -76,6 +76,21 @@ def test_a_request_whose_answer_was_lost_is_not_created_twice(cluster: Cluster, 
     assert base64.b64decode(made["spec"]["request"]) == (identity.folder / "requested.csr").read_bytes()
 
 
+def test_a_name_that_a_power_cut_has_emptied_is_written_again(cluster: Cluster, identity: Certificate) -> None:
+    identity.keep(0.0)
+    ((name, _),) = cluster.requests.items()
+    (identity.folder / "requested.name").write_text("")
+    identity.keep(0.0)
+    assert list(cluster.requests) == [name]
+    assert (identity.folder / "requested.name").read_text().strip() == name
+
+
+def test_a_damaged_certificate_is_named_with_the_remedy(identity: Certificate) -> None:
+    (identity.folder / "reporter.pem").write_text("")
+    with pytest.raises(NoCredentials, match=r"reporter\.pem: .*; remove it, and another one is requested"):
+        identity.keep(0.0)
+
+
 @pytest.mark.parametrize("how", ["denied", "removed", "refused"])
 def test_after_a_failed_request_another_one_has_another_key(cluster: Cluster, identity: Certificate, how: str) -> None:
     identity.keep(0.0)

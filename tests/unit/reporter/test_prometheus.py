@@ -75,6 +75,12 @@ def metrics() -> str:
     return render(Verdict(READY, (), fresh=True), COUNTS, "")[0].decode()
 
 
+def test_a_version_that_is_none_gets_the_text_form() -> None:
+    text, kind = render(Verdict(READY, (), fresh=True), COUNTS, "application/openmetrics-text; version=abc")
+    assert kind.startswith("text/plain")
+    assert text.decode() == metrics()
+
+
 def served() -> set[str]:
     """The names of the reporter's series."""
     return {sample.name for family in text_string_to_metric_families(metrics()) for sample in family.samples}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.tools import support_bundle
 from agent.tools.support_bundle import REMOVED, Collector, collectors, redact, write
 
 SECRET = "s3cr3t-value"  # noqa: S105  the test's own
@@ -117,5 +118,15 @@ def test_report_spec_and_history_are_collected_and_nothing_of_kubernetes(tmp_pat
     assert {f"files{tmp_path}/{name}" for name in ("report.json", "history.jsonl", "history.jsonl.1")} <= names
     assert not any("lock" in name or "sock" in name for name in names if str(tmp_path) in name)
     assert not any("kubernetes" in word for collector in wanted for word in collector.command)
+    assert all(sum(map(len, collector.command)) < 1 << 21 for collector in wanted)
     # grep without a file would read whatever it is started in.
     assert all(len(collector.command) > 3 for collector in wanted if collector.command[0] == "grep")
+
+
+def test_the_queues_of_hundreds_of_vfs_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(5):
+        (tmp_path / f"queue{number}").touch()
+    monkeypatch.setattr(support_bundle, "ATTRIBUTES", (("steering.txt", str(tmp_path), ("queue*",)),))
+    monkeypatch.setattr(support_bundle, "MOST_PATHS", 2)
+    made = {one.name: len(one.command) - 3 for one in collectors((), ()) if one.name.startswith("steering")}
+    assert made == {"steering.txt": 2, "steering-2.txt": 2, "steering-3.txt": 1}
