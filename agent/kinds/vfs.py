@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from attrs import evolve, frozen
 
 from agent.hardware.functions import device_path, vf_count
-from agent.hardware.sysfs import number_or, read_or
+from agent.hardware.sysfs import number_or
 from agent.kinds import links
 from agent.machine import Machine
 from agent.report.records import Change, Disruption
@@ -91,9 +91,11 @@ def absent(change: Change) -> Change:
 
 
 def apply(machine: Machine, change: Change) -> None:
-    """Write the count, with autoprobe off: VFs must be configured before a driver reads their configuration."""
+    """Write the count, with autoprobe off: VFs must be configured before a driver reads their configuration.
+
+    bindings turns it on again. Without VFs nothing would, so it stays on then.
+    """
     path = device_path(change.device)
-    autoprobe = read_or(machine.files, f"{path}/{AUTOPROBE}", "1")
     try:
         if change.after:
             machine.files.write(f"{path}/{AUTOPROBE}", "0")
@@ -103,15 +105,13 @@ def apply(machine: Machine, change: Change) -> None:
         if change.after:
             machine.files.write(f"{path}/sriov_numvfs", str(change.after))
     except OSError as error:
-        _put_back(machine, path, change, autoprobe)
+        _put_back(machine, path, change)
         raise OSError(error.errno, _explain(error)) from error
 
 
-def _put_back(machine: Machine, path: str, change: Change, autoprobe: str) -> None:
+def _put_back(machine: Machine, path: str, change: Change) -> None:
     if change.before and machine.files.read(f"{path}/sriov_numvfs") == "0":
         machine.files.write(f"{path}/sriov_numvfs", str(change.before))
-    if read_or(machine.files, f"{path}/{AUTOPROBE}", autoprobe) != autoprobe:
-        machine.files.write(f"{path}/{AUTOPROBE}", autoprobe)
 
 
 def _explain(error: OSError) -> str:

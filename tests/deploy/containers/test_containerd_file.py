@@ -241,7 +241,8 @@ def test_a_restart_of_containerd_stops_containers_unless_its_unit_spares_them(
 def test_a_file_that_is_a_link_out_of_etc_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.toml").symlink_to(tmp_path / "elsewhere.toml")
     (tmp_path / "elsewhere.toml").write_text("version = 2\n")
-    text = engine_files.SHARED.read_text() + "mode=dry-run engine=containerd main=$1 own=\noverlay\n"
-    [fault] = sh(text, tmp_path / "config.toml")
+    # Without the check it would mount over this machine's own /tmp and /etc.
+    text = f"{engine_files.SHARED.read_text()}mount() {{ echo mounted; exit 0; }}\n"
+    [fault] = sh(f"{text}mode=dry-run engine=containerd main=$1 own=\noverlay\n", tmp_path / "config.toml")
     link = f"{tmp_path}/config.toml is {tmp_path}/elsewhere.toml"
     assert fault == f"fault containerd: {link}, a file outside /etc; put the file itself in /etc"

@@ -62,14 +62,6 @@ def test_the_kernel_binds_new_vfs_by_itself_again_after_all_vfs_were_removed(ker
         assert kernel.files.read(autoprobe) == "1"
 
 
-def test_a_count_that_fails_leaves_autoprobe_as_it_was(kernel: Kernel) -> None:
-    kernel.fault = lambda operation, where, what: (
-        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) if where.endswith("/sriov_numvfs") else None
-    )
-    assert not is_ready(settle(kernel, spec({"count": 2})).conditions)
-    assert kernel.files.read(f"/sys/bus/pci/devices/{PF}/sriov_drivers_autoprobe") == "1"
-
-
 def vf_attributes(kernel: Kernel, index: int) -> dict[str, Any]:
     link = kernel.netlink.link(NAME)
     assert link is not None
