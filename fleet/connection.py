@@ -33,6 +33,12 @@ client_adapter.verify_cluster = _as_other_clients
 TEMPORARY = (429, 503, 504)
 """HTTP status codes of an API server that is overloaded or restarts, so that a retry may succeed."""
 
+
+def unreachable(error: httpx2.TransportError) -> str:
+    """Why the API server gave no answer."""
+    return f"the API server cannot be reached: {str(error) or type(error).__name__}"
+
+
 _transform = generic_client.transform_exception
 
 

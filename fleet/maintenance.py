@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from threading import Event
 from time import monotonic
 from typing import Any, Literal, TypeVar
@@ -26,7 +26,7 @@ from agent.documents import LARGEST_SPEC, load
 from agent.report import names
 from agent.report.records import Disruption
 from fleet.api import ABSENT, CONFLICTS, Api, Failed, code, errors
-from fleet.connection import TEMPORARY
+from fleet.connection import TEMPORARY, unreachable
 from fleet.eviction import Rules, drain, full_name, is_terminating
 from fleet.inventory import Inventory
 from fleet.objects import annotations_of, condition_of, is_cordoned, is_tainted, metadata_of, version_of
@@ -115,10 +115,9 @@ class Maintenance:
             waiting = [pool.submit(maintain_unless_stopped, node) for node in nodes]
             while not all(future.done() for future in waiting):
                 try:
-                    for future in waiting:
-                        future.result()
+                    wait(waiting)
                 except KeyboardInterrupt:
-                    # Also the second time: to end here would leave nodes cordoned without a word.
+                    # A second Ctrl-C waits, too: if the command ended here, no message would name the nodes that stay cordoned.
                     self.tell("stopping; a change that has begun on a node is finished first")
                     self.stop.set()
         for future in waiting:
@@ -291,7 +290,7 @@ def _if_temporary(error: ApiError | httpx2.TransportError) -> str:
         if code(error) not in TEMPORARY:
             raise error
         return f"the API server answers {code(error)}: {error.status.message}"
-    return f"the API server cannot be reached: {str(error) or type(error).__name__}"
+    return unreachable(error)
 
 
 def _budget(error: ApiError) -> str:

@@ -28,6 +28,7 @@ from lightkube.types import PatchType
 
 from agent.report import names
 from fleet.api import ABSENT, CONFLICTS, Api, Failed, code
+from fleet.connection import unreachable
 from fleet.objects import condition_of, conditions_of, is_tainted, labels_of, metadata_of, taints_of, version_of
 from fleet.reading import PlainLease, PlainNodeStatus, read
 from fleet.standing import UNREADABLE, Standing, standing, standings, unreadable
@@ -101,7 +102,7 @@ def sweep(api: Api, share: float, dry: bool) -> SweepResult:
         except ApiError as error:
             failed[name] = error.status.message or str(error)
         except httpx2.TransportError as error:
-            failed[name] = f"the API server cannot be reached: {str(error) or type(error).__name__}"
+            failed[name] = unreachable(error)
         except Failed as error:
             failed[name] = error.message
     for name in decided.renew:
@@ -110,7 +111,7 @@ def sweep(api: Api, share: float, dry: bool) -> SweepResult:
         except ApiError as error:
             failed[name] = f"its Lease was deleted and cannot be created again: {error.status.message or error}"
         except httpx2.TransportError as error:
-            failed[name] = f"its Lease was deleted and cannot be created again: {str(error) or type(error).__name__}"
+            failed[name] = f"its Lease was deleted and cannot be created again: {unreachable(error)}"
     return SweepResult(decided, tuple(tainted), tuple(recovered), tuple(renewed), failed)
 
 

@@ -28,7 +28,7 @@ from tasks.common.status import COMMAND, SPEC
 from tasks.common.texts import Texts
 from tasks.host import irqbalance
 from tasks.kubernetes import reporter
-from tasks.node_spec import NodePlan
+from tasks.node_spec import NodePlan, Plan
 from tasks.packages import INTERPRETERS, NodePython, holds
 from tasks.readiness import MARGIN, TIMEOUT
 
@@ -115,12 +115,16 @@ def restore_values(node_name: str, vfs: bool, timeout: int) -> Commands:
 
 def _is_restored(spec: NodeSpec) -> bool:
     """Whether the agent has nothing left to change for this spec; also if no agent has run on the node yet."""
-    agent = host.get_fact(AgentVersions).current
-    if agent is None:
+    if host.get_fact(AgentVersions).current is None:
         return True
-    python = host.get_fact(NodePython) or INTERPRETERS[0]
-    plan = host.get_fact(NodePlan, version=agent, python=python, _stdin=to_json(spec))
+    plan = _plan(spec)
     return plan is not None and not plan.changes and not plan.errors
+
+
+def _plan(spec: NodeSpec) -> Plan | None:
+    """What the node's present agent would change for a spec; None: it has no agent that can say."""
+    python, agent = host.get_fact(NodePython) or INTERPRETERS[0], host.get_fact(AgentVersions).current or ""
+    return host.get_fact(NodePlan, version=agent, python=python, _stdin=to_json(spec))
 
 
 def _original_vfs(present: NodeSpec) -> tuple[Nic, ...]:
@@ -136,8 +140,7 @@ def _original_vfs(present: NodeSpec) -> tuple[Nic, ...]:
     if not none or was is None or not any(vfs.count for vfs in was.vfs.values()):
         return none
     # The record has PCI addresses, the spec has selectors. The node's planner resolves them: it plans to remove all VFs.
-    python, agent = host.get_fact(NodePython) or INTERPRETERS[0], host.get_fact(AgentVersions).current or ""
-    plan = host.get_fact(NodePlan, version=agent, python=python, _stdin=to_json(NodeSpec(present.node_name, none)))
+    plan = _plan(NodeSpec(present.node_name, none))
     addresses = sorted({change.target for change in plan.changes if change.kind == "vfs"}) if plan else []
     return tuple(
         _with_vfs(address.replace(":", "-"), Selector(pci=address), was.vfs[address].count if address in was.vfs else 0)

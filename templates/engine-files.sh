@@ -5,9 +5,10 @@
 # Until the end of the script, which runs in a mount namespace of its own, /etc is an overlay. The real files are at `real PATH`.
 overlay() {
   for file in "$main" $own; do
-    case $(readlink -f "$file" || true) in
+    target=$(readlink -f "$file" || true)
+    case $target in
     '' | /etc/*) ;;
-    *) fault "$file is $(readlink -f "$file"), a file outside /etc; put the file itself in /etc" ;;
+    *) fault "$file is $target, a file outside /etc; put the file itself in /etc" ;;
     esac
   done
   mount -t tmpfs -o mode=700 tmpfs /tmp

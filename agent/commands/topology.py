@@ -21,7 +21,7 @@ LARGEST = 64 << 20
 """Bytes of another node's answer: a thousand CPUs with a hundred queues each have less."""
 
 LARGEST_NUMBER = 1 << 16
-"""The numbers of CPUs and of NUMA nodes are smaller than this. Linux allows 8192 CPUs on x86."""
+"""A CPU or NUMA node whose number is not smaller is refused. Linux allows 8192 CPUs on x86."""
 
 
 @click.command()

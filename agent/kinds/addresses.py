@@ -312,7 +312,7 @@ def _remove(machine: Machine, ifindex: int, change: Change) -> None:
 
 @contextmanager
 def _others_stay(files: Files, name: str) -> Iterator[None]:
-    """While an IPv4 address is removed: without promote_secondaries the kernel removes later ones of its network as well."""
+    """Turn promote_secondaries on: without it the kernel removes an IPv4 address with later ones of the same network."""
     path = f"{CONF}/{name}/promote_secondaries"
     before = read_or(files, path, "1")
     if before == "0":

@@ -144,7 +144,7 @@ def _plan_without_netdev(address: str, nic: Nic, bound: str | None) -> Iterator[
             PRESENT,
             blocker=f"its driver {bound} creates no netdev for it, and NIC {nic.name} has settings of one: {', '.join(given)}",
             remedy="remove these settings from the NIC, or bind a network driver to it",
-            # A virtual machine has it.
+            # While a virtual machine has the function, nothing is amiss.
             skip_if_owned=family is passthrough.VENDOR,
         )
 

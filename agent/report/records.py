@@ -279,7 +279,7 @@ def from_plain(document: Any, record: type[Record]) -> Record:
     try:
         return _converter.structure(document, record)
     except cattrs.BaseValidationError as error:
-        # A fault reads like: required field missing @ $.conditions[0].type
+        # cattrs describes a fault in this form: required field missing @ $.conditions[0].type
         faults = cattrs.transform_error(error)
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
         raise ValueError(f"not a {record.__name__} of this agent: {faults[0]}{more}") from None

@@ -122,11 +122,9 @@ def either(name: str) -> tuple[str, str] | None:
 def set_along(name: str, others: Iterable[str]) -> list[str]:
     """Those of ``others`` that the kernel sets, too, when ``name`` is written."""
     pattern = _OF_EVERY_NETDEV.get(own := identity(name))
-    return (
-        []
-        if pattern is None
-        else [each for each in others if identity(each) != own and pattern.fullmatch(identity(each))]
-    )
+    if pattern is None:
+        return []
+    return [each for each in others if identity(each) != own and pattern.fullmatch(identity(each))]
 
 
 def netdevs(names: Iterable[str]) -> frozenset[str]:

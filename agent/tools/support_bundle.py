@@ -92,7 +92,7 @@ def collectors(trackbed: Iterable[str], folders: Iterable[Path]) -> Iterator[Col
     yield from (Collector(name, tuple(command.split())) for name, command in PROGRAMS)
     for name, folder, patterns in ATTRIBUTES:
         paths = sorted(str(path) for pattern in patterns for path in Path(folder).glob(pattern))
-        # Without a path, grep would read standard input. With all queues of hundreds of VFs the command would be too long.
+        # No paths make no command: grep would read standard input.
         for part, first in enumerate(range(0, len(paths), MOST_PATHS), 1):
             file = name if part == 1 else name.replace(".", f"-{part}.")
             yield Collector(file, ("grep", "-Hs", "", *paths[first : first + MOST_PATHS]), ANY_ANSWER)
@@ -102,7 +102,7 @@ def collectors(trackbed: Iterable[str], folders: Iterable[Path]) -> Iterator[Col
 
 
 MOST_PATHS = 10_000
-"""Paths of one command. An argument list has 2 MiB (ARG_MAX), and such a path a hundred bytes."""
+"""The most paths in one command. Linux allows 2 MiB of arguments (ARG_MAX), and a path has about a hundred bytes."""
 
 # Globbing reads only directories, which never hangs.
 ATTRIBUTES = (

@@ -53,9 +53,9 @@ class Run:
 
 
 def _known(result: FabricResult, ends: Ends) -> FabricResult:
-    """The result, if this version knows its test and its run has both ends.
+    """Return the result.
 
-    :raises LookupError: neither.
+    :raises LookupError: this version does not know its test, or the run does not have one of its ends.
     """
     _ = TESTS[result.test], ends[result.server], ends[result.client]
     return result

@@ -33,7 +33,7 @@ GRUBBY_STATE = f"{STATE_FOLDER}/kernel-arguments"
 """The arguments that Trackbed has set through grubby, which does not record who set an argument."""
 
 GRUB_PENDING = f"{STATE_FOLDER}/grub-pending"
-"""There from a change of GRUB's drop-in until update-grub has succeeded."""
+"""This file exists from a change of GRUB's drop-in until update-grub has succeeded."""
 
 SYSCTLS = "/etc/sysctl.d/90-trackbed.conf"
 INITRAMFS_STATE = f"{STATE_FOLDER}/initramfs"

@@ -97,7 +97,9 @@ class Builds(FactBase[list[Build]]):
         return script("if command -v dkms >/dev/null; then dkms status; fi")
 
     def process(self, output: list[str]) -> list[Build]:
-        """Parse ``erdma/1.0, 6.1.0-9-amd64, x86_64: installed`` or ``erdma/1.0: added``; before DKMS 3 ``erdma, 1.0``.
+        """Parse lines such as ``erdma/1.0, 6.1.0-9-amd64, x86_64: installed`` or ``erdma/1.0: added``.
+
+        Before DKMS 3 a line begins with ``erdma, 1.0``.
 
         :returns: the builds by module, the newest version last.
         """

@@ -1,6 +1,6 @@
 """Holds of packages: apt's, and dnf's version locks.
 
-/var/lib/trackbed/holds  the holds that the deploy has set, one a line. The removal releases these, and none of an administrator
+/var/lib/trackbed/holds  the holds that the deploy has set, one a line. The removal releases only these.
 """
 
 from __future__ import annotations
