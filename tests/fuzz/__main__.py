@@ -35,6 +35,7 @@ def main() -> int:
     what.add_argument("--cases", type=int, help="a number of cases instead")
     what.add_argument("--input", type=Path, help="check this file alone")
     given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
     worst = 0
     for name in targets.names() if given.target == "all" else [given.target]:
         if given.input:
