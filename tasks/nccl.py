@@ -19,7 +19,7 @@ from pyinfra.context import host
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key, host_data, record
 from tasks.common.templates import render
-from tasks.common.texts import MARK, Texts, place
+from tasks.common.texts import MARK, Texts, replace
 from tasks.hardware import UNKNOWN, Hardware, InspectedFunction, RdmaDevice, here, is_erdma, shared
 
 PATH = "/etc/nccl.conf"
@@ -261,4 +261,4 @@ def write(wanted: Nccl | None) -> Commands:
         return
     if have and not have.startswith(MARK):
         yield script('cp -p "$1" "$2"', PATH, PREVIOUS)
-    yield from place(PATH, have, want)
+    yield from replace({PATH: have}, {PATH: want})

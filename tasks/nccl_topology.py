@@ -22,7 +22,7 @@ from pyinfra.context import host
 
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.facts import FactBase
-from tasks.common.texts import MARK, Texts, place
+from tasks.common.texts import MARK, Texts, replace
 from tasks.hardware import UNKNOWN, Hardware, here
 from tasks.nccl import NCCL, TOPOLOGY, functions
 
@@ -265,4 +265,4 @@ def write(wanted: bool) -> Commands:
     if have == want or (not want and not have.startswith(HEADER)):
         host.noop(f"{TOPOLOGY} is up to date")
         return
-    yield from place(TOPOLOGY, have, want)
+    yield from replace({TOPOLOGY: have}, {TOPOLOGY: want})

@@ -112,10 +112,20 @@ class NodeRebootRequests(FactBase[RebootRequests]):
 
 
 # The rename makes the request appear complete: half a reason would be another request.
-_REQUEST = """
-mkdir -p "$1"
-printf '%s\\n%s\\n' "$(cat /proc/sys/kernel/random/boot_id)" "$3" > "$1/.$2.new"
-mv -T "$1/.$2.new" "$1/$2"
+REQUEST = """
+request() {
+  mkdir -p "$1"
+  printf '%s\\n%s\\n' "$(cat /proc/sys/kernel/random/boot_id)" "$3" > "$1/.$2.new"
+  mv -T "$1/.$2.new" "$1/$2"
+}
+"""
+"""A shell function for scripts whose change needs a reboot: `request FOLDER TASK REASON`.
+
+If the change and the request were two commands, the request would be lost if a deploy was interrupted in between.
+"""
+
+_REQUEST = f"""{REQUEST}
+request "$@"
 """
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from io import StringIO
 
 from pyinfra.api.command import FileUploadCommand, StringCommand
@@ -18,7 +19,7 @@ MARK = "# Written by Trackbed;"
 HEADER = f"{MARK} changes here are overwritten.\n"
 
 # $a\\ ends the last line of a file that has no final line end.
-_READ = """
+READ = """
 for path; do
   if [ -f "$path" ]; then echo "file $path"; sed -e 's/^/:/' -e '$a\\' "$path"; fi
 done
@@ -32,19 +33,24 @@ class Texts(FactBase[dict[str, str]]):
 
     def command(self, paths: tuple[str, ...]) -> StringCommand:
         """Print all files by one script."""
-        return script(_READ, *paths)
+        return script(READ, *paths)
 
     def process(self, output: list[str]) -> dict[str, str]:
-        """Parse a line with each file's path, then the file's lines, each after a colon."""
-        texts: dict[str, str] = {}
-        path = ""
-        for line in output:
-            if line.startswith(":"):
-                texts[path] += f"{line[1:]}\n"
-            else:
-                path = line.removeprefix("file ")
-                texts[path] = ""
-        return texts
+        """Parse what the script prints."""
+        return parsed(output)
+
+
+def parsed(output: list[str]) -> dict[str, str]:
+    """Parse the output of :data:`READ`: a line with each file's path, then the file's lines, each after a colon."""
+    texts: dict[str, str] = {}
+    path = ""
+    for line in output:
+        if line.startswith(":"):
+            texts[path] += f"{line[1:]}\n"
+        else:
+            path = line.removeprefix("file ")
+            texts[path] = ""
+    return texts
 
 
 def written(name: str, path: str, text: str) -> OperationMeta:
@@ -55,21 +61,32 @@ def written(name: str, path: str, text: str) -> OperationMeta:
 
 
 # The rename shows readers the old file or the new one. NFD, which reads a whole folder, ignores dotfiles.
-_PLACE = """
-chmod 644 "$1"
-mv -T "$1" "$2"
+_REPLACE = """
+while [ "$1" != -- ]; do
+  new=${2%/*}/.${2##*/}.new
+  if [ "$1" = put ]; then chmod 644 "$new"; mv -T "$new" "$2"; else rm -f "$2"; fi
+  shift 2
+done
+shift
 """
 
 
-def place(path: str, have: str, want: str) -> Commands:
-    """For an operation: replace a file in one step if it differs; with an empty text, remove it."""
-    if have == want:
+def replace(have: Mapping[str, str], want: Mapping[str, str], after: str = "", *arguments: str) -> Commands:
+    """For an operation: replace the files that differ, each in one step, and remove those with no text in ``want``.
+
+    :param have: the texts by path, as on the node.
+    :param after: a constant shell script that makes a program read the files, with these ``arguments``. One command replaces
+        the files and runs it: after a deploy that was interrupted in between, the next one would see no difference.
+    """
+    differ = [path for path in {**want, **have} if have.get(path, "") != want.get(path, "")]
+    if not differ:
         return
-    if not want:
-        yield script('rm -f "$1"', path)
-        return
-    folder, _, name = path.rpartition("/")
-    new = f"{folder}/.{name}.new"
-    yield script('mkdir -p "$1"', folder)
-    yield FileUploadCommand(StringIO(want), new, remote_temp_filename=host.get_temp_filename(new))
-    yield script(_PLACE, new, path)
+    put = [path for path in differ if want.get(path)]
+    if put:
+        yield script('mkdir -p "$@"', *dict.fromkeys(path.rpartition("/")[0] for path in put))
+    for path in put:
+        folder, _, name = path.rpartition("/")
+        new = f"{folder}/.{name}.new"
+        yield FileUploadCommand(StringIO(want[path]), new, remote_temp_filename=host.get_temp_filename(new))
+    words = [word for path in differ for word in ("put" if path in put else "remove", path)]
+    yield script(_REPLACE + after, *words, "--", *arguments)

@@ -320,18 +320,19 @@ done
 
 # Listing an initramfs takes seconds and making one takes minutes, so both are done only after a change. An initramfs that is
 # newer than the options contains them.
-_UPDATE_INITRAMFS = """
-options=$1 state=$2 image=$3
-shift 3
+_UPDATE_INITRAMFS = f"""{reboot.REQUEST}
+options=$1 state=$2 image=$3 requests=$4 task=$5 reason=$6
+shift 6
 if [ ! -e "$options" ] || [ "$options" -nt "$image" ]; then
   if command -v lsinitramfs >/dev/null; then list=$(lsinitramfs "$image"); else list=$(lsinitrd "$image"); fi
   wanted=
-  case "$list" in *"${options#/}"*) wanted=yes ;; esac
+  case "$list" in *"${{options#/}}"*) wanted=yes ;; esac
   for module; do
     if printf '%s\\n' "$list" | tr - _ | grep -q "/$(printf %s "$module" | tr - _)\\.ko"; then wanted=yes; fi
   done
   if [ -n "$wanted" ]; then
     if command -v update-initramfs >/dev/null; then update-initramfs -u -k "$(uname -r)"; else dracut --force "$image"; fi
+    request "$requests" "$task" "$reason"
   fi
 fi
 mkdir -p "$(dirname "$state")"
@@ -362,7 +363,10 @@ def initramfs(modules: tuple[str, ...]) -> Commands:
     if have is None or (not modules and not have[1]) or have[0] == have[1]:
         host.noop("the initramfs has the modules' options")
         return
-    yield script(_UPDATE_INITRAMFS, kernel_modules.OPTIONS, INITRAMFS_STATE, have[0].split()[0], *modules)
-    after = host.get_fact(Initramfs)
-    if after is not None and after[0].split()[:3] != have[0].split()[:3]:
-        yield from reboot.request("initramfs", f"options of modules in {after[0].split()[0]} have changed")
+    image = have[0].split()[0]
+    yield script(
+        _UPDATE_INITRAMFS,
+        *(kernel_modules.OPTIONS, INITRAMFS_STATE, image),
+        *(reboot.FOLDER, "initramfs", f"options of modules in {image} have changed"),
+        *modules,
+    )

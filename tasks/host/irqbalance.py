@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pyinfra.api.command import StringCommand
-from pyinfra.api.operation import OperationMeta, operation
+from pyinfra.api.operation import operation
 from pyinfra.context import host
 from pyinfra.operations import files, systemd
 
 from agent.spec.node import IrqbalancePolicy, Mode
 from tasks.common import archive
-from tasks.common.commands import Commands, changes, script
+from tasks.common.commands import Commands, script
 from tasks.common.facts import FactBase
+from tasks.common.texts import Texts, replace
 
 UNIT = "irqbalance.service"
 SCRIPT = "/usr/local/libexec/trackbed-irqbalance-policy"
@@ -54,18 +55,21 @@ def policy(wanted: IrqbalancePolicy, mode: Mode = "enforce") -> None:
         systemd.service(name="irqbalance off", service=UNIT, running=False, enabled=False)
     if banned:
         files.put(name="Policy script", src=str(SCRIPT_SOURCE), dest=SCRIPT, mode="755")
-        drop_in = files.put(name="Drop-in", src=str(DROP_IN_SOURCE), dest=DROP_IN, mode="644")
-    else:
-        drop_in = files.file(name="No drop-in", path=DROP_IN, present=False)
-    restart(name="irqbalance restarted", banned=banned, drop_in=drop_in)
+    use_script(name="irqbalance's drop-in", banned=banned)
+
+
+_RESTART = """
+systemctl daemon-reload
+systemctl try-restart "$1"
+"""
 
 
 @operation()
-def restart(banned: bool, drop_in: OperationMeta) -> Commands:
-    """Make systemd read a changed drop-in, and restart the service if it runs with another command line."""
-    changed = changes(drop_in)
+def use_script(banned: bool) -> Commands:
+    """Write the drop-in that names the policy script, or remove it. Restart the service if it runs without the script."""
+    have = host.get_fact(Texts, paths=(DROP_IN,))
+    want = {DROP_IN: DROP_IN_SOURCE.read_text()} if banned else {}
     running = host.get_fact(IrqbalanceCommand)
-    if changed:
-        yield StringCommand("systemctl", "daemon-reload")
-    if changed or (running and banned and f"--policyscript={SCRIPT}" not in running):
+    if have == want and running and banned and f"--policyscript={SCRIPT}" not in running:
         yield StringCommand("systemctl", "try-restart", UNIT)
+    yield from replace(have, want, _RESTART, UNIT)

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from pyinfra.api.command import StringCommand
 from pyinfra.api.deploy import deploy
-from pyinfra.api.operation import OperationMeta, operation
+from pyinfra.api.operation import operation
 from pyinfra.context import host
 
 from agent.spec.node import NodeSpec
-from tasks.common.commands import Commands, changes, script
+from tasks.common.commands import Commands, script
 from tasks.common.facts import FactBase
-from tasks.common.texts import HEADER, written
+from tasks.common.texts import HEADER, Texts, replace, written
 
 RULE = "/etc/udev/rules.d/70-trackbed-vfs.rules"
 NETWORK = "/etc/systemd/network/10-trackbed-vfs.network"
@@ -95,9 +95,10 @@ def ignore_vfs(spec: NodeSpec) -> None:
     rules = NETWORKD_CONF_TEXT if addresses and NETWORKD in installed else ""
     written(name="networkd leaves rules", path=NETWORKD_CONF, text=rules)
     managers = installed if vfs else []
-    rule = written(name="Mark VFs", path=RULE, text=RULE_TEXT if managers else "")
-    network = written(name="networkd ignores VFs", path=NETWORK, text=NETWORK_TEXT if NETWORKD in managers else "")
-    apply(name="Existing VFs", managers=managers, changed=(rule, network))
+    want = {RULE: RULE_TEXT} if managers else {}
+    if NETWORKD in managers:
+        want[NETWORK] = NETWORK_TEXT
+    mark(name="Mark VFs", want=want)
 
 
 # A change event neither renames a netdev nor sets it down.
@@ -110,10 +111,10 @@ if systemctl --quiet is-active systemd-networkd; then networkctl reload; fi
 
 
 @operation()
-def apply(managers: list[str], changed: tuple[OperationMeta, ...]) -> Commands:
-    """Make udev process the VFs that it has not marked, and networkd read its files again."""
-    unmarked = host.get_fact(UnmarkedVfs) if managers else []
-    if not unmarked and not any(map(changes, changed)):
-        host.noop("the network managers ignore VFs")
-        return
-    yield script(_APPLY, *unmarked)
+def mark(want: dict[str, str]) -> Commands:
+    """Write the files, make udev process the VFs that it has not marked, and networkd read its files again."""
+    have = host.get_fact(Texts, paths=(RULE, NETWORK))
+    unmarked = host.get_fact(UnmarkedVfs) if want else []
+    if have == want and unmarked:
+        yield script(_APPLY, *unmarked)
+    yield from replace(have, want, _APPLY, *unmarked)

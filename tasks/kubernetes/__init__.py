@@ -33,7 +33,7 @@ from tasks.common.commands import Commands, fail, script, warn
 from tasks.common.connection import deploys_itself
 from tasks.common.data import Key, record, without_password
 from tasks.common.facts import FactBase
-from tasks.common.texts import Texts, place
+from tasks.common.texts import Texts, replace
 from tasks.kubernetes.label_keys import EXTENDED_RESOURCE
 
 SETTINGS = str(published.SETTINGS)
@@ -225,6 +225,11 @@ class NewToken:
     token: str = ""
 
 
+_RESTART = """
+systemctl try-restart "$1" 2>/dev/null || true
+"""
+
+
 @operation()
 def deliver(want: ReporterSetup | None) -> Commands:
     """Write the files that differ, and restart the reporter if it runs."""
@@ -249,9 +254,9 @@ def deliver(want: ReporterSetup | None) -> Commands:
         new_token = NewToken()
         yield FunctionCommand(_get_token, (want, new_token), {})
         yield _keep_secret(new_token.token)
-    for path, text in texts.items():
-        yield from place(path, have.get(path, ""), text)
-    yield script('systemctl try-restart "$1" 2>/dev/null || true', UNIT)
+    if have == texts:
+        yield script(_RESTART, UNIT)
+    yield from replace(have, texts, _RESTART, UNIT)
 
 
 def _name(settings: str) -> str:

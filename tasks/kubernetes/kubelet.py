@@ -9,21 +9,20 @@ The units and kubeconfig files of k3s and RKE2 are from vendor documents (docs.k
 from __future__ import annotations
 
 import re
-from io import StringIO
 from typing import Literal
 
 from attrs import frozen
-from pyinfra.api.command import PyinfraCommand, QuoteString, StringCommand
+from pyinfra.api.command import StringCommand
 from pyinfra.api.exceptions import DeployError
 from pyinfra.api.operation import operation
 from pyinfra.context import host
-from pyinfra.operations import files
 
 from tasks.common import archive
 from tasks.common.commands import Commands, script
 from tasks.common.data import Key, record
 from tasks.common.facts import FactBase
 from tasks.common.status import COMMAND
+from tasks.common.texts import READ, parsed, replace
 from tasks.kubernetes import KUBERNETES
 
 Policy = Literal["hold", "start-tainted"]
@@ -98,23 +97,23 @@ class Kubelet:
 KUBELET: Key[Kubelet | None] = Key("kubelet", None, record(Kubelet))
 KEYS = (KUBELET,)
 
-_GATES = """
-for file in "$1"/*.d/"$2"; do
-  if [ -e "$file" ]; then sha256sum "$file"; fi
-done
-"""
+_GATES = f"""
+set -- "$1"/*.d/"$2"
+{READ}"""
 
 
-class Gates(FactBase[list[str] | None]):
-    """The paths of Trackbed's drop-ins on the node; None: unknown."""
+class Gates(FactBase[dict[str, str]]):
+    """Trackbed's drop-ins on the node, by path."""
+
+    default = dict
 
     def command(self) -> StringCommand:
         """Look for them in the drop-in folders of all units."""
         return script(_GATES, UNITS, NAME)
 
-    def process(self, output: list[str]) -> list[str]:
-        """Parse lines of a checksum and a path."""
-        return [line.split(None, 1)[1] for line in output]
+    def process(self, output: list[str]) -> dict[str, str]:
+        """Parse what the script prints."""
+        return parsed(output)
 
 
 def gate() -> None:
@@ -128,24 +127,13 @@ def gate() -> None:
             f"{host.name}.{KUBELET.name}: on an unverified node the kubelet starts only when the reporter has published to "
             f"Kubernetes; give the key {KUBERNETES.name!r}, or the policy 'hold' without a deadline"
         )
-    place(
-        name="Kubelet's gate",
-        drop_in=None if wanted is None else wanted.drop_in,
-        text=None if wanted is None else wanted.text,
-    )
+    place(name="Kubelet's gate", want={} if wanted is None else {wanted.drop_in: wanted.text})
 
 
 @operation()
-def place(drop_in: str | None, text: str | None) -> Commands:
+def place(want: dict[str, str]) -> Commands:
     """Write the drop-in if it differs, remove others of Trackbed's, and reload systemd. The kubelet is not restarted."""
     have = host.get_fact(Gates)
-    changes: list[PyinfraCommand] = [
-        StringCommand("rm", "-f", QuoteString(other)) for other in sorted(set(have or ()) - {drop_in})
-    ]
-    if drop_in is not None and text is not None:
-        changes += files.put._inner(src=StringIO(text), dest=drop_in, mode="644")
-    if not changes:
+    if have == want:
         host.noop("the kubelet's gate is up to date")
-        return
-    yield from changes
-    yield StringCommand("systemctl", "daemon-reload")
+    yield from replace(have, want, "systemctl daemon-reload\n")

@@ -24,7 +24,7 @@ from agent.reporter.settings import Label, Role
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key, host_data, record
 from tasks.common.facts import FactBase
-from tasks.common.texts import HEADER, Texts, place
+from tasks.common.texts import HEADER, Texts, replace
 from tasks.hardware import MELLANOX, UNKNOWN, Hardware, here, is_erdma, shared
 from tasks.kubernetes import KUBERNETES
 from tasks.kubernetes.label_keys import EXTENDED_RESOURCE, Writer, fault
@@ -366,8 +366,5 @@ def write(wanted: Labels | None, tainted: bool) -> Commands:
     if have == want:
         host.noop("the labels' files are up to date")
         return
-    for path in PATHS:
-        yield from place(path, have.get(path, ""), want.get(path, ""))
-    if have.get(DROP_IN) != want.get(DROP_IN):
-        # No restart: the kubelet uses these arguments only when it registers the Node.
-        yield StringCommand("systemctl", "daemon-reload")
+    # No restart: the kubelet uses these arguments only when it registers the Node.
+    yield from replace(have, want, "systemctl daemon-reload\n" if have.get(DROP_IN) != want.get(DROP_IN) else "")

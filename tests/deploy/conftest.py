@@ -173,5 +173,19 @@ def file_answers(path: str, text: str, mode: str = "-rw-r--r--") -> Answers:
     }
 
 
+FILES = 'echo "file $path"'
+
+
+def files(**texts: str) -> Answers:
+    """The answer of the facts that read text files, by path."""
+    return {
+        FILES: [
+            line
+            for path, text in texts.items()
+            for line in (f"file {path}", *(f":{each}" for each in text.splitlines()))
+        ]
+    }
+
+
 def _stat(path: str, mode: str) -> str:
     return f"user=root group=root mode={mode} atime=1 mtime=1 ctime=1 size=1 '{path}'"

@@ -146,14 +146,15 @@ def test_several_files_are_read_byte_for_byte(tmp_path: Path) -> None:
     (tmp_path / "a").write_text(":x\n\n# file b\n")
     (tmp_path / "b").write_text("")
     paths = [str(tmp_path / name) for name in ("a", "b", "c")]
-    assert texts.Texts().process(sh(texts._READ, *paths)) == {paths[0]: ":x\n\n# file b\n", paths[1]: ""}
+    assert texts.Texts().process(sh(texts.READ, *paths)) == {paths[0]: ":x\n\n# file b\n", paths[1]: ""}
 
 
-def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
+def test_files_are_replaced_as_a_whole_and_read_by_the_same_command(tmp_path: Path) -> None:
     (tmp_path / ".a.new").write_text("new\n")
-    (tmp_path / "a").write_text("old\n")
-    sh(texts._PLACE, tmp_path / ".a.new", tmp_path / "a")
-    assert (tmp_path / "a").read_text() == "new\n"
+    for name in ("a", "b"):
+        (tmp_path / name).write_text("old\n")
+    read = 'cat "$1/a"; ls "$1"'
+    assert sh(texts._REPLACE + read, "put", tmp_path / "a", "remove", tmp_path / "b", "--", tmp_path) == ["new", "a"]
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o644
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 

@@ -7,9 +7,8 @@ from pyinfra.api.exceptions import DeployError
 
 from tasks import nccl
 from tasks.common.commands import script
-from tests.deploy.conftest import Answers, Node, Result
+from tests.deploy.conftest import Answers, Node, Result, files
 from tests.deploy.hardware import CONNECTX, ERDMA, GPUS, RAIL1, SECOND, VF, VIRTIO, function, has, nic, nics, rdma
-from tests.deploy.kubernetes.test_labels import FILES, files
 
 HEADER = "# Written by Trackbed; changes here are overwritten.\n"
 TYPE_1 = f"{HEADER}NCCL_SOCKET_IFNAME=eth0\nNCCL_IB_HCA=mlx5\nNCCL_DEBUG=INFO\n"
@@ -31,7 +30,7 @@ def test_nccl_does_not_take_the_header_for_a_setting() -> None:
 def test_a_cloud_instance_of_type_1_uses_rdma(node: Node, series: str) -> None:
     result = deploy(node, {"series": series}, has(CONNECTX, others=GPUS))
     assert result.uploads[NEW].decode() == TYPE_1
-    assert result.flat[-1].endswith(f"sh {NEW} /etc/nccl.conf")
+    assert result.flat[-1].endswith("sh put /etc/nccl.conf --")
 
 
 @pytest.mark.parametrize(
@@ -115,8 +114,8 @@ def test_nothing_is_done_if_the_file_is_in_place(node: Node) -> None:
 
 def test_without_the_key_only_trackbed_s_file_is_removed(node: Node) -> None:
     assert deploy(node, None, files(**{nccl.PATH: "NCCL_DEBUG=WARN"})).flat == []
-    assert deploy(node, None, files(**{nccl.PATH: ROCE})).flat[0].endswith(f"sh {nccl.PATH}")
-    assert deploy(node, None, {FILES: []}).flat == []
+    assert deploy(node, None, files(**{nccl.PATH: ROCE})).flat[0].endswith(f"sh remove {nccl.PATH} --")
+    assert deploy(node, None, files()).flat == []
 
 
 def test_another_s_file_is_kept_and_restored(node: Node) -> None:

@@ -14,9 +14,8 @@ from agent.spec.node import from_mapping
 from tasks import nccl, nccl_topology
 from tasks.hardware import Hardware
 from tasks.nccl_topology import HEADER, PciFunction, PciTopology
-from tests.deploy.conftest import Answers, Node, Result
+from tests.deploy.conftest import Answers, Node, Result, files
 from tests.deploy.hardware import CONNECTX, SECOND, V2, VF, VIRTIO, function, hardware, has, nics, rdma
-from tests.deploy.kubernetes.test_labels import files
 
 MASKS = {"0": "00000000,0000ffff", "1": "00000000,ffff0000"}
 GPU = "gpu 0000:1b:00.0 nvidia"
@@ -275,7 +274,7 @@ def deploy(node: Node, given: dict[str, Any] | None, answers: Answers) -> Result
 def test_the_file_is_written_if_the_key_asks_for_it(node: Node) -> None:
     result = deploy(node, {"network_type": 1, "topology": True}, answers(CONNECTX, SECOND))
     assert result.uploads[NEW].decode() == FILE
-    assert result.flat[-1].endswith(f"sh {NEW} {nccl.TOPOLOGY}")
+    assert result.flat[-1].endswith(f"sh put {nccl.TOPOLOGY} --")
 
 
 def test_nothing_is_done_if_the_file_is_in_place(node: Node) -> None:
@@ -286,7 +285,7 @@ def test_nothing_is_done_if_the_file_is_in_place(node: Node) -> None:
 @pytest.mark.parametrize("given", [None, {"network_type": 1}])
 def test_without_the_key_only_trackbed_s_file_is_removed(node: Node, given: dict[str, Any] | None) -> None:
     assert deploy(node, given, files(**{nccl.TOPOLOGY: "<system/>"})).flat == []
-    assert deploy(node, given, files(**{nccl.TOPOLOGY: FILE})).flat[0].endswith(f"sh {nccl.TOPOLOGY}")
+    assert deploy(node, given, files(**{nccl.TOPOLOGY: FILE})).flat[0].endswith(f"sh remove {nccl.TOPOLOGY} --")
 
 
 def test_a_node_without_gpu_and_rdma_device_is_refused(node: Node) -> None:

@@ -161,7 +161,7 @@ def test_a_file_without_a_final_line_end_does_not_hide_the_next(tmp_path: Path) 
     paths = [tmp_path / "one", tmp_path / "absent", tmp_path / "two"]
     paths[0].write_text("a\nb")
     paths[2].write_text("c\n")
-    assert texts.Texts().process(sh(texts._READ, *paths)) == {str(paths[0]): "a\nb\n", str(paths[2]): "c\n"}
+    assert texts.Texts().process(sh(texts.READ, *paths)) == {str(paths[0]): "a\nb\n", str(paths[2]): "c\n"}
 
 
 @pytest.mark.parametrize("others", ["", "mine\n"])
@@ -404,19 +404,22 @@ def test_an_initramfs_is_made_again_if_it_has_the_module(tmp_path: Path) -> None
     path = f"{tmp_path}/bin:{os.environ['PATH']}"
 
     def look(*modules: str) -> None:
-        sh(boot._UPDATE_INITRAMFS, options, tmp_path / "state", image, *modules, PATH=path)
+        given = (options, tmp_path / "state", image, tmp_path / "reboots", "initramfs", "options have changed")
+        sh(boot._UPDATE_INITRAMFS, *given, *modules, PATH=path)
         have = initramfs(tmp_path)
         assert have is not None
         assert have[0] == have[1]
 
     look("erdma")
     assert image.read_text() == "one"
+    assert not (tmp_path / "reboots").exists()
     options.write_text("options ib-core netns_mode=N\n")
     have = initramfs(tmp_path)
     assert have is not None
     assert have[0] != have[1]
     look("ib-core")
     assert image.read_text() == "oneagain\n"
+    assert (tmp_path / "reboots/initramfs").read_text().splitlines()[1:] == ["options have changed"]
     # It is newer than the options now.
     look("ib-core")
     assert image.read_text() == "oneagain\n"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from agent.kinds.host.irqbalance import LIST, SCRIPT
 from tasks.host import irqbalance
-from tests.deploy.conftest import Answers, Node, file_answers
+from tests.deploy.conftest import Answers, Node, file_answers, files
 
 RUNS = {
     "--property SubState": ["Id=irqbalance.service", "SubState=running"],
@@ -13,13 +13,15 @@ ABSENT = {
     "--property UnitFileState": ["Id=irqbalance.service", "UnitFileState="],
 }
 MAIN_PID = "--property=MainPID"
+RESTART = 'systemctl daemon-reload\nsystemctl try-restart "$1"\n'
+NEW = "/etc/systemd/system/irqbalance.service.d/.trackbed.conf.new"
 RUNS_WITH_OURS = ["/usr/sbin/irqbalance", "--foreground", f"--policyscript={SCRIPT}"]
 
 
 def in_place() -> Answers:
     return {
         **file_answers(irqbalance.SCRIPT, irqbalance.SCRIPT_SOURCE.read_text(), mode="-rwxr-xr-x"),
-        **file_answers(irqbalance.DROP_IN, irqbalance.DROP_IN_SOURCE.read_text()),
+        **files(**{irqbalance.DROP_IN: irqbalance.DROP_IN_SOURCE.read_text()}),
     }
 
 
@@ -46,9 +48,9 @@ def test_in_observe_mode_irqbalance_is_left_alone(node: Node) -> None:
 
 def test_with_the_policy_banned_irqbalance_runs_with_our_script(node: Node) -> None:
     result = node.deploy(lambda: irqbalance.policy("banned"), RUNS)
-    assert f"--policyscript={irqbalance.SCRIPT}" in result.uploads[irqbalance.DROP_IN].decode()
+    assert f"--policyscript={irqbalance.SCRIPT}" in result.uploads[NEW].decode()
     assert f" {LIST}; then echo ban=true" in result.uploads[irqbalance.SCRIPT].decode()
-    assert result.flat[-2:] == ["systemctl daemon-reload", "systemctl try-restart irqbalance.service"]
+    assert result.flat[-1].endswith(f"{RESTART}' sh put {irqbalance.DROP_IN} -- irqbalance.service")
 
 
 def test_what_is_in_place_and_runs_is_left_alone(node: Node) -> None:
@@ -65,11 +67,8 @@ def test_one_that_runs_without_our_script_is_restarted(node: Node) -> None:
 
 def test_another_policy_removes_the_drop_in(node: Node) -> None:
     result = node.deploy(lambda: irqbalance.policy("untouched"), {**RUNS, **in_place(), MAIN_PID: RUNS_WITH_OURS})
-    assert result.flat == [
-        f"rm -f {irqbalance.DROP_IN}",
-        "systemctl daemon-reload",
-        "systemctl try-restart irqbalance.service",
-    ]
+    (command,) = result.flat
+    assert command.endswith(f"{RESTART}' sh remove {irqbalance.DROP_IN} -- irqbalance.service")
 
 
 def test_deploy_and_agent_name_the_same_files() -> None:

@@ -5,10 +5,12 @@ from typing import Any
 from agent.spec.node import NodeSpec, from_mapping
 from tasks.host import network_managers
 from tasks.host.network_managers import NETWORK, NETWORK_TEXT, NETWORKD_CONF, RULE, RULE_TEXT
-from tests.deploy.conftest import Answers, Node, Result, file_answers
+from tests.deploy.conftest import Answers, Node, Result, file_answers, files
 
 MANAGERS = "for program in"
 UNMARKED = "for link in"
+NEW_RULE = "/etc/udev/rules.d/.70-trackbed-vfs.rules.new"
+NEW_NETWORK = "/etc/systemd/network/.10-trackbed-vfs.network.new"
 BOTH = ["NetworkManager", "systemd-networkd"]
 
 
@@ -23,26 +25,26 @@ def deploy(node: Node, answers: Answers, wanted: NodeSpec | None = None) -> Resu
 
 def test_both_managers_get_files_and_existing_vfs_are_marked(node: Node) -> None:
     result = deploy(node, {MANAGERS: BOTH, UNMARKED: ["ens1f0v0", "ens1f0v1"]})
-    assert result.uploads == {RULE: RULE_TEXT.encode(), NETWORK: NETWORK_TEXT.encode()}
-    (command,) = result.commands["Network managers | Existing VFs"]
-    assert command.endswith(" sh ens1f0v0 ens1f0v1")
+    assert result.uploads == {NEW_RULE: RULE_TEXT.encode(), NEW_NETWORK: NETWORK_TEXT.encode()}
+    command = result.flat[-1]
+    assert command.endswith(f" sh put {RULE} put {NETWORK} -- ens1f0v0 ens1f0v1")
     assert "networkctl reload" in command
 
 
 def test_without_networkd_only_the_rule_for_networkmanager_is_written(node: Node) -> None:
     result = deploy(node, {MANAGERS: ["NetworkManager"]})
-    assert list(result.uploads) == [RULE]
+    assert list(result.uploads) == [NEW_RULE]
 
 
 def test_nothing_is_done_if_all_is_in_place(node: Node) -> None:
-    there = file_answers(RULE, RULE_TEXT) | file_answers(NETWORK, NETWORK_TEXT)
+    there = files(**{RULE: RULE_TEXT, NETWORK: NETWORK_TEXT})
     result = deploy(node, {**there, MANAGERS: BOTH, UNMARKED: []})
     assert not any(result.planned.values())
     assert result.flat == []
 
 
 def test_a_vf_older_than_the_rule_is_marked_by_the_next_deploy(node: Node) -> None:
-    there = file_answers(RULE, RULE_TEXT) | file_answers(NETWORK, NETWORK_TEXT)
+    there = files(**{RULE: RULE_TEXT, NETWORK: NETWORK_TEXT})
     result = deploy(node, {**there, MANAGERS: BOTH, UNMARKED: ["ens1f0v1"]})
     assert len(result.flat) == 1
     assert result.flat[0].endswith(" sh ens1f0v1")
@@ -55,11 +57,10 @@ def test_without_a_network_manager_nothing_is_written(node: Node) -> None:
 
 
 def test_without_vfs_the_files_are_removed(node: Node) -> None:
-    result = deploy(
-        node, {MANAGERS: BOTH, **file_answers(RULE, RULE_TEXT), **file_answers(NETWORK, NETWORK_TEXT)}, spec(0)
-    )
-    assert f"rm -f {RULE}" in result.flat
-    assert f"rm -f {NETWORK}" in result.flat
+    result = deploy(node, {MANAGERS: BOTH, **files(**{RULE: RULE_TEXT, NETWORK: NETWORK_TEXT})}, spec(0))
+    (command,) = result.flat
+    assert command.endswith(f" sh remove {RULE} remove {NETWORK} --")
+    assert "networkctl reload" in command
     assert result.uploads == {}
 
 

@@ -6,16 +6,16 @@ import pytest
 from pyinfra.api.exceptions import DeployError
 
 from tasks.kubernetes import kubelet
-from tests.deploy.conftest import Answers, Node, file_answers
+from tests.deploy.conftest import Answers, Node, files
 
 DROP_IN = "/etc/systemd/system/kubelet.service.d/20-trackbed-gate.conf"
 K3S = "/etc/systemd/system/k3s-agent.service.d/20-trackbed-gate.conf"
-GATES = "sha256sum"
+NEW = "/etc/systemd/system/kubelet.service.d/.20-trackbed-gate.conf.new"
 HOLD = "ExecStartPre=/usr/local/bin/trackbed wait --first-pass --joined /etc/kubernetes/kubelet.conf"
 
 
 def has(*paths: str) -> Answers:
-    return {GATES: [f"{'0' * 64}  {path}" for path in paths]}
+    return files(**dict.fromkeys(paths, "another text"))
 
 
 def gate(node: Node, answers: Answers, **data: Any) -> tuple[list[str], str]:
@@ -32,7 +32,8 @@ def test_without_the_key_there_is_no_gate(node: Node) -> None:
 
 def test_the_kubelet_is_held_and_not_restarted(node: Node) -> None:
     commands, text = gate(node, has(), kubelet={"policy": "hold"})
-    assert commands[-3:] == [f"upload {DROP_IN}", f"chmod 644 {DROP_IN}", "systemctl daemon-reload"]
+    assert commands[-2] == f"upload {NEW}"
+    assert commands[-1].endswith(f"systemctl daemon-reload\n' sh put {DROP_IN} --")
     assert text.splitlines()[-1] == HOLD
     assert {"Wants=trackbed.service", "TimeoutStartSec=infinity"} <= set(text.splitlines())
     # Any of these would carry a restart of the agent over to the kubelet.
@@ -41,8 +42,7 @@ def test_the_kubelet_is_held_and_not_restarted(node: Node) -> None:
 
 def test_a_second_run_changes_nothing(node: Node) -> None:
     wanted = kubelet.Kubelet("hold")
-    answers = {**has(DROP_IN), **file_answers(DROP_IN, wanted.text)}
-    assert gate(node, answers, kubelet={"policy": "hold"}) == ([], "")
+    assert gate(node, files(**{DROP_IN: wanted.text}), kubelet={"policy": "hold"}) == ([], "")
 
 
 @pytest.mark.parametrize(
@@ -60,19 +60,19 @@ def test_start_tainted_needs_a_reporter_that_publishes(node: Node, given: dict[s
 
 def test_another_distributions_gate_is_removed(node: Node) -> None:
     commands, text = gate(node, has(DROP_IN), kubelet={"policy": "hold", "distribution": "k3s"})
-    assert commands[0] == f"rm -f {DROP_IN}"
-    assert commands[-3:] == [f"upload {K3S}", f"chmod 644 {K3S}", "systemctl daemon-reload"]
+    assert commands[-1].endswith(f"systemctl daemon-reload\n' sh put {K3S} remove {DROP_IN} --")
     assert "--joined /var/lib/rancher/k3s/agent/kubelet.kubeconfig" in text
 
 
 def test_without_the_key_the_gate_is_removed(node: Node) -> None:
-    assert gate(node, has(DROP_IN))[0] == [f"rm -f {DROP_IN}", "systemctl daemon-reload"]
+    (command,) = gate(node, has(DROP_IN))[0]
+    assert command.endswith(f"systemctl daemon-reload\n' sh remove {DROP_IN} --")
 
 
 def test_a_managed_clusters_own_paths(node: Node) -> None:
     given = {"policy": "hold", "unit": "kubelet-own.service", "kubeconfig": "/var/lib/kubelet/kubeconfig"}
     commands, text = gate(node, has(), kubelet=given)
-    assert f"upload {DROP_IN.replace('kubelet.service', 'kubelet-own.service')}" in commands
+    assert commands[-1].endswith(f"put {DROP_IN.replace('kubelet.service', 'kubelet-own.service')} --")
     assert text.endswith("--joined /var/lib/kubelet/kubeconfig\n")
 
 

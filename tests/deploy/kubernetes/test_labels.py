@@ -10,10 +10,9 @@ from tasks.common.texts import HEADER
 from tasks.kubernetes import labels
 from tasks.kubernetes.label_keys import fault
 from tasks.kubernetes.labels import DROP_IN, DROP_IN_TEXT, ENVIRONMENT, LABELS, NFD
-from tests.deploy.conftest import Answers, Node, Result
+from tests.deploy.conftest import Answers, Node, Result, files
 from tests.deploy.hardware import CONNECTX, ERDMA, GPUS, RAIL1, UMAD, UVERBS, VIRTIO, function, has, nic, nics, rdma
 
-FILES = "for path; do"
 KUBELET = "etc/default/kubelet"
 CAPABLE = "feature.node.kubernetes.io/network-rdma.capable"
 SRIOV = "feature.node.kubernetes.io/network-sriov.capable"
@@ -31,21 +30,10 @@ def published(result: Result) -> Any:
     return json.loads(result.uploads["/etc/trackbed/.labels.json.new"])["labels"]
 
 
-def files(**texts: str) -> Answers:
-    """The answer for files that are there, by path."""
-    return {
-        FILES: [
-            line
-            for path, text in texts.items()
-            for line in (f"file {path}", *(f":{each}" for each in text.splitlines()))
-        ]
-    }
-
-
 def test_capabilities_are_those_that_the_node_has(node: Node) -> None:
     result = deploy(node, {"policy": {"gpu-use-type": "exclusive"}}, has(CONNECTX, VIRTIO))
     assert published(result) == [RDMA, EXCLUSIVE, HCA]
-    assert result.flat[-1].endswith(f"sh /etc/trackbed/.labels.json.new {LABELS}")
+    assert result.flat[-1].endswith(f"sh put {LABELS} --")
 
 
 def test_a_card_of_no_nic_of_the_spec_is_no_shared_hca(node: Node) -> None:
@@ -117,7 +105,8 @@ def test_each_label_has_one_writer(node: Node) -> None:
     )
     folder, _, name = DROP_IN.rpartition("/")
     assert result.uploads[f"{folder}/.{name}.new"].decode() == DROP_IN_TEXT
-    assert result.flat[-1] == "systemctl daemon-reload"
+    assert result.flat[-1].endswith(f"put {NFD} put {ENVIRONMENT} put {DROP_IN} --")
+    assert "systemctl daemon-reload" in result.flat[-1]
     assert not any("restart" in command for command in result.flat)
 
 
@@ -133,7 +122,11 @@ def test_nothing_changes_if_all_files_are_up_to_date(node: Node) -> None:
 def test_without_the_key_there_are_no_files(node: Node) -> None:
     assert deploy(node, None, {}).flat == []
     result = deploy(node, None, files(**{LABELS: "{}", ENVIRONMENT: "x", DROP_IN: "y"}))
-    assert [command.rpartition(" ")[2] for command in result.flat] == [LABELS, ENVIRONMENT, DROP_IN, "daemon-reload"]
+    (command,) = result.flat
+    assert command.endswith(f"sh remove {LABELS} remove {ENVIRONMENT} remove {DROP_IN} --")
+    assert "systemctl daemon-reload" in command
+    (command,) = deploy(node, None, files(**{LABELS: "{}"})).flat
+    assert "daemon-reload" not in command
 
 
 def test_unknown_hardware_is_refused_only_in_the_execute_phase(node: Node) -> None:
