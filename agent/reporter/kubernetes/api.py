@@ -7,10 +7,13 @@ import random
 import re
 import socket
 import ssl
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from http.client import HTTPException, HTTPResponse, HTTPSConnection
+from math import inf
 from pathlib import Path
+from threading import Timer
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
@@ -153,12 +156,24 @@ class Api:
         :raises OSError: the server cannot be reached, or does not answer in time.
         :raises HTTPException: its answer is not HTTP.
         """
+        end = time.monotonic() + TIMEOUT
+        # A socket's own time limit begins again with each byte. With a server that sends a byte now and then it never ends.
+        timer = Timer(TIMEOUT, self.interrupt)
+        timer.daemon = True
+        timer.start()
         try:
-            response = self._send(method, path, query, body, content_type)
+            response = self._send(method, path, query, body, content_type, end)
             text = response.read(LONGEST + 1)
         except (OSError, HTTPException):
             self.close()
-            raise
+            if time.monotonic() < end:
+                raise
+        finally:
+            timer.cancel()
+        if time.monotonic() >= end:
+            # http.client takes an answer that was cut off for a short one.
+            self.close()
+            raise TimeoutError
         if response.will_close or len(text) > LONGEST:
             self.close()
         if response.status >= 300:
@@ -180,7 +195,7 @@ class Api:
             self.close()
 
     def interrupt(self) -> None:
-        """End a watch that another thread listens to."""
+        """End the request or the watch of another thread."""
         connection = self._connection
         if connection is not None and connection.sock is not None:
             with suppress(OSError):  # it has just ended by itself
@@ -200,6 +215,7 @@ class Api:
         query: Mapping[str, str] | None = None,
         body: Any = None,
         content_type: str = JSON,
+        end: float = inf,
     ) -> HTTPResponse:
         session = self.session()
         if self._session is not None and self._session.tls is not session.tls:
@@ -221,7 +237,7 @@ class Api:
                 response = opened.getresponse()
             except (ConnectionError, HTTPException):
                 self.close()
-                if connection is None:
+                if connection is None or time.monotonic() >= end:
                     raise
             else:
                 # In TLS 1.3 the session ticket comes with the first answer, not with the handshake.

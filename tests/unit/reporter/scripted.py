@@ -3,10 +3,11 @@
 import datetime
 import ipaddress
 import json
+import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -90,3 +91,33 @@ def api_server(folder: Path, answer: Answer, headers: Mapping[str, str] | None =
     yield f"https://127.0.0.1:{server.server_address[1]}", authority
     server.shutdown()
     server.server_close()
+
+
+_BEGINNINGS = {
+    "headers": b"HTTP/1.1 200 OK\r\nX-Long: ",
+    "body": b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n",
+}
+
+
+@contextmanager
+def dripping_server(folder: Path, part: str) -> Iterator[tuple[str, Path]]:
+    """As :func:`api_server`, but a part of the answer comes a byte at a time, for five seconds: headers or body."""
+    authority, certificate = _certificates(folder)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    over = threading.Event()
+
+    def serve() -> None:
+        with suppress(OSError), context.wrap_socket(listener.accept()[0], server_side=True) as connection:
+            connection.sendall(_BEGINNINGS[part])
+            for _ in range(100):
+                if over.wait(0.05):
+                    break
+                connection.sendall(b"a")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"https://127.0.0.1:{listener.getsockname()[1]}", authority
+        over.set()
+        thread.join(10)

@@ -12,7 +12,7 @@ import pytest
 from agent.reporter.kubernetes.api import LAST_WAIT, Api, Refused, Session, read_document, trust
 from agent.reporter.kubernetes.node import read_node
 from agent.reporter.kubernetes.node_watch import NodeWatch
-from tests.unit.reporter.scripted import Answer, api_server, check_strictly
+from tests.unit.reporter.scripted import Answer, api_server, check_strictly, dripping_server
 
 T = TypeVar("T")
 
@@ -88,6 +88,17 @@ def test_a_node_with_a_lower_version_after_an_etcd_restore_is_accepted(tmp_path:
     with followed(tmp_path, answer, lambda watch: watch.node.version if watch.node else "") as change:
         # Of the list, of the watch that is none, and of the next list.
         assert [change() for _ in range(3)] == ["900", "900", "7"]
+
+
+@pytest.mark.parametrize("drips", ["headers", "body"])
+def test_a_server_that_sends_a_byte_now_and_then_does_not_hold_a_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drips: str
+) -> None:
+    monkeypatch.setattr("agent.reporter.kubernetes.api.TIMEOUT", 0.5)
+    with dripping_server(tmp_path, drips) as (url, authority):
+        session = Session(trust(authority))
+        with pytest.raises(TimeoutError):
+            Api(url, lambda: session).ask("GET", "/")
 
 
 @pytest.mark.parametrize("text", [b"[" * 100_000, b'{"a":' * 100_000, b"\xff", b"[]", b'{"a": 1, "a": 2}'])
