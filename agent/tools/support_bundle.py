@@ -27,7 +27,8 @@ REMOVED = "[removed]"
 
 _WORDS = r"token|password|passwd|passphrase|secret|credential|(?:api|private|access)[_-]?key"
 _QUOTED = r'"(?:[^"\\]|\\.)*"'
-_NAMED_SO = rf"(?:[\w.-]*(?:{_WORDS})[\w.-]*)"
+# Only from the start of a word: a search from each of its characters would take hours for a word of a million.
+_NAMED_SO = rf"(?<![\w.-])[\w.-]*(?:{_WORDS})[\w.-]*"
 _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     (
         re.compile(r"-----BEGIN [A-Z ]*(?:PRIVATE KEY|CERTIFICATE)-----.*?(?:-----END [A-Z ]*-----|\Z)", re.DOTALL),
@@ -43,10 +44,14 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"(?i)\b(bearer\s+)[\w.~+/=-]{8,}"), rf"\1{REMOVED}"),
     # name=value, name: value, "name": "value", --name value
     (re.compile(rf"(?i)({_NAMED_SO}[\"']?\s*[=:]\s*)(?:{_QUOTED}|'[^']*'|[^\s,;&]+)"), rf"\1{REMOVED}"),
-    (re.compile(rf"(?i)(--?{_NAMED_SO}\s+)(?!-)\S+"), rf"\1{REMOVED}"),
+    (re.compile(rf"(?i)((?=-){_NAMED_SO}\s+)(?!-)\S+"), rf"\1{REMOVED}"),
+    # DB_PASS=value in an environment: only there is the short word no part of another, such as `first-pass`.
+    (re.compile(rf"([A-Z0-9]_PASS=)(?:{_QUOTED}|'[^']*'|\S+)"), rf"\1{REMOVED}"),
+    # curl -u user:password
+    (re.compile(r"(\s(?:-u|--user)[\s=]\s*['\"]?[^\s:'\"]+:)[^\s'\"]+"), rf"\1{REMOVED}"),
     # A user's name without a password may be a token at a web server, but not with ssh.
     (re.compile(r"(?i)\b(https?://)[^/\s@]+@"), rf"\1{REMOVED}@"),
-    (re.compile(r"(?i)\b([a-z][a-z0-9+.-]*://)[^/\s:@]*:[^/\s@]*@"), rf"\1{REMOVED}@"),
+    (re.compile(r"(?i)\b([a-z][a-z0-9+.-]{0,30}://)[^/\s:@]*:[^/\s@]*@"), rf"\1{REMOVED}@"),
     # The login at a registry, in files of container engines.
     (re.compile(rf"(?i)(\"(?:auth|identitytoken|registrytoken)\"\s*:\s*){_QUOTED}"), rf'\1"{REMOVED}"'),
     # A JSON Web Token; a bootstrap token of kubeadm.

@@ -32,6 +32,9 @@ SECRET = "s3cr3t-value"  # noqa: S105  the test's own
         f"proxy http://user:{SECRET}@proxy.example.net:3128/",
         f"AWS_SECRET_ACCESS_KEY={SECRET}",
         f"PASSWD='{SECRET}'",
+        f"DB_PASS={SECRET} LANG=C",
+        f"curl -u admin:{SECRET} https://registry.example.net",
+        f"curl --user='admin:{SECRET}' https://registry.example.net",
         f"-----BEGIN RSA PRIVATE KEY-----\n{SECRET}\n-----END RSA PRIVATE KEY-----",
         f"-----BEGIN OPENSSH PRIVATE KEY-----\n{SECRET}\ncut off",
         f'{{"auths": {{"registry.example.net": {{"auth": "{SECRET}"}}}}}}',
@@ -60,6 +63,11 @@ def test_a_bootstrap_token_is_removed() -> None:
         "--authorization-mode=Node,RBAC",
         "spec cc03109e0180a0bd generation 3",
         "14 Nov 21 15:36:22 node1 trackbed[12]: key: value",
+        "trackbed wait --first-pass --joined /etc/kubernetes/kubelet.conf",
+        "ip netns exec -u root",
+        # A search from each of the characters to the end would take hours.
+        "a" * 1_000_000,
+        "a." * 500_000,
     ],
 )
 def test_text_that_is_not_secret_stays(text: str) -> None:
