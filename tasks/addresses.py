@@ -20,7 +20,7 @@ from pyinfra.context import host
 from agent.spec.node import NodeSpec, SpecError, from_mapping
 from agent.spec.strict import MOST_FAULTS
 from tasks.common.commands import warn
-from tasks.kubernetes import KUBERNETES
+from tasks.kubernetes import KUBERNETES, cluster_of
 
 
 @frozen
@@ -64,11 +64,6 @@ def api_server_warning(spec: NodeSpec, server: str) -> str | None:
     return None
 
 
-def _cluster(kubernetes: object) -> str:
-    """The URL of the API server in a host's value of the key `kubernetes`; empty if there is none."""
-    return str(kubernetes.get("server", "")) if isinstance(kubernetes, Mapping) else ""
-
-
 def places_by_address(hosts: Iterable[tuple[str, Mapping[str, object]]]) -> dict[tuple[str, str], list[Place]]:
     """Where the hosts' data give each address, by cluster and address.
 
@@ -79,7 +74,7 @@ def places_by_address(hosts: Iterable[tuple[str, Mapping[str, object]]]) -> dict
         keys = {key: data[key] for key in ("nics", "node_number") if data.get(key) is not None}
         with suppress(SpecError):
             for ip, place in own_places(from_mapping({"node_name": "n", **keys}, name), name).items():
-                places.setdefault((_cluster(data.get(KUBERNETES.name)), ip), []).append(place)
+                places.setdefault((cluster_of(data.get(KUBERNETES.name)), ip), []).append(place)
     return places
 
 
@@ -100,7 +95,7 @@ def refuse_shared(spec: NodeSpec) -> None:
             (each.name, each.data.dict())  # type: ignore[no-untyped-call]
             for each in inventory
         )
-    cluster = _cluster(host.data.get(KUBERNETES.name))
+    cluster = cluster_of(host.data.get(KUBERNETES.name))
     shared = [
         f"{place} and {other} are both {ip}; give each host its own node_number or address"
         for ip, place in mine.items()
@@ -123,9 +118,9 @@ def refuse_shared_name(spec: NodeSpec) -> None:
     if inventory not in _NAMES:
         names = _NAMES[inventory] = {}
         for each in inventory:
-            cluster = _cluster(each.data.get(KUBERNETES.name))
+            cluster = cluster_of(each.data.get(KUBERNETES.name))
             names.setdefault((cluster, str(each.data.get("node_name") or each.name)), []).append(each.name)
-    cluster = _cluster(host.data.get(KUBERNETES.name))
+    cluster = cluster_of(host.data.get(KUBERNETES.name))
     # Both would write one Node.
     for other in _NAMES[inventory].get((cluster, spec.node_name), ()):
         if other != host.name:

@@ -11,6 +11,7 @@ import base64
 import binascii
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -97,6 +98,11 @@ class Kubernetes:
 
 KUBERNETES: Key[Kubernetes | None] = Key("kubernetes", None, record(Kubernetes))
 KEYS = (KUBERNETES,)
+
+
+def cluster_of(given: object) -> str:
+    """The API server's URL in a host's value of the key, which names its cluster; empty if there is none."""
+    return str(given.get("server", "")) if isinstance(given, Mapping) else ""
 
 
 @frozen

@@ -14,6 +14,7 @@ from pyinfra.api.command import FunctionCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.exceptions import DeployError
 from pyinfra.api.host import Host
+from pyinfra.api.inventory import Inventory
 from pyinfra.api.operation import operation
 from pyinfra.api.state import State
 from pyinfra.context import host
@@ -22,6 +23,7 @@ from tasks import nccl, node_spec
 from tasks.common.commands import Commands, refuse, warn
 from tasks.common.data import Key, record
 from tasks.hardware import UNKNOWN, here
+from tasks.kubernetes import KUBERNETES, cluster_of
 from tasks.kubernetes.labels import CAPABILITIES, LABELS_KEY
 from tasks.kubernetes.manifests import network_plugins, test_pods
 from tasks.kubernetes.manifests.device_plugins import DevicePlugins
@@ -39,7 +41,8 @@ KEYS = (DEVICE_PLUGINS,)
 def render() -> None:
     """Render the manifests; without the key `device_plugins`, do nothing.
 
-    :raises DeployError: hosts with the same folder have different values of the key, or a value contradicts the labels.
+    :raises DeployError: hosts with the same folder have different values of the key, hosts of one cluster have different
+        folders, or a value contradicts the labels.
     """
     wanted = DEVICE_PLUGINS.here()
     if wanted is None:
@@ -61,6 +64,7 @@ def _writes(wanted: DevicePlugins) -> bool:
     """Whether this host writes the folder's manifests. All hosts of a folder must have the same value."""
     known = _first.setdefault(host.state, {})
     folder = _folder(wanted.folder)
+    _check_cluster(folder)
     if folder not in known:
         for warning in wanted.warnings():
             warn(host, f"{DEVICE_PLUGINS.name}.{warning}")
@@ -68,9 +72,32 @@ def _writes(wanted: DevicePlugins) -> bool:
     if evolve(others_value, folder=wanted.folder) != wanted:
         raise DeployError(
             f"{host.name}.{DEVICE_PLUGINS.name}: {other} has another value for the same folder {wanted.folder}, where one "
-            "set of manifests is made for both; give one value (group_data/all.py), or another folder"
+            "set of manifests is made for both; give one value (group_data/all.py), or each cluster its own folder"
         )
     return other == host.name
+
+
+# By inventory and cluster: the first host of the cluster that has a folder, and that folder.
+_folders: WeakKeyDictionary[Inventory, dict[str, tuple[str, Path]]] = WeakKeyDictionary()
+
+
+def _check_cluster(folder: Path) -> None:
+    """All hosts of a cluster, also those outside --limit, must have the same folder."""
+    inventory = host.state.inventory
+    if inventory not in _folders:
+        folders = _folders[inventory] = {}
+        for each in inventory:
+            if isinstance(plugins := each.data.get(DEVICE_PLUGINS.name), dict):
+                made = _folder(str(plugins.get("folder", "")))
+                folders.setdefault(cluster_of(each.data.get(KUBERNETES.name)), (each.name, made))
+    cluster = cluster_of(host.data.get(KUBERNETES.name))
+    other, others_folder = _folders[inventory].get(cluster, (host.name, folder))
+    if cluster and others_folder != folder:
+        raise DeployError(
+            f"{host.name}.{DEVICE_PLUGINS.name}.folder: {other} is in the same cluster, {cluster}, and has the folder "
+            f"{others_folder}; objects of both folders have the same names, so those that are applied last would replace the "
+            "others; give all hosts of a cluster one folder"
+        )
 
 
 def _check_labels(wanted: DevicePlugins) -> None:

@@ -35,7 +35,7 @@ def shared_rdma(nodes: Nodes, chosen: Chosen) -> dict[str, Any]:
                 raise ValueError(
                     f"{_called(name, function)} has no netdev by which the plugin could tell it from "
                     f"{_called(other, unwanted)}, which is unwanted and has the same PCI ID; give it a netdev (on InfiniBand: "
-                    "load ib_ipoib), or give these hosts a folder of their own"
+                    "load ib_ipoib)"
                 )
     selector["ifNames"] = _each(f.netdev for f in functions)
     _check(

@@ -68,6 +68,33 @@ def test_hosts_with_the_same_folder_must_have_the_same_value(tmp_path: Path) -> 
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("limit", [(), ("--limit", "@fake/b")])
+def test_the_hosts_of_a_cluster_must_have_the_same_folder(tmp_path: Path, limit: tuple[str, ...]) -> None:
+    data = {"fake_responses": has(RAIL0), "fake_delay": 0, "fake_delay_jitter": 0, "labels": LABELS}
+    clusters = {"a": "https://10.0.0.1:6443", "b": "https://10.0.0.1:6443", "c": "https://10.0.0.2:6443"}
+    hosts = [
+        (
+            f"@fake/{name}",
+            {
+                **data,
+                "device_plugins": {"folder": str(tmp_path / name)},
+                "kubernetes": {"server": url, "ca_file": "ca.pem"},
+            },
+        )
+        for name, url in clusters.items()
+    ]
+    (tmp_path / "fleet.py").write_text(f"hosts = {hosts!r}\n")
+    (tmp_path / "deploy.py").write_text("from tasks.kubernetes import manifests\nmanifests.render()\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pyinfra", "-y", tmp_path / "fleet.py", tmp_path / "deploy.py", *limit],
+        cwd=archive.ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "@fake/b.device_plugins.folder: @fake/a is in the same cluster, https://10.0.0.1:6443" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "b").exists()
+
+
 def test_a_host_that_gets_another_folder_or_none_leaves_the_former_one(tmp_path: Path) -> None:
     data = {"fake_responses": has(RAIL0), "fake_delay": 0, "fake_delay_jitter": 0, "labels": LABELS}
     (tmp_path / "deploy.py").write_text("from tasks.kubernetes import manifests\nmanifests.render()\n")
