@@ -156,8 +156,25 @@ next_by_grubby() {  # prints the arguments of the default entry
 """
 
 # GRUB boots the first entry of its menu by default. With savedefault it may be another one, which has the same arguments.
+_NEXT_BY_GRUB = """
+next_by_grub() {  # argument: the root folder
+  sed -n 's/^[[:space:]]*linux[[:space:]]\\{1,\\}[^[:space:]]*[[:space:]]*//p' "$1/boot/grub/grub.cfg" 2>/dev/null | head -n 1
+}
+"""
+
+_CHECK_NEXT = """
+check_next() {  # arguments: the loader, the arguments of the next boot, the wanted ones, where else they may be set
+  for argument in $3; do
+    case " $2 " in *" $argument "*) continue ;; esac
+    echo "$1 did not set the kernel argument $argument: the next boot has $2; $4, or remove it from boot.arguments" >&2
+    exit 1
+  done
+}
+"""
+
 _ARGUMENTS = (
     _NEXT_BY_GRUBBY
+    + _NEXT_BY_GRUB
     + """
 echo "running $(cat "$3/proc/cmdline")"
 if command -v grubby >/dev/null; then
@@ -166,9 +183,7 @@ if command -v grubby >/dev/null; then
   echo "ours $(cat "$2" 2>/dev/null || true)"
 elif command -v update-grub >/dev/null; then
   echo loader grub
-  menu=$3/boot/grub/grub.cfg
-  next=$(sed -n 's/^[[:space:]]*linux[[:space:]]\\{1,\\}[^[:space:]]*[[:space:]]*//p' "$menu" 2>/dev/null || true)
-  echo "next $(printf '%s\\n' "$next" | head -n 1)"
+  echo "next $(next_by_grub "$3" || true)"
   echo "ours $(sed -n 's/^GRUB_CMDLINE_LINUX_DEFAULT="$GRUB_CMDLINE_LINUX_DEFAULT \\(.*\\)"$/\\1/p' "$1" 2>/dev/null || true)"
   if [ -e "$4" ]; then echo pending yes; fi
 fi
@@ -195,7 +210,10 @@ def missing_arguments(wanted: tuple[str, ...], present: str) -> list[str]:
     return [argument for argument in wanted if f" {argument} " not in f" {present} "]
 
 
-_GRUB = """
+_GRUB = (
+    _NEXT_BY_GRUB
+    + _CHECK_NEXT
+    + """
 mkdir -p "${4%/*}"
 : > "$4"
 if [ -n "$2" ]; then
@@ -207,11 +225,18 @@ else
 fi
 output=$(update-grub 2>&1) || { printf '%s\\n' "$output" >&2; exit 1; }
 rm "$4"
+# A host without an installed kernel has no entries.
+next=$(next_by_grub "$5")
+if [ -n "$next" ]; then
+  check_next GRUB "$next" "$2" "a file after $1, or /etc/grub.d, replaces GRUB_CMDLINE_LINUX_DEFAULT; change it there"
+fi
 """
+)
 
 # Written from Red Hat's documents; not run on RHEL.
 _GRUBBY = (
     _NEXT_BY_GRUBBY
+    + _CHECK_NEXT
     + """
 mkdir -p "$(dirname "$1")"
 # Until the end all of them are ours, so that the next deploy removes what this one leaves if it is interrupted.
@@ -219,13 +244,7 @@ printf '%s\\n' "$2 $3" > "$1"
 if [ -n "$3" ]; then grubby --update-kernel=ALL --remove-args="$3"; fi
 if [ -n "$2" ]; then grubby --update-kernel=ALL --args="$2"; fi
 printf '%s\\n' "$2" > "$1"
-next=$(next_by_grubby)
-for argument in $2; do
-  case " $next " in *" $argument "*) continue ;; esac
-  echo "grubby did not set the kernel argument $argument: the next boot has $next; set it by hand (grubby(8)), or remove it" \\
-    "from boot.arguments" >&2
-  exit 1
-done
+check_next grubby "$(next_by_grubby)" "$2" "set it by hand (grubby(8))"
 """
 )
 
@@ -251,7 +270,7 @@ def set_arguments(wanted: tuple[str, ...]) -> Commands:
         host.noop("the boot loader has these arguments")
         return
     if have.loader == "grub":
-        yield script(_GRUB, DROP_IN, text, HEADER.strip(), GRUB_PENDING)
+        yield script(_GRUB, DROP_IN, text, HEADER.strip(), GRUB_PENDING, "")
     else:
         yield script(_GRUBBY, GRUBBY_STATE, text, " ".join(former))
     if active := [argument for argument in former if not missing_arguments((argument,), have.running)]:

@@ -342,7 +342,7 @@ def test_grubs_kernel_arguments_are_read(tmp_path: Path) -> None:
         "menuentry {\n\tlinux\t/boot/vmlinuz root=/dev/sda1 ro quiet iommu=pt pci=realloc\n}\n\tlinux /boot/vmlinuz single\n"
     )
     pending = tmp_path / "pending"
-    sh(boot._GRUB, tmp_path / "drop-in.cfg", "iommu=pt pci=realloc", "# ours", pending, PATH=path)
+    sh(boot._GRUB, tmp_path / "drop-in.cfg", "iommu=pt pci=realloc", "# ours", pending, tmp_path, PATH=path)
     assert not pending.exists()
     assert (tmp_path / "drop-in.cfg").read_text() == (
         '# ours\nGRUB_CMDLINE_LINUX_DEFAULT="$GRUB_CMDLINE_LINUX_DEFAULT iommu=pt pci=realloc"\n'
@@ -351,9 +351,13 @@ def test_grubs_kernel_arguments_are_read(tmp_path: Path) -> None:
     assert (made.loader, made.next, made.ours, made.pending) == (
         "grub", "root=/dev/sda1 ro quiet iommu=pt pci=realloc", "iommu=pt pci=realloc", "",
     )  # fmt: skip
+    with pytest.raises(
+        AssertionError, match=r"GRUB did not set the kernel argument mmu=on: the next boot has root=.*; a file"
+    ):
+        sh(boot._GRUB, tmp_path / "drop-in.cfg", "iommu=pt mmu=on", "# ours", pending, tmp_path, PATH=path)
     program(tmp_path / "bin/update-grub", "echo 'no space'; exit 1")
     with pytest.raises(AssertionError, match="no space"):
-        sh(boot._GRUB, tmp_path / "drop-in.cfg", "", "# ours", pending, PATH=path)
+        sh(boot._GRUB, tmp_path / "drop-in.cfg", "", "# ours", pending, tmp_path, PATH=path)
     assert not (tmp_path / "drop-in.cfg").exists()
     # The menu still has them, and nothing but this tells the next deploy.
     assert (arguments(tmp_path, path).ours, arguments(tmp_path, path).pending) == ("", "yes")
