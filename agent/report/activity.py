@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import struct
 import time
 from typing import Literal
 
@@ -20,13 +19,13 @@ SIZE = 4096
 ANSWERED_WITHIN = 0.5
 """Seconds in which the worker reads a required device again after an event. If it takes longer, the node is not ready."""
 
-# A sequence number, which is odd while the rest is being written. When the call began (seconds of CLOCK_MONOTONIC); a negative
-# time is when the wait for events began. The length of the text.
-_HEAD = struct.Struct("=QdI")
-_SEQUENCE = struct.Struct("=Q")
-# When the oldest unanswered event came (seconds of CLOCK_MONOTONIC; 0: there is none). Aligned, so that one store writes it.
-_WAITS = struct.Struct("@d")
-_WAITS_AT = SIZE - _WAITS.size
+# The memory as words of eight bytes, each written by one store: a sequence number, which is odd while the rest is being
+# written; when the call began (seconds of CLOCK_MONOTONIC), or, as a negative number, when the wait for events began; the
+# length of the text, which follows; in the last word, when the oldest unanswered event came (0: there is none).
+# struct.pack_into() would not do: it sets all bytes to 0 first, so that a reader may see a time of 0 and an even number.
+_SEQUENCE, _SINCE, _LENGTH, _WAITS = 0, 1, 2, SIZE // 8 - 1
+_TEXT_AT = 24
+_TEXT_END = _WAITS * 8
 
 
 @frozen
@@ -48,13 +47,16 @@ class Activity:
     """The worker's end: it writes. :meth:`doing` describes all calls that follow, until it is called again."""
 
     _memory: mmap.mmap
+    _words: memoryview[int]
+    _times: memoryview[float]
     _prefix: str = "\nread\n"
     _sequence: int = 0
 
     @classmethod
     def at(cls, descriptor: int | None) -> Activity:
         """Map the supervisor's memory, or memory that nobody reads if there is no supervisor."""
-        return cls(mmap.mmap(-1 if descriptor is None else descriptor, SIZE))
+        memory = mmap.mmap(-1 if descriptor is None else descriptor, SIZE)
+        return cls(memory, memoryview(memory).cast("Q"), memoryview(memory).cast("d"))
 
     def doing(self, kind: str, mode: Mode) -> None:
         """The calls that follow read or write ``kind``."""
@@ -63,7 +65,7 @@ class Activity:
     def call(self, device: str, call: str) -> None:
         """A call begins."""
         self._store(
-            time.monotonic(), f"{self._prefix}{device}\n{call}".encode(errors="replace")[: _WAITS_AT - _HEAD.size]
+            time.monotonic(), f"{self._prefix}{device}\n{call}".encode(errors="replace")[: _TEXT_END - _TEXT_AT]
         )
 
     def idle(self) -> None:
@@ -72,16 +74,17 @@ class Activity:
 
     def waits(self, since: float) -> None:
         """Record when the oldest event came whose required device was not read since; 0: there is none."""
-        _WAITS.pack_into(self._memory, _WAITS_AT, since)
+        self._times[_WAITS] = since
 
     def _store(self, since: float, text: bytes) -> None:
-        memory = self._memory
-        _SEQUENCE.pack_into(memory, 0, self._sequence + 1)
-        memory[_HEAD.size : _HEAD.size + len(text)] = text
-        _HEAD.pack_into(memory, 0, self._sequence + 1, since, len(text))
+        words = self._words
+        words[_SEQUENCE] = self._sequence + 1
+        self._memory[_TEXT_AT : _TEXT_AT + len(text)] = text
+        self._times[_SINCE] = since
+        words[_LENGTH] = len(text)
         self._sequence += 2
-        # Written last, so that a reader who sees an even number sees everything else.
-        _SEQUENCE.pack_into(memory, 0, self._sequence)
+        # Written last, so that a reader who sees the same even number before and after has seen one record.
+        words[_SEQUENCE] = self._sequence
 
 
 @define
@@ -90,37 +93,58 @@ class View:
 
     descriptor: int
     _memory: mmap.mmap
+    _words: memoryview[int]
+    _times: memoryview[float]
+    _last: float = 0.0
 
     @classmethod
     def new(cls) -> View:
         """Create the memory. The worker inherits ``descriptor``."""
         descriptor = os.memfd_create("trackbed-activity", 0)
         os.ftruncate(descriptor, SIZE)
-        return cls(descriptor, mmap.mmap(descriptor, SIZE, prot=mmap.PROT_READ))
+        memory = mmap.mmap(descriptor, SIZE, prot=mmap.PROT_READ)
+        return cls(descriptor, memory, memoryview(memory).cast("Q"), memoryview(memory).cast("d"))
 
     def step(self) -> Step | None:
-        """The worker's present call. None while it waits for events, or is recording the next call."""
-        sequence, since, length = _HEAD.unpack_from(self._memory)
-        text = self._memory[_HEAD.size : _HEAD.size + length]
-        if since <= 0 or sequence % 2 or _SEQUENCE.unpack_from(self._memory)[0] != sequence:
+        """The worker's present call. None while it waits for events, or if it was stopped while it was recording a call."""
+        record = self._record()
+        if record is None or record[0] <= 0:
             return None
-        words = text.decode(errors="replace").split("\n", 3)
+        words = record[1].decode(errors="replace").split("\n", 3)
         if len(words) < 4:
             return None
         kind, mode, device, call = words
-        return Step(since, kind, "write" if mode == "write" else "read", device, call)
+        return Step(record[0], kind, "write" if mode == "write" else "read", device, call)
 
     def last(self) -> float:
-        """When the latest call or the present wait for events began; 0: the worker has recorded nothing yet."""
-        _, since, _ = _HEAD.unpack_from(self._memory)
-        return float(abs(since))
+        """When the latest call or the present wait for events began; 0: the worker has recorded nothing yet.
+
+        If the worker was stopped while it was recording a call: the result before.
+        """
+        record = self._record()
+        if record is not None:
+            self._last = abs(record[0])
+        return self._last
+
+    def _record(self) -> tuple[float, bytes] | None:
+        """Time and text. None: the worker has not finished writing them for 50 ms, so it does not run."""
+        for _ in range(50):
+            sequence = self._words[_SEQUENCE]
+            since = self._times[_SINCE]
+            text = self._memory[_TEXT_AT : min(_TEXT_AT + self._words[_LENGTH], _TEXT_END)]
+            if sequence % 2 == 0 and self._words[_SEQUENCE] == sequence:
+                return since, text
+            # This process may have taken the worker's CPU.
+            time.sleep(0.001)
+        return None
 
     def waits(self) -> float:
         """When the oldest event came whose required device was not read since; 0: there is none."""
-        (since,) = _WAITS.unpack_from(self._memory, _WAITS_AT)
-        return float(since)
+        return float(self._times[_WAITS])
 
     def close(self) -> None:
         """Release the memory."""
+        self._words.release()
+        self._times.release()
         self._memory.close()
         os.close(self.descriptor)

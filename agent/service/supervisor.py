@@ -96,9 +96,8 @@ class _Worker:
         """
         return self.ready and until > self.started + LAST_RESPAWN
 
-    def silent_by(self, limits: Limits) -> float:
-        """When it counts as silent if it makes no further call."""
-        last = self.view.last()
+    def silent_by(self, limits: Limits, last: float) -> float:
+        """When it counts as silent if it makes no further call. ``last``: when it made the last one (0: it has made none)."""
         return last + limits.silence if last else self.started + limits.start
 
 
@@ -180,7 +179,7 @@ class _Supervisor:
             return math.inf if self._is_barred() else self.respawn_at
         step = self.worker.view.step()
         retries = (hung.retry_at for hung in self.hung.values() if hung.avoided and not hung.is_held())
-        ends = self._ends(step) if step else self.worker.silent_by(self.limits)
+        ends = self._ends(step) if step else self.worker.silent_by(self.limits, self.worker.view.last())
         return min([self.worker.leave_by, *retries, self.look_at, self._withdrawn_at(self.worker), ends])
 
     def _ends(self, step: Step) -> float:
@@ -317,13 +316,13 @@ class _Supervisor:
             return
         step = worker.view.step()
         if step is None:
+            last = worker.view.last()
             if now >= worker.leave_by:
                 self._replace(worker, None, f"the worker did not end within {LEAVE_WAIT:.0f} s; it is replaced", now)
-            elif now >= worker.silent_by(self.limits):
-                last = worker.view.last() or worker.started
-                silence = f"made no call for {now - last:.0f} s"
+            elif now >= worker.silent_by(self.limits, last):
+                silence = f"made no call for {now - (last or worker.started):.0f} s"
                 self._replace(worker, None, f"the worker has {silence}; it is replaced", now)
-                self._count_death(silence, worker.was_well(last))
+                self._count_death(silence, worker.was_well(last or worker.started))
             return
         if worker.is_leaving():
             worker.leave_by = now + LEAVE_WAIT

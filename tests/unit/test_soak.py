@@ -6,7 +6,7 @@ import pytest
 from attrs import evolve
 from click.testing import CliRunner
 
-from tests.soak import GROWTH, Drift, Row, drift, drifts, main, summary, wrong
+from tests.soak import GROWTH, Drift, Row, drift, drifts, main, replaced, summary, wrong
 
 BOTH = ["iperf3", "ib_write_bw"]
 ROUND = [Row("ip link set ens1f0v0 down", took, 60.0) for took in (1.0, 3.0)]
@@ -41,6 +41,11 @@ def test_a_round_after_which_the_agent_is_larger_than_after_the_first_is_wrong(w
 
 def test_load_that_never_ended_well_is_wrong() -> None:
     assert wrong([*ROUND, END], ["iperf3"]) == ["no run of ib_write_bw ended well"]
+
+
+def test_a_worker_that_was_replaced_is_wrong() -> None:
+    message = "the worker has made no call for 1171 s; it is replaced"
+    assert replaced(f"pass (event): 1 applied; ready\n{message}\n") == [message]
 
 
 def test_the_summary_counts_drifts_and_loads() -> None:

@@ -111,6 +111,24 @@ def test_silence_is_noticed_without_waiting_for_a_heartbeat(start: Start) -> Non
     assert 1 <= seconds(message) < QUIET
 
 
+def test_a_record_that_is_being_written_is_no_silence(start: Start) -> None:
+    # As of a worker that waits for the CPU between two stores: an odd number, and half of a time.
+    body = """import struct
+def published(spec_hash):
+    while json.loads((folder / "report.json").read_text())["spec_hash"] != spec_hash: time.sleep(0.05)
+activity.idle(); report(True)
+published("h1")
+activity._memory[:16] = struct.pack("=Qd", 99, 1e-300)
+report(True, "h2")
+published("h2")
+report(True, "h3")
+sys.stdin.read()
+"""
+    supervised = start(NOTED + body, read=QUIET)
+    supervised.wait_for(lambda report: report.spec_hash == "h3")
+    assert supervised.noted() == ["start"]
+
+
 def test_a_worker_that_makes_no_first_call_is_noticed_without_waiting_for_a_heartbeat(start: Start) -> None:
     body = NOTES_REPORT + "if starts == 1: os.kill(os.getpid(), 19)\nactivity.idle(); report(True); sys.stdin.read()"
     supervised = start(NOTED + body, read=QUIET, first=3.0)

@@ -1,6 +1,8 @@
 """What the supervisor can see of the worker's calls."""
 
 import mmap
+import subprocess
+import sys
 import time
 from functools import partial
 from typing import Any
@@ -101,6 +103,39 @@ def test_a_text_that_is_too_long_is_cut(machine: Any, view: View) -> None:
     step = view.step()
     assert step is not None
     assert step.device == PF
+
+
+_CALLS = """
+import sys
+from agent.report.activity import Activity
+activity = Activity.at(int(sys.argv[1]))
+activity.doing("vfs", "write")
+activity.idle()
+print("started", flush=True)
+while True:
+    activity.call("0000:21:00.0", "a" * 9)
+    activity.call("0000:21:10.2", "b" * 500)
+    activity.idle()
+"""
+
+
+def test_whoever_looks_while_calls_are_recorded_sees_one_of_them(view: View) -> None:
+    began = time.monotonic()
+    seen = set()
+    with subprocess.Popen(
+        [sys.executable, "-c", _CALLS, str(view.descriptor)], stdout=subprocess.PIPE, pass_fds=[view.descriptor]
+    ) as worker:
+        assert worker.stdout is not None
+        worker.stdout.readline()
+        try:
+            for _ in range(20_000):
+                assert began < view.last() <= time.monotonic()
+                if step := view.step():
+                    assert began < step.since <= time.monotonic()
+                    seen.add((step.kind, step.mode, step.device, step.call))
+        finally:
+            worker.kill()
+    assert seen and seen <= {("vfs", "write", PF, "a" * 9), ("vfs", "write", VF, "b" * 500)}
 
 
 def test_a_half_written_record_is_no_call(activity: Activity, view: View) -> None:
