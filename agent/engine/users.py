@@ -9,18 +9,22 @@ from contextlib import suppress
 
 from attrs import evolve, frozen
 
-from agent.hardware.functions import NET, PCI, VFIO, driver, ifindex, netdev, pci_of, targets
+from agent.hardware.functions import NET, PCI, driver, ifindex, netdev, pci_of, targets
 from agent.hardware.rdma import CHAR_DEVICES, Reader
 from agent.hardware.sysfs import names_or_none, read_or
-from agent.machine import Machine
+from agent.machine import Files, Machine
 from agent.report.records import Change, Disruption
 from agent.report.target import is_vf
 from agent.spec.addresses import TABLES
 from agent.state.wanted import Wanted
-from agent.vendors import vendor
+from agent.vendors import is_vfio, vendor
+from agent.vendors.passthrough import VENDOR as PASSTHROUGH
 
 # nfs and ceph have their servers in the options or in the source (`10.0.0.1:/export`, `10.0.0.1:6789,10.0.0.2:6789:/`).
+# With a name as the source, the kernel adds the server's address to the options (fs/nfs/super.c, fs/smb/client/cifsfs.c).
+SERVER_OPTIONS = frozenset({"addr", "mountaddr", "ip"})
 ADDRESS = re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.])|\[[0-9a-f:]+\]")
+NVME_ENDS = ("host_iface", "host_traddr", "src_addr")
 NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "ceph", "cifs", "smb3", "lustre", "9p", "glusterfs"})
 
 
@@ -74,13 +78,20 @@ def _look_up(
     machine: Machine, want: Wanted, address: str, among: frozenset[str] | None, sources: Sequence[Source]
 ) -> dict[str, tuple[User, ...]]:
     pci = targets(machine.files, address) if among is None else _existing(machine, among)
-    names = {target: netdev(machine.files, function) for target, function in pci.items()}
+    names = {target: _netdev(machine.files, function) for target, function in pci.items()}
     functions = _Functions(pci, {target: name for target, name in names.items() if name is not None})
     by_target: dict[str, list[User]] = {}
     for source in sources:
         for target, user in source(machine, want, functions):
             by_target.setdefault(target, []).append(user)
     return {target: tuple(users) for target, users in by_target.items()}
+
+
+def _netdev(files: Files, pci: str) -> str | None:
+    """A function's netdev. That of virtio_net lies below a child of the function."""
+    children = (name for name in names_or_none(files, f"{PCI}/{pci}") if re.fullmatch(r"virtio\d+", name))
+    below = (name for child in children for name in names_or_none(files, f"{PCI}/{pci}/{child}/net"))
+    return netdev(files, pci) or next(below, None)
 
 
 def _existing(machine: Machine, among: frozenset[str]) -> dict[str, str]:
@@ -167,14 +178,15 @@ def _raise_if_incomplete(reader: Reader) -> None:
         raise reader.failed
 
 
-def _vfio(machine: Machine, want: Wanted, functions: _Functions) -> Users:
-    """Processes (virtual machines) that have the function open, by its VFIO group (shared with others) or its VFIO device."""
-    nodes = [
-        (f"/dev/vfio/{node}", target)
-        for target, pci in functions.pci.items()
-        if driver(machine.files, pci) == VFIO
-        for node in _vfio_nodes(machine, pci)
-    ]
+def _passed_through(machine: Machine, want: Wanted, functions: _Functions) -> Users:
+    """Processes that have the function open: by its VFIO group (shared with others), its VFIO device, or its UIO device."""
+    nodes = []
+    for target, pci in functions.pci.items():
+        bound = driver(machine.files, pci)
+        if is_vfio(bound):
+            nodes += [(f"/dev/vfio/{node}", target) for node in _vfio_nodes(machine, pci)]
+        elif vendor(bound) is PASSTHROUGH:
+            nodes += [(f"/dev/{name}", target) for name in names_or_none(machine.files, f"{PCI}/{pci}/uio")]
     return _held(machine, nodes, owns=True)
 
 
@@ -222,10 +234,21 @@ def _routes(machine: Machine, want: Wanted, functions: _Functions) -> Users:
 def _storage(machine: Machine, want: Wanted, functions: _Functions) -> Users:
     """Network file systems and NVMe over Fabrics whose server is reached through the function."""
     by_ifindex = {ifindex(machine.files, name): target for target, name in functions.netdevs.items()}
-    for what, server in sorted({*_mounted(machine), *_nvme(machine)}):
+    connections = list(_nvme(machine))
+    addresses = machine.netlink.addresses() if connections else {}
+    found = set()
+    for what, server in {*_mounted(machine), *((name, server) for name, server, _ in connections)}:
         target = by_ifindex.get(machine.netlink.route_ifindex(server) or 0)
         if target is not None:
-            yield target, User(f"{what} of {server}")
+            found.add((target, what, server))
+    # A connection that is bound to a netdev or to an address of its own need not follow the main table.
+    for name, server, ends in connections:
+        for target, netdev_name in functions.netdevs.items():
+            own = (address.partition("/")[0] for address in addresses.get(ifindex(machine.files, netdev_name), ()))
+            if not ends.isdisjoint({netdev_name, *own}):
+                found.add((target, name, server))
+    for target, what, server in sorted(found):
+        yield target, User(f"{what} of {server}")
 
 
 def _mounted(machine: Machine) -> Iterator[tuple[str, str]]:
@@ -234,18 +257,27 @@ def _mounted(machine: Machine) -> Iterator[tuple[str, str]]:
     for line in read_or(machine.files, "/proc/1/mounts", "").split("\n"):
         match line.split(" "):
             case [source, point, kind, options, *_] if kind in NETWORK_FILE_SYSTEMS:
-                for server in _addresses(f"{source} {options}"):
+                for server in {*_addresses(f"{source} {options}"), *_server_options(options)}:
                     yield f"{kind} on {point}", server
 
 
-def _nvme(machine: Machine) -> Iterator[tuple[str, str]]:
+def _server_options(options: str) -> Iterator[str]:
+    for option in options.split(","):
+        name, _, value = option.partition("=")
+        if name in SERVER_OPTIONS:
+            # IPv6 has no brackets there; a link-local address has the netdev behind it.
+            yield from _addresses(f"[{value.partition('%')[0]}]" if ":" in value else value)
+
+
+def _nvme(machine: Machine) -> Iterator[tuple[str, str, frozenset[str]]]:
+    """The name of each connection, its server's address, and the netdev and own addresses that it is bound to."""
     for name in names_or_none(machine.files, "/sys/class/nvme"):
         if read_or(machine.files, f"/sys/class/nvme/{name}/transport", "") in ("rdma", "tcp"):
             # nvmf_get_address(), drivers/nvme/host/fabrics.c: an IPv6 address is in no brackets there.
             text = read_or(machine.files, f"/sys/class/nvme/{name}/address", "")
             fields = dict(field.strip().partition("=")[::2] for field in text.split(","))
             for server in _addresses(f"[{given}]" if ":" in (given := fields.get("traddr", "")) else given):
-                yield name, server
+                yield name, server, frozenset(fields[key] for key in NVME_ENDS if fields.get(key))
 
 
 def _addresses(text: str) -> Iterator[str]:
@@ -264,8 +296,8 @@ def _uppers(machine: Machine, want: Wanted, functions: _Functions) -> Users:
                 yield target, User(f"{entry.removeprefix('upper_')} on {name}")
 
 
-OWNERS: tuple[Source, ...] = (_vfio, _allocations, _namespaces)
+OWNERS: tuple[Source, ...] = (_passed_through, _allocations, _namespaces)
 """Sources of owners."""
 
-USERS: tuple[Source, ...] = (_verbs, _routes, _storage, _uppers, _vfio, _allocations_or_unknown, _namespaces)
+USERS: tuple[Source, ...] = (_verbs, _routes, _storage, _uppers, _passed_through, _allocations_or_unknown, _namespaces)
 """The sources of users. Those of owners come last, since a function may be handed over at any time."""

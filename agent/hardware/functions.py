@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 
 from attrs import evolve, frozen
 
@@ -14,8 +15,6 @@ from agent.report.target import device_of, is_vf, vf_index, vf_target
 PCI = "/sys/bus/pci/devices"
 NET = "/sys/class/net"
 RDMA = "/sys/class/infiniband"
-
-VFIO = "vfio-pci"
 
 UNREADABLE = "DeviceUnreadable"
 REMEDY = "see the kernel's log (dmesg), and reset the device, load its driver again or reboot the node"
@@ -60,9 +59,17 @@ def driver(files: Files, address: str) -> str | None:
         return None
 
 
+# In switchdev mode the netdevs that represent VFs and subfunctions are in the PF's folder, too (devlink_port.c,
+# __devlink_port_phys_port_name_get: pf0vf1, c1pf0sf88).
+_REPRESENTOR = re.compile(r"(c\d+)?pf\d+((vf|sf)\d+)?")
+
+
 def netdev(files: Attributes, address: str) -> str | None:
     """The function's netdev in the host's network namespace; None if it has none, or it was moved away."""
     names = names_or_none(files, f"{PCI}/{address}/net")
+    if len(names) > 1:
+        ports = {name: read_or(files, f"{NET}/{name}/phys_port_name", "") for name in names}
+        names = [name for name in names if not _REPRESENTOR.fullmatch(ports[name])]
     return names[0] if names else None
 
 

@@ -24,12 +24,13 @@ class Pool:
 def pool(topology: Topology, numa_node: int, exclude: frozenset[int] = frozenset()) -> Pool:
     """The CPUs for a device on ``numa_node`` (-1: no node is nearer than another), never empty.
 
-    A node without a CPU that may be used gives way to the nearest one that has some; if the policy leaves none at all,
-    every online CPU serves, because an empty mask would be refused.
+    A node without a CPU that may be used gives way to the nearest one that has some. If ``exclude`` leaves none at all, it has
+    no effect; if all CPUs are isolated, every one serves, because an empty mask would be refused.
     """
-    allowed = {id for id in topology.cpus if id not in topology.isolated and id not in exclude}
+    housekeeping = topology.cpus.keys() - topology.isolated
+    allowed = housekeeping - exclude
     if not allowed:
-        return Pool(_order(topology, topology.cpus), degraded=True)
+        return Pool(_order(topology, housekeeping or topology.cpus), degraded=True)
     if numa_node < 0:
         return Pool(_order(topology, allowed))
     distances = topology.distances.get(numa_node, {})

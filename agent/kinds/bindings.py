@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from attrs import evolve, frozen
 
-from agent.hardware.functions import NET, PCI, RDMA, VFIO, device_path, driver, ifindex_of, netdev, pci_of, vf_addresses
+from agent.hardware.functions import NET, PCI, RDMA, device_path, driver, ifindex_of, netdev, pci_of, vf_addresses
 from agent.hardware.sysfs import names_or_none, read_or
 from agent.kinds import ANY_VALUE, links, vf_attributes, vfs
 from agent.machine import Files, Machine, VfInfo
@@ -17,7 +17,7 @@ from agent.spec.nic import VfAttributes
 from agent.state.scope import Scope, in_scope
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
-from agent.vendors import vendor
+from agent.vendors import VFIO, is_vfio, vendor
 from agent.vendors.passthrough import VENDOR as PASSTHROUGH
 
 NAME = "bindings"
@@ -122,11 +122,11 @@ def _plan_vf(target: str, wanted: VfAttributes, state: Bindings, index: int, gra
     vf = state.vfs.get(index)
     bound = vf.driver if vf else None
     if wanted.driver == VFIO:
-        return None if bound == VFIO else _bind_vfio(target, vf, state.vfio)
+        return None if is_vfio(bound) else _bind_vfio(target, vf, state.vfio)
     if vf is None or bound is None:
         change = Change(NAME, target, "driver", None, NETDEVICE)
         return change if vf else vfs.absent(change)
-    if bound in PASSTHROUGH.drivers:
+    if vendor(bound) is PASSTHROUGH:
         return (
             Change(NAME, target, "driver", bound, NETDEVICE, Disruption.REBIND) if wanted.driver == NETDEVICE else None
         )
@@ -190,7 +190,7 @@ def apply(machine: Machine, change: Change) -> None:
     bound = driver(files, vf)
     if bound is None:
         raise FileNotFoundError(errno.ENOENT, f"no loaded driver binds to {vf}; {_advice(override)}")
-    if change.field == "driver" and (bound in PASSTHROUGH.drivers) != bool(override):
+    if change.field == "driver" and (vendor(bound) is PASSTHROUGH) != bool(override):
         raise FileExistsError(errno.EEXIST, f"{bound} bound to {vf} instead; see what else sets its driver_override")
 
 

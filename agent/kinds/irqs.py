@@ -134,7 +134,7 @@ def _full(files: Files) -> frozenset[int]:
 
 
 def _placeable(files: Files, pci: str) -> tuple[Irq, ...]:
-    return () if driver(files, pci) in PASSTHROUGH.drivers else function_irqs(files, pci)
+    return () if vendor(driver(files, pci)) is PASSTHROUGH else function_irqs(files, pci)
 
 
 def function_irqs(files: Files, pci: str) -> tuple[Irq, ...]:
@@ -142,15 +142,18 @@ def function_irqs(files: Files, pci: str) -> tuple[Irq, ...]:
     pattern = vendor(driver(files, pci)).queue_irqs
     management = 0
     irqs = []
+    queues = set()
     for number in numbered(names_or_none(files, f"{PCI}/{pci}/msi_irqs")):
         action = read_or(files, f"/sys/kernel/irq/{number}/actions", "")
         affinity = ranges(files, f"/proc/irq/{number}/smp_affinity_list")
         if not action or not affinity:
             continue
         role, queue = _serves(pattern, action)
-        if role == MANAGEMENT:
-            queue = management
+        # A second interrupt with the name of a queue is the driver's own.
+        if role == MANAGEMENT or (role, queue) in queues:
+            role, queue = MANAGEMENT, management
             management += 1
+        queues.add((role, queue))
         irqs.append(Irq(number, role, queue, affinity))
     return tuple(irqs)
 

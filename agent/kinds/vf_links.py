@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from attrs import evolve, frozen
 
-from agent.hardware.functions import VFIO, ifindex, ifindex_of, netdev, pci_of
+from agent.hardware.functions import ifindex, ifindex_of, netdev, pci_of
 from agent.kinds import Reading, bindings, links, vf_attributes
 from agent.machine import Machine, VfInfo
 from agent.report.records import Change, Disruption, Value
@@ -16,7 +16,7 @@ from agent.report.target import device_of, is_vf, vf_index, vf_target
 from agent.state.scope import Scope, functions_in_scope, in_scope
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted, WantedNic
-from agent.vendors import Vendor, vendor
+from agent.vendors import VFIO, Vendor, vendor
 
 NAME = "vf_links"
 AFTER = ("bindings", "vf_names")

@@ -9,7 +9,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from agent.hardware.functions import REMEDY, UNREADABLE, VFIO, Function
+from agent.hardware.functions import REMEDY, UNREADABLE, Function
 from agent.report.records import Condition, Severity, Status
 from agent.report.target import vf_target
 from agent.spec.nic import Nic, VfAttributes
@@ -17,6 +17,7 @@ from agent.spec.node import NodeSpec
 from agent.spec.ranges import parse_ranges
 from agent.state.guids import derived_guid, port_guid
 from agent.state.selection import Member, Selection, selections
+from agent.vendors import VFIO
 
 
 @frozen

@@ -44,12 +44,24 @@ class Vendor:
     invents_rate: bool = False
 
 
-# `<netdev>-TxRx-3`, `<netdev>-rx-0`, `virtio3-input.0`: the names that most drivers give to the interrupts of queues.
+# `<netdev>-TxRx-3`, `<netdev>-rx-0`, `virtio3-input.0`: the names that most drivers give to the interrupts of queues. vmxnet3
+# and nfp have rxtx, bnx2x and qede fp. `i40e-<address>:fdir-TxRx-0` and `ice-<address>:ctrl-TxRx-0` serve no queue of
+# the netdev (i40e_vsi_open in i40e_main.c, ice_vsi_open_ctrl in ice_main.c).
 UNKNOWN = Vendor(
     name="unknown",
     drivers=(),
-    queue_irqs=re.compile(r"[-.](?P<role>TxRx|Tx-Rx|rx|tx|input|output)[-.](?P<queue>\d+)$"),
+    queue_irqs=re.compile(
+        r"(?<!:fdir)(?<!:ctrl)[-.](?P<role>TxRx|Tx-Rx|rxtx|rx|tx|fp|input|output)[-.](?P<queue>\d+)$"
+    ),
 )
+
+
+VFIO = "vfio-pci"
+
+
+def is_vfio(driver: str | None) -> bool:
+    """Whether it is vfio-pci, or one of its variants for a family (mlx5_vfio_pci, hisi_acc_vfio_pci; drivers/vfio/pci)."""
+    return driver is not None and "vfio" in driver
 
 
 @cache
@@ -60,4 +72,4 @@ def _by_driver() -> dict[str, Vendor]:
 
 def vendor(driver: str | None) -> Vendor:
     """The record of the family that ``driver`` belongs to, or the worst case for an unknown driver."""
-    return _by_driver().get(driver or "", UNKNOWN)
+    return _by_driver().get(VFIO if is_vfio(driver) else driver or "", UNKNOWN)

@@ -1,10 +1,10 @@
 """Drivers that pass a function through to a process or a virtual machine (Documentation/driver-api/vfio.rst)."""
 
-from agent.vendors import UNKNOWN, Vendor
+from agent.vendors import UNKNOWN, VFIO, Vendor
 
 VENDOR = Vendor(
     name="passthrough",
-    drivers=("vfio-pci", "uio_pci_generic", "igb_uio"),
+    drivers=(VFIO, "uio_pci_generic", "igb_uio"),
     queue_irqs=UNKNOWN.queue_irqs,
     has_netdev=False,
 )

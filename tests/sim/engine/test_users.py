@@ -73,6 +73,38 @@ def test_a_virtual_machine_owns_the_vf_that_it_has_open(kernel: Kernel, of_vfio:
     assert users_of(kernel) == owning(kernel) == {f"{PF}#1": (VIRTUAL_MACHINE,)}
 
 
+@pytest.mark.parametrize("bound", ["uio_pci_generic", "igb_uio"])
+def test_a_process_owns_the_vf_that_it_has_open_by_uio(kernel: Kernel, of_vfio: str, bound: str) -> None:
+    folder = f"/sys/bus/pci/devices/{of_vfio}"
+    kernel.tree.unlink(f"{folder}/driver")
+    kernel.tree.link(f"{folder}/driver", f"../../../../bus/pci/drivers/{bound}")
+    kernel.tree.folder(f"{folder}/uio/uio0")
+    assert owning(kernel) == {}
+    kernel.host.open["/dev/uio0"] = ("dpdk-testpmd (pid 7)",)
+    assert users_of(kernel) == owning(kernel) == {f"{PF}#1": (User("dpdk-testpmd (pid 7)", owns=True),)}
+
+
+def test_a_virtual_machine_owns_the_vf_of_a_driver_of_vfio_for_its_family(kernel: Kernel, of_vfio: str) -> None:
+    folder = f"/sys/bus/pci/devices/{of_vfio}"
+    kernel.tree.unlink(f"{folder}/driver")
+    kernel.tree.link(f"{folder}/driver", "../../../../bus/pci/drivers/mlx5_vfio_pci")
+    assert owning(kernel) == {}
+    kernel.host.open[f"/dev/vfio/{kernel.files.target(f'{folder}/iommu_group')}"] = (VIRTUAL_MACHINE.name,)
+    assert users_of(kernel) == owning(kernel) == {f"{PF}#1": (VIRTUAL_MACHINE,)}
+
+
+def test_the_netdev_of_virtio_has_users(kernel: Kernel) -> None:
+    folder = f"/sys/bus/pci/devices/{PF}"
+    kernel.routed.add("enp33s0")
+    before = users_of(kernel)
+    assert before[PF] == (User("a route through enp33s0"),)
+    kernel.tree.remove(f"{folder}/net")
+    kernel.tree.unlink(f"{folder}/driver")
+    kernel.tree.link(f"{folder}/driver", "../../../../bus/pci/drivers/virtio-pci")
+    kernel.tree.folder(f"{folder}/virtio3/net/enp33s0")
+    assert users_of(kernel) == before
+
+
 def test_a_group_that_is_open_is_no_user_of_a_vf_with_a_network_driver(kernel: Kernel, of_vfio: str) -> None:
     other = vf_addresses(kernel.files, PF)[2]
     kernel.host.open[f"/dev/vfio/{kernel.files.target(f'/sys/bus/pci/devices/{other}/iommu_group')}"] = (
@@ -95,6 +127,30 @@ def test_a_lost_connection_of_nvme_has_no_address(kernel: Kernel) -> None:
     assert users_of(kernel) == {PF: (User("nvme1 of 10.0.0.9"),)}
     kernel.tree.remove("/sys/class/nvme/nvme1/address")
     assert users_of(kernel) == {}
+
+
+@pytest.mark.parametrize("end", ["host_iface=enp33s0", "host_traddr=10.0.1.5", "src_addr=10.0.1.5"])
+def test_a_connection_of_nvme_that_is_bound_to_a_nic_uses_it_whatever_the_route_is(kernel: Kernel, end: str) -> None:
+    kernel.ip["enp33s0"] = ("10.0.1.5/24",)
+    put_nvme(kernel, "tcp", f"traddr=10.0.0.9,trsvcid=4420,{end}")
+    assert users_of(kernel) == {PF: (User("nvme1 of 10.0.0.9"),)}
+    put_nvme(kernel, "tcp", "traddr=10.0.0.9,trsvcid=4420,host_traddr=10.0.2.5,host_iface=other")
+    assert users_of(kernel) == {}
+
+
+@pytest.mark.parametrize(
+    "mount",
+    [
+        "nas:/e /data nfs4 rw,vers=4.2,proto=tcp6,clientaddr=fd00::5,local_lock=none,addr=fd00::9 0 0",
+        "nas:/e /data nfs4 rw,addr=fd00::9%enp33s0 0 0",
+        "//nas/e /data nfs4 rw,vers=3.1.1,ip=fd00:0000:0000:0000:0000:0000:0000:0009 0 0",
+    ],
+)
+def test_the_options_of_a_mount_by_name_have_the_server_s_address(kernel: Kernel, mount: str) -> None:
+    kernel.tree.put("/proc/1/mounts", mount)
+    kernel.servers["fd00::9"] = "enp33s0"
+    kernel.netlink.set_link(kernel.netdev(PF).ifindex, up=True)
+    assert users_of(kernel) == {PF: (User("nfs4 on /data of fd00::9"),)}
 
 
 def test_each_mount_is_looked_at(kernel: Kernel) -> None:

@@ -56,6 +56,19 @@ def affinities(kernel: Kernel) -> dict[tuple[str, str], str]:
     return affinities
 
 
+@pytest.mark.parametrize(
+    "control", [f"i40e-{PF0}:fdir-TxRx-0", f"ice-{PF0}:ctrl-TxRx-0", "enp33s0-TxRx-0"], ids=["i40e", "ice", "twice"]
+)
+def test_an_interrupt_of_the_driver_itself_is_no_queue_s(control: str) -> None:
+    kernel = two_nics(cpus=8)
+    kernel.tree.link(f"/sys/bus/pci/devices/{PF0}/driver", "../../../../bus/pci/drivers/ice")
+    given = from_mapping({"node_name": "n1", "nics": [{"name": "rail0", "select": {"pci": PF0}}]})
+    converge(kernel.machine(), Goal(given), Memory(lambda: 0.0))
+    kernel.interrupts.request_all(PF0, [control])
+    assert is_ready(converge(kernel.machine(), Goal(given), Memory(lambda: 0.0)).conditions)
+    assert not dry_run(kernel.machine(), given).changes
+
+
 def test_renumbered_interrupts_move_nothing(kernel: Kernel) -> None:
     settle(kernel)
     before = affinities(kernel)

@@ -15,10 +15,11 @@ from agent.engine.dry_run import dry_run
 from agent.engine.originals import Originals
 from agent.engine.retry import Failures
 from agent.hardware.functions import netdev, vf_addresses
+from agent.machine import Link
 from agent.report.records import Disruption
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
-from tests.sim.kernel import Kernel
+from tests.sim.kernel import Kernel, Netdev
 
 PF, OTHER = "0000:21:00.0", "0000:41:00.0"
 MAC, OTHER_MAC = "02:00:00:00:01:00", "02:00:00:00:01:01"
@@ -345,3 +346,14 @@ def test_a_vf_of_a_pf_that_is_down_is_not_bound_again_and_again(kernel: Kernel) 
     assert is_ready(settle(kernel, spec({"count": 2}, state="up"), failures).conditions)
     link = kernel.netdev(address(kernel, 0))
     assert link.mac == vf_attributes(kernel, 0)["mac"]
+
+
+@pytest.mark.parametrize("port", ["pf0vf1", "c1pf0sf88", "pf0"])
+def test_the_netdev_of_a_representor_is_not_the_pf_s(port: str) -> None:
+    kernel = Kernel()
+    kernel.add_nic(PF, "rail0", MAC)
+    kernel.appear(Netdev(PF, Link(99, "eth0", "02:aa:00:00:00:01", "", 1500, False, False)))
+    kernel.tree.put("/sys/class/net/rail0/phys_port_name", "p0")
+    kernel.tree.put("/sys/class/net/eth0/phys_port_name", port)
+    assert is_ready(settle(kernel, spec(mtu=9000)).conditions)
+    assert {name: found.link.mtu for name, found in kernel.netdevs.items()} == {"rail0": 9000, "eth0": 1500}

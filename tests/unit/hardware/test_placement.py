@@ -55,6 +55,11 @@ def test_if_all_cpus_are_excluded_the_pool_has_them_nevertheless() -> None:
     assert pool(machine(nodes=1, cores=2, threads=1), 0, frozenset({0, 1})) == Pool((1, 0), degraded=True)
 
 
+def test_if_all_other_cpus_are_excluded_the_isolated_ones_are_left_alone() -> None:
+    topology = machine(nodes=1, cores=4, threads=1, isolated=frozenset({2, 3}))
+    assert pool(topology, 0, frozenset({0, 1})) == Pool((1, 0), degraded=True)
+
+
 def test_the_pool_of_an_unknown_numa_node_has_all_cpus() -> None:
     assert set(pool(machine(), -1).cpus) == set(range(16))
 
