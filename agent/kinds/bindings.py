@@ -79,13 +79,21 @@ def _binding(machine: Machine, vf: str, wanted: VfAttributes) -> Binding:
     mac = read_or(files, f"{NET}/{name}/address", "") if name else ""
     if mac and wanted.mac not in (None, mac):
         # A bond gives its members one address. Their own is kept in bonding_slave.
-        mac = read_or(files, f"{NET}/{name}/bonding_slave/perm_hwaddr", mac)
+        mac = read_or(files, f"{NET}/{name}/bonding_slave/perm_hwaddr", "") or _permanent(machine, name) or mac
     return Binding(
         driver(files, vf),
         mac or None,
         wanted.driver != VFIO or "iommu_group" in names_or_none(files, device_path(vf)),
         _node_guid(files, vf) if wanted.node_guid else None,
     )
+
+
+def _permanent(machine: Machine, name: str | None) -> str:
+    """The hardware's address of a netdev below another one: a team, or a macvlan in passthru mode, sets its own address there."""
+    if name is None or not any(e.startswith("upper_") for e in names_or_none(machine.files, f"{NET}/{name}")):
+        return ""
+    link = machine.netlink.link(name)
+    return link.permanent_mac if link else ""
 
 
 def _node_guid(files: Files, vf: str) -> str | None:

@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 import pytest
-from attrs import asdict
+from attrs import asdict, evolve
 
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
@@ -357,3 +357,13 @@ def test_the_netdev_of_a_representor_is_not_the_pf_s(port: str) -> None:
     kernel.tree.put("/sys/class/net/eth0/phys_port_name", port)
     assert is_ready(settle(kernel, spec(mtu=9000)).conditions)
     assert {name: found.link.mtu for name, found in kernel.netdevs.items()} == {"rail0": 9000, "eth0": 1500}
+
+
+def test_a_vf_below_a_team_or_a_macvlan_is_not_bound_again_for_the_address_that_those_set(kernel: Kernel) -> None:
+    settle(kernel, spec({"count": 2}))
+    link = kernel.netdev(vf_addresses(kernel.files, PF)[1])
+    kernel.netdevs[link.name].link = evolve(link, mac="02:de:ad:00:00:01", permanent_mac=link.mac)
+    kernel.tree.put(f"/sys/class/net/{link.name}/address", "02:de:ad:00:00:01")
+    assert "bindings" in [change.kind for change in dry_run(kernel.machine(), spec({"count": 2})).changes]
+    kernel.tree.put(f"/sys/class/net/{link.name}/upper_team0/ifindex", "9")
+    assert not dry_run(kernel.machine(), spec({"count": 2})).changes
