@@ -89,7 +89,7 @@ def _binding(machine: Machine, vf: str, wanted: VfAttributes) -> Binding:
 
 
 def _permanent(machine: Machine, name: str | None) -> str:
-    """The hardware's address of a netdev below another one: a team, or a macvlan in passthru mode, sets its own address there."""
+    """The hardware's address of a netdev below another one: a team, or a macvlan in passthru mode, sets its own there."""
     if name is None or not any(e.startswith("upper_") for e in names_or_none(machine.files, f"{NET}/{name}")):
         return ""
     link = machine.netlink.link(name)
