@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from socketserver import BaseRequestHandler, TCPServer
 from typing import Any
 
 import pytest
@@ -148,6 +150,38 @@ def test_a_command_runs_on_a_nodes_host_with_each_word_as_it_is(tmp_path: Path) 
     assert inventory.run("a", ["sh", "-c", "echo why >&2; exit 3"], 60).failed
     assert inventory.run("a", ["sh", "-c", "echo why >&2; exit 3"], 60).output.startswith("why")
     assert "no answer" in inventory.run("a", ["sleep", "30"], 2.5).output
+
+
+@contextmanager
+def ssh_server(connected: list[str], name: str) -> Iterator[int]:
+    """Its port. It ends each connection, and adds this name to ``connected``."""
+
+    class Handler(BaseRequestHandler):
+        def handle(self) -> None:
+            connected.append(name)
+
+    with TCPServer(("127.0.0.1", 0), Handler) as listening:
+        threading.Thread(target=listening.serve_forever, daemon=True).start()
+        try:
+            yield listening.server_address[1]
+        finally:
+            listening.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [("gpu1.py", "servers = [({0}), ({1})]"), ("fleet.py", "gpu1 = [({1})]\nservers = [({0})]")],
+    ids=["file", "list"],
+)
+def test_a_command_runs_on_a_host_alone_that_has_the_name_of_a_group(tmp_path: Path, file: str, text: str) -> None:
+    connected: list[str] = []
+    with ssh_server(connected, "gpu1") as first, ssh_server(connected, "gpu2") as second:
+        data = {"ssh_hostname": "127.0.0.1", "ssh_password": "p", "ssh_connect_retries": 0}
+        hosts = [f"{name!r}, { {**data, 'ssh_port': port}!r}" for name, port in (("gpu1", first), ("gpu2", second))]
+        (tmp_path / file).write_text(text.format(*hosts))
+        assert Inventory.read(tmp_path / file).run("gpu1", ["true"], 60).failed
+    assert set(connected) == {"gpu1"}
 
 
 def test_an_unknown_level_is_refused_before_any_request(tmp_path: Path) -> None:
