@@ -78,8 +78,20 @@ def record_of(node: Node) -> Record | None:
         ) from None
 
 
+def not_finished(name: str, record: Record) -> str:
+    """Why a node with this record gets no other maintenance, and the remedy."""
+    return (
+        f"{record.by} began to maintain {name} at {record.since} and has not finished; if that run is over, give "
+        "--resume or --undo"
+    )
+
+
 class Interrupted(Exception):
     """The operator has pressed Ctrl-C."""
+
+
+class Begun(Exception):
+    """Another run has begun to maintain the node; the message says which, and the remedy."""
 
 
 class CannotDrain(Exception):
@@ -88,7 +100,10 @@ class CannotDrain(Exception):
 
 @frozen
 class Maintenance:
-    """How nodes are maintained: the connections, what the agents may do, and the timeouts in seconds."""
+    """How nodes are maintained: the connections, what the agents may do, and the timeouts in seconds.
+
+    ``resume``: continue the maintenance of a node that an earlier run has begun.
+    """
 
     api: Api
     inventory: Inventory
@@ -98,6 +113,7 @@ class Maintenance:
     apply_timeout: float
     ready_timeout: float
     tell: Callable[[str], None]
+    resume: bool = False
     stop: Event = field(factory=Event)
 
     def run(self, nodes: Sequence[str], at_once: int) -> dict[str, tuple[NodeResult, str]]:
@@ -146,6 +162,8 @@ class Maintenance:
                 return self._steps(name)
         except Interrupted:
             return "interrupted", f"it stays cordoned; go on: {again} --resume; or give it back: {again} --undo"
+        except Begun as error:
+            return "failed", str(error)
         except Failed as error:
             return "failed", f"{error.message}; then {again} --resume, or --undo"
 
@@ -167,10 +185,16 @@ class Maintenance:
         return "done", ""
 
     def _begin(self, name: str) -> Record:
-        """Cordon the node and write the record, or take over the record of an earlier run."""
+        """Cordon the node and write the record; to resume, take over the record of an earlier run.
+
+        :raises Begun: there is a record, and this run resumes none.
+        """
 
         def change(node: Node) -> tuple[dict[str, Any], Record]:
             recorded = record_of(node)
+            if recorded and not self.resume:
+                # It was not there when the command began.
+                raise Begun(not_finished(name, recorded))
             cordoned = recorded.cordoned if recorded else not is_cordoned(node)
             # Do not drain again after a drain: a drain that fails is undone, but the node may be half changed by now.
             step = recorded.step if recorded else "drain"

@@ -16,7 +16,7 @@ from agent.report.records import Disruption
 from fleet.api import ABSENT, Api, Failed, code, node_name, options
 from fleet.eviction import Rules
 from fleet.inventory import Inventory
-from fleet.maintenance import Maintenance, record_of
+from fleet.maintenance import Maintenance, not_finished, record_of
 from fleet.objects import condition_of
 
 INTERRUPTED = 130
@@ -96,6 +96,7 @@ def maintain(
         apply_timeout=apply_timeout,
         ready_timeout=ready_timeout,
         tell=lambda line: click.echo(printable(line), err=as_json),
+        resume=resume,
     )
     results = {name: maintenance.give_back(name) for name in wanted} if undo else maintenance.run(wanted, at_once)
     good = all(result == ("undone" if undo else "done") for result, _ in results.values())
@@ -127,9 +128,6 @@ def _check(api: Api, inventory: Inventory, nodes: list[str], continuing: bool) -
         if condition_of(node, names.READY) is None:
             faults.append(f"{name} has no condition {names.READY}; deploy it first")
         if (record := record_of(node)) and not continuing:
-            faults.append(
-                f"{record.by} began to maintain {name} at {record.since} and has not finished; if that run is over, give "
-                "--resume or --undo"
-            )
+            faults.append(not_finished(name, record))
     if faults:
         raise Failed("\n".join(faults))

@@ -13,7 +13,7 @@ from socketserver import BaseRequestHandler, TCPServer
 from typing import Any
 
 import pytest
-from attrs import define, field
+from attrs import define, evolve, field
 from lightkube import Client, KubeConfig
 from lightkube.config.models import Cluster, User
 from lightkube.models.core_v1 import (
@@ -305,3 +305,28 @@ def test_a_node_that_is_gone_does_not_keep_others_from_being_given_back(serve: S
     _, maintenance = serve({f"GET {NODE}": [gone]})
     result, reason = maintenance.give_back("a")
     assert (result, 'nodes "a" not found' in reason) == ("failed", True)
+
+
+def recorded(step: str, by: str = "me") -> tuple[int, dict[str, Any]]:
+    """A Node with the record of a maintenance."""
+    record = {"by": by, "since": "2026", "step": step, "cordoned": True, "allow": "rebind"}
+    notes = {names.MAINTENANCE: json.dumps(record)}
+    return 200, {"metadata": {"name": "a", "resourceVersion": "7", "annotations": notes}, **HEALTHY}
+
+
+def test_a_node_that_another_run_has_begun_meanwhile_is_left_to_it(serve: Serve) -> None:
+    script, maintenance = serve({f"GET {NODE}": [recorded("apply", by="bob")], f"PATCH {NODE}": [(200, {})]})
+    assert maintenance.run(["a", "b"], 1) == {
+        "a": (
+            "failed",
+            "bob began to maintain a at 2026 and has not finished; if that run is over, give --resume or --undo",
+        ),
+        "b": ("not started", ""),
+    }
+    assert script.asked == [f"GET {NODE}"]
+
+
+def test_a_node_that_an_earlier_run_has_begun_is_taken_over_on_request(serve: Serve) -> None:
+    _, maintenance = serve({f"GET {NODE}": [recorded("apply", by="bob")], f"PATCH {NODE}": [(200, {})]})
+    taken = evolve(maintenance, resume=True)._begin("a")
+    assert (taken.by, taken.step, taken.cordoned) == ("me", "apply", True)
