@@ -79,17 +79,17 @@ class Api:
 
     def nodes(self) -> Read[Node]:
         """Every Node."""
-        with _answers(self.client):
+        with answers(self.client):
             return read_all(self.client.list(PlainNode, chunk_size=PAGE), Node)
 
     def leases(self) -> Read[Lease]:
         """Every reporter's Lease, by the Node's name."""
-        with _answers(self.client):
+        with answers(self.client):
             return read_all(self.client.list(PlainLease, namespace=names.NAMESPACE, chunk_size=PAGE), Lease)
 
     def requests(self) -> Read[CertificateSigningRequest]:
         """Every request for a certificate."""
-        with _answers(self.client):
+        with answers(self.client):
             return read_all(self.client.list(PlainRequest, chunk_size=PAGE), CertificateSigningRequest)
 
     def node(self, name: str) -> tuple[Node, str]:
@@ -149,18 +149,24 @@ def options(command: F) -> F:
 
 
 def _user_and_time(client: Client) -> tuple[str | None, datetime | None]:
-    with _answers(client):
+    with answers(client):
         review = client.create(SelfSubjectReview())
         user = review.status.userInfo.username if review.status and review.status.userInfo else None
         return user, review.metadata.creationTimestamp if review.metadata else None
 
 
 @contextmanager
-def _answers(client: Client) -> Iterator[None]:
+def answers(client: Client) -> Iterator[None]:
+    """Turn the error of an answer that is no object of Kubernetes into one message.
+
+    :raises Failed: with that message.
+    """
     try:
         yield
     # msgspec's and JSON's errors are ValueErrors.
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, httpx2.InvalidURL) as error:
+    except (
+        ValueError, LookupError, TypeError, AttributeError, RecursionError, httpx2.InvalidURL, httpx2.DecodingError,
+    ) as error:  # fmt: skip
         user = client.config.user
         source = ", or the kubeconfig's exec command prints no token" if user and user.exec else ""
         raise Failed(
@@ -220,8 +226,6 @@ def errors() -> Iterator[None]:
         raise Failed(
             f"{at} cannot be reached: {str(error) or type(error).__name__}; is it up, and does the kubeconfig name it?"
         ) from None
-    except httpx2.HTTPStatusError as error:
-        raise Failed(f"{error.request.url} answered {error.response.status_code}; is this an API server?") from None
     except (ssl.SSLError, httpx2.HTTPError) as error:
         raise Failed(f"the API server does not answer: {error}") from None
 

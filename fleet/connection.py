@@ -15,6 +15,7 @@ from lightkube.config.models import NameValue
 from lightkube.core import generic_client
 from lightkube.core.exceptions import ApiError, ConfigError
 from lightkube.models.meta_v1 import Status
+from msgspec import convert
 from msgspec.structs import replace
 
 _verify_cluster = client_adapter.verify_cluster
@@ -30,8 +31,8 @@ def _as_other_clients(*words: Any, **named: Any) -> ssl.SSLContext:
 # lightkube makes the context itself. To give it a transport with another one would turn off proxies (HTTPS_PROXY).
 client_adapter.verify_cluster = _as_other_clients
 
-TEMPORARY = (429, 503, 504)
-"""HTTP status codes of an API server that is overloaded or restarts, so that a retry may succeed."""
+TEMPORARY = (429, 502, 503, 504)
+"""HTTP status codes of an API server that is overloaded or restarts, or of a proxy before it, so that a retry may succeed."""
 
 
 def unreachable(error: httpx2.TransportError) -> str:
@@ -39,28 +40,26 @@ def unreachable(error: httpx2.TransportError) -> str:
     return f"the API server cannot be reached: {str(error) or type(error).__name__}"
 
 
-_transform = generic_client.transform_exception
+def _with_status(e: httpx2.HTTPError) -> httpx2.HTTPError:
+    """The API server's error, also for an answer that is no JSON, or has no Content-Type, which lightkube's function expects.
 
-
-def _with_status(e: httpx2.HTTPError) -> Any:
-    """lightkube's error, also for an answer that is no JSON.
-
-    The API server itself says 429 as plain text (WithMaxInFlightLimit of k8s.io/apiserver), and a load balancer 503 as HTML.
+    The API server itself says 429 as plain text (WithMaxInFlightLimit of k8s.io/apiserver), and a load balancer 502 as HTML.
     """
-    if not isinstance(e, httpx2.HTTPStatusError) or e.response.status_code not in TEMPORARY:
-        return _transform(e)
-    transformed = _transform(e) if _is_json(e.response) else e
-    if isinstance(transformed, ApiError):
-        return transformed
-    given = Status(code=e.response.status_code, message=f"HTTP status {e.response.status_code}")
-    return ApiError(request=e.request, status=given)
+    return ApiError(request=e.request, status=_status(e)) if isinstance(e, httpx2.HTTPStatusError) else e
 
 
-def _is_json(answer: httpx2.Response) -> bool:
+def _status(e: httpx2.HTTPStatusError) -> Status:
+    code = e.response.status_code
     try:
-        return isinstance(answer.json(), dict)
+        document = e.response.json()
+        if isinstance(document, dict) and document.get("kind") == "Status":
+            status = convert(document, Status)
+            return replace(status, code=status.code or code)
+    # msgspec's errors are ValueErrors, too.
     except ValueError:
-        return False
+        pass
+    origin = "" if code in TEMPORARY else f" from {e.request.url}, which may be no API server"
+    return Status(code=code, message=f"HTTP status {code}{origin}")
 
 
 generic_client.transform_exception = _with_status

@@ -25,7 +25,7 @@ from lightkube.types import PatchType
 from agent.documents import LARGEST_SPEC, load
 from agent.report import names
 from agent.report.records import Disruption
-from fleet.api import ABSENT, CONFLICTS, Api, Failed, code, errors
+from fleet.api import ABSENT, CONFLICTS, Api, Failed, answers, code, errors
 from fleet.connection import TEMPORARY, unreachable
 from fleet.eviction import Rules, drain, full_name, is_terminating
 from fleet.inventory import Inventory
@@ -123,9 +123,11 @@ class Maintenance:
 
         def maintain_unless_stopped(node: str) -> None:
             if not failed.is_set() and not self.stop.is_set():
-                results[node] = self._maintain(node)
-                if results[node][0] != "done":
-                    failed.set()
+                try:
+                    results[node] = self._maintain(node)
+                finally:
+                    if results[node][0] != "done":
+                        failed.set()
 
         with ThreadPoolExecutor(at_once) as pool:
             waiting = [pool.submit(maintain_unless_stopped, node) for node in nodes]
@@ -143,7 +145,7 @@ class Maintenance:
     def give_back(self, name: str) -> tuple[NodeResult, str]:
         """Undo a node's maintenance; the result and its reason."""
         try:
-            with errors():
+            with errors(), answers(self.api.client):
                 self.undo(name)
         except Failed as error:
             return "failed", error.message
@@ -158,7 +160,7 @@ class Maintenance:
     def _maintain(self, name: str) -> tuple[NodeResult, str]:
         again = f"trackbed fleet maintain {name}"
         try:
-            with errors():
+            with errors(), answers(self.api.client):
                 return self._steps(name)
         except Interrupted:
             return "interrupted", f"it stays cordoned; go on: {again} --resume; or give it back: {again} --undo"
@@ -171,9 +173,10 @@ class Maintenance:
         began = self._begin(name)
         if began.step == "drain":
             try:
-                self._drain(name)
+                with answers(self.api.client):
+                    self._drain(name)
                 self._check_stop()
-            except (CannotDrain, Interrupted, ApiError) as error:
+            except (CannotDrain, Interrupted, Failed, ApiError) as error:
                 self.undo(name)
                 return "undone", str(error) or "interrupted before anything was changed"
             self._note(name, "apply")

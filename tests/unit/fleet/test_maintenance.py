@@ -34,6 +34,7 @@ from fleet.api import Api, Failed
 from fleet.eviction import MIRROR, Rules, drain, full_name
 from fleet.inventory import Host, Inventory
 from fleet.maintenance import Maintenance, Record, record_of, unready
+from fleet.sweeping import sweep
 from tests.unit.fleet.test_fleet import node
 from tests.unit.fleet.test_kubeconfig import trackbed
 
@@ -198,6 +199,9 @@ def test_an_unknown_level_is_refused_before_any_request(tmp_path: Path) -> None:
 PODS, EVICTION, NODE = "GET /api/v1/pods", "POST /api/v1/namespaces/ml/pods/job/eviction", "/api/v1/nodes/a"
 BUSY = (503, {"kind": "Status", "code": 503, "message": "it is being restarted"})
 BUSY_AS_TEXT = (429, "Too many requests, please try again later.")
+BAD_GATEWAY = (502, "<html>bad gateway")
+LOGIN = (200, "<html>please log in")
+FIREWALL = (403, "<html>not from here")
 FORBIDDEN = (403, {"kind": "Status", "code": 403, "message": "nobody may do this"})
 NO_PODS: tuple[int, dict[str, Any]] = (200, {"items": []})
 HEALTHY: dict[str, Any] = {
@@ -266,7 +270,7 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
         server.server_close()
 
 
-@pytest.mark.parametrize("busy", [BUSY, BUSY_AS_TEXT], ids=["JSON", "text"])
+@pytest.mark.parametrize("busy", [BUSY, BUSY_AS_TEXT, BAD_GATEWAY], ids=["JSON", "text", "proxy"])
 def test_a_restarting_api_server_is_asked_again(serve: Serve, busy: tuple[int, Any]) -> None:
     script, maintenance = serve(
         {
@@ -330,3 +334,45 @@ def test_a_node_that_an_earlier_run_has_begun_is_taken_over_on_request(serve: Se
     _, maintenance = serve({f"GET {NODE}": [recorded("apply", by="bob")], f"PATCH {NODE}": [(200, {})]})
     taken = evolve(maintenance, resume=True)._begin("a")
     assert (taken.by, taken.step, taken.cordoned) == ("me", "apply", True)
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"), [(LOGIN, "gives no answer of an API server"), (FIREWALL, "which may be no API server")]
+)
+def test_an_answer_that_is_no_json_undoes_the_drain_and_begins_no_other_node(
+    serve: Serve, answer: tuple[int, str], why: str
+) -> None:
+    unused = (200, {"metadata": {"name": "a", "resourceVersion": "7"}})
+    answers: Answers = {PODS: [answer], f"GET {NODE}": [unused, recorded("drain")], f"PATCH {NODE}": [(200, {})]}
+    script, maintenance = serve(answers)
+    results = maintenance.run(["a", "b"], 1)
+    assert (results["a"][0], why in results["a"][1], results["b"][0]) == ("undone", True, "not started")
+    assert script.asked[-2:] == [f"GET {NODE}", f"PATCH {NODE}"]
+
+
+@pytest.mark.parametrize("answer", [LOGIN, FIREWALL], ids=["log in", "firewall"])
+def test_an_answer_that_is_no_json_fails_its_node_alone(serve: Serve, answer: tuple[int, str]) -> None:
+    _, maintenance = serve({f"GET {NODE}": [answer]})
+    results = maintenance.run(["a", "b"], 1)
+    assert (results["a"][0], results["b"][0]) == ("failed", "not started")
+    result, reason = maintenance.give_back("a")
+    assert (result, "API server" in reason) == ("failed", True)
+
+
+LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{names.NAMESPACE}/leases"
+
+
+@pytest.mark.parametrize("answer", [LOGIN, FIREWALL, BAD_GATEWAY], ids=["log in", "firewall", "proxy"])
+def test_an_answer_that_is_no_json_keeps_no_other_node_from_being_swept(serve: Serve, answer: tuple[int, str]) -> None:
+    _, maintenance = serve(
+        {
+            "GET /api/v1/nodes": [(200, {"items": [node("a").to_dict(), node("b").to_dict()]})],
+            f"GET {LEASES}": [(200, {"items": []})],
+            f"GET {NODE}": [answer],
+            "GET /api/v1/nodes/b": [(200, node("b").to_dict())],
+            f"POST {LEASES}": [(201, {})],
+        }
+    )
+    swept = sweep(maintenance.api, share=0.25, dry=False)
+    assert (swept.renewed, list(swept.failed)) == (("b",), ["a"])
+    assert swept.failed["a"].startswith("its Lease was deleted and cannot be created again: ")
