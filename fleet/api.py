@@ -17,7 +17,7 @@ import httpx2
 import yaml
 from attrs import field, frozen
 from lightkube import ApiError, Client, KubeConfig
-from lightkube.config.kubeconfig import SingleConfig
+from lightkube.config.kubeconfig import DEFAULT_KUBECONFIG, SERVICE_ACCOUNT, SingleConfig
 from lightkube.config.models import User
 from lightkube.core.exceptions import ConfigError
 from lightkube.resources.authentication_v1 import SelfSubjectReview
@@ -28,7 +28,7 @@ from lightkube.types import PatchType
 
 from agent.report import names
 from agent.spec.node import NODE_NAME
-from fleet.connection import connect
+from fleet.connection import connect, from_kubeconfig
 from fleet.reading import PlainLease, PlainNode, PlainNodeStatus, PlainRequest, Read, read, read_all, without_bad_times
 
 CONFLICTS = (409, 422)
@@ -135,7 +135,11 @@ def _if_readable(name: str, node: Node | None, fault: str) -> tuple[Node, str]:
 def options(command: F) -> F:
     """Give a command the options that choose the cluster, and pass it an :class:`Api` as ``api``."""
 
-    @click.option("--kubeconfig", type=click.Path(path_type=Path), help="Default: $KUBECONFIG, then ~/.kube/config.")
+    @click.option(
+        "--kubeconfig",
+        type=click.Path(path_type=Path),
+        help="Default: $KUBECONFIG, then ~/.kube/config, then the pod's service account.",
+    )
     @click.option("--context", help="The kubeconfig's context to use.")
     @wraps(command)
     def connected(kubeconfig: Path | None, context: str | None, **arguments: Any) -> Any:
@@ -183,11 +187,19 @@ def _check_files(config: SingleConfig) -> None:
             raise Failed(f"{path}, which the kubeconfig names, is not a file; see: kubectl config view")
 
 
+def _from_environment(context: str | None) -> SingleConfig | None:
+    """As kubectl finds it: lightkube's own function takes the service account first, and an empty KUBECONFIG as a file."""
+    file = Path(os.environ.get("KUBECONFIG") or DEFAULT_KUBECONFIG)
+    if not os.environ.get("KUBECONFIG") and not file.expanduser().is_file() and Path(SERVICE_ACCOUNT).is_dir():
+        return KubeConfig.from_service_account(SERVICE_ACCOUNT).get(context)
+    return from_kubeconfig(file, context)
+
+
 def _client(kubeconfig: Path | None, context: str | None) -> Client:
     if kubeconfig is None and os.pathsep in os.environ.get("KUBECONFIG", ""):
         raise Failed("KUBECONFIG names several files, and one can be used: give it with --kubeconfig")
     try:
-        config = (KubeConfig.from_env() if kubeconfig is None else KubeConfig.from_file(kubeconfig)).get(context)
+        config = _from_environment(context) if kubeconfig is None else from_kubeconfig(kubeconfig, context)
         if config is not None:
             _check_files(config)
         return connect(config, "trackbed-fleet", TIMEOUT)

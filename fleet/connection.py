@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import ssl
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx2
-from lightkube import Client
+import yaml
+from lightkube import Client, KubeConfig
 from lightkube.config import client_adapter
 from lightkube.config.kubeconfig import SingleConfig
 from lightkube.config.models import NameValue
@@ -63,6 +66,38 @@ def _status(e: httpx2.HTTPStatusError) -> Status:
 
 
 generic_client.transform_exception = _with_status
+
+
+IMPERSONATION = ("as", "as-uid", "as-groups", "as-user-extra")
+"""Keys of a kubeconfig's user that lightkube ignores: it would act with the user's own rights."""
+
+SERVER_NAME = "tls-server-name"
+"""Key of a kubeconfig's cluster that lightkube ignores: it expects the server's host name in the certificate."""
+
+
+def from_kubeconfig(file: Path, context: str | None = None) -> SingleConfig | None:
+    """The cluster and the user of a kubeconfig's context; without one, of its current context.
+
+    :raises ConfigError: there is no such file or context, or a key of the user or the cluster cannot be used.
+    """
+    file = file.expanduser().absolute()
+    if not file.is_file():
+        raise ConfigError(f"the kubeconfig {file} is not found")
+    document = yaml.safe_load(file.read_text())
+    config = KubeConfig.from_dict(document, file).get(context)
+    if config is not None:
+        _refuse(file, document, "user", config.context.user, IMPERSONATION)
+        _refuse(file, document, "cluster", config.context.cluster, (SERVER_NAME,))
+    return config
+
+
+def _refuse(file: Path, document: Any, kind: str, name: str | None, keys: Sequence[str]) -> None:
+    for entry in document.get(f"{kind}s") or ():
+        for key in keys:
+            if entry["name"] == name and entry[kind].get(key):
+                raise ConfigError(
+                    f"{file}: the {kind} {name!r} has {key}, which cannot be used here; use one without it"
+                )
 
 
 def connect(config: SingleConfig | None, name: str, timeout: httpx2.Timeout | None = None) -> Client:
