@@ -153,7 +153,7 @@ class Maintenance:
 
     def undo(self, name: str) -> None:
         """Undo a node's maintenance: remove the record, and uncordon the node if the maintenance cordoned it."""
-        record = _patch(self.api, name, lambda node: _finished(node, record_of(node)))
+        record = self._patch(name, lambda node: _finished(node, record_of(node)))
         if record is not None:
             self.tell(f"{name}: {'uncordoned' if record.cordoned else 'left cordoned, as it was before'}")
 
@@ -192,19 +192,22 @@ class Maintenance:
 
         :raises Begun: there is a record, and this run resumes none.
         """
+        since = self.api.now.isoformat()
 
-        def change(node: Node) -> tuple[dict[str, Any], Record]:
+        def change(node: Node) -> tuple[dict[str, Any] | None, Record]:
             recorded = record_of(node)
+            if recorded and (recorded.by, recorded.since) == (self.api.user, since):
+                return None, recorded
             if recorded and not self.resume:
                 # It was not there when the command began.
                 raise Begun(not_finished(name, recorded))
             cordoned = recorded.cordoned if recorded else not is_cordoned(node)
             # Do not drain again after a drain: a drain that fails is undone, but the node may be half changed by now.
             step = recorded.step if recorded else "drain"
-            record = Record(self.api.user, self.api.now.isoformat(), step, cordoned, str(self.allow))
+            record = Record(self.api.user, since, step, cordoned, str(self.allow))
             return {**_annotated(record), "spec": {"unschedulable": True}}, record
 
-        record = _patch(self.api, name, change)
+        record = self._patch(name, change)
         self.tell(f"{name}: cordoned")
         return record
 
@@ -215,7 +218,7 @@ class Maintenance:
                 raise Failed("its maintenance was undone by somebody else")
             return _annotated(evolve(record, step=step)), None
 
-        _patch(self.api, name, change)
+        self._patch(name, change)
 
     def _drain(self, name: str) -> None:
         deadline = monotonic() + self.drain_timeout
@@ -291,6 +294,33 @@ class Maintenance:
             # The change may interrupt the connection to the API server: go on waiting.
             return [_if_temporary(error)]
 
+    def _patch(self, name: str, change: Callable[[Node], tuple[dict[str, Any] | None, T]]) -> T:
+        """Patch the Node with the first value that ``change`` returns for it; its second is the result.
+
+        A conflict is retried, and so is an API server that cannot be reached or is overloaded, until ``ready_timeout``. A patch
+        whose answer was lost may have been made, so ``change`` may see a Node that has it.
+        """
+        deadline = monotonic() + self.ready_timeout
+        left = TRIES
+        while True:
+            try:
+                node, _ = self.api.node(name)
+                body, result = change(node)
+                if body is not None:
+                    body["metadata"] = {**body.get("metadata", {}), "resourceVersion": version_of(node)}
+                    self.api.patch_node(name, body, PatchType.MERGE)
+                return result
+            except (ApiError, httpx2.TransportError) as error:
+                if isinstance(error, ApiError) and code(error) in CONFLICTS:
+                    left -= 1
+                    if not left:
+                        raise
+                else:
+                    _if_temporary(error)
+                    if monotonic() >= deadline:
+                        raise
+                    self._pause()
+
     def _check_stop(self) -> None:
         if self.stop.is_set():
             raise Interrupted
@@ -335,22 +365,3 @@ def _finished(node: Node, record: Record | None) -> tuple[dict[str, Any] | None,
         return None, None
     schedulable = {"spec": {"unschedulable": None}} if record.cordoned else {}
     return {"metadata": {"annotations": {names.MAINTENANCE: None}}, **schedulable}, record
-
-
-def _patch(api: Api, name: str, change: Callable[[Node], tuple[dict[str, Any] | None, T]]) -> T:
-    """Patch the Node with the first value that ``change`` returns for it; its second is the result. A conflict is retried."""
-    left = TRIES
-    while True:
-        left -= 1
-        node, _ = api.node(name)
-        body, result = change(node)
-        if body is None:
-            return result
-        body["metadata"] = {**body.get("metadata", {}), "resourceVersion": version_of(node)}
-        try:
-            api.patch_node(name, body, PatchType.MERGE)
-        except ApiError as error:
-            if code(error) not in CONFLICTS or not left:
-                raise
-        else:
-            return result

@@ -311,9 +311,9 @@ def test_a_node_that_is_gone_does_not_keep_others_from_being_given_back(serve: S
     assert (result, 'nodes "a" not found' in reason) == ("failed", True)
 
 
-def recorded(step: str, by: str = "me") -> tuple[int, dict[str, Any]]:
+def recorded(step: str, by: str = "me", since: str = "2026") -> tuple[int, dict[str, Any]]:
     """A Node with the record of a maintenance."""
-    record = {"by": by, "since": "2026", "step": step, "cordoned": True, "allow": "rebind"}
+    record = {"by": by, "since": since, "step": step, "cordoned": True, "allow": "rebind"}
     notes = {names.MAINTENANCE: json.dumps(record)}
     return 200, {"metadata": {"name": "a", "resourceVersion": "7", "annotations": notes}, **HEALTHY}
 
@@ -376,3 +376,24 @@ def test_an_answer_that_is_no_json_keeps_no_other_node_from_being_swept(serve: S
     swept = sweep(maintenance.api, share=0.25, dry=False)
     assert (swept.renewed, list(swept.failed)) == (("b",), ["a"])
     assert swept.failed["a"].startswith("its Lease was deleted and cannot be created again: ")
+
+
+@pytest.mark.parametrize("busy", [BUSY, BUSY_AS_TEXT, BAD_GATEWAY], ids=["JSON", "text", "proxy"])
+def test_a_step_is_recorded_and_undone_although_the_api_server_restarts(serve: Serve, busy: tuple[int, Any]) -> None:
+    script, maintenance = serve(
+        {f"GET {NODE}": [busy, recorded("apply")], f"PATCH {NODE}": [busy, (200, {}), busy, (200, {})]}
+    )
+    maintenance._note("a", "wait")
+    assert script.asked == [f"GET {NODE}", f"GET {NODE}", f"PATCH {NODE}", f"GET {NODE}", f"PATCH {NODE}"]
+    assert maintenance.give_back("a") == ("undone", "")
+    _, maintenance = serve({f"GET {NODE}": [busy]})
+    assert evolve(maintenance, ready_timeout=0.05).give_back("a")[0] == "failed"
+
+
+def test_a_record_whose_answer_was_lost_is_this_runs_own(serve: Serve) -> None:
+    unused = (200, {"metadata": {"name": "a", "resourceVersion": "7"}})
+    written = recorded("drain", since=NOW.isoformat())
+    script, maintenance = serve({f"GET {NODE}": [unused, written], f"PATCH {NODE}": [(504, "<html>time-out")]})
+    stopped = Api(maintenance.api.client, "me", NOW, clock=lambda: 0.0)
+    assert evolve(maintenance, api=stopped)._begin("a") == Record("me", NOW.isoformat(), "drain", True, "rebind")
+    assert script.asked == [f"GET {NODE}", f"PATCH {NODE}", f"GET {NODE}"]
