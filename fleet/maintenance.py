@@ -18,7 +18,7 @@ import cattrs
 import httpx2
 from attrs import evolve, field, frozen
 from lightkube import ALL_NS, ApiError
-from lightkube.models.meta_v1 import ObjectMeta
+from lightkube.models.meta_v1 import ObjectMeta, StatusCause
 from lightkube.resources.core_v1 import Node, Pod
 from lightkube.types import PatchType
 
@@ -43,6 +43,10 @@ TRIES = 5
 
 REFUSED = 429
 """HTTP status code of an eviction that a PodDisruptionBudget forbids for now."""
+
+TERMINATING = "NamespaceTerminating"
+"""Cause of a refused eviction (403) in a namespace that is being deleted: its pods will end (NamespaceTerminatingCause,
+staging/src/k8s.io/api/core/v1/types.go)."""
 
 T = TypeVar("T")
 
@@ -264,6 +268,8 @@ class Maintenance:
                 return ""
             if code(error) == REFUSED:
                 return f"{full_name(pod)}: {_budget(error)}"
+            if any(cause.reason == TERMINATING for cause in _causes(error)):
+                return f"{full_name(pod)}: {error.status.message}"
             if code(error) in TEMPORARY:
                 raise
             raise CannotDrain(f"{full_name(pod)}: {error.status.message}") from None
@@ -350,10 +356,13 @@ def _if_temporary(error: ApiError | httpx2.TransportError) -> str:
     return unreachable(error)
 
 
-def _budget(error: ApiError) -> str:
+def _causes(error: ApiError) -> Sequence[StatusCause]:
     details = error.status.details
-    causes = [cause.message for cause in (details.causes if details else None) or () if cause.message]
-    return " ".join([error.status.message or "refused", *causes])
+    return (details.causes if details else None) or ()
+
+
+def _budget(error: ApiError) -> str:
+    return " ".join([error.status.message or "refused", *(cause.message for cause in _causes(error) if cause.message)])
 
 
 def _annotated(record: Record) -> dict[str, Any]:

@@ -202,7 +202,7 @@ BUSY_AS_TEXT = (429, "Too many requests, please try again later.")
 BAD_GATEWAY = (502, "<html>bad gateway")
 LOGIN = (200, "<html>please log in")
 FIREWALL = (403, "<html>not from here")
-FORBIDDEN = (403, {"kind": "Status", "code": 403, "message": "nobody may do this"})
+FORBIDDEN: tuple[int, dict[str, Any]] = (403, {"kind": "Status", "code": 403, "message": "nobody may do this"})
 NO_PODS: tuple[int, dict[str, Any]] = (200, {"items": []})
 HEALTHY: dict[str, Any] = {
     "status": {"conditions": [{"type": each, "status": "True"} for each in ("Ready", names.READY, names.UP_TO_DATE)]}
@@ -397,3 +397,11 @@ def test_a_record_whose_answer_was_lost_is_this_runs_own(serve: Serve) -> None:
     stopped = Api(maintenance.api.client, "me", NOW, clock=lambda: 0.0)
     assert evolve(maintenance, api=stopped)._begin("a") == Record("me", NOW.isoformat(), "drain", True, "rebind")
     assert script.asked == [f"GET {NODE}", f"PATCH {NODE}", f"GET {NODE}"]
+
+
+def test_a_pod_of_a_namespace_that_is_being_deleted_is_waited_for(serve: Serve) -> None:
+    causes = [{"reason": "NamespaceTerminating", "message": "namespace ml is being terminated"}]
+    terminating = {**FORBIDDEN[1], "details": {"causes": causes}}
+    script, maintenance = serve({PODS: [ONE_POD, NO_PODS], EVICTION: [(403, terminating)]})
+    maintenance._drain("a")
+    assert script.asked == [PODS, EVICTION, PODS]
