@@ -8,8 +8,10 @@ node stays cordoned, with the record.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import shlex
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from threading import Event
 from time import monotonic
 from typing import Any, Literal, TypeVar
@@ -94,8 +96,8 @@ class Interrupted(Exception):
     """The operator has pressed Ctrl-C."""
 
 
-class Begun(Exception):
-    """Another run has begun to maintain the node; the message says which, and the remedy."""
+class Lost(Exception):
+    """The node has no maintenance of this run, or no longer; the message says why."""
 
 
 class CannotDrain(Exception):
@@ -149,29 +151,45 @@ class Maintenance:
     def give_back(self, name: str) -> tuple[NodeResult, str]:
         """Undo a node's maintenance; the result and its reason."""
         try:
-            with errors(), answers(self.api.client):
+            with self._errors(name):
                 self.undo(name)
+        except Lost as error:
+            return "failed", str(error)
         except Failed as error:
             return "failed", error.message
         return "undone", ""
 
     def undo(self, name: str) -> None:
         """Undo a node's maintenance: remove the record, and uncordon the node if the maintenance cordoned it."""
-        record = self._patch(name, lambda node: _finished(node, record_of(node)))
-        if record is not None:
-            self.tell(f"{name}: {'uncordoned' if record.cordoned else 'left cordoned, as it was before'}")
+        self.tell(f"{name}: {self._patch(name, _finished)}")
 
     def _maintain(self, name: str) -> tuple[NodeResult, str]:
-        again = f"trackbed fleet maintain {name}"
+        command = f"trackbed fleet maintain {name}"
+        again = f"{command} --inventory {shlex.quote(str(self.inventory.path))} --allow {self.allow} --resume"
         try:
-            with errors(), answers(self.api.client):
+            with self._errors(name):
                 return self._steps(name)
         except Interrupted:
-            return "interrupted", f"it stays cordoned; go on: {again} --resume; or give it back: {again} --undo"
-        except Begun as error:
+            return "interrupted", f"it stays cordoned; go on: {again}; or give it back: {command} --undo"
+        except Lost as error:
             return "failed", str(error)
         except Failed as error:
-            return "failed", f"{error.message}; then {again} --resume, or --undo"
+            return "failed", f"{error.message}; then {again}, or {command} --undo"
+
+    @contextmanager
+    def _errors(self, name: str) -> Iterator[None]:
+        """Turn each error of the client into one message.
+
+        :raises Failed: with that message.
+        :raises Lost: the cluster has no such Node (any more).
+        """
+        with errors(), answers(self.api.client):
+            try:
+                yield
+            except ApiError as error:
+                if code(error) != ABSENT:
+                    raise
+                raise Lost(f"there is no Node {name}: {error.status.message}; see: trackbed fleet status") from None
 
     def _steps(self, name: str) -> tuple[NodeResult, str]:
         began = self._begin(name)
@@ -194,7 +212,7 @@ class Maintenance:
     def _begin(self, name: str) -> Record:
         """Cordon the node and write the record; to resume, take over the record of an earlier run.
 
-        :raises Begun: there is a record, and this run resumes none.
+        :raises Lost: there is a record, and this run resumes none.
         """
         since = self.api.now.isoformat()
 
@@ -204,7 +222,7 @@ class Maintenance:
                 return None, recorded
             if recorded and not self.resume:
                 # It was not there when the command began.
-                raise Begun(not_finished(name, recorded))
+                raise Lost(not_finished(name, recorded))
             cordoned = recorded.cordoned if recorded else not is_cordoned(node)
             # Do not drain again after a drain: a drain that fails is undone, but the node may be half changed by now.
             step = recorded.step if recorded else "drain"
@@ -219,7 +237,7 @@ class Maintenance:
         def change(node: Node) -> tuple[dict[str, Any], None]:
             record = record_of(node)
             if record is None:
-                raise Failed("its maintenance was undone by somebody else")
+                raise Lost("its maintenance was undone by somebody else")
             return _annotated(evolve(record, step=step)), None
 
         self._patch(name, change)
@@ -369,8 +387,12 @@ def _annotated(record: Record) -> dict[str, Any]:
     return {"metadata": {"annotations": {names.MAINTENANCE: json.dumps(cattrs.unstructure(record), sort_keys=True)}}}
 
 
-def _finished(node: Node, record: Record | None) -> tuple[dict[str, Any] | None, Record | None]:
+def _finished(node: Node) -> tuple[dict[str, Any] | None, str]:
+    """The patch that ends a node's maintenance, and what it does."""
+    record = record_of(node)
     if record is None:
-        return None, None
-    schedulable = {"spec": {"unschedulable": None}} if record.cordoned else {}
-    return {"metadata": {"annotations": {names.MAINTENANCE: None}}, **schedulable}, record
+        return None, f"no maintenance is recorded, and it is {'' if is_cordoned(node) else 'not '}cordoned"
+    body: dict[str, Any] = {"metadata": {"annotations": {names.MAINTENANCE: None}}}
+    if not record.cordoned:
+        return body, "left cordoned, as it was before"
+    return {**body, "spec": {"unschedulable": None}}, "uncordoned"

@@ -26,9 +26,8 @@ INTERRUPTED = 130
 @click.argument("nodes", nargs=-1, required=True, type=node_name, metavar="NODE...")
 @click.option(
     "--inventory",
-    required=True,
     type=click.Path(path_type=Path, exists=True),
-    help="The inventory with the connection data of the nodes.",
+    help="The inventory with the connection data of the nodes; --undo needs none.",
 )
 @click.option(
     "--allow",
@@ -59,7 +58,7 @@ INTERRUPTED = 130
 def maintain(
     api: Api,
     nodes: tuple[str, ...],
-    inventory: Path,
+    inventory: Path | None,
     allow: str,
     at_once: int,
     force: bool,
@@ -84,8 +83,13 @@ def maintain(
     if resume and undo:
         raise click.UsageError("--resume and --undo exclude each other; give one of them")
     wanted = list(dict.fromkeys(nodes))
-    known = Inventory.read(inventory)
-    if not undo:
+    if undo:
+        # The record suffices: the inventory may be on another control host, or wrong by now.
+        known = Inventory(Path(), {})
+    elif inventory is None:
+        raise click.UsageError("--inventory is missing: give the inventory with the connection data of the nodes")
+    else:
+        known = Inventory.read(inventory)
         _check(api, known, wanted, resume)
     maintenance = Maintenance(
         api=api,

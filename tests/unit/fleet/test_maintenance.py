@@ -405,3 +405,19 @@ def test_a_pod_of_a_namespace_that_is_being_deleted_is_waited_for(serve: Serve) 
     script, maintenance = serve({PODS: [ONE_POD, NO_PODS], EVICTION: [(403, terminating)]})
     maintenance._drain("a")
     assert script.asked == [PODS, EVICTION, PODS]
+
+
+def test_a_failed_maintenance_names_the_whole_commands_that_go_on(serve: Serve) -> None:
+    _, maintenance = serve({f"GET {NODE}": [recorded("wait")], f"PATCH {NODE}": [FORBIDDEN]})
+    result, reason = evolve(maintenance, resume=True).run(["a"], 1)["a"]
+    command = "trackbed fleet maintain a"
+    go_on = f"{command} --inventory {maintenance.inventory.path} --allow vf-reset --resume"
+    assert (result, reason.partition("; then ")[2]) == ("failed", f"{go_on}, or {command} --undo")
+
+
+def test_a_node_that_is_gone_has_no_maintenance_to_go_on_with(serve: Serve) -> None:
+    gone = (404, {"kind": "Status", "code": 404, "message": 'nodes "a" not found'})
+    _, maintenance = serve({f"GET {NODE}": [gone]})
+    said = ("failed", 'there is no Node a: nodes "a" not found; see: trackbed fleet status')
+    assert maintenance.run(["a"], 1)["a"] == said
+    assert maintenance.give_back("a") == said
