@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import ssl
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ import yaml
 from lightkube import Client, KubeConfig
 from lightkube.config import client_adapter
 from lightkube.config.kubeconfig import SingleConfig
-from lightkube.config.models import NameValue
+from lightkube.config.models import NameValue, User
 from lightkube.core import generic_client
 from lightkube.core.exceptions import ApiError, ConfigError
 from lightkube.models.meta_v1 import Status
@@ -85,10 +86,11 @@ def from_kubeconfig(file: Path, context: str | None = None) -> SingleConfig | No
         raise ConfigError(f"the kubeconfig {file} is not found")
     document = yaml.safe_load(file.read_text())
     config = KubeConfig.from_dict(document, file).get(context)
-    if config is not None:
-        _refuse(file, document, "user", config.context.user, IMPERSONATION)
-        _refuse(file, document, "cluster", config.context.cluster, (SERVER_NAME,))
-    return config
+    if config is None:
+        return None
+    _refuse(file, document, "user", config.context.user, IMPERSONATION)
+    _refuse(file, document, "cluster", config.context.cluster, (SERVER_NAME,))
+    return config._replace(user=config.user and _with_whole_paths(config.user, file.parent))
 
 
 def _refuse(file: Path, document: Any, kind: str, name: str | None, keys: Sequence[str]) -> None:
@@ -98,6 +100,18 @@ def _refuse(file: Path, document: Any, kind: str, name: str | None, keys: Sequen
                 raise ConfigError(
                     f"{file}: the {kind} {name!r} has {key}, which cannot be used here; use one without it"
                 )
+
+
+def _with_whole_paths(user: User, folder: Path) -> User:
+    """lightkube looks for these two files from the working folder, and for all others from the kubeconfig's, as kubectl does.
+
+    A plugin's command without a slash is looked for in PATH (ResolveLocalPaths of k8s.io/client-go/tools/clientcmd).
+    """
+    if user.token_file:
+        user = replace(user, token_file=str(folder / user.token_file))
+    if user.exec and os.sep in user.exec.command:
+        user = replace(user, exec=replace(user.exec, command=str(folder / user.exec.command)))
+    return user
 
 
 def connect(config: SingleConfig | None, name: str, timeout: httpx2.Timeout | None = None) -> Client:

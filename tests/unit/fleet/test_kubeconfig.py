@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -206,3 +207,18 @@ def test_a_credential_plugin_learns_its_version_and_its_token_is_used(tmp_path: 
     assert set(sent) == {"Bearer t"}
     info = yaml.safe_load((tmp_path / "plugin.info").read_text())
     assert info["apiVersion"] == f"client.authentication.k8s.io/{version}"
+
+
+@pytest.mark.parametrize(
+    "user", ["tokenFile: ./token", "exec: {apiVersion: client.authentication.k8s.io/v1, command: ./plugin}"]
+)
+def test_files_are_looked_for_from_the_kubeconfigs_folder(tmp_path: Path, user: str) -> None:
+    (tmp_path / "token").write_text("t")
+    (tmp_path / "plugin").write_text('#!/bin/sh\necho \'{"status": {"token": "t"}}\'\n')
+    (tmp_path / "plugin").chmod(0o755)
+    with server(TIME % "[]") as (url, sent):
+        config = KUBECONFIG.replace("https://127.0.0.1:1", url).replace("token: secret-token", user)
+        (tmp_path / "kubeconfig").write_text(config)
+        done = trackbed("status", "--kubeconfig", os.path.relpath(tmp_path / "kubeconfig", ROOT))
+    assert done.returncode == 0, done.stderr
+    assert set(sent) == {"Bearer t"}
