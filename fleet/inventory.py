@@ -67,8 +67,11 @@ class Inventory:
             host = Host(one["name"], str(one["data"].get("node_name") or one["name"]))
             other = hosts.setdefault(host.node, host)
             if other != host:
+                # The deploy accepts this of two clusters, by their kubernetes.server. It is the URL that nodes use, which
+                # the kubeconfig may not have, so it does not say here which of the hosts is meant.
                 raise Failed(
-                    f"{path}: {other.name} and {host.name} have the same node_name, {host.node}; give one another"
+                    f"{path}: {other.name} and {host.name} have the same node_name, {host.node}; give one another, or if they "
+                    "are in two clusters, give an inventory of one cluster"
                 )
         return cls(path, hosts)
 

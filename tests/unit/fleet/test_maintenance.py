@@ -130,6 +130,10 @@ def test_an_inventorys_hosts_are_found_by_their_nodes_names(tmp_path: Path) -> N
     ("text", "message"),
     [
         ('hosts = ["h1", ("h2", {"node_name": "h1"})]', "h1 and h2 have the same node_name"),
+        (
+            'hosts = [(name, {"node_name": "n", "kubernetes": {"server": f"https://{name}"}}) for name in ("h1", "h2")]',
+            "h1 and h2 have the same node_name, n; .* if they are in two clusters, give an inventory of one cluster",
+        ),
         ("hosts = [", "is not an inventory that pyinfra can read: SyntaxError: '\\[' was never closed"),
         ("import nothing_of_this_name", "pyinfra can read: ModuleNotFoundError: No module named"),
     ],
