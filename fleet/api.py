@@ -17,7 +17,7 @@ import httpx2
 import yaml
 from attrs import field, frozen
 from lightkube import ApiError, Client, KubeConfig
-from lightkube.config.kubeconfig import SingleConfig
+from lightkube.config.kubeconfig import DEFAULT_KUBECONFIG, SERVICE_ACCOUNT, SingleConfig
 from lightkube.config.models import User
 from lightkube.core.exceptions import ConfigError
 from lightkube.resources.authentication_v1 import SelfSubjectReview
@@ -28,7 +28,7 @@ from lightkube.types import PatchType
 
 from agent.report import names
 from agent.spec.node import NODE_NAME
-from fleet.connection import connect
+from fleet.connection import connect, from_kubeconfig
 from fleet.reading import PlainLease, PlainNode, PlainNodeStatus, PlainRequest, Read, read, read_all, without_bad_times
 
 CONFLICTS = (409, 422)
@@ -79,17 +79,17 @@ class Api:
 
     def nodes(self) -> Read[Node]:
         """Every Node."""
-        with _answers(self.client):
+        with answers(self.client):
             return read_all(self.client.list(PlainNode, chunk_size=PAGE), Node)
 
     def leases(self) -> Read[Lease]:
         """Every reporter's Lease, by the Node's name."""
-        with _answers(self.client):
+        with answers(self.client):
             return read_all(self.client.list(PlainLease, namespace=names.NAMESPACE, chunk_size=PAGE), Lease)
 
     def requests(self) -> Read[CertificateSigningRequest]:
         """Every request for a certificate."""
-        with _answers(self.client):
+        with answers(self.client):
             return read_all(self.client.list(PlainRequest, chunk_size=PAGE), CertificateSigningRequest)
 
     def node(self, name: str) -> tuple[Node, str]:
@@ -135,7 +135,11 @@ def _if_readable(name: str, node: Node | None, fault: str) -> tuple[Node, str]:
 def options(command: F) -> F:
     """Give a command the options that choose the cluster, and pass it an :class:`Api` as ``api``."""
 
-    @click.option("--kubeconfig", type=click.Path(path_type=Path), help="Default: $KUBECONFIG, then ~/.kube/config.")
+    @click.option(
+        "--kubeconfig",
+        type=click.Path(path_type=Path),
+        help="Default: $KUBECONFIG, then ~/.kube/config, then the pod's service account.",
+    )
     @click.option("--context", help="The kubeconfig's context to use.")
     @wraps(command)
     def connected(kubeconfig: Path | None, context: str | None, **arguments: Any) -> Any:
@@ -149,18 +153,24 @@ def options(command: F) -> F:
 
 
 def _user_and_time(client: Client) -> tuple[str | None, datetime | None]:
-    with _answers(client):
+    with answers(client):
         review = client.create(SelfSubjectReview())
         user = review.status.userInfo.username if review.status and review.status.userInfo else None
         return user, review.metadata.creationTimestamp if review.metadata else None
 
 
 @contextmanager
-def _answers(client: Client) -> Iterator[None]:
+def answers(client: Client) -> Iterator[None]:
+    """Turn the error of an answer that is no object of Kubernetes into one message.
+
+    :raises Failed: with that message.
+    """
     try:
         yield
     # msgspec's and JSON's errors are ValueErrors.
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, httpx2.InvalidURL) as error:
+    except (
+        ValueError, LookupError, TypeError, AttributeError, RecursionError, httpx2.InvalidURL, httpx2.DecodingError,
+    ) as error:  # fmt: skip
         user = client.config.user
         source = ", or the kubeconfig's exec command prints no token" if user and user.exec else ""
         raise Failed(
@@ -177,11 +187,19 @@ def _check_files(config: SingleConfig) -> None:
             raise Failed(f"{path}, which the kubeconfig names, is not a file; see: kubectl config view")
 
 
+def _from_environment(context: str | None) -> SingleConfig | None:
+    """As kubectl finds it: lightkube's own function takes the service account first, and an empty KUBECONFIG as a file."""
+    file = Path(os.environ.get("KUBECONFIG") or DEFAULT_KUBECONFIG)
+    if not os.environ.get("KUBECONFIG") and not file.expanduser().is_file() and Path(SERVICE_ACCOUNT).is_dir():
+        return KubeConfig.from_service_account(SERVICE_ACCOUNT).get(context)
+    return from_kubeconfig(file, context)
+
+
 def _client(kubeconfig: Path | None, context: str | None) -> Client:
     if kubeconfig is None and os.pathsep in os.environ.get("KUBECONFIG", ""):
         raise Failed("KUBECONFIG names several files, and one can be used: give it with --kubeconfig")
     try:
-        config = (KubeConfig.from_env() if kubeconfig is None else KubeConfig.from_file(kubeconfig)).get(context)
+        config = _from_environment(context) if kubeconfig is None else from_kubeconfig(kubeconfig, context)
         if config is not None:
             _check_files(config)
         return connect(config, "trackbed-fleet", TIMEOUT)
@@ -220,8 +238,6 @@ def errors() -> Iterator[None]:
         raise Failed(
             f"{at} cannot be reached: {str(error) or type(error).__name__}; is it up, and does the kubeconfig name it?"
         ) from None
-    except httpx2.HTTPStatusError as error:
-        raise Failed(f"{error.request.url} answered {error.response.status_code}; is this an API server?") from None
     except (ssl.SSLError, httpx2.HTTPError) as error:
         raise Failed(f"the API server does not answer: {error}") from None
 

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import ssl
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx2
-from lightkube import Client
+import yaml
+from lightkube import Client, KubeConfig
 from lightkube.config import client_adapter
 from lightkube.config.kubeconfig import SingleConfig
-from lightkube.config.models import NameValue
+from lightkube.config.models import NameValue, User
 from lightkube.core import generic_client
 from lightkube.core.exceptions import ApiError, ConfigError
 from lightkube.models.meta_v1 import Status
+from msgspec import convert
 from msgspec.structs import replace
 
 _verify_cluster = client_adapter.verify_cluster
@@ -30,8 +35,8 @@ def _as_other_clients(*words: Any, **named: Any) -> ssl.SSLContext:
 # lightkube makes the context itself. To give it a transport with another one would turn off proxies (HTTPS_PROXY).
 client_adapter.verify_cluster = _as_other_clients
 
-TEMPORARY = (429, 503, 504)
-"""HTTP status codes of an API server that is overloaded or restarts, so that a retry may succeed."""
+TEMPORARY = (429, 502, 503, 504)
+"""HTTP status codes of an API server that is overloaded or restarts, or of a proxy before it, so that a retry may succeed."""
 
 
 def unreachable(error: httpx2.TransportError) -> str:
@@ -39,31 +44,74 @@ def unreachable(error: httpx2.TransportError) -> str:
     return f"the API server cannot be reached: {str(error) or type(error).__name__}"
 
 
-_transform = generic_client.transform_exception
+def _with_status(e: httpx2.HTTPError) -> httpx2.HTTPError:
+    """The API server's error, also for an answer that is no JSON, or has no Content-Type, which lightkube's function expects.
 
-
-def _with_status(e: httpx2.HTTPError) -> Any:
-    """lightkube's error, also for an answer that is no JSON.
-
-    The API server itself says 429 as plain text (WithMaxInFlightLimit of k8s.io/apiserver), and a load balancer 503 as HTML.
+    The API server itself says 429 as plain text (WithMaxInFlightLimit of k8s.io/apiserver), and a load balancer 502 as HTML.
     """
-    if not isinstance(e, httpx2.HTTPStatusError) or e.response.status_code not in TEMPORARY:
-        return _transform(e)
-    transformed = _transform(e) if _is_json(e.response) else e
-    if isinstance(transformed, ApiError):
-        return transformed
-    given = Status(code=e.response.status_code, message=f"HTTP status {e.response.status_code}")
-    return ApiError(request=e.request, status=given)
+    return ApiError(request=e.request, status=_status(e)) if isinstance(e, httpx2.HTTPStatusError) else e
 
 
-def _is_json(answer: httpx2.Response) -> bool:
+def _status(e: httpx2.HTTPStatusError) -> Status:
+    code = e.response.status_code
     try:
-        return isinstance(answer.json(), dict)
+        document = e.response.json()
+        if isinstance(document, dict) and document.get("kind") == "Status":
+            status = convert(document, Status)
+            return replace(status, code=status.code or code)
+    # msgspec's errors are ValueErrors, too.
     except ValueError:
-        return False
+        pass
+    origin = "" if code in TEMPORARY else f" from {e.request.url}, which may be no API server"
+    return Status(code=code, message=f"HTTP status {code}{origin}")
 
 
 generic_client.transform_exception = _with_status
+
+
+IMPERSONATION = ("as", "as-uid", "as-groups", "as-user-extra")
+"""Keys of a kubeconfig's user that lightkube ignores: it would act with the user's own rights."""
+
+SERVER_NAME = "tls-server-name"
+"""Key of a kubeconfig's cluster that lightkube ignores: it expects the server's host name in the certificate."""
+
+
+def from_kubeconfig(file: Path, context: str | None = None) -> SingleConfig | None:
+    """The cluster and the user of a kubeconfig's context; without one, of its current context.
+
+    :raises ConfigError: there is no such file or context, or a key of the user or the cluster cannot be used.
+    """
+    file = file.expanduser().absolute()
+    if not file.is_file():
+        raise ConfigError(f"the kubeconfig {file} is not found")
+    document = yaml.safe_load(file.read_text())
+    config = KubeConfig.from_dict(document, file).get(context)
+    if config is None:
+        return None
+    _refuse(file, document, "user", config.context.user, IMPERSONATION)
+    _refuse(file, document, "cluster", config.context.cluster, (SERVER_NAME,))
+    return config._replace(user=config.user and _with_whole_paths(config.user, file.parent))
+
+
+def _refuse(file: Path, document: Any, kind: str, name: str | None, keys: Sequence[str]) -> None:
+    for entry in document.get(f"{kind}s") or ():
+        for key in keys:
+            if entry["name"] == name and entry[kind].get(key):
+                raise ConfigError(
+                    f"{file}: the {kind} {name!r} has {key}, which cannot be used here; use one without it"
+                )
+
+
+def _with_whole_paths(user: User, folder: Path) -> User:
+    """lightkube looks for these two files from the working folder, and for all others from the kubeconfig's, as kubectl does.
+
+    A plugin's command without a slash is looked for in PATH (ResolveLocalPaths of k8s.io/client-go/tools/clientcmd).
+    """
+    if user.token_file:
+        user = replace(user, token_file=str(folder / user.token_file))
+    if user.exec and os.sep in user.exec.command:
+        user = replace(user, exec=replace(user.exec, command=str(folder / user.exec.command)))
+    return user
 
 
 def connect(config: SingleConfig | None, name: str, timeout: httpx2.Timeout | None = None) -> Client:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import yaml
 from httpx2 import HTTPError, LocalProtocolError
-from lightkube import ApiError, Client, KubeConfig
+from lightkube import ApiError, Client
+from lightkube.config.kubeconfig import DEFAULT_KUBECONFIG
 from lightkube.core.exceptions import ConfigError
 from lightkube.models.authentication_v1 import BoundObjectReference, TokenRequestSpec
 from lightkube.models.certificates_v1 import CertificateSigningRequestCondition, CertificateSigningRequestStatus
@@ -20,7 +21,7 @@ from lightkube.resources.core_v1 import ServiceAccountToken
 from agent.report import names
 from fleet.approval import KnownNodes, verdicts
 from fleet.bindings import admit
-from fleet.connection import connect
+from fleet.connection import connect, from_kubeconfig
 from fleet.issued import decide, wrong
 from fleet.reading import PlainNode, PlainRequest, read
 
@@ -117,8 +118,8 @@ def _token(client: Client, account: str, spec: TokenRequestSpec) -> str:
 
 
 def _client(kubeconfig: str | None) -> Client:
-    path = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
-    return connect(KubeConfig.from_file(Path(path).expanduser()).get(), "trackbed-deploy")
+    path = kubeconfig or os.environ.get("KUBECONFIG") or DEFAULT_KUBECONFIG
+    return connect(from_kubeconfig(Path(path)), "trackbed-deploy")
 
 
 def _refused(error: ApiError) -> NotGiven:

@@ -67,15 +67,18 @@ class Inventory:
             host = Host(one["name"], str(one["data"].get("node_name") or one["name"]))
             other = hosts.setdefault(host.node, host)
             if other != host:
+                # The deploy accepts this of two clusters, by their kubernetes.server. It is the URL that nodes use, which
+                # the kubeconfig may not have, so it does not say here which of the hosts is meant.
                 raise Failed(
-                    f"{path}: {other.name} and {host.name} have the same node_name, {host.node}; give one another"
+                    f"{path}: {other.name} and {host.name} have the same node_name, {host.node}; give one another, or if they "
+                    "are in two clusters, give an inventory of one cluster"
                 )
         return cls(path, hosts)
 
     def run(self, node: str, command: Sequence[str], timeout: float) -> CommandResult:
         """Run a command on a node's host, as the user that the inventory's connection data give."""
         host = self.hosts[node].name
-        words = ("-y", str(self.path), "--limit", host, "exec", "--", shlex.join(command))
+        words = ("-y", str(self.path), "--limit", _only(host), "exec", "--", shlex.join(command))
         try:
             done = _pyinfra(*words, timeout=timeout)
         except subprocess.TimeoutExpired:
@@ -84,6 +87,15 @@ class Inventory:
         lines = (line for line in done.stderr.splitlines() if line.startswith(f"[{host}]"))
         printed = [line.removeprefix(f"[{host}]").strip() for line in lines]
         return CommandResult(done.returncode != 0, "; ".join(filter(None, printed[-LINES:])) or _last(done.stderr))
+
+
+def _only(host: str) -> str:
+    """The pattern of pyinfra's ``--limit`` that matches this host alone.
+
+    pyinfra looks for a group of that name first (`_get_inventory_pattern_matches`, pyinfra_cli/cli.py). An inventory's file and
+    each list in it is a group, and may have the name of a host. No group's name begins with a bracket.
+    """
+    return "".join(f"[{each}]" if at == 0 or each in "*?[" else each for at, each in enumerate(host))
 
 
 def _pyinfra(*arguments: str, timeout: float | None = None) -> subprocess.CompletedProcess[str]:

@@ -8,8 +8,10 @@ node stays cordoned, with the record.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import shlex
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from threading import Event
 from time import monotonic
 from typing import Any, Literal, TypeVar
@@ -18,14 +20,14 @@ import cattrs
 import httpx2
 from attrs import evolve, field, frozen
 from lightkube import ALL_NS, ApiError
-from lightkube.models.meta_v1 import ObjectMeta
+from lightkube.models.meta_v1 import ObjectMeta, StatusCause
 from lightkube.resources.core_v1 import Node, Pod
 from lightkube.types import PatchType
 
 from agent.documents import LARGEST_SPEC, load
 from agent.report import names
 from agent.report.records import Disruption
-from fleet.api import ABSENT, CONFLICTS, Api, Failed, code, errors
+from fleet.api import ABSENT, CONFLICTS, Api, Failed, answers, code, errors
 from fleet.connection import TEMPORARY, unreachable
 from fleet.eviction import Rules, drain, full_name, is_terminating
 from fleet.inventory import Inventory
@@ -43,6 +45,10 @@ TRIES = 5
 
 REFUSED = 429
 """HTTP status code of an eviction that a PodDisruptionBudget forbids for now."""
+
+TERMINATING = "NamespaceTerminating"
+"""Cause of a refused eviction (403) in a namespace that is being deleted: its pods will end (NamespaceTerminatingCause,
+staging/src/k8s.io/api/core/v1/types.go)."""
 
 T = TypeVar("T")
 
@@ -78,8 +84,20 @@ def record_of(node: Node) -> Record | None:
         ) from None
 
 
+def not_finished(name: str, record: Record) -> str:
+    """Why a node with this record gets no other maintenance, and the remedy."""
+    return (
+        f"{record.by} began to maintain {name} at {record.since} and has not finished; if that run is over, give "
+        "--resume or --undo"
+    )
+
+
 class Interrupted(Exception):
     """The operator has pressed Ctrl-C."""
+
+
+class Lost(Exception):
+    """The node has no maintenance of this run, or no longer; the message says why."""
 
 
 class CannotDrain(Exception):
@@ -88,7 +106,10 @@ class CannotDrain(Exception):
 
 @frozen
 class Maintenance:
-    """How nodes are maintained: the connections, what the agents may do, and the timeouts in seconds."""
+    """How nodes are maintained: the connections, what the agents may do, and the timeouts in seconds.
+
+    ``resume``: continue the maintenance of a node that an earlier run has begun.
+    """
 
     api: Api
     inventory: Inventory
@@ -98,6 +119,7 @@ class Maintenance:
     apply_timeout: float
     ready_timeout: float
     tell: Callable[[str], None]
+    resume: bool = False
     stop: Event = field(factory=Event)
 
     def run(self, nodes: Sequence[str], at_once: int) -> dict[str, tuple[NodeResult, str]]:
@@ -107,9 +129,11 @@ class Maintenance:
 
         def maintain_unless_stopped(node: str) -> None:
             if not failed.is_set() and not self.stop.is_set():
-                results[node] = self._maintain(node)
-                if results[node][0] != "done":
-                    failed.set()
+                try:
+                    results[node] = self._maintain(node)
+                finally:
+                    if results[node][0] != "done":
+                        failed.set()
 
         with ThreadPoolExecutor(at_once) as pool:
             waiting = [pool.submit(maintain_unless_stopped, node) for node in nodes]
@@ -127,35 +151,54 @@ class Maintenance:
     def give_back(self, name: str) -> tuple[NodeResult, str]:
         """Undo a node's maintenance; the result and its reason."""
         try:
-            with errors():
+            with self._errors(name):
                 self.undo(name)
+        except Lost as error:
+            return "failed", str(error)
         except Failed as error:
             return "failed", error.message
         return "undone", ""
 
     def undo(self, name: str) -> None:
         """Undo a node's maintenance: remove the record, and uncordon the node if the maintenance cordoned it."""
-        record = _patch(self.api, name, lambda node: _finished(node, record_of(node)))
-        if record is not None:
-            self.tell(f"{name}: {'uncordoned' if record.cordoned else 'left cordoned, as it was before'}")
+        self.tell(f"{name}: {self._patch(name, _finished)}")
 
     def _maintain(self, name: str) -> tuple[NodeResult, str]:
-        again = f"trackbed fleet maintain {name}"
+        command = f"trackbed fleet maintain {name}"
+        again = f"{command} --inventory {shlex.quote(str(self.inventory.path))} --allow {self.allow} --resume"
         try:
-            with errors():
+            with self._errors(name):
                 return self._steps(name)
         except Interrupted:
-            return "interrupted", f"it stays cordoned; go on: {again} --resume; or give it back: {again} --undo"
+            return "interrupted", f"it stays cordoned; go on: {again}; or give it back: {command} --undo"
+        except Lost as error:
+            return "failed", str(error)
         except Failed as error:
-            return "failed", f"{error.message}; then {again} --resume, or --undo"
+            return "failed", f"{error.message}; then {again}, or {command} --undo"
+
+    @contextmanager
+    def _errors(self, name: str) -> Iterator[None]:
+        """Turn each error of the client into one message.
+
+        :raises Failed: with that message.
+        :raises Lost: the cluster has no such Node (any more).
+        """
+        with errors(), answers(self.api.client):
+            try:
+                yield
+            except ApiError as error:
+                if code(error) != ABSENT:
+                    raise
+                raise Lost(f"there is no Node {name}: {error.status.message}; see: trackbed fleet status") from None
 
     def _steps(self, name: str) -> tuple[NodeResult, str]:
         began = self._begin(name)
         if began.step == "drain":
             try:
-                self._drain(name)
+                with answers(self.api.client):
+                    self._drain(name)
                 self._check_stop()
-            except (CannotDrain, Interrupted, ApiError) as error:
+            except (CannotDrain, Interrupted, Failed, ApiError) as error:
                 self.undo(name)
                 return "undone", str(error) or "interrupted before anything was changed"
             self._note(name, "apply")
@@ -167,17 +210,26 @@ class Maintenance:
         return "done", ""
 
     def _begin(self, name: str) -> Record:
-        """Cordon the node and write the record, or take over the record of an earlier run."""
+        """Cordon the node and write the record; to resume, take over the record of an earlier run.
 
-        def change(node: Node) -> tuple[dict[str, Any], Record]:
+        :raises Lost: there is a record, and this run resumes none.
+        """
+        since = self.api.now.isoformat()
+
+        def change(node: Node) -> tuple[dict[str, Any] | None, Record]:
             recorded = record_of(node)
+            if recorded and (recorded.by, recorded.since) == (self.api.user, since):
+                return None, recorded
+            if recorded and not self.resume:
+                # It was not there when the command began.
+                raise Lost(not_finished(name, recorded))
             cordoned = recorded.cordoned if recorded else not is_cordoned(node)
             # Do not drain again after a drain: a drain that fails is undone, but the node may be half changed by now.
             step = recorded.step if recorded else "drain"
-            record = Record(self.api.user, self.api.now.isoformat(), step, cordoned, str(self.allow))
+            record = Record(self.api.user, since, step, cordoned, str(self.allow))
             return {**_annotated(record), "spec": {"unschedulable": True}}, record
 
-        record = _patch(self.api, name, change)
+        record = self._patch(name, change)
         self.tell(f"{name}: cordoned")
         return record
 
@@ -185,10 +237,10 @@ class Maintenance:
         def change(node: Node) -> tuple[dict[str, Any], None]:
             record = record_of(node)
             if record is None:
-                raise Failed("its maintenance was undone by somebody else")
+                raise Lost("its maintenance was undone by somebody else")
             return _annotated(evolve(record, step=step)), None
 
-        _patch(self.api, name, change)
+        self._patch(name, change)
 
     def _drain(self, name: str) -> None:
         deadline = monotonic() + self.drain_timeout
@@ -234,6 +286,8 @@ class Maintenance:
                 return ""
             if code(error) == REFUSED:
                 return f"{full_name(pod)}: {_budget(error)}"
+            if any(cause.reason == TERMINATING for cause in _causes(error)):
+                return f"{full_name(pod)}: {error.status.message}"
             if code(error) in TEMPORARY:
                 raise
             raise CannotDrain(f"{full_name(pod)}: {error.status.message}") from None
@@ -264,6 +318,33 @@ class Maintenance:
             # The change may interrupt the connection to the API server: go on waiting.
             return [_if_temporary(error)]
 
+    def _patch(self, name: str, change: Callable[[Node], tuple[dict[str, Any] | None, T]]) -> T:
+        """Patch the Node with the first value that ``change`` returns for it; its second is the result.
+
+        A conflict is retried, and so is an API server that cannot be reached or is overloaded, until ``ready_timeout``. A patch
+        whose answer was lost may have been made, so ``change`` may see a Node that has it.
+        """
+        deadline = monotonic() + self.ready_timeout
+        left = TRIES
+        while True:
+            try:
+                node, _ = self.api.node(name)
+                body, result = change(node)
+                if body is not None:
+                    body["metadata"] = {**body.get("metadata", {}), "resourceVersion": version_of(node)}
+                    self.api.patch_node(name, body, PatchType.MERGE)
+                return result
+            except (ApiError, httpx2.TransportError) as error:
+                if isinstance(error, ApiError) and code(error) in CONFLICTS:
+                    left -= 1
+                    if not left:
+                        raise
+                else:
+                    _if_temporary(error)
+                    if monotonic() >= deadline:
+                        raise
+                    self._pause()
+
     def _check_stop(self) -> None:
         if self.stop.is_set():
             raise Interrupted
@@ -293,37 +374,25 @@ def _if_temporary(error: ApiError | httpx2.TransportError) -> str:
     return unreachable(error)
 
 
-def _budget(error: ApiError) -> str:
+def _causes(error: ApiError) -> Sequence[StatusCause]:
     details = error.status.details
-    causes = [cause.message for cause in (details.causes if details else None) or () if cause.message]
-    return " ".join([error.status.message or "refused", *causes])
+    return (details.causes if details else None) or ()
+
+
+def _budget(error: ApiError) -> str:
+    return " ".join([error.status.message or "refused", *(cause.message for cause in _causes(error) if cause.message)])
 
 
 def _annotated(record: Record) -> dict[str, Any]:
     return {"metadata": {"annotations": {names.MAINTENANCE: json.dumps(cattrs.unstructure(record), sort_keys=True)}}}
 
 
-def _finished(node: Node, record: Record | None) -> tuple[dict[str, Any] | None, Record | None]:
+def _finished(node: Node) -> tuple[dict[str, Any] | None, str]:
+    """The patch that ends a node's maintenance, and what it does."""
+    record = record_of(node)
     if record is None:
-        return None, None
-    schedulable = {"spec": {"unschedulable": None}} if record.cordoned else {}
-    return {"metadata": {"annotations": {names.MAINTENANCE: None}}, **schedulable}, record
-
-
-def _patch(api: Api, name: str, change: Callable[[Node], tuple[dict[str, Any] | None, T]]) -> T:
-    """Patch the Node with the first value that ``change`` returns for it; its second is the result. A conflict is retried."""
-    left = TRIES
-    while True:
-        left -= 1
-        node, _ = api.node(name)
-        body, result = change(node)
-        if body is None:
-            return result
-        body["metadata"] = {**body.get("metadata", {}), "resourceVersion": version_of(node)}
-        try:
-            api.patch_node(name, body, PatchType.MERGE)
-        except ApiError as error:
-            if code(error) not in CONFLICTS or not left:
-                raise
-        else:
-            return result
+        return None, f"no maintenance is recorded, and it is {'' if is_cordoned(node) else 'not '}cordoned"
+    body: dict[str, Any] = {"metadata": {"annotations": {names.MAINTENANCE: None}}}
+    if not record.cordoned:
+        return body, "left cordoned, as it was before"
+    return {**body, "spec": {"unschedulable": None}}, "uncordoned"

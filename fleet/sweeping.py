@@ -13,7 +13,8 @@ first. The sweep then creates another Lease, and the node has its full duration 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
@@ -27,7 +28,7 @@ from lightkube.resources.core_v1 import Node
 from lightkube.types import PatchType
 
 from agent.report import names
-from fleet.api import ABSENT, CONFLICTS, Api, Failed, code
+from fleet.api import ABSENT, CONFLICTS, Api, Failed, answers, code
 from fleet.connection import unreachable
 from fleet.objects import condition_of, conditions_of, is_tainted, labels_of, metadata_of, taints_of, version_of
 from fleet.reading import PlainLease, PlainNodeStatus, read
@@ -97,22 +98,26 @@ def sweep(api: Api, share: float, dry: bool) -> SweepResult:
     renewed: list[str] = []
     failed: dict[str, str] = {}
     for name in decided.taint:
-        try:
+        with _noting(api, failed, name):
             (tainted if _sweep_node(api, name) else recovered).append(name)
-        except ApiError as error:
-            failed[name] = error.status.message or str(error)
-        except httpx2.TransportError as error:
-            failed[name] = unreachable(error)
-        except Failed as error:
-            failed[name] = error.message
     for name in decided.renew:
-        try:
+        with _noting(api, failed, name, "its Lease was deleted and cannot be created again: "):
             (renewed if _create_lease(api, name) else recovered).append(name)
-        except ApiError as error:
-            failed[name] = f"its Lease was deleted and cannot be created again: {error.status.message or error}"
-        except httpx2.TransportError as error:
-            failed[name] = f"its Lease was deleted and cannot be created again: {unreachable(error)}"
     return SweepResult(decided, tuple(tainted), tuple(recovered), tuple(renewed), failed)
+
+
+@contextmanager
+def _noting(api: Api, failed: dict[str, str], name: str, what: str = "") -> Iterator[None]:
+    """Note the error of a node, so that the sweep goes on with the next one."""
+    try:
+        with answers(api.client):
+            yield
+    except ApiError as error:
+        failed[name] = f"{what}{error.status.message or error}"
+    except httpx2.TransportError as error:
+        failed[name] = f"{what}{unreachable(error)}"
+    except Failed as error:
+        failed[name] = f"{what}{error.message}"
 
 
 def _sweep_node(api: Api, name: str) -> bool:

@@ -16,7 +16,7 @@ from agent.report.records import Disruption
 from fleet.api import ABSENT, Api, Failed, code, node_name, options
 from fleet.eviction import Rules
 from fleet.inventory import Inventory
-from fleet.maintenance import Maintenance, record_of
+from fleet.maintenance import Maintenance, not_finished, record_of
 from fleet.objects import condition_of
 
 INTERRUPTED = 130
@@ -26,9 +26,8 @@ INTERRUPTED = 130
 @click.argument("nodes", nargs=-1, required=True, type=node_name, metavar="NODE...")
 @click.option(
     "--inventory",
-    required=True,
     type=click.Path(path_type=Path, exists=True),
-    help="The inventory with the connection data of the nodes.",
+    help="The inventory with the connection data of the nodes; --undo needs none.",
 )
 @click.option(
     "--allow",
@@ -59,7 +58,7 @@ INTERRUPTED = 130
 def maintain(
     api: Api,
     nodes: tuple[str, ...],
-    inventory: Path,
+    inventory: Path | None,
     allow: str,
     at_once: int,
     force: bool,
@@ -84,8 +83,13 @@ def maintain(
     if resume and undo:
         raise click.UsageError("--resume and --undo exclude each other; give one of them")
     wanted = list(dict.fromkeys(nodes))
-    known = Inventory.read(inventory)
-    if not undo:
+    if undo:
+        # The record suffices: the inventory may be on another control host, or wrong by now.
+        known = Inventory(Path(), {})
+    elif inventory is None:
+        raise click.UsageError("--inventory is missing: give the inventory with the connection data of the nodes")
+    else:
+        known = Inventory.read(inventory)
         _check(api, known, wanted, resume)
     maintenance = Maintenance(
         api=api,
@@ -96,6 +100,7 @@ def maintain(
         apply_timeout=apply_timeout,
         ready_timeout=ready_timeout,
         tell=lambda line: click.echo(printable(line), err=as_json),
+        resume=resume,
     )
     results = {name: maintenance.give_back(name) for name in wanted} if undo else maintenance.run(wanted, at_once)
     good = all(result == ("undone" if undo else "done") for result, _ in results.values())
@@ -127,9 +132,6 @@ def _check(api: Api, inventory: Inventory, nodes: list[str], continuing: bool) -
         if condition_of(node, names.READY) is None:
             faults.append(f"{name} has no condition {names.READY}; deploy it first")
         if (record := record_of(node)) and not continuing:
-            faults.append(
-                f"{record.by} began to maintain {name} at {record.since} and has not finished; if that run is over, give "
-                "--resume or --undo"
-            )
+            faults.append(not_finished(name, record))
     if faults:
         raise Failed("\n".join(faults))

@@ -327,6 +327,16 @@ def test_an_interrupted_maintenance_is_either_resumed_or_undone(tmp_path: Path) 
     assert "--resume and --undo exclude each other" in refused.stderr
 
 
+def test_undo_needs_no_inventory_and_says_that_nothing_is_recorded(tmp_path: Path) -> None:
+    with server(TIME % "[]") as (url, _):
+        (tmp_path / "kubeconfig").write_text(KUBECONFIG.replace("https://127.0.0.1:1", url))
+        words = ("maintain", "gpu-01", "--kubeconfig", str(tmp_path / "kubeconfig"))
+        refused, undone = trackbed(*words), trackbed(*words, "--undo")
+    assert (refused.returncode, "--inventory is missing" in refused.stderr) == (1, True)
+    assert (undone.returncode, undone.stderr) == (0, "")
+    assert undone.stdout == "gpu-01: no maintenance is recorded, and it is not cordoned\n"
+
+
 @pytest.mark.slow
 def test_every_command_has_an_example_its_exit_codes_and_json() -> None:
     said = dict(helps())

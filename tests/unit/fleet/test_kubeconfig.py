@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fleet.api import _from_environment
 from fleet.credentials import NotGiven, bound_token
 
 ROOT = Path(__file__).parents[3]
@@ -70,6 +72,65 @@ def test_without_a_cluster_there_is_one_message(
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert "secret-token" not in done.stderr
+
+
+IGNORED = [
+    ("token:", key, "the user 'u'")
+    for key in ("as: viewer", "as-uid: '7'", "as-groups: [readers]", "as-user-extra: {scopes: [view]}")
+]
+
+
+@pytest.mark.parametrize(("before", "key", "whose"), [*IGNORED, ("server:", "tls-server-name: api", "the cluster 'c'")])
+def test_a_key_that_has_no_effect_here_is_refused(tmp_path: Path, before: str, key: str, whose: str) -> None:
+    with server(TIME % "[]") as (url, sent):
+        text = KUBECONFIG.replace("https://127.0.0.1:1", url).replace(before, f"{key}, {before}")
+        file = tmp_path / "kubeconfig"
+        file.write_text(text)
+        done = trackbed("status", "--kubeconfig", str(file))
+        with pytest.raises(NotGiven) as refused:
+            bound_token(str(file), "n1", 600)
+    assert (done.returncode, len(done.stderr.splitlines()), sent) == (1, 1, [])
+    said = f"{file}: {whose} has {key.partition(':')[0]}, which cannot be used here"
+    assert (said in done.stderr, said in str(refused.value)) == (True, True)
+
+
+def test_the_keys_of_another_context_do_not_count(tmp_path: Path) -> None:
+    with server(TIME % "[]") as (url, _):
+        text = KUBECONFIG.replace("https://127.0.0.1:1", url).replace("users: [", "users: [{name: v, user: {as: w}}, ")
+        (tmp_path / "kubeconfig").write_text(text)
+        done = trackbed("status", "--kubeconfig", str(tmp_path / "kubeconfig"))
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_empty_kubeconfig_in_the_environment_counts_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", "")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert f"the kubeconfig {tmp_path}/.kube/config is not found" in trackbed("status").stderr
+    (tmp_path / ".kube").mkdir()
+    (tmp_path / ".kube" / "config").write_text(KUBECONFIG)
+    assert "https://127.0.0.1:1 cannot be reached" in trackbed("status").stderr
+
+
+@pytest.mark.parametrize(
+    ("variable", "at_home", "chosen"),
+    [(True, True, "variable"), (True, False, "variable"), (False, True, "home"), (False, False, "account")],
+)
+def test_a_kubeconfig_comes_before_the_service_account_of_the_pod(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: bool, at_home: bool, chosen: str
+) -> None:
+    for name in ("token", "namespace"):
+        (tmp_path / name).write_text("x")
+    monkeypatch.setattr("fleet.api.SERVICE_ACCOUNT", str(tmp_path))
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "account")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    (tmp_path / "kubeconfig").write_text(KUBECONFIG.replace("127.0.0.1:1", "variable:443"))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig") if variable else "")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    if at_home:
+        (tmp_path / ".kube").mkdir()
+        (tmp_path / ".kube" / "config").write_text(KUBECONFIG.replace("127.0.0.1:1", "home:443"))
+    config = _from_environment(None)
+    assert config and config.cluster.server == f"https://{chosen}:443"
 
 
 def test_several_files_in_the_environment_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,3 +207,18 @@ def test_a_credential_plugin_learns_its_version_and_its_token_is_used(tmp_path: 
     assert set(sent) == {"Bearer t"}
     info = yaml.safe_load((tmp_path / "plugin.info").read_text())
     assert info["apiVersion"] == f"client.authentication.k8s.io/{version}"
+
+
+@pytest.mark.parametrize(
+    "user", ["tokenFile: ./token", "exec: {apiVersion: client.authentication.k8s.io/v1, command: ./plugin}"]
+)
+def test_files_are_looked_for_from_the_kubeconfigs_folder(tmp_path: Path, user: str) -> None:
+    (tmp_path / "token").write_text("t")
+    (tmp_path / "plugin").write_text('#!/bin/sh\necho \'{"status": {"token": "t"}}\'\n')
+    (tmp_path / "plugin").chmod(0o755)
+    with server(TIME % "[]") as (url, sent):
+        config = KUBECONFIG.replace("https://127.0.0.1:1", url).replace("token: secret-token", user)
+        (tmp_path / "kubeconfig").write_text(config)
+        done = trackbed("status", "--kubeconfig", os.path.relpath(tmp_path / "kubeconfig", ROOT))
+    assert done.returncode == 0, done.stderr
+    assert set(sent) == {"Bearer t"}

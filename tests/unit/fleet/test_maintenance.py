@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from socketserver import BaseRequestHandler, TCPServer
 from typing import Any
 
 import pytest
-from attrs import define, field
+from attrs import define, evolve, field
 from lightkube import Client, KubeConfig
 from lightkube.config.models import Cluster, User
 from lightkube.models.core_v1 import (
@@ -32,6 +34,7 @@ from fleet.api import Api, Failed
 from fleet.eviction import MIRROR, Rules, drain, full_name
 from fleet.inventory import Host, Inventory
 from fleet.maintenance import Maintenance, Record, record_of, unready
+from fleet.sweeping import sweep
 from tests.unit.fleet.test_fleet import node
 from tests.unit.fleet.test_kubeconfig import trackbed
 
@@ -127,6 +130,10 @@ def test_an_inventorys_hosts_are_found_by_their_nodes_names(tmp_path: Path) -> N
     ("text", "message"),
     [
         ('hosts = ["h1", ("h2", {"node_name": "h1"})]', "h1 and h2 have the same node_name"),
+        (
+            'hosts = [(name, {"node_name": "n", "kubernetes": {"server": f"https://{name}"}}) for name in ("h1", "h2")]',
+            "h1 and h2 have the same node_name, n; .* if they are in two clusters, give an inventory of one cluster",
+        ),
         ("hosts = [", "is not an inventory that pyinfra can read: SyntaxError: '\\[' was never closed"),
         ("import nothing_of_this_name", "pyinfra can read: ModuleNotFoundError: No module named"),
     ],
@@ -150,6 +157,38 @@ def test_a_command_runs_on_a_nodes_host_with_each_word_as_it_is(tmp_path: Path) 
     assert "no answer" in inventory.run("a", ["sleep", "30"], 2.5).output
 
 
+@contextmanager
+def ssh_server(connected: list[str], name: str) -> Iterator[int]:
+    """Its port. It ends each connection, and adds this name to ``connected``."""
+
+    class Handler(BaseRequestHandler):
+        def handle(self) -> None:
+            connected.append(name)
+
+    with TCPServer(("127.0.0.1", 0), Handler) as listening:
+        threading.Thread(target=listening.serve_forever, daemon=True).start()
+        try:
+            yield listening.server_address[1]
+        finally:
+            listening.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [("gpu1.py", "servers = [({0}), ({1})]"), ("fleet.py", "gpu1 = [({1})]\nservers = [({0})]")],
+    ids=["file", "list"],
+)
+def test_a_command_runs_on_a_host_alone_that_has_the_name_of_a_group(tmp_path: Path, file: str, text: str) -> None:
+    connected: list[str] = []
+    with ssh_server(connected, "gpu1") as first, ssh_server(connected, "gpu2") as second:
+        data = {"ssh_hostname": "127.0.0.1", "ssh_password": "p", "ssh_connect_retries": 0}
+        hosts = [f"{name!r}, { {**data, 'ssh_port': port}!r}" for name, port in (("gpu1", first), ("gpu2", second))]
+        (tmp_path / file).write_text(text.format(*hosts))
+        assert Inventory.read(tmp_path / file).run("gpu1", ["true"], 60).failed
+    assert set(connected) == {"gpu1"}
+
+
 def test_an_unknown_level_is_refused_before_any_request(tmp_path: Path) -> None:
     file = tmp_path / "fleet.py"
     file.write_text("hosts = []\n")
@@ -164,7 +203,10 @@ def test_an_unknown_level_is_refused_before_any_request(tmp_path: Path) -> None:
 PODS, EVICTION, NODE = "GET /api/v1/pods", "POST /api/v1/namespaces/ml/pods/job/eviction", "/api/v1/nodes/a"
 BUSY = (503, {"kind": "Status", "code": 503, "message": "it is being restarted"})
 BUSY_AS_TEXT = (429, "Too many requests, please try again later.")
-FORBIDDEN = (403, {"kind": "Status", "code": 403, "message": "nobody may do this"})
+BAD_GATEWAY = (502, "<html>bad gateway")
+LOGIN = (200, "<html>please log in")
+FIREWALL = (403, "<html>not from here")
+FORBIDDEN: tuple[int, dict[str, Any]] = (403, {"kind": "Status", "code": 403, "message": "nobody may do this"})
 NO_PODS: tuple[int, dict[str, Any]] = (200, {"items": []})
 HEALTHY: dict[str, Any] = {
     "status": {"conditions": [{"type": each, "status": "True"} for each in ("Ready", names.READY, names.UP_TO_DATE)]}
@@ -232,7 +274,7 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
         server.server_close()
 
 
-@pytest.mark.parametrize("busy", [BUSY, BUSY_AS_TEXT], ids=["JSON", "text"])
+@pytest.mark.parametrize("busy", [BUSY, BUSY_AS_TEXT, BAD_GATEWAY], ids=["JSON", "text", "proxy"])
 def test_a_restarting_api_server_is_asked_again(serve: Serve, busy: tuple[int, Any]) -> None:
     script, maintenance = serve(
         {
@@ -271,3 +313,115 @@ def test_a_node_that_is_gone_does_not_keep_others_from_being_given_back(serve: S
     _, maintenance = serve({f"GET {NODE}": [gone]})
     result, reason = maintenance.give_back("a")
     assert (result, 'nodes "a" not found' in reason) == ("failed", True)
+
+
+def recorded(step: str, by: str = "me", since: str = "2026") -> tuple[int, dict[str, Any]]:
+    """A Node with the record of a maintenance."""
+    record = {"by": by, "since": since, "step": step, "cordoned": True, "allow": "rebind"}
+    notes = {names.MAINTENANCE: json.dumps(record)}
+    return 200, {"metadata": {"name": "a", "resourceVersion": "7", "annotations": notes}, **HEALTHY}
+
+
+def test_a_node_that_another_run_has_begun_meanwhile_is_left_to_it(serve: Serve) -> None:
+    script, maintenance = serve({f"GET {NODE}": [recorded("apply", by="bob")], f"PATCH {NODE}": [(200, {})]})
+    assert maintenance.run(["a", "b"], 1) == {
+        "a": (
+            "failed",
+            "bob began to maintain a at 2026 and has not finished; if that run is over, give --resume or --undo",
+        ),
+        "b": ("not started", ""),
+    }
+    assert script.asked == [f"GET {NODE}"]
+
+
+def test_a_node_that_an_earlier_run_has_begun_is_taken_over_on_request(serve: Serve) -> None:
+    _, maintenance = serve({f"GET {NODE}": [recorded("apply", by="bob")], f"PATCH {NODE}": [(200, {})]})
+    taken = evolve(maintenance, resume=True)._begin("a")
+    assert (taken.by, taken.step, taken.cordoned) == ("me", "apply", True)
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"), [(LOGIN, "gives no answer of an API server"), (FIREWALL, "which may be no API server")]
+)
+def test_an_answer_that_is_no_json_undoes_the_drain_and_begins_no_other_node(
+    serve: Serve, answer: tuple[int, str], why: str
+) -> None:
+    unused = (200, {"metadata": {"name": "a", "resourceVersion": "7"}})
+    answers: Answers = {PODS: [answer], f"GET {NODE}": [unused, recorded("drain")], f"PATCH {NODE}": [(200, {})]}
+    script, maintenance = serve(answers)
+    results = maintenance.run(["a", "b"], 1)
+    assert (results["a"][0], why in results["a"][1], results["b"][0]) == ("undone", True, "not started")
+    assert script.asked[-2:] == [f"GET {NODE}", f"PATCH {NODE}"]
+
+
+@pytest.mark.parametrize("answer", [LOGIN, FIREWALL], ids=["log in", "firewall"])
+def test_an_answer_that_is_no_json_fails_its_node_alone(serve: Serve, answer: tuple[int, str]) -> None:
+    _, maintenance = serve({f"GET {NODE}": [answer]})
+    results = maintenance.run(["a", "b"], 1)
+    assert (results["a"][0], results["b"][0]) == ("failed", "not started")
+    result, reason = maintenance.give_back("a")
+    assert (result, "API server" in reason) == ("failed", True)
+
+
+LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{names.NAMESPACE}/leases"
+
+
+@pytest.mark.parametrize("answer", [LOGIN, FIREWALL, BAD_GATEWAY], ids=["log in", "firewall", "proxy"])
+def test_an_answer_that_is_no_json_keeps_no_other_node_from_being_swept(serve: Serve, answer: tuple[int, str]) -> None:
+    _, maintenance = serve(
+        {
+            "GET /api/v1/nodes": [(200, {"items": [node("a").to_dict(), node("b").to_dict()]})],
+            f"GET {LEASES}": [(200, {"items": []})],
+            f"GET {NODE}": [answer],
+            "GET /api/v1/nodes/b": [(200, node("b").to_dict())],
+            f"POST {LEASES}": [(201, {})],
+        }
+    )
+    swept = sweep(maintenance.api, share=0.25, dry=False)
+    assert (swept.renewed, list(swept.failed)) == (("b",), ["a"])
+    assert swept.failed["a"].startswith("its Lease was deleted and cannot be created again: ")
+
+
+@pytest.mark.parametrize("busy", [BUSY, BUSY_AS_TEXT, BAD_GATEWAY], ids=["JSON", "text", "proxy"])
+def test_a_step_is_recorded_and_undone_although_the_api_server_restarts(serve: Serve, busy: tuple[int, Any]) -> None:
+    script, maintenance = serve(
+        {f"GET {NODE}": [busy, recorded("apply")], f"PATCH {NODE}": [busy, (200, {}), busy, (200, {})]}
+    )
+    maintenance._note("a", "wait")
+    assert script.asked == [f"GET {NODE}", f"GET {NODE}", f"PATCH {NODE}", f"GET {NODE}", f"PATCH {NODE}"]
+    assert maintenance.give_back("a") == ("undone", "")
+    _, maintenance = serve({f"GET {NODE}": [busy]})
+    assert evolve(maintenance, ready_timeout=0.05).give_back("a")[0] == "failed"
+
+
+def test_a_record_whose_answer_was_lost_is_this_runs_own(serve: Serve) -> None:
+    unused = (200, {"metadata": {"name": "a", "resourceVersion": "7"}})
+    written = recorded("drain", since=NOW.isoformat())
+    script, maintenance = serve({f"GET {NODE}": [unused, written], f"PATCH {NODE}": [(504, "<html>time-out")]})
+    stopped = Api(maintenance.api.client, "me", NOW, clock=lambda: 0.0)
+    assert evolve(maintenance, api=stopped)._begin("a") == Record("me", NOW.isoformat(), "drain", True, "rebind")
+    assert script.asked == [f"GET {NODE}", f"PATCH {NODE}", f"GET {NODE}"]
+
+
+def test_a_pod_of_a_namespace_that_is_being_deleted_is_waited_for(serve: Serve) -> None:
+    causes = [{"reason": "NamespaceTerminating", "message": "namespace ml is being terminated"}]
+    terminating = {**FORBIDDEN[1], "details": {"causes": causes}}
+    script, maintenance = serve({PODS: [ONE_POD, NO_PODS], EVICTION: [(403, terminating)]})
+    maintenance._drain("a")
+    assert script.asked == [PODS, EVICTION, PODS]
+
+
+def test_a_failed_maintenance_names_the_whole_commands_that_go_on(serve: Serve) -> None:
+    _, maintenance = serve({f"GET {NODE}": [recorded("wait")], f"PATCH {NODE}": [FORBIDDEN]})
+    result, reason = evolve(maintenance, resume=True).run(["a"], 1)["a"]
+    command = "trackbed fleet maintain a"
+    go_on = f"{command} --inventory {maintenance.inventory.path} --allow vf-reset --resume"
+    assert (result, reason.partition("; then ")[2]) == ("failed", f"{go_on}, or {command} --undo")
+
+
+def test_a_node_that_is_gone_has_no_maintenance_to_go_on_with(serve: Serve) -> None:
+    gone = (404, {"kind": "Status", "code": 404, "message": 'nodes "a" not found'})
+    _, maintenance = serve({f"GET {NODE}": [gone]})
+    said = ("failed", 'there is no Node a: nodes "a" not found; see: trackbed fleet status')
+    assert maintenance.run(["a"], 1)["a"] == said
+    assert maintenance.give_back("a") == said
