@@ -45,8 +45,9 @@ def pod(
     annotations: dict[str, str] | None = None,
     emptydir: EmptyDirVolumeSource | None = None,
     ending: bool = False,
+    controller: bool | None = True,
 ) -> Pod:
-    owners = [OwnerReference(apiVersion="v1", kind=owner, name="o", uid="u", controller=True)] if owner else None
+    owners = [OwnerReference(apiVersion="v1", kind=owner, name="o", uid="u", controller=controller)] if owner else None
     deleted = NOW if ending else None
     metadata = ObjectMeta(
         name=name, namespace="ml", annotations=annotations, ownerReferences=owners, deletionTimestamp=deleted
@@ -73,6 +74,13 @@ def test_daemons_static_and_finished_pods_stay() -> None:
 def test_a_pod_without_a_controller_is_evicted_only_with_force() -> None:
     assert "ml/bare has no controller" in drain([pod("bare", owner=None)], Rules()).blockers[0]
     assert drain([pod("bare", owner=None)], Rules(force=True)).blockers == ()
+
+
+@pytest.mark.parametrize("controller", [None, False])
+def test_an_owner_that_is_not_the_controller_starts_no_pod_again(controller: bool | None) -> None:
+    bare = pod("bare", owner="ConfigMap", controller=controller)
+    assert "ml/bare has no controller" in drain([bare], Rules()).blockers[0]
+    assert drain([bare], Rules(force=True)).blockers == ()
 
 
 def test_local_data_is_deleted_only_on_request_and_shared_memory_does_not_count() -> None:
