@@ -80,6 +80,6 @@ def _is_finished(pod: Pod) -> bool:
 
 
 def _local_data(pod: Pod) -> list[str]:
-    """The names of a pod's emptyDir volumes on disk. One in memory is for sharing between containers, and is never kept."""
+    """The names of a pod's emptyDir volumes on disk. One in memory or huge pages is for sharing, and is never kept."""
     volumes: Iterable[Volume] = (pod.spec.volumes if pod.spec else None) or ()
-    return [volume.name for volume in volumes if volume.emptyDir and volume.emptyDir.medium != "Memory"]
+    return [volume.name for volume in volumes if volume.emptyDir and not volume.emptyDir.medium]

@@ -84,10 +84,11 @@ def test_an_owner_that_is_not_the_controller_starts_no_pod_again(controller: boo
 
 
 def test_local_data_is_deleted_only_on_request_and_shared_memory_does_not_count() -> None:
-    disk, memory = EmptyDirVolumeSource(), EmptyDirVolumeSource(medium="Memory")
-    assert "emptyDir scratch" in drain([pod("a", emptydir=disk)], Rules()).blockers[0]
-    assert drain([pod("a", emptydir=disk)], Rules(delete_emptydir_data=True)).blockers == ()
-    assert drain([pod("a", emptydir=memory)], Rules()).blockers == ()
+    for disk in (EmptyDirVolumeSource(), EmptyDirVolumeSource(medium="")):
+        assert "emptyDir scratch" in drain([pod("a", emptydir=disk)], Rules()).blockers[0]
+        assert drain([pod("a", emptydir=disk)], Rules(delete_emptydir_data=True)).blockers == ()
+    for medium in ("Memory", "HugePages", "HugePages-2Mi"):
+        assert drain([pod("a", emptydir=EmptyDirVolumeSource(medium=medium))], Rules()).blockers == ()
 
 
 def test_a_pod_that_is_being_deleted_is_waited_for_and_forbids_no_drain() -> None:
