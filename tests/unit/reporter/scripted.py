@@ -78,7 +78,7 @@ def api_server(folder: Path, answer: Answer, headers: Mapping[str, str] | None =
             self.end_headers()
             self.wfile.write(document)
 
-        do_GET = do_POST = do_PATCH = handle_request
+        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_request
 
         def log_message(self, format: str, *args: Any) -> None:
             pass
