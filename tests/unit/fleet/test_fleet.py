@@ -205,12 +205,30 @@ def test_a_node_whose_lease_says_not_ready_is_not_ready() -> None:
 
 
 @pytest.mark.parametrize(
+    "there", [node("a", "Unknown", names.EXPIRED, (names.TAINT,)), node(ready=None, taints=(names.TAINT,))]
+)
+def test_a_node_that_returns_and_can_write_only_its_lease_is_not_ready(there: Node) -> None:
+    status = standing("a", there, noticed(), NOW)
+    assert (status.ready, status.reason, status.message) == ("False", names.NOTICE, "NoCarrier: no carrier on ens1f0")
+    # Until it is silent again.
+    assert standing("a", there, noticed(age=1000), NOW).reason == names.EXPIRED
+
+
+def test_a_reporters_own_unknown_is_shown_and_not_an_older_notice() -> None:
+    there = node("a", "Unknown", "AgentSilent", (names.TAINT,))
+    assert standing("a", there, noticed(), NOW).reason == "AgentSilent"
+
+
+@pytest.mark.parametrize(
     ("there", "swept"),
     [
         (node(), True),
         (node(taints=(names.TAINT,)), True),  # it calls itself ready still
         (node(ready="False"), True),  # pods may come still
         (node(ready="False", taints=(names.TAINT,)), False),
+        (node("a", "Unknown", names.EXPIRED, (names.TAINT,)), True),  # it was silent, and has returned
+        (node("a", "Unknown", "AgentSilent", (names.TAINT,)), False),  # its reporter has written that
+        (node(ready=None, taints=(names.TAINT,)), True),
     ],
 )
 def test_a_sweep_taints_a_node_that_its_reporter_could_not_write(there: Node, swept: bool) -> None:
@@ -218,6 +236,13 @@ def test_a_sweep_taints_a_node_that_its_reporter_could_not_write(there: Node, sw
     decided = sweeping.plan([standing("a", there, noticed(), NOW), *others], 0.25)
     # However many others are silent: it has said so itself.
     assert (decided.refused, decided.taint) == (True, ("a",) if swept else ())
+
+
+def test_a_silent_node_is_not_swept_beyond_the_share_though_its_lease_says_not_ready() -> None:
+    silent = standing("a", node(), noticed(age=1000), NOW)
+    decided = sweeping.plan([silent, *fleet(1000, 1000, 60)], 0.25)
+    assert (decided.refused, decided.taint) == (True, ())
+    assert sweeping.plan([silent], 0.25).taint == ("a",)
 
 
 def test_a_node_whose_lease_is_gone_gets_another_one_and_is_not_swept() -> None:
