@@ -284,6 +284,14 @@ def test_if_more_nodes_than_the_share_are_silent_none_is_swept() -> None:
     assert (decided.refused, decided.taint, decided.expired) == (True, (), ("n2", "n3"))
 
 
+@pytest.mark.parametrize(("share", "silent"), [(0.29, 29), (0.57, 57), (0.58, 58), (0.25, 25), (0.0, 1), (1.0, 100)])
+def test_the_share_itself_is_allowed_and_one_node_more_is_not(share: float, silent: int) -> None:
+    nodes = [standing("a", node(), lease(age=60), NOW)] * 100
+    lost = [standing("a", node(), lease(age=1000), NOW)] * 100
+    assert not sweeping.plan([*lost[:silent], *nodes[silent:]], share).refused
+    assert silent == 100 or sweeping.plan([*lost[: silent + 1], *nodes[silent + 1 :]], share).refused
+
+
 def test_nodes_that_were_swept_before_count_towards_the_share() -> None:
     nodes = {f"n{index}": node(f"n{index}") for index in range(4)}
     nodes["n0"] = node("n0", "Unknown", names.EXPIRED, (names.TAINT,))
