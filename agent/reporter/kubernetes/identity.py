@@ -69,6 +69,9 @@ class Identity(Protocol):
         :param now: seconds since the epoch.
         """
 
+    def abandon(self) -> None:
+        """Give up the renewal under way in another thread, if there is one."""
+
 
 @define
 class Token:
@@ -86,6 +89,9 @@ class Token:
     def keep(self, now: float) -> float:
         """Do nothing: a node cannot renew its token."""
         return float("inf")
+
+    def abandon(self) -> None:
+        """Do nothing: there is no renewal."""
 
 
 def _token(file: Path) -> str:
@@ -121,6 +127,7 @@ class Certificate:
     _wait: float = field(default=FIRST_CHECK, init=False)
     _loaded: tuple[Life, ssl.SSLContext] | None = field(default=None, init=False)
     _denied: str = field(default="", init=False)
+    _api: Api | None = field(default=None, init=False)
 
     @property
     def _current(self) -> Path:
@@ -173,14 +180,20 @@ class Certificate:
         life = self._life()
         if life is not None and now < life.renewal():
             return life.renewal() - now
-        api = self._client(life, now)
+        self._api = api = self._client(life, now)
         try:
             new = not self._requested()
             if new:
                 self._ask(api)
             return self._fetch(api, now, new)
         finally:
+            self._api = None
             api.close()
+
+    def abandon(self) -> None:
+        """Give up the request under way in another thread, if there is one."""
+        if (api := self._api) is not None:
+            api.abandon()
 
     def _client(self, life: Life | None, now: float) -> Api:
         """A client that may request a certificate: by the node's certificate if that is valid, else by the enrolment token."""

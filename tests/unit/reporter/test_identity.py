@@ -3,7 +3,9 @@
 import base64
 import datetime
 import ssl
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from agent.reporter.kubernetes.api import TROUBLE, NoCredentials, Refused
+from agent.reporter.kubernetes.api import TROUBLE, Abandoned, NoCredentials, Refused
 from agent.reporter.kubernetes.identity import AFTER_DENIAL, FIRST_CHECK, LAST_CHECK, REQUESTS, Certificate
 from agent.reporter.settings import Settings
 from tests.unit.reporter.scripted import api_server
@@ -132,6 +134,25 @@ def test_where_each_request_is_deleted_a_little_later_the_next_one_waits_longer(
         cluster.requests.clear()
         assert identity.keep(0.0) == 0.0
     assert waits == [5.0, 10.0, 20.0, 40.0]
+
+
+def test_a_request_that_hangs_is_given_up_when_another_thread_says_so(tmp_path: Path) -> None:
+    hung, over = threading.Event(), threading.Event()
+
+    def answer(method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
+        hung.set()
+        over.wait(60.0)
+        return 201, {}
+
+    (tmp_path / "token").write_text("enrolment")
+    with api_server(tmp_path, answer) as (url, authority), ThreadPoolExecutor() as threads:
+        identity = Certificate(Settings("a", url, str(authority)), tmp_path, tmp_path / "token")
+        kept = threads.submit(identity.keep, 0.0)
+        assert hung.wait(60.0)
+        identity.abandon()
+        with pytest.raises(Abandoned):
+            kept.result(60.0)
+        over.set()
 
 
 def test_after_an_answer_the_next_request_is_looked_at_soon(cluster: Cluster, identity: Certificate) -> None:
