@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
@@ -349,6 +350,16 @@ def test_the_cluster_s_admission_policies_know_each_name(name: str) -> None:
 )
 def test_an_age_has_two_units(seconds: float, said: str) -> None:
     assert say_age(seconds) == said
+
+
+def test_a_cluster_without_a_node_of_trackbeds_is_not_ready(tmp_path: Path) -> None:
+    with server(TIME % "[]") as (url, _):
+        (tmp_path / "kubeconfig").write_text(KUBECONFIG.replace("https://127.0.0.1:1", url))
+        options = ["--kubeconfig", str(tmp_path / "kubeconfig")]
+        shown, listed = trackbed("status", *options), trackbed("status", *options, "--json")
+    assert (shown.returncode, listed.returncode, json.loads(listed.stdout)["ready"]) == (2, 2, False)
+    assert shown.stdout.startswith("0 of 0 nodes are ready")
+    assert "the cluster has no node of Trackbed's; is it the right cluster?" in shown.stderr
 
 
 def test_an_interrupted_maintenance_is_either_resumed_or_undone(tmp_path: Path) -> None:
