@@ -67,7 +67,7 @@ def verdicts(
     judged = []
     keys: dict[tuple[str, str], list[bytes]] = defaultdict(list)
     for request in requests:
-        if _is_pending(request) and _is_ours(request):
+        if not decisions(request) and _is_ours(request):
             asked = read(request.spec.request)
             if name_of(request) in unreadable:
                 asked = evolve(asked, faults=(*asked.faults, f"it cannot be read: {unreadable[name_of(request)]}"))
@@ -95,11 +95,13 @@ def _unless_ambiguous(verdict: Verdict, keys: Collection[bytes]) -> Verdict:
     return evolve(verdict, action="leave", reason=reason)
 
 
-def _is_pending(request: CertificateSigningRequest) -> bool:
-    return not any(condition.type in ("Approved", "Denied", "Failed") for condition in _conditions(request))
+def decisions(request: CertificateSigningRequest) -> set[str]:
+    """What was decided: Approved or Denied; Failed: its signer issues no certificate. Empty: the request is pending."""
+    return {condition.type for condition in conditions(request)} & {"Approved", "Denied", "Failed"}
 
 
-def _conditions(request: CertificateSigningRequest) -> list[CertificateSigningRequestCondition]:
+def conditions(request: CertificateSigningRequest) -> list[CertificateSigningRequestCondition]:
+    """A request's conditions."""
     return list((request.status.conditions if request.status else None) or [])
 
 

@@ -20,6 +20,9 @@ ROLE = "trackbed:reporter"
 """The roles in fleet/cluster/rbac.yaml: one for Nodes and certificates, one for Leases."""
 
 
+Binding = ClusterRoleBinding | RoleBinding
+
+
 def bindings(node: str) -> tuple[ClusterRoleBinding, RoleBinding]:
     """The bindings of a node's user to the reporter's roles."""
     user = f"{names.NODE_USER}{node}"
@@ -32,16 +35,39 @@ def bindings(node: str) -> tuple[ClusterRoleBinding, RoleBinding]:
     )
 
 
-def admit(client: Client, node: str) -> None:
+def admit(client: Client, node: str) -> list[Binding]:
     """Create the bindings of a node that do not exist yet.
 
-    :raises ApiError: as the client does.
+    :returns: those that it has created.
+    :raises httpx2.HTTPError: as the client does.
     """
+    made: list[Binding] = []
     for binding in bindings(node):
         try:
             client.create(binding)
         except ApiError as error:
             if error.status.code != HTTPStatus.CONFLICT:
+                raise
+        else:
+            made.append(binding)
+    return made
+
+
+def withdraw(client: Client, made: list[Binding]) -> None:
+    """Delete bindings that :func:`admit` has created.
+
+    :raises httpx2.HTTPError: as the client does.
+    """
+    # The RoleBinding comes last in the list, and first here: it alone marks the node as enrolled.
+    for binding in reversed(made):
+        name = (binding.metadata.name if binding.metadata else None) or ""
+        try:
+            if isinstance(binding, RoleBinding):
+                client.delete(RoleBinding, name, namespace=names.NAMESPACE)
+            else:
+                client.delete(ClusterRoleBinding, name)
+        except ApiError as error:
+            if error.status.code != HTTPStatus.NOT_FOUND:
                 raise
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from attrs import frozen
 from lightkube.models.core_v1 import Volume
+from lightkube.models.meta_v1 import OwnerReference
 from lightkube.resources.core_v1 import Pod
 
 from fleet.objects import annotations_of, metadata_of
@@ -39,7 +40,7 @@ def drain(pods: Iterable[Pod], rules: Rules) -> Drain:
     for pod in evict:
         if is_terminating(pod):
             continue
-        if not rules.force and not metadata_of(pod).ownerReferences:
+        if not rules.force and _controller(pod) is None:
             blockers.append(
                 f"{full_name(pod)} has no controller, so nothing would start it again; delete it, or give --force"
             )
@@ -65,7 +66,13 @@ def _is_mirror(pod: Pod) -> bool:
 
 
 def _is_daemon(pod: Pod) -> bool:
-    return any(owner.kind == "DaemonSet" and owner.controller for owner in metadata_of(pod).ownerReferences or ())
+    controller = _controller(pod)
+    return controller is not None and controller.kind == "DaemonSet"
+
+
+def _controller(pod: Pod) -> OwnerReference | None:
+    """What would start the pod again. Any other owner only has the pod deleted with itself."""
+    return next((owner for owner in metadata_of(pod).ownerReferences or () if owner.controller), None)
 
 
 def _is_finished(pod: Pod) -> bool:
@@ -73,6 +80,6 @@ def _is_finished(pod: Pod) -> bool:
 
 
 def _local_data(pod: Pod) -> list[str]:
-    """The names of a pod's emptyDir volumes on disk. One in memory is for sharing between containers, and is never kept."""
+    """The names of a pod's emptyDir volumes on disk. One in memory or huge pages is for sharing, and is never kept."""
     volumes: Iterable[Volume] = (pod.spec.volumes if pod.spec else None) or ()
-    return [volume.name for volume in volumes if volume.emptyDir and volume.emptyDir.medium != "Memory"]
+    return [volume.name for volume in volumes if volume.emptyDir and not volume.emptyDir.medium]

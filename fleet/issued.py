@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
+import httpx2
 from lightkube import ApiError, Client
 from lightkube.resources.certificates_v1 import CertificateSigningRequest
 
 from fleet.certificate_request import differences
+from fleet.connection import TEMPORARY, unreachable
 from fleet.objects import name_of
 from fleet.reading import PlainApproval, PlainRequest
 
@@ -18,6 +20,13 @@ TIMEOUT = 15.0
 """Seconds to wait for the signer. If a certificate comes later, only the node's reporter compares it with the request."""
 
 CHECK_INTERVAL = 0.2
+
+
+def why(error: httpx2.HTTPError) -> str:
+    """Why a request to the API server failed."""
+    if isinstance(error, httpx2.TransportError):
+        return unreachable(error)
+    return (error.status.message if isinstance(error, ApiError) else None) or str(error)
 
 
 def decide(client: Client, request: CertificateSigningRequest) -> None:
@@ -31,17 +40,25 @@ def decide(client: Client, request: CertificateSigningRequest) -> None:
 def wrong(client: Client, approved: Mapping[str, CertificateSigningRequest]) -> dict[str, str]:
     """What is wrong with the certificates of approved requests, by the request's name.
 
+    An API server that does not answer is asked again until :data:`TIMEOUT`.
+
     :param approved: the requests, by name.
     """
     end = time.monotonic() + TIMEOUT
     reasons: dict[str, str] = {}
     waiting = dict(approved)
+    trouble = ""
     while waiting:
+        trouble = ""
         for name, request in list(waiting.items()):
             try:
                 status = _status(client, name)
-            except ApiError as error:
-                status, reasons[name] = None, f"its certificate cannot be compared: {error.status.message}"
+            except httpx2.HTTPError as error:
+                if _is_temporary(error):
+                    # It concerns the other requests, too, and each of them could take another time-out.
+                    trouble = why(error)
+                    break
+                status, reasons[name] = None, _not_compared(why(error))
             if status is not None and not status.get("certificate"):
                 continue
             del waiting[name]
@@ -54,7 +71,16 @@ def wrong(client: Client, approved: Mapping[str, CertificateSigningRequest]) -> 
         if waiting and time.monotonic() >= end:
             break
         time.sleep(CHECK_INTERVAL if waiting else 0)
-    return reasons
+    return {**reasons, **dict.fromkeys(waiting if trouble else (), _not_compared(trouble))}
+
+
+def _not_compared(reason: str) -> str:
+    return f"its certificate cannot be compared: {reason}"
+
+
+def _is_temporary(error: httpx2.HTTPError) -> bool:
+    """Whether the API server, or what is before it, may answer soon. Only an API server's own error is an :class:`ApiError`."""
+    return not isinstance(error, ApiError) or error.status.code in TEMPORARY
 
 
 def _status(client: Client, name: str) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 
 from attrs import frozen
+from lightkube.models.core_v1 import NodeCondition
 from lightkube.resources.coordination_v1 import Lease
 from lightkube.resources.core_v1 import Node
 
@@ -58,8 +59,13 @@ class Standing:
 
     @property
     def withdrawn(self) -> bool:
-        """Whether its Lease says that it is not ready, while its Node still admits pods or is called ready."""
-        return self.joined and self.notice != "" and (not self.tainted or self.condition == "True")
+        """Whether its Lease says that it is not ready, while its Node still admits pods or does not say so.
+
+        An expired Lease says nothing: its node is silent.
+        """
+        # A sweep's own condition has the same reason.
+        unsaid = self.reason == names.NOTICE and self.condition != "False"
+        return self.joined and self.notice != "" and not self.expired and (not self.tainted or unsaid)
 
 
 def standings(
@@ -153,9 +159,9 @@ def _judged(
         if at is not None:
             return "Unknown", at, names.EXPIRED, f"no heartbeat for {say_age((now - at).total_seconds())}"
         return "Unknown", at, names.EXPIRED, "its Lease is gone" if lease is None else "its Lease was never renewed"
+    if node is not None and notice and not expired and not _says_not_ready(ready):
+        return "False", None, names.NOTICE, notice
     if ready is not None and ready.status == "True":
-        if notice:
-            return "False", None, names.NOTICE, notice
         if kubelet is None:
             return "Unknown", None, KUBELET, "the Node has no condition Ready: its kubelet has not started"
         if kubelet.status != "True":
@@ -169,6 +175,13 @@ def _judged(
         return "Unknown", None, "NotPublished", "its reporter has published nothing yet"
     message = "the cluster has no Node of this name: it has not joined yet, or its Node was deleted"
     return "Unknown", None, "NotJoined", message
+
+
+def _says_not_ready(ready: NodeCondition | None) -> bool:
+    """Whether the reporter has written to the Node that it is not ready. Unknown after a lost heartbeat is a sweep's."""
+    return ready is not None and (
+        ready.status == "False" or (ready.status == "Unknown" and ready.reason != names.EXPIRED)
+    )
 
 
 def _notice(lease: Lease | None) -> str:

@@ -66,7 +66,8 @@ def plan(listed: Sequence[Standing], share: float) -> Plan:
     """
     joined = [one for one in listed if one.joined]
     expired = [one for one in joined if one.expired]
-    allowed = max(1, math.floor(share * len(joined)))
+    # In binary, 0.29 of 100 is a little less than 29.
+    allowed = max(1, math.floor(share * len(joined) + 1e-9))
     sweepable = {one.name for one in expired if not (one.swept or one.missing)} if len(expired) <= allowed else set()
     # No limit applies to these: each node itself has said that it is not ready.
     sweepable |= {one.name for one in joined if one.withdrawn}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from datetime import datetime
 from pathlib import Path
 
 import click
+import httpx2
 from attrs import asdict
 from lightkube import ApiError
 from lightkube.models.certificates_v1 import CertificateSigningRequestCondition, CertificateSigningRequestStatus
@@ -15,13 +15,17 @@ from lightkube.resources.certificates_v1 import CertificateSigningRequest
 
 from agent.report import names
 from agent.report.printable import printable
-from fleet.api import ABSENT, CONFLICTS, Api, code, node_name, options
-from fleet.approval import KnownNodes, Verdict, verdicts
-from fleet.bindings import admit, admitted
+from fleet.api import ABSENT, Api, Failed, code, node_name, options
+from fleet.approval import KnownNodes, Verdict, conditions, decisions, verdicts
+from fleet.bindings import Binding, admit, admitted, withdraw
 from fleet.inventory import Inventory
-from fleet.issued import decide, wrong
+from fleet.issued import decide, why, wrong
+from fleet.reading import PlainRequest, read
 
 NOT_ALL = 2
+
+TRIES = 2
+"""How often a decision is written if the request is still pending after the first try."""
 
 
 @click.command()
@@ -78,35 +82,80 @@ def _carry_out(api: Api, requests: dict[str, CertificateSigningRequest], judged:
     for one in judged:
         if one.action == "leave":
             continue
+        enrols = one.action == "approve" and one.requester == names.ENROLMENT
+        again = f"; if it stays pending: trackbed fleet approve --again {one.node}" if enrols else ""
         try:
-            if one.action == "approve" and one.requester == names.ENROLMENT:
-                # Made before the approval, since the bindings mark the node as enrolled. Not for a renewal, which must not
-                # restore removed rights.
-                admit(api.client, one.node)
+            # Made before the approval, since the bindings mark the node as enrolled. Not for a renewal, which must not
+            # restore removed rights.
+            made = admit(api.client, one.node) if enrols else []
         except ApiError as error:
-            failed[one.request] = f"{one.node} cannot be admitted: {error.status.message}; is fleet/cluster applied?"
+            failed[one.request] = f"{one.node} cannot be admitted: {why(error)}; is fleet/cluster applied?"
+            continue
+        except httpx2.HTTPError as error:
+            failed[one.request] = f"{one.node} cannot be admitted: {why(error)}{again}"
             continue
         try:
-            _decide(api, requests[one.request], one, api.now)
-        except ApiError as error:
-            # Another approver was faster, or the request is gone: there is nothing left to do.
-            if code(error) not in (*CONFLICTS, ABSENT):
-                failed[one.request] = error.status.message or str(error)
-            continue
-        if one.action == "approve":
-            approved[one.request] = requests[one.request]
+            _decide(api, requests[one.request], one)
+        except Failed as error:
+            failed[one.request] = error.message + ("" if _withdrawn(api, made) else again)
+        except httpx2.HTTPError as error:
+            # The decision may have been written, and then the node needs its bindings.
+            failed[one.request] = f"{why(error)}{again}"
+        else:
+            if one.action == "approve":
+                approved[one.request] = requests[one.request]
     return {**failed, **wrong(api.client, approved)}
 
 
-def _decide(api: Api, request: CertificateSigningRequest, verdict: Verdict, now: datetime) -> None:
-    good = verdict.action == "approve"
+def _withdrawn(api: Api, made: list[Binding]) -> bool:
+    """Delete the bindings that were made for a request that is not approved: else the node would count as enrolled."""
+    try:
+        withdraw(api.client, made)
+    except httpx2.HTTPError:
+        return False
+    return True
+
+
+def _decide(api: Api, request: CertificateSigningRequest, verdict: Verdict) -> None:
+    """Decide on a request, unless another approver was faster, or the request is gone.
+
+    :raises Failed: it is not decided in this way.
+    :raises httpx2.HTTPError: whether it is decided is unknown.
+    """
+    wanted = "Approved" if verdict.action == "approve" else "Denied"
+    there, reason = request, ""
+    for _ in range(TRIES):
+        try:
+            _write(api, there, verdict, wanted)
+            return
+        except httpx2.HTTPError as error:
+            reason = why(error)
+        try:
+            # If only the answer was lost, the decision is there. A request that somebody has changed is decided as it is now.
+            current, fault = read(api.client.get(PlainRequest, verdict.request), CertificateSigningRequest)
+        except ApiError as error:
+            if code(error) == ABSENT:
+                return
+            raise
+        if current is None or current.spec != request.spec or (fault and wanted == "Approved"):
+            raise Failed("it was changed meanwhile, and must be judged again; run the command again")
+        if decided := decisions(current):
+            if wanted not in decided:
+                raise Failed(
+                    f"it is {' and '.join(sorted(decided))} meanwhile, and should be {wanted}: {verdict.reason}"
+                )
+            return
+        there = current
+    raise Failed(reason)
+
+
+def _write(api: Api, request: CertificateSigningRequest, verdict: Verdict, wanted: str) -> None:
     condition = CertificateSigningRequestCondition(
         status="True",
-        type="Approved" if good else "Denied",
-        reason="TrackbedApproved" if good else "TrackbedDenied",
+        type=wanted,
+        reason=f"Trackbed{wanted}",
         message=f"{verdict.reason} (trackbed fleet approve, by {api.user})",
-        lastUpdateTime=now,
+        lastUpdateTime=api.now,
     )
-    others = (request.status.conditions if request.status else None) or []
-    request.status = CertificateSigningRequestStatus(conditions=[*others, condition])
+    request.status = CertificateSigningRequestStatus(conditions=[*conditions(request), condition])
     decide(api.client, request)

@@ -39,7 +39,7 @@ def status(api: Api, inventory: Path | None, as_json: bool) -> None:
     If the Lease of a node has expired, the node is unknown, also before a sweep. If its kubelet is not ready, the node is not
     ready. A node that was enrolled, or is in the inventory, is shown even if the cluster has no Node of its name.
 
-    Exit code: 0 every node is ready, 2 some are not, 1 the cluster did not answer.
+    Exit code: 0 every node is ready, 2 some are not or there is none, 1 the cluster did not answer.
 
     Example: trackbed fleet status --json
     """
@@ -47,12 +47,15 @@ def status(api: Api, inventory: Path | None, as_json: bool) -> None:
     expected = {*_enrolled(api), *(Inventory.read(inventory).hosts if inventory else ())}
     listed = standings(nodes.objects, leases.objects, api.now, unreadable(nodes.faults, leases.faults), expected)
     others = len(nodes.objects.keys() - {one.name for one in listed})
-    missing = unready(listed)
+    ready = bool(listed) and not unready(listed)
     if as_json:
-        click.echo(json.dumps({"nodes": [plain(one) for one in listed], "ready": not missing, "other_nodes": others}))
+        click.echo(json.dumps({"nodes": [plain(one) for one in listed], "ready": ready, "other_nodes": others}))
     else:
         print_nodes(listed, api.now, others)
-    sys.exit(NOT_READY if missing else 0)
+    if not listed:
+        remedy = "is it the right cluster? give another --context or --kubeconfig, or an --inventory of nodes to expect"
+        click.echo(f"trackbed: the cluster has no node of Trackbed's; {remedy}", err=True)
+    sys.exit(0 if ready else NOT_READY)
 
 
 def _enrolled(api: Api) -> set[str]:

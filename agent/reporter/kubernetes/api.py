@@ -56,12 +56,19 @@ class Refused(Exception):
         self.retry_after = retry_after
 
 
+class Abandoned(Exception):
+    """A request was given up for a more urgent one."""
+
+    def __init__(self) -> None:
+        super().__init__("it is put off: that the node is not ready is written first")
+
+
 _REMEDIES = {
     401: "; the credentials have expired, or are of another cluster: run the deploy again",
     403: "; is the node admitted, and are RBAC and policies as in fleet/cluster?",
 }
 
-TROUBLE = (Refused, NoCredentials, OSError, HTTPException)
+TROUBLE = (Refused, NoCredentials, Abandoned, OSError, HTTPException)
 """The exceptions that a request to the API server may raise."""
 
 
@@ -140,6 +147,7 @@ class Api:
     _session: Session | None = field(default=None, init=False)
     _tls: ssl.SSLSocket | None = field(default=None, init=False)
     _resumed: ssl.SSLSession | None = field(default=None, init=False)
+    _abandoned: bool = field(default=False, init=False)
 
     def ask(
         self,
@@ -153,9 +161,11 @@ class Api:
 
         :raises Refused: the answer is an error.
         :raises NoCredentials: there are no usable credentials.
+        :raises Abandoned: :meth:`abandon` was called.
         :raises OSError: the server cannot be reached, or does not answer in time.
         :raises HTTPException: its answer is not HTTP.
         """
+        self._stop_if_abandoned()
         end = time.monotonic() + TIMEOUT
         # A socket's own time limit begins again with each byte. With a server that sends a byte now and then it never ends.
         timer = Timer(TIMEOUT, self.interrupt)
@@ -166,6 +176,7 @@ class Api:
             text = response.read(LONGEST + 1)
         except (OSError, HTTPException):
             self.close()
+            self._stop_if_abandoned()
             if time.monotonic() < end:
                 raise
         finally:
@@ -202,6 +213,19 @@ class Api:
                 # Ending TLS properly would send a message, and wait for an answer.
                 socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)
 
+    def abandon(self) -> None:
+        """Give up the request of another thread, and each one after it until :meth:`resume`."""
+        self._abandoned = True
+        self.interrupt()
+
+    def resume(self) -> None:
+        """Take requests again."""
+        self._abandoned = False
+
+    def _stop_if_abandoned(self) -> None:
+        if self._abandoned:
+            raise Abandoned
+
     def close(self) -> None:
         """Close the connection. The next request opens another one, with the credentials that are valid then."""
         if self._connection is not None:
@@ -232,12 +256,14 @@ class Api:
         # The server may have closed a connection that was idle. Then try once more, with a new one.
         for connection in ([self._connection] if self._connection else []) + [None]:
             opened = connection or self._open(session)
+            # While it is opened, no other thread can interrupt it.
+            self._stop_if_abandoned()
             try:
                 opened.request(method, where, None if body is None else json.dumps(body), headers)
                 response = opened.getresponse()
             except (ConnectionError, HTTPException):
                 self.close()
-                if connection is None or time.monotonic() >= end:
+                if connection is None or time.monotonic() >= end or self._abandoned:
                     raise
             else:
                 # In TLS 1.3 the session ticket comes with the first answer, not with the handshake.

@@ -69,6 +69,9 @@ class Identity(Protocol):
         :param now: seconds since the epoch.
         """
 
+    def abandon(self) -> None:
+        """Give up the renewal under way in another thread, if there is one."""
+
 
 @define
 class Token:
@@ -86,6 +89,9 @@ class Token:
     def keep(self, now: float) -> float:
         """Do nothing: a node cannot renew its token."""
         return float("inf")
+
+    def abandon(self) -> None:
+        """Do nothing: there is no renewal."""
 
 
 def _token(file: Path) -> str:
@@ -121,6 +127,7 @@ class Certificate:
     _wait: float = field(default=FIRST_CHECK, init=False)
     _loaded: tuple[Life, ssl.SSLContext] | None = field(default=None, init=False)
     _denied: str = field(default="", init=False)
+    _api: Api | None = field(default=None, init=False)
 
     @property
     def _current(self) -> Path:
@@ -173,13 +180,20 @@ class Certificate:
         life = self._life()
         if life is not None and now < life.renewal():
             return life.renewal() - now
-        api = self._client(life, now)
+        self._api = api = self._client(life, now)
         try:
-            if not self._requested():
+            new = not self._requested()
+            if new:
                 self._ask(api)
-            return self._fetch(api, now)
+            return self._fetch(api, now, new)
         finally:
+            self._api = None
             api.close()
+
+    def abandon(self) -> None:
+        """Give up the request under way in another thread, if there is one."""
+        if (api := self._api) is not None:
+            api.abandon()
 
     def _client(self, life: Life | None, now: float) -> Api:
         """A client that may request a certificate: by the node's certificate if that is valid, else by the enrolment token."""
@@ -218,7 +232,6 @@ class Certificate:
             if error.status != 409:
                 raise
         write_atomically(self._name, name + "\n")
-        self._wait = FIRST_CHECK
 
     def _requested(self) -> str:
         """The name of the request that waits to be approved; empty if there is none."""
@@ -229,15 +242,22 @@ class Certificate:
         for used in (self._name, self._request, self._key):
             used.unlink(missing_ok=True)
 
-    def _fetch(self, api: Api, now: float) -> float:
+    def _fetch(self, api: Api, now: float, new: bool) -> float:
+        """Look whether the request is answered. :returns: the seconds until the next look, or until the next request.
+
+        :param new: it was made just before.
+        """
         try:
             request = api.ask("GET", f"{REQUESTS}/{self._requested()}")
         except Refused as error:
             if error.status != 404:
                 raise
-            # Kubernetes removes a request that nobody has approved after a day.
+            if new:
+                self._denied = f"{self._requested()} was deleted at once (does something delete certificate requests?)"
             self._forget()
-            return 0.0
+            # Kubernetes removes a request that nobody has approved after a day: then another one follows at once. The waits
+            # go on growing from one request to the next, in case each of them is deleted.
+            return self._next_wait() if new else 0.0
         try:
             status, seconds = request.get("status", {}), float(request["spec"]["expirationSeconds"])
             given = base64.b64decode(status.get("certificate") or "", validate=True)
@@ -245,6 +265,8 @@ class Certificate:
             why = [f"{one['type']}: {one.get('message', '')}" for one in ended]
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise Refused(HTTPStatus.OK, f"something that is not a certificate request: {error!r}") from None
+        if given or why:
+            self._wait = FIRST_CHECK
         if given:
             if faults := self._take(given, seconds):
                 answered = "was answered with a certificate that is not what it asked for"
@@ -257,6 +279,10 @@ class Certificate:
             self._denied = f"{self._requested()} was {why[0]}"
             self._forget()
             return AFTER_DENIAL
+        return self._next_wait()
+
+    def _next_wait(self) -> float:
+        """Seconds to wait now; the next wait is twice as long."""
         wait, self._wait = self._wait, min(self._wait * 2, LAST_CHECK)
         return wait
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from threading import Event
+from threading import Event, Lock
 
 from attrs import define, evolve, field, frozen
 
@@ -66,6 +66,7 @@ class Publication:
     _calm: Calm = field(factory=Calm, init=False)
     _changed: Event = field(factory=Event, init=False)
     _published: Verdict | None = field(default=None, init=False)
+    _turning: Lock = field(factory=Lock, init=False)
     _taken: frozenset[str] = field(default=frozenset(), init=False)
     _identity_due: float = field(default=0.0, init=False)
 
@@ -84,8 +85,17 @@ class Publication:
         self._changed.set()
 
     def report_written(self) -> None:
-        """Look again if more of the report has changed than its heartbeat. A look is due anyway before a heartbeat is stale."""
-        if judge(self.files.report).without_heartbeat() != self._published:
+        """Look again if more of the report has changed than its heartbeat. A look is due anyway before a heartbeat is stale.
+
+        If Ready is lost, give up what is being written: it may hang, and that the node is not ready must be written first.
+        """
+        verdict = judge(self.files.report)
+        with self._turning:
+            before = self._published
+            if before is not None and before.ready and not verdict.ready:
+                self._writer.api.abandon()
+                self.identity.abandon()
+        if verdict.without_heartbeat() != before:
             self.wake()
 
     def retry_now(self) -> None:
@@ -104,18 +114,22 @@ class Publication:
 
     def turn(self) -> float:
         """Write what differs. :returns: the seconds until there may be something to do although nothing has changed."""
-        verdict = judge(self.files.report)
-        self._published = verdict.without_heartbeat()
+        with self._turning:
+            verdict = judge(self.files.report)
+            self._published = verdict.without_heartbeat()
+            self._writer.api.resume()
         hold = self._calm.hold(verdict.ready, self.clock())
         for name in ("absent", "calm"):
             self.steps.trouble.pop(name, None)
-        # If the certificate cannot be renewed, the present one is used until it expires.
-        due = [self.steps.take("identity", self._keep_identity)]
+        # If the certificate cannot be renewed, the present one is used until it expires. A renewal delays no NotReady.
+        due = [self.steps.take("identity", self._keep_identity)] if verdict.ready else []
         node = self.watch.node
         if self.watch.known and node is not None:
             due += self._write(verdict, node, hold)
         elif self.watch.known:
             self.steps.trouble["absent"] = f"the cluster has no Node {self.settings.node_name} yet"
+        if not verdict.ready:
+            due.append(self.steps.take("identity", self._keep_identity))
         self._acknowledge()
         return max(0.0, min(due))
 

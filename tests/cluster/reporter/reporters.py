@@ -96,6 +96,9 @@ class Fixed:
     def keep(self, now: float) -> float:
         return float("inf")
 
+    def abandon(self) -> None:
+        pass
+
 
 def by_certificate(plane: ControlPlane, name: str) -> Fixed:
     """A node's credentials: its certificate."""

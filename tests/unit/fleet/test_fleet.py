@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
@@ -205,12 +206,30 @@ def test_a_node_whose_lease_says_not_ready_is_not_ready() -> None:
 
 
 @pytest.mark.parametrize(
+    "there", [node("a", "Unknown", names.EXPIRED, (names.TAINT,)), node(ready=None, taints=(names.TAINT,))]
+)
+def test_a_node_that_returns_and_can_write_only_its_lease_is_not_ready(there: Node) -> None:
+    status = standing("a", there, noticed(), NOW)
+    assert (status.ready, status.reason, status.message) == ("False", names.NOTICE, "NoCarrier: no carrier on ens1f0")
+    # Until it is silent again.
+    assert standing("a", there, noticed(age=1000), NOW).reason == names.EXPIRED
+
+
+def test_a_reporters_own_unknown_is_shown_and_not_an_older_notice() -> None:
+    there = node("a", "Unknown", "AgentSilent", (names.TAINT,))
+    assert standing("a", there, noticed(), NOW).reason == "AgentSilent"
+
+
+@pytest.mark.parametrize(
     ("there", "swept"),
     [
         (node(), True),
         (node(taints=(names.TAINT,)), True),  # it calls itself ready still
         (node(ready="False"), True),  # pods may come still
         (node(ready="False", taints=(names.TAINT,)), False),
+        (node("a", "Unknown", names.EXPIRED, (names.TAINT,)), True),  # it was silent, and has returned
+        (node("a", "Unknown", "AgentSilent", (names.TAINT,)), False),  # its reporter has written that
+        (node(ready=None, taints=(names.TAINT,)), True),
     ],
 )
 def test_a_sweep_taints_a_node_that_its_reporter_could_not_write(there: Node, swept: bool) -> None:
@@ -218,6 +237,13 @@ def test_a_sweep_taints_a_node_that_its_reporter_could_not_write(there: Node, sw
     decided = sweeping.plan([standing("a", there, noticed(), NOW), *others], 0.25)
     # However many others are silent: it has said so itself.
     assert (decided.refused, decided.taint) == (True, ("a",) if swept else ())
+
+
+def test_a_silent_node_is_not_swept_beyond_the_share_though_its_lease_says_not_ready() -> None:
+    silent = standing("a", node(), noticed(age=1000), NOW)
+    decided = sweeping.plan([silent, *fleet(1000, 1000, 60)], 0.25)
+    assert (decided.refused, decided.taint) == (True, ())
+    assert sweeping.plan([silent], 0.25).taint == ("a",)
 
 
 def test_a_node_whose_lease_is_gone_gets_another_one_and_is_not_swept() -> None:
@@ -257,6 +283,14 @@ def test_a_silent_node_is_swept() -> None:
 def test_if_more_nodes_than_the_share_are_silent_none_is_swept() -> None:
     decided = sweeping.plan(fleet(60, 60, 1000, 1000), 0.25)
     assert (decided.refused, decided.taint, decided.expired) == (True, (), ("n2", "n3"))
+
+
+@pytest.mark.parametrize(("share", "silent"), [(0.29, 29), (0.57, 57), (0.58, 58), (0.25, 25), (0.0, 1), (1.0, 100)])
+def test_the_share_itself_is_allowed_and_one_node_more_is_not(share: float, silent: int) -> None:
+    nodes = [standing("a", node(), lease(age=60), NOW)] * 100
+    lost = [standing("a", node(), lease(age=1000), NOW)] * 100
+    assert not sweeping.plan([*lost[:silent], *nodes[silent:]], share).refused
+    assert silent == 100 or sweeping.plan([*lost[: silent + 1], *nodes[silent + 1 :]], share).refused
 
 
 def test_nodes_that_were_swept_before_count_towards_the_share() -> None:
@@ -316,6 +350,16 @@ def test_the_cluster_s_admission_policies_know_each_name(name: str) -> None:
 )
 def test_an_age_has_two_units(seconds: float, said: str) -> None:
     assert say_age(seconds) == said
+
+
+def test_a_cluster_without_a_node_of_trackbeds_is_not_ready(tmp_path: Path) -> None:
+    with server(TIME % "[]") as (url, _):
+        (tmp_path / "kubeconfig").write_text(KUBECONFIG.replace("https://127.0.0.1:1", url))
+        options = ["--kubeconfig", str(tmp_path / "kubeconfig")]
+        shown, listed = trackbed("status", *options), trackbed("status", *options, "--json")
+    assert (shown.returncode, listed.returncode, json.loads(listed.stdout)["ready"]) == (2, 2, False)
+    assert shown.stdout.startswith("0 of 0 nodes are ready")
+    assert "the cluster has no node of Trackbed's; is it the right cluster?" in shown.stderr
 
 
 def test_an_interrupted_maintenance_is_either_resumed_or_undone(tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ def test_a_credential_plugin_learns_its_version_and_its_token_is_used(tmp_path: 
             "token: secret-token", f"exec: {{apiVersion: client.authentication.k8s.io/{version}, command: {plugin}}}"
         )
         (tmp_path / "kubeconfig").write_text(config)
-        done = trackbed("status", "--kubeconfig", str(tmp_path / "kubeconfig"))
+        done = trackbed("sweep", "--dry", "--kubeconfig", str(tmp_path / "kubeconfig"))
     assert done.returncode == 0, done.stderr
     assert set(sent) == {"Bearer t"}
     info = yaml.safe_load((tmp_path / "plugin.info").read_text())

@@ -48,8 +48,9 @@ def pod(
     annotations: dict[str, str] | None = None,
     emptydir: EmptyDirVolumeSource | None = None,
     ending: bool = False,
+    controller: bool | None = True,
 ) -> Pod:
-    owners = [OwnerReference(apiVersion="v1", kind=owner, name="o", uid="u", controller=True)] if owner else None
+    owners = [OwnerReference(apiVersion="v1", kind=owner, name="o", uid="u", controller=controller)] if owner else None
     deleted = NOW if ending else None
     metadata = ObjectMeta(
         name=name, namespace="ml", annotations=annotations, ownerReferences=owners, deletionTimestamp=deleted
@@ -78,11 +79,19 @@ def test_a_pod_without_a_controller_is_evicted_only_with_force() -> None:
     assert drain([pod("bare", owner=None)], Rules(force=True)).blockers == ()
 
 
+@pytest.mark.parametrize("controller", [None, False])
+def test_an_owner_that_is_not_the_controller_starts_no_pod_again(controller: bool | None) -> None:
+    bare = pod("bare", owner="ConfigMap", controller=controller)
+    assert "ml/bare has no controller" in drain([bare], Rules()).blockers[0]
+    assert drain([bare], Rules(force=True)).blockers == ()
+
+
 def test_local_data_is_deleted_only_on_request_and_shared_memory_does_not_count() -> None:
-    disk, memory = EmptyDirVolumeSource(), EmptyDirVolumeSource(medium="Memory")
-    assert "emptyDir scratch" in drain([pod("a", emptydir=disk)], Rules()).blockers[0]
-    assert drain([pod("a", emptydir=disk)], Rules(delete_emptydir_data=True)).blockers == ()
-    assert drain([pod("a", emptydir=memory)], Rules()).blockers == ()
+    for disk in (EmptyDirVolumeSource(), EmptyDirVolumeSource(medium="")):
+        assert "emptyDir scratch" in drain([pod("a", emptydir=disk)], Rules()).blockers[0]
+        assert drain([pod("a", emptydir=disk)], Rules(delete_emptydir_data=True)).blockers == ()
+    for medium in ("Memory", "HugePages", "HugePages-2Mi"):
+        assert drain([pod("a", emptydir=EmptyDirVolumeSource(medium=medium))], Rules()).blockers == ()
 
 
 def test_a_pod_that_is_being_deleted_is_waited_for_and_forbids_no_drain() -> None:

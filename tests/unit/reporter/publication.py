@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from attrs import define, evolve, field, frozen
@@ -29,6 +30,9 @@ class Fixed:
     def keep(self, now: float) -> float:
         return float("inf")
 
+    def abandon(self) -> None:
+        pass
+
 
 def merged(document: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
     """Apply a JSON merge patch that removes nothing."""
@@ -40,8 +44,9 @@ def merged(document: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
 class Cluster:
     """A Node and its Lease at an API server.
 
-    ``busy``: it answers 503. ``refusing``: the status of what it refuses, by the last part of the path. ``writes``: the last
-    parts of the paths; ``patches``: what was written to the Node.
+    ``busy``: it answers 503. ``refusing``: the status of what it refuses, by the last part of the path. ``hanging``: the last
+    part of the path whose writes it does not answer until ``over``; ``hung``: there is one. ``writes``: the last parts of the
+    paths; ``patches``: what was written to the Node.
     """
 
     node: dict[str, Any] = field(factory=document)
@@ -52,6 +57,9 @@ class Cluster:
     writes: list[str] = field(factory=list)
     patches: list[Any] = field(factory=list)
     listings: int = 0
+    hanging: str = ""
+    hung: Event = field(factory=Event)
+    over: Event = field(factory=Event)
 
     def answer(self, method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
         if self.busy:
@@ -59,6 +67,9 @@ class Cluster:
         if method == "GET":
             return 200, self.listed()
         what = "lease" if "leases" in path else path.rpartition("/")[2]
+        if what == self.hanging:
+            self.hung.set()
+            self.over.wait(60.0)
         if what in self.refusing:
             return self.refusing[what], {"message": "no"}
         if what == "lease":

@@ -8,7 +8,7 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -78,12 +78,12 @@ def api_server(folder: Path, answer: Answer, headers: Mapping[str, str] | None =
             self.end_headers()
             self.wfile.write(document)
 
-        do_GET = do_POST = do_PATCH = handle_request
+        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_request
 
         def log_message(self, format: str, *args: Any) -> None:
             pass
 
-    server = HTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     server.socket = context.wrap_socket(server.socket, server_side=True)

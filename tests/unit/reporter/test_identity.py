@@ -3,7 +3,9 @@
 import base64
 import datetime
 import ssl
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from agent.reporter.kubernetes.api import TROUBLE, NoCredentials, Refused
-from agent.reporter.kubernetes.identity import AFTER_DENIAL, REQUESTS, Certificate
+from agent.reporter.kubernetes.api import TROUBLE, Abandoned, NoCredentials, Refused
+from agent.reporter.kubernetes.identity import AFTER_DENIAL, FIRST_CHECK, LAST_CHECK, REQUESTS, Certificate
 from agent.reporter.settings import Settings
 from tests.unit.reporter.scripted import api_server
 
@@ -25,11 +27,12 @@ from tests.unit.reporter.scripted import api_server
 class Cluster:
     """An API server that keeps requests for certificates.
 
-    ``losing``: so many answers of the next ones do not arrive. ``refusing``: with this status.
+    ``losing``: so many answers of the next ones do not arrive. ``refusing``: with this status. ``deleting``: each one at once.
     """
 
     losing: int = 0
     refusing: int | None = None
+    deleting: bool = False
     requests: dict[str, dict[str, Any]] = field(factory=dict)
 
     def answer(self, method: str, path: str, body: Any) -> tuple[int, dict[str, Any]] | None:
@@ -48,7 +51,8 @@ class Cluster:
             return self.refusing
         if name in self.requests:
             return 409
-        self.requests[name] = {**body, "status": {}}
+        if not self.deleting:
+            self.requests[name] = {**body, "status": {}}
         return 201
 
 
@@ -110,6 +114,52 @@ def test_after_a_failed_request_another_one_has_another_key(cluster: Cluster, id
         cluster.refusing = None
     identity.keep(0.0)
     assert cluster.requests.keys() - {first}
+
+
+def test_where_each_request_is_deleted_at_once_the_next_one_waits_longer(
+    cluster: Cluster, identity: Certificate
+) -> None:
+    cluster.deleting = True
+    assert [identity.keep(0.0) for _ in range(9)] == [5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, LAST_CHECK, LAST_CHECK]
+    with pytest.raises(NoCredentials, match="was deleted at once"):
+        identity.session()
+
+
+def test_where_each_request_is_deleted_a_little_later_the_next_one_waits_longer(
+    cluster: Cluster, identity: Certificate
+) -> None:
+    waits = []
+    for _ in range(4):
+        waits.append(identity.keep(0.0))
+        cluster.requests.clear()
+        assert identity.keep(0.0) == 0.0
+    assert waits == [5.0, 10.0, 20.0, 40.0]
+
+
+def test_a_request_that_hangs_is_given_up_when_another_thread_says_so(tmp_path: Path) -> None:
+    hung, over = threading.Event(), threading.Event()
+
+    def answer(method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
+        hung.set()
+        over.wait(60.0)
+        return 201, {}
+
+    (tmp_path / "token").write_text("enrolment")
+    with api_server(tmp_path, answer) as (url, authority), ThreadPoolExecutor() as threads:
+        identity = Certificate(Settings("a", url, str(authority)), tmp_path, tmp_path / "token")
+        kept = threads.submit(identity.keep, 0.0)
+        assert hung.wait(60.0)
+        identity.abandon()
+        with pytest.raises(Abandoned):
+            kept.result(60.0)
+        over.set()
+
+
+def test_after_an_answer_the_next_request_is_looked_at_soon(cluster: Cluster, identity: Certificate) -> None:
+    request = asked(cluster, identity)
+    assert identity.keep(0.0) == 10.0
+    answered(cluster, identity, signed(request, CLIENT, key=SIGNERS_KEY.public_key()))
+    assert identity.keep(0.0) == FIRST_CHECK
 
 
 DAY = datetime.timedelta(days=1)

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,9 @@ class Renewing:
         self.kept.append(now)
         return self.after
 
+    def abandon(self) -> None:
+        pass
+
 
 def test_credentials_are_renewed_when_they_are_due(running: tuple[Publication, Cluster, Clocks]) -> None:
     reporter, _, clocks = running
@@ -103,6 +106,9 @@ class Expired:
 
     def keep(self, now: float) -> float:
         raise OSError("no route to the authority")
+
+    def abandon(self) -> None:
+        pass
 
 
 def test_credentials_that_cannot_be_renewed_are_reported_and_still_used(
@@ -249,9 +255,10 @@ def test_a_change_wakes_the_reporter_and_a_heartbeat_does_not(running: tuple[Pub
     assert reporter._changed.is_set()
 
 
-def test_the_reporter_publishes_until_it_ends(
-    running: tuple[Publication, Cluster, Clocks],
-) -> None:
+@contextmanager
+def publishing_itself(reporter: Publication) -> Iterator[None]:
+    """Have the reporter publish in a thread, which ends in the end."""
+
     def end() -> float:
         raise SystemExit
 
@@ -259,19 +266,108 @@ def test_the_reporter_publishes_until_it_ends(
         with suppress(SystemExit):
             reporter.run()
 
-    reporter, cluster, _ = running
-    reporter.watch.known = False
-    say(reporter, REPORT)
     thread = threading.Thread(target=publish, daemon=True)
     thread.start()
-    soon(lambda: reporter.acknowledged.now.ready or None, "Ready", within=60.0)
-    # If the watch lists the Nodes again meanwhile, it gets the Node as it was, and the Node is written again.
-    assert cluster.writes[:3] == ["lease", "status", "n1"]
-    say(reporter, evolve(UNREADY, generation=1))
-    reporter.report_written()
-    soon(lambda: reporter.acknowledged.now.generation == 1 or None, "NotReady", within=60.0)
-    assert not reporter.acknowledged.now.ready
+    yield
     reporter.clock = end
     reporter.wake()
     thread.join(60.0)
     assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("hanging", ["lease", "status"])
+def test_a_write_that_hangs_does_not_delay_the_message_that_the_node_is_not_ready(
+    running: tuple[Publication, Cluster, Clocks], monkeypatch: pytest.MonkeyPatch, hanging: str
+) -> None:
+    monkeypatch.setattr("agent.reporter.kubernetes.api.TIMEOUT", 600.0)
+    reporter, cluster, _ = running
+    cluster.hanging, cluster.node = hanging, document(spec={})
+    reporter.watch.node = read_node(cluster.node)
+    say(reporter, REPORT)
+    with publishing_itself(reporter):
+        assert cluster.hung.wait(60.0)
+        say(reporter, UNREADY)
+        reporter.report_written()
+        soon(lambda: "n1" in cluster.writes or None, "taint", within=30.0)
+        assert next(write for write in cluster.writes if write != "lease") == "n1"
+        cluster.over.set()
+
+
+@define
+class Hanging:
+    """Credentials whose renewal is not answered until it is given up."""
+
+    session: Callable[[], Session]
+    begun: threading.Event = field(factory=threading.Event)
+    given_up: threading.Event = field(factory=threading.Event)
+
+    def keep(self, now: float) -> float:
+        self.begun.set()
+        assert self.given_up.wait(30.0)
+        raise TimeoutError
+
+    def abandon(self) -> None:
+        self.given_up.set()
+
+
+def test_a_renewal_that_hangs_does_not_delay_the_message_that_the_node_is_not_ready(
+    running: tuple[Publication, Cluster, Clocks],
+) -> None:
+    reporter, cluster, _ = running
+    cluster.node = document(spec={})
+    reporter.watch.node = read_node(cluster.node)
+    reporter.identity = hanging = Hanging(reporter.identity.session)
+    say(reporter, REPORT)
+    with publishing_itself(reporter):
+        assert hanging.begun.wait(60.0)
+        say(reporter, UNREADY)
+        reporter.report_written()
+        soon(lambda: "n1" in cluster.writes or None, "taint", within=20.0)
+        assert cluster.writes[0] == "n1"
+
+
+@define
+class Counted:
+    """Credentials whose renewal is noted among the writes."""
+
+    session: Callable[[], Session]
+    writes: list[str]
+
+    def keep(self, now: float) -> float:
+        self.writes.append("identity")
+        return float("inf")
+
+    def abandon(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("report", "writes"),
+    [(REPORT, ["identity", "lease", "status"]), (UNREADY, ["n1", "status", "lease", "identity"])],
+)
+def test_that_a_node_is_not_ready_is_written_before_its_identity_is_renewed(
+    running: tuple[Publication, Cluster, Clocks], report: Report, writes: list[str]
+) -> None:
+    reporter, cluster, _ = running
+    cluster.node = document(spec={})
+    reporter.watch.node = read_node(cluster.node)
+    reporter.identity = Counted(reporter.identity.session, cluster.writes)
+    say(reporter, report)
+    reporter.turn()
+    assert cluster.writes[: len(writes)] == writes
+
+
+def test_the_reporter_publishes_until_it_ends(
+    running: tuple[Publication, Cluster, Clocks],
+) -> None:
+    reporter, cluster, _ = running
+    reporter.watch.known = False
+    say(reporter, REPORT)
+    with publishing_itself(reporter):
+        soon(lambda: reporter.acknowledged.now.ready or None, "Ready", within=60.0)
+        # If the watch lists the Nodes again meanwhile, it gets the Node as it was, and the Node is written again.
+        assert cluster.writes[:3] == ["lease", "status", "n1"]
+        say(reporter, evolve(UNREADY, generation=1))
+        reporter.report_written()
+        soon(lambda: reporter.acknowledged.now.generation == 1 or None, "NotReady", within=60.0)
+        assert not reporter.acknowledged.now.ready
