@@ -21,6 +21,7 @@ def _config(data: bytes) -> None:
     if (serial := device_serial_number(data)) is not None:
         serial.encode()
     KERNEL.config[FILE] = bytearray(data)
+    KERNEL.read_in_part.clear()  # the simulation notes each read
     with suppress(OSError):
         offset = device_control(KERNEL.machine().files, ADDRESS)
         assert offset is None or max_read_request(offset[1]) >= 128
