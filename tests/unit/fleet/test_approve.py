@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from attrs import define, field
 from cryptography.x509 import ExtendedKeyUsage
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from agent.report import names
+from fleet.issued import why
 from tests.unit.fleet.test_approval import asked, common_name
 from tests.unit.fleet.test_kubeconfig import KUBECONFIG, trackbed
 from tests.unit.reporter.scripted import api_server
@@ -172,6 +174,14 @@ def test_a_connection_that_breaks_does_not_keep_the_other_requests_from_their_ap
     ]  # fmt: skip
     assert "r-a: the API server cannot be reached" in done.stderr
     assert "r-b: its certificate is not what was approved" in done.stderr
+
+
+def test_a_load_balancers_answer_is_named_in_a_few_words() -> None:
+    request = httpx2.Request("GET", "https://127.0.0.1/api")
+    answer = httpx2.Response(502, text="<html>", request=request)
+    with pytest.raises(httpx2.HTTPStatusError) as failed:
+        answer.raise_for_status()
+    assert why(failed.value) == "HTTP status 502"
 
 
 @pytest.mark.parametrize("first", [CHANGED, INVALID], ids=["changed", "invalid"])
