@@ -26,9 +26,6 @@ def why(error: httpx2.HTTPError) -> str:
     """Why a request to the API server failed."""
     if isinstance(error, httpx2.TransportError):
         return unreachable(error)
-    if isinstance(error, httpx2.HTTPStatusError) and not isinstance(error, ApiError):
-        # A load balancer's answer. The error's own text has several lines.
-        return f"HTTP status {error.response.status_code}"
     return (error.status.message if isinstance(error, ApiError) else None) or str(error)
 
 

@@ -98,7 +98,7 @@ def test_the_keys_of_another_context_do_not_count(tmp_path: Path) -> None:
     with server(TIME % "[]") as (url, _):
         text = KUBECONFIG.replace("https://127.0.0.1:1", url).replace("users: [", "users: [{name: v, user: {as: w}}, ")
         (tmp_path / "kubeconfig").write_text(text)
-        done = trackbed("status", "--kubeconfig", str(tmp_path / "kubeconfig"))
+        done = trackbed("sweep", "--dry", "--kubeconfig", str(tmp_path / "kubeconfig"))
     assert done.returncode == 0, done.stderr
 
 
@@ -219,6 +219,6 @@ def test_files_are_looked_for_from_the_kubeconfigs_folder(tmp_path: Path, user: 
     with server(TIME % "[]") as (url, sent):
         config = KUBECONFIG.replace("https://127.0.0.1:1", url).replace("token: secret-token", user)
         (tmp_path / "kubeconfig").write_text(config)
-        done = trackbed("status", "--kubeconfig", os.path.relpath(tmp_path / "kubeconfig", ROOT))
+        done = trackbed("sweep", "--dry", "--kubeconfig", os.path.relpath(tmp_path / "kubeconfig", ROOT))
     assert done.returncode == 0, done.stderr
     assert set(sent) == {"Bearer t"}
