@@ -192,7 +192,10 @@ class Maintenance:
                 raise Lost(f"there is no Node {name}: {error.status.message}; see: trackbed fleet status") from None
 
     def _steps(self, name: str) -> tuple[NodeResult, str]:
-        began = self._begin(name)
+        try:
+            began = self._begin(name)
+        except Interrupted:
+            return "interrupted", f"it may be cordoned; if it is, give it back: trackbed fleet maintain {name} --undo"
         if began.step == "drain":
             try:
                 with answers(self.api.client):

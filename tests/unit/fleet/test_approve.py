@@ -15,6 +15,7 @@ from cryptography.x509 import ExtendedKeyUsage
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from agent.report import names
+from fleet.connection import _with_status
 from fleet.issued import why
 from tests.unit.fleet.test_approval import asked, common_name
 from tests.unit.fleet.test_kubeconfig import KUBECONFIG, trackbed
@@ -181,7 +182,7 @@ def test_a_load_balancers_answer_is_named_in_a_few_words() -> None:
     answer = httpx2.Response(502, text="<html>", request=request)
     with pytest.raises(httpx2.HTTPStatusError) as failed:
         answer.raise_for_status()
-    assert why(failed.value) == "HTTP status 502"
+    assert why(_with_status(failed.value)) == "HTTP status 502"
 
 
 @pytest.mark.parametrize("first", [CHANGED, INVALID], ids=["changed", "invalid"])

@@ -434,3 +434,11 @@ def test_a_node_that_is_gone_has_no_maintenance_to_go_on_with(serve: Serve) -> N
     said = ("failed", 'there is no Node a: nodes "a" not found; see: trackbed fleet status')
     assert maintenance.run(["a"], 1)["a"] == said
     assert maintenance.give_back("a") == said
+
+
+def test_an_interruption_before_the_cordon_is_confirmed_does_not_say_that_it_is_there(serve: Serve) -> None:
+    unused = (200, {"metadata": {"name": "a", "resourceVersion": "7"}})
+    script, maintenance = serve({f"GET {NODE}": [unused], f"PATCH {NODE}": [BUSY]})
+    script.before = lambda what: maintenance.stop.set() if what == f"PATCH {NODE}" else None
+    said = "it may be cordoned; if it is, give it back: trackbed fleet maintain a --undo"
+    assert maintenance.run(["a"], 1) == {"a": ("interrupted", said)}
