@@ -44,6 +44,13 @@ def unreachable(error: httpx2.TransportError) -> str:
     return f"the API server cannot be reached: {str(error) or type(error).__name__}"
 
 
+def why(error: httpx2.HTTPError) -> str:
+    """Why a request to the API server failed."""
+    if isinstance(error, httpx2.TransportError):
+        return unreachable(error)
+    return (error.status.message if isinstance(error, ApiError) else None) or str(error)
+
+
 def _with_status(e: httpx2.HTTPError) -> httpx2.HTTPError:
     """The API server's error, also for an answer that is no JSON, or has no Content-Type, which lightkube's function expects.
 

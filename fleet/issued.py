@@ -12,7 +12,7 @@ from lightkube import ApiError, Client
 from lightkube.resources.certificates_v1 import CertificateSigningRequest
 
 from fleet.certificate_request import differences
-from fleet.connection import TEMPORARY, unreachable
+from fleet.connection import TEMPORARY, why
 from fleet.objects import name_of
 from fleet.reading import PlainApproval, PlainRequest
 
@@ -20,13 +20,6 @@ TIMEOUT = 15.0
 """Seconds to wait for the signer. If a certificate comes later, only the node's reporter compares it with the request."""
 
 CHECK_INTERVAL = 0.2
-
-
-def why(error: httpx2.HTTPError) -> str:
-    """Why a request to the API server failed."""
-    if isinstance(error, httpx2.TransportError):
-        return unreachable(error)
-    return (error.status.message if isinstance(error, ApiError) else None) or str(error)
 
 
 def decide(client: Client, request: CertificateSigningRequest) -> None:
@@ -79,7 +72,7 @@ def _not_compared(reason: str) -> str:
 
 
 def _is_temporary(error: httpx2.HTTPError) -> bool:
-    """Whether the API server, or what is before it, may answer soon. Only an API server's own error is an :class:`ApiError`."""
+    """Whether the API server, or what is before it, may answer soon."""
     return not isinstance(error, ApiError) or error.status.code in TEMPORARY
 
 

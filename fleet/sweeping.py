@@ -29,7 +29,7 @@ from lightkube.types import PatchType
 
 from agent.report import names
 from fleet.api import ABSENT, CONFLICTS, Api, Failed, answers, code
-from fleet.connection import unreachable
+from fleet.connection import why
 from fleet.objects import condition_of, conditions_of, is_tainted, labels_of, metadata_of, taints_of, version_of
 from fleet.reading import PlainLease, PlainNodeStatus, read
 from fleet.standing import UNREADABLE, Standing, standing, standings, unreadable
@@ -113,10 +113,8 @@ def _noting(api: Api, failed: dict[str, str], name: str, what: str = "") -> Iter
     try:
         with answers(api.client):
             yield
-    except ApiError as error:
-        failed[name] = f"{what}{error.status.message or error}"
-    except httpx2.TransportError as error:
-        failed[name] = f"{what}{unreachable(error)}"
+    except httpx2.HTTPError as error:
+        failed[name] = f"{what}{why(error)}"
     except Failed as error:
         failed[name] = f"{what}{error.message}"
 

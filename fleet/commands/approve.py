@@ -18,8 +18,9 @@ from agent.report.printable import printable
 from fleet.api import ABSENT, Api, Failed, code, node_name, options
 from fleet.approval import KnownNodes, Verdict, conditions, decisions, verdicts
 from fleet.bindings import Binding, admit, admitted, withdraw
+from fleet.connection import why
 from fleet.inventory import Inventory
-from fleet.issued import decide, why, wrong
+from fleet.issued import decide, wrong
 from fleet.reading import PlainRequest, read
 
 NOT_ALL = 2

@@ -15,8 +15,7 @@ from cryptography.x509 import ExtendedKeyUsage
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from agent.report import names
-from fleet.connection import _with_status
-from fleet.issued import why
+from fleet.connection import _with_status, why
 from tests.unit.fleet.test_approval import asked, common_name
 from tests.unit.fleet.test_kubeconfig import KUBECONFIG, trackbed
 from tests.unit.reporter.scripted import api_server
