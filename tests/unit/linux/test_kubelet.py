@@ -230,7 +230,7 @@ def test_a_request_that_the_rate_limit_refuses_is_made_again(served: Served) -> 
 def test_a_rate_limit_that_refuses_until_the_timeout_is_an_error(served: Served) -> None:
     served.does("limit")
     (served.folder / "left").write_text("1000000")
-    error = refusal(served.path, timeout=0.1)
+    error = refusal(served.path, timeout=2.0)
     assert error.errno == errno.EBUSY
     assert "RESOURCE_EXHAUSTED: rejected by rate limit" in str(error)
 
