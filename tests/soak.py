@@ -38,7 +38,7 @@ GROWTH = {"memory": 8_000, "descriptors": 2}
 """How much supervisor and worker may grow after the first round. Memory in kB."""
 
 REPLACED = "is replaced"
-"""In each message of a supervisor that replaces its worker. No drift of the soak is a reason for that."""
+"""Words of each message that says that the supervisor replaces its worker. No drift of the soak is a reason for that."""
 
 LOADED = f"{NICS[0].netdev}v1"
 ADDRESSES = ("10.79.0.1", "10.79.0.2")

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from attrs import evolve, frozen
 
-from agent.hardware.functions import NET, PCI, driver, ifindex, netdev, pci_of, targets
+from agent.hardware.functions import NET, PCI, driver, ifindex, netdev, pci_of, targets, virtio_children
 from agent.hardware.rdma import CHAR_DEVICES, Reader
 from agent.hardware.sysfs import names_or_none, read_or
 from agent.machine import Files, Machine
@@ -88,10 +88,11 @@ def _look_up(
 
 
 def _netdev(files: Files, pci: str) -> str | None:
-    """A function's netdev. That of virtio_net lies below a child of the function."""
-    children = (name for name in names_or_none(files, f"{PCI}/{pci}") if re.fullmatch(r"virtio\d+", name))
-    below = (name for child in children for name in names_or_none(files, f"{PCI}/{pci}/{child}/net"))
-    return netdev(files, pci) or next(below, None)
+    """The netdev of a function. With virtio_net it lies below a child of the function."""
+    if (own := netdev(files, pci)) is not None:
+        return own
+    children = virtio_children(names_or_none(files, f"{PCI}/{pci}"))
+    return next((name for child in children for name in names_or_none(files, f"{PCI}/{pci}/{child}/net")), None)
 
 
 def _existing(machine: Machine, among: frozenset[str]) -> dict[str, str]:
@@ -265,19 +266,24 @@ def _server_options(options: str) -> Iterator[str]:
     for option in options.split(","):
         name, _, value = option.partition("=")
         if name in SERVER_OPTIONS:
-            # IPv6 has no brackets there; a link-local address has the netdev behind it.
-            yield from _addresses(f"[{value.partition('%')[0]}]" if ":" in value else value)
+            # A link-local address has the netdev behind it.
+            yield from _bare(value.partition("%")[0])
 
 
 def _nvme(machine: Machine) -> Iterator[tuple[str, str, frozenset[str]]]:
     """The name of each connection, its server's address, and the netdev and own addresses that it is bound to."""
     for name in names_or_none(machine.files, "/sys/class/nvme"):
         if read_or(machine.files, f"/sys/class/nvme/{name}/transport", "") in ("rdma", "tcp"):
-            # nvmf_get_address(), drivers/nvme/host/fabrics.c: an IPv6 address is in no brackets there.
+            # nvmf_get_address(), drivers/nvme/host/fabrics.c
             text = read_or(machine.files, f"/sys/class/nvme/{name}/address", "")
             fields = dict(field.strip().partition("=")[::2] for field in text.split(","))
-            for server in _addresses(f"[{given}]" if ":" in (given := fields.get("traddr", "")) else given):
+            for server in _bare(fields.get("traddr", "")):
                 yield name, server, frozenset(fields[key] for key in NVME_ENDS if fields.get(key))
+
+
+def _bare(text: str) -> Iterator[str]:
+    """The address in a text in which IPv6 has no brackets."""
+    return _addresses(f"[{text}]" if ":" in text else text)
 
 
 def _addresses(text: str) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+from collections.abc import Iterable
 
 from attrs import evolve, frozen
 
@@ -71,6 +72,11 @@ def netdev(files: Attributes, address: str) -> str | None:
         ports = {name: read_or(files, f"{NET}/{name}/phys_port_name", "") for name in names}
         names = [name for name in names if not _REPRESENTOR.fullmatch(ports[name])]
     return names[0] if names else None
+
+
+def virtio_children(names: Iterable[str]) -> list[str]:
+    """Of the names in a PCI function's folder those of its devices on the virtio bus, which have its netdev or RDMA device."""
+    return [name for name in names if re.fullmatch(r"virtio\d+", name)]
 
 
 def physical_function(files: Files, address: str) -> str:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from attrs import evolve, frozen
 
-from agent.hardware.functions import NET, RDMA, device_path, rdma_devices
+from agent.hardware.functions import NET, RDMA, device_path, rdma_devices, virtio_children
 from agent.hardware.sysfs import ABSENT, numbered, whole
 from agent.machine import Files
 
@@ -165,7 +165,7 @@ class Reader:
         path = device_path(address)
         if names := self._names(f"{path}/infiniband"):
             return names
-        children = (name for name in self._names(path) if re.fullmatch(r"virtio\d+", name))
+        children = virtio_children(self._names(path))
         return [name for child in children for name in self._names(f"{path}/{child}/infiniband")]
 
     def of(self, address: str) -> list[str]:

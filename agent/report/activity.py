@@ -127,7 +127,7 @@ class View:
         return self._last
 
     def _record(self) -> tuple[float, bytes] | None:
-        """Time and text. None: the worker has not finished writing them for 50 ms, so it does not run."""
+        """A record's time and text. None: the worker began to write them and did not end within 50 ms, so it does not run."""
         for _ in range(50):
             sequence = self._words[_SEQUENCE]
             since = self._times[_SINCE]

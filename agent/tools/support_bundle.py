@@ -97,7 +97,7 @@ def collectors(trackbed: Iterable[str], folders: Iterable[Path]) -> Iterator[Col
     yield from (Collector(name, tuple(command.split())) for name, command in PROGRAMS)
     for name, folder, patterns in ATTRIBUTES:
         paths = sorted(str(path) for pattern in patterns for path in Path(folder).glob(pattern))
-        # No paths make no command: grep would read standard input.
+        # Without a path there is no command: grep would read standard input.
         for part, first in enumerate(range(0, len(paths), MOST_PATHS), 1):
             file = name if part == 1 else name.replace(".", f"-{part}.")
             yield Collector(file, ("grep", "-Hs", "", *paths[first : first + MOST_PATHS]), ANY_ANSWER)

@@ -243,7 +243,7 @@ class Certificate:
             used.unlink(missing_ok=True)
 
     def _fetch(self, api: Api, now: float, new: bool) -> float:
-        """Look whether the request is answered. :returns: the seconds until the next look, or until the next request.
+        """Look for the answer to the request. :returns: the seconds until the next look, or until the next request.
 
         :param new: it was made just before.
         """
@@ -255,8 +255,8 @@ class Certificate:
             if new:
                 self._denied = f"{self._requested()} was deleted at once (does something delete certificate requests?)"
             self._forget()
-            # Kubernetes removes a request that nobody has approved after a day: then another one follows at once. The waits
-            # go on growing from one request to the next, in case each of them is deleted.
+            # After a day Kubernetes removes a request that nobody has approved. Then the node makes another one at once. If
+            # something deletes each request, the waits grow from one request to the next.
             return self._next_wait() if new else 0.0
         try:
             status, seconds = request.get("status", {}), float(request["spec"]["expirationSeconds"])

@@ -87,8 +87,7 @@ def _check_cluster(folder: Path) -> None:
     if inventory not in _folders:
         folders = _folders[inventory] = {}
         for each in inventory:
-            if isinstance(plugins := each.data.get(DEVICE_PLUGINS.name), dict):
-                made = _folder(str(plugins.get("folder", "")))
+            if made := _folder_of(each.data.get(DEVICE_PLUGINS.name)):
                 folders.setdefault(cluster_of(each.data.get(KUBERNETES.name)), (each.name, made))
     cluster = cluster_of(host.data.get(KUBERNETES.name))
     other, others_folder = _folders[inventory].get(cluster, (host.name, folder))
@@ -124,8 +123,12 @@ def _nodes(wanted: DevicePlugins) -> Path:
 
 def _is_of(data: Mapping[str, object], folder: Path) -> bool:
     """Whether a host's data name this folder."""
-    plugins = data.get(DEVICE_PLUGINS.name)
-    return isinstance(plugins, dict) and _folder(str(plugins.get("folder", ""))) == folder
+    return _folder_of(data.get(DEVICE_PLUGINS.name)) == folder
+
+
+def _folder_of(given: object) -> Path | None:
+    """The folder in a host's value of the key; None without the key."""
+    return _folder(str(given.get("folder", ""))) if isinstance(given, dict) else None
 
 
 @define

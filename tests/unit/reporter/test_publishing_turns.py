@@ -328,7 +328,7 @@ def test_a_renewal_that_hangs_does_not_delay_the_message_that_the_node_is_not_re
 
 @define
 class Counted:
-    """Credentials whose renewal is noted among the writes."""
+    """Credentials that note each renewal in the list of writes."""
 
     session: Callable[[], Session]
     writes: list[str]
