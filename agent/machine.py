@@ -287,13 +287,15 @@ class Details(Protocol):
 
 @frozen
 class DcbState:
-    """The Data Center Bridging (802.1Qaz) of a netdev: the priorities with PFC, and the priority of each DSCP.
+    """The Data Center Bridging (802.1Qaz) of a netdev: the priorities with PFC, and its entries for DSCPs.
 
-    If a netdev has entries for DSCPs, it trusts the DSCP of a packet, otherwise the priority in its VLAN tag (PCP).
+    ``dscp``: pairs of a DSCP and a priority. The kernel keeps several entries for one DSCP if their priorities differ
+    (dcb_ieee_setapp, net/dcb/dcbnl.c). If a netdev has entries, it trusts the DSCP of a packet, otherwise the priority in its
+    VLAN tag (PCP).
     """
 
     pfc: frozenset[int]
-    dscp: Mapping[int, int]
+    dscp: frozenset[tuple[int, int]] = frozenset()
 
 
 class Dcb(Protocol):
@@ -305,10 +307,10 @@ class Dcb(Protocol):
     def set_pfc(self, netdev: str, priorities: frozenset[int]) -> None:
         """Turn PFC on for these priorities and off for the others."""
 
-    def add_dscp(self, netdev: str, priorities: Mapping[int, int]) -> None:
-        """Give DSCPs their priority."""
+    def add_dscp(self, netdev: str, entries: frozenset[tuple[int, int]]) -> None:
+        """Add entries to :attr:`DcbState.dscp`."""
 
-    def remove_dscp(self, netdev: str, priorities: Mapping[int, int]) -> None:
+    def remove_dscp(self, netdev: str, entries: frozenset[tuple[int, int]]) -> None:
         """Remove entries of :attr:`DcbState.dscp`."""
 
 

@@ -37,7 +37,7 @@ ON_PORTS = ("cm_tos", "cm_mode", "traffic_class")
 ECN = {"ecn_np": "roce_np", "ecn_rp": "roce_rp"}
 NO_PRIORITY = "none"
 # By class selector, the default of mlx5's firmware. All DSCPs are listed, since one that is missing would map to priority 0.
-DSCP_PRIORITIES = {dscp: dscp >> 3 for dscp in range(64)}
+DSCP_PRIORITIES = frozenset((dscp, dscp >> 3) for dscp in range(64))
 
 
 @frozen
@@ -92,20 +92,20 @@ def _trust(files: Files, name: str) -> str | None:
     return match[1] if match else None
 
 
-def _say_trust(priorities: Mapping[int, int]) -> str:
+def _say_trust(entries: frozenset[tuple[int, int]]) -> str:
     """The trust mode with these entries; with other entries than :data:`DSCP_PRIORITIES` as ``dscp 26:5 46:6``."""
-    if not priorities:
+    if not entries:
         return "pcp"
-    entries = "".join(f" {dscp}:{priority}" for dscp, priority in sorted(priorities.items()))
-    return "dscp" if priorities == DSCP_PRIORITIES else f"dscp{entries}"
+    said = "".join(f" {dscp}:{priority}" for dscp, priority in sorted(entries))
+    return "dscp" if entries == DSCP_PRIORITIES else f"dscp{said}"
 
 
-def _entries(trust: str) -> dict[int, int]:
+def _entries(trust: str) -> frozenset[tuple[int, int]]:
     """The entries of a trust mode as :func:`_say_trust` writes it."""
     mode, *entries = trust.split()
     pairs = (entry.split(":") for entry in entries)
-    given = {int(dscp): int(priority) for dscp, priority in pairs}
-    return given or (DSCP_PRIORITIES if mode == "dscp" else {})
+    given = frozenset((int(dscp), int(priority)) for dscp, priority in pairs)
+    return given or (DSCP_PRIORITIES if mode == "dscp" else frozenset())
 
 
 def _ecn(files: Files, name: str, setting: str) -> frozenset[int] | None:
@@ -233,11 +233,11 @@ def _set_trust(machine: Machine, name: str, trust: str) -> None:
         raise OSError(errno.EOPNOTSUPP, f"the driver of {name} has no DCB")
     # A driver trusts DSCPs while there are entries for them, and PCP again when the last is removed: so the new ones first.
     wanted = _entries(trust)
-    if missing := dict(wanted.items() - state.dscp.items()):
+    if missing := wanted - state.dscp:
         machine.dcb.add_dscp(name, missing)
         # mlx5 replaces the entry of a DSCP (mlx5e_dcbnl_ieee_setapp).
         state = machine.dcb.state(name) or state
-    if superfluous := dict(state.dscp.items() - wanted.items()):
+    if superfluous := state.dscp - wanted:
         machine.dcb.remove_dscp(name, superfluous)
 
 

@@ -10,7 +10,7 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from pyroute2.netlink.rtnl import RTM_GETDCB, RTM_SETDCB
 
@@ -56,13 +56,13 @@ class LinuxDcb:
             raise OSError(errno.EOPNOTSUPP, f"the driver of {netdev} reports no PFC")
         _send(IEEE_SET, netdev, attribute(ATTR_IEEE_PFC, with_priorities(record, priorities)))
 
-    def add_dscp(self, netdev: str, priorities: Mapping[int, int]) -> None:
+    def add_dscp(self, netdev: str, entries: frozenset[tuple[int, int]]) -> None:
         """Send the entries in one message."""
-        _send(IEEE_SET, netdev, app_table(priorities))
+        _send(IEEE_SET, netdev, app_table(entries))
 
-    def remove_dscp(self, netdev: str, priorities: Mapping[int, int]) -> None:
+    def remove_dscp(self, netdev: str, entries: frozenset[tuple[int, int]]) -> None:
         """Send the entries in one message. The kernel finds an entry only by DSCP and priority together."""
-        _send(IEEE_DEL, netdev, app_table(priorities))
+        _send(IEEE_DEL, netdev, app_table(entries))
 
 
 def with_priorities(record: bytes, priorities: Iterable[int]) -> bytes:
@@ -71,10 +71,10 @@ def with_priorities(record: bytes, priorities: Iterable[int]) -> bytes:
     return record[:PFC_ENABLED] + bytes([enabled]) + record[PFC_ENABLED + 1 :]
 
 
-def app_table(priorities: Mapping[int, int]) -> bytes:
-    """DCB_ATTR_IEEE_APP_TABLE with an entry for each DSCP."""
-    entries = (APP.pack(SELECTOR_DSCP, priority, dscp) for dscp, priority in sorted(priorities.items()))
-    return attribute(ATTR_IEEE_APP_TABLE | NLA_F_NESTED, b"".join(attribute(ATTR_IEEE_APP, entry) for entry in entries))
+def app_table(entries: Iterable[tuple[int, int]]) -> bytes:
+    """DCB_ATTR_IEEE_APP_TABLE with these pairs of a DSCP and a priority."""
+    records = (APP.pack(SELECTOR_DSCP, priority, dscp) for dscp, priority in sorted(entries))
+    return attribute(ATTR_IEEE_APP_TABLE | NLA_F_NESTED, b"".join(attribute(ATTR_IEEE_APP, each) for each in records))
 
 
 def request(command: int, netdev: str, ieee: bytes | None = None) -> bytes:
@@ -89,7 +89,7 @@ def decode(ieee: bytes) -> DcbState:
     values = dict(attributes(ieee))
     pfc = values.get(ATTR_IEEE_PFC, bytes(PFC_SIZE))[PFC_ENABLED]
     entries = (APP.unpack_from(entry) for _, entry in attributes(values.get(ATTR_IEEE_APP_TABLE, b"")))
-    dscp = {protocol: priority for selector, priority, protocol in entries if selector == SELECTOR_DSCP}
+    dscp = frozenset((protocol, priority) for selector, priority, protocol in entries if selector == SELECTOR_DSCP)
     return DcbState(frozenset(bit for bit in range(8) if pfc >> bit & 1), dscp)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping
 from ipaddress import IPv6Address
 from typing import TYPE_CHECKING
 
@@ -34,7 +33,11 @@ def _gid(address: str) -> str:
 
 @define
 class Subsystem:
-    """``rxe``: each VF's netdev gets an RDMA device, as the lab's udev rule makes one. ``other_netns``: a container runs."""
+    """``rxe``: each VF's netdev gets an RDMA device, as the lab's udev rule makes one. ``other_netns``: a container runs.
+
+    ``replaces_dscp``: a new entry replaces those of the same DSCP, as mlx5_core does it (mlx5e_dcbnl_ieee_setapp). Other
+    drivers add it to them.
+    """
 
     kernel: Kernel
     rxe: bool = False
@@ -42,6 +45,7 @@ class Subsystem:
     mode: str | None = "shared"
     dcb: dict[str, DcbState] = field(factory=dict)
     refused_priorities: frozenset[int] = frozenset()
+    replaces_dscp: bool = False
     _below: dict[str, set[str]] = field(factory=dict)
     _char_devices: dict[str, list[str]] = field(factory=dict)
     _cm: dict[tuple[str, int], CmDefaults] = field(factory=dict)
@@ -198,17 +202,19 @@ class Subsystem:
             raise _error(errno.EOPNOTSUPP, netdev)
         self.dcb[netdev] = evolve(state, pfc=priorities)
 
-    def add_dscp(self, netdev: str, priorities: Mapping[int, int]) -> None:
-        state = self._dcb(netdev, f"add {len(priorities)}")
-        if set(priorities.items()) & set(state.dscp.items()):
+    def add_dscp(self, netdev: str, entries: frozenset[tuple[int, int]]) -> None:
+        state = self._dcb(netdev, f"add {len(entries)}")
+        if entries & state.dscp:
             raise _error(errno.EEXIST, netdev)
-        self.dcb[netdev] = evolve(state, dscp={**state.dscp, **priorities})
+        given = {dscp for dscp, _ in entries} if self.replaces_dscp else set()
+        kept = {(dscp, priority) for dscp, priority in state.dscp if dscp not in given}
+        self.dcb[netdev] = evolve(state, dscp=entries | kept)
 
-    def remove_dscp(self, netdev: str, priorities: Mapping[int, int]) -> None:
-        state = self._dcb(netdev, f"remove {len(priorities)}")
-        if not set(priorities.items()) <= set(state.dscp.items()):
+    def remove_dscp(self, netdev: str, entries: frozenset[tuple[int, int]]) -> None:
+        state = self._dcb(netdev, f"remove {len(entries)}")
+        if not entries <= state.dscp:
             raise _error(errno.ENOENT, netdev)
-        self.dcb[netdev] = evolve(state, dscp={k: v for k, v in state.dscp.items() if k not in priorities})
+        self.dcb[netdev] = evolve(state, dscp=state.dscp - entries)
 
     def _dcb(self, netdev: str, what: str) -> DcbState:
         self._writing(netdev, what)

@@ -116,7 +116,7 @@ def a_driver_without_dcb_reports_no_state_and_refuses_writes(machine: Machine, p
     assert name is not None
     assert machine.dcb.state(name) is None
     assert errno_of(lambda: machine.dcb.set_pfc(name, frozenset({3}))) == errno.EOPNOTSUPP
-    assert errno_of(lambda: machine.dcb.add_dscp(name, {26: 3})) == errno.EOPNOTSUPP
-    assert errno_of(lambda: machine.dcb.remove_dscp(name, {26: 3})) == errno.EOPNOTSUPP
+    assert errno_of(lambda: machine.dcb.add_dscp(name, frozenset({(26, 3)}))) == errno.EOPNOTSUPP
+    assert errno_of(lambda: machine.dcb.remove_dscp(name, frozenset({(26, 3)}))) == errno.EOPNOTSUPP
     assert machine.dcb.state("nosuch0") is None
-    assert errno_of(lambda: machine.dcb.add_dscp("nosuch0", {26: 3})) == errno.ENODEV
+    assert errno_of(lambda: machine.dcb.add_dscp("nosuch0", frozenset({(26, 3)}))) == errno.ENODEV

@@ -65,7 +65,7 @@ def check(data: bytes) -> None:
     for number, (address, name) in enumerate(NICS.items()):
         kernel.add_nic(address, name, f"02:00:00:00:01:0{number}", node=number)
     kernel.rdma.add("0000:21:00.0", "rocep33s0", "ens1")
-    kernel.rdma.dcb["ens1"] = DcbState(frozenset({0}), {})
+    kernel.rdma.dcb["ens1"] = DcbState(frozenset({0}))
     machine = kernel.machine()
     # As the files are read: what is no UTF-8 is replaced.
     said = text.decode(errors="replace").rstrip()

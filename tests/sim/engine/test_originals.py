@@ -195,7 +195,7 @@ def full_node(kernel: Kernel) -> Kernel:
     kernel.tree.put(TCP_RMEM, "4096\t131072\t6291456")
     kernel.tree.put(IO_TIMEOUT, "30")
     kernel.rdma.add(PF0, "rocep33s0", "enp33s0")
-    kernel.rdma.dcb["enp33s0"] = DcbState(frozenset({0}), {})
+    kernel.rdma.dcb["enp33s0"] = DcbState(frozenset({0}))
     return kernel
 
 

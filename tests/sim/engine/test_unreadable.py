@@ -60,7 +60,7 @@ class Node:
         for number, address in enumerate((SOUND, FAULTY, OTHER)):
             self.kernel.add_nic(address, f"ens{number}", f"02:00:00:00:01:0{number}", node=number % 2)
         self.kernel.rdma.add(FAULTY, "rocep65s0", "ens1")
-        self.kernel.rdma.dcb["ens1"] = DcbState(frozenset({0}), {})
+        self.kernel.rdma.dcb["ens1"] = DcbState(frozenset({0}))
 
     def see(self, what: str, where: str) -> None:
         self.reads[what, where] = None

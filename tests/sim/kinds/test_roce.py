@@ -20,14 +20,15 @@ ROCE = {"trust": "dscp", "pfc": "3", "cm_tos": 106, "cm_mode": "RoCE v2"}
 
 def test_roce_is_set_on_the_port_and_on_every_device_and_stays(kernel: Kernel) -> None:
     kernel.rdma.rxe = True
-    kernel.rdma.dcb[NAME0] = DcbState(frozenset({0, 5}), {})
+    kernel.rdma.dcb[NAME0] = DcbState(frozenset({0, 5}))
     wanted = {"vfs": {"count": 2}, "roce": ROCE}
     kernel.rdma.add(PF0, "rocep33s0", NAME0)
     result = settle(kernel, wanted)
     assert is_ready(result.conditions), result.conditions
     state = kernel.rdma.dcb[NAME0]
     assert state.pfc == {3}
-    assert (len(state.dscp), state.dscp[26], state.dscp[46]) == (64, 3, 5)
+    assert len(state.dscp) == 64
+    assert state.dscp > {(26, 3), (46, 5)}
     devices = [
         name for pci in [PF0, *vf_addresses(kernel.files, PF0).values()] for name in Reader(kernel.files).of(pci)
     ]
@@ -40,7 +41,7 @@ def test_roce_is_set_on_the_port_and_on_every_device_and_stays(kernel: Kernel) -
 
 def test_roce_that_another_changed_is_set_again(kernel: Kernel) -> None:
     kernel.rdma.add(PF0, "rocep33s0", NAME0)
-    kernel.rdma.dcb[NAME0] = DcbState(frozenset(), {})
+    kernel.rdma.dcb[NAME0] = DcbState(frozenset())
     settle(kernel, {"roce": ROCE})
     kernel.rdma.set_cm_defaults("rocep33s0", 1, tos=0)
     kernel.rdma.set_pfc(NAME0, frozenset())
@@ -53,26 +54,28 @@ def test_roce_that_another_changed_is_set_again(kernel: Kernel) -> None:
 
 
 def test_trust_goes_back_to_pcp_when_the_last_dscp_is_gone(kernel: Kernel) -> None:
-    kernel.rdma.dcb[NAME0] = DcbState(frozenset({3}), {26: 3, 48: 6})
+    kernel.rdma.dcb[NAME0] = DcbState(frozenset({3}), frozenset({(26, 3), (48, 6)}))
     settle(kernel, {"roce": {"trust": "pcp", "pfc": ""}})
-    assert kernel.rdma.dcb[NAME0] == DcbState(frozenset(), {})
+    assert kernel.rdma.dcb[NAME0] == DcbState(frozenset())
 
 
-def test_a_dscp_that_another_program_gave_another_priority_is_set_again(kernel: Kernel) -> None:
-    kernel.rdma.dcb[NAME0] = DcbState(frozenset(), {})
+@pytest.mark.parametrize("replaces", [True, False], ids=["ConnectX", "others"])
+def test_a_dscp_that_another_program_gave_another_priority_is_set_again(kernel: Kernel, replaces: bool) -> None:
+    kernel.rdma.replaces_dscp = replaces
+    kernel.rdma.dcb[NAME0] = DcbState(frozenset())
     settle(kernel, {"roce": {"trust": "dscp"}})
     whole = kernel.rdma.dcb[NAME0]
-    kernel.rdma.add_dscp(NAME0, {26: 0})
+    kernel.rdma.add_dscp(NAME0, frozenset({(26, 0)}))
     assert [o.result for o in settle(kernel, {"roce": {"trust": "dscp"}}).outcomes] == ["applied"]
     assert kernel.rdma.dcb[NAME0] == whole
-    kernel.rdma.remove_dscp(NAME0, {dscp: priority for dscp, priority in whole.dscp.items() if dscp != 26})
+    kernel.rdma.remove_dscp(NAME0, whole.dscp - {(26, 3)})
     settle(kernel, {"roce": {"trust": "dscp"}})
     assert kernel.rdma.dcb[NAME0] == whole
 
 
 @pytest.mark.parametrize("trust", ["pcp", "dscp"])
 def test_an_administrator_s_priorities_come_back(kernel: Kernel, trust: str) -> None:
-    before = kernel.rdma.dcb[NAME0] = DcbState(frozenset(), {26: 5, 46: 6})
+    before = kernel.rdma.dcb[NAME0] = DcbState(frozenset(), frozenset({(26, 5), (26, 6), (46, 6)}))
     originals = Originals()
     settle(kernel, {"roce": {"trust": trust}}, originals=originals)
     assert kernel.rdma.dcb[NAME0] != before
@@ -96,13 +99,13 @@ def test_a_driver_without_dcb_has_no_priorities(kernel: Kernel) -> None:
 
 
 def test_what_the_driver_refuses_is_unsupported(kernel: Kernel) -> None:
-    kernel.rdma.dcb[NAME0] = DcbState(frozenset(), {})
+    kernel.rdma.dcb[NAME0] = DcbState(frozenset())
     kernel.rdma.refused_priorities = frozenset({7})
     assert refused(settle(kernel, {"roce": {"pfc": "3,7"}}))["pfc"][0] == "unsupported"
 
 
 def test_pfc_waits_for_whoever_uses_a_vf_since_it_takes_the_link_down(kernel: Kernel) -> None:
-    kernel.rdma.dcb[NAME0] = DcbState(frozenset(), {})
+    kernel.rdma.dcb[NAME0] = DcbState(frozenset())
     settle(kernel, {"vfs": {"count": 1}})
     kernel.move_away(vf_addresses(kernel.files, PF0)[0])
     last_pass = settle(kernel, {"vfs": {"count": 1}, "roce": {"pfc": "3"}})

@@ -60,7 +60,7 @@ def machine(observed: dict[str, Any]) -> Kernel:
     for device in observed.get("rdma", ()):
         kernel.rdma.add(device["function"], device["name"], device["netdev"])
     for netdev, priorities in observed.get("pfc", {}).items():
-        kernel.rdma.dcb[netdev] = DcbState(frozenset(priorities), {})
+        kernel.rdma.dcb[netdev] = DcbState(frozenset(priorities))
     if "follows" in observed:
         converge(kernel.machine(), Goal(from_mapping(observed["follows"])), Memory(lambda: 0.0))
     for target, given in observed.get("vf_attributes", {}).items():
