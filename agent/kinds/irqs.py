@@ -41,6 +41,8 @@ REACH = "function"
 OTHER_WRITERS = ("irqbalance", "tuned")
 
 MANAGEMENT = "management"
+# The role of a queue's interrupt whose name has none.
+QUEUE = "queue"
 
 
 @frozen
@@ -139,16 +141,19 @@ def _placeable(files: Files, pci: str) -> tuple[Irq, ...]:
 
 def function_irqs(files: Files, pci: str) -> tuple[Irq, ...]:
     """The interrupts that a function's driver has requested, by number."""
-    pattern = vendor(driver(files, pci)).queue_irqs
-    management = 0
-    irqs = []
-    queues = set()
+    family = vendor(driver(files, pci))
+    requested = []
     for number in numbered(names_or_none(files, f"{PCI}/{pci}/msi_irqs")):
         action = read_or(files, f"/sys/kernel/irq/{number}/actions", "")
         affinity = ranges(files, f"/proc/irq/{number}/smp_affinity_list")
-        if not action or not affinity:
-            continue
-        role, queue = _serves(pattern, action)
+        if action and affinity:
+            requested.append((number, _named(family.queue_irqs, action), affinity))
+    named = sum(name is not None for _, name, _ in requested)
+    management = 0
+    irqs = []
+    queues = set()
+    for number, name, affinity in requested:
+        role, queue = family.queue(*name, named) if name else (MANAGEMENT, management)
         # A second interrupt with the name of a queue is the driver's own.
         if role == MANAGEMENT or (role, queue) in queues:
             role, queue = MANAGEMENT, management
@@ -159,11 +164,11 @@ def function_irqs(files: Files, pci: str) -> tuple[Irq, ...]:
 
 
 @lru_cache(maxsize=32768)
-def _serves(pattern: re.Pattern[str], action: str) -> tuple[str, int]:
-    """The role and queue in an interrupt's name. Cached: there may be thousands, the same in every pass."""
+def _named(pattern: re.Pattern[str], action: str) -> tuple[str, int] | None:
+    """The role and number in the name of a queue's interrupt. Cached: there may be thousands, the same in every pass."""
     match = pattern.search(action)
-    queue = whole(match["queue"]) if match else None
-    return (match["role"].lower(), queue) if match and queue is not None else (MANAGEMENT, 0)
+    number = whole(match["queue"]) if match else None
+    return ((match["role"] or QUEUE).lower(), number) if match and number is not None else None
 
 
 def _each(have: Snapshot) -> Iterator[tuple[str, str, Irq]]:

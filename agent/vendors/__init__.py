@@ -15,12 +15,17 @@ def _exact(size: int) -> int:
     return size
 
 
+def _as_named(role: str, number: int, named: int) -> tuple[str, int]:
+    return role, number
+
+
 @frozen
 class Vendor:
     """How the drivers of one NIC family behave. The defaults are the worst case.
 
     ``queue_irqs``: matches the name of a queue's interrupt, with the groups ``role`` and ``queue``; any other interrupt is a
-    management interrupt. ``mtu_flaps``, ``vf_count_flaps``: the driver takes the PF's link down to change its MTU or its number
+    management interrupt. ``queue``: the role and the queue of an interrupt with this role and number in its name, among so many
+    of them. ``mtu_flaps``, ``vf_count_flaps``: the driver takes the PF's link down to change its MTU or its number
     of VFs. ``channels_flap``, ``rings_flap``: it takes a netdev's link down to change its channels or rings.
     ``ring_size``: the ring size that the driver sets for a requested one. ``offloads_flap``: the features for which it takes
     the link down; None: possibly for any. ``trust_flaps``: it takes the link down to change the trust mode (DSCP or PCP).
@@ -32,6 +37,7 @@ class Vendor:
     name: str
     drivers: tuple[str, ...]
     queue_irqs: re.Pattern[str]
+    queue: Callable[[str, int, int], tuple[str, int]] = _as_named
     mtu_flaps: bool = True
     vf_count_flaps: bool = True
     channels_flap: bool = True

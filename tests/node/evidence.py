@@ -136,8 +136,10 @@ class Interrupt:
     count: int
 
 
-# What drivers call a queue's interrupt: igb, ixgbe, ice, bnxt, ena, virtio; mlx5; erdma.
-QUEUE = re.compile(r"(?:TxRx|Tx-Rx|rx|tx|input|output)[-.](\d+)$|mlx5_comp(\d+)@|erdma-ceq(\d+)@")
+# What drivers call a queue's interrupt: igb, ixgbe, ice, bnxt, ena, virtio; mlx5; erdma; mana; cxgb4.
+QUEUE = re.compile(
+    r"(?:TxRx|Tx-Rx|rx|tx|input|output)[-.](\d+)$|mlx5_comp(\d+)@|erdma-ceq(\d+)@|mana_q(\d+)@|-Rx(\d+)$"
+)
 
 
 @frozen

@@ -69,6 +69,51 @@ def test_an_interrupt_of_the_driver_itself_is_no_queue_s(control: str) -> None:
     assert not dry_run(kernel.machine(), given).changes
 
 
+# By driver, what it calls its interrupts (from its source), and the queue that each serves.
+NAMES = {
+    "mana": {f"mana_hwc@pci:{PF0}": "", **{f"mana_q{n}@pci:{PF0}": f"q-{n}" for n in range(3)}},
+    "mana of Linux 7": {f"mana_hwc@pci:{PF0}": "", **{f"mana_msi{n + 1}@pci:{PF0}": f"q-{n}" for n in range(3)}},
+    "gve": {
+        f"gve-mgmnt@pci:{PF0}": "",
+        **{f"gve-ntfy-blk{n}@pci:{PF0}": queue for n, queue in enumerate(["tx-0", "tx-1", "rx-0", "rx-1"])},
+    },
+    "gvnic": {"eth%d-mgmnt": "", "eth%d-ntfy-block.0": "tx-0", "eth%d-ntfy-block.1": "rx-0"},
+    "sfc": {
+        "enp33s0-0": "queue-0",
+        "enp33s0-1": "queue-1",
+        "enp33s0-xdp-0": "xdp-0",
+        "enp33s0-ptp": "",
+        "enp33s0-mae": "",
+    },
+    "sfc_ef100": {"enp33s0-rx-0": "rx-0", "enp33s0-rx-1": "rx-1", "enp33s0-tx-0": "tx-0", "enp33s0-tx-1": "tx-1"},
+    "cxgb4": {
+        "enp33s0": "",
+        "enp33s0-FWeventq": "",
+        **{"enp33s0-Rx0": "rx-0", "enp33s0-Rx1": "rx-1", "enp33s0-eorxq0": "", "enp33s0-iw_cxgb40": ""},
+    },
+    "cxgb4vf": {"0000:21:00.0-FWeventq": "", "enp33s0-0": "queue-0", "enp33s0-1": "queue-1"},
+}
+
+
+@pytest.mark.parametrize("named", NAMES)
+def test_the_interrupts_of_a_queue_are_recognised_by_their_names(named: str) -> None:
+    kernel = two_nics(cpus=8)
+    kernel.tree.link(f"/sys/bus/pci/devices/{PF0}/driver", f"../../../../bus/pci/drivers/{named.partition(' ')[0]}")
+    given = from_mapping({"node_name": "n1", "nics": [{"name": "rail0", "select": {"pci": PF0}}]})
+    converge(kernel.machine(), Goal(given), Memory(lambda: 0.0))
+    kernel.interrupts.free(PF0)
+    kernel.interrupts.request_all(PF0, NAMES[named])
+    changes = dry_run(kernel.machine(), given).changes
+    planned = {change.field: str(change.after) for change in changes if change.kind == "irqs"}
+    queues = {field: cpus for field, cpus in planned.items() if not field.startswith("management-")}
+    assert sorted(queues) == sorted(queue for queue in NAMES[named].values() if queue)
+    by_number: dict[str, set[str]] = {}
+    for field, cpu in queues.items():
+        by_number.setdefault(field.rpartition("-")[2], set()).add(cpu)
+    cpus = [cpu for served in by_number.values() for cpu in served]
+    assert len(cpus) == len(set(cpus)) == len(by_number)
+
+
 def test_renumbered_interrupts_move_nothing(kernel: Kernel) -> None:
     settle(kernel)
     before = affinities(kernel)
