@@ -10,7 +10,7 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -160,13 +160,20 @@ class LinuxNetlink:
                 answers.append(answer)
 
     def gateway_ifindexes(self, without: Collection[int] = ()) -> frozenset[int]:
-        """Dump the routes of both families."""
-        ifindexes: set[int] = set()
-        for body in self._routes():
-            hops = routing.next_hops(body)
-            if hops and routing.table_of(body) not in without:
-                ifindexes |= hops
-        return frozenset(ifindexes)
+        """Dump the routes of both families, and the nexthop objects if a route names one instead of its netdevs."""
+        routes = [routing.next_hops(body) for body in self._routes() if routing.table_of(body) not in without]
+        objects = self._nexthops() if any(given is not None for _, _, given in routes) else {}
+        return frozenset(
+            ifindex
+            for default, hops, given in routes
+            for ifindex, gateway in (hops if given is None else objects.get(given, ()))
+            if default or gateway
+        )
+
+    def _nexthops(self) -> Mapping[int, routing.Hops]:
+        with _naming_errors("dump of nexthop objects"):
+            body = routing.NHMSG.pack(socket.AF_UNSPEC, 0, 0)
+            return routing.hops_of(dump(socket.NETLINK_ROUTE, routing.RTM_GETNEXTHOP, body))
 
     def _routes(self) -> Iterator[bytes]:
         with _naming_errors("dump of routes"):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from ipaddress import ip_interface, ip_network
 from typing import Any
 
@@ -39,6 +39,13 @@ IFA_F_NODAD = 2
 RTPROT_STATIC = 4
 RT_TABLE_COMPAT = 252
 FR_ACT_TO_TBL = 1
+
+# include/uapi/linux/nexthop.h and rtnetlink.h; pyroute2 has no names for them.
+RTM_GETNEXTHOP = 106
+RTA_NH_ID = 30
+NHMSG = struct.Struct("=BBxxI")
+NEXTHOP_GRP = struct.Struct("=IBBH")
+NHA_ID, NHA_GROUP, NHA_OIF, NHA_GATEWAY = 1, 2, 5, 6
 
 FAMILIES = (socket.AF_INET, socket.AF_INET6)
 U32 = struct.Struct("=I")
@@ -158,16 +165,43 @@ def table_of(body: bytes) -> int:
     return next((U32.unpack(value)[0] for value in given), body[4])
 
 
+Hops = frozenset[tuple[int, bool]]
+"""Next hops: the netdev of each, and whether it has a gateway."""
+
+
 @decoder
-def next_hops(body: bytes) -> set[int]:
-    """The netdevs of a route, if it is a default route or has a gateway."""
+def next_hops(body: bytes) -> tuple[bool, Hops, int | None]:
+    """Whether a route is a default route, its next hops, and the nexthop object (ip-nexthop(8)) that has them instead.
+
+    A route by an object names the netdevs itself only while the sysctl net.ipv4.nexthop_compat_mode is on (fib_dump_info,
+    net/ipv4/fib_semantics.c; rt6_fill_node, net/ipv6/route.c).
+    """
     _, length, *_, kind, _ = RTMSG.unpack_from(body)
-    default = length == 0 and kind == RTN_UNICAST
     values = dict(attributes(body, RTMSG.size))
     paths = list(_paths(values[RTA_MULTIPATH])) if RTA_MULTIPATH in values else []
     if RTA_OIF in values:
         paths.append((U32.unpack(values[RTA_OIF])[0], values))
-    return {ifindex for ifindex, path in paths if default or RTA_GATEWAY in path or RTA_VIA in path}
+    hops = frozenset((ifindex, RTA_GATEWAY in path or RTA_VIA in path) for ifindex, path in paths)
+    given = None if hops or RTA_NH_ID not in values else U32.unpack(values[RTA_NH_ID])[0]
+    return length == 0 and kind == RTN_UNICAST, hops, given
+
+
+@decoder
+def decode_nexthop(body: bytes) -> tuple[int, Hops, tuple[int, ...]]:
+    """A nexthop object (RTM_NEWNEXTHOP): its number, its next hop, and of a group the numbers of its members."""
+    values = dict(attributes(body, NHMSG.size))
+    members = (member for member, *_ in NEXTHOP_GRP.iter_unpack(values.get(NHA_GROUP, b"")))
+    hops = {(U32.unpack(values[NHA_OIF])[0], NHA_GATEWAY in values)} if NHA_OIF in values else set()
+    return U32.unpack(values[NHA_ID])[0], frozenset(hops), tuple(members)
+
+
+def hops_of(bodies: list[bytes]) -> Mapping[int, Hops]:
+    """The next hops of each nexthop object, by its number. The members of a group are no groups (net/ipv4/nexthop.c)."""
+    decoded = [decode_nexthop(body) for body in bodies]
+    own = {number: hops for number, hops, _ in decoded}
+    return {
+        number: hops.union(*(own.get(member, frozenset()) for member in members)) for number, hops, members in decoded
+    }
 
 
 def _paths(content: bytes) -> Iterator[tuple[int, dict[int, bytes]]]:

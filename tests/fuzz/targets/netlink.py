@@ -61,6 +61,7 @@ PARSERS: Sequence[Callable[[bytes], object]] = (
         _answer(routing.decode_rule),
     ),
     *(_answer(routing.next_hops), _answer(decode), _answer(refusal_in), _answer(answers)),
+    _answer(routing.decode_nexthop),
 )
 
 
@@ -98,6 +99,10 @@ def seeds() -> Sequence[bytes]:
     route += attribute(routing.RTA_TABLE, U32.pack(1000)) + attribute(routing.RTA_MULTIPATH, hop * 2)
     rule = routing.FIBMSG.pack(socket.AF_INET, 0, 32, 0, 252, 0, 0, 1, 0)
     rule += attribute(routing.FRA_SRC, b"\x0a\1\0\1") + attribute(routing.FRA_PRIORITY, U32.pack(1000))
+    nexthop = routing.NHMSG.pack(socket.AF_INET, 0, 0) + attribute(routing.NHA_ID, U32.pack(7))
+    nexthop += attribute(routing.NHA_OIF, U32.pack(3)) + attribute(
+        routing.NHA_GROUP, routing.NEXTHOP_GRP.pack(8, 0, 0, 0)
+    )
     dcb = attribute(ATTR_IEEE_PFC, bytes(136)) + attribute(
         ATTR_IEEE_APP_TABLE, attribute(ATTR_IEEE_APP, APP.pack(5, 3, 26))
     )
@@ -108,6 +113,7 @@ def seeds() -> Sequence[bytes]:
         3: HEADER.pack(0, 20, 0, 0, 0) + GENLMSG.pack(1, 1, 0) + attribute(1, attribute(1, U32.pack(7))),
         **{4: link, 5: address, 6: route, 7: rule, 8: route, 9: dcb, 10: ieee},
         11: _message(RTM_NEWLINK, link) * 2 + _message(3, bytes(4)),
+        12: nexthop,
     }
     return [chosen(number, body) for number, body in bodies.items()]
 

@@ -189,6 +189,42 @@ def test_netdevs_of_gateways_are_found(inside: Callable[..., Any], more: str, th
     assert inside(look, more) == through
 
 
+OBJECTS = """
+ip link set fab3 up
+ip route flush root 10.9.0.0/16
+ip nexthop add id 7 via 10.1.0.9 dev fab0
+ip nexthop add id 8 via 10.2.0.2 dev fab1
+ip nexthop add id 9 group 7/8,3
+ip nexthop add id 10 dev fab2
+ip nexthop add id 11 via fe80::9 dev fab2
+ip nexthop add id 12 blackhole
+"""
+
+
+@pytest.mark.parametrize("names_netdevs", ["0", "1"], ids=["object", "netdev"])
+@pytest.mark.parametrize(
+    ("more", "through"),
+    [
+        ("ip route add 10.7.0.0/16 nhid 7", {"fab0"}),
+        ("ip route add 10.7.0.0/16 nhid 9", {"fab0", "fab1"}),
+        ("ip route add 10.7.0.0/16 nhid 10", set()),
+        ("ip route add default nhid 10", {"fab2"}),
+        ("ip -6 route add fd07::/16 nhid 11", {"fab2"}),
+        ("ip route add default nhid 12", set()),
+    ],
+    ids=["gateway", "group", "on-link", "default", "ipv6", "blackhole"],
+)
+def test_netdevs_of_nexthop_objects_are_found(
+    inside: Callable[..., Any], more: str, through: set[str], names_netdevs: str
+) -> None:
+    def look(netlink: LinuxNetlink) -> set[str]:
+        names = {link.ifindex: link.name for link in netlink.links()}
+        return {names[ifindex] for ifindex in netlink.gateway_ifindexes()}
+
+    mode = f"echo {names_netdevs} > /proc/sys/net/ipv4/nexthop_compat_mode\n"
+    assert inside(look, OBJECTS + mode + more) == through
+
+
 def test_removed_addresses_routes_and_rules_are_announced(inside: Callable[..., Any]) -> None:
     def look(netlink: LinuxNetlink) -> Any:
         fab0 = netlink.link("fab0")
