@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import ipaddress
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from attrs import evolve, frozen
 
+from agent.engine.storage import storage
 from agent.hardware.functions import NET, PCI, driver, ifindex, netdev, pci_of, targets, virtio_children
 from agent.hardware.rdma import CHAR_DEVICES, Reader
-from agent.hardware.sysfs import names_or_none, read_or
+from agent.hardware.sysfs import names_or_none
 from agent.machine import Files, Machine
 from agent.report.records import Change, Disruption
 from agent.report.target import is_vf
@@ -20,12 +19,8 @@ from agent.state.wanted import Wanted
 from agent.vendors import is_vfio, vendor
 from agent.vendors.passthrough import VENDOR as PASSTHROUGH
 
-# nfs and ceph have their servers in the options or in the source (`10.0.0.1:/export`, `10.0.0.1:6789,10.0.0.2:6789:/`).
-# With a name as the source, the kernel adds the server's address to the options (fs/nfs/super.c, fs/smb/client/cifsfs.c).
-SERVER_OPTIONS = frozenset({"addr", "mountaddr", "ip"})
-ADDRESS = re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.])|\[[0-9a-f:]+\]")
-NVME_ENDS = ("host_iface", "host_traddr", "src_addr")
-NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "ceph", "cifs", "smb3", "lustre", "9p", "glusterfs"})
+VDPA = "/sys/bus/vdpa/devices"
+AUXILIARY = "/sys/bus/auxiliary/devices"
 
 
 @frozen
@@ -198,6 +193,31 @@ def _vfio_nodes(machine: Machine, pci: str) -> Iterator[str]:
     yield from (f"devices/{name}" for name in names_or_none(machine.files, f"{PCI}/{pci}/vfio-dev"))
 
 
+def _vdpa(machine: Machine, want: Wanted, functions: _Functions) -> Users:
+    """Processes that have the function's vDPA device open (drivers/vhost/vdpa.c), or one of its subfunctions.
+
+    A vDPA device lies below the function, or below the auxiliary device of a part of it. Its name may be any: the operator
+    gives it (vdpa-dev(8)).
+    """
+    devices = frozenset(names_or_none(machine.files, VDPA))
+    if not devices:
+        return
+    auxiliary = frozenset(names_or_none(machine.files, AUXILIARY))
+    own, parts = [], []
+    for target, pci in functions.pci.items():
+        own += [(node, target) for node in _vdpa_nodes(machine.files, f"{PCI}/{pci}", devices)]
+        for part in sorted(auxiliary.intersection(names_or_none(machine.files, f"{PCI}/{pci}"))):
+            parts += [(node, target) for node in _vdpa_nodes(machine.files, f"{PCI}/{pci}/{part}", devices)]
+    yield from _held(machine, own, owns=True)
+    yield from _held(machine, parts, owns=False)
+
+
+def _vdpa_nodes(files: Files, folder: str, devices: frozenset[str]) -> Iterator[str]:
+    for device in sorted(devices.intersection(names_or_none(files, folder))):
+        names = names_or_none(files, f"{folder}/{device}")
+        yield from (f"/dev/{name}" for name in names if name.startswith("vhost-vdpa-"))
+
+
 def _verbs(machine: Machine, want: Wanted, functions: _Functions) -> Users:
     """Processes that have an RDMA device of the function open: its own, its bond's, or one on top of its netdev."""
     reader = Reader(machine.files)
@@ -233,65 +253,27 @@ def _routes(machine: Machine, want: Wanted, functions: _Functions) -> Users:
 
 
 def _storage(machine: Machine, want: Wanted, functions: _Functions) -> Users:
-    """Network file systems and NVMe over Fabrics whose server is reached through the function."""
+    """Network storage whose server is reached through the function."""
+    in_use = storage(machine.files)
+    if not in_use:
+        return
     by_ifindex = {ifindex(machine.files, name): target for target, name in functions.netdevs.items()}
-    connections = list(_nvme(machine))
-    addresses = machine.netlink.addresses() if connections else {}
     found = set()
-    for what, server in {*_mounted(machine), *((name, server) for name, server, _ in connections)}:
-        target = by_ifindex.get(machine.netlink.route_ifindex(server) or 0)
+    for each in in_use:
+        target = by_ifindex.get(machine.netlink.route_ifindex(each.server) or 0)
         if target is not None:
-            found.add((target, what, server))
-    # A connection that is bound to a netdev or to an address of its own need not follow the main table.
-    for name, server, ends in connections:
-        for target, netdev_name in functions.netdevs.items():
-            own = (address.partition("/")[0] for address in addresses.get(ifindex(machine.files, netdev_name), ()))
-            if not ends.isdisjoint({netdev_name, *own}):
-                found.add((target, name, server))
+            found.add((target, each.name, each.server))
+    # What is bound to a netdev or to an address of its own need not follow the main table.
+    bound = [each for each in in_use if each.ends]
+    addresses = machine.netlink.addresses() if bound else {}
+    for target, pci in functions.pci.items() if bound else ():
+        own = set(names_or_none(machine.files, f"{PCI}/{pci}"))
+        if (name := functions.netdevs.get(target)) is not None:
+            index = ifindex(machine.files, name)
+            own |= {name, *(address.partition("/")[0] for address in addresses.get(index, ()))}
+        found |= {(target, each.name, each.server) for each in bound if not own.isdisjoint(each.ends)}
     for target, what, server in sorted(found):
         yield target, User(f"{what} of {server}")
-
-
-def _mounted(machine: Machine) -> Iterator[tuple[str, str]]:
-    # The source of a mount may be any text. The kernel escapes the blanks, tabs and line ends in it (mangle(),
-    # fs/proc_namespace.c), but no other white space, at which str.split() and str.splitlines() would split it.
-    for line in read_or(machine.files, "/proc/1/mounts", "").split("\n"):
-        match line.split(" "):
-            case [source, point, kind, options, *_] if kind in NETWORK_FILE_SYSTEMS:
-                for server in {*_addresses(f"{source} {options}"), *_server_options(options)}:
-                    yield f"{kind} on {point}", server
-
-
-def _server_options(options: str) -> Iterator[str]:
-    for option in options.split(","):
-        name, _, value = option.partition("=")
-        if name in SERVER_OPTIONS:
-            # A link-local address has the netdev behind it.
-            yield from _bare(value.partition("%")[0])
-
-
-def _nvme(machine: Machine) -> Iterator[tuple[str, str, frozenset[str]]]:
-    """The name of each connection, its server's address, and the netdev and own addresses that it is bound to."""
-    for name in names_or_none(machine.files, "/sys/class/nvme"):
-        if read_or(machine.files, f"/sys/class/nvme/{name}/transport", "") in ("rdma", "tcp"):
-            # nvmf_get_address(), drivers/nvme/host/fabrics.c
-            text = read_or(machine.files, f"/sys/class/nvme/{name}/address", "")
-            fields = dict(field.strip().partition("=")[::2] for field in text.split(","))
-            for server in _bare(fields.get("traddr", "")):
-                yield name, server, frozenset(fields[key] for key in NVME_ENDS if fields.get(key))
-
-
-def _bare(text: str) -> Iterator[str]:
-    """The address in a text in which IPv6 has no brackets."""
-    return _addresses(f"[{text}]" if ":" in text else text)
-
-
-def _addresses(text: str) -> Iterator[str]:
-    for match in ADDRESS.findall(text):
-        try:
-            yield str(ipaddress.ip_address(match.strip("[]")))
-        except ValueError:
-            continue
 
 
 def _uppers(machine: Machine, want: Wanted, functions: _Functions) -> Users:
@@ -302,8 +284,17 @@ def _uppers(machine: Machine, want: Wanted, functions: _Functions) -> Users:
                 yield target, User(f"{entry.removeprefix('upper_')} on {name}")
 
 
-OWNERS: tuple[Source, ...] = (_passed_through, _allocations, _namespaces)
+OWNERS: tuple[Source, ...] = (_passed_through, _vdpa, _allocations, _namespaces)
 """Sources of owners."""
 
-USERS: tuple[Source, ...] = (_verbs, _routes, _storage, _uppers, _passed_through, _allocations_or_unknown, _namespaces)
+USERS: tuple[Source, ...] = (
+    _verbs,
+    _routes,
+    _storage,
+    _uppers,
+    _passed_through,
+    _vdpa,
+    _allocations_or_unknown,
+    _namespaces,
+)
 """The sources of users. Those of owners come last, since a function may be handed over at any time."""

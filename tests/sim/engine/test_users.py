@@ -138,6 +138,66 @@ def test_a_connection_of_nvme_that_is_bound_to_a_nic_uses_it_whatever_the_route_
     assert users_of(kernel) == {}
 
 
+def put_iscsi(kernel: Kernel, host: str, own: str | None = None, address: str | None = "10.0.0.9") -> None:
+    """A session as sysfs shows it; without `address`: its connection is lost."""
+    kernel.tree.put(f"{host}/session1/targetname", "iqn.2003-01.org.linux-iscsi:t1")
+    kernel.tree.put("/sys/class/iscsi_host/host4/device/session1/uevent", "")
+    kernel.tree.put("/sys/class/iscsi_host/host4/netdev", "<NULL>")
+    kernel.tree.put("/sys/class/iscsi_connection/connection1:0/persistent_address", "10.0.0.9")
+    for path, text in (
+        ("/sys/class/iscsi_connection/connection1:0/address", address),
+        ("/sys/class/iscsi_host/host4/ipaddress", own),
+    ):
+        kernel.tree.put(path, text or "")
+        (kernel.disconnected.add if text is None else kernel.disconnected.discard)(path)
+
+
+def test_an_iscsi_session_uses_the_nic_through_which_its_server_is_reached(kernel: Kernel) -> None:
+    put_iscsi(kernel, "/sys/devices/platform/host4", own="10.0.1.5")
+    assert users_of(kernel) == {}
+    kernel.servers["10.0.0.9"] = "enp33s0"
+    kernel.netlink.set_link(kernel.netdev(PF).ifindex, up=True)
+    assert users_of(kernel) == {PF: (User("iscsi session1 of 10.0.0.9"),)}
+    put_iscsi(kernel, "/sys/devices/platform/host4", address=None)
+    assert users_of(kernel) == {PF: (User("iscsi session1 of 10.0.0.9"),)}
+
+
+@pytest.mark.parametrize("own", ["10.0.1.5", "fd00:0000:0000:0000:0000:0000:0000:0005"])
+def test_an_iscsi_session_from_an_address_of_a_nic_uses_it_whatever_the_route_is(kernel: Kernel, own: str) -> None:
+    kernel.ip["enp33s0"] = ("10.0.1.5/24", "fd00::5/64")
+    put_iscsi(kernel, "/sys/devices/platform/host4", own)
+    assert users_of(kernel) == {PF: (User("iscsi session1 of 10.0.0.9"),)}
+
+
+def test_a_session_of_iser_uses_the_function_that_its_host_is_below(kernel: Kernel) -> None:
+    vf = vf_addresses(kernel.files, PF)[1]
+    put_iscsi(kernel, f"/sys/bus/pci/devices/{vf}/host4")
+    assert users_of(kernel) == {f"{PF}#1": (User("iscsi session1 of 10.0.0.9"),)}
+
+
+def put_vdpa(kernel: Kernel, below: str, name: str) -> None:
+    """A vDPA device that is bound to vhost_vdpa, beside another that is not."""
+    for device in (name, "another"):
+        kernel.tree.folder(f"/sys/bus/vdpa/devices/{device}")
+    kernel.tree.folder(f"/sys/bus/pci/devices/{below}/{name}/vhost-vdpa-3")
+
+
+def test_a_virtual_machine_owns_the_vf_whose_vdpa_device_it_has_open(kernel: Kernel) -> None:
+    put_vdpa(kernel, vf_addresses(kernel.files, PF)[1], "guest-7")
+    assert users_of(kernel) == {}
+    kernel.host.open["/dev/vhost-vdpa-3"] = (VIRTUAL_MACHINE.name,)
+    assert users_of(kernel) == owning(kernel) == {f"{PF}#1": (VIRTUAL_MACHINE,)}
+
+
+def test_a_virtual_machine_with_the_vdpa_device_of_a_subfunction_uses_the_function_and_does_not_own_it(
+    kernel: Kernel,
+) -> None:
+    kernel.tree.folder("/sys/bus/auxiliary/devices/mlx5_core.sf.4")
+    put_vdpa(kernel, f"{PF}/mlx5_core.sf.4", "vdpa0")
+    kernel.host.open["/dev/vhost-vdpa-3"] = (VIRTUAL_MACHINE.name,)
+    assert users_of(kernel) == {PF: (evolve(VIRTUAL_MACHINE, owns=False),)}
+
+
 @pytest.mark.parametrize(
     "mount",
     [

@@ -43,7 +43,8 @@ class Kernel:
     ``fault`` may refuse any write; ``writes`` records them. ``read_only``: files without a write bit. ``config``: the
     configuration spaces, by their files. ``pipes``: files that are read from real named pipes at these paths, so that a read
     without a writer hangs; ``piped`` records these reads. ``unreadable``: files that give EIO. ``locked_down``: files that the
-    kernel refuses also to root (EPERM). ``read_in_part`` records which files were read by offset.
+    kernel refuses also to root (EPERM). ``disconnected``: files of a lost connection (ENOTCONN). ``read_in_part`` records which
+    files were read by offset.
     """
 
     cpus: int = 4
@@ -64,6 +65,7 @@ class Kernel:
     piped: list[str] = field(factory=list)
     unreadable: set[str] = field(factory=set)
     locked_down: set[str] = field(factory=set)
+    disconnected: set[str] = field(factory=set)
     read_in_part: list[str] = field(factory=list)
     namespaces: set[str] = field(factory=set)
     opened: list[str] = field(factory=list)

@@ -26,6 +26,8 @@ class SimFiles:
             raise error(errno.EIO, path)
         if path in self._kernel.locked_down:
             raise error(errno.EPERM, path)
+        if path in self._kernel.disconnected:
+            raise error(errno.ENOTCONN, path)
         if path in self._kernel.pipes:
             self._kernel.piped.append(path)
             return Path(self._kernel.pipes[path]).read_text().rstrip()
