@@ -30,7 +30,8 @@ class Link:
     """One netdev of the host's network namespace.
 
     ``mac``: the current address; ``permanent_mac``: the hardware's (IFLA_PERM_ADDRESS; empty if none).
-    ``carrier`` is False while the link is down. ``mtu`` in bytes, ``txqueuelen`` in packets.
+    ``carrier`` is False while the link is down. ``mtu`` in bytes, ``txqueuelen`` in packets. ``member_of``: the kind of its
+    master (``bond``, ``team``, ``bridge``, ``vrf``; IFLA_INFO_SLAVE_KIND); empty if it has none.
     """
 
     ifindex: int
@@ -43,6 +44,7 @@ class Link:
     altnames: tuple[str, ...] = ()
     vfs: tuple[VfInfo, ...] = ()
     txqueuelen: int = 1000
+    member_of: str = ""
 
 
 @frozen

@@ -8,7 +8,7 @@ from contextlib import suppress
 from attrs import evolve, frozen
 
 from agent.engine.storage import storage
-from agent.hardware.functions import NET, PCI, driver, ifindex, netdev, pci_of, targets, virtio_children
+from agent.hardware.functions import NET, PCI, driver, ifindex, netdev, pci_of, targets, virtio_children, vrf
 from agent.hardware.rdma import CHAR_DEVICES, Reader
 from agent.hardware.sysfs import names_or_none
 from agent.machine import Files, Machine
@@ -277,11 +277,13 @@ def _storage(machine: Machine, want: Wanted, functions: _Functions) -> Users:
 
 
 def _uppers(machine: Machine, want: Wanted, functions: _Functions) -> Users:
-    """Netdevs on top of the function's netdev: bonds, bridges, VLANs, macvlans."""
+    """Netdevs on top of the function's netdev: bonds, bridges, VLANs, macvlans, but no VRF."""
     for target, name in functions.netdevs.items():
-        for entry in names_or_none(machine.files, f"{NET}/{name}"):
-            if entry.startswith("upper_"):
-                yield target, User(f"{entry.removeprefix('upper_')} on {name}")
+        entries = names_or_none(machine.files, f"{NET}/{name}")
+        uppers = [entry.removeprefix("upper_") for entry in entries if entry.startswith("upper_")]
+        link = machine.netlink.link(name) if uppers else None
+        routing = vrf(machine.files, link) if link is not None else None
+        yield from ((target, User(f"{upper} on {name}")) for upper in uppers if upper != routing)
 
 
 OWNERS: tuple[Source, ...] = (_passed_through, _vdpa, _allocations, _namespaces)

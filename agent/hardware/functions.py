@@ -96,7 +96,7 @@ def rdma_devices(files: Files, address: str) -> list[str]:
     """
     own = names_or_none(files, f"{PCI}/{address}/infiniband")
     name = netdev(files, address)
-    if own or name is None or (bond := _master(files, name)) is None:
+    if own or name is None or (bond := master(files, name)) is None:
         return own
     card = address.rpartition(".")[0]
     return [
@@ -120,11 +120,21 @@ def bonded(files: Files, name: str) -> tuple[str, ...]:
     return tuple(read_or(files, f"{NET}/{name}/bonding/slaves", "").split())
 
 
-def _master(files: Files, name: str) -> str | None:
+def master(files: Files, name: str) -> str | None:
+    """The netdev whose member a netdev is (a bond, a bridge, a VRF); None if it is no member."""
     try:
         return files.target(f"{NET}/{name}/master")
     except OSError:
         return None
+
+
+def vrf(files: Files, link: Link) -> str | None:
+    """The VRF that a netdev is in; None if it is in none.
+
+    A VRF only says which routing table the netdev has (Documentation/networking/vrf.rst): the netdev keeps its addresses, and
+    packets pass it as before. Other masters take over what their members receive.
+    """
+    return master(files, link.name) if link.member_of == "vrf" else None
 
 
 def vf_count(files: Files, address: str) -> int:

@@ -3,7 +3,8 @@
 systemd-networkd: /run/systemd/netif/links/IFINDEX (networkd-link.c, link_save). NetworkManager, from its source and not run:
 /run/NetworkManager/devices/IFINDEX (nm-config.c, nm_config_device_state_write). netplan writes the configuration of one of
 these two. ifupdown: interfaces(5) and /run/network/ifstate. At boot the agent may start before them, so it waits for a manager
-that is to start. A member of a bond or a bridge has no address of its own: that is the bond's.
+that is to start. A member of a bond or a bridge has no address of its own: that is the bond's. A VRF leaves its members their
+addresses.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from contextlib import suppress
 
 from attrs import frozen
 
-from agent.hardware.functions import NET
+from agent.hardware.functions import master, vrf
 from agent.hardware.sysfs import names_or_none, read_or
-from agent.machine import Files
+from agent.machine import Files, Link
 
 NETWORKD_LINKS = "/run/systemd/netif/links"
 # Made when NetworkManager first starts in a boot (nm_main_utils_ensure_rundir).
@@ -38,25 +39,24 @@ class Claim:
     undecided: bool = False
 
 
-def claim(files: Files, ifindex: int, name: str) -> Claim | None:
+def claim(files: Files, link: Link) -> Claim | None:
     """Who configures the netdev; None if nobody does."""
     claims = (
-        _master(files, name),
-        _networkd(files, ifindex, name),
-        _network_manager(files, ifindex, name),
-        _ifupdown(files, name),
+        _master(files, link),
+        _networkd(files, link.ifindex, link.name),
+        _network_manager(files, link.ifindex, link.name),
+        _ifupdown(files, link.name),
     )
     # A manager that is known to configure the netdev is named rather than one that only may.
     return min((each for each in claims if each is not None), key=lambda each: each.undecided, default=None)
 
 
-def _master(files: Files, name: str) -> Claim | None:
-    try:
-        master = files.target(f"{NET}/{name}/master")
-    except OSError:
+def _master(files: Files, link: Link) -> Claim | None:
+    name, upper = link.name, master(files, link.name)
+    if upper is None or upper == vrf(files, link):
         return None
     return Claim(
-        f"{name} is a member of {master}", f"take {name} out of {master}, which has the addresses of its members"
+        f"{name} is a member of {upper}", f"take {name} out of {upper}, which has the addresses of its members"
     )
 
 

@@ -17,7 +17,7 @@ from ipaddress import ip_interface
 
 from attrs import evolve, field, frozen
 
-from agent.hardware.functions import ifindex_of, netdev, netdev_of, pci_of
+from agent.hardware.functions import ifindex_of, netdev, netdev_of, pci_of, vrf
 from agent.hardware.network_managers import Claim, claim
 from agent.hardware.sysfs import read_or, whole
 from agent.kinds import Reading, links
@@ -53,7 +53,7 @@ class Netdev:
     """A PF's netdev: its addresses, the routes of its table and the rules that select that, as fields; and its ARP settings.
 
     ``elsewhere``: the wanted addresses that netdevs other than rails have, with the names of those.
-    ``claim``: that of a network manager.
+    ``claim``: that of a network manager. ``vrf``: the VRF that it is in.
     """
 
     name: str
@@ -61,6 +61,7 @@ class Netdev:
     settings: Mapping[str, str]
     elsewhere: Mapping[str, str] = field(factory=dict)
     claim: Claim | None = None
+    vrf: str | None = None
 
 
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Netdev | None]:
@@ -86,7 +87,8 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Netdev
             frozenset(fields),
             _settings(machine, status.link.name),
             _elsewhere(machine, want, address, ifindex, addresses),
-            claim(machine.files, ifindex, status.link.name),
+            claim(machine.files, status.link),
+            vrf(machine.files, status.link),
         )
     return netdevs
 
@@ -170,6 +172,8 @@ def _plan_netdev(want: Wanted, address: str, netdev: Netdev) -> Iterator[Change]
     nic = want.nics[address].nic.name
     given = {identity(name): name for name in want.spec.sysctls}
     for name, after in wanted(want, address).items():
+        if netdev.vrf is not None and _is_the_vrf_s(name):
+            continue
         before = netdev.settings[name] if name in ARP else PRESENT if name in netdev.present else ABSENT
         change = Change(NAME, address, name, before, after)
         sysctl = given.get(f"net/ipv4/conf/{netdev.name}/{name}")
@@ -180,6 +184,10 @@ def _plan_netdev(want: Wanted, address: str, netdev: Netdev) -> Iterator[Change]
         elif before != after and netdev.claim is not None:
             grace = UNDECIDED if netdev.claim.undecided else 0.0
             yield evolve(change, blocker=netdev.claim.who, remedy=netdev.claim.remedy, grace_period=grace)
+        elif before != after and netdev.vrf is not None and name.startswith("route "):
+            blocker = f"{netdev.name} is in the VRF {netdev.vrf}, which has its routes"
+            remedy = f"add the route to {netdev.vrf} with the program that makes {netdev.vrf}, and take gateway out of the spec"
+            yield evolve(change, blocker=blocker, remedy=remedy)
         elif before != after and _has_another_length(netdev, name):
             blocker = f"{netdev.name} has {_ip_of(name)} {ANOTHER_LENGTH}"
             yield evolve(change, blocker=blocker, remedy="remove that")
@@ -191,6 +199,16 @@ def _plan_netdev(want: Wanted, address: str, netdev: Netdev) -> Iterator[Change]
             )
         elif before != after:
             yield change
+
+
+def _is_the_vrf_s(name: str) -> bool:
+    """Whether a VRF does for its members what this field does: it has a table of its own, and the rule that selects that.
+
+    The kernel puts the networks of a member's addresses there, and refuses a route of another table from such an address
+    (fib_valid_prefsrc, net/ipv4/fib_semantics.c). A route through a gateway is none of these.
+    """
+    item = None if name in ARP else _item(name)
+    return isinstance(item, Rule) or (isinstance(item, Route) and item.gateway is None)
 
 
 def _has_another_length(netdev: Netdev, name: str) -> bool:

@@ -46,6 +46,7 @@ _IFLA = numbers(ifinfmsg)
 IFLA_ADDRESS, IFLA_IFNAME, IFLA_MTU = _IFLA["IFLA_ADDRESS"], _IFLA["IFLA_IFNAME"], _IFLA["IFLA_MTU"]
 IFLA_TXQLEN, IFLA_CARRIER, IFLA_PERM_ADDRESS = _IFLA["IFLA_TXQLEN"], _IFLA["IFLA_CARRIER"], _IFLA["IFLA_PERM_ADDRESS"]
 IFLA_PROP_LIST, IFLA_ALT_IFNAME = _IFLA["IFLA_PROP_LIST"], _IFLA["IFLA_ALT_IFNAME"]
+IFLA_LINKINFO, IFLA_INFO_SLAVE_KIND = _IFLA["IFLA_LINKINFO"], numbers(ifinfmsg.ifinfo)["IFLA_INFO_SLAVE_KIND"]
 IFLA_NUM_VF, IFLA_VFINFO_LIST, IFLA_EXT_MASK = _IFLA["IFLA_NUM_VF"], _IFLA["IFLA_VFINFO_LIST"], _IFLA["IFLA_EXT_MASK"]
 
 # include/uapi/linux/rtnetlink.h; pyroute2 has no names for them.
@@ -284,6 +285,7 @@ def decode_link(body: bytes) -> Link:
         altnames=tuple(_text(value) for kind, value in properties if kind == IFLA_ALT_IFNAME),
         vfs=tuple(vf_config.decode(entry) for _, entry in attributes(values.get(IFLA_VFINFO_LIST, b""))),
         txqueuelen=U32.unpack(values.get(IFLA_TXQLEN, bytes(4)))[0],
+        member_of=_text(dict(attributes(values.get(IFLA_LINKINFO, b""))).get(IFLA_INFO_SLAVE_KIND, b"")),
     )
 
 

@@ -235,6 +235,14 @@ def test_a_route_in_the_agent_s_own_tables_is_no_user(kernel: Kernel) -> None:
     assert users_of(kernel) == {PF: (User("a route through enp33s0"),)}
 
 
+@pytest.mark.parametrize(("kind", "uses"), [("bond", True), ("team", True), ("bridge", True), ("vrf", False)])
+def test_a_netdev_s_master_uses_it_unless_it_is_a_vrf(kernel: Kernel, kind: str, uses: bool) -> None:
+    kernel.enslave(PF, "master0", kind)
+    assert users_of(kernel) == ({PF: (User("master0 on enp33s0"),)} if uses else {})
+    kernel.tree.put("/sys/class/net/enp33s0/upper_vlan7/ifindex", "7")
+    assert User("vlan7 on enp33s0") in users_of(kernel)[PF]
+
+
 def test_a_kubelet_that_does_not_answer_is_named_with_its_error(kernel: Kernel) -> None:
     kernel.host.kubelet_error = TimeoutError("no answer within 2 s")
     assert {user for users in users_of(kernel).values() for user in users} == {

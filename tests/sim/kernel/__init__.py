@@ -239,6 +239,14 @@ class Kernel:
     def netdev(self, function: str) -> Link:
         return next(netdev.link for netdev in self.netdevs.values() if netdev.function == function)
 
+    def enslave(self, function: str, master: str, kind: str) -> None:
+        """`ip link set NETDEV master MASTER`, which is a netdev of this kind."""
+        netdev = next(netdev for netdev in self.netdevs.values() if netdev.function == function)
+        netdev.link = evolve(netdev.link, member_of=kind)
+        folder = f"{NET}/{netdev.link.name}"
+        self.tree.link(f"{folder}/master", f"../../../../virtual/net/{master}")
+        self.tree.put(f"{folder}/upper_{master}/ifindex", "99")
+
     def move_away(self, function: str, namespace: str = "pod") -> None:
         """The netdev goes to another network namespace, and is called eth1 there."""
         self.namespaces.add(namespace)

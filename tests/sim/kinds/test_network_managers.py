@@ -10,6 +10,7 @@ from agent.engine.dry_run import dry_run
 from agent.engine.originals import Originals
 from agent.engine.retry import Failures
 from agent.report.verdict import is_ready
+from agent.spec.addresses import TABLES
 from agent.spec.node import NodeSpec, from_mapping
 from tests.sim.kernel import Kernel
 
@@ -181,8 +182,29 @@ def test_a_masked_manager_is_not_waited_for(kernel: Kernel) -> None:
     assert is_ready(run(kernel, "192.0.2.11/24").conditions)
 
 
+def test_a_netdev_in_a_vrf_gets_its_addresses_and_the_vrf_has_its_routes(kernel: Kernel) -> None:
+    kernel.enslave(PF, "vrf0", "vrf")
+    assert is_ready(run(kernel, "192.0.2.11/24", "fd00::11/64").conditions)
+    assert kernel.netlink.addresses() == {kernel.netdev(PF).ifindex: ("192.0.2.11/24", "fd00::11/64")}
+    assert kernel.tree.files["/proc/sys/net/ipv4/conf/enp33s0/arp_ignore"] == "1"
+    assert (kernel.netlink.routes(TABLES), kernel.netlink.rules()) == ((), ())
+    assert not run(kernel, "192.0.2.11/24", "fd00::11/64").outcomes
+
+
+def test_a_gateway_of_a_netdev_in_a_vrf_is_left_to_the_vrf(kernel: Kernel) -> None:
+    kernel.enslave(PF, "vrf0", "vrf")
+    (outcome,) = [
+        outcome
+        for outcome in run(kernel, {"address": "192.0.2.11/24", "gateway": "192.0.2.1"}).outcomes
+        if outcome.result == "blocked"
+    ]
+    assert outcome.change.field == "route 0.0.0.0/0 via 192.0.2.1 src 192.0.2.11 table 479100"
+    assert outcome.error == "enp33s0 is in the VRF vrf0, which has its routes"
+    assert outcome.remedy == "add the route to vrf0 with the program that makes vrf0, and take gateway out of the spec"
+
+
 def test_a_member_of_a_bond_gets_no_address_of_its_own(kernel: Kernel) -> None:
-    kernel.tree.link("/sys/class/net/enp33s0/master", "../../../../virtual/net/bond0")
+    kernel.enslave(PF, "bond0", "bond")
     outcomes = [outcome for outcome in run(kernel, "192.0.2.11/24").outcomes if outcome.change.kind == "addresses"]
     assert {(outcome.result, outcome.error) for outcome in outcomes} == {("blocked", "enp33s0 is a member of bond0")}
     assert {outcome.remedy for outcome in outcomes} == {

@@ -92,6 +92,16 @@ def test_links_are_read_as_ip_prints_them(inside: Callable[..., Any]) -> None:
     assert [list(link.altnames) for link in links] == [each.get("altnames", []) for each in printed]
 
 
+def test_a_link_has_the_kind_of_its_master(inside: Callable[..., Any]) -> None:
+    """A bridge, since a kernel may have no VRFs: it fills in the kind of each master in the same way."""
+    more = "ip link add br0 type bridge\nip link set fab2 master br0"
+    names = ("fab0", "fab2", "br0")
+    links, one = inside(lambda netlink: (netlink.links(), netlink.link("fab2")), more)
+    kinds = {link.name: link.member_of for link in links}
+    assert [kinds[name] for name in names] == ["", "bridge", ""]
+    assert one.member_of == "bridge"
+
+
 def test_a_link_is_found_by_any_of_its_names_and_set_in_one_request(inside: Callable[..., Any]) -> None:
     def look(netlink: LinuxNetlink) -> Any:
         link = netlink.link("rail0")
