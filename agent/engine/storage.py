@@ -26,15 +26,20 @@ NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "ceph", "cifs", "smb3", "lustre
 NVME = "/sys/class/nvme"
 ISCSI_HOSTS = "/sys/class/iscsi_host"
 ISCSI_CONNECTIONS = "/sys/class/iscsi_connection"
+SCSI_HOSTS = "/sys/class/scsi_host"
 
 
 @frozen
 class Storage:
-    """What is in use, and the address of its server. ``ends``: the netdev and the own addresses that it is bound to."""
+    """What is in use, and the address of its server. ``ends``: the netdev and the own addresses that it is bound to.
+
+    ``rdma``: it is reached by RDMA.
+    """
 
     name: str
     server: str
     ends: frozenset[str] = frozenset()
+    rdma: bool = False
 
 
 def storage(files: Files) -> frozenset[Storage]:
@@ -49,7 +54,9 @@ def _mounts(files: Files) -> Iterator[Storage]:
         match line.split(" "):
             case [source, point, kind, options, *_] if kind in NETWORK_FILE_SYSTEMS:
                 for server in (*_addresses(f"{source} {options}"), *_server_options(options)):
-                    yield Storage(f"{kind} on {point}", server)
+                    # proto=rdma of NFS, rdma of SMB.
+                    rdma = not {"proto=rdma", "rdma"}.isdisjoint(options.split(","))
+                    yield Storage(f"{kind} on {point}", server, rdma=rdma)
 
 
 def _server_options(options: str) -> Iterator[str]:
@@ -62,12 +69,14 @@ def _server_options(options: str) -> Iterator[str]:
 
 def _nvme(files: Files) -> Iterator[Storage]:
     for name in names_or_none(files, NVME):
-        if read_or(files, f"{NVME}/{name}/transport", "") in ("rdma", "tcp"):
+        transport = read_or(files, f"{NVME}/{name}/transport", "")
+        if transport in ("rdma", "tcp"):
             # nvmf_get_address(), drivers/nvme/host/fabrics.c
             text = read_or(files, f"{NVME}/{name}/address", "")
             fields = dict(field.strip().partition("=")[::2] for field in text.split(","))
             for server in _bare(fields.get("traddr", "")):
-                yield Storage(name, server, frozenset(fields[key] for key in NVME_ENDS if fields.get(key)))
+                ends = frozenset(fields[key] for key in NVME_ENDS if fields.get(key))
+                yield Storage(name, server, ends, transport == "rdma")
 
 
 def _iscsi(files: Files) -> Iterator[Storage]:
@@ -87,9 +96,10 @@ def _iscsi(files: Files) -> Iterator[Storage]:
     for host in names_or_none(files, ISCSI_HOSTS):
         netdev, own = (_if_connected(files, f"{ISCSI_HOSTS}/{host}/{file}") for file in ("netdev", "ipaddress"))
         ends = frozenset(filter(None, (host, netdev, *_bare(own))))
+        rdma = read_or(files, f"{SCSI_HOSTS}/{host}/proc_name", "") == "iscsi_iser"
         for session in names_or_none(files, f"{ISCSI_HOSTS}/{host}/device"):
             for server in servers.get(session, ()):
-                yield Storage(f"iscsi {session}", server, ends)
+                yield Storage(f"iscsi {session}", server, ends, rdma)
 
 
 def _if_connected(files: Files, path: str) -> str:

@@ -8,11 +8,23 @@ from contextlib import suppress
 from attrs import evolve, frozen
 
 from agent.engine.storage import storage
-from agent.hardware.functions import NET, PCI, driver, ifindex, netdev, pci_of, targets, virtio_children, vrf
+from agent.hardware.functions import (
+    NET,
+    PCI,
+    bond_of_ports,
+    driver,
+    ifindex,
+    netdev,
+    pci_of,
+    targets,
+    virtio_children,
+    vrf,
+)
 from agent.hardware.rdma import CHAR_DEVICES, Reader
 from agent.hardware.sysfs import names_or_none
+from agent.kinds import vfs
 from agent.machine import Files, Machine
-from agent.report.records import Change, Disruption
+from agent.report.records import Change
 from agent.report.target import is_vf
 from agent.spec.addresses import TABLES
 from agent.state.wanted import Wanted
@@ -27,19 +39,25 @@ AUXILIARY = "/sys/bus/auxiliary/devices"
 class User:
     """A user of a function: a process, a pod, a route, a mount.
 
-    ``owns``: it owns the function, so the attributes, MTU and name are its own (a container, a virtual machine).
+    ``owns``: it owns the function, so the attributes, MTU and name are its own (a container, a virtual machine). ``by_lag``: it
+    uses an RDMA device of a port that may have RoCE LAG, so a change of the number of VFs may take the device away.
     """
 
     name: str
     owns: bool = False
+    by_lag: bool = False
 
 
 @frozen
 class _Functions:
-    """A PF and its VFs: target to PCI address, and target to the netdev in the host's network namespace."""
+    """A PF and its VFs: target to PCI address, and target to the netdev in the host's network namespace.
+
+    ``bonds``: PF to the bond with which it may have RoCE LAG, if the first VFs end that.
+    """
 
     pci: Mapping[str, str]
     netdevs: Mapping[str, str]
+    bonds: Mapping[str, str]
 
 
 def reaches(change: Change) -> str | None:
@@ -74,7 +92,12 @@ def _look_up(
 ) -> dict[str, tuple[User, ...]]:
     pci = targets(machine.files, address) if among is None else _existing(machine, among)
     names = {target: _netdev(machine.files, function) for target, function in pci.items()}
-    functions = _Functions(pci, {target: name for target, name in names.items() if name is not None})
+    bonds = {target: _lag(machine.files, function) for target, function in pci.items() if not is_vf(target)}
+    functions = _Functions(
+        pci,
+        {target: name for target, name in names.items() if name is not None},
+        {target: bond for target, bond in bonds.items() if bond is not None},
+    )
     by_target: dict[str, list[User]] = {}
     for source in sources:
         for target, user in source(machine, want, functions):
@@ -88,6 +111,10 @@ def _netdev(files: Files, pci: str) -> str | None:
         return own
     children = virtio_children(names_or_none(files, f"{PCI}/{pci}"))
     return next((name for child in children for name in names_or_none(files, f"{PCI}/{pci}/{child}/net")), None)
+
+
+def _lag(files: Files, pci: str) -> str | None:
+    return bond_of_ports(files, pci) if vendor(driver(files, pci)).first_vfs_end_lag else None
 
 
 def _existing(machine: Machine, among: frozenset[str]) -> dict[str, str]:
@@ -109,9 +136,10 @@ def _affected(by_target: Mapping[str, tuple[User, ...]], change: Change) -> tupl
 def with_affected(change: Change, want: Wanted, by_target: Mapping[str, tuple[User, ...]]) -> Change:
     """A change with the users whom it would disturb."""
     function = want.nics[change.device].function if change.device in want.nics else None
-    if function and change.disruption is Disruption.VF_RESET and not vendor(function.driver).vf_count_flaps:
-        # Only the VFs are removed. Users of the PF itself are not disturbed.
-        by_target = {target: by_target[target] for target in by_target if target != change.device}
+    if function and change.kind == vfs.NAME and not vendor(function.driver).vf_count_flaps:
+        # The PF's link stays up, so of its own users only those of RoCE LAG are disturbed.
+        of_lag = tuple(user for user in by_target.get(change.device, ()) if user.by_lag)
+        by_target = {**by_target, change.device: of_lag}
     return evolve(change, affected=_affected(by_target, change))
 
 
@@ -229,7 +257,8 @@ def _verbs(machine: Machine, want: Wanted, functions: _Functions) -> Users:
         if name.startswith("uverbs")
     ]
     _raise_if_incomplete(reader)
-    return _held(machine, nodes, owns=False)
+    for target, user in _held(machine, nodes, owns=False):
+        yield target, evolve(user, by_lag=target in functions.bonds)
 
 
 def _held(machine: Machine, nodes: Sequence[tuple[str, str]], owns: bool) -> Users:
@@ -259,9 +288,9 @@ def _storage(machine: Machine, want: Wanted, functions: _Functions) -> Users:
         return
     by_ifindex = {ifindex(machine.files, name): target for target, name in functions.netdevs.items()}
     found = set()
-    for each in in_use:
-        target = by_ifindex.get(machine.netlink.route_ifindex(each.server) or 0)
-        if target is not None:
+    through = {each: index for each in in_use if (index := machine.netlink.route_ifindex(each.server))}
+    for each, index in through.items():
+        if (target := by_ifindex.get(index)) is not None:
             found.add((target, each.name, each.server))
     # What is bound to a netdev or to an address of its own need not follow the main table.
     bound = [each for each in in_use if each.ends]
@@ -274,16 +303,27 @@ def _storage(machine: Machine, want: Wanted, functions: _Functions) -> Users:
         found |= {(target, each.name, each.server) for each in bound if not own.isdisjoint(each.ends)}
     for target, what, server in sorted(found):
         yield target, User(f"{what} of {server}")
+    # What is reached by RDMA through a bond uses the RDMA device of RoCE LAG.
+    for target, bond in functions.bonds.items():
+        over = {ifindex(machine.files, name) for name in (bond, *_on_top(machine.files, bond))}
+        for each, index in sorted(through.items(), key=lambda item: (item[0].name, item[0].server)):
+            if each.rdma and index in over:
+                yield target, User(f"{each.name} of {each.server}", by_lag=True)
 
 
 def _uppers(machine: Machine, want: Wanted, functions: _Functions) -> Users:
     """Netdevs on top of the function's netdev: bonds, bridges, VLANs, macvlans, but no VRF."""
     for target, name in functions.netdevs.items():
-        entries = names_or_none(machine.files, f"{NET}/{name}")
-        uppers = [entry.removeprefix("upper_") for entry in entries if entry.startswith("upper_")]
+        uppers = _on_top(machine.files, name)
         link = machine.netlink.link(name) if uppers else None
         routing = vrf(machine.files, link) if link is not None else None
         yield from ((target, User(f"{upper} on {name}")) for upper in uppers if upper != routing)
+
+
+def _on_top(files: Files, name: str) -> list[str]:
+    """The netdevs on top of a netdev."""
+    entries = names_or_none(files, f"{NET}/{name}")
+    return [entry.removeprefix("upper_") for entry in entries if entry.startswith("upper_")]
 
 
 OWNERS: tuple[Source, ...] = (_passed_through, _vdpa, _allocations, _namespaces)

@@ -115,6 +115,32 @@ def rdma_bond(files: Files, device: str) -> str | None:
     return name if name and bonded(files, name) else None
 
 
+def lag_device(files: Files, address: str) -> str | None:
+    """The RDMA device that a function's port shares with the other ports of its card (RoCE LAG); None without one."""
+    return next((device for device in rdma_devices(files, address) if rdma_bond(files, device) is not None), None)
+
+
+def bond_of_ports(files: Files, address: str) -> str | None:
+    """The bond of a function's netdev, if all its members are ports of this card, so that they may have RoCE LAG.
+
+    So ConnectX sees it (mlx5_handle_changeupper_event, drivers/net/ethernet/mellanox/mlx5/core/lag/lag.c).
+    """
+    name = netdev(files, address)
+    bond = master(files, name) if name is not None else None
+    members = bonded(files, bond) if bond is not None else ()
+    card = address.rpartition(".")[0]
+    ports = [member for member in members if _parent(files, member).rpartition(".")[0] == card]
+    return bond if len(ports) == len(members) > 1 else None
+
+
+def _parent(files: Files, name: str) -> str:
+    """The PCI address of a netdev's function; empty if it has none."""
+    try:
+        return files.target(f"{NET}/{name}/device")
+    except OSError:
+        return ""
+
+
 def bonded(files: Files, name: str) -> tuple[str, ...]:
     """The member netdevs of a bond; empty if the netdev is not a bond."""
     return tuple(read_or(files, f"{NET}/{name}/bonding/slaves", "").split())

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 
 from attrs import evolve, frozen
 
-from agent.hardware.functions import device_path, vf_count
+from agent.hardware.functions import device_path, lag_device, vf_count
 from agent.hardware.sysfs import number_or
 from agent.kinds import links
 from agent.machine import Machine
 from agent.report.records import Change, Disruption
 from agent.state.scope import Scope, pfs_in_scope
 from agent.state.snapshot import Snapshot
-from agent.state.wanted import Wanted
+from agent.state.wanted import Wanted, WantedNic
 from agent.vendors import vendor
 
 NAME = "vfs"
@@ -29,10 +29,11 @@ AUTOPROBE = "sriov_drivers_autoprobe"
 
 @frozen
 class VfCount:
-    """How many VFs there are, and how many the device can have."""
+    """How many VFs there are, and how many the device can have. ``ends_lag``: the first VFs take away this RDMA device."""
 
     count: int
     total: int
+    ends_lag: str | None = None
 
 
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, VfCount]:
@@ -40,8 +41,14 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, VfCoun
     counts = {}
     for address in pfs_in_scope(want, scope):
         total = number_or(machine.files, f"{device_path(address)}/sriov_totalvfs", 0)
-        counts[address] = VfCount(vf_count(machine.files, address), total)
+        count = vf_count(machine.files, address)
+        counts[address] = VfCount(count, total, None if count else _ends_lag(machine, want.nics[address]))
     return counts
+
+
+def _ends_lag(machine: Machine, nic: WantedNic) -> str | None:
+    wanted = nic.vf_count() and vendor(nic.function.driver).first_vfs_end_lag
+    return lag_device(machine.files, nic.function.address) if wanted else None
 
 
 def plan(want: Wanted, have: Snapshot) -> list[Change]:
@@ -65,7 +72,7 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
             change = Change(NAME, address, "count", state.count, count, blocker=blocker, remedy=remedy)
         elif state.count:
             change = Change(NAME, address, "count", state.count, count, Disruption.VF_RESET)
-        elif vendor(nic.function.driver).vf_count_flaps:
+        elif vendor(nic.function.driver).vf_count_flaps or state.ends_lag is not None:
             change = Change(NAME, address, "count", state.count, count, Disruption.LINK_FLAP)
         else:
             change = Change(NAME, address, "count", state.count, count)

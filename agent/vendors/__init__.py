@@ -26,7 +26,8 @@ class Vendor:
     ``queue_irqs``: matches the name of a queue's interrupt, with the groups ``role`` and ``queue``; any other interrupt is a
     management interrupt. ``queue``: the role and the queue of an interrupt with this role and number in its name, among so many
     of them. ``mtu_flaps``, ``vf_count_flaps``: the driver takes the PF's link down to change its MTU or its number
-    of VFs. ``channels_flap``, ``rings_flap``: it takes a netdev's link down to change its channels or rings.
+    of VFs. ``first_vfs_end_lag``: it gives up RoCE LAG for the first VFs of a port, and with it the RDMA device of the bond.
+    ``channels_flap``, ``rings_flap``: it takes a netdev's link down to change its channels or rings.
     ``ring_size``: the ring size that the driver sets for a requested one. ``offloads_flap``: the features for which it takes
     the link down; None: possibly for any. ``trust_flaps``: it takes the link down to change the trust mode (DSCP or PCP).
     ``vfs_need_pf_up``: a VF's driver takes its address from the PF only while the PF is up (known only
@@ -40,6 +41,7 @@ class Vendor:
     queue: Callable[[str, int, int], tuple[str, int]] = _as_named
     mtu_flaps: bool = True
     vf_count_flaps: bool = True
+    first_vfs_end_lag: bool = False
     channels_flap: bool = True
     rings_flap: bool = True
     ring_size: Callable[[int], int] = _exact

@@ -12,6 +12,11 @@ VENDOR = Vendor(
     # A new set of channels is opened before the old one is closed (mlx5e_safe_switch_params).
     mtu_flaps=False,
     vf_count_flaps=False,
+    # The first VFs of a port end RoCE LAG (mlx5_eswitch_enable in eswitch.c; mlx5_lag_check_prereq, mlx5_disable_lag in
+    # lag/lag.c): instead of mlx5_bond_0 each port gets a device of its own. Without VFs the ports have LAG again: in older
+    # kernels at once (mlx5_eswitch_disable), in later ones with the next event of the bond. In switchdev mode VFs leave LAG as
+    # it is, but the agent does not read the mode.
+    first_vfs_end_lag=True,
     channels_flap=False,
     rings_flap=False,
     # The driver keeps both sizes as a power of two (order_base_2 in mlx5e_ethtool_set_ringparam).

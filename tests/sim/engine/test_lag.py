@@ -1,0 +1,99 @@
+"""RoCE LAG of ConnectX: two ports in one bond share an RDMA device, which the first VFs of a port take from its users."""
+
+import pytest
+
+from agent.engine.context import Goal, Memory
+from agent.engine.converge import Pass, converge
+from agent.engine.dry_run import dry_run
+from agent.machine import Link
+from agent.report.records import Change, Disruption
+from agent.spec.node import NodeSpec, from_mapping
+from tests.sim.engine.test_affected import put_nvme
+from tests.sim.engine.test_disruption import deferred
+from tests.sim.kernel import Kernel, Netdev
+
+FIRST, SECOND = "0000:21:00.0", "0000:21:00.1"
+NAMES = {FIRST: "enp33s0f0", SECOND: "enp33s0f1"}
+NCCL = "nccl (pid 4711)"
+
+
+@pytest.fixture
+def kernel() -> Kernel:
+    """Both ports are in bond0, and have no VFs."""
+    kernel = Kernel()
+    for number, (pf, name) in enumerate(NAMES.items()):
+        kernel.add_nic(pf, name, f"02:00:00:00:01:0{number}")
+        kernel.tree.link(f"/sys/bus/pci/devices/{pf}/driver", "../../../../bus/pci/drivers/mlx5_core")
+        kernel.enslave(pf, "bond0", "bond")
+    kernel.netdevs["bond0"] = Netdev("", Link(90, "bond0", "02:00:00:00:01:00", "", 1500, True, True))
+    kernel.tree.put("/sys/class/net/bond0/ifindex", "90")
+    kernel.tree.put("/sys/class/net/bond0/bonding/slaves", " ".join(NAMES.values()))
+    return kernel
+
+
+def have_lag(kernel: Kernel) -> None:
+    kernel.rdma.add(FIRST, "mlx5_bond_0", "bond0")
+
+
+def spec(pf: str, count: int) -> NodeSpec:
+    nic = {"name": "port", "select": {"pci": pf}, "vfs": {"count": count}}
+    return from_mapping({"node_name": "n1", "nics": [nic]})
+
+
+def planned(kernel: Kernel, pf: str, count: int) -> Change:
+    (change,) = [change for change in dry_run(kernel.machine(), spec(pf, count)).changes if change.kind == "vfs"]
+    return change
+
+
+def settle(kernel: Kernel, pf: str, count: int) -> Pass:
+    return converge(kernel.machine(), Goal(spec(pf, count)), Memory(lambda: 0.0))
+
+
+@pytest.mark.parametrize("pf", NAMES)
+def test_the_first_vfs_wait_for_the_users_of_the_bond_s_rdma_device(kernel: Kernel, pf: str) -> None:
+    have_lag(kernel)
+    kernel.host.open["/dev/infiniband/uverbs0"] = (NCCL,)
+    change = planned(kernel, pf, 4)
+    assert (change.disruption, change.affected) == (Disruption.LINK_FLAP, (f"{NCCL} ({pf})",))
+    assert deferred(settle(kernel, pf, 4)) == (f"{NCCL} ({pf})",)
+    kernel.host.open.clear()
+    settle(kernel, pf, 4)
+    assert len(kernel.vfs(pf)) == 4
+
+
+@pytest.mark.parametrize(("transport", "waits"), [("rdma", True), ("tcp", False)])
+@pytest.mark.parametrize("upper", ["bond0", "bond0.7"])
+def test_the_first_vfs_wait_for_storage_over_rdma_alone(
+    kernel: Kernel, transport: str, waits: bool, upper: str
+) -> None:
+    have_lag(kernel)
+    kernel.netdevs["bond0.7"] = Netdev("", Link(91, "bond0.7", "02:00:00:00:01:00", "", 1500, True, True))
+    kernel.tree.put("/sys/class/net/bond0.7/ifindex", "91")
+    kernel.tree.put("/sys/class/net/bond0/upper_bond0.7/ifindex", "91")
+    put_nvme(kernel, transport, "traddr=10.0.0.9")
+    kernel.servers["10.0.0.9"] = upper
+    assert planned(kernel, FIRST, 4).affected == ((f"nvme1 of 10.0.0.9 ({FIRST})",) if waits else ())
+
+
+def test_without_lag_the_first_vfs_disturb_nobody(kernel: Kernel) -> None:
+    """The other port has VFs, so each port has a device of its own."""
+    settle(kernel, SECOND, 4)
+    kernel.rdma.add(FIRST, "mlx5_0", NAMES[FIRST])
+    kernel.host.open["/dev/infiniband/uverbs0"] = (NCCL,)
+    change = planned(kernel, FIRST, 4)
+    assert (change.disruption, change.affected) == (Disruption.NONE, ())
+
+
+@pytest.mark.parametrize(("bond", "waits"), [("both ports", True), ("another card's port", False), ("none", False)])
+def test_removing_vfs_waits_for_the_users_of_the_port_s_rdma_device_if_that_may_make_lag(
+    kernel: Kernel, bond: str, waits: bool
+) -> None:
+    settle(kernel, FIRST, 4)
+    kernel.rdma.add(FIRST, "mlx5_0", NAMES[FIRST])
+    kernel.host.open["/dev/infiniband/uverbs0"] = (NCCL,)
+    if bond != "both ports":
+        kernel.add_nic("0000:41:00.0", "enp65s0f0", "02:00:00:00:02:00")
+        members = f"{NAMES[FIRST]} enp65s0f0" if bond != "none" else ""
+        kernel.tree.put("/sys/class/net/bond0/bonding/slaves", members)
+    change = planned(kernel, FIRST, 6)
+    assert (change.disruption, change.affected) == (Disruption.VF_RESET, (f"{NCCL} ({FIRST})",) if waits else ())
