@@ -28,7 +28,7 @@ from lightkube.types import PatchType
 
 from agent.report import names
 from agent.spec.node import NODE_NAME
-from fleet.connection import connect, from_kubeconfig
+from fleet.connection import Misconfigured, connect, from_kubeconfig
 from fleet.reading import PlainLease, PlainNode, PlainNodeStatus, PlainRequest, Read, read, read_all, without_bad_times
 
 CONFLICTS = (409, 422)
@@ -224,6 +224,8 @@ def errors() -> Iterator[None]:
     """
     try:
         yield
+    except Misconfigured as error:
+        raise Failed(str(error)) from None
     except ConfigError as error:
         raise Failed(f"{error}; give --kubeconfig FILE (and --context NAME)") from None
     except ApiError as error:

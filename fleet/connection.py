@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import ssl
-from collections.abc import Sequence
+import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,11 @@ from lightkube.models.meta_v1 import Status
 from msgspec import convert
 from msgspec.structs import replace
 
+
+class Misconfigured(ConfigError):
+    """The kubeconfig has a fault. The message says which, and the remedy."""
+
+
 _verify_cluster = client_adapter.verify_cluster
 
 
@@ -34,6 +41,31 @@ def _as_other_clients(*words: Any, **named: Any) -> ssl.SSLContext:
 
 # lightkube makes the context itself. To give it a transport with another one would turn off proxies (HTTPS_PROXY).
 client_adapter.verify_cluster = _as_other_clients
+
+_NOT_RUN = {
+    errno.ENOEXEC: "is it a program for this machine, or a script with a #! line?",
+    errno.ENOENT: "is the interpreter of its #! line installed?",
+}
+
+
+def _output_of_plugin(command: Sequence[str], env: Mapping[str, str]) -> bytes:
+    """Runs a credential plugin as lightkube does, with a message for each failure, and without the terminal, as it is told."""
+    plugin = f"the kubeconfig's exec command {command[0]!r}"
+    try:
+        done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    except OSError as error:
+        remedy = _NOT_RUN.get(error.errno or 0, "try to run it")
+        raise Misconfigured(f"{plugin} cannot be run: {error.strerror}; {remedy}") from None
+    except ValueError as error:
+        raise Misconfigured(f"{plugin} cannot be run with its args and env: {error}; check them") from None
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").split("\n")
+        last = next((line for line in reversed(said) if line.strip()), "it printed no error")
+        raise Misconfigured(f"{plugin} failed with exit code {done.returncode}: {last.strip()}; try it with kubectl")
+    return done.stdout
+
+
+client_adapter.sync_check_output = _output_of_plugin
 
 TEMPORARY = (429, 502, 503, 504)
 """HTTP status codes of an API server that is overloaded or restarts, or of a proxy before it, so that a retry may succeed."""
@@ -125,7 +157,7 @@ def connect(config: SingleConfig | None, name: str, timeout: httpx2.Timeout | No
     """A client of this cluster; None: the one of the environment.
 
     :param name: the field manager of what it writes.
-    :raises ConfigError: the kubeconfig's credential plugin is not installed.
+    :raises Misconfigured: the kubeconfig's credential plugin is not installed.
     """
     if config is not None:
         config = _with_exec_info(config)
@@ -147,7 +179,9 @@ def _with_exec_info(config: SingleConfig) -> SingleConfig:
         return config
     plugin = user.exec
     if shutil.which(plugin.command) is None:
-        raise ConfigError(f"the kubeconfig's exec command {plugin.command!r} is not installed; install it")
+        raise Misconfigured(
+            f"the kubeconfig's exec command {plugin.command!r} is not installed or not executable; install it"
+        )
     info = {"apiVersion": plugin.apiVersion, "kind": "ExecCredential", "spec": {"interactive": False}}
     environment = [*(plugin.env or ()), NameValue(EXEC_INFO, json.dumps(info))]
     version = f"{EXEC_VERSION}beta1" if plugin.apiVersion == EXEC_VERSION else plugin.apiVersion

@@ -130,6 +130,8 @@ def _unusable(error: Exception) -> NotGiven:
     if isinstance(error, LocalProtocolError):
         # Its text quotes the header, which holds the token.
         return NotGiven("the request cannot be sent; has the kubeconfig's token a line break?")
+    if isinstance(error, ConfigError):
+        return NotGiven(str(error))
     # A YAML error quotes the file, which holds credentials.
     message = type(error).__name__ if isinstance(error, yaml.YAMLError) else f"{type(error).__name__}: {error}"
     return NotGiven(message)

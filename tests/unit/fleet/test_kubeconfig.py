@@ -56,7 +56,7 @@ current-context: c
                 "token: secret-token", "exec: {apiVersion: client.authentication.k8s.io/v1, command: /nonexistent}"
             ),
             (),
-            "the kubeconfig's exec command '/nonexistent' is not installed; install it",
+            "the kubeconfig's exec command '/nonexistent' is not installed or not executable; install it",
         ),
         (None, (), "not found; give --kubeconfig FILE"),
     ],
@@ -207,6 +207,53 @@ def test_a_credential_plugin_learns_its_version_and_its_token_is_used(tmp_path: 
     assert set(sent) == {"Bearer t"}
     info = yaml.safe_load((tmp_path / "plugin.info").read_text())
     assert info["apiVersion"] == f"client.authentication.k8s.io/{version}"
+
+
+@pytest.mark.parametrize(
+    ("plugin", "mode", "message"),
+    [
+        ("echo no interpreter", 0o755, "cannot be run: Exec format error; is it a program for this machine, or a script"),
+        ("#!/nonexistent/sh\n", 0o755, "cannot be run: No such file or directory; is the interpreter of"),
+        ("#!/bin/sh\necho one >&2; echo two >&2; exit 3\n", 0o755, "failed with exit code 3: two; try it with kubectl"),
+        ("#!/bin/sh\nprintf '\\377' >&2; kill -9 $$\n", 0o755, "failed with exit code -9: "),
+        ("#!/bin/sh\n", 0o644, "is not installed or not executable; install it"),
+    ],
+)  # fmt: skip
+def test_a_credential_plugin_that_fails_is_named(tmp_path: Path, plugin: str, mode: int, message: str) -> None:
+    file = tmp_path / "plugin"
+    file.write_text(plugin)
+    file.chmod(mode)
+    user = f"exec: {{apiVersion: client.authentication.k8s.io/v1, command: {file}}}"
+    (tmp_path / "kubeconfig").write_text(KUBECONFIG.replace("token: secret-token", user))
+    done = trackbed("status", "--kubeconfig", str(tmp_path / "kubeconfig"))
+    with pytest.raises(NotGiven) as refused:
+        bound_token(str(tmp_path / "kubeconfig"), "n1", 600)
+    for said in (done.stderr, f"trackbed: {refused.value}\n"):
+        assert said.startswith(f"trackbed: the kubeconfig's exec command '{file}' {message}")
+        assert len(said.splitlines()) == 1
+    assert (done.returncode, "device" in done.stderr, "--kubeconfig" in done.stderr) == (1, False, False)
+
+
+def test_a_credential_plugin_is_not_given_the_terminal(tmp_path: Path) -> None:
+    (tmp_path / "plugin").write_text('#!/bin/sh\necho "{\\"status\\": {\\"token\\": \\"t$(cat)\\"}}"\n')
+    (tmp_path / "plugin").chmod(0o755)
+    with server(TIME % "[]") as (url, sent):
+        user = "exec: {apiVersion: client.authentication.k8s.io/v1, command: ./plugin}"
+        text = KUBECONFIG.replace("https://127.0.0.1:1", url).replace("token: secret-token", user)
+        (tmp_path / "kubeconfig").write_text(text)
+        command = [
+            sys.executable,
+            "-m",
+            "agent",
+            "fleet",
+            "sweep",
+            "--dry",
+            "--kubeconfig",
+            str(tmp_path / "kubeconfig"),
+        ]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, input="typed")
+    assert done.returncode == 0, done.stderr
+    assert set(sent) == {"Bearer t"}
 
 
 @pytest.mark.parametrize(
