@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import shutil
 import ssl
 import subprocess
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import httpx2
-import yaml
-from lightkube import Client, KubeConfig
+from lightkube import Client
 from lightkube.config import client_adapter
 from lightkube.config.kubeconfig import SingleConfig
-from lightkube.config.models import NameValue, User
+from lightkube.config.models import NameValue
 from lightkube.core import generic_client
-from lightkube.core.exceptions import ApiError, ConfigError
+from lightkube.core.exceptions import ApiError
 from lightkube.models.meta_v1 import Status
 from msgspec import convert
 from msgspec.structs import replace
 
-
-class Misconfigured(ConfigError):
-    """The kubeconfig has a fault. The message says which, and the remedy."""
-
+from fleet.kubeconfig import REMEDY, Misconfigured
 
 _verify_cluster = client_adapter.verify_cluster
 
@@ -108,60 +102,16 @@ def _status(e: httpx2.HTTPStatusError) -> Status:
 generic_client.transform_exception = _with_status
 
 
-IMPERSONATION = ("as", "as-uid", "as-groups", "as-user-extra")
-"""Keys of a kubeconfig's user that lightkube ignores: it would act with the user's own rights."""
-
-SERVER_NAME = "tls-server-name"
-"""Key of a kubeconfig's cluster that lightkube ignores: it expects the server's host name in the certificate."""
-
-
-def from_kubeconfig(file: Path, context: str | None = None) -> SingleConfig | None:
-    """The cluster and the user of a kubeconfig's context; without one, of its current context.
-
-    :raises ConfigError: there is no such file or context, or a key of the user or the cluster cannot be used.
-    """
-    file = file.expanduser().absolute()
-    if not file.is_file():
-        raise ConfigError(f"the kubeconfig {file} is not found")
-    document = yaml.safe_load(file.read_text())
-    config = KubeConfig.from_dict(document, file).get(context)
-    if config is None:
-        return None
-    _refuse(file, document, "user", config.context.user, IMPERSONATION)
-    _refuse(file, document, "cluster", config.context.cluster, (SERVER_NAME,))
-    return config._replace(user=config.user and _with_whole_paths(config.user, file.parent))
-
-
-def _refuse(file: Path, document: Any, kind: str, name: str | None, keys: Sequence[str]) -> None:
-    for entry in document.get(f"{kind}s") or ():
-        for key in keys:
-            if entry["name"] == name and entry[kind].get(key):
-                raise ConfigError(
-                    f"{file}: the {kind} {name!r} has {key}, which cannot be used here; use one without it"
-                )
-
-
-def _with_whole_paths(user: User, folder: Path) -> User:
-    """lightkube looks for these two files from the working folder, and for all others from the kubeconfig's, as kubectl does.
-
-    A plugin's command without a slash is looked for in PATH (ResolveLocalPaths of k8s.io/client-go/tools/clientcmd).
-    """
-    if user.token_file:
-        user = replace(user, token_file=str(folder / user.token_file))
-    if user.exec and os.sep in user.exec.command:
-        user = replace(user, exec=replace(user.exec, command=str(folder / user.exec.command)))
-    return user
-
-
-def connect(config: SingleConfig | None, name: str, timeout: httpx2.Timeout | None = None) -> Client:
-    """A client of this cluster; None: the one of the environment.
+def connect(config: SingleConfig, name: str, timeout: httpx2.Timeout | None = None) -> Client:
+    """A client of this cluster.
 
     :param name: the field manager of what it writes.
-    :raises Misconfigured: the kubeconfig's credential plugin is not installed.
+    :raises Misconfigured: the kubeconfig's credential plugin is not installed, or a certificate or key cannot be used.
     """
-    if config is not None:
-        config = _with_exec_info(config)
-    return Client(config, timeout=timeout, field_manager=name)
+    try:
+        return Client(_with_exec_info(config), timeout=timeout, field_manager=name)
+    except ssl.SSLError as error:
+        raise Misconfigured(f"a certificate or key of the kubeconfig cannot be read: {error}; {REMEDY}") from None
 
 
 EXEC_INFO = "KUBERNETES_EXEC_INFO"
