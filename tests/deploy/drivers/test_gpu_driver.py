@@ -224,6 +224,8 @@ def system(identity: str, version: str) -> OperatingSystem:
         ("debian", "12", {"persistence": False}, ("nvidia-open",)),
         ("ubuntu", "24.04", {"fabric_manager": True}, ("nvidia-open", "nvidia-fabricmanager")),
         ("ubuntu", "24.04", {"version": "570.86.15", "fabric_manager": True}, ("nvidia-open", "nvidia-fabricmanager-570")),
+        ("ubuntu", "24.04", {"version": "590.48.01"}, ("nvidia-open", "nvidia-persistenced")),
+        ("ubuntu", "24.04", {"version": "590.48.01", "persistence": False}, ("nvidia-open",)),
         ("rocky", "9", {"version": "570.86.15", "fabric_manager": True, "persistence": False},
          ("nvidia-open", "nvidia-fabric-manager")),
         ("ubuntu", "22.04", {"source": "distribution"}, ("nvidia-headless-580-server-open", "nvidia-utils-580-server")),
