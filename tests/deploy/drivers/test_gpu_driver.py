@@ -184,6 +184,13 @@ def test_dnf_locks_only_the_driver_at_its_version(node: Node, locks: list[str], 
     assert ["add" if f" '*nvidia*{VERSION}*' " in command else command for command in done] == commands
 
 
+def test_on_dnf5_no_driver_is_installed_that_could_not_be_held(node: Node) -> None:
+    wants(node)
+    result = node.deploy(gpu_driver.install, {**fresh(ROCKY_9), "rpm --queryformat": "dnf5 5.2.10"})
+    assert "refuse: dnf on this node is dnf5" in result.commands[f"{PREFIX}Version"][0]
+    assert f"{PREFIX}Packages" not in {name for name, commands in result.commands.items() if commands}
+
+
 NEWER = {
     "rpm --queryformat": [
         *("nvidia-open 590.44.01-1", "nvidia-kernel-open-dkms 590.44.01-1", "nvidia-container-toolkit 1.20.1-1"),
