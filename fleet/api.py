@@ -181,7 +181,7 @@ def answers(client: Client) -> Iterator[None]:
 def _from_environment(context: str | None) -> SingleConfig:
     """As kubectl finds it: lightkube's own function takes the service account first, and an empty KUBECONFIG as a file."""
     file = default_file()
-    if os.environ.get("KUBECONFIG") or file.expanduser().is_file() or not Path(SERVICE_ACCOUNT).is_dir():
+    if os.environ.get("KUBECONFIG") or file.is_file() or not Path(SERVICE_ACCOUNT).is_dir():
         return from_kubeconfig(file, context)
     try:
         # None is only for a kubeconfig without a current context.

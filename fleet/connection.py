@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
 import ssl
 import subprocess
@@ -106,13 +107,25 @@ def connect(config: SingleConfig, name: str, timeout: httpx2.Timeout | None = No
     """A client of this cluster.
 
     :param name: the field manager of what it writes.
-    :raises Misconfigured: the kubeconfig's credential plugin is not installed, or a certificate or key cannot be used.
+    :raises Misconfigured: the kubeconfig's credential plugin is not installed; a certificate, a key or a proxy cannot be used.
     """
+    config = _with_exec_info(config)
     try:
-        return Client(_with_exec_info(config), timeout=timeout, field_manager=name)
-    except ssl.SSLError as error:
-        raise Misconfigured(f"a certificate or key of the kubeconfig cannot be read: {error}; {REMEDY}") from None
+        return Client(config, timeout=timeout, field_manager=name)
+    except OSError as error:
+        what = "a certificate or key of the kubeconfig or of SSL_CERT_FILE"
+        raise Misconfigured(f"{what} cannot be read: {error}; {REMEDY}") from None
+    except (httpx2.InvalidURL, ValueError, ImportError) as error:
+        # The kubeconfig was checked before. The error's text may have the proxy's password.
+        given = ", ".join(each for each in os.environ if each.lower() in PROXIES)
+        raise Misconfigured(
+            f"a proxy of the environment ({given}) cannot be used ({type(error).__name__}); give an HTTP proxy's URL, as "
+            "http://proxy:3128"
+        ) from None
 
+
+PROXIES = ("https_proxy", "http_proxy", "all_proxy", "no_proxy")
+"""Environment variables that name proxies, in small or capital letters."""
 
 EXEC_INFO = "KUBERNETES_EXEC_INFO"
 EXEC_VERSION = "client.authentication.k8s.io/v1"

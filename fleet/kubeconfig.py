@@ -75,7 +75,7 @@ def default_file() -> Path:
     named = [each for each in os.environ.get("KUBECONFIG", "").split(os.pathsep) if each]
     if len(named) > 1:
         raise Misconfigured(f"KUBECONFIG names {len(named)} files, and one can be used; set it to that one")
-    return Path(named[0] if named else DEFAULT_KUBECONFIG)
+    return _expanded(Path(named[0] if named else DEFAULT_KUBECONFIG))
 
 
 def from_kubeconfig(file: Path, context: str | None = None) -> SingleConfig:
@@ -84,15 +84,14 @@ def from_kubeconfig(file: Path, context: str | None = None) -> SingleConfig:
     :raises Misconfigured: the file is wrong, or has a key that has no effect here.
     :raises ConfigError: there is no such file or context.
     """
-    # Path.expanduser fails for a user that does not exist.
-    file = Path(os.path.expanduser(file)).absolute()  # noqa: PTH111
+    file = _expanded(file).absolute()
     document = _document(file)
     try:
         content = convert(_without_nulls(document), _Kubeconfig)
     except ValidationError as error:
         raise Misconfigured(f"{file} is no kubeconfig: {error}; {REMEDY}") from None
-    name = context or content.current_context
-    if not name:
+    name = content.current_context if context is None else context
+    if not name and context is None:
         raise ConfigError(f"{file} has no current context")
     of = next((each.context for each in content.contexts if each.name == name), None)
     if of is None:
@@ -106,6 +105,11 @@ def from_kubeconfig(file: Path, context: str | None = None) -> SingleConfig:
     for fault in (*_of_cluster(config), *_of_user(config, user)):
         raise Misconfigured(f"{file}: {fault}; {REMEDY}")
     return config
+
+
+def _expanded(file: Path) -> Path:
+    """A path with the home folder for its ``~``. Path.expanduser fails if there is none, as for a user without a name."""
+    return Path(os.path.expanduser(file))  # noqa: PTH111
 
 
 def _document(file: Path) -> Any:

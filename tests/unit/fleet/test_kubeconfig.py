@@ -99,7 +99,7 @@ USER = "token: secret-token"
         ("{cluster: c, user: u}", "{cluster: c, user: v}", "the user 'v'; the file has 0 of that name, and needs one"),
         ("users: [", "users: [{name: u}, ", "the user 'u'; the file has 2 of that name, and needs one"),
         (CLUSTER, f"{CLUSTER}, certificate-authority-data: secret", "certificate-authority-data is not base64"),
-        (CLUSTER, f"{CLUSTER}, certificate-authority-data: c2VjcmV0", "a certificate or key of the kubeconfig cannot be read"),
+        (CLUSTER, f"{CLUSTER}, certificate-authority-data: c2VjcmV0", "of the kubeconfig or of SSL_CERT_FILE cannot be read"),
         (CLUSTER, f"{CLUSTER}, certificate-authority: /tmp", "certificate-authority '/tmp' is no file that can be read"),
         (USER, "client-certificate-data: '!'", "client-certificate-data is not base64"),
         (USER, "client-certificate-data: c2VjcmV0", "the user has a client-certificate and no client-key"),
@@ -126,6 +126,32 @@ def test_a_fault_of_the_kubeconfig_is_one_message_with_its_place(
     for said in of_both(file):
         assert message in said
         assert ("; " in said, "\n" in said, "secret" in said) == (True, False, False)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("HTTPS_PROXY", "http://root:secret@[::1", "a proxy of the environment (HTTPS_PROXY) cannot be used (InvalidURL)"),
+        ("ALL_PROXY", "ftp://proxy", "a proxy of the environment (ALL_PROXY) cannot be used (ValueError)"),
+        ("https_proxy", "socks5://proxy", "a proxy of the environment (https_proxy) cannot be used (ImportError)"),
+        ("SSL_CERT_FILE", "/nonexistent", "of the kubeconfig or of SSL_CERT_FILE cannot be read: [Errno 2]"),
+        ("SSL_CERT_FILE", "/etc/hostname", "of the kubeconfig or of SSL_CERT_FILE cannot be read: [X509"),
+    ],
+)  # fmt: skip
+def test_what_the_environment_gives_and_cannot_be_used_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, message: str
+) -> None:
+    (tmp_path / "kubeconfig").write_text(KUBECONFIG)
+    monkeypatch.setenv(variable, value)
+    for said in of_both(tmp_path / "kubeconfig"):
+        assert message in said
+        assert "secret" not in said
+
+
+def test_an_empty_context_is_not_the_current_one(tmp_path: Path) -> None:
+    (tmp_path / "kubeconfig").write_text(KUBECONFIG)
+    done = trackbed("status", "--kubeconfig", str(tmp_path / "kubeconfig"), "--context", "")
+    assert "kubeconfig has no context ''" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["", "missing", "~nobody-has-this-name/config", "pipe"])
