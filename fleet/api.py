@@ -26,7 +26,7 @@ from lightkube.types import PatchType
 
 from agent.report import names
 from agent.spec.node import NODE_NAME
-from fleet.connection import connect
+from fleet.connection import PluginFailed, connect, unreachable
 from fleet.kubeconfig import Misconfigured, default_file, from_kubeconfig
 from fleet.reading import PlainLease, PlainNode, PlainNodeStatus, PlainRequest, Read, read, read_all, without_bad_times
 
@@ -205,17 +205,14 @@ def errors() -> Iterator[None]:
     """
     try:
         yield
-    except Misconfigured as error:
+    except (Misconfigured, PluginFailed) as error:
         raise Failed(str(error)) from None
     except ConfigError as error:
         raise Failed(f"{error}; give --kubeconfig FILE (and --context NAME)") from None
     except ApiError as error:
         raise Failed(explain(error)) from None
-    except httpx2.LocalProtocolError:
-        # Its text quotes the header, which holds the token.
-        raise Failed(
-            "the request cannot be sent; has the kubeconfig's token a line break or another control character?"
-        ) from None
+    except httpx2.LocalProtocolError as error:
+        raise Failed(unreachable(error)) from None
     except httpx2.TransportError as error:
         at = error.request.url.copy_with(path=None, query=None) if _has_request(error) else "the API server"
         raise Failed(

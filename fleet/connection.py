@@ -37,6 +37,14 @@ def _as_other_clients(*words: Any, **named: Any) -> ssl.SSLContext:
 # lightkube makes the context itself. To give it a transport with another one would turn off proxies (HTTPS_PROXY).
 client_adapter.verify_cluster = _as_other_clients
 
+
+class PluginFailed(httpx2.RequestError):
+    """The kubeconfig's credential plugin gives no credentials, so a request cannot be sent. The message has the remedy.
+
+    It may be the first request, or a later one, for which the credentials have expired.
+    """
+
+
 _NOT_RUN = {
     errno.ENOEXEC: "is it a program for this machine, or a script with a #! line?",
     errno.ENOENT: "is the interpreter of its #! line installed?",
@@ -50,13 +58,13 @@ def _output_of_plugin(command: Sequence[str], env: Mapping[str, str]) -> bytes:
         done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     except OSError as error:
         remedy = _NOT_RUN.get(error.errno or 0, "try to run it")
-        raise Misconfigured(f"{plugin} cannot be run: {error.strerror}; {remedy}") from None
+        raise PluginFailed(f"{plugin} cannot be run: {error.strerror}; {remedy}") from None
     except ValueError as error:
-        raise Misconfigured(f"{plugin} cannot be run with its args and env: {error}; check them") from None
+        raise PluginFailed(f"{plugin} cannot be run with its args and env: {error}; check them") from None
     if done.returncode:
         said = done.stderr.decode(errors="replace").split("\n")
         last = next((line for line in reversed(said) if line.strip()), "it printed no error")
-        raise Misconfigured(f"{plugin} failed with exit code {done.returncode}: {last.strip()}; try it with kubectl")
+        raise PluginFailed(f"{plugin} failed with exit code {done.returncode}: {last.strip()}; try it with kubectl")
     return done.stdout
 
 
@@ -68,6 +76,9 @@ TEMPORARY = (429, 502, 503, 504)
 
 def unreachable(error: httpx2.TransportError) -> str:
     """Why the API server gave no answer."""
+    if isinstance(error, httpx2.LocalProtocolError):
+        # Its text quotes the header, which holds the token.
+        return "the request cannot be sent; has the kubeconfig's token a line break or another control character?"
     return f"the API server cannot be reached: {str(error) or type(error).__name__}"
 
 

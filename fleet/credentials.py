@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
 
-from httpx2 import HTTPError, LocalProtocolError
+from httpx2 import HTTPError
 from lightkube import ApiError, Client
 from lightkube.core.exceptions import ConfigError
 from lightkube.models.authentication_v1 import BoundObjectReference, TokenRequestSpec
@@ -115,9 +115,6 @@ def _client(kubeconfig: str | None) -> Iterator[Client]:
             yield client
     except ApiError as error:
         raise NotGiven(f"the API server refuses: {error.status.message}; is fleet/cluster applied?") from None
-    except LocalProtocolError:
-        # Its text quotes the header, which holds the token.
-        raise NotGiven("the request cannot be sent; has the kubeconfig's token a line break?") from None
     except HTTPError as error:
         raise NotGiven(why(error)) from None
     except (Misconfigured, OSError) as error:
