@@ -8,8 +8,8 @@ import os
 import shutil
 import ssl
 import subprocess
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import httpx2
 from lightkube import Client
@@ -23,6 +23,8 @@ from msgspec import convert
 from msgspec.structs import replace
 
 from fleet.kubeconfig import REMEDY, Misconfigured
+
+C = TypeVar("C")
 
 _verify_cluster = client_adapter.verify_cluster
 
@@ -121,13 +123,22 @@ def connect(config: SingleConfig, name: str, timeout: httpx2.Timeout | None = No
     :raises Misconfigured: the kubeconfig's credential plugin is not installed; a certificate, a key or a proxy cannot be used.
     """
     config = _with_exec_info(config)
+    files = "a certificate or key of the kubeconfig or of SSL_CERT_FILE"
+    return made(lambda: Client(config, timeout=timeout, field_manager=name), files, REMEDY)
+
+
+def made(make: Callable[[], C], files: str, remedy: str) -> C:
+    """A client whose URL and settings were checked, so that only certificates and the environment can be wrong.
+
+    :param files: what may hold a wrong certificate, and the remedy for that.
+    :raises Misconfigured: one of the files, or a proxy of the environment, cannot be used.
+    """
     try:
-        return Client(config, timeout=timeout, field_manager=name)
+        return make()
     except OSError as error:
-        what = "a certificate or key of the kubeconfig or of SSL_CERT_FILE"
-        raise Misconfigured(f"{what} cannot be read: {error}; {REMEDY}") from None
+        raise Misconfigured(f"{files} cannot be read: {error}; {remedy}") from None
     except (httpx2.InvalidURL, ValueError, ImportError) as error:
-        # The kubeconfig was checked before. The error's text may have the proxy's password.
+        # The error's text may have the proxy's password.
         given = ", ".join(each for each in os.environ if each.lower() in PROXIES)
         raise Misconfigured(
             f"a proxy of the environment ({given}) cannot be used ({type(error).__name__}); give an HTTP proxy's URL, as "
