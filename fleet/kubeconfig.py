@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -88,7 +89,8 @@ def from_kubeconfig(file: Path, context: str | None = None) -> SingleConfig:
     document = _document(file)
     try:
         content = convert(_without_nulls(document), _Kubeconfig)
-    except ValidationError as error:
+    # YAML's aliases can make a list contain itself.
+    except (ValidationError, RecursionError) as error:
         raise Misconfigured(f"{file} is no kubeconfig: {error}; {REMEDY}") from None
     name = content.current_context if context is None else context
     if not name and context is None:
@@ -102,7 +104,7 @@ def from_kubeconfig(file: Path, context: str | None = None) -> SingleConfig:
     _refuse(file, document, "cluster", of.cluster, (SERVER_NAME,))
     user = _with_whole_paths(_without_empty(user), file.parent)
     config = SingleConfig(name, Context(of.cluster, of.user, of.namespace), cluster, user, file)
-    for fault in (*_of_cluster(config), *_of_user(config, user)):
+    if fault := next(chain(_of_cluster(config), _of_user(config, user)), ""):
         raise Misconfigured(f"{file}: {fault}; {REMEDY}")
     return config
 

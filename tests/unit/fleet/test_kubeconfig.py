@@ -79,6 +79,7 @@ USER = "token: secret-token"
         (KUBECONFIG, "[1]", "is no kubeconfig: Expected `object`, got `array`"),
         (KUBECONFIG, "a: [secret-token", "is not YAML in line 1"),
         (KUBECONFIG, "[" * 5000, "cannot be read: RecursionError"),
+        (KUBECONFIG, "users: &a [*a]", "is no kubeconfig: maximum recursion depth exceeded"),
         (KUBECONFIG, "\udcff", "cannot be read: UnicodeDecodeError"),
         (KUBECONFIG, "{}", "has no current context"),
         ("current-context: c", "current-context: [c]", "Expected `str`, got `array` - at `$.current-context`"),
