@@ -10,15 +10,13 @@ from datetime import datetime, timedelta
 from functools import wraps
 from pathlib import Path
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 import httpx2
-import yaml
 from attrs import field, frozen
 from lightkube import ApiError, Client, KubeConfig
-from lightkube.config.kubeconfig import DEFAULT_KUBECONFIG, SERVICE_ACCOUNT, SingleConfig
-from lightkube.config.models import User
+from lightkube.config.kubeconfig import SERVICE_ACCOUNT, SingleConfig
 from lightkube.core.exceptions import ConfigError
 from lightkube.resources.authentication_v1 import SelfSubjectReview
 from lightkube.resources.certificates_v1 import CertificateSigningRequest
@@ -28,7 +26,8 @@ from lightkube.types import PatchType
 
 from agent.report import names
 from agent.spec.node import NODE_NAME
-from fleet.connection import connect, from_kubeconfig
+from fleet.connection import PluginFailed, connect, unreachable
+from fleet.kubeconfig import Misconfigured, default_file, from_kubeconfig
 from fleet.reading import PlainLease, PlainNode, PlainNodeStatus, PlainRequest, Read, read, read_all, without_bad_times
 
 CONFLICTS = (409, 422)
@@ -179,41 +178,23 @@ def answers(client: Client) -> Iterator[None]:
         ) from None
 
 
-def _check_files(config: SingleConfig) -> None:
-    user = config.user or User()
-    given = (config.cluster.certificate_auth, user.client_cert, user.client_key, user.token_file)
-    for path in (Path(config.abs_file(each)) for each in given if each):
-        if not path.is_file():
-            raise Failed(f"{path}, which the kubeconfig names, is not a file; see: kubectl config view")
-
-
-def _from_environment(context: str | None) -> SingleConfig | None:
+def _from_environment(context: str | None) -> SingleConfig:
     """As kubectl finds it: lightkube's own function takes the service account first, and an empty KUBECONFIG as a file."""
-    file = Path(os.environ.get("KUBECONFIG") or DEFAULT_KUBECONFIG)
-    if not os.environ.get("KUBECONFIG") and not file.expanduser().is_file() and Path(SERVICE_ACCOUNT).is_dir():
-        return KubeConfig.from_service_account(SERVICE_ACCOUNT).get(context)
-    return from_kubeconfig(file, context)
+    file = default_file()
+    if os.environ.get("KUBECONFIG") or file.is_file() or not Path(SERVICE_ACCOUNT).is_dir():
+        return from_kubeconfig(file, context)
+    try:
+        # None is only for a kubeconfig without a current context.
+        return cast(SingleConfig, KubeConfig.from_service_account(SERVICE_ACCOUNT).get(context))
+    except (KeyError, OSError, ValueError) as error:
+        raise Misconfigured(
+            f"the service account in {SERVICE_ACCOUNT} cannot be used: {type(error).__name__}: {error}; give --kubeconfig FILE"
+        ) from None
 
 
 def _client(kubeconfig: Path | None, context: str | None) -> Client:
-    if kubeconfig is None and os.pathsep in os.environ.get("KUBECONFIG", ""):
-        raise Failed("KUBECONFIG names several files, and one can be used: give it with --kubeconfig")
-    try:
-        config = _from_environment(context) if kubeconfig is None else from_kubeconfig(kubeconfig, context)
-        if config is not None:
-            _check_files(config)
-        return connect(config, "trackbed-fleet", TIMEOUT)
-    except ssl.SSLError as error:
-        raise Failed(f"a certificate or key of the kubeconfig cannot be read: {error}; check it with kubectl") from None
-    except httpx2.InvalidURL as error:
-        raise Failed(f"the kubeconfig's server is no URL: {error}; check it with kubectl") from None
-    except yaml.YAMLError as error:
-        # The error's text quotes the file, which holds credentials.
-        mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
-        at = f" in line {mark.line + 1}" if mark else ""
-        raise Failed(f"the kubeconfig is not YAML{at}; check it with kubectl") from None
-    except (KeyError, TypeError, AttributeError, AssertionError, ValueError, RecursionError) as error:
-        raise Failed(f"the kubeconfig cannot be read: {type(error).__name__}: {error}; check it with kubectl") from None
+    config = _from_environment(context) if kubeconfig is None else from_kubeconfig(kubeconfig, context)
+    return connect(config, "trackbed-fleet", TIMEOUT)
 
 
 @contextmanager
@@ -224,15 +205,14 @@ def errors() -> Iterator[None]:
     """
     try:
         yield
+    except (Misconfigured, PluginFailed) as error:
+        raise Failed(str(error)) from None
     except ConfigError as error:
         raise Failed(f"{error}; give --kubeconfig FILE (and --context NAME)") from None
     except ApiError as error:
         raise Failed(explain(error)) from None
-    except httpx2.LocalProtocolError:
-        # Its text quotes the header, which holds the token.
-        raise Failed(
-            "the request cannot be sent; has the kubeconfig's token a line break or another control character?"
-        ) from None
+    except httpx2.LocalProtocolError as error:
+        raise Failed(unreachable(error)) from None
     except httpx2.TransportError as error:
         at = error.request.url.copy_with(path=None, query=None) if _has_request(error) else "the API server"
         raise Failed(

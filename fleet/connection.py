@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import ssl
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import httpx2
-import yaml
-from lightkube import Client, KubeConfig
+from lightkube import Client
 from lightkube.config import client_adapter
 from lightkube.config.kubeconfig import SingleConfig
-from lightkube.config.models import NameValue, User
+from lightkube.config.models import NameValue
 from lightkube.core import generic_client
-from lightkube.core.exceptions import ApiError, ConfigError
+from lightkube.core.exceptions import ApiError
 from lightkube.models.meta_v1 import Status
 from msgspec import convert
 from msgspec.structs import replace
+
+from fleet.kubeconfig import REMEDY, Misconfigured
+
+C = TypeVar("C")
 
 _verify_cluster = client_adapter.verify_cluster
 
@@ -35,12 +39,48 @@ def _as_other_clients(*words: Any, **named: Any) -> ssl.SSLContext:
 # lightkube makes the context itself. To give it a transport with another one would turn off proxies (HTTPS_PROXY).
 client_adapter.verify_cluster = _as_other_clients
 
+
+class PluginFailed(httpx2.RequestError):
+    """The kubeconfig's credential plugin gives no credentials, so a request cannot be sent. The message has the remedy.
+
+    It may be the first request, or a later one, for which the credentials have expired.
+    """
+
+
+_NOT_RUN = {
+    errno.ENOEXEC: "is it a program for this machine, or a script with a #! line?",
+    errno.ENOENT: "is the interpreter of its #! line installed?",
+}
+
+
+def _output_of_plugin(command: Sequence[str], env: Mapping[str, str]) -> bytes:
+    """Runs a credential plugin as lightkube does, with a message for each failure, and without the terminal, as it is told."""
+    plugin = f"the kubeconfig's exec command {command[0]!r}"
+    try:
+        done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    except OSError as error:
+        remedy = _NOT_RUN.get(error.errno or 0, "try to run it")
+        raise PluginFailed(f"{plugin} cannot be run: {error.strerror}; {remedy}") from None
+    except ValueError as error:
+        raise PluginFailed(f"{plugin} cannot be run with its args and env: {error}; check them") from None
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").split("\n")
+        last = next((line for line in reversed(said) if line.strip()), "it printed no error")
+        raise PluginFailed(f"{plugin} failed with exit code {done.returncode}: {last.strip()}; try it with kubectl")
+    return done.stdout
+
+
+client_adapter.sync_check_output = _output_of_plugin
+
 TEMPORARY = (429, 502, 503, 504)
 """HTTP status codes of an API server that is overloaded or restarts, or of a proxy before it, so that a retry may succeed."""
 
 
 def unreachable(error: httpx2.TransportError) -> str:
     """Why the API server gave no answer."""
+    if isinstance(error, httpx2.LocalProtocolError):
+        # Its text quotes the header, which holds the token.
+        return "the request cannot be sent; has the kubeconfig's token a line break or another control character?"
     return f"the API server cannot be reached: {str(error) or type(error).__name__}"
 
 
@@ -76,61 +116,38 @@ def _status(e: httpx2.HTTPStatusError) -> Status:
 generic_client.transform_exception = _with_status
 
 
-IMPERSONATION = ("as", "as-uid", "as-groups", "as-user-extra")
-"""Keys of a kubeconfig's user that lightkube ignores: it would act with the user's own rights."""
-
-SERVER_NAME = "tls-server-name"
-"""Key of a kubeconfig's cluster that lightkube ignores: it expects the server's host name in the certificate."""
-
-
-def from_kubeconfig(file: Path, context: str | None = None) -> SingleConfig | None:
-    """The cluster and the user of a kubeconfig's context; without one, of its current context.
-
-    :raises ConfigError: there is no such file or context, or a key of the user or the cluster cannot be used.
-    """
-    file = file.expanduser().absolute()
-    if not file.is_file():
-        raise ConfigError(f"the kubeconfig {file} is not found")
-    document = yaml.safe_load(file.read_text())
-    config = KubeConfig.from_dict(document, file).get(context)
-    if config is None:
-        return None
-    _refuse(file, document, "user", config.context.user, IMPERSONATION)
-    _refuse(file, document, "cluster", config.context.cluster, (SERVER_NAME,))
-    return config._replace(user=config.user and _with_whole_paths(config.user, file.parent))
-
-
-def _refuse(file: Path, document: Any, kind: str, name: str | None, keys: Sequence[str]) -> None:
-    for entry in document.get(f"{kind}s") or ():
-        for key in keys:
-            if entry["name"] == name and entry[kind].get(key):
-                raise ConfigError(
-                    f"{file}: the {kind} {name!r} has {key}, which cannot be used here; use one without it"
-                )
-
-
-def _with_whole_paths(user: User, folder: Path) -> User:
-    """lightkube looks for these two files from the working folder, and for all others from the kubeconfig's, as kubectl does.
-
-    A plugin's command without a slash is looked for in PATH (ResolveLocalPaths of k8s.io/client-go/tools/clientcmd).
-    """
-    if user.token_file:
-        user = replace(user, token_file=str(folder / user.token_file))
-    if user.exec and os.sep in user.exec.command:
-        user = replace(user, exec=replace(user.exec, command=str(folder / user.exec.command)))
-    return user
-
-
-def connect(config: SingleConfig | None, name: str, timeout: httpx2.Timeout | None = None) -> Client:
-    """A client of this cluster; None: the one of the environment.
+def connect(config: SingleConfig, name: str, timeout: httpx2.Timeout | None = None) -> Client:
+    """A client of this cluster.
 
     :param name: the field manager of what it writes.
-    :raises ConfigError: the kubeconfig's credential plugin is not installed.
+    :raises Misconfigured: the kubeconfig's credential plugin is not installed; a certificate, a key or a proxy cannot be used.
     """
-    if config is not None:
-        config = _with_exec_info(config)
-    return Client(config, timeout=timeout, field_manager=name)
+    config = _with_exec_info(config)
+    files = "a certificate or key of the kubeconfig or of SSL_CERT_FILE"
+    return made(lambda: Client(config, timeout=timeout, field_manager=name), files, REMEDY)
 
+
+def made(make: Callable[[], C], files: str, remedy: str) -> C:
+    """A client whose URL and settings were checked, so that only certificates and the environment can be wrong.
+
+    :param files: what may hold a wrong certificate, and the remedy for that.
+    :raises Misconfigured: one of the files, or a proxy of the environment, cannot be used.
+    """
+    try:
+        return make()
+    except OSError as error:
+        raise Misconfigured(f"{files} cannot be read: {error}; {remedy}") from None
+    except (httpx2.InvalidURL, ValueError, ImportError) as error:
+        # The error's text may have the proxy's password.
+        given = ", ".join(each for each in os.environ if each.lower() in PROXIES)
+        raise Misconfigured(
+            f"a proxy of the environment ({given}) cannot be used ({type(error).__name__}); give an HTTP proxy's URL, as "
+            "http://proxy:3128"
+        ) from None
+
+
+PROXIES = ("https_proxy", "http_proxy", "all_proxy", "no_proxy")
+"""Environment variables that name proxies, in small or capital letters."""
 
 EXEC_INFO = "KUBERNETES_EXEC_INFO"
 EXEC_VERSION = "client.authentication.k8s.io/v1"
@@ -147,7 +164,9 @@ def _with_exec_info(config: SingleConfig) -> SingleConfig:
         return config
     plugin = user.exec
     if shutil.which(plugin.command) is None:
-        raise ConfigError(f"the kubeconfig's exec command {plugin.command!r} is not installed; install it")
+        raise Misconfigured(
+            f"the kubeconfig's exec command {plugin.command!r} is not installed or not executable; install it"
+        )
     info = {"apiVersion": plugin.apiVersion, "kind": "ExecCredential", "spec": {"interactive": False}}
     environment = [*(plugin.env or ()), NameValue(EXEC_INFO, json.dumps(info))]
     version = f"{EXEC_VERSION}beta1" if plugin.apiVersion == EXEC_VERSION else plugin.apiVersion

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
 
-import yaml
-from httpx2 import HTTPError, LocalProtocolError
+from httpx2 import HTTPError
 from lightkube import ApiError, Client
-from lightkube.config.kubeconfig import DEFAULT_KUBECONFIG
 from lightkube.core.exceptions import ConfigError
 from lightkube.models.authentication_v1 import BoundObjectReference, TokenRequestSpec
 from lightkube.models.certificates_v1 import CertificateSigningRequestCondition, CertificateSigningRequestStatus
@@ -19,15 +18,13 @@ from lightkube.resources.certificates_v1 import CertificateSigningRequest
 from lightkube.resources.core_v1 import ServiceAccountToken
 
 from agent.report import names
+from fleet.api import Failed, answers
 from fleet.approval import KnownNodes, verdicts
 from fleet.bindings import admit
-from fleet.connection import connect, from_kubeconfig
+from fleet.connection import connect, why
 from fleet.issued import decide, wrong
+from fleet.kubeconfig import Misconfigured, default_file, from_kubeconfig
 from fleet.reading import PlainNode, PlainRequest, read
-
-UNUSABLE = (ConfigError, HTTPError, OSError, ValueError, KeyError, yaml.YAMLError)
-"""The errors of a kubeconfig that is missing or wrong, and of a server that cannot be reached."""
-
 
 # The names that reporters give their requests. A name becomes part of a URL.
 _REQUEST_NAME = re.compile(r"trackbed-[a-z0-9](?:[-a-z0-9.]{0,242}[a-z0-9])?")
@@ -46,12 +43,8 @@ def enrolment_token(kubeconfig: str | None, seconds: int) -> str:
 
     :raises NotGiven: saying why.
     """
-    try:
-        return _token(_client(kubeconfig), "enrolment", TokenRequestSpec(expirationSeconds=seconds))
-    except ApiError as error:
-        raise _refused(error) from None
-    except UNUSABLE as error:
-        raise _unusable(error) from None
+    with _client(kubeconfig) as client:
+        return _token(client, "enrolment", TokenRequestSpec(expirationSeconds=seconds))
 
 
 def bound_token(kubeconfig: str | None, node: str, seconds: int) -> str:
@@ -60,17 +53,15 @@ def bound_token(kubeconfig: str | None, node: str, seconds: int) -> str:
     :raises NotJoined: there is no such Node.
     :raises NotGiven: saying why.
     """
-    try:
-        client = _client(kubeconfig)
-        uid = client.get(PlainNode, node)["metadata"]["uid"]
-        bound = BoundObjectReference(apiVersion="v1", kind="Node", name=node, uid=uid)
-        return _token(client, "reporter", TokenRequestSpec(boundObjectRef=bound, expirationSeconds=seconds))
-    except ApiError as error:
-        if error.status.code == HTTPStatus.NOT_FOUND:
-            raise NotJoined(f"{node} has not joined") from None
-        raise _refused(error) from None
-    except UNUSABLE as error:
-        raise _unusable(error) from None
+    with _client(kubeconfig) as client:
+        try:
+            uid = client.get(PlainNode, node)["metadata"]["uid"]
+            bound = BoundObjectReference(apiVersion="v1", kind="Node", name=node, uid=uid)
+            return _token(client, "reporter", TokenRequestSpec(boundObjectRef=bound, expirationSeconds=seconds))
+        except ApiError as error:
+            if error.status.code == HTTPStatus.NOT_FOUND:
+                raise NotJoined(f"{node} has not joined") from None
+            raise
 
 
 def approve(kubeconfig: str | None, node: str, request: str, csr: str) -> None:
@@ -78,8 +69,7 @@ def approve(kubeconfig: str | None, node: str, request: str, csr: str) -> None:
 
     :raises NotGiven: saying why.
     """
-    try:
-        client = _client(kubeconfig)
+    with _client(kubeconfig) as client:
         pending = _request(client, request, csr)
         for verdict in verdicts([pending], KnownNodes(expected={node}, again={node})):
             if verdict.action != "approve" or verdict.node != node:
@@ -90,10 +80,6 @@ def approve(kubeconfig: str | None, node: str, request: str, csr: str) -> None:
             _decide(client, pending)
             if faults := wrong(client, {request: pending}):
                 raise NotGiven(faults[request])
-    except ApiError as error:
-        raise _refused(error) from None
-    except UNUSABLE as error:
-        raise _unusable(error) from None
 
 
 def _request(client: Client, name: str, csr: str) -> CertificateSigningRequest:
@@ -117,22 +103,26 @@ def _token(client: Client, account: str, spec: TokenRequestSpec) -> str:
     return (made.status.token if made.status else None) or ""
 
 
-def _client(kubeconfig: str | None) -> Client:
-    path = kubeconfig or os.environ.get("KUBECONFIG") or DEFAULT_KUBECONFIG
-    return connect(from_kubeconfig(Path(path)), "trackbed-deploy")
+@contextmanager
+def _client(kubeconfig: str | None) -> Iterator[Client]:
+    """A client of the cluster.
 
-
-def _refused(error: ApiError) -> NotGiven:
-    return NotGiven(f"the API server refuses: {error.status.message}; is fleet/cluster applied?")
-
-
-def _unusable(error: Exception) -> NotGiven:
-    if isinstance(error, LocalProtocolError):
-        # Its text quotes the header, which holds the token.
-        return NotGiven("the request cannot be sent; has the kubeconfig's token a line break?")
-    # A YAML error quotes the file, which holds credentials.
-    message = type(error).__name__ if isinstance(error, yaml.YAMLError) else f"{type(error).__name__}: {error}"
-    return NotGiven(message)
+    :raises NotGiven: for each error of the client.
+    """
+    try:
+        config = from_kubeconfig(Path(kubeconfig) if kubeconfig else default_file())
+        with connect(config, "trackbed-deploy") as client, answers(client):
+            yield client
+    except ApiError as error:
+        raise NotGiven(f"the API server refuses: {error.status.message}; is fleet/cluster applied?") from None
+    except HTTPError as error:
+        raise NotGiven(why(error)) from None
+    except (Misconfigured, OSError) as error:
+        raise NotGiven(str(error)) from None
+    except ConfigError as error:
+        raise NotGiven(f"{error}; give another kubeconfig") from None
+    except Failed as error:
+        raise NotGiven(error.message) from None
 
 
 def _decide(client: Client, request: CertificateSigningRequest) -> None:

@@ -10,9 +10,12 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
+import click
 from attrs import frozen
 
 from fleet.api import Failed
@@ -22,6 +25,21 @@ ROOT = Path(__file__).parent.parent
 
 LINES = 12
 """Lines of a command's output that are shown: the last ones."""
+
+
+def options(help: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command the options that choose the hosts of an inventory.
+
+    :param help: what the command needs the inventory for.
+    """
+    file = click.option("--inventory", type=click.Path(path_type=Path, exists=True), help=help)
+    limit = click.option(
+        "--limit",
+        multiple=True,
+        metavar="GROUP|HOST",
+        help="Only this group or these hosts of the inventory, as for pyinfra; may be given several times.",
+    )
+    return lambda command: file(limit(command))
 
 
 @frozen
@@ -42,16 +60,27 @@ class CommandResult:
 
 @frozen
 class Inventory:
-    """An inventory's file and its hosts, by their Nodes' names."""
+    """An inventory's file and its hosts, by their Nodes' names. ``limit``: the groups and hosts that were chosen; none: all."""
 
     path: Path
     hosts: dict[str, Host]
+    limit: tuple[str, ...] = ()
 
     @classmethod
-    def read(cls, path: Path) -> Inventory:
+    def given(cls, path: Path | None, limit: tuple[str, ...]) -> Inventory:
+        """The inventory of a command's options; without the option, one without hosts.
+
+        :raises Failed: as :meth:`read`.
+        """
+        if path is None and limit:
+            raise click.UsageError("--limit chooses hosts of an inventory: give --inventory, too")
+        return cls.read(path, limit) if path else cls(Path(), {})
+
+    @classmethod
+    def read(cls, path: Path, limit: tuple[str, ...] = ()) -> Inventory:
         """Ask pyinfra for the hosts.
 
-        :raises Failed: the inventory is wrong, or two hosts have the same Node.
+        :raises Failed: the inventory is wrong, the limit matches none of its hosts, or two hosts have the same Node.
         """
         path = path.resolve()
         if not path.is_file():
@@ -63,7 +92,7 @@ class Inventory:
         except ValueError:
             raise Failed(f"{path} is not an inventory that pyinfra can read: {_error(done.stderr)}") from None
         hosts: dict[str, Host] = {}
-        for one in listing:
+        for one in _limited(path, listing, limit):
             host = Host(one["name"], str(one["data"].get("node_name") or one["name"]))
             other = hosts.setdefault(host.node, host)
             if other != host:
@@ -71,9 +100,14 @@ class Inventory:
                 # the kubeconfig may not have, so it does not say here which of the hosts is meant.
                 raise Failed(
                     f"{path}: {other.name} and {host.name} have the same node_name, {host.node}; give one another, or if they "
-                    "are in two clusters, give an inventory of one cluster"
+                    "are in two clusters, choose one cluster's hosts with --limit GROUP"
                 )
-        return cls(path, hosts)
+        return cls(path, hosts, limit)
+
+    @property
+    def words(self) -> str:
+        """The options that give it, for a shell."""
+        return shlex.join(["--inventory", str(self.path), *(word for each in self.limit for word in ("--limit", each))])
 
     def run(self, node: str, command: Sequence[str], timeout: float) -> CommandResult:
         """Run a command on a node's host, as the user that the inventory's connection data give."""
@@ -87,6 +121,25 @@ class Inventory:
         lines = (line for line in done.stderr.splitlines() if line.startswith(f"[{host}]"))
         printed = [line.removeprefix(f"[{host}]").strip() for line in lines]
         return CommandResult(done.returncode != 0, "; ".join(filter(None, printed[-LINES:])) or _last(done.stderr))
+
+
+def _limited(path: Path, listing: Sequence[Any], limit: Sequence[str]) -> list[Any]:
+    """The hosts that the patterns match: each is a group's name, else a pattern of hosts' names (as pyinfra_cli/cli.py has it).
+
+    pyinfra itself lists all hosts, whatever its ``--limit``.
+    """
+    groups = sorted({group for one in listing for group in one["groups"]})
+    matched: set[str] = set()
+    for pattern in limit:
+        hosts = {
+            one["name"]
+            for one in listing
+            if (pattern in one["groups"] if pattern in groups else fnmatch(one["name"], pattern))
+        }
+        if not hosts:
+            raise Failed(f"{path} has no group and no host {pattern!r}; its groups are {', '.join(groups)}")
+        matched |= hosts
+    return [one for one in listing if not limit or one["name"] in matched]
 
 
 def _only(host: str) -> str:

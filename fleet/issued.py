@@ -73,7 +73,7 @@ def _not_compared(reason: str) -> str:
 
 def _is_temporary(error: httpx2.HTTPError) -> bool:
     """Whether the API server, or what is before it, may answer soon."""
-    return not isinstance(error, ApiError) or error.status.code in TEMPORARY
+    return error.status.code in TEMPORARY if isinstance(error, ApiError) else isinstance(error, httpx2.TransportError)
 
 
 def _status(client: Client, name: str) -> dict[str, Any] | None:

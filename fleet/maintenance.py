@@ -8,7 +8,6 @@ node stays cordoned, with the record.
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -165,7 +164,7 @@ class Maintenance:
 
     def _maintain(self, name: str) -> tuple[NodeResult, str]:
         command = f"trackbed fleet maintain {name}"
-        again = f"{command} --inventory {shlex.quote(str(self.inventory.path))} --allow {self.allow} --resume"
+        again = f"{command} {self.inventory.words} --allow {self.allow} --resume"
         try:
             with self._errors(name):
                 return self._steps(name)

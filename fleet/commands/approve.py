@@ -20,6 +20,7 @@ from fleet.approval import KnownNodes, Verdict, conditions, decisions, verdicts
 from fleet.bindings import Binding, admit, admitted, withdraw
 from fleet.connection import why
 from fleet.inventory import Inventory
+from fleet.inventory import options as inventory_options
 from fleet.issued import decide, wrong
 from fleet.reading import PlainRequest, read
 
@@ -31,9 +32,7 @@ TRIES = 2
 
 @click.command()
 @click.argument("nodes", nargs=-1, type=node_name, metavar="[NODE]...")
-@click.option(
-    "--inventory", type=click.Path(path_type=Path, exists=True), help="Every node of this inventory may be enrolled."
-)
+@inventory_options("Every node of this inventory may be enrolled.")
 @click.option(
     "--again",
     multiple=True,
@@ -45,7 +44,13 @@ TRIES = 2
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 @options
 def approve(
-    api: Api, nodes: tuple[str, ...], inventory: Path | None, again: tuple[str, ...], dry: bool, as_json: bool
+    api: Api,
+    nodes: tuple[str, ...],
+    inventory: Path | None,
+    limit: tuple[str, ...],
+    again: tuple[str, ...],
+    dry: bool,
+    as_json: bool,
 ) -> None:
     """Approve certificate requests of reporters, and deny requests in a reporter's name that no reporter would make.
 
@@ -55,9 +60,9 @@ def approve(
 
     Exit code: 0 every request was approved, or there was none; 2 some were denied or left for you; 1 an error.
 
-    Example: trackbed fleet approve --inventory inventories/prod.py --dry
+    Example: trackbed fleet approve --inventory inventories/prod.py --limit own_cluster --dry
     """
-    expected = {*nodes, *(Inventory.read(inventory).hosts if inventory else ())}
+    expected = {*nodes, *Inventory.given(inventory, limit).hosts}
     requests = api.requests()
     known = KnownNodes(expected=expected, enrolled=admitted(api.client), joined=api.nodes().objects.keys(), again=again)
     judged = verdicts(requests.objects.values(), known, requests.faults)

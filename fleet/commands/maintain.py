@@ -16,6 +16,7 @@ from agent.report.records import Disruption
 from fleet.api import ABSENT, Api, Failed, code, node_name, options
 from fleet.eviction import Rules
 from fleet.inventory import Inventory
+from fleet.inventory import options as inventory_options
 from fleet.maintenance import Maintenance, not_finished, record_of
 from fleet.objects import condition_of
 
@@ -24,11 +25,7 @@ INTERRUPTED = 130
 
 @click.command()
 @click.argument("nodes", nargs=-1, required=True, type=node_name, metavar="NODE...")
-@click.option(
-    "--inventory",
-    type=click.Path(path_type=Path, exists=True),
-    help="The inventory with the connection data of the nodes; --undo needs none.",
-)
+@inventory_options("The inventory with the connection data of the nodes; --undo needs none.")
 @click.option(
     "--allow",
     type=click.Choice([str(level) for level in Disruption]),
@@ -59,6 +56,7 @@ def maintain(
     api: Api,
     nodes: tuple[str, ...],
     inventory: Path | None,
+    limit: tuple[str, ...],
     allow: str,
     at_once: int,
     force: bool,
@@ -89,7 +87,7 @@ def maintain(
     elif inventory is None:
         raise click.UsageError("--inventory is missing: give the inventory with the connection data of the nodes")
     else:
-        known = Inventory.read(inventory)
+        known = Inventory.read(inventory, limit)
         _check(api, known, wanted, resume)
     maintenance = Maintenance(
         api=api,

@@ -18,6 +18,7 @@ from agent.report.printable import printable
 from fleet.api import Api, code, options
 from fleet.bindings import admitted
 from fleet.inventory import Inventory
+from fleet.inventory import options as inventory_options
 from fleet.standing import Standing, since, standings, unreadable, unready
 
 NOT_READY = 2
@@ -28,12 +29,10 @@ WORDS = {"True": "ready", "False": "not ready"}
 
 
 @click.command()
-@click.option(
-    "--inventory", type=click.Path(path_type=Path, exists=True), help="Every node of this inventory is shown."
-)
+@inventory_options("Every node of this inventory is shown.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 @options
-def status(api: Api, inventory: Path | None, as_json: bool) -> None:
+def status(api: Api, inventory: Path | None, limit: tuple[str, ...], as_json: bool) -> None:
     """Show for every node whether it is ready, since when, and if not, why; also its spec and its agent.
 
     If the Lease of a node has expired, the node is unknown, also before a sweep. If its kubelet is not ready, the node is not
@@ -44,7 +43,7 @@ def status(api: Api, inventory: Path | None, as_json: bool) -> None:
     Example: trackbed fleet status --json
     """
     nodes, leases = api.nodes(), api.leases()
-    expected = {*_enrolled(api), *(Inventory.read(inventory).hosts if inventory else ())}
+    expected = {*_enrolled(api), *Inventory.given(inventory, limit).hosts}
     listed = standings(nodes.objects, leases.objects, api.now, unreadable(nodes.faults, leases.faults), expected)
     others = len(nodes.objects.keys() - {one.name for one in listed})
     ready = bool(listed) and not unready(listed)

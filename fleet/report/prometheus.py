@@ -10,6 +10,8 @@ import httpx2
 from attrs import field, frozen
 
 from fleet.api import Failed
+from fleet.connection import made
+from fleet.kubeconfig import Misconfigured
 
 POINTS = 96
 """The most points of a course. A day has one for each quarter of an hour."""
@@ -84,10 +86,27 @@ def connected(url: str, hours: float, end: float) -> Iterator[Prometheus]:
     """
     step = max(SHORTEST, round(hours * 3600 / POINTS))
     points = max(2, round(hours * 3600 / step))
+    api, shown = _urls(url)
     try:
-        with httpx2.Client(base_url=f"{url.rstrip('/')}/api/v1/", timeout=TIMEOUT) as client:
-            # Messages show this URL, so it is without the password that the given one may have.
-            shown = str(httpx2.URL(url).copy_with(username=None, password=None)).rstrip("/")
-            yield Prometheus(shown, int(end), step, points, client)
-    except (httpx2.UnsupportedProtocol, httpx2.InvalidURL, UnicodeEncodeError) as error:
-        raise Failed(f"{url} is no URL of a Prometheus: {error}; give one as http://HOST:9090") from None
+        made_client = made(lambda: httpx2.Client(base_url=api, timeout=TIMEOUT), "SSL_CERT_FILE", "name another file")
+    except Misconfigured as error:
+        raise Failed(str(error)) from None
+    with made_client as client:
+        yield Prometheus(shown, int(end), step, points, client)
+
+
+def _urls(given: str) -> tuple[httpx2.URL, str]:
+    """The URL of the API, and for messages the given one without the password that it may have.
+
+    :raises Failed: it is not that of a server.
+    """
+    try:
+        url = httpx2.URL(given)
+        if url.scheme in ("http", "https") and url.host:
+            shown = str(url.copy_with(username=None, password=None)).rstrip("/")
+            return httpx2.URL(f"{given.rstrip('/')}/api/v1/"), shown
+    except (httpx2.InvalidURL, UnicodeEncodeError):
+        pass
+    # What is no URL may have a password anywhere.
+    shown = "the given text" if "@" in given else given
+    raise Failed(f"{shown} is no URL of a Prometheus; give one as http://HOST:9090")

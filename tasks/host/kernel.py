@@ -159,6 +159,9 @@ def rpm(release: str) -> tuple[str, str]:
 def hold(held: bool, family: Family) -> Commands:
     """Hold the packages through which updates install a newer kernel, or remove the holds."""
     have = packages.installed(family)
+    if family == "rhel" and vendor_repository.has_dnf5(have):
+        yield refuse(vendor_repository.NO_LOCKS)
+        return
     pattern = META if family == "debian" else RHEL
     names = sorted(name for name in have if pattern.fullmatch(name))
     on_hold = host.get_fact(HeldPackages, family=family)

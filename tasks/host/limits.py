@@ -37,6 +37,9 @@ def _services(_: Limits, attribute: Attribute[tuple[str, ...]], value: tuple[str
             raise ValueError(
                 f"{name!r} in {attribute.name} is not a service's name; give it without '.service', as 'containerd'"
             )
+        if name.endswith("@"):
+            # systemd knows no limits of a template, only those of its instances.
+            raise ValueError(f"{name!r} in {attribute.name} is a template; give its instances, as '{name}1000'")
 
 
 @frozen

@@ -18,7 +18,7 @@ from pyinfra.context import host
 from pyinfra.operations import files
 
 from agent.spec.validators import Matches
-from tasks.common.commands import Commands, script
+from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import without_password
 from tasks.common.facts import FactBase
 from tasks.common.texts import HEADER
@@ -29,6 +29,10 @@ URL = re.compile(r"https?://[!-~]+")
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9+._-]*[a-zA-Z0-9+]")
 VERSION = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9.+:~^_-]*")
 LOCK_PLUGIN = "python3-dnf-plugin-versionlock"
+NO_LOCKS = (
+    "dnf on this node is dnf5, and the deploy cannot set its version locks (/etc/dnf/versionlock.toml); use a release with "
+    "dnf 4 (RHEL up to 10, Fedora up to 40), or hold no packages: leave out kernel.hold, or the key of the driver"
+)
 
 FETCH = """
 fetch() {
@@ -244,6 +248,10 @@ def packages(
     :param remedy: printed after the package manager's output if the installation fails.
     """
     have = installed(family)
+    if hold and family == "rhel" and any(p.version for p in wanted) and has_dnf5(have):
+        # Before the installation: the next update would replace what is not held.
+        yield refuse(NO_LOCKS)
+        return
     missing = tuple(p for p in wanted if p.name not in have or (p.version and p.version not in have[p.name]))
     held = host.get_fact(HeldPackages, family=family) if hold else {}
     loose = tuple(p for p in wanted if hold and p.version and not _is_held(p, held, family))
@@ -263,12 +271,19 @@ def packages(
         yield holds.hold("dnf", "versionlock", "add", *(f"{p.name}-{p.version}" for p in again))
 
 
+def has_dnf5(have: Mapping[str, object]) -> bool:
+    """Whether dnf is dnf5, whose version locks have another form. Since Fedora 41 it replaces the package dnf (dnf5.spec)."""
+    return "dnf5" in have and "dnf" not in have
+
+
 def lock_plugin(have: Mapping[str, object]) -> Commands:
-    """For an operation: install dnf's plugin for version locks if it is missing.
+    """For an operation: install dnf's plugin for version locks if it is missing; refuse dnf5, which has no such plugin.
 
     :param have: the installed packages.
     """
-    if LOCK_PLUGIN not in have:
+    if has_dnf5(have):
+        yield refuse(NO_LOCKS)
+    elif LOCK_PLUGIN not in have:
         yield StringCommand("dnf", "install", "-y", LOCK_PLUGIN)
 
 

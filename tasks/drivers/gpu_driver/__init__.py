@@ -161,8 +161,9 @@ def package_names(wanted: GpuDriver, system: OperatingSystem) -> tuple[str, ...]
     names: list[str] = []
     if wanted.source == "vendor":
         names.append("nvidia-open" if wanted.open else "cuda-drivers")
-        # On Ubuntu the daemon is part of another package (nvidia-compute-utils) up to branch 580.
-        if wanted.persistence and system.identity != "ubuntu":
+        # On Ubuntu the daemon is part of another package (nvidia-compute-utils) up to branch 580. The guide renames the
+        # packages from 590 on.
+        if wanted.persistence and (system.identity != "ubuntu" or wanted.branch >= 590):
             names.append(PERSISTENCE)
         fabric_manager = _fabric_manager(wanted.branch, system.family)
     elif system.identity == "ubuntu":

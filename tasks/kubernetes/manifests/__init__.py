@@ -47,34 +47,38 @@ def render() -> None:
     wanted = DEVICE_PLUGINS.here()
     if wanted is None:
         return
-    writes = _writes(wanted)
+    _check_value(wanted)
     _check_labels(wanted)
     collect(name="Hardware of the node", wanted=wanted)
     # pyinfra's _run_once would write one folder only, although hosts may have different ones.
-    if writes:
-        write(name="Write", wanted=wanted)
+    write(name="Write", wanted=wanted)
 
 
-# By deploy and folder: the first host with that folder, and its value of the key. That host writes the manifests; all others
-# must have the same value.
-_first: WeakKeyDictionary[State, dict[Path, tuple[str, DevicePlugins]]] = WeakKeyDictionary()
+# By deploy and folder: the names of the hosts with that folder, and their value of the key.
+_sharing: WeakKeyDictionary[State, dict[Path, tuple[list[str], DevicePlugins]]] = WeakKeyDictionary()
 
 
-def _writes(wanted: DevicePlugins) -> bool:
-    """Whether this host writes the folder's manifests. All hosts of a folder must have the same value."""
-    known = _first.setdefault(host.state, {})
+def _check_value(wanted: DevicePlugins) -> None:
+    """All hosts of a folder must have the same value."""
+    known = _sharing.setdefault(host.state, {})
     folder = _folder(wanted.folder)
     _check_cluster(folder)
     if folder not in known:
         for warning in wanted.warnings():
             warn(host, f"{DEVICE_PLUGINS.name}.{warning}")
-    other, others_value = known.setdefault(folder, (host.name, wanted))
+    sharing, others_value = known.setdefault(folder, ([], wanted))
     if evolve(others_value, folder=wanted.folder) != wanted:
         raise DeployError(
-            f"{host.name}.{DEVICE_PLUGINS.name}: {other} has another value for the same folder {wanted.folder}, where one "
+            f"{host.name}.{DEVICE_PLUGINS.name}: {sharing[0]} has another value for the same folder {wanted.folder}, where one "
             "set of manifests is made for both; give one value (group_data/all.py), or each cluster its own folder"
         )
-    return other == host.name
+    sharing.append(host.name)
+
+
+def _writer(folder: Path) -> str:
+    """The host that writes the folder's manifests: the first that has not failed in this deploy."""
+    sharing, _ = _sharing[host.state][folder]
+    return next(name for name in sharing if host.state.inventory.get_host(name) in host.state.active_hosts)
 
 
 # By inventory and cluster: the first host of the cluster that has a folder, and that folder.
@@ -192,9 +196,13 @@ def _possible_labels(folder: Path, nodes: Nodes) -> list[dict[str, str]]:
 
 @operation()
 def write(wanted: DevicePlugins) -> Commands:
-    """Render from the files of all hosts in the inventory, and write what differs."""
-    # All hosts with this folder count, even those outside --limit. Files of other hosts, which had it before, are removed.
+    """Render from the files of all hosts in the inventory, and write what differs. One host of the folder does so."""
     folder = _folder(wanted.folder)
+    writer = _writer(folder)
+    if host.name != writer:
+        host.noop(f"{writer} writes the manifests in {folder}")
+        return
+    # All hosts with this folder count, even those outside --limit. Files of other hosts, which had it before, are removed.
     known = {
         other.name.replace("/", "_"): other.name
         for other in host.state.inventory

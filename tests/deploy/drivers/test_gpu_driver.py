@@ -184,6 +184,13 @@ def test_dnf_locks_only_the_driver_at_its_version(node: Node, locks: list[str], 
     assert ["add" if f" '*nvidia*{VERSION}*' " in command else command for command in done] == commands
 
 
+def test_on_dnf5_no_driver_is_installed_that_could_not_be_held(node: Node) -> None:
+    wants(node)
+    result = node.deploy(gpu_driver.install, {**fresh(ROCKY_9), "rpm --queryformat": "dnf5 5.2.10"})
+    assert "refuse: dnf on this node is dnf5" in result.commands[f"{PREFIX}Version"][0]
+    assert f"{PREFIX}Packages" not in {name for name, commands in result.commands.items() if commands}
+
+
 NEWER = {
     "rpm --queryformat": [
         *("nvidia-open 590.44.01-1", "nvidia-kernel-open-dkms 590.44.01-1", "nvidia-container-toolkit 1.20.1-1"),
@@ -224,6 +231,8 @@ def system(identity: str, version: str) -> OperatingSystem:
         ("debian", "12", {"persistence": False}, ("nvidia-open",)),
         ("ubuntu", "24.04", {"fabric_manager": True}, ("nvidia-open", "nvidia-fabricmanager")),
         ("ubuntu", "24.04", {"version": "570.86.15", "fabric_manager": True}, ("nvidia-open", "nvidia-fabricmanager-570")),
+        ("ubuntu", "24.04", {"version": "590.48.01"}, ("nvidia-open", "nvidia-persistenced")),
+        ("ubuntu", "24.04", {"version": "590.48.01", "persistence": False}, ("nvidia-open",)),
         ("rocky", "9", {"version": "570.86.15", "fabric_manager": True, "persistence": False},
          ("nvidia-open", "nvidia-fabric-manager")),
         ("ubuntu", "22.04", {"source": "distribution"}, ("nvidia-headless-580-server-open", "nvidia-utils-580-server")),

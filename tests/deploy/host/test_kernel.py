@@ -84,6 +84,14 @@ def test_on_rhel_dnf_installs_and_locks_the_release(node: Node) -> None:
     assert "5.14.0-427.el9.x86_64 runs" in result.flat[4]
 
 
+@pytest.mark.parametrize("held", [True, False])
+def test_holds_of_dnf5_are_refused(node: Node, held: bool) -> None:
+    node.data = {"kernel": {"headers": False, "hold": held}}
+    result = node.deploy(kernel.pin, {**ROCKY_9, **RHEL_RUNNING, **rpm("kernel 6.12.4-200.fc41", "dnf5 5.2.10")})
+    assert result.failed
+    assert "refuse: dnf on this node is dnf5" in result.flat[-1]
+
+
 @pytest.mark.parametrize(
     ("release", "wanted"),
     [

@@ -63,6 +63,7 @@ def test_the_files_are_written_if_the_fact_has_no_output(node: Node) -> None:
             "'containerd.service' in daemons is not a service's name; give it without",
         ),
         ({"daemons": ["../x"]}, "'../x' in daemons is not a service's name"),
+        ({"daemons": ["user@"]}, "'user@' in daemons is a template; give its instances, as 'user@1000'"),
         ({"demons": []}, "did you mean 'daemons'?"),
         ({"logins": "yes"}, '"yes" is not true or false'),
     ],

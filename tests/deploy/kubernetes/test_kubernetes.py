@@ -146,7 +146,9 @@ def test_expired_credentials_are_replaced_and_kept_if_that_fails(
     answers = {**HAS_OPENSSL, **texts(key, node, tmp_path), CREDENTIALS: credentials}
     result = evolve(node, data={"kubernetes": key}).deploy(configure, answers)
     assert result.failed
-    assert "kubernetes.kubeconfig: no token for node-a: ConfigError" in "".join(result.log)
+    assert "kubernetes.kubeconfig: no token for node-a: the kubeconfig /nowhere/kubeconfig is not found" in "".join(
+        result.log
+    )
     assert result.inputs == [] and not any(RESTART in command for command in result.flat)
 
 

@@ -130,6 +130,44 @@ def test_the_manifests_of_each_folder_are_written(tmp_path: Path) -> None:
     assert (tmp_path / "b" / "kustomization.yaml").exists()
 
 
+@pytest.mark.parametrize("failing", ["a", "b", "c"])
+def test_the_manifests_are_written_if_a_host_of_the_cluster_fails_earlier(tmp_path: Path, failing: str) -> None:
+    data = {"fake_responses": has(RAIL0), "fake_delay": 0, "fake_delay_jitter": 0, "labels": LABELS}
+    made = {"device_plugins": {"folder": str(tmp_path / "made")}}
+    hosts = [(f"@fake/{name}", {**data, **made, "node_name": name}) for name in "abc"]
+    (tmp_path / "fleet.py").write_text(f"hosts = {hosts!r}\n")
+    (tmp_path / "deploy.py").write_text(BREAKS.format(failing=f"@fake/{failing}"))
+    done = subprocess.run(
+        [sys.executable, "-m", "pyinfra", "-y", "--fail-percent", "50", tmp_path / "fleet.py", tmp_path / "deploy.py"],
+        cwd=archive.ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, f"[@fake/{failing}] it is broken" in done.stderr) == (1, True), done.stderr
+    written = {path.stem for path in (tmp_path / "made" / "nodes").iterdir()}
+    assert written == {f"@fake_{name}" for name in "abc" if name != failing}
+    assert (tmp_path / "made" / "kustomization.yaml").exists()
+    of_write = done.stderr.partition("Manifests | Write")[2].partition("-->")[0]
+    assert (of_write.count("Success"), of_write.count("No changes")) == (1, 1)
+
+
+BREAKS = """
+from pyinfra.api.operation import operation
+from pyinfra.context import host
+
+from tasks.common.commands import refuse
+from tasks.kubernetes import manifests
+
+
+@operation()
+def break_down():
+    if host.name == "{failing}":
+        yield refuse("it is broken")
+
+
+break_down(name="Break down")
+manifests.render()
+"""
+
+
 def test_without_the_key_there_is_nothing_to_do(node: Node) -> None:
     assert node.deploy(task.render, {}).planned == {}
 

@@ -152,6 +152,18 @@ def test_an_upgrade_by_dnf_removes_the_lock_first(node: Node) -> None:
     assert lock.endswith(" dnf versionlock add erdma-dkms-1.1")
 
 
+def test_dnf5_whose_locks_are_not_supported_is_refused_before_anything_is_installed(node: Node) -> None:
+    result = node.deploy(lambda: have("rhel"), rpm("dnf5=5.2.10", "python3-dnf=4.22"))
+    [refused] = result.flat
+    assert refused.startswith("refuse: dnf on this node is dnf5, and the deploy cannot set its version locks")
+    # Before Fedora 41 dnf5 may be installed beside dnf.
+    assert not node.deploy(lambda: have("rhel"), rpm("dnf5=5.2.10", "dnf=4.22")).failed
+    # Nothing is to be held.
+    loose = (Package("dkms"),)
+    result = node.deploy(lambda: vendor_repository.packages(wanted=loose, family="rhel"), rpm("dnf5=5.2.10"))
+    assert not result.failed
+
+
 def test_dnfs_locks_are_read_from_the_file_that_its_configuration_names(tmp_path: Path) -> None:
     plugins = tmp_path / "etc/dnf/plugins"
     plugins.mkdir(parents=True)

@@ -147,6 +147,30 @@ def test_a_node_keeps_its_bindings_if_its_approval_may_have_been_written(cluster
     assert failed.stderr.endswith("; if it stays pending: trackbed fleet approve --again new\n")
 
 
+def test_a_credential_plugin_that_fails_later_does_not_hide_what_was_done(cluster: Cluster, tmp_path: Path) -> None:
+    """The token expires, and the plugin gets no other one."""
+    plugin = tmp_path / "plugin"
+    plugin.write_text('#!/bin/sh\nrm "$0.once" && echo \'{"status": {"token": "t"}}\'\n')
+    plugin.chmod(0o755)
+    (tmp_path / "plugin.once").touch()
+    user = "exec: {apiVersion: client.authentication.k8s.io/v1, command: ./plugin}"
+    config = tmp_path / "kubeconfig"
+    config.write_text(config.read_text().replace("token: secret-token", user))
+    for name in "ab":
+        cluster.has_request(f"r-{name}", name, names.ENROLMENT)
+    expired = refused(401, "Unauthorized")
+    for what in (f"PUT {REQUESTS}/r-b/approval", f"GET {REQUESTS}/r-b", f"GET {REQUESTS}/r-a"):
+        cluster.next_answers[what] = [expired] * 9
+    failed = approve(tmp_path, "a", "b")
+    assert (failed.returncode, cluster.decision("r-a"), cluster.decision("r-b")) == (1, ["Approved"], [])
+    assert failed.stdout.splitlines()[-1] == "2 pending requests"
+    why_b, why_a = failed.stderr.splitlines()
+    fails = f"the kubeconfig's exec command '{plugin}' failed with exit code 1: rm: cannot remove"
+    assert why_b.startswith(f"trackbed: r-b: {fails}")
+    assert why_b.endswith("; if it stays pending: trackbed fleet approve --again b")
+    assert why_a.startswith(f"trackbed: r-a: its certificate cannot be compared: {fails}")
+
+
 def test_an_approval_whose_answer_was_lost_counts(cluster: Cluster, tmp_path: Path) -> None:
     cluster.has_request("r", "new", names.ENROLMENT)
     cluster.next_answers[APPROVAL] = [LOST]
@@ -182,6 +206,12 @@ def test_a_load_balancers_answer_is_named_in_a_few_words() -> None:
     with pytest.raises(httpx2.HTTPStatusError) as failed:
         answer.raise_for_status()
     assert why(_with_status(failed.value)) == "HTTP status 502"
+
+
+def test_a_header_that_cannot_be_sent_is_not_quoted() -> None:
+    """h11's message, for a token that is read again during the command."""
+    said = why(httpx2.LocalProtocolError("Illegal header value b'Bearer secret-token\\n'"))
+    assert ("secret" in said, "has the kubeconfig's token a line break" in said) == (False, True)
 
 
 @pytest.mark.parametrize("first", [CHANGED, INVALID], ids=["changed", "invalid"])

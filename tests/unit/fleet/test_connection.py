@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from lightkube import KubeConfig
 from lightkube.resources.core_v1 import Node
 
 from fleet.connection import connect
+from fleet.kubeconfig import from_kubeconfig
 from tests.unit.reporter.scripted import api_server, check_strictly
 
 
@@ -24,7 +24,7 @@ def test_an_authority_without_identifiers_of_keys_is_trusted(tmp_path: Path, mon
         }
         file = tmp_path / "kubeconfig"
         file.write_text(json.dumps(document))
-        with connect(KubeConfig.from_file(file).get(), "test") as client:
+        with connect(from_kubeconfig(file), "test") as client:
             node = client.get(Node, "n")
     assert node.metadata is not None
     assert node.metadata.name == "n"

@@ -362,6 +362,19 @@ def test_a_cluster_without_a_node_of_trackbeds_is_not_ready(tmp_path: Path) -> N
     assert "the cluster has no node of Trackbed's; is it the right cluster?" in shown.stderr
 
 
+def test_a_limit_is_of_an_inventory(tmp_path: Path) -> None:
+    with server(TIME % "[]") as (url, _):
+        (tmp_path / "kubeconfig").write_text(KUBECONFIG.replace("https://127.0.0.1:1", url))
+        (tmp_path / "fleet.py").write_text('a = ["n1", "n2"]\nb = ["n3"]\n')
+        words = ("status", "--kubeconfig", str(tmp_path / "kubeconfig"), "--limit", "a")
+        refused, shown = trackbed(*words), trackbed(*words, "--inventory", str(tmp_path / "fleet.py"), "--json")
+    assert (refused.returncode, "--limit chooses hosts of an inventory: give --inventory, too" in refused.stderr) == (
+        1,
+        True,
+    )
+    assert [one["name"] for one in json.loads(shown.stdout)["nodes"]] == ["n1", "n2"]
+
+
 def test_an_interrupted_maintenance_is_either_resumed_or_undone(tmp_path: Path) -> None:
     with server(TIME % "[]") as (url, _):
         (tmp_path / "kubeconfig").write_text(KUBECONFIG.replace("https://127.0.0.1:1", url))

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
 from fleet.api import _from_environment
+from fleet.commands import fleet
 from fleet.credentials import NotGiven, bound_token
 
 ROOT = Path(__file__).parents[3]
@@ -39,25 +41,8 @@ current-context: c
     ("text", "options", "message"),
     [
         (KUBECONFIG, (), "https://127.0.0.1:1 cannot be reached"),
-        (KUBECONFIG, ("--context", "d"), "Context 'd' not found"),
-        ("{}", (), "the kubeconfig cannot be read"),
-        ("a: [secret-token", (), "the kubeconfig is not YAML in line 1"),
-        (KUBECONFIG.replace("secret-token", "[1]"), (), "the kubeconfig cannot be read"),
-        (KUBECONFIG.replace('"https://127.0.0.1:1"', "5"), (), "the kubeconfig cannot be read"),
-        ("[" * 5000, (), "the kubeconfig cannot be read: RecursionError"),
-        (KUBECONFIG.replace("127.0.0.1:1", "127.0.0.1:abc"), (), "the kubeconfig's server is no URL"),
-        (
-            KUBECONFIG.replace("token:", "client-key: /nonexistent, token:"),
-            (),
-            "/nonexistent, which the kubeconfig names, is not a file",
-        ),
-        (
-            KUBECONFIG.replace(
-                "token: secret-token", "exec: {apiVersion: client.authentication.k8s.io/v1, command: /nonexistent}"
-            ),
-            (),
-            "the kubeconfig's exec command '/nonexistent' is not installed; install it",
-        ),
+        (KUBECONFIG, ("--context", "d"), "kubeconfig has no context 'd'; give --kubeconfig FILE (and --context NAME)"),
+        (KUBECONFIG.replace("token: secret-token", "token: [secret-token]"), (), "- at `$.users[0].user.token`; check"),
         (None, (), "not found; give --kubeconfig FILE"),
     ],
 )
@@ -72,6 +57,122 @@ def test_without_a_cluster_there_is_one_message(
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert "secret-token" not in done.stderr
+
+
+def of_both(file: Path) -> tuple[str, str]:
+    """What a command of the fleet and the deploy say of a kubeconfig."""
+    done = CliRunner().invoke(fleet, ["status", "--kubeconfig", str(file)])
+    assert done.exit_code == 1, done.output
+    with pytest.raises(NotGiven) as refused:
+        bound_token(str(file), "n1", 600)
+    return done.output.removeprefix("Error: ").rstrip("\n"), str(refused.value)
+
+
+CLUSTER = 'cluster: {server: "https://127.0.0.1:1"'
+USER = "token: secret-token"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        (KUBECONFIG, "", "is no kubeconfig: Expected `object`, got `null`"),
+        (KUBECONFIG, "[1]", "is no kubeconfig: Expected `object`, got `array`"),
+        (KUBECONFIG, "a: [secret-token", "is not YAML in line 1"),
+        (KUBECONFIG, "[" * 5000, "cannot be read: RecursionError"),
+        (KUBECONFIG, "users: &a [*a]", "is no kubeconfig: maximum recursion depth exceeded"),
+        (KUBECONFIG, "\udcff", "cannot be read: UnicodeDecodeError"),
+        (KUBECONFIG, "{}", "has no current context"),
+        ("current-context: c", "current-context: [c]", "Expected `str`, got `array` - at `$.current-context`"),
+        ("clusters: [{name: c", "clusters: [null, {name: c", "Expected `object`, got `null` - at `$.clusters[0]`"),
+        ("clusters: [", "clusters: {x: [", "is not YAML in line 5"),
+        ("users: [{name: u, user: {token: secret-token}}]", "users: {name: u}", "`array`, got `object` - at `$.users`"),
+        ("{name: u, user", "{user", "Object missing required field `name` - at `$.users[0]`"),
+        (CLUSTER, "cluster: [1], x: {a: 1", "Expected `object`, got `array` - at `$.clusters[0].cluster`"),
+        ('"https://127.0.0.1:1"', "5", "Expected `str`, got `int` - at `$.clusters[0].cluster.server`"),
+        ('"https://127.0.0.1:1"', "2026-01-01", "Expected `str`, got `date` - at `$.clusters[0].cluster.server`"),
+        ("127.0.0.1:1", "127.0.0.1:abc", "the server is no URL: Invalid port"),
+        ("https://127.0.0.1:1", "127.0.0.1", "the server is no URL: '127.0.0.1' is none such as"),
+        ("127.0.0.1:1", r"127.0.0.1:1/\ud800", "the server is no URL: 'utf-8' codec can't encode"),
+        ("https://", "https://root:secret-token@", "the server's URL has a user or a password"),
+        ("{cluster: c, user: u}", "{cluster: c}", "the context 'c' has no user"),
+        ("{cluster: c, user: u}", "{user: u}", "the context 'c' has no cluster"),
+        ("{cluster: c, user: u}", "{cluster: c, user: v}", "the user 'v'; the file has 0 of that name, and needs one"),
+        ("users: [", "users: [{name: u}, ", "the user 'u'; the file has 2 of that name, and needs one"),
+        (CLUSTER, f"{CLUSTER}, certificate-authority-data: secret", "certificate-authority-data is not base64"),
+        (CLUSTER, f"{CLUSTER}, certificate-authority-data: c2VjcmV0", "of the kubeconfig or of SSL_CERT_FILE cannot be read"),
+        (CLUSTER, f"{CLUSTER}, certificate-authority: /tmp", "certificate-authority '/tmp' is no file that can be read"),
+        (USER, "client-certificate-data: '!'", "client-certificate-data is not base64"),
+        (USER, "client-certificate-data: c2VjcmV0", "the user has a client-certificate and no client-key"),
+        (USER, "client-certificate: x/a", "/x/a' is no file that can be read"),
+        (USER, "client-key: /nonexistent, token: secret-token", "client-key '/nonexistent' is no file that can be read"),
+        (USER, "tokenFile: /tmp", "tokenFile '/tmp' is no file that can be read"),
+        (USER, "tokenFile: bytes", "holds no token: 'utf-8' codec"),
+        (USER, "tokenFile: lines", "/lines' has a line break or another character that no token has"),
+        (USER, r'token: "secret-token\n"', "token has a line break or another character that no token has"),
+        (USER, "token: secret-tokén", "token has a line break or another character that no token has"),
+        (USER, "exec: {command: x}", "Object missing required field `apiVersion` - at `$.users[0].user.exec`"),
+        (USER, "exec: {apiVersion: v, command: x, env: {A: b}}", "got `object` - at `$.users[0].user.exec.env`"),
+        (USER, "exec: {apiVersion: v, command: /nonexistent}", "the kubeconfig's exec command '/nonexistent' is not installed"),
+    ],
+)  # fmt: skip
+def test_a_fault_of_the_kubeconfig_is_one_message_with_its_place(
+    tmp_path: Path, before: str, after: str, message: str
+) -> None:
+    (tmp_path / "bytes").write_bytes(b"\xff")
+    (tmp_path / "lines").write_text("secret\ntoken")
+    assert before in KUBECONFIG
+    file = tmp_path / "kubeconfig"
+    file.write_text(KUBECONFIG.replace(before, after), errors="surrogateescape")
+    for said in of_both(file):
+        assert message in said
+        assert ("; " in said, "\n" in said, "secret" in said) == (True, False, False)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("HTTPS_PROXY", "http://root:secret@[::1", "a proxy of the environment (HTTPS_PROXY) cannot be used (InvalidURL)"),
+        ("ALL_PROXY", "ftp://proxy", "a proxy of the environment (ALL_PROXY) cannot be used (ValueError)"),
+        ("https_proxy", "socks5://proxy", "a proxy of the environment (https_proxy) cannot be used (ImportError)"),
+        ("SSL_CERT_FILE", "/nonexistent", "of the kubeconfig or of SSL_CERT_FILE cannot be read: [Errno 2]"),
+        ("SSL_CERT_FILE", "/etc/hostname", "of the kubeconfig or of SSL_CERT_FILE cannot be read: [X509"),
+    ],
+)  # fmt: skip
+def test_what_the_environment_gives_and_cannot_be_used_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, message: str
+) -> None:
+    (tmp_path / "kubeconfig").write_text(KUBECONFIG)
+    monkeypatch.setenv(variable, value)
+    for said in of_both(tmp_path / "kubeconfig"):
+        assert message in said
+        assert "secret" not in said
+
+
+def test_an_empty_context_is_not_the_current_one(tmp_path: Path) -> None:
+    (tmp_path / "kubeconfig").write_text(KUBECONFIG)
+    done = trackbed("status", "--kubeconfig", str(tmp_path / "kubeconfig"), "--context", "")
+    assert "kubeconfig has no context ''" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["", "missing", "~nobody-has-this-name/config", "pipe"])
+def test_what_is_no_file_is_no_kubeconfig(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for said in of_both(Path(name) if name.startswith("~") else tmp_path / name):
+        assert ("is not found; give " in said, "cannot be read: it is not a regular file" in said).count(True) == 1
+
+
+def test_null_and_an_empty_text_mean_that_there_is_no_such_key(tmp_path: Path) -> None:
+    with server(TIME % "[]") as (url, sent):
+        text = KUBECONFIG.replace("https://127.0.0.1:1", url).replace(
+            "token: secret-token", "token: t, tokenFile: '', client-certificate-data: '', exec: null"
+        )
+        text = text.replace("server:", "certificate-authority-data: null, insecure-skip-tls-verify: null, server:")
+        # Other contexts may be unfinished.
+        text = text.replace("contexts: [", "contexts: [{name: d, context: {namespace: e}}, {name: f, context: null}, ")
+        (tmp_path / "kubeconfig").write_text(text)
+        done = trackbed("sweep", "--dry", "--kubeconfig", str(tmp_path / "kubeconfig"))
+    assert done.returncode == 0, done.stderr
+    assert set(sent) == {"Bearer t"}
 
 
 IGNORED = [
@@ -133,9 +234,15 @@ def test_a_kubeconfig_comes_before_the_service_account_of_the_pod(
     assert config and config.cluster.server == f"https://{chosen}:443"
 
 
-def test_several_files_in_the_environment_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KUBECONFIG", "a:b")
-    assert "KUBECONFIG names several files" in trackbed("status").stderr
+def test_several_files_in_the_environment_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "kubeconfig").write_text(KUBECONFIG)
+    monkeypatch.setenv("KUBECONFIG", f"a:{tmp_path}/kubeconfig")
+    with pytest.raises(NotGiven) as refused:
+        bound_token(None, "n1", 600)
+    for said in (trackbed("status").stderr, str(refused.value)):
+        assert "KUBECONFIG names 2 files, and one can be used; set it to that one" in said
+    monkeypatch.setenv("KUBECONFIG", f":{tmp_path}/kubeconfig")
+    assert "https://127.0.0.1:1 cannot be reached" in trackbed("status").stderr
 
 
 @contextmanager
@@ -175,21 +282,25 @@ def test_a_server_that_is_no_api_server_is_named(tmp_path: Path, body: str) -> N
     with server(body) as (url, _):
         (tmp_path / "kubeconfig").write_text(KUBECONFIG.replace("https://127.0.0.1:1", url))
         done = trackbed("status", "--kubeconfig", str(tmp_path / "kubeconfig"))
+        with pytest.raises(NotGiven) as refused:
+            bound_token(str(tmp_path / "kubeconfig"), "n1", 600)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
     assert done.stderr.startswith(f"trackbed: {url} ")
     assert "a fault of trackbed" not in done.stderr
+    assert str(refused.value).startswith(f"{url} gives no answer of an API server")
 
 
-def test_a_token_with_a_line_break_is_not_shown(tmp_path: Path) -> None:
+def test_a_plugins_token_with_a_line_break_is_not_shown(tmp_path: Path) -> None:
+    (tmp_path / "plugin").write_text('#!/bin/sh\nprintf %s \'{"status": {"token": "secret-token\\n"}}\'\n')
+    (tmp_path / "plugin").chmod(0o755)
     with server("") as (url, _):
-        text = KUBECONFIG.replace("https://127.0.0.1:1", url).replace("secret-token", r'"secret-token\n"')
+        user = "exec: {apiVersion: client.authentication.k8s.io/v1, command: ./plugin}"
+        text = KUBECONFIG.replace("https://127.0.0.1:1", url).replace("token: secret-token", user)
         (tmp_path / "kubeconfig").write_text(text)
-        said = trackbed("status", "--kubeconfig", str(tmp_path / "kubeconfig")).stderr
-        with pytest.raises(NotGiven) as refused:
-            bound_token(str(tmp_path / "kubeconfig"), "n1", 600)
-    for text in (said, str(refused.value)):
-        assert "has the kubeconfig's token a line break" in text
-        assert "secret-token" not in text
+        both = of_both(tmp_path / "kubeconfig")
+    for said in both:
+        assert "has the kubeconfig's token a line break" in said
+        assert "secret-token" not in said
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta1"])
@@ -207,6 +318,53 @@ def test_a_credential_plugin_learns_its_version_and_its_token_is_used(tmp_path: 
     assert set(sent) == {"Bearer t"}
     info = yaml.safe_load((tmp_path / "plugin.info").read_text())
     assert info["apiVersion"] == f"client.authentication.k8s.io/{version}"
+
+
+@pytest.mark.parametrize(
+    ("plugin", "mode", "message"),
+    [
+        ("echo no interpreter", 0o755, "cannot be run: Exec format error; is it a program for this machine, or a script"),
+        ("#!/nonexistent/sh\n", 0o755, "cannot be run: No such file or directory; is the interpreter of"),
+        ("#!/bin/sh\necho one >&2; echo two >&2; exit 3\n", 0o755, "failed with exit code 3: two; try it with kubectl"),
+        ("#!/bin/sh\nprintf '\\377' >&2; kill -9 $$\n", 0o755, "failed with exit code -9: "),
+        ("#!/bin/sh\n", 0o644, "is not installed or not executable; install it"),
+    ],
+)  # fmt: skip
+def test_a_credential_plugin_that_fails_is_named(tmp_path: Path, plugin: str, mode: int, message: str) -> None:
+    file = tmp_path / "plugin"
+    file.write_text(plugin)
+    file.chmod(mode)
+    user = f"exec: {{apiVersion: client.authentication.k8s.io/v1, command: {file}}}"
+    (tmp_path / "kubeconfig").write_text(KUBECONFIG.replace("token: secret-token", user))
+    done = trackbed("status", "--kubeconfig", str(tmp_path / "kubeconfig"))
+    with pytest.raises(NotGiven) as refused:
+        bound_token(str(tmp_path / "kubeconfig"), "n1", 600)
+    for said in (done.stderr, f"trackbed: {refused.value}\n"):
+        assert said.startswith(f"trackbed: the kubeconfig's exec command '{file}' {message}")
+        assert len(said.splitlines()) == 1
+    assert (done.returncode, "device" in done.stderr, "--kubeconfig" in done.stderr) == (1, False, False)
+
+
+def test_a_credential_plugin_is_not_given_the_terminal(tmp_path: Path) -> None:
+    (tmp_path / "plugin").write_text('#!/bin/sh\necho "{\\"status\\": {\\"token\\": \\"t$(cat)\\"}}"\n')
+    (tmp_path / "plugin").chmod(0o755)
+    with server(TIME % "[]") as (url, sent):
+        user = "exec: {apiVersion: client.authentication.k8s.io/v1, command: ./plugin}"
+        text = KUBECONFIG.replace("https://127.0.0.1:1", url).replace("token: secret-token", user)
+        (tmp_path / "kubeconfig").write_text(text)
+        command = [
+            sys.executable,
+            "-m",
+            "agent",
+            "fleet",
+            "sweep",
+            "--dry",
+            "--kubeconfig",
+            str(tmp_path / "kubeconfig"),
+        ]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, input="typed")
+    assert done.returncode == 0, done.stderr
+    assert set(sent) == {"Bearer t"}
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def test_an_inventorys_hosts_are_found_by_their_nodes_names(tmp_path: Path) -> N
         ('hosts = ["h1", ("h2", {"node_name": "h1"})]', "h1 and h2 have the same node_name"),
         (
             'hosts = [(name, {"node_name": "n", "kubernetes": {"server": f"https://{name}"}}) for name in ("h1", "h2")]',
-            "h1 and h2 have the same node_name, n; .* if they are in two clusters, give an inventory of one cluster",
+            "h1 and h2 have the same node_name, n; .* in two clusters, choose one cluster's hosts with --limit GROUP",
         ),
         ("hosts = [", "is not an inventory that pyinfra can read: SyntaxError: '\\[' was never closed"),
         ("import nothing_of_this_name", "pyinfra can read: ModuleNotFoundError: No module named"),
@@ -152,6 +152,36 @@ def test_an_inventory_that_is_wrong_is_named(tmp_path: Path, text: str, message:
     file.write_text(f"{text}\n")
     with pytest.raises(Failed, match=message):
         Inventory.read(file)
+
+
+TWO_CLUSTERS = """
+a = [("h1", {"node_name": "n1"}), ("h2", {"node_name": "n2"})]
+b = [("h3", {"node_name": "n1"})]
+"""
+
+
+@pytest.mark.parametrize(
+    ("limit", "hosts"),
+    [
+        (("a",), {"n1": "h1", "n2": "h2"}),
+        (("b",), {"n1": "h3"}),
+        (("b", "h2"), {"n1": "h3", "n2": "h2"}),
+        (("h[12]",), {"n1": "h1", "n2": "h2"}),
+        (("fleet", "h*"), "h1 and h3 have the same node_name, n1"),
+        (("c",), "has no group and no host 'c'; its groups are a, b, fleet"),
+        (("b", "n2"), "has no group and no host 'n2'"),
+    ],
+)
+def test_the_hosts_of_one_cluster_are_chosen_as_for_pyinfra(
+    tmp_path: Path, limit: tuple[str, ...], hosts: dict[str, str] | str
+) -> None:
+    file = tmp_path / "fleet.py"
+    file.write_text(TWO_CLUSTERS)
+    if isinstance(hosts, str):
+        with pytest.raises(Failed, match=hosts):
+            Inventory.read(file, limit)
+    else:
+        assert {node: host.name for node, host in Inventory.read(file, limit).hosts.items()} == hosts
 
 
 @pytest.mark.slow
@@ -422,9 +452,11 @@ def test_a_pod_of_a_namespace_that_is_being_deleted_is_waited_for(serve: Serve) 
 
 def test_a_failed_maintenance_names_the_whole_commands_that_go_on(serve: Serve) -> None:
     _, maintenance = serve({f"GET {NODE}": [recorded("wait")], f"PATCH {NODE}": [FORBIDDEN]})
-    result, reason = evolve(maintenance, resume=True).run(["a"], 1)["a"]
+    limited = evolve(maintenance.inventory, limit=("own_cluster", "gpu-0*"))
+    result, reason = evolve(maintenance, resume=True, inventory=limited).run(["a"], 1)["a"]
     command = "trackbed fleet maintain a"
-    go_on = f"{command} --inventory {maintenance.inventory.path} --allow vf-reset --resume"
+    chosen = f"--inventory {maintenance.inventory.path} --limit own_cluster --limit 'gpu-0*'"
+    go_on = f"{command} {chosen} --allow vf-reset --resume"
     assert (result, reason.partition("; then ")[2]) == ("failed", f"{go_on}, or {command} --undo")
 
 

@@ -277,6 +277,32 @@ def test_json_has_what_the_page_shows(eight: Prometheus) -> None:
     assert said["deploy"]["operations"][0]["slowest"] == "gpu-0004"
 
 
+@pytest.mark.parametrize(
+    "url", ["user:secret@h:9090", "ftp://user:secret@h", "http://user:secret@h:9x", "http://user:secret#pw@h:90", "h:9090"]
+)  # fmt: skip
+def test_what_is_no_url_of_a_server_is_refused_without_its_password(url: str) -> None:
+    done = report(url)
+    assert done.exit_code == 1
+    assert done.output.endswith(" is no URL of a Prometheus; give one as http://HOST:9090\n")
+    assert "secret" not in done.output
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("HTTP_PROXY", "http://proxy:x", "a proxy of the environment (HTTP_PROXY) cannot be used (InvalidURL)"),
+        ("ALL_PROXY", "ftp://proxy", "a proxy of the environment (ALL_PROXY) cannot be used (ValueError)"),
+        ("SSL_CERT_FILE", "/nonexistent", "SSL_CERT_FILE cannot be read"),
+    ],
+)
+def test_what_the_environment_gives_and_cannot_be_used_is_named(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, message: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    done = report("http://127.0.0.1:1")
+    assert (done.exit_code, message in done.output) == (1, True)
+
+
 def test_a_url_that_is_no_prometheus_with_nodes_gives_one_message(eight: Prometheus, tmp_path: Path) -> None:
     closed = report("http://user:secret@127.0.0.1:9/")
     assert closed.exit_code == 1

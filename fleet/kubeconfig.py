@@ -1,0 +1,233 @@
+"""Reads a kubeconfig: the cluster and the user of one context. Each fault of the file is one message.
+
+lightkube's own reader ends with a KeyError or a TypeError if the file is not as it expects.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx2
+import yaml
+from lightkube.config.kubeconfig import DEFAULT_KUBECONFIG, SingleConfig
+from lightkube.config.models import Cluster, Context, User
+from lightkube.core.exceptions import ConfigError
+from msgspec import Struct, ValidationError, convert, field
+from msgspec.structs import replace
+
+from agent.documents import read
+
+LARGEST = 4 << 20
+"""Bytes. A file with a thousand clusters has three million: most are certificates."""
+
+REMEDY = "check it with kubectl"
+
+IMPERSONATION = ("as", "as-uid", "as-groups", "as-user-extra")
+"""Keys of a user that lightkube ignores: it would act with the user's own rights."""
+
+SERVER_NAME = "tls-server-name"
+"""Key of a cluster that lightkube ignores: it expects the server's host name in the certificate."""
+
+
+class Misconfigured(ConfigError):
+    """The kubeconfig has a fault. The message says which, and the remedy."""
+
+
+class _Context(Struct):
+    """A context. Those that are not used may be unfinished (`kubectl config set-context`)."""
+
+    cluster: str = ""
+    user: str = ""
+    namespace: str | None = None
+
+
+class _NamedCluster(Struct):
+    name: str
+    cluster: Cluster = field(default_factory=Cluster)
+
+
+class _NamedUser(Struct):
+    name: str
+    user: User = field(default_factory=User)
+
+
+class _NamedContext(Struct):
+    name: str
+    context: _Context = field(default_factory=_Context)
+
+
+class _Kubeconfig(Struct, rename="kebab"):
+    clusters: tuple[_NamedCluster, ...] = ()
+    users: tuple[_NamedUser, ...] = ()
+    contexts: tuple[_NamedContext, ...] = ()
+    current_context: str = ""
+
+
+def default_file() -> Path:
+    """The kubeconfig that KUBECONFIG names, else that of the home folder.
+
+    :raises Misconfigured: KUBECONFIG names several files.
+    """
+    named = [each for each in os.environ.get("KUBECONFIG", "").split(os.pathsep) if each]
+    if len(named) > 1:
+        raise Misconfigured(f"KUBECONFIG names {len(named)} files, and one can be used; set it to that one")
+    return _expanded(Path(named[0] if named else DEFAULT_KUBECONFIG))
+
+
+def from_kubeconfig(file: Path, context: str | None = None) -> SingleConfig:
+    """The cluster and the user of a kubeconfig's context; without one, of its current context.
+
+    :raises Misconfigured: the file is wrong, or has a key that has no effect here.
+    :raises ConfigError: there is no such file or context.
+    """
+    file = _expanded(file).absolute()
+    document = _document(file)
+    try:
+        content = convert(_without_nulls(document), _Kubeconfig)
+    # YAML's aliases can make a list contain itself.
+    except (ValidationError, RecursionError) as error:
+        raise Misconfigured(f"{file} is no kubeconfig: {error}; {REMEDY}") from None
+    name = content.current_context if context is None else context
+    if not name and context is None:
+        raise ConfigError(f"{file} has no current context")
+    of = next((each.context for each in content.contexts if each.name == name), None)
+    if of is None:
+        raise ConfigError(f"{file} has no context {name!r}")
+    cluster = _named(file, name, "cluster", of.cluster, content.clusters).cluster
+    user = _named(file, name, "user", of.user, content.users).user
+    _refuse(file, document, "user", of.user, IMPERSONATION)
+    _refuse(file, document, "cluster", of.cluster, (SERVER_NAME,))
+    user = _with_whole_paths(_without_empty(user), file.parent)
+    config = SingleConfig(name, Context(of.cluster, of.user, of.namespace), cluster, user, file)
+    if fault := next(chain(_of_cluster(config), _of_user(config, user)), ""):
+        raise Misconfigured(f"{file}: {fault}; {REMEDY}")
+    return config
+
+
+def _expanded(file: Path) -> Path:
+    """A path with the home folder for its ``~``. Path.expanduser fails if there is none, as for a user without a name."""
+    return Path(os.path.expanduser(file))  # noqa: PTH111
+
+
+def _document(file: Path) -> Any:
+    try:
+        return yaml.safe_load(read(file, LARGEST))
+    except (FileNotFoundError, NotADirectoryError):
+        raise ConfigError(f"the kubeconfig {file} is not found") from None
+    except OSError as error:
+        raise Misconfigured(f"the kubeconfig {file} cannot be read: {error.strerror}; give another file") from None
+    except yaml.YAMLError as error:
+        # The error's text quotes the file, which holds credentials.
+        mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
+        at = f" in line {mark.line + 1}" if mark else ""
+        raise Misconfigured(f"the kubeconfig {file} is not YAML{at}; {REMEDY}") from None
+    except (ValueError, RecursionError) as error:
+        raise Misconfigured(
+            f"the kubeconfig {file} cannot be read: {type(error).__name__}: {error}; {REMEDY}"
+        ) from None
+
+
+def _without_nulls(value: Any) -> Any:
+    """A document without the keys whose value is null, which mean the same as no key, as for kubectl."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
+
+
+def _without_empty(user: User) -> User:
+    """An empty text means the same as no key, as for kubectl. lightkube would send an empty token."""
+    return replace(user, **{key: None for key in User.__struct_fields__ if getattr(user, key) == ""})
+
+
+Kind = Literal["cluster", "user"]
+
+
+def _named(file: Path, context: str, kind: Kind, name: str, entries: Sequence[Any]) -> Any:
+    if not name:
+        raise Misconfigured(f"{file}: the context {context!r} has no {kind}; {REMEDY}")
+    found = [each for each in entries if each.name == name]
+    if len(found) != 1:
+        said = (
+            f"the context {context!r} names the {kind} {name!r}; the file has {len(found)} of that name, and needs one"
+        )
+        raise Misconfigured(f"{file}: {said}; {REMEDY}")
+    return found[0]
+
+
+def _refuse(file: Path, document: Any, kind: Kind, name: str, keys: Sequence[str]) -> None:
+    entry = next(each for each in document[f"{kind}s"] if each["name"] == name)
+    for key in keys:
+        if (entry.get(kind) or {}).get(key):
+            raise Misconfigured(f"{file}: the {kind} {name!r} has {key}, which cannot be used here; use one without it")
+
+
+def _with_whole_paths(user: User, folder: Path) -> User:
+    """lightkube looks for these two files from the working folder, and for all others from the kubeconfig's, as kubectl does.
+
+    A plugin's command without a slash is looked for in PATH (ResolveLocalPaths of k8s.io/client-go/tools/clientcmd).
+    """
+    if user.token_file:
+        user = replace(user, token_file=str(folder / user.token_file))
+    if user.exec and os.sep in user.exec.command:
+        user = replace(user, exec=replace(user.exec, command=str(folder / user.exec.command)))
+    return user
+
+
+def _of_cluster(config: SingleConfig) -> Iterator[str]:
+    cluster = config.cluster
+    try:
+        url = httpx2.URL(cluster.server)
+    except (httpx2.InvalidURL, UnicodeError) as error:
+        yield f"the server is no URL: {error}"
+        return
+    if url.userinfo:
+        yield "the server's URL has a user or a password; give them as the user's username and password"
+    elif url.scheme not in ("http", "https") or not url.host:
+        yield f"the server is no URL: {cluster.server!r} is none such as https://10.0.0.1:6443"
+    yield from _of_file(config, "certificate-authority", cluster.certificate_auth)
+    yield from _of_data("certificate-authority-data", cluster.certificate_auth_data)
+
+
+def _of_user(config: SingleConfig, user: User) -> Iterator[str]:
+    for kind, path, data in (
+        ("client-certificate", user.client_cert, user.client_cert_data),
+        ("client-key", user.client_key, user.client_key_data),
+    ):
+        yield from _of_file(config, kind, path)
+        yield from _of_data(f"{kind}-data", data)
+    if (user.client_cert or user.client_cert_data) and not (user.client_key or user.client_key_data):
+        yield "the user has a client-certificate and no client-key"
+    yield from _of_token("token", user.token or "")
+    if faults := list(_of_file(config, "tokenFile", user.token_file)):
+        yield from faults
+    elif user.token_file:
+        try:
+            yield from _of_token(f"tokenFile {user.token_file!r}", read(Path(user.token_file), LARGEST).strip())
+        except ValueError as error:
+            yield f"tokenFile {user.token_file!r} holds no token: {error}"
+
+
+def _of_file(config: SingleConfig, key: str, path: str | None) -> Iterator[str]:
+    whole = config.abs_file(path) if path else None
+    # pathlib's function raises some errors, as for a folder that may not be searched.
+    if whole and not (os.path.isfile(whole) and os.access(whole, os.R_OK)):  # noqa: PTH113
+        yield f"{key} {str(whole)!r} is no file that can be read"
+
+
+def _of_data(key: str, data: str | None) -> Iterator[str]:
+    try:
+        # The standard's decoder ignores line breaks only (encoding/base64 of Go).
+        base64.b64decode("".join((data or "").splitlines()), validate=True)
+    except ValueError as error:
+        yield f"{key} is not base64: {error}"
+
+
+def _of_token(where: str, token: str) -> Iterator[str]:
+    # No message shows the token.
+    if not (token.isascii() and token.isprintable()):
+        yield f"{where} has a line break or another character that no token has"
