@@ -38,7 +38,8 @@ GRUB_PENDING = f"{STATE_FOLDER}/grub-pending"
 SYSCTLS = "/etc/sysctl.d/90-trackbed.conf"
 INITRAMFS_STATE = f"{STATE_FOLDER}/initramfs"
 
-# GRUB's configuration is a shell script, so characters that are special to a shell or to GRUB are not allowed.
+# GRUB's configuration is a shell script, so characters that are special to a shell or to GRUB are not allowed. One is: a `;`
+# separates the devices of pci=disable_acs_redir=. GRUB takes it as the end of the command, so such an argument is quoted.
 ARGUMENT = re.compile(r"[A-Za-z0-9_.-]+(=[A-Za-z0-9_.,:;/=@+%-]*)?")
 
 NOT_OURS = ("root", "rootflags", "rootfstype", "ro", "rw", "initrd", "init", "BOOT_IMAGE")
@@ -110,8 +111,14 @@ def _settable(arguments: tuple[str, ...], pools: tuple[str, ...]) -> tuple[str, 
     """
     names = [argument.partition("=")[0] for argument in arguments]
     twice = sorted({name for name in names if names.count(name) > 1})
-    if (not twice and len(pools) < 2) or packages.system().family != "rhel":
+    several = [argument for argument in arguments if ";" in argument]
+    if (not twice and not several and len(pools) < 2) or packages.system().family != "rhel":
         return (*arguments, *pools)
+    if several:
+        raise DeployError(
+            f"{host.name}.boot.arguments: {', '.join(several)} has ';', at which GRUB ends the argument, and grubby (RHEL "
+            "family) has no quotation marks for it; set it by hand, and remove it here"
+        )
     if twice:
         raise DeployError(
             f"{host.name}.boot.arguments: {', '.join(twice)} is given with several values, and grubby (RHEL family) "
@@ -155,10 +162,12 @@ next_by_grubby() {  # prints the arguments of the default entry
 }
 """
 
-# GRUB boots the first entry of its menu by default. With savedefault it may be another one, which has the same arguments.
-_NEXT_BY_GRUB = """
+# GRUB boots the first entry of its menu by default. With savedefault it may be another one, which has the same arguments. The
+# second sed leaves out what GRUB takes as another command: all from the first `;` that is not quoted.
+_NEXT_BY_GRUB = r"""
 next_by_grub() {  # argument: the root folder
-  sed -n 's/^[[:space:]]*linux[[:space:]]\\{1,\\}[^[:space:]]*[[:space:]]*//p' "$1/boot/grub/grub.cfg" 2>/dev/null | head -n 1
+  sed -n 's/^[[:space:]]*linux[[:space:]]\{1,\}[^[:space:]]*[[:space:]]*//p' "$1/boot/grub/grub.cfg" 2>/dev/null | head -n 1 |
+    sed -E "s/^(([^\"';\\\\]|'[^']*'|\"[^\"]*\"|\\\\.)*);.*/\1/; s/'//g"
 }
 """
 
@@ -184,7 +193,8 @@ if command -v grubby >/dev/null; then
 elif command -v update-grub >/dev/null; then
   echo loader grub
   echo "next $(next_by_grub "$3" || true)"
-  echo "ours $(sed -n 's/^GRUB_CMDLINE_LINUX_DEFAULT="$GRUB_CMDLINE_LINUX_DEFAULT \\(.*\\)"$/\\1/p' "$1" 2>/dev/null || true)"
+  ours=$(sed -n 's/^GRUB_CMDLINE_LINUX_DEFAULT="$GRUB_CMDLINE_LINUX_DEFAULT \\(.*\\)"$/\\1/p' "$1" 2>/dev/null || true)
+  echo "ours $(echo "$ours" | tr -d "'")"
   if [ -e "$4" ]; then echo pending yes; fi
 fi
 """
@@ -218,7 +228,8 @@ mkdir -p "${4%/*}"
 : > "$4"
 if [ -n "$2" ]; then
   mkdir -p "$(dirname "$1")"
-  printf '%s\\n' "$3" "GRUB_CMDLINE_LINUX_DEFAULT=\\"\\$GRUB_CMDLINE_LINUX_DEFAULT $2\\"" > "$1.new"
+  quoted=$(printf '%s\\n' "$2" | sed "s/[^ ]*;[^ ]*/'&'/g")
+  printf '%s\\n' "$3" "GRUB_CMDLINE_LINUX_DEFAULT=\\"\\$GRUB_CMDLINE_LINUX_DEFAULT $quoted\\"" > "$1.new"
   mv -T "$1.new" "$1"
 else
   rm -f "$1"

@@ -363,6 +363,27 @@ def test_grubs_kernel_arguments_are_read(tmp_path: Path) -> None:
     assert (arguments(tmp_path, path).ours, arguments(tmp_path, path).pending) == ("", "yes")
 
 
+def test_grub_gets_a_semicolon_in_quotation_marks(tmp_path: Path) -> None:
+    """Without them it ends the command: grub-script-check refuses `linux /vmlinuz a=1;fi`, and takes `'a=1;fi'`."""
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cmdline").write_text("ro\n")
+    drop_in, menu = tmp_path / "drop-in.cfg", tmp_path / "boot/grub/grub.cfg"
+    menu.parent.mkdir(parents=True)
+    # As grub-mkconfig does: it sources the drop-in, and 10_linux writes the arguments as they are.
+    made = """printf '\\tlinux\\t/boot/vmlinuz ro %s\\n' "$GRUB_CMDLINE_LINUX_DEFAULT" >"""
+    program(tmp_path / "bin/update-grub", f"GRUB_CMDLINE_LINUX_DEFAULT=quiet; . {drop_in}; {made} {menu}")
+    path, wanted = (
+        f"{tmp_path}/bin:{os.environ['PATH']}",
+        "iommu=pt pci=disable_acs_redir=0000:18:00.0;0000:3b:00.0 a=1",
+    )
+    sh(boot._GRUB, drop_in, wanted, "# ours", tmp_path / "pending", tmp_path, PATH=path)
+    quoted = "iommu=pt 'pci=disable_acs_redir=0000:18:00.0;0000:3b:00.0' a=1"
+    assert menu.read_text() == f"\tlinux\t/boot/vmlinuz ro quiet {quoted}\n"
+    assert (arguments(tmp_path, path).next, arguments(tmp_path, path).ours) == (f"ro quiet {wanted}", wanted)
+    menu.write_text(f'\tlinux\t/boot/vmlinuz ro "b=1;2" {wanted}\n')
+    assert arguments(tmp_path, path).next == 'ro "b=1;2" iommu=pt pci=disable_acs_redir=0000:18:00.0'
+
+
 def test_grubbys_kernel_arguments_are_read(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/cmdline").write_text("root=/dev/sda1 ro\n")

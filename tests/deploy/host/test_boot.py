@@ -101,6 +101,12 @@ def test_several_values_of_an_argument_are_refused_with_grubby(node: Node) -> No
     )
 
 
+def test_a_list_of_devices_is_refused_with_grubby(node: Node) -> None:
+    node.data = {"boot": {"arguments": ["pci=disable_acs_redir=0000:18:00.0;0000:3b:00.0"]}}
+    with pytest.raises(DeployError, match=r"boot\.arguments: pci=disable_acs_redir=\S+ has ';', at which GRUB ends"):
+        node.deploy(configure, {**ROCKY_9, **GRUBBY})
+
+
 def test_grubby_reserves_only_the_largest_page_size(node: Node) -> None:
     given = {"hugepages": [{"size": "1G", "count": 8}, {"size": "2M", "count": 512}]}
 
