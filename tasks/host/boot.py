@@ -15,18 +15,18 @@ from attrs import Attribute, field, frozen
 from pyinfra.api.command import StringCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.exceptions import DeployError
-from pyinfra.api.operation import OperationMeta, operation
+from pyinfra.api.operation import operation
 from pyinfra.context import host
 
 from agent.report.names import STATE_FOLDER
 from agent.spec.node import HugepagePool, NodeSpec
-from agent.spec.sysctl_names import faults, identity, path
+from agent.spec.sysctl_names import faults, identity
 from tasks import packages, reboot
-from tasks.common.commands import Commands, changes, refuse, script
+from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key, record
 from tasks.common.facts import FactBase
 from tasks.common.texts import HEADER, written
-from tasks.host import kernel_modules
+from tasks.host import kernel_modules, sysctls
 
 DROP_IN = "/etc/default/grub.d/95-trackbed.cfg"
 GRUBBY_STATE = f"{STATE_FOLDER}/kernel-arguments"
@@ -35,7 +35,6 @@ GRUBBY_STATE = f"{STATE_FOLDER}/kernel-arguments"
 GRUB_PENDING = f"{STATE_FOLDER}/grub-pending"
 """This file exists from a change of GRUB's drop-in until update-grub has succeeded."""
 
-SYSCTLS = "/etc/sysctl.d/90-trackbed.conf"
 INITRAMFS_STATE = f"{STATE_FOLDER}/initramfs"
 
 # GRUB's configuration is a shell script, so characters that are special to a shell or to GRUB are not allowed. One is: a `;`
@@ -98,8 +97,8 @@ def configure(spec: NodeSpec) -> None:
     set_arguments(name="Kernel arguments", wanted=arguments)
     request_reboot(name="Kernel arguments of this boot", wanted=arguments)
     lines = "".join(f"{name} = {value}\n" for name, value in sorted(wanted.sysctls.items()))
-    settings = written(name="Sysctls at boot", path=SYSCTLS, text=lines and HEADER + lines)
-    load_sysctls(name="Sysctls now", wanted=wanted.sysctls, settings=settings)
+    settings = written(name="Sysctls at boot", path=sysctls.PATH, text=lines and HEADER + lines)
+    sysctls.load(name="Sysctls now", wanted=wanted.sysctls, settings=settings)
     initramfs(name="Initramfs", modules=tuple(kernel_modules.MODULE_OPTIONS.here()))
 
 
@@ -297,42 +296,6 @@ def request_reboot(wanted: tuple[str, ...]) -> Commands:
     else:
         yield from reboot.withdraw("boot")
     yield from reboot.expire("boot-former")
-
-
-_VALUES = 'for path; do if [ -r "$path" ]; then echo "$path $(cat "$path")"; fi; done'
-
-
-class SysctlValues(FactBase[dict[str, str]]):
-    """The values of sysctls, by path."""
-
-    default = dict
-
-    def command(self, paths: tuple[str, ...]) -> StringCommand:
-        """Read the files."""
-        return script(_VALUES, *paths)
-
-    def process(self, output: list[str]) -> dict[str, str]:
-        """Parse lines of path and value; runs of white space become one space."""
-        return {path: " ".join(value.split()) for path, _, value in (line.partition(" ") for line in output)}
-
-
-_LOAD = """
-for program in /usr/lib/systemd/systemd-sysctl /lib/systemd/systemd-sysctl; do
-  if [ -x "$program" ]; then exec "$program" "$1"; fi
-done
-exec sysctl --load="$1"
-"""
-
-
-@operation()
-def load_sysctls(wanted: Mapping[str, str], settings: OperationMeta) -> Commands:
-    """Load the file as a boot does, if it has changed or a value differs."""
-    paths = {path(name): " ".join(value.split()) for name, value in wanted.items()}
-    have = host.get_fact(SysctlValues, paths=tuple(paths)) if paths else {}
-    if paths and (changes(settings) or have != paths):
-        yield script(_LOAD, SYSCTLS)
-    else:
-        host.noop("the sysctls have these values")
 
 
 # Prints one line that changes when the initramfs or the options change, then that line as it was after the last check.
