@@ -20,7 +20,7 @@ from pyinfra.api.state import State
 from pyinfra.context import host
 
 from tasks import nccl, node_spec
-from tasks.common.commands import Commands, refuse, warn
+from tasks.common.commands import Commands, fail, refuse, warn
 from tasks.common.data import Key, record
 from tasks.hardware import UNKNOWN, here
 from tasks.kubernetes import KUBERNETES, cluster_of
@@ -143,19 +143,31 @@ class FileChanges:
         return FunctionCommand(_put, (self,), {})
 
 
-# pyinfra calls a function that has parameters `state` and `host` directly.
-def _put(state: State, host: Host, files: FileChanges) -> None:
-    for path, text in files.write.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_name(f".{path.name}.new")
-        new.write_text(text)
-        new.replace(path)
-    for path in files.remove:
-        path.unlink(missing_ok=True)
+# pyinfra calls a function that has parameters `state` and `host` directly; its result says whether the command succeeded.
+def _put(state: State, host: Host, files: FileChanges) -> bool:
+    try:
+        for path, text in files.write.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            new = path.with_name(f".{path.name}.new")
+            new.write_bytes(text.encode())
+            new.replace(path)
+        for path in files.remove:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        where = error.filename2 or error.filename
+        return fail(
+            host,
+            f"{DEVICE_PLUGINS.name}.folder: {where} cannot be written: {error.strerror}; make room for it there, or give "
+            "another folder",
+        )
+    return True
 
 
 def _differs(path: Path, text: str) -> bool:
-    return not path.is_file() or path.read_text() != text
+    try:
+        return path.read_bytes() != text.encode()
+    except OSError:
+        return True
 
 
 @operation()

@@ -52,6 +52,31 @@ def test_files_of_removed_hosts_are_deleted_and_the_operators_stay(node: Node, t
     assert (tmp_path / "mine.yaml").read_text() == "mine"
 
 
+def test_a_damaged_file_is_written_anew(node: Node, tmp_path: Path) -> None:
+    deploy(node, tmp_path, has(RAIL0))
+    damaged = (tmp_path / "nodes/@fake_node-a.json", tmp_path / "kustomization.yaml")
+    texts = [path.read_bytes() for path in damaged]
+    for path in damaged:
+        path.write_bytes(b"\xff\xfe")
+    assert not deploy(node, tmp_path, has(RAIL0)).failed
+    assert [path.read_bytes() for path in damaged] == texts
+
+
+@pytest.mark.parametrize("place", ["", "nodes", "nodes/@fake_node-a.json", "kustomization.yaml"])
+def test_a_folder_that_cannot_be_written_fails_the_host_with_the_reason(node: Node, tmp_path: Path, place: str) -> None:
+    folder = tmp_path / "made"
+    if place in ("", "nodes"):
+        (folder / place).parent.mkdir(exist_ok=True)
+        (folder / place).write_text("a file, and no folder")
+    else:
+        (folder / place).mkdir(parents=True)
+    result = deploy(node, folder, has(RAIL0))
+    assert result.failed
+    (message,) = [line for line in result.log if "device_plugins.folder" in line]
+    assert " cannot be written: " in message
+    assert "Traceback" not in "\n".join(result.log)
+
+
 def test_hosts_with_the_same_folder_must_have_the_same_value(tmp_path: Path) -> None:
     inventory = tmp_path / "fleet.py"
     answers = {"fake_responses": has(RAIL0), "fake_delay": 0, "fake_delay_jitter": 0}
