@@ -31,7 +31,7 @@ from agent.reporter.settings import Settings, to_json
 from agent.spec.node import NodeSpec
 from tasks import packages
 from tasks.common.commands import Commands, fail, script, warn
-from tasks.common.connection import deploys_itself
+from tasks.common.connection import BY_CONTROL_HOST, deploys_itself
 from tasks.common.data import Key, record, without_password
 from tasks.common.facts import FactBase
 from tasks.common.texts import Texts, replace
@@ -49,8 +49,6 @@ ENROLMENT_LIFE = 3600
 
 LONGEST_COMMON_NAME = 64
 """Characters of a certificate's common name: X.520's bound, which OpenSSL keeps to."""
-
-BY_CONTROL_HOST = "deploy the node from its control host"
 
 DAY = 86400
 RENEW_AT = 2 / 3
@@ -129,18 +127,29 @@ def wanted(spec: NodeSpec) -> ReporterSetup | None:
             f"{host.name}.{KUBERNETES.name}.identity: the Node's name has {len(spec.node_name)} characters, and at most "
             f"{longest} fit into a certificate; give identity 'token', or a shorter node_name"
         )
+    settings = Settings(
+        spec.node_name, key.server, AUTHORITY, key.identity, key.required_resources, key.taint_lifted_by, key.days
+    )
+    return ReporterSetup(key, spec.node_name, to_json(settings), _authority(key))
+
+
+def _authority(key: Kubernetes) -> str:
     file = Path(key.ca_file).expanduser()
+    if deploys_itself(host) and not file.exists():
+        # The file is on the control host, which has brought it.
+        if not (brought := host.get_fact(Texts, paths=(AUTHORITY,)).get(AUTHORITY)):
+            raise DeployError(
+                f"{host.name}.{KUBERNETES.name}.ca_file: the node has neither {file} nor {AUTHORITY}; {BY_CONTROL_HOST}"
+            )
+        return str(brought)
     try:
         authority = file.read_text().rstrip("\n") + "\n"
         x509.load_pem_x509_certificates(authority.encode())
+        return authority
     except (OSError, ValueError) as error:
         raise DeployError(
             f"{host.name}.{KUBERNETES.name}.ca_file: {file}: {error}; give the cluster's authority, a PEM file"
         ) from None
-    settings = Settings(
-        spec.node_name, key.server, AUTHORITY, key.identity, key.required_resources, key.taint_lifted_by, key.days
-    )
-    return ReporterSetup(key, spec.node_name, to_json(settings), authority)
 
 
 @frozen

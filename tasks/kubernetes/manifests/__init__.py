@@ -21,6 +21,7 @@ from pyinfra.context import host
 
 from tasks import nccl, node_spec
 from tasks.common.commands import Commands, fail, refuse, warn
+from tasks.common.connection import deploys_itself
 from tasks.common.data import Key, record
 from tasks.hardware import UNKNOWN, here
 from tasks.kubernetes import KUBERNETES, cluster_of
@@ -39,13 +40,14 @@ KEYS = (DEVICE_PLUGINS,)
 
 @deploy("Manifests")
 def render() -> None:
-    """Render the manifests; without the key `device_plugins`, do nothing.
+    """Render the manifests; without the key `device_plugins`, or on a node that deploys itself, do nothing.
 
     :raises DeployError: hosts with the same folder have different values of the key, hosts of one cluster have different
         folders, or a value contradicts the labels.
     """
     wanted = DEVICE_PLUGINS.here()
-    if wanted is None:
+    # The folder is on the control host. A node knows the hardware of no other.
+    if wanted is None or deploys_itself(host):
         return
     writes = _writes(wanted)
     _check_labels(wanted)

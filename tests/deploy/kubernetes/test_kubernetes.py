@@ -164,6 +164,20 @@ def test_a_node_that_deploys_itself_gets_no_token(
     assert result.inputs == []
 
 
+def test_a_node_that_deploys_itself_keeps_the_authority_that_its_control_host_has_brought(
+    node: Node, key: dict[str, Any], tmp_path: Path
+) -> None:
+    has = {**HAS_OPENSSL, **texts(key, node, tmp_path), CREDENTIALS: ["certificate yes", "secret "]}
+    itself = evolve(node, data={"kubernetes": {**key, "ca_file": "~/absent/ca.pem"}}, connector=OwnConnector)
+    result = itself.deploy(configure, has)
+    assert not result.failed
+    assert result.flat == []
+    with pytest.raises(
+        DeployError, match=r"ca_file: the node has neither .* nor /etc/trackbed/cluster-ca\.pem; deploy the"
+    ):
+        itself.deploy(configure, HAS_OPENSSL)
+
+
 @pytest.mark.parametrize("path", [SETTINGS, AUTHORITY])
 def test_credentials_of_another_cluster_or_name_are_removed(
     node: Node, key: dict[str, Any], path: str, tmp_path: Path

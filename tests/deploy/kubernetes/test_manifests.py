@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 from pyinfra.api.exceptions import DeployError
 
 from tasks.common import archive
 from tasks.kubernetes import manifests as task
-from tests.deploy.conftest import Answers, Node, Result
+from tests.deploy.conftest import Answers, Node, OwnConnector, Result
 from tests.deploy.hardware import ERDMA, GPUS, RAIL0, has
 
 FEATURE = "feature.node.kubernetes.io"
@@ -50,6 +51,13 @@ def test_files_of_removed_hosts_are_deleted_and_the_operators_stay(node: Node, t
     assert not (tmp_path / "rdma-shared-device-plugin.yaml").exists()
     assert (tmp_path / "erdma-device-plugin.yaml").exists()
     assert (tmp_path / "mine.yaml").read_text() == "mine"
+
+
+def test_a_node_that_deploys_itself_writes_no_manifests(node: Node, tmp_path: Path) -> None:
+    itself = evolve(node, connector=OwnConnector)
+    result = deploy(itself, tmp_path / "made", has(RAIL0))
+    assert result.planned == {}
+    assert not (tmp_path / "made").exists()
 
 
 def test_a_damaged_file_is_written_anew(node: Node, tmp_path: Path) -> None:
