@@ -24,6 +24,8 @@ ROUTES = """Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\t
 eth1\t00000000\t0102000A\t0003\t0\t0\t200\t00000000\t0\t0\t0
 eth0\t00000000\t0202000A\t0003\t0\t0\t100\t00000000\t0\t0\t0
 eth0\t0002000A\t00000000\t0001\t0\t0\t100\t00FFFFFF\t0\t0\t0
+tun0\t00000000\t0102010A\t0003\t0\t0\t0\t00000080\t0\t0\t0
+*\t00000000\t00000000\t0200\t0\t0\t50\t00000000\t0\t0\t0
 """
 
 
