@@ -28,7 +28,7 @@ from agent.spec.validators import Matches, Within
 from tasks.common import archive
 from tasks.common.commands import Commands, changes, script, warn
 from tasks.common.connection import deploys_itself
-from tasks.common.data import Key, record, without_password
+from tasks.common.data import Key, expanded, record, without_password
 from tasks.common.facts import FactBase
 from tasks.packages import INTERPRETERS
 
@@ -95,7 +95,7 @@ def serve() -> None:
         return
     # A node that deploys itself keeps its keyring and its name: an archive must not change whose signature is trusted.
     itself = deploys_itself(host)
-    keyring = Path(KEYRING) if itself else archive.ROOT / Path(wanted.keyring).expanduser()
+    keyring = Path(KEYRING) if itself else archive.ROOT / expanded(wanted.keyring)
     name = json.loads(Path(SETTINGS).read_text())["host"] if itself else host.name
     if not keyring.is_file() or not _is_keyring(keyring.read_bytes()):
         raise DeployError(

@@ -12,7 +12,6 @@ import binascii
 import json
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -32,7 +31,7 @@ from agent.spec.node import NodeSpec
 from tasks import packages
 from tasks.common.commands import Commands, fail, script, warn
 from tasks.common.connection import BY_CONTROL_HOST, deploys_itself
-from tasks.common.data import Key, record, without_password
+from tasks.common.data import Key, expanded, record, without_password
 from tasks.common.facts import FactBase
 from tasks.common.texts import Texts, replace
 from tasks.kubernetes.label_keys import EXTENDED_RESOURCE
@@ -134,7 +133,7 @@ def wanted(spec: NodeSpec) -> ReporterSetup | None:
 
 
 def _authority(key: Kubernetes) -> str:
-    file = Path(key.ca_file).expanduser()
+    file = expanded(key.ca_file)
     if deploys_itself(host) and not file.exists():
         # The file is on the control host, which has brought it.
         if not (brought := host.get_fact(Texts, paths=(AUTHORITY,)).get(AUTHORITY)):

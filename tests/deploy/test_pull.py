@@ -105,6 +105,7 @@ def test_without_the_key_there_is_no_timer(node: Node) -> None:
             {"keyring": "nowhere.gpg"},
             "nowhere.gpg is not a file of public keys; make it by `gpg --export KEY > nowhere.gpg`",
         ),
+        ({"keyring": "~no-such-user/fleet.gpg"}, "~no-such-user/fleet.gpg is not a file of public keys"),
         ({"keyring": "README.md"}, "README.md is not a file of public keys"),
     ],
 )

@@ -24,6 +24,7 @@ from agent.report.names import STATE_FOLDER
 from agent.spec.validators import Matches
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.connection import BY_CONTROL_HOST, deploys_itself
+from tasks.common.data import expanded
 from tasks.common.facts import FactBase
 from tasks.drivers.ofed import modules
 from tasks.host import kernel
@@ -62,7 +63,7 @@ def check(wanted: MlnxOfed, system: OperatingSystem, arch: str) -> None:
     :raises DeployError: it cannot be read, has another checksum, or is for another distribution by its name.
     """
     where = f"{host.name}.ofed: mlnx_ofed"
-    path = Path(wanted.bundle)
+    path = expanded(wanted.bundle)
     try:
         actual = wanted.sha256 if _only_elsewhere(wanted) else _sha256(path)
     except OSError as error:
@@ -86,7 +87,7 @@ def check(wanted: MlnxOfed, system: OperatingSystem, arch: str) -> None:
 
 def _only_elsewhere(wanted: MlnxOfed) -> bool:
     """Whether the bundle is on the control host only, since this node deploys itself."""
-    return deploys_itself(host) and not Path(wanted.bundle).exists()
+    return deploys_itself(host) and not expanded(wanted.bundle).exists()
 
 
 @cache
@@ -217,7 +218,9 @@ def bundle(wanted: MlnxOfed, family: Family) -> Commands:
         yield from vendor_repository.lock_plugin(installed(family))
     uploaded = f"{FOLDER}/bundle.tgz"
     yield script('mkdir -p "$1"', FOLDER)
-    yield FileUploadCommand(wanted.bundle, uploaded, remote_temp_filename=host.get_temp_filename(uploaded))
+    yield FileUploadCommand(
+        str(expanded(wanted.bundle)), uploaded, remote_temp_filename=host.get_temp_filename(uploaded)
+    )
     firmware = [] if wanted.firmware_update else ["--without-fw-update"]
     text = holds.NOTED + HOLDS[family] + _INSTALL
     yield script(text, uploaded, wanted.sha256, FOLDER, holds.PATH, "--force", *firmware, *wanted.options)

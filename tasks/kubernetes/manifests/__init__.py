@@ -6,6 +6,7 @@ Each node's hardware is kept in the folder (`nodes/HOST.json`), so that a deploy
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -43,7 +44,7 @@ def render() -> None:
     """Render the manifests; without the key `device_plugins`, or on a node that deploys itself, do nothing.
 
     :raises DeployError: hosts with the same folder have different values of the key, hosts of one cluster have different
-        folders, or a value contradicts the labels.
+        folders, a value contradicts the labels, or the folder is no path.
     """
     wanted = DEVICE_PLUGINS.here()
     # The folder is on the control host. A node knows the hardware of no other.
@@ -65,7 +66,12 @@ _first: WeakKeyDictionary[State, dict[Path, tuple[str, DevicePlugins]]] = WeakKe
 def _writes(wanted: DevicePlugins) -> bool:
     """Whether this host writes the folder's manifests. All hosts of a folder must have the same value."""
     known = _first.setdefault(host.state, {})
-    folder = _folder(wanted.folder)
+    try:
+        folder = _folder(wanted.folder)
+    except RuntimeError as error:
+        raise DeployError(
+            f"{host.name}.{DEVICE_PLUGINS.name}.folder: {wanted.folder} is no folder of this control host ({error}); give one"
+        ) from None
     _check_cluster(folder)
     if folder not in known:
         for warning in wanted.warnings():
@@ -116,6 +122,10 @@ def _check_labels(wanted: DevicePlugins) -> None:
 
 
 def _folder(given: str) -> Path:
+    """The folder's path.
+
+    :raises RuntimeError: there is no user of that name (~NAME), or symbolic links make a loop.
+    """
     return Path(given).expanduser().resolve()
 
 
@@ -129,8 +139,10 @@ def _is_of(data: Mapping[str, object], folder: Path) -> bool:
 
 
 def _folder_of(given: object) -> Path | None:
-    """The folder in a host's value of the key; None without the key."""
-    return _folder(str(given.get("folder", ""))) if isinstance(given, dict) else None
+    """The folder in a host's value of the key; None without the key, or if it is no path."""
+    with suppress(RuntimeError):
+        return _folder(str(given.get("folder", ""))) if isinstance(given, dict) else None
+    return None
 
 
 @define

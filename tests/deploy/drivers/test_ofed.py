@@ -311,8 +311,12 @@ def given(tmp_path: Path) -> dict[str, Any]:
 ON_DEBIAN = {**DEBIAN, "uname -m": "x86_64"}
 
 
-def test_a_bundle_is_sent_and_installed_without_its_firmware(node: Node, given: dict[str, Any]) -> None:
-    node.data = {"ofed": {"mlnx_ofed": given}}
+def test_a_bundle_is_sent_and_installed_without_its_firmware(
+    node: Node, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As the paths of other files on the control host, it may begin with ~.
+    monkeypatch.setenv("HOME", str(Path(given["bundle"]).parent))
+    node.data = {"ofed": {"mlnx_ofed": {**given, "bundle": f"~/{Path(given['bundle']).name}"}}}
     result = node.deploy(ofed.install, {**ON_DEBIAN, **NO_STACK, BUNDLE: ["none", "none"], **NO_REQUEST, **UNAME})
     made, upload, install = result.commands[f"{OPS}MLNX_OFED"]
     assert made.endswith(" sh /var/lib/trackbed/ofed")

@@ -264,6 +264,7 @@ def test_only_a_node_without_a_certificate_is_enrolled(node: Node, key: dict[str
         ({"days": 366}, "days: 366 is not valid; give 1 to 365"),
         ({"required_resources": ["cpu"]}, "'cpu' is not an extended resource"),
         ({"identity": "kubeconfig"}, "is not one of certificate, token"),
+        ({"ca_file": "~no-such-user/ca.pem"}, "~no-such-user/ca.pem'; give the cluster's authority"),
         ({"ca_file": "/nowhere/ca.pem"}, "give the cluster's authority, a PEM file"),
         ({"servers": "x"}, "did you mean 'server'"),
     ],

@@ -60,6 +60,13 @@ def test_a_node_that_deploys_itself_writes_no_manifests(node: Node, tmp_path: Pa
     assert not (tmp_path / "made").exists()
 
 
+def test_a_folder_of_a_user_who_does_not_exist_is_refused(node: Node) -> None:
+    with pytest.raises(
+        DeployError, match=r"node-a\.device_plugins\.folder: ~no-such-user/made is no folder of this control"
+    ):
+        deploy(node, Path("~no-such-user/made"), has(RAIL0))
+
+
 def test_a_damaged_file_is_written_anew(node: Node, tmp_path: Path) -> None:
     deploy(node, tmp_path, has(RAIL0))
     damaged = (tmp_path / "nodes/@fake_node-a.json", tmp_path / "kustomization.yaml")
