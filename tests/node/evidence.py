@@ -136,8 +136,11 @@ class Interrupt:
     count: int
 
 
-# What drivers call a queue's interrupt: igb, ixgbe, ice, bnxt, ena, virtio; mlx5; erdma.
-QUEUE = re.compile(r"(?:TxRx|Tx-Rx|rx|tx|input|output)[-.](\d+)$|mlx5_comp(\d+)@|erdma-ceq(\d+)@")
+# What drivers call a queue's interrupt: igb, ixgbe, ice, bnxt, ena, vmxnet3 and nfp (rxtx), bnx2x and qede (fp), virtio; mlx5;
+# erdma. `i40e-ADDRESS:fdir-TxRx-0` and `ice-ADDRESS:ctrl-TxRx-0` serve no queue of the netdev.
+QUEUE = re.compile(
+    r"(?<!:fdir)(?<!:ctrl)[-.](?:TxRx|Tx-Rx|rxtx|rx|tx|fp|input|output)[-.](\d+)$|mlx5_comp(\d+)@|erdma-ceq(\d+)@"
+)
 
 
 @frozen
