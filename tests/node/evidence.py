@@ -348,7 +348,8 @@ def _expected(nic: WantedNic, index: int, permanent: str) -> VfAttributes:
     if nic.vfs is None or index >= nic.vfs.count:
         return VfAttributes()
     given = nic.vfs.attributes(index)
-    mac = given.mac or (derived_mac(permanent, index) if MAC.fullmatch(permanent) else None)
+    derived = nic.vfs.derive_macs and MAC.fullmatch(permanent)
+    mac = given.mac or (derived_mac(permanent, index) if derived else None)
     return given.having(mac=mac, mtu=given.mtu or nic.mtu, state=given.state or nic.state)
 
 

@@ -59,6 +59,12 @@ def test_each_function_is_a_nic_in_the_order_of_the_addresses() -> None:
     assert [vf.label for vf in nics[0].vfs] == ["ens1v0 (0000:21:00.1, NIC rail0, VF 0)"]
 
 
+@pytest.mark.parametrize(("vfs", "derived"), [({}, True), ({"derive_macs": False}, False)], ids=str)
+def test_an_address_is_expected_of_a_vf_only_where_one_is_derived_or_given(vfs: dict[str, Any], derived: bool) -> None:
+    (nic,) = node({"name": "rail", "select": {"pci": "0000:21:00.0"}, "vfs": {"count": 1, **vfs}}).nics()
+    assert (nic.vfs[0].want.mac is not None) is derived
+
+
 def test_another_entry_s_function_is_not_counted() -> None:
     nics = node(rails(without=["storage"]), STORAGE).nics()
     assert [(nic.want.name, nic.netdev) for nic in nics] == [("rail0", "ens1"), ("rail1", "ens3"), ("storage", "ens2")]
