@@ -178,7 +178,8 @@ class Node:
     def run(self, script: str, *arguments: str) -> str:
         """What a shell script prints on the node; its failure is the check's."""
         __tracebackhide__ = True
-        done = self.host.run("sh -uc %s -- " + " ".join(["%s"] * len(arguments)), script, *arguments)
+        # Some programs, such as stat, translate what they print.
+        done = self.host.run("LC_ALL=C sh -uc %s -- " + " ".join(["%s"] * len(arguments)), script, *arguments)
         if done.rc != 0:
             self.fail(
                 f"`{script.strip().splitlines()[0]}` ended with {done.rc}: {(done.stderr or done.stdout).strip()}"

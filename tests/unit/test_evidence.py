@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import testinfra
 
 from agent.spec.node import from_mapping, to_json
 from tests.node.evidence import Node, read_node
@@ -75,6 +76,12 @@ def test_another_number_fails_the_check_and_names_them(bounds: dict[str, int]) -
     with pytest.raises(pytest.fail.Exception, match=r"NIC rail\{index\} .*found .*0000:41:00.0 \(ens2\)"):
         node(rails(**bounds)).nics()
     assert node({**rails(**bounds), "required": False}).nics() == ()
+
+
+def test_programs_do_not_translate_what_they_print(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    here = Node(testinfra.get_host("local://"), "here", from_mapping({"node_name": "here"}), "")
+    assert here.run('printf %s "$LC_ALL"') == "C"
 
 
 @pytest.mark.parametrize(
