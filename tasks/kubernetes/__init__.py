@@ -134,8 +134,7 @@ def wanted(spec: NodeSpec) -> ReporterSetup | None:
 
 def _authority(key: Kubernetes) -> str:
     file = expanded(key.ca_file)
-    if deploys_itself(host) and not file.exists():
-        # The file is on the control host, which has brought it.
+    if deploys_itself(host) and not file.exists():  # it is on the control host
         if not (brought := host.get_fact(Texts, paths=(AUTHORITY,)).get(AUTHORITY)):
             raise DeployError(
                 f"{host.name}.{KUBERNETES.name}.ca_file: the node has neither {file} nor {AUTHORITY}; {BY_CONTROL_HOST}"
@@ -267,9 +266,7 @@ def deliver(want: ReporterSetup | None) -> Commands:
     if needs_token:
         new_token = NewToken()
         yield FunctionCommand(_get_token, (want, new_token), {})
-        yield _keep_secret(new_token.token)
-    if have == texts:
-        yield script(_RESTART, UNIT)
+        yield _keep_secret(new_token.token, _RESTART if have == texts else "")
     yield from replace(have, texts, _RESTART, UNIT)
 
 
@@ -293,10 +290,10 @@ def _needs_secret(want: ReporterSetup, have: Credentials, moved: bool) -> bool:
     return not fits or have.refused or time.time() > have.start + (have.end - have.start) * RENEW_AT
 
 
-def _keep_secret(token: str) -> StringCommand:
-    """Write the secret from standard input: so it is in no argument, no log, and no file that other users can read."""
-    text = 'umask 077; mkdir -p -m 755 "${1%/*}"; cat > "$1.new"; mv -T "$1.new" "$1"'
-    return StringCommand("sh", "-ec", QuoteString(text), "sh", QuoteString(SECRET), _stdin=token)
+def _keep_secret(token: str, after: str) -> StringCommand:
+    """Write the secret from standard input: so it is in no argument, no log, and no file of other users. Then run ``after``."""
+    text = f'umask 077; mkdir -p -m 755 "${{1%/*}}"; cat > "$1.new"; mv -T "$1.new" "$1"; shift\n{after}'
+    return StringCommand("sh", "-ec", QuoteString(text), "sh", *map(QuoteString, (SECRET, UNIT)), _stdin=token)
 
 
 # pyinfra calls a function that has parameters `state` and `host` directly; its result says whether the command succeeded.

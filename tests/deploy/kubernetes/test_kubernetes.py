@@ -191,7 +191,7 @@ def test_credentials_of_another_cluster_or_name_are_removed(
 
 
 def test_a_secret_is_in_no_argument(node: Node) -> None:
-    command = kubernetes._keep_secret("s3cret")
+    command = kubernetes._keep_secret("s3cret", "")
     assert "s3cret" not in str(command)
     assert command.connector_arguments["_stdin"] == "s3cret"
 
