@@ -25,7 +25,7 @@ from pyinfra.context import host
 from pyinfra.operations import files
 
 from agent.spec.validators import Matches, Within
-from tasks.common import archive
+from tasks.common import archive, units
 from tasks.common.commands import Commands, changes, script, warn
 from tasks.common.connection import deploys_itself
 from tasks.common.data import Key, expanded, record, without_password
@@ -130,6 +130,12 @@ def _is_keyring(content: bytes) -> bool:
     return bool(first & 0x80) and ((first & 0x3F) == 6 if first & 0x40 else (first & 0x3C) >> 2 == 6)
 
 
+_TIMER = """
+systemctl show --property=ActiveState,UnitFileState,NeedDaemonReload "$1"
+stale "$1" ActiveEnterTimestamp
+"""
+
+
 class TimerState(FactBase[dict[str, str]]):
     """The timer's properties in systemd."""
 
@@ -137,7 +143,7 @@ class TimerState(FactBase[dict[str, str]]):
 
     def command(self) -> StringCommand:
         """Run `systemctl show`."""
-        return StringCommand("systemctl", "show", "--property=ActiveState,UnitFileState,NeedDaemonReload", TIMER)
+        return script(f"{units.STALE}{_TIMER}", TIMER)
 
     def process(self, output: list[str]) -> dict[str, str]:
         """Parse lines of NAME=VALUE."""

@@ -31,7 +31,7 @@ from tests.deploy.conftest import Node
 
 PROGRAM = pull.TEMPLATES / "pull.py"
 LIBRARIES = f"lib-{sys.version_info.major}.{sys.version_info.minor}-{os.uname().machine}"
-STATE = "ActiveState,UnitFileState,NeedDaemonReload trackbed-pull.timer"
+STATE = "ActiveEnterTimestamp"
 
 
 def gpg(home: Path, *words: str) -> None:

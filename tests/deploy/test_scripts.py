@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agent.kinds.host.irqbalance import LIST
-from tasks import agent, node_spec, packages, reboot
+from tasks import agent, node_spec, packages, pull, reboot
 from tasks.common import texts
 from tasks.common.commands import script
 from tasks.host import boot, irqbalance, network_managers
@@ -325,6 +325,41 @@ def test_other_errors_of_apt_end_it_at_once(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"E: The repository is not signed\."):
         sh(f"{packages.APT}apt_update", PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
     assert not (tmp_path / "slept").exists()
+
+
+@pytest.mark.parametrize(
+    ("started", "stale"),
+    [("Fri 2026-11-27 10:00:00 UTC", False), ("Fri 2026-11-27 09:59:59 UTC", True), ("", False)],
+    ids=["after its file", "before its file", "never"],
+)
+def test_a_service_that_started_before_its_unit_file_was_written_is_found(
+    tmp_path: Path, started: str, stale: bool
+) -> None:
+    """Also if a daemon-reload has come in between, after which systemd shows NeedDaemonReload=no."""
+    unit = tmp_path / "trackbed.service"
+    unit.write_text("[Unit]\n")
+    os.utime(unit, (1795773600, 1795773600))
+    program(
+        tmp_path / "bin/systemctl",
+        f"""case "$2" in
+            *=ActiveState*) printf '%s\\n' ActiveState=active UnitFileState=enabled NeedDaemonReload=no ;;
+            *=FragmentPath) echo {unit} ;;
+            *=ExecMainStartTimestamp | *=ActiveEnterTimestamp) echo "{started}" ;;
+            *=MainPID) echo 0 ;;
+        esac""",
+    )
+    lines = sh(agent._SERVICE, "trackbed.service", PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
+    assert agent.AgentService().process(lines) == agent.Service(active=True, enabled=True, stale=stale)
+    timer = shlex.split(str(pull.TimerState().command()))
+    done = subprocess.run(
+        timer,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"},
+    )
+    state = pull.TimerState().process(done.stdout.splitlines())
+    assert state["NeedDaemonReload"] == ("yes" if stale else "no")
 
 
 def test_grubs_kernel_arguments_are_read(tmp_path: Path) -> None:
