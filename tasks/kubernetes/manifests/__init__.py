@@ -5,6 +5,7 @@ Each node's hardware is kept in the folder (`nodes/HOST.json`), so that a deploy
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -162,7 +163,8 @@ def _put(state: State, host: Host, files: FileChanges) -> bool:
     try:
         for path, text in files.write.items():
             path.parent.mkdir(parents=True, exist_ok=True)
-            new = path.with_name(f".{path.name}.new")
+            # A name of its own: deploys of several shards may write the same file.
+            new = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
             new.write_bytes(text.encode())
             new.replace(path)
         for path in files.remove:

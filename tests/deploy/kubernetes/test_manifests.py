@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -65,6 +66,32 @@ def test_a_folder_of_a_user_who_does_not_exist_is_refused(node: Node) -> None:
         DeployError, match=r"node-a\.device_plugins\.folder: ~no-such-user/made is no folder of this control"
     ):
         deploy(node, Path("~no-such-user/made"), has(RAIL0))
+
+
+def test_deploys_of_several_shards_write_the_same_files(tmp_path: Path) -> None:
+    """Each host is a shard of its own, and all have one folder. No deploy may take away what another is about to rename."""
+    hosts = [
+        (
+            f"@fake/{name}",
+            {
+                **{"fake_responses": has(RAIL0), "fake_delay": 0, "fake_delay_jitter": 0, "labels": LABELS},
+                "node_name": name,
+                "device_plugins": {"folder": str(tmp_path / "made")},
+            },
+        )
+        for name in "ab"
+    ]
+    (tmp_path / "fleet.py").write_text(f"hosts = {hosts!r}\n")
+    # As another shard leaves it while it writes.
+    (tmp_path / "made/.kustomization.yaml.new").mkdir(parents=True)
+    (tmp_path / "deploy.py").write_text("from tasks.kubernetes import manifests\nmanifests.render()\n")
+    command = [sys.executable, "-m", "pyinfra", "-y", str(tmp_path / "fleet.py"), str(tmp_path / "deploy.py")]
+    for shard in ("1/2", "2/2"):
+        done = subprocess.run(
+            command, cwd=archive.ROOT, env={**os.environ, "TRACKBED_SHARD": shard}, capture_output=True, text=True, check=False
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in (tmp_path / "made/nodes").iterdir()) == ["@fake_a.json", "@fake_b.json"]
 
 
 def test_a_damaged_file_is_written_anew(node: Node, tmp_path: Path) -> None:
@@ -146,7 +173,7 @@ def test_a_host_that_gets_another_folder_or_none_leaves_the_former_one(tmp_path:
         hosts = [(f"@fake/{name}", {**data, "node_name": name, **key}) for name, key in keys.items()]
         (tmp_path / "fleet.py").write_text(f"hosts = {hosts!r}\n")
         done = subprocess.run(
-            [sys.executable, "-m", "pyinfra", "-y", tmp_path / "fleet.py", tmp_path / "deploy.py"],
+            [sys.executable, "-m", "pyinfra", "-y", str(tmp_path / "fleet.py"), str(tmp_path / "deploy.py")],
             cwd=archive.ROOT, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
@@ -162,7 +189,7 @@ def test_the_manifests_of_each_folder_are_written(tmp_path: Path) -> None:
     (tmp_path / "fleet.py").write_text(f"hosts = {hosts!r}\n")
     (tmp_path / "deploy.py").write_text("from tasks.kubernetes import manifests\nmanifests.render()\n")
     done = subprocess.run(
-        [sys.executable, "-m", "pyinfra", "-y", tmp_path / "fleet.py", tmp_path / "deploy.py"],
+        [sys.executable, "-m", "pyinfra", "-y", str(tmp_path / "fleet.py"), str(tmp_path / "deploy.py")],
         cwd=archive.ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
