@@ -20,7 +20,7 @@ from pyinfra.facts.server import Arch
 from pyinfra.operations import files
 
 from tasks import readiness
-from tasks.common import archive
+from tasks.common import archive, units
 from tasks.common.commands import Commands, changes, refuse, script
 from tasks.common.facts import FactBase
 from tasks.common.status import COMMAND, SPEC, VERIFIED, NodeStatus
@@ -83,7 +83,7 @@ class AgentVersions(FactBase[Versions]):
 
 @frozen
 class Service:
-    """A unit's state. ``version``: what its main process runs. ``stale``: systemd has not read the changed unit file."""
+    """A unit's state. ``version``: what its main process runs. ``stale``: its file was written after the process started."""
 
     active: bool = False
     enabled: bool = False
@@ -91,11 +91,15 @@ class Service:
     version: str | None = None
 
 
-_SERVICE = """
+_SERVICE = (
+    units.STALE
+    + """
 systemctl show --property=ActiveState,UnitFileState,NeedDaemonReload "$1"
+stale "$1" ExecMainStartTimestamp
 pid=$(systemctl show --property=MainPID --value "$1")
 if [ -r "/proc/$pid/cmdline" ]; then echo "Command=$(tr '\\0' ' ' < "/proc/$pid/cmdline" || true)"; fi
 """
+)
 
 
 class AgentService(FactBase[Service]):

@@ -204,8 +204,9 @@ for d in "$2"/sys/bus/pci/devices/*; do
 done
 cat "$2/proc/modules" 2>/dev/null | while read -r name _; do echo "module $name"; done
 for n in "$2"/sys/class/net/*; do if [ -e "$n" ]; then echo "netdev ${n##*/}"; fi; done
-cat "$2/proc/net/route" 2>/dev/null | while read -r name to _ _ _ _ metric _; do
-  if [ "$to" = 00000000 ]; then echo "route $metric $name"; fi
+# Of 0.0.0.0/0 only, and not 0.0.0.0/1, as some VPNs make it. A route that rejects has * instead of a netdev.
+cat "$2/proc/net/route" 2>/dev/null | while read -r name to _ _ _ _ metric mask _; do
+  case "$name $to $mask" in "* "*) ;; *" 00000000 00000000") echo "route $metric $name" ;; esac
 done
 echo inspection
 "$1" inspect --json

@@ -170,6 +170,7 @@ def text(wanted: Nccl, hardware: Hardware) -> str:
 
 
 def _interface(wanted: Nccl, hardware: Hardware) -> str:
+    """The interface as the file has it. With '=' NCCL takes that netdev only, and not eno12 for eno1, too."""
     name = wanted.interface or (CLOUD_INTERFACE if wanted.names_are_fixed else hardware.route)
     if name is None:
         raise ValueError("interface: the node has no default route to take it from; give interface")
@@ -177,7 +178,8 @@ def _interface(wanted: Nccl, hardware: Hardware) -> str:
         raise ValueError(
             f"interface: the node has no netdev {name}; it has {', '.join(hardware.netdevs)}; give interface"
         )
-    return name
+    # The vendor's documents of a series have the name alone.
+    return name if wanted.names_are_fixed else f"={name}"
 
 
 def functions(hardware: Hardware) -> tuple[InspectedFunction, ...]:

@@ -93,7 +93,7 @@ class NodePlan(FactBase[Plan | None]):
             text = "\n".join(line for line in printed if line)
             return Plan(version, errors=(f"agent {version} could not plan (exit code {code}): {text}",))
         try:
-            return Plan(version, changes_from_plain(document["changes"]), tuple(document["errors"]))
+            return Plan(version, changes_from_plain(document["changes"]), tuple(map(str, document["errors"])))
         except Exception as error:  # cattrs raises exception groups
             return Plan(version, errors=(f"the plan of agent {version} cannot be read: {error!r}",))
 

@@ -25,10 +25,10 @@ from pyinfra.context import host
 from pyinfra.operations import files
 
 from agent.spec.validators import Matches, Within
-from tasks.common import archive
+from tasks.common import archive, units
 from tasks.common.commands import Commands, changes, script, warn
 from tasks.common.connection import deploys_itself
-from tasks.common.data import Key, record, without_password
+from tasks.common.data import Key, expanded, record, without_password
 from tasks.common.facts import FactBase
 from tasks.packages import INTERPRETERS
 
@@ -95,7 +95,7 @@ def serve() -> None:
         return
     # A node that deploys itself keeps its keyring and its name: an archive must not change whose signature is trusted.
     itself = deploys_itself(host)
-    keyring = Path(KEYRING) if itself else archive.ROOT / Path(wanted.keyring).expanduser()
+    keyring = Path(KEYRING) if itself else archive.ROOT / expanded(wanted.keyring)
     name = json.loads(Path(SETTINGS).read_text())["host"] if itself else host.name
     if not keyring.is_file() or not _is_keyring(keyring.read_bytes()):
         raise DeployError(
@@ -130,6 +130,12 @@ def _is_keyring(content: bytes) -> bool:
     return bool(first & 0x80) and ((first & 0x3F) == 6 if first & 0x40 else (first & 0x3C) >> 2 == 6)
 
 
+_TIMER = """
+systemctl show --property=ActiveState,UnitFileState,NeedDaemonReload "$1"
+stale "$1" ActiveEnterTimestamp
+"""
+
+
 class TimerState(FactBase[dict[str, str]]):
     """The timer's properties in systemd."""
 
@@ -137,7 +143,7 @@ class TimerState(FactBase[dict[str, str]]):
 
     def command(self) -> StringCommand:
         """Run `systemctl show`."""
-        return StringCommand("systemctl", "show", "--property=ActiveState,UnitFileState,NeedDaemonReload", TIMER)
+        return script(f"{units.STALE}{_TIMER}", TIMER)
 
     def process(self, output: list[str]) -> dict[str, str]:
         """Parse lines of NAME=VALUE."""

@@ -33,7 +33,7 @@ INSTALL = """\
 set -e
 [ "$1" = --batch ] || { echo "this one asks no questions: give --batch" >&2; exit 2; }
 [ "$ERDMA_CM_NO_BOUND_IF" = 1 ] || { echo "ERDMA_CM_NO_BOUND_IF is not 1" >&2; exit 2; }
-apt-get -q -y --no-install-recommends install dkms
+command -v dkms >/dev/null || { echo "the packages that the vendor's document names are missing" >&2; exit 2; }
 if [ -n "$(dkms status -m erdma)" ]; then dkms remove -m erdma -v VERSION --all; fi
 rm -rf /usr/src/erdma-VERSION
 cp -r driver /usr/src/erdma-VERSION

@@ -30,6 +30,10 @@ WAKE_S = 2.0
 interval of `ServerAliveInterval`. A close does not wait for it."""
 
 
+BY_CONTROL_HOST = "deploy the node from its control host"
+"""The remedy on a node that deploys itself, for what only a control host has."""
+
+
 def allow_open_files(state: State) -> None:
     """For config.py: raise this process's limit of open files, often 1024, so far that it suffices for all hosts.
 

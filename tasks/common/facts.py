@@ -19,6 +19,7 @@ T = TypeVar("T")
 
 _UNREADABLE = (
     *(ValueError, LookupError, TypeError, AttributeError, RecursionError, StopIteration),
+    OverflowError,  # of a whole number that no float can be
     cattrs.BaseValidationError,
 )
 SHOWN = 400

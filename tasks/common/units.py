@@ -9,6 +9,21 @@ from pyinfra.context import host
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.facts import FactBase
 
+STALE = """
+stale() {  # arguments: a unit, and the property with the time of its start
+  file=$(systemctl show --property=FragmentPath --value "$1")
+  started=$(TZ=UTC systemctl show --property="$2" --value "$1")
+  if [ -e "$file" ] && [ -n "$started" ] && [ "$(stat -c %Y "$file")" -gt "$(date -d "$started" +%s)" ]; then
+    echo NeedDaemonReload=yes
+  fi
+}
+"""
+"""A shell function. It prints systemd's line NeedDaemonReload=yes if a unit's file was written after the unit has started.
+
+systemd's own line does not suffice: any daemon-reload clears it, also if the restart that should follow was lost with the
+connection. The time is in UTC, since abbreviations of other time zones are ambiguous.
+"""
+
 _STATES = """
 for unit; do systemctl show --property=LoadState,UnitFileState,ActiveState "$unit" | sort | tr '\\n' ' '; echo; done
 """

@@ -28,7 +28,7 @@ from tasks.common.facts import FactBase
 from tasks.common.texts import HEADER
 from tasks.host import kernel
 from tasks.host.kernel_modules import MODULE_OPTIONS
-from tasks.packages import OperatingSystem, dkms, vendor_repository
+from tasks.packages import Family, OperatingSystem, dkms, vendor_repository
 from tasks.packages.vendor_repository import PACKAGE_NAME, PACKAGE_VERSION, WEB, Package, Repository
 
 MODULE = "erdma"
@@ -40,6 +40,14 @@ INSTALLED = f"{STATE_FOLDER}/erdma-installer"
 
 # The distributions that the vendor documents, by ID in os-release: Ubuntu by release, the others by major release.
 INSTALLER_SYSTEMS = {"alinux": ("3",), "ubuntu": ("22.04", "24.04"), "anolis": ("8",), "rocky": ("8",)}
+
+# As the vendor's own controller installs them before it runs install.sh (AliyunContainerService/alibabacloud-erdma-controller,
+# internal/drivers). build-essential: there as a recommendation of dpkg-dev.
+INSTALLER_NEEDS: dict[Family, tuple[str, ...]] = {
+    "debian": ("build-essential", "debhelper", "autotools-dev", "dkms", "libnl-3-dev", "libnl-route-3-dev", "cmake"),
+    "rhel": ("gcc-c++", "dkms", "cmake"),
+}
+"""The packages with which the installer builds the driver and its library. It does not install them itself."""
 
 Source = Literal["installer", "dkms", "in-tree"]
 
@@ -198,6 +206,7 @@ def install() -> None:
             module=MODULE,
         )
     if wanted.installer is not None and wanted.source == "installer":
+        packages.present(name="Installer's packages", names=INSTALLER_NEEDS[system.family], family=system.family)
         run_installer(name="Installer", installer=wanted.installer)
     if wanted.source != "in-tree":
         build(name="Driver built", release=release, package=wanted.source == "dkms")

@@ -15,18 +15,18 @@ from attrs import Attribute, field, frozen
 from pyinfra.api.command import StringCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.exceptions import DeployError
-from pyinfra.api.operation import OperationMeta, operation
+from pyinfra.api.operation import operation
 from pyinfra.context import host
 
 from agent.report.names import STATE_FOLDER
 from agent.spec.node import HugepagePool, NodeSpec
-from agent.spec.sysctl_names import faults, identity, path
+from agent.spec.sysctl_names import faults, identity
 from tasks import packages, reboot
-from tasks.common.commands import Commands, changes, refuse, script
+from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key, record
 from tasks.common.facts import FactBase
 from tasks.common.texts import HEADER, written
-from tasks.host import kernel_modules
+from tasks.host import kernel_modules, sysctls
 
 DROP_IN = "/etc/default/grub.d/95-trackbed.cfg"
 GRUBBY_STATE = f"{STATE_FOLDER}/kernel-arguments"
@@ -35,10 +35,10 @@ GRUBBY_STATE = f"{STATE_FOLDER}/kernel-arguments"
 GRUB_PENDING = f"{STATE_FOLDER}/grub-pending"
 """This file exists from a change of GRUB's drop-in until update-grub has succeeded."""
 
-SYSCTLS = "/etc/sysctl.d/90-trackbed.conf"
 INITRAMFS_STATE = f"{STATE_FOLDER}/initramfs"
 
-# GRUB's configuration is a shell script, so characters that are special to a shell or to GRUB are not allowed.
+# GRUB's configuration is a shell script, so characters that are special to a shell or to GRUB are not allowed. One is: a `;`
+# separates the devices of pci=disable_acs_redir=. GRUB takes it as the end of the command, so such an argument is quoted.
 ARGUMENT = re.compile(r"[A-Za-z0-9_.-]+(=[A-Za-z0-9_.,:;/=@+%-]*)?")
 
 NOT_OURS = ("root", "rootflags", "rootfstype", "ro", "rw", "initrd", "init", "BOOT_IMAGE")
@@ -97,8 +97,8 @@ def configure(spec: NodeSpec) -> None:
     set_arguments(name="Kernel arguments", wanted=arguments)
     request_reboot(name="Kernel arguments of this boot", wanted=arguments)
     lines = "".join(f"{name} = {value}\n" for name, value in sorted(wanted.sysctls.items()))
-    settings = written(name="Sysctls at boot", path=SYSCTLS, text=lines and HEADER + lines)
-    load_sysctls(name="Sysctls now", wanted=wanted.sysctls, settings=settings)
+    settings = written(name="Sysctls at boot", path=sysctls.PATH, text=lines and HEADER + lines)
+    sysctls.load(name="Sysctls now", wanted=wanted.sysctls, settings=settings)
     initramfs(name="Initramfs", modules=tuple(kernel_modules.MODULE_OPTIONS.here()))
 
 
@@ -110,8 +110,14 @@ def _settable(arguments: tuple[str, ...], pools: tuple[str, ...]) -> tuple[str, 
     """
     names = [argument.partition("=")[0] for argument in arguments]
     twice = sorted({name for name in names if names.count(name) > 1})
-    if (not twice and len(pools) < 2) or packages.system().family != "rhel":
+    several = [argument for argument in arguments if ";" in argument]
+    if (not twice and not several and len(pools) < 2) or packages.system().family != "rhel":
         return (*arguments, *pools)
+    if several:
+        raise DeployError(
+            f"{host.name}.boot.arguments: {', '.join(several)} has ';', at which GRUB ends the argument, and grubby (RHEL "
+            "family) has no quotation marks for it; set it by hand, and remove it here"
+        )
     if twice:
         raise DeployError(
             f"{host.name}.boot.arguments: {', '.join(twice)} is given with several values, and grubby (RHEL family) "
@@ -155,10 +161,12 @@ next_by_grubby() {  # prints the arguments of the default entry
 }
 """
 
-# GRUB boots the first entry of its menu by default. With savedefault it may be another one, which has the same arguments.
-_NEXT_BY_GRUB = """
+# GRUB boots the first entry of its menu by default. With savedefault it may be another one, which has the same arguments. The
+# second sed leaves out what GRUB takes as another command: all from the first `;` that is not quoted.
+_NEXT_BY_GRUB = r"""
 next_by_grub() {  # argument: the root folder
-  sed -n 's/^[[:space:]]*linux[[:space:]]\\{1,\\}[^[:space:]]*[[:space:]]*//p' "$1/boot/grub/grub.cfg" 2>/dev/null | head -n 1
+  sed -n 's/^[[:space:]]*linux[[:space:]]\{1,\}[^[:space:]]*[[:space:]]*//p' "$1/boot/grub/grub.cfg" 2>/dev/null | head -n 1 |
+    sed -E "s/^(([^\"';\\\\]|'[^']*'|\"[^\"]*\"|\\\\.)*);.*/\1/; s/'//g"
 }
 """
 
@@ -184,7 +192,8 @@ if command -v grubby >/dev/null; then
 elif command -v update-grub >/dev/null; then
   echo loader grub
   echo "next $(next_by_grub "$3" || true)"
-  echo "ours $(sed -n 's/^GRUB_CMDLINE_LINUX_DEFAULT="$GRUB_CMDLINE_LINUX_DEFAULT \\(.*\\)"$/\\1/p' "$1" 2>/dev/null || true)"
+  ours=$(sed -n 's/^GRUB_CMDLINE_LINUX_DEFAULT="$GRUB_CMDLINE_LINUX_DEFAULT \\(.*\\)"$/\\1/p' "$1" 2>/dev/null || true)
+  echo "ours $(echo "$ours" | tr -d "'")"
   if [ -e "$4" ]; then echo pending yes; fi
 fi
 """
@@ -218,7 +227,8 @@ mkdir -p "${4%/*}"
 : > "$4"
 if [ -n "$2" ]; then
   mkdir -p "$(dirname "$1")"
-  printf '%s\\n' "$3" "GRUB_CMDLINE_LINUX_DEFAULT=\\"\\$GRUB_CMDLINE_LINUX_DEFAULT $2\\"" > "$1.new"
+  quoted=$(printf '%s\\n' "$2" | sed "s/[^ ]*;[^ ]*/'&'/g")
+  printf '%s\\n' "$3" "GRUB_CMDLINE_LINUX_DEFAULT=\\"\\$GRUB_CMDLINE_LINUX_DEFAULT $quoted\\"" > "$1.new"
   mv -T "$1.new" "$1"
 else
   rm -f "$1"
@@ -286,42 +296,6 @@ def request_reboot(wanted: tuple[str, ...]) -> Commands:
     else:
         yield from reboot.withdraw("boot")
     yield from reboot.expire("boot-former")
-
-
-_VALUES = 'for path; do if [ -r "$path" ]; then echo "$path $(cat "$path")"; fi; done'
-
-
-class SysctlValues(FactBase[dict[str, str]]):
-    """The values of sysctls, by path."""
-
-    default = dict
-
-    def command(self, paths: tuple[str, ...]) -> StringCommand:
-        """Read the files."""
-        return script(_VALUES, *paths)
-
-    def process(self, output: list[str]) -> dict[str, str]:
-        """Parse lines of path and value; runs of white space become one space."""
-        return {path: " ".join(value.split()) for path, _, value in (line.partition(" ") for line in output)}
-
-
-_LOAD = """
-for program in /usr/lib/systemd/systemd-sysctl /lib/systemd/systemd-sysctl; do
-  if [ -x "$program" ]; then exec "$program" "$1"; fi
-done
-exec sysctl --load="$1"
-"""
-
-
-@operation()
-def load_sysctls(wanted: Mapping[str, str], settings: OperationMeta) -> Commands:
-    """Load the file as a boot does, if it has changed or a value differs."""
-    paths = {path(name): " ".join(value.split()) for name, value in wanted.items()}
-    have = host.get_fact(SysctlValues, paths=tuple(paths)) if paths else {}
-    if paths and (changes(settings) or have != paths):
-        yield script(_LOAD, SYSCTLS)
-    else:
-        host.noop("the sysctls have these values")
 
 
 # Prints one line that changes when the initramfs or the options change, then that line as it was after the last check.

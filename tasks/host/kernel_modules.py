@@ -9,6 +9,7 @@ from pyinfra.api.command import QuoteString, StringCommand
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
+from agent.spec.node import MODULE_NAME
 from tasks.common.commands import Commands, script
 from tasks.common.data import Key
 from tasks.common.facts import FactBase
@@ -18,7 +19,6 @@ from tasks.host import kernel
 AT_BOOT = "/etc/modules-load.d/trackbed.conf"
 OPTIONS = "/etc/modprobe.d/trackbed.conf"
 
-NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 # modprobe drops a backslash, and joins a line that ends in one with the next (getline_wrapped in kmod's libkmod-config.c). The
 # kernel joins parameters up to the next quotation mark (next_arg in lib/cmdline.c).
 VALUE = re.compile(r"[!#-\[\]-~]+")
@@ -30,7 +30,7 @@ def _modules(value: object) -> tuple[str, ...]:
     if not isinstance(value, list | tuple):
         raise ValueError(f"{value!r} is not a list; give module names, such as ['ib_umad', 'rdma_ucm']")
     for name in value:
-        if not isinstance(name, str) or not NAME.fullmatch(name):
+        if not isinstance(name, str) or not MODULE_NAME.fullmatch(name):
             raise ValueError(f"{name!r} is not a module name; give it as lsmod prints it")
     return tuple(value)
 
@@ -40,7 +40,10 @@ def _options(value: object) -> Options:
         raise ValueError(f"{value!r} is not valid; give {{'module': {{'parameter': 'value'}}}}")
     options: Options = {}
     for module, parameters in value.items():
-        _modules([module, *parameters])
+        _modules([module])
+        for name in parameters:
+            if not isinstance(name, str) or not MODULE_NAME.fullmatch(name):
+                raise ValueError(f"{module}: {name!r} is not a parameter; give it as `modinfo -p {module}` prints it")
         options[module] = {name: _parameter(name, setting) for name, setting in parameters.items()}
     return options
 

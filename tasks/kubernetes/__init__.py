@@ -12,7 +12,6 @@ import binascii
 import json
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -31,8 +30,8 @@ from agent.reporter.settings import Settings, to_json
 from agent.spec.node import NodeSpec
 from tasks import packages
 from tasks.common.commands import Commands, fail, script, warn
-from tasks.common.connection import deploys_itself
-from tasks.common.data import Key, record, without_password
+from tasks.common.connection import BY_CONTROL_HOST, deploys_itself
+from tasks.common.data import Key, expanded, record, without_password
 from tasks.common.facts import FactBase
 from tasks.common.texts import Texts, replace
 from tasks.kubernetes.label_keys import EXTENDED_RESOURCE
@@ -49,8 +48,6 @@ ENROLMENT_LIFE = 3600
 
 LONGEST_COMMON_NAME = 64
 """Characters of a certificate's common name: X.520's bound, which OpenSSL keeps to."""
-
-BY_CONTROL_HOST = "deploy the node from its control host"
 
 DAY = 86400
 RENEW_AT = 2 / 3
@@ -129,18 +126,28 @@ def wanted(spec: NodeSpec) -> ReporterSetup | None:
             f"{host.name}.{KUBERNETES.name}.identity: the Node's name has {len(spec.node_name)} characters, and at most "
             f"{longest} fit into a certificate; give identity 'token', or a shorter node_name"
         )
-    file = Path(key.ca_file).expanduser()
+    settings = Settings(
+        spec.node_name, key.server, AUTHORITY, key.identity, key.required_resources, key.taint_lifted_by, key.days
+    )
+    return ReporterSetup(key, spec.node_name, to_json(settings), _authority(key))
+
+
+def _authority(key: Kubernetes) -> str:
+    file = expanded(key.ca_file)
+    if deploys_itself(host) and not file.exists():  # it is on the control host
+        if not (brought := host.get_fact(Texts, paths=(AUTHORITY,)).get(AUTHORITY)):
+            raise DeployError(
+                f"{host.name}.{KUBERNETES.name}.ca_file: the node has neither {file} nor {AUTHORITY}; {BY_CONTROL_HOST}"
+            )
+        return str(brought)
     try:
         authority = file.read_text().rstrip("\n") + "\n"
         x509.load_pem_x509_certificates(authority.encode())
+        return authority
     except (OSError, ValueError) as error:
         raise DeployError(
             f"{host.name}.{KUBERNETES.name}.ca_file: {file}: {error}; give the cluster's authority, a PEM file"
         ) from None
-    settings = Settings(
-        spec.node_name, key.server, AUTHORITY, key.identity, key.required_resources, key.taint_lifted_by, key.days
-    )
-    return ReporterSetup(key, spec.node_name, to_json(settings), authority)
 
 
 @frozen
@@ -259,9 +266,7 @@ def deliver(want: ReporterSetup | None) -> Commands:
     if needs_token:
         new_token = NewToken()
         yield FunctionCommand(_get_token, (want, new_token), {})
-        yield _keep_secret(new_token.token)
-    if have == texts:
-        yield script(_RESTART, UNIT)
+        yield _keep_secret(new_token.token, _RESTART if have == texts else "")
     yield from replace(have, texts, _RESTART, UNIT)
 
 
@@ -285,10 +290,10 @@ def _needs_secret(want: ReporterSetup, have: Credentials, moved: bool) -> bool:
     return not fits or have.refused or time.time() > have.start + (have.end - have.start) * RENEW_AT
 
 
-def _keep_secret(token: str) -> StringCommand:
-    """Write the secret from standard input: so it is in no argument, no log, and no file that other users can read."""
-    text = 'umask 077; mkdir -p -m 755 "${1%/*}"; cat > "$1.new"; mv -T "$1.new" "$1"'
-    return StringCommand("sh", "-ec", QuoteString(text), "sh", QuoteString(SECRET), _stdin=token)
+def _keep_secret(token: str, after: str) -> StringCommand:
+    """Write the secret from standard input: so it is in no argument, no log, and no file of other users. Then run ``after``."""
+    text = f'umask 077; mkdir -p -m 755 "${{1%/*}}"; cat > "$1.new"; mv -T "$1.new" "$1"; shift\n{after}'
+    return StringCommand("sh", "-ec", QuoteString(text), "sh", *map(QuoteString, (SECRET, UNIT)), _stdin=token)
 
 
 # pyinfra calls a function that has parameters `state` and `host` directly; its result says whether the command succeeded.

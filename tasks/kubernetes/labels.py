@@ -43,7 +43,7 @@ KUBEADM = "kubeadm"
 PATHS = (LABELS, NFD, ENVIRONMENT, DROP_IN)
 
 # kubeadm's unit reads KUBELET_EXTRA_ARGS from /etc/default/kubelet (Debian) or /etc/sysconfig/kubelet (RPM). This drop-in comes
-# later and overrides it, so ENVIRONMENT repeats the operator's arguments.
+# later and overrides it, and any Environment=, so ENVIRONMENT repeats the operator's arguments.
 DROP_IN_TEXT = f"{HEADER}[Service]\nEnvironmentFile={ENVIRONMENT}\n"
 
 
@@ -259,15 +259,18 @@ class KubeletArguments:
     passes_them_on: bool | None
 
 
-# systemd joins a line that ends in a backslash with the next one.
+# systemd joins a line that ends in a backslash with the next one. A file overrides Environment= of unit and drop-ins, if
+# the unit reads that file. Without a unit, kubeadm's will come.
 _KUBELET = """
-for f in "$1/etc/default/kubelet" "$1/etc/sysconfig/kubelet"; do
-  [ -r "$f" ] || continue
-  sed -n -e ':join' -e '/\\\\$/ { $!{ N; s/\\\\\\n//; b join' -e '} }' -e 's/^[[:space:]]*KUBELET_EXTRA_ARGS=/arguments /p' "$f"
+unit=$(systemctl cat kubelet.service 2>/dev/null) || unit=
+systemctl show --property=Environment kubelet.service 2>/dev/null | sed -n 's/^Environment=/environment /p'
+for f in /etc/default/kubelet /etc/sysconfig/kubelet; do
+  [ -r "$1$f" ] || continue
+  case "$unit" in ""|*EnvironmentFile=*"$f"*) ;; *) continue ;; esac
+  sed -n -e ':join' -e '/\\\\$/ { $!{ N; s/\\\\\\n//; b join' -e '} }' \\
+    -e 's/^[[:space:]]*KUBELET_EXTRA_ARGS=/arguments /p' "$1$f"
 done
-if unit=$(systemctl cat kubelet.service 2>/dev/null); then
-  case "$unit" in *KUBELET_EXTRA_ARGS*) echo passes ;; *) echo drops ;; esac
-fi
+case "$unit" in "") ;; *'$KUBELET_EXTRA_ARGS'*|*'${KUBELET_EXTRA_ARGS}'*) echo passes ;; *) echo drops ;; esac
 """
 
 
@@ -280,15 +283,34 @@ class NodeKubelet(FactBase[KubeletArguments]):
         return KubeletArguments("", None)
 
     def command(self) -> StringCommand:
-        """Read the files that kubeadm's unit reads, and the unit."""
+        """Read the unit with its environment, and the files that kubeadm's unit reads."""
         return script(_KUBELET, "")
 
     def process(self, output: list[str]) -> KubeletArguments:
-        """Parse a line for each file with arguments, and one for the unit."""
-        arguments = [line.removeprefix("arguments ") for line in output if line.startswith("arguments")]
+        """Parse a line for the environment, one for each file with arguments, and one for the unit."""
+        arguments = [
+            _environment(line.removeprefix("environment ")) for line in output if line.startswith("environment")
+        ]
+        arguments += [_unquoted(line.removeprefix("arguments ")) for line in output if line.startswith("arguments")]
         words = {"passes": True, "drops": False}
         passes_them_on = next((words[line] for line in output if line in words), None)
-        return KubeletArguments(_unquoted(arguments[-1]) if arguments else "", passes_them_on)
+        return KubeletArguments(arguments[-1] if arguments else "", passes_them_on)
+
+
+_WORD = re.compile(r'"((?:[^"\\]|\\.)*)"|(\S+)')
+
+
+def _environment(text: str) -> str:
+    """The arguments in a unit's environment, as `systemctl show` prints it: words, quoted where needed.
+
+    An older systemd (239 of RHEL 8) quotes no word, and prints a space as \\x20 (bus-print-properties.c, formerly bus-util.c).
+    """
+    words = (
+        re.sub(r"\\x([0-9a-f]{2})", lambda code: chr(int(code[1], 16)), plain) if plain else _unquoted(f'"{quoted}"')
+        for quoted, plain in _WORD.findall(text)
+    )
+    given = [value for name, _, value in (word.partition("=") for word in words) if name == "KUBELET_EXTRA_ARGS"]
+    return given[-1] if given else ""
 
 
 def _unquoted(text: str) -> str:
@@ -360,7 +382,8 @@ def write(wanted: Labels | None, tainted: bool) -> Commands:
         if tainted and operator_taints is not None and not has_taint:
             yield refuse(
                 "labels.register_tainted: KUBELET_EXTRA_ARGS of the node has --register-with-taints already, and the kubelet "
-                f"uses only one; add {TAINT} to it in /etc/default/kubelet or /etc/sysconfig/kubelet, or remove it there"
+                f"uses only one; add {TAINT} to it where it is set (/etc/default/kubelet, /etc/sysconfig/kubelet, or "
+                "Environment= of the unit), or remove it there"
             )
             return
     if have == want:

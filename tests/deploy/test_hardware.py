@@ -24,6 +24,8 @@ ROUTES = """Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\t
 eth1\t00000000\t0102000A\t0003\t0\t0\t200\t00000000\t0\t0\t0
 eth0\t00000000\t0202000A\t0003\t0\t0\t100\t00000000\t0\t0\t0
 eth0\t0002000A\t00000000\t0001\t0\t0\t100\t00FFFFFF\t0\t0\t0
+tun0\t00000000\t0102010A\t0003\t0\t0\t0\t00000080\t0\t0\t0
+*\t00000000\t00000000\t0200\t0\t0\t50\t00000000\t0\t0\t0
 """
 
 
@@ -132,6 +134,37 @@ def test_the_kubelets_arguments_are_read(tmp_path: Path, line: str, arguments: s
 def test_a_kubelet_whose_unit_does_not_pass_arguments_on_is_recognised(tmp_path: Path, unit: str, passes: bool) -> None:
     fact = labels.NodeKubelet().process(sh(labels._KUBELET, tmp_path, PATH=_systemctl(tmp_path, unit)))
     assert fact == labels.KubeletArguments("", passes)
+
+
+@pytest.mark.parametrize(
+    ("environment", "file", "read", "arguments"),
+    [
+        ('A=1 "KUBELET_EXTRA_ARGS=--v=4 --node-labels=a=b"', None, True, "--v=4 --node-labels=a=b"),
+        (r'"KUBELET_EXTRA_ARGS=--a=\"1\" --b=\\2 --c=\$3" KUBELET=--d', None, True, r'--a="1" --b=\2 --c=$3'),
+        (r'A=1 KUBELET_EXTRA_ARGS=--v=4\x20--a="1"\x20--c=\x5cd B=2', None, True, r'--v=4 --a="1" --c=\d'),
+        ("KUBELET_EXTRA_ARGS=--v=4", "--v=5", True, "--v=5"),
+        ("KUBELET_EXTRA_ARGS=--v=4", "", True, ""),
+        ("KUBELET_EXTRA_ARGS=--v=4", "--v=5", False, "--v=4"),
+        ("", None, True, ""),
+    ],
+)
+def test_arguments_in_the_units_environment_are_kept_unless_a_file_that_it_reads_overrides_them(
+    tmp_path: Path, environment: str, file: str | None, read: bool, arguments: str
+) -> None:
+    """As the nodes of EKS have them: a drop-in with Environment='KUBELET_EXTRA_ARGS=...'."""
+    if file is not None:
+        (tmp_path / "etc/sysconfig").mkdir(parents=True)
+        (tmp_path / "etc/sysconfig/kubelet").write_text(f"KUBELET_EXTRA_ARGS={file}\n")
+    (tmp_path / "unit").write_text(
+        "EnvironmentFile=-/etc/sysconfig/kubelet\n" * read + "ExecStart=kubelet $KUBELET_EXTRA_ARGS\n"
+    )
+    (tmp_path / "shown").write_text(f"Environment={environment}\n")
+    path = _systemctl(tmp_path, None)
+    (tmp_path / "bin/systemctl").write_text(
+        f'#!/bin/sh\nif [ "$1" = show ]; then cat {tmp_path}/shown; else cat {tmp_path}/unit; fi\n'
+    )
+    fact = labels.NodeKubelet().process(sh(labels._KUBELET, tmp_path, PATH=path))
+    assert fact == labels.KubeletArguments(arguments, True)
 
 
 def _systemctl(folder: Path, unit: str | None) -> str:

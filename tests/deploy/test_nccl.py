@@ -13,7 +13,7 @@ from tests.deploy.hardware import CONNECTX, ERDMA, GPUS, RAIL1, SECOND, VF, VIRT
 HEADER = "# Written by Trackbed; changes here are overwritten.\n"
 TYPE_1 = f"{HEADER}NCCL_SOCKET_IFNAME=eth0\nNCCL_IB_HCA=mlx5\nNCCL_DEBUG=INFO\n"
 TYPE_2 = f"{HEADER}NCCL_SOCKET_IFNAME=eth0\nNCCL_IB_DISABLE=1\nNCCL_IB_HCA=\nNCCL_DEBUG=INFO\n"
-ROCE = f"{HEADER}NCCL_SOCKET_IFNAME=eth0\nNCCL_IB_HCA==mlx5_0,mlx5_1\nNCCL_IB_GID_INDEX=3\nNCCL_DEBUG=INFO\n"
+ROCE = f"{HEADER}NCCL_SOCKET_IFNAME==eth0\nNCCL_IB_HCA==mlx5_0,mlx5_1\nNCCL_IB_GID_INDEX=3\nNCCL_DEBUG=INFO\n"
 NEW = "/etc/.nccl.conf.new"
 
 
@@ -70,7 +70,7 @@ def test_erdma_is_used_only_if_there_is_no_other_device(node: Node) -> None:
 
 def test_type_2_on_other_nodes_uses_the_netdev_of_the_default_route(node: Node) -> None:
     result = deploy(node, {"network_type": 2}, has(VIRTIO, others=("route 50 ens5",)))
-    assert result.uploads[NEW].decode() == TYPE_2.replace("eth0", "ens5")
+    assert result.uploads[NEW].decode() == TYPE_2.replace("eth0", "=ens5")
 
 
 def test_if_only_vfs_have_rdma_devices_those_are_used(node: Node) -> None:
@@ -91,7 +91,7 @@ def test_a_gid_index_that_is_not_the_same_on_all_ports_is_left_to_nccl(node: Nod
 def test_values_of_the_inventory_are_used(node: Node) -> None:
     given = {"network_type": 1, "interface": "ens1f0", "hcas": "mlx5_bond", "gid_index": 5, "debug": "WARN"}
     assert deploy(node, given, has(CONNECTX)).uploads[NEW].decode() == (
-        f"{HEADER}NCCL_SOCKET_IFNAME=ens1f0\nNCCL_IB_HCA=mlx5_bond\nNCCL_IB_GID_INDEX=5\nNCCL_DEBUG=WARN\n"
+        f"{HEADER}NCCL_SOCKET_IFNAME==ens1f0\nNCCL_IB_HCA=mlx5_bond\nNCCL_IB_GID_INDEX=5\nNCCL_DEBUG=WARN\n"
     )
 
 

@@ -155,6 +155,8 @@ def test_the_first_deploy_plans_once_the_agent_is_staged(node: Node) -> None:
             "could not plan (exit code 127): sh: python3: not found",
         ),
         ({PLAN: ["2-b", '{"changes": 1, "errors": []}', "", "0"]}, "the plan of agent 2-b cannot be read"),
+        # Of an agent that is none: it would have ended the deploy of all nodes.
+        ({PLAN: ["2-b", '{"changes": [], "errors": [17]}', "", "1"]}, "17"),
         ({}, "the node has no agent to make a plan"),
     ],
 )

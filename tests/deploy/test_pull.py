@@ -31,7 +31,7 @@ from tests.deploy.conftest import Node
 
 PROGRAM = pull.TEMPLATES / "pull.py"
 LIBRARIES = f"lib-{sys.version_info.major}.{sys.version_info.minor}-{os.uname().machine}"
-STATE = "ActiveState,UnitFileState,NeedDaemonReload trackbed-pull.timer"
+STATE = "ActiveEnterTimestamp"
 
 
 def gpg(home: Path, *words: str) -> None:
@@ -105,6 +105,7 @@ def test_without_the_key_there_is_no_timer(node: Node) -> None:
             {"keyring": "nowhere.gpg"},
             "nowhere.gpg is not a file of public keys; make it by `gpg --export KEY > nowhere.gpg`",
         ),
+        ({"keyring": "~no-such-user/fleet.gpg"}, "~no-such-user/fleet.gpg is not a file of public keys"),
         ({"keyring": "README.md"}, "README.md is not a file of public keys"),
     ],
 )

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agent.kinds.host.irqbalance import LIST
-from tasks import agent, node_spec, packages, reboot
+from tasks import agent, node_spec, packages, pull, reboot
 from tasks.common import texts
 from tasks.common.commands import script
 from tasks.host import boot, irqbalance, network_managers
@@ -327,6 +327,41 @@ def test_other_errors_of_apt_end_it_at_once(tmp_path: Path) -> None:
     assert not (tmp_path / "slept").exists()
 
 
+@pytest.mark.parametrize(
+    ("started", "stale"),
+    [("Fri 2026-11-27 10:00:00 UTC", False), ("Fri 2026-11-27 09:59:59 UTC", True), ("", False)],
+    ids=["after its file", "before its file", "never"],
+)
+def test_a_service_that_started_before_its_unit_file_was_written_is_found(
+    tmp_path: Path, started: str, stale: bool
+) -> None:
+    """Also if a daemon-reload has come in between, after which systemd shows NeedDaemonReload=no."""
+    unit = tmp_path / "trackbed.service"
+    unit.write_text("[Unit]\n")
+    os.utime(unit, (1795773600, 1795773600))
+    program(
+        tmp_path / "bin/systemctl",
+        f"""case "$2" in
+            *=ActiveState*) printf '%s\\n' ActiveState=active UnitFileState=enabled NeedDaemonReload=no ;;
+            *=FragmentPath) echo {unit} ;;
+            *=ExecMainStartTimestamp | *=ActiveEnterTimestamp) echo "{started}" ;;
+            *=MainPID) echo 0 ;;
+        esac""",
+    )
+    lines = sh(agent._SERVICE, "trackbed.service", PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
+    assert agent.AgentService().process(lines) == agent.Service(active=True, enabled=True, stale=stale)
+    timer = shlex.split(str(pull.TimerState().command()))
+    done = subprocess.run(
+        timer,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"},
+    )
+    state = pull.TimerState().process(done.stdout.splitlines())
+    assert state["NeedDaemonReload"] == ("yes" if stale else "no")
+
+
 def test_grubs_kernel_arguments_are_read(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/cmdline").write_text("BOOT_IMAGE=/vmlinuz root=/dev/sda1 ro quiet\n")
@@ -361,6 +396,27 @@ def test_grubs_kernel_arguments_are_read(tmp_path: Path) -> None:
     assert not (tmp_path / "drop-in.cfg").exists()
     # The menu still has them, and nothing but this tells the next deploy.
     assert (arguments(tmp_path, path).ours, arguments(tmp_path, path).pending) == ("", "yes")
+
+
+def test_grub_gets_a_semicolon_in_quotation_marks(tmp_path: Path) -> None:
+    """Without them it ends the command: grub-script-check refuses `linux /vmlinuz a=1;fi`, and takes `'a=1;fi'`."""
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cmdline").write_text("ro\n")
+    drop_in, menu = tmp_path / "drop-in.cfg", tmp_path / "boot/grub/grub.cfg"
+    menu.parent.mkdir(parents=True)
+    # As grub-mkconfig does: it sources the drop-in, and 10_linux writes the arguments as they are.
+    made = """printf '\\tlinux\\t/boot/vmlinuz ro %s\\n' "$GRUB_CMDLINE_LINUX_DEFAULT" >"""
+    program(tmp_path / "bin/update-grub", f"GRUB_CMDLINE_LINUX_DEFAULT=quiet; . {drop_in}; {made} {menu}")
+    path, wanted = (
+        f"{tmp_path}/bin:{os.environ['PATH']}",
+        "iommu=pt pci=disable_acs_redir=0000:18:00.0;0000:3b:00.0 a=1",
+    )
+    sh(boot._GRUB, drop_in, wanted, "# ours", tmp_path / "pending", tmp_path, PATH=path)
+    quoted = "iommu=pt 'pci=disable_acs_redir=0000:18:00.0;0000:3b:00.0' a=1"
+    assert menu.read_text() == f"\tlinux\t/boot/vmlinuz ro quiet {quoted}\n"
+    assert (arguments(tmp_path, path).next, arguments(tmp_path, path).ours) == (f"ro quiet {wanted}", wanted)
+    menu.write_text(f'\tlinux\t/boot/vmlinuz ro "b=1;2" {wanted}\n')
+    assert arguments(tmp_path, path).next == 'ro "b=1;2" iommu=pt pci=disable_acs_redir=0000:18:00.0'
 
 
 def test_grubbys_kernel_arguments_are_read(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pyinfra.api.exceptions import DeployError
 
 from tasks import kubernetes, pull
 from tasks.drivers import erdma
-from tests.deploy.conftest import Node
+from tests.deploy.conftest import Node, files
 from tests.deploy.kubernetes.test_kubernetes import CREDENTIALS, HAS_OPENSSL, SPEC
 from tests.unit.reporter.scripted import api_server
 
@@ -30,25 +30,30 @@ def answer(method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
     return 200, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a", "uid": "u1"}}
 
 
+def key_of(folder: Path, url: str, authority: Path, identity: str) -> dict[str, str]:
+    """The inventory's key, with the operator's kubeconfig for this API server."""
+    kubeconfig = folder / "kubeconfig"
+    cluster, user = {"server": url, "certificate-authority": str(authority)}, {"token": OPERATORS}
+    kubeconfig.write_text(
+        yaml.safe_dump(
+            {
+                "clusters": [{"name": "c", "cluster": cluster}],
+                "users": [{"name": "u", "user": user}],
+                "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+                "current-context": "c",
+            }
+        )
+    )
+    return {"server": url, "ca_file": str(authority), "kubeconfig": str(kubeconfig), "identity": identity}
+
+
 @pytest.mark.parametrize("identity", ["token", "certificate"])
 def test_a_token_is_only_in_standard_input(
     node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture, identity: str
 ) -> None:
     caplog.set_level(logging.DEBUG)
     with api_server(tmp_path, answer) as (url, authority):
-        kubeconfig = tmp_path / "kubeconfig"
-        cluster, user = {"server": url, "certificate-authority": str(authority)}, {"token": OPERATORS}
-        kubeconfig.write_text(
-            yaml.safe_dump(
-                {
-                    "clusters": [{"name": "c", "cluster": cluster}],
-                    "users": [{"name": "u", "user": user}],
-                    "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-                    "current-context": "c",
-                }
-            )
-        )
-        key = {"server": url, "ca_file": str(authority), "kubeconfig": str(kubeconfig), "identity": identity}
+        key = key_of(tmp_path, url, authority, identity)
         result = evolve(node, data={"kubernetes": key}).deploy(
             lambda: kubernetes.configure(spec=SPEC), {**HAS_OPENSSL, CREDENTIALS: ["secret "]}
         )
@@ -59,6 +64,21 @@ def test_a_token_is_only_in_standard_input(
     arguments = repr([{k: v for k, v in given.items() if k != "_stdin"} for _, given in result.arguments])
     for secret in (MINTED, MINTED.rpartition(".")[2], OPERATORS):
         assert secret not in seen + written + arguments
+
+
+def test_a_new_token_and_the_restart_that_reads_it_are_one_command(node: Node, tmp_path: Path) -> None:
+    """After a deploy that was interrupted in between, the next one would see the new token, and not restart the reporter."""
+    with api_server(tmp_path, answer) as (url, authority):
+        renews = evolve(node, data={"kubernetes": key_of(tmp_path, url, authority, "token")})
+        has = {**HAS_OPENSSL, CREDENTIALS: ["secret "]}
+        first = renews.deploy(lambda: kubernetes.configure(spec=SPEC), has).uploads
+        made = {path.replace("/.", "/").removesuffix(".new"): text.decode() for path, text in first.items()}
+        written = renews.deploy(lambda: kubernetes.configure(spec=SPEC), {**has, **files(**made)})
+    assert not written.failed, written.log
+    (command,) = [command for command in written.flat if kubernetes.SECRET in command]
+    assert command.endswith(f" sh {kubernetes.SECRET} {kubernetes.UNIT}")
+    assert "systemctl try-restart" in command
+    assert written.inputs == [MINTED]
 
 
 WITH_PASSWORD = "https://user:s3cret@mirror.example.net/a"  # noqa: S105  the test's own

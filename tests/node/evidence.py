@@ -136,9 +136,11 @@ class Interrupt:
     count: int
 
 
-# What drivers call a queue's interrupt: igb, ixgbe, ice, bnxt, ena, virtio; mlx5; erdma; mana; cxgb4.
+# What drivers call a queue's interrupt: igb, ixgbe, ice, bnxt, ena, vmxnet3 and nfp (rxtx), bnx2x and qede (fp), virtio; mlx5;
+# erdma; mana; cxgb4. `i40e-ADDRESS:fdir-TxRx-0` and `ice-ADDRESS:ctrl-TxRx-0` serve no queue of the netdev.
 QUEUE = re.compile(
-    r"(?:TxRx|Tx-Rx|rx|tx|input|output)[-.](\d+)$|mlx5_comp(\d+)@|erdma-ceq(\d+)@|mana_q(\d+)@|-Rx(\d+)$"
+    r"(?<!:fdir)(?<!:ctrl)[-.](?:TxRx|Tx-Rx|rxtx|rx|tx|fp|input|output)[-.](\d+)$"
+    r"|mlx5_comp(\d+)@|erdma-ceq(\d+)@|mana_q(\d+)@|-Rx(\d+)$"
 )
 
 
@@ -177,7 +179,8 @@ class Node:
     def run(self, script: str, *arguments: str) -> str:
         """What a shell script prints on the node; its failure is the check's."""
         __tracebackhide__ = True
-        done = self.host.run("sh -uc %s -- " + " ".join(["%s"] * len(arguments)), script, *arguments)
+        # Some programs, such as stat, translate what they print.
+        done = self.host.run("LC_ALL=C sh -uc %s -- " + " ".join(["%s"] * len(arguments)), script, *arguments)
         if done.rc != 0:
             self.fail(
                 f"`{script.strip().splitlines()[0]}` ended with {done.rc}: {(done.stderr or done.stdout).strip()}"
@@ -347,7 +350,8 @@ def _expected(nic: WantedNic, index: int, permanent: str) -> VfAttributes:
     if nic.vfs is None or index >= nic.vfs.count:
         return VfAttributes()
     given = nic.vfs.attributes(index)
-    mac = given.mac or (derived_mac(permanent, index) if MAC.fullmatch(permanent) else None)
+    derived = nic.vfs.derive_macs and MAC.fullmatch(permanent)
+    mac = given.mac or (derived_mac(permanent, index) if derived else None)
     return given.having(mac=mac, mtu=given.mtu or nic.mtu, state=given.state or nic.state)
 
 

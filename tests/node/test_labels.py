@@ -129,7 +129,8 @@ def nccl(node: Node) -> dict[str, str]:
 
 
 def test_nccl_s_interface_is_there(node: Node) -> None:
-    name = nccl(node).get("NCCL_SOCKET_IFNAME")
+    # '=' makes NCCL take the name exactly, and not each that begins with it.
+    name = nccl(node).get("NCCL_SOCKET_IFNAME", "").removeprefix("=")
     findings = [Finding(NCCL, f"interface {name} (ip link)", "there", "not there", name in node.links)] if name else []
     judge(node, findings, "no file for nccl")
 

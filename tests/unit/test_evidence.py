@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import testinfra
 
 from agent.spec.node import from_mapping, to_json
 from tests.node.evidence import Node, read_node
@@ -22,14 +23,18 @@ class Shell:
 
     backend: Any
 
-    def __init__(self, spec: dict[str, Any]) -> None:
+    def __init__(self, spec: dict[str, Any], **answers: str) -> None:
         self.backend = self
+        self._answers = answers
         self._spec = to_json(from_mapping({"node_name": "n1", **spec}))
 
     def get_pytest_id(self) -> str:
         return "ssh://n1"
 
     def run(self, command: str, *arguments: str) -> Any:
+        for part, answer in self._answers.items():
+            if any(part in argument for argument in arguments[:1]):
+                return type("Done", (), {"rc": 0, "stdout": answer, "stderr": ""})
         printed = self._spec if command.startswith("cat") else "[]" if "ip -j" in arguments[0] else FUNCTIONS
         return type("Done", (), {"rc": 0, "stdout": printed, "stderr": ""})
 
@@ -55,6 +60,12 @@ def test_each_function_is_a_nic_in_the_order_of_the_addresses() -> None:
     assert [vf.label for vf in nics[0].vfs] == ["ens1v0 (0000:21:00.1, NIC rail0, VF 0)"]
 
 
+@pytest.mark.parametrize(("vfs", "derived"), [({}, True), ({"derive_macs": False}, False)], ids=str)
+def test_an_address_is_expected_of_a_vf_only_where_one_is_derived_or_given(vfs: dict[str, Any], derived: bool) -> None:
+    (nic,) = node({"name": "rail", "select": {"pci": "0000:21:00.0"}, "vfs": {"count": 1, **vfs}}).nics()
+    assert (nic.vfs[0].want.mac is not None) is derived
+
+
 def test_another_entry_s_function_is_not_counted() -> None:
     nics = node(rails(without=["storage"]), STORAGE).nics()
     assert [(nic.want.name, nic.netdev) for nic in nics] == [("rail0", "ens1"), ("rail1", "ens3"), ("storage", "ens2")]
@@ -65,3 +76,37 @@ def test_another_number_fails_the_check_and_names_them(bounds: dict[str, int]) -
     with pytest.raises(pytest.fail.Exception, match=r"NIC rail\{index\} .*found .*0000:41:00.0 \(ens2\)"):
         node(rails(**bounds)).nics()
     assert node({**rails(**bounds), "required": False}).nics() == ()
+
+
+def test_programs_do_not_translate_what_they_print(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    here = Node(testinfra.get_host("local://"), "here", from_mapping({"node_name": "here"}), "")
+    assert here.run('printf %s "$LC_ALL"') == "C"
+
+
+@pytest.mark.parametrize(
+    ("name", "queue"),
+    [
+        ("ens1-TxRx-3", 3),
+        ("ens1-rx-0", 0),
+        ("ens1-rxtx-2", 2),
+        ("ens1-fp-1", 1),
+        ("virtio3-input.0", 0),
+        ("mlx5_comp7@pci:0000:21:00.0", 7),
+        ("i40e-ens1-TxRx-5", 5),
+        ("i40e-0000:21:00.0:fdir-TxRx-0", None),
+        ("ice-0000:21:00.0:ctrl-TxRx-0", None),
+        ("i40e-0000:21:00.0:misc", None),
+    ],
+)
+def test_a_queue_is_recognised_by_the_name_of_its_interrupt(name: str, queue: int | None) -> None:
+    shell = Shell(
+        {},
+        lspci="Slot:\t0000:21:00.0\nDriver:\ti40e\n",
+        msi_irqs=f"0000:21:00.0|40|1|1\n           CPU0       CPU1\n 40:  5  6  PCI-MSI 1-edge  {name}\n",
+        lscpu="0,0,0,0:0\n1,1,0,0:0\n",
+        isolated="",
+        distance="",
+    )
+    [interrupt] = read_node(shell).interrupts["0000:21:00.0"]  # type: ignore[arg-type]
+    assert (interrupt.name, interrupt.queue) == (name, queue)

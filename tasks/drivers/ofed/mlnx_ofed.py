@@ -22,7 +22,9 @@ from pyinfra.context import host
 
 from agent.report.names import STATE_FOLDER
 from agent.spec.validators import Matches
-from tasks.common.commands import Commands, script
+from tasks.common.commands import Commands, refuse, script
+from tasks.common.connection import BY_CONTROL_HOST, deploys_itself
+from tasks.common.data import expanded
 from tasks.common.facts import FactBase
 from tasks.drivers.ofed import modules
 from tasks.host import kernel
@@ -61,9 +63,9 @@ def check(wanted: MlnxOfed, system: OperatingSystem, arch: str) -> None:
     :raises DeployError: it cannot be read, has another checksum, or is for another distribution by its name.
     """
     where = f"{host.name}.ofed: mlnx_ofed"
-    path = Path(wanted.bundle)
+    path = expanded(wanted.bundle)
     try:
-        actual = _sha256(path)
+        actual = wanted.sha256 if _only_elsewhere(wanted) else _sha256(path)
     except OSError as error:
         message = f"{where}.bundle: {wanted.bundle}: {error.strerror}; give the path of the .tgz on this control host"
         raise DeployError(message) from None
@@ -81,6 +83,11 @@ def check(wanted: MlnxOfed, system: OperatingSystem, arch: str) -> None:
             f"{where}.bundle: {path.name} is for {named['distribution']} {named['release']} on {named['arch']}, but this host "
             f"is {system} on {arch}; give the host or its group the bundle for it"
         )
+
+
+def _only_elsewhere(wanted: MlnxOfed) -> bool:
+    """Whether the bundle is on the control host only, since this node deploys itself."""
+    return deploys_itself(host) and not expanded(wanted.bundle).exists()
 
 
 @cache
@@ -204,11 +211,16 @@ def bundle(wanted: MlnxOfed, family: Family) -> Commands:
     if same and stack is not None and (stack.built or stack.dkms):
         host.noop("MLNX_OFED is installed")
         return
+    if _only_elsewhere(wanted):
+        yield refuse(f"ofed: mlnx_ofed.bundle: the node has no {wanted.bundle} to install; {BY_CONTROL_HOST}")
+        return
     if family == "rhel":
         yield from vendor_repository.lock_plugin(installed(family))
     uploaded = f"{FOLDER}/bundle.tgz"
     yield script('mkdir -p "$1"', FOLDER)
-    yield FileUploadCommand(wanted.bundle, uploaded, remote_temp_filename=host.get_temp_filename(uploaded))
+    yield FileUploadCommand(
+        str(expanded(wanted.bundle)), uploaded, remote_temp_filename=host.get_temp_filename(uploaded)
+    )
     firmware = [] if wanted.firmware_update else ["--without-fw-update"]
     text = holds.NOTED + HOLDS[family] + _INSTALL
     yield script(text, uploaded, wanted.sha256, FOLDER, holds.PATH, "--force", *firmware, *wanted.options)

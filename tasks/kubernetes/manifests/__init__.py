@@ -5,7 +5,9 @@ Each node's hardware is kept in the folder (`nodes/HOST.json`), so that a deploy
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -20,7 +22,8 @@ from pyinfra.api.state import State
 from pyinfra.context import host
 
 from tasks import nccl, node_spec
-from tasks.common.commands import Commands, refuse, warn
+from tasks.common.commands import Commands, fail, refuse, warn
+from tasks.common.connection import deploys_itself
 from tasks.common.data import Key, record
 from tasks.hardware import UNKNOWN, here
 from tasks.kubernetes import KUBERNETES, cluster_of
@@ -39,13 +42,14 @@ KEYS = (DEVICE_PLUGINS,)
 
 @deploy("Manifests")
 def render() -> None:
-    """Render the manifests; without the key `device_plugins`, do nothing.
+    """Render the manifests; without the key `device_plugins`, or on a node that deploys itself, do nothing.
 
     :raises DeployError: hosts with the same folder have different values of the key, hosts of one cluster have different
-        folders, or a value contradicts the labels.
+        folders, a value contradicts the labels, or the folder is no path.
     """
     wanted = DEVICE_PLUGINS.here()
-    if wanted is None:
+    # The folder is on the control host. A node knows the hardware of no other.
+    if wanted is None or deploys_itself(host):
         return
     _check_value(wanted)
     _check_labels(wanted)
@@ -61,7 +65,12 @@ _sharing: WeakKeyDictionary[State, dict[Path, tuple[list[str], DevicePlugins]]] 
 def _check_value(wanted: DevicePlugins) -> None:
     """All hosts of a folder must have the same value."""
     known = _sharing.setdefault(host.state, {})
-    folder = _folder(wanted.folder)
+    try:
+        folder = _folder(wanted.folder)
+    except RuntimeError as error:
+        raise DeployError(
+            f"{host.name}.{DEVICE_PLUGINS.name}.folder: {wanted.folder} is no folder of this control host ({error}); give one"
+        ) from None
     _check_cluster(folder)
     if folder not in known:
         for warning in wanted.warnings():
@@ -118,6 +127,10 @@ def _check_labels(wanted: DevicePlugins) -> None:
 
 
 def _folder(given: str) -> Path:
+    """The folder's path.
+
+    :raises RuntimeError: there is no user of that name (~NAME), or symbolic links make a loop.
+    """
     return Path(given).expanduser().resolve()
 
 
@@ -131,8 +144,10 @@ def _is_of(data: Mapping[str, object], folder: Path) -> bool:
 
 
 def _folder_of(given: object) -> Path | None:
-    """The folder in a host's value of the key; None without the key."""
-    return _folder(str(given.get("folder", ""))) if isinstance(given, dict) else None
+    """The folder in a host's value of the key; None without the key, or if it is no path."""
+    with suppress(RuntimeError):
+        return _folder(str(given.get("folder", ""))) if isinstance(given, dict) else None
+    return None
 
 
 @define
@@ -147,19 +162,32 @@ class FileChanges:
         return FunctionCommand(_put, (self,), {})
 
 
-# pyinfra calls a function that has parameters `state` and `host` directly.
-def _put(state: State, host: Host, files: FileChanges) -> None:
-    for path, text in files.write.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_name(f".{path.name}.new")
-        new.write_text(text)
-        new.replace(path)
-    for path in files.remove:
-        path.unlink(missing_ok=True)
+# pyinfra calls a function that has parameters `state` and `host` directly; its result says whether the command succeeded.
+def _put(state: State, host: Host, files: FileChanges) -> bool:
+    try:
+        for path, text in files.write.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # A name of its own: deploys of several shards may write the same file.
+            new = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
+            new.write_bytes(text.encode())
+            new.replace(path)
+        for path in files.remove:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        where = error.filename2 or error.filename
+        return fail(
+            host,
+            f"{DEVICE_PLUGINS.name}.folder: {where} cannot be written: {error.strerror}; make room for it there, or give "
+            "another folder",
+        )
+    return True
 
 
 def _differs(path: Path, text: str) -> bool:
-    return not path.is_file() or path.read_text() != text
+    try:
+        return path.read_bytes() != text.encode()
+    except OSError:
+        return True
 
 
 @operation()

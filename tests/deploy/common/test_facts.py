@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+
 import pytest
 from pyinfra.api.exceptions import FactProcessError, PyinfraError
 from pyinfra.context import host
 
 from tasks.common.facts import FactBase
 from tasks.hardware import NodeHardware
+from tasks.kubernetes import NodeCredentials
 from tests.deploy.conftest import Node
 from tests.fuzz.targets.facts import FACTS
 
@@ -25,6 +28,12 @@ def test_a_node_that_answers_nonsense_fails_alone(node: Node, caplog: pytest.Log
     with pytest.raises(PyinfraError, match="No hosts remaining"):
         node.deploy(lambda: host.get_fact(NodeHardware), {"inspect": GARBAGE})
     assert "the node's answer to NodeHardware cannot be read: JSONDecodeError" in caplog.text
+
+
+def test_a_number_that_no_float_can_be_is_nonsense_too() -> None:
+    claims = base64.urlsafe_b64encode(b'{"exp": 1' + b"0" * 400 + b"}").decode().rstrip("=")
+    with pytest.raises(FactProcessError, match="the node's answer to NodeCredentials cannot be read: OverflowError"):
+        NodeCredentials().process([f"secret {claims}"])
 
 
 def test_a_node_s_output_is_escaped_on_the_terminal() -> None:

@@ -23,6 +23,7 @@ INSTALLER: dict[str, Any] = {
     "compat_mode": False,
 }
 ROCKY_8 = {"*-release": ["/etc/os-release", 'ID="rocky"', 'NAME="Rocky Linux"', 'VERSION_ID="8.10"', "---"]}
+UBUNTU = {"*-release": ["/etc/os-release", "ID=ubuntu", "NAME=Ubuntu", 'VERSION_ID="22.04"', "---"]}
 HEADER = "# Written by Trackbed; changes here are overwritten.\n"
 OPTIONS = HEADER + "softdep erdma pre: ib_uverbs\noptions erdma compat_mode=Y\n"
 AT_BOOT = HEADER + "ib_core\nib_uverbs\nerdma\n"
@@ -168,10 +169,31 @@ def test_the_vendors_installer_gets_its_url_and_checksum(node: Node) -> None:
     assert "ERDMA_CM_NO_BOUND_IF=1 ./install.sh --batch" in run
 
 
+@pytest.mark.parametrize(
+    ("system", "listing", "install"),
+    [
+        (ROCKY_8, {"rpm --queryformat": ["dkms 3.0-1", "cmake 3.2-1"]}, "dnf install -y gcc-c++"),
+        (UBUNTU, {"dpkg -l": ["ii  dkms  3  amd64  x", "ii  debhelper  1  all  x", "ii  build-essential  1  amd64  x"]},
+            "apt_install install -- \"$@\"' sh autotools-dev libnl-3-dev libnl-route-3-dev cmake"),
+    ],
+)  # fmt: skip
+def test_what_the_installer_builds_with_is_installed_before_it(
+    node: Node, system: Answers, listing: Answers, install: str
+) -> None:
+    node.data = {"erdma": INSTALLER}
+    mine = {**listing, **system, erdma.INSTALLED: []}
+    result = node.deploy(erdma.install, {**mine, **{k: v for k, v in there().items() if k not in mine}})
+    (command,) = result.commands["eRDMA | Installer's packages"]
+    assert command.endswith(install)
+    names = list(result.commands)
+    assert names.index("eRDMA | Installer's packages") < names.index("eRDMA | Installer")
+
+
 def test_an_installer_that_has_run_is_not_run_again(node: Node) -> None:
     node.data = {"erdma": {**INSTALLER, "compat_mode": True}}
-    result = node.deploy(erdma.install, {erdma.INSTALLED: SHA256, **there(), **ROCKY_8})
-    assert result.commands["eRDMA | Installer"] == []
+    there_too = {"rpm --queryformat": [f"{name} 1-1" for name in erdma.INSTALLER_NEEDS["rhel"]]}
+    result = node.deploy(erdma.install, {erdma.INSTALLED: SHA256, **there_too, **there(), **ROCKY_8})
+    assert result.commands["eRDMA | Installer's packages"] == result.commands["eRDMA | Installer"] == []
 
 
 def test_the_in_tree_driver_needs_only_options(node: Node) -> None:

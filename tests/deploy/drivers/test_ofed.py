@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 from pyinfra.api.exceptions import DeployError
 
 from tasks import reboot
 from tasks.drivers import ofed
 from tasks.drivers.ofed import doca, mlnx_ofed, modules
 from tasks.packages import Family, holds
-from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, file_answers
+from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, OwnConnector, file_answers
 from tests.deploy.packages.test_packages import install
 
 KERNEL = "6.1.0-9-amd64"
@@ -310,8 +311,12 @@ def given(tmp_path: Path) -> dict[str, Any]:
 ON_DEBIAN = {**DEBIAN, "uname -m": "x86_64"}
 
 
-def test_a_bundle_is_sent_and_installed_without_its_firmware(node: Node, given: dict[str, Any]) -> None:
-    node.data = {"ofed": {"mlnx_ofed": given}}
+def test_a_bundle_is_sent_and_installed_without_its_firmware(
+    node: Node, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As the paths of other files on the control host, it may begin with ~.
+    monkeypatch.setenv("HOME", str(Path(given["bundle"]).parent))
+    node.data = {"ofed": {"mlnx_ofed": {**given, "bundle": f"~/{Path(given['bundle']).name}"}}}
     result = node.deploy(ofed.install, {**ON_DEBIAN, **NO_STACK, BUNDLE: ["none", "none"], **NO_REQUEST, **UNAME})
     made, upload, install = result.commands[f"{OPS}MLNX_OFED"]
     assert made.endswith(" sh /var/lib/trackbed/ofed")
@@ -355,6 +360,17 @@ def test_a_bundle_that_is_installed_is_left_alone(node: Node, given: dict[str, A
     # Somebody has installed another one since.
     other = {BUNDLE: [given["sha256"], "MLNX_OFED_LINUX-24.10-1.1.4.0:", "OFED-internal-25.10-1.2.3:"]}
     assert node.deploy(ofed.install, {**answers, **other}).planned[f"{OPS}MLNX_OFED"]
+
+
+def test_a_node_that_deploys_itself_needs_the_bundle_only_to_install_it(node: Node, given: dict[str, Any]) -> None:
+    itself = evolve(node, data={"ofed": {"mlnx_ofed": {**given, "bundle": "/absent.tgz"}}}, connector=OwnConnector)
+    answers = {**ON_DEBIAN, **stack(), **BUILT, **NO_REQUEST, **UNAME}
+    same = {BUNDLE: [given["sha256"], "MLNX_OFED_LINUX-24.10-1.1.4.0:", "MLNX_OFED_LINUX-24.10-1.1.4.0:"]}
+    assert itself.deploy(ofed.install, {**answers, **same}).flat == []
+    (refused,) = itself.deploy(ofed.install, {**answers, BUNDLE: ["none", "none"]}).flat
+    assert refused.startswith(
+        "refuse: ofed: mlnx_ofed.bundle: the node has no /absent.tgz to install; deploy the node from"
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from agent.spec.node import HugepagePool, from_mapping
 from tasks import reboot
 from tasks.common.commands import script
 from tasks.common.texts import HEADER
-from tasks.host import boot
+from tasks.host import boot, sysctls
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, file_answers
 
 ARGUMENTS = "/proc/cmdline"
@@ -101,6 +101,12 @@ def test_several_values_of_an_argument_are_refused_with_grubby(node: Node) -> No
     )
 
 
+def test_a_list_of_devices_is_refused_with_grubby(node: Node) -> None:
+    node.data = {"boot": {"arguments": ["pci=disable_acs_redir=0000:18:00.0;0000:3b:00.0"]}}
+    with pytest.raises(DeployError, match=r"boot\.arguments: pci=disable_acs_redir=\S+ has ';', at which GRUB ends"):
+        node.deploy(configure, {**ROCKY_9, **GRUBBY})
+
+
 def test_grubby_reserves_only_the_largest_page_size(node: Node) -> None:
     given = {"hugepages": [{"size": "1G", "count": 8}, {"size": "2M", "count": 512}]}
 
@@ -130,14 +136,36 @@ def test_huge_pages_become_kernel_arguments() -> None:
 def test_sysctls_are_written_and_loaded_now(node: Node) -> None:
     node.data = {"boot": {"sysctls": {"vm.min_free_kbytes": "65536", "net.ipv4.tcp_rmem": "4096  87380 16777216"}}}
     text = f"{HEADER}net.ipv4.tcp_rmem = 4096  87380 16777216\nvm.min_free_kbytes = 65536\n"
-    loaded = str(script(boot._LOAD, boot.SYSCTLS))
+    loaded = str(script(sysctls._LOAD, sysctls.PATH))
     result = node.deploy(configure, GRUB)
-    assert result.uploads == {boot.SYSCTLS: text.encode()}
+    assert result.uploads == {sysctls.PATH: text.encode()}
     assert result.commands["Boot | Sysctls now"] == [loaded]
     values = ["/proc/sys/vm/min_free_kbytes 65536", "/proc/sys/net/ipv4/tcp_rmem 4096\t87380\t16777216"]
-    there = {**GRUB, **file_answers(boot.SYSCTLS, text)}
+    there = {**GRUB, **file_answers(sysctls.PATH, text)}
     assert node.deploy(configure, {**there, VALUES: values}).flat == []
-    assert node.deploy(configure, {**there, VALUES: values[:1]}).flat == [loaded]
+    other = [values[0], "/proc/sys/net/ipv4/tcp_rmem 1 2 3"]
+    first, second = node.deploy(configure, {**there, VALUES: other}).flat
+    assert first == loaded
+    assert second.startswith(
+        "refuse: boot.sysctls: after /etc/sysctl.d/90-trackbed.conf was loaded, net.ipv4.tcp_rmem is 1 2 3,"
+    )
+
+
+def test_a_sysctl_that_the_kernel_does_not_have_is_a_warning(node: Node) -> None:
+    """systemd-sysctl ignores it, so there is nothing to load again."""
+    name = "net.bridge.bridge-nf-call-iptables"
+    node.data = {"boot": {"sysctls": {name: "1"}}}
+    result = node.deploy(configure, {**GRUB, **file_answers(sysctls.PATH, f"{HEADER}{name} = 1\n")})
+    assert result.flat == []
+    assert not any(result.planned.values())
+    assert [line for line in result.log if f"boot.sysctls: the kernel does not have {name}; load the module" in line]
+
+
+def test_a_sysctl_in_another_notation_is_not_loaded_again(node: Node) -> None:
+    node.data = {"boot": {"sysctls": {"net.ipv4.tcp_fastopen": "0x403"}}}
+    there = file_answers(sysctls.PATH, f"{HEADER}net.ipv4.tcp_fastopen = 0x403\n")
+    result = node.deploy(configure, {**GRUB, **there, VALUES: ["/proc/sys/net/ipv4/tcp_fastopen 1027"]})
+    assert result.flat == []
 
 
 def test_new_options_of_a_module_in_the_initramfs_rebuild_it(node: Node) -> None:

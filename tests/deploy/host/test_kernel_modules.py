@@ -24,6 +24,12 @@ def test_a_fresh_node_gets_the_files_and_loads_the_modules(node: Node) -> None:
     assert list(result.commands) == ["Kernel module options", "Kernel modules at boot", "Kernel modules now"]
 
 
+def test_names_may_have_capitals(node: Node) -> None:
+    node.data = {"kernel_module_options": {"nvidia": {"NVreg_RestrictProfilingToAdminUsers": 0}}}
+    uploaded = node.deploy(kernel_modules.configure, {}).uploads[kernel_modules.OPTIONS].decode()
+    assert uploaded.endswith("\noptions nvidia NVreg_RestrictProfilingToAdminUsers=0\n")
+
+
 def test_nothing_is_done_if_all_is_in_place(node: Node) -> None:
     node.data = {
         "kernel_modules": ["ib_umad", "rdma_ucm"],
@@ -65,6 +71,14 @@ def test_what_left_the_inventory_leaves_the_node(node: Node) -> None:
         ({"kernel_modules": "ib_umad"}, "@fake/node-a.kernel_modules: 'ib_umad' is not a list; give module names"),
         ({"kernel_modules": ["ib umad"]}, "@fake/node-a.kernel_modules: 'ib umad' is not a module name"),
         ({"kernel_module_options": {"erdma": "x=1"}}, "@fake/node-a.kernel_module_options: {'erdma': 'x=1'} is not"),
+        (
+            {"kernel_module_options": {"er dma": {"a": 1}}},
+            "@fake/node-a.kernel_module_options: 'er dma' is not a module",
+        ),
+        (
+            {"kernel_module_options": {"erdma": {"a b": 1}}},
+            "@fake/node-a.kernel_module_options: erdma: 'a b' is not a parameter; give it as `modinfo -p erdma` prints it",
+        ),
         ({"kernel_module_options": {"erdma": {"a": "1 2"}}}, "@fake/node-a.kernel_module_options: a: '1 2' is not"),
         ({"kernel_module_options": {"erdma": {"a": 1.5}}}, "@fake/node-a.kernel_module_options: a: 1.5 is not valid"),
         (

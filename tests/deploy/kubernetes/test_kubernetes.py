@@ -166,6 +166,20 @@ def test_a_node_that_deploys_itself_gets_no_token(
     assert result.inputs == []
 
 
+def test_a_node_that_deploys_itself_keeps_the_authority_that_its_control_host_has_brought(
+    node: Node, key: dict[str, Any], tmp_path: Path
+) -> None:
+    has = {**HAS_OPENSSL, **texts(key, node, tmp_path), CREDENTIALS: ["certificate yes", "secret "]}
+    itself = evolve(node, data={"kubernetes": {**key, "ca_file": "~/absent/ca.pem"}}, connector=OwnConnector)
+    result = itself.deploy(configure, has)
+    assert not result.failed
+    assert result.flat == []
+    with pytest.raises(
+        DeployError, match=r"ca_file: the node has neither .* nor /etc/trackbed/cluster-ca\.pem; deploy the"
+    ):
+        itself.deploy(configure, HAS_OPENSSL)
+
+
 @pytest.mark.parametrize("path", [SETTINGS, AUTHORITY])
 def test_credentials_of_another_cluster_or_name_are_removed(
     node: Node, key: dict[str, Any], path: str, tmp_path: Path
@@ -179,7 +193,7 @@ def test_credentials_of_another_cluster_or_name_are_removed(
 
 
 def test_a_secret_is_in_no_argument(node: Node) -> None:
-    command = kubernetes._keep_secret("s3cret")
+    command = kubernetes._keep_secret("s3cret", "")
     assert "s3cret" not in str(command)
     assert command.connector_arguments["_stdin"] == "s3cret"
 
@@ -252,6 +266,7 @@ def test_only_a_node_without_a_certificate_is_enrolled(node: Node, key: dict[str
         ({"days": 366}, "days: 366 is not valid; give 1 to 365"),
         ({"required_resources": ["cpu"]}, "'cpu' is not an extended resource"),
         ({"identity": "kubeconfig"}, "is not one of certificate, token"),
+        ({"ca_file": "~no-such-user/ca.pem"}, "~no-such-user/ca.pem'; give the cluster's authority"),
         ({"ca_file": "/nowhere/ca.pem"}, "give the cluster's authority, a PEM file"),
         ({"servers": "x"}, "did you mean 'server'"),
     ],

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 from pyinfra.api.exceptions import DeployError
 
 from tasks.common import archive
 from tasks.kubernetes import manifests as task
-from tests.deploy.conftest import Answers, Node, Result
+from tests.deploy.conftest import Answers, Node, OwnConnector, Result
 from tests.deploy.hardware import ERDMA, GPUS, RAIL0, has
 
 FEATURE = "feature.node.kubernetes.io"
@@ -50,6 +52,71 @@ def test_files_of_removed_hosts_are_deleted_and_the_operators_stay(node: Node, t
     assert not (tmp_path / "rdma-shared-device-plugin.yaml").exists()
     assert (tmp_path / "erdma-device-plugin.yaml").exists()
     assert (tmp_path / "mine.yaml").read_text() == "mine"
+
+
+def test_a_node_that_deploys_itself_writes_no_manifests(node: Node, tmp_path: Path) -> None:
+    itself = evolve(node, connector=OwnConnector)
+    result = deploy(itself, tmp_path / "made", has(RAIL0))
+    assert result.planned == {}
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_folder_of_a_user_who_does_not_exist_is_refused(node: Node) -> None:
+    with pytest.raises(
+        DeployError, match=r"node-a\.device_plugins\.folder: ~no-such-user/made is no folder of this control"
+    ):
+        deploy(node, Path("~no-such-user/made"), has(RAIL0))
+
+
+def test_deploys_of_several_shards_write_the_same_files(tmp_path: Path) -> None:
+    """Each host is a shard of its own, and all have one folder. No deploy may take away what another is about to rename."""
+    hosts = [
+        (
+            f"@fake/{name}",
+            {
+                **{"fake_responses": has(RAIL0), "fake_delay": 0, "fake_delay_jitter": 0, "labels": LABELS},
+                "node_name": name,
+                "device_plugins": {"folder": str(tmp_path / "made")},
+            },
+        )
+        for name in "ab"
+    ]
+    (tmp_path / "fleet.py").write_text(f"hosts = {hosts!r}\n")
+    # As another shard leaves it while it writes.
+    (tmp_path / "made/.kustomization.yaml.new").mkdir(parents=True)
+    (tmp_path / "deploy.py").write_text("from tasks.kubernetes import manifests\nmanifests.render()\n")
+    command = [sys.executable, "-m", "pyinfra", "-y", str(tmp_path / "fleet.py"), str(tmp_path / "deploy.py")]
+    for shard in ("1/2", "2/2"):
+        done = subprocess.run(
+            command, cwd=archive.ROOT, env={**os.environ, "TRACKBED_SHARD": shard}, capture_output=True, text=True, check=False
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in (tmp_path / "made/nodes").iterdir()) == ["@fake_a.json", "@fake_b.json"]
+
+
+def test_a_damaged_file_is_written_anew(node: Node, tmp_path: Path) -> None:
+    deploy(node, tmp_path, has(RAIL0))
+    damaged = (tmp_path / "nodes/@fake_node-a.json", tmp_path / "kustomization.yaml")
+    texts = [path.read_bytes() for path in damaged]
+    for path in damaged:
+        path.write_bytes(b"\xff\xfe")
+    assert not deploy(node, tmp_path, has(RAIL0)).failed
+    assert [path.read_bytes() for path in damaged] == texts
+
+
+@pytest.mark.parametrize("place", ["", "nodes", "nodes/@fake_node-a.json", "kustomization.yaml"])
+def test_a_folder_that_cannot_be_written_fails_the_host_with_the_reason(node: Node, tmp_path: Path, place: str) -> None:
+    folder = tmp_path / "made"
+    if place in ("", "nodes"):
+        (folder / place).parent.mkdir(exist_ok=True)
+        (folder / place).write_text("a file, and no folder")
+    else:
+        (folder / place).mkdir(parents=True)
+    result = deploy(node, folder, has(RAIL0))
+    assert result.failed
+    (message,) = [line for line in result.log if "device_plugins.folder" in line]
+    assert " cannot be written: " in message
+    assert "Traceback" not in "\n".join(result.log)
 
 
 def test_hosts_with_the_same_folder_must_have_the_same_value(tmp_path: Path) -> None:
@@ -106,7 +173,7 @@ def test_a_host_that_gets_another_folder_or_none_leaves_the_former_one(tmp_path:
         hosts = [(f"@fake/{name}", {**data, "node_name": name, **key}) for name, key in keys.items()]
         (tmp_path / "fleet.py").write_text(f"hosts = {hosts!r}\n")
         done = subprocess.run(
-            [sys.executable, "-m", "pyinfra", "-y", tmp_path / "fleet.py", tmp_path / "deploy.py"],
+            [sys.executable, "-m", "pyinfra", "-y", str(tmp_path / "fleet.py"), str(tmp_path / "deploy.py")],
             cwd=archive.ROOT, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
@@ -122,7 +189,7 @@ def test_the_manifests_of_each_folder_are_written(tmp_path: Path) -> None:
     (tmp_path / "fleet.py").write_text(f"hosts = {hosts!r}\n")
     (tmp_path / "deploy.py").write_text("from tasks.kubernetes import manifests\nmanifests.render()\n")
     done = subprocess.run(
-        [sys.executable, "-m", "pyinfra", "-y", tmp_path / "fleet.py", tmp_path / "deploy.py"],
+        [sys.executable, "-m", "pyinfra", "-y", str(tmp_path / "fleet.py"), str(tmp_path / "deploy.py")],
         cwd=archive.ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

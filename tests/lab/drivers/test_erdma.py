@@ -20,6 +20,7 @@ from lab import Node, repository
 from lab.command import run
 from lab.image import Image
 from lab.packages import erdma, toolchain
+from tasks.drivers import erdma as task
 from tests.lab.conftest import changed, inventory_data, pyinfra, said
 
 RING = "/etc/apt/keyrings/trackbed-erdma.gpg"
@@ -187,7 +188,15 @@ def test_the_driver_follows_another_kernel(node: Node, vendor: repository.Reposi
             node.power_on()
 
 
-def test_the_installer_runs_with_its_checksum_alone_and_once(bare: Node) -> None:
+@pytest.fixture
+def with_needs(node: Node) -> Iterator[Node]:
+    """A node whose mirror has what the vendor's installer builds with."""
+    with as_debian_makes_it(node, toolchain.mirror(node.image, *task.INSTALLER_NEEDS["debian"])) as made:
+        yield made
+
+
+def test_the_installer_runs_with_its_checksum_alone_and_once(with_needs: Node) -> None:
+    bare = with_needs
     # The vendor's is for other systems; what is run here is the same on all of them.
     bare.sh("rm /etc/os-release; printf 'ID=ubuntu\nNAME=Ubuntu\nVERSION_ID=\"22.04\"\n' > /etc/os-release")
     archive = erdma.installer(bare.image)
