@@ -47,8 +47,9 @@ that runs initialises a netdev within a second, and within some seconds while a 
 class LinkStatus:
     """The netdev of the function at ``pci``. ``ready``: udev has initialised it; before that its name may still change.
 
-    ``missing``: a PF has a driver, and its netdev is in no network namespace.
-    ``only_rdma``: the same of a PF that has an RDMA device. It is read only if the spec has settings of a netdev for it.
+    ``missing``: it has a driver that creates netdevs, and its netdev is in no network namespace that the agent can enter.
+    ``only_rdma``: the same of a PF that has an RDMA device, and so need not have a netdev. It is read only if the spec has
+    settings of a netdev for that PF.
     """
 
     pci: str
@@ -66,10 +67,9 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mappin
 
 def _status_of_pf(machine: Machine, pci: str, want: Wanted) -> LinkStatus:
     link_status = status(machine, pci)
-    if link_status.link is not None or link_status.driver is None or not vendor(link_status.driver).has_netdev:
+    if not is_away(link_status):
         return link_status
-    # An InfiniBand function has a netdev only with ib_ipoib, and AWS's EFA has none at all.
-    only_rdma = bool(names_or_none(machine.files, f"{device_path(pci)}/infiniband"))
+    only_rdma = has_rdma(machine.files, pci)
     if only_rdma and not _settings_of_netdev(want.nics[pci].nic, only_rdma):
         return link_status
     missing = pci not in machine.namespaces.holding([pci])
@@ -82,6 +82,19 @@ def status(machine: Machine, pci: str) -> LinkStatus:
     link = machine.netlink.link(name) if name else None
     ready = link is not None and initialised(machine.files, link.ifindex)
     return LinkStatus(pci, driver(machine.files, pci), link, ready)
+
+
+def is_away(link_status: LinkStatus) -> bool:
+    """Whether a function has a driver that creates netdevs, and no netdev in the host's network namespace."""
+    return link_status.link is None and link_status.driver is not None and vendor(link_status.driver).has_netdev
+
+
+def has_rdma(files: Files, pci: str) -> bool:
+    """Whether a function has an RDMA device. Then it need not have a netdev.
+
+    An InfiniBand function has one only with ib_ipoib, and AWS's EFA has none at all.
+    """
+    return bool(names_or_none(files, f"{device_path(pci)}/infiniband"))
 
 
 def udev_entry(files: Files, ifindex: int) -> str:
@@ -177,12 +190,7 @@ def plan_link(
     """The changes of one netdev; none while it is in another network namespace, or if its driver creates none."""
     if link_status is not None and not vendor(link_status.driver).has_netdev:
         return []
-    if (
-        link_status is not None
-        and link_status.link is None
-        and link_status.driver is not None
-        and not link_status.missing
-    ):
+    if link_status is not None and is_away(link_status) and not link_status.missing:
         return []  # it is in another network namespace
     if link_status is None or link_status.link is None:
         return [_absent(kind, target, link_status)]
