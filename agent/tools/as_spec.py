@@ -14,7 +14,7 @@ from typing import Any
 from attrs import evolve, fields, frozen
 
 from agent.engine.dry_run import dry_run
-from agent.hardware.functions import Function, device_path, discover, netdev, vf_addresses
+from agent.hardware.functions import Function, device_path, discover, driver, netdev, vf_addresses
 from agent.hardware.sysfs import names_or_none
 from agent.machine import Link, Machine, VfInfo
 from agent.spec.addresses import TABLES
@@ -26,6 +26,7 @@ from agent.spec.vf_attributes.guids import GUIDS
 from agent.state.guids import derived_guid, port_guid
 from agent.state.snapshot import nic_names
 from agent.state.wanted import derived_mac
+from agent.vendors import VFIO, is_vfio
 
 Values = Mapping[str, Any]
 
@@ -132,6 +133,7 @@ def _vfs(machine: Machine, nic: Nic, function: Function, granted: Mapping[int, V
         index: {
             **(_granted(granted[index], derive_guids and bool(guid)) if index in granted else {}),
             **_unlike(links[index], {name: getattr(nic, name) for name in INHERITED}),
+            **({"driver": VFIO} if is_vfio(driver(machine.files, addresses[index])) else {}),
             "mac": None if index not in keep or (derive and given[index] == derived_mac(permanent, index)) else mac,
         }
         for index, mac in given.items()
