@@ -208,3 +208,11 @@ def test_a_node_that_no_spec_can_describe_is_an_error(kernel: Kernel) -> None:
     kernel.netlink.set_link(kernel.netdev(vf).ifindex, mtu=9100)
     with pytest.raises(SpecError, match=r"vfs\..*mtu 9100 is above nics\[0\]\.mtu 9000"):
         derive_spec(kernel.machine(), "n1", ())
+
+
+def test_a_value_of_a_vf_that_no_spec_can_have_is_an_error_that_names_the_nic(kernel: Kernel) -> None:
+    settle(kernel, wanted())
+    kernel.sriov.able.add(PF1)
+    kernel.netlink.set_vf(kernel.netdev(PF1).ifindex, 1, vlan=4095)
+    with pytest.raises(SpecError, match=rf"^NIC {PF1}: vlan: 4095 is out of range"):
+        derive_spec(kernel.machine(), "n1", ())
