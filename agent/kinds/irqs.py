@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
@@ -143,12 +144,15 @@ def function_irqs(files: Files, pci: str) -> tuple[Irq, ...]:
     management = 0
     irqs = []
     queues = set()
+    of_role: Counter[str] = Counter()
     for number in numbered(names_or_none(files, f"{PCI}/{pci}/msi_irqs")):
         action = read_or(files, f"/sys/kernel/irq/{number}/actions", "")
         affinity = ranges(files, f"/proc/irq/{number}/smp_affinity_list")
         if not action or not affinity:
             continue
-        role, queue = _serves(pattern, action)
+        role, numbered_queue = _serves(pattern, action)
+        queue = of_role[role] if numbered_queue is None else numbered_queue
+        of_role[role] += 1
         # A second interrupt with the name of a queue is the driver's own.
         if role == MANAGEMENT or (role, queue) in queues:
             role, queue = MANAGEMENT, management
@@ -159,9 +163,14 @@ def function_irqs(files: Files, pci: str) -> tuple[Irq, ...]:
 
 
 @lru_cache(maxsize=32768)
-def _serves(pattern: re.Pattern[str], action: str) -> tuple[str, int]:
-    """The role and queue in an interrupt's name. Cached: there may be thousands, the same in every pass."""
+def _serves(pattern: re.Pattern[str], action: str) -> tuple[str, int | None]:
+    """The role and queue in an interrupt's name; None for the queue if the names have none.
+
+    Cached: there may be thousands, the same in every pass.
+    """
     match = pattern.search(action)
+    if match is not None and "queue" not in pattern.groupindex:
+        return match["role"].lower(), None
     queue = whole(match["queue"]) if match else None
     return (match["role"].lower(), queue) if match and queue is not None else (MANAGEMENT, 0)
 
