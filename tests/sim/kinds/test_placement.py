@@ -86,6 +86,19 @@ def test_bnxt_s_interrupts_are_pinned_although_their_names_are_cut_off(kernel: K
     assert not dry_run(kernel.machine(), given).changes
 
 
+def test_ionic_s_interrupts_are_pinned(kernel: Kernel) -> None:
+    """Between the role and the number of their queue there is nothing."""
+    converge(kernel.machine(), Goal(spec(0)), Memory(lambda: 0.0))
+    kernel.tree.link(f"/sys/bus/pci/devices/{PF0}/driver", "../../../../bus/pci/drivers/ionic")
+    kernel.interrupts.free(PF0)
+    own = [f"ionic-{PF0}-L0-adminq0", "ionic-enp33s0-L0-hwstamp_rx4"]
+    kernel.interrupts.request_all(PF0, [*(f"ionic-enp33s0-L0-rx{queue}" for queue in range(4)), *own])
+    assert is_ready(converge(kernel.machine(), Goal(spec(0)), Memory(lambda: 0.0)).conditions)
+    served = affinities(kernel)
+    assert sorted(cpus for (_, name), cpus in served.items() if "-L0-rx" in name) == ["0", "1", "2", "3"]
+    assert {served[PF0, name] for name in own} == {"0-3"}
+
+
 def test_renumbered_interrupts_move_nothing(kernel: Kernel) -> None:
     settle(kernel)
     before = affinities(kernel)
