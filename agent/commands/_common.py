@@ -149,8 +149,10 @@ class WaitingLine:
     def show(self, reasons: Sequence[str]) -> None:
         """Draw the row anew: the first reason, and the number of the other reasons."""
         more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
-        room = shutil.get_terminal_size().columns - 1 - len(more)
+        width = shutil.get_terminal_size().columns - 1
+        room = max(width - len(more), LEAST_WIDTH)
         row = textwrap.shorten(self._head + printable(reasons[0]), room, placeholder="...") + more if reasons else ""
+        row = row[:width]
         if row != self._shown and live(sys.stderr):
             click.echo(f"\r{row}\x1b[K", nl=False, err=True)
             self._shown = row

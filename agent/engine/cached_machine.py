@@ -1,26 +1,29 @@
-"""Caches link, directory and symlink reads until forget() is called: several kinds read the same ones."""
+"""Caches reads of links, directories, symlinks and namespaces until forget() is called: several kinds read the same ones."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from attrs import evolve
 
-from agent.machine import Files, Link, Machine, Netlink
+from agent.machine import Files, Link, Machine, Namespace, Namespaces, Netlink
 
 
 class CachedMachine:
-    """Wraps a machine: ``machine`` reads each link, folder and symlink once."""
+    """Wraps a machine: ``machine`` reads each link, folder and symlink once, and searches once for the same netdevs."""
 
     def __init__(self, machine: Machine) -> None:
         self._netlink, self._files = _Netlink(machine.netlink), _Files(machine.files)
-        self.machine = evolve(machine, netlink=self._netlink, files=self._files)
+        self._namespaces = _Namespaces(machine.namespaces)
+        self.machine = evolve(machine, netlink=self._netlink, files=self._files, namespaces=self._namespaces)
 
     def forget(self) -> None:
         """Read everything again: something was written, or may have changed."""
         self._netlink.by_name.clear()
         self._files.folders.clear()
         self._files.targets.clear()
+        self._namespaces.found.clear()
 
 
 class _Netlink:
@@ -59,3 +62,18 @@ class _Files:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._files, name)
+
+
+class _Namespaces:
+    def __init__(self, namespaces: Namespaces) -> None:
+        self._namespaces = namespaces
+        self.found: dict[tuple[str, ...], dict[str, Namespace]] = {}
+
+    def holding(self, functions: Collection[str]) -> dict[str, Namespace]:
+        asked = tuple(functions)
+        if asked not in self.found:
+            self.found[asked] = self._namespaces.holding(asked)
+        return self.found[asked].copy()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._namespaces, name)

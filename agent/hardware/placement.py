@@ -277,17 +277,16 @@ def steering(topology: Topology, pool: Pool, queues: int, irq_cpu: int) -> froze
     """The CPUs to which RPS spreads a receive queue whose interrupt ``irq_cpu`` takes. Without any, RPS is off.
 
     RPS is off if each CPU can have a queue of its own (Documentation/networking/scaling.rst). Otherwise these are the pool's
-    CPUs that share the last-level cache of ``irq_cpu``, without that one, which the interrupt loads already. Isolated CPUs are
-    left out: the kernel removes them from the mask, so the mask that is read back would differ from the one that was written.
+    CPUs that share the last-level cache of ``irq_cpu``, without that one, which the interrupt loads already. If no other CPU
+    shares it (in many virtual machines each CPU has a cache of its own), they are the pool's other CPUs. Isolated CPUs are left
+    out: the kernel removes them from the mask, so the mask that is read back would differ from the one that was written.
 
     :param queues: how many receive queues the netdev has.
     """
     if queues >= len(pool.cpus):
         return frozenset()
-    usable = set(pool.cpus) - topology.isolated
-    near = {id for id in usable if topology.cpus[id].llc == topology.cpus[irq_cpu].llc} or usable
-    others = near - {irq_cpu}
-    return frozenset(others or near)
+    others = frozenset(pool.cpus) - topology.isolated - {irq_cpu}
+    return frozenset(id for id in others if topology.cpus[id].llc == topology.cpus[irq_cpu].llc) or others
 
 
 Place = tuple[str, int]

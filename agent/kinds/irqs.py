@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
@@ -152,8 +153,13 @@ def function_irqs(files: Files, pci: str) -> tuple[Irq, ...]:
     management = 0
     irqs = []
     queues = set()
+    of_role: Counter[str] = Counter()
     for number, name, affinity in requested:
-        role, queue = family.queue(*name, named) if name else (MANAGEMENT, management)
+        role, queue = MANAGEMENT, management
+        if name:
+            said, index = name
+            role, queue = family.queue(said, of_role[said] if index is None else index, named)
+            of_role[said] += 1
         # A second interrupt with the name of a queue is the driver's own.
         if role == MANAGEMENT or (role, queue) in queues:
             role, queue = MANAGEMENT, management
@@ -164,11 +170,19 @@ def function_irqs(files: Files, pci: str) -> tuple[Irq, ...]:
 
 
 @lru_cache(maxsize=32768)
-def _named(pattern: re.Pattern[str], action: str) -> tuple[str, int] | None:
-    """The role and number in the name of a queue's interrupt. Cached: there may be thousands, the same in every pass."""
+def _named(pattern: re.Pattern[str], action: str) -> tuple[str, int | None] | None:
+    """The role and number in the name of a queue's interrupt. The number is None if the driver's names have none.
+
+    Cached: there may be thousands, the same in every pass.
+    """
     match = pattern.search(action)
-    number = whole(match["queue"]) if match else None
-    return ((match["role"] or QUEUE).lower(), number) if match and number is not None else None
+    if match is None:
+        return None
+    role = (match["role"] or QUEUE).lower()
+    if "queue" not in pattern.groupindex:
+        return role, None
+    number = whole(match["queue"])
+    return None if number is None else (role, number)
 
 
 def _each(have: Snapshot) -> Iterator[tuple[str, str, Irq]]:

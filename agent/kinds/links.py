@@ -47,7 +47,9 @@ that runs initialises a netdev within a second, and within some seconds while a 
 class LinkStatus:
     """The netdev of the function at ``pci``. ``ready``: udev has initialised it; before that its name may still change.
 
-    ``missing``: a PF has a driver, and its netdev is in no network namespace.
+    ``missing``: it has a driver that creates netdevs, and its netdev is in no network namespace that the agent can enter.
+    ``only_rdma``: the same of a PF that has an RDMA device, and so need not have a netdev. It is read only if the spec has
+    settings of a netdev for that PF.
     """
 
     pci: str
@@ -55,21 +57,23 @@ class LinkStatus:
     link: Link | None
     ready: bool
     missing: bool = False
+    only_rdma: bool = False
 
 
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mapping[str, LinkStatus]]:
     """The netdev of each PF, by target."""
-    return {address: {address: _status_of_pf(machine, address)} for address in pfs_in_scope(want, scope)}
+    return {address: {address: _status_of_pf(machine, address, want)} for address in pfs_in_scope(want, scope)}
 
 
-def _status_of_pf(machine: Machine, pci: str) -> LinkStatus:
+def _status_of_pf(machine: Machine, pci: str, want: Wanted) -> LinkStatus:
     link_status = status(machine, pci)
-    if link_status.link is not None or link_status.driver is None or not vendor(link_status.driver).has_netdev:
+    if not is_away(link_status):
         return link_status
-    # An InfiniBand function has a netdev only with ib_ipoib.
-    if names_or_none(machine.files, f"{device_path(pci)}/infiniband"):
+    only_rdma = has_rdma(machine.files, pci)
+    if only_rdma and not _settings_of_netdev(want.nics[pci].nic, only_rdma):
         return link_status
-    return evolve(link_status, missing=pci not in machine.namespaces.holding([pci]))
+    missing = pci not in machine.namespaces.holding([pci])
+    return evolve(link_status, only_rdma=missing) if only_rdma else evolve(link_status, missing=missing)
 
 
 def status(machine: Machine, pci: str) -> LinkStatus:
@@ -78,6 +82,19 @@ def status(machine: Machine, pci: str) -> LinkStatus:
     link = machine.netlink.link(name) if name else None
     ready = link is not None and initialised(machine.files, link.ifindex)
     return LinkStatus(pci, driver(machine.files, pci), link, ready)
+
+
+def is_away(link_status: LinkStatus) -> bool:
+    """Whether a function has a driver that creates netdevs, and no netdev in the host's network namespace."""
+    return link_status.link is None and link_status.driver is not None and vendor(link_status.driver).has_netdev
+
+
+def has_rdma(files: Files, pci: str) -> bool:
+    """Whether a function has an RDMA device. Then it need not have a netdev.
+
+    An InfiniBand function has one only with ib_ipoib, and AWS's EFA has none at all.
+    """
+    return bool(names_or_none(files, f"{device_path(pci)}/infiniband"))
 
 
 def udev_entry(files: Files, ifindex: int) -> str:
@@ -115,7 +132,7 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
     changes: list[Change] = []
     for address, nic in sorted(want.nics.items()):
         link_status: LinkStatus | None = have[NAME].get(address, {}).get(address)
-        changes += _plan_without_netdev(address, nic.nic, link_status.driver if link_status is not None else None)
+        changes += _plan_without_netdev(address, nic.nic, link_status)
         changes += plan_link(NAME, address, link_status, nic.nic.mtu, nic.nic.state, nic.nic.txqueuelen)
         if link_status is not None and link_status.link is not None and link_status.ready:
             missing = (
@@ -128,22 +145,35 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
 _NEED_NETDEV = ("mtu", "txqueuelen", "altnames", "channels", "rings", "coalescing", "offloads", "addresses")
 
 
-def _plan_without_netdev(address: str, nic: Nic, bound: str | None) -> Iterator[Change]:
-    """A change that cannot be made, if the spec has settings of a netdev for a function whose driver never creates one."""
-    family = vendor(bound)
-    if family.has_netdev:
-        return
+def _settings_of_netdev(nic: Nic, only_rdma: bool) -> list[str]:
+    """The keys of a NIC that need a netdev.
+
+    :param only_rdma: its driver is one of those that create netdevs: then RoCE is set only beside one.
+    """
     given = [key for key in _NEED_NETDEV if getattr(nic, key) not in (None, ())]
     given += ["state"] if nic.state == "down" else []
+    return [*given, "roce"] if only_rdma and nic.roce is not None else given
+
+
+def _plan_without_netdev(address: str, nic: Nic, link_status: LinkStatus | None) -> Iterator[Change]:
+    """A change that cannot be made, if the spec has settings of a netdev for a function whose driver creates none."""
+    if link_status is None:
+        return
+    bound, only_rdma = link_status.driver, link_status.only_rdma
+    family = vendor(bound)
+    given = _settings_of_netdev(nic, only_rdma) if only_rdma or not family.has_netdev else []
     if given:
+        creates = "has created" if only_rdma else "creates"
+        settings = ", ".join(given)
+        instead = "load ib_ipoib if it is InfiniBand" if only_rdma else "bind a network driver to it"
         yield Change(
             NAME,
             address,
             "netdev",
             ABSENT,
             PRESENT,
-            blocker=f"its driver {bound} creates no netdev for it, and NIC {nic.name} has settings of one: {', '.join(given)}",
-            remedy="remove these settings from the NIC, or bind a network driver to it",
+            blocker=f"its driver {bound} {creates} no netdev for it, and NIC {nic.name} has settings of one: {settings}",
+            remedy=f"remove these settings from the NIC, or {instead}",
             # While a virtual machine has the function, nothing is amiss.
             skip_if_owned=family is passthrough.VENDOR,
         )
@@ -160,12 +190,7 @@ def plan_link(
     """The changes of one netdev; none while it is in another network namespace, or if its driver creates none."""
     if link_status is not None and not vendor(link_status.driver).has_netdev:
         return []
-    if (
-        link_status is not None
-        and link_status.link is None
-        and link_status.driver is not None
-        and not link_status.missing
-    ):
+    if link_status is not None and is_away(link_status) and not link_status.missing:
         return []  # it is in another network namespace
     if link_status is None or link_status.link is None:
         return [_absent(kind, target, link_status)]

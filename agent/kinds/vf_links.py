@@ -32,9 +32,19 @@ SETTLING = 5.0
 
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mapping[str, links.LinkStatus]]:
     """The netdevs of each PF's VFs, by target."""
-    return {
+    statuses = {
         address: {target: links.status(machine, vf) for target, vf in functions.items() if target != address}
         for address, functions in functions_in_scope(machine.files, want, scope).items()
+    }
+    away = [status.pci for of_pf in statuses.values() for status in of_pf.values() if links.is_away(status)]
+    nowhere = set(away) - machine.namespaces.holding(away).keys() if away else set()
+    missing = {vf for vf in nowhere if not links.has_rdma(machine.files, vf)}
+    return {
+        address: {
+            target: evolve(status, missing=True) if status.pci in missing else status
+            for target, status in of_pf.items()
+        }
+        for address, of_pf in statuses.items()
     }
 
 
@@ -56,6 +66,8 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
             status = statuses.get(target)
             if wanted.driver == VFIO:
                 continue  # vfio-pci creates no netdev
+            if status is not None and status.missing:
+                continue  # its netdev may come back by itself: see agent/probes/vf_netdevs.py
             differing = links.plan_link(NAME, target, status, wanted.mtu, wanted.state, wanted.txqueuelen)
             # A VF whose link_state is "disable" has no carrier for that reason.
             held = index in granted and granted[index].link_state == "disable"

@@ -11,13 +11,20 @@ SEVERITY: Severity = "required"
 
 
 def judge(want: Wanted, have: Snapshot, facts: None) -> list[Condition]:
-    """False if it runs although the policy is ``disabled``, or runs without Trackbed's script under the policy ``banned``."""
+    """False if it runs although the policy is ``disabled``, or runs without Trackbed's script under the policy ``banned``.
+
+    Unknown if the state for the policy ``banned`` could not be read.
+    """
     policy = want.spec.irqs.irqbalance
     if policy == "disabled" and irqbalance.PROCESS in have.processes:
         message = "irqbalance runs and moves interrupts away"
         remedy = "stop it: systemctl disable --now irqbalance"
         return [Condition(TYPE, "False", "IrqbalanceRunning", message, remedy=remedy)]
-    if policy == "banned" and not have[irqbalance.NAME][HOST].asked:
+    bans: irqbalance.Bans | None = have[irqbalance.NAME].get(HOST)
+    if policy == "banned" and bans is None:
+        message = f"{irqbalance.LIST} or irqbalance's command line cannot be read; Converged says why"
+        return [Condition(TYPE, "Unknown", "NotRead", message)]
+    if policy == "banned" and bans is not None and not bans.asked:
         message = f"irqbalance runs without --policyscript={irqbalance.SCRIPT} and moves interrupts away"
         return [Condition(TYPE, "False", "IrqbalanceUnbanned", message, remedy="run the deploy")]
     return [Condition(TYPE, "True", "PolicyHeld")]

@@ -16,8 +16,9 @@ TYPE = "RdmaCharDevices"
 STAGE: Stage = "device"
 SEVERITY: Severity = "required"
 
-# The kernel module that creates each. iWARP has no management datagrams, so it has no umad.
+# The kernel module that creates each. Only RoCE and InfiniBand have management datagrams: iWARP and EFA have no umad.
 MODULES = {"uverbs": "ib_uverbs", "umad": "ib_umad"}
+WITH_UMAD = ("RoCE", "InfiniBand")
 
 
 def judge(want: Wanted, have: Snapshot, facts: None) -> list[Condition]:
@@ -43,7 +44,7 @@ def _lacking(nic: WantedNic, wanted: RdmaDevices, devices: Devices) -> Iterator[
         for device in devices.get(target, ()):
             for kind, module in MODULES.items():
                 char_devices = [each for each in device.char_devices if each.name.startswith(kind)]
-                if not char_devices and not (kind == "umad" and device.transport == "iWARP"):
+                if not char_devices and (kind != "umad" or device.transport in WITH_UMAD):
                     yield Fault(target, f"{kind} of {device.name}", f"load {module}")
                 for each in char_devices:
                     if not each.present:

@@ -52,9 +52,13 @@ class Verdict:
         return f"not ready: {', '.join(types)}" if types and self.fresh else "not ready"
 
     def without_heartbeat(self) -> Verdict:
-        """The verdict without its times: two are equal if only the heartbeat was renewed between them."""
+        """The verdict without its times, to compare it: two are equal if only the heartbeat was renewed, or grew older."""
         report = self.report
-        return evolve(self, age=0.0, report=report and evolve(report, heartbeat=0.0, uptime=0.0))
+        if report is None:
+            return self
+        # The first reason of a report that is not fresh may have the heartbeat's age in its text.
+        reasons = self.reasons if self.fresh else ("the report is not fresh", *self.reasons[1:])
+        return evolve(self, reasons=reasons, age=0.0, report=evolve(report, heartbeat=0.0, uptime=0.0))
 
 
 def failing(conditions: Iterable[Condition]) -> list[Condition]:

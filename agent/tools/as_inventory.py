@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from attrs import frozen
 
@@ -20,6 +20,7 @@ from agent.hardware.sysfs import names_or_none
 from agent.machine import Files, Machine
 from agent.probes.gpus import GPUS, PEER_MEMORY
 from agent.report.printable import printable
+from agent.spec.nic import LinkLayer
 from agent.spec.node import NodeSpec, from_mapping, to_json
 from agent.spec.selector import INDEX
 from agent.tools import topology
@@ -104,14 +105,15 @@ def _rdma(function: NetworkFunction, alike: Sequence[NetworkFunction]) -> Entry:
         return {}
     given: Entry = {**({} if function.rdma else {"pf": False}), **({"vfs": True} if vfs else {})}
     layers = {port.link_layer for port in ports}
-    if len(layers) == 1 and None not in layers:
+    # The kernel has a third word, Unknown, for devices such as EFA.
+    if len(layers) == 1 and layers <= set(get_args(LinkLayer)):
         given["link_layer"] = layers.pop()
     rates = [port.gigabits or 0 for port in ports]
     # eRDMA's driver reports an invented rate.
     if min(rates) >= 1 and function.driver != "erdma":
         given["rate"] = int(min(rates))
-    for gid_type in ("RoCE v2", "IB"):
-        if all(any(gid.type == gid_type for gid in port.gids) for port in ports):
+    for gid_type, layer in (("RoCE v2", "Ethernet"), ("IB", "InfiniBand")):
+        if given.get("link_layer") == layer and all(any(gid.type == gid_type for gid in port.gids) for port in ports):
             given["gid_type"] = gid_type
     return given
 

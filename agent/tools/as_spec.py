@@ -14,18 +14,19 @@ from typing import Any
 from attrs import evolve, fields, frozen
 
 from agent.engine.dry_run import dry_run
-from agent.hardware.functions import Function, device_path, discover, netdev, vf_addresses
+from agent.hardware.functions import Function, device_path, discover, driver, netdev, vf_addresses
 from agent.hardware.sysfs import names_or_none
 from agent.machine import Link, Machine, VfInfo
 from agent.spec.addresses import TABLES
 from agent.spec.nic import Nic, VfAttributes, VfGroup, Vfs
-from agent.spec.node import Irqs, NodeSpec, Rps, Xps
+from agent.spec.node import Irqs, NodeSpec, Rps, SpecError, Xps
 from agent.spec.selector import NIC_NAME, Selector
 from agent.spec.vf_attributes import of_one_vf
 from agent.spec.vf_attributes.guids import GUIDS
 from agent.state.guids import derived_guid, port_guid
 from agent.state.snapshot import nic_names
 from agent.state.wanted import derived_mac
+from agent.vendors import VFIO, is_vfio
 
 Values = Mapping[str, Any]
 
@@ -54,6 +55,7 @@ def derive_spec(
         route and neither VFs nor RDMA.
     :param present: the node's spec: its NICs keep their names.
     :raises NotFound: a chosen NIC does not exist.
+    :raises SpecError: a spec cannot have what the machine has.
     """
     discovered = discover(machine)
     functions = tuple(function for function in discovered if not function.unreadable)
@@ -71,7 +73,7 @@ def derive_spec(
         if (any(_is_called(name, function) for name in chosen) if chosen else _is_fabric(machine, function, routed))
     ]
     names = nic_names(machine, present) if present else {}
-    nics = tuple(_nic(machine, function, names) for function in taken)
+    nics = tuple(_nic_or_fault(machine, function, names) for function in taken)
     processes = machine.processes.running()
     irqs = Irqs(irqbalance="untouched") if "irqbalance" in processes else Irqs()
     spec = NodeSpec(node_name, nics, irqs)
@@ -96,6 +98,13 @@ def _is_fabric(machine: Machine, function: Function, routed: frozenset[int]) -> 
     rdma = any(names_or_none(machine.files, f"{device_path(address)}/infiniband") for address in addresses)
     manages = function.link is not None and function.link.ifindex in routed
     return rdma or len(addresses) > 1 or (function.total_vfs > 0 and not manages)
+
+
+def _nic_or_fault(machine: Machine, function: Function, names: Mapping[str, str]) -> Nic:
+    try:
+        return _nic(machine, function, names)
+    except ValueError as error:
+        raise SpecError([f"NIC {function.address}: {error}"]) from None
 
 
 def _nic(machine: Machine, function: Function, names: Mapping[str, str]) -> Nic:
@@ -132,6 +141,7 @@ def _vfs(machine: Machine, nic: Nic, function: Function, granted: Mapping[int, V
         index: {
             **(_granted(granted[index], derive_guids and bool(guid)) if index in granted else {}),
             **_unlike(links[index], {name: getattr(nic, name) for name in INHERITED}),
+            **({"driver": VFIO} if is_vfio(driver(machine.files, addresses[index])) else {}),
             "mac": None if index not in keep or (derive and given[index] == derived_mac(permanent, index)) else mac,
         }
         for index, mac in given.items()

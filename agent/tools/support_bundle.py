@@ -162,21 +162,31 @@ def write(path: Path, wanted: Iterable[Collector], deadline: float = DEADLINE) -
     """Run all collectors, one after the other, and write the archive, which only its owner can read.
 
     :returns: the parts that failed, and why.
+    :raises OSError: the archive cannot be written. Nothing of it is left.
     """
     failed: dict[str, str] = {}
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as raw, tarfile.open(fileobj=raw, mode="w:gz") as tar:
-        for collector in wanted:
-            try:
-                ran = run(list(collector.command), deadline)
-            except OSError as error:
-                failed[collector.name] = f"{collector.command[0]}: {error.strerror}"
-                continue
-            if trouble := _trouble(ran, collector, deadline):
-                failed[collector.name] = f"{' '.join(collector.command[:6])}: {trouble}"
-            _add(tar, collector.name, redact(ran.output))
-        _add(tar, "not-collected.json", json.dumps(failed, indent=2, sort_keys=True) + "\n")
+    try:
+        with os.fdopen(descriptor, "wb") as raw, tarfile.open(fileobj=raw, mode="w:gz") as tar:
+            _write_parts(tar, wanted, deadline, failed)
+    except BaseException:
+        # A part of an archive is of no use, and would keep a full file system full.
+        path.unlink(missing_ok=True)
+        raise
     return failed
+
+
+def _write_parts(tar: tarfile.TarFile, wanted: Iterable[Collector], deadline: float, failed: dict[str, str]) -> None:
+    for collector in wanted:
+        try:
+            ran = run(list(collector.command), deadline)
+        except OSError as error:
+            failed[collector.name] = f"{collector.command[0]}: {error.strerror}"
+            continue
+        if trouble := _trouble(ran, collector, deadline):
+            failed[collector.name] = f"{' '.join(collector.command[:6])}: {trouble}"
+        _add(tar, collector.name, redact(ran.output))
+    _add(tar, "not-collected.json", json.dumps(failed, indent=2, sort_keys=True) + "\n")
 
 
 def _trouble(ran: Ran, collector: Collector, deadline: float) -> str:

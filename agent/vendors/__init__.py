@@ -24,15 +24,15 @@ class Vendor:
     """How the drivers of one NIC family behave. The defaults are the worst case.
 
     ``queue_irqs``: matches the name of a queue's interrupt, with the groups ``role`` and ``queue``; any other interrupt is a
-    management interrupt. ``queue``: the role and the queue of an interrupt with this role and number in its name, among so many
-    of them. ``mtu_flaps``, ``vf_count_flaps``: the driver takes the PF's link down to change its MTU or its number
-    of VFs. ``first_vfs_end_lag``: it gives up RoCE LAG for the first VFs of a port, and with it the RDMA device of the bond.
-    ``channels_flap``, ``rings_flap``: it takes a netdev's link down to change its channels or rings.
-    ``ring_size``: the ring size that the driver sets for a requested one. ``offloads_flap``: the features for which it takes
-    the link down; None: possibly for any. ``trust_flaps``: it takes the link down to change the trust mode (DSCP or PCP).
-    ``vfs_need_pf_up``: a VF's driver takes its address from the PF only while the PF is up (known only
-    for igb). ``has_netdev``: its functions have netdevs of their own. ``invents_rate``: the rate that its RDMA ports report is
-    not real.
+    management interrupt. Without the group ``queue`` the interrupts of a role are numbered in their order. ``queue``: the role
+    and the queue of an interrupt with this role and number, among so many of them. ``mtu_flaps``, ``vf_count_flaps``: the
+    driver takes the PF's link down to change its MTU or its number of VFs. ``first_vfs_end_lag``: it gives up RoCE LAG for the
+    first VFs of a port, and with it the RDMA device of the bond. ``channels_flap``, ``rings_flap``: it takes a netdev's link
+    down to change its channels or rings. ``ring_size``: the ring size that the driver sets for a requested one.
+    ``offloads_flap``: the features for which it takes the link down; None: possibly for any. ``trust_flaps``: it takes the link
+    down to change the trust mode (DSCP or PCP). ``vfs_need_pf_up``: a VF's driver takes its address from the PF only while the
+    PF is up (known only for igb). ``has_netdev``: its functions have netdevs of their own. ``invents_rate``: the rate that its
+    RDMA ports report is not real.
     """
 
     name: str

@@ -22,8 +22,8 @@ def expected(cpus: Cpus, numa_node: int, queues: int, served_by: int) -> frozens
     local = cpus.local(numa_node)
     if queues >= len(local):
         return frozenset()
-    near = local & cpus.sharing_cache(served_by) or local
-    return near - {served_by} or near
+    others = local - {served_by}
+    return others & cpus.sharing_cache(served_by) or others
 
 
 @pytest.fixture(scope="module")

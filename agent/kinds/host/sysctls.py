@@ -15,7 +15,7 @@ from agent.kinds import ANY_VALUE, Reading, addresses, rfs
 from agent.kinds.host import SYSCTLS, hugepages, module_parameters, words
 from agent.machine import Machine
 from agent.report.records import HOST, Change
-from agent.spec.sysctl_names import FLOW_ENTRIES, either, finest, identity, meaning, path, set_along
+from agent.spec.sysctl_names import FLOW_ENTRIES, either, finest, identity, meaning, netdevs, path, set_along
 from agent.state.scope import Scope, host_in_scope
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
@@ -68,7 +68,8 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
             remedy = f"take {name} out of the spec"
             changes.append(Change(NAME, HOST, name, None, after, blocker=now.error, remedy=remedy))
         elif now.value is None:
-            remedy = f"load the module that provides {name}, or take it out of the spec"
+            advice = [f"see whether the netdev {netdev} is there" for netdev in netdevs([name])]
+            remedy = f"{(advice or [f'load the module that provides {name}'])[0]}, or take it out of the spec"
             changes.append(Change(NAME, HOST, name, None, after, remedy=remedy, grace_period=GRACE_PERIOD))
         elif meaning(name, now.value) != meaning(name, after):
             changes.append(

@@ -99,6 +99,39 @@ def test_an_infiniband_pf_needs_a_netdev_only_if_it_has_vfs(kernel: Kernel) -> N
 
 
 @pytest.mark.parametrize(
+    "settings",
+    [
+        {"mtu": 9000},
+        {"addresses": ["192.0.2.3/24"], "rail": 0},
+        {"channels": {"combined": 4}},
+        {"roce": {"cm_tos": 106}},
+    ],
+    ids=lambda settings: ",".join(settings),
+)
+def test_an_rdma_device_without_a_netdev_is_not_ready_with_settings_of_one(
+    kernel: Kernel, settings: dict[str, object]
+) -> None:
+    """AWS's EFA never has a netdev, an InfiniBand function only with ib_ipoib."""
+    kernel.lose_netdev(PF0)
+    kernel.rdma.add(PF0, "rdmap33s0", None)
+    nic = {"name": "rail0", "select": {"pci": PF0}, **settings}
+    result = settle(kernel.machine(), from_mapping({"node_name": "n1", "nics": [nic]}))
+    assert not is_ready(result.conditions)
+    (blocked,) = result.outcomes
+    assert (blocked.change.kind, blocked.change.target, blocked.result) == ("links", PF0, "blocked")
+    name = next(iter(settings))
+    assert blocked.error == f"its driver igb has created no netdev for it, and NIC rail0 has settings of one: {name}"
+    assert "ib_ipoib" in blocked.remedy
+
+
+def test_an_rdma_device_whose_netdev_is_in_a_container_is_ready_with_settings_of_one(kernel: Kernel) -> None:
+    kernel.rdma.add(PF0, "ibp33s0", None, link_layer="InfiniBand")
+    kernel.move_away(PF0)
+    nic = {"name": "rail0", "select": {"pci": PF0}, "mtu": 4092}
+    assert is_ready(settle(kernel.machine(), from_mapping({"node_name": "n1", "nics": [nic]})).conditions)
+
+
+@pytest.mark.parametrize(
     "path",
     [
         f"/sys/bus/pci/devices/{PF0}/numa_node",

@@ -72,3 +72,15 @@ def test_another_policy_keeps_no_list(kernel: Kernel) -> None:
     assert is_ready(settle(kernel, spec("untouched")).conditions)
     assert LIST not in [path for path, _ in kernel.writes]
     assert kernel.host.hung_up == []
+
+
+def test_a_list_that_cannot_be_read_is_a_failure_and_the_condition_unknown(kernel: Kernel) -> None:
+    kernel.host.command_lines["irqbalance"] = WITH_OURS
+    settle(kernel, spec())
+    kernel.unreadable.add(LIST)
+    result = settle(kernel, spec())
+    (failed,) = result.outcomes
+    assert (failed.change.kind, failed.change.field, failed.result) == ("irqbalance", "state", "failed")
+    assert LIST in failed.error
+    (policy,) = (condition for condition in result.conditions if condition.type == "IrqbalancePolicy")
+    assert (policy.status, policy.reason) == ("Unknown", "NotRead")

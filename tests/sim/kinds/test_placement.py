@@ -114,6 +114,36 @@ def test_the_interrupts_of_a_queue_are_recognised_by_their_names(named: str) -> 
     assert len(cpus) == len(set(cpus)) == len(by_number)
 
 
+@pytest.mark.parametrize("netdev", ["ens1f0np0", "enp65s0np0", "enp65s0f0np0", "enp193s0f0np0", "enP2p193s0f0np0"])
+def test_bnxt_s_interrupts_are_pinned_although_their_names_are_cut_off(kernel: Kernel, netdev: str) -> None:
+    """In Linux 6.10 and earlier a name has at most 17 characters: ``enp65s0f0np0-TxRx`` for each queue."""
+    given = from_mapping({"node_name": "n1", "nics": [{"name": "rail0", "select": {"pci": PF0}}]})
+    converge(kernel.machine(), Goal(given), Memory(lambda: 0.0))
+    kernel.tree.link(f"/sys/bus/pci/devices/{PF0}/driver", "../../../../bus/pci/drivers/bnxt_en")
+    kernel.interrupts.free(PF0)
+    names = [f"{netdev}-TxRx-{queue}"[:17] for queue in range(12)]
+    kernel.interrupts.request_all(PF0, [*names, f"bnxt_re-nq-0@pci:{PF0}"])
+    assert is_ready(converge(kernel.machine(), Goal(given), Memory(lambda: 0.0)).conditions)
+    numbers = sorted(kernel.files.names(f"/sys/bus/pci/devices/{PF0}/msi_irqs"), key=int)
+    cpus = [kernel.files.read(f"/proc/irq/{number}/smp_affinity_list") for number in numbers]
+    assert [cpus[:12].count(str(cpu)) for cpu in range(4)] == [3, 3, 3, 3]
+    assert cpus[12] == "0-3"
+    assert not dry_run(kernel.machine(), given).changes
+
+
+def test_ionic_s_interrupts_are_pinned(kernel: Kernel) -> None:
+    """Between the role and the number of their queue there is nothing."""
+    converge(kernel.machine(), Goal(spec(0)), Memory(lambda: 0.0))
+    kernel.tree.link(f"/sys/bus/pci/devices/{PF0}/driver", "../../../../bus/pci/drivers/ionic")
+    kernel.interrupts.free(PF0)
+    own = [f"ionic-{PF0}-L0-adminq0", "ionic-enp33s0-L0-hwstamp_rx4"]
+    kernel.interrupts.request_all(PF0, [*(f"ionic-enp33s0-L0-rx{queue}" for queue in range(4)), *own])
+    assert is_ready(converge(kernel.machine(), Goal(spec(0)), Memory(lambda: 0.0)).conditions)
+    served = affinities(kernel)
+    assert sorted(cpus for (_, name), cpus in served.items() if "-L0-rx" in name) == ["0", "1", "2", "3"]
+    assert {served[PF0, name] for name in own} == {"0-3"}
+
+
 def test_renumbered_interrupts_move_nothing(kernel: Kernel) -> None:
     settle(kernel)
     before = affinities(kernel)

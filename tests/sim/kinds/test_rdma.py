@@ -241,6 +241,13 @@ def test_iwarp_has_no_umad_and_none_is_missed(kernel: Kernel) -> None:
     assert is_ready(result.conditions), result.conditions
 
 
+def test_efa_has_no_umad_and_none_is_missed(kernel: Kernel) -> None:
+    """Its ports are of no protocol that has management datagrams (efa_get_port_immutable)."""
+    kernel.lose_netdev(PF0)
+    kernel.rdma.add(PF0, "rdmap33s0", None, node_type="7: unspecified", link_layer="Unknown", umad=False)
+    assert is_ready(settle(kernel, {"rdma": {"rate": 100}}).conditions)
+
+
 @pytest.mark.parametrize(
     ("gone", "said"),
     [

@@ -2,6 +2,7 @@
 
 import pytest
 
+from agent.hardware.functions import vf_addresses
 from agent.report.records import Condition
 from agent.report.verdict import is_ready, passes_first
 from tests.sim.readiness import Node
@@ -41,6 +42,40 @@ def test_a_driver_that_is_not_the_installed_one_is_named(node: Node) -> None:
     condition = node.look()["KernelModules"]
     assert state(condition) == ("False", "ModulesStale", "warn")
     assert "igb (loaded AAAA, installed BBBB)" in condition.message
+
+
+def test_a_vf_whose_driver_creates_no_netdev_is_named_at_once(node: Node) -> None:
+    """iavf creates it late, when its PF has answered, and perhaps never."""
+    node.more = {"nics": [{"name": "rail0", "select": {"pci": PF0}, "vfs": {"count": 3}}]}
+    node.look()
+    lost, moved = (vf_addresses(node.kernel.files, PF0)[index] for index in (1, 2))
+    node.kernel.move_away(moved)
+    node.kernel.lose_netdev(lost)
+    fresh = Node(node.kernel, more=node.more)
+    conditions = fresh.look()
+    assert state(conditions["VfNetdevs"]) == ("False", "NetdevMissing", "warn")
+    assert conditions["VfNetdevs"].message.endswith(f"has the netdevs of {PF0}#1 (igbvf)")
+    node.kernel.rdma.add(lost, "ibp33s0v1", None, link_layer="InfiniBand")
+    assert state(fresh.look()["VfNetdevs"]) == ("True", "AllCreated", "warn")
+
+
+def test_a_vf_s_netdev_may_be_nowhere_while_a_pod_s_namespace_ends(node: Node) -> None:
+    node.more = {"nics": [{"name": "rail0", "select": {"pci": PF0}, "vfs": {"count": 3}}]}
+    node.look()
+    vf = vf_addresses(node.kernel.files, PF0)[1]
+    node.kernel.move_away(vf)
+    node.look()
+    node.kernel.namespaces.clear()
+    node.now += 29
+    assert node.look()["VfNetdevs"].status == "True"
+    node.now += 1
+    assert node.look()["VfNetdevs"].status == "False"
+    node.kernel.come_back(vf, "eth1")
+    assert node.look()["VfNetdevs"].status == "True"
+
+
+def test_a_node_without_vfs_has_no_condition_of_their_netdevs(node: Node) -> None:
+    assert "VfNetdevs" not in node.look()
 
 
 def flap(node: Node, seconds: float, address: str = PF0) -> Condition:

@@ -137,6 +137,21 @@ def test_rdma_devices_that_vfs_have_are_required(kernel: Kernel) -> None:
     assert spec.rdma.at_least is None
 
 
+def test_a_port_of_no_known_link_layer_is_required_without_one(kernel: Kernel) -> None:
+    """AWS's EFA, which has no netdev."""
+    prepare(kernel, rdma=False)
+    kernel.sriov.set_count(FIRST, 0)
+    kernel.tree.put(f"/sys/bus/pci/devices/{FIRST}/sriov_totalvfs", "0")
+    kernel.lose_netdev(FIRST)
+    kernel.rdma.add(FIRST, "rdmap33s0", None, node_type="7: unspecified", link_layer="Unknown", umad=False)
+    kernel.tree.put("/sys/class/infiniband/rdmap33s0/ports/1/gids/0", "fe80:0000:0000:0000:0418:63ff:fe2b:0001")
+    kernel.tree.put("/sys/class/infiniband/rdmap33s0/ports/1/gid_attrs/types/0", "IB/RoCE v1")
+    _, spec = written(kernel, FIRST)
+    (nic,) = spec.nics
+    assert nic.rdma is not None
+    assert (nic.rdma.link_layer, nic.rdma.gid_type, nic.rdma.rate) == (None, None, 100)
+
+
 def test_a_pattern_gives_no_name_that_another_netdev_has(kernel: Kernel) -> None:
     kernel.netlink.rename(kernel.netdev(THIRD).ifindex, "rail0")
     prepare(kernel, (THIRD, {"mtu": 1500}), rdma=False)

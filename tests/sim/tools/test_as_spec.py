@@ -133,6 +133,22 @@ def test_a_vf_in_a_pod_is_written_down_by_what_its_pf_grants(kernel: Kernel) -> 
     assert derived(kernel).nics[0].vfs is not None
 
 
+def test_vfs_that_are_passed_through_are_so_in_a_derived_spec(kernel: Kernel) -> None:
+    """Without their driver in the spec, the VFs would get netdevs after the next boot."""
+    kernel.load_vfio()
+    vfs = {"count": 3, "defaults": {"driver": "vfio-pci"}, "groups": [{"index": "1", "driver": "netdevice"}]}
+    nics = [
+        {"name": "rail0", "select": {"pci": PF0}, "vfs": vfs},
+        {"name": "rail1", "select": {"pci": PF1}, "vfs": {"count": 2, "defaults": {"driver": "vfio-pci"}}},
+    ]
+    assert is_ready(settle(kernel, from_mapping({"node_name": "n1", "nics": nics})).conditions)
+    rail0, rail1 = (nic.vfs for nic in derived(kernel).nics)
+    assert rail0 is not None
+    assert rail1 is not None
+    assert [rail0.attributes(index).driver for index in range(3)] == ["vfio-pci", None, "vfio-pci"]
+    assert (rail1.defaults.driver, rail1.groups) == ("vfio-pci", ())
+
+
 def test_running_irqbalance_is_left_running(kernel: Kernel) -> None:
     settle(kernel, wanted())
     kernel.host.processes.add("irqbalance")
@@ -191,4 +207,12 @@ def test_a_node_that_no_spec_can_describe_is_an_error(kernel: Kernel) -> None:
     vf = vf_addresses(kernel.files, PF0)[0]
     kernel.netlink.set_link(kernel.netdev(vf).ifindex, mtu=9100)
     with pytest.raises(SpecError, match=r"vfs\..*mtu 9100 is above nics\[0\]\.mtu 9000"):
+        derive_spec(kernel.machine(), "n1", ())
+
+
+def test_a_value_of_a_vf_that_no_spec_can_have_is_an_error_that_names_the_nic(kernel: Kernel) -> None:
+    settle(kernel, wanted())
+    kernel.sriov.able.add(PF1)
+    kernel.netlink.set_vf(kernel.netdev(PF1).ifindex, 1, vlan=4095)
+    with pytest.raises(SpecError, match=rf"^NIC {PF1}: vlan: 4095 is out of range"):
         derive_spec(kernel.machine(), "n1", ())

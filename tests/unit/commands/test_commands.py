@@ -183,6 +183,9 @@ def test_on_a_terminal_a_command_that_waits_says_why(tmp_path: Path) -> None:
     row, _, result = said.partition("\x1b[K\r\x1b[K")
     assert row == "\rwaiting, 1 s at most: Carrier is False... (and 1 more)"
     assert result.startswith("trackbed: not ready after 1 s")
+    narrow = on_a_terminal(tmp_path, "wait", "--timeout", "1", COLUMNS="12", TERM="xterm")
+    assert narrow.startswith("\rwaiting, 1 \x1b[K\r\x1b[K")
+    assert "trackbed: not ready after 1 s" in narrow
     assert "waiting" not in on_a_terminal(tmp_path, "wait", "--timeout", "1", TERM="dumb")
     assert "waiting" not in trackbed(tmp_path, "wait", "--timeout", "1").stderr
     spec(tmp_path, gpus={"count": 64})

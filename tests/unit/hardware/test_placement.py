@@ -115,6 +115,12 @@ def test_rps_stays_in_the_interrupt_s_cache() -> None:
     assert steering(topology, pool(topology, 0), 1, 2) == {3}
 
 
+def test_rps_uses_other_caches_if_no_other_cpu_shares_the_interrupt_s() -> None:
+    topology = machine(nodes=1, cores=4, threads=1, caches=4)
+    assert steering(topology, pool(topology, 0), 1, 2) == {0, 1, 3}
+    assert steering(topology, Pool((1, 2, 3)), 1, 2) == {1, 3}
+
+
 @given(st.frozensets(st.integers(0, 2047)))
 def test_a_mask_is_parsed_to_the_cpus_it_was_made_of(cpus: frozenset[int]) -> None:
     assert from_mask(mask(cpus)) == cpus

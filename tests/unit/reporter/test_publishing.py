@@ -127,6 +127,10 @@ def test_a_heartbeat_is_a_change_only_after_a_stale_one(tmp_path: Path) -> None:
 
     assert heard(20.0) == heard(0.0)
     assert heard(2 * STALE) != heard(0.0)
+    # Its age is another one each second: `trackbed status --watch` would print a line each time.
+    assert heard(2 * STALE) == heard(3 * STALE)
+    assert not heard(2 * STALE).ready
+    assert heard(2 * STALE, ready=False, conditions=(NO_CARRIER,)) != heard(2 * STALE)
     assert heard(0.0, generation=2) != heard(0.0, generation=1)
 
 

@@ -1,6 +1,7 @@
 """`trackbed bundle`: the archive has no secret, and a part that hangs or fails does not stop the others."""
 
 import json
+import resource
 import stat
 import tarfile
 import time
@@ -116,6 +117,20 @@ def test_an_archive_that_is_there_is_not_written_over(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError):
         write(made, [])
     assert made.read_text() == "somebody's"
+
+
+def test_an_archive_that_cannot_be_written_whole_is_removed(tmp_path: Path) -> None:
+    """A file system that is full must not stay full because of it."""
+    made = tmp_path / "bundle.tar.gz"
+    noise = [Collector(f"{number}.txt", ("head", "-c", "40000", "/dev/urandom")) for number in range(4)]
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write(made, noise)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not made.exists()
 
 
 def test_report_spec_and_history_are_collected_and_nothing_of_kubernetes(tmp_path: Path) -> None:

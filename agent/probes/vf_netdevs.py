@@ -1,0 +1,65 @@
+"""The driver of each VF has created a netdev, and the agent can see in which network namespace that is.
+
+A driver may be bound without one: iavf creates it only when the PF has answered. While a network namespace ends, its netdevs
+are in none for a moment, so a netdev that was seen before may be away for :data:`RETURN`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attrs import evolve, frozen
+
+from agent.kinds import links, vf_links
+from agent.report.records import Condition, Severity, Stage
+from agent.state.snapshot import Snapshot
+from agent.state.wanted import Wanted
+
+TYPE = "VfNetdevs"
+STAGE: Stage = "device"
+SEVERITY: Severity = "warn"  # it may be in a network namespace that the agent cannot enter, and serve a container there
+
+RETURN = 30.0
+"""Seconds within which a netdev comes back from a network namespace that ends."""
+
+
+@frozen
+class Presence:
+    """When a VF was last read, and when it last had a netdev (None: never), or no driver that should create one."""
+
+    read: float
+    whole: float | None
+
+    @property
+    def lacks(self) -> bool:
+        """Whether it lacks its netdev, and that will not come back by itself."""
+        return self.whole is None or self.read - self.whole >= RETURN
+
+
+def remember(before: Mapping[str, Presence] | None, now: float, have: Snapshot, facts: None) -> dict[str, Presence]:
+    """The presence of each VF's netdev, by target."""
+    known = before or {}
+    statuses: Mapping[str, Mapping[str, links.LinkStatus]] = have[vf_links.NAME]
+    return {
+        target: evolve(known.get(target, Presence(now, None)), read=now) if status.missing else Presence(now, now)
+        for of_pf in statuses.values()
+        for target, status in of_pf.items()
+    }
+
+
+def judge(want: Wanted, have: Snapshot, facts: Mapping[str, Presence]) -> list[Condition]:
+    """False if VFs of required NICs lack their netdevs; the message names them. No condition on a node without VFs."""
+    lacking = [
+        f"{target} ({status.driver})"
+        for address, nic in sorted(want.nics.items())
+        if nic.nic.required
+        for target, status in have[vf_links.NAME].get(address, {}).items()
+        if status.missing and (known := facts.get(target)) is not None and known.lacks
+    ]
+    if not any(have[vf_links.NAME].values()):
+        return []
+    if not lacking:
+        return [Condition(TYPE, "True", "AllCreated")]
+    message = f"no network namespace that the agent can enter has the netdevs of {', '.join(lacking)}"
+    remedy = "see the kernel log (dmesg) for the driver's error; it may wait for an answer of the PF's driver"
+    return [Condition(TYPE, "False", "NetdevMissing", message, remedy=remedy)]
