@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent.hardware.functions import ifindex_of, link_of, netdev, netdev_of, vf_count
-from agent.kinds import Reading, links, vfs
+from agent.kinds import Reading, links, vf_drivers, vfs
 from agent.machine import Machine, VfInfo
-from agent.report.records import Change, Value
+from agent.report.records import Change, Disruption, Value
 from agent.report.target import vf_index, vf_target
 from agent.spec import vf_attributes as attributes
 from agent.spec.nic import VfAttributes
@@ -18,9 +18,10 @@ from agent.spec.vf_attributes.guids import GUIDS
 from agent.state.scope import Scope, pfs_in_scope
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted, WantedNic
+from agent.vendors import vendor
 
 NAME = "vf_attributes"
-AFTER = ("vfs",)
+AFTER = ("vfs", "vf_drivers")
 UNKNOWN_UNTIL: tuple[str, ...] = ()
 REACH = "function"
 OTHER_WRITERS = ("sriov-network-config-daemon", "libvirtd", "virtqemud", "NetworkManager")
@@ -54,13 +55,25 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
                 after: Value = getattr(wanted, name)
                 before: Value = getattr(reported[index], name) if index in reported else None
                 if after is not None and before != after:
-                    skip_if_owned = wanted.owner != "trackbed"
-                    remedy = _remedy(nic, index, name)
                     change = Change(
-                        NAME, vf_target(address, index), name, before, after, remedy=remedy, skip_if_owned=skip_if_owned
+                        NAME,
+                        vf_target(address, index),
+                        name,
+                        before,
+                        after,
+                        _disruption(nic, have, index, name),
+                        remedy=_remedy(nic, index, name),
+                        skip_if_owned=wanted.owner != "trackbed",
                     )
                     changes.append(change if index in reported else vfs.absent(change))
     return changes
+
+
+def _disruption(nic: WantedNic, have: Snapshot, index: int, name: str) -> Disruption:
+    """What it costs to set an attribute. A VF without a driver is reset, too, but nothing can use it."""
+    function = nic.function
+    bound = have[vf_drivers.NAME].get(function.address, {}).get(vf_target(function.address, index))
+    return Disruption.REBIND if bound and name in vendor(function.driver).vf_resets else Disruption.NONE
 
 
 def _remedy(nic: WantedNic, index: int, name: str) -> str:
@@ -81,7 +94,10 @@ def readings(want: Wanted, have: Snapshot) -> list[Reading]:
                 value: Value = getattr(vf, name)
                 if name != "mac" and value is not None:
                     given = getattr(wanted, name) is not None
-                    values.append(Reading(vf_target(address, index), name, value, given, skip_if_owned=True))
+                    disruption = _disruption(nic, have, index, name)
+                    values.append(
+                        Reading(vf_target(address, index), name, value, given, disruption, skip_if_owned=True)
+                    )
     return values
 
 

@@ -19,6 +19,11 @@ def _as_named(role: str, number: int, named: int) -> tuple[str, int]:
     return role, number
 
 
+# ice and i40e reset the VF to set each of these (ice_set_vf_mac, ice_set_vf_trust, ice_set_vf_port_vlan in ice_sriov.c;
+# i40e_ndo_set_vf_mac, i40e_ndo_set_vf_trust, i40e_ndo_set_vf_port_vlan in i40e_virtchnl_pf.c). The VF's RDMA device goes, too.
+VF_RESETS = ("mac", "vlan", "qos", "vlan_protocol", "trust")
+
+
 @frozen
 class Vendor:
     """How the drivers of one NIC family behave. The defaults are the worst case.
@@ -30,7 +35,8 @@ class Vendor:
     first VFs of a port, and with it the RDMA device of the bond. ``channels_flap``, ``rings_flap``: it takes a netdev's link
     down to change its channels or rings. ``ring_size``: the ring size that the driver sets for a requested one.
     ``offloads_flap``: the features for which it takes the link down; None: possibly for any. ``trust_flaps``: it takes the link
-    down to change the trust mode (DSCP or PCP). ``vfs_need_pf_up``: a VF's driver takes its address from the PF only while the
+    down to change the trust mode (DSCP or PCP). ``vf_resets``: the attributes of a VF for which the PF's driver resets the VF,
+    or the VF's driver resets itself. ``vfs_need_pf_up``: a VF's driver takes its address from the PF only while the
     PF is up (known only for igb). ``has_netdev``: its functions have netdevs of their own. ``invents_rate``: the rate that its
     RDMA ports report is not real.
     """
@@ -46,6 +52,7 @@ class Vendor:
     rings_flap: bool = True
     ring_size: Callable[[int], int] = _exact
     offloads_flap: tuple[str, ...] | None = None
+    vf_resets: tuple[str, ...] = VF_RESETS
     vfs_need_pf_up: bool = False
     has_netdev: bool = True
     trust_flaps: bool = True

@@ -13,6 +13,8 @@ VENDOR = Vendor(
     # igb_msix_other reads what VFs send, and igb_close frees that interrupt.
     vfs_need_pf_up=True,
     vf_count_flaps=True,
+    # igb_ndo_set_vf_mac, igb_ndo_set_vf_vlan and igb_ndo_set_vf_trust (igb_main.c) set registers or a flag, and tell no VF.
+    vf_resets=(),
     # igb_set_channels closes and opens the netdev; igb_set_ringparam and igbvf_set_ringparam take it down and up.
     channels_flap=True,
     rings_flap=True,

@@ -17,6 +17,8 @@ VENDOR = Vendor(
     # kernels at once (mlx5_eswitch_disable), in later ones with the next event of the bond. In switchdev mode VFs leave LAG as
     # it is, but the agent does not read the mode.
     first_vfs_end_lag=True,
+    # The E-Switch is told, and no VF (mlx5_eswitch_set_vport_mac, mlx5_eswitch_set_vport_vlan, mlx5_eswitch_set_vport_trust).
+    vf_resets=(),
     channels_flap=False,
     rings_flap=False,
     # The driver keeps both sizes as a power of two (order_base_2 in mlx5e_ethtool_set_ringparam).

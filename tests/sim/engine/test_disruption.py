@@ -345,3 +345,39 @@ def test_a_vf_that_gets_an_owner_before_any_read_keeps_its_attributes(step: floa
     assert 0 < written - last < 12, "many reads lie between the last lookup of owners and the write"
     for at in range(0, last + 1, 3):
         assert not converged(at)[-1], f"taken before read {at} of {last}, but written"
+
+
+def of_ice(kernel: Kernel) -> None:
+    """The PF has the driver ice, which resets a VF when its VLAN is set."""
+    kernel.tree.unlink(f"/sys/bus/pci/devices/{PF}/driver")
+    kernel.tree.link(f"/sys/bus/pci/devices/{PF}/driver", "../../../../bus/pci/drivers/ice")
+
+
+def test_an_attribute_for_which_the_driver_resets_the_vf_waits_for_the_users_of_the_vf(kernel: Kernel) -> None:
+    of_ice(kernel)
+    settle(kernel, spec())
+    kernel.rdma.add(vf_addresses(kernel.files, PF)[1], "rocep33s0v1", None)
+    kernel.host.open["/dev/infiniband/uverbs0"] = ("ib_write_bw (pid 4711)",)
+    result = settle(kernel, spec(vlan=7))
+    assert deferred(result) == (f"ib_write_bw (pid 4711) ({PF}#1)",)
+    assert [vf.vlan for vf in kernel.vfs(PF)] == [7, 0, 7, 7]
+    # Spoof checking is set without a reset.
+    assert not deferred_fields(settle(kernel, spec(spoofchk=False)))
+    kernel.host.open.clear()
+    assert is_ready(settle(kernel, spec(vlan=7)).conditions)
+    assert kernel.vfs(PF)[1].vlan == 7
+
+
+def deferred_fields(result: Pass) -> set[str]:
+    return {outcome.change.field for outcome in result.outcomes if outcome.result == "deferred"}
+
+
+def test_a_vf_that_is_reset_for_an_attribute_counts_as_away_for_a_moment_unless_it_has_no_driver(
+    kernel: Kernel,
+) -> None:
+    of_ice(kernel)
+    settle(kernel, spec())
+    kernel.unbind(vf_addresses(kernel.files, PF)[2])
+    result = settle(kernel, spec(disruption={"allow": "none"}, trust=True))
+    assert [vf.trust for vf in kernel.vfs(PF)] == [False, False, True, False]
+    assert {o.change.disruption for o in result.outcomes if o.result == "deferred"} == {Disruption.REBIND}

@@ -15,9 +15,9 @@ from agent.state.snapshot import Memo, Snapshot
 from agent.state.wanted import Wanted
 
 
-def test_queues_and_rdma_are_observers_and_make_no_changes() -> None:
+def test_observers_make_no_changes() -> None:
     observers = {each.NAME for each in ordered() if not isinstance(each, Kind)}
-    assert observers == {"queues", "rdma"}
+    assert observers == {"queues", "rdma", "vf_drivers"}
     assert not observers & by_name().keys()
 
 
