@@ -48,12 +48,16 @@ QUEUE = "queue"
 
 @frozen
 class Irq:
-    """One requested interrupt of a function. ``role`` and ``queue`` identify it, since its number may change."""
+    """One requested interrupt of a function. ``role`` and ``queue`` identify it, since its number may change.
+
+    ``action``: what the driver calls it; read only of management interrupts.
+    """
 
     number: int
     role: str
     queue: int
     affinity: tuple[int, ...]
+    action: str = ""
 
     @property
     def name(self) -> str:
@@ -148,13 +152,13 @@ def function_irqs(files: Files, pci: str) -> tuple[Irq, ...]:
         action = read_or(files, f"/sys/kernel/irq/{number}/actions", "")
         affinity = ranges(files, f"/proc/irq/{number}/smp_affinity_list")
         if action and affinity:
-            requested.append((number, _named(family.queue_irqs, action), affinity))
-    named = sum(name is not None for _, name, _ in requested)
+            requested.append((number, action, _named(family.queue_irqs, action), affinity))
+    named = sum(name is not None for _, _, name, _ in requested)
     management = 0
     irqs = []
     queues = set()
     of_role: Counter[str] = Counter()
-    for number, name, affinity in requested:
+    for number, action, name, affinity in requested:
         role, queue = MANAGEMENT, management
         if name:
             said, index = name
@@ -165,7 +169,7 @@ def function_irqs(files: Files, pci: str) -> tuple[Irq, ...]:
             role, queue = MANAGEMENT, management
             management += 1
         queues.add((role, queue))
-        irqs.append(Irq(number, role, queue, affinity))
+        irqs.append(Irq(number, role, queue, affinity, action if role == MANAGEMENT else ""))
     return tuple(irqs)
 
 

@@ -60,13 +60,13 @@ class Vendor:
 
 
 # `<netdev>-TxRx-3`, `<netdev>-rx-0`, `virtio3-input.0`: the names that most drivers give to the interrupts of queues. vmxnet3
-# and nfp have rxtx, bnx2x and qede fp. `i40e-<address>:fdir-TxRx-0` and `ice-<address>:ctrl-TxRx-0` serve no queue of
-# the netdev (i40e_vsi_open in i40e_main.c, ice_vsi_open_ctrl in ice_main.c).
+# and nfp have rxtx, tg3 has txrx, bnx2x and qede fp. `i40e-<address>:fdir-TxRx-0` and `ice-<address>:ctrl-TxRx-0` serve no
+# queue of the netdev (i40e_vsi_open in i40e_main.c, ice_vsi_open_ctrl in ice_main.c).
 UNKNOWN = Vendor(
     name="unknown",
     drivers=(),
     queue_irqs=re.compile(
-        r"(?<!:fdir)(?<!:ctrl)[-.](?P<role>TxRx|Tx-Rx|rxtx|rx|tx|fp|input|output)[-.](?P<queue>\d+)$"
+        r"(?<!:fdir)(?<!:ctrl)[-.](?P<role>TxRx|Tx-Rx|rxtx|txrx|rx|tx|fp|input|output)[-.](?P<queue>\d+)$"
     ),
 )
 

@@ -91,6 +91,10 @@ NAMES = {
         "enp33s0-FWeventq": "",
         **{"enp33s0-Rx0": "rx-0", "enp33s0-Rx1": "rx-1", "enp33s0-eorxq0": "", "enp33s0-iw_cxgb40": ""},
     },
+    "hinic": {"enp33s0_rxq0": "rxq-0", "enp33s0_txq0": "txq-0", "enp33s0_rxq1": "rxq-1", "hinic_ceq0": ""},
+    "hinic3": {"enp33s0_qp0": "qp-0", "enp33s0_qp1": "qp-1", f"hinic3_aeq0@pci:{PF0}": ""},
+    "efa": {f"efa-mgmnt@pci:{PF0}": "", f"efa-comp0@pci:{PF0}": "comp-0", f"efa-comp1@pci:{PF0}": "comp-1"},
+    "tg3": {"enp33s0": "", "enp33s0-tx-0": "tx-0", "enp33s0-txrx-1": "txrx-1", "enp33s0-rx-2": "rx-2"},
     "cxgb4vf": {"0000:21:00.0-FWeventq": "", "enp33s0-0": "queue-0", "enp33s0-1": "queue-1"},
 }
 

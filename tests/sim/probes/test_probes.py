@@ -5,6 +5,7 @@ import pytest
 from agent.hardware.functions import vf_addresses
 from agent.report.records import Condition
 from agent.report.verdict import is_ready, passes_first
+from tests.sim.kernel import Kernel
 from tests.sim.readiness import Node
 from tests.sim.two_nics import PF0, PF1
 
@@ -222,3 +223,50 @@ def test_a_kubelet_without_its_socket_for_two_checks_is_not_ready(node: Node) ->
     node.kernel.tree.put("/var/lib/kubelet/device-plugins/kubelet.sock", "")
     node.now += 60
     assert is_ready(node.look().values())
+
+
+def unnamed(node: Node) -> None:
+    """PF0's driver requests interrupts whose names are not those of queues, as mana did once."""
+    node.kernel.interrupts.free(PF0)
+    node.kernel.interrupts.request_all(PF0, ["mana_intr"] * 3)
+
+
+def test_a_nic_of_whose_interrupts_none_is_recognised_as_a_queue_s_is_named(node: Node) -> None:
+    assert state(node.look()["QueueInterrupts"]) == ("True", "Recognised", "warn")
+    unnamed(node)
+    conditions = node.look()
+    assert state(conditions["QueueInterrupts"]) == ("False", "NotRecognised", "warn")
+    assert "enp33s0 has carrier and 3 interrupts, and none" in conditions["QueueInterrupts"].message
+    assert conditions["QueueInterrupts"].message.endswith("so none is pinned (mana_intr)")
+    assert is_ready(conditions.values())
+
+
+def test_a_netdev_that_is_down_need_not_have_the_interrupts_of_queues(node: Node) -> None:
+    node.wanted_state = "down"
+    node.look()
+    unnamed(node)
+    assert node.look()["QueueInterrupts"].status == "True"
+
+
+def test_a_single_interrupt_serves_all_and_need_not_be_named_after_a_queue(node: Node) -> None:
+    node.look()
+    node.kernel.interrupts.free(PF0)
+    node.kernel.interrupts.request_all(PF0, ["enp33s0"])
+    assert node.look()["QueueInterrupts"].status == "True"
+
+
+def test_an_infiniband_function_need_not_have_the_interrupts_of_queues() -> None:
+    node = Node(Kernel())
+    node.kernel.add_nic(PF0, "ibp33s0", "00:00:10:86:fe:80:00:00:00:00:00:00:b8:3f:d2:03:00:12:34:56")
+    node.more = {"nics": [{"name": "rail0", "select": {"pci": PF0}}]}
+    node.look()
+    unnamed(node)
+    conditions = node.look()
+    assert conditions["Carrier"].status == "True"
+    assert conditions["QueueInterrupts"].status == "True"
+
+
+@pytest.mark.parametrize("pin", [True, False])
+def test_without_pinning_nobody_asks_which_interrupts_are_queues(node: Node, pin: bool) -> None:
+    node.more = {"irqs": {"pin": pin}, "rps": {"enable": True}}
+    assert ("QueueInterrupts" in node.look()) is pin

@@ -1,0 +1,56 @@
+"""Of each NIC that carries traffic, some interrupts are recognised as those of queues.
+
+The agent tells them by their names. If it does not know the form of a driver's names, all interrupts of the NIC count as
+management interrupts, and no queue is pinned to one CPU.
+"""
+
+from collections.abc import Iterator
+
+from agent.kinds import irqs, links, vf_links
+from agent.machine import Link
+from agent.report.records import Condition, Severity, Stage
+from agent.state.snapshot import Snapshot
+from agent.state.wanted import Wanted
+
+TYPE = "QueueInterrupts"
+STAGE: Stage = "device"
+SEVERITY: Severity = "warn"
+
+MAC_LENGTH = len("00:00:00:00:00:00")
+SHOWN = 3
+"""How many names of interrupts the message has."""
+
+
+def judge(want: Wanted, have: Snapshot, facts: None) -> list[Condition]:
+    """False if none of a required NIC's interrupts is recognised. No condition if the spec does not pin interrupts."""
+    if not want.spec.irqs.pin:
+        return []
+    unrecognised = list(_unrecognised(want, have))
+    if not unrecognised:
+        return [Condition(TYPE, "True", "Recognised")]
+    link, requested = unrecognised[0]
+    names = list(dict.fromkeys(irq.action for irq in requested))
+    more = ", ..." if len(names) > SHOWN else ""
+    others = f"; so it is with {', '.join(other.name for other, _ in unrecognised[1:])}" if unrecognised[1:] else ""
+    message = (
+        f"{link.name} has carrier and {len(requested)} interrupts, and none is recognised as a queue's, so none is pinned"
+        f"{others} ({', '.join(names[:SHOWN])}{more})"
+    )
+    remedy = "the driver's interrupts need a record: see \"Add a NIC family\" in Trackbed's documentation"
+    return [Condition(TYPE, "False", "NotRecognised", message, remedy=remedy)]
+
+
+def _unrecognised(want: Wanted, have: Snapshot) -> Iterator[tuple[Link, tuple[irqs.Irq, ...]]]:
+    """The netdevs of required NICs that carry traffic, and none of whose interrupts is a queue's.
+
+    A single interrupt serves everything, so it need not be named after a queue. An InfiniBand function's netdev (ib_ipoib, with
+    an address of 20 octets) may use none of the function's completion vectors.
+    """
+    for address, nic in sorted(want.nics.items()):
+        netdevs = {**have[links.NAME].get(address, {}), **have[vf_links.NAME].get(address, {})}
+        for target, requested in have[irqs.NAME].get(address, {}).items() if nic.nic.required else ():
+            link: Link | None = netdevs[target].link if target in netdevs else None
+            if link is None or not link.carrier or len(link.mac) != MAC_LENGTH or len(requested) < 2:
+                continue
+            if all(irq.role == irqs.MANAGEMENT for irq in requested):
+                yield link, requested
