@@ -139,7 +139,10 @@ class Netlink(Protocol):
         """The netdev through which an IP address is reached; None if it is unreachable."""
 
     def addresses(self) -> dict[int, tuple[str, ...]]:
-        """The IP addresses with their prefix length (``10.0.0.1/24``) of every netdev, by ifindex."""
+        """The IP addresses with their prefix length (``10.0.0.1/24``) of every netdev, by ifindex, without duplicates."""
+
+    def duplicates(self) -> dict[int, tuple[str, ...]]:
+        """The same of duplicates: IPv6 addresses that the kernel does not use, since another node has them (``dadfailed``)."""
 
     def add_address(self, ifindex: int, address: str) -> None:
         """Add an address with its prefix length to a netdev; EEXIST if it has it. It is usable at once: no DAD for IPv6."""

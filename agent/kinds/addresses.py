@@ -52,7 +52,8 @@ ANOTHER_LENGTH = "with another prefix length"
 class Netdev:
     """A PF's netdev: its addresses, the routes of its table and the rules that select that, as fields; and its ARP settings.
 
-    ``elsewhere``: the wanted addresses that netdevs other than rails have, with the names of those.
+    ``elsewhere``: the wanted addresses that netdevs other than rails have, with the names of those. ``duplicates``: those
+    that it has and that the kernel does not use, since another node has them, with their prefix length.
     ``claim``: that of a network manager. ``vrf``: the VRF that it is in.
     """
 
@@ -60,6 +61,7 @@ class Netdev:
     present: frozenset[str]
     settings: Mapping[str, str]
     elsewhere: Mapping[str, str] = field(factory=dict)
+    duplicates: Mapping[str, str] = field(factory=dict)
     claim: Claim | None = None
     vrf: str | None = None
 
@@ -87,6 +89,7 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Netdev
             frozenset(fields),
             _settings(machine, status.link.name),
             _elsewhere(machine, want, address, ifindex, addresses),
+            _duplicates(netlink, want, address, ifindex, frozenset(fields)),
             claim(machine.files, status.link),
             vrf(machine.files, status.link),
         )
@@ -113,6 +116,16 @@ def _elsewhere(
     rails = {netdev(machine.files, pf) for pf, nic in want.nics.items() if nic.nic.addresses}
     elsewhere = {ip: names.get(others[ip], f"netdev {others[ip]}") for ip in sorted(shared)}
     return {ip: name for ip, name in elsewhere.items() if name not in rails}
+
+
+def _duplicates(
+    netlink: Netlink, want: Wanted, address: str, ifindex: int, present: frozenset[str]
+) -> Mapping[str, str]:
+    """Wanted addresses that are duplicates. The kernel is asked only if a wanted IPv6 address is not among those that work."""
+    absent = {_ip_of(name) for name in wanted(want, address) if name.startswith("address ") and name not in present}
+    if not any(":" in ip for ip in absent):
+        return {}
+    return {_ip(each): each for each in netlink.duplicates().get(ifindex, ()) if _ip(each) in absent}
 
 
 def _ip(address: str) -> str:
@@ -177,7 +190,7 @@ def _plan_netdev(want: Wanted, address: str, netdev: Netdev) -> Iterator[Change]
         before = netdev.settings[name] if name in ARP else PRESENT if name in netdev.present else ABSENT
         change = Change(NAME, address, name, before, after)
         sysctl = given.get(f"net/ipv4/conf/{netdev.name}/{name}")
-        other = netdev.elsewhere.get(_ip_of(name))
+        other, duplicate = netdev.elsewhere.get(_ip_of(name)), netdev.duplicates.get(_ip_of(name))
         if sysctl is not None:
             blocker = f"sysctls[{sysctl!r}] and the addresses of NIC {nic} set the same"
             yield evolve(change, blocker=blocker, remedy="keep one of them in the spec")
@@ -191,6 +204,10 @@ def _plan_netdev(want: Wanted, address: str, netdev: Netdev) -> Iterator[Change]
         elif before != after and _has_another_length(netdev, name):
             blocker = f"{netdev.name} has {_ip_of(name)} {ANOTHER_LENGTH}"
             yield evolve(change, blocker=blocker, remedy="remove that")
+        elif before != after and duplicate is not None:
+            blocker = f"another node has {_ip(duplicate)}, so the kernel does not use it on {netdev.name}"
+            remedy = f"give one of the two another address, then: ip address del {duplicate} dev {netdev.name}"
+            yield evolve(change, blocker=blocker, remedy=remedy)
         elif before != after and other is not None:
             yield evolve(
                 change,

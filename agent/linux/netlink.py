@@ -195,10 +195,18 @@ class LinuxNetlink:
 
     def addresses(self) -> dict[int, tuple[str, ...]]:
         """Dump the addresses of both families (RTM_GETADDR)."""
+        return self._addresses(duplicate=False)
+
+    def duplicates(self) -> dict[int, tuple[str, ...]]:
+        """Dump those for which duplicate address detection failed (IFA_F_DADFAILED; addrconf_dad_stop, net/ipv6/addrconf.c)."""
+        return self._addresses(duplicate=True)
+
+    def _addresses(self, duplicate: bool) -> dict[int, tuple[str, ...]]:
         by_ifindex: dict[int, list[str]] = {}
         with _naming_errors("dump of addresses"):
             for body in dump(socket.NETLINK_ROUTE, RTM_GETADDR, routing.IFADDRMSG.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
-                if (decoded := routing.decode_address(body)) is not None:
+                decoded = routing.decode_address(body)
+                if decoded is not None and routing.is_duplicate(body) is duplicate:
                     by_ifindex.setdefault(decoded[0], []).append(decoded[1])
         return {ifindex: tuple(addresses) for ifindex, addresses in by_ifindex.items()}
 

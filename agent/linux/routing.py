@@ -36,6 +36,7 @@ _OF_ANY_RULE = {_FRA[f"FRA_{name}"] for name in ("PRIORITY", "TABLE", "PROTOCOL"
 
 # include/uapi/linux: if_addr.h, rtnetlink.h, fib_rules.h; pyroute2 has no names for them.
 IFA_F_NODAD = 2
+IFA_F_DADFAILED = 8
 RTPROT_STATIC = 4
 RT_TABLE_COMPAT = 252
 FR_ACT_TO_TBL = 1
@@ -128,6 +129,11 @@ def decode_address(body: bytes) -> tuple[int, str] | None:
     if address is None or family not in FAMILIES:
         return None
     return ifindex, f"{socket.inet_ntop(family, address)}/{prefix}"
+
+
+def is_duplicate(address: bytes) -> bool:
+    """Whether the kernel has found that another node has this address (RTM_NEWADDR), and so does not use it."""
+    return bool(IFADDRMSG.unpack_from(address)[2] & IFA_F_DADFAILED)
 
 
 @decoder

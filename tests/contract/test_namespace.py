@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from agent.hardware.functions import ifindex_of
 from bench.namespace import ADDRESS, devices, machine
+from tests.contract.asking import soon
 from tests.contract.cases import CASES, Case, addresses
 from tests.private_namespace import check_in_namespace
 
@@ -19,3 +21,15 @@ def test_this_kernel_behaves_as_the_contract_says(case: Case) -> None:
             case(machine(root), ADDRESS)
 
     check_in_namespace(MADE, check, within=60)
+
+
+def test_an_address_that_another_node_has_is_a_duplicate() -> None:
+    def check() -> None:
+        with devices({ADDRESS: "fab0"}) as root:
+            netlink, index = machine(root).netlink, ifindex_of(machine(root).files, ADDRESS)
+            failed = soon(lambda: netlink.duplicates() or None, "duplicate")
+            assert failed == {index: ("2001:db8:77::7/64",)}
+            assert "2001:db8:77::7/64" not in netlink.addresses()[index]
+
+    both = "ip addr add 2001:db8:77::7/64 dev fab1 nodad; ip addr add 2001:db8:77::7/64 dev fab0"
+    check_in_namespace(f"{MADE}; {both}", check, within=60)

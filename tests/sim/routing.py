@@ -27,10 +27,11 @@ def _error(number: int, what: str) -> OSError:
 
 @define
 class Routing:
-    """``assigned``: the addresses of each netdev, by ifindex, in their order."""
+    """``assigned``: the addresses of each netdev, by ifindex, in their order. ``duplicates``: those that another node has."""
 
     kernel: Kernel
     assigned: dict[int, tuple[str, ...]] = field(factory=dict)
+    duplicates: set[str] = field(factory=set)
     _routes: list[Route] = field(factory=list)
     _rules: list[Rule] = field(factory=list)
 

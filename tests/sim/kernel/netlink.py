@@ -122,7 +122,19 @@ class SimNetlink:
         netdevs, ip = self._kernel.netdevs, self._kernel.ip
         given = {netdev.link.ifindex: ip[name] for name, netdev in netdevs.items() if name in ip}
         assigned = {ifindex: addresses for ifindex, addresses in self._kernel.routing.assigned.items() if addresses}
-        return {ifindex: (*given.get(ifindex, ()), *assigned.get(ifindex, ())) for ifindex in given | assigned}
+        every = {ifindex: (*given.get(ifindex, ()), *assigned.get(ifindex, ())) for ifindex in given | assigned}
+        failed = self.duplicates()
+        return {
+            ifindex: tuple(each for each in of_netdev if each not in failed.get(ifindex, ()))
+            for ifindex, of_netdev in every.items()
+        }
+
+    def duplicates(self) -> dict[int, tuple[str, ...]]:
+        routing = self._kernel.routing
+        failed = {
+            index: tuple(a for a in given if a in routing.duplicates) for index, given in routing.assigned.items()
+        }
+        return {index: given for index, given in failed.items() if given}
 
     def add_address(self, ifindex: int, address: str) -> None:
         self._kernel.routing.add_address(ifindex, address)

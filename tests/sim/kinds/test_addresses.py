@@ -340,3 +340,21 @@ def test_a_nic_with_rail_addresses_is_not_taken_for_the_default_route_in_a_deriv
     settle(kernel, spec(gateway))
     kernel.routed.add("enp65s0")
     assert [nic.select.pci for nic in derive_spec(kernel.machine(), "n1", ()).spec.nics] == [PF0]
+
+
+def test_an_address_that_another_node_has_is_not_taken_for_one_that_works(kernel: Kernel) -> None:
+    address = "fd00::11/64"
+    kernel.netlink.set_link(index(kernel, PF0), up=True)
+    kernel.netlink.add_address(index(kernel, PF0), address)
+    kernel.routing.duplicates.add(address)
+    first, *others = remaining(run(kernel, spec([address])))
+    assert (first.change.field, first.result) == (f"address {address}", "blocked")
+    assert first.error == "another node has fd00::11, so the kernel does not use it on enp33s0"
+    assert "ip address del fd00::11/64 dev enp33s0" in first.remedy
+    assert {outcome.error for outcome in others} == {first.error}
+    kernel.writes.clear()
+    run(kernel, spec([address]))
+    assert not kernel.writes
+    kernel.netlink.remove_address(index(kernel, PF0), address)
+    kernel.routing.duplicates.clear()
+    settle(kernel, spec([address]))
