@@ -60,6 +60,23 @@ def test_a_vf_whose_driver_creates_no_netdev_is_named_at_once(node: Node) -> Non
     assert state(fresh.look()["VfNetdevs"]) == ("True", "AllCreated", "warn")
 
 
+@pytest.mark.parametrize("bound", ["ifcvf", "vp-vdpa", "octep_vdpa"])
+def test_a_vf_that_serves_a_virtual_machine_by_vdpa_need_not_have_a_netdev(node: Node, bound: str) -> None:
+    node.more = {"nics": [{"name": "rail0", "select": {"pci": PF0}, "vfs": {"count": 3, "defaults": {"trust": True}}}]}
+    node.look()
+    vf = vf_addresses(node.kernel.files, PF0)[1]
+    node.kernel.lose_netdev(vf)
+    node.kernel.tree.unlink(f"/sys/bus/pci/devices/{vf}/driver")
+    node.kernel.tree.link(f"/sys/bus/pci/devices/{vf}/driver", f"../../../../bus/pci/drivers/{bound}")
+    node.kernel.sriov.set(PF0, node.kernel.netdev(PF0), 1, trust=False)
+    fresh = Node(node.kernel, more=node.more)
+    conditions = fresh.look()
+    assert state(conditions["VfNetdevs"]) == ("True", "AllCreated", "warn")
+    assert is_ready(conditions.values())
+    # Nobody has its vDPA device open, so it is not handed over.
+    assert node.kernel.vfs(PF0)[1].trust is True
+
+
 def test_a_vf_s_netdev_may_be_nowhere_while_a_pod_s_namespace_ends(node: Node) -> None:
     node.more = {"nics": [{"name": "rail0", "select": {"pci": PF0}, "vfs": {"count": 3}}]}
     node.look()

@@ -1,0 +1,13 @@
+"""PCI drivers that make a vDPA device of a function, and no netdev. From the kernel's source (drivers/vdpa): not run.
+
+pds_core is the PCI driver of the VFs that pds_vdpa uses (drivers/net/ethernet/amd/pds_core).
+"""
+
+from agent.vendors import UNKNOWN, Vendor
+
+VENDOR = Vendor(
+    name="vdpa",
+    drivers=("ifcvf", "vp-vdpa", "octep_vdpa", "alibaba-eni-vdpa", "snet-vdpa-driver", "pds_core"),
+    queue_irqs=UNKNOWN.queue_irqs,
+    has_netdev=False,
+)
