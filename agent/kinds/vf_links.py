@@ -79,8 +79,8 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
 
 
 def _is_stuck(vf: links.LinkStatus, pf: links.LinkStatus) -> bool:
-    """Whether a VF lacks carrier although its PF has it. igbvf does, if it came up while its PF was being reset."""
-    if vf.link is None or pf.link is None:
+    """Whether a VF has missed the carrier of its PF. Another VF without one may wait for its representor (switchdev mode)."""
+    if vf.link is None or pf.link is None or not vendor(pf.driver).vfs_miss_carrier:
         return False
     return pf.link.carrier and vf.link.up and not vf.link.carrier
 

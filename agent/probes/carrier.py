@@ -23,7 +23,7 @@ def judge(want: Wanted, have: Snapshot, facts: None) -> list[Condition]:
     ]
     if not dark:
         return [Condition(TYPE, "True", "AllConnected")]
-    remedy = "check the cable, the switch port and, for a VF, its PF"
+    remedy = "check the cable, the switch port and, for a VF, its PF or its representor"
     return [Condition(TYPE, "False", "NoCarrier", f"no carrier on {', '.join(dark)}", remedy=remedy)]
 
 

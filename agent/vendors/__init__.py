@@ -36,9 +36,10 @@ class Vendor:
     down to change its channels or rings. ``ring_size``: the ring size that the driver sets for a requested one.
     ``offloads_flap``: the features for which it takes the link down; None: possibly for any. ``trust_flaps``: it takes the link
     down to change the trust mode (DSCP or PCP). ``vf_resets``: the attributes of a VF for which the PF's driver resets the VF,
-    or the VF's driver resets itself. ``vfs_need_pf_up``: a VF's driver takes its address from the PF only while the
-    PF is up (known only for igb). ``has_netdev``: its functions have netdevs of their own. ``invents_rate``: the rate that its
-    RDMA ports report is not real.
+    or the VF's driver resets itself. ``vfs_need_pf_up``: a VF's driver takes its address from the PF only while the PF is up
+    (known only for igb). ``vfs_miss_carrier``: a VF that comes up while its PF is being reset has no carrier until it is set
+    down and up (known only for igb). ``has_netdev``: its functions have netdevs of their own. ``invents_rate``: the rate that
+    its RDMA ports report is not real.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Vendor:
     offloads_flap: tuple[str, ...] | None = None
     vf_resets: tuple[str, ...] = VF_RESETS
     vfs_need_pf_up: bool = False
+    vfs_miss_carrier: bool = False
     has_netdev: bool = True
     trust_flaps: bool = True
     invents_rate: bool = False

@@ -12,6 +12,8 @@ VENDOR = Vendor(
     mtu_flaps=True,
     # igb_msix_other reads what VFs send, and igb_close frees that interrupt.
     vfs_need_pf_up=True,
+    # Seen in the lab.
+    vfs_miss_carrier=True,
     vf_count_flaps=True,
     # igb_ndo_set_vf_mac, igb_ndo_set_vf_vlan and igb_ndo_set_vf_trust (igb_main.c) set registers or a flag, and tell no VF.
     vf_resets=(),

@@ -319,6 +319,20 @@ def test_a_vf_whose_link_its_pf_holds_down_needs_no_carrier(kernel: Kernel) -> N
     assert kernel.writes == []
 
 
+def test_only_a_vf_whose_driver_may_miss_its_carrier_is_set_down_and_up_for_it(kernel: Kernel) -> None:
+    """In switchdev mode a VF has no carrier while its representor is down (mlx5e_rep_open in en_rep.c)."""
+    kernel.tree.unlink(f"/sys/bus/pci/devices/{PF}/driver")
+    kernel.tree.link(f"/sys/bus/pci/devices/{PF}/driver", "../../../../bus/pci/drivers/mlx5_core")
+    failures, time = Failures(), iter(range(1000))
+    converge(kernel.machine(), Goal(spec({"count": 2})), Memory(lambda: 10.0 * next(time), failures))
+    kernel.lose_carrier(address(kernel, 1), slow=True)
+    kernel.writes.clear()
+    for _ in range(3):
+        result = converge(kernel.machine(), Goal(spec({"count": 2})), Memory(lambda: 10.0 * next(time), failures))
+    assert kernel.writes == []
+    assert [c.message for c in result.conditions if c.type == "Carrier"] == [f"no carrier on enp33s0v1 ({PF}#1)"]
+
+
 def test_a_vf_in_a_bond_keeps_its_own_address_behind_the_bond_s(kernel: Kernel) -> None:
     settle(kernel, spec(group()))
     vf = kernel.netdev(address(kernel, 1))
