@@ -5,6 +5,9 @@ From the PCI Express Base Specification and the kernel's include/uapi/linux/pci_
 
 from __future__ import annotations
 
+import errno
+import os
+
 from agent.hardware.functions import device_path
 from agent.machine import Files
 
@@ -23,11 +26,15 @@ SMALLEST = 128
 def device_control(files: Files, address: str) -> tuple[int, int] | None:
     """The offset of a function's Device Control register and its value; None without a PCI Express capability.
 
-    :raises OSError: the function is gone, or its configuration space cannot be read (only root may).
+    :raises PermissionError: without CAP_SYS_ADMIN the kernel shows only the first 64 bytes, and so no capabilities
+        (pci_read_config, drivers/pci/pci-sysfs.c).
+    :raises OSError: the function is gone, or its configuration space cannot be read.
     """
     path = f"{device_path(address)}/config"
     space = files.read_at(path, 0, 256)
-    if len(space) < 256 or not space[STATUS] & STATUS_CAPABILITIES:
+    if len(space) < 256:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+    if not space[STATUS] & STATUS_CAPABILITIES:
         return None
     seen: set[int] = set()
     at = space[FIRST_CAPABILITY] & ~3

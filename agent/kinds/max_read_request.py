@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Mapping
-from contextlib import suppress
 
 from agent.hardware.config_space import device_control, max_read_request, with_max_read_request
 from agent.hardware.functions import device_path
@@ -25,15 +24,23 @@ UNKNOWN_UNTIL: tuple[str, ...] = ()
 REACH = "function"
 
 
-def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mapping[str, int]]:
-    """The value in bytes of each PF for which the spec gives one, by target; empty without a PCI Express capability."""
-    sizes: dict[str, dict[str, int]] = {}
+def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mapping[str, int | None]]:
+    """The value in bytes of each PF for which the spec gives one, by target; empty without a PCI Express capability.
+
+    None if only root may read it.
+    """
+    sizes: dict[str, dict[str, int | None]] = {}
     for address in pfs_in_scope(want, scope):
         if want.nics[address].nic.max_read_request is None:
             continue
-        with suppress(FileNotFoundError):
+        try:
             register = device_control(machine.files, address)
-            sizes[address] = {address: max_read_request(register[1])} if register else {}
+        except FileNotFoundError:
+            continue
+        except PermissionError:
+            sizes[address] = {address: None}
+            continue
+        sizes[address] = {address: max_read_request(register[1])} if register else {}
     return sizes
 
 
@@ -44,8 +51,12 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
         after = nic.nic.max_read_request
         if after is None or address not in have[NAME]:
             continue
-        before: int | None = have[NAME][address].get(address)
-        if before is None:
+        state: Mapping[str, int | None] = have[NAME][address]
+        before = state.get(address)
+        if address in state and before is None:
+            change = Change(NAME, address, "bytes", None, after, blocker="only root may read it", remedy="run as root")
+            changes.append(change)
+        elif before is None:
             blocker = "it has no PCI Express capability"
             remedy = f"take max_read_request out of NIC {nic.nic.name}"
             changes.append(Change(NAME, address, "bytes", None, after, blocker=blocker, remedy=remedy))

@@ -278,6 +278,13 @@ def test_a_function_without_pci_express_is_a_blocker(kernel: Kernel) -> None:
     assert (outcome.result, outcome.error) == ("blocked", "it has no PCI Express capability")
 
 
+def test_who_is_not_root_is_told_so_and_not_that_the_device_is_an_old_one(kernel: Kernel) -> None:
+    """The kernel shows 64 bytes of the configuration space to anybody, and the rest to root (pci_read_config)."""
+    kernel.config[CONFIG] = kernel.config[CONFIG][:64]
+    outcome = only(settle(kernel, {"max_read_request": 512}), "max_read_request")
+    assert (outcome.result, outcome.error, outcome.remedy) == ("blocked", "only root may read it", "run as root")
+
+
 def test_a_locked_down_kernel_makes_the_read_request_unsupported(kernel: Kernel) -> None:
     def fault(operation: str, where: str, value: str) -> OSError | None:
         return OSError(errno.EPERM, os.strerror(errno.EPERM)) if where == CONFIG else None
