@@ -15,7 +15,7 @@ from agent.report.records import Report, Severity, to_plain
 from agent.report.verdict import NoReport, read_report, why_not_fresh
 from agent.runtime import boot_id, uptime
 from agent.spec.node import NodeSpec, spec_hash
-from agent.tools.diagnosis import Evidence, Service, SriovFact, diagnose
+from agent.tools.diagnosis import Evidence, Service, SriovFact, diagnose, managed_netdevs
 from agent.tools.programs import run
 
 if TYPE_CHECKING:
@@ -136,6 +136,5 @@ def _managed(machine: Machine, nics: Mapping[str, WantedNic]) -> list[str]:
         ran = run(["nmcli", "--terse", "--fields", "DEVICE,STATE", "device"], DEADLINE)
     except OSError:
         return []
-    states = dict(line.rsplit(":", 1) for line in ran.output.splitlines() if ":" in line)
     ours = {netdev(machine.files, pci) for address in nics for pci in targets(machine.files, address).values()}
-    return sorted(name for name, state in states.items() if name in ours and state != "unmanaged")
+    return sorted(managed_netdevs(ran.output).intersection(ours))

@@ -62,6 +62,18 @@ class Service:
         return cls(active, sub, enabled, result, whole(properties.get("NRestarts", "")) or 0)
 
 
+def managed_netdevs(listed: str) -> frozenset[str]:
+    """The netdevs that NetworkManager manages, from `nmcli --terse --fields DEVICE,STATE device`.
+
+    "connected (externally)" is a netdev with addresses of others: NetworkManager shows it and changes nothing (its source,
+    nm-device.h: NM_DEVICE_SYS_IFACE_STATE_EXTERNAL).
+    """
+    states = dict(line.rsplit(":", 1) for line in listed.splitlines() if ":" in line)
+    return frozenset(
+        name for name, state in states.items() if state != "unmanaged" and not state.endswith("(externally)")
+    )
+
+
 @frozen
 class SriovFact:
     """A PF of which the spec wants VFs. ``total``: its sriov_totalvfs; None: the function has no SR-IOV."""

@@ -8,7 +8,7 @@ from attrs import evolve
 from agent.report.records import Change, Condition, Outcome, Report
 from agent.report.verdict import NoReport
 from agent.spec.node import from_mapping
-from agent.tools.diagnosis import Evidence, Finding, Service, SriovFact, diagnose
+from agent.tools.diagnosis import Evidence, Finding, Service, SriovFact, diagnose, managed_netdevs
 
 RUNS = Service("active", "running", "enabled")
 REPORT = Report("n1", "h1", "boot", "0.1", ready=True, up_to_date=True)
@@ -131,3 +131,8 @@ def test_vfio_without_an_iommu_is_named(nic: dict[str, object]) -> None:
     spec = from_mapping({"node_name": "n1", "nics": [{"name": "rail0", **nic}]})
     assert "IOMMU" in text(diagnose(evolve(WELL, spec=spec, iommu=False)))
     assert diagnose(evolve(WELL, iommu=False)) == ()
+
+
+def test_a_netdev_that_network_manager_only_watches_is_not_managed() -> None:
+    listed = "ens1f0:connected\nens1f1:connected (externally)\nens1f2:unmanaged\nens1f3:disconnected\n"
+    assert managed_netdevs(listed) == {"ens1f0", "ens1f3"}
