@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any, NoReturn
@@ -19,6 +20,7 @@ from agent.spec.ranges import format_ranges, parse_ranges
 from agent.spec.selector import Selector
 from agent.spec.validators import MAC
 from agent.state.wanted import derived_mac
+from agent.vendors import vendor
 
 __all__ = ["Cpus", "Finding", "Host", "Nic", "Node", "Vf", "equal", "judge", "read_node"]
 
@@ -136,12 +138,27 @@ class Interrupt:
     count: int
 
 
-# What drivers call a queue's interrupt: igb, ixgbe, ice, bnxt, ena, vmxnet3 and nfp (rxtx), bnx2x and qede (fp), virtio; mlx5;
-# erdma; mana; cxgb4. `i40e-ADDRESS:fdir-TxRx-0` and `ice-ADDRESS:ctrl-TxRx-0` serve no queue of the netdev.
-QUEUE = re.compile(
-    r"(?<!:fdir)(?<!:ctrl)[-.](?:TxRx|Tx-Rx|rxtx|rx|tx|fp|input|output)[-.](\d+)$"
-    r"|mlx5_comp(\d+)@|erdma-ceq(\d+)@|mana_q(\d+)@|-Rx(\d+)$"
-)
+def _queues(driver: str, names: list[str]) -> list[int | None]:
+    """The queue of each interrupt of one function by its name, in the order of their numbers.
+
+    What a family calls them, and what it counts, is in its record: a fact, and nothing that the agent does.
+    """
+    family = vendor(driver)
+    matches = [family.queue_irqs.search(name) for name in names]
+    named = sum(match is not None for match in matches)
+    of_role: Counter[str] = Counter()
+    served: list[tuple[str, int] | None] = []
+    for match in matches:
+        if match is None:
+            served.append(None)
+            continue
+        role = match["role"] or ""
+        number = int(match.groupdict().get("queue") or of_role[role])
+        of_role[role] += 1
+        queue = family.queue(role, number, named)
+        # A second interrupt of that name serves no queue of the netdev.
+        served.append(None if queue in served else queue)
+    return [queue[1] if queue is not None else None for queue in served]
 
 
 @frozen
@@ -256,16 +273,18 @@ class Node:
                 affinities.append(line.split("|"))
             elif (words := line.split())[0].endswith(":"):
                 counters[words[0][:-1]] = words[1:]
-        interrupts: dict[str, list[Interrupt]] = {}
+        requested: dict[str, list[tuple[int, str, str, list[str]]]] = {}
         for pci, number, affinity, effective in affinities:
             # An interrupt that nobody has requested is not listed there.
             if words := counters.get(number, []):
-                queue = QUEUE.search(words[-1])
-                index = int(next(filter(None, queue.groups()))) if queue else None
+                requested.setdefault(pci, []).append((int(number), affinity, effective, words))
+        interrupts: dict[str, list[Interrupt]] = {}
+        for pci, listed in requested.items():
+            listed.sort(key=lambda each: each[0])
+            queues = _queues(self.drivers.get(pci, ""), [words[-1] for *_, words in listed])
+            for (irq, affinity, effective, words), queue in zip(listed, queues, strict=True):
                 count = sum(int(word) for word in words[: len(self.cpus.core)])
-                interrupts.setdefault(pci, []).append(
-                    Interrupt(int(number), words[-1], index, affinity, effective, count)
-                )
+                interrupts.setdefault(pci, []).append(Interrupt(irq, words[-1], queue, affinity, effective, count))
         return interrupts
 
     def nics(self) -> tuple[Nic, ...]:

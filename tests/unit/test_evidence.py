@@ -92,7 +92,6 @@ def test_programs_do_not_translate_what_they_print(monkeypatch: pytest.MonkeyPat
         ("ens1-rxtx-2", 2),
         ("ens1-fp-1", 1),
         ("virtio3-input.0", 0),
-        ("mlx5_comp7@pci:0000:21:00.0", 7),
         ("i40e-ens1-TxRx-5", 5),
         ("i40e-0000:21:00.0:fdir-TxRx-0", None),
         ("ice-0000:21:00.0:ctrl-TxRx-0", None),
@@ -110,3 +109,36 @@ def test_a_queue_is_recognised_by_the_name_of_its_interrupt(name: str, queue: in
     )
     [interrupt] = read_node(shell).interrupts["0000:21:00.0"]  # type: ignore[arg-type]
     assert (interrupt.name, interrupt.queue) == (name, queue)
+
+
+def by_driver(driver: str, names: list[str]) -> list[int | None]:
+    """The queue of each interrupt with one of these names, the first of which is number 98."""
+    listed = list(enumerate(names, start=98))
+    shell = Shell(
+        {},
+        lspci=f"Slot:\t0000:21:00.0\nDriver:\t{driver}\n",
+        msi_irqs="".join(f"0000:21:00.0|{n}|1|1\n" for n, _ in sorted(listed, key=lambda each: str(each[0])))
+        + "           CPU0       CPU1\n"
+        + "".join(f" {n}:  5  6  PCI-MSI 1-edge  {name}\n" for n, name in listed),
+        lscpu="0,0,0,0:0\n1,1,0,0:0\n",
+        isolated="",
+        distance="",
+    )
+    interrupts = read_node(shell).interrupts["0000:21:00.0"]  # type: ignore[arg-type]
+    return [interrupt.queue for interrupt in sorted(interrupts, key=lambda each: each.number)]
+
+
+def test_each_family_names_the_interrupts_of_its_queues_in_its_own_way() -> None:
+    mana = ["mana_hwc@pci:0000:21:00.0", "mana_msi1@pci:0000:21:00.0", "mana_msi2@pci:0000:21:00.0"]
+    assert by_driver("mana", mana) == [None, 0, 1]
+    gve = [*(f"gve-ntfy-blk{n}@pci:0000:21:00.0" for n in range(4)), "gve-mgmnt@pci:0000:21:00.0"]
+    assert by_driver("gve", gve) == [0, 1, 0, 1, None]
+    assert by_driver("sfc", ["ens1-0", "ens1-1", "ens1-ptp"]) == [0, 1, None]
+    assert by_driver("bnxt_en", ["enp65s0f0np0-TxRx"] * 3) == [0, 1, 2]
+    assert by_driver("ionic", ["ionic-0000:21:00.0-L0-adminq0", "ionic-ens1-L0-rx0", "ionic-ens1-L0-rx1"]) == [
+        None,
+        0,
+        1,
+    ]
+    assert by_driver("mlx5_core", ["mlx5_async0@pci:0000:21:00.0", "mlx5_comp7@pci:0000:21:00.0"]) == [None, 7]
+    assert by_driver("igb", ["ens1", "ens1-TxRx-0", "ens1-TxRx-0"]) == [None, 0, None]
