@@ -235,6 +235,7 @@ def refuse_while_in_use(names: tuple[str, ...], version: str, family: Family) ->
     """Refuse to install the driver, or another version of a package, while a process has a GPU open."""
     have = packages.installed(family)
     wrong = [name for name in _missing(names, version, family) if name in have or name == names[0]]
+    wrong += [name for name in _others(version, family) if name not in wrong]
     users = host.get_fact(modules.GpuUsers) if wrong else []
     if users is None or users:
         yield refuse(
@@ -248,30 +249,59 @@ def refuse_while_in_use(names: tuple[str, ...], version: str, family: Family) ->
 @operation()
 def install_packages(names: tuple[str, ...], version: str, family: Family) -> Commands:
     """Install the packages at the version, even as a downgrade."""
-    if not _missing(names, version, family):
-        host.noop(f"installed: {', '.join(names)} {version}")
-        return
-    wanted = tuple(Package(name, f"{version}-*") for name in names)
-    yield from vendor_repository.install(family, wanted, modules.MODULE, _remedy(version, names))
-    # A downgrade of these leaves their dependencies as they are: they require a version or any later one.
+    missing = _missing(names, version, family)
+    if missing:
+        wanted = tuple(Package(name, f"{version}-*") for name in names)
+        yield from vendor_repository.install(family, wanted, modules.MODULE, _remedy(version, names))
+    # A downgrade of these leaves their dependencies as they are: they require a version or any later one. So does a deploy
+    # that was interrupted here.
     if others := _others(version, family):
         yield script(_OTHERS[family], *others)
+    elif not missing:
+        host.noop(f"installed: {', '.join(names)} {version}")
 
 
-# apt takes the version of the preferences, dnf that of the locks. Both leave a package alone that has no such version.
+# apt takes the version of the preferences, dnf that of the locks.
 _OTHERS: dict[Family, str] = {
     "debian": f'{packages.APT}apt_install --allow-downgrades install -- "$@"',
     "rhel": 'dnf distro-sync -y -- "$@"',
 }
 
+# From the indexes that the node has: the installation has fetched them.
+_AVAILABLE: dict[Family, str] = {
+    "debian": 'apt-cache madison -- "$@" | sed "s/ *| */ /g"',
+    "rhel": 'dnf -q -C repoquery --queryformat "%{name} %{version}\\n" -- "$@" || true',
+}
+
+
+class AvailableVersions(FactBase[list[tuple[str, str]]]):
+    """The names and versions of packages that the node's repositories have."""
+
+    default = list
+
+    def command(self, names: tuple[str, ...], family: Family) -> StringCommand:
+        """Ask the package manager, which downloads nothing for this."""
+        return script(_AVAILABLE[family], *names)
+
+    def process(self, output: list[str]) -> list[tuple[str, str]]:
+        """Take the first two words of each line."""
+        return [(name, version) for name, version, *_ in (line.split() for line in output if line.strip())]
+
 
 def _others(version: str, family: Family) -> list[str]:
-    """For an operation: the driver's installed packages whose version is not the wanted one."""
-    return sorted(
+    """For an operation: the driver's installed packages of another version that the repositories have at the wanted one.
+
+    The rest are of no use to this version: packages whose names have another branch, for example.
+    """
+    others = sorted(
         name
         for name, versions in packages.installed(family).items()
         if any(_is_drivers(name, each) and not _is(version, each) for each in versions)
     )
+    if not others:
+        return []
+    available = host.get_fact(AvailableVersions, names=tuple(others), family=family)
+    return [name for name in others if any(name == each and _is(version, has) for each, has in available)]
 
 
 def _is_drivers(name: str, package_version: str) -> bool:
