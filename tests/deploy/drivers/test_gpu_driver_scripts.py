@@ -54,7 +54,7 @@ def test_versions_and_errors_of_nvidia_smi_are_read(tmp_path: Path, smi: str | N
 @pytest.mark.parametrize(
     ("family", "manager", "output"),
     [
-        ("debian", "apt-cache", r"  libcuda1 | 580.95.05-1 | https://a.b  Packages\nnvidia-open | 590.1-1 | https://a.b  Packages"),
+        ("debian", "apt-cache", r"  libcuda1 | 580.95.05-1 | http://a.b P\nnvidia-open | 590.1-1 | http://a.b P"),
         ("rhel", "dnf", r"libcuda1 580.95.05\n\nnvidia-open 590.1\n"),
         ("rhel", "dnf", None),
     ],
