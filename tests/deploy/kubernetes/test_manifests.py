@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from attrs import evolve
 from pyinfra.api.exceptions import DeployError
 
 from tasks.common import archive
 from tasks.kubernetes import manifests as task
 from tests.deploy.conftest import Answers, Node, OwnConnector, Result
-from tests.deploy.hardware import ERDMA, GPUS, RAIL0, has
+from tests.deploy.hardware import ERDMA, GPUS, RAIL0, VIRTIO, has
 
 FEATURE = "feature.node.kubernetes.io"
 CONFIGURED = f"{FEATURE}/network-sriov.configured"
@@ -52,6 +53,14 @@ def test_files_of_removed_hosts_are_deleted_and_the_operators_stay(node: Node, t
     assert not (tmp_path / "rdma-shared-device-plugin.yaml").exists()
     assert (tmp_path / "erdma-device-plugin.yaml").exists()
     assert (tmp_path / "mine.yaml").read_text() == "mine"
+
+
+def test_a_folder_without_objects_is_one_that_kustomize_builds(node: Node, tmp_path: Path) -> None:
+    deploy(node, tmp_path, has(RAIL0))
+    assert not deploy(node, tmp_path, has(VIRTIO)).failed
+    assert [path.name for path in tmp_path.glob("**/*.yaml")] == ["kustomization.yaml"]
+    # Without any value but [] it would be "empty" for kustomize 5.2 and later (CheckEmpty, api/types/kustomization.go).
+    assert yaml.safe_load((tmp_path / "kustomization.yaml").read_text())["resources"] == []
 
 
 def test_a_node_that_deploys_itself_writes_no_manifests(node: Node, tmp_path: Path) -> None:
