@@ -338,6 +338,23 @@ def test_a_host_that_was_not_deployed_to_yet_may_publish_the_label(tmp_path: Pat
     assert [path.name for path in (tmp_path / "made").glob("*.yaml")] == ["kustomization.yaml"]
 
 
+def test_bad_labels_of_a_host_outside_the_limit_do_not_stop_the_deploy(tmp_path: Path) -> None:
+    data = {"fake_responses": has(RAIL0), "fake_delay": 0, "fake_delay_jitter": 0, "node_name": "a"}
+    labels = {"a": LABELS, "b": {"policy": {"rack": "a b"}}}
+    plugins = {"folder": str(tmp_path / "made")}
+    hosts = [(f"@fake/{name}", {**data, "device_plugins": plugins, "labels": labels[name]}) for name in "ab"]
+    (tmp_path / "fleet.py").write_text(f"hosts = {hosts!r}\n")
+    (tmp_path / "deploy.py").write_text("from tasks.kubernetes import manifests\nmanifests.render()\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pyinfra", "-y", tmp_path / "fleet.py", tmp_path / "deploy.py", "--limit", "@fake/a"],
+        cwd=archive.ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "made/rdma-shared-device-plugin.yaml").exists()
+    [warning] = [line for line in done.stderr.splitlines() if "@fake/b.labels: " in line]
+    assert "made without the labels of this host" in warning
+
+
 def test_a_label_of_policy_may_select_a_plugin(node: Node, tmp_path: Path) -> None:
     plugins = {"folder": str(tmp_path), **RACK}
     labels = {**LABELS, "policy": {"rack": "7"}}
