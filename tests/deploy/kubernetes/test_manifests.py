@@ -206,6 +206,29 @@ def test_the_manifests_of_each_folder_are_written(tmp_path: Path) -> None:
     assert (tmp_path / "b" / "kustomization.yaml").exists()
 
 
+@pytest.mark.parametrize("option", ["--serial", "--no-wait"])
+def test_the_manifests_are_for_all_hosts_though_one_is_done_before_the_next_begins(tmp_path: Path, option: str) -> None:
+    data = {
+        "fake_delay": 0,
+        "fake_delay_jitter": 0,
+        "labels": LABELS,
+        "device_plugins": {"folder": str(tmp_path / "made")},
+    }
+    hardware = {"a": has(RAIL0), "b": has(ERDMA), "c": has(RAIL0, others=GPUS)}
+    hosts = [
+        (f"@fake/{name}", {**data, "node_name": name, "fake_responses": answers}) for name, answers in hardware.items()
+    ]
+    (tmp_path / "fleet.py").write_text(f"hosts = {hosts!r}\n")
+    (tmp_path / "deploy.py").write_text("from tasks.kubernetes import manifests\nmanifests.render()\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pyinfra", "-y", option, tmp_path / "fleet.py", tmp_path / "deploy.py"],
+        cwd=archive.ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    plugins = {path.name for path in (tmp_path / "made").glob("*-device-plugin.yaml")}
+    assert plugins == {f"{name}-device-plugin.yaml" for name in ("rdma-shared", "erdma", "nvidia", "sriov")}
+
+
 @pytest.mark.parametrize("failing", ["a", "b", "c"])
 def test_the_manifests_are_written_if_a_host_of_the_cluster_fails_earlier(tmp_path: Path, failing: str) -> None:
     data = {"fake_responses": has(RAIL0), "fake_delay": 0, "fake_delay_jitter": 0, "labels": LABELS}
