@@ -235,7 +235,7 @@ def refuse_while_in_use(names: tuple[str, ...], version: str, family: Family) ->
     """Refuse to install the driver, or another version of a package, while a process has a GPU open."""
     have = packages.installed(family)
     wrong = [name for name in _missing(names, version, family) if name in have or name == names[0]]
-    wrong += [name for name in _others(version, family) if name not in wrong]
+    wrong += [name for name in _left(version, family) if name not in wrong]
     users = host.get_fact(modules.GpuUsers) if wrong else []
     if users is None or users:
         yield refuse(
@@ -253,15 +253,18 @@ def install_packages(names: tuple[str, ...], version: str, family: Family) -> Co
     if missing:
         wanted = tuple(Package(name, f"{version}-*") for name in names)
         yield from vendor_repository.install(family, wanted, modules.MODULE, _remedy(version, names))
-    # A downgrade of these leaves their dependencies as they are: they require a version or any later one. So does a deploy
-    # that was interrupted here.
-    if others := _others(version, family):
+        # A downgrade of these leaves their dependencies as they are: they require a version or any later one.
+        others = _others(version, family)
+    else:
+        # A deploy may have been interrupted in between.
+        others = _left(version, family)
+    if others:
         yield script(_OTHERS[family], *others)
     elif not missing:
         host.noop(f"installed: {', '.join(names)} {version}")
 
 
-# apt takes the version of the preferences, dnf that of the locks.
+# apt takes the version of the preferences, dnf that of the locks. Both leave a package alone that has no such version.
 _OTHERS: dict[Family, str] = {
     "debian": f'{packages.APT}apt_install --allow-downgrades install -- "$@"',
     "rhel": 'dnf distro-sync -y -- "$@"',
@@ -289,18 +292,21 @@ class AvailableVersions(FactBase[list[tuple[str, str]]]):
 
 
 def _others(version: str, family: Family) -> list[str]:
-    """For an operation: the driver's installed packages of another version that the repositories have at the wanted one.
-
-    The rest are of no use to this version: packages whose names have another branch, for example.
-    """
-    others = sorted(
+    """For an operation: the driver's installed packages whose version is not the wanted one."""
+    return sorted(
         name
         for name, versions in packages.installed(family).items()
         if any(_is_drivers(name, each) and not _is(version, each) for each in versions)
     )
-    if not others:
-        return []
-    available = host.get_fact(AvailableVersions, names=tuple(others), family=family)
+
+
+def _left(version: str, family: Family) -> list[str]:
+    """For an operation: those of the others that the repositories have at the wanted version.
+
+    The rest stay as they are, such as a package with another branch in its name.
+    """
+    others = _others(version, family)
+    available = host.get_fact(AvailableVersions, names=tuple(others), family=family) if others else []
     return [name for name in others if any(name == each and _is(version, has) for each, has in available)]
 
 
