@@ -165,8 +165,10 @@ def text(wanted: Nccl, hardware: Hardware) -> str:
     if wanted.names_are_fixed:
         return render(TEMPLATE, **values, hcas=wanted.hcas or CLOUD_HCAS, gid_index=wanted.gid_index)
     devices = _devices(hardware)
-    index = gid_index(devices) if wanted.gid_index is None else wanted.gid_index
-    return render(TEMPLATE, **values, hcas=wanted.hcas or _hcas(devices), gid_index=index)
+    used = [device for device in devices if _by_own_transport(device)]
+    index = gid_index(used) if wanted.gid_index is None else wanted.gid_index
+    hcas = wanted.hcas or (_hcas(used) if used or not devices else None)
+    return render(TEMPLATE, **values, hcas=hcas, gid_index=index)
 
 
 def _interface(wanted: Nccl, hardware: Hardware) -> str:
@@ -193,6 +195,14 @@ def functions(hardware: Hardware) -> tuple[InspectedFunction, ...]:
 
 def _devices(hardware: Hardware) -> list[RdmaDevice]:
     return [device for function in functions(hardware) for device in function.rdma]
+
+
+def _by_own_transport(device: RdmaDevice) -> bool:
+    """Whether NCCL's own transport for RDMA can use a device: it ignores ports of other link layers (net_ib/init.cc of NCCL).
+
+    AWS's EFA has another one. NCCL uses it by the plugin aws-ofi-nccl, which does not read NCCL_IB_HCA.
+    """
+    return any(port.link_layer in ("Ethernet", "InfiniBand") for port in device.ports)
 
 
 def _hcas(devices: Iterable[RdmaDevice]) -> str:

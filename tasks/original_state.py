@@ -124,7 +124,8 @@ def record() -> None:
 
 @operation()
 def write() -> Commands:
-    """Write the file if it does not exist."""
+    """Write the file if it does not exist, and the notes that an interrupted deploy did not."""
+    yield from holds.finish()
     if host.get_fact(Recorded) is not None:
         host.noop("the original state is recorded")
         return

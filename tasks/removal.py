@@ -218,6 +218,7 @@ def restore_original_state() -> Commands:
     if any(service) or probed:
         files = (f"/sys/bus/pci/devices/{address}/sriov_drivers_autoprobe" for address in probed)
         yield script(_RESTORE_SERVICE, irqbalance.UNIT, *("yes" if each else "no" for each in service), *files)
+    yield from holds.finish()
     noted = host.get_fact(Texts, paths=(holds.PATH,)).get(holds.PATH, "").splitlines()
     if held := sorted((now.held & set(noted)) - was.held):
         yield script(_RELEASE, *held)

@@ -22,6 +22,7 @@ from pyinfra.operations import files
 from agent.report.names import STATE_FOLDER
 from agent.spec.validators import Matches
 from tasks import packages, reboot
+from tasks.common import texts
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key, record
 from tasks.common.facts import FactBase
@@ -34,7 +35,9 @@ from tasks.packages.vendor_repository import PACKAGE_NAME, PACKAGE_VERSION, WEB,
 MODULE = "erdma"
 AT_BOOT = "/etc/modules-load.d/trackbed-erdma.conf"
 OPTIONS = "/etc/modprobe.d/trackbed-erdma.conf"
-LEFTOVERS = (AT_BOOT, OPTIONS, *vendor_repository.files_of(MODULE))
+BUILD_OPTIONS = "/etc/dkms/erdma.conf"
+"""DKMS reads it after the source's own dkms.conf, at each build (dkms(8))."""
+LEFTOVERS = (AT_BOOT, OPTIONS, BUILD_OPTIONS, *vendor_repository.files_of(MODULE))
 INSTALLED = f"{STATE_FOLDER}/erdma-installer"
 """The checksum of the installer that has completed."""
 
@@ -139,8 +142,8 @@ class LoadedDriver(FactBase[LoadedErdma]):
 
 
 # Compares change times: they tell when a file was written to this disk. A modification time comes from the package.
-_NEWER_OFED = """
-kernel=$1
+_NEWER_INPUT = """
+kernel=$1 options=$2
 module=$(modinfo -k "$kernel" -n erdma 2>/dev/null) || exit 0
 built=$(stat -c %Z -- "$module")
 for symbols in "/usr/src/ofa_kernel/$(uname -m)/$kernel/Module.symvers" /usr/src/ofa_kernel/default/Module.symvers; do
@@ -148,18 +151,19 @@ for symbols in "/usr/src/ofa_kernel/$(uname -m)/$kernel/Module.symvers" /usr/src
   if [ "$(stat -c %Z -- "$symbols")" -gt "$built" ]; then echo "$symbols"; fi
   break
 done
+if [ -e "$options" ] && [ "$(stat -c %Z -- "$options")" -gt "$built" ]; then echo "$options"; fi
 """
 
 
-class NewerOfed(FactBase[str | None]):
-    """OFED's Module.symvers, if it is newer than the installed driver, which was then built against another OFED or none."""
+class NewerInput(FactBase[str | None]):
+    """OFED's Module.symvers, or the options of the build, if newer than the installed driver: that was built with others."""
 
     def command(self, kernel: str) -> StringCommand:
-        """Compare the two files."""
-        return script(_NEWER_OFED, kernel)
+        """Compare each file with the driver's."""
+        return script(_NEWER_INPUT, kernel, BUILD_OPTIONS)
 
     def process(self, output: list[str]) -> str | None:
-        """Take the path of OFED's file."""
+        """Take the path of the newer file."""
         return output[0] if output else None
 
 
@@ -196,6 +200,8 @@ def install() -> None:
     if wanted.compat_mode is not None and wanted.source != "in-tree":
         options += f"options erdma compat_mode={_letter(wanted.compat_mode)}\n"
     files.put(name="Driver's options", src=StringIO(options), dest=OPTIONS, mode="644")
+    text = build_options(bool(wanted.compat_mode)) if wanted.source != "in-tree" else ""
+    texts.written("Build's options", BUILD_OPTIONS, text)
     pinned = kernel.KERNEL.here()
     release = pinned.release if pinned else None
     if wanted.dkms is not None and wanted.source == "dkms":
@@ -207,7 +213,7 @@ def install() -> None:
         )
     if wanted.installer is not None and wanted.source == "installer":
         packages.present(name="Installer's packages", names=INSTALLER_NEEDS[system.family], family=system.family)
-        run_installer(name="Installer", installer=wanted.installer)
+        run_installer(name="Installer", installer=wanted.installer, compat_mode=bool(wanted.compat_mode))
     if wanted.source != "in-tree":
         build(name="Driver built", release=release, package=wanted.source == "dkms")
     files.put(name="Driver at boot", src=StringIO(f"{HEADER}ib_core\nib_uverbs\nerdma\n"), dest=AT_BOOT, mode="644")
@@ -230,6 +236,17 @@ def _check(wanted: Erdma, system: OperatingSystem) -> None:
         raise DeployError(f"{host.name}.erdma.compat_mode: kernel_module_options sets it, too; remove it there")
 
 
+def build_options(compat_mode: bool) -> str:
+    """DKMS's file of options for the driver, by which each build of it has the environment that the vendor's controller gives.
+
+    The driver's PRE_BUILD script configures the build by these variables (kernel/conf of alibaba/elastic-rdma-drivers). A build
+    that follows an upgrade of the kernel has none of them otherwise. In RoCE's mode, connections need management datagrams.
+    DKMS takes PRE_BUILD for a path below its tree, so the path of env begins there.
+    """
+    variables = "ERDMA_CM_NO_BOUND_IF=1" + (" ERDMA_FORCE_MAD_ENABLE=1" if compat_mode else "")
+    return f'{HEADER}if [ -n "$PRE_BUILD" ]; then PRE_BUILD="{"../" * 12}usr/bin/env {variables} $PRE_BUILD"; fi\n'
+
+
 def _user_space(system: OperatingSystem) -> tuple[Package, ...]:
     """The package with rdma-core's eRDMA provider: its own on Debian, part of libibverbs on RHEL."""
     return (Package("ibverbs-providers"),) if system.family == "debian" else ()
@@ -244,7 +261,7 @@ _INSTALL = (
     vendor_repository.FETCH
     + dkms.CAUSE
     + """
-url=$1 want=$2 record=$3
+url=$1 want=$2 record=$3 mad=$4
 work=$(mktemp -d -p /var/tmp erdma.XXXXXX); trap 'rm -rf "$work"' EXIT; trap 'exit 129' HUP INT TERM
 fetch "$url" "$work/archive"
 actual=$(sha256sum "$work/archive"); actual=${actual%% *}
@@ -258,7 +275,9 @@ tar -xzf "$work/archive" -C "$work/tree" --no-same-owner
 installer=$(find "$work/tree" -maxdepth 2 -name install.sh -type f)
 [ -f "$installer" ] || { echo "$url has no install.sh in its top folder; it is not the vendor's installer" >&2; exit 1; }
 cd "${installer%/*}"
-ERDMA_CM_NO_BOUND_IF=1 ./install.sh --batch >&2 || { cause erdma "$(uname -r)"; exit 1; }
+export ERDMA_CM_NO_BOUND_IF=1
+if [ "$mad" = yes ]; then export ERDMA_FORCE_MAD_ENABLE=1; fi
+./install.sh --batch >&2 || { cause erdma "$(uname -r)"; exit 1; }
 mkdir -p "${record%/*}"
 echo "$want" > "$record"
 """
@@ -266,21 +285,21 @@ echo "$want" > "$record"
 
 
 @operation()
-def run_installer(installer: Installer) -> Commands:
-    """Verify and run the vendor's installer, unless it has completed since OFED was installed."""
+def run_installer(installer: Installer, compat_mode: bool) -> Commands:
+    """Verify and run the vendor's installer, unless it has completed since OFED was installed and the build got its options."""
     # The installer builds only for the running kernel.
     if kernel.skip_until_booted("the installer runs"):
         return
     running = host.get_fact(dkms.RunningKernel)
-    if host.get_fact(CompletedInstaller) == installer.sha256 and not host.get_fact(NewerOfed, kernel=running):
+    if host.get_fact(CompletedInstaller) == installer.sha256 and not host.get_fact(NewerInput, kernel=running):
         host.noop("the installer has completed")
         return
-    yield script(_INSTALL, installer.url, installer.sha256, INSTALLED)
+    yield script(_INSTALL, installer.url, installer.sha256, INSTALLED, "yes" if compat_mode else "no")
 
 
 @operation()
 def build(release: str | None, package: bool) -> Commands:
-    """Have DKMS build the driver for the wanted kernel, and again if OFED has changed since.
+    """Have DKMS build the driver for the wanted kernel, and again if OFED or the options have changed since.
 
     :param package: a package has installed the source. The installer does so only when the wanted kernel runs.
     """
@@ -292,11 +311,11 @@ def build(release: str | None, package: bool) -> Commands:
         yield refuse(f"DKMS has no module {MODULE}: the package or installer did not install the driver's source")
         return
     installed = dkms.is_installed(builds, target)
-    newer_ofed = host.get_fact(NewerOfed, kernel=target) if installed else None
-    if installed and not newer_ofed:
+    newer = host.get_fact(NewerInput, kernel=target) if installed else None
+    if installed and not newer:
         host.noop(f"{MODULE} is installed for {target}")
         return
-    yield dkms.build(MODULE, builds[-1].version, target, force=bool(newer_ofed))
+    yield dkms.build(MODULE, builds[-1].version, target, force=bool(newer))
 
 
 # rmmod, since `modprobe -r` removes erdma but then fails if its soft dependency (our options name one) is in use.

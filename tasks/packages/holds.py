@@ -1,16 +1,20 @@
 """Holds of packages: apt's, and dnf's version locks.
 
-/var/lib/trackbed/holds  the holds that the deploy has set, one a line. The removal releases only these.
+/var/lib/trackbed/holds         the holds that the deploy has set, one a line. The removal releases only these.
+/var/lib/trackbed/holds.before  while the deploy sets holds: those from before. It is left only by an interruption.
 """
 
 from __future__ import annotations
 
 from pyinfra.api.command import StringCommand
+from pyinfra.context import host
 
 from agent.report.names import STATE_FOLDER
-from tasks.common.commands import script
+from tasks.common.commands import Commands, script
+from tasks.common.texts import Texts
 
 PATH = f"{STATE_FOLDER}/holds"
+BEFORE = f"{PATH}.before"
 
 LOCKS = """
 locks() {  # argument: the root folder
@@ -34,16 +38,36 @@ holds() {  # argument: the root folder
 NOTED = (
     HOLDS
     + """
+note() {  # argument: the file
+  if [ -e "$1.before" ]; then
+    holds '' | grep -vxFf "$1.before" >> "$1" || true
+    rm "$1.before"
+  fi
+}
 noted() {  # arguments: the file, and the command that sets holds
   file=$1; shift
   mkdir -p "${file%/*}"
-  before=$(holds '')
-  "$@"
-  holds '' | grep -vxFe "$before" >> "$file" || true
+  note "$file"
+  holds '' > "$file.new"
+  mv "$file.new" "$file.before"
+  code=0
+  "$@" || code=$?
+  note "$file"
+  return "$code"
 }
 """
 )
-"""A shell function that runs a command, and notes the holds that are new after it."""
+"""Shell functions. ``noted`` runs a command, and notes the holds that are new after it. ``note`` finishes this after an
+interruption, and otherwise does nothing."""
+
+
+def finish() -> Commands:
+    """For an operation: note the holds of a deploy that was interrupted before it noted them.
+
+    This cannot wait for the removal: what the operator holds until then would count as the deploy's.
+    """
+    if BEFORE in host.get_fact(Texts, paths=(BEFORE,)):
+        yield script(f'{NOTED}note "$1"', PATH)
 
 
 def hold(*command: str) -> StringCommand:

@@ -18,7 +18,9 @@ def rdma(
 ) -> Any:
     """An RDMA device with one port; GIDs by index, type and address."""
     entries = [{"index": index, "type": kind, "address": address, "netdev": None} for index, kind, address in gids]
-    port = {"number": 1, "netdev": None, "link_layer": "Ethernet", "state": "ACTIVE", "gids": entries}
+    # As the kernel's sysfs has it (link_layer_show): EFA's is unspecified.
+    link_layer = {"InfiniBand": "InfiniBand", "unspecified": "Unknown"}.get(transport, "Ethernet")
+    port = {"number": 1, "netdev": None, "link_layer": link_layer, "state": "ACTIVE", "gids": entries}
     return {"name": name, "transport": transport, "node_guid": None, "ports": [port], "char_devices": list(chars)}
 
 
@@ -75,6 +77,9 @@ CONNECTX = function(
 )
 SECOND = function("0000:41:00.0", "15b3:101b", "ens2f0", rdma("mlx5_1", V2))
 ERDMA = function("0000:00:06.0", "1ded:107f", None, rdma("erdma_0", transport="iWARP", chars=(UVERBS,)), driver="erdma")
+EFA = function(
+    "0000:a3:00.0", "1d0f:efa2", None, rdma("rdmap163s0", transport="unspecified", chars=(UVERBS,)), driver="efa"
+)
 VIRTIO = function("0000:00:05.0", "1af4:1000", "ens5", driver="virtio-pci")
 GPUS = tuple(f"gpu 0000:{bus:02x}:00.0 nvidia" for bus in range(0x50, 0x58))
 RAIL0, RAIL1 = nic("rail0", CONNECTX), nic("rail1", SECOND)

@@ -8,7 +8,7 @@ from pyinfra.api.exceptions import DeployError
 from tasks import nccl
 from tasks.common.commands import script
 from tests.deploy.conftest import Answers, Node, Result, files
-from tests.deploy.hardware import CONNECTX, ERDMA, GPUS, RAIL1, SECOND, VF, VIRTIO, function, has, nic, nics, rdma
+from tests.deploy.hardware import CONNECTX, EFA, ERDMA, GPUS, RAIL1, SECOND, VF, VIRTIO, function, has, nic, nics, rdma
 
 HEADER = "# Written by Trackbed; changes here are overwritten.\n"
 TYPE_1 = f"{HEADER}NCCL_SOCKET_IFNAME=eth0\nNCCL_IB_HCA=mlx5\nNCCL_DEBUG=INFO\n"
@@ -66,6 +66,13 @@ def test_erdma_is_used_only_if_there_is_no_other_device(node: Node) -> None:
     erdma = nic("erdma0", ERDMA)
     result = deploy(node, {"network_type": 1}, has({**VIRTIO, "nic": None}, erdma, CONNECTX), nics=nics(erdma))
     assert "NCCL_IB_HCA==erdma_0\nNCCL_DEBUG" in result.uploads[NEW].decode()
+
+
+def test_devices_that_nccl_s_own_transport_cannot_use_are_not_listed(node: Node) -> None:
+    """AWS's EFA: NCCL uses it by a plugin."""
+    alone = deploy(node, {"network_type": 1}, has(VIRTIO, EFA)).uploads[NEW].decode()
+    assert alone == f"{HEADER}NCCL_SOCKET_IFNAME==eth0\nNCCL_DEBUG=INFO\n"
+    assert deploy(node, {"network_type": 1}, has(CONNECTX, SECOND, EFA)).uploads[NEW].decode() == ROCE
 
 
 def test_type_2_on_other_nodes_uses_the_netdev_of_the_default_route(node: Node) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tasks import original_state
-from tests.deploy.conftest import Node
+from tasks.packages import holds
+from tests.deploy.conftest import Node, files
 from tests.deploy.test_scripts import program, sh
 
 
@@ -16,6 +19,13 @@ def test_the_original_state_is_written_once(node: Node) -> None:
     result = node.deploy(original_state.record, {"echo here": ["here"]})
     assert result.flat == []
     assert not any(result.planned.values())
+
+
+@pytest.mark.parametrize("before", ["", "mine\n"])
+def test_holds_that_an_interrupted_deploy_set_are_noted(node: Node, before: str) -> None:
+    result = node.deploy(original_state.record, {"echo here": ["here"], **files(**{holds.BEFORE: before})})
+    (noted,) = result.flat
+    assert noted.endswith(f" sh {holds.PATH}")
 
 
 def test_the_script_records_services_vfs_and_holds(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from tasks.common.status import SPEC
 from tasks.drivers.ofed import doca
 from tasks.kubernetes import labels
 from tasks.packages import holds
-from tests.deploy.conftest import PLAN, PYTHON, VERSIONS, Answers, Node, file_answers
+from tests.deploy.conftest import PLAN, PYTHON, VERSIONS, Answers, Node, file_answers, files
 from tests.deploy.test_scripts import program, sh
 
 VFS = {"name": "rail0", "select": {"mac": "02:00:00:00:01:00"}, "mtu": 9000, "vfs": {"count": 7}}
@@ -161,6 +161,17 @@ def test_state_that_the_agent_does_not_keep_is_restored(node: Node) -> None:
         "the node returns to its original state only at its next boot: boot-former: kernel arguments" in line
         for line in result.log
     )
+
+
+def test_a_hold_that_an_interrupted_deploy_set_is_released(node: Node) -> None:
+    present = {NOTED_BEFORE: ["here"], PRESENT: ["held mine", "held ours"]}
+    before = {**present, **files(**{holds.BEFORE: "mine\n"})}
+    result = node.deploy(
+        removal.restore_original_state, before, {**before, **files(**{holds.BEFORE: "", holds.PATH: "ours\n"})}
+    )
+    noted, released = result.flat
+    assert noted.endswith(f" sh {holds.PATH}")
+    assert released.endswith(" sh ours")
 
 
 def test_folders_that_trackbed_created_are_removed_and_others_stay(node: Node) -> None:

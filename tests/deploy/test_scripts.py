@@ -164,22 +164,48 @@ def test_a_file_without_a_final_line_end_does_not_hide_the_next(tmp_path: Path) 
     assert texts.Texts().process(sh(texts.READ, *paths)) == {str(paths[0]): "a\nb\n", str(paths[2]): "c\n"}
 
 
+@pytest.fixture
+def held(tmp_path: Path) -> Path:
+    """The list of an apt-mark that refuses to hold `refused`, and is interrupted after it has held `last`."""
+    file = tmp_path / "held"
+    program(
+        tmp_path / "bin/apt-mark",
+        f"""
+        if [ "$1" != hold ]; then exec cat {file}; fi
+        if [ "$2" = refused ]; then exit 7; fi
+        echo "$2" >> {file}
+        if [ "$2" = last ]; then kill -9 "$PPID"; fi
+        """,
+    )
+    return file
+
+
+def hold(tmp_path: Path, package: str) -> int:
+    """Hold a package as a task does; the exit status."""
+    command = script(f'{holds.NOTED}noted "$@"', f"{tmp_path}/var/holds", "apt-mark", "hold", package)
+    path = f"{tmp_path}/bin:/usr/bin:/bin"
+    return subprocess.run(shlex.split(str(command)), env={"PATH": path}, check=False).returncode
+
+
 @pytest.mark.parametrize("others", ["", "mine\n"])
-def test_only_holds_that_a_command_sets_are_noted(tmp_path: Path, others: str) -> None:
-    held = tmp_path / "held"
+def test_only_holds_that_a_command_sets_are_noted(tmp_path: Path, held: Path, others: str) -> None:
     held.write_text(others)
-    program(tmp_path / "bin/apt-mark", f'if [ "$1" = hold ]; then echo "$2" >> {held}; else cat {held}; fi')
-    for package in ("ours", "other"):
-        sh(
-            f'{holds.NOTED}noted "$@"',
-            tmp_path / "var/holds",
-            "apt-mark",
-            "hold",
-            package,
-            PATH=f"{tmp_path}/bin:/usr/bin:/bin",
-        )
-    assert (tmp_path / "var/holds").read_text() == "ours\nother\n"
+    assert [hold(tmp_path, package) for package in ("ours", "refused", "other")] == [0, 7, 0]
     assert held.read_text() == f"{others}ours\nother\n"
+    assert (tmp_path / "var/holds").read_text() == "ours\nother\n"
+    assert [path.name for path in (tmp_path / "var").iterdir()] == ["holds"]
+
+
+@pytest.mark.parametrize("others", ["", "mine\n"])
+def test_holds_of_an_interrupted_deploy_are_noted_by_the_next(tmp_path: Path, held: Path, others: str) -> None:
+    held.write_text(others)
+    assert hold(tmp_path, "last") == -9
+    path = f"{tmp_path}/bin:/usr/bin:/bin"
+    sh(f'{holds.NOTED}note "$1"', tmp_path / "var/holds", PATH=path)
+    held.write_text(f"{held.read_text()}mine too\n")
+    sh(f'{holds.NOTED}note "$1"', tmp_path / "var/holds", PATH=path)
+    assert hold(tmp_path, "ours") == 0
+    assert (tmp_path / "var/holds").read_text() == "last\nours\n"
 
 
 def test_the_first_python_that_works_is_found() -> None:

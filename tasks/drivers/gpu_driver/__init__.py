@@ -235,6 +235,7 @@ def refuse_while_in_use(names: tuple[str, ...], version: str, family: Family) ->
     """Refuse to install the driver, or another version of a package, while a process has a GPU open."""
     have = packages.installed(family)
     wrong = [name for name in _missing(names, version, family) if name in have or name == names[0]]
+    wrong += [name for name in _left(version, family) if name not in wrong]
     users = host.get_fact(modules.GpuUsers) if wrong else []
     if users is None or users:
         yield refuse(
@@ -248,14 +249,19 @@ def refuse_while_in_use(names: tuple[str, ...], version: str, family: Family) ->
 @operation()
 def install_packages(names: tuple[str, ...], version: str, family: Family) -> Commands:
     """Install the packages at the version, even as a downgrade."""
-    if not _missing(names, version, family):
-        host.noop(f"installed: {', '.join(names)} {version}")
-        return
-    wanted = tuple(Package(name, f"{version}-*") for name in names)
-    yield from vendor_repository.install(family, wanted, modules.MODULE, _remedy(version, names))
-    # A downgrade of these leaves their dependencies as they are: they require a version or any later one.
-    if others := _others(version, family):
+    missing = _missing(names, version, family)
+    if missing:
+        wanted = tuple(Package(name, f"{version}-*") for name in names)
+        yield from vendor_repository.install(family, wanted, modules.MODULE, _remedy(version, names))
+        # A downgrade of these leaves their dependencies as they are: they require a version or any later one.
+        others = _others(version, family)
+    else:
+        # A deploy may have been interrupted in between.
+        others = _left(version, family)
+    if others:
         yield script(_OTHERS[family], *others)
+    elif not missing:
+        host.noop(f"installed: {', '.join(names)} {version}")
 
 
 # apt takes the version of the preferences, dnf that of the locks. Both leave a package alone that has no such version.
@@ -263,6 +269,26 @@ _OTHERS: dict[Family, str] = {
     "debian": f'{packages.APT}apt_install --allow-downgrades install -- "$@"',
     "rhel": 'dnf distro-sync -y -- "$@"',
 }
+
+# From the indexes that the node has: the installation has fetched them.
+_AVAILABLE: dict[Family, str] = {
+    "debian": 'apt-cache madison -- "$@" | sed "s/ *| */ /g"',
+    "rhel": 'dnf -q -C repoquery --queryformat "%{name} %{version}\\n" -- "$@" || true',
+}
+
+
+class AvailableVersions(FactBase[list[tuple[str, str]]]):
+    """The names and versions of packages that the node's repositories have."""
+
+    default = list
+
+    def command(self, names: tuple[str, ...], family: Family) -> StringCommand:
+        """Ask the package manager, which downloads nothing for this."""
+        return script(_AVAILABLE[family], *names)
+
+    def process(self, output: list[str]) -> list[tuple[str, str]]:
+        """Take the first two words of each line."""
+        return [(name, version) for name, version, *_ in (line.split() for line in output if line.strip())]
 
 
 def _others(version: str, family: Family) -> list[str]:
@@ -272,6 +298,16 @@ def _others(version: str, family: Family) -> list[str]:
         for name, versions in packages.installed(family).items()
         if any(_is_drivers(name, each) and not _is(version, each) for each in versions)
     )
+
+
+def _left(version: str, family: Family) -> list[str]:
+    """For an operation: those of the others that the repositories have at the wanted version.
+
+    The rest stay as they are, such as a package with another branch in its name.
+    """
+    others = _others(version, family)
+    available = host.get_fact(AvailableVersions, names=tuple(others), family=family) if others else []
+    return [name for name in others if any(name == each and _is(version, has) for each, has in available)]
 
 
 def _is_drivers(name: str, package_version: str) -> bool:

@@ -84,10 +84,25 @@ def _check_value(wanted: DevicePlugins) -> None:
     sharing.append(host.name)
 
 
-def _writer(folder: Path) -> str:
-    """The host that writes the folder's manifests: the first that has not failed in this deploy."""
-    sharing, _ = _sharing[host.state][folder]
-    return next(name for name in sharing if host.state.inventory.get_host(name) in host.state.active_hosts)
+# By deploy and folder: the hosts whose hardware was collected after a host wrote the manifests.
+_unwritten: WeakKeyDictionary[State, dict[Path, set[str]]] = WeakKeyDictionary()
+
+
+def _writes(folder: Path) -> bool:
+    """For an operation: whether this host writes the folder's manifests, for all hosts whose hardware is collected.
+
+    Once is enough, by the first host that has not failed: all hosts are collected then. With --serial or --no-wait they are
+    not, and each host writes in its turn.
+    """
+    if not host.state.is_executing:
+        sharing, _ = _sharing[host.state][folder]
+        active = host.state.active_hosts
+        return host.name == next(name for name in sharing if host.state.inventory.get_host(name) in active)
+    unwritten = _unwritten[host.state][folder]
+    if host.name not in unwritten:
+        return False
+    unwritten.clear()
+    return True
 
 
 # By inventory and cluster: the first host of the cluster that has a folder, and that folder.
@@ -206,6 +221,8 @@ def collect(wanted: DevicePlugins) -> Commands:
     discovered = discover(hardware, node_spec.read(), published(LABELS_KEY.here(), hardware), text)
     path = _nodes(wanted) / f"{host.name.replace('/', '_')}.json"
     document = to_text(discovered)
+    if host.state.is_executing:
+        _unwritten.setdefault(host.state, {}).setdefault(_folder(wanted.folder), set()).add(host.name)
     if _differs(path, document):
         yield FileChanges({path: document}).command()
     else:
@@ -218,7 +235,12 @@ def _possible_labels(folder: Path, nodes: Nodes) -> list[dict[str, str]]:
     for other in host.state.inventory:
         data: dict[str, object] = other.data.dict()  # type: ignore[no-untyped-call]
         if other.name not in nodes and _is_of(data, folder):
-            possible.append(possible_labels(LABELS_KEY.read(data, other.name)))
+            try:
+                possible.append(possible_labels(LABELS_KEY.read(data, other.name)))
+            except DeployError as error:
+                # A host outside --limit: its own deploy refuses this. An operation is also run for the list of changes.
+                if host.state.is_executing:
+                    warn(host, f"{error}; until then the manifests are made without the labels of this host")
     return possible
 
 
@@ -226,9 +248,8 @@ def _possible_labels(folder: Path, nodes: Nodes) -> list[dict[str, str]]:
 def write(wanted: DevicePlugins) -> Commands:
     """Render from the files of all hosts in the inventory, and write what differs. One host of the folder does so."""
     folder = _folder(wanted.folder)
-    writer = _writer(folder)
-    if host.name != writer:
-        host.noop(f"{writer} writes the manifests in {folder}")
+    if not _writes(folder):
+        host.noop(f"another host writes the manifests in {folder}")
         return
     # All hosts with this folder count, even those outside --limit. Files of other hosts, which had it before, are removed.
     known = {

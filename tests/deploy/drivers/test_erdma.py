@@ -12,6 +12,7 @@ from pyinfra.api.exceptions import DeployError
 
 from tasks.drivers import erdma
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, file_answers
+from tests.deploy.test_scripts import program, sh
 
 FINGERPRINT = "83DB6997E7844970861FCB6BEA39500F9B4DFB6F"
 REPOSITORY = {"uri": "http://repo.example.net", "key": "http://repo.example.net/key.asc", "fingerprint": FINGERPRINT}
@@ -26,6 +27,7 @@ ROCKY_8 = {"*-release": ["/etc/os-release", 'ID="rocky"', 'NAME="Rocky Linux"', 
 UBUNTU = {"*-release": ["/etc/os-release", "ID=ubuntu", "NAME=Ubuntu", 'VERSION_ID="22.04"', "---"]}
 HEADER = "# Written by Trackbed; changes here are overwritten.\n"
 OPTIONS = HEADER + "softdep erdma pre: ib_uverbs\noptions erdma compat_mode=Y\n"
+ENVIRONMENT = "ERDMA_CM_NO_BOUND_IF=1 ERDMA_FORCE_MAD_ENABLE=1"
 AT_BOOT = HEADER + "ib_core\nib_uverbs\nerdma\n"
 SOURCE = f"""\
 {HEADER}Types: deb
@@ -58,6 +60,7 @@ def there() -> Answers:
         "--show-keys": FINGERPRINT,
         **file_answers(erdma.OPTIONS, OPTIONS),
         **file_answers(erdma.AT_BOOT, AT_BOOT),
+        **file_answers(erdma.BUILD_OPTIONS, erdma.build_options(compat_mode=True)),
         **file_answers("/etc/apt/sources.list.d/trackbed-erdma.sources", SOURCE),
     }  # fmt: skip
 
@@ -75,6 +78,7 @@ def test_nothing_is_done_if_all_is_in_place(node: Node) -> None:
         "eRDMA | erdma: key of its repository",
         "eRDMA | erdma: repository",
         "eRDMA | Driver's options",
+        "eRDMA | Build's options",
         "eRDMA | DKMS package",
         "eRDMA | Driver built",
         "eRDMA | Driver at boot",
@@ -100,6 +104,9 @@ def test_a_fresh_node_gets_options_package_and_driver(node: Node) -> None:
     assert not result.failed
     assert result.uploads[erdma.OPTIONS] == OPTIONS.encode()
     assert result.uploads[erdma.AT_BOOT] == AT_BOOT.encode()
+    assert f"/usr/bin/env {ENVIRONMENT} $PRE_BUILD" in result.uploads[erdma.BUILD_OPTIONS].decode()
+    order = list(result.commands)
+    assert order.index("eRDMA | Build's options") < order.index("eRDMA | DKMS package")
     install, hold = result.commands["eRDMA | DKMS package"]
     assert install.endswith(" sh erdma '' erdma-dkms=1.1 ibverbs-providers")
     assert hold.endswith("apt-mark hold erdma-dkms")
@@ -165,8 +172,7 @@ def test_the_vendors_installer_gets_its_url_and_checksum(node: Node) -> None:
         erdma.install, {k: v for k, v in answers.items() if k != MODULE} | {MODULE: ["path "]}, answers
     )
     [run] = result.commands["eRDMA | Installer"]
-    assert run.endswith(f" sh {INSTALLER['installer']['url']} {SHA256} {erdma.INSTALLED}")
-    assert "ERDMA_CM_NO_BOUND_IF=1 ./install.sh --batch" in run
+    assert run.endswith(f" sh {INSTALLER['installer']['url']} {SHA256} {erdma.INSTALLED} no")
 
 
 @pytest.mark.parametrize(
@@ -202,6 +208,7 @@ def test_the_in_tree_driver_needs_only_options(node: Node) -> None:
     mine = {MODULE: [kernel_s, "installed AB", "users 0", "loaded AB"]}
     result = node.deploy(erdma.install, {**mine, **{k: v for k, v in there().items() if k not in mine}, **ROCKY_9})
     assert result.uploads[erdma.OPTIONS] == f"{HEADER}softdep erdma pre: ib_uverbs\n".encode()
+    assert erdma.BUILD_OPTIONS not in result.uploads
     assert result.commands["eRDMA | Driver loaded"] == []
 
 
@@ -263,16 +270,16 @@ def archive(folder: Path, script: str) -> Path:
     return made
 
 
-def run_installer(made: Path, sha256: str, note: Path) -> subprocess.CompletedProcess[str]:
+def run_installer(made: Path, sha256: str, note: Path, mad: str = "no") -> subprocess.CompletedProcess[str]:
     text = erdma._INSTALL.replace('fetch "$url" "$work/archive"', 'cp "$url" "$work/archive"')
     return subprocess.run(
-        ["sh", "-ec", text, "sh", str(made), sha256, str(note)], capture_output=True, text=True, check=False,
+        ["sh", "-ec", text, "sh", str(made), sha256, str(note), mad], capture_output=True, text=True, check=False,
         env={**os.environ, "DKMS": str(made.parent)},
     )  # fmt: skip
 
 
 def test_the_installer_is_run_only_with_its_checksum(tmp_path: Path) -> None:
-    made = archive(tmp_path, f'#!/bin/sh\necho "$ERDMA_CM_NO_BOUND_IF $*" > {tmp_path}/ran\n')
+    made = archive(tmp_path, f'#!/bin/sh\necho "$ERDMA_CM_NO_BOUND_IF $ERDMA_FORCE_MAD_ENABLE $*" > {tmp_path}/ran\n')
     note = tmp_path / "lib" / "note"
     refused = run_installer(made, SHA256, note)
     checksum = hashlib.sha256(made.read_bytes()).hexdigest()
@@ -281,8 +288,11 @@ def test_the_installer_is_run_only_with_its_checksum(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
     done = run_installer(made, checksum, note)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "ran").read_text() == "1 --batch\n"
+    assert (tmp_path / "ran").read_text() == "1  --batch\n"
     assert note.read_text() == f"{checksum}\n"
+    # As the vendor's controller runs it for the mode that is compatible with RoCE.
+    assert run_installer(made, checksum, note, "yes").returncode == 0
+    assert (tmp_path / "ran").read_text() == "1 1 --batch\n"
 
 
 def test_an_installer_that_fails_shows_the_build_log_and_is_run_again(tmp_path: Path) -> None:
@@ -295,3 +305,38 @@ def test_an_installer_that_fails_shows_the_build_log_and_is_run_again(tmp_path: 
     assert done.returncode == 1
     assert "error: no such thing" in done.stderr
     assert not note.exists()
+
+
+# What DKMS does with the file, as dkms 3.0.10 does it: it sources both, and then runs the script with the tree before its path.
+BUILD = """
+tree=$1
+PRE_BUILD="./configure-dkms.sh $2 /usr/src"
+. "$3"
+run="$tree/$PRE_BUILD"
+[[ -x ${run%% *} ]] || exit 1
+cd "$tree"
+exec $run
+"""
+
+
+@pytest.mark.parametrize(("compat_mode", "built"), [(False, "6.1.0 1 unset"), (True, "6.1.0 1 1")])
+def test_each_build_of_dkms_has_the_vendors_environment(tmp_path: Path, compat_mode: bool, built: str) -> None:
+    program(tmp_path / "configure-dkms.sh", 'echo "$1 ${ERDMA_CM_NO_BOUND_IF-unset} ${ERDMA_FORCE_MAD_ENABLE-unset}"')
+    (tmp_path / "erdma.conf").write_text(erdma.build_options(compat_mode))
+    command = ["bash", "-c", BUILD, "bash", str(tmp_path), "6.1.0", str(tmp_path / "erdma.conf")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{built}\n"
+
+
+def test_a_driver_that_was_built_with_other_options_is_built_again(node: Node, tmp_path: Path) -> None:
+    module, options = tmp_path / "erdma.ko", tmp_path / "erdma.conf"
+    program(tmp_path / "modinfo", f"echo {module}")
+    program(tmp_path / "stat", 'cat "$4"')  # the change time of a file, which nobody can set
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    module.write_text("7")
+    for changed, newer in (("6", []), ("7", []), ("8", [str(options)])):
+        options.write_text(changed)
+        assert sh(erdma._NEWER_INPUT, "6.1.0", options, PATH=path) == newer
+    node.data = {"erdma": DKMS}
+    [build] = node.deploy(erdma.install, {**there(), BEHIND: [erdma.BUILD_OPTIONS]}).commands["eRDMA | Driver built"]
+    assert build.endswith(" sh erdma 1.1 6.1.0-9-amd64 --force")

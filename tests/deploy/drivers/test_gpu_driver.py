@@ -117,7 +117,9 @@ def test_nothing_is_done_if_all_is_in_place(node: Node) -> None:
 def fresh(distribution: Answers) -> Answers:
     """A node with nothing of it."""
     answers = {"uname -m": "x86_64", "uname -r": KERNEL, USERS: ["end"], REQUESTS: [f"{BOOT}1"]}
-    return {STATE: ["LoadState=not-found"], **distribution, **answers, **modules(["path "])}
+    # The commands that ask the repositories end like those about a module.
+    repositories: Answers = {"madison": [], "repoquery": []}
+    return {STATE: ["LoadState=not-found"], **repositories, **distribution, **answers, **modules(["path "])}
 
 
 def test_a_fresh_debian_gets_repository_and_packages(node: Node) -> None:
@@ -191,6 +193,7 @@ def test_on_dnf5_no_driver_is_installed_that_could_not_be_held(node: Node) -> No
     assert f"{PREFIX}Packages" not in {name for name, commands in result.commands.items() if commands}
 
 
+DRIVERS = ("nvidia-open", "nvidia-kernel-open-dkms", "libcuda1")
 NEWER = {
     "rpm --queryformat": [
         *("nvidia-open 590.44.01-1", "nvidia-kernel-open-dkms 590.44.01-1", "nvidia-container-toolkit 1.20.1-1"),
@@ -203,20 +206,61 @@ NEWER = {
 }
 
 
-@pytest.mark.parametrize(
-    ("distribution", "command", "others"),
-    [
-        (ROCKY_9, "dnf distro-sync -y", "nvidia-kernel-open-dkms nvidia-open"),
-        (DEBIAN, "apt_install --allow-downgrades", "libcuda1 nvidia-open"),
+REPOSITORIES = {
+    "repoquery": [f"{name} {version}" for name in DRIVERS for version in ("590.44.01", VERSION)],
+    "madison": [
+        f"{name} {version}-1 https://example.com Packages" for name in DRIVERS for version in ("590.44.01", VERSION)
     ],
-)
+}
+DOWNGRADES = [
+    (ROCKY_9, "dnf distro-sync -y", "nvidia-kernel-open-dkms"),
+    (DEBIAN, "apt_install --allow-downgrades", "libcuda1"),
+]
+
+
+@pytest.mark.parametrize(("distribution", "command", "other"), DOWNGRADES)
 def test_a_downgrade_takes_all_packages_of_the_driver_along(
-    node: Node, distribution: Answers, command: str, others: str
+    node: Node, distribution: Answers, command: str, other: str
 ) -> None:
     wants(node, persistence=False)
-    _, moved = node.deploy(gpu_driver.install, {**fresh(distribution), **NEWER}).commands[f"{PREFIX}Packages"]
+    before = {**fresh(distribution), **NEWER, **REPOSITORIES}
+    _, moved = node.deploy(gpu_driver.install, before).commands[f"{PREFIX}Packages"]
     assert command in moved
-    assert moved.endswith(f" sh {others}")
+    assert moved.endswith(f" sh {other} nvidia-open")
+
+
+def interrupted() -> Answers:
+    """A node where the last deploy ended after the named package, and left its dependencies as they were."""
+    return {
+        each: [line.replace("590.44.01", VERSION) if "nvidia-open" in line else line for line in lines]
+        for each, lines in NEWER.items()
+    }
+
+
+@pytest.mark.parametrize(("distribution", "command", "other"), DOWNGRADES)
+def test_the_next_deploy_takes_along_what_an_interrupted_one_did_not(
+    node: Node, distribution: Answers, command: str, other: str
+) -> None:
+    wants(node, persistence=False)
+    result = node.deploy(gpu_driver.install, {**fresh(distribution), **interrupted(), **REPOSITORIES})
+    assert result.planned[f"{PREFIX}Packages"]
+    [moved] = result.commands[f"{PREFIX}Packages"]
+    assert command in moved
+    assert moved.endswith(f" sh {other}")
+    # The repositories have no other version of it: it is of no use to this one, and every deploy would try again.
+    without = node.deploy(gpu_driver.install, {**fresh(distribution), **interrupted()})
+    assert not without.planned[f"{PREFIX}Packages"]
+
+
+def test_packages_that_an_interrupted_deploy_left_are_not_replaced_while_in_use(node: Node) -> None:
+    wants(node, persistence=False)
+    result = node.deploy(
+        gpu_driver.install, {**fresh(DEBIAN), **interrupted(), **REPOSITORIES, USERS: ["python3 (4711)", "end"]}
+    )
+    [refused] = result.flat
+    assert refused.startswith(
+        f"refuse: gpu_driver: libcuda1 {VERSION} is not installed while GPUs are in use by python3 "
+    )
 
 
 def system(identity: str, version: str) -> OperatingSystem:

@@ -10,6 +10,7 @@ import pytest
 
 from tasks.drivers import gpu_driver
 from tasks.drivers.gpu_driver import modules as driver_modules
+from tasks.packages import Family
 from tests.deploy.test_scripts import program, sh
 
 
@@ -48,6 +49,28 @@ def test_versions_and_errors_of_nvidia_smi_are_read(tmp_path: Path, smi: str | N
     if smi:
         program(tmp_path / "nvidia-smi", smi)
     assert sh(gpu_driver._CHECK, PATH=str(tmp_path)) == report
+
+
+@pytest.mark.parametrize(
+    ("family", "manager", "output"),
+    [
+        ("debian", "apt-cache", r"  libcuda1 | 580.95.05-1 | http://a.b P\nnvidia-open | 590.1-1 | http://a.b P"),
+        ("rhel", "dnf", r"libcuda1 580.95.05\n\nnvidia-open 590.1\n"),
+        ("rhel", "dnf", None),
+    ],
+)  # fmt: skip
+def test_versions_of_the_repositories_are_read(
+    tmp_path: Path, family: Family, manager: str, output: str | None
+) -> None:
+    program(
+        tmp_path / manager,
+        f"printf '{output}'" if output else "echo 'Error: Cache-only enabled but no cache' >&2; exit 1",
+    )
+    lines = sh(gpu_driver._AVAILABLE[family], "libcuda1", "nvidia-open", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    available = gpu_driver.AvailableVersions().process(lines)
+    assert [(name, gpu_driver._is("580.95.05", version)) for name, version in available] == (
+        [("libcuda1", True), ("nvidia-open", False)] if output else []
+    )
 
 
 def load(

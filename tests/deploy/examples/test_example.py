@@ -56,6 +56,7 @@ ERDMA = [
     "eRDMA | erdma: no repository",
     "eRDMA | erdma: no key of a repository",
     "eRDMA | Driver's options",
+    "eRDMA | Build's options",
     "eRDMA | Installer's packages",
     "eRDMA | Installer",
     "eRDMA | Driver built",

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from attrs import evolve
 from pyinfra.api.exceptions import DeployError
 
 from tasks.common import archive
 from tasks.kubernetes import manifests as task
 from tests.deploy.conftest import Answers, Node, OwnConnector, Result
-from tests.deploy.hardware import ERDMA, GPUS, RAIL0, has
+from tests.deploy.hardware import ERDMA, GPUS, RAIL0, VIRTIO, has
 
 FEATURE = "feature.node.kubernetes.io"
 CONFIGURED = f"{FEATURE}/network-sriov.configured"
@@ -52,6 +53,14 @@ def test_files_of_removed_hosts_are_deleted_and_the_operators_stay(node: Node, t
     assert not (tmp_path / "rdma-shared-device-plugin.yaml").exists()
     assert (tmp_path / "erdma-device-plugin.yaml").exists()
     assert (tmp_path / "mine.yaml").read_text() == "mine"
+
+
+def test_a_folder_without_objects_is_one_that_kustomize_builds(node: Node, tmp_path: Path) -> None:
+    deploy(node, tmp_path, has(RAIL0))
+    assert not deploy(node, tmp_path, has(VIRTIO)).failed
+    assert [path.name for path in tmp_path.glob("**/*.yaml")] == ["kustomization.yaml"]
+    # Without any value but [] it would be "empty" for kustomize 5.2 and later (CheckEmpty, api/types/kustomization.go).
+    assert yaml.safe_load((tmp_path / "kustomization.yaml").read_text())["resources"] == []
 
 
 def test_a_node_that_deploys_itself_writes_no_manifests(node: Node, tmp_path: Path) -> None:
@@ -197,6 +206,29 @@ def test_the_manifests_of_each_folder_are_written(tmp_path: Path) -> None:
     assert (tmp_path / "b" / "kustomization.yaml").exists()
 
 
+@pytest.mark.parametrize("option", ["--serial", "--no-wait"])
+def test_the_manifests_are_for_all_hosts_though_one_is_done_before_the_next_begins(tmp_path: Path, option: str) -> None:
+    data = {
+        "fake_delay": 0,
+        "fake_delay_jitter": 0,
+        "labels": LABELS,
+        "device_plugins": {"folder": str(tmp_path / "made")},
+    }
+    hardware = {"a": has(RAIL0), "b": has(ERDMA), "c": has(RAIL0, others=GPUS)}
+    hosts = [
+        (f"@fake/{name}", {**data, "node_name": name, "fake_responses": answers}) for name, answers in hardware.items()
+    ]
+    (tmp_path / "fleet.py").write_text(f"hosts = {hosts!r}\n")
+    (tmp_path / "deploy.py").write_text("from tasks.kubernetes import manifests\nmanifests.render()\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pyinfra", "-y", option, tmp_path / "fleet.py", tmp_path / "deploy.py"],
+        cwd=archive.ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    plugins = {path.name for path in (tmp_path / "made").glob("*-device-plugin.yaml")}
+    assert plugins == {f"{name}-device-plugin.yaml" for name in ("rdma-shared", "erdma", "nvidia", "sriov")}
+
+
 @pytest.mark.parametrize("failing", ["a", "b", "c"])
 def test_the_manifests_are_written_if_a_host_of_the_cluster_fails_earlier(tmp_path: Path, failing: str) -> None:
     data = {"fake_responses": has(RAIL0), "fake_delay": 0, "fake_delay_jitter": 0, "labels": LABELS}
@@ -327,6 +359,23 @@ def test_a_host_that_was_not_deployed_to_yet_may_publish_the_label(tmp_path: Pat
     done = deploy_a(LABELS)
     assert done.returncode == 0, done.stderr
     assert [path.name for path in (tmp_path / "made").glob("*.yaml")] == ["kustomization.yaml"]
+
+
+def test_bad_labels_of_a_host_outside_the_limit_do_not_stop_the_deploy(tmp_path: Path) -> None:
+    data = {"fake_responses": has(RAIL0), "fake_delay": 0, "fake_delay_jitter": 0, "node_name": "a"}
+    labels = {"a": LABELS, "b": {"policy": {"rack": "a b"}}}
+    plugins = {"folder": str(tmp_path / "made")}
+    hosts = [(f"@fake/{name}", {**data, "device_plugins": plugins, "labels": labels[name]}) for name in "ab"]
+    (tmp_path / "fleet.py").write_text(f"hosts = {hosts!r}\n")
+    (tmp_path / "deploy.py").write_text("from tasks.kubernetes import manifests\nmanifests.render()\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pyinfra", "-y", tmp_path / "fleet.py", tmp_path / "deploy.py", "--limit", "@fake/a"],
+        cwd=archive.ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "made/rdma-shared-device-plugin.yaml").exists()
+    [warning] = [line for line in done.stderr.splitlines() if "@fake/b.labels: " in line]
+    assert "made without the labels of this host" in warning
 
 
 def test_a_label_of_policy_may_select_a_plugin(node: Node, tmp_path: Path) -> None:
