@@ -50,10 +50,10 @@ noted() {  # arguments: the file, and the command that sets holds
   note "$file"
   holds '' > "$file.new"
   mv "$file.new" "$file.before"
-  code=0
-  "$@" || code=$?
+  # No variable for the exit status: a function shares all variables with the script that calls it.
+  if "$@"; then set -- 0; else set -- "$?"; fi
   note "$file"
-  return "$code"
+  return "$1"
 }
 """
 )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
 
-from tasks.drivers.ofed import modules
+from tasks.drivers.ofed import mlnx_ofed, modules
+from tasks.packages import holds
 from tests.deploy.test_scripts import program, sh
 
 
@@ -170,3 +174,23 @@ def test_an_unloaded_module_is_loaded_again_although_others_could_not_be_unloade
     program(tmp_path / "bin/udevadm", "")
     text = modules._RELOAD.replace("/sys/module", str(tmp_path / "sys/module"))
     assert "loads nvme_rdma" in sh(text, "nvme_rdma", "", PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+
+
+def test_an_installer_that_fails_fails_the_deploy_and_its_packages_are_held_again(tmp_path: Path) -> None:
+    program(tmp_path / "MLNX/mlnxofedinstall", "exit 3")
+    bundle = tmp_path / "bundle.tgz"
+    with tarfile.open(bundle, "w:gz") as made:
+        made.add(tmp_path / "MLNX", "MLNX")
+    (tmp_path / "var").mkdir()
+    (tmp_path / "var/installed").write_text("sha256\nMLNX_OFED\nold-package\n")
+    program(tmp_path / "bin/apt-mark", f'if [ "$1" = hold ]; then echo "$2" >> {tmp_path}/held; fi')
+    text = holds.NOTED + mlnx_ofed.HOLDS["debian"] + mlnx_ofed._INSTALL.replace("/lib/modules/$kernel", str(tmp_path))
+    (tmp_path / "build/include").mkdir(parents=True)
+    sha256 = hashlib.sha256(bundle.read_bytes()).hexdigest()
+    done = subprocess.run(
+        ["sh", "-ec", text, "sh", str(bundle), sha256, str(tmp_path / "var"), str(tmp_path / "holds")],
+        env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, "mlnxofedinstall failed" in done.stderr) == (1, True)
+    assert (tmp_path / "held").read_text() == "old-package\n"
+    assert not (tmp_path / "var/installed").exists()
