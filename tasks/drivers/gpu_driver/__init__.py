@@ -53,6 +53,8 @@ NO_NVSWITCH = "its journal is above; on a node without NVSwitches give fabric_ma
 
 _VERSION = re.compile(r"\d{3,4}\.\d+(\.\d+)?")
 _NAME = re.compile("nvidia|cuda-drivers|^libcuda|^libnv|^libxnvctrl")
+LOCKED = "nvidia"
+"""The word in the names of the packages that dnf's lock keeps at the driver's version."""
 
 _CUDA = "https://developer.download.nvidia.com/compute/cuda/repos"
 # The folder of a release, and the key in it: its file and its fingerprint.
@@ -217,7 +219,7 @@ def lock(version: str) -> Commands:
     yield from vendor_repository.lock_plugin(packages.installed("rhel"))
     if others:
         yield StringCommand("dnf", "versionlock", "delete", *map(QuoteString, others))
-    yield script(_LOCK, holds.PATH, f"*nvidia*{version}*", _remedy(version, ("the driver",)))
+    yield script(_LOCK, holds.PATH, f"*{LOCKED}*{version}*", _remedy(version, ("the driver",)))
 
 
 def _remedy(version: str, names: Sequence[str]) -> str:
@@ -303,9 +305,10 @@ def _others(version: str, family: Family) -> list[str]:
 def _left(version: str, family: Family) -> list[str]:
     """For an operation: those of the others that the repositories have at the wanted version.
 
-    The rest stay as they are, such as a package with another branch in its name.
+    The rest stay as they are, such as a package with another branch in its name, or one that dnf's lock does not keep at the
+    version (libnvsdm): of that, dnf would install the newest one.
     """
-    others = _others(version, family)
+    others = [name for name in _others(version, family) if family == "debian" or LOCKED in name]
     available = host.get_fact(AvailableVersions, names=tuple(others), family=family) if others else []
     return [name for name in others if any(name == each and _is(version, has) for each, has in available)]
 

@@ -252,6 +252,18 @@ def test_the_next_deploy_takes_along_what_an_interrupted_one_did_not(
     assert not without.planned[f"{PREFIX}Packages"]
 
 
+def test_dnf_leaves_packages_alone_that_the_lock_does_not_keep_at_the_version(node: Node) -> None:
+    # dnf distro-sync would take the newest version, at each deploy.
+    wants(node, persistence=False)
+    have = {"rpm --queryformat": [f"nvidia-open {VERSION}-1.el9", "libnvsdm 590.44.01-1.el9"]}
+    result = node.deploy(
+        gpu_driver.install,
+        {**fresh(ROCKY_9), **have, "repoquery": [f"libnvsdm {VERSION}"], USERS: ["python3 (4711)", "end"]},
+    )
+    assert not result.planned[f"{PREFIX}Packages"]
+    assert not any("refuse: gpu_driver: libnvsdm" in command for command in result.flat)
+
+
 def test_packages_that_an_interrupted_deploy_left_are_not_replaced_while_in_use(node: Node) -> None:
     wants(node, persistence=False)
     result = node.deploy(
