@@ -13,7 +13,9 @@ STALE = """
 stale() {  # arguments: a unit, and the property with the time of its start
   file=$(systemctl show --property=FragmentPath --value "$1")
   started=$(TZ=UTC systemctl show --property="$2" --value "$1")
-  if [ -e "$file" ] && [ -n "$started" ] && [ "$(stat -c %Y "$file")" -gt "$(date -d "$started" +%s)" ]; then
+  [ -e "$file" ] && [ -n "$started" ] || return 0
+  written=$(stat -c %Y "$file")
+  if [ "$written" -gt "$(date -d "$started" +%s)" ] && [ "$written" -le "$(date +%s)" ]; then
     echo NeedDaemonReload=yes
   fi
 }
@@ -21,7 +23,8 @@ stale() {  # arguments: a unit, and the property with the time of its start
 """A shell function. It prints systemd's line NeedDaemonReload=yes if a unit's file was written after the unit has started.
 
 systemd's own line does not suffice: any daemon-reload clears it, also if the restart that should follow was lost with the
-connection. The time is in UTC, since abbreviations of other time zones are ambiguous.
+connection. The time is in UTC, since abbreviations of other time zones are ambiguous. A file from the future, as after the
+clock was set back, does not count: it would be newer than any restart.
 """
 
 _STATES = """

@@ -353,18 +353,27 @@ def test_other_errors_of_apt_end_it_at_once(tmp_path: Path) -> None:
     assert not (tmp_path / "slept").exists()
 
 
+WRITTEN, FUTURE = 1700000000, 4000000000
+
+
 @pytest.mark.parametrize(
-    ("started", "stale"),
-    [("Fri 2026-11-27 10:00:00 UTC", False), ("Fri 2026-11-27 09:59:59 UTC", True), ("", False)],
-    ids=["after its file", "before its file", "never"],
+    ("started", "written", "stale"),
+    [
+        ("Tue 2023-11-14 22:13:20 UTC", WRITTEN, False),
+        ("Tue 2023-11-14 22:13:19 UTC", WRITTEN, True),
+        ("", WRITTEN, False),
+        # A restart would not change this, so each deploy would do one.
+        ("Tue 2023-11-14 22:13:20 UTC", FUTURE, False),
+    ],
+    ids=["after its file", "before its file", "never", "a clock that was set back"],
 )
 def test_a_service_that_started_before_its_unit_file_was_written_is_found(
-    tmp_path: Path, started: str, stale: bool
+    tmp_path: Path, started: str, written: int, stale: bool
 ) -> None:
     """Also if a daemon-reload has come in between, after which systemd shows NeedDaemonReload=no."""
     unit = tmp_path / "trackbed.service"
     unit.write_text("[Unit]\n")
-    os.utime(unit, (1795773600, 1795773600))
+    os.utime(unit, (written, written))
     program(
         tmp_path / "bin/systemctl",
         f"""case "$2" in
