@@ -93,7 +93,7 @@ def is_away(link_status: LinkStatus) -> bool:
 def has_rdma(files: Files, pci: str) -> bool:
     """Whether a function has an RDMA device. Then it need not have a netdev.
 
-    An InfiniBand function has one only with ib_ipoib, and AWS's EFA has none at all.
+    An InfiniBand function has one only with ib_ipoib.
     """
     return bool(names_or_none(files, f"{device_path(pci)}/infiniband"))
 
