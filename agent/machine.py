@@ -273,6 +273,9 @@ class Namespace:
 class Namespaces(Protocol):
     """The other network namespaces, to which netdevs may have been moved."""
 
+    def searchable(self) -> bool:
+        """Whether the netdevs of other namespaces can be read at all (Linux 5.2 or later, as root)."""
+
     def holding(self, functions: Collection[str]) -> dict[str, Namespace]:
         """The namespace of each of these PCI functions whose netdev is in another one."""
 

@@ -49,7 +49,8 @@ class LinkStatus:
 
     ``missing``: it has a driver that creates netdevs, and its netdev is in no network namespace that the agent can enter.
     ``only_rdma``: the same of a PF that has an RDMA device, and so need not have a netdev. It is read only if the spec has
-    settings of a netdev for that PF.
+    settings of a netdev for that PF. A VF's ``missing`` and ``only_rdma`` stay False where no other namespace can be
+    searched.
     """
 
     pci: str
@@ -70,7 +71,7 @@ def _status_of_pf(machine: Machine, pci: str, want: Wanted) -> LinkStatus:
     if not is_away(link_status):
         return link_status
     only_rdma = has_rdma(machine.files, pci)
-    if only_rdma and not _settings_of_netdev(want.nics[pci].nic, only_rdma):
+    if only_rdma and not (_settings_of_netdev(want.nics[pci].nic, only_rdma) and machine.namespaces.searchable()):
         return link_status
     missing = pci not in machine.namespaces.holding([pci])
     return evolve(link_status, only_rdma=missing) if only_rdma else evolve(link_status, missing=missing)
@@ -92,7 +93,7 @@ def is_away(link_status: LinkStatus) -> bool:
 def has_rdma(files: Files, pci: str) -> bool:
     """Whether a function has an RDMA device. Then it need not have a netdev.
 
-    An InfiniBand function has one only with ib_ipoib, and AWS's EFA has none at all.
+    An InfiniBand function has one only with ib_ipoib.
     """
     return bool(names_or_none(files, f"{device_path(pci)}/infiniband"))
 

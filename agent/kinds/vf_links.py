@@ -37,7 +37,8 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mappin
         for address, functions in functions_in_scope(machine.files, want, scope).items()
     }
     away = [status.pci for of_pf in statuses.values() for status in of_pf.values() if links.is_away(status)]
-    nowhere = set(away) - machine.namespaces.holding(away).keys() if away else set()
+    search = bool(away) and machine.namespaces.searchable()
+    nowhere = set(away) - machine.namespaces.holding(away).keys() if search else set()
     missing = {vf for vf in nowhere if not links.has_rdma(machine.files, vf)}
     return {
         address: {

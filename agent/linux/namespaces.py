@@ -31,6 +31,18 @@ class LinuxNamespaces:
     def __init__(self, processes: str = PROCESSES) -> None:
         self._processes = processes
         self._seen: dict[str, Namespace] = {}
+        self._searchable: bool | None = None
+
+    def searchable(self) -> bool:
+        """Try once to mount the sysfs of the own namespace."""
+        if self._searchable is None:
+            try:
+                os.close(mount.detached("sysfs"))
+            except OSError:
+                self._searchable = False
+            else:
+                self._searchable = True
+        return self._searchable
 
     def holding(self, functions: Collection[str]) -> dict[str, Namespace]:
         """Search the namespaces in which the functions were last, then mounted ones, then those of processes."""

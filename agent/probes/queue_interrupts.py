@@ -31,10 +31,12 @@ def judge(want: Wanted, have: Snapshot, facts: None) -> list[Condition]:
     link, requested = unrecognised[0]
     names = list(dict.fromkeys(irq.action for irq in requested))
     more = ", ..." if len(names) > SHOWN else ""
-    others = f"; so it is with {', '.join(other.name for other, _ in unrecognised[1:])}" if unrecognised[1:] else ""
+    others = (
+        f"; the same holds for {', '.join(other.name for other, _ in unrecognised[1:])}" if unrecognised[1:] else ""
+    )
     message = (
         f"{link.name} has carrier and {len(requested)} interrupts, and none is recognised as a queue's, so none is pinned"
-        f"{others} ({', '.join(names[:SHOWN])}{more})"
+        f" ({', '.join(names[:SHOWN])}{more}){others}"
     )
     remedy = "the driver's interrupts need a record: see \"Add a NIC family\" in Trackbed's documentation"
     return [Condition(TYPE, "False", "NotRecognised", message, remedy=remedy)]

@@ -1,7 +1,8 @@
 """The driver of each VF has created a netdev, and the agent can see in which network namespace that is.
 
 A driver may be bound without one: iavf creates it only when the PF has answered. While a network namespace ends, its netdevs
-are in none for a moment, so a netdev that was seen before may be away for :data:`RETURN`.
+are in none for a moment, so a netdev that was seen before may be away for :data:`RETURN`. Where no other
+namespace can be searched (before Linux 5.2), a netdev that the host does not see counts as being in one.
 """
 
 from __future__ import annotations

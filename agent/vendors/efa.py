@@ -10,4 +10,6 @@ VENDOR = Vendor(
     # efa-comp<n>@pci:<BDF> are the completion queues' interrupts (efa_setup_comp_irq in efa_main.c); efa-mgmnt@pci:<BDF> is the
     # management one.
     queue_irqs=re.compile(r"^efa-(?P<role>comp)(?P<queue>\d+)@"),
+    # The instance's network is ENA's, a PCI function of its own.
+    has_netdev=False,
 )

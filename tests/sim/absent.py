@@ -33,6 +33,9 @@ class NoSystem:
 
 
 class NoNamespaces:
+    def searchable(self) -> bool:
+        return True
+
     def holding(self, functions: Collection[str]) -> dict[str, Namespace]:
         return {}
 

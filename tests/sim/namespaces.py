@@ -31,8 +31,13 @@ class SimNamespaces:
     names: set[str]
     opened: list[str]
 
+    def searchable(self) -> bool:
+        return not self.kernel.hides_namespaces
+
     def holding(self, functions: Collection[str]) -> dict[str, Namespace]:
-        namespaces = {}
+        namespaces: dict[str, Namespace] = {}
+        if self.kernel.hides_namespaces:
+            return namespaces
         for number, name in enumerate(sorted(self.names)):
             with self.files(Namespace(number, name)) as files:
                 for function in functions:

@@ -68,8 +68,9 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
             remedy = f"take {name} out of the spec"
             changes.append(Change(NAME, HOST, name, None, after, blocker=now.error, remedy=remedy))
         elif now.value is None:
-            advice = [f"see whether the netdev {netdev} is there" for netdev in netdevs([name])]
-            remedy = f"{(advice or [f'load the module that provides {name}'])[0]}, or take it out of the spec"
+            netdev = next(iter(netdevs([name])), None)
+            advice = f"see whether the netdev {netdev} is there" if netdev else f"load the module that provides {name}"
+            remedy = f"{advice}, or take the sysctl out of the spec"
             changes.append(Change(NAME, HOST, name, None, after, remedy=remedy, grace_period=GRACE_PERIOD))
         elif meaning(name, now.value) != meaning(name, after):
             changes.append(

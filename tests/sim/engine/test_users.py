@@ -235,6 +235,14 @@ def test_a_route_in_the_agent_s_own_tables_is_no_user(kernel: Kernel) -> None:
     assert users_of(kernel) == {PF: (User("a route through enp33s0"),)}
 
 
+def test_an_efa_function_never_has_a_netdev_and_so_is_in_no_other_namespace(kernel: Kernel) -> None:
+    kernel.lose_netdev(PF)
+    kernel.tree.unlink(f"/sys/bus/pci/devices/{PF}/driver")
+    kernel.tree.link(f"/sys/bus/pci/devices/{PF}/driver", "../../../../bus/pci/drivers/efa")
+    kernel.rdma.add(PF, "rdmap33s0", None)
+    assert users_of(kernel) == owning(kernel) == {}
+
+
 @pytest.mark.parametrize(("kind", "uses"), [("bond", True), ("team", True), ("bridge", True), ("vrf", False)])
 def test_a_netdev_s_master_uses_it_unless_it_is_a_vrf(kernel: Kernel, kind: str, uses: bool) -> None:
     kernel.enslave(PF, "master0", kind)

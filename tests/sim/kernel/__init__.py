@@ -68,6 +68,7 @@ class Kernel:
     disconnected: set[str] = field(factory=set)
     read_in_part: list[str] = field(factory=list)
     namespaces: set[str] = field(factory=set)
+    hides_namespaces: bool = False
     opened: list[str] = field(factory=list)
     events: Events = field(factory=NoEvents)
     netdevs: dict[str, Netdev] = field(factory=dict)

@@ -92,6 +92,15 @@ def test_a_vf_s_netdev_may_be_nowhere_while_a_pod_s_namespace_ends(node: Node) -
     assert node.look()["VfNetdevs"].status == "True"
 
 
+def test_a_kernel_that_shows_no_other_namespace_gives_no_warning_of_vfs_in_pods(node: Node) -> None:
+    """Before Linux 5.2."""
+    node.more = {"nics": [{"name": "rail0", "select": {"pci": PF0}, "vfs": {"count": 3}}]}
+    node.look()
+    node.kernel.move_away(vf_addresses(node.kernel.files, PF0)[1])
+    node.kernel.hides_namespaces = True
+    assert state(Node(node.kernel, more=node.more).look()["VfNetdevs"]) == ("True", "AllCreated", "warn")
+
+
 def test_a_node_without_vfs_has_no_condition_of_their_netdevs(node: Node) -> None:
     assert "VfNetdevs" not in node.look()
 

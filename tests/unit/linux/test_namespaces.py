@@ -1,5 +1,6 @@
 """The sysfs of other network namespaces, on this machine's own kernel."""
 
+import errno
 import os
 import subprocess
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.linux import mount as detached_mounts
 from agent.linux.namespaces import LinuxNamespaces, mounted
 from agent.machine import Namespace
 
@@ -112,3 +114,15 @@ def test_a_function_that_is_in_no_namespace_is_not_found(pod: Namespace) -> None
     own = OWN.readlink()
     assert LinuxNamespaces().holding(["0000:ff:1f.7"]) == {}
     assert OWN.readlink() == own
+
+
+def test_other_namespaces_can_be_searched_where_sysfs_can_be_mounted(pod: Namespace) -> None:
+    assert LinuxNamespaces().searchable()
+
+
+def test_before_linux_5_2_no_other_namespace_can_be_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(filesystem: str) -> int:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(detached_mounts, "detached", refuse)
+    assert not LinuxNamespaces().searchable()
