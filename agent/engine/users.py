@@ -22,7 +22,7 @@ from agent.hardware.functions import (
 )
 from agent.hardware.rdma import CHAR_DEVICES, Reader
 from agent.hardware.sysfs import names_or_none
-from agent.kinds import vfs
+from agent.kinds import queues, vfs
 from agent.machine import Files, Machine
 from agent.report.records import Change
 from agent.report.target import is_vf
@@ -155,9 +155,8 @@ Source = Callable[[Machine, Wanted, _Functions], Users]
 def _namespaces(machine: Machine, want: Wanted, functions: _Functions) -> Users:
     """A bound network driver whose netdev the host does not see: a container runtime has moved it."""
     for target, pci in functions.pci.items():
-        bound = driver(machine.files, pci)
         # Read again: the netdev may have been moved since this lookup began.
-        if bound is not None and vendor(bound).has_netdev and netdev(machine.files, pci) is None:
+        if queues.is_away(machine.files, pci):
             yield target, User("another network namespace", owns=True)
 
 
@@ -222,7 +221,7 @@ def _vfio_nodes(machine: Machine, pci: str) -> Iterator[str]:
 
 
 def _vdpa(machine: Machine, want: Wanted, functions: _Functions) -> Users:
-    """Processes that have the function's vDPA device open (drivers/vhost/vdpa.c), or one of its subfunctions.
+    """Processes that have a vDPA device of the function or of one of its subfunctions open (drivers/vhost/vdpa.c).
 
     A vDPA device lies below the function, or below the auxiliary device of a part of it. Its name may be any: the operator
     gives it (vdpa-dev(8)).

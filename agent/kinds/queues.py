@@ -61,7 +61,7 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mappin
     """The queues of each PF and its VFs, by target; empty for a netdev that cannot be reached."""
     functions = functions_in_scope(machine.files, want, scope)
     flows = want.spec.rfs.enable or read_or(machine.files, ENTRIES, "0") != "0"
-    away = [pci for of_pf in functions.values() for pci in of_pf.values() if _is_away(machine.files, pci)]
+    away = [pci for of_pf in functions.values() for pci in of_pf.values() if is_away(machine.files, pci)]
     places = machine.namespaces.holding(away) if away else {}
     queues: dict[str, dict[str, Queues]] = {}
     for address, of_address in functions.items():
@@ -80,7 +80,7 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mappin
     return queues
 
 
-def _is_away(files: Files, pci: str) -> bool:
+def is_away(files: Files, pci: str) -> bool:
     """Whether a function has a network driver, but no netdev in the host's network namespace."""
     bound = driver(files, pci)
     return bound is not None and vendor(bound).has_netdev and netdev(files, pci) is None

@@ -80,7 +80,10 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
 
 
 def _is_stuck(vf: links.LinkStatus, pf: links.LinkStatus) -> bool:
-    """Whether a VF has missed the carrier of its PF. Another VF without one may wait for its representor (switchdev mode)."""
+    """Whether a VF has no carrier although its PF has, and its driver is known to miss it.
+
+    With other drivers the VF's representor may be down (switchdev mode), which no flap of the VF changes.
+    """
     if vf.link is None or pf.link is None or not vendor(pf.driver).vfs_miss_carrier:
         return False
     return pf.link.carrier and vf.link.up and not vf.link.carrier

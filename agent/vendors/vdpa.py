@@ -1,4 +1,4 @@
-"""PCI drivers that make a vDPA device of a function, and no netdev. From the kernel's source (drivers/vdpa): not run.
+"""PCI drivers that create a vDPA device for a function instead of a netdev. From the kernel's source (drivers/vdpa): not run.
 
 pds_core is the PCI driver of the VFs that pds_vdpa uses (drivers/net/ethernet/amd/pds_core).
 """

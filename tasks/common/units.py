@@ -20,7 +20,7 @@ stale() {  # arguments: a unit, and the property with the time of its start
   fi
 }
 """
-"""A shell function. It prints systemd's line NeedDaemonReload=yes if a unit's file was written after the unit has started.
+"""A shell function. It prints systemd's line NeedDaemonReload=yes if a unit's file is newer than the unit's start.
 
 systemd's own line does not suffice: any daemon-reload clears it, also if the restart that should follow was lost with the
 connection. The time is in UTC, since abbreviations of other time zones are ambiguous. A file from the future, as after the

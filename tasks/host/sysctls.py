@@ -45,19 +45,21 @@ def load(wanted: Mapping[str, str], settings: OperationMeta) -> Commands:
 
     A parameter that the kernel does not have, as of a module that is not loaded, is only a warning: systemd-sysctl ignores it.
     """
-    if wanted and (changes(settings) or _others(wanted)):
+    have = _values(wanted) if wanted else {}
+    if wanted and (changes(settings) or _others(wanted, have)):
         yield script(_LOAD, PATH)
+        have = _values(wanted) if host.state.is_executing else have
     else:
         host.noop("the sysctls have these values")
     if not wanted or not host.state.is_executing:
         return
-    if missing := sorted(name for name in wanted if path(name) not in _values(wanted)):
+    if missing := sorted(name for name in wanted if path(name) not in have):
         warn(
             host,
             f"boot.sysctls: the kernel does not have {', '.join(missing)}; load the module that brings it (kernel_modules), or "
             "remove it there",
         )
-    if others := _others(wanted):
+    if others := _others(wanted, have):
         listed = ", ".join(f"{name} is {value}, not {wanted[name]}" for name, value in sorted(others.items()))
         yield refuse(f"boot.sysctls: after {PATH} was loaded, {listed}: the kernel does not take the value; correct it")
 
@@ -67,9 +69,11 @@ def _values(wanted: Mapping[str, str]) -> dict[str, str]:
     return values
 
 
-def _others(wanted: Mapping[str, str]) -> dict[str, str]:
-    """The sysctls that have another value than the wanted one, in whatever notation, with that value."""
-    have = _values(wanted)
+def _others(wanted: Mapping[str, str], have: Mapping[str, str]) -> dict[str, str]:
+    """The sysctls that have another value than the wanted one, in whatever notation, with that value.
+
+    :param have: the values by path.
+    """
     return {
         name: have[path(name)]
         for name, value in wanted.items()
