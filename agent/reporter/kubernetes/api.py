@@ -285,7 +285,7 @@ class Api:
     def _open(self, session: Session) -> HTTPSConnection:
         address = urlsplit(self.server)
         host, port = address.hostname or "", address.port or 443
-        plain = socket.create_connection((host, port), TIMEOUT)
+        plain = _connect(host, port)
         with suppress(OSError):
             plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, value in {socket.TCP_NODELAY: 1, **KEEPALIVE}.items():
@@ -295,6 +295,33 @@ class Api:
         self._connection = connection = HTTPSConnection(host, port, timeout=TIMEOUT, context=session.tls)
         connection.sock = self._tls
         return connection
+
+
+def _connect(host: str, port: int) -> socket.socket:
+    """A connection to the first address of the host that answers.
+
+    If it has several, each gets a share of the time: an API server that has lost its power answers nothing, and must leave
+    enough time for the next one and for the request.
+    """
+    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    share = TIMEOUT / (len(addresses) + 1) if len(addresses) > 1 else TIMEOUT
+    failed = OSError("its name has no address")
+    for family, kind, protocol, _, address in addresses:
+        try:
+            plain = socket.socket(family, kind, protocol)
+        except OSError as error:  # the kernel has no IPv6
+            failed = error
+            continue
+        plain.settimeout(share)
+        try:
+            plain.connect(address)
+        except OSError as error:
+            plain.close()
+            failed = error
+        else:
+            plain.settimeout(TIMEOUT)
+            return plain
+    raise failed
 
 
 def read_document(text: bytes) -> dict[str, Any]:

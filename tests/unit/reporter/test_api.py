@@ -1,11 +1,13 @@
 """The reporter's client of the API server, over real connections."""
 
 import queue
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -99,6 +101,30 @@ def test_a_server_that_sends_a_byte_now_and_then_does_not_hold_a_request(
         session = Session(trust(authority))
         with pytest.raises(TimeoutError):
             Api(url, lambda: session).ask("GET", "/")
+
+
+@contextmanager
+def silent_address(port: int) -> Iterator[str]:
+    """An address that answers no more connections, as a server without power: the kernel drops those beyond the queue."""
+    listens = ("127.0.0.2", port)
+    with socket.create_server(listens, backlog=0), socket.create_connection(listens):
+        yield listens[0]
+
+
+def test_an_api_server_that_answers_nothing_leaves_time_for_the_next_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.reporter.kubernetes.api.TIMEOUT", 3.0)
+    with api_server(tmp_path, lambda method, path, body: (200, {"kind": "List"})) as (url, authority):
+        port = urlsplit(url).port or 0
+        with silent_address(port) as silent:
+            stream = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "")
+            # One name with the addresses of two API servers, as in the DNS or in /etc/hosts.
+            monkeypatch.setattr(
+                socket, "getaddrinfo", lambda *_, **__: [(*stream, (each, port)) for each in (silent, "127.0.0.1")]
+            )
+            session = Session(trust(authority))
+            assert Api(url, lambda: session).ask("GET", "/api/v1/nodes") == {"kind": "List"}
 
 
 @pytest.mark.parametrize("text", [b"[" * 100_000, b'{"a":' * 100_000, b"\xff", b"[]", b'{"a": 1, "a": 2}'])
