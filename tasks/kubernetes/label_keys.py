@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Literal
 
 Writer = Literal["reporter", "nfd", "kubelet"]
@@ -30,7 +31,10 @@ _KUBELET_KEYS = frozenset(
 _KUBELET_NAMESPACES = ("kubelet.kubernetes.io", "node.kubernetes.io")
 _NODE_RESTRICTION = "node-restriction.kubernetes.io"
 
+_ELSEWHERE = "set it from elsewhere (kubectl label node), or give another key"
+
 # node-feature-discovery, pkg/apis/nfd/validate: the only namespaces of kubernetes.io that it accepts, with their subdomains.
+_REPORTER_NAMESPACE = "feature.node.kubernetes.io"
 _NFD_NAMESPACES = ("feature.node.kubernetes.io", "profile.node.kubernetes.io")
 
 
@@ -41,6 +45,21 @@ def fault(key: str, value: str, writer: Writer) -> str | None:
     if writer == "reporter":
         return None
     return _nfd(key) if writer == "nfd" else _kubelet(key)
+
+
+def refused_of_reporters(keys: Iterable[str]) -> str | None:
+    """The keys that fleet/cluster/nodes-policy.yaml refuses of a reporter, and the remedy; None: it refuses none of them."""
+    refused = [
+        key
+        for key in sorted(keys)
+        if (_below(key, "kubernetes.io") or _below(key, "k8s.io")) and key.rpartition("/")[0] != _REPORTER_NAMESPACE
+    ]
+    if not refused:
+        return None
+    return (
+        f"{', '.join(refused)}: of kubernetes.io and k8s.io a reporter may set only labels of {_REPORTER_NAMESPACE}. The API "
+        f"server would refuse all else that is published of a ready node together with another one; {_ELSEWHERE}"
+    )
 
 
 def _malformed(key: str, value: str) -> str | None:
@@ -72,7 +91,7 @@ def _nfd(key: str) -> str | None:
     if "/" not in key:
         return f"{key}: NFD accepts only keys with a prefix; give it one, or make its writer 'reporter'"
     if _below(key, "kubernetes.io") and not any(_below(key, namespace) for namespace in _NFD_NAMESPACES):
-        return f"{key}: of kubernetes.io NFD accepts only {' and '.join(_NFD_NAMESPACES)}; make its writer 'reporter'"
+        return f"{key}: of kubernetes.io NFD accepts only {' and '.join(_NFD_NAMESPACES)}; {_ELSEWHERE}"
     return None
 
 
@@ -81,7 +100,7 @@ def _kubelet(key: str) -> str | None:
     if reserved and not any(_below(key, namespace) for namespace in _KUBELET_NAMESPACES):
         return (
             f"{key}: of kubernetes.io and k8s.io a kubelet may set only labels of {' and '.join(_KUBELET_NAMESPACES)}, and "
-            "does not start with another; make its writer 'reporter'"
+            f"does not start with another; {_ELSEWHERE}"
         )
     return None
 

@@ -27,7 +27,7 @@ from tasks.common.facts import FactBase
 from tasks.common.texts import HEADER, Texts, replace
 from tasks.hardware import MELLANOX, UNKNOWN, Hardware, here, is_erdma, shared
 from tasks.kubernetes import KUBERNETES
-from tasks.kubernetes.label_keys import EXTENDED_RESOURCE, Writer, fault
+from tasks.kubernetes.label_keys import EXTENDED_RESOURCE, Writer, fault, refused_of_reporters
 
 LABELS = str(settings.LABELS)
 NFD = "/etc/kubernetes/node-feature-discovery/features.d/trackbed"
@@ -327,11 +327,16 @@ def publish() -> None:
 
     `hardware.settle` must come before: VFs and their RDMA devices exist only after the agent's first pass.
 
-    :raises DeployError: this kubelet takes its labels and taints from elsewhere.
+    :raises DeployError: this kubelet takes its labels and taints from elsewhere, or the cluster refuses a label.
     """
     wanted = LABELS_KEY.here()
+    publishes = KUBERNETES.here() is not None
+    if wanted and publishes:
+        published = [key for key in (*wanted.capabilities, *wanted.policy) if wanted.writer(key) == "reporter"]
+        if refused := refused_of_reporters(published):
+            raise DeployError(f"{host.name}.{LABELS_KEY.name}: {refused}")
     kind, where = _kubelet_kind(host_data().get("kubelet"))
-    tainted = (wanted or Labels()).registers_tainted(KUBERNETES.here() is not None, kind)
+    tainted = (wanted or Labels()).registers_tainted(publishes, kind)
     if wanted and kind != KUBEADM and (tainted or "kubelet" in wanted.writers.values()):
         raise DeployError(
             f"{host.name}.{LABELS_KEY.name}: the kubelet of {kind} takes its first labels and taints from its own "

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 from pyinfra.api.exceptions import DeployError
 
+from tasks.common.archive import ROOT
 from tasks.common.texts import HEADER
 from tasks.kubernetes import labels
 from tasks.kubernetes.label_keys import fault
@@ -170,12 +172,12 @@ def test_a_kubelet_that_takes_no_arguments_is_refused_with_nothing_written(
         ({"policy": {"rdma": "hca"}}, "policy: 'rdma' is in capabilities, too"),
         (
             {"policy": {"k8s.io/x": "y"}, "writers": {"k8s.io/x": "kubelet"}},
-            "does not start with another; make its writer 'reporter'",
+            "does not start with another; set it from elsewhere (kubectl label node)",
         ),
         ({"policy": {"x": "y"}, "writers": {"x": "nfd"}}, "NFD accepts only keys with a prefix"),
         (
             {"policy": {"node.kubernetes.io/x": "y"}, "writers": {"node.kubernetes.io/x": "nfd"}},
-            "make its writer 'reporter'",
+            "accepts only feature.node.kubernetes.io and profile.node.kubernetes.io; set it from elsewhere (kubectl",
         ),
         (
             {"writers": {"rdma": "nfd"}},
@@ -202,6 +204,40 @@ def test_bad_data_is_refused_before_the_node_is_touched(node: Node, given: dict[
         deploy(node, given, has(CONNECTX))
     assert str(caught.value).startswith("@fake/node-a.labels: ")
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "key", ["node-role.kubernetes.io/gpu", "kubernetes.io/x", "a.k8s.io/x", "a.feature.node.kubernetes.io/x"]
+)
+def test_a_label_that_the_cluster_s_policies_refuse_is_refused_where_the_reporter_publishes(
+    node: Node, key: str
+) -> None:
+    """With such a label in it, the API server refuses the whole patch of a ready Node."""
+    assert policy_refuses(key)
+    given = {"policy": {key: "", "example.net/rack": "b7"}}
+    with pytest.raises(
+        DeployError, match=rf"labels: {key}: of kubernetes\.io and k8s\.io a reporter may set only labels of feature"
+    ):
+        deploy(node, given, has(CONNECTX), kubernetes=PUBLISHES)
+    assert not deploy(node, given, has(CONNECTX)).failed
+
+
+def test_a_label_that_the_cluster_s_policies_admit_is_published(node: Node) -> None:
+    keys = ["feature.node.kubernetes.io/x", "nvidia.com/gpu.present", "mykubernetes.io/x", "rack"]
+    assert not any(map(policy_refuses, keys))
+    result = deploy(
+        node, {"policy": dict.fromkeys(keys, "y")}, {**has(CONNECTX), KUBELET: ["passes"]}, kubernetes=PUBLISHES
+    )
+    assert {*keys} <= {each["key"] for each in published(result)}
+
+
+def policy_refuses(key: str) -> bool:
+    """Whether fleet/cluster/nodes-policy.yaml refuses a reporter's change of this label: its pattern, and its exception."""
+    text = (ROOT / "fleet/cluster/nodes-policy.yaml").read_text()
+    (pattern,), (exception,) = (
+        re.findall(each, text) for each in (r"!k\.matches\('(.*)'\)", r"k\.startsWith\('(.*)'\)")
+    )
+    return re.search(pattern, key) is not None and not key.startswith(exception)
 
 
 PUBLISHES = {"server": "https://api.example.net:6443", "ca_file": "ca.pem"}
