@@ -7,12 +7,10 @@ server makes a token for the deploy that is bound to the Node. In both cases the
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 import time
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import urlsplit
 
 from attrs import define, frozen
@@ -35,6 +33,7 @@ from tasks.common.data import Key, expanded, record, without_password
 from tasks.common.facts import FactBase
 from tasks.common.texts import Texts, replace
 from tasks.kubernetes.label_keys import EXTENDED_RESOURCE
+from tasks.kubernetes.tokens import DAY, RENEW_AT, claims_of, shortened
 
 SETTINGS = str(published.SETTINGS)
 AUTHORITY = "/etc/trackbed/cluster-ca.pem"
@@ -48,9 +47,6 @@ ENROLMENT_LIFE = 3600
 
 LONGEST_COMMON_NAME = 64
 """Characters of a certificate's common name: X.520's bound, which OpenSSL keeps to."""
-
-DAY = 86400
-RENEW_AT = 2 / 3
 
 
 @frozen
@@ -200,7 +196,7 @@ class NodeCredentials(FactBase[Credentials]):
     def process(self, output: list[str]) -> Credentials:
         """Parse lines of a word and a value."""
         by_word = {word: value for word, _, value in (line.partition(" ") for line in output)}
-        claims = _claims(by_word.get("secret", ""))
+        claims = claims_of(by_word.get("secret", ""))
         bound = claims.get("kubernetes.io", {}).get("node", {})
         return Credentials(
             "certificate" in by_word,
@@ -212,14 +208,6 @@ class NodeCredentials(FactBase[Credentials]):
             by_word.get("request", ""),
             by_word.get("csr", ""),
         )
-
-
-def _claims(part: str) -> dict[str, Any]:
-    try:
-        claims = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
-    except (ValueError, binascii.Error):
-        return {}
-    return claims if isinstance(claims, dict) else {}
 
 
 @deploy("Kubernetes")
@@ -312,6 +300,8 @@ def _get_token(state: State, host: Host, want: ReporterSetup, new_token: NewToke
             new_token.token = credentials.enrolment_token(key.kubeconfig, ENROLMENT_LIFE)
         else:
             new_token.token = credentials.bound_token(key.kubeconfig, want.node, key.days * DAY)
+            if short := shortened(new_token.token, key.days):
+                warn(host, f"{KUBERNETES.name}.days: {want.node} got {short}")
     except credentials.NotJoined as error:
         # Before it joins, a node has no Node to which a token could be bound. That is no error.
         warn(host, f"{error}: the next deploy brings its token")

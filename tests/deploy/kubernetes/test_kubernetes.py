@@ -26,6 +26,7 @@ from tasks.common.commands import script
 from tasks.kubernetes import AUTHORITY, SECRET, SETTINGS, UNIT
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, OwnConnector
 from tests.deploy.packages.test_packages import install
+from tests.unit.reporter.scripted import api_server
 
 SPEC = from_mapping({"node_name": "node-a"}, "node-a")
 CREDENTIALS = "checkend"
@@ -190,6 +191,42 @@ def test_credentials_of_another_cluster_or_name_are_removed(
     result = evolve(node, data={"kubernetes": key}).deploy(configure, answers)
     assert str(script('rm -f "$1"/reporter.pem "$1"/requested.*', kubernetes.STATE_FOLDER)) in result.flat
     assert "no token for node-a" in "".join(result.log)
+
+
+KUBECONFIG = """
+clusters: [{{name: c, cluster: {{server: "{url}", certificate-authority: {authority}}}}}]
+users: [{{name: u, user: {{token: t}}}}]
+contexts: [{{name: c, context: {{cluster: c, user: u}}}}]
+current-context: c
+"""
+
+
+@pytest.mark.parametrize(
+    ("days", "given", "warned"), [(365, 1, True), (365, 365, False), (1, 1, False), (2, 365, False)]
+)
+def test_the_deploy_says_when_a_cluster_shortens_the_life_of_tokens(
+    node: Node, key: dict[str, Any], tmp_path: Path, days: int, given: int, warned: bool
+) -> None:
+    """On EKS a token is valid for a day, whatever is asked for. A day after the deploy all nodes would be silent."""
+    now = time.time()
+    made = f"e30.{token(now, now + given * 86400, bound=True)}.signature"
+
+    def answer(method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
+        if method == "POST":
+            assert body["spec"]["expirationSeconds"] == days * 86400
+            return 201, {"metadata": {}, "spec": body["spec"], "status": {"token": made}}
+        return 200, {"metadata": {"name": "node-a", "uid": "u1"}}
+
+    with api_server(tmp_path, answer) as (url, authority):
+        (tmp_path / "kubeconfig").write_text(KUBECONFIG.format(url=url, authority=authority))
+        key = {**key, "identity": "token", "days": days, "kubeconfig": str(tmp_path / "kubeconfig")}
+        result = evolve(node, data={"kubernetes": key}).deploy(configure, HAS_OPENSSL)
+    assert not result.failed
+    assert result.inputs == [made]
+    said = "kubernetes.days: node-a got a token for 24 h instead of 365 d"
+    assert (said in "".join(result.log)) is warned
+    assert ("at least every 8 h" in "".join(result.log)) is warned
+    assert "signature" not in "".join(result.log)
 
 
 def test_a_secret_is_in_no_argument(node: Node) -> None:
