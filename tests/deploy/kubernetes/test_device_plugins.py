@@ -215,6 +215,17 @@ def test_each_plugin_selects_nodes_by_its_label_and_tolerates_the_taint() -> Non
     assert set(pods) == set(DAEMON_SETS.values())
 
 
+@pytest.mark.parametrize("taint", ["nvidia.com/gpu", "dedicated"])
+@pytest.mark.parametrize("name", ["rdma-shared-device-plugin", "sriov-device-plugin"])
+def test_a_plugin_of_nics_runs_on_nodes_that_the_operator_keeps_for_some_pods(name: str, taint: str) -> None:
+    """Without it such a node would never have the resource, and its taint would never be lifted."""
+    (daemon_set,) = [each for each in daemon_sets(manifests(WANTED, FLEET)) if each["metadata"]["name"] == name]
+    assert any(
+        each["operator"] == "Exists" and each.get("key", taint) == taint and each.get("effect") == "NoSchedule"
+        for each in daemon_set["spec"]["template"]["spec"]["tolerations"]
+    )
+
+
 def test_a_plugin_is_made_of_the_nodes_that_its_daemon_set_selects() -> None:
     card = function("0000:3b:00.0", "15b3:101d", "ens7", rdma("mlx5_0"))
     spark = evolve(node_with(nic("port0", card)), labels={"workload": "spark"})
