@@ -76,11 +76,12 @@ def _each(values: Iterator[str | None]) -> list[str]:
 
 def _unwanted(selectors: Mapping[str, Any], nodes: Nodes, chosen: Chosen) -> list[tuple[str, SeenFunction]]:
     """The unwanted functions that the selectors match, with their hosts."""
+    wanted = {name: set(functions) for name, functions in chosen.items()}
     return [
         (name, function)
         for name, node in nodes.items()
         for function in node.functions
-        if function not in chosen.get(name, ()) and _selects(selectors, function)
+        if function not in wanted.get(name, ()) and _selects(selectors, function)
     ]
 
 
