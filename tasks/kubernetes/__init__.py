@@ -14,7 +14,6 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from attrs import define, frozen
-from cryptography import x509
 from pyinfra.api.command import FunctionCommand, QuoteString, StringCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.exceptions import DeployError
@@ -32,6 +31,7 @@ from tasks.common.connection import BY_CONTROL_HOST, deploys_itself
 from tasks.common.data import Key, expanded, record, without_password
 from tasks.common.facts import FactBase
 from tasks.common.texts import Texts, replace
+from tasks.kubernetes.authorities import read_authorities, removes_authorities
 from tasks.kubernetes.label_keys import EXTENDED_RESOURCE
 from tasks.kubernetes.tokens import DAY, RENEW_AT, claims_of, shortened
 
@@ -137,9 +137,7 @@ def _authority(key: Kubernetes) -> str:
             )
         return str(brought)
     try:
-        authority = file.read_text().rstrip("\n") + "\n"
-        x509.load_pem_x509_certificates(authority.encode())
-        return authority
+        return read_authorities(file)
     except (OSError, ValueError) as error:
         raise DeployError(
             f"{host.name}.{KUBERNETES.name}.ca_file: {file}: {error}; give the cluster's authority, a PEM file"
@@ -231,26 +229,39 @@ systemctl try-restart "$1" 2>/dev/null || true
 """
 
 
+_FORGET = 'rm -f "$1"/reporter.pem "$1"/requested.*'
+
+
 @operation()
 def deliver(want: ReporterSetup | None) -> Commands:
     """Write the files that differ, and restart the reporter if it runs."""
     have = host.get_fact(Texts, paths=(SETTINGS, AUTHORITY))
     credentials = host.get_fact(NodeCredentials)
+    certified = credentials.certificate or bool(credentials.request)
     if want is None:
         if have or credentials.secret:
             yield script('rm -rf "$1" "$2" "$3"', SETTINGS, AUTHORITY, SECRET)
-        else:
+        if certified:
+            yield script(_FORGET, STATE_FOLDER)
+        if not (have or credentials.secret or certified):
             host.noop("the reporter publishes nothing to Kubernetes")
         return
-    moved = bool(have) and (have.get(AUTHORITY) != want.authority or _name(have.get(SETTINGS, "")) != want.node)
+    moved = bool(have) and (
+        removes_authorities(have.get(AUTHORITY, ""), want.authority) or _name(have.get(SETTINGS, "")) != want.node
+    )
     texts = {SETTINGS: want.settings, AUTHORITY: want.authority}
     needs_token = _needs_secret(want, credentials, moved)
+    unusable = want.key.identity == "certificate" and credentials.certificate and credentials.refused and not moved
+    if unusable and host.state.is_executing:
+        # A fault of the API server may pass, and another certificate may need an operator. So the deploy does not remove it.
+        how = f"if it is of another cluster, remove {STATE_FOLDER}/reporter.pem on the node, and deploy again"
+        warn(host, f"{KUBERNETES.name}: the API server refuses the valid certificate of {want.node}: {how}")
     if have == texts and not needs_token:
         host.noop("settings and credentials are as they should be")
         return
     if moved:
         # For another cluster, or under another name, the former certificate is useless.
-        yield script('rm -f "$1"/reporter.pem "$1"/requested.*', STATE_FOLDER)
+        yield script(_FORGET, STATE_FOLDER)
     if needs_token:
         new_token = NewToken()
         yield FunctionCommand(_get_token, (want, new_token), {})

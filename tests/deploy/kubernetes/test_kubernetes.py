@@ -193,6 +193,41 @@ def test_credentials_of_another_cluster_or_name_are_removed(
     assert "no token for node-a" in "".join(result.log)
 
 
+def test_a_certificate_stays_while_a_cluster_changes_its_authority(
+    node: Node, key: dict[str, Any], authority: Path, tmp_path: Path
+) -> None:
+    """The file has both authorities then (kubernetes.io, Manual Rotation of CA Certificates). After that only the next one."""
+    following = certificate(datetime.datetime.now(datetime.timezone.utc)).decode()
+    both = {**key, "ca_file": str(tmp_path / "both.pem")}
+    (tmp_path / "both.pem").write_text(authority.read_text() + following)
+    (tmp_path / "next.pem").write_text(following)
+    forget = str(script('rm -f "$1"/reporter.pem "$1"/requested.*', kubernetes.STATE_FOLDER))
+    steps = [(key, both, False), (both, {**both, "ca_file": str(tmp_path / "next.pem")}, True)]
+    for before, after, forgets in steps:
+        (tmp_path / "now").mkdir(exist_ok=True)
+        answers = {**HAS_OPENSSL, **texts(before, node, tmp_path / "now"), CREDENTIALS: ["certificate yes", FRESH]}
+        result = evolve(node, data={"kubernetes": after}).deploy(configure, answers)
+        assert (forget in result.flat, result.failed) == (forgets, forgets)
+        assert any(name.endswith("cluster-ca.pem.new") for name in result.uploads) is not forgets
+
+
+def test_the_deploy_says_what_to_do_with_a_valid_certificate_that_is_refused(
+    node: Node, key: dict[str, Any], tmp_path: Path
+) -> None:
+    answers = {**HAS_OPENSSL, **texts(key, node, tmp_path), CREDENTIALS: ["certificate yes", "secret ", REFUSED]}
+    result = evolve(node, data={"kubernetes": key}).deploy(configure, answers)
+    said = "the API server refuses the valid certificate of node-a: if it is of another cluster"
+    assert [said in line for line in result.log].count(True) == 1
+    assert f"remove {kubernetes.STATE_FOLDER}/reporter.pem on the node, and deploy again" in "".join(result.log)
+
+
+@pytest.mark.parametrize("credentials", [["certificate yes"], ["request trackbed-node-a-1", "csr eA=="]])
+def test_without_the_key_no_certificate_stays_for_a_later_cluster(node: Node, credentials: list[str]) -> None:
+    """Another cluster refuses it, and it is valid by its date, so the node would never get another one."""
+    result = node.deploy(configure, {**HAS_OPENSSL, CREDENTIALS: credentials})
+    assert result.flat == [str(script('rm -f "$1"/reporter.pem "$1"/requested.*', kubernetes.STATE_FOLDER))]
+
+
 KUBECONFIG = """
 clusters: [{{name: c, cluster: {{server: "{url}", certificate-authority: {authority}}}}}]
 users: [{{name: u, user: {{token: t}}}}]
