@@ -22,6 +22,7 @@ from agent.reporter.kubernetes.node import (
     taint_patch,
 )
 from agent.reporter.kubernetes.node_watch import NODES, NodeWatch
+from agent.reporter.kubernetes.restorations import Restorations
 from agent.reporter.kubernetes.steps import LONGEST_SLEEP
 
 MESSAGE_EVERY = 60.0
@@ -40,40 +41,56 @@ class NodeWriter:
     watch: NodeWatch
     now: Callable[[], float]
     _status_written: float = field(default=-MESSAGE_EVERY, init=False)
+    _conditions: Restorations = field(factory=lambda: Restorations("the Node's conditions"), init=False)
+    _labels_and_taint: Restorations = field(factory=lambda: Restorations("the Node's labels or taint"), init=False)
 
     def write_conditions(self, desired: Desired, node: Node, clock: float) -> tuple[Node, float]:
         """Write the conditions that differ.
 
         :param clock: seconds since the boot.
         :returns: the Node after it, and the seconds until a message that differs may be written.
+        :raises Contested: somebody else changes them again and again.
         """
         body = status_patch(desired, node, self.now())
         if body is None:
             return node, LONGEST_SLEEP
         if not changes_more_than_messages(desired, node) and clock < self._status_written + MESSAGE_EVERY:
             return node, self._status_written + MESSAGE_EVERY - clock
+        content = (node.uid, desired.conditions)
+        self._conditions.check(content, clock)
         node = self._patch(f"{NODES}/{self.name}/status", body, STRATEGIC_PATCH)
+        self._conditions.wrote(content, clock)
         self._status_written = clock
         return node, LONGEST_SLEEP
 
-    def write_labels_and_taint(self, desired: Desired, node: Node) -> None:
-        """Write the labels and the taint that differ, in one patch; if its content is refused, each by itself."""
+    def write_labels_and_taint(self, desired: Desired, node: Node, clock: float, apart: bool) -> None:
+        """Write the labels and the taint that differ, in one patch.
+
+        :param clock: seconds since the boot.
+        :param apart: if the patch's content is refused, write each of the two by itself.
+        :raises Contested: somebody else changes them again and again.
+        """
         parts = [part for part in (taint_patch(desired, node), label_patch(desired, node)) if part]
+        if not parts:
+            return
+        # Only a Node that is not ready gets no label. What the Node loses depends on what others have written, too.
+        content = (node.uid, desired.labels)
+        self._labels_and_taint.check(content, clock)
         try:
-            self.patch([operation for part in parts for operation in part], node)
+            self._write_node([operation for part in parts for operation in part])
         except Refused as error:
-            if error.status not in REFUSED_BY_CONTENT or len(parts) < 2:
+            if not apart or error.status not in REFUSED_BY_CONTENT or len(parts) < 2:
                 raise
             # A policy forbids one of the two, or somebody has just changed a label: write the other one nevertheless.
             for part in parts:
                 with suppress(Refused):
-                    node = self.patch(part, node)
+                    node = self._write_node(part)
             if node_patch(desired, node):
                 raise
+        self._labels_and_taint.wrote(content, clock)
 
-    def patch(self, operations: list[Operation], node: Node) -> Node:
-        """Send a JSON patch, unless it is empty; the Node after it."""
-        return self._patch(f"{NODES}/{self.name}", operations, JSON_PATCH) if operations else node
+    def _write_node(self, operations: list[Operation]) -> Node:
+        return self._patch(f"{NODES}/{self.name}", operations, JSON_PATCH)
 
     def _patch(self, path: str, body: Any, content_type: str) -> Node:
         answer = self.api.ask("PATCH", path, {"fieldManager": MANAGER}, body, content_type)

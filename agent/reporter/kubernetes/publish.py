@@ -19,7 +19,7 @@ from agent.reporter.kubernetes.api import Api, NoCredentials, Refused
 from agent.reporter.kubernetes.calm import NOT_CALM, Calm
 from agent.reporter.kubernetes.identity import Identity
 from agent.reporter.kubernetes.lease import LeaseWriter, notice_of
-from agent.reporter.kubernetes.node import Node, desired, node_patch
+from agent.reporter.kubernetes.node import Node, desired
 from agent.reporter.kubernetes.node_watch import NodeWatch
 from agent.reporter.kubernetes.node_writer import NodeWriter
 from agent.reporter.kubernetes.plugins import PluginLabels
@@ -204,7 +204,7 @@ class Publication:
         absent, labels_due = self._plugins_absent(verdict, labels, node, clock)
         wanted = desired(verdict, self.settings, labels, node, absent, self.now())
         node, conditions_due = self._writer.write_conditions(wanted, node, clock)
-        self._writer.patch(node_patch(wanted, node), node)
+        self._writer.write_labels_and_taint(wanted, node, clock, apart=False)
         return min(labels_due, conditions_due, _stale_in(verdict))
 
     def _withdraw(self, verdict: Verdict, node: Node, clock: float) -> float:
@@ -217,7 +217,8 @@ class Publication:
             self.steps.trouble.pop("labels", None)
         except ValueError as error:
             self.steps.trouble["labels"] = str(error)
-        self._writer.write_labels_and_taint(desired(verdict, self.settings, labels, node, absent), node)
+        wanted = desired(verdict, self.settings, labels, node, absent)
+        self._writer.write_labels_and_taint(wanted, node, clock, apart=True)
         return min(due, _stale_in(verdict))
 
     def _publish_conditions(self, verdict: Verdict, node: Node, clock: float) -> float:

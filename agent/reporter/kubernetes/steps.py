@@ -7,6 +7,7 @@ from collections.abc import Callable
 from attrs import define, field
 
 from agent.reporter.kubernetes.api import LAST_WAIT, TROUBLE, Backoff, Refused, explain
+from agent.reporter.kubernetes.restorations import Contested
 
 LONGEST_SLEEP = 3600.0
 """Seconds; what a step returns if it has nothing to do until something changes."""
@@ -42,6 +43,10 @@ class Steps:
             self.trouble[name] = explain(error)
             self.failed(name, error)
             wait = backoff.failed(error.retry_after if isinstance(error, Refused) else 0.0)
+        except Contested as error:
+            # Not put off: other content may be written at once.
+            self.trouble[name] = str(error)
+            return error.wait
         except ValueError as error:
             # A file that the deploy writes cannot be read.
             self.trouble[name], wait = str(error), LAST_WAIT

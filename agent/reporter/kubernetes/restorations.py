@@ -1,0 +1,65 @@
+"""Limits how often the reporter writes again what somebody else has changed.
+
+Two machines of one name, a controller that removes the taint, or a webhook that changes each write would else make it write as
+often as the API server answers. Each such write is a whole Node in etcd.
+"""
+
+from __future__ import annotations
+
+import math
+
+from attrs import define, field
+
+from agent.reporter.kubernetes.api import Backoff
+
+AT_ONCE = 5
+"""So many restorations are made at once; before each further one the reporter waits, up to a minute."""
+
+FORGOTTEN = 600.0
+"""Seconds after the last restoration after which the next one counts as the first."""
+
+
+class Contested(Exception):
+    """Somebody else changes again and again what the reporter writes. ``wait``: seconds until it may be written again."""
+
+    def __init__(self, what: str, wait: float) -> None:
+        super().__init__(
+            f"somebody else changes {what} again and again (another machine of this name, a controller or a webhook; "
+            "see: kubectl get node --show-managed-fields); written again at most once a minute"
+        )
+        self.wait = wait
+
+
+@define
+class Restorations:
+    """Counts how often the same content was written once more. New content is never delayed.
+
+    ``what``: what is written, for the message. Times are seconds since the boot.
+    """
+
+    what: str
+    _written: object = field(default=None, init=False)
+    _count: int = field(default=0, init=False)
+    _last: float = field(default=-math.inf, init=False)
+    _not_before: float = field(default=0.0, init=False)
+    _backoff: Backoff = field(factory=Backoff, init=False)
+
+    def check(self, content: object, clock: float) -> None:
+        """Check whether the content may be written now.
+
+        :raises Contested: it must wait.
+        """
+        if content == self._written and clock < self._not_before:
+            raise Contested(self.what, self._not_before - clock)
+
+    def wrote(self, content: object, clock: float) -> None:
+        """Note that the content was written."""
+        if content != self._written:
+            self._written = content
+            return
+        if clock > self._last + FORGOTTEN:
+            self._count = 0
+            self._backoff.succeeded()
+        self._count, self._last = self._count + 1, clock
+        if self._count >= AT_ONCE:
+            self._not_before = clock + self._backoff.failed()

@@ -1,0 +1,78 @@
+"""The reporter and somebody who changes again and again what it writes, as another machine of the same name does."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+
+from agent.report.records import Report
+from agent.reporter.kubernetes.api import LAST_WAIT
+from agent.reporter.kubernetes.node import read_node
+from agent.reporter.kubernetes.publish import Publication
+from agent.reporter.kubernetes.restorations import AT_ONCE, FORGOTTEN
+from tests.unit.reporter.publication import Clocks, Cluster, publishing, say
+from tests.unit.reporter.test_node import NO_CARRIER, REPORT, document
+
+UNREADY = evolve(REPORT, ready=False, conditions=(NO_CARRIER,))
+OTHER = evolve(UNREADY, conditions=(evolve(NO_CARRIER, reason="NoCable"),))
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[tuple[Publication, Cluster, Clocks]]:
+    with publishing(tmp_path) as parts:
+        # After each write the Node is as it was: without condition, label and taint.
+        parts[1].node = document(spec={})
+        parts[0].watch.node = read_node(parts[1].node)
+        yield parts
+
+
+def written(reporter: Publication, cluster: Cluster, turns: int) -> list[str]:
+    """The writes of the Node in so many turns; of a Lease, there may be more."""
+    cluster.writes.clear()
+    for _ in range(turns):
+        reporter.turn()
+    return sorted(what for what in cluster.writes if what != "lease")
+
+
+@pytest.mark.parametrize("report", [REPORT, UNREADY], ids=["ready", "not ready"])
+def test_what_somebody_changes_again_and_again_is_written_at_most_once_a_minute(
+    running: tuple[Publication, Cluster, Clocks], report: Report
+) -> None:
+    reporter, cluster, clocks = running
+    say(reporter, report)
+    assert written(reporter, cluster, 100) == ["n1"] * (1 + AT_ONCE) + ["status"] * (1 + AT_ONCE)
+    assert "somebody else changes the Node's conditions again and again" in reporter.acknowledged.now.error
+    for _ in range(10):
+        clocks.goes_on(LAST_WAIT)
+        reporter.turn()
+    # By now the waits have grown to a minute.
+    for _ in range(3):
+        assert len(written(reporter, cluster, 100)) <= 2
+        assert 0.0 < reporter.turn() <= LAST_WAIT
+        clocks.goes_on(LAST_WAIT)
+    # Whoever it was has ended, and it happens again much later.
+    clocks.goes_on(FORGOTTEN + 1.0)
+    assert written(reporter, cluster, 100) == ["n1"] * AT_ONCE + ["status"] * AT_ONCE
+
+
+def test_another_state_of_the_node_is_written_at_once_all_the_same(
+    running: tuple[Publication, Cluster, Clocks],
+) -> None:
+    reporter, cluster, _ = running
+    say(reporter, REPORT)
+    written(reporter, cluster, 100)
+    say(reporter, UNREADY)
+    assert written(reporter, cluster, 1) == ["n1", "status"]
+    written(reporter, cluster, 100)
+    say(reporter, OTHER)
+    assert written(reporter, cluster, 1) == ["status"]
+
+
+def test_a_node_that_was_created_anew_is_written_at_once(running: tuple[Publication, Cluster, Clocks]) -> None:
+    reporter, cluster, _ = running
+    say(reporter, UNREADY)
+    written(reporter, cluster, 100)
+    cluster.node = document(metadata={"uid": "u2", "resourceVersion": "9"}, spec={})
+    reporter.watch.node = read_node(cluster.node)
+    assert written(reporter, cluster, 1) == ["n1", "status"]
