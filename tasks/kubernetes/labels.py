@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Mapping
 
 from attrs import field, frozen
-from pyinfra.api.command import StringCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.exceptions import DeployError
 from pyinfra.api.operation import operation
@@ -21,19 +20,18 @@ from pyinfra.context import host
 from agent.report import names
 from agent.reporter import settings
 from agent.reporter.settings import Label, Role
-from tasks.common.commands import Commands, refuse, script
+from tasks.common.commands import Commands, refuse
 from tasks.common.data import Key, host_data, record
-from tasks.common.facts import FactBase
 from tasks.common.texts import HEADER, Texts, replace
 from tasks.hardware import MELLANOX, UNKNOWN, Hardware, here, is_erdma, shared
 from tasks.kubernetes import KUBERNETES
+from tasks.kubernetes.kubelet_arguments import ENVIRONMENT, NodeKubelet, quoted
 from tasks.kubernetes.label_keys import EXTENDED_RESOURCE, Writer, fault, refused_of_reporters
 
 LABELS = str(settings.LABELS)
 NFD = "/etc/kubernetes/node-feature-discovery/features.d/trackbed"
 UNIT = "kubelet.service"
 DROP_IN = f"/etc/systemd/system/{UNIT}.d/30-trackbed-registration.conf"
-ENVIRONMENT = "/etc/trackbed/kubelet-registration.env"
 
 # NFD: source/local, MaxFeatureFileSize.
 NFD_LIMIT = 65536
@@ -239,86 +237,11 @@ def registration(labels: list[Label], tainted: bool, operator_arguments: str) ->
     if not arguments:
         return {}
     line = " ".join(filter(None, (operator_arguments, *arguments)))
-    return {ENVIRONMENT: f"{HEADER}KUBELET_EXTRA_ARGS={_quoted(line)}\n", DROP_IN: DROP_IN_TEXT}
+    return {ENVIRONMENT: f"{HEADER}KUBELET_EXTRA_ARGS={quoted(line)}\n", DROP_IN: DROP_IN_TEXT}
 
 
 def _features(labels: list[tuple[str, str]]) -> str:
     return HEADER + "".join(f"{key}={value}\n" for key, value in labels) if labels else ""
-
-
-def _quoted(text: str) -> str:
-    # systemd.exec(5), EnvironmentFile=: within double quotes a backslash escapes these four characters.
-    return '"' + re.sub(r'(["\\$`])', r"\\\1", text) + '"'
-
-
-@frozen
-class KubeletArguments:
-    """The operator's KUBELET_EXTRA_ARGS, and whether the kubelet's unit passes them on (None: there is no unit)."""
-
-    arguments: str
-    passes_them_on: bool | None
-
-
-# systemd joins a line that ends in a backslash with the next one. A file overrides Environment= of unit and drop-ins, if
-# the unit reads that file. Without a unit, kubeadm's will come.
-_KUBELET = """
-unit=$(systemctl cat kubelet.service 2>/dev/null) || unit=
-systemctl show --property=Environment kubelet.service 2>/dev/null | sed -n 's/^Environment=/environment /p'
-for f in /etc/default/kubelet /etc/sysconfig/kubelet; do
-  [ -r "$1$f" ] || continue
-  case "$unit" in ""|*EnvironmentFile=*"$f"*) ;; *) continue ;; esac
-  sed -n -e ':join' -e '/\\\\$/ { $!{ N; s/\\\\\\n//; b join' -e '} }' \\
-    -e 's/^[[:space:]]*KUBELET_EXTRA_ARGS=/arguments /p' "$1$f"
-done
-case "$unit" in "") ;; *'$KUBELET_EXTRA_ARGS'*|*'${KUBELET_EXTRA_ARGS}'*) echo passes ;; *) echo drops ;; esac
-"""
-
-
-class NodeKubelet(FactBase[KubeletArguments]):
-    """How the node's kubelet is started."""
-
-    @staticmethod
-    def default() -> KubeletArguments:
-        """No kubelet is installed yet. The unit of kubeadm's package will pass the arguments on."""
-        return KubeletArguments("", None)
-
-    def command(self) -> StringCommand:
-        """Read the unit with its environment, and the files that kubeadm's unit reads."""
-        return script(_KUBELET, "")
-
-    def process(self, output: list[str]) -> KubeletArguments:
-        """Parse a line for the environment, one for each file with arguments, and one for the unit."""
-        arguments = [
-            _environment(line.removeprefix("environment ")) for line in output if line.startswith("environment")
-        ]
-        arguments += [_unquoted(line.removeprefix("arguments ")) for line in output if line.startswith("arguments")]
-        words = {"passes": True, "drops": False}
-        passes_them_on = next((words[line] for line in output if line in words), None)
-        return KubeletArguments(arguments[-1] if arguments else "", passes_them_on)
-
-
-_WORD = re.compile(r'"((?:[^"\\]|\\.)*)"|(\S+)')
-
-
-def _environment(text: str) -> str:
-    """The arguments in a unit's environment, as `systemctl show` prints it: words, quoted where needed.
-
-    An older systemd (239 of RHEL 8) quotes no word, and prints a space as \\x20 (bus-print-properties.c, formerly bus-util.c).
-    """
-    words = (
-        re.sub(r"\\x([0-9a-f]{2})", lambda code: chr(int(code[1], 16)), plain) if plain else _unquoted(f'"{quoted}"')
-        for quoted, plain in _WORD.findall(text)
-    )
-    given = [value for name, _, value in (word.partition("=") for word in words) if name == "KUBELET_EXTRA_ARGS"]
-    return given[-1] if given else ""
-
-
-def _unquoted(text: str) -> str:
-    """A value as systemd reads it (systemd.exec(5), EnvironmentFile=; load_env_file in systemd's env-file.c)."""
-    quoted = re.fullmatch(r'\s*"(.*)"\s*|\s*\'(.*)\'\s*', text)
-    if quoted is None:
-        return re.sub(r"\\(.?)", r"\1", text).strip()
-    return quoted[2] if quoted[1] is None else re.sub(r'\\(["\\$`])', r"\1", quoted[1])
 
 
 @deploy("Labels")

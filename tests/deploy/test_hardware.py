@@ -13,7 +13,7 @@ from agent.spec.node import from_mapping
 from tasks import hardware
 from tasks.common import texts
 from tasks.hardware import Gpu, NodeHardware
-from tasks.kubernetes import labels
+from tasks.kubernetes.kubelet_arguments import _KUBELET, ENVIRONMENT, KubeletArguments, NodeKubelet
 from tests.deploy.conftest import Node, status
 from tests.deploy.hardware import CONNECTX, ERDMA, SECOND, VF, VIRTIO, printed
 from tests.deploy.hardware import hardware as node_hardware
@@ -124,16 +124,16 @@ def test_the_hardware_of_a_node_without_an_agent_is_unknown(root: Path) -> None:
 def test_the_kubelets_arguments_are_read(tmp_path: Path, line: str, arguments: str) -> None:
     (tmp_path / "etc/default").mkdir(parents=True)
     (tmp_path / "etc/default/kubelet").write_text(f"{line}\n")
-    fact = labels.NodeKubelet().process(sh(labels._KUBELET, tmp_path, PATH=_systemctl(tmp_path, None)))
-    assert fact == labels.KubeletArguments(arguments, None)
+    fact = NodeKubelet().process(sh(_KUBELET, tmp_path, PATH=_systemctl(tmp_path, None)))
+    assert fact == KubeletArguments(arguments, None)
 
 
 @pytest.mark.parametrize(
     ("unit", "passes"), [("ExecStart=kubelet $KUBELET_EXTRA_ARGS", True), ("ExecStart=kubelet", False)]
 )
 def test_a_kubelet_whose_unit_does_not_pass_arguments_on_is_recognised(tmp_path: Path, unit: str, passes: bool) -> None:
-    fact = labels.NodeKubelet().process(sh(labels._KUBELET, tmp_path, PATH=_systemctl(tmp_path, unit)))
-    assert fact == labels.KubeletArguments("", passes)
+    fact = NodeKubelet().process(sh(_KUBELET, tmp_path, PATH=_systemctl(tmp_path, unit)))
+    assert fact == KubeletArguments("", passes)
 
 
 @pytest.mark.parametrize(
@@ -163,8 +163,34 @@ def test_arguments_in_the_units_environment_are_kept_unless_a_file_that_it_reads
     (tmp_path / "bin/systemctl").write_text(
         f'#!/bin/sh\nif [ "$1" = show ]; then cat {tmp_path}/shown; else cat {tmp_path}/unit; fi\n'
     )
-    fact = labels.NodeKubelet().process(sh(labels._KUBELET, tmp_path, PATH=path))
-    assert fact == labels.KubeletArguments(arguments, True)
+    fact = NodeKubelet().process(sh(_KUBELET, tmp_path, PATH=path))
+    assert fact == KubeletArguments(arguments, True)
+
+
+@pytest.mark.parametrize(
+    ("unit", "arguments"),
+    [
+        ("EnvironmentFile=-/var/lib/kubelet/extra_args\n", "--node-ip=10.0.0.1"),
+        ("EnvironmentFile=/etc/default/kubelet\nEnvironmentFile=-/var/lib/kubelet/extra_args\n", "--node-ip=10.0.0.1"),
+        ("EnvironmentFile=-/var/lib/kubelet/extra_args\nEnvironmentFile=/etc/default/kubelet\n", "--v=4"),
+        ("EnvironmentFile=-/etc/default/kubelet\nEnvironmentFile=\n", ""),
+        ("#EnvironmentFile=/etc/default/kubelet\n", ""),
+        (f"EnvironmentFile=-/etc/default/kubelet\nEnvironmentFile={ENVIRONMENT}\n", "--v=4"),
+    ],
+    ids=["its own file", "the last one", "the last one of two", "forgotten", "a comment", "trackbed's own"],
+)
+def test_arguments_in_whatever_file_the_unit_reads_are_kept(tmp_path: Path, unit: str, arguments: str) -> None:
+    """As in clusters of Gardener: the drop-in names a file of its own. Trackbed's drop-in comes later, and overrides it."""
+    for name, given in (
+        ("/var/lib/kubelet/extra_args", "--node-ip=10.0.0.1"),
+        ("/etc/default/kubelet", "--v=4"),
+        (ENVIRONMENT, "--v=4 --register-with-taints=x"),
+    ):
+        (tmp_path / name[1:]).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name[1:]).write_text(f"KUBELET_EXTRA_ARGS={given}\n")
+    path = _systemctl(tmp_path, f"{unit}ExecStart=kubelet $KUBELET_EXTRA_ARGS")
+    fact = NodeKubelet().process(sh(_KUBELET, tmp_path, ENVIRONMENT, PATH=path))
+    assert fact == KubeletArguments(arguments, True)
 
 
 def _systemctl(folder: Path, unit: str | None) -> str:
