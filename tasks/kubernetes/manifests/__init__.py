@@ -27,6 +27,7 @@ from tasks.common.connection import deploys_itself
 from tasks.common.data import Key, record
 from tasks.hardware import UNKNOWN, here
 from tasks.kubernetes import KUBERNETES, cluster_of
+from tasks.kubernetes.kubelet import KUBELET
 from tasks.kubernetes.labels import CAPABILITIES, LABELS_KEY
 from tasks.kubernetes.manifests import network_plugins, test_pods
 from tasks.kubernetes.manifests.device_plugins import DevicePlugins
@@ -73,7 +74,8 @@ def _check_value(wanted: DevicePlugins) -> None:
         ) from None
     _check_cluster(folder)
     if folder not in known:
-        for warning in wanted.warnings():
+        kubelet = KUBELET.here()
+        for warning in wanted.warnings(kubelet.distribution if kubelet else None):
             warn(host, f"{DEVICE_PLUGINS.name}.{warning}")
     sharing, others_value = known.setdefault(folder, ([], wanted))
     if evolve(others_value, folder=wanted.folder) != wanted:

@@ -253,8 +253,15 @@ class DevicePlugins:
         if not self.folder.strip():
             raise ValueError("folder: it is empty; give the folder on the control host where the manifests are written")
 
-    def warnings(self) -> list[str]:
-        """Values that may not work, with the remedy. They are no errors: how many GIDs a port has is not known here."""
+    def warnings(self, distribution: str | None = None) -> list[str]:
+        """Values that may not work, with the remedy. They are no errors: the cluster may have been prepared for them.
+
+        ``distribution``: of the kubelets, as in the inventory's key ``kubelet``.
+        """
+        return [*self._more_pods_than_gids(), *self._other_folders(distribution)]
+
+    def _more_pods_than_gids(self) -> list[str]:
+        # How many GIDs a port has is not known here.
         shared = self.shared_rdma
         if self.networks is None or shared is None or shared.rdma_hca_max <= PODS_OF_A_PORT:
             return []
@@ -262,6 +269,16 @@ class DevicePlugins:
             f"shared_rdma.rdma_hca_max: {shared.rdma_hca_max} pods may share a port, and on RoCE each that has a netdev of its "
             f"own (networks) takes two GIDs or more; a port with 128 GIDs serves {PODS_OF_A_PORT}. Lower it, unless the ports "
             "have more (gid_tbl_len of `ibv_devinfo -v`)"
+        ]
+
+    def _other_folders(self, distribution: str | None) -> list[str]:
+        # docs.k3s.io, Multus and IPAM plugins.
+        if distribution != "k3s" or self.network_plugins == NetworkPlugins():
+            return []
+        return [
+            "network_plugins: they are installed in /opt/cni/bin and /etc/cni/net.d, and K3s uses folders in "
+            "/var/lib/rancher/k3s, so pods would get no networks, and nothing would say why; leave them out, and install "
+            "Multus as K3s' documents say"
         ]
 
 

@@ -302,6 +302,22 @@ def test_more_pods_than_gids_of_a_roce_port_are_a_warning(
     assert len(said) == warned
 
 
+@pytest.mark.parametrize(
+    ("distribution", "plugins", "warned"),
+    [("k3s", {"multus": {}}, 1), ("rke2", {"multus": {}}, 0), ("k3s", {}, 0), (None, {"multus": {}}, 0)],
+)
+def test_network_plugins_in_folders_that_k3s_does_not_use_are_a_warning(
+    node: Node, tmp_path: Path, distribution: str | None, plugins: dict[str, Any], warned: bool
+) -> None:
+    """Pods get none of their networks then, and no error."""
+    given = {"folder": str(tmp_path), "network_plugins": plugins}
+    kubelet = {"kubelet": {"policy": "hold", "distribution": distribution}} if distribution else {}
+    result = deploy(node, tmp_path, has(RAIL0), device_plugins=given, **kubelet)
+    assert not result.failed
+    said = [line for line in result.log if "network_plugins: they are installed in /opt/cni/bin" in line]
+    assert len(said) == warned
+
+
 def without(key: str) -> dict[str, Any]:
     return {"capabilities": [each for each in LABELS["capabilities"] if each != key]}
 
