@@ -94,13 +94,15 @@ USER = "token: secret-token"
         ("https://127.0.0.1:1", "127.0.0.1", "the server is no URL: '127.0.0.1' is none such as"),
         ("127.0.0.1:1", r"127.0.0.1:1/\ud800", "the server is no URL: 'utf-8' codec can't encode"),
         ("https://", "https://root:secret-token@", "the server's URL has a user or a password"),
-        ("{cluster: c, user: u}", "{cluster: c}", "the context 'c' has no user"),
         ("{cluster: c, user: u}", "{user: u}", "the context 'c' has no cluster"),
         ("{cluster: c, user: u}", "{cluster: c, user: v}", "the user 'v'; the file has 0 of that name, and needs one"),
         ("users: [", "users: [{name: u}, ", "the user 'u'; the file has 2 of that name, and needs one"),
         (CLUSTER, f"{CLUSTER}, certificate-authority-data: secret", "certificate-authority-data is not base64"),
         (CLUSTER, f"{CLUSTER}, certificate-authority-data: c2VjcmV0", "of the kubeconfig or of SSL_CERT_FILE cannot be read"),
         (CLUSTER, f"{CLUSTER}, certificate-authority: /tmp", "certificate-authority '/tmp' is no file that can be read"),
+        (CLUSTER, f"{CLUSTER}, proxy-url: 'http://root:secret@[::1'", "the cluster's proxy-url is no URL; give an HTTP proxy"),
+        (CLUSTER, f"{CLUSTER}, proxy-url: 'bastion:3128'", "the cluster's proxy-url is no URL of a proxy; give an HTTP"),
+        (CLUSTER, f"{CLUSTER}, proxy-url: 'socks5://secret@b:1080'", "the cluster's proxy-url is a SOCKS proxy's, which"),
         (USER, "client-certificate-data: '!'", "client-certificate-data is not base64"),
         (USER, "client-certificate-data: c2VjcmV0", "the user has a client-certificate and no client-key"),
         (USER, "client-certificate: x/a", "/x/a' is no file that can be read"),
@@ -173,6 +175,16 @@ def test_null_and_an_empty_text_mean_that_there_is_no_such_key(tmp_path: Path) -
         done = trackbed("sweep", "--dry", "--kubeconfig", str(tmp_path / "kubeconfig"))
     assert done.returncode == 0, done.stderr
     assert set(sent) == {"Bearer t"}
+
+
+@pytest.mark.parametrize("context", ["{cluster: c}", "{cluster: c, user: ''}", "{cluster: c, user: null}"])
+def test_a_context_without_a_user_has_no_credentials(tmp_path: Path, context: str) -> None:
+    with server(TIME % "[]") as (url, sent):
+        text = KUBECONFIG.replace("https://127.0.0.1:1", url).replace("{cluster: c, user: u}", context)
+        (tmp_path / "kubeconfig").write_text(text)
+        done = trackbed("sweep", "--dry", "--kubeconfig", str(tmp_path / "kubeconfig"))
+    assert done.returncode == 0, done.stderr
+    assert set(sent) == {None}
 
 
 IGNORED = [
