@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import httpx2
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -18,6 +19,8 @@ from click.testing import CliRunner
 from fleet.api import _from_environment
 from fleet.commands import fleet
 from fleet.credentials import NotGiven, bound_token
+from tests.unit.reporter.local_user import as_nobody, public_folder
+from tests.unit.reporter.scripted import api_server
 
 ROOT = Path(__file__).parents[3]
 
@@ -244,6 +247,35 @@ def test_a_kubeconfig_comes_before_the_service_account_of_the_pod(
         (tmp_path / ".kube" / "config").write_text(KUBECONFIG.replace("127.0.0.1:1", "home:443"))
     config = _from_environment(None)
     assert config and config.cluster.server == f"https://{chosen}:443"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_in_a_pod_whose_home_cannot_be_read_the_service_account_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[str] = []
+
+    def answer(method: str, path: str, body: object) -> tuple[int, dict[str, object]]:
+        sent.append(f"{method} {path}")
+        return 200, {"metadata": {"creationTimestamp": "2026-01-01T00:00:00Z"}, "items": []}
+
+    def sweep() -> tuple[int, str]:
+        done = CliRunner().invoke(fleet, ["sweep"])
+        return done.exit_code, done.output
+
+    with public_folder() as folder, api_server(folder, answer) as (url, authority):
+        (folder / "home").mkdir(mode=0o700)
+        monkeypatch.setenv("HOME", str(folder / "home"))
+        monkeypatch.delenv("KUBECONFIG", raising=False)
+        monkeypatch.setattr("fleet.api.SERVICE_ACCOUNT", str(folder / "account"))
+        code, said = as_nobody(sweep)
+        assert (code, f"{folder}/home/.kube/config cannot be read: Permission denied" in said) == (1, True)
+        (folder / "account").mkdir()
+        for name, text in (("token", "t"), ("namespace", "n"), ("ca.crt", authority.read_text())):
+            (folder / "account" / name).write_text(text)
+        address = httpx2.URL(url)
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", address.host)
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(address.port))
+        assert as_nobody(sweep) == (0, "0 nodes, 0 without a heartbeat, 0 of them tainted before\n")
+    assert "GET /apis/coordination.k8s.io/v1/namespaces/trackbed-system/leases" in sent
 
 
 def test_several_files_in_the_environment_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
