@@ -97,9 +97,14 @@ class Connected(Nodes):
     hosts: Mapping[str, Host]
     program: str = field(factory=PROGRAM.read_text)
 
+    @property
+    def at_once(self) -> int:
+        """What pyinfra's `--parallel` allows."""
+        return int(self.state.config.PARALLEL)
+
     def ask(self, requests: Mapping[str, Request], timeout: float) -> Mapping[str, Mapping[str, Any] | None]:
-        """Send requests to nodes, to no more at once than pyinfra's `--parallel` allows."""
-        pool = Pool(self.state.config.PARALLEL)
+        """Send requests to nodes, to no more than ``at_once`` at the same time."""
+        pool = Pool(self.at_once)
         asked = {node: pool.spawn(self._ask, node, request, timeout) for node, request in requests.items()}
         pool.join()
         return {node: each.value for node, each in asked.items()}
@@ -195,7 +200,7 @@ def _test(state: State, host: Host, settings: FabricSettings) -> bool:
 
 def _connected_ends(connected: Connected) -> tuple[list[End], dict[str, str]]:
     """The ends of all nodes, and for each node without ends the reason."""
-    pool = Pool(connected.state.config.PARALLEL)
+    pool = Pool(connected.at_once)
     command = script(FACTS, COMMAND, LAUNCHER, *PROGRAMS)
     asked = {name: pool.spawn(connected.output, name, command, None, 60.0) for name in connected.hosts}
     pool.join()

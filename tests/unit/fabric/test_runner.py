@@ -7,7 +7,7 @@ import os
 import runpy
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,7 @@ class Local:
     dies: dict[str, int] = field(factory=dict)
     asked: dict[str, int] = field(factory=dict)
     stop_after: int | None = None
+    at_once: int = 64
 
     def ask(self, requests: Mapping[str, Request], timeout: float) -> Mapping[str, Mapping[str, Any] | None]:
         return {node: self._ask(node, request, timeout) for node, request in requests.items()}
@@ -126,8 +127,8 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def fleet(nodes: str = "abc", **devices: str) -> Ends:
-    """Nodes of one rail, named by a letter each. The GID index is the last number of the end's loopback address."""
+def fleet(nodes: Sequence[str] = "abc", **devices: str) -> Ends:
+    """Nodes of one rail, by default named by a letter each. The GID index is the last number of the end's loopback address."""
     ends = [
         End(n, "fab0", 0, "x", device="fine", address=f"127.0.0.{i}", gid_index=i, programs=("mpirun", "osu_allreduce"))
         for i, n in enumerate(nodes, 2)
@@ -279,7 +280,45 @@ def test_a_result_that_this_version_cannot_place_is_named_with_its_line(programs
         Journal.read(path)
 
 
+@define
+class Many:
+    """Nodes that are asked in turn, by a clock of their own: a server starts in 3 s, a client measures in 6."""
+
+    at_once: int = 1
+    now: float = 0.0
+    until: dict[str, float] = field(factory=dict)
+
+    def ask(self, requests: Mapping[str, Request], timeout: float) -> Mapping[str, Mapping[str, Any] | None]:
+        return {node: self._answers(request) for node, request in requests.items()}
+
+    def _answers(self, request: Request) -> dict[str, Any]:
+        self.now += {"serve": 3.0, "measure": 6.0, "collect": 1.0}[request["do"]]
+        return {job["id"]: self._answer(request["do"], job) for job in request["jobs"]}
+
+    def _answer(self, do: str, job: Mapping[str, Any]) -> Any:
+        if do == "serve":
+            self.until[job["id"]] = self.now + job["seconds"]
+            return ""
+        if do == "collect":
+            return [0 if self.until.pop(job["id"], self.now) >= self.now else 124, ""]
+        if "osu_allreduce" in job["argv"]:
+            alive = all(until >= self.now for until in self.until.values())
+            return [0, "1000000 1000.0"] if alive else [1, "no route to an sshd"]
+        if self.until[job["id"]] < self.now:
+            return [1, "Couldn't connect"]
+        return [0, " #bytes #iterations BW average[Gb/sec] MsgRate[Mpps]\n 65536 1 100.0 0.2"]
+
+
 COLLECTIVE = evolve(SETTINGS, tests=("ib_write_bw", "all_reduce"), collective_size=1_000_000)
+
+
+def test_a_server_waits_for_its_client_however_many_nodes_are_asked_before(tmp_path: Path) -> None:
+    ends = fleet([f"n{number}" for number in range(40)])
+    kept = journal(tmp_path, ends, COLLECTIVE)
+    said = Runner(ends, COLLECTIVE, Many(), kept, lambda line: None).run()
+    assert {result.text for result in kept.results if result.fault} == set()
+    assert [each.message for each in said.collectives] == ["", ""]
+    assert said.proven
 
 
 @pytest.fixture
