@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -195,6 +196,19 @@ def test_a_node_answers_although_a_client_does_not_end(tmp_path: Path, monkeypat
         }
     finally:
         os.kill(int((tmp_path / "pid").read_text()), 9)
+
+
+def test_another_programs_port_is_not_taken_for_that_of_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRACKBED_FABRIC", str(tmp_path))
+    node = runpy.run_path(str(ROOT / "templates" / "fabric.py"))
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        listens = f"import socket\ntry:\n socket.create_server(('', {port}))\nexcept OSError as e:\n exit(e.strerror)"
+        argv = [sys.executable, "-I", "-c", listens]
+        answers = node["serve"]([{"id": "a b", "argv": argv, "port": port, "seconds": 60, "rdma_cm": False}])
+    assert answers["a b"].startswith("exit status 1: Address already in use")
 
 
 @define
