@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
+import click
 import pytest
 import yaml
 from lightkube import Client, KubeConfig
@@ -431,3 +432,34 @@ def test_the_table_uses_the_words_of_trackbed_status(capsys: pytest.CaptureFixtu
     assert rows[0].rstrip().endswith("the node is as its spec says, with 1 warning: ClockSynchronised")
     assert "NoCarrier: no carrier" in rows[1]
     assert last == "1 of 3 nodes are ready"
+
+
+def dark(name: str) -> Standing:
+    each = node(name, ready="False", reason="NoCarrier")
+    assert each.status and each.status.conditions
+    each.status.conditions[-1].message = "no carrier on rail0; " + "is the cable in its port? " * 40
+    return standing(name, each, lease(name), NOW)
+
+
+@pytest.mark.parametrize("width", [40, 80, 120, 400])
+def test_on_a_terminal_of_any_width_nothing_of_a_node_is_cut_off(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    name = "gpu-0001.rack-12.example.net"
+    print_nodes([dark(name), dark("long." * 50)], NOW, others=0)
+    printed = click.unstyle(capsys.readouterr().out)
+    assert re.search(rf"^{name}  not ready  ", printed, re.MULTILINE)
+    assert " ".join(dark(name).message.split()) in " ".join(printed.split())
+    assert max(len(line) for line in printed.splitlines() if "cable" in line) <= width
+
+
+def test_in_a_pipe_each_node_is_one_line_without_spaces_at_its_end(capsys: pytest.CaptureFixture[str]) -> None:
+    long = "long." * 50
+    print_nodes([dark("a"), standing("b", None, None, NOW), standing(long, None, None, NOW)], NOW, others=0)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" ")[0] for line in lines] == ["NODE", "a", "b", long, "0"]
+    assert [line.find(word) for line, word in zip(lines, ("READY", "not ready", "unknown"), strict=False)] == [6] * 3
+    assert dark("a").message.rstrip() in lines[1]
+    assert [line for line in lines if line != line.rstrip()] == []
