@@ -27,7 +27,7 @@ from agent.report.printable import printable
 from agent.spec.node import NodeSpec
 from fleet.fabric.collective import LAUNCHER, PROGRAMS
 from fleet.fabric.ends import End, by_name
-from fleet.fabric.journal import Damaged, Journal, Run, default_path
+from fleet.fabric.journal import Damaged, Journal, Run, UnderWay, default_path
 from fleet.fabric.runner import Nodes, Request, Runner
 from fleet.fabric.stages import FabricSettings
 from fleet.fabric.tests import ALL_REDUCE, LEAST_SECONDS, TESTS
@@ -191,7 +191,7 @@ def _test(state: State, host: Host, settings: FabricSettings) -> bool:
         runner = Runner(by_name(journal.run.ends), settings, connected, journal, lambda line: host.log(printable(line)))
         _ends.update(runner.ends)
         _verdicts[state] = runner.run()
-    except (Damaged, OSError) as error:
+    except (Damaged, UnderWay, OSError) as error:
         host.log(printable(f"fabric: {error}"))
         return False
     host.log(f"fabric: `trackbed fleet fabric report` shows the results: {journal.path}")

@@ -18,7 +18,7 @@ from attrs import define, evolve, field
 
 from fleet.fabric import launch, runner
 from fleet.fabric.ends import End, Ends, by_name
-from fleet.fabric.journal import Damaged, Journal, Run
+from fleet.fabric.journal import Damaged, Journal, Run, UnderWay
 from fleet.fabric.results import FabricResult
 from fleet.fabric.runner import Request, Runner
 from fleet.fabric.stages import FabricSettings
@@ -273,6 +273,28 @@ def test_a_finished_run_is_kept_beside_the_next_one(programs: Path) -> None:
     _, results = run(programs, fleet(), Local(programs))
     assert len(results) == 6
     assert len(list(programs.glob("results*.jsonl"))) == 2
+
+
+OPENS = """
+import sys
+from pathlib import Path
+from tests.unit.fabric.test_runner import fleet, journal
+journal(Path(sys.argv[1]), fleet(sys.argv[2]))
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("nodes", ["abc", "de"])
+def test_a_second_run_at_the_same_time_is_refused_and_leaves_the_first_one_its_file(tmp_path: Path, nodes: str) -> None:
+    command = [sys.executable, "-c", OPENS, str(tmp_path), "abc"]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout and first.stdout.readline() == "open\n"
+        with pytest.raises(UnderWay, match=r"another test is under way, and writes to .*results\.jsonl; wait"):
+            journal(tmp_path, fleet(nodes))
+        assert Journal.read(tmp_path / "results.jsonl").run.ends == tuple(fleet("abc").values())
+        first.kill()
+    assert journal(tmp_path, fleet(nodes)).run.ends == tuple(fleet(nodes).values())
 
 
 def test_a_damaged_file_is_named_with_its_line(tmp_path: Path) -> None:
