@@ -154,13 +154,15 @@ def prove(spec: NodeSpec) -> None:
     """Test all nodes, then record on each node the results of its NICs."""
     settings, first = FABRIC.here(), _first_settings()
     if settings != first:
-        raise DeployError(f"{host.name}.fabric: other hosts have other settings; give all hosts the same")
+        raise DeployError(
+            f"{host.name}.fabric: other hosts have other settings; give all hosts the same, or use --limit"
+        )
     test(name="Test", settings=settings, rails=rails_of(spec), floors=FLOORS.here())
     record_results(name="Result")
 
 
 def _first_settings() -> FabricSettings:
-    first = next(iter(host.state.inventory))
+    first = next(each for each in host.state.inventory if host.state.is_host_in_limit(each))
     return FABRIC.read(first.data.dict(), first.name)  # type: ignore[no-untyped-call]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -9,7 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyinfra.api.config import Config
 from pyinfra.api.exceptions import DeployError
+from pyinfra.api.inventory import Inventory
+from pyinfra.api.state import State, StateStage
+from pyinfra.context import ctx_host, ctx_state
 
 from agent.report.fabric import RESULTS_FILE, results_from_json
 from agent.spec.node import from_mapping
@@ -206,6 +211,18 @@ def test_a_deploy_writes_its_results_to_the_node(node: Node, tmp_path: Path, mon
     assert (seen.pci, seen.good, seen.identity) == ("0000:21:00.0", False, kept.run.ends[0].identity)
     assert result.failed
     assert any("no other node has a NIC of this rail" in line for line in result.log)
+
+
+@pytest.mark.parametrize(("limit", "refused"), [(("b", "c"), False), (("a", "b"), True), ((), True)])
+def test_only_hosts_that_are_tested_together_need_the_same_settings(limit: tuple[str, ...], refused: bool) -> None:
+    settings = {name: {"fabric": {"size": size}} for name, size in (("a", 512), ("b", 4096), ("c", 4096))}
+    state = State(Inventory((list(settings.items()), {})), Config())  # type: ignore[no-untyped-call]
+    if limit:
+        state.limit_hosts = [state.inventory.get_host(name) for name in limit]
+    state.set_stage(StateStage.Prepare)
+    expected = pytest.raises(DeployError, match="give all hosts the same") if refused else contextlib.nullcontext()
+    with ctx_state.use(state), ctx_host.use(state.inventory.get_host("b")), expected:
+        prove()
 
 
 @pytest.mark.parametrize("floor", [0, -1, True, "90", float("nan"), float("inf")])
