@@ -181,7 +181,9 @@ def answers(client: Client) -> Iterator[None]:
 def _from_environment(context: str | None) -> SingleConfig:
     """As kubectl finds it: lightkube's own function takes the service account first, and an empty KUBECONFIG as a file."""
     file = default_file()
-    if os.environ.get("KUBECONFIG") or file.is_file() or not Path(SERVICE_ACCOUNT).is_dir():
+    # pathlib's function raises some errors, as for the home of another user, which a pod's HOME may be.
+    there = os.path.isfile(file)  # noqa: PTH113
+    if os.environ.get("KUBECONFIG") or there or not Path(SERVICE_ACCOUNT).is_dir():
         return from_kubeconfig(file, context)
     try:
         # None is only for a kubeconfig without a current context.

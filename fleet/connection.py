@@ -15,14 +15,14 @@ import httpx2
 from lightkube import Client
 from lightkube.config import client_adapter
 from lightkube.config.kubeconfig import SingleConfig
-from lightkube.config.models import NameValue
+from lightkube.config.models import NameValue, User
 from lightkube.core import generic_client
 from lightkube.core.exceptions import ApiError
 from lightkube.models.meta_v1 import Status
 from msgspec import convert
 from msgspec.structs import replace
 
-from fleet.kubeconfig import REMEDY, Misconfigured
+from fleet.kubeconfig import REMEDY, Misconfigured, ProxiedCluster
 
 C = TypeVar("C")
 
@@ -116,6 +116,36 @@ def _status(e: httpx2.HTTPStatusError) -> Status:
 generic_client.transform_exception = _with_status
 
 
+class _Proxied(httpx2.HTTPTransport):
+    """Sends each request through a kubeconfig's proxy. Its errors name the proxy, which may be the one that does not answer.
+
+    A proxy of https is verified as the API server is, by the cluster's certificate authority, as client-go does (addTLS of Go's
+    net/http/transport.go).
+    """
+
+    def __init__(self, proxy: httpx2.URL, trust: ssl.SSLContext) -> None:
+        self._name = proxy.copy_with(username=None, password=None, path=None, query=None)
+        secured = trust if proxy.scheme == "https" else None
+        super().__init__(verify=trust, proxy=httpx2.Proxy(proxy, ssl_context=secured))
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Send one."""
+        try:
+            return super().handle_request(request)
+        except httpx2.TransportError as error:
+            text = str(error) or type(error).__name__
+            raise type(error)(f"through the proxy {self._name}: {text}", request=request) from error
+
+
+def _transport(config: SingleConfig) -> httpx2.HTTPTransport | None:
+    """What sends the requests, if the kubeconfig names a proxy. None: lightkube's own, which asks the environment for one."""
+    cluster = config.cluster
+    if not isinstance(cluster, ProxiedCluster) or not cluster.proxy_url:
+        return None
+    trust = client_adapter.verify_cluster(cluster, config.user or User(), config.abs_file)
+    return _Proxied(httpx2.URL(cluster.proxy_url), trust)
+
+
 def connect(config: SingleConfig, name: str, timeout: httpx2.Timeout | None = None) -> Client:
     """A client of this cluster.
 
@@ -124,7 +154,9 @@ def connect(config: SingleConfig, name: str, timeout: httpx2.Timeout | None = No
     """
     config = _with_exec_info(config)
     files = "a certificate or key of the kubeconfig or of SSL_CERT_FILE"
-    return made(lambda: Client(config, timeout=timeout, field_manager=name), files, REMEDY)
+    return made(
+        lambda: Client(config, timeout=timeout, field_manager=name, transport=_transport(config)), files, REMEDY
+    )
 
 
 def made(make: Callable[[], C], files: str, remedy: str) -> C:

@@ -67,13 +67,14 @@ def dashboard() -> str:
 
 def _fleet(built: Dashboard) -> None:
     """The panels about all nodes."""
+    # A node that does not answer has no trackbed_ready, and is not ready.
+    ready = 'avg(trackbed_ready == bool 1 or 0 * up{job="trackbed"})'
+    nodes = 'count(up{job="trackbed"})'
     good_when_full = _thresholds((None, RED), (0.9, ORANGE), (1, GREEN))
     bad_when_any = _thresholds((None, GREEN), (1, RED))
     built.with_row(Row("The fleet"))
-    built.with_panel(
-        _number("Nodes that are ready", "avg(trackbed_ready == bool 1)").unit("percentunit").thresholds(good_when_full)
-    )
-    built.with_panel(_number("Nodes", "count(trackbed_ready)"))
+    built.with_panel(_number("Nodes that are ready", ready).unit("percentunit").thresholds(good_when_full))
+    built.with_panel(_number("Nodes", nodes))
     for title, query in (
         ("Not ready", "count(trackbed_ready != 1)"),
         ("Report not fresh", "count(trackbed_report_fresh != 1)"),
@@ -81,9 +82,7 @@ def _fleet(built: Dashboard) -> None:
         ("Reporter does not answer", 'count(up{job="trackbed"} == 0)'),
     ):
         built.with_panel(_number(title, f"{query} or vector(0)").thresholds(bad_when_any))
-    built.with_panel(
-        _lines("Ready", ("sum(trackbed_ready == bool 1)", "ready"), ("count(trackbed_ready)", "nodes")).decimals(0)
-    )
+    built.with_panel(_lines("Ready", ("sum(trackbed_ready == bool 1)", "ready"), (nodes, "nodes")).decimals(0))
     built.with_panel(
         _lines("Agents by version", ("count by (version) (trackbed_build_info)", "{{version}}")).decimals(0)
     )

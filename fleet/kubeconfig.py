@@ -46,9 +46,15 @@ class _Context(Struct):
     namespace: str | None = None
 
 
+class ProxiedCluster(Cluster):
+    """A cluster with a key that lightkube ignores. ``proxy_url``: the HTTP proxy of all requests; empty: the environment's."""
+
+    proxy_url: str = field(name="proxy-url", default="")
+
+
 class _NamedCluster(Struct):
     name: str
-    cluster: Cluster = field(default_factory=Cluster)
+    cluster: ProxiedCluster = field(default_factory=ProxiedCluster)
 
 
 class _NamedUser(Struct):
@@ -99,12 +105,15 @@ def from_kubeconfig(file: Path, context: str | None = None) -> SingleConfig:
     if of is None:
         raise ConfigError(f"{file} has no context {name!r}")
     cluster = _named(file, name, "cluster", of.cluster, content.clusters).cluster
-    user = _named(file, name, "user", of.user, content.users).user
-    _refuse(file, document, "user", of.user, IMPERSONATION)
     _refuse(file, document, "cluster", of.cluster, (SERVER_NAME,))
+    # Without a user there are no credentials, as for a server behind `kubectl proxy`.
+    user = User()
+    if of.user:
+        user = _named(file, name, "user", of.user, content.users).user
+        _refuse(file, document, "user", of.user, IMPERSONATION)
     user = _with_whole_paths(_without_empty(user), file.parent)
-    config = SingleConfig(name, Context(of.cluster, of.user, of.namespace), cluster, user, file)
-    if fault := next(chain(_of_cluster(config), _of_user(config, user)), ""):
+    config = SingleConfig(name, Context(of.cluster, of.user or None, of.namespace), cluster, user, file)
+    if fault := next(chain(_of_cluster(config), _of_proxy(cluster.proxy_url), _of_user(config, user)), ""):
         raise Misconfigured(f"{file}: {fault}; {REMEDY}")
     return config
 
@@ -191,6 +200,22 @@ def _of_cluster(config: SingleConfig) -> Iterator[str]:
         yield f"the server is no URL: {cluster.server!r} is none such as https://10.0.0.1:6443"
     yield from _of_file(config, "certificate-authority", cluster.certificate_auth)
     yield from _of_data("certificate-authority-data", cluster.certificate_auth_data)
+
+
+def _of_proxy(given: str) -> Iterator[str]:
+    if not given:
+        return
+    instead = "give an HTTP proxy's URL, as http://proxy:3128"
+    # No message shows the URL, which may have a password.
+    try:
+        url = httpx2.URL(given)
+    except (httpx2.InvalidURL, UnicodeError):
+        yield f"the cluster's proxy-url is no URL; {instead}"
+        return
+    if url.scheme in ("socks5", "socks5h"):
+        yield f"the cluster's proxy-url is a SOCKS proxy's, which cannot be used here; {instead}"
+    elif url.scheme not in ("http", "https") or not url.host:
+        yield f"the cluster's proxy-url is no URL of a proxy; {instead}"
 
 
 def _of_user(config: SingleConfig, user: User) -> Iterator[str]:

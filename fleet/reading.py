@@ -88,10 +88,20 @@ def read_all(documents: Iterable[Mapping[str, Any]], kind: type[T]) -> Read[T]:
         name = str(document["metadata"]["name"])
         thing, fault = read(document, kind)
         if thing is not None:
+            _forget_bulk(thing)
             result.objects[name] = thing
         if fault:
             result.faults[name] = fault
     return result
+
+
+def _forget_bulk(thing: object) -> None:
+    """Leave out of a Node what takes most of its memory and is not used: a list has thousands of Nodes."""
+    if isinstance(thing, Node):
+        if thing.metadata:
+            thing.metadata.managedFields = None
+        if thing.status:
+            thing.status.images = None
 
 
 def read(document: Mapping[str, Any], kind: type[T]) -> tuple[T | None, str]:

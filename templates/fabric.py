@@ -20,7 +20,8 @@ START = 15.0
 """Seconds within which a server must listen."""
 
 UP = 2.0
-"""Seconds after which a server of the RDMA connection manager counts as listening: the kernel does not show its port."""
+"""Seconds after which a server that runs counts as listening if its port does not show that: the kernel does not list the ports
+of the RDMA connection manager, and another program may listen on the same port."""
 
 KILLED = 10.0
 """Seconds that a killed client may take to end: the kernel may hold it while it waits for the peer's answers."""
@@ -47,6 +48,7 @@ def main() -> None:
 
 def serve(jobs: list[dict[str, Any]]) -> dict[str, str]:
     """Start servers. The answer for each is why it does not listen, or an empty text."""
+    taken = listening()
     for job in jobs:
         files = _files(job)
         stop(job)
@@ -75,7 +77,7 @@ def serve(jobs: list[dict[str, Any]]) -> dict[str, str]:
                 continue
             if code.exists():
                 answers[job["id"]] = f"exit status {code.read_text().strip()}: {log.read_text()[-LONGEST:]}"
-            elif job["port"] in ports or (job["rdma_cm"] and waited > UP):
+            elif waited > UP if job["rdma_cm"] or job["port"] in taken else job["port"] in ports:
                 answers[job["id"]] = ""
             elif waited > START:
                 answers[job["id"]] = f"it does not listen after {START:.0f} s: {log.read_text()[-LONGEST:]}"

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import click
 from attrs import asdict
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from agent.report.printable import printable
 from agent.runtime import write_atomically
+from fleet import columns
 from fleet.api import Failed
 from fleet.fabric.ends import Ends
 from fleet.fabric.journal import Damaged, Journal, default_path
@@ -99,7 +98,6 @@ def _write_page(path: Path, journal: Journal, ends: Ends, verdict: Verdict) -> N
 
 
 def _print(journal: Journal, ends: Ends, judged: Verdict) -> None:
-    console = Console() if sys.stdout.isatty() else Console(width=1000)
     left = [each for each in judged.ends if each.status != "good"]
     rows = [(each.end, each.kind or each.status, each.message) for each in left]
     rows += [(f"{each.client} -> {each.server}", "bad path", f"{each.test}: {each.message}") for each in judged.paths]
@@ -110,13 +108,8 @@ def _print(journal: Journal, ends: Ends, judged: Verdict) -> None:
     ]
     rows += [(node, "not tested", why) for node, why in sorted(journal.run.absent.items())]
     if rows:
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        table.add_column("NIC", no_wrap=True, overflow="ignore")
-        table.add_column("VERDICT", no_wrap=True, overflow="ignore")
-        table.add_column("WHY", overflow="fold")
-        for nic, kind, why in rows:
-            table.add_row(Text(printable(nic)), Text(kind, "red"), Text(printable(why)))
-        console.print(table)
+        texts = [(Text(printable(nic)), Text(kind, "red"), Text(printable(why))) for nic, kind, why in rows]
+        columns.show(("NIC", "VERDICT", "WHY"), texts)
     for test, value in judged.usual.items():
         click.echo(f"{test}: usually {rounded(value)} {TESTS[test].unit}")
     for collective in judged.collectives:

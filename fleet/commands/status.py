@@ -10,11 +10,10 @@ from pathlib import Path
 import click
 from attrs import asdict
 from lightkube import ApiError
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from agent.report.printable import printable
+from fleet import columns
 from fleet.api import Api, code, options
 from fleet.bindings import admitted
 from fleet.inventory import Inventory
@@ -77,28 +76,24 @@ def plain(one: Standing) -> dict[str, object]:
 
 def print_nodes(listed: list[Standing], now: datetime, others: int) -> None:
     """Print a line for each node, and how many are ready."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("NODE", "READY", "SINCE", "UP TO DATE", "SPEC", "AGENT"):
-        table.add_column(heading, no_wrap=True, overflow="ignore")
-    table.add_column("WHY", overflow="fold")
+    rows = []
     for one in listed:
         # The message of a ready node names its warnings.
         why = one.message or one.reason if one.ready == "True" else ": ".join(filter(None, (one.reason, one.message)))
         notes = [note for note, holds in (("cordoned", one.cordoned), ("in maintenance", one.maintenance)) if holds]
         notes += ["not tainted"] if one.ready != "True" and one.joined and not one.tainted else []
-        table.add_row(
+        row = (
             _text(one.name),
             _text(WORDS.get(one.ready, "unknown"), style=COLOURS.get(one.ready, "")),
-            since(one, now),
-            {"True": "yes", "False": "no"}.get(one.up_to_date, "unknown"),
+            _text(since(one, now)),
+            _text({"True": "yes", "False": "no"}.get(one.up_to_date, "unknown")),
             _text(one.spec_hash or "-"),
             _text(one.agent_version or "-"),
             _text("; ".join([why, *notes])),
         )
-    # Rows are not cut to a width if the output is not a terminal.
-    console = Console() if sys.stdout.isatty() else Console(width=1000)
-    if listed:
-        console.print(table)
+        rows.append(row)
+    if rows:
+        columns.show(("NODE", "READY", "SINCE", "UP TO DATE", "SPEC", "AGENT", "WHY"), rows)
     ready = len(listed) - len(unready(listed))
     foreign = f"; {others} other nodes in the cluster are not Trackbed's" if others else ""
     click.echo(f"{ready} of {len(listed)} nodes are ready{foreign}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import time
@@ -33,6 +34,10 @@ def default_path() -> Path:
 
 class Damaged(ValueError):
     """The file is not one of a run; the message names it, the line and the remedy."""
+
+
+class UnderWay(ValueError):
+    """Another process tests, and writes to the file."""
 
 
 @frozen
@@ -107,9 +112,11 @@ class Journal:
         """Resume the stopped run in the file if it tests the same; else begin a new one, and keep the old file.
 
         :raises Damaged: the file is not that of a run.
+        :raises UnderWay: another process has opened it, and has not ended.
         :raises OSError: it cannot be read or written.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
+        _lock(path)
         if path.exists():
             earlier = cls.read(path)
             if earlier.ended is None and evolve(earlier.run, began=0, absent={}) == evolve(run, began=0, absent={}):
@@ -143,6 +150,18 @@ class Journal:
             file.writelines(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
             file.flush()
             os.fsync(file.fileno())
+
+
+def _lock(path: Path) -> None:
+    """Keep other processes from writing to a file until this one ends. The file itself is not locked, since it is renamed."""
+    descriptor = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise UnderWay(
+            f"another test is under way, and writes to {path}; wait until it has ended, since a NIC can do one test at a time"
+        ) from None
 
 
 def _cut(path: Path) -> None:

@@ -37,6 +37,11 @@ _T = TypeVar("_T")
 class Nodes(Protocol):
     """The connection to all nodes."""
 
+    @property
+    def at_once(self) -> int:
+        """How many nodes are asked at the same time. The others wait for their turn."""
+        ...
+
     def ask(self, requests: Mapping[str, Request], timeout: float) -> Mapping[str, Mapping[str, Any] | None]:
         """Ask several nodes at the same time; the answer of each, or None if it gave none in time."""
         ...
@@ -119,7 +124,10 @@ class Runner:
     def _reduce(self, portion: Sequence[Group]) -> list[Collective]:
         """The results of some groups at the same time, in their order."""
         keys = {group.number: Keys.make() for group in portion}
-        answers = self._send("serve", [job for group in portion for job in self._daemons(group, keys[group.number])])
+        others = {self._node(name) for group in portion for name in group.ends[1:]}
+        lasts = self._turns(others, [self._node(group.ends[0]) for group in portion]) * (self._limit + LAUNCH + ANSWER)
+        daemons = [job for group in portion for job in self._daemons(group, keys[group.number], lasts)]
+        answers = self._send("serve", daemons)
         results: dict[int, Collective] = {}
         for group in portion:
             why = [f"{name}: {text}" for name in group.ends[1:] if (text := answers.get(name))]
@@ -137,11 +145,11 @@ class Runner:
                 results[group.number] = outcome(group, self.settings.collective_size, int(code), str(output))
         return [results[group.number] for group in portion]
 
-    def _daemons(self, group: Group, keys: Keys) -> Iterator[dict[str, Any]]:
+    def _daemons(self, group: Group, keys: Keys, seconds: int) -> Iterator[dict[str, Any]]:
         first = self.ends[group.ends[0]]
         for name in group.ends[1:] if not self._gone(group.ends) else ():
             files = files_of_other(keys, first, self.ends[name], self._ports[name])
-            yield {**self._job(name, daemon()), "seconds": 2 * self._limit + LAUNCH + ANSWER, "files": files}
+            yield {**self._job(name, daemon()), "seconds": seconds, "files": files}
 
     def _first(self, group: Group, keys: Keys) -> dict[str, Any]:
         words = launcher(group, self.ends, self.settings.collective_size, SSH)
@@ -162,6 +170,10 @@ class Runner:
     def _limit(self) -> int:
         """Seconds that a client may take."""
         return self.settings.seconds + self.settings.grace
+
+    def _turns(self, *asked: Collection[str]) -> int:
+        """How many times nodes are asked until these have all been asked, one collection after the other."""
+        return sum(-(-len(set(nodes)) // self.nodes.at_once) for nodes in asked)
 
     def _portions(self, tests: Sequence[_T]) -> Iterator[Sequence[_T]]:
         most = self.settings.at_once or max(1, len(tests))
@@ -200,9 +212,12 @@ class Runner:
         by_node: dict[str, list[dict[str, Any]]] = defaultdict(list)
         limit = self._limit
         test = TESTS[made.test]
+        servers, clients = ({self._node(job.ends[place]) for job in jobs} for place in (0, 1))
+        # A server waits until all others are started, and until it is its client's turn.
+        lasts = self._turns(servers, clients) * (limit + ANSWER)
         for job in jobs:
             one, other = self.ends[job.server], self.ends[job.client]
-            asked, seconds = (one, 2 * limit + ANSWER) if do != "measure" else (other, limit)
+            asked, seconds = (one, lasts) if do != "measure" else (other, limit)
             load = (job.port, self.settings.load)
             argv = server(test, one, *load) if do != "measure" else client(test, other, one, *load)
             words = {"id": job.id, "argv": argv, "port": job.port, "seconds": seconds, "rdma_cm": test.rdma_cm}

@@ -70,16 +70,20 @@ def rounded(value: float) -> str:
     return f"{value:.2f}" if value >= 1 else f"{value:.3g}"
 
 
+IPV6 = "--ipv6-addr"
+"""perftest's option, on both sides, to connect by IPv6 addresses. It came with version 23.07 (perftest_parameters.c)."""
+
+
 def server(test: FabricTest, end: End, port: int, load: Load) -> tuple[str, ...]:
     """The command line of the server: a list of words."""
-    return (*pinned(end), test.program, *_arguments(test, end, port, load))
+    return (*pinned(end), test.program, *_arguments(test, end, end, port, load))
 
 
 def client(test: FabricTest, end: End, to: End, port: int, load: Load) -> tuple[str, ...]:
     """The command line of the client that connects to the server at ``to``."""
     # Without its source address the connection manager would take whichever netdev has the route.
     source = (end.source_option, end.address) if test.rdma_cm and end.address else ()
-    return (*pinned(end), test.program, *_arguments(test, end, port, load), *source, to.address)
+    return (*pinned(end), test.program, *_arguments(test, end, to, port, load), *source, to.address)
 
 
 def pinned(end: End) -> tuple[str, ...]:
@@ -87,8 +91,10 @@ def pinned(end: End) -> tuple[str, ...]:
     return ("taskset", "-c", end.cpus) if end.cpus else ()
 
 
-def _arguments(test: FabricTest, end: End, port: int, load: Load) -> tuple[str, ...]:
+def _arguments(test: FabricTest, end: End, to: End, port: int, load: Load) -> tuple[str, ...]:
+    """The options of an end of a test whose server is at ``to``."""
     words = ["-d", end.device, "-i", str(end.port), "-p", str(port), "-F", *test.arguments]
+    words += [IPV6] if ":" in to.address else []
     if end.gid_index is not None and not test.rdma_cm:
         words += ["-x", str(end.gid_index)]
     if test.unit == "Gbit/s":

@@ -27,7 +27,7 @@ from agent.report.printable import printable
 from agent.spec.node import NodeSpec
 from fleet.fabric.collective import LAUNCHER, PROGRAMS
 from fleet.fabric.ends import End, by_name
-from fleet.fabric.journal import Damaged, Journal, Run, default_path
+from fleet.fabric.journal import Damaged, Journal, Run, UnderWay, default_path
 from fleet.fabric.runner import Nodes, Request, Runner
 from fleet.fabric.stages import FabricSettings
 from fleet.fabric.tests import ALL_REDUCE, LEAST_SECONDS, TESTS
@@ -97,9 +97,14 @@ class Connected(Nodes):
     hosts: Mapping[str, Host]
     program: str = field(factory=PROGRAM.read_text)
 
+    @property
+    def at_once(self) -> int:
+        """What pyinfra's `--parallel` allows."""
+        return int(self.state.config.PARALLEL)
+
     def ask(self, requests: Mapping[str, Request], timeout: float) -> Mapping[str, Mapping[str, Any] | None]:
-        """Send requests to nodes, to no more at once than pyinfra's `--parallel` allows."""
-        pool = Pool(self.state.config.PARALLEL)
+        """Send requests to nodes, to no more than ``at_once`` at the same time."""
+        pool = Pool(self.at_once)
         asked = {node: pool.spawn(self._ask, node, request, timeout) for node, request in requests.items()}
         pool.join()
         return {node: each.value for node, each in asked.items()}
@@ -149,13 +154,15 @@ def prove(spec: NodeSpec) -> None:
     """Test all nodes, then record on each node the results of its NICs."""
     settings, first = FABRIC.here(), _first_settings()
     if settings != first:
-        raise DeployError(f"{host.name}.fabric: other hosts have other settings; give all hosts the same")
+        raise DeployError(
+            f"{host.name}.fabric: other hosts have other settings; give all hosts the same, or use --limit"
+        )
     test(name="Test", settings=settings, rails=rails_of(spec), floors=FLOORS.here())
     record_results(name="Result")
 
 
 def _first_settings() -> FabricSettings:
-    first = next(iter(host.state.inventory))
+    first = next(each for each in host.state.inventory if host.state.is_host_in_limit(each))
     return FABRIC.read(first.data.dict(), first.name)  # type: ignore[no-untyped-call]
 
 
@@ -186,7 +193,7 @@ def _test(state: State, host: Host, settings: FabricSettings) -> bool:
         runner = Runner(by_name(journal.run.ends), settings, connected, journal, lambda line: host.log(printable(line)))
         _ends.update(runner.ends)
         _verdicts[state] = runner.run()
-    except (Damaged, OSError) as error:
+    except (Damaged, UnderWay, OSError) as error:
         host.log(printable(f"fabric: {error}"))
         return False
     host.log(f"fabric: `trackbed fleet fabric report` shows the results: {journal.path}")
@@ -195,7 +202,7 @@ def _test(state: State, host: Host, settings: FabricSettings) -> bool:
 
 def _connected_ends(connected: Connected) -> tuple[list[End], dict[str, str]]:
     """The ends of all nodes, and for each node without ends the reason."""
-    pool = Pool(connected.state.config.PARALLEL)
+    pool = Pool(connected.at_once)
     command = script(FACTS, COMMAND, LAUNCHER, *PROGRAMS)
     asked = {name: pool.spawn(connected.output, name, command, None, 60.0) for name in connected.hosts}
     pool.join()

@@ -21,7 +21,9 @@ FACTS = """
 agent=$1; shift
 [ -x "$agent" ] || exit 0
 for program; do if command -v "$program" > /dev/null; then echo "program $program"; fi; done
-if ib_send_bw --help 2>&1 | grep -q -e --bind_source_ip; then echo "source --bind_source_ip"; fi
+options=$(ib_send_bw --help 2>&1 || true)
+case "$options" in *--bind_source_ip*) echo "source --bind_source_ip" ;; esac
+case "$options" in *--ipv6-addr*) echo ipv6 ;; esac
 python=$(command -v python3 || true)
 if [ "$python" ] && "$python" -I -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("mpi4py"))'; then
   echo "program mpi4py"
@@ -49,7 +51,7 @@ class NodeEnds(dict[str, Any]):
     """The JSON of `trackbed inspect`, with ``cpus`` and ``driver_version`` by PCI address and ``gpus`` by NUMA node.
 
     ``programs``: the installed programs of the collective stage. ``source_option``: the option of its perftest for a client's
-    own address.
+    own address. ``ipv6``: whether its perftest can connect by IPv6 addresses.
     """
 
     @classmethod
@@ -67,6 +69,7 @@ class NodeEnds(dict[str, Any]):
         answer["driver_version"] = {line[1]: line[-1] for line in lines if line[0] == "cpus"}
         answer["programs"] = sorted(line[1] for line in lines if line[0] == "program")
         answer["source_option"] = next((line[1] for line in lines if line[0] == "source"), OLD_SOURCE_OPTION)
+        answer["ipv6"] = ["ipv6"] in lines
         answer["gpus"] = {line[2]: line[1] for line in reversed(lines) if line[0] == "gpu"}
         return cls(answer)
 
@@ -113,6 +116,8 @@ def _end(node: str, nic: str, owner: Mapping[str, Any], facts: Mapping[str, Any]
             if port["state"] != "ACTIVE" or reached is None:
                 continue
             address, gid = reached
+            if ":" in address and not facts["ipv6"]:
+                raise ValueError(f"{nic} has only IPv6 addresses, which need perftest 23.07 or newer on the node")
             return End(
                 node=node,
                 nic=nic,

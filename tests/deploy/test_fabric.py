@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyinfra.api.config import Config
 from pyinfra.api.exceptions import DeployError
+from pyinfra.api.inventory import Inventory
+from pyinfra.api.state import State, StateStage
+from pyinfra.context import ctx_host, ctx_state
 
 from agent.report.fabric import RESULTS_FILE, results_from_json
 from agent.spec.node import from_mapping
@@ -15,7 +22,7 @@ from fleet.fabric.journal import Journal
 from fleet.fabric.stages import FabricSettings
 from tasks import fabric
 from tasks.common import archive
-from tasks.fabric.ends import NodeEnds, ends_of, read_ends
+from tasks.fabric.ends import FACTS, NodeEnds, ends_of, read_ends
 from tests.deploy.conftest import DEBIAN, Node
 from tests.deploy.examples.inventories import inventory_of
 from tests.deploy.packages.test_packages import dpkg, install
@@ -56,6 +63,7 @@ def printed(*functions: dict[str, Any]) -> list[str]:
     return [
         "program mpirun",
         "program mpi4py",
+        "ipv6",
         *cpus,
         "gpu 0000:3b:00.0 1",
         "inspection",
@@ -90,6 +98,25 @@ def test_without_a_device_of_its_own_it_is_the_first_vf_that_can_be_reached() ->
     usable = function("0000:41:10.4", "fab1", [device("rx3", gids=GIDS[:4])], [])
     (end,) = ends(function("0000:41:00.0", "fab1", [], [down, without, usable]))
     assert (end.name, end.pci, end.address, end.gid_index, end.rail) == ("n1/fab1", "0000:41:10.4", "fd00::1", 3, 7)
+
+
+def test_a_nic_with_ipv6_addresses_alone_needs_a_perftest_that_can_use_them() -> None:
+    lines = printed(function("0000:21:00.0", "fab0", [device("rx0", gids=GIDS[:4])], []))
+    (end,) = read_ends("n1", lines, {}, {})
+    assert end.address == "fd00::1"
+    lines.remove("ipv6")
+    with pytest.raises(ValueError, match=r"fab0 has only IPv6 addresses, which need perftest 23\.07 or newer"):
+        read_ends("n1", lines, {}, {})
+
+
+def test_the_node_says_what_its_perftest_can_do(tmp_path: Path) -> None:
+    for name, text in (("agent", "echo '{}'"), ("ib_send_bw", "echo ' --ipv6-addr (SYMMETRIC) Use IPv6' >&2; exit 1")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = ["sh", "-eu", "-c", FACTS, "sh", str(tmp_path / "agent")]
+    said = subprocess.run(command, env=path, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert (NodeEnds.parse(said)["ipv6"], NodeEnds.parse(said)["source_option"]) == (True, "--source_ip")
 
 
 def test_other_functions_are_not_tested_and_a_node_without_an_agent_is_named() -> None:
@@ -184,6 +211,18 @@ def test_a_deploy_writes_its_results_to_the_node(node: Node, tmp_path: Path, mon
     assert (seen.pci, seen.good, seen.identity) == ("0000:21:00.0", False, kept.run.ends[0].identity)
     assert result.failed
     assert any("no other node has a NIC of this rail" in line for line in result.log)
+
+
+@pytest.mark.parametrize(("limit", "refused"), [(("b", "c"), False), (("a", "b"), True), ((), True)])
+def test_only_hosts_that_are_tested_together_need_the_same_settings(limit: tuple[str, ...], refused: bool) -> None:
+    settings = {name: {"fabric": {"size": size}} for name, size in (("a", 512), ("b", 4096), ("c", 4096))}
+    state = State(Inventory((list(settings.items()), {})), Config())  # type: ignore[no-untyped-call]
+    if limit:
+        state.limit_hosts = [state.inventory.get_host(name) for name in limit]
+    state.set_stage(StateStage.Prepare)
+    expected = pytest.raises(DeployError, match="give all hosts the same") if refused else contextlib.nullcontext()
+    with ctx_state.use(state), ctx_host.use(state.inventory.get_host("b")), expected:
+        prove()
 
 
 @pytest.mark.parametrize("floor", [0, -1, True, "90", float("nan"), float("inf")])

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -13,6 +17,8 @@ from lab.cluster.control_plane import ControlPlane
 from tests.cluster.fleet.fleet_commands import (
     OTHERS,
     OURS,
+    ROOT,
+    Done,
     ask,
     condition,
     conditions,
@@ -204,6 +210,59 @@ def test_without_the_right_to_repair_a_lease_its_node_is_swept_nevertheless(plan
     assert done.code == 1
     assert 'cannot update resource "leases"' in done.err
     assert (taints(plane, "a"), condition(plane, "a")["status"]) == ([OTHERS, OURS], "Unknown")
+
+
+# What a pod sees of its service account, in a mount namespace: the fixed path, and two variables.
+IN_A_POD = """
+mount -t tmpfs tmpfs /run && mkdir -p /run/secrets/kubernetes.io/serviceaccount
+cp "$1"/* /run/secrets/kubernetes.io/serviceaccount/ && shift && exec "$@"
+"""
+
+
+def sweep_in_a_pod(plane: ControlPlane, folder: Path, account: str, *words: str) -> Done:
+    """Run a sweep as this service account of trackbed-system."""
+    folder.mkdir()
+    token = plane.kubectl("create", "token", account, f"--namespace={names.NAMESPACE}").strip()
+    authority = plane.authority.pair.certificate.read_text()
+    for name, text in (("token", token), ("namespace", names.NAMESPACE), ("ca.crt", authority)):
+        (folder / name).write_text(text)
+    address = urlsplit(plane.url)
+    service = {"KUBERNETES_SERVICE_HOST": str(address.hostname), "KUBERNETES_SERVICE_PORT": str(address.port)}
+    command = ["unshare", "--mount", "sh", "-ec", IN_A_POD, "sh", str(folder)]
+    command += [sys.executable, "-m", "agent", "fleet", "sweep", *words]
+    done = subprocess.run(command, cwd=ROOT, env={"HOME": "/", **service}, capture_output=True, text=True, check=False)
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def give(plane: ControlPlane, account: str, kind: str, place: dict[str, str], *rules: tuple[str, str, str]) -> None:
+    """Give a service account of trackbed-system rights: each is an API group, its resources and the verbs."""
+    group, metadata = "rbac.authorization.k8s.io", {"name": account, **place}
+    listed = [{"apiGroups": [api], "resources": what.split(), "verbs": verbs.split()} for api, what, verbs in rules]
+    role = {"apiGroup": group, "kind": kind, "name": account}
+    who = [{"kind": "ServiceAccount", "name": account, "namespace": names.NAMESPACE}]
+    version = f"{group}/v1"
+    plane.apply(
+        {"apiVersion": version, "kind": kind, "metadata": metadata, "rules": listed},
+        {"apiVersion": version, "kind": f"{kind}Binding", "metadata": metadata, "roleRef": role, "subjects": who},
+    )
+
+
+@pytest.mark.usefixtures("no_nodes")
+def test_in_a_pod_it_needs_the_rights_of_the_docs_and_no_others(plane: ControlPlane, tmp_path: Path) -> None:
+    plane.kubectl("create", "serviceaccount", "sweep", f"--namespace={names.NAMESPACE}")
+    give(plane, "sweep", "ClusterRole", {}, ("", "nodes", "list get"), ("", "nodes nodes/status", "patch update"))
+    leases = ("coordination.k8s.io", "leases", "list get create update")
+    give(plane, "sweep", "Role", {"namespace": names.NAMESPACE}, leases)
+    for each in ("silent", "gone", "unreadable", "well"):
+        make_node(plane, each, life=1 if each == "silent" else 900)
+    plane.kubectl("delete", "lease", "gone", f"--namespace={names.NAMESPACE}")
+    change = {"spec": {"acquireTime": YEAR_10000.replace("59-", "59.000000-")}}
+    words = ("patch", "lease", "unreadable", f"--namespace={names.NAMESPACE}", "--type=merge", "-p", json.dumps(change))
+    plane.kubectl(*words)
+    until(lambda: "silent" in fleet(plane, "sweep", "--dry", "--json").document["expired"], "it expires")
+    done = sweep_in_a_pod(plane, tmp_path / "account", "sweep", "--max-share", "1", "--json")
+    assert (done.code, done.err) == (0, "")
+    assert (done.document["tainted"], done.document["renewed"]) == (["silent", "unreadable"], ["gone"])
 
 
 @pytest.mark.usefixtures("no_nodes")

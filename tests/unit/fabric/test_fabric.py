@@ -77,6 +77,14 @@ def test_servers_and_clients_are_pinned_and_use_the_gid_that_was_found() -> None
     )  # fmt: skip
 
 
+def test_both_sides_connect_by_ipv6_if_the_server_has_no_other_address() -> None:
+    one = End("a", "fab0", 0, "x", device="mlx5_0", address="fd00::1", gid_index=3)
+    other = evolve(one, node="b", address="fd00::2", source_option="--bind_source_ip")
+    for test in (TESTS["ib_write_bw"], TESTS["ib_send_bw"]):
+        assert "--ipv6-addr" in server(test, one, 18515, Load())
+        assert "--ipv6-addr" in client(test, other, one, 18515, Load())
+
+
 # perftest 4.5's formats: RESULT_FMT_G and REPORT_FMT, RESULT_FMT_LAT and REPORT_FMT_LAT of perftest_parameters.h.
 RATE = """\
 ---------------------------------------------------------------------------------------

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from attrs import define, evolve, field
 
 from fleet.fabric import launch, runner
 from fleet.fabric.ends import End, Ends, by_name
-from fleet.fabric.journal import Damaged, Journal, Run
+from fleet.fabric.journal import Damaged, Journal, Run, UnderWay
 from fleet.fabric.results import FabricResult
 from fleet.fabric.runner import Request, Runner
 from fleet.fabric.stages import FabricSettings
@@ -92,6 +93,7 @@ class Local:
     dies: dict[str, int] = field(factory=dict)
     asked: dict[str, int] = field(factory=dict)
     stop_after: int | None = None
+    at_once: int = 64
 
     def ask(self, requests: Mapping[str, Request], timeout: float) -> Mapping[str, Mapping[str, Any] | None]:
         return {node: self._ask(node, request, timeout) for node, request in requests.items()}
@@ -126,8 +128,8 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def fleet(nodes: str = "abc", **devices: str) -> Ends:
-    """Nodes of one rail, named by a letter each. The GID index is the last number of the end's loopback address."""
+def fleet(nodes: Sequence[str] = "abc", **devices: str) -> Ends:
+    """Nodes of one rail, by default named by a letter each. The GID index is the last number of the end's loopback address."""
     ends = [
         End(n, "fab0", 0, "x", device="fine", address=f"127.0.0.{i}", gid_index=i, programs=("mpirun", "osu_allreduce"))
         for i, n in enumerate(nodes, 2)
@@ -196,6 +198,19 @@ def test_a_node_answers_although_a_client_does_not_end(tmp_path: Path, monkeypat
         os.kill(int((tmp_path / "pid").read_text()), 9)
 
 
+def test_another_programs_port_is_not_taken_for_that_of_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRACKBED_FABRIC", str(tmp_path))
+    node = runpy.run_path(str(ROOT / "templates" / "fabric.py"))
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        listens = f"import socket\ntry:\n socket.create_server(('', {port}))\nexcept OSError as e:\n exit(e.strerror)"
+        argv = [sys.executable, "-I", "-c", listens]
+        answers = node["serve"]([{"id": "a b", "argv": argv, "port": port, "seconds": 60, "rdma_cm": False}])
+    assert answers["a b"].startswith("exit status 1: Address already in use")
+
+
 @define
 class Lying(Local):
     """Nodes of which ``b`` answers what it likes: ``says`` gets its true answer and all that was asked for."""
@@ -260,6 +275,28 @@ def test_a_finished_run_is_kept_beside_the_next_one(programs: Path) -> None:
     assert len(list(programs.glob("results*.jsonl"))) == 2
 
 
+OPENS = """
+import sys
+from pathlib import Path
+from tests.unit.fabric.test_runner import fleet, journal
+journal(Path(sys.argv[1]), fleet(sys.argv[2]))
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("nodes", ["abc", "de"])
+def test_a_second_run_at_the_same_time_is_refused_and_leaves_the_first_one_its_file(tmp_path: Path, nodes: str) -> None:
+    command = [sys.executable, "-c", OPENS, str(tmp_path), "abc"]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout and first.stdout.readline() == "open\n"
+        with pytest.raises(UnderWay, match=r"another test is under way, and writes to .*results\.jsonl; wait"):
+            journal(tmp_path, fleet(nodes))
+        assert Journal.read(tmp_path / "results.jsonl").run.ends == tuple(fleet("abc").values())
+        first.kill()
+    assert journal(tmp_path, fleet(nodes)).run.ends == tuple(fleet(nodes).values())
+
+
 def test_a_damaged_file_is_named_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     path.write_text("{}\n")
@@ -279,7 +316,45 @@ def test_a_result_that_this_version_cannot_place_is_named_with_its_line(programs
         Journal.read(path)
 
 
+@define
+class Many:
+    """Nodes that are asked in turn, by a clock of their own: a server starts in 3 s, a client measures in 6."""
+
+    at_once: int = 1
+    now: float = 0.0
+    until: dict[str, float] = field(factory=dict)
+
+    def ask(self, requests: Mapping[str, Request], timeout: float) -> Mapping[str, Mapping[str, Any] | None]:
+        return {node: self._answers(request) for node, request in requests.items()}
+
+    def _answers(self, request: Request) -> dict[str, Any]:
+        self.now += {"serve": 3.0, "measure": 6.0, "collect": 1.0}[request["do"]]
+        return {job["id"]: self._answer(request["do"], job) for job in request["jobs"]}
+
+    def _answer(self, do: str, job: Mapping[str, Any]) -> Any:
+        if do == "serve":
+            self.until[job["id"]] = self.now + job["seconds"]
+            return ""
+        if do == "collect":
+            return [0 if self.until.pop(job["id"], self.now) >= self.now else 124, ""]
+        if "osu_allreduce" in job["argv"]:
+            alive = all(until >= self.now for until in self.until.values())
+            return [0, "1000000 1000.0"] if alive else [1, "no route to an sshd"]
+        if self.until[job["id"]] < self.now:
+            return [1, "Couldn't connect"]
+        return [0, " #bytes #iterations BW average[Gb/sec] MsgRate[Mpps]\n 65536 1 100.0 0.2"]
+
+
 COLLECTIVE = evolve(SETTINGS, tests=("ib_write_bw", "all_reduce"), collective_size=1_000_000)
+
+
+def test_a_server_waits_for_its_client_however_many_nodes_are_asked_before(tmp_path: Path) -> None:
+    ends = fleet([f"n{number}" for number in range(40)])
+    kept = journal(tmp_path, ends, COLLECTIVE)
+    said = Runner(ends, COLLECTIVE, Many(), kept, lambda line: None).run()
+    assert {result.text for result in kept.results if result.fault} == set()
+    assert [each.message for each in said.collectives] == ["", ""]
+    assert said.proven
 
 
 @pytest.fixture

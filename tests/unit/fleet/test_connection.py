@@ -2,29 +2,143 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import socket
+import ssl
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from lightkube.resources.core_v1 import Node
 
+from fleet.commands import fleet
 from fleet.connection import connect
+from fleet.credentials import NotGiven, bound_token
 from fleet.kubeconfig import from_kubeconfig
 from tests.unit.reporter.scripted import api_server, check_strictly
 
 
+def kubeconfig(folder: Path, cluster: Mapping[str, object]) -> Path:
+    document = {
+        "clusters": [{"name": "c", "cluster": cluster}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    file = folder / "kubeconfig"
+    file.write_text(json.dumps(document))
+    return file
+
+
+def a_node(method: str, path: str, body: object) -> tuple[int, dict[str, object]]:
+    return 200, {"metadata": {"name": "n"}}
+
+
+def name_of_the_node(file: Path) -> str | None:
+    with connect(from_kubeconfig(file), "test") as client:
+        node = client.get(Node, "n")
+    return node.metadata.name if node.metadata else None
+
+
 def test_an_authority_without_identifiers_of_keys_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_strictly(monkeypatch)
-    with api_server(tmp_path, lambda method, path, body: (200, {"metadata": {"name": "n"}})) as (url, authority):
-        document = {
-            "clusters": [{"name": "c", "cluster": {"server": url, "certificate-authority": str(authority)}}],
-            "users": [{"name": "u", "user": {"token": "t"}}],
-            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-            "current-context": "x",
-        }
-        file = tmp_path / "kubeconfig"
-        file.write_text(json.dumps(document))
-        with connect(from_kubeconfig(file), "test") as client:
-            node = client.get(Node, "n")
-    assert node.metadata is not None
-    assert node.metadata.name == "n"
+    with api_server(tmp_path, a_node) as (url, authority):
+        assert name_of_the_node(kubeconfig(tmp_path, {"server": url, "certificate-authority": str(authority)})) == "n"
+
+
+@contextmanager
+def proxy(certificate: Path | None = None, refuse: int = 0) -> Iterator[tuple[str, list[tuple[str, str | None]]]]:
+    """An HTTP proxy, or one of HTTPS; its host and port, and for each connection where to, and with which credentials."""
+    asked: list[tuple[str, str | None]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_CONNECT(self) -> None:
+            asked.append((self.path, self.headers["Proxy-Authorization"]))
+            if refuse:
+                self.send_error(refuse)
+                return
+            host, _, port = self.path.rpartition(":")
+            with socket.create_connection((host, int(port))) as there:
+                self.send_response(200)
+                self.end_headers()
+                back = threading.Thread(target=copy, args=(there, self.connection))
+                back.start()
+                copy(self.connection, there)
+                back.join()
+            self.close_connection = True
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+
+    with Server(("127.0.0.1", 0), Handler) as listening:
+        if certificate:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            listening.socket = context.wrap_socket(listening.socket, server_side=True)
+        threading.Thread(target=listening.serve_forever, args=(0.05,)).start()
+        try:
+            yield f"127.0.0.1:{listening.server_port}", asked
+        finally:
+            listening.shutdown()
+
+
+def copy(source: socket.socket, target: socket.socket) -> None:
+    with suppress(OSError):
+        while some := source.recv(65536):
+            target.sendall(some)
+        target.shutdown(socket.SHUT_WR)
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_requests_go_through_the_proxy_of_the_kubeconfig_and_not_that_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with (
+        api_server(tmp_path, a_node) as (url, authority),
+        proxy(tmp_path / "server.pem" if scheme == "https" else None) as (at, asked),
+    ):
+        through = f"{scheme}://operator:p%40ss@{at}"
+        cluster = {"server": url, "certificate-authority": str(authority), "proxy-url": through}
+        assert name_of_the_node(kubeconfig(tmp_path, cluster)) == "n"
+    credentials = base64.b64encode(b"operator:p@ss").decode()
+    assert asked == [(url.removeprefix("https://"), f"Basic {credentials}")]
+
+
+def test_an_empty_proxy_of_the_kubeconfig_leaves_the_environments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with api_server(tmp_path, a_node) as (url, authority), proxy() as (at, asked):
+        monkeypatch.setenv("HTTPS_PROXY", f"http://{at}")
+        cluster = {"server": url, "certificate-authority": str(authority), "proxy-url": ""}
+        assert name_of_the_node(kubeconfig(tmp_path, cluster)) == "n"
+    assert asked == [(url.removeprefix("https://"), None)]
+
+
+def test_a_proxy_that_does_not_let_through_is_named_without_its_password(tmp_path: Path) -> None:
+    with proxy(refuse=403) as (at, _):
+        file = kubeconfig(tmp_path, {"server": "https://127.0.0.1:1", "proxy-url": f"http://operator:secret@{at}"})
+        said = both_say(file)
+    gone = kubeconfig(tmp_path, {"server": "https://127.0.0.1:1", "proxy-url": f"http://operator:secret@{at}"})
+    for text, why in [*((each, "403 Forbidden") for each in said), *((each, "refused") for each in both_say(gone))]:
+        assert f"cannot be reached: through the proxy http://{at}: " in text
+        assert why in text
+        assert ("secret" in text, len(text.splitlines())) == (False, 1)
+
+
+def both_say(file: Path) -> tuple[str, str]:
+    """What a command of the fleet and the deploy say of a kubeconfig."""
+    done = CliRunner().invoke(fleet, ["status", "--kubeconfig", str(file)])
+    assert done.exit_code == 1, done.output
+    with pytest.raises(NotGiven) as refused:
+        bound_token(str(file), "n1", 600)
+    return done.output, str(refused.value)

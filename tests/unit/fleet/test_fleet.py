@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import tracemalloc
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
+import click
 import pytest
 import yaml
 from lightkube import Client, KubeConfig
@@ -23,6 +25,7 @@ from fleet import sweeping
 from fleet.api import Api
 from fleet.commands.status import print_nodes
 from fleet.objects import condition_of
+from fleet.reading import read_all
 from fleet.standing import Standing, standing, standings
 from tests.unit.fleet.test_kubeconfig import KUBECONFIG, TIME, server, trackbed
 
@@ -431,3 +434,53 @@ def test_the_table_uses_the_words_of_trackbed_status(capsys: pytest.CaptureFixtu
     assert rows[0].rstrip().endswith("the node is as its spec says, with 1 warning: ClockSynchronised")
     assert "NoCarrier: no carrier" in rows[1]
     assert last == "1 of 3 nodes are ready"
+
+
+def dark(name: str) -> Standing:
+    each = node(name, ready="False", reason="NoCarrier")
+    assert each.status and each.status.conditions
+    each.status.conditions[-1].message = "no carrier on rail0; " + "is the cable in its port? " * 40
+    return standing(name, each, lease(name), NOW)
+
+
+@pytest.mark.parametrize("width", [40, 80, 120, 400])
+def test_on_a_terminal_of_any_width_nothing_of_a_node_is_cut_off(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    name = "gpu-0001.rack-12.example.net"
+    print_nodes([dark(name), dark("long." * 50)], NOW, others=0)
+    printed = click.unstyle(capsys.readouterr().out)
+    assert re.search(rf"^{name}  not ready  ", printed, re.MULTILINE)
+    assert " ".join(dark(name).message.split()) in " ".join(printed.split())
+    assert max(len(line) for line in printed.splitlines() if "cable" in line) <= width
+
+
+def test_in_a_pipe_each_node_is_one_line_without_spaces_at_its_end(capsys: pytest.CaptureFixture[str]) -> None:
+    long = "long." * 50
+    print_nodes([dark("a"), standing("b", None, None, NOW), standing(long, None, None, NOW)], NOW, others=0)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" ")[0] for line in lines] == ["NODE", "a", "b", long, "0"]
+    assert [line.find(word) for line, word in zip(lines, ("READY", "not ready", "unknown"), strict=False)] == [6] * 3
+    assert dark("a").message.rstrip() in lines[1]
+    assert [line for line in lines if line != line.rstrip()] == []
+
+
+def test_a_list_of_thousands_of_nodes_does_not_keep_their_images() -> None:
+    def node_with_images(number: int) -> dict[str, object]:
+        images = [{"names": [f"registry/{number}/{each}@sha256:{each:064}"], "sizeBytes": each} for each in range(50)]
+        fields: dict[str, object] = {"f:status": {"f:conditions": {f"f:{number}-{each}": {} for each in range(50)}}}
+        managers = [{"manager": "kubelet", "time": "2026-01-01T00:00:00Z", "fieldsV1": fields}]
+        return {"metadata": {"name": f"n{number}", "managedFields": managers}, "status": {"images": images}}
+
+    many = 300
+    tracemalloc.start()
+    try:
+        nodes = read_all(map(node_with_images, range(many)), Node)
+        kept = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert (len(nodes.objects), nodes.faults) == (many, {})
+    # With their images and field managers, each takes ten times as much.
+    assert kept / many < 3000

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import httpx2
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -18,6 +19,8 @@ from click.testing import CliRunner
 from fleet.api import _from_environment
 from fleet.commands import fleet
 from fleet.credentials import NotGiven, bound_token
+from tests.unit.reporter.local_user import as_nobody, public_folder
+from tests.unit.reporter.scripted import api_server
 
 ROOT = Path(__file__).parents[3]
 
@@ -94,13 +97,15 @@ USER = "token: secret-token"
         ("https://127.0.0.1:1", "127.0.0.1", "the server is no URL: '127.0.0.1' is none such as"),
         ("127.0.0.1:1", r"127.0.0.1:1/\ud800", "the server is no URL: 'utf-8' codec can't encode"),
         ("https://", "https://root:secret-token@", "the server's URL has a user or a password"),
-        ("{cluster: c, user: u}", "{cluster: c}", "the context 'c' has no user"),
         ("{cluster: c, user: u}", "{user: u}", "the context 'c' has no cluster"),
         ("{cluster: c, user: u}", "{cluster: c, user: v}", "the user 'v'; the file has 0 of that name, and needs one"),
         ("users: [", "users: [{name: u}, ", "the user 'u'; the file has 2 of that name, and needs one"),
         (CLUSTER, f"{CLUSTER}, certificate-authority-data: secret", "certificate-authority-data is not base64"),
         (CLUSTER, f"{CLUSTER}, certificate-authority-data: c2VjcmV0", "of the kubeconfig or of SSL_CERT_FILE cannot be read"),
         (CLUSTER, f"{CLUSTER}, certificate-authority: /tmp", "certificate-authority '/tmp' is no file that can be read"),
+        (CLUSTER, f"{CLUSTER}, proxy-url: 'http://root:secret@[::1'", "the cluster's proxy-url is no URL; give an HTTP proxy"),
+        (CLUSTER, f"{CLUSTER}, proxy-url: 'bastion:3128'", "the cluster's proxy-url is no URL of a proxy; give an HTTP"),
+        (CLUSTER, f"{CLUSTER}, proxy-url: 'socks5://secret@b:1080'", "the cluster's proxy-url is a SOCKS proxy's, which"),
         (USER, "client-certificate-data: '!'", "client-certificate-data is not base64"),
         (USER, "client-certificate-data: c2VjcmV0", "the user has a client-certificate and no client-key"),
         (USER, "client-certificate: x/a", "/x/a' is no file that can be read"),
@@ -175,6 +180,16 @@ def test_null_and_an_empty_text_mean_that_there_is_no_such_key(tmp_path: Path) -
     assert set(sent) == {"Bearer t"}
 
 
+@pytest.mark.parametrize("context", ["{cluster: c}", "{cluster: c, user: ''}", "{cluster: c, user: null}"])
+def test_a_context_without_a_user_has_no_credentials(tmp_path: Path, context: str) -> None:
+    with server(TIME % "[]") as (url, sent):
+        text = KUBECONFIG.replace("https://127.0.0.1:1", url).replace("{cluster: c, user: u}", context)
+        (tmp_path / "kubeconfig").write_text(text)
+        done = trackbed("sweep", "--dry", "--kubeconfig", str(tmp_path / "kubeconfig"))
+    assert done.returncode == 0, done.stderr
+    assert set(sent) == {None}
+
+
 IGNORED = [
     ("token:", key, "the user 'u'")
     for key in ("as: viewer", "as-uid: '7'", "as-groups: [readers]", "as-user-extra: {scopes: [view]}")
@@ -232,6 +247,35 @@ def test_a_kubeconfig_comes_before_the_service_account_of_the_pod(
         (tmp_path / ".kube" / "config").write_text(KUBECONFIG.replace("127.0.0.1:1", "home:443"))
     config = _from_environment(None)
     assert config and config.cluster.server == f"https://{chosen}:443"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_in_a_pod_whose_home_cannot_be_read_the_service_account_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[str] = []
+
+    def answer(method: str, path: str, body: object) -> tuple[int, dict[str, object]]:
+        sent.append(f"{method} {path}")
+        return 200, {"metadata": {"creationTimestamp": "2026-01-01T00:00:00Z"}, "items": []}
+
+    def sweep() -> tuple[int, str]:
+        done = CliRunner().invoke(fleet, ["sweep"])
+        return done.exit_code, done.output
+
+    with public_folder() as folder, api_server(folder, answer) as (url, authority):
+        (folder / "home").mkdir(mode=0o700)
+        monkeypatch.setenv("HOME", str(folder / "home"))
+        monkeypatch.delenv("KUBECONFIG", raising=False)
+        monkeypatch.setattr("fleet.api.SERVICE_ACCOUNT", str(folder / "account"))
+        code, said = as_nobody(sweep)
+        assert (code, f"{folder}/home/.kube/config cannot be read: Permission denied" in said) == (1, True)
+        (folder / "account").mkdir()
+        for name, text in (("token", "t"), ("namespace", "n"), ("ca.crt", authority.read_text())):
+            (folder / "account" / name).write_text(text)
+        address = httpx2.URL(url)
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", address.host)
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(address.port))
+        assert as_nobody(sweep) == (0, "0 nodes, 0 without a heartbeat, 0 of them tainted before\n")
+    assert "GET /apis/coordination.k8s.io/v1/namespaces/trackbed-system/leases" in sent
 
 
 def test_several_files_in_the_environment_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
