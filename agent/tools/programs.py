@@ -23,8 +23,8 @@ def run(command: list[str], timeout: float, largest: int = 8 << 20) -> Ran:
     :param largest: how many of the last bytes of output are kept.
     :raises FileNotFoundError: there is no such program.
     """
-    # A file instead of a pipe keeps the output until the deadline, and reading it cannot hang. It is in memory, since the node's
-    # disks may be full or read-only: then a diagnosis is needed most.
+    # A file instead of a pipe keeps the output until the deadline, and reading it cannot hang. It is in memory, since the
+    # node's disks may be full or read-only: then a diagnosis is needed most.
     with os.fdopen(os.memfd_create("output"), "r+b") as output:
         process = subprocess.Popen(
             command,
