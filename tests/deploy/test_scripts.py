@@ -422,6 +422,33 @@ def test_a_clock_that_was_set_after_the_start_of_a_service_makes_its_file_no_new
     assert agent.AgentService().process(lines).stale == stale
 
 
+@pytest.mark.parametrize(
+    ("observed", "left"), [(None, "verified"), ("observed", "observed")], ids=["enforce", "observe"]
+)
+def test_a_new_version_that_does_not_start_goes_with_its_spec(
+    base: Path, tmp_path: Path, observed: str | None, left: str
+) -> None:
+    staged(base, "old", "new")
+    (base / "current").symlink_to("versions/new")
+    (base / "previous").symlink_to("versions/old")
+    spec = tmp_path / "node.json"
+    for path, text in ((spec, "newest"), (tmp_path / "verified", "verified"), (tmp_path / "observed", observed)):
+        if text is not None:
+            path.write_text(text)
+    program(tmp_path / "bin/systemctl", f'test "$(readlink {base}/current)" = versions/old')
+    program(tmp_path / "bin/journalctl", "")
+    trial = (agent._TRIAL, "sh", "unit", "trackbed", "1", base, spec, tmp_path / "verified", tmp_path / "observed")
+    done = subprocess.run(
+        ["sh", "-ec", *map(str, trial)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"},
+    )
+    assert (done.returncode, done.stderr, str((base / "current").readlink())) == (1, "", "versions/old")
+    assert spec.read_text() == left
+
+
 def test_grubs_kernel_arguments_are_read(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/cmdline").write_text("BOOT_IMAGE=/vmlinuz root=/dev/sda1 ro quiet\n")
