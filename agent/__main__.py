@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
+from pathlib import Path
 
 import click
 
@@ -28,6 +30,7 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line. Every error is one message and exit code 1: click's own 2 would mean "changes" to `plan`."""
+    _open_outputs()
     # https://no-color.org: set to anything but an empty text. None: click uses colours if it writes to a terminal.
     color = False if os.environ.get("NO_COLOR") else None
     try:
@@ -51,13 +54,35 @@ def main() -> None:
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         remedy = "make room" if full else "if a device went away meanwhile, run it again"
-        click.echo(printable(f"trackbed: {error}; {remedy}"), err=True)
+        # The commands name each other file that they write.
+        is_output = full and error.filename is None
+        what = f"standard output cannot be written: {error.strerror}" if is_output else str(error)
+        click.echo(printable(f"trackbed: {what}; {remedy}"), err=True)
+        _discard_output()
         sys.exit(1)
     except Exception as error:
         if sys.argv[1:2] and sys.argv[1] in SERVICES:
             raise
         click.echo(printable(f"trackbed: {fault(error)}"), err=True)
         sys.exit(1)
+
+
+def _open_outputs() -> None:
+    """Open the outputs that are closed, and have characters that the terminal's encoding lacks written as escapes."""
+    if sys.stdout is None:
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  until the process ends
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _discard_output() -> None:
+    """Discard the text that standard output has not taken: Python would try to write it at its end, and exit with 120."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

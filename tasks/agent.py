@@ -23,7 +23,7 @@ from tasks import readiness
 from tasks.common import archive, units
 from tasks.common.commands import Commands, changes, refuse, script
 from tasks.common.facts import FactBase
-from tasks.common.status import COMMAND, SPEC, VERIFIED, NodeStatus
+from tasks.common.status import COMMAND, OBSERVED, SPEC, VERIFIED, NodeStatus
 from tasks.packages import INTERPRETERS, NodePython
 
 BASE = "/opt/trackbed"
@@ -259,8 +259,9 @@ def serve(
 
 
 # If the node was ready, it must be ready with the new version, too. If not, the old version and the last verified spec return.
+# The agent of a node in mode observe must not write, so there the last observed spec returns.
 _TRIAL = """
-unit=$1 command=$2 grace_period=$3 base=$4 spec=$5 verified=$6
+unit=$1 command=$2 grace_period=$3 base=$4 spec=$5 kept=$6 observed=$7
 cd "$base"
 new=$(basename "$(readlink current)")
 old=$(basename "$(readlink previous)")
@@ -273,8 +274,9 @@ journalctl --unit="$unit" --lines=20 --output=cat --no-pager
 ln -sfn "versions/$old" .current.new
 mv -T .current.new current
 rm previous
-if [ -e "$verified" ] && ! cmp -s "$verified" "$spec"; then
-  install -m 644 "$verified" "$spec.new"
+if [ -e "$observed" ]; then kept=$observed; fi
+if [ -e "$kept" ] && ! cmp -s "$kept" "$spec"; then
+  install -m 644 "$kept" "$spec.new"
   mv -T "$spec.new" "$spec"
 fi
 systemctl restart "$unit"
@@ -295,7 +297,7 @@ exit 1
 def _restart_on_trial(grace_period: int) -> StringCommand:
     # systemd replaces $NAME in a command, and reads $$ as $.
     trial = _TRIAL.replace("$", "$$")
-    return script(_RUN_TRIAL, TRIAL, trial, "sh", UNIT, COMMAND, str(grace_period), BASE, SPEC, VERIFIED)
+    return script(_RUN_TRIAL, TRIAL, trial, "sh", UNIT, COMMAND, str(grace_period), BASE, SPEC, VERIFIED, OBSERVED)
 
 
 @operation()

@@ -21,7 +21,15 @@ LIMIT = 1 << 30
 
 
 def main() -> None:
-    """Fetch and run the archive once."""
+    """Fetch and run the archive once, or say in one line why not."""
+    try:
+        run()
+    except OSError as error:
+        sys.exit(f"nothing is deployed: {error}; make room and make the folder writable: df {STATE}; df -i {STATE}")
+
+
+def run() -> None:
+    """Fetch, verify and unpack the archive, and run it."""
     url = settings(SETTINGS)
     STATE.mkdir(parents=True, exist_ok=True, mode=0o700)
     lock = (STATE / "lock").open("w")

@@ -147,8 +147,7 @@ def _view(verdict: Verdict) -> Iterator[str]:
         yield printable(f"trackbed: {verdict.reasons[0]}")
         return
     yield from _lines(verdict, report)
-    age = max(0.0, time.time() - report.heartbeat)
-    yield f"heartbeat  {age:.0f} s ago; Ctrl-C ends this view"
+    yield f"heartbeat  {verdict.age:.0f} s ago; Ctrl-C ends this view"
     for outcome in report.outcomes:
         if outcome.result != "applied":
             yield f"  {_common.say_outcome(outcome)}"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 
 from attrs import evolve, frozen
 
@@ -88,13 +90,19 @@ def passes_first(conditions: Iterable[Condition]) -> bool:
     return bool(early) and is_ready(early)
 
 
+_reading = Lock()
+# The reporter's threads share the last report: parsing takes seven times the memory of the text.
+_parsed = lru_cache(maxsize=1)(report_from_json)
+
+
 def read_report(path: Path) -> Report:
-    """Read the report file.
+    """Read the report file. Any thread may call this: one at a time reads, and the last text is not parsed again.
 
     :raises NoReport: it is missing or cannot be read.
     """
     try:
-        return report_from_json(read(path, LARGEST_REPORT))
+        with _reading:
+            return _parsed(read(path, LARGEST_REPORT))
     except FileNotFoundError:
         raise NoReport(
             f"{path} does not exist: the agent has not run since the boot, or could not write it",

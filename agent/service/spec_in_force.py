@@ -1,4 +1,7 @@
-"""Decides which spec is in force: the file's or, if that is refused or has failed, the last verified one."""
+"""Decides which spec is in force: the file's or, if that is refused or has failed, the last verified one.
+
+A spec of mode observe is never replaced: no other spec may make the agent write to a node that it should only look at.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ TRIAL = 30.0
 """Seconds after which the last verified spec replaces a new one of which a write still fails."""
 
 VERIFIED = "verified.json"
+OBSERVED = "observed.json"
 FAILED = "failed-spec.json"
 
 
@@ -28,7 +32,8 @@ class SpecInForce:
     """The ``spec`` in force. ``refusal``: why the file's present content is not in force; empty if it is.
 
     ``verified``: the last spec that a pass verified completely. Ready refers to it while a newer spec waits.
-    ``state``: the folder for the verified spec, which outlives a boot. ``run``: the folder for the list of specs that have
+    ``observed``: the last spec in force, if its mode was observe.
+    ``state``: the folder for these two, which outlives a boot. ``run``: the folder for the list of specs that have
     failed. The agent does not try these again by itself before the next boot: the node would go back and forth between two.
     ``crashed``: how the workers before this one crashed, if several did. Then the first spec that is read counts as failed,
     unless it is the verified one.
@@ -39,18 +44,16 @@ class SpecInForce:
     spec: NodeSpec | None = None
     refusal: str = ""
     verified: NodeSpec | None = None
+    observed: NodeSpec | None = None
     crashed: str | None = None
     _failed: dict[str, str] = field(factory=dict)
     _trial_ends: float | None = None
 
     def __attrs_post_init__(self) -> None:
-        try:
-            self.verified = parse(read(self.state / VERIFIED, LARGEST_SPEC), str(self.state / VERIFIED))
-        except FileNotFoundError:
-            pass
-        except (OSError, ValueError) as error:
-            # Another version of the agent may have written it, or the disk is damaged.
-            journal(f"the last verified spec cannot be used: {error}")
+        self.observed = _kept(self.state / OBSERVED)
+        # If the observed spec cannot be used, the agent must not write by the verified one instead.
+        if self.observed is not None or not (self.state / OBSERVED).exists():
+            self.verified = _kept(self.state / VERIFIED)
         try:
             self._failed = {
                 str(key): str(value) for key, value in load(read(self.run / FAILED, LARGEST_SPEC), LARGEST_SPEC).items()
@@ -82,19 +85,20 @@ class SpecInForce:
             self._refuse(f"{path}: {fault(error)}")
             return
         crashed, self.crashed = self.crashed, None
-        if crashed and not asked and self.verified not in (None, candidate):
+        if crashed and not asked and self._replaceable(candidate):
             self._remember_failed({name: _given_up(name, f"{crashed}; see: journalctl -u trackbed")})
         if not asked and (reason := self._failed.get(name)):
             self._refuse(reason)
             return
         self._remember_failed({})
-        fallback = self.spec or self.verified
+        fallback = self._present()
         if fallback not in (None, candidate) and (impossible := _impossible(machine, candidate)):
             self._refuse("\n".join(impossible))
             return
         if candidate != self.spec:
-            self._trial_ends = None if self.verified in (None, candidate) else now + TRIAL
+            self._trial_ends = now + TRIAL if self._replaceable(candidate) else None
         self.spec, self.refusal = candidate, ""
+        self._note_observed(candidate)
 
     def ready(self, result: Pass) -> None:
         """Note that the node is ready after a pass. The spec is then verified, unless part of it still waits."""
@@ -129,7 +133,7 @@ class SpecInForce:
 
     def gives_up_crashing(self, why: str) -> bool:
         """After several crashed passes: fall back to the verified spec. :returns: whether there is another one."""
-        if self.spec is None or self.verified in (None, self.spec):
+        if self.spec is None or not self._replaceable(self.spec):
             return False
         self._fall_back(self.spec, why)
         return True
@@ -145,8 +149,29 @@ class SpecInForce:
         self.spec, self.refusal, self._trial_ends = self.verified, reason, None
 
     def _refuse(self, reason: str) -> None:
-        self.spec = self.spec or self.verified
+        self.spec = self._present()
         self.refusal = reason
+
+    def _present(self) -> NodeSpec | None:
+        """The spec in force, or after a restart the one that should be while the file is refused."""
+        return self.spec or self.observed or self.verified
+
+    def _replaceable(self, spec: NodeSpec) -> bool:
+        """Whether the verified spec may replace a spec that fails."""
+        return spec.mode == "enforce" and self.verified not in (None, spec)
+
+    def _note_observed(self, spec: NodeSpec) -> None:
+        observed = spec if spec.mode == "observe" else None
+        if observed == self.observed:
+            return
+        self.observed = observed
+        if observed is not None:
+            _write(self.state / OBSERVED, to_json(observed))
+            return
+        try:
+            (self.state / OBSERVED).unlink(missing_ok=True)
+        except OSError as error:
+            journal(f"{self.state / OBSERVED} cannot be removed: {error.strerror}; remove it")
 
     def _remember_failed(self, failed: dict[str, str]) -> None:
         if failed != self._failed:
@@ -162,6 +187,18 @@ def _impossible(machine: Machine, candidate: NodeSpec) -> tuple[str, ...]:
         return (f"while checking whether the new spec fits this node: {error}; it is checked again",)
     except Exception as error:  # a spec that cannot be planned must not end the worker
         return (f"while checking whether the new spec fits this node: {fault(error)}",)
+
+
+def _kept(path: Path) -> NodeSpec | None:
+    """The spec that an agent has written; None if there is none, or none that can be used."""
+    try:
+        return parse(read(path, LARGEST_SPEC), str(path))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        # Another version of the agent may have written it, or the disk is damaged.
+        journal(f"the spec that was kept cannot be used: {error}")
+        return None
 
 
 def _given_up(name: str, why: str) -> str:

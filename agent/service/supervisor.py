@@ -199,6 +199,7 @@ class _Supervisor:
     def _spawn(self) -> None:
         avoid = [word for device, hung in sorted(self.hung.items()) if hung.avoided for word in ("--avoid", device)]
         crashed = {CRASHED: f"the worker {self.last_death}, {self.deaths} times in a row"}
+        view = None
         try:
             view = View.new()
             process = subprocess.Popen(
@@ -210,6 +211,8 @@ class _Supervisor:
                 env={**os.environ, **(crashed if self.deaths >= REPEATED else {})},
             )
         except OSError as error:
+            if view is not None:
+                view.close()
             self._lost(f"could not be started: {error}")
             return
         self.worker = _Worker(process, time.monotonic(), view)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import tempfile
 
 from attrs import frozen
 
@@ -24,8 +23,9 @@ def run(command: list[str], timeout: float, largest: int = 8 << 20) -> Ran:
     :param largest: how many of the last bytes of output are kept.
     :raises FileNotFoundError: there is no such program.
     """
-    # A file instead of a pipe keeps the output until the deadline, and reading it cannot hang.
-    with tempfile.TemporaryFile() as output:
+    # A file instead of a pipe keeps the output until the deadline, and reading it cannot hang. It is in memory, since the
+    # node's disks may be full or read-only: then a diagnosis is needed most.
+    with os.fdopen(os.memfd_create("output"), "r+b") as output:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

@@ -14,17 +14,21 @@ stale() {  # arguments: a unit, and the property with the time of its start
   file=$(systemctl show --property=FragmentPath --value "$1")
   started=$(TZ=UTC systemctl show --property="$2" --value "$1")
   [ -e "$file" ] && [ -n "$started" ] || return 0
-  written=$(stat -c %Y "$file")
-  if [ "$written" -gt "$(date -d "$started" +%s)" ] && [ "$written" -le "$(date +%s)" ]; then
-    echo NeedDaemonReload=yes
-  fi
+  written=$(stat -c %Y "$file") now=$(date +%s) started=$(date -d "$started" +%s)
+  since_boot=$(systemctl show --property="$2Monotonic" --value "$1")
+  read -r uptime _ < /proc/uptime
+  corrected=$((now - ${uptime%%.*} + ${since_boot:-0} / 1000000 - 1))
+  if [ -n "$since_boot" ] && [ "$corrected" -gt "$started" ]; then started=$corrected; fi
+  if [ "$written" -gt "$started" ] && [ "$written" -le "$now" ]; then echo NeedDaemonReload=yes; fi
 }
 """
 """A shell function. It prints systemd's line NeedDaemonReload=yes if a unit's file is newer than the unit's start.
 
 systemd's own line does not suffice: any daemon-reload clears it, also if the restart that should follow was lost with the
-connection. The time is in UTC, since abbreviations of other time zones are ambiguous. A file from the future, as after the
-clock was set back, does not count: it would be newer than any restart.
+connection. The time is in UTC, since abbreviations of other time zones are ambiguous. systemd keeps the time that the clock
+showed at the start, which may be years too early if the clock was set later in the boot. So the time since the boot counts, too
+(a second less, since it is rounded). A file from the future, as after the clock was set back, does not count: it would be newer
+than any restart.
 """
 
 _STATES = """

@@ -260,6 +260,18 @@ def test_an_archive_that_cannot_be_fetched_is_a_one_line_error(puller: Puller) -
     assert f"file://{puller.folder}/t.tar.gz.sig cannot be fetched: " in message
 
 
+@pytest.mark.parametrize("name", ["state", "state/issued.new"])
+def test_a_folder_that_cannot_be_written_is_a_one_line_error(puller: Puller, name: str) -> None:
+    puller.publish(100)
+    if name == "state":
+        (puller.folder / name).write_text("not a folder")
+    else:
+        (puller.folder / name).mkdir(parents=True)
+    code, message = puller.run()
+    assert (code, len(message.splitlines()), puller.ran) == (1, 1, None)
+    assert f"'{puller.folder / name}'; make room and make the folder writable: df {puller.folder}/state" in message
+
+
 def test_a_download_that_is_too_large_is_deleted(tmp_path: Path) -> None:
     (tmp_path / "endless").write_bytes(b"x" * 300_000)
     program = runpy.run_path(str(PROGRAM))

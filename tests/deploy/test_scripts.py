@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import tarfile
+import time
 from hashlib import sha256
 from pathlib import Path
 
@@ -395,6 +396,57 @@ def test_a_service_that_started_before_its_unit_file_was_written_is_found(
     )
     state = pull.TimerState().process(done.stdout.splitlines())
     assert state["NeedDaemonReload"] == ("yes" if stale else "no")
+
+
+@pytest.mark.parametrize(("age", "stale"), [(200, False), (50, True)], ids=["before the start", "after the start"])
+def test_a_clock_that_was_set_after_the_start_of_a_service_makes_its_file_no_newer(
+    tmp_path: Path, age: int, stale: bool
+) -> None:
+    """systemd shows the start by the clock of that moment: here years too early, as in a boot without a real-time clock."""
+    unit = tmp_path / "trackbed.service"
+    unit.write_text("[Unit]\n")
+    written = int(time.time()) - age
+    os.utime(unit, (written, written))
+    since_boot = int((time.clock_gettime(time.CLOCK_BOOTTIME) - 100) * 1_000_000)
+    program(
+        tmp_path / "bin/systemctl",
+        f"""case "$2" in
+            *=ActiveState*) printf '%s\\n' ActiveState=active UnitFileState=enabled NeedDaemonReload=no ;;
+            *=FragmentPath) echo {unit} ;;
+            *=ExecMainStartTimestamp) echo "Sat 2000-01-01 00:00:07 UTC" ;;
+            *=ExecMainStartTimestampMonotonic) echo {since_boot} ;;
+            *=MainPID) echo 0 ;;
+        esac""",
+    )
+    lines = sh(agent._SERVICE, "trackbed.service", PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
+    assert agent.AgentService().process(lines).stale == stale
+
+
+@pytest.mark.parametrize(
+    ("observed", "left"), [(None, "verified"), ("observed", "observed")], ids=["enforce", "observe"]
+)
+def test_a_new_version_that_does_not_start_goes_with_its_spec(
+    base: Path, tmp_path: Path, observed: str | None, left: str
+) -> None:
+    staged(base, "old", "new")
+    (base / "current").symlink_to("versions/new")
+    (base / "previous").symlink_to("versions/old")
+    spec = tmp_path / "node.json"
+    for path, text in ((spec, "newest"), (tmp_path / "verified", "verified"), (tmp_path / "observed", observed)):
+        if text is not None:
+            path.write_text(text)
+    program(tmp_path / "bin/systemctl", f'test "$(readlink {base}/current)" = versions/old')
+    program(tmp_path / "bin/journalctl", "")
+    trial = (agent._TRIAL, "sh", "unit", "trackbed", "1", base, spec, tmp_path / "verified", tmp_path / "observed")
+    done = subprocess.run(
+        ["sh", "-ec", *map(str, trial)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"},
+    )
+    assert (done.returncode, done.stderr, str((base / "current").readlink())) == (1, "", "versions/old")
+    assert spec.read_text() == left
 
 
 def test_grubs_kernel_arguments_are_read(tmp_path: Path) -> None:

@@ -19,13 +19,14 @@ from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from attrs import define, field
 
 from agent.report.drift import NAME, read_drift
 from agent.report.printable import printable
-from agent.report.records import to_plain
+from agent.report.records import Report, to_plain
 from agent.report.verdict import Verdict, judge
 from agent.reporter.http.guard import Address, CannotServe, Guard
 from agent.reporter.http.metrics import render
@@ -68,6 +69,26 @@ class _Head:
         self.file.close()
 
 
+@define
+class _Documents:
+    """Writes reports for /status. Requests for one report share its text, which may have four million bytes."""
+
+    _writing: Lock = field(factory=Lock)
+    _report: Report | None = None
+    _text: bytes = b""
+
+    def of(self, report: Report) -> bytes:
+        """The text of a report. Any thread may call this."""
+        with self._writing:
+            if report is not self._report:
+                self._report, self._text = report, _json(to_plain(report))
+            return self._text
+
+
+def _json(document: Any) -> bytes:
+    return json.dumps(document).encode() + b"\n"
+
+
 class _Handler(BaseHTTPRequestHandler):
     """One request. Every answer ends its connection."""
 
@@ -105,10 +126,10 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def _status(self, verdict: Verdict) -> None:
-        has_report = verdict.report is not None
-        document = to_plain(verdict.report) if has_report else {"errors": list(verdict.reasons)}
-        status = HTTPStatus.OK if has_report else HTTPStatus.SERVICE_UNAVAILABLE
-        self._send(status, json.dumps(document).encode() + b"\n", "application/json")
+        if verdict.report is None:
+            self._send(HTTPStatus.SERVICE_UNAVAILABLE, _json({"errors": list(verdict.reasons)}), "application/json")
+        else:
+            self._send(HTTPStatus.OK, self.server.documents.of(verdict.report), "application/json")
 
     def _send(self, status: HTTPStatus, body: bytes, content_type: str, more: dict[str, str] | None = None) -> None:
         self.send_response(status)
@@ -131,6 +152,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
     allow_reuse_address = True
     request_queue_size = 64
     timeout = 0.0
+    documents = _Documents()
 
     def __init__(self, family: int, address: Any, guard: Guard, report: Path, freed: Callable[[], None]) -> None:
         self.address_family = family

@@ -1,4 +1,4 @@
-"""Files of the agent's state: originals, verified and failed specs, and the memory that it shares with its worker."""
+"""Files of the agent's state: originals, verified, observed and failed specs, and the memory that it shares with its worker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from agent.engine.originals import ORIGINALS, Originals, _line, _Original
 from agent.report.activity import SIZE, Activity, View
 from agent.report.records import Numbers
-from agent.service.spec_in_force import FAILED, VERIFIED, SpecInForce
+from agent.service.spec_in_force import FAILED, OBSERVED, VERIFIED, SpecInForce
 from agent.spec.node import to_json
 from tests.fuzz.targets import choose, chosen
 from tests.fuzz.targets.spec import example
@@ -36,6 +36,11 @@ def _verified(data: bytes) -> None:
     _spec(VERIFIED)
 
 
+def _observed(data: bytes) -> None:
+    (FOLDER / OBSERVED).write_bytes(data)
+    _spec(OBSERVED)
+
+
 def _failed(data: bytes) -> None:
     (FOLDER / FAILED).write_bytes(data)
     _spec(FAILED)
@@ -55,7 +60,7 @@ def _activity(data: bytes) -> None:
 
 def check(data: bytes) -> None:
     """Read one file."""
-    choose(data, (_originals, _verified, _failed, _activity))
+    choose(data, (_originals, _verified, _observed, _failed, _activity))
 
 
 def seeds() -> Sequence[bytes]:
@@ -69,6 +74,7 @@ def seeds() -> Sequence[bytes]:
     return [
         chosen(0, lines),
         chosen(1, to_json(example()).encode()),
-        chosen(2, json.dumps({"hash": "why"}).encode()),
-        chosen(3, head + text),
+        chosen(2, to_json(example()).encode()),
+        chosen(3, json.dumps({"hash": "why"}).encode()),
+        chosen(4, head + text),
     ]

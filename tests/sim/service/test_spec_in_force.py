@@ -64,7 +64,7 @@ class Agent:
     def look(self) -> Pass:
         assert self.in_force.spec is not None
         result = converge(self.kernel.machine(), Goal(self.in_force.spec), Memory(lambda: self.now, self.failures))
-        if is_ready(result.conditions):
+        if is_ready(result.conditions) and self.in_force.spec.mode == "enforce":
             self.in_force.ready(result)
         if self.in_force.gives_up(result, self.now):
             self.failures.forget()
@@ -214,6 +214,52 @@ def test_a_device_that_cannot_be_read_is_no_fault_of_a_new_spec(agent: Agent) ->
     agent.kernel.unreadable.clear()
     assert is_ready(agent.look().conditions)
     assert agent.in_force.spec == spec(4)
+
+
+def observing(count: int) -> NodeSpec:
+    return evolve(spec(count), mode="observe")
+
+
+@pytest.mark.parametrize("crashed", [None, "the worker died, 3 times in a row"])
+def test_in_mode_observe_the_verified_spec_does_not_come_back_if_passes_crash(
+    agent: Agent, crashed: str | None
+) -> None:
+    """The agent would write to a node that it should only look at."""
+    agent.give(spec(3))
+    agent.look()
+    agent.give(observing(5))
+    assert not agent.in_force.gives_up_crashing("a fault")
+    agent.in_force = SpecInForce(agent.folder / "state", agent.folder / "run", crashed=crashed)
+    agent.read()
+    assert (agent.in_force.spec, agent.in_force.refusal) == (observing(5), "")
+
+
+@pytest.mark.parametrize("text", ["{", None], ids=["unparsable", "absent"])
+def test_after_a_restart_in_mode_observe_a_refused_file_leaves_the_agent_observing(
+    agent: Agent, text: str | None
+) -> None:
+    agent.give(spec(3))
+    agent.look()
+    agent.give(observing(5))
+    agent.look()
+    agent.file.unlink() if text is None else agent.file.write_text(text)
+    agent.reboot()
+    assert agent.in_force.spec == observing(5)
+    agent.give(spec(4))
+    agent.file.unlink()
+    agent.reboot()
+    assert agent.in_force.spec == spec(3)
+
+
+def test_an_observed_spec_that_cannot_be_used_makes_the_agent_write_by_no_other(agent: Agent) -> None:
+    """Another version of the agent has written it."""
+    agent.give(spec(3))
+    agent.look()
+    agent.give(observing(5))
+    for file in (agent.file, agent.folder / "state" / "observed.json"):
+        file.write_text('{"node_name": "n1", "key_of_another_version": 1}')
+    agent.reboot()
+    assert agent.in_force.spec is None
 
 
 @define

@@ -113,6 +113,35 @@ def test_a_closed_standard_input_is_one_message(arguments: tuple[str, ...]) -> N
     assert failed.stderr.startswith("trackbed: stdin is closed; give ")
 
 
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-"])
+def test_a_command_whose_outputs_are_closed_ends_as_usual(closed: str) -> None:
+    live = ("stat", "-d", "lo", "-l", "--count", "1", "--interval", "0.1")
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "agent", *live]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_output_that_is_full_is_one_message() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "agent", "plan", "--spec", "-"]
+        failed = subprocess.run(
+            command, cwd=ROOT, input='{"node_name": "n1"}', stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert failed.returncode == 1
+    assert failed.stderr == "trackbed: standard output cannot be written: No space left on device; make room\n"
+
+
+def test_a_character_that_the_terminals_encoding_lacks_is_escaped() -> None:
+    text = TOPOLOGY.replace('"devices": []', '"devices": [{"address": "0000:21:00.0", "netdevs": ["\\u4e2d"]}]')
+    command = [sys.executable, "-m", "agent", "topology", "--input", "-"]
+    environment = {**os.environ, "PYTHONIOENCODING": "iso-8859-1"}
+    shown = subprocess.run(
+        command, cwd=ROOT, env=environment, input=text % (0, 0), capture_output=True, text=True, check=False
+    )
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "NIC 0000:21:00.0 \\u4e2d\n" in shown.stdout
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

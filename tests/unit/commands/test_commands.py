@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import socket
 import subprocess
@@ -174,6 +175,14 @@ def test_live_views_redraw_in_place_on_a_terminal(tmp_path: Path) -> None:
     assert "elapsed " in drawn.rpartition(up_and_clear)[2]
     plain = on_a_terminal(tmp_path, "stat", "-d", "lo", "-l", "--interval", "0.1", "--count", "2", TERM="dumb")
     assert "\x1b[?7l" not in plain
+
+
+def test_the_age_of_a_heartbeat_does_not_jump_with_the_clock(tmp_path: Path) -> None:
+    report(tmp_path, heartbeat=time.time() - 365 * 86400)
+    shown = on_a_terminal(tmp_path, "status", "--watch", until="Ctrl-C ends", TERM="xterm")
+    age = re.search(r"heartbeat +(\d+) s ago", shown)
+    assert age
+    assert int(age[1]) < 60
 
 
 def test_on_a_terminal_a_command_that_waits_says_why(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import ipaddress
 import json
 import os
 import queue
+import re
 import socket
 import ssl
 import subprocess
@@ -36,6 +37,8 @@ from tests.notify_socket import full_socket, wait_for
 
 TOKEN = "0123456789abcdef0123456789abcdef"  # noqa: S105
 OPEN = Guard()
+ROOT = Path(__file__).parents[3]
+UNIT = ROOT / "templates" / "trackbed-reporter.service.j2"
 NONE: frozenset[str] = frozenset()
 
 
@@ -288,6 +291,46 @@ def test_a_request_has_bounds(served: Served) -> None:
         assert b" 431 " in client.recv(100)
     status, _ = served.get("/readyz", **{"X-Long": "x" * 8000})
     assert status == 200
+
+
+SERVES = """
+import sys
+from pathlib import Path
+from agent.reporter.http.guard import Address, Guard
+from agent.reporter.http.server import serve
+
+serve(Path(sys.argv[1]), Address("127.0.0.1", 0), Guard(), None, lambda port: print(port, flush=True))
+"""
+
+
+def test_all_clients_at_once_fit_into_the_units_memory(tmp_path: Path) -> None:
+    """Any user of the node can send as many requests as are answered at a time. The report has just made a thousand VFs."""
+    unit = UNIT.read_text()
+    limit = re.search(r"^MemoryMax=(\d+)M$", unit, re.MULTILINE)
+    assert limit
+    environment = {**os.environ, **dict(re.findall(r"^Environment=(MALLOC_\w+)=(\w+)$", unit, re.MULTILINE))}
+    written = (Change("vf_attributes", f"0000:21:00.0#{n}", "mac", "", "02:00:5e:00:00:01") for n in range(12_000))
+    file = tmp_path / "report.json"
+    file.write_text(report_to_json(report(outcomes=tuple(Outcome(change, "applied") for change in written))))
+    command = [sys.executable, "-c", SERVES, str(file)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            assert process.stdout is not None
+            port = int(process.stdout.readline())
+            clients = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(server.AT_ONCE)]
+            for client in clients:
+                client.sendall(b"GET /status HTTP/1.0\r\n\r\n")
+            for client in clients:
+                with client, client.makefile("rb") as answer:
+                    assert b" 200 " in answer.readline()
+                    answer.read()
+            memory = Path(f"/proc/{process.pid}/status").read_text()
+        finally:
+            process.kill()
+    peak = re.search(r"^VmHWM:\s+(\d+) kB$", memory, re.MULTILINE)
+    assert peak
+    # What publishes to Kubernetes needs the rest.
+    assert int(peak[1]) < int(limit[1]) * 1024 * 0.75
 
 
 def test_a_port_that_was_taken_is_served_once_it_is_free(served: Served, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -150,11 +151,22 @@ def test_a_worker_that_closes_its_output_and_stays_is_replaced(start: Start) -> 
     supervised.wait_for(lambda report: report.ready)
 
 
+def keeps_memory(pid: int) -> bool:
+    """Whether a process has memory that it shares with a worker."""
+    kept = False
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            kept = kept or "memfd" in str(descriptor.readlink())
+    return kept
+
+
 def test_a_worker_that_cannot_be_started_is_reported_and_retried(start: Start, tmp_path: Path) -> None:
     program = tmp_path / "python"
     supervised = start("report(True); sys.stdin.read()", program=str(program))
     lost = supervised.wait_for(lambda report: report.conditions[-1].reason == "WorkerLost")
     assert "could not be started" in lost.conditions[-1].message
+    # If each try kept its memory, there would be no descriptor left for the report or a worker after some hours.
+    soon(lambda: not keeps_memory(supervised.process.pid) or None, "process without the memory of a worker")
     program.symlink_to(sys.executable)
     supervised.wait_for(lambda report: report.ready)
 

@@ -4,6 +4,7 @@ import json
 import resource
 import stat
 import tarfile
+import tempfile
 import time
 from pathlib import Path
 
@@ -109,6 +110,16 @@ def test_the_archive_has_all_output_and_names_what_failed(tmp_path: Path) -> Non
     assert failed.keys() == {"bad.txt", "slow.txt", "absent.txt"}
     assert json.loads(parts["not-collected.json"]) == failed
     assert stat.S_IMODE(made.stat().st_mode) == 0o600
+
+
+def test_parts_are_collected_where_no_temporary_file_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full or read-only, and the archive is written elsewhere."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+    made = tmp_path / "bundle.tar.gz"
+    assert write(made, [Collector("good.txt", ("echo", "fine"))]) == {}
+    assert content(made)["good.txt"] == "fine\n"
 
 
 def test_an_archive_that_is_there_is_not_written_over(tmp_path: Path) -> None:
