@@ -30,6 +30,7 @@ from agent.spec.addresses import TABLES
 from agent.state.wanted import Wanted
 from agent.vendors import is_vfio, vendor
 from agent.vendors.passthrough import VENDOR as PASSTHROUGH
+from agent.vendors.passthrough import XEN
 
 VDPA = "/sys/bus/vdpa/devices"
 AUXILIARY = "/sys/bus/auxiliary/devices"
@@ -202,15 +203,20 @@ def _raise_if_incomplete(reader: Reader) -> None:
 
 
 def _passed_through(machine: Machine, want: Wanted, functions: _Functions) -> Users:
-    """Processes that have the function open: by its VFIO group (shared with others), its VFIO device, or its UIO device."""
+    """Processes that have the function open: by its VFIO group (shared with others), its VFIO device, or its UIO device.
+
+    Which virtual machine has a function of Xen's pciback is in no file of the kernel, so each of them counts as used.
+    """
     nodes = []
     for target, pci in functions.pci.items():
         bound = driver(machine.files, pci)
-        if is_vfio(bound):
+        if bound == XEN:
+            yield target, User("Xen's pciback", owns=True)
+        elif is_vfio(bound):
             nodes += [(f"/dev/vfio/{node}", target) for node in _vfio_nodes(machine, pci)]
         elif vendor(bound) is PASSTHROUGH:
             nodes += [(f"/dev/{name}", target) for name in names_or_none(machine.files, f"{PCI}/{pci}/uio")]
-    return _held(machine, nodes, owns=True)
+    yield from _held(machine, nodes, owns=True)
 
 
 def _vfio_nodes(machine: Machine, pci: str) -> Iterator[str]:

@@ -84,6 +84,17 @@ def test_a_process_owns_the_vf_that_it_has_open_by_uio(kernel: Kernel, of_vfio: 
     assert users_of(kernel) == owning(kernel) == {f"{PF}#1": (User("dpdk-testpmd (pid 7)", owns=True),)}
 
 
+@pytest.mark.parametrize(("bound", "found"), [("pciback", (User("Xen's pciback", owns=True),)), ("pci-stub", ())])
+def test_a_vf_of_xen_s_pciback_has_an_owner_and_one_of_pci_stub_has_none(
+    kernel: Kernel, of_vfio: str, bound: str, found: tuple[User, ...]
+) -> None:
+    """Only Xen knows whether a virtual machine has it."""
+    folder = f"/sys/bus/pci/devices/{of_vfio}"
+    kernel.tree.unlink(f"{folder}/driver")
+    kernel.tree.link(f"{folder}/driver", f"../../../../bus/pci/drivers/{bound}")
+    assert users_of(kernel).get(f"{PF}#1", ()) == owning(kernel).get(f"{PF}#1", ()) == found
+
+
 def test_a_virtual_machine_owns_the_vf_of_a_driver_of_vfio_for_its_family(kernel: Kernel, of_vfio: str) -> None:
     folder = f"/sys/bus/pci/devices/{of_vfio}"
     kernel.tree.unlink(f"{folder}/driver")
