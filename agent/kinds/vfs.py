@@ -112,13 +112,17 @@ def apply(machine: Machine, change: Change) -> None:
         if change.after:
             machine.files.write(f"{path}/sriov_numvfs", str(change.after))
     except OSError as error:
-        _put_back(machine, path, change)
-        raise OSError(error.errno, _explain(error)) from error
+        raise OSError(error.errno, f"{_explain(error)}{_put_back(machine, path, change)}") from error
 
 
-def _put_back(machine: Machine, path: str, change: Change) -> None:
-    if change.before and machine.files.read(f"{path}/sriov_numvfs") == "0":
-        machine.files.write(f"{path}/sriov_numvfs", str(change.before))
+def _put_back(machine: Machine, path: str, change: Change) -> str:
+    """Make the VFs that there were before. :returns: what to add to the error if that fails, too."""
+    try:
+        if change.before and machine.files.read(f"{path}/sriov_numvfs") == "0":
+            machine.files.write(f"{path}/sriov_numvfs", str(change.before))
+    except OSError as error:
+        return f"; now it has none, for the {change.before} before cannot be made again ({error.strerror})"
+    return ""
 
 
 def _explain(error: OSError) -> str:

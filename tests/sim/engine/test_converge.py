@@ -263,6 +263,21 @@ def test_the_old_vfs_are_restored_if_the_new_number_cannot_be_created(kernel: Ke
     assert kernel.files.read(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs") == "7"
 
 
+def test_if_the_vfs_before_cannot_be_made_again_either_the_message_says_both(kernel: Kernel) -> None:
+    result = settle(kernel.machine(), spec())
+
+    def no_vfs(operation: str, where: str, value: str) -> OSError | None:
+        number = errno.ENOSPC if value == "5" else errno.ENOMEM
+        return OSError(number, os.strerror(number)) if where.endswith("sriov_numvfs") and value != "0" else None
+
+    kernel.fault = no_vfs
+    (failed,) = [
+        outcome for outcome in settle(kernel.machine(), spec(5), result).outcomes if outcome.result == "failed"
+    ]
+    assert "out of MSI-X vectors" in failed.error
+    assert failed.error.endswith("; now it has none, for the 7 before cannot be made again (Cannot allocate memory)")
+
+
 def test_a_running_irqbalance_makes_the_node_not_ready(kernel: Kernel) -> None:
     kernel.host.processes.add("irqbalance")
     result = settle(kernel.machine(), spec())
