@@ -344,8 +344,15 @@ def _storage(machine: Machine, want: Wanted, functions: _Functions) -> Users:
 
 
 def _uppers(machine: Machine, want: Wanted, functions: _Functions) -> Users:
-    """Netdevs on top of the function's netdev: bonds, bridges, VLANs, macvlans, but no VRF."""
+    """Netdevs on top of the function's netdev: bonds, bridges, VLANs, macvlans, but no VRF; also those of pods.
+
+    On a kernel on which no other namespace can be searched, those of pods are unknown.
+    """
+    search = bool(functions.netdevs) and machine.namespaces.searchable()
+    elsewhere = machine.netlink.uppers_elsewhere() if search else {}
     for target, name in functions.netdevs.items():
+        for upper in elsewhere.get(ifindex(machine.files, name), ()) if elsewhere else ():
+            yield target, User(f"{upper} on {name}, in another network namespace")
         uppers = _on_top(machine.files, name)
         link = machine.netlink.link(name) if uppers else None
         routing = vrf(machine.files, link) if link is not None else None

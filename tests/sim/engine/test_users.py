@@ -284,3 +284,12 @@ def test_a_change_of_a_vf_affects_its_own_users_only(kernel: Kernel) -> None:
     assert affected(f"{PF}#3") == ()
     assert affected(PF) == (f"a bond ({PF})", f"a pod ({PF}#1)", f"another pod ({PF}#2)")
     assert affected("0000:41:00.0#1") == ()
+
+
+def test_a_pod_s_macvlan_uses_the_netdev_below_it(kernel: Kernel) -> None:
+    """The host's sysfs does not show it (tests/unit/linux/test_uppers.py)."""
+    kernel.uppers_elsewhere["enp33s0"] = ("net1",)
+    assert users_of(kernel) == {PF: (User("net1 on enp33s0, in another network namespace"),)}
+    assert owning(kernel) == {}
+    kernel.hides_namespaces = True
+    assert users_of(kernel) == {}
