@@ -135,6 +135,9 @@ class Netlink(Protocol):
     def gateway_ifindexes(self, without: Collection[int] = ()) -> frozenset[int]:
         """The netdevs that carry a default route or one through a gateway (IPv4 and IPv6), in any table but ``without``."""
 
+    def uppers_elsewhere(self) -> dict[int, tuple[str, ...]]:
+        """The netdevs of other network namespaces on top of one of this (macvlan, ipvlan, VLAN), by the ifindex of that."""
+
     def route_ifindex(self, address: str) -> int | None:
         """The netdev through which an IP address is reached; None if it is unreachable."""
 

@@ -16,7 +16,9 @@ from agent.hardware.functions import (
     ifindex,
     netdev,
     pci_of,
+    ports_of,
     targets,
+    vf_count,
     virtio_children,
     vrf,
 )
@@ -30,6 +32,7 @@ from agent.spec.addresses import TABLES
 from agent.state.wanted import Wanted
 from agent.vendors import is_vfio, vendor
 from agent.vendors.passthrough import VENDOR as PASSTHROUGH
+from agent.vendors.passthrough import XEN
 
 VDPA = "/sys/bus/vdpa/devices"
 AUXILIARY = "/sys/bus/auxiliary/devices"
@@ -41,11 +44,13 @@ class User:
 
     ``owns``: it owns the function, so the attributes, MTU and name are its own (a container, a virtual machine). ``by_lag``: it
     uses an RDMA device of a port that may have RoCE LAG, so a change of the number of VFs may take the device away.
+    ``only_by_lag``: it is the device of another port, so no other change disturbs it.
     """
 
     name: str
     owns: bool = False
     by_lag: bool = False
+    only_by_lag: bool = False
 
 
 @frozen
@@ -136,10 +141,14 @@ def _affected(by_target: Mapping[str, tuple[User, ...]], change: Change) -> tupl
 def with_affected(change: Change, want: Wanted, by_target: Mapping[str, tuple[User, ...]]) -> Change:
     """A change with the users whom it would disturb."""
     function = want.nics[change.device].function if change.device in want.nics else None
-    if function and change.kind == vfs.NAME and not vendor(function.driver).vf_count_flaps:
+    own = by_target.get(change.device, ())
+    if change.kind != vfs.NAME:
+        own = tuple(user for user in own if not user.only_by_lag)
+    elif function and not vendor(function.driver).vf_count_flaps:
         # The PF's link stays up, so of its own users only those of RoCE LAG are disturbed.
-        of_lag = tuple(user for user in by_target.get(change.device, ()) if user.by_lag)
-        by_target = {**by_target, change.device: of_lag}
+        own = tuple(user for user in own if user.by_lag)
+    if own != by_target.get(change.device, ()):
+        by_target = {**by_target, change.device: own}
     return evolve(change, affected=_affected(by_target, change))
 
 
@@ -202,15 +211,20 @@ def _raise_if_incomplete(reader: Reader) -> None:
 
 
 def _passed_through(machine: Machine, want: Wanted, functions: _Functions) -> Users:
-    """Processes that have the function open: by its VFIO group (shared with others), its VFIO device, or its UIO device."""
+    """Processes that have the function open: by its VFIO group (shared with others), its VFIO device, or its UIO device.
+
+    Which virtual machine has a function of Xen's pciback is in no file of the kernel, so each of them counts as used.
+    """
     nodes = []
     for target, pci in functions.pci.items():
         bound = driver(machine.files, pci)
-        if is_vfio(bound):
+        if bound == XEN:
+            yield target, User("Xen's pciback", owns=True)
+        elif is_vfio(bound):
             nodes += [(f"/dev/vfio/{node}", target) for node in _vfio_nodes(machine, pci)]
         elif vendor(bound) is PASSTHROUGH:
             nodes += [(f"/dev/{name}", target) for name in names_or_none(machine.files, f"{PCI}/{pci}/uio")]
-    return _held(machine, nodes, owns=True)
+    yield from _held(machine, nodes, owns=True)
 
 
 def _vfio_nodes(machine: Machine, pci: str) -> Iterator[str]:
@@ -248,16 +262,35 @@ def _vdpa_nodes(files: Files, folder: str, devices: frozenset[str]) -> Iterator[
 def _verbs(machine: Machine, want: Wanted, functions: _Functions) -> Users:
     """Processes that have an RDMA device of the function open: its own, its bond's, or one on top of its netdev."""
     reader = Reader(machine.files)
-    nodes = [
-        (f"{CHAR_DEVICES}/{name}", target)
-        for target, pci in functions.pci.items()
-        for device in reader.of(pci)
-        for name in reader.char_devices_of(pci, device)
-        if name.startswith("uverbs")
+    nodes = [(node, target) for target, pci in functions.pci.items() for node in _uverbs(reader, pci)]
+    others = [
+        (node, target, port)
+        for target, bond in functions.bonds.items()
+        for port in _other_ports(machine.files, target, bond)
+        for node in _uverbs(reader, port)
+        if (node, target) not in nodes
     ]
     _raise_if_incomplete(reader)
     for target, user in _held(machine, nodes, owns=False):
         yield target, evolve(user, by_lag=target in functions.bonds)
+    for node, target, port in others:
+        for _, user in _held(machine, [(node, target)], owns=False):
+            yield target, evolve(user, name=f"{user.name} on {port}", by_lag=True, only_by_lag=True)
+
+
+def _uverbs(reader: Reader, pci: str) -> list[str]:
+    """The device nodes of a function's RDMA devices for verbs."""
+    names = (name for device in reader.of(pci) for name in reader.char_devices_of(pci, device))
+    return [f"{CHAR_DEVICES}/{name}" for name in names if name.startswith("uverbs")]
+
+
+def _other_ports(files: Files, address: str, bond: str) -> list[str]:
+    """The other ports of a bond, if they get RoCE LAG when this one has no VFs: then they have none either.
+
+    So says mlx5_lag_check_prereq (drivers/net/ethernet/mellanox/mlx5/core/lag/lag.c).
+    """
+    others = [port for port in ports_of(files, bond) if port != address]
+    return [] if any(vf_count(files, port) for port in others) else others
 
 
 def _held(machine: Machine, nodes: Sequence[tuple[str, str]], owns: bool) -> Users:
@@ -311,8 +344,15 @@ def _storage(machine: Machine, want: Wanted, functions: _Functions) -> Users:
 
 
 def _uppers(machine: Machine, want: Wanted, functions: _Functions) -> Users:
-    """Netdevs on top of the function's netdev: bonds, bridges, VLANs, macvlans, but no VRF."""
+    """Netdevs on top of the function's netdev: bonds, bridges, VLANs, macvlans, but no VRF; also those of pods.
+
+    On a kernel on which no other namespace can be searched, those of pods are unknown.
+    """
+    search = bool(functions.netdevs) and machine.namespaces.searchable()
+    elsewhere = machine.netlink.uppers_elsewhere() if search else {}
     for target, name in functions.netdevs.items():
+        for upper in elsewhere.get(ifindex(machine.files, name), ()) if elsewhere else ():
+            yield target, User(f"{upper} on {name}, in another network namespace")
         uppers = _on_top(machine.files, name)
         link = machine.netlink.link(name) if uppers else None
         routing = vrf(machine.files, link) if link is not None else None

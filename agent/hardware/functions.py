@@ -133,6 +133,11 @@ def bond_of_ports(files: Files, address: str) -> str | None:
     return bond if len(ports) == len(members) > 1 else None
 
 
+def ports_of(files: Files, bond: str) -> list[str]:
+    """The PCI addresses of the functions whose netdevs are members of a bond."""
+    return [function for member in bonded(files, bond) if (function := _parent(files, member))]
+
+
 def _parent(files: Files, name: str) -> str:
     """The PCI address of a netdev's function; empty if it has none."""
     try:

@@ -18,6 +18,8 @@ NAME = "channels"
 AFTER = ("vf_links",)
 UNKNOWN_UNTIL = ("vfs", "bindings")
 REACH = "function"
+# By ethtool.* of a connection (nm-settings-nmcli(5)), and by [net] of a profile (tuned's plugin_net.py).
+OTHER_WRITERS = ("NetworkManager", "tuned")
 
 FIELDS = ("rx", "tx", "combined")
 

@@ -16,6 +16,7 @@ NAME = "coalescing"
 AFTER = ("rings",)
 UNKNOWN_UNTIL = ("vfs", "bindings")
 REACH = "function"
+OTHER_WRITERS = ("NetworkManager", "tuned")
 
 ADAPTIVE = ("adaptive_rx", "adaptive_tx")
 NUMBERS = ("rx_usecs", "rx_frames", "tx_usecs", "tx_frames")

@@ -162,7 +162,8 @@ def function_irqs(files: Files, pci: str) -> tuple[Irq, ...]:
         role, queue = MANAGEMENT, management
         if name:
             said, index = name
-            role, queue = family.queue(said, of_role[said] if index is None else index, named)
+            served = family.queue(said, of_role[said] if index is None else index, named)
+            role, queue = served or (MANAGEMENT, management)
             of_role[said] += 1
         # A second interrupt with the name of a queue is the driver's own.
         if role == MANAGEMENT or (role, queue) in queues:
@@ -175,7 +176,7 @@ def function_irqs(files: Files, pci: str) -> tuple[Irq, ...]:
 
 @lru_cache(maxsize=32768)
 def _named(pattern: re.Pattern[str], action: str) -> tuple[str, int | None] | None:
-    """The role and number in the name of a queue's interrupt. The number is None if the driver's names have none.
+    """The role and number in the name of a queue's interrupt. The number is None if the name has none.
 
     Cached: there may be thousands, the same in every pass.
     """
@@ -183,9 +184,10 @@ def _named(pattern: re.Pattern[str], action: str) -> tuple[str, int | None] | No
     if match is None:
         return None
     role = (match["role"] or QUEUE).lower()
-    if "queue" not in pattern.groupindex:
+    text = match.groupdict().get("queue")
+    if text is None:
         return role, None
-    number = whole(match["queue"])
+    number = whole(text)
     return None if number is None else (role, number)
 
 

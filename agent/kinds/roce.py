@@ -31,6 +31,8 @@ NAME = "roce"
 AFTER = ("vf_links",)
 UNKNOWN_UNTIL: tuple[str, ...] = ()
 REACH = "function"
+# LLDP agent daemon: it sets what the switch advertises by DCBX.
+OTHER_WRITERS = ("lldpad",)
 
 ON_PORTS = ("cm_tos", "cm_mode", "traffic_class")
 # The reaction point slows down on a congestion notification packet from the notification point.

@@ -22,7 +22,7 @@ NAME = "vf_links"
 AFTER = ("bindings", "vf_names")
 UNKNOWN_UNTIL: tuple[str, ...] = ()
 REACH = "function"
-OTHER_WRITERS = ("NetworkManager", "systemd-networkd")
+OTHER_WRITERS = ("NetworkManager", "systemd-networkd", "tuned")
 
 Read = TypeVar("Read")
 

@@ -112,19 +112,28 @@ def apply(machine: Machine, change: Change) -> None:
         if change.after:
             machine.files.write(f"{path}/sriov_numvfs", str(change.after))
     except OSError as error:
-        _put_back(machine, path, change)
-        raise OSError(error.errno, _explain(error)) from error
+        raise OSError(error.errno, f"{_explain(error)}{_put_back(machine, path, change)}") from error
 
 
-def _put_back(machine: Machine, path: str, change: Change) -> None:
-    if change.before and machine.files.read(f"{path}/sriov_numvfs") == "0":
-        machine.files.write(f"{path}/sriov_numvfs", str(change.before))
+def _put_back(machine: Machine, path: str, change: Change) -> str:
+    """Make the VFs that there were before. :returns: what to add to the error if that fails, too."""
+    try:
+        if change.before and machine.files.read(f"{path}/sriov_numvfs") == "0":
+            machine.files.write(f"{path}/sriov_numvfs", str(change.before))
+    except OSError as error:
+        return f"; now it has none, for the {change.before} before cannot be made again ({error.strerror})"
+    return ""
 
 
 def _explain(error: OSError) -> str:
+    # sriov_enable and sriov_numvfs_store in drivers/pci/iov.c; ENOSPC is a driver's own (ice_ena_vfs in ice_sriov.c).
     causes = {
-        errno.ENOSPC: "ENOSPC from sriov_numvfs: the device is out of MSI-X vectors or bus numbers; lower vfs.count",
-        errno.ENOMEM: "ENOMEM from sriov_numvfs: no room in the bridge's memory window; boot with pci=realloc",
+        errno.ENOSPC: "ENOSPC from sriov_numvfs: the device is out of MSI-X vectors; lower vfs.count",
+        errno.ENOMEM: "ENOMEM from sriov_numvfs: there is no room in the bridge's memory window (turn on Above 4G Decoding in "
+        "the firmware, or boot with pci=realloc), or no bus numbers are left (turn on ARI in the firmware, or lower "
+        "vfs.count); dmesg says which",
+        errno.ENOENT: "ENOENT from sriov_numvfs: its driver makes no VFs by sysfs; mlx4_core has the parameter num_vfs "
+        "(kernel_module_options)",
         errno.EBUSY: "EBUSY from sriov_numvfs: something else changed the number of VFs at the same time",
         errno.ERANGE: "ERANGE from sriov_numvfs: more VFs than the device has; lower vfs.count",
     }

@@ -35,7 +35,7 @@ from pyroute2.netlink.rtnl.ifinfmsg import IFF_UP, ifinfmsg
 from pyroute2.netlink.rtnl.iprsocket import IPRSocket
 from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
-from agent.linux import routing, vf_config
+from agent.linux import routing, uppers, vf_config
 from agent.linux.messages import ATTRIBUTE, ask, attribute, attributes, decoder, dump, layout, numbers
 from agent.linux.sockets import closed_in_the_end
 from agent.machine import Link, Route, Rule
@@ -180,6 +180,11 @@ class LinuxNetlink:
         with _naming_errors("dump of routes"):
             for family in routing.FAMILIES:
                 yield from dump(socket.NETLINK_ROUTE, RTM_GETROUTE, routing.dumped_routes(family))
+
+    def uppers_elsewhere(self) -> dict[int, tuple[str, ...]]:
+        """Dump the links of each other namespace that has a number in this one."""
+        with _naming_errors("dump of the netdevs in other network namespaces"):
+            return uppers.elsewhere()
 
     def route_ifindex(self, address: str) -> int | None:
         """Request the route."""

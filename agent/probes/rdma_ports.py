@@ -36,7 +36,7 @@ def _faults(nic: WantedNic, wanted: RdmaDevices, device: RdmaDevice, port: RdmaP
     if wanted.link_layer is not None and port.link_layer != wanted.link_layer:
         yield f"link layer {port.link_layer}, not {wanted.link_layer} (LINK_TYPE in the NIC's firmware)"
     if port.state != "ACTIVE":
-        yield f"state {port.state or 'unknown'}/{port.physical_state or 'unknown'} ({_remedy(device, port)})"
+        yield f"state {port.state or 'unknown'}/{port.physical_state or 'unknown'} ({_remedy(device, port, target)})"
     rate = None if vendor(nic.function.driver).invents_rate else wanted.rate
     if rate is not None and (port.gigabits or 0) < rate:
         yield f"rate {port.rate or 'unknown'}, less than {rate} Gbit/s (cable, module, speed of the switch port)"
@@ -58,9 +58,10 @@ def _gid_remedy(nic: WantedNic, family: Family | None, target: str) -> str:
     return "the kernel makes one from each address of the NIC: see whether the condition Converged names an address"
 
 
-def _remedy(device: RdmaDevice, port: RdmaPort) -> str:
+def _remedy(device: RdmaDevice, port: RdmaPort, target: str) -> str:
     if port.link_layer == "InfiniBand" and port.state in ("INIT", "ARMED"):
         return "it waits for a subnet manager"
     if device.transport == "InfiniBand":
-        return "check cable and switch port"
+        policy = 'give the VF link_state "auto" if its PF holds it down (ip link), ' if is_vf(target) else ""
+        return f"{policy}check cable and switch port"
     return f"bring {port.netdev or 'its netdev'} up, check cable and switch port"

@@ -1,8 +1,8 @@
 """The driver of each VF has created a netdev, and the agent can see in which network namespace that is.
 
 A driver may be bound without one: iavf creates it only when the PF has answered. While a network namespace ends, its netdevs
-are in none for a moment, so a netdev that was seen before may be away for :data:`RETURN`. Where no other
-namespace can be searched (before Linux 5.2), a netdev that the host does not see counts as being in one.
+are in none for a moment. So a netdev may be away for :data:`GRACE`. Where no other namespace can be searched (before Linux
+5.2), a netdev that the host does not see counts as being in one.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ TYPE = "VfNetdevs"
 STAGE: Stage = "device"
 SEVERITY: Severity = "warn"  # it may be in a network namespace that the agent cannot enter, and serve a container there
 
-RETURN = 30.0
-"""Seconds within which a netdev comes back from a network namespace that ends."""
+GRACE = 30.0
+"""Seconds within which a driver creates its netdev, and a netdev comes back from a network namespace that ends."""
 
 
 @frozen
 class Presence:
-    """When a VF was last read, and when it last had a netdev (None: never), or no driver that should create one."""
+    """When a VF was last read, and when it last had a netdev, or no driver that should create one (or was first read)."""
 
     read: float
-    whole: float | None
+    whole: float
 
     @property
     def lacks(self) -> bool:
-        """Whether it lacks its netdev, and that will not come back by itself."""
-        return self.whole is None or self.read - self.whole >= RETURN
+        """Whether it lacks its netdev, and that will not come by itself."""
+        return self.read - self.whole >= GRACE
 
 
 def remember(before: Mapping[str, Presence] | None, now: float, have: Snapshot, facts: None) -> dict[str, Presence]:
@@ -42,7 +42,7 @@ def remember(before: Mapping[str, Presence] | None, now: float, have: Snapshot, 
     known = before or {}
     statuses: Mapping[str, Mapping[str, links.LinkStatus]] = have[vf_links.NAME]
     return {
-        target: evolve(known.get(target, Presence(now, None)), read=now) if status.missing else Presence(now, now)
+        target: evolve(known.get(target, Presence(now, now)), read=now) if status.missing else Presence(now, now)
         for of_pf in statuses.values()
         for target, status in of_pf.items()
     }

@@ -15,7 +15,7 @@ def _exact(size: int) -> int:
     return size
 
 
-def _as_named(role: str, number: int, named: int) -> tuple[str, int]:
+def _as_named(role: str, number: int, named: int) -> tuple[str, int] | None:
     return role, number
 
 
@@ -29,23 +29,23 @@ class Vendor:
     """How the drivers of one NIC family behave. The defaults are the worst case.
 
     ``queue_irqs``: matches the name of a queue's interrupt, with the groups ``role`` and ``queue``; any other interrupt is a
-    management interrupt. Without the group ``queue`` the interrupts of a role are numbered in their order. ``queue``: the role
-    and the queue of an interrupt with this role and number, among so many of them. ``mtu_flaps``, ``vf_count_flaps``: the
-    driver takes the PF's link down to change its MTU or its number of VFs. ``first_vfs_end_lag``: it gives up RoCE LAG for the
-    first VFs of a port, and with it the RDMA device of the bond. ``channels_flap``, ``rings_flap``: it takes a netdev's link
-    down to change its channels or rings. ``ring_size``: the ring size that the driver sets for a requested one.
-    ``offloads_flap``: the features for which it takes the link down; None: possibly for any. ``trust_flaps``: it takes the link
-    down to change the trust mode (DSCP or PCP). ``vf_resets``: the attributes of a VF for which the PF's driver resets the VF,
-    or the VF's driver resets itself. ``vfs_need_pf_up``: a VF's driver takes its address from the PF only while the PF is up
-    (known only for igb). ``vfs_miss_carrier``: a VF that comes up while its PF is being reset has no carrier until it is set
-    down and up (known only for igb). ``has_netdev``: its functions have netdevs of their own. ``invents_rate``: the rate that
-    its RDMA ports report is not real.
+    management interrupt. Without the group ``queue``, or where it matches nothing, the interrupts of a role are numbered in
+    their order. ``queue``: the role and the queue of an interrupt with this role and number, among so many of them; None if it
+    serves none. ``mtu_flaps``, ``vf_count_flaps``: the driver takes the PF's link down to change its MTU or its number of VFs.
+    ``first_vfs_end_lag``: it gives up RoCE LAG for the first VFs of a port, and with it the RDMA device of the bond.
+    ``channels_flap``, ``rings_flap``: it takes a netdev's link down to change its channels or rings. ``ring_size``: the ring
+    size that the driver sets for a requested one. ``offloads_flap``: the features for which it takes the link down; None:
+    possibly for any. ``trust_flaps``: it takes the link down to change the trust mode (DSCP or PCP). ``vf_resets``: the
+    attributes of a VF for which the PF's driver resets the VF, or the VF's driver resets itself. ``vfs_need_pf_up``: a VF's
+    driver takes its address from the PF only while the PF is up (known only for igb). ``vfs_miss_carrier``: a VF that comes up
+    while its PF is being reset has no carrier until it is set down and up (known only for igb). ``has_netdev``: its functions
+    have netdevs of their own. ``invents_rate``: the rate that its RDMA ports report is not real.
     """
 
     name: str
     drivers: tuple[str, ...]
     queue_irqs: re.Pattern[str]
-    queue: Callable[[str, int, int], tuple[str, int]] = _as_named
+    queue: Callable[[str, int, int], tuple[str, int] | None] = _as_named
     mtu_flaps: bool = True
     vf_count_flaps: bool = True
     first_vfs_end_lag: bool = False

@@ -1,7 +1,8 @@
 """Chelsio T4 and later, and their VFs. From the driver's source (drivers/net/ethernet/chelsio): not run on such a NIC.
 
-A card's ports are netdevs of one PCI function. Only the first port's queues are recognised: the interrupts of another port have
-the same numbers, and count as management interrupts.
+A card's ports are netdevs of one PCI function, and each port's names count from 0. The driver takes the interrupts in the order
+of the ports (setup_sge_queues in cxgb4_main.c, name_msix_vecs in cxgb4vf_main.c), so they are numbered in their order: first
+the queues of the first port, then those of the next.
 """
 
 import re
@@ -11,7 +12,7 @@ from agent.vendors import Vendor
 VENDOR = Vendor(
     name="cxgb4",
     drivers=("cxgb4", "cxgb4vf"),
-    # <netdev>-Rx<n> (setup_sge_queues in cxgb4_main.c), of VFs <netdev>-<n> (name_msix_vecs in cxgb4vf_main.c).
+    # <netdev>-Rx<n>, of VFs <netdev>-<n>.
     # <netdev>-FWeventq, <netdev>-eorxq<n> and <netdev>-<driver><n> of RDMA, iSCSI and crypto serve no queue of the netdev.
-    queue_irqs=re.compile(r"-(?P<role>Rx)?(?P<queue>\d+)$"),
+    queue_irqs=re.compile(r"-(?P<role>Rx)?\d+$"),
 )

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pyroute2.netlink.rtnl import RTM_DELROUTE, RTM_NEWADDR, RTM_NEWLINK
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
-from agent.linux import routing
+from agent.linux import routing, uppers
 from agent.linux.dcb import (
     APP,
     ATTR_IEEE,
@@ -61,7 +61,7 @@ PARSERS: Sequence[Callable[[bytes], object]] = (
         _answer(routing.decode_rule),
     ),
     *(_answer(routing.next_hops), _answer(decode), _answer(refusal_in), _answer(answers)),
-    _answer(routing.decode_nexthop),
+    *(_answer(routing.decode_nexthop), _answer(uppers.decode_upper), _answer(uppers.decode_number)),
 )
 
 
@@ -114,6 +114,12 @@ def seeds() -> Sequence[bytes]:
         **{4: link, 5: address, 6: route, 7: rule, 8: route, 9: dcb, 10: ieee},
         11: _message(RTM_NEWLINK, link) * 2 + _message(3, bytes(4)),
         12: nexthop,
+        13: IFINFOMSG.pack(0, 1, 7, 1, 0)
+        + attribute(IFLA_IFNAME, b"net1\0")
+        + attribute(uppers.IFLA_LINK, U32.pack(3))
+        + attribute(uppers.IFLA_LINK_NETNSID, U32.pack(2))
+        + attribute(uppers.IFLA_LINKINFO, attribute(uppers.IFLA_INFO_KIND, b"macvlan\0")),
+        14: uppers.RTGENMSG.pack(0) + attribute(uppers.NETNSA_NSID, U32.pack(2)),
     }
     return [chosen(number, body) for number, body in bodies.items()]
 

@@ -95,6 +95,7 @@ def test_while_the_kubelet_does_not_answer_no_attribute_of_a_bound_vf_is_changed
         ("10.0.0.9:6789,10.0.0.10:6789:/ /data ceph rw 0 0", "10.0.0.10"),
         ("[fd00::9]:/export /data nfs rw,addr=fd00::9 0 0", "fd00::9"),
         ("1.2.3.999:6789,10.0.0.10:6789:/ /data ceph rw 0 0", "10.0.0.10"),
+        ("10.0.0.9:/volume /data fuse.glusterfs rw,relatime,user_id=0,group_id=0 0 0", "10.0.0.9"),
     ],
 )
 def test_a_nic_through_which_storage_is_reached_is_not_disturbed(kernel: Kernel, mounts: str, server: str) -> None:

@@ -221,6 +221,9 @@ def test_with_limit_0_a_change_is_always_written(node: Node) -> None:
         # The kernel cuts a process's name at 15 characters.
         ("links", {"systemd-network"}, "systemd-networkd"),
         ("vfs", {"sriov-network-c"}, "sriov-network-config-daemon"),
+        *((kind, {"tuned"}, "tuned") for kind in ("links", "vf_links", "channels", "rings", "coalescing", "offloads")),
+        *((kind, {"NetworkManager"}, "NetworkManager") for kind in ("channels", "rings", "coalescing", "offloads")),
+        ("roce", {"lldpad"}, "lldpad"),
         ("links", {"NetworkManager", "irqbalance"}, "NetworkManager"),
         ("irqs", {"irqbalance", "tuned"}, "irqbalance or tuned"),
         ("links", {"irqbalance"}, "a driver or a script"),

@@ -263,6 +263,41 @@ def test_the_old_vfs_are_restored_if_the_new_number_cannot_be_created(kernel: Ke
     assert kernel.files.read(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs") == "7"
 
 
+@pytest.mark.parametrize(
+    ("refusal", "said"),
+    [
+        (errno.ENOMEM, "no bus numbers are left"),
+        (errno.ENOMEM, "boot with pci=realloc"),
+        (errno.ENOENT, "its driver makes no VFs by sysfs; mlx4_core has the parameter num_vfs (kernel_module_options)"),
+    ],
+)
+def test_a_refused_number_of_vfs_has_the_kernel_s_reasons(kernel: Kernel, refusal: int, said: str) -> None:
+    """sriov_enable and sriov_numvfs_store in drivers/pci/iov.c."""
+
+    def fault(operation: str, where: str, value: str) -> OSError | None:
+        return OSError(refusal, os.strerror(refusal)) if where.endswith("sriov_numvfs") else None
+
+    kernel.fault = fault
+    failed = [outcome for outcome in settle(kernel.machine(), spec()).outcomes if outcome.change.kind == "vfs"]
+    assert failed
+    assert all(said in outcome.error for outcome in failed)
+
+
+def test_if_the_vfs_before_cannot_be_made_again_either_the_message_says_both(kernel: Kernel) -> None:
+    result = settle(kernel.machine(), spec())
+
+    def no_vfs(operation: str, where: str, value: str) -> OSError | None:
+        number = errno.ENOSPC if value == "5" else errno.ENOMEM
+        return OSError(number, os.strerror(number)) if where.endswith("sriov_numvfs") and value != "0" else None
+
+    kernel.fault = no_vfs
+    (failed,) = [
+        outcome for outcome in settle(kernel.machine(), spec(5), result).outcomes if outcome.result == "failed"
+    ]
+    assert "out of MSI-X vectors" in failed.error
+    assert failed.error.endswith("; now it has none, for the 7 before cannot be made again (Cannot allocate memory)")
+
+
 def test_a_running_irqbalance_makes_the_node_not_ready(kernel: Kernel) -> None:
     kernel.host.processes.add("irqbalance")
     result = settle(kernel.machine(), spec())

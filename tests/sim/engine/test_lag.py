@@ -97,3 +97,30 @@ def test_removing_vfs_waits_for_the_users_of_the_port_s_rdma_device_if_that_may_
         kernel.tree.put("/sys/class/net/bond0/bonding/slaves", members)
     change = planned(kernel, FIRST, 6)
     assert (change.disruption, change.affected) == (Disruption.VF_RESET, (f"{NCCL} ({FIRST})",) if waits else ())
+
+
+@pytest.mark.parametrize(("vfs_of_the_other", "waits"), [(0, True), (2, False)])
+def test_removing_vfs_waits_for_the_users_of_the_other_port_s_rdma_device_if_that_may_make_lag(
+    kernel: Kernel, vfs_of_the_other: int, waits: bool
+) -> None:
+    """While the other port has VFs, there is no LAG, and both ports keep their devices."""
+    settle(kernel, FIRST, 4)
+    settle(kernel, SECOND, vfs_of_the_other)
+    kernel.rdma.add(FIRST, "mlx5_0", NAMES[FIRST])
+    kernel.rdma.add(SECOND, "mlx5_1", NAMES[SECOND])
+    kernel.host.open["/dev/infiniband/uverbs1"] = (NCCL,)
+    assert planned(kernel, FIRST, 6).affected == ((f"{NCCL} on {SECOND} ({FIRST})",) if waits else ())
+    settle(kernel, FIRST, 6)
+    assert len(kernel.vfs(FIRST)) == (4 if waits else 6)
+
+
+def test_other_changes_of_a_port_do_not_disturb_the_users_of_the_other_port(kernel: Kernel) -> None:
+    settle(kernel, FIRST, 4)
+    kernel.rdma.add(SECOND, "mlx5_1", NAMES[SECOND])
+    kernel.host.open["/dev/infiniband/uverbs0"] = (NCCL,)
+    kernel.netlink.set_link(kernel.netdev(FIRST).ifindex, up=True)
+    nic = {"name": "port", "select": {"pci": FIRST}, "state": "down"}
+    given = from_mapping({"node_name": "n1", "nics": [nic]})
+    (change,) = [change for change in dry_run(kernel.machine(), given).changes if change.kind == "links"]
+    assert change.disruption == Disruption.LINK_FLAP
+    assert not [user for user in change.affected if NCCL in user]

@@ -84,6 +84,17 @@ def test_a_process_owns_the_vf_that_it_has_open_by_uio(kernel: Kernel, of_vfio: 
     assert users_of(kernel) == owning(kernel) == {f"{PF}#1": (User("dpdk-testpmd (pid 7)", owns=True),)}
 
 
+@pytest.mark.parametrize(("bound", "found"), [("pciback", (User("Xen's pciback", owns=True),)), ("pci-stub", ())])
+def test_a_vf_of_xen_s_pciback_has_an_owner_and_one_of_pci_stub_has_none(
+    kernel: Kernel, of_vfio: str, bound: str, found: tuple[User, ...]
+) -> None:
+    """Only Xen knows whether a virtual machine has it."""
+    folder = f"/sys/bus/pci/devices/{of_vfio}"
+    kernel.tree.unlink(f"{folder}/driver")
+    kernel.tree.link(f"{folder}/driver", f"../../../../bus/pci/drivers/{bound}")
+    assert users_of(kernel).get(f"{PF}#1", ()) == owning(kernel).get(f"{PF}#1", ()) == found
+
+
 def test_a_virtual_machine_owns_the_vf_of_a_driver_of_vfio_for_its_family(kernel: Kernel, of_vfio: str) -> None:
     folder = f"/sys/bus/pci/devices/{of_vfio}"
     kernel.tree.unlink(f"{folder}/driver")
@@ -273,3 +284,12 @@ def test_a_change_of_a_vf_affects_its_own_users_only(kernel: Kernel) -> None:
     assert affected(f"{PF}#3") == ()
     assert affected(PF) == (f"a bond ({PF})", f"a pod ({PF}#1)", f"another pod ({PF}#2)")
     assert affected("0000:41:00.0#1") == ()
+
+
+def test_a_pod_s_macvlan_uses_the_netdev_below_it(kernel: Kernel) -> None:
+    """The host's sysfs does not show it (tests/unit/linux/test_uppers.py)."""
+    kernel.uppers_elsewhere["enp33s0"] = ("net1",)
+    assert users_of(kernel) == {PF: (User("net1 on enp33s0, in another network namespace"),)}
+    assert owning(kernel) == {}
+    kernel.hides_namespaces = True
+    assert users_of(kernel) == {}

@@ -40,11 +40,12 @@ class Netdev:
 class Kernel:
     """The tree of files, and the netdevs, VFs and interrupts behind it.
 
-    ``fault`` may refuse any write; ``writes`` records them. ``read_only``: files without a write bit. ``config``: the
-    configuration spaces, by their files. ``pipes``: files that are read from real named pipes at these paths, so that a read
-    without a writer hangs; ``piped`` records these reads. ``unreadable``: files that give EIO. ``locked_down``: files that the
-    kernel refuses also to root (EPERM). ``disconnected``: files of a lost connection (ENOTCONN). ``read_in_part`` records which
-    files were read by offset.
+    ``fault`` may refuse any write; ``writes`` records them. ``read_only``: files without a write bit. ``uppers_elsewhere``:
+    the netdevs of other namespaces on top of a netdev, by its name. ``config``: the configuration spaces, by their files.
+    ``pipes``: files that are read from real named pipes at these paths, so that a read without a writer hangs; ``piped``
+    records these reads. ``unreadable``: files that give EIO. ``locked_down``: files that the kernel refuses also to root
+    (EPERM). ``disconnected``: files of a lost connection (ENOTCONN). ``read_in_part`` records which files were read by
+    offset.
     """
 
     cpus: int = 4
@@ -53,6 +54,7 @@ class Kernel:
     fault: Fault = no_fault
     writes: list[tuple[str, str]] = field(factory=list)
     routed: set[str] = field(factory=set)
+    uppers_elsewhere: dict[str, tuple[str, ...]] = field(factory=dict)
     ip: dict[str, tuple[str, ...]] = field(factory=dict)
     servers: dict[str, str] = field(factory=dict)
     tree: Tree = field(factory=Tree)

@@ -109,6 +109,10 @@ class SimNetlink:
         netdev = self._kernel.by_ifindex(ifindex)  # as above
         self._kernel.sriov.set(netdev.function, netdev.link, index, **given)
 
+    def uppers_elsewhere(self) -> dict[int, tuple[str, ...]]:
+        netdevs = self._kernel.netdevs
+        return {netdevs[below].link.ifindex: names for below, names in self._kernel.uppers_elsewhere.items()}
+
     def gateway_ifindexes(self, without: Collection[int] = ()) -> frozenset[int]:
         netdevs = self._kernel.netdevs
         routed = {netdevs[name].link.ifindex for name in self._kernel.routed if name in netdevs}

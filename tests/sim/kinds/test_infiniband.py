@@ -1,10 +1,13 @@
 """InfiniBand on the simulated kernel: GUIDs of VFs, the subnet manager, partition keys."""
 
+import textwrap
+
 import pytest
 
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import dry_run
+from agent.hardware.functions import vf_addresses
 from agent.report.records import Condition
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, SpecError, from_mapping, to_json
@@ -128,6 +131,28 @@ def test_derived_guids_are_not_in_a_derived_spec_and_others_are(kernel: Kernel) 
     assert not vfs.derive_guids
     assert vfs.attributes(1).node_guid == "00:11:22:33:44:55:66:77"
     assert vfs.attributes(0).node_guid == derived_guid(GUID, 0)
+
+
+# --- the link policy -----------------------------------------------------------------------------------------------
+
+
+def test_a_vf_that_its_pf_holds_down_is_named_with_the_setting_that_lifts_it(kernel: Kernel) -> None:
+    """A ConnectX VF may have the link policy Down until its PF gives it another."""
+    wanted = spec(vfs={"count": 2}, rdma={"pf": False, "vfs": True})
+    settle(kernel, wanted)
+    for index, vf in vf_addresses(kernel.files, PF).items():
+        kernel.rdma.add(vf, f"ibp33s0v{index}", None, link_layer="InfiniBand")
+        octets = derived_guid(GUID, index).replace(":", "")
+        kernel.tree.put(f"/sys/class/infiniband/ibp33s0v{index}/node_guid", ":".join(textwrap.wrap(octets, 4)))
+    held = vf_addresses(kernel.files, PF)[1]
+    kernel.sriov.set(PF, kernel.netdev(PF), 1, link_state="disable")
+    kernel.lose_carrier(held, slow=True)
+    kernel.rdma.set_port("ibp33s0v1", state="1: DOWN", phys_state="5: LinkUp")
+    result = settle(kernel, wanted)
+    carrier, ports = condition_of(result, "Carrier"), condition_of(result, "RdmaPorts")
+    assert carrier.message == f"no carrier on {kernel.netdev(held).name} ({PF}#1, which its PF holds down)"
+    assert carrier.remedy.endswith('give the VFs that their PF holds down link_state "auto"')
+    assert 'give the VF link_state "auto" if its PF holds it down (ip link), check cable' in ports.message
 
 
 # --- the subnet manager --------------------------------------------------------------------------------------------

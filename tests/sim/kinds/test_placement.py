@@ -96,6 +96,15 @@ NAMES = {
     "efa": {f"efa-mgmnt@pci:{PF0}": "", f"efa-comp0@pci:{PF0}": "comp-0", f"efa-comp1@pci:{PF0}": "comp-1"},
     "tg3": {"enp33s0": "", "enp33s0-tx-0": "tx-0", "enp33s0-txrx-1": "txrx-1", "enp33s0-rx-2": "rx-2"},
     "cxgb4vf": {"0000:21:00.0-FWeventq": "", "enp33s0-0": "queue-0", "enp33s0-1": "queue-1"},
+    "cxgb4 with two ports": {
+        "enp33s0f4": "",
+        **{"enp33s0f4-Rx0": "rx-0", "enp33s0f4-Rx1": "rx-1", "enp33s0f4d1-Rx0": "rx-2", "enp33s0f4d1-Rx1": "rx-3"},
+    },
+    "mlx4_core": {f"mlx4-async@pci:{PF0}": "", f"mlx4-17@{PF0}": "queue-0", f"mlx4-18@{PF0}": "queue-1"},
+    "mlx4_core of Linux 4.1": {
+        **{f"mlx4-comp-0@pci:{PF0}": "comp-0", f"mlx4-comp-1@pci:{PF0}": "comp-1", f"mlx4-async@pci:{PF0}": ""}
+    },
+    "be2net": {"enp33s0-q0": "q-0", "enp33s0-q1": "q-1", "ocrdma0-0": ""},
 }
 
 
@@ -133,6 +142,30 @@ def test_bnxt_s_interrupts_are_pinned_although_their_names_are_cut_off(kernel: K
     assert [cpus[:12].count(str(cpu)) for cpu in range(4)] == [3, 3, 3, 3]
     assert cpus[12] == "0-3"
     assert not dry_run(kernel.machine(), given).changes
+
+
+# Families that give all interrupts the same name. In the order of their numbers, the queue that each serves.
+SAME_NAME = {
+    "mana": ("mana_intr", ["", "queue-0", "queue-1", "queue-2"]),
+    "atlantic": ("enp33s0", ["queue-0", "queue-1", "queue-2", "queue-3"]),
+}
+
+
+@pytest.mark.parametrize("driver", SAME_NAME)
+def test_the_queues_of_interrupts_with_the_same_name_are_numbered_in_their_order(kernel: Kernel, driver: str) -> None:
+    name, served = SAME_NAME[driver]
+    converge(kernel.machine(), Goal(spec(0)), Memory(lambda: 0.0))
+    kernel.tree.link(f"/sys/bus/pci/devices/{PF0}/driver", f"../../../../bus/pci/drivers/{driver}")
+    kernel.interrupts.free(PF0)
+    kernel.interrupts.request_all(PF0, [name] * len(served))
+    changes = [change for change in dry_run(kernel.machine(), spec(0)).changes if change.kind == "irqs"]
+    queues = {change.field: str(change.after) for change in changes if not change.field.startswith("management-")}
+    assert sorted(queues) == [queue for queue in served if queue]
+    assert len(set(queues.values())) == len(queues)
+    converge(kernel.machine(), Goal(spec(0)), Memory(lambda: 0.0))
+    numbers = sorted(kernel.files.names(f"/sys/bus/pci/devices/{PF0}/msi_irqs"), key=int)
+    cpus = [kernel.files.read(f"/proc/irq/{number}/smp_affinity_list") for number in numbers]
+    assert cpus == [queues.get(queue, "0-3") for queue in served]
 
 
 def test_ionic_s_interrupts_are_pinned(kernel: Kernel) -> None:

@@ -1,0 +1,104 @@
+"""Netdevs of other network namespaces on top of one of the own namespace: a pod's macvlan is on top of a PF's netdev.
+
+The own sysfs does not show them: the kernel removes the link ``upper_*`` when the upper netdev moves
+(netdev_adjacent_del_links, net/core/dev.c; seen on 6.18). But it lists the netdevs of each namespace that has a number in the
+own one (IFLA_IF_NETNSID), and with each the netdev below it and that one's namespace (IFLA_LINK, IFLA_LINK_NETNSID). A
+namespace gets a number when a netdev is moved there, or has the other end of its pair (veth) there.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Iterator
+from struct import Struct
+
+from attrs import frozen
+from pyroute2.netlink.rtnl import RTM_GETLINK, RTM_GETNSID
+from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
+from pyroute2.netlink.rtnl.nsidmsg import nsidmsg
+
+from agent.linux.messages import ask, attribute, attributes, decoder, dump, layout, numbers
+
+OWN = "/proc/thread-self/ns/net"
+
+IFINFOMSG, RTGENMSG = layout(ifinfmsg.fields), layout(nsidmsg.fields)
+_IFLA, _NETNSA = numbers(ifinfmsg), numbers(nsidmsg)
+IFLA_IFNAME, IFLA_LINK, IFLA_LINKINFO = _IFLA["IFLA_IFNAME"], _IFLA["IFLA_LINK"], _IFLA["IFLA_LINKINFO"]
+IFLA_LINK_NETNSID, IFLA_IF_NETNSID = _IFLA["IFLA_LINK_NETNSID"], _IFLA["IFLA_IF_NETNSID"]
+IFLA_INFO_KIND = numbers(ifinfmsg.ifinfo)["IFLA_INFO_KIND"]
+NETNSA_NSID, NETNSA_FD = _NETNSA["NETNSA_NSID"], _NETNSA["NETNSA_FD"]
+
+# Of these, IFLA_LINK is the other end of the pair.
+PAIRS = frozenset({b"veth", b"netkit", b"vxcan"})
+
+S32, U32 = Struct("=i"), Struct("=I")
+
+
+@frozen
+class Upper:
+    """A netdev on top of another: the name, and the ifindex and namespace (as a number of the own one) of that one."""
+
+    name: str
+    below: int
+    namespace: int
+
+
+def elsewhere() -> dict[int, tuple[str, ...]]:
+    """The names of the netdevs in other namespaces that are on top of one of this namespace, by the ifindex of that one."""
+    uppers = [upper for number in _numbered() for upper in _in(number)]
+    if not uppers:
+        return {}
+    # The kernel gives the own namespace a number while it lists these netdevs.
+    own = _own()
+    names: dict[int, list[str]] = {}
+    for upper in uppers:
+        if upper.namespace == own:
+            names.setdefault(upper.below, []).append(upper.name)
+    return {below: tuple(sorted(each)) for below, each in sorted(names.items())}
+
+
+def _numbered() -> list[int]:
+    """The numbers of the namespaces that have one in the own namespace."""
+    return [nsid for body in dump(socket.NETLINK_ROUTE, RTM_GETNSID, RTGENMSG.pack(0)) for nsid in decode_number(body)]
+
+
+def _own() -> int:
+    """The number of the own namespace; -1 if it has none."""
+    descriptor = os.open(OWN, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        body = RTGENMSG.pack(0) + attribute(NETNSA_FD, U32.pack(descriptor))
+        return next((nsid for each in ask(socket.NETLINK_ROUTE, RTM_GETNSID, body) for nsid in decode_number(each)), -1)
+    finally:
+        os.close(descriptor)
+
+
+def _in(number: int) -> Iterator[Upper]:
+    body = IFINFOMSG.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + attribute(IFLA_IF_NETNSID, S32.pack(number))
+    try:
+        links = dump(socket.NETLINK_ROUTE, RTM_GETLINK, body)
+    except OSError as error:
+        # EINVAL: it is gone (rtnl_get_net_ns_capable, net/core/rtnetlink.c).
+        if error.errno == errno.EINVAL:
+            return
+        raise
+    for link in links:
+        yield from decode_upper(link)
+
+
+@decoder
+def decode_number(body: bytes) -> tuple[int, ...]:
+    """The number in an answer about a namespace (RTM_NEWNSID); empty without one."""
+    return tuple(S32.unpack(value)[0] for kind, value in attributes(body, RTGENMSG.size) if kind == NETNSA_NSID)
+
+
+@decoder
+def decode_upper(body: bytes) -> tuple[Upper, ...]:
+    """The netdev of an answer (RTM_NEWLINK), if it is on top of one of another namespace; else empty."""
+    values = dict(attributes(body, IFINFOMSG.size))
+    kind = dict(attributes(values.get(IFLA_LINKINFO, b""))).get(IFLA_INFO_KIND, b"").rstrip(b"\0")
+    if kind in PAIRS or IFLA_LINK not in values or IFLA_LINK_NETNSID not in values:
+        return ()
+    name = os.fsdecode(values[IFLA_IFNAME].rstrip(b"\0"))
+    return (Upper(name, U32.unpack(values[IFLA_LINK])[0], S32.unpack(values[IFLA_LINK_NETNSID])[0]),)
