@@ -92,8 +92,8 @@ apt_install() { apt_once "$@" || { complete && apt_once "$@"; }; }
 """The shell functions `apt_update` and `apt_install OPTIONS install -- PACKAGES`. Both wait up to five minutes for another apt,
 which often runs after a server's first boot. (DPkg::Lock::Timeout does not apply to apt-get update, hence the loop.)
 
-If dpkg was killed, as by a power cut, its folder `updates` has what it has not written to its database. apt then refuses to work
-until `dpkg --configure -a` has run (debSystem::CheckUpdates in apt). If a dependency was not unpacked yet, that fails.
+If dpkg was killed, as by a power cut, its folder `updates` has what it has not written to its database. apt refuses to work
+until `dpkg --configure -a` has run (debSystem::CheckUpdates in apt). That fails if a dependency was not unpacked yet.
 """
 
 _FIND_PYTHON = """
