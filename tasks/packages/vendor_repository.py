@@ -34,13 +34,28 @@ NO_LOCKS = (
     "dnf 4 (RHEL up to 10, Fedora up to 40), or hold no packages: leave out kernel.hold, or the key of the driver"
 )
 
-FETCH = """
+FETCH = r"""
+# Prints dnf's proxy and certificates (dnf.conf(5)) as settings of curl. It reads them from its standard input, since a password
+# must not be in an argument.
+as_dnf() {
+  user=
+  for pair in proxy:proxy proxy_username:user proxy_password:password sslcacert:cacert; do
+    value=$(sed -n "s/^[[:space:]]*${pair%:*}[[:space:]]*=[[:space:]]*//p" "${DNF_CONF:-/etc/dnf/dnf.conf}" 2>/dev/null |
+      tail -n 1 | sed 's/[\\"]/\\&/g')
+    [ -n "$value" ] && [ "$value" != _none_ ] || continue
+    case $pair in
+    *:user) user=$value ;;
+    *:password) printf '%s\n' "proxy-user = \"$user:$value\"" ;;
+    *) printf '%s\n' "${pair#*:} = \"$value\"" ;;
+    esac
+  done
+}
 fetch() {
-  if [ -x /usr/lib/apt/apt-helper ]; then
+  if [ -x "${APT_HELPER:=/usr/lib/apt/apt-helper}" ]; then
     # It uses apt's proxy and certificates, and needs no curl.
-    /usr/lib/apt/apt-helper -qq -oAPT::Sandbox::User=root download-file "$1" "$2" >&2
+    "$APT_HELPER" -qq -oAPT::Sandbox::User=root download-file "$1" "$2" >&2
   else
-    curl --fail --silent --show-error --location --retry 2 --output "$2" -- "$1"
+    as_dnf | curl --config - --fail --silent --show-error --location --retry 2 --output "$2" -- "$1"
   fi || { echo "$1 cannot be fetched; the reason is above; check that the node can reach it" >&2; exit 1; }
 }
 """

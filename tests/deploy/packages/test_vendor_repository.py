@@ -282,6 +282,38 @@ def test_a_web_page_in_place_of_the_key_is_refused(keys: dict[str, Path], tmp_pa
     assert not ring.exists()
 
 
+@pytest.mark.parametrize(
+    ("conf", "settings"),
+    [
+        (None, []),
+        ("[main]\nproxy=_none_\nbest=True\n", []),
+        (
+            '[main]\nproxy = http://proxy.example.net:3128\nproxy_username=fleet\nproxy_password=a:"b\\c\nsslcacert=/etc/own.pem\n',
+            [
+                'proxy = "http://proxy.example.net:3128"',
+                'proxy-user = "fleet:a:\\"b\\\\c"',
+                'cacert = "/etc/own.pem"',
+            ],
+        ),
+    ],
+)
+def test_without_apt_a_file_is_fetched_by_dnfs_proxy_whose_password_is_in_no_argument(
+    tmp_path: Path, conf: str | None, settings: list[str]
+) -> None:
+    program = tmp_path / "curl"
+    program.write_text('#!/bin/sh\ncat > "$LOG.settings"\necho "$@" > "$LOG"\n')
+    program.chmod(0o755)
+    if conf:
+        (tmp_path / "dnf.conf").write_text(conf)
+    log = tmp_path / "log"
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "LOG": str(log)}
+    environment |= {"APT_HELPER": str(tmp_path / "none"), "DNF_CONF": str(tmp_path / "dnf.conf")}
+    sh(f'{vendor_repository.FETCH}fetch "$1" "$2"', "https://repo.example.net/key", tmp_path / "key", **environment)
+    assert (tmp_path / "log.settings").read_text().splitlines() == settings
+    assert log.read_text().startswith("--config - --fail")
+    assert "fleet" not in log.read_text()
+
+
 @pytest.fixture(scope="module")
 def expired(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, Path]:
     """A key's fingerprint, the key after it has expired, and as its owner has extended it."""
