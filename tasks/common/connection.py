@@ -30,6 +30,9 @@ from pyinfra.connectors.local import LocalConnector
 OTHER_FILES = 256
 """Files that pyinfra has open beside the connections: its own, and the programs that it starts. It never has so many."""
 
+PIPES = 3
+"""Files of a connection through a program (ProxyCommand of the SSH configuration) instead of a socket."""
+
 WAKE_S = 2.0
 """Seconds between two wake-ups of an idle connection, which then looks for the end of the handshake's time limit and for the
 interval of `ServerAliveInterval`. A close does not wait for it."""
@@ -62,8 +65,11 @@ def allow_open_files(state: State) -> None:
                 f"{hosts} hosts need {needed} open files, and {hard} are allowed: raise the hard limit (LimitNOFILE of a "
                 "service, `nofile` in /etc/security/limits.conf), or deploy the hosts in shards (TRACKBED_SHARD=1/4)"
             )
-        if soft != resource.RLIM_INFINITY and soft < needed:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+        raised = needed + (PIPES - 1) * hosts
+        if hard != resource.RLIM_INFINITY:
+            raised = min(raised, hard)
+        if soft != resource.RLIM_INFINITY and soft < raised:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
         init(inventory, config, initial_limit=initial_limit)
 
     state.init = init_with_files  # type: ignore[method-assign]
