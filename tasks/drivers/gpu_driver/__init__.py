@@ -35,7 +35,7 @@ from tasks.common import units
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key, record
 from tasks.common.facts import FactBase
-from tasks.common.texts import HEADER
+from tasks.common.texts import HEADER, Texts
 from tasks.drivers.gpu_driver import modules
 from tasks.host import kernel
 from tasks.packages import Family, OperatingSystem, holds, vendor_repository
@@ -97,6 +97,10 @@ class GpuDriver:
         """The first part of the version."""
         return int(self.version.split(".")[0])
 
+    def streams(self) -> tuple[str, ...]:
+        """The streams of dnf's module nvidia-driver that have it: that of its branch, else that of all branches."""
+        return (f"{self.branch}-open", "open-dkms") if self.open else (f"{self.branch}-dkms", "latest-dkms")
+
 
 GPU_DRIVER = Key[GpuDriver | None]("gpu_driver", None, record(GpuDriver))
 KEYS = (GPU_DRIVER,)
@@ -127,6 +131,7 @@ def install() -> None:
     if system.family == "debian":
         files.put(name="Version", src=StringIO(preferences(wanted.version)), dest=PREFERENCES, mode="644")
     else:
+        enable_stream(name="Module stream", names=names, version=wanted.version, streams=wanted.streams())
         lock(name="Version", version=wanted.version)
     install_packages(name="Packages", names=names, version=wanted.version, family=system.family)
     modules.build(name="Modules for the running kernel", version=wanted.version)
@@ -194,6 +199,39 @@ def preferences(version: str) -> str:
     """
     names = "*nvidia* *cuda-drivers* libcuda* libnv* libxnvctrl* xserver-xorg-video-nvidia*"
     return f"{HEADER}Package: {names}\nPin: version {version}-*\nPin-Priority: 1001\n"
+
+
+MODULE_FILE = "/etc/dnf/modules.d/nvidia-driver.module"
+
+# dnf refuses to enable another stream beside one that is enabled. A repository for RHEL 10 has no modules, nor may a mirror.
+_STREAM = """
+for stream; do
+  if dnf -q -y module list "nvidia-driver:$stream" >/dev/null 2>&1; then
+    dnf -q -y module reset nvidia-driver
+    dnf -q -y module enable "nvidia-driver:$stream"
+    exit 0
+  fi
+done
+echo 'the repositories have no such stream of nvidia-driver'
+"""
+
+
+@operation()
+def enable_stream(names: tuple[str, ...], version: str, streams: tuple[str, ...]) -> Commands:
+    """For the RHEL family: enable the stream of the driver, before its packages are installed.
+
+    NVIDIA's repositories for RHEL 8 and 9 have the driver in a module. dnf sees only the packages of the enabled stream, which
+    by default is that of the open modules (the guide's table of kernel modules).
+    """
+    have = packages.installed("rhel")
+    text = host.get_fact(Texts, paths=(MODULE_FILE,)).get(MODULE_FILE, "")
+    lines = {line.replace(" ", "") for line in text.splitlines()}
+    if not _missing(names, version, "rhel") or vendor_repository.has_dnf5(have):
+        host.noop("no package is to be installed")
+    elif {"state=enabled", f"stream={streams[0]}"} <= lines:
+        host.noop(f"the stream {streams[0]} is enabled")
+    else:
+        yield script(_STREAM, *streams)
 
 
 _LOCK = (
