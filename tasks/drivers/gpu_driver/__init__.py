@@ -31,12 +31,12 @@ from pyinfra.operations import files
 
 from agent.spec.validators import Matches
 from tasks import packages
-from tasks.common import units
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key, record
 from tasks.common.facts import FactBase
 from tasks.common.texts import HEADER, Texts
-from tasks.drivers.gpu_driver import modules
+from tasks.drivers.gpu_driver import modules, services
+from tasks.drivers.gpu_driver.services import FABRIC_MANAGER, PERSISTENCE
 from tasks.host import kernel
 from tasks.packages import Family, OperatingSystem, holds, vendor_repository
 from tasks.packages.vendor_repository import HeldPackages, Package, Repository
@@ -46,10 +46,7 @@ REPOSITORY = "nvidia-driver"
 
 BLACKLIST = "/etc/modprobe.d/trackbed-gpu-driver.conf"
 PREFERENCES = "/etc/apt/preferences.d/trackbed-gpu-driver"
-LEFTOVERS = (BLACKLIST, PREFERENCES, *vendor_repository.files_of(REPOSITORY))
-PERSISTENCE = "nvidia-persistenced"
-FABRIC_MANAGER = "nvidia-fabricmanager"
-NO_NVSWITCH = "its journal is above; on a node without NVSwitches give fabric_manager False"
+LEFTOVERS = (BLACKLIST, PREFERENCES, services.DROP_IN, *vendor_repository.files_of(REPOSITORY))
 
 _VERSION = re.compile(r"\d{3,4}\.\d+(\.\d+)?")
 _NAME = re.compile("nvidia|cuda-drivers|^libcuda|^libnv|^libxnvctrl")
@@ -136,10 +133,7 @@ def install() -> None:
     install_packages(name="Packages", names=names, version=wanted.version, family=system.family)
     modules.build(name="Modules for the running kernel", version=wanted.version)
     modules.load(name="Loaded modules", wanted_open=wanted.open, version=wanted.version)
-    if wanted.fabric_manager:
-        service(name="Fabric manager", unit=FABRIC_MANAGER, key="fabric_manager", remedy=NO_NVSWITCH)
-    if wanted.persistence:
-        service(name="Persistence daemon", unit=PERSISTENCE, key="persistence", remedy="its journal is above")
+    services.start(fabric_manager=wanted.fabric_manager, persistence=wanted.persistence)
     check(name="nvidia-smi", version=wanted.version)
 
 
@@ -359,20 +353,6 @@ def _is_drivers(name: str, package_version: str) -> bool:
 def _is(version: str, package_version: str) -> bool:
     """Whether a package's version, without its epoch and its revision, is the driver's."""
     return package_version.rpartition(":")[2].partition("-")[0] == version
-
-
-@operation()
-def service(unit: str, key: str, remedy: str) -> Commands:
-    """Have a service of the driver run, now and at every boot; with a reboot due, after that."""
-    if kernel.skip_until_booted(f"{unit} is started"):
-        return
-    if host.state.is_executing and modules.reboot_due():
-        host.noop(f"{unit} is started once the driver is loaded")
-        return
-    missing = f"the node has no {unit}.service, which a package of the driver brings: install that, or give {key} False"
-    yield from units.enable(
-        f"{unit}.service", f"gpu_driver.{key}: {missing}", f"gpu_driver.{key}: {unit} does not start; {remedy}"
-    )
 
 
 _CHECK = """

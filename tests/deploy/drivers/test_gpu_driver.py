@@ -11,6 +11,7 @@ from pyinfra.api.exceptions import DeployError
 
 from tasks.common.archive import ROOT
 from tasks.drivers import gpu_driver
+from tasks.drivers.gpu_driver import services
 from tasks.packages import Distribution, OperatingSystem
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, file_answers, files
 from tests.deploy.test_scripts import sh
@@ -108,6 +109,7 @@ def test_nothing_is_done_if_all_is_in_place(node: Node) -> None:
             "Packages",
             "Modules for the running kernel",
             "Loaded modules",
+            "Persistence mode",
             "Persistence daemon",
             "nvidia-smi",
         )
@@ -192,7 +194,7 @@ def test_dnfs_module_stream_of_the_driver_is_enabled_before_its_packages_are_loc
     # The packages that are there are enough.
     have = {
         "rpm --queryformat": [
-            f"{name} {VERSION}-1.el9" for name in ("nvidia-open", "cuda-drivers", gpu_driver.PERSISTENCE)
+            f"{name} {VERSION}-1.el9" for name in ("nvidia-open", "cuda-drivers", services.PERSISTENCE)
         ]
     }
     result = node.deploy(gpu_driver.install, {**fresh(ROCKY_9), **have})
@@ -221,6 +223,40 @@ def test_a_repository_may_have_the_stream_of_the_branch_or_another_or_no_modules
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "LOG": str(log), "STREAMS": " ".join(there)}
     sh(gpu_driver._STREAM, "580-open", "open-dkms", **environment)
     assert log.read_text().splitlines() == ran
+
+
+# As in Ubuntu's nvidia-compute-utils-580.
+COMMAND = "/usr/bin/nvidia-persistenced --user nvidia-persistenced --no-persistence-mode --verbose"
+UNIT_FILE = "--property=FragmentPath"
+DROP_IN = (
+    f"{HEADER}[Service]\nExecStart=\nExecStart=/usr/bin/nvidia-persistenced --user nvidia-persistenced --verbose\n"
+)
+
+
+def test_ubuntus_daemon_makes_the_gpus_persistent(node: Node) -> None:
+    wants(node)
+    static = {UNIT_FILE: [COMMAND], **there(), STATE: ["ActiveState=active LoadState=loaded UnitFileState=static "]}
+    result = node.deploy(gpu_driver.install, static)
+    *_, replaced = result.commands[f"{PREFIX}Persistence mode"]
+    assert replaced.endswith(f" sh put {services.DROP_IN} -- nvidia-persistenced.service")
+    assert "systemctl try-restart" in replaced
+    assert DROP_IN.encode() in result.uploads.values()
+    # A unit that a rule of udev's starts cannot be enabled.
+    assert result.commands[f"{PREFIX}Persistence daemon"] == []
+    assert node.deploy(gpu_driver.install, {**static, **files(**{services.DROP_IN: DROP_IN})}).flat == []
+
+
+def test_without_persistence_the_daemon_is_as_its_package_has_it(node: Node) -> None:
+    wants(node, persistence=False)
+    result = node.deploy(gpu_driver.install, {UNIT_FILE: [COMMAND], **there(), **files(**{services.DROP_IN: DROP_IN})})
+    [removed] = result.commands[f"{PREFIX}Persistence mode"]
+    assert removed.endswith(f" sh remove {services.DROP_IN} -- nvidia-persistenced.service")
+
+
+def test_a_unit_that_makes_them_persistent_gets_no_drop_in(node: Node) -> None:
+    wants(node)
+    result = node.deploy(gpu_driver.install, {UNIT_FILE: ["/usr/bin/nvidia-persistenced --verbose"], **there()})
+    assert result.flat == []
 
 
 OLDER = ["nvidia-open-3:570.86.15-1.*", "libnvidia-ml-3:570.86.15-1.*"]
