@@ -2,7 +2,7 @@
 
 from pyinfra import config, state
 
-from tasks.common import connection, prefetch, progress, pyinfra_speed, shard
+from tasks.common import connection, inventory, prefetch, progress, pyinfra_speed, shard
 
 config.REQUIRE_PYINFRA_VERSION = ">=3.10,<3.11"
 # Hosts at the same time. pyinfra's default is 20 for each CPU of the control host, but the network is the limit.
@@ -12,6 +12,7 @@ config.FAIL_PERCENT = 10
 # Seconds. A busy node answers late.
 config.CONNECT_TIMEOUT = 20
 
+inventory.require_hosts(state)
 connection.allow_open_files(state)
 # After the limit of open files, which then counts the hosts of the shard only.
 shard.limit(state)

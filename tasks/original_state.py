@@ -16,6 +16,7 @@ from pyinfra.context import host
 from agent.report.names import STATE_FOLDER
 from tasks.common.commands import Commands, script
 from tasks.common.facts import FactBase
+from tasks.drivers.gpu_driver import services
 from tasks.host import irqbalance
 from tasks.kubernetes import kubelet, labels
 from tasks.packages import holds
@@ -23,7 +24,7 @@ from tasks.packages import holds
 PATH = f"{STATE_FOLDER}/before"
 
 _DROP_INS = tuple(f"{kubelet.UNITS}/{places.unit}.d/{kubelet.NAME}" for places in kubelet.DISTRIBUTIONS.values())
-_IN_FOLDERS = (labels.NFD, labels.DROP_IN, irqbalance.DROP_IN, irqbalance.SCRIPT, *_DROP_INS)
+_IN_FOLDERS = (labels.NFD, labels.DROP_IN, irqbalance.DROP_IN, irqbalance.SCRIPT, services.DROP_IN, *_DROP_INS)
 _EVERYWHERE = {"/", "/etc", "/usr", "/usr/local", "/etc/systemd", kubelet.UNITS}
 _PARENTS = {str(parent) for path in _IN_FOLDERS for parent in PurePosixPath(path).parents} - _EVERYWHERE
 FOLDERS = sorted(_PARENTS, key=lambda folder: (-len(folder), folder))

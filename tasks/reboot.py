@@ -20,6 +20,7 @@ from pyinfra.api.exceptions import ConnectError
 from pyinfra.api.host import Host
 from pyinfra.api.operation import operation
 from pyinfra.api.state import State
+from pyinfra.connectors.util import clear_askpass_cache
 from pyinfra.context import host
 
 from agent.report.names import STATE_FOLDER
@@ -265,7 +266,11 @@ def _boot_id(host: Host) -> str | None:
 
     The old connection would hang. A new one hangs, too, if the machine goes away while it is made: paramiko waits without a
     limit for the answer to its request to run a command. Hence the timeout.
+
+    If sudo asks for a password, pyinfra has a program on the host that answers, and deletes it by the old connection when it
+    disconnects. It makes another one when it finds none in its record, so that is cleared, as pyinfra's own server.reboot does.
     """
+    clear_askpass_cache(host)
     host.disconnect()
     try:
         with Timeout(ATTEMPT_TIMEOUT):

@@ -155,9 +155,10 @@ for unit in trackbed-reporter.service trackbed.service; do
   if systemctl cat "$unit" >/dev/null 2>&1; then systemctl disable --now --quiet "$unit"; fi
   rm -f "/etc/systemd/system/$unit"
 done
-systemctl daemon-reload
 while [ "$1" != -- ]; do rm -f "$1"; shift; done
 shift
+# After the files: one of them is a drop-in of a unit.
+systemctl daemon-reload
 for folder; do rmdir --ignore-fail-on-non-empty "$folder" 2>/dev/null || true; done
 rmdir --ignore-fail-on-non-empty /etc/trackbed 2>/dev/null || true
 # With DynamicUser= the state directory is a link to a folder in private/.

@@ -7,6 +7,11 @@ first is acknowledged, and the peer delays its acknowledgement. OpenSSH's client
 
 While a connection is idle, it wakes up every two seconds. With paramiko's interval of 0.1 s, the connections to 2,000 hosts
 wake up 20,000 times a second, which took a third of the deploy's CPU time.
+
+A host may go away without a word, as when it loses its power. To a connection on which nothing is sent this looks like a host
+that takes long: the operation would never end, and no other host would begin the next one. So each connection sends something
+from time to time, and TCP gives it up when that is not acknowledged. This also keeps firewalls and gateways from forgetting
+a connection that waits for other hosts.
 """
 
 from __future__ import annotations
@@ -25,10 +30,20 @@ from pyinfra.connectors.local import LocalConnector
 OTHER_FILES = 256
 """Files that pyinfra has open beside the connections: its own, and the programs that it starts. It never has so many."""
 
+PIPES = 3
+"""Files of a connection through a program (ProxyCommand of the SSH configuration) instead of a socket."""
+
 WAKE_S = 2.0
 """Seconds between two wake-ups of an idle connection, which then looks for the end of the handshake's time limit and for the
 interval of `ServerAliveInterval`. A close does not wait for it."""
 
+
+KEEP_ALIVE_S = 60
+"""Seconds without a packet to a host after which one is sent. `ServerAliveInterval` of the SSH configuration overrides it."""
+
+GIVEN_UP_S = 300
+"""Seconds for which a host may leave packets unacknowledged: TCP_USER_TIMEOUT (tcp(7)). A host that flaps its link comes back
+sooner. Behind a bastion, it is the bastion's TCP that gives the host up, after about 15 minutes (tcp_retries2)."""
 
 BY_CONTROL_HOST = "deploy the node from its control host"
 """The remedy on a node that deploys itself, for what only a control host has."""
@@ -50,8 +65,11 @@ def allow_open_files(state: State) -> None:
                 f"{hosts} hosts need {needed} open files, and {hard} are allowed: raise the hard limit (LimitNOFILE of a "
                 "service, `nofile` in /etc/security/limits.conf), or deploy the hosts in shards (TRACKBED_SHARD=1/4)"
             )
-        if soft != resource.RLIM_INFINITY and soft < needed:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+        raised = needed + (PIPES - 1) * hosts
+        if hard != resource.RLIM_INFINITY:
+            raised = min(raised, hard)
+        if soft != resource.RLIM_INFINITY and soft < raised:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
         init(inventory, config, initial_limit=initial_limit)
 
     state.init = init_with_files  # type: ignore[method-assign]
@@ -70,10 +88,12 @@ class TransportFactory:
         """Make a transport over a socket, or over paramiko's channel through a bastion."""
         if isinstance(sock, socket.socket):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, GIVEN_UP_S * 1000)
         transport = Transport(sock, **settings)
         transport.sock.settimeout(WAKE_S)
+        transport.set_keepalive(KEEP_ALIVE_S)
         return transport
 
     def to_json(self) -> str:
         """The text that `pyinfra INVENTORY debug-inventory` shows."""
-        return "without Nagle's algorithm, few wake-ups"
+        return "without Nagle's algorithm, few wake-ups, kept alive"

@@ -1,4 +1,4 @@
-"""Replaces functions of pyinfra 3.10 and of paramiko by faster ones, which return the same.
+"""Replaces functions of pyinfra 3.10 and of paramiko by faster ones, which return the same unless they say otherwise.
 
 Two of them run for every operation of every host. One reads the source files of the whole call stack to get line numbers. The
 other evaluates the same type annotations each time. In a deploy that finds nothing to do, they took more than half of the
@@ -53,22 +53,31 @@ def replace_functions() -> None:
 def connector_data(kind: Any, settings: dict[str, base.DataMeta], host_data: HostData) -> dict[str, Any]:
     """The settings of a host's connector: from the host's data, or their defaults.
 
+    None stands for "not given", as in every other key of the inventory; pyinfra itself refuses it.
+
     :param kind: the TypedDict of the settings.
     :raises ConnectorDataTypeError: a value has another type.
     """
     given: dict[str, Any] = host_data.dict()  # type: ignore[no-untyped-call]
     found: dict[str, Any] = {}
     for key, type_ in _type_hints(kind).items():
-        if key in given:
-            raise_if_bad_type(given[key], type_, ConnectorDataTypeError, f"Invalid connector data `{key}`:")
-        found[key] = copy(given[key]) if key in given else settings[key].default
+        value = given.get(key)
+        if value is not None:
+            raise_if_bad_type(value, type_, ConnectorDataTypeError, f"Invalid connector data `{key}`:")
+        found[key] = settings[key].default if value is None else copy(value)
     return found
 
 
 def init_host(self: Host, state: State) -> None:
-    """Give a host its connector, and the spaces that align what is printed after its name."""
+    """Give a host its connector, and the spaces that align what is printed after its name.
+
+    :raises ConnectorDataTypeError: a setting of its connector has another type; naming the host, which pyinfra does not.
+    """
     self.state = state
-    self.connector = self.connector_cls(state, self)
+    try:
+        self.connector = self.connector_cls(state, self)
+    except ConnectorDataTypeError as error:
+        raise ConnectorDataTypeError(f"{self.name}: {error}") from None
     self.print_prefix_padding = " " * (_longest_name(self.inventory) - len(self.name))
 
 

@@ -60,6 +60,11 @@ def is_enabled(state: str) -> bool:
     return "UnitFileState=enabled" in state.split()
 
 
+def is_static(state: str) -> bool:
+    """Whether the unit cannot be enabled: something else starts it, such as a udev rule."""
+    return "UnitFileState=static" in state.split()
+
+
 def is_active(state: str) -> bool:
     """Whether the unit runs. A path or timer unit runs while it waits."""
     return "ActiveState=active" in state
@@ -81,8 +86,8 @@ def enable(unit: str, missing: str, failed: str) -> Commands:
     [state] = host.get_fact(UnitStates, units=(unit,)) or [""]
     if is_missing(state) and host.state.is_executing:
         yield refuse(missing)
-    elif is_enabled(state) and is_active(state):
-        host.noop(f"{unit} is enabled and runs")
+    elif (is_enabled(state) or is_static(state)) and is_active(state):
+        host.noop(f"{unit} runs, now and at every boot")
     else:
         yield script(_ENABLE, unit, failed)
 

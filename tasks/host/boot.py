@@ -279,12 +279,13 @@ def set_arguments(wanted: tuple[str, ...]) -> Commands:
     if have.ours == text and not have.pending and not missing_arguments(wanted, have.next):
         host.noop("the boot loader has these arguments")
         return
+    # First: after an interruption in between, the next deploy would find nothing to remove, and request nothing.
+    if active := [argument for argument in former if not missing_arguments((argument,), have.running)]:
+        yield from reboot.request("boot-former", f"kernel arguments {' '.join(active)} are still in effect")
     if have.loader == "grub":
         yield script(_GRUB, DROP_IN, text, HEADER.strip(), GRUB_PENDING, "")
     else:
         yield script(_GRUBBY, GRUBBY_STATE, text, " ".join(former))
-    if active := [argument for argument in former if not missing_arguments((argument,), have.running)]:
-        yield from reboot.request("boot-former", f"kernel arguments {' '.join(active)} are still in effect")
 
 
 @operation()
@@ -324,8 +325,9 @@ if [ ! -e "$options" ] || [ "$options" -nt "$image" ]; then
     if printf '%s\\n' "$list" | tr - _ | grep -q "/$(printf %s "$module" | tr - _)\\.ko"; then wanted=yes; fi
   done
   if [ -n "$wanted" ]; then
-    if command -v update-initramfs >/dev/null; then update-initramfs -u -k "$(uname -r)"; else dracut --force "$image"; fi
+    # First: after an interruption in between, the image would be newer than the options, and nothing would request the reboot.
     request "$requests" "$task" "$reason"
+    if command -v update-initramfs >/dev/null; then update-initramfs -u -k "$(uname -r)"; else dracut --force "$image"; fi
   fi
 fi
 mkdir -p "$(dirname "$state")"

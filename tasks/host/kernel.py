@@ -18,6 +18,7 @@ from tasks import packages, reboot
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key, record
 from tasks.common.facts import FactBase
+from tasks.common.texts import Texts
 from tasks.packages import Family, OperatingSystem, holds, vendor_repository
 from tasks.packages.dkms import RunningKernel
 from tasks.packages.vendor_repository import HeldPackages, Package
@@ -25,10 +26,13 @@ from tasks.packages.vendor_repository import HeldPackages, Package
 TASK = "kernel"
 
 # Metapackages such as linux-image-amd64 or linux-generic-hwe-22.04, which depend on the newest kernel. (The package
-# linux-image-6.1.0-9-amd64 is one kernel.)
+# linux-image-6.1.0-9-amd64 is one kernel.) Ubuntu's linux-modules-nvidia-580-generic depends on NVIDIA's signed modules for the
+# newest kernel, and they on that kernel.
 META = re.compile(
-    r"linux-((image|headers|modules-extra)-[a-z]\S*|(generic|virtual|lowlatency|aws|azure|gcp|oracle|oem)\S*)"
+    r"linux-((image|headers|modules-extra)-[a-z]\S*|(generic|virtual|lowlatency|aws|azure|gcp|oracle|oem)\S*"
+    r"|modules-nvidia-(?!\S*-\d+\.\d+\.\d+-)\S+)"
 )
+DNF5_LOCKS = "/etc/dnf/versionlock.toml"
 RHEL = re.compile(r"kernel(-(core|modules|modules-core|modules-extra|devel|uek\S*|64k\S*))?")
 
 
@@ -160,7 +164,15 @@ def hold(held: bool, family: Family) -> Commands:
     """Hold the packages through which updates install a newer kernel, or remove the holds."""
     have = packages.installed(family)
     if family == "rhel" and vendor_repository.has_dnf5(have):
-        yield refuse(vendor_repository.NO_LOCKS)
+        if held:
+            yield refuse(vendor_repository.NO_LOCKS)
+        elif locked := _locked_by_dnf5():
+            yield refuse(
+                f"kernel.hold: dnf on this node is dnf5, and the deploy cannot remove its version locks of "
+                f"{', '.join(locked)}; remove them by `dnf versionlock delete {' '.join(locked)}`"
+            )
+        else:
+            host.noop("dnf has no version locks of the kernel's packages")
         return
     pattern = META if family == "debian" else RHEL
     names = sorted(name for name in have if pattern.fullmatch(name))
@@ -176,6 +188,13 @@ def hold(held: bool, family: Family) -> Commands:
     else:
         yield from vendor_repository.lock_plugin(have)
         yield holds.hold("dnf", "versionlock", "add", *wrong)
+
+
+def _locked_by_dnf5() -> list[str]:
+    """For an operation: the kernel's packages in dnf5's file of version locks."""
+    text = host.get_fact(Texts, paths=(DNF5_LOCKS,)).get(DNF5_LOCKS, "")
+    names = re.findall(r'^\s*name\s*=\s*["\']([^"\']+)["\']', text, re.MULTILINE)
+    return sorted({name for name in names if RHEL.fullmatch(name)})
 
 
 @operation()

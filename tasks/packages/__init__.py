@@ -77,13 +77,24 @@ apt_update() {
     sleep 5
   done
 }
-apt_install() {
+apt_once() {
   DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=300 -o Dpkg::Options::=--force-confdef \\
     -o Dpkg::Options::=--force-confold --no-install-recommends "$@"
 }
+complete() {
+  [ -n "$(ls "${DPKG_ADMINDIR:-/var/lib/dpkg}/updates" 2>/dev/null)" ] || return 1
+  echo 'what was interrupted is completed by dpkg --configure -a'
+  DEBIAN_FRONTEND=noninteractive dpkg --force-confdef --force-confold --configure -a ||
+    apt_once --fix-broken --no-remove install
+}
+apt_install() { apt_once "$@" || { complete && apt_once "$@"; }; }
 """
 """The shell functions `apt_update` and `apt_install OPTIONS install -- PACKAGES`. Both wait up to five minutes for another apt,
-which often runs after a server's first boot. (DPkg::Lock::Timeout does not apply to apt-get update, hence the loop.)"""
+which often runs after a server's first boot. (DPkg::Lock::Timeout does not apply to apt-get update, hence the loop.)
+
+If dpkg was killed, as by a power cut, its folder `updates` has what it has not written to its database. apt refuses to work
+until `dpkg --configure -a` has run (debSystem::CheckUpdates in apt). That fails if a dependency was not unpacked yet.
+"""
 
 _FIND_PYTHON = """
 for python; do

@@ -109,7 +109,7 @@ class Builds(FactBase[list[Build]]):
             name, *rest = re.split(r", |/", place)
             if rest and state:
                 kernel = rest[1] if len(rest) > 1 else None
-                builds.append(Build(name, rest[0], kernel, state.split()[0].rstrip("("), _REPLACED in state))
+                builds.append(Build(name, rest[0], kernel, state.split()[0].rstrip("("), bool(_REPLACED.search(state))))
         return sorted(builds, key=lambda build: (build.module, _by_number(build.version)))
 
 
@@ -125,7 +125,8 @@ def newest(builds: Iterable[Build]) -> list[Build]:
     return [build for build in ordered if build.version == ordered[-1].version]
 
 
-_REPLACED = "Diff between built and installed module"
+# DKMS before 3.1.5, then later ones (Debian 13, EPEL).
+_REPLACED = re.compile("Diff(erences)? between built and installed module")
 
 _OTHERS = """
 module=$1 version=$2 kernel=$3
@@ -222,13 +223,19 @@ class RunningKernel(FactBase[str]):
         return output[0]
 
 
-# Without --force `dkms install` leaves a newer version of the kernel in place, with the exit code 0.
+# Without --force `dkms install` leaves a newer version of the kernel in place, with the exit code 0. DKMS before 3.0.10 (Ubuntu
+# 22.04 has 2.8.7) ignores --force for what is built or installed, also with the exit code 0. So that is undone first. There
+# `dkms uninstall` ends with 1 even if it succeeds, and with an error if the module is only built.
 _BUILD = (
     CAUSE
     + """
 module=$1 version=$2 kernel=$3; shift 3
 failed() { cause "$module" "$kernel"; exit 1; }
-if [ $# != 0 ]; then dkms build -m "$module" -v "$version" -k "$kernel" "$@" || failed; fi
+if [ $# != 0 ]; then
+  dkms unbuild -m "$module" -v "$version" -k "$kernel" || failed
+  dkms build -m "$module" -v "$version" -k "$kernel" "$@" || failed
+fi
+dkms uninstall -m "$module" -v "$version" -k "$kernel" >/dev/null 2>&1 || true
 dkms install -m "$module" -v "$version" -k "$kernel" --force || failed
 """
 )

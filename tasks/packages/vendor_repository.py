@@ -34,22 +34,38 @@ NO_LOCKS = (
     "dnf 4 (RHEL up to 10, Fedora up to 40), or hold no packages: leave out kernel.hold, or the key of the driver"
 )
 
-FETCH = """
+FETCH = r"""
+# Prints dnf's proxy and certificates (dnf.conf(5)) as settings of curl. It reads them from its standard input, since a password
+# must not be in an argument.
+as_dnf() {
+  user=
+  for pair in proxy:proxy proxy_username:user proxy_password:password sslcacert:cacert; do
+    value=$(sed -n "s/^[[:space:]]*${pair%:*}[[:space:]]*=[[:space:]]*//p" "${DNF_CONF:-/etc/dnf/dnf.conf}" 2>/dev/null |
+      tail -n 1 | sed 's/[\\"]/\\&/g')
+    [ -n "$value" ] && [ "$value" != _none_ ] || continue
+    case $pair in
+    *:user) user=$value ;;
+    *:password) printf '%s\n' "proxy-user = \"$user:$value\"" ;;
+    *) printf '%s\n' "${pair#*:} = \"$value\"" ;;
+    esac
+  done
+}
 fetch() {
-  if [ -x /usr/lib/apt/apt-helper ]; then
+  if [ -x "${APT_HELPER:=/usr/lib/apt/apt-helper}" ]; then
     # It uses apt's proxy and certificates, and needs no curl.
-    /usr/lib/apt/apt-helper -qq -oAPT::Sandbox::User=root download-file "$1" "$2" >&2
+    "$APT_HELPER" -qq -oAPT::Sandbox::User=root download-file "$1" "$2" >&2
   else
-    curl --fail --silent --show-error --location --retry 2 --output "$2" -- "$1"
+    as_dnf | curl --config - --fail --silent --show-error --location --retry 2 --output "$2" -- "$1"
   fi || { echo "$1 cannot be fetched; the reason is above; check that the node can reach it" >&2; exit 1; }
 }
 """
 """The shell function ``fetch URL FILE``. If it fails, the script ends with an error that names the URL."""
 
+# In gpg's colon format (doc/DETAILS) the second field of an expired key is `e`.
 _FINGERPRINTS = """
-fingerprints() {
+fingerprints() {  # arguments: a keyring, a home for gpg, `e` to leave out expired keys
   gpg --homedir "$2" --batch --quiet --with-colons --show-keys "$1" 2>/dev/null |
-    awk -F: '$1 == "pub" { primary = 1 } $1 == "fpr" && primary { print $10; primary = 0 }'
+    awk -F: -v without="${3:-none}" '$1 == "pub" { primary = $2 != without } $1 == "fpr" && primary { print $10; primary = 0 }'
 }
 """
 
@@ -104,7 +120,7 @@ PACKAGE_VERSION = Matches(VERSION, "give it as the package manager prints it")
 
 
 class KeyFingerprints(FactBase[list[str]]):
-    """The fingerprints of the primary keys in a keyring; empty if the file or gpg is missing."""
+    """The fingerprints of the primary keys in a keyring that have not expired; empty if the file or gpg is missing."""
 
     default = list
 
@@ -115,7 +131,7 @@ class KeyFingerprints(FactBase[list[str]]):
             + """
 [ -e "$1" ] && command -v gpg >/dev/null || exit 0
 home=$(mktemp -d); trap 'rm -rf "$home"' EXIT
-fingerprints "$1" "$home"
+fingerprints "$1" "$home" e
 """,
             keyring,
         )
@@ -202,14 +218,19 @@ def _source_path(name: str, family: Family) -> str:
     return f"/etc/yum.repos.d/trackbed-{name}.repo"
 
 
-# Exports only the wanted key, since the file may have several.
+# Exports only the wanted key, since the file may have several. An expired key of the node is fetched again, since its owner may
+# have extended it. If that is not possible, it stays: the node may need nothing from the repository.
 _KEY = (
     FETCH
     + _FINGERPRINTS
     + """
 url=$1 want=$2 ring=$3 armor=$4
 umask 077; home=$(mktemp -d); trap 'rm -rf "$home"' EXIT
-fetch "$url" "$home/key"
+stays() { echo "the key $want in $ring has expired, and $url has no extended one: ask the vendor for a new key" >&2; exit 0; }
+expired=
+if [ -e "$ring" ] && [ "$(fingerprints "$ring" "$home")" = "$want" ]; then expired=yes; fi
+(fetch "$url" "$home/key") || { [ -z "$expired" ] || stays; exit 1; }
+if [ -n "$expired" ] && ! fingerprints "$home/key" "$home" e | grep -qxF "$want"; then stays; fi
 actual=$(fingerprints "$home/key" "$home")
 if ! printf '%s\\n' "$actual" | grep -qxF "$want"; then
   echo "the key at $url has the fingerprint $(echo ${actual:-none: it is not a key}), expected is $want;" >&2

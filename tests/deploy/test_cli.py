@@ -115,6 +115,18 @@ def test_bad_data_is_one_message_before_any_node_is_touched(inventory: Path, opt
     assert "Starting operation" not in done.stderr
 
 
+@pytest.mark.parametrize("hosts", ["[]", '{"@fake/a": {}}', '["@fake/a", 5]'])
+def test_a_deploy_to_no_host_does_not_succeed(inventory: Path, hosts: str) -> None:
+    inventory.write_text(f"hosts = {hosts}\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pyinfra", str(inventory), "deploy.py", "-y"],
+        cwd=archive.ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "the inventory has no hosts; a group of hosts is a list of names" in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
 def test_a_node_that_fails_does_not_stop_the_others(inventory: Path) -> None:
     objects = {**SETTLED, **ABSENT, **plan(STUCK, version=NEW)}
     done = pyinfra(inventory, "--json", "-y", "--fail-percent", "60", a=(SETTLED, {}), b=(objects, {}))

@@ -11,6 +11,7 @@ import pytest
 from attrs import evolve
 from pyinfra.api.exceptions import DeployError
 from pyinfra.api.operation import operation
+from pyinfra.context import host
 from pyinfra.operations import server
 
 from tasks import reboot
@@ -174,6 +175,30 @@ def test_an_attempt_that_hangs_times_out_and_is_repeated(node: Node, monkeypatch
         result = node.deploy(reboot.by_policy, {REQUESTS: due}, later)
     assert time.monotonic() - began < 15
     assert not result.failed
+
+
+def test_the_program_that_gives_sudo_its_password_is_not_deleted_by_the_old_connection(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reboot, "POLL_INTERVAL", 0)
+    node.data = {"reboot": {"policy": "allow"}}
+
+    @operation()
+    def answer_sudo() -> Commands:
+        # As pyinfra's connectors do it for _sudo_password: connectors/util.py.
+        host.connector_data["sudo_askpass_path__/tmp"] = "/tmp/pyinfra-sudo-askpass-1"
+        yield from ()
+
+    def code() -> None:
+        answer_sudo(name="Password")
+        reboot.by_policy()
+
+    due = ["boot-1", f"boot boot-1 {REASON} "]
+    later = {REQUESTS: Turns([due, ["boot-2"]]), BOOT_ID: ["boot-2"], "rm -f /tmp/pyinfra-sudo-askpass": Silent()}
+    with gevent.Timeout(20):
+        result = node.deploy(code, {REQUESTS: due}, later)
+    assert not result.failed
+    assert not any("askpass" in command for command in result.ran)
 
 
 def test_a_host_that_does_not_come_back_fails(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -255,5 +255,11 @@ def test_each_file_that_a_task_names_is_looked_for(node: Node) -> None:
     assert nccl.PATH in message
 
 
+def test_the_initramfs_is_made_again_without_the_modules_options(node: Node) -> None:
+    result = node.deploy(lambda: runpy.run_path(str(ROOT / "deploys/remove.py")), spec(GIVEN))
+    order = list(result.planned)
+    assert order.index("Kernel module options") < order.index("Boot | Initramfs")
+
+
 def test_an_empty_record_is_an_empty_state() -> None:
     assert original_state.parse([]) == original_state.OriginalState()

@@ -537,6 +537,21 @@ def initramfs(root: Path) -> tuple[str, str] | None:
     return boot.Initramfs().process(message)
 
 
+def test_a_deploy_that_is_killed_after_it_has_made_the_initramfs_has_requested_the_reboot(tmp_path: Path) -> None:
+    """The next one finds an image that is newer than the options, and so requests nothing."""
+    image, options = tmp_path / "image", tmp_path / "options"
+    image.touch()
+    os.utime(image, (1, 1))
+    options.write_text("options ib-core netns_mode=N\n")
+    program(tmp_path / "bin" / "lsinitramfs", "echo kernel/drivers/infiniband/core/ib_core.ko.xz")
+    program(tmp_path / "bin" / "update-initramfs", f'touch {image}; kill -9 "$PPID"')
+    given = (options, tmp_path / "state", image, tmp_path / "reboots", "initramfs", "options have changed", "ib-core")
+    with pytest.raises(AssertionError):
+        sh(boot._UPDATE_INITRAMFS, *given, PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
+    assert image.stat().st_mtime > options.stat().st_mtime - 1
+    assert (tmp_path / "reboots/initramfs").read_text().splitlines()[1:] == ["options have changed"]
+
+
 def test_an_initramfs_is_made_again_if_it_has_the_module(tmp_path: Path) -> None:
     assert initramfs(tmp_path) is None
     image = tmp_path / "boot" / f"initrd.img-{os.uname().release}"

@@ -31,12 +31,12 @@ from pyinfra.operations import files
 
 from agent.spec.validators import Matches
 from tasks import packages
-from tasks.common import units
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key, record
 from tasks.common.facts import FactBase
-from tasks.common.texts import HEADER
-from tasks.drivers.gpu_driver import modules
+from tasks.common.texts import HEADER, Texts
+from tasks.drivers.gpu_driver import modules, services
+from tasks.drivers.gpu_driver.services import FABRIC_MANAGER, PERSISTENCE
 from tasks.host import kernel
 from tasks.packages import Family, OperatingSystem, holds, vendor_repository
 from tasks.packages.vendor_repository import HeldPackages, Package, Repository
@@ -46,10 +46,7 @@ REPOSITORY = "nvidia-driver"
 
 BLACKLIST = "/etc/modprobe.d/trackbed-gpu-driver.conf"
 PREFERENCES = "/etc/apt/preferences.d/trackbed-gpu-driver"
-LEFTOVERS = (BLACKLIST, PREFERENCES, *vendor_repository.files_of(REPOSITORY))
-PERSISTENCE = "nvidia-persistenced"
-FABRIC_MANAGER = "nvidia-fabricmanager"
-NO_NVSWITCH = "its journal is above; on a node without NVSwitches give fabric_manager False"
+LEFTOVERS = (BLACKLIST, PREFERENCES, services.DROP_IN, *vendor_repository.files_of(REPOSITORY))
 
 _VERSION = re.compile(r"\d{3,4}\.\d+(\.\d+)?")
 _NAME = re.compile("nvidia|cuda-drivers|^libcuda|^libnv|^libxnvctrl")
@@ -97,6 +94,10 @@ class GpuDriver:
         """The first part of the version."""
         return int(self.version.split(".")[0])
 
+    def streams(self) -> tuple[str, ...]:
+        """The streams of dnf's module nvidia-driver that have it: that of its branch, else that of all branches."""
+        return (f"{self.branch}-open", "open-dkms") if self.open else (f"{self.branch}-dkms", "latest-dkms")
+
 
 GPU_DRIVER = Key[GpuDriver | None]("gpu_driver", None, record(GpuDriver))
 KEYS = (GPU_DRIVER,)
@@ -127,14 +128,12 @@ def install() -> None:
     if system.family == "debian":
         files.put(name="Version", src=StringIO(preferences(wanted.version)), dest=PREFERENCES, mode="644")
     else:
+        enable_stream(name="Module stream", names=names, version=wanted.version, streams=wanted.streams())
         lock(name="Version", version=wanted.version)
     install_packages(name="Packages", names=names, version=wanted.version, family=system.family)
     modules.build(name="Modules for the running kernel", version=wanted.version)
     modules.load(name="Loaded modules", wanted_open=wanted.open, version=wanted.version)
-    if wanted.fabric_manager:
-        service(name="Fabric manager", unit=FABRIC_MANAGER, key="fabric_manager", remedy=NO_NVSWITCH)
-    if wanted.persistence:
-        service(name="Persistence daemon", unit=PERSISTENCE, key="persistence", remedy="its journal is above")
+    services.start(fabric_manager=wanted.fabric_manager, persistence=wanted.persistence)
     check(name="nvidia-smi", version=wanted.version)
 
 
@@ -194,6 +193,39 @@ def preferences(version: str) -> str:
     """
     names = "*nvidia* *cuda-drivers* libcuda* libnv* libxnvctrl* xserver-xorg-video-nvidia*"
     return f"{HEADER}Package: {names}\nPin: version {version}-*\nPin-Priority: 1001\n"
+
+
+MODULE_FILE = "/etc/dnf/modules.d/nvidia-driver.module"
+
+# dnf refuses to enable another stream beside one that is enabled. A repository for RHEL 10 has no modules, nor may a mirror.
+_STREAM = """
+for stream; do
+  if dnf -q -y module list "nvidia-driver:$stream" >/dev/null 2>&1; then
+    dnf -q -y module reset nvidia-driver
+    dnf -q -y module enable "nvidia-driver:$stream"
+    exit 0
+  fi
+done
+echo 'the repositories have no such stream of nvidia-driver'
+"""
+
+
+@operation()
+def enable_stream(names: tuple[str, ...], version: str, streams: tuple[str, ...]) -> Commands:
+    """For the RHEL family: enable the stream of the driver, before its packages are installed.
+
+    NVIDIA's repositories for RHEL 8 and 9 have the driver in a module. dnf sees only the packages of the enabled stream, which
+    by default is that of the open modules (the guide's table of kernel modules).
+    """
+    have = packages.installed("rhel")
+    text = host.get_fact(Texts, paths=(MODULE_FILE,)).get(MODULE_FILE, "")
+    lines = {line.replace(" ", "") for line in text.splitlines()}
+    if not _missing(names, version, "rhel") or vendor_repository.has_dnf5(have):
+        host.noop("no package is to be installed")
+    elif {"state=enabled", f"stream={streams[0]}"} <= lines:
+        host.noop(f"the stream {streams[0]} is enabled")
+    else:
+        yield script(_STREAM, *streams)
 
 
 _LOCK = (
@@ -321,20 +353,6 @@ def _is_drivers(name: str, package_version: str) -> bool:
 def _is(version: str, package_version: str) -> bool:
     """Whether a package's version, without its epoch and its revision, is the driver's."""
     return package_version.rpartition(":")[2].partition("-")[0] == version
-
-
-@operation()
-def service(unit: str, key: str, remedy: str) -> Commands:
-    """Have a service of the driver run, now and at every boot; with a reboot due, after that."""
-    if kernel.skip_until_booted(f"{unit} is started"):
-        return
-    if host.state.is_executing and modules.reboot_due():
-        host.noop(f"{unit} is started once the driver is loaded")
-        return
-    missing = f"the node has no {unit}.service, which a package of the driver brings: install that, or give {key} False"
-    yield from units.enable(
-        f"{unit}.service", f"gpu_driver.{key}: {missing}", f"gpu_driver.{key}: {unit} does not start; {remedy}"
-    )
 
 
 _CHECK = """

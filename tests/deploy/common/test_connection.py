@@ -9,9 +9,14 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from queue import Queue
+from threading import Event
 from typing import Any
 
-from tasks.common import archive
+import paramiko
+import pytest
+
+from tasks.common import archive, connection
 from tasks.common.connection import WAKE_S, TransportFactory
 
 
@@ -33,6 +38,42 @@ def test_a_channel_that_is_not_a_socket_is_used_unchanged() -> None:
     bastion: Any = Bastion()
     assert TransportFactory()(bastion).sock is bastion
     assert bastion.timeout == WAKE_S
+
+
+class Node(paramiko.ServerInterface):
+    """A server that notes the requests of its client."""
+
+    def __init__(self) -> None:
+        self.requests = Queue[str]()
+
+    def check_auth_none(self, username: str) -> int:
+        return int(paramiko.common.AUTH_SUCCESSFUL)
+
+    def check_global_request(self, kind: str, msg: object) -> bool:
+        self.requests.put(kind)
+        return False
+
+
+def test_an_idle_connection_sends_something_so_that_a_host_without_power_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "KEEP_ALIVE_S", 0.01)
+    monkeypatch.setattr(connection, "WAKE_S", 0.01)
+    node = Node()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        wire = socket.create_connection(listener.getsockname())
+        ours = TransportFactory()(wire)
+        theirs = paramiko.Transport(listener.accept()[0])
+    try:
+        theirs.add_server_key(paramiko.ECDSAKey.generate())
+        theirs.start_server(server=node, event=Event())
+        ours.start_client(timeout=60)
+        ours.auth_none("root")
+        assert node.requests.get(timeout=60).startswith("keepalive")
+        assert wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == connection.GIVEN_UP_S * 1000
+    finally:
+        ours.close()
+        theirs.close()
 
 
 def test_every_host_gets_such_a_connection() -> None:
@@ -62,7 +103,9 @@ def deployed(folder: Path, hard: int, **environment: str) -> subprocess.Complete
 def test_a_deploy_may_have_as_many_open_files_as_it_has_hosts(tmp_path: Path) -> None:
     done = deployed(tmp_path, 1000)
     assert done.returncode == 0, done.stderr
-    assert "limit 556\n" in done.stderr
+    assert "limit 1000\n" in done.stderr
+    # Each may be reached through a program, by three pipes.
+    assert "limit 1156\n" in deployed(tmp_path, 2000).stderr
 
 
 def test_too_many_hosts_for_the_hard_limit_are_refused_and_a_shard_of_them_is_not(tmp_path: Path) -> None:

@@ -99,6 +99,18 @@ def test_a_setting_of_another_type_is_refused_as_by_pyinfra() -> None:
     assert said[0] == said[1]
 
 
+def test_a_setting_of_another_type_is_refused_with_the_host_s_name() -> None:
+    host = next(host for host in inventory(ssh_port="22") if host.name == "longer")
+    with pytest.raises(ConnectorDataTypeError, match=r"^longer: Invalid connector data `ssh_port`"):
+        pyinfra_speed.init_host(host, State())
+
+
+def test_none_is_a_setting_that_is_not_given() -> None:
+    host = next(host for host in inventory(ssh_user=None, ssh_hostname=None) if host.name == "longer")
+    settings = pyinfra_speed.connector_data(SSHConnector.data_cls, SSHConnector.data_meta, host.data)
+    assert [settings[key] for key in ("ssh_user", "ssh_hostname", "ssh_key")] == [None, None, "given"]
+
+
 # Made for this test.
 KEYS = [
     "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAINkVF+pQZZVcgAn0lCySKiqoq5lE0jsEsVzWy3WJ1TDx",

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +11,10 @@ from pyinfra.api.exceptions import DeployError
 
 from tasks.common.archive import ROOT
 from tasks.drivers import gpu_driver
+from tasks.drivers.gpu_driver import services
 from tasks.packages import Distribution, OperatingSystem
-from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, file_answers
+from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, file_answers, files
+from tests.deploy.test_scripts import sh
 
 VERSION = "580.95.05"
 KERNEL = "6.1.0-9-amd64"
@@ -105,6 +109,7 @@ def test_nothing_is_done_if_all_is_in_place(node: Node) -> None:
             "Packages",
             "Modules for the running kernel",
             "Loaded modules",
+            "Persistence mode",
             "Persistence daemon",
             "nvidia-smi",
         )
@@ -165,6 +170,93 @@ def test_a_fresh_rocky_gets_repository_and_packages(node: Node) -> None:
     order = list(result.commands)
     assert order.index(f"{PREFIX}Version") < order.index(f"{PREFIX}Packages")
     assert gpu_driver.PREFERENCES not in result.uploads
+
+
+@pytest.mark.parametrize(
+    ("given", "text", "streams"),
+    [
+        (True, "", "580-open open-dkms"),
+        (False, "", "580-dkms latest-dkms"),
+        (False, "[nvidia-driver]\nname=nvidia-driver\nstream=570-dkms\nstate=enabled\n", "580-dkms latest-dkms"),
+        (True, "[nvidia-driver]\nstream = 580-open\nprofiles =\nstate = enabled\n", None),
+        (True, "[nvidia-driver]\nstream=580-open\nstate=disabled\n", "580-open open-dkms"),
+    ],
+)
+def test_dnfs_module_stream_of_the_driver_is_enabled_before_its_packages_are_locked(
+    node: Node, given: bool, text: str, streams: str | None
+) -> None:
+    wants(node, open=given)
+    result = node.deploy(gpu_driver.install, {**fresh(ROCKY_9), **files(**{gpu_driver.MODULE_FILE: text})})
+    enabled = result.commands[f"{PREFIX}Module stream"]
+    assert [each.rpartition(" sh ")[2] for each in enabled] == ([streams] if streams else [])
+    order = list(result.commands)
+    assert order.index(f"{PREFIX}Module stream") < order.index(f"{PREFIX}Version")
+    # The packages that are there are enough.
+    have = {
+        "rpm --queryformat": [
+            f"{name} {VERSION}-1.el9" for name in ("nvidia-open", "cuda-drivers", services.PERSISTENCE)
+        ]
+    }
+    result = node.deploy(gpu_driver.install, {**fresh(ROCKY_9), **have})
+    assert result.commands[f"{PREFIX}Module stream"] == []
+
+
+@pytest.mark.parametrize(
+    ("there", "ran"),
+    [
+        (["580-open", "open-dkms"], ["module reset nvidia-driver", "module enable nvidia-driver:580-open"]),
+        (["open-dkms"], ["module reset nvidia-driver", "module enable nvidia-driver:open-dkms"]),
+        ([], []),
+    ],
+)
+def test_a_repository_may_have_the_stream_of_the_branch_or_another_or_no_modules(
+    tmp_path: Path, there: list[str], ran: list[str]
+) -> None:
+    program, log = tmp_path / "dnf", tmp_path / "log"
+    program.write_text(
+        "#!/bin/sh\nshift 2\n"
+        'if [ "$2" = list ]; then case " $STREAMS " in *" ${3#*:} "*) exit ;; *) exit 1 ;; esac; fi\n'
+        'echo "$*" >> "$LOG"\n'
+    )
+    program.chmod(0o755)
+    log.touch()
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "LOG": str(log), "STREAMS": " ".join(there)}
+    sh(gpu_driver._STREAM, "580-open", "open-dkms", **environment)
+    assert log.read_text().splitlines() == ran
+
+
+# As in Ubuntu's nvidia-compute-utils-580.
+COMMAND = "/usr/bin/nvidia-persistenced --user nvidia-persistenced --no-persistence-mode --verbose"
+UNIT_FILE = "--property=FragmentPath"
+DROP_IN = (
+    f"{HEADER}[Service]\nExecStart=\nExecStart=/usr/bin/nvidia-persistenced --user nvidia-persistenced --verbose\n"
+)
+
+
+def test_ubuntus_daemon_makes_the_gpus_persistent(node: Node) -> None:
+    wants(node)
+    static = {UNIT_FILE: [COMMAND], **there(), STATE: ["ActiveState=active LoadState=loaded UnitFileState=static "]}
+    result = node.deploy(gpu_driver.install, static)
+    *_, replaced = result.commands[f"{PREFIX}Persistence mode"]
+    assert replaced.endswith(f" sh put {services.DROP_IN} -- nvidia-persistenced.service")
+    assert "systemctl try-restart" in replaced
+    assert DROP_IN.encode() in result.uploads.values()
+    # A unit that a rule of udev's starts cannot be enabled.
+    assert result.commands[f"{PREFIX}Persistence daemon"] == []
+    assert node.deploy(gpu_driver.install, {**static, **files(**{services.DROP_IN: DROP_IN})}).flat == []
+
+
+def test_without_persistence_the_daemon_is_as_its_package_has_it(node: Node) -> None:
+    wants(node, persistence=False)
+    result = node.deploy(gpu_driver.install, {UNIT_FILE: [COMMAND], **there(), **files(**{services.DROP_IN: DROP_IN})})
+    [removed] = result.commands[f"{PREFIX}Persistence mode"]
+    assert removed.endswith(f" sh remove {services.DROP_IN} -- nvidia-persistenced.service")
+
+
+def test_a_unit_that_makes_them_persistent_gets_no_drop_in(node: Node) -> None:
+    wants(node)
+    result = node.deploy(gpu_driver.install, {UNIT_FILE: ["/usr/bin/nvidia-persistenced --verbose"], **there()})
+    assert result.flat == []
 
 
 OLDER = ["nvidia-open-3:570.86.15-1.*", "libnvidia-ml-3:570.86.15-1.*"]

@@ -73,9 +73,10 @@ def test_a_change_of_the_boot_menu_that_failed_is_made_again(node: Node) -> None
 
 def test_arguments_that_are_no_longer_wanted_are_removed(node: Node) -> None:
     there = [f"{RUNNING} iommu=pt", "loader grub", "next ro quiet iommu=pt", "ours iommu=pt"]
+    # The request first: after an interruption in between, the next deploy would find nothing to remove.
     assert commands(node, {ARGUMENTS: there, REQUESTS: ["boot-1"]}) == [
-        str(script(boot._GRUB, boot.DROP_IN, "", HEADER.strip(), boot.GRUB_PENDING, "")),
         record("boot-former", "kernel arguments iommu=pt are still in effect"),
+        str(script(boot._GRUB, boot.DROP_IN, "", HEADER.strip(), boot.GRUB_PENDING, "")),
     ]
     gone = {**GRUB, REQUESTS: ["boot-2", "boot-former boot-1 kernel arguments iommu=pt are still in effect "]}
     assert commands(node, gone) == ["rm -f /var/lib/trackbed/reboots/boot-former"]

@@ -6,7 +6,7 @@ import pytest
 from pyinfra.api.exceptions import DeployError
 
 from tasks.host import kernel
-from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node
+from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, files
 
 RUNNING = {"uname -r": "6.1.0-9-amd64", "for task in *": ["boot-1"]}
 RHEL_RUNNING = {"uname -r": "5.14.0-427.el9.x86_64", "for task in *": ["boot-1"]}
@@ -84,12 +84,25 @@ def test_on_rhel_dnf_installs_and_locks_the_release(node: Node) -> None:
     assert "5.14.0-427.el9.x86_64 runs" in result.flat[4]
 
 
-@pytest.mark.parametrize("held", [True, False])
-def test_holds_of_dnf5_are_refused(node: Node, held: bool) -> None:
-    node.data = {"kernel": {"headers": False, "hold": held}}
-    result = node.deploy(kernel.pin, {**ROCKY_9, **RHEL_RUNNING, **rpm("kernel 6.12.4-200.fc41", "dnf5 5.2.10")})
+DNF5 = {**ROCKY_9, **RHEL_RUNNING, **rpm("kernel 6.12.4-200.fc41", "dnf5 5.2.10")}
+
+
+def test_holds_of_dnf5_are_refused(node: Node) -> None:
+    node.data = {"kernel": {"headers": False, "hold": True}}
+    result = node.deploy(kernel.pin, DNF5)
     assert result.failed
     assert "refuse: dnf on this node is dnf5" in result.flat[-1]
+
+
+@pytest.mark.parametrize(("name", "locked"), [("kernel", True), ("kernel-core", True), ("bash", False), (None, False)])
+def test_on_dnf5_only_locks_of_the_kernel_that_there_are_cannot_be_removed(
+    node: Node, name: str | None, locked: bool
+) -> None:
+    node.data = {"kernel": {"headers": False, "hold": False}}
+    text = f'version = "1.0"\n\n[[packages]]\nname = "{name}"\n[[packages.conditions]]\nkey = "evr"\n'
+    result = node.deploy(kernel.pin, {**DNF5, **files(**({kernel.DNF5_LOCKS: text} if name else {}))})
+    assert result.failed is locked
+    assert [f"`dnf versionlock delete {name}`" in command for command in result.flat] == [True] * locked
 
 
 @pytest.mark.parametrize(
@@ -123,6 +136,14 @@ def test_packages_are_held_and_released_as_the_key_says(
     ran = node.deploy(kernel.pin, {**DEBIAN, **RUNNING, **have, "showhold": on_hold}).flat
     assert len(ran) == len(done)
     assert all(command.endswith(end) for command, end in zip(ran, done, strict=True))
+
+
+def test_ubuntus_signed_modules_of_nvidia_bring_no_newer_kernel(node: Node) -> None:
+    node.data = {"kernel": {"hold": True, "headers": False}}
+    signed = "linux-modules-nvidia-580-server-open"
+    have = dpkg(f"{signed}-generic-hwe-24.04", f"{signed}-6.8.0-60-generic", "linux-modules-6.8.0-60-generic")
+    [hold] = node.deploy(kernel.pin, {**UBUNTU, **RUNNING, **have, "showhold": []}).flat
+    assert hold.endswith(f" apt-mark hold {signed}-generic-hwe-24.04")
 
 
 @pytest.mark.parametrize(

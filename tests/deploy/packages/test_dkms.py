@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -20,6 +21,7 @@ def test_the_output_of_each_version_of_dkms_is_parsed() -> None:
     lines = [
         "erdma/1.0, 6.1.0-9-amd64, x86_64: installed",
         "erdma, 1.0, 5.15.0-7-generic, x86_64: installed (WARNING! Diff between built and installed module!)",
+        "erdma/1.0, 6.12.0-7-amd64, x86_64: installed (Differences between built and installed modules)",
         "nvidia/1.0, 6.1.0-9-amd64, x86_64: installed (original_module exists)",
         "mlnx-ofed-kernel/24.10: added",
         "Error! something else",
@@ -27,6 +29,7 @@ def test_the_output_of_each_version_of_dkms_is_parsed() -> None:
     assert dkms.Builds().process(lines) == [
         dkms.Build("erdma", "1.0", "6.1.0-9-amd64", "installed"),
         dkms.Build("erdma", "1.0", "5.15.0-7-generic", "installed", replaced=True),
+        dkms.Build("erdma", "1.0", "6.12.0-7-amd64", "installed", replaced=True),
         dkms.Build("mlnx-ofed-kernel", "24.10", None, "added"),
         dkms.Build("nvidia", "1.0", "6.1.0-9-amd64", "installed"),
     ]
@@ -106,6 +109,44 @@ sed -n "s/^$2: //p" "$file"
     command = dkms.OtherModules().command("mlnx", "1.0", "6.1").get_raw_value()
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.split() == ["gone", "older", "other"]
+
+
+# As dkms 2.8.7 (Ubuntu 22.04) was seen to do it: --force changes nothing about what is built or installed, with exit code 0,
+# and an uninstallation that succeeds ends with 1.
+DKMS_2_8 = """#!/bin/sh
+built=$DKMS/$3/$5/$7 active=$DKMS/$3/kernel-$7
+case $1 in
+build) [ -e "$built" ] || cp "$SOURCE" "$built" ;;
+install) if [ -e "$built" ] && [ ! -e "$active" ]; then cp "$built" "$KERNEL" && touch "$active"; fi ;;
+unbuild) [ -e "$built" ] || exit 4; rm -f "$built" "$active" "$KERNEL" ;;
+uninstall) [ -e "$active" ] || exit 4; rm -f "$active" "$KERNEL"; exit 1 ;;
+esac
+"""
+
+
+@pytest.mark.parametrize("again", [True, False])
+@pytest.mark.parametrize("active", [True, False])
+def test_a_build_is_installed_whatever_the_version_of_dkms_makes_of_force(
+    tmp_path: Path, again: bool, active: bool
+) -> None:
+    program, tree, source, kernel = (tmp_path / name for name in ("dkms", "tree", "source", "erdma.ko"))
+    program.write_text(DKMS_2_8)
+    program.chmod(0o755)
+    (tree / "erdma/1.1").mkdir(parents=True)
+    (tree / "erdma/1.1/6.1").write_text("built")
+    if active:
+        (tree / "erdma/kernel-6.1").touch()
+    kernel.write_text("another")
+    source.write_text("with new options")
+    environment = {
+        **os.environ,
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        **{"DKMS": str(tree), "SOURCE": str(source), "KERNEL": str(kernel)},
+    }
+    command = dkms.build("erdma", "1.1", "6.1", force=again).get_raw_value()
+    done = subprocess.run(shlex.split(command), capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert kernel.read_text() == ("with new options" if again else "built")
 
 
 def test_a_package_without_the_module_is_refused(node: Node) -> None:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 from pyinfra.api.exceptions import DeployError
 
@@ -9,6 +12,7 @@ from agent.spec.selector import Selector
 from tasks import packages
 from tasks.common.commands import script
 from tests.deploy.conftest import DEBIAN, PYTHON, ROCKY_9, Answers, Node
+from tests.deploy.test_scripts import sh
 
 DEB = ["python3", "iproute2", "ethtool", "pciutils", "kmod", "rdma-core", "ibverbs-utils", "jq"]
 RPM = ["python3", "iproute", "ethtool", "pciutils", "kmod", "rdma-core", "libibverbs-utils", "jq"]
@@ -38,6 +42,47 @@ def test_a_fresh_debian_gets_the_base_packages(node: Node) -> None:
     result = node.deploy(base, {**DEBIAN, **dpkg("python3", "kmod")})
     assert result.planned == {"Base packages": True}
     assert result.flat == [install("iproute2", "ethtool", "pciutils", "rdma-core", "ibverbs-utils", "jq")]
+
+
+APT_GET = """#!/bin/sh
+echo "apt-get $*" | sed 's/ -o [^ ]*//g' >> "$LOG"
+if [ -e "$DPKG_ADMINDIR/updates/0001" ]; then echo "E: dpkg was interrupted" >&2; exit 100; fi
+"""
+DPKG = """#!/bin/sh
+echo "dpkg $*" >> "$LOG"
+rm -f "$DPKG_ADMINDIR/updates/0001"
+exit "$CODE"
+"""
+
+
+@pytest.mark.parametrize(("code", "repaired"), [("0", []), ("1", ["--fix-broken --no-remove install"])])
+def test_what_a_power_cut_has_interrupted_is_completed_first(tmp_path: Path, code: str, repaired: list[str]) -> None:
+    for name, text in {"apt-get": APT_GET, "dpkg": DPKG}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    updates, log = tmp_path / "admin/updates", tmp_path / "log"
+    updates.mkdir(parents=True)
+    (updates / "0001").touch()
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "DPKG_ADMINDIR": str(updates.parent), "LOG": str(log)}
+    sh(f'{packages.APT}apt_install install -- "$@"', "jq", **environment, CODE=code)
+    apt = "apt-get -q -y --no-install-recommends"
+    assert log.read_text().splitlines() == [
+        f"{apt} install -- jq",
+        "dpkg --force-confdef --force-confold --configure -a",
+        *(f"{apt} {each}" for each in repaired),
+        f"{apt} install -- jq",
+    ]
+
+
+def test_an_installation_that_fails_otherwise_is_not_repeated(tmp_path: Path) -> None:
+    program, log = tmp_path / "apt-get", tmp_path / "log"
+    program.write_text('#!/bin/sh\necho ran >> "$LOG"\nexit 100\n')
+    program.chmod(0o755)
+    (tmp_path / "updates").mkdir()
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "DPKG_ADMINDIR": str(tmp_path), "LOG": str(log)}
+    with pytest.raises(AssertionError):
+        sh(f'{packages.APT}apt_install install -- "$@"', "jq", **environment)
+    assert log.read_text() == "ran\n"
 
 
 def test_a_node_that_must_have_rdma_devices_gets_programs_to_test_them(node: Node) -> None:

@@ -282,6 +282,81 @@ def test_a_web_page_in_place_of_the_key_is_refused(keys: dict[str, Path], tmp_pa
     assert not ring.exists()
 
 
+@pytest.mark.parametrize(
+    ("conf", "settings"),
+    [
+        (None, []),
+        ("[main]\nproxy=_none_\nbest=True\n", []),
+        (
+            '[main]\nproxy = http://proxy.example.net:3128\nproxy_username=fleet\nproxy_password=a:"b\\c\nsslcacert=/etc/own.pem\n',
+            [
+                'proxy = "http://proxy.example.net:3128"',
+                'proxy-user = "fleet:a:\\"b\\\\c"',
+                'cacert = "/etc/own.pem"',
+            ],
+        ),
+    ],
+)
+def test_without_apt_a_file_is_fetched_by_dnfs_proxy_whose_password_is_in_no_argument(
+    tmp_path: Path, conf: str | None, settings: list[str]
+) -> None:
+    program = tmp_path / "curl"
+    program.write_text('#!/bin/sh\ncat > "$LOG.settings"\necho "$@" > "$LOG"\n')
+    program.chmod(0o755)
+    if conf:
+        (tmp_path / "dnf.conf").write_text(conf)
+    log = tmp_path / "log"
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "LOG": str(log)}
+    environment |= {"APT_HELPER": str(tmp_path / "none"), "DNF_CONF": str(tmp_path / "dnf.conf")}
+    sh(f'{vendor_repository.FETCH}fetch "$1" "$2"', "https://repo.example.net/key", tmp_path / "key", **environment)
+    assert (tmp_path / "log.settings").read_text().splitlines() == settings
+    assert log.read_text().startswith("--config - --fail")
+    assert "fleet" not in log.read_text()
+
+
+@pytest.fixture(scope="module")
+def expired(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, Path]:
+    """A key's fingerprint, the key after it has expired, and as its owner has extended it."""
+    folder = tmp_path_factory.mktemp("expired")
+    home = folder / "home"
+    home.mkdir(mode=0o700)
+    gpg = ["gpg", "--batch", "--quiet", "--homedir", str(home), "--passphrase", ""]
+    was = ["--faked-system-time", "20200101T000000"]
+    subprocess.run([*gpg, *was, "--quick-generate-key", "vendor", "ed25519", "sign", "30d"], check=True)
+    short, extended = folder / "short.gpg", folder / "extended.gpg"
+    subprocess.run([*gpg, "--output", str(short), "--export"], check=True)
+    listing = subprocess.run([*gpg, "--with-colons", "--list-keys"], capture_output=True, text=True, check=True).stdout
+    fingerprint = next(line.split(":")[9] for line in listing.splitlines() if line.startswith("fpr:"))
+    subprocess.run([*gpg, "--quick-set-expire", fingerprint, "0"], check=True)
+    subprocess.run([*gpg, "--output", str(extended), "--export"], check=True)
+    subprocess.run(["gpgconf", "--homedir", str(home), "--kill", "all"], check=True)
+    return fingerprint, short, extended
+
+
+def test_a_key_that_has_expired_is_replaced_by_the_extended_one(
+    expired: tuple[str, Path, Path], tmp_path: Path
+) -> None:
+    want, short, extended = expired
+    ring = tmp_path / "ring.gpg"
+    ring.write_bytes(short.read_bytes())
+    assert fingerprints(ring) == []
+    assert install_key(extended, want, ring).returncode == 0
+    assert fingerprints(ring) == [want]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_an_expired_key_stays_if_there_is_no_extended_one(
+    expired: tuple[str, Path, Path], tmp_path: Path, there: bool
+) -> None:
+    want, short, _ = expired
+    ring, source = tmp_path / "ring.gpg", short if there else tmp_path / "missing"
+    ring.write_bytes(short.read_bytes())
+    done = install_key(source, want, ring)
+    assert done.returncode == 0
+    assert f"the key {want} in {ring} has expired, and {source} has no extended one" in done.stderr
+    assert ring.read_bytes() == short.read_bytes()
+
+
 @pytest.mark.parametrize("name", ["doca", "docker", "erdma", "nvidia-container-toolkit", "nvidia-driver"])
 def test_the_removal_knows_the_files_of_every_vendor(name: str) -> None:
     written = {f"/etc/apt/sources.list.d/trackbed-{name}.sources", f"/etc/apt/keyrings/trackbed-{name}.gpg"}

@@ -1,0 +1,84 @@
+"""Starts the services of NVIDIA's driver: the fabric manager, and the persistence daemon in the mode that the key asks for.
+
+From vendor documents and from units of Ubuntu's package nvidia-compute-utils; not run on a GPU.
+"""
+
+from __future__ import annotations
+
+from pyinfra.api.command import StringCommand
+from pyinfra.api.operation import operation
+from pyinfra.context import host
+
+from tasks.common import units
+from tasks.common.commands import Commands, script
+from tasks.common.facts import FactBase
+from tasks.common.texts import HEADER, Texts, replace
+from tasks.drivers.gpu_driver import modules
+from tasks.host import kernel
+
+PERSISTENCE = "nvidia-persistenced"
+FABRIC_MANAGER = "nvidia-fabricmanager"
+DROP_IN = f"/etc/systemd/system/{PERSISTENCE}.service.d/trackbed.conf"
+NOT_PERSISTENT = "--no-persistence-mode"
+"""With this option, which Ubuntu's unit has, the daemon runs, and the GPUs are not persistent (nvidia-persistenced(1))."""
+
+NO_NVSWITCH = "its journal is above; on a node without NVSwitches give fabric_manager False"
+
+
+def start(fabric_manager: bool, persistence: bool) -> None:
+    """Deploy code: have the wanted services run, now and at every boot."""
+    if fabric_manager:
+        service(name="Fabric manager", unit=FABRIC_MANAGER, key="fabric_manager", remedy=NO_NVSWITCH)
+    persistence_mode(name="Persistence mode", wanted=persistence)
+    if persistence:
+        service(name="Persistence daemon", unit=PERSISTENCE, key="persistence", remedy="its journal is above")
+
+
+_COMMAND = """
+file=$(systemctl show --property=FragmentPath --value "$1")
+if [ -e "$file" ]; then sed -n 's/^ExecStart=//p' "$file"; fi
+"""
+
+
+class DaemonCommand(FactBase[str | None]):
+    """The persistence daemon's command line in the package's unit; None: there is no such unit."""
+
+    def command(self) -> StringCommand:
+        """Read the unit's file."""
+        return script(_COMMAND, f"{PERSISTENCE}.service")
+
+    def process(self, output: list[str]) -> str | None:
+        """Take the only line."""
+        return output[0].strip() if output else None
+
+
+_RESTART = """
+systemctl daemon-reload
+systemctl try-restart "$1"
+"""
+
+
+@operation()
+def persistence_mode(wanted: bool) -> Commands:
+    """Take the option out of the daemon's command line by which the GPUs are not persistent, or remove what did so."""
+    words = (host.get_fact(DaemonCommand) or "").split() if wanted else []
+    text = ""
+    if NOT_PERSISTENT in words:
+        command = " ".join(word for word in words if word != NOT_PERSISTENT)
+        text = f"{HEADER}[Service]\nExecStart=\nExecStart={command}\n"
+    have = host.get_fact(Texts, paths=(DROP_IN,))
+    yield from replace(have, {DROP_IN: text} if text else {}, _RESTART, f"{PERSISTENCE}.service")
+
+
+@operation()
+def service(unit: str, key: str, remedy: str) -> Commands:
+    """Have a service of the driver run, now and at every boot; with a reboot due, after that."""
+    if kernel.skip_until_booted(f"{unit} is started"):
+        return
+    if host.state.is_executing and modules.reboot_due():
+        host.noop(f"{unit} is started once the driver is loaded")
+        return
+    missing = f"the node has no {unit}.service, which a package of the driver brings: install that, or give {key} False"
+    yield from units.enable(
+        f"{unit}.service", f"gpu_driver.{key}: {missing}", f"gpu_driver.{key}: {unit} does not start; {remedy}"
+    )
