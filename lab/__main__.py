@@ -40,6 +40,10 @@ REMEDIES = {
     "report not understood": "has another agent: `.venv/bin/pyinfra -y inventories/lab.py deploy.py` deploys this one",
 }
 """The remedy for each state that `status` shows for a node."""
+FOLDERS = (
+    "Make room there, or give another folder: XDG_STATE_HOME is for the labs, XDG_CACHE_HOME for images and programs."
+)
+"""The remedy for a file that cannot be read or written."""
 NO_OTHER_REMEDY = "`python -m lab status` shows the nodes; `python -m lab logs NODE` collects the logs of one."
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -267,6 +271,11 @@ def cli() -> None:
         if not error.remedy:
             say(NO_OTHER_REMEDY)
         sys.exit(2 if isinstance(error, BadInput) else 1)
+    except OSError as error:
+        # A disk that is full, or a folder of another user: nearly every line of this package may meet it.
+        say(f"lab: {error.strerror or error}" + (f": {error.filename}" if error.filename else ""))
+        say(FOLDERS)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

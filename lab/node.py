@@ -225,6 +225,8 @@ class Node:
             monitor.execute("stop")
             try:
                 vfs = vf_state.save(self._files.test_port, self.machine)
+                # savevm first deletes the older snapshot. If it then fails (a full disk), there is none of that name.
+                self._vfs_of(name).unlink(missing_ok=True)
                 _human(monitor, f"savevm {name}")
                 self._vfs_of(name).write_text(json.dumps(vfs))
             finally:
