@@ -33,7 +33,6 @@ NETWORK_TEXT = HEADER + "[Match]\nProperty=TRACKBED_VF=1\n\n[Link]\nUnmanaged=ye
 NETWORKD_CONF_TEXT = HEADER + "[Network]\nManageForeignRoutingPolicyRules=no\n"
 
 NETWORKD = "systemd-networkd"
-NETWORK_MANAGER = "NetworkManager"
 
 # `networkctl reload` needs systemd 244.
 _MANAGERS = """

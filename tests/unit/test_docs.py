@@ -16,6 +16,7 @@ import yaml
 
 from agent.__main__ import cli
 from agent.spec.vf_attributes import ordered
+from handbook import samples
 from lab.__main__ import main as lab
 
 ROOT = Path(__file__).parents[2]
@@ -113,9 +114,18 @@ def test_each_operation_of_the_transcript_of_a_deploy_is_there() -> None:
     transcript = (ROOT / "docs/how-to/getting-started.md").read_text()
     results = transcript.partition("--> Results:\n")[2].partition("    Grand total")[0]
     names = [re.split("  +", line.strip())[0] for line in results.splitlines()[1:]]
-    known = frozenset[str]().union(*constants().values())
     assert len(names) > 10
-    assert [name for name in names if not all(part in known for part in name.split(" | "))] == []
+    assert [name for name in names if not is_operation(name)] == []
+
+
+def test_each_operation_of_the_made_up_deploy_is_there() -> None:
+    assert [each.name for each in samples.deploy().operations if not is_operation(each.name)] == []
+
+
+def is_operation(name: str) -> bool:
+    """Whether the code names a deploy and an operation so."""
+    known = frozenset[str]().union(*constants().values())
+    return all(part in known for part in name.split(" | "))
 
 
 @cache
