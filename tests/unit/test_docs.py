@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 
@@ -205,6 +206,15 @@ def test_a_condition_with_another_s_reason_a_mistyped_command_and_option_are_fou
     assert unknown_reasons("Carrier is False (NoCarrier): dark: ens2f0") == ["Carrier NoCarrier dark: ens2f0"]
     text = "```console\n# trackbed plan --spec x\n$ .venv/bin/trackbed plan --spce x\n```\n`trackbed plna`"
     assert unknown_commands(text) == ["$ .venv/bin/trackbed plan --spce x: --spce", "trackbed plna: plna"]
+
+
+def test_each_file_that_the_deploy_writes_is_listed() -> None:
+    listed = re.findall(r"`(/[^`]+)`", (ROOT / "docs/footprint.md").read_text())
+    tasks = (strings for path, strings in constants().items() if path.is_relative_to(ROOT / "tasks"))
+    paths = {text for strings in tasks for text in strings if re.fullmatch(r"/(?:etc|opt|usr|var)/[\w./-]*", text)}
+    own = {path for path in paths if "trackbed" in path or path.startswith("/etc/nccl")}
+    assert len(own) > 20
+    assert [path for path in sorted(own) if not any(fnmatch(path, pattern) for pattern in listed)] == []
 
 
 def test_the_page_of_nics_has_the_row_of_each_vf_attribute() -> None:
