@@ -35,6 +35,7 @@ NEXT = (
 REMEDIES = {
     "off": "is off: `python -m lab power-on {name}` boots it, `python -m lab logs {name}` collects its logs",
     "no ssh": "does not answer: `python -m lab console {name}` opens its console, `python -m lab logs {name}` collects logs",
+    "no room": "has been stopped: make room in {folder}, then `python -m lab power-cut {name}` and `power-on {name}`",
     "no report": "has no agent yet: `.venv/bin/pyinfra -y inventories/lab.py deploy.py` deploys it",
     "not ready": "is not ready: `python -m lab ssh {name} trackbed doctor` says why, and what to do",
     "report not understood": "has another agent: `.venv/bin/pyinfra -y inventories/lab.py deploy.py` deploys this one",
@@ -123,7 +124,7 @@ def status(ready: bool) -> None:
     for node in fleet.nodes():
         pid = node.pid()
         on = pid is not None and node.answers(5.0)
-        state = "off" if pid is None else "up" if on else "no ssh"
+        state = "off" if pid is None else "up" if on else "no room" if node.lacks_room() else "no ssh"
         row = [node.name, state, str(node.ssh_port), str(pid or ""), str(node.folder)]
         if ready:
             word = _readiness(node) if on else "Unknown"
@@ -132,7 +133,7 @@ def status(ready: bool) -> None:
             state = word if on else state
         table.add_row(*row)
         if state in REMEDIES:
-            remedies.append(f"{node.name} {REMEDIES[state].format(name=node.name)}")
+            remedies.append(f"{node.name} {REMEDIES[state].format(name=node.name, folder=node.folder)}")
     # A pipe has no width. The folder must not be cut off.
     Console(width=None if sys.stdout.isatty() else 200).print(table)
     for line in NEXT if ready and all_ready else remedies:

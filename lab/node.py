@@ -24,6 +24,7 @@ from lab.image import Image
 from lab.instance import Instance
 from lab.qemu import splitter, vf_state
 from lab.qemu.arguments import QemuFiles, arguments, boot_from, nic_between
+from lab.qemu.monitor import TIMEOUT_S as MONITOR_S
 from lab.qemu.monitor import Monitor
 
 # Four times as long as on two idle cores: the suite runs a second lab beside this one.
@@ -153,6 +154,14 @@ class Node:
         except OSError:
             return False
 
+    def lacks_room(self) -> bool:
+        """Whether QEMU has stopped the node, since this host had no room for the node's disk (werror=enospc, the default)."""
+        try:
+            with self._monitor(5.0) as monitor:
+                return bool(monitor.execute("query-status")["status"] == "io-error")
+        except LabError:
+            return False
+
     def wait_ssh(self, deadline: float = BOOT_S) -> None:
         """Wait until a command runs through ssh, at most the given seconds."""
 
@@ -160,13 +169,20 @@ class Node:
             if self.pid() is None:
                 raise LabError(f"{self.name}: QEMU has ended\n{tail(self.qemu_log)}", f"Its logs are in {self.folder}.")
             with suppress(LabError):
-                return self.answers(5.0) and self.run(["true"]).returncode == 0
+                if self.answers(5.0) and self.run(["true"]).returncode == 0:
+                    return True
+            if self.lacks_room():
+                raise LabError(
+                    f"{self.name} has been stopped: this host had no room for its disk",
+                    f"Make room in {self.folder}, then `python -m lab power-cut {self.name}`, and `power-on`.",
+                )
             return False
 
         try:
             wait(ready, deadline, f"{self.name}: ssh")
         except LabError as error:
-            raise LabError(f"{error.what}\n{tail(self.console_log)}", f"Its logs are in {self.folder}.") from None
+            remedy = error.remedy or f"Its logs are in {self.folder}."
+            raise LabError(f"{error.what}\n{tail(self.console_log)}", remedy) from None
 
     def boot(self) -> None:
         """Power the node on if it is off, and wait until ssh answers.
@@ -279,10 +295,10 @@ class Node:
     def _vfs_of(self, snapshot: str) -> Path:
         return self.folder / f"{snapshot}.snapshot"
 
-    def _monitor(self) -> Monitor:
+    def _monitor(self, timeout_s: float = MONITOR_S) -> Monitor:
         if self.pid() is None:
             raise LabError(f"{self.name} is off", f"`python -m lab power-on {self.name}` boots it.")
-        return Monitor(self._files.monitor)
+        return Monitor(self._files.monitor, timeout_s)
 
     def _forget_ssh(self) -> None:
         """End the shared ssh connection: the guest at its other end is about to change."""

@@ -6,10 +6,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from lab import fleet
+from lab.errors import LabError
 from lab.image import Image
 from lab.node import wait
 
@@ -128,7 +131,7 @@ def test_nodes_join_no_control_plane_that_does_not_run(state: Path) -> None:
     assert not (state / "trackbed" / "lab" / "t" / "cluster").exists()
 
 
-# Answers as QEMU does that has no room for a snapshot: on its monitor, and on its test port, where no NIC has VFs.
+# Answers as QEMU does on a full disk: on its monitor, and on its test port, where no NIC has VFs. It has stopped the guest.
 FULL = """\
 import json, socket, sys, threading
 from pathlib import Path
@@ -149,26 +152,48 @@ def serve(name, greeting, answer):
                     lines.flush()
 
 def monitor(line):
-    asked = json.loads(line)["arguments"].get("command-line", "")
-    return json.dumps({"return": "Error: No space left on device" if asked.startswith("savevm") else ""})
+    asked = json.loads(line)
+    if asked["execute"] == "query-status":
+        return json.dumps({"return": {"status": "io-error", "running": False}})
+    saves = asked["arguments"].get("command-line", "").startswith("savevm")
+    return json.dumps({"return": "Error: No space left on device" if saves else ""})
 
 threading.Thread(target=serve, args=("qtest.sock", "", lambda line: "OK 0x0"), daemon=True).start()
 serve("monitor.sock", "{}\\n", monitor)
 """
 
 
-def test_a_snapshot_that_could_not_be_saved_does_not_exist(state: Path) -> None:
+@contextmanager
+def full(state: Path) -> Iterator[Path]:
+    """A lab whose node1 has no room on this host's disk; yields the node's folder."""
     stopped(state)
     folder = state / "trackbed" / "lab" / "t" / "node1"
     folder.mkdir()
-    (folder / "before.snapshot").write_text("{}")
     with subprocess.Popen([sys.executable, "-c", FULL, folder / "qemu.pid"]) as qemu:
         try:
             (folder / "qemu.pid").write_text(str(qemu.pid))
             wait(lambda: (folder / "monitor.sock").exists() and (folder / "qtest.sock").exists(), 60, "the sockets")
-            failed = lab(state, "snapshot", "node1", "before")
+            yield folder
         finally:
             qemu.kill()
+
+
+def test_a_node_that_qemu_has_stopped_on_a_full_disk_says_so(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with full(state) as folder:
+        asked = lab(state, "status", "--ready")
+        monkeypatch.setenv("XDG_STATE_HOME", str(state))
+        node = fleet.nodes("t")[0]
+        with pytest.raises(LabError, match="node1 has been stopped: this host had no room for its disk") as failed:
+            node.wait_ssh()
+    assert asked.returncode == 1
+    assert f"node1 has been stopped: make room in {folder}, then `python -m lab power-cut node1`" in asked.stderr
+    assert failed.value.remedy.startswith(f"Make room in {folder}")
+
+
+def test_a_snapshot_that_could_not_be_saved_does_not_exist(state: Path) -> None:
+    with full(state) as folder:
+        (folder / "before.snapshot").write_text("{}")
+        failed = lab(state, "snapshot", "node1", "before")
     assert failed.returncode == 1
     assert "QEMU refused savevm before: Error: No space left on device" in failed.stderr
     refused = lab(state, "restore", "node1", "before")
