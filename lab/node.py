@@ -16,13 +16,13 @@ from pathlib import Path
 
 import attrs
 
-from lab import time_source
+from lab import companions, time_source
 from lab.command import run
 from lab.errors import BadInput, LabError
 from lab.hardware import ALL_MACHINES, Machine, Nic
 from lab.image import Image
 from lab.instance import Instance
-from lab.qemu import splitter, vf_state
+from lab.qemu import vf_state
 from lab.qemu.arguments import QemuFiles, arguments, boot_from, nic_between
 from lab.qemu.monitor import TIMEOUT_S as MONITOR_S
 from lab.qemu.monitor import Monitor
@@ -107,8 +107,12 @@ class Node:
 
     def power_on(self) -> None:
         """Boot the node, on its overlay if it has one. A running node is left alone."""
-        if self.pid() is not None:
-            return
+        if self.pid() is None:
+            self._start_qemu()
+        # Also for a node that runs: a Ctrl-C may have come between QEMU's start and theirs.
+        self._start_companions()
+
+    def _start_qemu(self) -> None:
         if not self.image.complete():
             raise LabError(
                 f"{self.name}: its image {self.image.folder} is gone", "Run `python -m lab down`, then `up`."
@@ -121,14 +125,16 @@ class Node:
         self._forget_ssh()
         remedy = f"Its messages are in {self.qemu_log}."
         run(["qemu-system-x86_64", *self._qemu_arguments()], timeout=60, remedy=remedy)
-        if (pid := self.pid()) is not None:
-            # TCP and UDP have separate ports, so the UDP port with the number of ssh's TCP port is free.
-            time_source.start(self.ssh_port, pid, self.folder / "time-source.log")
-            if len(self.peers) > 1:
-                copies = {
-                    self._outlet(nic): [self._inlet(peer, nic) for peer in self.peers] for nic in self.machine.nics
-                }
-                splitter.start(copies, pid, self.folder / "splitter.log")
+
+    def _start_companions(self) -> None:
+        pid = self.pid()
+        if pid is None:
+            return
+        # TCP and UDP have separate ports, so the UDP port with the number of ssh's TCP port is free.
+        companions.start_time_source(self.ssh_port, pid, self.folder / "time-source.log")
+        if len(self.peers) > 1:
+            copies = {self._outlet(nic): [self._inlet(peer, nic) for peer in self.peers] for nic in self.machine.nics}
+            companions.start_splitter(copies, pid, self.folder / "splitter.log")
 
     def power_cut(self) -> None:
         """End QEMU at once: what the guest did not flush is lost; its disk stays."""

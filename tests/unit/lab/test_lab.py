@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 
 from lab import fleet
 from lab.errors import LabError
@@ -188,6 +190,29 @@ def test_a_node_that_qemu_has_stopped_on_a_full_disk_says_so(state: Path, monkey
     assert asked.returncode == 1
     assert f"node1 has been stopped: make room in {folder}, then `python -m lab power-cut node1`" in asked.stderr
     assert failed.value.remedy.startswith(f"Make room in {folder}")
+
+
+def test_a_node_whose_start_was_interrupted_gets_its_time_source(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(state))
+    with full(state):
+        node = evolve(fleet.nodes("t")[0], ssh_port=free_udp_port())
+        node.power_on()
+        wait(lambda: is_taken(node.ssh_port), 60, "the time source")
+
+
+def free_udp_port() -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def is_taken(port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return True
+    return False
 
 
 def test_a_snapshot_that_could_not_be_saved_does_not_exist(state: Path) -> None:
