@@ -30,7 +30,7 @@ NEXT = (
     "    .venv/bin/python -m lab ssh node1 trackbed status     why it is ready, or not",
     "    .venv/bin/python -m lab ssh node1 trackbed inspect    its NICs, VFs, RDMA devices and interrupts",
     "    .venv/bin/pyinfra inventories/lab.py deploy.py --dry  what a deploy would change",
-    "    make test, make lab-down",
+    "    make lab-down, make test",
 )
 REMEDIES = {
     "off": "is off: `python -m lab power-on {name}` boots it, `python -m lab logs {name}` collects its logs",
