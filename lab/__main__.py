@@ -2,13 +2,11 @@
 
 import json
 import os
-import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -16,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agent.report import names
-from lab import checks, fleet, instance
+from lab import checks, fleet, instance, logs
 from lab.cluster import commands
 from lab.errors import BadInput, LabError
 from lab.hardware import ALL_MACHINES, MACHINES
@@ -236,26 +234,15 @@ def replug(name: str) -> None:
     say(f"{name} has looked for its PCI devices again; `python -m lab ssh {name} trackbed wait` ends once it is ready")
 
 
-@main.command()
+@main.command("logs")
 @_one
-def logs(name: str) -> None:
-    """Collect console, QEMU's messages, kernel log and journal of a node in one folder."""
+def logs_command(name: str) -> None:
+    """Collect console, QEMU's messages, journal, kernel log, report, spec and plan of a node in one folder."""
     (node,) = _chosen(name)
     folder = node.folder / f"logs-{time.strftime('%Y%m%dT%H%M%S')}"
-    folder.mkdir()
-    for log in (node.console_log, node.qemu_log):
-        if log.exists():
-            shutil.copy(log, folder)
-    if node.pid() is not None and node.answers(5.0):
-        _save_output(node, folder / "journal.txt", ["journalctl", "--no-pager", "-o", "short-precise"])
-        _save_output(node, folder / "dmesg.txt", ["dmesg", "-T"])
-    else:
+    if not logs.keep(node, folder):
         say(f"{name} does not answer: the folder has only its console's output and QEMU's messages")
     click.echo(folder)
-
-
-def _save_output(node: Node, file: Path, argv: list[str]) -> None:
-    file.write_text(node.run(argv, timeout=120).stdout)
 
 
 main.add_command(commands.cluster)

@@ -192,6 +192,17 @@ def test_a_node_that_qemu_has_stopped_on_a_full_disk_says_so(state: Path, monkey
     assert failed.value.remedy.startswith(f"Make room in {folder}")
 
 
+def test_the_logs_of_a_node_that_does_not_answer_are_what_this_host_has(state: Path) -> None:
+    with full(state) as folder:
+        (folder / "console.log").write_text("the console's output")
+        collected = lab(state, "logs", "node1")
+    assert collected.returncode == 0
+    assert "node1 does not answer" in collected.stderr
+    assert [(file.name, file.read_text()) for file in Path(collected.stdout.strip()).iterdir()] == [
+        ("console.log", "the console's output")
+    ]
+
+
 def test_a_node_whose_start_was_interrupted_gets_its_time_source(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(state))
     with full(state):
