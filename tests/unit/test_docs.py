@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from agent.__main__ import cli
+from agent.probes import probes
 from agent.spec.vf_attributes import ordered
 from handbook import samples
 from lab.__main__ import main as lab
@@ -170,6 +171,25 @@ def test_each_path_and_link_leads_somewhere(page: Path) -> None:
     ]
     links = [(page.parent / link.partition("#")[0]) for link in re.findall(r"\]\(((?!http|#)[^)]+)\)", text)]
     assert [str(path) for path in (*(ROOT / name for name in paths), *links) if not path.exists()] == []
+
+
+def test_each_page_is_found_from_the_readme() -> None:
+    found, unread = set[Path](), [ROOT / "README.md"]
+    while unread:
+        page = unread.pop()
+        found.add(page)
+        links = re.findall(r"\]\(((?!http|#)[^)#]+)", page.read_text())
+        linked = {(page.parent / link).resolve() for link in links}
+        linked |= {each for folder in linked if folder.is_dir() for each in folder.glob("*.md")}
+        unread += [each for each in linked if each.suffix == ".md" and each not in found]
+    assert [str(page) for page in PAGES if page not in found] == []
+
+
+def test_the_table_of_checks_has_their_conditions_stages_and_severities() -> None:
+    rows = re.findall(
+        r"^\| `(\w+)` \| `(\w+)` \| (\w+) \| (\w+)", (ROOT / "docs/readiness.md").read_text(), re.MULTILINE
+    )
+    assert sorted(rows) == sorted((probe.name, probe.type, probe.stage, probe.severity) for probe in probes())
 
 
 @cache
