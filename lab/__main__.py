@@ -88,7 +88,12 @@ def up(count: int | None) -> None:
     Example: python -m lab up --nodes 3
     """
     began = time.monotonic()
-    if fleet.up(count=count):
+    try:
+        booted = fleet.up(count=count)
+    except KeyboardInterrupt:
+        say("interrupted: `python -m lab up` goes on from here, `python -m lab down` stops the nodes that run")
+        raise
+    if booted:
         say(f"the lab is up after {time.monotonic() - began:.0f} s; `python -m lab ssh node1` gets in")
     else:
         say("the lab is up already; changes nothing. `python -m lab status --ready` says whether its nodes are ready")

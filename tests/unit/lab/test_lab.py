@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from attrs import evolve
 from lab import fleet
 from lab.errors import LabError
 from lab.image import Image
+from lab.lock import exclusive
 from lab.node import wait
 
 ROOT = Path(__file__).parents[3]
@@ -235,6 +237,23 @@ def test_a_snapshot_that_could_not_be_saved_does_not_exist(state: Path) -> None:
     refused = lab(state, "restore", "node1", "before")
     assert refused.returncode == 2
     assert "node1 has no snapshot 'before'" in refused.stderr
+
+
+def test_an_interrupted_up_says_that_nodes_may_run(state: Path) -> None:
+    folder = state / "trackbed" / "lab" / "t"
+    folder.mkdir(parents=True)
+    environment = {**os.environ, "XDG_STATE_HOME": str(state), "TRACKBED_LAB": "t"}
+    command = [sys.executable, "-m", "lab", "up"]
+    with (
+        exclusive(folder / "lock", "nobody"),
+        subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as up,
+    ):
+        assert up.stderr is not None
+        assert "another command is changing lab t; waiting for it" in up.stderr.readline()
+        up.send_signal(signal.SIGINT)
+        rest = up.stderr.read()
+    assert up.returncode == 1
+    assert "interrupted: `python -m lab up` goes on from here, `python -m lab down` stops the nodes that run" in rest
 
 
 def test_a_bad_name_of_a_snapshot_is_bad_input(state: Path) -> None:
