@@ -139,11 +139,11 @@ lock: $(STAMP)
 clean:
 	rm -rf $(VENV) site mutants $(CAMPAIGN) trackbed.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
-# ensurepip is what Debian's python3 lacks without python3-venv.
+# ensurepip is what Debian's python3 lacks without python3-venv. pip is the last that venv makes: without it, it was interrupted.
 $(STAMP): requirements/control.txt pyproject.toml
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { \
 		echo "installing python3-venv"; $(SUDO) apt-get update -qq && $(SUDO) apt-get install -qqy python3-venv; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV)
 	@echo "installing the control host's Python packages"
 	@$(PIP) install --require-hashes -r requirements/control.txt
 	@$(PIP) install --no-deps --no-build-isolation --editable .

@@ -67,10 +67,10 @@ def _ready(number: int, step: int) -> float:
 def deploy() -> LastDeploy:
     """A deploy whose longest step is to build drivers."""
     operations = (
-        Operation("OFED | Build", 10, 412.0, 301.0, "gpu-04.example.net"),
+        Operation("OFED | Modules for the running kernel", 10, 412.0, 301.0, "gpu-04.example.net"),
         Operation("Ready", 10, 96.0, 62.0, "gpu-06.example.net"),
-        Operation("Packages | Base", 10, 71.0, 40.0, "gpu-02.example.net"),
-        Operation("Agent | Files", 10, 9.0, 6.0, "gpu-04.example.net"),
+        Operation("Base packages", 10, 71.0, 40.0, "gpu-02.example.net"),
+        Operation("Agent | Stage", 10, 9.0, 6.0, "gpu-04.example.net"),
     )
     return LastDeploy(("inventories/prod.py", "deploy.py"), MIDNIGHT - 3600, MIDNIGHT - 2900, operations, {})
 

@@ -1,4 +1,7 @@
-"""The spec's reference: types, bounds and defaults come from the records, the meanings from the inventory's pages."""
+"""The spec's reference: types, bounds and defaults come from the records, the meanings from the inventory's pages.
+
+If the default is no value, the page's words say what happens then, such as "left alone".
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from attrs import frozen
 
 from agent.spec.schema import Schema, schema
 from handbook.markdown import cell, code, prose, table
@@ -67,6 +72,17 @@ MAPPINGS = {
 }
 """Keys that the inventory's pages only name as part of others."""
 
+ELSEWHERE = {"Dcqcn": 'as NVIDIA\'s page "DCQCN CC Parameters" describes it'}
+"""The meaning of the keys of a record that the inventory's pages only list."""
+
+
+@frozen
+class Described:
+    """What a row of the inventory's pages says about a key; each is empty if the table has no such column."""
+
+    meaning: str
+    default: str
+
 
 def page() -> str:
     """All records, the node's first."""
@@ -82,7 +98,7 @@ def _record(name: str, record: Schema) -> str:
             code(key),
             _type(value),
             _unit(value),
-            "required" if key in required else _default(value),
+            "required" if key in required else default(name, key, value),
             meaning(name, key),
         )
         for key, value in record["properties"].items()
@@ -98,6 +114,26 @@ def meaning(record: str, key: str) -> str:
     """
     if (record, key) in MAPPINGS:
         return MAPPINGS[record, key]
+    return _described(record, key).meaning or ELSEWHERE[record]
+
+
+def default(record: str, key: str, value: Schema) -> str:
+    """The default of a key that is not required.
+
+    :raises ValueError: the inventory's pages name another default than the record has.
+    """
+    stated = "" if (record, key) in MAPPINGS else _described(record, key).default
+    given: Any = value.get("default")
+    if given is None:
+        return stated or "none"
+    # The pages have Python's words, the spec has JSON's.
+    literal = str(given) if isinstance(given, bool) else json.dumps(given)
+    if stated.startswith("`") and not stated.startswith(code(literal)):
+        raise ValueError(f"the default of {record}.{key} is {literal}; the inventory's pages say {stated}")
+    return code(json.dumps(given))
+
+
+def _described(record: str, key: str) -> Described:
     section, before = SECTIONS[record]
     try:
         return _rows()[section][before + key]
@@ -108,16 +144,23 @@ def meaning(record: str, key: str) -> str:
 
 
 @cache
-def _rows() -> Mapping[str, Mapping[str, str]]:
-    """The second cell of each row in the inventory's pages, by the section and the key."""
-    sections: dict[str, dict[str, str]] = {}
+def _rows() -> Mapping[str, Mapping[str, Described]]:
+    """The rows of the inventory's pages, by the section and the key. The first table of a section with a key describes it."""
+    sections: dict[str, dict[str, Described]] = {}
     for page in inventory_pages():
-        keys: dict[str, str] = {}
+        keys: dict[str, Described] = {}
+        head: list[str] = []
         for line in page.read_text().splitlines():
             if heading := re.match(r"#+ (.+)", line):
                 keys = sections.setdefault(heading[1], {})
-            elif row := re.match(r"\| (`[^|]+`) \| (.*?) (?<!\\)\|", line):
-                keys |= dict.fromkeys(_keys(row[1]), _with_links_from_the_reference(row[2], page))
+            cells = [text.strip() for text in re.split(r"(?<!\\)\|", line)[1:-1]]
+            # The first line of a table names its columns, and any line outside one has no cells.
+            head = (head or cells) if cells else []
+            if head and head[0].startswith("Key") and cells[0].startswith("`"):
+                row = dict(zip(head, (_with_links_from_the_reference(text, page) for text in cells), strict=True))
+                described = Described(row.get("Meaning", ""), row.get("Default", ""))
+                for key in _keys(cells[0]):
+                    keys.setdefault(key, described)
     return sections
 
 
@@ -160,8 +203,3 @@ def _type(value: Schema) -> str:
 
 def _unit(value: Schema) -> str:
     return next((str(part["description"]) for part in value.get("anyOf", [value]) if "minimum" in part), "")
-
-
-def _default(value: Schema) -> str:
-    default: Any = value.get("default")
-    return "none" if default is None else code(json.dumps(default))

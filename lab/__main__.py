@@ -2,13 +2,11 @@
 
 import json
 import os
-import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -16,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agent.report import names
-from lab import checks, fleet, instance
+from lab import checks, fleet, instance, logs
 from lab.cluster import commands
 from lab.errors import BadInput, LabError
 from lab.hardware import ALL_MACHINES, MACHINES
@@ -30,16 +28,21 @@ NEXT = (
     "    .venv/bin/python -m lab ssh node1 trackbed status     why it is ready, or not",
     "    .venv/bin/python -m lab ssh node1 trackbed inspect    its NICs, VFs, RDMA devices and interrupts",
     "    .venv/bin/pyinfra inventories/lab.py deploy.py --dry  what a deploy would change",
-    "    make test, make lab-down",
+    "    make lab-down, make test",
 )
 REMEDIES = {
     "off": "is off: `python -m lab power-on {name}` boots it, `python -m lab logs {name}` collects its logs",
     "no ssh": "does not answer: `python -m lab console {name}` opens its console, `python -m lab logs {name}` collects logs",
+    "no room": "has been stopped: make room in {folder}, then `python -m lab power-cut {name}` and `power-on {name}`",
     "no report": "has no agent yet: `.venv/bin/pyinfra -y inventories/lab.py deploy.py` deploys it",
     "not ready": "is not ready: `python -m lab ssh {name} trackbed doctor` says why, and what to do",
     "report not understood": "has another agent: `.venv/bin/pyinfra -y inventories/lab.py deploy.py` deploys this one",
 }
 """The remedy for each state that `status` shows for a node."""
+FOLDERS = (
+    "Make room there, or give another folder: XDG_STATE_HOME is for the labs, XDG_CACHE_HOME for images and programs."
+)
+"""The remedy for a file that cannot be read or written."""
 NO_OTHER_REMEDY = "`python -m lab status` shows the nodes; `python -m lab logs NODE` collects the logs of one."
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -85,7 +88,12 @@ def up(count: int | None) -> None:
     Example: python -m lab up --nodes 3
     """
     began = time.monotonic()
-    if fleet.up(count=count):
+    try:
+        booted = fleet.up(count=count)
+    except KeyboardInterrupt:
+        say("interrupted: `python -m lab up` goes on from here, `python -m lab down` stops the nodes that run")
+        raise
+    if booted:
         say(f"the lab is up after {time.monotonic() - began:.0f} s; `python -m lab ssh node1` gets in")
     else:
         say("the lab is up already; changes nothing. `python -m lab status --ready` says whether its nodes are ready")
@@ -119,7 +127,7 @@ def status(ready: bool) -> None:
     for node in fleet.nodes():
         pid = node.pid()
         on = pid is not None and node.answers(5.0)
-        state = "off" if pid is None else "up" if on else "no ssh"
+        state = "off" if pid is None else "up" if on else "no room" if node.lacks_room() else "no ssh"
         row = [node.name, state, str(node.ssh_port), str(pid or ""), str(node.folder)]
         if ready:
             word = _readiness(node) if on else "Unknown"
@@ -128,7 +136,7 @@ def status(ready: bool) -> None:
             state = word if on else state
         table.add_row(*row)
         if state in REMEDIES:
-            remedies.append(f"{node.name} {REMEDIES[state].format(name=node.name)}")
+            remedies.append(f"{node.name} {REMEDIES[state].format(name=node.name, folder=node.folder)}")
     # A pipe has no width. The folder must not be cut off.
     Console(width=None if sys.stdout.isatty() else 200).print(table)
     for line in NEXT if ready and all_ready else remedies:
@@ -231,26 +239,15 @@ def replug(name: str) -> None:
     say(f"{name} has looked for its PCI devices again; `python -m lab ssh {name} trackbed wait` ends once it is ready")
 
 
-@main.command()
+@main.command("logs")
 @_one
-def logs(name: str) -> None:
-    """Collect console, QEMU's messages, kernel log and journal of a node in one folder."""
+def logs_command(name: str) -> None:
+    """Collect console, QEMU's messages, journal, kernel log, report, spec and plan of a node in one folder."""
     (node,) = _chosen(name)
     folder = node.folder / f"logs-{time.strftime('%Y%m%dT%H%M%S')}"
-    folder.mkdir()
-    for log in (node.console_log, node.qemu_log):
-        if log.exists():
-            shutil.copy(log, folder)
-    if node.pid() is not None and node.answers(5.0):
-        _save_output(node, folder / "journal.txt", ["journalctl", "--no-pager", "-o", "short-precise"])
-        _save_output(node, folder / "dmesg.txt", ["dmesg", "-T"])
-    else:
+    if not logs.keep(node, folder):
         say(f"{name} does not answer: the folder has only its console's output and QEMU's messages")
     click.echo(folder)
-
-
-def _save_output(node: Node, file: Path, argv: list[str]) -> None:
-    file.write_text(node.run(argv, timeout=120).stdout)
 
 
 main.add_command(commands.cluster)
@@ -267,6 +264,11 @@ def cli() -> None:
         if not error.remedy:
             say(NO_OTHER_REMEDY)
         sys.exit(2 if isinstance(error, BadInput) else 1)
+    except OSError as error:
+        # A disk that is full, or a folder of another user: nearly every line of this package may meet it.
+        say(f"lab: {error.strerror or error}" + (f": {error.filename}" if error.filename else ""))
+        say(FOLDERS)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 
 from lab import apt
@@ -32,6 +33,8 @@ def ensure_packages(more: tuple[str, ...] = (), newer: tuple[str, ...] = ()) -> 
 
     If none is missing, nothing is downloaded, and root is not needed.
     """
+    if shutil.which("dpkg-query") is None:
+        raise LabError("this host has no dpkg", f"The lab runs on a Debian {HOST.version} host.")
     missing = [package for package in (*PACKAGES, *more) if not _installed(package)]
     late = [*(() if _qemu_major() >= QEMU_MAJOR else FROM_BACKPORTS), *(p for p in newer if not _installed(p))]
     if not missing and not late:

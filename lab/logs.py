@@ -1,4 +1,4 @@
-"""Collects a node's logs in one folder after something failed on it."""
+"""Collects a node's logs in one folder."""
 
 from __future__ import annotations
 
@@ -10,22 +10,29 @@ from lab.errors import LabError
 from lab.node import Node
 
 SCRIPTS = (
-    ("journal.txt", "journalctl -b --no-pager -o short-precise"),
+    ("journal.txt", "journalctl --no-pager -o short-precise"),
+    ("dmesg.txt", "dmesg -T"),
     ("report.json", f"cat {names.RUN_FOLDER}/{names.REPORT}"),
     ("node.json", f"cat {names.SPEC_FILE}"),
     ("plan.txt", "timeout 60 trackbed plan"),
 )
 
 
-def keep(node: Node, folder: Path) -> None:
-    """Write the logs into the folder. A node on which a test has failed may hang, so a log may be missing."""
+def keep(node: Node, folder: Path) -> bool:
+    """Write the logs into the folder. A node that hangs may not give all of them: a file then has the error.
+
+    Returns whether the node answers. Otherwise there are only its console's output and QEMU's messages.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copy(node.console_log, folder / "console.log")
-    if node.pid() is None or not node.answers():
-        return
+    for log in (node.console_log, node.qemu_log):
+        if log.exists():
+            shutil.copy(log, folder)
+    if node.pid() is None or not node.answers(5.0):
+        return False
     for name, script in SCRIPTS:
         try:
             text = node.run(["sh", "-c", script], timeout=120).stdout
         except LabError as error:
             text = f"{error}\n"
         (folder / name).write_text(text)
+    return True

@@ -16,14 +16,15 @@ from pathlib import Path
 
 import attrs
 
-from lab import time_source
+from lab import companions, time_source
 from lab.command import run
 from lab.errors import BadInput, LabError
 from lab.hardware import ALL_MACHINES, Machine, Nic
 from lab.image import Image
 from lab.instance import Instance
-from lab.qemu import splitter, vf_state
+from lab.qemu import vf_state
 from lab.qemu.arguments import QemuFiles, arguments, boot_from, nic_between
+from lab.qemu.monitor import TIMEOUT_S as MONITOR_S
 from lab.qemu.monitor import Monitor
 
 # Four times as long as on two idle cores: the suite runs a second lab beside this one.
@@ -106,8 +107,12 @@ class Node:
 
     def power_on(self) -> None:
         """Boot the node, on its overlay if it has one. A running node is left alone."""
-        if self.pid() is not None:
-            return
+        if self.pid() is None:
+            self._start_qemu()
+        # Also for a node that runs: a Ctrl-C may have come between QEMU's start and theirs.
+        self._start_companions()
+
+    def _start_qemu(self) -> None:
         if not self.image.complete():
             raise LabError(
                 f"{self.name}: its image {self.image.folder} is gone", "Run `python -m lab down`, then `up`."
@@ -120,14 +125,16 @@ class Node:
         self._forget_ssh()
         remedy = f"Its messages are in {self.qemu_log}."
         run(["qemu-system-x86_64", *self._qemu_arguments()], timeout=60, remedy=remedy)
-        if (pid := self.pid()) is not None:
-            # TCP and UDP have separate ports, so the UDP port with the number of ssh's TCP port is free.
-            time_source.start(self.ssh_port, pid, self.folder / "time-source.log")
-            if len(self.peers) > 1:
-                copies = {
-                    self._outlet(nic): [self._inlet(peer, nic) for peer in self.peers] for nic in self.machine.nics
-                }
-                splitter.start(copies, pid, self.folder / "splitter.log")
+
+    def _start_companions(self) -> None:
+        pid = self.pid()
+        if pid is None:
+            return
+        # TCP and UDP have separate ports, so the UDP port with the number of ssh's TCP port is free.
+        companions.start_time_source(self.ssh_port, pid, self.folder / "time-source.log")
+        if len(self.peers) > 1:
+            copies = {self._outlet(nic): [self._inlet(peer, nic) for peer in self.peers] for nic in self.machine.nics}
+            companions.start_splitter(copies, pid, self.folder / "splitter.log")
 
     def power_cut(self) -> None:
         """End QEMU at once: what the guest did not flush is lost; its disk stays."""
@@ -153,6 +160,14 @@ class Node:
         except OSError:
             return False
 
+    def lacks_room(self) -> bool:
+        """Whether QEMU has stopped the node, since this host had no room for the node's disk (werror=enospc, the default)."""
+        try:
+            with self._monitor(5.0) as monitor:
+                return bool(monitor.execute("query-status")["status"] == "io-error")
+        except LabError:
+            return False
+
     def wait_ssh(self, deadline: float = BOOT_S) -> None:
         """Wait until a command runs through ssh, at most the given seconds."""
 
@@ -160,13 +175,20 @@ class Node:
             if self.pid() is None:
                 raise LabError(f"{self.name}: QEMU has ended\n{tail(self.qemu_log)}", f"Its logs are in {self.folder}.")
             with suppress(LabError):
-                return self.answers(5.0) and self.run(["true"]).returncode == 0
+                if self.answers(5.0) and self.run(["true"]).returncode == 0:
+                    return True
+            if self.lacks_room():
+                raise LabError(
+                    f"{self.name} has been stopped: this host had no room for its disk",
+                    f"Make room in {self.folder}, then `python -m lab power-cut {self.name}`, and `power-on`.",
+                )
             return False
 
         try:
             wait(ready, deadline, f"{self.name}: ssh")
         except LabError as error:
-            raise LabError(f"{error.what}\n{tail(self.console_log)}", f"Its logs are in {self.folder}.") from None
+            remedy = error.remedy or f"Its logs are in {self.folder}."
+            raise LabError(f"{error.what}\n{tail(self.console_log)}", remedy) from None
 
     def boot(self) -> None:
         """Power the node on if it is off, and wait until ssh answers.
@@ -225,6 +247,8 @@ class Node:
             monitor.execute("stop")
             try:
                 vfs = vf_state.save(self._files.test_port, self.machine)
+                # savevm first deletes the older snapshot. If it then fails (a full disk), there is none of that name.
+                self._vfs_of(name).unlink(missing_ok=True)
                 _human(monitor, f"savevm {name}")
                 self._vfs_of(name).write_text(json.dumps(vfs))
             finally:
@@ -277,10 +301,10 @@ class Node:
     def _vfs_of(self, snapshot: str) -> Path:
         return self.folder / f"{snapshot}.snapshot"
 
-    def _monitor(self) -> Monitor:
+    def _monitor(self, timeout_s: float = MONITOR_S) -> Monitor:
         if self.pid() is None:
             raise LabError(f"{self.name} is off", f"`python -m lab power-on {self.name}` boots it.")
-        return Monitor(self._files.monitor)
+        return Monitor(self._files.monitor, timeout_s)
 
     def _forget_ssh(self) -> None:
         """End the shared ssh connection: the guest at its other end is about to change."""

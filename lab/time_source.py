@@ -1,17 +1,15 @@
 """Answers a node's NTP client with this host's clock, as long as the node's QEMU runs.
 
 QEMU's user network forwards what a node sends to its gateway to this host's loopback. So a node needs no time server on the
-internet, and this host needs none of its own.
+internet, and this host needs none of its own. `lab/companions.py` starts this file by itself, so it imports nothing of the lab.
 """
 
 import os
 import select
 import socket
 import struct
-import subprocess
 import sys
 import time
-from pathlib import Path
 
 GATEWAY = "10.0.2.2"
 """The address at which a node reaches this host's loopback."""
@@ -22,14 +20,6 @@ CLIENT, SERVER = 3, 4
 STRATUM = 10  # as chronyd's `local`: the host's own clock may be synchronised or not
 PRECISION = -20  # 2^-20 s, about a microsecond
 EPOCH = 2_208_988_800  # seconds from 1900, where NTP's time begins, to 1970
-
-
-def start(port: int, qemu: int, log: Path) -> None:
-    """Start a process that answers on a UDP port of the loopback until QEMU has ended."""
-    # setsid --fork: the process outlives this command, and nobody has to wait for it.
-    words = ["setsid", "--fork", sys.executable, "-I", __file__, str(port), str(qemu)]
-    with log.open("a") as messages:
-        subprocess.run(words, stdin=subprocess.DEVNULL, stdout=messages, stderr=messages, check=True)
 
 
 def setting(port: int) -> str:

@@ -10,6 +10,7 @@ from lab.cluster.images import Image
 from lab.command import run
 from lab.go import go_programs
 from lab.go.go_programs import Build
+from lab.lock import exclusive
 from lab.progress import step
 
 ROOTFS = Path(__file__).parent / "rootfs"
@@ -70,6 +71,14 @@ def ensure() -> Path:
         return archive
     for build in builds:
         go_programs.ensure(build)
+    # Another lab may want the same archive.
+    with exclusive(archive.with_name("cluster.lock"), "another command is packing the nodes' archive"):
+        if not archive.exists():
+            _pack(archive)
+    return archive
+
+
+def _pack(archive: Path) -> None:
     work = archive.with_name("cluster-bundle.new")
     shutil.rmtree(work, ignore_errors=True)
     with step("packing the nodes' archive", usual_s=10):
@@ -87,7 +96,6 @@ def ensure() -> Path:
         run(["tar", "-C", work, "--owner=0", "--group=0", "--zstd", "-cf", new, "."])
         new.rename(archive)
     shutil.rmtree(work)
-    return archive
 
 
 def _key(builds: tuple[Build, ...]) -> str:

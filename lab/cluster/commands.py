@@ -7,7 +7,8 @@ import click
 
 from lab import fleet, instance
 from lab.cluster import bundle, join, manifests, network_plugins, programs
-from lab.cluster.control_plane import ControlPlane, create
+from lab.cluster.control_plane import ControlPlane, Ports, create
+from lab.errors import LabError
 from lab.instance import Instance
 from lab.progress import say, step
 
@@ -17,7 +18,7 @@ OURS = Path(__file__).parent.parent.parent / "fleet" / "cluster"
 
 def plane_of(lab: Instance) -> ControlPlane:
     """The control plane of a lab."""
-    return create(lab.folder / "cluster", lab.name)
+    return create(_folder(lab), lab.name)
 
 
 def rendered(lab: Instance) -> Path:
@@ -27,8 +28,13 @@ def rendered(lab: Instance) -> Path:
 
 def discard(lab: Instance) -> None:
     """Stop a lab's control plane and delete its data, if there is one."""
-    if (lab.folder / "cluster").exists():
-        plane_of(lab).discard()
+    if _folder(lab).exists():
+        # This must work with damaged or missing ports, too: it is the remedy for both.
+        ControlPlane(_folder(lab), Ports(0, 0, 0), lab.name).discard()
+
+
+def _folder(lab: Instance) -> Path:
+    return lab.folder / "cluster"
 
 
 @click.group()
@@ -38,6 +44,7 @@ def cluster() -> None:
 
 def bring_up(lab: Instance) -> ControlPlane:
     """Start a lab's control plane, create what Trackbed needs, and install the programs on the nodes."""
+    nodes = fleet.nodes(lab.name)
     plane = plane_of(lab)
     # The programs come first, as building them may take minutes.
     network_plugins.build()
@@ -47,7 +54,7 @@ def bring_up(lab: Instance) -> ControlPlane:
         with step("starting the control plane", usual_s=15):
             plane.start()
     with ThreadPoolExecutor() as pool:
-        list(pool.map(join.install, fleet.nodes(lab.name)))
+        list(pool.map(join.install, nodes))
     plane.kubectl("apply", "--kustomize", str(OURS))
     return plane
 
@@ -71,16 +78,21 @@ def nodes_line(names: dict[str, str]) -> str:
 def join_command() -> None:
     """Apply the manifests that the deploy has rendered, let the nodes join, and wait until their kubelets are ready."""
     lab = instance.named()
-    plane = plane_of(lab)
+    nodes = fleet.nodes()
+    if not _folder(lab).exists() or not (plane := plane_of(lab)).running():
+        raise LabError(f"the control plane of lab {lab.name} does not run", "`python -m lab cluster up` starts it.")
+    if not rendered(lab).exists():
+        deploy = "`.venv/bin/pyinfra -y inventories/lab_cluster.py deploy.py` renders them."
+        raise LabError(f"no deploy has rendered manifests for lab {lab.name}", deploy)
     manifests.apply(plane, rendered(lab))
     names: dict[str, str] = {}
     with step("joining the nodes", usual_s=40):
-        for node in fleet.nodes():
+        for node in nodes:
             name = join.node_name(node)
             if not join.ready(plane, name):
                 join.join(plane, node)
             names[name] = node.name
-        for node in fleet.nodes():
+        for node in nodes:
             join.wait_ready(plane, node)
     kubectl = programs.kubernetes("kubectl")
     for line in (

@@ -378,11 +378,15 @@ class ControlPlane:
 def create(folder: Path, lab: str | None = None) -> ControlPlane:
     """The control plane of a folder: with the existing keys and ports, or with new ones.
 
+    :raises LabError: the file with its ports is damaged.
     :param lab: the lab whose nodes will join it; without it there are no nodes.
     """
     known = folder / "ports.json"
     if known.exists():
-        return ControlPlane(folder, Ports(**json.loads(known.read_text())), lab)
+        try:
+            return ControlPlane(folder, Ports(**json.loads(known.read_text())), lab)
+        except (ValueError, TypeError):
+            raise LabError(f"{known} is damaged", "Run `python -m lab cluster down`, then `up`.") from None
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     plane = ControlPlane(folder, Ports(free_port(), free_port(), free_port()), lab)
     plane.authority.create()

@@ -1,6 +1,5 @@
 """The programs of the cluster. All are built here; none comes from a registry."""
 
-import fcntl
 import os
 import re
 import shutil
@@ -12,6 +11,7 @@ from lab.command import run
 from lab.errors import LabError
 from lab.go import go_programs
 from lab.go.go_programs import Build
+from lab.lock import exclusive
 from lab.progress import step
 
 HERE = Path(__file__).parent / "go"
@@ -256,8 +256,7 @@ def _unpacked(name: str, package: str, packages: Callable[[apt.Apt], list[str]])
     if folder.exists():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with (folder.parent / "lock").open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+    with exclusive(folder.parent / "lock", "another command is fetching packages of Debian"):
         if not folder.exists():
             new = folder.with_name(f"{folder.name}.new")
             shutil.rmtree(new, ignore_errors=True)

@@ -16,16 +16,18 @@ TIMEOUT_S = 120.0
 class Monitor:
     """One connection to the monitor."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, timeout_s: float = TIMEOUT_S) -> None:
         self._path = path
+        self._timeout_s = timeout_s
 
     def __enter__(self) -> "Monitor":
         self._open = ExitStack()
         try:
-            self._stream = self._open.enter_context(connection(self._path, TIMEOUT_S))
+            self._stream = self._open.enter_context(connection(self._path, self._timeout_s))
+            # The greeting, once QEMU has ended its connection to another command.
+            self._stream.readline()
         except OSError as error:
             raise LabError(f"no answer from QEMU at {self._path}: {error}", self._remedy()) from None
-        self._stream.readline()
         self.execute("qmp_capabilities")
         return self
 

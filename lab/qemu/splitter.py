@@ -1,13 +1,13 @@
 """Copies what a NIC of a node sends to the NICs of that name on all other nodes, as long as the node's QEMU runs.
 
 QEMU connects a NIC to one socket: in a lab of two nodes to the other node's, in a larger lab to this process's.
+`lab/companions.py` starts this file by itself, so it imports nothing of the lab.
 """
 
 import json
 import os
 import select
 import socket
-import subprocess
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -18,15 +18,6 @@ MOST_WAITING = 256
 
 LONGEST = 1 << 17
 """More bytes than a frame can have."""
-
-
-def start(copies: Mapping[Path, Sequence[Path]], qemu: int, log: Path) -> None:
-    """Start a process that copies from each socket to those of the other nodes until QEMU has ended."""
-    named = {str(one): [str(other) for other in others] for one, others in copies.items()}
-    # setsid --fork: the process outlives this command, and nobody has to wait for it.
-    words = ["setsid", "--fork", sys.executable, "-I", __file__, json.dumps(named), str(qemu)]
-    with log.open("a") as messages:
-        subprocess.run(words, stdin=subprocess.DEVNULL, stdout=messages, stderr=messages, check=True)
 
 
 class Receiver:

@@ -33,7 +33,6 @@ NETWORK_TEXT = HEADER + "[Match]\nProperty=TRACKBED_VF=1\n\n[Link]\nUnmanaged=ye
 NETWORKD_CONF_TEXT = HEADER + "[Network]\nManageForeignRoutingPolicyRules=no\n"
 
 NETWORKD = "systemd-networkd"
-NETWORK_MANAGER = "NetworkManager"
 
 # `networkctl reload` needs systemd 244.
 _MANAGERS = """
@@ -88,7 +87,12 @@ class UnmarkedVfs(FactBase[list[str]]):
 
 @deploy("Network managers")
 def ignore_vfs(spec: NodeSpec) -> None:
-    """Write the files for the installed managers; remove them if there is none, or if the spec has no VFs and no addresses."""
+    """Write the files for the installed managers; remove them if there is none, or if the spec has no VFs and no addresses.
+
+    The mode `observe` leaves the files as they are: a manager that must ignore a VF takes its addresses away.
+    """
+    if spec.mode == "observe":
+        return
     vfs = any(nic.vfs is not None and nic.vfs.count for nic in spec.nics)
     addresses = any(nic.addresses for nic in spec.nics)
     installed = host.get_fact(NetworkManagers) if vfs or addresses else []

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 
@@ -15,7 +16,9 @@ import pytest
 import yaml
 
 from agent.__main__ import cli
+from agent.probes import probes
 from agent.spec.vf_attributes import ordered
+from handbook import samples
 from lab.__main__ import main as lab
 
 ROOT = Path(__file__).parents[2]
@@ -113,9 +116,18 @@ def test_each_operation_of_the_transcript_of_a_deploy_is_there() -> None:
     transcript = (ROOT / "docs/how-to/getting-started.md").read_text()
     results = transcript.partition("--> Results:\n")[2].partition("    Grand total")[0]
     names = [re.split("  +", line.strip())[0] for line in results.splitlines()[1:]]
-    known = frozenset[str]().union(*constants().values())
     assert len(names) > 10
-    assert [name for name in names if not all(part in known for part in name.split(" | "))] == []
+    assert [name for name in names if not is_operation(name)] == []
+
+
+def test_each_operation_of_the_made_up_deploy_is_there() -> None:
+    assert [each.name for each in samples.deploy().operations if not is_operation(each.name)] == []
+
+
+def is_operation(name: str) -> bool:
+    """Whether the code names a deploy and an operation so."""
+    known = frozenset[str]().union(*constants().values())
+    return all(part in known for part in name.split(" | "))
 
 
 @cache
@@ -161,6 +173,25 @@ def test_each_path_and_link_leads_somewhere(page: Path) -> None:
     assert [str(path) for path in (*(ROOT / name for name in paths), *links) if not path.exists()] == []
 
 
+def test_each_page_is_found_from_the_readme() -> None:
+    found, unread = set[Path](), [ROOT / "README.md"]
+    while unread:
+        page = unread.pop()
+        found.add(page)
+        links = re.findall(r"\]\(((?!http|#)[^)#]+)", page.read_text())
+        linked = {(page.parent / link).resolve() for link in links}
+        linked |= {each for folder in linked if folder.is_dir() for each in folder.glob("*.md")}
+        unread += [each for each in linked if each.suffix == ".md" and each not in found]
+    assert [str(page) for page in PAGES if page not in found] == []
+
+
+def test_the_table_of_checks_has_their_conditions_stages_and_severities() -> None:
+    rows = re.findall(
+        r"^\| `(\w+)` \| `(\w+)` \| (\w+) \| (\w+)", (ROOT / "docs/readiness.md").read_text(), re.MULTILINE
+    )
+    assert sorted(rows) == sorted((probe.name, probe.type, probe.stage, probe.severity) for probe in probes())
+
+
 @cache
 def known_tests() -> frozenset[str]:
     """The tests that there are."""
@@ -195,6 +226,24 @@ def test_a_condition_with_another_s_reason_a_mistyped_command_and_option_are_fou
     assert unknown_reasons("Carrier is False (NoCarrier): dark: ens2f0") == ["Carrier NoCarrier dark: ens2f0"]
     text = "```console\n# trackbed plan --spec x\n$ .venv/bin/trackbed plan --spce x\n```\n`trackbed plna`"
     assert unknown_commands(text) == ["$ .venv/bin/trackbed plan --spce x: --spce", "trackbed plna: plna"]
+
+
+def test_a_playbook_sees_a_change_as_the_scenario_does() -> None:
+    """`make molecule` runs that scenario, whose second deploy changes nothing."""
+    scenario, page = (ROOT / name for name in ("molecule/default/converge.yml", "docs/how-to/move-from-ansible.md"))
+    [seen] = re.findall(r"changed_when: .+", scenario.read_text())
+    assert seen in page.read_text()
+    assert "--json" in scenario.read_text()
+    assert "pyinfra, -y, --json," in page.read_text()
+
+
+def test_each_file_that_the_deploy_writes_is_listed() -> None:
+    listed = re.findall(r"`(/[^`]+)`", (ROOT / "docs/footprint.md").read_text())
+    tasks = (strings for path, strings in constants().items() if path.is_relative_to(ROOT / "tasks"))
+    paths = {text for strings in tasks for text in strings if re.fullmatch(r"/(?:etc|opt|usr|var)/[\w./-]*", text)}
+    own = {path for path in paths if "trackbed" in path or path.startswith("/etc/nccl")}
+    assert len(own) > 20
+    assert [path for path in sorted(own) if not any(fnmatch(path, pattern) for pattern in listed)] == []
 
 
 def test_the_page_of_nics_has_the_row_of_each_vf_attribute() -> None:

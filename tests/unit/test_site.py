@@ -125,7 +125,18 @@ def test_the_reference_has_each_key_of_the_spec_with_its_meaning() -> None:
     records = {"NodeSpec": made, **made["$defs"]}
     keys = [(name, key) for name, record in records.items() for key in record["properties"]]
     assert all(spec.meaning(name, key) for name, key in keys)
-    assert "| `mtu` | 68 to 65535 | bytes | none | MTU of the physical function" in spec.page()
+    assert "| `mtu` | 68 to 65535 | bytes | left alone | MTU of the physical function" in spec.page()
+    # Another table of the same section says how the agent sets it.
+    assert (
+        '| `trust` | `"pcp"`, `"dscp"` |  | left alone | the field of a packet that gives its priority' in spec.page()
+    )
+    assert '| `owner` | `"user"`, `"trackbed"` |  | `"user"` | who sets the attributes' in spec.page()
+
+
+def test_a_default_that_a_page_of_the_inventory_states_is_that_of_the_spec() -> None:
+    assert spec.default("Irqs", "pin", {"default": True}) == "`true`"
+    with pytest.raises(ValueError, match=r"the default of Irqs\.pin is False; the inventory's pages say `True`"):
+        spec.default("Irqs", "pin", {"default": False})
 
 
 def test_a_key_that_no_page_of_the_inventory_describes_is_an_error() -> None:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from attrs import evolve
+
 from agent.spec.node import NodeSpec, from_mapping
 from tasks.host import network_managers
 from tasks.host.network_managers import NETWORK, NETWORK_TEXT, NETWORKD_CONF, RULE, RULE_TEXT
@@ -48,6 +50,13 @@ def test_a_vf_older_than_the_rule_is_marked_by_the_next_deploy(node: Node) -> No
     result = deploy(node, {**there, MANAGERS: BOTH, UNMARKED: ["ens1f0v1"]})
     assert len(result.flat) == 1
     assert result.flat[0].endswith(" sh ens1f0v1")
+
+
+def test_in_observe_mode_the_managers_keep_what_they_manage(node: Node) -> None:
+    """NetworkManager takes the addresses off a netdev that it may no longer manage."""
+    observed = evolve(spec(), mode="observe")
+    assert deploy(node, {MANAGERS: BOTH, UNMARKED: ["ens1f0v0"]}, observed).flat == []
+    assert deploy(node, {MANAGERS: BOTH, **file_answers(NETWORKD_CONF, "[Network]\n")}, observed).flat == []
 
 
 def test_without_a_network_manager_nothing_is_written(node: Node) -> None:

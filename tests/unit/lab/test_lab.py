@@ -2,15 +2,23 @@
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 
+from lab import fleet
+from lab.errors import LabError
 from lab.image import Image
+from lab.lock import exclusive
+from lab.node import wait
 
 ROOT = Path(__file__).parents[3]
 
@@ -22,8 +30,8 @@ def state() -> Iterator[Path]:
         yield Path(made)
 
 
-def lab(state: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "XDG_STATE_HOME": str(state), "TRACKBED_LAB": "t"}
+def lab(state: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "XDG_STATE_HOME": str(state), "TRACKBED_LAB": "t", **more}
     command = [sys.executable, "-m", "lab", *arguments]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
@@ -79,6 +87,173 @@ def test_a_damaged_plan_says_what_to_do(state: Path) -> None:
     failed = lab(state, "status")
     assert failed.returncode == 1
     assert "Run `python -m lab down`" in failed.stderr
+
+
+@pytest.mark.parametrize("command", ["status", "up", "down"])
+def test_a_folder_that_cannot_be_used_is_one_message_with_its_path(state: Path, command: str) -> None:
+    (state / "taken").write_text("")
+    failed = lab(state / "taken", command)
+    assert failed.returncode == 1
+    assert failed.stderr.startswith(f"lab: Not a directory: {state}/taken/trackbed/lab/t")
+    assert "XDG_STATE_HOME" in failed.stderr
+    assert "Traceback" not in failed.stderr
+
+
+def test_a_host_that_is_no_debian_is_named(state: Path) -> None:
+    (state / "bin").mkdir()
+    failed = lab(state, "up", PATH=str(state / "bin"))
+    assert failed.returncode == 1
+    assert failed.stderr.startswith("lab: this host has no dpkg\n")
+    assert "Debian 12" in failed.stderr
+
+
+def test_a_lab_whose_control_plane_is_damaged_can_be_taken_down(state: Path) -> None:
+    stopped(state)
+    cluster = state / "trackbed" / "lab" / "t" / "cluster"
+    cluster.mkdir()
+    (cluster / "ports.json").write_text("")
+    failed = lab(state, "cluster", "up")
+    assert failed.returncode == 1
+    assert f"lab: {cluster}/ports.json is damaged\nRun `python -m lab cluster down`, then `up`." in failed.stderr
+    assert lab(state, "down").returncode == 0
+    assert not cluster.exists()
+
+
+@pytest.mark.parametrize("command", ["up", "join"])
+def test_a_cluster_of_a_lab_that_is_down_is_refused_before_anything_is_made(state: Path, command: str) -> None:
+    failed = lab(state, "cluster", command)
+    assert failed.returncode == 1
+    assert "lab: lab t is down\n`python -m lab up` starts it." in failed.stderr
+    assert list(state.iterdir()) == []
+
+
+def test_nodes_join_no_control_plane_that_does_not_run(state: Path) -> None:
+    stopped(state)
+    failed = lab(state, "cluster", "join")
+    assert failed.returncode == 1
+    assert "lab: the control plane of lab t does not run\n`python -m lab cluster up` starts it." in failed.stderr
+    assert not (state / "trackbed" / "lab" / "t" / "cluster").exists()
+
+
+# Answers as QEMU does on a full disk: on its monitor, and on its test port, where no NIC has VFs. It has stopped the guest.
+FULL = """\
+import json, socket, sys, threading
+from pathlib import Path
+
+folder = Path(sys.argv[1]).parent
+
+def serve(name, greeting, answer):
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(folder / name))
+        server.listen()
+        while True:
+            connection, _ = server.accept()
+            with connection, connection.makefile("rw") as lines:
+                lines.write(greeting)
+                lines.flush()
+                for line in lines:
+                    lines.write(answer(line) + "\\n")
+                    lines.flush()
+
+def monitor(line):
+    asked = json.loads(line)
+    if asked["execute"] == "query-status":
+        return json.dumps({"return": {"status": "io-error", "running": False}})
+    saves = asked["arguments"].get("command-line", "").startswith("savevm")
+    return json.dumps({"return": "Error: No space left on device" if saves else ""})
+
+threading.Thread(target=serve, args=("qtest.sock", "", lambda line: "OK 0x0"), daemon=True).start()
+serve("monitor.sock", "{}\\n", monitor)
+"""
+
+
+@contextmanager
+def full(state: Path) -> Iterator[Path]:
+    """A lab whose node1 has no room on this host's disk; yields the node's folder."""
+    stopped(state)
+    folder = state / "trackbed" / "lab" / "t" / "node1"
+    folder.mkdir()
+    with subprocess.Popen([sys.executable, "-c", FULL, folder / "qemu.pid"]) as qemu:
+        try:
+            (folder / "qemu.pid").write_text(str(qemu.pid))
+            wait(lambda: (folder / "monitor.sock").exists() and (folder / "qtest.sock").exists(), 60, "the sockets")
+            yield folder
+        finally:
+            qemu.kill()
+
+
+def test_a_node_that_qemu_has_stopped_on_a_full_disk_says_so(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with full(state) as folder:
+        asked = lab(state, "status", "--ready")
+        monkeypatch.setenv("XDG_STATE_HOME", str(state))
+        node = fleet.nodes("t")[0]
+        with pytest.raises(LabError, match="node1 has been stopped: this host had no room for its disk") as failed:
+            node.wait_ssh()
+    assert asked.returncode == 1
+    assert f"node1 has been stopped: make room in {folder}, then `python -m lab power-cut node1`" in asked.stderr
+    assert failed.value.remedy.startswith(f"Make room in {folder}")
+
+
+def test_the_logs_of_a_node_that_does_not_answer_are_what_this_host_has(state: Path) -> None:
+    with full(state) as folder:
+        (folder / "console.log").write_text("the console's output")
+        collected = lab(state, "logs", "node1")
+    assert collected.returncode == 0
+    assert "node1 does not answer" in collected.stderr
+    assert [(file.name, file.read_text()) for file in Path(collected.stdout.strip()).iterdir()] == [
+        ("console.log", "the console's output")
+    ]
+
+
+def test_a_node_whose_start_was_interrupted_gets_its_time_source(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(state))
+    with full(state):
+        node = evolve(fleet.nodes("t")[0], ssh_port=free_udp_port())
+        node.power_on()
+        wait(lambda: is_taken(node.ssh_port), 60, "the time source")
+
+
+def free_udp_port() -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def is_taken(port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return True
+    return False
+
+
+def test_a_snapshot_that_could_not_be_saved_does_not_exist(state: Path) -> None:
+    with full(state) as folder:
+        (folder / "before.snapshot").write_text("{}")
+        failed = lab(state, "snapshot", "node1", "before")
+    assert failed.returncode == 1
+    assert "QEMU refused savevm before: Error: No space left on device" in failed.stderr
+    refused = lab(state, "restore", "node1", "before")
+    assert refused.returncode == 2
+    assert "node1 has no snapshot 'before'" in refused.stderr
+
+
+def test_an_interrupted_up_says_that_nodes_may_run(state: Path) -> None:
+    folder = state / "trackbed" / "lab" / "t"
+    folder.mkdir(parents=True)
+    environment = {**os.environ, "XDG_STATE_HOME": str(state), "TRACKBED_LAB": "t"}
+    command = [sys.executable, "-m", "lab", "up"]
+    with (
+        exclusive(folder / "lock", "nobody"),
+        subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as up,
+    ):
+        assert up.stderr is not None
+        assert "another command is changing lab t; waiting for it" in up.stderr.readline()
+        up.send_signal(signal.SIGINT)
+        rest = up.stderr.read()
+    assert up.returncode == 1
+    assert "interrupted: `python -m lab up` goes on from here, `python -m lab down` stops the nodes that run" in rest
 
 
 def test_a_bad_name_of_a_snapshot_is_bad_input(state: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.qemu import splitter
+from lab import companions
 
 FRAME = b"frame"
 
@@ -49,7 +49,7 @@ def until(condition: Callable[[], bool]) -> None:
 def outlet(folder: Path, qemu: subprocess.Popen[bytes]) -> Iterator[socket.socket]:
     """Where the node's QEMU sends; the NICs of the others are folder/b and folder/c."""
     path = folder / "a"
-    splitter.start({path: [folder / "b", folder / "c"]}, qemu.pid, folder / "log")
+    companions.start_splitter({path: [folder / "b", folder / "c"]}, qemu.pid, folder / "log")
     until(path.exists)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as made:
         made.settimeout(60)
