@@ -39,10 +39,12 @@ class Sriov:
     """The VFs of each PF, as the PF reports them.
 
     ``able``: PFs whose driver accepts every attribute of a VF, as mlx5 and ice nearly do; the others behave as igb.
+    ``resetting``: VFs that their PF does not report now.
     """
 
     kernel: Kernel
     able: set[str] = field(factory=set)
+    resetting: set[tuple[str, int]] = field(factory=set)
     _vfs: dict[str, dict[int, VfInfo]] = field(factory=dict)
 
     def add(self, physical: str) -> None:
@@ -60,7 +62,8 @@ class Sriov:
 
     def of(self, physical: str) -> tuple[VfInfo, ...]:
         """A PF's VFs as it reports them."""
-        return tuple(vf for _, vf in sorted(self._vfs.get(physical, {}).items()))
+        vfs = sorted(self._vfs.get(physical, {}).items())
+        return tuple(vf for index, vf in vfs if (physical, index) not in self.resetting)
 
     def count(self, physical: str) -> int:
         return len(self._vfs[physical])
