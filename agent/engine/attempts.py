@@ -143,7 +143,8 @@ def _write(context: PassContext, want: Wanted, kind: Kind, change: Change) -> Ou
             originals.give_up(change)
         unsupported = error.errno in (errno.EOPNOTSUPP, errno.ENOSYS)
         message = error.strerror or str(error)
-        outcome = Outcome(change, "unsupported" if unsupported else "failed", message, _remedy(error, change))
+        remedy = _remedy(error, kind, change)
+        outcome = Outcome(change, "unsupported" if unsupported else "failed", message, remedy)
         context.remember_failure(outcome)
         return outcome
     originals.made(context.machine, kind, change)
@@ -162,11 +163,12 @@ def write_of(have: Snapshot, change: Change) -> Write:
     return change, vf_links.index(have, change.target)
 
 
-def _remedy(error: OSError, change: Change) -> str:
+def _remedy(error: OSError, kind: Kind, change: Change) -> str:
     if change.remedy:
         return change.remedy
     if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS):
-        return f"take {change.field} out of the spec, or mark the NIC required: false"
+        without = f"give {kind.OFF}" if kind.OFF else f"take {change.field} out of the spec"
+        return f"{without}, or mark the NIC required: false"
     return "it is tried again; see the kernel's log (dmesg) for the driver's reason"
 
 

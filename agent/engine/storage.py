@@ -1,7 +1,7 @@
-"""Network storage that is in use: mounts of network file systems, and connections of NVMe over Fabrics and of iSCSI.
+"""Network storage that is in use: mounts of network file systems, block devices of Ceph, NVMe over Fabrics, and iSCSI.
 
-How sysfs shows iSCSI is taken from the kernel's source (drivers/scsi/scsi_transport_iscsi.c, iscsi_tcp.c,
-drivers/infiniband/ulp/iser/iscsi_iser.c), and was not run.
+How sysfs shows block devices of Ceph is taken from Documentation/ABI/testing/sysfs-bus-rbd, and how it shows iSCSI from the
+kernel's source (drivers/scsi/scsi_transport_iscsi.c, iscsi_tcp.c, drivers/infiniband/ulp/iser/iscsi_iser.c): neither was run.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ NVME_ENDS = ("host_iface", "host_traddr", "src_addr")
 # The kernel shows a file system in user space as fuse.NAME (fs/fuse/inode.c).
 NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "ceph", "cifs", "smb3", "lustre", "9p", "fuse.glusterfs"})
 
+RBD = "/sys/bus/rbd/devices"
 NVME = "/sys/class/nvme"
 ISCSI_HOSTS = "/sys/class/iscsi_host"
 ISCSI_CONNECTIONS = "/sys/class/iscsi_connection"
@@ -45,7 +46,7 @@ class Storage:
 
 def storage(files: Files) -> frozenset[Storage]:
     """All network storage in use."""
-    return frozenset((*_mounts(files), *_nvme(files), *_iscsi(files)))
+    return frozenset((*_mounts(files), *_rbd(files), *_nvme(files), *_iscsi(files)))
 
 
 def _mounts(files: Files) -> Iterator[Storage]:
@@ -66,6 +67,16 @@ def _server_options(options: str) -> Iterator[str]:
         if name in SERVER_OPTIONS:
             # A link-local address has the netdev behind it.
             yield from _bare(value.partition("%")[0])
+
+
+def _rbd(files: Files) -> Iterator[Storage]:
+    for number in names_or_none(files, RBD):
+        try:
+            text = read_or(files, f"{RBD}/{number}/config_info", "")
+        except PermissionError:
+            continue  # only root may read it: behind the monitors' addresses it may have a key
+        for server in _addresses(text.partition(" ")[0]):
+            yield Storage(f"rbd{number}", server)
 
 
 def _nvme(files: Files) -> Iterator[Storage]:

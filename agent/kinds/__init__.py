@@ -125,6 +125,8 @@ class Kind(Observer):
     wants. It may raise the kernel's OSError, and is then called again after the next such pass.
 
     ``OTHER_WRITERS``: programs known to set the same state, by the names of their processes.
+
+    ``OFF``: what the spec gives so that the agent leaves such state alone, for a kind whose fields are not keys of the spec.
     """
 
     plan: Callable[[Wanted, Snapshot], list[Change]]
@@ -141,6 +143,7 @@ class Kind(Observer):
     netdev_index: Callable[[Snapshot, Change], int] = _no_netdev
     remember: Callable[[Machine, Wanted, Snapshot], None] = _nothing_to_remember
     OTHER_WRITERS: tuple[str, ...] = ()
+    OFF: str = ""
 
 
 def declared(module: ModuleType) -> Observer:

@@ -40,6 +40,7 @@ AFTER = ("channels", "irqbalance", "rings")
 UNKNOWN_UNTIL = ("vfs", "bindings", "links", "vf_links", "channels")
 REACH = "function"
 OTHER_WRITERS = ("irqbalance", "tuned")
+OFF = "irqs.pin: false"
 
 MANAGEMENT = "management"
 # The role of a queue's interrupt whose name has none.

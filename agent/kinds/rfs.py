@@ -25,6 +25,7 @@ AFTER = ("queues", "rps")
 UNKNOWN_UNTIL = ("vfs", "bindings", "links", "vf_links", "channels")
 REACH = "device"
 OTHER_WRITERS = ("tuned",)
+OFF = "rfs.enable: false"
 
 ENTRIES = finest(FLOW_ENTRIES)
 

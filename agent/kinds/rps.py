@@ -22,6 +22,7 @@ AFTER = ("queues",)
 UNKNOWN_UNTIL = ("vfs", "bindings", "links", "vf_links", "channels")
 REACH = "function"
 OTHER_WRITERS = ("tuned",)
+OFF = "rps.enable: false"
 
 
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Any]:

@@ -6,6 +6,8 @@ import errno
 from collections.abc import Mapping
 from typing import Any
 
+from attrs import evolve
+
 from agent.hardware.functions import ifindex_of, link_of, netdev, netdev_of, vf_count
 from agent.kinds import Reading, links, vf_drivers, vfs
 from agent.machine import Machine, VfInfo
@@ -26,6 +28,9 @@ UNKNOWN_UNTIL: tuple[str, ...] = ()
 REACH = "function"
 OTHER_WRITERS = ("sriov-network-config-daemon", "libvirtd", "virtqemud", "NetworkManager")
 REMAKES_NETDEV = tuple(attribute.name for attribute in attributes.ordered() if attribute.remakes_netdev)
+
+RESETTING = 1.0
+"""Seconds that a VF's reset may take (ice, i40e): so it is looked at again soon."""
 
 _NAMES = tuple(attributes.by_name())
 _MAY_BE_LAST = tuple((attribute.name, attribute.last) for attribute in attributes.ordered() if attribute.last)
@@ -49,6 +54,8 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
     changes = []
     for address, nic in links.usable(want, have):
         reported: Mapping[int, VfInfo] = have[NAME].get(address, {})
+        count: vfs.VfCount | None = have[vfs.NAME].get(address)
+        there = count.count if count else 0
         for index in range(nic.vf_count() or 0):
             wanted = nic.vf(index)
             for name in _in_order(wanted, reported.get(index)):
@@ -65,8 +72,20 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
                         remedy=_remedy(nic, index, name),
                         skip_if_owned=wanted.owner != "trackbed",
                     )
-                    changes.append(change if index in reported else vfs.absent(change))
+                    if index not in reported:
+                        change = _unreported(change) if index < there else vfs.absent(change)
+                    changes.append(change)
     return changes
+
+
+def _unreported(change: Change) -> Change:
+    """The same change, blocked for now because the PF's driver says nothing of the VF."""
+    return evolve(
+        change,
+        blocker="its PF reports nothing of it now, as while it resets the VF",
+        remedy="see the kernel log (dmesg) if that lasts",
+        grace_period=RESETTING,
+    )
 
 
 def _disruption(nic: WantedNic, have: Snapshot, index: int, name: str) -> Disruption:

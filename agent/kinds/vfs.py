@@ -113,6 +113,13 @@ def apply(machine: Machine, change: Change) -> None:
             machine.files.write(f"{path}/sriov_numvfs", str(change.after))
     except OSError as error:
         raise OSError(error.errno, f"{_explain(error)}{_put_back(machine, path, change)}") from error
+    # A driver may make fewer, which the kernel takes for a success (sriov_numvfs_store, drivers/pci/iov.c).
+    made = vf_count(machine.files, change.device)
+    if made != change.after:
+        message = (
+            f"the driver has made {made} of {change.after} VFs: it has no room for more; lower vfs.count, or see dmesg"
+        )
+        raise OSError(errno.ENOSPC, message)
 
 
 def _put_back(machine: Machine, path: str, change: Change) -> str:

@@ -20,6 +20,7 @@ AFTER = ("queues",)
 UNKNOWN_UNTIL = ("vfs", "bindings", "links", "vf_links", "channels")
 REACH = "function"
 OTHER_WRITERS = ("tuned",)
+OFF = "xps.enable: false"
 
 
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Any]:

@@ -36,7 +36,7 @@ from pyroute2.netlink.rtnl.iprsocket import IPRSocket
 from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
 from agent.linux import routing, uppers, vf_config
-from agent.linux.messages import ATTRIBUTE, ask, attribute, attributes, decoder, dump, layout, numbers
+from agent.linux.messages import ATTRIBUTE, NLA_TYPE_MASK, ask, attribute, attributes, decoder, dump, layout, numbers
 from agent.linux.sockets import closed_in_the_end
 from agent.machine import Link, Route, Rule
 
@@ -47,6 +47,7 @@ IFLA_ADDRESS, IFLA_IFNAME, IFLA_MTU = _IFLA["IFLA_ADDRESS"], _IFLA["IFLA_IFNAME"
 IFLA_TXQLEN, IFLA_CARRIER, IFLA_PERM_ADDRESS = _IFLA["IFLA_TXQLEN"], _IFLA["IFLA_CARRIER"], _IFLA["IFLA_PERM_ADDRESS"]
 IFLA_PROP_LIST, IFLA_ALT_IFNAME = _IFLA["IFLA_PROP_LIST"], _IFLA["IFLA_ALT_IFNAME"]
 IFLA_LINKINFO, IFLA_INFO_SLAVE_KIND = _IFLA["IFLA_LINKINFO"], numbers(ifinfmsg.ifinfo)["IFLA_INFO_SLAVE_KIND"]
+IFLA_VF_INFO = numbers(ifinfmsg.vflist)["IFLA_VF_INFO"]
 IFLA_NUM_VF, IFLA_VFINFO_LIST, IFLA_EXT_MASK = _IFLA["IFLA_NUM_VF"], _IFLA["IFLA_VFINFO_LIST"], _IFLA["IFLA_EXT_MASK"]
 
 # include/uapi/linux/rtnetlink.h; pyroute2 has no names for them.
@@ -315,15 +316,30 @@ def _link_attributes(body: bytes) -> dict[int, bytes]:
         start = end + ATTRIBUTE.size
         end = start + (len(value) + 3 & ~3)
         if kind == IFLA_VFINFO_LIST:
-            end = start
-            for _ in range(count):
-                size, _ = ATTRIBUTE.unpack_from(body, end)
-                if size < ATTRIBUTE.size:
-                    raise ValueError(f"the entry of a VF has {size} bytes")
-                end += size + 3 & ~3
+            end = _end_of_vfs(body, start, count)
             return {**by_kind, kind: body[start:end], **dict(attributes(body, end))}
         by_kind[kind] = value
     return by_kind
+
+
+def _end_of_vfs(body: bytes, start: int, most: int) -> int:
+    """The end of a list of VFs that begins at ``start``.
+
+    The kernel leaves out a VF of which the PF's driver says nothing, as ice does while it resets the VF (rtnl_fill_vfinfo,
+    net/core/rtnetlink.c; ice_get_vf_cfg). What follows the list never looks like an entry: IFLA_ADDRESS, which has the same
+    number, comes before the list.
+    """
+    end = start
+    for _ in range(most):
+        if end + ATTRIBUTE.size > len(body):
+            break
+        size, kind = ATTRIBUTE.unpack_from(body, end)
+        if kind & NLA_TYPE_MASK != IFLA_VF_INFO:
+            break
+        if size < ATTRIBUTE.size:
+            raise ValueError(f"the entry of a VF has {size} bytes")
+        end += size + 3 & ~3
+    return end
 
 
 def _text(value: bytes) -> str:

@@ -39,10 +39,13 @@ class Sriov:
     """The VFs of each PF, as the PF reports them.
 
     ``able``: PFs whose driver accepts every attribute of a VF, as mlx5 and ice nearly do; the others behave as igb.
+    ``resetting``: VFs that their PF does not report now. ``room``: how many VFs a PF makes at most, whatever is written.
     """
 
     kernel: Kernel
     able: set[str] = field(factory=set)
+    resetting: set[tuple[str, int]] = field(factory=set)
+    room: dict[str, int] = field(factory=dict)
     _vfs: dict[str, dict[int, VfInfo]] = field(factory=dict)
 
     def add(self, physical: str) -> None:
@@ -60,7 +63,8 @@ class Sriov:
 
     def of(self, physical: str) -> tuple[VfInfo, ...]:
         """A PF's VFs as it reports them."""
-        return tuple(vf for _, vf in sorted(self._vfs.get(physical, {}).items()))
+        vfs = sorted(self._vfs.get(physical, {}).items())
+        return tuple(vf for index, vf in vfs if (physical, index) not in self.resetting)
 
     def count(self, physical: str) -> int:
         return len(self._vfs[physical])
@@ -78,6 +82,7 @@ class Sriov:
             raise error(errno.ERANGE, path)
         if now and count and now != count:
             raise error(errno.EBUSY, path)
+        count = min(count, self.room.get(physical, count))
         if not count:
             for index in list(self._vfs[physical]):
                 vf = _address(physical, index)

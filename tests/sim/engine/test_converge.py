@@ -283,6 +283,17 @@ def test_a_refused_number_of_vfs_has_the_kernel_s_reasons(kernel: Kernel, refusa
     assert all(said in outcome.error for outcome in failed)
 
 
+def test_a_driver_that_makes_fewer_vfs_is_named_and_asked_once(kernel: Kernel) -> None:
+    """As bnxt does for lack of rings (bnxt_sriov_enable): the kernel takes fewer for a success (sriov_numvfs_store)."""
+    kernel.sriov.room[PF0] = 3
+    result = settle(kernel.machine(), spec(5))
+    (failed,) = [outcome for outcome in result.outcomes if outcome.result == "failed"]
+    assert failed.error == "the driver has made 3 of 5 VFs: it has no room for more; lower vfs.count, or see dmesg"
+    path = f"/sys/bus/pci/devices/{PF0}/sriov_numvfs"
+    assert [text for where, text in kernel.writes if where == path] == ["5"]
+    assert len(kernel.vfs(PF0)) == 3
+
+
 def test_if_the_vfs_before_cannot_be_made_again_either_the_message_says_both(kernel: Kernel) -> None:
     result = settle(kernel.machine(), spec())
 

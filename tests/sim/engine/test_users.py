@@ -180,6 +180,18 @@ def test_an_iscsi_session_from_an_address_of_a_nic_uses_it_whatever_the_route_is
     assert users_of(kernel) == {PF: (User("iscsi session1 of 10.0.0.9"),)}
 
 
+def test_a_block_device_of_ceph_uses_the_nic_through_which_a_monitor_is_reached(kernel: Kernel) -> None:
+    monitors = "10.0.0.9:6789,[fd00::9]:6789"
+    path = "/sys/bus/rbd/devices/7/config_info"
+    kernel.tree.put(path, f"{monitors} name=admin,secret=10.0.0.8 rbd image -")
+    assert users_of(kernel) == {}
+    kernel.servers |= {"fd00::9": "enp33s0", "10.0.0.8": "enp33s0"}
+    kernel.netlink.set_link(kernel.netdev(PF).ifindex, up=True)
+    assert users_of(kernel) == {PF: (User("rbd7 of fd00::9"),)}
+    kernel.locked_down.add(path)
+    assert users_of(kernel) == {}
+
+
 def test_a_session_of_iser_uses_the_function_that_its_host_is_below(kernel: Kernel) -> None:
     vf = vf_addresses(kernel.files, PF)[1]
     put_iscsi(kernel, f"/sys/bus/pci/devices/{vf}/host4")

@@ -306,6 +306,7 @@ def test_an_interrupt_that_the_kernel_manages_is_unsupported_and_left_alone(kern
     refused = [outcome for outcome in result.outcomes if outcome.change.kind == "irqs"]
     assert {outcome.result for outcome in refused} == {"unsupported"}
     assert {outcome.error for outcome in refused} == {"the kernel manages this interrupt's affinity"}
+    assert {outcome.remedy for outcome in refused} == {"give irqs.pin: false, or mark the NIC required: false"}
     kernel.writes.clear()
     converge(kernel.machine(), Goal(spec()), Memory(lambda: 100.0, failures), result.have)
     assert kernel.writes == []

@@ -333,6 +333,22 @@ def test_only_a_vf_whose_driver_may_miss_its_carrier_is_set_down_and_up_for_it(k
     assert [c.message for c in result.conditions if c.type == "Carrier"] == [f"no carrier on enp33s0v1 ({PF}#1)"]
 
 
+def test_a_vf_that_its_pf_is_resetting_is_looked_at_again_soon(kernel: Kernel) -> None:
+    failures = Failures()
+    assert is_ready(settle(kernel, spec(group(trust=True)), failures).conditions)
+    kernel.sriov.resetting.add((PF, 1))
+    kernel.writes.clear()
+    result = settle(kernel, spec(group(trust=True)), failures)
+    assert not is_ready(result.conditions)
+    (converged,) = [condition for condition in result.conditions if condition.type == "Converged"]
+    assert "its PF reports nothing of it now" in converged.message
+    assert kernel.writes == []
+    assert failures.next_try() == 0.25
+    kernel.sriov.resetting.clear()
+    assert is_ready(settle(kernel, spec(group(trust=True)), failures).conditions)
+    assert kernel.writes == []
+
+
 def test_a_vf_in_a_bond_keeps_its_own_address_behind_the_bond_s(kernel: Kernel) -> None:
     settle(kernel, spec(group()))
     vf = kernel.netdev(address(kernel, 1))

@@ -282,6 +282,18 @@ def test_a_list_of_vfs_beyond_its_16_bit_length_is_read_whole(count: int) -> Non
     assert [vf.index for vf in link.vfs] == list(range(count))
 
 
+@pytest.mark.parametrize("reported", [[], [0, 2], [1, 2]])
+@pytest.mark.parametrize("after", [attribute(54, bytes.fromhex("020000000001")), b""])
+def test_a_vf_that_its_pf_is_resetting_is_missing_from_the_list(reported: list[int], after: bytes) -> None:
+    """ice reports no VF that is in reset (ice_get_vf_cfg), and the kernel leaves it out (rtnl_fill_vfinfo)."""
+    entries = (attribute(1, attribute(VF["IFLA_VF_MAC"], struct.pack("=I", index) + bytes(32))) for index in reported)
+    names = [(IFLA_IFNAME, b"fab0\0"), (IFLA_MTU, struct.pack("=I", 9000)), (IFLA_NUM_VF, struct.pack("=I", 3))]
+    head = IFINFOMSG.pack(0, 1, 7, 1, 0) + b"".join(attribute(kind, value) for kind, value in names)
+    link = decode_link(head + attribute(IFLA_VFINFO_LIST, b"".join(entries)) + after)
+    assert [vf.index for vf in link.vfs] == reported
+    assert link.permanent_mac == ("02:00:00:00:00:01" if after else "")
+
+
 @pytest.mark.parametrize(("count", "size"), [(0xFFFFFFFF, 0), (0xFFFFFFFF, 4), (2, 3)])
 def test_a_list_of_vfs_that_has_no_end_is_refused(count: int, size: int) -> None:
     entries = attribute(IFLA_VFINFO_LIST, struct.pack("=HH", size, 1) * 8)
