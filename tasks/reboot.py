@@ -274,6 +274,9 @@ def _boot_id(host: Host) -> str | None:
     host.disconnect()
     try:
         with Timeout(ATTEMPT_TIMEOUT):
+            # pyinfra keeps it open. paramiko would then print an error when the booted host refuses the next packet on it.
+            if (client := getattr(host.connector, "client", None)) is not None:
+                client.close()
             host.connector.connect()
             host.connected = True
             succeeded, output = host.run_shell_command(StringCommand("cat", "/proc/sys/kernel/random/boot_id"))

@@ -88,7 +88,9 @@ class TransportFactory:
         """Make a transport over a socket, or over paramiko's channel through a bastion."""
         if isinstance(sock, socket.socket):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, GIVEN_UP_S * 1000)
+            # Only Linux has it. Elsewhere TCP's own limits apply.
+            if hasattr(socket, "TCP_USER_TIMEOUT"):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, GIVEN_UP_S * 1000)
         transport = Transport(sock, **settings)
         transport.sock.settimeout(WAKE_S)
         transport.set_keepalive(KEEP_ALIVE_S)

@@ -33,7 +33,8 @@ META = re.compile(
     r"|modules-nvidia-(?!\S*-\d+\.\d+\.\d+-)\S+)"
 )
 DNF5_LOCKS = "/etc/dnf/versionlock.toml"
-RHEL = re.compile(r"kernel(-(core|modules|modules-core|modules-extra|devel|uek\S*|64k\S*))?")
+RHEL = re.compile(r"kernel(-(core|modules|modules-core|modules-extra|devel|devel-matched|uek\S*|64k\S*))?")
+_WITH_MATCHED = ("rhel", "centos", "rocky", "almalinux", "ol", "fedora")
 
 
 @frozen
@@ -127,7 +128,7 @@ def install(release: str | None, headers: bool, system: OperatingSystem) -> Comm
     )
     wanted = _kernel(target, system) if release else ()
     if headers:
-        wanted = (*wanted, _headers(target, system))
+        wanted = (*wanted, _headers(target, system), *_matched(target, system))
     yield from vendor_repository.packages._inner(wanted=wanted, family=system.family, hold=False, remedy=remedy)
 
 
@@ -145,6 +146,21 @@ def _headers(release: str, system: OperatingSystem) -> Package:
         name, version = rpm(release)
         return Package(f"{name}-devel", version)
     return Package(f"linux-headers-{release}")
+
+
+def _matched(release: str, system: OperatingSystem) -> tuple[Package, ...]:
+    """For an operation: the package kernel-devel-matched of a release, which holds kernel and headers at one version.
+
+    EPEL's dkms requires it since RHEL 9, in any version. If none is there, dnf takes the newest, and with it the newest
+    kernel-core, which the next boot would take, without its modules.
+    """
+    if system.identity not in _WITH_MATCHED or system.major < 9:
+        return ()
+    kernel, version = rpm(release)
+    have, name = packages.installed(system.family), f"{kernel}-devel-matched"
+    if kernel.endswith("uek") or ("dkms" in have and name not in have):
+        return ()
+    return (Package(name, version),)
 
 
 def rpm(release: str) -> tuple[str, str]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from attrs import frozen
 from pyinfra.api.command import StringCommand
 from pyinfra.api.operation import OperationMeta, operation
 from pyinfra.context import host
 
-from agent.spec.sysctl_names import meaning, path
+from agent.spec.sysctl_names import SYSCTL, identity, meaning, path
 from tasks.common.commands import Commands, changes, refuse, script, warn
 from tasks.common.facts import FactBase
 
@@ -29,6 +30,51 @@ class SysctlValues(FactBase[dict[str, str]]):
     def process(self, output: list[str]) -> dict[str, str]:
         """Parse lines of path and value; runs of white space become one space."""
         return {path: " ".join(value.split()) for path, _, value in (line.partition(" ") for line in output)}
+
+
+# In the order of sysctl.d(5): of files with one name, that of the first folder counts, and the last name is read last.
+_LATER = """
+seen=
+for folder in "$2/etc" "$2/run" "$2/usr/local/lib" "$2/usr/lib" "$2/lib"; do
+  for file in "$folder"/sysctl.d/*.conf; do
+    name=${file##*/}
+    case " $seen " in *" $name "*) continue ;; esac
+    case $name in *[[:space:]]*) continue ;; esac
+    [ -r "$file" ] || continue
+    seen="$seen $name"
+    [ "$(printf '%s\\n' "$name" "$1" | LC_ALL=C sort | tail -n 1)" != "$1" ] || continue
+    awk -v at="$name ${file#"$2"} " '/^[ \\t]*-?[A-Za-z0-9][^=]*=/ { sub(/^[ \\t]*-?/, ""); print at $0 }' "$file"
+  done
+done | LC_ALL=C sort -s -k 1,1
+"""
+
+
+@frozen
+class Setting:
+    """A line of a file in sysctl.d."""
+
+    file: str
+    name: str
+    value: str
+
+
+class LaterSettings(FactBase[list[Setting]]):
+    """The settings that a boot makes after ours, in their order. A name with wildcards yields to a full one (sysctl.d(5))."""
+
+    default = list
+
+    def command(self) -> StringCommand:
+        """Read the files whose names come after ours."""
+        return script(_LATER, PATH.rpartition("/")[2], "")
+
+    def process(self, output: list[str]) -> list[Setting]:
+        """Parse lines of a file's name and path, and `name=value`."""
+        lines = (line.split(" ", 2)[1:] for line in output)
+        return [
+            Setting(file, name.strip(), value.strip())
+            for file, (name, _, value) in ((file, text.partition("=")) for file, text in lines)
+            if "*" not in name
+        ]
 
 
 _LOAD = """
@@ -62,6 +108,23 @@ def load(wanted: Mapping[str, str], settings: OperationMeta) -> Commands:
     if others := _others(wanted, have):
         listed = ", ".join(f"{name} is {value}, not {wanted[name]}" for name, value in sorted(others.items()))
         yield refuse(f"boot.sysctls: after {PATH} was loaded, {listed}: the kernel does not take the value; correct it")
+        return
+    later: list[Setting] = host.get_fact(LaterSettings)
+    for name, setting in _overridden(wanted, later).items():
+        yield refuse(
+            f"boot.sysctls: a boot reads {setting.file} after {PATH}, and that sets {name} to {setting.value}, not "
+            f"{wanted[name]}; remove it there"
+        )
+
+
+def _overridden(wanted: Mapping[str, str], later: list[Setting]) -> dict[str, Setting]:
+    """The sysctls to which the last of the later settings gives another value."""
+    last = {identity(setting.name): setting for setting in later if SYSCTL.fullmatch(setting.name)}
+    return {
+        name: last[identity(name)]
+        for name, value in sorted(wanted.items())
+        if identity(name) in last and meaning(name, last[identity(name)].value) != meaning(name, value)
+    }
 
 
 def _values(wanted: Mapping[str, str]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from pyinfra.operations import server
 
 from tasks import reboot
 from tasks.common.commands import Commands, script
-from tests.deploy.conftest import Node, OwnConnector
+from tests.deploy.conftest import Connector, Node, OwnConnector
 
 REQUESTS = "for task in *"
 BOOT_ID = "cat /proc/sys/kernel/random/boot_id"
@@ -199,6 +199,27 @@ def test_the_program_that_gives_sudo_its_password_is_not_deleted_by_the_old_conn
         result = node.deploy(code, {REQUESTS: due}, later)
     assert not result.failed
     assert not any("askpass" in command for command in result.ran)
+
+
+def test_the_old_connection_is_closed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reboot, "POLL_INTERVAL", 0)
+    closed = []
+
+    class WithClient(Connector):
+        """Has a client as pyinfra's SSH connector has."""
+
+        class client:
+            @staticmethod
+            def close() -> None:
+                closed.append("closed")
+
+    reachable = evolve(node, data={"reboot": {"policy": "allow"}}, connector=WithClient)
+    due = ["boot-1", f"boot boot-1 {REASON} "]
+    result = reachable.deploy(
+        reboot.by_policy, {REQUESTS: due}, {REQUESTS: Turns([due, ["boot-2"]]), BOOT_ID: ["boot-2"]}
+    )
+    assert not result.failed
+    assert closed == ["closed"]
 
 
 def test_a_host_that_does_not_come_back_fails(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,15 @@ def in_force(node: Node) -> Iterator[Finding]:
             if actual in ("Y", "N"):
                 # The kernel prints these for a boolean parameter, and also accepts 1, y and others.
                 value = {"1": "Y", "y": "Y", "0": "N", "n": "N"}.get(value, value)
-            yield equal(module, f"parameter {name}", value, actual)
+            yield equal(module, f"parameter {name}", shown(value), shown(actual))
+
+
+def shown(value: str) -> str:
+    """A number in decimal notation: the kernel takes 0x1f, and prints 31 (hexint: 0x0000001f)."""
+    try:
+        return str(int(value, 0))
+    except ValueError:
+        return value
 
 
 def test_modules_are_loaded_with_their_options(node: Node) -> None:

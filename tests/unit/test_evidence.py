@@ -9,6 +9,7 @@ import testinfra
 
 from agent.spec.node import from_mapping, to_json
 from tests.node.evidence import Node, read_node
+from tests.node.test_modules import in_force
 
 FUNCTIONS = """pf|0000:c1:00.0|15b3|1021|mlx5_core|ens3|1|02:00:00:00:03:00
 pf|0000:21:00.0|15b3|1021|mlx5_core|ens1|0|02:00:00:00:01:00
@@ -148,3 +149,13 @@ def test_each_family_names_the_interrupts_of_its_queues_in_its_own_way() -> None
     assert by_driver("cxgb4", two_ports) == [None, 0, 1, 2, 3]
     mlx4 = ["mlx4-async@pci:0000:21:00.0", "mlx4-17@0000:21:00.0", "mlx4-18@0000:21:00.0"]
     assert by_driver("mlx4_core", mlx4) == [None, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("given", "actual", "same"), [("0x1f", "31", True), ("31", "0x0000001f", True), ("1", "Y", True), ("8", "9", False)]
+)
+def test_a_module_s_parameter_may_be_in_another_notation_than_the_kernel_s(given: str, actual: str, same: bool) -> None:
+    answers = {"for file in": f"options mlx5_core prof_sel={given}\n", "/sys/module": actual}
+    host: Any = Shell({"nics": []}, **answers)
+    [finding] = in_force(read_node(host))
+    assert finding.ok is same

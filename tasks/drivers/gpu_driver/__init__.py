@@ -21,7 +21,7 @@ from io import StringIO
 from typing import Literal
 
 from attrs import field, frozen
-from pyinfra.api.command import QuoteString, StringCommand
+from pyinfra.api.command import StringCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.exceptions import DeployError
 from pyinfra.api.operation import operation
@@ -214,24 +214,30 @@ echo 'the repositories have no such stream of nvidia-driver'
 def enable_stream(names: tuple[str, ...], version: str, streams: tuple[str, ...]) -> Commands:
     """For the RHEL family: enable the stream of the driver, before its packages are installed.
 
-    NVIDIA's repositories for RHEL 8 and 9 have the driver in a module. dnf sees only the packages of the enabled stream, which
-    by default is that of the open modules (the guide's table of kernel modules).
+    NVIDIA's repositories for RHEL 8 and 9 have a module. dnf sees only packages of its enabled stream, by default the open one.
     """
     have = packages.installed("rhel")
     text = host.get_fact(Texts, paths=(MODULE_FILE,)).get(MODULE_FILE, "")
-    lines = {line.replace(" ", "") for line in text.splitlines()}
+    lines = text.replace(" ", "").splitlines()
     if not _missing(names, version, "rhel") or vendor_repository.has_dnf5(have):
         host.noop("no package is to be installed")
-    elif {"state=enabled", f"stream={streams[0]}"} <= lines:
+    elif "state=enabled" in lines and f"stream={streams[0]}" in lines:
         host.noop(f"the stream {streams[0]} is enabled")
     else:
         yield script(_STREAM, *streams)
 
 
+# Without any lock the next update of the system would replace the driver. So the former ones return if there are no new ones.
 _LOCK = (
     holds.NOTED
     + """
-noted "$1" dnf versionlock add "$2" || { echo "$3" >&2; exit 1; }
+set -f  # locks have wildcards
+wanted=$2 remedy=$3 notes=$1 before=$(locks '') lost=; shift 3
+if [ $# != 0 ]; then dnf versionlock delete "$@"; fi
+if noted "$notes" dnf versionlock add "$wanted"; then exit 0; fi
+for lock in $before; do locks '' | grep -qxFe "$lock" || lost="$lost $lock"; done
+if [ -n "$lost" ]; then dnf versionlock add --raw $lost; fi
+echo "$remedy" >&2; exit 1
 """
 )
 
@@ -249,9 +255,7 @@ def lock(version: str) -> Commands:
         host.noop(f"the driver's packages are locked at {version}")
         return
     yield from vendor_repository.lock_plugin(packages.installed("rhel"))
-    if others:
-        yield StringCommand("dnf", "versionlock", "delete", *map(QuoteString, others))
-    yield script(_LOCK, holds.PATH, f"*{LOCKED}*{version}*", _remedy(version, ("the driver",)))
+    yield script(_LOCK, holds.PATH, f"*{LOCKED}*{version}*", _remedy(version, ("the driver",)), *others)
 
 
 def _remedy(version: str, names: Sequence[str]) -> str:

@@ -34,22 +34,24 @@ def start(fabric_manager: bool, persistence: bool) -> None:
         service(name="Persistence daemon", unit=PERSISTENCE, key="persistence", remedy="its journal is above")
 
 
+# A drop-in of the operator's may replace the package's command.
 _COMMAND = """
-file=$(systemctl show --property=FragmentPath --value "$1")
-if [ -e "$file" ]; then sed -n 's/^ExecStart=//p' "$file"; fi
+for file in $(systemctl show --property=FragmentPath --value "$1") $(systemctl show --property=DropInPaths --value "$1"); do
+  if [ "$file" != "$2" ] && [ -e "$file" ]; then sed -n 's/^ExecStart=//p' "$file"; fi
+done
 """
 
 
 class DaemonCommand(FactBase[str | None]):
-    """The persistence daemon's command line in the package's unit; None: there is no such unit."""
+    """The persistence daemon's command line in its unit, without Trackbed's drop-in; None: there is no such unit."""
 
     def command(self) -> StringCommand:
-        """Read the unit's file."""
-        return script(_COMMAND, f"{PERSISTENCE}.service")
+        """Read the unit's files, in their order."""
+        return script(_COMMAND, f"{PERSISTENCE}.service", DROP_IN)
 
     def process(self, output: list[str]) -> str | None:
-        """Take the only line."""
-        return output[0].strip() if output else None
+        """Take the last line that is not empty: an empty one removes those before it."""
+        return next((line.strip() for line in reversed(output) if line.strip()), None)
 
 
 _RESTART = """

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -266,7 +267,7 @@ OTHERS = ["kernel-0:5.14.0-427.el9.*", "nvidia-container-toolkit-0:1.20.1-1.*"]
 @pytest.mark.parametrize(
     ("locks", "commands"),
     [
-        ([*OTHERS, *OLDER], ["dnf versionlock delete libnvidia-ml nvidia-open", "add"]),
+        ([*OTHERS, *OLDER], ["add instead of libnvidia-ml nvidia-open"]),
         (OTHERS, ["add"]),
         ([*OTHERS, f"nvidia-open-3:{VERSION}-1.*"], []),
     ],
@@ -275,7 +276,35 @@ def test_dnf_locks_only_the_driver_at_its_version(node: Node, locks: list[str], 
     wants(node)
     there = {**fresh(ROCKY_9), "versionlock.list": locks, "rpm --queryformat": "python3-dnf-plugin-versionlock 4.3-1"}
     done = node.deploy(gpu_driver.install, there).commands.get(f"{PREFIX}Version", [])
-    assert ["add" if f" '*nvidia*{VERSION}*' " in command else command for command in done] == commands
+    remedy = f" '*nvidia*{VERSION}*' 'gpu_driver: the repository must have version {VERSION} of the driver'"
+    ends = [command.partition(remedy)[2] for command in done if remedy in command]
+    assert [f"add instead of{former}" if former else "add" for former in ends] == commands
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_former_locks_return_if_the_repository_does_not_have_the_new_version(tmp_path: Path, there: bool) -> None:
+    locks, program = tmp_path / "versionlock.list", tmp_path / "dnf"
+    locks.write_text("\n".join(["# by hand", *OTHERS, *OLDER]) + "\n")
+    program.write_text("""#!/bin/sh
+shift
+case "$*" in
+delete*) grep -v nvidia-open "$LOCKS" | grep -v libnvidia-ml > "$LOCKS.new"; mv "$LOCKS.new" "$LOCKS" ;;
+"add --raw "*) shift 2; printf '%s\\n' "$@" >> "$LOCKS" ;;
+add*) if [ "$THERE" = True ]; then echo nvidia-open-3:580.95.05-1.* >> "$LOCKS"; else exit 1; fi ;;
+esac
+""")
+    program.chmod(0o755)
+    # In the place of the node's file: the rest of the script is what it is.
+    text = gpu_driver._LOCK.replace("set -f", 'locks() { sed /^#/d "$LOCKS"; }\nset -f')
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "LOCKS": str(locks), "THERE": str(there)}
+    done = subprocess.run(
+        ["sh", "-ec", text, "sh", str(tmp_path / "holds"), "*nvidia*", "another version", "libnvidia-ml", "nvidia-open"],
+        capture_output=True, text=True, check=False, env=environment,
+    )  # fmt: skip
+    assert done.returncode == (0 if there else 1)
+    now = ["nvidia-open-3:580.95.05-1.*"] if there else OLDER
+    assert locks.read_text().splitlines() == ["# by hand", *OTHERS, *now]
+    assert ("another version" in done.stderr) is not there
 
 
 def test_on_dnf5_no_driver_is_installed_that_could_not_be_held(node: Node) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from tasks.drivers import gpu_driver
 from tasks.drivers.gpu_driver import modules as driver_modules
+from tasks.drivers.gpu_driver import services
 from tasks.packages import Family
 from tests.deploy.test_scripts import program, sh
 
@@ -123,3 +124,22 @@ def test_a_driver_that_does_not_load_shows_the_remedy(tmp_path: Path) -> None:
     program(tmp_path / "dmesg", "echo 'NVRM: No NVIDIA GPU found.'")
     with pytest.raises(AssertionError, match=r"NVRM: No NVIDIA GPU found\.\s+the remedy"):
         sh(driver_modules._LOAD, "no", "the remedy", PATH=f"{tmp_path}:{os.environ['PATH']}")
+
+
+def test_the_daemon_s_command_is_that_of_the_operators_drop_in_and_not_of_ours(tmp_path: Path) -> None:
+    unit, theirs, ours = (tmp_path / name for name in ("nvidia-persistenced.service", "override.conf", "trackbed.conf"))
+    unit.write_text("[Service]\nExecStartPre=/bin/true\nExecStart=/usr/bin/nvidia-persistenced --no-persistence-mode\n")
+    theirs.write_text("[Service]\nExecStart=\nExecStart=/usr/bin/nvidia-persistenced --verbose\n")
+    ours.write_text("[Service]\nExecStart=\nExecStart=/usr/bin/other\n")
+    program(
+        tmp_path / "bin/systemctl",
+        f'case "$*" in *FragmentPath*) echo {unit} ;; *) [ -z "$DROP_INS" ] || echo "$DROP_INS" ;; esac',
+    )
+    path = f"{tmp_path}/bin:{os.environ['PATH']}"
+
+    def command(drop_ins: str) -> str | None:
+        output = sh(services._COMMAND, "nvidia-persistenced.service", ours, PATH=path, DROP_INS=drop_ins)
+        return services.DaemonCommand().process(output)
+
+    assert command(str(ours)) == "/usr/bin/nvidia-persistenced --no-persistence-mode"
+    assert command(f"{theirs} {ours}") == "/usr/bin/nvidia-persistenced --verbose"

@@ -41,6 +41,7 @@ GPU_DRIVER = [
     "GPU driver | Modules for the running kernel",
     "GPU driver | Loaded modules",
     "GPU driver | Fabric manager",
+    "GPU driver | Persistence mode",
     "GPU driver | Persistence daemon",
     "GPU driver | nvidia-smi",
 ]

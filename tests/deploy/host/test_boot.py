@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tasks.common.commands import script
 from tasks.common.texts import HEADER
 from tasks.host import boot, sysctls
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, file_answers
+from tests.deploy.test_scripts import sh
 
 ARGUMENTS = "/proc/cmdline"
 REQUESTS = "for task in *"
@@ -160,6 +162,53 @@ def test_a_sysctl_that_the_kernel_does_not_have_is_a_warning(node: Node) -> None
     assert result.flat == []
     assert not any(result.planned.values())
     assert [line for line in result.log if f"boot.sysctls: the kernel does not have {name}; load the module" in line]
+
+
+LATER = "/sysctl.d/*.conf"
+
+
+@pytest.mark.parametrize(
+    ("later", "refused"),
+    [
+        (["99-sysctl.conf /etc/sysctl.d/99-sysctl.conf vm.swappiness = 10"], True),
+        (
+            ["95-a.conf /run/sysctl.d/95-a.conf vm/swappiness=0", "99-b.conf /etc/sysctl.d/99-b.conf vm.swappiness=10"],
+            True,
+        ),
+        (
+            ["95-a.conf /etc/sysctl.d/95-a.conf vm.swappiness=10", "99-b.conf /etc/sysctl.d/99-b.conf vm.swappiness=0"],
+            False,
+        ),
+        (["99-b.conf /etc/sysctl.d/99-b.conf vm.*=10", "99-b.conf /etc/sysctl.d/99-b.conf vm.dirty_ratio=10"], False),
+    ],
+)
+def test_a_file_that_sets_another_value_at_boot_is_named(node: Node, later: list[str], refused: bool) -> None:
+    node.data = {"boot": {"sysctls": {"vm.swappiness": "0"}}}
+    there = file_answers(sysctls.PATH, f"{HEADER}vm.swappiness = 0\n")
+    result = node.deploy(configure, {LATER: later, **GRUB, **there, VALUES: ["/proc/sys/vm/swappiness 0"]})
+    assert result.failed is refused
+    assert [command.partition(";")[0] for command in result.flat] == [
+        f"refuse: boot.sysctls: a boot reads {later[-1].split()[1]} after {sysctls.PATH}, and that sets vm.swappiness to "
+        "10, not 0"
+    ] * refused
+
+
+def test_the_files_that_a_boot_reads_later_are_found(tmp_path: Path) -> None:
+    for name, text in {
+        "etc/sysctl.d/10-early.conf": "vm.swappiness = 60\n",
+        "etc/sysctl.d/90-trackbed.conf": "vm.swappiness = 0\n",
+        "etc/sysctl.d/99-b, c.conf": "vm.swappiness = 1\n",
+        "etc/sysctl.d/99-b,c.conf": "# vm.swappiness = 2\n; vm.swappiness = 3\n -vm.swappiness=4\nnonsense\n",
+        "usr/lib/sysctl.d/99-b,c.conf": "vm.swappiness = 5\n",
+        "usr/lib/sysctl.d/95-a.conf": "net/core/somaxconn = 1 = 2\nnet.ipv4.conf.*.rp_filter = 2\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = sysctls.LaterSettings().process(sh(sysctls._LATER, "90-trackbed.conf", tmp_path))
+    assert found == [
+        sysctls.Setting("/usr/lib/sysctl.d/95-a.conf", "net/core/somaxconn", "1 = 2"),
+        sysctls.Setting("/etc/sysctl.d/99-b,c.conf", "vm.swappiness", "4"),
+    ]
 
 
 def test_a_sysctl_in_another_notation_is_not_loaded_again(node: Node) -> None:

@@ -76,7 +76,9 @@ def test_on_rhel_dnf_installs_and_locks_the_release(node: Node) -> None:
     }
     result = node.deploy(kernel.pin, {**there, NEXT: "/boot/vmlinuz-5.14.0-427.el9.x86_64"})
     # What an earlier deploy has locked keeps no other release out.
-    assert result.flat[0].endswith(" --disableplugin=versionlock kernel-5.14.0-503.el9 kernel-devel-5.14.0-503.el9")
+    assert result.flat[0].endswith(
+        " --disableplugin=versionlock kernel-5.14.0-503.el9 kernel-devel-5.14.0-503.el9 kernel-devel-matched-5.14.0-503.el9"
+    )
     plugin, lock, boot = result.flat[1:4]
     assert plugin == "dnf install -y python3-dnf-plugin-versionlock"
     assert lock.endswith(" dnf versionlock add kernel kernel-core")
@@ -105,18 +107,51 @@ def test_on_dnf5_only_locks_of_the_kernel_that_there_are_cannot_be_removed(
     assert [f"`dnf versionlock delete {name}`" in command for command in result.flat] == [True] * locked
 
 
+ROCKY_8 = {"*-release": ["/etc/os-release", 'ID="rocky"', 'NAME="Rocky Linux"', 'VERSION_ID="8.10"', "---"]}
+ALINUX_3 = {"*-release": ["/etc/os-release", 'ID="alinux"', 'VERSION_ID="3"', "---"]}
+
+
 @pytest.mark.parametrize(
-    ("release", "wanted"),
+    ("distribution", "release", "wanted"),
     [
-        ("5.14.0-427.el9.aarch64+64k", "kernel-64k-5.14.0-427.el9 kernel-64k-devel-5.14.0-427.el9"),
-        ("5.15.0-300.1.el9uek.x86_64", "kernel-uek-5.15.0-300.1.el9uek kernel-uek-devel-5.15.0-300.1.el9uek"),
-        ("4.18.0-553.el8_10.x86_64", "kernel-4.18.0-553.el8_10 kernel-devel-4.18.0-553.el8_10"),
+        (
+            ROCKY_9,
+            "5.14.0-427.el9.aarch64+64k",
+            "kernel-64k-5.14.0-427.el9 kernel-64k-devel-5.14.0-427.el9 kernel-64k-devel-matched-5.14.0-427.el9",
+        ),
+        (ROCKY_9, "5.15.0-300.1.el9uek.x86_64", "kernel-uek-5.15.0-300.1.el9uek kernel-uek-devel-5.15.0-300.1.el9uek"),
+        (ROCKY_8, "4.18.0-553.el8_10.x86_64", "kernel-4.18.0-553.el8_10 kernel-devel-4.18.0-553.el8_10"),
+        (ALINUX_3, "5.10.134-16.3.al8.x86_64", "kernel-5.10.134-16.3.al8 kernel-devel-5.10.134-16.3.al8"),
     ],
 )
-def test_rhel_s_kernels_of_other_names(node: Node, release: str, wanted: str) -> None:
+def test_rhel_s_kernels_of_other_names(node: Node, distribution: Answers, release: str, wanted: str) -> None:
     node.data = {"kernel": {"release": release}}
-    result = node.deploy(kernel.pin, {**ROCKY_9, **RHEL_RUNNING, **rpm()})
+    result = node.deploy(kernel.pin, {**distribution, **RHEL_RUNNING, **rpm()})
     assert result.flat[0].endswith(f" --disableplugin=versionlock {wanted}")
+
+
+@pytest.mark.parametrize(
+    ("have", "wanted"),
+    [
+        ([], ["kernel-devel-matched-5.14.0-427.el9"]),
+        # EPEL's dkms requires it in any version, so dnf would bring the newest, and with that the newest kernel-core.
+        (["dkms 3.4.1-1.el9", "kernel-devel-matched 5.14.0-400.el9"], ["kernel-devel-matched-5.14.0-427.el9"]),
+        (["dkms 3.4.1-1.el9", "kernel-devel-matched 5.14.0-427.el9"], []),
+        (["dkms 3.0.0-1.el9"], []),
+    ],
+)
+def test_dkms_brings_no_newer_kernel(node: Node, have: list[str], wanted: list[str]) -> None:
+    node.data = {"kernel": {}}
+    result = node.deploy(kernel.pin, {**ROCKY_9, **RHEL_RUNNING, **rpm("kernel-devel 5.14.0-427.el9", *have)})
+    assert [command.split()[-1] for command in result.flat] == wanted
+
+
+def test_an_update_does_not_fail_at_a_held_kernel(node: Node) -> None:
+    """kernel-devel-matched requires a kernel-core of its version."""
+    node.data = {"kernel": {"headers": False, "hold": True}}
+    have = rpm("kernel-core 5.14.0-427.el9", "kernel-devel-matched 5.14.0-427.el9")
+    *_, lock = node.deploy(kernel.pin, {**ROCKY_9, **RHEL_RUNNING, **have}).flat
+    assert lock.endswith(" dnf versionlock add kernel-core kernel-devel-matched")
 
 
 @pytest.mark.parametrize(
