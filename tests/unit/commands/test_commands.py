@@ -417,6 +417,7 @@ def test_status_shows_what_is_published_in_kubernetes_and_why_the_rest_is_not(tm
     assert "kubernetes" not in trackbed(tmp_path, "status").stdout
     (tmp_path / "reporter.json").write_text("{}")
     assert "kubernetes nothing is published yet" in trackbed(tmp_path, "status").stdout
+    assert "problem (cluster): the reporter does not publish the node" in trackbed(tmp_path, "doctor").stdout
     published.write(
         tmp_path / "published.json", Published(runtime.boot_id(), 7, True, "the API server cannot be reached")
     )
