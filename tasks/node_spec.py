@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from io import StringIO
 from typing import Any
 
-from attrs import define, frozen
+from attrs import define, field, frozen
 from pyinfra.api.command import FileUploadCommand, StringCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.exceptions import DeployError
@@ -52,11 +52,16 @@ def read() -> NodeSpec:
 
 @frozen
 class Plan:
-    """What an agent would change for a spec. ``version``: the version of the agent that made the plan."""
+    """What an agent would change for a spec.
+
+    ``version``: the version of the agent that made the plan. ``understood``: the agent could read the spec, so errors are the
+    node's.
+    """
 
     version: str
     changes: tuple[Change, ...] = ()
     errors: tuple[str, ...] = ()
+    understood: bool = field(default=False, eq=False)
 
     def blockers(self) -> list[str]:
         """Why the spec cannot be applied: the errors, and the changes that are impossible; each once."""
@@ -93,7 +98,8 @@ class NodePlan(FactBase[Plan | None]):
             text = "\n".join(line for line in printed if line)
             return Plan(version, errors=(f"agent {version} could not plan (exit code {code}): {text}",))
         try:
-            return Plan(version, changes_from_plain(document["changes"]), tuple(map(str, document["errors"])))
+            errors = tuple(map(str, document["errors"]))
+            return Plan(version, changes_from_plain(document["changes"]), errors, bool(document.get("spec_hash")))
         except Exception as error:  # cattrs raises exception groups
             return Plan(version, errors=(f"the plan of agent {version} cannot be read: {error!r}",))
 
@@ -159,7 +165,7 @@ mv -T "$1.new" "$1"
 
 @operation()
 def write(spec: NodeSpec, version: str, printer: PlanPrinter) -> Commands:
-    """Write the spec if it differs, unless the node's plan says that it cannot be applied."""
+    """Write the spec if it differs, unless the node's plan says that it cannot be applied and the agent should apply it."""
     text = to_json(spec)
     same = host.get_fact(FileContents, path=SPEC) == text.splitlines()
     executing = host.state.is_executing
@@ -175,7 +181,8 @@ def write(spec: NodeSpec, version: str, printer: PlanPrinter) -> Commands:
         if plan is None:
             yield refuse(f"the node has no agent to make a plan, so {SPEC} was not written")
             return
-        if plan.blockers():
+        # In mode observe the agent writes nothing, and reports these blockers.
+        if plan.blockers() and not (spec.mode == "observe" and plan.understood):
             yield refuse("\n".join([*plan.blockers(), f"{SPEC} was not written"]))
             return
     elif plan is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from agent.commands import _common
+from agent.report import published
 from agent.report.names import REPORT
 from agent.report.printable import printable
 from agent.report.records import Report, Severity, to_plain
@@ -80,6 +81,8 @@ def _evidence() -> Evidence:
         processes=processes,
         managed=_managed(machine, nics) if "NetworkManager" in processes else (),
         kinds=[kind.NAME for kind in ordered()],
+        publishes=published.SETTINGS.exists(),
+        published=published.read(published.PATH),
     )
 
 

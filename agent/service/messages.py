@@ -65,7 +65,10 @@ def of_announcement(change: Change, announcement: str, last: Pass | None, in_for
 
 def of_failed_pass(reason: str, message: str, in_force: SpecInForce) -> Body:
     """The body after a pass that ended early: nothing is known of the devices."""
-    return _body(in_force.spec, (), (Condition("Converged", "Unknown", reason, message),), in_force)
+    observes = in_force.spec is not None and in_force.spec.mode == "observe"
+    # In observe mode no condition is required, as after a complete pass.
+    unknown = Condition("Converged", "Unknown", reason, message, severity="warn" if observes else "required")
+    return _body(in_force.spec, (), (unknown,), in_force)
 
 
 def without_spec(in_force: SpecInForce) -> Body:

@@ -64,7 +64,8 @@ class SpecInForce:
     def reload(self, machine: Machine, path: Path, now: float, asked: bool) -> None:
         """Put the file's spec in force, unless it is invalid, does not fit this node, or has failed before.
 
-        If there is no other spec, a spec that does not fit is put in force all the same, and the node is not ready.
+        If there is no other spec, a spec that does not fit is put in force all the same, and the node is not ready. One of mode
+        observe need not fit: somebody may have chosen that mode because the node is broken.
 
         :param now: seconds of a monotonic clock.
         :param asked: an operator asked for this, so a spec that failed before is tried again.
@@ -91,7 +92,7 @@ class SpecInForce:
             self._refuse(reason)
             return
         self._remember_failed({})
-        fallback = self._present()
+        fallback = self._present() if candidate.mode == "enforce" else None
         if fallback not in (None, candidate) and (impossible := _impossible(machine, candidate)):
             self._refuse("\n".join(impossible))
             return

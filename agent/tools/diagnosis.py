@@ -13,6 +13,7 @@ from typing import Literal
 from attrs import field, frozen
 
 from agent.hardware.sysfs import whole
+from agent.report.published import Published
 from agent.report.records import Condition, Outcome, Report, Severity
 from agent.report.verdict import NoReport
 from agent.spec.node import NodeSpec
@@ -90,6 +91,7 @@ class Evidence:
 
     ``not_fresh``: why the report may be out of date. ``spec_fault``: what is wrong with the spec's file.
     ``iommu``: the kernel has IOMMU groups. ``managed``: wanted netdevs that NetworkManager manages.
+    ``publishes``: the reporter should publish the node in Kubernetes. ``published``: what it has published.
     """
 
     service: Service | None = None
@@ -104,6 +106,8 @@ class Evidence:
     processes: frozenset[str] = frozenset()
     managed: Sequence[str] = ()
     kinds: Sequence[str] = field(factory=tuple)
+    publishes: bool = False
+    published: Published | None = None
 
 
 def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
@@ -111,6 +115,7 @@ def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
     findings = [*_agent(evidence), *_hints(evidence)]
     if evidence.report is not None and not evidence.not_fresh and _runs(evidence.service) is not False:
         findings += _report(evidence.report, evidence.kinds)
+        findings += _publication(evidence.report, evidence.published) if evidence.publishes else ()
     return tuple(sorted(findings, key=lambda f: (STAGES.index(f.stage), f.severity != "required", f.order)))
 
 
@@ -188,6 +193,19 @@ def _report(report: Report, kinds: Sequence[str]) -> Iterator[Finding]:
         explained = condition.type in REPEAT_OUTCOMES and (differing or report.refusal)
         if condition.status != "True" and not explained:
             yield _finding(condition)
+
+
+def _publication(report: Report, published: Published | None) -> Iterator[Finding]:
+    """What Kubernetes is not told of a fresh report."""
+    if published is None:
+        remedy = "systemctl restart trackbed-reporter; if it ends again: journalctl -u trackbed-reporter -n 50"
+        yield Finding("cluster", "required", "the reporter does not publish the node in Kubernetes", remedy)
+    elif published.error:
+        severity: Severity = (
+            "warn" if (published.boot_id, published.ready) == (report.boot_id, report.ready) else "required"
+        )
+        what = f"the newest report is not published in Kubernetes: {published.error}"
+        yield Finding("cluster", severity, what, "see: journalctl -u trackbed-reporter -n 50")
 
 
 def _finding(condition: Condition) -> Finding:

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from attrs import evolve
 from pyinfra.api.exceptions import DeployError
 
 from agent.report.records import Change, Disruption, to_plain
@@ -184,3 +185,16 @@ def test_a_key_that_the_older_agent_refuses_does_not_stop_the_deploy(node: Node)
         "[@fake/node-a] plan: refused by the older agent: stdin: unknown key 'roce'; did you mean 'rps'?",
     ]
     assert not result.failed
+
+
+def test_a_spec_of_mode_observe_is_written_although_the_node_does_not_fit_it(node: Node) -> None:
+    """The node may be broken, and somebody wants the agent to leave it alone."""
+    observing = evolve(WANTED, mode="observe")
+    answers = plan(STUCK, errors=("NIC fabric0 (pci=0000:01:00.0) is not there",))
+    result = node.deploy(lambda: node_spec.deliver(spec=observing, version="2-b"), {**ABSENT, **answers})
+    assert not result.failed
+    assert result.uploads == {f"{SPEC}.new": to_json(observing).encode()}
+    assert "NIC fabric0 (pci=0000:01:00.0) is not there" in "\n".join(result.log)
+    not_understood = {PLAN: ["2-b", '{"spec_hash": "", "changes": [], "errors": ["unknown key"]}', "", "1"]}
+    result = node.deploy(lambda: node_spec.deliver(spec=observing, version="2-b"), {**ABSENT, **not_understood})
+    assert result.failed

@@ -251,6 +251,16 @@ def test_after_a_restart_in_mode_observe_a_refused_file_leaves_the_agent_observi
     assert agent.in_force.spec == spec(3)
 
 
+def test_a_spec_of_mode_observe_comes_into_force_although_the_node_does_not_fit_it(agent: Agent) -> None:
+    """The node may be broken, and somebody wants the agent to leave it alone."""
+    agent.give(spec(3))
+    agent.look()
+    agent.give(observing(8))
+    assert (agent.in_force.spec, agent.in_force.refusal) == (observing(8), "")
+    assert is_ready(agent.look().conditions)
+    assert agent.vfs() == "3"
+
+
 def test_an_observed_spec_that_cannot_be_used_makes_the_agent_write_by_no_other(agent: Agent) -> None:
     """Another version of the agent has written it."""
     agent.give(spec(3))

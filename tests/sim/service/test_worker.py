@@ -51,6 +51,13 @@ def test_an_unreadable_file_of_no_device_is_reported_and_read_again(node: Node, 
     assert out.until(lambda report: report.ready)
 
 
+def test_in_mode_observe_a_pass_that_ends_early_leaves_the_node_ready(node: Node, worker: Callable[[str], Out]) -> None:
+    """The node may be in service, and an agent that only looks must not take that away."""
+    node.kernel.unreadable.add("/sys/devices/system/cpu/online")
+    out = worker('{"node_name": "n1", "mode": "observe"}')
+    assert out.until(lambda report: condition(report, "Converged").reason == "DeviceLost").ready
+
+
 def test_while_a_probe_hangs_the_others_are_reported_and_then_its_timeout(
     node: Node, worker: Callable[[str], Out], view: View, fifo: Path
 ) -> None:

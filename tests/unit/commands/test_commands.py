@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from attrs import evolve
@@ -22,7 +22,7 @@ from agent.commands import Commands
 from agent.report import names, published
 from agent.report.history import History
 from agent.report.published import Published
-from agent.report.records import Change, Condition, Disruption, Outcome, Report, report_to_json
+from agent.report.records import Change, Condition, Disruption, Outcome, Report, Result, report_to_json
 from agent.service import lock
 from agent.spec.node import from_mapping
 
@@ -417,6 +417,7 @@ def test_status_shows_what_is_published_in_kubernetes_and_why_the_rest_is_not(tm
     assert "kubernetes" not in trackbed(tmp_path, "status").stdout
     (tmp_path / "reporter.json").write_text("{}")
     assert "kubernetes nothing is published yet" in trackbed(tmp_path, "status").stdout
+    assert "problem (cluster): the reporter does not publish the node" in trackbed(tmp_path, "doctor").stdout
     published.write(
         tmp_path / "published.json", Published(runtime.boot_id(), 7, True, "the API server cannot be reached")
     )
@@ -425,3 +426,36 @@ def test_status_shows_what_is_published_in_kubernetes_and_why_the_rest_is_not(tm
     assert json.loads(trackbed(tmp_path, "status", "--json").stdout)["kubernetes"]["generation"] == 7
     published.write(tmp_path / "published.json", Published("another boot", 7, True))
     assert "kubernetes nothing of this boot" in trackbed(tmp_path, "status").stdout
+
+
+def documented_keys(name: str) -> set[str]:
+    """The keys that docs/cli.md gives for a command's document."""
+    [row] = [line for line in (ROOT / "docs/cli.md").read_text().splitlines() if line.startswith(f"| `{name}` | ")][-1:]
+    return set(re.findall(r"`(\w+)`", row.rpartition(" | ")[2]))
+
+
+@pytest.mark.parametrize(
+    "name", ["status", "doctor", "plan", "wait", "history", "inspect", "topology", "stat", "stat -l", "apply"]
+)
+def test_the_documents_of_a_command_have_the_keys_that_the_documentation_names(name: str, tmp_path: Path) -> None:
+    report(tmp_path)
+    spec(tmp_path)
+    History(tmp_path, "boot-1").record([OUTCOME], "h1", "spec")
+    more = {
+        "stat": ("-d", "lo"),
+        "stat -l": ("-d", "lo", "--count", "1", "--interval", "0.1"),
+        "apply": ("--timeout", "5"),
+    }
+    text = trackbed(tmp_path, *name.split(), *more.get(name, ()), "--json").stdout
+    document = json.loads(text.splitlines()[-1])
+    assert set(document[0] if isinstance(document, list) else document) == documented_keys(name)
+
+
+def test_the_parts_of_a_report_have_the_keys_that_the_documentation_names(tmp_path: Path) -> None:
+    report(tmp_path, outcomes=(OUTCOME,))
+    shown = json.loads(trackbed(tmp_path, "status", "--json").stdout)
+    text = (ROOT / "docs/cli.md").read_text().partition("\nA condition has ")[2].partition("\n\n")[0]
+    named = set(re.findall(r"`(\w+)`", text))
+    internal = {"grace_period", "skip_if_owned", "required", "original"}
+    parts = (shown["conditions"][0], shown["outcomes"][0], shown["outcomes"][0]["change"])
+    assert {key for part in parts for key in part} - internal == named - {*get_args(Result)}

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
+from agent.report.published import Published
 from agent.report.records import Change, Condition, Outcome, Report
 from agent.report.verdict import NoReport
 from agent.spec.node import from_mapping
@@ -60,12 +61,30 @@ def test_the_output_of_systemctl_show_is_parsed(output: str, service: Service | 
         ({"sriov": [SriovFact("0000:3b:00.0", "rail0", 8, None)]}, "shows no SR-IOV", "SRIOV_EN=1"),
         ({"managed": ["ens1f0"]}, "NetworkManager manages ens1f0", "unmanaged-devices"),
         ({"processes": frozenset({"irqbalance"})}, "irqbalance runs while", "irqs.pin"),
+        ({"publishes": True}, "the reporter does not publish the node", "systemctl restart trackbed-reporter"),
+        ({"publishes": True, "published": Published("boot", error="no route")}, "Kubernetes: no route", "journalctl -u"),
     ],
 )  # fmt: skip
 def test_each_fault_has_a_remedy(changed: dict[str, Any], what: str, remedy: str) -> None:
     (finding,) = diagnose(evolve(WELL, **changed))
     assert what in finding.what
     assert remedy in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("published", "severities"),
+    [
+        (Published("boot", 7, ready=True), []),
+        (Published("boot", 7, ready=True, error="a label is invalid"), ["warn"]),
+        (Published("boot", 7, ready=False, error="connection refused"), ["required"]),
+        (Published("another boot", 7, ready=True, error="connection refused"), ["required"]),
+    ],
+)
+def test_what_kubernetes_is_not_told_is_a_problem_if_it_shows_another_readiness(
+    published: Published, severities: list[str]
+) -> None:
+    findings = diagnose(evolve(WELL, publishes=True, published=published))
+    assert [finding.severity for finding in findings] == severities
 
 
 def test_if_the_agent_is_dead_nothing_else_is_reported() -> None:
