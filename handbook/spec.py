@@ -72,6 +72,9 @@ MAPPINGS = {
 }
 """Keys that the inventory's pages only name as part of others."""
 
+MOST_CHOICES = 10
+"""The most choices that are shown. Of more, a few show which they are."""
+
 ELSEWHERE = {"Dcqcn": 'as NVIDIA\'s page "DCQCN CC Parameters" describes it'}
 """The meaning of the keys of a record that the inventory's pages only list."""
 
@@ -190,7 +193,8 @@ def _type(value: Schema) -> str:
     if "anyOf" in value:
         return " or ".join(_type(part) for part in value["anyOf"] if part.get("type") != "null")
     if "enum" in value:
-        return ", ".join(code(json.dumps(choice)) for choice in value["enum"])
+        choices = [code(json.dumps(choice)) for choice in value["enum"]]
+        return ", ".join(choices if len(choices) <= MOST_CHOICES else [*choices[:3], "…", choices[-1]])
     if value["type"] == "array":
         return f"list of {_type(value['items'])}"
     if value["type"] == "object":
@@ -202,4 +206,7 @@ def _type(value: Schema) -> str:
 
 
 def _unit(value: Schema) -> str:
-    return next((str(part["description"]) for part in value.get("anyOf", [value]) if "minimum" in part), "")
+    parts = value.get("anyOf", [value])
+    return next(
+        (str(part["description"]) for part in parts if part.get("type") == "integer" and "description" in part), ""
+    )

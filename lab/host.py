@@ -13,6 +13,10 @@ from lab.progress import step
 
 # QEMU 7.2 of Debian 12 has no igb card.
 QEMU_MAJOR = 8
+
+AS_ROOT = "Run all commands of the lab as root, as `sudo make lab`: its image and its nodes are then root's."
+"""The remedy of what only root can do. The image is in root's cache, where a user's commands do not look."""
+
 FROM_BACKPORTS = ("qemu-system-x86", "qemu-utils")
 PACKAGES = (
     "e2fsprogs",
@@ -42,7 +46,7 @@ def ensure_packages(more: tuple[str, ...] = (), newer: tuple[str, ...] = ()) -> 
     if os.geteuid() != 0:
         raise LabError(
             f"this host lacks {', '.join([*missing, *late])}",
-            f"Run as root, or install them (QEMU and Go from {HOST.suite}-backports).",
+            f"Install them (QEMU and Go from {HOST.suite}-backports), or: {AS_ROOT}",
         )
     sources = apt.host_sources()
     what = "host: installing " + ", ".join([*missing, *late])

@@ -120,7 +120,7 @@ def ensure() -> Image:
     if image.complete():
         return image
     if os.geteuid() != 0:
-        raise LabError("building the node image needs root", "Run it with sudo once, or as root.")
+        raise LabError("building the node image needs root", host.AS_ROOT)
     image.folder.parent.mkdir(parents=True, exist_ok=True)
     with exclusive(image.folder.parent / "lock", "another build of the image is under way"):
         # The command that held the lock may have built it.

@@ -12,7 +12,7 @@ from agent.spec.addresses import MOST_RAILS, Address
 from agent.spec.dcqcn import Dcqcn
 from agent.spec.ranges import parse_ranges
 from agent.spec.selector import INDEX, NIC_NAME, Selector, netdev_name, nic_name, numbered
-from agent.spec.validators import Each, Matches, Within, cpu_list, vf_list
+from agent.spec.validators import Each, Matches, OneOf, Within, cpu_list, vf_list
 from agent.spec.vf_attributes import of_one_vf, ordered, with_wanted
 
 DisruptionLevel = Literal["none", "rebind", "link-flap", "vf-reset", "reboot"]
@@ -46,11 +46,7 @@ def _pkey(key: str) -> None:
         raise ValueError(f"{key} is not a partition key; give another, such as 0x8001")
 
 
-def _read_request(_: object, attribute: Attribute[Any], value: int | None) -> None:
-    if value is not None and value not in READ_REQUESTS:
-        raise ValueError(f"{attribute.name}: {value} is not one of {', '.join(map(str, READ_REQUESTS))} bytes")
-
-
+_READ_REQUEST = OneOf(READ_REQUESTS, "bytes", f"is not one of {', '.join(map(str, READ_REQUESTS))} bytes")
 _MTU = Within(68, 65535, "bytes")
 _TXQUEUELEN = Within(1, 2**31 - 1, "packets")
 _PKEY = Matches(PKEY, "write it as 0x8001, in lower case", _pkey)
@@ -325,7 +321,7 @@ class Nic:
     offloads: Offloads | None = None
     vfs: Vfs | None = None
     disruption: DisruptionPolicy | None = None
-    max_read_request: int | None = field(default=None, validator=_read_request)
+    max_read_request: int | None = field(default=None, validator=_READ_REQUEST)
     altnames: tuple[str, ...] = field(default=(), validator=Each(netdev_name))
     txqueuelen: int | None = field(default=None, validator=_TXQUEUELEN)
     rdma: RdmaDevices | None = None

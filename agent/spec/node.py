@@ -22,7 +22,7 @@ from agent.spec.nic import DisruptionPolicy, Nic
 from agent.spec.strict import MOST_FAULTS, Faults, plain, structure
 from agent.spec.sysctl_names import FLOW_ENTRIES, identity, of_module_parameter
 from agent.spec.sysctl_names import faults as sysctl_faults
-from agent.spec.validators import Matches, Within, cpu_list, is_date, some_cpus
+from agent.spec.validators import Matches, OneOf, Within, cpu_list, is_date, some_cpus
 
 IrqbalancePolicy = Literal["disabled", "banned", "untouched"]
 Mode = Literal["enforce", "observe"]
@@ -52,9 +52,11 @@ HUGEPAGE_UNITS = {"K": 1, "M": 1024, "G": 1024 * 1024}
 SpecError = Faults
 
 
-def _power_of_two(_: object, attribute: Attribute[Any], value: int) -> None:
-    if value & (value - 1) or not 0 < value <= 1 << 29:
-        raise ValueError(f"{attribute.name}: {value} is not a power of two up to {1 << 29}; give one, such as 32768")
+_POWER_OF_TWO = OneOf(
+    tuple(1 << power for power in range(30)),
+    "flows",
+    f"is not a power of two up to {1 << 29}; give one, such as 32768",
+)
 
 
 def _probe_names(_: object, attribute: Attribute[Any], value: Mapping[str, object]) -> None:
@@ -230,7 +232,7 @@ class Rfs:
 
     enable: bool = False
     # rps_sock_flow_sysctl() takes up to 1 << 29, and rounds up to a power of two.
-    entries: int = field(default=32768, validator=_power_of_two)
+    entries: int = field(default=32768, validator=_POWER_OF_TWO)
     isolated: bool = False
 
 

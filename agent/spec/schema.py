@@ -20,7 +20,7 @@ from agent.spec.node import NodeSpec
 from agent.spec.selector import INDEX, KEYS, UNIQUE_KEYS, WITH_EACH, Selector
 from agent.spec.strict import LONGEST_TEXT, MOST_ITEMS, OF_TEXT, PLAIN, plain
 from agent.spec.sysctl_names import SYSCTL
-from agent.spec.validators import Each, Matches, Within
+from agent.spec.validators import DATE, Each, Matches, OneOf, Within, is_date
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 SCALARS = {str: "string", int: "integer", bool: "boolean", float: "number", type(None): "null"}
@@ -94,6 +94,10 @@ def _field(attribute: Attribute[Any], hint: Any, definitions: dict[str, Schema])
                 part |= _matching(validator)
             elif isinstance(validator, Each):
                 part |= {"items": {**part["items"], **_matching(validator.item)}, "uniqueItems": True}
+            elif validator is is_date:
+                part |= {"pattern": _whole(DATE.pattern), "description": "write it as 2026-12-31"}
+            elif isinstance(validator, OneOf) and part.get("type") == "integer":
+                part |= {"enum": list(validator.numbers), "description": validator.unit}
             elif isinstance(validator, Within) and part.get("type") == "integer":
                 part |= {"minimum": validator.low, "maximum": validator.high, "description": validator.unit}
     if attribute.name == "sysctls":

@@ -12,6 +12,7 @@ from attrs import Attribute, frozen
 from agent.spec.ranges import LARGEST, parse_ranges
 
 MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
+DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 NUMBERS = re.compile(r"[0-9, -]*")
 SOME_NUMBERS = re.compile(r"[0-9, -]*[0-9][0-9, -]*")
 MOST_VFS = 4096
@@ -66,6 +67,20 @@ class Within:
         """Validate a field."""
         if value is not None and not self.low <= value <= self.high:
             raise ValueError(f"{attribute.name}: {value} is out of range; give {self.low} to {self.high} {self.unit}")
+
+
+@frozen
+class OneOf:
+    """One of some numbers of ``unit``. ``fault`` is what an error says about another one."""
+
+    numbers: tuple[int, ...]
+    unit: str
+    fault: str
+
+    def __call__(self, _: object, attribute: Attribute[Any], value: int | None) -> None:
+        """Validate a field."""
+        if value is not None and value not in self.numbers:
+            raise ValueError(f"{attribute.name}: {value} {self.fault}")
 
 
 def _is_unicast(mac: str) -> None:
