@@ -60,7 +60,8 @@ def bound_token(kubeconfig: str | None, node: str, seconds: int) -> str:
             return _token(client, "reporter", TokenRequestSpec(boundObjectRef=bound, expirationSeconds=seconds))
         except ApiError as error:
             if error.status.code == HTTPStatus.NOT_FOUND:
-                raise NotJoined(f"{node} has not joined") from None
+                # With several clusters it may be the kubeconfig of another one.
+                raise NotJoined(f"{node} has not joined the cluster of {client.config.cluster.server}") from None
             raise
 
 

@@ -66,7 +66,9 @@ def _kubernetes(report: Report) -> str:
         if publication.boot_id == report.boot_id
         else "nothing of this boot"
     )
-    return f"{text}{f'; {publication.error}' if publication.error else ''}"
+    until = publication.tainted_until if publication.ready else ""
+    waits = f"the taint stays until {until}" if until else ""
+    return "; ".join(filter(None, (text, waits, publication.error)))
 
 
 def _lines(verdict: Verdict, report: Report) -> Iterator[str]:

@@ -32,7 +32,8 @@ class Published:
 
     ``boot_id``, ``generation`` and ``ready``: those of the newest report that was published completely.
     ``error``: why a newer report is not published; empty if there is none. ``since``: when this state began (seconds since the
-    epoch). ``devices``: the report's ``devices`` when the device plugins were last started.
+    epoch). ``devices``: the report's ``devices`` when the device plugins were last started. ``tainted_until``: when Ready
+    was last published, what the taint waited for; empty if the node had none.
     """
 
     boot_id: str = ""
@@ -41,6 +42,7 @@ class Published:
     error: str = ""
     since: float = 0.0
     devices: str = ""
+    tainted_until: str = ""
 
     def not_ready(self, boot_id: str, generation: int) -> bool:
         """Whether NotReady is published for this generation of this boot, or for a later one."""

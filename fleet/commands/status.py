@@ -81,6 +81,8 @@ def print_nodes(listed: list[Standing], now: datetime, others: int) -> None:
         # The message of a ready node names its warnings.
         why = one.message or one.reason if one.ready == "True" else ": ".join(filter(None, (one.reason, one.message)))
         notes = [note for note, holds in (("cordoned", one.cordoned), ("in maintenance", one.maintenance)) if holds]
+        # Its reporter knows what the taint waits for, as a resource that no device plugin offers.
+        notes += ["tainted (why: trackbed status on the node)"] if one.ready == "True" and one.tainted else []
         notes += ["not tainted"] if one.ready != "True" and one.joined and not one.tainted else []
         row = (
             _text(one.name),

@@ -138,12 +138,16 @@ def _managed(entries: Sequence[Mapping[str, Any]]) -> set[str]:
 
 @frozen
 class Desired:
-    """What a Node should have. ``drop``: labels to remove if present. ``taint`` None: leave the taint as it is."""
+    """What a Node should have. ``drop``: labels to remove if present. ``taint`` None: leave the taint as it is.
+
+    ``tainted_until``: what the taint of a ready node waits for; empty if the node has none, or is not ready.
+    """
 
     conditions: Mapping[str, Content]
     labels: Mapping[str, str]
     drop: frozenset[str]
     taint: bool | None
+    tainted_until: str = ""
 
 
 def desired(
@@ -166,11 +170,18 @@ def desired(
     booted = verdict.report is not None and node.boot_id not in ("", verdict.report.boot_id)
     # While the plugins' labels are absent, the allocatable resources are those of plugins that are ending. The kubelet would
     # refuse a pod that was scheduled by them.
-    stale = booted or away or _restarted(verdict, node, now)
-    lifted = not stale and all(node.can_give(resource) for resource in settings.required_resources)
+    waits = [
+        *(["the kubelet has reported in this boot"] if booted else []),
+        *(["the restarted kubelet has reported"] if _restarted(verdict, node, now) else []),
+        *(["the device plugins' labels are set again"] if away else []),
+        *(f"{resource} is allocatable" for resource in settings.required_resources if not node.can_give(resource)),
+    ]
     # A required resource that disappears later needs no taint: the scheduler sees that none is allocatable.
     keep = True if booted or READY_LABEL not in node.labels else None
-    return Desired(conditions, wanted, node.ours - wanted.keys(), _taint(settings, False if lifted else keep))
+    taint = _taint(settings, keep if waits else False)
+    stays = taint or (taint is None and any(is_ours(each) for each in node.taints or ()))
+    until = " and ".join(waits) if stays else ""
+    return Desired(conditions, wanted, node.ours - wanted.keys(), taint, until)
 
 
 def _restarted(verdict: Verdict, node: Node, now: float) -> bool:

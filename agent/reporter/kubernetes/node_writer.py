@@ -51,15 +51,15 @@ class NodeWriter:
         :returns: the Node after it, and the seconds until a message that differs may be written.
         :raises Contested: somebody else changes them again and again.
         """
+        self._conditions.wants((node.uid, desired.conditions))
         body = status_patch(desired, node, self.now())
         if body is None:
             return node, LONGEST_SLEEP
         if not changes_more_than_messages(desired, node) and clock < self._status_written + MESSAGE_EVERY:
             return node, self._status_written + MESSAGE_EVERY - clock
-        content = (node.uid, desired.conditions)
-        self._conditions.check(content, clock)
+        self._conditions.check(clock)
         node = self._patch(f"{NODES}/{self.name}/status", body, STRATEGIC_PATCH)
-        self._conditions.wrote(content, clock)
+        self._conditions.wrote(clock)
         self._status_written = clock
         return node, LONGEST_SLEEP
 
@@ -70,12 +70,12 @@ class NodeWriter:
         :param apart: if the patch's content is refused, write each of the two by itself.
         :raises Contested: somebody else changes them again and again.
         """
+        # Only a Node that is not ready gets no label. What the Node loses depends on what others have written, too.
+        self._labels_and_taint.wants((node.uid, desired.labels))
         parts = [part for part in (taint_patch(desired, node), label_patch(desired, node)) if part]
         if not parts:
             return
-        # Only a Node that is not ready gets no label. What the Node loses depends on what others have written, too.
-        content = (node.uid, desired.labels)
-        self._labels_and_taint.check(content, clock)
+        self._labels_and_taint.check(clock)
         try:
             self._write_node([operation for part in parts for operation in part])
         except Refused as error:
@@ -87,7 +87,7 @@ class NodeWriter:
                     node = self._write_node(part)
             if node_patch(desired, node):
                 raise
-        self._labels_and_taint.wrote(content, clock)
+        self._labels_and_taint.wrote(clock)
 
     def _write_node(self, operations: list[Operation]) -> Node:
         return self._patch(f"{NODES}/{self.name}", operations, JSON_PATCH)

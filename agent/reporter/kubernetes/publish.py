@@ -205,6 +205,7 @@ class Publication:
         wanted = desired(verdict, self.settings, labels, node, absent, self.now())
         node, conditions_due = self._writer.write_conditions(wanted, node, clock)
         self._writer.write_labels_and_taint(wanted, node, clock, apart=False)
+        self.acknowledged.now = evolve(self.acknowledged.now, tainted_until=wanted.tainted_until)
         return min(labels_due, conditions_due, _stale_in(verdict))
 
     def _withdraw(self, verdict: Verdict, node: Node, clock: float) -> float:

@@ -32,30 +32,36 @@ class Contested(Exception):
 
 @define
 class Restorations:
-    """Counts how often the same content was written once more. New content is never delayed.
+    """Counts how often content was written once more, although the reporter wants the same as before.
 
     ``what``: what is written, for the message. Times are seconds since the boot.
     """
 
     what: str
-    _written: object = field(default=None, init=False)
+    _wanted: object = field(default=None, init=False)
+    _is_new: bool = field(default=True, init=False)
     _count: int = field(default=0, init=False)
     _last: float = field(default=-math.inf, init=False)
     _not_before: float = field(default=0.0, init=False)
     _backoff: Backoff = field(factory=Backoff, init=False)
 
-    def check(self, content: object, clock: float) -> None:
-        """Check whether the content may be written now.
+    def wants(self, content: object) -> None:
+        """Note what the reporter wants now, whether it must be written or not. New content is never delayed."""
+        if content != self._wanted:
+            self._wanted, self._is_new = content, True
+
+    def check(self, clock: float) -> None:
+        """Check whether it may be written now.
 
         :raises Contested: it must wait.
         """
-        if content == self._written and clock < self._not_before:
+        if not self._is_new and clock < self._not_before:
             raise Contested(self.what, self._not_before - clock)
 
-    def wrote(self, content: object, clock: float) -> None:
-        """Note that the content was written."""
-        if content != self._written:
-            self._written = content
+    def wrote(self, clock: float) -> None:
+        """Note that it was written."""
+        if self._is_new:
+            self._is_new = False
             return
         if clock > self._last + FORGOTTEN:
             self._count = 0

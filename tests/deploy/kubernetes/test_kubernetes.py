@@ -264,6 +264,16 @@ def test_the_deploy_says_when_a_cluster_shortens_the_life_of_tokens(
     assert "signature" not in "".join(result.log)
 
 
+def test_a_node_without_a_node_object_is_told_in_which_cluster(node: Node, key: dict[str, Any], tmp_path: Path) -> None:
+    """In an inventory of several clusters the kubeconfig may be that of another one."""
+    with api_server(tmp_path, lambda method, path, body: (404, {"code": 404, "message": "no"})) as (url, authority):
+        (tmp_path / "kubeconfig").write_text(KUBECONFIG.format(url=url, authority=authority))
+        key = {**key, "identity": "token", "kubeconfig": str(tmp_path / "kubeconfig")}
+        result = evolve(node, data={"kubernetes": key}).deploy(configure, HAS_OPENSSL)
+    assert not result.failed
+    assert f"node-a has not joined the cluster of {url}: the next deploy brings its token" in "".join(result.log)
+
+
 def test_a_secret_is_in_no_argument(node: Node) -> None:
     command = kubernetes._keep_secret("s3cret", "")
     assert "s3cret" not in str(command)

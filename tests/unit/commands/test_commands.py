@@ -424,6 +424,12 @@ def test_status_shows_what_is_published_in_kubernetes_and_why_the_rest_is_not(tm
     said = trackbed(tmp_path, "status").stdout
     assert "kubernetes ready, generation 7; the API server cannot be reached" in said
     assert json.loads(trackbed(tmp_path, "status", "--json").stdout)["kubernetes"]["generation"] == 7
+    waits = Published(runtime.boot_id(), 7, True, tainted_until="rdma/hca is allocatable")
+    published.write(tmp_path / "published.json", waits)
+    said = trackbed(tmp_path, "status").stdout
+    assert "kubernetes ready, generation 7; the taint stays until rdma/hca is allocatable" in said
+    published.write(tmp_path / "published.json", evolve(waits, ready=False))
+    assert "stays" not in trackbed(tmp_path, "status").stdout
     published.write(tmp_path / "published.json", Published("another boot", 7, True))
     assert "kubernetes nothing of this boot" in trackbed(tmp_path, "status").stdout
 

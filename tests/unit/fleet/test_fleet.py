@@ -418,6 +418,15 @@ def helps(*group: str) -> Iterator[tuple[tuple[str, ...], str]]:
             yield from helps(*group, line.split()[0])
 
 
+def test_the_table_names_a_ready_node_that_is_tainted_still(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its device plugin does not run, say, so it gets no new pods."""
+    waits, free = node("a", taints=(names.TAINT,)), node("b")
+    print_nodes([standing("a", waits, lease(), NOW), standing("b", free, lease("b"), NOW)], NOW, others=0)
+    _, *rows, last = capsys.readouterr().out.splitlines()
+    assert [row.rstrip().endswith("tainted (why: trackbed status on the node)") for row in rows] == [True, False]
+    assert last == "2 of 2 nodes are ready"
+
+
 def test_the_table_uses_the_words_of_trackbed_status(capsys: pytest.CaptureFixture[str]) -> None:
     warned, dark = node("a"), node("b", ready="False", reason="NoCarrier")
     for each, message in (

@@ -113,6 +113,26 @@ def test_the_taint_stays_until_a_restarted_kubelet_has_reported(
         assert (TAINT_GONE in changed(cluster)) is (heartbeat is after or ahead > 0)
 
 
+def test_what_the_taint_of_a_ready_node_waits_for_is_said(running: tuple[Publication, Cluster, Clocks]) -> None:
+    """Else nobody sees why a node that is ready gets no pods: its device plugin does not run, or offers another resource."""
+    reporter, cluster, clocks = running
+
+    def waits(taints: list[Any] | None, allocatable: str, **report: Any) -> str:
+        clocks.goes_on(1.0)
+        say(reporter, evolve(REPORT, **report))
+        shows(reporter, cluster, WITH, taints, allocatable={RESOURCE: allocatable}, nodeInfo={"bootID": boot_id()})
+        reporter.turn()
+        return reporter.acknowledged.now.tainted_until
+
+    assert waits([OURS], "0") == f"{RESOURCE} is allocatable"
+    assert waits([OURS], "4") == ""
+    # The scheduler sees that the resource is gone, so the taint does not come back.
+    assert waits(None, "0") == ""
+    shows(reporter, cluster, WITH, [OURS], allocatable={RESOURCE: "4"}, nodeInfo={"bootID": "the boot before"})
+    reporter.turn()
+    assert reporter.acknowledged.now.tainted_until == "the kubelet has reported in this boot"
+
+
 WARNED = evolve(REPORT, conditions=(Condition("ClockSynchronised", "False", "NotSynchronised", severity="warn"),))
 OTHER = evolve(UNREADY, conditions=(evolve(NO_CARRIER, message="no carrier on ens2f0; check the cable"),))
 

@@ -69,6 +69,23 @@ def test_another_state_of_the_node_is_written_at_once_all_the_same(
     assert written(reporter, cluster, 1) == ["status"]
 
 
+def test_a_state_that_returns_is_written_at_once_although_the_one_between_needed_no_write(
+    running: tuple[Publication, Cluster, Clocks],
+) -> None:
+    """A sweep may have written that the node is not ready, in place of the reporter."""
+    reporter, cluster, _ = running
+    say(reporter, REPORT)
+    written(reporter, cluster, 100)
+    say(reporter, UNREADY)
+    before, cluster.node = cluster.node, document()  # with the taint
+    reporter.watch.node = read_node(cluster.node)
+    assert written(reporter, cluster, 1) == ["status"]
+    cluster.node = before
+    reporter.watch.node = read_node(before)
+    say(reporter, REPORT)
+    assert written(reporter, cluster, 1) == ["n1", "status"]
+
+
 def test_a_node_that_was_created_anew_is_written_at_once(running: tuple[Publication, Cluster, Clocks]) -> None:
     reporter, cluster, _ = running
     say(reporter, UNREADY)
