@@ -45,6 +45,10 @@ TRIES = 5
 REFUSED = 429
 """HTTP status code of an eviction that a PodDisruptionBudget forbids for now."""
 
+NO_LEADER = 500
+"""HTTP status code also of a request during which etcd has no leader ("etcdserver: leader changed"). For an eviction it means
+that several PodDisruptionBudgets cover the pod, too."""
+
 TERMINATING = "NamespaceTerminating"
 """Cause of a refused eviction (403) in a namespace that is being deleted: its pods will end (NamespaceTerminatingCause,
 staging/src/k8s.io/api/core/v1/types.go)."""
@@ -370,7 +374,7 @@ def unready(node: Node) -> list[str]:
 def _if_temporary(error: ApiError | httpx2.TransportError) -> str:
     """Describe an error after which a retry may succeed; raise any other error again."""
     if isinstance(error, ApiError):
-        if code(error) not in TEMPORARY:
+        if code(error) not in (*TEMPORARY, NO_LEADER):
             raise error
         return f"the API server answers {code(error)}: {error.status.message}"
     return unreachable(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -48,13 +49,18 @@ class Prometheus:
         return [(each["metric"], float(each["value"][1])) for each in result]
 
     def over_time(self, query: str) -> list[tuple[Labels, Course]]:
-        """Each series of a query's result over time. ``$step`` in the query is the length of a step."""
+        """Each series of a query's result over time. ``$step`` in the query is the length of a step.
+
+        A value counts for the nearest point: Thanos's query frontend moves the points to multiples of the step
+        (`--query-range.align-range-with-step`, its default).
+        """
         times = self.times
         result = self._ask("query_range", query, start=times[0], end=times[-1], step=self.step)
         courses: list[tuple[Labels, Course]] = []
         for each in result:
-            values = {int(when): float(value) for when, value in each["values"]}
-            courses.append((each["metric"], [values.get(when) for when in times]))
+            # round() would take two halves for one number.
+            values = {math.floor((when - times[0]) / self.step + 0.5): float(value) for when, value in each["values"]}
+            courses.append((each["metric"], [values.get(point) for point in range(self.points)]))
         return courses
 
     def _ask(self, what: str, query: str, **more: int) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from ipaddress import ip_address
 from typing import Any
 
@@ -28,6 +28,7 @@ python=$(command -v python3 || true)
 if [ "$python" ] && "$python" -I -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("mpi4py"))'; then
   echo "program mpi4py"
 fi
+ip -o addr show | while read -r _ _ _ a _; do echo "address ${a%%/*}"; done
 for d in /sys/bus/pci/devices/*; do
   read -r class < "$d/class"; read -r vendor < "$d/vendor"
   a=${d##*/}
@@ -51,7 +52,8 @@ class NodeEnds(dict[str, Any]):
     """The JSON of `trackbed inspect`, with ``cpus`` and ``driver_version`` by PCI address and ``gpus`` by NUMA node.
 
     ``programs``: the installed programs of the collective stage. ``source_option``: the option of its perftest for a client's
-    own address. ``ipv6``: whether its perftest can connect by IPv6 addresses.
+    own address. ``ipv6``: whether its perftest can connect by IPv6 addresses. ``addresses``: those of all
+    netdevs in its own network namespace.
     """
 
     @classmethod
@@ -70,6 +72,7 @@ class NodeEnds(dict[str, Any]):
         answer["programs"] = sorted(line[1] for line in lines if line[0] == "program")
         answer["source_option"] = next((line[1] for line in lines if line[0] == "source"), OLD_SOURCE_OPTION)
         answer["ipv6"] = ["ipv6"] in lines
+        answer["addresses"] = {_plain(line[1]) for line in lines if line[0] == "address"}
         answer["gpus"] = {line[2]: line[1] for line in reversed(lines) if line[0] == "gpu"}
         return cls(answer)
 
@@ -112,7 +115,7 @@ def _end(node: str, nic: str, owner: Mapping[str, Any], facts: Mapping[str, Any]
     """The end of a function; None if it has no RDMA device with an active port and an address."""
     for device in owner["rdma"]:
         for port in device["ports"]:
-            reached = _address(device, port, owner)
+            reached = _address(device, port, owner, facts["addresses"])
             if port["state"] != "ACTIVE" or reached is None:
                 continue
             address, gid = reached
@@ -146,11 +149,13 @@ def _end(node: str, nic: str, owner: Mapping[str, Any], facts: Mapping[str, Any]
 
 
 def _address(
-    device: Mapping[str, Any], port: Mapping[str, Any], owner: Mapping[str, Any]
+    device: Mapping[str, Any], port: Mapping[str, Any], owner: Mapping[str, Any], of_node: Collection[str]
 ) -> tuple[str, int | None] | None:
     """The IP address of a port, and on RoCE the index of its GID. IPv4 is preferred, as perftest uses it by default."""
     gids = [gid for gid in port["gids"] if gid["type"] in ROUTED_GIDS and not gid["address"].startswith("fe80:")]
     if device["transport"] == "RoCE":
+        # sysfs also shows the GIDs of a VF in a pod, whose addresses are the pod's: a test would load the pod's VF.
+        gids = [gid for gid in gids if _plain(gid["address"]) in of_node]
         best = min(gids, key=lambda gid: (":" in gid["address"], gid["index"]), default=None)
         return (_plain(best["address"]), best["index"]) if best else None
     addresses = [each.partition("/")[0] for netdev in owner["netdevs"] for each in netdev["addresses"]]

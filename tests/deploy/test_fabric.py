@@ -64,6 +64,8 @@ def printed(*functions: dict[str, Any]) -> list[str]:
         "program mpirun",
         "program mpi4py",
         "ipv6",
+        "address 10.0.0.1",
+        "address fd00::1",
         *cpus,
         "gpu 0000:3b:00.0 1",
         "inspection",
@@ -100,6 +102,15 @@ def test_without_a_device_of_its_own_it_is_the_first_vf_that_can_be_reached() ->
     assert (end.name, end.pci, end.address, end.gid_index, end.rail) == ("n1/fab1", "0000:41:10.4", "fd00::1", 3, 7)
 
 
+def test_a_vf_whose_address_is_a_pods_is_not_tested() -> None:
+    in_a_pod = function("0000:41:10.0", "fab1", [device("rx1", gids=(gid(3, "RoCE v2", "10.244.1.7"),))], [])
+    usable = function("0000:41:10.2", "fab1", [device("rx2", gids=GIDS)], [])
+    (end,) = ends(function("0000:41:00.0", "fab1", [], [in_a_pod, usable]))
+    assert (end.device, end.address) == ("rx2", "10.0.0.1")
+    with pytest.raises(ValueError, match="no NIC of its spec has"):
+        read_ends("n1", printed(function("0000:41:00.0", "fab1", [], [in_a_pod])), {}, {})
+
+
 def test_a_nic_with_ipv6_addresses_alone_needs_a_perftest_that_can_use_them() -> None:
     lines = printed(function("0000:21:00.0", "fab0", [device("rx0", gids=GIDS[:4])], []))
     (end,) = read_ends("n1", lines, {}, {})
@@ -117,6 +128,7 @@ def test_the_node_says_what_its_perftest_can_do(tmp_path: Path) -> None:
     command = ["sh", "-eu", "-c", FACTS, "sh", str(tmp_path / "agent")]
     said = subprocess.run(command, env=path, capture_output=True, text=True, check=True).stdout.splitlines()
     assert (NodeEnds.parse(said)["ipv6"], NodeEnds.parse(said)["source_option"]) == (True, "--source_ip")
+    assert NodeEnds.parse(said)["addresses"] >= {"127.0.0.1"}
 
 
 def test_other_functions_are_not_tested_and_a_node_without_an_agent_is_named() -> None:

@@ -327,6 +327,29 @@ def test_a_restarting_api_server_is_asked_again(serve: Serve, busy: tuple[int, A
     maintenance._wait("a")
 
 
+def test_while_etcd_elects_a_leader_a_maintenance_waits(serve: Serve) -> None:
+    elects = (500, {"kind": "Status", "code": 500, "message": "etcdserver: leader changed"})
+    script, maintenance = serve(
+        {
+            PODS: [elects, NO_PODS],
+            f"GET {NODE}": [elects, (200, HEALTHY), elects, recorded("wait")],
+            f"PATCH {NODE}": [elects, (200, {})],
+        }
+    )
+    maintenance._drain("a")
+    maintenance._wait("a")
+    assert maintenance.give_back("a") == ("undone", "")
+    assert script.asked[-4:] == [f"GET {NODE}", f"PATCH {NODE}", f"GET {NODE}", f"PATCH {NODE}"]
+
+
+def test_a_pod_of_several_budgets_undoes_the_drain(serve: Serve) -> None:
+    several = (500, {"kind": "Status", "code": 500, "message": "This pod has more than one PodDisruptionBudget"})
+    unused = (200, {"metadata": {"name": "a", "resourceVersion": "7"}})
+    answers: Answers = {PODS: [ONE_POD], EVICTION: [several], f"GET {NODE}": [unused, recorded("drain")]}
+    _, maintenance = serve({**answers, f"PATCH {NODE}": [(200, {})]})
+    assert maintenance.run(["a"], 1)["a"] == ("undone", "ml/job: This pod has more than one PodDisruptionBudget")
+
+
 def test_a_drain_that_is_forbidden_is_undone(serve: Serve) -> None:
     begun = {names.MAINTENANCE: '{"by": "me", "since": "2026", "step": "drain", "cordoned": true, "allow": "rebind"}'}
     answers: list[tuple[int, Any]] = [

@@ -26,6 +26,7 @@ from tests.chromium import Scheme, illegible, shown
 from tests.fleet_samples import BROKEN, DRIFTING, EVERY, FLAPPING, name, samples
 from tests.fleet_samples import SILENT as SILENT_NODE
 from tests.prometheus_server import Prometheus, remembering
+from tests.unit.fleet.test_kubeconfig import server
 
 pytestmark = pytest.mark.slow
 
@@ -315,3 +316,14 @@ def test_a_url_that_is_no_prometheus_with_nodes_gives_one_message(eight: Prometh
     assert none.exit_code == 1
     assert "it needs a job trackbed" in none.output
     assert report("nonsense").exit_code == 1
+
+
+@pytest.mark.parametrize("end", [1_800_000_000, 1_800_000_123, 1_800_000_450, 1_800_000_899])
+def test_points_that_a_query_frontend_has_moved_count_for_the_nearest_ones(end: int) -> None:
+    # Thanos answers for multiples of the step.
+    moved = [[(end - 900 * left) // 900 * 900, "1"] for left in reversed(range(96))]
+    body = json.dumps({"status": "success", "data": {"result": [{"metric": {"a": "b"}, "values": moved}]}})
+    with server(body) as (url, _), connected(url, 24.0, end) as prometheus:
+        ((labels, course),) = prometheus.over_time("up")
+    assert (labels, len(course)) == ({"a": "b"}, 96)
+    assert sum(value == 1.0 for value in course) >= 95
