@@ -52,6 +52,7 @@ def history(every: bool, last: int | None, since: float | None, device: str | No
         raise _common.Failed(f"{error.filename}: {error.strerror}; {remedy}") from None
     for path, lines in damaged.items():
         click.echo(f"{path}: {lines} lines cannot be read and are left out", err=True)
+    kept = bool(entries)
     if since is not None:
         entries = [entry for entry in entries if entry.time >= time.time() - since * 3600]
     if device is not None:
@@ -71,7 +72,7 @@ def history(every: bool, last: int | None, since: float | None, device: str | No
         for line in _write(one_pass[0]) if every else _lines(one_pass):
             click.echo(line)
     if not entries and not damaged:
-        click.echo("nothing was changed yet")
+        click.echo("no change of this device or time is kept" if kept else "nothing was changed yet")
 
 
 def _pass_of(entry: Entry) -> tuple[str, float, str, str]:

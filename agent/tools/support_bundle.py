@@ -52,6 +52,8 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     # A user's name without a password may be a token at a web server, but not with ssh.
     (re.compile(r"(?i)\b(https?://)[^/\s@]+@"), rf"\1{REMOVED}@"),
     (re.compile(r"(?i)\b([a-z][a-z0-9+.-]{0,30}://)[^/\s:@]*:[^/\s@]*@"), rf"\1{REMOVED}@"),
+    # netroot=iscsi:user:password@server, a kernel argument: https://man7.org/linux/man-pages/man7/dracut.cmdline.7.html
+    (re.compile(r"\b(iscsi:)[^\s@]+@"), rf"\1{REMOVED}@"),
     # The login at a registry, in files of container engines.
     (re.compile(rf"(?i)(\"(?:auth|identitytoken|registrytoken)\"\s*:\s*){_QUOTED}"), rf'\1"{REMOVED}"'),
     # A JSON Web Token; a bootstrap token of kubeadm.

@@ -267,7 +267,7 @@ def test_history_says_what_when_and_why(tmp_path: Path) -> None:
     assert "applied     vfs 0000:21:00.0 count: 4 -> 5  (event 0000:21:00.0; spec h1)" in every
     (line,) = trackbed(tmp_path, "history", "--json", "--last", "1").stdout.splitlines()
     assert json.loads(line)["trigger"] == "event 0000:21:00.0"
-    assert trackbed(tmp_path, "history", "--device", "host").stdout == "nothing was changed yet\n"
+    assert trackbed(tmp_path, "history", "--device", "host").stdout == "no change of this device or time is kept\n"
 
 
 def test_history_says_which_of_its_lines_cannot_be_read(tmp_path: Path) -> None:
