@@ -228,15 +228,6 @@ def test_a_condition_with_another_s_reason_a_mistyped_command_and_option_are_fou
     assert unknown_commands(text) == ["$ .venv/bin/trackbed plan --spce x: --spce", "trackbed plna: plna"]
 
 
-def test_a_playbook_sees_a_change_as_the_scenario_does() -> None:
-    """`make molecule` runs that scenario, whose second deploy changes nothing."""
-    scenario, page = (ROOT / name for name in ("molecule/default/converge.yml", "docs/how-to/move-from-ansible.md"))
-    [seen] = re.findall(r"changed_when: .+", scenario.read_text())
-    assert seen in page.read_text()
-    assert "--json" in scenario.read_text()
-    assert "pyinfra, -y, --json," in page.read_text()
-
-
 def test_each_file_that_the_deploy_writes_is_listed() -> None:
     listed = re.findall(r"`(/[^`]+)`", (ROOT / "docs/footprint.md").read_text())
     tasks = (strings for path, strings in constants().items() if path.is_relative_to(ROOT / "tasks"))
