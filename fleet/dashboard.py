@@ -67,9 +67,9 @@ def dashboard() -> str:
 
 def _fleet(built: Dashboard) -> None:
     """The panels about all nodes."""
-    # A node that does not answer has no trackbed_ready, and is not ready.
-    ready = 'avg(trackbed_ready == bool 1 or 0 * up{job="trackbed"})'
-    nodes = 'count(up{job="trackbed"})'
+    # A node that does not answer has no trackbed_ready, and is not ready. One that answers may have other series named up, too.
+    each = 'count by (instance) (up{job="trackbed"})'
+    ready, nodes = f"avg(min by (instance) (trackbed_ready == bool 1) or 0 * {each})", f"count({each})"
     good_when_full = _thresholds((None, RED), (0.9, ORANGE), (1, GREEN))
     bad_when_any = _thresholds((None, GREEN), (1, RED))
     built.with_row(Row("The fleet"))

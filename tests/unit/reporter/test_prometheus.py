@@ -223,6 +223,23 @@ def test_each_panel_shows_a_node_that_has_every_fault(reporter: Reporter, promet
             prometheus.wait(f"data for {title}: {written}", lambda p, query=written: bool(p.values(query)))  # type: ignore[misc]
 
 
+def test_the_dashboard_counts_a_node_once_whatever_it_answers(tmp_path: Path) -> None:
+    labels = 'job="trackbed",instance="a"'
+    series = {f"up{{{labels}}}": "1", f'up{{{labels},x="1"}}': "1", f'up{{{labels},x="2"}}': "NaN"}
+    series |= {f"trackbed_ready{{{labels}}}": "1", 'up{job="trackbed",instance="b"}': "0"}
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": f"{value} {value}"} for name, value in series.items()],
+        "promql_expr_test": [
+            {"expr": queries()[title][0], "eval_time": "1m", "exp_samples": [{"labels": "{}", "value": value}]}
+            for title, value in (("Nodes that are ready", 0.5), ("Nodes", 2))
+        ],
+    }
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump({"tests": [test]}))
+    tested = promtool("test", "rules", tmp_path / "test.yaml")
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+
+
 def test_the_dashboard_is_made_by_its_command() -> None:
     expected = dashboard()
     printed = subprocess.run(
