@@ -131,7 +131,7 @@ def default(record: str, key: str, value: Schema) -> str:
         return stated or "none"
     # The pages have Python's words, the spec has JSON's.
     literal = str(given) if isinstance(given, bool) else json.dumps(given)
-    if stated.startswith("`") and not stated.startswith(code(literal)):
+    if stated and not stated.startswith(code(literal)):
         raise ValueError(f"the default of {record}.{key} is {literal}; the inventory's pages say {stated}")
     return code(json.dumps(given))
 

@@ -137,6 +137,9 @@ def test_a_default_that_a_page_of_the_inventory_states_is_that_of_the_spec() -> 
     assert spec.default("Irqs", "pin", {"default": True}) == "`true`"
     with pytest.raises(ValueError, match=r"the default of Irqs\.pin is False; the inventory's pages say `True`"):
         spec.default("Irqs", "pin", {"default": False})
+    # One in words would not be compared.
+    with pytest.raises(ValueError, match=r"the default of Nic\.mtu is 1500; the inventory's pages say left alone"):
+        spec.default("Nic", "mtu", {"default": 1500})
 
 
 def test_a_key_that_no_page_of_the_inventory_describes_is_an_error() -> None:
