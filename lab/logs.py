@@ -31,7 +31,8 @@ def keep(node: Node, folder: Path) -> bool:
         return False
     for name, script in SCRIPTS:
         try:
-            text = node.run(["sh", "-c", script], timeout=120).stdout
+            ran = node.run(["sh", "-c", script], timeout=120)
+            text = ran.stdout or ran.stderr
         except LabError as error:
             text = f"{error}\n"
         (folder / name).write_text(text)

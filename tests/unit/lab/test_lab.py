@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from lab import fleet
+from lab import fleet, logs
 from lab.errors import LabError
 from lab.image import Image
 from lab.lock import exclusive
@@ -203,6 +204,16 @@ def test_the_logs_of_a_node_that_does_not_answer_are_what_this_host_has(state: P
     assert [(file.name, file.read_text()) for file in Path(collected.stdout.strip()).iterdir()] == [
         ("console.log", "the console's output")
     ]
+
+
+def test_the_logs_of_a_node_on_which_no_command_runs_say_why(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(state))
+    with full(state), socket.create_server(("127.0.0.1", 0)) as sshd:
+        node = evolve(fleet.nodes("t")[0], ssh_port=sshd.getsockname()[1])
+        # It greets, and then hangs.
+        threading.Thread(target=lambda: sshd.accept()[0].sendall(b"SSH-2.0-x"), daemon=True).start()
+        assert logs.keep(node, state / "logs")
+    assert "ssh" in (state / "logs" / "journal.txt").read_text()
 
 
 def test_a_node_whose_start_was_interrupted_gets_its_time_source(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
