@@ -33,8 +33,9 @@ _NODE_RESTRICTION = "node-restriction.kubernetes.io"
 
 _ELSEWHERE = "set it from elsewhere (kubectl label node), or give another key"
 
-# node-feature-discovery, pkg/apis/nfd/validate: the only namespaces of kubernetes.io that it accepts, with their subdomains.
 _REPORTER_NAMESPACE = "feature.node.kubernetes.io"
+
+# node-feature-discovery, pkg/apis/nfd/validate: the only namespaces of kubernetes.io that it accepts, with their subdomains.
 _NFD_NAMESPACES = ("feature.node.kubernetes.io", "profile.node.kubernetes.io")
 
 
