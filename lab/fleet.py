@@ -28,7 +28,11 @@ def up(name: str | None = None, count: int | None = None) -> bool:
         if plan is not None and count not in (None, len(plan.machines)):
             # A running node's NICs are connected to the nodes that were there when it was started.
             raise BadInput(f"lab {lab.name} has {len(plan.machines)} nodes", "Run `python -m lab down`, then `up`.")
-        if plan is not None and all(node.pid() is not None and node.answers(10.0) for node in _nodes(lab, plan)):
+        there = _nodes(lab, plan) if plan is not None else ()
+        if there and all(node.pid() is not None and node.answers(10.0) for node in there):
+            for node in there:
+                # A Ctrl-C may have left out what runs beside its QEMU.
+                node.power_on()
             return False
         host.ensure_packages()
         if plan is None:

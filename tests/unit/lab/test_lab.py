@@ -224,6 +224,20 @@ def test_a_node_whose_start_was_interrupted_gets_its_time_source(state: Path, mo
         wait(lambda: is_taken(node.ssh_port), 60, "the time source")
 
 
+def test_a_lab_that_is_up_gets_the_time_source_that_an_interrupted_start_left_out(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(state))
+    with full(state), socket.create_server(("127.0.0.1", 0)) as sshd:
+        port = sshd.getsockname()[1]
+        (state / "trackbed" / "lab" / "t" / "lab.json").write_text(
+            json.dumps({"image": str(state / "image"), "ports": {"node1": port}})
+        )
+        threading.Thread(target=lambda: sshd.accept()[0].sendall(b"SSH-2.0-x"), daemon=True).start()
+        assert fleet.up("t") is False
+        wait(lambda: is_taken(port), 60, "the time source")
+
+
 def free_udp_port() -> int:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.bind(("127.0.0.1", 0))
