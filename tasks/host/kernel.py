@@ -16,10 +16,10 @@ from pyinfra.context import host
 from agent.spec.validators import Matches
 from tasks import packages, reboot
 from tasks.common.commands import Commands, refuse, script
-from tasks.common.data import Key, record
+from tasks.common.data import Key, host_data, record
 from tasks.common.facts import FactBase
 from tasks.common.texts import Texts
-from tasks.packages import Family, OperatingSystem, holds, vendor_repository
+from tasks.packages import Family, OperatingSystem, dkms, holds, vendor_repository
 from tasks.packages.dkms import RunningKernel
 from tasks.packages.vendor_repository import HeldPackages, Package
 
@@ -35,6 +35,8 @@ META = re.compile(
 DNF5_LOCKS = "/etc/dnf/versionlock.toml"
 RHEL = re.compile(r"kernel(-(core|modules|modules-core|modules-extra|devel|devel-matched|uek\S*|64k\S*))?")
 _WITH_MATCHED = ("rhel", "centos", "rocky", "almalinux", "ol", "fedora")
+_BUILT_BY_DKMS = ("erdma", "gpu_driver", "ofed")
+"""The inventory's keys whose drivers DKMS may build."""
 
 
 @frozen
@@ -159,6 +161,13 @@ def _matched(release: str, system: OperatingSystem) -> tuple[Package, ...]:
     kernel, version = rpm(release)
     have, name = packages.installed(system.family), f"{kernel}-devel-matched"
     if kernel.endswith("uek") or ("dkms" in have and name not in have):
+        return ()
+    if any(dkms.by_number(each) > dkms.by_number(version) for each in have.get(name, ())):
+        # It has brought its kernel already, and a downgrade would not remove that.
+        return ()
+    # A node that has the headers may run a kernel that the repositories have no more.
+    has_headers = version in have.get(f"{kernel}-devel", ())
+    if has_headers and name not in have and all(host_data().get(key) is None for key in _BUILT_BY_DKMS):
         return ()
     return (Package(name, version),)
 

@@ -110,11 +110,13 @@ def load(wanted: Mapping[str, str], settings: OperationMeta) -> Commands:
         yield refuse(f"boot.sysctls: after {PATH} was loaded, {listed}: the kernel does not take the value; correct it")
         return
     later: list[Setting] = host.get_fact(LaterSettings)
-    for name, setting in _overridden(wanted, later).items():
-        yield refuse(
-            f"boot.sysctls: a boot reads {setting.file} after {PATH}, and that sets {name} to {setting.value}, not "
-            f"{wanted[name]}; remove it there"
-        )
+    overridden = [
+        f"boot.sysctls: a boot reads {setting.file} after {PATH}, and that sets {name} to {setting.value}, not "
+        f"{wanted[name]}; remove it there"
+        for name, setting in _overridden(wanted, later).items()
+    ]
+    if overridden:
+        yield refuse("\n".join(overridden))
 
 
 def _overridden(wanted: Mapping[str, str], later: list[Setting]) -> dict[str, Setting]:

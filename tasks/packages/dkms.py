@@ -110,10 +110,10 @@ class Builds(FactBase[list[Build]]):
             if rest and state:
                 kernel = rest[1] if len(rest) > 1 else None
                 builds.append(Build(name, rest[0], kernel, state.split()[0].rstrip("("), bool(_REPLACED.search(state))))
-        return sorted(builds, key=lambda build: (build.module, _by_number(build.version)))
+        return sorted(builds, key=lambda build: (build.module, by_number(build.version)))
 
 
-def _by_number(version: str) -> list[tuple[bool, int, str]]:
+def by_number(version: str) -> list[tuple[bool, int, str]]:
     """A key that sorts 1.10 after 1.9, which `dkms status` lists the other way round."""
     parts = re.findall(r"[0-9]+|[^0-9.]+", version)
     return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]

@@ -41,7 +41,7 @@ as_dnf() {
   user=
   for pair in proxy:proxy proxy_username:user proxy_password:password sslcacert:cacert; do
     value=$(sed -n "s/^[[:space:]]*${pair%:*}[[:space:]]*=[[:space:]]*//p" "${DNF_CONF:-/etc/dnf/dnf.conf}" 2>/dev/null |
-      tail -n 1 | sed 's/[\\"]/\\&/g')
+      tail -n 1 | sed 's/[[:space:]]*$//; s/[\\"]/\\&/g')
     [ -n "$value" ] && [ "$value" != _none_ ] || continue
     case $pair in
     *:user) user=$value ;;

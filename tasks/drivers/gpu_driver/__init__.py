@@ -216,12 +216,12 @@ def enable_stream(names: tuple[str, ...], version: str, streams: tuple[str, ...]
 
     NVIDIA's repositories for RHEL 8 and 9 have a module. dnf sees only packages of its enabled stream, by default the open one.
     """
-    have = packages.installed("rhel")
+    if not _missing(names, version, "rhel") or vendor_repository.has_dnf5(packages.installed("rhel")):
+        host.noop("no package is to be installed")
+        return
     text = host.get_fact(Texts, paths=(MODULE_FILE,)).get(MODULE_FILE, "")
     lines = text.replace(" ", "").splitlines()
-    if not _missing(names, version, "rhel") or vendor_repository.has_dnf5(have):
-        host.noop("no package is to be installed")
-    elif "state=enabled" in lines and f"stream={streams[0]}" in lines:
+    if "state=enabled" in lines and f"stream={streams[0]}" in lines:
         host.noop(f"the stream {streams[0]} is enabled")
     else:
         yield script(_STREAM, *streams)

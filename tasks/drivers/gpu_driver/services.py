@@ -54,10 +54,8 @@ class DaemonCommand(FactBase[str | None]):
         return next((line.strip() for line in reversed(output) if line.strip()), None)
 
 
-_RESTART = """
-systemctl daemon-reload
-systemctl try-restart "$1"
-"""
+_RELOAD = "systemctl daemon-reload\n"
+_RESTART = f'{_RELOAD}systemctl try-restart "$1"\n'
 
 
 @operation()
@@ -69,7 +67,9 @@ def persistence_mode(wanted: bool) -> Commands:
         command = " ".join(word for word in words if word != NOT_PERSISTENT)
         text = f"{HEADER}[Service]\nExecStart=\nExecStart={command}\n"
     have = host.get_fact(Texts, paths=(DROP_IN,))
-    yield from replace(have, {DROP_IN: text} if text else {}, _RESTART, f"{PERSISTENCE}.service")
+    # With the modules of another version loaded, the daemon would stop and not start again, under the jobs that use them.
+    restart = _RELOAD if host.state.is_executing and modules.reboot_due() else _RESTART
+    yield from replace(have, {DROP_IN: text} if text else {}, restart, f"{PERSISTENCE}.service")
 
 
 @operation()

@@ -247,6 +247,18 @@ def test_ubuntus_daemon_makes_the_gpus_persistent(node: Node) -> None:
     assert node.deploy(gpu_driver.install, {**static, **files(**{services.DROP_IN: DROP_IN})}).flat == []
 
 
+def test_a_daemon_that_could_not_start_again_before_a_reboot_is_not_restarted(node: Node) -> None:
+    """Its program is of the new version, and the loaded modules, which jobs use, are of the old one."""
+    wants(node)
+    requested = [f"{BOOT}1", f"gpu_driver {BOOT}1 the driver {VERSION} is installed, and another is loaded and in use "]
+    old = there(STALE, **{IN_MEMORY: "570.86.15", USERS: ["python3 (4711)", "end"], REQUESTS: requested})
+    result = node.deploy(gpu_driver.install, {UNIT_FILE: [COMMAND], **old})
+    assert not result.failed
+    *_, replaced = result.commands[f"{PREFIX}Persistence mode"]
+    assert "systemctl daemon-reload" in replaced
+    assert "try-restart" not in replaced
+
+
 def test_without_persistence_the_daemon_is_as_its_package_has_it(node: Node) -> None:
     wants(node, persistence=False)
     result = node.deploy(gpu_driver.install, {UNIT_FILE: [COMMAND], **there(), **files(**{services.DROP_IN: DROP_IN})})

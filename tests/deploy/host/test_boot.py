@@ -193,6 +193,16 @@ def test_a_file_that_sets_another_value_at_boot_is_named(node: Node, later: list
     ] * refused
 
 
+def test_all_values_that_later_files_override_are_named_at_once(node: Node) -> None:
+    node.data = {"boot": {"sysctls": {"vm.swappiness": "0", "vm.dirty_ratio": "5"}}}
+    there = file_answers(sysctls.PATH, f"{HEADER}vm.dirty_ratio = 5\nvm.swappiness = 0\n")
+    later = [f"99-{name}.conf /etc/sysctl.d/99-{name}.conf vm.{name} = 10" for name in ("dirty_ratio", "swappiness")]
+    values = ["/proc/sys/vm/swappiness 0", "/proc/sys/vm/dirty_ratio 5"]
+    result = node.deploy(configure, {LATER: later, **GRUB, **there, VALUES: values})
+    assert result.failed
+    assert [name for name in ("vm.dirty_ratio to 10", "vm.swappiness to 10") if name not in "".join(result.log)] == []
+
+
 def test_the_files_that_a_boot_reads_later_are_found(tmp_path: Path) -> None:
     for name, text in {
         "etc/sysctl.d/10-early.conf": "vm.swappiness = 60\n",

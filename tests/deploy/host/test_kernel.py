@@ -141,9 +141,27 @@ def test_rhel_s_kernels_of_other_names(node: Node, distribution: Answers, releas
     ],
 )
 def test_dkms_brings_no_newer_kernel(node: Node, have: list[str], wanted: list[str]) -> None:
-    node.data = {"kernel": {}}
+    node.data = {"kernel": {}, "gpu_driver": {"version": "580.95.05"}}
     result = node.deploy(kernel.pin, {**ROCKY_9, **RHEL_RUNNING, **rpm("kernel-devel 5.14.0-427.el9", *have)})
     assert [command.split()[-1] for command in result.flat] == wanted
+
+
+@pytest.mark.parametrize(
+    ("have", "wanted"),
+    [
+        (["kernel-devel 5.14.0-427.el9"], []),
+        ([], ["kernel-devel-5.14.0-427.el9 kernel-devel-matched-5.14.0-427.el9"]),
+        # An update has brought another kernel, and the node has not booted it yet.
+        (["kernel-devel 5.14.0-427.el9", "dkms 3.4.1-1.el9", "kernel-devel-matched 5.14.0-503.11.1.el9_5"], []),
+    ],
+)
+def test_a_node_with_the_headers_needs_no_other_package_of_an_old_kernel_without_a_reason(
+    node: Node, have: list[str], wanted: list[str]
+) -> None:
+    """The repositories may have no packages of the running kernel any more."""
+    node.data = {"kernel": {}}
+    result = node.deploy(kernel.pin, {**ROCKY_9, **RHEL_RUNNING, **rpm(*have)})
+    assert [command.rpartition("versionlock ")[2] for command in result.flat] == wanted
 
 
 def test_an_update_does_not_fail_at_a_held_kernel(node: Node) -> None:

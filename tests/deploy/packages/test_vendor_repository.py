@@ -287,6 +287,8 @@ def test_a_web_page_in_place_of_the_key_is_refused(keys: dict[str, Path], tmp_pa
     [
         (None, []),
         ("[main]\nproxy=_none_\nbest=True\n", []),
+        # dnf takes no white space at the end.
+        ("[main]\nproxy=http://proxy.example.net:3128 \t\r\n", ['proxy = "http://proxy.example.net:3128"']),
         (
             '[main]\nproxy = http://proxy.example.net:3128\nproxy_username=fleet\nproxy_password=a:"b\\c\nsslcacert=/etc/own.pem\n',
             [
