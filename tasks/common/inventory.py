@@ -19,7 +19,7 @@ def require_hosts(state: State) -> None:
         if not len(inventory):
             raise PyinfraError(
                 "the inventory has no hosts; a group of hosts is a list of names, or of tuples ('name', {'key': value}), "
-                "and no mapping"
+                "not a mapping"
             )
         init(inventory, *arguments, **named)
 
