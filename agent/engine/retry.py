@@ -46,6 +46,11 @@ class Failures:
     def held_back(self, change: Change, now: float) -> Outcome | None:
         """The last outcome of a change, if it is too early to try it again."""
         failure = self._failures.get(identity(change))
+        if failure is not None and _is_costly(change) and not _is_costly(failure.outcome.change):
+            # The try that failed has made some VFs, and the next one would reset them.
+            outcome = evolve(failure.outcome, change=change)
+            failure = evolve(failure, outcome=outcome, not_before=failure.tried + FIRST_COSTLY_RETRY)
+            self._failures[identity(change)] = failure
         return failure.outcome if failure is not None and now < failure.not_before else None
 
     def wait(self, write: Write, now: float) -> None:

@@ -155,7 +155,7 @@ def _reported(machine: Machine, address: str, index: int) -> VfInfo:
     link = link_of(machine, address)
     reported = next((vf for vf in link.vfs if vf.index == index), None)
     if reported is None:
-        raise FileNotFoundError(errno.ENOENT, f"{link.name} reports no VF {index}; it is gone")
+        raise FileNotFoundError(errno.ENOENT, f"{link.name} reports no VF {index}; it is gone, or is being reset")
     return reported
 
 

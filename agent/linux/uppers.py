@@ -33,6 +33,9 @@ NETNSA_NSID, NETNSA_FD = _NETNSA["NETNSA_NSID"], _NETNSA["NETNSA_FD"]
 # Of these, IFLA_LINK is the other end of the pair.
 PAIRS = frozenset({b"veth", b"netkit", b"vxcan"})
 
+# These are always on top of another netdev.
+STACKED = frozenset({b"macvlan", b"macvtap", b"ipvlan", b"ipvtap", b"vlan", b"macsec"})
+
 S32, U32 = Struct("=i"), Struct("=I")
 
 
@@ -98,7 +101,13 @@ def decode_upper(body: bytes) -> tuple[Upper, ...]:
     """The netdev of an answer (RTM_NEWLINK), if it is on top of one of another namespace; else empty."""
     values = dict(attributes(body, IFINFOMSG.size))
     kind = dict(attributes(values.get(IFLA_LINKINFO, b""))).get(IFLA_INFO_KIND, b"").rstrip(b"\0")
-    if kind in PAIRS or IFLA_LINK not in values or IFLA_LINK_NETNSID not in values:
+    if kind in PAIRS or IFLA_LINK_NETNSID not in values:
+        return ()
+    index = IFINFOMSG.unpack_from(body)[2]
+    below = U32.unpack(values[IFLA_LINK])[0] if IFLA_LINK in values else index
+    # A tunnel on top of nothing (vxlan) has its own index there. A macvlan may have the same index as the netdev below it, and
+    # before Linux 5.10 the kernel leaves that out (nla_put_iflink, net/core/rtnetlink.c).
+    if below == index and kind not in STACKED:
         return ()
     name = os.fsdecode(values[IFLA_IFNAME].rstrip(b"\0"))
-    return (Upper(name, U32.unpack(values[IFLA_LINK])[0], S32.unpack(values[IFLA_LINK_NETNSID])[0]),)
+    return (Upper(name, below, S32.unpack(values[IFLA_LINK_NETNSID])[0]),)

@@ -48,12 +48,13 @@ class SpecInForce:
     crashed: str | None = None
     _failed: dict[str, str] = field(factory=dict)
     _trial_ends: float | None = None
+    _observed_unusable: bool = False
 
     def __attrs_post_init__(self) -> None:
-        self.observed = _kept(self.state / OBSERVED)
+        self.observed, self._observed_unusable = _kept(self.state / OBSERVED)
         # If the observed spec cannot be used, the agent must not write by the verified one instead.
-        if self.observed is not None or not (self.state / OBSERVED).exists():
-            self.verified = _kept(self.state / VERIFIED)
+        if not self._observed_unusable:
+            self.verified, _ = _kept(self.state / VERIFIED)
         try:
             self._failed = {
                 str(key): str(value) for key, value in load(read(self.run / FAILED, LARGEST_SPEC), LARGEST_SPEC).items()
@@ -88,7 +89,8 @@ class SpecInForce:
         crashed, self.crashed = self.crashed, None
         if crashed and not asked and self._replaceable(candidate):
             self._remember_failed({name: _given_up(name, f"{crashed}; see: journalctl -u trackbed")})
-        if not asked and (reason := self._failed.get(name)):
+        # The list may be of another version of the agent, which gave up specs of mode observe, too.
+        if not asked and candidate.mode == "enforce" and (reason := self._failed.get(name)):
             self._refuse(reason)
             return
         self._remember_failed({})
@@ -163,9 +165,9 @@ class SpecInForce:
 
     def _note_observed(self, spec: NodeSpec) -> None:
         observed = spec if spec.mode == "observe" else None
-        if observed == self.observed:
+        if observed == self.observed and not self._observed_unusable:
             return
-        self.observed = observed
+        self.observed, self._observed_unusable = observed, False
         if observed is not None:
             _write(self.state / OBSERVED, to_json(observed))
             return
@@ -190,16 +192,16 @@ def _impossible(machine: Machine, candidate: NodeSpec) -> tuple[str, ...]:
         return (f"while checking whether the new spec fits this node: {fault(error)}",)
 
 
-def _kept(path: Path) -> NodeSpec | None:
-    """The spec that an agent has written; None if there is none, or none that can be used."""
+def _kept(path: Path) -> tuple[NodeSpec | None, bool]:
+    """The spec that an agent has written, if there is one that can be used; and whether there is one that cannot."""
     try:
-        return parse(read(path, LARGEST_SPEC), str(path))
+        return parse(read(path, LARGEST_SPEC), str(path)), False
     except FileNotFoundError:
-        return None
+        return None, False
     except (OSError, ValueError) as error:
         # Another version of the agent may have written it, or the disk is damaged.
         journal(f"the spec that was kept cannot be used: {error}")
-        return None
+        return None, True
 
 
 def _given_up(name: str, why: str) -> str:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from functools import partial
 
 import pytest
 
@@ -292,6 +293,18 @@ def test_a_driver_that_makes_fewer_vfs_is_named_and_asked_once(kernel: Kernel) -
     path = f"/sys/bus/pci/devices/{PF0}/sriov_numvfs"
     assert [text for where, text in kernel.writes if where == path] == ["5"]
     assert len(kernel.vfs(PF0)) == 3
+
+
+def test_a_driver_that_makes_fewer_vfs_is_not_soon_asked_again(kernel: Kernel) -> None:
+    """Each further try resets the VFs that there are."""
+    kernel.sriov.room[PF0] = 3
+    failures = Failures()
+    path = f"/sys/bus/pci/devices/{PF0}/sriov_numvfs"
+    for now, written in ((0.0, ["5"]), (0.25, []), (59.0, []), (60.0, ["0", "5"]), (179.0, [])):
+        kernel.writes.clear()
+        converge(kernel.machine(), Goal(spec(5)), Memory(partial(float, now), failures))
+        assert [text for where, text in kernel.writes if where == path] == written
+    assert failures.next_try() == 60.0 + 120.0
 
 
 def test_if_the_vfs_before_cannot_be_made_again_either_the_message_says_both(kernel: Kernel) -> None:

@@ -1,6 +1,7 @@
 """Which spec is in force: restarts, refusals and failures, with whole passes on the simulated kernel."""
 
 import errno
+import json
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,8 +13,8 @@ from agent.engine.converge import Pass, converge
 from agent.engine.retry import Failures
 from agent.machine import Files
 from agent.report.verdict import is_ready
-from agent.service.spec_in_force import TRIAL, SpecInForce
-from agent.spec.node import NodeSpec, from_mapping, to_json
+from agent.service.spec_in_force import FAILED, OBSERVED, TRIAL, SpecInForce
+from agent.spec.node import NodeSpec, from_mapping, spec_hash, to_json
 from tests.sim.kernel import Kernel
 
 PF = "0000:21:00.0"
@@ -270,6 +271,33 @@ def test_an_observed_spec_that_cannot_be_used_makes_the_agent_write_by_no_other(
         file.write_text('{"node_name": "n1", "key_of_another_version": 1}')
     agent.reboot()
     assert agent.in_force.spec is None
+
+
+def test_an_observed_spec_that_cannot_be_used_is_removed_once_another_is_in_force(agent: Agent) -> None:
+    """Else the agent would have no verified spec after each restart."""
+    agent.give(spec(3))
+    agent.look()
+    (agent.folder / "state" / OBSERVED).write_text('{"node_name": "n1", "key_of_another_version": 1}')
+    agent.start()
+    assert is_ready(agent.look().conditions)
+    agent.file.unlink()
+    agent.start()
+    assert agent.in_force.spec == spec(3)
+
+
+def test_a_state_folder_that_cannot_be_read_does_not_stop_the_agent(agent: Agent) -> None:
+    agent.in_force = SpecInForce(agent.folder / ("s" * 300), agent.folder / "run")
+    agent.give(spec(3))
+    assert is_ready(agent.look().conditions)
+
+
+def test_a_spec_of_mode_observe_that_an_earlier_version_gave_up_is_in_force_again(agent: Agent) -> None:
+    agent.give(spec(3))
+    agent.look()
+    agent.file.write_text(to_json(observing(5)))
+    (agent.folder / "run" / FAILED).write_text(json.dumps({spec_hash(observing(5)): "passes crashed"}))
+    agent.start()
+    assert (agent.in_force.spec, agent.in_force.refusal) == (observing(5), "")
 
 
 @define

@@ -7,7 +7,20 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
+
+from agent.linux.messages import attribute
 from agent.linux.netlink import LinuxNetlink
+from agent.linux.uppers import (
+    IFINFOMSG,
+    IFLA_IFNAME,
+    IFLA_INFO_KIND,
+    IFLA_LINK_NETNSID,
+    IFLA_LINKINFO,
+    S32,
+    Upper,
+    decode_upper,
+)
 from tests.private_namespace import check_in_namespace
 
 MADE = "ip link add fab0 type veth peer name fab1; ip link add fab2 type veth peer name fab3"
@@ -63,3 +76,30 @@ def test_a_pair_whose_end_is_in_a_namespace_of_a_namespace_is_not_taken_for_an_u
             assert LinuxNetlink().uppers_elsewhere() == {}
 
     check_in_namespace(MADE, check, within=60)
+
+
+def test_a_tunnel_is_on_top_of_nothing_also_if_its_index_is_that_of_a_netdev_of_the_host() -> None:
+    """Of a tunnel that was made from here the kernel says that it is on top of its own index (nla_put_iflink)."""
+
+    def check() -> None:
+        netlink = LinuxNetlink()
+        below = next(link.ifindex for link in netlink.links() if link.name == "fab0")
+        with pod() as one, pod() as other:
+            ip("link", "set", "fab1", "netns", one)
+            ip("link", "set", "fab3", "netns", other)
+            there = ("index", str(below), "netns")
+            ip("link", "add", "vx0", *there, one, "type", "vxlan", "id", "5", "remote", "192.0.2.1", "dstport", "4789")
+            assert netlink.uppers_elsewhere() == {}
+            ip("link", "add", "net1", "link", "fab0", *there, other, "type", "macvlan", "mode", "bridge")
+            assert netlink.uppers_elsewhere() == {below: ("net1",)}
+
+    check_in_namespace(MADE, check, within=60)
+
+
+@pytest.mark.parametrize(("kind", "found"), [(b"macvlan", (Upper("net1", 7, 2),)), (b"vxlan", ())])
+def test_before_linux_5_10_a_netdev_with_the_index_of_the_one_below_says_nothing_of_that(
+    kind: bytes, found: tuple[Upper, ...]
+) -> None:
+    body = IFINFOMSG.pack(0, 1, 7, 1, 0) + attribute(IFLA_IFNAME, b"net1\0")
+    body += attribute(IFLA_LINK_NETNSID, S32.pack(2))
+    assert decode_upper(body + attribute(IFLA_LINKINFO, attribute(IFLA_INFO_KIND, kind + b"\0"))) == found
