@@ -32,7 +32,8 @@ class SpecInForce:
     """The ``spec`` in force. ``refusal``: why the file's present content is not in force; empty if it is.
 
     ``verified``: the last spec that a pass verified completely. Ready refers to it while a newer spec waits.
-    ``observed``: the last spec in force, if its mode was observe.
+    ``observed``: the last spec in force of mode observe, until a later one is verified. Until then the verified spec, which is
+    from before the observing, replaces no other.
     ``state``: the folder for these two, which outlives a boot. ``run``: the folder for the list of specs that have
     failed. The agent does not try these again by itself before the next boot: the node would go back and forth between two.
     ``crashed``: how the workers before this one crashed, if several did. Then the first spec that is read counts as failed,
@@ -106,9 +107,14 @@ class SpecInForce:
     def ready(self, result: Pass) -> None:
         """Note that the node is ready after a pass. The spec is then verified, unless part of it still waits."""
         self._trial_ends = None
-        if not result.waiting and result.want.spec != self.verified:
+        if result.waiting:
+            return
+        if result.want.spec != self.verified:
             self.verified = result.want.spec
             _write(self.state / VERIFIED, to_json(self.verified))
+        if self.observed:
+            self.observed = None
+            _remove(self.state / OBSERVED)
 
     def gives_up(self, result: Pass, now: float) -> bool:
         """After a pass: give up a new spec that still fails at the end of its trial. :returns: whether it was given up.
@@ -161,20 +167,16 @@ class SpecInForce:
 
     def _replaceable(self, spec: NodeSpec) -> bool:
         """Whether the verified spec may replace a spec that fails."""
-        return spec.mode == "enforce" and self.verified not in (None, spec)
+        return spec.mode == "enforce" and self.observed is None and self.verified not in (None, spec)
 
     def _note_observed(self, spec: NodeSpec) -> None:
-        observed = spec if spec.mode == "observe" else None
-        if observed == self.observed and not self._observed_unusable:
-            return
-        self.observed, self._observed_unusable = observed, False
-        if observed is not None:
-            _write(self.state / OBSERVED, to_json(observed))
-            return
-        try:
-            (self.state / OBSERVED).unlink(missing_ok=True)
-        except OSError as error:
-            journal(f"{self.state / OBSERVED} cannot be removed: {error.strerror}; remove it")
+        if spec.mode == "enforce":
+            if self._observed_unusable:
+                _remove(self.state / OBSERVED)
+        elif spec != self.observed or self._observed_unusable:
+            self.observed = spec
+            _write(self.state / OBSERVED, to_json(spec))
+        self._observed_unusable = False
 
     def _remember_failed(self, failed: dict[str, str]) -> None:
         if failed != self._failed:
@@ -214,3 +216,10 @@ def _write(path: Path, text: str) -> None:
         write_atomically(path, text)
     except OSError as error:
         journal(f"{path} cannot be written: {error.strerror}; the agent will not know its content after a restart")
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        journal(f"{path} cannot be removed: {error.strerror}; remove it")

@@ -12,6 +12,7 @@ from lab import Node
 from lab.cluster import manifests
 from lab.cluster.control_plane import ControlPlane
 from tests.cluster.conftest import LONG, Cluster, Member, condition, is_open, opened, tainted
+from tests.cluster.planes import received
 from tests.cluster.test_gate import phase
 from tests.lab.conftest import ROOT, eventually, report, settled
 
@@ -165,12 +166,13 @@ def test_a_change_waits_for_the_pod_that_it_would_disturb_and_maintenance_makes_
     eventually("the pod is gone", lambda: not plane.get("pods", "--selector=app=busy")["items"], LONG)
 
 
-def published(plane: ControlPlane, name: str, since: int) -> list[str]:
-    """The statuses of TrackbedReady that were written to a Node, from an event of the audit log on."""
+def published(plane: ControlPlane, name: str, since: float) -> list[str]:
+    """The statuses of TrackbedReady that were written to a Node since a time (seconds since the epoch)."""
     bodies = [
         event["requestObject"]
-        for event in plane.audit()[since:]
-        if event["verb"] == "patch"
+        for event in plane.audit()
+        if received(event) >= since
+        and event["verb"] == "patch"
         and event.get("objectRef", {}).get("subresource") == "status"
         and event["objectRef"].get("name") == name
         and event["user"]["username"] == f"trackbed:node:{name}"
@@ -194,7 +196,7 @@ def test_an_agent_that_fails_its_first_pass_is_taken_back_and_the_node_not_ready
     whole = passes.read_text()
     assert whole.count(BEGINNING) == 1
     passes.write_text(whole.replace(BEGINNING, f'        raise RuntimeError("broken on purpose")\n{BEGINNING}'))
-    mark = len(plane.audit())
+    began = node.sh("date +@%s").strip()
     words = ["-y", INVENTORY, "deploy.py", "--limit", node.name, "--data", "ready_timeout=60"]
     done = subprocess.run(
         [str(Path(sys.executable).with_name("pyinfra")), *words],
@@ -212,7 +214,9 @@ def test_an_agent_that_fails_its_first_pass_is_taken_back_and_the_node_not_ready
     assert node.sh("readlink /opt/trackbed/current") == current
     eventually("ready again", lambda: is_open(plane, name), LONG)
     assert report(node)["agent_version"] == current.strip().rpartition("/")[2]
-    *meanwhile, last = published(plane, name, mark)
+    # Until it was stopped, the former agent could rightly say again that the node is ready.
+    stops = node.sh(f"journalctl --unit=trackbed --since={began} --output=short-unix --no-pager --grep='^Stopping'")
+    *meanwhile, last = published(plane, name, float(stops.split()[0]))
     assert last == "True"
     assert meanwhile
     assert "True" not in meanwhile

@@ -11,7 +11,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from agent.reporter.kubernetes.node import time_stamp
 from agent.reporter.settings import Settings
 from lab.cluster.certificates import Pair
 from lab.cluster.control_plane import ControlPlane
+from tests.cluster.planes import received
 from tests.cluster.reporter.reporters import Fixed, admit, node, prepare, session, until
 
 ROOT = Path(__file__).parents[3]
@@ -64,10 +64,6 @@ def cpu_during(plane: ControlPlane, seconds: float) -> float:
 def events(plane: ControlPlane, mark: int) -> list[dict[str, Any]]:
     """The reporters' requests that the audit log has from an event on."""
     return [event for event in plane.audit()[mark:] if event["user"]["username"].startswith(USER)]
-
-
-def second(event: dict[str, Any]) -> int:
-    return int(datetime.fromisoformat(event["requestReceivedTimestamp"].replace("Z", "+00:00")).timestamp())
 
 
 @define
@@ -162,7 +158,7 @@ def test_a_thousand_reporters_are_quiet_come_back_spread_and_cost_little_more_th
         time.sleep(OUTAGE)
         plane.start_api_server()
         fleet.all_published(False, 300.0)
-        rates = Counter(second(event) for event in events(plane, mark))
+        rates = Counter(int(received(event)) for event in events(plane, mark))
         memory = fleet.memory_kib()
     finally:
         fleet.process.kill()

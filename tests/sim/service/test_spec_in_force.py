@@ -247,9 +247,25 @@ def test_after_a_restart_in_mode_observe_a_refused_file_leaves_the_agent_observi
     agent.reboot()
     assert agent.in_force.spec == observing(5)
     agent.give(spec(4))
+    agent.look()
     agent.file.unlink()
     agent.reboot()
-    assert agent.in_force.spec == spec(3)
+    assert agent.in_force.spec == spec(4)
+
+
+def test_until_a_spec_is_verified_after_the_observing_no_older_one_comes_back(agent: Agent) -> None:
+    """The deploy returns to the observed spec, too, if it rolls the agent back."""
+    agent.give(spec(3))
+    agent.look()
+    agent.give(observing(4))
+    agent.kernel.fault = refuse_five
+    agent.give(spec(5))
+    assert not is_ready(agent.try_out().conditions)
+    assert not agent.in_force.gives_up_crashing("a fault")
+    assert (agent.in_force.spec, agent.in_force.refusal) == (spec(5), "")
+    agent.file.unlink()
+    agent.reboot()
+    assert agent.in_force.spec == observing(4)
 
 
 def test_a_spec_of_mode_observe_comes_into_force_although_the_node_does_not_fit_it(agent: Agent) -> None:
