@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from netrc import NetrcParseError
 from typing import Any
 
 import httpx2
@@ -22,6 +23,8 @@ SHORTEST = 60
 
 TIMEOUT = httpx2.Timeout(10.0, read=120.0)
 """Seconds for the connection, and for an answer: thousands of nodes over a week take a while."""
+
+LOGIN = "write it into ~/.netrc, readable by you alone: machine {} login USER password PASSWORD"
 
 Labels = Mapping[str, str]
 Course = Sequence[float | None]
@@ -70,6 +73,10 @@ class Prometheus:
             answer = self._client.post(
                 what, data={"query": written, **{name: str(value) for name, value in more.items()}}
             )
+            if answer.status_code == httpx2.codes.UNAUTHORIZED:
+                raise Failed(
+                    f"{self.url} asks for a login that is accepted; {LOGIN.format(self._client.base_url.host)}"
+                )
             document = answer.json()
             if document["status"] != "success":
                 raise Failed(f"{self.url} refuses a query: {document['error']}; ask for fewer hours, or see its log")
@@ -86,31 +93,44 @@ class Prometheus:
 
 @contextmanager
 def connected(url: str, hours: float, end: float) -> Iterator[Prometheus]:
-    """Connect to a Prometheus.
+    """Connect to a Prometheus, with the login that ``~/.netrc`` has for its host, if any.
 
     :param end: seconds since the epoch.
     """
     step = max(SHORTEST, round(hours * 3600 / POINTS))
     points = max(2, round(hours * 3600 / step))
     api, shown = _urls(url)
+    login = _login()
     try:
-        made_client = made(lambda: httpx2.Client(base_url=api, timeout=TIMEOUT), "SSL_CERT_FILE", "name another file")
+        made_client = made(
+            lambda: httpx2.Client(base_url=api, timeout=TIMEOUT, auth=login), "SSL_CERT_FILE", "name another file"
+        )
     except Misconfigured as error:
         raise Failed(str(error)) from None
-    with made_client as client:
-        yield Prometheus(shown, int(end), step, points, client)
+    with made_client as opened:
+        yield Prometheus(shown, int(end), step, points, opened)
+
+
+def _login() -> httpx2.NetRCAuth | None:
+    try:
+        return httpx2.NetRCAuth()
+    except (NetrcParseError, UnicodeDecodeError) as error:
+        raise Failed(f"~/.netrc cannot be used: {error}; correct it") from None
+    except OSError:
+        return None
 
 
 def _urls(given: str) -> tuple[httpx2.URL, str]:
-    """The URL of the API, and for messages the given one without the password that it may have.
+    """The URL of the API, and the given one for messages.
 
-    :raises Failed: it is not that of a server.
+    :raises Failed: it is not that of a server, or it has a login, which each program on this host could read.
     """
     try:
         url = httpx2.URL(given)
         if url.scheme in ("http", "https") and url.host:
-            shown = str(url.copy_with(username=None, password=None)).rstrip("/")
-            return httpx2.URL(f"{given.rstrip('/')}/api/v1/"), shown
+            if url.userinfo:
+                raise Failed(f"the URL of the Prometheus has a login, which other users see; {LOGIN.format(url.host)}")
+            return httpx2.URL(f"{given.rstrip('/')}/api/v1/"), str(url).rstrip("/")
     except (httpx2.InvalidURL, UnicodeEncodeError):
         pass
     # What is no URL may have a password anywhere.

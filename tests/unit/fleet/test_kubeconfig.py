@@ -290,8 +290,8 @@ def test_several_files_in_the_environment_are_refused(tmp_path: Path, monkeypatc
 
 
 @contextmanager
-def server(body: str) -> Iterator[tuple[str, list[str | None]]]:
-    """A server on this machine that answers each request with this body; its URL, and the credentials that it was sent."""
+def server(body: str, status: int = 200) -> Iterator[tuple[str, list[str | None]]]:
+    """A server here that answers each request with this body and status; its URL, and the credentials that it was sent."""
     sent: list[str | None] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -301,7 +301,7 @@ def server(body: str) -> Iterator[tuple[str, list[str | None]]]:
 
         def do_GET(self) -> None:
             sent.append(self.headers["Authorization"])
-            self.send_response(200)
+            self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()

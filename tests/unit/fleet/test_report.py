@@ -288,6 +288,27 @@ def test_what_is_no_url_of_a_server_is_refused_without_its_password(url: str) ->
     assert "secret" not in done.output
 
 
+def test_a_login_is_read_from_netrc_and_is_not_in_the_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    remedy = "write it into ~/.netrc, readable by you alone: machine 127.0.0.1 login USER password PASSWORD"
+    shown = report("http://user:secret@127.0.0.1:9/")
+    assert (shown.exit_code, "secret" in shown.output) == (1, False)
+    assert f"has a login, which other users see; {remedy}" in shown.output
+    with server("no", status=401) as (url, sent):
+        asked = report(url)
+        assert asked.exit_code == 1
+        assert f"{url} asks for a login that is accepted; {remedy}" in asked.output
+        netrc = tmp_path / ".netrc"
+        netrc.write_text("machine 127.0.0.1 login user password secret\n")
+        netrc.chmod(0o600)
+        assert report(url).exit_code == 1
+        assert sent == [None, "Basic dXNlcjpzZWNyZXQ="]
+        netrc.write_text("machine\n")
+        assert "~/.netrc cannot be used: " in report(url).output
+
+
 @pytest.mark.parametrize(
     ("variable", "value", "message"),
     [
@@ -305,7 +326,7 @@ def test_what_the_environment_gives_and_cannot_be_used_is_named(
 
 
 def test_a_url_that_is_no_prometheus_with_nodes_gives_one_message(eight: Prometheus, tmp_path: Path) -> None:
-    closed = report("http://user:secret@127.0.0.1:9/")
+    closed = report("http://127.0.0.1:9/")
     assert closed.exit_code == 1
     assert "http://127.0.0.1:9 does not answer" in closed.output
     other = report(f"{eight.url}/graph")
