@@ -129,7 +129,7 @@ def test_what_is_refused_to_a_ready_node_does_not_delay_its_loss_of_readiness(
 ) -> None:
     reporter = start("unlisted", [{"key": "example.net/unlisted", "value": "x", "role": "fact", "resource": None}])
     reporter.say(True)
-    until(lambda: reporter.condition()["status"] == "True", "the condition turns")
+    until(lambda: reporter.condition().get("status") == "True", "the condition turns")
     until(lambda: "a reporter changes the labels" in reporter.published().error, "the label is refused")
     reporter.publication.steps.not_before["ready"] += 3600.0
     reporter.acknowledged(reporter.say(False))
