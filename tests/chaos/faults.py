@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 
 from attrs import field, frozen
 
-from lab import MACHINES, LabError, Node
-from lab.node import BOOT_S
-from tests.boots import boot_id
+from lab import MACHINES, Node
+from tests.boots import reboot
 
 FIRST, SECOND = MACHINES[0].nics
 DEVICE = f"/sys/bus/pci/devices/{FIRST.pci}"
@@ -69,15 +66,7 @@ def _cut_in_an_apply(node: Node, chance: random.Random) -> None:
 
 
 def _reboot(node: Node, chance: random.Random) -> None:
-    before = boot_id(node)
-    node.run(["sh", "-c", "setsid systemctl reboot >/dev/null 2>&1 &"])
-    deadline = time.monotonic() + BOOT_S
-    while time.monotonic() < deadline:
-        with suppress(LabError):
-            if boot_id(node) != before:
-                return
-        time.sleep(1.0)
-    raise LabError(f"{node.name} did not come back from a reboot within {BOOT_S:.0f} s")
+    reboot(node)
 
 
 def _kill_in_an_apply(node: Node, chance: random.Random) -> None:

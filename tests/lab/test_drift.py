@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from lab import MACHINES, Node
+from tests.boots import reboot
 from tests.lab.conftest import eventually, ready, report, settled, wait_first_pass, wait_ready
 
 PF, OTHER = MACHINES[0].nics
@@ -94,9 +95,7 @@ def test_after_a_power_cut_the_node_comes_back_by_itself(node: Node) -> None:
 
 
 def test_a_reboot_is_in_no_ordering_cycle_and_the_gate_opens_after_the_pass(node: Node) -> None:
-    node.run(["systemctl", "reboot"])
-    eventually("the shutdown", lambda: not node.answers())
-    node.wait_ssh()
+    reboot(node)
     wait_first_pass(node)
     assert "ordering cycle" not in node.sh("journalctl -b --no-pager")
 
