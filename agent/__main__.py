@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def _open_outputs() -> None:
-    """Open the outputs that are closed, and have characters that the terminal's encoding lacks written as escapes."""
+    """Replace closed outputs by /dev/null. Standard output shows a character that its encoding lacks as an escape."""
     if sys.stdout is None:
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  until the process ends
     if sys.stderr is None:

@@ -136,7 +136,7 @@ class Netlink(Protocol):
         """The netdevs that carry a default route or one through a gateway (IPv4 and IPv6), in any table but ``without``."""
 
     def uppers_elsewhere(self) -> dict[int, tuple[str, ...]]:
-        """The netdevs of other network namespaces on top of one of this (macvlan, ipvlan, VLAN), by the ifindex of that."""
+        """The macvlans, ipvlans and VLANs of other network namespaces, by the ifindex of the netdev here below them."""
 
     def route_ifindex(self, address: str) -> int | None:
         """The netdev through which an IP address is reached; None if it is unreachable."""

@@ -76,7 +76,7 @@ MOST_CHOICES = 10
 """The most choices that are shown. Of more, a few show which they are."""
 
 ELSEWHERE = {"Dcqcn": 'as NVIDIA\'s page "DCQCN CC Parameters" describes it'}
-"""The meaning of the keys of a record that the inventory's pages only list."""
+"""What all keys of a record mean, if the inventory's pages list them without a meaning for each."""
 
 
 @frozen

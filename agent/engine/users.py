@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from typing import TypeVar
 
 from attrs import evolve, frozen
 
@@ -158,6 +159,7 @@ def is_owned(by_target: Mapping[str, tuple[User, ...]], target: str) -> bool:
 
 
 Users = Iterator[tuple[str, User]]
+Key = TypeVar("Key")
 Source = Callable[[Machine, Wanted, _Functions], Users]
 
 
@@ -262,20 +264,20 @@ def _vdpa_nodes(files: Files, folder: str, devices: frozenset[str]) -> Iterator[
 def _verbs(machine: Machine, want: Wanted, functions: _Functions) -> Users:
     """Processes that have an RDMA device of the function open: its own, its bond's, or one on top of its netdev."""
     reader = Reader(machine.files)
-    nodes = [(node, target) for target, pci in functions.pci.items() for node in _uverbs(reader, pci)]
+    own = [(node, (target, "")) for target, pci in functions.pci.items() for node in _uverbs(reader, pci)]
     others = [
-        (node, target, port)
+        (node, (target, port))
         for target, bond in functions.bonds.items()
         for port in _other_ports(machine.files, target, bond)
         for node in _uverbs(reader, port)
-        if (node, target) not in nodes
+        if (node, (target, "")) not in own
     ]
     _raise_if_incomplete(reader)
-    for target, user in _held(machine, nodes, owns=False):
-        yield target, evolve(user, by_lag=target in functions.bonds)
-    for node, target, port in others:
-        for _, user in _held(machine, [(node, target)], owns=False):
+    for (target, port), user in _held(machine, [*own, *others], owns=False):
+        if port:
             yield target, evolve(user, name=f"{user.name} on {port}", by_lag=True, only_by_lag=True)
+        else:
+            yield target, evolve(user, by_lag=target in functions.bonds)
 
 
 def _uverbs(reader: Reader, pci: str) -> list[str]:
@@ -293,12 +295,15 @@ def _other_ports(files: Files, address: str, bond: str) -> list[str]:
     return [] if any(vf_count(files, port) for port in others) else others
 
 
-def _held(machine: Machine, nodes: Sequence[tuple[str, str]], owns: bool) -> Users:
-    """The processes that have these device nodes open, by target. It reads all of /proc, so it does nothing without nodes."""
+def _held(machine: Machine, nodes: Sequence[tuple[str, Key]], owns: bool) -> Iterator[tuple[Key, User]]:
+    """The processes that have these device nodes open, by the nodes' keys.
+
+    It reads all of /proc, so it does nothing without nodes.
+    """
     holders = machine.processes.holders(frozenset(node for node, _ in nodes)) if nodes else {}
-    for node, target in nodes:
+    for node, key in nodes:
         for holder in holders.get(node, ()):
-            yield target, User(holder, owns)
+            yield key, User(holder, owns)
 
 
 def _routes(machine: Machine, want: Wanted, functions: _Functions) -> Users:

@@ -18,7 +18,7 @@ NAME = "channels"
 AFTER = ("vf_links",)
 UNKNOWN_UNTIL = ("vfs", "bindings")
 REACH = "function"
-# By ethtool.* of a connection (nm-settings-nmcli(5)), and by [net] of a profile (tuned's plugin_net.py).
+# NetworkManager: a connection has ethtool.* (nm-settings-nmcli(5)). tuned: a profile has [net] (its plugin_net.py).
 OTHER_WRITERS = ("NetworkManager", "tuned")
 
 FIELDS = ("rx", "tx", "combined")

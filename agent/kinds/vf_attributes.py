@@ -79,7 +79,7 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
 
 
 def _unreported(change: Change) -> Change:
-    """The same change, blocked for now because the PF's driver says nothing of the VF."""
+    """The change, blocked while the PF's driver reports nothing of the VF."""
     return evolve(
         change,
         blocker="its PF reports nothing of it now, as while it resets the VF",

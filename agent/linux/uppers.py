@@ -20,8 +20,7 @@ from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 from pyroute2.netlink.rtnl.nsidmsg import nsidmsg
 
 from agent.linux.messages import ask, attribute, attributes, decoder, dump, layout, numbers
-
-OWN = "/proc/thread-self/ns/net"
+from agent.linux.namespaces import OWN
 
 IFINFOMSG, RTGENMSG = layout(ifinfmsg.fields), layout(nsidmsg.fields)
 _IFLA, _NETNSA = numbers(ifinfmsg), numbers(nsidmsg)
@@ -49,7 +48,7 @@ class Upper:
 
 
 def elsewhere() -> dict[int, tuple[str, ...]]:
-    """The names of the netdevs in other namespaces that are on top of one of this namespace, by the ifindex of that one."""
+    """The names of netdevs in other namespaces, by the ifindex of the netdev of this namespace that they are on top of."""
     uppers = [upper for number in _numbered() for upper in _in(number)]
     if not uppers:
         return {}

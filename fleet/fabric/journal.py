@@ -153,7 +153,7 @@ class Journal:
 
 
 def _lock(path: Path) -> None:
-    """Keep other processes from writing to a file until this one ends. The file itself is not locked, since it is renamed."""
+    """Lock a run's file against other processes until this process ends. The lock is a file beside it, for it is renamed."""
     descriptor = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

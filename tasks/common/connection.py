@@ -37,7 +37,6 @@ WAKE_S = 2.0
 """Seconds between two wake-ups of an idle connection, which then looks for the end of the handshake's time limit and for the
 interval of `ServerAliveInterval`. A close does not wait for it."""
 
-
 KEEP_ALIVE_S = 60
 """Seconds without a packet to a host after which one is sent. `ServerAliveInterval` of the SSH configuration overrides it."""
 

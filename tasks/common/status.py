@@ -30,7 +30,7 @@ SPEC = names.SPEC_FILE
 VERIFIED = f"{names.STATE_FOLDER}/verified.json"
 """The last spec that the agent verified in full. The agent writes it."""
 OBSERVED = f"{names.STATE_FOLDER}/observed.json"
-"""The last spec in force, if its mode was observe. The agent writes it."""
+"""The last spec of mode observe, until the agent has verified a later one. The agent writes it."""
 
 # The file is read, since `trackbed status` starts a Python, which takes as long as all other facts of a deploy.
 _STATUS = """

@@ -435,7 +435,7 @@ def test_status_shows_what_is_published_in_kubernetes_and_why_the_rest_is_not(tm
 
 
 def documented_keys(name: str) -> set[str]:
-    """The keys that docs/cli.md gives for a command's document."""
+    """The keys that docs/cli.md lists for the JSON of a command."""
     [row] = [line for line in (ROOT / "docs/cli.md").read_text().splitlines() if line.startswith(f"| `{name}` | ")][-1:]
     return set(re.findall(r"`(\w+)`", row.rpartition(" | ")[2]))
 

@@ -53,7 +53,7 @@ def test_an_authority_without_identifiers_of_keys_is_trusted(tmp_path: Path, mon
 
 @contextmanager
 def proxy(certificate: Path | None = None, refuse: int = 0) -> Iterator[tuple[str, list[tuple[str, str | None]]]]:
-    """An HTTP proxy, or one of HTTPS; its host and port, and for each connection where to, and with which credentials."""
+    """An HTTP or HTTPS proxy. Gives its host and port, and a list with the target and the credentials of each connection."""
     asked: list[tuple[str, str | None]] = []
 
     class Handler(BaseHTTPRequestHandler):
