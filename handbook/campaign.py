@@ -83,8 +83,12 @@ def _table(recorded: Mapping[str, Any]) -> str:
 def _runs(results: Path) -> Iterator[tuple[str, Run]]:
     """The runs in a file of results, each with the name of its records."""
     files: dict[str, Cases] = {}
-    # Written by the pytest that has just run here, so it is no foreign XML.
-    for case in ElementTree.parse(results).iter("testcase"):  # noqa: S314
+    try:
+        # Written by the pytest that has just run here, so it is no foreign XML.
+        tree = ElementTree.parse(results)  # noqa: S314
+    except (OSError, ElementTree.ParseError) as error:
+        sys.exit(f"{results} cannot be read: {error}; pytest writes it at its end, so run the tests again")
+    for case in tree.iter("testcase"):
         files.setdefault(case.get("classname", "").replace(".", "/") + ".py", []).append(case)
     for file, cases in files.items():
         for folder, name in FOLDERS.items():

@@ -36,7 +36,10 @@ def load(docs: Path) -> list[Row]:
 
 def lines(results: Path) -> list[Row]:
     """The trials in a file of results."""
-    rows: list[Row] = [json.loads(line) for line in results.read_text().splitlines()]
+    try:
+        rows: list[Row] = [json.loads(line) for line in results.read_text().splitlines()]
+    except (OSError, ValueError) as error:
+        sys.exit(f"{results} cannot be read: {error}; give another file, or remove what was not written to its end")
     for number, row in enumerate(rows, 1):
         if missing := [name for name in KEY if name not in row]:
             sys.exit(

@@ -287,3 +287,23 @@ def test_a_result_without_its_version_is_refused(tmp_path: Path, pages: Path) ->
     old = {name: value for name, value in trial(1).items() if name != "agent"}
     with pytest.raises(SystemExit, match="line 1 has no agent"):
         campaign.main([written(tmp_path / "seed-7.jsonl", old)], pages)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("campaign.xml", None, "No such file"),
+        ("campaign.xml", "<testsuites><testcase", "run the tests again"),
+        ("seed-7.jsonl", None, "No such file"),
+        ("seed-7.jsonl", '{"agent": "0.1', "remove what was not written to its end"),
+    ],
+    ids=str,
+)
+def test_results_that_cannot_be_read_are_named(
+    tmp_path: Path, pages: Path, name: str, content: str | None, message: str
+) -> None:
+    results = tmp_path / name
+    if content is not None:
+        results.write_text(content)
+    with pytest.raises(SystemExit, match=rf"{re.escape(str(results))} cannot be read: .*{message}"):
+        campaign.main([str(results)], pages)
