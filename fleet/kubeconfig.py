@@ -21,6 +21,7 @@ from msgspec import Struct, ValidationError, convert, field
 from msgspec.structs import replace
 
 from agent.documents import read
+from fleet.paths import expanded
 
 LARGEST = 4 << 20
 """Bytes. A file with a thousand clusters has three million: most are certificates."""
@@ -82,7 +83,7 @@ def default_file() -> Path:
     named = [each for each in os.environ.get("KUBECONFIG", "").split(os.pathsep) if each]
     if len(named) > 1:
         raise Misconfigured(f"KUBECONFIG names {len(named)} files, and one can be used; set it to that one")
-    return _expanded(Path(named[0] if named else DEFAULT_KUBECONFIG))
+    return expanded(named[0] if named else DEFAULT_KUBECONFIG)
 
 
 def from_kubeconfig(file: Path, context: str | None = None) -> SingleConfig:
@@ -91,7 +92,7 @@ def from_kubeconfig(file: Path, context: str | None = None) -> SingleConfig:
     :raises Misconfigured: the file is wrong, or has a key that has no effect here.
     :raises ConfigError: there is no such file or context.
     """
-    file = _expanded(file).absolute()
+    file = expanded(file).absolute()
     document = _document(file)
     try:
         content = convert(_without_nulls(document), _Kubeconfig)
@@ -116,11 +117,6 @@ def from_kubeconfig(file: Path, context: str | None = None) -> SingleConfig:
     if fault := next(chain(_of_cluster(config), _of_proxy(cluster.proxy_url), _of_user(config, user)), ""):
         raise Misconfigured(f"{file}: {fault}; {REMEDY}")
     return config
-
-
-def _expanded(file: Path) -> Path:
-    """A path with the home folder for its ``~``. Path.expanduser fails if there is none, as for a user without a name."""
-    return Path(os.path.expanduser(file))  # noqa: PTH111
 
 
 def _document(file: Path) -> Any:

@@ -25,10 +25,11 @@ from pyinfra.context import host
 from pyinfra.operations import files
 
 from agent.spec.validators import Matches, Within
+from fleet.paths import expanded
 from tasks.common import archive, units
 from tasks.common.commands import Commands, changes, script, warn
 from tasks.common.connection import deploys_itself
-from tasks.common.data import Key, expanded, record, without_password
+from tasks.common.data import Key, record, without_password
 from tasks.common.facts import FactBase
 from tasks.packages import INTERPRETERS
 

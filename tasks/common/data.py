@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import os
 import pkgutil
 from collections.abc import Callable, Mapping
 from functools import cache
-from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
@@ -137,12 +135,6 @@ def wrong_values(data: Mapping[str, object], host_name: str) -> list[str]:
         except DeployError as error:
             faults.append(str(error))
     return faults
-
-
-def expanded(path: str) -> Path:
-    """The path of a file on the control host, with ~ as a home folder. If there is no such user, the path as it is given."""
-    # Path.expanduser raises RuntimeError then.
-    return Path(os.path.expanduser(path))  # noqa: PTH111
 
 
 def without_password(url: str) -> None:

@@ -25,10 +25,11 @@ from pyinfra.context import host
 from agent.report import names, published
 from agent.reporter.settings import Settings, to_json
 from agent.spec.node import NodeSpec
+from fleet.paths import expanded
 from tasks import packages
 from tasks.common.commands import Commands, fail, script, warn
 from tasks.common.connection import BY_CONTROL_HOST, deploys_itself
-from tasks.common.data import Key, expanded, record, without_password
+from tasks.common.data import Key, record, without_password
 from tasks.common.facts import FactBase
 from tasks.common.texts import Texts, replace
 from tasks.kubernetes.authorities import read_authorities, removes_authorities

@@ -22,9 +22,9 @@ from pyinfra.context import host
 
 from agent.report.names import STATE_FOLDER
 from agent.spec.validators import Matches
+from fleet.paths import expanded
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.connection import BY_CONTROL_HOST, deploys_itself
-from tasks.common.data import expanded
 from tasks.common.facts import FactBase
 from tasks.drivers.ofed import modules
 from tasks.host import kernel

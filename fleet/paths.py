@@ -1,0 +1,12 @@
+"""Paths on the control host, as the inventory, the environment and the command line give them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def expanded(path: str | Path) -> Path:
+    """The path with ~ as a home folder. If there is no such user, or no home, the path as it is given."""
+    # Path.expanduser raises RuntimeError then.
+    return Path(os.path.expanduser(path))  # noqa: PTH111
