@@ -166,7 +166,8 @@ def test_each_form_of_the_erdma_plugin_has_its_own_manifests(
     (container,) = pod["containers"]
     assert pod["hostNetwork"]
     assert pod["nodeSelector"] == {ERI: "true"}
-    assert pod["tolerations"] == [TAINT, {"key": "CriticalAddonsOnly", "operator": "Exists"}]
+    critical = {"key": "CriticalAddonsOnly", "operator": "Exists"}
+    assert pod["tolerations"] == [TAINT, {"operator": "Exists", "effect": "NoSchedule"}, critical]
     assert container["image"] == image
     assert container["securityContext"] == {"privileged": True}
     assert container["resources"] == resources
@@ -216,7 +217,7 @@ def test_each_plugin_selects_nodes_by_its_label_and_tolerates_the_taint() -> Non
 
 
 @pytest.mark.parametrize("taint", ["nvidia.com/gpu", "dedicated"])
-@pytest.mark.parametrize("name", ["rdma-shared-device-plugin", "sriov-device-plugin"])
+@pytest.mark.parametrize("name", ["rdma-shared-device-plugin", "sriov-device-plugin", "erdma-device-plugin"])
 def test_a_plugin_of_nics_runs_on_nodes_that_the_operator_keeps_for_some_pods(name: str, taint: str) -> None:
     """Without it such a node would never have the resource, and its taint would never be lifted."""
     (daemon_set,) = [each for each in daemon_sets(manifests(WANTED, FLEET)) if each["metadata"]["name"] == name]
