@@ -54,15 +54,14 @@ class Prometheus:
     def over_time(self, query: str) -> list[tuple[Labels, Course]]:
         """Each series of a query's result over time. ``$step`` in the query is the length of a step.
 
-        A value counts for the nearest point: Thanos's query frontend moves the points to multiples of the step
-        (`--query-range.align-range-with-step`, its default).
+        A value counts for the next point: Thanos's query frontend moves the points back to multiples of the step
+        (`--query-range.align-range-with-step`, its default; step_align.go).
         """
         times = self.times
         result = self._ask("query_range", query, start=times[0], end=times[-1], step=self.step)
         courses: list[tuple[Labels, Course]] = []
         for each in result:
-            # round() would take two halves for one number.
-            values = {math.floor((when - times[0]) / self.step + 0.5): float(value) for when, value in each["values"]}
+            values = {math.ceil((when - times[0]) / self.step): float(value) for when, value in each["values"]}
             courses.append((each["metric"], [values.get(point) for point in range(self.points)]))
         return courses
 
