@@ -40,6 +40,8 @@ class Prometheus:
     step: int
     points: int
     _client: httpx2.Client = field(repr=False)
+    _remedy: str
+    """What to do if the server asks for a login, or does not accept the one that it was given."""
 
     @property
     def times(self) -> tuple[int, ...]:
@@ -73,9 +75,7 @@ class Prometheus:
                 what, data={"query": written, **{name: str(value) for name, value in more.items()}}
             )
             if answer.status_code == httpx2.codes.UNAUTHORIZED:
-                raise Failed(
-                    f"{self.url} asks for a login that is accepted; {LOGIN.format(self._client.base_url.host)}"
-                )
+                raise Failed(f"{self.url} asks for a login that is accepted; {self._remedy}")
             document = answer.json()
             if document["status"] != "success":
                 raise Failed(f"{self.url} refuses a query: {document['error']}; ask for fewer hours, or see its log")
@@ -99,7 +99,7 @@ def connected(url: str, hours: float, end: float) -> Iterator[Prometheus]:
     step = max(SHORTEST, round(hours * 3600 / POINTS))
     points = max(2, round(hours * 3600 / step))
     api, shown = _urls(url)
-    login = _login()
+    login, fault = _login()
     try:
         made_client = made(
             lambda: httpx2.Client(base_url=api, timeout=TIMEOUT, auth=login), "SSL_CERT_FILE", "name another file"
@@ -107,16 +107,17 @@ def connected(url: str, hours: float, end: float) -> Iterator[Prometheus]:
     except Misconfigured as error:
         raise Failed(str(error)) from None
     with made_client as opened:
-        yield Prometheus(shown, int(end), step, points, opened)
+        yield Prometheus(shown, int(end), step, points, opened, fault or LOGIN.format(api.host))
 
 
-def _login() -> httpx2.NetRCAuth | None:
+def _login() -> tuple[httpx2.NetRCAuth | None, str]:
+    """The logins of ``~/.netrc``, and why they cannot be used. Other programs accept more: curl, one that others may read."""
     try:
-        return httpx2.NetRCAuth()
+        return httpx2.NetRCAuth(), ""
     except (NetrcParseError, UnicodeDecodeError) as error:
-        raise Failed(f"~/.netrc cannot be used: {error}; correct it") from None
+        return None, f"~/.netrc cannot be used: {error}; correct it"
     except OSError:
-        return None
+        return None, ""
 
 
 def _urls(given: str) -> tuple[httpx2.URL, str]:

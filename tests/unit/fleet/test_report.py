@@ -305,8 +305,21 @@ def test_a_login_is_read_from_netrc_and_is_not_in_the_arguments(
         netrc.chmod(0o600)
         assert report(url).exit_code == 1
         assert sent == [None, "Basic dXNlcjpzZWNyZXQ="]
-        netrc.write_text("machine\n")
-        assert "~/.netrc cannot be used: " in report(url).output
+        netrc.chmod(0o644)
+        unusable = report(url).output
+    assert f"{url} asks for a login that is accepted; ~/.netrc cannot be used: " in unusable
+    assert "permissi" in unusable
+
+
+def test_a_netrc_that_cannot_be_used_matters_only_if_a_login_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other programs, such as curl, read it, too, and accept more."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".netrc").write_text("machine\n")
+    empty = json.dumps({"status": "success", "data": {"result": []}})
+    with server(empty) as (url, _):
+        assert "it needs a job trackbed" in report(url).output
 
 
 @pytest.mark.parametrize(
