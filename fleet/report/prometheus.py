@@ -75,7 +75,7 @@ class Prometheus:
                 what, data={"query": written, **{name: str(value) for name, value in more.items()}}
             )
             if answer.status_code == httpx2.codes.UNAUTHORIZED:
-                raise Failed(f"{self.url} asks for a login that is accepted; {self._remedy}")
+                raise Failed(f"{self.url} asks for a login, or does not accept the given one; {self._remedy}")
             document = answer.json()
             if document["status"] != "success":
                 raise Failed(f"{self.url} refuses a query: {document['error']}; ask for fewer hours, or see its log")

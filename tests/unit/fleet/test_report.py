@@ -299,7 +299,7 @@ def test_a_login_is_read_from_netrc_and_is_not_in_the_arguments(
     with server("no", status=401) as (url, sent):
         asked = report(url)
         assert asked.exit_code == 1
-        assert f"{url} asks for a login that is accepted; {remedy}" in asked.output
+        assert f"{url} asks for a login, or does not accept the given one; {remedy}" in asked.output
         netrc = tmp_path / ".netrc"
         netrc.write_text("machine 127.0.0.1 login user password secret\n")
         netrc.chmod(0o600)
@@ -307,7 +307,7 @@ def test_a_login_is_read_from_netrc_and_is_not_in_the_arguments(
         assert sent == [None, "Basic dXNlcjpzZWNyZXQ="]
         netrc.chmod(0o644)
         unusable = report(url).output
-    assert f"{url} asks for a login that is accepted; ~/.netrc cannot be used: " in unusable
+    assert f"{url} asks for a login, or does not accept the given one; ~/.netrc cannot be used: " in unusable
     assert "permissi" in unusable
 
 
