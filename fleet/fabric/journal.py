@@ -44,7 +44,7 @@ class UnderWay(ValueError):
 class Run:
     """What is tested.
 
-    ``absent``: nodes of the inventory that could not be tested, with the reason. ``began``: when, by time.time().
+    ``absent``: nodes, and NICs as ``NODE/NIC``, that could not be tested, with the reason. ``began``: when, by time.time().
     """
 
     ends: tuple[End, ...]

@@ -57,7 +57,7 @@ def page(ends: Ends, judged: Verdict, began: float, absent: Mapping[str, str]) -
         ]
         parts += ["<h2>Collectives</h2>", table(("NICs", "Program", "Bus bandwidth", "Why it is bad"), collectives)]
     if absent:
-        parts += ["<h2>Not tested</h2>", table(("Node", "Why"), sorted(absent.items()))]
+        parts += ["<h2>Not tested</h2>", table(("Node or NIC", "Why"), sorted(absent.items()))]
     # The map comes last: of a large fleet it is several screens long. If no node could be tested, there is nothing to draw.
     if ends:
         says = (

@@ -36,7 +36,7 @@ from tasks.common.archive import ROOT
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key, host_data, record
 from tasks.common.status import COMMAND
-from tasks.fabric.ends import FACTS, rails_of, read_ends
+from tasks.fabric.ends import FACTS, rails_of, read_ends, with_rdma
 from tasks.packages import INTERPRETERS, present, system
 
 PROGRAM = ROOT / "templates" / "fabric.py"
@@ -146,7 +146,8 @@ def prepare() -> None:
 
 _verdicts: dict[State, Verdict] = {}
 _ends: dict[str, End] = {}
-"""The verdict and the ends of this deploy's test. Each node gets its part of them."""
+_absent: dict[str, str] = {}
+"""The verdict, the ends and the untested nodes and NICs of this deploy's test. Each node gets its part of them."""
 
 
 @deploy("Fabric")
@@ -157,7 +158,7 @@ def prove(spec: NodeSpec) -> None:
         raise DeployError(
             f"{host.name}.fabric: other hosts have other settings; give all hosts the same, or use --limit"
         )
-    test(name="Test", settings=settings, rails=rails_of(spec), floors=FLOORS.here())
+    test(name="Test", settings=settings, rails=rails_of(spec), floors=FLOORS.here(), nics=with_rdma(spec))
     record_results(name="Result")
 
 
@@ -166,13 +167,13 @@ def _first_settings() -> FabricSettings:
     return FABRIC.read(first.data.dict(), first.name)  # type: ignore[no-untyped-call]
 
 
-_specs: dict[Host, tuple[Mapping[str, int], Mapping[str, float]]] = {}
+_specs: dict[Host, tuple[Mapping[str, int], Mapping[str, float], tuple[str, ...]]] = {}
 
 
 @operation()
-def test(settings: FabricSettings, rails: dict[str, int], floors: dict[str, float]) -> Commands:
-    """Test all nodes. Each host adds its rails and floors; the first host's turn runs the test for all of them."""
-    _specs[host.state.inventory.get_host(host.name)] = (rails, floors)
+def test(settings: FabricSettings, rails: dict[str, int], floors: dict[str, float], nics: tuple[str, ...]) -> Commands:
+    """Test all nodes. Each host adds its rails, floors and NICs; the first host's turn runs the test for all of them."""
+    _specs[host.state.inventory.get_host(host.name)] = (rails, floors, nics)
     yield FunctionCommand(_test, (settings,), {})
 
 
@@ -192,6 +193,7 @@ def _test(state: State, host: Host, settings: FabricSettings) -> bool:
             host.log(f"fabric: going on with a stopped run: {len(journal.results)} tests are done")
         runner = Runner(by_name(journal.run.ends), settings, connected, journal, lambda line: host.log(printable(line)))
         _ends.update(runner.ends)
+        _absent.update(journal.run.absent)
         _verdicts[state] = runner.run()
     except (Damaged, UnderWay, OSError) as error:
         host.log(printable(f"fabric: {error}"))
@@ -201,7 +203,7 @@ def _test(state: State, host: Host, settings: FabricSettings) -> bool:
 
 
 def _connected_ends(connected: Connected) -> tuple[list[End], dict[str, str]]:
-    """The ends of all nodes, and for each node without ends the reason."""
+    """The ends of all nodes, and for each node or NIC without an end the reason."""
     pool = Pool(connected.at_once)
     command = script(FACTS, COMMAND, LAUNCHER, *PROGRAMS)
     asked = {name: pool.spawn(connected.output, name, command, None, 60.0) for name in connected.hosts}
@@ -210,7 +212,9 @@ def _connected_ends(connected: Connected) -> tuple[list[End], dict[str, str]]:
     absent: dict[str, str] = {}
     for name, each in asked.items():
         try:
-            ends += read_ends(name, each.value, *_specs[connected.hosts[name]])
+            made, untested = read_ends(name, each.value, *_specs[connected.hosts[name]])
+            ends += made
+            absent |= {f"{name}/{nic}": why for nic, why in untested.items()}
         except ValueError as error:
             absent[name] = str(error)
     return sorted(ends, key=lambda end: end.name), absent
@@ -250,6 +254,9 @@ def _faults(verdict: Verdict, node: str) -> Iterator[str]:
     for each in mine:
         if each.status != "good":
             yield f"{each.end} is {each.kind or each.status}: {each.message}"
+    for name, why in sorted(_absent.items()):
+        if name.startswith(f"{node}/"):
+            yield f"{name} was not tested: {why}"
     for path in verdict.paths:
         if path.client.startswith(f"{node}/"):
             yield f"from {path.client} to {path.server}: {path.message}"

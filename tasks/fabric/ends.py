@@ -12,6 +12,7 @@ import cattrs
 
 from agent.report.fabric import identity
 from agent.spec.node import NodeSpec
+from agent.spec.selector import INDEX
 from fleet.fabric.ends import OLD_SOURCE_OPTION, End
 
 ROUTED_GIDS = ("RoCE v2",)
@@ -77,42 +78,74 @@ class NodeEnds(dict[str, Any]):
         return cls(answer)
 
 
-def read_ends(node: str, printed: list[str] | None, rails: Mapping[str, int], floors: Mapping[str, float]) -> list[End]:
-    """The ends of a node, from what :data:`FACTS` printed; None: the command failed.
+def read_ends(
+    node: str,
+    printed: list[str] | None,
+    rails: Mapping[str, int],
+    floors: Mapping[str, float],
+    with_rdma: Collection[str],
+) -> tuple[list[End], dict[str, str]]:
+    """The ends of a node, from what :data:`FACTS` printed, and why others of its NICs have none.
 
+    :param printed: None: the command failed.
+    :param with_rdma: the names, or patterns of names, of the NICs that should have an end.
     :raises ValueError: it cannot be read. Root on a node can answer anything, and so excludes only this node.
     """
     if printed is None:
         raise ValueError("its NICs cannot be read")
     try:
-        made = ends_of(node, NodeEnds.parse(printed), rails, floors)
+        made, without = ends_of(node, NodeEnds.parse(printed), rails, floors)
+        untested = {nic: why for nic, why in without.items() if any(_is_of(nic, name) for name in with_rdma)}
     except (LookupError, TypeError, AttributeError, RecursionError, cattrs.BaseValidationError) as error:
         raise ValueError(f"its NICs cannot be read: {type(error).__name__} in its answer") from None
     if not made:
-        raise ValueError("no NIC of its spec has an RDMA device with an active port and an IP address")
-    return made
+        reasons = [f"{nic}: {why}" for nic, why in sorted(without.items()) if why != NO_END]
+        raise ValueError(
+            "; ".join(reasons) or "no NIC of its spec has an RDMA device with an active port and an IP address"
+        )
+    return made, untested
 
 
-def ends_of(node: str, facts: Mapping[str, Any], rails: Mapping[str, int], floors: Mapping[str, float]) -> list[End]:
-    """The ends of a node. A NIC's end is the RDMA device of its PF, or of the first VF with an address if the PF has none."""
-    owned = []
+def _is_of(nic: str, name: str) -> bool:
+    """Whether the spec's entry of this name, which may be a pattern, stands for the NIC."""
+    return re.fullmatch(re.escape(name).replace(re.escape(INDEX), "[0-9]+"), nic) is not None
+
+
+def ends_of(
+    node: str, facts: Mapping[str, Any], rails: Mapping[str, int], floors: Mapping[str, float]
+) -> tuple[list[End], dict[str, str]]:
+    """The ends of a node, and why each other NIC has none.
+
+    A NIC's end is the RDMA device of its PF, or of the first VF with an address if the PF has none.
+    """
+    owned: list[End] = []
+    without: dict[str, str] = {}
     for function in facts["functions"]:
         nic = function["nic"]
         if nic is None:
             continue
+        reasons = set()
         for owner in (function, *function["vfs"]):
-            if (end := _end(node, nic, owner, facts)) is not None:
-                owned.append((end, owner))
+            end = _end(node, nic, owner, facts)
+            if isinstance(end, End):
+                owned.append(end)
                 break
-    ordered = sorted(owned, key=lambda each: each[0].pci)
+            reasons.add(end)
+        else:
+            without[nic] = ONLY_IPV6 if ONLY_IPV6 in reasons else NO_END
+    ordered = sorted(owned, key=lambda end: end.pci)
     return [
         cattrs.structure({**cattrs.unstructure(end), "rail": rails.get(end.nic, place), "floors": dict(floors)}, End)
-        for place, (end, _) in enumerate(ordered)
-    ]
+        for place, end in enumerate(ordered)
+    ], without
 
 
-def _end(node: str, nic: str, owner: Mapping[str, Any], facts: Mapping[str, Any]) -> End | None:
-    """The end of a function; None if it has no RDMA device with an active port and an address."""
+NO_END = "none of its RDMA devices has an active port and an IP address of the node's own"
+ONLY_IPV6 = "it has only IPv6 addresses, which need perftest 23.07 or newer on the node"
+
+
+def _end(node: str, nic: str, owner: Mapping[str, Any], facts: Mapping[str, Any]) -> End | str:
+    """The end of a function, or why it has none."""
     for device in owner["rdma"]:
         for port in device["ports"]:
             reached = _address(device, port, owner, facts["addresses"])
@@ -120,7 +153,7 @@ def _end(node: str, nic: str, owner: Mapping[str, Any], facts: Mapping[str, Any]
                 continue
             address, gid = reached
             if ":" in address and not facts["ipv6"]:
-                raise ValueError(f"{nic} has only IPv6 addresses, which need perftest 23.07 or newer on the node")
+                return ONLY_IPV6
             return End(
                 node=node,
                 nic=nic,
@@ -145,7 +178,7 @@ def _end(node: str, nic: str, owner: Mapping[str, Any], facts: Mapping[str, Any]
                     port["rate"],
                 ),
             )
-    return None
+    return NO_END
 
 
 def _address(
@@ -171,6 +204,11 @@ def _plain(address: str) -> str:
     if "%" in address:
         raise ValueError(f"{address[:60]!r} is an address with a scope")
     return str(ip_address(address))
+
+
+def with_rdma(spec: NodeSpec) -> tuple[str, ...]:
+    """The names, or patterns of names, of the NICs of which the spec expects RDMA devices."""
+    return tuple(nic.name for nic in spec.nics if nic.rdma is not None)
 
 
 def rails_of(spec: NodeSpec) -> dict[str, int]:

@@ -74,7 +74,7 @@ def printed(*functions: dict[str, Any]) -> list[str]:
 
 
 def ends(*functions: dict[str, Any]) -> list[Any]:
-    return ends_of("n1", NodeEnds.parse(printed(*functions)), {"fab1": 7}, {"ib_write_bw": 90.0})
+    return ends_of("n1", NodeEnds.parse(printed(*functions)), {"fab1": 7}, {"ib_write_bw": 90.0})[0]
 
 
 def test_an_end_is_the_device_of_the_nic_itself_with_the_gid_of_its_ipv4_address() -> None:
@@ -88,7 +88,7 @@ def test_an_end_is_the_device_of_the_nic_itself_with_the_gid_of_its_ipv4_address
 def test_the_client_s_address_has_the_name_that_the_node_s_perftest_knows() -> None:
     lines = printed(function("0000:21:00.0", "fab0", [device("rx0", gids=GIDS)], []))
     options = [
-        ends_of("n1", NodeEnds.parse(each), {}, {})[0].source_option
+        ends_of("n1", NodeEnds.parse(each), {}, {})[0][0].source_option
         for each in (lines, ["source --bind_source_ip", *lines])
     ]
     assert options == ["--source_ip", "--bind_source_ip"]
@@ -108,16 +108,32 @@ def test_a_vf_whose_address_is_a_pods_is_not_tested() -> None:
     (end,) = ends(function("0000:41:00.0", "fab1", [], [in_a_pod, usable]))
     assert (end.device, end.address) == ("rx2", "10.0.0.1")
     with pytest.raises(ValueError, match="no NIC of its spec has"):
-        read_ends("n1", printed(function("0000:41:00.0", "fab1", [], [in_a_pod])), {}, {})
+        read_ends("n1", printed(function("0000:41:00.0", "fab1", [], [in_a_pod])), {}, {}, ())
 
 
 def test_a_nic_with_ipv6_addresses_alone_needs_a_perftest_that_can_use_them() -> None:
     lines = printed(function("0000:21:00.0", "fab0", [device("rx0", gids=GIDS[:4])], []))
-    (end,) = read_ends("n1", lines, {}, {})
+    (end,), _ = read_ends("n1", lines, {}, {}, ())
     assert end.address == "fd00::1"
     lines.remove("ipv6")
-    with pytest.raises(ValueError, match=r"fab0 has only IPv6 addresses, which need perftest 23\.07 or newer"):
-        read_ends("n1", lines, {}, {})
+    with pytest.raises(ValueError, match=r"fab0: it has only IPv6 addresses, which need perftest 23\.07 or newer"):
+        read_ends("n1", lines, {}, {}, ())
+
+
+def test_a_nic_that_cannot_be_tested_is_named_and_the_others_of_the_node_are_tested() -> None:
+    lines = printed(
+        function("0000:21:00.0", "fab0", [device("rx0", gids=GIDS)], []),
+        function("0000:41:00.0", "fab1", [device("rx1", "DOWN", GIDS)], []),
+        function("0000:61:00.0", "storage", [device("rx2", "DOWN", GIDS)], []),
+        function("0000:81:00.0", "v6", [device("rx3", gids=GIDS[:4])], []),
+    )
+    lines.remove("ipv6")
+    (end,), untested = read_ends("n1", lines, {}, {}, ("fab{index}", "v6"))
+    assert end.nic == "fab0"
+    assert untested == {
+        "fab1": "none of its RDMA devices has an active port and an IP address of the node's own",
+        "v6": "it has only IPv6 addresses, which need perftest 23.07 or newer on the node",
+    }
 
 
 def test_the_node_says_what_its_perftest_can_do(tmp_path: Path) -> None:
@@ -154,7 +170,7 @@ def test_an_address_is_nothing_else_since_it_stands_on_the_command_lines_of_othe
     made_up = device("rx0", gids=(gid(0, "RoCE v2", address),)) | {"transport": transport}
     owner = function("0000:21:00.0", "fab0", [made_up], []) | {"netdevs": [{"addresses": [address]}]}
     with pytest.raises(ValueError, match=r"scope|IPv4 or IPv6"):
-        read_ends("n1", printed(owner), {}, {})
+        read_ends("n1", printed(owner), {}, {}, ())
 
 
 @pytest.mark.parametrize(
@@ -166,12 +182,12 @@ def test_an_address_is_nothing_else_since_it_stands_on_the_command_lines_of_othe
 )  # fmt: skip
 def test_an_answer_that_is_nonsense_is_that_nodes_fault(answer: str) -> None:
     with pytest.raises(ValueError):
-        read_ends("n1", ["cpus 0000:21:00.0", "gpu", "program", "source", "inspection", answer], {}, {})
+        read_ends("n1", ["cpus 0000:21:00.0", "gpu", "program", "source", "inspection", answer], {}, {}, ("a",))
 
 
 def test_cpus_are_a_list_of_cpus() -> None:
     lines = printed(function("0000:21:00.0", "fab0", [device("rx0", gids=GIDS)], []))
-    (end,) = read_ends("n1", [line.replace("4-7", ":") for line in lines], {}, {})
+    (end,), _ = read_ends("n1", [line.replace("4-7", ":") for line in lines], {}, {}, ())
     assert end.cpus == ""
 
 
@@ -223,6 +239,24 @@ def test_a_deploy_writes_its_results_to_the_node(node: Node, tmp_path: Path, mon
     assert (seen.pci, seen.good, seen.identity) == ("0000:21:00.0", False, kept.run.ends[0].identity)
     assert result.failed
     assert any("no other node has a NIC of this rail" in line for line in result.log)
+
+
+def prove_rdma() -> None:
+    nics = [{"name": name, "select": {"netdev": name}, "rdma": {"pf": True}} for name in ("fab0", "fab1")]
+    fabric.prove(spec=from_mapping({"node_name": "node-a", "nics": nics}))
+
+
+def test_a_nic_that_was_not_tested_fails_the_deploy_and_is_in_the_results(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    up = function("0000:21:00.0", "fab0", [device("rx0", gids=GIDS)], [])
+    down = function("0000:41:00.0", "fab1", [device("rx1", "DOWN", GIDS)], [])
+    result = node.deploy(prove_rdma, {"inspect --json": printed(up, down)})
+    kept = Journal.read(tmp_path / "trackbed" / "fabric" / "results.jsonl")
+    assert [*kept.run.absent] == ["@fake/node-a/fab1"]
+    assert result.failed
+    assert any("fab1 was not tested: none of its RDMA devices has an active port" in line for line in result.log)
 
 
 @pytest.mark.parametrize(("limit", "refused"), [(("b", "c"), False), (("a", "b"), True), ((), True)])
