@@ -20,6 +20,7 @@ from agent.probes import probes
 from agent.spec.vf_attributes import ordered
 from handbook import samples
 from lab.__main__ import main as lab
+from tasks.common.data import leftovers
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md")] + sorted(
@@ -232,7 +233,7 @@ def test_each_file_that_the_deploy_writes_is_listed() -> None:
     listed = re.findall(r"`(/[^`]+)`", (ROOT / "docs/footprint.md").read_text())
     tasks = (strings for path, strings in constants().items() if path.is_relative_to(ROOT / "tasks"))
     paths = {text for strings in tasks for text in strings if re.fullmatch(r"/(?:etc|opt|usr|var)/[\w./-]*", text)}
-    own = {path for path in paths if "trackbed" in path or path.startswith("/etc/nccl")}
+    own = {path for path in paths if "trackbed" in path or path.startswith("/etc/nccl")} | {*leftovers()}
     assert len(own) > 20
     assert [path for path in sorted(own) if not any(fnmatch(path, pattern) for pattern in listed)] == []
 
