@@ -24,7 +24,7 @@ UP = 2.0
 of the RDMA connection manager, and another program may listen on the same port."""
 
 KILLED = 10.0
-"""Seconds that a killed client may take to end: the kernel may hold it while it waits for the peer's answers."""
+"""Seconds that a killed program may take to end: the kernel may hold it while it waits for the peer's answers."""
 
 END = 10.0
 """Seconds for a server to end after its client."""
@@ -48,10 +48,14 @@ def main() -> None:
 
 def serve(jobs: list[dict[str, Any]]) -> dict[str, str]:
     """Start servers. The answer for each is why it does not listen, or an empty text."""
+    # A stopped run may have left servers. Each has its port until it has ended.
+    left = {job["port"] for job in jobs if stop(job)}
+    end = time.monotonic() + KILLED
+    while left & listening() and time.monotonic() < end:
+        time.sleep(0.05)
     taken = listening()
     for job in jobs:
         files = _files(job)
-        stop(job)
         for file in files:
             file.unlink(missing_ok=True)
         prepare(job)
@@ -139,9 +143,10 @@ def prepare(job: dict[str, Any]) -> None:
         path.write_text(text.replace("@FILES@", str(folder)))
 
 
-def stop(job: dict[str, Any]) -> None:
-    """Stop a server that still runs, with all that it started."""
+def stop(job: dict[str, Any]) -> bool:
+    """Stop a server that still runs, with all that it started. Return whether there was one."""
     pid = _files(job)[2]
+    stopped = False
     if pid.exists():
         # Another program may have this process ID by now. Ours has the path of the file in its command line.
         number = int(pid.read_text())
@@ -149,9 +154,11 @@ def stop(job: dict[str, Any]) -> None:
             words = Path(f"/proc/{number}/cmdline").read_bytes().split(b"\0")
             if str(_files(job)[0]).encode() in words:
                 os.killpg(number, 9)
+                stopped = True
         except OSError:
             pass
         pid.unlink()
+    return stopped
 
 
 def listening() -> set[int]:

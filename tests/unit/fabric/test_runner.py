@@ -211,6 +211,26 @@ def test_another_programs_port_is_not_taken_for_that_of_the_server(
     assert answers["a b"].startswith("exit status 1: Address already in use")
 
 
+def test_a_server_that_a_stopped_run_has_left_is_not_taken_for_another_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRACKBED_FABRIC", str(tmp_path))
+    node = runpy.run_path(str(ROOT / "templates" / "fabric.py"))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    listens = f"import socket\nwith socket.create_server(('127.0.0.1', {port})) as made:\n while True: made.accept()[0].close()"
+    argv = [sys.executable, "-I", "-c", listens]
+    job = {"id": "a b", "argv": argv, "port": port, "seconds": 60, "rdma_cm": False, "ends": False}
+    try:
+        assert node["serve"]([job]) == {"a b": ""}
+        # However short this is, the next server must listen before its client is started.
+        monkeypatch.setitem(node["serve"].__globals__, "UP", 0.0)
+        assert node["serve"]([job]) == {"a b": ""}
+        socket.create_connection(("127.0.0.1", port)).close()
+    finally:
+        node["collect"]([job])
+
+
 @define
 class Lying(Local):
     """Nodes of which ``b`` answers what it likes: ``says`` gets its true answer and all that was asked for."""
