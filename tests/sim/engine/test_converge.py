@@ -295,6 +295,13 @@ def test_a_driver_that_makes_fewer_vfs_is_named_and_asked_once(kernel: Kernel) -
     assert len(kernel.vfs(PF0)) == 3
 
 
+def test_a_driver_that_makes_no_vf_need_not_lack_room(kernel: Kernel) -> None:
+    """bnxt_sriov_configure returns 0 while the PF is down or its firmware is being reset."""
+    kernel.sriov.room[PF0] = 0
+    (failed,) = [outcome for outcome in settle(kernel.machine(), spec(5)).outcomes if outcome.result == "failed"]
+    assert failed.error.startswith("there are 0 VFs, not 5, and the driver has refused nothing; see dmesg, and whether")
+
+
 def test_a_driver_that_makes_fewer_vfs_is_not_soon_asked_again(kernel: Kernel) -> None:
     """Each further try resets the VFs that there are."""
     kernel.sriov.room[PF0] = 3
