@@ -44,8 +44,12 @@ class Failures:
     _failures: dict[Identity, _Failure] = field(factory=dict)
 
     def held_back(self, change: Change, now: float) -> Outcome | None:
-        """The last outcome of a change, if it is too early to try it again."""
+        """The last outcome of a change that nothing blocks, if it is too early to try it again."""
         failure = self._failures.get(identity(change))
+        if failure is not None and failure.outcome.change.blocker:
+            # What blocked it is over, and it was not tried.
+            del self._failures[identity(change)]
+            return None
         if failure is not None and _is_costly(change) and not _is_costly(failure.outcome.change):
             # The try that failed has made some VFs, and the next one would reset them.
             outcome = evolve(failure.outcome, change=change)

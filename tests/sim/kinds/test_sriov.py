@@ -349,6 +349,15 @@ def test_a_vf_that_its_pf_is_resetting_is_looked_at_again_soon(kernel: Kernel) -
     assert kernel.writes == []
 
 
+def test_a_vf_that_its_pf_reports_again_is_set_at_once(kernel: Kernel) -> None:
+    failures = Failures()
+    kernel.sriov.resetting.add((PF, 1))
+    assert not is_ready(settle(kernel, spec(group(trust=True)), failures).conditions)
+    kernel.sriov.resetting.clear()
+    assert is_ready(settle(kernel, spec(group(trust=True)), failures).conditions)
+    assert vf_attributes(kernel, 1)["trust"]
+
+
 def test_a_vf_in_a_bond_keeps_its_own_address_behind_the_bond_s(kernel: Kernel) -> None:
     settle(kernel, spec(group()))
     vf = kernel.netdev(address(kernel, 1))
