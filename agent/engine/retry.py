@@ -27,10 +27,13 @@ Identity = tuple[str, str, str, Value]
 
 @frozen
 class _Failure:
+    """``over``: a pass has seen that the change may be tried again. If it was not tried then, it waits for something else."""
+
     outcome: Outcome
     count: int
     tried: float
     not_before: float
+    over: bool = False
 
 
 @define
@@ -44,14 +47,18 @@ class Failures:
     _failures: dict[Identity, _Failure] = field(factory=dict)
 
     def held_back(self, change: Change, now: float) -> Outcome | None:
-        """The last outcome of a change, if it is too early to try it again."""
+        """The last outcome of a change that nothing blocks now, if it is too early to try it again."""
         failure = self._failures.get(identity(change))
-        if failure is not None and _is_costly(change) and not _is_costly(failure.outcome.change):
+        if failure is None:
+            return None
+        if _is_costly(change) and not _is_costly(failure.outcome.change):
             # The try that failed has made some VFs, and the next one would reset them.
             outcome = evolve(failure.outcome, change=change)
             failure = evolve(failure, outcome=outcome, not_before=failure.tried + FIRST_COSTLY_RETRY)
-            self._failures[identity(change)] = failure
-        return failure.outcome if failure is not None and now < failure.not_before else None
+        # What was blocked has not been tried, so there is nothing to wait for.
+        over = now >= failure.not_before or bool(failure.outcome.change.blocker)
+        self._failures[identity(change)] = evolve(failure, over=over)
+        return None if over else failure.outcome
 
     def wait(self, write: Write, now: float) -> None:
         """Hold a change back for its grace period, which begins with the first pass that plans the change.
@@ -100,8 +107,8 @@ class Failures:
         self.contention.forget()
 
     def next_try(self) -> float | None:
-        """When the first failed change may be tried again."""
-        return min((failure.not_before for failure in self._failures.values()), default=None)
+        """When the first failed change may be tried again. One whose users or whose policy defer it waits for these instead."""
+        return min((failure.not_before for failure in self._failures.values() if not failure.over), default=None)
 
     def keep(self, identities: set[Identity]) -> None:
         """Forget the failures of changes that are not planned any more."""

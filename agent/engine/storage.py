@@ -21,7 +21,7 @@ from agent.machine import Files
 SERVER_OPTIONS = frozenset({"addr", "mountaddr", "ip"})
 ADDRESS = re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.])|\[[0-9a-f:]+\]")
 NVME_ENDS = ("host_iface", "host_traddr", "src_addr")
-# The kernel shows a file system in user space as fuse.NAME (fs/fuse/inode.c).
+# The kernel shows a file system in user space as fuse.NAME (fs/fuse/inode.c), and no address if it was mounted by a name.
 NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "ceph", "cifs", "smb3", "lustre", "9p", "fuse.glusterfs"})
 
 RBD = "/sys/bus/rbd/devices"

@@ -32,6 +32,9 @@ REMAKES_NETDEV = tuple(attribute.name for attribute in attributes.ordered() if a
 RESETTING = 1.0
 """Seconds that a VF's reset may take (ice, i40e): so it is looked at again soon."""
 
+NOT_DERIVED = {"mac": "vfs.derive_macs: false", **dict.fromkeys(GUIDS, "vfs.derive_guids: false")}
+"""What the spec gives so that the agent derives no such address."""
+
 _NAMES = tuple(attributes.by_name())
 _MAY_BE_LAST = tuple((attribute.name, attribute.last) for attribute in attributes.ordered() if attribute.last)
 
@@ -73,17 +76,23 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
                         skip_if_owned=wanted.owner != "trackbed",
                     )
                     if index not in reported:
-                        change = _unreported(change) if index < there else vfs.absent(change)
+                        change = _unreported(change, nic, not reported) if index < there else vfs.absent(change)
                     changes.append(change)
     return changes
 
 
-def _unreported(change: Change) -> Change:
-    """The change, blocked while the PF's driver reports nothing of the VF."""
+def _unreported(change: Change, nic: WantedNic, nor_another: bool) -> Change:
+    """The change, blocked while the PF's driver reports nothing of the VF. ``nor_another``: it reports no VF at all."""
+    remedy = "see the kernel log (dmesg) if that lasts"
+    if nor_another:
+        # The kernel reports no VF of a driver without ndo_get_vf_config (rtnl_fill_vf, net/core/rtnetlink.c): idpf, EF100.
+        off = NOT_DERIVED[change.field] if _is_derived(nic, vf_index(change.target), change.field) else ""
+        leave = f"give {off}" if off else f"take {change.field} out of the spec"
+        remedy += f"; if its driver never reports VFs, {leave}"
     return evolve(
         change,
         blocker="its PF reports nothing of it now, as while it resets the VF",
-        remedy="see the kernel log (dmesg) if that lasts",
+        remedy=remedy,
         grace_period=RESETTING,
     )
 
@@ -97,9 +106,14 @@ def _disruption(nic: WantedNic, have: Snapshot, index: int, name: str) -> Disrup
 
 def _remedy(nic: WantedNic, index: int, name: str) -> str:
     """What to do if the driver refuses a GUID that the spec does not give."""
+    derived = name in GUIDS and _is_derived(nic, index, name)
+    return f"give {NOT_DERIVED[name]}, or mark the NIC required: false" if derived else ""
+
+
+def _is_derived(nic: WantedNic, index: int, name: str) -> bool:
+    """Whether the spec does not give this address of the VF."""
     vfs = nic.nic.vfs
-    derived = name in GUIDS and vfs is not None and getattr(vfs.attributes(index), name) is None
-    return "give vfs.derive_guids: false, or mark the NIC required: false" if derived else ""
+    return name in NOT_DERIVED and vfs is not None and getattr(vfs.attributes(index), name) is None
 
 
 def readings(want: Wanted, have: Snapshot) -> list[Reading]:

@@ -116,10 +116,15 @@ def apply(machine: Machine, change: Change) -> None:
     # A driver may make fewer, which the kernel takes for a success (sriov_numvfs_store, drivers/pci/iov.c).
     made = vf_count(machine.files, change.device)
     if made != change.after:
-        message = (
-            f"the driver has made {made} of {change.after} VFs: it has no room for more; lower vfs.count, or see dmesg"
-        )
-        raise OSError(errno.ENOSPC, message)
+        raise OSError(errno.ENOSPC, _differs(made, change.number))
+
+
+def _differs(made: int, asked: int) -> str:
+    if 0 < made < asked:
+        return f"the driver has made {made} of {asked} VFs: it has no room for more; lower vfs.count, or see dmesg"
+    # bnxt_sriov_configure in bnxt_sriov.c returns 0 for each of these, and changes nothing.
+    causes = "whether the PF is up, its firmware is being reset, or a virtual machine has a VF"
+    return f"there are {made} VFs, not {asked}, and the driver has refused nothing; see dmesg, and {causes}"
 
 
 def _put_back(machine: Machine, path: str, change: Change) -> str:

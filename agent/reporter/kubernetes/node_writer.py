@@ -41,8 +41,12 @@ class NodeWriter:
     watch: NodeWatch
     now: Callable[[], float]
     _status_written: float = field(default=-MESSAGE_EVERY, init=False)
-    _conditions: Restorations = field(factory=lambda: Restorations("the Node's conditions"), init=False)
-    _labels_and_taint: Restorations = field(factory=lambda: Restorations("the Node's labels or taint"), init=False)
+    _conditions: Restorations = field(init=False)
+    _labels_and_taint: Restorations = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._conditions = Restorations("the Node's conditions", self.name)
+        self._labels_and_taint = Restorations("the Node's labels or taint", self.name)
 
     def write_conditions(self, desired: Desired, node: Node, clock: float) -> tuple[Node, float]:
         """Write the conditions that differ.

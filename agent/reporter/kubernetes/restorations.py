@@ -22,10 +22,10 @@ FORGOTTEN = 600.0
 class Contested(Exception):
     """Somebody else changes again and again what the reporter writes. ``wait``: seconds until it may be written again."""
 
-    def __init__(self, what: str, wait: float) -> None:
+    def __init__(self, what: str, node: str, wait: float) -> None:
         super().__init__(
             f"somebody else changes {what} again and again (another machine of this name, a controller or a webhook; "
-            "see: kubectl get node --show-managed-fields); written again at most once a minute"
+            f"see: kubectl get node {node} -o yaml --show-managed-fields); written again at most once a minute"
         )
         self.wait = wait
 
@@ -34,10 +34,11 @@ class Contested(Exception):
 class Restorations:
     """Counts how often content was written once more, although the reporter wants the same as before.
 
-    ``what``: what is written, for the message. Times are seconds since the boot.
+    ``what``: what is written, and ``node``: the Node's name, for the message. Times are seconds since the boot.
     """
 
     what: str
+    node: str
     _wanted: object = field(default=None, init=False)
     _is_new: bool = field(default=True, init=False)
     _count: int = field(default=0, init=False)
@@ -56,7 +57,7 @@ class Restorations:
         :raises Contested: it must wait.
         """
         if not self._is_new and clock < self._not_before:
-            raise Contested(self.what, self._not_before - clock)
+            raise Contested(self.what, self.node, self._not_before - clock)
 
     def wrote(self, clock: float) -> None:
         """Note that it was written."""

@@ -295,6 +295,13 @@ def test_a_driver_that_makes_fewer_vfs_is_named_and_asked_once(kernel: Kernel) -
     assert len(kernel.vfs(PF0)) == 3
 
 
+def test_a_driver_that_makes_no_vf_need_not_lack_room(kernel: Kernel) -> None:
+    """bnxt_sriov_configure returns 0 while the PF is down or its firmware is being reset."""
+    kernel.sriov.room[PF0] = 0
+    (failed,) = [outcome for outcome in settle(kernel.machine(), spec(5)).outcomes if outcome.result == "failed"]
+    assert failed.error.startswith("there are 0 VFs, not 5, and the driver has refused nothing; see dmesg, and whether")
+
+
 def test_a_driver_that_makes_fewer_vfs_is_not_soon_asked_again(kernel: Kernel) -> None:
     """Each further try resets the VFs that there are."""
     kernel.sriov.room[PF0] = 3
@@ -305,6 +312,33 @@ def test_a_driver_that_makes_fewer_vfs_is_not_soon_asked_again(kernel: Kernel) -
         converge(kernel.machine(), Goal(spec(5)), Memory(partial(float, now), failures))
         assert [text for where, text in kernel.writes if where == path] == written
     assert failures.next_try() == 60.0 + 120.0
+
+
+def test_a_change_that_failed_and_is_deferred_since_is_no_reason_for_another_pass(kernel: Kernel) -> None:
+    """The end of its wait would be in the past for as long as it is deferred, and one pass would follow the other."""
+    kernel.sriov.room[PF0] = 3
+    failures = Failures()
+    for now in (0.0, 1.0):
+        converge(kernel.machine(), Goal(spec(5)), Memory(partial(float, now), failures))
+    assert failures.next_try() == 60.0
+    kernel.routed.add(kernel.netdev(PF0).name)
+    result = converge(kernel.machine(), Goal(spec(5)), Memory(lambda: 61.0, failures))
+    assert [outcome.result for outcome in result.outcomes if outcome.change.kind == "vfs"] == ["deferred"]
+    assert failures.next_try() is None
+    kernel.routed.clear()
+    converge(kernel.machine(), Goal(spec(5)), Memory(lambda: 70.0, failures))
+    assert failures.next_try() == 70.0 + 120.0
+
+
+def test_a_change_that_mode_observe_defers_after_its_grace_period_is_no_reason_for_another_pass(kernel: Kernel) -> None:
+    wanted = from_mapping({"node_name": "n1", "mode": "observe", "sysctls": {"net.core.nothing": "1"}})
+    failures = Failures()
+    results = []
+    for now in (0.0, 60.0):
+        result = converge(kernel.machine(), Goal(wanted), Memory(partial(float, now), failures))
+        results += [outcome.result for outcome in result.outcomes]
+    assert results == ["blocked", "deferred"]
+    assert failures.next_try() is None
 
 
 def test_if_the_vfs_before_cannot_be_made_again_either_the_message_says_both(kernel: Kernel) -> None:

@@ -349,6 +349,24 @@ def test_a_vf_that_its_pf_is_resetting_is_looked_at_again_soon(kernel: Kernel) -
     assert kernel.writes == []
 
 
+def test_if_a_driver_reports_no_vf_the_remedy_names_what_to_leave_out(kernel: Kernel) -> None:
+    """As idpf and sfc's EF100, which have no ndo_get_vf_config (rtnl_fill_vf, net/core/rtnetlink.c)."""
+    kernel.sriov.resetting |= {(PF, 0), (PF, 1)}
+    result = settle(kernel, spec({"count": 2, "defaults": {"trust": True}}))
+    remedies = {outcome.change.field: outcome.remedy for outcome in result.outcomes if outcome.result == "blocked"}
+    lasts = "see the kernel log (dmesg) if that lasts; if its driver never reports VFs, "
+    assert remedies == {"mac": f"{lasts}give vfs.derive_macs: false", "trust": f"{lasts}take trust out of the spec"}
+
+
+def test_a_vf_that_its_pf_reports_again_is_set_at_once(kernel: Kernel) -> None:
+    failures = Failures()
+    kernel.sriov.resetting.add((PF, 1))
+    assert not is_ready(settle(kernel, spec(group(trust=True)), failures).conditions)
+    kernel.sriov.resetting.clear()
+    assert is_ready(settle(kernel, spec(group(trust=True)), failures).conditions)
+    assert vf_attributes(kernel, 1)["trust"]
+
+
 def test_a_vf_in_a_bond_keeps_its_own_address_behind_the_bond_s(kernel: Kernel) -> None:
     settle(kernel, spec(group()))
     vf = kernel.netdev(address(kernel, 1))
