@@ -36,11 +36,19 @@ from pyroute2.netlink.rtnl.iprsocket import IPRSocket
 from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
 from agent.linux import routing, uppers, vf_config
-from agent.linux.messages import ATTRIBUTE, NLA_TYPE_MASK, ask, attribute, attributes, decoder, dump, layout, numbers
+from agent.linux.messages import (
+    ATTRIBUTE,
+    IFINFOMSG,
+    NLA_TYPE_MASK,
+    ask,
+    attribute,
+    attributes,
+    decoder,
+    dump,
+    numbers,
+)
 from agent.linux.sockets import closed_in_the_end
 from agent.machine import Link, Route, Rule
-
-IFINFOMSG = layout(ifinfmsg.fields)
 
 _IFLA = numbers(ifinfmsg)
 IFLA_ADDRESS, IFLA_IFNAME, IFLA_MTU = _IFLA["IFLA_ADDRESS"], _IFLA["IFLA_IFNAME"], _IFLA["IFLA_MTU"]

@@ -19,10 +19,10 @@ from pyroute2.netlink.rtnl import RTM_GETLINK, RTM_GETNSID
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 from pyroute2.netlink.rtnl.nsidmsg import nsidmsg
 
-from agent.linux.messages import ask, attribute, attributes, decoder, dump, layout, numbers
+from agent.linux.messages import IFINFOMSG, ask, attribute, attributes, decoder, dump, layout, numbers
 from agent.linux.namespaces import OWN
 
-IFINFOMSG, RTGENMSG = layout(ifinfmsg.fields), layout(nsidmsg.fields)
+RTGENMSG = layout(nsidmsg.fields)
 _IFLA, _NETNSA = numbers(ifinfmsg), numbers(nsidmsg)
 IFLA_IFNAME, IFLA_LINK, IFLA_LINKINFO = _IFLA["IFLA_IFNAME"], _IFLA["IFLA_LINK"], _IFLA["IFLA_LINKINFO"]
 IFLA_LINK_NETNSID, IFLA_IF_NETNSID = _IFLA["IFLA_LINK_NETNSID"], _IFLA["IFLA_IF_NETNSID"]

@@ -15,9 +15,8 @@ import pytest
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from agent.linux.events import LinuxEvents
-from agent.linux.messages import HEADER, answers, attribute, numbers
+from agent.linux.messages import HEADER, IFINFOMSG, answers, attribute, numbers
 from agent.linux.netlink import (
-    IFINFOMSG,
     IFLA_IFNAME,
     IFLA_MTU,
     IFLA_NUM_VF,

@@ -9,10 +9,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from agent.linux.messages import attribute
+from agent.linux.messages import IFINFOMSG, attribute
 from agent.linux.netlink import LinuxNetlink
 from agent.linux.uppers import (
-    IFINFOMSG,
     IFLA_IFNAME,
     IFLA_INFO_KIND,
     IFLA_LINK_NETNSID,
