@@ -3,7 +3,8 @@
 The own sysfs does not show them: the kernel removes the link ``upper_*`` when the upper netdev moves
 (netdev_adjacent_del_links, net/core/dev.c; seen on 6.18). But it lists the netdevs of each namespace that has a number in the
 own one (IFLA_IF_NETNSID), and with each the netdev below it and that one's namespace (IFLA_LINK, IFLA_LINK_NETNSID). A
-namespace gets a number when a netdev is moved there, or has the other end of its pair (veth) there.
+namespace gets a number when a netdev is moved there, or has the other end of its pair (veth) there. One with nothing but a
+macvlan that was made in it has none (seen on 6.18), so it is entered, and lists its netdevs itself.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from struct import Struct
 
 from attrs import frozen
@@ -20,7 +21,8 @@ from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 from pyroute2.netlink.rtnl.nsidmsg import nsidmsg
 
 from agent.linux.messages import IFINFOMSG, ask, attribute, attributes, decoder, dump, layout, numbers
-from agent.linux.namespaces import OWN
+from agent.linux.namespaces import OWN, every_namespace, inside
+from agent.machine import Namespace
 
 RTGENMSG = layout(nsidmsg.fields)
 _IFLA, _NETNSA = numbers(ifinfmsg), numbers(nsidmsg)
@@ -49,16 +51,40 @@ class Upper:
 
 def elsewhere() -> dict[int, tuple[str, ...]]:
     """The names of netdevs in other namespaces, by the ifindex of the netdev of this namespace that they are on top of."""
-    uppers = [upper for number in _numbered() for upper in _in(number)]
-    if not uppers:
-        return {}
-    # The kernel gives the own namespace a number while it lists these netdevs.
-    own = _own()
     names: dict[int, list[str]] = {}
-    for upper in uppers:
-        if upper.namespace == own:
-            names.setdefault(upper.below, []).append(upper.name)
+    for upper in (*_in_numbered(), *_in_others()):
+        names.setdefault(upper.below, []).append(upper.name)
     return {below: tuple(sorted(each)) for below, each in sorted(names.items())}
+
+
+def _in_numbered() -> list[Upper]:
+    """Those in the namespaces that have a number in the own one."""
+    uppers = [upper for number in _numbered() for upper in _in(number)]
+    # The kernel gives the own namespace a number while it lists these netdevs.
+    own = _number(OWN) if uppers else -1
+    return [upper for upper in uppers if upper.namespace == own]
+
+
+def _in_others() -> Iterator[Upper]:
+    """Those in the namespaces that have none."""
+    looked = {os.stat(OWN).st_ino}  # noqa: PTH116
+    for namespace in every_namespace():
+        if namespace.inode in looked:
+            continue
+        try:
+            uppers = _inside(namespace) if _number(namespace.path) < 0 else []
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue  # it is gone, or belongs to another user namespace
+        looked.add(namespace.inode)
+        yield from uppers
+
+
+def _inside(namespace: Namespace) -> list[Upper]:
+    with inside(namespace) as own:
+        uppers = _decoded(dump(socket.NETLINK_ROUTE, RTM_GETLINK, IFINFOMSG.pack(socket.AF_UNSPEC, 0, 0, 0, 0)))
+        # Here, too, the kernel has given the number while it listed the netdevs.
+        number = _number_of(own) if uppers else -1
+    return [upper for upper in uppers if upper.namespace == number]
 
 
 def _numbered() -> list[int]:
@@ -66,27 +92,33 @@ def _numbered() -> list[int]:
     return [nsid for body in dump(socket.NETLINK_ROUTE, RTM_GETNSID, RTGENMSG.pack(0)) for nsid in decode_number(body)]
 
 
-def _own() -> int:
-    """The number of the own namespace; -1 if it has none."""
-    descriptor = os.open(OWN, os.O_RDONLY | os.O_CLOEXEC)
+def _number(path: str) -> int:
+    """The number of a namespace in the one of this thread; -1 if it has none."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        body = RTGENMSG.pack(0) + attribute(NETNSA_FD, U32.pack(descriptor))
-        return next((nsid for each in ask(socket.NETLINK_ROUTE, RTM_GETNSID, body) for nsid in decode_number(each)), -1)
+        return _number_of(descriptor)
     finally:
         os.close(descriptor)
 
 
-def _in(number: int) -> Iterator[Upper]:
+def _number_of(descriptor: int) -> int:
+    body = RTGENMSG.pack(0) + attribute(NETNSA_FD, U32.pack(descriptor))
+    return next((nsid for each in ask(socket.NETLINK_ROUTE, RTM_GETNSID, body) for nsid in decode_number(each)), -1)
+
+
+def _in(number: int) -> list[Upper]:
     body = IFINFOMSG.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + attribute(IFLA_IF_NETNSID, S32.pack(number))
     try:
-        links = dump(socket.NETLINK_ROUTE, RTM_GETLINK, body)
+        return _decoded(dump(socket.NETLINK_ROUTE, RTM_GETLINK, body))
     except OSError as error:
         # EINVAL: it is gone (rtnl_get_net_ns_capable, net/core/rtnetlink.c).
         if error.errno == errno.EINVAL:
-            return
+            return []
         raise
-    for link in links:
-        yield from decode_upper(link)
+
+
+def _decoded(links: Iterable[bytes]) -> list[Upper]:
+    return [upper for link in links for upper in decode_upper(link)]
 
 
 @decoder

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from agent.linux.messages import IFINFOMSG, attribute
+from agent.linux.namespaces import OWN
 from agent.linux.netlink import LinuxNetlink
 from agent.linux.uppers import (
     IFLA_IFNAME,
@@ -62,6 +63,24 @@ def test_a_macvlan_that_was_moved_away_or_made_there_is_found_and_the_ends_of_pa
             assert netlink.uppers_elsewhere() == {below: ("net1",)}
 
     check_in_namespace(f"{MADE}; mount -t sysfs sysfs /mnt", check, within=60)
+
+
+def test_in_a_namespace_without_a_number_a_macvlan_is_found_and_none_of_the_namespace_s_own() -> None:
+    def check() -> None:
+        netlink = LinuxNetlink()
+        below = next(link.ifindex for link in netlink.links() if link.name == "fab0")
+        with pod() as one:
+            ip("link", "add", "net1", "link", "fab0", "netns", one, "type", "macvlan", "mode", "bridge")
+            ip("link", "add", "in0", "type", "veth", "peer", "name", "in1", of=one)
+            ip("link", "add", "net2", "link", "in0", "type", "macvlan", "mode", "bridge", of=one)
+            here = os.readlink(OWN)  # noqa: PTH115
+            assert netlink.uppers_elsewhere() == {below: ("net1",)}
+            numbered = subprocess.run(["ip", "netns", "list-id"], check=True, capture_output=True, text=True)
+            assert numbered.stdout == "", "the search gives no numbers"
+            assert os.readlink(OWN) == here  # noqa: PTH115
+        assert netlink.uppers_elsewhere() == {}
+
+    check_in_namespace(MADE, check, within=60)
 
 
 def test_a_pair_whose_end_is_in_a_namespace_of_a_namespace_is_not_taken_for_an_upper() -> None:
