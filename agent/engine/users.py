@@ -15,6 +15,7 @@ from agent.hardware.functions import (
     bond_of_ports,
     driver,
     ifindex,
+    ipoib_children,
     netdev,
     pci_of,
     ports_of,
@@ -349,7 +350,7 @@ def _storage(machine: Machine, want: Wanted, functions: _Functions) -> Users:
 
 
 def _uppers(machine: Machine, want: Wanted, functions: _Functions) -> Users:
-    """Netdevs on top of the function's netdev: bonds, bridges, VLANs, macvlans, but no VRF; also those of pods.
+    """Netdevs on top of the function's netdev: bonds, bridges, VLANs, macvlans, children of IPoIB, but no VRF; also of pods.
 
     On a kernel on which no other namespace can be searched, those of pods are unknown.
     """
@@ -358,6 +359,7 @@ def _uppers(machine: Machine, want: Wanted, functions: _Functions) -> Users:
     for target, name in functions.netdevs.items():
         for upper in elsewhere.get(ifindex(machine.files, name), ()) if elsewhere else ():
             yield target, User(f"{upper} on {name}, in another network namespace")
+        yield from ((target, User(f"{child} on {name}")) for child in ipoib_children(machine.files, name))
         uppers = _on_top(machine.files, name)
         link = machine.netlink.link(name) if uppers else None
         routing = vrf(machine.files, link) if link is not None else None

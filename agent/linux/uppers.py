@@ -5,6 +5,9 @@ The own sysfs does not show them: the kernel removes the link ``upper_*`` when t
 own one (IFLA_IF_NETNSID), and with each the netdev below it and that one's namespace (IFLA_LINK, IFLA_LINK_NETNSID). A
 namespace gets a number when a netdev is moved there, or has the other end of its pair (veth) there. One with nothing but a
 macvlan that was made in it has none (seen on 6.18), so it is entered, and lists its netdevs itself.
+
+Of a child of an IPoIB netdev the kernel does not say in which namespace its parent is: ipoib_link_ops has no get_link_net
+(drivers/infiniband/ulp/ipoib/ipoib_netlink.c; not run). If the parent is not in the child's namespace, it counts as being here.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from struct import Struct
 
 from attrs import frozen
@@ -37,16 +40,22 @@ PAIRS = frozenset({b"veth", b"netkit", b"vxcan"})
 # These are always on top of another netdev.
 STACKED = frozenset({b"macvlan", b"macvtap", b"ipvlan", b"ipvtap", b"vlan", b"macsec"})
 
+IPOIB = b"ipoib"
+ARPHRD_INFINIBAND = 32  # include/uapi/linux/if_arp.h
+
 S32, U32 = Struct("=i"), Struct("=I")
 
 
 @frozen
 class Upper:
-    """A netdev on top of another: the name, and the ifindex and namespace (as a number of the own one) of that one."""
+    """A netdev on top of another: the name, and the ifindex and namespace (as a number of the own one) of that one.
+
+    ``namespace`` is None for a child of an IPoIB netdev.
+    """
 
     name: str
     below: int
-    namespace: int
+    namespace: int | None
 
 
 def elsewhere() -> dict[int, tuple[str, ...]]:
@@ -62,7 +71,7 @@ def _in_numbered() -> list[Upper]:
     uppers = [upper for number in _numbered() for upper in _in(number)]
     # The kernel gives the own namespace a number while it lists these netdevs.
     own = _number(OWN) if uppers else -1
-    return [upper for upper in uppers if upper.namespace == own]
+    return [upper for upper in uppers if upper.namespace in (own, None)]
 
 
 def _in_others() -> Iterator[Upper]:
@@ -84,7 +93,7 @@ def _inside(namespace: Namespace) -> list[Upper]:
         uppers = _decoded(dump(socket.NETLINK_ROUTE, RTM_GETLINK, IFINFOMSG.pack(socket.AF_UNSPEC, 0, 0, 0, 0)))
         # Here, too, the kernel has given the number while it listed the netdevs.
         number = _number_of(own) if uppers else -1
-    return [upper for upper in uppers if upper.namespace == number]
+    return [upper for upper in uppers if upper.namespace in (number, None)]
 
 
 def _numbered() -> list[int]:
@@ -117,8 +126,12 @@ def _in(number: int) -> list[Upper]:
         raise
 
 
-def _decoded(links: Iterable[bytes]) -> list[Upper]:
-    return [upper for link in links for upper in decode_upper(link)]
+def _decoded(links: Sequence[bytes]) -> list[Upper]:
+    """The netdevs of a namespace that are on top of one of another."""
+    uppers = [upper for link in links for upper in decode_upper(link)]
+    heads = [IFINFOMSG.unpack_from(link) for link in links] if any(upper.namespace is None for upper in uppers) else []
+    parents = {index for _, type, index, _, _ in heads if type == ARPHRD_INFINIBAND}
+    return [upper for upper in uppers if upper.namespace is not None or upper.below not in parents]
 
 
 @decoder
@@ -132,6 +145,9 @@ def decode_upper(body: bytes) -> tuple[Upper, ...]:
     """The netdev of an answer (RTM_NEWLINK), if it is on top of one of another namespace; else empty."""
     values = dict(attributes(body, IFINFOMSG.size))
     kind = dict(attributes(values.get(IFLA_LINKINFO, b""))).get(IFLA_INFO_KIND, b"").rstrip(b"\0")
+    name = os.fsdecode(values[IFLA_IFNAME].rstrip(b"\0"))
+    if kind == IPOIB and IFLA_LINK in values and IFLA_LINK_NETNSID not in values:
+        return (Upper(name, U32.unpack(values[IFLA_LINK])[0], None),)
     if kind in PAIRS or IFLA_LINK_NETNSID not in values:
         return ()
     index = IFINFOMSG.unpack_from(body)[2]
@@ -140,5 +156,4 @@ def decode_upper(body: bytes) -> tuple[Upper, ...]:
     # before Linux 5.10 the kernel leaves that out (nla_put_iflink, net/core/rtnetlink.c).
     if below == index and kind not in STACKED:
         return ()
-    name = os.fsdecode(values[IFLA_IFNAME].rstrip(b"\0"))
     return (Upper(name, below, S32.unpack(values[IFLA_LINK_NETNSID])[0]),)

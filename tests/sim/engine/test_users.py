@@ -305,3 +305,18 @@ def test_a_pod_s_macvlan_uses_the_netdev_below_it(kernel: Kernel) -> None:
     assert owning(kernel) == {}
     kernel.hides_namespaces = True
     assert users_of(kernel) == {}
+
+
+def test_the_children_of_an_ipoib_netdev_use_it(kernel: Kernel) -> None:
+    index = kernel.netdev(PF).ifindex
+    for name, kind, iflink in (
+        ("enp33s0", "32", index),
+        ("ib0.8001", "32", index),
+        ("ib1", "32", 77),
+        ("ib1.8001", "32", 77),
+        # The other end of this pair is in another network namespace, where it has this index.
+        ("veth0", "1", index),
+    ):
+        kernel.tree.put(f"/sys/class/net/{name}/type", kind)
+        kernel.tree.put(f"/sys/class/net/{name}/iflink", str(iflink))
+    assert users_of(kernel) == {PF: (User("ib0.8001 on enp33s0"),)}

@@ -15,11 +15,13 @@ from agent.linux.netlink import LinuxNetlink
 from agent.linux.uppers import (
     IFLA_IFNAME,
     IFLA_INFO_KIND,
+    IFLA_LINK,
     IFLA_LINK_NETNSID,
     IFLA_LINKINFO,
     S32,
+    U32,
     Upper,
-    decode_upper,
+    _decoded,
 )
 from tests.private_namespace import check_in_namespace
 
@@ -120,4 +122,16 @@ def test_before_linux_5_10_a_netdev_with_the_index_of_the_one_below_says_nothing
 ) -> None:
     body = IFINFOMSG.pack(0, 1, 7, 1, 0) + attribute(IFLA_IFNAME, b"net1\0")
     body += attribute(IFLA_LINK_NETNSID, S32.pack(2))
-    assert decode_upper(body + attribute(IFLA_LINKINFO, attribute(IFLA_INFO_KIND, kind + b"\0"))) == found
+    assert _decoded([body + attribute(IFLA_LINKINFO, attribute(IFLA_INFO_KIND, kind + b"\0"))]) == list(found)
+
+
+@pytest.mark.parametrize(("parent_s_index", "found"), [(9, [Upper("net1", 7, None)]), (7, [])])
+def test_a_child_of_ipoib_is_on_top_of_a_netdev_of_another_namespace_unless_its_parent_is_there(
+    parent_s_index: int, found: list[Upper]
+) -> None:
+    def link(index: int, name: bytes, *more: bytes) -> bytes:
+        kind = attribute(IFLA_LINKINFO, attribute(IFLA_INFO_KIND, b"ipoib\0"))
+        return IFINFOMSG.pack(0, 32, index, 1, 0) + attribute(IFLA_IFNAME, name) + kind + b"".join(more)
+
+    child = link(5, b"net1\0", attribute(IFLA_LINK, U32.pack(7)))
+    assert _decoded([link(parent_s_index, b"ib1\0"), child]) == found
