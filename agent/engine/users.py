@@ -326,7 +326,8 @@ def _storage(machine: Machine, want: Wanted, functions: _Functions) -> Users:
         return
     by_ifindex = {ifindex(machine.files, name): target for target, name in functions.netdevs.items()}
     found = set()
-    through = {each: index for each in in_use if (index := machine.netlink.route_ifindex(each.server))}
+    routed = [each for each in in_use if each.server]
+    through = {each: index for each in routed if (index := machine.netlink.route_ifindex(each.server))}
     for each, index in through.items():
         if (target := by_ifindex.get(index)) is not None:
             found.add((target, each.name, each.server))
@@ -340,7 +341,7 @@ def _storage(machine: Machine, want: Wanted, functions: _Functions) -> Users:
             own |= {name, *(address.partition("/")[0] for address in addresses.get(index, ()))}
         found |= {(target, each.name, each.server) for each in bound if not own.isdisjoint(each.ends)}
     for target, what, server in sorted(found):
-        yield target, User(f"{what} of {server}")
+        yield target, User(f"{what} of {server}" if server else what)
     # What is reached by RDMA through a bond uses the RDMA device of RoCE LAG.
     for target, bond in functions.bonds.items():
         over = {ifindex(machine.files, name) for name in (bond, *_on_top(machine.files, bond))}
