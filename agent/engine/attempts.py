@@ -54,7 +54,8 @@ def _attempt(context: PassContext, want: Wanted, have: Snapshot, kind: Kind, cha
                 return deferred
     except OSError as error:
         # As long as the users are unknown, nothing is disturbed.
-        outcome = Outcome(change, "failed", f"its users cannot be determined: {error}", REMEDY)
+        remedy = f"if the error is the kubelet's, see `systemctl status kubelet`, and reset nothing; else {REMEDY}"
+        outcome = Outcome(change, "failed", f"its users cannot be determined: {error}", remedy)
         context.remember_failure(outcome)
         return outcome
     return _written_too_often(context, change) or _write(context, want, kind, change)

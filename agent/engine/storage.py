@@ -1,7 +1,9 @@
-"""Network storage that is in use: mounts of network file systems, block devices of Ceph, NVMe over Fabrics, and iSCSI.
+"""Network storage that is in use: mounts of network file systems, block devices of Ceph, NVMe over Fabrics, iSCSI and SRP.
 
-How sysfs shows block devices of Ceph is taken from Documentation/ABI/testing/sysfs-bus-rbd, and how it shows iSCSI from the
-kernel's source (drivers/scsi/scsi_transport_iscsi.c, iscsi_tcp.c, drivers/infiniband/ulp/iser/iscsi_iser.c): neither was run.
+How sysfs shows block devices of Ceph is taken from Documentation/ABI/testing/sysfs-bus-rbd, and how it shows iSCSI and SRP from
+the kernel's source (drivers/scsi/scsi_transport_iscsi.c, iscsi_tcp.c, drivers/infiniband/ulp/iser/iscsi_iser.c,
+drivers/infiniband/ulp/srp/ib_srp.c). How /proc shows BeeGFS is taken from the source of its client (ThinkParQ/beegfs on GitHub,
+client_module/source/filesystem/ProcFsHelper.c). None of these was run.
 """
 
 from __future__ import annotations
@@ -29,13 +31,14 @@ NVME = "/sys/class/nvme"
 ISCSI_HOSTS = "/sys/class/iscsi_host"
 ISCSI_CONNECTIONS = "/sys/class/iscsi_connection"
 SCSI_HOSTS = "/sys/class/scsi_host"
+BEEGFS = "/proc/fs/beegfs"
 
 
 @frozen
 class Storage:
-    """What is in use, and the address of its server. ``ends``: the netdev and the own addresses that it is bound to.
+    """What is in use, and the address of its server (empty: unknown).
 
-    ``rdma``: it is reached by RDMA.
+    ``ends``: the netdev, the own addresses and the SCSI host that it is bound to. ``rdma``: it is reached by RDMA.
     """
 
     name: str
@@ -46,7 +49,7 @@ class Storage:
 
 def storage(files: Files) -> frozenset[Storage]:
     """All network storage in use."""
-    return frozenset((*_mounts(files), *_rbd(files), *_nvme(files), *_iscsi(files)))
+    return frozenset((*_mounts(files), *_beegfs(files), *_rbd(files), *_nvme(files), *_iscsi(files), *_srp(files)))
 
 
 def _mounts(files: Files) -> Iterator[Storage]:
@@ -67,6 +70,19 @@ def _server_options(options: str) -> Iterator[str]:
         if name in SERVER_OPTIONS:
             # A link-local address has the netdev behind it.
             yield from _bare(value.partition("%")[0])
+
+
+def _beegfs(files: Files) -> Iterator[Storage]:
+    """The servers to which a client of BeeGFS has connections. Its mount does not name them.
+
+    Of each kind of connection to a server, one address is shown: ``Connections: TCP: 1 (10.0.0.1:8003); RDMA: 4 (...);``.
+    """
+    for client in names_or_none(files, BEEGFS):
+        for servers in ("mgmt_nodes", "meta_nodes", "storage_nodes"):
+            for line in read_or(files, f"{BEEGFS}/{client}/{servers}", "").split("\n"):
+                for connections in line.partition("Connections: ")[2].split(";"):
+                    for server in _addresses(connections):
+                        yield Storage("beegfs", server, rdma=connections.lstrip().startswith("RDMA:"))
 
 
 def _rbd(files: Files) -> Iterator[Storage]:
@@ -112,6 +128,13 @@ def _iscsi(files: Files) -> Iterator[Storage]:
         for session in names_or_none(files, f"{ISCSI_HOSTS}/{host}/device"):
             for server in servers.get(session, ()):
                 yield Storage(f"iscsi {session}", server, ends, rdma)
+
+
+def _srp(files: Files) -> Iterator[Storage]:
+    """The targets of SRP. A target's host lies below the PCI function (srp_add_target). Its server has a GID, and no route."""
+    for host in names_or_none(files, SCSI_HOSTS):
+        if read_or(files, f"{SCSI_HOSTS}/{host}/proc_name", "") == "ib_srp":
+            yield Storage(f"srp {host}", "", frozenset({host}), rdma=True)
 
 
 def _if_connected(files: Files, path: str) -> str:

@@ -15,6 +15,7 @@ from agent.hardware.functions import (
     bond_of_ports,
     driver,
     ifindex,
+    ipoib_children,
     netdev,
     pci_of,
     ports_of,
@@ -325,7 +326,8 @@ def _storage(machine: Machine, want: Wanted, functions: _Functions) -> Users:
         return
     by_ifindex = {ifindex(machine.files, name): target for target, name in functions.netdevs.items()}
     found = set()
-    through = {each: index for each in in_use if (index := machine.netlink.route_ifindex(each.server))}
+    routed = [each for each in in_use if each.server]
+    through = {each: index for each in routed if (index := machine.netlink.route_ifindex(each.server))}
     for each, index in through.items():
         if (target := by_ifindex.get(index)) is not None:
             found.add((target, each.name, each.server))
@@ -339,7 +341,7 @@ def _storage(machine: Machine, want: Wanted, functions: _Functions) -> Users:
             own |= {name, *(address.partition("/")[0] for address in addresses.get(index, ()))}
         found |= {(target, each.name, each.server) for each in bound if not own.isdisjoint(each.ends)}
     for target, what, server in sorted(found):
-        yield target, User(f"{what} of {server}")
+        yield target, User(f"{what} of {server}" if server else what)
     # What is reached by RDMA through a bond uses the RDMA device of RoCE LAG.
     for target, bond in functions.bonds.items():
         over = {ifindex(machine.files, name) for name in (bond, *_on_top(machine.files, bond))}
@@ -349,7 +351,7 @@ def _storage(machine: Machine, want: Wanted, functions: _Functions) -> Users:
 
 
 def _uppers(machine: Machine, want: Wanted, functions: _Functions) -> Users:
-    """Netdevs on top of the function's netdev: bonds, bridges, VLANs, macvlans, but no VRF; also those of pods.
+    """Netdevs on top of the function's netdev: bonds, bridges, VLANs, macvlans, children of IPoIB, but no VRF; also of pods.
 
     On a kernel on which no other namespace can be searched, those of pods are unknown.
     """
@@ -358,6 +360,7 @@ def _uppers(machine: Machine, want: Wanted, functions: _Functions) -> Users:
     for target, name in functions.netdevs.items():
         for upper in elsewhere.get(ifindex(machine.files, name), ()) if elsewhere else ():
             yield target, User(f"{upper} on {name}, in another network namespace")
+        yield from ((target, User(f"{child} on {name}")) for child in ipoib_children(machine.files, name))
         uppers = _on_top(machine.files, name)
         link = machine.netlink.link(name) if uppers else None
         routing = vrf(machine.files, link) if link is not None else None

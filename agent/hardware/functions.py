@@ -17,6 +17,8 @@ PCI = "/sys/bus/pci/devices"
 NET = "/sys/class/net"
 RDMA = "/sys/class/infiniband"
 
+ARPHRD_INFINIBAND = "32"  # include/uapi/linux/if_arp.h
+
 UNREADABLE = "DeviceUnreadable"
 REMEDY = "see the kernel's log (dmesg), and reset the device, load its driver again or reboot the node"
 
@@ -212,6 +214,23 @@ def netdev_of(files: Files, target: str) -> str:
 def ifindex(files: Files, name: str) -> int:
     """The index of a netdev in the host's network namespace; 0 if it is gone."""
     return number_or(files, f"{NET}/{name}/ifindex", 0)
+
+
+def ipoib_children(files: Files, name: str) -> list[str]:
+    """The netdevs that an IPoIB netdev has for other partitions; empty for another netdev.
+
+    A child has no link ``upper_*`` and no PCI function, but its parent's index (ipoib_get_iflink and ipoib_child_init in
+    drivers/infiniband/ulp/ipoib/ipoib_main.c; not run).
+    """
+    if not _is_ipoib(files, name):
+        return []
+    index = ifindex(files, name)
+    others = [other for other in names_or_none(files, NET) if number_or(files, f"{NET}/{other}/iflink", 0) == index]
+    return [other for other in others if other != name and _is_ipoib(files, other)]
+
+
+def _is_ipoib(files: Files, name: str) -> bool:
+    return read_or(files, f"{NET}/{name}/type", "") == ARPHRD_INFINIBAND
 
 
 def ifindex_of(files: Files, target: str) -> int:

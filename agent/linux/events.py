@@ -40,7 +40,7 @@ from pyroute2.netlink.rtnl.iprsocket import IPRSocket
 from pyroute2.netlink.uevent import MONITOR_GROUP_KERNEL, MONITOR_GROUP_UDEV, UeventSocket
 
 from agent.linux import routing
-from agent.linux.messages import ATTRIBUTE, HEADER, attributes, layout, numbers, widen
+from agent.linux.messages import ATTRIBUTE, HEADER, IFINFOMSG, attributes, layout, numbers, widen
 from agent.linux.sockets import closed_in_the_end
 from agent.machine import Event, EventSource
 
@@ -60,7 +60,7 @@ ROUTING_GROUPS = (
     | RTMGRP_IPV6_RULE
 )
 
-IFINFOMSG, GENLMSG = layout(ifinfmsg.fields), layout(genlmsg.fields)
+GENLMSG = layout(genlmsg.fields)
 # Every ethtool notification begins with this nest, and in it the netdev's index (include/uapi/linux/ethtool_netlink.h).
 ETHTOOL_MONITOR = "monitor"
 ETHTOOL_A_HEADER = 1

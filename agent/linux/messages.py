@@ -23,6 +23,7 @@ from pyroute2.netlink import (
     nlmsg,
     nlmsgerr,
 )
+from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 T = TypeVar("T")
 
@@ -46,6 +47,7 @@ def numbers(message: Any) -> Mapping[str, int]:
 HEADER = layout(nlmsg.header)
 ERROR = layout(nlmsgerr.fields)
 ATTRIBUTE = struct.Struct("=HH")
+IFINFOMSG = layout(ifinfmsg.fields)
 
 LARGEST = 1 << 18
 """Bytes of an answer. A PF's answer lists all its VFs in one message: 128 of them take 25 kB, 1,024 of them 200 kB."""

@@ -67,16 +67,7 @@ class LinuxNamespaces:
 
     def _candidates(self, functions: list[str]) -> Iterator[Namespace]:
         yield from (self._seen[function] for function in functions if function in self._seen)
-        yield from mounted(read_all(MOUNTS))
-        yield from self._of_processes()
-
-    def _of_processes(self) -> Iterator[Namespace]:
-        for name in os.listdir(self._processes):  # noqa: PTH208  thousands of processes
-            if name.isdigit():
-                path = f"{self._processes}/{name}/ns/net"
-                with suppress(OSError):
-                    if (inode := _inode(os.readlink(path))) is not None:  # noqa: PTH115
-                        yield Namespace(inode, path)
+        yield from every_namespace(self._processes)
 
     @contextmanager
     def files(self, namespace: Namespace) -> Iterator[Attributes]:
@@ -88,33 +79,56 @@ class LinuxNamespaces:
             os.close(sysfs)
 
     def _mount(self, namespace: Namespace) -> int:
-        own = os.open(OWN, os.O_RDONLY | os.O_CLOEXEC)
+        with inside(namespace):
+            return mount.detached("sysfs")
+
+
+@contextmanager
+def inside(namespace: Namespace) -> Iterator[int]:
+    """Have this thread in another network namespace for a `with` block, which gets a descriptor of the own namespace.
+
+    :raises OSError: the other namespace is gone, or cannot be entered.
+    """
+    own = os.open(OWN, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        there = os.open(namespace.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            there = os.open(namespace.path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                # Another process may have the number of this path by now.
-                if os.fstat(there).st_ino != namespace.inode:
-                    raise FileNotFoundError(errno.ENOENT, "the network namespace is gone", namespace.path)
-                self._enter(there)
-            finally:
-                os.close(there)
-            try:
-                return mount.detached("sysfs")
-            finally:
-                self._return(own)
+            # Another process may have the number of this path by now.
+            if os.fstat(there).st_ino != namespace.inode:
+                raise FileNotFoundError(errno.ENOENT, "the network namespace is gone", namespace.path)
+            _enter(there)
         finally:
-            os.close(own)
-
-    def _return(self, own: int) -> None:
+            os.close(there)
         try:
-            self._enter(own)
-        except OSError as error:
-            # From here on, every change would be made in a pod's namespace.
-            raise SystemExit(f"cannot come back to the host's network namespace: {error}") from error
+            yield own
+        finally:
+            _return(own)
+    finally:
+        os.close(own)
 
-    def _enter(self, namespace: int) -> None:
-        if mount.LIBC.setns(namespace, CLONE_NEWNET):
-            raise mount.last_error("setns")
+
+def _return(own: int) -> None:
+    try:
+        _enter(own)
+    except OSError as error:
+        # From here on, every change would be made in a pod's namespace.
+        raise SystemExit(f"cannot come back to the host's network namespace: {error}") from error
+
+
+def _enter(namespace: int) -> None:
+    if mount.LIBC.setns(namespace, CLONE_NEWNET):
+        raise mount.last_error("setns")
+
+
+def every_namespace(processes: str = PROCESSES) -> Iterator[Namespace]:
+    """The namespaces that are mounted, then those of processes. One of several processes comes several times."""
+    yield from mounted(read_all(MOUNTS))
+    for name in os.listdir(processes):  # noqa: PTH208  thousands of processes
+        if name.isdigit():
+            path = f"{processes}/{name}/ns/net"
+            with suppress(OSError):
+                if (inode := _inode(os.readlink(path))) is not None:  # noqa: PTH115
+                    yield Namespace(inode, path)
 
 
 def mounted(mountinfo: str) -> list[Namespace]:

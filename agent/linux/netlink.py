@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from attrs import evolve
 from pyroute2.netlink import NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST, NLMSG_ERROR
 from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.rtnl import (
@@ -35,12 +36,20 @@ from pyroute2.netlink.rtnl.ifinfmsg import IFF_UP, ifinfmsg
 from pyroute2.netlink.rtnl.iprsocket import IPRSocket
 from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
-from agent.linux import routing, uppers, vf_config
-from agent.linux.messages import ATTRIBUTE, NLA_TYPE_MASK, ask, attribute, attributes, decoder, dump, layout, numbers
+from agent.linux import ethtool_ioctl, routing, uppers, vf_config
+from agent.linux.messages import (
+    ATTRIBUTE,
+    IFINFOMSG,
+    NLA_TYPE_MASK,
+    ask,
+    attribute,
+    attributes,
+    decoder,
+    dump,
+    numbers,
+)
 from agent.linux.sockets import closed_in_the_end
 from agent.machine import Link, Route, Rule
-
-IFINFOMSG = layout(ifinfmsg.fields)
 
 _IFLA = numbers(ifinfmsg)
 IFLA_ADDRESS, IFLA_IFNAME, IFLA_MTU = _IFLA["IFLA_ADDRESS"], _IFLA["IFLA_IFNAME"], _IFLA["IFLA_MTU"]
@@ -97,11 +106,13 @@ class LinuxNetlink:
         try:
             with _naming_errors(f"link {name}"):
                 (answer,) = ask(socket.NETLINK_ROUTE, RTM_GETLINK, body)
-                return decode_link(answer)
+                link = decode_link(answer)
         except OSError as error:
             if error.errno == errno.ENODEV:
                 return None
             raise
+        # Before Linux 5.6 no answer has IFLA_PERM_ADDRESS, and since then only that of a netdev with such an address.
+        return link if link.permanent_mac else evolve(link, permanent_mac=ethtool_ioctl.permanent_address(link.name))
 
     def set_link(
         self, ifindex: int, *, mtu: int | None = None, up: bool | None = None, txqueuelen: int | None = None

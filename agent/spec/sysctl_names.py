@@ -119,6 +119,12 @@ def either(name: str) -> tuple[str, str] | None:
     return (ratio.translate(_SWAPPED), amount.translate(_SWAPPED)) if ratio else None
 
 
+def zeroed_by(name: str, value: str) -> str:
+    """The :func:`identity` of the parameter that the kernel sets to 0 when ``name`` gets ``value``; empty if there is none."""
+    own, pair = identity(name), either(name)
+    return next((identity(each) for each in pair or () if identity(each) != own and not _is_zero(value)), "")
+
+
 def set_along(name: str, others: Iterable[str]) -> list[str]:
     """Those of ``others`` that the kernel sets, too, when ``name`` is written."""
     pattern = _OF_EVERY_NETDEV.get(own := identity(name))

@@ -20,7 +20,7 @@ from pyinfra.context import host
 
 from agent.report.names import STATE_FOLDER
 from agent.spec.node import HugepagePool, NodeSpec
-from agent.spec.sysctl_names import faults, identity
+from agent.spec.sysctl_names import faults, identity, zeroed_by
 from tasks import packages, reboot
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key, record
@@ -83,14 +83,16 @@ KEYS = (BOOT,)
 def configure(spec: NodeSpec) -> None:
     """Configure the next boot, and request a reboot if the current boot lacks a kernel argument.
 
-    :raises DeployError: a sysctl is in the spec, too, or grubby cannot set the arguments; naming host, key and remedy.
+    :raises DeployError: the spec sets a sysctl, too, or grubby cannot set the arguments; naming host, key and remedy.
     """
     wanted = BOOT.here()
     kept = spec.sysctls_kept()
-    twice = [f"{name} is in {kept[identity(name)]}" for name in sorted(wanted.sysctls) if identity(name) in kept]
+    twice = [f"{name} is in {kept[identity(name)]}, too" for name in sorted(wanted.sysctls) if identity(name) in kept]
+    others = ((name, kept.get(zeroed_by(name, value))) for name, value in sorted(wanted.sysctls.items()))
+    twice += [f"the kernel sets {name} to 0 for {key}" for name, key in others if key is not None]
     if twice:
         raise DeployError(
-            f"{host.name}.boot.sysctls: {', '.join(twice)}, too, which the agent sets at every boot; remove it here"
+            f"{host.name}.boot.sysctls: {', '.join(twice)}, which the agent sets at every boot; remove it here"
         )
     pools = hugepage_arguments(spec.hugepages) if wanted.hugepages else ()
     arguments = _settable(wanted.arguments, pools)

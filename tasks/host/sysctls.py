@@ -9,7 +9,7 @@ from pyinfra.api.command import StringCommand
 from pyinfra.api.operation import OperationMeta, operation
 from pyinfra.context import host
 
-from agent.spec.sysctl_names import SYSCTL, identity, meaning, path
+from agent.spec.sysctl_names import SYSCTL, identity, meaning, path, zeroed_by
 from tasks.common.commands import Commands, changes, refuse, script, warn
 from tasks.common.facts import FactBase
 
@@ -111,22 +111,24 @@ def load(wanted: Mapping[str, str], settings: OperationMeta) -> Commands:
         return
     later: list[Setting] = host.get_fact(LaterSettings)
     overridden = [
-        f"boot.sysctls: a boot reads {setting.file} after {PATH}, and that sets {name} to {setting.value}, not "
-        f"{wanted[name]}; remove it there"
-        for name, setting in _overridden(wanted, later).items()
+        f"boot.sysctls: a boot reads {setting.file} after {PATH}, and that sets {name} to {value}, not {wanted[name]}; remove "
+        f"{setting.name} there"
+        for name, (setting, value) in _overridden(wanted, later).items()
     ]
     if overridden:
         yield refuse("\n".join(overridden))
 
 
-def _overridden(wanted: Mapping[str, str], later: list[Setting]) -> dict[str, Setting]:
-    """The sysctls to which the last of the later settings gives another value."""
-    last = {identity(setting.name): setting for setting in later if SYSCTL.fullmatch(setting.name)}
-    return {
-        name: last[identity(name)]
-        for name, value in sorted(wanted.items())
-        if identity(name) in last and meaning(name, last[identity(name)].value) != meaning(name, value)
-    }
+def _overridden(wanted: Mapping[str, str], later: list[Setting]) -> dict[str, tuple[Setting, str]]:
+    """The sysctls that have another value after the later settings, with the setting that gives it, and the value."""
+    last: dict[str, tuple[Setting, str]] = {}
+    for setting in later:
+        if SYSCTL.fullmatch(setting.name):
+            last[identity(setting.name)] = setting, setting.value
+            if other := zeroed_by(setting.name, setting.value):
+                last[other] = setting, "0"
+    values = {name: last[identity(name)] for name in sorted(wanted) if identity(name) in last}
+    return {name: given for name, given in values.items() if meaning(name, given[1]) != meaning(name, wanted[name])}
 
 
 def _values(wanted: Mapping[str, str]) -> dict[str, str]:

@@ -62,8 +62,7 @@ def _vfs(kernel: Any, given: dict[str, Any]) -> dict[str, Any]:
     """The same attributes as the PF reports them, in what `inspect` prints, and read back from a netlink message."""
     from attrs import asdict
 
-    from agent.linux.messages import HEADER, attributes
-    from agent.linux.netlink import IFINFOMSG
+    from agent.linux.messages import HEADER, IFINFOMSG, attributes
     from agent.linux.vf_config import decode, request
     from agent.spec.node import to_json
     from agent.spec.schema import schema

@@ -26,8 +26,11 @@ GRUBBY = {ARGUMENTS: [RUNNING, "loader grubby", "next ro quiet pci=realloc", "ou
 NAMES = ("Kernel arguments", "Kernel arguments of this boot")
 
 
+SYSCTLS = {"net.core.somaxconn": "4096", "vm.overcommit_kbytes": "4096"}
+
+
 def configure() -> None:
-    boot.configure(spec=from_mapping({"node_name": "node-a", "sysctls": {"net.core.somaxconn": "4096"}}, "node-a"))
+    boot.configure(spec=from_mapping({"node_name": "node-a", "sysctls": SYSCTLS}, "node-a"))
 
 
 def commands(node: Node, answers: Answers, **given: Any) -> list[str]:
@@ -193,6 +196,23 @@ def test_a_file_that_sets_another_value_at_boot_is_named(node: Node, later: list
     ] * refused
 
 
+@pytest.mark.parametrize(
+    ("values", "refused"), [(["ratio = 5", "bytes = 4096"], True), (["bytes = 4096", "ratio = 5"], False)]
+)
+def test_a_file_that_sets_the_other_parameter_of_a_pair_at_boot_is_named(
+    node: Node, values: list[str], refused: bool
+) -> None:
+    """The kernel sets vm.dirty_ratio to 0 when vm.dirty_bytes is written."""
+    node.data = {"boot": {"sysctls": {"vm.dirty_ratio": "5"}}}
+    there = file_answers(sysctls.PATH, f"{HEADER}vm.dirty_ratio = 5\n")
+    later = [f"99-b.conf /etc/sysctl.d/99-b.conf vm.dirty_{value}" for value in values]
+    result = node.deploy(configure, {LATER: later, **GRUB, **there, VALUES: ["/proc/sys/vm/dirty_ratio 5"]})
+    assert result.failed is refused
+    assert [command.partition(" that ")[2] for command in result.flat] == [
+        "sets vm.dirty_ratio to 0, not 5; remove vm.dirty_bytes there"
+    ] * refused
+
+
 def test_all_values_that_later_files_override_are_named_at_once(node: Node) -> None:
     node.data = {"boot": {"sysctls": {"vm.swappiness": "0", "vm.dirty_ratio": "5"}}}
     there = file_answers(sysctls.PATH, f"{HEADER}vm.dirty_ratio = 5\nvm.swappiness = 0\n")
@@ -262,6 +282,10 @@ def test_new_options_of_a_module_in_the_initramfs_rebuild_it(node: Node) -> None
         ({"sysctls": {"somaxconn": "1"}}, "sysctls: 'somaxconn' is not a sysctl"),
         ({"sysctls": {"net.core.somaxconn": "1"}}, "net.core.somaxconn is in sysctls['net.core.somaxconn'], too"),
         ({"sysctls": {"net/core/somaxconn": "1"}}, "net/core/somaxconn is in sysctls['net.core.somaxconn'], too"),
+        (
+            {"sysctls": {"vm.overcommit_ratio": "60"}},
+            "the kernel sets vm.overcommit_ratio to 0 for sysctls['vm.overcommit_kbytes']",
+        ),
         ({"argument": []}, "unknown key 'argument'; did you mean 'arguments'?"),
         ({1: [], "argument": []}, "unknown key 1; known keys: arguments, hugepages, sysctls; unknown key 'argument'"),
     ],

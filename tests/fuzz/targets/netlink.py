@@ -22,9 +22,8 @@ from agent.linux.dcb import (
     refusal_in,
 )
 from agent.linux.events import GENLMSG, ethtool_events, link_events, routing_events
-from agent.linux.messages import HEADER, answers, attribute, numbers
+from agent.linux.messages import HEADER, IFINFOMSG, answers, attribute, numbers
 from agent.linux.netlink import (
-    IFINFOMSG,
     IFLA_ALT_IFNAME,
     IFLA_IFNAME,
     IFLA_MTU,

@@ -192,6 +192,27 @@ def test_a_block_device_of_ceph_uses_the_nic_through_which_a_monitor_is_reached(
     assert users_of(kernel) == {}
 
 
+def test_a_target_of_srp_uses_the_function_that_its_host_is_below(kernel: Kernel) -> None:
+    vf = vf_addresses(kernel.files, PF)[1]
+    for host, driver in (("host4", "ib_srp"), ("host5", "ahci")):
+        kernel.tree.folder(f"/sys/bus/pci/devices/{vf}/{host}")
+        kernel.tree.put(f"/sys/class/scsi_host/{host}/proc_name", driver)
+    assert users_of(kernel) == {f"{PF}#1": (User("srp host4"),)}
+
+
+def test_a_client_of_beegfs_uses_the_nic_through_which_it_is_connected_to_a_server(kernel: Kernel) -> None:
+    nodes = """\
+storage1 [ID: 1]
+   Connections: RDMA: 4 (10.0.0.9:8003 [fallback route]);\x20
+storage2 [ID: 2]
+   Connections: <none>"""
+    kernel.tree.put("/proc/fs/beegfs/2F7-65E1B2C4-node1/storage_nodes", nodes)
+    assert users_of(kernel) == {}
+    kernel.servers["10.0.0.9"] = "enp33s0"
+    kernel.netlink.set_link(kernel.netdev(PF).ifindex, up=True)
+    assert users_of(kernel) == {PF: (User("beegfs of 10.0.0.9"),)}
+
+
 def test_a_session_of_iser_uses_the_function_that_its_host_is_below(kernel: Kernel) -> None:
     vf = vf_addresses(kernel.files, PF)[1]
     put_iscsi(kernel, f"/sys/bus/pci/devices/{vf}/host4")
@@ -305,3 +326,18 @@ def test_a_pod_s_macvlan_uses_the_netdev_below_it(kernel: Kernel) -> None:
     assert owning(kernel) == {}
     kernel.hides_namespaces = True
     assert users_of(kernel) == {}
+
+
+def test_the_children_of_an_ipoib_netdev_use_it(kernel: Kernel) -> None:
+    index = kernel.netdev(PF).ifindex
+    for name, kind, iflink in (
+        ("enp33s0", "32", index),
+        ("ib0.8001", "32", index),
+        ("ib1", "32", 77),
+        ("ib1.8001", "32", 77),
+        # The other end of this pair is in another network namespace, where it has this index.
+        ("veth0", "1", index),
+    ):
+        kernel.tree.put(f"/sys/class/net/{name}/type", kind)
+        kernel.tree.put(f"/sys/class/net/{name}/iflink", str(iflink))
+    assert users_of(kernel) == {PF: (User("ib0.8001 on enp33s0"),)}

@@ -15,9 +15,8 @@ import pytest
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from agent.linux.events import LinuxEvents
-from agent.linux.messages import HEADER, answers, attribute, numbers
+from agent.linux.messages import HEADER, IFINFOMSG, answers, attribute, numbers
 from agent.linux.netlink import (
-    IFINFOMSG,
     IFLA_IFNAME,
     IFLA_MTU,
     IFLA_NUM_VF,
@@ -280,6 +279,18 @@ def test_a_list_of_vfs_beyond_its_16_bit_length_is_read_whole(count: int) -> Non
     link = decode_link(head + (long if count else b"") + attribute(54, bytes.fromhex("020000000001")))
     assert (link.name, link.mtu, link.permanent_mac) == ("fab0", 9000, "02:00:00:00:00:01")
     assert [vf.index for vf in link.vfs] == list(range(count))
+
+
+def test_a_kernel_without_ifla_perm_address_is_asked_by_ioctl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Linux 5.4, which has no such attribute. The netdevs that a test can make have no permanent address."""
+    links = [link for link in LinuxNetlink().links() if link.permanent_mac]
+    if not links:
+        pytest.skip("no netdev of this machine has a permanent address")
+    monkeypatch.setattr("agent.linux.netlink.IFLA_PERM_ADDRESS", 9999)
+    for link in links:
+        asked = LinuxNetlink().link(link.name)
+        assert asked is not None
+        assert asked.permanent_mac == link.permanent_mac
 
 
 @pytest.mark.parametrize("reported", [[], [0, 2], [1, 2]])

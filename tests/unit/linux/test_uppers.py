@@ -9,17 +9,19 @@ from contextlib import contextmanager
 
 import pytest
 
-from agent.linux.messages import attribute
+from agent.linux.messages import IFINFOMSG, attribute
+from agent.linux.namespaces import OWN
 from agent.linux.netlink import LinuxNetlink
 from agent.linux.uppers import (
-    IFINFOMSG,
     IFLA_IFNAME,
     IFLA_INFO_KIND,
+    IFLA_LINK,
     IFLA_LINK_NETNSID,
     IFLA_LINKINFO,
     S32,
+    U32,
     Upper,
-    decode_upper,
+    _decoded,
 )
 from tests.private_namespace import check_in_namespace
 
@@ -65,6 +67,24 @@ def test_a_macvlan_that_was_moved_away_or_made_there_is_found_and_the_ends_of_pa
     check_in_namespace(f"{MADE}; mount -t sysfs sysfs /mnt", check, within=60)
 
 
+def test_in_a_namespace_without_a_number_a_macvlan_is_found_and_none_of_the_namespace_s_own() -> None:
+    def check() -> None:
+        netlink = LinuxNetlink()
+        below = next(link.ifindex for link in netlink.links() if link.name == "fab0")
+        with pod() as one:
+            ip("link", "add", "net1", "link", "fab0", "netns", one, "type", "macvlan", "mode", "bridge")
+            ip("link", "add", "in0", "type", "veth", "peer", "name", "in1", of=one)
+            ip("link", "add", "net2", "link", "in0", "type", "macvlan", "mode", "bridge", of=one)
+            here = os.readlink(OWN)  # noqa: PTH115
+            assert netlink.uppers_elsewhere() == {below: ("net1",)}
+            numbered = subprocess.run(["ip", "netns", "list-id"], check=True, capture_output=True, text=True)
+            assert numbered.stdout == "", "the search gives no numbers"
+            assert os.readlink(OWN) == here  # noqa: PTH115
+        assert netlink.uppers_elsewhere() == {}
+
+    check_in_namespace(MADE, check, within=60)
+
+
 def test_a_pair_whose_end_is_in_a_namespace_of_a_namespace_is_not_taken_for_an_upper() -> None:
     def check() -> None:
         with pod() as one, pod() as other:
@@ -102,4 +122,16 @@ def test_before_linux_5_10_a_netdev_with_the_index_of_the_one_below_says_nothing
 ) -> None:
     body = IFINFOMSG.pack(0, 1, 7, 1, 0) + attribute(IFLA_IFNAME, b"net1\0")
     body += attribute(IFLA_LINK_NETNSID, S32.pack(2))
-    assert decode_upper(body + attribute(IFLA_LINKINFO, attribute(IFLA_INFO_KIND, kind + b"\0"))) == found
+    assert _decoded([body + attribute(IFLA_LINKINFO, attribute(IFLA_INFO_KIND, kind + b"\0"))]) == list(found)
+
+
+@pytest.mark.parametrize(("parent_s_index", "found"), [(9, [Upper("net1", 7, None)]), (7, [])])
+def test_a_child_of_ipoib_is_on_top_of_a_netdev_of_another_namespace_unless_its_parent_is_there(
+    parent_s_index: int, found: list[Upper]
+) -> None:
+    def link(index: int, name: bytes, *more: bytes) -> bytes:
+        kind = attribute(IFLA_LINKINFO, attribute(IFLA_INFO_KIND, b"ipoib\0"))
+        return IFINFOMSG.pack(0, 32, index, 1, 0) + attribute(IFLA_IFNAME, name) + kind + b"".join(more)
+
+    child = link(5, b"net1\0", attribute(IFLA_LINK, U32.pack(7)))
+    assert _decoded([link(parent_s_index, b"ib1\0"), child]) == found

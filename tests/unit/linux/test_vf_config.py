@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
-from agent.linux.messages import HEADER, attributes
-from agent.linux.netlink import IFINFOMSG
+from agent.linux.messages import HEADER, IFINFOMSG, attributes
 from agent.linux.vf_config import decode, request
 from agent.machine import VfInfo
 

@@ -11,7 +11,6 @@ from attrs import define, evolve
 from pyroute2.netlink.rtnl import RTM_DELADDR, RTM_DELROUTE, RTM_NEWLINK
 
 from agent.linux.events import (
-    IFINFOMSG,
     PARENT,
     LinuxEvents,
     NetlinkSource,
@@ -20,7 +19,7 @@ from agent.linux.events import (
     routing_events,
     uevent_events,
 )
-from agent.linux.messages import HEADER, attribute
+from agent.linux.messages import HEADER, IFINFOMSG, attribute
 from agent.machine import Event
 from agent.report.activity import Activity
 from agent.report.records import HOST
