@@ -173,6 +173,10 @@ class Passes:
         """The seconds until the next full reading."""
         return max(0.0, self._resync_at - time.monotonic())
 
+    def trial_left(self) -> float:
+        """The seconds until a new spec that fails is given up; infinite if the last pass ended early, since it shows no failure."""
+        return self.in_force.trial_left(time.monotonic()) if self.last else math.inf
+
     def is_recorded(self) -> bool:
         """Whether :meth:`record` has nothing to do."""
         return self._unrecorded is None

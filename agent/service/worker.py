@@ -137,7 +137,7 @@ class _Loop:
             passes.output.forget()
         self.requests.send(body)
         resync = passes.resync_in()
-        due = min(resync, retry, passes.in_force.trial_left(time.monotonic()))
+        due = min(resync, retry, passes.trial_left())
         try:
             scope = self._wait(body, time.monotonic() + due)
         finally:

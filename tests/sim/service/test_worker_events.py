@@ -1,5 +1,6 @@
 """What the worker's loop does with events, probes and clients that come between its passes and during them."""
 
+import errno
 import json
 import os
 import time
@@ -9,19 +10,20 @@ from pathlib import Path
 
 import pytest
 
+from agent.engine import retry
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import converge
 from agent.machine import Event
 from agent.report.activity import View
 from agent.report.history import read as read_history
-from agent.service import passes, wake
+from agent.service import passes, spec_in_force, wake
 from agent.service import worker as worker_module
 from agent.service.apply_socket import ask
 from agent.spec.node import from_mapping
 from tests.contract.asking import soon
 from tests.sim.kernel import no_fault
 from tests.sim.readiness import Node, writer
-from tests.sim.service.running import STUCK, Announced, Endless, Out, one
+from tests.sim.service.running import STUCK, Announced, Endless, Out, condition, one
 from tests.sim.two_nics import PF0, PF1
 
 TWO = json.dumps(
@@ -39,6 +41,13 @@ def entries(folder: Path) -> list[str]:
     """Why the passes that have changed something were run."""
     triggers = [entry.trigger for entry in read_history(folder)]
     return [trigger for trigger, before in zip(triggers, ["", *triggers], strict=False) if trigger != before]
+
+
+def sleeps(view: View) -> bool | None:
+    """Whether the worker makes no call for a while; None if it makes one."""
+    before = view.last()
+    time.sleep(0.3)
+    return view.last() == before or None
 
 
 def test_after_a_burst_of_events_passes_come_at_a_limited_rate(
@@ -112,17 +121,35 @@ def test_an_event_of_the_first_pass_about_a_device_that_is_not_known_yet_is_not_
 def test_after_an_event_about_a_device_outside_the_spec_the_worker_sleeps(
     announced: Announced, worker: Callable[[str], Out], view: View
 ) -> None:
-    def sleeps() -> bool | None:
-        before = view.last()
-        time.sleep(0.3)
-        return view.last() == before or None
-
     worker(one(9000)).until(lambda report: report.ready)
-    soon(sleeps, "sleep before it", 60.0)
+    soon(lambda: sleeps(view), "sleep before it", 60.0)
     before = view.last()
     announced.announce(Event(ifindex=99, netdev="other"))
     soon(lambda: view.last() > before or None, "reading of the event", 60.0)
-    soon(sleeps, "sleep after it", BEFORE_A_RESYNC)
+    soon(lambda: sleeps(view), "sleep after it", BEFORE_A_RESYNC)
+
+
+def test_while_passes_under_a_new_spec_end_early_the_worker_sleeps_between_them(
+    node: Node,
+    worker: Callable[[str], Out],
+    reload: Callable[[str], None],
+    view: View,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(operation: str, where: str, value: str) -> None:
+        if "mtu=4000" in value:
+            node.kernel.unreadable.add("/sys/devices/system/cpu/online")
+            raise OSError(errno.EIO, "Input/output error")
+
+    # The end of the trial is the reason for the first pass that ends early.
+    monkeypatch.setattr(retry, "FIRST_RETRY", 3600.0)
+    monkeypatch.setattr(spec_in_force, "TRIAL", 3.0)
+    out = worker(one(9000))
+    out.until(lambda report: report.ready)
+    node.kernel.fault = fail
+    reload(one(4000))
+    out.until(lambda report: condition(report, "Converged").reason == "DeviceLost")
+    soon(lambda: sleeps(view), "sleep after it", BEFORE_A_RESYNC)
 
 
 def test_the_first_report_has_the_answers_of_probes_that_end_soon(
