@@ -12,7 +12,7 @@ config.FAIL_PERCENT = 10
 # Seconds. A busy node answers late.
 config.CONNECT_TIMEOUT = 20
 
-inventory.require_hosts(state)
+inventory.check(state)
 connection.allow_open_files(state)
 # After the limit of open files, which then counts the hosts of the shard only.
 shard.limit(state)

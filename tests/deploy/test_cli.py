@@ -127,6 +127,44 @@ def test_a_deploy_to_no_host_does_not_succeed(inventory: Path, hosts: str) -> No
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("hosts", "message"),
+    [
+        ('[("@fake/a", None)]', "hosts: the entry of '@fake/a' is not a name and a mapping"),
+        ('[("@fake/a", "hunter2")]', "hosts: the entry of '@fake/a' is not a name and a mapping"),
+        ('[("@fake/a",)]', "hosts: the entry of '@fake/a' is not a name and a mapping"),
+        ('["@fake/a", ("", {})]', "hosts: '' is not the name of a host"),
+        ('["@fake/a", ()]', "hosts: () is not the name of a host"),
+        ('("@fake/a", "@fake/b")', "hosts: a tuple is a list of hosts and the group's data, as ([...], {...})"),
+        ('(["@fake/a"], {}, {})', "hosts: a tuple is a list of hosts and the group's data, as ([...], {...})"),
+        ('["@fake/b", ("@fake/a", {"ssh_usr": "admin"})]', "@fake/a: unknown key 'ssh_usr'; did you mean 'ssh_user'?"),
+    ],
+)
+def test_an_inventory_that_pyinfra_would_misread_is_one_message_before_any_host_is_connected_to(
+    inventory: Path, hosts: str, message: str
+) -> None:
+    inventory.write_text(f"hosts = {hosts}\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pyinfra", str(inventory), "deploy.py", "-y"],
+        cwd=archive.ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert message in " ".join(done.stderr.split())
+    assert "Connecting" not in done.stderr
+    assert "exception" not in done.stderr
+    assert "hunter2" not in done.stderr
+
+
+def test_a_group_of_an_inventory_may_have_data_beside_its_hosts(inventory: Path) -> None:
+    data = {**DATA, "fake_responses": SETTLED}
+    inventory.write_text(f"hosts = (['@fake/a'], {data!r})\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pyinfra", str(inventory), "deploy.py", "--dry"],
+        cwd=archive.ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_node_that_fails_does_not_stop_the_others(inventory: Path) -> None:
     objects = {**SETTLED, **ABSENT, **plan(STUCK, version=NEW)}
     done = pyinfra(inventory, "--json", "-y", "--fail-percent", "60", a=(SETTLED, {}), b=(objects, {}))
