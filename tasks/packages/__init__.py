@@ -96,11 +96,12 @@ If dpkg was killed, as by a power cut, its folder `updates` has what it has not 
 until `dpkg --configure -a` has run (debSystem::CheckUpdates in apt). That fails if a dependency was not unpacked yet.
 """
 
-_FIND_PYTHON = """
+FIND_PYTHON = """
 for python; do
   if "$python" -I -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then echo "$python"; exit; fi
 done
 """
+"""A script that prints the first of its arguments that is Python 3.10 or newer."""
 
 
 class NodePython(FactBase[str | None]):
@@ -108,7 +109,7 @@ class NodePython(FactBase[str | None]):
 
     def command(self) -> StringCommand:
         """Try all candidates by one script."""
-        return script(_FIND_PYTHON, *INTERPRETERS)
+        return script(FIND_PYTHON, *INTERPRETERS)
 
     def process(self, output: list[str]) -> str | None:
         """Take the only line."""

@@ -210,8 +210,8 @@ def test_holds_of_an_interrupted_deploy_are_noted_by_the_next(tmp_path: Path, he
 
 
 def test_the_first_python_that_works_is_found() -> None:
-    assert sh(packages._FIND_PYTHON, "/absent/python3", "/bin/false", sys.executable) == [sys.executable]
-    assert sh(packages._FIND_PYTHON, "/absent/python3") == []
+    assert sh(packages.FIND_PYTHON, "/absent/python3", "/bin/false", sys.executable) == [sys.executable]
+    assert sh(packages.FIND_PYTHON, "/absent/python3") == []
 
 
 PLANNER = """
@@ -228,6 +228,25 @@ def plan(base: Path, version: str) -> list[str]:
         input="the spec", capture_output=True, text=True, check=True,
     )  # fmt: skip
     return done.stdout.splitlines()
+
+
+def test_the_command_finds_another_python_if_an_upgrade_has_removed_the_one_of_the_deploy(base: Path) -> None:
+    (base / "current").write_text("import sys; print(sys.argv[1:])")
+    command = base / "trackbed"
+
+    def run(*interpreters: object) -> subprocess.CompletedProcess[str]:
+        first, second = map(str, interpreters)
+        text = agent.launcher_text("/absent/python3.11").replace(agent.BASE, str(base))
+        command.write_text(
+            text.replace(f"{packages.INTERPRETERS[0]} {packages.INTERPRETERS[1]};", f"{first} {second};")
+        )
+        return subprocess.run(["sh", str(command), "plan", "a b"], capture_output=True, text=True, check=False)
+
+    done = run("/absent/python3", sys.executable)
+    assert (done.returncode, done.stdout) == (0, "['plan', 'a b']\n")
+    without = run("/absent/python3", "/bin/false")
+    assert (without.returncode, without.stdout) == (1, "")
+    assert without.stderr == f"{agent.NO_PYTHON}\n"
 
 
 def test_the_plan_uses_the_staged_version_or_else_the_current_one(base: Path) -> None:
