@@ -12,10 +12,11 @@ config.FAIL_PERCENT = 10
 # Seconds. A busy node answers late.
 config.CONNECT_TIMEOUT = 20
 
-inventory.check(state)
 connection.allow_open_files(state)
 # After the limit of open files, which then counts the hosts of the shard only.
 shard.limit(state)
+# After the shard, so that it is called before it: a shard may have no hosts.
+inventory.check(state)
 progress.show(state)
 prefetch.enable(state)
 pyinfra_speed.replace_functions()

@@ -1,4 +1,7 @@
-"""Refuses an inventory that pyinfra would misread: one without hosts, or with an entry or a setting that means nothing."""
+"""Refuses an inventory that pyinfra would misread: one without hosts, or with an entry or a setting that means nothing.
+
+It also refuses a limit that leaves no host: a deploy to no host would do nothing, and succeed.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ GROUP = "a group of hosts is a list of names, or of tuples ('name', {'key': valu
 
 
 def check(state: State) -> None:
-    """For config.py: have pyinfra raise PyinfraError for such an inventory, before it connects to a host.
+    """For config.py: have pyinfra raise PyinfraError for such an inventory, before it connects to a host. A shard may be empty.
 
     pyinfra takes only lists and tuples for groups. It ignores a mapping, and a list with anything else than hosts in it.
     """
@@ -36,6 +39,11 @@ def check(state: State) -> None:
     def init_checked(inventory: Any, config: Any, initial_limit: Any = None) -> None:
         if not len(inventory):
             raise PyinfraError(f"the inventory has no hosts; {GROUP}, not a mapping")
+        if initial_limit is not None and not initial_limit:
+            # pyinfra only warns of a pattern that matches no host.
+            raise PyinfraError(
+                "--limit and --exclude leave no host of the inventory; give the name of a host or a group"
+            )
         # The deploy checks all keys, but only of the hosts to which it could connect.
         if faults := _unknown_settings(inventory if initial_limit is None else initial_limit):
             raise PyinfraError("\n".join(faults))

@@ -127,6 +127,13 @@ def test_a_deploy_to_no_host_does_not_succeed(inventory: Path, hosts: str) -> No
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("options", [["--limit", "typo"], ["--exclude", "@fake/*"]])
+def test_a_limit_that_no_host_matches_does_not_succeed(inventory: Path, options: list[str]) -> None:
+    done = pyinfra(inventory, "-y", *options, a=(SETTLED, {}))
+    assert done.returncode == 1
+    assert "--limit and --exclude leave no host of the inventory" in " ".join(done.stderr.split())
+
+
 @pytest.mark.parametrize(
     ("hosts", "message"),
     [
