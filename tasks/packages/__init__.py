@@ -25,7 +25,8 @@ Family = Literal["debian", "rhel"]
 
 BASE: dict[Family, tuple[str, ...]] = {
     "debian": ("python3", "iproute2", "ethtool", "pciutils", "kmod", "rdma-core", "ibverbs-utils", "jq"),
-    "rhel": ("python3", "iproute", "ethtool", "pciutils", "kmod", "rdma-core", "libibverbs-utils", "jq"),
+    # The minimal installation of RHEL 8 and later has no tar (github.com/kubernetes-sigs/kubespray/issues/9183).
+    "rhel": ("python3", "iproute", "ethtool", "pciutils", "kmod", "rdma-core", "libibverbs-utils", "jq", "tar"),
 }
 
 RDMA_TOOLS: dict[Family, tuple[str, ...]] = {
