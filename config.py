@@ -13,6 +13,7 @@ config.FAIL_PERCENT = 10
 config.CONNECT_TIMEOUT = 20
 
 connection.allow_open_files(state)
+connection.fail_single_hosts()
 # After the limit of open files, which then counts the hosts of the shard only.
 shard.limit(state)
 # After the shard, so that it is called before it: a shard may have no hosts.
