@@ -62,6 +62,24 @@ def pyinfra(
     )  # fmt: skip
 
 
+FAILING = """
+from pyinfra.context import host
+from pyinfra.operations import server
+from tasks.common.commands import refuse
+from pyinfra.api.operation import operation
+
+
+@operation()
+def first():
+    if host.data.site_fails:
+        yield refuse("failed")
+
+
+first()
+server.shell(name="second", commands=["true"])
+"""
+
+
 def test_a_second_run_changes_nothing(inventory: Path) -> None:
     done = pyinfra(inventory, "--json", "-y", a=(SETTLED, {}))
     assert done.returncode == 0, done.stderr
@@ -174,10 +192,30 @@ def test_a_group_of_an_inventory_may_have_data_beside_its_hosts(inventory: Path)
 
 def test_a_node_that_fails_does_not_stop_the_others(inventory: Path) -> None:
     objects = {**SETTLED, **ABSENT, **plan(STUCK, version=NEW)}
-    done = pyinfra(inventory, "--json", "-y", "--fail-percent", "60", a=(SETTLED, {}), b=(objects, {}))
+    done = pyinfra(inventory, "--json", "-y", a=(SETTLED, {}), b=(objects, {}))
     assert done.returncode == 1
     results = json.loads(done.stdout)["results"]
     assert results["failed_hosts"] == ["@fake/b"]
     assert "it offers 7 VFs at most" in done.stderr
     by_name = {operation["name"]: operation for operation in results["operations"]}
     assert by_name["Ready"]["no_change"] == ["@fake/a"]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "options", "stops"), [(3, [], False), (11, [], False), (3, ["--fail-percent", "5"], True)]
+)
+def test_a_single_node_that_fails_stops_the_others_only_if_the_operator_says_so(
+    inventory: Path, tmp_path: Path, hosts: int, options: list[str], stops: bool
+) -> None:
+    data = {"fake_delay": 0, "fake_delay_jitter": 0}
+    made = [(f"@fake/h{number}", {**data, "site_fails": not number}) for number in range(hosts)]
+    inventory.write_text(f"hosts = {made!r}\n")
+    deploy = tmp_path / "deploy.py"
+    deploy.write_text(FAILING)
+    done = subprocess.run(
+        [sys.executable, "-m", "pyinfra", "-y", str(inventory), str(deploy), *options],
+        cwd=archive.ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert ("Starting operation: second" in done.stderr) == (not stops)
+    assert ("hosts failed" in done.stderr) == stops
