@@ -24,7 +24,7 @@ from tasks.drivers.ofed import doca
 from tasks.kubernetes import labels
 from tasks.packages import holds
 from tests.deploy.conftest import PLAN, PYTHON, VERSIONS, Answers, Node, file_answers, files
-from tests.deploy.test_scripts import program, sh
+from tests.deploy.scripts import program, sh
 
 VFS = {"name": "rail0", "select": {"mac": "02:00:00:00:01:00"}, "mtu": 9000, "vfs": {"count": 7}}
 PLAIN = {"name": "rail1", "select": {"pci": "0000:41:00.0"}, "mtu": 9000}

@@ -12,7 +12,7 @@ from pyinfra.api.exceptions import DeployError
 
 from tasks.drivers import erdma
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, file_answers
-from tests.deploy.test_scripts import program, sh
+from tests.deploy.scripts import program, sh
 
 FINGERPRINT = "83DB6997E7844970861FCB6BEA39500F9B4DFB6F"
 REPOSITORY = {"uri": "http://repo.example.net", "key": "http://repo.example.net/key.asc", "fingerprint": FINGERPRINT}

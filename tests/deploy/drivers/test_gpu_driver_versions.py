@@ -12,7 +12,7 @@ from tasks.drivers import gpu_driver
 from tasks.drivers.gpu_driver import services
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, files
 from tests.deploy.drivers.gpu_node import PREFIX, USERS, VERSION, debs, fresh, there, wants
-from tests.deploy.test_scripts import sh
+from tests.deploy.scripts import sh
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from tasks.common.commands import script
 from tasks.common.texts import HEADER
 from tasks.host import boot, sysctls
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, file_answers
-from tests.deploy.test_scripts import sh
+from tests.deploy.scripts import sh
 
 ARGUMENTS = "/proc/cmdline"
 REQUESTS = "for task in *"

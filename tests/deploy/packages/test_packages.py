@@ -12,7 +12,7 @@ from agent.spec.selector import Selector
 from tasks import packages
 from tasks.common.commands import script
 from tests.deploy.conftest import DEBIAN, PYTHON, ROCKY_9, Answers, Node
-from tests.deploy.test_scripts import sh
+from tests.deploy.scripts import sh
 
 DEB = ["python3", "iproute2", "ethtool", "pciutils", "kmod", "rdma-core", "ibverbs-utils", "jq"]
 RPM = ["python3", "iproute", "ethtool", "pciutils", "kmod", "rdma-core", "libibverbs-utils", "jq", "tar"]

@@ -13,7 +13,7 @@ from tasks.common.data import Key, leftovers, record
 from tasks.packages import Family, holds, vendor_repository
 from tasks.packages.vendor_repository import Package, Repository
 from tests.deploy.conftest import Answers, Node, file_answers
-from tests.deploy.test_scripts import sh
+from tests.deploy.scripts import sh
 
 FINGERPRINT = "83DB6997E7844970861FCB6BEA39500F9B4DFB6F"
 OTHER = "0" * 40
