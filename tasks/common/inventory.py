@@ -24,13 +24,23 @@ def check(state: State) -> None:
     # Not above: the import replaces Python's threads by gevent's. pyinfra's command line, which runs this, has done so.
     from pyinfra_cli import inventory as files  # type: ignore[import-untyped]
 
-    groups_of = files._get_groups_from_filename
-
     def checked_groups(filename: str) -> dict[str, Any]:
-        groups: dict[str, Any] = groups_of(filename)
-        for name, group in groups.items():
-            if fault := _fault(group):
-                raise InventoryError(f"{filename}: {name}: {fault}; {GROUP}; a list that is no group begins with _")
+        groups = {}
+        for name, value in files.exec_file(filename, return_locals=True).items():
+            # pyinfra takes the first item of any tuple for a list of hosts.
+            if (isinstance(value, tuple) and not name.startswith("_")) or files._is_inventory_group(name, value):
+                if fault := _fault(value):
+                    raise InventoryError(
+                        f"{filename}: {name}: {fault}; {GROUP}; a value that is no group begins with _"
+                    )
+                groups[name] = value
+        for name in groups if "all" in groups else ():
+            # pyinfra would leave them out without a word.
+            if lost := _names(groups[name]) - _names(groups["all"]):
+                first = min(lost)
+                raise InventoryError(
+                    f"{filename}: all: it lacks {first!r}, which is in {name}; add it, or remove 'all'"
+                )
         return groups
 
     files._get_groups_from_filename = checked_groups
@@ -52,13 +62,21 @@ def check(state: State) -> None:
     state.init = init_checked  # type: ignore[method-assign]
 
 
+def _entries(group: Any) -> Iterable[Any]:
+    return group[0] if isinstance(group, tuple) else group  # type: ignore[no-any-return]
+
+
+def _names(group: Any) -> set[str]:
+    return {entry[0] if isinstance(entry, tuple) else entry for entry in _entries(group)}
+
+
 def _fault(group: Any) -> str:
     """What is wrong with a group of an inventory's file; empty: nothing."""
-    if isinstance(group, tuple):
-        if len(group) != 2 or isinstance(group[0], str) or not isinstance(group[1], Mapping):
-            return "a tuple is a list of hosts and the group's data, as ([...], {...})"
-        group = group[0]
-    for entry in group:
+    if isinstance(group, tuple) and (
+        len(group) != 2 or not isinstance(group[0], list | tuple) or not isinstance(group[1], Mapping)
+    ):
+        return "a tuple is a list of hosts and the group's data, as ([...], {...})"
+    for entry in _entries(group):
         name, *data = entry if isinstance(entry, tuple) and entry else (entry, {})
         if not isinstance(name, str) or not name:
             return f"{name!r} is not the name of a host"
