@@ -263,3 +263,11 @@ def test_the_initramfs_is_made_again_without_the_modules_options(node: Node) -> 
 
 def test_an_empty_record_is_an_empty_state() -> None:
     assert original_state.parse([]) == original_state.OriginalState()
+
+
+def test_the_node_stops_to_deploy_itself_before_its_values_are_restored(node: Node) -> None:
+    node.data = {"ready_timeout": 7}
+    result = node.deploy(lambda: runpy.run_path(str(ROOT / "deploys/remove.py")), spec(GIVEN))
+    assert list(result.planned)[:2] == ["Pull | No timer", "Spec withdrawn | VFs"]
+    # The time limit of the inventory applies to the restoring.
+    assert " 7 trackbed.service" in result.commands["Spec withdrawn | VFs"][1]
