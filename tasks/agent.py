@@ -25,7 +25,7 @@ from tasks.common.commands import Commands, changes, refuse, script
 from tasks.common.facts import FactBase
 from tasks.common.status import COMMAND, OBSERVED, SPEC, VERIFIED, NodeStatus
 from tasks.common.templates import render
-from tasks.packages import FIND_PYTHON, INTERPRETERS, NodePython
+from tasks.packages import FIND_PYTHON, INTERPRETERS, NO_PYTHON, NodePython
 
 BASE = "/opt/trackbed"
 UNIT = "trackbed.service"
@@ -34,10 +34,6 @@ TRIAL = "trackbed-upgrade.service"
 UNIT_TEMPLATE = archive.ROOT / "templates" / f"{UNIT}.j2"
 
 LEFTOVERS = (COMMAND,)
-
-NO_PYTHON = (
-    f"the node has no Python 3.10 or newer ({' or '.join(INTERPRETERS)}); install one, or upgrade the distribution"
-)
 
 
 def folder(version: str) -> str:

@@ -42,6 +42,9 @@ RHEL_PYTHON = "python3.11"
 """A second Python of RHEL 8 and 9, whose default one (3.6, 3.9) is too old."""
 
 INTERPRETERS = ("/usr/bin/python3", f"/usr/bin/{RHEL_PYTHON}")
+NO_PYTHON = (
+    f"the node has no Python 3.10 or newer ({' or '.join(INTERPRETERS)}); install one, or upgrade the distribution"
+)
 
 
 @frozen

@@ -176,7 +176,7 @@ def test_the_command_finds_another_python_if_an_upgrade_has_removed_the_one_of_t
     assert (done.returncode, done.stdout) == (0, "['plan', 'a b']\n")
     without = run("/absent/python3", "/bin/false")
     assert (without.returncode, without.stdout) == (1, "")
-    assert without.stderr == f"{agent.NO_PYTHON}\n"
+    assert without.stderr == f"{packages.NO_PYTHON}\n"
 
 
 def test_the_plan_uses_the_staged_version_or_else_the_current_one(base: Path) -> None:
