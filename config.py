@@ -2,20 +2,22 @@
 
 from pyinfra import config, state
 
-from tasks.common import connection, inventory, prefetch, progress, pyinfra_speed, shard
+from tasks.common import connection, failures, inventory, prefetch, progress, pyinfra_speed, shard
 
 config.REQUIRE_PYINFRA_VERSION = ">=3.10,<3.11"
 # Hosts at the same time. pyinfra's default is 20 for each CPU of the control host, but the network is the limit.
 config.PARALLEL = 64
-# Percent of hosts. If more have failed, the deploy stops: the fault is then not a single node's.
-config.FAIL_PERCENT = 10
+config.FAIL_PERCENT = failures.PERCENT
 # Seconds. A busy node answers late.
 config.CONNECT_TIMEOUT = 20
 
-inventory.require_hosts(state)
 connection.allow_open_files(state)
-# After the limit of open files, which then counts the hosts of the shard only.
+connection.fail_single_hosts()
+failures.tolerate_one(state)
+# After these two, which then count the hosts of the shard only.
 shard.limit(state)
+# After the shard, so that it is called before it: a shard may have no hosts.
+inventory.check(state)
 progress.show(state)
 prefetch.enable(state)
 pyinfra_speed.replace_functions()

@@ -6,10 +6,11 @@ from tasks.host import boot, irqbalance, kernel_modules, limits, network_manager
 from tasks.kubernetes import kubelet, labels
 
 name = node_spec.read().node_name
-removal.withdraw_spec(node_name=name)
 removal.clear_keys()
-empty: NodeSpec = removal.empty_spec(name)
+# First: while the values are restored, the timer would deploy the node again.
 pull.serve()
+removal.withdraw_spec(node_name=name)
+empty: NodeSpec = removal.empty_spec(name)
 kubelet.gate()
 nccl.configure()
 nccl_topology.configure()

@@ -20,7 +20,8 @@ from pyinfra.context import host
 from agent.spec.node import NodeSpec, SpecError, from_mapping
 from agent.spec.strict import MOST_FAULTS
 from tasks.common.commands import warn
-from tasks.kubernetes import KUBERNETES, cluster_of
+from tasks.kubernetes import KUBERNETES
+from tasks.kubernetes.clusters import cluster_of
 
 
 @frozen

@@ -24,7 +24,8 @@ from tasks.common import archive, units
 from tasks.common.commands import Commands, changes, refuse, script
 from tasks.common.facts import FactBase
 from tasks.common.status import COMMAND, OBSERVED, SPEC, VERIFIED, NodeStatus
-from tasks.packages import INTERPRETERS, NodePython
+from tasks.common.templates import render
+from tasks.packages import FIND_PYTHON, INTERPRETERS, NO_PYTHON, NodePython
 
 BASE = "/opt/trackbed"
 UNIT = "trackbed.service"
@@ -33,10 +34,6 @@ TRIAL = "trackbed-upgrade.service"
 UNIT_TEMPLATE = archive.ROOT / "templates" / f"{UNIT}.j2"
 
 LEFTOVERS = (COMMAND,)
-
-NO_PYTHON = (
-    f"the node has no Python 3.10 or newer ({' or '.join(INTERPRETERS)}); install one, or upgrade the distribution"
-)
 
 
 def folder(version: str) -> str:
@@ -218,13 +215,20 @@ def switch(version: str) -> Commands:
 
 @operation()
 def launcher() -> Commands:
-    """Write the command `trackbed`.
-
-    It resolves the link `current` once, at its start: otherwise a running agent would import modules of the next version.
-    """
-    python = host.get_fact(NodePython) or INTERPRETERS[0]
-    text = f'#!/bin/sh\nexec {python} -I "$(readlink -f {BASE}/current)" "$@"\n'
+    """Write the command `trackbed`."""
+    text = launcher_text(host.get_fact(NodePython) or INTERPRETERS[0])
     yield from files.put._inner(src=StringIO(text), dest=COMMAND, mode="755")
+
+
+def launcher_text(python: str) -> str:
+    """The command `trackbed`.
+
+    It resolves the link `current` once, at its start: otherwise a running agent would import modules of the next version. If
+    the interpreter is gone, it looks for another one.
+    """
+    others = " ".join(INTERPRETERS)
+    find = FIND_PYTHON.strip()
+    return render("trackbed.sh.j2", python=python, interpreters=others, find=find, no_python=NO_PYTHON, base=BASE)
 
 
 # The journal says why the unit does not start.

@@ -21,7 +21,7 @@ from agent.report.records import Change, Disruption, changes_from_plain
 from agent.spec.node import NodeSpec, SpecError, from_mapping, to_json
 from tasks.agent import BASE, folder
 from tasks.common.commands import Commands, refuse, script, warn
-from tasks.common.data import SPEC_KEYS, host_data, unknown_keys, wrong_values
+from tasks.common.data import SPEC_KEYS, host_data, unknown_keys, wrong_arguments, wrong_values
 from tasks.common.facts import FactBase
 from tasks.common.status import SPEC
 from tasks.packages import INTERPRETERS, NodePython
@@ -34,7 +34,7 @@ def node_spec(data: Mapping[str, object], host_name: str) -> NodeSpec:
 
     :raises DeployError: one line for each fault, naming host, key and remedy.
     """
-    faults = [*unknown_keys(data, host_name), *wrong_values(data, host_name)]
+    faults = [*unknown_keys(data, host_name), *wrong_arguments(data, host_name), *wrong_values(data, host_name)]
     values = {key: data[key] for key in SPEC_KEYS if data.get(key) is not None}
     try:
         spec = from_mapping({"node_name": host_name, **values}, host_name)

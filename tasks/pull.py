@@ -31,7 +31,7 @@ from tasks.common.commands import Commands, changes, script, warn
 from tasks.common.connection import deploys_itself
 from tasks.common.data import Key, record, without_password
 from tasks.common.facts import FactBase
-from tasks.packages import INTERPRETERS
+from tasks.packages import INTERPRETERS, NO_PYTHON
 
 PROGRAM = "/usr/local/libexec/trackbed-pull"
 SETTINGS = "/etc/trackbed/pull.json"
@@ -116,6 +116,7 @@ def serve() -> None:
             dest=f"{UNITS}/{SERVICE}",
             mode="644",
             interpreters=" ".join(INTERPRETERS),
+            no_python=NO_PYTHON,
             program=PROGRAM,
         ),
         files.template(

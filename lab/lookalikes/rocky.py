@@ -36,6 +36,7 @@ PRESENT = (
     "python3",
     "rdma-core",
     "systemd",
+    "tar",
 )
 """Packages that the database lists as installed. The image has the same programs from Debian."""
 

@@ -12,8 +12,10 @@ from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
 from attrs import fields, frozen
+from pyinfra.api import arguments
 from pyinfra.api.connectors import get_all_connectors
-from pyinfra.api.exceptions import DeployError
+from pyinfra.api.exceptions import ArgumentTypeError, DeployError
+from pyinfra.api.util import raise_if_bad_type
 from pyinfra.context import host
 
 import tasks
@@ -109,10 +111,7 @@ def known_keys() -> frozenset[str]:
 
 
 def unknown_keys(data: Mapping[str, object], host_name: str) -> list[str]:
-    """A message for each key that nothing reads, with the nearest known key. Without this a mistyped key would be ignored.
-
-    Keys with a leading underscore are pyinfra's global arguments, or private to a group_data file.
-    """
+    """A message for each key that nothing reads, with the nearest known key. Without this a mistyped key would be ignored."""
     faults = []
     for key in sorted(data, key=str):
         if type(key) is not str:
@@ -123,6 +122,42 @@ def unknown_keys(data: Mapping[str, object], host_name: str) -> list[str]:
         near = difflib.get_close_matches(key, known_keys(), n=1)
         hint = f"did you mean {near[0]!r}?" if near else "see docs/inventory.md"
         faults.append(f"{host_name}: unknown key {key!r}; {hint} (keys of your own begin with {SITE!r})")
+    return faults
+
+
+@cache
+def _pyinfra_arguments() -> dict[str, type]:
+    return {name: kind for name, kind in arguments.all_global_arguments() if name.startswith("_")}
+
+
+@cache
+def _nearest_argument(key: str) -> str | None:
+    """The argument that a key resembles. Comparing takes a millisecond, and all hosts of a group have the same keys."""
+    return next(iter(difflib.get_close_matches(key, _pyinfra_arguments(), n=1, cutoff=0.8)), None)
+
+
+def wrong_arguments(data: Mapping[str, object], host_name: str) -> list[str]:
+    """A message for each global argument of pyinfra (`_sudo`) that is mistyped or has a value of another type.
+
+    pyinfra checks neither in data: `"no"` would count as true. Other keys with a leading underscore are private to a file of
+    group_data, so only those that resemble an argument are refused. No message has a value, which may be a password.
+    """
+    known = _pyinfra_arguments()
+    faults = []
+    for key in sorted(key for key in data if type(key) is str and key.startswith("_")):
+        if key not in known:
+            if near := _nearest_argument(key):
+                faults.append(
+                    f"{host_name}: {key!r} is not one of pyinfra's arguments; did you mean {near!r}? (if it is a name of your "
+                    "own, give it another)"
+                )
+        elif data[key] is not None:
+            try:
+                raise_if_bad_type(data[key], known[key], ArgumentTypeError, f"{host_name}.{key}")
+            except ArgumentTypeError as error:
+                # Of a type with alternatives, the other lines have one each.
+                what = str(error).splitlines()[0].rstrip(":")
+                faults.append(f"{what}; see pyinfra's arguments")
     return faults
 
 

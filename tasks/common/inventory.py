@@ -1,26 +1,98 @@
-"""Refuses an inventory without hosts, to which a deploy would do nothing, and succeed."""
+"""Refuses an inventory that pyinfra would misread: one without hosts, or with an entry or a setting that means nothing.
+
+It also refuses a limit that leaves no host: a deploy to no host would do nothing, and succeed.
+"""
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pyinfra.api.exceptions import PyinfraError
+from pyinfra.api.exceptions import InventoryError, PyinfraError
 from pyinfra.api.state import State
+from pyinfra.connectors.ssh import SSHConnector
+
+GROUP = "a group of hosts is a list of names, or of tuples ('name', {'key': value})"
 
 
-def require_hosts(state: State) -> None:
-    """For config.py: when pyinfra has read an inventory that has no hosts, raise PyinfraError.
+def check(state: State) -> None:
+    """For config.py: have pyinfra raise PyinfraError for such an inventory, before it connects to a host. A shard may be empty.
 
     pyinfra takes only lists and tuples for groups. It ignores a mapping, and a list with anything else than hosts in it.
     """
+    # Not above: the import replaces Python's threads by gevent's. pyinfra's command line, which runs this, has done so.
+    from pyinfra_cli import inventory as files  # type: ignore[import-untyped]
+
+    def checked_groups(filename: str) -> dict[str, Any]:
+        groups = {}
+        for name, value in files.exec_file(filename, return_locals=True).items():
+            # pyinfra takes the first item of any tuple for a list of hosts.
+            if (isinstance(value, tuple) and not name.startswith("_")) or files._is_inventory_group(name, value):
+                if fault := _fault(value):
+                    raise InventoryError(
+                        f"{filename}: {name}: {fault}; {GROUP}; a value that is no group begins with _"
+                    )
+                groups[name] = value
+        for name in groups if "all" in groups else ():
+            # pyinfra would leave them out without a word.
+            if lost := _names(groups[name]) - _names(groups["all"]):
+                first = min(lost)
+                raise InventoryError(
+                    f"{filename}: all: it lacks {first!r}, which is in {name}; add it, or remove 'all'"
+                )
+        return groups
+
+    files._get_groups_from_filename = checked_groups
     init = state.init
 
-    def init_with_hosts(inventory: Any, *arguments: Any, **named: Any) -> None:
+    def init_checked(inventory: Any, config: Any, initial_limit: Any = None) -> None:
         if not len(inventory):
+            raise PyinfraError(f"the inventory has no hosts; {GROUP}, not a mapping")
+        if initial_limit is not None and not initial_limit:
+            # pyinfra only warns of a pattern that matches no host.
             raise PyinfraError(
-                "the inventory has no hosts; a group of hosts is a list of names, or of tuples ('name', {'key': value}), "
-                "not a mapping"
+                "--limit and --exclude leave no host of the inventory; give the name of a host or a group"
             )
-        init(inventory, *arguments, **named)
+        # The deploy checks all keys, but only of the hosts to which it could connect.
+        if faults := _unknown_settings(inventory if initial_limit is None else initial_limit):
+            raise PyinfraError("\n".join(faults))
+        init(inventory, config, initial_limit=initial_limit)
 
-    state.init = init_with_hosts  # type: ignore[method-assign]
+    state.init = init_checked  # type: ignore[method-assign]
+
+
+def _entries(group: Any) -> Iterable[Any]:
+    return group[0] if isinstance(group, tuple) else group  # type: ignore[no-any-return]
+
+
+def _names(group: Any) -> set[str]:
+    return {entry[0] if isinstance(entry, tuple) else entry for entry in _entries(group)}
+
+
+def _fault(group: Any) -> str:
+    """What is wrong with a group of an inventory's file; empty: nothing."""
+    if isinstance(group, tuple) and (
+        len(group) != 2 or not isinstance(group[0], list | tuple) or not isinstance(group[1], Mapping)
+    ):
+        return "a tuple is a list of hosts and the group's data, as ([...], {...})"
+    for entry in _entries(group):
+        name, *data = entry if isinstance(entry, tuple) and entry else (entry, {})
+        if not isinstance(name, str) or not name:
+            return f"{name!r} is not the name of a host"
+        if len(data) != 1 or not isinstance(data[0], Mapping):
+            # Without the data, which may have a password.
+            return f"the entry of {name!r} is not a name and a mapping"
+    return ""
+
+
+def _unknown_settings(hosts: Iterable[Any]) -> list[str]:
+    """A message for each key that begins as the connection's settings do, and is none."""
+    faults = []
+    for host in hosts:
+        for key in sorted(key for key in map(str, host.data.dict()) if key.startswith("ssh_")):
+            if key not in SSHConnector.data_meta:
+                near = difflib.get_close_matches(key, SSHConnector.data_meta, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else "see docs/inventory.md"
+                faults.append(f"{host.name}: unknown key {key!r}; {hint}")
+    return faults

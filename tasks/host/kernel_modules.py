@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from pyinfra.api.command import QuoteString, StringCommand
+from pyinfra.api.command import StringCommand
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
@@ -84,6 +84,19 @@ class PendingModules(FactBase[list[str]]):
         return output
 
 
+# Ubuntu and RHEL have modules in packages of their own, which images for clouds leave out.
+_LOAD = """
+if modprobe -- "$1"; then exit; fi
+kernel=$(uname -r)
+if ! modinfo "$1" >/dev/null 2>&1; then
+  echo "kernel_modules: the kernel $kernel has no module $1; install the package with the kernel's other modules" \\
+    "(linux-modules-extra-$kernel on Ubuntu, kernel-modules-$kernel or kernel-modules-extra-$kernel on RHEL)," \\
+    "run a kernel that has it (kernel.release), or remove it from kernel_modules" >&2
+fi
+exit 1
+"""
+
+
 def configure() -> None:
     """Write both files (or remove an empty one), and load the modules that are not loaded."""
     modules, options = MODULES.here(), MODULE_OPTIONS.here()
@@ -114,4 +127,4 @@ def load(modules: tuple[str, ...]) -> Commands:
         if release:
             yield script('modprobe -- "$1" || echo "$1 is loaded once the kernel $2 runs"', module, release)
         else:
-            yield StringCommand("modprobe", "--", QuoteString(module))
+            yield script(_LOAD, module)

@@ -42,6 +42,8 @@ for folder in "$2/etc" "$2/run" "$2/usr/local/lib" "$2/usr/lib" "$2/lib"; do
     case $name in *[[:space:]]*) continue ;; esac
     [ -r "$file" ] || continue
     seen="$seen $name"
+    # Nothing is read from a folder or /dev/null, but it takes the place of a file of its name (files_add in systemd).
+    [ -f "$file" ] || continue
     [ "$(printf '%s\\n' "$name" "$1" | LC_ALL=C sort | tail -n 1)" != "$1" ] || continue
     awk -v at="$name ${file#"$2"} " '/^[ \\t]*-?[A-Za-z0-9][^=]*=/ { sub(/^[ \\t]*-?/, ""); print at $0 }' "$file"
   done

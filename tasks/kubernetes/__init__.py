@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -33,6 +32,7 @@ from tasks.common.data import Key, record, without_password
 from tasks.common.facts import FactBase
 from tasks.common.texts import Texts, replace
 from tasks.kubernetes.authorities import read_authorities, removes_authorities
+from tasks.kubernetes.clusters import shared_kubeconfig
 from tasks.kubernetes.label_keys import EXTENDED_RESOURCE
 from tasks.kubernetes.tokens import DAY, RENEW_AT, claims_of, shortened
 
@@ -92,11 +92,6 @@ class Kubernetes:
 
 KUBERNETES: Key[Kubernetes | None] = Key("kubernetes", None, record(Kubernetes))
 KEYS = (KUBERNETES,)
-
-
-def cluster_of(given: object) -> str:
-    """The API server's URL in a host's value of the key, which names its cluster; empty if there is none."""
-    return str(given.get("server", "")) if isinstance(given, Mapping) else ""
 
 
 @frozen
@@ -303,6 +298,8 @@ def _get_token(state: State, host: Host, want: ReporterSetup, new_token: NewToke
             host,
             f"{KUBERNETES.name}: no token for {want.node}: only a control host can get one; {BY_CONTROL_HOST}",
         )
+    if shared := shared_kubeconfig(host, KUBERNETES.name):
+        return fail(host, f"{KUBERNETES.name}.kubeconfig: no token for {want.node}: {shared}")
     # Imported only where it is used: importing the client takes a tenth of the time of a deploy that changes nothing.
     from fleet import credentials
 
@@ -390,6 +387,8 @@ def _refused(host: Host, want: ReporterSetup, shown: Credentials) -> str | None:
         return None  # it was approved meanwhile
     if deploys_itself(host):
         return f"only a control host can do that; {BY_CONTROL_HOST}"
+    if shared := shared_kubeconfig(host, KUBERNETES.name):
+        return shared
     from fleet import credentials
 
     try:

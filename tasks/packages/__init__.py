@@ -25,7 +25,8 @@ Family = Literal["debian", "rhel"]
 
 BASE: dict[Family, tuple[str, ...]] = {
     "debian": ("python3", "iproute2", "ethtool", "pciutils", "kmod", "rdma-core", "ibverbs-utils", "jq"),
-    "rhel": ("python3", "iproute", "ethtool", "pciutils", "kmod", "rdma-core", "libibverbs-utils", "jq"),
+    # The minimal installation of RHEL 8 and later has no tar (github.com/kubernetes-sigs/kubespray/issues/9183).
+    "rhel": ("python3", "iproute", "ethtool", "pciutils", "kmod", "rdma-core", "libibverbs-utils", "jq", "tar"),
 }
 
 RDMA_TOOLS: dict[Family, tuple[str, ...]] = {
@@ -41,6 +42,9 @@ RHEL_PYTHON = "python3.11"
 """A second Python of RHEL 8 and 9, whose default one (3.6, 3.9) is too old."""
 
 INTERPRETERS = ("/usr/bin/python3", f"/usr/bin/{RHEL_PYTHON}")
+NO_PYTHON = (
+    f"the node has no Python 3.10 or newer ({' or '.join(INTERPRETERS)}); install one, or upgrade the distribution"
+)
 
 
 @frozen
@@ -96,11 +100,12 @@ If dpkg was killed, as by a power cut, its folder `updates` has what it has not 
 until `dpkg --configure -a` has run (debSystem::CheckUpdates in apt). That fails if a dependency was not unpacked yet.
 """
 
-_FIND_PYTHON = """
+FIND_PYTHON = """
 for python; do
   if "$python" -I -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then echo "$python"; exit; fi
 done
 """
+"""A script that prints the first of its arguments that is Python 3.10 or newer."""
 
 
 class NodePython(FactBase[str | None]):
@@ -108,7 +113,7 @@ class NodePython(FactBase[str | None]):
 
     def command(self) -> StringCommand:
         """Try all candidates by one script."""
-        return script(_FIND_PYTHON, *INTERPRETERS)
+        return script(FIND_PYTHON, *INTERPRETERS)
 
     def process(self, output: list[str]) -> str | None:
         """Take the only line."""

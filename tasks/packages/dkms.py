@@ -226,14 +226,24 @@ class RunningKernel(FactBase[str]):
 # Without --force `dkms install` leaves a newer version of the kernel in place, with the exit code 0. DKMS before 3.0.10 (Ubuntu
 # 22.04 has 2.8.7) ignores --force for what is built or installed, also with the exit code 0. So that is undone first. There
 # `dkms uninstall` ends with 1 even if it succeeds, and with an error if the module is only built.
+#
+# To build again, the former build is put aside, without which DKMS builds anew (prepare_build in dkms). If that fails, the
+# former build returns. The kernel's file stays until the new build is complete: the node may boot before the next deploy.
 _BUILD = (
     CAUSE
     + """
-module=$1 version=$2 kernel=$3; shift 3
+module=$1 version=$2 kernel=$3 again=${4-}
 failed() { cause "$module" "$kernel"; exit 1; }
-if [ $# != 0 ]; then
-  dkms unbuild -m "$module" -v "$version" -k "$kernel" || failed
-  dkms build -m "$module" -v "$version" -k "$kernel" "$@" || failed
+built=${DKMS:-/var/lib/dkms}/$module/$version/$kernel
+former=${built%/*}/.$kernel.trackbed
+# It is there if this script was interrupted, as by a power cut.
+if [ -n "$again" ] || [ -e "$former" ]; then
+  trap 'if [ -e "$former" ]; then rm -rf "$built"; mv "$former" "$built"; fi' EXIT
+  # Without this, dash ends at a signal without the trap above.
+  trap 'exit 129' HUP INT TERM
+  if [ -e "$built" ]; then rm -rf "$former"; mv "$built" "$former"; fi
+  dkms build -m "$module" -v "$version" -k "$kernel" || failed
+  rm -rf "$former"
 fi
 dkms uninstall -m "$module" -v "$version" -k "$kernel" >/dev/null 2>&1 || true
 dkms install -m "$module" -v "$version" -k "$kernel" --force || failed
@@ -248,7 +258,7 @@ def build(module: str, version: str, kernel: str, force: bool = False) -> String
 
     :param force: build it again although it is built, since what it is built against has changed.
     """
-    return script(_BUILD, module, version, kernel, *(["--force"] if force else []))
+    return script(_BUILD, module, version, kernel, *(["again"] if force else []))
 
 
 @operation()

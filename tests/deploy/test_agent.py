@@ -16,7 +16,7 @@ OLD = "0.0.9-000000000000"
 NEW = archive.version("x86_64")
 HASH = "0123456789abcdef"
 BASE = {**DEBIAN, "uname -m": "x86_64", PYTHON: "/usr/bin/python3"}
-TEXT = '#!/bin/sh\nexec /usr/bin/python3 -I "$(readlink -f /opt/trackbed/current)" "$@"\n'
+TEXT = agent.launcher_text("/usr/bin/python3")
 UNIT = agent.UNIT_TEMPLATE.read_text().replace("{{ command }}", COMMAND)
 REPORT = Report("node-a", HASH, "boot", NEW, ready=True, up_to_date=True)
 

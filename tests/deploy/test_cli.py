@@ -62,6 +62,24 @@ def pyinfra(
     )  # fmt: skip
 
 
+FAILING = """
+from pyinfra.context import host
+from pyinfra.operations import server
+from tasks.common.commands import refuse
+from pyinfra.api.operation import operation
+
+
+@operation()
+def first():
+    if host.data.site_fails:
+        yield refuse("failed")
+
+
+first()
+server.shell(name="second", commands=["true"])
+"""
+
+
 def test_a_second_run_changes_nothing(inventory: Path) -> None:
     done = pyinfra(inventory, "--json", "-y", a=(SETTLED, {}))
     assert done.returncode == 0, done.stderr
@@ -127,12 +145,82 @@ def test_a_deploy_to_no_host_does_not_succeed(inventory: Path, hosts: str) -> No
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("options", [["--limit", "typo"], ["--exclude", "@fake/*"]])
+def test_a_limit_that_no_host_matches_does_not_succeed(inventory: Path, options: list[str]) -> None:
+    done = pyinfra(inventory, "-y", *options, a=(SETTLED, {}))
+    assert done.returncode == 1
+    assert "--limit and --exclude leave no host of the inventory" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("hosts", "message"),
+    [
+        ('[("@fake/a", None)]', "hosts: the entry of '@fake/a' is not a name and a mapping"),
+        ('[("@fake/a", "hunter2")]', "hosts: the entry of '@fake/a' is not a name and a mapping"),
+        ('[("@fake/a",)]', "hosts: the entry of '@fake/a' is not a name and a mapping"),
+        ('["@fake/a", ("", {})]', "hosts: '' is not the name of a host"),
+        ('["@fake/a", ()]', "hosts: () is not the name of a host"),
+        ('("@fake/a", "@fake/b")', "hosts: a tuple is a list of hosts and the group's data, as ([...], {...})"),
+        ('["@fake/a"]\nPORTS = (1, 2)', "PORTS: a tuple is a list of hosts and the group's data"),
+        (
+            '["@fake/a", "@fake/b"]\nall = ["@fake/a"]',
+            "all: it lacks '@fake/b', which is in hosts; add it, or remove 'all'",
+        ),
+        ('(["@fake/a"], {}, {})', "hosts: a tuple is a list of hosts and the group's data, as ([...], {...})"),
+        ('["@fake/b", ("@fake/a", {"ssh_usr": "admin"})]', "@fake/a: unknown key 'ssh_usr'; did you mean 'ssh_user'?"),
+    ],
+)
+def test_an_inventory_that_pyinfra_would_misread_is_one_message_before_any_host_is_connected_to(
+    inventory: Path, hosts: str, message: str
+) -> None:
+    inventory.write_text(f"hosts = {hosts}\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pyinfra", str(inventory), "deploy.py", "-y"],
+        cwd=archive.ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert message in " ".join(done.stderr.split())
+    assert "Connecting" not in done.stderr
+    assert "exception" not in done.stderr
+    assert "hunter2" not in done.stderr
+
+
+def test_a_group_of_an_inventory_may_have_data_beside_its_hosts(inventory: Path) -> None:
+    data = {**DATA, "fake_responses": SETTLED}
+    inventory.write_text(f"hosts = (['@fake/a'], {data!r})\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pyinfra", str(inventory), "deploy.py", "--dry"],
+        cwd=archive.ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_node_that_fails_does_not_stop_the_others(inventory: Path) -> None:
     objects = {**SETTLED, **ABSENT, **plan(STUCK, version=NEW)}
-    done = pyinfra(inventory, "--json", "-y", "--fail-percent", "60", a=(SETTLED, {}), b=(objects, {}))
+    done = pyinfra(inventory, "--json", "-y", a=(SETTLED, {}), b=(objects, {}))
     assert done.returncode == 1
     results = json.loads(done.stdout)["results"]
     assert results["failed_hosts"] == ["@fake/b"]
     assert "it offers 7 VFs at most" in done.stderr
     by_name = {operation["name"]: operation for operation in results["operations"]}
     assert by_name["Ready"]["no_change"] == ["@fake/a"]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "options", "stops"), [(3, [], False), (11, [], False), (3, ["--fail-percent", "5"], True)]
+)
+def test_a_single_node_that_fails_stops_the_others_only_if_the_operator_says_so(
+    inventory: Path, tmp_path: Path, hosts: int, options: list[str], stops: bool
+) -> None:
+    data = {"fake_delay": 0, "fake_delay_jitter": 0}
+    made = [(f"@fake/h{number}", {**data, "site_fails": not number}) for number in range(hosts)]
+    inventory.write_text(f"hosts = {made!r}\n")
+    deploy = tmp_path / "deploy.py"
+    deploy.write_text(FAILING)
+    done = subprocess.run(
+        [sys.executable, "-m", "pyinfra", "-y", str(inventory), str(deploy), *options],
+        cwd=archive.ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert ("Starting operation: second" in done.stderr) == (not stops)
+    assert ("hosts failed" in done.stderr) == stops

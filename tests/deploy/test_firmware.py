@@ -11,7 +11,7 @@ from tasks import firmware, reboot
 from tasks.common.commands import script
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node
 from tests.deploy.packages.test_packages import install
-from tests.deploy.test_scripts import program, sh
+from tests.deploy.scripts import program, sh
 
 PCI = "0000:18:00.0"
 QUERY = "mstconfig -e -d"

@@ -17,7 +17,7 @@ from tasks.kubernetes.kubelet_arguments import _KUBELET, ENVIRONMENT, KubeletArg
 from tests.deploy.conftest import Node, status
 from tests.deploy.hardware import CONNECTX, ERDMA, SECOND, VF, VIRTIO, printed
 from tests.deploy.hardware import hardware as node_hardware
-from tests.deploy.test_scripts import sh
+from tests.deploy.scripts import sh
 
 REPORT = Report("node-a", "abc", "boot", "1-a", ready=True, up_to_date=True)
 ROUTES = """Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT

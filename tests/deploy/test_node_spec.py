@@ -64,6 +64,13 @@ def test_only_the_spec_s_keys_are_used() -> None:
         ({"irq": {}}, "gpu-01: unknown key 'irq'; did you mean 'irqs'? (keys of your own begin with 'site_')"),
         ({"kernel_module": []}, "gpu-01: unknown key 'kernel_module'; did you mean 'kernel_modules'?"),
         ({"rack": "b7"}, "gpu-01: unknown key 'rack'; see docs/inventory.md (keys of your own begin with 'site_')"),
+        (
+            {"_sudo_pasword": "hunter2"},
+            "gpu-01: '_sudo_pasword' is not one of pyinfra's arguments; did you mean '_sudo_password'?",
+        ),
+        ({"_sudo": "no"}, "gpu-01._sudo: str is not an instance of bool"),
+        ({"_sudo_password": 12345}, "gpu-01._sudo_password: int is not an instance of str"),
+        ({"_env": {"A": 12345}}, "gpu-01._env: value of key 'A' of dict did not match any element in the union; see"),
         ({"nics": [{**NIC, "mtu": 9}]}, "gpu-01.nics[0]: mtu: 9 is out of range; give 68 to 65535 bytes"),
         ({"nics": NIC}, "is not a list"),
         ({5: 1}, "gpu-01: the key 5 is not a string"),
@@ -77,6 +84,13 @@ def test_bad_data_names_host_key_and_remedy(data: dict[str, Any], message: str) 
     with pytest.raises(DeployError) as caught:
         node_spec.node_spec(data, "gpu-01")
     assert message in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+    assert "12345" not in str(caught.value)
+
+
+def test_pyinfra_s_arguments_and_names_private_to_a_file_of_group_data_are_no_faults() -> None:
+    given = {"_sudo": True, "_sudo_password": None, "_env": {"A": "b"}, "_RAILS": (1, 2), "_nics": len, "_timeout": 30}
+    assert node_spec.node_spec(given, "gpu-01") == NodeSpec("gpu-01")
 
 
 def test_all_faults_are_named_at_once() -> None:

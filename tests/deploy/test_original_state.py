@@ -9,7 +9,7 @@ import pytest
 from tasks import original_state
 from tasks.packages import holds
 from tests.deploy.conftest import Node, files
-from tests.deploy.test_scripts import program, sh
+from tests.deploy.scripts import program, sh
 
 
 def test_the_original_state_is_written_once(node: Node) -> None:

@@ -26,6 +26,7 @@ from pyinfra.api.exceptions import DeployError, InventoryError
 from tasks import pull
 from tasks.common import archive
 from tasks.common.archive import ROOT
+from tasks.packages import NO_PYTHON
 from tests.contract.asking import soon
 from tests.deploy.conftest import Node
 
@@ -82,6 +83,7 @@ def test_the_timer_and_its_files_are_installed(node: Node, keys: Path) -> None:
     assert "RandomizedDelaySec=450s" in timer
     service = result.uploads["/etc/systemd/system/trackbed-pull.service"].decode()
     assert "for python in /usr/bin/python3 /usr/bin/python3.11; do" in service
+    assert f'echo "{NO_PYTHON}" >&2; exit 1' in service
     assert result.commands["Pull | Timer runs"] == [
         "systemctl daemon-reload",
         "systemctl enable trackbed-pull.timer",

@@ -24,7 +24,7 @@ from tasks.drivers.ofed import doca
 from tasks.kubernetes import labels
 from tasks.packages import holds
 from tests.deploy.conftest import PLAN, PYTHON, VERSIONS, Answers, Node, file_answers, files
-from tests.deploy.test_scripts import program, sh
+from tests.deploy.scripts import program, sh
 
 VFS = {"name": "rail0", "select": {"mac": "02:00:00:00:01:00"}, "mtu": 9000, "vfs": {"count": 7}}
 PLAIN = {"name": "rail1", "select": {"pci": "0000:41:00.0"}, "mtu": 9000}
@@ -263,3 +263,11 @@ def test_the_initramfs_is_made_again_without_the_modules_options(node: Node) -> 
 
 def test_an_empty_record_is_an_empty_state() -> None:
     assert original_state.parse([]) == original_state.OriginalState()
+
+
+def test_the_node_stops_to_deploy_itself_before_its_values_are_restored(node: Node) -> None:
+    node.data = {"ready_timeout": 7}
+    result = node.deploy(lambda: runpy.run_path(str(ROOT / "deploys/remove.py")), spec(GIVEN))
+    assert list(result.planned)[:2] == ["Pull | No timer", "Spec withdrawn | VFs"]
+    # The time limit of the inventory applies to the restoring.
+    assert " 7 trackbed.service" in result.commands["Spec withdrawn | VFs"][1]

@@ -26,7 +26,8 @@ from tasks.common.commands import Commands, fail, refuse, warn
 from tasks.common.connection import deploys_itself
 from tasks.common.data import Key, record
 from tasks.hardware import UNKNOWN, here
-from tasks.kubernetes import KUBERNETES, cluster_of
+from tasks.kubernetes import KUBERNETES
+from tasks.kubernetes.clusters import cluster_of
 from tasks.kubernetes.kubelet import KUBELET
 from tasks.kubernetes.labels import CAPABILITIES, LABELS_KEY
 from tasks.kubernetes.manifests import network_plugins, test_pods

@@ -115,3 +115,48 @@ def test_too_many_hosts_for_the_hard_limit_are_refused_and_a_shard_of_them_is_no
     assert "Connected" not in refused.stdout + refused.stderr
     assert "Traceback" not in refused.stdout + refused.stderr
     assert deployed(tmp_path, 500, TRACKBED_SHARD="1/2").returncode == 0
+
+
+SHELL = "from pyinfra.operations import server\nserver.shell(name='Reached', commands=['true'])\n"
+
+
+def failed(folder: Path, hosts: list[tuple[str, dict[str, Any]]], path: str = "") -> str:
+    """The errors of a deploy to hosts of which some fail, without a terminal."""
+    (folder / "inventory.py").write_text(f"hosts = {hosts!r}\n")
+    (folder / "shell.py").write_text(SHELL)
+    files = [str(folder / "inventory.py"), str(folder / "shell.py")]
+    done = subprocess.run(
+        [sys.executable, "-m", "pyinfra", "-y", *files, "--fail-percent", "100"],
+        cwd=archive.ROOT,
+        env={**os.environ, "PATH": f"{path}:{os.environ['PATH']}"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        start_new_session=True,
+    )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def test_a_key_that_cannot_be_used_fails_its_host_only(tmp_path: Path) -> None:
+    encrypted, invalid = tmp_path / "encrypted", tmp_path / "invalid"
+    paramiko.RSAKey.generate(2048).write_private_key_file(str(encrypted), password=tmp_path.name)
+    invalid.write_text("no key")
+    # Nothing listens there.
+    hosts: list[tuple[str, dict[str, Any]]] = [("127.0.0.1", {"ssh_port": 1, "ssh_key": str(encrypted)})]
+    hosts += [("127.0.0.2", {"ssh_port": 1, "ssh_key": str(invalid)}), ("@fake/c", {"fake_delay": 0})]
+    said = failed(tmp_path, hosts)
+    assert "[127.0.0.1] the private key is encrypted, and there is no terminal to enter its password" in said
+    assert f"[127.0.0.2] Invalid private key file: {invalid}" in said
+    assert "[@fake/c] Success" in " ".join(said.split())
+
+
+def test_sudo_that_asks_for_a_password_fails_its_host_only(tmp_path: Path) -> None:
+    sudo = tmp_path / "sudo"
+    sudo.write_text("#!/bin/sh\necho 'sudo: a password is required' >&2\nexit 1\n")
+    sudo.chmod(0o755)
+    said = failed(tmp_path, [("@local", {"_sudo": True}), ("@fake/c", {"fake_delay": 0})], str(tmp_path))
+    assert "sudo asks for a password, and there is no terminal to enter it" in said
+    assert "[@fake/c] Success" in " ".join(said.split())

@@ -10,7 +10,7 @@ import pytest
 
 from tasks.common.archive import ROOT
 from tasks.containers import container_engine, engine_files
-from tests.deploy.test_scripts import program, sh
+from tests.deploy.scripts import program, sh
 
 # A containerd that reads its file as TOML, with the plugin's section named as in its version.
 CONTAINERD = """\

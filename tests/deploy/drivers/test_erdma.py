@@ -12,7 +12,7 @@ from pyinfra.api.exceptions import DeployError
 
 from tasks.drivers import erdma
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, file_answers
-from tests.deploy.test_scripts import program, sh
+from tests.deploy.scripts import program, sh
 
 FINGERPRINT = "83DB6997E7844970861FCB6BEA39500F9B4DFB6F"
 REPOSITORY = {"uri": "http://repo.example.net", "key": "http://repo.example.net/key.asc", "fingerprint": FINGERPRINT}
@@ -146,7 +146,7 @@ def test_the_driver_is_built_anew_when_ofed_is_newer(node: Node) -> None:
     node.data = {"erdma": DKMS}
     result = node.deploy(erdma.install, {**there(), BEHIND: "/usr/src/ofa_kernel/default/Module.symvers"})
     [build] = result.commands["eRDMA | Driver built"]
-    assert build.endswith(" sh erdma 1.1 6.1.0-9-amd64 --force")
+    assert build.endswith(" sh erdma 1.1 6.1.0-9-amd64 again")
 
 
 def test_the_kernel_that_is_to_run_counts_and_loading_waits_for_it(node: Node) -> None:
@@ -339,4 +339,4 @@ def test_a_driver_that_was_built_with_other_options_is_built_again(node: Node, t
         assert sh(erdma._NEWER_INPUT, "6.1.0", options, PATH=path) == newer
     node.data = {"erdma": DKMS}
     [build] = node.deploy(erdma.install, {**there(), BEHIND: [erdma.BUILD_OPTIONS]}).commands["eRDMA | Driver built"]
-    assert build.endswith(" sh erdma 1.1 6.1.0-9-amd64 --force")
+    assert build.endswith(" sh erdma 1.1 6.1.0-9-amd64 again")

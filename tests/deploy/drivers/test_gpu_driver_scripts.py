@@ -12,7 +12,7 @@ from tasks.drivers import gpu_driver
 from tasks.drivers.gpu_driver import modules as driver_modules
 from tasks.drivers.gpu_driver import services
 from tasks.packages import Family
-from tests.deploy.test_scripts import program, sh
+from tests.deploy.scripts import program, sh
 
 
 def test_processes_that_have_a_gpu_open_are_found(tmp_path: Path) -> None:

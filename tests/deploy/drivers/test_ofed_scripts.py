@@ -12,7 +12,7 @@ import pytest
 
 from tasks.drivers.ofed import mlnx_ofed, modules
 from tasks.packages import holds
-from tests.deploy.test_scripts import program, sh
+from tests.deploy.scripts import program, sh
 
 
 @pytest.fixture

@@ -49,3 +49,16 @@ def test_an_inventory_that_a_server_wrote_gives_its_spec(tmp_path: Path) -> None
     spec = node_spec(host.data.dict(), host.name)
     assert (spec.node_name, [nic.name for nic in spec.nics]) == ("gpu-01", ["nic{index}"])
     assert host.data.dict()["kernel_modules"] == ["ib_uverbs", "ib_umad", "rdma_ucm"]
+
+
+def test_of_several_groups_the_last_one_counts_and_after_it_that_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "fleet.py").write_text("zone = ['gpu-01']\nadmin = ['gpu-01', ('gpu-02', {'ready_timeout': 5})]\n")
+    (tmp_path / "group_data").mkdir()
+    for seconds, (group, key) in enumerate(
+        (("zone", "ready_timeout"), ("admin", "ready_timeout"), ("zone", "site_rack"), ("fleet", "site_rack")), 1
+    ):
+        with (tmp_path / "group_data" / f"{group}.py").open("a") as file:
+            file.write(f"{key} = {seconds}\n")
+    first, second = (host.data.dict() for host in inventory_of(tmp_path / "fleet.py"))
+    assert (first["ready_timeout"], first["site_rack"]) == (2, 4)
+    assert (second["ready_timeout"], second["site_rack"]) == (5, 4)

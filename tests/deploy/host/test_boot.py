@@ -14,7 +14,7 @@ from tasks.common.commands import script
 from tasks.common.texts import HEADER
 from tasks.host import boot, sysctls
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, file_answers
-from tests.deploy.test_scripts import sh
+from tests.deploy.scripts import sh
 
 ARGUMENTS = "/proc/cmdline"
 REQUESTS = "for task in *"
@@ -234,6 +234,9 @@ def test_the_files_that_a_boot_reads_later_are_found(tmp_path: Path) -> None:
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
+    (tmp_path / "etc/sysctl.d/91-folder.conf").mkdir()
+    (tmp_path / "etc/sysctl.d/92-masked.conf").symlink_to("/dev/null")
+    (tmp_path / "usr/lib/sysctl.d/92-masked.conf").write_text("vm.swappiness = 6\n")
     found = sysctls.LaterSettings().process(sh(sysctls._LATER, "90-trackbed.conf", tmp_path))
     assert found == [
         sysctls.Setting("/usr/lib/sysctl.d/95-a.conf", "net/core/somaxconn", "1 = 2"),

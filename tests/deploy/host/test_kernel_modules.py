@@ -1,16 +1,26 @@
 from __future__ import annotations
 
+import os
+import shlex
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pyinfra.api.exceptions import DeployError
 
+from tasks.common.commands import script
 from tasks.host import kernel_modules
 from tests.deploy.conftest import Node, file_answers
+from tests.deploy.scripts import program
 
 PENDING = "modprobe --dry-run"
 BOOT = "# Written by Trackbed; changes here are overwritten.\nib_umad\nrdma_ucm\n"
 OPTIONS = "# Written by Trackbed; changes here are overwritten.\noptions erdma compat_mode=N\n"
+
+
+def load(module: str) -> str:
+    return str(script(kernel_modules._LOAD, module))
 
 
 def test_a_fresh_node_gets_the_files_and_loads_the_modules(node: Node) -> None:
@@ -20,7 +30,7 @@ def test_a_fresh_node_gets_the_files_and_loads_the_modules(node: Node) -> None:
     }
     result = node.deploy(kernel_modules.configure, {PENDING: ["ib_umad", "rdma_ucm"]})
     assert result.uploads == {kernel_modules.OPTIONS: OPTIONS.encode(), kernel_modules.AT_BOOT: BOOT.encode()}
-    assert result.commands["Kernel modules now"] == ["modprobe -- ib_umad", "modprobe -- rdma_ucm"]
+    assert result.commands["Kernel modules now"] == [load("ib_umad"), load("rdma_ucm")]
     assert list(result.commands) == ["Kernel module options", "Kernel modules at boot", "Kernel modules now"]
 
 
@@ -44,18 +54,31 @@ def test_nothing_is_done_if_all_is_in_place(node: Node) -> None:
 def test_a_module_that_is_not_loaded_is_loaded(node: Node) -> None:
     node.data = {"kernel_modules": ["ib_umad", "rdma_ucm"]}
     result = node.deploy(kernel_modules.configure, {**file_answers(kernel_modules.AT_BOOT, BOOT), PENDING: "rdma_ucm"})
-    assert result.flat == ["modprobe -- rdma_ucm"]
+    assert result.flat == [load("rdma_ucm")]
 
 
 def test_a_module_that_the_running_kernel_lacks_waits_for_the_next_one(node: Node) -> None:
     node.data = {"kernel_modules": ["ib_umad"], "kernel": {"release": "6.1.0-10-amd64"}}
-    [load] = node.deploy(kernel_modules.configure, {PENDING: "ib_umad", "uname -r": "6.1.0-10-cloud-amd64"}).commands[
+    [loaded] = node.deploy(kernel_modules.configure, {PENDING: "ib_umad", "uname -r": "6.1.0-10-cloud-amd64"}).commands[
         "Kernel modules now"
     ]
-    assert load.endswith(" sh ib_umad 6.1.0-10-amd64")
-    assert "|| echo" in load
+    assert loaded.endswith(" sh ib_umad 6.1.0-10-amd64")
+    assert "|| echo" in loaded
     result = node.deploy(kernel_modules.configure, {PENDING: "ib_umad", "uname -r": "6.1.0-10-amd64"})
-    assert result.commands["Kernel modules now"] == ["modprobe -- ib_umad"]
+    assert result.commands["Kernel modules now"] == [load("ib_umad")]
+
+
+@pytest.mark.parametrize(("known", "said"), [(1, "the kernel 6.8.0-9-kvm has no module ib_umad; install the"), (0, "")])
+def test_if_the_kernel_has_no_such_module_the_error_says_which_package_may_have_it(
+    tmp_path: Path, known: int, said: str
+) -> None:
+    for name, text in {"modprobe": "exit 1", "modinfo": f"exit {known}", "uname": "echo 6.8.0-9-kvm"}.items():
+        program(tmp_path / name, text)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(shlex.split(load("ib_umad")), capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert bool(said) == ("linux-modules-extra-6.8.0-9-kvm on Ubuntu" in done.stderr)
 
 
 def test_what_left_the_inventory_leaves_the_node(node: Node) -> None:

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from attrs import define
 
 from tasks.packages import dkms
 from tests.deploy.conftest import Node
@@ -116,7 +117,7 @@ sed -n "s/^$2: //p" "$file"
 DKMS_2_8 = """#!/bin/sh
 built=$DKMS/$3/$5/$7 active=$DKMS/$3/kernel-$7
 case $1 in
-build) [ -e "$built" ] || cp "$SOURCE" "$built" ;;
+build) [ -e "$built" ] || cp "$SOURCE" "$built" || exit 10 ;;
 install) if [ -e "$built" ] && [ ! -e "$active" ]; then cp "$built" "$KERNEL" && touch "$active"; fi ;;
 unbuild) [ -e "$built" ] || exit 4; rm -f "$built" "$active" "$KERNEL" ;;
 uninstall) [ -e "$active" ] || exit 4; rm -f "$active" "$KERNEL"; exit 1 ;;
@@ -124,29 +125,67 @@ esac
 """
 
 
+@define
+class Tree:
+    """A node's DKMS, with a build of erdma, and the kernel's file of it."""
+
+    folder: Path
+    source: Path
+    kernel: Path
+    built: Path
+    active: Path
+
+    def build(self, again: bool = False) -> subprocess.CompletedProcess[str]:
+        environment = {
+            **os.environ,
+            "PATH": f"{self.folder}:{os.environ['PATH']}",
+            **{"DKMS": str(self.folder / "tree"), "SOURCE": str(self.source), "KERNEL": str(self.kernel)},
+        }
+        command = dkms.build("erdma", "1.1", "6.1", force=again).get_raw_value()
+        return subprocess.run(shlex.split(command), capture_output=True, text=True, check=False, env=environment)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    program, module = tmp_path / "dkms", tmp_path / "tree/erdma"
+    program.write_text(DKMS_2_8)
+    program.chmod(0o755)
+    made = Tree(tmp_path, tmp_path / "source", tmp_path / "erdma.ko", module / "1.1/6.1", module / "kernel-6.1")
+    made.built.parent.mkdir(parents=True)
+    made.built.write_text("built")
+    made.kernel.write_text("another")
+    made.source.write_text("with new options")
+    return made
+
+
 @pytest.mark.parametrize("again", [True, False])
 @pytest.mark.parametrize("active", [True, False])
 def test_a_build_is_installed_whatever_the_version_of_dkms_makes_of_force(
-    tmp_path: Path, again: bool, active: bool
+    tree: Tree, again: bool, active: bool
 ) -> None:
-    program, tree, source, kernel = (tmp_path / name for name in ("dkms", "tree", "source", "erdma.ko"))
-    program.write_text(DKMS_2_8)
-    program.chmod(0o755)
-    (tree / "erdma/1.1").mkdir(parents=True)
-    (tree / "erdma/1.1/6.1").write_text("built")
     if active:
-        (tree / "erdma/kernel-6.1").touch()
-    kernel.write_text("another")
-    source.write_text("with new options")
-    environment = {
-        **os.environ,
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
-        **{"DKMS": str(tree), "SOURCE": str(source), "KERNEL": str(kernel)},
-    }
-    command = dkms.build("erdma", "1.1", "6.1", force=again).get_raw_value()
-    done = subprocess.run(shlex.split(command), capture_output=True, text=True, check=False, env=environment)
+        tree.active.touch()
+    done = tree.build(again)
     assert done.returncode == 0, done.stderr
-    assert kernel.read_text() == ("with new options" if again else "built")
+    assert tree.kernel.read_text() == ("with new options" if again else "built")
+
+
+def test_a_build_with_new_options_that_fails_leaves_the_former_one(tree: Tree) -> None:
+    assert tree.build().returncode == 0
+    tree.source.unlink()
+    assert tree.build(again=True).returncode == 1
+    assert (tree.built.read_text(), tree.kernel.read_text()) == ("built", "built")
+    assert tree.active.exists()
+    assert list(tree.built.parent.iterdir()) == [tree.built]
+
+
+def test_a_build_that_a_power_cut_interrupted_is_made_by_the_next_deploy(tree: Tree) -> None:
+    assert tree.build().returncode == 0
+    former = tree.built.rename(tree.built.parent / ".6.1.trackbed")
+    # To this deploy the module is not built.
+    assert tree.build().returncode == 0
+    assert tree.kernel.read_text() == "with new options"
+    assert not former.exists()
 
 
 def test_a_package_without_the_module_is_refused(node: Node) -> None:

@@ -12,10 +12,10 @@ from agent.spec.selector import Selector
 from tasks import packages
 from tasks.common.commands import script
 from tests.deploy.conftest import DEBIAN, PYTHON, ROCKY_9, Answers, Node
-from tests.deploy.test_scripts import sh
+from tests.deploy.scripts import sh
 
 DEB = ["python3", "iproute2", "ethtool", "pciutils", "kmod", "rdma-core", "ibverbs-utils", "jq"]
-RPM = ["python3", "iproute", "ethtool", "pciutils", "kmod", "rdma-core", "libibverbs-utils", "jq"]
+RPM = ["python3", "iproute", "ethtool", "pciutils", "kmod", "rdma-core", "libibverbs-utils", "jq", "tar"]
 
 
 RAIL = Nic("rail0", Selector(pci="0000:18:00.0"), rdma=RdmaDevices())
@@ -105,7 +105,7 @@ def test_nothing_is_done_when_all_is_installed(node: Node) -> None:
 def test_fresh_rocky_9_gets_a_newer_python(node: Node) -> None:
     result = node.deploy(base, {**ROCKY_9, **rpm("python3", "kmod")})
     assert result.flat == [
-        "dnf install -y iproute ethtool pciutils rdma-core libibverbs-utils jq python3.11",
+        "dnf install -y iproute ethtool pciutils rdma-core libibverbs-utils jq tar python3.11",
     ]
 
 
@@ -140,7 +140,7 @@ def test_no_repository_is_asked_about_what_is_missing(node: Node) -> None:
 def test_rhel_10_s_python_is_new_enough(node: Node) -> None:
     rhel = {"*-release": ["/etc/os-release", "ID=rhel", 'VERSION_ID="10.0"', "---"]}
     result = node.deploy(base, {**rhel, **rpm("kmod")})
-    assert result.flat == ["dnf install -y python3 iproute ethtool pciutils rdma-core libibverbs-utils jq"]
+    assert result.flat == ["dnf install -y python3 iproute ethtool pciutils rdma-core libibverbs-utils jq tar"]
 
 
 @pytest.mark.parametrize(

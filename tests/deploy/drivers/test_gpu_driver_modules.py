@@ -1,0 +1,75 @@
+"""The driver that is loaded, and the one that is installed."""
+
+from __future__ import annotations
+
+from tasks.drivers import gpu_driver
+from tests.deploy.conftest import Node
+from tests.deploy.drivers.gpu_node import (
+    ABSENT,
+    BOOT,
+    BUILDS,
+    IN_MEMORY,
+    PREFIX,
+    REQUESTS,
+    SMI,
+    STALE,
+    STATE,
+    USERS,
+    VERSION,
+    there,
+    wants,
+)
+
+
+def test_another_loaded_driver_is_replaced_if_nothing_uses_it(node: Node) -> None:
+    wants(node)
+    result = node.deploy(gpu_driver.install, there(), there(nvidia=STALE))
+    # In this test's answers it stays loaded, so the last resort is a reboot.
+    reloaded, initramfs, request = result.commands[f"{PREFIX}Loaded modules"]
+    assert "rmmod" in reloaded
+    assert " sh yes " in reloaded
+    assert "update-initramfs -u" in initramfs
+    assert request.endswith(f"gpu_driver 'the driver {VERSION} is installed, and another could not be unloaded'")
+
+
+def test_another_loaded_driver_in_use_requests_a_reboot(node: Node) -> None:
+    wants(node)
+    result = node.deploy(gpu_driver.install, there(nvidia=STALE, **{USERS: ["python3 (7)", "end"]}))
+    initramfs, request = result.commands[f"{PREFIX}Loaded modules"]
+    assert "update-initramfs -u" in initramfs
+    # The reason stays the same while others use it.
+    assert request.endswith(f"'the driver {VERSION} is installed, and another is loaded and in use'")
+    assert any("gpu_driver: the loaded driver is in use by python3 (7)" in line for line in result.log)
+
+
+def test_a_loaded_driver_of_another_version_is_not_the_installed_one(node: Node) -> None:
+    wants(node)
+    # The same srcversion: only the version differs.
+    result = node.deploy(gpu_driver.install, {**there(), IN_MEMORY: "570.86.15"}, there())
+    assert result.planned[f"{PREFIX}Loaded modules"]
+    assert result.flat == []
+
+
+def test_nouveau_requests_a_reboot_once(node: Node) -> None:
+    wants(node)
+    nouveau = ["path /lib/modules/K/kernel/nouveau.ko", "installed ", "users 1", "loaded "]
+    answers = {**there(nvidia=ABSENT), " sh nouveau": nouveau}
+    initramfs, request = node.deploy(gpu_driver.install, answers).commands[f"{PREFIX}Loaded modules"]
+    assert "update-initramfs -u" in initramfs
+    assert request.endswith(f"gpu_driver 'nouveau is loaded, which the driver {VERSION} replaces'")
+    requested = [f"{BOOT}1", f"gpu_driver {BOOT}1 nouveau is loaded, which the driver {VERSION} replaces "]
+    waiting = {**answers, REQUESTS: requested, STATE: ["LoadState=loaded UnitFileState=disabled "], SMI: ["failed x"]}
+    result = node.deploy(gpu_driver.install, waiting)
+    # Until the reboot nothing else is done, and nothing fails.
+    assert result.flat == []
+    assert not result.failed
+
+
+def test_what_is_built_for_a_kernel_waits_until_that_kernel_runs(node: Node) -> None:
+    wants(node)
+    node.data["kernel"] = {"release": "6.1.0-10-amd64"}
+    result = node.deploy(
+        gpu_driver.install, there(nvidia=["path "], **{BUILDS: "", SMI: ["missing"], STATE: ["LoadState=not-found"]})
+    )
+    assert result.flat == []
+    assert not result.failed

@@ -1,0 +1,65 @@
+"""The persistence daemon of NVIDIA's driver."""
+
+from __future__ import annotations
+
+from tasks.drivers import gpu_driver
+from tasks.drivers.gpu_driver import services
+from tests.deploy.conftest import Node, files
+from tests.deploy.drivers.gpu_node import (
+    BOOT,
+    HEADER,
+    IN_MEMORY,
+    PREFIX,
+    REQUESTS,
+    STALE,
+    STATE,
+    USERS,
+    VERSION,
+    there,
+    wants,
+)
+
+# As in Ubuntu's nvidia-compute-utils-580.
+COMMAND = "/usr/bin/nvidia-persistenced --user nvidia-persistenced --no-persistence-mode --verbose"
+UNIT_FILE = "--property=FragmentPath"
+DROP_IN = (
+    f"{HEADER}[Service]\nExecStart=\nExecStart=/usr/bin/nvidia-persistenced --user nvidia-persistenced --verbose\n"
+)
+
+
+def test_ubuntus_daemon_makes_the_gpus_persistent(node: Node) -> None:
+    wants(node)
+    static = {UNIT_FILE: [COMMAND], **there(), STATE: ["ActiveState=active LoadState=loaded UnitFileState=static "]}
+    result = node.deploy(gpu_driver.install, static)
+    *_, replaced = result.commands[f"{PREFIX}Persistence mode"]
+    assert replaced.endswith(f" sh put {services.DROP_IN} -- nvidia-persistenced.service")
+    assert "systemctl try-restart" in replaced
+    assert DROP_IN.encode() in result.uploads.values()
+    # A unit that a rule of udev's starts cannot be enabled.
+    assert result.commands[f"{PREFIX}Persistence daemon"] == []
+    assert node.deploy(gpu_driver.install, {**static, **files(**{services.DROP_IN: DROP_IN})}).flat == []
+
+
+def test_a_daemon_that_could_not_start_again_before_a_reboot_is_not_restarted(node: Node) -> None:
+    """Its program is of the new version, and the loaded modules, which jobs use, are of the old one."""
+    wants(node)
+    requested = [f"{BOOT}1", f"gpu_driver {BOOT}1 the driver {VERSION} is installed, and another is loaded and in use "]
+    old = there(STALE, **{IN_MEMORY: "570.86.15", USERS: ["python3 (4711)", "end"], REQUESTS: requested})
+    result = node.deploy(gpu_driver.install, {UNIT_FILE: [COMMAND], **old})
+    assert not result.failed
+    *_, replaced = result.commands[f"{PREFIX}Persistence mode"]
+    assert "systemctl daemon-reload" in replaced
+    assert "try-restart" not in replaced
+
+
+def test_without_persistence_the_daemon_is_as_its_package_has_it(node: Node) -> None:
+    wants(node, persistence=False)
+    result = node.deploy(gpu_driver.install, {UNIT_FILE: [COMMAND], **there(), **files(**{services.DROP_IN: DROP_IN})})
+    [removed] = result.commands[f"{PREFIX}Persistence mode"]
+    assert removed.endswith(f" sh remove {services.DROP_IN} -- nvidia-persistenced.service")
+
+
+def test_a_unit_that_makes_them_persistent_gets_no_drop_in(node: Node) -> None:
+    wants(node)
+    result = node.deploy(gpu_driver.install, {UNIT_FILE: ["/usr/bin/nvidia-persistenced --verbose"], **there()})
+    assert result.flat == []

@@ -1,0 +1,81 @@
+"""One inventory with hosts of several clusters."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.common import archive
+from tests.deploy.kubernetes.test_kubernetes import HAS_OPENSSL, authority
+
+__all__ = ["authority"]
+
+DEPLOY = """
+from tasks import kubernetes, node_spec
+
+kubernetes.configure(spec=node_spec.read())
+"""
+ALONE = "which is of one cluster; give each cluster's hosts theirs, or deploy one cluster at a time (--limit)"
+
+
+@pytest.fixture
+def deploy(tmp_path: Path) -> Path:
+    """Asks for a token for each host."""
+    file = tmp_path / "deploy.py"
+    file.write_text(DEPLOY)
+    return file
+
+
+def messages(deploy: Path, *options: str, **keys: dict[str, Any]) -> str:
+    """The errors of a deploy to hosts with these values of the key `kubernetes`."""
+    base = {"fake_delay": 0, "fake_delay_jitter": 0, "fake_responses": HAS_OPENSSL}
+    hosts = [(f"@fake/{name}", {**base, "node_name": name, "kubernetes": key}) for name, key in keys.items()]
+    (deploy.parent / "inventory.py").write_text(f"hosts = {hosts!r}\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pyinfra", str(deploy.parent / "inventory.py"), str(deploy), "-y", *options],
+        cwd=archive.ROOT, env={"KUBECONFIG": "/nowhere/default"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr
+    return " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("kubeconfig", "each"),
+    [({}, "no kubeconfig of its own"), ({"kubeconfig": "/nowhere/own"}, "the kubeconfig /nowhere/own")],
+)
+def test_two_clusters_do_not_share_a_kubeconfig(
+    deploy: Path, authority: Path, kubeconfig: dict[str, str], each: str
+) -> None:
+    west = authority.with_name("west.pem")
+    west.write_bytes(authority.read_bytes())
+    keys = {
+        "east": {"server": "https://east:6443", "ca_file": str(authority), **kubeconfig},
+        "west": {"server": "https://west:6443", "ca_file": str(west), **kubeconfig},
+    }
+    said = messages(deploy, **keys)
+    assert (
+        f"@fake/east is of the cluster https://east:6443 and @fake/west of https://west:6443, and each has {each}, {ALONE}"
+        in said
+    )
+    assert (
+        f"@fake/west is of the cluster https://west:6443 and @fake/east of https://east:6443, and each has {each}, {ALONE}"
+        in said
+    )
+    # The deploy of one of them asks the cluster of the kubeconfig.
+    one = messages(deploy, "--limit", "@fake/east", **keys)
+    assert ALONE not in one
+    assert "kubernetes.kubeconfig: no token for east: " in one
+
+
+def test_a_cluster_with_two_addresses_has_one_kubeconfig(deploy: Path, authority: Path) -> None:
+    keys = {
+        "east": {"server": "https://10.0.0.1:6443", "ca_file": str(authority)},
+        "west": {"server": "https://10.1.0.1:6443", "ca_file": str(authority)},
+    }
+    said = messages(deploy, **keys)
+    assert ALONE not in said
+    assert said.count("kubernetes.kubeconfig: no token for ") == 2

@@ -1,0 +1,88 @@
+"""The scripts for package managers, run here for real, in a folder of their own."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tasks import packages
+from tasks.common.commands import script
+from tasks.packages import holds
+from tests.deploy.scripts import program, sh
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Path:
+    """The list of an apt-mark that refuses to hold `refused`, and is interrupted after it has held `last`."""
+    file = tmp_path / "held"
+    program(
+        tmp_path / "bin/apt-mark",
+        f"""
+        if [ "$1" != hold ]; then exec cat {file}; fi
+        if [ "$2" = refused ]; then exit 7; fi
+        echo "$2" >> {file}
+        if [ "$2" = last ]; then kill -9 "$PPID"; fi
+        """,
+    )
+    return file
+
+
+def hold(tmp_path: Path, package: str) -> int:
+    """Hold a package as a task does; the exit status."""
+    command = script(f'{holds.NOTED}noted "$@"', f"{tmp_path}/var/holds", "apt-mark", "hold", package)
+    path = f"{tmp_path}/bin:/usr/bin:/bin"
+    return subprocess.run(shlex.split(str(command)), env={"PATH": path}, check=False).returncode
+
+
+@pytest.mark.parametrize("others", ["", "mine\n"])
+def test_only_holds_that_a_command_sets_are_noted(tmp_path: Path, held: Path, others: str) -> None:
+    held.write_text(others)
+    assert [hold(tmp_path, package) for package in ("ours", "refused", "other")] == [0, 7, 0]
+    assert held.read_text() == f"{others}ours\nother\n"
+    assert (tmp_path / "var/holds").read_text() == "ours\nother\n"
+    assert [path.name for path in (tmp_path / "var").iterdir()] == ["holds"]
+
+
+@pytest.mark.parametrize("others", ["", "mine\n"])
+def test_holds_of_an_interrupted_deploy_are_noted_by_the_next(tmp_path: Path, held: Path, others: str) -> None:
+    held.write_text(others)
+    assert hold(tmp_path, "last") == -9
+    path = f"{tmp_path}/bin:/usr/bin:/bin"
+    sh(f'{holds.NOTED}note "$1"', tmp_path / "var/holds", PATH=path)
+    held.write_text(f"{held.read_text()}mine too\n")
+    sh(f'{holds.NOTED}note "$1"', tmp_path / "var/holds", PATH=path)
+    assert hold(tmp_path, "ours") == 0
+    assert (tmp_path / "var/holds").read_text() == "last\nours\n"
+
+
+def test_the_first_python_that_works_is_found() -> None:
+    assert sh(packages.FIND_PYTHON, "/absent/python3", "/bin/false", sys.executable) == [sys.executable]
+    assert sh(packages.FIND_PYTHON, "/absent/python3") == []
+
+
+def test_another_apt_is_waited_for(tmp_path: Path) -> None:
+    text = f'{packages.APT}apt_update\napt_install install -- "$@"'
+    held, log = "E: Could not get lock /var/lib/apt/lists/lock. It is held by process 612 (apt-get)", tmp_path / "log"
+    program(tmp_path / "bin/sleep", f"echo slept >> {log}")
+    program(
+        tmp_path / "bin/apt-get",
+        f'echo "$*" >> {log}; if [ $(grep -c update {log}) -lt 3 ] && [ "$2" = update ]; then echo "{held}" >&2; exit 100; fi',
+    )
+    sh(text, "jq", "kmod", PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
+    *before, last = log.read_text().splitlines()
+    assert before == ["-q update", "slept", "-q update", "slept", "-q update"]
+    assert last.startswith("-q -y -o DPkg::Lock::Timeout=300 ")
+    assert last.endswith(" --no-install-recommends install -- jq kmod")
+
+
+def test_other_errors_of_apt_end_it_at_once(tmp_path: Path) -> None:
+    program(tmp_path / "bin/sleep", f"touch {tmp_path}/slept")
+    program(tmp_path / "bin/apt-get", "echo 'E: The repository is not signed.' >&2; exit 100")
+    with pytest.raises(AssertionError, match=r"E: The repository is not signed\."):
+        sh(f"{packages.APT}apt_update", PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
+    assert not (tmp_path / "slept").exists()
