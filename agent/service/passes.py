@@ -174,7 +174,7 @@ class Passes:
         return max(0.0, self._resync_at - time.monotonic())
 
     def trial_left(self) -> float:
-        """The seconds until a new spec that fails is given up; infinite if the last pass ended early, since it shows no failure."""
+        """The seconds until a new spec that fails is given up; infinite after a pass that ended early: it shows no failure."""
         return self.in_force.trial_left(time.monotonic()) if self.last else math.inf
 
     def is_recorded(self) -> bool:
