@@ -91,20 +91,30 @@ def inside(namespace: Namespace) -> Iterator[int]:
     """
     own = os.open(OWN, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        there = os.open(namespace.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            # Another process may have the number of this path by now.
-            if os.fstat(there).st_ino != namespace.inode:
-                raise FileNotFoundError(errno.ENOENT, "the network namespace is gone", namespace.path)
+        with opened(namespace) as there:
             _enter(there)
-        finally:
-            os.close(there)
         try:
             yield own
         finally:
             _return(own)
     finally:
         os.close(own)
+
+
+@contextmanager
+def opened(namespace: Namespace) -> Iterator[int]:
+    """A descriptor of a namespace for a `with` block.
+
+    :raises OSError: it is gone, or cannot be opened.
+    """
+    there = os.open(namespace.path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        # Another process may have the number of this path by now, or another mount hides the one of the namespace.
+        if os.fstat(there).st_ino != namespace.inode:
+            raise FileNotFoundError(errno.ENOENT, "the network namespace is gone", namespace.path)
+        yield there
+    finally:
+        os.close(there)
 
 
 def _return(own: int) -> None:

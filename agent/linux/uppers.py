@@ -24,7 +24,7 @@ from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 from pyroute2.netlink.rtnl.nsidmsg import nsidmsg
 
 from agent.linux.messages import IFINFOMSG, ask, attribute, attributes, decoder, dump, layout, numbers
-from agent.linux.namespaces import OWN, every_namespace, inside
+from agent.linux.namespaces import OWN, every_namespace, inside, opened
 from agent.machine import Namespace
 
 RTGENMSG = layout(nsidmsg.fields)
@@ -70,8 +70,12 @@ def _in_numbered() -> list[Upper]:
     """Those in the namespaces that have a number in the own one."""
     uppers = [upper for number in _numbered() for upper in _in(number)]
     # The kernel gives the own namespace a number while it lists these netdevs.
-    own = _number(OWN) if uppers else -1
-    return [upper for upper in uppers if upper.namespace in (own, None)]
+    own = os.open(OWN, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        number = _number(own)
+    finally:
+        os.close(own)
+    return [upper for upper in uppers if upper.namespace in (number, None)]
 
 
 def _in_others() -> Iterator[Upper]:
@@ -81,7 +85,9 @@ def _in_others() -> Iterator[Upper]:
         if namespace.inode in looked:
             continue
         try:
-            uppers = _inside(namespace) if _number(namespace.path) < 0 else []
+            with opened(namespace) as there:
+                number = _number(there)
+            uppers = _inside(namespace) if number < 0 else []
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue  # it is gone, or belongs to another user namespace
         looked.add(namespace.inode)
@@ -92,7 +98,7 @@ def _inside(namespace: Namespace) -> list[Upper]:
     with inside(namespace) as own:
         uppers = _decoded(dump(socket.NETLINK_ROUTE, RTM_GETLINK, IFINFOMSG.pack(socket.AF_UNSPEC, 0, 0, 0, 0)))
         # Here, too, the kernel has given the number while it listed the netdevs.
-        number = _number_of(own) if uppers else -1
+        number = _number(own) if uppers else -1
     return [upper for upper in uppers if upper.namespace in (number, None)]
 
 
@@ -101,16 +107,8 @@ def _numbered() -> list[int]:
     return [nsid for body in dump(socket.NETLINK_ROUTE, RTM_GETNSID, RTGENMSG.pack(0)) for nsid in decode_number(body)]
 
 
-def _number(path: str) -> int:
+def _number(descriptor: int) -> int:
     """The number of a namespace in the one of this thread; -1 if it has none."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return _number_of(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _number_of(descriptor: int) -> int:
     body = RTGENMSG.pack(0) + attribute(NETNSA_FD, U32.pack(descriptor))
     return next((nsid for each in ask(socket.NETLINK_ROUTE, RTM_GETNSID, body) for nsid in decode_number(each)), -1)
 

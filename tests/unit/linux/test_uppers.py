@@ -85,6 +85,21 @@ def test_in_a_namespace_without_a_number_a_macvlan_is_found_and_none_of_the_name
     check_in_namespace(MADE, check, within=60)
 
 
+def test_a_namespace_whose_mount_is_hidden_by_another_one_is_left_out() -> None:
+    def check() -> None:
+        with pod() as one:
+            hide = (
+                f"touch /mnt/net; mount --bind /proc/{one}/ns/net /mnt/net; mount -t tmpfs tmpfs /mnt; touch /mnt/net"
+            )
+            subprocess.run(["sh", "-euc", hide], check=True)
+            ip("link", "add", "net1", "link", "fab0", "netns", one, "type", "macvlan", "mode", "bridge")
+            netlink = LinuxNetlink()
+            below = next(link.ifindex for link in netlink.links() if link.name == "fab0")
+            assert netlink.uppers_elsewhere() == {below: ("net1",)}
+
+    check_in_namespace(f"mount -t tmpfs tmpfs /mnt; {MADE}", check, within=60)
+
+
 def test_a_pair_whose_end_is_in_a_namespace_of_a_namespace_is_not_taken_for_an_upper() -> None:
     def check() -> None:
         with pod() as one, pod() as other:
