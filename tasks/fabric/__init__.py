@@ -145,9 +145,9 @@ def prepare() -> None:
 
 
 _verdicts: dict[State, Verdict] = {}
+_absent: dict[State, Mapping[str, str]] = {}
 _ends: dict[str, End] = {}
-_absent: dict[str, str] = {}
-"""The verdict, the ends and the untested nodes and NICs of this deploy's test. Each node gets its part of them."""
+"""The verdict, the untested nodes and NICs, and the ends of this deploy's test. Each node gets its part of them."""
 
 
 @deploy("Fabric")
@@ -193,7 +193,7 @@ def _test(state: State, host: Host, settings: FabricSettings) -> bool:
             host.log(f"fabric: going on with a stopped run: {len(journal.results)} tests are done")
         runner = Runner(by_name(journal.run.ends), settings, connected, journal, lambda line: host.log(printable(line)))
         _ends.update(runner.ends)
-        _absent.update(journal.run.absent)
+        _absent[state] = journal.run.absent
         _verdicts[state] = runner.run()
     except (Damaged, UnderWay, OSError) as error:
         host.log(printable(f"fabric: {error}"))
@@ -235,7 +235,7 @@ def record_results() -> Commands:
     new = f"{RESULTS_FILE}.new"
     yield FileUploadCommand(StringIO(results_to_json(results)), new, remote_temp_filename=host.get_temp_filename(new))
     yield script(_RECORD, RESULTS_FILE)
-    if faults := list(_faults(verdict, host.name)):
+    if faults := list(_faults(verdict, _absent[host.state], host.name)):
         yield refuse("\n".join(f"fabric: {line}" for line in faults))
 
 
@@ -247,14 +247,14 @@ def _nic_results(verdict: Verdict, node: str) -> Iterator[NicResult]:
             yield NicResult(end.nic, end.pci, end.device, good, "" if good else each.message, dict(end.identity))
 
 
-def _faults(verdict: Verdict, node: str) -> Iterator[str]:
+def _faults(verdict: Verdict, absent: Mapping[str, str], node: str) -> Iterator[str]:
     mine = [each for each in verdict.ends if each.end.startswith(f"{node}/")]
     if not mine:
         yield "it was not tested"
     for each in mine:
         if each.status != "good":
             yield f"{each.end} is {each.kind or each.status}: {each.message}"
-    for name, why in sorted(_absent.items()):
+    for name, why in sorted(absent.items()):
         if name.startswith(f"{node}/"):
             yield f"{name} was not tested: {why}"
     for path in verdict.paths:

@@ -207,8 +207,8 @@ def _plain(address: str) -> str:
 
 
 def with_rdma(spec: NodeSpec) -> tuple[str, ...]:
-    """The names, or patterns of names, of the NICs of which the spec expects RDMA devices."""
-    return tuple(nic.name for nic in spec.nics if nic.rdma is not None)
+    """The names, or patterns of names, of the NICs of which the spec requires RDMA devices."""
+    return tuple(nic.name for nic in spec.nics if nic.rdma is not None and nic.required)
 
 
 def rails_of(spec: NodeSpec) -> dict[str, int]:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -241,22 +242,27 @@ def test_a_deploy_writes_its_results_to_the_node(node: Node, tmp_path: Path, mon
     assert any("no other node has a NIC of this rail" in line for line in result.log)
 
 
-def prove_rdma() -> None:
-    nics = [{"name": name, "select": {"netdev": name}, "rdma": {"pf": True}} for name in ("fab0", "fab1")]
+def prove_rdma(required: bool) -> None:
+    nics = [
+        {"name": name, "select": {"netdev": name}, "rdma": {"pf": True}, "required": needed}
+        for name, needed in (("fab0", True), ("fab1", required))
+    ]
     fabric.prove(spec=from_mapping({"node_name": "node-a", "nics": nics}))
 
 
-def test_a_nic_that_was_not_tested_fails_the_deploy_and_is_in_the_results(
-    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("required", [True, False])
+def test_a_required_nic_that_was_not_tested_fails_the_deploy_and_is_in_the_results(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, required: bool
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     up = function("0000:21:00.0", "fab0", [device("rx0", gids=GIDS)], [])
     down = function("0000:41:00.0", "fab1", [device("rx1", "DOWN", GIDS)], [])
-    result = node.deploy(prove_rdma, {"inspect --json": printed(up, down)})
+    result = node.deploy(partial(prove_rdma, required), {"inspect --json": printed(up, down)})
     kept = Journal.read(tmp_path / "trackbed" / "fabric" / "results.jsonl")
-    assert [*kept.run.absent] == ["@fake/node-a/fab1"]
+    assert [*kept.run.absent] == (["@fake/node-a/fab1"] if required else [])
     assert result.failed
-    assert any("fab1 was not tested: none of its RDMA devices has an active port" in line for line in result.log)
+    said = any("fab1 was not tested: none of its RDMA devices has an active port" in line for line in result.log)
+    assert said == required
 
 
 @pytest.mark.parametrize(("limit", "refused"), [(("b", "c"), False), (("a", "b"), True), ((), True)])
