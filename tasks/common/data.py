@@ -132,8 +132,13 @@ def _pyinfra_arguments() -> dict[str, type]:
 
 @cache
 def _nearest_argument(key: str) -> str | None:
-    """The argument that a key resembles. Comparing takes a millisecond, and all hosts of a group have the same keys."""
-    return next(iter(difflib.get_close_matches(key, _pyinfra_arguments(), n=1, cutoff=0.8)), None)
+    """The argument that a key resembles. Comparing takes a millisecond, and all hosts of a group have the same keys.
+
+    Both begin with the same two letters: `_password`, `_dir` and `_shell` are a file's own names, and not `_su_password`,
+    `_chdir` and `_su_shell` mistyped.
+    """
+    alike = [name for name in _pyinfra_arguments() if name[:3] == key[:3]]
+    return next(iter(difflib.get_close_matches(key, alike, n=1, cutoff=0.8)), None)
 
 
 def wrong_arguments(data: Mapping[str, object], host_name: str) -> list[str]:

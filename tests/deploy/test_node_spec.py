@@ -90,7 +90,8 @@ def test_bad_data_names_host_key_and_remedy(data: dict[str, Any], message: str) 
 
 def test_pyinfra_s_arguments_and_names_private_to_a_file_of_group_data_are_no_faults() -> None:
     given = {"_sudo": True, "_sudo_password": None, "_env": {"A": "b"}, "_RAILS": (1, 2), "_nics": len, "_timeout": 30}
-    assert node_spec.node_spec(given, "gpu-01") == NodeSpec("gpu-01")
+    own = {"_password": "hunter2", "_dir": "/srv", "_shell": "/bin/sh"}
+    assert node_spec.node_spec({**given, **own}, "gpu-01") == NodeSpec("gpu-01")
 
 
 def test_all_faults_are_named_at_once() -> None:
