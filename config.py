@@ -7,13 +7,12 @@ from tasks.common import connection, failures, inventory, prefetch, progress, py
 config.REQUIRE_PYINFRA_VERSION = ">=3.10,<3.11"
 # Hosts at the same time. pyinfra's default is 20 for each CPU of the control host, but the network is the limit.
 config.PARALLEL = 64
-config.FAIL_PERCENT = failures.PERCENT
 # Seconds. A busy node answers late.
 config.CONNECT_TIMEOUT = 20
 
 connection.allow_open_files(state)
 connection.fail_single_hosts()
-failures.tolerate_one(state)
+failures.limit(state)
 # After these two, which then count the hosts of the shard only.
 shard.limit(state)
 # After the shard, so that it is called before it: a shard may have no hosts.

@@ -207,7 +207,7 @@ def test_a_node_that_fails_does_not_stop_the_others(inventory: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hosts", "options", "stops"), [(3, [], False), (11, [], False), (3, ["--fail-percent", "5"], True)]
+    ("hosts", "options", "stops"), [(3, [], False), (11, [], False), (3, ["--fail-percent", "10"], True)]
 )
 def test_a_single_node_that_fails_stops_the_others_only_if_the_operator_says_so(
     inventory: Path, tmp_path: Path, hosts: int, options: list[str], stops: bool
