@@ -26,20 +26,19 @@ def check(state: State) -> None:
 
     def checked_groups(filename: str) -> dict[str, Any]:
         groups = {}
+        private = "a value that is no group begins with _"
         for name, value in files.exec_file(filename, return_locals=True).items():
             # pyinfra takes the first item of any tuple for a list of hosts.
             if (isinstance(value, tuple) and not name.startswith("_")) or files._is_inventory_group(name, value):
                 if fault := _fault(value):
-                    raise InventoryError(
-                        f"{filename}: {name}: {fault}; {GROUP}; a value that is no group begins with _"
-                    )
+                    raise InventoryError(f"{filename}: {name}: {fault}; {GROUP}; {private}")
                 groups[name] = value
         for name in groups if "all" in groups else ():
             # pyinfra would leave them out without a word.
             if lost := _names(groups[name]) - _names(groups["all"]):
                 first = min(lost)
                 raise InventoryError(
-                    f"{filename}: all: it lacks {first!r}, which is in {name}; add it, or remove 'all'"
+                    f"{filename}: all: it lacks {first!r}, which is in {name}; add it, or remove 'all'; {private}"
                 )
         return groups
 

@@ -164,7 +164,7 @@ def test_a_limit_that_no_host_matches_does_not_succeed(inventory: Path, options:
         ('["@fake/a"]\nPORTS = (1, 2)', "PORTS: a tuple is a list of hosts and the group's data"),
         (
             '["@fake/a", "@fake/b"]\nall = ["@fake/a"]',
-            "all: it lacks '@fake/b', which is in hosts; add it, or remove 'all'",
+            "all: it lacks '@fake/b', which is in hosts; add it, or remove 'all'; a value that is no group begins with _",
         ),
         ('(["@fake/a"], {}, {})', "hosts: a tuple is a list of hosts and the group's data, as ([...], {...})"),
         ('["@fake/b", ("@fake/a", {"ssh_usr": "admin"})]', "@fake/a: unknown key 'ssh_usr'; did you mean 'ssh_user'?"),
