@@ -265,7 +265,7 @@ def test_an_empty_record_is_an_empty_state() -> None:
     assert original_state.parse([]) == original_state.OriginalState()
 
 
-def test_the_node_stops_to_deploy_itself_before_its_values_are_restored(node: Node) -> None:
+def test_the_timer_of_pull_mode_is_removed_before_values_are_restored(node: Node) -> None:
     node.data = {"ready_timeout": 7}
     result = node.deploy(lambda: runpy.run_path(str(ROOT / "deploys/remove.py")), spec(GIVEN))
     assert list(result.planned)[:2] == ["Pull | No timer", "Spec withdrawn | VFs"]
