@@ -2,7 +2,7 @@
 
 from pyinfra import config, state
 
-from tasks.common import connection, failures, inventory, prefetch, progress, pyinfra_speed, shard
+from tasks.common import connection, failures, inventory, prefetch, progress, pyinfra_speed, questions, shard
 
 config.REQUIRE_PYINFRA_VERSION = ">=3.10,<3.11"
 # Hosts at the same time. pyinfra's default is 20 for each CPU of the control host, but the network is the limit.
@@ -13,10 +13,11 @@ config.CONNECT_TIMEOUT = 20
 connection.allow_open_files(state)
 connection.fail_single_hosts()
 failures.limit(state)
-# After these two, which then count the hosts of the shard only.
+# After the limits of open files and of failed hosts, which then count the hosts of the shard only.
 shard.limit(state)
 # After the shard, so that it is called before it: a shard may have no hosts.
 inventory.check(state)
 progress.show(state)
+questions.need_answers()
 prefetch.enable(state)
 pyinfra_speed.replace_functions()

@@ -58,8 +58,16 @@ def pyinfra(
     inventory.write_text(f"hosts = {made!r}\n")
     return subprocess.run(
         [sys.executable, "-m", "pyinfra", str(inventory), "deploy.py", *options],
-        cwd=archive.ROOT, capture_output=True, text=True, check=False,
+        cwd=archive.ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
     )  # fmt: skip
+
+
+def test_without_a_terminal_a_question_is_one_error_and_nothing_is_done(inventory: Path) -> None:
+    done = pyinfra(inventory, a=(FRESH, {}))
+    assert done.returncode == 1
+    assert "there is no terminal to answer; give -y" in done.stderr
+    assert "Traceback" not in done.stderr and "EOFError" not in done.stderr
+    assert "Beginning operation run" not in done.stderr
 
 
 FAILING = """
