@@ -10,6 +10,9 @@ from attrs import frozen
 
 from agent.spec.vf_attributes import with_reported
 
+ARPHRD_INFINIBAND = 32
+"""The hardware type of an IPoIB netdev (include/uapi/linux/if_arp.h)."""
+
 
 @frozen(field_transformer=with_reported)
 class VfInfo:

@@ -55,7 +55,7 @@ class Failures:
             # The try that failed has made some VFs, and the next one would reset them.
             outcome = evolve(failure.outcome, change=change)
             failure = evolve(failure, outcome=outcome, not_before=failure.tried + FIRST_COSTLY_RETRY)
-        # What was blocked has not been tried, so there is nothing to wait for.
+        # A change that was blocked was not tried, so it may be tried at once.
         over = now >= failure.not_before or bool(failure.outcome.change.blocker)
         self._failures[identity(change)] = evolve(failure, over=over)
         return None if over else failure.outcome

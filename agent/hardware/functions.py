@@ -10,14 +10,12 @@ from attrs import evolve, frozen
 
 from agent.hardware.sysfs import names_or_none, number_or, numbered, parsed, read_or
 from agent.hardware.vpd import device_serial_number, product_name, vpd_serial_number
-from agent.machine import Attributes, Files, Link, Machine
+from agent.machine import ARPHRD_INFINIBAND, Attributes, Files, Link, Machine
 from agent.report.target import device_of, is_vf, vf_index, vf_target
 
 PCI = "/sys/bus/pci/devices"
 NET = "/sys/class/net"
 RDMA = "/sys/class/infiniband"
-
-ARPHRD_INFINIBAND = "32"  # include/uapi/linux/if_arp.h
 
 UNREADABLE = "DeviceUnreadable"
 REMEDY = "see the kernel's log (dmesg), and reset the device, load its driver again or reboot the node"
@@ -230,7 +228,7 @@ def ipoib_children(files: Files, name: str) -> list[str]:
 
 
 def _is_ipoib(files: Files, name: str) -> bool:
-    return read_or(files, f"{NET}/{name}/type", "") == ARPHRD_INFINIBAND
+    return number_or(files, f"{NET}/{name}/type", 0) == ARPHRD_INFINIBAND
 
 
 def ifindex_of(files: Files, target: str) -> int:

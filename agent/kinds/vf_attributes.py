@@ -33,7 +33,7 @@ RESETTING = 1.0
 """Seconds that a VF's reset may take (ice, i40e): so it is looked at again soon."""
 
 NOT_DERIVED = {"mac": "vfs.derive_macs: false", **dict.fromkeys(GUIDS, "vfs.derive_guids: false")}
-"""What the spec gives so that the agent derives no such address."""
+"""By the name of an address: the key and value of the spec with which the agent derives none."""
 
 _NAMES = tuple(attributes.by_name())
 _MAY_BE_LAST = tuple((attribute.name, attribute.last) for attribute in attributes.ordered() if attribute.last)

@@ -111,7 +111,7 @@ class LinuxNetlink:
             if error.errno == errno.ENODEV:
                 return None
             raise
-        # Before Linux 5.6 no answer has IFLA_PERM_ADDRESS, and since then only that of a netdev with such an address.
+        # Linux 5.6 and later answer with IFLA_PERM_ADDRESS if the netdev has such an address. Older ones never do.
         return link if link.permanent_mac else evolve(link, permanent_mac=ethtool_ioctl.permanent_address(link.name))
 
     def set_link(

@@ -25,7 +25,7 @@ from pyroute2.netlink.rtnl.nsidmsg import nsidmsg
 
 from agent.linux.messages import IFINFOMSG, ask, attribute, attributes, decoder, dump, layout, numbers
 from agent.linux.namespaces import OWN, every_namespace, inside, opened
-from agent.machine import Namespace
+from agent.machine import ARPHRD_INFINIBAND, Namespace
 
 RTGENMSG = layout(nsidmsg.fields)
 _IFLA, _NETNSA = numbers(ifinfmsg), numbers(nsidmsg)
@@ -41,7 +41,6 @@ PAIRS = frozenset({b"veth", b"netkit", b"vxcan"})
 STACKED = frozenset({b"macvlan", b"macvtap", b"ipvlan", b"ipvtap", b"vlan", b"macsec"})
 
 IPOIB = b"ipoib"
-ARPHRD_INFINIBAND = 32  # include/uapi/linux/if_arp.h
 
 S32, U32 = Struct("=i"), Struct("=I")
 
@@ -69,6 +68,8 @@ def elsewhere() -> dict[int, tuple[str, ...]]:
 def _in_numbered() -> list[Upper]:
     """Those in the namespaces that have a number in the own one."""
     uppers = [upper for number in _numbered() for upper in _in(number)]
+    if not uppers:
+        return []
     # The kernel gives the own namespace a number while it lists these netdevs.
     own = os.open(OWN, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -108,7 +109,7 @@ def _numbered() -> list[int]:
 
 
 def _number(descriptor: int) -> int:
-    """The number of a namespace in the one of this thread; -1 if it has none."""
+    """The number that the thread's namespace has for another one, or for itself; -1 if there is none."""
     body = RTGENMSG.pack(0) + attribute(NETNSA_FD, U32.pack(descriptor))
     return next((nsid for each in ask(socket.NETLINK_ROUTE, RTM_GETNSID, body) for nsid in decode_number(each)), -1)
 

@@ -18,15 +18,13 @@ from __future__ import annotations
 
 import resource
 import socket
-from getpass import getpass
 from typing import Any
 
 from attrs import frozen
-from paramiko import SSHException, Transport
+from paramiko import Transport
 from pyinfra.api.exceptions import ConnectError, PyinfraError
 from pyinfra.api.host import Host
 from pyinfra.api.state import State
-from pyinfra.connectors import ssh_util, util
 from pyinfra.connectors.local import LocalConnector
 from pyinfra.connectors.ssh import SSHConnector
 
@@ -78,10 +76,7 @@ def allow_open_files(state: State) -> None:
 
 
 def fail_single_hosts() -> None:
-    """For config.py: a key or a password that a connection lacks fails its host, and not the deploy of all hosts.
-
-    pyinfra asks for a password if sudo or a private key needs one, also where there is no terminal.
-    """
+    """For config.py: a key that cannot be used fails its host, and not the deploy of all hosts."""
     connect = SSHConnector.connect
 
     def connect_or_fail(self: SSHConnector) -> None:
@@ -91,27 +86,6 @@ def fail_single_hosts() -> None:
             raise ConnectError(str(error)) from None
 
     SSHConnector.connect = connect_or_fail  # type: ignore[method-assign]
-    ssh_util.getpass = _ask(  # type: ignore[attr-defined]
-        ConnectError,
-        "the private key is encrypted, and there is no terminal to enter its password: have ssh-agent hold the key, and leave "
-        "out ssh_key, or give ssh_key_password",
-    )
-    # For this exception of a command pyinfra fails the host.
-    util.getpass = _ask(  # type: ignore[attr-defined]
-        SSHException,
-        "sudo asks for a password, and there is no terminal to enter it: log in as root, or allow the login user to run sudo "
-        "without one (NOPASSWD, sudoers(5))",
-    )
-
-
-def _ask(error: type[Exception], message: str) -> Any:
-    def ask(prompt: str) -> str:
-        try:
-            return getpass(prompt)
-        except EOFError:
-            raise error(message) from None
-
-    return ask
 
 
 def deploys_itself(host: Host) -> bool:

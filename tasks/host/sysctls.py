@@ -122,7 +122,7 @@ def load(wanted: Mapping[str, str], settings: OperationMeta) -> Commands:
 
 
 def _overridden(wanted: Mapping[str, str], later: list[Setting]) -> dict[str, tuple[Setting, str]]:
-    """The sysctls that have another value after the later settings, with the setting that gives it, and the value."""
+    """The sysctls to which later settings give another value: by name, the setting that does so, and that value."""
     last: dict[str, tuple[Setting, str]] = {}
     for setting in later:
         if SYSCTL.fullmatch(setting.name):

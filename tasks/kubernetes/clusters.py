@@ -1,4 +1,4 @@
-"""Which cluster a host is of: an inventory may have hosts of several."""
+"""The cluster of a host. An inventory may have hosts of several clusters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scripts that install and start the agent, run here for real, in a folder of their own."""
+"""The scripts that install and start the agent: these tests run them in a temporary folder."""
 
 from __future__ import annotations
 

@@ -55,7 +55,12 @@ def pyinfra(
     inventory: Path, *options: str, **hosts: tuple[Answers, dict[str, Any]]
 ) -> subprocess.CompletedProcess[str]:
     made = [(f"@fake/{name}", {**DATA, "fake_responses": answers, **data}) for name, (answers, data) in hosts.items()]
-    inventory.write_text(f"hosts = {made!r}\n")
+    return deployed(inventory, repr(made), *options)
+
+
+def deployed(inventory: Path, hosts: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Deploy to an inventory whose hosts are this text."""
+    inventory.write_text(f"hosts = {hosts}\n")
     return subprocess.run(
         [sys.executable, "-m", "pyinfra", str(inventory), "deploy.py", *options],
         cwd=archive.ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
@@ -143,11 +148,7 @@ def test_bad_data_is_one_message_before_any_node_is_touched(inventory: Path, opt
 
 @pytest.mark.parametrize("hosts", ["[]", '{"@fake/a": {}}', '["@fake/a", 5]'])
 def test_a_deploy_to_no_host_does_not_succeed(inventory: Path, hosts: str) -> None:
-    inventory.write_text(f"hosts = {hosts}\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "pyinfra", str(inventory), "deploy.py", "-y"],
-        cwd=archive.ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = deployed(inventory, hosts, "-y")
     assert done.returncode == 1
     assert "the inventory has no hosts; a group of hosts is a list of names" in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
@@ -181,11 +182,7 @@ def test_a_limit_that_no_host_matches_does_not_succeed(inventory: Path, options:
 def test_an_inventory_that_pyinfra_would_misread_is_one_message_before_any_host_is_connected_to(
     inventory: Path, hosts: str, message: str
 ) -> None:
-    inventory.write_text(f"hosts = {hosts}\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "pyinfra", str(inventory), "deploy.py", "-y"],
-        cwd=archive.ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = deployed(inventory, hosts, "-y")
     assert done.returncode == 1
     assert message in " ".join(done.stderr.split())
     assert "Connecting" not in done.stderr

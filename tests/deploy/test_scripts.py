@@ -1,4 +1,4 @@
-"""The scripts of small tasks, run here for real, in a folder of their own."""
+"""The scripts of small tasks: these tests run them in a temporary folder."""
 
 from __future__ import annotations
 

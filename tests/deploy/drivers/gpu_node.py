@@ -73,6 +73,6 @@ def there(nvidia: list[str] = LOADED, **more: Any) -> Answers:
 def fresh(distribution: Answers) -> Answers:
     """A node with nothing of it."""
     answers = {"uname -m": "x86_64", "uname -r": KERNEL, USERS: ["end"], REQUESTS: [f"{BOOT}1"]}
-    # The commands that ask the repositories end like those about a module.
+    # These commands contain " sh nvidia", too, and the first text that matches counts.
     repositories: Answers = {"madison": [], "repoquery": []}
     return {STATE: ["LoadState=not-found"], **repositories, **distribution, **answers, **modules(["path "])}

@@ -1,4 +1,4 @@
-"""The scripts for NVIDIA's driver, run here for real, in a folder of their own."""
+"""The scripts for NVIDIA's driver: these tests run them in a temporary folder."""
 
 from __future__ import annotations
 

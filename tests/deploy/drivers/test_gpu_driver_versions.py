@@ -102,7 +102,7 @@ add*) if [ "$THERE" = True ]; then echo nvidia-open-3:580.95.05-1.* >> "$LOCKS";
 esac
 """)
     program.chmod(0o755)
-    # In the place of the node's file: the rest of the script is what it is.
+    # Only the function that lists the locks is replaced: it would read the node's own file.
     text = gpu_driver._LOCK.replace("set -f", 'locks() { sed /^#/d "$LOCKS"; }\nset -f')
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "LOCKS": str(locks), "THERE": str(there)}
     done = subprocess.run(

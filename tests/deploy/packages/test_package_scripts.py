@@ -1,4 +1,4 @@
-"""The scripts for package managers, run here for real, in a folder of their own."""
+"""The scripts for package managers: these tests run them in a temporary folder."""
 
 from __future__ import annotations
 

@@ -179,9 +179,16 @@ def test_an_end_that_sends_slowly_is_blamed(programs: Path) -> None:
     assert "30%" in next(each.message for each in said.ends if each.end == "c/fab0")
 
 
-def test_a_node_answers_although_a_client_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The functions of the program that runs on a node, with a folder of their own."""
     monkeypatch.setenv("TRACKBED_FABRIC", str(tmp_path))
-    node = runpy.run_path(str(ROOT / "templates" / "fabric.py"))
+    return runpy.run_path(str(ROOT / "templates" / "fabric.py"))
+
+
+def test_a_node_answers_although_a_client_does_not_end(
+    node: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # What a client leaves behind keeps its output open, as a client does that the kernel does not let go.
     lasting = ["sh", "-c", f"sleep 1000 & echo $! > {tmp_path}/pid"]
     jobs = [
@@ -198,11 +205,7 @@ def test_a_node_answers_although_a_client_does_not_end(tmp_path: Path, monkeypat
         os.kill(int((tmp_path / "pid").read_text()), 9)
 
 
-def test_another_programs_port_is_not_taken_for_that_of_the_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TRACKBED_FABRIC", str(tmp_path))
-    node = runpy.run_path(str(ROOT / "templates" / "fabric.py"))
+def test_another_programs_port_is_not_taken_for_that_of_the_server(node: dict[str, Any]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         listens = f"import socket\ntry:\n socket.create_server(('', {port}))\nexcept OSError as e:\n exit(e.strerror)"
@@ -212,10 +215,8 @@ def test_another_programs_port_is_not_taken_for_that_of_the_server(
 
 
 def test_a_server_that_a_stopped_run_has_left_is_not_taken_for_another_program(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    node: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TRACKBED_FABRIC", str(tmp_path))
-    node = runpy.run_path(str(ROOT / "templates" / "fabric.py"))
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     listens = f"import socket\nwith socket.create_server(('127.0.0.1', {port})) as made:\n while True: made.accept()[0].close()"
