@@ -13,6 +13,7 @@ config.CONNECT_TIMEOUT = 20
 connection.allow_open_files(state)
 connection.fail_single_hosts()
 failures.limit(state)
+failures.fail_alone()
 # After the limits of open files and of failed hosts, which then count the hosts of the shard only.
 shard.limit(state)
 # After the shard, so that it is called before it: a shard may have no hosts.

@@ -18,6 +18,8 @@ from threading import Lock
 from packaging.requirements import Requirement
 from pyinfra.api.exceptions import DeployError
 
+from tasks.common.failures import NodeError
+
 ROOT = Path(__file__).parents[2]
 REQUIREMENTS = ROOT / "requirements" / "node.txt"
 
@@ -46,10 +48,10 @@ def version(machine: str) -> str:
 
     The hash covers the wheels by their pins, which have hashes themselves, so it needs neither a build nor the network.
 
-    :raises DeployError: the agent does not support the machine.
+    :raises NodeError: the agent does not support the machine.
     """
     if machine not in MACHINES:
-        raise DeployError(f"the agent does not support the machine type {machine!r}; it supports {', '.join(MACHINES)}")
+        raise NodeError(f"the agent does not support the machine type {machine!r}; it supports {', '.join(MACHINES)}")
     digest = hashlib.sha256()
     # The machine is part of it: the same pins mean different wheels on another machine.
     recipe = "\n".join([machine, PYTHON, *PLATFORMS, *LEFT_OUT, MAIN, pins(REQUIREMENTS, machine)])

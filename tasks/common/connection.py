@@ -17,16 +17,21 @@ a connection that waits for other hosts.
 from __future__ import annotations
 
 import resource
+import secrets
 import socket
 from typing import Any
 
 from attrs import frozen
 from paramiko import Transport
+from pyinfra.api.command import StringCommand
 from pyinfra.api.exceptions import ConnectError, PyinfraError
 from pyinfra.api.host import Host
 from pyinfra.api.state import State
+from pyinfra.connectors.base import BaseConnector
 from pyinfra.connectors.local import LocalConnector
 from pyinfra.connectors.ssh import SSHConnector
+
+from agent.report.printable import printable
 
 OTHER_FILES = 256
 """Files that pyinfra has open beside the connections: its own, and the programs that it starts. It never has so many."""
@@ -44,6 +49,9 @@ KEEP_ALIVE_S = 60
 GIVEN_UP_S = 300
 """Seconds for which a host may leave packets unacknowledged: TCP_USER_TIMEOUT (tcp(7)). A host that flaps its link comes back
 sooner. Behind a bastion, it is the bastion's TCP that gives the host up, after about 15 minutes (tcp_retries2)."""
+
+SHOWN = 200
+"""Characters of what a login shell prints that are shown."""
 
 BY_CONTROL_HOST = "deploy the node from its control host"
 """The remedy on a node that deploys itself, for what only a control host has."""
@@ -76,7 +84,7 @@ def allow_open_files(state: State) -> None:
 
 
 def fail_single_hosts() -> None:
-    """For config.py: a key that cannot be used fails its host, and not the deploy of all hosts."""
+    """For config.py: a host fails alone if its key cannot be used, or if its login shell prints something."""
     connect = SSHConnector.connect
 
     def connect_or_fail(self: SSHConnector) -> None:
@@ -84,8 +92,29 @@ def fail_single_hosts() -> None:
             connect(self)
         except PyinfraError as error:
             raise ConnectError(str(error)) from None
+        if fault := login_fault(self):
+            self.disconnect()
+            raise ConnectError(fault)
 
     SSHConnector.connect = connect_or_fail  # type: ignore[method-assign]
+
+
+def login_fault(connector: BaseConnector) -> str:
+    """An error if the login shell adds text to the answers of commands; else an empty text.
+
+    bash reads ~/.bashrc for the commands of sshd, too. What it prints there would be the first line of each answer.
+    """
+    mark = secrets.token_hex(8)
+    succeeded, output = connector.run_shell_command(StringCommand("echo", mark), print_output=False, print_input=False)
+    if succeeded and output.stdout_lines == [mark]:
+        return ""
+    added = printable(" ".join(line for line in output.output_lines if line != mark))[:SHOWN]
+    if not succeeded:
+        return f"the login shell ran no command: {added or 'it printed nothing'}; see: ssh HOST echo test"
+    return (
+        f"the login shell adds to the answer of each command: {added!r}; "
+        "let ~/.bashrc and its like print only in interactive shells (see: ssh HOST true)"
+    )
 
 
 def deploys_itself(host: Host) -> bool:

@@ -1,17 +1,22 @@
 """The base class of Trackbed's facts. If a node's output cannot be parsed, only that node fails.
 
 pyinfra ends the whole deploy at any exception of a fact except FactProcessError.
+
+This module also has pyinfra read all of an answer. A byte that is not UTF-8 ends the reader of pyinfra 3.10: the command still
+succeeds, and the lines before the byte count as the whole answer. Here each such byte is read as \\xNN.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any, TypeVar
 
 import cattrs
+from paramiko.file import BufferedFile
 from pyinfra.api.exceptions import FactProcessError
 from pyinfra.api.facts import FactBase as _FactBase
+from pyinfra.connectors import util
 
 from agent.report.printable import printable
 
@@ -22,6 +27,7 @@ _UNREADABLE = (
     OverflowError,  # of a whole number that no float can be
     cattrs.BaseValidationError,
 )
+_read_buffer = util.read_buffer
 SHOWN = 400
 """Characters of the error that are printed; the node may have written it."""
 
@@ -51,3 +57,18 @@ def _guarded(name: str, process: Callable[[Any, list[str]], T]) -> Callable[[Any
             ) from None
 
     return guarded
+
+
+def _read_whole_buffer(name: str, io: Any, *arguments: Any, **named: Any) -> None:
+    _read_buffer(name, _lines(io), *arguments, **named)
+
+
+def _lines(io: Any) -> Iterator[str]:
+    if isinstance(io, BufferedFile):
+        # Otherwise paramiko decodes each line itself.
+        io._flags |= BufferedFile.FLAG_BINARY  # type: ignore[attr-defined]
+    for line in io:
+        yield line.decode(errors="backslashreplace")
+
+
+util.read_buffer = _read_whole_buffer

@@ -1,14 +1,41 @@
-"""How many hosts may fail before the deploy of all hosts stops."""
+"""What fails one host, and how many hosts may fail before the deploy of all hosts stops.
+
+pyinfra 3.10 ends the deploy of all hosts at the first exception in the code of one host. It goes on with a fact's default after
+the fact could not be read: a file that could not be read looks like one that does not exist.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from math import ceil
 from typing import Any
 
+from click import ClickException
+from gevent import GreenletExit
+from pyinfra import logger
+from pyinfra.api import operations
+from pyinfra.api.exceptions import ArgumentTypeError, DeployError, PyinfraError
+from pyinfra.api.host import Host
 from pyinfra.api.state import State
+from pyinfra.context import host
+
+from tasks.common.commands import fail
 
 PERCENT = 10
 """If more hosts have failed, the fault is not a single node's."""
+
+
+class NodeError(Exception):
+    """Deploy code cannot go on with this node, because of what the node has answered. Only its host fails.
+
+    The message names host, key and remedy. For a fault of the inventory, raise DeployError: it ends the deploy of all hosts
+    before any node is changed.
+    """
+
+
+class _HostFailed(Exception):
+    """The host has failed already, and pyinfra has printed why."""
 
 
 def limit(state: State) -> None:
@@ -25,3 +52,78 @@ def limit(state: State) -> None:
         init(inventory, config, initial_limit=initial_limit)
 
     state.init = init_limited  # type: ignore[method-assign]
+
+
+def fail_alone() -> None:
+    """For config.py: what one node answers fails that host, and not the deploy of all hosts."""
+    # It patches the standard library, which only the deploy itself expects.
+    from pyinfra_cli import util  # type: ignore[import-untyped]
+
+    load, run, get_fact = util._parallel_load_hosts, operations._run_host_op_with_context, Host.get_fact
+    if hasattr(get_fact, "__wrapped__"):  # the tests of several deploys in one process
+        return
+
+    def load_alone(state: State, callback: Callable[[], object], name: str) -> None:
+        load(state, lambda: prepared(state, callback), name)
+
+    @wraps(run)
+    def run_alone(state: State, host: Host, op_hash: str) -> Any:
+        try:
+            return run(state, host, op_hash)
+        except Exception as error:
+            if ends_all(error):
+                raise
+            _say(host, error)
+            return False
+
+    @wraps(get_fact)
+    def fact_or_failure(self: Host, *arguments: Any, **named: Any) -> Any:
+        value = get_fact(self, *arguments, **named)
+        if self in self.state.failed_hosts:
+            raise _HostFailed
+        return value
+
+    util._parallel_load_hosts = load_alone
+    operations._run_host_op_with_context = run_alone
+    Host.get_fact = fact_or_failure  # type: ignore[method-assign]
+
+
+def prepared(state: State, code: Callable[[], object]) -> None:
+    """Run deploy code for the current host. An exception that concerns only this host fails it, and ends its greenlet.
+
+    :raises PyinfraError: the deploy of all hosts ends.
+    """
+    this = state.inventory.get_host(host.name)
+    try:
+        code()
+    except Exception as raised:
+        # pyinfra_cli wraps what the code of a file raises, unless it is a PyinfraError.
+        error = getattr(raised, "exception", raised) if isinstance(raised, ClickException) else raised
+        if ends_all(error):
+            raise
+        _say(this, error)
+        if this not in state.failed_hosts:
+            state.fail_hosts({this})  # type: ignore[no-untyped-call]
+        # To pyinfra this is neither a fault nor a host that is ready.
+        raise GreenletExit from None
+
+
+def ends_all(error: Exception) -> bool:
+    """Whether an exception is a fault of the inventory or of the control host, or says that too many hosts have failed.
+
+    pyinfra raises PyinfraError itself for the last of these. Its subclasses also describe one host, such as an operation that
+    finds a folder in the place of its file.
+    """
+    return type(error) is PyinfraError or isinstance(error, DeployError | ArgumentTypeError | ClickException)
+
+
+def _say(host: Host, error: Exception) -> None:
+    if isinstance(error, _HostFailed):
+        return
+    if isinstance(error, NodeError):
+        fail(host, str(error))
+        return
+    logger.debug("", exc_info=error)
+    fail(
+        host, f"the deploy cannot go on with this host: {error!r}; --debug shows where; log in, and see what it answers"
+    )

@@ -20,7 +20,6 @@ from attrs import field, frozen
 from attrs.validators import optional
 from pyinfra.api.command import StringCommand
 from pyinfra.api.deploy import deploy
-from pyinfra.api.exceptions import DeployError
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
@@ -29,6 +28,7 @@ from tasks.common import units
 from tasks.common.commands import Commands, refuse
 from tasks.common.data import Key, record
 from tasks.common.facts import FactBase
+from tasks.common.failures import NodeError
 from tasks.containers import engine_files
 from tasks.containers.engine_files import DryRun, Mode
 from tasks.packages import Family, OperatingSystem, vendor_repository
@@ -90,7 +90,7 @@ KEYS = (CONTAINER_ENGINE,)
 def install() -> None:
     """Install, enable and configure the engine; without the key, do nothing.
 
-    :raises DeployError: the distribution has no such package, or Docker has no repository for it.
+    :raises NodeError: the distribution has no such package, or Docker has no repository for it.
     """
     wanted = CONTAINER_ENGINE.here()
     if wanted is None:
@@ -117,14 +117,14 @@ def install() -> None:
 def docker_repository(system: OperatingSystem) -> Repository:
     """Docker's repository for a node.
 
-    :raises DeployError: Docker has none for this distribution.
+    :raises NodeError: Docker has none for this distribution.
     """
     if system.family == "debian" and (suite := _SUITES[system.identity].get(system.version)):
         home = f"{_HOME}/{system.identity}"
         return Repository(home, f"{home}/gpg", _APT_KEY, suite=suite, components=("stable",))
     if name := _RPMS.get(system.identity):
         return Repository(f"{_HOME}/{name}/{system.major}/$basearch/stable", f"{_HOME}/{name}/gpg", _DNF_KEY)
-    raise DeployError(
+    raise NodeError(
         f"{host.name}.container_engine.source: Docker documents no repository for {system}; give container_engine.repository, "
         "or the source 'distribution'"
     )
@@ -134,7 +134,7 @@ def _names(wanted: ContainerEngine, system: OperatingSystem) -> tuple[Package, .
     if wanted.source == "vendor":
         names = _VENDOR[wanted.name]
     elif system.family == "rhel":
-        raise DeployError(
+        raise NodeError(
             f"{host.name}.container_engine.source: {system} has no package of {wanted.name}; give the source 'vendor'"
         )
     else:

@@ -26,6 +26,7 @@ from tasks.common import texts
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key, record
 from tasks.common.facts import FactBase
+from tasks.common.failures import NodeError
 from tasks.common.texts import HEADER
 from tasks.host import kernel
 from tasks.host.kernel_modules import MODULE_OPTIONS
@@ -183,7 +184,8 @@ class CompletedInstaller(FactBase[str | None]):
 def install() -> None:
     """Install and load the driver as the inventory says; without the key, do nothing.
 
-    :raises DeployError: the installer does not support the distribution, or the mode is given twice.
+    :raises NodeError: the installer does not support the distribution.
+    :raises DeployError: the mode is given twice.
     """
     wanted = ERDMA.here()
     if wanted is None:
@@ -228,7 +230,7 @@ def _check(wanted: Erdma, system: OperatingSystem) -> None:
                 f"{packages.DISTRIBUTIONS[name].name} {' and '.join(versions)}"
                 for name, versions in INSTALLER_SYSTEMS.items()
             )
-            raise DeployError(
+            raise NodeError(
                 f"{host.name}.erdma.source: the installer does not support {system}; it supports {known}; "
                 "give the source 'dkms' or 'in-tree'"
             )

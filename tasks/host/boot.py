@@ -25,6 +25,7 @@ from tasks import packages, reboot
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key, record
 from tasks.common.facts import FactBase
+from tasks.common.failures import NodeError
 from tasks.common.texts import HEADER, written
 from tasks.host import kernel_modules, sysctls
 
@@ -83,7 +84,8 @@ KEYS = (BOOT,)
 def configure(spec: NodeSpec) -> None:
     """Configure the next boot, and request a reboot if the current boot lacks a kernel argument.
 
-    :raises DeployError: the spec sets a sysctl, too, or grubby cannot set the arguments; naming host, key and remedy.
+    :raises DeployError: the spec sets a sysctl, too; naming host, key and remedy.
+    :raises NodeError: the node has grubby, which cannot set the arguments.
     """
     wanted = BOOT.here()
     kept = spec.sysctls_kept()
@@ -116,12 +118,12 @@ def _settable(arguments: tuple[str, ...], pools: tuple[str, ...]) -> tuple[str, 
     if (not twice and not several and len(pools) < 2) or packages.system().family != "rhel":
         return (*arguments, *pools)
     if several:
-        raise DeployError(
+        raise NodeError(
             f"{host.name}.boot.arguments: {', '.join(several)} has ';', at which GRUB ends the argument, and grubby (RHEL "
             "family) has no quotation marks for it; set it by hand, and remove it here"
         )
     if twice:
-        raise DeployError(
+        raise NodeError(
             f"{host.name}.boot.arguments: {', '.join(twice)} is given with several values, and grubby (RHEL family) "
             "keeps only the last one; give one value"
         )

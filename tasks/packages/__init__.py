@@ -8,7 +8,6 @@ from weakref import WeakKeyDictionary
 
 from attrs import frozen
 from pyinfra.api.command import QuoteString, StringCommand
-from pyinfra.api.exceptions import DeployError
 from pyinfra.api.host import Host
 from pyinfra.api.operation import operation
 from pyinfra.context import host
@@ -20,6 +19,7 @@ from agent.spec.node import NodeSpec
 from tasks.common.commands import Commands, script
 from tasks.common.data import host_data
 from tasks.common.facts import FactBase
+from tasks.common.failures import NodeError
 
 Family = Literal["debian", "rhel"]
 
@@ -148,7 +148,7 @@ _known: WeakKeyDictionary[Host, OperatingSystem] = WeakKeyDictionary()
 def system() -> OperatingSystem:
     """For deploy code: the current host's operating system. It is read once, since a deploy does not change it.
 
-    :raises DeployError: the distribution or release is not supported.
+    :raises NodeError: the distribution or release is not supported.
     """
     this = host.state.inventory.get_host(host.name)
     if this not in _known:
@@ -163,7 +163,7 @@ def _system() -> OperatingSystem:
     distribution = DISTRIBUTIONS.get(identity)
     if distribution is None or release < distribution.oldest:
         supported = ", ".join(f"{d.name} {d.oldest}" for d in DISTRIBUTIONS.values())
-        raise DeployError(
+        raise NodeError(
             f"{host.name}: {fact['name'] or identity} {release or ''} is not supported; "
             f"supported are, from the release given: {supported}"
         )
@@ -173,7 +173,7 @@ def _system() -> OperatingSystem:
 def base(spec: NodeSpec) -> None:
     """Install the base packages, and the RDMA tools if a NIC must have RDMA devices.
 
-    :raises DeployError: the distribution or release is not supported.
+    :raises NodeError: the distribution or release is not supported.
     """
     have = system()
     install(name="Base packages", family=have.family, new_python=have.major >= have.distribution.new_python)

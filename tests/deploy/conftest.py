@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from attrs import define, field
+from gevent import GreenletExit
 from pyinfra.api.command import FileUploadCommand, FunctionCommand
 from pyinfra.api.config import Config
 from pyinfra.api.connect import connect_all
@@ -23,6 +25,7 @@ from pyinfra.connectors.local import LocalConnector
 from pyinfra.context import ctx_host, ctx_state
 
 from agent.report.records import Report, report_to_json
+from tasks.common import failures
 
 Answers = dict[str, Any]
 
@@ -70,7 +73,8 @@ class OwnConnector(Connector, LocalConnector):  # type: ignore[misc]  # the fake
 class Result:
     """What a deploy did. By operation, ``planned``: whether it would change something; ``commands``: what it ran.
 
-    ``arguments``: all shell commands, with those of facts, and pyinfra's arguments of each.
+    ``arguments``: all shell commands, with those of facts, and pyinfra's arguments of each. ``errors``: what was printed as an
+    error, each line with the host's name in brackets before it.
     """
 
     planned: dict[str, bool]
@@ -80,6 +84,7 @@ class Result:
     failed: bool
     arguments: list[tuple[str, dict[str, Any]]]
     log: list[str] = field(factory=list)
+    errors: list[str] = field(factory=list)
 
     @property
     def ran(self) -> list[str]:
@@ -96,6 +101,15 @@ def _say(command: Any) -> str:
     if isinstance(command, FileUploadCommand):
         return f"upload {command.dest}"
     return f"refuse: {command.args[0]}" if isinstance(command, FunctionCommand) else str(command)
+
+
+@contextmanager
+def _no_hosts_left() -> Iterator[None]:
+    try:
+        yield
+    except PyinfraError as error:
+        if str(error) != "No hosts remaining!":
+            raise
 
 
 @define
@@ -118,8 +132,8 @@ class Node:
         with self.caplog.at_level(logging.INFO, "pyinfra"), ctx_state.use(state):
             connect_all(state)
             state.set_stage(StateStage.Prepare)
-            with ctx_host.use(host):
-                code()
+            with ctx_host.use(host), suppress(GreenletExit), _no_hosts_left():
+                failures.prepared(state, code)
             operations = {
                 ", ".join(state.op_meta[made].names): state.ops[host][made].operation_meta
                 for made in state.get_op_order()  # type: ignore[no-untyped-call]
@@ -127,10 +141,8 @@ class Node:
             planned = {name: bool(meta._maybe_is_change) for name, meta in operations.items()}
             state.set_stage(StateStage.Execute)
             connector.data["fake_responses"] = answers if later is None else later
-            try:
+            with _no_hosts_left():
                 run_ops(state)
-            except PyinfraError as error:
-                assert str(error) == "No hosts remaining!"
         return Result(
             planned,
             {name: [_say(command) for command in meta._commands or []] for name, meta in operations.items()},
@@ -139,6 +151,7 @@ class Node:
             host in state.failed_hosts,
             connector.ran,
             [record.getMessage() for record in self.caplog.records],
+            [record.getMessage() for record in self.caplog.records if record.levelno == logging.ERROR],
         )
 
 

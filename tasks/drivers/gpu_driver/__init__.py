@@ -23,7 +23,6 @@ from typing import Literal
 from attrs import field, frozen
 from pyinfra.api.command import StringCommand
 from pyinfra.api.deploy import deploy
-from pyinfra.api.exceptions import DeployError
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 from pyinfra.facts.server import Arch
@@ -34,6 +33,7 @@ from tasks import packages
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key, record
 from tasks.common.facts import FactBase
+from tasks.common.failures import NodeError
 from tasks.common.texts import HEADER, Texts
 from tasks.drivers.gpu_driver import modules, services
 from tasks.drivers.gpu_driver.services import FABRIC_MANAGER, PERSISTENCE
@@ -107,7 +107,7 @@ KEYS = (GPU_DRIVER,)
 def install() -> None:
     """Install the driver, load it and check it; without the key, do nothing.
 
-    :raises DeployError: the distribution has no such packages, or NVIDIA has no repository for it.
+    :raises NodeError: the distribution has no such packages, or NVIDIA has no repository for it.
     """
     wanted = GPU_DRIVER.here()
     if wanted is None:
@@ -140,12 +140,12 @@ def install() -> None:
 def cuda_repository(system: OperatingSystem, architecture: str) -> Repository:
     """NVIDIA's repository of CUDA and the driver for a node.
 
-    :raises DeployError: none is known for this distribution.
+    :raises NodeError: none is known for this distribution.
     """
     release = system.version if system.identity == "ubuntu" else str(system.major)
     known = _FOLDERS.get((system.identity, release))
     if known is None or architecture not in _ARCHITECTURES:
-        raise DeployError(
+        raise NodeError(
             f"{host.name}.gpu_driver.repository: NVIDIA's repository for {system} on {architecture} is not known; give its "
             "uri, key and fingerprint here"
         )
@@ -157,7 +157,7 @@ def cuda_repository(system: OperatingSystem, architecture: str) -> Repository:
 def package_names(wanted: GpuDriver, system: OperatingSystem) -> tuple[str, ...]:
     """The names of the packages, which depend on all others.
 
-    :raises DeployError: the distribution has no such packages.
+    :raises NodeError: the distribution has no such packages.
     """
     names: list[str] = []
     if wanted.source == "vendor":
@@ -172,7 +172,7 @@ def package_names(wanted: GpuDriver, system: OperatingSystem) -> tuple[str, ...]
         names += [f"nvidia-headless-{wanted.branch}-server{kind}", f"nvidia-utils-{wanted.branch}-server"]
         fabric_manager = f"{FABRIC_MANAGER}-{wanted.branch}"
     else:
-        raise DeployError(
+        raise NodeError(
             f"{host.name}.gpu_driver.source: only Ubuntu's own packages are supported, and the node has {system}; give the "
             "source 'vendor'"
         )

@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from attrs import asdict, frozen
 from pyinfra.api.command import StringCommand
 from pyinfra.api.deploy import deploy
-from pyinfra.api.exceptions import DeployError
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 from pyinfra.facts.server import Arch
@@ -24,6 +23,7 @@ from tasks import packages
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key, record
 from tasks.common.facts import FactBase
+from tasks.common.failures import NodeError
 from tasks.drivers.ofed import doca, mlnx_ofed, modules
 from tasks.drivers.ofed.doca import Doca
 from tasks.drivers.ofed.mlnx_ofed import MlnxOfed
@@ -87,7 +87,7 @@ SMALL_KERNELS = ("ubuntu", *_RHEL)
 def install() -> None:
     """Install OFED as the inventory says; without the key, do nothing.
 
-    :raises DeployError: the source does not support the distribution or release, or the bundle is not the given one.
+    :raises NodeError: the source does not support the distribution or release, or the bundle is not the given one.
     """
     wanted = OFED.here()
     if wanted is None:
@@ -111,7 +111,7 @@ def _supported(source: str, table: Releases, system: OperatingSystem) -> None:
     mine = system.version if system.identity == "ubuntu" else str(system.major)
     if mine not in table.get(system.identity, ()):
         names = (f"{packages.DISTRIBUTIONS[known].name} {', '.join(releases)}" for known, releases in table.items())
-        raise DeployError(
+        raise NodeError(
             f"{host.name}.ofed: {source} does not support {system}; it supports {'; '.join(names)}. "
             "Use the source inbox, or another distribution"
         )

@@ -11,7 +11,6 @@ from typing import Literal
 
 from attrs import field, frozen
 from pyinfra.api.command import StringCommand
-from pyinfra.api.exceptions import DeployError
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 from pyinfra.facts.deb import DebPackages
@@ -21,6 +20,7 @@ from agent.spec.validators import Matches
 from tasks import packages
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.facts import FactBase
+from tasks.common.failures import NodeError
 from tasks.common.texts import HEADER
 from tasks.drivers.ofed import modules
 from tasks.host import kernel
@@ -66,7 +66,7 @@ class Doca:
 def repository(wanted: Doca, system: OperatingSystem, arch: str) -> Repository:
     """The given repository, or NVIDIA's.
 
-    :raises DeployError: NVIDIA's folder for this distribution is not known.
+    :raises NodeError: NVIDIA's folder for this distribution is not known.
     """
     uri = wanted.repository
     if uri is None:
@@ -82,7 +82,7 @@ def _folder(number: str, system: OperatingSystem) -> str:
         return f"{system.identity}{system.version}"
     if system.identity in ("rhel", "rocky", "almalinux"):
         return f"rhel{system.version if before else system.major}"
-    raise DeployError(
+    raise NodeError(
         f"{host.name}.ofed: doca.repository: NVIDIA's folder for {system} is not known; look for it in "
         f"{NVIDIA}/{number}/, and give its URL"
     )

@@ -26,6 +26,7 @@ from fleet.paths import expanded
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.connection import BY_CONTROL_HOST, deploys_itself
 from tasks.common.facts import FactBase
+from tasks.common.failures import NodeError
 from tasks.drivers.ofed import modules
 from tasks.host import kernel
 from tasks.packages import Family, OperatingSystem, holds, installed, vendor_repository
@@ -60,7 +61,8 @@ class MlnxOfed:
 def check(wanted: MlnxOfed, system: OperatingSystem, arch: str) -> None:
     """Check the bundle before any node is changed.
 
-    :raises DeployError: it cannot be read, has another checksum, or is for another distribution by its name.
+    :raises DeployError: it cannot be read, or has another checksum.
+    :raises NodeError: it is for another distribution by its name.
     """
     where = f"{host.name}.ofed: mlnx_ofed"
     path = expanded(wanted.bundle)
@@ -79,7 +81,7 @@ def check(wanted: MlnxOfed, system: OperatingSystem, arch: str) -> None:
         return
     mine = (system.identity if system.identity in OF_THEIR_OWN else "rhel", str(system.major), arch)
     if mine != (named["distribution"], named["release"].partition(".")[0], named["arch"]):
-        raise DeployError(
+        raise NodeError(
             f"{where}.bundle: {path.name} is for {named['distribution']} {named['release']} on {named['arch']}, but this host "
             f"is {system} on {arch}; give the host or its group the bundle for it"
         )

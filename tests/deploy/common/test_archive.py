@@ -9,6 +9,7 @@ import pytest
 from pyinfra.api.exceptions import DeployError
 
 from tasks.common import archive
+from tasks.common.failures import NodeError
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def test_the_version_names_machine_and_content() -> None:
 
 def test_a_machine_type_without_an_agent_is_refused() -> None:
     with pytest.raises(
-        DeployError, match="the agent does not support the machine type 's390x'; it supports x86_64, aarch64"
+        NodeError, match="the agent does not support the machine type 's390x'; it supports x86_64, aarch64"
     ):
         archive.version("s390x")
 

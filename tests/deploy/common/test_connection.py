@@ -11,10 +11,12 @@ import sys
 from pathlib import Path
 from queue import Queue
 from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import paramiko
 import pytest
+from pyinfra.connectors.util import CommandOutput, OutputLine
 
 from tasks.common import archive, connection
 from tasks.common.connection import WAKE_S, TransportFactory
@@ -160,3 +162,32 @@ def test_sudo_that_asks_for_a_password_fails_its_host_only(tmp_path: Path) -> No
     said = failed(tmp_path, [("@local", {"_sudo": True}), ("@fake/c", {"fake_delay": 0})], str(tmp_path))
     assert "sudo asks for a password, and there is no terminal to enter it" in said
     assert "[@fake/c] Success" in " ".join(said.split())
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ({"stdout": ["Welcome to node-a", "MARK"]}, "adds to the answer of each command: 'Welcome to node-a'; let ~/.bashrc"),
+        ({"stdout": ["MARK", "\x1b[2J"]}, "adds to the answer of each command: '\\\\x1b[2J'; "),
+        ({"stdout": ["MARKMARK"]}, "adds to the answer"),
+        ({"stdout": []}, "adds to the answer of each command: ''"),
+        ({"stdout": ["This account is closed."], "success": False}, "ran no command: This account is closed.; see: ssh HOST"),
+    ],
+)  # fmt: skip
+def test_a_login_shell_that_prints_fails_its_host(answer: dict[str, Any], message: str) -> None:
+    def run(command: object, **_: bool) -> tuple[bool, CommandOutput]:
+        mark = str(command).removeprefix("echo ")
+        lines = [OutputLine("stdout", line.replace("MARK", mark)) for line in answer["stdout"]]
+        return answer.get("success", True), CommandOutput(lines)
+
+    shell: Any = SimpleNamespace(run_shell_command=run)
+    assert message in connection.login_fault(shell)
+
+
+def test_a_login_shell_that_prints_nothing_is_right() -> None:
+    def run(command: object, **_: bool) -> tuple[bool, CommandOutput]:
+        lines = [OutputLine("stderr", "a warning of sshd"), OutputLine("stdout", str(command).removeprefix("echo "))]
+        return True, CommandOutput(lines)
+
+    shell: Any = SimpleNamespace(run_shell_command=run)
+    assert connection.login_fault(shell) == ""

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import base64
+from io import BytesIO
+from typing import Any
 
 import pytest
-from pyinfra.api.exceptions import FactProcessError, PyinfraError
+from paramiko.file import BufferedFile
+from pyinfra.api.exceptions import FactProcessError
+from pyinfra.connectors import util
 from pyinfra.context import host
 
 from tasks.common.facts import FactBase
@@ -23,11 +27,10 @@ def test_every_fact_survives_any_output() -> None:
     assert [fact.name for fact in FACTS if not issubclass(fact, FactBase)] == []
 
 
-def test_a_node_that_answers_nonsense_fails_alone(node: Node, caplog: pytest.LogCaptureFixture) -> None:
-    # There is one node here; a deploy to several continues on the others.
-    with pytest.raises(PyinfraError, match="No hosts remaining"):
-        node.deploy(lambda: host.get_fact(NodeHardware), {"inspect": GARBAGE})
-    assert "the node's answer to NodeHardware cannot be read: JSONDecodeError" in caplog.text
+def test_a_node_that_answers_nonsense_fails(node: Node) -> None:
+    result = node.deploy(lambda: host.get_fact(NodeHardware), {"inspect": GARBAGE})
+    assert result.failed
+    assert "the node's answer to NodeHardware cannot be read: JSONDecodeError" in result.errors[0]
 
 
 def test_a_number_that_no_float_can_be_is_nonsense_too() -> None:
@@ -44,3 +47,25 @@ def test_a_node_s_output_is_escaped_on_the_terminal() -> None:
     with pytest.raises(FactProcessError) as refused:
         Shown().process(["\x1b[2J"])
     assert "\x1b" not in str(refused.value)
+
+
+BYTES = b"# \xcd\xf8\xc2\xe7\nNCCL_IB_TC=136\n\xff"
+READ = [r"# \xcd\xf8\xc2\xe7", "NCCL_IB_TC=136", r"\xff"]
+
+
+def test_an_answer_of_ssh_with_bytes_that_are_not_utf_8_is_read_to_its_end() -> None:
+    sent = BytesIO(BYTES)
+
+    class Channel(BufferedFile):  # type: ignore[type-arg]
+        _read = sent.read
+
+    channel: Any = Channel()
+    channel._set_mode("r", 4)
+    output = util.read_output_buffers(channel, [], timeout=None, print_output=False, print_prefix="")
+    assert output.stdout_lines == READ
+
+
+def test_an_answer_of_this_node_with_bytes_that_are_not_utf_8_is_read_to_its_end() -> None:
+    octal = "".join(f"\\{byte:03o}" for byte in BYTES)
+    status, output = util.run_local_process(f"printf '{octal}'")
+    assert (status, output.stdout_lines) == (0, READ)
