@@ -168,8 +168,23 @@ for file in "$sys"/class/nvme/*/transport; do
   read -r transport < "$file"
   if [ "$transport" = rdma ]; then file=${file%/transport}; echo "${file##*/} is NVMe over RDMA"; fi
 done
-awk '$4 ~ /(^|,)proto=rdma(,|$)/ || ($3 == "lustre" && $1 ~ /@o2ib/) { print $2 " is mounted over RDMA" }' \\
-  "$root/proc/1/mounts"
+# NFS, SMB Direct, 9p, and Lustre's clients and servers. BeeGFS uses RDMA by itself wherever it can.
+awk '$4 ~ /(^|,)(proto=|trans=)?rdma(,|$)/ || ($3 == "lustre" && $1 $4 ~ /@o2ib/) || $3 ~ /^beegfs/ {
+  print $2 " is mounted over RDMA" }' "$root/proc/1/mounts"
+
+# A module that needs one of these and does not go with them: a server or a file system of the kernel, another vendor's driver.
+for module; do
+  for holder in "$sys/module/$module"/holders/*; do
+    [ -e "$holder" ] || continue
+    case "$affected$storage $peers mlx5_vdpa " in *" ${holder##*/} "*) ;; *) echo "${holder##*/} needs $module" ;; esac
+  done
+done
+
+# The kernel's own queue pairs. Those of ib_core are of its management datagrams, and ib_ipoib's are of netdevs.
+rdma resource show qp 2>/dev/null | sed -n 's/^link \\([^/ ]*\\).* comm \\[\\(.*\\)\\].*/\\1 \\2/p' | sort -u |
+  while read -r device owner; do
+    case "$owner" in ib_core | ib_ipoib) ;; *) echo "$owner of the kernel has a queue pair of $device" ;; esac
+  done
 
 # A process that has an RDMA device open keeps its driver loaded.
 find "$root"/proc/[0-9]*/fd -lname '/dev/infiniband/*' -printf '%h %l\\n' 2>/dev/null | sort -u | while read -r fd device; do
@@ -225,8 +240,14 @@ class OfedUsers(FactBase[list[str] | None]):
         return script(_USERS + "echo end\n", "", " ".join(STORAGE), " ".join(PEER_MEMORY), *modules)
 
     def process(self, output: list[str]) -> list[str]:
-        """Take all lines but the marker."""
-        return list(dict.fromkeys(output[:-1]))
+        """Take all lines but the marker. Without it, users may be missing.
+
+        :raises ValueError: there is no marker.
+        """
+        *users, end = output
+        if end != "end":
+            raise ValueError("the list does not end with 'end'")
+        return list(dict.fromkeys(users))
 
 
 # The vendor's procedure: unload the storage modules and mlx5_vdpa, then nvidia_peermem; restart openibd; load the former again.

@@ -9,6 +9,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from pyinfra.api.exceptions import FactProcessError
 
 from tasks.drivers.ofed import mlnx_ofed, modules
 from tasks.packages import holds
@@ -106,6 +107,45 @@ def test_users_of_the_modules_are_named(root: Path) -> None:
         "/scratch is mounted over RDMA",
         "ib_write_bw (pid 42) has uverbs0 open",
     ]
+
+
+@pytest.mark.parametrize(
+    "mount",
+    [
+        "10.0.0.1:/a /data nfs rw,rdma,port=20049 0 0",
+        "//10.0.0.1/a /data cifs rw,vers=3.1.1,rdma,addr=10.0.0.1 0 0",
+        "10.0.0.1 /data 9p rw,trans=rdma 0 0",
+        "/dev/mapper/ost0 /data lustre ro,svname=fs-OST0000,mgsnode=10.0.0.1@o2ib 0 0",
+        "beegfs_nodev /data beegfs rw,cfgFile=/etc/beegfs/beegfs-client.conf 0 0",
+    ],
+)
+def test_a_file_system_over_rdma_is_a_user(root: Path, mount: str) -> None:
+    (root / "proc/1/mounts").write_text(f"{mount}\n//10.0.0.1/b /home cifs rw,vers=3.1.1,nordma 0 0\n")
+    assert users(root, "rdma_rxe") == ["/data is mounted over RDMA"]
+
+
+def test_a_module_that_needs_one_that_goes_is_a_user(root: Path) -> None:
+    module(root, "rdma_cm", 4, ("ksmbd", "mlx5_ib", "ib_iser", "mlx5_vdpa"))
+    assert users(root, "rdma_cm", "mlx5_ib") == ["ksmbd needs rdma_cm"]
+
+
+QUEUE_PAIRS = """cat <<'EOF'
+link mlx5_0/1 lqpn 1 type GSI state RTS sq-psn 58 comm [ib_core]
+link mlx5_0/1 lqpn 7 rqpn 8 type RC state RTS rq-psn 1 sq-psn 2 path-mig-state MIGRATED comm [smc]
+link mlx5_1/1 lqpn 9 type UD state RTS sq-psn 0 comm [ib_ipoib]
+link mlx5_1/1 lqpn 10 rqpn 3 type RC state RTS sq-psn 0 pid 42 comm python3
+EOF"""
+
+
+def test_a_queue_pair_of_the_kernel_is_a_user(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(root / "bin/rdma", QUEUE_PAIRS)
+    monkeypatch.setenv("PATH", f"{root / 'bin'}:{os.environ['PATH']}")
+    assert users(root, "rdma_rxe") == ["smc of the kernel has a queue pair of mlx5_0"]
+
+
+def test_a_list_of_users_that_is_cut_off_is_not_believed() -> None:
+    with pytest.raises(FactProcessError, match="the list does not end with 'end'"):
+        modules.OfedUsers().process(["/data is mounted over RDMA"])
 
 
 IP = """
