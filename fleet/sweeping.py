@@ -34,6 +34,10 @@ from fleet.objects import condition_of, conditions_of, is_tainted, labels_of, me
 from fleet.reading import PlainLease, PlainNodeStatus, read
 from fleet.standing import UNREADABLE, Standing, standing, standings, unreadable
 
+ALWAYS = 5
+"""So many silent nodes, or half of a smaller fleet, are swept whatever the share. Whoever controls one node can keep it silent:
+that must not stop the sweep of the others."""
+
 TRIES = 3
 """How often a Node is read again because somebody wrote it meanwhile. After that it is left to the next sweep."""
 
@@ -62,12 +66,12 @@ def plan(listed: Sequence[Standing], share: float) -> Plan:
     """Decide which nodes to sweep, if at most the given share of the fleet is without a heartbeat.
 
     Nodes that were swept before count, too. Otherwise a network fault that lets one Lease after the other expire would
-    taint the whole fleet in small steps. One node may always be swept, however small the fleet is.
+    taint the whole fleet in small steps.
     """
     joined = [one for one in listed if one.joined]
     expired = [one for one in joined if one.expired]
     # In binary, 0.29 of 100 is a little less than 29.
-    allowed = max(1, math.floor(share * len(joined) + 1e-9))
+    allowed = max(min(ALWAYS, (len(joined) + 1) // 2), math.floor(share * len(joined) + 1e-9))
     sweepable = {one.name for one in expired if not (one.swept or one.missing)} if len(expired) <= allowed else set()
     # No limit applies to these: each node itself has said that it is not ready.
     sweepable |= {one.name for one in joined if one.withdrawn}

@@ -22,7 +22,7 @@ REFUSED = 2
     default=0.25,
     show_default=True,
     type=number("a share", 0.0, 1.0),
-    help="If a larger share of the nodes is silent, no node is tainted.",
+    help="If a larger share of the nodes is silent, and more than five or half of them, no node is tainted.",
 )
 @click.option("--dry", is_flag=True, help="Print what would be done, and do nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -24,47 +24,60 @@ LEASE_EVERY = (300.0, 360.0)
 
 @define
 class LeaseWriter:
-    """Writes the node's Lease. ``_last``: the Lease in the API server's last answer. ``_node``: the uid of its Node."""
+    """Writes the node's Lease. ``_last``: the Lease in the API server's last answer. ``_node``: the uid of its Node.
+
+    ``now``: the time of day. Each write renews the Lease: only in such a write does the API server itself record the time at
+    which it received it (fleet/cluster/leases-policy.yaml).
+    """
 
     settings: Settings
     api: Api
+    now: Callable[[], float]
     _renew_at: float = field(default=0.0, init=False)
     _node: str = field(default="", init=False)
     _last: dict[str, Any] = field(factory=dict, init=False)
 
-    def renew(self, node: Node, report: Report, notice: str | None, clock: float, now: float) -> float:
+    def renew(self, node: Node, report: Report, notice: str | None, clock: float) -> float:
         """Renew the Lease if it is due or its content differs. :returns: the seconds until it is due again.
 
         :param notice: why the node is not ready, if the Node itself does not say it; else None.
         :param clock: seconds since the boot.
-        :param now: seconds since the epoch.
         """
-        written = self._last.get("metadata", {}).get("annotations", {}).get(NOT_READY)
-        if clock >= self._renew_at or self._node != node.uid or notice != written:
-            self._write(lease(self.settings, node, report, now, notice), create=True)
+        if clock >= self._renew_at or self._node != node.uid or notice != self._notice:
+            self._write(lease(self.settings, node, report, notice), create=True)
             self._renew_at, self._node = clock + random.uniform(*LEASE_EVERY), node.uid  # noqa: S311  no secret
         return self._renew_at - clock
 
     def lapse(self, notice: str | None) -> None:
         """Stop renewing the Lease, since there is no fresh report; add a notice if there is one."""
         self._renew_at = 0.0
-        if notice is not None:
+        if notice is not None and notice != self._notice:
             self._write({"metadata": {"annotations": {NOT_READY: notice}}}, create=False)
 
+    @property
+    def _notice(self) -> str | None:
+        """What the Lease says of a node that is not ready, by the API server's last answer."""
+        notice: str | None = self._last.get("metadata", {}).get("annotations", {}).get(NOT_READY)
+        return notice
+
     def _write(self, wanted: dict[str, Any], create: bool) -> None:
-        """Send what differs from the API server's last answer: usually the time alone."""
+        """Send what differs from the API server's last answer, and the time."""
         path = f"{LEASES}/{self.settings.node_name}"
         try:
+            self._last = self._ask("PATCH", path, self._renewed(difference(wanted, self._last)), MERGE_PATCH)
             # The answer may show that somebody has changed the Lease: then patch it once more, but only once.
-            for _ in range(2):
-                if patch := difference(wanted, self._last):
-                    self._last = self._ask("PATCH", path, patch, MERGE_PATCH)
+            if patch := difference(wanted, self._last):
+                self._last = self._ask("PATCH", path, self._renewed(patch), MERGE_PATCH)
         except Refused as error:
             self._last = {}
             if error.status != HTTPStatus.NOT_FOUND:
                 raise
             if create:
-                self._last = self._ask("POST", LEASES, without_absent(wanted), JSON)
+                self._last = self._ask("POST", LEASES, self._renewed(without_absent(wanted)), JSON)
+
+    def _renewed(self, content: dict[str, Any]) -> dict[str, Any]:
+        """The content of a write, with the present time."""
+        return {**content, "spec": {**content.get("spec", {}), "renewTime": time_stamp(self.now(), micro=True)}}
 
     def _ask(self, method: str, path: str, body: Any, content_type: str) -> dict[str, Any]:
         answer = self.api.ask(method, path, {"fieldManager": MANAGER}, body, content_type)
@@ -80,8 +93,8 @@ def notice_of(verdict: Verdict) -> str:
     return shortened([f"{condition.reason}: {condition.message}"], LONGEST_NOTE)
 
 
-def lease(settings: Settings, node: Node, report: Report, now: float, notice: str | None = None) -> dict[str, Any]:
-    """The node's Lease with a new time. It belongs to the Node, and names the spec and the agent's version.
+def lease(settings: Settings, node: Node, report: Report, notice: str | None = None) -> dict[str, Any]:
+    """The node's Lease without its time. It belongs to the Node, and names the spec and the agent's version.
 
     :param notice: why the node is not ready; None: without that annotation.
     """
@@ -98,7 +111,6 @@ def lease(settings: Settings, node: Node, report: Report, now: float, notice: st
         "spec": {
             "holderIdentity": settings.node_name,
             "leaseDurationSeconds": LEASE_DURATION,
-            "renewTime": time_stamp(now, micro=True),
         },
     }
 

@@ -78,7 +78,7 @@ class Publication:
         self.plugins = PluginLabels(self.acknowledged.now.devices)
         self.steps = Steps(self.clock, self._step_failed)
         self._writer = NodeWriter(name, api, self.watch, self.now)
-        self._lease = LeaseWriter(self.settings, api)
+        self._lease = LeaseWriter(self.settings, api, self.now)
 
     def wake(self) -> None:
         """Look again: the labels or the Node have changed."""
@@ -242,7 +242,7 @@ class Publication:
         if not verdict.fresh or verdict.report is None:
             self._lease.lapse(notice)
             return LONGEST_SLEEP
-        return self._lease.renew(node, verdict.report, notice, clock, self.now())
+        return self._lease.renew(node, verdict.report, notice, clock)
 
     def _acknowledge(self) -> None:
         """Record what is published, and why the rest is not."""

@@ -106,6 +106,11 @@ def by_certificate(plane: ControlPlane, name: str) -> Fixed:
     return Fixed(session(plane.authority.pair.certificate, pair))
 
 
+def by_admin(plane: ControlPlane) -> Fixed:
+    """The administrator's credentials."""
+    return Fixed(session(plane.authority.pair.certificate, plane.authority.client("admin", ["system:masters"])))
+
+
 def session(authority: Path, pair: Pair) -> Session:
     """A session by a client's certificate."""
     context = trust(authority)

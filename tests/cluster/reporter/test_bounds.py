@@ -2,16 +2,22 @@
 
 import base64
 import copy
+import itertools
 import json
+from contextlib import suppress
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
+from lightkube.resources.coordination_v1 import Lease
 
 from agent.report import names
-from agent.reporter.kubernetes.api import JSON, MERGE_PATCH
+from agent.reporter.kubernetes.api import JSON, MERGE_PATCH, Api, Refused
+from fleet.reading import read
+from fleet.standing import renewed
 from lab.cluster.control_plane import ControlPlane
-from tests.cluster.reporter.reporters import admit, by_certificate, holder, node, prepare
+from tests.cluster.reporter.reporters import admit, by_admin, by_certificate, holder, node, prepare
 from tests.cluster.reporter.thief import APPLY, LEASES, REQUESTS, Thief, csr
 
 OWN = "bounded"
@@ -126,6 +132,59 @@ def test_a_reporter_can_write_its_lease_whatever_others_have_put_into_it(thief: 
     written = plane.get("lease", OWN, f"--namespace={names.NAMESPACE}")
     assert written["spec"]["leaseDurationSeconds"] == 900
     assert written["metadata"]["annotations"]["example.net/a"] == "b"
+
+
+def stamp() -> str:
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+@pytest.mark.parametrize(("count", "fields"), [(12, 1), (60, 40)])
+@pytest.mark.parametrize("operation", ["Apply", "Update"])
+def test_any_number_of_other_field_managers_refuses_no_renewal_and_no_notice(
+    thief: Thief, operation: str, count: int, fields: int
+) -> None:
+    """The API server keeps all who apply, and folds all but ten of those who update, the reporter's own entry among them."""
+    place, plane = f"{PLACE}/{OWN}", thief.plane
+    plane.kubectl("delete", "lease", OWN, f"--namespace={names.NAMESPACE}", "--ignore-not-found")
+    assert thief.tries("POST", PLACE, lease(plane, {}, {})) == 200
+    others = Api(plane.url, by_admin(plane).session)
+    for number in range(count if operation == "Apply" else 12):
+        notes = {f"example.net/a-{number}-{field}": "x" for field in range(fields)}
+        metadata = {"name": OWN, "namespace": names.NAMESPACE, "annotations": notes}
+        body = {"apiVersion": GROUP, "kind": "Lease", "metadata": metadata}
+        kind = APPLY if operation == "Apply" else MERGE_PATCH
+        others.ask("PATCH", place, {"fieldManager": f"other-{number}"}, body, kind)
+    for notice in ({names.NOT_READY: "NoCarrier: no carrier"}, {names.NOT_READY: "None: two"}, {names.NOT_READY: None}):
+        body = {"metadata": {"annotations": notice}, "spec": {"renewTime": stamp()}}
+        assert thief.tries("PATCH", place, body, MERGE_PATCH) == 200
+        assert thief.tries("PATCH", place, lease(plane, {}, {"renewTime": stamp()}), MERGE_PATCH) == 200
+
+
+TIMES = ("1971-01-01T00:00:00Z", "2026-01-01T00:00:00Z", "2199-01-01T00:00:00Z")
+
+
+@pytest.mark.parametrize("when", TIMES)
+@pytest.mark.parametrize("version", [GROUP, f"{GROUP}beta1", "v1"])
+@pytest.mark.parametrize("manager", ["trackbed-reporter", "ancient-changes", "thief"])
+def test_a_node_cannot_set_the_time_at_which_its_lease_was_renewed(
+    thief: Thief, manager: str, version: str, when: str
+) -> None:
+    """A sweep reads it from the field managers, which whoever writes an object may write, too."""
+    place, plane, admin = f"{PLACE}/{OWN}", thief.plane, Api(thief.plane.url, by_admin(thief.plane).session)
+    notice, renewal = {"annotations": {names.NOT_READY: "x"}}, {"spec": {"renewTime": stamp()}}
+    spec: dict[str, Any] = {"f:spec": {"f:renewTime": {}}}
+    forged = [managed(version, manager=manager, operation=how, time=when, fieldsV1=spec) for how in ("Update", "Apply")]
+    changes: list[dict[str, Any]] = [{}, {"metadata": notice}, renewal, {"metadata": notice, **renewal}]
+    for fields, change in itertools.product([*forged, {"managedFields": [{}]}, {"managedFields": []}], changes):
+        with suppress(Refused):
+            admin.ask("DELETE", place)
+        began = datetime.now(timezone.utc).replace(microsecond=0)
+        assert thief.tries("POST", PLACE, lease(plane, fields, {})) in (200, 403)
+        thief.tries("POST", PLACE, lease(plane, {}, {}))
+        thief.tries("PATCH", place, {**change, "metadata": {**change.get("metadata", {}), **fields}}, MERGE_PATCH)
+        there, fault = read(admin.ask("GET", place), Lease)
+        at = renewed(there) if there else None
+        assert fault == "" and at is not None and began <= at <= datetime.now(timezone.utc), (fields, change)
 
 
 LOADED: dict[str, dict[str, Any]] = {

@@ -236,7 +236,7 @@ def test_a_reporters_own_unknown_is_shown_and_not_an_older_notice() -> None:
     ],
 )
 def test_a_sweep_taints_a_node_that_its_reporter_could_not_write(there: Node, swept: bool) -> None:
-    others = fleet(1000, 1000, 60)
+    others = fleet(1000, 1000, 1000)
     decided = sweeping.plan([standing("a", there, noticed(), NOW), *others], 0.25)
     # However many others are silent: it has said so itself.
     assert (decided.refused, decided.taint) == (True, ("a",) if swept else ())
@@ -284,11 +284,18 @@ def test_a_silent_node_is_swept() -> None:
 
 
 def test_if_more_nodes_than_the_share_are_silent_none_is_swept() -> None:
-    decided = sweeping.plan(fleet(60, 60, 1000, 1000), 0.25)
-    assert (decided.refused, decided.taint, decided.expired) == (True, (), ("n2", "n3"))
+    decided = sweeping.plan(fleet(60, 1000, 1000, 1000), 0.25)
+    assert (decided.refused, decided.taint, decided.expired) == (True, (), ("n1", "n2", "n3"))
 
 
-@pytest.mark.parametrize(("share", "silent"), [(0.29, 29), (0.57, 57), (0.58, 58), (0.25, 25), (0.0, 1), (1.0, 100)])
+@pytest.mark.parametrize(("nodes", "hostile"), [(3, 1), (4, 1), (5, 2), (7, 3), (12, 4), (40, 9)])
+def test_a_few_nodes_that_are_silent_on_purpose_do_not_keep_others_from_being_swept(nodes: int, hostile: int) -> None:
+    silent = hostile + 1
+    decided = sweeping.plan(fleet(*[1000] * silent, *[60] * (nodes - silent)), 0.25)
+    assert decided.taint == tuple(f"n{index}" for index in range(silent))
+
+
+@pytest.mark.parametrize(("share", "silent"), [(0.29, 29), (0.57, 57), (0.58, 58), (0.25, 25), (0.0, 5), (1.0, 100)])
 def test_the_share_itself_is_allowed_and_one_node_more_is_not(share: float, silent: int) -> None:
     nodes = [standing("a", node(), lease(age=60), NOW)] * 100
     lost = [standing("a", node(), lease(age=1000), NOW)] * 100
@@ -299,7 +306,7 @@ def test_the_share_itself_is_allowed_and_one_node_more_is_not(share: float, sile
 def test_nodes_that_were_swept_before_count_towards_the_share() -> None:
     nodes = {f"n{index}": node(f"n{index}") for index in range(4)}
     nodes["n0"] = node("n0", "Unknown", names.EXPIRED, (names.TAINT,))
-    leases = {name: lease(name, 1000 if name in ("n0", "n1") else 60) for name in nodes}
+    leases = {name: lease(name, 60 if name == "n3" else 1000) for name in nodes}
     assert sweeping.plan(standings(nodes, leases, NOW), 0.25).refused
 
 
