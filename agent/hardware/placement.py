@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from heapq import heapify, heapreplace
-from itertools import combinations
 
 from attrs import frozen
 
@@ -72,6 +71,9 @@ def place(topology: Topology, pools: Mapping[Key, Pool], previous: Mapping[Key, 
     A queue that must move goes to its CPU of the fresh placement, if that serves too few queues now. So a CPU that went
     offline gets its queues back when it returns. Only if other CPUs came or went meanwhile, queues of one pool may stay
     exchanged. The order of the input does not matter.
+
+    Any two pools must be disjoint, or one must contain the other, also in terms of their cores: those of :func:`pool` are so,
+    and with the same CPUs left out of each, and those of one CPU.
     """
     rank = _ranks(pools)
     fresh = _fresh(topology, pools, rank)
@@ -108,8 +110,8 @@ def _ranks(pools: Mapping[Key, Pool]) -> dict[Key, int]:
 def _fresh(topology: Topology, pools: Mapping[Key, Pool], rank: Mapping[Key, int]) -> dict[Key, int]:
     """A placement of queues that have no CPU yet: each goes to the least loaded core, CPU and cache.
 
-    Queues with fewer CPUs to choose from go first. If any two pools are disjoint, or one contains the other, the cores' loads
-    are then as even as the pools allow. If two pools overlap in another way, :func:`_even_out` makes them so.
+    Queues with fewer CPUs to choose from go first. Since any two pools are disjoint, or one contains the other, the cores'
+    loads are then as even as the pools allow.
     """
     placed: dict[Key, int] = {}
     load = _Load(topology)
@@ -119,104 +121,12 @@ def _fresh(topology: Topology, pools: Mapping[Key, Pool], rank: Mapping[Key, int
             order[rank[key]] = _Order(load, pools[key].cpus)
         placed[key] = order[rank[key]].least_loaded()
         load.add(placed[key])
-    core = {id: cpu.core for id, cpu in topology.cpus.items()}
-    distinct = dict(_by_rank(pools, rank))
-    if not _nested(distinct.values(), {id: id for id in core}) or not _nested(distinct.values(), core):
-        _even_out(core, placed, rank, distinct)
     return placed
 
 
 def _by_rank(pools: Mapping[Key, Pool], rank: Mapping[Key, int]) -> list[tuple[int, tuple[int, ...]]]:
     """The distinct pools, those with the fewest CPUs first."""
     return sorted({rank[key]: pools[key].cpus for key in pools}.items())
-
-
-def _nested(pools: Iterable[tuple[int, ...]], place_of: Mapping[int, int]) -> bool:
-    """Whether any two pools are disjoint, or one contains the other. ``place_of`` maps each CPU to itself or to its core."""
-    sets = [frozenset(place_of[id] for id in cpus) for cpus in pools]
-    return all(a.isdisjoint(b) or a <= b or b <= a for a, b in combinations(sets, 2))
-
-
-def _even_out(
-    core: Mapping[int, int], placed: dict[Key, int], rank: Mapping[Key, int], pools: Mapping[int, tuple[int, ...]]
-) -> None:
-    """Move queues until no move makes the cores' loads more even, or the CPUs' loads without changing the cores'.
-
-    A step moves a queue from one core to another that serves at least two queues fewer. If no pool has both cores, the step is
-    a chain: the queue moves to a core of its pool, and a queue of another pool moves on from there. When there is no such step,
-    no placement has more even loads or a smaller largest load (Harvey and others, "Semi-matchings for bipartite graphs and
-    load balancing"). Each step lowers the sum of the squares of the loads, so the steps end.
-    """
-    own = {id: id for id in core}
-    while _step(core, core, placed, rank, pools) or _step(own, core, placed, rank, pools):
-        pass
-
-
-def _step(
-    place_of: Mapping[int, int],
-    core: Mapping[int, int],
-    placed: dict[Key, int],
-    rank: Mapping[Key, int],
-    pools: Mapping[int, tuple[int, ...]],
-) -> bool:
-    """Take one step between places, which are cores or CPUs. :returns: whether there was one.
-
-    A step between CPUs keeps the cores' loads: both CPUs are of one core, or their two cores exchange their loads.
-    """
-    load = Counter(place_of[id] for id in placed.values())
-    cores = load if place_of is core else Counter(core[id] for id in placed.values())
-    serving = {(rank[key], place_of[id]): key for key, id in sorted(placed.items(), reverse=True)}
-    places = {number: sorted({place_of[id] for id in cpus}) for number, cpus in pools.items()}
-    for pool in pools:
-        way = _ways(pool, serving, places)
-        sources = [place for place in places[pool] if (pool, place) in serving]
-        most = max(load[source] for source in sources)
-        lighter = sorted((place for place in way if load[place] < most - 1), key=lambda place: (load[place], place))
-        for target in lighter:
-            for source in sources:
-                even = place_of is core or cores[core[source]] - cores[core[target]] == (core[source] != core[target])
-                if load[source] - load[target] > 1 and even:
-                    _shift(source, target, way, place_of, placed, serving, pools)
-                    return True
-    return False
-
-
-Ways = Mapping[int, tuple[int, int | None]]
-"""How a chain of moves reaches each place: the pool of the queue that moves there, and the place from which it comes (None: the
-chain's beginning)."""
-
-
-def _ways(first: int, serving: Mapping[tuple[int, int], Key], places: Mapping[int, list[int]]) -> Ways:
-    """The places that a chain of moves reaches which begins with a queue of the pool ``first``, by a breadth-first search."""
-    ways: dict[int, tuple[int, int | None]] = {}
-    ahead: list[tuple[int, int | None]] = [(first, None)]
-    seen = {first}
-    for pool, source in ahead:
-        for place in places[pool]:
-            ways.setdefault(place, (pool, source))
-            new = [other for other in places if other not in seen and (other, place) in serving]
-            ahead += [(other, place) for other in new]
-            seen.update(new)
-    return ways
-
-
-def _shift(
-    source: int,
-    target: int,
-    way: Ways,
-    place_of: Mapping[int, int],
-    placed: dict[Key, int],
-    serving: Mapping[tuple[int, int], Key],
-    pools: Mapping[int, tuple[int, ...]],
-) -> None:
-    """Make a chain of moves, its last move first. Each queue goes to the least loaded CPU of its new place."""
-    to: int | None = target
-    while to is not None:
-        pool, before = way[to]
-        key = serving[pool, source if before is None else before]
-        load = Counter(placed.values())
-        placed[key] = min((id for id in pools[pool] if place_of[id] == to), key=lambda id: (load[id], id))
-        to = before
 
 
 class _Load:

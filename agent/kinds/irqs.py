@@ -77,6 +77,10 @@ LARGEST = 4 << 20
 """Bytes of it. That of 4,096 VFs with 64 queues each has three million."""
 
 
+TOO_MANY = "ask for fewer VFs or channels, or leave fewer CPUs out (irqs.exclude_cpus); it is tried again"
+"""The remedy if no CPU of a pool has a free vector."""
+
+
 @frozen
 class Kept:
     """The content of :data:`FULL` and :data:`PLACED`: facts about this boot's interrupts that the kernel does not report."""
@@ -219,45 +223,73 @@ def _pools(nodes: Mapping[str, int], excluded: frozenset[int], topology: Topolog
     return {address: pool(topology, node, excluded) for address, node in nodes.items()}
 
 
+@frozen
+class Placement:
+    """``pools``: the CPUs that may serve each queue, by target and queue; ``cpus``: the CPU that serves it."""
+
+    pools: Mapping[Key, Pool]
+    cpus: Mapping[Key, int]
+
+
 def placement(want: Wanted, have: Snapshot) -> Mapping[Key, int]:
     """The CPU of each queue, by target and queue; a queue's receive and transmit interrupts share it.
 
     Several kinds need it in each pass, and in most passes interrupts and CPUs are those of the pass before: it is the same
     object then.
     """
+    return _placement(want, have).cpus
+
+
+def _placement(want: Wanted, have: Snapshot) -> Placement:
     local = pools(want, have)
     return have.memo.get("placement", (local, have[NAME], have.topology), lambda: _place(local, have))
 
 
-def _place(local: Mapping[str, Pool], have: Snapshot) -> dict[Key, int]:
+def _place(local: Mapping[str, Pool], have: Snapshot) -> Placement:
     kept = _kept(have)
-    full = kept.full
-    roomy = {address: _without(pool, full) for address, pool in local.items()}
     keys: dict[Key, Pool] = {}
-    previous: dict[Key, int] = {}
     affinities: dict[Key, set[tuple[int, ...]]] = {}
     for address, target, irq in _each(have):
         if irq.role != MANAGEMENT and address in local:
             key = (target, str(irq.queue))
             affinities.setdefault(key, set()).add(irq.affinity)
-            # A queue already on a full CPU stays there. If one of its interrupts gets no vector, the whole queue moves.
-            stays = len(affinities[key]) == 1 and len(irq.affinity) == 1 and irq.affinity[0] in full
-            # Another interrupt's present CPU does not count: it depends on irqbalance, and on the order in which devices
-            # appeared, so each boot would have another placement.
-            if stays:
-                previous[key] = irq.affinity[0]
-            keys[key] = (local if stays else roomy)[address]
+            keys[key] = local[address]
     # A netdev that is down, as while a pod starts, has no interrupts. Its queues keep their CPUs, so that no other queue moves.
     down = {
-        target: address
-        for address in have[NAME].keys() & roomy.keys()
+        target: local[address]
+        for address in have[NAME].keys() & local.keys()
         for target, irqs in have[NAME][address].items()
         if not irqs
     }
-    every = {key: roomy[down[key[0]]] for key in kept.placed if key[0] in down} | keys
-    placed = {key: cpu for key, cpu in kept.placed.items() if key in every and cpu in every[key].cpus}
-    result = place(have.topology, every, previous | placed)
-    return {key: cpu for key, cpu in result.items() if key in keys}
+    every = {key: down[key[0]] for key in kept.placed if key[0] in down} | keys
+    every = _with_vectors(every, affinities, kept)
+    # Another interrupt's present CPU does not count: it depends on irqbalance, and on the order in which devices appeared, so
+    # each boot would have another placement.
+    placed = place(have.topology, every, kept.placed)
+    return Placement(every, {key: cpu for key, cpu in placed.items() if key in keys})
+
+
+def _with_vectors(
+    every: Mapping[Key, Pool], affinities: Mapping[Key, set[tuple[int, ...]]], kept: Kept
+) -> dict[Key, Pool]:
+    """Each queue's pool without the CPUs that have no free vector; all of the pool if no CPU of it has one.
+
+    A queue whose interrupts are all on one such CPU stays there, up to the CPU's share of the pool's queues. If one of its
+    interrupts is elsewhere, the whole queue goes elsewhere: it would find no vector there.
+    """
+    served: dict[tuple[tuple[int, ...], int], list[Key]] = {}
+    for key, of_queue in affinities.items():
+        (first, *more), *others = sorted(of_queue)
+        if not more and not others and first in kept.full and first in every[key].cpus:
+            served.setdefault((every[key].cpus, first), []).append(key)
+    roomy = {pool.cpus: _without(pool, kept.full) for pool in every.values()}
+    count = Counter(pool.cpus for pool in every.values())
+    result = {key: roomy[pool.cpus] for key, pool in every.items()}
+    for (cpus, cpu), queues in served.items():
+        share = -(-count[cpus] // len(cpus)) if _has_vectors(roomy[cpus], kept.full) else len(queues)
+        for key in sorted(queues, key=lambda key: (kept.placed.get(key) != cpu, key))[:share]:
+            result[key] = Pool((cpu,))
+    return result
 
 
 def _without(pool: Pool, full: frozenset[int]) -> Pool:
@@ -266,19 +298,33 @@ def _without(pool: Pool, full: frozenset[int]) -> Pool:
     return evolve(pool, cpus=left) if left else pool
 
 
+def _has_vectors(pool: Pool, full: frozenset[int]) -> bool:
+    return not full.issuperset(pool.cpus)
+
+
 def plan(want: Wanted, have: Snapshot) -> list[Change]:
-    """Each queue's interrupts go to one CPU, management interrupts to all CPUs of the pool."""
+    """Each queue's interrupts go to one CPU, management interrupts to all CPUs of the pool.
+
+    If no CPU of the pool has a free vector, a queue's interrupts may go to all of them, too. The kernel leaves an interrupt
+    that one of them serves where it is, and moves another one to any of them as soon as it has a vector
+    (assign_vector_locked, arch/x86/kernel/apic/vector.c).
+    """
     if not want.spec.irqs.pin:
         return []
-    placed = placement(want, have)
-    local = {address: tuple(sorted(pool.cpus)) for address, pool in pools(want, have).items()}
+    placed, full = _placement(want, have), _kept(have).full
+    local = pools(want, have)
     changes = []
     for address, target, irq in _each(have):
         if address not in local:
             continue
-        after = local[address] if irq.role == MANAGEMENT else (placed[target, str(irq.queue)],)
+        key = (target, str(irq.queue))
+        pool = local[address] if irq.role == MANAGEMENT else placed.pools[key]
+        room = _has_vectors(pool, full)
+        one = irq.role != MANAGEMENT and room
+        after = (placed.cpus[key],) if one else tuple(sorted(pool.cpus))
         if irq.affinity != after:
-            changes.append(Change(NAME, target, irq.name, format_ranges(irq.affinity), format_ranges(after)))
+            change = Change(NAME, target, irq.name, format_ranges(irq.affinity), format_ranges(after))
+            changes.append(change if room else evolve(change, remedy=TOO_MANY))
     return changes
 
 
@@ -313,18 +359,17 @@ def apply(machine: Machine, change: Change) -> None:
         if error.errno in (errno.EPERM, errno.EIO):
             raise OSError(errno.EOPNOTSUPP, "the kernel manages this interrupt's affinity") from error
         if error.errno == errno.ENOSPC:
-            message = (
-                f"ENOSPC: CPU {change.after} has no interrupt vector left; {_remember_full(machine.files, change)}"
-            )
-            raise OSError(errno.ENOSPC, message) from error
+            raise OSError(errno.ENOSPC, _refused(machine.files, parse_ranges(str(change.after)))) from error
         raise
 
 
-def _remember_full(files: Files, change: Change) -> str:
-    """Leave this CPU out of placements until the next boot. :returns: what happens next, for the message."""
-    if len(asked := parse_ranges(str(change.after))) == 1:
-        try:
-            files.replace(FULL, format_ranges({*_full(files), *asked}))
-        except OSError as error:
-            return f"{FULL} cannot be written ({error.strerror}), so the same CPU is tried again; make room in /run"
-    return "another CPU is tried next"
+def _refused(files: Files, cpus: tuple[int, ...]) -> str:
+    """What the outcome says of CPUs that have no vector left. A single one is left out of placements until the next boot."""
+    if len(cpus) > 1:
+        return f"ENOSPC: none of the CPUs {format_ranges(cpus)} has an interrupt vector left"
+    message = f"ENOSPC: CPU {cpus[0]} has no interrupt vector left"
+    try:
+        files.replace(FULL, format_ranges({*_full(files), *cpus}))
+    except OSError as error:
+        message += f"; {FULL} cannot be written ({error.strerror}), so the same CPU is tried again; make room in /run"
+    return message

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from math import inf
 
-from attrs import define
+from attrs import define, field
 
 from agent.hardware.placement import from_mask, mask
 from agent.spec.ranges import format_ranges, parse_ranges
@@ -18,11 +19,16 @@ NODE = "/sys/devices/system/node"
 
 @define
 class Interrupts:
-    """``cpus`` and NUMA ``nodes``: how many there are; each node has as many CPUs as any other."""
+    """``cpus`` and NUMA ``nodes``: how many there are; each node has as many CPUs as any other.
+
+    ``vectors``: how many interrupts a CPU can serve, for a CPU whose number is limited. ``serving``: each interrupt's CPU.
+    """
 
     tree: Tree
     cpus: int
     nodes: int
+    vectors: dict[int, int] = field(factory=dict)
+    serving: dict[str, int] = field(factory=dict)
     _next: int = 24
 
     def boot(self) -> None:
@@ -51,6 +57,10 @@ class Interrupts:
         for path in [path for path in self.tree.files if path.endswith("/smp_affinity_list")]:
             if not cpus & set(parse_ranges(self.tree.files[path])):
                 self.tree.put(path, online)
+        for number in [number for number, cpu in self.serving.items() if cpu not in cpus]:
+            allowed = parse_ranges(self.tree.files[f"/proc/irq/{number}/smp_affinity_list"])
+            found = (self._with_a_vector(cpus & set(allowed)), self._with_a_vector(cpus), min(cpus))
+            self.serving[number] = next(cpu for cpu in found if cpu is not None)
 
     def isolate(self, cpus: str) -> None:
         """Boot with isolcpus=."""
@@ -65,12 +75,14 @@ class Interrupts:
                 for of_irq in ("/sys/kernel/irq/{}/actions", "/proc/irq/{}/smp_affinity_list"):
                     self.tree.put(of_irq.format(new), self.tree.files[of_irq.format(number)])
                 self.tree.put(f"{folder}/{new}", "msix")
+                self.serving[str(new)] = self.serving[number]
                 self._forget(folder, number)
 
     def request(self, function: str, number: int, action: str) -> None:
         self.tree.put(f"{PCI}/{function}/msi_irqs/{number}", "msix")
         self.tree.put(f"/sys/kernel/irq/{number}/actions", action)
         self.tree.put(f"/proc/irq/{number}/smp_affinity_list", f"0-{self.cpus - 1}")
+        self._serve(str(number), set(parse_ranges(self.tree.files[f"{CPU}/online"])))
 
     # --- what drivers do ----------------------------------------------------------------------------------
 
@@ -89,14 +101,35 @@ class Interrupts:
     def _forget(self, folder: str, number: str) -> None:
         for path in (f"/sys/kernel/irq/{number}", f"/proc/irq/{number}", f"{folder}/{number}"):
             self.tree.remove(path)
+        self.serving.pop(number, None)
+
+    # --- vectors of x86 -------------------------------------------------------------------------------------
+
+    def free_vectors(self, cpu: int) -> float:
+        """How many more interrupts a CPU can serve."""
+        return self.vectors[cpu] - list(self.serving.values()).count(cpu) if cpu in self.vectors else inf
+
+    def _with_a_vector(self, cpus: Iterable[int]) -> int | None:
+        """The CPU with most free vectors, which irq_matrix_alloc (kernel/irq/matrix.c) chooses; None if none has any."""
+        best = max(sorted(cpus), key=self.free_vectors, default=None)
+        return best if best is not None and self.free_vectors(best) > 0 else None
+
+    def _serve(self, number: str, cpus: Collection[int]) -> None:
+        """An interrupt stays on its CPU if it may. Else it needs a vector (assign_vector_locked, arch/x86/kernel/apic)."""
+        if self.serving.get(number) in cpus:
+            return
+        if (cpu := self._with_a_vector(cpus)) is None:
+            raise error(errno.ENOSPC, f"/proc/irq/{number}/smp_affinity_list")
+        self.serving[number] = cpu
 
     # --- what is written ----------------------------------------------------------------------------------
 
-    def affinity(self, text: str) -> str:
+    def affinity(self, path: str, text: str) -> str:
         """What smp_affinity_list has after a write: the CPUs that are online."""
         online = sorted(set(parse_ranges(text)) & set(parse_ranges(self.tree.files[f"{CPU}/online"])))
         if not online:
-            raise error(errno.EINVAL, "smp_affinity_list")
+            raise error(errno.EINVAL, path)
+        self._serve(path.split("/")[-2], online)
         return format_ranges(online)
 
     def steered(self, path: str, text: str) -> str:

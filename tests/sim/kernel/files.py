@@ -62,7 +62,7 @@ class SimFiles:
         elif path.endswith("/driver_override"):
             self._kernel.tree.put(path, text.strip() or "(null)")
         elif path.endswith("/smp_affinity_list"):
-            self._kernel.tree.put(path, self._kernel.interrupts.affinity(text))
+            self._kernel.tree.put(path, self._kernel.interrupts.affinity(path, text))
         elif path.endswith("/traffic_class"):
             self._kernel.tree.put(path, f"Global tclass={text}")
         elif path.endswith(("/rps_cpus", "/xps_cpus")):

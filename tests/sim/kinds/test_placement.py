@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections import Counter
 from typing import Any, cast
 
 import pytest
@@ -12,7 +13,7 @@ from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import dry_run
 from agent.engine.retry import Failures
 from agent.hardware.functions import targets
-from agent.kinds.irqs import PLACED, placement
+from agent.kinds.irqs import PLACED, TOO_MANY, placement
 from agent.machine import Files
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
@@ -390,3 +391,53 @@ def test_a_queue_moves_as_a_whole_if_its_second_interrupt_gets_no_vector(kernel:
     assert not last.outcomes
     assert list(affinities(kernel).values()).count("2") <= room
     assert not dry_run(machine, spec()).changes
+
+
+def test_a_queue_on_a_full_cpu_is_never_sent_to_another_full_one(kernel: Kernel) -> None:
+    """Two CPUs are full, and one of them serves a queue: others have all vectors free."""
+    kernel.interrupts.vectors = {1: 2, 2: 2}
+    failures, time = Failures(), iter(range(1000))
+    machine = kernel.machine()
+    for _ in range(4):
+        last = converge(machine, Goal(spec()), Memory(lambda: float(next(time)), failures))
+    assert is_ready(last.conditions)
+    assert kernel.files.read("/run/trackbed/full-cpus") == "1-2"
+    assert not dry_run(machine, spec()).changes
+
+
+def test_if_all_cpus_are_full_an_interrupt_of_theirs_may_stay_and_others_wait_for_the_first_vector(
+    kernel: Kernel,
+) -> None:
+    kernel.interrupts.vectors = dict.fromkeys(range(4), 2)
+    failures, time = Failures(), iter(range(0, 100000, 400))
+    machine = kernel.machine()
+    for _ in range(8):
+        last = converge(machine, Goal(spec(3)), Memory(lambda: float(next(time)), failures))
+    served = {number for number, cpu in kernel.interrupts.serving.items() if cpu < 4}
+    waiting = [outcome for outcome in last.outcomes if outcome.result == "failed"]
+    assert len(served) == 8
+    assert waiting
+    assert {outcome.change.after for outcome in waiting} == {"0-3"}
+    assert {outcome.error for outcome in waiting} == {"ENOSPC: none of the CPUs 0-3 has an interrupt vector left"}
+    assert {outcome.remedy for outcome in waiting} == {TOO_MANY}
+    kernel.interrupts.vectors[3] = 100
+    assert is_ready(converge(machine, Goal(spec(3)), Memory(lambda: float(next(time)), failures)).conditions)
+
+
+def test_a_full_cpu_keeps_no_more_than_its_share_of_the_queues(kernel: Kernel) -> None:
+    settle(kernel)
+    numbers = [
+        number
+        for function in targets(kernel.files, PF0).values()
+        for number in kernel.files.names(f"/sys/bus/pci/devices/{function}/msi_irqs")
+        if "-" in kernel.files.read(f"/sys/kernel/irq/{number}/actions")
+    ]
+    for number in numbers:
+        kernel.files.write(f"/proc/irq/{number}/smp_affinity_list", "1")
+    kernel.files.replace("/run/trackbed/full-cpus", "1")
+    kernel.files.replace(PLACED, "{}")
+    settle(kernel)
+    placed = [cpus for (function, name), cpus in affinities(kernel).items() if "-" in name and int(cpus) < 4]
+    # Of seven queues a CPU serves two at most. Each VF's queue has two interrupts.
+    assert sorted(set(placed)) == ["0", "1", "2", "3"]
+    assert max(Counter(placed).values()) <= 4

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from itertools import combinations
 
 import pytest
 from attrs import evolve
@@ -74,11 +75,12 @@ def pools_of(topology: Topology, wanted: list[tuple[int, int]]) -> Pools:
     }
 
 
-def overlapping(pools: Pools, full: frozenset[int], chance: random.Random) -> Pools:
-    """Some queues may not use some CPUs: any two pools may then overlap, and neither contain the other."""
-    left = {key: tuple(id for id in taken.cpus if id not in full) for key, taken in pools.items()}
+def with_full(pools: Pools, full: frozenset[int], chance: random.Random) -> Pools:
+    """Some CPUs have no free vector. Some queues stay on one of them; others have the rest of their pool, if there is any."""
+    left = {key: tuple(id for id in taken.cpus if id not in full) or taken.cpus for key, taken in pools.items()}
+    there = {key: [id for id in taken.cpus if id in full] for key, taken in pools.items()}
     return {
-        key: evolve(pools[key], cpus=cpus) if cpus and chance.random() < 0.6 else pools[key]
+        key: Pool((chance.choice(there[key]),) if there[key] and chance.random() < 0.4 else cpus)
         for key, cpus in left.items()
     }
 
@@ -145,6 +147,23 @@ def test_the_order_of_the_input_does_not_matter(
     shuffled.shuffle(items)
     shuffled.shuffle(had)
     assert place(topology, dict(items), dict(had)) == placed
+
+
+@relaxed
+@given(
+    machines, st.frozensets(st.integers(0, 60)), st.frozensets(st.integers(0, 60)), st.frozensets(st.integers(0, 60))
+)
+def test_two_pools_are_disjoint_or_one_contains_the_other(
+    topology: Topology, isolated: frozenset[int], excluded: frozenset[int], full: frozenset[int]
+) -> None:
+    """The placement depends on it, for CPUs and for cores."""
+    topology = evolve(topology, isolated=isolated & topology.cpus.keys())
+    every = [set(pool(topology, node, excluded).cpus) for node in range(-1, 5)]
+    for left in ([cpus - full or cpus for cpus in every], every):
+        for one, other in combinations(left, 2):
+            for place_of in (int, lambda id: topology.cpus[id].core):
+                a, b = set(map(place_of, one)), set(map(place_of, other))
+                assert a <= b or b <= a or not a & b
 
 
 @relaxed
@@ -231,8 +250,8 @@ def test_a_cpu_off_and_on_again_returns_to_the_first_plan(
 def test_no_placement_is_more_even(
     topology: Topology, wanted: list[tuple[int, int]], full: frozenset[int], chance: random.Random
 ) -> None:
-    """Whatever was before, and however the pools overlap: in a first placement, too."""
-    pools = overlapping(pools_of(topology, wanted), full, chance)
+    """Whatever was before, and whichever CPUs are full: in a first placement, too."""
+    pools = with_full(pools_of(topology, wanted), full, chance)
     previous = {key: chance.choice([*topology.cpus, 9999]) for key in pools if chance.random() < 0.5}
     optimum = most_even(topology, pools)
     for placed in (place(topology, pools, previous), place(topology, pools, {})):
@@ -247,7 +266,7 @@ def test_no_placement_is_more_even(
 def test_no_more_queues_move_than_a_first_placement_s_loads_need(
     topology: Topology, wanted: list[tuple[int, int]], full: frozenset[int], chance: random.Random
 ) -> None:
-    pools = overlapping(pools_of(topology, wanted), full, chance)
+    pools = with_full(pools_of(topology, wanted), full, chance)
     previous = {key: chance.choice(pools[key].cpus) for key in pools}
     first = Counter((pools[key].cpus, cpu) for key, cpu in place(topology, pools, {}).items())
     surplus = Counter((pools[key].cpus, cpu) for key, cpu in previous.items()) - first
