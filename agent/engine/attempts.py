@@ -21,9 +21,6 @@ from agent.state.wanted import Wanted
 WRITES = 2
 """How often one pass writes a value that the driver accepts, but that reads back unchanged."""
 
-FINAL = frozenset({errno.EINVAL, errno.ERANGE, errno.EOPNOTSUPP, errno.ENOSYS})
-"""The errors that say that the driver will never accept the value."""
-
 
 def attempts(
     context: PassContext, want: Wanted, have: Snapshot, kind: Kind, changes: Sequence[Change]
@@ -117,14 +114,12 @@ def _policy(context: PassContext, want: Wanted, device: str) -> Allowed:
 
 def _written_too_often(context: PassContext, change: Change) -> Outcome | None:
     """The failure of a change that this pass has written :data:`WRITES` times without effect; None: it may be written."""
-    context.writes[identity(change)] += 1
-    if context.writes[identity(change)] <= WRITES:
+    if context.writes[identity(change)] < WRITES:
         return None
     error = f"written {WRITES} times, and it still reads {change.before}"
     remedy = change.remedy or "see who else sets it, and the kernel's log for the driver's reason"
     outcome = Outcome(change, "failed", error, remedy)
     context.remember_failure(outcome)
-    context.memory.originals.give_up(change)
     return outcome
 
 
@@ -139,16 +134,14 @@ def _write(context: PassContext, want: Wanted, kind: Kind, change: Change) -> Ou
     except OSError as error:
         if kind.TARGETS_VANISH and error.errno in (errno.ENOENT, errno.ENODEV):
             return None
-        originals.not_made(context.machine, kind, change)
-        if error.errno in FINAL:
-            originals.give_up(change)
+        originals.failed(context.machine, kind, change)
         unsupported = error.errno in (errno.EOPNOTSUPP, errno.ENOSYS)
         message = error.strerror or str(error)
         remedy = _remedy(error, kind, change)
         outcome = Outcome(change, "unsupported" if unsupported else "failed", message, remedy)
         context.remember_failure(outcome)
         return outcome
-    originals.made(context.machine, kind, change)
+    context.writes[identity(change)] += 1
     context.memory.failures.made(change)
     return Outcome(change, "applied")
 

@@ -87,6 +87,7 @@ def converge(
     callbacks.doing("devices", "read")
     context = PassContext.begin(machine, goal, memory, callbacks)
     state = _rounds(context, last, scope)
+    _note_seen(context, state)
     if last is None or scope is None:
         state = _restore_devices_that_left(context, state)
     state = state.adding(_unreadable(context, state.want, state.have))
@@ -173,7 +174,7 @@ def _round(context: PassContext, want: Wanted, have: Snapshot, scope: Scope) -> 
             continue
         changes = kind.plan(want, have) + originals.restoring(machine, kind, want, have, whole=scope is None)
         if changes:
-            outcomes += attempts(context, want, have, kind, changes)
+            outcomes += attempts(context, want, have, kind, kind.arranged(changes))
     return want, have, outcomes
 
 
@@ -196,8 +197,18 @@ def _restore_devices_that_left(context: PassContext, state: _State) -> _State:
         left, have = read.want, read.have
         if read.fault is None and isinstance(kind, Kind):
             changes = originals.restoring(machine, kind, left, have, device_left=True)
-            outcomes += attempts(context, left, have, kind, changes)
+            outcomes += attempts(context, left, have, kind, kind.arranged(changes))
     return evolve(state, have=have).adding(outcomes)
+
+
+def _note_seen(context: PassContext, state: _State) -> None:
+    """Note the changes whose effect the pass has read: they were made, and are not planned any more."""
+    remaining = {identity(outcome.change) for outcome in state.remaining}
+    for outcome in state.applied:
+        change = outcome.change
+        if identity(change) not in remaining:
+            context.callbacks.doing(change.kind, "read")
+            context.memory.originals.seen(context.machine, by_name()[change.kind], change)
 
 
 def _unreadable(context: PassContext, want: Wanted, have: Snapshot) -> list[Outcome]:
@@ -237,7 +248,12 @@ def _reread(change: Change) -> frozenset[str]:
 
 def _waiting(goal: Goal, have: Snapshot, remaining: Sequence[Outcome]) -> tuple[Outcome, ...]:
     """The deferred and blocked changes that only the new spec asks for. The verified spec is true there."""
-    held = tuple(outcome for outcome in remaining if outcome.result in ("deferred", "blocked"))
+    held = tuple(
+        outcome
+        for outcome in remaining
+        # A blocked original is none of the spec's values: it waits for its device.
+        if outcome.result == "deferred" or (outcome.result == "blocked" and not outcome.change.original)
+    )
     if not held or goal.verified is None or goal.verified == goal.spec:
         return ()
     want = resolve(goal.verified, have.functions)

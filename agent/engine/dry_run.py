@@ -59,12 +59,14 @@ def dry_run(machine: Machine, spec: NodeSpec, originals: Originals | None = None
             continue
         changes = [
             _with_users(machine, want, change, users_of)
-            for change in (*kind.plan(want, have), *restoring(machine, kind, want, have))
+            for change in kind.arranged(kind.plan(want, have) + restoring(machine, kind, want, have))
         ]
         changes = [
             change
             for change in changes
             if not (change.skip_if_owned and is_owned(users_of[change.device], change.target))
+            # An original that the device cannot have now: it is restored once it can.
+            and not (change.original and change.blocker)
         ]
         for device in sorted(want.nics):
             first = next((k for k in kind.UNKNOWN_UNTIL if device in pending.get(k, ())), None)

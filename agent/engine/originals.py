@@ -10,6 +10,8 @@ import errno
 import json
 import os
 import zlib
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
@@ -20,11 +22,12 @@ from agent.hardware.functions import Function
 from agent.kinds import ANY_VALUE, Kind, Reading
 from agent.machine import Machine
 from agent.report.names import RUN_FOLDER
-from agent.report.records import HOST, Change, Condition, Value, to_plain, value_from_plain
+from agent.report.records import HOST, Change, Condition, Numbers, Value, to_plain, value_from_plain
 from agent.report.target import device_of
 from agent.runtime import journal, write_atomically
 from agent.spec.nic import Nic
 from agent.spec.selector import Selector
+from agent.state.selection import may_be, unfilled
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted, WantedNic
 
@@ -41,16 +44,25 @@ SPARE = 1000
 """How many superseded lines the file may have before it is rewritten."""
 
 
+LOOKS = 3
+"""After so many full passes a value that reads as before is forgotten, also if no reading has shown what the agent wrote."""
+
+
 @frozen
 class _Original:
-    """``value``: the value before the first change. ``written``: the values that the agent may have written since, newest last.
+    """``value``: the value before the first change. ``written``: the values that the agent may have set since, newest last.
 
-    ``written`` has several values, or :data:`ANY_VALUE`, only while the result of a write is unknown, because the write failed
-    or the agent was killed. An original without ``written`` values is forgotten.
+    They are several until a reading has shown the newest: the write may have failed, may take effect late, or the agent was
+    killed. :data:`ANY_VALUE` among them: several writes make the change. An original without ``written`` values is forgotten.
     """
 
     value: Value
     written: tuple[Value, ...]
+
+    @property
+    def seen(self) -> bool:
+        """Whether a reading has shown what the agent wrote last."""
+        return len(self.written) == 1 and self.written[0] != ANY_VALUE
 
 
 @define
@@ -64,6 +76,9 @@ class Originals:
     _path: Path | None = None
     _originals: dict[Key, _Original] = field(factory=dict)
     _restoring: set[Key] = field(factory=set)
+    _looks: Counter[Key] = field(factory=Counter)
+    _undecided: dict[str, list[str]] = field(factory=dict)
+    _distinct: set[tuple[str, Selector]] = field(factory=set)
     _file: FileIO | None = None
     _lines: int = 0
     _unreadable: bool = False
@@ -89,17 +104,18 @@ class Originals:
             read = _read_line(line)
             if read is None or read[0][0] == UNREADABLE:
                 originals._unreadable = True
-            elif read[1].written:
-                originals._originals[read[0]] = read[1]
-            else:
-                originals._originals.pop(read[0], None)
+                continue
+            for key, original in _of_each_number(*read):
+                originals._originals.pop(key, None)
+                if original.written:
+                    originals._originals[key] = original
         if keep:
             originals._rewrite()
         return originals
 
     @property
     def condition(self) -> Condition | None:
-        """``OriginalsKept`` if originals are lost, or would be if the agent were killed now; else None."""
+        """``OriginalsKept`` if originals are or may get lost, or wait for a missing NIC; else None."""
         if self._unwritten:
             message = f"{self._unwritten}; they are lost if the agent ends now"
             return Condition(
@@ -112,58 +128,72 @@ class Originals:
             )
             remedy = "set those by hand"
             return Condition("OriginalsKept", "False", "Unreadable", message, severity="warn", remedy=remedy)
+        if self._undecided:
+            return self._waiting()
         return None
 
+    def _waiting(self) -> Condition:
+        devices = Counter(device_of(target) for _, target, _ in self._originals)
+        each = (
+            f"{address} is no NIC of the spec, but may be {' or '.join(entries)}, which is missing: "
+            f"{devices[address]} values that the agent set there stay"
+            for address, entries in sorted(self._undecided.items())
+        )
+        remedy = "they are restored once it is clear: select that NIC by pci or mac, or take it out of the spec"
+        return Condition("OriginalsKept", "False", "NicMissing", "; ".join(each), severity="warn", remedy=remedy)
+
     def keep(self, machine: Machine, want: Wanted, kind: Kind, change: Change) -> None:
-        """Note the value that a change replaces. Call it before the change is made.
+        """Note the values that a change replaces. Call it before the change is made.
 
-        A change that restores an original needs no note: the original is forgotten when its value is read back.
-
-        :raises OSError: that value cannot be read.
+        :raises OSError: such a value cannot be read.
         """
-        for transient in kind.transients(machine, want, change):
-            self._replace(transient)
-        if not change.original and (kind.readings is not None or kind.reading is not None):
-            for noted in kind.originals_of(machine, change, self._originals.keys()):
-                self._replace(noted)
+        noted = self._noted(machine, kind, change)
+        # What the agent has set before may have set other values along with it: they are no originals now.
+        again = change.original or any(_key(each) in self._originals for each in noted)
+        for along in kind.transients(machine, want, change):
+            self._replace(along, new=not again)
+        for each in noted:
+            after = ANY_VALUE if kind.in_steps(change) else each.after
+            self._replace(evolve(each, after=after), new=not change.original and each.before != after)
 
-    def _replace(self, change: Change) -> None:
-        """Note that a change may replace its ``before`` by its ``after``."""
+    def _noted(self, machine: Machine, kind: Kind, change: Change) -> list[Change]:
+        """The values that a change sets, as changes of one value each."""
+        if kind.readings is None and kind.reading is None:
+            return []
+        noted = [change] if change.original else kind.originals_of(machine, change, self._originals.keys())
+        return [single for each in noted for single in _singles(each)]
+
+    def _replace(self, change: Change, new: bool) -> None:
+        """Note that a change may replace its ``before`` by its ``after``. ``new``: also if no original is known."""
         key = _key(change)
         known = self._originals.get(key)
+        # A value that was back, and differs now, is another program's.
+        unknown = known is None or (known.written == (known.value,) and change.before != known.value)
+        if unknown and new and change.before is not None and not self._unreadable:
+            # If originals were lost, the agent may have written the present value itself. Then it is no original.
+            known = _Original(change.before, (change.before,))
         if known is not None:
             written = (*(value for value in known.written if value != change.after), change.after)
-            self._remember(key, _Original(known.value, written))
-        elif change.before is not None and not self._unreadable:
-            # If originals were lost, the agent may have written the present value itself. Then it is no original.
-            self._remember(key, _Original(change.before, (change.after,)))
+            self._remember(key, evolve(known, written=written))
 
-    def made(self, machine: Machine, kind: Kind, change: Change) -> None:
-        """Note that a change was made: of the values that the agent wrote, only the newest is there."""
-        if change.original:
-            return
-        # If the value cannot be read now, each value that may have been written stays noted until the next write.
-        with suppress(OSError):
-            for noted in kind.originals_of(machine, change, self._originals.keys()):
-                self._written(noted, noted.before if noted.after == ANY_VALUE else noted.after)
-
-    def not_made(self, machine: Machine, kind: Kind, change: Change) -> None:
+    def failed(self, machine: Machine, kind: Kind, change: Change) -> None:
         """Note that a change failed: a value that others set from now on is not the agent's."""
         with suppress(OSError):
-            for noted in () if change.original else kind.originals_of(machine, change, self._originals.keys()):
-                if noted.after == ANY_VALUE:
-                    self._written(noted, noted.before)
+            for each in self._noted(machine, kind, change):
+                known = self._originals.get(_key(each))
+                if known is not None and each.after == ANY_VALUE:
+                    others = (value for value in known.written if value not in (ANY_VALUE, each.before))
+                    self._remember(_key(each), evolve(known, written=(*others, each.before)))
 
-    def _written(self, noted: Change, value: Value) -> None:
-        """Note the one value of the agent's that is there now."""
-        known = self._originals.get(_key(noted))
-        if known is not None:
-            self._remember(_key(noted), evolve(known, written=() if value == known.value else (value,)))
-
-    def give_up(self, change: Change) -> None:
-        """Forget an original that the device cannot have any more, such as channels that its VFs use now."""
-        if change.original:
-            self._forget(_key(change))
+    def seen(self, machine: Machine, kind: Kind, change: Change) -> None:
+        """Note that a reading has shown a change that was made: of the agent's values, only the newest is there."""
+        # If the value cannot be read now, each value that may have been written stays noted until the next change.
+        with suppress(OSError):
+            for each in self._noted(machine, kind, change):
+                known = self._originals.get(_key(each))
+                value = each.before if each.after == ANY_VALUE else each.after
+                if known is not None:
+                    self._remember(_key(each), evolve(known, written=(value,)))
 
     def restoring(
         self, machine: Machine, kind: Kind, want: Wanted, have: Snapshot, device_left: bool = False, whole: bool = True
@@ -175,41 +205,71 @@ class Originals:
         """
         if not (keys := self._originals if whole else self._restoring):
             return []
+        avoided = {function.address for function in have.functions if function.hung or function.unreadable}
         # A value of the host leaves the spec, but never with a device.
-        mine = sorted(key for key in keys if key[0] == kind.NAME and not (device_left and key[1] == HOST))
+        mine = sorted(
+            key
+            for key in keys
+            if key[0] == kind.NAME and device_of(key[1]) not in avoided and not (device_left and key[1] == HOST)
+        )
         if not mine:
             return []
         readings = {(reading.target, reading.field): reading for reading in read(kind, want, have)}
-        changes = []
+        changes: list[Change] = []
+        over: list[Key] = []
         for key in mine:
             original = self._originals[key]
             _, target, name = key
             reading = readings.get((target, name))
             if reading is None:
                 reading = read_one(machine, kind, want, Change(*key, original.value, original.written[-1]))
-            if reading is None or (reading.wanted and not device_left):
+            if reading is None or reading.value is None or (reading.wanted and not device_left):
                 continue
-            if reading.value == original.value or not {reading.value, ANY_VALUE} & set(original.written):
+            value = original.value if reading.instead is None else reading.instead
+            if reading.value == value:
+                over += [key] if reading.instead is None and self._is_restored(key, original, whole) else []
+            elif {reading.value, ANY_VALUE}.isdisjoint(original.written):
+                over.append(key)
+            else:
+                restore = Change(*key, reading.value, value, reading.disruption, required=False, original=True)
+                changes.append(evolve(restore, skip_if_owned=reading.skip_if_owned, blocker=reading.blocker))
+                self._restoring.add(key)
+        along = {_key(each) for change in changes for each in kind.transients(machine, want, change)}
+        for key in over:
+            # What the restoring of another value sets along with it is looked at again afterwards.
+            if key not in along:
                 self._forget(key)
-                continue
-            restore = Change(*key, reading.value, original.value, reading.disruption, required=False, original=True)
-            changes.append(evolve(restore, skip_if_owned=reading.skip_if_owned))
-            self._restoring.add(key)
         return changes
 
+    def _is_restored(self, key: Key, original: _Original, whole: bool) -> bool:
+        """Whether a value that reads as it was before will stay so: no write of the agent's can still take effect."""
+        self._looks[key] += whole
+        return original.seen or original.written[-1] == original.value or self._looks[key] >= LOOKS
+
     def removed_devices(self, want: Wanted, functions: tuple[Function, ...]) -> Wanted:
-        """The devices that are no longer in the spec, and have values that the agent wrote, as NICs without settings."""
-        known = {function.address for function in functions if function.unreadable and function.vendor}
-        if len(want.missing) > len(want.unreadable.keys() & known):
-            return Wanted(want.spec)  # a device that seems to have left may be a NIC that is missing now
+        """The devices that are no longer in the spec, and have values that the agent wrote, as NICs without settings.
+
+        A device that may be a NIC of the spec is left alone, and :attr:`condition` says so.
+        """
         devices = {device_of(target) for _, target, _ in self._originals} - want.nics.keys()
-        nics = {
-            function.address: WantedNic(
-                Nic(function.address.replace(":", "-"), Selector(pci=function.address), required=False), function
-            )
+        left = {
+            function.address: function
             for function in functions
             if function.address in devices and not function.hung and not function.unreadable
         }
+        # An entry that lacks its NIC beside another one of the spec does not mean that one.
+        self._distinct |= {
+            (address, entry.entry.select) for entry in unfilled(want.spec, functions) for address in want.nics
+        }
+        self._undecided = {}
+        nics = {}
+        for address, function in left.items():
+            entries = may_be(want.spec, functions, function)
+            if names := [entry.name for entry in entries if (address, entry.select) not in self._distinct]:
+                self._undecided[address] = names
+                continue
+            nic = Nic(address.replace(":", "-"), Selector(pci=address), required=False)
+            nics[address] = WantedNic(nic, function)
         return Wanted(want.spec, nics)
 
     def _forget(self, key: Key) -> None:
@@ -221,6 +281,7 @@ class Originals:
         """Note an original, or forget it if its ``written`` is empty."""
         if self._originals.get(key) == original:
             return
+        del self._looks[key]
         if original.written:
             self._originals[key] = original
         else:
@@ -264,6 +325,27 @@ class Originals:
 
 def _key(change: Change) -> Key:
     return change.kind, change.target, change.field
+
+
+def _singles(change: Change) -> list[Change]:
+    """A change of one value for each number that a change sets in one step; else the change itself."""
+    if not isinstance(change.after, Numbers):
+        return [change]
+    before = change.before.present if isinstance(change.before, Numbers) else {}
+    return [
+        evolve(change, field=name, before=before.get(name), after=after)
+        for name, after in sorted(change.after.present.items())
+    ]
+
+
+def _of_each_number(key: Key, original: _Original) -> Iterator[tuple[Key, _Original]]:
+    """The originals of a line. An earlier version of the agent noted the numbers of one step as one value."""
+    if not isinstance(original.value, Numbers):
+        yield key, original
+        return
+    written = [value.present for value in original.written if isinstance(value, Numbers)]
+    for name, value in original.value.present.items():
+        yield (*key[:2], name), _Original(value, tuple(numbers[name] for numbers in written if name in numbers))
 
 
 def _line(key: Key, original: _Original) -> bytes:

@@ -29,7 +29,9 @@ class Reading:
     """One value as it was read, for a kind whose values are restored when they leave the spec.
 
     ``target``, ``field`` and the form of ``value`` are those of the kind's changes.
-    ``wanted``: the spec gives the value; ``disruption``: what changing it costs; ``skip_if_owned``: as in a change.
+    ``wanted``: the spec gives the value; ``disruption``: what changing it costs; ``skip_if_owned`` and ``blocker``: as in a
+    change. ``value`` None: the function does not have such a value now. ``instead``: the value that it gets for now, since the
+    kernel sets it along with another value of the spec.
     """
 
     target: str
@@ -38,6 +40,8 @@ class Reading:
     wanted: bool
     disruption: Disruption = Disruption.NONE
     skip_if_owned: bool = False
+    blocker: str = ""
+    instead: Value = None
 
 
 def _same_for_all_specs(want: Wanted) -> object:
@@ -50,6 +54,14 @@ ANY_VALUE = "*"
 
 def _its_own_original(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> list[Change]:
     return [change]
+
+
+def _in_one_step(change: Change) -> bool:
+    return False
+
+
+def _as_listed(changes: list[Change]) -> list[Change]:
+    return changes
 
 
 def _no_transients(machine: Machine, want: Wanted, change: Change) -> list[Change]:
@@ -109,8 +121,13 @@ class Kind(Observer):
     several names or parts. ``before`` is the value that is there now, and ``after`` may be :data:`ANY_VALUE`. ``known``: the
     kind, target and field of each original that is noted. A state that is noted under another name keeps that name.
 
-    ``transients(machine, want, change)``: other values that a change sets on its way, as changes. They are kept before the
-    change is made, so that what it sets does not become an original.
+    ``in_steps(change)``: the change takes several writes, so one that fails or is interrupted may leave any value.
+
+    ``arranged(changes)``: the changes of a plan and of originals, in the order in which they are made, or joined to those that
+    take one request.
+
+    ``transients(machine, want, change)``: other values that a change sets on its way, or that the kernel sets along with it,
+    as changes. They are kept before the change is made, so that what it sets does not become an original.
 
     ``lifted_by(change)``: the kind whose pending change to the same device removes the change's blocker; empty if none does.
 
@@ -136,6 +153,8 @@ class Kind(Observer):
     readings: Callable[[Wanted, Snapshot], Iterable[Reading]] | None = None
     reading: Callable[[Machine, Wanted, Change], Reading | None] | None = None
     originals_of: Callable[[Machine, Change, Collection[tuple[str, str, str]]], list[Change]] = _its_own_original
+    in_steps: Callable[[Change], bool] = _in_one_step
+    arranged: Callable[[list[Change]], list[Change]] = _as_listed
     transients: Callable[[Machine, Wanted, Change], list[Change]] = _no_transients
     lifted_by: Callable[[Change], str] = _not_lifted
     REMAKES_NETDEV: tuple[str, ...] = ()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from attrs import evolve
+
 from agent.hardware.functions import ifindex_of
 from agent.kinds import Reading, vf_links
 from agent.machine import Machine, Quantity
-from agent.report.records import Change, Numbers
+from agent.report.records import Change, Numbers, Value
 from agent.state.scope import Scope
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
@@ -64,34 +66,60 @@ def beyond(setting: vf_links.Setting, fields: tuple[str, ...]) -> str:
 
 
 def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
-    """Those numbers that were set, as they are now."""
-    return numbers_now(machine, want, kept, FIELDS, machine.ethtool.channels, lambda family: family.channels_flap)
+    """One number that was set, as it is now."""
+    return number_now(machine, want, kept, machine.ethtool.channels, lambda family: family.channels_flap)
 
 
-def numbers_now(
+def number_now(
     machine: Machine,
     want: Wanted,
     kept: Change,
-    fields: tuple[str, ...],
     read: Callable[[int], Mapping[str, Quantity]],
     flaps: Callable[[Vendor], bool],
 ) -> Reading | None:
-    """:func:`vf_links.setting_now` for numbers that are set in one step."""
-    before, after = kept.before, kept.after
-    if (
-        not isinstance(before, Numbers)
-        or not isinstance(after, Numbers)
-        or before.present.keys() != after.present.keys()
-    ):
-        return None  # a netdev cannot be given back a kind of channels that it did not have
-    return vf_links.setting_now(
-        machine,
-        want,
-        kept,
-        lambda given: any(getattr(given, name) is not None for name in fields),
-        lambda ifindex: _read(read(ifindex), after.present),
-        flaps,
+    """:func:`vf_links.setting_now` for one of the numbers that are set in one step."""
+    found: dict[str, Quantity] = {}
+
+    def value(ifindex: int) -> int | None:
+        found.update(read(ifindex))
+        return found[kept.field].value if kept.field in found else None
+
+    now = vf_links.setting_now(
+        machine, want, kept, lambda given: getattr(given, kept.field, None) is not None, value, flaps
     )
+    most = found[kept.field].maximum if kept.field in found else 0
+    if now is None or not isinstance(kept.before, int) or kept.before <= most:
+        return now
+    # In one request with the spec's own numbers it would have these refused, too.
+    return evolve(now, blocker=f"{kept.field} is {most} at most now")
+
+
+def arranged(changes: list[Change]) -> list[Change]:
+    """One change for each netdev: its numbers are set in one step, those that are restored too."""
+    by_target: dict[str, list[Change]] = {}
+    for change in changes:
+        by_target.setdefault(f"{change.target} {change.blocker}", []).append(change)
+    return [_joined(together) for together in by_target.values()]
+
+
+def _joined(changes: list[Change]) -> Change:
+    """The changes of one netdev as one. A number that is restored is a change of its own in ``changes``."""
+    before: dict[str, int | None] = {}
+    after: dict[str, int | None] = {}
+    for change in changes:
+        before |= change.before.values if isinstance(change.before, Numbers) else {change.field: _number(change.before)}
+        after |= change.after.values if isinstance(change.after, Numbers) else {change.field: _number(change.after)}
+    return evolve(
+        changes[0],  # the spec's own, if it has one
+        field=changes[0].kind,
+        before=Numbers.of(before),
+        after=Numbers.of(after),
+        disruption=max(change.disruption for change in changes),
+    )
+
+
+def _number(value: Value) -> int | None:
+    return value if isinstance(value, int) else None
 
 
 def given(change: Change) -> dict[str, int]:

@@ -30,17 +30,19 @@ def observe(
 
 
 def plan(want: Wanted, have: Snapshot) -> list[Change]:
-    """Every value that differs. Adaptive mode goes off first and on last: some drivers accept no numbers while it is on."""
+    """Every value that differs."""
     changes = []
     for setting in vf_links.settings(want, have, NAME, NAME):
-        given = {name: getattr(setting.given, name) for name in (*ADAPTIVE, *NUMBERS)}
-        off = [name for name in ADAPTIVE if given[name] is False]
-        on = [name for name in ADAPTIVE if given[name] is True]
-        for name in (*off, *NUMBERS, *on):
-            before = setting.read.get(name)
-            if given[name] is not None and before != given[name]:
-                changes.append(setting.change(NAME, name, before, given[name]))
-    return changes
+        for name in (*ADAPTIVE, *NUMBERS):
+            before, after = setting.read.get(name), getattr(setting.given, name)
+            if after is not None and before != after:
+                changes.append(setting.change(NAME, name, before, after))
+    return arranged(changes)
+
+
+def arranged(changes: list[Change]) -> list[Change]:
+    """Adaptive mode goes off first and on last: some drivers accept no numbers while it is on."""
+    return sorted(changes, key=lambda change: 1 if change.field in NUMBERS else 2 if change.after else 0)
 
 
 def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from attrs import evolve, frozen
 
-from agent.hardware.functions import NET, device_path, driver, ifindex_of, link_of, netdev, netdev_of, pci_of
+from agent.hardware.functions import NET, device_path, driver, ifindex_of, netdev, netdev_of, pci_of
 from agent.hardware.sysfs import names_or_none, read_or
 from agent.kinds import Reading
 from agent.machine import Files, Link, Machine
@@ -248,16 +248,24 @@ def link_readings(
 
 
 def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
-    """Whether a netdev still has an alternative name that the agent added."""
-    nic = want.nics.get(kept.target)
-    if nic is None or not kept.field.startswith(ALTNAME):
+    """Whether a netdev still has an alternative name that the agent added.
+
+    No two netdevs have one name. So it is taken from a netdev, whichever NIC that is now, once the spec gives it to another.
+    """
+    nic, name = want.nics.get(kept.target), kept.field.removeprefix(ALTNAME)
+    moves = any(name in other.nic.altnames for address, other in want.nics.items() if address != kept.target)
+    if not kept.field.startswith(ALTNAME) or (nic is None and not moves):
         return None
-    name = kept.field.removeprefix(ALTNAME)
     link_status = status(machine, pci_of(machine.files, kept.target))
     if link_status.link is None or not link_status.ready:
         return None
     now = PRESENT if name in link_status.link.altnames else ABSENT
-    return Reading(kept.target, kept.field, now, name in nic.nic.altnames)
+    return Reading(kept.target, kept.field, now, nic is not None and name in nic.nic.altnames)
+
+
+def arranged(changes: list[Change]) -> list[Change]:
+    """An alternative name may move: it is taken from the one netdev before the other one gets it."""
+    return sorted(changes, key=lambda change: not change.original)
 
 
 def apply(machine: Machine, change: Change) -> None:
@@ -279,10 +287,18 @@ def apply(machine: Machine, change: Change) -> None:
 
 
 def _add_altname(machine: Machine, target: str, name: str) -> None:
-    link = link_of(machine, target)
     try:
-        machine.netlink.add_altname(link.ifindex, name)
+        machine.netlink.add_altname(ifindex_of(machine.files, target), name)
     except OSError as error:
         if error.errno == errno.EEXIST:
-            raise OSError(errno.EEXIST, f"another netdev is called {name}; give {link.name} another altname") from error
+            raise OSError(errno.EEXIST, _who_is_called(machine, name)) from error
         raise
+
+
+def _who_is_called(machine: Machine, name: str) -> str:
+    other = machine.netlink.link(name)
+    if other is None:
+        return f"a netdev is called {name}"
+    if other.name == name:
+        return f"the name of a netdev is {name}; give another altname"
+    return f"{other.name} has it, too; if it is not needed there: ip link property del dev {other.name} altname {name}"

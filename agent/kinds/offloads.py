@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import errno
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+
+from attrs import evolve
 
 from agent.hardware.functions import ifindex_of
 from agent.kinds import Reading, vf_links
@@ -94,22 +95,25 @@ def _differing(setting: vf_links.Setting, wanted: Mapping[str, bool]) -> list[Ch
 
 
 def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
-    """One feature that was switched, as it is now."""
+    """Whether one feature that was switched is requested now."""
     return vf_links.setting_now(
         machine,
         want,
         kept,
         lambda given: kept.field in given,
-        lambda ifindex: _is_on(machine, ifindex, kept.field),
+        lambda ifindex: _requested(machine, ifindex, kept.field),
         lambda family: family.offloads_flap is None or kept.field in family.offloads_flap,
     )
 
 
-def _is_on(machine: Machine, ifindex: int, name: str) -> bool:
+def originals_of(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> list[Change]:
+    """Whether the feature is requested: the kernel keeps a requested one off while one that it depends on is off."""
+    return [evolve(change, before=_requested(machine, ifindex_of(machine.files, change.target), change.field))]
+
+
+def _requested(machine: Machine, ifindex: int, name: str) -> bool | None:
     feature = machine.ethtool.features(ifindex).get(name)
-    if feature is None:
-        raise OSError(errno.EOPNOTSUPP, f"the driver reports no feature {name} now")
-    return feature.on
+    return None if feature is None else feature.requested
 
 
 def apply(machine: Machine, change: Change) -> None:

@@ -54,8 +54,13 @@ def _impossible(setting: vf_links.Setting, after: Numbers, family: Vendor) -> tu
 
 
 def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
-    """Those sizes that were set, as they are now."""
-    return channels.numbers_now(machine, want, kept, FIELDS, machine.ethtool.rings, lambda family: family.rings_flap)
+    """One size that was set, as it is now."""
+    return channels.number_now(machine, want, kept, machine.ethtool.rings, lambda family: family.rings_flap)
+
+
+def arranged(changes: list[Change]) -> list[Change]:
+    """One change for each netdev."""
+    return channels.arranged(changes)
 
 
 def apply(machine: Machine, change: Change) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from attrs import evolve, field, frozen
 
@@ -174,37 +174,62 @@ def _plan_devices(address: str, wanted: Roce, states: Mapping[str, RoceState]) -
 
 
 def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
-    """One setting as it is now. If several ports have it, the first value that differs from what was set."""
+    """One setting as it is now."""
     nic = want.nics.get(kept.device)
     if nic is None:
         return None
-    setting = "ecn" if kept.field in ECN else kept.field
+    field, *port = kept.field.split(" ")
+    setting = "ecn" if field in ECN else field
     if nic.nic.roce is not None and getattr(nic.nic.roce, setting) is not None:
         return Reading(kept.target, kept.field, kept.after, wanted=True)
-    if kept.field in ON_PORTS:
-        ports = Reader(machine.files).roce_ports(pci_of(machine.files, kept.target))
-        values = _on_ports(machine, ports, [kept.field])[kept.field]
-        value = next((value for value in values if value != kept.after), kept.after) if values else None
+    if field in ON_PORTS:
+        values = {
+            each: value for each, value in _by_port(machine, kept.target, field).items() if each in port or not port
+        }
+        # An earlier version of the agent noted one value for all ports: then this is one that differs from what was set.
+        value = next((value for value in values.values() if value != kept.after), kept.after) if values else None
         return Reading(kept.target, kept.field, value, wanted=False)
-    now = getattr(_port_state(machine, kept.device), kept.field)
-    if kept.field == "trust":
+    now = getattr(_port_state(machine, kept.device), field)
+    if field == "trust":
         disruption = Disruption.LINK_FLAP if vendor(nic.function.driver).trust_flaps else Disruption.NONE
         return Reading(kept.target, kept.field, now, False, disruption)
-    disruption = Disruption.LINK_FLAP if kept.field == "pfc" else Disruption.NONE
+    disruption = Disruption.LINK_FLAP if field == "pfc" else Disruption.NONE
     value = None if now is None else format_ranges(now) or NO_PRIORITY
     return Reading(kept.target, kept.field, value, False, disruption)
 
 
+def _by_port(machine: Machine, target: str, setting: str) -> dict[str, Value]:
+    """A setting's value on each of a function's ports, as ``device/port``."""
+    ports = Reader(machine.files).roce_ports(pci_of(machine.files, target))
+    values = _on_ports(machine, ports, [setting])[setting] if ports else ()
+    return {f"{device}/{port}": value for (device, port), value in zip(ports, values, strict=True)}
+
+
+def originals_of(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> list[Change]:
+    """The setting; of one that each port has, that of each port."""
+    if change.field not in ON_PORTS or (NAME, change.target, change.field) in known:
+        return [change]
+    by_port = _by_port(machine, change.target, change.field)
+    return [evolve(change, field=f"{change.field} {port}", before=value) for port, value in by_port.items()]
+
+
+def in_steps(change: Change) -> bool:
+    """A file for each priority, or an entry for each DSCP."""
+    return change.field in (*ECN, "trust", "pfc")
+
+
 def apply(machine: Machine, change: Change) -> None:
-    """Set one value, on the PF's netdev or on every RoCE port that the function has now."""
-    if change.field in ON_PORTS:
+    """Set one value, on the PF's netdev, on every RoCE port that the function has now, or on the port that the field names."""
+    setting, *named = change.field.split(" ")
+    if setting in ON_PORTS:
         ports = Reader(machine.files).roce_ports(pci_of(machine.files, change.target))
         if not ports:
             raise FileNotFoundError(
                 errno.ENODEV, f"{change.target} and its VFs have no RoCE device; load its RDMA driver"
             )
         for device, port in ports:
-            _set_on_port(machine, change, device, port)
+            if not named or f"{device}/{port}" in named:
+                _set_on_port(machine, evolve(change, field=setting), device, port)
         return
     name = netdev_of(machine.files, change.target)
     if change.field in ECN:

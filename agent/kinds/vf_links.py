@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, TypeVar
 
 from attrs import evolve, frozen
@@ -98,6 +98,11 @@ def readings(want: Wanted, have: Snapshot) -> list[Reading]:
             wanted = nic.vf_wanted(vf_index(target))
             values += links.link_readings(target, status, wanted, skip_if_owned=True)
     return values
+
+
+def originals_of(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> list[Change]:
+    """The value; nothing of a lost carrier, which nobody wants back."""
+    return [] if change.field == "carrier" else [change]
 
 
 def transients(machine: Machine, want: Wanted, change: Change) -> list[Change]:

@@ -66,12 +66,13 @@ _ONE_VARIABLE = {
     ("sunrpc", "udp_slot_table_entries"): "sunrpc/udp_slot_table_entries",
 }
 
-# Parameters that set those of every netdev, too (inet_forward_change, addrconf_fixup_forwarding, addrconf_disable_ipv6).
-_OF_EVERY_NETDEV = {
-    "net/ipv4/ip_forward": re.compile(r"net/ipv4/conf/[^/]+/forwarding"),
-    "net/ipv6/conf/all/disable_ipv6": re.compile(r"net/ipv6/conf/[^/]+/disable_ipv6"),
-    "net/ipv6/conf/all/forwarding": re.compile(r"net/ipv6/conf/[^/]+/forwarding"),
-}
+# Parameters that set those of every netdev, too: addrconf_disable_ipv6, addrconf_fixup_forwarding and
+# addrconf_fixup_linkdown (net/ipv6/addrconf.c), devinet_copy_dflt_conf (devinet.c), neigh_copy_dflt_parms (neighbour.c).
+_OF_EVERY_NETDEV = (
+    re.compile(r"(net/ipv6/conf)/all/(disable_ipv6|forwarding|ignore_routes_with_linkdown)"),
+    re.compile(r"(net/ipv4/conf|net/ipv[46]/neigh)/default/(.+)"),
+)
+_FORWARD = "net/ipv4/ip_forward"
 
 _OF_NETDEV = re.compile(r"net/ipv[46]/(?:conf|neigh)/([^/]+)/.+")
 
@@ -125,12 +126,31 @@ def zeroed_by(name: str, value: str) -> str:
     return next((identity(each) for each in pair or () if identity(each) != own and not _is_zero(value)), "")
 
 
-def set_along(name: str, others: Iterable[str]) -> list[str]:
-    """Those of ``others`` that the kernel sets, too, when ``name`` is written."""
-    pattern = _OF_EVERY_NETDEV.get(own := identity(name))
-    if pattern is None:
-        return []
-    return [each for each in others if identity(each) != own and pattern.fullmatch(identity(each))]
+def folders_along(name: str) -> list[str]:
+    """The folder below /proc/sys with a folder for each place of which the kernel sets a value when ``name`` is written."""
+    if (own := identity(name)) == _FORWARD:
+        return ["net/ipv4/conf"]
+    return [match[1] for pattern in _OF_EVERY_NETDEV if (match := pattern.fullmatch(own)) is not None]
+
+
+def set_along(name: str, value: str, place: str) -> dict[str, str]:
+    """The values that the kernel sets at a place (a netdev, ``default`` or ``all``) when ``name`` gets ``value``."""
+    own, number = identity(name), str(_plain(value))
+    along = {f"{folder}/{place}/{own.rpartition('/')[2]}": number for folder in folders_along(name)}
+    if own == _FORWARD:
+        # inet_forward_change (net/ipv4/devinet.c). That of all is ip_forward itself.
+        along = {f"net/ipv4/conf/{place}/forwarding": number}
+        if place == "all":
+            along = {"net/ipv4/conf/all/accept_redirects": str(int(number == "0"))}
+    along.pop(own, None)
+    return along if place != "all" or own == _FORWARD else {}
+
+
+def _plain(value: str) -> int | str:
+    try:
+        return int(value, 0)
+    except ValueError:
+        return " ".join(value.split())
 
 
 def netdevs(names: Iterable[str]) -> frozenset[str]:

@@ -60,6 +60,35 @@ def selections(spec: NodeSpec, functions: Sequence[Function]) -> tuple[Selection
     return tuple(chosen)
 
 
+def unfilled(spec: NodeSpec, functions: Sequence[Function]) -> tuple[Selection, ...]:
+    """What those entries select that do not have as many functions as they allow."""
+    return tuple(selection for selection in selections(spec, functions) if not selection.fits)
+
+
+def may_be(spec: NodeSpec, functions: Sequence[Function], function: Function) -> tuple[Nic, ...]:
+    """Those entries of the spec that may mean a function, although it is none of the spec's NICs now.
+
+    Such an entry matches the function but cannot be resolved, or it lacks functions, and what tells this one from those can
+    change: its netdev's name, its driver, or what cannot be read now.
+    """
+    return tuple(
+        selection.entry
+        for selection in selections(spec, functions)
+        if function in (*selection.functions, *selection.undecided)
+        or (not selection.fits and _matches(selection.entry.select, function, _may_change(function)))
+    )
+
+
+def _may_change(function: Function) -> Collection[str]:
+    """The keys of a selector whose values may be others later."""
+    return {
+        "netdev",
+        "driver",
+        *(["mac"] if function.link is None else []),
+        *(["serial"] if not function.serials else []),
+    }
+
+
 def _matches(selector: Selector, function: Function, unread: Collection[str] = ()) -> bool:
     """Whether all keys match; those in ``unread`` are not compared."""
     link = function.link

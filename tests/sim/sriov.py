@@ -40,12 +40,15 @@ class Sriov:
 
     ``able``: PFs whose driver accepts every attribute of a VF, as mlx5 and ice nearly do; the others behave as igb.
     ``resetting``: VFs that their PF does not report now. ``room``: how many VFs a PF makes at most, whatever is written.
+    ``late``: the attributes that the drivers of ``able`` PFs set only when :meth:`catch_up` is called.
     """
 
     kernel: Kernel
     able: set[str] = field(factory=set)
     resetting: set[tuple[str, int]] = field(factory=set)
     room: dict[str, int] = field(factory=dict)
+    late: set[str] = field(factory=set)
+    _pending: list[tuple[str, int, str, Any]] = field(factory=list)
     _vfs: dict[str, dict[int, VfInfo]] = field(factory=dict)
 
     def add(self, physical: str) -> None:
@@ -149,7 +152,16 @@ class Sriov:
             raise error(errno.EINVAL, link.name)
         if physical not in self.able:
             _refuse_as_igb(link, given)
+        else:
+            self._pending += [(physical, index, name, given.pop(name)) for name in self.late & given.keys()]
         vfs[index] = _having(vfs[index], **given)
+
+    def catch_up(self) -> None:
+        """What was set late takes effect."""
+        for physical, index, name, value in self._pending:
+            if index in self._vfs.get(physical, {}):
+                self._vfs[physical][index] = _having(self._vfs[physical][index], **{name: value})
+        self._pending.clear()
 
     def link_goes_down(self, vf: str, link: Link) -> None:
         """When its link goes down, igbvf sets its old address again, and igb accepts this from a trusted VF."""

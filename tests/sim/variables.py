@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fnmatch
 import re
 from typing import TYPE_CHECKING
 
@@ -47,20 +48,26 @@ _ONE = (
 )
 
 
-# Of all netdevs: a write sets each netdev's, too (addrconf_disable_ipv6, inet_forward_change).
-_OF_ALL = (
-    ("/proc/sys/net/ipv6/conf/all/disable_ipv6", "/proc/sys/net/ipv6/conf/lo/disable_ipv6"),
-    ("/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv4/conf/enp33s0/forwarding"),
-)
+# Of all netdevs: a write of another value sets each netdev's, too (addrconf_disable_ipv6, inet_forward_change).
+_OF_ALL = {
+    "/proc/sys/net/ipv6/conf/all/disable_ipv6": "/proc/sys/net/ipv6/conf/*/disable_ipv6",
+    "/proc/sys/net/ipv4/ip_forward": "/proc/sys/net/ipv4/conf/*/forwarding",
+}
+_AT_BOOT = {
+    "/proc/sys/net/ipv6/conf/lo/disable_ipv6": "0",
+    "/proc/sys/net/ipv6/conf/default/disable_ipv6": "0",
+    "/proc/sys/net/ipv4/conf/enp33s0/forwarding": "0",
+    "/proc/sys/net/ipv4/conf/default/forwarding": "0",
+    "/proc/sys/net/ipv4/conf/all/accept_redirects": "1",
+}
 
 
 def boot(kernel: Kernel) -> None:
     for pair in _PAIRS:
         kernel.tree.put(pair.ratio, pair.boot)
         kernel.tree.put(pair.amount, "0")
-    for both in _OF_ALL:
-        for path in both:
-            kernel.tree.put(path, "0")
+    for path, value in {**dict.fromkeys(_OF_ALL, "0"), **_AT_BOOT}.items():
+        kernel.tree.put(path, value)
     for parameter, _, value in _ONE:
         _show(kernel, parameter, value)
     kernel.tree.put("/proc/sys/net/core/somaxconn", "4096")
@@ -74,11 +81,12 @@ def write(kernel: Kernel, path: str, text: str) -> bool:
         if path in (pair.ratio, pair.amount):
             _write_pair(kernel, pair, path, text)
             return True
-    for all_netdevs, one in _OF_ALL:
-        if path == all_netdevs and kernel.tree.read(path) != text:
-            kernel.tree.put(path, text)
-            kernel.tree.put(one, text)
-            return True
+    if path in _OF_ALL and kernel.tree.read(path) != text:
+        for each in [path, *fnmatch.filter(kernel.tree.files, _OF_ALL[path])]:
+            kernel.tree.put(each, text)
+        if path == "/proc/sys/net/ipv4/ip_forward":
+            kernel.tree.put("/proc/sys/net/ipv4/conf/all/accept_redirects", str(int(text == "0")))
+        return True
     return _show(kernel, path, text)
 
 

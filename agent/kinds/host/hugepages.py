@@ -151,6 +151,11 @@ def originals_of(machine: Machine, change: Change, known: Collection[tuple[str, 
     return [Change(NAME, HOST, names[pool], pages, ANY_VALUE) for pool, pages in present.items()]
 
 
+def in_steps(change: Change) -> bool:
+    """The kernel may find memory for some of the pages only."""
+    return True
+
+
 def apply(machine: Machine, change: Change) -> None:
     """Request the pool's size. The kernel may find less contiguous memory than that; it then keeps the pages it found."""
     pool = HugepagePool.named(change.field, change.number)

@@ -11,11 +11,23 @@ from collections.abc import Collection, Mapping
 
 from attrs import evolve, frozen
 
+from agent.hardware.functions import NET
+from agent.hardware.sysfs import names_or_none
 from agent.kinds import ANY_VALUE, Reading, addresses, rfs
 from agent.kinds.host import SYSCTLS, hugepages, module_parameters, words
 from agent.machine import Machine
 from agent.report.records import HOST, Change
-from agent.spec.sysctl_names import FLOW_ENTRIES, either, finest, identity, meaning, netdevs, path, set_along
+from agent.spec.sysctl_names import (
+    FLOW_ENTRIES,
+    either,
+    finest,
+    folders_along,
+    identity,
+    meaning,
+    netdevs,
+    path,
+    set_along,
+)
 from agent.state.scope import Scope, host_in_scope
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
@@ -88,7 +100,16 @@ def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
     if identity(kept.field) == hugepages.SYSCTL and hugepages.sets_default(machine, want):
         return Reading(HOST, kept.field, kept.after, wanted=True)
     now = _read_each(machine, kept.field)
-    return None if now is None else Reading(HOST, kept.field, now, wanted=False)
+    if now is None and netdevs([kept.field]) - set(names_or_none(machine.files, NET)):
+        now = str(kept.before)  # the netdev is gone: its next one begins with the kernel's values
+    return None if now is None else Reading(HOST, kept.field, now, wanted=False, instead=_set_along(want, kept.field))
+
+
+def _set_along(want: Wanted, name: str) -> str | None:
+    """The value that a parameter has because of another one in the spec; None if it has none."""
+    place = identity(name).split("/")[-2]
+    along = (set_along(given, value, place).get(identity(name)) for given, value in want.spec.sysctls.items())
+    return next((value for value in along if value is not None), None)
 
 
 def _read_each(machine: Machine, names: str) -> str | None:
@@ -123,10 +144,21 @@ def originals_of(machine: Machine, change: Change, known: Collection[tuple[str, 
     return [change] if now is None else [Change(NAME, HOST, name, now, ANY_VALUE)]
 
 
+def in_steps(change: Change) -> bool:
+    """A pair may take two writes."""
+    return SEPARATOR in change.field
+
+
 def transients(machine: Machine, want: Wanted, change: Change) -> list[Change]:
-    """The parameters of the spec that the kernel sets along with this one: ``disable_ipv6`` of all sets each netdev's."""
-    values = {name: _read(machine, name).value for name in set_along(change.field, want.spec.sysctls)}
-    return [Change(NAME, HOST, name, now, str(change.after)) for name, now in values.items() if now is not None]
+    """The parameters that the kernel sets along with this one: ``disable_ipv6`` of all sets each netdev's."""
+    changes = []
+    for folder in folders_along(change.field):
+        for place in names_or_none(machine.files, path(folder)):
+            for own, after in set_along(change.field, str(change.after), place).items():
+                now = _read(machine, finest(own)).value
+                if now is not None and not _is_of_rail(machine, want, own):
+                    changes.append(Change(NAME, HOST, finest(own), now, after))
+    return changes
 
 
 def _original_of_other_kind(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> Change | None:

@@ -44,12 +44,12 @@ def lines(path: Path) -> list[Any]:
     return [json.loads(line.partition(" ")[2]) for line in path.read_text().splitlines()]
 
 
-def test_a_change_is_noted_before_and_after_it_is_made(path: Path, originals: Originals) -> None:
+def test_a_change_is_noted_before_it_is_made_and_once_its_effect_was_read(path: Path, originals: Originals) -> None:
     for before, after in ((1500, 9000), (9000, 4000)):
         originals.keep(MACHINE, WANT, LINKS, mtu(before, after))
-        originals.made(MACHINE, LINKS, mtu(before, after))
+        originals.seen(MACHINE, LINKS, mtu(before, after))
     noted = ["links", PF0, "mtu", 1500]
-    assert lines(path) == [[*noted, [9000]], [*noted, [9000, 4000]], [*noted, [4000]]]
+    assert lines(path) == [[*noted, [1500, 9000]], [*noted, [9000]], [*noted, [9000, 4000]], [*noted, [4000]]]
 
 
 def test_a_value_that_cannot_be_read_after_the_change_is_the_agents_own(path: Path, originals: Originals) -> None:
@@ -57,9 +57,9 @@ def test_a_value_that_cannot_be_read_after_the_change_is_the_agents_own(path: Pa
     originals.keep(kernel.machine(), WANT, HUGEPAGES, pages)
     noted = lines(path)
     kernel.unreadable |= {f"{NODE}/node{node}/hugepages/hugepages-2048kB/nr_hugepages" for node in range(kernel.nodes)}
-    originals.made(kernel.machine(), HUGEPAGES, pages)
+    originals.seen(kernel.machine(), HUGEPAGES, pages)
     assert lines(path) == noted
-    assert {line[4][0] for line in noted} == {ANY_VALUE}
+    assert {line[4][-1] for line in noted} == {ANY_VALUE}
 
 
 def test_the_same_change_again_is_not_noted_again(path: Path, originals: Originals) -> None:
@@ -68,14 +68,16 @@ def test_the_same_change_again_is_not_noted_again(path: Path, originals: Origina
     assert len(lines(path)) == 1
 
 
-def test_a_change_back_to_the_original_ends_its_note(path: Path, originals: Originals) -> None:
+def test_what_another_program_sets_after_a_change_back_to_the_original_is_the_new_one(
+    path: Path, originals: Originals
+) -> None:
     for before, after in ((1500, 9000), (9000, 1500)):
         originals.keep(MACHINE, WANT, LINKS, mtu(before, after))
-        originals.made(MACHINE, LINKS, mtu(before, after))
-    assert lines(path)[-1] == ["links", PF0, "mtu", 1500, []]
-    path.write_bytes(path.read_bytes().splitlines(keepends=True)[-1])
-    assert Originals.load(path).condition is None
-    assert lines(path) == []
+        originals.seen(MACHINE, LINKS, mtu(before, after))
+    assert lines(path)[-1] == ["links", PF0, "mtu", 1500, [1500]]
+    originals = Originals.load(path)
+    originals.keep(MACHINE, WANT, LINKS, mtu(2000, 1500))
+    assert lines(path)[-1] == ["links", PF0, "mtu", 2000, [2000, 1500]]
 
 
 @pytest.mark.parametrize(

@@ -291,7 +291,7 @@ def test_altnames_are_added_to_those_of_others(kernel: Kernel) -> None:
 def test_an_altname_that_another_netdev_has_is_an_error(kernel: Kernel) -> None:
     kernel.add_nic(OTHER, "enp65s0", OTHER_MAC)
     (failed,) = [o for o in settle(kernel, spec(altnames=["enp65s0"])).outcomes if o.result == "failed"]
-    assert "another netdev is called enp65s0" in failed.error
+    assert failed.error == "the name of a netdev is enp65s0; give another altname"
 
 
 def test_vfs_take_the_nic_s_txqueuelen_unless_they_have_their_own(kernel: Kernel) -> None:

@@ -1,0 +1,343 @@
+"""An original stays kept until its value is back: refusals, late effects, changes that stop half-way, parts of one setting."""
+
+from __future__ import annotations
+
+import errno
+import json
+import zlib
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import define, field
+
+from agent.engine.context import Goal, Memory
+from agent.engine.converge import Pass, converge
+from agent.engine.dry_run import dry_run
+from agent.engine.originals import LOOKS, ORIGINALS, Originals
+from agent.engine.retry import Failures
+from agent.machine import DcbState
+from agent.report.verdict import is_ready
+from agent.spec.node import NodeSpec, from_mapping
+from tests.sim.kernel import NET, Kernel, no_fault
+from tests.sim.two_nics import NAME0, PF0
+
+ECN = f"{NET}/{NAME0}/ecn"
+
+
+class Killed(BaseException):
+    """The agent was killed; what it had in memory is lost."""
+
+
+@define
+class Node:
+    """A node with one NIC in its spec, and its agent's file of originals. Each pass is an hour after the one before."""
+
+    kernel: Kernel
+    path: Path
+    originals: Originals = field(init=False)
+    time: count[int] = field(factory=lambda: count(0, 4000))
+
+    def __attrs_post_init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        self.originals = Originals.load(self.path)
+
+    def follow(self, nic: dict[str, Any] | None, passes: int = 3, **more: Any) -> Pass:
+        spec, failures = wanting(nic, **more), Failures()
+        for _ in range(passes):
+            memory = Memory(partial(float, next(self.time)), failures, self.originals)
+            result = converge(self.kernel.machine(), Goal(spec), memory)
+        return result
+
+
+def wanting(nic: dict[str, Any] | None, **more: Any) -> NodeSpec:
+    nics = [] if nic is None else [{"name": "rail0", "select": {"pci": PF0}, **nic}]
+    return from_mapping({"node_name": "n1", "nics": nics, "irqs": {"pin": False}, "rps": {"enable": False}, **more})
+
+
+@pytest.fixture
+def node(kernel: Kernel, tmp_path: Path) -> Node:
+    return Node(kernel, tmp_path / ORIGINALS)
+
+
+def left(result: Pass) -> list[tuple[str, str, str]]:
+    """What a pass has left undone."""
+    return [(o.change.field, o.result, o.error) for o in result.outcomes if o.result != "applied"]
+
+
+# --- one original a value -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "sequence",
+    [
+        [{"rx": 1024}, {"rx": 1024, "tx": 1024}],
+        [{"tx": 512}, {"rx": 512}],
+        [{"rx": 512, "tx": 512}, {"rx": 1024}],
+        [{"rx": 512}, {}, {"tx": 512}],
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("last", [{}, None], ids=["without rings", "without the NIC"])
+def test_each_ring_size_has_its_own_original(node: Node, sequence: list[dict[str, int]], last: Any) -> None:
+    for rings in sequence:
+        assert is_ready(node.follow({"rings": rings} if rings else {}).conditions)
+        sizes = node.kernel.ethtool.rings(node.kernel.netdev(PF0).ifindex)
+        assert {name: size.value for name, size in sizes.items()} == {"rx": 256, "tx": 256, **rings}
+    assert left(node.follow(last)) == []
+    sizes = node.kernel.ethtool.rings(node.kernel.netdev(PF0).ifindex)
+    assert {name: size.value for name, size in sizes.items()} == {"rx": 256, "tx": 256}
+
+
+def test_the_link_goes_down_once_for_a_size_that_comes_and_one_that_leaves(node: Node) -> None:
+    node.follow({"rings": {"rx": 512}})
+    node.kernel.writes.clear()
+    node.follow({"rings": {"tx": 1024}})
+    assert node.kernel.writes == [(NAME0, "rings {'rx': 256, 'tx': 1024}")]
+
+
+def test_sizes_that_an_earlier_agent_noted_as_one_value_are_restored(node: Node) -> None:
+    node.follow({"rings": {"rx": 512, "tx": 512}})
+    line = json.dumps(["rings", PF0, "rings", {"rx": 256, "tx": 256}, [{"rx": 512, "tx": 512}]]).encode()
+    node.path.write_bytes(b"%08x %s\n" % (zlib.crc32(line), line))
+    node.restart()
+    node.follow({"rings": {"rx": 512}})
+    node.follow({})
+    assert node.originals.condition is None
+    sizes = node.kernel.ethtool.rings(node.kernel.netdev(PF0).ifindex)
+    assert {name: size.value for name, size in sizes.items()} == {"rx": 256, "tx": 256}
+
+
+def test_each_rdma_port_has_its_own_original(node: Node) -> None:
+    for name, tos in (("rocep33s0", 32), ("rocep33s1", 96)):
+        node.kernel.rdma.add(PF0, name, NAME0)
+        node.kernel.rdma.set_cm_defaults(name, 1, tos=tos)
+    assert is_ready(node.follow({"roce": {"cm_tos": 106}}).conditions)
+    node.follow({})
+    assert [node.kernel.rdma.cm_defaults(name, 1).tos for name in ("rocep33s0", "rocep33s1")] == [32, 96]  # type: ignore[union-attr]
+
+
+# --- refusals -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("again", [0, 5], ids=["at once", "after hours"])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_rate_that_the_driver_refuses_without_a_link_is_restored_when_the_link_is_back(
+    node: Node, again: int, restarts: bool
+) -> None:
+    """igb and ixgbe answer EINVAL (igb_ndo_set_vf_bw, ixgbe_ndo_set_vf_bw)."""
+    node.follow({"state": "up", "vfs": {"count": 1, "defaults": {"max_tx_rate": 100}}})
+    down: dict[str, Any] = {"state": "down", "vfs": {"count": 1}}
+    for _ in range(1 + again):
+        result = node.follow(down)
+        ((_, refused, why),) = left(result)
+        assert (refused, why.partition(":")[0]) == ("failed", "EINVAL")
+        assert "(as it was before): EINVAL" in next(c.message for c in result.conditions if c.type == "Converged")
+    if restarts:
+        node.restart()
+    assert left(node.follow({**down, "state": "up"})) == []
+    assert node.kernel.vfs(PF0)[0].max_tx_rate == 0
+
+
+@pytest.mark.parametrize(
+    "number", [errno.EINVAL, errno.EOPNOTSUPP, errno.ERANGE, errno.ENOSYS, errno.EBUSY, errno.ENOSPC]
+)
+def test_whatever_error_refuses_a_restoring_it_is_tried_again_and_said(node: Node, number: int) -> None:
+    node.follow({"mtu": 9000})
+    node.kernel.fault = lambda operation, where, value: OSError(number, "no") if "mtu=1500" in value else None
+    for _ in range(4):
+        ((named, result, why),) = left(node.follow({}))
+        assert (named, result in ("failed", "unsupported"), why) == ("mtu", True, "no")
+    node.kernel.fault = no_fault
+    node.restart()
+    assert left(node.follow({})) == []
+    assert node.kernel.netdev(PF0).mtu == 1500
+
+
+def test_a_write_that_was_refused_does_not_count_as_written_without_effect(node: Node) -> None:
+    refusals = iter([OSError(errno.EBUSY, "busy")] * 2)
+    node.kernel.fault = lambda operation, where, value: next(refusals, None) if "mtu=9000" in value else None
+    times = count(0, 1000)
+    spec = wanting({"mtu": 9000, "vfs": {"count": 1, "defaults": {"mtu": 9000, "trust": True}}})
+    result = converge(node.kernel.machine(), Goal(spec), Memory(lambda: float(next(times))))
+    assert [error for _, _, error in left(result) if error.startswith("written")] == []
+    assert node.kernel.netdev(PF0).mtu == 9000
+
+
+# --- late effects -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_an_original_value_that_the_driver_sets_late_stays_the_original(node: Node, restarts: bool) -> None:
+    def spoofchk(on: bool | None, catches_up: bool) -> None:
+        defaults = {} if on is None else {"spoofchk": on}
+        node.follow({"vfs": {"count": 1, "defaults": defaults}}, passes=1)
+        if restarts:
+            node.restart()
+        if catches_up:
+            node.kernel.sriov.catch_up()
+
+    node.follow({"vfs": {"count": 1}})
+    node.kernel.sriov.able.add(PF0)
+    node.kernel.sriov.late.add("spoofchk")
+    assert node.kernel.vfs(PF0)[0].spoofchk
+    spoofchk(False, catches_up=True)
+    spoofchk(False, catches_up=True)
+    spoofchk(True, catches_up=False)
+    spoofchk(True, catches_up=False)
+    spoofchk(None, catches_up=True)
+    for _ in range(3):
+        spoofchk(None, catches_up=True)
+    assert node.kernel.vfs(PF0)[0].spoofchk
+
+
+def test_a_value_that_is_set_late_is_restored_though_it_had_left_the_spec_before(node: Node) -> None:
+    node.follow({"vfs": {"count": 1}})
+    node.kernel.sriov.able.add(PF0)
+    node.kernel.sriov.late.add("spoofchk")
+    node.follow({"vfs": {"count": 1, "defaults": {"spoofchk": False}}}, passes=1)
+    node.follow({"vfs": {"count": 1}}, passes=LOOKS - 1)
+    node.kernel.sriov.catch_up()
+    assert not node.kernel.vfs(PF0)[0].spoofchk
+    for _ in range(3):
+        node.follow({"vfs": {"count": 1}}, passes=1)
+        node.kernel.sriov.catch_up()
+    assert node.kernel.vfs(PF0)[0].spoofchk
+
+
+# --- changes of several writes ------------------------------------------------------------------------------
+
+
+def with_roce(node: Node) -> None:
+    for role in ("roce_np", "roce_rp"):
+        for priority in range(8):
+            node.kernel.tree.put(f"{ECN}/{role}/enable/{priority}", str(int(priority == 6)))
+    node.kernel.rdma.dcb[NAME0] = DcbState(frozenset(), frozenset({(26, 5), (46, 6)}))
+
+
+def roce(node: Node) -> object:
+    files = node.kernel.tree.files
+    return node.kernel.rdma.dcb[NAME0], {path: text for path, text in files.items() if path.startswith(ECN)}
+
+
+SEVERAL = [{"ecn": "3-4"}, {"ecn": "0-7"}, {"trust": "dscp"}, {"trust": "pcp"}, {"pfc": "3,5"}]
+
+
+@pytest.mark.parametrize("wanted", SEVERAL, ids=str)
+@pytest.mark.parametrize("what", ["refused", "killed"])
+@pytest.mark.parametrize("after", range(4))
+def test_a_change_that_stops_half_way_is_taken_back(node: Node, wanted: dict[str, str], what: str, after: int) -> None:
+    with_roce(node)
+    before = roce(node)
+    node.kernel.fault = stopping(what, after)
+    follow_or_die(node, {"roce": wanted})
+    # Also to take it back is refused half-way.
+    node.kernel.fault = stopping(what, 1)
+    follow_or_die(node, {})
+    node.kernel.fault = no_fault
+    node.restart()
+    assert left(node.follow({})) == []
+    assert roce(node) == before
+
+
+def stopping(what: str, after: int) -> Callable[[str, str, str], OSError | None]:
+    """A fault that lets some writes of RoCE settings pass, and no more."""
+    passed = count(0)
+
+    def fault(operation: str, where: str, value: str) -> OSError | None:
+        if "/ecn/" not in where and operation not in ("add_dscp", "remove_dscp", "set_pfc"):
+            return None
+        if next(passed) < after:
+            return None
+        if what == "killed":
+            raise Killed
+        return OSError(errno.EINVAL, "the firmware refuses it")
+
+    return fault
+
+
+def follow_or_die(node: Node, nic: dict[str, Any]) -> None:
+    try:
+        node.follow(nic)
+    except Killed:
+        node.restart()
+
+
+# --- what the kernel sets along -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("last", [{}, {"offloads": {"tx-scatter-gather": True}}], ids=["all leave", "one stays"])
+def test_an_offload_that_the_kernel_switched_off_along_is_on_again(node: Node, last: dict[str, Any]) -> None:
+    def on() -> dict[str, bool]:
+        features = node.kernel.ethtool.features(node.kernel.netdev(PF0).ifindex)
+        return {name: features[name].on for name in ("tx-scatter-gather", "tx-tcp-segmentation")}
+
+    node.follow({"offloads": {"tx-scatter-gather": False}})
+    assert not any(on().values())
+    node.follow({"offloads": {"tx-scatter-gather": True, "tx-tcp-segmentation": True}})
+    node.follow({"offloads": {"tx-scatter-gather": False, "tx-tcp-segmentation": False}})
+    node.follow(last)
+    assert all(on().values())
+    assert not dry_run(node.kernel.machine(), wanting(last), node.originals).changes
+
+
+CONF6, CONF4 = "/proc/sys/net/ipv6/conf", "/proc/sys/net/ipv4/conf"
+ALL6, ONE6 = "net.ipv6.conf.all.disable_ipv6", "net.ipv6.conf.lo.disable_ipv6"
+
+
+@pytest.mark.parametrize("before", ["0", "1"])
+@pytest.mark.parametrize(
+    "sequence",
+    [
+        [{ALL6: "1"}],
+        [{ALL6: "1"}, {ALL6: "1", ONE6: "0"}],
+        [{ALL6: "1"}, {ONE6: "0"}],
+        [{ALL6: "1", ONE6: "0"}, {ALL6: "1"}],
+        [{ALL6: "1", ONE6: "0"}, {ALL6: "1", ONE6: "1"}],
+        [{ONE6: "1"}, {ALL6: "1"}, {ALL6: "0", ONE6: "1"}],
+    ],
+    ids=str,
+)
+def test_what_the_kernel_sets_along_for_each_netdev_is_as_it_was(
+    node: Node, before: str, sequence: list[dict[str, str]]
+) -> None:
+    places = [f"{CONF6}/{place}/disable_ipv6" for place in ("all", "default", "lo", NAME0)]
+    for path, value in zip(places, ("0", "0", before, "1"), strict=True):
+        node.kernel.tree.put(path, value)
+    for sysctls in sequence:
+        assert is_ready(node.follow(None, sysctls=sysctls).conditions)
+        wanted = {"lo": sysctls.get(ONE6, sysctls.get(ALL6))}
+        assert wanted["lo"] in (None, node.kernel.files.read(places[2]))
+    node.kernel.add_virtual("veth0")
+    node.kernel.tree.put(f"{CONF6}/veth0/disable_ipv6", node.kernel.files.read(places[1]))
+    assert left(node.follow(None, passes=5)) == []
+    assert [node.kernel.files.read(path) for path in places] == ["0", "0", before, "1"]
+    assert node.kernel.files.read(f"{CONF6}/veth0/disable_ipv6") == "0", (
+        "a netdev that came later is as the kernel has it"
+    )
+
+
+def test_whether_redirects_are_accepted_is_as_it_was_before_the_node_was_a_router(node: Node) -> None:
+    path = f"{CONF4}/all/accept_redirects"
+    node.kernel.tree.put(path, "0")
+    for sysctls in ({"net.ipv4.ip_forward": "1"}, {}):
+        node.follow(None, passes=5, sysctls=sysctls)
+        assert node.kernel.files.read(path) == "0"
+
+
+def test_a_value_of_a_netdev_that_is_gone_is_forgotten(node: Node) -> None:
+    node.kernel.add_virtual("veth0")
+    node.kernel.tree.put(f"{CONF6}/veth0/disable_ipv6", "0")
+    node.follow(None, sysctls={ALL6: "1"})
+    node.kernel.remove_virtual("veth0")
+    node.kernel.tree.remove(f"{CONF6}/veth0")
+    node.follow(None, passes=5)
+    node.kernel.add_virtual("veth0")
+    node.kernel.tree.put(f"{CONF6}/veth0/disable_ipv6", "1")
+    node.follow(None)
+    assert node.kernel.files.read(f"{CONF6}/veth0/disable_ipv6") == "1", "the program that made this one wants that"
