@@ -12,8 +12,9 @@ from agent.engine.context import PassContext
 from agent.engine.disruption_policy import Allowed, allowed
 from agent.engine.retry import identity
 from agent.engine.users import User, is_owned, with_affected
-from agent.hardware.functions import REMEDY
-from agent.kinds import Kind, by_name, vf_links
+from agent.hardware.functions import REMEDY, ifindex_now
+from agent.kinds import Kind, by_name
+from agent.machine import Files
 from agent.report.records import HOST, Change, Disruption, Outcome
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
@@ -65,7 +66,11 @@ def _not_now(context: PassContext, want: Wanted, have: Snapshot, change: Change)
         if change.grace_period:
             context.remember_failure(outcome)
         return outcome
-    failures, now, write = context.memory.failures, context.memory.clock(), write_of(have, change)
+    failures, now, write = (
+        context.memory.failures,
+        context.memory.clock(),
+        write_of(context.cache.machine.files, have, change),
+    )
     failures.wait(write, now)
     if (held := failures.held_back(change, now)) is not None:
         return evolve(held, change=change)
@@ -146,15 +151,19 @@ def _write(context: PassContext, want: Wanted, kind: Kind, change: Change) -> Ou
     return Outcome(change, "applied")
 
 
-def write_of(have: Snapshot, change: Change) -> Write:
-    """A change with the index of the netdev to which it is made."""
+def write_of(files: Files, have: Snapshot, change: Change) -> Write:
+    """A change with the index of the netdev to which it is made.
+
+    The index is read now. A snapshot has none yet while the kinds that come before ``links`` and ``vf_links`` make their
+    changes, or that of a netdev which is gone.
+    """
     kind = by_name().get(change.kind)
     if kind is not None and change.device == HOST:
         return change, kind.netdev_index(have, change)
     if kind is not None and change.field in kind.REMAKES_NETDEV:
-        # The driver takes a new MAC only when the VF's netdev is created again: its index changes with each write.
+        # The VF's netdev is created again: its index changes with each write.
         return change, REMADE
-    return change, vf_links.index(have, change.target)
+    return change, ifindex_now(files, change.target)
 
 
 def _remedy(error: OSError, kind: Kind, change: Change) -> str:

@@ -2,7 +2,8 @@
 
 A pass that creates a part of a device again (VFs, driver, link) also writes the values that depend on that part, although no
 other program undid them. So of each device a pass counts only the first kind that it wrote, in the order of kinds. The count
-of a netdev that was away, deleted or in a pod, starts at zero, unless the agent created it again to set the value (a VF's MAC).
+of a netdev that was away, deleted or in a pod, starts at zero, unless the agent created it again to set the value (a VF's
+driver or MAC).
 """
 
 from __future__ import annotations

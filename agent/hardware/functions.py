@@ -240,6 +240,15 @@ def ifindex_of(files: Files, target: str) -> int:
     return parsed(int, files.read(path), path)
 
 
+def ifindex_now(files: Files, target: str) -> int:
+    """The index of the netdev that a target has now; 0 if it has none in the host's network namespace."""
+    try:
+        name = netdev(files, pci_of(files, target))
+    except FileNotFoundError:
+        return 0
+    return ifindex(files, name) if name is not None else 0
+
+
 def link_of(machine: Machine, target: str) -> Link:
     """The link that a target has now; raises like :func:`netdev_of`."""
     name = netdev_of(machine.files, target)

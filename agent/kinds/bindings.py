@@ -25,8 +25,8 @@ AFTER = ("vf_attributes",)
 UNKNOWN_UNTIL: tuple[str, ...] = ()
 REACH = "device"
 OTHER_WRITERS = ("sriov-network-config-daemon", "driverctl", "libvirtd", "virtqemud")
-# For its driver to take another MAC, a VF is bound again.
-REMAKES_NETDEV = ("mac",)
+# Each of these binds the VF again.
+REMAKES_NETDEV = ("driver", "mac", "node_guid")
 
 DRIVERS = "/sys/bus/pci/drivers"
 NETDEVICE = "netdevice"

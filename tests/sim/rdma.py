@@ -68,7 +68,7 @@ class Subsystem:
         """An RDMA device; ``parent``: the netdev in rxe's file ``parent``."""
         put = self.kernel.tree.put
         put(f"{RDMA}/{name}/node_type", node_type)
-        put(f"{RDMA}/{name}/node_guid", "0200:00ff:fe00:0001")
+        put(f"{RDMA}/{name}/node_guid", self._node_guid(function))
         put(f"{RDMA}/{name}/sys_image_guid", "0200:00ff:fe00:0001")
         if function is not None:
             self.kernel.tree.link(f"{RDMA}/{name}/device", f"../../../{function}")
@@ -157,6 +157,13 @@ class Subsystem:
         """A driver made a netdev."""
         if self.rxe and f"{PCI}/{function}/physfn" in self.kernel.tree.links:
             self.add(function, f"roce_{netdev}", netdev, rate="2.5 Gb/sec (1X SDR)", umad=False)
+
+    def _node_guid(self, function: str | None) -> str:
+        """A VF's driver takes the one that its PF has granted by then."""
+        is_vf = function is not None and self.kernel.is_vf(function)
+        granted = self.kernel.granted(function).node_guid if is_vf and function else None
+        octets = (granted or "02:00:00:ff:fe:00:00:01").replace(":", "")
+        return ":".join(octets[place : place + 4] for place in range(0, 16, 4))
 
     def unbound(self, function: str) -> None:
         for name in list(self._below.get(function, ())):

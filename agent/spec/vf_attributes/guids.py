@@ -32,6 +32,7 @@ ATTRIBUTES = tuple(
         order=90,
         validator=_GUID,
         of_one_vf=True,
+        remakes_netdev=owner == "node",
         netlink=f"IFLA_VF_IB_{owner.upper()}_GUID",
         read=_read,
         key=f"ib_{owner}_guid",

@@ -4,9 +4,11 @@ import textwrap
 
 import pytest
 
+from agent.engine.contention import LIMIT
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import dry_run
+from agent.engine.retry import Failures
 from agent.hardware.functions import vf_addresses
 from agent.report.records import Condition
 from agent.report.verdict import is_ready
@@ -55,6 +57,22 @@ def test_each_vf_gets_guids_of_its_own_before_it_is_bound_and_they_stay(kernel: 
     kinds = [o.change.kind for o in result.outcomes if o.change.target == f"{PF}#1"]
     assert kinds.index("vf_attributes") < kinds.index("bindings")
     assert not dry_run(kernel.machine(), wanted).changes
+
+
+def test_a_vf_whose_node_guid_another_program_sets_again_and_again_is_bound_again_seldom(kernel: Kernel) -> None:
+    kernel.rdma.rxe = True
+    failures, rebound = Failures(), 0
+    for number in range(60):
+        memory = Memory(lambda at=number * 60.0: at, failures)  # type: ignore[misc]
+        result = converge(kernel.machine(), Goal(spec(vfs={"count": 2})), memory)
+        rebound += sum(o.change.field == "node_guid" and o.result == "applied" for o in result.outcomes)
+        vf = vf_addresses(kernel.files, PF)[0]
+        kernel.unbind(vf)
+        kernel.netlink.set_vf(kernel.netdev(PF).ifindex, 0, node_guid="00:11:22:33:44:55:66:77")
+        kernel.files.write("/sys/bus/pci/drivers_probe", vf)
+    assert not is_ready(result.conditions)
+    assert condition_of(result, "Uncontended").status == "False"
+    assert rebound <= 4 * LIMIT
 
 
 def test_guids_that_a_reload_of_the_driver_lost_are_given_again(kernel: Kernel) -> None:
