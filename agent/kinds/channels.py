@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
 
 from attrs import evolve
 
@@ -46,9 +47,24 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
 
 
 def numbers(setting: vf_links.Setting, fields: tuple[str, ...]) -> tuple[Numbers, Numbers]:
-    """Those of ``fields`` that the spec gives, as they are and as they should be."""
+    """Those of ``fields`` that the spec gives, as they are and as they should be; with 0 for those of the other mode."""
     given = {name: value for name in fields if (value := getattr(setting.given, name)) is not None}
+    others = _other_mode(given)
+    if all(name in setting.read and setting.read[name].value for name in others):
+        given |= dict.fromkeys(others, 0)
     return _read(setting.read, given), Numbers.of(given)
+
+
+def _other_mode(given: Collection[str]) -> tuple[str, ...]:
+    """The numbers that are 0 if a netdev has those that the spec gives.
+
+    A driver refuses both modes at once (bnxt_set_channels, drivers/net/ethernet/broadcom/bnxt/bnxt_ethtool.c). A number of
+    separate channels alone excludes nothing: ice has it beside combined channels (ice_set_channels,
+    drivers/net/ethernet/intel/ice/ice_ethtool.c).
+    """
+    if "combined" in given:
+        return ("rx", "tx")
+    return ("combined",) if {"rx", "tx"} <= set(given) else ()
 
 
 def _read(read: Mapping[str, Quantity], names: Iterable[str]) -> Numbers:
@@ -84,9 +100,12 @@ def number_now(
         found.update(read(ifindex))
         return found[kept.field].value if kept.field in found else None
 
-    now = vf_links.setting_now(
-        machine, want, kept, lambda given: getattr(given, kept.field, None) is not None, value, flaps
-    )
+    def decided(asked: Any) -> bool:
+        given = [name for name in FIELDS if getattr(asked, name, None) is not None]
+        # An original of the other mode waits until the spec's numbers leave.
+        return kept.field in given or (bool(kept.before) and kept.field in _other_mode(given))
+
+    now = vf_links.setting_now(machine, want, kept, decided, value, flaps)
     most = found[kept.field].maximum if kept.field in found else 0
     if now is None or not isinstance(kept.before, int) or kept.before <= most:
         return now

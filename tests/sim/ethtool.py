@@ -61,6 +61,7 @@ class Nics(Protocol):
 @define
 class _Netdev:
     queues: int
+    separate: tuple[int, int]
     rings: dict[str, int]
     features: dict[str, Feature]
     rx_usecs: int = 3
@@ -69,9 +70,13 @@ class _Netdev:
 
 @define
 class SimEthtool:
-    """State lasts as long as the netdev. When a PF's VFs are created or removed, the driver chooses its channels again."""
+    """State lasts as long as the netdev. When a PF's VFs are created or removed, the driver chooses its channels again.
+
+    ``two_modes``: PFs that have combined channels, or rx and tx ones, as bnxt_set_channels has it; others have the first.
+    """
 
     nics: Nics
+    two_modes: set[str] = field(factory=set)
     _netdevs: dict[int, _Netdev] = field(factory=dict)
 
     def queues(self, ifindex: int) -> int:
@@ -113,17 +118,35 @@ class SimEthtool:
         function, netdev = self._of(ifindex)
         if self.nics.is_vf(function):
             return {}
-        return {"combined": Quantity(netdev.queues, self._most(function))}
+        most = self._most(function)
+        if function not in self.two_modes:
+            return {"combined": Quantity(netdev.queues, most)}
+        rx, tx = netdev.separate
+        return {
+            "rx": Quantity(rx, most),
+            "tx": Quantity(tx, most),
+            "combined": Quantity(0 if rx else netdev.queues, most),
+        }
 
     def set_channels(self, ifindex: int, given: Mapping[str, int]) -> None:
         function, netdev = self._written(ifindex, "channels", given)
         there = self.channels(ifindex)
         _lacking(given, there)
+        if function in self.two_modes:
+            self._switch(function, netdev, {name: quantity.value for name, quantity in there.items()} | dict(given))
+            return
         if given["combined"] > there["combined"].maximum or not given["combined"]:
             raise _error(errno.EINVAL, "requested channel count exceeds maximum")
         if netdev.queues != given["combined"]:
             netdev.queues = given["combined"]
             self.nics.reset_queues(function)
+
+    def _switch(self, function: str, netdev: _Netdev, wanted: Mapping[str, int]) -> None:
+        separate = wanted["rx"], wanted["tx"]
+        if all(separate) == bool(wanted["combined"]) or any(separate) != all(separate):
+            raise _error(errno.EINVAL)
+        netdev.separate, netdev.queues = separate, max(wanted.values())
+        self.nics.reset_queues(function)
 
     def rings(self, ifindex: int) -> Mapping[str, Quantity]:
         return {name: Quantity(size, RINGS) for name, size in self._of(ifindex)[1].rings.items()}
@@ -178,7 +201,7 @@ class SimEthtool:
                 for name, feature in FEATURES.items()
             }
             size = 1024 if vf else 256
-            self._netdevs[ifindex] = _Netdev(self._default(function), {"rx": size, "tx": size}, features)
+            self._netdevs[ifindex] = _Netdev(self._default(function), (0, 0), {"rx": size, "tx": size}, features)
         return function, self._netdevs[ifindex]
 
     def _written(self, ifindex: int, what: str, given: Mapping[str, object]) -> tuple[str, _Netdev]:

@@ -335,3 +335,32 @@ def test_adaptive_goes_off_before_the_numbers_and_on_after_them() -> None:
 @pytest.mark.parametrize(("asked", "made"), [(1024, 1024), (1000, 1024), (1025, 2048), (1, 1)])
 def test_mlx5_s_rings_are_powers_of_two(asked: int, made: int) -> None:
     assert vendor("mlx5_core").ring_size(asked) == made
+
+
+# A driver with two modes, as bnxt: combined channels exclude rx and tx ones.
+COMBINED, SEPARATE = {"combined": 3}, {"rx": 2, "tx": 1}
+
+
+@pytest.mark.parametrize(
+    "sequence", [(SEPARATE,), (COMBINED, SEPARATE), (SEPARATE, COMBINED), (SEPARATE, COMBINED, SEPARATE)]
+)
+@pytest.mark.parametrize("before", [{}, {"rx": 4, "tx": 4, "combined": 0}], ids=["combined", "separate"])
+def test_a_netdev_goes_from_combined_to_separate_channels_and_back(
+    kernel: Kernel, before: dict[str, int], sequence: tuple[dict[str, int], ...]
+) -> None:
+    kernel.ethtool.two_modes.add(PF)
+    index = kernel.netdev(PF).ifindex
+    if before:
+        kernel.ethtool.set_channels(index, before)
+    found = kernel.ethtool.channels(index)
+    memory = Memory(lambda: 0.0)
+    for channels in sequence:
+        for _ in range(2):
+            result = converge(kernel.machine(), Goal(spec(channels=channels)), memory)
+        assert is_ready(result.conditions), result.conditions
+        assert not result.applied
+        present = {name: quantity.value for name, quantity in kernel.ethtool.channels(index).items()}
+        assert present == {"rx": 0, "tx": 0, "combined": 0} | channels
+    memory.failures.forget()
+    converge(kernel.machine(), Goal(spec()), memory)
+    assert kernel.ethtool.channels(index) == found
