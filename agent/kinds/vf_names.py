@@ -76,7 +76,7 @@ def _property(properties: str, name: str) -> str:
 
 
 def plan(want: Wanted, have: Snapshot) -> list[Change]:
-    """The VFs that do not have their usual name. Before Linux 6.2 a netdev that is up cannot be renamed (EBUSY)."""
+    """The VFs that do not have their usual name. To rename a netdev that is up may take its link down."""
     changes = []
     for address, nic in links.usable(want, have):
         names: Mapping[str, Name] = have[NAME].get(address, {})
@@ -94,20 +94,28 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
 
 
 def transients(machine: Machine, want: Wanted, change: Change) -> list[Change]:
-    """A link that is up is taken down; vf_links brings it up again."""
+    """A link that is up may be taken down; vf_links brings it up again."""
     if change.disruption < Disruption.LINK_FLAP:
         return []
     return [Change("vf_links", change.target, "state", "up", "down")]
 
 
 def apply(machine: Machine, change: Change) -> None:
-    """Rename the netdev while its link is down. vf_links brings it up again, also if renaming fails."""
+    """Rename the netdev. Only if the kernel refuses that while the link is up (EBUSY, before Linux 6.2), take it down first.
+
+    vf_links brings it up again, also if renaming fails. The kernel is asked (dev_change_name, net/core/dev.c), since its version
+    does not tell which changes a distribution has added.
+    """
     link = link_of(machine, change.target)
     name = str(change.after)
     other = machine.netlink.link(name)
     if other is not None and other.ifindex != link.ifindex:
         # Checked before the link goes down: otherwise each retry would take it down.
         raise OSError(errno.EEXIST, f"another netdev is called {name}; rename that first")
-    if link.up:
+    try:
+        machine.netlink.rename(link.ifindex, name)
+    except OSError as error:
+        if error.errno != errno.EBUSY or not link.up:
+            raise
         machine.netlink.set_link(link.ifindex, up=False)
-    machine.netlink.rename(link.ifindex, name)
+        machine.netlink.rename(link.ifindex, name)

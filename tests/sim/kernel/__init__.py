@@ -45,7 +45,7 @@ class Kernel:
     ``pipes``: files that are read from real named pipes at these paths, so that a read without a writer hangs; ``piped``
     records these reads. ``unreadable``: files that give EIO. ``locked_down``: files that the kernel refuses also to root
     (EPERM). ``disconnected``: files of a lost connection (ENOTCONN). ``read_in_part`` records which files were read by
-    offset.
+    offset. ``renames_running``: a netdev that is up can be renamed (since Linux 6.2).
     """
 
     cpus: int = 4
@@ -76,6 +76,7 @@ class Kernel:
     netdevs: dict[str, Netdev] = field(factory=dict)
     stuck: set[str] = field(factory=set)
     slow: set[str] = field(factory=set)
+    renames_running: bool = False
     udev_runs: bool = True
     _pf_names: dict[str, str] = field(factory=dict)
     _away: dict[str, Netdev] = field(factory=dict)

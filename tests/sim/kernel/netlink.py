@@ -90,7 +90,7 @@ class SimNetlink:
             raise refused
         netdev = self._kernel.by_ifindex(ifindex)  # as above
         altnames = tuple(altname for altname in netdev.link.altnames if altname != name)
-        if netdev.link.up:
+        if netdev.link.up and not self._kernel.renames_running:
             raise error(errno.EBUSY, name)
         if self._kernel.named(name) and altnames == netdev.link.altnames:
             raise error(errno.EEXIST, name)

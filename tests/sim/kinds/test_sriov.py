@@ -252,6 +252,22 @@ def test_a_vf_that_is_up_is_renamed_only_if_its_link_may_flap(kernel: Kernel) ->
     assert kernel.netdev(vf).up
 
 
+@pytest.mark.parametrize("live", [True, False], ids=["since Linux 6.2", "before"])
+def test_a_vf_that_is_up_is_taken_down_for_its_name_only_if_the_kernel_needs_that(kernel: Kernel, live: bool) -> None:
+    kernel.renames_running = live
+    wanted = spec(group())
+    settle(kernel, wanted)
+    vf = address(kernel, 1)
+    kernel.move_away(vf)
+    kernel.come_back(vf, "net1")
+    kernel.netlink.set_link(kernel.netdev(vf).ifindex, up=True)
+    kernel.writes.clear()
+    assert is_ready(settle(kernel, wanted).conditions)
+    assert netdev(kernel.files, vf) == f"{NAME}v1"
+    assert kernel.netdev(vf).up
+    assert any(where == "net1" and "up=False" in value for where, value in kernel.writes) is not live
+
+
 def test_names_that_the_host_gives_by_its_own_rules_are_kept(kernel: Kernel) -> None:
     wanted = spec(group())
     settle(kernel, wanted)
