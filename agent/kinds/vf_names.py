@@ -103,7 +103,7 @@ def transients(machine: Machine, want: Wanted, change: Change) -> list[Change]:
 def apply(machine: Machine, change: Change) -> None:
     """Rename the netdev. Only if the kernel refuses that while the link is up (EBUSY, before Linux 6.2), take it down first.
 
-    vf_links brings it up again, also if renaming fails. The kernel is asked (dev_change_name, net/core/dev.c), since its version
+    vf_links brings it up again, also if renaming fails. The kernel is asked (dev_change_name, net/core/dev.c): its version
     does not tell which changes a distribution has added.
     """
     link = link_of(machine, change.target)
