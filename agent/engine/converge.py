@@ -14,7 +14,7 @@ from agent.engine.observation import not_observed, observed, unreadable
 from agent.engine.readiness import Judge, at_once
 from agent.engine.retry import identity
 from agent.hardware.functions import ifindex_now, rediscover
-from agent.kinds import Kind, by_name, ordered
+from agent.kinds import Kind, by_name, links, ordered
 from agent.machine import Machine
 from agent.report.records import HOST, Change, Condition, Outcome
 from agent.report.target import device_of
@@ -191,14 +191,28 @@ def _restore_devices_that_left(context: PassContext, state: _State) -> _State:
     machine, originals, have = context.cache.machine, context.memory.originals, state.have
     left = originals.removed_devices(state.want, have.functions)
     outcomes: list[Outcome] = []
+    down: list[Change] = []
     for kind in ordered() if left.nics else ():
         context.callbacks.doing(kind.NAME, "read")
         read = observed(machine, kind, left, have, frozenset(left.nics))
         left, have = read.want, read.have
         if read.fault is None and isinstance(kind, Kind):
             changes = originals.restoring(machine, kind, left, have, device_left=True)
+            down += [change for change in changes if _takes_pf_down(change)]
+            changes = [change for change in changes if not _takes_pf_down(change)]
             outcomes += attempts(context, left, have, kind, kind.arranged(changes))
+    # Without a link a driver may refuse the other values (igb and ixgbe: max_tx_rate).
+    kept = {outcome.change.device for outcome in outcomes if outcome.result != "applied"}
+    waiting = [
+        evolve(change, blocker="its other values are restored first") for change in down if change.device in kept
+    ]
+    now = [change for change in down if change.device not in kept]
+    outcomes += attempts(context, left, have, by_name()[links.NAME], waiting + now)
     return evolve(state, have=have).adding(outcomes)
+
+
+def _takes_pf_down(change: Change) -> bool:
+    return (change.kind, change.field, change.after) == (links.NAME, "state", "down")
 
 
 def _note_seen(context: PassContext, state: _State) -> None:

@@ -148,10 +148,12 @@ class Originals:
         :raises OSError: such a value cannot be read.
         """
         noted = self._noted(machine, kind, change)
-        # What the agent has set before may have set other values along with it: they are no originals now.
-        again = change.original or any(_key(each) in self._originals for each in noted)
-        for along in kind.transients(machine, want, change):
-            self._replace(along, new=not again)
+        for transient in kind.transients(machine, want, change):
+            self._replace(transient, new=True)
+        # What an earlier change has set along is no original now. Nor is that of a netdev that was made since.
+        first = not change.original and not any(_key(each) in self._originals for each in noted)
+        for along in kind.set_along(machine, want, change):
+            self._replace(along, new=first)
         for each in noted:
             after = ANY_VALUE if kind.in_steps(change) else each.after
             self._replace(evolve(each, after=after), new=not change.original and each.before != after)
@@ -234,11 +236,13 @@ class Originals:
                 restore = Change(*key, reading.value, value, reading.disruption, required=False, original=True)
                 changes.append(evolve(restore, skip_if_owned=reading.skip_if_owned, blocker=reading.blocker))
                 self._restoring.add(key)
-        along = {_key(each) for change in changes for each in kind.transients(machine, want, change)}
-        for key in over:
-            # What the restoring of another value sets along with it is looked at again afterwards.
-            if key not in along:
-                self._forget(key)
+        if over:
+            # What a change of another value sets along with it is not over before that one is.
+            kept = [Change(*key, None, original.value) for key, original in self._originals.items() if key not in over]
+            along = {_key(a) for each in kept if each.kind == kind.NAME for a in kind.set_along(machine, want, each)}
+            for key in over:
+                if key not in along:
+                    self._forget(key)
         return changes
 
     def _is_restored(self, key: Key, original: _Original, whole: bool) -> bool:

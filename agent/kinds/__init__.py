@@ -126,8 +126,11 @@ class Kind(Observer):
     ``arranged(changes)``: the changes of a plan and of originals, in the order in which they are made, or joined to those that
     take one request.
 
-    ``transients(machine, want, change)``: other values that a change sets on its way, or that the kernel sets along with it,
-    as changes. They are kept before the change is made, so that what it sets does not become an original.
+    ``transients(machine, want, change)``: other values that a change sets on its way, as changes. They are kept before the
+    change is made, so that what it sets does not become an original.
+
+    ``set_along(machine, want, change)``: other values that the kernel sets along with a change's, as changes. They are kept
+    before the first change of that value.
 
     ``lifted_by(change)``: the kind whose pending change to the same device removes the change's blocker; empty if none does.
 
@@ -156,6 +159,7 @@ class Kind(Observer):
     in_steps: Callable[[Change], bool] = _in_one_step
     arranged: Callable[[list[Change]], list[Change]] = _as_listed
     transients: Callable[[Machine, Wanted, Change], list[Change]] = _no_transients
+    set_along: Callable[[Machine, Wanted, Change], list[Change]] = _no_transients
     lifted_by: Callable[[Change], str] = _not_lifted
     REMAKES_NETDEV: tuple[str, ...] = ()
     TARGETS_VANISH: bool = False

@@ -21,11 +21,11 @@ from agent.hardware.functions import ifindex_of, netdev, netdev_of, pci_of, vrf
 from agent.hardware.network_managers import Claim, claim
 from agent.hardware.sysfs import read_or, whole
 from agent.kinds import Reading, links
-from agent.kinds.host import original_of_sysctl
+from agent.kinds.host import SYSCTLS, original_of_sysctl
 from agent.machine import Files, Machine, Netlink, Route, Rule
-from agent.report.records import Change, Disruption
+from agent.report.records import HOST, Change, Disruption
 from agent.spec.addresses import ARP, FIRST_TABLE, PRIORITY
-from agent.spec.sysctl_names import identity
+from agent.spec.sysctl_names import finest, identity, path
 from agent.state.scope import Scope, pfs_in_scope
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted, WantedNic
@@ -44,6 +44,7 @@ UNDECIDED = 5.0
 """Grace period in seconds of a change, while it is not known whether a network manager configures the netdev."""
 
 CONF = "/proc/sys/net/ipv4/conf"
+PROMOTE = "promote_secondaries"
 
 ANOTHER_LENGTH = "with another prefix length"
 
@@ -273,6 +274,18 @@ def originals_of(machine: Machine, change: Change, known: Collection[tuple[str, 
     return original_of_sysctl(machine, sysctl(machine.files, change.target, change.field), known) or [change]
 
 
+def transients(machine: Machine, want: Wanted, change: Change) -> list[Change]:
+    """While an IPv4 address is removed, promote_secondaries is on."""
+    if change.after == PRESENT or not change.field.startswith("address ") or ":" in change.field:
+        return []
+    name = finest(f"net/ipv4/conf/{netdev_of(machine.files, change.target)}/{PROMOTE}")
+    return [
+        Change(SYSCTLS, HOST, name, before, "1")
+        for before in [read_or(machine.files, path(name), "1")]
+        if before == "0"
+    ]
+
+
 def _is_present(netlink: Netlink, ifindex: int, name: str) -> bool:
     item = _item(name, ifindex)
     if isinstance(item, Route):
@@ -348,12 +361,12 @@ def _remove(machine: Machine, ifindex: int, change: Change) -> None:
 @contextmanager
 def _others_stay(files: Files, name: str) -> Iterator[None]:
     """Turn promote_secondaries on: without it the kernel removes an IPv4 address with later ones of the same network."""
-    path = f"{CONF}/{name}/promote_secondaries"
-    before = read_or(files, path, "1")
+    promotes = f"{CONF}/{name}/{PROMOTE}"
+    before = read_or(files, promotes, "1")
     if before == "0":
-        files.write(path, "1")
+        files.write(promotes, "1")
     try:
         yield
     finally:
         if before == "0":
-            files.write(path, before)
+            files.write(promotes, before)

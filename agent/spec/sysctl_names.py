@@ -69,8 +69,8 @@ _ONE_VARIABLE = {
 # Parameters that set those of every netdev, too: addrconf_disable_ipv6, addrconf_fixup_forwarding and
 # addrconf_fixup_linkdown (net/ipv6/addrconf.c), devinet_copy_dflt_conf (devinet.c), neigh_copy_dflt_parms (neighbour.c).
 _OF_EVERY_NETDEV = (
-    re.compile(r"(net/ipv6/conf)/all/(disable_ipv6|forwarding|ignore_routes_with_linkdown)"),
-    re.compile(r"(net/ipv4/conf|net/ipv[46]/neigh)/default/(.+)"),
+    re.compile(r"(net/ipv6/conf)/all/(?:disable_ipv6|forwarding|ignore_routes_with_linkdown)"),
+    re.compile(r"(net/ipv4/conf|net/ipv[46]/neigh)/default/(?!forwarding$).+"),
 )
 _FORWARD = "net/ipv4/ip_forward"
 
@@ -133,7 +133,7 @@ def folders_along(name: str) -> list[str]:
     return [match[1] for pattern in _OF_EVERY_NETDEV if (match := pattern.fullmatch(own)) is not None]
 
 
-def set_along(name: str, value: str, place: str) -> dict[str, str]:
+def values_along(name: str, value: str, place: str) -> dict[str, str]:
     """The values that the kernel sets at a place (a netdev, ``default`` or ``all``) when ``name`` gets ``value``."""
     own, number = identity(name), str(_plain(value))
     along = {f"{folder}/{place}/{own.rpartition('/')[2]}": number for folder in folders_along(name)}

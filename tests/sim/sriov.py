@@ -87,6 +87,7 @@ class Sriov:
             raise error(errno.EBUSY, path)
         count = min(count, self.room.get(physical, count))
         if not count:
+            self._pending = [each for each in self._pending if each[0] != physical]
             for index in list(self._vfs[physical]):
                 vf = _address(physical, index)
                 self.kernel.unbind(vf)
@@ -153,6 +154,8 @@ class Sriov:
         if physical not in self.able:
             _refuse_as_igb(link, given)
         else:
+            # A request does not overtake an earlier one.
+            self._pending = [each for each in self._pending if each[:2] != (physical, index) or each[2] not in given]
             self._pending += [(physical, index, name, given.pop(name)) for name in self.late & given.keys()]
         vfs[index] = _having(vfs[index], **given)
 

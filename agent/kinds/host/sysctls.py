@@ -26,7 +26,7 @@ from agent.spec.sysctl_names import (
     meaning,
     netdevs,
     path,
-    set_along,
+    values_along,
 )
 from agent.state.scope import Scope, host_in_scope
 from agent.state.snapshot import Snapshot
@@ -108,7 +108,7 @@ def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
 def _set_along(want: Wanted, name: str) -> str | None:
     """The value that a parameter has because of another one in the spec; None if it has none."""
     place = identity(name).split("/")[-2]
-    along = (set_along(given, value, place).get(identity(name)) for given, value in want.spec.sysctls.items())
+    along = (values_along(given, value, place).get(identity(name)) for given, value in want.spec.sysctls.items())
     return next((value for value in along if value is not None), None)
 
 
@@ -149,12 +149,12 @@ def in_steps(change: Change) -> bool:
     return SEPARATOR in change.field
 
 
-def transients(machine: Machine, want: Wanted, change: Change) -> list[Change]:
+def set_along(machine: Machine, want: Wanted, change: Change) -> list[Change]:
     """The parameters that the kernel sets along with this one: ``disable_ipv6`` of all sets each netdev's."""
     changes = []
     for folder in folders_along(change.field):
         for place in names_or_none(machine.files, path(folder)):
-            for own, after in set_along(change.field, str(change.after), place).items():
+            for own, after in values_along(change.field, str(change.after), place).items():
                 now = _read(machine, finest(own)).value
                 if now is not None and not _is_of_rail(machine, want, own):
                     changes.append(Change(NAME, HOST, finest(own), now, after))

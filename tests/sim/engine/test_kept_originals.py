@@ -169,6 +169,17 @@ def test_a_write_that_was_refused_does_not_count_as_written_without_effect(node:
     assert node.kernel.netdev(PF0).mtu == 9000
 
 
+def test_a_pf_that_was_down_goes_down_after_its_vfs_have_their_rates_again(node: Node) -> None:
+    node.follow({"state": "up", "vfs": {"count": 1, "defaults": {"max_tx_rate": 100}}})
+    node.kernel.fault = lambda operation, where, value: OSError(errno.EBUSY, "busy") if "max_tx_rate" in value else None
+    waiting = ("state", "blocked", "its other values are restored first")
+    assert waiting in left(node.follow(None))
+    assert node.kernel.netdev(PF0).up
+    node.kernel.fault = no_fault
+    assert left(node.follow(None)) == []
+    assert (node.kernel.vfs(PF0)[0].max_tx_rate, node.kernel.netdev(PF0).up) == (0, False)
+
+
 # --- late effects -------------------------------------------------------------------------------------------
 
 
@@ -243,6 +254,23 @@ def test_a_change_that_stops_half_way_is_taken_back(node: Node, wanted: dict[str
     node.restart()
     assert left(node.follow({})) == []
     assert roce(node) == before
+
+
+def test_a_kill_while_an_address_is_removed_leaves_no_setting_of_its_netdev_changed(node: Node) -> None:
+    promotes = f"{CONF4}/{NAME0}/promote_secondaries"
+    assert node.kernel.files.read(promotes) == "0"
+    node.follow({"rail": 0, "addresses": ["192.0.2.11/24"]})
+
+    def kill(operation: str, where: str, value: str) -> None:
+        if operation == "remove_address" or (where == promotes and value == "0"):
+            raise Killed
+
+    node.kernel.fault = kill
+    follow_or_die(node, {"rail": 0})
+    assert node.kernel.files.read(promotes) == "1"
+    node.kernel.fault = no_fault
+    assert left(node.follow({"rail": 0})) == []
+    assert (node.kernel.netlink.addresses(), node.kernel.files.read(promotes)) == ({}, "0")
 
 
 def stopping(what: str, after: int) -> Callable[[str, str, str], OSError | None]:
@@ -328,6 +356,20 @@ def test_whether_redirects_are_accepted_is_as_it_was_before_the_node_was_a_route
     for sysctls in ({"net.ipv4.ip_forward": "1"}, {}):
         node.follow(None, passes=5, sysctls=sysctls)
         assert node.kernel.files.read(path) == "0"
+
+
+def test_redirects_are_as_they_were_also_after_a_router_by_a_killed_agent(node: Node) -> None:
+    path, router = f"{CONF4}/all/accept_redirects", {"net.ipv4.ip_forward": "1"}
+    node.kernel.tree.put(path, "0")
+    node.follow(None, sysctls=router)
+    node.kernel.fault = lambda operation, where, value: (
+        OSError(errno.EBUSY, "busy") if where.endswith("ip_forward") else None
+    )
+    node.follow(None)
+    node.kernel.fault = no_fault
+    for sysctls in ({}, router, {}):
+        node.follow(None, passes=5, sysctls=sysctls)
+    assert node.kernel.files.read(path) == "0"
 
 
 def test_a_value_of_a_netdev_that_is_gone_is_forgotten(node: Node) -> None:
