@@ -128,9 +128,9 @@ def _nodes(built: Dashboard) -> None:
         _lines("Repairs of drift, by kind", (f"{repairs} > 0", "{{kind}}")).draw_style(GraphDrawStyle.BARS)
     )
     built.with_panel(
-        _lines("Repairs of drift, by program that may have caused it", (f"{suspects} > 0", "{{program}}")).draw_style(
-            GraphDrawStyle.BARS
-        )
+        _lines(
+            "Repairs of drift while a program ran that sets such values", (f"{suspects} > 0", "{{program}}")
+        ).draw_style(GraphDrawStyle.BARS)
     )
     built.with_panel(_lines("Changes that are not made", (f"{outcomes} > 0", "{{result}}")).decimals(0))
     built.with_panel(_lines("Age of the heartbeat", (heartbeat, "{{instance}}")).unit("s"))

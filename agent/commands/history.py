@@ -82,8 +82,8 @@ def _pass_of(entry: Entry) -> tuple[str, float, str, str]:
 
 def _write(entry: Entry) -> Iterator[str]:
     """One write in one line."""
-    suspects = f"; suspects: {', '.join(entry.suspects)}" if entry.suspects else ""
-    why = printable(f"({entry.trigger}; spec {entry.spec_hash}{suspects})")
+    running = f"; running: {', '.join(entry.suspects)}" if entry.suspects else ""
+    why = printable(f"({entry.trigger}; spec {entry.spec_hash}{running})")
     yield f"{_when(entry)}  {_common.say_outcome(entry.outcome)}  {why}"
 
 
@@ -97,10 +97,9 @@ def _lines(of_pass: Sequence[Entry]) -> Iterator[str]:
     for outcomes in groups.values():
         for result, what in _of_device(outcomes):
             yield from _common.wrapped(f"  {_common.say_result(result)} ", printable(what))
-    if suspects := sorted({name for entry in of_pass for name in entry.suspects}):
-        yield from _common.wrapped(
-            f"  {'suspects':<11} ", printable(f"{', '.join(suspects)} ran, and may have done it")
-        )
+    if running := sorted({name for entry in of_pass for name in entry.suspects}):
+        what = f"{', '.join(running)}: known to set such values; who set these is not known"
+        yield from _common.wrapped(f"  {'running':<11} ", printable(what))
 
 
 def _of_device(outcomes: Sequence[Outcome]) -> Iterator[tuple[Result, str]]:

@@ -1,4 +1,5 @@
-"""Contention: another program undoes a change again and again. The agent stops writing it and names the likely program.
+"""Contention: another program undoes a change again and again. The agent stops writing it, and
+names the programs that run and are known to set it.
 
 A pass that creates a part of a device again (VFs, driver, link) also writes the values that depend on that part, although no
 other program undid them. So of each device a pass counts only the first kind that it wrote, in the order of kinds. The count
@@ -50,10 +51,12 @@ def suspects(kind: str, processes: frozenset[str]) -> tuple[str, ...]:
     return tuple(name for name in by_name()[kind].OTHER_WRITERS if name[:COMM] in processes)
 
 
-def say_suspects(kind: str, processes: frozenset[str]) -> str:
-    """The programs that may undo a change. If none of the known ones runs, other possible causes."""
+def say_running(kind: str, processes: frozenset[str]) -> str:
+    """Which of the programs run that are known to set such state. That is no evidence: the kernel does not say who set it."""
     running = suspects(kind, processes)
-    return " or ".join(running) if running else "a driver or a script: none of the programs known to do so runs"
+    if not running:
+        return "none of the programs that are known to set it runs, so it may be a driver, a script or a person"
+    return f"{' and '.join(running)} {'run' if len(running) > 1 else 'runs'}, known to set such values"
 
 
 @frozen
@@ -132,8 +135,8 @@ class Contention:
         # A change with a grace period is never left alone: it waits longer each time (Failures.wait).
         if not self.limit or change.grace_period or recent < self.limit:
             return None
-        error = f"put back {recent} times within {WINDOW / 60:.0f} minutes by {say_suspects(change.kind, processes)}"
-        remedy = f"stop that, then: trackbed apply; else it is tried again after {PAUSE / 60:.0f} minutes"
+        error = f"put back {recent} times within {WINDOW / 60:.0f} minutes; {say_running(change.kind, processes)}"
+        remedy = f"stop what sets it, then: trackbed apply; else it is tried again after {PAUSE / 60:.0f} minutes"
         outcome = Outcome(change, "blocked", error, remedy)
         self._contended[identity] = _Contended(outcome, now + PAUSE)
         return outcome
@@ -151,7 +154,7 @@ class Contention:
             self._written.pop(place, None)
 
     def condition(self, required: Iterable[Write]) -> Condition:
-        """``Uncontended``: if False, the message names the first change that is left alone and the likely program."""
+        """``Uncontended``: if False, the message names the first change that is left alone, and programs that may undo it."""
         outcomes = [entry.outcome for write in required if (entry := self._contended.get(_identity(write)))]
         if not outcomes:
             return Condition("Uncontended", "True", "NobodyInterferes")

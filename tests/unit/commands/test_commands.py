@@ -301,11 +301,12 @@ def test_history_has_one_line_for_the_changes_of_a_pass_to_a_device(tmp_path: Pa
     assert len(trackbed(tmp_path, "history", "--all").stdout.splitlines()) == 1 + 10 + 7 + 7 + 1
 
 
-def test_history_names_the_programs_that_may_have_caused_a_repair(tmp_path: Path) -> None:
+def test_history_names_the_programs_that_ran_at_a_repair_and_accuses_none(tmp_path: Path) -> None:
     repaired = Outcome(Change("links", "0000:21:00.0", "mtu", 1500, 9000), "applied")
     History(tmp_path, "boot-1").record([repaired], "h1", "event 0000:21:00.0", {"links": ("NetworkManager",)})
-    assert trackbed(tmp_path, "history").stdout.endswith("\n  suspects    NetworkManager ran, and may have done it\n")
-    assert "(event 0000:21:00.0; spec h1; suspects: NetworkManager)" in trackbed(tmp_path, "history", "--all").stdout
+    said = "\n  running     NetworkManager: known to set such values; who set these is not known\n"
+    assert trackbed(tmp_path, "history").stdout.endswith(said)
+    assert "(event 0000:21:00.0; spec h1; running: NetworkManager)" in trackbed(tmp_path, "history", "--all").stdout
 
 
 def test_doctor_names_a_remedy_on_a_node_without_an_agent(tmp_path: Path) -> None:
