@@ -255,7 +255,7 @@ def _own_pfs(scope: frozenset[str]) -> frozenset[str]:
 
 def _reread(change: Change) -> frozenset[str]:
     """The scope that must be read again after a change."""
-    if by_name()[change.kind].REACH == "device":
+    if by_name()[change.kind].REACH == "device" or change.device == HOST:
         return frozenset({change.device})
     # The attributes that a PF grants to a VF are read from the PF.
     return frozenset({own(change.device), change.target} - {change.device})

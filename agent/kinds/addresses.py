@@ -5,7 +5,7 @@ the table, so that packets from it leave by that netdev, also if several rails a
 from each address.
 
 A netdev that a network manager configures is left alone, and so are addresses that others added. What the agent added is
-removed when it leaves the spec (these are originals).
+removed when it leaves the spec (these are originals). A rule names no netdev: it belongs to its rail, whichever PF that has.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from agent.kinds import Reading, links
 from agent.kinds.host import SYSCTLS, original_of_sysctl
 from agent.machine import Files, Machine, Netlink, Route, Rule
 from agent.report.records import HOST, Change, Disruption
-from agent.spec.addresses import ARP, FIRST_TABLE, PRIORITY
+from agent.spec.addresses import ARP, FIRST_TABLE, PRIORITY, TABLES, Assigned
+from agent.spec.nic import Nic
+from agent.spec.node import NodeSpec
 from agent.spec.sysctl_names import finest, identity, path
 from agent.state.scope import Scope, pfs_in_scope
 from agent.state.snapshot import Snapshot
@@ -53,7 +55,7 @@ ANOTHER_LENGTH = "with another prefix length"
 class Netdev:
     """A PF's netdev: its addresses, the routes of its table and the rules that select that, as fields; and its ARP settings.
 
-    ``elsewhere``: the wanted addresses that netdevs other than rails have, with the names of those. ``duplicates``: those
+    ``elsewhere``: the wanted addresses that others have given to netdevs, with the names of those. ``duplicates``: those
     that it has and that the kernel does not use, since another node has them, with their prefix length.
     ``claim``: that of a network manager. ``vrf``: the VRF that it is in.
     """
@@ -72,9 +74,12 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Netdev
     pfs = [address for address in pfs_in_scope(want, scope) if want.nics[address].nic.addresses]
     if not pfs:
         return {}
-    tables = frozenset(_table(want.nics[address]) for address in pfs)
     netlink = machine.netlink
-    addresses, routes, rules = netlink.addresses(), netlink.routes(tables), netlink.rules()
+    addresses, routes, rules = netlink.addresses(), netlink.routes(TABLES), netlink.rules()
+    foreign = {
+        ifindex: tuple(each for each in given if not _is_ours(each, ifindex, routes, rules))
+        for ifindex, given in addresses.items()
+    }
     netdevs: dict[str, Netdev | None] = {}
     for address in pfs:
         status = links.status(machine, address)
@@ -89,7 +94,7 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Netdev
             status.link.name,
             frozenset(fields),
             _settings(machine, status.link.name),
-            _elsewhere(machine, want, address, ifindex, addresses),
+            _elsewhere(machine, want, address, ifindex, foreign),
             _duplicates(netlink, want, address, ifindex, frozenset(fields)),
             claim(machine.files, status.link),
             vrf(machine.files, status.link),
@@ -105,10 +110,20 @@ def _settings(machine: Machine, name: str) -> Mapping[str, str]:
     return {setting: read_or(machine.files, f"{CONF}/{name}/{setting}", "") for setting in ARP}
 
 
+def _is_ours(address: str, ifindex: int, routes: Collection[Route], rules: Collection[Rule]) -> bool:
+    """Whether the agent has given a netdev an address: the address has a rail's rule, and the netdev the routes of that rail.
+
+    So it is also known after the rail has moved to another netdev in the spec.
+    """
+    ip, network = _ip(address), str(ip_interface(address).network)
+    tables = {rule.table for rule in rules if (rule.source, rule.priority) == (ip, PRIORITY)}
+    return any((each.ifindex, each.destination) == (ifindex, network) and each.table in tables for each in routes)
+
+
 def _elsewhere(
-    machine: Machine, want: Wanted, address: str, ifindex: int, addresses: Mapping[int, tuple[str, ...]]
+    machine: Machine, want: Wanted, address: str, ifindex: int, foreign: Mapping[int, tuple[str, ...]]
 ) -> Mapping[str, str]:
-    others = {_ip(each): other for other, given in addresses.items() if other != ifindex for each in given}
+    others = {_ip(each): other for other, given in foreign.items() if other != ifindex for each in given}
     shared = others.keys() & {_ip_of(name) for name in wanted(want, address)}
     if not shared:
         return {}
@@ -144,13 +159,14 @@ def _ip_of(name: str) -> str:
 def wanted(want: Wanted, address: str) -> dict[str, str]:
     """The value that the spec gives each field of a PF's netdev, in the order in which they are set."""
     nic = want.nics[address]
-    rail, table = nic.nic.rail or 0, _table(nic)
-    assigned = [each.assigned(rail, want.spec.node_number or 0) for each in nic.nic.addresses]
+    table = _table(nic)
+    assigned = _assigned(want.spec, nic.nic, nic.nic.rail or 0)
     fields = dict(ARP) if any(each.interface.version == 4 for each in assigned) else {}
+    # The routes come after all addresses: by them the agent knows an address of its own on the netdev that had them before.
+    fields |= {f"address {each.interface}": PRESENT for each in assigned}
     connected = set()
     for each in assigned:
         ip, network = str(each.interface.ip), each.interface.network
-        fields[f"address {each.interface}"] = PRESENT
         if network not in connected:
             # A table has one route to a network. Its source is the first of the network's addresses.
             fields[_route_field(Route(str(network), table, 0, None, ip))] = PRESENT
@@ -160,6 +176,20 @@ def wanted(want: Wanted, address: str) -> dict[str, str]:
             fields[_route_field(Route(everything, table, 0, str(each.gateway), ip))] = PRESENT
         fields[_rule_field(Rule(ip, table, PRIORITY))] = PRESENT
     return fields
+
+
+def _assigned(spec: NodeSpec, nic: Nic, rail: int) -> list[Assigned]:
+    return [each.assigned(rail, spec.node_number or 0) for each in nic.addresses]
+
+
+def _rules(spec: NodeSpec) -> frozenset[str]:
+    """The rules of all rails of a spec, also of those whose NIC is missing."""
+    return frozenset(
+        _rule_field(Rule(str(each.interface.ip), FIRST_TABLE + rail, PRIORITY))
+        for nic in spec.nics
+        for rail in nic.rails()
+        for each in _assigned(spec, nic, rail)
+    )
 
 
 def _route_field(route: Route) -> str:
@@ -247,6 +277,10 @@ def lifted_by(change: Change) -> str:
 
 def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
     """One field as it is now. To remove an address disturbs those who use the NIC."""
+    if kept.field not in ARP and isinstance(rule := _item(kept.field), Rule):
+        now = PRESENT if rule in machine.netlink.rules() else ABSENT
+        # One that a rail has is not restored, whatever has become of the NIC that the rail had before.
+        return None if kept.field in _rules(want.spec) else Reading(kept.target, kept.field, now, wanted=False)
     nic = want.nics.get(kept.target)
     if nic is None:
         return None
@@ -270,7 +304,9 @@ def sysctl(files: Files, address: str, name: str) -> str:
 
 
 def originals_of(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> list[Change]:
-    """The field; an ARP setting as its sysctl if it was noted as that before."""
+    """The field; a rule as the host's, and an ARP setting as its sysctl if it was noted as that before."""
+    if change.field not in ARP and isinstance(_item(change.field), Rule):
+        return [evolve(change, target=HOST)]
     return original_of_sysctl(machine, sysctl(machine.files, change.target, change.field), known) or [change]
 
 
@@ -290,7 +326,7 @@ def _is_present(netlink: Netlink, ifindex: int, name: str) -> bool:
     item = _item(name, ifindex)
     if isinstance(item, Route):
         return bool(_routes(netlink, item))
-    return item in netlink.rules() if isinstance(item, Rule) else item in netlink.addresses().get(ifindex, ())
+    return item in netlink.addresses().get(ifindex, ())
 
 
 def _routes(netlink: Netlink, route: Route) -> list[Route]:
@@ -316,46 +352,36 @@ def _item(name: str, ifindex: int = 0) -> str | Route | Rule:
 
 def apply(machine: Machine, change: Change) -> None:
     """Set one setting, or add or remove one address, route or rule."""
+    netlink, add = machine.netlink, change.after == PRESENT
     if change.field in ARP:
         machine.files.write(f"{CONF}/{netdev_of(machine.files, change.target)}/{change.field}", str(change.after))
+    elif isinstance(rule := _item(change.field), Rule):
+        (netlink.add_rule if add else netlink.remove_rule)(rule)
+    elif isinstance(route := _item(change.field, ifindex_of(machine.files, change.target)), Route):
+        for each in [route] if add else _routes(netlink, route):
+            (netlink.add_route if add else netlink.remove_route)(each)
+    else:
+        (_add_address if add else _remove_address)(machine, change.target, str(route))
+
+
+def _add_address(machine: Machine, target: str, address: str) -> None:
+    try:
+        machine.netlink.add_address(ifindex_of(machine.files, target), address)
+    except OSError as error:
+        causes = {
+            errno.EEXIST: f"{netdev_of(machine.files, target)} has {_ip(address)} {ANOTHER_LENGTH}; remove that",
+            errno.EACCES: "IPv6 is disabled (net.ipv6.conf.*.disable_ipv6)",
+        }
+        raise OSError(error.errno, causes.get(error.errno or 0, str(error.strerror))) from error
+
+
+def _remove_address(machine: Machine, target: str, address: str) -> None:
+    ifindex = ifindex_of(machine.files, target)
+    if ":" in address:
+        machine.netlink.remove_address(ifindex, address)
         return
-    ifindex = ifindex_of(machine.files, change.target)
-    if change.after == PRESENT:
-        _add(machine, ifindex, change)
-    else:
-        _remove(machine, ifindex, change)
-
-
-def _add(machine: Machine, ifindex: int, change: Change) -> None:
-    item = _item(change.field, ifindex)
-    if isinstance(item, Route):
-        machine.netlink.add_route(item)
-    elif isinstance(item, Rule):
-        machine.netlink.add_rule(item)
-    else:
-        try:
-            machine.netlink.add_address(ifindex, item)
-        except OSError as error:
-            name = netdev_of(machine.files, change.target)
-            causes = {
-                errno.EEXIST: f"{name} has {_ip(item)} {ANOTHER_LENGTH}; remove that",
-                errno.EACCES: "IPv6 is disabled (net.ipv6.conf.*.disable_ipv6)",
-            }
-            raise OSError(error.errno, causes.get(error.errno or 0, str(error.strerror))) from error
-
-
-def _remove(machine: Machine, ifindex: int, change: Change) -> None:
-    netlink, item = machine.netlink, _item(change.field, ifindex)
-    if isinstance(item, Route):
-        for route in _routes(netlink, item):
-            netlink.remove_route(route)
-    elif isinstance(item, Rule):
-        netlink.remove_rule(item)
-    elif ":" in item:
-        netlink.remove_address(ifindex, item)
-    else:
-        with _others_stay(machine.files, netdev_of(machine.files, change.target)):
-            netlink.remove_address(ifindex, item)
+    with _others_stay(machine.files, netdev_of(machine.files, target)):
+        machine.netlink.remove_address(ifindex, address)
 
 
 @contextmanager
