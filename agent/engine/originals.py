@@ -156,7 +156,7 @@ class Originals:
             self._replace(along, new=first)
         for each in noted:
             after = ANY_VALUE if kind.in_steps(change) else each.after
-            self._replace(evolve(each, after=after), new=not change.original and each.before != after)
+            self._replace(evolve(each, after=after), new=not change.original)
 
     def _noted(self, machine: Machine, kind: Kind, change: Change) -> list[Change]:
         """The values that a change sets, as changes of one value each."""

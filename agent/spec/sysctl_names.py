@@ -70,7 +70,10 @@ _ONE_VARIABLE = {
 # addrconf_fixup_linkdown (net/ipv6/addrconf.c), devinet_copy_dflt_conf (devinet.c), neigh_copy_dflt_parms (neighbour.c).
 _OF_EVERY_NETDEV = (
     re.compile(r"(net/ipv6/conf)/all/(?:disable_ipv6|forwarding|ignore_routes_with_linkdown)"),
-    re.compile(r"(net/ipv4/conf|net/ipv[46]/neigh)/default/(?!forwarding$).+"),
+    # Not forwarding (devinet_sysctl_forward). What a neighbour table has in two units is left out.
+    re.compile(
+        r"(net/ipv4/conf|net/ipv[46]/neigh)/default/(?!(?:forwarding|retrans_time|base_reachable_time|unres_qlen)$).+"
+    ),
 )
 _FORWARD = "net/ipv4/ip_forward"
 

@@ -12,13 +12,14 @@ from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
 from agent.engine.originals import Originals
 from agent.engine.retry import Failures
+from agent.hardware.config_space import device_control, max_read_request
 from agent.machine import Machine
 from agent.report.records import Condition
 from agent.report.verdict import is_ready
 from agent.spec.node import from_mapping
 from tests.sim.kernel import Kernel
 from tests.sim.selection.test_selectors import DSN, VPD
-from tests.sim.two_nics import MAC0, NAME0, NAME1, PF0, PF1
+from tests.sim.two_nics import MAC0, MAC1, NAME0, NAME1, PF0, PF1
 
 
 def follow(
@@ -116,8 +117,16 @@ def test_a_nic_without_a_netdev_may_have_the_missing_mac(kernel: Kernel, origina
     follow(kernel, originals, by_mac)
     kernel.lose_netdev(PF0)
     result = follow(kernel, originals, by_mac)
-    assert kernel.config[f"/sys/bus/pci/devices/{PF0}/config"] is not None
+    assert max_read_request((device_control(kernel.files, PF0) or (0, 0))[1]) == 4096
     assert waits(result) is not None
+
+
+def test_a_nic_whose_vf_would_have_another_s_address_has_not_left(kernel: Kernel, originals: Originals) -> None:
+    follow(kernel, originals, A, B)
+    vfs = {"count": 1, "groups": [{"index": "0", "mac": MAC1}]}
+    result = follow(kernel, originals, {**A, "vfs": vfs}, B)
+    assert any(c.reason == "AddressGivenTwice" for c in result.conditions)
+    assert kernel.netdev(PF0).mtu == 9000
 
 
 @pytest.mark.parametrize("missing", [None, {"netdev": "eth7"}], ids=["nothing missing", "undecided"])

@@ -22,6 +22,8 @@ from agent.engine.retry import Failures
 from agent.machine import DcbState
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
+from tests.sim.hugepages import NODE
+from tests.sim.hugepages import Memory as Memory2M
 from tests.sim.kernel import NET, Kernel, no_fault
 from tests.sim.two_nics import NAME0, PF0
 
@@ -114,12 +116,13 @@ def test_sizes_that_an_earlier_agent_noted_as_one_value_are_restored(node: Node)
 
 
 def test_each_rdma_port_has_its_own_original(node: Node) -> None:
-    for name, tos in (("rocep33s0", 32), ("rocep33s1", 96)):
+    for name, tos in (("rocep33s0", 32), ("rocep33s1", 96), ("rocep33s2", 0)):
         node.kernel.rdma.add(PF0, name, NAME0)
         node.kernel.rdma.set_cm_defaults(name, 1, tos=tos)
     assert is_ready(node.follow({"roce": {"cm_tos": 106}}).conditions)
+    node.kernel.rdma.set_cm_defaults("rocep33s2", 1, tos=5)
     node.follow({})
-    assert [node.kernel.rdma.cm_defaults(name, 1).tos for name in ("rocep33s0", "rocep33s1")] == [32, 96]  # type: ignore[union-attr]
+    assert [node.kernel.rdma.cm_defaults(f"rocep33s{n}", 1).tos for n in range(3)] == [32, 96, 5]  # type: ignore[union-attr]
 
 
 # --- refusals -----------------------------------------------------------------------------------------------
@@ -178,6 +181,29 @@ def test_a_pf_that_was_down_goes_down_after_its_vfs_have_their_rates_again(node:
     node.kernel.fault = no_fault
     assert left(node.follow(None)) == []
     assert (node.kernel.vfs(PF0)[0].max_tx_rate, node.kernel.netdev(PF0).up) == (0, False)
+
+
+def test_a_value_that_the_driver_does_not_report_now_stays_kept(node: Node) -> None:
+    node.kernel.rdma.dcb[NAME0] = DcbState(frozenset({1}))
+    node.follow({"roce": {"pfc": "3"}})
+    state = node.kernel.rdma.dcb.pop(NAME0)
+    node.follow({})
+    node.kernel.rdma.dcb[NAME0] = state
+    node.follow({})
+    assert node.kernel.rdma.dcb[NAME0].pfc == frozenset({1})
+
+
+def test_huge_pages_that_cannot_be_found_now_are_reserved_again_later(node: Node) -> None:
+    path = f"{NODE}/node0/hugepages/hugepages-2048kB/nr_hugepages"
+    node.kernel.files.write(path, "40")
+    node.follow(None, hugepages=[{"size": "2M", "count": 2, "numa_node": 0}])
+    node.kernel.memory = Memory2M({2048: 10, 1048576: 1})
+    ((_, _, why),) = left(node.follow(None))
+    assert (why, node.kernel.files.read(path)) == ("the kernel found memory for 10 of 40 pages of 2M", "10")
+    node.restart()
+    node.kernel.memory = Memory2M()
+    assert left(node.follow(None)) == []
+    assert node.kernel.files.read(path) == "40"
 
 
 # --- late effects -------------------------------------------------------------------------------------------
@@ -271,6 +297,24 @@ def test_a_kill_while_an_address_is_removed_leaves_no_setting_of_its_netdev_chan
     node.kernel.fault = no_fault
     assert left(node.follow({"rail": 0})) == []
     assert (node.kernel.netlink.addresses(), node.kernel.files.read(promotes)) == ({}, "0")
+
+
+def test_a_kill_between_the_two_writes_of_a_pair_of_sysctls_loses_neither(node: Node) -> None:
+    ratio, amount = "/proc/sys/vm/dirty_ratio", "/proc/sys/vm/dirty_bytes"
+    node.kernel.files.write(ratio, "0")
+    node.follow(None, sysctls={"vm.dirty_bytes": "1073741824"})
+
+    def kill(operation: str, where: str, value: str) -> None:
+        if (where, value) == (ratio, "0"):
+            raise Killed
+
+    node.kernel.fault = kill
+    with pytest.raises(Killed):
+        node.follow(None)
+    node.kernel.fault = no_fault
+    node.restart()
+    assert left(node.follow(None)) == []
+    assert [node.kernel.files.read(path) for path in (ratio, amount)] == ["0", "0"]
 
 
 def stopping(what: str, after: int) -> Callable[[str, str, str], OSError | None]:

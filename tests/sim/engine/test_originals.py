@@ -345,6 +345,11 @@ def test_a_value_that_the_device_does_not_support_now_is_restored_once_it_does(
             o for o in settle(kernel, one({"vfs": {"count": 2}}), originals).outcomes if o.result != "applied"
         )
         assert (outcome.result, outcome.error) == ("blocked", "combined is 2 at most now")
+    planned = dry_run(kernel.machine(), one({"vfs": {"count": 2}}), originals)
+    assert (planned.changes, planned.errors) == ((), ())
+    new = one({"vfs": {"count": 2}, "txqueuelen": 500})
+    memory = Memory(lambda: 0.0, originals=originals)
+    assert converge(kernel.machine(), Goal(new, verified=one({"vfs": {"count": 2}})), memory).as_wanted
     assert ("enp33s0", "channels {'combined': 4}") not in kernel.writes
     settle(kernel, one({"vfs": {"count": 0}}), originals)
     settle(kernel, one({}), originals)

@@ -33,6 +33,6 @@ def test_a_number_that_the_device_cannot_have_now_does_not_hold_up_the_others() 
 def test_adaptive_mode_is_restored_before_or_after_the_numbers() -> None:
     changes = [
         Change("coalescing", PF0, name, before, after, original=True)
-        for name, before, after in (("adaptive_rx", False, True), ("adaptive_tx", True, False), ("rx_usecs", 50, 8))
+        for name, before, after in (("adaptive_rx", False, True), ("rx_usecs", 50, 8), ("adaptive_tx", True, False))
     ]
     assert [change.field for change in coalescing.arranged(changes)] == ["adaptive_tx", "rx_usecs", "adaptive_rx"]
