@@ -18,6 +18,7 @@ from agent.kinds import Kind, by_name, links, ordered
 from agent.machine import Machine
 from agent.report.records import HOST, Change, Condition, Outcome
 from agent.report.target import device_of
+from agent.spec.nic import Nic
 from agent.state.scope import Scope, devices, own
 from agent.state.snapshot import Snapshot, read_basis
 from agent.state.wanted import Wanted, asks_serials, resolve
@@ -141,7 +142,12 @@ def _rounds(context: PassContext, last: Snapshot | None, scope: Scope) -> _State
             # A netdev that was created again may have another name, or another permanent MAC, from which its VFs' MACs derive.
             whole = _whole_pfs(scope)
             have = evolve(have, functions=rediscover(machine, have.functions, whole, _own_pfs(scope), serials))
-        want, have, outcomes = _round(context, resolve(spec, have.functions), have, scope)
+        want = resolve(spec, have.functions)
+        if scope is not None and _asked(want) != have.nics:
+            # A NIC that was not wanted before, or with other settings, has no state yet, or an outdated one.
+            have, scope = read_basis(machine, serials, have), None
+            want = resolve(spec, have.functions)
+        want, have, outcomes = _round(context, want, have, scope)
         done = [outcome for outcome in outcomes if outcome.result == "applied"]
         state = _State(want, have, applied).adding(outcomes)
         if not done:
@@ -175,7 +181,12 @@ def _round(context: PassContext, want: Wanted, have: Snapshot, scope: Scope) -> 
         changes = kind.plan(want, have) + originals.restoring(machine, kind, want, have, whole=scope is None)
         if changes:
             outcomes += attempts(context, want, have, kind, kind.arranged(changes))
-    return want, have, outcomes
+    return want, evolve(have, nics=_asked(want)), outcomes
+
+
+def _asked(want: Wanted) -> dict[str, Nic]:
+    """The NICs that are wanted, each with its settings."""
+    return {address: wanted.nic for address, wanted in want.nics.items()}
 
 
 def _unverified(context: PassContext, outcome: Outcome) -> Outcome:

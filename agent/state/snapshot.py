@@ -10,6 +10,7 @@ from attrs import define, evolve, field, frozen
 from agent.hardware.functions import Function, discover
 from agent.hardware.topology import Topology, read_topology
 from agent.machine import Machine
+from agent.spec.nic import Nic
 from agent.spec.node import NodeSpec
 from agent.state.scope import Scope
 from agent.state.wanted import WantedNic, asks_serials, resolve
@@ -40,7 +41,8 @@ class Memo:
 class Snapshot:
     """The state of the machine: each kind's state by device (a PF's PCI address, or ``host``).
 
-    ``processes``: the command names of the running processes.
+    ``processes``: the command names of the running processes. ``nics``: the NICs whose state was read, by the PCI address of
+    their functions. How much is read of a NIC depends on what the spec sets for it.
     """
 
     functions: tuple[Function, ...]
@@ -48,6 +50,7 @@ class Snapshot:
     processes: frozenset[str] = frozenset()
     states: Mapping[str, Mapping[str, Any]] = field(factory=dict)
     memo: Memo = field(factory=Memo, eq=False, repr=False)
+    nics: Mapping[str, Nic] = field(factory=dict)
 
     def __getitem__(self, kind: str) -> Mapping[str, Any]:
         return self.states.get(kind, {})
@@ -66,7 +69,7 @@ class Snapshot:
     def _with(self, kind: str, state: Mapping[str, Any]) -> Snapshot:
         # Not evolve(), which is slow: a pass calls this fifty times.
         states = {**self.states, kind: state}
-        return Snapshot(self.functions, self.topology, self.processes, states, self.memo)
+        return Snapshot(self.functions, self.topology, self.processes, states, self.memo, self.nics)
 
     def without(self, address: str, why: str) -> Snapshot:
         """Without the state of a device that cannot be read; ``why`` stands in its function."""
