@@ -71,12 +71,12 @@ class Listener:
                 self._in_pass = False
                 self._gate.modify(self._sockets.fileno(), 0)
 
-    def wait(self, known: KnownDevices, timeout: float, first: bool = False) -> WakeUp:
+    def wait(self, known: KnownDevices, timeout: float, ends: bool = True) -> WakeUp:
         """As :meth:`Watch.wait`, with the events that the thread has taken. If an error ended the thread, raises that."""
         if self._fault is not None:
             raise self._fault
         with self._lock:
-            wake = self._watch.wait(known, timeout, first)
+            wake = self._watch.wait(known, timeout, ends)
             self._kept_since = 0.0
             self._note(wake, time.monotonic())
         return wake

@@ -130,7 +130,7 @@ class _Record:
 class Passes:
     """Runs passes, and keeps the last one's result.
 
-    ``hear`` takes the events that have come during a pass. Its second argument is True until a pass has completed.
+    ``hear`` takes the events that have come during a pass.
     """
 
     machine: Machine
@@ -140,7 +140,7 @@ class Passes:
     readiness: Readiness
     output: Output
     announcements: Announcements
-    hear: Callable[[KnownDevices, bool], Scope]
+    hear: Callable[[KnownDevices], Scope]
     reason: Reason = field(default=Reason(None, "start"), init=False)
     last: Pass | None = field(default=None, init=False)
     known: KnownDevices = field(factory=lambda: KnownDevices({}, {}), init=False)
@@ -256,7 +256,7 @@ class Passes:
             Callbacks(
                 announce=lambda change: self.announcements.announce(change, self.last, self.in_force),
                 wait_until_published=self.announcements.wait,
-                new_events=lambda: self.hear(self.known, self.last is None),
+                new_events=lambda: self.hear(self.known),
                 judge=self.readiness.judge,
                 doing=self.activity.doing,
             ),

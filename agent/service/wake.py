@@ -104,35 +104,51 @@ def scope_of(event: Event, known: KnownDevices) -> set[str] | None:
 
 @define(eq=False)
 class Heard:
-    """The events that were taken from a source, and not judged yet. ``lost``: there were more, which are lost."""
+    """The events that were taken from a source, and may still be judged. ``lost``: there were more, which are lost.
+
+    ``kept``: each event with what was read again for it. A netdev is known by its index, and it may get another one during a
+    pass. So the tables of the pass before may not know an event's netdev, or take it for another one, and each event is judged
+    again by the tables of the pass that has just ended.
+    """
 
     source: EventSource
-    kept: list[Event] = field(factory=list)
+    kept: dict[Event, frozenset[str]] = field(factory=dict)
     lost: bool = False
 
-    def receive(self) -> None:
-        """Take what waits in the source."""
+    def receive(self) -> list[Event]:
+        """Take and return what waits in the source."""
         events, lost = self.source.receive()
-        self.kept += events
+        # What was read for an equal event was read before this one.
+        self.kept |= dict.fromkeys(events, frozenset[str]())
         self.lost = self.lost or lost
+        if len(self.kept) > MOST_KEPT:
+            self.kept.clear()
+            self.lost = True
+        return events
 
-    def judged(self, known: KnownDevices, start: int = 0) -> WakeUp:
-        """What the events from ``start`` on mean. If some were lost, any device may have changed."""
-        named: set[str] = set()
-        everything = self.lost
-        for event in self.kept[start:]:
-            scope = scope_of(event, known)
-            everything = everything or scope is None
-            named |= scope or set()
+    def judged(self, known: KnownDevices, events: Iterable[Event]) -> WakeUp:
+        """What events mean, without what was read for them already. If some were lost, any device may have changed."""
+        return self._wake_up(known, {event: scope_of(event, known) for event in events})
+
+    def taken(self, known: KnownDevices) -> WakeUp:
+        """As :meth:`judged`, of all events. The caller reads again what they name."""
+        scopes = {event: scope_of(event, known) for event in self.kept}
+        wake = self._wake_up(known, scopes)
+        self.kept = {event: read.union(scopes[event] or ()) for event, read in self.kept.items()}
+        return wake
+
+    def _wake_up(self, known: KnownDevices, scopes: Mapping[Event, set[str] | None]) -> WakeUp:
+        named = {
+            name for event, scope in scopes.items() for name in (scope or set()) - self.kept.get(event, frozenset())
+        }
         doubt = bool(known.required) if self.lost else not known.required.isdisjoint(devices(frozenset(named)))
+        everything = self.lost or None in scopes.values()
         return WakeUp(None if everything else frozenset(named), doubt=doubt)
 
-    def taken(self, known: KnownDevices, first: bool) -> WakeUp:
-        """As :meth:`judged`, of all events, and forget them. In a ``first`` pass, events of unknown devices are kept."""
-        wake = self.judged(known)
-        self.kept = [event for event in self.kept if scope_of(event, known) == set()] if first else []
+    def forget(self) -> None:
+        """Forget all events."""
+        self.kept.clear()
         self.lost = False
-        return wake
 
 
 class Watch:
@@ -164,14 +180,19 @@ class Watch:
         if control is not None:
             self._commands.register(control, select.POLLIN | select.POLLHUP)
 
-    def wait(self, known: KnownDevices, timeout: float, first: bool = False) -> WakeUp:
+    def wait(self, known: KnownDevices, timeout: float, ends: bool = True) -> WakeUp:
         """Sleep until something happens, or ``timeout`` seconds are over. The scope is empty if no wanted device is concerned.
 
-        :param first: the first pass runs, before which no device is known. Events that concern no known device are judged
-            again after it.
+        :param known: the devices that the last pass has read.
+        :param ends: if the scope is empty, no reading follows. Then ``known`` is as new as the events, and they can be
+            forgotten. Before a reading they are kept: it may find that a netdev or a table is of a wanted device.
         """
         reload = stop = asked = False
-        if any(source.kept or source.lost for source in self._sources.values()):
+        heard = WakeUp(frozenset())
+        for source in self._sources.values():
+            if source.kept or source.lost:
+                heard = heard.joined(source.taken(known))
+        if heard.scope != frozenset():
             timeout = 0.0
         if self._readiness and timeout > 0.0:
             self._readiness.go_on()
@@ -185,10 +206,11 @@ class Watch:
                 self._readiness.drain()
             else:
                 self._sources[descriptor].receive()
-        heard = WakeUp(frozenset())
-        for source in self._sources.values():
-            if source.kept or source.lost:
-                heard = heard.joined(source.taken(known, first))
+                heard = heard.joined(self._sources[descriptor].taken(known))
+        # A reading of everything is newer than all of these events.
+        if heard.scope is None or (ends and not heard.scope):
+            for source in self._sources.values():
+                source.forget()
         return evolve(heard, scope=None if reload else heard.scope, reload=reload, stop=stop, asked=asked)
 
     def sources(self) -> Iterable[int]:
@@ -202,12 +224,7 @@ class Watch:
         """
         heard = WakeUp(frozenset())
         for source in (self._sources[descriptor] for descriptor in ready):
-            judged = len(source.kept)
-            source.receive()
-            heard = heard.joined(source.judged(known, judged))
-            if len(source.kept) > MOST_KEPT:
-                source.kept.clear()
-                source.lost = True
+            heard = heard.joined(source.judged(known, source.receive()))
         return heard
 
     def gather(self, known: KnownDevices) -> WakeUp:
@@ -220,6 +237,6 @@ class Watch:
         until = now + self._pace.pause(now)
         while now < until and not (wake.reload or wake.stop or wake.asked):
             self._commands.poll((until - now) * 1000)
-            wake = wake.joined(self.wait(known, 0.0))
+            wake = wake.joined(self.wait(known, 0.0, ends=False))
             now = time.monotonic()
         return wake

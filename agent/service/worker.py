@@ -68,7 +68,7 @@ def work(
         readiness,
         output,
         Announcements(output, wait_until_published),
-        lambda known, first: wake_ups.wait(known, 0.0, first),
+        lambda known: wake_ups.wait(known, 0.0, ends=False),
     )
     loop = _Loop(path, passes, wake_ups, requests)
     output.write({"serving": True})
@@ -94,10 +94,10 @@ class _WakeUps:
     request: bool = False
     stop: bool = False
 
-    def wait(self, known: KnownDevices, timeout: float, first: bool = False) -> Scope:
+    def wait(self, known: KnownDevices, timeout: float, ends: bool = True) -> Scope:
         """As :meth:`Listener.wait`. :returns: what to read again."""
         self.activity.idle()
-        return self._keep(self.listener.wait(known, timeout, first))
+        return self._keep(self.listener.wait(known, timeout, ends))
 
     def gather(self, known: KnownDevices) -> Scope:
         """As :meth:`Listener.gather`. :returns: what to read again."""

@@ -32,6 +32,11 @@ def rename(kernel: Kernel, function: str, name: str) -> None:
         kernel.netlink.remove_altname(link.ifindex, link.name)
 
 
+def replace(kernel: Kernel) -> None:
+    rename(kernel, PF0, "other")
+    rename(kernel, PF1, NAME0)
+
+
 def swap(kernel: Kernel) -> None:
     first, second = kernel.netdev(PF0).name, kernel.netdev(PF1).name
     rename(kernel, PF0, "free")
@@ -71,7 +76,7 @@ def read(result: Pass) -> dict[str, Any]:
         ),
         pytest.param(
             spec({"name": "a", "select": {"netdev": NAME0}, "mtu": 9000}),
-            lambda kernel: (rename(kernel, PF0, "other"), rename(kernel, PF1, NAME0)),
+            replace,
             PF0,
             id="another function is selected",
         ),

@@ -24,7 +24,7 @@ from tests.contract.asking import soon
 from tests.sim.kernel import no_fault
 from tests.sim.readiness import Node, writer
 from tests.sim.service.running import STUCK, Announced, Endless, Out, condition, one
-from tests.sim.two_nics import PF0, PF1
+from tests.sim.two_nics import MAC1, NAME0, NAME1, PF0, PF1
 
 TWO = json.dumps(
     {
@@ -116,6 +116,36 @@ def test_an_event_of_the_first_pass_about_a_device_that_is_not_known_yet_is_not_
     soon(lambda: kernel.fault is no_fault or None, "write", 60.0)
     soon(lambda: kernel.netdev(PF1).mtu == 9000 or None, "repair", BEFORE_A_RESYNC)
     assert "PassCrashed" not in json.dumps(out.said)
+
+
+def test_an_event_about_a_netdev_that_was_made_again_since_the_last_pass_is_not_lost(
+    node: Node, announced: Announced, worker: Callable[[str], Out]
+) -> None:
+    kernel = node.kernel
+
+    def drift(pf: str) -> None:
+        kernel.netlink.set_link(kernel.netdev(pf).ifindex, mtu=1500)
+        announced.announce(Event(ifindex=kernel.netdev(pf).ifindex))
+
+    def repaired(operation: str, where: str, value: str) -> None:
+        # The next round repairs PF0 and reads PF1, and the one after it reads only PF0.
+        if (where, value) == (NAME1, "mtu=9000 up=None"):
+            kernel.fault = repaired_later
+            drift(PF0)
+
+    def repaired_later(operation: str, where: str, value: str) -> None:
+        if (where, value) == (NAME0, "mtu=9000 up=None"):
+            kernel.fault = no_fault
+            drift(PF1)
+
+    off = {"irqs": {"irqbalance": "untouched", "pin": False}, "rps": {"enable": False}, "xps": {"enable": False}}
+    worker(json.dumps({**json.loads(TWO), **off})).until(lambda report: report.ready)
+    kernel.unbind(PF1)
+    kernel.bind(PF1, NAME1, MAC1)
+    kernel.fault = repaired
+    announced.announce(Event(function=PF1))
+    soon(lambda: kernel.fault is no_fault or None, "write", BEFORE_A_RESYNC)
+    soon(lambda: kernel.netdev(PF1).mtu == 9000 or None, "repair", BEFORE_A_RESYNC)
 
 
 def test_after_an_event_about_a_device_outside_the_spec_the_worker_sleeps(

@@ -112,7 +112,7 @@ def test_a_new_netdev_that_is_steered_does_not_withdraw_ready() -> None:
         theirs.send(named_message(99, b"cali1f"))
         source = Heard(NetlinkSource(None, ours, link_events))
         source.receive()
-        assert source.taken(known, first=False) == WakeUp(frozenset({HOST}), doubt=False)
+        assert source.taken(known) == WakeUp(frozenset({HOST}), doubt=False)
 
 
 def test_an_index_of_another_namespace_is_not_ours() -> None:
@@ -214,9 +214,9 @@ def test_a_burst_is_one_wake_up() -> None:
         assert sent > 1
         source = Heard(NetlinkSource(None, ours, link_events))
         source.receive()
-        assert source.taken(KNOWN, first=False) == WakeUp(frozenset({PF}))
+        assert source.taken(KNOWN) == WakeUp(frozenset({PF}))
         source.receive()
-        assert source.taken(KNOWN, first=False) == WakeUp(frozenset())
+        assert source.taken(KNOWN) == WakeUp(frozenset())
 
 
 def test_a_storm_is_a_few_passes_at_once_and_then_a_bounded_rate() -> None:
