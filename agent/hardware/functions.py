@@ -241,12 +241,11 @@ def ifindex_of(files: Files, target: str) -> int:
 
 
 def ifindex_now(files: Files, target: str) -> int:
-    """The index of the netdev that a target has now; 0 if it has none in the host's network namespace."""
+    """The index of the netdev that a target has now; 0 if it has none in the host's network namespace, or cannot be read."""
     try:
-        name = netdev(files, pci_of(files, target))
-    except FileNotFoundError:
+        return ifindex_of(files, target)
+    except OSError:
         return 0
-    return ifindex(files, name) if name is not None else 0
 
 
 def link_of(machine: Machine, target: str) -> Link:
