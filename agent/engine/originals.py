@@ -135,7 +135,7 @@ class Originals:
     def _waiting(self) -> Condition:
         devices = Counter(device_of(target) for _, target, _ in self._originals)
         each = (
-            f"{address} is no NIC of the spec, but may be {' or '.join(entries)}, which is missing: "
+            f"{address} may be NIC {' or '.join(entries)}, which is missing or left alone: "
             f"{devices[address]} values that the agent set there stay"
             for address, entries in sorted(self._undecided.items())
         )

@@ -30,24 +30,12 @@ from agent.hardware.functions import vf_addresses
 from agent.machine import DcbState
 from agent.report.records import HOST
 from agent.spec.addresses import FIRST_TABLE
-from agent.spec.node import NodeSpec, SpecError, from_mapping
+from tests.sim.engine.restoring_specs import DCQCN, MACS, PFS, random_document, spec_of
 from tests.sim.kernel import NET, Kernel, no_fault
 from tests.sim.two_nics import NAME0, NAME1, PF0, PF1
 
 ERRNOS = (errno.EINVAL, errno.EBUSY, errno.EOPNOTSUPP, errno.ENOSPC)
-PFS = {PF0: NAME0, PF1: NAME1}
-MACS = {PF0: "02:00:00:00:01:00", PF1: "02:00:00:00:01:01"}
 LATE = ("spoofchk", "trust", "vlan", "max_tx_rate")
-DCQCN = ("time_reset", "ai_rate")
-SYSCTLS = {
-    "net.core.somaxconn": ("512", "4096"),
-    "vm.dirty_bytes": ("1073741824",),
-    "net.ipv6.conf.all.disable_ipv6": ("0", "1"),
-    "net.ipv6.conf.lo.disable_ipv6": ("0", "1"),
-    "net.ipv4.ip_forward": ("0", "1"),
-    f"net.ipv4.conf.{NAME0}.forwarding": ("0", "1"),
-    "net.ipv4.neigh.default.base_reachable_time_ms": ("10500",),
-}
 # What follows from other values, or is nobody's setting.
 DERIVED = ("/uevent", "/address", "/ifindex", "base_reachable_time")
 
@@ -150,12 +138,14 @@ class Trial:
     def run(self) -> list[str]:
         """The values that differ at the end."""
         for _ in range(self.random.randint(1, 6)):
-            document = self.document()
+            document = random_document(self.random, bool(self.kernel.sriov.able))
             self.told.append(f"spec {document}")
-            with self.trouble():
+            with self.trouble(), self.pod():
                 self.passes(document, self.random.randint(1, 3), events=True)
             if self.random.random() < 0.15:
                 self._reload()
+            if self.random.random() < 0.1:
+                self._unplug()
             if self.random.random() < 0.2:
                 self._meddle()
         self.kernel.sriov.catch_up()
@@ -203,6 +193,20 @@ class Trial:
         finally:
             self.kernel.fault = no_fault
 
+    @contextmanager
+    def pod(self) -> Iterator[None]:
+        """A pod has a VF. When it ends, the VF is back, and down."""
+        vf = vf_addresses(self.kernel.files, PF0)[0]
+        if self.random.random() > 0.2:
+            yield
+            return
+        name = self.kernel.netdev(vf).name
+        self.told.append(f"a pod has {vf}")
+        self.kernel.move_away(vf)
+        yield
+        self.kernel.come_back(vf, name)
+        self.before.pop(f"{vf} up", None)
+
     def _catch_up(self) -> None:
         """What is set late takes effect after one more pass at most."""
         self.overdue = not self.overdue and self.random.random() < 0.5
@@ -212,10 +216,21 @@ class Trial:
     def _reload(self) -> None:
         self.told.append(f"the driver of {PF1} is loaded again")
         self.kernel.reload_driver(PF1)
+        self._add_second()
+
+    def _add_second(self) -> None:
         self.kernel.files.write(f"/sys/bus/pci/devices/{PF1}/sriov_numvfs", "2")
         self._add_files(NAME1)
         self.kernel.rdma.add(PF1, "roce1", NAME1)
         self.kernel.rdma.dcb[NAME1] = DcbState(frozenset())
+
+    def _unplug(self) -> None:
+        """The second NIC is gone while the node follows one more spec."""
+        self.told.append(f"{PF1} is away")
+        self.kernel.remove_nic(PF1)
+        self.passes(random_document(self.random, bool(self.kernel.sriov.able)), 2)
+        self.kernel.add_nic(PF1, NAME1, MACS[PF1], node=1)
+        self._add_second()
 
     def _meddle(self) -> None:
         """Another program sets a value. What it is in the end is not compared."""
@@ -230,87 +245,6 @@ class Trial:
         else:
             self.kernel.ethtool.set_rings(self.kernel.netdev(PF0).ifindex, {"rx": 2048})
             self.before.pop(f"{PF0} rings rx", None)
-
-    # --- specs ----------------------------------------------------------------------------------------------
-
-    def document(self) -> dict[str, Any]:
-        """A random spec that is valid."""
-        while True:
-            document = self._document()
-            try:
-                spec_of(document)
-            except SpecError:
-                continue
-            return document
-
-    def _document(self) -> dict[str, Any]:
-        maybe, pick = self._maybe, self.random.choice
-        nics = [self._nic(number, pf) for number, pf in enumerate(PFS) if self.random.random() < 0.8]
-        missing = pick(
-            [None, {"pci": "0000:99:00.0"}, {"mac": "02:00:00:00:77:77"}, {"netdev": "eth7"}, {"driver": "ice"}]
-        )
-        if missing and self.random.random() < 0.4:
-            nics.append({"name": "missing", "select": missing, "required": False})
-        return {
-            "nics": nics,
-            "irqs": {"pin": pick([True, False])},
-            "rps": {"enable": pick([True, False]), "netdevs": pick([[], [{"match": "veth*"}]])},
-            "xps": {"enable": pick([True, False])},
-            "rfs": {"enable": pick([True, False])},
-            "sysctls": {name: pick(values) for name, values in SYSCTLS.items() if self.random.random() < 0.3},
-            **maybe("module_parameters", {"nvme_core": {"io_timeout": pick(["60", "90"])}}),
-            **maybe("hugepages", [{"size": "2M", "count": pick([2, 5, 200]), **maybe("numa_node", pick([0, 1]))}]),
-            **maybe("rdma", {"netns_mode": "exclusive"}),
-        }
-
-    def _nic(self, number: int, pf: str) -> dict[str, Any]:
-        maybe, pick = self._maybe, self.random.choice
-        rings = {**maybe("rx", pick([512, 1024])), **maybe("tx", pick([512, 1024]))}
-        features = {
-            name: pick([True, False]) for name in ("tx-scatter-gather", "tx-tcp-segmentation", "rx-gro", "rx-all")
-        }
-        offloads = {name: on for name, on in features.items() if self.random.random() < 0.3}
-        roce = {
-            **maybe("trust", pick(["pcp", "dscp"])),
-            **maybe("pfc", pick(["3", "3-4"])),
-            **maybe("ecn", pick(["3-4", "0-7"])),
-            **maybe("cm_tos", pick([96, 106])),
-            **maybe("dcqcn", {f"rpg_{name}": pick([7, 9]) for name in DCQCN if self.random.random() < 0.7}),
-        }
-        vf = {
-            **maybe("vlan", pick([5, 7, 100])),
-            **maybe("spoofchk", pick([True, False])),
-            **maybe("trust", pick([True, False])),
-            **maybe("max_tx_rate", pick([100, 200])),
-            **(
-                maybe("min_tx_rate", 50) | maybe("link_state", pick(["enable", "disable"]))
-                if self.kernel.sriov.able
-                else {}
-            ),
-            **maybe("mtu", pick([1300, 1400])),
-            **maybe("txqueuelen", pick([500, 600])),
-            **maybe("rings", {"rx": pick([512, 2048])}),
-        }
-        return {
-            "name": f"rail{number}",
-            "select": pick([{"pci": pf}, {"pci": pf}, {"mac": MACS[pf]}, {"netdev": PFS[pf]}]),
-            "rail": number,
-            **maybe("mtu", pick([4000, 9000])),
-            **maybe("state", pick(["up", "down"])),
-            **maybe("txqueuelen", pick([300, 400])),
-            **maybe("altnames", self.random.sample(["storage", "fast"], pick([1, 2]))),
-            **maybe("channels", {"combined": pick([1, 2])}),
-            **({"rings": rings} if rings else {}),
-            **maybe("coalescing", {"rx_usecs": pick([30, 50])}),
-            **({"offloads": offloads} if offloads else {}),
-            **maybe("max_read_request", pick([1024, 4096])),
-            **({"roce": roce} if roce else {}),
-            **maybe("addresses", [pick(["192.0.2.11/24", "192.0.2.12/24", "fd00::7/64"])]),
-            **maybe("vfs", {"count": 2, "derive_macs": False, "defaults": vf}),
-        }
-
-    def _maybe(self, key: str, value: Any) -> dict[str, Any]:
-        return {key: value} if self.random.random() < 0.4 else {}
 
     # --- values ---------------------------------------------------------------------------------------------
 
@@ -351,13 +285,6 @@ class Trial:
         affinities = {n: kernel.files.read(f"/proc/irq/{n}/smp_affinity_list") for n in numbers}
         there = kernel.tree.folders.get(f"/sys/bus/pci/devices/{function}/msi_irqs", ())
         yield "affinities", sorted(affinities[n] for n in there if n in affinities)
-
-
-def spec_of(document: dict[str, Any]) -> NodeSpec:
-    quiet: dict[str, Any] = {"irqs": {"pin": False}, "rps": {"enable": False}}
-    document = {**quiet, **document}
-    document["irqs"] = {"irqbalance": "untouched", **document["irqs"]}
-    return from_mapping({"node_name": "n1", "node_number": 17, **document})
 
 
 def differing(seed: int) -> tuple[list[str], list[str]]:
