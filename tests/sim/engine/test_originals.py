@@ -131,9 +131,9 @@ def test_a_value_that_the_spec_itself_brought_back_has_no_original(kernel: Kerne
 
 
 def test_a_pass_that_reads_only_some_devices_does_not_begin_to_restore(kernel: Kernel, originals: Originals) -> None:
-    last = settle(kernel, spec(mtu=9000), originals).have
+    last = settle(kernel, spec(sysctls={"net.core.somaxconn": "512"}), originals).have
     converge(kernel.machine(), Goal(spec()), Memory(lambda: 0.0, originals=originals), last, frozenset({PF0}))
-    assert kernel.netdev(PF0).mtu == 9000
+    assert kernel.files.read("/proc/sys/net/core/somaxconn") == "512"
 
 
 def test_the_original_is_the_value_before_the_first_change(
