@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from http import HTTPStatus
 from http.client import HTTPException, HTTPResponse, HTTPSConnection
 from math import inf
 from pathlib import Path
@@ -20,6 +20,8 @@ from urllib.parse import urlencode, urlsplit
 from attrs import define, field, frozen
 
 from agent.documents import load
+from agent.reporter.kubernetes.addresses import addresses
+from agent.reporter.kubernetes.backoff import LAST_WAIT
 
 JSON = "application/json"
 JSON_PATCH = "application/json-patch+json"
@@ -32,15 +34,19 @@ TIMEOUT = 10.0
 KEEPALIVE = {socket.TCP_KEEPIDLE: 30, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 3}
 """TCP keepalive for the watch, which sends nothing: after a minute it notices that the server has vanished."""
 
+UNACKNOWLEDGED = 4.0
+"""Seconds until the kernel ends a connection over which it sends without an acknowledgement (TCP_USER_TIMEOUT, tcp(7)). A path
+that has vanished is noticed by that, with time left for another connection. A server that is only slow acknowledges."""
+
+OPTIONS = {socket.TCP_NODELAY: 1, **KEEPALIVE, socket.TCP_USER_TIMEOUT: int(UNACKNOWLEDGED * 1000)}
+"""Options of each connection (tcp(7))."""
+
 SILENCE = 180.0
 """Seconds without data after which a watch is begun again. The API server sends a bookmark about once a minute
 (k8s.io/apiserver, cacher.go), even if the Node is unchanged. So silence means that the server hangs, or the path to it."""
 
 LONGEST = 32 << 20
 """Bytes of an answer, or of one line of a watch; no Node is larger."""
-
-FIRST_WAIT = 1.0
-LAST_WAIT = 60.0
 
 
 class NoCredentials(Exception):
@@ -56,6 +62,10 @@ class Refused(Exception):
         self.retry_after = retry_after
 
 
+class Unreachable(Exception):
+    """There is no connection to the API server, and none could be made. The message says why."""
+
+
 class Abandoned(Exception):
     """A request was given up for a more urgent one."""
 
@@ -68,8 +78,16 @@ _REMEDIES = {
     403: "; is the node admitted, and are RBAC and policies as in fleet/cluster?",
 }
 
-TROUBLE = (Refused, NoCredentials, Abandoned, OSError, HTTPException)
+TROUBLE = (Refused, NoCredentials, Unreachable, Abandoned, OSError, HTTPException)
 """The exceptions that a request to the API server may raise."""
+
+BUSY = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE)
+"""The statuses with which an API server, or what is before it, refuses every request for now, whatever is in it."""
+
+
+def takes_nothing(error: Exception) -> bool:
+    """Whether, by this error, the API server would take no other request either."""
+    return isinstance(error, Unreachable) or (isinstance(error, Refused) and error.status in BUSY)
 
 
 def explain(error: Exception) -> str:
@@ -112,40 +130,20 @@ def trust(ca_file: Path) -> ssl.SSLContext:
 
 
 @define
-class Backoff:
-    """How long to wait after a failure: a random time, from a range that doubles with each failure up to a limit.
-
-    At the limit every wait is the whole limit, so that each node keeps its random offset. With new random times, twice as many
-    nodes would come in the first second after an outage.
-    """
-
-    failures: int = 0
-
-    def failed(self, at_least: float = 0.0) -> float:
-        """Seconds until the next try."""
-        longest = FIRST_WAIT * 2**self.failures
-        self.failures = min(self.failures + 1, 16)
-        drawn = random.uniform(0.1, min(longest, LAST_WAIT))  # noqa: S311  no secret
-        return at_least + (LAST_WAIT if longest >= 2 * LAST_WAIT else drawn)
-
-    def succeeded(self) -> None:
-        """Start again with the shortest wait."""
-        self.failures = 0
-
-
-@define
 class Api:
     """The API server at a URL. Not for several threads at once.
 
     A new connection resumes the TLS session of the one before. When a Lease is renewed, the handshake costs the API server more
     than anything but the write, and after an outage all nodes connect at once.
+
+    ``_busy``: the socket of the request or the watch that is under way; None: there is none.
     """
 
     server: str
     session: Callable[[], Session]
     _connection: HTTPSConnection | None = field(default=None, init=False)
     _session: Session | None = field(default=None, init=False)
-    _tls: ssl.SSLSocket | None = field(default=None, init=False)
+    _busy: socket.socket | None = field(default=None, init=False)
     _resumed: ssl.SSLSession | None = field(default=None, init=False)
     _abandoned: bool = field(default=False, init=False)
 
@@ -162,7 +160,8 @@ class Api:
         :raises Refused: the answer is an error.
         :raises NoCredentials: there are no usable credentials.
         :raises Abandoned: :meth:`abandon` was called.
-        :raises OSError: the server cannot be reached, or does not answer in time.
+        :raises Unreachable: the server cannot be reached.
+        :raises OSError: it does not answer in time, or ends the connection instead.
         :raises HTTPException: its answer is not HTTP.
         """
         self._stop_if_abandoned()
@@ -174,12 +173,17 @@ class Api:
         try:
             response = self._send(method, path, query, body, content_type, end)
             text = response.read(LONGEST + 1)
+        except (Abandoned, Unreachable):
+            self.close()
+            self._stop_if_abandoned()
+            raise
         except (OSError, HTTPException):
             self.close()
             self._stop_if_abandoned()
             if time.monotonic() < end:
                 raise
         finally:
+            self._busy = None
             timer.cancel()
         if time.monotonic() >= end:
             # http.client takes an answer that was cut off for a short one.
@@ -197,21 +201,23 @@ class Api:
             response = self._send("GET", path, {**query, "watch": "1", "allowWatchBookmarks": "true"})
             if response.status >= 300:
                 raise self._refusal(response, response.read(LONGEST))
-            if self._connection is not None and self._connection.sock is not None:
-                self._connection.sock.settimeout(SILENCE)
+            if self._busy is not None:
+                self._busy.settimeout(SILENCE)
+                with suppress(OSError):  # else one lost packet of the keepalive would end the watch
+                    self._busy.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
             with suppress(TimeoutError):  # the next request reports the fault
                 while line := response.readline(LONGEST):
                     yield read_document(line)
         finally:
+            self._busy = None
             self.close()
 
     def interrupt(self) -> None:
-        """End the request or the watch of another thread."""
-        connection = self._connection
-        if connection is not None and connection.sock is not None:
+        """End the request or the watch of another thread. A connection that is idle is left as it is."""
+        if (busy := self._busy) is not None:
             with suppress(OSError):  # it has just ended by itself
                 # Ending TLS properly would send a message, and wait for an answer.
-                socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)
+                socket.socket.shutdown(busy, socket.SHUT_RDWR)
 
     def abandon(self) -> None:
         """Give up the request of another thread, and each one after it until :meth:`resume`."""
@@ -253,23 +259,40 @@ class Api:
         if body is not None:
             headers["Content-Type"] = content_type
         where = f"{path}?{urlencode(query)}" if query else path
-        # The server may have closed a connection that was idle. Then try once more, with a new one.
+        # What is before the server may have ended a connection that was idle. However that shows (an end of file, with or
+        # without TLS's own, a reset, a time-out of the kernel, an answer that says so), it is tried once more, with a new one.
+        # What was written nevertheless does no harm when it is written again.
         for connection in ([self._connection] if self._connection else []) + [None]:
-            opened = connection or self._open(session)
-            # While it is opened, no other thread can interrupt it.
-            self._stop_if_abandoned()
+            opened = connection or self._open(session, end)
+            self._busy = opened.sock
+            self._go_on(end)
             try:
                 opened.request(method, where, None if body is None else json.dumps(body), headers)
                 response = opened.getresponse()
-            except (ConnectionError, HTTPException):
+            except (OSError, HTTPException):
                 self.close()
-                if connection is None or time.monotonic() >= end or self._abandoned:
+                self._go_on(end)
+                if connection is None:
                     raise
             else:
-                # In TLS 1.3 the session ticket comes with the first answer, not with the handshake.
-                self._resumed = self._tls.session if self._tls is not None else None
+                if connection is not None and response.status == HTTPStatus.REQUEST_TIMEOUT:
+                    self.close()
+                    continue
+                if isinstance(self._busy, ssl.SSLSocket):
+                    # In TLS 1.3 the session ticket comes with the first answer, not with the handshake.
+                    self._resumed = self._busy.session
                 return response
         raise AssertionError  # the last try returns or raises
+
+    def _go_on(self, end: float) -> None:
+        """Check whether this request may go on. Whoever interrupts it may have done so before its socket was known.
+
+        :raises Abandoned: :meth:`abandon` was called.
+        :raises TimeoutError: the time is up.
+        """
+        self._stop_if_abandoned()
+        if time.monotonic() >= end:
+            raise TimeoutError
 
     def _refusal(self, response: HTTPResponse, text: bytes) -> Refused:
         if self._session is not None and self._session.token:
@@ -282,46 +305,57 @@ class Api:
         wait = response.headers.get("Retry-After", "")
         return Refused(response.status, message, min(float(wait), LAST_WAIT) if re.fullmatch("[0-9]+", wait) else 0.0)
 
-    def _open(self, session: Session) -> HTTPSConnection:
+    def _open(self, session: Session, end: float) -> HTTPSConnection:
         address = urlsplit(self.server)
         host, port = address.hostname or "", address.port or 443
-        plain = _connect(host, port)
-        with suppress(OSError):
-            plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for option, value in {socket.TCP_NODELAY: 1, **KEEPALIVE}.items():
-                plain.setsockopt(socket.IPPROTO_TCP, option, value)
-        # http.client would begin a new TLS session for each connection.
-        self._tls = session.tls.wrap_socket(plain, server_hostname=host, session=self._resumed)
-        self._connection = connection = HTTPSConnection(host, port, timeout=TIMEOUT, context=session.tls)
-        connection.sock = self._tls
+        try:
+            plain = self._connect(host, port, end)
+            # http.client would begin a new TLS session for each connection.
+            tls = session.tls.wrap_socket(
+                plain, server_hostname=host, session=self._resumed, do_handshake_on_connect=False
+            )
+            connection = HTTPSConnection(host, port, timeout=TIMEOUT, context=session.tls)
+            self._connection, connection.sock, self._busy = connection, tls, tls
+            self._go_on(end)
+            tls.do_handshake()
+        except OSError as error:
+            # At the end of its time it is interrupted, and looks as if the server had ended it.
+            raise Unreachable(explain(TimeoutError() if time.monotonic() >= end else error)) from None
         return connection
 
+    def _connect(self, host: str, port: int, end: float) -> socket.socket:
+        """A connection to the first address of the host that answers.
 
-def _connect(host: str, port: int) -> socket.socket:
-    """A connection to the first address of the host that answers.
-
-    If it has several, each gets a share of the time: an API server that has lost its power answers nothing, and must leave
-    enough time for the next one and for the request.
-    """
-    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    share = TIMEOUT / (len(addresses) + 1) if len(addresses) > 1 else TIMEOUT
-    failed = OSError("its name has no address")
-    for family, kind, protocol, _, address in addresses:
-        try:
-            plain = socket.socket(family, kind, protocol)
-        except OSError as error:  # the kernel has no IPv6
-            failed = error
-            continue
-        plain.settimeout(share)
-        try:
-            plain.connect(address)
-        except OSError as error:
-            plain.close()
-            failed = error
-        else:
+        If it has several, each gets a share of the time: an API server that has lost its power answers nothing, and must leave
+        enough time for the next one and for the request.
+        """
+        found = addresses(host, port, TIMEOUT / 2)
+        share = TIMEOUT / (len(found) + 1) if len(found) > 1 else TIMEOUT
+        failed = OSError("its name has no address")
+        for family, kind, protocol, _, address in found:
+            try:
+                self._busy = plain = socket.socket(family, kind, protocol)
+            except OSError as error:  # the kernel has no IPv6
+                failed = error
+                continue
+            plain.settimeout(share)
+            try:
+                self._go_on(end)
+                plain.connect(address)
+            except OSError as error:
+                plain.close()
+                failed = error
+                continue
+            except Abandoned:
+                plain.close()
+                raise
             plain.settimeout(TIMEOUT)
+            with suppress(OSError):
+                plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                for option, value in OPTIONS.items():
+                    plain.setsockopt(socket.IPPROTO_TCP, option, value)
             return plain
-    raise failed
+        raise failed
 
 
 def read_document(text: bytes) -> dict[str, Any]:

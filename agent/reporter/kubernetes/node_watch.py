@@ -8,7 +8,8 @@ from threading import Event, Lock, Thread
 
 from attrs import define, field
 
-from agent.reporter.kubernetes.api import TROUBLE, Api, Backoff, Refused, explain
+from agent.reporter.kubernetes.api import TROUBLE, Api, Refused, explain
+from agent.reporter.kubernetes.backoff import Backoff
 from agent.reporter.kubernetes.node import Node, read_node
 
 NODES = "/api/v1/nodes"
@@ -36,8 +37,8 @@ class NodeWatch:
         """Follow the Node from now on."""
         Thread(target=self._follow, name=f"watch {self.name}", daemon=True).start()
 
-    def patched(self, node: Node) -> None:
-        """Take over the Node from the answer to a patch."""
+    def answered(self, node: Node) -> None:
+        """Take over the Node from the answer to another request."""
         with self._lock:
             if node.newer_than(self.node):
                 self.node = node

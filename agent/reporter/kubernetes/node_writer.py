@@ -71,7 +71,7 @@ class NodeWriter:
         """Write the labels and the taint that differ, in one patch.
 
         :param clock: seconds since the boot.
-        :param apart: if the patch's content is refused, write each of the two by itself.
+        :param apart: if the patch's content is refused, read the Node, and write each of the two by itself.
         :raises Contested: somebody else changes them again and again.
         """
         # Only a Node that is not ready gets no label. What the Node loses depends on what others have written, too.
@@ -83,12 +83,15 @@ class NodeWriter:
         try:
             self._write_node([operation for part in parts for operation in part])
         except Refused as error:
-            if not apart or error.status not in REFUSED_BY_CONTENT or len(parts) < 2:
+            if not apart or error.status not in REFUSED_BY_CONTENT:
                 raise
-            # A policy forbids one of the two, or somebody has just changed a label: write the other one nevertheless.
-            for part in parts:
-                with suppress(Refused):
-                    node = self._write_node(part)
+            # Somebody has just changed what the patch tests, or a policy forbids one of the two. The taint must not wait until
+            # the watch has brought the Node as it is, and each is written without the other.
+            node = self._read()
+            for patch in (taint_patch, label_patch):
+                if operations := patch(desired, node):
+                    with suppress(Refused):
+                        node = self._write_node(operations)
             if node_patch(desired, node):
                 raise
         self._labels_and_taint.wrote(clock)
@@ -96,11 +99,16 @@ class NodeWriter:
     def _write_node(self, operations: list[Operation]) -> Node:
         return self._patch(f"{NODES}/{self.name}", operations, JSON_PATCH)
 
+    def _read(self) -> Node:
+        return self._received(self.api.ask("GET", f"{NODES}/{self.name}"))
+
     def _patch(self, path: str, body: Any, content_type: str) -> Node:
-        answer = self.api.ask("PATCH", path, {"fieldManager": MANAGER}, body, content_type)
+        return self._received(self.api.ask("PATCH", path, {"fieldManager": MANAGER}, body, content_type))
+
+    def _received(self, answer: dict[str, Any]) -> Node:
         try:
             node = read_node(answer)
         except (KeyError, TypeError, AttributeError) as error:
             raise Refused(200, f"something that is not a Node: {error!r}") from None
-        self.watch.patched(node)
+        self.watch.answered(node)
         return node

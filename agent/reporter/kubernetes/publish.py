@@ -16,6 +16,7 @@ from attrs import define, evolve, field, frozen
 from agent.report.verdict import STALE, Verdict, judge
 from agent.reporter.kubernetes.acknowledgement import Acknowledgement
 from agent.reporter.kubernetes.api import Api, NoCredentials, Refused
+from agent.reporter.kubernetes.backoff import LAST_URGENT_WAIT, LAST_WAIT
 from agent.reporter.kubernetes.calm import NOT_CALM, Calm
 from agent.reporter.kubernetes.identity import Identity
 from agent.reporter.kubernetes.lease import LeaseWriter, notice_of
@@ -122,14 +123,15 @@ class Publication:
         for name in ("absent", "calm"):
             self.steps.trouble.pop(name, None)
         # If the certificate cannot be renewed, the present one is used until it expires. A renewal delays no NotReady.
-        due = [self.steps.take("identity", self._keep_identity)] if verdict.ready else []
+        identity = [("identity", self._keep_identity)]
+        due = self.steps.take(identity) if verdict.ready else []
         node = self.watch.node
         if self.watch.known and node is not None:
             due += self._write(verdict, node, hold)
         elif self.watch.known:
             self.steps.trouble["absent"] = f"the cluster has no Node {self.settings.node_name} yet"
         if not verdict.ready:
-            due.append(self.steps.take("identity", self._keep_identity))
+            due += self.steps.take(identity)
         self._acknowledge()
         return max(0.0, min(due))
 
@@ -145,7 +147,8 @@ class Publication:
             steps, due = steps[:1], [hold]
             self.steps.trouble["calm"] = NOT_CALM
         self._taken = frozenset(name for name, _ in steps)
-        due += [self.steps.take(name, partial(step, verdict, node)) for name, step in steps]
+        last = LAST_WAIT if verdict.ready else LAST_URGENT_WAIT
+        due += self.steps.take([(name, partial(step, verdict, node)) for name, step in steps], last)
         report = verdict.report
         if report is not None and not hold and not self._node_differs():
             self.acknowledged.now = evolve(
@@ -154,7 +157,7 @@ class Publication:
         return due
 
     def _steps(self, verdict: Verdict) -> list[tuple[str, Step]]:
-        """The steps for a verdict, in order. A step that fails stops no other one, and has a back-off of its own.
+        """The steps for a verdict, in order. A step that is refused stops no other one, and has a back-off of its own.
 
         The Lease of a ready node comes first: if it had expired, a sweep would withdraw Ready again. The conditions, labels and
         taint are one step, so that the taint stays until the condition is True. If the node is not ready, the taint comes

@@ -10,7 +10,7 @@ import math
 
 from attrs import define, field
 
-from agent.reporter.kubernetes.api import Backoff
+from agent.reporter.kubernetes.backoff import Backoff
 
 AT_ONCE = 5
 """So many restorations are made at once; before each further one the reporter waits, up to a minute."""

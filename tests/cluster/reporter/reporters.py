@@ -158,7 +158,7 @@ class Reporter:
         fields = {"ready": ready, "generation": generation, "uptime": uptime(), "conditions": conditions, **more}
         self.report = evolve(self.report, **fields)
         self._write()
-        self.publication.wake()
+        self.publication.report_written()
         return generation
 
     def beat(self) -> None:

@@ -47,7 +47,10 @@ def one_each(writes: list[dict[str, Any]]) -> None:
 def test_after_an_outage_only_the_newest_state_is_written(plane: ControlPlane, start: Start) -> None:
     reporter = start("outage")
     reporter.acknowledged(reporter.say(True))
-    one_each(outage(plane, reporter, 5.0))
+    writes = outage(plane, reporter, 5.0)
+    one_each(writes)
+    done = [event for event in writes if event["responseStatus"]["code"] < 300]
+    assert done[0]["objectRef"].get("subresource", "") == "", "the taint is the first"
     assert reporter.is_tainted()
 
 
@@ -72,6 +75,21 @@ def test_a_watch_on_a_dead_path_is_started_again(
     # Only the watch can announce this, since the report does not change.
     plane.kubectl("label", "node", reporter.name, f"{READY_LABEL}-")
     until(lambda: READY_LABEL in reporter.node()["metadata"]["labels"], "the label is back")
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_after_a_proxy_has_ended_idle_connections_the_taint_is_written_first_and_at_once(
+    plane: ControlPlane, start: Start, reset: bool
+) -> None:
+    relay = Relay(plane.ports.api)
+    reporter = start(f"proxied-{reset}".lower(), server=relay.start())
+    for _ in range(2):
+        reporter.acknowledged(reporter.say(True))
+        until(lambda: not reporter.is_tainted(), "the taint is lifted")
+        mark = len(plane.audit())
+        relay.end(reset)
+        reporter.acknowledged(reporter.say(False))
+        assert [event["objectRef"].get("subresource", "") for event in reporter.writes(mark)] == ["", "status"]
 
 
 def test_a_hanging_api_server_is_reported_and_tried_again(

@@ -44,7 +44,8 @@ def merged(document: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
 class Cluster:
     """A Node and its Lease at an API server.
 
-    ``busy``: it answers 503. ``refusing``: the status of what it refuses, by the last part of the path. ``hanging``: the last
+    ``busy``: it answers 503. ``refusing``: the status of what it refuses, by the last part of the path. ``conflicts``: the last
+    parts of the paths whose next patch finds that somebody has written meanwhile. ``hanging``: the last
     part of the path whose writes it does not answer until ``over``; ``hung``: there is one. ``writes``: the last parts of the
     paths; ``patches``: what was written to the Node.
     """
@@ -54,6 +55,7 @@ class Cluster:
     renewals: list[Any] = field(factory=list)
     busy: bool = False
     refusing: dict[str, int] = field(factory=dict)
+    conflicts: list[str] = field(factory=list)
     writes: list[str] = field(factory=list)
     patches: list[Any] = field(factory=list)
     listings: int = 0
@@ -65,13 +67,16 @@ class Cluster:
         if self.busy:
             return 503, {}
         if method == "GET":
-            return 200, self.listed()
+            return 200, self.node if path.endswith("/n1") else self.listed()
         what = "lease" if "leases" in path else path.rpartition("/")[2]
         if what == self.hanging:
             self.hung.set()
             self.over.wait(60.0)
         if what in self.refusing:
             return self.refusing[what], {"message": "no"}
+        if what in self.conflicts:
+            self.conflicts.remove(what)
+            return 422, {"message": "testing value /spec/taints failed"}
         if what == "lease":
             return self.renewed(method, body)
         self.writes.append(what)

@@ -3,8 +3,10 @@
 import datetime
 import ipaddress
 import json
+import os
 import socket
 import ssl
+import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -65,6 +67,8 @@ def api_server(folder: Path, answer: Answer, headers: Mapping[str, str] | None =
     authority, certificate = _certificates(folder)
 
     class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"  # connections stay, as those of an API server
+
         def handle_request(self) -> None:
             text = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             answered = answer(self.command, self.path.partition("?")[0], json.loads(text) if text else None)
@@ -93,7 +97,82 @@ def api_server(folder: Path, answer: Answer, headers: Mapping[str, str] | None =
     server.server_close()
 
 
+def answer_one(connection: ssl.SSLSocket) -> bool:
+    """Answer one request; whether there was one."""
+    text = b""
+    while b"\r\n\r\n" not in text:
+        if not (received := connection.recv(4096)):
+            return False
+        text += received
+    body = b'{"kind": "List"}'
+    connection.sendall(f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+    return True
+
+
+def _reset(connection: ssl.SSLSocket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+def _end_tls(connection: ssl.SSLSocket) -> None:
+    connection.setblocking(False)
+    with suppress(ssl.SSLWantReadError):  # of the client's own end
+        connection.unwrap()
+
+
+def _end_after(done: object, end: Callable[[], None]) -> None:
+    end()
+
+
+def _say_first(text: bytes) -> Callable[[ssl.SSLSocket], None]:
+    def say(connection: ssl.SSLSocket) -> None:
+        connection.sendall(text)
+        connection.close()
+
+    return say
+
+
+ENDINGS: dict[str, Callable[[ssl.SSLSocket], object]] = {
+    "end of file": lambda connection: connection.close(),
+    "TLS ended, too": _end_tls,
+    "reset": _reset,
+    "no answer": lambda connection: _end_after(connection.recv(4096), connection.close),
+    "no answer and a reset": lambda connection: _end_after(connection.recv(4096), lambda: _reset(connection)),
+    "half an answer": _say_first(b"HTTP/1.1 2"),
+    "garbage": _say_first(b"bye\r\n"),
+    "408": _say_first(b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"),
+    "broken TLS": lambda connection: _end_after(os.write(connection.fileno(), b"bye, bye, bye"), connection.close),
+}
+"""By name, how a server or a proxy ends a connection that it has answered on."""
+
+
+@contextmanager
+def ending_server(folder: Path, ends: Callable[[ssl.SSLSocket], object]) -> Iterator[tuple[str, Path, list[str]]]:
+    """Serve a connection after the other: the first one ends so after one answer. Also a list with an item for each."""
+    authority, certificate = _certificates(folder)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    connections: list[str] = []
+
+    def serve() -> None:
+        with suppress(OSError):
+            while True:
+                with context.wrap_socket(listener.accept()[0], server_side=True) as connection, suppress(OSError):
+                    connections.append("open")
+                    if len(connections) == 1 and answer_one(connection):
+                        ends(connection)
+                        continue
+                    while answer_one(connection):
+                        pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"https://127.0.0.1:{listener.getsockname()[1]}", authority, connections
+        listener.shutdown(socket.SHUT_RDWR)
+
+
 _BEGINNINGS = {
+    "handshake": b"\x16\x03\x03\x3f\xff\x02",  # a long record of TLS
     "headers": b"HTTP/1.1 200 OK\r\nX-Long: ",
     "body": b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n",
 }
@@ -101,14 +180,15 @@ _BEGINNINGS = {
 
 @contextmanager
 def dripping_server(folder: Path, part: str) -> Iterator[tuple[str, Path]]:
-    """As :func:`api_server`, but a part of the answer comes a byte at a time, for five seconds: headers or body."""
+    """As :func:`api_server`, but a part of what it sends comes a byte at a time, for five seconds: handshake, headers, body."""
     authority, certificate = _certificates(folder)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     over = threading.Event()
 
     def serve() -> None:
-        with suppress(OSError), context.wrap_socket(listener.accept()[0], server_side=True) as connection:
+        accepted = listener.accept()[0]
+        with suppress(OSError), accepted if part == "handshake" else context.wrap_socket(accepted, True) as connection:
             connection.sendall(_BEGINNINGS[part])
             for _ in range(100):
                 if over.wait(0.05):

@@ -2,6 +2,7 @@
 
 import queue
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,10 +12,19 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from agent.reporter.kubernetes.api import LAST_WAIT, Api, Refused, Session, read_document, trust
+from agent.reporter.kubernetes.api import Abandoned, Api, Refused, Session, Unreachable, explain, read_document, trust
+from agent.reporter.kubernetes.backoff import LAST_WAIT
 from agent.reporter.kubernetes.node import read_node
 from agent.reporter.kubernetes.node_watch import NodeWatch
-from tests.unit.reporter.scripted import Answer, api_server, check_strictly, dripping_server
+from tests.unit.reporter.scripted import (
+    ENDINGS,
+    Answer,
+    answer_one,
+    api_server,
+    check_strictly,
+    dripping_server,
+    ending_server,
+)
 
 T = TypeVar("T")
 
@@ -92,15 +102,68 @@ def test_a_node_with_a_lower_version_after_an_etcd_restore_is_accepted(tmp_path:
         assert [change() for _ in range(3)] == ["900", "900", "7"]
 
 
-@pytest.mark.parametrize("drips", ["headers", "body"])
+@pytest.mark.parametrize("drips", ["handshake", "headers", "body"])
 def test_a_server_that_sends_a_byte_now_and_then_does_not_hold_a_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drips: str
 ) -> None:
     monkeypatch.setattr("agent.reporter.kubernetes.api.TIMEOUT", 0.5)
     with dripping_server(tmp_path, drips) as (url, authority):
         session = Session(trust(authority))
-        with pytest.raises(TimeoutError):
+        with pytest.raises((TimeoutError, Unreachable)) as raised:
             Api(url, lambda: session).ask("GET", "/")
+        assert explain(raised.value) == "the API server does not answer in time"
+
+
+def test_name_servers_that_do_not_answer_do_not_hold_a_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent.reporter.kubernetes.api.TIMEOUT", 0.5)
+    over = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: over.wait(60))
+    with api_server(tmp_path, lambda method, path, body: (200, {})) as (_, authority):
+        session = Session(trust(authority))
+        with pytest.raises(Unreachable, match="no name server answers for api"):
+            Api("https://api.example.net", lambda: session).ask("GET", "/")
+    over.set()
+
+
+@pytest.mark.parametrize("method", ["GET", "PATCH", "POST"])
+@pytest.mark.parametrize("ends", ENDINGS)
+def test_a_request_on_a_connection_that_was_ended_while_idle_is_tried_again(
+    tmp_path: Path, ends: str, method: str
+) -> None:
+    idle, ended = threading.Event(), threading.Event()
+
+    def end(connection: ssl.SSLSocket) -> None:
+        assert idle.wait(10)
+        ENDINGS[ends](connection)
+        ended.set()
+
+    with ending_server(tmp_path, end) as (url, authority, connections):
+        session = Session(trust(authority))
+        api = Api(url, lambda: session)
+        api.ask("GET", "/api/v1/nodes")
+        idle.set()
+        assert ends.startswith("no answer") or ended.wait(10)
+        assert api.ask(method, "/api/v1/nodes") == {"kind": "List"}
+        api.close()
+    assert len(connections) == 2
+
+
+def test_a_connection_that_is_idle_is_not_ended_by_what_a_more_urgent_request_needs(tmp_path: Path) -> None:
+    def go_on(connection: ssl.SSLSocket) -> None:
+        while answer_one(connection):
+            pass
+
+    with ending_server(tmp_path, go_on) as (url, authority, connections):
+        session = Session(trust(authority))
+        api = Api(url, lambda: session)
+        api.ask("GET", "/")
+        api.abandon()
+        with pytest.raises(Abandoned):
+            api.ask("GET", "/")
+        api.resume()
+        api.ask("GET", "/")
+        api.close()
+    assert len(connections) == 1
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from agent.reporter.kubernetes.api import FIRST_WAIT, LAST_WAIT, Backoff
+from agent.reporter.kubernetes.backoff import FIRST_WAIT, LAST_WAIT, Backoff
 
 FLEET = 2000
 

@@ -11,7 +11,7 @@ from attrs import evolve
 from agent.report.names import READY, READY_LABEL, UP_TO_DATE
 from agent.report.records import Condition, Report, report_to_json
 from agent.report.verdict import STALE, Verdict, judge
-from agent.reporter.kubernetes.api import LAST_WAIT
+from agent.reporter.kubernetes.backoff import LAST_WAIT
 from agent.reporter.kubernetes.calm import LASTING, LOSSES
 from agent.reporter.kubernetes.lease import LEASE_EVERY
 from agent.reporter.kubernetes.node import (

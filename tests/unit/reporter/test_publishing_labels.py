@@ -11,7 +11,7 @@ from attrs import evolve
 from agent.report.names import READY, READY_LABEL, UP_TO_DATE
 from agent.report.records import Condition, Report, report_to_json
 from agent.report.verdict import STALE, judge
-from agent.reporter.kubernetes.api import LAST_WAIT
+from agent.reporter.kubernetes.backoff import LAST_WAIT
 from agent.reporter.kubernetes.node import read_node, ready_condition
 from agent.reporter.kubernetes.node_writer import MESSAGE_EVERY
 from agent.reporter.kubernetes.plugins import PLUGIN_PAUSE

@@ -12,7 +12,8 @@ from attrs import define, evolve, field
 from agent.report.names import NOT_READY as NOTICE
 from agent.report.records import Report, report_to_json
 from agent.report.verdict import STALE
-from agent.reporter.kubernetes.api import LAST_WAIT, NoCredentials, Session
+from agent.reporter.kubernetes.api import NoCredentials, Session
+from agent.reporter.kubernetes.backoff import LAST_WAIT
 from agent.reporter.kubernetes.lease import LEASE_EVERY
 from agent.reporter.kubernetes.node import read_node
 from agent.reporter.kubernetes.publish import Publication
@@ -181,8 +182,9 @@ def test_while_the_node_cannot_say_that_it_is_not_ready_its_lease_does(
     cluster.refusing["status"] = 403
 
     def notice() -> Any:
-        clocks.goes_on(LAST_WAIT)
-        reporter.turn()
+        for _ in range(2):
+            clocks.goes_on(LAST_WAIT)
+            reporter.turn()
         return (cluster.lease or {})["metadata"]["annotations"].get(NOTICE)
 
     say(reporter, REPORT)

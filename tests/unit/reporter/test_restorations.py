@@ -7,7 +7,7 @@ import pytest
 from attrs import evolve
 
 from agent.report.records import Report
-from agent.reporter.kubernetes.api import LAST_WAIT
+from agent.reporter.kubernetes.backoff import LAST_WAIT
 from agent.reporter.kubernetes.node import read_node
 from agent.reporter.kubernetes.publish import Publication
 from agent.reporter.kubernetes.restorations import AT_ONCE, FORGOTTEN
