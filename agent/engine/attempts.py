@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from attrs import evolve
 
@@ -14,7 +15,6 @@ from agent.engine.retry import identity
 from agent.engine.users import User, is_owned, with_affected
 from agent.hardware.functions import REMEDY, ifindex_now
 from agent.kinds import Kind, by_name
-from agent.machine import Files
 from agent.report.records import HOST, Change, Disruption, Outcome
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
@@ -69,7 +69,7 @@ def _not_now(context: PassContext, want: Wanted, have: Snapshot, change: Change)
     failures, now, write = (
         context.memory.failures,
         context.memory.clock(),
-        write_of(context.cache.machine.files, have, change),
+        _write_now(context, have, change),
     )
     failures.wait(write, now)
     if (held := failures.held_back(change, now)) is not None:
@@ -151,19 +151,24 @@ def _write(context: PassContext, want: Wanted, kind: Kind, change: Change) -> Ou
     return Outcome(change, "applied")
 
 
-def write_of(files: Files, have: Snapshot, change: Change) -> Write:
-    """A change with the index of the netdev to which it is made.
+def _write_now(context: PassContext, have: Snapshot, change: Change) -> Write:
+    """A change with the index that its netdev has now.
 
-    The index is read now. A snapshot has none yet while the kinds that come before ``links`` and ``vf_links`` make their
-    changes, or that of a netdev which is gone.
+    While the kinds that come before ``vf_links`` make their changes, the snapshot has no index yet, or that of a netdev which
+    is gone.
     """
+    return write_of(partial(ifindex_now, context.cache.machine.files), have, change)
+
+
+def write_of(index: Callable[[str], int], have: Snapshot, change: Change) -> Write:
+    """A change with the index of the netdev to which it is made; ``index`` returns that of a PF or VF."""
     kind = by_name().get(change.kind)
     if kind is not None and change.device == HOST:
         return change, kind.netdev_index(have, change)
     if kind is not None and change.field in kind.REMAKES_NETDEV:
         # The VF's netdev is created again: its index changes with each write.
         return change, REMADE
-    return change, ifindex_now(files, change.target)
+    return change, index(change.target)
 
 
 def _remedy(error: OSError, kind: Kind, change: Change) -> str:

@@ -13,8 +13,8 @@ from agent.engine.context import SILENT, Callbacks, Goal, Memory, PassContext
 from agent.engine.observation import not_observed, observed, unreadable
 from agent.engine.readiness import Judge, at_once
 from agent.engine.retry import identity
-from agent.hardware.functions import ifindex_now, rediscover
-from agent.kinds import Kind, by_name, links, ordered
+from agent.hardware.functions import rediscover
+from agent.kinds import Kind, by_name, links, ordered, vf_links
 from agent.machine import Machine
 from agent.report.records import HOST, Change, Condition, Outcome
 from agent.report.target import device_of
@@ -92,7 +92,7 @@ def converge(
     if last is None or scope is None:
         state = _restore_devices_that_left(context, state)
     state = state.adding(_unreadable(context, state.want, state.have))
-    _remember(context, state)
+    _remember(memory, state)
     waiting = _waiting(goal, state.have, state.remaining)
     callbacks.doing("probes", "read")
     standard, judged = _judged_by_probes(context, state, waiting)
@@ -107,7 +107,7 @@ def converge(
         judged,
     )
     result = _with_conditions(
-        result, _engine_conditions(context, state, waiting), callbacks.judge or at_once(context.cache.machine)
+        result, _engine_conditions(memory, state, waiting), callbacks.judge or at_once(context.cache.machine)
     )
     if result.as_wanted and goal.spec.mode == "enforce":
         _let_kinds_remember(machine, result)
@@ -244,14 +244,13 @@ def _unreadable(context: PassContext, want: Wanted, have: Snapshot) -> list[Outc
     return outcomes
 
 
-def _remember(context: PassContext, state: _State) -> None:
+def _remember(memory: Memory, state: _State) -> None:
     """Note what was written, and forget the failures of changes that are no longer planned."""
-    files, memory = context.cache.machine.files, context.memory
-    contention = memory.failures.contention
+    contention, index = memory.failures.contention, partial(vf_links.index, state.have)
     memory.failures.keep({identity(outcome.change) for outcome in state.remaining})
-    contention.left(partial(ifindex_now, files))
-    contention.keep(write_of(files, state.have, outcome.change) for outcome in state.remaining)
-    contention.wrote((write_of(files, state.have, outcome.change) for outcome in state.applied), memory.clock())
+    contention.left(index)
+    contention.keep(write_of(index, state.have, outcome.change) for outcome in state.remaining)
+    contention.wrote((write_of(index, state.have, outcome.change) for outcome in state.applied), memory.clock())
 
 
 def _whole_pfs(scope: frozenset[str]) -> frozenset[str]:
@@ -305,10 +304,10 @@ def _judged_by_probes(context: PassContext, state: _State, waiting: Sequence[Out
     return want, have
 
 
-def _engine_conditions(context: PassContext, state: _State, waiting: Sequence[Outcome]) -> tuple[Condition, ...]:
+def _engine_conditions(memory: Memory, state: _State, waiting: Sequence[Outcome]) -> tuple[Condition, ...]:
     counted = [outcome for outcome in state.remaining if outcome not in waiting]
-    files, memory = context.cache.machine.files, context.memory
-    required = [write_of(files, state.have, o.change) for o in counted if is_required(state.want, o.change)]
+    index = partial(vf_links.index, state.have)
+    required = [write_of(index, state.have, o.change) for o in counted if is_required(state.want, o.change)]
     kept = memory.originals.condition
     return (
         _converged(state.want, counted),
