@@ -25,6 +25,11 @@ MANAGER = "trackbed-reporter"
 LAST_SECOND = 32503679999.0
 """The end of the year 2999. The admission policy refuses later times; a clock that is wrong must not stop a NotReady."""
 
+REPORTS_WITHIN = 60.0
+"""Seconds within which a kubelet reports after its start: it tries at once, and every 10 s (syncNodeStatus in pkg/kubelet/kubelet.go).
+One that has not reached the API server within 50 s is called unreachable by Kubernetes itself, which taints its
+Node (pkg/controller/nodelifecycle, NodeMonitorGracePeriod)."""
+
 # The pattern that metav1.Condition sets for a reason. The API server does not check it for a Node's conditions, but programs
 # that read them expect it. The admission policy refuses longer reasons.
 _REASON = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]{0,126}[A-Za-z0-9_])?")
@@ -189,9 +194,15 @@ def _restarted(verdict: Verdict, node: Node, now: float) -> bool:
 
     A start time in the future is ignored: the clock was set back after it was recorded.
     """
-    started = verdict.report.kubelet if verdict.report is not None else 0.0
-    # Heartbeats are in whole seconds.
-    return node.kubelet_spoke is not None and node.kubelet_spoke <= int(started) and started <= now
+    started, spoke = verdict.report.kubelet if verdict.report is not None else 0.0, node.kubelet_spoke
+    if spoke is None or not 0.0 < started <= now:
+        return False
+    # Heartbeats are in whole seconds, so one of the second of the start may be of either kubelet: if the new one has nothing
+    # else to say in that second, its report changes nothing. One in the future was written before the clock was set back. The
+    # new kubelet's report is here by a known time.
+    if spoke == int(started) or spoke > now:
+        return now < started + REPORTS_WITHIN
+    return spoke < started
 
 
 def _taint(settings: Settings, wanted: bool | None) -> bool | None:

@@ -181,7 +181,8 @@ def test_the_taint_stays_while_a_plugin_restarts_and_its_old_resource_is_still_a
     [
         (0.0, "2026-01-01T00:00:00Z", True),  # no kubelet is known
         (1767225590.0, "2026-01-01T00:00:00Z", True),
-        (1767225600.4, "2026-01-01T00:00:00Z", False),  # within the same second
+        (1767225599.9, "2026-01-01T00:00:00Z", True),
+        (1767225601.0, "2026-01-01T00:00:00Z", False),
         (1767225700.0, "2026-01-01T00:00:00Z", False),
         (1767225700.0, "some day", True),
         (1767225700.0, None, True),
@@ -195,6 +196,32 @@ def test_resources_reported_before_a_kubelet_restart_do_not_lift_the_taint(
     there = node(status={"allocatable": {RESOURCE: "4"}, "conditions": [ready]})
     verdict = evolve(READY_NOW, report=evolve(REPORT, kubelet=started))
     assert desired(verdict, SETTINGS, (), there, away=False, now=1767226000.0).taint is (not lifted)
+
+
+@pytest.mark.parametrize("started", [1767225600.0, 1767225600.4, 1767225600.999])
+@pytest.mark.parametrize(
+    "spoke", ["2026-01-01T00:00:00Z", "2026-01-01T03:00:00Z"], ids=["same second", "clock set back"]
+)
+def test_a_heartbeat_that_may_be_of_either_kubelet_lifts_the_taint_once_the_new_one_has_reported(
+    started: float, spoke: str
+) -> None:
+    ready = {"type": "Ready", "status": "True", "lastHeartbeatTime": spoke}
+    there = node(status={"allocatable": {RESOURCE: "4"}, "conditions": [ready]})
+    verdict = evolve(READY_NOW, report=evolve(REPORT, kubelet=started))
+    taints = [desired(verdict, SETTINGS, (), there, False, started + age).taint for age in (0.0, 59.9, 60.0, 3600.0)]
+    assert taints == [True, True, False, False]
+
+
+def test_a_kubelet_that_starts_twice_within_a_second_lifts_the_taint_by_its_next_heartbeat() -> None:
+    # The first of the two has reported in that second.
+    verdict = evolve(READY_NOW, report=evolve(REPORT, kubelet=1767225600.9))
+
+    def tainted(spoke: str) -> bool | None:
+        ready = {"type": "Ready", "status": "True", "lastHeartbeatTime": spoke}
+        there = node(status={"allocatable": {RESOURCE: "4"}, "conditions": [ready]})
+        return desired(verdict, SETTINGS, (), there, False, 1767225602.0).taint
+
+    assert (tainted("2026-01-01T00:00:00Z"), tainted("2026-01-01T00:00:01Z")) == (True, False)
 
 
 def test_a_kubelet_restart_does_not_taint_a_ready_node() -> None:
