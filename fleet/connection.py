@@ -19,9 +19,9 @@ from lightkube.config.models import NameValue, User
 from lightkube.core import generic_client
 from lightkube.core.exceptions import ApiError
 from lightkube.models.meta_v1 import Status
-from msgspec import convert
 from msgspec.structs import replace
 
+from fleet.decoding import convert
 from fleet.kubeconfig import REMEDY, Misconfigured, ProxiedCluster
 
 C = TypeVar("C")

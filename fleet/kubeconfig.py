@@ -17,10 +17,11 @@ import yaml
 from lightkube.config.kubeconfig import DEFAULT_KUBECONFIG, SingleConfig
 from lightkube.config.models import Cluster, Context, User
 from lightkube.core.exceptions import ConfigError
-from msgspec import Struct, ValidationError, convert, field
+from msgspec import Struct, ValidationError, field
 from msgspec.structs import replace
 
 from agent.documents import read
+from fleet.decoding import convert
 from fleet.paths import expanded
 
 LARGEST = 4 << 20

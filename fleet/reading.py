@@ -22,6 +22,8 @@ from lightkube.resources.certificates_v1 import CertificateSigningRequest
 from lightkube.resources.coordination_v1 import Lease
 from lightkube.resources.core_v1 import Node, NodeStatus, Pod
 
+from fleet.decoding import convert
+
 T = TypeVar("T", Node, Lease, Pod, CertificateSigningRequest)
 
 
@@ -107,11 +109,11 @@ def _forget_bulk(thing: object) -> None:
 def read(document: Mapping[str, Any], kind: type[T]) -> tuple[T | None, str]:
     """Decode an object; the object, and what cannot be read of it. Times that cannot be read are left out."""
     try:
-        return msgspec.convert(document, kind), ""
+        return convert(document, kind), ""
     except _UNREADABLE as error:
         fault = str(error)
     try:
-        return msgspec.convert(without_bad_times(document), kind), fault
+        return convert(without_bad_times(document), kind), fault
     except _UNREADABLE:
         return None, fault
 
@@ -133,7 +135,7 @@ def _is_bad_time(value: object) -> bool:
     if not isinstance(value, str) or not _TIME.match(value):
         return False
     try:
-        msgspec.convert(value, datetime)
+        convert(value, datetime)
     except _UNREADABLE:
         return True
     return False
