@@ -1,9 +1,10 @@
 """Decodes API objects with msgspec, one at a time, so that any thread may. lightkube's client then does the same.
 
 msgspec notes on a type how to decode it when the type is decoded first. The note is on the type before it is complete, and
-Python code completes it (StructInfo_Convert, src/msgspec/_core.c, of 0.22.0), so another thread may run meanwhile. If that thread
-decodes the same type, it reads what is not there yet, and the process ends with SIGSEGV. The lock also covers types that several
-types contain, and the types of lists, which lightkube makes when it needs them. It costs nothing: msgspec decodes under the GIL.
+Python code completes it (StructInfo_Convert, src/msgspec/_core.c, of 0.22.0), so another thread may run meanwhile. If that
+thread decodes the same type, it reads what is not there yet, and the process ends with SIGSEGV. The lock also covers types
+that several types contain, and the types of lists, which lightkube makes when it needs them. It costs nothing: msgspec
+decodes under the GIL.
 """
 
 from __future__ import annotations
