@@ -371,5 +371,5 @@ def _refused(files: Files, cpus: tuple[int, ...]) -> str:
     try:
         files.replace(FULL, format_ranges({*_full(files), *cpus}))
     except OSError as error:
-        message += f"; {FULL} cannot be written ({error.strerror}), so the same CPU is tried again; make room in /run"
-    return message
+        return f"{message}; {FULL} cannot be written ({error.strerror}), so it is tried again; make room in /run"
+    return f"{message}; it gets no further queue until the next boot"
