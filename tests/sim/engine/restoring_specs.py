@@ -11,6 +11,8 @@ from tests.sim.two_nics import MAC0, MAC1, NAME0, NAME1, PF0, PF1
 
 PFS = {PF0: NAME0, PF1: NAME1}
 MACS = {PF0: MAC0, PF1: MAC1}
+# The first two are those of igb. The first NIC may have two modes, as those of bnxt.
+CHANNELS = ({"combined": 1}, {"combined": 2}, {"rx": 1, "tx": 2}, {"rx": 2, "tx": 2}, {"rx": 1})
 DCQCN = ("time_reset", "ai_rate")
 SYSCTLS = {
     "net.core.somaxconn": ("512", "4096"),
@@ -83,7 +85,7 @@ def _nic(chance: random.Random, able: bool, number: int, pf: str) -> dict[str, A
         **maybe("state", pick(["up", "down"])),
         **maybe("txqueuelen", pick([300, 400])),
         **maybe("altnames", chance.sample(["storage", "fast"], pick([1, 2]))),
-        **maybe("channels", {"combined": pick([1, 2])}),
+        **maybe("channels", pick(CHANNELS if number == 0 else CHANNELS[:2])),
         **({"rings": rings} if rings else {}),
         **maybe("coalescing", {"rx_usecs": pick([30, 50])}),
         **({"offloads": offloads} if offloads else {}),

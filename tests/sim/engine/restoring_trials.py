@@ -100,6 +100,9 @@ class Trial:
             )
         kernel.ethtool.set_rings(netdev.ifindex, {"rx": pick([256, 512]), "tx": pick([256, 1024])})
         kernel.ethtool.set_feature(netdev.ifindex, "tx-tcp-segmentation", pick([True, False]))
+        if pick([True, False]):
+            kernel.ethtool.two_modes.add(PF0)
+            kernel.ethtool.set_channels(netdev.ifindex, pick([{"combined": 1}, {"rx": 1, "tx": 1, "combined": 0}]))
         for priority in range(8):
             kernel.tree.put(f"{NET}/{NAME0}/ecn/roce_np/enable/{priority}", pick(["0", "1"]))
         kernel.rdma.dcb[NAME0] = DcbState(frozenset(pick([(), (3,)])), frozenset(pick([(), ((26, 3), (46, 6))])))
