@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from attrs import evolve, frozen
 
 from agent.hardware.sysfs import names_or_none, number_or, numbered, parsed, read_or
+from agent.hardware.udev import initialised
 from agent.hardware.vpd import device_serial_number, product_name, vpd_serial_number
 from agent.machine import ARPHRD_INFINIBAND, Attributes, Files, Link, Machine
 from agent.report.target import device_of, is_vf, vf_index, vf_target
@@ -33,6 +34,8 @@ class Function:
     its Vital Product Data, read only on request.
     ``unreadable``: the error of a file or netlink request; the function is left alone until it can be read. If discovery
     itself failed, only the address is known (``vendor`` is empty).
+    ``renaming``: udev has not initialised its netdev, whose names may still change. ``serials_unread``: there may be another
+    serial number, which could not be read.
     """
 
     address: str
@@ -45,6 +48,8 @@ class Function:
     hung: bool = False
     serials: tuple[str, ...] = ()
     unreadable: str = ""
+    renaming: bool = False
+    serials_unread: bool = False
 
 
 def device_path(address: str) -> str:
@@ -299,11 +304,13 @@ def _read_function(machine: Machine, address: str, serials: bool, known: Functio
     if not read_or(files, f"{path}/class", "").startswith("0x02"):
         return None
     if known is not None and not known.unreadable:
-        name = netdev(files, address)
-        return evolve(known, driver=driver(files, address), link=_link(machine, address, name) if name else None)
+        link, renaming = _link(machine, address)
+        return evolve(known, driver=driver(files, address), link=link, renaming=renaming)
     if "physfn" in names_or_none(files, path):
         return None
-    name = netdev(files, address)
+    link, renaming = _link(machine, address)
+    hung = address in machine.hung
+    numbers, serials_unread = serial_numbers(files, address) if serials and not hung else ((), serials)
     return Function(
         address=address,
         vendor=read_or(files, f"{path}/vendor", "").removeprefix("0x"),
@@ -311,37 +318,50 @@ def _read_function(machine: Machine, address: str, serials: bool, known: Functio
         driver=driver(files, address),
         numa_node=number_or(files, f"{path}/numa_node", -1),
         total_vfs=number_or(files, f"{path}/sriov_totalvfs", 0),
-        link=_link(machine, address, name) if name else None,
-        hung=address in machine.hung,
-        serials=serial_numbers(files, address) if serials and address not in machine.hung else (),
+        link=link,
+        hung=hung,
+        serials=numbers,
+        renaming=renaming,
+        serials_unread=serials_unread,
     )
 
 
-def _link(machine: Machine, address: str, name: str) -> Link | None:
+def _link(machine: Machine, address: str) -> tuple[Link | None, bool]:
+    """A function's netdev, and whether its names may still change."""
+    name = netdev(machine.files, address)
+    if name is None:
+        return None, False
     if address in machine.hung:
         # Unlike a request for one link, a dump does not call the driver for its VFs.
-        return next((link for link in machine.netlink.links() if link.name == name), None)
-    return machine.netlink.link(name)
+        link = next((link for link in machine.netlink.links() if link.name == name), None)
+    else:
+        link = machine.netlink.link(name)
+    return link, link is not None and not initialised(machine.files, link.ifindex)
 
 
-def serial_numbers(files: Files, address: str) -> tuple[str, ...]:
-    """The serial numbers of a function's configuration space and of its Vital Product Data, as far as it has them."""
-    config = _data(files, f"{device_path(address)}/config")
-    serials = (device_serial_number(config), vpd_serial_number(_vpd(files, address)))
-    return tuple(serial for serial in serials if serial)
+def serial_numbers(files: Files, address: str) -> tuple[tuple[str, ...], bool]:
+    """The serial numbers of a function's configuration space and of its Vital Product Data, as far as it has them.
+
+    :returns: with them, whether there may be another one, which could not be read.
+    """
+    config, vpd = _data(files, f"{device_path(address)}/config"), _vpd(files, address)
+    serials = (device_serial_number(config or b""), vpd_serial_number(vpd or b""))
+    return tuple(serial for serial in serials if serial), None in (config, vpd)
 
 
 def product(files: Files, address: str) -> str:
     """The product name in a function's Vital Product Data; empty without one."""
-    return product_name(_vpd(files, address))
+    return product_name(_vpd(files, address) or b"")
 
 
-def _vpd(files: Files, address: str) -> bytes:
+def _vpd(files: Files, address: str) -> bytes | None:
     return _data(files, f"{device_path(address)}/vpd")
 
 
-def _data(files: Files, path: str) -> bytes:
+def _data(files: Files, path: str) -> bytes | None:
+    """The content of a file, which not every card has; None if it cannot be read now."""
     try:
         return files.read_at(path, 0, LARGEST)
-    except OSError:
-        return b""  # not every card has Vital Product Data, and one that does may fail to read it
+    except OSError as error:
+        # ENODEV: the card has Vital Product Data that the kernel does not read (vpd_read, drivers/pci/vpd.c).
+        return b"" if error.errno in (errno.ENOENT, errno.ENODEV) else None

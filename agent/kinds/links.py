@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from attrs import evolve, frozen
 
 from agent.hardware.functions import NET, device_path, driver, ifindex_of, netdev, netdev_of, pci_of
-from agent.hardware.sysfs import names_or_none, read_or
+from agent.hardware.sysfs import names_or_none
+from agent.hardware.udev import initialised
 from agent.kinds import Reading
 from agent.machine import Files, Link, Machine
 from agent.report.records import Change, Disruption
@@ -31,9 +32,6 @@ OTHER_WRITERS = ("NetworkManager", "systemd-networkd", "ifplugd", "netplan", "tu
 # Each alternative name is a field of its own, `altname NAME`, whose value is one of these.
 ALTNAME = "altname "
 PRESENT, ABSENT = "present", "absent"
-
-UDEV = "/run/udev/data"
-"""The folder of udev's database."""
 
 UDEV_ENTRY = "udev entry"
 """The field of a netdev that udev has not initialised."""
@@ -96,23 +94,6 @@ def has_rdma(files: Files, pci: str) -> bool:
     An InfiniBand function has one only with ib_ipoib.
     """
     return bool(names_or_none(files, f"{device_path(pci)}/infiniband"))
-
-
-def udev_entry(files: Files, ifindex: int) -> str:
-    """A netdev's entry in udev's database; empty if there is none. Properties are lines ``E:NAME=value``."""
-    return read_or(files, f"{UDEV}/n{ifindex}", "")
-
-
-def initialised(files: Files, ifindex: int) -> bool:
-    """Whether udev has initialised a netdev (its database has an entry), or does not run on this machine."""
-    if udev_entry(files, ifindex):
-        return True
-    # udev's database has an entry for each device of the node. To list it for every netdev would take too long.
-    try:
-        files.names(UDEV)
-    except FileNotFoundError:
-        return True
-    return False
 
 
 def usable(want: Wanted, have: Snapshot) -> list[tuple[str, WantedNic]]:

@@ -58,8 +58,11 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Matchi
     """Under HOST, the netdevs that the patterns match; nothing if the spec has no pattern."""
     if not host_in_scope(scope) or not want.spec.rps.netdevs:
         return {}
+    ours = want.nics.keys() | want.left_alone
     names = [
-        name for name in names_or_none(machine.files, NET) if _rule(want, name) and not _is_ours(machine, want, name)
+        name
+        for name in names_or_none(machine.files, NET)
+        if _rule(want, name) and _physical_function(machine.files, name) not in ours
     ]
     read = {name: _read(machine.files, name) for name in names[:MOST]}
     there = {name: steered for name, steered in read.items() if steered.ifindex or steered.unreadable}
@@ -71,14 +74,12 @@ def _rule(want: Wanted, name: str) -> SteeredNetdevs | None:
     return next((rule for rule in want.spec.rps.netdevs if rule.matches(name)), None)
 
 
-def _is_ours(machine: Machine, want: Wanted, name: str) -> bool:
-    """Whether a netdev is that of a NIC of the spec, or of one of its VFs."""
+def _physical_function(files: Files, name: str) -> str | None:
+    """The address of the function of a netdev, or of that VF's PF."""
     try:
-        function = machine.files.target(f"{NET}/{name}/device")
-        address = physical_function(machine.files, function)
+        return physical_function(files, files.target(f"{NET}/{name}/device"))
     except OSError:
-        return False  # it has no device, as a veth, or it is gone
-    return address in want.nics or address in want.unreadable
+        return None  # it has no device, as a veth, or it is gone
 
 
 def _read(files: Files, name: str) -> Steered:
@@ -174,7 +175,10 @@ def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
     number = whole(queue.removeprefix("rx-"))
     if number not in masks:
         return Reading(HOST, kept.field, kept.before, wanted=False)
-    wanted = want.spec.rps.enable if _is_ours(machine, want, name) else _rule(want, name) is not None
+    function = _physical_function(machine.files, name)
+    if function in want.left_alone:
+        return None
+    wanted = want.spec.rps.enable if function in want.nics else _rule(want, name) is not None
     return Reading(HOST, kept.field, format_ranges(masks[number]), wanted)
 
 

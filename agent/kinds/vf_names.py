@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from attrs import frozen
 
 from agent.hardware.functions import link_of, netdev
+from agent.hardware.udev import udev_entry
 from agent.kinds import links
 from agent.machine import Files, Link, Machine
 from agent.report.records import Change, Disruption
@@ -67,7 +68,7 @@ def _name(machine: Machine, vf: str, rule: str, link_file: str) -> Name:
 
 def _properties(files: Files, link: Link) -> str:
     """A netdev's entry in udev's database, with a line end before and after each line, as :func:`_property` needs it."""
-    return f"\n{links.udev_entry(files, link.ifindex)}\n"
+    return f"\n{udev_entry(files, link.ifindex)}\n"
 
 
 def _property(properties: str, name: str) -> str:

@@ -12,7 +12,8 @@ from attrs import frozen
 from agent.hardware.functions import Function
 from agent.spec.nic import Nic
 from agent.spec.node import NodeSpec
-from agent.spec.selector import Selector
+from agent.spec.selector import KEYS, Selector
+from agent.vendors import is_passed_through, vendor
 
 
 @frozen
@@ -54,8 +55,9 @@ def selections(spec: NodeSpec, functions: Sequence[Function]) -> tuple[Selection
     for nic in spec.nics:
         others = [entries[name].select for name in nic.select.without]
         free = [function for function in functions if not any(_matches(other, function) for other in others)]
+        lost = [other for other in others if not any(_matches(other, function) for function in functions)]
         matching = sorted((f for f in free if _matches(nic.select, f)), key=lambda f: f.address)
-        undecided = [function for function in free if _undecided(nic.select, function)]
+        undecided = [function for function in free if _undecided(nic.select, function, lost)]
         chosen.append(Selection(nic, tuple(matching), tuple(undecided)))
     return tuple(chosen)
 
@@ -104,16 +106,35 @@ def _matches(selector: Selector, function: Function, unread: Collection[str] = (
     return all(value in have[name] for name, value in selector.keys().items() if name not in unread)
 
 
-def _undecided(selector: Selector, function: Function) -> bool:
-    """Whether a function that does not match now may be a selected one, since not everything of it could be read.
+def _undecided(selector: Selector, function: Function, lost: Sequence[Selector]) -> bool:
+    """Whether it is not known now if an entry means a function, since not everything of it could be read.
 
-    With ``each`` this includes one without a driver, or whose serial number cannot be read while it hangs: if it did not
-    count, the functions after it would get other numbers until it is back.
+    With ``each`` this includes one that may match, or may be the NIC of an entry in ``lost``: those that are named in
+    ``without`` and match no function now. If it were left out or taken in, the functions after it would get other numbers until
+    more of it can be read.
     """
+    unread = unknown(function)
+    if not selector.each:
+        return bool(function.unreadable and not function.vendor) and _matches(selector, function, unread)
+    if not _matches(selector, function, unread):
+        return False
+    # While it is passed through, it has not the driver by which the other entry knows it.
+    hidden = {*unread, *(["driver"] if is_passed_through(function.driver) else [])}
+    return not _matches(selector, function) or any(_matches(other, function, hidden) for other in lost)
+
+
+def unknown(function: Function) -> dict[str, str]:
+    """The keys of a selector whose values are not known for a function now, each with the reason."""
     if function.unreadable and not function.vendor:
-        return selector.pci in (None, function.address)
-    unread = {
-        *(["driver"] if function.driver is None else []),
-        *(["serial"] if function.hung or function.unreadable else []),
-    }
-    return selector.each and not _matches(selector, function) and _matches(selector, function, unread)
+        return {key: function.unreadable for key in KEYS if key != "pci"}
+    hangs = function.unreadable or ("it hangs" if function.hung else "")
+    keys: dict[str, str] = {}
+    if function.driver is None:
+        keys["driver"] = "no driver"
+    if hangs or function.serials_unread:
+        keys["serial"] = hangs or "its Vital Product Data cannot be read"
+    if function.link is None and (vendor(function.driver).has_netdev or is_passed_through(function.driver)):
+        keys["mac"] = keys["netdev"] = "no driver" if function.driver is None else "no netdev here"
+    elif function.renaming:
+        keys["netdev"] = "udev has not named its netdev yet"
+    return keys

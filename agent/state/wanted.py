@@ -16,7 +16,7 @@ from agent.spec.nic import Nic, VfAttributes
 from agent.spec.node import NodeSpec
 from agent.spec.ranges import parse_ranges
 from agent.state.guids import derived_guid, port_guid
-from agent.state.selection import Member, Selection, selections
+from agent.state.selection import Member, Selection, selections, unknown
 from agent.vendors import VFIO
 
 
@@ -93,7 +93,8 @@ class WantedNic:
 class Wanted:
     """The spec, resolved against the machine's functions. ``missing``: a condition for each NIC without a usable one.
 
-    ``unreadable``: the NICs among them whose function cannot be read, by its address.
+    ``unreadable``: the NICs among them whose function cannot be read, by its address. ``left_alone``: the addresses of all
+    functions that such NICs are, or may be: nothing is changed there.
     ``asked``: all NICs, missing ones too, with their own names. An entry with ``select.each`` that could not be resolved
     stands there as it is.
     """
@@ -102,6 +103,7 @@ class Wanted:
     nics: Mapping[str, WantedNic] = field(factory=dict)
     missing: tuple[Condition, ...] = ()
     unreadable: Mapping[str, Nic] = field(factory=dict)
+    left_alone: frozenset[str] = frozenset()
     asked: tuple[Nic, ...] = ()
 
 
@@ -151,7 +153,7 @@ def resolve(spec: NodeSpec, functions: tuple[Function, ...]) -> Wanted:
             asked.append(selection.entry)
             missing.append(fault)
             if fault.reason == UNREADABLE:
-                unreadable |= {function.address: selection.entry for function in selection.undecided}
+                unreadable |= {f.address: selection.entry for f in selection.undecided if f.unreadable}
             continue
         for member in selection.members():
             asked.append(member.nic)
@@ -163,7 +165,8 @@ def resolve(spec: NodeSpec, functions: tuple[Function, ...]) -> Wanted:
                 unreadable[member.function.address] = member.nic
     missing += [_claimed_twice(address, claiming) for address, claiming in sorted(contested.items())]
     missing += _without_shared_addresses(nics, functions)
-    return Wanted(spec, nics, tuple(missing), unreadable, tuple(asked))
+    meant = {f.address for selection in selected for f in (*selection.functions, *selection.undecided)}
+    return Wanted(spec, nics, tuple(missing), unreadable, frozenset(meant - nics.keys()), tuple(asked))
 
 
 def _contested(selected: Sequence[Selection]) -> dict[str, list[Nic]]:
@@ -211,9 +214,10 @@ def _not_known(nic: Nic, undecided: Sequence[Function]) -> Condition:
     called = f"NIC {nic.name} ({nic.select})"
     unread = [function for function in undecided if function.unreadable]
     if nic.select.each:
-        why = "; ".join(f"{f.address}: {f.unreadable or ('it hangs' if f.hung else 'no driver')}" for f in undecided)
+        why = "; ".join(f"{each.address}: {' and '.join(sorted(set(unknown(each).values())))}" for each in undecided)
         message = f"{called} is left alone: it is not known now which functions are meant ({why})"
-        return _lacking([nic], UNREADABLE if unread else "NicsUnknown", message, REMEDY, "Unknown")
+        excluded = f"; or select {' and '.join(nic.select.without)} by pci" if nic.select.without else ""
+        return _lacking([nic], UNREADABLE if unread else "NicsUnknown", message, f"{REMEDY}{excluded}", "Unknown")
     why = "; ".join(f"{function.address}: {function.unreadable}" for function in unread)
     may_be = "does not exist, or is a function that cannot be read" if nic.select.pci is None else "cannot be read"
     return _lacking([nic], UNREADABLE, f"{called} {may_be} ({why})", REMEDY, "Unknown")

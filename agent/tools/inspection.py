@@ -201,7 +201,7 @@ class _Reader:
             granted=granted,
             total_vfs=total_vfs,
             vfs=vfs,
-            serials=serial_numbers(self._files, address) if index is None else (),
+            serials=serial_numbers(self._files, address)[0] if index is None else (),
             nic=nic,
         )
 

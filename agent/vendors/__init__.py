@@ -90,3 +90,8 @@ def _by_driver() -> dict[str, Vendor]:
 def vendor(driver: str | None) -> Vendor:
     """The record of the family that ``driver`` belongs to, or the worst case for an unknown driver."""
     return _by_driver().get(VFIO if is_vfio(driver) else driver or "", UNKNOWN)
+
+
+def is_passed_through(driver: str | None) -> bool:
+    """Whether a driver passes a function through to a process or a virtual machine, or keeps other drivers from it."""
+    return vendor(driver) is vendor(VFIO)

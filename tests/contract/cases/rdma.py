@@ -7,15 +7,15 @@ import errno
 from agent.hardware.functions import PCI, device_path, netdev, vf_addresses
 from agent.hardware.rdma import RdmaDevice, Reader, gid_index
 from agent.hardware.sysfs import read_or
-from agent.kinds import links
+from agent.hardware.udev import UDEV, initialised
 from agent.machine import Machine
 from tests.contract.asking import errno_of, soon
 
 
 def _udev_records(machine: Machine) -> dict[str, str]:
     """What udev's database has of each RDMA device, by its name."""
-    names = [each for each in machine.files.names(links.UDEV) if each.startswith("+infiniband:")]
-    return {each.removeprefix("+infiniband:"): read_or(machine.files, f"{links.UDEV}/{each}", "") for each in names}
+    names = [each for each in machine.files.names(UDEV) if each.startswith("+infiniband:")]
+    return {each.removeprefix("+infiniband:"): read_or(machine.files, f"{UDEV}/{each}", "") for each in names}
 
 
 def _vf(machine: Machine, pf: str) -> tuple[str, RdmaDevice]:
@@ -33,7 +33,7 @@ def _vf(machine: Machine, pf: str) -> tuple[str, RdmaDevice]:
     def active() -> RdmaDevice | None:
         name = netdev(machine.files, vf)
         link = machine.netlink.link(name) if name else None
-        if link is None or not links.initialised(machine.files, link.ifindex):
+        if link is None or not initialised(machine.files, link.ifindex):
             return None
         if not link.up:
             machine.netlink.set_link(link.ifindex, up=True)

@@ -2,8 +2,8 @@
 
 import errno
 
+from agent.hardware import udev
 from agent.hardware.functions import PCI, driver, ifindex, netdev, targets, vf_addresses
-from agent.kinds import links
 from agent.kinds.irqs import function_irqs
 from agent.machine import Link, Machine
 from agent.state.wanted import derived_mac
@@ -16,7 +16,7 @@ def _link(machine: Machine, function: str) -> Link:
     def initialised() -> Link | None:
         name = netdev(machine.files, function)
         index = ifindex(machine.files, name) if name else 0
-        return machine.netlink.link(name) if name and index and links.initialised(machine.files, index) else None
+        return machine.netlink.link(name) if name and index and udev.initialised(machine.files, index) else None
 
     return soon(initialised, f"a netdev of {function}")
 
