@@ -169,6 +169,7 @@ class Originals:
         """Note that a change may replace its ``before`` by its ``after``. ``new``: also if no original is known."""
         key = _key(change)
         known = self._originals.get(key)
+        del self._looks[key]  # of this write no effect was looked for yet
         # A value that was back, and differs now, is another program's.
         unknown = known is None or (known.written == (known.value,) and change.before != known.value)
         if unknown and new and change.before is not None and not self._unreadable:
@@ -285,11 +286,10 @@ class Originals:
         """Note an original, or forget it if its ``written`` is empty."""
         if self._originals.get(key) == original:
             return
-        del self._looks[key]
         if original.written:
             self._originals[key] = original
         else:
-            del self._originals[key]
+            del self._originals[key], self._looks[key]
             self._restoring.discard(key)
         if self._path is None:
             return

@@ -6,22 +6,18 @@ import errno
 import json
 import zlib
 from collections.abc import Callable
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
-from attrs import define, field
 
 from agent.engine.context import Goal, Memory
-from agent.engine.converge import Pass, converge
-from agent.engine.dry_run import dry_run
-from agent.engine.originals import LOOKS, ORIGINALS, Originals
-from agent.engine.retry import Failures
+from agent.engine.converge import converge
+from agent.engine.originals import LOOKS, ORIGINALS
 from agent.machine import DcbState
 from agent.report.verdict import is_ready
-from agent.spec.node import NodeSpec, from_mapping
+from tests.sim.engine.one_nic import Killed, Node, follow_or_die, left, wanting
 from tests.sim.hugepages import NODE
 from tests.sim.hugepages import Memory as Memory2M
 from tests.sim.kernel import NET, Kernel, no_fault
@@ -30,46 +26,9 @@ from tests.sim.two_nics import NAME0, PF0
 ECN = f"{NET}/{NAME0}/ecn"
 
 
-class Killed(BaseException):
-    """The agent was killed; what it had in memory is lost."""
-
-
-@define
-class Node:
-    """A node with one NIC in its spec, and its agent's file of originals. Each pass is an hour after the one before."""
-
-    kernel: Kernel
-    path: Path
-    originals: Originals = field(init=False)
-    time: count[int] = field(factory=lambda: count(0, 4000))
-
-    def __attrs_post_init__(self) -> None:
-        self.restart()
-
-    def restart(self) -> None:
-        self.originals = Originals.load(self.path)
-
-    def follow(self, nic: dict[str, Any] | None, passes: int = 3, **more: Any) -> Pass:
-        spec, failures = wanting(nic, **more), Failures()
-        for _ in range(passes):
-            memory = Memory(partial(float, next(self.time)), failures, self.originals)
-            result = converge(self.kernel.machine(), Goal(spec), memory)
-        return result
-
-
-def wanting(nic: dict[str, Any] | None, **more: Any) -> NodeSpec:
-    nics = [] if nic is None else [{"name": "rail0", "select": {"pci": PF0}, **nic}]
-    return from_mapping({"node_name": "n1", "nics": nics, "irqs": {"pin": False}, "rps": {"enable": False}, **more})
-
-
 @pytest.fixture
 def node(kernel: Kernel, tmp_path: Path) -> Node:
     return Node(kernel, tmp_path / ORIGINALS)
-
-
-def left(result: Pass) -> list[tuple[str, str, str]]:
-    """What a pass has left undone."""
-    return [(o.change.field, o.result, o.error) for o in result.outcomes if o.result != "applied"]
 
 
 # --- one original a value -----------------------------------------------------------------------------------
@@ -247,6 +206,25 @@ def test_a_value_that_is_set_late_is_restored_though_it_had_left_the_spec_before
     assert node.kernel.vfs(PF0)[0].spoofchk
 
 
+def test_a_refused_write_does_not_shorten_the_wait_for_a_late_one(node: Node) -> None:
+    vfs: dict[str, Any] = {"vfs": {"count": 1}}
+    off = {"vfs": {"count": 1, "defaults": {"spoofchk": False}}}
+    node.follow(vfs)
+    node.kernel.sriov.able.add(PF0)
+    node.kernel.fault = lambda operation, where, value: OSError(errno.EBUSY, "no") if "spoofchk" in value else None
+    node.follow(off, passes=1)
+    node.kernel.fault = no_fault
+    node.follow(vfs, passes=LOOKS - 1)
+    node.kernel.sriov.late.add("spoofchk")
+    node.follow(off, passes=1)
+    node.follow(vfs, passes=1)
+    node.kernel.sriov.catch_up()
+    node.kernel.sriov.late.clear()
+    assert not node.kernel.vfs(PF0)[0].spoofchk
+    node.follow(vfs)
+    assert node.kernel.vfs(PF0)[0].spoofchk
+
+
 # --- changes of several writes ------------------------------------------------------------------------------
 
 
@@ -283,7 +261,7 @@ def test_a_change_that_stops_half_way_is_taken_back(node: Node, wanted: dict[str
 
 
 def test_a_kill_while_an_address_is_removed_leaves_no_setting_of_its_netdev_changed(node: Node) -> None:
-    promotes = f"{CONF4}/{NAME0}/promote_secondaries"
+    promotes = f"/proc/sys/net/ipv4/conf/{NAME0}/promote_secondaries"
     assert node.kernel.files.read(promotes) == "0"
     node.follow({"rail": 0, "addresses": ["192.0.2.11/24"]})
 
@@ -331,99 +309,3 @@ def stopping(what: str, after: int) -> Callable[[str, str, str], OSError | None]
         return OSError(errno.EINVAL, "the firmware refuses it")
 
     return fault
-
-
-def follow_or_die(node: Node, nic: dict[str, Any]) -> None:
-    try:
-        node.follow(nic)
-    except Killed:
-        node.restart()
-
-
-# --- what the kernel sets along -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("last", [{}, {"offloads": {"tx-scatter-gather": True}}], ids=["all leave", "one stays"])
-def test_an_offload_that_the_kernel_switched_off_along_is_on_again(node: Node, last: dict[str, Any]) -> None:
-    def on() -> dict[str, bool]:
-        features = node.kernel.ethtool.features(node.kernel.netdev(PF0).ifindex)
-        return {name: features[name].on for name in ("tx-scatter-gather", "tx-tcp-segmentation")}
-
-    node.follow({"offloads": {"tx-scatter-gather": False}})
-    assert not any(on().values())
-    node.follow({"offloads": {"tx-scatter-gather": True, "tx-tcp-segmentation": True}})
-    node.follow({"offloads": {"tx-scatter-gather": False, "tx-tcp-segmentation": False}})
-    node.follow(last)
-    assert all(on().values())
-    assert not dry_run(node.kernel.machine(), wanting(last), node.originals).changes
-
-
-CONF6, CONF4 = "/proc/sys/net/ipv6/conf", "/proc/sys/net/ipv4/conf"
-ALL6, ONE6 = "net.ipv6.conf.all.disable_ipv6", "net.ipv6.conf.lo.disable_ipv6"
-
-
-@pytest.mark.parametrize("before", ["0", "1"])
-@pytest.mark.parametrize(
-    "sequence",
-    [
-        [{ALL6: "1"}],
-        [{ALL6: "1"}, {ALL6: "1", ONE6: "0"}],
-        [{ALL6: "1"}, {ONE6: "0"}],
-        [{ALL6: "1", ONE6: "0"}, {ALL6: "1"}],
-        [{ALL6: "1", ONE6: "0"}, {ALL6: "1", ONE6: "1"}],
-        [{ONE6: "1"}, {ALL6: "1"}, {ALL6: "0", ONE6: "1"}],
-    ],
-    ids=str,
-)
-def test_what_the_kernel_sets_along_for_each_netdev_is_as_it_was(
-    node: Node, before: str, sequence: list[dict[str, str]]
-) -> None:
-    places = [f"{CONF6}/{place}/disable_ipv6" for place in ("all", "default", "lo", NAME0)]
-    for path, value in zip(places, ("0", "0", before, "1"), strict=True):
-        node.kernel.tree.put(path, value)
-    for sysctls in sequence:
-        assert is_ready(node.follow(None, sysctls=sysctls).conditions)
-        wanted = {"lo": sysctls.get(ONE6, sysctls.get(ALL6))}
-        assert wanted["lo"] in (None, node.kernel.files.read(places[2]))
-    node.kernel.add_virtual("veth0")
-    node.kernel.tree.put(f"{CONF6}/veth0/disable_ipv6", node.kernel.files.read(places[1]))
-    assert left(node.follow(None, passes=5)) == []
-    assert [node.kernel.files.read(path) for path in places] == ["0", "0", before, "1"]
-    assert node.kernel.files.read(f"{CONF6}/veth0/disable_ipv6") == "0", (
-        "a netdev that came later is as the kernel has it"
-    )
-
-
-def test_whether_redirects_are_accepted_is_as_it_was_before_the_node_was_a_router(node: Node) -> None:
-    path = f"{CONF4}/all/accept_redirects"
-    node.kernel.tree.put(path, "0")
-    for sysctls in ({"net.ipv4.ip_forward": "1"}, {}):
-        node.follow(None, passes=5, sysctls=sysctls)
-        assert node.kernel.files.read(path) == "0"
-
-
-def test_redirects_are_as_they_were_also_after_a_router_by_a_killed_agent(node: Node) -> None:
-    path, router = f"{CONF4}/all/accept_redirects", {"net.ipv4.ip_forward": "1"}
-    node.kernel.tree.put(path, "0")
-    node.follow(None, sysctls=router)
-    node.kernel.fault = lambda operation, where, value: (
-        OSError(errno.EBUSY, "busy") if where.endswith("ip_forward") else None
-    )
-    node.follow(None)
-    node.kernel.fault = no_fault
-    for sysctls in ({}, router, {}):
-        node.follow(None, passes=5, sysctls=sysctls)
-    assert node.kernel.files.read(path) == "0"
-
-
-def test_a_value_of_a_netdev_that_is_gone_is_forgotten(node: Node) -> None:
-    node.kernel.add_virtual("veth0")
-    node.kernel.tree.put(f"{CONF6}/veth0/disable_ipv6", "0")
-    node.follow(None, sysctls={ALL6: "1"})
-    node.kernel.remove_virtual("veth0")
-    node.kernel.tree.remove(f"{CONF6}/veth0")
-    node.follow(None, passes=5)
-    node.kernel.add_virtual("veth0")
-    node.kernel.tree.put(f"{CONF6}/veth0/disable_ipv6", "1")
-    node.follow(None)
-    assert node.kernel.files.read(f"{CONF6}/veth0/disable_ipv6") == "1", "the program that made this one wants that"
