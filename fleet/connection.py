@@ -57,7 +57,15 @@ def _output_of_plugin(command: Sequence[str], env: Mapping[str, str]) -> bytes:
     """Runs a credential plugin as lightkube does, with a message for each failure, and without the terminal, as it is told."""
     plugin = f"the kubeconfig's exec command {command[0]!r}"
     try:
-        done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        done = subprocess.run(
+            command,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+            # Ctrl-C must not end the plugin, too: `fleet maintain` needs its credentials to uncordon what it has cordoned.
+            start_new_session=True,
+        )
     except OSError as error:
         remedy = _NOT_RUN.get(error.errno or 0, "try to run it")
         raise PluginFailed(f"{plugin} cannot be run: {error.strerror}; {remedy}") from None

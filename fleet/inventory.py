@@ -117,6 +117,8 @@ class Inventory:
             done = _pyinfra(*words, timeout=timeout)
         except subprocess.TimeoutExpired:
             return CommandResult(True, f"no answer from {host} within {timeout:.0f} s")
+        except OSError as error:
+            return CommandResult(True, f"pyinfra cannot be started: {error.strerror}")
         # pyinfra indents its own messages.
         lines = (line for line in done.stderr.splitlines() if line.startswith(f"[{host}]"))
         printed = [line.removeprefix(f"[{host}]").strip() for line in lines]

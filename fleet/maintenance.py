@@ -7,15 +7,13 @@ node stays cordoned, with the record.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Event
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, Literal, TypeVar
 
-import cattrs
 import httpx2
 from attrs import evolve, field, frozen
 from lightkube import ALL_NS, ApiError
@@ -23,18 +21,21 @@ from lightkube.models.meta_v1 import ObjectMeta, StatusCause
 from lightkube.resources.core_v1 import Node, Pod
 from lightkube.types import PatchType
 
-from agent.documents import LARGEST_SPEC, load
 from agent.report import names
 from agent.report.records import Disruption
 from fleet.api import ABSENT, CONFLICTS, Api, Failed, answers, code, errors
 from fleet.connection import TEMPORARY, unreachable
 from fleet.eviction import Rules, drain, full_name, is_terminating
 from fleet.inventory import Inventory
-from fleet.objects import annotations_of, condition_of, is_cordoned, is_tainted, metadata_of, version_of
+from fleet.maintenance_record import Record, Step, annotated, finished, not_finished, record_of
+from fleet.objects import condition_of, is_cordoned, is_tainted, metadata_of, version_of
 from fleet.reading import PlainPod, read
 
 CHECK_INTERVAL = 2.0
 """Seconds between two checks of a node's pods or conditions."""
+
+CLEAN_UP = 30.0
+"""Seconds for which a step is tried again once the command is to stop. systemd waits 90 s before it sends SIGKILL."""
 
 MARGIN = 60.0
 """Seconds that the connection to a node may take beyond the change."""
@@ -55,48 +56,11 @@ staging/src/k8s.io/api/core/v1/types.go)."""
 
 T = TypeVar("T")
 
-Step = Literal["drain", "apply", "wait"]
 NodeResult = Literal["done", "undone", "failed", "interrupted", "not started"]
 
 
-@frozen
-class Record:
-    """The annotation's content. ``cordoned``: the maintenance cordoned the node, so it also uncordons it."""
-
-    by: str
-    since: str
-    step: Step
-    cordoned: bool
-    allow: str
-
-
-def record_of(node: Node) -> Record | None:
-    """The record of an unfinished maintenance; None: there is none.
-
-    :raises Failed: the annotation cannot be read.
-    """
-    text = annotations_of(node).get(names.MAINTENANCE)
-    if text is None:
-        return None
-    try:
-        return cattrs.structure(load(text, LARGEST_SPEC), Record)
-    except (ValueError, cattrs.BaseValidationError, TypeError):
-        raise Failed(
-            f"{metadata_of(node).name}: its annotation {names.MAINTENANCE} cannot be read: {text[:200]!r}; a newer trackbed's? "
-            "Remove it, and uncordon the node if it should be"
-        ) from None
-
-
-def not_finished(name: str, record: Record) -> str:
-    """Why a node with this record gets no other maintenance, and the remedy."""
-    return (
-        f"{record.by} began to maintain {name} at {record.since} and has not finished; if that run is over, give "
-        "--resume or --undo"
-    )
-
-
 class Interrupted(Exception):
-    """The operator has pressed Ctrl-C."""
+    """The command is to stop."""
 
 
 class Lost(Exception):
@@ -121,7 +85,7 @@ class Maintenance:
     drain_timeout: float
     apply_timeout: float
     ready_timeout: float
-    tell: Callable[[str], None]
+    tell: Callable[[str], object]
     resume: bool = False
     stop: Event = field(factory=Event)
 
@@ -140,19 +104,14 @@ class Maintenance:
 
         with ThreadPoolExecutor(at_once) as pool:
             waiting = [pool.submit(maintain_unless_stopped, node) for node in nodes]
-            while not all(future.done() for future in waiting):
-                try:
-                    wait(waiting)
-                except KeyboardInterrupt:
-                    # A second Ctrl-C waits, too: if the command ended here, no message would name the nodes that stay cordoned.
-                    self.tell("stopping; a change that has begun on a node is finished first")
-                    self.stop.set()
         for future in waiting:
             future.result()
         return results
 
     def give_back(self, name: str) -> tuple[NodeResult, str]:
         """Undo a node's maintenance; the result and its reason."""
+        if self.stop.is_set():
+            return "not started", ""
         try:
             with self._errors(name):
                 self.undo(name)
@@ -164,20 +123,30 @@ class Maintenance:
 
     def undo(self, name: str) -> None:
         """Undo a node's maintenance: remove the record, and uncordon the node if the maintenance cordoned it."""
-        self.tell(f"{name}: {self._patch(name, _finished)}")
+        self.tell(f"{name}: {self._patch(name, finished)}")
 
     def _maintain(self, name: str) -> tuple[NodeResult, str]:
         command = f"trackbed fleet maintain {name}"
         again = f"{command} {self.inventory.words} --allow {self.allow} --resume"
         try:
             with self._errors(name):
-                return self._steps(name)
+                began = self._begin(name)
+        except Interrupted:
+            # Also if it was not cordoned when it was read: a request without an answer may still be carried out.
+            return "interrupted", f"it may be cordoned; if it is, give it back: {command} --undo"
+        except Lost as error:
+            return "failed", str(error)
+        except Failed as error:
+            return "failed", f"{error.message}; it may be cordoned; then {again}, or {command} --undo"
+        try:
+            with self._errors(name):
+                return self._steps(name, began)
         except Interrupted:
             return "interrupted", f"it stays cordoned; go on: {again}; or give it back: {command} --undo"
         except Lost as error:
             return "failed", str(error)
         except Failed as error:
-            return "failed", f"{error.message}; then {again}, or {command} --undo"
+            return "failed", f"{error.message}; it stays cordoned; then {again}, or {command} --undo"
 
     @contextmanager
     def _errors(self, name: str) -> Iterator[None]:
@@ -194,11 +163,7 @@ class Maintenance:
                     raise
                 raise Lost(f"there is no Node {name}: {error.status.message}; see: trackbed fleet status") from None
 
-    def _steps(self, name: str) -> tuple[NodeResult, str]:
-        try:
-            began = self._begin(name)
-        except Interrupted:
-            return "interrupted", f"it may be cordoned; if it is, give it back: trackbed fleet maintain {name} --undo"
+    def _steps(self, name: str, began: Record) -> tuple[NodeResult, str]:
         if began.step == "drain":
             try:
                 with answers(self.api.client):
@@ -218,6 +183,7 @@ class Maintenance:
     def _begin(self, name: str) -> Record:
         """Cordon the node and write the record; to resume, take over the record of an earlier run.
 
+        :raises Interrupted: the command is to stop, and the node has no record of this run.
         :raises Lost: there is a record, and this run resumes none.
         """
         since = self.api.now.isoformat()
@@ -226,6 +192,7 @@ class Maintenance:
             recorded = record_of(node)
             if recorded and (recorded.by, recorded.since) == (self.api.user, since):
                 return None, recorded
+            self._check_stop()
             if recorded and not self.resume:
                 # It was not there when the command began.
                 raise Lost(not_finished(name, recorded))
@@ -233,7 +200,7 @@ class Maintenance:
             # Do not drain again after a drain: a drain that fails is undone, but the node may be half changed by now.
             step = recorded.step if recorded else "drain"
             record = Record(self.api.user, since, step, cordoned, str(self.allow))
-            return {**_annotated(record), "spec": {"unschedulable": True}}, record
+            return {**annotated(record), "spec": {"unschedulable": True}}, record
 
         record = self._patch(name, change)
         self.tell(f"{name}: cordoned")
@@ -244,7 +211,7 @@ class Maintenance:
             record = record_of(node)
             if record is None:
                 raise Lost("its maintenance was undone by somebody else")
-            return _annotated(evolve(record, step=step)), None
+            return annotated(evolve(record, step=step)), None
 
         self._patch(name, change)
 
@@ -307,13 +274,13 @@ class Maintenance:
         words = [names.COMMAND, "apply", "--allow", str(self.allow), "--timeout", f"{self.apply_timeout:.0f}"]
         ran = self.inventory.run(name, words, self.apply_timeout + MARGIN)
         if ran.failed:
-            raise Failed(f"trackbed apply on the node failed, and it stays cordoned: {ran.output}")
+            raise Failed(f"trackbed apply on the node failed: {ran.output}")
 
     def _wait(self, name: str) -> None:
         deadline = monotonic() + self.ready_timeout
         while reasons := self._unready(name):
             if monotonic() >= deadline:
-                raise Failed(f"not ready after {self.ready_timeout:.0f} s, and it stays cordoned: {'; '.join(reasons)}")
+                raise Failed(f"not ready after {self.ready_timeout:.0f} s: {'; '.join(reasons)}")
             self._pause()
         self.tell(f"{name}: ready")
 
@@ -327,10 +294,12 @@ class Maintenance:
     def _patch(self, name: str, change: Callable[[Node], tuple[dict[str, Any] | None, T]]) -> T:
         """Patch the Node with the first value that ``change`` returns for it; its second is the result.
 
-        A conflict is retried, and so is an API server that cannot be reached or is overloaded, until ``ready_timeout``. A patch
-        whose answer was lost may have been made, so ``change`` may see a Node that has it.
+        A conflict is retried, and so is an API server that cannot be reached or is overloaded, until ``ready_timeout``, or for
+        CLEAN_UP seconds once the command is to stop. A patch whose answer was lost may have been made, so ``change`` may see a
+        Node that has it.
         """
-        deadline = monotonic() + self.ready_timeout
+        stopping = self.stop.is_set()
+        deadline = monotonic() + (CLEAN_UP if stopping else self.ready_timeout)
         left = TRIES
         while True:
             try:
@@ -349,7 +318,10 @@ class Maintenance:
                     _if_temporary(error)
                     if monotonic() >= deadline:
                         raise
-                    self._pause()
+                    if stopping:
+                        sleep(CHECK_INTERVAL)
+                    elif self.stop.wait(CHECK_INTERVAL):
+                        stopping, deadline = True, min(deadline, monotonic() + CLEAN_UP)
 
     def _check_stop(self) -> None:
         if self.stop.is_set():
@@ -387,18 +359,3 @@ def _causes(error: ApiError) -> Sequence[StatusCause]:
 
 def _budget(error: ApiError) -> str:
     return " ".join([error.status.message or "refused", *(cause.message for cause in _causes(error) if cause.message)])
-
-
-def _annotated(record: Record) -> dict[str, Any]:
-    return {"metadata": {"annotations": {names.MAINTENANCE: json.dumps(cattrs.unstructure(record), sort_keys=True)}}}
-
-
-def _finished(node: Node) -> tuple[dict[str, Any] | None, str]:
-    """The patch that ends a node's maintenance, and what it does."""
-    record = record_of(node)
-    if record is None:
-        return None, f"no maintenance is recorded, and it is {'' if is_cordoned(node) else 'not '}cordoned"
-    body: dict[str, Any] = {"metadata": {"annotations": {names.MAINTENANCE: None}}}
-    if not record.cordoned:
-        return body, "left cordoned, as it was before"
-    return {**body, "spec": {"unschedulable": None}}, "uncordoned"

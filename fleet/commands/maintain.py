@@ -11,16 +11,15 @@ from lightkube import ApiError
 
 from agent.report import names
 from agent.report.options import seconds
-from agent.report.printable import printable
 from agent.report.records import Disruption
 from fleet.api import ABSENT, Api, Failed, code, node_name, options
 from fleet.eviction import Rules
+from fleet.interruption import INTERRUPTED, interruptible
 from fleet.inventory import Inventory
 from fleet.inventory import options as inventory_options
-from fleet.maintenance import Maintenance, not_finished, record_of
+from fleet.maintenance import Maintenance
+from fleet.maintenance_record import not_finished, record_of
 from fleet.objects import condition_of
-
-INTERRUPTED = 130
 
 
 @click.command()
@@ -74,7 +73,10 @@ def maintain(
     drain cannot be finished, it is undone. If the change fails, the node stays cordoned, and no other node is started. Each
     step is recorded in the Node, so after a crash --resume and --undo work from any control host.
 
-    Exit code: 0 all nodes are done and ready, 1 some are not, 130 interrupted.
+    Ctrl-C, SIGTERM, SIGHUP and an output that cannot be written (any more) stop the command: it undoes a drain, finishes a
+    change that has begun, and says which nodes stay cordoned, and what ends that.
+
+    Exit code: 0 all nodes are done and ready, 1 some are not, 130 stopped before all were.
 
     Example: trackbed fleet maintain gpu-01 gpu-02 --inventory inventories/prod.py --allow link-flap
     """
@@ -89,25 +91,29 @@ def maintain(
     else:
         known = Inventory.read(inventory, limit)
         _check(api, known, wanted, resume)
-    maintenance = Maintenance(
-        api=api,
-        inventory=known,
-        allow=Disruption.parse(allow),
-        rules=Rules(force, delete_emptydir_data),
-        drain_timeout=drain_timeout,
-        apply_timeout=apply_timeout,
-        ready_timeout=ready_timeout,
-        tell=lambda line: click.echo(printable(line), err=as_json),
-        resume=resume,
-    )
-    results = {name: maintenance.give_back(name) for name in wanted} if undo else maintenance.run(wanted, at_once)
-    good = all(result == ("undone" if undo else "done") for result, _ in results.values())
-    if as_json:
-        click.echo(json.dumps({"done": good, "nodes": {name: _plain(*result) for name, result in results.items()}}))
-    for name, (result, reason) in results.items():
-        if result != ("undone" if undo else "done"):
-            click.echo(printable(f"trackbed: {name}: {result}{': ' if reason else ''}{reason}"), err=True)
-    sys.exit(0 if good else INTERRUPTED if maintenance.stop.is_set() else 1)
+    wished = "undone" if undo else "done"
+    with interruptible("a change that has begun on a node is finished first, and a drain undone") as interruption:
+        maintenance = Maintenance(
+            api=api,
+            inventory=known,
+            allow=Disruption.parse(allow),
+            rules=Rules(force, delete_emptydir_data),
+            drain_timeout=drain_timeout,
+            apply_timeout=apply_timeout,
+            ready_timeout=ready_timeout,
+            tell=lambda line: interruption.say(line, err=as_json),
+            resume=resume,
+            stop=interruption.stop,
+        )
+        results = {name: maintenance.give_back(name) for name in wanted} if undo else maintenance.run(wanted, at_once)
+        good = all(result == wished for result, _ in results.values())
+        document = {"done": good, "nodes": {name: _plain(*result) for name, result in results.items()}}
+        if as_json and not interruption.say(json.dumps(document)):
+            good = False
+        for name, (result, reason) in results.items():
+            if result != wished:
+                interruption.say(f"trackbed: {name}: {result}{': ' if reason else ''}{reason}", err=True)
+    sys.exit(0 if good else INTERRUPTED if interruption.stop.is_set() else 1)
 
 
 def _plain(result: str, reason: str) -> dict[str, str]:

@@ -182,13 +182,22 @@ def test_a_change_that_fails_leaves_the_node_cordoned_until_it_is_undone(plane: 
     words = ("maintain", "m3", "--inventory", str(inventory))
     done = fleet(plane, *words)
     assert done.code == 1
-    assert "m3: failed: trackbed apply on the node failed, and it stays cordoned: vfs: deferred" in done.err
+    assert "m3: failed: trackbed apply on the node failed: vfs: deferred; it stays cordoned; then " in done.err
     assert cordoned(plane, "m3") == (True, True)
     refused = fleet(plane, *words)
     assert refused.code == 1
     assert "admin began to maintain m3 at" in refused.err
     assert fleet(plane, *words, "--undo").code == 0
     assert cordoned(plane, "m3") == (False, False)
+
+
+@pytest.mark.usefixtures("nodes")
+def test_two_nodes_at_once_are_drained_changed_and_brought_back(plane: ControlPlane, inventory: Path) -> None:
+    for name in ("m1", "m2"):
+        workload(plane, f"job-{name}", name)
+    done = fleet(plane, "maintain", "m1", "m2", "--at-once", "2", "--inventory", str(inventory))
+    assert done.code == 0, done
+    assert [cordoned(plane, name) for name in ("m1", "m2")] == [(False, False)] * 2
 
 
 @pytest.mark.usefixtures("nodes")
@@ -199,7 +208,7 @@ def test_a_node_that_was_cordoned_before_stays_cordoned(plane: ControlPlane, inv
 
 
 @pytest.mark.usefixtures("nodes")
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_drain_is_resumed_or_undone(plane: ControlPlane, inventory: Path, how: signal.Signals) -> None:
     workload(plane, "job", "m1")
     forbid(plane, "job")
@@ -208,11 +217,15 @@ def test_an_interrupted_drain_is_resumed_or_undone(plane: ControlPlane, inventor
     until(lambda: cordoned(plane, "m1") == (True, True), "the node is cordoned")
     running.send_signal(how)
     stopped = ended(running)
-    if how == signal.SIGINT:
+    if how != signal.SIGKILL:
         assert stopped.code == 130
+        assert "trackbed: m1: undone: interrupted before anything was changed" in stopped.err
         assert cordoned(plane, "m1") == (False, False)
         return
     assert cordoned(plane, "m1") == (True, True)
+    refused = fleet(plane, *words)
+    assert "began to maintain m1 at" in refused.err
+    assert "give --resume or --undo" in refused.err
     plane.kubectl("delete", "pdb", "job")
     assert fleet(plane, *words, "--resume").code == 0
     assert cordoned(plane, "m1") == (False, False)

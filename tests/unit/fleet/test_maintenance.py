@@ -33,7 +33,8 @@ from agent.report.records import Disruption
 from fleet.api import Api, Failed
 from fleet.eviction import MIRROR, Rules, drain, full_name
 from fleet.inventory import Host, Inventory
-from fleet.maintenance import Maintenance, Record, record_of, unready
+from fleet.maintenance import Maintenance, unready
+from fleet.maintenance_record import Record, record_of
 from fleet.sweeping import sweep
 from tests.unit.fleet.test_fleet import node
 from tests.unit.fleet.test_kubeconfig import trackbed
@@ -368,6 +369,19 @@ def test_an_interruption_during_the_last_look_at_the_pods_begins_no_change(serve
     script, maintenance = serve({PODS: [NO_PODS], f"GET {NODE}": answers, f"PATCH {NODE}": [(200, {})]})
     script.before = lambda what: maintenance.stop.set() if what == PODS else None
     assert maintenance.run(["a"], 1) == {"a": ("undone", "interrupted before anything was changed")}
+
+
+def test_an_api_server_that_does_not_answer_while_the_drain_is_undone_leaves_a_node_that_is_named(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fleet.maintenance.CLEAN_UP", 0.05)
+    unused = (200, {"metadata": {"name": "a", "resourceVersion": "7"}})
+    script, maintenance = serve({PODS: [NO_PODS], f"GET {NODE}": [unused, BUSY], f"PATCH {NODE}": [(200, {})]})
+    script.before = lambda what: maintenance.stop.set() if what == PODS else None
+    result, reason = evolve(maintenance, ready_timeout=3600.0).run(["a"], 1)["a"]
+    assert (result, reason.startswith("the API server refuses: it is being restarted")) == ("failed", True)
+    assert "; it stays cordoned; then trackbed fleet maintain a --inventory" in reason
+    assert script.asked.count(f"GET {NODE}") > 2
 
 
 def test_a_node_that_is_gone_does_not_keep_others_from_being_given_back(serve: Serve) -> None:
