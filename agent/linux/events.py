@@ -43,6 +43,7 @@ from agent.linux import routing
 from agent.linux.messages import ATTRIBUTE, HEADER, IFINFOMSG, attributes, layout, numbers, widen
 from agent.linux.sockets import closed_in_the_end
 from agent.machine import Event, EventSource
+from agent.spec.selector import PCI_ADDRESS
 
 BUFFER = 16 << 20
 """Bytes of events that may wait, as the kernel counts them: some 14,000 link events. An overrun costs a full reading."""
@@ -66,13 +67,21 @@ ETHTOOL_MONITOR = "monitor"
 ETHTOOL_A_HEADER = 1
 ETHTOOL_A_HEADER_DEV_INDEX = numbers(ethtoolheader)["ETHTOOL_A_HEADER_DEV_INDEX"]
 
-IFLA_IFNAME = numbers(ifinfmsg)["IFLA_IFNAME"]
+IFLA_IFNAME, IFLA_PARENT_DEV_NAME = (numbers(ifinfmsg)[name] for name in ("IFLA_IFNAME", "IFLA_PARENT_DEV_NAME"))
 # Ancillary data of an event from another namespace: that namespace's number.
 NSID_ROOM = socket.CMSG_SPACE(4)
-# The header of IFLA_PARENT_DEV_NAME (Linux 5.14) with a PCI address in it: 12 characters and a NUL.
-PARENT = ATTRIBUTE.pack(ATTRIBUTE.size + 13, numbers(ifinfmsg)["IFLA_PARENT_DEV_NAME"])
-
-ADDRESS = re.compile(rb"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+# A PCI address in IFLA_PARENT_DEV_NAME (Linux 5.14), which ends with a NUL, and as a folder in a path of sysfs.
+PARENT = re.compile(
+    b"(?:%s)(%s)\0"
+    % (
+        b"|".join(
+            re.escape(ATTRIBUTE.pack(ATTRIBUTE.size + length + 1, IFLA_PARENT_DEV_NAME))
+            for length in range(len("0000:00:00.0"), len("ffffffff:00:00.0") + 1)
+        ),
+        PCI_ADDRESS.pattern.encode(),
+    )
+)
+ADDRESS = re.compile(b"(?<=/)%s(?![^/])" % PCI_ADDRESS.pattern.encode())
 SUBSYSTEMS = frozenset({b"pci", b"net", b"infiniband", b"queues"})
 CPU = b"cpu"
 DEVICES = "/sys/bus/pci/devices"
@@ -209,8 +218,8 @@ def routing_events(message: bytes, elsewhere: bool) -> Iterator[Event]:
 
 def _parent(message: bytes, offset: int, length: int) -> str:
     # Searching for the header costs a tenth of decoding all attributes. A false match is the address of no known device.
-    start = message.find(PARENT, offset, offset + length)
-    return message[start + 4 : start + 16].decode(errors="replace") if start >= 0 else ""
+    found = PARENT.search(message, offset, offset + length)
+    return found[1].decode() if found else ""
 
 
 def ethtool_events(message: bytes, elsewhere: bool) -> Iterator[Event]:

@@ -9,8 +9,9 @@ from attrs import evolve, field, fields, frozen
 from agent.spec.strict import NOT_PLAIN
 from agent.spec.validators import Each, Matches, Within, unicast_mac
 
-# A bus has 32 devices, a device 8 functions.
-PCI_ADDRESS = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
+# A bus has 32 devices, a device 8 functions. The kernel writes a domain with four digits or, above ffff, with more: those of
+# devices behind Intel VMD begin at 10000 (vmd_find_free_domain, drivers/pci/controller/vmd.c).
+PCI_ADDRESS = re.compile(r"(?:[0-9a-f]{4}|[1-9a-f][0-9a-f]{4,7}):[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
 PCI_ID = re.compile(r"[0-9a-f]{4}")
 NIC_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,126}")
 # What dev_valid_name() takes (net/core/dev.c), in at most ALTIFNAMSIZ - 1 bytes.

@@ -56,7 +56,8 @@ def selections(spec: NodeSpec, functions: Sequence[Function]) -> tuple[Selection
         others = [entries[name].select for name in nic.select.without]
         free = [function for function in functions if not any(_matches(other, function) for other in others)]
         lost = [other for other in others if not any(_matches(other, function) for function in functions)]
-        matching = sorted((f for f in free if _matches(nic.select, f)), key=lambda f: f.address)
+        # A domain above ffff has more digits (agent/spec/selector.py), and comes last.
+        matching = sorted((f for f in free if _matches(nic.select, f)), key=lambda f: (len(f.address), f.address))
         undecided = [function for function in free if _undecided(nic.select, function, lost)]
         chosen.append(Selection(nic, tuple(matching), tuple(undecided)))
     return tuple(chosen)

@@ -258,6 +258,17 @@ def test_each_rail_has_the_addresses_of_its_number(kernel: Kernel) -> None:
     assert dry_run(kernel.machine(), spec(wanted, STORAGE, node_number=7)).changes == ()
 
 
+def test_a_domain_of_five_digits_comes_after_those_of_four() -> None:
+    pfs = ("e5f2:00:02.0", "10000:01:00.0", "10002:01:00.0")
+    kernel = Kernel()
+    for index, address in enumerate(pfs):
+        kernel.add_nic(address, f"ens{index}", f"02:00:00:00:01:0{index}")
+    result = settle(kernel.machine(), spec({**RAILS, "vfs": {"count": 2}}))
+    assert is_ready(result.conditions)
+    assert names(result) == {address: (f"rail{index}", index) for index, address in enumerate(pfs)}
+    assert [nic.select.pci for nic in derive_spec(kernel.machine(), "n1", ()).spec.nics] == sorted(pfs)
+
+
 # --- what is shown -----------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ from attrs import define, evolve
 from pyroute2.netlink.rtnl import RTM_DELADDR, RTM_DELROUTE, RTM_NEWLINK
 
 from agent.linux.events import (
-    PARENT,
+    IFLA_PARENT_DEV_NAME,
     LinuxEvents,
     NetlinkSource,
     ethtool_events,
@@ -120,11 +120,25 @@ def test_an_index_of_another_namespace_is_not_ours() -> None:
 
 
 def test_a_vf_in_another_namespace_is_known_by_its_parent() -> None:
-    parent = PARENT + VF.encode() + b"\0"
+    parent = attribute(IFLA_PARENT_DEV_NAME, VF.encode() + b"\0")
     size = HEADER.size + IFINFOMSG.size + len(parent)
     message = HEADER.pack(size, RTM_NEWLINK, 0, 0, 0) + IFINFOMSG.pack(0, 1, 3, 0, 0) + parent
     assert link_scope(message, True, KNOWN) == {PF}
     assert link_scope(message.replace(VF.encode(), b"0000:99:10.2"), True, KNOWN) == set()
+
+
+VMD = "10002:01:00.0"
+
+
+def test_a_function_in_a_domain_of_five_digits_is_not_taken_for_another_one() -> None:
+    known = KnownDevices({}, {VMD: VMD, VMD[1:]: "another"})
+    path = f"/devices/pci0000:e0/0000:e0:00.5/pci10002:00/10002:00:02.0/{VMD}"
+    assert uevent_scope(uevent("bind", path, "pci"), False, known) == {VMD}
+    assert uevent_scope(uevent("add", f"{path}/net/ens1", "net", udev=True), False, known) == {VMD}
+    parent = attribute(IFLA_PARENT_DEV_NAME, VMD.encode() + b"\0")
+    size = HEADER.size + IFINFOMSG.size + len(parent)
+    message = HEADER.pack(size, RTM_NEWLINK, 0, 0, 0) + IFINFOMSG.pack(0, 1, 3, 0, 0) + parent
+    assert link_scope(message, True, known) == {VMD}
 
 
 def test_a_table_that_lost_a_route_names_its_nic() -> None:

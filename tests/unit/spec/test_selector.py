@@ -49,6 +49,21 @@ def test_an_entry_with_each_is_read_back_as_it_was_written(document: dict[str, A
     validator.validate(document)
 
 
+@pytest.mark.parametrize("pci", ["0000:3b:00.0", "ffff:00:1f.7", "10002:01:00.0", "ffffffff:00:00.0"])
+def test_a_domain_has_four_digits_or_more(pci: str, validator: Any) -> None:
+    document = node(entry({"pci": pci}, name="rail0"))
+    assert from_mapping(document).nics[0].select.pci == pci
+    validator.validate(document)
+
+
+@pytest.mark.parametrize("pci", ["00002:01:00.0", "123456789:00:00.0", "2:01:00.0", "0000:3b:20.0", "0000:3b:00.8"])
+def test_an_address_that_the_kernel_does_not_write_is_refused(pci: str, validator: Any) -> None:
+    document = node(entry({"pci": pci}, name="rail0"))
+    with pytest.raises(SpecError, match=r"write it as 0000:3b:00\.0"):
+        from_mapping(document)
+    assert not validator.is_valid(document)
+
+
 @pytest.mark.parametrize(
     ("document", "fault"),
     [
