@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from attrs import evolve, frozen
 
@@ -13,10 +13,14 @@ from agent.hardware.udev import initialised
 from agent.hardware.vpd import device_serial_number, product_name, vpd_serial_number
 from agent.machine import ARPHRD_INFINIBAND, Attributes, Files, Link, Machine
 from agent.report.target import device_of, is_vf, vf_index, vf_target
+from agent.vendors import unclassified
 
 PCI = "/sys/bus/pci/devices"
 NET = "/sys/class/net"
 RDMA = "/sys/class/infiniband"
+
+# The first octet of a PCI class: "unclassified", and network controllers, InfiniBand's among them.
+UNCLASSIFIED, NETWORK = "0x00", "0x02"
 
 UNREADABLE = "DeviceUnreadable"
 REMEDY = "see the kernel's log (dmesg), and reset the device, load its driver again or reboot the node"
@@ -55,6 +59,22 @@ class Function:
 def device_path(address: str) -> str:
     """The sysfs folder of a PCI function."""
     return f"{PCI}/{address}"
+
+
+def is_network(files: Files, address: str, entries: Collection[str]) -> bool:
+    """Whether a PCI function is a network controller: by its class, its netdev or RDMA device, or as one of a known family.
+
+    :param entries: the names in its folder in sysfs.
+    """
+    if not {"net", "infiniband"}.isdisjoint(entries):
+        return True
+    path = f"{PCI}/{address}"
+    kind = read_or(files, f"{path}/class", "")
+    if not kind.startswith(UNCLASSIFIED):
+        return kind.startswith(NETWORK)
+    # Before its driver has made a device, only its ID says what it is.
+    vendor, device = (read_or(files, f"{path}/{name}", "").removeprefix("0x") for name in ("vendor", "device"))
+    return f"{vendor}:{device}" in unclassified()
 
 
 def driver(files: Files, address: str) -> str | None:
@@ -263,7 +283,7 @@ def link_of(machine: Machine, target: str) -> Link:
 
 
 def discover(machine: Machine, serials: bool = False) -> tuple[Function, ...]:
-    """Every physical function of PCI class 02 (network controller), by address."""
+    """Every physical function that is a network controller, by address."""
     # One request for each function: a dump would list all netdevs, perhaps a thousand without a PCI function.
     candidates = (_function(machine, address, serials) for address in names_or_none(machine.files, PCI))
     return tuple(function for function in candidates if function is not None)
@@ -301,12 +321,13 @@ def _function(machine: Machine, address: str, serials: bool, known: Function | N
 def _read_function(machine: Machine, address: str, serials: bool, known: Function | None) -> Function | None:
     files = machine.files
     path = device_path(address)
-    if not read_or(files, f"{path}/class", "").startswith("0x02"):
+    entries = names_or_none(files, path)
+    if not is_network(files, address, entries):
         return None
     if known is not None and not known.unreadable:
         link, renaming = _link(machine, address)
         return evolve(known, driver=driver(files, address), link=link, renaming=renaming)
-    if "physfn" in names_or_none(files, path):
+    if "physfn" in entries:
         return None
     link, renaming = _link(machine, address)
     hung = address in machine.hung

@@ -20,6 +20,7 @@ from agent.hardware.functions import (
     bonded,
     device_path,
     driver,
+    is_network,
     product,
     rdma_devices,
     serial_numbers,
@@ -148,9 +149,9 @@ class _Reader:
     def functions(self) -> Iterator[NetworkFunction]:
         for address in self._names(PCI):
             entries = self._names(device_path(address))
-            is_network = self._text(f"{device_path(address)}/class").startswith("0x02")
-            # An RDMA function may have a PCI class other than network controller. VFs are listed below their PF.
-            if "physfn" not in entries and (is_network or not {"net", "infiniband"}.isdisjoint(entries)):
+            # VFs are listed below their PF.
+            network = _unless_gone(partial(is_network, self._files, address, entries))
+            if network and "physfn" not in entries:
                 yield self._physical(address)
 
     def _physical(self, address: str) -> NetworkFunction:

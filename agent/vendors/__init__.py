@@ -39,7 +39,8 @@ class Vendor:
     attributes of a VF for which the PF's driver resets the VF, or the VF's driver resets itself. ``vfs_need_pf_up``: a VF's
     driver takes its address from the PF only while the PF is up (known only for igb). ``vfs_miss_carrier``: a VF that comes up
     while its PF is being reset has no carrier until it is set down and up (known only for igb). ``has_netdev``: its functions
-    have netdevs of their own. ``invents_rate``: the rate that its RDMA ports report is not real.
+    have netdevs of their own. ``invents_rate``: the rate that its RDMA ports report is not real. ``unclassified``: the PCI IDs
+    of functions whose PCI class does not say that they are network controllers.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Vendor:
     has_netdev: bool = True
     trust_flaps: bool = True
     invents_rate: bool = False
+    unclassified: tuple[str, ...] = ()
 
 
 # `<netdev>-TxRx-3`, `<netdev>-rx-0`, `virtio3-input.0`: the names that most drivers give to the interrupts of queues. vmxnet3
@@ -82,9 +84,19 @@ def is_vfio(driver: str | None) -> bool:
 
 
 @cache
+def _records() -> tuple[Vendor, ...]:
+    return tuple(importlib.import_module(f"{__name__}.{each.name}").VENDOR for each in pkgutil.iter_modules(__path__))
+
+
+@cache
 def _by_driver() -> dict[str, Vendor]:
-    records = (importlib.import_module(f"{__name__}.{module.name}").VENDOR for module in pkgutil.iter_modules(__path__))
-    return {driver: record for record in records for driver in record.drivers}
+    return {driver: record for record in _records() for driver in record.drivers}
+
+
+@cache
+def unclassified() -> frozenset[str]:
+    """The PCI IDs (``1ded:107f``) of all network controllers whose PCI class does not say what they are."""
+    return frozenset(pci_id for record in _records() for pci_id in record.unclassified)
 
 
 def vendor(driver: str | None) -> Vendor:

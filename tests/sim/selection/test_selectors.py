@@ -98,3 +98,31 @@ def test_a_nic_selected_by_its_serial_number_that_comes_back_is_known_again(two:
     two.give_serials(PF, DSN, VPD)
     result = converge(two.machine(), Goal(wanted), Memory(lambda: 0.0), result.have, frozenset({PF}))
     assert is_ready(result.conditions)
+
+
+@pytest.mark.parametrize("has_driver", [True, False])
+@pytest.mark.parametrize("kind", ["0x020000", "0x00ff00"])
+def test_a_nic_whose_pci_class_does_not_say_so_is_found(two: Kernel, kind: str, has_driver: bool) -> None:
+    address = "0000:00:06.0"
+    two.add_erdma(address)
+    two.tree.put(f"{PCI}/{address}/class", kind)
+    if not has_driver:
+        two.tree.unlink(f"{PCI}/{address}/driver")
+    assert reasons(two, {"pci": address}) == ["AllPresent"]
+    assert reasons(two, {"vendor": "1ded", "device": "107f"}) == ["AllPresent"]
+    assert reasons(two, {"driver": "erdma"}) == ["AllPresent" if has_driver else "NicMissing"]
+
+
+@pytest.mark.parametrize("made", ["net", "infiniband"])
+def test_a_function_with_a_netdev_or_an_rdma_device_is_a_nic(two: Kernel, made: str) -> None:
+    two.tree.put(f"{PCI}/{OTHER}/class", "0x120000")
+    two.tree.remove(f"{PCI}/{OTHER}/net")
+    assert reasons(two, {"pci": OTHER}) == ["NicMissing"]
+    two.tree.folder(f"{PCI}/{OTHER}/{made}/device0")
+    assert reasons(two, {"pci": OTHER}) == ["AllPresent"]
+
+
+def test_an_unclassified_function_of_no_known_family_is_no_nic(two: Kernel) -> None:
+    two.tree.put(f"{PCI}/{OTHER}/class", "0x00ff00")
+    two.tree.remove(f"{PCI}/{OTHER}/net")
+    assert reasons(two, {"pci": OTHER}) == ["NicMissing"]
