@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from threading import Event
 from typing import Any
 
 import httpx2
@@ -82,33 +83,41 @@ def plan(listed: Sequence[Standing], share: float) -> Plan:
 
 @frozen
 class SweepResult:
-    """What a sweep did. ``failed``: errors by node."""
+    """What a sweep did. ``failed``: errors by node. ``left``: nodes that it did not come to, since it was to stop."""
 
     plan: Plan
     tainted: tuple[str, ...] = ()
     recovered: tuple[str, ...] = ()
     renewed: tuple[str, ...] = ()
     failed: dict[str, str] = field(factory=dict)
+    left: tuple[str, ...] = ()
 
 
-def sweep(api: Api, share: float, dry: bool) -> SweepResult:
-    """Sweep the fleet once."""
+def decide(api: Api, share: float) -> Plan:
+    """Read the fleet, and decide which nodes to sweep."""
     nodes, leases = api.nodes(), api.leases()
     faults = unreadable(nodes.faults, leases.faults)
-    decided = plan(standings(nodes.objects, leases.objects, api.now, faults), share)
-    if dry:
-        return SweepResult(decided)
+    return plan(standings(nodes.objects, leases.objects, api.now, faults), share)
+
+
+def sweep(api: Api, decided: Plan, stop: Event) -> SweepResult:
+    """Sweep the nodes of a plan, until ``stop`` is set."""
     tainted: list[str] = []
     recovered: list[str] = []
     renewed: list[str] = []
     failed: dict[str, str] = {}
+    left = [*decided.taint, *decided.renew]
     for name in decided.taint:
-        with _noting(api, failed, name):
-            (tainted if _sweep_node(api, name) else recovered).append(name)
+        if not stop.is_set():
+            left.remove(name)
+            with _noting(api, failed, name):
+                (tainted if _sweep_node(api, name) else recovered).append(name)
     for name in decided.renew:
-        with _noting(api, failed, name, "its Lease was deleted and cannot be created again: "):
-            (renewed if _create_lease(api, name) else recovered).append(name)
-    return SweepResult(decided, tuple(tainted), tuple(recovered), tuple(renewed), failed)
+        if not stop.is_set():
+            left.remove(name)
+            with _noting(api, failed, name, "its Lease was deleted and cannot be created again: "):
+                (renewed if _create_lease(api, name) else recovered).append(name)
+    return SweepResult(decided, tuple(tainted), tuple(recovered), tuple(renewed), failed, tuple(left))
 
 
 @contextmanager

@@ -12,6 +12,8 @@ from agent.report.options import number
 from agent.report.printable import printable
 from fleet import sweeping
 from fleet.api import Api, options
+from fleet.interruption import INTERRUPTED, interruptible
+from fleet.sweeping import SweepResult
 
 REFUSED = 2
 
@@ -35,11 +37,24 @@ def sweep(api: Api, max_share: float, dry: bool, as_json: bool) -> None:
 
     Run this command from a timer, as often as you like; two runs at once do no harm.
 
-    Exit code: 0 done, 2 too many nodes are without a heartbeat and none of these was tainted, 1 an error.
+    Exit code: 0 done, 2 too many nodes are without a heartbeat and none of these was tainted, 1 an error,
+    130 stopped before all was done.
 
     Example: trackbed fleet sweep --dry
     """
-    result = sweeping.sweep(api, max_share, dry)
+    decided = sweeping.decide(api, max_share)
+    with interruptible("the node that was begun is finished first") as interruption:
+        result = SweepResult(decided) if dry else sweeping.sweep(api, decided, interruption.stop)
+        _print(result, dry, as_json)
+    if result.left:
+        sys.exit(INTERRUPTED)
+    if decided.refused:
+        sys.exit(REFUSED)
+    if result.failed:
+        sys.exit(1)
+
+
+def _print(result: SweepResult, dry: bool, as_json: bool) -> None:
     decided = result.plan
     if as_json:
         document = {
@@ -52,6 +67,7 @@ def sweep(api: Api, max_share: float, dry: bool, as_json: bool) -> None:
             "recovered": result.recovered,
             "renewed": decided.renew if dry else result.renewed,
             "failed": result.failed,
+            "left": result.left,
         }
         click.echo(json.dumps(document))
     else:
@@ -78,6 +94,5 @@ def sweep(api: Api, max_share: float, dry: bool, as_json: bool) -> None:
             "network, the reporters' credentials); if it is not, give a larger --max-share",
             err=True,
         )
-        sys.exit(REFUSED)
-    if result.failed:
-        sys.exit(1)
+    if result.left:
+        click.echo(printable(f"trackbed: left to the next sweep: {', '.join(result.left)}"), err=True)

@@ -1,4 +1,4 @@
-"""`trackbed fleet maintain` that ends early, against a small API server whose one pod a node is never evicted."""
+"""Commands of `trackbed fleet` that are stopped early, against a small API server whose one pod a node is never evicted."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from tests.unit.fleet.test_kubeconfig import KUBECONFIG
 from tests.unit.fleet.test_maintenance import BUSY_AS_TEXT, pod
 
 NODES = ("a", "b")
+TRACKBED = (sys.executable, "-m", "agent", "fleet")
 Step = Callable[[str, Any], bool]
 
 
@@ -41,6 +42,10 @@ class Cluster:
                 "metadata": {"creationTimestamp": "2026-01-01T00:00:00Z"},
                 "status": {"userInfo": {"username": "me"}},
             }
+        if path.endswith("/nodes"):
+            return 200, {"items": list(self.nodes.values())}
+        if path.endswith("/leases"):
+            return (201, body) if method == "POST" else (200, {"items": []})
         if path.endswith("/pods"):
             return 200, {"items": [pod("job").to_dict()]}
         if path.endswith("/eviction"):
@@ -101,8 +106,11 @@ def start(cluster: Cluster, before: Sequence[str] = ()) -> subprocess.Popen[str]
     """Start to maintain both nodes at once."""
     inventory = cluster.kubeconfig.with_name("fleet.py")
     inventory.write_text(f"hosts = {list(NODES)!r}\n")
-    command = [*before, sys.executable, "-m", "agent", "fleet", "maintain", *NODES, "--at-once", "2"]
-    command += ["--kubeconfig", str(cluster.kubeconfig), "--inventory", str(inventory)]
+    return run(cluster, [*before, *TRACKBED, "maintain", *NODES, "--at-once", "2", "--inventory", str(inventory)])
+
+
+def run(cluster: Cluster, words: list[str]) -> subprocess.Popen[str]:
+    command = [*words, "--kubeconfig", str(cluster.kubeconfig)]
     made = subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     cluster.started.append(made)
     return made
@@ -193,3 +201,23 @@ def test_a_signal_that_is_ignored_when_the_command_starts_stays_ignored(cluster:
     running = start(cluster, before=["nohup"])
     started.set()
     check(cluster, running, "SIGTERM")
+
+
+def test_a_sweep_that_is_stopped_finishes_its_node_and_says_what_it_did(cluster: Cluster) -> None:
+    asked, said = threading.Event(), threading.Event()
+
+    def received(what: str, body: Any) -> None:
+        if what.startswith("POST") and what.endswith("/leases"):
+            asked.set()
+            said.wait(60)
+
+    cluster.received = received
+    running = run(cluster, [*TRACKBED, "sweep", "--max-share", "1"])
+    assert running.stderr
+    assert asked.wait(60)
+    running.send_signal(signal.SIGTERM)
+    assert running.stderr.readline().startswith("trackbed: SIGTERM: stopping")
+    said.set()
+    out, err = running.communicate(timeout=60)
+    assert (running.returncode, err) == (130, "trackbed: left to the next sweep: b\n")
+    assert out.startswith("a: its Lease is gone; another one was made")

@@ -35,7 +35,7 @@ from fleet.eviction import MIRROR, Rules, drain, full_name
 from fleet.inventory import Host, Inventory
 from fleet.maintenance import Maintenance, unready
 from fleet.maintenance_record import Record, record_of
-from fleet.sweeping import sweep
+from fleet.sweeping import decide, sweep
 from tests.unit.fleet.test_fleet import node
 from tests.unit.fleet.test_kubeconfig import trackbed
 
@@ -453,7 +453,7 @@ def test_an_answer_that_is_no_json_keeps_no_other_node_from_being_swept(serve: S
             f"POST {LEASES}": [(201, {})],
         }
     )
-    swept = sweep(maintenance.api, share=0.25, dry=False)
+    swept = sweep(maintenance.api, decide(maintenance.api, 0.25), threading.Event())
     assert (swept.renewed, list(swept.failed)) == (("b",), ["a"])
     assert swept.failed["a"].startswith("its Lease was deleted and cannot be created again: ")
 
