@@ -23,6 +23,10 @@ SETTINGS = Path("/etc/trackbed/reporter.json")
 ACKNOWLEDGEMENT = 10.0
 """Seconds that a disruptive change waits for NotReady to be published. A lost API server must not stop repairs."""
 
+REPLACED = 45.0
+"""Seconds that it waits if the reporter does not say why nothing is published. By then systemd has replaced a reporter that
+hangs (WatchdogSec of its unit), and the next one has published NotReady, or says why not."""
+
 _POLL = 0.05
 
 
@@ -70,24 +74,31 @@ def write(path: Path, published: Published) -> bool:
 
 
 def wait_until_not_ready(
-    path: Path, announcement: str, published: Path = PATH, settings: Path = SETTINGS, timeout: float = ACKNOWLEDGEMENT
+    path: Path,
+    announcement: str,
+    published: Path = PATH,
+    settings: Path = SETTINGS,
+    timeout: float = ACKNOWLEDGEMENT,
+    replaced: float = REPLACED,
 ) -> str:
     """Wait until the report with this announcement is published. On a node that is not published, return at once.
 
     :param path: the report file.
     :param announcement: as in :attr:`Report.announcement`.
-    :param timeout: seconds to wait at most.
+    :param timeout: seconds to wait at most if the reporter says why nothing is published.
+    :param replaced: seconds to wait at most if it says nothing.
     :returns: why it was not published in that time; empty if it was.
     """
-    deadline = time.monotonic() + timeout
+    began = time.monotonic()
     while settings.exists():
         generation = _generation_of(path, announcement)
         latest = read(published)
         if generation is not None and latest is not None and latest.not_ready(boot_id(), generation):
             return ""
-        if time.monotonic() >= deadline:
-            cause = latest.error if latest is not None and latest.error else "is trackbed-reporter running?"
-            return f"NotReady could not be published within {timeout:.0f} s ({cause})"
+        cause = latest.error if latest is not None else ""
+        limit = timeout if cause else replaced
+        if time.monotonic() - began >= limit:
+            return f"NotReady could not be published within {limit:.0f} s ({cause or 'is trackbed-reporter running?'})"
         time.sleep(_POLL)
     return ""
 

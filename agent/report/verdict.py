@@ -13,8 +13,8 @@ from agent.documents import LARGEST_REPORT, read
 from agent.report.records import Condition, Report, report_from_json
 from agent.runtime import boot_id, uptime
 
-STALE = 60.0
-"""Seconds after which a heartbeat is too old. By then the supervisor has missed one, and the next one is late."""
+STALE = 30.0
+"""Seconds after which a heartbeat is too old. By then the supervisor has missed two, and the third one is late."""
 
 
 class NoReport(Exception):
@@ -105,7 +105,7 @@ def read_report(path: Path) -> Report:
             return _parsed(read(path, LARGEST_REPORT))
     except FileNotFoundError:
         raise NoReport(
-            f"{path} does not exist: the agent has not run since the boot, or could not write it",
+            f"{path} does not exist: the agent has not run since the boot, was killed, or could not write it",
             f"systemctl start trackbed; df {path.parent}",
         ) from None
     except (OSError, ValueError) as error:

@@ -12,8 +12,11 @@ from tests.chaos.oracle import EVENTS, SILENT
 SAID = {EVENTS: 2.0, SILENT: 65.0}
 """Seconds for which the report may say ready while the kernel differs: on an emulated node, and by the next full reading."""
 
-HEARTBEAT = 65.0
+HEARTBEAT = 35.0
 """The same while the agent cannot answer: its report is believed until the heartbeat is stale."""
+
+MUTE = 65.0
+"""The same in the API while the reporter cannot publish: it is replaced, or tries again later."""
 
 PUBLISHING = 10.0
 """Seconds by which the API may be later than the report. So long a disruptive change waits for it, too (docs/kubernetes.md)."""
@@ -39,8 +42,8 @@ def in_api(kind: str) -> str:
 def limits(faults: Sequence[Fault]) -> dict[str, float]:
     """The longest lie that these faults excuse, in seconds, by class."""
     silent, mute = any(fault.silences for fault in faults), any(fault.mutes for fault in faults)
-    said = {kind: HEARTBEAT if silent else limit for kind, limit in SAID.items()}
-    shown = {kind: HEARTBEAT if mute else limit for kind, limit in said.items()}
+    said = {kind: max(HEARTBEAT, limit) if silent else limit for kind, limit in SAID.items()}
+    shown = {kind: max(MUTE, limit) if mute else limit for kind, limit in said.items()}
     return said | {in_api(kind): limit + PUBLISHING + CLOCKS for kind, limit in shown.items()}
 
 

@@ -18,7 +18,7 @@ from typing import Any
 PCI = "/sys/bus/pci/devices"
 NET = "/sys/class/net"
 REPORT = "/run/trackbed/report.json"
-STALE = 60.0
+STALE = 30.0
 """Seconds after which every reader of a report counts the node as not ready (docs/processes.md)."""
 
 UP = 1

@@ -76,7 +76,7 @@ def test_an_agent_that_hangs_is_restarted_and_one_that_is_gone_makes_the_node_un
     )
     node.sh("systemctl kill --signal=SIGKILL trackbed")
     eventually("Unknown and tainted", lambda: condition(plane, name) == "Unknown" and tainted(plane, name), LONG)
-    assert reason(plane, name) == "AgentSilent"
+    assert reason(plane, name) == "NoReport"
     node.sh(f"rm -r {DROP_INS}; systemctl daemon-reload; systemctl start trackbed", timeout=LONG)
     eventually("ready again", lambda: is_open(plane, name), LONG)
 

@@ -27,7 +27,7 @@ from tests.chaos import bad_api_server, oracle
 from tests.chaos.__main__ import ALL, again, main, pick
 from tests.chaos.cluster import expired
 from tests.chaos.faults import FAULTS, Fault, trials
-from tests.chaos.lies import CLOCKS, HEARTBEAT, PUBLISHING, SAID, Lie, in_api, too_long
+from tests.chaos.lies import CLOCKS, HEARTBEAT, MUTE, PUBLISHING, SAID, Lie, in_api, too_long
 from tests.chaos.oracle import EVENTS, SILENT
 from tests.chaos.shown import CLAIMS, Seen, claims, longest, shown
 from tests.chaos.smallest import smallest
@@ -170,7 +170,8 @@ def test_there_is_no_lie_if_the_api_says_not_ready_while_the_kernel_differs() ->
         (Fault("f", "g"), in_api(EVENTS), SAID[EVENTS] + PUBLISHING + CLOCKS),
         (Fault("f", "g"), in_api(SILENT), SAID[SILENT] + PUBLISHING + CLOCKS),
         (Fault("f", "g", silences=True), in_api(EVENTS), HEARTBEAT + PUBLISHING + CLOCKS),
-        (Fault("f", "g", mutes=True), in_api(EVENTS), HEARTBEAT + PUBLISHING + CLOCKS),
+        (Fault("f", "g", silences=True), SILENT, SAID[SILENT]),
+        (Fault("f", "g", mutes=True), in_api(EVENTS), MUTE + PUBLISHING + CLOCKS),
     ],
 )
 def test_a_lie_is_wrong_if_it_is_longer_than_its_limit(fault: Fault, kind: str, limit: float) -> None:

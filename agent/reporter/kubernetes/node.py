@@ -26,9 +26,9 @@ LAST_SECOND = 32503679999.0
 """The end of the year 2999. The admission policy refuses later times; a clock that is wrong must not stop a NotReady."""
 
 REPORTS_WITHIN = 60.0
-"""Seconds within which a kubelet reports after its start: it tries at once, and every 10 s (syncNodeStatus in pkg/kubelet/kubelet.go).
-One that has not reached the API server within 50 s is called unreachable by Kubernetes itself, which taints its
-Node (pkg/controller/nodelifecycle, NodeMonitorGracePeriod)."""
+"""Seconds within which a kubelet reports after its start: it tries at once, and then every 10 s (syncNodeStatus in
+pkg/kubelet). One that has not reached the API server within 50 s is called unreachable by Kubernetes itself, which taints its
+Node (NodeMonitorGracePeriod in pkg/controller/nodelifecycle)."""
 
 # The pattern that metav1.Condition sets for a reason. The API server does not check it for a Node's conditions, but programs
 # that read them expect it. The admission policy refuses longer reasons.

@@ -26,10 +26,14 @@ from agent.reporter.kubernetes.node_writer import NodeWriter
 from agent.reporter.kubernetes.plugins import PluginLabels
 from agent.reporter.kubernetes.steps import LONGEST_SLEEP, Steps
 from agent.reporter.settings import Label, Settings, read_labels
-from agent.runtime import uptime
+from agent.runtime import notify, uptime
 
 ON_NODE = ("ready", "taint", "condition")
 """The steps that write the Node. A report is published once those that were taken have succeeded."""
+
+LOOK_EVERY = 10.0
+"""Seconds between two looks at the report although nothing has changed: a third of the unit's WatchdogSec, so that systemd sees
+that the publishing thread lives. It is also how late a change is seen of which inotify did not tell."""
 
 Step = Callable[[Verdict, Node, float], float]
 """Publishes one part of the report at the clock's time (the last argument), and returns the seconds until it must run again."""
@@ -77,7 +81,7 @@ class Publication:
         self.watch = NodeWatch(Api(server, self.identity.session), name, self.wake)
         self.acknowledged = Acknowledgement(self.files.acknowledgement, self.files.memory)
         self.plugins = PluginLabels(self.acknowledged.now.devices)
-        self.steps = Steps(self.clock, self._step_failed)
+        self.steps = Steps(self.clock, self._step_failed, alive)
         self._writer = NodeWriter(name, api, self.watch, self.now)
         self._lease = LeaseWriter(self.settings, api, self.now)
 
@@ -110,7 +114,8 @@ class Publication:
         """Publish until the process ends."""
         self.watch.start()
         while True:
-            self._changed.wait(min(self.turn(), LONGEST_SLEEP))
+            alive()
+            self._changed.wait(min(self.turn(), LOOK_EVERY))
             self._changed.clear()
 
     def turn(self) -> float:
@@ -253,6 +258,11 @@ class Publication:
         error = "; ".join(dict.fromkeys(filter(None, troubles)))
         self.acknowledged.now = evolve(self.acknowledged.now, error=error)
         self.acknowledged.write(self.now())
+
+
+def alive() -> None:
+    """Tell systemd that the publishing thread lives. No other thread may say so: systemd must replace one that hangs."""
+    notify("WATCHDOG=1")
 
 
 def _stale_in(verdict: Verdict) -> float:

@@ -19,7 +19,7 @@ ANNOUNCEMENT = "a1"
 def wait(tmp_path: Path) -> Callable[[float], str]:
     (tmp_path / "reporter.json").write_text("{}")
     files = tmp_path / "published.json", tmp_path / "reporter.json"
-    return lambda timeout: wait_until_not_ready(tmp_path / "report.json", ANNOUNCEMENT, *files, timeout)
+    return lambda timeout: wait_until_not_ready(tmp_path / "report.json", ANNOUNCEMENT, *files, timeout, timeout)
 
 
 def announce(folder: Path, generation: int, announcement: str = ANNOUNCEMENT) -> None:
@@ -69,6 +69,17 @@ def test_an_unreachable_api_server_does_not_stop_the_repair(tmp_path: Path, wait
     publish(tmp_path, 6, ready=True, error="the API server does not answer in time")
     cause = wait(0.2)
     assert "the API server does not answer in time" in cause
+
+
+@pytest.mark.parametrize("error", ["", "the API server does not answer in time"])
+def test_a_reporter_that_says_nothing_is_given_the_time_in_which_it_is_replaced(tmp_path: Path, error: str) -> None:
+    announce(tmp_path, 7)
+    publish(tmp_path, 6, ready=True, error=error)
+    (tmp_path / "reporter.json").write_text("{}")
+    files = tmp_path / "report.json", ANNOUNCEMENT, tmp_path / "published.json", tmp_path / "reporter.json"
+    # The time that does not count is much too long.
+    limits = (0.2, 600.0) if error else (0.0, 0.3)
+    assert wait_until_not_ready(*files, *limits).endswith(f"({error or 'is trackbed-reporter running?'})")
 
 
 def test_a_file_that_cannot_be_replaced_is_removed(tmp_path: Path) -> None:

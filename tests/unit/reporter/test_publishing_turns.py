@@ -1,5 +1,6 @@
 """What one turn of the reporter writes and says, and when the next one is due; its run until it ends."""
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -275,6 +276,30 @@ def publishing_itself(reporter: Publication) -> Iterator[None]:
     reporter.wake()
     thread.join(60.0)
     assert not thread.is_alive()
+
+
+def test_systemd_hears_that_the_publishing_thread_lives_until_it_hangs(
+    running: tuple[Publication, Cluster, Clocks], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("agent.reporter.kubernetes.api.TIMEOUT", 600.0)
+    monkeypatch.setattr("agent.reporter.kubernetes.publish.LOOK_EVERY", 0.02)
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    reporter, cluster, _ = running
+    say(reporter, REPORT)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified, publishing_itself(reporter):
+        notified.bind(str(tmp_path / "notify"))
+        notified.settimeout(60.0)
+        assert [notified.recv(100) for _ in range(5)] == [b"WATCHDOG=1"] * 5
+        cluster.hanging = "status"
+        say(reporter, UNREADY)
+        assert cluster.hung.wait(60.0)
+        notified.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            while True:
+                notified.recv(100)
+        cluster.over.set()
+        notified.settimeout(60.0)
+        assert notified.recv(100) == b"WATCHDOG=1"
 
 
 @pytest.mark.parametrize("hanging", ["lease", "status"])
