@@ -18,6 +18,7 @@ SETTINGS = Path(os.environ.get("TRACKBED_PULL_SETTINGS", "/etc/trackbed/pull.jso
 KEYRING = Path(os.environ.get("TRACKBED_PULL_KEYRING", "/etc/trackbed/pull.gpg"))
 STATE = Path(os.environ.get("TRACKBED_PULL_STATE", "/var/lib/trackbed/pull"))
 LIMIT = 1 << 30
+ARCHIVE, SIGNATURE = "archive.tar.gz", "archive.tar.gz.sig"
 
 
 def main() -> None:
@@ -40,10 +41,16 @@ def run() -> None:
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=STATE, prefix="new-") as folder:
         work = Path(folder)
-        archive, signature = work / "archive.tar.gz", work / "archive.tar.gz.sig"
+        archive, signature = work / ARCHIVE, work / SIGNATURE
         fetch(url + ".sig", signature)
-        fetch(url, archive)
-        verify(archive, signature, url)
+        if not kept(signature):
+            fetch(url, archive)
+            if error := fault(archive, signature):
+                sys.exit(f"{url} is not deployed, since no key in {KEYRING} has signed it:\n{error}")
+            # A power cut between the two leaves a pair that does not match, and kept() verifies it.
+            archive.replace(STATE / ARCHIVE)
+            signature.replace(STATE / SIGNATURE)
+        archive = STATE / ARCHIVE
         tree = work / "tree"
         unpack(archive, tree, url)
         made = issued(tree / "ISSUED", f"{url}: build the archive again: python -m tasks.pull")
@@ -96,14 +103,21 @@ def fetch(url: str, file: Path) -> None:
         sys.exit(f"{url} cannot be fetched: {error}")
 
 
-def verify(archive: Path, signature: Path, url: str) -> None:
-    """Verify the signature with gpgv and the node's keyring."""
+def kept(signature: Path) -> bool:
+    """Whether the archive of the last run has this signature, so that it need not be fetched again."""
+    there = STATE / SIGNATURE
+    same = there.exists() and there.read_bytes() == signature.read_bytes()
+    # The disk may have changed the archive since, and the keyring may have lost the key.
+    return same and not fault(STATE / ARCHIVE, signature)
+
+
+def fault(archive: Path, signature: Path) -> str:
+    """Verify the signature with gpgv and the node's keyring; its error, empty if the signature is good."""
     gpgv = shutil.which("gpgv") or shutil.which("gpgv2")
     if gpgv is None:
         sys.exit("the node has no gpgv to verify the archive; install the package gpgv (Debian, Ubuntu) or gnupg2")
     done = subprocess.run([gpgv, "--keyring", KEYRING, signature, archive], capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{url} is not deployed, since no key in {KEYRING} has signed it:\n{done.stderr.strip()}")
+    return (done.stderr.strip() or f"gpgv ends with {done.returncode}") if done.returncode else ""
 
 
 def unpack(archive: Path, tree: Path, url: str) -> None:

@@ -256,6 +256,35 @@ def test_an_older_archive_is_refused_though_its_signature_is_good(puller: Puller
     assert puller.ran is None
 
 
+def test_an_archive_whose_signature_is_the_last_ones_is_not_fetched_again(puller: Puller) -> None:
+    archive = puller.publish(100)
+    assert puller.run()[0] == 0
+    archive.unlink()
+    assert puller.ran
+    assert puller.run() == (0, "")
+    assert puller.ran
+    archive = puller.publish(101)
+    assert puller.run()[0] == 0
+    assert (puller.folder / "state" / "archive.tar.gz").read_bytes() == archive.read_bytes()
+    # Another signature of the same archive needs the archive itself.
+    puller.publish(102).unlink()
+    assert "cannot be fetched" in puller.run()[1]
+
+
+@pytest.mark.parametrize("damaged", ["archive.tar.gz", "archive.tar.gz.sig"])
+@pytest.mark.parametrize("content", [None, b"", b"x"])
+def test_a_kept_archive_that_is_damaged_is_fetched_again(puller: Puller, damaged: str, content: bytes | None) -> None:
+    puller.publish(100)
+    assert puller.run()[0] == 0
+    if content is None:
+        (puller.folder / "state" / damaged).unlink()
+    else:
+        (puller.folder / "state" / damaged).write_bytes(content)
+    assert puller.ran
+    assert puller.run() == (0, "")
+    assert puller.ran
+
+
 def test_an_archive_that_cannot_be_fetched_is_a_one_line_error(puller: Puller) -> None:
     code, message = puller.run()
     assert code == 1
