@@ -89,10 +89,11 @@ def converge(
     context = PassContext.begin(machine, goal, memory, callbacks)
     state = _rounds(context, last, scope)
     _note_seen(context, state)
-    if last is None or scope is None:
+    whole = last is None or scope is None
+    if whole:
         state = _restore_devices_that_left(context, state)
     state = state.adding(_unreadable(context, state.want, state.have))
-    _remember(memory, state)
+    _remember(memory, state, whole)
     waiting = _waiting(goal, state.have, state.remaining)
     callbacks.doing("probes", "read")
     standard, judged = _judged_by_probes(context, state, waiting)
@@ -244,10 +245,14 @@ def _unreadable(context: PassContext, want: Wanted, have: Snapshot) -> list[Outc
     return outcomes
 
 
-def _remember(memory: Memory, state: _State) -> None:
-    """Note what was written, and forget the failures of changes that are no longer planned."""
+def _remember(memory: Memory, state: _State, whole: bool) -> None:
+    """Note what was written, and forget the failures of changes that are no longer planned.
+
+    :param whole: the pass also looked at the devices that are no longer in the spec.
+    """
     contention, index = memory.failures.contention, partial(vf_links.index, state.have)
-    memory.failures.keep({identity(outcome.change) for outcome in state.remaining})
+    planned = {identity(outcome.change) for outcome in state.remaining}
+    memory.failures.keep(planned if whole else planned | memory.failures.of_others({HOST, *state.want.nics}))
     contention.left(index)
     contention.keep(write_of(index, state.have, outcome.change) for outcome in state.remaining)
     contention.wrote((write_of(index, state.have, outcome.change) for outcome in state.applied), memory.clock())

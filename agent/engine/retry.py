@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Container
 
 from attrs import define, evolve, field, frozen
 
@@ -109,6 +110,10 @@ class Failures:
     def next_try(self) -> float | None:
         """When the first failed change may be tried again. One whose users or whose policy defer it waits for these instead."""
         return min((failure.not_before for failure in self._failures.values() if not failure.over), default=None)
+
+    def of_others(self, devices: Container[str]) -> set[Identity]:
+        """The failed changes of devices that are none of these."""
+        return {key for key, failure in self._failures.items() if failure.outcome.change.device not in devices}
 
     def keep(self, identities: set[Identity]) -> None:
         """Forget the failures of changes that are not planned any more."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from functools import partial
 from typing import Any
 
@@ -127,6 +128,19 @@ def test_a_nic_whose_vf_would_have_another_s_address_has_not_left(kernel: Kernel
     result = follow(kernel, originals, {**A, "vfs": vfs}, B)
     assert any(c.reason == "AddressGivenTwice" for c in result.conditions)
     assert kernel.netdev(PF0).mtu == 9000
+
+
+def test_passes_for_events_do_not_hasten_a_restoring_that_is_refused(kernel: Kernel, originals: Originals) -> None:
+    follow(kernel, originals, A, B)
+    kernel.fault = lambda operation, where, value: OSError(errno.EINVAL, "no") if "mtu=1500" in value else None
+    goal, failures = Goal(from_mapping({"node_name": "n1", "nics": [B]})), Failures()
+    last: Pass | None = None
+    kernel.writes.clear()
+    for second in range(100):
+        memory = Memory(partial(float, second), failures, originals)
+        scope = frozenset({PF1}) if last is not None and second % 2 else None
+        last = converge(kernel.machine(), goal, memory, last.have if last else None, scope)
+    assert 5 <= sum("mtu=1500" in value for _, value in kernel.writes) <= 9
 
 
 @pytest.mark.parametrize("missing", [None, {"netdev": "eth7"}], ids=["nothing missing", "undecided"])
