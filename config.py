@@ -12,6 +12,7 @@ config.CONNECT_TIMEOUT = 20
 
 connection.allow_open_files(state)
 connection.fail_single_hosts()
+connection.keep_host_keys()
 failures.limit(state)
 failures.fail_alone()
 # After the limits of open files and of failed hosts, which then count the hosts of the shard only.
@@ -20,5 +21,6 @@ shard.limit(state)
 inventory.check(state)
 progress.show(state)
 questions.need_answers()
+questions.refuse_answers_to_a_dry_run()
 prefetch.enable(state)
 pyinfra_speed.replace_functions()

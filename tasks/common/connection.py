@@ -19,10 +19,12 @@ from __future__ import annotations
 import resource
 import secrets
 import socket
+from pathlib import Path
 from typing import Any
 
 from attrs import frozen
 from paramiko import Transport
+from pyinfra import logger
 from pyinfra.api.command import StringCommand
 from pyinfra.api.exceptions import ConnectError, PyinfraError
 from pyinfra.api.host import Host
@@ -30,6 +32,7 @@ from pyinfra.api.state import State
 from pyinfra.connectors.base import BaseConnector
 from pyinfra.connectors.local import LocalConnector
 from pyinfra.connectors.ssh import SSHConnector
+from pyinfra.connectors.sshuserclient import client
 
 from agent.report.printable import printable
 
@@ -97,6 +100,26 @@ def fail_single_hosts() -> None:
             raise ConnectError(fault)
 
     SSHConnector.connect = connect_or_fail  # type: ignore[method-assign]
+
+
+def keep_host_keys() -> None:
+    """For config.py: a host's first connection makes the folder of known_hosts, and succeeds if the key cannot be written.
+
+    Both as ssh(1) has it. pyinfra's function expects the folder, which a new user's home does not have.
+    """
+    append = client.append_hostkey
+
+    def append_or_warn(connection: Any, hostname: str, key: Any) -> None:
+        # None: the SSH configuration has `UserKnownHostsFile none`.
+        file = connection._host_keys_filename
+        try:
+            if file is not None:
+                Path(file).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            append(connection, hostname, key)  # type: ignore[no-untyped-call]
+        except OSError as error:
+            logger.warning(f"{hostname}: its host key is not noted in {file}: {error.strerror}")
+
+    client.append_hostkey = append_or_warn
 
 
 def login_fault(connector: BaseConnector) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from getpass import getpass
 from typing import Any
 
+import click
 from paramiko import SSHException
 from pyinfra.api.exceptions import ConnectError, PyinfraError
 from pyinfra.connectors import ssh_util, util
@@ -32,6 +33,14 @@ def need_answers() -> None:
         "sudo asks for a password, and there is no terminal to enter it: log in as root, or allow the login user to run sudo "
         "without one (NOPASSWD, sudoers(5))",
     )
+
+
+def refuse_answers_to_a_dry_run() -> None:
+    """For config.py: with -y pyinfra does not print the changes, so `--dry -y` would show nothing. Its JSON is complete."""
+    context = click.get_current_context(silent=True)
+    given = context.params if context else {}
+    if given.get("dry") and given.get("yes") and not given.get("json_output"):
+        raise PyinfraError("--dry with -y prints no changes; leave out -y: a dry run asks nothing")
 
 
 def _or_raise(ask: Callable[[str], Any], error: type[Exception], message: str) -> Any:

@@ -75,6 +75,14 @@ def test_without_a_terminal_a_question_is_one_error_and_nothing_is_done(inventor
     assert "Beginning operation run" not in done.stderr
 
 
+def test_a_dry_run_that_would_show_nothing_is_refused(inventory: Path) -> None:
+    done = pyinfra(inventory, "--dry", "-y", a=(FRESH, {}))
+    assert done.returncode == 1
+    assert "--dry with -y prints no changes; leave out -y" in done.stderr
+    assert "Connecting to hosts" not in done.stderr
+    assert pyinfra(inventory, "--dry", "-y", "--json", a=(FRESH, {})).returncode == 0
+
+
 FAILING = """
 from pyinfra.context import host
 from pyinfra.operations import server

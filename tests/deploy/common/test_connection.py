@@ -16,6 +16,7 @@ from typing import Any
 
 import paramiko
 import pytest
+from pyinfra.connectors.sshuserclient import client
 from pyinfra.connectors.util import CommandOutput, OutputLine
 
 from tasks.common import archive, connection
@@ -76,6 +77,26 @@ def test_an_idle_connection_sends_something_so_that_a_host_without_power_is_noti
     finally:
         ours.close()
         theirs.close()
+
+
+@pytest.mark.parametrize("place", ["home/.ssh/known_hosts", "no/such/folder/keys", "file/known_hosts"])
+def test_a_first_connection_needs_no_file_of_host_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str
+) -> None:
+    monkeypatch.setattr(client, "append_hostkey", client.append_hostkey)
+    connection.keep_host_keys()
+    (tmp_path / "home").mkdir()
+    (tmp_path / "file").write_text("")
+    connected: Any = paramiko.SSHClient()
+    connected._host_keys_filename = str(tmp_path / place)
+    key = paramiko.ECDSAKey.generate()
+    client.AcceptNewPolicy().missing_host_key(connected, "n1", key)  # type: ignore[no-untyped-call]
+    written = tmp_path / place
+    if place.startswith("file"):
+        assert f"n1: its host key is not noted in {written}: File exists" in caplog.text
+        return
+    assert written.read_text() == f"n1 {key.get_name()} {key.get_base64()}\n"
+    assert written.parent.stat().st_mode & 0o777 == 0o700
 
 
 def test_every_host_gets_such_a_connection() -> None:
