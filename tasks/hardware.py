@@ -239,11 +239,14 @@ class NodeHardware(FactBase[Hardware | None]):
         )
 
 
+UDEV_S = 30
+"""Seconds for udev, which renames RDMA devices a moment after they appear."""
+
 # If the node does not become ready in time, the deploy goes on with the hardware that it has; the last task says why it is
-# not ready. udev renames RDMA devices a moment after they appear.
+# not ready.
 _SETTLE = """
 "$1" wait --hash "$2" --timeout "$3" >/dev/null 2>&1 || true
-udevadm settle --timeout=30 || true
+udevadm settle --timeout="$4" || true
 """
 
 
@@ -252,7 +255,8 @@ def settle(version: str, spec_hash: str) -> None:
     if all(host_data().get(key) is None for key in DEPENDENT_KEYS):
         return
     timeout = TIMEOUT.here()
-    wait(name="Hardware settled", version=version, spec_hash=spec_hash, timeout=timeout, _timeout=timeout + MARGIN)
+    longest = timeout + UDEV_S + MARGIN
+    wait(name="Hardware settled", version=version, spec_hash=spec_hash, timeout=timeout, _timeout=longest)
 
 
 @operation()
@@ -262,4 +266,4 @@ def wait(version: str, spec_hash: str, timeout: int) -> Commands:
     if status and status.is_ready_by(version, spec_hash):
         host.noop("the node's hardware has settled")
         return
-    yield script(_SETTLE, COMMAND, spec_hash, str(timeout))
+    yield script(_SETTLE, COMMAND, spec_hash, str(timeout), str(UDEV_S))

@@ -14,6 +14,7 @@ from tasks import hardware
 from tasks.common import texts
 from tasks.hardware import Gpu, NodeHardware
 from tasks.kubernetes.kubelet_arguments import _KUBELET, ENVIRONMENT, KubeletArguments, NodeKubelet
+from tasks.readiness import MARGIN
 from tests.deploy.conftest import Node, status
 from tests.deploy.hardware import CONNECTX, ERDMA, SECOND, VF, VIRTIO, printed
 from tests.deploy.hardware import hardware as node_hardware
@@ -228,6 +229,9 @@ def test_there_is_no_wait_if_no_task_reads_the_hardware(node: Node) -> None:
 
 def test_a_task_that_reads_the_hardware_waits_until_the_node_is_ready_or_a_timeout(node: Node) -> None:
     node.data = {"labels": {}, "ready_timeout": 7}
-    (waits,) = node.deploy(settle, {}).flat
-    assert waits.endswith("sh /usr/local/bin/trackbed abc 7")
+    result = node.deploy(settle, {})
+    (waits,) = result.flat
+    assert waits.endswith("sh /usr/local/bin/trackbed abc 7 30")
+    # The agent's time and udev's, and some for the connection.
+    assert dict(result.arguments)[waits]["_timeout"] == 7 + 30 + MARGIN
     assert node.deploy(settle, status(REPORT)).flat == []
