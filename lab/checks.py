@@ -31,6 +31,9 @@ def command(nodes: tuple[Node, ...], *arguments: str) -> list[str]:
 
 def run(nodes: tuple[Node, ...], *arguments: str, capture: bool = False) -> subprocess.CompletedProcess[str]:
     """Run the checks; their output goes to the terminal, or is returned."""
+    # They judge the limits of a login, and the shared connection may be older than the deploy that has set these.
+    for node in nodes:
+        node.log_in_anew()
     return subprocess.run(
         command(nodes, *arguments),
         cwd=ROOT,

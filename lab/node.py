@@ -306,10 +306,17 @@ class Node:
             raise LabError(f"{self.name} is off", f"`python -m lab power-on {self.name}` boots it.")
         return Monitor(self._files.monitor, timeout_s)
 
+    def log_in_anew(self) -> None:
+        """Have the next command log in: a login keeps the limits that it began with. Commands that run now go on."""
+        self._end_ssh("stop")
+
     def _forget_ssh(self) -> None:
         """End the shared ssh connection: the guest at its other end is about to change."""
+        self._end_ssh("exit")
+
+    def _end_ssh(self, how: str) -> None:
         if (self.folder / "ssh.sock").exists():
-            subprocess.run(["ssh", "-F", self.ssh_config, "-O", "exit", self.name], capture_output=True, check=False)
+            subprocess.run(["ssh", "-F", self.ssh_config, "-O", how, self.name], capture_output=True, check=False)
 
     def _write_credentials(self) -> None:
         """Write the credentials that systemd reads from SMBIOS. They are files, since every user can see a command line."""

@@ -216,6 +216,20 @@ def test_the_logs_of_a_node_on_which_no_command_runs_say_why(state: Path, monkey
     assert "ssh" in (state / "logs" / "journal.txt").read_text()
 
 
+def test_the_operators_checks_judge_a_new_login(state: Path) -> None:
+    stopped(state)
+    ssh = state / "ssh"
+    ssh.write_text(f'#!/bin/sh\necho "$*" >> {state}/asked\n')
+    ssh.chmod(0o755)
+    folder = state / "trackbed" / "lab" / "t"
+    (folder / "node1").mkdir()
+    # Only the first node has a shared connection.
+    (folder / "node1" / "ssh.sock").touch()
+    done = lab(state, "check", "--", "--version", PATH=f"{state}:{os.environ['PATH']}")
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[2:] for line in (state / "asked").read_text().splitlines()] == [["-O", "stop", "node1"]]
+
+
 def test_a_node_whose_start_was_interrupted_gets_its_time_source(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(state))
     with full(state):
