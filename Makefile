@@ -45,6 +45,7 @@ lab-cluster: $(STAMP)
 	@$(BIN)/python -m lab cluster up
 	@$(BIN)/pyinfra -y inventories/lab_cluster.py deploy.py
 	@$(BIN)/python -m lab cluster join
+	@$(BIN)/pyinfra -y inventories/lab_cluster.py deploys/token.py
 
 lab-down: $(STAMP)
 	@$(BIN)/python -m lab down

@@ -19,7 +19,6 @@ from lightkube import ApiError, Client, KubeConfig
 from lightkube.config.kubeconfig import SERVICE_ACCOUNT, SingleConfig
 from lightkube.core.exceptions import ConfigError
 from lightkube.resources.authentication_v1 import SelfSubjectReview
-from lightkube.resources.certificates_v1 import CertificateSigningRequest
 from lightkube.resources.coordination_v1 import Lease
 from lightkube.resources.core_v1 import Node
 from lightkube.types import PatchType
@@ -28,7 +27,7 @@ from agent.report import names
 from agent.spec.node import NODE_NAME
 from fleet.connection import PluginFailed, connect, unreachable
 from fleet.kubeconfig import Misconfigured, default_file, from_kubeconfig
-from fleet.reading import PlainLease, PlainNode, PlainNodeStatus, PlainRequest, Read, read, read_all, without_bad_times
+from fleet.reading import PlainLease, PlainNode, PlainNodeStatus, Read, read, read_all, without_bad_times
 
 CONFLICTS = (409, 422)
 """HTTP status codes of a patch whose precondition (resourceVersion, or a `test`) no longer holds."""
@@ -85,11 +84,6 @@ class Api:
         """Every reporter's Lease, by the Node's name."""
         with answers(self.client):
             return read_all(self.client.list(PlainLease, namespace=names.NAMESPACE, chunk_size=PAGE), Lease)
-
-    def requests(self) -> Read[CertificateSigningRequest]:
-        """Every request for a certificate."""
-        with answers(self.client):
-            return read_all(self.client.list(PlainRequest, chunk_size=PAGE), CertificateSigningRequest)
 
     def node(self, name: str) -> tuple[Node, str]:
         """A Node, and why parts of it cannot be read.

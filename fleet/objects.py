@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from lightkube.models.core_v1 import NodeCondition, Taint
 from lightkube.models.meta_v1 import ObjectMeta
-from lightkube.resources.certificates_v1 import CertificateSigningRequest
 from lightkube.resources.coordination_v1 import Lease
 from lightkube.resources.core_v1 import Node, Pod
 
 from agent.report import names
 
-Object = Node | Lease | Pod | CertificateSigningRequest
+Object = Node | Lease | Pod
 
 
 def metadata_of(thing: Object) -> ObjectMeta:

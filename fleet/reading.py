@@ -18,13 +18,12 @@ from lightkube.generic_resource import (
     GenericGlobalStatus,
     GenericNamespacedResource,
 )
-from lightkube.resources.certificates_v1 import CertificateSigningRequest
 from lightkube.resources.coordination_v1 import Lease
 from lightkube.resources.core_v1 import Node, NodeStatus, Pod
 
 from fleet.decoding import convert
 
-T = TypeVar("T", Node, Lease, Pod, CertificateSigningRequest)
+T = TypeVar("T", Node, Lease, Pod)
 
 
 class PlainNode(GenericGlobalResource):
@@ -49,18 +48,6 @@ class PlainPod(GenericNamespacedResource):
     """A pod as JSON."""
 
     _api_info = Pod._api_info
-
-
-class PlainRequest(GenericGlobalResource):
-    """A request for a certificate as JSON."""
-
-    _api_info = CertificateSigningRequest._api_info
-
-
-class PlainApproval(GenericGlobalStatus):
-    """The decision on a request for a certificate, as JSON."""
-
-    _api_info = CertificateSigningRequest.Approval._api_info
 
 
 # JSON can express half of a surrogate pair, which UTF-8 cannot.

@@ -20,7 +20,6 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
     "test_affected.py": (CONVERGE, USERS),
     "test_converge.py": (CONVERGE,),
     "test_disruption.py": (CONVERGE, USERS),
-    "test_approval.py": ("fleet.approval",),
     "test_host_originals.py": (ORIGINALS,),
     "test_hung_device.py": ("agent.service.hung_device",),
     "test_incomplete_devices.py": (CONVERGE,),

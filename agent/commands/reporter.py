@@ -27,9 +27,7 @@ FILE = click.Path(path_type=Path)
 @click.option(
     "--kubernetes", "settings", type=FILE, default=None, help="Publish to Kubernetes, with this settings file."
 )
-@click.option(
-    "--kubernetes-secret", "secret", type=FILE, default=None, help="File with the token, or the enrolment token."
-)
+@click.option("--kubernetes-secret", "secret", type=FILE, default=None, help="File with the token for Kubernetes.")
 def reporter(
     listen: str,
     certificate: Path | None,
@@ -59,10 +57,12 @@ def reporter(
 
     # Its threads hold nothing that must be cleaned up.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    if secret is not None and settings is None:
-        raise _common.Failed("--kubernetes-secret belongs to --kubernetes; give its settings file, too")
+    if (secret is None) != (settings is None):
+        raise _common.Failed(
+            "--kubernetes and --kubernetes-secret belong together; give both: the deploy writes the files"
+        )
     try:
-        if settings is not None:
+        if settings is not None and secret is not None:
             _publish(settings, secret)
         address = Address.parse(listen)
         guard = Guard.load(address, certificate, key, token)
@@ -72,20 +72,19 @@ def reporter(
         raise _common.Failed(str(error)) from None
 
 
-def _publish(file: Path, secret: Path | None) -> None:
+def _publish(file: Path, secret: Path) -> None:
     """Publish in one thread, and in another one listen for changes of the report and the labels."""
     from agent.reporter import inotify
-    from agent.reporter.kubernetes.api import NoCredentials
-    from agent.reporter.kubernetes.identity import identity
+    from agent.reporter.kubernetes.identity import BoundToken
     from agent.reporter.kubernetes.publish import Files, Publication
     from agent.reporter.settings import LABELS, read_settings
 
     try:
         settings = read_settings(file)
-        folder = Path(os.environ.get("STATE_DIRECTORY", "."))  # systemd's name for StateDirectory=
-        who = identity(settings, folder, secret)
-    except (ValueError, NoCredentials) as error:
+    except ValueError as error:
         raise _common.Failed(str(error)) from None
+    folder = Path(os.environ.get("STATE_DIRECTORY", "."))  # systemd's name for StateDirectory=
+    who = BoundToken(settings, folder, secret)
     files = Files(_common.RUN / names.REPORT, LABELS, published.PATH, folder / "published.json")
     publication = Publication(settings, who, files)
     folders = (

@@ -36,11 +36,8 @@ NOT_READY = "trackbed.internal/not-ready"
 MAINTENANCE = "trackbed.internal/maintenance"
 """Annotation of the Node, written by `maintain`: the steps that it took and has not yet undone."""
 
-NODE_USER = "trackbed:node:"
-"""The reporter's user name, followed by the Node's."""
-
-ENROLMENT = f"system:serviceaccount:{NAMESPACE}:enrolment"
-"""The user that may request a node's first certificate."""
+ACCOUNT = "reporter"
+"""The ServiceAccount of all reporters. Each has a token that is bound to its own Node."""
 
 LONGEST_MESSAGE = 1024
 """Characters of a condition's message."""

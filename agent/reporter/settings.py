@@ -13,7 +13,6 @@ from agent.report.records import from_plain
 
 Record = TypeVar("Record")
 
-IdentityKind = Literal["certificate", "token"]
 LiftedBy = Literal["reporter", "node-readiness-controller"]
 Role = Literal["fact", "plugin"]
 
@@ -26,16 +25,15 @@ class Settings:
 
     ``server``: the API server's URL. ``ca_file``: its certificate authority, a PEM file.
     ``required_resources``: extended resources that must be allocatable before the taint is lifted.
-    ``certificate_days``: the life of a certificate that the reporter requests, 1 to 365.
+    ``token_days``: the life of a token that the reporter requests, 1 to 365.
     """
 
     node_name: str
     server: str
     ca_file: str
-    identity: IdentityKind = "certificate"
     required_resources: tuple[str, ...] = ()
     taint_lifted_by: LiftedBy = "reporter"
-    certificate_days: int = 365
+    token_days: int = 365
 
 
 @frozen

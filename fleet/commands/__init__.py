@@ -25,7 +25,7 @@ class Commands(click.Group):
 
 @click.group(cls=Commands)
 def fleet() -> None:
-    """Show, approve, sweep and maintain the nodes of a cluster, from the control host.
+    """Show, sweep and maintain the nodes of a cluster, from the control host.
 
     Each command has --json. Commands that ask the cluster have --kubeconfig and --context.
 

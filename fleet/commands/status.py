@@ -9,19 +9,16 @@ from pathlib import Path
 
 import click
 from attrs import asdict
-from lightkube import ApiError
 from rich.text import Text
 
 from agent.report.printable import printable
 from fleet import columns
-from fleet.api import Api, code, options
-from fleet.bindings import admitted
+from fleet.api import Api, options
 from fleet.inventory import Inventory
 from fleet.inventory import options as inventory_options
 from fleet.standing import Standing, since, standings, unreadable, unready
 
 NOT_READY = 2
-FORBIDDEN = 403
 COLOURS = {"True": "green", "False": "red", "Unknown": "yellow"}
 WORDS = {"True": "ready", "False": "not ready"}
 """The words for a node's status, the same as in `trackbed status`. Every other status is "unknown"."""
@@ -35,14 +32,14 @@ def status(api: Api, inventory: Path | None, limit: tuple[str, ...], as_json: bo
     """Show for every node whether it is ready, since when, and if not, why; also its spec and its agent.
 
     If the Lease of a node has expired, the node is unknown, also before a sweep. If its kubelet is not ready, the node is not
-    ready. A node that was enrolled, or is in the inventory, is shown even if the cluster has no Node of its name.
+    ready. A node of the inventory is shown even if the cluster has no Node of its name.
 
     Exit code: 0 every node is ready, 2 some are not or there is none, 1 the cluster did not answer.
 
     Example: trackbed fleet status --json
     """
     nodes, leases = api.nodes(), api.leases()
-    expected = {*_enrolled(api), *Inventory.given(inventory, limit).hosts}
+    expected = Inventory.given(inventory, limit).hosts
     listed = standings(nodes.objects, leases.objects, api.now, unreadable(nodes.faults, leases.faults), expected)
     others = len(nodes.objects.keys() - {one.name for one in listed})
     ready = bool(listed) and not unready(listed)
@@ -54,17 +51,6 @@ def status(api: Api, inventory: Path | None, limit: tuple[str, ...], as_json: bo
         remedy = "is it the right cluster? give another --context or --kubeconfig, or an --inventory of nodes to expect"
         click.echo(f"trackbed: the cluster has no node of Trackbed's; {remedy}", err=True)
     sys.exit(0 if ready else NOT_READY)
-
-
-def _enrolled(api: Api) -> set[str]:
-    """The nodes that were enrolled; none if the user may not list bindings."""
-    try:
-        return admitted(api.client)
-    except ApiError as error:
-        if code(error) != FORBIDDEN:
-            raise
-        click.echo(printable(f"trackbed: nodes without a Node are not shown: {error.status.message}"), err=True)
-        return set()
 
 
 def plain(one: Standing) -> dict[str, object]:

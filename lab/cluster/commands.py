@@ -97,6 +97,7 @@ def join_command() -> None:
     kubectl = programs.kubernetes("kubectl")
     for line in (
         f"the cluster is up: {nodes_line(names)}. What to try:",
+        "    .venv/bin/pyinfra -y inventories/lab_cluster.py deploys/token.py  # first: the reporters' tokens",
         f"    export KUBECONFIG={plane.admin}",
         f"    export PATH={kubectl.parent}:$PATH",
         "    kubectl get nodes -o custom-columns=NAME:.metadata.name,TAINTS:.spec.taints[*].key",

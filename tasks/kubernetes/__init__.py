@@ -1,18 +1,16 @@
-"""Gives the reporter its settings and credentials for the API server.
+"""Gives the reporter its settings, and its first token for the API server.
 
-If ``identity`` is certificate, the node makes its own key and requests its certificate. The deploy brings a token that allows
-only such a request, and approves the request if it is the one that the node shows over SSH. If ``identity`` is token, the API
-server makes a token for the deploy that is bound to the Node. In both cases the deploy uses the kubeconfig of the control host.
+The API server makes a token for the deploy that is bound to the Node, by the kubeconfig of the control host. After that the
+reporter renews the token itself. The deploy brings another one if the API server refuses the token or it has expired.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Literal
 from urllib.parse import urlsplit
 
-from attrs import define, frozen
+from attrs import define, field, frozen
 from pyinfra.api.command import FunctionCommand, QuoteString, StringCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.exceptions import DeployError
@@ -21,11 +19,11 @@ from pyinfra.api.operation import operation
 from pyinfra.api.state import State
 from pyinfra.context import host
 
-from agent.report import names, published
+from agent.report import published
+from agent.reporter.kubernetes.tokens import Claims, claims_of
 from agent.reporter.settings import Settings, to_json
 from agent.spec.node import NodeSpec
 from fleet.paths import expanded
-from tasks import packages
 from tasks.common.commands import Commands, fail, script, warn
 from tasks.common.connection import BY_CONTROL_HOST, deploys_itself
 from tasks.common.data import Key, record, without_password
@@ -34,20 +32,14 @@ from tasks.common.texts import Texts, replace
 from tasks.kubernetes.authorities import read_authorities, removes_authorities
 from tasks.kubernetes.clusters import shared_kubeconfig
 from tasks.kubernetes.label_keys import EXTENDED_RESOURCE
-from tasks.kubernetes.tokens import DAY, RENEW_AT, claims_of, shortened
 
 SETTINGS = str(published.SETTINGS)
 AUTHORITY = "/etc/trackbed/cluster-ca.pem"
 SECRET = "/etc/trackbed/kubernetes-secret"  # noqa: S105  the name of a file
 STATE_FOLDER = "/var/lib/trackbed-reporter"
+DAY = 86400
 PUBLISHED = str(published.PATH)
 UNIT = "trackbed-reporter.service"
-
-ENROLMENT_LIFE = 3600
-"""Seconds for which a token can request a certificate. The API server's shortest tokens live ten minutes."""
-
-LONGEST_COMMON_NAME = 64
-"""Characters of a certificate's common name: X.520's bound, which OpenSSL keeps to."""
 
 
 @frozen
@@ -55,16 +47,12 @@ class Kubernetes:
     """The inventory's key.
 
     ``server``: the API server's URL for nodes. ``ca_file``: the cluster's certificate authority, a file on the control host.
-    ``identity``: the kind of the reporter's credentials. ``approved_by``: who approves a node's first certificate.
-    ``kubeconfig``: on the control host; default $KUBECONFIG or ~/.kube/config. ``days``: the lifetime of a certificate or
-    token. ``required_resources``: they must be allocatable before the taint is removed. ``taint_lifted_by``: who sets and
-    removes it.
+    ``kubeconfig``: on the control host; default $KUBECONFIG or ~/.kube/config. ``days``: the lifetime of a token.
+    ``required_resources``: they must be allocatable before the taint is removed. ``taint_lifted_by``: who sets and removes it.
     """
 
     server: str
     ca_file: str
-    identity: Literal["certificate", "token"] = "certificate"
-    approved_by: Literal["deploy", "operator"] = "deploy"
     kubeconfig: str | None = None
     days: int = 365
     required_resources: tuple[str, ...] = ()
@@ -96,7 +84,7 @@ KEYS = (KUBERNETES,)
 
 @frozen
 class ReporterSetup:
-    """What a node gets: the texts of two files, and the inventory's key, which says how it gets a secret."""
+    """What a node gets: the texts of two files, and the inventory's key, which says how it gets its token."""
 
     key: Kubernetes
     node: str
@@ -107,20 +95,12 @@ class ReporterSetup:
 def wanted(spec: NodeSpec) -> ReporterSetup | None:
     """The current host's settings for Kubernetes; None: its reporter publishes nothing to Kubernetes.
 
-    :raises DeployError: the certificate authority's file cannot be read, or the node's name does not fit into a certificate.
+    :raises DeployError: the certificate authority's file cannot be read.
     """
     key = KUBERNETES.here()
     if key is None:
         return None
-    longest = LONGEST_COMMON_NAME - len(names.NODE_USER)
-    if key.identity == "certificate" and len(spec.node_name) > longest:
-        raise DeployError(
-            f"{host.name}.{KUBERNETES.name}.identity: the Node's name has {len(spec.node_name)} characters, and at most "
-            f"{longest} fit into a certificate; give identity 'token', or a shorter node_name"
-        )
-    settings = Settings(
-        spec.node_name, key.server, AUTHORITY, key.identity, key.required_resources, key.taint_lifted_by, key.days
-    )
+    settings = Settings(spec.node_name, key.server, AUTHORITY, key.required_resources, key.taint_lifted_by, key.days)
     return ReporterSetup(key, spec.node_name, to_json(settings), _authority(key))
 
 
@@ -142,44 +122,40 @@ def _authority(key: Kubernetes) -> str:
 
 @frozen
 class Credentials:
-    """The credentials that the node has. ``certificate``: whether it has one that is valid now.
+    """The tokens that the node has. ``brought``: that of the deploy; ``renewed``: that of the reporter.
 
-    ``secret``: the file with the token exists. ``start``, ``end``: the token's validity; 0: there is no token. ``uid``: the
-    Node that the token is bound to; empty: the token can only request a certificate. ``refused``: the API server refuses these
-    credentials. ``request``, ``csr``: a request for a certificate that waits to be approved.
+    ``secret``: the file of the deploy's token exists. ``kept``: the reporter keeps a token, or a certificate from before.
+    ``refused``: the API server refuses these credentials.
     """
 
-    certificate: bool = False
+    brought: Claims = field(factory=Claims)
+    renewed: Claims = field(factory=Claims)
     secret: bool = False
-    start: float = 0.0
-    end: float = 0.0
-    uid: str = ""
+    kept: bool = False
     refused: bool = False
-    request: str = ""
-    csr: str = ""
+
+    def are_valid(self, node: str, now: float) -> bool:
+        """Whether the reporter can publish with these. It uses the token of its Node that was issued last."""
+        own = [each for each in (self.brought, self.renewed) if each.uid and each.node == node]
+        return not self.refused and any(each.expires > now for each in own)
 
 
 # Root reads files that the reporter writes. A hostile reporter could replace them by a link to a file of root's, or by a pipe
-# that never ends. So dd follows no link, and does not wait for a pipe.
-_READERS = """
+# that never ends. So dd follows no link, and does not wait for a pipe. It prints a token's claims (the second part of three),
+# and not its signature, which is the secret.
+_CREDENTIALS = """
 content() { dd if="$1" iflag=nofollow,nonblock bs=65536 count=1 status=none 2>/dev/null; }
-valid() { content "$1" | openssl x509 -noout -checkend 0 >/dev/null 2>&1; }
-"""
-
-# Prints the token's claims (the second part of three), and not its signature, which is the secret.
-_CREDENTIALS = f"""{_READERS}
-if valid "$2/reporter.pem"; then echo certificate yes; fi
-if [ -f "$1" ]; then echo "secret $(cut -d. -f2 "$1")"; fi
+if [ -f "$1" ]; then echo "brought $(cut -d. -f2 "$1")"; fi
+for file in "$2/token" "$2/reporter.pem" "$2"/requested.*; do
+  if [ -e "$file" ] || [ -L "$file" ]; then echo kept yes; fi
+done
+echo "renewed $(content "$2/token" | cut -d. -f2 | head -n1)"
 if content "$3" | grep -qs "answers 401"; then echo refused yes; fi
-if [ -s "$2/requested.name" ]; then
-  echo "request $(content "$2/requested.name")"
-  echo "csr $(content "$2/requested.csr" | base64 -w0)"
-fi
 """
 
 
 class NodeCredentials(FactBase[Credentials]):
-    """The credentials that the node has."""
+    """The tokens that the node has."""
 
     default = Credentials
 
@@ -190,27 +166,14 @@ class NodeCredentials(FactBase[Credentials]):
     def process(self, output: list[str]) -> Credentials:
         """Parse lines of a word and a value."""
         by_word = {word: value for word, _, value in (line.partition(" ") for line in output)}
-        claims = claims_of(by_word.get("secret", ""))
-        bound = claims.get("kubernetes.io", {}).get("node", {})
-        return Credentials(
-            "certificate" in by_word,
-            "secret" in by_word,
-            float(claims.get("iat", 0)),
-            float(claims.get("exp", 0)),
-            bound.get("uid", ""),
-            "refused" in by_word,
-            by_word.get("request", ""),
-            by_word.get("csr", ""),
-        )
+        brought, renewed = (claims_of(by_word.get(word, "")) for word in ("brought", "renewed"))
+        return Credentials(brought, renewed, "brought" in by_word, "kept" in by_word, "refused" in by_word)
 
 
 @deploy("Kubernetes")
 def configure(spec: NodeSpec) -> None:
-    """Write the reporter's settings and credentials; without the key `kubernetes`, remove them."""
-    want = wanted(spec)
-    if want is not None and want.key.identity == "certificate":
-        packages.present(name="OpenSSL", names=("openssl",), family=packages.system().family)
-    deliver(name="Settings and credentials", want=want)
+    """Write the reporter's settings and its token; without the key `kubernetes`, remove them."""
+    deliver(name="Settings and token", want=wanted(spec))
 
 
 @define
@@ -224,8 +187,8 @@ _RESTART = """
 systemctl try-restart "$1" 2>/dev/null || true
 """
 
-
-_FORGET = 'rm -f "$1"/reporter.pem "$1"/requested.*'
+# What the reporter keeps: its own token, and a certificate of an earlier version.
+_FORGET = 'rm -f "$1"/token "$1"/reporter.pem "$1"/requested.*'
 
 
 @operation()
@@ -233,31 +196,21 @@ def deliver(want: ReporterSetup | None) -> Commands:
     """Write the files that differ, and restart the reporter if it runs."""
     have = host.get_fact(Texts, paths=(SETTINGS, AUTHORITY))
     credentials = host.get_fact(NodeCredentials)
-    certified = credentials.certificate or bool(credentials.request)
     if want is None:
         if have or credentials.secret:
             yield script('rm -rf "$1" "$2" "$3"', SETTINGS, AUTHORITY, SECRET)
-        if certified:
+        if credentials.kept:
             yield script(_FORGET, STATE_FOLDER)
-        if not (have or credentials.secret or certified):
+        if not (have or credentials.secret or credentials.kept):
             host.noop("the reporter publishes nothing to Kubernetes")
         return
-    moved = bool(have) and (
-        removes_authorities(have.get(AUTHORITY, ""), want.authority) or _name(have.get(SETTINGS, "")) != want.node
-    )
+    # A token of another cluster is worth nothing in this one.
+    moved = bool(have) and removes_authorities(have.get(AUTHORITY, ""), want.authority)
     texts = {SETTINGS: want.settings, AUTHORITY: want.authority}
-    needs_token = _needs_secret(want, credentials, moved)
-    unusable = want.key.identity == "certificate" and credentials.certificate and credentials.refused and not moved
-    if unusable and host.state.is_executing:
-        # A fault of the API server may pass, and another certificate may need an operator. So the deploy does not remove it.
-        how = f"if it is of another cluster, remove {STATE_FOLDER}/reporter.pem on the node, and deploy again"
-        warn(host, f"{KUBERNETES.name}: the API server refuses the valid certificate of {want.node}: {how}")
+    needs_token = moved or not credentials.are_valid(want.node, time.time())
     if have == texts and not needs_token:
-        host.noop("settings and credentials are as they should be")
+        host.noop("settings and token are as they should be")
         return
-    if moved:
-        # For another cluster, or under another name, the former certificate is useless.
-        yield script(_FORGET, STATE_FOLDER)
     if needs_token:
         new_token = NewToken()
         yield FunctionCommand(_get_token, (want, new_token), {})
@@ -265,30 +218,17 @@ def deliver(want: ReporterSetup | None) -> Commands:
     yield from replace(have, texts, _RESTART, UNIT)
 
 
-def _name(settings: str) -> str:
-    """The Node's name in the settings that a node has."""
-    try:
-        return str(json.loads(settings)["node_name"])
-    except (ValueError, KeyError, TypeError):
-        return ""
-
-
-def _needs_secret(want: ReporterSetup, have: Credentials, moved: bool) -> bool:
-    if not have.secret or moved:
-        return True
-    # A token has one purpose: one that is bound to a Node cannot request a certificate, and one that can cannot publish.
-    fits = bool(have.uid) == (want.key.identity == "token")
-    if want.key.identity == "certificate":
-        old = time.time() > have.end - ENROLMENT_LIFE * (1 - RENEW_AT)
-        return not have.certificate and (not fits or have.refused or old)
-    # If the Node was deleted and created again, the API server refuses the token that was bound to the former one.
-    return not fits or have.refused or time.time() > have.start + (have.end - have.start) * RENEW_AT
-
-
 def _keep_secret(token: str, after: str) -> StringCommand:
-    """Write the secret from standard input: so it is in no argument, no log, and no file of other users. Then run ``after``."""
-    text = f'umask 077; mkdir -p -m 755 "${{1%/*}}"; cat > "$1.new"; mv -T "$1.new" "$1"; shift\n{after}'
-    return StringCommand("sh", "-ec", QuoteString(text), "sh", *map(QuoteString, (SECRET, UNIT)), _stdin=token)
+    """Write the secret from standard input: so it is in no argument, no log, and no file of other users. Then run ``after``.
+
+    What the reporter has kept so far goes: it was refused, or is of another cluster.
+    """
+    text = f"""
+umask 077; mkdir -p -m 755 "${{1%/*}}"; cat > "$1.new"; mv -T "$1.new" "$1"; shift
+{_FORGET}; shift
+{after}"""
+    words = map(QuoteString, (SECRET, STATE_FOLDER, UNIT))
+    return StringCommand("sh", "-ec", QuoteString(text), "sh", *words, _stdin=token)
 
 
 # pyinfra calls a function that has parameters `state` and `host` directly; its result says whether the command succeeded.
@@ -303,96 +243,11 @@ def _get_token(state: State, host: Host, want: ReporterSetup, new_token: NewToke
     # Imported only where it is used: importing the client takes a tenth of the time of a deploy that changes nothing.
     from fleet import credentials
 
-    key = want.key
     try:
-        if key.identity == "certificate":
-            new_token.token = credentials.enrolment_token(key.kubeconfig, ENROLMENT_LIFE)
-        else:
-            new_token.token = credentials.bound_token(key.kubeconfig, want.node, key.days * DAY)
-            if short := shortened(new_token.token, key.days):
-                warn(host, f"{KUBERNETES.name}.days: {want.node} got {short}")
+        new_token.token = credentials.bound_token(want.key.kubeconfig, want.node, want.key.days * DAY)
     except credentials.NotJoined as error:
         # Before it joins, a node has no Node to which a token could be bound. That is no error.
-        warn(host, f"{error}: the next deploy brings its token")
+        warn(host, f"{error}: once it has, run deploys/token.py, or deploy again")
     except credentials.NotGiven as error:
         return fail(host, f"{KUBERNETES.name}.kubeconfig: no token for {want.node}: {error}")
     return True
-
-
-@deploy("Kubernetes")
-def enrol(spec: NodeSpec) -> None:
-    """Approve the node's request for a certificate, if the inventory leaves that to the deploy."""
-    want = wanted(spec)
-    if want is not None and want.key.identity == "certificate" and want.key.approved_by == "deploy":
-        approve(name="Certificate", want=want)
-
-
-# The reporter makes its request when it starts, and then looks for the answer every 5 s. An expired certificate does not count.
-_WAIT_FOR_REQUEST = f"""{_READERS}
-for turn in $(seq 60); do
-  if [ -s "$1/requested.name" ] || valid "$1/reporter.pem"; then exit 0; fi
-  sleep 1
-done
-echo "the node has not requested a certificate; see: trackbed status" >&2
-exit 1
-"""
-_WAIT_FOR_CERTIFICATE = f"""{_READERS}
-systemctl restart "$2"
-for turn in $(seq 60); do
-  if [ ! -e "$1/requested.name" ] && valid "$1/reporter.pem"; then exit 0; fi
-  sleep 1
-done
-echo "the cluster has not issued the certificate; see: trackbed status" >&2
-exit 1
-"""
-
-
-@operation()
-def approve(want: ReporterSetup) -> Commands:
-    """Approve the request that the node shows over SSH, and no other, for its first certificate and for each later one."""
-    shown = host.get_fact(NodeCredentials)
-    if shown.certificate and not shown.request:
-        host.noop("the node has a certificate and requests no other")
-        return
-    yield script(_WAIT_FOR_REQUEST, STATE_FOLDER)
-    approval = Approval()
-    yield FunctionCommand(_approve, (want, host.get_fact(NodeCredentials), approval), {})
-    if approval.given:
-        yield script(_WAIT_FOR_CERTIFICATE, STATE_FOLDER, UNIT)
-
-
-@define
-class Approval:
-    """Carries from the function that approves to the next command whether a request was approved."""
-
-    given: bool = False
-
-
-def _approve(state: State, host: Host, want: ReporterSetup, shown: Credentials, approval: Approval) -> bool:
-    refused = _refused(host, want, shown)
-    if refused is None:
-        approval.given = True
-        return True
-    message = f"{KUBERNETES.name}.kubeconfig: {shown.request} cannot be approved: {refused}"
-    if not shown.certificate:
-        return fail(host, message)
-    # The present certificate is still valid. The deploy may run on a host without a kubeconfig, so this is no failure.
-    warn(host, message)
-    return True
-
-
-def _refused(host: Host, want: ReporterSetup, shown: Credentials) -> str | None:
-    """Approve the node's request; why that failed, or None."""
-    if not shown.request:
-        return None  # it was approved meanwhile
-    if deploys_itself(host):
-        return f"only a control host can do that; {BY_CONTROL_HOST}"
-    if shared := shared_kubeconfig(host, KUBERNETES.name):
-        return shared
-    from fleet import credentials
-
-    try:
-        credentials.approve(want.key.kubeconfig, want.node, shown.request, shown.csr)
-    except credentials.NotGiven as error:
-        return str(error)
-    return None

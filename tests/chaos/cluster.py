@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import random
 import signal
 import sys
 import time
-from datetime import timedelta
 from pathlib import Path
 
-from agent.report.names import NODE_USER
 from agent.report.published import PATH as PUBLISHED
 from lab import Node, instance
 from lab.cluster import join
-from lab.cluster.certificates import Authority
 from lab.cluster.commands import plane_of
 from lab.cluster.daemon import Daemon
 from lab.node import wait
@@ -25,8 +24,8 @@ HOLDS = 15.0
 
 GROUP = "the cluster"
 CHECKPOINT = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
-CERTIFICATE = "/var/lib/trackbed-reporter/reporter.pem"
-KEPT = "/root/kept.pem"
+TOKEN = "/etc/trackbed/kubernetes-secret"  # noqa: S105  the name of a file
+KEPT = "/root/kept-token"
 KUBELET = "systemctl is-active --quiet kubelet"
 
 
@@ -64,18 +63,18 @@ def _answers(how: str) -> Host:
     return fault
 
 
-def expired(authority: Authority, node: str) -> str:
-    """A new key for a node's reporter, and a certificate that expired an hour ago, as the reporter keeps them."""
-    pair = authority.client(f"{NODE_USER}{node}", life=timedelta(hours=-1))
-    return pair.key.read_text() + pair.certificate.read_text()
+def forged(node: str) -> str:
+    """A token for a node's reporter that is newer than any other, and that no API server has signed."""
+    now = time.time()
+    claims = {"iat": now, "exp": now + 86400, "kubernetes.io": {"node": {"name": node, "uid": "forged"}}}
+    part = base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=")
+    return f"e30.{part}.forged"
 
 
-def _certificate_expired(node: Node, chance: random.Random) -> None:
-    content = expired(plane_of(instance.named()).authority, join.node_name(node))
-    # Written into the reporter's own file, which keeps its owner.
-    script = f"cp -p {CERTIFICATE} {KEPT}; cat > {CERTIFICATE}; systemctl restart trackbed-reporter"
-    node.run(["sh", "-euc", script], timeout=120, check=True, stdin=content)
-    says = f"grep -q 'certificate has expired' {PUBLISHED}"
+def _token_refused(node: Node, chance: random.Random) -> None:
+    script = f"cp -p {TOKEN} {KEPT}; cat > {TOKEN}; systemctl restart trackbed-reporter"
+    node.run(["sh", "-euc", script], timeout=120, check=True, stdin=forged(join.node_name(node)))
+    says = f"grep -q 'answers 401' {PUBLISHED}"
     wait(lambda: node.run(["sh", "-c", says]).returncode == 0, 120, f"{node.name}: the reporter says why")
 
 
@@ -87,13 +86,13 @@ CLUSTER = (
         for how, what in ANSWERS.items()
     ),
     Fault(
-        f"the reporter has an expired certificate for {HOLDS:.0f} s",
+        f"the reporter has a token that is refused, for {HOLDS:.0f} s",
         GROUP,
-        end=f"cat {KEPT} > {CERTIFICATE}; rm {KEPT}; systemctl restart trackbed-reporter",
+        end=f"cat {KEPT} > {TOKEN}; rm {KEPT}; systemctl restart trackbed-reporter",
         holds=HOLDS,
         mutes=True,
-        needs=f"{KUBELET} && test -s {CERTIFICATE}",
-        host=_certificate_expired,
+        needs=f"{KUBELET} && test -s {TOKEN}",
+        host=_token_refused,
     ),
     Fault("the kubelet restarted", GROUP, "systemctl restart kubelet", needs=KUBELET),
     Fault(

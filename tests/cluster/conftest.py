@@ -101,11 +101,20 @@ def is_open(plane: ControlPlane, name: str) -> bool:
     return condition(plane, name) == "True" and not tainted(plane, name)
 
 
+def joined(plane: ControlPlane, node: Node, inventory: str = "inventories/lab_cluster.py") -> str:
+    """Join a node, wait until it has a Node, and bring its reporter's token, as an operator does; the Node's name."""
+    name = join.join(plane, node)
+    eventually(f"{name}: its kubelet registers", lambda: plane.try_kubectl("get", "node", name).returncode == 0, LONG)
+    done = pyinfra("-y", inventory, "deploys/token.py", "--limit", node.name)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return name
+
+
 def opened(plane: ControlPlane, node: Node) -> str:
     """Join a node unless it has joined, and wait until it is ready and untainted; its Node's name."""
     name = join.node_name(node)
     if not join.ready(plane, name):
-        join.join(plane, node)
+        joined(plane, node)
         join.wait_ready(plane, node)
     eventually(f"{name}: ready and untainted", lambda: is_open(plane, name), LONG)
     return name

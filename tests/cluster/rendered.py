@@ -18,7 +18,7 @@ from lab import Node, instance
 from lab.cluster import commands as lab_commands
 from lab.cluster import join, manifests
 from lab.cluster.control_plane import ControlPlane
-from tests.cluster.conftest import LONG, Cluster, is_open, restore
+from tests.cluster.conftest import LONG, Cluster, is_open, joined, restore
 from tests.cluster.test_gate import phase
 from tests.cluster.test_stories import allocatable, listens
 from tests.lab.conftest import eventually, pyinfra
@@ -58,7 +58,7 @@ def deployed(
     plane.kubectl("delete", "-k", str(before), "--ignore-not-found", timeout=LONG)
     manifests.apply(plane, folder)
     for node in cluster.nodes:
-        join.join(plane, node)
+        joined(plane, node, str(file))
     for node, name in zip(cluster.nodes, cluster.names, strict=True):
         join.wait_ready(plane, node)
         # The spec requires the plugin's resource, so a node is open once the rendered plugin has registered it.

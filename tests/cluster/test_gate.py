@@ -5,7 +5,7 @@ from typing import Any
 from lab.cluster import join, manifests
 from lab.cluster.control_plane import ControlPlane
 from lab.node import Node
-from tests.cluster.conftest import LONG, Cluster, restore
+from tests.cluster.conftest import LONG, Cluster, joined, restore
 from tests.lab.conftest import eventually, wait_ready
 from tests.lab.test_gate import BLOCKER, VERIFIED, first_said_at, started, unit
 
@@ -53,7 +53,7 @@ def test_a_fresh_node_registers_tainted_and_gets_nothing_to_run(fresh_cluster: C
     restore(plane, node)
     # A node that is not verified joins nevertheless: `kubeadm join` waits for the kubelet's restart.
     make_unverifiable(node)
-    name = join.join(plane, node)
+    name = joined(plane, node)
     join.wait_ready(plane, node)
     assert has_our_taint(plane, name)
     assert not {"rdma", "trackbed.internal/ready"} & plane.get("node", name)["metadata"]["labels"].keys()

@@ -13,6 +13,7 @@ from lab.cluster import manifests
 from lab.cluster.control_plane import ControlPlane
 from tests.cluster.conftest import LONG, Cluster, Member, condition, is_open, opened, tainted
 from tests.cluster.planes import received
+from tests.cluster.reporter.reporters import wrote
 from tests.cluster.test_gate import phase
 from tests.lab.conftest import ROOT, eventually, report, settled
 
@@ -175,7 +176,7 @@ def published(plane: ControlPlane, name: str, since: float) -> list[str]:
         and event["verb"] == "patch"
         and event.get("objectRef", {}).get("subresource") == "status"
         and event["objectRef"].get("name") == name
-        and event["user"]["username"] == f"trackbed:node:{name}"
+        and wrote(event, name)
         and event["responseStatus"]["code"] == 200
     ]
     conditions = [c for body in bodies for c in body["status"]["conditions"]]

@@ -11,7 +11,7 @@ from lab.cluster import programs
 from lab.cluster.control_plane import ControlPlane
 from lab.cluster.daemon import Daemon
 from lab.go import go_programs
-from tests.cluster.reporter.reporters import Reporter, admit, by_certificate, node, prepare, until
+from tests.cluster.reporter.reporters import Reporter, by_token, node, prepare, until
 
 RULE = Path(__file__).parent.parent.parent / "fleet" / "cluster-readiness-rule"
 CRD = "config/crd/bases/readiness.node.x-k8s.io_nodereadinessrules.yaml"
@@ -43,10 +43,9 @@ def start(plane: ControlPlane, folder: Path, name: str) -> Reporter:
     registered = node(name)
     registered["spec"]["taints"].append({"key": TAINT, "effect": "NoSchedule"})
     plane.apply(registered)
-    admit(plane, name)
     authority = str(plane.authority.pair.certificate)
     settings = Settings(name, plane.url, authority, taint_lifted_by="node-readiness-controller")
-    return Reporter.start(plane, folder, settings, by_certificate(plane, name))
+    return Reporter.start(plane, folder, settings, by_token(plane, name))
 
 
 def test_the_controller_lifts_the_taint_by_our_condition_and_sets_it_again(plane: ControlPlane, tmp_path: Path) -> None:

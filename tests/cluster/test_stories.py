@@ -8,7 +8,7 @@ from typing import Any
 from lab import Node
 from lab.cluster import join, manifests
 from lab.cluster.control_plane import ControlPlane
-from tests.cluster.conftest import LONG, Cluster, Member, condition, restore, tainted
+from tests.cluster.conftest import LONG, Cluster, Member, condition, joined, restore, tainted
 from tests.cluster.test_gate import phase, plugin_pods, unschedulable
 from tests.lab.conftest import eventually
 from tests.lab.test_gate import VERIFIED, first_said_at, started, unit
@@ -55,7 +55,7 @@ def test_a_nodes_first_day_ends_with_a_pod_that_has_its_device(fresh_cluster: Cl
     plane, (_, node) = fresh_cluster.plane, fresh_cluster.nodes
     restore(plane, node)
     began = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S")
-    name = join.join(plane, node)
+    name = joined(plane, node)
     plane.apply(manifests.pod("first", ["ibv_devinfo"], rdma=1, selector={"kubernetes.io/hostname": name}))
     join.wait_ready(plane, node)
     eventually("TrackbedReady", lambda: condition(plane, name) == "True", LONG)

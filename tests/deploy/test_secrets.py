@@ -14,11 +14,11 @@ from pyinfra.api.exceptions import DeployError
 
 from tasks import kubernetes, pull
 from tasks.drivers import erdma
-from tests.deploy.conftest import Node, files
-from tests.deploy.kubernetes.test_kubernetes import CREDENTIALS, HAS_OPENSSL, SPEC
-from tests.unit.reporter.scripted import api_server
+from tests.deploy.conftest import DEBIAN, Node, files
+from tests.deploy.kubernetes.test_kubernetes import CREDENTIALS, SPEC
+from tests.unit.reporter.scripted import api_server, token_of
 
-MINTED = "eyJhbGciOiJub25lIn0.bWludGVk.s3cret-of-the-node"
+MINTED = token_of("node-a")
 OPERATORS = "s3cret-of-the-operator"
 
 
@@ -30,7 +30,7 @@ def answer(method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
     return 200, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a", "uid": "u1"}}
 
 
-def key_of(folder: Path, url: str, authority: Path, identity: str) -> dict[str, str]:
+def key_of(folder: Path, url: str, authority: Path) -> dict[str, str]:
     """The inventory's key, with the operator's kubeconfig for this API server."""
     kubeconfig = folder / "kubeconfig"
     cluster, user = {"server": url, "certificate-authority": str(authority)}, {"token": OPERATORS}
@@ -44,18 +44,15 @@ def key_of(folder: Path, url: str, authority: Path, identity: str) -> dict[str, 
             }
         )
     )
-    return {"server": url, "ca_file": str(authority), "kubeconfig": str(kubeconfig), "identity": identity}
+    return {"server": url, "ca_file": str(authority), "kubeconfig": str(kubeconfig)}
 
 
-@pytest.mark.parametrize("identity", ["token", "certificate"])
-def test_a_token_is_only_in_standard_input(
-    node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture, identity: str
-) -> None:
+def test_a_token_is_only_in_standard_input(node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     with api_server(tmp_path, answer) as (url, authority):
-        key = key_of(tmp_path, url, authority, identity)
+        key = key_of(tmp_path, url, authority)
         result = evolve(node, data={"kubernetes": key}).deploy(
-            lambda: kubernetes.configure(spec=SPEC), {**HAS_OPENSSL, CREDENTIALS: ["secret "]}
+            lambda: kubernetes.configure(spec=SPEC), {**DEBIAN, CREDENTIALS: ["brought "]}
         )
     assert not result.failed, result.log
     assert result.inputs == [MINTED]
@@ -69,14 +66,14 @@ def test_a_token_is_only_in_standard_input(
 def test_a_new_token_and_the_restart_that_reads_it_are_one_command(node: Node, tmp_path: Path) -> None:
     """After a deploy that was interrupted in between, the next one would see the new token, and not restart the reporter."""
     with api_server(tmp_path, answer) as (url, authority):
-        renews = evolve(node, data={"kubernetes": key_of(tmp_path, url, authority, "token")})
-        has = {**HAS_OPENSSL, CREDENTIALS: ["secret "]}
+        renews = evolve(node, data={"kubernetes": key_of(tmp_path, url, authority)})
+        has = {**DEBIAN, CREDENTIALS: ["brought "]}
         first = renews.deploy(lambda: kubernetes.configure(spec=SPEC), has).uploads
         made = {path.replace("/.", "/").removesuffix(".new"): text.decode() for path, text in first.items()}
         written = renews.deploy(lambda: kubernetes.configure(spec=SPEC), {**has, **files(**made)})
     assert not written.failed, written.log
     (command,) = [command for command in written.flat if kubernetes.SECRET in command]
-    assert command.endswith(f" sh {kubernetes.SECRET} {kubernetes.UNIT}")
+    assert command.endswith(f" sh {kubernetes.SECRET} {kubernetes.STATE_FOLDER} {kubernetes.UNIT}")
     assert "systemctl try-restart" in command
     assert written.inputs == [MINTED]
 

@@ -17,21 +17,21 @@ import pytest
 from click.testing import CliRunner
 
 from agent.report.names import TAINT
-from agent.reporter.kubernetes.api import NoCredentials
-from agent.reporter.kubernetes.identity import Certificate
+from agent.reporter.kubernetes.identity import RENEWED, BoundToken
 from agent.reporter.settings import Settings
 from lab.cluster.certificates import Authority
 from lab.instance import free_port
 from lab.node import wait
 from tests.chaos import bad_api_server, oracle
 from tests.chaos.__main__ import ALL, again, main, pick
-from tests.chaos.cluster import expired
+from tests.chaos.cluster import forged
 from tests.chaos.faults import FAULTS, Fault, trials
 from tests.chaos.lies import CLOCKS, HEARTBEAT, MUTE, PUBLISHING, SAID, Lie, in_api, too_long
 from tests.chaos.oracle import EVENTS, SILENT
 from tests.chaos.shown import CLAIMS, Seen, claims, longest, shown
 from tests.chaos.smallest import smallest
 from tests.chaos.trial import OFTEN, RELEASE, difference, of_journal, without
+from tests.unit.reporter.scripted import token_of
 
 
 def test_the_same_seed_makes_the_same_trials() -> None:
@@ -220,13 +220,13 @@ def _catches(pid: int, number: signal.Signals) -> bool:
     return bool(int(caught.split()[1], 16) & 1 << (number - 1))
 
 
-def test_the_reporter_takes_the_certificate_of_the_fault_for_its_own_that_has_expired(tmp_path: Path) -> None:
+def test_the_reporter_takes_the_token_of_the_fault_for_its_own(tmp_path: Path) -> None:
     authority = Authority(tmp_path / "pki")
     authority.create()
-    (tmp_path / "reporter.pem").write_text(expired(authority, "node1"))
     settings = Settings("node1", "https://127.0.0.1:1", str(authority.pair.certificate))
-    with pytest.raises(NoCredentials, match="this node's certificate has expired"):
-        Certificate(settings, tmp_path, None).session()
+    (tmp_path / "brought").write_text(forged("node1"))
+    (tmp_path / RENEWED).write_text(token_of("node1", issued=time.time() - 60))
+    assert BoundToken(settings, tmp_path, tmp_path / "brought").session().token == (tmp_path / "brought").read_text()
 
 
 @contextmanager

@@ -74,8 +74,8 @@ class Abandoned(Exception):
 
 
 _REMEDIES = {
-    401: "; the credentials have expired, or are of another cluster: run the deploy again",
-    403: "; is the node admitted, and are RBAC and policies as in fleet/cluster?",
+    401: "; the token has expired, its Node was deleted, or it is of another cluster: pyinfra INVENTORY deploys/token.py",
+    403: "; are RBAC and policies as in fleet/cluster?",
 }
 
 TROUBLE = (Refused, NoCredentials, Unreachable, Abandoned, OSError, HTTPException)
@@ -95,7 +95,7 @@ def explain(error: Exception) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the API server's certificate is not trusted: {error.verify_message}; see ca_file in the settings"
     if isinstance(error, ssl.SSLError):
-        return f"TLS: {error.reason}; has this node's certificate expired?"
+        return f"TLS: {error.reason}"
     if isinstance(error, TimeoutError):
         return "the API server does not answer in time"
     if isinstance(error, OSError):

@@ -15,7 +15,7 @@ from attrs import define, evolve, field, frozen
 
 from agent.report.verdict import STALE, Verdict, judge
 from agent.reporter.kubernetes.acknowledgement import Acknowledgement
-from agent.reporter.kubernetes.api import Api, NoCredentials, Refused
+from agent.reporter.kubernetes.api import Api, Refused
 from agent.reporter.kubernetes.backoff import LAST_URGENT_WAIT, LAST_WAIT
 from agent.reporter.kubernetes.calm import NOT_CALM, Calm
 from agent.reporter.kubernetes.identity import Identity
@@ -127,7 +127,7 @@ class Publication:
         hold = self._calm.hold(verdict.ready, self.clock())
         for name in ("absent", "calm"):
             self.steps.trouble.pop(name, None)
-        # If the certificate cannot be renewed, the present one is used until it expires. A renewal delays no NotReady.
+        # If the token cannot be renewed, the present one is used until it expires. A renewal delays no NotReady.
         identity = [("identity", self._keep_identity)]
         due = self.steps.take(identity) if verdict.ready else []
         node = self.watch.node
@@ -191,19 +191,9 @@ class Publication:
     def _keep_identity(self, clock: float) -> float:
         """Renew the identity if it is due; the seconds until it is due again."""
         if clock >= self._identity_due:
-            before = self._has_credentials()
-            # At most an hour: a certificate ends at a time of day, and somebody may set the clock.
+            # At most an hour: a token ends at a time of day, and somebody may set the clock.
             self._identity_due = clock + min(self.identity.keep(self.now()), LONGEST_SLEEP)
-            if self._has_credentials() and not before:
-                self.retry_now()
         return self._identity_due - clock
-
-    def _has_credentials(self) -> bool:
-        try:
-            self.identity.session()
-        except NoCredentials:
-            return False
-        return True
 
     def _publish_ready(self, verdict: Verdict, node: Node, clock: float) -> float:
         """Say that the node is ready: conditions first, then labels and taint."""

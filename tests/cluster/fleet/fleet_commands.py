@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import subprocess
@@ -14,10 +13,6 @@ from typing import Any
 
 import pytest
 from attrs import frozen
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from agent.report import names
 from lab.cluster.control_plane import ControlPlane
@@ -142,40 +137,3 @@ def taints(plane: ControlPlane, name: str) -> list[dict[str, str]]:
 def no_nodes(plane: ControlPlane) -> None:
     plane.kubectl("delete", "nodes", "--all")
     plane.kubectl("delete", "leases", "--all", f"--namespace={names.NAMESPACE}")
-    # A node that was enrolled by the test before is shown by this one's `status`.
-    place = ("rolebindings", f"--namespace={names.NAMESPACE}")
-    enrolled = [one["metadata"]["name"] for one in plane.get(*place)["items"]]
-    for name in [name for name in enrolled if name.startswith(names.NODE_USER)]:
-        plane.kubectl("delete", *place, name)
-
-
-def request(user: str, name: str, **different: Any) -> dict[str, Any]:
-    """A CertificateSigningRequest with a key of its own."""
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, user)])
-    made = x509.CertificateSigningRequestBuilder(subject).sign(ec.generate_private_key(ec.SECP256R1()), hashes.SHA256())
-    spec = {
-        "request": base64.b64encode(made.public_bytes(serialization.Encoding.PEM)).decode(),
-        "signerName": "kubernetes.io/kube-apiserver-client",
-        "usages": ["client auth"],
-        "expirationSeconds": 86400,
-    }
-    return {
-        "apiVersion": "certificates.k8s.io/v1",
-        "kind": "CertificateSigningRequest",
-        "metadata": {"name": name},
-        "spec": {**spec, **different},
-    }
-
-
-def ask(plane: ControlPlane, kubeconfig: Path, document: dict[str, Any]) -> None:
-    plane.kubectl("create", "--filename=-", stdin=json.dumps(document), kubeconfig=kubeconfig)
-
-
-def enrolment(plane: ControlPlane) -> Path:
-    token = plane.kubectl("create", "token", "enrolment", f"--namespace={names.NAMESPACE}").strip()
-    return plane.bearer("enrolment", token)
-
-
-def decision(plane: ControlPlane, name: str) -> list[str]:
-    conditions = plane.get("csr", name)["status"].get("conditions", [])
-    return [one["type"] for one in conditions]

@@ -11,41 +11,22 @@ from agent.report import names
 from fleet import credentials
 from lab.cluster.control_plane import ControlPlane
 from tests.cluster.fleet.fleet_commands import (
-    ask,
-    decision,
     ended,
-    enrolment,
     make_node,
     no_nodes,
     plane,
-    request,
     start,
 )
 
 __all__ = ["no_nodes", "plane"]
 
-Rule = tuple[str, tuple[str, ...], tuple[str, ...]]
-"""An API group, its resources, and the verbs."""
-
-RBAC, CERTIFICATES = "rbac.authorization.k8s.io", "certificates.k8s.io"
-LEASES, ROLE_BINDINGS = ("coordination.k8s.io", ("leases",)), (RBAC, ("rolebindings",))
-
-APPROVES: tuple[Rule, ...] = (
-    (CERTIFICATES, ("certificatesigningrequests/approval",), ("update",)),
-    (RBAC, ("clusterrolebindings",), ("create",)),
-)
+RBAC = "rbac.authorization.k8s.io"
+LEASES = ("coordination.k8s.io", ("leases",))
 
 
 def rule(group: str, resources: tuple[str, ...], verbs: tuple[str, ...], *objects: str) -> dict[str, Any]:
     made = {"apiGroups": [group], "resources": list(resources), "verbs": list(verbs)}
     return {**made, "resourceNames": list(objects)} if objects else made
-
-
-SIGNS_AND_BINDS = (
-    rule(CERTIFICATES, ("signers",), ("approve",), "kubernetes.io/kube-apiserver-client"),
-    rule(RBAC, ("clusterroles",), ("bind",), "trackbed:node"),
-)
-BINDS = rule(RBAC, ("roles",), ("bind",), "trackbed:reporter")
 
 
 def user_with(plane: ControlPlane, name: str, cluster: list[dict[str, Any]], own: list[dict[str, Any]]) -> Path:
@@ -72,9 +53,7 @@ def test_the_rights_of_status_and_sweep_suffice(plane: ControlPlane) -> None:
     make_node(plane, "b", life=1)
     make_node(plane, "c")
     plane.kubectl("delete", "lease", "c", f"--namespace={names.NAMESPACE}")
-    looks = user_with(
-        plane, "looks", [rule("", ("nodes",), ("list",))], [rule(*LEASES, ("list",)), rule(*ROLE_BINDINGS, ("list",))]
-    )
+    looks = user_with(plane, "looks", [rule("", ("nodes",), ("list",))], [rule(*LEASES, ("list",))])
     shown = ended(start(looks, "status"))
     assert (shown.code, shown.err) == (2, "")
     sweeps = user_with(
@@ -89,41 +68,7 @@ def test_the_rights_of_status_and_sweep_suffice(plane: ControlPlane) -> None:
 
 
 @pytest.mark.usefixtures("no_nodes")
-def test_the_rights_of_approve_suffice(plane: ControlPlane) -> None:
-    ask(plane, enrolment(plane), request(f"{names.NODE_USER}new", "trackbed-new-1"))
-    approves = user_with(
-        plane,
-        "approves",
-        [
-            rule("", ("nodes",), ("list",)),
-            rule(CERTIFICATES, ("certificatesigningrequests",), ("list", "get")),
-            *(rule(*each) for each in APPROVES),
-            *SIGNS_AND_BINDS,
-        ],
-        [rule(*ROLE_BINDINGS, ("list", "create")), BINDS],
-    )
-    done = ended(start(approves, "approve", "new"))
-    assert (done.code, done.err) == (0, "")
-    assert decision(plane, "trackbed-new-1") == ["Approved"]
-
-
-@pytest.mark.usefixtures("no_nodes")
 def test_the_rights_of_a_deploy_suffice(plane: ControlPlane) -> None:
-    document = request(f"{names.NODE_USER}deployed", "trackbed-deployed-1")
-    ask(plane, enrolment(plane), document)
-    enrols = user_with(
-        plane,
-        "enrols",
-        [
-            rule(CERTIFICATES, ("certificatesigningrequests",), ("get",)),
-            *(rule(*each) for each in APPROVES),
-            *SIGNS_AND_BINDS,
-        ],
-        [rule("", ("serviceaccounts/token",), ("create",), "enrolment"), rule(*ROLE_BINDINGS, ("create",)), BINDS],
-    )
-    assert credentials.enrolment_token(str(enrols), 3600)
-    credentials.approve(str(enrols), "deployed", "trackbed-deployed-1", document["spec"]["request"])
-    assert decision(plane, "trackbed-deployed-1") == ["Approved"]
     make_node(plane, "a")
     brings = user_with(
         plane,

@@ -8,17 +8,13 @@ from pathlib import Path
 import pytest
 
 from agent.report import names
-from fleet.bindings import bindings
 from lab.cluster.control_plane import ControlPlane
 from tests.cluster.fleet.fleet_commands import (
-    ask,
     conditions,
-    enrolment,
     fleet,
     make_node,
     no_nodes,
     plane,
-    request,
 )
 
 __all__ = ["no_nodes", "plane"]
@@ -64,20 +60,15 @@ def test_a_node_whose_kubelet_is_lost_is_not_ready(plane: ControlPlane) -> None:
 def test_a_node_that_was_deleted_is_shown(plane: ControlPlane, tmp_path: Path) -> None:
     for name in ("a", "b"):
         make_node(plane, name)
-    # It was enrolled.
-    plane.apply(bindings("a")[1].to_dict())
     plane.kubectl("delete", "node", "a")
     plane.kubectl("delete", "leases", "a", f"--namespace={names.NAMESPACE}")
     inventory = tmp_path / "inventory.py"
-    inventory.write_text('hosts = [("host", {"node_name": "c"})]\n')
-    try:
-        done = fleet(plane, "status", "--inventory", str(inventory), "--json")
-        assert done.code == 2
-        rows = {one["name"]: one["reason"] for one in done.document["nodes"] if not one["joined"]}
-        assert rows == {"a": "NotJoined", "c": "NotJoined"}
-        assert "its Node was deleted" in fleet(plane, "status").out
-    finally:
-        plane.kubectl("delete", "rolebinding", f"{names.NODE_USER}a", f"--namespace={names.NAMESPACE}")
+    inventory.write_text('hosts = [("host", {"node_name": "c"}), ("other", {"node_name": "a"})]\n')
+    done = fleet(plane, "status", "--inventory", str(inventory), "--json")
+    assert done.code == 2
+    rows = {one["name"]: one["reason"] for one in done.document["nodes"] if not one["joined"]}
+    assert rows == {"a": "NotJoined", "c": "NotJoined"}
+    assert "its Node was deleted" in fleet(plane, "status", "--inventory", str(inventory)).out
 
 
 ESCAPES = "\x1b[2J\x1b]0;mine\x07[bold red]"
@@ -106,9 +97,3 @@ def test_text_that_a_node_writes_is_escaped_on_the_terminal(plane: ControlPlane)
     for done in (fleet(plane, "status"), fleet(plane, "status", "--json"), fleet(plane, "sweep", "--dry", "--json")):
         assert all(one.isprintable() or one == "\n" for one in done.out + done.err), done
     assert "\\x9b2J\\x9d0;mine\\x9c\\x85\\u202e\\u2066\\u200f\\u2028" in fleet(plane, "status").out
-    document = request(f"{names.NODE_USER}a\x1b[2J", "trackbed-a-1")
-    ask(plane, enrolment(plane), document)
-    out = fleet(plane, "approve").out
-    assert "\\x1b[2J" in out
-    assert "\x1b" not in out
-    plane.kubectl("delete", "csr", "--all")

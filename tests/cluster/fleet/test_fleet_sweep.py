@@ -19,17 +19,14 @@ from tests.cluster.fleet.fleet_commands import (
     OURS,
     ROOT,
     Done,
-    ask,
     condition,
     conditions,
     ended,
-    enrolment,
     fleet,
     make_node,
     no_nodes,
     node,
     plane,
-    request,
     start,
     taints,
     until,
@@ -162,9 +159,6 @@ def test_a_time_that_cannot_be_read_does_not_affect_other_nodes(plane: ControlPl
     swept = fleet(plane, "sweep", "--max-share", "0.5", "--json")
     assert (swept.code, swept.document["tainted"]) == (0, ["a", "b"])
     assert condition(plane, "a")["status"] == "Unknown"
-    ask(plane, enrolment(plane), request(f"{names.NODE_USER}c", "trackbed-c-1"))
-    assert fleet(plane, "approve", "--again", "c").code == 0
-    plane.kubectl("delete", "csr", "trackbed-c-1")
 
 
 @pytest.mark.usefixtures("no_nodes")

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from agent.reporter.kubernetes.identity import BoundToken
 from agent.reporter.settings import Settings
 from lab.cluster.control_plane import ControlPlane
-from tests.cluster.reporter.reporters import STATUS, Fixed, Reporter, admit, by_certificate, by_token, node, prepare
+from tests.cluster.reporter.reporters import BROUGHT, STATUS, Reporter, bring, by_token, node, prepare
 from tests.cluster.reporter.thief import OTHER, OWN, Thief, status
 
 Start = Callable[..., Reporter]
@@ -23,22 +24,20 @@ def plane(control_plane: ControlPlane) -> ControlPlane:
 
 @pytest.fixture(scope="module")
 def cluster(control_plane: ControlPlane) -> ControlPlane:
-    """The control plane with the Nodes of two enrolled reporters."""
+    """The control plane with the Nodes of two reporters."""
     prepare(control_plane)
     for name in (OWN, OTHER):
         control_plane.apply(node(name))
         control_plane.kubectl(
             "patch", "node", name, "--subresource=status", "--type=merge", "-p", json.dumps(status(**STATUS))
         )
-    admit(control_plane, OWN, OTHER)
     return control_plane
 
 
-@pytest.fixture(scope="module", params=[by_certificate, by_token], ids=["certificate", "token"])
-def thief(cluster: ControlPlane, request: pytest.FixtureRequest) -> Iterator[Thief]:
+@pytest.fixture(scope="module")
+def thief(cluster: ControlPlane) -> Thief:
     """The credentials of the first node's reporter, in an attacker's hands."""
-    identity: Callable[[ControlPlane, str], Fixed] = request.param
-    yield Thief(cluster, identity(cluster, OWN))
+    return Thief(cluster, by_token(cluster, OWN))
 
 
 @pytest.fixture
@@ -49,9 +48,9 @@ def start(plane: ControlPlane, tmp_path: Path) -> Iterator[Start]:
         name: str, labels: list[dict[str, Any]] | None = None, server: str | None = None, **more: Any
     ) -> Reporter:
         plane.apply(node(name))
-        admit(plane, name)
         (tmp_path / "labels.json").write_text(json.dumps({"labels": labels or []}))
         settings = Settings(name, server or plane.url, str(plane.authority.pair.certificate), **more)
-        return Reporter.start(plane, tmp_path, settings, by_certificate(plane, name))
+        bring(plane, name, tmp_path)
+        return Reporter.start(plane, tmp_path, settings, BoundToken(settings, tmp_path, tmp_path / BROUGHT))
 
     yield begin

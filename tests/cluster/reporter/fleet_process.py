@@ -1,6 +1,6 @@
 """Runs many reporters in one process, each with its own threads, connections and watch.
 
-Its one argument is a JSON file: a list of folder, settings, certificate and key for each. Lines on standard input say what all
+Its one argument is a JSON file: a list of folder, settings and token for each. Lines on standard input say what all
 agents report: `ready` or `not ready`; it ends with its input.
 """
 
@@ -10,17 +10,17 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from agent.reporter.kubernetes.api import Session, trust
 from agent.reporter.settings import Settings
 from agent.service.supervisor import HEARTBEAT
-from lab.cluster.certificates import Pair
-from tests.cluster.reporter.reporters import Fixed, Reporter, session
+from tests.cluster.reporter.reporters import Fixed, Reporter
 
 
 def start(each: dict[str, Any]) -> Reporter:
     """Start one reporter."""
     settings = Settings(**each["settings"])
-    pair = Pair(Path(each["certificate"]), Path(each["key"]))
-    return Reporter.start(None, Path(each["folder"]), settings, Fixed(session(Path(settings.ca_file), pair)))
+    identity = Fixed(Session(trust(Path(settings.ca_file)), each["token"]))
+    return Reporter.start(None, Path(each["folder"]), settings, identity)
 
 
 def main() -> None:

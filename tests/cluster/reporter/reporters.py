@@ -17,7 +17,6 @@ from agent.reporter.kubernetes.node import is_ours
 from agent.reporter.kubernetes.publish import Files, Publication
 from agent.reporter.settings import Settings
 from agent.runtime import boot_id, uptime
-from fleet.bindings import bindings
 from lab.cluster.certificates import Pair
 from lab.cluster.control_plane import ControlPlane
 
@@ -60,17 +59,11 @@ def node(name: str) -> dict[str, Any]:
     }
 
 
-def admit(plane: ControlPlane, *names: str) -> None:
-    """Give the nodes' users their rights, as `fleet approve` does."""
-    plane.apply(*[binding.to_dict() for name in names for binding in bindings(name)])
-
-
 def prepare(plane: ControlPlane) -> None:
     """Apply the manifests, and wait until the policies are in force, which takes a second or two."""
     plane.kubectl("apply", "-k", str(CLUSTER))
     plane.apply(node("probe"))
-    admit(plane, "probe")
-    api = Api(plane.url, by_certificate(plane, "probe").session)
+    api = Api(plane.url, by_token(plane, "probe").session)
 
     def refused() -> bool:
         # Another value each time: what changes nothing is never refused.
@@ -100,12 +93,6 @@ class Fixed:
         pass
 
 
-def by_certificate(plane: ControlPlane, name: str) -> Fixed:
-    """A node's credentials: its certificate."""
-    pair = plane.authority.client(f"trackbed:node:{name}", [])
-    return Fixed(session(plane.authority.pair.certificate, pair))
-
-
 def by_admin(plane: ControlPlane) -> Fixed:
     """The administrator's credentials."""
     return Fixed(session(plane.authority.pair.certificate, plane.authority.client("admin", ["system:masters"])))
@@ -121,6 +108,15 @@ def session(authority: Path, pair: Pair) -> Session:
 def by_token(plane: ControlPlane, name: str) -> Fixed:
     """A node's credentials: a token that is bound to its Node."""
     return holder(plane, "reporter", "--bound-object-kind=Node", f"--bound-object-name={name}")
+
+
+BROUGHT = "brought"
+"""The file with the token that a deploy has brought."""
+
+
+def bring(plane: ControlPlane, name: str, folder: Path) -> None:
+    """Bring a reporter its token, as a deploy does."""
+    (folder / BROUGHT).write_text(str(by_token(plane, name).known.token))
 
 
 def holder(plane: ControlPlane, account: str, *options: str) -> Fixed:
@@ -196,9 +192,14 @@ class Reporter:
             event
             for event in self.plane.audit()[since:]
             if event["verb"] == "patch"
-            and event["user"]["username"] == f"trackbed:node:{self.name}"
+            and wrote(event, self.name)
             and event.get("objectRef", {}).get("resource") == "nodes"
         ]
+
+
+def wrote(event: dict[str, Any], name: str) -> bool:
+    """Whether an audit event is of the reporter of a Node."""
+    return bool(event["user"].get("extra", {}).get("authentication.kubernetes.io/node-name") == [name])
 
 
 def notice(plane: ControlPlane, name: str) -> str:

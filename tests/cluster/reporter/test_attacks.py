@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import subprocess
@@ -15,10 +14,8 @@ import pytest
 
 from agent.report import names
 from agent.reporter.kubernetes.api import JSON, JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH
-from agent.reporter.kubernetes.identity import make_request
-from fleet.certificate_request import read
 from lab.cluster.control_plane import ControlPlane
-from tests.cluster.reporter.reporters import Fixed, admit, by_certificate, node, prepare, session
+from tests.cluster.reporter.reporters import Fixed, by_token, node, prepare, session
 from tests.cluster.reporter.thief import (
     ACCOUNTS,
     APPLY,
@@ -28,7 +25,6 @@ from tests.cluster.reporter.thief import (
     POLICIES,
     RBAC,
     READY,
-    REQUESTS,
     THEIRS,
     Thief,
     add,
@@ -53,7 +49,6 @@ def plane(control_plane: ControlPlane) -> ControlPlane:
         control_plane.apply(
             node(name), {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", **lease(name, SYSTEM)}
         )
-    admit(control_plane, OWN, OTHER)
     return control_plane
 
 
@@ -86,16 +81,15 @@ TRUSTED: dict[str, tuple[str, str, Any, str]] = {
     "its Lease gone": ("DELETE", f"{LEASES.format(SYSTEM)}/{OWN}", None, JSON),
     "a Lease": ("POST", LEASES.format(SYSTEM), lease("made-up", SYSTEM), JSON),
     "a token of a reporter": ("POST", f"{ACCOUNTS}/reporter/token", {"spec": {}}, JSON),
-    "a token of the enrolment": ("POST", f"{ACCOUNTS}/enrolment/token", {"spec": {}}, JSON),
     "the listed labels": (
         *("PATCH", f"/api/v1/namespaces/{SYSTEM}/configmaps/reporter", {"data": {"labels": "x"}}, MERGE_PATCH),
     ),
-    "a pod with the enrolment's account": (
+    "a pod with the reporters' account": (
         "POST",
         f"/api/v1/namespaces/{SYSTEM}/pods",
         {
             "metadata": {"name": "p"},
-            "spec": {"serviceAccountName": "enrolment", "nodeName": OWN, "containers": [{"name": "c", "image": "x"}]},
+            "spec": {"serviceAccountName": "reporter", "nodeName": OWN, "containers": [{"name": "c", "image": "x"}]},
         },
         JSON,
     ),
@@ -129,7 +123,6 @@ def test_a_user_of_one_namespace_touches_no_node(plane: ControlPlane, path: str)
     thief = tenant(plane)
     assert thief.tries("GET", path) == 403
     assert thief.tries("PATCH", path, labels(rdma="hca"), MERGE_PATCH) == 403
-    assert thief.tries("POST", REQUESTS, {"metadata": {"name": "trackbed-x"}, "spec": {}}) == 403
 
 
 def fleet(plane: ControlPlane, *words: str) -> Any:
@@ -145,35 +138,6 @@ def test_a_lease_with_a_nodes_name_in_another_namespace_is_ignored(plane: Contro
     made["metadata"]["annotations"] = {names.NOT_READY: "Made: up"}
     assert thief.tries("POST", LEASES.format(TENANT), made) in (200, 403)
     assert "attacked-c" not in [one["name"] for one in fleet(plane, "status")["nodes"]]
-
-
-def test_a_kubelet_gets_no_reporters_certificate(plane: ControlPlane, tmp_path: Path) -> None:
-    # As kubeadm lets kubelets ask for theirs.
-    words = ("--clusterrole=trackbed:request-certificate", "--group=system:nodes")
-    plane.kubectl("create", "clusterrolebinding", "kubelets-ask", *words)
-    thief = kubelet(plane)
-    try:
-        for name in (OWN, OTHER):
-            body = request(f"kubelet-{name}", name, tmp_path)
-            assert thief.tries("POST", REQUESTS, body) == 200
-        actions = {one["request"]: one["action"] for one in fleet(plane, "approve", OWN, OTHER, "--dry")["requests"]}
-        assert (actions[f"kubelet-{OWN}"], actions[f"kubelet-{OTHER}"]) == ("deny", "deny")
-    finally:
-        plane.kubectl("delete", "clusterrolebinding", "kubelets-ask")
-        plane.kubectl("delete", "csr", f"kubelet-{OWN}", f"kubelet-{OTHER}", "--ignore-not-found")
-
-
-def request(name: str, node: str, folder: Path) -> dict[str, Any]:
-    key, asked = folder / "key", folder / "csr"
-    make_request(node, key, asked)
-    spec = {
-        "request": base64.b64encode(asked.read_bytes()).decode(),
-        "signerName": "kubernetes.io/kube-apiserver-client",
-        "usages": ["client auth"],
-        "expirationSeconds": 86400,
-    }
-    assert not read(str(spec["request"])).faults
-    return {"metadata": {"name": name}, "spec": spec}
 
 
 # --- as a reporter: what is read in two ways -----------------------------------------------------------------------
@@ -206,8 +170,8 @@ metadata: {{name: {name}, labels: &l {{rdma: hca, example.net/gpu: "yes"}}, anno
 def test_an_ambiguous_text_changes_nothing_else(
     plane: ControlPlane, text: str, subresource: str, tmp_path: Path
 ) -> None:
-    pair = plane.authority.client(f"trackbed:node:{OWN}", [])
-    thief = Thief(plane, by_certificate(plane, OWN))
+    identity = by_token(plane, OWN)
+    thief = Thief(plane, identity)
     before = thief.seen(OWN)
     file = tmp_path / "body"
     file.write_text(text.format(name=OWN))
@@ -215,8 +179,13 @@ def test_an_ambiguous_text_changes_nothing_else(
     done = subprocess.run(
         [
             *("curl", "--silent", "--show-error", "--request", "PATCH", "--header", f"Content-Type: {APPLY}"),
-            *("--cacert", str(plane.authority.pair.certificate), "--cert", str(pair.certificate)),
-            *("--key", str(pair.key), "--data-binary", f"@{file}", url),
+            *(
+                "--cacert",
+                str(plane.authority.pair.certificate),
+                "--header",
+                f"Authorization: Bearer {identity.known.token}",
+            ),
+            *("--data-binary", f"@{file}", url),
         ],
         capture_output=True,
         text=True,
@@ -258,7 +227,7 @@ DEFAULTED: dict[str, list[dict[str, Any]]] = {
 def test_a_json_patch_writes_nothing_else_even_with_server_defaults(
     plane: ControlPlane, what: str, subresource: str
 ) -> None:
-    thief = Thief(plane, by_certificate(plane, OWN))
+    thief = Thief(plane, by_token(plane, OWN))
     before = thief.seen(OWN)
     thief.tries("PATCH", f"/api/v1/nodes/{OWN}{subresource}", DEFAULTED[what], JSON_PATCH)
     assert thief.seen(OWN) == before

@@ -1,29 +1,25 @@
-"""What a reporter writes in its Lease and in its requests for certificates is bounded, by every way to write it."""
+"""What a reporter writes in its Lease is bounded, by every way to write it."""
 
-import base64
-import copy
 import itertools
 import json
 from contextlib import suppress
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 import pytest
 from lightkube.resources.coordination_v1 import Lease
 
 from agent.report import names
-from agent.reporter.kubernetes.api import JSON, MERGE_PATCH, Api, Refused
+from agent.reporter.kubernetes.api import MERGE_PATCH, Api, Refused
 from fleet.reading import read
 from fleet.standing import renewed
 from lab.cluster.control_plane import ControlPlane
-from tests.cluster.reporter.reporters import admit, by_admin, by_certificate, holder, node, prepare
-from tests.cluster.reporter.thief import APPLY, LEASES, REQUESTS, Thief, csr
+from tests.cluster.reporter.reporters import by_admin, by_token, node, prepare
+from tests.cluster.reporter.thief import APPLY, LEASES, Thief
 
 OWN = "bounded"
 PLACE = LEASES.format(names.NAMESPACE)
 GROUP = "coordination.k8s.io/v1"
-CERTIFICATES = "certificates.k8s.io/v1"
 MANY: dict[str, Any] = {"f:spec": {f"f:x{number}": {} for number in range(2000)}}
 # Few fields, and yet large: what is in them, or their names.
 DEEP: dict[str, Any] = {"f:spec": {"f:x": {f"f:y{number}": {} for number in range(2000)}}}
@@ -43,13 +39,12 @@ DATED: dict[str, Any] = {"fieldsV1": {"f:spec": {"f:x": {}}}}
 def plane(control_plane: ControlPlane) -> ControlPlane:
     prepare(control_plane)
     control_plane.apply(node(OWN))
-    admit(control_plane, OWN)
     return control_plane
 
 
 @pytest.fixture(scope="module")
 def thief(plane: ControlPlane) -> Thief:
-    return Thief(plane, by_certificate(plane, OWN))
+    return Thief(plane, by_token(plane, OWN))
 
 
 def lease(plane: ControlPlane, metadata: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
@@ -185,39 +180,3 @@ def test_a_node_cannot_set_the_time_at_which_its_lease_was_renewed(
         there, fault = read(admin.ask("GET", place), Lease)
         at = renewed(there) if there else None
         assert fault == "" and at is not None and began <= at <= datetime.now(timezone.utc), (fields, change)
-
-
-LOADED: dict[str, dict[str, Any]] = {
-    "finalizers": {"finalizers": ["example.net/never"]},
-    "annotations": {"annotations": {"example.net/a": "a" * 200_000}},
-    "labels": {"labels": {"example.net/a": "b"}},
-    "owners": {"ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": OWN, "uid": "u"}]},
-    "a name by the server": {"name": None, "generateName": f"trackbed-{OWN}-"},
-    "many managed fields": managed(CERTIFICATES),
-    "deep managed fields": managed(CERTIFICATES, fieldsV1=DEEP),
-    "long managed fields": managed(CERTIFICATES, fieldsV1=LONG),
-    "managed in the year 0": managed(CERTIFICATES, **DATED, time="0000-01-01T00:00:00Z"),
-    "managed in the year 10000": managed(CERTIFICATES, **DATED, time="9999-12-31T23:59:59-23:59"),
-}
-
-
-@pytest.mark.parametrize("who", ["a node", "the enrolment"])
-@pytest.mark.parametrize("what", [*LOADED, "a long request"])
-def test_a_certificate_request_is_bounded_in_size_and_can_be_deleted(
-    plane: ControlPlane, who: str, what: str, tmp_path: Path
-) -> None:
-    thief = Thief(plane, by_certificate(plane, OWN) if who == "a node" else holder(plane, "enrolment"))
-    name = f"trackbed-{OWN}-1"
-    plane.kubectl("delete", "csr", name, "--ignore-not-found")
-    good = csr(name, f"/CN=trackbed:node:{OWN}", tmp_path)
-    bad = copy.deepcopy(good)
-    bad["metadata"] |= LOADED.get(what, {})
-    if what == "a long request":
-        bad["spec"]["request"] = base64.b64encode(b"\n" * 4096 + base64.b64decode(good["spec"]["request"])).decode()
-    assert thief.tries("POST", REQUESTS, bad, JSON) == 403
-    assert thief.tries("POST", REQUESTS, good, JSON) == 200
-    plane.kubectl("delete", "csr", name)
-
-
-def test_a_node_cannot_take_the_name_of_anothers_request(thief: Thief, tmp_path: Path) -> None:
-    assert thief.tries("POST", REQUESTS, csr("trackbed-other-1", f"/CN=trackbed:node:{OWN}", tmp_path)) == 403

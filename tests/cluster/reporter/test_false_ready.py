@@ -25,7 +25,7 @@ from agent.reporter.settings import Settings, to_json
 from agent.runtime import boot_id, uptime, write_atomically
 from agent.service.supervisor import HEARTBEAT
 from lab.cluster.control_plane import ControlPlane
-from tests.cluster.reporter.reporters import NO_CARRIER, admit, holder, node, until
+from tests.cluster.reporter.reporters import BROUGHT, NO_CARRIER, bring, node, until
 
 pytestmark = pytest.mark.campaign
 
@@ -130,13 +130,11 @@ def running(plane: ControlPlane, folder: Path, name: str) -> Iterator[Unit]:
     for each in ("run", "labels"):
         (folder / each).mkdir()
     plane.apply(node(name))
-    admit(plane, name)
-    token = by_token_text(plane, name)
-    (folder / "token").write_text(token)
+    bring(plane, name, folder)
     (folder / "labels" / "labels.json").write_text('{"labels": []}')
-    settings = Settings(name, plane.url, str(plane.authority.pair.certificate), identity="token")
+    settings = Settings(name, plane.url, str(plane.authority.pair.certificate))
     (folder / "settings.json").write_text(to_json(settings))
-    words = [str(folder), "--kubernetes", str(folder / "settings.json"), "--kubernetes-secret", str(folder / "token")]
+    words = [str(folder), "--kubernetes", str(folder / "settings.json"), "--kubernetes-secret", str(folder / BROUGHT)]
     unit = Unit(plane, folder, name, words, Report(name, "h1", boot_id(), "v1", True, True))
     unit.say(True)
     threads = [threading.Thread(target=work) for work in (unit.beat, unit.keep)]
@@ -149,12 +147,6 @@ def running(plane: ControlPlane, folder: Path, name: str) -> Iterator[Unit]:
         unit._over.set()
         for thread in threads:
             thread.join()
-
-
-def by_token_text(plane: ControlPlane, name: str) -> str:
-    token = holder(plane, "reporter", "--bound-object-kind=Node", f"--bound-object-name={name}").known.token
-    assert token is not None
-    return token
 
 
 def until_tainted(unit: Unit, limit: float) -> float:

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from agent.report.names import READY_LABEL
 from lab.cluster.control_plane import ControlPlane
 from tests.cluster.reporter.conftest import Start
 from tests.cluster.reporter.relay import Relay
-from tests.cluster.reporter.reporters import Reporter, admit, node, prepare, until
+from tests.cluster.reporter.reporters import Reporter, bring, node, prepare, until
 from tests.cluster.reporter.test_publishing import FACT
 
 
@@ -111,25 +112,33 @@ def test_a_hanging_api_server_is_reported_and_tried_again(
     reporter.acknowledged(reporter.say(False))
 
 
-def test_a_node_that_was_created_anew_gets_everything_again(plane: ControlPlane, start: Start) -> None:
+def test_a_node_that_was_created_anew_gets_everything_again_by_the_next_token(
+    plane: ControlPlane, start: Start, tmp_path: Path
+) -> None:
     reporter = start("anew", [FACT])
     reporter.acknowledged(reporter.say(True))
     plane.kubectl("delete", "node", reporter.name)
     until(lambda: "no Node" in reporter.published().error, "the reporter says that there is no Node")
     plane.apply(node(reporter.name))
+    # The token has ended with the Node.
+    until(lambda: "401" in reporter.published().error, "the reporter says that it is refused")
+    assert not reporter.condition()
+    bring(plane, reporter.name, tmp_path)
+    reporter.publication.retry_now()
     until(lambda: reporter.condition().get("status") == "True", "the condition is back")
     until(lambda: READY_LABEL in reporter.node()["metadata"]["labels"], "the labels are back")
     assert reporter.node()["metadata"]["labels"][FACT["key"]] == "true"
 
 
 @pytest.mark.campaign
-def test_all_is_published_again_after_etcd_lost_everything(plane: ControlPlane, start: Start) -> None:
+def test_all_is_published_again_after_etcd_lost_everything(plane: ControlPlane, start: Start, tmp_path: Path) -> None:
     reporter = start("lost", [FACT])
     reporter.acknowledged(reporter.say(True))
     plane.empty()
     prepare(plane)
     plane.apply(node(reporter.name))
-    admit(plane, reporter.name)
+    bring(plane, reporter.name, tmp_path)
+    reporter.publication.retry_now()
     until(lambda: reporter.condition().get("status") == "True", "the condition is back", 120.0)
     until(lambda: READY_LABEL in reporter.node()["metadata"]["labels"], "the labels are back")
     until(lambda: not reporter.is_tainted(), "the taint is lifted")

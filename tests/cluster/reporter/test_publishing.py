@@ -3,18 +3,14 @@
 import json
 import time
 from datetime import datetime, timezone
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from agent.report.names import READY_LABEL
-from agent.reporter.kubernetes import identity as identities
-from agent.reporter.settings import Settings
 from agent.runtime import boot_id
 from lab.cluster.control_plane import ControlPlane
 from tests.cluster.reporter.conftest import Start
-from tests.cluster.reporter.reporters import Reporter, admit, by_token, holder, node, until
+from tests.cluster.reporter.reporters import until
 
 RESOURCE = "rdma/hca_shared_devices_b"
 FACT = {"key": "aliyun.accelerator/erdma", "value": "true", "role": "fact", "resource": None}
@@ -158,62 +154,3 @@ def test_the_lease_is_the_heartbeat_and_is_deleted_with_its_node(plane: ControlP
     plane.kubectl("delete", "node", reporter.name)
     gone = lambda: plane.try_kubectl("get", "lease", "-n", "trackbed-system", "lives").returncode  # noqa: E731
     until(gone, "the Lease is collected", 60.0)
-
-
-def test_a_bound_token_publishes_as_well(plane: ControlPlane, tmp_path: Path) -> None:
-    plane.apply(node("by-token"))
-    settings = Settings("by-token", plane.url, str(plane.authority.pair.certificate), identity="token")
-    secret = tmp_path / "token"
-    fixed = by_token(plane, "by-token")
-    secret.write_text(str(fixed.known.token))
-    reporter = Reporter.start(plane, tmp_path, settings, identities.identity(settings, tmp_path, secret))
-    reporter.acknowledged(reporter.say(True))
-    assert reporter.condition()["status"] == "True"
-
-
-def test_a_refused_token_is_reported(plane: ControlPlane, tmp_path: Path) -> None:
-    plane.apply(node("expired"))
-    settings = Settings("expired", plane.url, str(plane.authority.pair.certificate), identity="token")
-    (tmp_path / "token").write_text("not.a.token")
-    reporter = Reporter.start(plane, tmp_path, settings, identities.identity(settings, tmp_path, tmp_path / "token"))
-    until(lambda: "401" in reporter.published().error, "the reporter says that it is refused")
-
-
-def test_a_node_asks_for_its_certificate_and_renews_it_before_it_ends(plane: ControlPlane, tmp_path: Path) -> None:
-    plane.apply(node("enrols"))
-    admit(plane, "enrols")
-    settings = Settings("enrols", plane.url, str(plane.authority.pair.certificate), certificate_days=1)
-    secret = tmp_path / "enrolment"
-    secret.write_text(str(holder(plane, "enrolment").known.token))
-    identity = identities.identity(settings, tmp_path, secret)
-    reporter = Reporter.start(plane, tmp_path, settings, identity)
-    until(lambda: "trackbed fleet approve" in reporter.published().error, "the reporter waits to be approved")
-    first = approve(plane, "enrols")
-    assert first["spec"]["username"] == "system:serviceaccount:trackbed-system:enrolment"
-    reporter.publication.retry_now()
-    reporter.acknowledged(reporter.say(True), 60.0)
-    assert reporter.condition()["status"] == "True"
-    before = (tmp_path / "reporter.pem").read_text()
-    assert (tmp_path / "reporter.pem").stat().st_mode & 0o777 == 0o600
-    # Two thirds of its life later, it asks by itself.
-    secret.unlink()
-    at = datetime.now().timestamp() + 17 * 3600
-    identity.keep(at)
-    second = approve(plane, "enrols")
-    assert second["spec"]["username"] == "trackbed:node:enrols"
-    until(
-        lambda: identity.keep(at) < float("inf") and (tmp_path / "reporter.pem").read_text() != before, "the next one"
-    )
-    reporter.acknowledged(reporter.say(False))
-
-
-def approve(plane: ControlPlane, name: str) -> dict[str, Any]:
-    """Approve the request that waits for a node; the request."""
-
-    def pending() -> list[dict[str, Any]]:
-        items: list[dict[str, Any]] = plane.get("csr")["items"]
-        return [i for i in items if i["metadata"]["name"].startswith(f"trackbed-{name}-") and not i["status"]]
-
-    (request,) = until(pending, "a request for a certificate")
-    plane.kubectl("certificate", "approve", request["metadata"]["name"])
-    return request

@@ -10,8 +10,11 @@ from agent.report.names import READY_LABEL
 from agent.reporter.kubernetes.api import MERGE_PATCH, STRATEGIC_PATCH, Api, Refused
 from lab.cluster.control_plane import ControlPlane
 from tests.cluster.reporter.conftest import Start
-from tests.cluster.reporter.reporters import CLUSTER, by_certificate, notice, until
+from tests.cluster.reporter.reporters import CLUSTER, by_token, notice, until
 from tests.cluster.reporter.test_publishing import FACT
+
+# The name of the Node of whoever writes, in a list; an empty one for a kubelet.
+OF_NODE = "request.userInfo.?extra[?'authentication.kubernetes.io/node-name'].orValue([])"
 
 
 def forbid(plane: ControlPlane, name: str, resource: str, expression: str = "false") -> None:
@@ -28,7 +31,7 @@ def forbid(plane: ControlPlane, name: str, resource: str, expression: str = "fal
                     {"apiGroups": [""], "apiVersions": ["*"], "resources": [resource], "operations": ["UPDATE"]}
                 ]
             },
-            "matchConditions": [{"name": "it", "expression": f"request.userInfo.username == 'trackbed:node:{name}'"}],
+            "matchConditions": [{"name": "it", "expression": f"'{name}' in {OF_NODE}"}],
             "validations": [{"expression": expression, "reason": "Forbidden"}],
         },
     }
@@ -40,7 +43,7 @@ def forbid(plane: ControlPlane, name: str, resource: str, expression: str = "fal
     }
     plane.apply(policy, binding)
     status = resource.partition("/")[2]
-    api = Api(plane.url, by_certificate(plane, name).session)
+    api = Api(plane.url, by_token(plane, name).session)
     conditions = [{"type": "TrackbedUpToDate", "status": "Unknown", "reason": "Probe", "message": ""}]
 
     def refused() -> bool:
@@ -158,7 +161,7 @@ def test_a_label_that_is_no_longer_listed_can_be_removed(plane: ControlPlane, st
     until(lambda: not reporter.is_tainted(), "the taint is lifted")
     try:
         list_labels("example.net/other")
-        api = Api(plane.url, by_certificate(plane, reporter.name).session)
+        api = Api(plane.url, by_token(plane, reporter.name).session)
 
         def in_force() -> bool:
             try:
@@ -190,7 +193,7 @@ def test_without_the_list_of_labels_only_labels_stay_unwritten_and_readiness_is_
     reporter = start("no-list", [FACT])
     reporter.acknowledged(reporter.say(True))
     until(lambda: not reporter.is_tainted(), "the taint is lifted")
-    api = Api(plane.url, by_certificate(plane, reporter.name).session)
+    api = Api(plane.url, by_token(plane, reporter.name).session)
     plane.kubectl("delete", "configmap", "reporter", "--namespace=trackbed-system")
     try:
         until(lambda: changed({"example.net/unlisted": str(time.monotonic_ns())}), "the list is gone")

@@ -10,7 +10,7 @@ import pytest
 from agent.reporter.kubernetes.api import JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH, Api, Refused
 from lab.cluster.control_plane import ControlPlane
 from tests.cluster.reporter.forbidden_writes import ATTACKS, KINDS, Attack
-from tests.cluster.reporter.reporters import by_certificate
+from tests.cluster.reporter.reporters import by_token
 from tests.cluster.reporter.thief import (
     APPLY,
     OURS,
@@ -181,7 +181,7 @@ def managers(plane: ControlPlane) -> Managed:
 def test_a_reporter_cannot_change_the_ownership_of_fields(
     owned: ControlPlane, tamper: Callable[[Managed], Managed], subresource: str
 ) -> None:
-    thief = Thief(owned, by_certificate(owned, OWN))
+    thief = Thief(owned, by_token(owned, OWN))
     before = managers(owned)
     live = owned.get("node", OWN, "--show-managed-fields")
     others = [c for c in live["status"]["conditions"] if not c["type"].startswith("Trackbed")]
@@ -198,7 +198,7 @@ def test_a_reporter_cannot_change_the_ownership_of_fields(
 @pytest.mark.parametrize("content_type", [MERGE_PATCH, APPLY], ids=["merge", "apply"])
 def test_a_reporter_cannot_write_as_another_manager(owned: ControlPlane, content_type: str) -> None:
     before = managers(owned)
-    api = Api(owned.url, by_certificate(owned, OWN).session)
+    api = Api(owned.url, by_token(owned, OWN).session)
     body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": OWN, "labels": {"rdma": "hca"}}}
     query = {"fieldManager": ARGO, **({"force": "true"} if content_type == APPLY else {})}
     with pytest.raises(Refused) as refused:
@@ -211,7 +211,7 @@ def test_writes_are_admitted_although_the_api_server_merges_old_managers(owned: 
     for number in range(12):
         words = ("label", "node", OWN, f"example.net/many-{number}=x", f"--field-manager=many-{number}")
         owned.kubectl(*words)
-    api = Api(owned.url, by_certificate(owned, OWN).session)
+    api = Api(owned.url, by_token(owned, OWN).session)
     own = f"/api/v1/nodes/{OWN}"
     for value in ("True", "False"):
         body = {"status": {"conditions": [{**READY, "status": value}]}}
@@ -233,7 +233,7 @@ def test_writes_to_a_node_with_many_fields_of_many_managers_are_admitted(owned: 
 
     for number in range(8):
         applied(number, 100)
-    api = Api(owned.url, by_certificate(owned, OWN).session)
+    api = Api(owned.url, by_token(owned, OWN).session)
     own, query = f"/api/v1/nodes/{OWN}", {"fieldManager": "trackbed-reporter"}
     for value in ("True", "False"):
         body = {"status": {"conditions": [{**READY, "status": value}]}}
@@ -265,7 +265,7 @@ UNBOUNDED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("type", ["TrackbedReady", "TrackbedUpToDate"])
 @pytest.mark.parametrize("different", UNBOUNDED.values(), ids=UNBOUNDED.keys())
 def test_a_condition_has_bounds(cluster: ControlPlane, different: dict[str, str], type: str) -> None:
-    thief = Thief(cluster, by_certificate(cluster, OWN))
+    thief = Thief(cluster, by_token(cluster, OWN))
     before = thief.seen(OWN)
     for kind, body in (
         (STRATEGIC_PATCH, status(conditions=[{**SAID, **different, "type": type}])),
@@ -277,7 +277,7 @@ def test_a_condition_has_bounds(cluster: ControlPlane, different: dict[str, str]
 
 @pytest.mark.parametrize("more", [1, 2000])
 def test_there_is_one_condition_of_each_type(cluster: ControlPlane, more: int) -> None:
-    thief = Thief(cluster, by_certificate(cluster, OWN))
+    thief = Thief(cluster, by_token(cluster, OWN))
     own = f"/api/v1/nodes/{OWN}/status"
     assert thief.tries("PATCH", own, status(conditions=[SAID]), STRATEGIC_PATCH) == 200
     before = thief.seen(OWN)
@@ -286,7 +286,7 @@ def test_there_is_one_condition_of_each_type(cluster: ControlPlane, more: int) -
 
 
 def test_the_order_of_others_conditions_stays(cluster: ControlPlane) -> None:
-    thief = Thief(cluster, by_certificate(cluster, OWN))
+    thief = Thief(cluster, by_token(cluster, OWN))
     before = thief.seen(OWN)
     others = [c for c in before["status"]["conditions"] if not c["type"].startswith("Trackbed")]
     body = add("/status/conditions", [*reversed(others), {**SAID, "reason": "Reversed"}])
@@ -295,7 +295,7 @@ def test_the_order_of_others_conditions_stays(cluster: ControlPlane) -> None:
 
 
 def test_a_reporter_cannot_write_a_time_into_its_taint(cluster: ControlPlane) -> None:
-    thief = Thief(cluster, by_certificate(cluster, OWN))
+    thief = Thief(cluster, by_token(cluster, OWN))
     body = add("/spec/taints/-", {**OURS, "timeAdded": "2001-01-01T00:00:00Z"})
     assert thief.tries("PATCH", f"/api/v1/nodes/{OWN}", body, JSON_PATCH) == 403
 
@@ -314,7 +314,7 @@ def test_an_old_value_out_of_bounds_does_not_keep_not_ready_from_being_written(c
     taint = json.dumps(add("/spec/taints/-", {**OURS, "timeAdded": "2001-01-01T00:00:00Z"}))
     cluster.kubectl("patch", "node", OWN, "--type=json", "-p", taint)
     cluster.kubectl("label", "node", OWN, "trackbed.internal/ready=true")
-    thief = Thief(cluster, by_certificate(cluster, OWN))
+    thief = Thief(cluster, by_token(cluster, OWN))
     own = f"/api/v1/nodes/{OWN}"
     not_ready = {**SAID, "status": "False", "reason": "NoCarrier"}
     assert thief.tries("PATCH", f"{own}/status", status(conditions=[not_ready]), STRATEGIC_PATCH) == 200

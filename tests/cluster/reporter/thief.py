@@ -1,13 +1,10 @@
 """An attacker with a reporter's credentials, and the bodies and paths of what it writes."""
 
-import base64
-from pathlib import Path
 from typing import Any
 
 from attrs import field, frozen
 
 from agent.reporter.kubernetes.api import JSON, Api, Refused
-from agent.reporter.kubernetes.identity import _openssl
 from lab.cluster.control_plane import ControlPlane
 from tests.cluster.reporter.reporters import Fixed
 
@@ -73,21 +70,7 @@ BINDINGS = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindi
 POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
-REQUESTS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 
 
 def lease(name: str, namespace: str, holder: str | None = None) -> dict[str, Any]:
     return {"metadata": {"name": name, "namespace": namespace}, "spec": {"holderIdentity": holder or name}}
-
-
-def csr(name: str, subject: str, folder: Path, **more: Any) -> dict[str, Any]:
-    key, request = folder / "key", folder / "csr"
-    _openssl("req", "-new", "-config", "/dev/null", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-             "-subj", subject, "-keyout", str(key), "-out", str(request))  # fmt: skip
-    spec = {
-        "request": base64.b64encode(request.read_bytes()).decode(),
-        "signerName": "kubernetes.io/kube-apiserver-client",
-        "usages": ["client auth"],
-        "expirationSeconds": 86400,
-    }
-    return {"metadata": {"name": name}, "spec": {**spec, **more}}

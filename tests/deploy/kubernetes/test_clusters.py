@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tasks.common import archive
-from tests.deploy.kubernetes.test_kubernetes import HAS_OPENSSL, authority
+from tests.deploy.conftest import DEBIAN
+from tests.deploy.kubernetes.test_kubernetes import authority
 
 __all__ = ["authority"]
 
@@ -32,7 +33,7 @@ def deploy(tmp_path: Path) -> Path:
 
 def messages(deploy: Path, *options: str, **keys: dict[str, Any]) -> str:
     """The errors of a deploy to hosts with these values of the key `kubernetes`."""
-    base = {"fake_delay": 0, "fake_delay_jitter": 0, "fake_responses": HAS_OPENSSL}
+    base = {"fake_delay": 0, "fake_delay_jitter": 0, "fake_responses": DEBIAN}
     hosts = [(f"@fake/{name}", {**base, "node_name": name, "kubernetes": key}) for name, key in keys.items()]
     (deploy.parent / "inventory.py").write_text(f"hosts = {hosts!r}\n")
     done = subprocess.run(

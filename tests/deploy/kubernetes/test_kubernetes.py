@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-import base64
 import datetime
-import json
 import os
+import shlex
 import subprocess
 import time
 from pathlib import Path
@@ -23,14 +22,12 @@ from agent.reporter.settings import read_settings
 from agent.spec.node import from_mapping
 from tasks import kubernetes
 from tasks.common.commands import script
-from tasks.kubernetes import AUTHORITY, SECRET, SETTINGS, UNIT
-from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, OwnConnector
-from tests.deploy.packages.test_packages import install
-from tests.unit.reporter.scripted import api_server
+from tasks.kubernetes import AUTHORITY, SECRET, SETTINGS
+from tests.deploy.conftest import DEBIAN, Answers, Node, OwnConnector
+from tests.unit.reporter.scripted import api_server, token_of
 
 SPEC = from_mapping({"node_name": "node-a"}, "node-a")
-CREDENTIALS = "checkend"
-HAS_OPENSSL = {**DEBIAN, "dpkg -l": ["ii  openssl  3.0-1  amd64  something"]}
+CREDENTIALS = "answers 401"
 TEXTS = 'echo "file $path"'
 RESTART = "systemctl try-restart"
 
@@ -66,9 +63,7 @@ def configure() -> None:
 
 def texts(key: dict[str, Any], node: Node, tmp_path: Path) -> Answers:
     """What the fact of both files answers once they are there."""
-    bound = key.get("identity") == "token"
-    credentials = ["certificate yes", f"secret {token(time.time(), time.time() + 3600, bound)}"]
-    first = evolve(node, data={"kubernetes": key}).deploy(configure, {**HAS_OPENSSL, CREDENTIALS: credentials})
+    first = evolve(node, data={"kubernetes": key}).deploy(configure, {**DEBIAN, CREDENTIALS: [GOOD]})
     lines = []
     for path in (SETTINGS, AUTHORITY):
         (upload,) = [text for name, text in first.uploads.items() if name.endswith(f"{Path(path).name}.new")]
@@ -77,12 +72,16 @@ def texts(key: dict[str, Any], node: Node, tmp_path: Path) -> Answers:
     return {TEXTS: lines}
 
 
-def token(start: float, end: float, bound: bool = False) -> str:
-    """The part of a token that a node shows. With a ``bound`` token the reporter publishes, else it requests a certificate."""
-    account: dict[str, Any] = {"serviceaccount": {"name": "reporter" if bound else "enrolment"}}
-    node = {"node": {"name": "node-a", "uid": "u1"}} if bound else {}
-    claims = {"iat": start, "exp": end, "kubernetes.io": {**account, **node}}
-    return base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=")
+def part(start: float, end: float, name: str = "node-a", uid: str = "u1") -> str:
+    """The part of a token that a node shows. Without a uid it is an enrolment token of an earlier version."""
+    return token_of(name, uid, start, end - start).split(".")[1]
+
+
+NOW = time.time()
+GOOD = f"brought {part(NOW, NOW + 3600)}"
+ENDED = part(NOW - 7200, NOW - 3600)
+ENROLMENT = f"brought {part(NOW, NOW + 3600, uid='')}"
+REFUSED = "refused yes"
 
 
 def test_settings_are_what_the_reporter_reads(node: Node, key: dict[str, Any], tmp_path: Path) -> None:
@@ -93,24 +92,20 @@ def test_settings_are_what_the_reporter_reads(node: Node, key: dict[str, Any], t
     assert settings.taint_lifted_by == "node-readiness-controller"
 
 
-FRESH, BOUND = (f"secret {token(time.time(), time.time() + 3600, bound)}" for bound in (False, True))
-REFUSED = "refused yes"
-
-
 @pytest.mark.parametrize(
-    ("identity", "credentials"),
+    "credentials",
     [
-        ("certificate", ["certificate yes", "secret "]),
-        ("certificate", ["certificate yes", "secret ", REFUSED]),
-        ("certificate", [FRESH]),
-        ("token", [BOUND]),
+        [GOOD],
+        # The reporter has renewed it.
+        [f"brought {ENDED}", "kept yes", f"renewed {part(NOW - 60, NOW + 3600)}"],
+        # It will soon.
+        [f"brought {part(NOW - 3500, NOW + 100)}"],
     ],
 )
-def test_a_node_with_valid_credentials_gets_nothing(
-    node: Node, key: dict[str, Any], identity: str, credentials: list[str], tmp_path: Path
+def test_a_node_with_a_valid_token_gets_nothing(
+    node: Node, key: dict[str, Any], credentials: list[str], tmp_path: Path
 ) -> None:
-    key = {**key, "identity": identity}
-    answers = {**HAS_OPENSSL, **texts(key, node, tmp_path), CREDENTIALS: credentials}
+    answers = {**DEBIAN, **texts(key, node, tmp_path), CREDENTIALS: credentials}
     result = evolve(node, data={"kubernetes": key}).deploy(configure, answers)
     assert result.flat == []
     assert not any(result.planned.values())
@@ -121,30 +116,31 @@ def test_an_authority_without_a_final_line_end_is_no_other_authority(
 ) -> None:
     (tmp_path / "own.pem").write_text(authority.read_text().rstrip("\n"))
     key = {**key, "ca_file": str(tmp_path / "own.pem")}
-    answers = {**HAS_OPENSSL, **texts(key, node, tmp_path), CREDENTIALS: ["certificate yes", "secret "]}
+    answers = {**DEBIAN, **texts(key, node, tmp_path), CREDENTIALS: [GOOD]}
     assert evolve(node, data={"kubernetes": key}).deploy(configure, answers).flat == []
 
 
 @pytest.mark.parametrize(
-    ("identity", "credentials"),
+    "credentials",
     [
-        ("certificate", ["secret "]),
-        ("certificate", ["certificate yes"]),
-        ("token", [f"secret {token(time.time() - 900, time.time() + 300, bound=True)}"]),
-        ("token", ["secret not-a-token"]),
+        [],
+        ["brought "],
+        ["brought not-a-token"],
+        [f"brought {ENDED}"],
+        [f"brought {ENDED}", "kept yes", f"renewed {ENDED}"],
         # The Node or the account was deleted and created again.
-        ("token", [BOUND, REFUSED]),
-        ("certificate", [FRESH, REFUSED]),
-        # The inventory says otherwise now: the one is not good for the other.
-        ("token", [FRESH]),
-        ("certificate", [BOUND]),
+        [GOOD, REFUSED],
+        # The node had another name.
+        [f"brought {part(NOW, NOW + 3600, name='node-b')}"],
+        # It has a certificate, or waits for one, from an earlier version.
+        [ENROLMENT, "kept yes"],
+        ["kept yes"],
     ],
 )
-def test_expired_credentials_are_replaced_and_kept_if_that_fails(
-    node: Node, key: dict[str, Any], identity: str, credentials: list[str], tmp_path: Path
+def test_a_node_without_a_valid_token_asks_for_one_and_keeps_what_it_has_if_that_fails(
+    node: Node, key: dict[str, Any], credentials: list[str], tmp_path: Path
 ) -> None:
-    key = {**key, "identity": identity}
-    answers = {**HAS_OPENSSL, **texts(key, node, tmp_path), CREDENTIALS: credentials}
+    answers = {**DEBIAN, **texts(key, node, tmp_path), CREDENTIALS: credentials}
     result = evolve(node, data={"kubernetes": key}).deploy(configure, answers)
     assert result.failed
     assert "kubernetes.kubeconfig: no token for node-a: the kubeconfig /nowhere/kubeconfig is not found" in "".join(
@@ -153,12 +149,8 @@ def test_expired_credentials_are_replaced_and_kept_if_that_fails(
     assert result.inputs == [] and not any(RESTART in command for command in result.flat)
 
 
-@pytest.mark.parametrize("identity", ["certificate", "token"])
-def test_a_node_that_deploys_itself_gets_no_token(
-    node: Node, key: dict[str, Any], identity: str, tmp_path: Path
-) -> None:
-    key = {**key, "identity": identity}
-    answers = {**HAS_OPENSSL, **texts(key, node, tmp_path), CREDENTIALS: ["secret "]}
+def test_a_node_that_deploys_itself_gets_no_token(node: Node, key: dict[str, Any], tmp_path: Path) -> None:
+    answers = {**DEBIAN, **texts(key, node, tmp_path), CREDENTIALS: ["brought "]}
     result = evolve(node, data={"kubernetes": key}, connector=OwnConnector).deploy(configure, answers)
     assert result.failed
     assert "kubernetes: no token for node-a: only a control host can get one; deploy the node from its" in str(
@@ -170,7 +162,7 @@ def test_a_node_that_deploys_itself_gets_no_token(
 def test_a_node_that_deploys_itself_keeps_the_authority_that_its_control_host_has_brought(
     node: Node, key: dict[str, Any], tmp_path: Path
 ) -> None:
-    has = {**HAS_OPENSSL, **texts(key, node, tmp_path), CREDENTIALS: ["certificate yes", "secret "]}
+    has = {**DEBIAN, **texts(key, node, tmp_path), CREDENTIALS: [GOOD]}
     itself = evolve(node, data={"kubernetes": {**key, "ca_file": "~/absent/ca.pem"}}, connector=OwnConnector)
     result = itself.deploy(configure, has)
     assert not result.failed
@@ -178,22 +170,10 @@ def test_a_node_that_deploys_itself_keeps_the_authority_that_its_control_host_ha
     with pytest.raises(
         DeployError, match=r"ca_file: the node has neither .* nor /etc/trackbed/cluster-ca\.pem; deploy the"
     ):
-        itself.deploy(configure, HAS_OPENSSL)
+        itself.deploy(configure, DEBIAN)
 
 
-@pytest.mark.parametrize("path", [SETTINGS, AUTHORITY])
-def test_credentials_of_another_cluster_or_name_are_removed(
-    node: Node, key: dict[str, Any], path: str, tmp_path: Path
-) -> None:
-    other = {SETTINGS: ("node-a", "node-b"), AUTHORITY: ("BEGIN CERTIFICATE", "BEGIN OTHER CERTIFICATE")}[path]
-    lines = [line.replace(*other) for line in texts(key, node, tmp_path)[TEXTS]]
-    answers = {**HAS_OPENSSL, TEXTS: lines, CREDENTIALS: ["certificate yes", FRESH]}
-    result = evolve(node, data={"kubernetes": key}).deploy(configure, answers)
-    assert str(script('rm -f "$1"/reporter.pem "$1"/requested.*', kubernetes.STATE_FOLDER)) in result.flat
-    assert "no token for node-a" in "".join(result.log)
-
-
-def test_a_certificate_stays_while_a_cluster_changes_its_authority(
+def test_a_token_stays_while_a_cluster_changes_its_authority_and_goes_with_another_cluster(
     node: Node, key: dict[str, Any], authority: Path, tmp_path: Path
 ) -> None:
     """The file has both authorities then (kubernetes.io, Manual Rotation of CA Certificates). After that only the next one."""
@@ -201,31 +181,18 @@ def test_a_certificate_stays_while_a_cluster_changes_its_authority(
     both = {**key, "ca_file": str(tmp_path / "both.pem")}
     (tmp_path / "both.pem").write_text(authority.read_text() + following)
     (tmp_path / "next.pem").write_text(following)
-    forget = str(script('rm -f "$1"/reporter.pem "$1"/requested.*', kubernetes.STATE_FOLDER))
     steps = [(key, both, False), (both, {**both, "ca_file": str(tmp_path / "next.pem")}, True)]
-    for before, after, forgets in steps:
+    for before, after, asks in steps:
         (tmp_path / "now").mkdir(exist_ok=True)
-        answers = {**HAS_OPENSSL, **texts(before, node, tmp_path / "now"), CREDENTIALS: ["certificate yes", FRESH]}
+        answers = {**DEBIAN, **texts(before, node, tmp_path / "now"), CREDENTIALS: [GOOD]}
         result = evolve(node, data={"kubernetes": after}).deploy(configure, answers)
-        assert (forget in result.flat, result.failed) == (forgets, forgets)
-        assert any(name.endswith("cluster-ca.pem.new") for name in result.uploads) is not forgets
+        assert ("no token for node-a" in "".join(result.log), result.failed) == (asks, asks)
+        assert any(name.endswith("cluster-ca.pem.new") for name in result.uploads) is not asks
 
 
-def test_the_deploy_says_what_to_do_with_a_valid_certificate_that_is_refused(
-    node: Node, key: dict[str, Any], tmp_path: Path
-) -> None:
-    answers = {**HAS_OPENSSL, **texts(key, node, tmp_path), CREDENTIALS: ["certificate yes", "secret ", REFUSED]}
-    result = evolve(node, data={"kubernetes": key}).deploy(configure, answers)
-    said = "the API server refuses the valid certificate of node-a: if it is of another cluster"
-    assert [said in line for line in result.log].count(True) == 1
-    assert f"remove {kubernetes.STATE_FOLDER}/reporter.pem on the node, and deploy again" in "".join(result.log)
-
-
-@pytest.mark.parametrize("credentials", [["certificate yes"], ["request trackbed-node-a-1", "csr eA=="]])
-def test_without_the_key_no_certificate_stays_for_a_later_cluster(node: Node, credentials: list[str]) -> None:
-    """Another cluster refuses it, and it is valid by its date, so the node would never get another one."""
-    result = node.deploy(configure, {**HAS_OPENSSL, CREDENTIALS: credentials})
-    assert result.flat == [str(script('rm -f "$1"/reporter.pem "$1"/requested.*', kubernetes.STATE_FOLDER))]
+def test_without_the_key_no_token_and_no_certificate_stays_for_a_later_cluster(node: Node) -> None:
+    result = node.deploy(configure, {**DEBIAN, CREDENTIALS: ["kept yes"]})
+    assert result.flat == [str(script('rm -f "$1"/token "$1"/reporter.pem "$1"/requested.*', kubernetes.STATE_FOLDER))]
 
 
 KUBECONFIG = """
@@ -236,42 +203,67 @@ current-context: c
 """
 
 
-@pytest.mark.parametrize(
-    ("days", "given", "warned"), [(365, 1, True), (365, 365, False), (1, 1, False), (2, 365, False)]
-)
-def test_the_deploy_says_when_a_cluster_shortens_the_life_of_tokens(
-    node: Node, key: dict[str, Any], tmp_path: Path, days: int, given: int, warned: bool
+@pytest.mark.parametrize("credentials", [[], [ENROLMENT, "kept yes"], [GOOD, REFUSED]])
+def test_the_deploy_brings_a_token_that_is_bound_to_the_node(
+    node: Node, key: dict[str, Any], tmp_path: Path, credentials: list[str]
 ) -> None:
-    """On EKS a token is valid for a day, whatever is asked for. A day after the deploy all nodes would be silent."""
-    now = time.time()
-    made = f"e30.{token(now, now + given * 86400, bound=True)}.signature"
+    made = token_of("node-a", issued=NOW)
+    bound = {"apiVersion": "v1", "kind": "Node", "name": "node-a", "uid": "u1"}
 
     def answer(method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
         if method == "POST":
-            assert body["spec"]["expirationSeconds"] == days * 86400
+            assert body["spec"] == {"audiences": None, "boundObjectRef": bound, "expirationSeconds": 7 * 86400} or (
+                body["spec"] == {"boundObjectRef": bound, "expirationSeconds": 7 * 86400}
+            )
             return 201, {"metadata": {}, "spec": body["spec"], "status": {"token": made}}
         return 200, {"metadata": {"name": "node-a", "uid": "u1"}}
 
     with api_server(tmp_path, answer) as (url, authority):
         (tmp_path / "kubeconfig").write_text(KUBECONFIG.format(url=url, authority=authority))
-        key = {**key, "identity": "token", "days": days, "kubeconfig": str(tmp_path / "kubeconfig")}
-        result = evolve(node, data={"kubernetes": key}).deploy(configure, HAS_OPENSSL)
+        key = {**key, "days": 7, "kubeconfig": str(tmp_path / "kubeconfig")}
+        result = evolve(node, data={"kubernetes": key}).deploy(configure, {**DEBIAN, CREDENTIALS: credentials})
     assert not result.failed
     assert result.inputs == [made]
-    said = "kubernetes.days: node-a got a token for 24 h instead of 365 d"
-    assert (said in "".join(result.log)) is warned
-    assert ("at least every 8 h" in "".join(result.log)) is warned
-    assert "signature" not in "".join(result.log)
+    assert "signature" not in "".join([*result.log, *result.flat])
+
+
+def test_what_the_reporter_has_kept_goes_when_another_token_comes(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    for name in ("token", "reporter.pem", "requested.key", "published.json"):
+        (state / name).write_text("x")
+    words = shlex.split(str(kubernetes._keep_secret("new", "")))
+    own = {kubernetes.SECRET: str(tmp_path / "etc" / "secret"), kubernetes.STATE_FOLDER: str(state)}
+    subprocess.run([own.get(word, word) for word in words], input="new", text=True, check=True)
+    assert [file.name for file in state.iterdir()] == ["published.json"]
+    secret = tmp_path / "etc" / "secret"
+    assert (secret.read_text(), secret.stat().st_mode & 0o777) == ("new", 0o600)
+
+
+def test_a_node_that_is_shut_out_gets_no_token_and_fails_alone(node: Node, key: dict[str, Any], tmp_path: Path) -> None:
+    denied = 'serviceaccounts "reporter" is forbidden: node-a is shut out (stolen)'
+
+    def answer(method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
+        if method == "POST":
+            return 403, {"kind": "Status", "code": 403, "message": denied}
+        return 200, {"metadata": {"name": "node-a", "uid": "u2"}}
+
+    with api_server(tmp_path, answer) as (url, authority):
+        (tmp_path / "kubeconfig").write_text(KUBECONFIG.format(url=url, authority=authority))
+        key = {**key, "kubeconfig": str(tmp_path / "kubeconfig")}
+        result = evolve(node, data={"kubernetes": key}).deploy(configure, {**DEBIAN, CREDENTIALS: [GOOD, REFUSED]})
+    assert result.failed and result.inputs == []
+    assert f"no token for node-a: the API server refuses: {denied}" in "".join(result.log)
 
 
 def test_a_node_without_a_node_object_is_told_in_which_cluster(node: Node, key: dict[str, Any], tmp_path: Path) -> None:
     """In an inventory of several clusters the kubeconfig may be that of another one."""
     with api_server(tmp_path, lambda method, path, body: (404, {"code": 404, "message": "no"})) as (url, authority):
         (tmp_path / "kubeconfig").write_text(KUBECONFIG.format(url=url, authority=authority))
-        key = {**key, "identity": "token", "kubeconfig": str(tmp_path / "kubeconfig")}
-        result = evolve(node, data={"kubernetes": key}).deploy(configure, HAS_OPENSSL)
+        key = {**key, "kubeconfig": str(tmp_path / "kubeconfig")}
+        result = evolve(node, data={"kubernetes": key}).deploy(configure, DEBIAN)
     assert not result.failed
-    assert f"node-a has not joined the cluster of {url}: the next deploy brings its token" in "".join(result.log)
+    assert f"node-a has not joined the cluster of {url}: once it has, run deploys/token.py" in "".join(result.log)
 
 
 def test_a_secret_is_in_no_argument(node: Node) -> None:
@@ -281,9 +273,9 @@ def test_a_secret_is_in_no_argument(node: Node) -> None:
 
 
 def test_without_the_key_nothing_stays(node: Node, key: dict[str, Any], tmp_path: Path) -> None:
-    answers = {**HAS_OPENSSL, **texts(key, node, tmp_path), CREDENTIALS: ["secret "]}
+    answers = {**DEBIAN, **texts(key, node, tmp_path), CREDENTIALS: ["brought "]}
     assert node.deploy(configure, answers).flat == [str(script('rm -rf "$1" "$2" "$3"', SETTINGS, AUTHORITY, SECRET))]
-    assert node.deploy(configure, HAS_OPENSSL).flat == []
+    assert node.deploy(configure, DEBIAN).flat == []
 
 
 def test_refused_credentials_are_recognised_by_the_reporters_error(tmp_path: Path) -> None:
@@ -296,50 +288,6 @@ def test_refused_credentials_are_recognised_by_the_reporters_error(tmp_path: Pat
         assert (REFUSED in done.stdout.splitlines()) is refused
 
 
-def test_a_renewal_is_approved_too_and_where_it_cannot_be_the_deploy_goes_on(node: Node, key: dict[str, Any]) -> None:
-    renews = ["certificate yes", "secret ", "request trackbed-node-a-2", "csr eA=="]
-    result = evolve(node, data={"kubernetes": key}).deploy(
-        lambda: kubernetes.enrol(spec=SPEC), {**HAS_OPENSSL, CREDENTIALS: renews}
-    )
-    assert not result.failed
-    assert "trackbed-node-a-2 cannot be approved" in "".join(result.log)
-    by_itself = evolve(node, data={"kubernetes": key}, connector=OwnConnector).deploy(
-        lambda: kubernetes.enrol(spec=SPEC), {**HAS_OPENSSL, CREDENTIALS: renews}
-    )
-    assert not by_itself.failed
-    assert "cannot be approved: only a control host can do that; deploy the node" in "".join(by_itself.log)
-    # The deploy does not wait for a request that it did not approve.
-    assert str(script(kubernetes._WAIT_FOR_CERTIFICATE, kubernetes.STATE_FOLDER, UNIT)) not in result.flat
-
-
-@pytest.mark.parametrize("waiting", [kubernetes._WAIT_FOR_REQUEST, kubernetes._WAIT_FOR_CERTIFICATE])
-def test_an_expired_certificate_counts_as_none(waiting: str, authority: Path, tmp_path: Path) -> None:
-    # Two turns that take no time.
-    (tmp_path / "bin").mkdir()
-    for name in ("sleep", "systemctl"):
-        (tmp_path / "bin" / name).symlink_to("/bin/true")
-    text = waiting.replace("seq 60", "seq 2")
-    environment = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}
-    old = certificate(datetime.datetime(2020, 1, 1, tzinfo=datetime.timezone.utc))
-    for pem, code in ((old, 1), (authority.read_bytes(), 0)):
-        (tmp_path / "reporter.pem").write_bytes(pem)
-        command = ["sh", "-ec", text, "sh", str(tmp_path), UNIT]
-        assert subprocess.run(command, env=environment, capture_output=True, check=False).returncode == code
-
-
-def test_only_a_node_without_a_certificate_is_enrolled(node: Node, key: dict[str, Any]) -> None:
-    def enrol() -> None:
-        kubernetes.enrol(spec=SPEC)
-
-    enrols = evolve(node, data={"kubernetes": key})
-    assert enrols.deploy(enrol, {**HAS_OPENSSL, CREDENTIALS: ["certificate yes"]}).flat == []
-    asked = ["secret ", "request trackbed-node-a-1", "csr eA=="]
-    result = enrols.deploy(enrol, {**HAS_OPENSSL, CREDENTIALS: asked})
-    assert result.failed and "trackbed-node-a-1 cannot be approved" in "".join(result.log)
-    for other in ({"approved_by": "operator"}, {"identity": "token"}):
-        assert evolve(node, data={"kubernetes": {**key, **other}}).deploy(enrol, DEBIAN).flat == []
-
-
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -347,7 +295,9 @@ def test_only_a_node_without_a_certificate_is_enrolled(node: Node, key: dict[str
         ({"server": "10.0.0.1"}, "is not an API server's URL"),
         ({"days": 366}, "days: 366 is not valid; give 1 to 365"),
         ({"required_resources": ["cpu"]}, "'cpu' is not an extended resource"),
-        ({"identity": "kubeconfig"}, "is not one of certificate, token"),
+        # Earlier versions had these keys.
+        ({"identity": "token"}, "identity"),
+        ({"approved_by": "deploy"}, "approved_by"),
         ({"ca_file": "~no-such-user/ca.pem"}, "~no-such-user/ca.pem'; give the cluster's authority"),
         ({"ca_file": "/nowhere/ca.pem"}, "give the cluster's authority, a PEM file"),
         ({"servers": "x"}, "did you mean 'server'"),
@@ -358,36 +308,11 @@ def test_bad_data_stops_the_run(node: Node, key: dict[str, Any], change: dict[st
         evolve(node, data={"kubernetes": {**key, **change}}).deploy(configure, DEBIAN)
 
 
-def test_openssl_is_there_before_a_certificate_is_asked_for(node: Node, key: dict[str, Any]) -> None:
-    result = evolve(node, data={"kubernetes": key}).deploy(configure, {**DEBIAN, CREDENTIALS: ["certificate yes"]})
-    assert install("openssl") in result.flat
-
-
-def test_no_repository_is_asked_for_an_openssl_that_is_there(node: Node, key: dict[str, Any]) -> None:
-    there = {**ROCKY_9, "rpm --queryformat": ["openssl 3.0.7-1"], CREDENTIALS: ["certificate yes"]}
-    result = evolve(node, data={"kubernetes": key}).deploy(configure, there)
-    assert not any("dnf" in command for command in result.ran)
-
-
-def test_a_name_that_fits_into_no_certificate_is_refused(node: Node, key: dict[str, Any]) -> None:
-    """OpenSSL accepts common names of at most 64 characters, and 14 of these are trackbed:node:."""
-
-    def deploy(length: int, **change: str) -> None:
-        spec = evolve(SPEC, node_name="a" * length)
-        wanted = evolve(node, data={"kubernetes": {**key, **change}})
-        wanted.deploy(lambda: kubernetes.configure(spec=spec), {**HAS_OPENSSL, CREDENTIALS: [BOUND]})
-
-    deploy(51, identity="token")
-    with pytest.raises(DeployError, match="has 51 characters, and at most 50 fit into a certificate; give identity"):
-        deploy(51)
-
-
 @pytest.mark.parametrize("kind", ["link", "pipe", "endless"])
 def test_root_follows_no_link_of_the_reporter(tmp_path: Path, kind: str) -> None:
     """A reporter that was taken over owns its folder: root must neither show another file there nor wait for ever."""
     (tmp_path / "precious").write_text("root's")
-    (tmp_path / "requested.name").write_text("csr-1")
-    for name in ("requested.csr", "reporter.pem", "published.json"):
+    for name in ("token", "published.json"):
         file = tmp_path / name
         match kind:
             case "link":
@@ -400,4 +325,4 @@ def test_root_follows_no_link_of_the_reporter(tmp_path: Path, kind: str) -> None
         ["sh", "-ec", kubernetes._CREDENTIALS, "sh", "/nowhere", tmp_path, tmp_path / "published.json"],
         capture_output=True, text=True, check=True, timeout=60,
     )  # fmt: skip
-    assert done.stdout == "request csr-1\ncsr \n"
+    assert done.stdout == "kept yes\nrenewed \n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Sequence
 from contextlib import suppress
@@ -9,7 +10,6 @@ from datetime import datetime, timezone
 from typing import Any
 
 import msgspec
-from lightkube.resources.certificates_v1 import CertificateSigningRequest
 from lightkube.resources.coordination_v1 import Lease
 from lightkube.resources.core_v1 import Node
 
@@ -18,9 +18,8 @@ from agent.report.printable import printable
 from agent.report.verdict import Verdict
 from agent.reporter.kubernetes.api import Refused, read_document
 from agent.reporter.kubernetes.node import desired, node_patch, read_node, status_patch
+from agent.reporter.kubernetes.tokens import claims_of
 from agent.reporter.settings import Settings
-from fleet.approval import SIGNER, KnownNodes, verdicts
-from fleet.certificate_request import read as read_request
 from fleet.reading import read
 from fleet.standing import standings
 from tests.fuzz.targets import choose, chosen
@@ -45,16 +44,6 @@ NODE: dict[str, Any] = {
 LEASE = {
     "metadata": {"name": "n1", "managedFields": MANAGED, "annotations": {names.NOT_READY: "why"}},
     "spec": {"renewTime": "2026-01-01T00:00:00.000000Z", "leaseDurationSeconds": 40, "holderIdentity": "n1"},
-}
-REQUEST: dict[str, Any] = {
-    "metadata": {"name": "csr-1"},
-    "spec": {
-        "signerName": SIGNER,
-        "username": f"{names.NODE_USER}n1",
-        "usages": ["client auth"],
-        "expirationSeconds": 3600,
-        "request": "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURSBSRVFVRVNULS0tLS0K",
-    },
 }
 
 
@@ -104,28 +93,18 @@ def _standing(data: bytes) -> None:
         printable(f"{one.name} {one.reason} {one.message}").encode(errors="surrogatepass")
 
 
-def _request(data: bytes) -> None:
-    if (document := _plain(data)) is not None and (request := read(document, CertificateSigningRequest)[0]) is not None:
-        for verdict in verdicts([request], KnownNodes(expected={"n1"}, joined={"n1"})):
-            assert verdict.action != "approve", "no seed is a good request"
-
-
-def _pkcs10(data: bytes) -> None:
-    read_request(data.decode(errors="replace"))
+def _token(data: bytes) -> None:
+    claims_of(data.decode(errors="replace"))
 
 
 def check(data: bytes) -> None:
     """Read an object."""
-    choose(data, (_node, _standing, _request, _pkcs10))
+    choose(data, (_node, _standing, _token))
 
 
 def seeds() -> Sequence[bytes]:
     """One object of each kind."""
     both = b"\n".join(json.dumps(one).encode() for one in (NODE, LEASE))
-    request = str(REQUEST["spec"]["request"]).encode()
-    return [
-        chosen(0, json.dumps(NODE).encode()),
-        chosen(1, both),
-        chosen(2, json.dumps(REQUEST).encode()),
-        chosen(3, request),
-    ]
+    claims = {"iat": 1, "exp": 2, "kubernetes.io": {"node": {"name": "n1", "uid": "u"}}}
+    part = base64.urlsafe_b64encode(json.dumps(claims).encode())
+    return [chosen(0, json.dumps(NODE).encode()), chosen(1, both), chosen(2, part)]

@@ -51,7 +51,7 @@ def seeds() -> Sequence[bytes]:
         f"boot 12.5\n{report}",
         'inspection\n{"functions": [], "other_rdma": [], "rdma_cm": false}',
         '0.1.0-a\n{"changes": [], "errors": []}\n\n0',
-        "secret eyJpYXQiOiAxLCAiZXhwIjogMn0\ncertificate",
+        "brought eyJpYXQiOiAxLCAiZXhwIjogMn0\nrenewed bm8\nkept yes",
         "1 2 3\n/etc/a 644 root",
     )
     return [chosen(at, text.encode()) for at in range(len(FACTS)) for text in lines]

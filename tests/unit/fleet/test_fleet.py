@@ -348,7 +348,7 @@ def test_the_taint_is_added_beside_others_and_only_to_the_node_that_was_read() -
     "name",
     [
         names.NAMESPACE, names.READY, names.UP_TO_DATE, names.TAINT, names.READY_LABEL, names.SPEC_HASH, names.AGENT_VERSION,
-        names.NOT_READY, names.NODE_USER,
+        names.NOT_READY, names.ACCOUNT,
     ],
 )  # fmt: skip
 def test_the_cluster_s_admission_policies_know_each_name(name: str) -> None:

@@ -1,5 +1,6 @@
 """An API server whose answers a test gives: HTTPS on the loopback address, and a function that answers each request."""
 
+import base64
 import datetime
 import ipaddress
 import json
@@ -59,6 +60,13 @@ def check_strictly(monkeypatch: pytest.MonkeyPatch) -> None:
         return context
 
     monkeypatch.setattr(ssl, "create_default_context", strict)
+
+
+def token_of(node: str, uid: str = "u1", issued: float = 0.0, life: float = 3600.0) -> str:
+    """A token as the API server makes it for a Node, with a signature that means nothing."""
+    claims = {"iat": issued, "exp": issued + life, "kubernetes.io": {"node": {"name": node, "uid": uid}}}
+    part = base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=")
+    return f"e30.{part}.s3cret-signature-of-the-token"
 
 
 @contextmanager

@@ -15,7 +15,6 @@ from agent.report.records import Report, report_to_json
 from agent.report.verdict import STALE
 from agent.reporter.kubernetes.api import NoCredentials, Session
 from agent.reporter.kubernetes.backoff import LAST_WAIT
-from agent.reporter.kubernetes.lease import LEASE_EVERY
 from agent.reporter.kubernetes.node import read_node
 from agent.reporter.kubernetes.publish import Publication
 from agent.reporter.kubernetes.steps import LONGEST_SLEEP
@@ -90,14 +89,13 @@ def test_credentials_are_renewed_when_they_are_due(running: tuple[Publication, C
     reporter, _, clocks = running
     reporter.identity = who = Renewing(reporter.identity.session(), 20.0)
     say(reporter, REPORT)
-    assert reporter.turn() == 0.0, "they are new: what failed without them is tried at once"
-    assert (reporter.turn(), who.kept) == (20.0, [clocks.day] * 2)
+    assert (reporter.turn(), who.kept) == (20.0, [clocks.day])
     clocks.goes_on(19.0)
     assert reporter.turn() == 1.0
-    assert len(who.kept) == 2
+    assert len(who.kept) == 1
     clocks.goes_on(1.0)
     assert reporter.turn() == 20.0
-    assert who.kept[2:] == [clocks.day]
+    assert who.kept[1:] == [clocks.day]
 
 
 @define
@@ -136,28 +134,6 @@ def test_on_request_a_failed_step_is_tried_again_at_once(running: tuple[Publicat
     assert reporter._changed.is_set() and reporter.watch._again.is_set()
     reporter.turn()
     assert cluster.writes == ["lease", "status", "n1"]
-
-
-def test_a_failed_step_is_tried_again_after_the_first_credentials_but_not_after_renewed_ones(
-    running: tuple[Publication, Cluster, Clocks],
-) -> None:
-    reporter, cluster, clocks = running
-    reporter.identity = Renewing(reporter.identity.session(), 0.01, from_look=2)
-    say(reporter, REPORT)
-
-    def fail_and_go_on() -> list[str]:
-        cluster.busy = True
-        reporter.turn()
-        cluster.busy = False
-        clocks.goes_on(0.05)  # a failed step waits at least twice as long
-        cluster.writes.clear()
-        reporter.turn()
-        return cluster.writes
-
-    assert fail_and_go_on() == ["lease", "status", "n1"]
-    clocks.goes_on(LEASE_EVERY[1])
-    reporter.watch.node = node()
-    assert fail_and_go_on() == []
 
 
 @pytest.mark.parametrize("what", ["n1", "status", "lease"])

@@ -34,6 +34,7 @@ from agent.reporter.http.server import serve
 from agent.reporter.settings import Settings, to_json
 from agent.runtime import NOTIFY_TIMEOUT, boot_id, uptime
 from tests.notify_socket import full_socket, wait_for
+from tests.unit.reporter.scripted import token_of
 
 TOKEN = "0123456789abcdef0123456789abcdef"  # noqa: S105
 OPEN = Guard()
@@ -362,11 +363,11 @@ def test_a_port_that_was_taken_is_served_once_it_is_free(served: Served, tmp_pat
 def test_it_publishes_although_its_port_is_taken(served: Served, tmp_path: Path, pair: tuple[Path, Path]) -> None:
     """Another user of the node may take it while the reporter is restarted."""
     secret, settings = tmp_path / "token", tmp_path / "settings.json"
-    secret.write_text("a.b.c")
+    secret.write_text(token_of("n1"))
     with socket.create_server(("127.0.0.1", 0)) as api_server:
         api_server.settimeout(60)
         url = f"https://127.0.0.1:{api_server.getsockname()[1]}"
-        settings.write_text(to_json(Settings("n1", url, str(pair[0]), identity="token")))
+        settings.write_text(to_json(Settings("n1", url, str(pair[0]))))
         words = ("--listen", f"127.0.0.1:{served.port}", "--kubernetes", settings, "--kubernetes-secret", secret)
         command = [sys.executable, "-m", "agent", "reporter", *map(str, words)]
         here = {**os.environ, "STATE_DIRECTORY": str(tmp_path)}

@@ -15,10 +15,10 @@ from agent.report.records import Report, report_to_json
 from agent.reporter.settings import Settings, to_json
 from agent.runtime import boot_id, uptime
 from agent.tools.support_bundle import collectors, write
-from tests.unit.reporter.scripted import api_server
+from tests.unit.reporter.scripted import api_server, token_of
 
 TOKEN = "s3cret-token-of-the-reporter"  # noqa: S105  the tests' own
-KUBERNETES = "a.eyJpYXQiOiAxfQ.s3cret-signature-of-the-token"
+KUBERNETES = token_of("n1")
 
 
 def test_a_reporters_secrets_are_in_no_argument_environment_log_answer_or_file(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_a_reporters_secrets_are_in_no_argument_environment_log_answer_or_file(t
         return 401, {"message": f"unknown: Authorization: Bearer {KUBERNETES}"}
 
     with api_server(tmp_path, answer) as (url, authority):
-        (tmp_path / "settings").write_text(to_json(Settings("n1", url, str(authority), identity="token")))
+        (tmp_path / "settings").write_text(to_json(Settings("n1", url, str(authority))))
         words = ("--listen", "127.0.0.1:0", "--token-file", tmp_path / "token", "--kubernetes", tmp_path / "settings")
         more = ("--kubernetes-secret", tmp_path / "secret", "--socket", tmp_path / "http.sock")
         command = [sys.executable, "-m", "agent", "reporter", *map(str, (*words, *more))]

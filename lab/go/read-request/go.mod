@@ -1,3 +1,0 @@
-module trackbed.internal/read-request
-
-go 1.24
