@@ -2,6 +2,7 @@
 
 from pyinfra import config, state
 
+from tasks import time_limits
 from tasks.common import connection, failures, inventory, prefetch, progress, pyinfra_speed, questions, shard
 
 config.REQUIRE_PYINFRA_VERSION = ">=3.10,<3.11"
@@ -14,6 +15,7 @@ connection.allow_open_files(state)
 connection.fail_single_hosts()
 connection.keep_host_keys()
 failures.limit(state)
+time_limits.bound_all()
 failures.fail_alone()
 # After the limits of open files and of failed hosts, which then count the hosts of the shard only.
 shard.limit(state)

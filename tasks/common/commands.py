@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 
 from pyinfra import logger
+from pyinfra.api.arguments import ConnectorArguments
 from pyinfra.api.command import FunctionCommand, PyinfraCommand, QuoteString, StringCommand
 from pyinfra.api.host import Host
 from pyinfra.api.operation import OperationMeta
@@ -19,9 +20,13 @@ UMASK = "umask 022"
 """How each script begins: other users read what it makes (the reporter, networkd), whatever umask the login has."""
 
 
-def script(text: str, *arguments: str) -> StringCommand:
-    """Run a constant shell script. Data are passed as $1, $2 and so on, never as text. The first failed command ends it."""
-    return StringCommand("sh", "-ec", QuoteString(f"{UMASK}\n{text}"), "sh", *map(QuoteString, arguments))
+def script(text: str, *arguments: str, limit: int | None = None) -> StringCommand:
+    """Run a constant shell script. Data are passed as $1, $2 and so on, never as text. The first failed command ends it.
+
+    :param limit: the seconds that it may take; None: as long as any command (tasks/time_limits.py).
+    """
+    own: ConnectorArguments = {} if limit is None else {"_timeout": limit}
+    return StringCommand("sh", "-ec", QuoteString(f"{UMASK}\n{text}"), "sh", *map(QuoteString, arguments), **own)
 
 
 def changes(earlier: OperationMeta) -> bool:

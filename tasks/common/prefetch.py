@@ -221,7 +221,8 @@ class HostFacts:
         script = "".join(_ONE.format(sh=shell, command=shlex.quote(each), mark=mark) for each in commands)
         sent_at = time.monotonic()
         # On standard input: the kernel allows an argument no more than 128 KiB.
-        succeeded, output = run(StringCommand("sh"), **{**arguments, "_stdin": script})
+        # All facts together may take longer than one.
+        succeeded, output = run(StringCommand("sh"), **{**arguments, "_stdin": script, "_timeout": None})
         answers = parse(output.stdout_lines, mark)
         if succeeded and len(answers) == len(commands):
             self._answers = {each: answer for each, answer in zip(commands, answers, strict=True) if answer is not None}

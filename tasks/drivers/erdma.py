@@ -32,6 +32,7 @@ from tasks.host import kernel
 from tasks.host.kernel_modules import MODULE_OPTIONS
 from tasks.packages import Family, OperatingSystem, dkms, vendor_repository
 from tasks.packages.vendor_repository import PACKAGE_NAME, PACKAGE_VERSION, WEB, Package, Repository
+from tasks.time_limits import LIMITS
 
 MODULE = "erdma"
 AT_BOOT = "/etc/modules-load.d/trackbed-erdma.conf"
@@ -296,7 +297,8 @@ def run_installer(installer: Installer, compat_mode: bool) -> Commands:
     if host.get_fact(CompletedInstaller) == installer.sha256 and not host.get_fact(NewerInput, kernel=running):
         host.noop("the installer has completed")
         return
-    yield script(_INSTALL, installer.url, installer.sha256, INSTALLED, "yes" if compat_mode else "no")
+    mode = "yes" if compat_mode else "no"
+    yield script(_INSTALL, installer.url, installer.sha256, INSTALLED, mode, limit=LIMITS.here().build)
 
 
 @operation()
@@ -317,7 +319,7 @@ def build(release: str | None, package: bool) -> Commands:
     if installed and not newer:
         host.noop(f"{MODULE} is installed for {target}")
         return
-    yield dkms.build(MODULE, builds[-1].version, target, force=bool(newer))
+    yield dkms.build(MODULE, builds[-1].version, target, LIMITS.here().build, force=bool(newer))
 
 
 # rmmod, since `modprobe -r` removes erdma but then fails if its soft dependency (our options name one) is in use.

@@ -7,7 +7,7 @@ from typing import Literal
 from weakref import WeakKeyDictionary
 
 from attrs import frozen
-from pyinfra.api.command import QuoteString, StringCommand
+from pyinfra.api.command import StringCommand
 from pyinfra.api.host import Host
 from pyinfra.api.operation import operation
 from pyinfra.context import host
@@ -98,6 +98,25 @@ which often runs after a server's first boot. (DPkg::Lock::Timeout does not appl
 
 If dpkg was killed, as by a power cut, its folder `updates` has what it has not written to its database. apt refuses to work
 until `dpkg --configure -a` has run (debSystem::CheckUpdates in apt). That fails if a dependency was not unpacked yet.
+"""
+
+DNF = """
+dnf() {
+  left=60
+  while true; do
+    code=0
+    { message=$(command dnf --setopt=exit_on_lock=1 "$@" 2>&1 >&3); } 3>&1 || code=$?
+    left=$((left - 1))
+    if [ "$code" != 200 ] || [ "$left" = 0 ]; then break; fi
+    sleep 5
+  done
+  if [ -n "$message" ]; then printf '%s\\n' "$message" >&2; fi
+  return "$code"
+}
+"""
+"""A shell function that waits up to five minutes for another dnf. dnf itself would wait for ever.
+
+With ``exit_on_lock`` dnf ends with 200 if another process has a lock, and names that process (dnf/lock.py, dnf/cli/main.py).
 """
 
 FIND_PYTHON = """
@@ -208,6 +227,11 @@ def present(names: tuple[str, ...], family: Family) -> Commands:
     yield from install_missing(names, installed(family), family)
 
 
+def dnf_install(*names: str) -> StringCommand:
+    """A command that has dnf install packages."""
+    return script(f'{DNF}dnf install -y -- "$@"', *names)
+
+
 def install_missing(wanted: Iterable[str], have: Mapping[str, object], family: Family) -> Commands:
     """For an operation: install the wanted packages that are not in ``have``.
 
@@ -219,4 +243,4 @@ def install_missing(wanted: Iterable[str], have: Mapping[str, object], family: F
     elif family == "debian":
         yield script(f'{APT}apt_update\napt_install install -- "$@"', *missing)
     else:
-        yield StringCommand("dnf", "install", "-y", *map(QuoteString, missing))
+        yield dnf_install(*missing)

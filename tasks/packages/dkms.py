@@ -12,6 +12,7 @@ from pyinfra.context import host
 
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.facts import FactBase
+from tasks.time_limits import LIMITS
 
 OUT_OF_TREE = ("/updates/", "/extra/", "/weak-updates/")
 """Folders in /lib/modules/RELEASE for modules that are not the kernel's own. DKMS uses updates/dkms on Debian and Ubuntu, and
@@ -251,14 +252,15 @@ dkms install -m "$module" -v "$version" -k "$kernel" --force || failed
 )
 
 
-def build(module: str, version: str, kernel: str, force: bool = False) -> StringCommand:
+def build(module: str, version: str, kernel: str, limit: int, force: bool = False) -> StringCommand:
     """A command that has DKMS install a module for a kernel. It replaces any other version, and is built first if necessary.
 
     If it fails, it prints the cause from the build log.
 
+    :param limit: the seconds that it may take.
     :param force: build it again although it is built, since what it is built against has changed.
     """
-    return script(_BUILD, module, version, kernel, *(["again"] if force else []))
+    return script(_BUILD, module, version, kernel, *(["again"] if force else []), limit=limit)
 
 
 @operation()
@@ -275,4 +277,4 @@ def installed(module: str) -> Commands:
     if not builds:
         yield refuse(f"DKMS has no module {module}: the package did not install its source")
         return
-    yield build(module, builds[-1].version, kernel)
+    yield build(module, builds[-1].version, kernel, LIMITS.here().build)

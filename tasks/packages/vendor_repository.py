@@ -22,7 +22,8 @@ from tasks.common.commands import Commands, refuse, script, warn
 from tasks.common.data import without_password
 from tasks.common.facts import FactBase
 from tasks.common.texts import HEADER
-from tasks.packages import APT, Family, dkms, holds, installed
+from tasks.packages import APT, DNF, Family, dkms, dnf_install, holds, installed
+from tasks.time_limits import LIMITS
 
 URL = re.compile(r"https?://[!-~]+")
 # The characters that dpkg and rpm allow, without those that are special to a shell or to apt (a trailing - removes a package).
@@ -311,7 +312,7 @@ def lock_plugin(have: Mapping[str, object]) -> Commands:
     if has_dnf5(have):
         yield refuse(NO_LOCKS)
     elif LOCK_PLUGIN not in have:
-        yield StringCommand("dnf", "install", "-y", LOCK_PLUGIN)
+        yield dnf_install(LOCK_PLUGIN)
 
 
 def _is_held(package: Package, held: dict[str, str | None], family: Family) -> bool:
@@ -342,7 +343,8 @@ apt_install --allow-downgrades --allow-change-held-packages install -- "$@" || f
 """
 )
 _DNF = (
-    _FAILED
+    DNF
+    + _FAILED
     + """
 module=$1 remedy=$2 options=$3; shift 3
 dnf install -y --refresh $options -- "$@" || failed
@@ -360,6 +362,7 @@ def install(
     joint = "=" if family == "debian" else "-"
     names = [f"{p.name}{joint}{p.version}" if p.version else p.name for p in wanted]
     if family == "debian":
-        yield script(_APT, module, remedy, *names)
+        yield script(_APT, module, remedy, *names, limit=LIMITS.here().build)
     else:
-        yield script(_DNF, module, remedy, "" if locked else "--disableplugin=versionlock", *names)
+        ignored = "" if locked else "--disableplugin=versionlock"
+        yield script(_DNF, module, remedy, ignored, *names, limit=LIMITS.here().build)

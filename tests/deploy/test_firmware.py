@@ -9,6 +9,7 @@ from pyinfra.api.exceptions import DeployError
 
 from tasks import firmware, reboot
 from tasks.common.commands import script
+from tasks.packages import dnf_install
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node
 from tests.deploy.packages.test_packages import install
 from tests.deploy.scripts import program, sh
@@ -107,7 +108,7 @@ def test_the_tool_comes_from_the_distribution(node: Node) -> None:
     assert result.commands["Firmware | mstflint"] == [install("mstflint")]
     assert result.commands["Firmware | Settings"] == [f"mstconfig -y -d {PCI} set SRIOV_EN=1 NUM_OF_VFS=4"]
     result = node.deploy(firmware.configure, {**ROCKY_9, **none})
-    assert result.commands["Firmware | mstflint"] == ["dnf install -y mstflint"]
+    assert result.commands["Firmware | mstflint"] == [str(dnf_install("mstflint"))]
 
 
 def test_without_the_key_nothing_is_looked_at(node: Node) -> None:

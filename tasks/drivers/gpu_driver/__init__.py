@@ -40,6 +40,7 @@ from tasks.drivers.gpu_driver.services import FABRIC_MANAGER, PERSISTENCE
 from tasks.host import kernel
 from tasks.packages import Family, OperatingSystem, holds, vendor_repository
 from tasks.packages.vendor_repository import HeldPackages, Package, Repository
+from tasks.time_limits import LIMITS
 
 REPOSITORY = "nvidia-driver"
 """The name of the files of NVIDIA's repository on a node."""
@@ -297,7 +298,7 @@ def install_packages(names: tuple[str, ...], version: str, family: Family) -> Co
         # A deploy may have been interrupted in between.
         others = _left(version, family)
     if others:
-        yield script(_OTHERS[family], *others)
+        yield script(_OTHERS[family], *others, limit=LIMITS.here().build)
     elif not missing:
         host.noop(f"installed: {', '.join(names)} {version}")
 
@@ -305,7 +306,7 @@ def install_packages(names: tuple[str, ...], version: str, family: Family) -> Co
 # apt takes the version of the preferences, dnf that of the locks. Both leave a package alone that has no such version.
 _OTHERS: dict[Family, str] = {
     "debian": f'{packages.APT}apt_install --allow-downgrades install -- "$@"',
-    "rhel": 'dnf distro-sync -y -- "$@"',
+    "rhel": packages.DNF + 'dnf distro-sync -y -- "$@"',
 }
 
 # From the indexes that the node has: the installation has fetched them.

@@ -18,6 +18,7 @@ from tasks.common.facts import FactBase
 from tasks.drivers.peer_memory import OPEN, PeerMemorySupport
 from tasks.host import kernel
 from tasks.packages import dkms
+from tasks.time_limits import LIMITS
 
 TASK = "gpu_driver"
 MODULE = "nvidia"
@@ -75,7 +76,7 @@ def build(version: str) -> Commands:
     if dkms.is_installed(builds, running):
         host.noop(f"{builds[-1].module} {version} is installed for {running}")
         return
-    yield dkms.build(builds[-1].module, version, running)
+    yield dkms.build(builds[-1].module, version, running, LIMITS.here().build)
 
 
 def reboot_due() -> bool:

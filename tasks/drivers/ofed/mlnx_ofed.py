@@ -30,6 +30,7 @@ from tasks.common.failures import NodeError
 from tasks.drivers.ofed import modules
 from tasks.host import kernel
 from tasks.packages import Family, OperatingSystem, holds, installed, vendor_repository
+from tasks.time_limits import LIMITS
 
 FOLDER = f"{STATE_FOLDER}/ofed"
 
@@ -225,4 +226,5 @@ def bundle(wanted: MlnxOfed, family: Family) -> Commands:
     )
     firmware = [] if wanted.firmware_update else ["--without-fw-update"]
     text = holds.NOTED + HOLDS[family] + _INSTALL
-    yield script(text, uploaded, wanted.sha256, FOLDER, holds.PATH, "--force", *firmware, *wanted.options)
+    options = ("--force", *firmware, *wanted.options)
+    yield script(text, uploaded, wanted.sha256, FOLDER, holds.PATH, *options, limit=LIMITS.here().build)

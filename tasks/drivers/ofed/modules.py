@@ -17,6 +17,7 @@ from tasks.common.commands import Commands, refuse, script, warn
 from tasks.common.facts import FactBase
 from tasks.host import kernel
 from tasks.packages import dkms
+from tasks.time_limits import LIMITS
 
 NAMES = ("mlnx-ofed-kernel", "mlnx-ofa_kernel", "iser", "isert", "srp", "mlnx-nvme", "mlnx-nfsrdma")
 """The vendor's names: of DKMS modules (the first on Debian, the second on RHEL; the others are built against it), of folders in
@@ -141,7 +142,7 @@ def build() -> Commands:
     for name in NAMES:
         of_name = dkms.newest(each for each in builds if each.module == name)
         if of_name and not dkms.is_installed(of_name, running):
-            yield dkms.build(name, of_name[-1].version, running)
+            yield dkms.build(name, of_name[-1].version, running, LIMITS.here().build)
 
 
 # Prints one line for each user. The arguments are the modules that would be unloaded.

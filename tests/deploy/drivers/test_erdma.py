@@ -11,6 +11,7 @@ import pytest
 from pyinfra.api.exceptions import DeployError
 
 from tasks.drivers import erdma
+from tasks.packages import dnf_install
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, file_answers
 from tests.deploy.scripts import program, sh
 
@@ -178,7 +179,7 @@ def test_the_vendors_installer_gets_its_url_and_checksum(node: Node) -> None:
 @pytest.mark.parametrize(
     ("system", "listing", "install"),
     [
-        (ROCKY_8, {"rpm --queryformat": ["dkms 3.0-1", "cmake 3.2-1"]}, "dnf install -y gcc-c++"),
+        (ROCKY_8, {"rpm --queryformat": ["dkms 3.0-1", "cmake 3.2-1"]}, str(dnf_install("gcc-c++"))),
         (UBUNTU, {"dpkg -l": ["ii  dkms  3  amd64  x", "ii  debhelper  1  all  x", "ii  build-essential  1  amd64  x"]},
             "apt_install install -- \"$@\"' sh autotools-dev libnl-3-dev libnl-route-3-dev cmake"),
     ],

@@ -9,7 +9,8 @@ from pyinfra.api.exceptions import DeployError
 
 from tasks.common.archive import ROOT
 from tasks.drivers import gpu_driver
-from tasks.packages import Distribution, OperatingSystem
+from tasks.packages import Distribution, OperatingSystem, dnf_install
+from tasks.packages.vendor_repository import LOCK_PLUGIN
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node
 from tests.deploy.drivers.gpu_node import (
     ABSENT,
@@ -107,7 +108,7 @@ def test_a_fresh_rocky_gets_repository_and_packages(node: Node) -> None:
     assert "baseurl=https://developer.download.nvidia.com/compute/cuda/repos/rhel9/x86_64\n" in source
     # cuda-drivers depends on packages of its version or a newer one, so the locks come first, and dnf respects them.
     plugin, lock = result.commands[f"{PREFIX}Version"]
-    assert plugin.startswith("dnf install -y python3-dnf-plugin")
+    assert plugin == str(dnf_install(LOCK_PLUGIN))
     assert f" '*nvidia*{VERSION}*' 'gpu_driver: the repository must have version {VERSION} " in lock
     [dnf] = result.commands[f"{PREFIX}Packages"]
     assert dnf.endswith(f" '' 'cuda-drivers-{VERSION}-*' 'nvidia-persistenced-{VERSION}-*'")

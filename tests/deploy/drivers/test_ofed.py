@@ -12,7 +12,7 @@ from pyinfra.api.exceptions import DeployError
 from tasks import reboot
 from tasks.drivers import ofed
 from tasks.drivers.ofed import doca, mlnx_ofed, modules
-from tasks.packages import Family, holds
+from tasks.packages import Family, dnf_install, holds
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, OwnConnector, file_answers
 from tests.deploy.packages.test_packages import install
 
@@ -159,10 +159,10 @@ def test_inbox_installs_the_modules_that_a_small_kernel_lacks(node: Node) -> Non
     rpms = [f"{name} 1.0-1" for name in ofed.INBOX["rhel"]]
     answers |= {"uname -r": KERNEL}
     assert node.deploy(ofed.install, {**ROCKY_9, **answers, RPM: rpms}).flat == [
-        f"dnf install -y kernel-modules-{KERNEL}"
+        str(dnf_install(f"kernel-modules-{KERNEL}"))
     ]
     grace = {**ROCKY_9, **NO_STACK, RDMA: "no", RPM: rpms, "uname -r": "5.14.0-427.el9.aarch64+64k"}
-    assert node.deploy(ofed.install, grace).flat == ["dnf install -y kernel-64k-modules-5.14.0-427.el9"]
+    assert node.deploy(ofed.install, grace).flat == [str(dnf_install("kernel-64k-modules-5.14.0-427.el9"))]
     result = node.deploy(ofed.install, {**DEBIAN, **answers, DPKG: DEBS})
     assert f"the kernel {KERNEL} has no RDMA modules" in result.flat[0]
     assert result.failed
@@ -341,7 +341,7 @@ def test_a_bundle_of_the_rhel_family_is_held_by_dnf_s_version_locks(node: Node, 
     node.data = {"ofed": {"mlnx_ofed": {**given, "bundle": str(named)}}}
     answers = {**ROCKY_9, "uname -m": "x86_64", **NO_STACK, BUNDLE: ["none", "none"], **NO_REQUEST, **UNAME}
     plugin, _, _, install = node.deploy(ofed.install, answers).commands[f"{OPS}MLNX_OFED"]
-    assert plugin == "dnf install -y python3-dnf-plugin-versionlock"
+    assert plugin == str(dnf_install("python3-dnf-plugin-versionlock"))
     assert "dnf versionlock add --raw" in install
     assert "apt-mark hold" not in install
 

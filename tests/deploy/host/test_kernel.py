@@ -6,6 +6,7 @@ import pytest
 from pyinfra.api.exceptions import DeployError
 
 from tasks.host import kernel
+from tasks.packages import dnf_install
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, files
 
 RUNNING = {"uname -r": "6.1.0-9-amd64", "for task in *": ["boot-1"]}
@@ -80,7 +81,7 @@ def test_on_rhel_dnf_installs_and_locks_the_release(node: Node) -> None:
         " --disableplugin=versionlock kernel-5.14.0-503.el9 kernel-devel-5.14.0-503.el9 kernel-devel-matched-5.14.0-503.el9"
     )
     plugin, lock, boot = result.flat[1:4]
-    assert plugin == "dnf install -y python3-dnf-plugin-versionlock"
+    assert plugin == str(dnf_install("python3-dnf-plugin-versionlock"))
     assert lock.endswith(" dnf versionlock add kernel kernel-core")
     assert boot == "grubby --set-default /boot/vmlinuz-5.14.0-503.el9.x86_64"
     assert "5.14.0-427.el9.x86_64 runs" in result.flat[4]

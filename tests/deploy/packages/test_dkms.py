@@ -141,7 +141,7 @@ class Tree:
             "PATH": f"{self.folder}:{os.environ['PATH']}",
             **{"DKMS": str(self.folder / "tree"), "SOURCE": str(self.source), "KERNEL": str(self.kernel)},
         }
-        command = dkms.build("erdma", "1.1", "6.1", force=again).get_raw_value()
+        command = dkms.build("erdma", "1.1", "6.1", 600, force=again).get_raw_value()
         return subprocess.run(shlex.split(command), capture_output=True, text=True, check=False, env=environment)
 
 

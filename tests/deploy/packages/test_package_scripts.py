@@ -86,3 +86,38 @@ def test_other_errors_of_apt_end_it_at_once(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"E: The repository is not signed\."):
         sh(f"{packages.APT}apt_update", PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
     assert not (tmp_path / "slept").exists()
+
+
+LOCKED = """
+echo "$*" >> calls
+[ "$(wc -l < calls)" -gt {free_after} ] || {{ echo 'metadata already locked by 42' >&2; echo held; exit 200; }}
+echo installed
+exit {code}
+"""
+
+
+def install_by_dnf(tmp_path: Path, **node: int) -> subprocess.CompletedProcess[str]:
+    program(tmp_path / "bin/dnf", LOCKED.format(**node))
+    program(tmp_path / "bin/sleep")
+    return subprocess.run(
+        shlex.split(str(packages.dnf_install("a b", "c"))),
+        cwd=tmp_path, env={"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_another_dnf_is_waited_for(tmp_path: Path) -> None:
+    done = install_by_dnf(tmp_path, free_after=3, code=0)
+    assert (done.returncode, done.stdout.split()[-1], done.stderr) == (0, "installed", "")
+    assert set((tmp_path / "calls").read_text().splitlines()) == {"--setopt=exit_on_lock=1 install -y -- a b c"}
+
+
+def test_a_dnf_that_never_ends_is_named(tmp_path: Path) -> None:
+    done = install_by_dnf(tmp_path, free_after=1000, code=0)
+    assert (done.returncode, done.stderr) == (200, "metadata already locked by 42\n")
+    assert len((tmp_path / "calls").read_text().splitlines()) == 60
+
+
+def test_another_failure_of_dnf_is_not_tried_again(tmp_path: Path) -> None:
+    done = install_by_dnf(tmp_path, free_after=0, code=1)
+    assert done.returncode == 1
+    assert len((tmp_path / "calls").read_text().splitlines()) == 1

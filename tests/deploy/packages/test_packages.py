@@ -10,6 +10,7 @@ from agent.spec.node import NodeSpec
 from agent.spec.selector import Selector
 from tasks import packages
 from tasks.common.commands import script
+from tasks.packages import dnf_install
 from tests.deploy.conftest import DEBIAN, PYTHON, ROCKY_9, Answers, Node
 from tests.deploy.scripts import sh
 
@@ -104,7 +105,7 @@ def test_nothing_is_done_when_all_is_installed(node: Node) -> None:
 def test_fresh_rocky_9_gets_a_newer_python(node: Node) -> None:
     result = node.deploy(base, {**ROCKY_9, **rpm("python3", "kmod")})
     assert result.flat == [
-        "dnf install -y iproute ethtool pciutils rdma-core libibverbs-utils jq tar python3.11",
+        str(dnf_install("iproute", "ethtool", "pciutils", "rdma-core", "libibverbs-utils", "jq", "tar", "python3.11")),
     ]
 
 
@@ -139,7 +140,9 @@ def test_no_repository_is_asked_about_what_is_missing(node: Node) -> None:
 def test_rhel_10_s_python_is_new_enough(node: Node) -> None:
     rhel = {"*-release": ["/etc/os-release", "ID=rhel", 'VERSION_ID="10.0"', "---"]}
     result = node.deploy(base, {**rhel, **rpm("kmod")})
-    assert result.flat == ["dnf install -y python3 iproute ethtool pciutils rdma-core libibverbs-utils jq tar"]
+    assert result.flat == [
+        str(dnf_install("python3", "iproute", "ethtool", "pciutils", "rdma-core", "libibverbs-utils", "jq", "tar"))
+    ]
 
 
 @pytest.mark.parametrize(

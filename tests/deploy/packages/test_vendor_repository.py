@@ -10,7 +10,7 @@ import pytest
 from pyinfra.api.exceptions import DeployError
 
 from tasks.common.data import Key, leftovers, record
-from tasks.packages import Family, holds, vendor_repository
+from tasks.packages import Family, dnf_install, holds, vendor_repository
 from tasks.packages.vendor_repository import Package, Repository
 from tests.deploy.conftest import Answers, Node, file_answers
 from tests.deploy.scripts import sh
@@ -159,7 +159,7 @@ def test_an_upgrade_by_dnf_removes_the_lock_first(node: Node) -> None:
     assert result.flat[0] == "dnf versionlock delete erdma-dkms"
     assert result.flat[1].endswith(" sh erdma '' '' erdma-dkms-1.1")
     plugin, lock = result.flat[2:]
-    assert plugin == "dnf install -y python3-dnf-plugin-versionlock"
+    assert plugin == str(dnf_install("python3-dnf-plugin-versionlock"))
     assert lock.endswith(" dnf versionlock add erdma-dkms-1.1")
 
 

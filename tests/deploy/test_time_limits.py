@@ -1,0 +1,123 @@
+"""A host on which something hangs is given up, by name, and the others are deployed."""
+
+from __future__ import annotations
+
+import logging
+from io import StringIO
+from typing import Any
+
+import pytest
+from gevent import GreenletExit
+from gevent.event import Event
+from pyinfra.api.command import FileDownloadCommand, FileUploadCommand, StringCommand
+from pyinfra.api.config import Config
+from pyinfra.api.connect import connect_all
+from pyinfra.api.host import Host
+from pyinfra.api.inventory import Inventory
+from pyinfra.api.operation import operation
+from pyinfra.api.operations import run_ops
+from pyinfra.api.state import State, StateStage
+from pyinfra.context import ctx_host, ctx_state, host
+from pyinfra.facts.server import Hostname
+
+from tasks import time_limits
+from tasks.common import failures
+from tasks.common.commands import Commands
+from tests.deploy.conftest import Connector
+
+
+class Stuck(Connector):
+    """A node on which whatever contains the word `hangs` never ends."""
+
+    def _hang_at(self, what: object) -> None:
+        if "hangs" in str(what) and self.host.name.endswith("stuck"):
+            Event().wait()
+
+    def run_shell_command(self, command: Any, *positional: Any, **arguments: Any) -> Any:
+        self._hang_at(command)
+        return super().run_shell_command(command, *positional, **arguments)
+
+    def put_file(self, filename_or_io: Any, remote_filename: str, *positional: Any, **named: Any) -> bool:
+        self._hang_at(remote_filename)
+        return super().put_file(filename_or_io, remote_filename, *positional, **named)
+
+    def get_file(self, remote_filename: str, *_: Any, **__: Any) -> bool:
+        self._hang_at(remote_filename)
+        return True
+
+
+class Hangs(Hostname):
+    def command(self) -> str:
+        return "echo hangs"
+
+
+@operation()
+def fact() -> Commands:
+    yield StringCommand("before")
+    host.get_fact(Hangs)
+
+
+@operation()
+def command() -> Commands:
+    yield StringCommand("hangs")
+
+
+@operation()
+def upload() -> Commands:
+    yield FileUploadCommand(StringIO("a"), "/hangs", remote_temp_filename="/temp")
+
+
+@operation()
+def download() -> Commands:
+    yield FileDownloadCommand("/hangs", StringIO(), remote_temp_filename="/temp")
+
+
+@operation()
+def after() -> Commands:
+    yield StringCommand("after")
+
+
+@pytest.fixture
+def limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limits, for this test alone."""
+    for name in ("get_fact", "run_shell_command", "put_file", "get_file"):
+        monkeypatch.setattr(Host, name, getattr(Host, name))
+    monkeypatch.setattr(time_limits, "MARGIN", 0)
+    time_limits.bound_all()
+
+
+@pytest.mark.usefixtures("limited")
+@pytest.mark.parametrize("hanging", [fact, command, upload, download, "prepare"])
+def test_a_host_that_hangs_is_given_up_and_the_other_is_deployed(
+    hanging: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = {"fake_delay": 0, "fake_delay_jitter": 0, "time_limits": {"fact": 1, "command": 1, "build": 1}}
+    names = ("@fake/stuck", "@fake/fine")
+    state = State(Inventory(([(name, data) for name in names], {})), Config())  # type: ignore[no-untyped-call]
+    state.cwd = "."
+
+    def code() -> None:
+        if hanging == "prepare":
+            host.get_fact(Hangs)
+        else:
+            hanging(name="hanging")
+        after(name="after")
+
+    with caplog.at_level(logging.INFO, "pyinfra"), ctx_state.use(state):
+        connectors = {}
+        for each in state.inventory:
+            each.connector = connectors[each.name] = Stuck(state, each)
+        connect_all(state)
+        state.set_stage(StateStage.Prepare)
+        for each in state.inventory:
+            with ctx_host.use(each):
+                try:
+                    failures.prepared(state, code)
+                except GreenletExit:
+                    assert hanging == "prepare"
+        state.set_stage(StateStage.Execute)
+        run_ops(state)
+    assert [each.name for each in state.failed_hosts] == ["@fake/stuck"]
+    assert "after" in [ran for ran, _ in connectors["@fake/fine"].ran]
+    assert "after" not in [ran for ran, _ in connectors["@fake/stuck"].ran]
+    assert "[@fake/stuck] no answer within 1 s, so the deploy goes on without this host; " in caplog.text
