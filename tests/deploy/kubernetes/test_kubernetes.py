@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import runpy
 import shlex
 import subprocess
 import time
@@ -26,6 +27,7 @@ from tasks.kubernetes import AUTHORITY, SECRET, SETTINGS
 from tests.deploy.conftest import DEBIAN, Answers, Node, OwnConnector
 from tests.unit.reporter.scripted import api_server, token_of
 
+ROOT = Path(__file__).parents[3]
 SPEC = from_mapping({"node_name": "node-a"}, "node-a")
 CREDENTIALS = "answers 401"
 TEXTS = 'echo "file $path"'
@@ -264,6 +266,13 @@ def test_a_node_without_a_node_object_is_told_in_which_cluster(node: Node, key: 
         result = evolve(node, data={"kubernetes": key}).deploy(configure, DEBIAN)
     assert not result.failed
     assert f"node-a has not joined the cluster of {url}: once it has, run deploys/token.py" in "".join(result.log)
+
+
+def test_the_token_alone_can_be_brought_after_the_join(node: Node, key: dict[str, Any]) -> None:
+    joined = evolve(node, data={"kubernetes": key, "node_name": "node-a"})
+    result = joined.deploy(lambda: runpy.run_path(str(ROOT / "deploys" / "token.py")), {**DEBIAN, CREDENTIALS: [GOOD]})
+    assert list(result.planned) == ["Kubernetes | Settings and token"]
+    assert not result.failed
 
 
 def test_a_secret_is_in_no_argument(node: Node) -> None:
