@@ -3,7 +3,7 @@
 from pyinfra import config, state
 
 from tasks import time_limits
-from tasks.common import connection, failures, inventory, prefetch, progress, pyinfra_speed, questions, shard
+from tasks.common import connection, failures, inventory, lock, prefetch, progress, pyinfra_speed, questions, shard
 
 config.REQUIRE_PYINFRA_VERSION = ">=3.10,<3.11"
 # Hosts at the same time. pyinfra's default is 20 for each CPU of the control host, but the network is the limit.
@@ -24,5 +24,6 @@ inventory.check(state)
 progress.show(state)
 questions.need_answers()
 questions.refuse_answers_to_a_dry_run()
+lock.exclude_others()
 prefetch.enable(state)
 pyinfra_speed.replace_functions()

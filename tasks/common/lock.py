@@ -1,0 +1,184 @@
+"""A node has one deploy at a time: a lock on the node says who deploys it, since when, and until when the lock is good.
+
+It is taken when the changes begin, and given back when the deploy ends, also by an error or by Ctrl-C. After a crash the next
+deploy from the same control host sees that the process is gone, and takes the lock over. Another control host waits until it
+expires.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import secrets
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import click
+from attrs import define, field
+from gevent.pool import Pool
+from paramiko import SSHException
+from pyinfra.api.arguments import CONNECTOR_ARGUMENT_KEYS, pop_global_arguments
+from pyinfra.api.command import StringCommand
+from pyinfra.api.host import Host
+from pyinfra.api.state import State
+from pyinfra.connectors.util import CommandOutput
+from pyinfra.context import ctx_host
+
+from agent.report.printable import printable
+from tasks.common.commands import fail, script
+
+FILE = "/var/lib/trackbed-deploy.lock"
+STEAL = "TRACKBED_STEAL_LOCK"
+COMMENT = "TRACKBED_LOCK_COMMENT"
+
+GOOD_FOR = 4 * 3600
+"""Seconds. A deploy that takes longer loses the lock to the next one."""
+
+HELD = 75
+"""Exit code of the script that takes the lock, if another deploy holds it (EX_TEMPFAIL of sysexits.h)."""
+
+ANSWER_S = 60
+
+# A file that was removed while this shell waited for it is another deploy's old lock.
+_OPEN = """
+while :; do
+  exec 9>>"$1"
+  flock 9
+  if [ "$1" -ef /proc/self/fd/9 ]; then break; fi
+done
+token= until=0 owner=
+{ read -r token; read -r until; IFS= read -r owner; } <"$1" || true
+"""
+
+TAKE = (
+    _OPEN
+    + """
+now=$(date +%s)
+if [ -n "$token" ] && [ "$token" != "$2" ] && [ "$5" != all ] && [ "$5" != "$token" ] && [ "$until" -gt "$now" ] 2>/dev/null
+then
+  printf '%s\\n' "$token" "$(((until - now + 59) / 60))" "$owner"
+  exit HELD
+fi
+printf '%s\\n' "$2" "$((now + $3))" "$4" >"$1"
+"""
+).replace("HELD", str(HELD))
+"""Arguments: the file, this deploy's token, seconds, the owner's text, and the token to take over; `all`: whatever holds it."""
+
+GIVE_BACK = f"""
+if [ ! -e "$1" ]; then exit 0; fi
+{_OPEN}
+if [ "$token" = "$2" ] || [ -z "$token" ]; then rm -f "$1"; fi
+"""
+
+
+@define
+class Deploy:
+    """One run of pyinfra. ``token``: names its process and control host. ``owner``: who runs it, in words."""
+
+    token: str = field(factory=lambda: f"{_processes()}:{os.getpid()}:{_began(os.getpid())}:{secrets.token_hex(4)}")
+    owner: str = field(factory=lambda: _owner())
+    steal: bool = field(factory=lambda: os.environ.get(STEAL) == "1")
+    held: list[Host] = field(factory=list)
+
+    def take(self, state: State, host: Host) -> None:
+        """Take a host's lock, or say who has it."""
+        done, printed = self._ask(state, host, "all" if self.steal else "none")
+        if not done and len(printed) == 3 and _is_gone(printed[0]):
+            done, printed = self._ask(state, host, printed[0])
+        if done:
+            self.held.append(host)
+        elif len(printed) == 3:
+            minutes = f"the lock expires in {printed[1]} min"
+            remedy = f"wait for the end, or if that deploy is over, take the lock with {STEAL}=1"
+            fail(host, f"{printed[2]} deploys this node; {minutes}; {remedy}")
+        else:
+            fail(host, f"the lock {FILE} cannot be taken: {' '.join(printed) or 'no answer'}")
+
+    def _ask(self, state: State, host: Host, over: str) -> tuple[bool, list[str]]:
+        return _run(state, host, script(TAKE, FILE, self.token, str(GOOD_FOR), self.owner, over))
+
+    def give_back(self, state: State, host: Host) -> None:
+        """Give a host's lock back; one that has gone away keeps it until it expires."""
+        _run(state, host, script(GIVE_BACK, FILE, self.token))
+
+
+def exclude_others() -> None:
+    """For config.py: a deploy takes the locks of its hosts before it changes them. A host whose lock is held fails alone."""
+    # It patches the standard library, which only pyinfra's command line expects.
+    from pyinfra_cli import cli  # type: ignore[import-untyped]
+
+    run = cli.run_ops
+
+    def run_locked(state: State, **given: Any) -> None:
+        # `pyinfra INVENTORY exec` runs a single command, also for `trackbed fleet maintain`.
+        if not click.get_current_context().params["operations"][0].endswith(".py"):
+            run(state, **given)
+            return
+        deploy = Deploy()
+        try:
+            _each(state, list(state.active_hosts), deploy.take)
+            state.fail_hosts({each for each in state.active_hosts if each not in deploy.held})  # type: ignore[no-untyped-call]
+            run(state, **given)
+        finally:
+            _each(state, deploy.held, deploy.give_back)
+
+    cli.run_ops = run_locked
+
+
+def _each(state: State, hosts: list[Host], do: Callable[[State, Host], None]) -> None:
+    pool = Pool(state.config.PARALLEL)
+    for each in hosts:
+        pool.spawn(do, state, each)
+    pool.join()
+
+
+def _run(state: State, host: Host, command: StringCommand) -> tuple[bool, list[str]]:
+    """Run a command with the host's own arguments (`_sudo`); whether it succeeded, and what it printed."""
+    with ctx_host.use(host):
+        arguments, _ = pop_global_arguments(state, host, {})
+    given = {key: arguments[key] for key in CONNECTOR_ARGUMENT_KEYS if key in arguments}  # type: ignore[literal-required]
+    try:
+        done, output = host.run_shell_command(command, **{**given, "_timeout": ANSWER_S})
+    except (OSError, EOFError, SSHException) as error:
+        return False, [str(error)]
+    return done, _lines(output)
+
+
+def _lines(output: CommandOutput) -> list[str]:
+    return [printable(line) for line in output.output_lines]
+
+
+def _processes() -> str:
+    """Names the kernel's boot and the container in which process ids are unique; two machines may have the same name."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
+    except OSError:
+        return "unknown"
+
+
+def _owner() -> str:
+    with suppress(OSError, KeyError):
+        user = getpass.getuser()
+        comment = " ".join(os.environ.get(COMMENT, "").split())
+        since = datetime.now(timezone.utc).strftime("since %Y-%m-%d %H:%M UTC")
+        return f"{user} on {socket.gethostname()} {since}{f' ({comment})' if comment else ''}"
+    return f"somebody on {socket.gethostname()}"
+
+
+def _began(pid: int) -> str:
+    """When a process began, by its kernel; empty: there is none. Process ids are used again."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def _is_gone(token: str) -> bool:
+    """Whether the deploy with this token ran on this control host, and has ended."""
+    processes, pid, began, *_ = [*token.split(":"), "", "", ""]
+    return processes == _processes() and pid.isdigit() and bool(began) and _began(int(pid)) != began

@@ -1,0 +1,93 @@
+"""The lock of a node's deploy: the scripts as a shell runs them, and a deploy to a node that another one holds."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tasks.common import archive, lock
+
+ALICE, BOB = "boot/1:1:1:a", "boot/2:2:2:b"
+
+
+def take(file: Path, token: str, over: str = "none", seconds: int = 3600) -> tuple[int, list[str]]:
+    words = ["sh", "-ec", lock.TAKE, "sh", str(file), token, str(seconds), f"owner of {token}", over]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout.splitlines()
+
+
+def give_back(file: Path, token: str) -> None:
+    subprocess.run(["sh", "-ec", lock.GIVE_BACK, "sh", str(file), token], check=True)
+
+
+def test_a_lock_that_is_held_says_by_whom_until_it_is_given_back(tmp_path: Path) -> None:
+    file = tmp_path / "lock"
+    assert take(file, ALICE) == (0, [])
+    assert take(file, ALICE) == (0, [])
+    assert take(file, BOB) == (lock.HELD, [ALICE, "60", f"owner of {ALICE}"])
+    give_back(file, BOB)
+    assert take(file, BOB)[0] == lock.HELD
+    give_back(file, ALICE)
+    assert not file.exists()
+    assert take(file, BOB) == (0, [])
+
+
+@pytest.mark.parametrize(("over", "code"), [("all", 0), (ALICE, 0), ("none", lock.HELD), ("boot/3:3:3:c", lock.HELD)])
+def test_a_lock_is_taken_over_on_request_or_from_the_holder_that_is_gone(tmp_path: Path, over: str, code: int) -> None:
+    take(tmp_path / "lock", ALICE)
+    assert take(tmp_path / "lock", BOB, over)[0] == code
+
+
+@pytest.mark.parametrize(
+    "content", ["", "\n", f"{ALICE}\n", f"{ALICE}\n0\nalice\n", f"{ALICE}\nsoon\nalice\n", "\0\xff"]
+)
+def test_a_lock_that_has_expired_or_cannot_be_read_holds_nobody_off(tmp_path: Path, content: str) -> None:
+    (tmp_path / "lock").write_text(content)
+    assert take(tmp_path / "lock", BOB) == (0, [])
+
+
+def test_of_many_deploys_at_once_one_gets_the_lock(tmp_path: Path) -> None:
+    words = ["sh", "-ec", lock.TAKE, "sh", str(tmp_path / "lock")]
+    running = [subprocess.Popen([*words, f"t{at}", "60", "o", "none"], stdout=subprocess.DEVNULL) for at in range(20)]
+    assert sorted(each.wait(60) for each in running) == [0] + [lock.HELD] * 19
+
+
+def test_the_token_of_a_process_that_has_ended_is_known_on_its_own_control_host() -> None:
+    live = lock.Deploy().token
+    assert not lock._is_gone(live)
+    processes, pid, began, _ = live.split(":")
+    assert lock._is_gone(f"{processes}:{pid}:{int(began) - 1}:x")
+    assert not lock._is_gone(f"another/1:{pid}:{int(began) - 1}:x")
+    assert not lock._is_gone("nonsense")
+
+
+DEPLOY = "from pyinfra.operations import server\nserver.shell(name='Change', commands=['true'])\n"
+
+
+def deploy(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Deploy to two nodes, of which alice deploys one."""
+    held = {"success": False, "stdout": f"{ALICE}\n7\nalice on ctl1 since 06:00", "stderr": ""}
+    quick = {"fake_delay": 0, "fake_delay_jitter": 0}
+    hosts = [("@fake/a", {**quick, "fake_responses": {lock.FILE: held}}), ("@fake/b", quick)]
+    (folder / "fleet.py").write_text(f"hosts = {hosts!r}\n")
+    (folder / "change.py").write_text(DEPLOY)
+    command = [sys.executable, "-m", "pyinfra", *words]
+    return subprocess.run(
+        command, cwd=archive.ROOT, env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
+
+
+def test_a_node_that_another_deploy_holds_fails_alone_and_says_who_has_it(tmp_path: Path) -> None:
+    files = (str(tmp_path / "fleet.py"), str(tmp_path / "change.py"))
+    done = deploy(tmp_path, "-y", *files)
+    assert done.returncode == 1, done.stderr
+    assert "alice on ctl1 since 06:00 deploys this node; the lock expires in 7 min" in done.stderr
+    assert "[@fake/b] Success" in done.stderr
+    assert "[@fake/a] Success" not in done.stderr
+    for harmless in (("--dry", *files), ("-y", files[0], "exec", "--", "true")):
+        done = deploy(tmp_path, *harmless)
+        assert (done.returncode, "alice" in done.stderr) == (0, False), done.stderr
