@@ -179,6 +179,17 @@ class Reader:
         names |= {self._text(f"{NET}/{netdev}/address") for netdev in names}
         return sorted({device for device, owner in self._owners() if owner in names})
 
+    def carrying(self, address: str, names: list[str]) -> list[str]:
+        """Those of a function's RDMA devices that carry data, which is all but those for management alone.
+
+        An XDR port has such a device for the subnet manager of its planes (RDMA_DEVICE_TYPE_SMI). It has no uverbs
+        (ib_uverbs_add_one, drivers/infiniband/core/uverbs_main.c). If no device has any, the module is not loaded.
+        """
+        if len(names) < 2:
+            return names
+        of_each = {name: self.char_devices_of(address, name) for name in names}
+        return [name for name in names if any(each.startswith("uverbs") for each in of_each[name])] or names
+
     def _in_lag(self, address: str) -> list[str]:
         try:
             return rdma_devices(self._files, address)

@@ -11,7 +11,7 @@ from agent.hardware.rdma import Gid, RdmaDevice, Reader, gid_fits
 from agent.machine import Machine
 from agent.report.records import HOST
 from agent.spec.nic import RdmaDevices
-from agent.state.scope import Scope, functions_in_scope
+from agent.state.scope import Scope, functions_in_scope, host_in_scope
 from agent.state.wanted import Wanted
 
 NAME = "rdma"
@@ -21,8 +21,8 @@ RDMA_CM = "rdma_cm"
 
 
 def read_for(want: Wanted) -> object:
-    """Which RDMA devices each NIC of the spec must have."""
-    return {address: nic.nic.rdma for address, nic in want.nics.items()}
+    """Which RDMA devices each NIC of the spec must have, and whether any, also a missing one, must have some."""
+    return {address: nic.nic.rdma for address, nic in want.nics.items()}, any(nic.rdma for nic in want.asked)
 
 
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mapping[str, Any]]:
@@ -38,10 +38,11 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mappin
         expected = want.nics[address].nic.rdma
         if expected is not None:
             devices[address] = {
-                target: tuple(_device(reader, pci, name, expected) for name in reader.of(pci))
+                target: tuple(_device(reader, pci, name, expected) for name in reader.carrying(pci, reader.of(pci)))
                 for target, pci in functions.items()
             }
-            devices[HOST] = {RDMA_CM: reader.rdma_cm}
+    if devices or (host_in_scope(scope) and any(nic.rdma is not None for nic in want.asked)):
+        devices[HOST] = {RDMA_CM: reader.rdma_cm}
     return devices
 
 

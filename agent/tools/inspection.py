@@ -185,7 +185,9 @@ class _Reader:
         netdevs = tuple(self._netdev(self._links[name]) for name in self._net(address) if name in self._links)
         sole = netdevs[0].name if len(netdevs) == 1 else None
         shared = () if index is not None else _unless_gone(lambda: rdma_devices(self._files, address)) or ()
-        rdma = tuple(self.rdma_device(name, sole) for name in self.rdma.below(address) or shared)
+        rdma = tuple(
+            self.rdma_device(name, sole) for name in self.rdma.carrying(address, self.rdma.below(address)) or shared
+        )
         firmware = [netdev.firmware for netdev in netdevs] + [device.firmware for device in rdma]
         return NetworkFunction(
             address=address,

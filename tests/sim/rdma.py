@@ -63,9 +63,10 @@ class Subsystem:
         link_layer: str = "Ethernet",
         rate: str = "100 Gb/sec (4X EDR)",
         umad: bool = True,
+        uverbs: bool = True,
         parent: str | None = None,
     ) -> None:
-        """An RDMA device; ``parent``: the netdev in rxe's file ``parent``."""
+        """An RDMA device; ``parent``: the netdev in rxe's file ``parent``. Without ``uverbs`` it is for management alone."""
         put = self.kernel.tree.put
         put(f"{RDMA}/{name}/node_type", node_type)
         put(f"{RDMA}/{name}/node_guid", self._node_guid(function))
@@ -97,7 +98,8 @@ class Subsystem:
         elif netdev is not None:
             self.set_gid(name, 0, "fe80:0000:0000:0000:0200:00ff:fe00:0001", "RoCE v2", netdev)
         folder = "/sys/class" if function is None else f"{PCI}/{function}"
-        kinds = [("infiniband_verbs", "uverbs"), *([("infiniband_mad", "umad")] if umad and not iwarp else [])]
+        kinds = [("infiniband_verbs", "uverbs")] if uverbs else []
+        kinds += [("infiniband_mad", "umad")] if umad and not iwarp else []
         for classes, kind in kinds:
             made = [f"{where}/{classes}/{kind}{self._uverbs}" for where in {folder, "/sys/class"}]
             for path in made:

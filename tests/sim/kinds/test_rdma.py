@@ -12,6 +12,7 @@ from agent.hardware.rdma import Reader
 from agent.report.records import Condition
 from agent.report.verdict import is_ready
 from agent.spec.node import from_mapping
+from agent.tools.as_inventory import derive_inventory
 from agent.tools.inspection import inspect, render
 from tests.sim.kernel import Kernel
 from tests.sim.seams import seen
@@ -332,3 +333,42 @@ def test_a_pass_does_not_read_what_only_inspect_shows(kernel: Kernel) -> None:
     assert is_ready(converge(machine, Goal(spec), Memory(lambda: 0.0)).conditions)
     assert any(path.endswith("/state") for path in read)
     assert not any(path.endswith(("lid", "lid_mask_count", "sys_image_guid", "hw_rev")) for path in read)
+
+
+@pytest.mark.parametrize("name", ["smi1", "a_smi"])
+def test_a_device_for_management_alone_is_not_judged(kernel: Kernel, name: str) -> None:
+    """An XDR port has one, for the subnet manager of its planes."""
+    kernel.rdma.add(PF0, "mlx5_0", None, link_layer="InfiniBand", rate="800 Gb/sec (4X XDR)")
+    kernel.rdma.add(PF0, name, None, link_layer="InfiniBand", rate="200 Gb/sec (1X XDR)", uverbs=False)
+    nic = {"name": "rail0", "select": {"pci": PF0}, "rdma": {"link_layer": "InfiniBand", "rate": 800}}
+    wanted = from_mapping({"node_name": "n1", "nics": [nic]})
+    result = converge(kernel.machine(), Goal(wanted), Memory(lambda: 0.0))
+    assert is_ready(result.conditions), result.conditions
+    shown = next(function for function in inspect(kernel.machine()).functions if function.address == PF0)
+    assert [device.name for device in shown.rdma] == ["mlx5_0"]
+    assert '"rate": 800' in derive_inventory(kernel.machine(), "h1", "n1", []).text
+
+
+def test_without_ib_uverbs_each_device_lacks_its_character_device(kernel: Kernel) -> None:
+    for name in ("mlx5_0", "mlx5_1"):
+        kernel.rdma.add(PF0, name, None, link_layer="InfiniBand", uverbs=False)
+    wanted = from_mapping({"node_name": "n1", "nics": [{"name": "rail0", "select": {"pci": PF0}, "rdma": {}}]})
+    result = converge(kernel.machine(), Goal(wanted), Memory(lambda: 0.0))
+    (lacking,) = (c for c in result.conditions if c.type == "RdmaCharDevices")
+    assert lacking.message == "not in /dev/infiniband: uverbs of mlx5_0, uverbs of mlx5_1 (load ib_uverbs)"
+
+
+@pytest.mark.parametrize("present", [True, False])
+def test_whether_rdma_cm_is_there_does_not_depend_on_a_nic_that_is_missing(kernel: Kernel, present: bool) -> None:
+    kernel.rdma.add(PF0, "mlx5_0", "enp33s0")
+    if not present:
+        kernel.tree.remove("/dev/infiniband/rdma_cm")
+    wanted = from_mapping(
+        {"node_name": "n1", "nics": [{"name": "rail0", "select": {"pci": "0000:99:00.0"}, "rdma": {}}]}
+    )
+    result = converge(kernel.machine(), Goal(wanted), Memory(lambda: 0.0))
+    for last, scope in ((None, None), (result.have, frozenset({PF0}))):
+        result = converge(kernel.machine(), Goal(wanted), Memory(lambda: 0.0), last, scope)
+        (judged,) = (c for c in result.conditions if c.type == "RdmaCharDevices")
+        assert judged.status == str(present)
+    assert [c.reason for c in result.conditions if c.type == "NicsPresent"] == ["NicMissing"]
