@@ -21,6 +21,7 @@ from agent.hardware.functions import (
     device_path,
     driver,
     is_network,
+    netdev,
     product,
     rdma_devices,
     serial_numbers,
@@ -87,8 +88,9 @@ class NetworkFunction:
     ``model``: the product name of its VPD (PCI Local Bus Specification 3.0, appendix I), else what pci.ids calls it.
     ``vendor`` and ``device`` are hexadecimal ids, ``serials`` what a selector's ``serial`` may be. ``numa_node`` is None where
     the firmware gives none. ``index`` is the number of a VF, and ``granted`` what its PF says of it (IFLA_VFINFO_LIST).
-    ``nic``: the name of the NIC of the spec whose function it is, or of which it is a VF.
-    ``total_vfs`` is 0 without SR-IOV. With RoCE LAG the two ports of a card have one RDMA device, and both show it in ``rdma``.
+    ``nic``: the name of the NIC of the spec whose function it is, or of which it is a VF. ``netdevs``: its own first, then
+    those of representors (switchdev). ``total_vfs`` is 0 without SR-IOV. With RoCE LAG the two ports of a card have one RDMA
+    device, and both show it in ``rdma``.
     """
 
     address: str
@@ -209,14 +211,14 @@ class _Reader:
         )
 
     def _net(self, address: str) -> list[str]:
-        """The netdevs of a function. A virtio function has them below a child device."""
+        """The netdevs of a function, its own before those of representors. A virtio function has them below a child device."""
         path = device_path(address)
         children = [name for name in self._names(path) if re.fullmatch(r"virtio\d+", name)]
-        return [
-            name
-            for parent in (path, *(f"{path}/{child}" for child in children))
-            for name in self._names(f"{parent}/net")
-        ]
+        parents = (path, *(f"{path}/{child}" for child in children))
+        own = _unless_gone(lambda: netdev(self._files, address))
+        return sorted(
+            (name for parent in parents for name in self._names(f"{parent}/net")), key=lambda name: name != own
+        )
 
     def _netdev(self, link: Link) -> Netdev:
         return Netdev(
@@ -321,8 +323,8 @@ def _block(function: NetworkFunction, width: int, indent: str = "") -> list[str]
     lines += _wrapped(inner, "", facts, width)
     if function.granted is not None:
         lines += _wrapped(inner, "granted", _granted(function.granted), width)
-    for netdev in function.netdevs:
-        lines += _wrapped(inner, "netdev", _netdev_facts(netdev), width)
+    for each in function.netdevs:
+        lines += _wrapped(inner, "netdev", _netdev_facts(each), width)
     if not function.netdevs and function.driver and not function.rdma and family(function.driver).has_netdev:
         lines += [f"{inner}{'netdev':<8} none in this network namespace"]
     for device in function.rdma:

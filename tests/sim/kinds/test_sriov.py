@@ -19,6 +19,7 @@ from agent.machine import Link
 from agent.report.records import Disruption
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
+from agent.tools.inspection import inspect
 from tests.sim.kernel import Kernel, Netdev
 
 PF, OTHER = "0000:21:00.0", "0000:41:00.0"
@@ -421,6 +422,8 @@ def test_the_netdev_of_a_representor_is_not_the_pf_s(port: str) -> None:
     kernel.tree.put("/sys/class/net/eth0/phys_port_name", port)
     assert is_ready(settle(kernel, spec(mtu=9000)).conditions)
     assert {name: found.link.mtu for name, found in kernel.netdevs.items()} == {"rail0": 9000, "eth0": 1500}
+    # The device plugins select VFs by the first netdev of their PF (pfNames).
+    assert [netdev.name for netdev in inspect(kernel.machine()).functions[0].netdevs] == ["rail0", "eth0"]
 
 
 def test_a_vf_below_a_team_or_a_macvlan_is_not_bound_again_for_the_address_that_those_set(kernel: Kernel) -> None:
