@@ -62,10 +62,7 @@ def device_path(address: str) -> str:
 
 
 def is_network(files: Files, address: str, entries: Collection[str]) -> bool:
-    """Whether a PCI function is a network controller: by its class, its netdev or RDMA device, or as one of a known family.
-
-    :param entries: the names in its folder in sysfs.
-    """
+    """Whether a PCI function, with these entries in its folder, is a network controller: by its class, devices or ID."""
     if not {"net", "infiniband"}.isdisjoint(entries):
         return True
     path = f"{PCI}/{address}"
@@ -115,22 +112,41 @@ def physical_function(files: Files, address: str) -> str:
 def rdma_devices(files: Files, address: str) -> list[str]:
     """The RDMA devices of a function.
 
-    With RoCE LAG the two ports of a card share one device, ``mlx5_bond_0``, which sysfs shows only under the first port. Its
-    netdev is the bond (gid_attrs/ndevs), so the second port is recognised by its netdev being in that bond. This follows the
-    vendor's documents (NVIDIA, "RoCE over LAG"; drivers/infiniband/hw/mlx5/main.c) and was not tried on such a card.
+    With RoCE LAG the ports of a card share one device, ``mlx5_bond_0``, which sysfs shows only under the first port. Its netdev
+    is the bond (gid_attrs/ndevs), so another port is recognised by its netdev being in that bond. This follows the vendor's
+    documents (NVIDIA, "RoCE over LAG"; drivers/infiniband/hw/mlx5/main.c) and was not tried on such a card.
     """
     own = names_or_none(files, f"{PCI}/{address}/infiniband")
     name = netdev(files, address)
     if own or name is None or (bond := master(files, name)) is None:
         return own
-    card = address.rpartition(".")[0]
     return [
         device
-        for other in names_or_none(files, PCI)
-        if other != address and other.startswith(f"{card}.") and "physfn" not in names_or_none(files, f"{PCI}/{other}")
+        for other in ports_of(files, bond)
+        if physical_function(files, other) == other != address and _are_one_card(files, address, other)
         for device in names_or_none(files, f"{PCI}/{other}/infiniband")
         if rdma_bond(files, device) == bond
     ]
+
+
+def _are_one_card(files: Files, one: str, other: str) -> bool:
+    """Whether two functions are ports of one card, which may be on different buses (passed through, or socket direct).
+
+    mlx5 pairs those with the same system image GUID (mlx5_same_hw_devs, drivers/net/ethernet/mellanox/mlx5/core/dev.c). In RoCE
+    LAG the one without an RDMA device is known by its driver.
+    """
+    if one.rpartition(".")[0] == other.rpartition(".")[0]:
+        return True
+    guids = {each: _system_image_guid(files, each) for each in (one, other)}
+    if "" in guids.values():
+        return any(guids.values()) and driver(files, one) == driver(files, other)
+    return guids[one] == guids[other]
+
+
+def _system_image_guid(files: Files, address: str) -> str:
+    """The GUID that all RDMA devices of a card have; empty without such a device."""
+    devices = names_or_none(files, f"{PCI}/{address}/infiniband")
+    return next((read_or(files, f"{RDMA}/{device}/sys_image_guid", "") for device in devices[:1]), "")
 
 
 def rdma_bond(files: Files, device: str) -> str | None:
@@ -151,11 +167,10 @@ def bond_of_ports(files: Files, address: str) -> str | None:
     So ConnectX sees it (mlx5_handle_changeupper_event, drivers/net/ethernet/mellanox/mlx5/core/lag/lag.c).
     """
     name = netdev(files, address)
-    bond = master(files, name) if name is not None else None
-    members = bonded(files, bond) if bond is not None else ()
-    card = address.rpartition(".")[0]
-    ports = [member for member in members if _parent(files, member).rpartition(".")[0] == card]
-    return bond if len(ports) == len(members) > 1 else None
+    if name is None or (bond := master(files, name)) is None:
+        return None
+    ports = [port for port in ports_of(files, bond) if _are_one_card(files, address, port)]
+    return bond if len(ports) == len(bonded(files, bond)) > 1 else None
 
 
 def ports_of(files: Files, bond: str) -> list[str]:
@@ -352,11 +367,9 @@ def _link(machine: Machine, address: str) -> tuple[Link | None, bool]:
     name = netdev(machine.files, address)
     if name is None:
         return None, False
-    if address in machine.hung:
-        # Unlike a request for one link, a dump does not call the driver for its VFs.
-        link = next((link for link in machine.netlink.links() if link.name == name), None)
-    else:
-        link = machine.netlink.link(name)
+    hung, netlink = address in machine.hung, machine.netlink
+    # Unlike a request for one link, a dump does not call the driver for its VFs.
+    link = {link.name: link for link in netlink.links()}.get(name) if hung else netlink.link(name)
     return link, link is not None and not initialised(machine.files, link.ifindex)
 
 
@@ -365,18 +378,14 @@ def serial_numbers(files: Files, address: str) -> tuple[tuple[str, ...], bool]:
 
     :returns: with them, whether there may be another one, which could not be read.
     """
-    config, vpd = _data(files, f"{device_path(address)}/config"), _vpd(files, address)
+    config, vpd = (_data(files, f"{device_path(address)}/{name}") for name in ("config", "vpd"))
     serials = (device_serial_number(config or b""), vpd_serial_number(vpd or b""))
     return tuple(serial for serial in serials if serial), None in (config, vpd)
 
 
 def product(files: Files, address: str) -> str:
     """The product name in a function's Vital Product Data; empty without one."""
-    return product_name(_vpd(files, address) or b"")
-
-
-def _vpd(files: Files, address: str) -> bytes | None:
-    return _data(files, f"{device_path(address)}/vpd")
+    return product_name(_data(files, f"{device_path(address)}/vpd") or b"")
 
 
 def _data(files: Files, path: str) -> bytes | None:

@@ -5,6 +5,7 @@ import pytest
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import dry_run
+from agent.hardware.functions import bond_of_ports, rdma_devices
 from agent.machine import Link
 from agent.report.records import Change, Disruption
 from agent.spec.node import NodeSpec, from_mapping
@@ -124,3 +125,43 @@ def test_other_changes_of_a_port_do_not_disturb_the_users_of_the_other_port(kern
     (change,) = [change for change in dry_run(kernel.machine(), given).changes if change.kind == "links"]
     assert change.disruption == Disruption.LINK_FLAP
     assert not [user for user in change.affected if NCCL in user]
+
+
+def on_two_buses(first: str, second: str, driver: str = "mlx5_core") -> Kernel:
+    """Two functions, on different buses, whose netdevs are in bond0."""
+    kernel = Kernel()
+    for pf, name, own in ((first, "enp0", "mlx5_core"), (second, "enp1", driver)):
+        kernel.add_nic(pf, name, f"02:00:00:00:01:{pf[5:7]}")
+        kernel.tree.link(f"/sys/bus/pci/devices/{pf}/driver", f"../../../../bus/pci/drivers/{own}")
+        kernel.enslave(pf, "bond0", "bond")
+    kernel.netdevs["bond0"] = Netdev("", Link(90, "bond0", "02:00:00:00:01:00", "", 1500, True, True))
+    kernel.tree.put("/sys/class/net/bond0/ifindex", "90")
+    kernel.tree.put("/sys/class/net/bond0/bonding/slaves", "enp0 enp1")
+    return kernel
+
+
+PASSED_THROUGH = ("0101:00:00.0", "0102:01:00.1")
+
+
+def test_ports_of_a_card_on_different_buses_share_the_bond_s_rdma_device() -> None:
+    kernel = on_two_buses(*PASSED_THROUGH)
+    kernel.rdma.add(PASSED_THROUGH[0], "mlx5_bond_0", "bond0")
+    assert [rdma_devices(kernel.files, pf) for pf in PASSED_THROUGH] == [["mlx5_bond_0"]] * 2
+    kernel.host.open["/dev/infiniband/uverbs0"] = (NCCL,)
+    assert [planned(kernel, pf, 4).affected for pf in PASSED_THROUGH] == [(f"{NCCL} ({pf})",) for pf in PASSED_THROUGH]
+
+
+def test_a_bonded_nic_of_another_family_does_not_share_the_rdma_device() -> None:
+    # Without RoCE LAG the kernel gives a device GIDs of the bond, too.
+    kernel = on_two_buses(*PASSED_THROUGH, driver="igb")
+    kernel.rdma.add(PASSED_THROUGH[0], "mlx5_0", "bond0")
+    assert rdma_devices(kernel.files, PASSED_THROUGH[1]) == []
+
+
+@pytest.mark.parametrize(("guid", "bond"), [("0200:00ff:fe00:0001", "bond0"), ("0200:00ff:fe00:0002", None)])
+def test_two_ports_are_of_one_card_by_their_system_image_guid(guid: str, bond: str | None) -> None:
+    kernel = on_two_buses(*PASSED_THROUGH)
+    for number, pf in enumerate(PASSED_THROUGH):
+        kernel.rdma.add(pf, f"mlx5_{number}", f"enp{number}")
+    kernel.tree.put("/sys/class/infiniband/mlx5_1/sys_image_guid", guid)
+    assert [bond_of_ports(kernel.files, pf) for pf in PASSED_THROUGH] == [bond, bond]
