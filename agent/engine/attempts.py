@@ -71,7 +71,7 @@ def _not_now(context: PassContext, want: Wanted, have: Snapshot, change: Change)
         context.memory.clock(),
         _write_now(context, have, change),
     )
-    failures.wait(write, now)
+    failures.wait(change, now)
     if (held := failures.held_back(change, now)) is not None:
         return evolve(held, change=change)
     if want.spec.mode == "observe":
@@ -147,7 +147,7 @@ def _write(context: PassContext, want: Wanted, kind: Kind, change: Change) -> Ou
         context.remember_failure(outcome)
         return outcome
     context.writes[identity(change)] += 1
-    context.memory.failures.made(change)
+    context.memory.failures.made(change, context.memory.clock())
     return Outcome(change, "applied")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Container
 
 from attrs import define, evolve, field, frozen
 
-from agent.engine.contention import Contention, Write
+from agent.engine.contention import WINDOW, Contention
 from agent.report.records import SETTLING, Change, Disruption, Outcome, Value
 from agent.runtime import doubling
 from agent.state.scope import Scope, devices
@@ -18,6 +18,7 @@ LAST_RETRY = 300.0
 # For links that are taken down and up. A VF's driver checks its link every two seconds (igbvf_watchdog_task).
 QUICK_RETRY = 2.0
 QUICK_TRIES = 20
+LAST_FLAP = 3600.0
 # For changes that reset all VFs of the device at each try.
 FIRST_COSTLY_RETRY = 60.0
 LAST_COSTLY_RETRY = 3600.0
@@ -46,6 +47,10 @@ class Failures:
 
     contention: Contention = field(factory=Contention)
     _failures: dict[Identity, _Failure] = field(factory=dict)
+    _made: dict[Identity, tuple[int, float]] = field(factory=dict)
+    """Of the changes with a grace period: how often each was made in a row, and when it was made last."""
+    _uncounted: set[Identity] = field(factory=set)
+    """Those that the present pass has made: what it reads then may still be from before."""
 
     def held_back(self, change: Change, now: float) -> Outcome | None:
         """The last outcome of a change that nothing blocks now, if it is too early to try it again."""
@@ -61,26 +66,31 @@ class Failures:
         self._failures[identity(change)] = evolve(failure, over=over)
         return None if over else failure.outcome
 
-    def wait(self, write: Write, now: float) -> None:
+    def wait(self, change: Change, now: float) -> None:
         """Hold a change back for its grace period, which begins with the first pass that plans the change.
 
-        A change that was made, and is planned again, waits twice as long each time. If it takes a link down, the first
+        A change that was made, and is soon planned again, waits twice as long each time. If it takes a link down, the first
         :data:`QUICK_TRIES` tries come after :data:`QUICK_RETRY` seconds: a VF may need several.
         """
-        change, _ = write
-        if change.grace_period and identity(change) not in self._failures:
-            recent = self.contention.recent(write, now)
-            quick = QUICK_TRIES if change.disruption == Disruption.LINK_FLAP else 0
-            doubled = change.grace_period * 2 ** max(0, recent - quick)
-            wait = QUICK_RETRY if 0 < recent < quick else min(doubled, LAST_RETRY)
+        key = identity(change)
+        if change.grace_period and key not in self._failures:
+            count, made = self._made.get(key, (0, 0.0))
+            count = count if now - made <= WINDOW else 0
+            flaps = change.disruption == Disruption.LINK_FLAP
+            quick, last = (QUICK_TRIES, LAST_FLAP) if flaps else (0, LAST_RETRY)
+            wait = QUICK_RETRY if 0 < count < quick else doubling(change.grace_period, max(0, count - quick) + 1, last)
             remedy = f"wait {wait:.0f} s" + (f", or {change.remedy}" if change.remedy else "")
             outcome = Outcome(change, "blocked", SETTLING, remedy)
-            self._failures[identity(change)] = _Failure(outcome, 0, math.inf, now + wait)
+            self._failures[key] = _Failure(outcome, count + (key in self._uncounted), math.inf, now + wait)
 
-    def made(self, change: Change) -> None:
+    def made(self, change: Change, now: float) -> None:
         """Note that a change was made. One with a grace period may take effect late: if it is planned again, it waits again."""
         if change.grace_period:
-            self._failures.pop(identity(change), None)
+            key = identity(change)
+            failure = self._failures.pop(key, None)
+            self._made = {other: made for other, made in self._made.items() if now - made[1] <= WINDOW}
+            self._made[key] = failure.count if failure else 0, now
+            self._uncounted.add(key)
 
     def add(self, outcome: Outcome, now: float) -> None:
         """Note a failure. Each failure of a change doubles the wait before the next try."""
@@ -105,6 +115,8 @@ class Failures:
     def forget(self) -> None:
         """Forget all failures, since another spec is in force or an administrator requested a new try."""
         self._failures.clear()
+        self._made.clear()
+        self._uncounted.clear()
         self.contention.forget()
 
     def next_try(self) -> float | None:
@@ -116,9 +128,13 @@ class Failures:
         return {key for key, failure in self._failures.items() if failure.outcome.change.device not in devices}
 
     def keep(self, identities: set[Identity]) -> None:
-        """Forget the failures of changes that are not planned any more."""
+        """At the end of a pass: forget the failures of changes that are not planned any more."""
         for key in self._failures.keys() - identities:
             del self._failures[key]
+        for key in self._uncounted:
+            count, when = self._made[key]
+            self._made[key] = count + 1, when
+        self._uncounted.clear()
 
 
 def _is_costly(change: Change) -> bool:

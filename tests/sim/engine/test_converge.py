@@ -222,6 +222,22 @@ def test_a_vf_that_does_not_keep_its_carrier_is_set_down_less_and_less_often(ker
     assert is_ready(settle(kernel.machine(), spec(), result, failures).conditions)
 
 
+@pytest.mark.slow
+def test_a_vf_that_never_gets_a_carrier_is_set_down_some_fifty_times_a_day(kernel: Kernel) -> None:
+    failures = Failures()
+    result = settle(kernel.machine(), spec(), failures=failures)
+    vf = vf_addresses(kernel.files, PF0)[3]
+    now, flaps = 0.0, 0
+    memory = Memory(lambda: now, failures)
+    for now in (*range(0, 600, 2), *range(600, 86_400, 60)):  # noqa: B007  memory reads it
+        kernel.lose_carrier(vf, True)
+        kernel.writes.clear()
+        failures.hasten(None)
+        converge(kernel.machine(), Goal(spec()), memory, result.have, frozenset({PF0}))
+        flaps += sum("up=False" in value for _, value in kernel.writes)
+    assert 40 < flaps < 60
+
+
 def test_a_vf_in_use_is_not_set_down_even_without_carrier(kernel: Kernel) -> None:
     failures = Failures()
     result = settle(kernel.machine(), spec(), failures=failures)
