@@ -253,7 +253,7 @@ def test_a_process_that_cannot_be_killed_is_abandoned_and_its_device_is_avoided_
 
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a file system of its own")
-PAGES = "size=16k"
+PAGES = "size=32k"
 MTU = f"links {PF1} mtu: 1400 -> 9000"
 
 
