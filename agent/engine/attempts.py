@@ -147,7 +147,8 @@ def _write(context: PassContext, want: Wanted, kind: Kind, change: Change) -> Ou
         context.remember_failure(outcome)
         return outcome
     context.writes[identity(change)] += 1
-    context.memory.failures.made(change, context.memory.clock())
+    if change.grace_period:
+        context.memory.failures.made(change, context.memory.clock())
     return Outcome(change, "applied")
 
 

@@ -150,6 +150,8 @@ class Originals:
         noted = self._noted(machine, kind, change)
         for transient in kind.transients(machine, want, change):
             self._replace(transient, new=True)
+            # What is set in passing is restored by the passes for the events of this change, too.
+            self._restoring |= {_key(transient)} & self._originals.keys()
         # What an earlier change has set along is no original now. Nor is that of a netdev that was made since.
         first = not change.original and not any(_key(each) in self._originals for each in noted)
         for along in kind.set_along(machine, want, change):

@@ -84,13 +84,12 @@ class Failures:
             self._failures[key] = _Failure(outcome, count + (key in self._uncounted), math.inf, now + wait)
 
     def made(self, change: Change, now: float) -> None:
-        """Note that a change was made. One with a grace period may take effect late: if it is planned again, it waits again."""
-        if change.grace_period:
-            key = identity(change)
-            failure = self._failures.pop(key, None)
-            self._made = {other: made for other, made in self._made.items() if now - made[1] <= WINDOW}
-            self._made[key] = failure.count if failure else 0, now
-            self._uncounted.add(key)
+        """Note that a change with a grace period was made. It may take effect late: if it is planned again, it waits again."""
+        key = identity(change)
+        failure = self._failures.pop(key, None)
+        self._made = {other: made for other, made in self._made.items() if now - made[1] <= WINDOW}
+        self._made[key] = failure.count if failure else 0, now
+        self._uncounted.add(key)
 
     def add(self, outcome: Outcome, now: float) -> None:
         """Note a failure. Each failure of a change doubles the wait before the next try."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Mapping
+from contextlib import suppress
 
 from attrs import evolve, frozen
 
@@ -40,13 +41,15 @@ NO_VFIO = "vfio-pci is not loaded"
 class Binding:
     """A VF's driver, and the MAC address of its netdev if that is in the host's network namespace.
 
-    ``isolated`` (the VF is in an IOMMU group) and ``node_guid`` are read only for VFs whose spec needs them.
+    ``isolated`` (the VF is in an IOMMU group) and ``node_guid`` are read only for VFs whose spec needs them. ``override``: a
+    driver for virtual machines that the next bind would give the VF, though it has another one now.
     """
 
     driver: str | None
     mac: str | None
     isolated: bool = True
     node_guid: str | None = None
+    override: str | None = None
 
 
 @frozen
@@ -80,12 +83,19 @@ def _binding(machine: Machine, vf: str, wanted: VfAttributes) -> Binding:
     if mac and wanted.mac not in (None, mac):
         # A bond gives its members one address. Their own is kept in bonding_slave.
         mac = read_or(files, f"{NET}/{name}/bonding_slave/perm_hwaddr", "") or _permanent(machine, name) or mac
+    bound = driver(files, vf)
     return Binding(
-        driver(files, vf),
+        bound,
         mac or None,
         wanted.driver != VFIO or "iommu_group" in names_or_none(files, device_path(vf)),
         _node_guid(files, vf) if wanted.node_guid else None,
+        _waiting_override(files, vf) if bound and vendor(bound) is not PASSTHROUGH else None,
     )
+
+
+def _waiting_override(files: Files, vf: str) -> str | None:
+    override = read_or(files, f"{device_path(vf)}/driver_override", NO_OVERRIDE)
+    return override if vendor(override) is PASSTHROUGH else None
 
 
 def _permanent(machine: Machine, name: str | None) -> str:
@@ -138,6 +148,9 @@ def _plan_vf(target: str, wanted: VfAttributes, state: Bindings, index: int, gra
         return (
             Change(NAME, target, "driver", bound, NETDEVICE, Disruption.REBIND) if wanted.driver == NETDEVICE else None
         )
+    if vf.override is not None:
+        # It is left by a change of drivers that failed or was interrupted, and would decide the next bind.
+        return Change(NAME, target, "override", vf.override, None, skip_if_owned=wanted.owner != "trackbed")
     for field, before in (("mac", vf.mac), ("node_guid", vf.node_guid)):
         after = getattr(wanted, field)
         # Rebind only if the PF has the wanted value: the driver reads it from there.
@@ -185,11 +198,23 @@ def apply(machine: Machine, change: Change) -> None:
     vf = pci_of(files, change.target)
     override = VFIO if change.after == VFIO else ""
     path = f"{PCI}/{vf}/driver_override"
+    if change.field == "override":
+        files.write(path, "\n")
+        return
+    before = read_or(files, path, NO_OVERRIDE)
     # A new address needs no other driver, so driver_override stays as it is.
-    if change.field == "driver" and read_or(files, path, NO_OVERRIDE) != (override or NO_OVERRIDE):
+    overrides = change.field == "driver" and before != (override or NO_OVERRIDE)
+    if overrides:
         files.write(path, override or "\n")
     if change.before is not None and driver(files, vf) is not None:
-        files.write(f"{PCI}/{vf}/driver/unbind", vf)
+        try:
+            files.write(f"{PCI}/{vf}/driver/unbind", vf)
+        except OSError:
+            if overrides:
+                # The VF keeps its driver, and its next bind must give it the same one.
+                with suppress(OSError):
+                    files.write(path, "\n" if before == NO_OVERRIDE else before)
+            raise
         if change.field == "mac":
             # On unbinding, the driver of a trusted VF has set the old address in the PF again (igbvf_down).
             index = vf_index(change.target)
@@ -198,7 +223,7 @@ def apply(machine: Machine, change: Change) -> None:
     bound = driver(files, vf)
     if bound is None:
         raise FileNotFoundError(errno.ENOENT, f"no loaded driver binds to {vf}; {_advice(override)}")
-    if change.field == "driver" and (vendor(bound) is PASSTHROUGH) != bool(override):
+    if (vendor(bound) is PASSTHROUGH) != bool(override):
         raise FileExistsError(errno.EEXIST, f"{bound} bound to {vf} instead; see what else sets its driver_override")
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+from contextlib import suppress
+
 import pytest
 
 from agent.engine.dry_run import dry_run
@@ -42,6 +45,47 @@ def test_a_bound_vf_goes_to_vfio_and_back(kernel: Kernel) -> None:
     assert driver(kernel.files, address(kernel, 1)) == "igbvf"
     assert kernel.files.read(f"{PCI}/{address(kernel, 1)}/driver_override") == "(null)"
     assert not dry_run(kernel.machine(), spec(group(driver="netdevice"))).changes
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("end", [OSError(errno.EBUSY, "Device or resource busy"), Killed()], ids=["refused", "killed"])
+def test_a_driver_that_could_not_be_exchanged_does_not_come_with_the_next_bind(
+    kernel: Kernel, end: BaseException
+) -> None:
+    settle(kernel, spec(group()))
+
+    def fault(_: str, where: str, __: str) -> OSError | None:
+        if not where.endswith("/driver/unbind"):
+            return None
+        if isinstance(end, OSError):
+            return end
+        raise end
+
+    kernel.fault = fault
+    with suppress(Killed):
+        settle(kernel, spec(group(driver="vfio-pci")))
+    kernel.fault = lambda *_: None
+    vf = address(kernel, 1)
+    assert driver(kernel.files, vf) == "igbvf"
+    # The spec is taken back, and gives the VF another address, for which it is bound again.
+    assert is_ready(settle(kernel, spec(group())).conditions)
+    assert kernel.files.read(f"{PCI}/{vf}/driver_override") == "(null)"
+    assert is_ready(settle(kernel, spec(group(mac="02:00:00:00:77:07"))).conditions)
+    assert driver(kernel.files, vf) == "igbvf"
+    assert kernel.netdev(vf).mac == "02:00:00:00:77:07"
+
+
+def test_an_override_for_another_network_driver_is_left_alone(kernel: Kernel) -> None:
+    settle(kernel, spec(group()))
+    path = f"{PCI}/{address(kernel, 1)}/driver_override"
+    kernel.files.write(path, "igbvf")
+    assert not dry_run(kernel.machine(), spec(group())).changes
+    kernel.files.write(path, "vfio-pci")
+    (change,) = [c for c in dry_run(kernel.machine(), spec(group())).changes if c.kind == "bindings"]
+    assert (change.field, change.before, change.disruption) == ("override", "vfio-pci", Disruption.NONE)
 
 
 def test_a_driver_of_vfio_for_the_vf_s_family_is_as_good_as_vfio_pci(kernel: Kernel) -> None:
