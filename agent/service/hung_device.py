@@ -16,12 +16,14 @@ LAST_RETRY = 3600.0
 class HungDevice:
     """The state of one device. The device ``""`` stands for calls that concern no single device.
 
-    ``abandoned``: processes that SIGKILL did not end, since they hang in the kernel.
+    ``written``: the write that hung last; empty if it was a read. ``abandoned``: processes that SIGKILL did not end, since they
+    hang in the kernel.
     """
 
     times: int = 0
     avoided: bool = False
     retry_at: float = 0.0
+    written: str = ""
     abandoned: list[subprocess.Popen[bytes]] = field(factory=list)
 
     def again(self, retry: float, now: float) -> None:

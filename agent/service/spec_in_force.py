@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from agent.documents import LARGEST_SPEC, load, read
 from agent.engine.attempts import is_required
@@ -25,6 +26,8 @@ TRIAL = 30.0
 VERIFIED = "verified.json"
 OBSERVED = "observed.json"
 FAILED = "failed-spec.json"
+IN_FORCE = "in-force.json"
+ON_TRIAL = "trial.json"
 
 
 @define
@@ -34,10 +37,14 @@ class SpecInForce:
     ``verified``: the last spec that a pass verified completely. Ready refers to it while a newer spec waits.
     ``observed``: the last spec in force of mode observe, until a later one is verified. Until then the verified spec, which is
     from before the observing, replaces no other.
-    ``state``: the folder for these two, which outlives a boot. ``run``: the folder for the list of specs that have
-    failed. The agent does not try these again by itself before the next boot: the node would go back and forth between two.
-    ``crashed``: how the workers before this one crashed, if several did. Then the first spec that is read counts as failed,
-    unless it is the verified one.
+    ``state``: the folder for these two, which outlives a boot. ``run``: the folder for what ends with the boot: the spec in
+    force and its trial, so that another worker changes neither, and the specs that have failed. The agent does not try these
+    again by itself before the next boot: the node would go back and forth between two.
+    ``crashed``: how the workers before this one crashed, if several did. Then the spec in force counts as failed, or the first
+    spec that is read, unless it is the verified one.
+    ``hung_writes``: the writes in which the workers before this one hung, by device; empty for no single device.
+
+    docs/processes.md has a table of the states.
     """
 
     state: Path
@@ -47,7 +54,10 @@ class SpecInForce:
     verified: NodeSpec | None = None
     observed: NodeSpec | None = None
     crashed: str | None = None
+    hung_writes: Mapping[str, str] = field(factory=dict)
     _failed: dict[str, str] = field(factory=dict)
+    # The devices that already hung when the spec came, while it is on trial.
+    _hung_before: frozenset[str] | None = None
     _trial_ends: float | None = None
     _observed_unusable: bool = False
 
@@ -62,6 +72,9 @@ class SpecInForce:
             }
         except (OSError, ValueError, AttributeError):
             self._failed = {}
+        if self.spec is None:
+            self.spec, _ = _kept(self.run / IN_FORCE)
+            self._hung_before = _trial_of(self.spec, self.run / ON_TRIAL)
 
     def reload(self, machine: Machine, path: Path, now: float, asked: bool) -> None:
         """Put the file's spec in force, unless it is invalid, does not fit this node, or has failed before.
@@ -72,6 +85,9 @@ class SpecInForce:
         :param now: seconds of a monotonic clock.
         :param asked: an operator asked for this, so a spec that failed before is tried again.
         """
+        if self._hung_before is not None and self._trial_ends is None:
+            self._trial_ends = now + TRIAL
+        self._judge_workers_before()
         try:
             candidate = parse(read(path, LARGEST_SPEC), str(path))
             name = spec_hash(candidate)
@@ -89,24 +105,27 @@ class SpecInForce:
             return
         crashed, self.crashed = self.crashed, None
         if crashed and not asked and self._replaceable(candidate):
-            self._remember_failed({name: _given_up(name, f"{crashed}; see: journalctl -u trackbed")})
+            self._fall_back(candidate, _see_journal(crashed))
         # The list may be of another version of the agent, which gave up specs of mode observe, too.
         if not asked and candidate.mode == "enforce" and (reason := self._failed.get(name)):
             self._refuse(reason)
             return
         self._remember_failed({})
         fallback = self._present() if candidate.mode == "enforce" else None
-        if fallback not in (None, candidate) and (impossible := _impossible(machine, candidate)):
+        if fallback not in (None, candidate) and (impossible := _impossible(machine, candidate, fallback)):
             self._refuse("\n".join(impossible))
             return
         if candidate != self.spec:
-            self._trial_ends = now + TRIAL if self._replaceable(candidate) else None
-        self.spec, self.refusal = candidate, ""
+            self._end_trial()
+            if self._replaceable(candidate):
+                self._begin_trial(name, machine.hung | self.hung_writes.keys(), now)
+        self._put(candidate)
+        self.refusal = ""
         self._note_observed(candidate)
 
     def ready(self, result: Pass) -> None:
         """Note that the node is ready after a pass. The spec is then verified, unless part of it still waits."""
-        self._trial_ends = None
+        self._end_trial()
         if result.waiting:
             return
         if result.want.spec != self.verified:
@@ -123,7 +142,7 @@ class SpecInForce:
         """
         if self.spec is None or self._trial_ends is None or now < self._trial_ends:
             return False
-        self._trial_ends = None
+        self._end_trial()
         # The failures of some devices do not count. If a change waits for users, the changes that need it fail. A device that
         # cannot be read fails under any spec.
         excused = {outcome.change.device for outcome in result.outcomes if outcome.result == "deferred"}
@@ -155,14 +174,43 @@ class SpecInForce:
         name = spec_hash(spec)
         reason = _given_up(name, why)
         self._remember_failed({name: reason})
-        self.spec, self.refusal, self._trial_ends = self.verified, reason, None
+        self._end_trial()
+        self._put(self.verified)
+        self.refusal = reason
+
+    def _judge_workers_before(self) -> None:
+        """Give the spec in force up if the workers before this one crashed, or hung in a write that it has brought."""
+        if self.spec is None or not self._replaceable(self.spec):
+            return
+        excused = self.hung_writes.keys() if self._hung_before is None else self._hung_before
+        brought = [why for device, why in sorted(self.hung_writes.items()) if device not in excused]
+        if self.crashed:
+            self._fall_back(self.spec, _see_journal(self.crashed))
+            self.crashed = None
+        elif brought:
+            self._fall_back(self.spec, "; ".join(brought))
+
+    def _begin_trial(self, name: str, hung: frozenset[str], now: float) -> None:
+        self._hung_before, self._trial_ends = hung, now + TRIAL
+        _write(self.run / ON_TRIAL, json.dumps({"spec": name, "hung": sorted(hung)}) + "\n")
+
+    def _end_trial(self) -> None:
+        if self._hung_before is not None:
+            self._hung_before = self._trial_ends = None
+            _remove(self.run / ON_TRIAL)
+
+    def _put(self, spec: NodeSpec | None) -> None:
+        """Put a spec in force."""
+        if spec is not None and spec != self.spec:
+            _write(self.run / IN_FORCE, to_json(spec))
+        self.spec = spec
 
     def _refuse(self, reason: str) -> None:
-        self.spec = self._present()
+        self._put(self._present())
         self.refusal = reason
 
     def _present(self) -> NodeSpec | None:
-        """The spec in force, or after a restart the one that should be while the file is refused."""
+        """The spec in force, or after a boot the one that should be while the file is refused."""
         return self.spec or self.observed or self.verified
 
     def _replaceable(self, spec: NodeSpec) -> bool:
@@ -184,14 +232,37 @@ class SpecInForce:
             _write(self.run / FAILED, json.dumps(failed) + "\n")
 
 
-def _impossible(machine: Machine, candidate: NodeSpec) -> tuple[str, ...]:
-    """Why a spec does not fit this node, or why that is unknown now; empty if it fits."""
+def _impossible(machine: Machine, candidate: NodeSpec, present: NodeSpec) -> tuple[str, ...]:
+    """Why a spec does not fit this node, or why that is unknown now; empty if it fits.
+
+    What the NICs lack that it leaves as they are is no reason: while a device hangs, the others can get their new settings.
+    """
     try:
-        return dry_run(machine, candidate).errors
+        errors = dry_run(machine, candidate).errors
+        lacking = dry_run(machine, _unchanged(candidate, present)).errors if errors else ()
+        return tuple(error for error in errors if error not in lacking)
     except OSError as error:
         return (f"while checking whether the new spec fits this node: {error}; it is checked again",)
     except Exception as error:  # a spec that cannot be planned must not end the worker
         return (f"while checking whether the new spec fits this node: {fault(error)}",)
+
+
+def _unchanged(candidate: NodeSpec, present: NodeSpec) -> NodeSpec:
+    """A spec with those NICs that are the same in both."""
+    same = {nic.name for nic in candidate.nics if nic in present.nics}
+    nics = (nic for nic in candidate.nics if nic.name in same and same.issuperset(nic.select.without))
+    return evolve(candidate, nics=tuple(nics))
+
+
+def _trial_of(spec: NodeSpec | None, path: Path) -> frozenset[str] | None:
+    """The devices that hung when the spec in force came, if it is on trial."""
+    try:
+        noted = load(read(path, LARGEST_SPEC), LARGEST_SPEC)
+        if spec is not None and noted["spec"] == spec_hash(spec):
+            return frozenset(map(str, noted["hung"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # the spec in force is not on trial, or the file is damaged
+    return None
 
 
 def _kept(path: Path) -> tuple[NodeSpec | None, bool]:
@@ -204,6 +275,10 @@ def _kept(path: Path) -> tuple[NodeSpec | None, bool]:
         # Another version of the agent may have written it, or the disk is damaged.
         journal(f"the spec that was kept cannot be used: {error}")
         return None, True
+
+
+def _see_journal(crashed: str) -> str:
+    return f"{crashed}; see: journalctl -u trackbed"
 
 
 def _given_up(name: str, why: str) -> str:

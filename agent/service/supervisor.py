@@ -35,6 +35,9 @@ REPEATED = 3
 CRASHED = "TRACKBED_CRASHED"
 """The environment variable that tells a worker how the workers before it crashed."""
 
+HUNG_WRITES = "TRACKBED_HUNG_WRITES"
+"""The environment variable that tells a worker in which writes the workers before it hung: a JSON object, by device."""
+
 LONGEST_LINE = 64 << 20
 """The largest message of the worker, in bytes. The message after the creation of a thousand VFs has four million."""
 
@@ -104,8 +107,7 @@ class _Worker:
 def supervise(command: list[str], publisher: Publisher, limits: Limits = Limits()) -> None:
     """Run until SIGTERM or SIGINT. On SIGHUP the worker reads the spec again.
 
-    :param command: starts the worker; ``--activity FD`` and an ``--avoid ADDRESS`` for each device that hung are added. After
-        repeated crashes the environment variable :data:`CRASHED` describes them.
+    :param command: starts the worker; ``--activity FD`` and an ``--avoid ADDRESS`` for each device that hung are added.
     """
     _Supervisor(command, publisher, limits).run()
 
@@ -193,12 +195,13 @@ class _Supervisor:
 
     def _is_barred(self) -> bool:
         """Whether a killed worker hangs in a write that names no device: the next worker could not avoid that write."""
-        everywhere = self.hung.get("")
-        return everywhere is not None and everywhere.is_held()
+        return "" in self.hung and self.hung[""].is_held()
 
     def _spawn(self) -> None:
         avoid = [word for device, hung in sorted(self.hung.items()) if hung.avoided for word in ("--avoid", device)]
-        crashed = {CRASHED: f"the worker {self.last_death}, {self.deaths} times in a row"}
+        told = {HUNG_WRITES: json.dumps({device: hung.written for device, hung in self.hung.items() if hung.written})}
+        if self.deaths >= REPEATED:
+            told[CRASHED] = f"the worker {self.last_death}, {self.deaths} times in a row"
         view = None
         try:
             view = View.new()
@@ -208,7 +211,7 @@ class _Supervisor:
                 stdout=subprocess.PIPE,
                 bufsize=0,
                 pass_fds=[view.descriptor],
-                env={**os.environ, **(crashed if self.deaths >= REPEATED else {})},
+                env={**os.environ, **told},
             )
         except OSError as error:
             if view is not None:
@@ -355,6 +358,7 @@ class _Supervisor:
         hung = self.hung.setdefault(step.device, HungDevice())
         hung.again(self.limits.retry, now)
         hung.avoided = bool(step.device)
+        hung.written = f"{step} did not return" if step.mode == "write" else ""
         # A process killed in a read of no single device is harmless once the read returns, so nothing waits for it.
         if held is not None and (step.device or step.mode == "write"):
             hung.abandoned.append(held)

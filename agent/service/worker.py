@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -26,7 +27,7 @@ from agent.service.listener import Listener
 from agent.service.messages import Body, Output
 from agent.service.passes import Announcements, Memory, Passes, Reason
 from agent.service.spec_in_force import SpecInForce
-from agent.service.supervisor import CRASHED
+from agent.service.supervisor import CRASHED, HUNG_WRITES
 from agent.service.traced_machine import traced
 from agent.service.wake import KnownDevices, WakeUp, Watch
 from agent.state.scope import Scope
@@ -245,7 +246,11 @@ def main(
     devices = frozenset(physical_function(machine.files, address) for address in hung)
     machine = evolve(machine, hung=devices)
     try:
-        in_force = SpecInForce(state, run, crashed=os.environ.get(CRASHED))
+        writes = {
+            physical_function(machine.files, device) if device else "": why
+            for device, why in json.loads(os.environ.get(HUNG_WRITES, "{}")).items()
+        }
+        in_force = SpecInForce(state, run, crashed=os.environ.get(CRASHED), hung_writes=writes)
         memory = Memory(Originals.load(run / ORIGINALS), Failures(), History(state), Drift.load(run, other_writers()))
         work(machine, path, in_force, memory, activity, control, out, Requests(run / NAME), wait_until_published)
     except BrokenPipeError:

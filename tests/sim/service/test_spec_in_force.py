@@ -1,84 +1,18 @@
 """Which spec is in force: restarts, refusals and failures, with whole passes on the simulated kernel."""
 
-import errno
 import json
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from attrs import define, evolve, field
+from attrs import define, evolve
 
-from agent.engine.context import Goal, Memory
-from agent.engine.converge import Pass, converge
-from agent.engine.retry import Failures
 from agent.machine import Files
 from agent.report.verdict import is_ready
 from agent.service.spec_in_force import FAILED, OBSERVED, TRIAL, SpecInForce
-from agent.spec.node import NodeSpec, from_mapping, spec_hash, to_json
+from agent.spec.node import NodeSpec, spec_hash, to_json
 from tests.sim.kernel import Kernel
-
-PF = "0000:21:00.0"
-
-
-def spec(count: int) -> NodeSpec:
-    return from_mapping(
-        {"node_name": "n1", "nics": [{"name": "rail0", "select": {"pci": PF}, "vfs": {"count": count}}]}
-    )
-
-
-@define
-class Agent:
-    """What the worker does with a spec, step by step."""
-
-    folder: Path
-    kernel: Kernel
-    now: float = 100.0
-    failures: Failures = field(factory=Failures)
-    in_force: SpecInForce = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.start()
-
-    @property
-    def file(self) -> Path:
-        return self.folder / "node.json"
-
-    def start(self) -> None:
-        (self.folder / "state").mkdir(exist_ok=True)
-        (self.folder / "run").mkdir(exist_ok=True)
-        self.in_force = SpecInForce(self.folder / "state", self.folder / "run")
-        self.read()
-
-    def reboot(self) -> None:
-        for file in (self.folder / "run").iterdir():
-            file.unlink()
-        self.start()
-
-    def read(self, asked: bool = False) -> None:
-        self.failures.forget()
-        self.in_force.reload(self.kernel.machine(), self.file, self.now, asked)
-
-    def give(self, wanted: NodeSpec) -> None:
-        self.file.write_text(to_json(wanted))
-        self.read(asked=True)
-
-    def look(self) -> Pass:
-        assert self.in_force.spec is not None
-        result = converge(self.kernel.machine(), Goal(self.in_force.spec), Memory(lambda: self.now, self.failures))
-        if is_ready(result.conditions) and self.in_force.spec.mode == "enforce":
-            self.in_force.ready(result)
-        if self.in_force.gives_up(result, self.now):
-            self.failures.forget()
-            return self.look()
-        return result
-
-    def try_out(self) -> Pass:
-        self.look()
-        self.now += TRIAL
-        return self.look()
-
-    def vfs(self) -> str:
-        return self.kernel.files.read(f"/sys/bus/pci/devices/{PF}/sriov_numvfs")
+from tests.sim.service.specs import PF, Agent, refuse_five, spec
 
 
 @pytest.fixture
@@ -86,10 +20,6 @@ def agent(tmp_path: Path) -> Agent:
     kernel = Kernel()
     kernel.add_nic(PF, "enp33s0", "02:00:00:00:01:00")
     return Agent(tmp_path, kernel)
-
-
-def refuse_five(operation: str, where: str, value: str) -> OSError | None:
-    return OSError(errno.ENOSPC, "no space") if where.endswith("sriov_numvfs") and value == "5" else None
 
 
 def test_a_spec_that_fails_falls_back_to_the_last_verified_one(agent: Agent) -> None:
@@ -156,7 +86,7 @@ def test_damaged_files_are_refused(agent: Agent) -> None:
     assert agent.in_force.spec == spec(3)
     assert f"{agent.file}: not UTF-8 text" in agent.in_force.refusal
     (agent.folder / "state" / "verified.json").write_bytes(b"\xff\xfe\x00")
-    agent.start()
+    agent.reboot()
     assert agent.in_force.spec is None
 
 

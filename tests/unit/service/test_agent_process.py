@@ -37,7 +37,7 @@ supervisor.supervise([sys.executable, "-c", *sys.argv[2:]], publisher, superviso
 # The worker also reads a real file whenever it reads PF0's sriov_numvfs. Everything else is simulated. No device can have
 # five VFs.
 WORKER = """
-import errno, os, signal, sys
+import errno, os, signal, sys, time
 from pathlib import Path
 import click
 from attrs import evolve
@@ -61,6 +61,8 @@ def fault(operation, where, value):
         return OSError(errno.ENOSPC, "no space")
     if where.endswith("sriov_numvfs") and value == "6":
         raise KeyError("no such plan")
+    if where.endswith("sriov_numvfs") and value == "1":
+        time.sleep(600)
     if where.endswith("sriov_numvfs") and value == "7":
         os.kill(os.getpid(), signal.SIGKILL)
     if value.startswith("mtu=9000") and Path(sys.argv[1], "stuck").exists():
@@ -327,6 +329,19 @@ def test_a_new_spec_that_no_pass_or_worker_survives_is_given_up_for_the_last_ver
     assert reasons(back)["UpToDate"][1:] == ("Refused", back.refusal)
     agent.give(spec(4))
     assert agent.wait_for(lambda r: r.ready and r.up_to_date).spec_hash not in (good.spec_hash, refused)
+
+
+def test_a_new_spec_whose_write_hangs_is_given_up_for_the_last_verified_one(start: Start, answers: Path) -> None:
+    agent = start(answers)
+    good = agent.wait_for(lambda r: r.ready)
+    agent.give(spec(1))
+    # The device is left alone, then tried again with the verified spec.
+    back = agent.wait_for(lambda r: r.ready and bool(r.refusal))
+    assert (back.spec_hash, back.up_to_date) == (good.spec_hash, False)
+    assert f"{PF0}/sriov_numvfs 1 (device {PF0}) did not return" in back.refusal
+    assert agent.stderr().count("sriov_numvfs 1") == 1
+    agent.give(spec(4))
+    assert agent.wait_for(lambda r: r.ready and r.up_to_date).spec_hash != good.spec_hash
 
 
 def test_a_new_spec_that_fails_is_given_up_for_the_last_verified_one(start: Start, answers: Path) -> None:

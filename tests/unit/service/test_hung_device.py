@@ -1,5 +1,6 @@
-"""When a device that hung is tried again."""
+"""When a device that hung is tried again, and what the next worker learns of it."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -7,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from agent.service.hung_device import LAST_RETRY, HungDevice
+from tests.unit.service.supervised import NOTED, Start
 
 
 def test_each_time_that_it_hangs_doubles_the_wait_up_to_an_hour() -> None:
@@ -52,3 +54,15 @@ def test_it_is_over_once_its_time_has_come_and_no_process_hangs_in_it(process: s
 
 def test_a_device_that_is_not_avoided_is_not_tried_again() -> None:
     assert not HungDevice().is_over(1e9)
+
+
+@pytest.mark.parametrize("mode", ["read", "write"])
+def test_the_next_worker_learns_of_a_write_that_hung(start: Start, mode: str) -> None:
+    hangs = f'activity.doing("vfs", "{mode}"); activity.call(PF, "sriov_numvfs = 8"); report(False); time.sleep(600)'
+    body = f"""note(os.environ["TRACKBED_HUNG_WRITES"])
+if starts == 1: {hangs}
+report(True); sys.stdin.read()"""
+    supervised = start(NOTED + body, read=1.0, write=1.0)
+    supervised.wait_for(lambda report: report.ready)
+    told = {"0000:21:00.0": "vfs: sriov_numvfs = 8 (device 0000:21:00.0) did not return"} if mode == "write" else {}
+    assert supervised.noted() == ["start", "{}", "start --avoid 0000:21:00.0", json.dumps(told)]

@@ -17,7 +17,7 @@ from agent.report import drift
 from agent.report.activity import View
 from agent.report.history import read as read_history
 from agent.report.records import Report, report_from_json
-from agent.service.supervisor import CRASHED
+from agent.service.supervisor import CRASHED, HUNG_WRITES
 from tests.contract.asking import soon
 
 ROOT = Path(__file__).parents[3]
@@ -89,6 +89,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         now: int = 9000,
         hung: str = "",
         crashed: str = "",
+        wrote: str = "",
         stdout: int = subprocess.PIPE,
         parent: str = "",
         **nic: object,
@@ -104,7 +105,11 @@ def start(tmp_path: Path) -> Iterator[Start]:
             pass_fds=[view.descriptor],
             cwd=ROOT,
             text=True,
-            env={**os.environ, **({CRASHED: crashed} if crashed else {})},
+            env={
+                **os.environ,
+                **({CRASHED: crashed} if crashed else {}),
+                **({HUNG_WRITES: json.dumps({PF0: wrote})} if wrote else {}),
+            },
         )
         started.append(Worker(process, tmp_path, view))
         return started[-1]
@@ -154,6 +159,20 @@ def test_after_repeated_crashes_the_spec_that_was_verified_is_in_force(start: St
     fallen_back = again.until(lambda report: report.ready)
     assert (fallen_back.spec_hash, fallen_back.up_to_date) == (report.spec_hash, False)
     assert any("status 3, 3 times" in condition.message for condition in fallen_back.conditions)
+
+
+def test_after_a_write_of_a_new_spec_hung_the_spec_that_was_verified_is_in_force(start: Start) -> None:
+    verified = start(mtu=4000)
+    report = verified.until(lambda report: report.ready)
+    verified.end()
+    # A worker that reads the new spec, and is replaced before its pass has ended.
+    begun = start(now=4000, mtu=9500)
+    begun.until(lambda report: report.spec_hash != "")
+    begun.end()
+    again = start(mtu=9500, hung=PF0, wrote="links: set_link did not return")
+    fallen_back = again.until(lambda report: not report.announcement)
+    assert (fallen_back.spec_hash, fallen_back.up_to_date) == (report.spec_hash, False)
+    assert any("set_link did not return" in condition.message for condition in fallen_back.conditions)
 
 
 def test_the_worker_ends_once_nobody_reads_its_reports(start: Start) -> None:
