@@ -160,6 +160,8 @@ def _rounds(context: PassContext, last: Snapshot | None, scope: Scope) -> _State
         written = frozenset(name for outcome in done for name in _reread(outcome.change))
         events = context.callbacks.new_events()
         context.cache.forget()
+        # An owner of before the reading must not decide about what it finds: a pod may have returned its VF.
+        context.users.forget()
         have, scope = (read_basis(machine, serials, have), None) if events is None else (have, written | events)
     context.cache.forget()
     return state.adding([_unverified(context, outcome) for outcome in done])

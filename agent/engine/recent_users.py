@@ -45,6 +45,10 @@ class RecentUsers:
     planned: Sequence[Change] = field(default=(), init=False)
     _lookups: dict[str, _Lookup] = field(factory=dict, init=False)
 
+    def forget(self) -> None:
+        """Look up anew: the devices are read again."""
+        self._lookups.clear()
+
     def users(self, want: Wanted, change: Change) -> Mapping[str, tuple[User, ...]]:
         """The users of what a change reaches, as they were a moment ago.
 

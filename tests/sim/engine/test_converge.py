@@ -238,6 +238,27 @@ def test_a_vf_that_never_gets_a_carrier_is_set_down_some_fifty_times_a_day(kerne
     assert 40 < flaps < 60
 
 
+def test_a_vf_that_a_pod_returns_during_a_pass_gets_its_values_back_in_that_pass(kernel: Kernel) -> None:
+    settle(kernel.machine(), spec())
+    vf = vf_addresses(kernel.files, PF0)[2]
+    name, pf = kernel.netdev(vf).name, kernel.netdev(PF0)
+    kernel.move_away(vf)
+    kernel.netlink.set_vf(pf.ifindex, 2, vlan=200)
+    # Something to repair: the pass reads again after it.
+    kernel.netlink.set_vf(pf.ifindex, 0, trust=False)
+
+    def new_events() -> frozenset[str]:
+        if not kernel.has_netdev(vf):
+            kernel.come_back(vf, name)
+        return frozenset({PF0})
+
+    # The clock stands still: no time has passed since the pass has looked for owners.
+    result = converge(kernel.machine(), Goal(spec()), Memory(lambda: 0.0), callbacks=Callbacks(new_events=new_events))
+    assert kernel.vfs(PF0)[2].vlan == 100
+    assert kernel.netdev(vf).up
+    assert result.as_wanted
+
+
 def test_a_vf_in_use_is_not_set_down_even_without_carrier(kernel: Kernel) -> None:
     failures = Failures()
     result = settle(kernel.machine(), spec(), failures=failures)
