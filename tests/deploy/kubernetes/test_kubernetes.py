@@ -101,7 +101,7 @@ def test_settings_are_what_the_reporter_reads(node: Node, key: dict[str, Any], t
         # The reporter has renewed it.
         [f"brought {ENDED}", "kept yes", f"renewed {part(NOW - 60, NOW + 3600)}"],
         # It will soon.
-        [f"brought {part(NOW - 3500, NOW + 100)}"],
+        [f"brought {part(NOW - 36000, NOW + 3600)}"],
     ],
 )
 def test_a_node_with_a_valid_token_gets_nothing(
