@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Mapping
-from contextlib import suppress
 
 from attrs import evolve, frozen
 
@@ -18,8 +17,7 @@ from agent.spec.nic import VfAttributes
 from agent.state.scope import Scope, in_scope
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
-from agent.vendors import VFIO, is_vfio, vendor
-from agent.vendors.passthrough import VENDOR as PASSTHROUGH
+from agent.vendors import VFIO, is_passed_through, is_vfio, vendor
 
 NAME = "bindings"
 AFTER = ("vf_attributes",)
@@ -30,6 +28,7 @@ OTHER_WRITERS = ("sriov-network-config-daemon", "driverctl", "libvirtd", "virtqe
 REMAKES_NETDEV = ("driver", "mac", "node_guid")
 
 DRIVERS = "/sys/bus/pci/drivers"
+DRIVERS_PROBE = "/sys/bus/pci/drivers_probe"
 NETDEVICE = "netdevice"
 # The text of driver_override when none is set (driver_override_show, drivers/pci/pci-sysfs.c).
 NO_OVERRIDE = "(null)"
@@ -41,15 +40,15 @@ NO_VFIO = "vfio-pci is not loaded"
 class Binding:
     """A VF's driver, and the MAC address of its netdev if that is in the host's network namespace.
 
-    ``isolated`` (the VF is in an IOMMU group) and ``node_guid`` are read only for VFs whose spec needs them. ``override``: a
-    driver for virtual machines that the next bind would give the VF, though it has another one now.
+    ``isolated`` (the VF is in an IOMMU group), ``node_guid`` and ``override`` (its driver_override) are read only for VFs
+    whose spec needs them.
     """
 
     driver: str | None
     mac: str | None
     isolated: bool = True
     node_guid: str | None = None
-    override: str | None = None
+    override: str = NO_OVERRIDE
 
 
 @frozen
@@ -83,19 +82,13 @@ def _binding(machine: Machine, vf: str, wanted: VfAttributes) -> Binding:
     if mac and wanted.mac not in (None, mac):
         # A bond gives its members one address. Their own is kept in bonding_slave.
         mac = read_or(files, f"{NET}/{name}/bonding_slave/perm_hwaddr", "") or _permanent(machine, name) or mac
-    bound = driver(files, vf)
     return Binding(
-        bound,
+        driver(files, vf),
         mac or None,
         wanted.driver != VFIO or "iommu_group" in names_or_none(files, device_path(vf)),
         _node_guid(files, vf) if wanted.node_guid else None,
-        _waiting_override(files, vf) if bound and vendor(bound) is not PASSTHROUGH else None,
+        read_or(files, f"{PCI}/{vf}/driver_override", NO_OVERRIDE) if wanted.driver == NETDEVICE else NO_OVERRIDE,
     )
-
-
-def _waiting_override(files: Files, vf: str) -> str | None:
-    override = read_or(files, f"{device_path(vf)}/driver_override", NO_OVERRIDE)
-    return override if vendor(override) is PASSTHROUGH else None
 
 
 def _permanent(machine: Machine, name: str | None) -> str:
@@ -144,13 +137,13 @@ def _plan_vf(target: str, wanted: VfAttributes, state: Bindings, index: int, gra
     if vf is None or bound is None:
         change = Change(NAME, target, "driver", None, NETDEVICE)
         return change if vf else vfs.absent(change)
-    if vendor(bound) is PASSTHROUGH:
+    if is_passed_through(bound):
         return (
             Change(NAME, target, "driver", bound, NETDEVICE, Disruption.REBIND) if wanted.driver == NETDEVICE else None
         )
-    if vf.override is not None:
-        # It is left by a change of drivers that failed or was interrupted, and would decide the next bind.
-        return Change(NAME, target, "override", vf.override, None, skip_if_owned=wanted.owner != "trackbed")
+    if is_passed_through(vf.override):
+        # The next time that it is bound, for an address or by a reload of its driver, that driver would take it.
+        return Change(NAME, target, "driver_override", vf.override, None)
     for field, before in (("mac", vf.mac), ("node_guid", vf.node_guid)):
         after = getattr(wanted, field)
         # Rebind only if the PF has the wanted value: the driver reads it from there.
@@ -196,36 +189,67 @@ def apply(machine: Machine, change: Change) -> None:
         files.write(f"{device_path(change.device)}/{vfs.AUTOPROBE}", "1")
         return
     vf = pci_of(files, change.target)
-    override = VFIO if change.after == VFIO else ""
-    path = f"{PCI}/{vf}/driver_override"
-    if change.field == "override":
-        files.write(path, "\n")
+    if change.field == "driver_override":
+        files.write(f"{PCI}/{vf}/driver_override", "\n")
         return
-    before = read_or(files, path, NO_OVERRIDE)
-    # A new address needs no other driver, so driver_override stays as it is.
-    overrides = change.field == "driver" and before != (override or NO_OVERRIDE)
-    if overrides:
-        files.write(path, override or "\n")
-    if change.before is not None and driver(files, vf) is not None:
-        try:
-            files.write(f"{PCI}/{vf}/driver/unbind", vf)
-        except OSError:
-            if overrides:
-                # The VF keeps its driver, and its next bind must give it the same one.
-                with suppress(OSError):
-                    files.write(path, "\n" if before == NO_OVERRIDE else before)
-            raise
+    bound = driver(files, vf)
+    if change.before is not None and bound is not None:
+        files.write(f"{PCI}/{vf}/driver/unbind", vf)
         if change.field == "mac":
             # On unbinding, the driver of a trusted VF has set the old address in the PF again (igbvf_down).
             index = vf_index(change.target)
             machine.netlink.set_vf(ifindex_of(files, change.device), index, mac=str(change.after))
-    files.write("/sys/bus/pci/drivers_probe", vf)
+    if change.field == "driver":
+        _bind(files, vf, VFIO if change.after == VFIO else NO_OVERRIDE)
+    else:
+        _bind_again(files, vf, bound)
+
+
+def _bind(files: Files, vf: str, override: str) -> None:
+    """Have the kernel bind a VF that has no driver. An override to vfio-pci stays only if vfio-pci takes the VF.
+
+    It is set after the VF was unbound. So a change that ends before leaves no override, and one that ends after it leaves a VF
+    without a driver, which the next plan sees.
+    """
+    replaced = _set_override(files, vf, override)
+    try:
+        _probe(files, vf, override)
+    except OSError:
+        if override == VFIO:
+            _set_override(files, vf, replaced)
+        raise
+
+
+def _bind_again(files: Files, vf: str, bound: str | None) -> None:
+    """Bind a VF to the driver that it had, also if its override names another driver. The override stays as it is."""
+    override = read_or(files, f"{PCI}/{vf}/driver_override", NO_OVERRIDE)
+    for_now = NO_OVERRIDE if override == NO_OVERRIDE or bound is None else bound
+    _set_override(files, vf, for_now)
+    try:
+        _probe(files, vf, for_now)
+    finally:
+        _set_override(files, vf, override)
+
+
+def _probe(files: Files, vf: str, override: str) -> None:
+    files.write(DRIVERS_PROBE, vf)
     bound = driver(files, vf)
     if bound is None:
         raise FileNotFoundError(errno.ENOENT, f"no loaded driver binds to {vf}; {_advice(override)}")
-    if (vendor(bound) is PASSTHROUGH) != bool(override):
+    if is_passed_through(bound) != is_passed_through(override):
         raise FileExistsError(errno.EEXIST, f"{bound} bound to {vf} instead; see what else sets its driver_override")
 
 
+def _set_override(files: Files, vf: str, override: str) -> str:
+    """Set a VF's driver_override if it is another one, and return what it was."""
+    path = f"{PCI}/{vf}/driver_override"
+    before = read_or(files, path, NO_OVERRIDE)
+    if before != override:
+        files.write(path, "\n" if override == NO_OVERRIDE else override)
+    return before
+
+
 def _advice(override: str) -> str:
-    return "see the kernel log (dmesg) for the reason that vfio-pci gives" if override else "load the VF's driver"
+    return (
+        "see the kernel log (dmesg) for the reason that vfio-pci gives" if override == VFIO else "load the VF's driver"
+    )

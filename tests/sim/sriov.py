@@ -118,13 +118,13 @@ class Sriov:
         override = tree.files[f"{PCI}/{vf}/driver_override"]
         if f"{PCI}/{vf}/driver" in tree.links:
             return
-        if override != "(null)":
+        if override not in ("(null)", "igbvf"):
             # An override is served even while autoprobe is off (pci_device_can_probe).
             if f"/sys/bus/pci/drivers/{override}" in tree.folders and f"{PCI}/{vf}/iommu_group" in tree.links:
                 tree.link(f"{PCI}/{vf}/driver", f"../../../../bus/pci/drivers/{override}")
                 tree.remove(f"{PCI}/{vf}/net")
             return
-        if tree.files[f"{PCI}/{physical}/sriov_drivers_autoprobe"] != "1":
+        if override == "(null)" and tree.files[f"{PCI}/{physical}/sriov_drivers_autoprobe"] != "1":
             return
         index = index_of(vf)
         given = self._vfs[physical][index].mac

@@ -11,7 +11,8 @@ from agent.engine.dry_run import dry_run
 from agent.hardware.functions import PCI, driver
 from agent.report.records import Disruption
 from agent.report.verdict import is_ready
-from tests.sim.kernel import Kernel
+from agent.vendors import VFIO
+from tests.sim.kernel import Kernel, no_fault
 from tests.sim.kinds.test_sriov import MAC, NAME, PF, address, group, made, settle, spec
 
 
@@ -47,47 +48,6 @@ def test_a_bound_vf_goes_to_vfio_and_back(kernel: Kernel) -> None:
     assert not dry_run(kernel.machine(), spec(group(driver="netdevice"))).changes
 
 
-class Killed(BaseException):
-    pass
-
-
-@pytest.mark.parametrize("end", [OSError(errno.EBUSY, "Device or resource busy"), Killed()], ids=["refused", "killed"])
-def test_a_driver_that_could_not_be_exchanged_does_not_come_with_the_next_bind(
-    kernel: Kernel, end: BaseException
-) -> None:
-    settle(kernel, spec(group()))
-
-    def fault(_: str, where: str, __: str) -> OSError | None:
-        if not where.endswith("/driver/unbind"):
-            return None
-        if isinstance(end, OSError):
-            return end
-        raise end
-
-    kernel.fault = fault
-    with suppress(Killed):
-        settle(kernel, spec(group(driver="vfio-pci")))
-    kernel.fault = lambda *_: None
-    vf = address(kernel, 1)
-    assert driver(kernel.files, vf) == "igbvf"
-    # The spec is taken back, and gives the VF another address, for which it is bound again.
-    assert is_ready(settle(kernel, spec(group())).conditions)
-    assert kernel.files.read(f"{PCI}/{vf}/driver_override") == "(null)"
-    assert is_ready(settle(kernel, spec(group(mac="02:00:00:00:77:07"))).conditions)
-    assert driver(kernel.files, vf) == "igbvf"
-    assert kernel.netdev(vf).mac == "02:00:00:00:77:07"
-
-
-def test_an_override_for_another_network_driver_is_left_alone(kernel: Kernel) -> None:
-    settle(kernel, spec(group()))
-    path = f"{PCI}/{address(kernel, 1)}/driver_override"
-    kernel.files.write(path, "igbvf")
-    assert not dry_run(kernel.machine(), spec(group())).changes
-    kernel.files.write(path, "vfio-pci")
-    (change,) = [c for c in dry_run(kernel.machine(), spec(group())).changes if c.kind == "bindings"]
-    assert (change.field, change.before, change.disruption) == ("override", "vfio-pci", Disruption.NONE)
-
-
 def test_a_driver_of_vfio_for_the_vf_s_family_is_as_good_as_vfio_pci(kernel: Kernel) -> None:
     settle(kernel, spec(group(driver="vfio-pci")))
     folder = f"{PCI}/{address(kernel, 1)}"
@@ -96,6 +56,69 @@ def test_a_driver_of_vfio_for_the_vf_s_family_is_as_good_as_vfio_pci(kernel: Ker
     assert not dry_run(kernel.machine(), spec(group(driver="vfio-pci"))).changes
     (change,) = [c for c in dry_run(kernel.machine(), spec(group(driver="netdevice"))).changes if c.kind == "bindings"]
     assert (change.before, change.after) == ("mlx5_vfio_pci", "netdevice")
+
+
+MACS = ("02:aa:00:00:00:01", "02:aa:00:00:00:02")
+
+
+class Killed(BaseException):
+    """The worker was killed before a write."""
+
+
+def override(kernel: Kernel, index: int = 1) -> str:
+    return kernel.files.read(f"{PCI}/{address(kernel, index)}/driver_override")
+
+
+def stop_at(kernel: Kernel, end: str, failure: BaseException) -> None:
+    """Writes to files whose path ends so, fail."""
+
+    def fault(operation: str, where: str, value: object) -> OSError | None:
+        if operation != "write" or not where.endswith(end):
+            return None
+        if isinstance(failure, OSError):
+            return failure
+        raise failure
+
+    kernel.fault = fault
+
+
+@pytest.mark.parametrize("back", [{}, {"driver": "netdevice"}])
+@pytest.mark.parametrize("failure", [OSError(errno.EBUSY, "busy"), Killed()])
+@pytest.mark.parametrize("end", ["/driver_override", "/driver/unbind", "/drivers_probe"])
+def test_a_vf_whose_way_to_vfio_ended_half_way_stays_with_the_network_driver_if_the_spec_is_taken_back(
+    kernel: Kernel, end: str, failure: BaseException, back: dict[str, str]
+) -> None:
+    settle(kernel, spec(group(mac=MACS[0])))
+    stop_at(kernel, end, failure)
+    with suppress(Killed):
+        settle(kernel, spec(group(mac=MACS[0], driver="vfio-pci")))
+    kernel.fault = no_fault
+    for mac in MACS:
+        result = settle(kernel, spec(group(mac=mac, **back)))
+        assert is_ready(result.conditions), result.conditions
+        assert (driver(kernel.files, address(kernel, 1)), override(kernel)) == ("igbvf", "(null)")
+
+
+def test_a_vf_bound_again_for_its_address_keeps_its_driver_and_an_override_that_another_program_set(
+    kernel: Kernel,
+) -> None:
+    """`driverctl --noprobe` and an operator set an override for the next time that the VF is bound."""
+    for theirs in ("igbvf", VFIO):
+        for mac in MACS:
+            settle(kernel, spec(group(mac=mac)))
+            kernel.files.write(f"{PCI}/{address(kernel, 1)}/driver_override", theirs)
+        assert is_ready(settle(kernel, spec(group(mac=MACS[0]))).conditions)
+        assert (driver(kernel.files, address(kernel, 1)), override(kernel)) == ("igbvf", theirs)
+
+
+def test_the_spec_s_network_driver_ends_another_program_s_override_to_vfio(kernel: Kernel) -> None:
+    settle(kernel, spec(group(driver="netdevice")))
+    kernel.files.write(f"{PCI}/{address(kernel, 1)}/driver_override", VFIO)
+    changes = dry_run(kernel.machine(), spec(group(driver="netdevice"))).changes
+    (change,) = [change for change in changes if change.kind == "bindings"]
+    assert (change.field, change.before, change.disruption) == ("driver_override", VFIO, Disruption.NONE)
+    assert is_ready(settle(kernel, spec(group(driver="netdevice"))).conditions)
+    assert (driver(kernel.files, address(kernel, 1)), override(kernel)) == ("igbvf", "(null)")
 
 
 def test_a_pf_for_vfio_is_not_ready_with_settings_of_a_netdev_unless_a_virtual_machine_has_it(kernel: Kernel) -> None:
