@@ -49,8 +49,9 @@ ERROR = layout(nlmsgerr.fields)
 ATTRIBUTE = struct.Struct("=HH")
 IFINFOMSG = layout(ifinfmsg.fields)
 
-LARGEST = 1 << 18
-"""Bytes of an answer. A PF's answer lists all its VFs in one message: 128 of them take 25 kB, 1,024 of them 200 kB."""
+LARGEST = 1 << 20
+"""Bytes of an answer. A PF's answer lists all its VFs in one message: 128 of them take 25 kB, 4,096 of them 800 kB. The kernel
+cuts off what does not fit."""
 
 TRIES = 5
 """How often a dump is read, at most, if the table changes meanwhile."""
@@ -157,8 +158,8 @@ def answers(data: bytes) -> tuple[list[bytes], bool, bool]:
             if refusal > 0:
                 raise OSError(refusal, os.strerror(refusal))
             return replies, interrupted, True
-        if length < HEADER.size:
-            raise ValueError(f"a message of {length} bytes")
+        if not HEADER.size <= length <= len(data) - offset:
+            raise ValueError(f"a message of {length} bytes, of which {len(data) - offset} are there")
         replies.append(data[offset + HEADER.size : offset + length])
         offset += (length + 3) & ~3
     return replies, interrupted, False

@@ -15,7 +15,7 @@ import pytest
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from agent.linux.events import LinuxEvents
-from agent.linux.messages import HEADER, IFINFOMSG, answers, attribute, numbers
+from agent.linux.messages import HEADER, IFINFOMSG, LARGEST, answers, attribute, numbers
 from agent.linux.netlink import (
     IFLA_IFNAME,
     IFLA_MTU,
@@ -24,6 +24,7 @@ from agent.linux.netlink import (
     LinuxNetlink,
     decode_link,
 )
+from agent.spec.validators import MOST_VFS
 from bench.namespace import enter
 
 VF = numbers(ifinfmsg.vflist.vfinfo)
@@ -263,7 +264,7 @@ def test_removed_addresses_routes_and_rules_are_announced(inside: Callable[..., 
     assert others == [[], [], [], [(0, 479100)], [(0, 479100)], [(0, 479101)]]
 
 
-@pytest.mark.parametrize("count", [0, 7, 334, 335, 1024])
+@pytest.mark.parametrize("count", [0, 7, 334, 335, 1024, 4096])
 def test_a_list_of_vfs_beyond_its_16_bit_length_is_read_whole(count: int) -> None:
     # As the kernel puts it together: 196 octets for each VF, then what follows the list.
     numbers = [index.to_bytes(4, "little") for index in range(count)]
@@ -316,6 +317,18 @@ def test_a_list_of_vfs_that_has_no_end_is_refused(count: int, size: int) -> None
 def test_a_message_without_a_length_is_refused_and_not_read_for_ever() -> None:
     with pytest.raises(OSError, match="a message of 0 bytes"):
         answers(HEADER.pack(0, 16, 0, 0, 0))
+
+
+def test_an_answer_that_does_not_fit_is_refused_and_not_believed_half() -> None:
+    whole = HEADER.pack(16 + 800, 16, 0, 0, 0) + bytes(800)
+    assert answers(whole)[0] == [bytes(800)]
+    with pytest.raises(OSError, match="a message of 816 bytes, of which 815 are there") as refused:
+        answers((whole + whole)[:-1])
+    assert refused.value.errno == errno.EPROTO
+
+
+def test_the_largest_answer_fits() -> None:
+    assert LARGEST > 196 * MOST_VFS
 
 
 def test_a_refusal_with_a_number_that_is_no_errno_is_an_error() -> None:
