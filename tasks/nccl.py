@@ -73,9 +73,9 @@ class Nccl:
     """The inventory's key.
 
     ``network_type``: 1 is RDMA, 2 is sockets only; ``series`` implies it. ``compute_class``: the instance may have fewer GPUs
-    than a machine of its series. The others follow from the hardware if they are not given: ``interface``
-    (NCCL_SOCKET_IFNAME), ``hcas`` (NCCL_IB_HCA), ``gid_index`` (NCCL_IB_GID_INDEX). ``layout``: how the NICs of a node are
-    connected (NCCL_CROSS_NIC). ``topology``: write a topology file (NCCL_TOPO_FILE).
+    than a machine of its series. ``interface`` (NCCL_SOCKET_IFNAME) and ``hcas`` (NCCL_IB_HCA) follow from the hardware if they
+    are not given. ``gid_index`` (NCCL_IB_GID_INDEX): NCCL 2.21 and later choose it themselves, for each port. ``layout``: how
+    the NICs of a node are connected (NCCL_CROSS_NIC). ``topology``: write a topology file (NCCL_TOPO_FILE).
     """
 
     network_type: NetworkType | None = None
@@ -166,9 +166,8 @@ def text(wanted: Nccl, hardware: Hardware) -> str:
         return render(TEMPLATE, **values, hcas=wanted.hcas or CLOUD_HCAS, gid_index=wanted.gid_index)
     devices = _devices(hardware)
     used = [device for device in devices if _by_own_transport(device)]
-    index = gid_index(used) if wanted.gid_index is None else wanted.gid_index
     hcas = wanted.hcas or (_hcas(used) if used or not devices else None)
-    return render(TEMPLATE, **values, hcas=hcas, gid_index=index)
+    return render(TEMPLATE, **values, hcas=hcas, gid_index=wanted.gid_index)
 
 
 def _interface(wanted: Nccl, hardware: Hardware) -> str:
@@ -217,20 +216,6 @@ def _hcas(devices: Iterable[RdmaDevice]) -> str:
     if len(listed) > LONGEST:
         raise ValueError(f"hcas: {len(names)} RDMA devices make more than {LONGEST} characters; give hcas, as 'mlx5'")
     return listed
-
-
-def gid_index(devices: Iterable[RdmaDevice]) -> int | None:
-    """The index of the RoCE v2 GID of an IPv4 address, if it is the same on all ports: NCCL uses one index for all of them.
-
-    None: NCCL 2.21 and later find the index themselves.
-    """
-    indexes = set()
-    for device in devices:
-        for port in device.ports:
-            v2 = [gid.index for gid in port.gids if gid.type == "RoCE v2" and ":" not in gid.address]
-            if device.transport == "RoCE" and v2:
-                indexes.add(min(v2))
-    return indexes.pop() if len(indexes) == 1 else None
 
 
 def configure() -> None:
