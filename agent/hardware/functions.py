@@ -139,7 +139,7 @@ def _are_one_card(files: Files, one: str, other: str) -> bool:
         return True
     guids = {each: _system_image_guid(files, each) for each in (one, other)}
     if "" in guids.values():
-        return any(guids.values()) and driver(files, one) == driver(files, other)
+        return any(guids.values()) and driver(files, one) == driver(files, other) is not None
     return guids[one] == guids[other]
 
 

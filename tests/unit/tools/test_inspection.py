@@ -146,6 +146,7 @@ class LagTree:
         for address, name in PORTS.items():
             self.files[f"/sys/bus/pci/devices/{address}/class"] = "0x020000"
             self.files[f"/sys/bus/pci/devices/{address}/net/{name}/x"] = ""
+            self.links[f"/sys/class/net/{name}/device"] = address
 
     def replace(self, path: str, text: str) -> None:
         raise NotImplementedError
