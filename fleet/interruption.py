@@ -7,10 +7,11 @@ written, such as a pipe whose reader has ended.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 from threading import Event, Thread
 
@@ -45,6 +46,19 @@ class Interruption:
         return True
 
 
+def _watch_reader(reasons: SimpleQueue[str], ended: int) -> None:
+    """Ask the command to stop if nobody reads its output any more. It may have nothing to print for hours.
+
+    For a pipe without a reader, and a terminal that was closed, the kernel sets POLLERR or POLLHUP (poll(2)).
+    """
+    output = select.poll()
+    output.register(ended, 0)
+    with suppress(OSError, ValueError, AttributeError):  # there may be no output
+        output.register(sys.stdout.fileno(), 0)
+    if ended not in dict(output.poll()):
+        reasons.put("standard output cannot be written: nobody reads it")
+
+
 @contextmanager
 def interruptible(first: str) -> Iterator[Interruption]:
     """Within it, a signal sets ``stop`` and says so, however many arrive; nothing is raised.
@@ -60,6 +74,9 @@ def interruptible(first: str) -> Iterator[Interruption]:
 
     follower = Thread(target=follow, name="interruption", daemon=True)
     follower.start()
+    ended, end = os.pipe()
+    watcher = Thread(target=_watch_reader, args=(made._reasons, ended), name="output", daemon=True)
+    watcher.start()
     # nohup has SIGHUP ignored, and a shell has a background job ignore Ctrl-C.
     kept = {number: signal.getsignal(number) for number in _SIGNALS}
     for number, name in _SIGNALS.items():
@@ -70,5 +87,8 @@ def interruptible(first: str) -> Iterator[Interruption]:
     finally:
         for number, handler in kept.items():
             signal.signal(number, handler)
+        os.close(end)
+        watcher.join()
+        os.close(ended)
         made._reasons.put("")
         follower.join()
