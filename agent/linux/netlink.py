@@ -11,7 +11,7 @@ import os
 import socket
 import struct
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from attrs import evolve
@@ -134,19 +134,26 @@ class LinuxNetlink:
             self._request(RTM_DELLINKPROP, _link_message(ifindex, [_altname(name)]))
 
     def rename(self, ifindex: int, name: str) -> None:
-        """Set the name. The kernel refuses a name that is an alternative name of this netdev, so that one is removed first."""
-        with _naming_errors(f"rename to {name}"):
-            (answer,) = ask(socket.NETLINK_ROUTE, RTM_GETLINK, IFINFOMSG.pack(socket.AF_UNSPEC, 0, ifindex, 0, 0))
-        taken = name in decode_link(answer).altnames
-        if taken:
-            self.remove_altname(ifindex, name)
-        try:
+        """Set the name. The kernel refuses a name that is an alternative name of this netdev, so that one is removed first.
+
+        udev may add it again in between, if it is late with an earlier name. Then it is removed once more.
+        """
+        for last in (False, True):
             with _naming_errors(f"rename to {name}"):
-                self._request(RTM_SETLINK, _link_message(ifindex, [("IFLA_IFNAME", name)]))
-        except OSError:
+                (answer,) = ask(socket.NETLINK_ROUTE, RTM_GETLINK, IFINFOMSG.pack(socket.AF_UNSPEC, 0, ifindex, 0, 0))
+            taken = name in decode_link(answer).altnames
             if taken:
-                self.add_altname(ifindex, name)
-            raise
+                self.remove_altname(ifindex, name)
+            try:
+                with _naming_errors(f"rename to {name}"):
+                    self._request(RTM_SETLINK, _link_message(ifindex, [("IFLA_IFNAME", name)]))
+                return
+            except OSError as error:
+                if taken:
+                    with suppress(FileExistsError):
+                        self.add_altname(ifindex, name)
+                if last or not taken or error.errno != errno.EEXIST:
+                    raise
 
     def set_vf(self, ifindex: int, index: int, **given: Any) -> None:
         """Set a VF's values through its PF."""
