@@ -66,18 +66,14 @@ def _not_now(context: PassContext, want: Wanted, have: Snapshot, change: Change)
         if change.grace_period:
             context.remember_failure(outcome)
         return outcome
-    failures, now, write = (
-        context.memory.failures,
-        context.memory.clock(),
-        _write_now(context, have, change),
-    )
+    failures, now = context.memory.failures, context.memory.clock()
     failures.wait(change, now)
     if (held := failures.held_back(change, now)) is not None:
         return evolve(held, change=change)
     if want.spec.mode == "observe":
         error, remedy = "mode: observe, nothing is written", "set mode to enforce once the plan is as you want it"
         return Outcome(change, "deferred", error, remedy)
-    contended = failures.contention.held_back(write, have.processes, now)
+    contended = failures.contention.held_back(_write_now(context, have, change), have.processes, now)
     if contended is not None:
         return evolve(contended, change=change)
     if change.disruption > Disruption.NONE:

@@ -111,7 +111,7 @@ class Node:
         self.identify(pf)
 
     def identify(self, pf: str) -> None:
-        """What tells a NIC from the others, beside its MAC and its name."""
+        """Give a NIC serial numbers and an alternative name of its own, besides its MAC and its name."""
         number = PFS.index(pf)
         dsn = bytes(256) + struct.pack("<III", 0x00010003, 0xFF123400 | number, 0xB83FD2FF) + bytes(64)
         self.kernel.give_serials(pf, dsn, b"\x90\x0d\x00SN\x0a" + serial_of(pf).encode() + b"\x78")

@@ -1,4 +1,4 @@
-"""What the kernel sets along with a parameter."""
+"""Names of kernel parameters, and the other parameters that the kernel changes when one is written."""
 
 import pytest
 
