@@ -29,7 +29,7 @@ help:
 	@echo "make fuzz         fuzz every parser of foreign input (SECONDS=60 each, SEED=1)"
 	@echo "make pythons      the unit and simulation tests on each Python from 3.10 on"
 	@echo "make audit        ask the package registry for known vulnerabilities of the locked packages (needs the network)"
-	@echo "make sbom         the bill of materials of the agent's archive (CycloneDX): sbom-x86_64.json, sbom-aarch64.json"
+	@echo "make sbom         the bill of materials of the agent on a node (CycloneDX): sbom.json"
 	@echo "make mutants      find small faults in the code that no test notices: an hour at most, and the next call continues"
 	@echo "make molecule     the scenario of molecule/: boot, deploy, deploy again (nothing changes), check, discard"
 	@echo "make bench        measure how fast the agent of the running lab repairs, beside the same repairs by hand"
@@ -100,11 +100,10 @@ pythons: $(STAMP)
 	@$(BIN)/python -m tests.pythons
 
 audit: $(STAMP)
-	@$(BIN)/python -m tasks.common.audit requirements/*.txt
+	$(BIN)/pip-audit --strict --disable-pip --require-hashes $(addprefix -r ,$(wildcard requirements/*.txt))
 
 sbom: $(STAMP)
-	@$(BIN)/python -m tasks.common.bill_of_materials x86_64 >sbom-x86_64.json
-	@$(BIN)/python -m tasks.common.bill_of_materials aarch64 >sbom-aarch64.json
+	$(BIN)/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible -o sbom.json requirements/node.txt
 
 # After an hour it is interrupted (124). The next call goes on from there.
 mutants: $(STAMP)

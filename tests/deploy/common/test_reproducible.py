@@ -1,8 +1,7 @@
-"""The same commit gives the same archive, to the byte, wherever it is built; and the archive has a bill of materials."""
+"""The same commit gives the same archive, to the byte, wherever it is built."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -13,12 +12,7 @@ import venv
 from hashlib import sha256
 from pathlib import Path
 
-import pytest
-from cyclonedx.output.json import JsonV1Dot6
-from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
-
-from tasks.common import archive, bill_of_materials
+from tasks.common import archive
 
 COPIED = ("agent", "tasks", "fleet", "templates", "requirements", "pyproject.toml", "group_data", "inventories")
 BUILD = """
@@ -67,24 +61,3 @@ def test_the_archive_says_nothing_of_the_host_that_built_it(cache: Path) -> None
             assert entry.mode in (0o644, 0o755)
             content = file.read() if (file := tar.extractfile(entry)) is not None else b""
             assert sys.prefix.encode() not in content, entry.name
-
-
-@pytest.fixture(scope="module")
-def bill(cache: Path) -> str:
-    return str(JsonV1Dot6(bill_of_materials.bill(archive.build("x86_64"), "x86_64")).output_as_string())
-
-
-def test_the_bill_is_valid(bill: str) -> None:
-    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(bill) is None
-
-
-def test_the_bill_has_what_is_pinned_and_the_archives_checksum(bill: str) -> None:
-    document = json.loads(bill)
-    pinned = dict(line.split(" ")[0].split("==") for line in archive.pins(archive.REQUIREMENTS, "x86_64").splitlines())
-    listed = {one["name"].lower().replace("_", "-"): one["version"] for one in document["components"]}
-    assert listed == {name.lower().replace("_", "-"): version for name, version in pinned.items()}
-    assert all(one["licenses"] for one in document["components"])
-    (checksum,) = document["metadata"]["component"]["hashes"]
-    assert checksum["content"] == sha256(archive.build("x86_64").read_bytes()).hexdigest()
-    (root,) = [one for one in document["dependencies"] if one["ref"] == "trackbed-agent"]
-    assert len(root["dependsOn"]) == len(listed)
