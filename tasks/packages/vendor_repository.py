@@ -23,6 +23,7 @@ from tasks.common.data import without_password
 from tasks.common.facts import FactBase
 from tasks.common.texts import HEADER
 from tasks.packages import APT, DNF, Family, dkms, dnf_install, holds, installed
+from tasks.packages.apt_sources import FINGERPRINTS, RepositoryEntries
 from tasks.time_limits import LIMITS
 
 URL = re.compile(r"https?://[!-~]+")
@@ -61,14 +62,6 @@ fetch() {
 }
 """
 """The shell function ``fetch URL FILE``. If it fails, the script ends with an error that names the URL."""
-
-# In gpg's colon format (doc/DETAILS) the second field of an expired key is `e`.
-_FINGERPRINTS = """
-fingerprints() {  # arguments: a keyring, a home for gpg, `e` to leave out expired keys
-  gpg --homedir "$2" --batch --quiet --with-colons --show-keys "$1" 2>/dev/null |
-    awk -F: -v without="${3:-none}" '$1 == "pub" { primary = $2 != without } $1 == "fpr" && primary { print $10; primary = 0 }'
-}
-"""
 
 
 def _compact(value: Any) -> Any:
@@ -128,7 +121,7 @@ class KeyFingerprints(FactBase[list[str]]):
     def command(self, keyring: str) -> StringCommand:
         """Run gpg with a temporary home, so that it does not touch root's."""
         return script(
-            _FINGERPRINTS
+            FINGERPRINTS
             + """
 [ -e "$1" ] && command -v gpg >/dev/null || exit 0
 home=$(mktemp -d); trap 'rm -rf "$home"' EXIT
@@ -175,8 +168,27 @@ def add(name: str, repository: Repository, family: Family) -> None:
         family=family,
         ring=ring,
     )
-    dest, text = source(name, repository, family)
-    files.put(name=f"{name}: repository", src=StringIO(text), dest=dest, mode="644")
+    entry(name=f"{name}: repository", file=name, repository=repository, family=family)
+
+
+@operation()
+def entry(file: str, repository: Repository, family: Family) -> Commands:
+    """Write the package manager's entry. An entry of this repository that apt has already is used, if its key is the right one.
+
+    With both entries apt might read no sources at all. So the deploy's own is removed, even if the other one is refused.
+
+    :param file: for its name, as for `add`.
+    """
+    dest, text = source(file, repository, family)
+    if family == "debian":
+        others = host.get_fact(RepositoryEntries, path=dest, text=text)
+        if others.there:
+            yield from files.file._inner(path=dest, present=False)
+        if fault := others.fault(repository.fingerprint):
+            yield refuse(f"{file}: {fault}")
+        if others.there or others.broken:
+            return
+    yield from files.put._inner(src=StringIO(text), dest=dest, mode="644")
 
 
 def remove(name: str, family: Family) -> None:
@@ -223,7 +235,7 @@ def _source_path(name: str, family: Family) -> str:
 # have extended it. If that is not possible, it stays: the node may need nothing from the repository.
 _KEY = (
     FETCH
-    + _FINGERPRINTS
+    + FINGERPRINTS
     + """
 url=$1 want=$2 ring=$3 armor=$4
 umask 077; home=$(mktemp -d); trap 'rm -rf "$home"' EXIT
