@@ -41,6 +41,7 @@ from pyroute2.netlink.uevent import MONITOR_GROUP_KERNEL, MONITOR_GROUP_UDEV, Ue
 
 from agent.linux import routing
 from agent.linux.messages import ATTRIBUTE, HEADER, IFINFOMSG, attributes, layout, numbers, widen
+from agent.linux.namespaces import own_number
 from agent.linux.sockets import closed_in_the_end
 from agent.machine import Event, EventSource
 from agent.spec.selector import PCI_ADDRESS
@@ -68,8 +69,9 @@ ETHTOOL_A_HEADER = 1
 ETHTOOL_A_HEADER_DEV_INDEX = numbers(ethtoolheader)["ETHTOOL_A_HEADER_DEV_INDEX"]
 
 IFLA_IFNAME, IFLA_PARENT_DEV_NAME = (numbers(ifinfmsg)[name] for name in ("IFLA_IFNAME", "IFLA_PARENT_DEV_NAME"))
-# Ancillary data of an event from another namespace: that namespace's number.
-NSID_ROOM = socket.CMSG_SPACE(4)
+# Ancillary data of an event: the number of the namespace that it is from.
+NSID = struct.Struct("=i")
+NSID_ROOM = socket.CMSG_SPACE(NSID.size)
 # A PCI address in IFLA_PARENT_DEV_NAME (Linux 5.14), which ends with a NUL, and as a folder in a path of sysfs.
 PARENT = re.compile(
     b"(?:%s)(%s)\0"
@@ -103,7 +105,7 @@ class NetlinkSource:
 
     def receive(self) -> tuple[list[Event], bool]:
         """Take the messages that wait, at most :data:`AT_ONCE` of them."""
-        events: list[Event] = []
+        taken: list[tuple[bytes, int | None]] = []
         lost = False
         for _ in range(AT_ONCE):
             try:
@@ -115,8 +117,25 @@ class NetlinkSource:
                     raise
                 lost = True
                 continue
-            events += self.decode(message, bool(ancillary))
-        return events, lost
+            taken.append((message, _namespace_of(ancillary)))
+        others = {number for _, number in taken} - {None}
+        # Asked after the last message was taken: another program may give the own namespace a number at any time.
+        others -= {own_number()} if others else set()
+        return [event for message, number in taken for event in self.decode(message, number in others)], lost
+
+
+def _namespace_of(ancillary: list[tuple[int, int, bytes]]) -> int | None:
+    """The number of the namespace that an event is from, if the kernel gives one.
+
+    It gives none with an event of the own namespace. But before Linux 88b126b39f97 it gives the number that the own namespace
+    has of itself, once it has one, and -1 if another socket was given a number with the same event (do_one_broadcast,
+    net/netlink/af_netlink.c).
+    """
+    for level, kind, data in ancillary:
+        if (level, kind) == (SOL_NETLINK, NETLINK_LISTEN_ALL_NSID) and len(data) == NSID.size:
+            number = NSID.unpack(data)[0]
+            return number if number >= 0 else None
+    return None
 
 
 class LinuxEvents:

@@ -10,11 +10,17 @@ from __future__ import annotations
 import errno
 import os
 import re
+import socket
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
+from struct import Struct
+
+from pyroute2.netlink.rtnl import RTM_GETNSID
+from pyroute2.netlink.rtnl.nsidmsg import nsidmsg
 
 from agent.linux import mount
 from agent.linux.files import read_all, write_all
+from agent.linux.messages import ask, attribute, attributes, decoder, layout, numbers
 from agent.machine import Attributes, Namespace
 
 CLONE_NEWNET = 0x40000000
@@ -23,6 +29,11 @@ OWN = "/proc/thread-self/ns/net"
 MOUNTS = "/proc/self/mountinfo"
 PROCESSES = "/proc"
 SYSFS = "/sys/"
+
+RTGENMSG = layout(nsidmsg.fields)
+_NETNSA = numbers(nsidmsg)
+NETNSA_NSID, NETNSA_FD = _NETNSA["NETNSA_NSID"], _NETNSA["NETNSA_FD"]
+S32, U32 = Struct("=i"), Struct("=I")
 
 
 class LinuxNamespaces:
@@ -91,7 +102,7 @@ def inside(namespace: Namespace) -> Iterator[int]:
     """
     own = os.open(OWN, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        with opened(namespace) as there:
+        with _opened(namespace) as there:
             _enter(there)
         try:
             yield own
@@ -102,7 +113,7 @@ def inside(namespace: Namespace) -> Iterator[int]:
 
 
 @contextmanager
-def opened(namespace: Namespace) -> Iterator[int]:
+def _opened(namespace: Namespace) -> Iterator[int]:
     """A descriptor of a namespace for a `with` block.
 
     :raises OSError: it is gone, or cannot be opened.
@@ -151,6 +162,29 @@ def mounted(mountinfo: str) -> list[Namespace]:
             path = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[4])
             namespaces.append(Namespace(inode, path))
     return namespaces
+
+
+def number(descriptor: int) -> int | None:
+    """The number that the thread's namespace has given to another one, or to itself; None: it has given none."""
+    body = RTGENMSG.pack(0) + attribute(NETNSA_FD, U32.pack(descriptor))
+    return next(map(decode_number, ask(socket.NETLINK_ROUTE, RTM_GETNSID, body)), None)
+
+
+def own_number() -> int | None:
+    """The number that the thread's namespace has given to itself; None: it has given none, as is usual."""
+    own = os.open(OWN, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return number(own)
+    finally:
+        os.close(own)
+
+
+@decoder
+def decode_number(body: bytes) -> int | None:
+    """The number in an answer about a namespace (RTM_NEWNSID); None without one, which the kernel writes as -1."""
+    values = dict(attributes(body, RTGENMSG.size))
+    given = S32.unpack(values[NETNSA_NSID])[0] if NETNSA_NSID in values else -1
+    return given if given >= 0 else None
 
 
 def _inode(name: str) -> int | None:

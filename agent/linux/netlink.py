@@ -201,7 +201,7 @@ class LinuxNetlink:
                 yield from dump(socket.NETLINK_ROUTE, RTM_GETROUTE, routing.dumped_routes(family))
 
     def uppers_elsewhere(self) -> dict[int, tuple[str, ...]]:
-        """Dump the links of each other namespace that has a number in this one."""
+        """Dump the links of each other namespace."""
         with _naming_errors("dump of the netdevs in other network namespaces"):
             return uppers.elsewhere()
 

@@ -1,10 +1,11 @@
 """Netdevs of other network namespaces on top of one of the own namespace: a pod's macvlan is on top of a PF's netdev.
 
 The own sysfs does not show them: the kernel removes the link ``upper_*`` when the upper netdev moves
-(netdev_adjacent_del_links, net/core/dev.c; seen on 6.18). But it lists the netdevs of each namespace that has a number in the
-own one (IFLA_IF_NETNSID), and with each the netdev below it and that one's namespace (IFLA_LINK, IFLA_LINK_NETNSID). A
-namespace gets a number when a netdev is moved there, or has the other end of its pair (veth) there. One with nothing but a
-macvlan that was made in it has none (seen on 6.18), so it is entered, and lists its netdevs itself.
+(netdev_adjacent_del_links, net/core/dev.c; seen on 6.18). So each other namespace is entered, and lists its netdevs, and with
+each the netdev below it and that one's namespace (IFLA_LINK, IFLA_LINK_NETNSID).
+
+The kernel would also list them here (IFLA_TARGET_NETNSID). But then it gives the own namespace a number of itself, with which
+kernels before 88b126b39f97 mark each own event: Open vSwitch and `ip monitor` take these for events of another namespace.
 
 Of a child of an IPoIB netdev the kernel does not say in which namespace its parent is: ipoib_link_ops has no get_link_net
 (drivers/infiniband/ulp/ipoib/ipoib_netlink.c; not run). If the parent is not in the child's namespace, it counts as being here.
@@ -12,27 +13,23 @@ Of a child of an IPoIB netdev the kernel does not say in which namespace its par
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 from collections.abc import Iterator, Sequence
 from struct import Struct
 
 from attrs import frozen
-from pyroute2.netlink.rtnl import RTM_GETLINK, RTM_GETNSID
+from pyroute2.netlink.rtnl import RTM_GETLINK
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
-from pyroute2.netlink.rtnl.nsidmsg import nsidmsg
 
-from agent.linux.messages import IFINFOMSG, ask, attribute, attributes, decoder, dump, layout, numbers
-from agent.linux.namespaces import OWN, every_namespace, inside, opened
+from agent.linux.messages import IFINFOMSG, attributes, decoder, dump, numbers
+from agent.linux.namespaces import OWN, every_namespace, inside, number
 from agent.machine import ARPHRD_INFINIBAND, Namespace
 
-RTGENMSG = layout(nsidmsg.fields)
-_IFLA, _NETNSA = numbers(ifinfmsg), numbers(nsidmsg)
+_IFLA = numbers(ifinfmsg)
 IFLA_IFNAME, IFLA_LINK, IFLA_LINKINFO = _IFLA["IFLA_IFNAME"], _IFLA["IFLA_LINK"], _IFLA["IFLA_LINKINFO"]
-IFLA_LINK_NETNSID, IFLA_IF_NETNSID = _IFLA["IFLA_LINK_NETNSID"], _IFLA["IFLA_IF_NETNSID"]
+IFLA_LINK_NETNSID = _IFLA["IFLA_LINK_NETNSID"]
 IFLA_INFO_KIND = numbers(ifinfmsg.ifinfo)["IFLA_INFO_KIND"]
-NETNSA_NSID, NETNSA_FD = _NETNSA["NETNSA_NSID"], _NETNSA["NETNSA_FD"]
 
 # Of these, IFLA_LINK is the other end of the pair.
 PAIRS = frozenset({b"veth", b"netkit", b"vxcan"})
@@ -47,7 +44,7 @@ S32, U32 = Struct("=i"), Struct("=I")
 
 @frozen
 class Upper:
-    """A netdev on top of another: the name, and the ifindex and namespace (as a number of the own one) of that one.
+    """A netdev on top of another: the name, and the ifindex and namespace (as a number of the upper's) of that one.
 
     ``namespace`` is None for a child of an IPoIB netdev.
     """
@@ -60,35 +57,18 @@ class Upper:
 def elsewhere() -> dict[int, tuple[str, ...]]:
     """The names of netdevs in other namespaces, by the ifindex of the netdev of this namespace that they are on top of."""
     names: dict[int, list[str]] = {}
-    for upper in (*_in_numbered(), *_in_others()):
+    for upper in _in_others():
         names.setdefault(upper.below, []).append(upper.name)
     return {below: tuple(sorted(each)) for below, each in sorted(names.items())}
 
 
-def _in_numbered() -> list[Upper]:
-    """Those in the namespaces that have a number in the own one."""
-    uppers = [upper for number in _numbered() for upper in _in(number)]
-    if not uppers:
-        return []
-    # The kernel gives the own namespace a number while it lists these netdevs.
-    own = os.open(OWN, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        number = _number(own)
-    finally:
-        os.close(own)
-    return [upper for upper in uppers if upper.namespace in (number, None)]
-
-
 def _in_others() -> Iterator[Upper]:
-    """Those in the namespaces that have none."""
     looked = {os.stat(OWN).st_ino}  # noqa: PTH116
     for namespace in every_namespace():
         if namespace.inode in looked:
             continue
         try:
-            with opened(namespace) as there:
-                number = _number(there)
-            uppers = _inside(namespace) if number < 0 else []
+            uppers = _inside(namespace)
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue  # it is gone, or belongs to another user namespace
         looked.add(namespace.inode)
@@ -98,31 +78,9 @@ def _in_others() -> Iterator[Upper]:
 def _inside(namespace: Namespace) -> list[Upper]:
     with inside(namespace) as own:
         uppers = _decoded(dump(socket.NETLINK_ROUTE, RTM_GETLINK, IFINFOMSG.pack(socket.AF_UNSPEC, 0, 0, 0, 0)))
-        # Here, too, the kernel has given the number while it listed the netdevs.
-        number = _number(own) if uppers else -1
-    return [upper for upper in uppers if upper.namespace in (number, None)]
-
-
-def _numbered() -> list[int]:
-    """The numbers of the namespaces that have one in the own namespace."""
-    return [nsid for body in dump(socket.NETLINK_ROUTE, RTM_GETNSID, RTGENMSG.pack(0)) for nsid in decode_number(body)]
-
-
-def _number(descriptor: int) -> int:
-    """The number that the thread's namespace has for another one, or for itself; -1 if there is none."""
-    body = RTGENMSG.pack(0) + attribute(NETNSA_FD, U32.pack(descriptor))
-    return next((nsid for each in ask(socket.NETLINK_ROUTE, RTM_GETNSID, body) for nsid in decode_number(each)), -1)
-
-
-def _in(number: int) -> list[Upper]:
-    body = IFINFOMSG.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + attribute(IFLA_IF_NETNSID, S32.pack(number))
-    try:
-        return _decoded(dump(socket.NETLINK_ROUTE, RTM_GETLINK, body))
-    except OSError as error:
-        # EINVAL: it is gone (rtnl_get_net_ns_capable, net/core/rtnetlink.c).
-        if error.errno == errno.EINVAL:
-            return []
-        raise
+        # The kernel has given the own namespace a number there while it listed the netdevs.
+        here = number(own) if uppers else None
+    return [upper for upper in uppers if upper.namespace in (here, None)]
 
 
 def _decoded(links: Sequence[bytes]) -> list[Upper]:
@@ -131,12 +89,6 @@ def _decoded(links: Sequence[bytes]) -> list[Upper]:
     heads = [IFINFOMSG.unpack_from(link) for link in links] if any(upper.namespace is None for upper in uppers) else []
     parents = {index for _, type, index, _, _ in heads if type == ARPHRD_INFINIBAND}
     return [upper for upper in uppers if upper.namespace is not None or upper.below not in parents]
-
-
-@decoder
-def decode_number(body: bytes) -> tuple[int, ...]:
-    """The number in an answer about a namespace (RTM_NEWNSID); empty without one."""
-    return tuple(S32.unpack(value)[0] for kind, value in attributes(body, RTGENMSG.size) if kind == NETNSA_NSID)
 
 
 @decoder

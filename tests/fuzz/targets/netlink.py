@@ -10,7 +10,7 @@ from contextlib import suppress
 from pyroute2.netlink.rtnl import RTM_DELROUTE, RTM_NEWADDR, RTM_NEWLINK
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
-from agent.linux import routing, uppers
+from agent.linux import namespaces, routing, uppers
 from agent.linux.dcb import (
     APP,
     ATTR_IEEE,
@@ -60,7 +60,7 @@ PARSERS: Sequence[Callable[[bytes], object]] = (
         _answer(routing.decode_rule),
     ),
     *(_answer(routing.next_hops), _answer(decode), _answer(refusal_in), _answer(answers)),
-    *(_answer(routing.decode_nexthop), _answer(uppers.decode_upper), _answer(uppers.decode_number)),
+    *(_answer(routing.decode_nexthop), _answer(uppers.decode_upper), _answer(namespaces.decode_number)),
 )
 
 
@@ -118,7 +118,7 @@ def seeds() -> Sequence[bytes]:
         + attribute(uppers.IFLA_LINK, U32.pack(3))
         + attribute(uppers.IFLA_LINK_NETNSID, U32.pack(2))
         + attribute(uppers.IFLA_LINKINFO, attribute(uppers.IFLA_INFO_KIND, b"macvlan\0")),
-        14: uppers.RTGENMSG.pack(0) + attribute(uppers.NETNSA_NSID, U32.pack(2)),
+        14: namespaces.RTGENMSG.pack(0) + attribute(namespaces.NETNSA_NSID, U32.pack(2)),
     }
     return [chosen(number, body) for number, body in bodies.items()]
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from agent.linux.messages import IFINFOMSG, attribute
-from agent.linux.namespaces import OWN
+from agent.linux.namespaces import OWN, own_number
 from agent.linux.netlink import LinuxNetlink
 from agent.linux.uppers import (
     IFLA_IFNAME,
@@ -63,6 +63,7 @@ def test_a_macvlan_that_was_moved_away_or_made_there_is_found_and_the_ends_of_pa
             assert not [name for name in os.listdir("/mnt/class/net/fab0") if name.startswith("upper_")]  # noqa: PTH208
             ip("link", "delete", "net2", of=other)
             assert netlink.uppers_elsewhere() == {below: ("net1",)}
+            assert own_number() is None, "the search gives the own namespace no number of itself"
 
     check_in_namespace(f"{MADE}; mount -t sysfs sysfs /mnt", check, within=60)
 
