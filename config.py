@@ -2,7 +2,7 @@
 
 from pyinfra import config, state
 
-from tasks import time_limits
+from tasks import disruption, time_limits
 from tasks.common import connection, failures, inventory, lock, prefetch, progress, pyinfra_speed, questions, shard
 
 config.REQUIRE_PYINFRA_VERSION = ">=3.10,<3.11"
@@ -22,6 +22,7 @@ shard.limit(state)
 # After the shard, so that it is called before it: a shard may have no hosts.
 inventory.check(state)
 progress.show(state)
+disruption.summarise(state)
 questions.need_answers()
 questions.refuse_answers_to_a_dry_run()
 lock.exclude_others()

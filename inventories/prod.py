@@ -29,5 +29,14 @@ erdma_cpu = (_cpu_instances, {"kubernetes": {**_MANAGED_CLUSTER, "required_resou
 own_cluster = [name for name, _ in _gpu_nodes + _spark_nodes]
 managed_cluster = [name for name, _ in _gpu_instances + _cpu_instances]
 
-# Hosts where nothing may be disrupted outside a maintenance window: disruptive changes are planned and deferred.
-careful = (["gpu-07.example.net", "gpu-08.example.net"], {"disruption": {"allow": "none"}})
+# Hosts where nothing may be disrupted outside a maintenance window, by the agent or by a deploy: disruptive changes, reloads of
+# drivers and reboots are planned and deferred.
+careful = (
+    ["gpu-07.example.net", "gpu-08.example.net"],
+    {
+        "disruption": {
+            "allow": "none",
+            "windows": [{"start": "22:00", "end": "04:30", "days": ["Sat"], "allow": "reboot"}],
+        }
+    },
+)

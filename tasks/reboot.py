@@ -24,7 +24,9 @@ from pyinfra.connectors.util import clear_askpass_cache
 from pyinfra.context import host
 
 from agent.report.names import STATE_FOLDER
+from agent.report.records import Disruption
 from agent.spec.validators import Within
+from tasks import disruption
 from tasks.common.commands import Commands, fail, refuse, script, warn
 from tasks.common.connection import deploys_itself
 from tasks.common.data import Key, record
@@ -142,7 +144,7 @@ def request(task: str, reason: str) -> Commands:
     present = have.of(task) if have else None
     if present is None or present.reason != reason:
         if not host.state.is_executing:
-            warn(host, f"reboot wanted: {task}: {reason}; {_consequence(policy, deploys_itself(host))}")
+            warn(host, f"reboot wanted: {task}: {reason}; {_consequence()}")
         yield script(_REQUEST, FOLDER, task, reason)
     elif present.boot_id != have.boot_id:
         unmet = (
@@ -198,8 +200,10 @@ def carry_out(policy: Reboot, ready_timeout: int) -> Commands:
             host.noop("no reboot is wanted")
             return
         for each in due:
-            warn(host, f"reboot wanted: {each}; {_consequence(policy.policy, deploys_itself(host))}")
+            warn(host, f"reboot wanted: {each}; {_consequence()}")
         if policy.policy == "never" or deploys_itself(host):
+            return
+        if disruption.deferred("reboot", Disruption.REBOOT, of_nics=True):
             return
         if host.state.is_executing and (failed := _failed_host()):
             yield refuse(
@@ -211,6 +215,7 @@ def carry_out(policy: Reboot, ready_timeout: int) -> Commands:
         yield script(_REBOOT)
         yield FunctionCommand(_wait_for_boot, (have.boot_id, policy.timeout), {})
         yield script(_SETTLED, str(SETTLE_TIMEOUT))
+        disruption.forget()
         yield from earlier_operations()
         if was_ready:
             timeout = QuoteString(str(ready_timeout))
@@ -221,11 +226,14 @@ def carry_out(policy: Reboot, ready_timeout: int) -> Commands:
         yield refuse(f"rebooted {MAX_REBOOTS} times in this deploy, and another reboot is still wanted: {reasons}")
 
 
-def _consequence(policy: str, by_itself: bool = False) -> str:
-    if by_itself:
+def _consequence() -> str:
+    """What follows from a request on the current host, for a message."""
+    if deploys_itself(host):
         return "a host that deploys itself is not rebooted: deploy it from a control host, or reboot it by hand"
-    if policy == "never":
+    if POLICY.here().policy == "never":
         return "the host is not rebooted (reboot.policy is 'never')"
+    if why := disruption.why_not(Disruption.REBOOT, of_nics=True):
+        return f"the host is not rebooted now: {why}"
     return "the host is rebooted (reboot.policy is 'allow')"
 
 

@@ -64,6 +64,15 @@ stopped_by_restart() {
   esac
 }
 
+# Prints a line if the engine has running containers.
+containers_run() {
+  case $engine in
+  containerd) if pgrep -x containerd-shim >/dev/null; then echo running; fi ;;
+  docker) case $(timeout 60 docker info --format '{{.ContainersRunning}}' 2>/dev/null) in 0 | '') ;; *) echo running ;; esac ;;
+  crio) if pgrep conmon >/dev/null; then echo running; fi ;;
+  esac
+}
+
 # Installs the overlay's files as the real ones, and keeps the former ones as FILE.previous. An unchanged file is left alone. Only
 # the drop-in is always written, since started_since compares its time.
 install_files() {

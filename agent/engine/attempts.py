@@ -10,11 +10,11 @@ from attrs import evolve
 
 from agent.engine.contention import REMADE, Write
 from agent.engine.context import PassContext
-from agent.engine.disruption_policy import Allowed, allowed
 from agent.engine.retry import identity
 from agent.engine.users import User, is_owned, with_affected
 from agent.hardware.functions import REMEDY, ifindex_now
 from agent.kinds import Kind, by_name
+from agent.report.disruption_policy import Allowed, allowed
 from agent.report.records import HOST, Change, Disruption, Outcome
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted

@@ -184,6 +184,8 @@ def install_packages(engine: Name, wanted: tuple[Package, ...], family: Family) 
             f"container_engine: another version of {', '.join(other)} restarts {engine}, which {reason}, and deploy again"
         )
         return
+    if other and engine_files.restart_deferred(engine):
+        return
     yield from vendor_repository.packages._inner(wanted=wanted, family=family)
 
 
@@ -219,7 +221,9 @@ def configure_containerd() -> Commands:
             yield _script("apply")
     else:
         done = "containerd has what Kubernetes needs"
-        yield from engine_files.configure(CONTAINER_ENGINE.name, dry_run, _would_lose, _script("apply"), done)
+        yield from engine_files.configure(
+            CONTAINER_ENGINE.name, "containerd", dry_run, _would_lose, _script("apply"), done
+        )
 
 
 def _would_lose(settings: str) -> str:

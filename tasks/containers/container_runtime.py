@@ -144,7 +144,9 @@ def configure_engine(engine: Engine, set_as_default: bool, cdi: bool) -> Command
         yield refuse(f"container_runtime: {engine} cannot be configured: the node has no nvidia-ctk or no jq")
     else:
         apply, done = _command("apply", engine, set_as_default, cdi), f"{engine} has NVIDIA's runtime"
-        yield from engine_files.configure(CONTAINER_RUNTIME.name, dry_run, partial(_would_lose, engine), apply, done)
+        restarts = None if engine == "docker" and not cdi else engine
+        lost = partial(_would_lose, engine)
+        yield from engine_files.configure(CONTAINER_RUNTIME.name, restarts, dry_run, lost, apply, done)
 
 
 def _would_lose(engine: Engine, settings: str) -> str:

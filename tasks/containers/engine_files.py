@@ -13,8 +13,11 @@ from attrs import frozen
 from pyinfra.api.command import StringCommand
 from pyinfra.context import host
 
+from agent.report.records import Disruption
+from tasks import disruption
 from tasks.common.archive import ROOT
 from tasks.common.commands import Commands, refuse, script
+from tasks.common.facts import FactBase
 
 SHARED = ROOT / "templates" / "engine-files.sh"
 
@@ -50,8 +53,37 @@ def parse(output: list[str]) -> DryRun:
     return DryRun(faults, changes, lost, ["pending"] in lines)
 
 
-def configure(key: str, dry_run: DryRun, would_lose: Callable[[str], str], apply: StringCommand, done: str) -> Commands:
+class ContainersRun(FactBase[bool]):
+    """Whether an engine has running containers."""
+
+    default = bool
+
+    def command(self, engine: Engine) -> StringCommand:
+        """Ask docker, or look for the processes that the others start for each container."""
+        return script(SHARED.read_text() + "engine=$1\ncontainers_run\n", engine)
+
+    def process(self, output: list[str]) -> bool:
+        """Take any line for a yes."""
+        return bool(output)
+
+
+def restart_deferred(engine: Engine) -> bool:
+    """For an operation: whether the engine may not be restarted now. Without containers a restart interrupts nothing."""
+    level = disruption.ENGINE_RESTART if host.get_fact(ContainersRun, engine=engine) else Disruption.NONE
+    return disruption.deferred(f"restart of {engine}", level, of_nics=False)
+
+
+def configure(
+    key: str,
+    restarts: Engine | None,
+    dry_run: DryRun,
+    would_lose: Callable[[str], str],
+    apply: StringCommand,
+    done: str,
+) -> Commands:
     """Run ``apply`` if the dry run says that there is something to do. Refuse its faults, and to lose the operator's settings.
+
+    ``restarts``: the engine that ``apply`` may restart, so it waits until that is allowed; None: it is only reloaded.
 
     ``would_lose``: the message for these settings; messages name the inventory's ``key``. ``done``: there is nothing to do.
     """
@@ -60,7 +92,8 @@ def configure(key: str, dry_run: DryRun, would_lose: Callable[[str], str], apply
     elif dry_run.changes and dry_run.lost:
         yield refuse(f"{key}: {would_lose(', '.join(dry_run.lost))}")
     elif dry_run.changes or dry_run.pending:
-        yield apply
+        if restarts is None or not restart_deferred(restarts):
+            yield apply
     else:
         host.noop(done)
 

@@ -21,7 +21,7 @@ from pyinfra.operations import files
 
 from agent.report.names import STATE_FOLDER
 from agent.spec.validators import Matches
-from tasks import packages, reboot
+from tasks import disruption, packages, reboot
 from tasks.common import texts
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key, record
@@ -338,7 +338,7 @@ fi
 
 @operation()
 def load(wanted: Erdma, release: str | None) -> Commands:
-    """Load the driver. Reload it if another build or mode is loaded, or request a reboot if it is in use."""
+    """Load the driver. Reload it if another build or mode is loaded, or request a reboot if that is not allowed now."""
     running = host.get_fact(dkms.RunningKernel)
     if release not in (None, running):
         host.noop(f"the driver is loaded once the kernel {release} runs")
@@ -358,13 +358,14 @@ def load(wanted: Erdma, release: str | None) -> Commands:
     if not module.stale and mode in (None, have.compat_mode):
         yield from reboot.withdraw(MODULE)
         return
+    reason = (
+        "another build of erdma than the installed one is loaded" if module.stale else f"compat_mode={letter} is wanted"
+    )
     if have.users:
-        reason = (
-            "another build of erdma than the installed one is loaded"
-            if module.stale
-            else f"compat_mode={letter} is wanted"
-        )
         yield from reboot.request(MODULE, f"{reason}, and the loaded driver is in use")
+        return
+    if disruption.deferred("reload of erdma", disruption.DRIVER_RELOAD, of_nics=True):
+        yield from reboot.request(MODULE, reason)
         return
     yield from reboot.withdraw(MODULE)
     yield script(_LOAD, letter, "yes")

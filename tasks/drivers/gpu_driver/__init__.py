@@ -29,7 +29,7 @@ from pyinfra.facts.server import Arch
 from pyinfra.operations import files
 
 from agent.spec.validators import Matches
-from tasks import packages
+from tasks import disruption, packages
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key, record
 from tasks.common.facts import FactBase
@@ -112,6 +112,11 @@ def install() -> None:
     """
     wanted = GPU_DRIVER.here()
     if wanted is None:
+        return
+    # The programs of another version do not work with the loaded modules, so these must be replaced at once.
+    if host.get_fact(modules.LoadedVersion) not in (None, wanted.version) and disruption.deferred(
+        f"the GPU driver {wanted.version}", disruption.DRIVER_RELOAD, of_nics=False
+    ):
         return
     system = packages.system()
     names = package_names(wanted, system)

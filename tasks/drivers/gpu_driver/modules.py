@@ -12,7 +12,7 @@ from pyinfra.api.operation import operation
 from pyinfra.context import host
 
 from agent.report.printable import printable
-from tasks import reboot
+from tasks import disruption, reboot
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.facts import FactBase
 from tasks.drivers.peer_memory import OPEN, PeerMemorySupport
@@ -130,7 +130,7 @@ def _is_current(module: dkms.Module, version: str) -> bool:
 
 @operation()
 def load(wanted_open: bool, version: str) -> Commands:
-    """Load the installed modules. Load them again if others are loaded, or request a reboot if those are in use."""
+    """Load the installed modules. Load them again if others are loaded, or request a reboot if that is not allowed now."""
     if kernel.skip_until_booted("the driver is loaded"):
         return
     module = host.get_fact(dkms.ModuleState, module=MODULE)
@@ -157,6 +157,9 @@ def load(wanted_open: bool, version: str) -> Commands:
     if users is None or users:
         host.log(printable(f"gpu_driver: the loaded driver is in use by {named(users)}"))
         yield from _request_reboot(f"the driver {version} is installed, and another is loaded and in use")
+        return
+    if module.is_loaded and disruption.deferred("reload of the GPU driver", disruption.DRIVER_RELOAD, of_nics=False):
+        yield from _request_reboot(f"the driver {version} is installed, and another is loaded")
         return
     yield script(_LOAD, "yes" if module.is_loaded else "no", _NOT_LOADED)
     if not module.is_loaded or not host.state.is_executing:

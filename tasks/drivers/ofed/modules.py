@@ -12,7 +12,7 @@ from pyinfra.api.command import StringCommand
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
-from tasks import reboot
+from tasks import disruption, reboot
 from tasks.common.commands import Commands, refuse, script, warn
 from tasks.common.facts import FactBase
 from tasks.host import kernel
@@ -348,7 +348,7 @@ def remedy(holders: list[str]) -> list[str]:
 
 @operation()
 def load_installed(task: str) -> Commands:
-    """Reload modules that are not the installed ones, if nothing uses them; else request a reboot.
+    """Reload modules that are not the installed ones, if nothing uses them and the policy allows it; else request a reboot.
 
     :param task: the task's name in the reboot request.
     """
@@ -371,6 +371,9 @@ def load_installed(task: str) -> Commands:
     if not stack.stale:
         host.noop("the loaded modules are the installed ones")
         yield from reboot.withdraw(task)
+        return
+    if disruption.deferred("reload of OFED's modules", disruption.DRIVER_RELOAD, of_nics=True):
+        yield from _request_reboot(task, stack)
         return
     users = host.get_fact(OfedUsers, modules=tuple(module.name for module in stack.modules))
     if users is None or users:
