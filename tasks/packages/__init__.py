@@ -71,7 +71,14 @@ DISTRIBUTIONS = {
     "fedora": Distribution("Fedora", "rhel", 36, 36),
 }
 
-APT = """
+NO_RESTARTS = "export NEEDRESTART_SUSPEND=1\n"
+"""The start of a script in which apt may run. After each run of apt, Ubuntu 24.04's needrestart would restart services whose
+libraries were replaced, as containerd, the kubelet or slurmd, without a question. Since needrestart 3.0 its hook (apt-pinvoke)
+does nothing in this environment."""
+
+APT = (
+    NO_RESTARTS
+    + """
 apt_update() {
   left=60
   until output=$(LC_ALL=C apt-get -q update 2>&1); do
@@ -93,6 +100,7 @@ complete() {
 }
 apt_install() { apt_once "$@" || { complete && apt_once "$@"; }; }
 """
+)
 """The shell functions `apt_update` and `apt_install OPTIONS install -- PACKAGES`. Both wait up to five minutes for another apt,
 which often runs after a server's first boot. (DPkg::Lock::Timeout does not apply to apt-get update, hence the loop.)
 

@@ -289,7 +289,10 @@ def run_installer(made: Path, sha256: str, note: Path, mad: str = "no") -> subpr
 
 
 def test_the_installer_is_run_only_with_its_checksum(tmp_path: Path) -> None:
-    made = archive(tmp_path, f'#!/bin/sh\necho "$ERDMA_CM_NO_BOUND_IF $ERDMA_FORCE_MAD_ENABLE $*" > {tmp_path}/ran\n')
+    made = archive(
+        tmp_path,
+        f'#!/bin/sh\necho "$ERDMA_CM_NO_BOUND_IF $ERDMA_FORCE_MAD_ENABLE $NEEDRESTART_SUSPEND $*" > {tmp_path}/ran\n',
+    )
     note = tmp_path / "lib" / "note"
     refused = run_installer(made, SHA256, note)
     checksum = hashlib.sha256(made.read_bytes()).hexdigest()
@@ -298,11 +301,11 @@ def test_the_installer_is_run_only_with_its_checksum(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
     done = run_installer(made, checksum, note)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "ran").read_text() == "1  --batch\n"
+    assert (tmp_path / "ran").read_text() == "1  1 --batch\n"
     assert note.read_text() == f"{checksum}\n"
     # As the vendor's controller runs it for the mode that is compatible with RoCE.
     assert run_installer(made, checksum, note, "yes").returncode == 0
-    assert (tmp_path / "ran").read_text() == "1 1 --batch\n"
+    assert (tmp_path / "ran").read_text() == "1 1 1 --batch\n"
 
 
 def test_an_installer_that_fails_shows_the_build_log_and_is_run_again(tmp_path: Path) -> None:

@@ -80,6 +80,16 @@ def test_another_apt_is_waited_for(tmp_path: Path) -> None:
     assert last.endswith(" --no-install-recommends install -- jq kmod")
 
 
+def test_needrestart_does_not_restart_services_after_apt(tmp_path: Path) -> None:
+    # As the hook that apt runs after dpkg, in apt's environment (apt-pinvoke of needrestart 3.0 and later).
+    hook = f'if [ -z "$NEEDRESTART_SUSPEND" ]; then touch {tmp_path}/restarted; fi'
+    program(tmp_path / "bin/apt-get", f'echo "$*" >> {tmp_path}/ran; {hook}')
+    text = f"{packages.APT}apt_update\napt_install install -- rdma-core"
+    sh(text, PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
+    assert len((tmp_path / "ran").read_text().splitlines()) == 2
+    assert not (tmp_path / "restarted").exists()
+
+
 def test_other_errors_of_apt_end_it_at_once(tmp_path: Path) -> None:
     program(tmp_path / "bin/sleep", f"touch {tmp_path}/slept")
     program(tmp_path / "bin/apt-get", "echo 'E: The repository is not signed.' >&2; exit 100")
