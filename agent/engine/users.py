@@ -9,20 +9,18 @@ from typing import TypeVar
 from attrs import evolve, frozen
 
 from agent.engine.storage import storage
+from agent.hardware.bonds import bond_of_ports, ports_of, vrf
 from agent.hardware.functions import (
     NET,
     PCI,
-    bond_of_ports,
     driver,
     ifindex,
     ipoib_children,
     netdev,
     pci_of,
-    ports_of,
     targets,
     vf_count,
     virtio_children,
-    vrf,
 )
 from agent.hardware.rdma import CHAR_DEVICES, Reader
 from agent.hardware.sysfs import names_or_none

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 
 from attrs import define, field, frozen
 
-from agent.hardware.functions import NET, PCI, RDMA, bonded, rdma_devices
+from agent.hardware.bonds import bonded, rdma_devices
+from agent.hardware.functions import NET, PCI, RDMA
 from agent.hardware.sysfs import names_or_none, numbered, read_or, whole
 from agent.machine import Files
 

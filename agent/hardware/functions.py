@@ -82,18 +82,34 @@ def driver(files: Files, address: str) -> str | None:
         return None
 
 
-# In switchdev mode the netdevs that represent VFs and subfunctions are in the PF's folder, too (devlink_port.c,
-# __devlink_port_phys_port_name_get: pf0vf1, c1pf0sf88).
-_REPRESENTOR = re.compile(r"(c\d+)?pf\d+((vf|sf)\d+)?")
+# The phys_port_name of a function's own netdev: none, p0, p0s1 for a part of a port (__devlink_port_phys_port_name_get in
+# net/devlink/port.c), n0 (nfp). In switchdev mode the netdevs that represent VFs and subfunctions are in the PF's folder, too,
+# with other names: pf0vf1, c1pf0sf88, pf0vfr1 (ice_repr.c), p0pf0vf1 (ef100_rep.c), pf0s1 (nfp_port.c), 1 (older mlx5).
+_OWN_PORT = re.compile(r"([np]\d+(s\d+)?)?")
 
 
 def netdev(files: Attributes, address: str) -> str | None:
-    """The function's netdev in the host's network namespace; None if it has none, or it was moved away."""
+    """The function's netdev in the host's network namespace; None if it has none, or it was moved away.
+
+    Of several ports (ConnectX-3) it is that of the first.
+    """
+    return next(iter(port_netdevs(files, address)), None)
+
+
+def port_netdevs(files: Attributes, address: str) -> list[str]:
+    """The netdevs of a function's ports in their order, without those of representors.
+
+    Most functions have one port. Those of ConnectX-3 (mlx4) and PF 4 of Chelsio's cards have a netdev for each of several.
+    """
     names = names_or_none(files, f"{PCI}/{address}/net")
-    if len(names) > 1:
-        ports = {name: read_or(files, f"{NET}/{name}/phys_port_name", "") for name in names}
-        names = [name for name in names if not _REPRESENTOR.fullmatch(ports[name])]
-    return names[0] if names else None
+    # A representor stands alone only where VFs are and the PF's netdev was moved away.
+    path = f"{PCI}/{address}"
+    if not names or (len(names) == 1 and (_is_vf(files, address) or not number_or(files, f"{path}/sriov_numvfs", 0))):
+        return names
+    own = [name for name in names if _OWN_PORT.fullmatch(read_or(files, f"{NET}/{name}/phys_port_name", ""))]
+    # The PF's netdev is older than representors, should a driver name none of them.
+    order = {name: [number_or(files, f"{NET}/{name}/{file}", 0) for file in ("dev_port", "ifindex")] for name in own}
+    return sorted(own, key=order.__getitem__)
 
 
 def virtio_children(names: Iterable[str]) -> list[str]:
@@ -101,111 +117,16 @@ def virtio_children(names: Iterable[str]) -> list[str]:
     return [name for name in names if re.fullmatch(r"virtio\d+", name)]
 
 
-def physical_function(files: Files, address: str) -> str:
+def _is_vf(files: Attributes, address: str) -> bool:
+    return physical_function(files, address) != address
+
+
+def physical_function(files: Attributes, address: str) -> str:
     """The address of a VF's PF; a PF's own address."""
     try:
         return files.target(f"{PCI}/{address}/physfn")
     except FileNotFoundError:
         return address
-
-
-def rdma_devices(files: Files, address: str) -> list[str]:
-    """The RDMA devices of a function.
-
-    With RoCE LAG the ports of a card share one device, ``mlx5_bond_0``, which sysfs shows only under the first port. Its netdev
-    is the bond (gid_attrs/ndevs), so another port is recognised by its netdev being in that bond. This follows the vendor's
-    documents (NVIDIA, "RoCE over LAG"; drivers/infiniband/hw/mlx5/main.c) and was not tried on such a card.
-    """
-    own = names_or_none(files, f"{PCI}/{address}/infiniband")
-    name = netdev(files, address)
-    if own or name is None or (bond := master(files, name)) is None:
-        return own
-    return [
-        device
-        for other in ports_of(files, bond)
-        if physical_function(files, other) == other != address and _are_one_card(files, address, other)
-        for device in names_or_none(files, f"{PCI}/{other}/infiniband")
-        if rdma_bond(files, device) == bond
-    ]
-
-
-def _are_one_card(files: Files, one: str, other: str) -> bool:
-    """Whether two functions are ports of one card, which may be on different buses (passed through, or socket direct).
-
-    mlx5 pairs those with the same system image GUID (mlx5_same_hw_devs, drivers/net/ethernet/mellanox/mlx5/core/dev.c). In RoCE
-    LAG the one without an RDMA device is known by its driver.
-    """
-    if one.rpartition(".")[0] == other.rpartition(".")[0]:
-        return True
-    guids = {each: _system_image_guid(files, each) for each in (one, other)}
-    if "" in guids.values():
-        return any(guids.values()) and driver(files, one) == driver(files, other) is not None
-    return guids[one] == guids[other]
-
-
-def _system_image_guid(files: Files, address: str) -> str:
-    """The GUID that all RDMA devices of a card have; empty without such a device."""
-    devices = names_or_none(files, f"{PCI}/{address}/infiniband")
-    return next((read_or(files, f"{RDMA}/{device}/sys_image_guid", "") for device in devices[:1]), "")
-
-
-def rdma_bond(files: Files, device: str) -> str | None:
-    """The bond whose two ports an RDMA device serves (RoCE LAG); None for a device with a netdev of its own."""
-    folder = f"{RDMA}/{device}/ports/1/gid_attrs/ndevs"
-    name = next((read_or(files, f"{folder}/{index}", "") for index in names_or_none(files, folder)[:1]), "")
-    return name if name and bonded(files, name) else None
-
-
-def lag_device(files: Files, address: str) -> str | None:
-    """The RDMA device that a function's port shares with the other ports of its card (RoCE LAG); None without one."""
-    return next((device for device in rdma_devices(files, address) if rdma_bond(files, device) is not None), None)
-
-
-def bond_of_ports(files: Files, address: str) -> str | None:
-    """The bond of a function's netdev, if all its members are ports of this card, so that they may have RoCE LAG.
-
-    So ConnectX sees it (mlx5_handle_changeupper_event, drivers/net/ethernet/mellanox/mlx5/core/lag/lag.c).
-    """
-    name = netdev(files, address)
-    if name is None or (bond := master(files, name)) is None:
-        return None
-    ports = [port for port in ports_of(files, bond) if _are_one_card(files, address, port)]
-    return bond if len(ports) == len(bonded(files, bond)) > 1 else None
-
-
-def ports_of(files: Files, bond: str) -> list[str]:
-    """The PCI addresses of the functions whose netdevs are members of a bond."""
-    return [function for member in bonded(files, bond) if (function := _parent(files, member))]
-
-
-def _parent(files: Files, name: str) -> str:
-    """The PCI address of a netdev's function; empty if it has none."""
-    try:
-        return files.target(f"{NET}/{name}/device")
-    except OSError:
-        return ""
-
-
-def bonded(files: Files, name: str) -> tuple[str, ...]:
-    """The member netdevs of a bond; empty if the netdev is not a bond."""
-    return tuple(read_or(files, f"{NET}/{name}/bonding/slaves", "").split())
-
-
-def master(files: Files, name: str) -> str | None:
-    """The netdev whose member a netdev is (a bond, a bridge, a VRF); None if it is no member."""
-    try:
-        return files.target(f"{NET}/{name}/master")
-    except OSError:
-        return None
-
-
-def vrf(files: Files, link: Link) -> str | None:
-    """The VRF that a netdev is in; None if it is in none.
-
-    A VRF only says which routing table the netdev has (Documentation/networking/vrf.rst): the netdev keeps its addresses, and
-    packets pass it as before. Other masters take over what their members receive.
-    """
-    return master(files, link.name) if link.member_of == "vrf" else None
 
 
 def vf_count(files: Files, address: str) -> int:

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from attrs import frozen
 
-from agent.hardware.functions import master, vrf
+from agent.hardware.bonds import master, vrf
 from agent.hardware.sysfs import names_or_none, read_or
 from agent.machine import Files, Link
 

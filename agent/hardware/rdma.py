@@ -14,7 +14,8 @@ from typing import Literal
 
 from attrs import evolve, frozen
 
-from agent.hardware.functions import NET, RDMA, device_path, rdma_devices, virtio_children
+from agent.hardware.bonds import rdma_devices
+from agent.hardware.functions import NET, RDMA, device_path, virtio_children
 from agent.hardware.sysfs import ABSENT, numbered, whole
 from agent.machine import Files
 

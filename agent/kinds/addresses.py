@@ -17,7 +17,8 @@ from ipaddress import ip_interface
 
 from attrs import evolve, field, frozen
 
-from agent.hardware.functions import ifindex_of, netdev, netdev_of, pci_of, vrf
+from agent.hardware.bonds import vrf
+from agent.hardware.functions import ifindex_of, netdev, netdev_of, pci_of
 from agent.hardware.network_managers import Claim, claim
 from agent.hardware.sysfs import read_or, whole
 from agent.kinds import Reading, links

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 from attrs import evolve, frozen
 
-from agent.hardware.functions import device_path, lag_device, vf_count
+from agent.hardware.bonds import lag_device
+from agent.hardware.functions import device_path, vf_count
 from agent.hardware.sysfs import number_or
 from agent.kinds import links
 from agent.machine import Machine

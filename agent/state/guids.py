@@ -17,9 +17,10 @@ GUID_LENGTH = len("00:00:00:00:00:00:00:00")
 
 
 def port_guid(link: Link | None) -> str:
-    """The GUID of the port that a netdev is on; empty if that is not an InfiniBand port."""
+    """The GUID of the port that a netdev is on; empty if that is no InfiniBand port, or has no GUID (0)."""
     address = (link.permanent_mac or link.mac) if link else ""
-    return address[-GUID_LENGTH:] if address.count(":") == ADDRESS_OCTETS - 1 else ""
+    guid = address[-GUID_LENGTH:]
+    return guid if address.count(":") == ADDRESS_OCTETS - 1 and guid.strip("0:") else ""
 
 
 @lru_cache(maxsize=16384)

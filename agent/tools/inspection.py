@@ -6,7 +6,6 @@ Devices may come and go meanwhile: what cannot be read is None or empty.
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -14,18 +13,19 @@ from typing import TypeVar
 
 from attrs import evolve, frozen
 
+from agent.hardware import pci_ids
+from agent.hardware.bonds import bonded, rdma_devices
 from agent.hardware.functions import (
     NET,
     PCI,
-    bonded,
     device_path,
     driver,
     is_network,
-    netdev,
+    port_netdevs,
     product,
-    rdma_devices,
     serial_numbers,
     vf_addresses,
+    virtio_children,
 )
 from agent.hardware.rdma import CHAR_DEVICES, Gid, RdmaDevice, RdmaPort, Reader
 from agent.hardware.sysfs import whole
@@ -37,9 +37,6 @@ from agent.spec.ranges import format_ranges
 from agent.spec.vf_attributes import ordered
 from agent.state.snapshot import nic_names
 from agent.vendors import vendor as family
-
-# Debian's folder, then that of the RPM distributions.
-PCI_IDS = ("/usr/share/misc/pci.ids", "/usr/share/hwdata/pci.ids")
 
 WIDTH = 80
 
@@ -88,9 +85,10 @@ class NetworkFunction:
     ``model``: the product name of its VPD (PCI Local Bus Specification 3.0, appendix I), else what pci.ids calls it.
     ``vendor`` and ``device`` are hexadecimal ids, ``serials`` what a selector's ``serial`` may be. ``numa_node`` is None where
     the firmware gives none. ``index`` is the number of a VF, and ``granted`` what its PF says of it (IFLA_VFINFO_LIST).
-    ``nic``: the name of the NIC of the spec whose function it is, or of which it is a VF. ``netdevs``: its own first, then
-    those of representors (switchdev). ``total_vfs`` is 0 without SR-IOV. With RoCE LAG the two ports of a card have one RDMA
-    device, and both show it in ``rdma``.
+    ``nic``: the name of the NIC of the spec whose function it is, or of which it is a VF. ``netdevs``: one for each of its
+    ports; ``representors``: the others in its folder, which represent VFs and subfunctions (switchdev). ``total_vfs`` is 0
+    without SR-IOV. With RoCE LAG the two ports of a card have one RDMA device, and both show it in ``rdma``.
+    ``management_rdma``: its RDMA devices that carry no data (:meth:`Reader.carrying`).
     """
 
     address: str
@@ -109,6 +107,8 @@ class NetworkFunction:
     vfs: tuple[NetworkFunction, ...] = ()
     serials: tuple[str, ...] = ()
     nic: str | None = None
+    representors: tuple[Netdev, ...] = ()
+    management_rdma: tuple[str, ...] = ()
 
 
 @frozen
@@ -130,7 +130,8 @@ def inspect(machine: Machine, spec: NodeSpec | None = None) -> Inspection:
     """Read the machine once. ``spec``: names the NICs of the functions."""
     reader = _Reader(machine, nic_names(machine, spec) if spec else {})
     functions = tuple(reader.functions())
-    claimed = {device.name for function in functions for owner in (function, *function.vfs) for device in owner.rdma}
+    owners = [owner for function in functions for owner in (function, *function.vfs)]
+    claimed = {name for owner in owners for name in (*(device.name for device in owner.rdma), *owner.management_rdma)}
     others = tuple(reader.rdma_device(name) for name in reader.rdma.all() if name not in claimed)
     return Inspection(functions, others, reader.rdma.rdma_cm)
 
@@ -144,7 +145,7 @@ class _Reader:
         self._files = machine.files
         self._links = {link.name: link for link in machine.netlink.links()}
         self._addresses = _unless_gone(machine.netlink.addresses) or {}
-        self._pci_ids = next((text for path in PCI_IDS if (text := self._text(path))), "")
+        self._pci_ids = next((text for path in pci_ids.PATHS if (text := self._text(path))), "")
         self.rdma = Reader(machine.files)
         self._char_devices = self.rdma.char_devices()
 
@@ -184,16 +185,17 @@ class _Reader:
         path = device_path(address)
         vendor = self._text(f"{path}/vendor").removeprefix("0x")
         device = self._text(f"{path}/device").removeprefix("0x")
-        netdevs = tuple(self._netdev(self._links[name]) for name in self._net(address) if name in self._links)
+        own = self._net(address)
+        netdevs = self._netdevs(own)
         sole = netdevs[0].name if len(netdevs) == 1 else None
         shared = () if index is not None else _unless_gone(lambda: rdma_devices(self._files, address)) or ()
-        rdma = tuple(
-            self.rdma_device(name, sole) for name in self.rdma.carrying(address, self.rdma.below(address)) or shared
-        )
+        below = self.rdma.below(address)
+        carrying = self.rdma.carrying(address, below)
+        rdma = tuple(self.rdma_device(name, sole) for name in carrying or shared)
         firmware = [netdev.firmware for netdev in netdevs] + [device.firmware for device in rdma]
         return NetworkFunction(
             address=address,
-            model=product(self._files, address) or pci_name(self._pci_ids, vendor, device),
+            model=product(self._files, address) or pci_ids.name(self._pci_ids, vendor, device),
             vendor=vendor,
             device=device,
             driver=_unless_gone(lambda: driver(self._files, address)),
@@ -208,17 +210,18 @@ class _Reader:
             vfs=vfs,
             serials=serial_numbers(self._files, address)[0] if index is None else (),
             nic=nic,
+            representors=self._netdevs(name for name in self._names(f"{path}/net") if name not in own),
+            management_rdma=tuple(name for name in below if name not in carrying),
         )
 
+    def _netdevs(self, names: Iterable[str]) -> tuple[Netdev, ...]:
+        return tuple(self._netdev(self._links[name]) for name in names if name in self._links)
+
     def _net(self, address: str) -> list[str]:
-        """The netdevs of a function, its own before those of representors. A virtio function has them below a child device."""
+        """The netdevs of a function's ports. A virtio function has them below a child device."""
         path = device_path(address)
-        children = [name for name in self._names(path) if re.fullmatch(r"virtio\d+", name)]
-        parents = (path, *(f"{path}/{child}" for child in children))
-        own = _unless_gone(lambda: netdev(self._files, address))
-        return sorted(
-            (name for parent in parents for name in self._names(f"{parent}/net")), key=lambda name: name != own
-        )
+        below = [name for child in virtio_children(self._names(path)) for name in self._names(f"{path}/{child}/net")]
+        return below or _unless_gone(lambda: port_netdevs(self._files, address)) or []
 
     def _netdev(self, link: Link) -> Netdev:
         return Netdev(
@@ -280,17 +283,6 @@ def _unless_gone(read: Callable[[], T]) -> T | None:
         return None
 
 
-def pci_name(pci_ids: str, vendor: str, device: str) -> str:
-    """A device's name in the text of pci.ids: vendor and device as lspci prints them, or the vendor alone."""
-    # The text has a megabyte: searching it with a pattern would take longer than everything else here.
-    start = pci_ids.find(f"\n{vendor}  ") + 1 if vendor else 0
-    section = re.compile(r"\w+  (.*)\n((?:[\t#].*\n|\n)*)").match(pci_ids, start) if start else None
-    if section is None:
-        return ""
-    match = re.search(rf"^\t{re.escape(device)}  (.*)$", section[2], re.MULTILINE)
-    return f"{section[1]} {match[1]}" if match else section[1]
-
-
 # --- showing ---------------------------------------------------------------------------------------------
 
 
@@ -325,10 +317,14 @@ def _block(function: NetworkFunction, width: int, indent: str = "") -> list[str]
         lines += _wrapped(inner, "granted", _granted(function.granted), width)
     for each in function.netdevs:
         lines += _wrapped(inner, "netdev", _netdev_facts(each), width)
+    for each in function.representors:
+        lines += _wrapped(inner, "representor", _netdev_facts(each), width)
     if not function.netdevs and function.driver and not function.rdma and family(function.driver).has_netdev:
         lines += [f"{inner}{'netdev':<8} none in this network namespace"]
     for device in function.rdma:
         lines += _rdma_lines(device, inner, width)
+    for name in function.management_rdma:
+        lines += _wrapped(inner, "rdma", [name, "for management only"], width)
     if function.interrupts:
         lines += _wrapped(inner, "irqs", map(_irq_fact, function.interrupts), width)
     return lines + [line for each in function.vfs for line in _block(each, width, inner)]

@@ -5,7 +5,7 @@ import pytest
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import dry_run
-from agent.hardware.functions import bond_of_ports, rdma_devices
+from agent.hardware.bonds import bond_of_ports, rdma_devices
 from agent.machine import Link
 from agent.report.records import Change, Disruption
 from agent.spec.node import NodeSpec, from_mapping
@@ -165,3 +165,18 @@ def test_two_ports_are_of_one_card_by_their_system_image_guid(guid: str, bond: s
         kernel.rdma.add(pf, f"mlx5_{number}", f"enp{number}")
     kernel.tree.put("/sys/class/infiniband/mlx5_1/sys_image_guid", guid)
     assert [bond_of_ports(kernel.files, pf) for pf in PASSED_THROUGH] == [bond, bond]
+
+
+NO_GUID = "0000:0000:0000:0000"
+
+
+@pytest.mark.parametrize("second", [None, NO_GUID, "0200:00ff:fe00:0002"])
+def test_a_system_image_guid_of_0_pairs_no_ports(second: str | None) -> None:
+    kernel = on_two_buses(*PASSED_THROUGH)
+    for number, guid in enumerate((NO_GUID, second)):
+        if guid is not None:
+            kernel.rdma.add(PASSED_THROUGH[number], f"mlx5_{number}", "bond0")
+            kernel.tree.put(f"/sys/class/infiniband/mlx5_{number}/sys_image_guid", guid)
+    assert [bond_of_ports(kernel.files, pf) for pf in PASSED_THROUGH] == [None, None]
+    own = [[f"mlx5_{number}"] if guid else [] for number, guid in enumerate((NO_GUID, second))]
+    assert [rdma_devices(kernel.files, pf) for pf in PASSED_THROUGH] == own

@@ -59,6 +59,16 @@ def test_each_vf_gets_guids_of_its_own_before_it_is_bound_and_they_stay(kernel: 
     assert not dry_run(kernel.machine(), wanted).changes
 
 
+def test_no_guid_is_derived_from_a_port_without_one() -> None:
+    # Else the VFs of each such node would have the same GUIDs.
+    kernel = Kernel()
+    kernel.add_nic(PF, "ibp33s0", "00:00:10:86:fe:80" + ":00" * 14)
+    kernel.sriov.able.add(PF)
+    result = settle(kernel, spec(vfs={"count": 2}))
+    assert is_ready(result.conditions), result.conditions
+    assert {(vf.node_guid, vf.port_guid) for vf in kernel.vfs(PF)} == {(None, None)}
+
+
 def test_a_vf_whose_node_guid_another_program_sets_again_and_again_is_bound_again_seldom(kernel: Kernel) -> None:
     kernel.rdma.rxe = True
     failures, rebound = Failures(), 0

@@ -1,5 +1,7 @@
 """RDMA devices and the RDMA subsystem on the simulated kernel: what is set, and the conditions of the probes."""
 
+import re
+
 import pytest
 
 from agent.engine.context import Goal, Memory
@@ -344,8 +346,11 @@ def test_a_device_for_management_alone_is_not_judged(kernel: Kernel, name: str) 
     wanted = from_mapping({"node_name": "n1", "nics": [nic]})
     result = converge(kernel.machine(), Goal(wanted), Memory(lambda: 0.0))
     assert is_ready(result.conditions), result.conditions
-    shown = next(function for function in inspect(kernel.machine()).functions if function.address == PF0)
-    assert [device.name for device in shown.rdma] == ["mlx5_0"]
+    inspection = inspect(kernel.machine())
+    shown = next(function for function in inspection.functions if function.address == PF0)
+    assert ([device.name for device in shown.rdma], shown.management_rdma) == (["mlx5_0"], (name,))
+    assert inspection.other_rdma == ()
+    assert re.search(rf"rdma +{name}  for management only", render(inspection))
     assert '"rate": 800' in derive_inventory(kernel.machine(), "h1", "n1", []).text
 
 

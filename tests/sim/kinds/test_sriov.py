@@ -19,7 +19,7 @@ from agent.machine import Link
 from agent.report.records import Disruption
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
-from agent.tools.inspection import inspect
+from agent.tools.inspection import inspect, render
 from tests.sim.kernel import Kernel, Netdev
 
 PF, OTHER = "0000:21:00.0", "0000:41:00.0"
@@ -413,17 +413,55 @@ def test_a_vf_of_a_pf_that_is_down_is_not_bound_again_and_again(kernel: Kernel) 
     assert link.mac == vf_attributes(kernel, 0)["mac"]
 
 
-@pytest.mark.parametrize("port", ["pf0vf1", "c1pf0sf88", "pf0"])
-def test_the_netdev_of_a_representor_is_not_the_pf_s(port: str) -> None:
+REPRESENTORS = ["pf0vf1", "c1pf0sf88", "pf0", "pf0sf1", "pf0vfr1", "p0pf0vf1", "pf0s1", "1"]
+
+
+def represent(kernel: Kernel, name: str, ifindex: int, port: str) -> None:
+    kernel.appear(Netdev(PF, Link(ifindex, name, f"02:aa:00:00:00:{ifindex}", "", 1500, False, False)))
+    if port:
+        kernel.tree.put(f"/sys/class/net/{name}/phys_port_name", port)
+
+
+def shown(kernel: Kernel) -> tuple[list[str], list[str]]:
+    """The PF's netdevs and representors in `trackbed inspect`. Device plugins select VFs by the first netdev (pfNames)."""
+    function = inspect(kernel.machine()).functions[0]
+    return [each.name for each in function.netdevs], [each.name for each in function.representors]
+
+
+@pytest.mark.parametrize("own", ["", "p0", "p0s1", "n0"])
+@pytest.mark.parametrize("port", REPRESENTORS)
+def test_the_netdev_of_a_representor_is_not_the_pf_s(port: str, own: str) -> None:
     kernel = Kernel()
     kernel.add_nic(PF, "rail0", MAC)
-    kernel.appear(Netdev(PF, Link(99, "eth0", "02:aa:00:00:00:01", "", 1500, False, False)))
-    kernel.tree.put("/sys/class/net/rail0/phys_port_name", "p0")
-    kernel.tree.put("/sys/class/net/eth0/phys_port_name", port)
+    represent(kernel, "eth0", 99, port)
+    if own:
+        kernel.tree.put("/sys/class/net/rail0/phys_port_name", own)
     assert is_ready(settle(kernel, spec(mtu=9000)).conditions)
     assert {name: found.link.mtu for name, found in kernel.netdevs.items()} == {"rail0": 9000, "eth0": 1500}
-    # The device plugins select VFs by the first netdev of their PF (pfNames).
-    assert [netdev.name for netdev in inspect(kernel.machine()).functions[0].netdevs] == ["rail0", "eth0"]
+    assert shown(kernel) == (["rail0"], ["eth0"])
+    assert "representor eth0" in render(inspect(kernel.machine()))
+
+
+def test_of_netdevs_without_a_port_name_the_oldest_is_the_pf_s() -> None:
+    kernel = Kernel()
+    kernel.add_nic(PF, "rail0", MAC)
+    represent(kernel, "eth0", 99, "")
+    assert netdev(kernel.files, PF) == "rail0"
+
+
+@pytest.mark.parametrize("port", REPRESENTORS)
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_representor_is_not_the_netdev_of_a_pf_whose_own_is_away(kernel: Kernel, count: int, port: str) -> None:
+    settle(kernel, spec({"count": count}))
+    kernel.move_away(PF)
+    for number in range(count):
+        represent(kernel, f"eth{number}", 90 + number, port)
+    kernel.writes.clear()
+    result = settle(kernel, spec({"count": count}, mtu=9000))
+    assert not [written for written in kernel.writes if "eth" in written[0]]
+    assert {each.link.mtu for each in kernel.netdevs.values() if each.function == PF} == {1500}
+    assert result.have["links"][PF][PF].link is None
+    assert shown(kernel) == ([], [f"eth{number}" for number in range(count)])
 
 
 def test_a_vf_below_a_team_or_a_macvlan_is_not_bound_again_for_the_address_that_those_set(kernel: Kernel) -> None:

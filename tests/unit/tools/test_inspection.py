@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from attrs import fields
 
-from agent.hardware.functions import rdma_devices
+from agent.hardware import pci_ids
+from agent.hardware.bonds import rdma_devices
 from agent.hardware.rdma import CharDevice, Gid, RdmaDevice, RdmaPort
 from agent.machine import Link, VfInfo
 from agent.report.records import to_plain
@@ -19,7 +20,6 @@ from agent.tools.inspection import (
     Netdev,
     NetworkFunction,
     inspect,
-    pci_name,
     render,
 )
 from tests.sim import absent
@@ -50,7 +50,7 @@ C 02  Network controller
     ],
 )
 def test_pci_name(vendor: str, device: str, name: str) -> None:
-    assert pci_name(PCI_IDS, vendor, device) == name
+    assert pci_ids.name(PCI_IDS, vendor, device) == name
 
 
 class Refusing:
