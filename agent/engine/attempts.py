@@ -1,4 +1,4 @@
-"""Makes a kind's changes one after the other: decides whether each may be made now, and writes it."""
+"""Makes a kind's changes one after the other: decides whether each may be made now, and writes it. Links come up last."""
 
 from __future__ import annotations
 
@@ -10,17 +10,74 @@ from attrs import evolve
 
 from agent.engine.contention import REMADE, Write
 from agent.engine.context import PassContext
+from agent.engine.observation import observed
 from agent.engine.retry import identity
 from agent.engine.users import User, is_owned, with_affected
 from agent.hardware.functions import REMEDY, ifindex_now
-from agent.kinds import Kind, by_name
+from agent.kinds import Kind, by_name, links, vf_links
 from agent.report.disruption_policy import Allowed, allowed
 from agent.report.records import HOST, Change, Disruption, Outcome
+from agent.state.scope import alone
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
 
 WRITES = 2
 """How often one pass writes a value that the driver accepts, but that reads back unchanged."""
+
+
+def make(
+    context: PassContext,
+    want: Wanted,
+    have: Snapshot,
+    kind: Kind,
+    changes: list[Change],
+    plan: Callable[[Kind, Wanted, Snapshot], list[Change]],
+) -> tuple[Wanted, Snapshot, list[Outcome]]:
+    """Make a kind's changes; those that bring a link up come last, after the settings that are free until then.
+
+    :param plan: the changes of any kind.
+    :returns: also what is wanted and read, with the links as they are now.
+    """
+    others = [change for change in changes if not sets_state(change) or change.after != "up"]
+    outcomes = attempts(context, want, have, kind, kind.arranged(others))
+    if ups := [change for change in changes if sets_state(change) and change.after == "up"]:
+        outcomes += _set_while_down(context, want, have, frozenset(change.target for change in ups), plan)
+        outcomes += attempts(context, want, have, kind, ups)
+    moved = frozenset(alone(o.change.target) for o in outcomes if o.result == "applied" and sets_state(o.change))
+    if moved:
+        # Later kinds judge by the state of the link what their changes disturb.
+        read = observed(context.cache.machine, kind, want, have, moved)
+        want, have = read.want, read.have
+    return want, have, outcomes
+
+
+def _set_while_down(
+    context: PassContext,
+    want: Wanted,
+    have: Snapshot,
+    targets: frozenset[str],
+    plan: Callable[[Kind, Wanted, Snapshot], list[Change]],
+) -> list[Outcome]:
+    """Make the settings of netdevs that are about to be brought up: some drivers take a link that is up down for them.
+
+    What cannot be read or made now comes up again in the kind's own turn. Some drivers refuse while the link is down
+    (qlcnic_set_intr_coalesce, drivers/net/ethernet/qlogic/qlcnic/qlcnic_ethtool.c); then it is tried again with the link up.
+    """
+    outcomes: list[Outcome] = []
+    for kind in by_name().values():
+        if not kind.BEFORE_UP:
+            continue
+        context.callbacks.doing(kind.NAME, "read")
+        read = observed(context.cache.machine, kind, want, have, frozenset(map(alone, targets)))
+        changes = [change for change in plan(kind, read.want, read.have) if change.target in targets]
+        made = attempts(context, read.want, read.have, kind, kind.arranged(changes))
+        outcomes += [outcome for outcome in made if outcome.result == "applied"]
+    return outcomes
+
+
+def sets_state(change: Change) -> bool:
+    """Whether a change brings a link up or takes it down."""
+    return change.kind in (links.NAME, vf_links.NAME) and change.field == "state"
 
 
 def attempts(

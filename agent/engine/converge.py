@@ -8,7 +8,7 @@ from functools import partial
 
 from attrs import evolve, frozen
 
-from agent.engine.attempts import attempts, is_required, write_of
+from agent.engine.attempts import attempts, is_required, make, sets_state, write_of
 from agent.engine.context import SILENT, Callbacks, Goal, Memory, PassContext
 from agent.engine.observation import not_observed, observed, unreadable
 from agent.engine.readiness import Judge, at_once
@@ -19,7 +19,7 @@ from agent.machine import Machine
 from agent.report.records import HOST, Change, Condition, Outcome
 from agent.report.target import device_of
 from agent.spec.nic import Nic
-from agent.state.scope import Scope, devices, own
+from agent.state.scope import Scope, alone, devices, own
 from agent.state.snapshot import Snapshot, read_basis
 from agent.state.wanted import Wanted, asks_serials, resolve
 
@@ -171,6 +171,10 @@ def _round(context: PassContext, want: Wanted, have: Snapshot, scope: Scope) -> 
     """Observe, plan and apply each kind once, in the order of kinds."""
     outcomes: list[Outcome] = []
     machine, originals = context.cache.machine, context.memory.originals
+
+    def plan(kind: Kind, want: Wanted, have: Snapshot) -> list[Change]:
+        return kind.plan(want, have) + originals.restoring(machine, kind, want, have, whole=scope is None)
+
     for kind in ordered():
         context.callbacks.doing(kind.NAME, "read")
         read = observed(machine, kind, want, have, scope)
@@ -181,9 +185,9 @@ def _round(context: PassContext, want: Wanted, have: Snapshot, scope: Scope) -> 
             continue
         if not isinstance(kind, Kind):
             continue
-        changes = kind.plan(want, have) + originals.restoring(machine, kind, want, have, whole=scope is None)
-        if changes:
-            outcomes += attempts(context, want, have, kind, kind.arranged(changes))
+        if changes := plan(kind, want, have):
+            want, have, made = make(context, want, have, kind, changes, plan)
+            outcomes += made
     return want, evolve(have, nics=_asked(want)), outcomes
 
 
@@ -203,6 +207,7 @@ def _unverified(context: PassContext, outcome: Outcome) -> Outcome:
 def _restore_devices_that_left(context: PassContext, state: _State) -> _State:
     """Restore the original values of devices that are no longer in the spec."""
     machine, originals, have = context.cache.machine, context.memory.originals, state.have
+    restoring = partial(originals.restoring, machine, device_left=True)
     left = originals.removed_devices(state.want, have.functions)
     outcomes: list[Outcome] = []
     down: list[Change] = []
@@ -211,10 +216,11 @@ def _restore_devices_that_left(context: PassContext, state: _State) -> _State:
         read = observed(machine, kind, left, have, frozenset(left.nics))
         left, have = read.want, read.have
         if read.fault is None and isinstance(kind, Kind):
-            changes = originals.restoring(machine, kind, left, have, device_left=True)
+            changes = restoring(kind, left, have)
             down += [change for change in changes if _takes_pf_down(change)]
             changes = [change for change in changes if not _takes_pf_down(change)]
-            outcomes += attempts(context, left, have, kind, kind.arranged(changes))
+            left, have, made = make(context, left, have, kind, changes, restoring)
+            outcomes += made
     # Without a link a driver may refuse the other values (igb and ixgbe: max_tx_rate).
     kept = {outcome.change.device for outcome in outcomes if outcome.result != "applied"}
     waiting = [
@@ -226,7 +232,7 @@ def _restore_devices_that_left(context: PassContext, state: _State) -> _State:
 
 
 def _takes_pf_down(change: Change) -> bool:
-    return (change.kind, change.field, change.after) == (links.NAME, "state", "down")
+    return sets_state(change) and change.kind == links.NAME and change.after == "down"
 
 
 def _note_seen(context: PassContext, state: _State) -> None:
@@ -275,7 +281,7 @@ def _reread(change: Change) -> frozenset[str]:
     if by_name()[change.kind].REACH == "device" or change.device == HOST:
         return frozenset({change.device})
     # The attributes that a PF grants to a VF are read from the PF.
-    return frozenset({own(change.device), change.target} - {change.device})
+    return frozenset({own(change.device), alone(change.target)})
 
 
 def _waiting(goal: Goal, have: Snapshot, remaining: Sequence[Outcome]) -> tuple[Outcome, ...]:

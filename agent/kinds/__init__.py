@@ -134,6 +134,9 @@ class Kind(Observer):
 
     ``lifted_by(change)``: the kind whose pending change to the same device removes the change's blocker; empty if none does.
 
+    ``BEFORE_UP``: the kind's changes of a netdev are made before its link is brought up in the same round, where that is
+    possible: a driver may take a link that is up down for them.
+
     ``REMAKES_NETDEV``: the fields whose change makes the driver create the netdev anew.
 
     ``TARGETS_VANISH``: the kind sets values of netdevs that others make and delete. A change whose target is gone when it is
@@ -161,6 +164,7 @@ class Kind(Observer):
     transients: Callable[[Machine, Wanted, Change], list[Change]] = _no_transients
     set_along: Callable[[Machine, Wanted, Change], list[Change]] = _no_transients
     lifted_by: Callable[[Change], str] = _not_lifted
+    BEFORE_UP: bool = False
     REMAKES_NETDEV: tuple[str, ...] = ()
     TARGETS_VANISH: bool = False
     netdev_index: Callable[[Snapshot, Change], int] = _no_netdev

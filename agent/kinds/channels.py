@@ -21,6 +21,7 @@ NAME = "channels"
 AFTER = ("vf_links",)
 UNKNOWN_UNTIL = ("vfs", "bindings")
 REACH = "function"
+BEFORE_UP = True
 # NetworkManager: a connection has ethtool.* (nm-settings-nmcli(5)). tuned: a profile has [net] (its plugin_net.py).
 OTHER_WRITERS = ("NetworkManager", "tuned")
 

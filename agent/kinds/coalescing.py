@@ -16,6 +16,7 @@ NAME = "coalescing"
 AFTER = ("rings",)
 UNKNOWN_UNTIL = ("vfs", "bindings")
 REACH = "function"
+BEFORE_UP = True
 OTHER_WRITERS = ("NetworkManager", "tuned")
 
 ADAPTIVE = ("adaptive_rx", "adaptive_tx")

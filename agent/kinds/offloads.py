@@ -20,6 +20,7 @@ NAME = "offloads"
 AFTER = ("coalescing",)
 UNKNOWN_UNTIL = ("vfs", "bindings")
 REACH = "function"
+BEFORE_UP = True
 OTHER_WRITERS = ("NetworkManager", "tuned")
 
 # The ethtool command has its own names for some of the kernel's features (off_flag_def in its common.c).

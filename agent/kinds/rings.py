@@ -17,6 +17,7 @@ NAME = "rings"
 AFTER = ("channels",)
 UNKNOWN_UNTIL = ("vfs", "bindings")
 REACH = "function"
+BEFORE_UP = True
 OTHER_WRITERS = ("NetworkManager", "tuned")
 
 FIELDS = ("rx", "tx")

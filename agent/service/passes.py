@@ -35,7 +35,7 @@ from agent.service.wake import KnownDevices
 from agent.spec.addresses import FIRST_TABLE
 from agent.spec.node import NodeSpec, spec_hash
 from agent.spec.sysctl_names import netdevs
-from agent.state.scope import Scope, own
+from agent.state.scope import Scope, alone, own
 
 RESYNC = 60.0
 """Seconds after which everything is read again: writes to sysfs and interrupts by other programs emit no event. Passes that an
@@ -282,11 +282,7 @@ def _known(result: Pass) -> KnownDevices:
         for address, functions in result.have[kind].items():
             statuses: Mapping[str, links.LinkStatus] = functions
             by_address |= {status.pci: address for status in statuses.values()}
-            by_ifindex |= {
-                status.link.ifindex: own(address) if target == address else target
-                for target, status in statuses.items()
-                if status.link
-            }
+            by_ifindex |= {status.link.ifindex: alone(target) for target, status in statuses.items() if status.link}
     nics = result.want.nics.items() if result.want.spec.mode == "enforce" else ()
     required = frozenset(address for address, nic in nics if nic.nic.required)
     steered = result.want.spec.rps.netdevs

@@ -8,7 +8,7 @@ from functools import lru_cache
 from agent.hardware.functions import pci_of, targets
 from agent.machine import Files
 from agent.report.records import HOST
-from agent.report.target import device_of
+from agent.report.target import device_of, is_vf
 from agent.state.wanted import Wanted
 
 Scope = frozenset[str] | None
@@ -20,6 +20,11 @@ OWN = "pf"
 def own(address: str) -> str:
     """The name of a PF without its VFs."""
     return f"{address}#{OWN}"
+
+
+def alone(target: str) -> str:
+    """The name of one function: of a VF, or of a PF without its VFs."""
+    return target if is_vf(target) else own(target)
 
 
 @lru_cache(maxsize=64)

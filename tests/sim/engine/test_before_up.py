@@ -1,0 +1,168 @@
+"""A netdev's settings are made before its link is brought up: until then they disturb nobody, whatever the driver does."""
+
+import errno
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from attrs import define, evolve, field
+
+from agent.engine.context import Goal, Memory
+from agent.engine.converge import Pass, converge
+from agent.engine.originals import Originals
+from agent.engine.retry import Failures
+from agent.hardware.functions import vf_addresses
+from agent.report.records import Disruption
+from agent.report.verdict import is_ready
+from agent.spec.node import from_mapping
+from tests.sim.ethtool import SimEthtool
+from tests.sim.kernel import Kernel
+
+PF, NETDEV = "0000:21:00.0", "enp33s0"
+
+SETTINGS: dict[str, Any] = {
+    "mtu": 9000,
+    "channels": {"combined": 1},
+    "rings": {"rx": 512, "tx": 1024},
+    "coalescing": {"rx_usecs": 50},
+    "offloads": {"rx-all": True, "rx-gro": False},
+}
+# Those that the simulated igbvf has.
+VF_SETTINGS: dict[str, Any] = {
+    "mtu": 9000,
+    "rings": {"rx": 512},
+    "coalescing": {"rx_usecs": 50},
+    "offloads": {"rx-gro": False},
+}
+
+
+@define
+class Node:
+    """A node with one NIC, whose spec allows no disruption unless a test says otherwise. Passes are ten seconds apart."""
+
+    kernel: Kernel = field(factory=Kernel)
+    memory: Memory = field(init=False)
+    time: float = 0.0
+
+    def __attrs_post_init__(self) -> None:
+        self.kernel.add_nic(PF, NETDEV, "02:00:00:00:01:00")
+        self.memory = Memory(lambda: self.time, Failures(), Originals())
+
+    def follow(self, nic: Mapping[str, Any] | None, allow: str = "none", ethtool: SimEthtool | None = None) -> Pass:
+        self.time += 10.0
+        nics = [] if nic is None else [{"name": "rail0", "select": {"pci": PF}, **nic}]
+        spec = from_mapping({"node_name": "n1", "nics": nics, "disruption": {"allow": allow}})
+        machine = self.kernel.machine()
+        return converge(evolve(machine, ethtool=ethtool) if ethtool else machine, Goal(spec), self.memory)
+
+    def set_up(self, function: str, up: bool) -> None:
+        self.kernel.netlink.set_link(self.kernel.netdev(function).ifindex, up=up)
+
+    def written(self, name: str) -> list[str]:
+        return [value for where, value in self.kernel.writes if where == name]
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+def brought_up_last(written: list[str]) -> bool:
+    """Whether settings were written to a netdev, and all of them before its link came up."""
+    return len(written) > 1 and [value for value in written if value.endswith("up=True")] == [written[-1]]
+
+
+@pytest.mark.parametrize("keys", [*([key] for key in SETTINGS), list(SETTINGS)], ids="+".join)
+def test_a_pf_that_is_down_is_set_and_then_brought_up(node: Node, keys: list[str]) -> None:
+    result = node.follow({key: SETTINGS[key] for key in keys})
+    assert is_ready(result.conditions), result.conditions
+    assert brought_up_last(node.written(NETDEV)), node.written(NETDEV)
+    assert {outcome.change.disruption for outcome in result.outcomes} == {Disruption.NONE}
+    node.kernel.writes.clear()
+    assert node.follow({key: SETTINGS[key] for key in keys}).outcomes == ()
+    assert node.kernel.writes == []
+
+
+@pytest.mark.parametrize("keys", [*([key] for key in VF_SETTINGS), list(VF_SETTINGS)], ids="+".join)
+def test_so_is_a_vf(node: Node, keys: list[str]) -> None:
+    count = {"vfs": {"count": 2}}
+    assert is_ready(node.follow(count, allow="vf-reset").conditions)
+    vf = vf_addresses(node.kernel.files, PF)[1]
+    node.set_up(vf, up=False)
+    node.kernel.writes.clear()
+    given = {key: VF_SETTINGS[key] for key in keys}
+    result = node.follow({"vfs": {"count": 2, "groups": [{"index": "1", **given}]}})
+    assert is_ready(result.conditions), result.conditions
+    assert brought_up_last(node.written(node.kernel.netdev(vf).name)), node.kernel.writes
+
+
+def test_new_vfs_are_set_before_they_are_brought_up(node: Node) -> None:
+    """Without the order of changes a VF's rings would take its link down once more, also where that is allowed."""
+    vfs = {"count": 2, "defaults": VF_SETTINGS}
+    result = node.follow({"vfs": vfs}, allow="vf-reset")
+    assert is_ready(result.conditions), result.conditions
+    for vf in vf_addresses(node.kernel.files, PF).values():
+        written = node.written(node.kernel.netdev(vf).name)
+        assert brought_up_last([value for value in written if not value.startswith("txqueuelen")]), written
+
+
+@pytest.mark.parametrize("key", SETTINGS)
+@pytest.mark.parametrize("later", [{}, None], ids=["left the spec", "its NIC left the spec"])
+def test_an_original_is_restored_before_the_link_comes_up(node: Node, key: str, later: dict[str, Any] | None) -> None:
+    node.set_up(PF, up=True)
+    before = state(node, key)
+    assert is_ready(node.follow({key: SETTINGS[key], "state": "down"}, allow="link-flap").conditions)
+    assert state(node, key) != before
+    node.kernel.writes.clear()
+    assert is_ready(node.follow(later).conditions)
+    assert state(node, key) == before
+    assert brought_up_last(node.written(NETDEV)), node.written(NETDEV)
+
+
+def state(node: Node, key: str) -> object:
+    index, ethtool = node.kernel.netdev(PF).ifindex, node.kernel.ethtool
+    method = "features" if key == "offloads" else key
+    return node.kernel.netdev(PF).mtu if key == "mtu" else getattr(ethtool, method)(index)
+
+
+# --- drivers that need their link up --------------------------------------------------------------------------
+
+
+def refuses_while_down(node: Node, word: str) -> Callable[[str, str, str], OSError | None]:
+    """As qlcnic_set_intr_coalesce does."""
+
+    def fault(operation: str, where: str, value: str) -> OSError | None:
+        refused = operation == "ethtool" and value.startswith(word) and not node.kernel.netdev(PF).up
+        return OSError(errno.EINVAL, "the link is down") if refused else None
+
+    return fault
+
+
+@pytest.mark.parametrize(
+    ("key", "word"),
+    [("channels", "channels"), ("rings", "rings"), ("coalescing", "coalescing"), ("offloads", "feature")],
+)
+def test_what_a_driver_refuses_while_its_link_is_down_is_judged_as_it_is_then(node: Node, key: str, word: str) -> None:
+    node.kernel.fault = refuses_while_down(node, word)
+    node.follow({key: SETTINGS[key]})
+    assert node.kernel.netdev(PF).up
+    result = node.follow({key: SETTINGS[key]})
+    flaps = [(o.result, o.change.disruption) for o in result.outcomes if o.change.disruption > Disruption.NONE]
+    if key == "coalescing":
+        assert is_ready(result.conditions)
+    else:
+        assert flaps == [("deferred", Disruption.LINK_FLAP)]
+    assert is_ready(node.follow({key: SETTINGS[key]}, allow="link-flap").conditions)
+
+
+@pytest.mark.parametrize("method", ["channels", "rings", "coalescing", "features"])
+def test_a_driver_that_cannot_be_read_while_its_link_is_down_is_brought_up(node: Node, method: str) -> None:
+    class Silent(SimEthtool):
+        def __getattribute__(self, name: str) -> Any:
+            if name == method and not node.kernel.netdev(PF).up:
+                raise OSError(errno.EINVAL, "the link is down")
+            return getattr(node.kernel.ethtool, name)
+
+    result = node.follow(SETTINGS, allow="link-flap", ethtool=Silent(node.kernel))
+    assert node.kernel.netdev(PF).up
+    assert is_ready(result.conditions), result.conditions
