@@ -3,10 +3,14 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
+
+import pytest
 
 from lab import Node
 from lab.cluster import manifests
@@ -24,6 +28,9 @@ SUBNET = "192.168.62"
 # Where every pass of the agent begins.
 BEGINNING = "        spec = self.in_force.spec\n        if spec is None:\n"
 PORT = 5001
+OUTAGE = 180.0
+# What an emulated node adds to the bounds of docs/readiness.md.
+SLOWNESS = 10.0
 MEBIBYTES = 16
 SERVE = f"""
 import socket
@@ -79,6 +86,39 @@ def test_an_agent_that_hangs_is_restarted_and_one_that_is_gone_makes_the_node_un
     eventually("Unknown and tainted", lambda: condition(plane, name) == "Unknown" and tainted(plane, name), LONG)
     assert reason(plane, name) == "NoReport"
     node.sh(f"rm -r {DROP_INS}; systemctl daemon-reload; systemctl start trackbed", timeout=LONG)
+    eventually("ready again", lambda: is_open(plane, name), LONG)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("hangs", [False, True], ids=["killed", "hangs"])
+def test_after_an_outage_of_three_minutes_a_node_that_lost_readiness_is_tainted(
+    member: Member, hangs: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plane, node, name = member
+    server = plane.api_server.pid()
+    assert server is not None
+    begun = time.monotonic()
+    if hangs:
+        os.kill(server, signal.SIGSTOP)
+    else:
+        plane.kill_api_server()
+    try:
+        node.sh("mkdir -p /run/modprobe.d; echo 'install igbvf /bin/false' > /run/modprobe.d/blocker.conf; rmmod igbvf")
+        eventually("the agent's NotReady", lambda: not report(node)["ready"], LONG)
+        # The length of the outage is what is measured.
+        eventually("the end of the outage", lambda: time.monotonic() - begun > OUTAGE, LONG)
+    finally:
+        if hangs:
+            os.kill(server, signal.SIGCONT)
+        plane.start_api_server()
+    took = eventually("the taint", lambda: tainted(plane, name), LONG)
+    with capsys.disabled():
+        print(
+            f"an API server that {'hung' if hangs else 'was away'} for {OUTAGE:.0f} s: tainted {took:.1f} s after its return"
+        )
+    assert took < (25.0 if hangs else 15.0) + SLOWNESS
+    eventually("TrackbedReady False", lambda: condition(plane, name) == "False", LONG)
+    node.sh("rm /run/modprobe.d/blocker.conf; modprobe igbvf")
     eventually("ready again", lambda: is_open(plane, name), LONG)
 
 
