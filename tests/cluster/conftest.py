@@ -1,7 +1,7 @@
 """A real control plane for the tests in this folder, and two nodes of the lab that join it."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import attrs
 import pytest
@@ -22,6 +22,18 @@ INSTALLED = "installed"
 # For hangs, not for speed: an emulated node takes minutes to boot, and to start a pod, while others run beside it.
 LONG = 600.0
 Member = tuple[ControlPlane, Node, str]
+Say = Callable[[str], None]
+
+
+@pytest.fixture
+def say(capsys: pytest.CaptureFixture[str]) -> Say:
+    """Print a measured number although the test passes."""
+
+    def printed(text: str) -> None:
+        with capsys.disabled():
+            print(f"\n{text}")  # noqa: T201
+
+    return printed
 
 
 @pytest.fixture(scope="session")

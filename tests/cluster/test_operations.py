@@ -15,7 +15,7 @@ import pytest
 from lab import Node
 from lab.cluster import manifests
 from lab.cluster.control_plane import ControlPlane
-from tests.cluster.conftest import LONG, Cluster, Member, condition, is_open, opened, tainted
+from tests.cluster.conftest import LONG, Cluster, Member, Say, condition, is_open, opened, tainted
 from tests.cluster.planes import received
 from tests.cluster.reporter.reporters import wrote
 from tests.cluster.test_gate import phase
@@ -92,7 +92,7 @@ def test_an_agent_that_hangs_is_restarted_and_one_that_is_gone_makes_the_node_un
 @pytest.mark.campaign
 @pytest.mark.parametrize("hangs", [False, True], ids=["killed", "hangs"])
 def test_after_an_outage_of_three_minutes_a_node_that_lost_readiness_is_tainted(
-    member: Member, hangs: bool, capsys: pytest.CaptureFixture[str]
+    member: Member, hangs: bool, say: Say
 ) -> None:
     plane, node, name = member
     server = plane.api_server.pid()
@@ -112,10 +112,9 @@ def test_after_an_outage_of_three_minutes_a_node_that_lost_readiness_is_tainted(
             os.kill(server, signal.SIGCONT)
         plane.start_api_server()
     took = eventually("the taint", lambda: tainted(plane, name), LONG)
-    with capsys.disabled():
-        print(
-            f"an API server that {'hung' if hangs else 'was away'} for {OUTAGE:.0f} s: tainted {took:.1f} s after its return"
-        )
+    say(
+        f"an API server that {'hung' if hangs else 'was away'} for {OUTAGE:.0f} s: tainted {took:.1f} s after its return"
+    )
     assert took < (25.0 if hangs else 15.0) + SLOWNESS
     eventually("TrackbedReady False", lambda: condition(plane, name) == "False", LONG)
     node.sh("rm /run/modprobe.d/blocker.conf; modprobe igbvf")

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from agent.reporter.settings import Settings, to_json
 from agent.runtime import boot_id, uptime, write_atomically
 from agent.service.supervisor import HEARTBEAT
 from lab.cluster.control_plane import ControlPlane
+from tests.cluster.conftest import Say
 from tests.cluster.reporter.reporters import BROUGHT, NO_CARRIER, bring, node, until
 
 pytestmark = pytest.mark.campaign
@@ -154,18 +155,6 @@ def until_tainted(unit: Unit, limit: float) -> float:
     began = time.monotonic()
     until(unit.is_tainted, "the taint", limit)
     return time.monotonic() - began
-
-
-Say = Callable[[str], None]
-
-
-@pytest.fixture
-def say(capsys: pytest.CaptureFixture[str]) -> Say:
-    def printed(text: str) -> None:
-        with capsys.disabled():
-            print(f"\n{text}")  # noqa: T201
-
-    return printed
 
 
 def test_a_reporter_that_hangs(plane: ControlPlane, tmp_path: Path, say: Say) -> None:
