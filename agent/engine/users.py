@@ -16,6 +16,7 @@ from agent.hardware.functions import (
     driver,
     ifindex,
     ipoib_children,
+    is_away,
     netdev,
     pci_of,
     targets,
@@ -24,7 +25,7 @@ from agent.hardware.functions import (
 )
 from agent.hardware.rdma import CHAR_DEVICES, Reader
 from agent.hardware.sysfs import names_or_none
-from agent.kinds import queues, vfs
+from agent.kinds import vfs
 from agent.machine import Files, Machine
 from agent.report.records import Change
 from agent.report.target import is_vf
@@ -166,7 +167,7 @@ def _namespaces(machine: Machine, want: Wanted, functions: _Functions) -> Users:
     """A bound network driver whose netdev the host does not see: a container runtime has moved it."""
     for target, pci in functions.pci.items():
         # Read again: the netdev may have been moved since this lookup began.
-        if queues.is_away(machine.files, pci):
+        if is_away(machine.files, pci):
             yield target, User("another network namespace", owns=True)
 
 

@@ -13,7 +13,7 @@ from agent.hardware.udev import initialised
 from agent.hardware.vpd import device_serial_number, product_name, vpd_serial_number
 from agent.machine import ARPHRD_INFINIBAND, Attributes, Files, Link, Machine
 from agent.report.target import device_of, is_vf, vf_index, vf_target
-from agent.vendors import unclassified
+from agent.vendors import unclassified, vendor
 
 PCI = "/sys/bus/pci/devices"
 NET = "/sys/class/net"
@@ -82,6 +82,19 @@ def driver(files: Files, address: str) -> str | None:
         return None
 
 
+def has_netdev(files: Files, address: str, bound: str | None) -> bool:
+    """Whether the driver that is bound to a function creates a netdev that passes packets."""
+    family = vendor(bound)
+    # This is asked of a thousand VFs, too, so the file is read only where it matters.
+    return family.creates_netdev(total_vfs(files, address) if family.pfs_only_for_vfs else 0)
+
+
+def is_away(files: Files, address: str) -> bool:
+    """Whether a function has a driver that creates netdevs, but no netdev in the host's network namespace."""
+    bound = driver(files, address)
+    return bound is not None and netdev(files, address) is None and has_netdev(files, address, bound)
+
+
 # The phys_port_name of a function's own netdev: none, p0, p0s1 for a part of a port (__devlink_port_phys_port_name_get in
 # net/devlink/port.c), n0 (nfp). In switchdev mode the netdevs that represent VFs and subfunctions are in the PF's folder, too,
 # with other names: pf0vf1, c1pf0sf88, pf0vfr1 (ice_repr.c), p0pf0vf1 (ef100_rep.c), pf0s1 (nfp_port.c), 1 (older mlx5).
@@ -127,6 +140,11 @@ def physical_function(files: Attributes, address: str) -> str:
         return files.target(f"{PCI}/{address}/physfn")
     except FileNotFoundError:
         return address
+
+
+def total_vfs(files: Files, address: str) -> int:
+    """How many VFs a PF can have; 0 without SR-IOV."""
+    return number_or(files, f"{PCI}/{address}/sriov_totalvfs", 0)
 
 
 def vf_count(files: Files, address: str) -> int:
@@ -274,7 +292,7 @@ def _read_function(machine: Machine, address: str, serials: bool, known: Functio
         device=read_or(files, f"{path}/device", "").removeprefix("0x"),
         driver=driver(files, address),
         numa_node=number_or(files, f"{path}/numa_node", -1),
-        total_vfs=number_or(files, f"{path}/sriov_totalvfs", 0),
+        total_vfs=total_vfs(files, address),
         link=link,
         hung=hung,
         serials=numbers,

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from attrs import evolve, frozen
 
-from agent.hardware.functions import NET, device_path, driver, ifindex_of, netdev, netdev_of, pci_of
+from agent.hardware.functions import NET, device_path, driver, has_netdev, ifindex_of, netdev, netdev_of, pci_of
 from agent.hardware.sysfs import names_or_none
 from agent.hardware.udev import initialised
 from agent.kinds import Reading
@@ -45,6 +45,8 @@ that runs initialises a netdev within a second, and within some seconds while a 
 class LinkStatus:
     """The netdev of the function at ``pci``. ``ready``: udev has initialised it; before that its name may still change.
 
+    ``has_netdev``: its driver creates a netdev that passes packets. Else ``link`` only serves to configure VFs.
+
     ``missing``: it has a driver that creates netdevs, and its netdev is in no network namespace that the agent can enter.
     ``only_rdma``: the same of a PF that has an RDMA device, and so need not have a netdev. It is read only if the spec has
     settings of a netdev for that PF. A VF's ``missing`` and ``only_rdma`` stay False where no other namespace can be
@@ -57,6 +59,7 @@ class LinkStatus:
     ready: bool
     missing: bool = False
     only_rdma: bool = False
+    has_netdev: bool = True
 
 
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mapping[str, LinkStatus]]:
@@ -80,12 +83,13 @@ def status(machine: Machine, pci: str) -> LinkStatus:
     name = netdev(machine.files, pci)
     link = machine.netlink.link(name) if name else None
     ready = link is not None and initialised(machine.files, link.ifindex)
-    return LinkStatus(pci, driver(machine.files, pci), link, ready)
+    bound = driver(machine.files, pci)
+    return LinkStatus(pci, bound, link, ready, has_netdev=has_netdev(machine.files, pci, bound))
 
 
 def is_away(link_status: LinkStatus) -> bool:
     """Whether a function has a driver that creates netdevs, and no netdev in the host's network namespace."""
-    return link_status.link is None and link_status.driver is not None and vendor(link_status.driver).has_netdev
+    return link_status.link is None and link_status.driver is not None and link_status.has_netdev
 
 
 def has_rdma(files: Files, pci: str) -> bool:
@@ -105,7 +109,7 @@ def usable(want: Wanted, have: Snapshot) -> list[tuple[str, WantedNic]]:
     return [
         (address, nic)
         for address, nic in sorted(want.nics.items())
-        if (own := statuses.get(address, {}).get(address)) and (own.ready or not vendor(own.driver).has_netdev)
+        if (own := statuses.get(address, {}).get(address)) and (own.ready or not own.has_netdev)
     ]
 
 
@@ -143,11 +147,13 @@ def _plan_without_netdev(address: str, nic: Nic, link_status: LinkStatus | None)
         return
     bound, only_rdma = link_status.driver, link_status.only_rdma
     family = vendor(bound)
-    given = _settings_of_netdev(nic, only_rdma) if only_rdma or not family.has_netdev else []
+    given = _settings_of_netdev(nic, only_rdma) if only_rdma or not link_status.has_netdev else []
     if given:
         creates = "has created" if only_rdma else "creates"
         settings = ", ".join(given)
         instead = "load ib_ipoib if it is InfiniBand" if only_rdma else "bind a network driver to it"
+        if family.pfs_only_for_vfs:
+            instead = "give them in `vfs`, for its VFs: the netdevs of the card's ports belong to another function"
         yield Change(
             NAME,
             address,
@@ -170,7 +176,7 @@ def plan_link(
     txqueuelen: int | None,
 ) -> list[Change]:
     """The changes of one netdev; none while it is in another network namespace, or if its driver creates none."""
-    if link_status is not None and not vendor(link_status.driver).has_netdev:
+    if link_status is not None and not link_status.has_netdev:
         return []
     if link_status is not None and is_away(link_status) and not link_status.missing:
         return []  # it is in another network namespace
@@ -218,7 +224,7 @@ def link_readings(
     target: str, link_status: LinkStatus | None, wanted: Nic | VfAttributes, skip_if_owned: bool = False
 ) -> Iterator[Reading]:
     """One netdev's MTU, state and queue length; none while it is not there."""
-    if link_status is None or link_status.link is None or not link_status.ready:
+    if link_status is None or link_status.link is None or not link_status.ready or not link_status.has_netdev:
         return
     link = link_status.link
     flaps = link.up and vendor(link_status.driver).mtu_flaps

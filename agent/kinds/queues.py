@@ -13,18 +13,17 @@ from typing import Final, Literal
 
 from attrs import frozen
 
-from agent.hardware.functions import NET, driver, netdev, pci_of
+from agent.hardware.functions import NET, is_away, netdev, pci_of
 from agent.hardware.placement import from_mask, mask
 from agent.hardware.sysfs import names_or_none, number_or, numbered, parsed, read_or
 from agent.kinds import Reading
-from agent.machine import Attributes, Files, Machine
+from agent.machine import Attributes, Machine
 from agent.report.records import Change
 from agent.spec.ranges import format_ranges, parse_ranges
 from agent.spec.sysctl_names import FLOW_ENTRIES, path
 from agent.state.scope import Scope, functions_in_scope
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
-from agent.vendors import vendor
 
 NAME = "queues"
 AFTER = ("irqs",)
@@ -78,12 +77,6 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mappin
                 except FileNotFoundError:
                     continue  # the namespace is gone; an event follows when the netdev is back
     return queues
-
-
-def is_away(files: Files, pci: str) -> bool:
-    """Whether a function has a network driver, but no netdev in the host's network namespace."""
-    bound = driver(files, pci)
-    return bound is not None and vendor(bound).has_netdev and netdev(files, pci) is None
 
 
 def _read(files: Attributes, folder: str, flows: bool) -> Queues:

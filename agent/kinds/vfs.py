@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from attrs import evolve, frozen
 
 from agent.hardware.bonds import lag_device
-from agent.hardware.functions import device_path, vf_count
-from agent.hardware.sysfs import number_or
+from agent.hardware.functions import device_path, total_vfs, vf_count
 from agent.kinds import links
 from agent.machine import Machine
 from agent.report.records import Change, Disruption
@@ -41,7 +40,7 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, VfCoun
     """The VF counts; ``total`` is 0 without SR-IOV."""
     counts = {}
     for address in pfs_in_scope(want, scope):
-        total = number_or(machine.files, f"{device_path(address)}/sriov_totalvfs", 0)
+        total = total_vfs(machine.files, address)
         count = vf_count(machine.files, address)
         counts[address] = VfCount(count, total, None if count else _ends_lag(machine, want.nics[address]))
     return counts

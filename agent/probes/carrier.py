@@ -24,7 +24,11 @@ def judge(want: Wanted, have: Snapshot, facts: None) -> list[Condition]:
         if nic.nic.required
         for kind in (links.NAME, vf_links.NAME)
         for target, status in have[kind].get(address, {}).items()
-        if status.link is not None and status.link.up and not status.link.carrier and not _held_down(nic, target)
+        if status.has_netdev
+        and status.link is not None
+        and status.link.up
+        and not status.link.carrier
+        and not _held_down(nic, target)
     ]
     if not dark:
         return [Condition(TYPE, "True", "AllConnected")]

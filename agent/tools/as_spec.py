@@ -14,7 +14,7 @@ from typing import Any
 from attrs import evolve, fields, frozen
 
 from agent.engine.dry_run import dry_run
-from agent.hardware.functions import Function, device_path, discover, driver, netdev, vf_addresses
+from agent.hardware.functions import Function, device_path, discover, driver, has_netdev, netdev, vf_addresses
 from agent.hardware.sysfs import names_or_none
 from agent.machine import Link, Machine, VfInfo
 from agent.spec.addresses import TABLES
@@ -110,10 +110,12 @@ def _nic_or_fault(machine: Machine, function: Function, names: Mapping[str, str]
 def _nic(machine: Machine, function: Function, names: Mapping[str, str]) -> Nic:
     link = machine.netlink.link(function.link.name) if function.link else None
     name = names.get(function.address) or _name(link, function, names)
-    values = _shared(Nic, link) if link else {}
+    # A netdev that only configures VFs has no settings.
+    own = link if has_netdev(machine.files, function.address, function.driver) else None
+    values = _shared(Nic, own) if own else {}
     # Fields of the same name that mean something else, and a txqueuelen of 0, which a spec cannot have.
-    values |= {"name": name, "state": "down" if link and not link.up else "up", "vfs": None}
-    values |= {"txqueuelen": link.txqueuelen or None} if link else {}
+    values |= {"name": name, "state": "down" if own and not own.up else "up", "vfs": None}
+    values |= {"txqueuelen": own.txqueuelen or None} if own else {}
     nic = Nic(select=Selector(pci=function.address), **values)
     if not function.total_vfs:
         return nic

@@ -319,7 +319,8 @@ def _block(function: NetworkFunction, width: int, indent: str = "") -> list[str]
         lines += _wrapped(inner, "netdev", _netdev_facts(each), width)
     for each in function.representors:
         lines += _wrapped(inner, "representor", _netdev_facts(each), width)
-    if not function.netdevs and function.driver and not function.rdma and family(function.driver).has_netdev:
+    creates_netdev = family(function.driver).creates_netdev(function.total_vfs)
+    if not function.netdevs and function.driver and not function.rdma and creates_netdev:
         lines += [f"{inner}{'netdev':<8} none in this network namespace"]
     for device in function.rdma:
         lines += _rdma_lines(device, inner, width)

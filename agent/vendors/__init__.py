@@ -39,8 +39,9 @@ class Vendor:
     attributes of a VF for which the PF's driver resets the VF, or the VF's driver resets itself. ``vfs_need_pf_up``: a VF's
     driver takes its address from the PF only while the PF is up (known only for igb). ``vfs_miss_carrier``: a VF that comes up
     while its PF is being reset has no carrier until it is set down and up (known only for igb). ``has_netdev``: its functions
-    have netdevs of their own. ``invents_rate``: the rate that its RDMA ports report is not real. ``unclassified``: the PCI IDs
-    of functions whose PCI class does not say that they are network controllers.
+    have netdevs of their own. ``pfs_only_for_vfs``: those with SR-IOV have one only while they have VFs, to configure these.
+    ``invents_rate``: the rate that its RDMA ports report is not real. ``unclassified``: the PCI IDs of functions whose PCI
+    class does not say that they are network controllers.
     """
 
     name: str
@@ -58,9 +59,14 @@ class Vendor:
     vfs_need_pf_up: bool = False
     vfs_miss_carrier: bool = False
     has_netdev: bool = True
+    pfs_only_for_vfs: bool = False
     trust_flaps: bool = True
     invents_rate: bool = False
     unclassified: tuple[str, ...] = ()
+
+    def creates_netdev(self, total_vfs: int) -> bool:
+        """Whether a function has a netdev that passes packets. ``total_vfs``: how many VFs it can have."""
+        return self.has_netdev and not (self.pfs_only_for_vfs and total_vfs)
 
 
 # `<netdev>-TxRx-3`, `<netdev>-rx-0`, `virtio3-input.0`: the names that most drivers give to the interrupts of queues. vmxnet3

@@ -15,4 +15,8 @@ VENDOR = Vendor(
     # <netdev>-Rx<n>, of VFs <netdev>-<n>.
     # <netdev>-FWeventq, <netdev>-eorxq<n> and <netdev>-<driver><n> of RDMA, iSCSI and crypto serve no queue of the netdev.
     queue_irqs=re.compile(r"-(?P<role>Rx)?\d+$"),
+    # PF 4 has the ports' netdevs and no SR-IOV. A netdev of PF 0 to 3 (mgmtpf<n>,<n>) comes with the first VF and goes with the
+    # last one (cxgb4_iov_configure). It passes no packets, and the ports' netdevs stay up meanwhile.
+    pfs_only_for_vfs=True,
+    vf_count_flaps=False,
 )

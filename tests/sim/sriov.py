@@ -64,6 +64,12 @@ class Sriov:
         link = self.kernel.tree.links.get(f"{PCI}/{function}/physfn")
         return None if link is None else link.rpartition("/")[2]
 
+    def only_for_vfs(self, physical: str) -> bool:
+        """A PF of a Chelsio card that has a netdev only while it has VFs, to configure them (cxgb4_iov_configure)."""
+        tree, path = self.kernel.tree, f"{PCI}/{physical}"
+        driver = tree.links.get(f"{path}/driver", "")
+        return driver.endswith("/cxgb4") and tree.files.get(f"{path}/sriov_totalvfs", "0") != "0"
+
     def of(self, physical: str) -> tuple[VfInfo, ...]:
         """A PF's VFs as it reports them."""
         vfs = sorted(self._vfs.get(physical, {}).items())
@@ -86,6 +92,8 @@ class Sriov:
         if now and count and now != count:
             raise error(errno.EBUSY, path)
         count = min(count, self.room.get(physical, count))
+        if self.only_for_vfs(physical) and not now and count:
+            self.kernel.register(physical, "mgmtpf1,0", "", mtu=0)
         if not count:
             self._pending = [each for each in self._pending if each[0] != physical]
             for index in list(self._vfs[physical]):
@@ -105,6 +113,8 @@ class Sriov:
             tree.link(f"{path}/virtfn{index}", f"../{vf}")
             if tree.files[f"{path}/sriov_drivers_autoprobe"] == "1":
                 self.probe(vf)
+        if self.only_for_vfs(physical) and not count:
+            self.kernel.lose_netdev(physical)
         tree.files[f"{path}/sriov_numvfs"] = str(count)
         if now != count and self.kernel.has_netdev(physical):
             self.kernel.ethtool.vfs_changed(self.kernel.netdev(physical).ifindex)
@@ -129,10 +139,11 @@ class Sriov:
         index = index_of(vf)
         given = self._vfs[physical][index].mac
         # While the PF is down, the driver of the VF (igbvf) gets no answer from it, and chooses a random address.
-        heard = given != _NEW_VF["mac"] and self.kernel.netdev(physical).up
+        heard = given != _NEW_VF["mac"] and (self.only_for_vfs(physical) or self.kernel.netdev(physical).up)
         number = self.kernel.next_ifindex
         mac = given if heard else f"06:00:00:00:{number >> 8:02x}:{number & 255:02x}"
-        self.kernel.bind(vf, f"{self.kernel.netdev(physical).name}v{index}", mac, driver="igbvf")
+        driver = "cxgb4vf" if self.only_for_vfs(physical) else "igbvf"
+        self.kernel.bind(vf, f"{self.kernel.netdev(physical).name}v{index}", mac, driver=driver)
 
     def set(self, physical: str, link: Link, index: int, **given: Any) -> None:
         """The PF with this link is told attributes of a VF."""

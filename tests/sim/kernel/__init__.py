@@ -316,7 +316,9 @@ class Kernel:
         physical = self.sriov.physical(netdev.function)
         if netdev.link.name in self.stuck:
             return False
-        if physical is None:
+        if self.sriov.only_for_vfs(netdev.function):
+            return False
+        if physical is None or self.sriov.only_for_vfs(physical):
             return netdev.link.up
         above = {"auto": self.has_netdev(physical) and self.netdev(physical).up, "enable": True, "disable": False}
         return netdev.link.up and above[self.sriov.link_state(netdev.function)]
@@ -324,9 +326,12 @@ class Kernel:
     def bind(self, function: str, name: str, mac: str, driver: str = "igb") -> None:
         self.tree.link(f"{PCI}/{function}/driver", f"../../../../bus/pci/drivers/{driver}")
         self.tree.folder(f"/sys/bus/pci/drivers/{driver}")
-        ifindex = self.next_ifindex
+        self.register(function, name, mac)
+
+    def register(self, function: str, name: str, mac: str, mtu: int = 1500) -> None:
+        """A driver creates a netdev."""
         self.next_ifindex += 1
-        self.appear(Netdev(function, Link(ifindex, name, mac, mac, 1500, False, False)))
+        self.appear(Netdev(function, Link(self.next_ifindex - 1, name, mac, mac, mtu, False, False)))
 
     def appear(self, netdev: Netdev) -> None:
         """A netdev comes into the host's network namespace under its name, and udev looks at it."""

@@ -1,0 +1,67 @@
+"""Chelsio T4 to T6 on the simulated kernel: PF 0 to 3 have VFs, PF 4 has the netdevs of the card's ports."""
+
+import pytest
+
+from agent.engine.context import Goal, Memory
+from agent.engine.converge import Pass, converge
+from agent.hardware.functions import netdev
+from agent.report.verdict import is_ready
+from agent.spec.node import from_mapping
+from agent.tools.as_spec import derive_spec
+from agent.tools.inspection import inspect, render
+from tests.sim.kernel import PCI, Kernel
+
+PF, PORTS = "0000:04:00.0", "0000:04:00.4"
+NONE = "none in this network namespace"
+
+
+@pytest.fixture
+def kernel() -> Kernel:
+    kernel = Kernel()
+    for pf, name, vfs in ((PF, "", 16), (PORTS, "enp4s0f4", 0)):
+        kernel.add_nic(pf, name, f"02:00:00:00:01:0{pf[-1]}", total_vfs=vfs)
+        kernel.tree.link(f"{PCI}/{pf}/driver", "../../../../bus/pci/drivers/cxgb4")
+    kernel.lose_netdev(PF)
+    kernel.sriov.able.add(PF)
+    return kernel
+
+
+def settle(kernel: Kernel, pf: str = PF, **nic: object) -> Pass:
+    spec = from_mapping({"node_name": "n1", "nics": [{"name": "port", "select": {"pci": pf}, **nic}]})
+    return converge(kernel.machine(), Goal(spec), Memory(lambda: 0.0))
+
+
+def test_a_pf_without_netdev_gets_its_vfs_and_configures_them_by_the_netdev_that_comes_with_them(
+    kernel: Kernel,
+) -> None:
+    vfs = {"count": 2, "groups": [{"index": "1", "mac": "02:00:00:00:0a:01", "vlan": 7}]}
+    result = settle(kernel, vfs=vfs)
+    assert is_ready(result.conditions), result.conditions
+    assert netdev(kernel.files, PF) == "mgmtpf1,0"
+    assert [(vf.mac, vf.vlan) for vf in kernel.vfs(PF)][1] == ("02:00:00:00:0a:01", 7)
+    kernel.writes.clear()
+    assert is_ready(settle(kernel, vfs=vfs).conditions)
+    assert kernel.writes == []
+    # It has no carrier, which nothing needs.
+    kernel.netlink.set_link(kernel.netdev(PF).ifindex, up=True)
+    assert is_ready(settle(kernel, vfs=vfs).conditions)
+    derived = derive_spec(kernel.machine(), "n1", [PF])
+    assert (derived.remaining, derived.spec.nics[0].mtu) == ((), None)
+    assert is_ready(settle(kernel, vfs={"count": 0}).conditions)
+    assert netdev(kernel.files, PF) is None
+
+
+def test_a_setting_of_a_netdev_is_refused_for_such_a_pf(kernel: Kernel) -> None:
+    (change,) = [o.change for o in settle(kernel, mtu=9000).outcomes]
+    assert change.blocker.endswith("and NIC port has settings of one: mtu")
+    assert "the netdevs of the card's ports belong to another function" in change.remedy
+    assert is_ready(settle(kernel, PORTS, mtu=9000).conditions)
+    assert kernel.netdev(PORTS).mtu == 9000
+
+
+def test_the_netdev_of_the_ports_is_missed(kernel: Kernel) -> None:
+    assert render(inspect(kernel.machine())).count(NONE) == 0
+    kernel.lose_netdev(PORTS)
+    (change,) = [o.change for o in settle(kernel, PORTS).outcomes]
+    assert change.blocker == "its netdev is not there (driver: cxgb4)"
+    assert render(inspect(kernel.machine())).count(NONE) == 1
