@@ -35,6 +35,11 @@ container_engine = {"name": "containerd"}
 container_runtime = {"engines": ["containerd"]}
 limits: dict[str, object] = {}
 
+# A new kernel, or a driver in use, needs a reboot: on Saturday nights one node, then up to a quarter of them at the same time,
+# until two have failed. At other times the deploy names the nodes that need one.
+reboot = {"policy": "allow", "at_once": "25%", "stop_at": 2}
+disruption = {"windows": [{"start": "22:00", "end": "04:30", "days": ["Sat"], "allow": "reboot"}]}
+
 # --- NICs -------------------------------------------------------------------------------------------------------
 
 nics = [

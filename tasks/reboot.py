@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Literal
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
+import gevent
 from attrs import field, frozen
 from gevent import Timeout
 from paramiko import SSHException
@@ -33,6 +35,7 @@ from tasks.common.data import Key, record
 from tasks.common.facts import FactBase
 from tasks.common.replay import earlier_operations
 from tasks.common.status import COMMAND, NodeStatus
+from tasks.common.turns import Turns, hosts_of, share
 from tasks.readiness import MARGIN, TIMEOUT
 
 FOLDER = f"{STATE_FOLDER}/reboots"
@@ -52,10 +55,16 @@ SETTLE_TIMEOUT = 120
 
 @frozen
 class Reboot:
-    """The policy. ``timeout``: seconds until a rebooted host must answer; a server's firmware alone takes minutes."""
+    """The policy. ``timeout``: seconds until a rebooted host must answer; a server's firmware alone takes minutes.
+
+    ``at_once``: how many hosts of the group may be away for their reboots at the same time. ``stop_at``: once so many of them
+    have failed, no other one is rebooted. Both are a number of hosts, or a percentage of them as text.
+    """
 
     policy: Literal["never", "allow"] = "never"
     timeout: int = field(default=1800, validator=Within(30, 7200, "seconds"))
+    at_once: Any = field(default=1, validator=share)
+    stop_at: Any = field(default=1, validator=share)
 
 
 POLICY = Key("reboot", Reboot(), record(Reboot))
@@ -172,12 +181,33 @@ def expire(task: str) -> Commands:
 
 
 def by_policy() -> None:
-    """Reboot the hosts with a due request, if the policy allows it: one at a time, and none after one has failed.
+    """Reboot the hosts with a due request, if the policy allows it: at most ``at_once``, until ``stop_at`` have failed.
 
-    A rebooted host runs the deploy from its beginning again before the next host reboots: the tasks then do what the new kernel
-    needs, and judge their requests anew.
+    A rebooted host runs the deploy from its beginning again before its turn ends: the tasks then do what the new kernel needs,
+    and judge their requests anew.
     """
-    carry_out(name="Reboot", policy=POLICY.here(), ready_timeout=TIMEOUT.here(), _serial=True)
+    carry_out(name="Reboot", policy=POLICY.here(), ready_timeout=TIMEOUT.here())
+
+
+_turns: WeakKeyDictionary[State, dict[tuple[str, Reboot], Turns]] = WeakKeyDictionary()
+
+
+def _group(one: Host) -> tuple[str, Reboot]:
+    """The group from which a host has its policy, as pyinfra finds it (the last one counts), and the policy."""
+    data = one.inventory
+    groups = [group for group in one.groups if POLICY.name in data.get_group_data(group)]  # type: ignore[no-untyped-call]
+    return groups[-1] if groups else "all", POLICY.read(one.data.dict(), one.name)  # type: ignore[no-untyped-call]
+
+
+def _turns_of(one: Host) -> Turns:
+    """The turns of the hosts of a host's group in this deploy."""
+    state = one.state
+    mine = _group(one)
+    turns = _turns.setdefault(state, {})
+    if mine not in turns:
+        hosts = sum(_group(each) == mine for each in state.inventory.get_active_hosts())
+        turns[mine] = Turns(hosts, hosts_of(mine[1].at_once, hosts), hosts_of(mine[1].stop_at, hosts))
+    return turns[mine]
 
 
 # A timer of systemd reboots the host, since the SSH session ends with the connection.
@@ -189,27 +219,52 @@ _SETTLED = 'timeout "$1" systemctl is-system-running --wait >/dev/null || true'
 
 @operation()
 def carry_out(policy: Reboot, ready_timeout: int) -> Commands:
-    """Reboot the host while requests are due. If it was ready, wait until it is ready again.
+    """Reboot the host while requests are due, once it is its turn. If it was ready, wait until it is ready again.
 
     :param ready_timeout: seconds until the host must be ready again.
     """
+    have = _due(policy)
+    if have is None:
+        return
+    if not host.state.is_executing:
+        yield script(_REBOOT)
+        return
+    turns = _turns_of(host.state.inventory.get_host(host.name))
+    when = turns.take(host.name)
+    if when == "never":
+        names = ", ".join(sorted(turns.failed))
+        disruption.defer(
+            "reboot", f"of its group {names} failed after the reboot (reboot.stop_at); repair or exclude them"
+        )
+        return
+    succeeded: bool | None = False
+    try:
+        # Meanwhile a window may have ended, and somebody may have rebooted the host.
+        have = _due(policy) if when == "later" else have
+        if have is not None:
+            yield from _reboots(have, policy, ready_timeout)
+        succeeded = None if have is None else True
+    finally:
+        # Also when pyinfra leaves this generator, since a command has failed.
+        turns.end(host.name, succeeded)
+
+
+def _due(policy: Reboot) -> RebootRequests | None:
+    """For an operation: the host's requests if a reboot is due, and allowed now. If it is due, say what follows."""
+    have: RebootRequests | None = host.get_fact(NodeRebootRequests)
+    due = have.due() if have else []
+    if not due:
+        host.noop("no reboot is wanted")
+        return None
+    for each in due:
+        warn(host, f"reboot wanted: {each}; {_consequence()}")
+    if policy.policy == "never" or deploys_itself(host):
+        return None
+    return None if disruption.deferred("reboot", Disruption.REBOOT, of_nics=True) else have
+
+
+def _reboots(have: RebootRequests, policy: Reboot, ready_timeout: int) -> Commands:
     for _ in range(MAX_REBOOTS):
-        have = host.get_fact(NodeRebootRequests)
-        due = have.due() if have else []
-        if not due:
-            host.noop("no reboot is wanted")
-            return
-        for each in due:
-            warn(host, f"reboot wanted: {each}; {_consequence()}")
-        if policy.policy == "never" or deploys_itself(host):
-            return
-        if disruption.deferred("reboot", Disruption.REBOOT, of_nics=True):
-            return
-        if host.state.is_executing and (failed := _failed_host()):
-            yield refuse(
-                f"not rebooted, since {failed} failed after its reboot; repair or exclude it, and deploy again"
-            )
-            return
         status = host.get_fact(NodeStatus)
         was_ready = status is not None and status.ready
         yield script(_REBOOT)
@@ -220,10 +275,12 @@ def carry_out(policy: Reboot, ready_timeout: int) -> Commands:
         if was_ready:
             timeout = QuoteString(str(ready_timeout))
             yield StringCommand(COMMAND, "wait", "--timeout", timeout, _timeout=ready_timeout + MARGIN)
-    have = host.get_fact(NodeRebootRequests)
-    if have and have.due():
-        reasons = "; ".join(map(str, have.due()))
-        yield refuse(f"rebooted {MAX_REBOOTS} times in this deploy, and another reboot is still wanted: {reasons}")
+        due = _due(policy)
+        if due is None:
+            return
+        have = due
+    reasons = "; ".join(map(str, have.due()))
+    yield refuse(f"rebooted {MAX_REBOOTS} times in this deploy, and another reboot is still wanted: {reasons}")
 
 
 def _consequence() -> str:
@@ -237,16 +294,6 @@ def _consequence() -> str:
     return "the host is rebooted (reboot.policy is 'allow')"
 
 
-def _failed_host() -> str | None:
-    """The name of a host on which this operation has failed, if there is one."""
-    results = {
-        other.name: data.operation_meta
-        for other, operations in host.state.ops.items()
-        if (data := operations.get(str(host.current_op_hash)))
-    }
-    return next((name for name, meta in results.items() if meta.is_complete() and not meta.did_succeed()), None)
-
-
 def _wait_for_boot(state: State, host: Host, before: str, timeout: int) -> bool:
     """Wait until the host answers with another boot ID than ``before``.
 
@@ -254,17 +301,13 @@ def _wait_for_boot(state: State, host: Host, before: str, timeout: int) -> bool:
     """
     end = time.monotonic() + timeout
     now = None
-    # paramiko logs a traceback for each connection that a booting machine does not answer.
-    paramiko, level = logging.getLogger("paramiko"), logging.getLogger("paramiko").level
-    paramiko.setLevel(logging.CRITICAL)
-    try:
-        while time.monotonic() < end:
-            now = _boot_id(host)
-            if now not in (None, before):
-                return True
-            time.sleep(POLL_INTERVAL)
-    finally:
-        paramiko.setLevel(level)
+    # paramiko logs a traceback for each connection that a booting machine does not answer. It stays so: other hosts boot, too.
+    logging.getLogger("paramiko").setLevel(logging.CRITICAL)
+    while time.monotonic() < end:
+        now = _boot_id(host)
+        if now not in (None, before):
+            return True
+        gevent.sleep(POLL_INTERVAL)
     problem = "did not shut down" if now == before else "did not come back"
     return fail(host, f"the host {problem} within {timeout} s of its reboot (reboot.timeout); look at its console")
 

@@ -1,0 +1,82 @@
+"""Has hosts take turns in an operation, although pyinfra runs it on all of them at the same time.
+
+Few begin, and more follow once those have succeeded: 1, then 10 %, then 25 % of the hosts, never more than allowed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from typing import Any, Literal
+
+from attrs import Attribute, define, field
+from gevent.event import Event
+
+GROWTH = (1, "10%", "25%")
+_PERCENT = re.compile(r"([1-9][0-9]?|100)%")
+
+
+def share(_: object, attribute: Attribute[Any], value: object) -> None:
+    """Validate a field: a number of hosts, or a percentage."""
+    is_number = type(value) is int and value >= 1
+    if not is_number and not (isinstance(value, str) and _PERCENT.fullmatch(value)):
+        raise ValueError(f'{attribute.name}: {value!r} is not valid; give a number of hosts, or a percentage as "25%"')
+
+
+def hosts_of(value: int | str, hosts: int) -> int:
+    """How many of these hosts a share is, at least one."""
+    return value if isinstance(value, int) else max(1, hosts * int(value.rstrip("%")) // 100)
+
+
+@define
+class Turns:
+    """The turns of so many hosts. None has one once ``stop_at`` have failed.
+
+    At most ``at_once`` are away at the same time: those that have a turn, and those that failed in theirs.
+    """
+
+    hosts: int
+    at_once: int
+    stop_at: int
+    done: int = 0
+    failed: list[str] = field(factory=list)
+    _running: int = 0
+    _waiting: deque[str] = field(factory=deque)
+    _changed: Event = field(factory=Event)
+
+    @property
+    def limit(self) -> int:
+        """How many hosts may have a turn at the same time now."""
+        left, before = self.at_once - len(self.failed), self.done
+        for size in (hosts_of(each, self.hosts) for each in GROWTH):
+            if before < size:
+                return min(size, left)
+            before -= size
+        return left
+
+    def take(self, name: str) -> Literal["at once", "later", "never"]:
+        """Wait for a host's turn, in the order in which they came; when it comes. Never: too many hosts have failed."""
+        when: Literal["at once", "later"] = "at once"
+        self._waiting.append(name)
+        while len(self.failed) < min(self.stop_at, self.at_once):
+            if self._waiting[0] == name and self._running < self.limit:
+                self._waiting.popleft()
+                self._running += 1
+                self._tell()
+                return when
+            when = "later"
+            self._changed.wait()
+        return "never"
+
+    def end(self, name: str, succeeded: bool | None) -> None:
+        """End a host's turn. None: it has done nothing in it."""
+        self._running -= 1
+        self.done += succeeded is True
+        if succeeded is False:
+            self.failed.append(name)
+        self._tell()
+
+    def _tell(self) -> None:
+        # Those that wait have read the old event, and go on by it.
+        before, self._changed = self._changed, Event()
+        before.set()
