@@ -101,12 +101,9 @@ class LinuxNetlink:
 
     def link(self, name: str) -> Link | None:
         """Request one link (RTM_GETLINK)."""
-        body = IFINFOMSG.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + attribute(IFLA_IFNAME, os.fsencode(name) + b"\0")
-        body += attribute(IFLA_EXT_MASK, U32.pack(RTEXT_FILTER_VF | RTEXT_FILTER_SKIP_STATS))
         try:
             with _naming_errors(f"link {name}"):
-                (answer,) = ask(socket.NETLINK_ROUTE, RTM_GETLINK, body)
-                link = decode_link(answer)
+                link = _with_vfs(name)
         except OSError as error:
             if error.errno == errno.ENODEV:
                 return None
@@ -278,6 +275,29 @@ class LinuxNetlink:
         """Remove one (RTM_DELRULE)."""
         with _naming_errors(f"remove the rule for {rule.source}"):
             self._request(RTM_DELRULE, routing.rule_message(rule))
+
+
+def _with_vfs(name: str) -> Link:
+    """A link with its VFs.
+
+    Linux 5.5 to 6.14 make no room in an answer for the GUIDs of an InfiniBand PF's VFs (rtnl_vfinfo_size,
+    net/core/rtnetlink.c), and so refuse it from about 16 VFs on. A dump has up to 32 kB for each link (netlink_dump,
+    net/netlink/af_netlink.c).
+    """
+    asked = IFINFOMSG.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
+    mask = attribute(IFLA_EXT_MASK, U32.pack(RTEXT_FILTER_VF | RTEXT_FILTER_SKIP_STATS))
+    try:
+        named = attribute(IFLA_IFNAME, os.fsencode(name) + b"\0")
+        (answer,) = ask(socket.NETLINK_ROUTE, RTM_GETLINK, asked + named + mask)
+        return decode_link(answer)
+    except OSError as error:
+        if error.errno != errno.EMSGSIZE:
+            raise
+    for answer in dump(socket.NETLINK_ROUTE, RTM_GETLINK, asked + mask):
+        link = decode_link(answer)
+        if name in (link.name, *link.altnames):
+            return link
+    raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
 
 
 def _link_message(ifindex: int, attrs: list[tuple[str, Any]], **fields: int) -> Any:

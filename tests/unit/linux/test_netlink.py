@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import multiprocessing
+import socket
 import struct
 import subprocess
 import sys
@@ -12,11 +13,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from pyroute2.netlink import NLM_F_DUMP, NLMSG_ERROR
+from pyroute2.netlink.rtnl import RTM_GETLINK
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from agent.linux.events import LinuxEvents
-from agent.linux.messages import HEADER, IFINFOMSG, LARGEST, answers, attribute, numbers
+from agent.linux.messages import HEADER, IFINFOMSG, LARGEST, answers, attribute, attributes, numbers
 from agent.linux.netlink import (
+    IFLA_EXT_MASK,
     IFLA_IFNAME,
     IFLA_MTU,
     IFLA_NUM_VF,
@@ -280,6 +284,37 @@ def test_a_list_of_vfs_beyond_its_16_bit_length_is_read_whole(count: int) -> Non
     link = decode_link(head + (long if count else b"") + attribute(54, bytes.fromhex("020000000001")))
     assert (link.name, link.mtu, link.permanent_mac) == ("fab0", 9000, "02:00:00:00:00:01")
     assert [vf.index for vf in link.vfs] == list(range(count))
+
+
+class Cramped(socket.socket):
+    """Answers a request for one link with its VFs as Linux 5.5 to 6.14 do if the VFs have many GUIDs (rtnl_getlink)."""
+
+    refused = False
+
+    def send(self, data: Any, flags: int = 0) -> int:
+        _, kind, given, _, _ = HEADER.unpack_from(data)
+        asked = dict(attributes(data, HEADER.size + IFINFOMSG.size)) if kind == RTM_GETLINK else {}
+        self.refused = IFLA_EXT_MASK in asked and given & NLM_F_DUMP != NLM_F_DUMP
+        return len(data) if self.refused else super().send(data, flags)
+
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        refusal = HEADER.pack(HEADER.size + 4, NLMSG_ERROR, 0, 1, 0) + struct.pack("=i", -errno.EMSGSIZE)
+        return refusal if self.refused else super().recv(size, flags)
+
+
+def test_a_link_whose_vfs_do_not_fit_into_an_answer_is_read_from_a_dump(
+    inside: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look(netlink: LinuxNetlink) -> Any:
+        return [netlink.link(name) for name in ("fab0", "rail0", "nic0")]
+
+    asked = inside(look)
+    assert [link and link.mtu for link in asked] == [1400, 1400, None]
+    monkeypatch.setattr(socket, "socket", Cramped)
+    found = inside(look)
+    assert [link and (link.name, link.mtu, link.altnames) for link in found] == [
+        link and (link.name, link.mtu, link.altnames) for link in asked
+    ]
 
 
 def test_a_kernel_without_ifla_perm_address_is_asked_by_ioctl(monkeypatch: pytest.MonkeyPatch) -> None:
