@@ -15,6 +15,10 @@ from tasks.hardware import Hardware, InspectedFunction, is_erdma, shared
 
 VFIO = "vfio-pci"
 
+# k8s-rdma-shared-dev-plugin takes no device without rdma_cm, umad and uverbs (pkg/resources/rdma_device_spec.go of v1.5.3), and
+# only these two have umad. Empty: the transport is not known.
+SHARED = ("RoCE", "InfiniBand", "")
+
 
 @frozen
 class SeenFunction:
@@ -59,8 +63,8 @@ class Discovered:
     exclusive: bool = False
 
     def hcas(self) -> tuple[SeenFunction, ...]:
-        """The functions whose RDMA devices pods share."""
-        return shared(self.functions)
+        """The functions whose RDMA devices pods share: iWARP's and EFA's are not for the plugin."""
+        return shared(each for each in self.functions if each.rdma in SHARED)
 
     def vfs(self) -> tuple[SeenFunction, ...]:
         """The VFs of the spec's NICs that have a driver, and a PF by whose netdev a plugin can select them."""

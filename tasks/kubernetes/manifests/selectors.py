@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from agent.spec.ranges import format_ranges, parse_ranges
-from tasks.kubernetes.manifests.discovered import Discovered, SeenFunction
+from tasks.kubernetes.manifests.discovered import SHARED, Discovered, SeenFunction
 
 Nodes = Mapping[str, Discovered]
 Chosen = Mapping[str, Sequence[SeenFunction]]
@@ -87,8 +87,7 @@ def _unwanted(selectors: Mapping[str, Any], nodes: Nodes, chosen: Chosen) -> lis
 
 def _selects(selectors: Mapping[str, Any], function: SeenFunction) -> bool:
     shared = "deviceIDs" in selectors
-    # The shared plugin takes only functions that have an RDMA device (pkg/resources/pci_net_device.go).
-    if (shared or selectors.get("isRdma")) and function.rdma is None:
+    if function.rdma not in SHARED if shared else selectors.get("isRdma") and function.rdma is None:
         return False
     have = {
         "vendors": function.vendor,
