@@ -26,7 +26,7 @@ NAME = "vf_attributes"
 AFTER = ("vfs", "vf_drivers")
 UNKNOWN_UNTIL: tuple[str, ...] = ()
 REACH = "function"
-OTHER_WRITERS = ("sriov-network-config-daemon", "libvirtd", "virtqemud", "NetworkManager")
+OTHER_WRITERS = ("sriov-network-config-daemon", "libvirtd", "virtqemud", "NetworkManager", "systemd-networkd")
 REMAKES_NETDEV = tuple(attribute.name for attribute in attributes.ordered() if attribute.remakes_netdev)
 
 RESETTING = 1.0

@@ -36,7 +36,7 @@ NAME = SYSCTLS
 AFTER = ("vf_links",)  # net.ipv4.conf.NETDEV is there once the netdev is
 UNKNOWN_UNTIL: tuple[str, ...] = ()
 REACH = "device"
-OTHER_WRITERS = ("tuned",)
+OTHER_WRITERS = ("cilium-agent", "kube-proxy", "tuned")
 
 SEPARATOR = "+"
 """Stands between the names of a pair: when one of the two parameters is written, the kernel sets the other to 0. A pair has one

@@ -1,0 +1,99 @@
+"""Public reports of programs that undo a value again and again: the agent stops, and names who is known to set it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from agent.engine.contention import LIMIT
+from agent.engine.context import Goal, Memory
+from agent.engine.converge import converge
+from agent.engine.retry import Failures
+from agent.hardware.functions import vf_addresses
+from agent.report.records import Condition
+from tests.sim.engine.one_nic import wanting
+from tests.sim.kernel import Kernel
+from tests.sim.two_nics import NAME0, PF0, two_nics
+
+RP_FILTER = "/proc/sys/net/ipv4/conf/all/rp_filter"
+CONNTRACK = "/proc/sys/net/netfilter/nf_conntrack_max"
+
+
+@pytest.fixture
+def kernel() -> Kernel:
+    kernel = two_nics()
+    kernel.tree.put(RP_FILTER, "0")
+    kernel.tree.put(CONNTRACK, "131072")
+    return kernel
+
+
+def contended(kernel: Kernel, program: str, undo: Callable[[Kernel], None], nic: Any, **more: Any) -> Condition:
+    """What the node says after the program has undone a value as often as the agent bears."""
+    kernel.host.processes.add(program[:15])
+    failures, spec = Failures(), wanting(nic, **more)
+    for now in range(0, 10 * (LIMIT + 2), 10):
+        memory = Memory(lambda now=now: float(now), failures)  # type: ignore[misc]
+        result = converge(kernel.machine(), Goal(spec), memory)
+        undo(kernel)
+    return next(condition for condition in result.conditions if condition.type == "Uncontended")
+
+
+def _mtu(kernel: Kernel) -> None:
+    kernel.netlink.set_link(kernel.netdev(PF0).ifindex, mtu=1500)
+
+
+def _vf_mtu(kernel: Kernel) -> None:
+    kernel.netlink.set_link(kernel.netdev(vf_addresses(kernel.files, PF0)[0]).ifindex, mtu=1500)
+
+
+def _vlan(kernel: Kernel) -> None:
+    kernel.sriov.set(PF0, kernel.netdev(PF0), 0, vlan=5)
+
+
+def _irq(kernel: Kernel) -> None:
+    numbers = kernel.files.names(f"/sys/bus/pci/devices/{PF0}/msi_irqs")
+    queues = [number for number in numbers if "-rx-" in kernel.files.read(f"/sys/kernel/irq/{number}/actions")]
+    kernel.files.write(f"/proc/irq/{queues[0]}/smp_affinity_list", "3")
+
+
+def _queue(kernel: Kernel) -> None:
+    kernel.tree.put(f"/sys/class/net/{NAME0}/queues/rx-0/rps_cpus", "1")
+
+
+MTU, VFS = {"mtu": 9000}, {"mtu": 9000, "vfs": {"count": 1, "defaults": {"vlan": 0}}}
+UNTOUCHED = {"irqs": {"irqbalance": "untouched"}}
+
+
+@pytest.mark.parametrize(
+    ("program", "undo", "nic", "more"),
+    [
+        pytest.param(
+            "cilium-agent",
+            lambda kernel: kernel.tree.put(RP_FILTER, "0"),
+            None,
+            {"sysctls": {"net.ipv4.conf.all.rp_filter": "1"}},
+            id="cilium-30439",
+        ),
+        pytest.param(
+            "kube-proxy",
+            lambda kernel: kernel.tree.put(CONNTRACK, "131072"),
+            None,
+            {"sysctls": {"net.netfilter.nf_conntrack_max": "1048576"}},
+            id="kops-2223",
+        ),
+        pytest.param("systemd-networkd", _vlan, VFS, {}, id="systemd-16219"),
+        pytest.param("NetworkManager", _vf_mtu, VFS, {}, id="doca-platform-50"),
+        pytest.param("irqbalance", _irq, {}, UNTOUCHED, id="irqbalance-297"),
+        pytest.param("tuned", _queue, {}, {"rps": {"enable": True}}, id="cluster-node-tuning-operator-479"),
+        pytest.param("sriov-network-config-daemon", _vlan, VFS, {}, id="sriov-network-operator-1028"),
+        pytest.param("systemd-networkd", _mtu, MTU, {}, id="systemd-42517"),
+    ],
+)
+def test_the_program_is_named_and_the_agent_stops(
+    kernel: Kernel, program: str, undo: Callable[[Kernel], None], nic: Any, more: dict[str, Any]
+) -> None:
+    condition = contended(kernel, program, undo, nic, **more)
+    assert (condition.status, condition.reason) == ("False", "Contended")
+    assert program in condition.message, condition.message
