@@ -1,0 +1,133 @@
+"""Public reports about interrupts, RPS, huge pages, locked memory and the kubelet, tried by their triggers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agent.engine.context import Goal, Memory
+from agent.engine.converge import Pass, converge
+from agent.hardware.placement import from_mask
+from agent.report.verdict import is_ready
+from agent.spec.node import from_mapping
+from agent.spec.ranges import parse_ranges
+from tests.sim import hugepages
+from tests.sim.kernel import Kernel
+from tests.sim.readiness import Node
+from tests.sim.two_nics import NAME0, PF0, two_nics
+
+NET = "/sys/class/net"
+ON_NODE_0 = {"name": "rail0", "select": {"pci": PF0}}
+
+
+def settle(kernel: Kernel, last: Pass | None = None, nics: Any = (ON_NODE_0,), **more: Any) -> Pass:
+    spec = from_mapping({"node_name": "n1", "nics": list(nics), **more})
+    return converge(kernel.machine(), Goal(spec), Memory(lambda: 0.0), last.have if last else None)
+
+
+def cpus_of_queues(kernel: Kernel) -> set[int]:
+    cpus: set[int] = set()
+    for number in kernel.files.names(f"/sys/bus/pci/devices/{PF0}/msi_irqs"):
+        if "-" in kernel.files.read(f"/sys/kernel/irq/{number}/actions"):
+            cpus |= set(parse_ranges(kernel.files.read(f"/proc/irq/{number}/smp_affinity_list")))
+    return cpus
+
+
+@pytest.mark.parametrize(
+    ("cpus", "isolated", "given", "among"),
+    [
+        pytest.param(128, "", {}, set(range(64)), id="ethernet-linux-ice-42"),
+        pytest.param(512, "", {}, set(range(256)), id="irqbalance-246"),
+        pytest.param(16, "1-3,5-7", {}, {0, 4}, id="talos-11310"),
+        pytest.param(8, "", {"exclude_cpus": "0"}, {1, 2, 3}, id="coreos-bugs-2135"),
+        pytest.param(8, "0-3", {}, {4, 5, 6, 7}, id="seapath-868"),
+    ],
+)
+def test_queues_are_served_by_cpus_of_the_nic_s_node_that_are_not_isolated(
+    cpus: int, isolated: str, given: dict[str, Any], among: set[int]
+) -> None:
+    kernel = two_nics(cpus)
+    kernel.interrupts.isolate(isolated)
+    assert is_ready(settle(kernel, irqs=given).conditions)
+    taken = cpus_of_queues(kernel)
+    assert taken
+    assert taken <= among
+
+
+@pytest.mark.parametrize("cpus", [pytest.param(128, id="tempesta-2684"), pytest.param(256, id="lis-next-507")])
+def test_a_mask_of_more_than_32_cpus_is_written_as_the_kernel_shows_it(cpus: int) -> None:
+    kernel = two_nics(cpus)
+    result = settle(kernel, rps={"enable": True})
+    assert is_ready(result.conditions)
+    kernel.writes.clear()
+    assert is_ready(settle(kernel, result, rps={"enable": True}).conditions)
+    assert kernel.writes == []
+    shown = from_mask(kernel.files.read(f"{NET}/{NAME0}/queues/rx-0/rps_cpus"))
+    assert shown <= set(range(cpus // 2))
+
+
+def test_a_queue_that_a_pod_s_netdev_gets_later_is_steered_too() -> None:
+    """Its event comes before all of its queues (cluster-node-tuning-operator 650)."""
+    kernel = two_nics(8)
+    rps = {"netdevs": [{"match": "veth*"}]}
+    kernel.add_virtual("veth1")
+    result = settle(kernel, rps=rps)
+    kernel.tree.put(f"{NET}/veth1/queues/rx-1/rps_cpus", "0")
+    result = settle(kernel, result, rps=rps)
+    masks = {kernel.files.read(f"{NET}/veth1/queues/rx-{queue}/rps_cpus") for queue in (0, 1)}
+    assert {frozenset(from_mask(mask)) for mask in masks} == {frozenset(range(8))}
+
+
+@pytest.mark.parametrize(
+    "pools",
+    [
+        pytest.param([{"size": "2M", "count": 8}, {"size": "1G", "count": 1, "numa_node": 0}], id="kubernetes-80452"),
+        pytest.param([{"size": "2M", "count": 32}], id="bottlerocket-4385"),
+        pytest.param([{"size": "2M", "count": 16, "numa_node": 1}], id="talos-3046"),
+    ],
+)
+def test_huge_pages_are_there_after_the_first_pass(pools: list[dict[str, Any]]) -> None:
+    kernel = two_nics()
+    assert is_ready(settle(kernel, hugepages=pools).conditions)
+    for pool in pools:
+        size = {"2M": 2048, "1G": 1048576}[pool["size"]]
+        nodes = [pool["numa_node"]] if "numa_node" in pool else [0, 1]
+        paths = [f"{hugepages.NODE}/node{node}/hugepages/hugepages-{size}kB/nr_hugepages" for node in nodes]
+        assert sum(int(kernel.files.read(path)) for path in paths) == pool["count"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        pytest.param({"containerd": 65536}, "MemlockLimited", id="kubekey-2609"),
+        pytest.param({"containerd": 8 << 20}, "MemlockLimited", id="cluster-api-provider-linode-860"),
+        pytest.param({"dockerd": 8 << 20, "containerd": -1}, "MemlockLimited", id="qdrant-1885"),
+        pytest.param({"containerd": -1}, "Unlimited", id="gardenlinux-170"),
+    ],
+)
+def test_a_runtime_that_limits_locked_memory_is_named(limits: dict[str, int], reason: str) -> None:
+    kernel = two_nics()
+    kernel.host.locked_memory = limits
+    condition = Node(kernel).look()["ContainerMemlock"]
+    assert condition.reason == reason
+    limited = [name for name, limit in limits.items() if limit >= 0]
+    assert all(f"{name} {limits[name]} bytes" in condition.message for name in limited)
+
+
+FOLDER = "/var/lib/kubelet/device-plugins"
+
+
+@pytest.mark.parametrize("seconds", [pytest.param(1, id="k8s-rdma-shared-dev-plugin-118")])
+def test_a_kubelet_that_restarts_makes_the_node_unready_only_if_its_socket_stays_away(seconds: int) -> None:
+    kernel = two_nics()
+    kernel.host.processes.add("kubelet")
+    kernel.tree.put(f"{FOLDER}/kubelet.sock", "")
+    node = Node(kernel)
+    assert node.look()["DevicePlugins"].reason == "Served"
+    kernel.tree.remove(f"{FOLDER}/kubelet.sock")
+    node.now += 60
+    assert node.look()["DevicePlugins"].status == "True"
+    node.now += 60
+    lost = node.look()["DevicePlugins"]
+    assert (lost.status, lost.reason, lost.severity) == ("False", "NoSocket", "required")

@@ -1,0 +1,126 @@
+"""Public reports about RDMA devices, their GIDs and the subsystem's network namespaces, tried by their triggers."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+import pytest
+
+from agent.hardware.functions import vf_addresses
+from agent.hardware.rdma import Reader
+from agent.report.records import Condition
+from agent.report.verdict import is_ready
+from tests.sim.kernel import Kernel
+from tests.sim.readiness import Node
+from tests.sim.tree import error
+from tests.sim.two_nics import NAME0, PF0
+
+DEVICE = "rocep33s0"
+LINK_LOCAL = "fe80:0000:0000:0000:0200:00ff:fe00:0001"
+V4 = "0000:0000:0000:0000:0000:ffff:0a00:000b"
+ULA = "fd93:0000:0000:0000:0000:0000:0000:0001"
+OF_PF = {"name": "rail0", "select": {"pci": PF0}, "rdma": {"gid_type": "RoCE v2"}}
+
+
+@pytest.fixture
+def kernel(kernel: Kernel) -> Kernel:
+    kernel.rdma.add(PF0, DEVICE, NAME0)
+    return kernel
+
+
+def conditions(kernel: Kernel, *nics: Any, **more: Any) -> dict[str, Condition]:
+    return Node(kernel, more={"nics": list(nics), **more}).look()
+
+
+def gids(kernel: Kernel, *given: tuple[str, str]) -> None:
+    for index, (gid, kind) in enumerate(given):
+        kernel.rdma.set_gid(DEVICE, index, gid, kind, NAME0)
+
+
+@pytest.mark.parametrize(
+    ("table", "wanted", "good"),
+    [
+        pytest.param([(LINK_LOCAL, "RoCE v1"), (LINK_LOCAL, "RoCE v2")], {"gid_ipv4": True}, False, id="nccl-769"),
+        pytest.param([(LINK_LOCAL, "RoCE v2")], {"gid_ipv4": True}, False, id="nccl-426"),
+        pytest.param([(LINK_LOCAL, "RoCE v2"), (ULA, "RoCE v2")], {}, True, id="uccl-803"),
+        pytest.param([(LINK_LOCAL, "RoCE v2"), (ULA, "RoCE v2")], {"gid_ipv4": True}, False, id="nccl-1131"),
+        pytest.param([(LINK_LOCAL, "RoCE v2")] * 5 + [(V4, "RoCE v2")], {"gid_ipv4": True}, True, id="nccl-2157"),
+        pytest.param([(LINK_LOCAL, "RoCE v2"), (V4, "RoCE v1")], {"gid_ipv4": True}, False, id="ucx-7785"),
+    ],
+)
+def test_a_port_has_the_gid_that_the_fabric_routes(
+    kernel: Kernel, table: list[tuple[str, str]], wanted: dict[str, Any], good: bool
+) -> None:
+    gids(kernel, *table)
+    seen = conditions(kernel, {**OF_PF, "rdma": {"gid_type": "RoCE v2", **wanted}})
+    assert (seen["RdmaPorts"].status == "True") is good, seen["RdmaPorts"]
+    assert is_ready(seen.values()) is good
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param("mlx5_0", id="opa-psm2-43"), pytest.param("rdma0", id="guest-configs-95")]
+)
+def test_a_device_that_was_renamed_is_found(kernel: Kernel, name: str) -> None:
+    gids(kernel, (V4, "RoCE v2"))
+    assert is_ready(conditions(kernel, OF_PF).values())
+    kernel.rdma.delete(DEVICE)
+    kernel.rdma.add(PF0, name, NAME0)
+    kernel.rdma.set_gid(name, 1, V4, "RoCE v2", NAME0)
+    assert is_ready(conditions(kernel, OF_PF).values())
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [
+        pytest.param("umad", "load ib_umad", id="k8s-rdma-shared-dev-plugin-23"),
+        pytest.param("uverbs", "load ib_uverbs", id="network-operator-31"),
+    ],
+)
+def test_a_device_without_all_its_character_devices_is_named(kernel: Kernel, kind: str, named: str) -> None:
+    kernel.rdma.delete(DEVICE)
+    kernel.rdma.add(PF0, DEVICE, NAME0, umad=kind != "umad", uverbs=kind != "uverbs")
+    gids(kernel, (V4, "RoCE v2"))
+    seen = conditions(kernel, OF_PF)
+    if kind == "umad":
+        assert named in seen["RdmaCharDevices"].message
+    assert not is_ready(seen.values())
+
+
+def test_a_vf_that_comes_back_without_its_rdma_device_is_named(kernel: Kernel) -> None:
+    """In exclusive mode the device stays in the pod's namespace (kubernetes-sigs/dranet 177)."""
+    kernel.rdma.rxe, kernel.rdma.mode = True, "exclusive"
+    nic = {"name": "rail0", "select": {"pci": PF0}, "vfs": {"count": 2}, "rdma": {"pf": False, "vfs": True}}
+    node = Node(kernel, more={"nics": [nic], "rdma": {"netns_mode": "exclusive"}})
+    assert node.look()["RdmaDevices"].status == "True"
+    vf = vf_addresses(kernel.files, PF0)[1]
+    (device,) = Reader(kernel.files).of(vf)
+    kernel.move_away(vf)
+    kernel.rdma.delete(device)
+    assert node.look()["RdmaDevices"].status == "True"
+    kernel.rdma.rxe = False
+    kernel.come_back(vf, "eth1")
+    lacking = node.look()["RdmaDevices"]
+    assert (lacking.status, lacking.reason, lacking.severity) == ("False", "DeviceMissing", "required")
+    assert f"{PF0}#1" in lacking.message
+    kernel.rdma.add(vf, device, kernel.netdev(vf).name)
+    assert node.look()["RdmaDevices"].status == "True"
+
+
+@pytest.mark.parametrize(
+    ("mode", "refused"),
+    [
+        pytest.param("exclusive", errno.EBUSY, id="rdma-cni-39"),
+        pytest.param("exclusive", errno.EBUSY, id="sriov-network-operator-481"),
+        pytest.param("shared", errno.EBUSY, id="k8s-rdma-shared-dev-plugin-84"),
+    ],
+)
+def test_a_mode_that_the_kernel_refuses_now_names_the_module_parameter(kernel: Kernel, mode: str, refused: int) -> None:
+    kernel.rdma.mode = "shared" if mode == "exclusive" else "exclusive"
+    kernel.rdma.other_netns = True
+    kernel.fault = lambda operation, where, value: error(refused, where) if where == "netns_mode" else None
+    node = Node(kernel, more={"nics": [], "rdma": {"netns_mode": mode}})
+    assert not is_ready(node.look().values())
+    assert node.last is not None
+    (outcome,) = [each for each in node.last.outcomes if each.result != "applied"]
+    assert "ib_core" in f"{outcome.error} {outcome.remedy} {outcome.change.remedy}"

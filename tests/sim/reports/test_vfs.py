@@ -1,0 +1,185 @@
+"""Public reports about VFs, tried by their triggers: docs/campaign/reports.md names each report."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.engine.converge import Pass
+from agent.hardware.functions import vf_addresses
+from agent.report.verdict import is_ready
+from tests.sim.engine.one_nic import Node, left
+from tests.sim.kernel import Kernel
+from tests.sim.tree import error
+from tests.sim.two_nics import MAC0, NAME0, PF0, two_nics
+
+FOUR = {"vfs": {"count": 4, "defaults": {"vlan": 0, "spoofchk": False, "trust": True}}, "mtu": 9000}
+POD = ("default/pod",)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    kernel = two_nics()
+    kernel.load_vfio()
+    return Node(kernel, tmp_path / "originals.json")
+
+
+def vf(node: Node, index: int) -> str:
+    return vf_addresses(node.kernel.files, PF0)[index]
+
+
+def is_settled(result: Pass) -> bool:
+    return is_ready(result.conditions) and not left(result)
+
+
+@pytest.mark.parametrize(
+    ("left_by_pod", "field", "wanted"),
+    [
+        pytest.param({"vlan": 1000}, "vlan", 0, id="sriov-cni-119"),
+        pytest.param({"vlan": 2002, "spoofchk": True}, "vlan", 0, id="sriov-network-device-plugin-97"),
+        pytest.param({"spoofchk": True}, "spoofchk", False, id="danm-246"),
+        pytest.param({"trust": False, "mac": "00:00:00:00:01:04"}, "trust", True, id="ethernet-linux-ice-31"),
+    ],
+)
+def test_what_a_pod_left_on_its_vf_is_put_right(
+    node: Node, left_by_pod: dict[str, Any], field: str, wanted: object
+) -> None:
+    node.follow(FOUR)
+    pf, function = node.kernel.netdev(PF0), vf(node, 1)
+    node.kernel.host.allocated = {function: POD}
+    node.kernel.sriov.set(PF0, pf, 1, **left_by_pod)
+    node.follow(FOUR)
+    assert getattr(node.kernel.vfs(PF0)[1], field) == left_by_pod[field]
+    node.kernel.host.allocated = {}
+    assert is_settled(node.follow(FOUR))
+    assert getattr(node.kernel.vfs(PF0)[1], field) == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "mtu"),
+    [
+        pytest.param("eth1", 9000, id="kube-ovn-3437"),
+        pytest.param(f"{NAME0}v3", 9000, id="ib-sriov-cni-52"),
+        pytest.param(f"{NAME0}v1", 1500, id="sriov-cni-316"),
+        pytest.param("net1", 1400, id="ovn-kubernetes-5838"),
+    ],
+)
+def test_a_vf_that_comes_back_has_its_name_and_mtu_again(node: Node, name: str, mtu: int) -> None:
+    node.follow(FOUR)
+    first, last = vf(node, 1), vf(node, 3)
+    for function in (first, last):
+        node.kernel.netlink.set_link(node.kernel.netdev(function).ifindex, mtu=mtu)
+        node.kernel.move_away(function)
+    node.kernel.come_back(first, name)
+    node.kernel.come_back(last, "eth1")
+    assert is_settled(node.follow(FOUR))
+    assert [(node.kernel.netdev(each).name, node.kernel.netdev(each).mtu) for each in (first, last)] == [
+        (f"{NAME0}v1", 9000),
+        (f"{NAME0}v3", 9000),
+    ]
+
+
+def test_a_vf_with_the_address_of_another_gets_its_own_again(node: Node) -> None:
+    """A virtual machine ended without its CNI plugin, and another one has the address (sriov-network-device-plugin 685)."""
+    node.follow(FOUR)
+    before = node.kernel.vfs(PF0)
+    node.kernel.sriov.set(PF0, node.kernel.netdev(PF0), 1, mac=before[3].mac)
+    node.follow(FOUR)
+    assert node.kernel.vfs(PF0) == before
+
+
+def test_attributes_that_a_cni_plugin_gives_to_an_allocated_vf_stay(node: Node) -> None:
+    """The plugin sets them while the VF is still in the host's namespace (sriov-cni 219)."""
+    node.follow(FOUR)
+    function = vf(node, 2)
+    node.kernel.host.allocated = {function: POD}
+    node.kernel.sriov.set(PF0, node.kernel.netdev(PF0), 2, mac="02:02:02:02:02:02", vlan=7)
+    assert is_settled(node.follow(FOUR))
+    given = node.kernel.vfs(PF0)[2]
+    assert (given.mac, given.vlan) == ("02:02:02:02:02:02", 7)
+    node.kernel.move_away(function)
+    assert is_settled(node.follow(FOUR))
+    assert node.kernel.vfs(PF0)[2] == given
+
+
+def test_a_vf_can_go_from_vfio_to_its_network_driver_without_new_vfs(node: Node) -> None:
+    """sriov-network-operator 244: the number of VFs is the same."""
+    assert is_settled(node.follow({"vfs": {"count": 2, "defaults": {"driver": "vfio-pci"}}}))
+    node.kernel.writes.clear()
+    assert is_settled(node.follow({"vfs": {"count": 2, "defaults": {"driver": "netdevice"}}}))
+    assert node.kernel.netdev(vf(node, 1)).name == f"{NAME0}v1"
+    assert not [path for path, _ in node.kernel.writes if path.endswith("sriov_numvfs")]
+
+
+def test_a_vf_that_udev_has_not_named_yet_is_left_alone(node: Node) -> None:
+    """A name such as eth0 may be another netdev's a moment later (sriov-network-operator 720)."""
+    node.follow(FOUR)
+    function = vf(node, 1)
+    node.kernel.udev_runs = False
+    node.kernel.udev_lags(function)
+    ifindex = node.kernel.netdev(function).ifindex
+    node.kernel.netlink.set_link(ifindex, mtu=1500)
+    node.kernel.writes.clear()
+    node.follow(FOUR, passes=1)
+    assert [written for written in node.kernel.writes if written[0] == f"{NAME0}v1"] == []
+    node.kernel.udev_runs = True
+    assert is_settled(node.follow(FOUR))
+    assert node.kernel.netdev(function).mtu == 9000
+
+
+@pytest.mark.parametrize("up", [pytest.param(False, id="systemd-40739"), pytest.param(True, id="lnst-344")])
+def test_vfs_of_a_driver_that_makes_them_only_while_its_pf_is_up(node: Node, up: bool) -> None:
+    """bnxt_sriov_configure returns 0 while the netdev is down, and makes none."""
+
+    def fault(operation: str, where: str, value: str) -> OSError | None:
+        if where.endswith("sriov_numvfs"):
+            node.kernel.sriov.room = {} if node.kernel.netdev(PF0).up else {PF0: 0}
+        return None
+
+    node.kernel.fault = fault
+    node.kernel.netlink.set_link(node.kernel.netdev(PF0).ifindex, up=up)
+    assert is_settled(node.follow({"vfs": {"count": 4}}))
+    assert len(node.kernel.vfs(PF0)) == 4
+
+
+def test_a_vf_that_cannot_come_up_while_its_pf_is_down(node: Node) -> None:
+    """ixgbevf answers ENETDOWN then (lxd 5041)."""
+
+    def fault(operation: str, where: str, value: str) -> OSError | None:
+        is_vf = operation == "set_link" and where != NAME0 and "up=True" in value
+        return error(errno.ENETDOWN, where) if is_vf and not node.kernel.netdev(PF0).up else None
+
+    node.kernel.fault = fault
+    assert is_settled(node.follow({"vfs": {"count": 2, "defaults": {"state": "up"}}}))
+    assert node.kernel.netdev(vf(node, 0)).up
+
+
+@pytest.mark.parametrize(
+    ("total", "refusal", "named"),
+    [
+        pytest.param(0, None, "SRIOV_EN, NUM_OF_VFS", id="sriov-network-device-plugin-601"),
+        pytest.param(8, errno.ENOSPC, "out of MSI-X vectors", id="sriov-network-operator-492"),
+        pytest.param(8, errno.ENOMEM, "pci=realloc", id="sriov-network-device-plugin-240"),
+    ],
+)
+def test_vfs_that_cannot_be_made_are_named_with_the_remedy(
+    tmp_path: Path, total: int, refusal: int | None, named: str
+) -> None:
+    kernel = Kernel()
+    kernel.add_nic(PF0, NAME0, MAC0, total_vfs=total)
+
+    def fault(operation: str, where: str, value: str) -> OSError | None:
+        refused = refusal and where.endswith("sriov_numvfs") and value != "0"
+        return error(refusal or 0, where) if refused else None
+
+    kernel.fault = fault
+    result = Node(kernel, tmp_path / "originals.json").follow({"vfs": {"count": 4}})
+    said = [
+        *(f"{o.error} {o.change.remedy}" for o in result.outcomes),
+        *(c.message + c.remedy for c in result.conditions),
+    ]
+    assert not is_ready(result.conditions)
+    assert any(named in text for text in said), said
