@@ -39,7 +39,7 @@ class Function:
     ``unreadable``: the error of a file or netlink request; the function is left alone until it can be read. If discovery
     itself failed, only the address is known (``vendor`` is empty).
     ``renaming``: udev has not initialised its netdev, whose names may still change. ``serials_unread``: there may be another
-    serial number, which could not be read.
+    serial number, which could not be read. ``other_ports``: the netdevs of its ports after the first one, which is ``link``.
     """
 
     address: str
@@ -54,6 +54,7 @@ class Function:
     unreadable: str = ""
     renaming: bool = False
     serials_unread: bool = False
+    other_ports: tuple[Link, ...] = ()
 
 
 def device_path(address: str) -> str:
@@ -123,6 +124,15 @@ def port_netdevs(files: Attributes, address: str) -> list[str]:
     # The PF's netdev is older than representors, should a driver name none of them.
     order = {name: [number_or(files, f"{NET}/{name}/{file}", 0) for file in ("dev_port", "ifindex")] for name in own}
     return sorted(own, key=order.__getitem__)
+
+
+def first_rdma_port(files: Attributes, address: str) -> int | None:
+    """The number of the RDMA port that serves a function's netdev, if the function has several; None if it has one.
+
+    Port 1 serves the netdev whose dev_port is 0 (mlx4_en_init_netdev in en_netdev.c, init_one in cxgb4_main.c).
+    """
+    names = port_netdevs(files, address)
+    return number_or(files, f"{NET}/{names[0]}/dev_port", 0) + 1 if len(names) > 1 else None
 
 
 def virtio_children(names: Iterable[str]) -> list[str]:
@@ -279,11 +289,11 @@ def _read_function(machine: Machine, address: str, serials: bool, known: Functio
     if not is_network(files, address, entries):
         return None
     if known is not None and not known.unreadable:
-        link, renaming = _link(machine, address)
-        return evolve(known, driver=driver(files, address), link=link, renaming=renaming)
+        link, renaming, others = _links(machine, address)
+        return evolve(known, driver=driver(files, address), link=link, renaming=renaming, other_ports=others)
     if "physfn" in entries:
         return None
-    link, renaming = _link(machine, address)
+    link, renaming, others = _links(machine, address)
     hung = address in machine.hung
     numbers, serials_unread = serial_numbers(files, address) if serials and not hung else ((), serials)
     return Function(
@@ -298,18 +308,21 @@ def _read_function(machine: Machine, address: str, serials: bool, known: Functio
         serials=numbers,
         renaming=renaming,
         serials_unread=serials_unread,
+        other_ports=others,
     )
 
 
-def _link(machine: Machine, address: str) -> tuple[Link | None, bool]:
-    """A function's netdev, and whether its names may still change."""
-    name = netdev(machine.files, address)
-    if name is None:
-        return None, False
+def _links(machine: Machine, address: str) -> tuple[Link | None, bool, tuple[Link, ...]]:
+    """A function's netdev, whether its names may still change, and the netdevs of its other ports."""
+    names = port_netdevs(machine.files, address)
+    if not names:
+        return None, False, ()
     hung, netlink = address in machine.hung, machine.netlink
     # Unlike a request for one link, a dump does not call the driver for its VFs.
-    link = {link.name: link for link in netlink.links()}.get(name) if hung else netlink.link(name)
-    return link, link is not None and not initialised(machine.files, link.ifindex)
+    found = {link.name: link for link in netlink.links()} if hung else {name: netlink.link(name) for name in names}
+    first, *others = (found.get(name) for name in names)
+    renaming = first is not None and not initialised(machine.files, first.ifindex)
+    return first, renaming, tuple(link for link in others if link is not None)
 
 
 def serial_numbers(files: Files, address: str) -> tuple[tuple[str, ...], bool]:

@@ -7,8 +7,9 @@ from typing import Any
 
 from attrs import evolve
 
+from agent.hardware.functions import first_rdma_port
 from agent.hardware.rdma import Gid, RdmaDevice, Reader, gid_fits
-from agent.machine import Machine
+from agent.machine import Files, Machine
 from agent.report.records import HOST
 from agent.spec.nic import RdmaDevices
 from agent.state.scope import Scope, functions_in_scope, host_in_scope
@@ -29,7 +30,7 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mappin
     """By target, the RDMA devices of each PF and VF of the NICs whose ``rdma`` the spec gives.
 
     A port's GIDs are read up to the first that fits the spec; none if the spec names no GID type. Partition keys are
-    read only if the spec requires some. Under HOST,
+    read only if the spec requires some. Of a function with a netdev for each port only the first port is read. Under HOST,
     :data:`RDMA_CM`: whether /dev/infiniband has that device.
     """
     reader = Reader(machine.files)
@@ -38,7 +39,9 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mappin
         expected = want.nics[address].nic.rdma
         if expected is not None:
             devices[address] = {
-                target: tuple(_device(reader, pci, name, expected) for name in reader.carrying(pci, reader.of(pci)))
+                target: tuple(
+                    _device(machine.files, reader, pci, name, expected) for name in reader.carrying(pci, reader.of(pci))
+                )
                 for target, pci in functions.items()
             }
     if devices or (host_in_scope(scope) and any(nic.rdma is not None for nic in want.asked)):
@@ -46,8 +49,10 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mappin
     return devices
 
 
-def _device(reader: Reader, pci: str, name: str, expected: RdmaDevices) -> RdmaDevice:
+def _device(files: Files, reader: Reader, pci: str, name: str, expected: RdmaDevices) -> RdmaDevice:
     device = reader.device(name, reader.char_devices_of(pci, name))
+    if len(device.ports) > 1 and (own := first_rdma_port(files, pci)) is not None:
+        device = evolve(device, ports=tuple(port for port in device.ports if port.number == own))
     if expected.pkeys:
         keyed = (evolve(port, pkeys=reader.pkeys(name, port.number)) for port in device.ports)
         device = evolve(device, ports=tuple(keyed))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from agent.hardware.functions import Function
 from agent.spec.nic import Nic
@@ -105,6 +105,12 @@ def _matches(selector: Selector, function: Function, unread: Collection[str] = (
         "serial": function.serials,
     }
     return all(value in have[name] for name, value in selector.keys().items() if name not in unread)
+
+
+def with_other_port(selector: Selector, functions: Sequence[Function]) -> Function | None:
+    """The function of which a selector matches another port than the first; None if there is none."""
+    ports = ((function, link) for function in functions for link in function.other_ports)
+    return next((function for function, link in ports if _matches(selector, evolve(function, link=link))), None)
 
 
 def _undecided(selector: Selector, function: Function, lost: Sequence[Selector]) -> bool:

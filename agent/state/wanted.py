@@ -16,7 +16,7 @@ from agent.spec.nic import Nic, VfAttributes
 from agent.spec.node import NodeSpec
 from agent.spec.ranges import parse_ranges
 from agent.state.guids import derived_guid, port_guid
-from agent.state.selection import Member, Selection, selections, unknown
+from agent.state.selection import Member, Selection, selections, unknown, with_other_port
 from agent.vendors import VFIO
 
 
@@ -197,6 +197,12 @@ def _entry_fault(selection: Selection, functions: Sequence[Function]) -> Conditi
         remedy = "check the slots and the selector; until then none of them is changed"
         return _lacking([nic], "TooFewNics" if few else "TooManyNics", message, remedy)
     if not selection.functions:
+        if (function := with_other_port(nic.select, functions)) is not None:
+            message = (
+                f"{called} is a further port of {function.address}, and only the first port of a function is managed"
+            )
+            remedy = f"select {_listed([function])}, and configure the other ports by other programs"
+            return _lacking([nic], "NicNotFirstPort", message, remedy)
         message = f"{called} is not there; this node has {_listed(functions)}"
         return _lacking([nic], "NicMissing", message, "check the slot, the driver and the selector")
     several = ", ".join(function.address for function in selection.functions)

@@ -1,0 +1,77 @@
+"""A function with a netdev for each of its two ports, as of ConnectX-3: the first port is managed, the other one is refused."""
+
+from typing import Any
+
+import pytest
+
+from agent.engine.context import Goal, Memory
+from agent.engine.converge import Pass, converge
+from agent.report.records import Condition
+from agent.report.verdict import is_ready
+from agent.spec.node import from_mapping
+from tests.sim.kernel import NET, PCI, Kernel
+
+PF = "0000:03:00.0"
+# The names sort, and the netdevs appeared, in the order that is not the ports'.
+FIRST, SECOND = "eth1", "eth0"
+MACS = {FIRST: "02:00:00:00:03:00", SECOND: "02:00:00:00:03:01"}
+
+
+@pytest.fixture
+def kernel() -> Kernel:
+    kernel = Kernel()
+    kernel.add_nic(PF, SECOND, MACS[SECOND], total_vfs=4)
+    kernel.register(PF, FIRST, MACS[FIRST])
+    kernel.tree.link(f"{PCI}/{PF}/driver", "../../../../bus/pci/drivers/mlx4_core")
+    for number, name in enumerate(MACS):
+        kernel.tree.put(f"{NET}/{name}/dev_port", str(number))
+    kernel.rdma.add(PF, "mlx4_0", FIRST)
+    for file in ("state", "phys_state", "link_layer", "rate"):
+        text = kernel.files.read(f"/sys/class/infiniband/mlx4_0/ports/1/{file}")
+        kernel.tree.put(f"/sys/class/infiniband/mlx4_0/ports/2/{file}", text)
+    return kernel
+
+
+def settle(kernel: Kernel, *selects: dict[str, str], **nic: Any) -> Pass:
+    nics = [{"name": f"port{place}", "select": select, "mtu": 9000, **nic} for place, select in enumerate(selects)]
+    spec = from_mapping({"node_name": "n1", "nics": nics})
+    return converge(kernel.machine(), Goal(spec), Memory(lambda: 0.0))
+
+
+def condition_of(result: Pass, type: str) -> Condition:
+    return next(condition for condition in result.conditions if condition.type == type)
+
+
+def mtus(kernel: Kernel) -> dict[str, int]:
+    return {name: netdev.link.mtu for name, netdev in kernel.netdevs.items()}
+
+
+@pytest.mark.parametrize("select", [{"pci": PF}, {"netdev": FIRST}, {"mac": MACS[FIRST]}], ids=str)
+def test_the_first_port_is_managed(kernel: Kernel, select: dict[str, str]) -> None:
+    result = settle(kernel, select)
+    assert is_ready(result.conditions), result.conditions
+    assert mtus(kernel) == {FIRST: 9000, SECOND: 1500}
+
+
+@pytest.mark.parametrize("select", [{"netdev": SECOND}, {"mac": MACS[SECOND]}, {"pci": PF, "netdev": SECOND}], ids=str)
+def test_another_port_is_refused_and_the_first_one_still_managed(kernel: Kernel, select: dict[str, str]) -> None:
+    result = settle(kernel, select, {"netdev": FIRST})
+    refused = condition_of(result, "NicsPresent")
+    assert (refused.status, refused.reason) == ("False", "NicNotFirstPort")
+    assert f"port0 ({', '.join(f'{key}={value}' for key, value in select.items())})" in refused.message
+    assert f"{PF} ({FIRST})" in refused.remedy
+    assert mtus(kernel) == {FIRST: 9000, SECOND: 1500}
+
+
+@pytest.mark.parametrize(("down", "fine"), [(1, False), (2, True)])
+def test_the_rdma_port_of_the_other_netdev_is_not_judged(kernel: Kernel, down: int, fine: bool) -> None:
+    kernel.tree.put(f"/sys/class/infiniband/mlx4_0/ports/{down}/state", "1: DOWN")
+    result = settle(kernel, {"pci": PF}, rdma={})
+    assert is_ready(result.conditions) is fine
+    assert f"mlx4_0 port {down}" in condition_of(result, "RdmaPorts").message or fine
+
+
+def test_both_rdma_ports_of_a_function_with_one_netdev_are_judged(kernel: Kernel) -> None:
+    kernel.tree.remove(f"{PCI}/{PF}/net/{SECOND}")
+    kernel.tree.put("/sys/class/infiniband/mlx4_0/ports/2/state", "1: DOWN")
+    assert "mlx4_0 port 2" in condition_of(settle(kernel, {"pci": PF}, rdma={}), "RdmaPorts").message
