@@ -140,4 +140,6 @@ def _made(changes: list[Change]) -> str:
         parts.append(f"set {', '.join(kinds)}{'' if changes[0].device == HOST else ' of the PF'}")
     worst = max(change.disruption for change in changes)
     level = f" [{worst}]" if worst > Disruption.NONE else ""
-    return f"{changes[0].device}: {'; '.join(parts)}: {len(changes)} writes{level}"
+    notes = Counter(change.note for change in changes if change.note)
+    why = "".join(f"; {count} of them: {note}" for note, count in notes.items())
+    return f"{changes[0].device}: {'; '.join(parts)}: {len(changes)} writes{level}{why}"

@@ -323,9 +323,26 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
         one = irq.role != MANAGEMENT and room
         after = (placed.cpus[key],) if one else tuple(sorted(pool.cpus))
         if irq.affinity != after:
-            change = Change(NAME, target, irq.name, format_ranges(irq.affinity), format_ranges(after))
+            before, note = format_ranges(irq.affinity), _note(key, pool, placed.cpus, have) if one else ""
+            change = Change(NAME, target, irq.name, before, format_ranges(after), note=note)
             changes.append(change if room else evolve(change, remedy=TOO_MANY))
     return changes
+
+
+def _note(key: Key, pool: Pool, cpus: Mapping[Key, int], have: Snapshot) -> str:
+    """Why a queue leaves the CPU that it had in the last verified pass; empty if it does not, or if the spec is the reason."""
+    placed, online = _kept(have).placed, have.topology.cpus
+    was = placed.get(key)
+    if was in (None, cpus[key]):
+        return ""
+    if was not in online:
+        return f"CPU {was} went offline"
+    if was not in pool.cpus:
+        return ""
+    offline = {cpu for queue in cpus if (cpu := placed.get(queue)) is not None and cpu not in online}
+    if offline:
+        return f"it makes room, since CPU {format_ranges(offline)} went offline"
+    return "placed again, since CPUs or queues have come or gone"
 
 
 def readings(want: Wanted, have: Snapshot) -> list[Reading]:

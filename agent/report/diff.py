@@ -79,6 +79,7 @@ def _label(change: Change, vfs: Sequence[int]) -> str:
 def _lines(change: Change, label: str, width: int) -> Iterator[str]:
     mark, colour = _mark(change)
     notes = ["(as it was before)"] if change.original else []
+    notes += [printable(f"({change.note})")] if change.note else []
     notes += [] if change.disruption is Disruption.NONE else [click.style(f"[{change.disruption}]", fg="yellow")]
     notes += [click.style(printable(f"disturbs {', '.join(change.affected)}"), fg="red")] if change.affected else []
     parts = [f"  {click.style(mark, fg=colour)} {label:<{width}}", _values(change, mark), *notes]

@@ -83,6 +83,7 @@ class Change:
     ``skip_if_owned``: it is not made while another program owns the VF.
     ``required``: the node is not ready without it. (For a NIC's change, the NIC must be required, too.)
     ``original``: the spec no longer has a value, so the one from before the agent's first change in this boot is restored.
+    ``note``: why it is made, if neither the spec nor another program's write is the reason.
     """
 
     kind: str
@@ -98,6 +99,7 @@ class Change:
     skip_if_owned: bool = False
     required: bool = True
     original: bool = False
+    note: str = ""
 
     @property
     def number(self) -> int:
@@ -110,8 +112,9 @@ class Change:
         return device_of(self.target)
 
     def __str__(self) -> str:
-        why = " (as it was before)" if self.original else ""
-        return f"{self.kind} {self.target} {self.field}: {say_value(self.before)} -> {say_value(self.after)}{why}"
+        why = "as it was before" if self.original else self.note
+        values = f"{say_value(self.before)} -> {say_value(self.after)}"
+        return f"{self.kind} {self.target} {self.field}: {values}{why and f' ({why})'}"
 
 
 def say_value(value: Value) -> str:

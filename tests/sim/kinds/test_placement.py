@@ -204,6 +204,39 @@ def test_a_cpu_off_and_on_again_gets_its_interrupts_back(kernel: Kernel) -> None
     assert affinities(kernel) == before
 
 
+def test_a_queue_that_makes_room_when_a_cpu_goes_offline_says_so() -> None:
+    """The second NIC's node is unknown, so its queues may go to any CPU, and leave those that the first one's must have."""
+    kernel = Kernel(cpus=8)
+    kernel.add_nic(PF0, "enp33s0", "02:00:00:00:01:00", node=0)
+    kernel.add_nic(PF1, "enp65s0", "02:00:00:00:01:01", node=-1)
+    nics = [
+        {"name": name, "select": {"pci": pci}, "vfs": {"count": count}}
+        for name, pci, count in (("rail0", PF0, 3), ("rail1", PF1, 7))
+    ]
+    wanted = from_mapping({"node_name": "n1", "nics": nics})
+
+    def notes() -> dict[str, str]:
+        """Why queues move, by where they are now."""
+        changes = [change for change in dry_run(kernel.machine(), wanted).changes if change.kind == "irqs"]
+        return {str(change.before): change.note for change in changes if not change.field.startswith("management-")}
+
+    def follow() -> Pass:
+        return converge(kernel.machine(), Goal(wanted), Memory(lambda: 0.0))
+
+    follow()
+    kernel.interrupts.set_online("0,2-7")
+    moving = notes()
+    assert moving.pop("0,2-7") == "CPU 1 went offline"
+    assert set(moving.values()) == {"it makes room, since CPU 1 went offline"}, moving
+    said = [str(outcome.change) for outcome in follow().outcomes]
+    assert any(text.endswith("(it makes room, since CPU 1 went offline)") for text in said), said
+    kernel.interrupts.set_online("0-7")
+    assert set(notes().values()) == {"placed again, since CPUs or queues have come or gone"}
+    follow()
+    swap_two(kernel)
+    assert set(notes().values()) == {""}
+
+
 def swap_two(kernel: Kernel) -> None:
     """Exchange the CPUs of two queues: the loads stay as they are, as when irqbalance has moved interrupts for a while."""
     served: dict[str, str] = {}

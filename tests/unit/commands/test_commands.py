@@ -289,6 +289,10 @@ def test_history_has_one_line_for_the_changes_of_a_pass_to_a_device(tmp_path: Pa
     )
     kept.record([Outcome(change, "applied") for change in vfs], "h1", "retry")
     kept.record([Outcome(Change("vfs", pf, "count", 7, 0), "applied")], "h1", "spec")
+    moved = [
+        Change("irqs", pf, f"rx-{queue}", "1", "2", note="CPU 1 went offline" if queue else "") for queue in range(4)
+    ]
+    kept.record([Outcome(change, "applied") for change in moved], "h1", "resync")
     lines = trackbed(tmp_path, "history").stdout.splitlines()
     assert [line.lstrip() for line in lines if line.startswith("  ")] == [
         f"applied     {pf}: made 7 VFs and configured them; set links of the PF: 9 writes [link-flap]",
@@ -296,9 +300,10 @@ def test_history_has_one_line_for_the_changes_of_a_pass_to_a_device(tmp_path: Pa
         f"failed      vf_links {pf}#0 mtu: 1500 -> 9000: EBUSY; see dmesg (and 6 more like this)",
         f"applied     {pf}: configured VF 0-6: 7 writes",
         f"applied     vfs {pf} count: 7 -> 0",
+        f"applied     {pf}: set irqs of the PF: 4 writes; 3 of them: CPU 1 went offline",
     ]
     assert sum(f"event {pf}#0 and 3 more" in line for line in lines) == 1
-    assert len(trackbed(tmp_path, "history", "--all").stdout.splitlines()) == 1 + 10 + 7 + 7 + 1
+    assert len(trackbed(tmp_path, "history", "--all").stdout.splitlines()) == 1 + 10 + 7 + 7 + 1 + 4
 
 
 def test_history_names_the_programs_that_ran_at_a_repair_and_accuses_none(tmp_path: Path) -> None:

@@ -58,6 +58,12 @@ def test_the_mark_says_what_is_added_and_removed(before: str | None, after: str 
     assert said(Change("links", "host", "altname storage", before, after)) == ["host", line]
 
 
+def test_a_note_says_why_a_change_is_made() -> None:
+    change = Change("irqs", PF, "rx-0", "1", "3", note="CPU 1 went offline")
+    assert said(change) == ["0000:21:00.0 rail0", "  ~ irqs rx-0  1 -> 3  (CPU 1 went offline)"]
+    assert str(change) == "irqs 0000:21:00.0 rx-0: 1 -> 3 (CPU 1 went offline)"
+
+
 def test_a_restored_original_is_marked() -> None:
     assert said(Change("links", "host", "mtu", 1500, 9000, original=True)) == [
         "host",
