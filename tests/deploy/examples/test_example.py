@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import runpy
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,7 @@ ALINUX = {
 }
 
 
+@cache
 def hosts() -> dict[str, dict[str, Any]]:
     """The data of each host of the example."""
     return {host.name: host.data.dict() for host in inventory_of(archive.ROOT / "inventories" / "prod.py")}

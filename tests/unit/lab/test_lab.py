@@ -319,11 +319,11 @@ def test_an_error_without_a_remedy_of_its_own_says_where_to_look() -> None:
 
 
 @pytest.mark.slow
-def test_the_suites_on_virtual_servers_use_pythons_own_subprocesses_and_threads() -> None:
-    """`pyinfra_cli` replaces them by gevent's, in which a read that hangs stops every thread of the suite."""
+def test_the_suites_use_pythons_own_subprocesses_and_threads() -> None:
+    """`pyinfra_cli` replaces them by gevent's, in which a read that hangs stops every thread of the suite, and pytest-xdist."""
     load = (
         "import importlib, pathlib, sys\n"
-        "for file in sorted(pathlib.Path().glob('tests/[cl]*/*.py')):\n"
+        "for file in sorted(pathlib.Path().glob('tests/[cdl]*/**/[!_]*.py')):\n"
         "    importlib.import_module('.'.join(file.with_suffix('').parts))\n"
         "    assert 'pyinfra_cli' not in sys.modules, file\n"
     )
