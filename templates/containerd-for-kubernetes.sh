@@ -15,12 +15,41 @@ plugin() { if [ "$1" = 2 ]; then echo io.containerd.grpc.v1.cri; else echo io.co
 
 disabled='^disabled_plugins = .*["'\''](cri|io\.containerd\.grpc\.v1\.cri|io\.containerd\.cri\.v1\.(images|runtime))["'\'']'
 set_for_runc='\.containerd\.runtimes\.runc\.options\.SystemdCgroup = true'
-suits() { ! grep -qE "$disabled" "$1" && grep -qE "$set_for_runc" "$1"; }
+suits() { ! grep -qE "$disabled" "$1" && has_driver "$1"; }
+# A kubelet that uses cgroupfs needs what runc does by default.
+has_driver() { [ "$driver" = cgroupfs ] || grep -qE "$set_for_runc" "$1"; }
+
+# The cgroup driver in the kubelet's configuration; nothing if there is none yet. Where none is named, it is cgroupfs (cgroupDriver in
+# staging/src/k8s.io/kubelet/config/v1beta1/types.go). kubeadm writes systemd.
+kubelet=/var/lib/kubelet/config.yaml
+for process in $(pgrep -x kubelet); do
+  tr '\0' '\n' <"/proc/$process/cmdline" >arguments || continue
+  named=$(sed -n 's/^--config=//p; /^--config$/{n;p}' arguments)
+  kubelet=${named:-$kubelet}
+  driver=$(sed -n 's/^--cgroup-driver=//p; /^--cgroup-driver$/{n;p}' arguments)
+done
+if [ -z "${driver:=}" ] && [ -r "$kubelet" ]; then
+  driver=$(sed -n 's/^cgroupDriver:[ \t]*["'\'']\{0,1\}\([a-z]*\).*/\1/p' "$kubelet")
+  driver=${driver:-cgroupfs}
+fi
+
+# Whether a file says that runc's driver is not systemd's. In a section with NoNewKeyring nobody has said so: that is how `containerd
+# config default` writes all default values.
+says_cgroupfs() {
+  awk '
+    { line = $0; sub(/#.*/, "", line); gsub(/[ \t]/, "", line); gsub(/\047/, "\"", line) }
+    line ~ /^\[/ { within = line ~ /\.containerd\.runtimes\.runc\.options\]$/ }
+    within && line == "SystemdCgroup=false" { said = 1 }
+    within && line == "NoNewKeyring=false" { written = 1 }
+    END { exit !(said && !written) }' "$1"
+}
+# The main file, and those that it imports.
+read_files() { echo "$main"; sed -n 's/^ *imports = //p' raw 2>/dev/null | tr -d "[],'\"" | tr ' ' '\n'; }
 
 # Edits the file by lines, so that comments stay. Reads it twice: first to see what it has, then to print it. If the file has
 # entries of a map, containerd before 2.1 ignores the map's default entries, so runc's entry needs its type, too.
 edit() {
-  awk -v id="$(plugin "$1")" -v version="$1" '
+  awk -v id="$(plugin "$1")" -v version="$1" -v keep="$(has_driver present && echo yes)" '
     BEGIN {
       runc = "[plugins.\"" id "\".containerd.runtimes.runc]"
       options = "[plugins.\"" id "\".containerd.runtimes.runc.options]"
@@ -42,11 +71,13 @@ edit() {
       gsub(/["\047](cri|io\.containerd\.grpc\.v1\.cri|io\.containerd\.cri\.v1\.(images|runtime))["\047][ \t]*,?[ \t]*/, "")
       sub(/,[ \t]*\]/, "]")
     }
-    at == options && line ~ /^SystemdCgroup=/ { sub(/=.*/, "= true") }
+    at == options && line ~ /^SystemdCgroup=/ && !keep { sub(/=.*/, "= true") }
     { print }
+    keep { next }
     line == runc && !typed { print type }
     line == options && !given { print cgroup }
     END {
+      if (keep) exit
       if (!(runc in there)) print "\n" runc "\n" type
       if (!(options in there)) print "\n" options "\n" cgroup
     }' "$main" "$main" >edited
@@ -65,16 +96,24 @@ else
     fault "$main is of version 1, which knows the plugin of Kubernetes by another name; rewrite it as version 2" \
       '(`containerd config default` shows the form)'
   fi
+  if ! has_driver present; then
+    for file in $(read_files); do
+      if [ -e "$file" ] && says_cgroupfs "$file"; then
+        fault "$file sets SystemdCgroup = false for runc, but the kubelet's cgroup driver is ${driver:-not known yet}; set it to" \
+          "true there for a kubelet that uses systemd, or cgroupDriver: cgroupfs in $kubelet"
+      fi
+    done
+  fi
   mkdir -p "${main%/*}"
   [ -s "$main" ] || echo "version = $(newest)" >"$main"
   edit "${new:-$(newest)}"
-  containerd config dump >/dev/null 2>output || fault "$main cannot be edited by lines: $(last_output 1); set SystemdCgroup = true" \
+  containerd_config >/dev/null 2>output || fault "$main cannot be edited by lines: $(last_output 1); set SystemdCgroup = true" \
     "for runc there, and take cri out of disabled_plugins"
   containerd_view result
   if grep -qE "$disabled" result; then
     fault "the CRI plugin is still disabled; remove cri from disabled_plugins in $main or a file that it imports"
   fi
-  grep -qE "$set_for_runc" result ||
+  has_driver result ||
     fault "SystemdCgroup of runc is still not true: a file that $main imports sets that plugin (set it there), or containerd" \
       "$(version) does not know version $(file_version) of the file"
   LC_ALL=C comm -13 present result >wanted

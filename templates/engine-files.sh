@@ -32,9 +32,13 @@ flat() {
   awk '/^[ \t]*\[/ { sub(/^[ \t]*\[+/, ""); sub(/\]+[ \t]*$/, ""); at = $0 "."; next }
     / = / { sub(/^[ \t]*/, ""); print at $0 }' | grep -vE '^(imports|version) = ' | LC_ALL=C sort -u
 }
-# Writes containerd's configuration to a file, as it reads its own files.
+# Prints containerd's configuration, as it reads its own files. The dump of containerd 2.0 up to 2.0.4 does not convert a file of
+# version 2, as the daemon does (cmd/containerd/command/config.go): it shows default values in place of the file's.
+containerd_config() {
+  case $(version) in 1.*) containerd config dump ;; *) containerd config migrate ;; esac
+}
 containerd_view() {
-  containerd config dump >raw 2>output || fault "it cannot read its configuration: $(last_output 1)"
+  containerd_config >raw 2>output || fault "it cannot read its configuration: $(last_output 1)"
   flat <raw >"$1"
 }
 

@@ -4,12 +4,13 @@ The packages are the distribution's (containerd, docker.io) or Docker's (contain
 Docker's repository are from Docker's installation guides (docs.docker.com/engine/install).
 
 Kubernetes needs two settings of containerd (kubernetes.io/docs/setup/production-environment/container-runtimes): the CRI
-plugin, which containerd.io disables, and SystemdCgroup for runc, since the kubelet's default cgroup driver is systemd's. They
-are set by lines in /etc/containerd/config.toml (templates/containerd-for-kubernetes.sh), and read back from `containerd config
-dump`. The file is edited only if the dump lacks one. NVIDIA's runtime comes afterwards (tasks/containers/container_runtime.py).
+plugin, which containerd.io disables, and SystemdCgroup for runc, unless the kubelet uses cgroupfs. They are set by lines in
+/etc/containerd/config.toml (templates/containerd-for-kubernetes.sh), and read back as containerd reads its files. The file is
+edited only if that lacks one. NVIDIA's runtime comes afterwards (tasks/containers/container_runtime.py).
 
-Tested: the edits with containerd 1.6.20, 1.7.28 and 2.2.9 without systemd; on a node of the lab, Debian's containerd, and a
-containerd.io from signed repositories of the lab, by apt and by dnf. Not run: the installation from Docker's own repository.
+Tested: the edits with containerd 1.6.20, 1.7.28, 2.0.4, 2.2.1 and 2.2.9 without systemd; on a node of the lab, Debian's
+containerd, and a containerd.io from signed repositories of the lab, by apt and by dnf. Not run: the installation from Docker's
+own repository.
 """
 
 from __future__ import annotations

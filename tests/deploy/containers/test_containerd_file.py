@@ -20,15 +20,18 @@ from pathlib import Path
 if sys.argv[1] == "--version":
     sys.exit(print("containerd github.com/containerd/containerd {release} abc"))
 try:
-    given = tomllib.loads(Path("{main}").read_text()) if sys.argv[1:] == ["config", "dump"] else {{"version": 2}}
+    given = {{"version": 2}} if "default" in sys.argv else tomllib.loads(Path("{main}").read_text())
 except tomllib.TOMLDecodeError as error:
     sys.exit(f"containerd: {{error}}")
 options = {{"SystemdCgroup": False, "Root": ""}}
 runc = {{"runtime_type": "io.containerd.runc.v2", "sandbox_mode": "podsandbox", "options": options}}
 runtimes = {{"runc": runc}}
-new = "{release}".startswith("v2") and given.get("version", 3) == 3
-at = "io.containerd.cri.v1.runtime" if new else "io.containerd.grpc.v1.cri"
-own = given.get("plugins", {{}}).get(at, {{}})
+old = "{release}".startswith("1")
+at = "io.containerd.grpc.v1.cri" if old else "io.containerd.cri.v1.runtime"
+plugins = given.get("plugins", {{}})
+if given.get("version") == 2 and not old and not ("{release}" == "v2.0.4" and "dump" in sys.argv):
+    plugins[at] = plugins.get("io.containerd.grpc.v1.cri", {{}})
+own = plugins.get(at, {{}})
 own.setdefault("containerd", {{}}).setdefault("runtimes", runtimes)
 def show(table, name):
     values = {{key: value for key, value in table.items() if not isinstance(value, dict)}}
@@ -41,7 +44,7 @@ def show(table, name):
             quoted = f'"{{key}}"' if "." in key else key
             show(value, f"{{name}}.{{quoted}}" if name else quoted)
 disabled = given.get("disabled_plugins", [])
-show({{"disabled_plugins": disabled, "oom_score": given.get("oom_score", 0)}}, "")
+show({{"imports": given.get("imports", []), "disabled_plugins": disabled, "oom_score": given.get("oom_score", 0)}}, "")
 if not any("cri" in each for each in disabled):
     show({{at: own}}, "plugins")
 """
@@ -68,6 +71,7 @@ class Machine:
     def __init__(
         self, folder: Path, release: str, shim: bool = False, kill_mode: str = "process", restart: str = ":"
     ) -> None:
+        self.folder = folder
         self.real, self.work, self.log = folder / "real", folder / "work", folder / "log"
         self.main = self.real / "etc/containerd/config.toml"
         self.main.parent.mkdir(parents=True)
@@ -91,10 +95,22 @@ class Machine:
         self.main.write_text(text)
         os.utime(self.main, (1_600_000_000, 1_600_000_000))
 
+    def kubelet(self, text: str, *arguments: str) -> None:
+        """Write the kubelet's configuration, and start a kubelet with these arguments, if any."""
+        config = self.folder / "var/lib/kubelet/config.yaml"
+        config.parent.mkdir(parents=True, exist_ok=True)
+        config.write_text(text)
+        if arguments:
+            (self.folder / "proc/42").mkdir(parents=True)
+            (self.folder / "proc/42/cmdline").write_text("\0".join(("kubelet", *arguments, "")))
+            program(self.bin / "pgrep", '[ "$2" = kubelet ] && echo 42')
+
     def run(self, mode: str) -> engine_files.DryRun:
         """Run the script."""
         sh('rm -rf "$1"; mkdir "$1"', self.work)
         own = (ROOT / "templates" / container_engine.SCRIPT).read_text().replace("/etc/", f"{self.work}/etc/")
+        for outside in ("/var/lib/kubelet/", "/proc/"):
+            own = own.replace(outside, f"{self.folder}{outside}")
         text = engine_files.SHARED.read_text() + OVERLAY.format(real=self.real, work=self.work) + own
         return engine_files.parse(sh(text, mode, PATH=f"{self.bin}:{os.environ['PATH']}"))
 
@@ -127,7 +143,13 @@ RUNC_3 = RUNC_2.replace("io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runti
             'version = 2\ndisabled_plugins = ["io.containerd.snapshotter.v1.aufs", "io.containerd.grpc.v1.cri"]\n',
             f'version = 2\ndisabled_plugins = ["io.containerd.snapshotter.v1.aufs"]\n{RUNC_2}',
         ),
-        ("v2.2.9", f"version = 3\n{RUNC_3.replace('true', 'false')}", f"version = 3\n{RUNC_3}"),
+        # As `containerd config default` writes it, with all default values.
+        (
+            "v2.2.9",
+            f"version = 3\n{RUNC_3.replace('true', 'false')}  NoNewKeyring = false\n",
+            f"version = 3\n{RUNC_3}  NoNewKeyring = false\n",
+        ),
+        ("v2.0.4", "version = 2\n", f"version = 2\n{RUNC_2}"),
         (
             "v2.2.9",
             "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options] # ours\nBinaryName='/x'\n",
@@ -160,6 +182,66 @@ def test_a_correct_file_is_not_changed(tmp_path: Path) -> None:
     machine.run("apply")
     assert machine.main.read_text().startswith("# mine\n")
     assert "restart containerd" in machine.log.read_text()
+
+
+@pytest.mark.parametrize("release", ["v2.0.4", "v2.2.9"])
+def test_a_file_of_version_2_is_read_as_containerd_2_reads_it(tmp_path: Path, release: str) -> None:
+    machine = Machine(tmp_path, release)
+    machine.write(f"version = 2\n{RUNC_2}")
+    assert machine.run("dry-run") == engine_files.DryRun()
+
+
+CGROUPFS = RUNC_2.replace("true", "false # the kubelet has cgroupfs")
+
+
+@pytest.mark.parametrize(
+    "text", ["cgroupDriver: cgroupfs\n", 'cgroupDriver: "cgroupfs" # old\n', "kind: KubeletConfiguration\n"]
+)
+@pytest.mark.parametrize("before", [f"version = 2\n{CGROUPFS}", "version = 2\n"])
+def test_a_kubelet_with_cgroupfs_keeps_it(tmp_path: Path, before: str, text: str) -> None:
+    machine = Machine(tmp_path, "1.7.24")
+    machine.kubelet(text)
+    machine.write(before)
+    assert machine.run("dry-run") == engine_files.DryRun()
+    machine.write(f'disabled_plugins = ["cri"]\n{before}')
+    machine.run("apply")
+    assert machine.main.read_text() == f"{ENABLED_CRI}\n{before}"
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "driver"),
+    [
+        (None, (), "not known yet"),
+        ("cgroupDriver: systemd\n", (), "systemd"),
+        ("", ("--cgroup-driver=systemd",), "systemd"),
+        ("", ("--v=2", "--cgroup-driver", "systemd"), "systemd"),
+        ("", ("--config", "{folder}/other.yaml"), "systemd"),
+        ("", ("--config={folder}/other.yaml",), "systemd"),
+    ],
+)
+def test_an_explicit_cgroupfs_of_the_operator_is_not_overwritten(
+    tmp_path: Path, text: str | None, arguments: tuple[str, ...], driver: str
+) -> None:
+    machine = Machine(tmp_path, "1.7.24")
+    (tmp_path / "other.yaml").write_text("cgroupDriver: systemd\n")
+    if text is not None:
+        machine.kubelet(text, *(each.format(folder=tmp_path) for each in arguments))
+    machine.write(f"version = 2\n{CGROUPFS}")
+    [fault] = machine.run("dry-run").faults
+    assert "config.toml sets SystemdCgroup = false for runc, but" in fault
+    assert f"the kubelet's cgroup driver is {driver}; set it to true there for a kubelet that uses systemd" in fault
+    with pytest.raises(AssertionError):
+        machine.run("apply")
+    assert machine.main.read_text() == f"version = 2\n{CGROUPFS}"
+
+
+def test_an_explicit_cgroupfs_in_an_imported_file_is_not_overwritten(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, "v2.2.9")
+    (machine.main.parent / "conf.d").mkdir()
+    (machine.main.parent / "conf.d/ours.toml").write_text(f"version = 2\n{CGROUPFS}")
+    machine.write(f'version = 2\nimports = ["{machine.work}/etc/containerd/conf.d/*.toml"]\n')
+    [fault] = machine.run("dry-run").faults
+    assert "conf.d/ours.toml sets SystemdCgroup = false for runc" in fault
 
 
 @pytest.mark.parametrize(
