@@ -76,7 +76,7 @@ def _data(spec: NodeSpec, inspection: Inspection, gpus: Mapping[str, Any]) -> En
         nic.pop("altnames", None)
         nics.append((functions[nic["select"]["pci"]], nic))
     for function, nic in nics:
-        if rdma := _rdma(function, [other for other, _ in nics if _kind(other) == _kind(function)]):
+        if rdma := _rdma(function, [other for other, _ in nics if _fabric(other) == _fabric(function)]):
             nic["rdma"] = rdma
     working = [function for function, nic in nics if "rdma" in nic and (_active(function) or not function.rdma)]
     if 0 < len(working) < sum("rdma" in nic for _, nic in nics):
@@ -88,6 +88,15 @@ def _kind(function: NetworkFunction) -> Kind:
     return function.vendor, function.device
 
 
+def _fabric(function: NetworkFunction) -> tuple[Kind, frozenset[str | None]]:
+    """A kind of card on Ethernet, or on InfiniBand: its ports may be on either, each for another purpose."""
+    return _kind(function), frozenset(port.link_layer for port in _all_ports(function))
+
+
+def _all_ports(function: NetworkFunction) -> Iterator[RdmaPort]:
+    return (port for owner in (function, *function.vfs) for port in _ports(owner))
+
+
 def _ports(function: NetworkFunction) -> Iterator[RdmaPort]:
     return (port for device in function.rdma for port in device.ports)
 
@@ -97,9 +106,8 @@ def _active(function: NetworkFunction) -> bool:
 
 
 def _rdma(function: NetworkFunction, alike: Sequence[NetworkFunction]) -> Entry:
-    """The ``nics[].rdma`` of a function. Its values are those of the ACTIVE ports of all functions of its kind (``alike``)."""
-    owners = [owner for each in alike for owner in (each, *each.vfs)]
-    ports = [port for owner in owners for port in _ports(owner) if port.state == "ACTIVE"]
+    """The ``nics[].rdma`` of a function. Its values are those of the ACTIVE ports of all functions ``alike``."""
+    ports = [port for each in alike for port in _all_ports(each) if port.state == "ACTIVE"]
     vfs = bool(function.vfs) and all(_active(vf) for vf in function.vfs)
     if not ports or not (function.rdma or vfs):
         return {}

@@ -109,6 +109,19 @@ def test_nics_whose_vfs_have_addresses_of_their_own_are_not_alike(kernel: Kernel
     assert [nic.select.pci for nic in spec.nics] == list(PFS)
 
 
+def test_ports_of_a_kind_on_ethernet_and_on_infiniband_are_not_alike(kernel: Kernel) -> None:
+    prepare(kernel, rdma=False)
+    for name, pci, layer, rate in (
+        ("ens3", FIRST, "InfiniBand", "400 Gb/sec (4X NDR)"),
+        ("ens1", SECOND, "InfiniBand", "400 Gb/sec (4X NDR)"),
+        ("ens2", THIRD, "Ethernet", "200 Gb/sec (4X HDR)"),
+    ):
+        kernel.rdma.add(pci, f"mlx5_{name}", name, link_layer=layer, rate=rate)
+    _, spec = written(kernel)
+    required = {nic.name: nic.rdma and (nic.rdma.link_layer, nic.rdma.rate) for nic in spec.nics}
+    assert required == {"rail{index}": ("InfiniBand", 400), "ens2": ("Ethernet", 200)}
+
+
 def test_a_port_that_is_down_is_not_required(kernel: Kernel) -> None:
     prepare(kernel)
     kernel.rdma.set_port("roce_ens1", state="1: DOWN", rate="10 Gb/sec (4X SDR)")
