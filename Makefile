@@ -70,7 +70,7 @@ unit: $(STAMP)
 	$(BIN)/pytest $(PARALLEL) tests/unit tests/sim
 	$(BIN)/pytest tests/contract
 	# Many of its tests start pyinfra, which needs a CPU of its own.
-	$(BIN)/pytest --numprocesses=$(shell nproc) --dist=worksteal tests/deploy
+	$(BIN)/pytest --numprocesses=$(shell nproc) --dist=worksteal tests/deploy tests/zoo
 
 lab-suite: $(STAMP)
 	$(BIN)/pytest -m "not campaign" tests/lab

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from handbook import trials
+from handbook import trials, zoo
 from handbook.markdown import table
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -24,8 +24,8 @@ DOCS = Path(__file__).parents[1] / "docs"
 FOLDERS = {"tests/lab": "lab", "tests/cluster": "kubernetes"}
 """The file in docs/campaign/ that has the runs of a folder's tests."""
 
-MARKED = re.compile(r"(<!-- (runs|trials): (\w+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
-"""A table in a page: of the runs in the file of this name, or the one of :data:`trials.TABLES` of this name."""
+MARKED = re.compile(r"(<!-- (runs|trials|zoo): (\w+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
+"""A table in a page: of the runs in the file of this name, the one of :data:`trials.TABLES` of this name, or of the zoo."""
 
 Run = dict[str, str]
 Cases = list[ElementTree.Element]
@@ -45,7 +45,10 @@ def with_tables(text: str, docs: Path = DOCS) -> str:
     """A page with the tables of its runs as the records are now."""
 
     def written(match: re.Match[str]) -> str:
-        made = _table(_load(docs, match[3])) if match[2] == "runs" else trials.TABLES[match[3]](trials.load(docs))
+        if match[2] == "zoo":
+            made = zoo.made()
+        else:
+            made = _table(_load(docs, match[3])) if match[2] == "runs" else trials.TABLES[match[3]](trials.load(docs))
         return f"{match[1]}{made}{match[4]}"
 
     return MARKED.sub(written, text)

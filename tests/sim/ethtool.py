@@ -10,6 +10,7 @@ from typing import Protocol
 from attrs import define, evolve, field
 
 from agent.machine import Feature, Link, Quantity
+from tests.sim.drivers import DRIVERS
 
 RINGS = 4096
 LEAST_RING = 64
@@ -49,6 +50,8 @@ class Nics(Protocol):
 
     def vf_count(self, function: str) -> int: ...
 
+    def driver(self, function: str) -> str: ...
+
     def refuse(self, operation: str, where: str, value: str) -> None:
         """Record a write, and raise the fault that a test has ordered."""
         ...
@@ -73,10 +76,12 @@ class SimEthtool:
     """State lasts as long as the netdev. When a PF's VFs are created or removed, the driver chooses its channels again.
 
     ``two_modes``: PFs that have combined channels, or rx and tx ones, as bnxt_set_channels has it; others have the first.
+    ``most``: how many queues a PF can have.
     """
 
     nics: Nics
     two_modes: set[str] = field(factory=set)
+    most: int = MOST_QUEUES
     _netdevs: dict[int, _Netdev] = field(factory=dict)
 
     def queues(self, ifindex: int) -> int:
@@ -86,6 +91,8 @@ class SimEthtool:
         """The names of the netdev's interrupts: paired where there are too few; with VFs, one queue transmits."""
         function, netdev = self._of(ifindex)
         name = self.nics.function_and_link(ifindex)[1].name
+        if (driver := self.nics.driver(function)) in DRIVERS:
+            return DRIVERS[driver].irqs(name, function, netdev.queues)
         queues = range(netdev.queues)
         if self.nics.is_vf(function):
             alone = [f"{name}-tx-0", f"{name}-rx-0", name]
@@ -98,11 +105,14 @@ class SimEthtool:
     def vfs_changed(self, ifindex: int) -> None:
         """igb_sriov_reinit."""
         function, netdev = self._of(ifindex)
+        if self.nics.driver(function) in DRIVERS:
+            return
         netdev.queues = self._default(function)
         self.nics.reset_queues(function)
 
     def _most(self, function: str) -> int:
-        return MOST_QUEUES_WITH_VFS if self.nics.vf_count(function) else MOST_QUEUES
+        igb = self.nics.driver(function) not in DRIVERS
+        return MOST_QUEUES_WITH_VFS if igb and self.nics.vf_count(function) else self.most
 
     def _default(self, function: str) -> int:
         return self.nics.vf_queues if self.nics.is_vf(function) else min(self._most(function), self.nics.cpus)

@@ -60,7 +60,7 @@ class Interrupts:
         for number in [number for number, cpu in self.serving.items() if cpu not in cpus]:
             allowed = parse_ranges(self.tree.files[f"/proc/irq/{number}/smp_affinity_list"])
             found = (self._with_a_vector(cpus & set(allowed)), self._with_a_vector(cpus), min(cpus))
-            self.serving[number] = next(cpu for cpu in found if cpu is not None)
+            self._serves(number, next(cpu for cpu in found if cpu is not None))
 
     def isolate(self, cpus: str) -> None:
         """Boot with isolcpus=."""
@@ -75,7 +75,7 @@ class Interrupts:
                 for of_irq in ("/sys/kernel/irq/{}/actions", "/proc/irq/{}/smp_affinity_list"):
                     self.tree.put(of_irq.format(new), self.tree.files[of_irq.format(number)])
                 self.tree.put(f"{folder}/{new}", "msix")
-                self.serving[str(new)] = self.serving[number]
+                self._serves(str(new), self.serving[number])
                 self._forget(folder, number)
 
     def request(self, function: str, number: int, action: str) -> None:
@@ -120,7 +120,11 @@ class Interrupts:
             return
         if (cpu := self._with_a_vector(cpus)) is None:
             raise error(errno.ENOSPC, f"/proc/irq/{number}/smp_affinity_list")
+        self._serves(number, cpu)
+
+    def _serves(self, number: str, cpu: int) -> None:
         self.serving[number] = cpu
+        self.tree.put(f"/proc/irq/{number}/effective_affinity_list", str(cpu))
 
     # --- what is written ----------------------------------------------------------------------------------
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
+from collections.abc import Mapping, Sequence
 from ipaddress import IPv6Address
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attrs import define, evolve, field
 
@@ -36,7 +38,8 @@ class Subsystem:
     """``rxe``: each VF's netdev gets an RDMA device, as the lab's udev rule makes one. ``other_netns``: a container runs.
 
     ``replaces_dscp``: a new entry replaces those of the same DSCP, as mlx5_core does it (mlx5e_dcbnl_ieee_setapp). Other
-    drivers add it to them.
+    drivers add it to them. ``made``: the RDMA devices that the driver of a function makes, as arguments of :meth:`add`;
+    ``made_of_vfs``: the same of the one that each VF of a PF has, whose name is the next free one.
     """
 
     kernel: Kernel
@@ -46,6 +49,8 @@ class Subsystem:
     dcb: dict[str, DcbState] = field(factory=dict)
     refused_priorities: frozenset[int] = frozenset()
     replaces_dscp: bool = False
+    made: dict[str, list[dict[str, Any]]] = field(factory=dict)
+    made_of_vfs: dict[str, Mapping[str, Any]] = field(factory=dict)
     _below: dict[str, set[str]] = field(factory=dict)
     _char_devices: dict[str, list[str]] = field(factory=dict)
     _cm: dict[tuple[str, int], CmDefaults] = field(factory=dict)
@@ -65,38 +70,26 @@ class Subsystem:
         umad: bool = True,
         uverbs: bool = True,
         parent: str | None = None,
+        node_guid: str | None = None,
+        sys_image_guid: str = "0200:00ff:fe00:0001",
+        state: str = "ACTIVE",
+        other_ports: Sequence[str] = (),
     ) -> None:
-        """An RDMA device; ``parent``: the netdev in rxe's file ``parent``. Without ``uverbs`` it is for management alone."""
+        """An RDMA device; ``parent``: the netdev in rxe's file ``parent``. Without ``uverbs`` it is for management alone.
+
+        ``other_ports``: the netdevs of its ports from the second one on.
+        """
         put = self.kernel.tree.put
         put(f"{RDMA}/{name}/node_type", node_type)
-        put(f"{RDMA}/{name}/node_guid", self._node_guid(function))
-        put(f"{RDMA}/{name}/sys_image_guid", "0200:00ff:fe00:0001")
+        put(f"{RDMA}/{name}/node_guid", node_guid or self._node_guid(function))
+        put(f"{RDMA}/{name}/sys_image_guid", sys_image_guid)
         if function is not None:
             self.kernel.tree.link(f"{RDMA}/{name}/device", f"../../../{function}")
         if parent is not None:
             put(f"{RDMA}/{name}/parent", parent)
-        port = f"{RDMA}/{name}/ports/1"
-        for file, text in (
-            ("state", "4: ACTIVE"),
-            ("phys_state", "5: LinkUp"),
-            ("link_layer", link_layer),
-            ("rate", rate),
-            ("lid", "0x0"),
-            ("lid_mask_count", "0"),
-            ("sm_lid", "0x0"),
-        ):
-            put(f"{port}/{file}", text)
-        put(f"{port}/sm_lid", "0x1" if link_layer == "InfiniBand" else "0x0")
-        put(f"{port}/pkeys/0", "0xffff")
-        for index in range(GIDS):
-            put(f"{port}/gids/{index}", ZERO)
         iwarp = node_type.endswith("RNIC")
-        if netdev is not None and iwarp:
-            mac = self.kernel.files.read(f"/sys/class/net/{netdev}/address").replace(":", "")
-            put(f"{port}/gids/0", ":".join([mac[:4], mac[4:8], mac[8:], *["0000"] * 5]))
-            put(f"{port}/gid_attrs/types/0", "IB/RoCE v1")
-        elif netdev is not None:
-            self.set_gid(name, 0, "fe80:0000:0000:0000:0200:00ff:fe00:0001", "RoCE v2", netdev)
+        for number, of_port in enumerate((netdev, *other_ports), 1):
+            self._add_port(f"{RDMA}/{name}/ports/{number}", of_port, link_layer, rate, iwarp, state)
         folder = "/sys/class" if function is None else f"{PCI}/{function}"
         kinds = [("infiniband_verbs", "uverbs")] if uverbs else []
         kinds += [("infiniband_mad", "umad")] if umad and not iwarp else []
@@ -113,8 +106,41 @@ class Subsystem:
             self._below.setdefault(function, set()).add(name)
         self._cm[name, 1] = CmDefaults(0, "RoCE v2")
 
+    def _add_port(self, port: str, netdev: str | None, link_layer: str, rate: str, iwarp: bool, state: str) -> None:
+        put = self.kernel.tree.put
+        for file, text in (
+            ("state", "4: ACTIVE" if state == "ACTIVE" else f"1: {state}"),
+            ("phys_state", "5: LinkUp" if state == "ACTIVE" else "3: Disabled"),
+            ("link_layer", link_layer),
+            ("rate", rate),
+            ("lid", "0x0"),
+            ("lid_mask_count", "0"),
+            ("sm_lid", "0x0"),
+        ):
+            put(f"{port}/{file}", text)
+        put(f"{port}/sm_lid", "0x1" if link_layer == "InfiniBand" else "0x0")
+        put(f"{port}/pkeys/0", "0xffff")
+        for index in range(GIDS):
+            put(f"{port}/gids/{index}", ZERO)
+        mac = self.kernel.tree.files.get(f"/sys/class/net/{netdev}/address", "").replace(":", "")
+        if link_layer == "InfiniBand":
+            # It belongs to no netdev (gid_attrs/ndevs), also where there is an IPoIB one.
+            guid = mac[24:] or "020000fffe000001"
+            put(
+                f"{port}/gids/0",
+                ":".join(["fe80:0000:0000:0000", *(guid[place : place + 4] for place in range(0, 16, 4))]),
+            )
+            put(f"{port}/gid_attrs/types/0", "IB/RoCE v1")
+        elif netdev is not None and iwarp:
+            put(f"{port}/gids/0", ":".join([mac[:4], mac[4:8], mac[8:], *["0000"] * 5]))
+            put(f"{port}/gid_attrs/types/0", "IB/RoCE v1")
+        elif netdev is not None:
+            self._put_gid(port, 0, "fe80:0000:0000:0000:0200:00ff:fe00:0001", "RoCE v2", netdev)
+
     def set_gid(self, name: str, index: int, gid: str, type: str, netdev: str) -> None:
-        port = f"{RDMA}/{name}/ports/1"
+        self._put_gid(f"{RDMA}/{name}/ports/1", index, gid, type, netdev)
+
+    def _put_gid(self, port: str, index: int, gid: str, type: str, netdev: str) -> None:
         for path, text in (
             (f"gids/{index}", gid),
             (f"gid_attrs/types/{index}", type),
@@ -159,6 +185,18 @@ class Subsystem:
         """A driver made a netdev."""
         if self.rxe and f"{PCI}/{function}/physfn" in self.kernel.tree.links:
             self.add(function, f"roce_{netdev}", netdev, rate="2.5 Gb/sec (1X SDR)", umad=False)
+
+    def probed(self, function: str, netdev: str) -> None:
+        """A driver has been bound to a function, and has made this netdev, if any."""
+        for each in self.made.get(function, ()):
+            self.add(function, **each)
+        physical = self.kernel.sriov.physical(function)
+        if physical in self.made_of_vfs:
+            given = dict(self.made_of_vfs[physical])
+            prefix = given.pop("prefix")
+            taken = self.kernel.tree.folders.get(RDMA, set())
+            free = next(f"{prefix}{number}" for number in itertools.count() if f"{prefix}{number}" not in taken)
+            self.add(function, free, netdev or None, **given)
 
     def _node_guid(self, function: str | None) -> str:
         """A VF's driver takes the one that its PF has granted by then."""

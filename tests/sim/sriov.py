@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import re
 from typing import TYPE_CHECKING, Any
 
 from attrs import define, evolve, field
 
 from agent.machine import Link, VfInfo
+from tests.sim.drivers import DRIVERS
 from tests.sim.tree import error
 
 if TYPE_CHECKING:
@@ -24,8 +26,9 @@ def _having(vf: VfInfo, **values: Any) -> VfInfo:
 
 
 def _address(physical: str, index: int) -> str:
-    bus = physical.rpartition(":")[0]
-    return f"{bus}:{0x10 + index // 4:02x}.{index % 4 * 2}"
+    bus, _, own = physical.rpartition(":")
+    # The VFs of the second port of a card are between those of the first one.
+    return f"{bus}:{0x10 + index // 4:02x}.{index % 4 * 2 + int(own[-1]) % 2}"
 
 
 def index_of(vf: str) -> int:
@@ -34,13 +37,19 @@ def index_of(vf: str) -> int:
     return (int(device, 16) - 0x10) * 4 + int(number) // 2
 
 
+def vf_name(physical: str, index: int) -> str:
+    """The name that udev gives the netdev of a VF: without the name of its PF's port."""
+    return f"{re.sub(r'np[0-9]+$', '', physical)}v{index}"
+
+
 @define
 class Sriov:
     """The VFs of each PF, as the PF reports them.
 
     ``able``: PFs whose driver accepts every attribute of a VF, as mlx5 and ice nearly do; the others behave as igb.
     ``resetting``: VFs that their PF does not report now. ``room``: how many VFs a PF makes at most, whatever is written.
-    ``late``: the attributes that the drivers of ``able`` PFs set only when :meth:`catch_up` is called.
+    ``late``: the attributes that the drivers of ``able`` PFs set only when :meth:`catch_up` is called. ``vf_devices``: the
+    PCI device ID of a PF's VFs.
     """
 
     kernel: Kernel
@@ -48,6 +57,7 @@ class Sriov:
     resetting: set[tuple[str, int]] = field(factory=set)
     room: dict[str, int] = field(factory=dict)
     late: set[str] = field(factory=set)
+    vf_devices: dict[str, str] = field(factory=dict)
     _pending: list[tuple[str, int, str, Any]] = field(factory=list)
     _vfs: dict[str, dict[int, VfInfo]] = field(factory=dict)
 
@@ -93,7 +103,7 @@ class Sriov:
             raise error(errno.EBUSY, path)
         count = min(count, self.room.get(physical, count))
         if self.only_for_vfs(physical) and not now and count:
-            self.kernel.register(physical, "mgmtpf1,0", "", mtu=0)
+            self.kernel.register(physical, Link(0, "mgmtpf1,0", "", "", 0, False, False))
         if not count:
             self._pending = [each for each in self._pending if each[0] != physical]
             for index in list(self._vfs[physical]):
@@ -105,7 +115,11 @@ class Sriov:
         for index in range(now, count):
             vf = _address(physical, index)
             self._vfs[physical][index] = VfInfo(index, **_NEW_VF)
-            tree.put(f"{PCI}/{vf}/class", "0x020000")
+            tree.put(f"{PCI}/{vf}/class", tree.files[f"{path}/class"])
+            tree.put(f"{PCI}/{vf}/numa_node", tree.files[f"{path}/numa_node"])
+            if physical in self.vf_devices:
+                tree.put(f"{PCI}/{vf}/vendor", tree.files[f"{path}/vendor"])
+                tree.put(f"{PCI}/{vf}/device", f"0x{self.vf_devices[physical]}")
             tree.folder(f"{PCI}/{vf}/net")
             tree.put(f"{PCI}/{vf}/driver_override", "(null)")
             tree.link(f"{PCI}/{vf}/iommu_group", f"../../../../kernel/iommu_groups/{vf[8:].replace('.', '')}")
@@ -128,7 +142,9 @@ class Sriov:
         override = tree.files[f"{PCI}/{vf}/driver_override"]
         if f"{PCI}/{vf}/driver" in tree.links:
             return
-        if override not in ("(null)", "igbvf"):
+        bound = self.kernel.driver(physical)
+        driver = DRIVERS[bound].vf if bound in DRIVERS else "igbvf"
+        if override not in ("(null)", driver):
             # An override is served even while autoprobe is off (pci_device_can_probe).
             if f"/sys/bus/pci/drivers/{override}" in tree.folders and f"{PCI}/{vf}/iommu_group" in tree.links:
                 tree.link(f"{PCI}/{vf}/driver", f"../../../../bus/pci/drivers/{override}")
@@ -138,12 +154,15 @@ class Sriov:
             return
         index = index_of(vf)
         given = self._vfs[physical][index].mac
+        above = self.kernel.netdev(physical)
         # While the PF is down, the driver of the VF (igbvf) gets no answer from it, and chooses a random address.
-        heard = given != _NEW_VF["mac"] and (self.only_for_vfs(physical) or self.kernel.netdev(physical).up)
+        heard = given != _NEW_VF["mac"] and (above.up or driver != "igbvf")
         number = self.kernel.next_ifindex
         mac = given if heard else f"06:00:00:00:{number >> 8:02x}:{number & 255:02x}"
-        driver = "cxgb4vf" if self.only_for_vfs(physical) else "igbvf"
-        self.kernel.bind(vf, f"{self.kernel.netdev(physical).name}v{index}", mac, driver=driver)
+        if len(above.mac) > len(mac):
+            # An IPoIB netdev has its port's GUID in its address.
+            mac = f"{above.mac[:36]}{self._vfs[physical][index].port_guid or f'02:00:{mac}'}"
+        self.kernel.bind(vf, vf_name(above.name, index), mac, driver)
 
     def set(self, physical: str, link: Link, index: int, **given: Any) -> None:
         """The PF with this link is told attributes of a VF."""

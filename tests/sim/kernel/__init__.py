@@ -10,6 +10,7 @@ from attrs import define, evolve, field
 from agent.machine import Events, Link, Machine, VfInfo
 from tests.sim import config_space, hugepages, variables
 from tests.sim.absent import NO_DETAILS, NoEvents
+from tests.sim.drivers import DRIVERS
 from tests.sim.ethtool import SimEthtool
 from tests.sim.host import SimHost
 from tests.sim.interrupts import Interrupts
@@ -18,7 +19,7 @@ from tests.sim.kernel.netlink import SimNetlink
 from tests.sim.namespaces import SimNamespaces, inside
 from tests.sim.rdma import Subsystem
 from tests.sim.routing import SETTINGS, Routing
-from tests.sim.sriov import Sriov, index_of
+from tests.sim.sriov import Sriov, index_of, vf_name
 from tests.sim.tree import Tree, error
 
 PCI = "/sys/bus/pci/devices"
@@ -32,8 +33,12 @@ def no_fault(operation: str, where: str, value: str) -> OSError | None:
 
 @define
 class Netdev:
+    """``port``: its phys_port_name, by which a representor is known. ``dev_port``: which port of its function it is."""
+
     function: str
     link: Link
+    port: str = ""
+    dev_port: int = 0
 
 
 @define(eq=False)
@@ -45,7 +50,8 @@ class Kernel:
     ``pipes``: files that are read from real named pipes at these paths, so that a read without a writer hangs; ``piped``
     records these reads. ``unreadable``: files that give EIO. ``locked_down``: files that the kernel refuses also to root
     (EPERM). ``disconnected``: files of a lost connection (ENOTCONN). ``read_in_part`` records which files were read by
-    offset. ``renames_running``: a netdev that is up can be renamed (since Linux 6.2).
+    offset. ``renames_running``: a netdev that is up can be renamed (since Linux 6.2). ``made``: the netdevs that the driver
+    of a function makes, where it is not just one: those of two ports, and representors.
     """
 
     cpus: int = 4
@@ -77,6 +83,7 @@ class Kernel:
     stuck: set[str] = field(factory=set)
     slow: set[str] = field(factory=set)
     renames_running: bool = False
+    made: dict[str, list[Netdev]] = field(factory=dict)
     udev_runs: bool = True
     _pf_names: dict[str, str] = field(factory=dict)
     _away: dict[str, Netdev] = field(factory=dict)
@@ -125,12 +132,23 @@ class Kernel:
 
     # --- changes that a test makes --------------------------------------------------------------------
 
-    def add_nic(self, address: str, name: str, mac: str, node: int = 0, total_vfs: int = 7) -> None:
+    def add_nic(
+        self,
+        address: str,
+        name: str,
+        mac: str,
+        node: int = 0,
+        total_vfs: int = 7,
+        driver: str = "igb",
+        ids: tuple[str, str, str] = ("020000", "8086", "10c9"),
+    ) -> None:
+        """A NIC; ``ids``: its class, vendor and device. ``name`` is empty if its driver makes no netdev of its own."""
         path = f"{PCI}/{address}"
+        kind, vendor, device = (f"0x{each}" for each in ids)
         for file, text in (
-            ("class", "0x020000"),
-            ("vendor", "0x8086"),
-            ("device", "0x10c9"),
+            ("class", kind),
+            ("vendor", vendor),
+            ("device", device),
             ("numa_node", str(node)),
             ("sriov_totalvfs", str(total_vfs)),
             ("sriov_numvfs", "0"),
@@ -144,8 +162,10 @@ class Kernel:
         self.tree.folder(f"{path}/net")
         self.config[f"{path}/config"] = config_space.made()
         self.sriov.add(address)
+        if driver in DRIVERS:
+            self.sriov.able.add(address)
         self._pf_names[address] = name
-        self.bind(address, name, mac)
+        self.bind(address, name, mac, driver)
 
     def add_erdma(self, address: str, node: int = 0) -> None:
         """A function without a netdev of its own."""
@@ -195,11 +215,13 @@ class Kernel:
 
     def reload_driver(self, address: str) -> None:
         """modprobe -r igb; modprobe igb."""
-        name, mac = self.netdev(address).name, self.netdev(address).permanent_mac
-        self.sriov.set_count(address, 0)
+        link = self.netdev(address) if self.has_netdev(address) else None
+        driver = self.driver(address)
+        if self.vf_count(address):
+            self.sriov.set_count(address, 0)
         self.unbind(address)
         self.sriov.add(address)
-        self.bind(address, name, mac)
+        self.bind(address, link.name if link else "", link.permanent_mac if link else "", driver)
 
     def lose_carrier(self, function: str, slow: bool = False) -> None:
         """A cable that is out, or a VF that missed its PF's reset: no carrier until it is brought up again.
@@ -323,15 +345,24 @@ class Kernel:
         above = {"auto": self.has_netdev(physical) and self.netdev(physical).up, "enable": True, "disable": False}
         return netdev.link.up and above[self.sriov.link_state(netdev.function)]
 
+    def driver(self, function: str) -> str:
+        return self.tree.links.get(f"{PCI}/{function}/driver", "").rpartition("/")[2]
+
     def bind(self, function: str, name: str, mac: str, driver: str = "igb") -> None:
         self.tree.link(f"{PCI}/{function}/driver", f"../../../../bus/pci/drivers/{driver}")
         self.tree.folder(f"/sys/bus/pci/drivers/{driver}")
-        self.register(function, name, mac)
+        own = [Netdev(function, Link(0, name, mac, mac, 1500, False, False))] if name else []
+        netdevs = self.made.get(function, own)
+        for each in netdevs:
+            self.register(function, each.link, each.port, each.dev_port)
+        if not netdevs and driver in DRIVERS:
+            self.interrupts.request_all(function, DRIVERS[driver].irqs("", function, self.vf_queues))
+        self.rdma.probed(function, name)
 
-    def register(self, function: str, name: str, mac: str, mtu: int = 1500) -> None:
+    def register(self, function: str, link: Link, port: str = "", dev_port: int = 0) -> None:
         """A driver creates a netdev."""
         self.next_ifindex += 1
-        self.appear(Netdev(function, Link(self.next_ifindex - 1, name, mac, mac, mtu, False, False)))
+        self.appear(Netdev(function, evolve(link, ifindex=self.next_ifindex - 1), port, dev_port))
 
     def appear(self, netdev: Netdev) -> None:
         """A netdev comes into the host's network namespace under its name, and udev looks at it."""
@@ -340,6 +371,9 @@ class Kernel:
         self.tree.put(f"{NET}/{link.name}/address", link.mac)
         self.tree.put(f"{NET}/{link.name}/ifindex", str(link.ifindex))
         self.tree.put(f"{NET}/{link.name}/uevent", "")
+        self.tree.put(f"{NET}/{link.name}/dev_port", str(netdev.dev_port))
+        if netdev.port:
+            self.tree.put(f"{NET}/{link.name}/phys_port_name", netdev.port)
         self.tree.link(f"{NET}/{link.name}/device", f"../../../{netdev.function}")
         self._make_queues(netdev)
         self.routing.conf(link.name, dict.fromkeys(SETTINGS, "0"))
@@ -361,9 +395,9 @@ class Kernel:
 
     def _usual_name(self, function: str) -> str | None:
         physical = self.sriov.physical(function)
-        if physical is None:
-            return self._pf_names.get(function)
-        return f"{self._pf_names[physical]}v{index_of(function)}"
+        return (
+            self._pf_names.get(function) if physical is None else vf_name(self._pf_names[physical], index_of(function))
+        )
 
     def named(self, name: str) -> bool:
         return any(name in (netdev.link.name, *netdev.link.altnames) for netdev in self.netdevs.values())
@@ -391,6 +425,11 @@ class Kernel:
                 self.tree.remove(f"{NET}/{name}")
                 self.tree.remove(f"{PCI}/{function}/net/{name}")
                 self.tree.remove(f"/run/udev/data/n{netdev.link.ifindex}")
+
+    def has_irqs(self, netdev: Netdev) -> bool:
+        """Whether a netdev has interrupts of its own: no representor has, and no second port that shares those of the first."""
+        driver = DRIVERS.get(self.driver(netdev.function))
+        return "pf" not in netdev.port and not (netdev.dev_port and driver is not None and driver.ports_share)
 
     def request_irqs(self, netdev: Netdev) -> None:
         self.interrupts.request_all(netdev.function, self.ethtool.actions(netdev.link.ifindex))

@@ -25,7 +25,7 @@ class SimNetlink:
     _kernel: Kernel
 
     def links(self) -> list[Link]:
-        return [evolve(netdev.link, vfs=()) for netdev in self._kernel.netdevs.values()]
+        return [evolve(each.link, vfs=(), carrier=self._kernel.carrier(each)) for each in self._kernel.netdevs.values()]
 
     def link(self, name: str) -> Link | None:
         called_so = (netdev for netdev in self._kernel.netdevs.values() if name in netdev.link.altnames)
@@ -56,7 +56,8 @@ class SimNetlink:
         if up is not None and up != netdev.link.up:
             netdev.link = evolve(netdev.link, up=up)
             self._kernel.stuck -= {netdev.link.name} - self._kernel.slow
-            self._kernel.request_irqs(netdev) if up else self._kernel.interrupts.free(netdev.function)
+            if self._kernel.has_irqs(netdev):
+                self._kernel.request_irqs(netdev) if up else self._kernel.interrupts.free(netdev.function)
             self._kernel.routing.set_up(ifindex, up)
 
     def add_altname(self, ifindex: int, name: str) -> None:

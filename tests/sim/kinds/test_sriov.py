@@ -285,7 +285,7 @@ def test_names_that_the_host_gives_by_its_own_rules_are_kept(kernel: Kernel) -> 
 
 
 def test_a_name_too_long_for_a_netdev_is_not_given(kernel: Kernel) -> None:
-    kernel.add_nic(OTHER, "enp193s0f1np10", OTHER_MAC)
+    kernel.add_nic(OTHER, "enp193s0f1d100", OTHER_MAC)
     wanted = spec(group(), select={"pci": OTHER})
     settle(kernel, wanted)
     vf = vf_addresses(kernel.files, OTHER)[0]

@@ -1,0 +1,1 @@
+"""Real machines as data, and what Trackbed makes of each."""
