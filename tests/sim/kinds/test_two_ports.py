@@ -6,6 +6,7 @@ import pytest
 
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
+from agent.machine import Link
 from agent.report.records import Condition
 from agent.report.verdict import is_ready
 from agent.spec.node import from_mapping
@@ -21,7 +22,7 @@ MACS = {FIRST: "02:00:00:00:03:00", SECOND: "02:00:00:00:03:01"}
 def kernel() -> Kernel:
     kernel = Kernel()
     kernel.add_nic(PF, SECOND, MACS[SECOND], total_vfs=4)
-    kernel.register(PF, FIRST, MACS[FIRST])
+    kernel.register(PF, Link(0, FIRST, MACS[FIRST], MACS[FIRST], 1500, False, False))
     kernel.tree.link(f"{PCI}/{PF}/driver", "../../../../bus/pci/drivers/mlx4_core")
     for number, name in enumerate(MACS):
         kernel.tree.put(f"{NET}/{name}/dev_port", str(number))
