@@ -192,11 +192,10 @@ def _serve(folder: Path) -> None:
 @click.argument("folder", type=click.Path(path_type=Path))
 def _reporter(folder: Path) -> None:
     from agent.report.names import REPORT
-    from agent.reporter.http.guard import Address, Guard
+    from agent.reporter.http.address import Address
     from agent.reporter.http.server import serve
 
-    address = Address.parse("127.0.0.1:0")
-    serve(folder / REPORT, address, Guard.load(address, None, None, None), None, lambda port: None)
+    serve(folder / REPORT, Address.parse("127.0.0.1:0"), None, lambda port: None)
 
 
 @main.command(name="worker", hidden=True)

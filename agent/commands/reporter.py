@@ -19,35 +19,23 @@ FILE = click.Path(path_type=Path)
 
 
 @click.command()
-@click.option("--listen", default="127.0.0.1:9809", show_default=True, help="An IP address and a port.")
-@click.option("--tls-cert", "certificate", type=FILE, default=None, help="PEM: the certificate and its chain.")
-@click.option("--tls-key", "key", type=FILE, default=None, help="PEM: the certificate's key.")
-@click.option("--token-file", "token", type=FILE, default=None, help="File with the token that each request must have.")
+@click.option("--listen", default="127.0.0.1:9809", show_default=True, help="A loopback address and a port.")
 @click.option("--socket", "unix", type=FILE, default=None, help="Also serve on this unix socket.")
 @click.option(
     "--kubernetes", "settings", type=FILE, default=None, help="Publish to Kubernetes, with this settings file."
 )
 @click.option("--kubernetes-secret", "secret", type=FILE, default=None, help="File with the token for Kubernetes.")
-def reporter(
-    listen: str,
-    certificate: Path | None,
-    key: Path | None,
-    token: Path | None,
-    unix: Path | None,
-    settings: Path | None,
-    secret: Path | None,
-) -> None:
+def reporter(listen: str, unix: Path | None, settings: Path | None, secret: Path | None) -> None:
     """Serve the report over HTTP: /readyz, /livez, /status and /metrics. The unit trackbed-reporter runs this command.
 
-    If other machines can reach the address, TLS and a token are required. With --kubernetes the reporter also keeps the
-    conditions, labels and taint of this node's Node, and a Lease. It does so even while another process has the port, and tries
-    to bind the port every 5 s.
+    With --kubernetes the reporter also keeps the conditions, labels and taint of this node's Node, and a Lease. It does so even
+    while another process has the port, and tries to bind the port every 5 s.
 
     Exit code: 0 after SIGTERM, 1 an option or a file that it names is wrong, or the reporter cannot serve.
 
     Example: trackbed reporter --listen 127.0.0.1:9809
     """
-    from agent.reporter.http.guard import Address, CannotServe, Guard
+    from agent.reporter.http.address import Address, CannotServe
     from agent.reporter.http.server import serve
 
     def started(port: int) -> None:
@@ -65,9 +53,8 @@ def reporter(
         if settings is not None and secret is not None:
             _publish(settings, secret)
         address = Address.parse(listen)
-        guard = Guard.load(address, certificate, key, token)
         # Any user of the node can take a free port. That must not stop the publishing.
-        serve(_common.RUN / names.REPORT, address, guard, unix, started, keep_trying=settings is not None)
+        serve(_common.RUN / names.REPORT, address, unix, started, keep_trying=settings is not None)
     except CannotServe as error:
         raise _common.Failed(str(error)) from None
 

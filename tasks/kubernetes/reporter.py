@@ -9,7 +9,6 @@ from urllib.parse import urlsplit
 from attrs import frozen
 from pyinfra.api.command import StringCommand
 from pyinfra.api.deploy import deploy
-from pyinfra.api.exceptions import DeployError
 from pyinfra.api.operation import OperationMeta, operation
 from pyinfra.context import host
 from pyinfra.operations import files
@@ -28,54 +27,34 @@ UNIT_TEMPLATE = archive.ROOT / "templates" / f"{UNIT}.j2"
 CREDENTIALS_SINCE = 247
 """The first systemd with LoadCredential=. RHEL 8 and its rebuilds have 239."""
 
-# A path becomes part of the unit's text, where white space, ':' and '%' are special.
-_PATH = re.compile(r"/[\w./@+-]+")
-
 
 def _address(value: object) -> str:
     host_part, _, port = str(value).rpartition(":")
     try:
-        ipaddress.ip_address(host_part.removeprefix("[").removesuffix("]"))
-        valid = isinstance(value, str) and 1 <= int(port) <= 65535
+        address = ipaddress.ip_address(host_part.removeprefix("[").removesuffix("]"))
+        valid = isinstance(value, str) and address.is_loopback and 1 <= int(port) <= 65535
     except ValueError:
         valid = False
     if not valid:
-        raise ValueError(f"{value!r} is not valid; give an IP address and a port, as '127.0.0.1:9809'")
+        raise ValueError(f"{value!r} is not valid; give a loopback address and a port, as '127.0.0.1:9809'")
     return str(value)
 
 
-def _path(value: object) -> str | None:
-    if not isinstance(value, str) or not _PATH.fullmatch(value):
-        raise ValueError(f"{value!r} is not a valid path; give an absolute one of letters, digits and ./@+_-")
-    return value
-
-
 LISTEN = Key("reporter_listen", "127.0.0.1:9809", _address)
-CERTIFICATE: Key[str | None] = Key("reporter_tls_cert", None, _path)
-TLS_KEY: Key[str | None] = Key("reporter_tls_key", None, _path)
-TOKEN: Key[str | None] = Key("reporter_token_file", None, _path)
-KEYS = (LISTEN, CERTIFICATE, TLS_KEY, TOKEN)
-
-# Each with its name as a systemd credential, and the reporter's option. systemd reads the files as root for the unit's user.
-_CREDENTIALS = (
-    (CERTIFICATE, "tls.crt", "--tls-cert"),
-    (TLS_KEY, "tls.key", "--tls-key"),
-    (TOKEN, "token", "--token-file"),
-)
+KEYS = (LISTEN,)
 
 
 @frozen
 class ReporterUnit:
-    """How the reporter runs. ``credentials``: systemd's NAME:PATH; ``options``: the reporter's options for them.
+    """How the reporter runs. ``secret``: the path of its token for Kubernetes, which systemd reads as root for the unit's user.
 
-    ``copied``: systemd does not support credentials, so the unit makes copies for its user. ``allowed``: the addresses for
-    systemd's IP filter; None: no filter. ``publishes``: it publishes to Kubernetes, too.
+    ``copied``: systemd does not support credentials, so the unit makes a copy for its user. ``allowed``: the addresses for
+    systemd's IP filter; None: no filter.
     """
 
     listen: str
     allowed: str | None
-    publishes: bool
-    credentials: tuple[str, ...]
+    secret: str | None
     copied: bool
     options: str
 
@@ -105,34 +84,18 @@ def _peers() -> str | None:
 
 
 def settings() -> ReporterUnit:
-    """The settings for the current host.
-
-    :raises DeployError: they would be insecure; naming host, key and remedy.
-    """
-    listen = LISTEN.here()
-    loopback = ipaddress.ip_address(listen.rpartition(":")[0].strip("[]")).is_loopback
-    values = [(key.here(), name, option) for key, name, option in _CREDENTIALS]
-    missing = [key.name for key, _, _ in _CREDENTIALS if key.here() is None]
-    if missing and not loopback:
-        raise DeployError(
-            f"{host.name}.{LISTEN.name}: {listen} can be reached from other machines; give {', '.join(missing)}, too, "
-            "or listen on 127.0.0.1"
-        )
-    if (CERTIFICATE.here() is None) != (TLS_KEY.here() is None):
-        raise DeployError(f"{host.name}.{CERTIFICATE.name}: a certificate needs its key; give both or none")
-    publishes = kubernetes.KUBERNETES.here() is not None
-    values += [(kubernetes.SECRET, "kubernetes", "--kubernetes-secret")] if publishes else []
+    """The settings for the current host."""
     peers = _peers()
-    credentials = tuple(f"{name}:{path}" for path, name, _ in values if path)
-    version = host.get_fact(SystemdVersion) if credentials else None
+    publishes = kubernetes.KUBERNETES.here() is not None
+    version = host.get_fact(SystemdVersion) if publishes else None
     return ReporterUnit(
-        listen,
-        f"localhost{peers}" if loopback and peers is not None else None,
-        publishes,
-        credentials,
+        LISTEN.here(),
+        f"localhost{peers}" if peers is not None else None,
+        kubernetes.SECRET if publishes else None,
         version is not None and version < CREDENTIALS_SINCE,
-        (f" --kubernetes {kubernetes.SETTINGS}" if publishes else "")
-        + "".join(f" {option} ${{CREDENTIALS_DIRECTORY}}/{name}" for path, name, option in values if path),
+        f" --kubernetes {kubernetes.SETTINGS} --kubernetes-secret ${{CREDENTIALS_DIRECTORY}}/kubernetes"
+        if publishes
+        else "",
     )
 
 
@@ -148,8 +111,7 @@ def serve(version: str) -> None:
         command=COMMAND,
         listen=wanted.listen,
         allowed=wanted.allowed,
-        publishes=wanted.publishes,
-        credentials=wanted.credentials,
+        secret=wanted.secret,
         copied=wanted.copied,
         options=wanted.options,
     )

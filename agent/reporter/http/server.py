@@ -1,4 +1,4 @@
-"""The report over HTTP: on the loopback address, elsewhere only with TLS and a token, and on a unix socket."""
+"""The report over HTTP: on a loopback address and on a unix socket."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from agent.report.drift import NAME, read_drift
 from agent.report.printable import printable
 from agent.report.records import Report, to_plain
 from agent.report.verdict import Verdict, judge
-from agent.reporter.http.guard import Address, CannotServe, Guard
+from agent.reporter.http.address import Address, CannotServe
 from agent.reporter.http.metrics import render
 
 AT_ONCE = 16
@@ -104,9 +104,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer."""
-        if not self.server.guard.admits(self.headers.get("Authorization", "")):
-            self._send(HTTPStatus.UNAUTHORIZED, b"a token is needed\n", TEXT, {"WWW-Authenticate": "Bearer"})
-            return
         verdict = judge(self.server.report)
         match self.path.partition("?")[0]:
             case "/livez":
@@ -131,10 +128,10 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._send(HTTPStatus.OK, self.server.documents.of(verdict.report), "application/json")
 
-    def _send(self, status: HTTPStatus, body: bytes, content_type: str, more: dict[str, str] | None = None) -> None:
+    def _send(self, status: HTTPStatus, body: bytes, content_type: str) -> None:
         self.send_response(status)
-        for name, value in {"Content-Type": content_type, "Content-Length": str(len(body)), **(more or {})}.items():
-            self.send_header(name, value)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
@@ -154,9 +151,8 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
     timeout = 0.0
     documents = _Documents()
 
-    def __init__(self, family: int, address: Any, guard: Guard, report: Path, freed: Callable[[], None]) -> None:
+    def __init__(self, family: int, address: Any, report: Path, freed: Callable[[], None]) -> None:
         self.address_family = family
-        self.guard = guard
         self.report = report
         self._freed = freed
         # When the connection of each request is closed. The handler's own timeout is for one read: a client that sends one byte
@@ -165,13 +161,6 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         super().__init__(address, _Handler)
         # A client may close its connection before it is accepted: accept() must not wait for the next one then.
         self.socket.setblocking(False)
-
-    def get_request(self) -> tuple[socket.socket, Any]:
-        """Accept a connection. The request's own thread makes the TLS handshake, since a client may never finish it."""
-        connection, client = super().get_request()
-        if self.guard.tls is not None:
-            connection = self.guard.tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
-        return connection, client
 
     def has_room(self) -> bool:
         """Whether another request may be accepted."""
@@ -183,7 +172,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         for request, end in ends:
             if end <= now:
                 with suppress(OSError):  # the request has just ended
-                    socket.socket.shutdown(request, socket.SHUT_RDWR)
+                    request.shutdown(socket.SHUT_RDWR)
         return min((end for _, end in ends if end > now), default=math.inf)
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -204,14 +193,13 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
             self._freed()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log one line for a client that closed the connection or does not speak TLS."""
+        """Log one line for a client that closed the connection."""
         _say(f"a request failed: {sys.exc_info()[1]!r}")
 
 
 def serve(
     report: Path,
     address: Address,
-    guard: Guard,
     unix: Path | None,
     started: Callable[[int], None],
     keep_trying: bool = False,
@@ -226,7 +214,7 @@ def serve(
     """
     port_at, open_servers = f"{address.host}:{address.port}", _Open()
     closed: dict[str, Callable[[], _Server]] = {
-        port_at: lambda: _Server(address.family, (address.host, address.port), guard, report, open_servers.freed)
+        port_at: lambda: _Server(address.family, (address.host, address.port), report, open_servers.freed)
     }
     if unix is not None:
         closed[str(unix)] = lambda: _unix_server(unix, report, open_servers.freed)
@@ -310,7 +298,7 @@ def _unix_server(path: Path, report: Path, freed: Callable[[], None]) -> _Server
             path.unlink()
         else:
             raise OSError(errno.EADDRINUSE, "another process listens there; stop it, or give another path")
-    server = _Server(socket.AF_UNIX, str(path), Guard(), report, freed)
+    server = _Server(socket.AF_UNIX, str(path), report, freed)
     path.chmod(0o666)
     return server
 

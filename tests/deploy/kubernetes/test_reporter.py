@@ -29,18 +29,12 @@ LOOPBACK = Template(reporter.UNIT_TEMPLATE.read_text(), keep_trailing_newline=Tr
     command=COMMAND,
     listen="127.0.0.1:9809",
     allowed="localhost",
-    publishes=False,
-    credentials=(),
+    secret=None,
     copied=False,
     options="",
 )
 """The unit on a node without any settings."""
-ELSEWHERE = {
-    "reporter_listen": "0.0.0.0:9809",
-    "reporter_tls_cert": "/etc/ssl/certs/node.pem",
-    "reporter_tls_key": "/etc/ssl/private/node.key",
-    "reporter_token_file": "/etc/trackbed/token",
-}
+PUBLISHES = {"kubernetes": {"server": "https://10.0.0.1:6443", "ca_file": "/nowhere"}}
 
 
 def serve() -> None:
@@ -81,54 +75,44 @@ def test_by_default_the_reporter_listens_only_on_loopback(node: Node) -> None:
     assert "LoadCredential" not in text
 
 
-def test_on_another_address_it_has_tls_and_a_token_outside_of_its_command_line(node: Node) -> None:
-    text = unit(node, **ELSEWHERE)
-    (command,) = [line for line in text.splitlines() if line.startswith("ExecStart=")]
-    assert command.endswith(
-        " --tls-cert ${CREDENTIALS_DIRECTORY}/tls.crt --tls-key ${CREDENTIALS_DIRECTORY}/tls.key"
-        " --token-file ${CREDENTIALS_DIRECTORY}/token"
-    )
-    assert "LoadCredential=tls.key:/etc/ssl/private/node.key\nLoadCredential=token:/etc/trackbed/token\n" in text
-    assert "IPAddress" not in text
-
-
-def test_where_systemd_has_no_credentials_the_unit_makes_copies(node: Node) -> None:
+def test_where_systemd_has_no_credentials_the_unit_makes_a_copy(node: Node) -> None:
     def settings(*version: str) -> str:
         answers = {**ABSENT, "systemctl --version": list(version)}
-        return evolve(node, data=ELSEWHERE).deploy(serve, answers).uploads[reporter.UNIT_FILE].decode()
+        return evolve(node, data=PUBLISHES).deploy(serve, answers).uploads[reporter.UNIT_FILE].decode()
 
     old = settings("systemd 239 (239-82.el8_10.2)", "+PAM +AUDIT")
     assert "LoadCredential" not in old
     assert (
         "Environment=CREDENTIALS_DIRECTORY=/run/trackbed-reporter/credentials\n"
         "ExecStartPre=+/usr/bin/install -d -m 500 -o trackbed-reporter /run/trackbed-reporter/credentials\n"
-        "ExecStartPre=+/usr/bin/install -m 400 -o trackbed-reporter /etc/ssl/certs/node.pem "
-        "/run/trackbed-reporter/credentials/tls.crt\n"
+        "ExecStartPre=+/usr/bin/install -m 400 -o trackbed-reporter /etc/trackbed/kubernetes-secret "
+        "/run/trackbed-reporter/credentials/kubernetes\n"
     ) in old
-    assert old.count("\nExecStartPre=") == 4
     assert "\nRestart=always\n" in old
-    assert settings("systemd 252 (252.39-1~deb12u1)") == settings() == unit(node, **ELSEWHERE)
+    assert settings("systemd 252 (252.39-1~deb12u1)") == settings() == unit(node, **PUBLISHES)
 
 
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        ({"reporter_listen": "0.0.0.0:9809"}, "give reporter_tls_cert, reporter_tls_key, reporter_token_file, too"),
-        ({**ELSEWHERE, "reporter_token_file": None}, "give reporter_token_file, too"),
-        ({"reporter_tls_cert": "/a"}, "give both"),
-        ({"reporter_listen": "node:9809"}, "node-a.reporter_listen: 'node:9809' is not valid"),
+        (
+            {"reporter_listen": "0.0.0.0:9809"},
+            "node-a.reporter_listen: '0.0.0.0:9809' is not valid; give a loopback address",
+        ),
+        ({"reporter_listen": "[::]:9809"}, "is not valid"),
+        ({"reporter_listen": "node:9809"}, "is not valid"),
         ({"reporter_listen": 9809}, "is not valid"),
-        ({"reporter_tls_key": "key.pem"}, "is not a valid path"),
-        ({"reporter_tls_key": "/a b"}, "is not a valid path"),
     ],
 )
-def test_insecure_settings_stop_the_deploy(node: Node, data: dict[str, object], why: str) -> None:
+def test_an_address_that_other_machines_can_reach_stops_the_deploy(
+    node: Node, data: dict[str, object], why: str
+) -> None:
     with pytest.raises(DeployError, match=why):
         unit(node, **data)
 
 
 @pytest.mark.parametrize("version", ["systemd 239", "systemd 252"])
-@pytest.mark.parametrize("data", [{}, ELSEWHERE])
+@pytest.mark.parametrize("data", [{}, PUBLISHES])
 def test_systemd_reads_the_unit_as_meant(node: Node, data: dict[str, object], version: str, tmp_path: Path) -> None:
     if not Path("/usr/bin/systemd-analyze").exists():
         pytest.skip("no systemd-analyze here")

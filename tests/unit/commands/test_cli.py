@@ -147,9 +147,6 @@ def test_a_character_that_the_terminals_encoding_lacks_is_escaped() -> None:
     [
         ("plan", "--spec"),
         ("topology", "--input"),
-        ("reporter", "--token-file"),
-        ("reporter", "--tls-key", __file__, "--tls-cert"),
-        ("reporter", "--tls-cert", __file__, "--tls-key"),
         ("reporter", "--socket"),
         ("fleet", "fabric", "report", "--results"),
     ],

@@ -135,10 +135,10 @@ def test_root_opens_no_file_by_a_link_of_the_reporters(theirs: Path, folder: Pat
 SERVED = """
 import sys
 from pathlib import Path
-from agent.reporter.http.guard import Address, Guard
+from agent.reporter.http.address import Address
 from agent.reporter.http.server import serve
 folder = Path(sys.argv[1])
-serve(folder / "report.json", Address("127.0.0.1", 0), Guard(), folder / "http.sock", lambda port: print(port, flush=True))
+serve(folder / "report.json", Address("127.0.0.1", 0), folder / "http.sock", lambda port: print(port, flush=True))
 """
 
 

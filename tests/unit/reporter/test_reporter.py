@@ -1,14 +1,11 @@
-"""The reporter over real sockets: what it answers, to whom, and where it refuses to serve."""
+"""The reporter over real sockets: what it answers, and to whom."""
 
-import datetime
 import http.client
-import ipaddress
 import json
 import os
 import queue
 import re
 import socket
-import ssl
 import subprocess
 import sys
 import threading
@@ -19,9 +16,6 @@ from pathlib import Path
 import pytest
 from attrs import evolve, frozen
 from click.testing import CliRunner
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.__main__ import cli
@@ -29,15 +23,13 @@ from agent.report import drift
 from agent.report.records import Change, Condition, Outcome, Report, report_to_json
 from agent.report.verdict import STALE
 from agent.reporter.http import server
-from agent.reporter.http.guard import Address, Guard
+from agent.reporter.http.address import Address
 from agent.reporter.http.server import serve
 from agent.reporter.settings import Settings, to_json
 from agent.runtime import NOTIFY_TIMEOUT, boot_id, uptime
 from tests.notify_socket import full_socket, wait_for
-from tests.unit.reporter.scripted import token_of
+from tests.unit.reporter.scripted import api_server, token_of
 
-TOKEN = "0123456789abcdef0123456789abcdef"  # noqa: S105
-OPEN = Guard()
 ROOT = Path(__file__).parents[3]
 UNIT = ROOT / "templates" / "trackbed-reporter.service.j2"
 NONE: frozenset[str] = frozenset()
@@ -73,17 +65,12 @@ class Served:
     file: Path
     port: int
     unix: Path
-    context: ssl.SSLContext | None
 
     def give(self, report: Report) -> None:
         self.file.write_text(report_to_json(report))
 
     def get(self, path: str, method: str = "GET", **headers: str) -> tuple[int, str]:
-        if self.context is None:
-            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
-        else:
-            connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=10, context=self.context)
-        return ask(connection, path, method, headers)
+        return ask(http.client.HTTPConnection("127.0.0.1", self.port, timeout=10), path, method, headers)
 
     def get_by_unix(self, path: str) -> tuple[int, str]:
         connection = http.client.HTTPConnection("localhost")
@@ -116,13 +103,13 @@ Start = Callable[..., Served]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Start:
-    def begin(guard: Guard = OPEN, context: ssl.SSLContext | None = None) -> Served:
+    def begin() -> Served:
         port: queue.Queue[int] = queue.Queue()
         file, unix = tmp_path / "report.json", tmp_path / "http.sock"
         file.write_text(report_to_json(report()))
-        arguments = (file, Address("127.0.0.1", 0), guard, unix, port.put)
+        arguments = (file, Address("127.0.0.1", 0), unix, port.put)
         threading.Thread(target=serve, args=arguments, daemon=True).start()
-        return Served(file, port.get(timeout=10), unix, context)
+        return Served(file, port.get(timeout=10), unix)
 
     return begin
 
@@ -130,31 +117,6 @@ def start(tmp_path: Path) -> Start:
 @pytest.fixture
 def served(start: Start) -> Served:
     return start()
-
-
-@pytest.fixture
-def pair(tmp_path: Path) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1, and its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "node")])
-    now = datetime.datetime.now(datetime.timezone.utc)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    certificate, secret = tmp_path / "tls.crt", tmp_path / "tls.key"
-    certificate.write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    secret.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return certificate, secret
 
 
 def test_readyz_of_a_ready_node_is_200(served: Served) -> None:
@@ -245,29 +207,6 @@ def test_the_report_is_read_at_each_request(served: Served) -> None:
     assert served.get("/readyz")[0] == 503
 
 
-def test_with_a_token_only_those_who_have_it_are_answered(
-    start: Start, pair: tuple[Path, Path], tmp_path: Path
-) -> None:
-    token = tmp_path / "token"
-    token.write_text(TOKEN + "\n")
-    guard = Guard.load(Address("192.0.2.1", 9809), *pair, token)
-    served = start(guard, ssl.create_default_context(cafile=str(pair[0])))
-    assert served.get("/readyz", Authorization=f"Bearer {TOKEN}")[0] == 200
-    for wrong in ("", f"Bearer {TOKEN[:-1]}", f"Basic {TOKEN}", "Bearer \xe9"):
-        assert served.get("/status", Authorization=wrong)[0] == 401
-    assert served.get_by_unix("/readyz")[0] == 200
-
-
-def test_a_client_that_speaks_no_tls_gets_nothing_and_disturbs_nobody(start: Start, pair: tuple[Path, Path]) -> None:
-    served = start(Guard.load(Address("127.0.0.1", 0), *pair, None), ssl.create_default_context(cafile=str(pair[0])))
-    with socket.create_connection(("127.0.0.1", served.port), timeout=10) as silent:
-        with socket.create_connection(("127.0.0.1", served.port), timeout=10) as plain:
-            plain.sendall(b"GET /status HTTP/1.0\r\n\r\n")
-            assert b"node_name" not in plain.recv(1000)
-        assert served.get("/readyz")[0] == 200
-        silent.close()
-
-
 def test_slow_clients_are_cut_off(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "TIMEOUT", 0.5)
     served = start()
@@ -297,10 +236,10 @@ def test_a_request_has_bounds(served: Served) -> None:
 SERVES = """
 import sys
 from pathlib import Path
-from agent.reporter.http.guard import Address, Guard
+from agent.reporter.http.address import Address
 from agent.reporter.http.server import serve
 
-serve(Path(sys.argv[1]), Address("127.0.0.1", 0), Guard(), None, lambda port: print(port, flush=True))
+serve(Path(sys.argv[1]), Address("127.0.0.1", 0), None, lambda port: print(port, flush=True))
 """
 
 
@@ -344,10 +283,10 @@ def test_a_port_that_was_taken_is_served_once_it_is_free(served: Served, tmp_pat
     free.listen()
     port = free.getsockname()[1]
     started: queue.Queue[int] = queue.Queue()
-    arguments = (served.file, Address("127.0.0.1", port), OPEN, unix, started.put, True)
+    arguments = (served.file, Address("127.0.0.1", port), unix, started.put, True)
     threading.Thread(target=serve, args=arguments, daemon=True).start()
     assert started.get(timeout=10) == 0
-    second = Served(served.file, port, unix, None)
+    second = Served(served.file, port, unix)
     assert second.get_by_unix("/readyz") == (200, "ready\n")
     free.close()
     end = time.monotonic() + 60
@@ -360,14 +299,18 @@ def test_a_port_that_was_taken_is_served_once_it_is_free(served: Served, tmp_pat
     pytest.fail("the port is free, and nobody listens there")
 
 
-def test_it_publishes_although_its_port_is_taken(served: Served, tmp_path: Path, pair: tuple[Path, Path]) -> None:
+def test_it_publishes_although_its_port_is_taken(served: Served, tmp_path: Path) -> None:
     """Another user of the node may take it while the reporter is restarted."""
     secret, settings = tmp_path / "token", tmp_path / "settings.json"
     secret.write_text(token_of("n1"))
-    with socket.create_server(("127.0.0.1", 0)) as api_server:
-        api_server.settimeout(60)
-        url = f"https://127.0.0.1:{api_server.getsockname()[1]}"
-        settings.write_text(to_json(Settings("n1", url, str(pair[0]))))
+    asked: queue.Queue[str] = queue.Queue()
+
+    def answer(method: str, path: str, _: object) -> tuple[int, dict[str, object]]:
+        asked.put(f"{method} {path}")
+        return 503, {}
+
+    with api_server(tmp_path, answer) as (url, authority):
+        settings.write_text(to_json(Settings("n1", url, str(authority))))
         words = ("--listen", f"127.0.0.1:{served.port}", "--kubernetes", settings, "--kubernetes-secret", secret)
         command = [sys.executable, "-m", "agent", "reporter", *map(str, words)]
         here = {**os.environ, "STATE_DIRECTORY": str(tmp_path)}
@@ -377,7 +320,7 @@ def test_it_publishes_although_its_port_is_taken(served: Served, tmp_path: Path,
             assert "Address already in use; it is tried again every 5 s" in said
             # It still sends requests to the API server.
             for _ in range(2):
-                api_server.accept()[0].close()
+                assert asked.get(timeout=60)
             process.terminate()
             assert process.wait(timeout=60) == 0
 

@@ -27,7 +27,6 @@ def test_a_reporters_secrets_are_in_no_argument_environment_log_answer_or_file(t
     state.mkdir()
     report = Report("n1", "h", boot_id(), "v", True, True, uptime=uptime())
     (run / names.REPORT).write_text(report_to_json(report))
-    (tmp_path / "token").write_text(TOKEN)
     (tmp_path / "secret").write_text(KUBERNETES)
     asked: list[str] = []
 
@@ -38,7 +37,7 @@ def test_a_reporters_secrets_are_in_no_argument_environment_log_answer_or_file(t
 
     with api_server(tmp_path, answer) as (url, authority):
         (tmp_path / "settings").write_text(to_json(Settings("n1", url, str(authority))))
-        words = ("--listen", "127.0.0.1:0", "--token-file", tmp_path / "token", "--kubernetes", tmp_path / "settings")
+        words = ("--listen", "127.0.0.1:0", "--kubernetes", tmp_path / "settings")
         more = ("--kubernetes-secret", tmp_path / "secret", "--socket", tmp_path / "http.sock")
         command = [sys.executable, "-m", "agent", "reporter", *map(str, (*words, *more))]
         here = {**os.environ, "STATE_DIRECTORY": str(state), "RUNTIME_DIRECTORY": str(run)}
@@ -55,7 +54,7 @@ def test_a_reporters_secrets_are_in_no_argument_environment_log_answer_or_file(t
             seen += process.stdout.read()
     assert asked
     seen += "".join(path.read_text() for folder in (run, state) for path in folder.rglob("*") if path.is_file())
-    for secret in (TOKEN, KUBERNETES, KUBERNETES.rpartition(".")[2]):
+    for secret in (KUBERNETES, KUBERNETES.rpartition(".")[2]):
         assert secret not in seen
 
 
