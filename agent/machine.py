@@ -73,6 +73,22 @@ class Rule:
     priority: int
 
 
+@frozen
+class Connection:
+    """An established TCP connection: the addresses and ports of both ends, IPv4 ones also if they are mapped to IPv6.
+
+    ``ifindex``: the netdev or VRF that its socket is bound to, or 0. ``socket``: what a descriptor of the socket leads to
+    (``socket:[4711]``).
+    """
+
+    local: str
+    local_port: int
+    peer: str
+    peer_port: int
+    ifindex: int
+    socket: str
+
+
 class Attributes(Protocol):
     """The kernel's attribute files, by absolute path. Every method raises OSError with the kernel's errno."""
 
@@ -141,8 +157,11 @@ class Netlink(Protocol):
     def uppers_elsewhere(self) -> dict[int, tuple[str, ...]]:
         """The macvlans, ipvlans and VLANs of other network namespaces, by the ifindex of the netdev here below them."""
 
-    def route_ifindex(self, address: str) -> int | None:
-        """The netdev through which an IP address is reached; None if it is unreachable."""
+    def route_ifindex(self, address: str, source: str | None = None) -> int | None:
+        """The netdev through which an IP address is reached, from an own address ``source``; None if it is unreachable."""
+
+    def connections(self) -> tuple[Connection, ...]:
+        """The established TCP connections, also those of the kernel itself and those whose ends are both here."""
 
     def addresses(self) -> dict[int, tuple[str, ...]]:
         """The IP addresses with their prefix length (``10.0.0.1/24``) of every netdev, by ifindex, without duplicates."""
@@ -329,6 +348,19 @@ class Dcb(Protocol):
 
 
 @frozen
+class QueuePair:
+    """A queue pair that the kernel itself has: for storage, for IPoIB, for management datagrams.
+
+    ``module``: the kernel module that has it (``nvme_rdma``). ``type``: ``RC`` and ``UC`` are connected with one peer, ``UD``,
+    ``GSI`` and others with none. ``peer``: the IP address of the peer, if the rdma_cm made the connection by addresses.
+    """
+
+    module: str
+    type: str
+    peer: str = ""
+
+
+@frozen
 class CmDefaults:
     """The rdma_cm's defaults for connections of a RoCE port: ``tos`` is an octet, ``mode`` is ``RoCE v1`` or ``RoCE v2``."""
 
@@ -344,6 +376,9 @@ class Rdma(Protocol):
 
     def set_netns_mode(self, mode: str) -> None:
         """Change it; EBUSY while there is another network namespace than the first."""
+
+    def queue_pairs(self, device: str) -> tuple[QueuePair, ...]:
+        """The kernel's own queue pairs on an RDMA device; none if the device is gone."""
 
     def cm_defaults(self, device: str, port: int) -> CmDefaults | None:
         """The rdma_cm's defaults of a port; None if it is not loaded, there is no configfs, or no such device."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
 from attrs import evolve, frozen
 
-from agent.engine.storage import storage
+from agent.engine.traffic import connected, traffic
 from agent.hardware.bonds import bond_of_ports, ports_of, vrf
 from agent.hardware.functions import (
     NET,
@@ -26,10 +27,9 @@ from agent.hardware.functions import (
 from agent.hardware.rdma import CHAR_DEVICES, Reader
 from agent.hardware.sysfs import names_or_none
 from agent.kinds import vfs
-from agent.machine import Files, Machine
+from agent.machine import Files, Machine, Rdma
 from agent.report.records import Change
 from agent.report.target import is_vf
-from agent.spec.addresses import TABLES
 from agent.state.wanted import Wanted
 from agent.vendors import is_vfio, vendor
 from agent.vendors.passthrough import VENDOR as PASSTHROUGH
@@ -37,6 +37,15 @@ from agent.vendors.passthrough import XEN
 
 VDPA = "/sys/bus/vdpa/devices"
 AUXILIARY = "/sys/bus/auxiliary/devices"
+
+CONNECTED = frozenset({"RC", "UC"})
+"""The types of queue pairs that are connected with one peer. The kernel has UD and GSI on each device for itself."""
+
+IPOIB = "ib_ipoib"
+
+# Below a host are the sessions of iSCSI, the remote ports of FCoE, and else the targets themselves (drivers/scsi).
+SCSI_HOST = re.compile(r"host\d+")
+SCSI_TARGETS = ("session", "rport-", "target")
 
 
 @frozen
@@ -262,28 +271,42 @@ def _vdpa_nodes(files: Files, folder: str, devices: frozenset[str]) -> Iterator[
 
 
 def _verbs(machine: Machine, want: Wanted, functions: _Functions) -> Users:
-    """Processes that have an RDMA device of the function open: its own, its bond's, or one on top of its netdev."""
+    """Who uses an RDMA device of the function: its own, its bond's, or one on top of its netdev.
+
+    These are the processes that have it open, and the kernel's own connections (NVMe, iSER, SRP, NFS, SMB, Lustre).
+    """
     reader = Reader(machine.files)
-    own = [(node, (target, "")) for target, pci in functions.pci.items() for node in _uverbs(reader, pci)]
+    own = [(device, pci, (target, "")) for target, pci in functions.pci.items() for device in reader.of(pci)]
+    of_function = {(target, device) for device, _, (target, _) in own}
     others = [
-        (node, (target, port))
+        (device, port, (target, port))
         for target, bond in functions.bonds.items()
         for port in _other_ports(machine.files, target, bond)
-        for node in _uverbs(reader, port)
-        if (node, (target, "")) not in own
+        for device in reader.of(port)
+        if (target, device) not in of_function
     ]
+    devices = [*own, *others]
+    nodes = [(f"{CHAR_DEVICES}/{node}", key) for device, pci, key in devices for node in _uverbs(reader, pci, device)]
     _raise_if_incomplete(reader)
-    for (target, port), user in _held(machine, [*own, *others], owns=False):
+    of_kernel = [(key, User(name)) for device, _, key in devices for name in _of_kernel(machine.rdma, device)]
+    for (target, port), user in (*_held(machine, nodes, owns=False), *of_kernel):
         if port:
             yield target, evolve(user, name=f"{user.name} on {port}", by_lag=True, only_by_lag=True)
         else:
             yield target, evolve(user, by_lag=target in functions.bonds)
 
 
-def _uverbs(reader: Reader, pci: str) -> list[str]:
-    """The device nodes of a function's RDMA devices for verbs."""
-    names = (name for device in reader.of(pci) for name in reader.char_devices_of(pci, device))
-    return [f"{CHAR_DEVICES}/{name}" for name in names if name.startswith("uverbs")]
+def _uverbs(reader: Reader, pci: str, device: str) -> list[str]:
+    return [name for name in reader.char_devices_of(pci, device) if name.startswith("uverbs")]
+
+
+def _of_kernel(rdma: Rdma, device: str) -> list[str]:
+    """The kernel's connections over an RDMA device, without those of IPoIB: they are traffic of its netdev."""
+    peers: dict[str, set[str]] = {}
+    for pair in rdma.queue_pairs(device):
+        if pair.type in CONNECTED and pair.module != IPOIB:
+            peers.setdefault(pair.module, set()).update(filter(None, [pair.peer]))
+    return [connected(f"the kernel ({module})", of_module) for module, of_module in sorted(peers.items())]
 
 
 def _other_ports(files: Files, address: str, bond: str) -> list[str]:
@@ -306,47 +329,22 @@ def _held(machine: Machine, nodes: Sequence[tuple[str, Key]], owns: bool) -> Ite
             yield key, User(holder, owns)
 
 
-def _routes(machine: Machine, want: Wanted, functions: _Functions) -> Users:
-    """Routes through a gateway, except the agent's own, and the node's address in the cluster."""
-    routed = machine.netlink.gateway_ifindexes(TABLES)
-    addresses = machine.netlink.addresses()
-    for target, name in functions.netdevs.items():
-        index = ifindex(machine.files, name)
-        if index in routed:
-            yield target, User(f"a route through {name}")
-        if any(address.partition("/")[0] == want.spec.node_name for address in addresses.get(index, ())):
-            yield target, User(f"the node's address on {name}")
+def _traffic(machine: Machine, want: Wanted, functions: _Functions) -> Users:
+    """What the function's netdev carries for the host."""
+    netdevs = {ifindex(machine.files, name): (name, target) for target, name in functions.netdevs.items()}
+    names = {index: name for index, (name, _) in netdevs.items() if index}
+    for index, carried in traffic(machine, want.spec.node_name, names):
+        yield netdevs[index][1], User(carried)
 
 
-def _storage(machine: Machine, want: Wanted, functions: _Functions) -> Users:
-    """Network storage whose server is reached through the function."""
-    in_use = storage(machine.files)
-    if not in_use:
-        return
-    by_ifindex = {ifindex(machine.files, name): target for target, name in functions.netdevs.items()}
-    found = set()
-    routed = [each for each in in_use if each.server]
-    through = {each: index for each in routed if (index := machine.netlink.route_ifindex(each.server))}
-    for each, index in through.items():
-        if (target := by_ifindex.get(index)) is not None:
-            found.add((target, each.name, each.server))
-    # What is bound to a netdev or to an address of its own need not follow the main table.
-    bound = [each for each in in_use if each.ends]
-    addresses = machine.netlink.addresses() if bound else {}
-    for target, pci in functions.pci.items() if bound else ():
-        own = set(names_or_none(machine.files, f"{PCI}/{pci}"))
-        if (name := functions.netdevs.get(target)) is not None:
-            index = ifindex(machine.files, name)
-            own |= {name, *(address.partition("/")[0] for address in addresses.get(index, ()))}
-        found |= {(target, each.name, each.server) for each in bound if not own.isdisjoint(each.ends)}
-    for target, what, server in sorted(found):
-        yield target, User(f"{what} of {server}" if server else what)
-    # What is reached by RDMA through a bond uses the RDMA device of RoCE LAG.
-    for target, bond in functions.bonds.items():
-        over = {ifindex(machine.files, name) for name in (bond, *_on_top(machine.files, bond))}
-        for each, index in sorted(through.items(), key=lambda item: (item[0].name, item[0].server)):
-            if each.rdma and index in over:
-                yield target, User(f"{each.name} of {each.server}", by_lag=True)
+def _scsi(machine: Machine, want: Wanted, functions: _Functions) -> Users:
+    """SCSI hosts below the function that have targets: those of iSCSI or FCoE in the card are in no list of connections."""
+    for target, pci in functions.pci.items():
+        for host in names_or_none(machine.files, f"{PCI}/{pci}"):
+            if SCSI_HOST.fullmatch(host) and any(
+                name.startswith(SCSI_TARGETS) for name in names_or_none(machine.files, f"{PCI}/{pci}/{host}")
+            ):
+                yield target, User(f"targets of SCSI {host}")
 
 
 def _uppers(machine: Machine, want: Wanted, functions: _Functions) -> Users:
@@ -377,8 +375,8 @@ OWNERS: tuple[Source, ...] = (_passed_through, _vdpa, _allocations, _namespaces)
 
 USERS: tuple[Source, ...] = (
     _verbs,
-    _routes,
-    _storage,
+    _traffic,
+    _scsi,
     _uppers,
     _passed_through,
     _vdpa,

@@ -36,7 +36,7 @@ from pyroute2.netlink.rtnl.ifinfmsg import IFF_UP, ifinfmsg
 from pyroute2.netlink.rtnl.iprsocket import IPRSocket
 from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
-from agent.linux import ethtool_ioctl, routing, uppers, vf_config
+from agent.linux import connections, ethtool_ioctl, routing, uppers, vf_config
 from agent.linux.messages import (
     ATTRIBUTE,
     IFINFOMSG,
@@ -49,7 +49,7 @@ from agent.linux.messages import (
     numbers,
 )
 from agent.linux.sockets import closed_in_the_end
-from agent.machine import Link, Route, Rule
+from agent.machine import Connection, Link, Route, Rule
 
 _IFLA = numbers(ifinfmsg)
 IFLA_ADDRESS, IFLA_IFNAME, IFLA_MTU = _IFLA["IFLA_ADDRESS"], _IFLA["IFLA_IFNAME"], _IFLA["IFLA_MTU"]
@@ -202,11 +202,16 @@ class LinuxNetlink:
         with _naming_errors("dump of the netdevs in other network namespaces"):
             return uppers.elsewhere()
 
-    def route_ifindex(self, address: str) -> int | None:
+    def connections(self) -> tuple[Connection, ...]:
+        """Dump the sockets of both families."""
+        with _naming_errors("list of TCP connections (by the kernel's module tcp_diag)"):
+            return tuple(connections.established())
+
+    def route_ifindex(self, address: str, source: str | None = None) -> int | None:
         """Request the route."""
         try:
             with _naming_errors(f"route to {address}"):
-                routes = self._request(RTM_GETROUTE, _route_message(address))
+                routes = self._request(RTM_GETROUTE, _route_message(address, source))
                 return next((route.get("oif") for route in routes), None)
         except OSError as error:
             # The last two are the answers of a blackhole and of a prohibit route (fib_props, net/ipv4/fib_semantics.c).
@@ -313,10 +318,13 @@ def _altname(name: str) -> tuple[str, Any]:
     return ("IFLA_PROP_LIST", {"attrs": [("IFLA_ALT_IFNAME", name)]})
 
 
-def _route_message(address: str) -> Any:
+def _route_message(address: str, source: str | None) -> Any:
     message: Any = rtmsg()
     message["family"], message["dst_len"] = routing.family(address), routing.bits(address)
     message["attrs"] = [("RTA_DST", address)]
+    if source is not None:
+        message["src_len"] = routing.bits(source)
+        message["attrs"].append(("RTA_SRC", source))
     return message
 
 

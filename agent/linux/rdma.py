@@ -3,25 +3,48 @@
 from __future__ import annotations
 
 import errno
+import os
+import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from ipaddress import IPv6Address
 from pathlib import Path
+from struct import Struct
+
+from attrs import frozen
 
 from agent.linux import mount
-from agent.linux.messages import ask, attribute, attributes
-from agent.machine import CmDefaults
+from agent.linux.messages import ask, attribute, attributes, decoder, dump
+from agent.machine import CmDefaults, QueuePair
 
 NETLINK_RDMA = 20
 # RDMA_NL_GET_TYPE(client, operation): RDMA_NL_NLDEV is 5.
 NLDEV = 5 << 10
-SYS_GET = 6
-SYS_SET = 7
+GET, SYS_GET, SYS_SET, RES_QP_GET, RES_CM_ID_GET = 1, 6, 7, 10, 11
+ATTR_DEV_INDEX, ATTR_DEV_NAME = 1, 2
+ATTR_RES_QP, ATTR_RES_CM_ID = 19, 30
+ATTR_RES_LQPN, ATTR_RES_TYPE, ATTR_RES_KERN_NAME, ATTR_RES_DST_ADDR = 21, 26, 29, 34
 SYS_ATTR_NETNS_MODE = 66
 MODES = ("exclusive", "shared")
+
+# enum ib_qp_type, include/rdma/ib_verbs.h
+TYPES = {0: "SMI", 1: "GSI", 2: "RC", 3: "UC", 4: "UD", 8: "RAW_PACKET", 9: "XRC_INI", 10: "XRC_TGT"}
+U32 = Struct("=I")
 
 CONFIGFS = Path("/sys/kernel/config")
 # The kernel has one word for two types (gid_type_str, drivers/infiniband/core/cache.c).
 ROCE_V1 = "IB/RoCE v1"
+
+
+@frozen
+class Resource:
+    """A queue pair, or a connection of the rdma_cm with the number of its own. ``peer``: the other end of a connection."""
+
+    number: int
+    module: str
+    type: int
+    peer: str
 
 
 class LinuxRdma:
@@ -47,6 +70,20 @@ class LinuxRdma:
     def set_netns_mode(self, mode: str) -> None:
         """Set it by RDMA_NLDEV_CMD_SYS_SET, which needs CAP_NET_ADMIN."""
         ask(NETLINK_RDMA, NLDEV | SYS_SET, attribute(SYS_ATTR_NETNS_MODE, bytes([MODES.index(mode)])))
+
+    def queue_pairs(self, device: str) -> tuple[QueuePair, ...]:
+        """Dump the device's queue pairs and, to name the users of those of the rdma_cm, its connections."""
+        index = _index(device)
+        if index is None:
+            return ()
+        try:
+            pairs = _resources(RES_QP_GET, index)
+            connections = _resources(RES_CM_ID_GET, index) if pairs else []
+        except OSError as error:
+            if error.errno == errno.EINVAL and _index(device) != index:
+                return ()
+            raise
+        return named(pairs, connections)
 
     def cm_defaults(self, device: str, port: int) -> CmDefaults | None:
         """Read default_roce_tos and default_roce_mode (cma_configfs.c)."""
@@ -92,6 +129,58 @@ class LinuxRdma:
             yield folder / "ports"
         finally:
             folder.rmdir()
+
+
+def _index(device: str) -> int | None:
+    """The number that the subsystem gives a device; None if the thread's network namespace sees no such device."""
+    for body in dump(NETLINK_RDMA, NLDEV | GET, b""):
+        values = dict(attributes(body))
+        if values.get(ATTR_DEV_NAME) == os.fsencode(device) + b"\0":
+            return int(U32.unpack(values[ATTR_DEV_INDEX])[0])
+    return None
+
+
+def _resources(command: int, index: int) -> list[Resource]:
+    bodies = dump(NETLINK_RDMA, NLDEV | command, attribute(ATTR_DEV_INDEX, U32.pack(index)))
+    return [resource for body in bodies for resource in decode_resources(body)]
+
+
+@decoder
+def decode_resources(body: bytes) -> list[Resource]:
+    """The queue pairs, or the connections with one, that the kernel itself has.
+
+    Those of a process have its number instead of a module (fill_res_name_pid, nldev.c).
+    """
+    tables = (rows for kind, rows in attributes(body) if kind in (ATTR_RES_QP, ATTR_RES_CM_ID))
+    entries = (dict(attributes(entry)) for rows in tables for _, entry in attributes(rows))
+    return [
+        Resource(
+            number=U32.unpack(entry[ATTR_RES_LQPN])[0],
+            module=os.fsdecode(entry[ATTR_RES_KERN_NAME].rstrip(b"\0")),
+            type=entry[ATTR_RES_TYPE][0],
+            peer=_ip_address(entry.get(ATTR_RES_DST_ADDR, b"")),
+        )
+        for entry in entries
+        if ATTR_RES_KERN_NAME in entry and ATTR_RES_LQPN in entry
+    ]
+
+
+def named(pairs: list[Resource], connections: list[Resource]) -> tuple[QueuePair, ...]:
+    """The queue pairs. Those that the rdma_cm has made (rdma_create_qp, cma.c) have the module of their connection."""
+    by_number = {each.number: each for each in connections}
+    users = [(pair.type, by_number.get(pair.number, pair)) for pair in pairs]
+    return tuple(QueuePair(user.module, TYPES.get(type, str(type)), user.peer) for type, user in users)
+
+
+def _ip_address(address: bytes) -> str:
+    """The IP address of a struct sockaddr_storage; empty for other families."""
+    family = int.from_bytes(address[:2], sys.byteorder)
+    if family == socket.AF_INET:
+        return socket.inet_ntop(family, address[4:8])
+    if family == socket.AF_INET6:
+        ip = IPv6Address(address[8:24])
+        return str(ip.ipv4_mapped or ip)
+    return ""
 
 
 def _configfs() -> Path:

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from contextlib import AbstractContextManager
 from typing import Any
 
-from agent.machine import Attributes, CmDefaults, DcbState, Details, Ethtool, EventSource, Machine, Namespace
+from agent.machine import Attributes, CmDefaults, DcbState, Details, Ethtool, EventSource, Machine, Namespace, QueuePair
 
 
 class NoDetails:
@@ -49,6 +49,9 @@ class NoDcbOrRdma:
 
     def netns_mode(self) -> str | None:
         return None
+
+    def queue_pairs(self, device: str) -> tuple[QueuePair, ...]:
+        return ()
 
     def cm_defaults(self, device: str, port: int) -> CmDefaults | None:
         return None

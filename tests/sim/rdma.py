@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import define, evolve, field
 
-from agent.machine import CmDefaults, DcbState
+from agent.machine import CmDefaults, DcbState, QueuePair
 
 if TYPE_CHECKING:
     from tests.sim.kernel import Kernel
@@ -40,6 +40,7 @@ class Subsystem:
     ``replaces_dscp``: a new entry replaces those of the same DSCP, as mlx5_core does it (mlx5e_dcbnl_ieee_setapp). Other
     drivers add it to them. ``made``: the RDMA devices that the driver of a function makes, as arguments of :meth:`add`;
     ``made_of_vfs``: the same of the one that each VF of a PF has, whose name is the next free one.
+    ``pairs``: the kernel's queue pairs on a device, beside those for management datagrams.
     """
 
     kernel: Kernel
@@ -51,6 +52,7 @@ class Subsystem:
     replaces_dscp: bool = False
     made: dict[str, list[dict[str, Any]]] = field(factory=dict)
     made_of_vfs: dict[str, Mapping[str, Any]] = field(factory=dict)
+    pairs: dict[str, tuple[QueuePair, ...]] = field(factory=dict)
     _below: dict[str, set[str]] = field(factory=dict)
     _char_devices: dict[str, list[str]] = field(factory=dict)
     _cm: dict[tuple[str, int], CmDefaults] = field(factory=dict)
@@ -210,6 +212,14 @@ class Subsystem:
             self.delete(name)
 
     # --- Rdma -----------------------------------------------------------------------------------------------
+
+    def queue_pairs(self, device: str) -> tuple[QueuePair, ...]:
+        """ib_core has one for management datagrams on each port but iWARP's (create_mad_qp, drivers/infiniband/core/mad.c)."""
+        node_type = self.kernel.tree.files.get(f"{RDMA}/{device}/node_type")
+        if node_type is None:
+            return ()
+        own = () if node_type.endswith("RNIC") else (QueuePair("ib_core", "GSI"),)
+        return (*own, *self.pairs.get(device, ()))
 
     def netns_mode(self) -> str | None:
         return self.mode

@@ -158,14 +158,22 @@ class Routing:
             if route.table not in without and (route.gateway or not ip_network(route.destination).prefixlen)
         }
 
-    def towards(self, address: str) -> int | None:
-        """Where the main table sends a packet to an address; the node's own addresses are on the loopback."""
+    def towards(self, address: str, source: str | None) -> int | None:
+        """Where a packet to an address is sent; the node's own addresses are on the loopback.
+
+        The tables of the rules for its source come before the main one.
+        """
         ip = ip_address(address)
-        if any(ip == ip_interface(own).ip for addresses in self.assigned.values() for own in addresses):
+        local = {ip_interface(own).ip for given in self.kernel.netlink.addresses().values() for own in given}
+        if ip in local:
             return LOOPBACK
-        fits = [route for route in self._routes if route.table == MAIN and ip in ip_network(route.destination)]
-        best = max(fits, key=lambda route: ip_network(route.destination).prefixlen, default=None)
-        return None if best is None else best.ifindex
+        if source is not None and ip_address(source) not in local:
+            return None
+        for table in (*(rule.table for rule in self.rules() if rule.source == source), MAIN):
+            fits = [route for route in self._routes if route.table == table and ip in ip_network(route.destination)]
+            if fits:
+                return max(fits, key=lambda route: ip_network(route.destination).prefixlen).ifindex
+        return None
 
     def _connect(self, ifindex: int, address: str) -> None:
         interface = ip_interface(address)

@@ -83,6 +83,16 @@ def a_gid_has_a_type_and_a_netdev_and_an_empty_entry_is_no_gid(machine: Machine,
     assert min(gid.index for gid in gids) == 0
 
 
+def the_kernel_itself_has_a_queue_pair_for_management_datagrams_and_is_connected_with_nobody(
+    machine: Machine, pf: str
+) -> None:
+    _, device = _vf(machine, pf)
+    assert {(pair.module, pair.type, pair.peer) for pair in machine.rdma.queue_pairs(device.name)} == {
+        ("ib_core", "GSI", "")
+    }
+    assert machine.rdma.queue_pairs("nosuch0") == ()
+
+
 def the_rdma_cm_s_defaults_are_written_and_read(machine: Machine, pf: str) -> None:
     _, device = _vf(machine, pf)
     defaults = machine.rdma.cm_defaults(device.name, 1)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pyroute2.netlink.rtnl import RTM_DELROUTE, RTM_NEWADDR, RTM_NEWLINK
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
-from agent.linux import namespaces, routing, uppers
+from agent.linux import connections, namespaces, rdma, routing, uppers
 from agent.linux.dcb import (
     APP,
     ATTR_IEEE,
@@ -61,6 +61,7 @@ PARSERS: Sequence[Callable[[bytes], object]] = (
     ),
     *(_answer(routing.next_hops), _answer(decode), _answer(refusal_in), _answer(answers)),
     *(_answer(routing.decode_nexthop), _answer(uppers.decode_upper), _answer(namespaces.decode_number)),
+    *(_answer(connections.decode_connection), _answer(rdma.decode_resources)),
 )
 
 
@@ -106,6 +107,9 @@ def seeds() -> Sequence[bytes]:
         ATTR_IEEE_APP_TABLE, attribute(ATTR_IEEE_APP, APP.pack(5, 3, 26))
     )
     ieee = DCBMSG.pack(0, 21, 0) + attribute(ATTR_IEEE, dcb)
+    owned = attribute(rdma.ATTR_RES_LQPN, U32.pack(13)) + attribute(rdma.ATTR_RES_TYPE, b"\2")
+    owned += attribute(rdma.ATTR_RES_KERN_NAME, b"nvme_rdma\0")
+    owned += attribute(rdma.ATTR_RES_DST_ADDR, struct.pack("=H", socket.AF_INET) + bytes(126))
     bodies = {
         **{number: _message(RTM_NEWLINK, link) for number in (0, 1)},
         2: _message(RTM_NEWADDR, address) + _message(RTM_DELROUTE, route),
@@ -119,6 +123,8 @@ def seeds() -> Sequence[bytes]:
         + attribute(uppers.IFLA_LINK_NETNSID, U32.pack(2))
         + attribute(uppers.IFLA_LINKINFO, attribute(uppers.IFLA_INFO_KIND, b"macvlan\0")),
         14: namespaces.RTGENMSG.pack(0) + attribute(namespaces.NETNSA_NSID, U32.pack(2)),
+        15: connections.ANSWER.pack(socket.AF_INET6, 1, 22, 6443, bytes(16), bytes(16), bytes(4), bytes(4)),
+        16: attribute(rdma.ATTR_RES_CM_ID, attribute(rdma.ATTR_RES_CM_ID + 1, owned) * 2),
     }
     return [chosen(number, body) for number, body in bodies.items()]
 

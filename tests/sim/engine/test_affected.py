@@ -109,40 +109,28 @@ def test_a_nic_through_which_storage_is_reached_is_not_disturbed(kernel: Kernel,
 
 
 @pytest.mark.parametrize(
-    ("transport", "address", "server"),
+    ("local", "peer", "named"),
     [
-        ("rdma", "traddr=10.0.0.9,trsvcid=4420,host_traddr=10.0.0.7,src_addr=10.0.0.7", "10.0.0.9"),
-        ("tcp", "traddr=fd00::9,trsvcid=4420", "fd00::9"),
+        ("10.20.0.5:22", "10.20.0.10:51234", "10.20.0.10:51234"),
+        ("fd00::5:38712", "fd00::10:6443", "[fd00::10]:6443"),
     ],
 )
-def test_a_nic_through_which_nvme_is_reached_is_not_disturbed(
-    kernel: Kernel, transport: str, address: str, server: str
+def test_an_mtu_that_takes_the_link_down_waits_for_a_connection_with_a_neighbour(
+    kernel: Kernel, local: str, peer: str, named: str
 ) -> None:
-    settle(kernel, spec())
-    put_nvme(kernel, transport, address)
-    kernel.servers[server] = "enp33s0"
+    """No route through a gateway is in use then."""
+    nic = {"name": "rail0", "select": {"pci": PF}}
+    settle(kernel, from_mapping({"node_name": "n1", "nics": [nic]}))
     kernel.netlink.set_link(kernel.netdev(PF).ifindex, up=True)
-    assert deferred(settle(kernel, spec(6))) == (f"nvme1 of {server} ({PF})",)
-
-
-@pytest.mark.parametrize(
-    ("transport", "address"),
-    [("pcie", "0000:01:00.0"), ("fc", "traddr=10.0.0.9"), ("rdma", "host_traddr=10.0.0.9,src_addr=10.0.0.9")],
-)
-def test_nvme_that_is_not_reached_through_a_nic_is_no_user(kernel: Kernel, transport: str, address: str) -> None:
-    settle(kernel, spec())
-    put_nvme(kernel, transport, address)
-    kernel.servers["10.0.0.9"] = "enp33s0"
-    kernel.netlink.set_link(kernel.netdev(PF).ifindex, up=True)
-    settle(kernel, spec(6))
-    assert len(kernel.vfs(PF)) == 6
-
-
-def put_nvme(kernel: Kernel, transport: str, address: str) -> None:
-    """A controller, beside one of this machine's own."""
-    for name, fields in (("nvme0", ("pcie", "0000:02:00.0")), ("nvme1", (transport, address))):
-        for file, text in zip(("transport", "address"), fields, strict=True):
-            kernel.tree.put(f"/sys/class/nvme/{name}/{file}", text)
+    kernel.netlink.add_address(kernel.netdev(PF).ifindex, "10.20.0.5/24")
+    kernel.netlink.add_address(kernel.netdev(PF).ifindex, "fd00::5/64")
+    kernel.connect(local, peer, "sshd (pid 812)")
+    jumbo = from_mapping({"node_name": "n1", "nics": [{**nic, "mtu": 9000}]})
+    assert deferred(settle(kernel, jumbo)) == (f"sshd (pid 812), connected with {named} ({PF})",)
+    assert kernel.netdev(PF).mtu == 1500
+    kernel.sockets.clear()
+    settle(kernel, jumbo)
+    assert kernel.netdev(PF).mtu == 9000
 
 
 def test_a_mount_of_this_machine_s_own_is_no_user(kernel: Kernel) -> None:

@@ -6,10 +6,9 @@ from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import dry_run
 from agent.hardware.bonds import bond_of_ports, rdma_devices
-from agent.machine import Link
+from agent.machine import Link, QueuePair
 from agent.report.records import Change, Disruption
 from agent.spec.node import NodeSpec, from_mapping
-from tests.sim.engine.test_affected import put_nvme
 from tests.sim.engine.test_disruption import deferred
 from tests.sim.kernel import Kernel, Netdev
 
@@ -62,18 +61,20 @@ def test_the_first_vfs_wait_for_the_users_of_the_bond_s_rdma_device(kernel: Kern
     assert len(kernel.vfs(pf)) == 4
 
 
-@pytest.mark.parametrize(("transport", "waits"), [("rdma", True), ("tcp", False)])
-@pytest.mark.parametrize("upper", ["bond0", "bond0.7"])
-def test_the_first_vfs_wait_for_storage_over_rdma_alone(
-    kernel: Kernel, transport: str, waits: bool, upper: str
-) -> None:
+def test_the_first_vfs_wait_for_the_kernel_s_connections_over_the_bond_s_rdma_device(kernel: Kernel) -> None:
     have_lag(kernel)
-    kernel.netdevs["bond0.7"] = Netdev("", Link(91, "bond0.7", "02:00:00:00:01:00", "", 1500, True, True))
-    kernel.tree.put("/sys/class/net/bond0.7/ifindex", "91")
-    kernel.tree.put("/sys/class/net/bond0/upper_bond0.7/ifindex", "91")
-    put_nvme(kernel, transport, "traddr=10.0.0.9")
-    kernel.servers["10.0.0.9"] = upper
-    assert planned(kernel, FIRST, 4).affected == ((f"nvme1 of 10.0.0.9 ({FIRST})",) if waits else ())
+    kernel.rdma.pairs["mlx5_bond_0"] = (QueuePair("nvme_rdma", "RC", "10.0.0.9"),)
+    assert planned(kernel, FIRST, 4).affected == (f"the kernel (nvme_rdma), connected with 10.0.0.9 ({FIRST})",)
+    kernel.rdma.pairs.clear()
+    assert planned(kernel, FIRST, 4).affected == ()
+
+
+def test_the_first_vfs_do_not_wait_for_connections_over_tcp(kernel: Kernel) -> None:
+    have_lag(kernel)
+    kernel.ip["bond0"] = ("10.0.0.5/24",)
+    kernel.servers["10.0.0.9"] = "bond0"
+    kernel.connect("10.0.0.5:40000", "10.0.0.9:4420")
+    assert planned(kernel, FIRST, 4).affected == ()
 
 
 def test_without_lag_the_first_vfs_disturb_nobody(kernel: Kernel) -> None:

@@ -5,14 +5,13 @@ from attrs import evolve
 
 from agent.engine.users import User, owners, users, with_affected
 from agent.hardware.functions import discover, vf_addresses
-from agent.machine import Route
+from agent.machine import Link, QueuePair, Route, Rule
 from agent.report.records import Change, Disruption
 from agent.spec.addresses import FIRST_TABLE
 from agent.spec.node import from_mapping
 from agent.state.wanted import Wanted, resolve
-from tests.sim.engine.test_affected import put_nvme
 from tests.sim.engine.test_disruption import PF, settle, spec
-from tests.sim.kernel import Kernel
+from tests.sim.kernel import Kernel, Netdev
 from tests.sim.routing import MAIN
 
 VIRTUAL_MACHINE = User("qemu-system-x86 (pid 77)", owns=True)
@@ -131,92 +130,132 @@ def test_a_process_with_an_open_rdma_device_is_a_user_and_no_owner(kernel: Kerne
     assert owning(kernel) == {}
 
 
-def test_a_lost_connection_of_nvme_has_no_address(kernel: Kernel) -> None:
-    put_nvme(kernel, "rdma", "traddr=10.0.0.9")
-    kernel.servers["10.0.0.9"] = "enp33s0"
-    kernel.netlink.set_link(kernel.netdev(PF).ifindex, up=True)
-    assert users_of(kernel) == {PF: (User("nvme1 of 10.0.0.9"),)}
-    kernel.tree.remove("/sys/class/nvme/nvme1/address")
+OTHER = "0000:41:00.0"
+
+
+@pytest.fixture
+def routed(kernel: Kernel) -> Kernel:
+    """The PF is up and has 10.20.0.5; another NIC, which is not looked at, has 10.30.0.5."""
+    kernel.add_nic(OTHER, "enp65s0", "02:00:00:00:02:00")
+    for pf, *addresses in ((PF, "10.20.0.5/24", "fe80::5/64"), (OTHER, "10.30.0.5/24")):
+        index = kernel.netdev(pf).ifindex
+        kernel.netlink.set_link(index, up=True)
+        for address in addresses:
+            kernel.netlink.add_address(index, address)
+    return kernel
+
+
+def of_pf(kernel: Kernel) -> list[str]:
+    return [user.name for user in users_of(kernel).get(PF, ())]
+
+
+@pytest.mark.parametrize(
+    ("local", "peer", "state"),
+    [
+        ("10.30.0.5:22", "10.30.0.9:51234", "ESTABLISHED"),
+        ("10.20.0.5:22", "0.0.0.0:0", "LISTEN"),
+        ("10.20.0.5:40000", "10.20.0.9:443", "TIME_WAIT"),
+        ("10.20.0.5:40000", "10.20.0.5:443", "ESTABLISHED"),
+        ("10.20.0.5:40000", "10.30.0.5:443", "ESTABLISHED"),
+        ("127.0.0.1:40000", "127.0.0.53:53", "ESTABLISHED"),
+        ("::1:40000", "::1:443", "ESTABLISHED"),
+    ],
+)
+def test_a_socket_without_a_connection_over_the_nic_is_no_user(
+    routed: Kernel, local: str, peer: str, state: str
+) -> None:
+    routed.connect(local, peer, "sshd (pid 812)", state=state)
+    assert users_of(routed) == {}
+
+
+def test_a_connection_with_a_pod_of_this_node_uses_no_nic(routed: Kernel) -> None:
+    """Its end here has the address of the NIC that has the node's, but it is sent by the pod's veth."""
+    routed.netdevs["cali1f"] = Netdev("", Link(70, "cali1f", "ee:ee:ee:ee:ee:ee", "", 1500, True, True))
+    for folder in ("/sys/class/net", "/sys/devices/virtual/net"):
+        routed.tree.put(f"{folder}/cali1f/ifindex", "70")
+    routed.servers["10.244.0.7"] = "cali1f"
+    routed.connect("10.20.0.5:40000", "10.244.0.7:8080", "kubelet (pid 7)")
+    assert users_of(routed) == {}
+    routed.connect("10.20.0.5:40001", "10.20.0.10:6443", "kubelet (pid 7)")
+    assert of_pf(routed) == ["kubelet (pid 7), connected with 10.20.0.10:6443"]
+
+
+def test_a_connection_uses_the_nic_that_sends_it_whatever_its_address_is(routed: Kernel) -> None:
+    """The address is on the loopback, as on a node with several uplinks."""
+    routed.netdevs["lo"] = Netdev("", Link(1, "lo", "", "", 65536, True, True))
+    routed.ip["lo"] = ("192.0.2.5/32",)
+    routed.connect("192.0.2.5:40000", "10.20.0.10:6443", "kubelet (pid 7)")
+    assert of_pf(routed) == ["kubelet (pid 7), connected with 10.20.0.10:6443"]
+
+
+def test_a_connection_uses_the_nic_that_has_its_address_also_if_another_one_sends_it(routed: Kernel) -> None:
+    """Both are on one network: the peer's packets come in by this one."""
+    routed.servers["10.20.0.10"] = "enp65s0"
+    routed.connect("10.20.0.5:22", "10.20.0.10:51234", "sshd (pid 812)")
+    assert of_pf(routed) == ["sshd (pid 812), connected with 10.20.0.10:51234"]
+
+
+def test_a_connection_from_an_address_with_a_rule_uses_the_nic_of_the_rule_s_table(routed: Kernel) -> None:
+    routed.netlink.add_address(routed.netdev(OTHER).ifindex, "10.20.0.6/24")
+    routed.netlink.add_rule(Rule("10.20.0.6", 100, 1000))
+    routed.netlink.add_route(Route("10.20.0.0/24", 100, routed.netdev(OTHER).ifindex))
+    routed.connect("10.20.0.6:40000", "10.20.0.10:6443", "kubelet (pid 7)")
+    assert users_of(routed) == {}
+
+
+@pytest.mark.parametrize(("bound", "uses"), [("enp33s0", True), ("enp65s0", False)])
+def test_a_connection_that_is_bound_to_a_netdev_uses_that_one(routed: Kernel, bound: str, uses: bool) -> None:
+    index = routed.netdevs[bound].link.ifindex
+    routed.connect("fe80::7:40000", "fe80::9:4420", bound=index)
+    routed.connect("10.30.0.5:40000", "10.20.0.9:4420", bound=index)
+    assert of_pf(routed) == (["the kernel, connected with 10.20.0.9:4420 and others"] if uses else [])
+
+
+def test_a_connection_in_a_vrf_uses_the_nic_that_has_its_address(routed: Kernel) -> None:
+    routed.enslave(PF, "vrf0", "vrf")
+    routed.connect("10.20.0.5:22", "10.20.0.10:51234", "sshd (pid 812)", bound=90)
+    assert of_pf(routed) == ["sshd (pid 812), connected with 10.20.0.10:51234"]
+
+
+def test_the_users_of_many_connections_are_named_once_each(routed: Kernel) -> None:
+    for number in range(2, 200):
+        routed.connect("10.20.0.5:443", f"10.20.0.{number}:51234", "nginx (pid 9)")
+    routed.connect("10.20.0.5:700", "10.20.0.9:2049")
+    routed.connect("10.20.0.5:2049", "10.20.0.8:900")
+    assert of_pf(routed) == [
+        "nginx (pid 9), connected with 10.20.0.100:51234 and others",
+        "the kernel, connected with 10.20.0.8:900 and others",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pair", "user"),
+    [
+        (QueuePair("nvme_rdma", "RC", "10.0.0.9"), "the kernel (nvme_rdma), connected with 10.0.0.9"),
+        (QueuePair("rpcrdma", "RC", "fd00::9"), "the kernel (rpcrdma), connected with fd00::9"),
+        (QueuePair("ib_srp", "RC"), "the kernel (ib_srp)"),
+        (QueuePair("ib_ipoib", "UD"), None),
+        (QueuePair("ib_ipoib", "RC"), None),
+        (QueuePair("mlx5_ib", "UD"), None),
+    ],
+)
+def test_a_connection_of_the_kernel_over_an_rdma_device_is_a_user(
+    kernel: Kernel, pair: QueuePair, user: str | None
+) -> None:
+    kernel.rdma.add(vf_addresses(kernel.files, PF)[1], "rocep33s0v1", None)
     assert users_of(kernel) == {}
+    kernel.rdma.pairs["rocep33s0v1"] = (pair, pair)
+    assert users_of(kernel) == ({f"{PF}#1": (User(user),)} if user else {})
 
 
-@pytest.mark.parametrize("end", ["host_iface=enp33s0", "host_traddr=10.0.1.5", "src_addr=10.0.1.5"])
-def test_a_connection_of_nvme_that_is_bound_to_a_nic_uses_it_whatever_the_route_is(kernel: Kernel, end: str) -> None:
-    kernel.ip["enp33s0"] = ("10.0.1.5/24",)
-    put_nvme(kernel, "tcp", f"traddr=10.0.0.9,trsvcid=4420,{end}")
-    assert users_of(kernel) == {PF: (User("nvme1 of 10.0.0.9"),)}
-    put_nvme(kernel, "tcp", "traddr=10.0.0.9,trsvcid=4420,host_traddr=10.0.2.5,host_iface=other")
-    assert users_of(kernel) == {}
-
-
-def put_iscsi(kernel: Kernel, host: str, own: str | None = None, address: str | None = "10.0.0.9") -> None:
-    """A session as sysfs shows it; without `address`: its connection is lost."""
-    kernel.tree.put(f"{host}/session1/targetname", "iqn.2003-01.org.linux-iscsi:t1")
-    kernel.tree.put("/sys/class/iscsi_host/host4/device/session1/uevent", "")
-    kernel.tree.put("/sys/class/iscsi_host/host4/netdev", "<NULL>")
-    kernel.tree.put("/sys/class/iscsi_connection/connection1:0/persistent_address", "10.0.0.9")
-    for path, text in (
-        ("/sys/class/iscsi_connection/connection1:0/address", address),
-        ("/sys/class/iscsi_host/host4/ipaddress", own),
-    ):
-        kernel.tree.put(path, text or "")
-        (kernel.disconnected.add if text is None else kernel.disconnected.discard)(path)
-
-
-def test_an_iscsi_session_uses_the_nic_through_which_its_server_is_reached(kernel: Kernel) -> None:
-    put_iscsi(kernel, "/sys/devices/platform/host4", own="10.0.1.5")
-    assert users_of(kernel) == {}
-    kernel.servers["10.0.0.9"] = "enp33s0"
-    kernel.netlink.set_link(kernel.netdev(PF).ifindex, up=True)
-    assert users_of(kernel) == {PF: (User("iscsi session1 of 10.0.0.9"),)}
-    put_iscsi(kernel, "/sys/devices/platform/host4", address=None)
-    assert users_of(kernel) == {PF: (User("iscsi session1 of 10.0.0.9"),)}
-
-
-@pytest.mark.parametrize("own", ["10.0.1.5", "fd00:0000:0000:0000:0000:0000:0000:0005"])
-def test_an_iscsi_session_from_an_address_of_a_nic_uses_it_whatever_the_route_is(kernel: Kernel, own: str) -> None:
-    kernel.ip["enp33s0"] = ("10.0.1.5/24", "fd00::5/64")
-    put_iscsi(kernel, "/sys/devices/platform/host4", own)
-    assert users_of(kernel) == {PF: (User("iscsi session1 of 10.0.0.9"),)}
-
-
-def test_a_block_device_of_ceph_uses_the_nic_through_which_a_monitor_is_reached(kernel: Kernel) -> None:
-    monitors = "10.0.0.9:6789,[fd00::9]:6789"
-    path = "/sys/bus/rbd/devices/7/config_info"
-    kernel.tree.put(path, f"{monitors} name=admin,secret=10.0.0.8 rbd image -")
-    assert users_of(kernel) == {}
-    kernel.servers |= {"fd00::9": "enp33s0", "10.0.0.8": "enp33s0"}
-    kernel.netlink.set_link(kernel.netdev(PF).ifindex, up=True)
-    assert users_of(kernel) == {PF: (User("rbd7 of fd00::9"),)}
-    kernel.locked_down.add(path)
-    assert users_of(kernel) == {}
-
-
-def test_a_target_of_srp_uses_the_function_that_its_host_is_below(kernel: Kernel) -> None:
+@pytest.mark.parametrize(
+    ("below", "uses"), [("session1", True), ("rport-4:0-1", True), ("target4:0:0", True), ("", False)]
+)
+def test_a_scsi_host_of_the_card_uses_the_function_while_it_has_targets(kernel: Kernel, below: str, uses: bool) -> None:
     vf = vf_addresses(kernel.files, PF)[1]
-    for host, driver in (("host4", "ib_srp"), ("host5", "ahci")):
-        kernel.tree.folder(f"/sys/bus/pci/devices/{vf}/{host}")
-        kernel.tree.put(f"/sys/class/scsi_host/{host}/proc_name", driver)
-    assert users_of(kernel) == {f"{PF}#1": (User("srp host4"),)}
-
-
-def test_a_client_of_beegfs_uses_the_nic_through_which_it_is_connected_to_a_server(kernel: Kernel) -> None:
-    nodes = """\
-storage1 [ID: 1]
-   Connections: RDMA: 4 (10.0.0.9:8003 [fallback route]);\x20
-storage2 [ID: 2]
-   Connections: <none>"""
-    kernel.tree.put("/proc/fs/beegfs/2F7-65E1B2C4-node1/storage_nodes", nodes)
-    assert users_of(kernel) == {}
-    kernel.servers["10.0.0.9"] = "enp33s0"
-    kernel.netlink.set_link(kernel.netdev(PF).ifindex, up=True)
-    assert users_of(kernel) == {PF: (User("beegfs of 10.0.0.9"),)}
-
-
-def test_a_session_of_iser_uses_the_function_that_its_host_is_below(kernel: Kernel) -> None:
-    vf = vf_addresses(kernel.files, PF)[1]
-    put_iscsi(kernel, f"/sys/bus/pci/devices/{vf}/host4")
-    assert users_of(kernel) == {f"{PF}#1": (User("iscsi session1 of 10.0.0.9"),)}
+    kernel.tree.folder(f"/sys/bus/pci/devices/{vf}/host4/scsi_host")
+    kernel.tree.folder(f"/sys/bus/pci/devices/{vf}/host4/{below}")
+    assert users_of(kernel) == ({f"{PF}#1": (User("targets of SCSI host4"),)} if uses else {})
 
 
 def put_vdpa(kernel: Kernel, below: str, name: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from attrs import define, evolve, field
 
-from agent.machine import Events, Link, Machine, VfInfo
+from agent.machine import Connection, Events, Link, Machine, VfInfo
 from tests.sim import config_space, hugepages, variables
 from tests.sim.absent import NO_DETAILS, NoEvents
 from tests.sim.drivers import DRIVERS
@@ -52,6 +52,7 @@ class Kernel:
     (EPERM). ``disconnected``: files of a lost connection (ENOTCONN). ``read_in_part`` records which files were read by
     offset. ``renames_running``: a netdev that is up can be renamed (since Linux 6.2). ``made``: the netdevs that the driver
     of a function makes, where it is not just one: those of two ports, and representors.
+    ``sockets``: those of TCP, each with its state.
     """
 
     cpus: int = 4
@@ -63,6 +64,7 @@ class Kernel:
     uppers_elsewhere: dict[str, tuple[str, ...]] = field(factory=dict)
     ip: dict[str, tuple[str, ...]] = field(factory=dict)
     servers: dict[str, str] = field(factory=dict)
+    sockets: list[tuple[Connection, str]] = field(factory=list)
     tree: Tree = field(factory=Tree)
     host: SimHost = field(factory=SimHost)
     ethtool: SimEthtool = field(init=False)
@@ -131,6 +133,14 @@ class Kernel:
         )
 
     # --- changes that a test makes --------------------------------------------------------------------
+
+    def connect(self, local: str, peer: str, holder: str = "", *, state: str = "ESTABLISHED", bound: int = 0) -> None:
+        """A TCP socket; its ends as ``10.0.0.5:22`` and ``fd00::5:22``. ``holder``: a process, else the kernel has it."""
+        (own, _, own_port), (other, _, other_port) = local.rpartition(":"), peer.rpartition(":")
+        socket = f"socket:[{4000 + len(self.sockets)}]"
+        self.sockets.append((Connection(own, int(own_port), other, int(other_port), bound, socket), state))
+        if holder:
+            self.host.open[socket] = (holder,)
 
     def add_nic(
         self,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 
-from agent.machine import Link, Route, Rule
+from agent.machine import Connection, Link, Route, Rule
 from tests.sim.tree import error
 
 if TYPE_CHECKING:
@@ -119,9 +119,12 @@ class SimNetlink:
         routed = {netdevs[name].link.ifindex for name in self._kernel.routed if name in netdevs}
         return frozenset(routed | self._kernel.routing.gateways(without))
 
-    def route_ifindex(self, address: str) -> int | None:
+    def route_ifindex(self, address: str, source: str | None = None) -> int | None:
         netdev = self._kernel.netdevs.get(self._kernel.servers.get(address, ""))
-        return netdev.link.ifindex if netdev else self._kernel.routing.towards(address)
+        return netdev.link.ifindex if netdev else self._kernel.routing.towards(address, source)
+
+    def connections(self) -> tuple[Connection, ...]:
+        return tuple(connection for connection, state in self._kernel.sockets if state == "ESTABLISHED")
 
     def addresses(self) -> dict[int, tuple[str, ...]]:
         netdevs, ip = self._kernel.netdevs, self._kernel.ip
