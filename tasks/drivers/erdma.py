@@ -30,7 +30,7 @@ from tasks.common.failures import NodeError
 from tasks.common.texts import HEADER
 from tasks.host import kernel
 from tasks.host.kernel_modules import MODULE_OPTIONS
-from tasks.packages import NO_RESTARTS, Family, OperatingSystem, dkms, vendor_repository
+from tasks.packages import NO_RESTARTS, Family, OperatingSystem, dkms, signatures, vendor_repository
 from tasks.packages.vendor_repository import PACKAGE_NAME, PACKAGE_VERSION, WEB, Package, Repository
 from tasks.time_limits import LIMITS
 
@@ -298,6 +298,9 @@ def run_installer(installer: Installer, compat_mode: bool) -> Commands:
     if host.get_fact(CompletedInstaller) == installer.sha256 and not host.get_fact(NewerInput, kernel=running):
         host.noop("the installer has completed")
         return
+    if problem := signatures.refusal(MODULE):
+        yield refuse(problem)
+        return
     mode = "yes" if compat_mode else "no"
     yield script(_INSTALL, installer.url, installer.sha256, INSTALLED, mode, limit=LIMITS.here().build)
 
@@ -352,6 +355,10 @@ def load(wanted: Erdma, release: str | None) -> Commands:
     have = host.get_fact(LoadedDriver)
     mode = wanted.compat_mode if wanted.source != "in-tree" else None
     letter = "" if mode is None else _letter(mode)
+    other = module.path if module.stale or not module.is_loaded else None
+    if other and (problem := signatures.refusal(MODULE, other)):
+        yield refuse(problem)
+        return
     if not module.is_loaded:
         yield from reboot.withdraw(MODULE)
         yield script(_LOAD, letter, "no")

@@ -136,6 +136,11 @@ class Entries:
 class RepositoryEntries(FactBase[Entries]):
     """The entries of apt's sources, apart from one file, that have the repository of that file."""
 
+    @staticmethod
+    def default() -> Entries:
+        """There was no answer."""
+        return Entries(broken=("the node does not say which it has",))
+
     def command(self, path: str, text: str) -> StringCommand:
         """Ask apt for the indexes of the entry in this file, and of all others."""
         return script(_ENTRIES, path, text)

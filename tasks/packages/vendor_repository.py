@@ -22,7 +22,7 @@ from tasks.common.commands import Commands, refuse, script, warn
 from tasks.common.data import without_password
 from tasks.common.facts import FactBase
 from tasks.common.texts import HEADER
-from tasks.packages import APT, DNF, Family, dkms, dnf_install, holds, installed
+from tasks.packages import APT, DNF, Family, dkms, dnf_install, holds, installed, signatures
 from tasks.packages.apt_sources import FINGERPRINTS, RepositoryEntries
 from tasks.time_limits import LIMITS
 
@@ -371,6 +371,10 @@ def install(
 
     :param locked: respect dnf's version locks.
     """
+    # On RHEL the vendors also have modules that they have built and signed, which can be judged only when they are installed.
+    if module and family == "debian" and (problem := signatures.refusal(module)):
+        yield refuse(problem)
+        return
     joint = "=" if family == "debian" else "-"
     names = [f"{p.name}{joint}{p.version}" if p.version else p.name for p in wanted]
     if family == "debian":

@@ -38,8 +38,10 @@ SERVICE = "NeedDaemonReload"
 STATUS = "/proc/uptime"
 PLAN = "plan --spec"
 SOURCES = "apt-get indextargets"
-# What a node answers unless a test says otherwise: no entry of apt's sources has a repository of the deploy.
-ORDINARY = {SOURCES: "end"}
+SIGNATURES = "sig_enforce"
+# What a node answers unless a test says otherwise: no entry of apt's sources has a repository of the deploy, and the kernel
+# checks no signatures of modules.
+ORDINARY = {SOURCES: "end", SIGNATURES: "end"}
 
 
 def status(report: Report) -> Answers:

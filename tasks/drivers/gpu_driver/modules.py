@@ -17,7 +17,7 @@ from tasks.common.commands import Commands, refuse, script
 from tasks.common.facts import FactBase
 from tasks.drivers.peer_memory import OPEN, PeerMemorySupport
 from tasks.host import kernel
-from tasks.packages import dkms
+from tasks.packages import dkms, signatures
 from tasks.time_limits import LIMITS
 
 TASK = "gpu_driver"
@@ -146,6 +146,9 @@ def load(wanted_open: bool, version: str) -> Commands:
             f"gpu_driver: the licence of the installed {MODULE} is {licence}, which does not fit open {wanted_open}; remove "
             "the package of the other modules (`dkms status` names it), and deploy again"
         )
+        return
+    if not _is_current(module, version) and (problem := signatures.refusal(TASK, module.path)):
+        yield refuse(problem)
         return
     if host.get_fact(dkms.ModuleState, module=NOUVEAU).is_loaded:
         yield from _request_reboot(f"{NOUVEAU} is loaded, which the driver {version} replaces")

@@ -29,7 +29,7 @@ from tasks.common.facts import FactBase
 from tasks.common.failures import NodeError
 from tasks.drivers.ofed import modules
 from tasks.host import kernel
-from tasks.packages import NO_RESTARTS, Family, OperatingSystem, holds, installed, vendor_repository
+from tasks.packages import NO_RESTARTS, Family, OperatingSystem, holds, installed, signatures, vendor_repository
 from tasks.time_limits import LIMITS
 
 FOLDER = f"{STATE_FOLDER}/ofed"
@@ -222,6 +222,9 @@ def bundle(wanted: MlnxOfed, family: Family) -> Commands:
         return
     if family == "rhel":
         yield from vendor_repository.lock_plugin(installed(family))
+    elif problem := signatures.refusal("ofed"):
+        yield refuse(problem)
+        return
     uploaded = f"{FOLDER}/bundle.tgz"
     yield script('mkdir -p "$1"', FOLDER)
     yield FileUploadCommand(

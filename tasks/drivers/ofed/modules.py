@@ -16,7 +16,7 @@ from tasks import disruption, reboot
 from tasks.common.commands import Commands, refuse, script, warn
 from tasks.common.facts import FactBase
 from tasks.host import kernel
-from tasks.packages import dkms
+from tasks.packages import dkms, signatures
 from tasks.time_limits import LIMITS
 
 NAMES = ("mlnx-ofed-kernel", "mlnx-ofa_kernel", "iser", "isert", "srp", "mlnx-nvme", "mlnx-nfsrdma")
@@ -371,6 +371,9 @@ def load_installed(task: str) -> Commands:
     if not stack.stale:
         host.noop("the loaded modules are the installed ones")
         yield from reboot.withdraw(task)
+        return
+    if problem := signatures.refusal("ofed", *(module.path for module in stack.stale)):
+        yield refuse(problem)
         return
     if disruption.deferred("reload of OFED's modules", disruption.DRIVER_RELOAD, of_nics=True):
         yield from _request_reboot(task, stack)

@@ -12,7 +12,7 @@ from pyinfra.api.exceptions import DeployError
 
 from tasks.drivers import erdma
 from tasks.packages import dnf_install
-from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, file_answers
+from tests.deploy.conftest import DEBIAN, ROCKY_9, SIGNATURES, Answers, Node, file_answers
 from tests.deploy.scripts import program, sh
 
 FINGERPRINT = "83DB6997E7844970861FCB6BEA39500F9B4DFB6F"
@@ -135,6 +135,16 @@ def test_another_build_or_mode_is_loaded_again_unless_it_is_in_use(node: Node, a
     else:
         assert "and the loaded driver is in use" in command
         assert "modprobe" not in command
+
+
+@pytest.mark.parametrize("loaded", [["users 0", "loaded CD"], []])
+def test_a_driver_that_the_kernel_would_refuse_is_not_loaded(node: Node, loaded: list[str]) -> None:
+    node.data = {"erdma": DKMS}
+    refused = {SIGNATURES: ["refused erdma.ko: the key /var/lib/dkms/mok.pub is not enrolled", "end"]}
+    result = node.deploy(erdma.install, {**there(), **refused, MODULE: [PATH, "installed AB", *loaded]})
+    assert result.failed
+    [refusal] = result.flat
+    assert refusal.startswith("refuse: erdma: with Secure Boot the kernel would refuse the modules: erdma.ko: the key")
 
 
 def test_a_satisfied_reboot_request_is_withdrawn(node: Node) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tasks.drivers import gpu_driver
-from tests.deploy.conftest import Node
+from tests.deploy.conftest import SIGNATURES, Answers, Node
 from tests.deploy.drivers.gpu_node import (
     ABSENT,
     BOOT,
@@ -30,6 +32,21 @@ def test_another_loaded_driver_is_replaced_if_nothing_uses_it(node: Node) -> Non
     assert " sh yes " in reloaded
     assert "update-initramfs -u" in initramfs
     assert request.endswith(f"gpu_driver 'the driver {VERSION} is installed, and another could not be unloaded'")
+
+
+@pytest.mark.parametrize(
+    "found",
+    [there(STALE), there(ABSENT), there(ABSENT, **{" sh nouveau": ["path /lib/modules/K/nouveau.ko", "loaded XY"]})],
+)
+def test_a_driver_that_the_kernel_would_refuse_is_neither_loaded_nor_waited_for(node: Node, found: Answers) -> None:
+    wants(node)
+    refused = {SIGNATURES: ["refused nvidia.ko: the key /var/lib/dkms/mok.pub is not enrolled", "end"]}
+    result = node.deploy(gpu_driver.install, {**refused, **found})
+    assert result.failed
+    [refusal] = result.flat
+    assert refusal.startswith(
+        "refuse: gpu_driver: with Secure Boot the kernel would refuse the modules: nvidia.ko: the key"
+    )
 
 
 def test_another_loaded_driver_in_use_requests_a_reboot(node: Node) -> None:

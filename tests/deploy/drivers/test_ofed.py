@@ -13,7 +13,7 @@ from tasks import reboot
 from tasks.drivers import ofed
 from tasks.drivers.ofed import doca, mlnx_ofed, modules
 from tasks.packages import Family, dnf_install, holds
-from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, OwnConnector, file_answers
+from tests.deploy.conftest import DEBIAN, ROCKY_9, SIGNATURES, Answers, Node, OwnConnector, file_answers
 from tests.deploy.packages.test_packages import install
 
 KERNEL = "6.1.0-9-amd64"
@@ -66,6 +66,20 @@ def test_modules_in_use_are_not_reloaded_and_a_reboot_is_requested(node: Node) -
         "ofed: the modules are not reloaded now: ib_write_bw (pid 7) has uverbs0 open; a route goes through ens1f0"
     )
     assert any(message in line for line in result.log)
+
+
+@pytest.mark.parametrize("users", ["end", ["ens1f0 has the management address", "end"]])
+def test_modules_that_the_kernel_would_refuse_are_neither_loaded_nor_waited_for(
+    node: Node, users: str | list[str]
+) -> None:
+    refused = {SIGNATURES: ["refused rdma_rxe.ko: the key /var/lib/dkms/mok.pub is not enrolled", "end"]}
+    result = node.deploy(in_force, {**stack(loaded="CD"), USERS: users, **NO_REQUEST, **refused})
+    assert result.failed
+    [refusal] = result.flat
+    assert refusal.startswith(
+        "refuse: ofed: with Secure Boot the kernel would refuse the modules: rdma_rxe.ko: the key"
+    )
+    assert any("/lib/modules/K/updates/dkms/rdma_rxe.ko" in command for command in result.ran if SIGNATURES in command)
 
 
 def test_a_reboot_that_is_already_requested_is_no_change(node: Node) -> None:

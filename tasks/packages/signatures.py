@@ -1,0 +1,105 @@
+"""Says whether the kernel would refuse modules because of their signature, as it does with Secure Boot.
+
+A kernel that is locked down, or has module.sig_enforce, loads only modules whose signing key it knows (module_sig_check in
+kernel/module/signing.c). A key of DKMS's own must be enrolled for that (mokutil), and confirmed at the console during a boot.
+This is asked before packages replace a driver that works, and before a loaded driver is given up.
+
+Read in the sources of the kernel, DKMS 3.0.10 and mokutil 0.6.0; no machine with Secure Boot was used.
+"""
+
+from __future__ import annotations
+
+from pyinfra.api.command import StringCommand
+from pyinfra.context import host
+
+from tasks.common.commands import script
+from tasks.common.facts import FactBase
+
+# DKMS signs with the key of its configuration, else on Ubuntu with that of update-secureboot-policy, else with one that it
+# makes (prepare_signing in dkms). A certificate has its owner's name in plain text. Without files, DKMS's key itself is judged.
+_REFUSED = r"""
+root=$1; shift
+enforced() {
+  grep -qE '\[(integrity|confidentiality)\]' "$root/sys/kernel/security/lockdown" 2>/dev/null ||
+    grep -qx Y "$root/sys/module/module/parameters/sig_enforce" 2>/dev/null
+}
+certificates() {
+  sed -n "s/^[[:space:]]*mok_certificate=[\"']\{0,1\}\([^\"']*\).*/\1/p" "$root"/etc/dkms/framework.conf \
+    "$root"/etc/dkms/framework.conf.d/*.conf 2>/dev/null | tail -n 1
+  for each in "$root/var/lib/shim-signed/mok/MOK.der" "$root/var/lib/dkms/mok.pub"; do
+    if [ -e "$each" ]; then echo "$each"; fi
+  done
+}
+# Why a key is not trusted; nothing if it is.
+untrusted() {
+  if ! command -v mokutil >/dev/null; then
+    echo "mokutil is not installed, which says whether the key $1 is enrolled"
+    return
+  fi
+  state=$(mokutil --test-key "$1" 2>&1) || true
+  case $state in
+  *'is already enrolled'* | *'is already in db'*) ;;
+  *'enrollment request'*) echo "the key $1 waits to be enrolled: confirm it at the console during the next boot" ;;
+  *'is not enrolled'*) echo "the key $1 is not enrolled" ;;
+  *) echo "mokutil --test-key says: $state" ;;
+  esac
+}
+why_refused() {
+  signer=$(modinfo -F signer -- "$1" 2>/dev/null) || true
+  if [ -z "$signer" ]; then
+    echo 'it has no signature'
+    return
+  fi
+  for certificate in $(certificates); do
+    if grep -aqF "$signer" "$certificate" 2>/dev/null; then
+      untrusted "$certificate"
+      return
+    fi
+  done
+  grep asymmetri "$root/proc/keys" | grep -qF "$signer:" || echo "the kernel has no key of its signer ($signer)"
+}
+if enforced; then
+  if [ "$#" = 0 ]; then
+    set -- $(certificates)
+    if [ "$#" = 0 ]; then reason='DKMS has no key yet, and makes one that is not enrolled'; else reason=$(untrusted "$1"); fi
+    if [ -n "$reason" ]; then echo "refused $reason"; fi
+    set --
+  fi
+  for file; do
+    reason=$(why_refused "$file")
+    if [ -n "$reason" ]; then echo "refused ${file##*/}: $reason"; fi
+  done
+fi
+echo end
+"""
+
+
+class RefusedModules(FactBase[list[str]]):
+    """Why the kernel would refuse modules, a line for each; without files, why it would refuse what DKMS will sign."""
+
+    @staticmethod
+    def default() -> list[str]:
+        """There was no answer."""
+        return ["it is not known whether the kernel checks signatures"]
+
+    def command(self, files: tuple[str, ...]) -> StringCommand:
+        """Ask the kernel whether it checks signatures, and mokutil whether the key is enrolled."""
+        return script(_REFUSED, "", *files)
+
+    def process(self, output: list[str]) -> list[str]:
+        """Take all lines but the last, a mark."""
+        *lines, end = output
+        if end != "end":
+            raise ValueError("the answer is not whole")
+        return [line.removeprefix("refused ") for line in lines]
+
+
+def refusal(key: str, *files: str) -> str | None:
+    """For an operation: the message if the kernel would refuse these modules, or those that DKMS will build; else None."""
+    reasons = host.get_fact(RefusedModules, files=files)
+    if not reasons:
+        return None
+    return (
+        f"{key}: with Secure Boot the kernel would refuse the modules: {'; '.join(reasons)}. So the loaded ones stay. Enroll "
+        "the key's certificate (`mokutil --import`), reboot, confirm it at the console and deploy again, or disable Secure Boot"
+    )

@@ -1,0 +1,115 @@
+"""What is asked about the signatures of modules before the loaded ones are given up. mokutil and modinfo are stand-ins."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tasks.packages import signatures, vendor_repository
+from tasks.packages.vendor_repository import Package
+from tests.deploy.conftest import SIGNATURES, Node
+from tests.deploy.packages.test_vendor_repository import dpkg
+from tests.deploy.scripts import program, sh
+
+LOCKDOWN = "none [integrity] confidentiality\n"
+KEYS = "1a2b3c4d I------ 1 perm 1f030000 0 0 asymmetri Canonical Ltd. Kernel Module Signing: 88f752e5: X509.rsa 0 []\n"
+DKMS = "DKMS module signing key"
+
+
+class Machine:
+    """A folder that stands for a node that checks signatures. ``mokutil``: what it says of the key of DKMS."""
+
+    def __init__(self, root: Path, mokutil: str, signer: str = DKMS) -> None:
+        self.root = root
+        self.put("sys/kernel/security/lockdown", LOCKDOWN)
+        self.put("sys/module/module/parameters/sig_enforce", "N\n")
+        self.put("proc/keys", KEYS)
+        program(root / "bin/mokutil", f'echo "$2 {mokutil}"; case "{mokutil}" in *already*) exit 1;; esac')
+        program(root / "bin/modinfo", f'if [ "$2" = signer ]; then echo "{signer}"; fi')
+
+    def put(self, path: str, text: str) -> Path:
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        return file
+
+    def key(self, path: str, name: str = DKMS) -> Path:
+        """Make a certificate as DKMS makes it."""
+        file = self.put(path, "")
+        subprocess.run(
+            ["openssl", "req", "-new", "-x509", "-nodes", "-subj", f"/CN={name}", "-newkey", "rsa:2048",
+             "-keyout", str(self.root / "key"), "-outform", "DER", "-out", str(file)], check=True, capture_output=True,
+        )  # fmt: skip
+        return file
+
+    def refused(self, *files: str) -> list[str]:
+        path = f"{self.root}/bin:{os.environ['PATH']}"
+        return signatures.RefusedModules().process(sh(signatures._REFUSED, self.root, *files, PATH=path))
+
+
+@pytest.mark.parametrize(
+    ("mokutil", "reason"),
+    [
+        ("is not enrolled", "the key {key} is not enrolled"),
+        ("is already in the enrollment request", "the key {key} waits to be enrolled: confirm it at the console"),
+        ("is already enrolled", None),
+        ("is blocked in dbx", "mokutil --test-key says: {key} is blocked in dbx"),
+    ],
+)
+@pytest.mark.parametrize("path", ["var/lib/dkms/mok.pub", "var/lib/shim-signed/mok/MOK.der", "root/own.der"])
+def test_the_key_that_dkms_signs_with_must_be_enrolled(
+    tmp_path: Path, path: str, mokutil: str, reason: str | None
+) -> None:
+    machine = Machine(tmp_path, mokutil)
+    key = machine.key(path)
+    if path == "root/own.der":
+        machine.put("etc/dkms/framework.conf.d/own.conf", f'# mine\nmok_certificate="{key}"\n')
+    said = machine.refused("/lib/modules/K/updates/dkms/mlx5_core.ko")
+    own = machine.refused()
+    if reason is None:
+        assert said == own == []
+    else:
+        assert said[0].startswith(f"mlx5_core.ko: {reason.format(key=key)}")
+        assert own[0].startswith(reason.format(key=key))
+
+
+def test_modules_of_other_signers_are_judged_by_the_kernels_keys(tmp_path: Path) -> None:
+    assert Machine(tmp_path / "a", "is not enrolled", "Canonical Ltd. Kernel Module Signing").refused("x.ko") == []
+    vendor = Machine(tmp_path / "b", "is not enrolled", "Mellanox Technologies signing key")
+    assert vendor.refused("/lib/x.ko", "/lib/y.ko") == [
+        f"{name}.ko: the kernel has no key of its signer (Mellanox Technologies signing key)" for name in "xy"
+    ]
+    assert Machine(tmp_path / "c", "is not enrolled", "").refused("x.ko") == ["x.ko: it has no signature"]
+
+
+def test_without_a_key_dkms_would_make_one_that_is_not_enrolled(tmp_path: Path) -> None:
+    assert Machine(tmp_path, "is not enrolled").refused() == ["DKMS has no key yet, and makes one that is not enrolled"]
+
+
+def test_a_kernel_that_checks_no_signatures_refuses_nothing(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, "is not enrolled", "")
+    machine.put("sys/kernel/security/lockdown", "[none] integrity confidentiality\n")
+    assert machine.refused("x.ko") == machine.refused() == []
+    machine.put("sys/module/module/parameters/sig_enforce", "Y\n")
+    assert machine.refused("x.ko") == ["x.ko: it has no signature"]
+
+
+def test_packages_whose_modules_would_be_refused_are_not_installed(node: Node) -> None:
+    def code() -> None:
+        vendor_repository.packages(wanted=(Package("erdma-dkms", "1.1"),), family="debian", module="erdma")
+
+    refused = node.deploy(
+        code, {**dpkg(), SIGNATURES: ["refused the key /var/lib/dkms/mok.pub is not enrolled", "end"]}
+    )
+    assert refused.failed
+    assert (
+        "erdma: with Secure Boot the kernel would refuse the modules: the key /var/lib/dkms/mok.pub"
+        in refused.errors[0]
+    )
+    assert all(command.startswith("refuse") for command in refused.flat[:1])
+    assert not node.deploy(code, dpkg()).failed
+    silent = node.deploy(code, {**dpkg(), SIGNATURES: []})
+    assert "it is not known whether the kernel checks signatures" in silent.errors[0]
