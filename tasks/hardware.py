@@ -87,7 +87,7 @@ class InspectedFunction:
     """A PCI function for networks.
 
     ``vendor`` and ``device``: four hexadecimal digits; ``index``: the number of a VF; ``nic``: the name of the NIC of the
-    node's spec whose function it is, or of which it is a VF.
+    node's spec whose function it is, or of which it is a VF; ``nvlink_bridge``: it is no NIC, but for the fabric manager.
     """
 
     address: str
@@ -100,6 +100,7 @@ class InspectedFunction:
     total_vfs: int = 0
     vfs: tuple[InspectedFunction, ...] = ()
     nic: str | None = None
+    nvlink_bridge: bool = False
 
     @property
     def has_rdma(self) -> bool:
@@ -174,13 +175,13 @@ class Hardware:
         return tuple(each for function in self.functions for each in (function, *function.vfs))
 
     def with_nics_of(self, spec: NodeSpec) -> Hardware:
-        """The hardware with the spec's NICs marked; if the spec has none, every function counts as a NIC."""
+        """The hardware with the spec's NICs marked; if the spec has none, every function is one that is no NVLink bridge."""
         return evolve(self, functions=tuple(_meant(function, not spec.nics) for function in self.functions))
 
 
 def _meant(function: InspectedFunction, all_are: bool) -> InspectedFunction:
     name = function.netdevs[0].name if function.netdevs else function.address
-    nic = name if all_are else function.nic
+    nic = name if all_are and not function.nvlink_bridge else function.nic
     return evolve(function, nic=nic, vfs=tuple(evolve(vf, nic=nic) for vf in function.vfs))
 
 

@@ -21,7 +21,7 @@ from agent.report.target import device_of
 from agent.spec.nic import Nic
 from agent.state.scope import Scope, alone, devices, own
 from agent.state.snapshot import Snapshot, read_basis
-from agent.state.wanted import Wanted, asks_serials, resolve
+from agent.state.wanted import Wanted, asked, resolve
 
 ROUNDS = 5
 """How often a pass observes and plans. A change may create what another kind sets (VFs, netdevs, interrupts), and no chain of
@@ -132,8 +132,8 @@ def _rounds(context: PassContext, last: Snapshot | None, scope: Scope) -> _State
     """Observe, plan and apply until nothing more can be applied."""
     machine = context.cache.machine
     spec = context.goal.spec
-    serials = asks_serials(spec)
-    have, scope = (read_basis(machine, serials, last), None) if last is None or scope is None else (last, scope)
+    needed = asked(spec)
+    have, scope = (read_basis(machine, needed, last), None) if last is None or scope is None else (last, scope)
     if scope is not None:
         # A device that could not be read before has no state yet: read all of it.
         scope |= devices(scope) & {function.address for function in have.functions if function.unreadable}
@@ -142,11 +142,11 @@ def _rounds(context: PassContext, last: Snapshot | None, scope: Scope) -> _State
         if scope is not None:
             # A netdev that was created again may have another name, or another permanent MAC, from which its VFs' MACs derive.
             whole = _whole_pfs(scope)
-            have = evolve(have, functions=rediscover(machine, have.functions, whole, _own_pfs(scope), serials))
+            have = evolve(have, functions=rediscover(machine, have.functions, whole, _own_pfs(scope), needed))
         want = resolve(spec, have.functions)
         if scope is not None and _asked(want) != have.nics:
             # A NIC that was not wanted before, or with other settings, has no state yet, or an outdated one.
-            have, scope = read_basis(machine, serials, have), None
+            have, scope = read_basis(machine, needed, have), None
             want = resolve(spec, have.functions)
         want, have, outcomes = _round(context, want, have, scope)
         done = [outcome for outcome in outcomes if outcome.result == "applied"]
@@ -162,7 +162,7 @@ def _rounds(context: PassContext, last: Snapshot | None, scope: Scope) -> _State
         context.cache.forget()
         # An owner of before the reading must not decide about what it finds: a pod may have returned its VF.
         context.users.forget()
-        have, scope = (read_basis(machine, serials, have), None) if events is None else (have, written | events)
+        have, scope = (read_basis(machine, needed, have), None) if events is None else (have, written | events)
     context.cache.forget()
     return state.adding([_unverified(context, outcome) for outcome in done])
 

@@ -15,7 +15,7 @@ from agent.machine import Machine
 from agent.report.records import WHOLE_KIND, Change, Disruption
 from agent.spec.node import NodeSpec
 from agent.state.snapshot import read_basis
-from agent.state.wanted import Wanted, asks_serials, resolve
+from agent.state.wanted import Wanted, asked, resolve
 
 KNOWN_AFTER = "known after"
 
@@ -42,7 +42,7 @@ def dry_run(machine: Machine, spec: NodeSpec, originals: Originals | None = None
     """
     # Nothing is written, so what one kind has read is still valid for the next.
     machine = CachedMachine(machine).machine
-    have = read_basis(machine, asks_serials(spec))
+    have = read_basis(machine, asked(spec))
     want = resolve(spec, have.functions)
     planned: list[Change] = []
     restoring = (originals or Originals()).restoring

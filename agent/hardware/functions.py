@@ -10,7 +10,7 @@ from attrs import evolve, frozen
 
 from agent.hardware.sysfs import names_or_none, number_or, numbered, parsed, read_or
 from agent.hardware.udev import initialised
-from agent.hardware.vpd import device_serial_number, product_name, vpd_serial_number
+from agent.hardware.vpd import device_serial_number, is_nvlink_bridge, vpd_serial_number
 from agent.machine import ARPHRD_INFINIBAND, Attributes, Files, Link, Machine
 from agent.report.target import device_of, is_vf, vf_index, vf_target
 from agent.vendors import unclassified, vendor
@@ -21,6 +21,9 @@ RDMA = "/sys/class/infiniband"
 
 # The first octet of a PCI class: "unclassified", and network controllers, InfiniBand's among them.
 UNCLASSIFIED, NETWORK = "0x00", "0x02"
+
+INFINIBAND = "0x0207"
+MELLANOX = "0x15b3"
 
 UNREADABLE = "DeviceUnreadable"
 REMEDY = "see the kernel's log (dmesg), and reset the device, load its driver again or reboot the node"
@@ -40,6 +43,7 @@ class Function:
     itself failed, only the address is known (``vendor`` is empty).
     ``renaming``: udev has not initialised its netdev, whose names may still change. ``serials_unread``: there may be another
     serial number, which could not be read. ``other_ports``: the netdevs of its ports after the first one, which is ``link``.
+    ``nvlink_bridge``: it connects the host to NVLink switches, and is no NIC; None: not known. It is read only on request.
     """
 
     address: str
@@ -55,6 +59,22 @@ class Function:
     renaming: bool = False
     serials_unread: bool = False
     other_ports: tuple[Link, ...] = ()
+    nvlink_bridge: bool | None = None
+
+
+@frozen
+class Asked:
+    """What else to read of each function: to read its Vital Product Data takes about a tenth of a second.
+
+    ``known``: functions as they were read before; what cannot change is taken from them.
+    """
+
+    serials: bool = False
+    nvlink_bridges: bool = False
+    known: tuple[Function, ...] = ()
+
+
+NOTHING = Asked()
 
 
 def device_path(address: str) -> str:
@@ -246,10 +266,10 @@ def link_of(machine: Machine, target: str) -> Link:
     return link
 
 
-def discover(machine: Machine, serials: bool = False) -> tuple[Function, ...]:
+def discover(machine: Machine, asked: Asked = NOTHING) -> tuple[Function, ...]:
     """Every physical function that is a network controller, by address."""
     # One request for each function: a dump would list all netdevs, perhaps a thousand without a PCI function.
-    candidates = (_function(machine, address, serials) for address in names_or_none(machine.files, PCI))
+    candidates = (_function(machine, address, asked) for address in names_or_none(machine.files, PCI))
     return tuple(function for function in candidates if function is not None)
 
 
@@ -258,7 +278,7 @@ def rediscover(
     functions: tuple[Function, ...],
     whole: frozenset[str],
     netdevs: frozenset[str] = frozenset(),
-    serials: bool = False,
+    asked: Asked = NOTHING,
 ) -> tuple[Function, ...]:
     """``functions`` with those at the addresses ``whole`` and ``netdevs`` read again; a function that is gone is left out.
 
@@ -267,36 +287,34 @@ def rediscover(
     """
     kept = {function.address: function for function in functions}
     addresses = (whole | netdevs) - machine.hung
-    read = {a: _function(machine, a, serials, None if a in whole else kept.get(a)) for a in addresses}
+    read = {a: _function(machine, a, asked, None if a in whole else kept.get(a)) for a in addresses}
     return tuple(function for _, function in sorted({**kept, **read}.items()) if function is not None)
 
 
-def _function(machine: Machine, address: str, serials: bool, known: Function | None = None) -> Function | None:
+def _function(machine: Machine, address: str, asked: Asked, same: Function | None = None) -> Function | None:
     """The physical function at an address; None if it is no network controller. If it fails to read: the error.
 
-    :param known: the same device as it was read before.
+    :param same: the same device as it was read before.
     """
     try:
-        return _read_function(machine, address, serials, known)
+        return _read_function(machine, address, asked, same)
     except OSError as error:
         return Function(address, "", "", None, -1, 0, None, address in machine.hung, unreadable=str(error))
 
 
-def _read_function(machine: Machine, address: str, serials: bool, known: Function | None) -> Function | None:
+def _read_function(machine: Machine, address: str, asked: Asked, same: Function | None) -> Function | None:
     files = machine.files
     path = device_path(address)
     entries = names_or_none(files, path)
     if not is_network(files, address, entries):
         return None
-    if known is not None and not known.unreadable:
+    if same is not None and not same.unreadable:
         link, renaming, others = _links(machine, address)
-        return evolve(known, driver=driver(files, address), link=link, renaming=renaming, other_ports=others)
+        return evolve(same, driver=driver(files, address), link=link, renaming=renaming, other_ports=others)
     if "physfn" in entries:
         return None
     link, renaming, others = _links(machine, address)
-    hung = address in machine.hung
-    numbers, serials_unread = serial_numbers(files, address) if serials and not hung else ((), serials)
-    return Function(
+    function = Function(
         address=address,
         vendor=read_or(files, f"{path}/vendor", "").removeprefix("0x"),
         device=read_or(files, f"{path}/device", "").removeprefix("0x"),
@@ -304,12 +322,35 @@ def _read_function(machine: Machine, address: str, serials: bool, known: Functio
         numa_node=number_or(files, f"{path}/numa_node", -1),
         total_vfs=total_vfs(files, address),
         link=link,
-        hung=hung,
-        serials=numbers,
+        hung=address in machine.hung,
         renaming=renaming,
-        serials_unread=serials_unread,
         other_ports=others,
     )
+    return _with_product_data(files, function, asked)
+
+
+def _with_product_data(files: Files, function: Function, asked: Asked) -> Function:
+    """The function with what is asked of its Vital Product Data."""
+    kind = (function.address, function.vendor, function.device)
+    known = (each.nvlink_bridge for each in asked.known if (each.address, each.vendor, each.device) == kind)
+    bridge = next(known, None)
+    if asked.nvlink_bridges and bridge is None and not _may_be_nvlink_bridge(files, function.address):
+        bridge = False
+    serials: tuple[str, ...] = ()
+    unread = asked.serials
+    if not function.hung and (asked.serials or (asked.nvlink_bridges and bridge is None)):
+        vpd = product_data(files, function.address)
+        if bridge is None and vpd is not None:
+            bridge = is_nvlink_bridge(vpd)
+        if asked.serials:
+            serials, unread = serial_numbers(files, function.address, vpd)
+    return evolve(function, serials=serials, serials_unread=unread, nvlink_bridge=bridge)
+
+
+def _may_be_nvlink_bridge(files: Files, address: str) -> bool:
+    """Whether it is an InfiniBand function of NVIDIA, as NVLink bridges are."""
+    vendor_id, kind = (read_or(files, f"{device_path(address)}/{name}", "") for name in ("vendor", "class"))
+    return vendor_id == MELLANOX and kind.startswith(INFINIBAND)
 
 
 def _links(machine: Machine, address: str) -> tuple[Link | None, bool, tuple[Link, ...]]:
@@ -325,19 +366,19 @@ def _links(machine: Machine, address: str) -> tuple[Link | None, bool, tuple[Lin
     return first, renaming, tuple(link for link in others if link is not None)
 
 
-def serial_numbers(files: Files, address: str) -> tuple[tuple[str, ...], bool]:
+def serial_numbers(files: Files, address: str, vpd: bytes | None) -> tuple[tuple[str, ...], bool]:
     """The serial numbers of a function's configuration space and of its Vital Product Data, as far as it has them.
 
     :returns: with them, whether there may be another one, which could not be read.
     """
-    config, vpd = (_data(files, f"{device_path(address)}/{name}") for name in ("config", "vpd"))
+    config = _data(files, f"{device_path(address)}/config")
     serials = (device_serial_number(config or b""), vpd_serial_number(vpd or b""))
     return tuple(serial for serial in serials if serial), None in (config, vpd)
 
 
-def product(files: Files, address: str) -> str:
-    """The product name in a function's Vital Product Data; empty without one."""
-    return product_name(_data(files, f"{device_path(address)}/vpd") or b"")
+def product_data(files: Files, address: str) -> bytes | None:
+    """A function's Vital Product Data; empty if it has none, None if that cannot be read now."""
+    return _data(files, f"{device_path(address)}/vpd")
 
 
 def _data(files: Files, path: str) -> bytes | None:

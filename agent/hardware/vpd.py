@@ -1,4 +1,4 @@
-"""Serial numbers of PCI devices, from the configuration space and from the Vital Product Data (VPD).
+"""What PCI devices say of themselves in the configuration space and in the Vital Product Data (VPD): serial numbers, names.
 
 From the PCI specifications, not run on a card that has either (QEMU's igb has neither).
 """
@@ -37,15 +37,27 @@ def product_name(vpd: bytes) -> str:
 
 def vpd_serial_number(vpd: bytes) -> str | None:
     """The field SN of the Vital Product Data; None without one."""
+    serials = (value.decode("ascii", "replace").strip("\0 ") for keyword, value in _fields(vpd) if keyword == b"SN")
+    return next(serials, None) or None
+
+
+def is_nvlink_bridge(vpd: bytes) -> bool:
+    """Whether a ConnectX only connects the host to NVLink switches (HGX B200), for the fabric manager.
+
+    Its PCI IDs are those of a NIC. Only the vendor's field tells them apart, in which it has the submodel SW_MNG (by NVIDIA's
+    documents and Bottlerocket's source; not run on such a server).
+    """
+    return any(b"SMDL=SW_MNG" in value.rstrip(b"\0 ").split(b":") for _, value in _fields(vpd))
+
+
+def _fields(vpd: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """The read-only fields: keyword and value, with the length in a byte between them."""
     for tag, content in _resources(vpd):
-        if tag == VPD_READ_ONLY:
-            offset = 0
-            while offset + 3 <= len(content):
-                length = content[offset + 2]
-                if content[offset : offset + 2] == b"SN":
-                    return content[offset + 3 : offset + 3 + length].decode("ascii", "replace").strip("\0 ") or None
-                offset += 3 + length
-    return None
+        offset = 0
+        while tag == VPD_READ_ONLY and offset + 3 <= len(content):
+            length = content[offset + 2]
+            yield content[offset : offset + 2], content[offset + 3 : offset + 3 + length]
+            offset += 3 + length
 
 
 def _resources(vpd: bytes) -> Iterator[tuple[int, bytes]]:

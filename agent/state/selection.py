@@ -93,8 +93,10 @@ def _may_change(function: Function) -> Collection[str]:
 
 
 def _matches(selector: Selector, function: Function, unread: Collection[str] = ()) -> bool:
-    """Whether all keys match; those in ``unread`` are not compared."""
+    """Whether all keys match; those in ``unread`` are not compared. ``each`` means NICs, so no NVLink bridge matches it."""
     link = function.link
+    if selector.each and function.nvlink_bridge:
+        return False
     have: dict[str, Collection[str | None]] = {
         "pci": [function.address],
         "mac": [link.permanent_mac] if link else [],

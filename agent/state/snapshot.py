@@ -7,13 +7,13 @@ from typing import Any, TypeVar
 
 from attrs import define, evolve, field, frozen
 
-from agent.hardware.functions import Function, discover
+from agent.hardware.functions import NOTHING, Asked, Function, discover
 from agent.hardware.topology import Topology, read_topology
 from agent.machine import Machine
 from agent.spec.nic import Nic
 from agent.spec.node import NodeSpec
 from agent.state.scope import Scope
-from agent.state.wanted import WantedNic, asks_serials, resolve
+from agent.state.wanted import WantedNic, asked, resolve
 
 T = TypeVar("T")
 
@@ -88,19 +88,19 @@ def _joined(before: Any, now: Any) -> Any:
     return now
 
 
-def read_basis(machine: Machine, serials: bool = False, last: Snapshot | None = None) -> Snapshot:
+def read_basis(machine: Machine, asked: Asked = NOTHING, last: Snapshot | None = None) -> Snapshot:
     """Read the functions, CPUs and processes, as each full reading begins.
 
-    :param serials: also the cards' serial numbers.
-    :param last: the snapshot of the pass before; its memo is kept.
+    :param last: the snapshot of the pass before. Its memo is kept, and what cannot change of its functions.
     """
     memo = Memo() if last is None else last.memo
-    return Snapshot(discover(machine, serials), read_topology(machine), machine.processes.running(), memo=memo)
+    functions = discover(machine, asked if last is None else evolve(asked, known=last.functions))
+    return Snapshot(functions, read_topology(machine), machine.processes.running(), memo=memo)
 
 
 def nics_now(machine: Machine, spec: NodeSpec) -> Mapping[str, WantedNic]:
     """The NICs of a spec that this machine has now, by the PCI address of their functions."""
-    return resolve(spec, discover(machine, asks_serials(spec))).nics
+    return resolve(spec, discover(machine, asked(spec))).nics
 
 
 def nic_names(machine: Machine, spec: NodeSpec) -> dict[str, str]:

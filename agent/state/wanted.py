@@ -9,7 +9,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from agent.hardware.functions import REMEDY, UNREADABLE, Function
+from agent.hardware.functions import REMEDY, UNREADABLE, Asked, Function
 from agent.report.records import Condition, Severity, Status
 from agent.report.target import vf_target
 from agent.spec.nic import Nic, VfAttributes
@@ -131,9 +131,10 @@ def derived_mac(permanent: str, index: int) -> str:
     return made.hex(":")
 
 
-def asks_serials(spec: NodeSpec) -> bool:
-    """Whether a selector uses a serial number. If not, none is read: Vital Product Data can take a tenth of a second."""
-    return any(nic.select.serial for nic in spec.nics)
+def asked(spec: NodeSpec) -> Asked:
+    """What the selectors of a spec need of Vital Product Data."""
+    selectors = [nic.select for nic in spec.nics]
+    return Asked(any(each.serial for each in selectors), any(each.each for each in selectors))
 
 
 def resolve(spec: NodeSpec, functions: tuple[Function, ...]) -> Wanted:

@@ -136,7 +136,8 @@ def _entries(nics: Sequence[tuple[NetworkFunction, Entry]], inspection: Inspecti
         bodies = Counter(_body(nic) for _, nic in members)
         body, count = bodies.most_common(1)[0]
         # A function of the kind that is not among the NICs would match ``select`` too.
-        all_taken = len(members) == sum(_kind(function) == kind for function in inspection.functions)
+        alike = [each for each in inspection.functions if _kind(each) == kind and not each.nvlink_bridge]
+        all_taken = len(members) == len(alike)
         if count < 2 or not all_taken:
             single += [_single(nic, kind) for _, nic in members]
             continue
@@ -184,13 +185,14 @@ def _gpus(files: Files) -> Entry:
 
 
 def _network(inspection: Inspection) -> Iterator[str]:
-    """A line for each function that is a NIC of the spec."""
+    """A line for each function that is a NIC of the spec, or an NVLink bridge."""
     for function in inspection.functions:
-        if function.nic is None:
+        called = function.nic or ("NVLink bridge, left to the fabric manager" if function.nvlink_bridge else None)
+        if called is None:
             continue
         devices = (f"{device.name} ({device.transport})" for device in function.rdma)
         netdevs = (netdev.name for netdev in function.netdevs)
-        facts = [f"{function.nic}:", function.address, f"[{function.vendor}:{function.device}]", *netdevs, *devices]
+        facts = [f"{called}:", function.address, f"[{function.vendor}:{function.device}]", *netdevs, *devices]
         yield " ".join([*facts, *_numa(function.numa_node)])
 
 

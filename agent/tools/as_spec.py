@@ -14,7 +14,7 @@ from typing import Any
 from attrs import evolve, fields, frozen
 
 from agent.engine.dry_run import dry_run
-from agent.hardware.functions import Function, device_path, discover, driver, has_netdev, netdev, vf_addresses
+from agent.hardware.functions import Asked, Function, device_path, discover, driver, has_netdev, netdev, vf_addresses
 from agent.hardware.sysfs import names_or_none
 from agent.machine import Link, Machine, VfInfo
 from agent.spec.addresses import TABLES
@@ -51,13 +51,13 @@ def derive_spec(
 ) -> DerivedSpec:
     """Write the machine's state as a spec.
 
-    :param chosen: the NICs by netdev or PCI address. If empty: all that have SR-IOV or RDMA, except one that has a default
-        route and neither VFs nor RDMA.
+    :param chosen: the NICs by netdev or PCI address. If empty: all that have SR-IOV or RDMA, except NVLink bridges and one
+        that has a default route and neither VFs nor RDMA.
     :param present: the node's spec: its NICs keep their names.
     :raises NotFound: a chosen NIC does not exist.
     :raises SpecError: a spec cannot have what the machine has.
     """
-    discovered = discover(machine)
+    discovered = discover(machine, Asked(nvlink_bridges=True))
     functions = tuple(function for function in discovered if not function.unreadable)
     unread = tuple(
         f"{function.address} cannot be read: {function.unreadable}" for function in discovered if function.unreadable
@@ -97,7 +97,8 @@ def _is_fabric(machine: Machine, function: Function, routed: frozenset[int]) -> 
     addresses = [function.address, *vf_addresses(machine.files, function.address).values()]
     rdma = any(names_or_none(machine.files, f"{device_path(address)}/infiniband") for address in addresses)
     manages = function.link is not None and function.link.ifindex in routed
-    return rdma or len(addresses) > 1 or (function.total_vfs > 0 and not manages)
+    usable = rdma or len(addresses) > 1 or (function.total_vfs > 0 and not manages)
+    return usable and not function.nvlink_bridge
 
 
 def _nic_or_fault(machine: Machine, function: Function, names: Mapping[str, str]) -> Nic:

@@ -1,7 +1,7 @@
 """Reads the node's network functions, and prints them.
 
-The text combines what `ibdev2netdev`, `lspci -s`, `ip a`, `ibv_devinfo`, `ls /dev/infiniband` and /proc/interrupts show.
-Devices may come and go meanwhile: what cannot be read is None or empty.
+It combines what `ibdev2netdev`, `lspci -s`, `ip a`, `ibv_devinfo`, `ls /dev/infiniband` and /proc/interrupts show. Devices may
+come and go meanwhile: what cannot be read is None or empty.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from agent.hardware.functions import (
     driver,
     is_network,
     port_netdevs,
-    product,
+    product_data,
     serial_numbers,
     vf_addresses,
     virtio_children,
 )
 from agent.hardware.rdma import CHAR_DEVICES, Gid, RdmaDevice, RdmaPort, Reader
 from agent.hardware.sysfs import whole
+from agent.hardware.vpd import is_nvlink_bridge, product_name
 from agent.kinds.irqs import function_irqs
 from agent.machine import Link, Machine, VfInfo
 from agent.report.printable import printable
@@ -88,7 +89,8 @@ class NetworkFunction:
     ``nic``: the name of the NIC of the spec whose function it is, or of which it is a VF. ``netdevs``: one for each of its
     ports; ``representors``: the others in its folder, which represent VFs and subfunctions (switchdev). ``total_vfs`` is 0
     without SR-IOV. With RoCE LAG the two ports of a card have one RDMA device, and both show it in ``rdma``.
-    ``management_rdma``: its RDMA devices that carry no data (:meth:`Reader.carrying`).
+    ``management_rdma``: its RDMA devices that carry no data (:meth:`Reader.carrying`). ``nvlink_bridge``: it is no NIC, but
+    connects the host to NVLink switches.
     """
 
     address: str
@@ -109,6 +111,7 @@ class NetworkFunction:
     nic: str | None = None
     representors: tuple[Netdev, ...] = ()
     management_rdma: tuple[str, ...] = ()
+    nvlink_bridge: bool = False
 
 
 @frozen
@@ -193,9 +196,10 @@ class _Reader:
         carrying = self.rdma.carrying(address, below)
         rdma = tuple(self.rdma_device(name, sole) for name in carrying or shared)
         firmware = [netdev.firmware for netdev in netdevs] + [device.firmware for device in rdma]
+        vpd = product_data(self._files, address)
         return NetworkFunction(
             address=address,
-            model=product(self._files, address) or pci_ids.name(self._pci_ids, vendor, device),
+            model=product_name(vpd or b"") or pci_ids.name(self._pci_ids, vendor, device),
             vendor=vendor,
             device=device,
             driver=_unless_gone(lambda: driver(self._files, address)),
@@ -208,8 +212,9 @@ class _Reader:
             granted=granted,
             total_vfs=total_vfs,
             vfs=vfs,
-            serials=serial_numbers(self._files, address)[0] if index is None else (),
+            serials=serial_numbers(self._files, address, vpd)[0] if index is None else (),
             nic=nic,
+            nvlink_bridge=is_nvlink_bridge(vpd or b""),
             representors=self._netdevs(name for name in self._names(f"{path}/net") if name not in own),
             management_rdma=tuple(name for name in below if name not in carrying),
         )
@@ -269,10 +274,10 @@ class _Reader:
             )
 
     def _text(self, path: str) -> str:
-        return (_unless_gone(lambda: self._files.read(path)) or "").strip()
+        return (_unless_gone(partial(self._files.read, path)) or "").strip()
 
     def _names(self, path: str) -> list[str]:
-        return _unless_gone(lambda: self._files.names(path)) or []
+        return _unless_gone(partial(self._files.names, path)) or []
 
 
 def _unless_gone(read: Callable[[], T]) -> T | None:
@@ -305,6 +310,7 @@ def _block(function: NetworkFunction, width: int, indent: str = "") -> list[str]
     vf = "" if function.index is None else f"VF {function.index}  "
     ids = f"[{function.vendor}:{function.device}]"
     facts = [f"NIC {function.nic}"] if function.nic and function.index is None else []
+    facts += ["NVLink bridge"] if function.nvlink_bridge else []
     facts += [f"driver {function.driver or 'none'}"]
     facts += [f"firmware {function.firmware}"] if function.firmware else []
     facts += [f"serial {serial}" for serial in function.serials]
@@ -315,17 +321,14 @@ def _block(function: NetworkFunction, width: int, indent: str = "") -> list[str]
     lines += _wrapped(inner, "", facts, width)
     if function.granted is not None:
         lines += _wrapped(inner, "granted", _granted(function.granted), width)
-    for each in function.netdevs:
-        lines += _wrapped(inner, "netdev", _netdev_facts(each), width)
-    for each in function.representors:
-        lines += _wrapped(inner, "representor", _netdev_facts(each), width)
-    creates_netdev = family(function.driver).creates_netdev(function.total_vfs)
-    if not function.netdevs and function.driver and not function.rdma and creates_netdev:
+    for label, netdevs in (("netdev", function.netdevs), ("representor", function.representors)):
+        lines += [line for each in netdevs for line in _wrapped(inner, label, _netdev_facts(each), width)]
+    lacking = function.driver and not function.netdevs and not function.rdma
+    if lacking and family(function.driver).creates_netdev(function.total_vfs):
         lines += [f"{inner}{'netdev':<8} none in this network namespace"]
     for device in function.rdma:
         lines += _rdma_lines(device, inner, width)
-    for name in function.management_rdma:
-        lines += _wrapped(inner, "rdma", [name, "for management only"], width)
+    lines += [f"{inner}{'rdma':<8} {name}  for management only" for name in function.management_rdma]
     if function.interrupts:
         lines += _wrapped(inner, "irqs", map(_irq_fact, function.interrupts), width)
     return lines + [line for each in function.vfs for line in _block(each, width, inner)]

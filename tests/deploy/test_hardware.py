@@ -12,7 +12,7 @@ from agent.report.records import Report
 from agent.spec.node import from_mapping
 from tasks import hardware
 from tasks.common import texts
-from tasks.hardware import Gpu, NodeHardware
+from tasks.hardware import Gpu, NodeHardware, shared
 from tasks.kubernetes.kubelet_arguments import _KUBELET, ENVIRONMENT, KubeletArguments, NodeKubelet
 from tasks.readiness import MARGIN
 from tests.deploy.conftest import Node, status
@@ -235,3 +235,13 @@ def test_a_task_that_reads_the_hardware_waits_until_the_node_is_ready_or_a_timeo
     # The agent's time and udev's, and some for the connection.
     assert dict(result.arguments)[waits]["_timeout"] == 7 + 30 + MARGIN
     assert node.deploy(settle, status(REPORT)).flat == []
+
+
+@pytest.mark.parametrize("selected", [False, True])
+def test_an_nvlink_bridge_is_a_nic_only_if_the_spec_selects_it(selected: bool) -> None:
+    bridge = {**SECOND, "nvlink_bridge": True, **({"nic": "bridge"} if selected else {})}
+    nics = [{"name": "bridge", "select": {"pci": SECOND["address"]}}] if selected else []
+    hardware = node_hardware(CONNECTX, bridge).with_nics_of(from_mapping({"node_name": "a", "nics": nics}))
+    assert [each.address for each in shared(hardware.all_functions())] == [
+        (SECOND if selected else CONNECTX)["address"]
+    ]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from agent.hardware.config_space import device_control, max_read_request
-from agent.hardware.vpd import device_serial_number, product_name, vpd_serial_number
+from agent.hardware.vpd import device_serial_number, is_nvlink_bridge, product_name, vpd_serial_number
 from tests.fuzz.targets import choose, chosen
 from tests.sim.kernel import Kernel
 
@@ -29,6 +29,7 @@ def _config(data: bytes) -> None:
 
 def _vpd(data: bytes) -> None:
     (product_name(data) + (vpd_serial_number(data) or "")).encode()
+    is_nvlink_bridge(data)
 
 
 def check(data: bytes) -> None:

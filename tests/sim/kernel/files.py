@@ -87,6 +87,8 @@ class SimFiles:
 
     def read_at(self, path: str, offset: int, size: int) -> bytes:
         self._kernel.read_in_part.append(path)
+        if path in self._kernel.unreadable:
+            raise error(errno.EIO, path)
         if path not in self._kernel.config:
             raise error(errno.ENOENT, path)
         return bytes(self._kernel.config[path][offset : offset + size])

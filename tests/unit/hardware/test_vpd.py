@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from agent.hardware.vpd import device_serial_number, product_name, vpd_serial_number
+from agent.hardware.vpd import device_serial_number, is_nvlink_bridge, product_name, vpd_serial_number
 
 
 def config(*capabilities: tuple[int, int, bytes]) -> bytes:
@@ -62,3 +62,19 @@ def test_the_product_name_is_the_identifier_string_of_the_vpd() -> None:
     assert product_name(tag + name.encode() + b"\x90\x02\x00PN\x78") == name.strip()
     assert product_name(tag + b"cut sho") == "cut sho"
     assert product_name(b"") == product_name(b"\xff" * 64) == product_name(b"\x90\x02\x00PN") == ""
+
+
+@pytest.mark.parametrize(
+    ("field", "bridge"),
+    [
+        (b"MLX:MODL=CX75:SMDL=SW_MNG", True),
+        (b"MLX:SMDL=SW_MNG:MODL=CX75\0", True),
+        (b"MLX:MODL=CX755206A", False),
+        (b"MLX:SMDL=SW_MNG2", False),
+        (b"MLX:XSMDL=SW_MNG", False),
+    ],
+)
+def test_an_nvlink_bridge_is_known_by_its_submodel(field: bytes, bridge: bool) -> None:
+    content = b"PN\x02abVA" + bytes([len(field)]) + field
+    assert is_nvlink_bridge(b"\x90" + len(content).to_bytes(2, "little") + content + b"\x78") is bridge
+    assert not is_nvlink_bridge(field)
