@@ -8,7 +8,6 @@ from tasks import (
     hardware,
     kubernetes,
     nccl,
-    nccl_topology,
     node_spec,
     original_state,
     packages,
@@ -45,7 +44,6 @@ node_spec.deliver(spec=spec, version=version)
 agent.activate(version=version, spec_hash=spec_hash(spec))
 hardware.settle(version=version, spec_hash=spec_hash(spec))
 labels.publish()
-nccl_topology.configure()
 nccl.configure()
 manifests.render()
 kubernetes.configure(spec=spec)

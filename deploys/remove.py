@@ -1,7 +1,7 @@
 """Removes Trackbed from a node, and restores the state from before its first deploy."""
 
 from agent.spec.node import NodeSpec
-from tasks import kubernetes, nccl, nccl_topology, node_spec, pull, removal
+from tasks import kubernetes, nccl, node_spec, pull, removal
 from tasks.host import boot, irqbalance, kernel_modules, limits, network_managers
 from tasks.kubernetes import kubelet, labels
 
@@ -13,7 +13,6 @@ removal.withdraw_spec(node_name=name)
 empty: NodeSpec = removal.empty_spec(name)
 kubelet.gate()
 nccl.configure()
-nccl_topology.configure()
 labels.publish()
 kubernetes.configure(spec=empty)
 # As in a deploy, before the boot: the initramfs has the modules' options, too.

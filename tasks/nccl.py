@@ -26,9 +26,6 @@ PATH = "/etc/nccl.conf"
 PREVIOUS = f"{PATH}.previous"
 """Keeps a file that was there before, for example in a vendor's image."""
 
-TOPOLOGY = "/etc/nccl-topology.xml"
-"""The file that :mod:`tasks.nccl_topology` writes."""
-
 TEMPLATE = "nccl.conf.j2"
 
 NetworkType = Literal[1, 2]
@@ -62,6 +59,7 @@ CLOUD_INTERFACE = "eth0"
 CLOUD_HCAS = "mlx5"
 
 _INTERFACE = re.compile(r"[^\s/:=,]{1,15}")
+_FILE = re.compile(r"/[^\s#]+")
 _HCAS = re.compile(r"[=^]?[A-Za-z0-9_.-]+(:\d+)?(,[A-Za-z0-9_.-]+(:\d+)?)*")
 
 # The most bytes of a value that NCCL reads (src/misc/param.cc).
@@ -75,7 +73,7 @@ class Nccl:
     ``network_type``: 1 is RDMA, 2 is sockets only; ``series`` implies it. ``compute_class``: the instance may have fewer GPUs
     than a machine of its series. ``interface`` (NCCL_SOCKET_IFNAME) and ``hcas`` (NCCL_IB_HCA) follow from the hardware if they
     are not given. ``gid_index`` (NCCL_IB_GID_INDEX): NCCL 2.21 and later choose it themselves, for each port. ``layout``: how
-    the NICs of a node are connected (NCCL_CROSS_NIC). ``topology``: write a topology file (NCCL_TOPO_FILE).
+    the NICs of a node are connected (NCCL_CROSS_NIC). ``topology``: a provider's topology file on the node (NCCL_TOPO_FILE).
     """
 
     network_type: NetworkType | None = None
@@ -86,7 +84,7 @@ class Nccl:
     gid_index: int | None = None
     debug: Debug = "INFO"
     layout: Layout | None = None
-    topology: bool = False
+    topology: str | None = None
 
     def __attrs_post_init__(self) -> None:
         faults = [*self._type(), *self._values()]
@@ -136,6 +134,10 @@ class Nccl:
             faults.append(
                 f"hcas: {self.hcas!r} is not a list of RDMA devices; give names, as 'mlx5' or '=mlx5_0,mlx5_1'"
             )
+        if self.topology is not None and not _FILE.fullmatch(self.topology):
+            faults.append(
+                f"topology: {self.topology!r} is not a path; give that of your provider's file, as '/opt/topo.xml'"
+            )
         if self.gid_index is not None and not 0 <= self.gid_index <= 255:
             faults.append(f"gid_index: {self.gid_index} is out of range; give 0 to 255")
         return faults
@@ -158,7 +160,7 @@ def text(wanted: Nccl, hardware: Hardware) -> str:
         "debug": wanted.debug,
     }
     values["cross_nic"] = CROSS_NIC[wanted.layout] if wanted.layout else None
-    values["topology"] = TOPOLOGY if wanted.topology else None
+    values["topology"] = wanted.topology
     if wanted.kind == 2:
         # NCCL_IB_HCA is present and empty, so that a value from elsewhere does not enable RDMA.
         return render(TEMPLATE, **values, hcas="", gid_index=None)

@@ -103,9 +103,9 @@ def test_the_layout_of_the_network_says_whether_rings_cross_nics(node: Node, lay
     assert made == ROCE.replace("NCCL_DEBUG", f"NCCL_CROSS_NIC={value}\nNCCL_DEBUG")
 
 
-def test_the_topology_file_is_named_where_it_is_written(node: Node) -> None:
-    made = deploy(node, {"network_type": 1, "topology": True}, has(CONNECTX, SECOND)).uploads[NEW].decode()
-    assert made == ROCE.replace("NCCL_DEBUG", "NCCL_TOPO_FILE=/etc/nccl-topology.xml\nNCCL_DEBUG")
+def test_the_providers_topology_file_is_named(node: Node) -> None:
+    made = deploy(node, {"network_type": 1, "topology": "/opt/topo.xml"}, has(CONNECTX, SECOND)).uploads[NEW].decode()
+    assert made == ROCE.replace("NCCL_DEBUG", "NCCL_TOPO_FILE=/opt/topo.xml\nNCCL_DEBUG")
 
 
 def test_nothing_is_done_if_the_file_is_in_place(node: Node) -> None:

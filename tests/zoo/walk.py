@@ -2,7 +2,7 @@
 
 The steps: `inspect`; the inventory of `inspect --as-inventory`, whose plan is empty; the same with VFs, planned and made true;
 a reload of the first NIC's driver; a VF that a pod takes and returns; then what the deploy renders from the machine: nccl.conf,
-NCCL's topology file, and the configurations of the device plugins with their networks.
+and the configurations of the device plugins with their networks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
 from agent.tools.as_inventory import derive_inventory
 from agent.tools.inspection import Inspection, NetworkFunction, inspect, render
-from tasks import hardware, nccl, nccl_topology
+from tasks import hardware, nccl
 from tasks.common.commands import script
 from tasks.hardware import Hardware, NodeHardware
 from tasks.kubernetes.manifests.device_plugins import DevicePlugins, Networks
@@ -177,11 +177,8 @@ def _disturbed(machine: SimMachine, spec: NodeSpec) -> Iterator[tuple[str, str]]
 
 def _deployed(machine: SimMachine, spec: NodeSpec, folder: Path) -> Iterator[tuple[str, str]]:
     facts = _hardware(machine, spec, folder).with_nics_of(spec)
-    settings = nccl.Nccl(network_type=1, topology=True)
-    conf = _or_refusal(lambda: nccl.text(settings, facts))
+    conf = _or_refusal(lambda: nccl.text(nccl.Nccl(network_type=1), facts))
     yield "/etc/nccl.conf", conf
-    topology = nccl_topology.NodeTopology().process(_sh(nccl_topology._TOPOLOGY, folder, folder))
-    yield "/etc/nccl-topology.xml", _or_refusal(lambda: nccl_topology.text(topology, facts))
     wanted = DevicePlugins(folder="manifests", networks=Networks("10.56.0.0/16"), test_pods=None)
     node = discover(facts, spec, LABELS, conf)
     yield "manifests", _or_refusal(lambda: "\n".join(_manifests(manifests(wanted, {HOST: node}))))

@@ -90,7 +90,6 @@ REST = [
     "Agent | Service",
     "Hardware settled",
     "Labels | Files",
-    "NCCL topology",
     "NCCL",
     "Manifests | Hardware of the node",
     "Manifests | Write",

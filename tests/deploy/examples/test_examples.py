@@ -121,9 +121,9 @@ def networks(node: Node, tmp_path: Path) -> dict[str, str]:
 def test_each_file_is_checked_and_explained() -> None:
     files = {str(path.relative_to(EXAMPLES)) for path in EXAMPLES.rglob("*") if path.is_file()}
     # tests/deploy/examples/test_slurm_prolog.py runs the prolog, tests/deploy/examples/test_example.py reads the overlay, and
-    # tests/unit/reporter/test_prometheus.py loads the rules.
-    rules = {f"prometheus/{name}.yaml" for name in ("cluster", "nodes", "prometheus")}
-    assert files == {*SCHEMAS, *rules, "README.md", "slurm/prolog.sh", "own-cluster/kustomization.yaml"}
+    # tests/unit/reporter/test_prometheus.py loads the rules; tests/cluster/test_manifests_applied.py applies the proxy.
+    prometheus = {f"prometheus/{name}.yaml" for name in ("cluster", "nodes", "prometheus", "proxy")}
+    assert files == {*SCHEMAS, *prometheus, "README.md", "slurm/prolog.sh", "own-cluster/kustomization.yaml"}
     assert files - {"README.md"} == set(re.findall(r"^## `([\w./-]+)`", README, re.MULTILINE))
 
 
