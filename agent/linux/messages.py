@@ -53,8 +53,9 @@ LARGEST = 1 << 20
 """Bytes of an answer. A PF's answer lists all its VFs in one message: 128 of them take 25 kB, 4,096 of them 800 kB. The kernel
 cuts off what does not fit."""
 
-TRIES = 5
-"""How often a dump is read, at most, if the table changes meanwhile."""
+TRIES = 50
+"""How often a dump is read, at most, if the table changes meanwhile. Only a change while it is read disturbs it, so even a storm of
+changes leaves room for one."""
 
 
 def widen(channel: socket.socket, size: int) -> None:
@@ -114,13 +115,14 @@ def ask(protocol: int, kind: int, body: bytes) -> list[bytes]:
 def dump(protocol: int, kind: int, body: bytes) -> list[bytes]:
     """Dump a table and return the bodies of its entries. The dump is repeated if the table changed meanwhile.
 
-    :raises OSError: the kernel's refusal.
+    :raises OSError: the kernel's refusal; EAGAIN: the table changed each time. Entries may be missing from such a dump, and
+        what is missing would count as gone: an address, or the route that shows a user.
     """
     for _ in range(TRIES):
         replies, interrupted = _exchange(protocol, kind, NLM_F_DUMP, body)
         if not interrupted:
-            break
-    return replies
+            return replies
+    raise OSError(errno.EAGAIN, f"the kernel's table changed during each of {TRIES} readings; try again")
 
 
 def _exchange(protocol: int, kind: int, flags: int, body: bytes) -> tuple[list[bytes], bool]:
