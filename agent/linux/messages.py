@@ -54,8 +54,7 @@ LARGEST = 1 << 20
 cuts off what does not fit."""
 
 TRIES = 50
-"""How often a dump is read, at most, if the table changes meanwhile. Only a change while it is read disturbs it, so even a storm
-of changes leaves room for one."""
+"""How often a dump is read, at most, if the table changes meanwhile. A storm of changes leaves room for one of them."""
 
 
 def widen(channel: socket.socket, size: int) -> None:
