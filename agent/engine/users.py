@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from attrs import evolve, frozen
 
+from agent.driver_families import XEN, family_of, is_passed_through, is_vfio
 from agent.engine.traffic import connected, traffic
 from agent.hardware.bonds import bond_of_ports, ports_of, vrf
 from agent.hardware.functions import (
@@ -31,9 +32,6 @@ from agent.machine import Files, Machine, Rdma
 from agent.report.records import Change
 from agent.report.target import is_vf
 from agent.state.wanted import Wanted
-from agent.vendors import is_vfio, vendor
-from agent.vendors.passthrough import VENDOR as PASSTHROUGH
-from agent.vendors.passthrough import XEN
 
 VDPA = "/sys/bus/vdpa/devices"
 AUXILIARY = "/sys/bus/auxiliary/devices"
@@ -129,7 +127,7 @@ def _netdev(files: Files, pci: str) -> str | None:
 
 
 def _lag(files: Files, pci: str) -> str | None:
-    return bond_of_ports(files, pci) if vendor(driver(files, pci)).first_vfs_end_lag else None
+    return bond_of_ports(files, pci) if family_of(driver(files, pci)).first_vfs_end_lag else None
 
 
 def _existing(machine: Machine, among: frozenset[str]) -> dict[str, str]:
@@ -154,7 +152,7 @@ def with_affected(change: Change, want: Wanted, by_target: Mapping[str, tuple[Us
     own = by_target.get(change.device, ())
     if change.kind != vfs.NAME:
         own = tuple(user for user in own if not user.only_by_lag)
-    elif function and not vendor(function.driver).vf_count_flaps:
+    elif function and not family_of(function.driver).vf_count_flaps:
         # The PF's link stays up, so of its own users only those of RoCE LAG are disturbed.
         own = tuple(user for user in own if user.by_lag)
     if own != by_target.get(change.device, ()):
@@ -233,7 +231,7 @@ def _passed_through(machine: Machine, want: Wanted, functions: _Functions) -> Us
             yield target, User("Xen's pciback", owns=True)
         elif is_vfio(bound):
             nodes += [(f"/dev/vfio/{node}", target) for node in _vfio_nodes(machine, pci)]
-        elif vendor(bound) is PASSTHROUGH:
+        elif is_passed_through(bound):
             nodes += [(f"/dev/{name}", target) for name in names_or_none(machine.files, f"{PCI}/{pci}/uio")]
     yield from _held(machine, nodes, owns=True)
 

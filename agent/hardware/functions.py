@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterable
 
 from attrs import evolve, frozen
 
+from agent.driver_families import family_of, unclassified
 from agent.hardware.sysfs import names_or_none, number_or, numbered, parsed, read_or
 from agent.hardware.udev import initialised
 from agent.hardware.vpd import device_serial_number, is_nvlink_bridge, vpd_serial_number
 from agent.machine import ARPHRD_INFINIBAND, Attributes, Files, Link, Machine
 from agent.report.target import device_of, is_vf, vf_index, vf_target
-from agent.vendors import unclassified, vendor
 
 PCI = "/sys/bus/pci/devices"
 NET = "/sys/class/net"
@@ -105,7 +105,7 @@ def driver(files: Files, address: str) -> str | None:
 
 def has_netdev(files: Files, address: str, bound: str | None) -> bool:
     """Whether the driver that is bound to a function creates a netdev that passes packets."""
-    family = vendor(bound)
+    family = family_of(bound)
     # This is asked of a thousand VFs, too, so the file is read only where it matters.
     return family.creates_netdev(total_vfs(files, address) if family.pfs_only_for_vfs else 0)
 

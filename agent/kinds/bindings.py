@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from attrs import evolve, frozen
 
+from agent.driver_families import VFIO, family_of, is_passed_through, is_vfio
 from agent.hardware.functions import NET, PCI, RDMA, device_path, driver, ifindex_of, netdev, pci_of, vf_addresses
 from agent.hardware.sysfs import names_or_none, read_or
 from agent.kinds import ANY_VALUE, links, vf_attributes, vfs
@@ -17,7 +18,6 @@ from agent.spec.nic import VfAttributes
 from agent.state.scope import Scope, in_scope
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
-from agent.vendors import VFIO, is_passed_through, is_vfio, vendor
 
 NAME = "bindings"
 AFTER = ("vf_attributes",)
@@ -126,7 +126,7 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
 
 def _is_unheard(pf: links.LinkStatus) -> bool:
     """Whether a VF cannot take its address from the PF, however often it is bound again."""
-    return pf.link is not None and not pf.link.up and vendor(pf.driver).vfs_need_pf_up
+    return pf.link is not None and not pf.link.up and family_of(pf.driver).vfs_need_pf_up
 
 
 def _plan_vf(target: str, wanted: VfAttributes, state: Bindings, index: int, granted: VfInfo | None) -> Change | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from attrs import evolve
 
+from agent.driver_families import DriverFamily, family_of
 from agent.hardware.functions import ifindex_of
 from agent.kinds import Reading, vf_links
 from agent.machine import Machine, Quantity
@@ -14,7 +15,6 @@ from agent.report.records import Change, Numbers, Value
 from agent.state.scope import Scope
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
-from agent.vendors import Vendor, vendor
 
 NAME = "channels"
 # A driver may reset its channels when VFs are created or removed (igb_sriov_reinit), and may allow the PF fewer.
@@ -42,7 +42,7 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
             continue
         blocker = beyond(setting, FIELDS)
         remedy = "give at most that many (`ethtool -l`); a PF may have fewer while it has VFs" if blocker else ""
-        flaps = len(before.present) == len(after.present) and vendor(setting.status.driver).channels_flap
+        flaps = len(before.present) == len(after.present) and family_of(setting.status.driver).channels_flap
         changes.append(setting.change(NAME, NAME, before, after, flaps, blocker, remedy))
     return changes
 
@@ -92,7 +92,7 @@ def number_now(
     want: Wanted,
     kept: Change,
     read: Callable[[int], Mapping[str, Quantity]],
-    flaps: Callable[[Vendor], bool],
+    flaps: Callable[[DriverFamily], bool],
 ) -> Reading | None:
     """:func:`vf_links.setting_now` for one of the numbers that are set in one step."""
     found: dict[str, Quantity] = {}

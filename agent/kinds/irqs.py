@@ -18,6 +18,7 @@ from typing import Any
 from attrs import evolve, field, frozen
 
 from agent.documents import load
+from agent.driver_families import family_of, is_passed_through
 from agent.hardware.functions import PCI, driver, pci_of
 from agent.hardware.placement import Key, Pool, place, pool
 from agent.hardware.sysfs import names_or_none, numbered, ranges, read_or, whole
@@ -31,8 +32,6 @@ from agent.spec.ranges import format_ranges, parse_ranges
 from agent.state.scope import Scope, functions_in_scope
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
-from agent.vendors import vendor
-from agent.vendors.passthrough import VENDOR as PASSTHROUGH
 
 NAME = "irqs"
 # Interrupts belong to channels, and a driver may request them again when its rings change.
@@ -146,12 +145,12 @@ def _full(files: Files) -> frozenset[int]:
 
 
 def _placeable(files: Files, pci: str) -> tuple[Irq, ...]:
-    return () if vendor(driver(files, pci)) is PASSTHROUGH else function_irqs(files, pci)
+    return () if is_passed_through(driver(files, pci)) else function_irqs(files, pci)
 
 
 def function_irqs(files: Files, pci: str) -> tuple[Irq, ...]:
     """The interrupts that a function's driver has requested, by number."""
-    family = vendor(driver(files, pci))
+    family = family_of(driver(files, pci))
     requested = []
     for number in numbered(names_or_none(files, f"{PCI}/{pci}/msi_irqs")):
         action = read_or(files, f"/sys/kernel/irq/{number}/actions", "")

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from attrs import evolve, frozen
 
+from agent.driver_families import family_of, is_passed_through
 from agent.hardware.functions import NET, device_path, driver, has_netdev, ifindex_of, netdev, netdev_of, pci_of
 from agent.hardware.sysfs import names_or_none
 from agent.hardware.udev import initialised
@@ -21,7 +22,6 @@ from agent.spec.nic import LinkState, Nic, VfAttributes
 from agent.state.scope import Scope, pfs_in_scope
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted, WantedNic
-from agent.vendors import passthrough, vendor
 
 NAME = "links"
 AFTER: tuple[str, ...] = ()
@@ -146,7 +146,7 @@ def _plan_without_netdev(address: str, nic: Nic, link_status: LinkStatus | None)
     if link_status is None:
         return
     bound, only_rdma = link_status.driver, link_status.only_rdma
-    family = vendor(bound)
+    family = family_of(bound)
     given = _settings_of_netdev(nic, only_rdma) if only_rdma or not link_status.has_netdev else []
     if given:
         creates = "has created" if only_rdma else "creates"
@@ -163,7 +163,7 @@ def _plan_without_netdev(address: str, nic: Nic, link_status: LinkStatus | None)
             blocker=f"its driver {bound} {creates} no netdev for it, and NIC {nic.name} has settings of one: {settings}",
             remedy=f"remove these settings from the NIC, or {instead}",
             # While a virtual machine has the function, nothing is amiss.
-            skip_if_owned=family is passthrough.VENDOR,
+            skip_if_owned=is_passed_through(bound),
         )
 
 
@@ -188,7 +188,7 @@ def plan_link(
     link = link_status.link
     changes = []
     if mtu is not None and link.mtu != mtu:
-        flaps = link.up and vendor(link_status.driver).mtu_flaps
+        flaps = link.up and family_of(link_status.driver).mtu_flaps
         disruption = Disruption.LINK_FLAP if flaps else Disruption.NONE
         changes.append(Change(kind, target, "mtu", link.mtu, mtu, disruption))
     if txqueuelen is not None and link.txqueuelen != txqueuelen:
@@ -227,7 +227,7 @@ def link_readings(
     if link_status is None or link_status.link is None or not link_status.ready or not link_status.has_netdev:
         return
     link = link_status.link
-    flaps = link.up and vendor(link_status.driver).mtu_flaps
+    flaps = link.up and family_of(link_status.driver).mtu_flaps
     flap, down = (Disruption.LINK_FLAP if costs else Disruption.NONE for costs in (flaps, link.up))
     yield Reading(target, "mtu", link.mtu, wanted.mtu is not None, flap, skip_if_owned)
     yield Reading(target, "txqueuelen", link.txqueuelen, wanted.txqueuelen is not None, skip_if_owned=skip_if_owned)

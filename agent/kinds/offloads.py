@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 
 from attrs import evolve
 
+from agent.driver_families import family_of
 from agent.hardware.functions import ifindex_of
 from agent.kinds import Reading, vf_links
 from agent.machine import Feature, Machine
@@ -14,7 +15,6 @@ from agent.report.records import Change
 from agent.state.scope import Scope
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
-from agent.vendors import vendor
 
 NAME = "offloads"
 AFTER = ("coalescing",)
@@ -80,7 +80,7 @@ def _unknown(setting: vf_links.Setting, name: str) -> Change:
 
 
 def _differing(setting: vf_links.Setting, wanted: Mapping[str, bool]) -> list[Change]:
-    resets = vendor(setting.status.driver).offloads_flap
+    resets = family_of(setting.status.driver).offloads_flap
     features: Mapping[str, Feature] = setting.read
     # All were requested before and did not change: a further request would change nothing.
     stuck = all(features[name].changeable and features[name].requested == on for name, on in wanted.items())

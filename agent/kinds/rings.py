@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from agent.driver_families import DriverFamily, family_of
 from agent.hardware.functions import ifindex_of
 from agent.kinds import Reading, channels, vf_links
 from agent.machine import Machine, Quantity
@@ -11,7 +12,6 @@ from agent.report.records import Change, Numbers
 from agent.state.scope import Scope
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
-from agent.vendors import Vendor, vendor
 
 NAME = "rings"
 AFTER = ("channels",)
@@ -35,14 +35,14 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
         before, after = channels.numbers(setting, FIELDS)
         if before == after:
             continue
-        family = vendor(setting.status.driver)
+        family = family_of(setting.status.driver)
         flaps = len(before.present) == len(after.present) and family.rings_flap
         blocker, remedy = _impossible(setting, after, family)
         changes.append(setting.change(NAME, NAME, before, after, flaps, blocker, remedy))
     return changes
 
 
-def _impossible(setting: vf_links.Setting, after: Numbers, family: Vendor) -> tuple[str, str]:
+def _impossible(setting: vf_links.Setting, after: Numbers, family: DriverFamily) -> tuple[str, str]:
     """Why the driver would not set the wanted sizes, and the remedy; both empty if it would."""
     if blocker := channels.beyond(setting, FIELDS):
         return blocker, "give at most that many descriptors (`ethtool -g`)"

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from attrs import evolve, field, frozen
 
+from agent.driver_families import family_of
 from agent.hardware.functions import NET, RDMA, netdev, netdev_of, pci_of
 from agent.hardware.rdma import Reader
 from agent.hardware.sysfs import names_or_none, numbered, read_or, whole
@@ -25,7 +26,6 @@ from agent.spec.ranges import format_ranges, parse_ranges
 from agent.state.scope import Scope, functions_in_scope
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
-from agent.vendors import vendor
 
 NAME = "roce"
 AFTER = ("vf_links",)
@@ -142,7 +142,9 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
     for address, nic in links.usable(want, have):
         states: Mapping[str, RoceState] = have[NAME].get(address, {})
         if nic.nic.roce is not None and address in states:
-            changes += list(_plan_port(address, nic.nic.roce, states[address], vendor(nic.function.driver).trust_flaps))
+            changes += list(
+                _plan_port(address, nic.nic.roce, states[address], family_of(nic.function.driver).trust_flaps)
+            )
             changes += list(_plan_devices(address, nic.nic.roce, states))
     return changes
 
@@ -191,7 +193,7 @@ def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
         return Reading(kept.target, kept.field, value, wanted=False)
     now = getattr(_port_state(machine, kept.device), field)
     if field == "trust":
-        disruption = Disruption.LINK_FLAP if vendor(nic.function.driver).trust_flaps else Disruption.NONE
+        disruption = Disruption.LINK_FLAP if family_of(nic.function.driver).trust_flaps else Disruption.NONE
         return Reading(kept.target, kept.field, now, False, disruption)
     disruption = Disruption.LINK_FLAP if field == "pfc" else Disruption.NONE
     value = None if now is None else format_ranges(now) or NO_PRIORITY

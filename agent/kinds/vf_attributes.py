@@ -8,6 +8,7 @@ from typing import Any
 
 from attrs import evolve
 
+from agent.driver_families import family_of
 from agent.hardware.functions import ifindex_of, link_of, netdev, netdev_of, vf_count
 from agent.kinds import Reading, links, vf_drivers, vfs
 from agent.machine import Machine, VfInfo
@@ -20,7 +21,6 @@ from agent.spec.vf_attributes.guids import GUIDS
 from agent.state.scope import Scope, pfs_in_scope
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted, WantedNic
-from agent.vendors import vendor
 
 NAME = "vf_attributes"
 AFTER = ("vfs", "vf_drivers")
@@ -101,7 +101,7 @@ def _disruption(nic: WantedNic, have: Snapshot, index: int, name: str) -> Disrup
     """What it costs to set an attribute. A VF without a driver is reset, too, but nothing can use it."""
     function = nic.function
     bound = have[vf_drivers.NAME].get(function.address, {}).get(vf_target(function.address, index))
-    return Disruption.REBIND if bound and name in vendor(function.driver).vf_resets else Disruption.NONE
+    return Disruption.REBIND if bound and name in family_of(function.driver).vf_resets else Disruption.NONE
 
 
 def _remedy(nic: WantedNic, index: int, name: str) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from agent.driver_families import family_of
 from agent.hardware.functions import driver
 from agent.machine import Machine
 from agent.state.scope import Scope, functions_in_scope
 from agent.state.wanted import Wanted
-from agent.vendors import vendor
 
 NAME = "vf_drivers"
 AFTER = ("vfs",)
@@ -21,5 +21,5 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mappin
             target: driver(machine.files, vf) is not None for target, vf in functions.items() if target != address
         }
         for address, functions in functions_in_scope(machine.files, want, scope).items()
-        if vendor(want.nics[address].function.driver).vf_resets
+        if family_of(want.nics[address].function.driver).vf_resets
     }

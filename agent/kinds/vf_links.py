@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from attrs import evolve, frozen
 
+from agent.driver_families import VFIO, DriverFamily, family_of
 from agent.hardware.functions import ifindex, ifindex_of, netdev, pci_of
 from agent.kinds import Reading, bindings, links, vf_attributes
 from agent.machine import Machine, VfInfo
@@ -16,7 +17,6 @@ from agent.report.target import device_of, is_vf, vf_index, vf_target
 from agent.state.scope import Scope, functions_in_scope, in_scope
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted, WantedNic
-from agent.vendors import VFIO, Vendor, vendor
 
 NAME = "vf_links"
 AFTER = ("bindings", "vf_names")
@@ -84,7 +84,7 @@ def _is_stuck(vf: links.LinkStatus, pf: links.LinkStatus) -> bool:
 
     With other drivers the VF's representor may be down (switchdev mode), which no flap of the VF changes.
     """
-    if vf.link is None or pf.link is None or not vendor(pf.driver).vfs_miss_carrier:
+    if vf.link is None or pf.link is None or not family_of(pf.driver).vfs_miss_carrier:
         return False
     return pf.link.carrier and vf.link.up and not vf.link.carrier
 
@@ -187,7 +187,7 @@ def setting_now(
     kept: Change,
     given: Callable[[Any], bool],
     read: Callable[[int], Value],
-    flaps: Callable[[Vendor], bool] = lambda vendor: False,
+    flaps: Callable[[DriverFamily], bool] = lambda family: False,
 ) -> Reading | None:
     """One setting that the agent has changed, as it is now: ``reading`` of the kinds of ethtool settings.
 
@@ -204,7 +204,7 @@ def setting_now(
     status = links.status(machine, pci_of(machine.files, kept.target))
     if status.link is None or not status.ready:
         return None
-    costs = status.link.up and flaps(vendor(status.driver))
+    costs = status.link.up and flaps(family_of(status.driver))
     disruption = Disruption.LINK_FLAP if costs else Disruption.NONE
     value = read(status.link.ifindex)
     return Reading(kept.target, kept.field, value, False, disruption, skip_if_owned=is_vf(kept.target))

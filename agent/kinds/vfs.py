@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from attrs import evolve, frozen
 
+from agent.driver_families import family_of
 from agent.hardware.bonds import lag_device
 from agent.hardware.functions import device_path, total_vfs, vf_count
 from agent.kinds import links
@@ -15,7 +16,6 @@ from agent.report.records import Change, Disruption
 from agent.state.scope import Scope, pfs_in_scope
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted, WantedNic
-from agent.vendors import vendor
 
 NAME = "vfs"
 AFTER = ("links",)
@@ -47,7 +47,7 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, VfCoun
 
 
 def _ends_lag(machine: Machine, nic: WantedNic) -> str | None:
-    wanted = nic.vf_count() and vendor(nic.function.driver).first_vfs_end_lag
+    wanted = nic.vf_count() and family_of(nic.function.driver).first_vfs_end_lag
     return lag_device(machine.files, nic.function.address) if wanted else None
 
 
@@ -72,7 +72,7 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
             change = Change(NAME, address, "count", state.count, count, blocker=blocker, remedy=remedy)
         elif state.count:
             change = Change(NAME, address, "count", state.count, count, Disruption.VF_RESET)
-        elif vendor(nic.function.driver).vf_count_flaps or state.ends_lag is not None:
+        elif family_of(nic.function.driver).vf_count_flaps or state.ends_lag is not None:
             change = Change(NAME, address, "count", state.count, count, Disruption.LINK_FLAP)
         else:
             change = Change(NAME, address, "count", state.count, count)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from agent.driver_families import family_of
 from agent.hardware.rdma import Family, RdmaDevice, RdmaPort, gid_index
 from agent.probes.rdma_devices import Devices, Fault, each_port, judged, port_fault
 from agent.report.records import Condition, Severity, Stage
@@ -11,7 +12,6 @@ from agent.report.target import is_vf
 from agent.spec.nic import RdmaDevices
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted, WantedNic
-from agent.vendors import vendor
 
 TYPE = "RdmaPorts"
 STAGE: Stage = "network"
@@ -37,7 +37,7 @@ def _faults(nic: WantedNic, wanted: RdmaDevices, device: RdmaDevice, port: RdmaP
         yield f"link layer {port.link_layer}, not {wanted.link_layer} (LINK_TYPE in the NIC's firmware)"
     if port.state != "ACTIVE":
         yield f"state {port.state or 'unknown'}/{port.physical_state or 'unknown'} ({_remedy(device, port, target)})"
-    rate = None if vendor(nic.function.driver).invents_rate else wanted.rate
+    rate = None if family_of(nic.function.driver).invents_rate else wanted.rate
     if rate is not None and (port.gigabits or 0) < rate:
         yield f"rate {port.rate or 'unknown'}, less than {rate} Gbit/s (cable, module, speed of the switch port)"
     family: Family | None = "IPv4" if wanted.gid_ipv4 else None

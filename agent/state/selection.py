@@ -9,11 +9,11 @@ from collections.abc import Collection, Sequence
 
 from attrs import evolve, frozen
 
+from agent.driver_families import family_of, is_passed_through
 from agent.hardware.functions import Function
 from agent.spec.nic import Nic
 from agent.spec.node import NodeSpec
 from agent.spec.selector import KEYS, Selector
-from agent.vendors import is_passed_through, vendor
 
 
 @frozen
@@ -142,7 +142,7 @@ def unknown(function: Function) -> dict[str, str]:
         keys["driver"] = "no driver"
     if hangs or function.serials_unread:
         keys["serial"] = hangs or "its Vital Product Data cannot be read"
-    if function.link is None and (vendor(function.driver).has_netdev or is_passed_through(function.driver)):
+    if function.link is None and (family_of(function.driver).has_netdev or is_passed_through(function.driver)):
         keys["mac"] = keys["netdev"] = "no driver" if function.driver is None else "no netdev here"
     elif function.renaming:
         keys["netdev"] = "udev has not named its netdev yet"

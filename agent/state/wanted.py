@@ -9,6 +9,7 @@ from typing import Any
 
 from attrs import field, frozen
 
+from agent.driver_families import VFIO
 from agent.hardware.functions import REMEDY, UNREADABLE, Asked, Function
 from agent.report.records import Condition, Severity, Status
 from agent.report.target import vf_target
@@ -17,7 +18,6 @@ from agent.spec.node import NodeSpec
 from agent.spec.ranges import parse_ranges
 from agent.state.guids import derived_guid, port_guid
 from agent.state.selection import Member, Selection, selections, unknown, with_other_port
-from agent.vendors import VFIO
 
 
 @frozen

@@ -13,6 +13,7 @@ from typing import Any
 
 from attrs import evolve, fields, frozen
 
+from agent.driver_families import VFIO, is_vfio
 from agent.engine.dry_run import dry_run
 from agent.hardware.functions import Asked, Function, device_path, discover, driver, has_netdev, netdev, vf_addresses
 from agent.hardware.sysfs import names_or_none
@@ -26,7 +27,6 @@ from agent.spec.vf_attributes.guids import GUIDS
 from agent.state.guids import derived_guid, port_guid
 from agent.state.snapshot import nic_names
 from agent.state.wanted import derived_mac
-from agent.vendors import VFIO, is_vfio
 
 Values = Mapping[str, Any]
 

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from attrs import evolve, frozen
 
+from agent.driver_families import family_of
 from agent.hardware import pci_ids
 from agent.hardware.bonds import bonded, rdma_devices
 from agent.hardware.functions import (
@@ -37,7 +38,6 @@ from agent.spec.node import NodeSpec
 from agent.spec.ranges import format_ranges
 from agent.spec.vf_attributes import ordered
 from agent.state.snapshot import nic_names
-from agent.vendors import vendor as family
 
 WIDTH = 80
 
@@ -324,7 +324,7 @@ def _block(function: NetworkFunction, width: int, indent: str = "") -> list[str]
     for label, netdevs in (("netdev", function.netdevs), ("representor", function.representors)):
         lines += [line for each in netdevs for line in _wrapped(inner, label, _netdev_facts(each), width)]
     lacking = function.driver and not function.netdevs and not function.rdma
-    if lacking and family(function.driver).creates_netdev(function.total_vfs):
+    if lacking and family_of(function.driver).creates_netdev(function.total_vfs):
         lines += [f"{inner}{'netdev':<8} none in this network namespace"]
     for device in function.rdma:
         lines += _rdma_lines(device, inner, width)

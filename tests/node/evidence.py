@@ -13,6 +13,7 @@ import pytest
 from attrs import field, frozen
 from testinfra.host import Host
 
+from agent.driver_families import family_of
 from agent.spec.nic import Nic as WantedNic
 from agent.spec.nic import VfAttributes
 from agent.spec.node import NodeSpec, parse
@@ -20,7 +21,6 @@ from agent.spec.ranges import format_ranges, parse_ranges
 from agent.spec.selector import Selector
 from agent.spec.validators import MAC
 from agent.state.wanted import derived_mac
-from agent.vendors import vendor
 
 __all__ = ["Cpus", "Finding", "Host", "Nic", "Node", "Vf", "equal", "judge", "read_node"]
 
@@ -143,7 +143,7 @@ def _queues(driver: str, names: list[str]) -> list[int | None]:
 
     What a family calls them, and what it counts, is in its record: a fact, and nothing that the agent does.
     """
-    family = vendor(driver)
+    family = family_of(driver)
     matches = [family.queue_irqs.search(name) for name in names]
     named = sum(match is not None for match in matches)
     of_role: Counter[str] = Counter()

@@ -1,5 +1,5 @@
-"""One pass on the simulated machine by an agent with more files: those of FOLDER/kinds, FOLDER/probes, FOLDER/vendors
-and FOLDER/spec/vf_attributes.
+"""One pass on the simulated machine by an agent with more files: those of FOLDER/kinds, FOLDER/probes and
+FOLDER/spec/vf_attributes, and with the rows of FOLDER/driver_families.py.
 
     python -m tests.unit.extended FOLDER [ATTRIBUTES]
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 from agent.spec import vf_attributes
@@ -24,14 +25,16 @@ IRQS = {"management": 95, "queue": 96}
 def main(folder: str, given: dict[str, Any]) -> None:
     vf_attributes.__path__.append(f"{folder}/spec/vf_attributes")
     # These imports read that folder.
-    from agent import kinds, probes, vendors
+    from agent import driver_families, kinds, probes
     from agent.engine.context import Goal, Memory
     from agent.engine.converge import converge
     from agent.spec.node import from_mapping
     from tests.sim.kernel import PCI, Kernel
 
-    for package in (kinds, probes, vendors):
+    for package in (kinds, probes):
         package.__path__.append(f"{folder}/{package.__name__.rpartition('.')[2]}")
+    if (rows := Path(folder, "driver_families.py")).exists():
+        driver_families.FAMILIES += eval(f"({rows.read_text()})", vars(driver_families))  # noqa: S307
     kernel = Kernel()
     kernel.tree.put(BALANCING, "1")
     kernel.tree.put(TEMPERATURE, "91000")

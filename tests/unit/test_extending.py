@@ -1,6 +1,6 @@
-"""What docs/extending.md promises: a kind, a probe, a NIC vendor and a VF attribute are each added by one new file.
+"""What docs/extending.md promises: a kind, a probe and a VF attribute are each added by one new file, a driver family by a row.
 
-The files are the examples of that page.
+The files and the row are the examples of that page.
 """
 
 import json
@@ -16,6 +16,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "extending.md"
+FAMILY = "driver_families.py"
 
 
 def examples() -> dict[str, str]:
@@ -39,12 +40,12 @@ def write(folder: Path, names: list[str]) -> None:
         path.write_text(examples()[name])
 
 
-def test_the_page_shows_a_kind_a_probe_a_vendor_and_a_vf_attribute() -> None:
-    assert sorted(name.rpartition("/")[0] for name in examples()) == [
+def test_the_page_shows_a_kind_a_probe_a_driver_family_and_a_vf_attribute() -> None:
+    assert sorted(name.rpartition("/")[0] or name for name in examples()) == [
+        FAMILY,
         "kinds",
         "probes",
         "spec/vf_attributes",
-        "vendors",
     ]
 
 
@@ -60,12 +61,12 @@ def test_a_probe_is_one_file_and_the_spec_can_set_it(tmp_path: Path) -> None:
     assert result["numa_balancing"] == "1"
 
 
-def test_a_vendor_is_one_file(tmp_path: Path) -> None:
+def test_a_driver_family_is_one_row(tmp_path: Path) -> None:
     names = [name for name in examples() if name.startswith("probes/")]
     write(tmp_path, names)
     unknown = converged(tmp_path)
     assert unknown["irqs"]["queue"] == unknown["irqs"]["management"]
-    write(tmp_path, [name for name in examples() if name.startswith("vendors/")])
+    write(tmp_path, [FAMILY])
     known = converged(tmp_path)
     # The queue's interrupt has a CPU of the NIC's NUMA node for itself; the management one may use both.
     assert (known["irqs"]["queue"], known["irqs"]["management"]) == ("2", "2-3")

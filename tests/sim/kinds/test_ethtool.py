@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 import pytest
 from attrs import evolve
 
+from agent.driver_families import family_of
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import dry_run
@@ -18,7 +19,6 @@ from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
 from agent.state.snapshot import read_basis
 from agent.state.wanted import resolve
-from agent.vendors import vendor
 from tests.sim.ethtool import SimEthtool
 from tests.sim.kernel import Kernel
 
@@ -334,7 +334,7 @@ def test_adaptive_goes_off_before_the_numbers_and_on_after_them() -> None:
 
 @pytest.mark.parametrize(("asked", "made"), [(1024, 1024), (1000, 1024), (1025, 2048), (1, 1)])
 def test_mlx5_s_rings_are_powers_of_two(asked: int, made: int) -> None:
-    assert vendor("mlx5_core").ring_size(asked) == made
+    assert family_of("mlx5_core").ring_size(asked) == made
 
 
 # A driver with two modes, as bnxt: combined channels exclude rx and tx ones.

@@ -7,11 +7,11 @@ from contextlib import suppress
 
 import pytest
 
+from agent.driver_families import VFIO
 from agent.engine.dry_run import dry_run
 from agent.hardware.functions import PCI, driver
 from agent.report.records import Disruption
 from agent.report.verdict import is_ready
-from agent.vendors import VFIO
 from tests.sim.kernel import Kernel, no_fault
 from tests.sim.kinds.test_sriov import MAC, NAME, PF, address, group, made, settle, spec
 
