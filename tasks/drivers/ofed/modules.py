@@ -195,8 +195,9 @@ find "$root"/proc/[0-9]*/fd -lname '/dev/infiniband/*' -printf '%h %l\\n' 2>/dev
 done
 
 # Netdevs that would disappear, by the module of their driver, and what depends on them.
+# 10.0.0.5:22; [fd00::5]:22; [::ffff:10.0.0.5]:22 of an IPv6 socket; [fe80::5]%eth0:22 and 10.0.0.5%vrf0:22 of a bound one.
 managed=$(ss -Htnp state established 2>/dev/null |
-  awk '/"sshd/ { sub(/:[0-9]+$/, "", $3); gsub(/[][]/, "", $3); print $3 }' | sort -u)
+  awk '/"sshd/ { sub(/:[0-9]+$/, "", $3); gsub(/[][]|%.*/, "", $3); sub(/^::ffff:/, "", $3); print $3 }' | sort -u)
 routed=$({ ip -o route show table all; ip -o -6 route show table all; } 2>/dev/null |
   awk '/ via / { for (i = 1; i < NF; i++) if ($i == "dev") print $(i + 1) }' | sort -u)
 carries() {

@@ -152,12 +152,12 @@ IP = """
 case "$*" in
   *"-6 route"*) ;;
   *route*) echo 'default via 10.0.0.1 dev bond0'; echo '10.0.0.0/24 dev eth1 scope link' ;;
-  *"dev ens1"*) echo '2: ens1 inet 10.0.0.7/24 scope global ens1' ;;
+  *"dev ens1"*) echo '2: ens1 inet 10.0.0.7/24 scope global ens1'; echo '2: ens1 inet6 fe80::7/64 scope link' ;;
 esac
 """
 
 
-def test_users_of_netdevs_and_vfs_are_named(root: Path) -> None:
+def test_users_of_netdevs_and_vfs_are_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = root / "sys/bus/pci/drivers/mlx5_core"
     (driver / "0000:21:00.0/net/ens1").mkdir(parents=True)
     (driver / "0000:21:00.2").mkdir()
@@ -175,21 +175,46 @@ def test_users_of_netdevs_and_vfs_are_named(root: Path) -> None:
     (netdev / "upper_bond0").mkdir(parents=True)
     (netdev / "device").symlink_to("../../../bus/pci/drivers/mlx5_core/0000:21:00.0")
     (driver / "0000:21:00.0/driver").symlink_to("../../mlx5_core")
+    with_programs(root, monkeypatch, "10.0.0.7:22")
+    assert users(root, "mlx5_core") == [
+        "ens1 has the management address (10.0.0.7)",
+        "bond0 is on top of ens1",
+        "a route goes through bond0",
+        "0000:21:00.3 is bound to vfio-pci",
+        "0000:21:00.2 is in another network namespace",
+    ]
+    # Another module's netdevs stay.
+    assert users(root, "rdma_rxe") == []
+
+
+def with_programs(root: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    """A node's programs; ``end``: of a connection of sshd, as ss prints it."""
     program(root / "bin/ip", IP)
-    program(root / "bin/ss", """echo '0 0 10.0.0.7:22 10.0.0.1:4000 users:(("sshd",pid=1,fd=4))'""")
-    os.environ["PATH"], path = f"{root / 'bin'}:{os.environ['PATH']}", os.environ["PATH"]
-    try:
-        assert users(root, "mlx5_core") == [
-            "ens1 has the management address (10.0.0.7)",
-            "bond0 is on top of ens1",
-            "a route goes through bond0",
-            "0000:21:00.3 is bound to vfio-pci",
-            "0000:21:00.2 is in another network namespace",
-        ]
-        # Another module's netdevs stay.
-        assert users(root, "rdma_rxe") == []
-    finally:
-        os.environ["PATH"] = path
+    program(root / "bin/ss", f"""echo '0 0 {end} 10.0.0.1:4000 users:(("sshd",pid=1,fd=4))'""")
+    monkeypatch.setenv("PATH", f"{root / 'bin'}:{os.environ['PATH']}")
+
+
+@pytest.mark.parametrize(
+    ("end", "address"),
+    [
+        ("[::ffff:10.0.0.7]:22", "10.0.0.7"),
+        ("10.0.0.7%vrf0:22", "10.0.0.7"),
+        ("[fe80::7]%ens1:22", "fe80::7"),
+        ("[fd00::7]:22", None),
+        ("[::ffff:10.0.0.70]:22", None),
+    ],
+)
+def test_the_address_of_a_session_is_known_however_ss_prints_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch, end: str, address: str | None
+) -> None:
+    function = root / "sys/bus/pci/drivers/mlx5_core/0000:21:00.0"
+    (root / "sys/module/mlx5_core").mkdir()
+    (root / "sys/class/net/ens1").mkdir(parents=True)
+    (function / "driver").mkdir(parents=True)
+    (function / "driver/module").symlink_to(root / "sys/module/mlx5_core")
+    (root / "sys/class/net/ens1/device").symlink_to(function)
+    with_programs(root, monkeypatch, end)
+    assert users(root, "mlx5_core") == ([f"ens1 has the management address ({address})"] if address else [])
 
 
 def test_an_initramfs_that_is_older_than_its_module_is_found(tmp_path: Path) -> None:
