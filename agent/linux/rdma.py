@@ -77,8 +77,8 @@ class LinuxRdma:
         if index is None:
             return ()
         try:
-            pairs = _resources(RES_QP_GET, index)
-            connections = _resources(RES_CM_ID_GET, index) if pairs else []
+            pairs = _queue_pairs(index)
+            connections = [] if pairs == [] else _resources(RES_CM_ID_GET, index)
         except OSError as error:
             if error.errno == errno.EINVAL and _index(device) != index:
                 return ()
@@ -140,6 +140,16 @@ def _index(device: str) -> int | None:
     return None
 
 
+def _queue_pairs(index: int) -> list[Resource] | None:
+    """The queue pairs; None if the driver cannot be asked for one's state, as mana_ib, which the kernel does for each."""
+    try:
+        return _resources(RES_QP_GET, index)
+    except OSError as error:
+        if error.errno == errno.EOPNOTSUPP:
+            return None
+        raise
+
+
 def _resources(command: int, index: int) -> list[Resource]:
     bodies = dump(NETLINK_RDMA, NLDEV | command, attribute(ATTR_DEV_INDEX, U32.pack(index)))
     return [resource for body in bodies for resource in decode_resources(body)]
@@ -165,10 +175,13 @@ def decode_resources(body: bytes) -> list[Resource]:
     ]
 
 
-def named(pairs: list[Resource], connections: list[Resource]) -> tuple[QueuePair, ...]:
-    """The queue pairs. Those that the rdma_cm has made (rdma_create_qp, cma.c) have the module of their connection."""
+def named(pairs: list[Resource] | None, connections: list[Resource]) -> tuple[QueuePair, ...]:
+    """The queue pairs. Those that the rdma_cm has made (rdma_create_qp, cma.c) have the module of their connection.
+
+    :param pairs: None: only those of the rdma_cm's connections are known.
+    """
     by_number = {each.number: each for each in connections}
-    users = [(pair.type, by_number.get(pair.number, pair)) for pair in pairs]
+    users = [(pair.type, by_number.get(pair.number, pair)) for pair in (connections if pairs is None else pairs)]
     return tuple(QueuePair(user.module, TYPES.get(type, str(type)), user.peer) for type, user in users)
 
 

@@ -72,6 +72,11 @@ def test_the_kernel_s_queue_pairs_have_the_module_that_uses_them() -> None:
     )
 
 
+def test_the_rdma_cm_s_connections_are_known_also_if_the_driver_has_no_states_of_queue_pairs() -> None:
+    connections = decode_resources(table(30, connection(13, kernel("nvme_rdma"), "10.0.0.9")))
+    assert named(None, connections) == (QueuePair("nvme_rdma", "RC", "10.0.0.9"),)
+
+
 def test_an_ipv6_peer_and_one_that_has_no_ip_address() -> None:
     other = attribute(DST_ADDR, struct.pack("=H", 27).ljust(128, b"\0"))  # AF_IB
     body = table(30, connection(13, kernel("ib_iser"), "fd00::9"), pair(14, RC, kernel("rds_rdma")) + other)
