@@ -15,7 +15,6 @@ again; if one cannot be unloaded, a reboot is requested.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from io import StringIO
 from typing import Literal
@@ -35,7 +34,7 @@ from tasks.common.data import Key, record
 from tasks.common.facts import FactBase
 from tasks.common.failures import NodeError
 from tasks.common.texts import HEADER, Texts
-from tasks.drivers.gpu_driver import modules, services
+from tasks.drivers.gpu_driver import fabric, modules, services, versions
 from tasks.drivers.gpu_driver.services import FABRIC_MANAGER, PERSISTENCE
 from tasks.host import kernel
 from tasks.packages import Family, OperatingSystem, holds, vendor_repository
@@ -48,11 +47,6 @@ REPOSITORY = "nvidia-driver"
 BLACKLIST = "/etc/modprobe.d/trackbed-gpu-driver.conf"
 PREFERENCES = "/etc/apt/preferences.d/trackbed-gpu-driver"
 LEFTOVERS = (BLACKLIST, PREFERENCES, services.DROP_IN, *vendor_repository.files_of(REPOSITORY))
-
-_VERSION = re.compile(r"\d{3,4}\.\d+(\.\d+)?")
-_NAME = re.compile("nvidia|cuda-drivers|^libcuda|^libnv|^libxnvctrl")
-LOCKED = "nvidia"
-"""The word in the names of the packages that dnf's lock keeps at the driver's version."""
 
 _CUDA = "https://developer.download.nvidia.com/compute/cuda/repos"
 # The folder of a release, and the key in it: its file and its fingerprint.
@@ -79,7 +73,7 @@ class GpuDriver:
     NVSwitches, whose fabric it sets up. ``repository``: used instead of NVIDIA's.
     """
 
-    version: str = field(validator=Matches(_VERSION, "give it as nvidia-smi prints it, as 580.95.05"))
+    version: str = field(validator=Matches(versions.VERSION, "give it as nvidia-smi prints it, as 580.95.05"))
     source: Source = "vendor"
     open: bool = True
     fabric_manager: bool = False
@@ -123,8 +117,9 @@ def install() -> None:
     # First: with apt's preferences for another version, apt itself would replace the driver at its next upgrade.
     refuse_while_in_use(name="No driver in use replaced", names=names, version=wanted.version, family=system.family)
     # Before the packages: they may load the driver.
-    text = f"{HEADER}blacklist {modules.NOUVEAU}\noptions {modules.NOUVEAU} modeset=0\n"
-    files.put(name="nouveau not loaded", src=StringIO(text), dest=BLACKLIST, mode="644")
+    text = "".join(f"blacklist {name}\n" for name in modules.REPLACED)
+    text = f"{HEADER}{text}options {modules.NOUVEAU} modeset=0\n"
+    files.put(name="The kernel's own drivers not loaded", src=StringIO(text), dest=BLACKLIST, mode="644")
     if wanted.source == "vendor":
         repository = wanted.repository or cuda_repository(system, host.get_fact(Arch))
         vendor_repository.add(REPOSITORY, repository, system.family)
@@ -139,8 +134,10 @@ def install() -> None:
     install_packages(name="Packages", names=names, version=wanted.version, family=system.family)
     modules.build(name="Modules for the running kernel", version=wanted.version)
     modules.load(name="Loaded modules", wanted_open=wanted.open, version=wanted.version)
+    if wanted.fabric_manager:
+        fabric.subnet_manager(name="NVLink subnet manager", family=system.family)
     services.start(fabric_manager=wanted.fabric_manager, persistence=wanted.persistence)
-    check(name="nvidia-smi", version=wanted.version)
+    check(name="nvidia-smi", version=wanted.version, fabric_manager=wanted.fabric_manager)
 
 
 def cuda_repository(system: OperatingSystem, architecture: str) -> Repository:
@@ -222,7 +219,7 @@ def enable_stream(names: tuple[str, ...], version: str, streams: tuple[str, ...]
 
     NVIDIA's repositories for RHEL 8 and 9 have a module. dnf sees only packages of its enabled stream, by default the open one.
     """
-    if not _missing(names, version, "rhel") or vendor_repository.has_dnf5(packages.installed("rhel")):
+    if not versions.missing(names, version, "rhel") or vendor_repository.has_dnf5(packages.installed("rhel")):
         host.noop("no package is to be installed")
         return
     text = host.get_fact(Texts, paths=(MODULE_FILE,)).get(MODULE_FILE, "")
@@ -254,32 +251,26 @@ def lock(version: str) -> Commands:
     locks = {
         name: locked
         for name, locked in host.get_fact(HeldPackages, family="rhel").items()
-        if locked and _is_drivers(name, locked)
+        if locked and versions.is_drivers(name, locked)
     }
-    others = sorted(name for name, locked in locks.items() if not _is(version, locked))
+    others = sorted(name for name, locked in locks.items() if not versions.is_at(version, locked))
     if locks and not others:
         host.noop(f"the driver's packages are locked at {version}")
         return
     yield from vendor_repository.lock_plugin(packages.installed("rhel"))
-    yield script(_LOCK, holds.PATH, f"*{LOCKED}*{version}*", _remedy(version, ("the driver",)), *others)
+    yield script(_LOCK, holds.PATH, f"*{versions.LOCKED}*{version}*", _remedy(version, ("the driver",)), *others)
 
 
 def _remedy(version: str, names: Sequence[str]) -> str:
     return f"gpu_driver: the repository must have version {version} of {', '.join(names)}"
 
 
-def _missing(names: tuple[str, ...], version: str, family: Family) -> list[str]:
-    """For an operation: the packages that are not installed at the version."""
-    have = packages.installed(family)
-    return [name for name in names if not any(_is(version, each) for each in have.get(name, ()))]
-
-
 @operation()
 def refuse_while_in_use(names: tuple[str, ...], version: str, family: Family) -> Commands:
     """Refuse to install the driver, or another version of a package, while a process has a GPU open."""
     have = packages.installed(family)
-    wrong = [name for name in _missing(names, version, family) if name in have or name == names[0]]
-    wrong += [name for name in _left(version, family) if name not in wrong]
+    wrong = [name for name in versions.missing(names, version, family) if name in have or name == names[0]]
+    wrong += [name for name in versions.left(version, family) if name not in wrong]
     users = host.get_fact(modules.GpuUsers) if wrong else []
     if users is None or users:
         yield refuse(
@@ -293,15 +284,15 @@ def refuse_while_in_use(names: tuple[str, ...], version: str, family: Family) ->
 @operation()
 def install_packages(names: tuple[str, ...], version: str, family: Family) -> Commands:
     """Install the packages at the version, even as a downgrade."""
-    missing = _missing(names, version, family)
+    missing = versions.missing(names, version, family)
     if missing:
         wanted = tuple(Package(name, f"{version}-*") for name in names)
         yield from vendor_repository.install(family, wanted, modules.MODULE, _remedy(version, names))
         # A downgrade of these leaves their dependencies as they are: they require a version or any later one.
-        others = _others(version, family)
+        others = versions.others(version, family)
     else:
         # A deploy may have been interrupted in between.
-        others = _left(version, family)
+        others = versions.left(version, family)
     if others:
         yield script(_OTHERS[family], *others, limit=LIMITS.here().build)
     elif not missing:
@@ -314,72 +305,29 @@ _OTHERS: dict[Family, str] = {
     "rhel": packages.DNF + 'dnf distro-sync -y -- "$@"',
 }
 
-# From the indexes that the node has: the installation has fetched them.
-_AVAILABLE: dict[Family, str] = {
-    "debian": 'apt-cache madison -- "$@" | sed "s/ *| */ /g"',
-    "rhel": 'dnf -q -C repoquery --queryformat "%{name} %{version}\\n" -- "$@" || true',
-}
-
-
-class AvailableVersions(FactBase[list[tuple[str, str]]]):
-    """The names and versions of packages that the node's repositories have."""
-
-    default = list
-
-    def command(self, names: tuple[str, ...], family: Family) -> StringCommand:
-        """Ask the package manager, which downloads nothing for this."""
-        return script(_AVAILABLE[family], *names)
-
-    def process(self, output: list[str]) -> list[tuple[str, str]]:
-        """Take the first two words of each line."""
-        return [(name, version) for name, version, *_ in (line.split() for line in output if line.strip())]
-
-
-def _others(version: str, family: Family) -> list[str]:
-    """For an operation: the driver's installed packages whose version is not the wanted one."""
-    return sorted(
-        name
-        for name, versions in packages.installed(family).items()
-        if any(_is_drivers(name, each) and not _is(version, each) for each in versions)
-    )
-
-
-def _left(version: str, family: Family) -> list[str]:
-    """For an operation: those of the others that the repositories have at the wanted version.
-
-    The rest stay as they are, such as a package with another branch in its name, or one that dnf's lock does not keep at the
-    version (libnvsdm): of that, dnf would install the newest one.
+_CHECK = (
     """
-    others = [name for name in _others(version, family) if family == "debian" or LOCKED in name]
-    available = host.get_fact(AvailableVersions, names=tuple(others), family=family) if others else []
-    return [name for name in others if any(name == each and _is(version, has) for each, has in available)]
-
-
-def _is_drivers(name: str, package_version: str) -> bool:
-    """Whether a package belongs to the driver. The container toolkit's versions have another form."""
-    return _NAME.search(name) is not None and _VERSION.match(package_version.rpartition(":")[2]) is not None
-
-
-def _is(version: str, package_version: str) -> bool:
-    """Whether a package's version, without its epoch and its revision, is the driver's."""
-    return package_version.rpartition(":")[2].partition("-")[0] == version
-
-
-_CHECK = """
 command -v nvidia-smi >/dev/null || { echo "missing"; exit 0; }
 word=version
 output=$(timeout 120 nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>&1) || word=failed
 printf '%s\\n' "$output" | sort -u | sed "s/^/$word /"
+[ "$word" = version ] || exit 0
 """
+    + fabric.STATES
+)
 
 
 class SmiReport(FactBase[list[str]]):
-    """The output of nvidia-smi: a line `version VERSION` for each version that a GPU reports, `failed TEXT`, or `missing`."""
+    """The output of nvidia-smi.
+
+    A line `version VERSION` for each version that a GPU reports, and `fabric TEXT` for each GPU that NVLink's fabric has not
+    registered; or `failed TEXT`, or `missing`.
+    """
 
     default = list
 
     def command(self) -> StringCommand:
-        """Ask for the driver's version of each GPU."""
+        """Ask for the driver's version of each GPU, and for its fabric."""
         return script(_CHECK)
 
     def process(self, output: list[str]) -> list[str]:
@@ -388,18 +336,28 @@ class SmiReport(FactBase[list[str]]):
 
 
 @operation()
-def check(version: str) -> Commands:
-    """Fail unless nvidia-smi succeeds and prints the version. This changes nothing."""
+def check(version: str, fabric_manager: bool) -> Commands:
+    """Fail unless nvidia-smi prints the version, and the fabric has registered all GPUs. This changes nothing."""
     if kernel.skip_until_booted("the driver is checked"):
         return
     if not host.state.is_executing or modules.reboot_due():
         host.noop("the driver is checked once it is loaded")
         return
     report = host.get_fact(SmiReport)
-    if report == [f"version {version}"]:
-        host.noop(f"nvidia-smi: driver {version}")
-    elif report == ["missing"]:
+    if _unregistered(report) and fabric_manager:
+        yield script(fabric.WAIT)
+        report = host.get_fact(SmiReport)
+    others = [line for line in report if not line.startswith("fabric ")]
+    if others == ["missing"]:
         yield refuse("gpu_driver: the node has no nvidia-smi, which the driver's packages bring; install them again")
-    else:
-        text = "; ".join(line.partition(" ")[2] for line in report) or "nothing"
+    elif others != [f"version {version}"]:
+        text = "; ".join(line.partition(" ")[2] for line in others) or "nothing"
         yield refuse(f"gpu_driver: nvidia-smi should print the driver's version {version}, but says: {text}")
+    elif unregistered := _unregistered(report):
+        yield refuse(fabric.refusal(unregistered, fabric_manager))
+    else:
+        host.noop(f"nvidia-smi: driver {version}")
+
+
+def _unregistered(report: list[str]) -> list[str]:
+    return [line.removeprefix("fabric ") for line in report if line.startswith("fabric ")]

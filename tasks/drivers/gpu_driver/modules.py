@@ -23,6 +23,9 @@ from tasks.time_limits import LIMITS
 TASK = "gpu_driver"
 MODULE = "nvidia"
 NOUVEAU = "nouveau"
+REPLACED = (NOUVEAU, "nova_core", "nova_drm")
+"""The kernel's own drivers of these GPUs. While one has a GPU, NVIDIA's finds none (modprobe: No such device). Ubuntu 26.04's
+kernel has nova_core."""
 
 # The driver's names in DKMS: nvidia, nvidia-open, nvidia-srv. nvidia-fs is not the driver but GPUDirect Storage.
 _DKMS = re.compile(r"nvidia(-(open|srv|server))*")
@@ -128,6 +131,51 @@ def _is_current(module: dkms.Module, version: str) -> bool:
     return module.is_loaded and not module.stale and host.get_fact(LoadedVersion) == version
 
 
+_GPUS = """
+root=$1
+for device in "$root"/sys/bus/pci/devices/*; do
+  [ "$(cat "$device/vendor" 2>/dev/null)" = 0x10de ] || continue
+  case $(cat "$device/class") in 0x0300* | 0x0302*) ;; *) continue ;; esac
+  driver=$(readlink "$device/driver" || true)
+  echo "${device##*/} ${driver##*/}"
+done
+echo end
+"""
+
+
+class GpuDrivers(FactBase[dict[str, str]]):
+    """The driver that each of NVIDIA's GPUs is bound to, by PCI address; empty: none."""
+
+    default = dict
+
+    def command(self) -> StringCommand:
+        """Read sysfs: display controllers (class 0300) and 3D controllers (0302)."""
+        return script(_GPUS, "")
+
+    def process(self, output: list[str]) -> dict[str, str]:
+        """Parse a line for each GPU; the last line is a mark."""
+        *lines, end = output
+        if end != "end":
+            raise ValueError("the answer is not whole")
+        return {address: driver for address, _, driver in (line.partition(" ") for line in lines)}
+
+
+def _given_away() -> str | None:
+    """For an operation: why no GPU is left for the driver, as on a host that gives them to virtual machines; None if one is."""
+    gpus = host.get_fact(GpuDrivers)
+    others = {address: driver for address, driver in gpus.items() if driver not in ("", MODULE)}
+    named = ", ".join(f"{address} ({driver})" for address, driver in sorted(others.items()))
+    if others and len(others) < len(gpus):
+        host.log(printable(f"gpu_driver: other drivers have these GPUs, and keep them: {named}"))
+        return None
+    return (
+        f"gpu_driver: other drivers have all GPUs: {named}. For vfio-pci, take the GPUs out of vfio-pci.ids (kernel arguments, "
+        "/etc/modprobe.d) or driver_override, and reboot; or remove the key on a host that gives its GPUs to virtual machines"
+        if others
+        else None
+    )
+
+
 @operation()
 def load(wanted_open: bool, version: str) -> Commands:
     """Load the installed modules. Load them again if others are loaded, or request a reboot if that is not allowed now."""
@@ -150,8 +198,11 @@ def load(wanted_open: bool, version: str) -> Commands:
     if not _is_current(module, version) and (problem := signatures.refusal(TASK, module.path)):
         yield refuse(problem)
         return
-    if host.get_fact(dkms.ModuleState, module=NOUVEAU).is_loaded:
-        yield from _request_reboot(f"{NOUVEAU} is loaded, which the driver {version} replaces")
+    if replaced := [name for name in REPLACED if host.get_fact(dkms.ModuleState, module=name).is_loaded]:
+        yield from _request_reboot(f"{', '.join(replaced)} is loaded, which the driver {version} replaces")
+        return
+    if problem := _given_away():
+        yield refuse(problem)
         return
     if _is_current(module, version):
         yield from reboot.withdraw(TASK)
@@ -176,6 +227,6 @@ def load(wanted_open: bool, version: str) -> Commands:
 def _request_reboot(reason: str) -> Commands:
     requests = host.get_fact(reboot.NodeRebootRequests)
     if requests is None or requests.of(TASK) is None:
-        # It may contain nouveau, or the former modules.
+        # It may contain the kernel's own drivers, or the former modules.
         yield script(dkms.MAKE_INITRAMFS)
     yield from reboot.request(TASK, reason)

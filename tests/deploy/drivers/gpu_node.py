@@ -26,7 +26,7 @@ PINS = (
     f"{HEADER}Package: *nvidia* *cuda-drivers* libcuda* libnv* libxnvctrl* xserver-xorg-video-nvidia*\n"
     f"Pin: version {VERSION}-*\nPin-Priority: 1001\n"
 )
-NO_NOUVEAU = f"{HEADER}blacklist nouveau\noptions nouveau modeset=0\n"
+NO_NOUVEAU = f"{HEADER}blacklist nouveau\nblacklist nova_core\nblacklist nova_drm\noptions nouveau modeset=0\n"
 LOADED = ["path /lib/modules/K/updates/dkms/nvidia.ko", "installed AB", "users 0", "loaded AB"]
 STALE = [*LOADED[:3], "loaded CD"]
 IN_MEMORY = "/sys/module/nvidia/version"
@@ -44,7 +44,7 @@ def debs(version: str = f"{VERSION}-1", *more: str) -> Answers:
 
 def modules(nvidia: list[str], nouveau: list[str] | None = None) -> Answers:
     """The answers about both modules: the commands differ only in their argument. (Those about units begin like it.)"""
-    return {" sh nvidia": nvidia, " sh nouveau": nouveau or ["path "]}
+    return {" sh nvidia": nvidia, " sh nouveau": nouveau or ["path "], " sh nova_": ["path "]}
 
 
 def there(nvidia: list[str] = LOADED, **more: Any) -> Answers:

@@ -25,6 +25,7 @@ from tests.deploy.drivers.gpu_node import (
     STATE,
     UBUNTU,
     VERSION,
+    debs,
     fresh,
     modules,
     there,
@@ -55,7 +56,7 @@ def test_nothing_is_done_if_all_is_in_place(node: Node) -> None:
         f"{PREFIX}{name}"
         for name in (
             "No driver in use replaced",
-            "nouveau not loaded",
+            "The kernel's own drivers not loaded",
             "nvidia-driver: key of its repository",
             "nvidia-driver: repository",
             "Version",
@@ -252,3 +253,38 @@ def test_a_system_without_such_packages_is_refused(
     assert result.failed and not result.flat
     [error] = result.errors
     assert message in error
+
+
+UNREGISTERED = "fabric state of 00000000:1B:00.0: In Progress, status: N/A"
+
+
+@pytest.mark.parametrize(
+    ("data", "remedy", "waits"),
+    [({"fabric_manager": True}, "journalctl -u nvidia-fabricmanager", True), ({}, "give fabric_manager True", False)],
+)
+def test_gpus_without_their_fabric_fail_the_host(node: Node, data: dict[str, Any], remedy: str, waits: bool) -> None:
+    wants(node, **data)
+    answers = {**there(**{SMI: [f"version {VERSION}", UNREGISTERED]}), **debs(f"{VERSION}-1", "nvidia-fabricmanager")}
+    result = node.deploy(gpu_driver.install, answers)
+    assert result.failed
+    *wait, refusal = result.commands[f"{PREFIX}nvidia-smi"]
+    assert any("left=24" in command for command in wait) == waits
+    assert (
+        "CUDA fails with 802 until NVLink's fabric has registered the GPUs: state of 00000000:1B:00.0: In Prog"
+        in refusal
+    )
+    assert remedy in refusal
+
+
+@pytest.mark.parametrize(("data", "found", "installed"), [
+    ({"fabric_manager": True}, ["0000:05:00.0"], True), ({"fabric_manager": True}, [], False), ({}, ["0000:05:00.0"], False),
+])  # fmt: skip
+def test_nvswitches_of_nvlink_5_get_their_subnet_manager(
+    node: Node, data: dict[str, Any], found: list[str], installed: bool
+) -> None:
+    wants(node, **data)
+    answers = {**there(), **debs(f"{VERSION}-1", "nvidia-fabricmanager"), "SW_MNG": found}
+    result = node.deploy(gpu_driver.install, answers)
+    assert not result.failed
+    commands = result.commands.get(f"{PREFIX}NVLink subnet manager", [])
+    assert [command.endswith(" nvlsm") for command in commands] == [True] * installed

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tasks.drivers import gpu_driver
-from tests.deploy.conftest import SIGNATURES, Answers, Node
+from tests.deploy.conftest import SIGNATURES, Answers, Node, file_answers
 from tests.deploy.drivers.gpu_node import (
     ABSENT,
     BOOT,
     BUILDS,
     IN_MEMORY,
+    LOADED,
     PREFIX,
     REQUESTS,
     SMI,
@@ -80,6 +81,55 @@ def test_nouveau_requests_a_reboot_once(node: Node) -> None:
     # Until the reboot nothing else is done, and nothing fails.
     assert result.flat == []
     assert not result.failed
+
+
+@pytest.mark.parametrize(
+    ("loaded", "named"),
+    [
+        (("nova_core",), "nova_core"),
+        (("nova_core", "nova_drm"), "nova_core, nova_drm"),
+        (("nouveau", "nova_drm"), "nouveau, nova_drm"),
+    ],
+)
+def test_the_kernels_own_drivers_request_a_reboot(node: Node, loaded: tuple[str, ...], named: str) -> None:
+    wants(node)
+    others = {f" sh {name}": [f"path /lib/modules/K/kernel/{name}.ko", "users 0", "loaded XY"] for name in loaded}
+    answers = {**others, **{k: v for k, v in there(nvidia=ABSENT).items() if k not in others}}
+    initramfs, request = node.deploy(gpu_driver.install, answers).commands[f"{PREFIX}Loaded modules"]
+    assert "update-initramfs -u" in initramfs
+    assert request.endswith(f"gpu_driver '{named} is loaded, which the driver {VERSION} replaces'")
+
+
+def test_the_kernels_own_drivers_are_not_loaded_at_boot(node: Node) -> None:
+    wants(node)
+    result = node.deploy(gpu_driver.install, {**there(), **file_answers(gpu_driver.BLACKLIST, "")})
+    text = result.uploads[gpu_driver.BLACKLIST].decode()
+    assert all(f"\nblacklist {name}\n" in text for name in ("nouveau", "nova_core", "nova_drm"))
+
+
+GPUS = "0x10de"
+
+
+@pytest.mark.parametrize("module", [ABSENT, LOADED])
+def test_gpus_that_are_all_given_to_virtual_machines_are_named(node: Node, module: list[str]) -> None:
+    wants(node)
+    held = {GPUS: ["0000:17:00.0 vfio-pci", "0000:18:00.0 vfio-pci", "end"]}
+    result = node.deploy(gpu_driver.install, {**held, **there(nvidia=module)})
+    assert result.failed
+    [refusal] = result.flat
+    assert (
+        "other drivers have all GPUs: 0000:17:00.0 (vfio-pci), 0000:18:00.0 (vfio-pci). For vfio-pci, take the"
+        in refusal
+    )
+
+
+@pytest.mark.parametrize("rest", ["0000:18:00.0 nvidia", "0000:18:00.0 "])
+def test_gpus_of_which_some_are_given_to_virtual_machines_are_named_and_left(node: Node, rest: str) -> None:
+    wants(node)
+    result = node.deploy(gpu_driver.install, {**there(), GPUS: ["0000:17:00.0 vfio-pci", rest, "end"]})
+    assert not result.failed
+    assert result.flat == []
+    assert any("other drivers have these GPUs, and keep them: 0000:17:00.0 (vfio-pci)" in line for line in result.log)
 
 
 def test_what_is_built_for_a_kernel_waits_until_that_kernel_runs(node: Node) -> None:

@@ -7,10 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from pyinfra.api.exceptions import FactProcessError
 
 from tasks.drivers import gpu_driver
+from tasks.drivers.gpu_driver import fabric, services, versions
 from tasks.drivers.gpu_driver import modules as driver_modules
-from tasks.drivers.gpu_driver import services
 from tasks.packages import Family
 from tests.deploy.scripts import program, sh
 
@@ -45,11 +46,92 @@ def test_processes_that_have_a_gpu_open_are_found(tmp_path: Path) -> None:
 )
 def test_versions_and_errors_of_nvidia_smi_are_read(tmp_path: Path, smi: str | None, report: list[str]) -> None:
     # No other programs: the machine that runs this test may have a real nvidia-smi.
-    for name in ("sed", "sh", "sort", "timeout"):
+    for name in ("awk", "sed", "sh", "sort", "timeout"):
         (tmp_path / name).symlink_to(shutil.which(name) or name)
     if smi:
         program(tmp_path / "nvidia-smi", smi)
     assert sh(gpu_driver._CHECK, PATH=str(tmp_path)) == report
+
+
+def smi(*fabrics: tuple[str, str]) -> str:
+    """The output of `nvidia-smi -q`, cut short, for GPUs with these states and statuses of the fabric."""
+    gpus = [
+        f"GPU 00000000:{number}B:00.0\n    Product Name                          : NVIDIA B200\n"
+        "    Clocks Event Reasons\n        Status                            : Fine\n"
+        f"    Fabric\n        State                             : {state}\n"
+        f"        Status                            : {status}\n        CliqueId                          : 0\n"
+        "        Health\n            Bandwidth                     : Full\n"
+        "    GSP Firmware Version                  : 580.95.05\n"
+        for number, (state, status) in enumerate(fabrics)
+    ]
+    return "==============NVSMI LOG==============\n\nAttached GPUs                             : 8\n" + "".join(gpus)
+
+
+@pytest.mark.parametrize(
+    ("fabrics", "report"),
+    [
+        ([("Completed", "Success")] * 2, []),
+        ([("N/A", "N/A")], []),
+        (
+            [("Completed", "Success"), ("In Progress", "N/A"), ("Completed", "Insufficient Resources")],
+            [
+                "fabric state of 00000000:1B:00.0: In Progress, status: N/A",
+                "fabric state of 00000000:2B:00.0: Completed, status: Insufficient Resources",
+            ],
+        ),
+        ([("Not Started", "N/A")], ["fabric state of 00000000:0B:00.0: Not Started, status: N/A"]),
+    ],
+)
+def test_gpus_that_the_fabric_has_not_registered_are_named(
+    tmp_path: Path, fabrics: list[tuple[str, str]], report: list[str]
+) -> None:
+    (tmp_path / "q").write_text(smi(*fabrics))
+    program(tmp_path / "nvidia-smi", f"case $1 in -q) cat {tmp_path}/q ;; *) echo 580.95.05 ;; esac")
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    assert sh(gpu_driver._CHECK, PATH=path) == ["version 580.95.05", *report]
+
+
+def test_a_fabric_that_registers_gpus_is_waited_for(tmp_path: Path) -> None:
+    for name, fabrics in (("q", [("In Progress", "N/A")]), ("later", [("Completed", "Success")])):
+        (tmp_path / name).write_text(smi(*fabrics))
+    program(tmp_path / "nvidia-smi", f"cat {tmp_path}/q")
+    # What is slept for is that the state changes; the third time it has.
+    program(tmp_path / "sleep", f'cd {tmp_path}; echo >> slept; if [ "$(wc -l < slept)" = 3 ]; then mv later q; fi')
+    sh(fabric.WAIT, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert (tmp_path / "slept").read_text() == "\n" * 3
+    (tmp_path / "q").write_text(smi(("In Progress", "N/A")))
+    sh(fabric.WAIT, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert (tmp_path / "slept").read_text() == "\n" * 27
+
+
+def device(root: Path, address: str, vendor: str, kind: str, driver: str = "", vpd: str = "") -> None:
+    path = root / "sys/bus/pci/devices" / address
+    path.mkdir(parents=True)
+    (path / "vendor").write_text(f"{vendor}\n")
+    (path / "class").write_text(f"{kind}\n")
+    if driver:
+        (path / "driver").symlink_to(f"../../drivers/{driver}")
+    if vpd:
+        (path / "vpd").write_text(vpd)
+
+
+def test_the_driver_of_each_gpu_is_read(tmp_path: Path) -> None:
+    device(tmp_path, "0000:17:00.0", "0x10de", "0x030200", "vfio-pci")
+    device(tmp_path, "0000:17:00.1", "0x10de", "0x040300", "snd_hda_intel")
+    device(tmp_path, "0000:18:00.0", "0x10de", "0x030000")
+    device(tmp_path, "0000:19:00.0", "0x10de", "0x068000", "nvidia-nvswitch")
+    device(tmp_path, "0000:1a:00.0", "0x1a03", "0x030000", "ast")
+    answer = sh(driver_modules._GPUS, tmp_path)
+    assert driver_modules.GpuDrivers().process(answer) == {"0000:17:00.0": "vfio-pci", "0000:18:00.0": ""}
+    with pytest.raises(FactProcessError, match="the answer is not whole"):
+        driver_modules.GpuDrivers().process(answer[:1])
+
+
+def test_nvswitches_are_found_by_the_product_data_of_their_bridges(tmp_path: Path) -> None:
+    device(tmp_path, "0000:05:00.0", "0x15b3", "0x020700", "mlx5_core", "\x82,\0ConnectX-7 V0\x08SMDL=SW_MNG")
+    device(tmp_path, "0000:06:00.0", "0x15b3", "0x020700", "mlx5_core", "\x82,\0ConnectX-7")
+    device(tmp_path, "0000:07:00.0", "0x15b3", "0x020000")
+    assert sh(fabric._SWITCHES, tmp_path) == ["0000:05:00.0"]
 
 
 @pytest.mark.parametrize(
@@ -67,9 +149,9 @@ def test_versions_of_the_repositories_are_read(
         tmp_path / manager,
         f"printf '{output}'" if output else "echo 'Error: Cache-only enabled but no cache' >&2; exit 1",
     )
-    lines = sh(gpu_driver._AVAILABLE[family], "libcuda1", "nvidia-open", PATH=f"{tmp_path}:{os.environ['PATH']}")
-    available = gpu_driver.AvailableVersions().process(lines)
-    assert [(name, gpu_driver._is("580.95.05", version)) for name, version in available] == (
+    lines = sh(versions._AVAILABLE[family], "libcuda1", "nvidia-open", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    available = versions.AvailableVersions().process(lines)
+    assert [(name, versions.is_at("580.95.05", version)) for name, version in available] == (
         [("libcuda1", True), ("nvidia-open", False)] if output else []
     )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tasks.drivers import gpu_driver
-from tasks.drivers.gpu_driver import services
+from tasks.drivers.gpu_driver import services, versions
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, files
 from tests.deploy.drivers.gpu_node import PREFIX, USERS, VERSION, debs, fresh, there, wants
 from tests.deploy.scripts import sh
@@ -228,9 +228,9 @@ def test_a_driver_in_use_is_not_replaced(node: Node, users: list[str], named: st
 
 @pytest.mark.parametrize("version", ["580.95.05-1", "3:580.95.05-1.el9", "580.95.05-0ubuntu1"])
 def test_a_package_s_version_has_the_driver_s(version: str) -> None:
-    assert gpu_driver._is(VERSION, version)
-    assert not gpu_driver._is("580.95", version)
-    assert not gpu_driver._is("80.95.05", version)
+    assert versions.is_at(VERSION, version)
+    assert not versions.is_at("580.95", version)
+    assert not versions.is_at("80.95.05", version)
 
 
 def test_a_package_is_added_while_jobs_run(node: Node) -> None:

@@ -1,0 +1,75 @@
+"""The versions of the driver's packages: those that the node has, and those that its repositories have."""
+
+from __future__ import annotations
+
+import re
+
+from pyinfra.api.command import StringCommand
+from pyinfra.context import host
+
+from tasks import packages
+from tasks.common.commands import script
+from tasks.common.facts import FactBase
+from tasks.packages import Family
+
+VERSION = re.compile(r"\d{3,4}\.\d+(\.\d+)?")
+_NAME = re.compile("nvidia|cuda-drivers|^libcuda|^libnv|^libxnvctrl")
+LOCKED = "nvidia"
+"""The word in the names of the packages that dnf's lock keeps at the driver's version."""
+
+
+def missing(names: tuple[str, ...], version: str, family: Family) -> list[str]:
+    """For an operation: the packages that are not installed at the version."""
+    have = packages.installed(family)
+    return [name for name in names if not any(is_at(version, each) for each in have.get(name, ()))]
+
+
+# From the indexes that the node has: the installation has fetched them.
+_AVAILABLE: dict[Family, str] = {
+    "debian": 'apt-cache madison -- "$@" | sed "s/ *| */ /g"',
+    "rhel": 'dnf -q -C repoquery --queryformat "%{name} %{version}\\n" -- "$@" || true',
+}
+
+
+class AvailableVersions(FactBase[list[tuple[str, str]]]):
+    """The names and versions of packages that the node's repositories have."""
+
+    default = list
+
+    def command(self, names: tuple[str, ...], family: Family) -> StringCommand:
+        """Ask the package manager, which downloads nothing for this."""
+        return script(_AVAILABLE[family], *names)
+
+    def process(self, output: list[str]) -> list[tuple[str, str]]:
+        """Take the first two words of each line."""
+        return [(name, version) for name, version, *_ in (line.split() for line in output if line.strip())]
+
+
+def others(version: str, family: Family) -> list[str]:
+    """For an operation: the driver's installed packages whose version is not the wanted one."""
+    return sorted(
+        name
+        for name, versions in packages.installed(family).items()
+        if any(is_drivers(name, each) and not is_at(version, each) for each in versions)
+    )
+
+
+def left(version: str, family: Family) -> list[str]:
+    """For an operation: those of the others that the repositories have at the wanted version.
+
+    The rest stay as they are, such as a package with another branch in its name, or one that dnf's lock does not keep at the
+    version (libnvsdm): of that, dnf would install the newest one.
+    """
+    candidates = [name for name in others(version, family) if family == "debian" or LOCKED in name]
+    available = host.get_fact(AvailableVersions, names=tuple(candidates), family=family) if candidates else []
+    return [name for name in candidates if any(name == each and is_at(version, has) for each, has in available)]
+
+
+def is_drivers(name: str, package_version: str) -> bool:
+    """Whether a package belongs to the driver. The container toolkit's versions have another form."""
+    return _NAME.search(name) is not None and VERSION.match(package_version.rpartition(":")[2]) is not None
+
+
+def is_at(version: str, package_version: str) -> bool:
+    """Whether a package's version, without its epoch and its revision, is the driver's."""
+    return package_version.rpartition(":")[2].partition("-")[0] == version
