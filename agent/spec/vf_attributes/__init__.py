@@ -1,4 +1,4 @@
-"""The attributes that a PF sets for its VFs. ``table.py`` has most of them; each file of this folder has a tuple ``ATTRIBUTES``.
+"""The attributes that a PF sets for its VFs: most are in ``table.py``; each file of this folder has a tuple ``ATTRIBUTES``.
 
 The keys of the spec, the plan, the write, what a PF reports, what ``inspect`` prints and the table in docs/inventory/nics.md
 follow from these records.

@@ -1,4 +1,4 @@
-"""The attributes of a VF that have a netlink attribute of their own, a row each. Those with more code have files of their own."""
+"""The attributes of a VF that are a record and no more, a row each; those with code have files of their own."""
 
 from typing import Literal
 
