@@ -98,7 +98,9 @@ def _all_ports(function: NetworkFunction) -> Iterator[RdmaPort]:
 
 
 def _ports(function: NetworkFunction) -> Iterator[RdmaPort]:
-    return (port for device in function.rdma for port in device.ports)
+    """Its RDMA ports, without those of netdevs that are not managed: only the first is."""
+    others = {netdev.name for netdev in function.netdevs[1:]}
+    return (port for device in function.rdma for port in device.ports if port.netdev not in others)
 
 
 def _active(function: NetworkFunction) -> bool:

@@ -168,6 +168,13 @@ class Subsystem:
         path = "ports/1/gid_attrs/ndevs/0"
         return [name for name, _ in self._cm if self.kernel.tree.files.get(f"{RDMA}/{name}/{path}") == netdev]
 
+    def add_port(self, name: str, number: int, netdev: str | None) -> None:
+        """A further port, in the same state as port 1."""
+        for path, text in list(self.kernel.tree.files.items()):
+            if path.startswith(f"{RDMA}/{name}/ports/1/"):
+                self.kernel.tree.put(path.replace("/ports/1/", f"/ports/{number}/"), text)
+        self.kernel.tree.put(f"{RDMA}/{name}/ports/{number}/gid_attrs/ndevs/0", netdev or "")
+
     def set_port(self, name: str, **texts: str) -> None:
         for file, text in texts.items():
             self.kernel.tree.put(f"{RDMA}/{name}/ports/1/{file}", text)

@@ -10,7 +10,9 @@ from agent.machine import Link
 from agent.report.records import Condition
 from agent.report.verdict import is_ready
 from agent.spec.node import from_mapping
+from agent.tools.as_inventory import derive_inventory
 from tests.sim.kernel import NET, PCI, Kernel
+from tests.sim.tools.test_as_inventory import executed
 
 PF = "0000:03:00.0"
 # The names sort, and the netdevs appeared, in the order that is not the ports'.
@@ -27,9 +29,7 @@ def kernel() -> Kernel:
     for number, name in enumerate(MACS):
         kernel.tree.put(f"{NET}/{name}/dev_port", str(number))
     kernel.rdma.add(PF, "mlx4_0", FIRST)
-    for file in ("state", "phys_state", "link_layer", "rate"):
-        text = kernel.files.read(f"/sys/class/infiniband/mlx4_0/ports/1/{file}")
-        kernel.tree.put(f"/sys/class/infiniband/mlx4_0/ports/2/{file}", text)
+    kernel.rdma.add_port("mlx4_0", 2, SECOND)
     return kernel
 
 
@@ -76,3 +76,12 @@ def test_both_rdma_ports_of_a_function_with_one_netdev_are_judged(kernel: Kernel
     kernel.tree.remove(f"{PCI}/{PF}/net/{SECOND}")
     kernel.tree.put("/sys/class/infiniband/mlx4_0/ports/2/state", "1: DOWN")
     assert "mlx4_0 port 2" in condition_of(settle(kernel, {"pci": PF}, rdma={}), "RdmaPorts").message
+
+
+def test_the_inventory_of_such_a_server_asks_nothing_of_the_other_port(kernel: Kernel) -> None:
+    kernel.tree.put("/sys/class/infiniband/mlx4_0/ports/1/state", "1: DOWN")
+    starter = derive_inventory(kernel.machine(), "h1", "n1", [])
+    assert starter.remaining == ()
+    (nic,) = executed(starter.text)[1].nics
+    assert (nic.rdma, nic.state) == (None, "down")
+    assert f"{FIRST} {SECOND} mlx4_0" in starter.text
