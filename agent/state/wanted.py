@@ -63,8 +63,9 @@ class WantedNic:
     def _fill(self, given: VfAttributes) -> VfAttributes:
         has_netdev = given.driver != VFIO
         return given.having(
-            # VLAN 0 means no VLAN, and then there is no VLAN priority.
+            # VLAN 0 means no VLAN, and then there is no VLAN priority. Without both there is no protocol: drivers drop one.
             qos=0 if given.vlan == 0 and given.qos is None else given.qos,
+            vlan_protocol=given.vlan_protocol if given.vlan or given.qos else None,
             mtu=(given.mtu or self.nic.mtu) if has_netdev else None,
             state=(given.state or self.nic.state) if has_netdev else None,
             txqueuelen=(given.txqueuelen or self.nic.txqueuelen) if has_netdev else None,

@@ -187,6 +187,9 @@ class Sriov:
             # A request does not overtake an earlier one.
             self._pending = [each for each in self._pending if each[:2] != (physical, index) or each[2] not in given]
             self._pending += [(physical, index, name, given.pop(name)) for name in self.late & given.keys()]
+        if physical in self.able and not given.get("vlan", vfs[index].vlan) and not given.get("qos", vfs[index].qos):
+            # Without a VLAN there is no protocol (ice_set_vf_port_vlan in ice_sriov.c; mlx5 as reported to nmstate, 2486).
+            given["vlan_protocol"] = "802.1Q"
         vfs[index] = _having(vfs[index], **given)
 
     def catch_up(self) -> None:

@@ -84,6 +84,7 @@ ATTRIBUTES = (
         name="vlan_protocol",
         type=Literal["802.1Q", "802.1ad"],
         meaning='`"802.1Q"` or `"802.1ad"`; needs `vlan`',
+        default="left alone; without effect with `vlan` 0",
         order=22,
         check=_needs_vlan("vlan_protocol"),
         netlink="IFLA_VF_VLAN_LIST",

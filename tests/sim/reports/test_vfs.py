@@ -183,3 +183,11 @@ def test_vfs_that_cannot_be_made_are_named_with_the_remedy(
     ]
     assert not is_ready(result.conditions)
     assert any(named in text for text in said), said
+
+
+def test_a_vf_without_a_vlan_has_no_protocol_of_one_either(node: Node) -> None:
+    """The driver ignores 802.1ad for VLAN 0 (nmstate 2486)."""
+    node.kernel.sriov.able.add(PF0)
+    defaults = {"vlan": 100, "vlan_protocol": "802.1ad"}
+    assert is_settled(node.follow({"vfs": {"count": 3, "defaults": defaults, "groups": [{"index": "2", "vlan": 0}]}}))
+    assert [(vf.vlan, vf.vlan_protocol) for vf in node.kernel.vfs(PF0)] == [(100, "802.1ad")] * 2 + [(0, "802.1Q")]
