@@ -1,0 +1,216 @@
+"""Public reports about PFs and their netdevs: how they are selected, what moves them, what their drivers refuse."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from agent.engine.converge import Pass
+from agent.hardware.functions import vf_addresses
+from agent.report.verdict import is_ready
+from tests.sim.engine.one_nic import Node, left
+from tests.sim.kernel import Kernel
+from tests.sim.readiness import Node as Probed
+from tests.sim.tree import error
+from tests.sim.two_nics import MAC0, MAC1, NAME0, NAME1, PF0, PF1, two_nics
+
+IRQ = "smp_affinity_list"
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(two_nics(), tmp_path / "originals.json")
+
+
+def is_settled(result: Pass) -> bool:
+    return is_ready(result.conditions) and not left(result)
+
+
+# --- selection -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param("bond", id="cloud-init-3316"), pytest.param("netvsc", id="cloud-init-2887")]
+)
+def test_members_of_one_master_with_one_address_are_told_by_their_permanent_ones(node: Node, kind: str) -> None:
+    for function in (PF0, PF1):
+        netdev = next(each for each in node.kernel.netdevs.values() if each.function == function)
+        netdev.link = evolve(netdev.link, mac=MAC0)
+        node.kernel.enslave(function, "bond0", kind)
+    for mac, function in ((MAC0, PF0), (MAC1, PF1)):
+        result = node.follow({"select": {"mac": mac}})
+        assert [*result.want.nics] == [function]
+
+
+def test_two_functions_with_one_permanent_address_are_named(tmp_path: Path) -> None:
+    """Two VFs of one bond, as a cloud gives them to a machine (cloud-init 5794)."""
+    kernel = Kernel()
+    for function, name in ((PF0, NAME0), (PF1, NAME1)):
+        kernel.add_nic(function, name, MAC0)
+    result = Node(kernel, tmp_path / "originals.json").follow({"select": {"mac": MAC0}})
+    (condition,) = [each for each in result.conditions if each.type == "NicsPresent"]
+    assert (condition.status, is_ready(result.conditions)) == ("False", False)
+    assert PF0 in condition.message
+    assert PF1 in condition.message
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("rename3", id="vyos-1x-5338"),
+        pytest.param("eth2", id="systemd-28929"),
+        pytest.param("lan", id="systemd-32836"),
+    ],
+)
+def test_a_pf_that_is_called_otherwise_is_the_same_nic(node: Node, name: str) -> None:
+    nic = {"vfs": {"count": 2}, "mtu": 9000}
+    node.follow(nic)
+    node.kernel.netlink.set_link(node.kernel.netdev(PF0).ifindex, up=False)
+    node.kernel.netlink.rename(node.kernel.netdev(PF0).ifindex, name)
+    node.kernel.send_event(name)
+    assert is_settled(node.follow(nic))
+    assert is_settled(node.follow({**nic, "select": {"netdev": NAME0}}))
+    assert (node.kernel.netdev(PF0).name, len(node.kernel.vfs(PF0))) == (name, 2)
+
+
+# --- what moves a PF ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("back_as", [pytest.param("eth1", id="dranet-33"), pytest.param(NAME0, id="dranet-245")])
+def test_a_pf_that_was_in_a_pod_has_its_settings_and_address_again(node: Node, back_as: str) -> None:
+    nic = {"mtu": 9000, "rail": 0, "addresses": ["10.0.0.1/24"]}
+    assert is_settled(node.follow(nic))
+    node.kernel.move_away(PF0)
+    node.follow(nic)
+    node.kernel.come_back(PF0, back_as)
+    link = node.kernel.netdev(PF0)
+    node.kernel.netlink.set_link(link.ifindex, mtu=1500)
+    assert is_settled(node.follow({**nic, "select": {"netdev": NAME0}}))
+    link = node.kernel.netdev(PF0)
+    assert (link.up, link.mtu) == (True, 9000)
+    assert node.kernel.routing.assigned[link.ifindex] == ("10.0.0.1/24",)
+
+
+@pytest.mark.parametrize(
+    ("before", "wanted"),
+    [
+        pytest.param(9000, 1500, id="sriov-network-operator-700"),
+        pytest.param(1500, 9000, id="sriov-network-operator-530"),
+        pytest.param(9000, 4200, id="sriov-network-operator-489"),
+    ],
+)
+def test_the_mtu_of_a_pf_and_its_vfs_can_fall_and_rise(node: Node, before: int, wanted: int) -> None:
+    node.follow({"mtu": before, "vfs": {"count": 2}})
+    assert is_settled(node.follow({"mtu": wanted, "vfs": {"count": 2}}))
+    functions = [PF0, *vf_addresses(node.kernel.files, PF0).values()]
+    assert {node.kernel.netdev(function).mtu for function in functions} == {wanted}
+
+
+def test_vfs_go_when_the_spec_wants_none(node: Node) -> None:
+    """sriov-network-operator of OpenShift, 233."""
+    node.follow({"vfs": {"count": 4}})
+    assert is_settled(node.follow({"vfs": {"count": 0}}))
+    assert node.kernel.vfs(PF0) == ()
+
+
+# --- what a driver refuses, or does late -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "number"),
+    [
+        pytest.param("vlan", errno.EAGAIN, id="ethernet-linux-i40e-4"),
+        pytest.param("mac", errno.EBUSY, id="ethernet-linux-iavf-2"),
+        pytest.param("trust", errno.EBUSY, id="dpdk-64"),
+    ],
+)
+def test_a_vf_that_is_still_being_reset_is_set_in_a_later_pass(node: Node, field: str, number: int) -> None:
+    refusals = iter([True] * 2)
+
+    def fault(operation: str, where: str, value: str) -> OSError | None:
+        return error(number, where) if operation == "set_vf" and field in value and next(refusals, False) else None
+
+    node.kernel.fault = fault
+    vfs = {"count": 2, "defaults": {"vlan": 7, "trust": True}}
+    assert is_settled(node.follow({"vfs": vfs}))
+    assert [(vf.vlan, vf.trust) for vf in node.kernel.vfs(PF0)] == [(7, True)] * 2
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(errno.EIO, id="irqbalance-271"),
+        pytest.param(errno.EPERM, id="irqbalance-336"),
+        pytest.param(errno.EIO, id="irqbalance-313"),
+    ],
+)
+def test_an_interrupt_that_the_kernel_places_itself_is_named_with_the_remedy(node: Node, number: int) -> None:
+    node.kernel.fault = lambda operation, where, value: error(number, where) if where.endswith(IRQ) else None
+    result = node.follow({}, irqs={"irqbalance": "untouched"})
+    assert {(outcome.result, outcome.error, outcome.remedy) for outcome in result.outcomes} == {
+        (
+            "unsupported",
+            "the kernel manages this interrupt's affinity",
+            "give irqs.pin: false, or mark the NIC required: false",
+        )
+    }
+    assert is_ready(node.follow({}, irqs={"irqbalance": "untouched", "pin": False}).conditions)
+
+
+@pytest.mark.parametrize(
+    ("driver", "actions", "pinned"),
+    [
+        pytest.param("ena", ["ena-mgmnt@pci:{}", "ens5-Tx-Rx-0", "ens5-Tx-Rx-1"], 2, id="amzn-drivers-316"),
+        pytest.param("gve", ["eth%d-ntfy-block.0", "eth%d-ntfy-block.1", "gve-mgmnt@pci:{}"], 2, id="gve-30"),
+        pytest.param("ice", ["ice-{}:misc", "ice-eth1-TxRx-0", "ice-eth1-TxRx-10"], 2, id="seapath-984"),
+        pytest.param("mlx5_core", ["mlx5_async0@pci:{}", "mlx5_comp0@pci:{}"], 1, id="irqbalance-275"),
+    ],
+)
+def test_the_queues_interrupts_are_found_by_the_names_that_a_driver_gives_them(
+    node: Node, driver: str, actions: list[str], pinned: int
+) -> None:
+    node.kernel.interrupts.free(PF0)
+    node.kernel.tree.link(f"/sys/bus/pci/devices/{PF0}/driver", f"../../../../bus/pci/drivers/{driver}")
+    node.kernel.netlink.set_link(node.kernel.netdev(PF0).ifindex, up=True)
+    node.kernel.interrupts.free(PF0)
+    for number, action in enumerate(actions, 300):
+        node.kernel.interrupts.request(PF0, number, action.format(PF0))
+    assert is_ready(node.follow({}, irqs={"irqbalance": "untouched"}).conditions)
+    affinities = [node.kernel.files.read(f"/proc/irq/{300 + number}/{IRQ}") for number in range(len(actions))]
+    assert sum(affinity in ("0", "1") for affinity in affinities) == pinned
+    assert set(affinities) <= {"0", "1", "0-1"}
+
+
+def test_a_vf_whose_driver_never_gets_an_answer_of_its_pf_is_named() -> None:
+    """iavf tries again and again, and makes no netdev (ethernet-linux-i40e 26)."""
+    kernel = two_nics()
+    probed = Probed(kernel, more={"nics": [{"name": "rail0", "select": {"pci": PF0}, "vfs": {"count": 2}}]})
+    probed.look()
+    kernel.lose_netdev(vf_addresses(kernel.files, PF0)[1])
+    fresh = Probed(kernel, more=probed.more)
+    fresh.look()
+    fresh.now += 60
+    lost = fresh.look()["VfNetdevs"]
+    assert (lost.status, lost.reason) == ("False", "NetdevMissing")
+    assert f"{PF0}#1" in lost.message
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [pytest.param(22, id="nmstate-1704"), pytest.param(120, id="nmstate-2366"), pytest.param(600, id="nmstate-3144")],
+)
+def test_vfs_whose_netdevs_come_late_are_configured_then(node: Node, seconds: int) -> None:
+    nic: dict[str, Any] = {"mtu": 9000, "vfs": {"count": 2, "defaults": {"state": "up"}}}
+    node.follow(nic)
+    late = vf_addresses(node.kernel.files, PF0)[1]
+    mac = node.kernel.netdev(late).mac
+    node.kernel.lose_netdev(late)
+    node.follow(nic, passes=1)
+    node.kernel.bind(late, f"{NAME0}v1", mac, driver="igbvf")
+    assert is_settled(node.follow(nic))
+    link = node.kernel.netdev(late)
+    assert (link.mtu, link.up, link.name) == (9000, True, f"{NAME0}v1")
