@@ -61,11 +61,12 @@ def _connections(
     holders = machine.processes.holders(frozenset(each.socket for _, each in carried)) if carried else {}
     peers: dict[tuple[int, str], set[str]] = {}
     for index, each in carried:
-        holder = next(iter(holders.get(each.socket, ())), "the kernel")
+        # The kernel's own have none.
+        holder = next((f"{name}, connected" for name in holders.get(each.socket, ())), "a connection")
         peer = f"[{each.peer}]" if ":" in each.peer else each.peer
         peers.setdefault((index, holder), set()).add(f"{peer}:{each.peer_port}")
     for (index, holder), of_holder in sorted(peers.items()):
-        yield index, connected(holder, of_holder)
+        yield index, with_a_peer(holder, of_holder)
 
 
 @define
@@ -100,10 +101,10 @@ class _Carriers:
         return frozenset(ifindex(files, name) for name in names_or_none(files, VIRTUAL))
 
 
-def connected(what: str, peers: Iterable[str]) -> str:
+def with_a_peer(connected: str, peers: Iterable[str]) -> str:
     """Who is connected, with one of the peers, if any is known: there may be thousands."""
     known = sorted(peers)
-    return f"{what}, connected with {known[0]}{' and others' if known[1:] else ''}" if known else what
+    return f"{connected} with {known[0]}{' and others' if known[1:] else ''}" if known else connected
 
 
 def _mounts(machine: Machine, netdevs: Mapping[int, str]) -> Iterator[tuple[int, str]]:

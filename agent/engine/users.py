@@ -10,7 +10,7 @@ from typing import TypeVar
 from attrs import evolve, frozen
 
 from agent.driver_families import XEN, family_of, is_passed_through, is_vfio
-from agent.engine.traffic import connected, traffic
+from agent.engine.traffic import traffic, with_a_peer
 from agent.hardware.bonds import bond_of_ports, ports_of, vrf
 from agent.hardware.functions import (
     NET,
@@ -304,7 +304,7 @@ def _of_kernel(rdma: Rdma, device: str) -> list[str]:
     for pair in rdma.queue_pairs(device):
         if pair.type in CONNECTED and pair.module != IPOIB:
             peers.setdefault(pair.module, set()).update(filter(None, [pair.peer]))
-    return [connected(f"the kernel ({module})", of_module) for module, of_module in sorted(peers.items())]
+    return [with_a_peer(f"the kernel ({module}), connected", of_module) for module, of_module in sorted(peers.items())]
 
 
 def _other_ports(files: Files, address: str, bond: str) -> list[str]:

@@ -14,8 +14,10 @@ from typing import Protocol
 import pytest
 from attrs import define, field
 
+from agent.engine.context import Goal, Memory
+from agent.engine.converge import converge
 from agent.engine.users import User, users
-from agent.hardware.functions import discover, ifindex_of
+from agent.hardware.functions import PCI, discover, ifindex_of
 from agent.machine import Machine, Route, Rule
 from agent.spec.node import from_mapping
 from agent.state.wanted import resolve
@@ -89,6 +91,20 @@ def a_connection_with_a_neighbour_uses_the_nic_and_one_with_an_own_address_does_
         world.close()
 
 
+def an_mtu_that_flaps_the_link_waits_until_the_connection_ends(world: World) -> None:
+    jumbo = from_mapping({"node_name": "n1", "nics": [{"name": "rail0", "select": {"pci": ADDRESS}, "mtu": 9000}]})
+    process = world.connect(OWN, PEER)
+    for open in (True, False):
+        result = converge(world.machine, Goal(jumbo), Memory(lambda: 0.0))
+        (mtu,) = [outcome for outcome in result.outcomes if outcome.change.field == "mtu"]
+        user = f"{process}, connected with {PEER}:{PORT} ({ADDRESS})"
+        assert (mtu.result, mtu.change.affected) == (("deferred", (user,)) if open else ("applied", ()))
+        world.close()
+    link = world.machine.netlink.link(NETDEV)
+    assert link is not None
+    assert link.mtu == 9000
+
+
 def a_rule_for_the_source_decides_before_the_main_table(world: World) -> None:
     netlink, index = world.machine.netlink, ifindex_of(world.machine.files, ADDRESS)
     far = "203.0.113.9"
@@ -104,6 +120,7 @@ CASES = (
     each_established_connection_is_listed_with_both_ends,
     a_socket_that_listens_is_no_connection_and_one_with_an_own_address_has_both_its_ends_here,
     a_connection_with_a_neighbour_uses_the_nic_and_one_with_an_own_address_does_not,
+    an_mtu_that_flaps_the_link_waits_until_the_connection_ends,
     a_rule_for_the_source_decides_before_the_main_table,
 )
 
@@ -218,6 +235,10 @@ def a_peer() -> Iterator[None]:
 def test_this_kernel_behaves_as_the_contract_says(case: Callable[[World], None]) -> None:
     def check() -> None:
         with a_peer(), devices({ADDRESS: NETDEV}) as root, ExitStack() as stack:
+            # igb sets an MTU by taking the link down.
+            driver = Path(f"{root}{PCI}/{ADDRESS}/driver")
+            driver.unlink()
+            driver.symlink_to("../drivers/igb")
             case(Real(machine(root), stack))
 
     check_in_namespace(MADE, check, within=60)

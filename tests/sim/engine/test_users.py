@@ -208,7 +208,7 @@ def test_a_connection_that_is_bound_to_a_netdev_uses_that_one(routed: Kernel, bo
     index = routed.netdevs[bound].link.ifindex
     routed.connect("fe80::7:40000", "fe80::9:4420", bound=index)
     routed.connect("10.30.0.5:40000", "10.20.0.9:4420", bound=index)
-    assert of_pf(routed) == (["the kernel, connected with 10.20.0.9:4420 and others"] if uses else [])
+    assert of_pf(routed) == (["a connection with 10.20.0.9:4420 and others"] if uses else [])
 
 
 def test_a_connection_in_a_vrf_uses_the_nic_that_has_its_address(routed: Kernel) -> None:
@@ -223,8 +223,8 @@ def test_the_users_of_many_connections_are_named_once_each(routed: Kernel) -> No
     routed.connect("10.20.0.5:700", "10.20.0.9:2049")
     routed.connect("10.20.0.5:2049", "10.20.0.8:900")
     assert of_pf(routed) == [
+        "a connection with 10.20.0.8:900 and others",
         "nginx (pid 9), connected with 10.20.0.100:51234 and others",
-        "the kernel, connected with 10.20.0.8:900 and others",
     ]
 
 
@@ -233,7 +233,7 @@ def test_the_users_of_many_connections_are_named_once_each(routed: Kernel) -> No
     [
         (QueuePair("nvme_rdma", "RC", "10.0.0.9"), "the kernel (nvme_rdma), connected with 10.0.0.9"),
         (QueuePair("rpcrdma", "RC", "fd00::9"), "the kernel (rpcrdma), connected with fd00::9"),
-        (QueuePair("ib_srp", "RC"), "the kernel (ib_srp)"),
+        (QueuePair("ib_srp", "RC"), "the kernel (ib_srp), connected"),
         (QueuePair("ib_ipoib", "UD"), None),
         (QueuePair("ib_ipoib", "RC"), None),
         (QueuePair("mlx5_ib", "UD"), None),
