@@ -136,13 +136,23 @@ def options(command: F) -> F:
     @click.option("--context", help="The kubeconfig's context to use.")
     @wraps(command)
     def connected(kubeconfig: Path | None, context: str | None, **arguments: Any) -> Any:
-        with errors(), _client(kubeconfig, context) as client:
-            user, now = _user_and_time(client)
-            if now is None:
-                raise Failed(f"{client.config.cluster.server} does not say its time, which needs Kubernetes 1.28")
-            return command(api=Api(client, user or "unknown", now), **arguments)
+        with errors(), api(kubeconfig, context) as made:
+            return command(api=made, **arguments)
 
     return connected  # type: ignore[return-value]  # click's options add parameters
+
+
+@contextmanager
+def api(kubeconfig: Path | None, context: str | None = None) -> Iterator[Api]:
+    """The API of a kubeconfig's cluster; without one, that of the environment.
+
+    :raises Failed: the API server does not say its time.
+    """
+    with _client(kubeconfig, context) as client:
+        user, now = _user_and_time(client)
+        if now is None:
+            raise Failed(f"{client.config.cluster.server} does not say its time, which needs Kubernetes 1.28")
+        yield Api(client, user or "unknown", now)
 
 
 def _user_and_time(client: Client) -> tuple[str | None, datetime | None]:

@@ -75,7 +75,8 @@ class CannotDrain(Exception):
 class Maintenance:
     """How nodes are maintained: the connections, what the agents may do, and the timeouts in seconds.
 
-    ``resume``: continue the maintenance of a node that an earlier run has begun.
+    ``resume``: continue the maintenance of a node that an earlier run has begun. ``again``: what goes on with a node, if it is
+    not this command.
     """
 
     api: Api
@@ -88,6 +89,7 @@ class Maintenance:
     tell: Callable[[str], object]
     resume: bool = False
     stop: Event = field(factory=Event)
+    again: str = ""
 
     def run(self, nodes: Sequence[str], at_once: int) -> dict[str, tuple[NodeResult, str]]:
         """Maintain nodes, so many at the same time, until one fails. Returns the result and its reason by node."""
@@ -125,9 +127,9 @@ class Maintenance:
         """Undo a node's maintenance: remove the record, and uncordon the node if the maintenance cordoned it."""
         self.tell(f"{name}: {self._patch(name, finished)}")
 
-    def _maintain(self, name: str) -> tuple[NodeResult, str]:
+    def take_out(self, name: str) -> tuple[NodeResult, str]:
+        """Cordon and drain a node, so that it can be changed; the result and its reason. A drain that fails is undone."""
         command = f"trackbed fleet maintain {name}"
-        again = f"{command} {self.inventory.words} --allow {self.allow} --resume"
         try:
             with self._errors(name):
                 began = self._begin(name)
@@ -137,16 +139,32 @@ class Maintenance:
         except Lost as error:
             return "failed", str(error)
         except Failed as error:
-            return "failed", f"{error.message}; it may be cordoned; then {again}, or {command} --undo"
+            return "failed", f"{error.message}; it may be cordoned; then {self._go_on(name)}, or {command} --undo"
+        return self._step(name, lambda: self._empty(name, began))
+
+    def bring_back(self, name: str) -> tuple[NodeResult, str]:
+        """Wait until a node that was taken out is ready, and uncordon it; the result and its reason."""
+        return self._step(name, lambda: self._return(name))
+
+    def _maintain(self, name: str) -> tuple[NodeResult, str]:
+        result = self.take_out(name)
+        return result if result[0] != "done" else self._step(name, lambda: self._change(name))
+
+    def _go_on(self, name: str) -> str:
+        return self.again or f"trackbed fleet maintain {name} {self.inventory.words} --allow {self.allow} --resume"
+
+    def _step(self, name: str, step: Callable[[], tuple[NodeResult, str]]) -> tuple[NodeResult, str]:
+        """Do a step with a node that is cordoned."""
+        go_on, undo = self._go_on(name), f"trackbed fleet maintain {name} --undo"
         try:
             with self._errors(name):
-                return self._steps(name, began)
+                return step()
         except Interrupted:
-            return "interrupted", f"it stays cordoned; go on: {again}; or give it back: {command} --undo"
+            return "interrupted", f"it stays cordoned; go on: {go_on}; or give it back: {undo}"
         except Lost as error:
             return "failed", str(error)
         except Failed as error:
-            return "failed", f"{error.message}; it stays cordoned; then {again}, or {command} --undo"
+            return "failed", f"{error.message}; it stays cordoned; then {go_on}, or {undo}"
 
     @contextmanager
     def _errors(self, name: str) -> Iterator[None]:
@@ -163,7 +181,7 @@ class Maintenance:
                     raise
                 raise Lost(f"there is no Node {name}: {error.status.message}; see: trackbed fleet status") from None
 
-    def _steps(self, name: str, began: Record) -> tuple[NodeResult, str]:
+    def _empty(self, name: str, began: Record) -> tuple[NodeResult, str]:
         if began.step == "drain":
             try:
                 with answers(self.api.client):
@@ -174,7 +192,13 @@ class Maintenance:
                 return "undone", str(error) or "interrupted before anything was changed"
             self._note(name, "apply")
         self._check_stop()
+        return "done", ""
+
+    def _change(self, name: str) -> tuple[NodeResult, str]:
         self._apply(name)
+        return self._return(name)
+
+    def _return(self, name: str) -> tuple[NodeResult, str]:
         self._note(name, "wait")
         self._wait(name)
         self.undo(name)
@@ -214,6 +238,10 @@ class Maintenance:
             return annotated(evolve(record, step=step)), None
 
         self._patch(name, change)
+
+    def blockers(self, name: str) -> tuple[str, ...]:
+        """Why a drain of the node would be refused; empty: it would not."""
+        return drain(self._pods(name), self.rules).blockers
 
     def _drain(self, name: str) -> None:
         deadline = monotonic() + self.drain_timeout
