@@ -5,7 +5,7 @@ What is not allowed now is deferred: the deploy of the host goes on without it, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timezone
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -46,9 +46,12 @@ def why_not(level: Disruption, of_nics: bool) -> str:
     return ""
 
 
-def deferred(step: str, level: Disruption, of_nics: bool) -> bool:
-    """For an operation: whether a step is not allowed now, so that it is left out. Then it is named, with the reason."""
-    why = why_not(level, of_nics)
+def deferred(step: str, level: Disruption, of_nics: bool, hindrance: Callable[[], str] = str) -> bool:
+    """For an operation: whether a step is not allowed now, so that it is left out. Then it is named, with the reason.
+
+    :param hindrance: what else forbids a step that is allowed; empty: nothing.
+    """
+    why = why_not(level, of_nics) or hindrance()
     if why:
         defer(step, why)
     else:
@@ -67,6 +70,16 @@ def defer(step: str, why: str) -> None:
 def forget() -> None:
     """Forget what is deferred on the current host: its operations run again, and judge it anew."""
     _here().clear()
+
+
+def is_given() -> bool:
+    """Whether the current host's inventory has a policy."""
+    return any(True for _ in _policies(of_nics=True))
+
+
+def forced() -> bool:
+    """Whether the current host's policy allows to disturb users."""
+    return any(policy.force for _, policy in _policies(of_nics=False))
 
 
 def summarise(state: State) -> None:

@@ -1,6 +1,7 @@
 """Reboots. A task requests a reboot and gives the reason; this module decides by policy whether and when a host reboots.
 
-/var/lib/trackbed/reboots/TASK  a reboot request: the boot ID at which the task first made it, and the reason
+/var/lib/trackbed/reboots/TASK      a reboot request: the boot ID at which the task first made it, and the reason
+/var/lib/trackbed/reboots/.drained  a deploy has cordoned the Node for a reboot, and not uncordoned it yet
 
 A request of the current boot is due. If a task makes a request again that is from an earlier boot, that reboot did not help,
 and the host is not rebooted for it again (docs/decisions/0017-what-a-reboot-is-for.md).
@@ -10,14 +11,14 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Generator
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
 
 import gevent
 from attrs import field, frozen
 from gevent import Timeout
 from paramiko import SSHException
-from pyinfra.api.command import FunctionCommand, QuoteString, StringCommand
+from pyinfra.api.command import FunctionCommand, PyinfraCommand, QuoteString, StringCommand
 from pyinfra.api.exceptions import ConnectError
 from pyinfra.api.host import Host
 from pyinfra.api.operation import operation
@@ -35,7 +36,8 @@ from tasks.common.data import Key, record
 from tasks.common.facts import FactBase
 from tasks.common.replay import earlier_operations
 from tasks.common.status import COMMAND, NodeStatus
-from tasks.common.turns import Turns, hosts_of, share
+from tasks.common.turns import share, turns_of
+from tasks.kubernetes import maintenance
 from tasks.readiness import MARGIN, TIMEOUT
 
 FOLDER = f"{STATE_FOLDER}/reboots"
@@ -85,10 +87,11 @@ class RebootRequest:
 
 @frozen
 class RebootRequests:
-    """A node's reboot requests, and the ID of its current boot."""
+    """A node's reboot requests, and the ID of its current boot. ``drained``: its Node is still cordoned for a reboot."""
 
     boot_id: str
     requests: tuple[RebootRequest, ...] = ()
+    drained: bool = False
 
     def of(self, task: str) -> RebootRequest | None:
         """The task's request, if there is one."""
@@ -105,6 +108,7 @@ cd "$1" 2>/dev/null || exit 0
 for task in *; do
   if [ -f "$task" ]; then printf '%s ' "$task"; tr '\\n' ' ' < "$task"; echo; fi
 done
+if [ -e .drained ]; then echo drained; fi
 """
 
 
@@ -119,7 +123,9 @@ class NodeRebootRequests(FactBase[RebootRequests]):
         """Parse lines such as `boot BOOT-ID kernel arguments iommu=pt are not in effect`."""
         lines = (line.split(" ", 2) for line in output[1:])
         return RebootRequests(
-            output[0], tuple(RebootRequest(line[0], line[1], line[2].strip()) for line in lines if len(line) == 3)
+            output[0],
+            tuple(RebootRequest(line[0], line[1], line[2].strip()) for line in lines if len(line) == 3),
+            "drained" in output[1:],
         )
 
 
@@ -189,27 +195,6 @@ def by_policy() -> None:
     carry_out(name="Reboot", policy=POLICY.here(), ready_timeout=TIMEOUT.here())
 
 
-_turns: WeakKeyDictionary[State, dict[tuple[str, Reboot], Turns]] = WeakKeyDictionary()
-
-
-def _group(one: Host) -> tuple[str, Reboot]:
-    """The group from which a host has its policy, as pyinfra finds it (the last one counts), and the policy."""
-    data = one.inventory
-    groups = [group for group in one.groups if POLICY.name in data.get_group_data(group)]  # type: ignore[no-untyped-call]
-    return groups[-1] if groups else "all", POLICY.read(one.data.dict(), one.name)  # type: ignore[no-untyped-call]
-
-
-def _turns_of(one: Host) -> Turns:
-    """The turns of the hosts of a host's group in this deploy."""
-    state = one.state
-    mine = _group(one)
-    turns = _turns.setdefault(state, {})
-    if mine not in turns:
-        hosts = sum(_group(each) == mine for each in state.inventory.get_active_hosts())
-        turns[mine] = Turns(hosts, hosts_of(mine[1].at_once, hosts), hosts_of(mine[1].stop_at, hosts))
-    return turns[mine]
-
-
 # A timer of systemd reboots the host, since the SSH session ends with the connection.
 _REBOOT = "systemd-run --quiet --on-active=1s --timer-property=AccuracySec=100ms systemctl reboot"
 
@@ -229,7 +214,7 @@ def carry_out(policy: Reboot, ready_timeout: int) -> Commands:
     if not host.state.is_executing:
         yield script(_REBOOT)
         return
-    turns = _turns_of(host.state.inventory.get_host(host.name))
+    turns = turns_of(host.state.inventory.get_host(host.name), POLICY)
     when = turns.take(host.name)
     if when == "never":
         names = ", ".join(sorted(turns.failed))
@@ -241,12 +226,26 @@ def carry_out(policy: Reboot, ready_timeout: int) -> Commands:
     try:
         # Meanwhile a window may have ended, and somebody may have rebooted the host.
         have = _due(policy) if when == "later" else have
-        if have is not None:
-            yield from _reboots(have, policy, ready_timeout)
-        succeeded = None if have is None else True
+        succeeded = None if have is None else (yield from _reboots(have, policy, ready_timeout))
     finally:
         # Also when pyinfra leaves this generator, since a command has failed.
         turns.end(host.name, succeeded)
+
+
+def return_to_service() -> None:
+    """Uncordon a Node that was not ready before its reboot, or whose deploy was interrupted: now it is ready."""
+    if POLICY.here().policy == "allow" and maintenance.is_member():
+        uncordon(name="Back in service")
+
+
+@operation()
+def uncordon() -> Commands:
+    """Bring the Node back, if a deploy has cordoned it for a reboot."""
+    have = host.get_fact(NodeRebootRequests)
+    if have and have.drained and not have.due() and not deploys_itself(host):
+        yield from _bring_back()
+    else:
+        host.noop("the Node is not cordoned for a reboot")
 
 
 def _due(policy: Reboot) -> RebootRequests | None:
@@ -260,27 +259,79 @@ def _due(policy: Reboot) -> RebootRequests | None:
         warn(host, f"reboot wanted: {each}; {_consequence()}")
     if policy.policy == "never" or deploys_itself(host):
         return None
-    return None if disruption.deferred("reboot", Disruption.REBOOT, of_nics=True) else have
+    return None if disruption.deferred("reboot", Disruption.REBOOT, of_nics=True, hindrance=_hindrance) else have
 
 
-def _reboots(have: RebootRequests, policy: Reboot, ready_timeout: int) -> Commands:
+def _hindrance() -> str:
+    return _users("node to drain") or "; ".join(maintenance.blockers(disruption.forced()))
+
+
+def _users(of: Literal["node to drain", "drained node"]) -> str:
+    """For an operation: who uses the host, but for pods that a drain ends. Without policy and cluster nobody is asked for."""
+    # Not above: the drivers' tasks import this module.
+    from tasks.reboot_users import RebootUsers
+
+    if disruption.forced() or not (disruption.is_given() or maintenance.is_member()):
+        return ""
+    users = host.get_fact(RebootUsers, of=of if maintenance.is_member() else "host")
+    if users is None:
+        return "it is unknown who uses the host"
+    return f"in use: {', '.join(users)}" if users else ""
+
+
+def _reboots(have: RebootRequests, policy: Reboot, ready_timeout: int) -> Generator[PyinfraCommand, None, bool | None]:
+    """Drain the host's Node and reboot it while requests are due; None: that is deferred, since it cannot be drained."""
+    status = host.get_fact(NodeStatus)
+    was_ready = status is not None and status.ready
+    if maintenance.is_member() and not (yield from _take_out(resume=have.drained)):
+        return None
+    due: RebootRequests | None = have
     for _ in range(MAX_REBOOTS):
-        status = host.get_fact(NodeStatus)
-        was_ready = status is not None and status.ready
         yield script(_REBOOT)
         yield FunctionCommand(_wait_for_boot, (have.boot_id, policy.timeout), {})
         yield script(_SETTLED, str(SETTLE_TIMEOUT))
         disruption.forget()
         yield from earlier_operations()
-        if was_ready:
-            timeout = QuoteString(str(ready_timeout))
-            yield StringCommand(COMMAND, "wait", "--timeout", timeout, _timeout=ready_timeout + MARGIN)
         due = _due(policy)
         if due is None:
-            return
+            break
         have = due
-    reasons = "; ".join(map(str, have.due()))
-    yield refuse(f"rebooted {MAX_REBOOTS} times in this deploy, and another reboot is still wanted: {reasons}")
+    if due is not None:
+        reasons = "; ".join(map(str, due.due()))
+        yield refuse(f"rebooted {MAX_REBOOTS} times in this deploy, and another reboot is still wanted: {reasons}")
+    if was_ready:
+        timeout = QuoteString(str(ready_timeout))
+        yield StringCommand(COMMAND, "wait", "--timeout", timeout, _timeout=ready_timeout + MARGIN)
+        if maintenance.is_member():
+            yield from _bring_back()
+    return True
+
+
+_MARK = 'mkdir -p "$1"; touch "$1/.drained"'
+_UNMARK = 'rm -f "$1/.drained"'
+
+
+def _take_out(resume: bool) -> Generator[PyinfraCommand, None, bool]:
+    """For an operation: cordon and drain the Node. False: that is deferred, and the Node is as it was."""
+    # First: after a crash in between, the next deploy looks for what is to be undone.
+    yield script(_MARK, FOLDER)
+    result, why = maintenance.take_out(disruption.forced(), resume)
+    if result == "done":
+        if not (users := _users("drained node")):
+            return True
+        result, why = maintenance.give_back()
+        why = why or users
+    if result == "undone":
+        yield script(_UNMARK, FOLDER)
+        disruption.defer("reboot", why)
+    else:
+        yield refuse(f"not rebooted: {why}")
+    return False
+
+
+def _bring_back() -> Commands:
+    result, why = maintenance.bring_back()
+    yield script(_UNMARK, FOLDER) if result == "done" else refuse(why)
 
 
 def _consequence() -> str:

@@ -7,10 +7,15 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 from attrs import Attribute, define, field
 from gevent.event import Event
+from pyinfra.api.host import Host
+from pyinfra.api.state import State
+
+from tasks.common.data import Key
 
 GROWTH = (1, "10%", "25%")
 _PERCENT = re.compile(r"([1-9][0-9]?|100)%")
@@ -80,3 +85,31 @@ class Turns:
         # Those that wait have read the old event, and go on by it.
         before, self._changed = self._changed, Event()
         before.set()
+
+
+class _Shares(Protocol):
+    @property
+    def at_once(self) -> int | str: ...
+    @property
+    def stop_at(self) -> int | str: ...
+
+
+T = TypeVar("T", bound=_Shares)
+
+_turns: WeakKeyDictionary[State, dict[tuple[str, str, _Shares], Turns]] = WeakKeyDictionary()
+
+
+def turns_of(one: Host, key: Key[T]) -> Turns:
+    """The turns of the hosts that have the key's value from the same group as a host, in this deploy."""
+    mine = (key.name, *_group(one, key))
+    turns = _turns.setdefault(one.state, {})
+    if mine not in turns:
+        hosts = sum(_group(each, key) == mine[1:] for each in one.state.inventory.get_active_hosts())
+        turns[mine] = Turns(hosts, hosts_of(mine[2].at_once, hosts), hosts_of(mine[2].stop_at, hosts))
+    return turns[mine]
+
+
+def _group(one: Host, key: Key[T]) -> tuple[str, T]:
+    """The group from which a host has its value, as pyinfra finds it (the last one counts), and the value."""
+    groups = [group for group in one.groups if key.name in one.inventory.get_group_data(group)]  # type: ignore[no-untyped-call]
+    return groups[-1] if groups else "all", key.read(one.data.dict(), one.name)  # type: ignore[no-untyped-call]

@@ -40,7 +40,11 @@ class Step:
 
 
 def boots() -> Answers:
-    return {"for task in *": ["boot-1", "boot boot-1 an argument is missing "], "cat /proc/sys/kernel": ["boot-2"]}
+    return {
+        "for task in *": ["boot-1", "boot boot-1 an argument is missing "],
+        "cat /proc/sys/kernel": ["boot-2"],
+        "gpu_users()": "end",
+    }
 
 
 STEPS = [

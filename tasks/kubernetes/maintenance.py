@@ -1,0 +1,110 @@
+"""Takes a host's Node out of service for a reboot, and brings it back, by the code of `trackbed fleet maintain`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyinfra.context import host
+
+from agent.report.printable import printable
+from agent.report.records import Disruption
+from tasks.common.data import host_data
+from tasks.kubernetes import KUBERNETES
+from tasks.kubernetes.clusters import shared_kubeconfig
+
+if TYPE_CHECKING:
+    from fleet.maintenance import Maintenance, NodeResult
+
+DRAIN_TIMEOUT = 600.0
+READY_TIMEOUT = 900.0
+"""Seconds, as the command has them by default."""
+
+
+def is_member() -> bool:
+    """Whether the current host has the key for a cluster. Whether it has joined, only the API server knows."""
+    return KUBERNETES.here() is not None
+
+
+def blockers(force: bool) -> list[str]:
+    """Why a drain of the current host's Node would be refused; empty: it would not, or the host has not joined its cluster."""
+    found: list[str] = []
+
+    def look(maintenance: Maintenance, name: str) -> tuple[NodeResult, str]:
+        found.extend(maintenance.blockers(name))
+        return "done", ""
+
+    result, why = _act(look, force=force)
+    return found if result == "done" else [why]
+
+
+def take_out(force: bool, resume: bool) -> tuple[NodeResult, str]:
+    """Cordon and drain the Node; the result, and its reason. A drain that fails is undone.
+
+    :param force: also evict pods that nothing starts again, and those with local data.
+    :param resume: an earlier deploy has begun, and was interrupted.
+    """
+    return _act(lambda maintenance, name: maintenance.take_out(name), force=force, resume=resume)
+
+
+def bring_back() -> tuple[NodeResult, str]:
+    """Wait until the Node is ready, and uncordon it; the result, and its reason."""
+    return _act(_unless_undone)
+
+
+def give_back() -> tuple[NodeResult, str]:
+    """Uncordon the Node at once."""
+    return _act(lambda maintenance, name: maintenance.give_back(name))
+
+
+def _unless_undone(maintenance: Maintenance, name: str) -> tuple[NodeResult, str]:
+    from fleet.maintenance_record import record_of
+
+    if record_of(maintenance.api.node(name)[0]) is None:
+        host.log(f"{name}: its maintenance was undone by somebody else")
+        return "done", ""
+    return maintenance.bring_back(name)
+
+
+def _act(
+    step: Callable[[Maintenance, str], tuple[NodeResult, str]], force: bool = False, resume: bool = False
+) -> tuple[NodeResult, str]:
+    """Make a step with the current host's Node. Where it has none yet, nothing is to be done."""
+    # Imported only where they are used, as by tasks/kubernetes/__init__.py: importing the client takes long.
+    from lightkube import ApiError
+
+    from fleet import api
+    from fleet.eviction import Rules
+    from fleet.inventory import Inventory
+    from fleet.maintenance import Maintenance
+
+    key = KUBERNETES.here()
+    name = str(host_data().get("node_name") or host.name)
+    if key is None:
+        return "done", ""
+    if shared := shared_kubeconfig(host, KUBERNETES.name):
+        return "failed", f"{KUBERNETES.name}.kubeconfig: {name} cannot be drained: {shared}"
+    try:
+        with api.errors(), api.api(Path(key.kubeconfig) if key.kubeconfig else None) as made:
+            try:
+                made.node(name)
+            except ApiError as error:
+                if api.code(error) != api.ABSENT:
+                    raise
+                return "done", ""
+            maintenance = Maintenance(
+                api=made,
+                inventory=Inventory(Path(), {}),
+                allow=Disruption.REBOOT,
+                rules=Rules(force=force, delete_emptydir_data=force),
+                drain_timeout=DRAIN_TIMEOUT,
+                apply_timeout=0,
+                ready_timeout=READY_TIMEOUT,
+                tell=lambda line: host.log(printable(line)),
+                resume=resume,
+                again="deploy again",
+            )
+            return step(maintenance, name)
+    except api.Failed as error:
+        return "failed", error.message

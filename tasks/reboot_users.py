@@ -1,0 +1,74 @@
+"""Who uses a host in a way that a reboot would break, and that no drain ends: see docs/disruption.md.
+
+A module of its own: the drivers' tasks request reboots, so they import tasks/reboot.py.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pyinfra.api.command import StringCommand
+
+from tasks.common.commands import script
+from tasks.common.facts import FactBase
+from tasks.drivers.gpu_driver import modules as gpu
+from tasks.drivers.ofed import modules as ofed
+
+Of = Literal["host", "node to drain", "drained node"]
+"""A host in no cluster; a node whose pods a drain will end, with their storage; and one whose pods it has ended.
+
+After a drain those of DaemonSets still run, such as a device plugin that has the GPUs open. They bear a reboot.
+"""
+
+# nv-hostengine, NVIDIA's DCGM, only watches the GPUs.
+_USERS = f"""
+root=$1 of=$4
+rdma_users() (
+{ofed._USERS}
+:
+)
+gpu_users() (
+{gpu._USERS}
+)
+rdma=$(rdma_users "$1" "$2" "$3")
+gpus=$(gpu_users "$1")
+[ "${{gpus##*
+}}" = end ]
+vfio=$(find "$root"/proc/[0-9]*/fd -lname '/dev/vfio/*' -printf '%h\\n' 2>/dev/null | sort -u | while read -r fd; do
+  pid=${{fd%/fd}}; pid=${{pid##*/}}
+  read -r comm < "$root/proc/$pid/comm" 2>/dev/null || continue
+  echo "$comm ($pid) has a VFIO device open"
+done)
+{{
+  printf '%s\\n' "$rdma"
+  printf '%s\\n' "$gpus" | sed 's/)$/) has a GPU open/'
+  printf '%s\\n' "$vfio"
+}} | while IFS= read -r line; do
+  case $line in '' | end | nv-hostengine*) continue ;; esac
+  pid=$(printf '%s\\n' "$line" | sed -n 's/.*(\\(pid \\)\\{{0,1\\}}\\([0-9][0-9]*\\)) has .*/\\2/p')
+  if [ "$of" != host ] && [ -n "$pid" ] && grep -qs kubepods "$root/proc/$pid/cgroup"; then continue; fi
+  if [ "$of" = "node to drain" ]; then
+    case $line in /var/lib/kubelet/*) continue ;; *" is mounted over RDMA") ;; *) [ -n "$pid" ] || continue ;; esac
+  fi
+  printf '%s\\n' "$line"
+done
+echo end
+"""
+
+
+class RebootUsers(FactBase[list[str] | None]):
+    """The users, one line each; None: unknown."""
+
+    def command(self, of: Of) -> StringCommand:
+        """List the users. The last line is a marker, since pyinfra takes no output for no result."""
+        return script(_USERS, "", " ".join(ofed.STORAGE), " ".join(ofed.PEER_MEMORY), of)
+
+    def process(self, output: list[str]) -> list[str]:
+        """Take all lines but the marker. Without it, users may be missing.
+
+        :raises ValueError: there is no marker.
+        """
+        *users, end = output
+        if end != "end":
+            raise ValueError("the list does not end with 'end'")
+        return list(dict.fromkeys(users))

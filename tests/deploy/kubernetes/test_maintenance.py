@@ -1,0 +1,240 @@
+"""A reboot of a host in a cluster: its Node is cordoned and drained before, and uncordoned once it is ready again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from attrs import define, evolve, field
+from lightkube.models.core_v1 import EmptyDirVolumeSource
+
+from agent.report import names
+from tasks import reboot
+from tests.deploy.conftest import Connector, Node, Result, status
+from tests.deploy.kubernetes.test_kubernetes import KUBECONFIG
+from tests.deploy.test_cli import REPORT
+from tests.unit.fleet.test_maintenance import HEALTHY, pod
+from tests.unit.reporter.scripted import api_server
+
+NODE = "/api/v1/nodes/node-a"
+USERS = "gpu_users()"
+
+
+@define
+class Cluster:
+    """A Node and its pods. ``events``: what happens to them and to the host, in its order."""
+
+    pods: list[dict[str, Any]] = field(factory=list)
+    joined: bool = True
+    annotations: dict[str, str] = field(factory=dict)
+    unschedulable: bool = False
+    conditions: dict[str, Any] = field(factory=lambda: dict(HEALTHY))
+    events: list[str] = field(factory=list)
+
+    def answer(self, method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
+        if path.endswith("/selfsubjectreviews"):
+            user = {"userInfo": {"username": "deployer"}}
+            return 201, {"metadata": {"creationTimestamp": "2026-01-01T00:00:00Z"}, "status": user}
+        if path == "/api/v1/pods":
+            return 200, {"items": self.pods}
+        if path.endswith("/eviction"):
+            evicted = path.split("/")[-2]
+            self.events.append(f"evicted {evicted}")
+            self.pods = [each for each in self.pods if each["metadata"]["name"] != evicted]
+            return 201, {}
+        assert path == NODE
+        if not self.joined:
+            return 404, {"kind": "Status", "code": 404, "message": "not found"}
+        if method == "PATCH":
+            self._patch(body)
+        metadata = {"name": "node-a", "resourceVersion": "7", "annotations": self.annotations}
+        return 200, {"metadata": metadata, "spec": {"unschedulable": self.unschedulable}, **self.conditions}
+
+    def _patch(self, body: dict[str, Any]) -> None:
+        for key, value in body["metadata"].get("annotations", {}).items():
+            self.annotations.pop(key, None)
+            if value is not None:
+                self.annotations[key] = value
+        if "unschedulable" in body.get("spec", {}):
+            self.unschedulable = bool(body["spec"]["unschedulable"])
+            self.events.append("cordoned" if self.unschedulable else "uncordoned")
+
+
+@define
+class Machine:
+    """The host. ``users``: the answers about who uses it, in turn; the last one stays."""
+
+    cluster: Cluster
+    boot: int = 1
+    drained: bool = False
+    ready: bool = True
+    users: list[list[str]] = field(factory=lambda: [["end"]])
+
+
+class OfCluster(Connector):
+    """A host that needs a reboot until it has booted once more."""
+
+    machine: ClassVar[Machine]
+
+    def run_shell_command(self, command: Any, *positional: Any, **arguments: Any) -> Any:
+        machine, text = self.machine, str(command)
+        if "systemctl reboot" in text:
+            machine.boot += 1
+            machine.cluster.events.append("rebooted")
+        if "touch" in text and ".drained" in text:
+            machine.drained = True
+        elif text.startswith("sh -ec") and 'rm -f "$1/.drained"' in text:
+            machine.drained = False
+        boot = f"boot-{machine.boot}"
+        answers = {"for task in *": [boot, "boot boot-1 x is missing ", *(["drained"] if machine.drained else [])]}
+        if USERS in text:
+            answers[USERS] = machine.users.pop(0) if len(machine.users) > 1 else machine.users[0]
+        ready = status(REPORT) if machine.ready else {}
+        self.data["fake_responses"] = {**ready, **answers, "cat /proc/sys/kernel": [boot]}
+        return super().run_shell_command(command, *positional, **arguments)
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster([pod("job").to_dict(), pod("plugin", owner="DaemonSet").to_dict()])
+
+
+@pytest.fixture
+def host(node: Node, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    monkeypatch.setattr(reboot, "POLL_INTERVAL", 0)
+    monkeypatch.setattr("fleet.maintenance.CHECK_INTERVAL", 0.01)
+    OfCluster.machine = Machine(cluster)
+    with api_server(tmp_path, cluster.answer) as (url, authority):
+        (tmp_path / "kubeconfig").write_text(KUBECONFIG.format(url=url, authority=authority))
+        key = {"server": url, "ca_file": str(authority), "kubeconfig": str(tmp_path / "kubeconfig")}
+        yield evolve(node, data={"reboot": {"policy": "allow"}, "kubernetes": key}, connector=OfCluster)
+
+
+def deploy(host: Node, ready: bool = True) -> Result:
+    def code() -> None:
+        reboot.by_policy()
+        reboot.return_to_service()
+
+    OfCluster.machine.ready = ready
+    return host.deploy(code, {})
+
+
+def deferred(result: Result) -> str:
+    assert not result.failed
+    [line] = [line for line in result.log if "deferred: reboot: " in line]
+    return line.partition("deferred: reboot: ")[2]
+
+
+def test_a_node_is_drained_before_its_reboot_and_uncordoned_when_it_is_ready(host: Node, cluster: Cluster) -> None:
+    result = deploy(host)
+    assert not result.failed
+    assert cluster.events == ["cordoned", "evicted job", "rebooted", "uncordoned"]
+    assert not cluster.annotations
+    assert not OfCluster.machine.drained
+    assert [each["metadata"]["name"] for each in cluster.pods] == ["plugin"]
+    assert result.commands["Back in service"] == []
+
+
+def test_a_node_that_was_not_ready_is_uncordoned_at_the_end_of_the_deploy(host: Node, cluster: Cluster) -> None:
+    result = deploy(host, ready=False)
+    assert cluster.events[-2:] == ["rebooted", "uncordoned"]
+    assert result.commands["Back in service"]
+
+
+def test_a_node_that_was_cordoned_before_stays_so(host: Node, cluster: Cluster) -> None:
+    cluster.unschedulable = True
+    assert not deploy(host).failed
+    assert cluster.unschedulable
+    assert cluster.events == ["cordoned", "evicted job", "rebooted"]
+
+
+@pytest.mark.parametrize(
+    ("pods", "why"),
+    [
+        ([pod("bare", owner=None)], "ml/bare has no controller"),
+        ([pod("job", emptydir=EmptyDirVolumeSource())], "ml/job has local data (emptyDir scratch)"),
+    ],
+)
+def test_a_pod_that_cannot_be_evicted_defers_the_reboot_and_is_named(
+    host: Node, cluster: Cluster, pods: list[Any], why: str
+) -> None:
+    cluster.pods = [each.to_dict() for each in pods]
+    assert deferred(deploy(host)).startswith(why)
+    assert cluster.events == []
+    host.data["disruption"] = {"allow": "reboot", "force": True}
+    assert not deploy(host).failed
+    assert "rebooted" in cluster.events
+
+
+@pytest.mark.parametrize("user", ["python3 (30) has a GPU open", "/data is mounted over RDMA"])
+def test_a_user_of_the_host_defers_the_reboot_and_is_named(host: Node, cluster: Cluster, user: str) -> None:
+    OfCluster.machine.users = [[user, "end"]]
+    assert deferred(deploy(host)) == f"in use: {user}"
+    assert cluster.events == []
+
+
+def test_a_user_that_the_drain_does_not_end_has_it_undone(host: Node, cluster: Cluster) -> None:
+    # Asked in prepare, before the turn, and after the drain.
+    OfCluster.machine.users = [["end"], ["end"], ["nvme0 is NVMe over RDMA", "end"]]
+    assert deferred(deploy(host)) == "in use: nvme0 is NVMe over RDMA"
+    assert cluster.events == ["cordoned", "evicted job", "uncordoned"]
+    assert not OfCluster.machine.drained
+
+
+def test_a_host_that_has_not_joined_is_rebooted_without_a_drain(host: Node, cluster: Cluster) -> None:
+    cluster.joined = False
+    assert not deploy(host).failed
+    assert cluster.events == ["rebooted"]
+
+
+def test_without_an_api_server_nothing_is_rebooted(host: Node, cluster: Cluster) -> None:
+    host.data["kubernetes"]["kubeconfig"] = "/nowhere/kubeconfig"
+    assert "/nowhere/kubeconfig is not found" in deferred(deploy(host))
+    assert cluster.events == []
+
+
+def test_a_deploy_that_was_interrupted_while_the_host_was_away_is_finished(host: Node, cluster: Cluster) -> None:
+    record = '{"by": "deployer", "since": "2026", "step": "apply", "cordoned": true, "allow": "reboot"}'
+    cluster.annotations, cluster.unschedulable = {names.MAINTENANCE: record}, True
+    OfCluster.machine.boot, OfCluster.machine.drained = 2, True
+    assert not deploy(host).failed
+    assert cluster.events == ["uncordoned"]
+    assert not OfCluster.machine.drained
+
+
+def test_a_deploy_that_was_interrupted_before_the_reboot_goes_on(host: Node, cluster: Cluster) -> None:
+    record = '{"by": "deployer", "since": "2026", "step": "drain", "cordoned": true, "allow": "reboot"}'
+    cluster.annotations, cluster.unschedulable = {names.MAINTENANCE: record}, True
+    OfCluster.machine.drained = True
+    assert not deploy(host).failed
+    assert cluster.events == ["cordoned", "evicted job", "rebooted", "uncordoned"]
+
+
+def test_the_maintenance_of_somebody_else_is_left_alone(host: Node, cluster: Cluster) -> None:
+    record = '{"by": "ann", "since": "2026", "step": "drain", "cordoned": true, "allow": "rebind"}'
+    cluster.annotations, cluster.unschedulable = {names.MAINTENANCE: record}, True
+    result = deploy(host)
+    assert result.failed
+    assert any("not rebooted: ann began to maintain node-a at 2026" in line for line in result.errors)
+    assert cluster.events == []
+    assert cluster.annotations == {names.MAINTENANCE: record}
+
+
+def test_a_node_that_does_not_become_ready_stays_cordoned_and_fails(
+    host: Node, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.kubernetes.maintenance.READY_TIMEOUT", 0.0)
+    cluster.conditions = {"status": {"conditions": []}}
+    result = deploy(host)
+    assert result.failed
+    assert cluster.unschedulable
+    [message] = [line for line in result.errors if "it stays cordoned" in line]
+    assert message.endswith("it stays cordoned; then deploy again, or trackbed fleet maintain node-a --undo")
+
+
+def test_a_dry_run_names_what_defers_the_reboot(host: Node, cluster: Cluster) -> None:
+    cluster.pods = [pod("bare", owner=None).to_dict()]
+    result = deploy(host)
+    assert not result.planned["Reboot"]

@@ -1,0 +1,82 @@
+"""Who uses a host that is to be rebooted. These tests run the script on files that are made here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyinfra.api.exceptions import FactProcessError
+
+from tasks.drivers.ofed.modules import PEER_MEMORY, STORAGE
+from tasks.reboot_users import _USERS, RebootUsers
+from tests.deploy.scripts import program, sh
+
+POD = "0::/kubepods.slice/kubepods-pod1.slice/cri-containerd-1.scope"
+
+
+def users(root: Path, of: str) -> list[str]:
+    found = RebootUsers().process(
+        sh(_USERS, root, " ".join(STORAGE), " ".join(PEER_MEMORY), of, PATH=f"{root / 'bin'}:/usr/bin:/bin")
+    )
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A node with a program of its own and one of a pod, each with a GPU and an RDMA device, and with storage of both."""
+
+    def process(pid: int, name: str, cgroup: str, *opened: str) -> None:
+        folder = tmp_path / f"proc/{pid}/fd"
+        folder.mkdir(parents=True)
+        (folder.parent / "comm").write_text(f"{name}\n")
+        (folder.parent / "cgroup").write_text(f"{cgroup}\n")
+        for number, path in enumerate(opened):
+            (folder / str(number)).symlink_to(path)
+
+    system = "0::/system.slice/a.service"
+    process(1, "systemd", "0::/init.scope")
+    process(20, "nvidia-persiste", system, "/dev/nvidiactl")
+    process(21, "nv-hostengine", system, "/dev/nvidiactl")
+    process(30, "python3", system, "/dev/nvidia0", "/dev/infiniband/uverbs0")
+    process(31, "nvidia-device-p", POD, "/dev/nvidiactl", "/dev/infiniband/uverbs1")
+    process(32, "qemu (x) y", system, "/dev/vfio/12")
+    mounts = [
+        "/dev/vda / ext4 rw 0 0",
+        "a:/ /data nfs4 rw,proto=rdma 0 0",
+        "a:/b /var/lib/kubelet/pods/1/v nfs4 rw,proto=rdma 0 0",
+    ]
+    (tmp_path / "proc/1/mounts").write_text("\n".join(mounts) + "\n")
+    nvme = tmp_path / "sys/class/nvme/nvme0"
+    nvme.mkdir(parents=True)
+    (nvme / "transport").write_text("rdma\n")
+    for name in ("rdma", "ip", "ss"):
+        program(tmp_path / "bin" / name)
+    return tmp_path
+
+
+OWN = {
+    "/data is mounted over RDMA",
+    "python3 (pid 30) has uverbs0 open",
+    "python3 (30) has a GPU open",
+    "qemu (x) y (32) has a VFIO device open",
+}
+OF_DAEMONS = {"nvidia-device-p (pid 31) has uverbs1 open", "nvidia-device-p (31) has a GPU open"}
+STORAGE_LEFT = {"nvme0 is NVMe over RDMA", "/var/lib/kubelet/pods/1/v is mounted over RDMA"}
+
+
+def test_on_a_host_of_no_cluster_everything_counts(root: Path) -> None:
+    assert set(users(root, "host")) == OWN | OF_DAEMONS | STORAGE_LEFT
+
+
+def test_what_a_drain_ends_does_not_count_before_it(root: Path) -> None:
+    assert set(users(root, "node to drain")) == OWN
+
+
+def test_after_a_drain_pods_of_daemonsets_do_not_count(root: Path) -> None:
+    assert set(users(root, "drained node")) == OWN | STORAGE_LEFT
+
+
+def test_a_list_that_was_cut_short_is_no_list() -> None:
+    with pytest.raises(FactProcessError, match="does not end with 'end'"):
+        RebootUsers().process(["/data is mounted over RDMA"])
