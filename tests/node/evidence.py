@@ -26,10 +26,18 @@ __all__ = ["Cpus", "Finding", "Host", "Nic", "Node", "Vf", "equal", "judge", "re
 
 SPEC = "/etc/trackbed/node.json"
 
-# One line a function: what it is called by, in each of the ways in which a spec may select it, and each of its VFs.
-_FUNCTIONS = """
+# One line a function: what it is called by, in each of the ways in which a spec may select it, and each of its VFs. The netdev
+# of a function is that of its first port, and no representor.
+FUNCTIONS = """
 link() { if [ -e "$1" ]; then basename "$(readlink "$1")"; else echo -; fi; }
-netdev() { for n in "$1"/net/* "$1"/virtio*/net/*; do if [ -e "$n" ]; then basename "$n"; return; fi; done; echo -; }
+netdev() {
+  own=$(for n in "$1"/net/* "$1"/virtio*/net/*; do
+    if [ ! -e "$n" ]; then continue; fi
+    case "$(cat "$n/phys_port_name" 2>/dev/null)" in *pf*|[0-9]*) continue ;; esac
+    echo "$(cat "$n/dev_port" 2>/dev/null || echo 0) $(cat "$n/ifindex") ${n##*/}"
+  done | sort -n -k1,1 -k2,2 | head -n 1)
+  echo "${own:--}" | sed 's/.* //'
+}
 for d in /sys/bus/pci/devices/*; do
   read -r class < "$d/class"
   case "$class" in 0x02*) ;; *) continue ;; esac
@@ -37,7 +45,9 @@ for d in /sys/bus/pci/devices/*; do
   read -r vendor < "$d/vendor"; read -r device < "$d/device"; read -r node < "$d/numa_node"
   net=$(netdev "$d"); permanent=-
   if [ "$net" != - ]; then permanent=$(ethtool -P "$net" | sed 's/.*: //'); fi
-  echo "pf|${d##*/}|${vendor#0x}|${device#0x}|$(link "$d/driver")|$net|$node|$permanent"
+  bridge=-
+  case "$vendor $class" in "0x15b3 0x0207"*) if grep -aqs SMDL=SW_MNG "$d/vpd"; then bridge=NVLink; fi ;; esac
+  echo "pf|${d##*/}|${vendor#0x}|${device#0x}|$(link "$d/driver")|$net|$node|$permanent|$bridge"
   for v in "$d"/virtfn*; do
     if [ -e "$v" ]; then echo "vf|${v##*virtfn}|$(link "$v")|$(netdev "$v")"; fi
   done
@@ -310,7 +320,8 @@ class Node:
         __tracebackhide__ = True
         select = entry.select
         others = [nic.select for nic in self.spec.nics if nic.name in select.without]
-        left = [pf for pf in chosen if not any(self._selected(other, pf) for other in others)]
+        nics = [pf for pf in chosen if pf["bridge"] is None]
+        left = [pf for pf in nics if not any(self._selected(other, pf) for other in others)]
         lacking = [pf["pci"] for pf in left if pf["netdev"] is None]
         as_many = (select.min or 1) <= len(left) <= (select.max or len(left))
         if not as_many and not entry.required:
@@ -323,10 +334,10 @@ class Node:
 
     def _functions(self) -> list[dict[str, Any]]:
         functions: list[dict[str, Any]] = []
-        for line in self.run(_FUNCTIONS).splitlines():
+        for line in self.run(FUNCTIONS).splitlines():
             kind, *words = (None if word == "-" else word for word in line.split("|"))
             if kind == "pf":
-                keys = ("pci", "vendor", "device", "driver", "netdev", "numa_node", "permanent")
+                keys = ("pci", "vendor", "device", "driver", "netdev", "numa_node", "permanent", "bridge")
                 functions.append({**dict(zip(keys, words, strict=True)), "vfs": {}})
             else:
                 functions[-1]["vfs"][int(str(words[0]))] = (words[1], words[2])

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 import testinfra
 
 from agent.spec.node import from_mapping, to_json
-from tests.node.evidence import Node, read_node
+from tests.node.evidence import FUNCTIONS, Node, read_node
 from tests.node.test_modules import in_force
 
-FUNCTIONS = """pf|0000:c1:00.0|15b3|1021|mlx5_core|ens3|1|02:00:00:00:03:00
-pf|0000:21:00.0|15b3|1021|mlx5_core|ens1|0|02:00:00:00:01:00
+LISTED = """pf|0000:c1:00.0|15b3|1021|mlx5_core|ens3|1|02:00:00:00:03:00|-
+pf|0000:21:00.0|15b3|1021|mlx5_core|ens1|0|02:00:00:00:01:00|-
 vf|0|0000:21:00.1|ens1v0
-pf|0000:41:00.0|15b3|1021|mlx5_core|ens2|0|02:00:00:00:02:00
-pf|0000:01:00.0|8086|10c9|igb|eno1|0|02:00:00:00:09:00
+pf|0000:41:00.0|15b3|1021|mlx5_core|ens2|0|02:00:00:00:02:00|-
+pf|0000:01:00.0|8086|10c9|igb|eno1|0|02:00:00:00:09:00|-
 """
 
 
 class Shell:
-    """A host on which `cat` prints the spec, the script of the functions FUNCTIONS, and `ip` nothing."""
+    """A host on which `cat` prints the spec, the script of the functions LISTED, and `ip` nothing."""
 
     backend: Any
 
@@ -36,7 +38,7 @@ class Shell:
         for part, answer in self._answers.items():
             if any(part in argument for argument in arguments[:1]):
                 return type("Done", (), {"rc": 0, "stdout": answer, "stderr": ""})
-        printed = self._spec if command.startswith("cat") else "[]" if "ip -j" in arguments[0] else FUNCTIONS
+        printed = self._spec if command.startswith("cat") else "[]" if "ip -j" in arguments[0] else LISTED
         return type("Done", (), {"rc": 0, "stdout": printed, "stderr": ""})
 
 
@@ -159,3 +161,29 @@ def test_a_module_s_parameter_may_be_in_another_notation_than_the_kernel_s(given
     host: Any = Shell({"nics": []}, **answers)
     [finding] = in_force(read_node(host))
     assert finding.ok is same
+
+
+def put(root: Path, pci: str, *netdevs: tuple[str, int, int, str], vpd: bytes = b"") -> None:
+    """A ConnectX-7 on InfiniBand; its netdevs with dev_port, index and phys_port_name."""
+    folder = root / "sys/bus/pci/devices" / pci
+    folder.mkdir(parents=True)
+    for file, text in (("class", "0x020700"), ("vendor", "0x15b3"), ("device", "0x1021"), ("numa_node", "0")):
+        (folder / file).write_text(f"{text}\n")
+    (folder / "vpd").write_bytes(vpd)
+    for name, dev_port, ifindex, port in netdevs:
+        (folder / "net" / name).mkdir(parents=True)
+        for file, text in (("dev_port", str(dev_port)), ("ifindex", str(ifindex)), ("phys_port_name", port)):
+            (folder / "net" / name / file).write_text(f"{text}\n")
+
+
+def test_the_functions_of_a_node_are_read_without_representors_other_ports_and_nvlink_bridges(tmp_path: Path) -> None:
+    put(tmp_path, "0000:18:00.0", ("eth0", 0, 9, "pf0vf0"), ("ens1", 0, 3, "p0"))
+    put(tmp_path, "0000:3a:00.0", ("ens2", 0, 4, ""), vpd=b"\x90\x12\x00VA\x0fMLX:SMDL=SW_MNG\x78")
+    put(tmp_path, "0000:41:00.0", ("eth1", 1, 5, ""), ("eth2", 0, 6, ""))
+    put(tmp_path, "0000:51:00.0", ("eth3", 0, 7, "1"))
+    script = FUNCTIONS.replace("/sys/", f"{tmp_path}/sys/")
+    printed = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout
+    assert printed.splitlines()[3].startswith("pf|0000:51:00.0|15b3|1021|-|-|0|")
+    found = printed.rpartition("pf|")[0]
+    nics = read_node(Shell({"nics": [rails(max=2)]}, **{"permanent=": found})).nics()  # type: ignore[arg-type]
+    assert [(nic.pci, nic.netdev) for nic in nics] == [("0000:18:00.0", "ens1"), ("0000:41:00.0", "eth2")]
