@@ -76,10 +76,15 @@ class RdmaDevice:
 
 @frozen
 class Netdev:
-    """A netdev of a function, in the host's network namespace. ``mtu`` in bytes."""
+    """A netdev of a function, in the host's network namespace. ``mtu`` in bytes.
+
+    ``master``: the netdev that it is a member of, and ``member_of`` the kind of it, as `trackbed inspect` has them.
+    """
 
     name: str
     mtu: int
+    master: str | None = None
+    member_of: str = ""
 
 
 @frozen

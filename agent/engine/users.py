@@ -11,9 +11,8 @@ from attrs import evolve, frozen
 
 from agent.driver_families import XEN, family_of, is_passed_through, is_vfio
 from agent.engine.traffic import traffic, with_a_peer
-from agent.hardware.bonds import bond_of_ports, ports_of, vrf
+from agent.hardware.bonds import bond_of_ports, on_top, ports_of, vrf
 from agent.hardware.functions import (
-    NET,
     PCI,
     driver,
     ifindex,
@@ -356,16 +355,10 @@ def _uppers(machine: Machine, want: Wanted, functions: _Functions) -> Users:
         for upper in elsewhere.get(ifindex(machine.files, name), ()) if elsewhere else ():
             yield target, User(f"{upper} on {name}, in another network namespace")
         yield from ((target, User(f"{child} on {name}")) for child in ipoib_children(machine.files, name))
-        uppers = _on_top(machine.files, name)
+        uppers = on_top(machine.files, name)
         link = machine.netlink.link(name) if uppers else None
         routing = vrf(machine.files, link) if link is not None else None
         yield from ((target, User(f"{upper} on {name}")) for upper in uppers if upper != routing)
-
-
-def _on_top(files: Files, name: str) -> list[str]:
-    """The netdevs on top of a netdev."""
-    entries = names_or_none(files, f"{NET}/{name}")
-    return [entry.removeprefix("upper_") for entry in entries if entry.startswith("upper_")]
 
 
 OWNERS: tuple[Source, ...] = (_passed_through, _vdpa, _allocations, _namespaces)

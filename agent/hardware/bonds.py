@@ -99,6 +99,12 @@ def master(files: Files, name: str) -> str | None:
         return None
 
 
+def on_top(files: Files, name: str) -> list[str]:
+    """The netdevs on top of a netdev: its master, VLANs, macvlans."""
+    entries = names_or_none(files, f"{NET}/{name}")
+    return [entry.removeprefix("upper_") for entry in entries if entry.startswith("upper_")]
+
+
 def vrf(files: Files, link: Link) -> str | None:
     """The VRF that a netdev is in; None if it is in none.
 

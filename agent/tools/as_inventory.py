@@ -76,6 +76,9 @@ def _data(spec: NodeSpec, inspection: Inspection, gpus: Mapping[str, Any]) -> En
         nic.pop("altnames", None)
         nics.append((functions[nic["select"]["pci"]], nic))
     for function, nic in nics:
+        # The port of a netdev that is down is ACTIVE on InfiniBand only.
+        if nic.get("state") == "down" and not _active(function):
+            continue
         if rdma := _rdma(function, [other for other, _ in nics if _fabric(other) == _fabric(function)]):
             nic["rdma"] = rdma
     working = [function for function, nic in nics if "rdma" in nic and (_active(function) or not function.rdma)]

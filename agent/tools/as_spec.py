@@ -13,11 +13,20 @@ from typing import Any
 
 from attrs import evolve, fields, frozen
 
-from agent.driver_families import VFIO, is_vfio
+from agent.driver_families import VFIO, is_passed_through, is_vfio
 from agent.engine.dry_run import dry_run
-from agent.hardware.functions import Asked, Function, device_path, discover, driver, has_netdev, netdev, vf_addresses
-from agent.hardware.sysfs import names_or_none
-from agent.machine import Link, Machine, VfInfo
+from agent.hardware.bonds import on_top, rdma_devices
+from agent.hardware.functions import (
+    Asked,
+    Function,
+    discover,
+    driver,
+    has_netdev,
+    ifindex,
+    netdev,
+    vf_addresses,
+)
+from agent.machine import Files, Link, Machine, VfInfo
 from agent.spec.addresses import TABLES
 from agent.spec.nic import Nic, VfAttributes, VfGroup, Vfs
 from agent.spec.node import Irqs, NodeSpec, Rps, SpecError, Xps
@@ -51,8 +60,7 @@ def derive_spec(
 ) -> DerivedSpec:
     """Write the machine's state as a spec.
 
-    :param chosen: the NICs by netdev or PCI address. If empty: all that have SR-IOV or RDMA, except NVLink bridges and one
-        that has a default route and neither VFs nor RDMA.
+    :param chosen: the NICs by netdev or PCI address. If empty: those of :func:`_fabric`.
     :param present: the node's spec: its NICs keep their names.
     :raises NotFound: a chosen NIC does not exist.
     :raises SpecError: a spec cannot have what the machine has.
@@ -66,12 +74,8 @@ def derive_spec(
     if unknown:
         have = ", ".join(f"{f.address} ({f.link.name if f.link else 'no netdev'})" for f in functions) or "none"
         raise NotFound(f"{', '.join(unknown)}: no such NIC; this node has {have}")
-    routed = machine.netlink.gateway_ifindexes(TABLES)
-    taken = [
-        function
-        for function in functions
-        if (any(_is_called(name, function) for name in chosen) if chosen else _is_fabric(machine, function, routed))
-    ]
+    taken = [function for function in functions if any(_is_called(name, function) for name in chosen)]
+    taken = taken if chosen else _fabric(machine, functions)
     names = nic_names(machine, present) if present else {}
     nics = tuple(_nic_or_fault(machine, function, names) for function in taken)
     processes = machine.processes.running()
@@ -93,12 +97,31 @@ def _is_called(name: str, function: Function) -> bool:
     return name == function.address or (link is not None and name in (link.name, *link.altnames))
 
 
-def _is_fabric(machine: Machine, function: Function, routed: frozenset[int]) -> bool:
-    addresses = [function.address, *vf_addresses(machine.files, function.address).values()]
-    rdma = any(names_or_none(machine.files, f"{device_path(address)}/infiniband") for address in addresses)
-    manages = function.link is not None and function.link.ifindex in routed
-    usable = rdma or len(addresses) > 1 or (function.total_vfs > 0 and not manages)
-    return usable and not function.nvlink_bridge
+def _fabric(machine: Machine, functions: Collection[Function]) -> list[Function]:
+    """The NICs with VFs, SR-IOV or RDMA, but no NVLink bridges, and none that no network driver has (vfio-pci).
+
+    One that carries a default route, also by a bond or a VLAN on top, is for the node itself. It counts if it has VFs, or if it
+    has RDMA and no other NIC has.
+    """
+    files = machine.files
+    usable = [
+        each for each in functions if not each.nvlink_bridge and each.driver and not is_passed_through(each.driver)
+    ]
+    vfs = {each.address: [*vf_addresses(files, each.address).values()] for each in usable}
+    rdma = {pf for pf in vfs if any(rdma_devices(files, address) for address in (pf, *vfs[pf]))}
+    routed = machine.netlink.gateway_ifindexes(TABLES)
+    own = {each.address for each in usable if each.link and _carries(files, each.link.name, routed)}
+    for_pods = rdma - own or rdma
+    return [
+        each
+        for each in usable
+        if vfs[each.address] or each.address in for_pods or (each.total_vfs and each.address not in own)
+    ]
+
+
+def _carries(files: Files, name: str, routed: Collection[int]) -> bool:
+    """Whether one of these routes leads through a netdev, or through one on top of it."""
+    return ifindex(files, name) in routed or any(_carries(files, upper, routed) for upper in on_top(files, name))
 
 
 def _nic_or_fault(machine: Machine, function: Function, names: Mapping[str, str]) -> Nic:

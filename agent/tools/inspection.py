@@ -15,7 +15,7 @@ from attrs import evolve, frozen
 
 from agent.driver_families import family_of
 from agent.hardware import pci_ids
-from agent.hardware.bonds import bonded, rdma_devices
+from agent.hardware.bonds import bonded, master, rdma_devices
 from agent.hardware.functions import (
     NET,
     PCI,
@@ -64,7 +64,8 @@ class Interrupt:
 class Netdev:
     """A netdev in this network namespace, by rtnetlink (RTM_GETLINK, RTM_GETADDR).
 
-    ``addresses`` have their prefix length; ``firmware`` is the driver's (ETHTOOL_GDRVINFO).
+    ``addresses`` have their prefix length; ``firmware`` is the driver's (ETHTOOL_GDRVINFO). ``master``: the netdev that it is a
+    member of (a bond, a bridge, a VRF), and ``member_of`` the kind of it; empty for a master that has no kind (hv_netvsc).
     """
 
     name: str
@@ -77,6 +78,8 @@ class Netdev:
     altnames: tuple[str, ...]
     addresses: tuple[str, ...]
     firmware: str | None
+    master: str | None = None
+    member_of: str = ""
 
 
 @frozen
@@ -240,6 +243,8 @@ class _Reader:
             altnames=link.altnames,
             addresses=self._addresses.get(link.ifindex, ()),
             firmware=self._machine.details.firmware(link.name),
+            master=master(self._files, link.name),
+            member_of=link.member_of,
         )
 
     def rdma_device(self, name: str, netdev: str | None = None) -> RdmaDevice:

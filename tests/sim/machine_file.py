@@ -4,13 +4,12 @@ The file is YAML. Its words are those of `trackbed inspect --json`; what is left
 
 - `shows`: what the machine is in the zoo for. `sources`: the public pages that its facts are from.
 - `cpus`: `nodes`, the CPUs of each NUMA node; `sockets`; `threads` of a core; `caches`, how many last-level caches a NUMA node
-  has; `architecture`, `vendor`, `family` and `model`, as uname and /proc/cpuinfo have them.
-- `functions`: the PCI functions for networks without VFs, as `trackbed inspect` shows them. Beside its keys: `class`;
-  `subsystem`, vendor and device; `link`, the PCIe link (`32.0 GT/s x16`); `path`, the bridges above it from the root port on;
-  `vf`, the PCI device ID of its VFs; `vf_rdma`, how the names of their RDMA devices begin; `virtio`, the device on the virtio
-  bus that has the netdev. Of a netdev also `port_name` and `dev_port`, of an RDMA device `node_type` and `management`: it has
-  no uverbs.
-- `gpus`: NVIDIA's GPUs: `address`, `device`, `numa_node`, `path`, `link`. `bridges`: `ids` and `link` of bridges, by address.
+  has.
+- `functions`: the PCI functions for networks without VFs, as `trackbed inspect` shows them. Beside its keys: `class`; `link`,
+  the PCIe link (`32.0 GT/s x16`); `vf`, the PCI device ID of its VFs; `vf_rdma`, how the names of their RDMA devices begin;
+  `virtio`, the device on the virtio bus that has the netdev. Of a netdev also `port_name` and `dev_port`, of an RDMA device
+  `node_type`. One that is named in `management_rdma` has no uverbs.
+- `gpus`: NVIDIA's GPUs: `address`, `device`, `numa_node`.
 - `netdevs`: those without a PCI function: `name`, `kind`, and `of`, the netdevs below it.
 - `other_rdma`: RDMA devices without a PCI function. `route`: the netdev of the default route.
 """
@@ -36,17 +35,21 @@ Facts = Mapping[str, Any]
 QUEUES = 4
 """How many queues a PF has here. Real ones have one a CPU, up to a hundred and more; here they only make results longer."""
 
-ETHERNET, INFINIBAND, CONTROLLER, BRIDGE = "020000", "020700", "030200", "060400"
+ETHERNET, INFINIBAND, CONTROLLER = "020000", "020700", "030200"
 
 
 @frozen
 class SimMachine:
-    """A machine of a file. ``paths``: the folder of each PCI function below /sys/devices, by address."""
+    """A machine of a file, and the file's facts."""
 
-    name: str
     facts: Facts
     kernel: Kernel
-    paths: Mapping[str, str]
+
+    def reload_driver(self, function: str) -> None:
+        """As of the kernel; then a network manager puts the netdevs back into what was on top of them."""
+        self.kernel.reload_driver(function)
+        for netdev in self.facts.get("netdevs", ()):
+            _stack(self.kernel, netdev)
 
 
 def load(file: Path) -> SimMachine:
@@ -56,12 +59,9 @@ def load(file: Path) -> SimMachine:
     kernel = Kernel(cpus=sum(map(len, nodes.values())), nodes=len(nodes), vf_queues=2, renames_running=True)
     kernel.ethtool.most = QUEUES
     _put_cpus(kernel, facts["cpus"], nodes)
-    paths: dict[str, str] = {}
     for number, function in enumerate(facts.get("functions", ())):
-        _put_path(kernel, facts, function, paths)
         _add_function(kernel, function, number)
     for gpu in facts.get("gpus", ()):
-        _put_path(kernel, facts, gpu, paths)
         _add_gpu(kernel, gpu)
     for number, netdev in enumerate(facts.get("netdevs", ())):
         _add_virtual(kernel, netdev, 900 + number)
@@ -75,7 +75,7 @@ def load(file: Path) -> SimMachine:
         kernel.rdma.add(None, **_device(device, device.get("netdev"), 200))
     if route := facts.get("route"):
         kernel.routed.add(route)
-    return SimMachine(file.stem, facts, kernel, paths)
+    return SimMachine(facts, kernel)
 
 
 # --- CPUs --------------------------------------------------------------------------------------------------
@@ -83,13 +83,11 @@ def load(file: Path) -> SimMachine:
 
 def _put_cpus(kernel: Kernel, facts: Facts, nodes: Mapping[int, Sequence[int]]) -> None:
     put = kernel.tree.put
-    every = sorted(cpu for cpus in nodes.values() for cpu in cpus)
     for stale in [name for name in kernel.tree.folders[NODE] if int(name[4:]) not in nodes]:
         kernel.tree.remove(f"{NODE}/{stale}")
     with_cpus = [node for node, cpus in nodes.items() if cpus]
     for node, cpus in nodes.items():
         put(f"{NODE}/node{node}/cpulist", format_ranges(cpus))
-        put(f"{NODE}/node{node}/cpumap", _map(cpus, max(every) + 1))
         put(f"{NODE}/node{node}/distance", " ".join("10" if other == node else "20" for other in nodes))
         cores = _cores(cpus, facts.get("threads", 1))
         per_cache = -(-len(cores) // facts.get("caches", 1)) or 1
@@ -101,10 +99,6 @@ def _put_cpus(kernel: Kernel, facts: Facts, nodes: Mapping[int, Sequence[int]]) 
                 put(f"{CPU}/cpu{cpu}/topology/core_cpus_list", format_ranges(core))
                 put(f"{CPU}/cpu{cpu}/topology/physical_package_id", str(package))
                 put(f"{CPU}/cpu{cpu}/cache/index3/shared_cpu_list", near)
-    lines = [f"processor\t: {every[0]}"]
-    for key, name in (("vendor", "vendor_id\t"), ("family", "cpu family\t"), ("model", "model\t\t")):
-        lines += [f"{name}: {facts[key]}"] if key in facts else []
-    put("/proc/cpuinfo", "\n".join([*lines, ""]))
 
 
 def _cores(cpus: Sequence[int], threads: int) -> list[tuple[int, ...]]:
@@ -113,33 +107,7 @@ def _cores(cpus: Sequence[int], threads: int) -> list[tuple[int, ...]]:
     return [tuple(sorted(cpus)[core::count]) for core in range(count)]
 
 
-def _map(cpus: Sequence[int], width: int) -> str:
-    """A set of CPUs as a file `cpumap` shows it."""
-    digits = f"{sum(1 << cpu for cpu in cpus):0{-(-width // 4)}x}"
-    words = [digits[max(end - 8, 0) : end] for end in range(len(digits), 0, -8)]
-    return ",".join(reversed(words))
-
-
-# --- the PCI tree ------------------------------------------------------------------------------------------
-
-
-def _put_path(kernel: Kernel, facts: Facts, function: Facts, paths: dict[str, str]) -> None:
-    """The bridges above a function, and its own place."""
-    address, above = function["address"], function.get("path", [])
-    folder = f"/sys/devices/pci{(above or [address])[0].rpartition(':')[0]}"
-    for bridge in above:
-        folder += f"/{bridge}"
-        if bridge not in paths:
-            known = facts.get("bridges", {}).get(bridge, {})
-            vendor, device = known.get("ids", "8086:352a").split(":")
-            _put(
-                kernel,
-                bridge,
-                {"class": BRIDGE, "vendor": vendor, "device": device, **known},
-                function.get("numa_node"),
-            )
-            paths[bridge] = folder
-    paths[address] = f"{folder}/{address}"
+# --- PCI functions ------------------------------------------------------------------------------------------
 
 
 def _put(kernel: Kernel, address: str, facts: Facts, node: int | None) -> None:
@@ -148,10 +116,6 @@ def _put(kernel: Kernel, address: str, facts: Facts, node: int | None) -> None:
     for file in ("class", "vendor", "device"):
         kernel.tree.put(f"{path}/{file}", f"0x{facts[file]}")
     kernel.tree.put(f"{path}/numa_node", str(-1 if node is None else node))
-    if subsystem := facts.get("subsystem"):
-        vendor, device = subsystem.split(":")
-        kernel.tree.put(f"{path}/subsystem_vendor", f"0x{vendor}")
-        kernel.tree.put(f"{path}/subsystem_device", f"0x{device}")
     speed, _, width = facts.get("link", "Unknown x0").rpartition(" x")
     for which in ("max", "current"):
         kernel.tree.put(f"{path}/{which}_link_speed", speed if speed == "Unknown" else f"{speed} PCIe")
@@ -171,9 +135,12 @@ def _add_gpu(kernel: Kernel, gpu: Facts) -> None:
 def _add_function(kernel: Kernel, function: Facts, number: int) -> None:
     address, driver = function["address"], function.get("driver") or ""
     devices = function.get("rdma", ())
-    infiniband = any(port.get("link_layer") == "InfiniBand" for device in devices for port in device["ports"])
-    kind = function.get("class", INFINIBAND if infiniband else ETHERNET)
-    links = [_link(netdev, infiniband, number, place) for place, netdev in enumerate(function.get("netdevs", ()))]
+    layers = [port.get("link_layer", "Ethernet") for device in devices[:1] for port in device["ports"]]
+    kind = function.get("class", INFINIBAND if layers[:1] == ["InfiniBand"] else ETHERNET)
+    links = [
+        _link(netdev, layers[netdev.get("dev_port", 0) :][:1] == ["InfiniBand"], number, place)
+        for place, netdev in enumerate(function.get("netdevs", ()))
+    ]
     netdevs = [
         Netdev(address, link, netdev.get("port_name", ""), netdev.get("dev_port", 0))
         for link, netdev in zip(links, function.get("netdevs", ()), strict=True)
@@ -186,17 +153,25 @@ def _add_function(kernel: Kernel, function: Facts, number: int) -> None:
     _put(kernel, address, {"class": kind, **function}, function.get("numa_node"))
     for each in netdevs if virtio else ():
         kernel.netdevs[each.link.name] = Netdev("", evolve(each.link, ifindex=800 + number, up=True))
-        kernel.tree.put(f"{NET}/{each.link.name}/ifindex", str(800 + number))
+        folder = f"{NET}/{each.link.name}"
+        kernel.tree.put(f"{folder}/ifindex", str(800 + number))
+        kernel.tree.put(f"{folder}/address", each.link.mac)
+        kernel.tree.link(f"{folder}/device", f"../../../{virtio}")
+        kernel.tree.folder(f"{folder}/device/net")
         kernel.tree.folder(f"{PCI}/{address}/{virtio}/net/{each.link.name}")
     if not total:
         for file in ("sriov_totalvfs", "sriov_numvfs", "sriov_drivers_autoprobe"):
             kernel.tree.remove(f"{PCI}/{address}/{file}")
+    if function.get("nvlink_bridge"):
+        kernel.config[f"{PCI}/{address}/vpd"] = bytearray(NVLINK_BRIDGE)
     if not driver:
         kernel.tree.unlink(f"{PCI}/{address}/driver")
-    kernel.rdma.made[address] = [_device(device, name, number) for device in devices]
+    kernel.tree.link(f"{PCI}/{address}/iommu_group", f"../../../../kernel/iommu_groups/{100 + number}")
+    management = function.get("management_rdma", ())
+    kernel.rdma.made[address] = [_device(device, name, number, management) for device in devices]
     kernel.sriov.vf_devices[address] = function.get("vf", function["device"])
-    if (prefix := function.get("vf_rdma")) and devices:
-        (port,) = devices[0]["ports"][:1]
+    if prefix := function.get("vf_rdma"):
+        port = devices[0]["ports"][0]
         kernel.rdma.made_of_vfs[address] = {"prefix": prefix, "link_layer": port["link_layer"], "rate": port["rate"]}
 
 
@@ -207,7 +182,7 @@ def _link(netdev: Facts, infiniband: bool, number: int, place: int) -> Link:
     return Link(0, netdev["name"], mac, mac, 1500, False, False, tuple(netdev.get("altnames", ())))
 
 
-def _device(device: Facts, netdev: str | None, number: int) -> dict[str, Any]:
+def _device(device: Facts, netdev: str | None, number: int, management: Sequence[str] = ()) -> dict[str, Any]:
     """An RDMA device as arguments of the simulated subsystem."""
     first, *others = device["ports"]
     made = {
@@ -216,28 +191,37 @@ def _device(device: Facts, netdev: str | None, number: int) -> dict[str, Any]:
         "link_layer": first.get("link_layer", "Ethernet"),
         "rate": first["rate"],
         "state": first.get("state", "ACTIVE"),
-        "other_ports": [port.get("netdev") for port in others],
+        "other_ports": [(port.get("netdev"), port.get("link_layer", "Ethernet"), port["rate"]) for port in others],
         "node_type": device.get("node_type", "1: CA"),
-        "uverbs": not device.get("management"),
+        "uverbs": device["name"] not in management,
         "node_guid": device.get("node_guid") or f"0200:0003:0000:{number:02x}00",
     }
     return made | ({"sys_image_guid": device["sys_image_guid"]} if "sys_image_guid" in device else {})
 
 
 def _add_virtual(kernel: Kernel, netdev: Facts, ifindex: int) -> None:
-    """A netdev on top of others; what its kind takes over of them as its members."""
+    """A netdev without a PCI function."""
     name, kind, below = netdev["name"], netdev["kind"], netdev.get("of", [])
     kernel.netdevs[name] = Netdev("", Link(ifindex, name, "02:00:00:00:00:99", "", 1500, True, True))
     kernel.tree.put(f"{NET}/{name}/ifindex", str(ifindex))
     kernel.tree.put(f"{NET}/{name}/address", "02:00:00:00:00:99")
     if kind == "bond":
         kernel.tree.put(f"{NET}/{name}/bonding/slaves", " ".join(below))
-    for lower in below:
-        kernel.tree.put(f"{NET}/{lower}/upper_{name}/ifindex", str(ifindex))
+    _stack(kernel, netdev)
+
+
+def _stack(kernel: Kernel, netdev: Facts) -> None:
+    """Put a netdev on top of others."""
+    name, kind = netdev["name"], netdev["kind"]
+    for lower in netdev.get("of", ()):
+        kernel.tree.put(f"{NET}/{lower}/upper_{name}/ifindex", kernel.tree.files[f"{NET}/{name}/ifindex"])
         if kind in MASTERS:
             kernel.tree.link(f"{NET}/{lower}/master", f"../../../../virtual/net/{name}")
             kernel.netdevs[lower].link = evolve(kernel.netdevs[lower].link, member_of=MASTERS[kind])
 
+
+NVLINK_BRIDGE = b"\x90\x0e\x00VA\x0bSMDL=SW_MNG\x78"
+"""The Vital Product Data by which an NVLink bridge is known, without what it has beside."""
 
 MASTERS = {"bond": "bond", "bridge": "bridge", "openvswitch": "openvswitch", "hv_netvsc": ""}
 """The kinds of netdevs that have members, with what the kernel calls a member of such a one (IFLA_INFO_SLAVE_KIND)."""

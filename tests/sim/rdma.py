@@ -75,11 +75,11 @@ class Subsystem:
         node_guid: str | None = None,
         sys_image_guid: str = "0200:00ff:fe00:0001",
         state: str = "ACTIVE",
-        other_ports: Sequence[str] = (),
+        other_ports: Sequence[tuple[str | None, str, str]] = (),
     ) -> None:
         """An RDMA device; ``parent``: the netdev in rxe's file ``parent``. Without ``uverbs`` it is for management alone.
 
-        ``other_ports``: the netdevs of its ports from the second one on.
+        ``other_ports``: netdev, link layer and rate of its ports from the second one on.
         """
         put = self.kernel.tree.put
         put(f"{RDMA}/{name}/node_type", node_type)
@@ -90,8 +90,8 @@ class Subsystem:
         if parent is not None:
             put(f"{RDMA}/{name}/parent", parent)
         iwarp = node_type.endswith("RNIC")
-        for number, of_port in enumerate((netdev, *other_ports), 1):
-            self._add_port(f"{RDMA}/{name}/ports/{number}", of_port, link_layer, rate, iwarp, state)
+        for number, port in enumerate(((netdev, link_layer, rate), *other_ports), 1):
+            self._add_port(f"{RDMA}/{name}/ports/{number}", *port, iwarp, state)
         folder = "/sys/class" if function is None else f"{PCI}/{function}"
         kinds = [("infiniband_verbs", "uverbs")] if uverbs else []
         kinds += [("infiniband_mad", "umad")] if umad and not iwarp else []

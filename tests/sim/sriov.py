@@ -99,6 +99,9 @@ class Sriov:
         now = len(self._vfs[physical])
         if count > int(tree.files[f"{path}/sriov_totalvfs"]):
             raise error(errno.ERANGE, path)
+        if self.kernel.driver(physical) in ("", "vfio-pci"):
+            # The driver has no sriov_configure, or refuses it (vfio_pci_sriov_configure without enable_sriov).
+            raise error(errno.ENOENT, path)
         if now and count and now != count:
             raise error(errno.EBUSY, path)
         count = min(count, self.room.get(physical, count))

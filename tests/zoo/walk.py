@@ -8,7 +8,6 @@ and the configurations of the device plugins with their networks.
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from agent.hardware.functions import vf_addresses
 from agent.report.records import Change, to_plain
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
+from agent.tools import topology
 from agent.tools.as_inventory import derive_inventory
 from agent.tools.inspection import Inspection, NetworkFunction, inspect, render
 from tasks import hardware, nccl
@@ -71,6 +71,11 @@ def _steps(machine: SimMachine, folder: Path) -> Iterator[tuple[str, str]]:
     yield "the plan with VFs and placed interrupts", "\n".join([*_grouped(planned.changes), *planned.errors])
     yield "a pass", "\n".join(_settled(machine, wanted))
     yield "the functions then", "\n".join(_short(inspect(kernel.machine(), wanted)))
+    lines = (line for line, _ in topology.render(topology.arrange(kernel.machine(), wanted), WIDTH))
+    yield (
+        "trackbed topology, without the CPUs",
+        "\n".join(line for line in lines if not line.lstrip().startswith("CPU ")),
+    )
     yield from _disturbed(machine, wanted)
     yield from _deployed(machine, wanted, folder)
 
@@ -154,7 +159,7 @@ def _disturbed(machine: SimMachine, spec: NodeSpec) -> Iterator[tuple[str, str]]
         return
     first = next((each for each in nics if each.vfs), nics[0])
     before = list(_short(inspect(kernel.machine(), spec)))
-    kernel.reload_driver(first.address)
+    machine.reload_driver(first.address)
     lines = [f"of {first.address}", *_settled(machine, spec)]
     after = list(_short(inspect(kernel.machine(), spec)))
     lines += [f"now: {line}" for line in after if line not in before]
@@ -208,50 +213,29 @@ def _hardware(machine: SimMachine, spec: NodeSpec, root: Path) -> Hardware:
     """What the deploy's scripts read of the machine, whose files are put below ``root``."""
     _export(machine, root)
     (root / "inspection.json").write_text(json.dumps(to_plain(inspect(machine.kernel.machine(), spec))))
-    _program(root / "bin/trackbed", f'[ "$*" = "inspect --json" ] && cat {root}/inspection.json')
-    _program(root / "bin/uname", f"echo {machine.facts['cpus'].get('architecture', 'x86_64')}")
-    read = NodeHardware().process(_sh(hardware._HARDWARE, root, root / "bin/trackbed", root))
+    program = root / "trackbed"
+    program.write_text(f'#!/bin/sh\n[ "$*" = "inspect --json" ] && cat {root}/inspection.json\n')
+    program.chmod(0o755)
+    read = NodeHardware().process(_sh(hardware._HARDWARE, program, root))
     assert read is not None
     return read
 
 
-def _program(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-
-
-def _sh(text: str, root: Path, *arguments: object) -> list[str]:
-    environment = {**os.environ, "PATH": f"{root}/bin:{os.environ['PATH']}"}
+def _sh(text: str, *arguments: object) -> list[str]:
     command = shlex.split(str(script(text, *map(str, arguments))))
-    return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout.splitlines()
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
 def _export(machine: SimMachine, root: Path) -> None:
-    """Write the files that the deploy's scripts read, with the folders of PCI functions where a real kernel has them."""
+    """Write the files that the deploy's scripts read."""
     tree = machine.kernel.tree
-    devices = root / PCI[1:]
-    devices.mkdir(parents=True)
     for address in tree.names(PCI):
-        physical = machine.kernel.sriov.physical(address) or address
-        path = machine.paths[physical].rpartition("/")[0]
-        real = root / f"{path}/{address}"[1:]
-        real.mkdir(parents=True, exist_ok=True)
-        (devices / address).symlink_to(real)
-        for name in tree.folders[f"{PCI}/{address}"]:
-            where = f"{PCI}/{address}/{name}"
-            if name == "driver" and where in tree.links:
-                (real / name).symlink_to(tree.links[where])
-            elif where in tree.files:
-                (real / name).write_text(f"{tree.files[where]}\n")
-            elif where in tree.links and name == "physfn":
-                (real / name).symlink_to(tree.links[where])
-            elif where in tree.folders:
-                (real / name).mkdir(exist_ok=True)
-    for where, text in tree.files.items():
-        if where.endswith("/cpumap") or where == "/proc/cpuinfo":
-            (root / where[1:]).parent.mkdir(parents=True, exist_ok=True)
-            (root / where[1:]).write_text(f"{text}\n")
+        folder = root / f"{PCI}/{address}"[1:]
+        folder.mkdir(parents=True)
+        for name in ("class", "vendor"):
+            (folder / name).write_text(f"{tree.files[f'{PCI}/{address}/{name}']}\n")
+        if bound := machine.kernel.driver(address):
+            (folder / "driver").symlink_to(bound)
     for name in tree.folders.get("/sys/class/net", ()):
         (root / "sys/class/net" / name).mkdir(parents=True)
     route = machine.facts.get("route")

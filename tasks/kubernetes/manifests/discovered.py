@@ -11,7 +11,7 @@ from attrs import evolve, field, frozen
 
 from agent.documents import LARGEST_REPORT, load, read
 from agent.spec.node import NodeSpec
-from tasks.hardware import Hardware, InspectedFunction, is_erdma, shared
+from tasks.hardware import Hardware, InspectedFunction, Netdev, is_erdma, shared
 
 VFIO = "vfio-pci"
 
@@ -27,7 +27,7 @@ class SeenFunction:
     ``vendor`` and ``device``: as lspci prints them. ``netdev``: the first one, since the plugins look at no other; ``mtu`` in
     bytes. ``rdma``: the transport of its RDMA device (RoCE, InfiniBand, iWARP, or empty if it is unknown); None: it has no such
     device. ``nic``: the NIC of the spec that it belongs to; None: it belongs to none. ``index``: the number of a VF; ``pf``:
-    the netdev of its PF.
+    the netdev of its PF. ``master`` and ``member_of``: those of ``netdev``.
     """
 
     address: str
@@ -40,6 +40,19 @@ class SeenFunction:
     nic: str | None = None
     index: int | None = None
     pf: str | None = None
+    master: str | None = None
+    member_of: str = ""
+
+    @property
+    def parent(self) -> str | None:
+        """The netdev that pods' macvlans can be on: its own, or its bond; None: on none.
+
+        A master but a VRF takes over what its members receive, and the kernel then refuses a macvlan on one of them (EBUSY of
+        netdev_rx_handler_register, net/core/dev.c).
+        """
+        if self.master is None or self.member_of == "vrf":
+            return self.netdev
+        return self.master if self.member_of in ("bond", "team") else None
 
     @property
     def has_rdma(self) -> bool:
@@ -87,22 +100,28 @@ def discover(hardware: Hardware, spec: NodeSpec, labels: Mapping[str, str], nccl
     return Discovered(seen, erdma, bool(hardware.gpus), labels, nccl, exclusive)
 
 
+_NO_NETDEV = Netdev("", 0)
+
+
 def _netdev(function: InspectedFunction) -> str | None:
     return function.netdevs[0].name if function.netdevs else None
 
 
 def _seen(function: InspectedFunction, pf: str | None = None) -> Iterator[SeenFunction]:
+    netdev = next(iter(function.netdevs), _NO_NETDEV)
     yield SeenFunction(
         function.address,
         function.vendor,
         function.device,
         function.driver,
         _netdev(function),
-        function.netdevs[0].mtu if function.netdevs else 0,
+        netdev.mtu,
         (function.rdma[0].transport or "") if function.rdma else None,
         function.nic,
         function.index,
         pf,
+        netdev.master,
+        netdev.member_of,
     )
     vfs = sorted(function.vfs, key=lambda vf: vf.index or 0)
     # While a pod has a VF, the VF's netdev and RDMA device are in the pod's network namespace and cannot be seen from here.

@@ -22,8 +22,8 @@ def networks(wanted: Networks, sriov: Sriov | None, pools: Sequence[Pool], nodes
     mtus: dict[str, int] = {}
     for pf in (pf for node in nodes.values() for pf in node.rails()):
         # An IPoIB netdev takes no macvlans.
-        if pf.netdev is not None and pf.rdma != "InfiniBand":
-            mtus[pf.netdev] = min(pf.mtu, mtus.get(pf.netdev, pf.mtu))
+        if pf.parent is not None and pf.rdma != "InfiniBand":
+            mtus[pf.parent] = min(pf.mtu, mtus.get(pf.parent, pf.mtu))
     made = []
     masters: dict[str, str] = {}
     for name in sorted(mtus):

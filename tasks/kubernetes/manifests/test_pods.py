@@ -65,9 +65,10 @@ def _pairs(wanted: DevicePlugins, nodes: Nodes, pools: Sequence[Pool]) -> Iterat
 
 
 def _rail(nodes: Nodes) -> str | None:
-    """The netdev of a rail on as many nodes as possible, since the pods may be on any two.
+    """The netdev of a rail, or its bond, on as many nodes as possible, since the pods may be on any two.
 
     Only of PFs with a RoCE device: the GIDs of a macvlan are those of the device of its PF, and IPoIB has no macvlans.
     """
-    counts = Counter(pf.netdev for node in nodes.values() for pf in node.rails() if pf.rdma == "RoCE")
+    parents = (pf.parent for node in nodes.values() for pf in node.rails() if pf.rdma == "RoCE")
+    counts = Counter(parent for parent in parents if parent is not None)
     return min(counts, key=lambda name: (-counts[name], name or ""), default=None)

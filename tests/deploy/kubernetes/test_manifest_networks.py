@@ -60,6 +60,30 @@ def test_a_macvlan_s_mtu_is_the_smallest_of_its_masters() -> None:
     assert config["mtu"] == 1500
 
 
+@pytest.mark.parametrize(
+    ("master", "kind", "made"),
+    [
+        ("bond0", "bond", ["macvlan-bond0"]),
+        ("vrf1", "vrf", ["macvlan-ens1f0", "macvlan-ens2f0"]),
+        ("ovs-system", "openvswitch", []),
+        ("eth0", "", []),
+    ],
+)
+def test_a_macvlan_is_on_the_bond_of_a_rail_and_on_no_member_of_another_master(
+    master: str, kind: str, made: list[str]
+) -> None:
+    """Of a VRF a member keeps what it receives; hv_netvsc has no kind."""
+    rails = [
+        {**rail, "vfs": [], "netdevs": [{**rail["netdevs"][0], "master": master, "member_of": kind}]}
+        for rail in (RAIL0, RAIL1)
+    ]
+    texts = manifests(WANTED, {"a": node(*rails)})
+    names = [each["metadata"]["name"] for each in yaml.safe_load_all(texts.get("networks.yaml", "")) if each]
+    assert names == made
+    pods = texts.get("macvlan-test-pods.yaml", "")
+    assert ("macvlan-" in pods) == bool(made)
+
+
 def test_netdevs_whose_networks_would_have_one_name_are_refused() -> None:
     odd = [{**rail, "netdevs": [{"name": name, "mtu": 9000}]} for rail, name in ((RAIL0, "rail_0"), (RAIL1, "Rail_0"))]
     with pytest.raises(ValueError, match="Rail_0 and rail_0 both get the network macvlan-rail-0"):

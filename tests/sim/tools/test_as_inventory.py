@@ -8,11 +8,12 @@ from agent.engine.context import Goal, Memory
 from agent.engine.converge import converge
 from agent.engine.dry_run import dry_run
 from agent.hardware.functions import vf_addresses
+from agent.machine import Link
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
 from agent.tools.as_inventory import derive_inventory
 from agent.tools.as_spec import NotFound
-from tests.sim.kernel import Kernel
+from tests.sim.kernel import Kernel, Netdev
 
 PFS = ("0000:21:00.0", "0000:41:00.0", "0000:c1:00.0")
 MACS = ("02:00:00:00:01:00", "02:00:00:00:02:00", "02:00:00:00:03:00")
@@ -102,6 +103,60 @@ def test_a_card_outside_the_fabric_prevents_one_entry_for_its_kind(kernel: Kerne
     assert [nic.name for nic in spec.nics] == list(NAMES)
 
 
+def carry_the_default_route(kernel: Kernel, pci: str) -> None:
+    """By a VLAN on a bond."""
+    below = kernel.netdev(pci).name
+    kernel.enslave(pci, "bond0", "bond")
+    for index, name in ((90, "bond0"), (91, "bond0.7")):
+        kernel.netdevs[name] = Netdev("", Link(index, name, "02:00:00:00:01:00", "", 1500, True, True))
+        kernel.tree.put(f"/sys/class/net/{name}/ifindex", str(index))
+    kernel.tree.put("/sys/class/net/bond0/bonding/slaves", below)
+    kernel.tree.put("/sys/class/net/bond0/upper_bond0.7/ifindex", "91")
+    kernel.routed.add("bond0.7")
+
+
+@pytest.mark.parametrize("rdma", [(), (SECOND,)])
+def test_a_nic_below_the_default_route_is_the_node_s_own(kernel: Kernel, rdma: tuple[str, ...]) -> None:
+    prepare(kernel, rdma=False)
+    kernel.sriov.set_count(SECOND, 0)
+    for pci, name in ((FIRST, "ens3"), *((pci, "ens1") for pci in rdma)):
+        kernel.rdma.add(pci, f"roce_{name}", name)
+    carry_the_default_route(kernel, SECOND)
+    _, spec = written(kernel)
+    assert [nic.select.pci for nic in spec.nics] == [FIRST, THIRD]
+
+
+def test_the_only_nic_with_rdma_counts_although_the_node_uses_it(kernel: Kernel) -> None:
+    prepare(kernel, rdma=False)
+    kernel.sriov.set_count(SECOND, 0)
+    kernel.rdma.add(SECOND, "roce_ens1", "ens1")
+    carry_the_default_route(kernel, SECOND)
+    _, spec = written(kernel)
+    assert [nic.select.pci for nic in spec.nics if nic.rdma] == [SECOND]
+
+
+def test_both_ports_of_roce_lag_are_nics() -> None:
+    kernel = Kernel()
+    for number, pci in enumerate(("0000:21:00.0", "0000:21:00.1")):
+        kernel.add_nic(pci, f"p1p{number}", f"02:00:00:00:01:0{number}", total_vfs=0, driver="mlx5_core")
+        kernel.netlink.set_link(kernel.netdev(pci).ifindex, up=True)
+        kernel.enslave(pci, "bond0", "bond")
+    kernel.tree.put("/sys/class/net/bond0/bonding/slaves", "p1p0 p1p1")
+    kernel.rdma.add("0000:21:00.0", "mlx5_bond_0", "bond0")
+    derived = derive_inventory(kernel.machine(), "n1", "n1", ())
+    (rails,) = executed(derived.text)[1].nics
+    assert rails.select.max == 2
+
+
+@pytest.mark.parametrize("driver", ["vfio-pci", None])
+def test_a_function_that_no_network_driver_has_is_left_out(kernel: Kernel, driver: str | None) -> None:
+    kernel.unbind(SECOND)
+    if driver:
+        kernel.tree.link(f"/sys/bus/pci/devices/{SECOND}/driver", f"../../../../bus/pci/drivers/{driver}")
+    derived = derive_inventory(kernel.machine(), "n1", "n1", ())
+    assert [nic.select.pci for nic in executed(derived.text)[1].nics] == [FIRST, THIRD]
+
+
 def test_nics_whose_vfs_have_addresses_of_their_own_are_not_alike(kernel: Kernel) -> None:
     groups = [[{"index": "1", "mac": f"02:00:00:00:07:0{number}"}] for number in range(2)]
     prepare(kernel, *((pci, {"vfs": {"count": 2, "groups": group}}) for pci, group in zip(PFS, groups, strict=False)))
@@ -128,6 +183,13 @@ def test_a_port_that_is_down_is_not_required(kernel: Kernel) -> None:
     _, spec = written(kernel)
     assert [nic.name for nic in spec.nics] == ["rail{index}"]
     assert spec.rdma.at_least == 2
+
+
+def test_the_port_of_a_netdev_that_is_down_is_not_required(kernel: Kernel) -> None:
+    prepare(kernel, (SECOND, {"state": "down"}))
+    kernel.rdma.set_port("roce_ens1", state="1: DOWN")
+    _, spec = written(kernel)
+    assert {nic.name: nic.rdma is not None for nic in spec.nics} == {"rail{index}": True, "ens1": False}
 
 
 def test_rdma_that_works_on_no_nic_is_not_required(kernel: Kernel) -> None:
