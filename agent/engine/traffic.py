@@ -14,7 +14,7 @@ from functools import cached_property
 
 from attrs import define, field
 
-from agent.hardware.functions import ifindex
+from agent.hardware.functions import NET, ifindex
 from agent.hardware.sysfs import names_or_none, read_or
 from agent.machine import Connection, Files, Machine
 from agent.spec.addresses import TABLES
@@ -73,7 +73,7 @@ def _connections(
 class _Carriers:
     """Finds the netdevs that carry a connection: the one that it is sent by, and the one that has its address.
 
-    They differ if two NICs are on one network. What a netdev without hardware sends (a veth, a bridge) is for a pod here.
+    They differ if two NICs are on one network. What a netdev sends that has no hardware below it (a veth) is for a pod here.
     """
 
     _machine: Machine
@@ -93,12 +93,18 @@ class _Carriers:
         by = self._routes[ends]
         if by is not None and by in self._netdevs:
             return sorted({by, *addressed})
-        return [] if addressed and by in self._virtual else sorted(addressed)
+        return [] if addressed and by in self._without_hardware else sorted(addressed)
 
     @cached_property
-    def _virtual(self) -> frozenset[int | None]:
+    def _without_hardware(self) -> frozenset[int | None]:
         files = self._machine.files
-        return frozenset(ifindex(files, name) for name in names_or_none(files, VIRTUAL))
+        virtual = frozenset(names_or_none(files, VIRTUAL))
+
+        def is_without(name: str) -> bool:
+            below = (each for each in names_or_none(files, f"{NET}/{name}") if each.startswith("lower_"))
+            return name in virtual and all(is_without(each.removeprefix("lower_")) for each in below)
+
+        return frozenset(ifindex(files, name) for name in virtual if is_without(name))
 
 
 def with_a_peer(connected: str, peers: Iterable[str]) -> str:

@@ -168,16 +168,23 @@ def test_a_socket_without_a_connection_over_the_nic_is_no_user(
     assert users_of(routed) == {}
 
 
-def test_a_connection_with_a_pod_of_this_node_uses_no_nic(routed: Kernel) -> None:
-    """Its end here has the address of the NIC that has the node's, but it is sent by the pod's veth."""
-    routed.netdevs["cali1f"] = Netdev("", Link(70, "cali1f", "ee:ee:ee:ee:ee:ee", "", 1500, True, True))
-    for folder in ("/sys/class/net", "/sys/devices/virtual/net"):
-        routed.tree.put(f"{folder}/cali1f/ifindex", "70")
+@pytest.mark.parametrize(
+    ("below", "uses"),
+    [("", False), ("cali1f/lower_vlan7 vlan7/", False), ("cali1f/lower_vlan7 vlan7/lower_enp65s0", True)],
+)
+def test_a_connection_with_a_pod_of_this_node_uses_no_nic(routed: Kernel, below: str, uses: bool) -> None:
+    """Its end here has the NIC's address, but it is sent by a netdev with no hardware below it."""
+    for number, name in enumerate(("cali1f", "vlan7")):
+        routed.netdevs[name] = Netdev("", Link(70 + number, name, "ee:ee:ee:ee:ee:ee", "", 1500, True, True))
+        for folder in ("/sys/class/net", "/sys/devices/virtual/net"):
+            routed.tree.put(f"{folder}/{name}/ifindex", str(70 + number))
+    for path in below.split():
+        routed.tree.folder(f"/sys/class/net/{path}")
     routed.servers["10.244.0.7"] = "cali1f"
     routed.connect("10.20.0.5:40000", "10.244.0.7:8080", "kubelet (pid 7)")
-    assert users_of(routed) == {}
-    routed.connect("10.20.0.5:40001", "10.20.0.10:6443", "kubelet (pid 7)")
-    assert of_pf(routed) == ["kubelet (pid 7), connected with 10.20.0.10:6443"]
+    assert of_pf(routed) == (["kubelet (pid 7), connected with 10.244.0.7:8080"] if uses else [])
+    routed.connect("10.20.0.5:40001", "10.20.0.10:6443", "kube-proxy (pid 8)")
+    assert "kube-proxy (pid 8), connected with 10.20.0.10:6443" in of_pf(routed)
 
 
 def test_a_connection_uses_the_nic_that_sends_it_whatever_its_address_is(routed: Kernel) -> None:
