@@ -141,6 +141,8 @@ def port_netdevs(files: Attributes, address: str) -> list[str]:
     if not names or (len(names) == 1 and (_is_vf(files, address) or not number_or(files, f"{path}/sriov_numvfs", 0))):
         return names
     own = [name for name in names if _OWN_PORT.fullmatch(read_or(files, f"{NET}/{name}/phys_port_name", ""))]
+    if len(own) < 2:
+        return own
     # The PF's netdev is older than representors, should a driver name none of them.
     order = {name: [number_or(files, f"{NET}/{name}/{file}", 0) for file in ("dev_port", "ifindex")] for name in own}
     return sorted(own, key=order.__getitem__)
