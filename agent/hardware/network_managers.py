@@ -2,7 +2,7 @@
 
 systemd-networkd: /run/systemd/netif/links/IFINDEX (networkd-link.c, link_save). NetworkManager, from its source and not run:
 /run/NetworkManager/devices/IFINDEX (nm-config.c, nm_config_device_state_write). netplan writes the configuration of one of
-these two. ifupdown: interfaces(5) and /run/network/ifstate. At boot the agent may start before them, so it waits for a manager
+these two. ifupdown: `agent.hardware.ifupdown`. At boot the agent may start before them, so it waits for a manager
 that is to start. A member of a bond or a bridge has no address of its own: that is the bond's. A VRF leaves its members their
 addresses.
 """
@@ -14,6 +14,7 @@ from contextlib import suppress
 
 from attrs import frozen
 
+from agent.hardware import ifupdown
 from agent.hardware.bonds import master, vrf
 from agent.hardware.sysfs import names_or_none, read_or
 from agent.machine import Files, Link
@@ -22,12 +23,11 @@ NETWORKD_LINKS = "/run/systemd/netif/links"
 # Made when NetworkManager first starts in a boot (nm_main_utils_ensure_rundir).
 NM_DEVICES = "/run/NetworkManager/devices"
 NM_PROFILES = "/run/NetworkManager/system-connections"
-INTERFACES = "/etc/network/interfaces"
-IFSTATE = "/run/network"
 
 UNIT_FOLDERS = ("/etc/systemd/system", "/run/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
 GENERATED = ("/run/systemd/generator", "/run/systemd/generator.early", "/run/systemd/generator.late")
-WANTS = "multi-user.target.wants"
+# ifupdown2's unit is wanted by basic.target.
+WANTS = ("multi-user.target.wants", "basic.target.wants")
 
 
 @frozen
@@ -104,31 +104,20 @@ def _network_manager(files: Files, ifindex: int, name: str) -> Claim | None:
 
 
 def _ifupdown(files: Files, name: str) -> Claim | None:
-    up = name in _up(files)
+    up = name in ifupdown.up(files)
     if not up and not _enabled(files, "networking.service"):
         return None
-    places = [INTERFACES, *(f"{INTERFACES}.d/{file}" for file in names_or_none(files, f"{INTERFACES}.d"))]
-    methods = [(place, method) for place in places for netdev, method in _stanzas(files, place) if netdev == name]
+    methods = [(place, method) for place, netdev, method in ifupdown.stanzas(files) if netdev == name]
     # `manual` leaves the configuration to others.
-    place = next((place for place, method in methods if method != "manual"), "" if methods or not up else IFSTATE)
+    place = next(
+        (place for place, method in methods if method != "manual"), "" if methods or not up else ifupdown.STATE
+    )
     if not place:
         return None
     return Claim(
-        f"ifupdown configures {name} ({place})", f"run `ifdown {name}`, and take its stanza out of {INTERFACES}"
+        f"ifupdown configures {name} ({place})",
+        f"run `ifdown {name}`, and take its stanza out of {ifupdown.INTERFACES}",
     )
-
-
-def _up(files: Files) -> set[str]:
-    """The netdevs that ifup has configured: lines of `ifstate`, in later versions each in a file of its own."""
-    places = (f"{IFSTATE}/{file}" for file in names_or_none(files, IFSTATE) if file.startswith("ifstate"))
-    return {line.partition("=")[0] for place in places for line in read_or(files, place, "").split()}
-
-
-def _stanzas(files: Files, place: str) -> Iterator[tuple[str, str]]:
-    for line in read_or(files, place, "").splitlines():
-        match line.split():
-            case ["iface", netdev, _family, method, *_]:
-                yield netdev, method
 
 
 def _settings(files: Files, path: str) -> Iterator[tuple[str, str]]:
@@ -139,9 +128,10 @@ def _settings(files: Files, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _enabled(files: Files, unit: str) -> bool:
-    """Whether systemd starts a unit at boot: it is wanted by multi-user.target, and is not masked (a link to /dev/null)."""
+    """Whether systemd starts a unit at boot: a target of the boot wants it, and it is not masked (a link to /dev/null)."""
     for folder in UNIT_FOLDERS:
         with suppress(OSError):
             if files.target(f"{folder}/{unit}") == "null":
                 return False
-    return any(unit in names_or_none(files, f"{folder}/{WANTS}") for folder in (*UNIT_FOLDERS, *GENERATED))
+    wants = (f"{folder}/{each}" for folder in (*UNIT_FOLDERS, *GENERATED) for each in WANTS)
+    return any(unit in names_or_none(files, each) for each in wants)

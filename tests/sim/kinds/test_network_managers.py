@@ -98,6 +98,7 @@ def mask(kernel: Kernel, unit: str) -> None:
         ),
         (
             {
+                "/etc/network/interfaces": "source /etc/network/interfaces.d/*\n",
                 "/etc/network/interfaces.d/fab": STANZA.format("static"),
                 "/run/network/ifstate": "lo=lo\nenp33s0=enp33s0",
             },

@@ -1,0 +1,71 @@
+"""Public reports of ifupdown and its successors: which netdevs they configure, by the files that they read."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.engine.context import Goal, Memory
+from agent.engine.converge import Pass, converge
+from tests.sim.engine.one_nic import wanting
+from tests.sim.two_nics import NAME0, PF0, two_nics
+
+ADDRESS = "192.0.2.11/24"
+INTERFACES = "/etc/network/interfaces"
+WANTS = "/etc/systemd/system/{}.target.wants/networking.service"
+STANZA = f"auto {NAME0}\niface {NAME0} inet static\n  address 192.0.2.99/24\n"
+DHCP = f"auto {NAME0}\niface {NAME0} inet dhcp\n"
+
+
+def run(files: dict[str, str], target: str = "multi-user") -> Pass:
+    kernel = two_nics()
+    for path, text in {**files, WANTS.format(target): ""}.items():
+        kernel.tree.put(path, text)
+    nic = {"name": "rail0", "select": {"pci": PF0}, "rail": 0, "addresses": [ADDRESS]}
+    return converge(kernel.machine(), Goal(wanting(nic)), Memory(lambda: 0.0))
+
+
+@pytest.mark.parametrize(
+    ("files", "target", "place"),
+    [
+        pytest.param({INTERFACES: STANZA.replace(" inet static", "")}, "multi-user", INTERFACES, id="ifupdown2-48"),
+        pytest.param({INTERFACES: STANZA.replace(" static", "")}, "multi-user", INTERFACES, id="ifupdown2-70"),
+        # How ifupdown2's own unit is enabled.
+        pytest.param({INTERFACES: STANZA}, "basic", INTERFACES, id="ifupdown2-177"),
+        pytest.param(
+            {INTERFACES: f"{STANZA}iface {NAME0} inet6 manual\n"}, "multi-user", INTERFACES, id="ifupdown-ng-131"
+        ),
+        pytest.param(
+            {INTERFACES: "source interfaces.d/*", f"{INTERFACES}.d/fabric.cfg": STANZA},
+            "multi-user",
+            f"{INTERFACES}.d/fabric.cfg",
+            id="ifupdown-ng-225",
+        ),
+        pytest.param(
+            {INTERFACES: "source-directory /run/network/interfaces.d\n", "/run/network/interfaces.d/fabric": DHCP},
+            "multi-user",
+            "/run/network/interfaces.d/fabric",
+            id="ifupdown2-191",
+        ),
+    ],
+)
+def test_a_netdev_of_ifupdown_gets_no_address_of_the_agent(files: dict[str, str], target: str, place: str) -> None:
+    outcomes = {(each.result, each.error) for each in run(files, target).outcomes if each.change.kind == "addresses"}
+    assert outcomes == {("blocked", f"ifupdown configures {NAME0} ({place})")}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        pytest.param({INTERFACES: "iface lo inet loopback\n", f"{INTERFACES}.d/fabric": DHCP}, id="ifupdown2-51"),
+        pytest.param({INTERFACES: "", f"{INTERFACES}.d/50-cloud-init.cfg": DHCP}, id="cloud-init-3475"),
+        pytest.param(
+            {INTERFACES: f"source-directory {INTERFACES}.d", f"{INTERFACES}.d/50-cloud-init.cfg": DHCP},
+            id="cloud-init-3164",
+        ),
+        pytest.param(
+            {INTERFACES: f"source {INTERFACES}.d/*.cfg", f"{INTERFACES}.d/fabric": DHCP}, id="cloud-init-2637"
+        ),
+    ],
+)
+def test_a_stanza_that_ifupdown_does_not_read_keeps_no_address_away(files: dict[str, str]) -> None:
+    assert {each.result for each in run(files).outcomes if each.change.kind == "addresses"} == {"applied"}
