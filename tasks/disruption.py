@@ -20,7 +20,6 @@ from agent.report.printable import printable
 from agent.report.records import Disruption
 from agent.spec.nic import DisruptionPolicy
 from agent.spec.strict import structure
-from tasks.common import callbacks
 from tasks.common.commands import warn
 from tasks.common.data import host_data
 
@@ -82,13 +81,11 @@ def forced() -> bool:
     return any(policy.force for _, policy in _policies(of_nics=False))
 
 
-def summarise(state: State) -> None:
-    """For config.py: name at the end of the deploy what was deferred, and on which hosts."""
-    callbacks.add(state, _Summary)
+class Summary(BaseStateCallback):
+    """Names at the end of the deploy what was deferred, and on which hosts."""
 
-
-class _Summary(BaseStateCallback):
     def operation_end(self, state: State, op_hash: str) -> None:  # type: ignore[override]
+        """The last operation has ended."""
         if op_hash == state.get_op_order()[-1]:  # type: ignore[no-untyped-call]
             for line in summary({each.name: _of(each) for each in state.inventory}):
                 logger.warning(printable(line))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from attrs import field, frozen
@@ -18,6 +18,8 @@ from pyinfra.api.host import Host
 from agent.spec.validators import Within
 from tasks.common.commands import fail
 from tasks.common.data import Key, record
+
+T = TypeVar("T")
 
 LONGEST = 86400
 MARGIN = 10
@@ -42,40 +44,14 @@ KEYS = (LIMITS,)
 _known: WeakKeyDictionary[Host, TimeLimits] = WeakKeyDictionary()
 
 
-def bound_all() -> None:
-    """For config.py: give each fact, command and file its limit, unless the call has its own `_timeout`."""
-    get_fact, run = Host.get_fact, Host.run_shell_command
-
-    @wraps(get_fact)
-    def get_fact_in_time(self: Host, *arguments: Any, **named: Any) -> Any:
-        return get_fact(self, *arguments, **{"_timeout": _limits(self).fact, **named})
-
-    @wraps(run)
-    def run_in_time(self: Host, *arguments: Any, **named: Any) -> Any:
-        limit = named.get("_timeout") or _limits(self).command
-        return _bounded(self, limit, lambda: run(self, *arguments, **{**named, "_timeout": limit}))
-
-    Host.get_fact = get_fact_in_time  # type: ignore[method-assign]
-    Host.run_shell_command = run_in_time  # type: ignore[method-assign]
-    Host.put_file = _file_in_time(Host.put_file)  # type: ignore[method-assign]
-    Host.get_file = _file_in_time(Host.get_file)  # type: ignore[method-assign]
-
-
-def _file_in_time(transfer: Callable[..., bool]) -> Callable[..., bool]:
-    @wraps(transfer)
-    def in_time(self: Host, *arguments: Any, **named: Any) -> bool:
-        return bool(_bounded(self, _limits(self).command, lambda: transfer(self, *arguments, **named)))
-
-    return in_time
-
-
-def _limits(host: Host) -> TimeLimits:
+def of(host: Host) -> TimeLimits:
+    """A host's limits."""
     if host not in _known:
         _known[host] = LIMITS.read(host.data.dict(), host.name)  # type: ignore[no-untyped-call]
     return _known[host]
 
 
-def _bounded(host: Host, limit: int, call: Callable[[], Any]) -> Any:
+def bounded(host: Host, limit: int, call: Callable[[], T]) -> T:
     """Make the call. If it takes longer than its limit, say so: pyinfra then fails the host.
 
     :raises TimeoutError: it took longer.
@@ -90,3 +66,13 @@ def _bounded(host: Host, limit: int, call: Callable[[], Any]) -> Any:
             f"pid,stat,wchan,args); if it only takes long, raise {LIMITS.name}",
         )
         raise
+
+
+def transferring(transfer: Callable[..., bool]) -> Callable[..., bool]:
+    """Host.get_file, or Host.put_file: a file has the limit of a command."""
+
+    @wraps(transfer)
+    def in_time(self: Host, *arguments: Any, **named: Any) -> bool:
+        return bounded(self, of(self).command, lambda: transfer(self, *arguments, **named))
+
+    return in_time

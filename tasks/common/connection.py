@@ -19,6 +19,8 @@ from __future__ import annotations
 import resource
 import secrets
 import socket
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +28,11 @@ from attrs import frozen
 from paramiko import Transport
 from pyinfra import logger
 from pyinfra.api.command import StringCommand
-from pyinfra.api.exceptions import ConnectError, PyinfraError
-from pyinfra.api.host import Host
-from pyinfra.api.state import State
+from pyinfra.api.exceptions import ConnectError, ConnectorDataTypeError, PyinfraError
+from pyinfra.api.host import Host, HostData
 from pyinfra.connectors.base import BaseConnector
 from pyinfra.connectors.local import LocalConnector
 from pyinfra.connectors.ssh import SSHConnector
-from pyinfra.connectors.sshuserclient import client
 
 from agent.report.printable import printable
 
@@ -60,36 +60,29 @@ BY_CONTROL_HOST = "deploy the node from its control host"
 """The remedy on a node that deploys itself, for what only a control host has."""
 
 
-def allow_open_files(state: State) -> None:
-    """For config.py: raise this process's limit of open files, often 1024, so far that it suffices for all hosts.
+def allow_open_files(hosts: int) -> None:
+    """Raise this process's limit of open files, often 1024, so far that it suffices for so many hosts.
 
-    When pyinfra has read the inventory, it raises PyinfraError if the hard limit is too low.
+    :raises PyinfraError: the hard limit is too low.
     """
-    init = state.init
-
-    def init_with_files(inventory: Any, config: Any, initial_limit: Any = None) -> None:
-        hosts = len(inventory if initial_limit is None else initial_limit)
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        needed = hosts + OTHER_FILES
-        if hard != resource.RLIM_INFINITY and hard < needed:
-            raise PyinfraError(
-                f"{hosts} hosts need {needed} open files, and {hard} are allowed: raise the hard limit (LimitNOFILE of a "
-                "service, `nofile` in /etc/security/limits.conf), or deploy the hosts in shards (TRACKBED_SHARD=1/4)"
-            )
-        raised = needed + (PIPES - 1) * hosts
-        if hard != resource.RLIM_INFINITY:
-            raised = min(raised, hard)
-        if soft != resource.RLIM_INFINITY and soft < raised:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
-        init(inventory, config, initial_limit=initial_limit)
-
-    state.init = init_with_files  # type: ignore[method-assign]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = hosts + OTHER_FILES
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise PyinfraError(
+            f"{hosts} hosts need {needed} open files, and {hard} are allowed: raise the hard limit (LimitNOFILE of a "
+            "service, `nofile` in /etc/security/limits.conf), or deploy the hosts in shards (TRACKBED_SHARD=1/4)"
+        )
+    raised = needed + (PIPES - 1) * hosts
+    if hard != resource.RLIM_INFINITY:
+        raised = min(raised, hard)
+    if soft != resource.RLIM_INFINITY and soft < raised:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
 
 
-def fail_single_hosts() -> None:
-    """For config.py: a host fails alone if its key cannot be used, or if its login shell prints something."""
-    connect = SSHConnector.connect
+def connecting(connect: Callable[[SSHConnector], None]) -> Callable[[SSHConnector], None]:
+    """SSHConnector.connect: a host fails alone if its key cannot be used, or if its login shell prints something."""
 
+    @wraps(connect)
     def connect_or_fail(self: SSHConnector) -> None:
         try:
             connect(self)
@@ -99,27 +92,41 @@ def fail_single_hosts() -> None:
             self.disconnect()
             raise ConnectError(fault)
 
-    SSHConnector.connect = connect_or_fail  # type: ignore[method-assign]
+    return connect_or_fail
 
 
-def keep_host_keys() -> None:
-    """For config.py: a host's first connection makes the folder of known_hosts, and succeeds if the key cannot be written.
+def settings(read: Callable[..., Any]) -> Callable[..., Any]:
+    """The settings of a connector (host_to_connector_data): None is "not given", and an error names the host."""
+
+    @wraps(read)
+    def read_given(kind: Any, known: Any, data: HostData) -> Any:
+        given = {key: value for key, value in data.dict().items() if value is not None}  # type: ignore[no-untyped-call]
+        try:
+            return read(kind, known, given)
+        except ConnectorDataTypeError as error:
+            raise ConnectorDataTypeError(f"{data.host}: {error}") from None
+
+    return read_given
+
+
+def noting(append: Callable[[Any, str, Any], None]) -> Callable[[Any, str, Any], None]:
+    """append_hostkey: a first connection makes the folder of known_hosts, and succeeds if the key cannot be written.
 
     Both as ssh(1) has it. pyinfra's function expects the folder, which a new user's home does not have.
     """
-    append = client.append_hostkey
 
+    @wraps(append)
     def append_or_warn(connection: Any, hostname: str, key: Any) -> None:
         # None: the SSH configuration has `UserKnownHostsFile none`.
         file = connection._host_keys_filename
         try:
             if file is not None:
                 Path(file).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            append(connection, hostname, key)  # type: ignore[no-untyped-call]
+            append(connection, hostname, key)
         except OSError as error:
             logger.warning(f"{hostname}: its host key is not noted in {file}: {error.strerror}")
 
-    client.append_hostkey = append_or_warn
+    return append_or_warn
 
 
 def login_fault(connector: BaseConnector) -> str:

@@ -1,9 +1,6 @@
 """The base class of Trackbed's facts. If a node's output cannot be parsed, only that node fails.
 
 pyinfra ends the whole deploy at any exception of a fact except FactProcessError.
-
-This module also has pyinfra read all of an answer. A byte that is not UTF-8 ends the reader of pyinfra 3.10: the command still
-succeeds, and the lines before the byte count as the whole answer. Here each such byte is read as \\xNN.
 """
 
 from __future__ import annotations
@@ -16,7 +13,6 @@ import cattrs
 from paramiko.file import BufferedFile
 from pyinfra.api.exceptions import FactProcessError
 from pyinfra.api.facts import FactBase as _FactBase
-from pyinfra.connectors import util
 
 from agent.report.printable import printable
 
@@ -27,7 +23,6 @@ _UNREADABLE = (
     OverflowError,  # of a whole number that no float can be
     cattrs.BaseValidationError,
 )
-_read_buffer = util.read_buffer
 SHOWN = 400
 """Characters of the error that are printed; the node may have written it."""
 
@@ -59,8 +54,17 @@ def _guarded(name: str, process: Callable[[Any, list[str]], T]) -> Callable[[Any
     return guarded
 
 
-def _read_whole_buffer(name: str, io: Any, *arguments: Any, **named: Any) -> None:
-    _read_buffer(name, _lines(io), *arguments, **named)
+def reading(read: Callable[..., None]) -> Callable[..., None]:
+    """read_buffer: a byte that is not UTF-8 is read as \\xNN.
+
+    It ends the reader of pyinfra 3.10: the command still succeeds, and the lines before the byte count as the whole answer.
+    """
+
+    @wraps(read)
+    def read_whole(name: str, io: Any, *arguments: Any, **named: Any) -> None:
+        read(name, _lines(io), *arguments, **named)
+
+    return read_whole
 
 
 def _lines(io: Any) -> Iterator[str]:
@@ -69,6 +73,3 @@ def _lines(io: Any) -> Iterator[str]:
         io._flags |= BufferedFile.FLAG_BINARY  # type: ignore[attr-defined]
     for line in io:
         yield line.decode(errors="backslashreplace")
-
-
-util.read_buffer = _read_whole_buffer

@@ -14,7 +14,7 @@ from typing import Any
 from click import ClickException
 from gevent import GreenletExit
 from pyinfra import logger
-from pyinfra.api import operations
+from pyinfra.api.config import Config
 from pyinfra.api.exceptions import ArgumentTypeError, DeployError, PyinfraError
 from pyinfra.api.host import Host
 from pyinfra.api.state import State
@@ -34,35 +34,31 @@ class NodeError(Exception):
     """
 
 
-class _HostFailed(Exception):
+class HostFailed(Exception):
     """The host has failed already, and pyinfra has printed why."""
 
 
-def limit(state: State) -> None:
-    """For config.py: stop the deploy of all hosts if more than PERCENT of them, and more than one, have failed.
+def limit(config: Config, hosts: int) -> None:
+    """Stop the deploy of all hosts if more than PERCENT of them, and more than one, have failed.
 
     `--fail-percent` overrides it. Without -y, pyinfra sets 0, and asks after each failure whether to go on.
     """
-    init = state.init
-
-    def init_limited(inventory: Any, config: Any, initial_limit: Any = None) -> None:
-        hosts = len(inventory if initial_limit is None else initial_limit)
-        if hosts and config.FAIL_PERCENT is None:
-            config.FAIL_PERCENT = max(PERCENT, ceil(100 / hosts))
-        init(inventory, config, initial_limit=initial_limit)
-
-    state.init = init_limited  # type: ignore[method-assign]
+    if hosts and config.FAIL_PERCENT is None:
+        config.FAIL_PERCENT = max(PERCENT, ceil(100 / hosts))
 
 
-def fail_alone() -> None:
-    """For config.py: what one node answers fails that host, and not the deploy of all hosts."""
-    # It patches the standard library, which only the deploy itself expects.
-    from pyinfra_cli import util  # type: ignore[import-untyped]
+def loading(load: Callable[..., None]) -> Callable[..., None]:
+    """_parallel_load_hosts: what the deploy code of one host raises fails this host."""
 
-    load, run, get_fact = util._parallel_load_hosts, operations._run_host_op_with_context, Host.get_fact
-
+    @wraps(load)
     def load_alone(state: State, callback: Callable[[], object], name: str) -> None:
         load(state, lambda: prepared(state, callback), name)
+
+    return load_alone
+
+
+def running(run: Callable[[State, Host, str], Any]) -> Callable[[State, Host, str], Any]:
+    """_run_host_op_with_context: what an operation raises on one host fails this host."""
 
     @wraps(run)
     def run_alone(state: State, host: Host, op_hash: str) -> Any:
@@ -74,16 +70,7 @@ def fail_alone() -> None:
             _say(host, error)
             return False
 
-    @wraps(get_fact)
-    def fact_or_failure(self: Host, *arguments: Any, **named: Any) -> Any:
-        value = get_fact(self, *arguments, **named)
-        if self in self.state.failed_hosts:
-            raise _HostFailed
-        return value
-
-    util._parallel_load_hosts = load_alone
-    operations._run_host_op_with_context = run_alone
-    Host.get_fact = fact_or_failure  # type: ignore[method-assign]
+    return run_alone
 
 
 def prepared(state: State, code: Callable[[], object]) -> None:
@@ -116,7 +103,7 @@ def ends_all(error: Exception) -> bool:
 
 
 def _say(host: Host, error: Exception) -> None:
-    if isinstance(error, _HostFailed):
+    if isinstance(error, HostFailed):
         return
     if isinstance(error, NodeError):
         fail(host, str(error))

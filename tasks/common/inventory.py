@@ -10,55 +10,60 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pyinfra.api.exceptions import InventoryError, PyinfraError
-from pyinfra.api.state import State
+from pyinfra.api.host import Host
+from pyinfra.api.inventory import Inventory
 from pyinfra.connectors.ssh import SSHConnector
 
 GROUP = "a group of hosts is a list of names, or of tuples ('name', {'key': value})"
 
 
-def check(state: State) -> None:
-    """For config.py: have pyinfra raise PyinfraError for such an inventory, before it connects to a host. A shard may be empty.
+def check(hosts: Inventory, limited: list[Host] | None) -> None:
+    """Check all hosts of the inventory, and those to which the deploy is limited, if it is.
+
+    :raises PyinfraError: there is none, or one has a key that is misspelt.
+    """
+    if not len(hosts):
+        raise PyinfraError(f"the inventory has no hosts; {GROUP}, not a mapping")
+    if limited is not None and not limited:
+        # pyinfra only warns of a pattern that matches no host.
+        raise PyinfraError("--limit and --exclude leave no host of the inventory; give the name of a host or a group")
+    # The deploy checks all keys, but only of the hosts to which it could connect.
+    if faults := _unknown_settings(hosts if limited is None else limited):
+        raise PyinfraError("\n".join(faults))
+
+
+def groups_of_file(filename: str) -> dict[str, Any]:
+    """The groups of an inventory's file.
 
     pyinfra takes only lists and tuples for groups. It ignores a mapping, and a list with anything else than hosts in it.
+
+    :raises InventoryError: an entry is none.
     """
-    # Not above: the import replaces Python's threads by gevent's. pyinfra's command line, which runs this, has done so.
+    # Not above: the import replaces Python's threads by gevent's. pyinfra's command line, which calls this, has done so.
     from pyinfra_cli import inventory as files  # type: ignore[import-untyped]
 
-    def checked_groups(filename: str) -> dict[str, Any]:
-        groups = {}
-        private = "a value that is no group begins with _"
-        for name, value in files.exec_file(filename, return_locals=True).items():
-            # pyinfra takes the first item of any tuple for a list of hosts.
-            if (isinstance(value, tuple) and not name.startswith("_")) or files._is_inventory_group(name, value):
-                if fault := _fault(value):
-                    raise InventoryError(f"{filename}: {name}: {fault}; {GROUP}; {private}")
-                groups[name] = value
-        for name in groups if "all" in groups else ():
-            # pyinfra would leave them out without a word.
-            if lost := _names(groups[name]) - _names(groups["all"]):
-                first = min(lost)
-                raise InventoryError(
-                    f"{filename}: all: it lacks {first!r}, which is in {name}; add it, or remove 'all'; {private}"
-                )
-        return groups
+    values = files.exec_file(filename, return_locals=True)
+    # pyinfra takes the first item of any tuple for a list of hosts.
+    groups = {
+        name: value
+        for name, value in values.items()
+        if (isinstance(value, tuple) and not name.startswith("_")) or files._is_inventory_group(name, value)
+    }
+    if fault := fault_of(groups):
+        raise InventoryError(f"{filename}: {fault}; a value that is no group begins with _")
+    return groups
 
-    files._get_groups_from_filename = checked_groups
-    init = state.init
 
-    def init_checked(inventory: Any, config: Any, initial_limit: Any = None) -> None:
-        if not len(inventory):
-            raise PyinfraError(f"the inventory has no hosts; {GROUP}, not a mapping")
-        if initial_limit is not None and not initial_limit:
-            # pyinfra only warns of a pattern that matches no host.
-            raise PyinfraError(
-                "--limit and --exclude leave no host of the inventory; give the name of a host or a group"
-            )
-        # The deploy checks all keys, but only of the hosts to which it could connect.
-        if faults := _unknown_settings(inventory if initial_limit is None else initial_limit):
-            raise PyinfraError("\n".join(faults))
-        init(inventory, config, initial_limit=initial_limit)
-
-    state.init = init_checked  # type: ignore[method-assign]
+def fault_of(groups: Mapping[str, Any]) -> str:
+    """What is wrong with the groups of an inventory's file; empty: nothing."""
+    for name, value in groups.items():
+        if fault := _fault(value):
+            return f"{name}: {fault}; {GROUP}"
+    for name in groups if "all" in groups else ():
+        # pyinfra would leave them out without a word.
+        if lost := _names(groups[name]) - _names(groups["all"]):
+            return f"all: it lacks {min(lost)!r}, which is in {name}; add it, or remove 'all'"
+    return ""
 
 
 def _entries(group: Any) -> Iterable[Any]:

@@ -14,6 +14,7 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timezone
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from pyinfra.connectors.util import CommandOutput
 from pyinfra.context import ctx_host
 
 from agent.report.printable import printable
+from tasks import time_limits
 from tasks.common.commands import fail, script
 
 FILE = "/var/lib/trackbed-deploy.lock"
@@ -106,13 +108,10 @@ class Deploy:
         _run(state, host, script(GIVE_BACK, FILE, self.token))
 
 
-def exclude_others() -> None:
-    """For config.py: a deploy takes the locks of its hosts before it changes them. A host whose lock is held fails alone."""
-    # It patches the standard library, which only pyinfra's command line expects.
-    from pyinfra_cli import cli  # type: ignore[import-untyped]
+def running(run: Callable[..., None]) -> Callable[..., None]:
+    """run_ops: a deploy takes the locks of its hosts before it changes them. A host whose lock is held fails alone."""
 
-    run = cli.run_ops
-
+    @wraps(run)
     def run_locked(state: State, **given: Any) -> None:
         # `pyinfra INVENTORY exec` runs a single command, also for `trackbed fleet maintain`.
         if not click.get_current_context().params["operations"][0].endswith(".py"):
@@ -126,7 +125,7 @@ def exclude_others() -> None:
         finally:
             _each(state, deploy.held, deploy.give_back)
 
-    cli.run_ops = run_locked
+    return run_locked
 
 
 def _each(state: State, hosts: list[Host], do: Callable[[State, Host], None]) -> None:
@@ -142,8 +141,9 @@ def _run(state: State, host: Host, command: StringCommand) -> tuple[bool, list[s
         arguments, _ = pop_global_arguments(state, host, {})
     given = {key: arguments[key] for key in CONNECTOR_ARGUMENT_KEYS if key in arguments}  # type: ignore[literal-required]
     try:
-        # By the class: a host's own method takes it for a change of the host, after which no fact is prefetched.
-        done, output = Host.run_shell_command(host, command, **{**given, "_timeout": ANSWER_S})
+        # By the connector: the host's method takes it for a change of the host, after which no fact is prefetched.
+        run = partial(host.connector.run_shell_command, command, **{**given, "_timeout": ANSWER_S})
+        done, output = time_limits.bounded(host, ANSWER_S, run)
     except (OSError, EOFError, SSHException) as error:
         return False, [str(error)]
     return done, _lines(output)

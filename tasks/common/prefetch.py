@@ -17,10 +17,12 @@ import os
 import secrets
 import shlex
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import click
 from attrs import define, field
@@ -32,7 +34,6 @@ from pyinfra.connectors.util import CommandOutput, OutputLine
 
 from agent.documents import load
 from agent.runtime import write_atomically
-from tasks.common import callbacks
 from tasks.common.archive import ROOT
 
 USABLE_S = 120.0
@@ -52,19 +53,20 @@ printf '%s\\n%s\\n' {mark} "$answer"
 """
 
 
-def enable(state: State) -> None:
-    """For config.py: prefetch facts in this deploy, and keep its facts' commands for the next one."""
-    context = click.get_current_context(silent=True)
-    deploy = "\n".join(context.params.get("operations", ())) if context else ""
-    callbacks.add(state, lambda: _Connections(deploy))
+Send = Callable[..., tuple[bool, CommandOutput]]
+
+_connected: WeakKeyDictionary[Host, HostFacts] = WeakKeyDictionary()
 
 
-class _Connections(BaseStateCallback):
-    """What pyinfra calls when it connects to a host, and when it disconnects."""
+class Connections(BaseStateCallback):
+    """What pyinfra calls when it connects to a host, and when it disconnects.
 
-    def __init__(self, deploy: str) -> None:
-        self._folder = _folder(deploy)
-        self._hosts: dict[str, HostFacts] = {}
+    From the first connection on, the host's facts are prefetched. Their commands are kept for the next deploy.
+    """
+
+    def __init__(self) -> None:
+        context = click.get_current_context(silent=True)
+        self._folder = _folder("\n".join(context.params.get("operations", ())) if context else "")
 
     @cached_property
     def _last(self) -> dict[str, list[str]]:
@@ -77,17 +79,22 @@ class _Connections(BaseStateCallback):
 
     def host_connect(self, state: State, host: Host) -> None:  # type: ignore[override]
         """Prefetch the host's facts from now on. After a reboot pyinfra connects again, and the old answers are dropped."""
-        if host.name in self._hosts:
-            self._hosts[host.name].drop_answers()
+        if host in _connected:
+            _connected[host].drop_answers()
         else:
             file = self._folder / f"{_digest(host.name)}.json"
             kept = _read(file)
-            self._hosts[host.name] = HostFacts(state, host, file, kept, kept or self._last)
+            _connected[host] = HostFacts(state, file, kept, kept or self._last)
 
     def host_disconnect(self, state: State, host: Host) -> None:  # type: ignore[override]
         """Keep the commands for the next deploy: the host is done, or reboots."""
-        if host.name in self._hosts and host not in state.failed_hosts:
-            self._hosts[host.name].keep_commands()
+        if host in _connected and host not in state.failed_hosts:
+            _connected[host].keep_commands()
+
+
+def of(host: Host) -> HostFacts | None:
+    """The facts of a host; None: it is not connected."""
+    return _connected.get(host)
 
 
 def _folder(deploy: str) -> Path:
@@ -111,10 +118,9 @@ def _code_digest() -> str:
 
 @define
 class HostFacts:
-    """The facts of one host: replaces the methods of pyinfra's host by which facts are read and the host is changed."""
+    """The facts of one host: takes part in each fact, command and upload of the host."""
 
     _state: State
-    _host: Host
     _file: Path
     _kept: dict[str, list[str]]
     """What the file says: the commands of the last deploy's facts, by phase."""
@@ -133,34 +139,27 @@ class HostFacts:
     _fetched: tuple[str, float] | None = field(init=False, default=None)
     """The phase in which the answers were fetched, and when."""
 
-    def __attrs_post_init__(self) -> None:
-        get_fact, run, put_file = self._host.get_fact, self._host.run_shell_command, self._host.put_file
+    @contextmanager
+    def reading(self, fact: type) -> Iterator[None]:
+        """While this fact is read."""
+        outer, self._fact = self._fact, fact
+        try:
+            yield
+        finally:
+            self._fact = outer
 
-        def get_fact_noted(fact: type, *arguments: Any, **named: Any) -> Any:
-            outer, self._fact = self._fact, fact
-            try:
-                return get_fact(fact, *arguments, **named)
-            finally:
-                self._fact = outer
+    def run(self, send: Send, command: Any, arguments: dict[str, Any], **shown: bool) -> tuple[bool, CommandOutput]:
+        """Run a command: take its answer if that was prefetched, else send it.
 
-        def run_or_answer(
-            command: Any, print_output: bool = False, print_input: bool = False, **arguments: Any
-        ) -> tuple[bool, CommandOutput]:
-            answer = self._answer(run, command, arguments)
-            if answer is not None:
-                return True, CommandOutput([OutputLine("stdout", line) for line in answer])
-            succeeded, output = run(command, print_output=print_output, print_input=print_input, **arguments)
-            if sum(map(len, output.stdout_lines)) > LONGEST_ANSWER:
-                self._used.get(self._phase(), {}).pop(_text(command) or "", None)
-            return succeeded, output
-
-        def put_file_noted(*arguments: Any, **named: Any) -> bool:
-            self._note_change()
-            return put_file(*arguments, **named)
-
-        self._host.get_fact = get_fact_noted  # type: ignore[method-assign, assignment]
-        self._host.run_shell_command = run_or_answer  # type: ignore[method-assign]
-        self._host.put_file = put_file_noted  # type: ignore[method-assign]
+        :param shown: what pyinfra prints of it, if it is sent.
+        """
+        answer = self._answer(send, command, arguments)
+        if answer is not None:
+            return True, CommandOutput([OutputLine("stdout", line) for line in answer])
+        succeeded, output = send(command, **shown, **arguments)
+        if sum(map(len, output.stdout_lines)) > LONGEST_ANSWER:
+            self._used.get(self._phase(), {}).pop(_text(command) or "", None)
+        return succeeded, output
 
     def drop_answers(self) -> None:
         """Use no answer that was fetched until now."""
@@ -184,14 +183,15 @@ class HostFacts:
         checks = self._state.should_check_for_changes()  # type: ignore[no-untyped-call]
         return stage if self._state.is_executing or checks else f"{stage} -y"
 
-    def _note_change(self) -> None:
+    def note_change(self) -> None:
+        """The host is changed: no fact is prefetched from now on."""
         self._changed = True
         self.drop_answers()
 
-    def _answer(self, run: Any, command: Any, arguments: dict[str, Any]) -> list[str] | None:
+    def _answer(self, send: Send, command: Any, arguments: dict[str, Any]) -> list[str] | None:
         """The prefetched answer to a command; None: the command must be sent."""
         if self._fact is None:
-            self._note_change()
+            self.note_change()
             return None
         text = _text(command)
         if text is None or not getattr(self._fact, "prefetched", True):
@@ -203,14 +203,14 @@ class HostFacts:
         phase = self._phase()
         self._used.setdefault(phase, {})[text] = None
         if not self._changed and not self._is_usable(phase):
-            self._fetch(run, phase, text, arguments)
+            self._fetch(send, phase, text, arguments)
         return self._answers.get(text)
 
     def _is_usable(self, phase: str) -> bool:
         fetched_in, at = self._fetched or ("", 0.0)
         return fetched_in == phase and time.monotonic() - at < USABLE_S
 
-    def _fetch(self, run: Any, phase: str, text: str, arguments: dict[str, Any]) -> None:
+    def _fetch(self, send: Send, phase: str, text: str, arguments: dict[str, Any]) -> None:
         """Send the commands of all facts that the last deploy read in this phase, if ``text`` is among them."""
         self.drop_answers()
         commands = self._known.get(phase, [])
@@ -222,7 +222,7 @@ class HostFacts:
         sent_at = time.monotonic()
         # On standard input: the kernel allows an argument no more than 128 KiB.
         # All facts together may take longer than one.
-        succeeded, output = run(StringCommand("sh"), **{**arguments, "_stdin": script, "_timeout": None})
+        succeeded, output = send(StringCommand("sh"), **{**arguments, "_stdin": script, "_timeout": None})
         answers = parse(output.stdout_lines, mark)
         if succeeded and len(answers) == len(commands):
             self._answers = {each: answer for each, answer in zip(commands, answers, strict=True) if answer is not None}

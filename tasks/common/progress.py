@@ -23,7 +23,6 @@ from pyinfra.api.state import BaseStateCallback, State
 
 from agent.report.last_deploy import LastDeploy, Operation, default_path, write
 from agent.report.printable import printable
-from tasks.common import callbacks
 from tasks.common.connection import deploys_itself
 
 REDRAWN = 0.5
@@ -43,11 +42,6 @@ RECORDED = 1.0
 
 SLOWEST = 3
 """How many of the slowest hosts, or operations, are named at the end."""
-
-
-def show(state: State) -> None:
-    """For config.py: print and record the times of this deploy."""
-    callbacks.add(state, Progress)
 
 
 class Progress(BaseStateCallback):

@@ -2,52 +2,61 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from getpass import getpass
-from typing import Any
+from functools import wraps
 
 import click
 from paramiko import SSHException
 from pyinfra.api.exceptions import ConnectError, PyinfraError
-from pyinfra.connectors import ssh_util, util
+
+Ask = Callable[[str], str]
 
 
-def need_answers() -> None:
-    """For config.py: a password that nobody can enter fails its host only. Any other question ends the deploy."""
-    # Not above: the import replaces Python's threads by gevent's. pyinfra's command line, which runs this, has done so.
-    from pyinfra_cli import cli  # type: ignore[import-untyped]
+def check_options() -> None:
+    """For config.py: refuse options with which pyinfra would ask nobody, or show nothing.
 
-    cli._do_confirm = _or_raise(
-        cli._do_confirm, PyinfraError, "there is no terminal to answer; give -y, with which pyinfra does not ask"
-    )
-    ssh_util.getpass = _or_raise(  # type: ignore[attr-defined]
-        getpass,
-        ConnectError,
-        "the private key is encrypted, and there is no terminal to enter its password: have ssh-agent hold the key, and leave "
-        "out ssh_key, or give ssh_key_password",
-    )
-    # For this exception of a command pyinfra fails the host.
-    util.getpass = _or_raise(  # type: ignore[attr-defined]
-        getpass,
-        SSHException,
-        "sudo asks for a password, and there is no terminal to enter it: log in as root, or allow the login user to run sudo "
-        "without one (NOPASSWD, sudoers(5))",
-    )
+    With -y pyinfra does not print the changes, so `--dry -y` would show nothing. Its JSON is complete.
 
-
-def refuse_answers_to_a_dry_run() -> None:
-    """For config.py: with -y pyinfra does not print the changes, so `--dry -y` would show nothing. Its JSON is complete."""
+    :raises PyinfraError: the options are of these.
+    """
     context = click.get_current_context(silent=True)
     given = context.params if context else {}
-    if given.get("dry") and given.get("yes") and not given.get("json_output"):
+    if given.get("json_output"):
+        return
+    if given.get("dry") and given.get("yes"):
         raise PyinfraError("--dry with -y prints no changes; leave out -y: a dry run asks nothing")
+    is_deploy = given.get("operations", ("",))[0].endswith(".py")
+    asks = is_deploy and not any(given.get(option) for option in ("yes", "dry", "debug_operations", "debug_facts"))
+    if asks and not sys.stdin.isatty():
+        raise PyinfraError("there is no terminal to answer; give -y, with which pyinfra does not ask, or --dry")
 
 
-def _or_raise(ask: Callable[[str], Any], error: type[Exception], message: str) -> Any:
-    def ask_or_raise(question: str) -> Any:
-        try:
-            return ask(question)
-        except EOFError:
-            raise error(message) from None
+def asking(error: Exception) -> Callable[[Ask], Ask]:
+    """getpass: the error, if there is no terminal. pyinfra then fails the host."""
 
-    return ask_or_raise
+    def replacement(ask: Ask) -> Ask:
+        @wraps(ask)
+        def ask_or_fail(question: str) -> str:
+            try:
+                return ask(question)
+            except EOFError:
+                raise error from None
+
+        return ask_or_fail
+
+    return replacement
+
+
+asking_for_key = asking(
+    ConnectError(
+        "the private key is encrypted, and there is no terminal to enter its password: have ssh-agent hold the key, and leave "
+        "out ssh_key, or give ssh_key_password"
+    )
+)
+asking_for_sudo = asking(
+    SSHException(
+        "sudo asks for a password, and there is no terminal to enter it: log in as root, or allow the login user to run sudo "
+        "without one (NOPASSWD, sudoers(5))"
+    )
+)

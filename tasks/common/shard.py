@@ -1,18 +1,17 @@
 """Limits a deploy to one part of the inventory, so that several jobs share a fleet: TRACKBED_SHARD=3/16 is part 3 of 16.
 
-pyinfra has no such option, and no hook between reading an inventory and connecting to its hosts. So config.py calls
-:func:`limit`, which applies to the hosts that --limit and --exclude have left.
+It applies to the hosts that --limit and --exclude have left.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from typing import Any, TypeVar
+from collections.abc import Iterable
+from typing import TypeVar
 
 from attrs import frozen
 from pyinfra.api.exceptions import PyinfraError
-from pyinfra.api.state import State
 
 VARIABLE = "TRACKBED_SHARD"
 
@@ -44,22 +43,16 @@ class Shard:
         return sorted(everything, key=str)[self.number - 1 :: self.of]
 
 
-def limit(state: State) -> None:
-    """Make pyinfra connect only to the hosts of the shard, if the environment names one.
+def limit(hosts: Iterable[T], limited: list[T] | None) -> list[T] | None:
+    """The hosts of the shard that the environment names, of those to which the deploy is limited already; None: all hosts.
 
     :raises PyinfraError: the variable is not a shard.
     """
     text = os.environ.get(VARIABLE)
     if not text:
-        return
+        return limited
     try:
         shard = Shard.parse(text)
     except ValueError as error:
         raise PyinfraError(str(error)) from None
-    init = state.init
-
-    def init_limited(inventory: Any, config: Any, initial_limit: Any = None) -> None:
-        hosts = list(inventory) if initial_limit is None else initial_limit
-        init(inventory, config, initial_limit=shard.take(hosts))
-
-    state.init = init_limited  # type: ignore[method-assign]
+    return shard.take(list(hosts) if limited is None else limited)

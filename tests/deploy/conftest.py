@@ -26,6 +26,7 @@ from pyinfra.context import ctx_host, ctx_state
 
 from agent.report.records import Report, report_to_json
 from tasks.common import failures
+from tasks.common.replacements import REPLACEMENTS, found
 
 Answers = dict[str, Any]
 
@@ -173,6 +174,18 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A deploy of a test notes how long it took in the test's folder, and not in the user's."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def replace(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Replaces functions of pyinfra as each deploy does, for this test alone."""
+
+    def these(*places: str) -> None:
+        for place in places:
+            owner, name = found(place)
+            monkeypatch.setattr(owner, name, REPLACEMENTS[place](getattr(owner, name)))
+
+    return these
 
 
 @pytest.fixture

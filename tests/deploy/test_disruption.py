@@ -154,7 +154,7 @@ def test_the_steps_are_named_at_the_end_with_their_hosts() -> None:
 
 def test_the_summary_comes_with_the_last_operation(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     def code() -> None:
-        host.state.add_callback_handler(disruption._Summary())  # type: ignore[no-untyped-call]
+        host.state.add_callback_handler(disruption.Summary())  # type: ignore[no-untyped-call]
         reboot.by_policy()
 
     node.data = {**STEPS[0].data, **careful()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from io import StringIO
 from typing import Any
 
@@ -12,7 +13,6 @@ from gevent.event import Event
 from pyinfra.api.command import FileDownloadCommand, FileUploadCommand, StringCommand
 from pyinfra.api.config import Config
 from pyinfra.api.connect import connect_all
-from pyinfra.api.host import Host
 from pyinfra.api.inventory import Inventory
 from pyinfra.api.operation import operation
 from pyinfra.api.operations import run_ops
@@ -77,20 +77,16 @@ def after() -> Commands:
     yield StringCommand("after")
 
 
-@pytest.fixture
-def limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limits, for this test alone."""
-    for name in ("get_fact", "run_shell_command", "put_file", "get_file"):
-        monkeypatch.setattr(Host, name, getattr(Host, name))
-    monkeypatch.setattr(time_limits, "MARGIN", 0)
-    time_limits.bound_all()
+HOST = "pyinfra.api.host:Host"
 
 
-@pytest.mark.usefixtures("limited")
 @pytest.mark.parametrize("hanging", [fact, command, upload, download, "prepare"])
 def test_a_host_that_hangs_is_given_up_and_the_other_is_deployed(
-    hanging: Any, caplog: pytest.LogCaptureFixture
+    hanging: Any, caplog: pytest.LogCaptureFixture, replace: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(time_limits, "MARGIN", 0)
+    replace(*(f"{HOST}.{name}" for name in ("get_fact", "run_shell_command", "put_file", "get_file")))
+    replace("pyinfra.api.operations:_run_host_op_with_context")
     data = {"fake_delay": 0, "fake_delay_jitter": 0, "time_limits": {"fact": 1, "command": 1, "build": 1}}
     names = ("@fake/stuck", "@fake/fine")
     state = State(Inventory(([(name, data) for name in names], {})), Config())  # type: ignore[no-untyped-call]

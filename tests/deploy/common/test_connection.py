@@ -8,6 +8,7 @@ import runpy
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from queue import Queue
 from threading import Event
@@ -81,10 +82,9 @@ def test_an_idle_connection_sends_something_so_that_a_host_without_power_is_noti
 
 @pytest.mark.parametrize("place", ["home/.ssh/known_hosts", "no/such/folder/keys", "file/known_hosts"])
 def test_a_first_connection_needs_no_file_of_host_keys(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str
+    tmp_path: Path, replace: Callable[..., None], caplog: pytest.LogCaptureFixture, place: str
 ) -> None:
-    monkeypatch.setattr(client, "append_hostkey", client.append_hostkey)
-    connection.keep_host_keys()
+    replace("pyinfra.connectors.sshuserclient.client:append_hostkey")
     (tmp_path / "home").mkdir()
     (tmp_path / "file").write_text("")
     connected: Any = paramiko.SSHClient()
@@ -104,7 +104,7 @@ def test_every_host_gets_such_a_connection() -> None:
     assert data["ssh_paramiko_connect_kwargs"] == {"transport_factory": TransportFactory()}
 
 
-HOSTS = 'hosts = [f"@fake/h{n:03}" for n in range(300)]\n'
+HOSTS = 'hosts = ["@fake/" + ",".join(f"h{n:03}" for n in range(300))]\n'
 LIMIT = "import resource, sys\nprint('limit', resource.getrlimit(resource.RLIMIT_NOFILE)[0], file=sys.stderr)\n"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from io import BytesIO
 from typing import Any
 
@@ -53,8 +54,11 @@ def test_a_node_s_output_is_escaped_on_the_terminal() -> None:
 BYTES = b"# \xcd\xf8\xc2\xe7\nNCCL_IB_TC=136\n\xff"
 READ = [r"# \xcd\xf8\xc2\xe7", "NCCL_IB_TC=136", r"\xff"]
 
+READER = "pyinfra.connectors.util:read_buffer"
 
-def test_an_answer_of_ssh_with_bytes_that_are_not_utf_8_is_read_to_its_end() -> None:
+
+def test_an_answer_of_ssh_with_bytes_that_are_not_utf_8_is_read_to_its_end(replace: Callable[..., None]) -> None:
+    replace(READER)
     sent = BytesIO(BYTES)
 
     class Channel(BufferedFile):  # type: ignore[type-arg]
@@ -66,7 +70,8 @@ def test_an_answer_of_ssh_with_bytes_that_are_not_utf_8_is_read_to_its_end() -> 
     assert output.stdout_lines == READ
 
 
-def test_an_answer_of_this_node_with_bytes_that_are_not_utf_8_is_read_to_its_end() -> None:
+def test_an_answer_of_this_node_with_bytes_that_are_not_utf_8_is_read_to_its_end(replace: Callable[..., None]) -> None:
+    replace(READER)
     octal = "".join(f"\\{byte:03o}" for byte in BYTES)
     status, output = util.run_local_process(f"printf '{octal}'")
     assert (status, output.stdout_lines) == (0, READ)

@@ -1,0 +1,149 @@
+"""Replaces functions and methods of pyinfra 3.10. docs/pyinfra.md says what each replacement gains.
+
+No other module does so. tests/deploy/common/test_replacements.py fails if an upgrade of pyinfra makes one of them needless.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import cache, wraps
+from importlib import import_module
+from types import FrameType
+from typing import Any
+
+import pyinfra
+from pyinfra.api.config import Config
+from pyinfra.api.host import Host
+from pyinfra.api.inventory import Inventory
+from pyinfra.api.state import State
+from pyinfra.api.util import PYINFRA_INSTALL_DIR
+from pyinfra.connectors.util import CommandOutput
+
+from tasks import disruption, time_limits
+from tasks.common import connection, facts, failures, inventory, lock, prefetch, questions, shard
+from tasks.common.progress import Progress
+
+
+def replace() -> None:
+    """For config.py: replace all of them in this process."""
+    for place, replacement in REPLACEMENTS.items():
+        owner, name = found(place)
+        setattr(owner, name, replacement(getattr(owner, name)))
+
+
+def found(place: str) -> tuple[Any, str]:
+    """The module or class of a place, and the name in it."""
+    module, _, path = place.partition(":")
+    *classes, name = path.split(".")
+    # pyinfra_cli replaces Python's threads by gevent's, and so is not imported above. pyinfra's command line has done so.
+    owner: Any = import_module(module)
+    for each in classes:
+        owner = getattr(owner, each)
+    return owner, name
+
+
+def before_connect(hosts: Inventory, config: Config, limited: list[Host] | None) -> list[Host] | None:
+    """Check the inventory, and set what depends on the number of hosts.
+
+    :param limited: the hosts that --limit and --exclude leave; None: all.
+    :returns: those of them that are deployed; None: all. A shard may be empty.
+    :raises PyinfraError: the inventory is wrong, or has too many hosts; with the remedy.
+    """
+    inventory.check(hosts, limited)
+    limited = shard.limit(hosts, limited)
+    count = len(hosts if limited is None else limited)
+    failures.limit(config, count)
+    connection.allow_open_files(count)
+    return limited
+
+
+def _initialising(init: Callable[..., None]) -> Callable[..., None]:
+    @wraps(init)
+    def init_checked(self: State, hosts: Inventory, config: Config, initial_limit: list[Host] | None = None) -> None:
+        init(self, hosts, config, initial_limit=before_connect(hosts, config, initial_limit))
+        for handler in (Progress(), disruption.Summary(), prefetch.Connections()):
+            self.add_callback_handler(handler)  # type: ignore[no-untyped-call]
+
+    return init_checked
+
+
+def _getting(get_fact: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(get_fact)
+    def get_in_time(self: Host, fact: type, *arguments: Any, **named: Any) -> Any:
+        known = prefetch.of(self)
+        with known.reading(fact) if known else nullcontext():
+            value = get_fact(self, fact, *arguments, **{"_timeout": time_limits.of(self).fact, **named})
+        if self in self.state.failed_hosts:
+            raise failures.HostFailed
+        return value
+
+    return get_in_time
+
+
+def _running(run: Callable[..., tuple[bool, CommandOutput]]) -> Callable[..., tuple[bool, CommandOutput]]:
+    @wraps(run)
+    def run_in_time(
+        self: Host, command: Any, print_output: bool = False, print_input: bool = False, **arguments: Any
+    ) -> tuple[bool, CommandOutput]:
+        def send(command: Any, **given: Any) -> tuple[bool, CommandOutput]:
+            limit = given.get("_timeout") or time_limits.of(self).command
+            return time_limits.bounded(self, limit, lambda: run(self, command, **{**given, "_timeout": limit}))
+
+        known = prefetch.of(self)
+        shown = {"print_output": print_output, "print_input": print_input}
+        return known.run(send, command, arguments, **shown) if known else send(command, **shown, **arguments)
+
+    return run_in_time
+
+
+def _uploading(put_file: Callable[..., bool]) -> Callable[..., bool]:
+    in_time = time_limits.transferring(put_file)
+
+    @wraps(put_file)
+    def put_noted(self: Host, *arguments: Any, **named: Any) -> bool:
+        if known := prefetch.of(self):
+            known.note_change()
+        return in_time(self, *arguments, **named)
+
+    return put_noted
+
+
+def order_from_stack(state: State) -> list[int]:
+    """The sort key of an operation: the line numbers on the call stack, from the deploy's file to the call of pyinfra.
+
+    pyinfra's function returns the same, and reads the source files of the whole stack.
+    """
+    lines = list[tuple[str, int]]()
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        lines.append((frame.f_code.co_filename, frame.f_lineno))
+        frame = frame.f_back
+    lines.reverse()
+    deploy = state.current_deploy_filename
+    first = next((index for index, (file, _) in enumerate(lines) if file == deploy), len(lines) - 1) if deploy else 0
+    order = [state.current_op_file_number] if pyinfra.is_cli else []
+    return order + [line for file, line in lines[first:] if not file.startswith(PYINFRA_INSTALL_DIR)]
+
+
+REPLACEMENTS: dict[str, Callable[[Any], Any]] = {
+    "pyinfra.api.state:State.init": _initialising,
+    "pyinfra.api.host:Host.get_fact": _getting,
+    "pyinfra.api.host:Host.run_shell_command": _running,
+    "pyinfra.api.host:Host.put_file": _uploading,
+    "pyinfra.api.host:Host.get_file": time_limits.transferring,
+    "pyinfra.api.operations:_run_host_op_with_context": failures.running,
+    "pyinfra.api.operation:get_operation_order_from_stack": lambda _: order_from_stack,
+    "pyinfra.api.arguments:all_global_arguments": cache,
+    "pyinfra.connectors.base:host_to_connector_data": connection.settings,
+    "pyinfra.connectors.ssh:SSHConnector.connect": connection.connecting,
+    "pyinfra.connectors.sshuserclient.client:append_hostkey": connection.noting,
+    "pyinfra.connectors.ssh_util:getpass": questions.asking_for_key,
+    "pyinfra.connectors.util:getpass": questions.asking_for_sudo,
+    "pyinfra.connectors.util:read_buffer": facts.reading,
+    "pyinfra_cli.cli:run_ops": lock.running,
+    "pyinfra_cli.inventory:_get_groups_from_filename": lambda _: inventory.groups_of_file,
+    "pyinfra_cli.util:_parallel_load_hosts": failures.loading,
+}
+"""What is replaced, and the function that makes the replacement of the original."""

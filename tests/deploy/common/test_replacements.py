@@ -1,0 +1,245 @@
+"""What replaces pyinfra's functions returns the same or mends a fault of theirs, and each is needed still."""
+
+from __future__ import annotations
+
+import getpass
+import inspect
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from queue import Queue
+from types import SimpleNamespace
+from typing import Any
+
+import paramiko
+import pytest
+from pyinfra.api import arguments
+from pyinfra.api.config import config_defaults
+from pyinfra.api.exceptions import ConnectorDataTypeError, PyinfraError
+from pyinfra.api.inventory import Inventory
+from pyinfra.api.operation import operation
+from pyinfra.api.state import BaseStateCallback, State
+from pyinfra.api.util import get_operation_order_from_stack
+from pyinfra.connectors import base, ssh_util, util
+from pyinfra.connectors.ssh import SSHConnector
+from pyinfra.connectors.sshuserclient import client
+from pyinfra.context import host
+
+from tasks.common import connection
+from tasks.common.archive import ROOT
+from tasks.common.commands import Commands
+from tasks.common.replacements import REPLACEMENTS
+from tests.deploy.conftest import Node
+
+HOOKS = {
+    *("host_before_connect", "host_connect", "host_connect_error", "host_disconnect"),
+    *("operation_start", "operation_host_start", "operation_host_success", "operation_host_error"),
+    *("operation_host_retry", "operation_end"),
+}
+TIME_LIMIT = "pyinfra's configuration has a time limit for each fact, command and file"
+# What is in pyinfra_cli is tried in a process of its own: its import replaces parts of Python's library.
+CLI = """
+import inspect, json, sys
+from pathlib import Path
+from pyinfra.api.state import State
+from pyinfra.context import ctx_state
+from pyinfra_cli import inventory, util
+Path("hosts.py").write_text("hosts = {'a': {}}")
+with ctx_state.use(State()):
+    groups = inventory._get_groups_from_filename("hosts.py")
+print(json.dumps([groups == {}, "raise result" in inspect.getsource(util._parallel_load_hosts)]))
+"""
+
+
+def hooks() -> set[str]:
+    return {name for name in vars(BaseStateCallback) if not name.startswith("_")}
+
+
+def has_no_time_limit() -> bool:
+    return {name for name in config_defaults if "TIMEOUT" in name} == {"CONNECT_TIMEOUT"}
+
+
+def raises(error: type[Exception], call: Callable[[], object]) -> bool:
+    try:
+        call()
+    except Exception as raised:
+        return type(raised) is error
+    return False
+
+
+def connect_with_a_key_that_is_none() -> None:
+    Path("key").write_text("no key")
+    made = Inventory((["127.0.0.1"], {"ssh_key": "key", "ssh_port": 1}), {})  # type: ignore[no-untyped-call]
+    state = State(made)
+    state.inventory.get_host("127.0.0.1").connector.connect()
+
+
+@operation()
+def broken() -> Commands:
+    if host.state.is_executing:
+        raise ValueError
+    yield from ()
+
+
+def read_a_byte_that_is_not_utf_8() -> None:
+    util.read_buffer("stdout", [b"\xff\n"], Queue())
+
+
+def note_a_key_without_the_folder() -> None:
+    connected = SimpleNamespace(_host_keys_filename="absent/known_hosts")
+    client.append_hostkey(connected, "n1", paramiko.ECDSAKey.generate())  # type: ignore[no-untyped-call]
+
+
+def settings_with_none() -> None:
+    base.host_to_connector_data(SSHConnector.data_cls, SSHConnector.data_meta, {"ssh_user": None})  # type: ignore[arg-type]
+
+
+NEEDED: dict[str, tuple[str, Callable[[], bool]]] = {
+    "pyinfra.api.state:State.init": (
+        "pyinfra has a hook between the inventory and the connections",
+        lambda: hooks() == HOOKS,
+    ),
+    "pyinfra.api.host:Host.get_fact": (TIME_LIMIT + ", and a fact that cannot be read raises", has_no_time_limit),
+    "pyinfra.api.host:Host.run_shell_command": (TIME_LIMIT + ", and facts are sent together", has_no_time_limit),
+    "pyinfra.api.host:Host.put_file": (TIME_LIMIT, has_no_time_limit),
+    "pyinfra.api.host:Host.get_file": (TIME_LIMIT, has_no_time_limit),
+    "pyinfra.api.operation:get_operation_order_from_stack": (
+        "the order is taken from the frames, without their source files",
+        lambda: "stack()" in inspect.getsource(get_operation_order_from_stack),
+    ),
+    "pyinfra.api.arguments:all_global_arguments": (
+        "the types of the arguments are evaluated once",
+        lambda: arguments.all_global_arguments() is not arguments.all_global_arguments(),
+    ),
+    "pyinfra.connectors.base:host_to_connector_data": (
+        "a setting that is None counts as not given, and an error names the host",
+        lambda: raises(ConnectorDataTypeError, settings_with_none),
+    ),
+    "pyinfra.connectors.ssh:SSHConnector.connect": (
+        "a private key that cannot be read is a ConnectError, which fails its host only",
+        lambda: raises(PyinfraError, connect_with_a_key_that_is_none),
+    ),
+    "pyinfra.connectors.sshuserclient.client:append_hostkey": (
+        "the folder of known_hosts is made",
+        lambda: raises(FileNotFoundError, note_a_key_without_the_folder),
+    ),
+    "pyinfra.connectors.ssh_util:getpass": (
+        "pyinfra says that there is no terminal to enter a key's password",
+        lambda: vars(ssh_util)["getpass"] is getpass.getpass,
+    ),
+    "pyinfra.connectors.util:getpass": (
+        "pyinfra says that there is no terminal to enter sudo's password",
+        lambda: vars(util)["getpass"] is getpass.getpass,
+    ),
+    "pyinfra.connectors.util:read_buffer": (
+        "an answer that is not UTF-8 is read to its end",
+        lambda: raises(UnicodeDecodeError, read_a_byte_that_is_not_utf_8),
+    ),
+    "pyinfra_cli.cli:run_ops": (
+        "pyinfra has hooks before the changes and at the end of a deploy",
+        lambda: hooks() == HOOKS,
+    ),
+}
+"""For each replacement the change of pyinfra that would make it needless, and whether that is still to come."""
+
+
+@pytest.mark.parametrize("place", NEEDED)
+def test_pyinfra_needs_this_replacement(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    change, is_to_come = NEEDED[place]
+    assert is_to_come(), f"remove the replacement of {place}: {change}"
+
+
+def test_pyinfra_needs_what_fails_one_host_and_not_all(node: Node) -> None:
+    with pytest.raises(ValueError):
+        node.deploy(lambda: broken(name="broken"), {})
+
+
+def test_pyinfras_command_line_needs_these_replacements(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", CLI], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout) == [True, True], "pyinfra refuses a mapping, or fails one host for its exception"
+
+
+def test_each_replacement_is_in_the_docs_with_what_it_gains() -> None:
+    page = (ROOT / "docs" / "pyinfra.md").read_text()
+    assert [place for place in REPLACEMENTS if f"`{place.rpartition(':')[2]}`" not in page] == []
+    of_one_host = {"pyinfra.api.operations:_run_host_op_with_context", "pyinfra_cli.util:_parallel_load_hosts"}
+    assert set(REPLACEMENTS) == {*NEEDED, *of_one_host, "pyinfra_cli.inventory:_get_groups_from_filename"}
+
+
+# Both are called on the same line, since they return line numbers.
+DEPLOY = """
+from importlib import import_module
+
+from pyinfra.api import arguments
+from pyinfra.api.arguments import AllArguments, get_type_hints
+from pyinfra.api.deploy import deploy
+from pyinfra.api.util import get_operation_order_from_stack
+from pyinfra.context import state
+from pyinfra.operations import server
+
+from tasks.common.replacements import order_from_stack
+
+
+def same():
+    for theirs, ours in [(get_operation_order_from_stack(state), order_from_stack(state))]:
+        assert theirs == ours and len(ours) > 2, (theirs, ours)
+
+
+@deploy("Nested")
+def nested():
+    (lambda: [same() for _ in range(2)])()
+
+
+same()
+nested()
+assert import_module("pyinfra.api.operation").get_operation_order_from_stack is order_from_stack
+assert arguments.all_global_arguments() == list(get_type_hints(AllArguments).items())
+server.shell(name="Nothing", commands=["true"])
+server.shell(name="Reached", commands=["true"])
+"""
+
+
+def test_the_order_of_operations_and_the_arguments_are_those_of_pyinfra(tmp_path: Path) -> None:
+    (tmp_path / "deploy.py").write_text(DEPLOY)
+    done = subprocess.run(
+        [sys.executable, "-m", "pyinfra", "-y", "@local", str(tmp_path / "deploy.py")],
+        cwd=ROOT,
+        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.index("Nothing") < done.stderr.index("Reached")
+
+
+def settings(**of_the_second: object) -> dict[str, Any]:
+    """The connection's settings of one host, which has data of its own, of its group, and of all hosts."""
+    hosts = ["a", ("longer", of_the_second), "c"]
+    made = Inventory((hosts, {"ssh_user": "all"}), {"ssh_key": "given"}, group=(["longer"], {"ssh_port": 2222}))  # type: ignore[no-untyped-call]
+    data = made.get_host("longer").data
+    read: dict[str, Any] = connection.settings(base.host_to_connector_data)(
+        SSHConnector.data_cls, SSHConnector.data_meta, data
+    )
+    if None not in of_the_second.values():
+        assert read == base.host_to_connector_data(SSHConnector.data_cls, SSHConnector.data_meta, data)
+    return read
+
+
+def test_a_connector_s_settings_are_those_of_pyinfra_and_none_is_not_given() -> None:
+    given = settings(ssh_user="own", ssh_paramiko_connect_kwargs={"a": []})
+    assert (given["ssh_port"], given["ssh_user"], given["ssh_key"]) == (2222, "own", "given")
+    absent = settings(ssh_user=None, ssh_hostname=None)
+    assert [absent[key] for key in ("ssh_user", "ssh_hostname", "ssh_key")] == [None, None, "given"]
+
+
+def test_a_setting_of_another_type_is_refused_with_the_host_s_name() -> None:
+    with pytest.raises(ConnectorDataTypeError, match=r"^longer: Invalid connector data `ssh_port`"):
+        settings(ssh_port="22")
