@@ -20,7 +20,7 @@ from pyinfra.facts.server import Arch
 from pyinfra.operations import files
 
 from tasks import readiness
-from tasks.common import archive, units
+from tasks.common import archive, systemd_reload, units
 from tasks.common.commands import Commands, changes, refuse, script
 from tasks.common.facts import FactBase
 from tasks.common.status import COMMAND, OBSERVED, SPEC, VERIFIED, NodeStatus
@@ -248,7 +248,10 @@ def serve(
     have = host.get_fact(AgentService, unit=name)
     unit_changes = have.stale or changes(unit)
     if unit_changes:
-        yield StringCommand("systemctl", "daemon-reload")
+        if why := systemd_reload.would_take_gpus():
+            yield refuse(f"{name}: {why}")
+            return False
+        yield script(systemd_reload.RELOAD)
     if not have.enabled:
         yield StringCommand("systemctl", "enable", name)
     if not have.active:

@@ -26,7 +26,7 @@ from pyinfra.operations import files
 
 from agent.spec.validators import Matches, Within
 from fleet.paths import expanded
-from tasks.common import archive, units
+from tasks.common import archive, systemd_reload, units
 from tasks.common.commands import Commands, changes, script, warn
 from tasks.common.connection import deploys_itself
 from tasks.common.data import Key, record, without_password
@@ -157,7 +157,9 @@ def run(units: tuple[OperationMeta, ...]) -> Commands:
     """Enable and start the timer; restart it if a unit has changed."""
     state = host.get_fact(TimerState)
     if any(map(changes, units)) or state.get("NeedDaemonReload") == "yes":
-        yield StringCommand("systemctl", "daemon-reload")
+        if systemd_reload.deferred("the timer of pull mode"):
+            return
+        yield script(systemd_reload.RELOAD)
         yield StringCommand("systemctl", "enable", TIMER)
         yield StringCommand("systemctl", "restart", TIMER)
     elif (state.get("ActiveState"), state.get("UnitFileState")) != ("active", "enabled"):
@@ -181,12 +183,11 @@ class Present(FactBase[list[str]]):
 
 
 # The service is not stopped: a run in progress, which may be this one, must complete.
-_REMOVE = """
+_REMOVE = f"""
 timer=$1; shift
 systemctl disable --now --quiet "$timer" || true
 rm -f -- "$@"
-systemctl daemon-reload
-"""
+{systemd_reload.RELOAD}"""
 
 
 @operation()

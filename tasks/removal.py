@@ -25,6 +25,7 @@ from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import leftovers, task_keys
 from tasks.common.facts import FactBase
 from tasks.common.status import COMMAND, SPEC
+from tasks.common.systemd_reload import RELOAD
 from tasks.common.texts import Texts
 from tasks.host import irqbalance
 from tasks.kubernetes import reporter
@@ -149,7 +150,8 @@ def _original_vfs(present: NodeSpec) -> tuple[Nic, ...]:
 
 
 # What is missing already is not an error: an earlier removal may have been interrupted.
-_REMOVE = """
+_REMOVE = (
+    """
 base=$1 state=$2 reporter=$3; shift 3
 for unit in trackbed-reporter.service trackbed.service; do
   if systemctl cat "$unit" >/dev/null 2>&1; then systemctl disable --now --quiet "$unit"; fi
@@ -157,13 +159,16 @@ for unit in trackbed-reporter.service trackbed.service; do
 done
 while [ "$1" != -- ]; do rm -f "$1"; shift; done
 shift
-# After the files: one of them is a drop-in of a unit.
-systemctl daemon-reload
+"""
+    # After the files: one of them is a drop-in of a unit.
+    + RELOAD
+    + """
 for folder; do rmdir --ignore-fail-on-non-empty "$folder" 2>/dev/null || true; done
 rmdir --ignore-fail-on-non-empty /etc/trackbed 2>/dev/null || true
 # With DynamicUser= the state directory is a link to a folder in private/.
 rm -rf "$base" "$state" "$reporter" "${reporter%/*}/private/${reporter##*/}" /run/trackbed
 """
+)
 
 
 class Leftovers(FactBase[list[str]]):

@@ -8,7 +8,7 @@ from pyinfra.context import host
 from pyinfra.operations import files, systemd
 
 from agent.spec.node import IrqbalancePolicy, Mode
-from tasks.common import archive
+from tasks.common import archive, systemd_reload
 from tasks.common.commands import Commands, script
 from tasks.common.facts import FactBase
 from tasks.common.texts import Texts, replace
@@ -58,10 +58,7 @@ def policy(wanted: IrqbalancePolicy, mode: Mode = "enforce") -> None:
     use_script(name="irqbalance's drop-in", banned=banned)
 
 
-_RESTART = """
-systemctl daemon-reload
-systemctl try-restart "$1"
-"""
+_RESTART = f'{systemd_reload.RELOAD}systemctl try-restart "$1"\n'
 
 
 @operation()
@@ -72,4 +69,6 @@ def use_script(banned: bool) -> Commands:
     running = host.get_fact(IrqbalanceCommand)
     if have == want and running and banned and f"--policyscript={SCRIPT}" not in running:
         yield StringCommand("systemctl", "try-restart", UNIT)
+    if have != want and systemd_reload.deferred("irqbalance's drop-in"):
+        return
     yield from replace(have, want, _RESTART, UNIT)

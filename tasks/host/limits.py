@@ -15,6 +15,7 @@ from pyinfra.api.deploy import deploy
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
+from tasks.common import systemd_reload
 from tasks.common.commands import Commands, script
 from tasks.common.data import Key, record
 from tasks.common.facts import FactBase
@@ -123,7 +124,8 @@ def lift() -> None:
 
 
 # The rename makes a file appear complete. systemd ignores the temporary name, which does not end in .conf.
-_LIFT = """
+_LIFT = (
+    """
 put() { mkdir -p "${1%/*}"; printf %s "$2" > "$1.new"; chmod 644 "$1.new"; mv -T "$1.new" "$1"; }
 drop_in=$1 text=$2 logins=$3 logins_text=$4; shift 4
 if [ -n "$logins_text" ]; then put "$logins" "$logins_text"; else rm -f "$logins"; fi
@@ -132,7 +134,9 @@ for file in /etc/systemd/system/*.service.d/"$drop_in"; do
   case " $* " in *" $unit "*) ;; *) rm -f "$file"; rmdir --ignore-fail-on-non-empty "${file%/*}" 2>/dev/null || true ;; esac
 done
 for unit; do put "/etc/systemd/system/$unit.service.d/$drop_in" "$text"; done
-systemctl daemon-reload
+"""
+    + systemd_reload.RELOAD
+    + """
 for unit; do
   properties=$(systemctl show --property=LoadState,LimitMEMLOCK,LimitMEMLOCKSoft,MainPID "$unit.service")
   case $properties in *LoadState=loaded*) ;; *) continue ;; esac
@@ -145,6 +149,7 @@ for unit; do
   [ "$pid" = 0 ] || prlimit --pid "$pid" --memlock=unlimited:unlimited
 done
 """
+)
 
 
 @operation()
@@ -154,5 +159,7 @@ def memlock(wanted: Limits) -> Commands:
     daemons = frozenset(wanted.daemons)
     if have == LimitState(logins=True, current=daemons):
         host.noop("locked memory is unlimited" if daemons or wanted.logins else "Trackbed has set no limits")
+        return
+    if systemd_reload.deferred("limits of locked memory"):
         return
     yield script(_LIFT, DROP_IN, DROP_IN_TEXT, LOGINS, LOGINS_TEXT if wanted.logins else "", *wanted.daemons)

@@ -17,7 +17,7 @@ from pyinfra.api.exceptions import DeployError
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
-from tasks.common import archive
+from tasks.common import archive, systemd_reload
 from tasks.common.commands import Commands, script
 from tasks.common.data import Key, record
 from tasks.common.facts import FactBase
@@ -136,4 +136,5 @@ def place(want: dict[str, str]) -> Commands:
     have = host.get_fact(Gates)
     if have == want:
         host.noop("the kubelet's gate is up to date")
-    yield from replace(have, want, "systemctl daemon-reload\n")
+    elif not systemd_reload.deferred("the kubelet's gate"):
+        yield from replace(have, want, systemd_reload.RELOAD)

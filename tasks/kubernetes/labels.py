@@ -20,6 +20,7 @@ from pyinfra.context import host
 from agent.report import names
 from agent.reporter import settings
 from agent.reporter.settings import Label, Role
+from tasks.common import systemd_reload
 from tasks.common.commands import Commands, refuse
 from tasks.common.data import Key, host_data, record
 from tasks.common.texts import HEADER, Texts, replace
@@ -317,5 +318,8 @@ def write(wanted: Labels | None, tainted: bool) -> Commands:
     if have == want:
         host.noop("the labels' files are up to date")
         return
+    reload = have.get(DROP_IN) != want.get(DROP_IN)
+    if reload and systemd_reload.deferred("the kubelet's arguments for its labels"):
+        return
     # No restart: the kubelet uses these arguments only when it registers the Node.
-    yield from replace(have, want, "systemctl daemon-reload\n" if have.get(DROP_IN) != want.get(DROP_IN) else "")
+    yield from replace(have, want, systemd_reload.RELOAD if reload else "")

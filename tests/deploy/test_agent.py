@@ -10,7 +10,8 @@ from tasks import agent, readiness
 from tasks.common import archive
 from tasks.common.commands import script
 from tasks.common.status import COMMAND
-from tests.deploy.conftest import DEBIAN, PYTHON, SERVICE, STATUS, VERSIONS, Answers, Node, file_answers, status
+from tasks.common.systemd_reload import RELOAD
+from tests.deploy.conftest import DEBIAN, LOSERS, PYTHON, SERVICE, STATUS, VERSIONS, Answers, Node, file_answers, status
 
 OLD = "0.0.9-000000000000"
 NEW = archive.version("x86_64")
@@ -84,7 +85,7 @@ def test_a_fresh_node_gets_version_command_and_unit(node: Node) -> None:
     assert result.uploads == {COMMAND: TEXT.encode(), agent.UNIT_FILE: UNIT.encode()}
     assert f"chmod 755 {COMMAND}" in result.flat
     assert result.commands["Agent | Service"] == [
-        "systemctl daemon-reload",
+        str(script(RELOAD)),
         "systemctl enable trackbed.service",
         control("start"),
     ]
@@ -115,12 +116,21 @@ def test_a_restart_that_an_earlier_deploy_missed_is_made(node: Node) -> None:
 def test_a_changed_unit_restarts_the_agent(node: Node) -> None:
     result = node.deploy(activate, {**SETTLED, **file_answers(agent.UNIT_FILE, "[Unit]")})
     assert result.planned["Agent | Service"]
-    assert result.commands["Agent | Service"] == ["systemctl daemon-reload", control("restart")]
+    assert result.commands["Agent | Service"] == [str(script(RELOAD)), control("restart")]
+
+
+def test_a_changed_unit_is_refused_while_its_reload_would_take_gpus_from_containers(node: Node) -> None:
+    losers = {LOSERS: ["docker-a.scope", "end"]}
+    result = node.deploy(activate, {**SETTLED, **losers, **file_answers(agent.UNIT_FILE, "[Unit]")})
+    assert result.failed
+    assert "would take the GPUs of running containers (docker-a.scope)" in result.errors[0]
+    assert not any("systemctl" in command for command in result.commands["Agent | Service"])
+    assert not node.deploy(activate, {**SETTLED, **losers}).failed
 
 
 def test_a_unit_that_systemd_has_not_read_is_read(node: Node) -> None:
     result = node.deploy(activate, {**SETTLED, **service(NEW, NeedDaemonReload="yes")})
-    assert result.flat == ["systemctl daemon-reload", control("restart")]
+    assert result.flat == [str(script(RELOAD)), control("restart")]
 
 
 def test_a_stopped_and_disabled_service_is_enabled_and_started(node: Node) -> None:

@@ -26,9 +26,11 @@ from pyinfra.api.exceptions import DeployError, InventoryError
 from tasks import pull
 from tasks.common import archive
 from tasks.common.archive import ROOT
+from tasks.common.commands import script
+from tasks.common.systemd_reload import RELOAD
 from tasks.packages import NO_PYTHON
 from tests.contract.asking import soon
-from tests.deploy.conftest import Node
+from tests.deploy.conftest import LOSERS, Node
 
 PROGRAM = pull.TEMPLATES / "pull.py"
 LIBRARIES = f"lib-{sys.version_info.major}.{sys.version_info.minor}-{os.uname().machine}"
@@ -85,10 +87,17 @@ def test_the_timer_and_its_files_are_installed(node: Node, keys: Path) -> None:
     assert "for python in /usr/bin/python3 /usr/bin/python3.11; do" in service
     assert f'echo "{NO_PYTHON}" >&2; exit 1' in service
     assert result.commands["Pull | Timer runs"] == [
-        "systemctl daemon-reload",
+        str(script(RELOAD)),
         "systemctl enable trackbed-pull.timer",
         "systemctl restart trackbed-pull.timer",
     ]
+
+
+def test_a_timer_whose_reload_would_take_gpus_from_containers_waits(node: Node, keys: Path) -> None:
+    node.data = {"pull": data(keys, every=30)}
+    result = node.deploy(pull.serve, {LOSERS: ["docker-a.scope", "end"]})
+    assert result.commands["Pull | Timer runs"] == []
+    assert any("deferred: the timer of pull mode: " in line for line in result.log)
 
 
 def test_without_the_key_there_is_no_timer(node: Node) -> None:

@@ -12,6 +12,7 @@ from pyinfra.context import host
 from tasks.common import units
 from tasks.common.commands import Commands, script
 from tasks.common.facts import FactBase
+from tasks.common.systemd_reload import RELOAD, deferred
 from tasks.common.texts import HEADER, Texts, replace
 from tasks.drivers.gpu_driver import modules
 from tasks.host import kernel
@@ -54,8 +55,7 @@ class DaemonCommand(FactBase[str | None]):
         return next((line.strip() for line in reversed(output) if line.strip()), None)
 
 
-_RELOAD = "systemctl daemon-reload\n"
-_RESTART = f'{_RELOAD}systemctl try-restart "$1"\n'
+_RESTART = f'{RELOAD}systemctl try-restart "$1"\n'
 
 
 @operation()
@@ -68,8 +68,11 @@ def persistence_mode(wanted: bool) -> Commands:
         text = f"{HEADER}[Service]\nExecStart=\nExecStart={command}\n"
     have = host.get_fact(Texts, paths=(DROP_IN,))
     # With the modules of another version loaded, the daemon would stop and not start again, under the jobs that use them.
-    restart = _RELOAD if host.state.is_executing and modules.reboot_due() else _RESTART
-    yield from replace(have, {DROP_IN: text} if text else {}, restart, f"{PERSISTENCE}.service")
+    restart = RELOAD if host.state.is_executing and modules.reboot_due() else _RESTART
+    want = {DROP_IN: text} if text else {}
+    if have != want and deferred("the mode of nvidia-persistenced"):
+        return
+    yield from replace(have, want, restart, f"{PERSISTENCE}.service")
 
 
 @operation()

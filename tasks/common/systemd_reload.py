@@ -1,0 +1,95 @@
+"""A reload of systemd's units that takes no container's GPUs.
+
+At a reload systemd allows each container again what its scope lists (DeviceAllow=). NVIDIA's container toolkit before 1.18, and
+later ones in the mode legacy, give a container its GPUs behind runc's back, so its scope does not list them. The container
+loses them ("Failed to initialize NVML: Unknown Error"), and must be made anew. Where a scope lists them, it does so by links in
+/dev/char, which NVIDIA's devices do not have by themselves; without its link systemd cannot allow a device. (Troubleshooting
+page of NVIDIA's container toolkit; github.com/NVIDIA/nvidia-container-toolkit/issues/48.)
+
+Run without a GPU, on files as systemd and the kernel show them.
+"""
+
+from __future__ import annotations
+
+from pyinfra.api.command import StringCommand
+from pyinfra.context import host
+
+from tasks import disruption
+from tasks.common.commands import script
+from tasks.common.facts import FactBase
+
+RELOAD = """
+for node in /dev/nvidia* /dev/nvidia-caps/*; do
+  [ -c "$node" ] || continue
+  link=/dev/char/$((0x$(stat -c %t "$node"))):$((0x$(stat -c %T "$node")))
+  [ -e "$link" ] || ln -s "..${node#/dev}" "$link"
+done
+systemctl daemon-reload
+"""
+"""A script that makes the links that are missing, and has systemd read its units again."""
+
+# A container that may use all devices has the policy auto and no list.
+_LOSERS = r"""
+root=$1
+systemctl show --property=Id,ControlGroup,DevicePolicy,DeviceAllow 'cri-containerd-*.scope' 'docker-*.scope' 'crio-*.scope' \
+  'libpod-*.scope' 2>/dev/null | awk '
+    function scope() { if (of["Id"]) print of["Id"], of["DevicePolicy"], of["ControlGroup"] allow; split("", of); allow = "" }
+    /^$/ { scope(); next }
+    { name = $0; sub(/=.*/, "", name); sub(/^[^=]*=/, ""); of[name] = $0 }
+    name == "DeviceAllow" { allow = allow " " $1 }
+    END { scope() }' | while read -r scope policy group allow; do
+  if [ "$policy" = auto ] && [ -z "$allow" ]; then continue; fi
+  # The folder systemd is that of cgroup v1.
+  process=$(cat "$root/sys/fs/cgroup$group/cgroup.procs" "$root/sys/fs/cgroup/systemd$group/cgroup.procs" 2>/dev/null |
+    head -n 1)
+  for node in "$root/proc/$process/root/dev"/nvidia[0-9]*; do
+    [ -c "$node" ] || continue
+    number=$((0x$(stat -L -c %t "$node"))):$((0x$(stat -L -c %T "$node")))
+    case " $allow " in
+    *" char-nvidia"* | *' char-* '* | *" /dev/${node##*/} "* | *" /dev/char/$number "*) ;;
+    *) echo "$scope"; break ;;
+    esac
+  done
+done
+echo end
+"""
+
+
+class GpuLosers(FactBase[list[str]]):
+    """The scopes of running containers that would lose their GPUs at a reload, although it makes the links."""
+
+    @staticmethod
+    def default() -> list[str]:
+        """There was no answer."""
+        return ["it is not known which"]
+
+    def command(self) -> StringCommand:
+        """Compare the GPUs in each container's /dev with what its scope lists."""
+        return script(_LOSERS, "")
+
+    def process(self, output: list[str]) -> list[str]:
+        """Take all lines but the last, a mark."""
+        *scopes, end = output
+        if end != "end":
+            raise ValueError("the answer is not whole")
+        return scopes
+
+
+def would_take_gpus() -> str:
+    """For an operation: why systemd must not reload its units now; empty if it may."""
+    scopes = host.get_fact(GpuLosers)
+    if not scopes:
+        return ""
+    names = ", ".join(scopes[:4]) + (f" and {len(scopes) - 4} more" if len(scopes) > 4 else "")
+    return (
+        f"a reload of systemd's units would take the GPUs of running containers ({names}): a toolkit before 1.18 or in the "
+        "mode legacy has started them; drain the node, or start them anew with a newer toolkit, and deploy again"
+    )
+
+
+def deferred(step: str) -> bool:
+    """For an operation whose change needs a reload: whether it must wait. Then it is named, with the reason."""
+    why = would_take_gpus()
+    if why:
+        disruption.defer(step, why)
+    return bool(why)

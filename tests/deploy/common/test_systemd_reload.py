@@ -1,0 +1,122 @@
+"""Reloads of systemd's units beside containers with GPUs. systemctl is a stand-in, and /dev/null's node stands for a GPU's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.common import systemd_reload
+from tasks.drivers.gpu_driver import services
+from tasks.host import irqbalance, limits
+from tasks.kubernetes import kubelet
+from tests.deploy.conftest import LOSERS, Answers, Node
+from tests.deploy.scripts import program, sh
+
+SLICE = "/kubepods.slice/kubepods-pod1.slice"
+NUMBER = "1:3"  # of /dev/null
+
+
+def container(root: Path, name: str, gpus: tuple[str, ...], cgroups: str = "") -> str:
+    """A running container with these GPUs; its scope's name."""
+    scope, process = f"{name}.scope", str(len(list(root.glob("proc/*"))) + 10)
+    group = root / f"sys/fs/cgroup{cgroups}{SLICE}/{scope}"
+    group.mkdir(parents=True)
+    (group / "cgroup.procs").write_text(f"{process}\n99\n")
+    devices = root / "proc" / process / "root/dev"
+    devices.mkdir(parents=True)
+    for gpu in gpus:
+        (devices / gpu).symlink_to("/dev/null")
+    return scope
+
+
+def shown(scope: str, *allow: str, policy: str = "strict") -> str:
+    """A scope as `systemctl show` prints it: the properties in systemd's own order, and a line for each device."""
+    lines = [f"ControlGroup={SLICE}/{scope}", f"DevicePolicy={policy}", *(f"DeviceAllow={each} rwm" for each in allow)]
+    return "\n".join([*lines, f"Id={scope}", ""])
+
+
+def losers(root: Path, *scopes: str) -> list[str]:
+    (root / "shown").write_text("\n".join(scopes))
+    program(root / "bin/systemctl", f'[ "$1" = show ] && cat {root}/shown')
+    answer = sh(systemd_reload._LOSERS, root, PATH=f"{root}/bin:{os.environ['PATH']}")
+    return systemd_reload.GpuLosers().process(answer)
+
+
+@pytest.mark.parametrize(
+    ("allow", "lost"),
+    [
+        (("/dev/char/1:9", "char-pts"), True),
+        ((), True),
+        ((f"/dev/char/{NUMBER}",), False),
+        (("/dev/char/1:9", f"/dev/char/{NUMBER}", "char-pts"), False),
+        (("/dev/nvidia0",), False),
+        (("char-nvidia-frontend",), False),
+        (("char-*", "block-*"), False),
+    ],
+)
+@pytest.mark.parametrize("cgroups", ["", "/systemd"])
+def test_a_container_whose_scope_does_not_list_its_gpu_would_lose_it(
+    tmp_path: Path, allow: tuple[str, ...], lost: bool, cgroups: str
+) -> None:
+    with_gpu = container(tmp_path, "cri-containerd-a", ("nvidia0", "nvidiactl"), cgroups)
+    without = container(tmp_path, "docker-b", (), cgroups)
+    answer = losers(tmp_path, shown(without, "char-pts"), shown(with_gpu, *allow))
+    assert answer == ([with_gpu] if lost else [])
+
+
+def test_a_container_that_may_use_all_devices_loses_none(tmp_path: Path) -> None:
+    privileged = container(tmp_path, "crio-a", ("nvidia0",))
+    gone = shown("docker-gone.scope")
+    assert losers(tmp_path, shown(privileged, policy="auto"), gone) == []
+    assert losers(tmp_path) == []
+
+
+def test_links_that_systemd_needs_are_made_before_the_reload(tmp_path: Path) -> None:
+    for folder in ("dev/char", "dev/nvidia-caps"):
+        (tmp_path / folder).mkdir(parents=True)
+    for node in ("nvidia0", "nvidia-caps/nvidia-cap1", "null"):
+        (tmp_path / "dev" / node).symlink_to("/dev/null")
+    # GNU stat prints hexadecimal numbers. Both nodes are links to one device here, so it goes by the name.
+    program(
+        tmp_path / "bin/stat",
+        'case "$2 $3" in "%t "*cap1) echo ee ;; "%T "*cap1) echo 1 ;; %t*) echo c3 ;; *) echo ff ;; esac',
+    )
+    program(tmp_path / "bin/systemctl", f'ls {tmp_path}/dev/char > {tmp_path}/before; echo "$@" > {tmp_path}/asked')
+    text = systemd_reload.RELOAD.replace("/dev/char", f"{tmp_path}/dev/char")
+    text = text.replace("/dev/nvidia", f"{tmp_path}/dev/nvidia").replace("#/dev", f"#{tmp_path}/dev")
+    for _ in range(2):
+        sh(text, PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
+        assert (tmp_path / "asked").read_text() == "daemon-reload\n"
+        assert (tmp_path / "before").read_text().split() == ["195:255", "238:1"]
+        assert (tmp_path / "dev/char/195:255").readlink() == Path("../nvidia0")
+        assert (tmp_path / "dev/char/238:1").readlink() == Path("../nvidia-caps/nvidia-cap1")
+
+
+TAKEN: Answers = {LOSERS: ["cri-containerd-a.scope", "end"]}
+OLD_DAEMON: Answers = {"DropInPaths": "/usr/bin/nvidia-persistenced --no-persistence-mode"}
+
+
+@pytest.mark.parametrize(
+    ("data", "code", "answers"),
+    [
+        ({"limits": {}}, limits.lift, {}),
+        ({"kubelet": {"policy": "hold"}}, kubelet.gate, {}),
+        ({}, lambda: irqbalance.use_script(name="x", banned=True), {}),
+        ({}, lambda: services.persistence_mode(name="x", wanted=True), OLD_DAEMON),
+    ],
+)
+def test_what_needs_a_reload_waits_while_that_would_take_gpus(
+    node: Node, data: dict[str, Any], code: Callable[[], object], answers: Answers
+) -> None:
+    node.data = data
+    assert any("systemctl daemon-reload" in command for command in node.deploy(code, answers).flat)
+    result = node.deploy(code, {**answers, **TAKEN})
+    assert not result.failed
+    assert result.flat == []
+    assert any("deferred: " in line and "(cri-containerd-a.scope)" in line for line in result.log)
+    unknown = node.deploy(code, {**answers, LOSERS: []})
+    assert unknown.flat == []
