@@ -148,13 +148,15 @@ def port_netdevs(files: Attributes, address: str) -> list[str]:
     return sorted(own, key=order.__getitem__)
 
 
-def first_rdma_port(files: Attributes, address: str) -> int | None:
-    """The number of the RDMA port that serves a function's netdev, if the function has several; None if it has one.
+def netdevs_by_rdma_port(files: Attributes, address: str) -> dict[int, str]:
+    """The netdevs of a function's ports by the number of the RDMA port that serves them, in the order of the ports.
 
-    Port 1 serves the netdev whose dev_port is 0 (mlx4_en_init_netdev in en_netdev.c, init_one in cxgb4_main.c).
+    Port 1 serves the netdev whose dev_port is 0 (mlx4_en_init_netdev in en_netdev.c, init_one in cxgb4_main.c). Netdevs whose
+    driver numbers none of them are counted.
     """
     names = port_netdevs(files, address)
-    return number_or(files, f"{NET}/{names[0]}/dev_port", 0) + 1 if len(names) > 1 else None
+    numbers = [number_or(files, f"{NET}/{name}/dev_port", 0) + 1 for name in names]
+    return dict(zip(numbers if len({*numbers}) == len(names) else range(1, len(names) + 1), names, strict=True))
 
 
 def virtio_children(names: Iterable[str]) -> list[str]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import ipaddress
 import re
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Literal
 
 from attrs import evolve, frozen
@@ -22,6 +23,7 @@ from agent.machine import Files
 CHAR_DEVICES = "/dev/infiniband"
 GAP = 64
 CHAR_DEVICE_CLASSES = ("infiniband_verbs", "infiniband_mad")
+NO_NETDEVS: Mapping[int, str] = MappingProxyType({})
 
 Family = Literal["IPv4", "IPv6"]
 
@@ -229,14 +231,14 @@ class Reader:
             if transport(self._node_type(name), self._text(f"{RDMA}/{name}/ports/{number}/link_layer")) == "RoCE"
         ]
 
-    def device(self, name: str, char_devices: Iterable[str], beside: str | None = None) -> RdmaDevice:
+    def device(self, name: str, char_devices: Iterable[str], beside: Mapping[int, str] = NO_NETDEVS) -> RdmaDevice:
         """An RDMA device, without its GIDs.
 
         :param char_devices: the names of its character devices, of :meth:`char_devices`.
-        :param beside: the only netdev of its function, for a port whose own netdev no file names.
+        :param beside: netdevs by port, for ports whose own netdev no file names.
         """
         path = f"{RDMA}/{name}"
-        ports = tuple(self._port(name, number, beside) for number in self.port_numbers(name))
+        ports = tuple(self._port(name, number, beside.get(number)) for number in self.port_numbers(name))
         return RdmaDevice(
             name=name,
             transport=transport(self._node_type(name), ports[0].link_layer if ports else None),

@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import evolve
 
-from agent.hardware.functions import first_rdma_port
+from agent.hardware.functions import netdevs_by_rdma_port
 from agent.hardware.rdma import Gid, RdmaDevice, Reader, gid_fits
 from agent.machine import Files, Machine
 from agent.report.records import HOST
@@ -51,8 +51,8 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mappin
 
 def _device(files: Files, reader: Reader, pci: str, name: str, expected: RdmaDevices) -> RdmaDevice:
     device = reader.device(name, reader.char_devices_of(pci, name))
-    if len(device.ports) > 1 and (own := first_rdma_port(files, pci)) is not None:
-        device = evolve(device, ports=tuple(port for port in device.ports if port.number == own))
+    if len(device.ports) > 1 and len(served := netdevs_by_rdma_port(files, pci)) > 1:
+        device = evolve(device, ports=tuple(port for port in device.ports if port.number == next(iter(served))))
     if expected.pkeys:
         keyed = (evolve(port, pkeys=reader.pkeys(name, port.number)) for port in device.ports)
         device = evolve(device, ports=tuple(keyed))

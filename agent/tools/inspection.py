@@ -6,7 +6,6 @@ come and go meanwhile: what cannot be read is None or empty.
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TypeVar
@@ -22,13 +21,14 @@ from agent.hardware.functions import (
     device_path,
     driver,
     is_network,
+    netdevs_by_rdma_port,
     port_netdevs,
     product_data,
     serial_numbers,
     vf_addresses,
     virtio_children,
 )
-from agent.hardware.rdma import CHAR_DEVICES, Gid, RdmaDevice, RdmaPort, Reader
+from agent.hardware.rdma import CHAR_DEVICES, NO_NETDEVS, RdmaDevice, RdmaPort, Reader
 from agent.hardware.sysfs import whole
 from agent.hardware.vpd import is_nvlink_bridge, product_name
 from agent.kinds.irqs import function_irqs
@@ -38,6 +38,7 @@ from agent.spec.node import NodeSpec
 from agent.spec.ranges import format_ranges
 from agent.spec.vf_attributes import ordered
 from agent.state.snapshot import nic_names
+from agent.tools.inspection_lines import rdma_lines, wrapped
 
 WIDTH = 80
 
@@ -193,11 +194,11 @@ class _Reader:
         device = self._text(f"{path}/device").removeprefix("0x")
         own = self._net(address)
         netdevs = self._netdevs(own)
-        sole = netdevs[0].name if len(netdevs) == 1 else None
+        served = _unless_gone(lambda: netdevs_by_rdma_port(self._files, address)) or {}
         shared = () if index is not None else _unless_gone(lambda: rdma_devices(self._files, address)) or ()
         below = self.rdma.below(address)
         carrying = self.rdma.carrying(address, below)
-        rdma = tuple(self.rdma_device(name, sole) for name in carrying or shared)
+        rdma = tuple(self.rdma_device(name, served) for name in carrying or shared)
         firmware = [netdev.firmware for netdev in netdevs] + [device.firmware for device in rdma]
         vpd = product_data(self._files, address)
         return NetworkFunction(
@@ -247,9 +248,10 @@ class _Reader:
             member_of=link.member_of,
         )
 
-    def rdma_device(self, name: str, netdev: str | None = None) -> RdmaDevice:
-        """An RDMA device. ``netdev``: the function's netdev, for a port whose GIDs name none."""
-        beside = netdev if len(self.rdma.port_numbers(name)) == 1 else None
+    def rdma_device(self, name: str, served: Mapping[int, str] = NO_NETDEVS) -> RdmaDevice:
+        """An RDMA device. ``served``: its function's netdevs by RDMA port, for a port whose GIDs name none."""
+        numbers = self.rdma.port_numbers(name)
+        beside = dict(zip(numbers, served.values(), strict=True)) if len(numbers) == len(served) == 1 else served
         device = self.rdma.detailed(self.rdma.device(name, self._char_devices.get(name, ()), beside))
         return evolve(device, ports=tuple(self._port(device, port) for port in device.ports))
 
@@ -300,7 +302,7 @@ def render(inspection: Inspection, width: int = WIDTH) -> str:
     """Text for people: a block for each function, with its VFs indented below it."""
     blocks = [_block(function, width) for function in inspection.functions]
     if inspection.other_rdma:
-        lines = [line for device in inspection.other_rdma for line in _rdma_lines(device, "  ", width)]
+        lines = [line for device in inspection.other_rdma for line in rdma_lines(device, "  ", width)]
         blocks.append(["RDMA devices without a PCI function", *lines])
     if not blocks:
         return "no network function"
@@ -323,19 +325,19 @@ def _block(function: NetworkFunction, width: int, indent: str = "") -> list[str]
     facts += [f"VFs {len(function.vfs)} of {function.total_vfs}"] if function.total_vfs else []
     lines = [indent + "  ".join(filter(None, (f"{vf}{function.address}", function.model, ids)))]
     inner = indent + "  "
-    lines += _wrapped(inner, "", facts, width)
+    lines += wrapped(inner, "", facts, width)
     if function.granted is not None:
-        lines += _wrapped(inner, "granted", _granted(function.granted), width)
+        lines += wrapped(inner, "granted", _granted(function.granted), width)
     for label, netdevs in (("netdev", function.netdevs), ("representor", function.representors)):
-        lines += [line for each in netdevs for line in _wrapped(inner, label, _netdev_facts(each), width)]
+        lines += [line for each in netdevs for line in wrapped(inner, label, _netdev_facts(each), width)]
     lacking = function.driver and not function.netdevs and not function.rdma
     if lacking and family_of(function.driver).creates_netdev(function.total_vfs):
         lines += [f"{inner}{'netdev':<8} none in this network namespace"]
     for device in function.rdma:
-        lines += _rdma_lines(device, inner, width)
+        lines += rdma_lines(device, inner, width)
     lines += [f"{inner}{'rdma':<8} {name}  for management only" for name in function.management_rdma]
     if function.interrupts:
-        lines += _wrapped(inner, "irqs", map(_irq_fact, function.interrupts), width)
+        lines += wrapped(inner, "irqs", map(_irq_fact, function.interrupts), width)
     return lines + [line for each in function.vfs for line in _block(each, width, inner)]
 
 
@@ -351,54 +353,5 @@ def _netdev_facts(netdev: Netdev) -> list[str]:
     return [netdev.name, state, f"MTU {netdev.mtu}", mac, *netdev.addresses]
 
 
-def _rdma_lines(device: RdmaDevice, indent: str, width: int) -> list[str]:
-    facts = [device.name, device.transport or "", f"node GUID {device.node_guid}" if device.node_guid else ""]
-    facts += [f"system image GUID {device.sys_image_guid}"] if device.sys_image_guid else []
-    facts += [f"hardware revision {device.hw_rev}"] if device.hw_rev else []
-    facts += [f"board {device.board_id}"] if device.board_id else []
-    facts += [each.name if each.present else f"{each.name} (not in {CHAR_DEVICES})" for each in device.char_devices]
-    lines = _wrapped(indent, "rdma", filter(None, facts), width)
-    for port in device.ports:
-        state = "/".join(filter(None, (port.state, port.physical_state)))
-        netdev = f"{port.netdev} ({', '.join(port.bonded)})" if port.bonded else port.netdev or "no netdev"
-        facts = [f"port {port.number}", state, port.link_layer or "", port.rate or "", netdev]
-        lines += _wrapped(indent, "", filter(None, facts), width, column=8)
-        lines += _wrapped(indent, "", _subnet_facts(port), width, column=8)
-        lines += _wrapped(indent, "", _gid_facts(port.gids), width, column=8)
-    return lines
-
-
-def _subnet_facts(port: RdmaPort) -> list[str]:
-    """What a subnet manager gave the port; Ethernet has none, and all of it is 0 there."""
-    if port.link_layer != "InfiniBand":
-        return []
-    given = (("LID", port.lid), ("LMC", port.lmc), ("SM LID", port.sm_lid))
-    keys = [f"P_Keys {' '.join(f'{key:#06x}' for key in port.pkeys)}"] if port.pkeys else []
-    return [f"{name} {value}" for name, value in given if value is not None] + keys
-
-
-def _gid_facts(gids: tuple[Gid, ...]) -> list[str]:
-    """The GIDs that connections use: those of RoCE v2, else the first one."""
-    return [f"GID {gid.index} {gid.type} {gid.address}" for gid in gids if gid.type == "RoCE v2"] or [
-        f"GID {gid.index} {gid.type} {gid.address}" for gid in gids[:1] if gid.type
-    ]
-
-
 def _irq_fact(irq: Interrupt) -> str:
     return f"{irq.queue} {irq.affinity}" + (f" (on {irq.effective})" if irq.effective != irq.affinity else "")
-
-
-def _wrapped(indent: str, label: str, facts: Iterable[str], width: int, column: int | None = None) -> list[str]:
-    """A label and its facts, two spaces apart. Further lines start below the first fact, and each fact is on one line."""
-    first = indent + (f"{label:<8} " if label or column else "")
-    # Non-breaking spaces keep a fact in one piece.
-    text = "  ".join(fact.replace(" ", "\xa0") for fact in facts)
-    wrapped = textwrap.wrap(
-        text,
-        max(width, 40),
-        initial_indent=first,
-        subsequent_indent=" " * len(first),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return [line.replace("\xa0", " ") for line in wrapped]

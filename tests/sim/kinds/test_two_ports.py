@@ -11,6 +11,7 @@ from agent.report.records import Condition
 from agent.report.verdict import is_ready
 from agent.spec.node import from_mapping
 from agent.tools.as_inventory import derive_inventory
+from agent.tools.inspection import inspect
 from tests.sim.kernel import NET, PCI, Kernel
 from tests.sim.tools.test_as_inventory import executed
 
@@ -85,3 +86,10 @@ def test_the_inventory_of_such_a_server_asks_nothing_of_the_other_port(kernel: K
     (nic,) = executed(starter.text)[1].nics
     assert (nic.rdma, nic.state) == (None, "down")
     assert f"{FIRST} {SECOND} mlx4_0" in starter.text
+
+
+def test_inspect_names_the_netdev_of_a_port_that_has_no_gid_of_one(kernel: Kernel) -> None:
+    for number in (1, 2):
+        kernel.tree.put(f"/sys/class/infiniband/mlx4_0/ports/{number}/gid_attrs/ndevs/0", "")
+    (device,) = inspect(kernel.machine()).functions[0].rdma
+    assert [port.netdev for port in device.ports] == [FIRST, SECOND]
