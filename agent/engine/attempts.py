@@ -97,7 +97,7 @@ def _attempt(context: PassContext, want: Wanted, have: Snapshot, kind: Kind, cha
         reason = _not_now(context, want, have, change)
         if reason is not None:
             return reason
-        _announce(context, want, change)
+        announce(context, want, change)
         # A user may have appeared since the change was planned: nothing but the write comes after this lookup.
         disturbs = change.disruption > Disruption.NONE
         if disturbs or change.skip_if_owned:
@@ -138,7 +138,7 @@ def _not_now(context: PassContext, want: Wanted, have: Snapshot, change: Change)
     return None
 
 
-def _announce(context: PassContext, want: Wanted, change: Change) -> None:
+def announce(context: PassContext, want: Wanted, change: Change) -> None:
     """Announce the first required change. Before the first disruptive one, wait until the node is published as not ready."""
     if context.announced is None and is_required(want, change):
         context.announced = change

@@ -8,18 +8,18 @@ from functools import partial
 
 from attrs import evolve, frozen
 
-from agent.engine.attempts import attempts, is_required, make, sets_state, write_of
+from agent.engine.attempts import announce, attempts, is_required, make, sets_state, write_of
 from agent.engine.context import SILENT, Callbacks, Goal, Memory, PassContext
 from agent.engine.observation import not_observed, observed, unreadable
 from agent.engine.readiness import Judge, at_once
 from agent.engine.retry import identity
-from agent.hardware.functions import rediscover
-from agent.kinds import Kind, by_name, links, ordered, vf_links
+from agent.hardware.functions import links_to_vfs, rediscover
+from agent.kinds import Kind, by_name, links, ordered, vf_links, vfs
 from agent.machine import Machine
 from agent.report.records import HOST, Change, Condition, Outcome
 from agent.report.target import device_of
 from agent.spec.nic import Nic
-from agent.state.scope import Scope, alone, devices, own
+from agent.state.scope import Scope, alone, devices, in_scope, own
 from agent.state.snapshot import Snapshot, read_basis
 from agent.state.wanted import Wanted, asked, resolve
 
@@ -133,6 +133,8 @@ def _rounds(context: PassContext, last: Snapshot | None, scope: Scope) -> _State
     machine = context.cache.machine
     spec = context.goal.spec
     needed = asked(spec)
+    if last is not None and spec.mode == "enforce":
+        _announce_lost_vfs(context, last, scope)
     have, scope = (read_basis(machine, needed, last), None) if last is None or scope is None else (last, scope)
     if scope is not None:
         # A device that could not be read before has no state yet: read all of it.
@@ -165,6 +167,22 @@ def _rounds(context: PassContext, last: Snapshot | None, scope: Scope) -> _State
         have, scope = (read_basis(machine, needed, have), None) if events is None else (have, written | events)
     context.cache.forget()
     return state.adding([_unverified(context, outcome) for outcome in done])
+
+
+def _announce_lost_vfs(context: PassContext, last: Snapshot, scope: Scope) -> None:
+    """Announce that VFs are gone before anything is read of which the kernel holds the locks while it deletes them.
+
+    It holds the PF's own lock, which sriov_numvfs_show waits for, and again and again rtnetlink's. Before it takes a VF from
+    its driver, it removes the VF's link from the PF's folder, whose listing waits for neither (pci_iov_remove_virtfn,
+    drivers/pci/iov.c).
+    """
+    want = resolve(context.goal.spec, last.functions)
+    for address in in_scope(want, scope):
+        before: vfs.VfCount | None = last[vfs.NAME].get(address)
+        wanted = want.nics[address].vf_count() or 0
+        there = len(links_to_vfs(context.cache.machine.files, address))
+        if before is not None and there < min(wanted, before.count):
+            announce(context, want, Change(vfs.NAME, address, "count", there, wanted))
 
 
 def _round(context: PassContext, want: Wanted, have: Snapshot, scope: Scope) -> tuple[Wanted, Snapshot, list[Outcome]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from attrs import evolve, frozen
 
@@ -137,8 +137,7 @@ def port_netdevs(files: Attributes, address: str) -> list[str]:
     """
     names = names_or_none(files, f"{PCI}/{address}/net")
     # A representor stands alone only where VFs are and the PF's netdev was moved away.
-    path = f"{PCI}/{address}"
-    if not names or (len(names) == 1 and (_is_vf(files, address) or not number_or(files, f"{path}/sriov_numvfs", 0))):
+    if not names or (len(names) == 1 and (_is_vf(files, address) or not links_to_vfs(files, address))):
         return names
     own = [name for name in names if _OWN_PORT.fullmatch(read_or(files, f"{NET}/{name}/phys_port_name", ""))]
     if len(own) < 2:
@@ -188,8 +187,16 @@ def vf_count(files: Files, address: str) -> int:
 
 def vf_addresses(files: Files, address: str) -> dict[int, str]:
     """The PCI addresses of a PF's VFs by their index."""
-    links = numbered(names_or_none(files, f"{PCI}/{address}"), "virtfn")
+    links = links_to_vfs(files, address)
     return {index: files.target(f"{PCI}/{address}/{name}") for index, name in links.items()}
+
+
+def links_to_vfs(files: Attributes, address: str) -> Mapping[int, str]:
+    """The names of the links in a PF's folder that lead to its VFs, by their index.
+
+    While the kernel makes or deletes VFs, reading sriov_numvfs waits for the end of that; listing the folder does not.
+    """
+    return numbered(names_or_none(files, f"{PCI}/{address}"), "virtfn")
 
 
 def targets(files: Files, address: str) -> dict[str, str]:

@@ -16,13 +16,14 @@ from agent.engine.retry import Failures
 from agent.hardware.functions import vf_addresses
 from agent.kinds import ordered
 from agent.kinds.irqs import PLACED
-from agent.report.records import HOST, Condition
+from agent.report.records import HOST, Change, Condition
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
 from agent.state.scope import Scope, own
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
 from tests.sim.kernel import Kernel, no_fault
+from tests.sim.seams import seen
 from tests.sim.selection.test_selectors import DSN, VPD
 from tests.sim.two_nics import PF0, PF1
 
@@ -359,3 +360,64 @@ def test_a_full_run_folder_leaves_the_node_ready(kernel: Kernel) -> None:
 
     kernel.fault = full
     assert is_ready(run(kernel, BOTH).conditions)
+
+
+# --- VFs that the kernel deletes -------------------------------------------------------------------------------
+
+LOCKED = ("netlink.link", "sriov_numvfs")
+"""Reads that may wait until the kernel has deleted all VFs: they take rtnetlink's lock, or the PF's own."""
+
+
+def calls_until_announced(kernel: Kernel, wanted: NodeSpec, last: Pass, scope: Scope) -> list[str]:
+    """What a pass reads before it announces a change, and then the change, if it announces one."""
+    calls: list[str] = []
+    announced: list[int] = []
+
+    def announce(change: Change) -> None:
+        announced.append(len(calls))
+        calls.append(str(change))
+
+    machine = seen(kernel.machine(), lambda method, arguments: calls.append(f"{method} {arguments}"))
+    converge(machine, Goal(wanted), Memory(lambda: 0.0), last.have, scope, Callbacks(announce=announce))
+    return calls[: announced[0] + 1] if announced else calls
+
+
+def begin_to_delete(kernel: Kernel, indexes: range = range(3)) -> None:
+    """sriov_del_vfs: the links to the first VFs are gone; all netdevs and numbers are still there."""
+    for index in indexes:
+        kernel.tree.unlink(f"/sys/bus/pci/devices/{PF0}/virtfn{index}")
+
+
+@pytest.mark.parametrize("scope", [None, frozenset({PF0}), frozenset({own(PF0)}), frozenset({f"{PF0}#0"})])
+@pytest.mark.parametrize("indexes", [range(1), range(3)])
+def test_that_vfs_are_gone_is_announced_before_a_lock_is_waited_for(
+    kernel: Kernel, scope: Scope, indexes: range
+) -> None:
+    wanted = spec(nic(PF0, vfs=VFS), nic(PF1))
+    last = run(kernel, wanted, run(kernel, wanted))
+    begin_to_delete(kernel, indexes)
+    *before, change = calls_until_announced(kernel, wanted, last, scope)
+    assert change == f"vfs {PF0} count: {3 - len(indexes)} -> 3"
+    assert not [call for call in before if any(word in call for word in LOCKED)]
+
+
+def test_that_a_pf_is_gone_with_its_vfs_is_announced_before_a_lock_is_waited_for(kernel: Kernel) -> None:
+    wanted = spec(nic(PF0, vfs=VFS), nic(PF1))
+    last = run(kernel, wanted, run(kernel, wanted))
+    kernel.remove_nic(PF0)
+    *before, change = calls_until_announced(kernel, wanted, last, frozenset({PF0}))
+    assert change == f"vfs {PF0} count: 0 -> 3"
+    assert not [call for call in before if any(word in call for word in LOCKED)]
+
+
+@pytest.mark.parametrize(
+    ("more", "of_nic"), [({"mode": "observe"}, {}), ({}, {"required": False}), ({}, {"vfs": {"count": 0}})]
+)
+def test_vfs_that_are_not_required_may_go_without_an_announcement(
+    kernel: Kernel, more: dict[str, object], of_nic: dict[str, object]
+) -> None:
+    wanted = spec(nic(PF0, vfs=VFS), nic(PF1))
+    last = run(kernel, wanted, run(kernel, wanted))
+    begin_to_delete(kernel)
+    calls = calls_until_announced(kernel, spec(nic(PF0, **({"vfs": VFS} | of_nic)), nic(PF1), **more), last, None)
+    assert not any(call.startswith(f"vfs {PF0} count: 0") for call in calls)

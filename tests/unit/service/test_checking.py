@@ -38,7 +38,8 @@ supervisor.supervise([sys.executable, "-c", *sys.argv[3:]], supervisor.Publisher
 """
 
 # A PF's sriov_numvfs is read from the file of its name, too: a named pipe, while a test has the kernel wait. "EIO": it fails.
-# Each reading is a line in the file `reads` before it begins. What the file `lost` names loses its VFs before the next one.
+# Each reading is a line in the file `reads` before it begins. What the file `lost` names loses its VFs before the next one,
+# and the links to them at once, as when pci_iov_remove_virtfn (drivers/pci/iov.c) deletes them.
 WORKER = """
 import errno, sys
 from pathlib import Path
@@ -58,6 +59,10 @@ class Files:
         if path.endswith("/sriov_numvfs"):
             self.come_to(path.split("/")[-2])
         return self.kernel.files.read(path)
+    def names(self, path):
+        names, lost = self.kernel.files.names(path), self.folder / "lost"
+        going = lost.exists() and path.endswith(lost.read_text())
+        return [name for name in names if not (going and name.startswith("virtfn"))]
     def come_to(self, function):
         lost = self.folder / "lost"
         if lost.exists():
@@ -139,7 +144,7 @@ class Agent:
         return pipe
 
     def lose_vfs(self) -> None:
-        """Have the required PF without VFs when it is read next, and no event tell it."""
+        """Have the required PF lose its VFs, and no event tell it. The kernel has deleted them when their number is read."""
         (self.folder / "new").write_text(REQUIRED)
         (self.folder / "new").replace(self.folder / "lost")
 
@@ -233,6 +238,17 @@ def test_an_event_about_a_required_device_takes_ready_back_while_its_reading_wai
     assert f"{REQUIRED}/sriov_numvfs" in condition(checking).message
     agent.unblock(pipe)
     assert condition(agent.wait_for(lambda r: r.ready)).reason == "AsWanted"
+
+
+def test_while_the_kernel_deletes_vfs_the_first_event_takes_ready_back_before_anything_waits(start: Start) -> None:
+    agent = start(answered_within=600.0)
+    pipe = agent.block()
+    agent.lose_vfs()
+    agent.event(REQUIRED)
+    lost = agent.wait_for(lambda r: not r.ready)
+    assert condition(lost).message == f"vfs {REQUIRED} count: 0 -> 2"
+    agent.unblock(pipe)
+    agent.wait_for(lambda r: r.ready)
 
 
 def test_a_hundred_harmless_events_change_nothing_in_the_report(start: Start) -> None:
