@@ -233,8 +233,8 @@ def carry_out(policy: Reboot, ready_timeout: int) -> Commands:
 
 
 def return_to_service() -> None:
-    """Uncordon a Node that was not ready before its reboot, or whose deploy was interrupted: now it is ready."""
-    if POLICY.here().policy == "allow" and maintenance.is_member():
+    """Uncordon a Node that was not in service before its reboot, or whose deploy was interrupted: now it is ready."""
+    if maintenance.is_member():
         uncordon(name="Back in service")
 
 
@@ -242,7 +242,7 @@ def return_to_service() -> None:
 def uncordon() -> Commands:
     """Bring the Node back, if a deploy has cordoned it for a reboot."""
     have = host.get_fact(NodeRebootRequests)
-    if have and have.drained and not have.due() and not deploys_itself(host):
+    if have and have.drained and not deploys_itself(host):
         yield from _bring_back()
     else:
         host.noop("the Node is not cordoned for a reboot")
@@ -283,6 +283,7 @@ def _reboots(have: RebootRequests, policy: Reboot, ready_timeout: int) -> Genera
     """Drain the host's Node and reboot it while requests are due; None: that is deferred, since it cannot be drained."""
     status = host.get_fact(NodeStatus)
     was_ready = status is not None and status.ready
+    was_in_service = maintenance.is_member() and maintenance.is_in_service()
     if maintenance.is_member() and not (yield from _take_out(resume=have.drained)):
         return None
     due: RebootRequests | None = have
@@ -302,8 +303,8 @@ def _reboots(have: RebootRequests, policy: Reboot, ready_timeout: int) -> Genera
     if was_ready:
         timeout = QuoteString(str(ready_timeout))
         yield StringCommand(COMMAND, "wait", "--timeout", timeout, _timeout=ready_timeout + MARGIN)
-        if maintenance.is_member():
-            yield from _bring_back()
+    if was_in_service:
+        yield from _bring_back()
     return True
 
 
@@ -330,7 +331,8 @@ def _take_out(resume: bool) -> Generator[PyinfraCommand, None, bool]:
 
 
 def _bring_back() -> Commands:
-    result, why = maintenance.bring_back()
+    # pyinfra runs this also to prepare the deploy.
+    result, why = maintenance.bring_back() if host.state.is_executing else ("done", "")
     yield script(_UNMARK, FOLDER) if result == "done" else refuse(why)
 
 

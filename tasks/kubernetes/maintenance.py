@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pyinfra.context import host
 
+from agent.report import names
 from agent.report.printable import printable
 from agent.report.records import Disruption
 from tasks.common.data import host_data
@@ -39,6 +40,11 @@ def blockers(force: bool) -> list[str]:
     return found if result == "done" else [why]
 
 
+def is_in_service() -> bool:
+    """Whether the Node takes pods, if it is not cordoned."""
+    return _act(_if_in_service)[0] == "done"
+
+
 def take_out(force: bool, resume: bool) -> tuple[NodeResult, str]:
     """Cordon and drain the Node; the result, and its reason. A drain that fails is undone.
 
@@ -56,6 +62,15 @@ def bring_back() -> tuple[NodeResult, str]:
 def give_back() -> tuple[NodeResult, str]:
     """Uncordon the Node at once."""
     return _act(lambda maintenance, name: maintenance.give_back(name))
+
+
+def _if_in_service(maintenance: Maintenance, name: str) -> tuple[NodeResult, str]:
+    from fleet.objects import condition_of, is_tainted
+
+    node, _ = maintenance.api.node(name)
+    conditions = [condition_of(node, type) for type in (names.READY, "Ready")]
+    ready = all(condition is not None and condition.status == "True" for condition in conditions)
+    return ("done", "") if ready and not is_tainted(node) else ("undone", "it is not ready")
 
 
 def _unless_undone(maintenance: Maintenance, name: str) -> tuple[NodeResult, str]:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import pytest
 from attrs import define, evolve, field
 from lightkube.models.core_v1 import EmptyDirVolumeSource
+from pyinfra.operations import server
 
 from agent.report import names
 from tasks import reboot
@@ -30,7 +31,7 @@ class Cluster:
     joined: bool = True
     annotations: dict[str, str] = field(factory=dict)
     unschedulable: bool = False
-    conditions: dict[str, Any] = field(factory=lambda: dict(HEALTHY))
+    ready: bool = True
     events: list[str] = field(factory=list)
 
     def answer(self, method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
@@ -50,7 +51,16 @@ class Cluster:
         if method == "PATCH":
             self._patch(body)
         metadata = {"name": "node-a", "resourceVersion": "7", "annotations": self.annotations}
-        return 200, {"metadata": metadata, "spec": {"unschedulable": self.unschedulable}, **self.conditions}
+        return 200, {
+            "metadata": metadata,
+            "spec": {"unschedulable": self.unschedulable},
+            **(HEALTHY if self.ready else {}),
+        }
+
+    def deliver_spec(self) -> None:
+        if not self.ready:
+            self.ready = True
+            self.events.append("ready")
 
     def _patch(self, body: dict[str, Any]) -> None:
         for key, value in body["metadata"].get("annotations", {}).items():
@@ -64,12 +74,12 @@ class Cluster:
 
 @define
 class Machine:
-    """The host. ``users``: the answers about who uses it, in turn; the last one stays."""
+    """The host. ``users``: the answers about who uses it, in turn; the last one stays. ``breaks``: its reboot breaks it."""
 
     cluster: Cluster
     boot: int = 1
     drained: bool = False
-    ready: bool = True
+    breaks: bool = False
     users: list[list[str]] = field(factory=lambda: [["end"]])
 
 
@@ -83,6 +93,9 @@ class OfCluster(Connector):
         if "systemctl reboot" in text:
             machine.boot += 1
             machine.cluster.events.append("rebooted")
+            machine.cluster.ready &= not machine.breaks
+        if "deliver the spec" in text:
+            machine.cluster.deliver_spec()
         if "touch" in text and ".drained" in text:
             machine.drained = True
         elif text.startswith("sh -ec") and 'rm -f "$1/.drained"' in text:
@@ -91,7 +104,7 @@ class OfCluster(Connector):
         answers = {"for task in *": [boot, "boot boot-1 x is missing ", *(["drained"] if machine.drained else [])]}
         if USERS in text:
             answers[USERS] = machine.users.pop(0) if len(machine.users) > 1 else machine.users[0]
-        ready = status(REPORT) if machine.ready else {}
+        ready = status(REPORT) if machine.cluster.ready else {}
         self.data["fake_responses"] = {**ready, **answers, "cat /proc/sys/kernel": [boot]}
         return super().run_shell_command(command, *positional, **arguments)
 
@@ -112,12 +125,12 @@ def host(node: Node, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.Monke
         yield evolve(node, data={"reboot": {"policy": "allow"}, "kubernetes": key}, connector=OfCluster)
 
 
-def deploy(host: Node, ready: bool = True) -> Result:
+def deploy(host: Node) -> Result:
     def code() -> None:
         reboot.by_policy()
+        server.shell(name="Spec", commands=["deliver the spec"])
         reboot.return_to_service()
 
-    OfCluster.machine.ready = ready
     return host.deploy(code, {})
 
 
@@ -138,9 +151,19 @@ def test_a_node_is_drained_before_its_reboot_and_uncordoned_when_it_is_ready(hos
 
 
 def test_a_node_that_was_not_ready_is_uncordoned_at_the_end_of_the_deploy(host: Node, cluster: Cluster) -> None:
-    result = deploy(host, ready=False)
-    assert cluster.events[-2:] == ["rebooted", "uncordoned"]
+    cluster.ready = False
+    result = deploy(host)
+    assert cluster.events[-3:] == ["rebooted", "ready", "uncordoned"]
     assert result.commands["Back in service"]
+
+
+def test_a_node_whose_reboot_is_deferred_now_does_not_stay_cordoned(host: Node, cluster: Cluster) -> None:
+    record = '{"by": "deployer", "since": "2026", "step": "drain", "cordoned": true, "allow": "reboot"}'
+    cluster.annotations, cluster.unschedulable = {names.MAINTENANCE: record}, True
+    OfCluster.machine.drained = True
+    host.data["disruption"] = {"allow": "none"}
+    assert deferred(deploy(host)).startswith("disruption allows none now")
+    assert cluster.events == ["uncordoned"]
 
 
 def test_a_node_that_was_cordoned_before_stays_so(host: Node, cluster: Cluster) -> None:
@@ -226,7 +249,7 @@ def test_a_node_that_does_not_become_ready_stays_cordoned_and_fails(
     host: Node, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tasks.kubernetes.maintenance.READY_TIMEOUT", 0.0)
-    cluster.conditions = {"status": {"conditions": []}}
+    OfCluster.machine.breaks = True
     result = deploy(host)
     assert result.failed
     assert cluster.unschedulable
