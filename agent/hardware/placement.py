@@ -49,12 +49,13 @@ def _order(topology: Topology, ids: Iterable[int]) -> tuple[int, ...]:
     for cpu in chosen:
         thread[cpu.id] = cores_seen[cpu.core]
         cores_seen[cpu.core] += 1
+    # The turn of a core, and not of a thread: without one thread of a core, the threads of other cores keep their turns.
     turn: dict[int, int] = {}
-    taken: Counter[tuple[int, int]] = Counter()
-    for cpu in chosen:
-        turn[cpu.id] = taken[thread[cpu.id], cpu.llc]
-        taken[thread[cpu.id], cpu.llc] += 1
-    return tuple(cpu.id for cpu in sorted(chosen, key=lambda c: (c.id == 0, thread[c.id], turn[c.id], c.llc, c.id)))
+    cores_of: Counter[int] = Counter()
+    for core, llc in sorted({(cpu.core, cpu.llc) for cpu in chosen}):
+        turn[core] = cores_of[llc]
+        cores_of[llc] += 1
+    return tuple(cpu.id for cpu in sorted(chosen, key=lambda c: (c.id == 0, thread[c.id], turn[c.core], c.llc, c.id)))
 
 
 Key = tuple[str, str]

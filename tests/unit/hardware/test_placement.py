@@ -41,6 +41,15 @@ def test_a_pool_goes_round_the_caches() -> None:
     assert pool(machine(nodes=1, cores=4, threads=1, caches=2), 0).cpus == (2, 1, 3, 0)
 
 
+def test_a_thread_that_is_off_changes_no_other_core_s_turn() -> None:
+    """Two caches of two cores with two threads: without CPU 4, its core's second thread, CPU 6 is still before CPU 5."""
+    cpus = {id: Cpu(id, 0, id % 4, id % 4 // 2) for id in range(8)}
+    orders = [
+        pool(Topology({id: cpus[id] for id in ids}, frozenset(), {}), 0).cpus for ids in (range(8), {*range(8)} - {4})
+    ]
+    assert orders == [(2, 1, 3, 4, 6, 5, 7, 0), (2, 1, 3, 6, 5, 7, 0)]
+
+
 def test_isolated_and_excluded_cpus_are_left_alone() -> None:
     topology = machine(isolated=frozenset(range(4, 8)))
     assert pool(topology, 1, exclude=frozenset({12})).cpus == (13, 14, 15)
