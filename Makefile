@@ -20,7 +20,7 @@ help:
 	@echo "make lab-down     stop them"
 	@echo "make check        style, types, import rules, quick unit and simulation tests: the loop while you work"
 	@echo "make test         everything that CI runs"
-	@echo "make lint         style, types and import rules"
+	@echo "make lint         style, types, import rules and shellcheck"
 	@echo "make docs         the documentation site, in site/; a broken link fails"
 	@echo "make unit         unit, simulation, contract and deploy tests (no virtual server)"
 	@echo "make campaign     long tests on virtual servers: drivers, kernel upgrades, faults of a cluster (hours)"
@@ -62,6 +62,7 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.shellcheck
 
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build

@@ -22,7 +22,7 @@ After a drain those of DaemonSets still run, such as a device plugin that has th
 
 # nv-hostengine, NVIDIA's DCGM, only watches the GPUs.
 _USERS = f"""
-root=$1 of=$4
+machine=$1 of=$4
 rdma_users() (
 {ofed._USERS}
 :
@@ -34,9 +34,9 @@ rdma=$(rdma_users "$1" "$2" "$3")
 gpus=$(gpu_users "$1")
 [ "${{gpus##*
 }}" = end ]
-vfio=$(find "$root"/proc/[0-9]*/fd -lname '/dev/vfio/*' -printf '%h\\n' 2>/dev/null | sort -u | while read -r fd; do
+vfio=$(find "$machine"/proc/[0-9]*/fd -lname '/dev/vfio/*' -printf '%h\\n' 2>/dev/null | sort -u | while read -r fd; do
   pid=${{fd%/fd}}; pid=${{pid##*/}}
-  read -r comm < "$root/proc/$pid/comm" 2>/dev/null || continue
+  read -r comm < "$machine/proc/$pid/comm" 2>/dev/null || continue
   echo "$comm ($pid) has a VFIO device open"
 done)
 {{
@@ -46,7 +46,7 @@ done)
 }} | while IFS= read -r line; do
   case $line in '' | end | nv-hostengine*) continue ;; esac
   pid=$(printf '%s\\n' "$line" | sed -n 's/.*(\\(pid \\)\\{{0,1\\}}\\([0-9][0-9]*\\)) has .*/\\2/p')
-  if [ "$of" != host ] && [ -n "$pid" ] && grep -qs kubepods "$root/proc/$pid/cgroup"; then continue; fi
+  if [ "$of" != host ] && [ -n "$pid" ] && grep -qs kubepods "$machine/proc/$pid/cgroup"; then continue; fi
   if [ "$of" = "node to drain" ]; then
     case $line in /var/lib/kubelet/*) continue ;; *" is mounted over RDMA") ;; *) [ -n "$pid" ] || continue ;; esac
   fi

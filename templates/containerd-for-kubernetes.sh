@@ -85,7 +85,7 @@ edit() {
 }
 
 echo ran
-containerd config default | flat >default
+containerd config default | flat >./default
 if [ -s "$main" ]; then containerd_view present; else cp default present; fi
 if suits present; then
   : >wanted

@@ -136,6 +136,7 @@ if [ -s wanted ] || [ -s stale ]; then
     cmp -s without result || cp -p rewritten "$main"
   fi
   # The drop-in is always written: loaded() compares its time with the daemon's start.
+  # shellcheck disable=SC2086  # none, or one file
   install_files "$main" $own
 fi
 [ "$active" = active ] || exit 0

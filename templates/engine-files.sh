@@ -1,6 +1,7 @@
 # Functions that change the files of a container engine and make it load them. tasks/containers/engine_files.py puts them before a
 # script that sets: mode (dry-run or apply), engine (the unit's name), main and own (its file, and a drop-in or nothing), daemon
 # (the program), and made (what the new files are, for messages).
+mode='' engine='' main='' own='' daemon='' made=''
 
 # Until the end of the script, which runs in a mount namespace of its own, /etc is an overlay. The real files are at `real PATH`.
 overlay() {

@@ -52,13 +52,13 @@ while :; do
   flock 9
   if [ "$1" -ef /proc/self/fd/9 ]; then break; fi
 done
-token= until=0 owner=
-{ read -r token; read -r until; IFS= read -r owner; } <"$1" || true
 """
 
 TAKE = (
     _OPEN
     + """
+token='' until=0 owner=''
+{ read -r token; read -r until; IFS= read -r owner; } <"$1" || true
 now=$(date +%s)
 if [ -n "$token" ] && [ "$token" != "$2" ] && [ "$5" != all ] && [ "$5" != "$token" ] && [ "$until" -gt "$now" ] 2>/dev/null
 then
@@ -73,6 +73,8 @@ printf '%s\\n' "$2" "$((now + $3))" "$4" >"$1"
 GIVE_BACK = f"""
 if [ ! -e "$1" ]; then exit 0; fi
 {_OPEN}
+token=''
+read -r token <"$1" || true
 if [ "$token" = "$2" ] || [ -z "$token" ]; then rm -f "$1"; fi
 """
 

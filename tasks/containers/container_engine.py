@@ -38,7 +38,7 @@ from tasks.packages.vendor_repository import PACKAGE_VERSION, Package, Repositor
 Name = Literal["containerd", "docker"]
 Source = Literal["distribution", "vendor"]
 
-SCRIPT = "containerd-for-kubernetes.sh"
+SCRIPT = engine_files.with_shared("containerd-for-kubernetes.sh")
 REPOSITORY = "docker"
 """The name of the files of Docker's repository on a node."""
 

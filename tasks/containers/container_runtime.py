@@ -38,7 +38,7 @@ from tasks.containers.engine_files import DryRun, Engine, Mode
 from tasks.packages import Family, vendor_repository
 from tasks.packages.vendor_repository import PACKAGE_VERSION, Package, Repository
 
-SCRIPT = "engine-configuration.sh"
+SCRIPT = engine_files.with_shared("engine-configuration.sh")
 
 PACKAGE = "nvidia-container-toolkit"
 # The guide pins all four to one version.

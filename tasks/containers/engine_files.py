@@ -19,7 +19,7 @@ from tasks.common.archive import ROOT
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.facts import FactBase
 
-SHARED = ROOT / "templates" / "engine-files.sh"
+SHARED = (ROOT / "templates" / "engine-files.sh").read_text()
 
 Engine = Literal["docker", "containerd", "crio"]
 Mode = Literal["dry-run", "apply"]
@@ -38,9 +38,13 @@ class DryRun:
     pending: bool = False
 
 
-def command(name: str, mode: Mode, *arguments: str) -> StringCommand:
-    """Run a script of templates/ in a mount namespace of its own, after the functions that all share."""
-    text = SHARED.read_text() + (ROOT / "templates" / name).read_text()
+def with_shared(name: str) -> str:
+    """A script of templates/, after the functions that all share."""
+    return SHARED + (ROOT / "templates" / name).read_text()
+
+
+def command(text: str, mode: Mode, *arguments: str) -> StringCommand:
+    """Run a script of :func:`with_shared` in a mount namespace of its own."""
     return StringCommand("unshare", "--mount", script(text, mode, *arguments))
 
 
@@ -60,7 +64,7 @@ class ContainersRun(FactBase[bool]):
 
     def command(self, engine: Engine) -> StringCommand:
         """Ask docker, or look for the processes that the others start for each container."""
-        return script(SHARED.read_text() + "engine=$1\ncontainers_run\n", engine)
+        return script(SHARED + "engine=$1\ncontainers_run\n", engine)
 
     def process(self, output: list[str]) -> bool:
         """Take any line for a yes."""
@@ -100,4 +104,4 @@ def configure(
 
 def stopped_by_restart(engine: Engine) -> StringCommand:
     """Print why a restart of the engine would stop running containers; nothing if it would not."""
-    return script(SHARED.read_text() + "engine=$1\nstopped_by_restart\n", engine)
+    return script(SHARED + "engine=$1\nstopped_by_restart\n", engine)

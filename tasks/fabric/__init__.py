@@ -41,6 +41,11 @@ from tasks.packages import INTERPRETERS, present, system
 
 PROGRAM = ROOT / "templates" / "fabric.py"
 
+_RUN = """
+program=$1; shift
+for python; do if [ -x "$python" ]; then exec "$python" -I -c "$program"; fi; done
+"""
+
 LARGEST_SIZE = 1 << 30
 
 LEAST_MESSAGES = 5
@@ -110,10 +115,7 @@ class Connected(Nodes):
         return {node: each.value for node, each in asked.items()}
 
     def _ask(self, node: str, request: Request, timeout: float) -> Mapping[str, Any] | None:
-        find = 'for python; do if [ -x "$python" ]; then exec "$python" -I -c "$program"; fi; done'
-        output = self.output(
-            node, script(f"program=$1; shift; {find}", self.program, *INTERPRETERS), json.dumps(request), timeout
-        )
+        output = self.output(node, script(_RUN, self.program, *INTERPRETERS), json.dumps(request), timeout)
         try:
             answer = json.loads(output[-1]) if output else None
         except (ValueError, RecursionError):

@@ -86,6 +86,7 @@ _NEXT = """
 if command -v grubby >/dev/null; then
   grubby --default-kernel
 else
+  # shellcheck disable=SC2012  # the names of kernels have no blanks
   ls -1v /boot/vmlinuz-[0-9]* 2>/dev/null | tail -n 1
 fi
 """

@@ -11,7 +11,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from attrs import define, field, frozen
-from pyinfra.api.command import FunctionCommand, QuoteString, StringCommand
+from pyinfra.api.command import FunctionCommand, StringCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.exceptions import DeployError
 from pyinfra.api.host import Host
@@ -190,6 +190,12 @@ systemctl try-restart "$1" 2>/dev/null || true
 # What the reporter keeps: its own token, and a certificate of an earlier version.
 _FORGET = 'rm -f "$1"/token "$1"/reporter.pem "$1"/requested.*'
 
+# What the reporter has kept so far goes: it was refused, or is of another cluster.
+_KEEP = f"""
+mkdir -p "${{1%/*}}"; umask 077; cat > "$1.new"; mv -T "$1.new" "$1"; shift
+{_FORGET}; shift
+"""
+
 
 @operation()
 def deliver(want: ReporterSetup | None) -> Commands:
@@ -214,21 +220,10 @@ def deliver(want: ReporterSetup | None) -> Commands:
     if needs_token:
         new_token = NewToken()
         yield FunctionCommand(_get_token, (want, new_token), {})
-        yield _keep_secret(new_token.token, _RESTART if have == texts else "")
+        # On standard input the token is in no argument, no log, and no file of other users.
+        keep = (SECRET, STATE_FOLDER, UNIT)
+        yield script(_KEEP + _RESTART if have == texts else _KEEP, *keep, stdin=new_token.token)
     yield from replace(have, texts, _RESTART, UNIT)
-
-
-def _keep_secret(token: str, after: str) -> StringCommand:
-    """Write the secret from standard input: so it is in no argument, no log, and no file of other users. Then run ``after``.
-
-    What the reporter has kept so far goes: it was refused, or is of another cluster.
-    """
-    text = f"""
-umask 077; mkdir -p -m 755 "${{1%/*}}"; cat > "$1.new"; mv -T "$1.new" "$1"; shift
-{_FORGET}; shift
-{after}"""
-    words = map(QuoteString, (SECRET, STATE_FOLDER, UNIT))
-    return StringCommand("sh", "-ec", QuoteString(text), "sh", *words, _stdin=token)
 
 
 # pyinfra calls a function that has parameters `state` and `host` directly; its result says whether the command succeeded.

@@ -92,13 +92,13 @@ apt_once() {
   DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=300 -o Dpkg::Options::=--force-confdef \\
     -o Dpkg::Options::=--force-confold --no-install-recommends "$@"
 }
-complete() {
+finish_interrupted() {
   [ -n "$(ls "${DPKG_ADMINDIR:-/var/lib/dpkg}/updates" 2>/dev/null)" ] || return 1
   echo 'what was interrupted is completed by dpkg --configure -a'
   DEBIAN_FRONTEND=noninteractive dpkg --force-confdef --force-confold --configure -a ||
     apt_once --fix-broken --no-remove install
 }
-apt_install() { apt_once "$@" || { complete && apt_once "$@"; }; }
+apt_install() { apt_once "$@" || { finish_interrupted && apt_once "$@"; }; }
 """
 )
 """The shell functions `apt_update` and `apt_install OPTIONS install -- PACKAGES`. Both wait up to five minutes for another apt,

@@ -30,6 +30,7 @@ _ENTRIES = (
     + r"""
 path=$1 text=$2
 work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
+parts='' trusted='' rings='' native=''
 eval "$(apt-config shell parts Dir::Etc::sourceparts/d trusted Dir::Etc::trusted/f rings Dir::Etc::trustedparts/d)"
 eval "$(apt-config shell native APT::Architecture)"
 mkdir -m 700 "$work/home"; mkdir "$work/others" "$work/ours"

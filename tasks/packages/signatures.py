@@ -60,6 +60,7 @@ why_refused() {
 }
 if enforced; then
   if [ "$#" = 0 ]; then
+    # shellcheck disable=SC2046  # a certificate is a word
     set -- $(certificates)
     if [ "$#" = 0 ]; then reason='DKMS has no key yet, and makes one that is not enrolled'; else reason=$(untrusted "$1"); fi
     if [ -n "$reason" ]; then echo "refused $reason"; fi

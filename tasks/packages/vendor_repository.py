@@ -245,13 +245,15 @@ if [ -e "$ring" ] && [ "$(fingerprints "$ring" "$home")" = "$want" ]; then expir
 if [ -n "$expired" ] && ! fingerprints "$home/key" "$home" e | grep -qxF "$want"; then exit 0; fi
 actual=$(fingerprints "$home/key" "$home")
 if ! printf '%s\\n' "$actual" | grep -qxF "$want"; then
-  echo "the key at $url has the fingerprint $(echo ${actual:-none: it is not a key}), expected is $want;" >&2
+  actual=$(printf '%s' "${actual:-none: it is not a key}" | tr '\\n' ' ')
+  echo "the key at $url has the fingerprint $actual, expected is $want;" >&2
   echo "nothing was installed; ask the vendor for the right fingerprint, and give that" >&2
   exit 1
 fi
 # Without gpg-agent, gpg imports the key but reports an error. So its exit code is ignored, and the exported key is checked.
-gpg --homedir "$home" --batch --quiet --no-default-keyring --keyring "$home/ring" --import "$home/key" 2>/dev/null || true
-gpg --homedir "$home" --batch --quiet --no-default-keyring --keyring "$home/ring" $armor --export "$want" > "$home/out"
+set -- gpg --homedir "$home" --batch --quiet --no-default-keyring --keyring "$home/ring"
+"$@" --import "$home/key" 2>/dev/null || true
+"$@" ${armor:+"$armor"} --export "$want" > "$home/out"
 [ "$(fingerprints "$home/out" "$home")" = "$want" ]
 install -D -m 644 "$home/out" "$ring"
 """
@@ -359,6 +361,7 @@ _DNF = (
     + _FAILED
     + """
 module=$1 remedy=$2 options=$3; shift 3
+# shellcheck disable=SC2086  # an option is a word
 dnf install -y --refresh $options -- "$@" || failed
 """
 )

@@ -239,6 +239,7 @@ wanted=$2 remedy=$3 notes=$1 before=$(locks '') lost=; shift 3
 if [ $# != 0 ]; then dnf versionlock delete "$@"; fi
 if noted "$notes" dnf versionlock add "$wanted"; then exit 0; fi
 for lock in $before; do locks '' | grep -qxFe "$lock" || lost="$lost $lock"; done
+# shellcheck disable=SC2086  # a lock is a word
 if [ -n "$lost" ]; then dnf versionlock add --raw $lost; fi
 echo "$remedy" >&2; exit 1
 """

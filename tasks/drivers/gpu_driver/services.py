@@ -68,11 +68,11 @@ def persistence_mode(wanted: bool) -> Commands:
         text = f"{HEADER}[Service]\nExecStart=\nExecStart={command}\n"
     have = host.get_fact(Texts, paths=(DROP_IN,))
     # With the modules of another version loaded, the daemon would stop and not start again, under the jobs that use them.
-    restart = RELOAD if host.state.is_executing and modules.reboot_due() else _RESTART
+    stays = host.state.is_executing and modules.reboot_due()
     want = {DROP_IN: text} if text else {}
     if have != want and deferred("the mode of nvidia-persistenced"):
         return
-    yield from replace(have, want, restart, f"{PERSISTENCE}.service")
+    yield from replace(have, want, RELOAD if stays else _RESTART, f"{PERSISTENCE}.service")
 
 
 @operation()

@@ -150,6 +150,7 @@ bundle_packages() {
   done
 }
 hold() {
+  # shellcheck disable=SC2086  # a lock is a word
   locks=$(rpm --query --queryformat '%{NAME}-%{EPOCHNUM}:%{VERSION}-%{RELEASE}.* ' "$@") &&
     noted "$holds" dnf versionlock add --raw $locks
 }
@@ -181,11 +182,13 @@ installer=$(find "$work" -mindepth 1 -maxdepth 2 -type f -name mlnxofedinstall)
 [ -n "$installer" ] || fail 'the bundle has no mlnxofedinstall; give the .tgz of MLNX_OFED_LINUX'
 held=
 if [ -r "$folder/installed" ]; then held=$(tail -n +3 "$folder/installed"); fi
+# shellcheck disable=SC2086  # a package is a word
 if [ -n "$held" ]; then release $held; fi
 rm -f "$folder/installed"
 cd "${installer%/*}"
 code=0
 ./mlnxofedinstall "$@" || code=$?
+# shellcheck disable=SC2086  # a package is a word
 if [ "$code" != 0 ] && [ -n "$held" ]; then hold $held || true; fi
 case $code in
   0) ;;
@@ -199,6 +202,7 @@ case $code in
 esac
 packages=$(bundle_packages)
 cd /
+# shellcheck disable=SC2086  # a package is a word
 if [ -n "$packages" ]; then hold $packages; fi
 { echo "$sha256"; ofed_info -s; for package in $packages; do echo "$package"; done; } > "$folder/installed.new"
 mv "$folder/installed.new" "$folder/installed"
@@ -231,6 +235,6 @@ def bundle(wanted: MlnxOfed, family: Family) -> Commands:
         str(expanded(wanted.bundle)), uploaded, remote_temp_filename=host.get_temp_filename(uploaded)
     )
     firmware = [] if wanted.firmware_update else ["--without-fw-update"]
-    text = holds.NOTED + HOLDS[family] + _INSTALL
     options = ("--force", *firmware, *wanted.options)
-    yield script(text, uploaded, wanted.sha256, FOLDER, holds.PATH, *options, limit=LIMITS.here().build)
+    words = (uploaded, wanted.sha256, FOLDER, holds.PATH, *options)
+    yield script(holds.NOTED + HOLDS[family] + _INSTALL, *words, limit=LIMITS.here().build)

@@ -266,8 +266,8 @@ unload() {
     [ -d "/sys/module/$module" ] || unloaded="$module $unloaded"
   done
 }
-unload $storage mlx5_vdpa
-unload $peers
+# shellcheck disable=SC2086  # a module is a word
+{ unload $storage mlx5_vdpa; unload $peers; }
 failed=
 if [ -x /etc/init.d/openibd ]; then /etc/init.d/openibd restart || failed=$?
 elif systemctl cat openibd.service >/dev/null 2>&1; then systemctl restart openibd.service || failed=$?

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tasks.common.archive import ROOT
 from tasks.containers import container_engine, engine_files
 from tests.deploy.scripts import program, sh
 
@@ -108,10 +107,10 @@ class Machine:
     def run(self, mode: str) -> engine_files.DryRun:
         """Run the script."""
         sh('rm -rf "$1"; mkdir "$1"', self.work)
-        own = (ROOT / "templates" / container_engine.SCRIPT).read_text().replace("/etc/", f"{self.work}/etc/")
+        own = container_engine.SCRIPT.removeprefix(engine_files.SHARED).replace("/etc/", f"{self.work}/etc/")
         for outside in ("/var/lib/kubelet/", "/proc/"):
             own = own.replace(outside, f"{self.folder}{outside}")
-        text = engine_files.SHARED.read_text() + OVERLAY.format(real=self.real, work=self.work) + own
+        text = engine_files.SHARED + OVERLAY.format(real=self.real, work=self.work) + own
         return engine_files.parse(sh(text, mode, PATH=f"{self.bin}:{os.environ['PATH']}"))
 
 
@@ -301,7 +300,7 @@ def test_a_restart_of_docker_stops_containers_unless_live_restore_is_on(
     tmp_path: Path, info: str, reason: list[str]
 ) -> None:
     program(tmp_path / "docker", f"echo {info}")
-    text = engine_files.SHARED.read_text() + "engine=$1\nstopped_by_restart\n"
+    text = engine_files.SHARED + "engine=$1\nstopped_by_restart\n"
     assert sh(text, "docker", PATH=f"{tmp_path}:{os.environ['PATH']}") == reason
 
 
@@ -313,7 +312,7 @@ def test_a_restart_of_containerd_stops_containers_unless_its_unit_spares_them(
 ) -> None:
     program(tmp_path / "pgrep", "exit 0")
     program(tmp_path / "systemctl", f"echo {mode}")
-    text = engine_files.SHARED.read_text() + "engine=$1\nstopped_by_restart\n"
+    text = engine_files.SHARED + "engine=$1\nstopped_by_restart\n"
     said = sh(text, "containerd", PATH=f"{tmp_path}:{os.environ['PATH']}")
     assert said == (
         [f"with KillMode={mode} in its unit would stop all containers; set KillMode=process"] if told else []
@@ -324,7 +323,7 @@ def test_a_file_that_is_a_link_out_of_etc_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.toml").symlink_to(tmp_path / "elsewhere.toml")
     (tmp_path / "elsewhere.toml").write_text("version = 2\n")
     # Without the check it would mount over this machine's own /tmp and /etc.
-    text = f"{engine_files.SHARED.read_text()}mount() {{ echo mounted; exit 0; }}\n"
+    text = f"{engine_files.SHARED}mount() {{ echo mounted; exit 0; }}\n"
     [fault] = sh(f"{text}mode=dry-run engine=containerd main=$1 own=\noverlay\n", tmp_path / "config.toml")
     link = f"{tmp_path}/config.toml is {tmp_path}/elsewhere.toml"
     assert fault == f"fault containerd: {link}, a file outside /etc; put the file itself in /etc"

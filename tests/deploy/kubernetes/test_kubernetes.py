@@ -234,7 +234,7 @@ def test_what_the_reporter_has_kept_goes_when_another_token_comes(tmp_path: Path
     state.mkdir()
     for name in ("token", "reporter.pem", "requested.key", "published.json"):
         (state / name).write_text("x")
-    words = shlex.split(str(kubernetes._keep_secret("new", "")))
+    words = shlex.split(str(script(kubernetes._KEEP, kubernetes.SECRET, kubernetes.STATE_FOLDER, kubernetes.UNIT)))
     own = {kubernetes.SECRET: str(tmp_path / "etc" / "secret"), kubernetes.STATE_FOLDER: str(state)}
     subprocess.run([own.get(word, word) for word in words], input="new", text=True, check=True)
     assert [file.name for file in state.iterdir()] == ["published.json"]
@@ -275,8 +275,8 @@ def test_the_token_alone_can_be_brought_after_the_join(node: Node, key: dict[str
     assert not result.failed
 
 
-def test_a_secret_is_in_no_argument(node: Node) -> None:
-    command = kubernetes._keep_secret("s3cret", "")
+def test_a_secret_is_in_no_argument() -> None:
+    command = script(kubernetes._KEEP, stdin="s3cret")
     assert "s3cret" not in str(command)
     assert command.connector_arguments["_stdin"] == "s3cret"
 
