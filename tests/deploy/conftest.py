@@ -38,7 +38,7 @@ VERSIONS = "for link in current previous"
 SERVICE = "NeedDaemonReload"
 STATUS = "/proc/uptime"
 PLAN = "plan --spec"
-SOURCES = "apt-get indextargets"
+SOURCES = "Dir::Etc::sourcelist=/dev/null"
 SIGNATURES = "sig_enforce"
 LOSERS = "cri-containerd-*.scope"
 # What a node answers unless a test says otherwise: no entry of apt's sources has a repository of the deploy, the kernel checks

@@ -72,7 +72,8 @@ def _doca(disk: image.Image, version: str, name: str, pool: Path) -> None:
         _tools(pool, kernel, f"OFED-internal-{kernel.partition('.OFED.')[2]}")
         _rdma_core(disk, pool, Path(folder))
     parts = ("mlnx-ofed-kernel-dkms", "mlnx-ofed-kernel-utils", "ofed-scripts")
-    depends = [*(f"{part} (= {kernel})" for part in parts), f"rdma-core (= {RDMA_CORE})"]
+    # As the vendor's packages: they go back only if they are told to.
+    depends = [*(f"{part} (>= {kernel})" for part in parts), f"rdma-core (>= {RDMA_CORE})"]
     repository.deb(pool, {"Package": "doca-ofed", "Version": version, "Depends": ", ".join(depends)})
 
 

@@ -105,6 +105,7 @@ def install(wanted: Doca, family: Family, repository: Repository) -> None:
     headers(name="Kernel headers")
     profile(name="DOCA-OFED", wanted=Package(wanted.profile, wanted.version), family=family)
     if family == "debian":
+        release(name="Packages of the same release", uri=repository.uri)
         libraries(name="The vendor's rdma-core")
 
 
@@ -144,6 +145,56 @@ def profile(wanted: Package, family: Family) -> Commands:
         return
     module = modules.NAMES[0 if family == "debian" else 1]
     yield from vendor_repository.packages._inner(wanted=(wanted,), family=family, module=module)
+
+
+# The repository has one release. A package is left of a newer one if no repository has its version any more, and this one has
+# an older version. madison lists no versions that are only installed.
+_LEFT_BEHIND = """
+left_behind() {  # argument: the repository's URI
+  dpkg-query --show --showformat '${db:Status-Status} ${Package} ${Version}\\n' | sort -u >"$work/installed"
+  apt-get indextargets --format '$(FILENAME)' 'Created-By: Packages' "Repo-URI: ${1%/}/" | while read -r index; do
+    /usr/lib/apt/apt-helper cat-file "$index"
+  done | awk '
+    NR == FNR { if ($1 == "installed") have[$2] = $3; next }
+    $1 == "Package:" { name = $2 }
+    $1 == "Version:" && name in have && have[name] != $2 { print name, $2, have[name] }' "$work/installed" - |
+    sort -V | while read -r name version have; do
+      dpkg --compare-versions "$have" gt "$version" || continue
+      apt-cache madison -- "$name" | grep -qF " $have |" || echo "$name $version"
+    done | awk '{ newest[$1] = $2 } END { for (name in newest) print name "=" newest[name] }' | sort
+}
+work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
+"""
+
+
+class LeftBehind(FactBase[list[Package]]):
+    """The packages that a newer release has left on the node, with the version of the repository."""
+
+    default = list
+
+    def command(self, uri: str) -> StringCommand:
+        """Compare the installed packages with the repository's index, as far as the node has it."""
+        return script(f'{_LEFT_BEHIND}left_behind "$1"', uri)
+
+    def process(self, output: list[str]) -> list[Package]:
+        """Parse lines of NAME=VERSION."""
+        return [Package(name, version) for name, version in (line.split("=", 1) for line in output)]
+
+
+@operation()
+def release(uri: str) -> Commands:
+    """Have what a newer release has left go back to the repository's version.
+
+    The packages of a release require a version of each other or any later one. So if the profile goes back, apt itself leaves
+    the drivers as they are.
+    """
+    if kernel.skip_until_booted("the packages are those of one release"):
+        return
+    left = host.get_fact(LeftBehind, uri=uri)
+    if not left:
+        host.noop("all packages are of the same release")
+        return
+    yield from vendor_repository.install("debian", tuple(left), module=modules.NAMES[0])
 
 
 _LIBRARIES = (

@@ -247,6 +247,22 @@ def test_nothing_is_done_if_doca_is_in_place(node: Node) -> None:
     assert not any(result.planned.values())
 
 
+def test_what_a_newer_release_of_doca_has_left_goes_back_before_the_modules_are_judged(node: Node) -> None:
+    node.data = {"ofed": {"doca": DOCA}}
+    there = file_answers("/etc/apt/sources.list.d/trackbed-doca.sources", SOURCE)
+    there |= file_answers(doca.PREFERENCES, doca.PREFERRED)
+    answers = {**DEBIAN, "uname -m": "x86_64", **stack(), DPKG: DOCA_DEBS, KEY: FINGERPRINT, HEADERS: "yes", **BUILT}
+    left = {"left_behind": ["mlnx-ofed-kernel-dkms=25.10.OFED.25.10.1.2.2", "ofed-scripts=25.10.OFED.25.10.1.2.2"]}
+    result = node.deploy(ofed.install, {**left, **answers, **NO_REQUEST, HELD: "doca-ofed", **there, **UNAME})
+    [install] = result.flat
+    assert install.endswith(" mlnx-ofed-kernel-dkms=25.10.OFED.25.10.1.2.2 ofed-scripts=25.10.OFED.25.10.1.2.2")
+    assert "--allow-downgrades" in install
+    names = list(result.planned)
+    assert names.index(f"{OPS}Packages of the same release") < names.index(f"{OPS}Loaded modules")
+    asked = next(command for command in result.ran if "left_behind" in command)
+    assert asked.endswith(" sh https://linux.mellanox.com/public/repo/doca/3.2.1/debian12/x86_64/")
+
+
 def test_a_fresh_rocky_9_gets_docas_repository_and_packages(node: Node) -> None:
     node.data = {"ofed": {"doca": {**DOCA, "profile": "doca-roce"}}}
     answers = {**ROCKY_9, "uname -m": "aarch64", **NO_STACK, RPM: ["gnupg2 2.3"], HEADERS: "yes", **NO_REQUEST, **UNAME}
