@@ -87,7 +87,7 @@ class Summary(BaseStateCallback):
     def operation_end(self, state: State, op_hash: str) -> None:  # type: ignore[override]
         """The last operation has ended."""
         if op_hash == state.get_op_order()[-1]:  # type: ignore[no-untyped-call]
-            for line in summary({each.name: _of(each) for each in state.inventory}):
+            for line in summary({each.name: _of(each) for each in state.inventory.iter_activated_hosts()}):
                 logger.warning(printable(line))
 
 

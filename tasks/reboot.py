@@ -251,19 +251,18 @@ def uncordon() -> Commands:
 def _due(policy: Reboot) -> RebootRequests | None:
     """For an operation: the host's requests if a reboot is due, and allowed now. If it is due, say what follows."""
     have: RebootRequests | None = host.get_fact(NodeRebootRequests)
-    due = have.due() if have else []
-    if not due:
+    if have is None or not have.due():
         host.noop("no reboot is wanted")
         return None
-    for each in due:
+    for each in have.due():
         warn(host, f"reboot wanted: {each}; {_consequence()}")
     if policy.policy == "never" or deploys_itself(host):
         return None
-    return None if disruption.deferred("reboot", Disruption.REBOOT, of_nics=True, hindrance=_hindrance) else have
 
+    def hindrance() -> str:
+        return _users("node to drain") or "; ".join(maintenance.blockers(disruption.forced(), resume=have.drained))
 
-def _hindrance() -> str:
-    return _users("node to drain") or "; ".join(maintenance.blockers(disruption.forced()))
+    return None if disruption.deferred("reboot", Disruption.REBOOT, of_nics=True, hindrance=hindrance) else have
 
 
 def _users(of: Literal["node to drain", "drained node"]) -> str:

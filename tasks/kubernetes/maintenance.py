@@ -28,11 +28,19 @@ def is_member() -> bool:
     return KUBERNETES.here() is not None
 
 
-def blockers(force: bool) -> list[str]:
-    """Why a drain of the current host's Node would be refused; empty: it would not, or the host has not joined its cluster."""
+def blockers(force: bool, resume: bool) -> list[str]:
+    """Why the current host's Node would not be drained; empty: it would, or the host has not joined its cluster.
+
+    :param resume: a maintenance that is not finished is one of an earlier deploy, and not of somebody else.
+    """
     found: list[str] = []
 
     def look(maintenance: Maintenance, name: str) -> tuple[NodeResult, str]:
+        from fleet.maintenance_record import not_finished, record_of
+
+        record = record_of(maintenance.api.node(name)[0])
+        if record and not resume:
+            found.append(not_finished(name, record))
         found.extend(maintenance.blockers(name))
         return "done", ""
 
