@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from attrs import define, field, frozen
 
 from agent.hardware.bonds import bonded, rdma_devices
-from agent.hardware.functions import NET, PCI, RDMA
+from agent.hardware.functions import NET, PCI, RDMA, port_netdevs
 from agent.hardware.sysfs import names_or_none, numbered, read_or, whole
 from agent.machine import Files
 
@@ -96,8 +96,7 @@ def sources(files: Files, device: str | None) -> tuple[Source, ...]:
     elif device in netdevs:
         found_rdma, found_netdevs = [name for name in rdma if device in _beside(files, name)], [device]
     elif names_or_none(files, f"{PCI}/{device}"):
-        path = f"{PCI}/{device}"
-        found_rdma, found_netdevs = rdma_devices(files, device), names_or_none(files, f"{path}/net")
+        found_rdma, found_netdevs = rdma_devices(files, device), port_netdevs(files, device)
     else:
         raise NoDevice(f"{device} is not an RDMA device, netdev or PCI address here; see: trackbed inspect")
     ports = [
@@ -110,12 +109,16 @@ def sources(files: Files, device: str | None) -> tuple[Source, ...]:
 
 
 def _beside(files: Files, rdma: str) -> frozenset[str]:
-    """An RDMA device's netdevs: of its PCI function, its GIDs, its bond (RoCE LAG), and of ``parent`` (rxe, siw)."""
+    """An RDMA device's netdevs: of its GIDs, of ``parent`` (rxe, siw), else of its function; and those of its bond (RoCE LAG).
+
+    In switchdev mode a function has representors, too, but no GID names those.
+    """
     ports = [f"{RDMA}/{rdma}/ports/{port}" for port in names_or_none(files, f"{RDMA}/{rdma}/ports")]
     named = [read_or(files, f"{port}/gid_attrs/ndevs/0", "") for port in ports]
     named.append(read_or(files, f"{RDMA}/{rdma}/parent", ""))
     slaves = [slave for name in filter(None, named) for slave in bonded(files, name)]
-    return frozenset(filter(None, (*names_or_none(files, f"{RDMA}/{rdma}/device/net"), *named, *slaves)))
+    own = [name for name in named if name] or names_or_none(files, f"{RDMA}/{rdma}/device/net")
+    return frozenset((*own, *slaves))
 
 
 def read(files: Files, source: Source) -> dict[str, int]:

@@ -14,6 +14,7 @@ from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import dry_run
 from agent.engine.originals import Originals
 from agent.engine.retry import Failures
+from agent.hardware import counters
 from agent.hardware.functions import netdev, vf_addresses
 from agent.machine import Link
 from agent.report.records import Disruption
@@ -439,6 +440,9 @@ def test_the_netdev_of_a_representor_is_not_the_pf_s(port: str, own: str) -> Non
     assert is_ready(settle(kernel, spec(mtu=9000)).conditions)
     assert {name: found.link.mtu for name, found in kernel.netdevs.items()} == {"rail0": 9000, "eth0": 1500}
     assert shown(kernel) == (["rail0"], ["eth0"])
+    kernel.rdma.add(PF, "mlx5_0", "rail0")
+    for device in (PF, "mlx5_0"):
+        assert [source.name for source in counters.sources(kernel.files, device)] == ["mlx5_0", "rail0"]
     assert "representor eth0" in render(inspect(kernel.machine()))
 
 
