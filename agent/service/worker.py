@@ -172,13 +172,15 @@ class _Loop:
             else:
                 left = min(left, PROBES_WAIT) if passes.readiness.waiting() else 0.0
             scope = wake_ups.wait(passes.known, left)
+            if scope == frozenset() and wake_ups.listener.answered():
+                passes.output.forget()
             if passes.last and not passes.readiness.timeout():
                 body = passes.judged_again(passes.last)
                 self.requests.send(body)
-                if published and scope == frozenset():
-                    passes.output.publish(body)
             if not published:
                 published = self._publish(body, scope)
+            elif scope == frozenset():
+                passes.output.publish(body)
             passes.memory.failures.hasten(scope)
             if wake_ups.stop:
                 break

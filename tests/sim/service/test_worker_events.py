@@ -13,6 +13,7 @@ import pytest
 from agent.engine import retry
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import converge
+from agent.hardware.functions import vf_addresses
 from agent.machine import Event
 from agent.report.activity import View
 from agent.report.history import read as read_history
@@ -146,6 +147,28 @@ def test_an_event_about_a_netdev_that_was_made_again_since_the_last_pass_is_not_
     announced.announce(Event(function=PF1))
     soon(lambda: kernel.fault is no_fault or None, "write", BEFORE_A_RESYNC)
     soon(lambda: kernel.netdev(PF1).mtu == 9000 or None, "repair", BEFORE_A_RESYNC)
+
+
+def test_an_event_that_a_pass_turns_out_to_have_answered_waits_no_longer(
+    node: Node, announced: Announced, worker: Callable[[str], Out], view: View, fifo: Path
+) -> None:
+    """A pod takes a VF's netdev while a pass reads the PF. The pass does not find the index of which the event speaks."""
+    kernel, count = node.kernel, f"/sys/bus/pci/devices/{PF0}/sriov_numvfs"
+    worker(one(9000, vfs={"count": 1})).until(lambda report: report.ready)
+    soon(lambda: sleeps(view), "sleep", 60.0)
+    kernel.pipes[count] = str(fifo)
+    announced.announce(Event(function=PF0))
+    with writer(fifo) as file:
+        soon(view.step, "reading", 60.0)
+        vf = vf_addresses(kernel.files, PF0)[0]
+        index = kernel.netdev(vf).ifindex
+        kernel.move_away(vf)
+        announced.announce(Event(ifindex=index))
+        soon(lambda: not announced.waiting or None, "somebody who takes the event during the pass", 60.0)
+        del kernel.pipes[count]
+        file.write("1\n")
+    soon(lambda: sleeps(view), "sleep", 60.0)
+    assert not view.waits()
 
 
 def test_after_an_event_about_a_device_outside_the_spec_the_worker_sleeps(
