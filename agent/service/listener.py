@@ -94,15 +94,19 @@ class Listener:
         return 0.0 < self._since <= time.monotonic() - ANSWERED_WITHIN
 
     def answered(self) -> bool:
-        """Note that a pass has answered the events that :meth:`wait` has returned. Those that the thread has kept still wait.
+        """Note that the events that :meth:`wait` has returned are answered: by a pass, or since they concern no wanted device.
 
-        :returns: whether the supervisor may have withdrawn Ready meanwhile. Then the pass's result must be sent again.
+        Those that the thread has kept still wait.
+
+        :returns: whether the supervisor may have withdrawn Ready meanwhile. Then the last result must be sent again.
         """
         with self._lock:
             since, self._since = self._since, self._kept_since
             self._activity.waits(self._since)
-        # Write the memory first and read the clock then; the supervisor does it the other way round, so one of the two notices.
-        return 0.0 < since <= time.monotonic() - ANSWERED_WITHIN
+        # The supervisor reads its clock and then the memory. It may do so a moment after this clock is read and before it sees
+        # what was written: a CPU may read the clock before its write has reached the other CPUs. So sending again begins
+        # earlier, by far more than a write takes. To send a result that the supervisor has already changes nothing.
+        return 0.0 < since <= time.monotonic() - ANSWERED_WITHIN / 2
 
     def _note(self, wake: WakeUp, came: float) -> None:
         if not wake.doubt or self._since:

@@ -371,7 +371,6 @@ class _Supervisor:
         """Withdraw Ready if an event about a required device has waited longer than a quick pass takes."""
         if now >= self.look_at:
             self.look_at = math.inf
-        # This reads the clock before the memory; the worker writes the memory before it reads the clock.
         if self.worker is not None and now >= self._withdrawn_at(self.worker):
             step = self.worker.view.step()
             what = f" ({step})" if step else ""

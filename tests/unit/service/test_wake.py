@@ -7,6 +7,7 @@ import struct
 import time
 from collections.abc import Iterable
 
+import pytest
 from attrs import define, evolve
 from pyroute2.netlink.rtnl import RTM_DELADDR, RTM_DELROUTE, RTM_NEWLINK
 
@@ -23,10 +24,12 @@ from agent.linux.messages import HEADER, IFINFOMSG, attribute
 from agent.machine import Event
 from agent.report.activity import Activity
 from agent.report.records import HOST
+from agent.service import listener as listener_module
 from agent.service.listener import Listener
 from agent.service.wake import BURST, RATE, Heard, KnownDevices, Pace, WakeUp, Watch, scope_of
 from agent.spec.node import SteeredNetdevs
 from tests.contract.asking import soon
+from tests.sim.service.running import Announced
 
 PF, VF = "0000:21:00.0", "0000:21:10.2"
 KNOWN = KnownDevices(by_ifindex={7: PF}, by_address={PF: PF, VF: PF})
@@ -302,5 +305,35 @@ def test_a_listener_that_fails_raises_its_error_in_the_next_wait() -> None:
         return None
 
     assert soon(fault, "error").errno == errno.ENOMEM
+    listener.close()
+    os.close(source.descriptor)
+
+
+@define
+class Clock:
+    """What the listener takes for the module ``time``."""
+
+    now: float = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(("later", "again"), [(0.0, False), (0.1, False), (0.499, True), (0.5, True), (3.0, True)])
+def test_a_result_is_sent_again_if_the_supervisor_may_still_see_that_an_event_waits(
+    monkeypatch: pytest.MonkeyPatch, later: float, again: bool
+) -> None:
+    """At 0.5 s the supervisor withdraws Ready if it still sees the event. What the worker writes may reach it late."""
+    clock = Clock()
+    monkeypatch.setattr(listener_module, "time", clock)
+    source = Announced()
+    listener = Listener(Watch([source], None), Activity.at(None), lambda: None)
+    required = evolve(KNOWN, required=frozenset({PF}))
+    assert not listener.answered()
+    source.announce(Event(ifindex=7))
+    assert listener.wait(required, 0.0).doubt
+    clock.now += later
+    assert listener.answered() is again
+    assert not listener.answered()
     listener.close()
     os.close(source.descriptor)
