@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -34,9 +35,16 @@ def built(folder: Path, site: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
-    done = built(ROOT, folder)
-    assert done.returncode == 0, done.stderr
+    """The site. It is built once, also if pytest-xdist runs the tests of this file in several processes."""
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder = base / "site"
+    with (base / "site.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.is_dir():
+            done = built(ROOT, base / "new site")
+            assert done.returncode == 0, done.stderr
+            (base / "new site").rename(folder)
     return folder
 
 
@@ -102,22 +110,17 @@ def test_each_decision_is_in_the_navigation(site: Path) -> None:
     assert [name for name in names if shown.count(f'href="{name}.html"') < 2] == []
 
 
-@pytest.mark.parametrize(
-    ("broken", "complaint"),
-    [
-        ("[the gate](gaet.md)", "gaet.md"),
-        ("[the gate](gate.md#no-such-heading)", "no-such-heading"),
-    ],
-)
-def test_a_broken_link_or_anchor_fails(tmp_path: Path, broken: str, complaint: str) -> None:
+def test_a_broken_link_or_anchor_fails(tmp_path: Path) -> None:
     for name in SOURCES:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, tmp_path / name)
     page = tmp_path / "docs/readiness.md"
-    page.write_text(f"{page.read_text()}\n{broken}\n")
+    page.write_text(f"{page.read_text()}\n[the gate](gaet.md)\n[the gate](gate.md#no-such-heading)\n")
     done = built(tmp_path, tmp_path / "site")
     assert done.returncode != 0
-    assert complaint in done.stderr
+    complaints = [line for line in done.stderr.splitlines() if line.startswith("WARNING")]
+    assert [word for word in ("gaet.md", "no-such-heading") if not any(word in line for line in complaints)] == []
+    assert len(complaints) == 2
 
 
 def test_the_reference_has_each_key_of_the_spec_with_its_meaning() -> None:
