@@ -108,7 +108,7 @@ sbom: $(STAMP)
 
 # After an hour it is interrupted (124). The next call goes on from there.
 mutants: $(STAMP)
-	timeout --signal=INT 1h $(BIN)/python -m bench.try_mutants || test $$? = 124
+	timeout --signal=INT 1h $(BIN)/mutmut run || test $$? = 124
 	$(BIN)/python -m bench.mutants
 
 # Its playbooks call python, pyinfra and ansible by their names.

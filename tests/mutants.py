@@ -1,7 +1,7 @@
 """A plugin of pytest for `make mutants`: which tests try the mutants of a module.
 
 Each mutant is tried by the tests that were seen to call its function. Nearly every test of the agent calls a part of each of
-these modules, and a mutant that survives costs the time of all of them. `mutmut run` takes the same tests.
+these modules, and a mutant that survives costs the time of all of them.
 """
 
 from __future__ import annotations
