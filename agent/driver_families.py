@@ -182,6 +182,12 @@ FAMILIES: tuple[DriverFamily, ...] = (
         queue_irqs=re.compile(r"-ntfy-(?P<role>blk|block\.)(?P<queue>\d+)(?:@|$)"),
         queue=_gve_queue,
     ),
+    # Omni-Path. From the driver's source (drivers/infiniband/hw/hfi1): not run on such a NIC.
+    DriverFamily(
+        drivers=("hfi1", "hfi2"),
+        # hfi1_0 sdma3, hfi1_0 kctxt5, and hfi1_0 nd kctxt160 of the netdev (msix.c); hfi1_0 is the management one.
+        queue_irqs=re.compile(r"^hfi\d_\d+ (?:nd )?(?P<role>sdma|kctxt)(?P<queue>\d+)$"),
+    ),
     # Huawei's NICs. From the drivers' source (drivers/net/ethernet/huawei/hinic, hinic3): not run on such a NIC.
     DriverFamily(
         drivers=("hinic", "hinic3"),

@@ -104,6 +104,26 @@ def _vmxnet3(netdev: str, address: str, queues: int) -> list[str]:
     return [*(f"{netdev}-rxtx-{queue}" for queue in range(queues)), f"{netdev}-event-{queues}"]
 
 
+def _enic(netdev: str, address: str, queues: int) -> list[str]:
+    # enic_request_intr
+    of_queues = [f"{netdev}-{way}-{queue}" for way in ("rx", "tx") for queue in range(queues)]
+    return [*of_queues, f"{netdev}-err", f"{netdev}-notify"]
+
+
+def _bnx2(netdev: str, address: str, queues: int) -> list[str]:
+    return [f"{netdev}-{queue}" for queue in range(queues)]  # bnx2_enable_msix
+
+
+def _hfi1(netdev: str, address: str, queues: int) -> list[str]:
+    # drivers/infiniband/hw/hfi1/msix.c; the number is the unit's, which is here that of the netdev.
+    unit = f"hfi1_{netdev.lstrip('ib')}"
+    return [
+        unit,
+        *(f"{unit} sdma{queue}" for queue in range(queues)),
+        *(f"{unit} kctxt{queue}" for queue in range(queues)),
+    ]
+
+
 DRIVERS = {
     "mlx5_core": Driver(_mlx5, "mlx5_core"),
     "mlx4_core": Driver(_mlx4, "mlx4_core", ports_share=True),
@@ -124,5 +144,8 @@ DRIVERS = {
     "hns3": Driver(_hns3, "hns3"),
     "ionic": Driver(_ionic, "ionic"),
     "vmxnet3": Driver(_vmxnet3),
+    "enic": Driver(_enic),
+    "bnx2": Driver(_bnx2),
+    "hfi1": Driver(_hfi1),
 }
 """By name. A driver that is not here does what igb does."""

@@ -9,7 +9,7 @@ The file is YAML. Its words are those of `trackbed inspect --json`; what is left
   the PCIe link (`32.0 GT/s x16`); `vf`, the PCI device ID of its VFs; `vf_rdma`, how the names of their RDMA devices begin;
   `virtio`, the device on the virtio bus that has the netdev. Of a netdev also `port_name` and `dev_port`, of an RDMA device
   `node_type`. One that is named in `management_rdma` has no uverbs.
-- `gpus`: NVIDIA's GPUs: `address`, `device`, `numa_node`.
+- `gpus`: NVIDIA's GPUs: `address`, `device`, `numa_node`. `others`: PCI functions that are neither, with their `class`.
 - `netdevs`: those without a PCI function: `name`, `kind`, and `of`, the netdevs below it.
 - `other_rdma`: RDMA devices without a PCI function. `route`: the netdev of the default route.
 """
@@ -63,6 +63,8 @@ def load(file: Path) -> SimMachine:
         _add_function(kernel, function, number)
     for gpu in facts.get("gpus", ()):
         _add_gpu(kernel, gpu)
+    for other in facts.get("others", ()):
+        _put(kernel, other["address"], other, other.get("numa_node"))
     for number, netdev in enumerate(facts.get("netdevs", ())):
         _add_virtual(kernel, netdev, 900 + number)
     for function in facts.get("functions", ()):
@@ -102,7 +104,9 @@ def _put_cpus(kernel: Kernel, facts: Facts, nodes: Mapping[int, Sequence[int]]) 
 
 
 def _cores(cpus: Sequence[int], threads: int) -> list[tuple[int, ...]]:
-    """The CPUs of each core: the kernel numbers the first of all cores before the second ones."""
+    """The CPUs of each core: of two, the first of all cores before the second ones; of more, next to each other (POWER)."""
+    if threads > 2:
+        return [tuple(cpus[first : first + threads]) for first in range(0, len(cpus), threads)]
     count = len(cpus) // threads
     return [tuple(sorted(cpus)[core::count]) for core in range(count)]
 

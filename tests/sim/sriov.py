@@ -27,14 +27,21 @@ def _having(vf: VfInfo, **values: Any) -> VfInfo:
 
 def _address(physical: str, index: int) -> str:
     bus, _, own = physical.rpartition(":")
-    # The VFs of the second port of a card are between those of the first one.
-    return f"{bus}:{0x10 + index // 4:02x}.{index % 4 * 2 + int(own[-1]) % 2}"
+    # The VFs of the second function of a card are between those of the first one; those of two more are before them.
+    first = 0x08 if own[-1] in "23" else 0x10
+    return f"{bus}:{first + index // 4:02x}.{index % 4 * 2 + int(own[-1]) % 2}"
 
 
 def index_of(vf: str) -> int:
     """The number of a VF by its address."""
     device, _, number = vf.rpartition(":")[2].partition(".")
-    return (int(device, 16) - 0x10) * 4 + int(number) // 2
+    return (int(device, 16) - (0x10 if int(device, 16) >= 0x10 else 0x08)) * 4 + int(number) // 2
+
+
+def path_name(function: str) -> str:
+    """The name by a function's address, as udev makes it (ID_NET_NAME_PATH)."""
+    bus, device, number = (int(part, 16) for part in re.split("[:.]", function)[1:])
+    return f"enp{bus}s{device}f{number}"
 
 
 def vf_name(physical: str, index: int) -> str:
@@ -106,7 +113,7 @@ class Sriov:
             raise error(errno.EBUSY, path)
         count = min(count, self.room.get(physical, count))
         if self.only_for_vfs(physical) and not now and count:
-            self.kernel.register(physical, Link(0, "mgmtpf1,0", "", "", 0, False, False))
+            self.kernel.register(physical, Link(0, f"mgmtpf1,{physical[-1]}", "", "", 0, False, False))
         if not count:
             self._pending = [each for each in self._pending if each[0] != physical]
             for index in list(self._vfs[physical]):
@@ -165,7 +172,9 @@ class Sriov:
         if len(above.mac) > len(mac):
             # An IPoIB netdev has its port's GUID in its address.
             mac = f"{above.mac[:36]}{self._vfs[physical][index].port_guid or f'02:00:{mac}'}"
-        self.kernel.bind(vf, vf_name(above.name, index), mac, driver)
+        # A netdev that is only for VFs gives them no name: udev takes that of the function then.
+        named = path_name(physical) if self.only_for_vfs(physical) else above.name
+        self.kernel.bind(vf, vf_name(named, index), mac, driver)
 
     def set(self, physical: str, link: Link, index: int, **given: Any) -> None:
         """The PF with this link is told attributes of a VF."""

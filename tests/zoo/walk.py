@@ -182,7 +182,8 @@ def _disturbed(machine: SimMachine, spec: NodeSpec) -> Iterator[tuple[str, str]]
 
 def _deployed(machine: SimMachine, spec: NodeSpec, folder: Path) -> Iterator[tuple[str, str]]:
     facts = _hardware(machine, spec, folder).with_nics_of(spec)
-    conf = _or_refusal(lambda: nccl.text(nccl.Nccl(network_type=1), facts))
+    with_rdma = any(function.rdma for function in nccl.functions(facts))
+    conf = _or_refusal(lambda: nccl.text(nccl.Nccl(network_type=1 if with_rdma else 2), facts))
     yield "/etc/nccl.conf", conf
     wanted = DevicePlugins(folder="manifests", networks=Networks("10.56.0.0/16"), test_pods=None)
     node = discover(facts, spec, LABELS, conf)

@@ -19,7 +19,7 @@ from tests.sim.kernel.netlink import SimNetlink
 from tests.sim.namespaces import SimNamespaces, inside
 from tests.sim.rdma import Subsystem
 from tests.sim.routing import SETTINGS, Routing
-from tests.sim.sriov import Sriov, index_of, vf_name
+from tests.sim.sriov import Sriov, index_of, path_name, vf_name
 from tests.sim.tree import Tree, error
 
 PCI = "/sys/bus/pci/devices"
@@ -365,7 +365,7 @@ class Kernel:
         netdevs = self.made.get(function, own)
         for each in netdevs:
             self.register(function, each.link, each.port, each.dev_port)
-        if not netdevs and driver in DRIVERS:
+        if not netdevs and driver in DRIVERS and not self.sriov.only_for_vfs(function):
             self.interrupts.request_all(function, DRIVERS[driver].irqs("", function, self.vf_queues))
         self.rdma.probed(function, name)
 
@@ -385,6 +385,7 @@ class Kernel:
         if netdev.port:
             self.tree.put(f"{NET}/{link.name}/phys_port_name", netdev.port)
         self.tree.link(f"{NET}/{link.name}/device", f"../../../{netdev.function}")
+        self.tree.folder(f"{NET}/{link.name}/device/net")
         self._make_queues(netdev)
         self.routing.conf(link.name, dict.fromkeys(SETTINGS, "0"))
         self.tree.folder(f"{PCI}/{netdev.function}/net/{link.name}")
@@ -405,9 +406,9 @@ class Kernel:
 
     def _usual_name(self, function: str) -> str | None:
         physical = self.sriov.physical(function)
-        return (
-            self._pf_names.get(function) if physical is None else vf_name(self._pf_names[physical], index_of(function))
-        )
+        if physical is None:
+            return self._pf_names.get(function)
+        return vf_name(self._pf_names[physical] or path_name(physical), index_of(function))
 
     def named(self, name: str) -> bool:
         return any(name in (netdev.link.name, *netdev.link.altnames) for netdev in self.netdevs.values())

@@ -105,6 +105,7 @@ NAMES = {
     "mlx4_core of Linux 4.1": {
         **{f"mlx4-comp-0@pci:{PF0}": "comp-0", f"mlx4-comp-1@pci:{PF0}": "comp-1", f"mlx4-async@pci:{PF0}": ""}
     },
+    "hfi1": {"hfi1_0": "", "hfi1_0 sdma0": "sdma-0", "hfi1_0 kctxt1": "kctxt-1", "hfi1_0 nd kctxt2": "kctxt-2"},
     "be2net": {"enp33s0-q0": "q-0", "enp33s0-q1": "q-1", "ocrdma0-0": ""},
 }
 
