@@ -34,7 +34,8 @@ def judge(want: Wanted, have: Snapshot, facts: Mapping[str, int]) -> list[Condit
     listed = ", ".join(f"{name} {limit} bytes" for name, limit in limited.items())
     units = ", ".join(f"{RUNTIMES[name]}.service" for name in limited)
     remedy = (
-        f"set LimitMEMLOCK=infinity for {units} in a drop-in and restart it: containers that start after that have it"
+        f"set LimitMEMLOCK=infinity for {units} (with k3s or RKE2: for their service) in a drop-in and restart it: containers "
+        "that start after that have it"
     )
     return [
         Condition(TYPE, "False", "MemlockLimited", f"locked memory of containers is limited: {listed}", remedy=remedy)

@@ -29,6 +29,9 @@ LOGINS_TEXT = HEADER + "".join(
     f"{who} {kind} memlock unlimited\n" for who in ("*", "root") for kind in ("soft", "hard")
 )
 
+# With k3s and RKE2 containers have the limit of their unit, whose process starts containerd.
+DAEMONS = ("containerd", "docker", "crio", "kubelet", "k3s", "k3s-agent", "rke2-server", "rke2-agent")
+
 _UNIT = re.compile(r"[A-Za-z0-9:_.@-]+")
 
 
@@ -50,7 +53,7 @@ class Limits:
     ``daemons``: names of systemd services. The drop-in is also written for services that are not installed yet.
     """
 
-    daemons: tuple[str, ...] = field(default=("containerd", "docker", "crio", "kubelet"), validator=_services)
+    daemons: tuple[str, ...] = field(default=DAEMONS, validator=_services)
     logins: bool = True
 
 
@@ -73,15 +76,21 @@ class LimitState:
     running: frozenset[str] = frozenset()
 
 
+_PROCESSES = """
+processes() { echo "$1" $(pgrep --parent "$1" --exact containerd || true); }  # a unit's process, and its own containerd
+"""
+
 # Older versions of systemd print infinity as a number.
-_STATE = """
+_STATE = (
+    _PROCESSES
+    + """
 same() { [ "$(cat "$1"; echo .)" = "$2." ]; }
-drop_in=$1 text=$2 logins=$3 logins_text=$4; shift 4
+root=$1 drop_in=$2 text=$3 logins=$4 logins_text=$5; shift 5
 if [ -z "$logins_text" ]; then
   if [ ! -e "$logins" ]; then echo logins; fi
 elif [ -e "$logins" ] && same "$logins" "$logins_text"; then echo logins
 fi
-for file in /etc/systemd/system/*.service.d/"$drop_in"; do
+for file in "$root"/etc/systemd/system/*.service.d/"$drop_in"; do
   [ -e "$file" ] || continue
   unit=${file%.service.d/*}; unit=${unit##*/}
   case " $* " in *" $unit "*) if same "$file" "$text"; then echo "current $unit"; fi ;; *) echo "old $unit" ;; esac
@@ -93,10 +102,13 @@ for unit; do
   if [ "$unlimited" != 2 ]; then echo "limited $unit"; fi
   pid=$(echo "$properties" | sed -n 's/^MainPID=//p')
   [ "$pid" != 0 ] || continue
-  lock=$(sed -n 's/^Max locked memory *\\([a-z0-9]*\\) *\\([a-z0-9]*\\) .*/\\1 \\2/p' "/proc/$pid/limits" 2>/dev/null || true)
-  case $lock in ""|"unlimited unlimited") ;; *) echo "running $unit" ;; esac
+  for pid in $(processes "$pid"); do
+    lock=$(grep '^Max locked memory ' "$root/proc/$pid/limits" 2>/dev/null || true)
+    case $lock in ""|*" unlimited "*" unlimited "*) ;; *) echo "running $unit" ;; esac
+  done
 done
 """
+)
 
 
 class MemoryLimits(FactBase[LimitState]):
@@ -106,7 +118,7 @@ class MemoryLimits(FactBase[LimitState]):
 
     def command(self, wanted: Limits) -> StringCommand:
         """Read everything by one script."""
-        return script(_STATE, DROP_IN, DROP_IN_TEXT, LOGINS, LOGINS_TEXT if wanted.logins else "", *wanted.daemons)
+        return script(_STATE, "", DROP_IN, DROP_IN_TEXT, LOGINS, LOGINS_TEXT if wanted.logins else "", *wanted.daemons)
 
     def process(self, output: list[str]) -> LimitState:
         """Parse lines such as `current containerd`."""
@@ -125,15 +137,16 @@ def lift() -> None:
 
 # The rename makes a file appear complete. systemd ignores the temporary name, which does not end in .conf.
 _LIFT = (
-    """
+    _PROCESSES
+    + """
 put() { mkdir -p "${1%/*}"; printf %s "$2" > "$1.new"; chmod 644 "$1.new"; mv -T "$1.new" "$1"; }
-drop_in=$1 text=$2 logins=$3 logins_text=$4; shift 4
+root=$1 drop_in=$2 text=$3 logins=$4 logins_text=$5; shift 5
 if [ -n "$logins_text" ]; then put "$logins" "$logins_text"; else rm -f "$logins"; fi
-for file in /etc/systemd/system/*.service.d/"$drop_in"; do
+for file in "$root"/etc/systemd/system/*.service.d/"$drop_in"; do
   unit=${file%.service.d/*}; unit=${unit##*/}
   case " $* " in *" $unit "*) ;; *) rm -f "$file"; rmdir --ignore-fail-on-non-empty "${file%/*}" 2>/dev/null || true ;; esac
 done
-for unit; do put "/etc/systemd/system/$unit.service.d/$drop_in" "$text"; done
+for unit; do put "$root/etc/systemd/system/$unit.service.d/$drop_in" "$text"; done
 """
     + systemd_reload.RELOAD
     + """
@@ -146,7 +159,8 @@ for unit; do
     exit 1
   fi
   pid=$(echo "$properties" | sed -n 's/^MainPID=//p')
-  [ "$pid" = 0 ] || prlimit --pid "$pid" --memlock=unlimited:unlimited
+  [ "$pid" != 0 ] || continue
+  for pid in $(processes "$pid"); do prlimit --pid "$pid" --memlock=unlimited:unlimited; done
 done
 """
 )
@@ -162,4 +176,4 @@ def memlock(wanted: Limits) -> Commands:
         return
     if systemd_reload.deferred("limits of locked memory"):
         return
-    yield script(_LIFT, DROP_IN, DROP_IN_TEXT, LOGINS, LOGINS_TEXT if wanted.logins else "", *wanted.daemons)
+    yield script(_LIFT, "", DROP_IN, DROP_IN_TEXT, LOGINS, LOGINS_TEXT if wanted.logins else "", *wanted.daemons)

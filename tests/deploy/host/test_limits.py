@@ -9,7 +9,7 @@ from tasks.host import limits
 from tests.deploy.conftest import Answers, Node
 
 FIND = "Max locked memory"
-UNITS = ("containerd", "docker", "crio", "kubelet")
+UNITS = limits.DAEMONS
 
 
 def in_place(*units: str) -> Answers:
@@ -22,7 +22,7 @@ def test_a_fresh_node_gets_the_files_and_its_daemons_the_limit(node: Node) -> No
     [command] = result.flat
     assert "systemctl daemon-reload" in command
     assert "systemctl restart" not in command
-    assert command.endswith(" containerd docker crio kubelet")
+    assert command.endswith(" containerd docker crio kubelet k3s k3s-agent rke2-server rke2-agent")
 
 
 def test_nothing_is_done_if_all_is_in_place(node: Node) -> None:

@@ -1,0 +1,58 @@
+"""Public reports of limits of locked memory: of which service containers have theirs, and whether a deploy reaches it.
+
+The scripts run for real, in a folder of their own, with programs that stand in for systemd's and procps'.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.host import limits
+from tests.deploy.scripts import program, sh
+
+LIMITED = "Max locked memory         8388608              8388608              bytes\n"
+# The unit's process, and containerd if the unit's process starts it.
+UNIT, CONTAINERD = "100", "200"
+
+
+def programs(root: Path, unit: str) -> dict[str, str]:
+    """A systemd on which only this unit is installed and runs. Its process has started a containerd."""
+    shown = f"LoadState=loaded LimitMEMLOCK=infinity LimitMEMLOCKSoft=infinity MainPID={UNIT}"
+    program(root / "bin/systemctl", f'case "$*" in *" {unit}.service") printf "%s\\n" {shown} ;; esac')
+    program(root / "bin/pgrep", f'case "$*" in *" {UNIT} "*containerd) echo {CONTAINERD} ;; *) exit 1 ;; esac')
+    program(root / "bin/prlimit", f'echo "$2" >> {root}/raised')
+    return {"PATH": f"{root}/bin:{os.environ['PATH']}"}
+
+
+@pytest.mark.parametrize(
+    ("unit", "limited"),
+    [
+        pytest.param("rke2-agent", CONTAINERD, id="rke2-761"),
+        pytest.param("rke2-server", CONTAINERD, id="rke2-3671"),
+        pytest.param("k3s-agent", CONTAINERD, id="k3s-1975"),
+        pytest.param("containerd", UNIT, id="docker-for-linux-1099"),
+        pytest.param("containerd", UNIT, id="moby-44547"),
+        pytest.param("containerd", UNIT, id="kubespray-9269"),
+        pytest.param("containerd", UNIT, id="nvidia-container-toolkit-2037"),
+    ],
+)
+def test_the_service_that_starts_containers_has_no_limit_and_neither_has_its_containerd(
+    tmp_path: Path, unit: str, limited: str
+) -> None:
+    environment = programs(tmp_path, unit)
+    for process in (UNIT, CONTAINERD):
+        (tmp_path / "proc" / process).mkdir(parents=True)
+        text = LIMITED if process == limited else LIMITED.replace("8388608", "unlimited")
+        (tmp_path / "proc" / process / "limits").write_text(text)
+    wanted = limits.Limits()
+    given: list[Any] = [tmp_path, limits.DROP_IN, limits.DROP_IN_TEXT, tmp_path / "logins", "", *wanted.daemons]
+    state = limits.MemoryLimits().process(sh(limits._STATE, *given, **environment))
+    assert state.running == {unit}
+    sh(limits._LIFT, *given, **environment)
+    drop_in = tmp_path / f"etc/systemd/system/{unit}.service.d" / limits.DROP_IN
+    assert drop_in.read_text() == limits.DROP_IN_TEXT
+    assert (tmp_path / "raised").read_text().split() == [UNIT, CONTAINERD]
