@@ -39,6 +39,7 @@ def cpus_of_queues(kernel: Kernel) -> set[int]:
     [
         pytest.param(128, "", {}, set(range(64)), id="ethernet-linux-ice-42"),
         pytest.param(512, "", {}, set(range(256)), id="irqbalance-246"),
+        pytest.param(96, "", {}, set(range(48)), id="irqbalance-175"),
         pytest.param(16, "1-3,5-7", {}, {0, 4}, id="talos-11310"),
         pytest.param(8, "", {"exclude_cpus": "0"}, {1, 2, 3}, id="coreos-bugs-2135"),
         pytest.param(8, "0-3", {}, {4, 5, 6, 7}, id="seapath-868"),

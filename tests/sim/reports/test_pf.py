@@ -64,6 +64,9 @@ def test_two_functions_with_one_permanent_address_are_named(tmp_path: Path) -> N
         pytest.param("rename3", id="vyos-1x-5338"),
         pytest.param("eth2", id="systemd-28929"),
         pytest.param("lan", id="systemd-32836"),
+        # A name of udev's that the .link file was to replace: it is given in the initramfs, without that file.
+        pytest.param("enp0s3", id="systemd-9006"),
+        pytest.param("enp0s3", id="systemd-9807"),
     ],
 )
 def test_a_pf_that_is_called_otherwise_is_the_same_nic(node: Node, name: str) -> None:

@@ -112,6 +112,7 @@ def test_a_vf_that_comes_back_without_its_rdma_device_is_named(kernel: Kernel) -
     [
         pytest.param("exclusive", errno.EBUSY, id="rdma-cni-39"),
         pytest.param("exclusive", errno.EBUSY, id="sriov-network-operator-481"),
+        pytest.param("exclusive", errno.EBUSY, id="sriov-network-operator-976"),
         pytest.param("shared", errno.EBUSY, id="k8s-rdma-shared-dev-plugin-84"),
     ],
 )
@@ -124,3 +125,13 @@ def test_a_mode_that_the_kernel_refuses_now_names_the_module_parameter(kernel: K
     assert node.last is not None
     (outcome,) = [each for each in node.last.outcomes if each.result != "applied"]
     assert "ib_core" in f"{outcome.error} {outcome.remedy} {outcome.change.remedy}"
+
+
+@pytest.mark.parametrize("mode", [pytest.param("exclusive", id="sriov-network-operator-959")])
+def test_a_mode_that_the_node_has_already_is_not_set_again(kernel: Kernel, mode: str) -> None:
+    kernel.rdma.mode = mode
+    kernel.fault = lambda operation, where, value: error(errno.EBUSY, where) if where == "netns_mode" else None
+    node = Node(kernel, more={"nics": [], "rdma": {"netns_mode": mode}})
+    assert is_ready(node.look().values())
+    assert node.last is not None
+    assert node.last.outcomes == ()

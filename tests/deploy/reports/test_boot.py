@@ -1,0 +1,133 @@
+"""Public reports of what a boot takes from where: kernel arguments by GRUB and grubby, sysctls by systemd.
+
+The scripts run for real, in a folder of their own, with programs that stand in for those of a node. grubby was not run.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from agent.spec.node import HugepagePool
+from tasks.common.commands import script
+from tasks.host import boot, sysctls
+from tests.deploy.conftest import ROCKY_9, Node
+from tests.deploy.host.test_boot import ARGUMENTS, GRUBBY, REQUESTS, configure
+from tests.deploy.scripts import program, sh
+
+OURS = boot.DROP_IN.rpartition("/")[2]
+REPLACES = 'GRUB_CMDLINE_LINUX_DEFAULT="console=ttyS0"\n'
+
+
+def set_by_grub(root: Path, other: str) -> str:
+    """What GRUB's menu has after a deploy with `iommu=pt`, on an image with a file of its own that sets the arguments."""
+    folder, menu = root / "grub.d", root / "boot/grub/grub.cfg"
+    folder.mkdir()
+    menu.parent.mkdir(parents=True)
+    (folder / other).write_text(REPLACES)
+    made = f"""printf '\\tlinux\\t/boot/vmlinuz ro %s\\n' "$GRUB_CMDLINE_LINUX_DEFAULT" > {menu}"""
+    program(root / "bin/update-grub", f'for file in {folder}/*.cfg; do . "$file"; done; {made}')
+    path = f"{root}/bin:{os.environ['PATH']}"
+    sh(boot._GRUB, folder / OURS, "iommu=pt", "# ours", root / "pending", root, PATH=path, LC_ALL="C")
+    return menu.read_text()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param("50-cloudimg-settings.cfg", id="ansible-collection-linux-29"),
+        pytest.param("50-cloudimg-settings.cfg", id="aflplusplus-1998"),
+        pytest.param("10_settings.cfg", id="image-builder-1483"),
+    ],
+)
+def test_an_image_s_own_arguments_do_not_replace_ours(tmp_path: Path, other: str) -> None:
+    assert set_by_grub(tmp_path, other) == "\tlinux\t/boot/vmlinuz ro console=ttyS0 iommu=pt\n"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param("hetzner.cfg", id="installimage-39"),
+        pytest.param("99-opennebula-settings.cfg", id="addon-context-linux-100"),
+    ],
+)
+def test_a_file_that_replaces_our_arguments_is_an_error(tmp_path: Path, other: str) -> None:
+    with pytest.raises(
+        AssertionError, match=r"GRUB did not set the kernel argument iommu=pt: the next boot has ro con.*"
+    ):
+        set_by_grub(tmp_path, other)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        pytest.param("ro quiet", id="grubby-55"),
+        pytest.param("ro quiet", id="cockpit-11485"),
+        pytest.param("ro quiet", id="cockpit-bots-3295"),
+        pytest.param("ro $kernelopts", id="osbuild-composer-2129"),
+    ],
+)
+def test_a_new_kernel_s_entry_without_the_arguments_gets_them_by_the_next_deploy(node: Node, entry: str) -> None:
+    node.data = {"boot": {"arguments": ["iommu=pt"]}}
+    there = ["running ro quiet iommu=pt", "loader grubby", f"next {entry}", "ours iommu=pt"]
+    result = node.deploy(configure, {**ROCKY_9, ARGUMENTS: there, REQUESTS: ["boot-1"]})
+    assert result.commands["Boot | Kernel arguments"] == [str(script(boot._GRUBBY, boot.GRUBBY_STATE, "iommu=pt", ""))]
+
+
+@pytest.mark.parametrize(
+    "release",
+    [
+        pytest.param("9.3", id="puppet-augeasproviders-grub-95"),
+        pytest.param("9.4", id="edpm-ansible-650"),
+        pytest.param("10.0", id="coriolis-506"),
+    ],
+)
+def test_where_entries_have_their_own_arguments_grubby_sets_them_in_each(node: Node, release: str) -> None:
+    """grub2-mkconfig leaves the entries as they are."""
+    node.data = {"boot": {"arguments": ["iommu=pt"]}}
+    answers = {**ROCKY_9, **GRUBBY}
+    (command, _) = [
+        each
+        for name in ("Kernel arguments", "Kernel arguments of this boot")
+        for each in node.deploy(configure, answers).commands[f"Boot | {name}"]
+    ]
+    assert "grubby --update-kernel=ALL --args=" in command
+    assert "grub2-mkconfig" not in command
+
+
+@pytest.mark.parametrize(
+    "running",
+    [
+        pytest.param("hugepagesz=1G hugepagesz=2M hugepages=32 hugepages=1024", id="image-factory-154"),
+        pytest.param("hugepages=32 hugepagesz=1G hugepages=1024 hugepagesz=2M", id="kubevirtci-15"),
+    ],
+)
+def test_sizes_and_numbers_of_huge_pages_in_another_order_are_not_taken_for_set(running: str) -> None:
+    wanted = boot.hugepage_arguments((HugepagePool("1G", 32), HugepagePool("2M", 1024)))
+    assert boot.missing_arguments(wanted, running) == list(wanted)
+    assert not boot.missing_arguments(wanted, f"ro {' '.join(wanted)} quiet")
+
+
+@pytest.mark.parametrize(
+    ("file", "named"),
+    [
+        pytest.param("usr/lib/sysctl.d/protect-links.conf", True, id="systemd-20919"),
+        pytest.param("etc/sysctl.d/99-sysctl.conf", True, id="skuba-607"),
+        pytest.param("etc/sysctl.d/99-sysctl.conf", True, id="security-misc-135"),
+        pytest.param("etc/sysctl.d/99-sysctl.conf", True, id="openshift-ansible-6820"),
+        pytest.param("etc/sysctl.d/zz-sysrepo.conf", True, id="sysrepo-2558"),
+        pytest.param("usr/lib/sysctl.d/50-default.conf", False, id="systemd-12791"),
+        pytest.param("usr/lib/sysctl.d/90-trackbed.conf", False, id="void-runit-25"),
+    ],
+)
+def test_a_file_of_sysctls_that_a_boot_reads_later_is_found(tmp_path: Path, file: str, named: bool) -> None:
+    for path, text in {"etc/sysctl.d/90-trackbed.conf": "vm.swappiness = 0\n", file: "vm.swappiness = 60\n"}.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    later = sysctls.LaterSettings().process(sh(sysctls._LATER, "90-trackbed.conf", tmp_path))
+    overridden = sysctls._overridden({"vm.swappiness": "0"}, later)
+    assert {name: (setting.file, value) for name, (setting, value) in overridden.items()} == (
+        {"vm.swappiness": (f"/{file}", "60")} if named else {}
+    )

@@ -1,0 +1,61 @@
+"""Public reports of updates that replace parts of NVIDIA's driver: apt itself answers, from a repository in a folder."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tasks.drivers import gpu_driver
+
+OLD, NEW = "580.95.05", "580.126.09"
+ENTRY = "Package: {}\nVersion: {}-{}\nArchitecture: all\nFilename: ./{}_{}.deb\nSize: 1\nSHA256: {}\n\n"
+
+
+def candidates(root: Path, names: tuple[str, ...], revision: str) -> dict[str, str]:
+    """The versions that an update would install, of packages of which the repository has the driver's and a newer one."""
+    for folder in ("repo", "state/lists/partial", "cache/archives/partial", "etc/preferences.d"):
+        (root / folder).mkdir(parents=True)
+    (root / "repo/Packages").write_text(
+        "".join(ENTRY.format(name, each, revision, name, each, "0" * 64) for name in names for each in (OLD, NEW))
+    )
+    (root / "etc/sources.list").write_text(f"deb [trusted=yes] file:{root}/repo ./\n")
+    (root / "etc/preferences.d/trackbed").write_text(gpu_driver.preferences(OLD))
+    (root / "state/status").write_text("")
+    settings: dict[str, object] = {
+        "Dir::Etc": root / "etc",
+        "Dir::State": root / "state",
+        "Dir::State::status": root / "state/status",
+    }
+    settings |= {"Dir::Cache": root / "cache", "APT::Sandbox::User": "", "Dir::Etc::sourceparts": "-"}
+    options = [f"-o{name}={value}" for name, value in settings.items()]
+    subprocess.run(["apt-get", "-qq", *options, "update"], check=True, capture_output=True)
+    shown = subprocess.run(["apt-cache", *options, "policy", *names], check=True, capture_output=True, text=True)
+    lines = [line.strip() for line in shown.stdout.splitlines()]
+    found = [line.partition(": ")[2] for line in lines if line.startswith("Candidate")]
+    return dict(zip(names, found, strict=True))
+
+
+@pytest.mark.skipif(shutil.which("apt-cache") is None, reason="this machine has no apt")
+@pytest.mark.parametrize(
+    ("names", "revision"),
+    [
+        pytest.param(
+            ("nvidia-headless-580-server", "nvidia-utils-580-server"), "0ubuntu0.22.04.1", id="kubespray-8540"
+        ),
+        pytest.param(
+            ("nvidia-headless-580", "libnvidia-compute-580", "cuda-drivers-580", "xserver-xorg-video-nvidia-580"),
+            "0ubuntu1",
+            id="homelab-4110",
+        ),
+        pytest.param(("libnvidia-common-580", "libnvidia-gl-580"), "0ubuntu0.20.04.2", id="shine-cluster-50"),
+        pytest.param(("nvidia-fabricmanager", "libnvidia-nscq"), "1", id="gpu-operator-544"),
+        pytest.param(("nvidia-open", "nvidia-kernel-open-dkms", "libcuda1"), "1", id="machine-shop-maintenance-70"),
+    ],
+)
+def test_an_update_leaves_each_part_of_the_driver_at_its_version(
+    tmp_path: Path, names: tuple[str, ...], revision: str
+) -> None:
+    assert candidates(tmp_path, names, revision) == dict.fromkeys(names, f"{OLD}-{revision}")
