@@ -37,7 +37,8 @@ class Published:
     ``boot_id``, ``generation`` and ``ready``: those of the newest report that was published completely.
     ``error``: why a newer report is not published; empty if there is none. ``since``: when this state began (seconds since the
     epoch). ``devices``: the report's ``devices`` when the device plugins were last started. ``tainted_until``: when Ready
-    was last published, what the taint waited for; empty if the node had none.
+    was last published, what the taint waited for; empty if the node had none. ``refused``: the API server does not know the
+    reporter's credentials (401), by its last answer. Then the deploy brings others.
     """
 
     boot_id: str = ""
@@ -47,6 +48,7 @@ class Published:
     since: float = 0.0
     devices: str = ""
     tainted_until: str = ""
+    refused: bool = False
 
     def not_ready(self, boot_id: str, generation: int) -> bool:
         """Whether NotReady is published for this generation of this boot, or for a later one."""
@@ -56,8 +58,16 @@ class Published:
 def read(path: Path) -> Published | None:
     """The file's content; None if it is missing or cannot be read."""
     try:
-        return from_plain(load(documents.read(path, LARGEST_REPORT, follow=False), LARGEST_REPORT), Published)
+        return parsed(documents.read(path, LARGEST_REPORT, follow=False))
     except (OSError, ValueError):
+        return None
+
+
+def parsed(text: str) -> Published | None:
+    """What the file's text says; None if it is something else."""
+    try:
+        return from_plain(load(text, LARGEST_REPORT), Published)
+    except ValueError:
         return None
 
 

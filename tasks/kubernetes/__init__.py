@@ -150,7 +150,7 @@ for file in "$2/token" "$2/reporter.pem" "$2"/requested.*; do
   if [ -e "$file" ] || [ -L "$file" ]; then echo kept yes; fi
 done
 echo "renewed $(content "$2/token" | cut -d. -f2 | head -n1)"
-if content "$3" | grep -qs "answers 401"; then echo refused yes; fi
+echo "published $(content "$3" | tr -d '\\r\\n')"
 """
 
 
@@ -167,7 +167,9 @@ class NodeCredentials(FactBase[Credentials]):
         """Parse lines of a word and a value."""
         by_word = {word: value for word, _, value in (line.partition(" ") for line in output)}
         brought, renewed = (claims_of(by_word.get(word, "")) for word in ("brought", "renewed"))
-        return Credentials(brought, renewed, "brought" in by_word, "kept" in by_word, "refused" in by_word)
+        latest = published.parsed(by_word.get("published", ""))
+        refused = latest is not None and latest.refused
+        return Credentials(brought, renewed, "brought" in by_word, "kept" in by_word, refused)
 
 
 @deploy("Kubernetes")

@@ -74,7 +74,7 @@ def forged(node: str) -> str:
 def _token_refused(node: Node, chance: random.Random) -> None:
     script = f"cp -p {TOKEN} {KEPT}; cat > {TOKEN}; systemctl restart trackbed-reporter"
     node.run(["sh", "-euc", script], timeout=120, check=True, stdin=forged(join.node_name(node)))
-    says = f"grep -q 'answers 401' {PUBLISHED}"
+    says = f"jq -e .refused {PUBLISHED}"
     wait(lambda: node.run(["sh", "-c", says]).returncode == 0, 120, f"{node.name}: the reporter says why")
 
 

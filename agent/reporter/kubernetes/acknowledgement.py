@@ -26,7 +26,7 @@ class Acknowledgement:
 
     def __attrs_post_init__(self) -> None:
         before = published.read(self.memory)
-        self.now = evolve(before, error="") if before is not None and before.boot_id == boot_id() else Published()
+        self.now = _acknowledged(before) if before is not None and before.boot_id == boot_id() else Published()
 
     def write(self, time: float) -> None:
         """Write the files if something has changed.
@@ -40,8 +40,13 @@ class Acknowledgement:
         if not published.write(self.file, self.now):
             self._written = None
         # Each try during an outage may end with another error. A new error alone is not written to the disk.
-        if before is None or _differ(evolve(self.now, error=""), evolve(before, error="")):
+        if before is None or _differ(_acknowledged(self.now), _acknowledged(before)):
             published.write(self.memory, self.now)
+
+
+def _acknowledged(one: Published) -> Published:
+    """Only what the API server has acknowledged."""
+    return evolve(one, error="", refused=False)
 
 
 def _differ(one: Published, other: Published) -> bool:

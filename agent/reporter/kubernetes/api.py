@@ -136,11 +136,13 @@ class Api:
     A new connection resumes the TLS session of the one before. When a Lease is renewed, the handshake costs the API server more
     than anything but the write, and after an outage all nodes connect at once.
 
-    ``_busy``: the socket of the request or the watch that is under way; None: there is none.
+    ``refused``: by its last answer the server does not know the credentials. ``_busy``: the socket of the request or the watch
+    that is under way; None: there is none.
     """
 
     server: str
     session: Callable[[], Session]
+    refused: bool = field(default=False, init=False)
     _connection: HTTPSConnection | None = field(default=None, init=False)
     _session: Session | None = field(default=None, init=False)
     _busy: socket.socket | None = field(default=None, init=False)
@@ -281,6 +283,7 @@ class Api:
                 if isinstance(self._busy, ssl.SSLSocket):
                     # In TLS 1.3 the session ticket comes with the first answer, not with the handshake.
                     self._resumed = self._busy.session
+                self.refused = response.status == HTTPStatus.UNAUTHORIZED
                 return response
         raise AssertionError  # the last try returns or raises
 

@@ -246,7 +246,8 @@ class Publication:
         """Record what is published, and why the rest is not."""
         troubles = [*self._troubles().values(), self.watch.trouble]
         error = "; ".join(dict.fromkeys(filter(None, troubles)))
-        self.acknowledged.now = evolve(self.acknowledged.now, error=error)
+        refused = self._writer.api.refused or self.watch.api.refused
+        self.acknowledged.now = evolve(self.acknowledged.now, error=error, refused=refused)
         self.acknowledged.write(self.now())
 
 

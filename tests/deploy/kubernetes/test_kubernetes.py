@@ -18,7 +18,6 @@ from pyinfra.api.exceptions import DeployError
 
 from agent.report import published
 from agent.report.published import Published
-from agent.reporter.kubernetes.api import Refused
 from agent.reporter.settings import read_settings
 from agent.spec.node import from_mapping
 from tasks import kubernetes
@@ -29,7 +28,7 @@ from tests.unit.reporter.scripted import api_server, token_of
 
 ROOT = Path(__file__).parents[3]
 SPEC = from_mapping({"node_name": "node-a"}, "node-a")
-CREDENTIALS = "answers 401"
+CREDENTIALS = 'echo "brought'
 TEXTS = 'echo "file $path"'
 RESTART = "systemctl try-restart"
 
@@ -83,7 +82,7 @@ NOW = time.time()
 GOOD = f"brought {part(NOW, NOW + 3600)}"
 ENDED = part(NOW - 7200, NOW - 3600)
 ENROLMENT = f"brought {part(NOW, NOW + 3600, uid='')}"
-REFUSED = "refused yes"
+REFUSED = 'published {"error": "", "refused": true}'
 
 
 def test_settings_are_what_the_reporter_reads(node: Node, key: dict[str, Any], tmp_path: Path) -> None:
@@ -287,14 +286,18 @@ def test_without_the_key_nothing_stays(node: Node, key: dict[str, Any], tmp_path
     assert node.deploy(configure, DEBIAN).flat == []
 
 
-def test_refused_credentials_are_recognised_by_the_reporters_error(tmp_path: Path) -> None:
-    for error, refused in ((str(Refused(401, "Unauthorized")), True), (str(Refused(403, "forbidden")), False)):
-        published.write(tmp_path / "published.json", Published(error=error))
-        done = subprocess.run(
-            ["sh", "-ec", kubernetes._CREDENTIALS, "sh", "/nowhere", "/nowhere", tmp_path / "published.json"],
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        assert (REFUSED in done.stdout.splitlines()) is refused
+@pytest.mark.parametrize("said", [True, False, None])
+def test_refused_credentials_are_recognised_whatever_the_reporter_says_of_them(
+    tmp_path: Path, said: bool | None
+) -> None:
+    if said is not None:
+        error = "the API server answers 401: this is only a sentence"
+        published.write(tmp_path / "published.json", Published(error=error, refused=said))
+    done = subprocess.run(
+        ["sh", "-ec", kubernetes._CREDENTIALS, "sh", "/nowhere", "/nowhere", tmp_path / "published.json"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert kubernetes.NodeCredentials().process(done.stdout.splitlines()).refused is (said is True)
 
 
 @pytest.mark.parametrize(
@@ -334,4 +337,4 @@ def test_root_follows_no_link_of_the_reporter(tmp_path: Path, kind: str) -> None
         ["sh", "-ec", kubernetes._CREDENTIALS, "sh", "/nowhere", tmp_path, tmp_path / "published.json"],
         capture_output=True, text=True, check=True, timeout=60,
     )  # fmt: skip
-    assert done.stdout == "kept yes\nrenewed \n"
+    assert done.stdout == "kept yes\nrenewed \npublished \n"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from attrs import define, evolve, field
 
+from agent.report import published
 from agent.report.names import NOT_READY as NOTICE
 from agent.report.records import Report, report_to_json
 from agent.report.verdict import STALE
@@ -61,6 +62,20 @@ def test_an_error_of_several_steps_is_reported_once(running: tuple[Publication, 
     reporter.turn()
     said = reporter.acknowledged.now.error.split("; ")
     assert (len(said), said[-1]) == (2, "it waits")
+
+
+def test_what_is_published_says_whether_the_credentials_are_refused(
+    running: tuple[Publication, Cluster, Clocks],
+) -> None:
+    reporter, cluster, clocks = running
+    say(reporter, REPORT)
+    for status, refused in ((401, True), (403, False), (401, True), (None, False)):
+        cluster.refusing = {} if status is None else dict.fromkeys(("lease", "status", "n1"), status)
+        clocks.goes_on(LAST_WAIT)
+        reporter.retry_now()
+        reporter.turn()
+        latest = published.read(reporter.acknowledged.file)
+        assert latest is not None and latest.refused is refused, (status, latest)
 
 
 @define
