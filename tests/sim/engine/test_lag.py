@@ -144,12 +144,17 @@ def on_two_buses(first: str, second: str, driver: str = "mlx5_core") -> Kernel:
 PASSED_THROUGH = ("0101:00:00.0", "0102:01:00.1")
 
 
-def test_ports_of_a_card_on_different_buses_share_the_bond_s_rdma_device() -> None:
-    kernel = on_two_buses(*PASSED_THROUGH)
-    kernel.rdma.add(PASSED_THROUGH[0], "mlx5_bond_0", "bond0")
-    assert [rdma_devices(kernel.files, pf) for pf in PASSED_THROUGH] == [["mlx5_bond_0"]] * 2
+SOCKET_DIRECT = ("0000:06:00.0", "0000:87:00.0")
+
+
+@pytest.mark.parametrize("ports", [PASSED_THROUGH, SOCKET_DIRECT])
+@pytest.mark.parametrize("name", ["mlx5_bond_0", "rocep6s0f0"])
+def test_ports_of_a_card_on_different_buses_share_the_bond_s_rdma_device(ports: tuple[str, str], name: str) -> None:
+    kernel = on_two_buses(*ports)
+    kernel.rdma.add(ports[0], name, "bond0")
+    assert [rdma_devices(kernel.files, pf) for pf in ports] == [[name]] * 2
     kernel.host.open["/dev/infiniband/uverbs0"] = (NCCL,)
-    assert [planned(kernel, pf, 4).affected for pf in PASSED_THROUGH] == [(f"{NCCL} ({pf})",) for pf in PASSED_THROUGH]
+    assert [planned(kernel, pf, 4).affected for pf in ports] == [(f"{NCCL} ({pf})",) for pf in ports]
 
 
 def test_a_bonded_nic_of_another_family_does_not_share_the_rdma_device() -> None:
