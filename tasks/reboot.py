@@ -226,6 +226,8 @@ def carry_out(policy: Reboot, ready_timeout: int) -> Commands:
     try:
         # Meanwhile a window may have ended, and somebody may have rebooted the host.
         have = _due(policy) if when == "later" else have
+        if have is not None:
+            host.log(f"reboots now, after {turns.done} other hosts")
         succeeded = None if have is None else (yield from _reboots(have, policy, ready_timeout))
     finally:
         # Also when pyinfra leaves this generator, since a command has failed.
