@@ -1,6 +1,7 @@
 """A netdev's settings are made before its link is brought up: until then they disturb nobody, whatever the driver does."""
 
 import errno
+import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ from agent.report.records import Disruption
 from agent.report.verdict import is_ready
 from agent.spec.node import from_mapping
 from tests.sim.ethtool import SimEthtool
-from tests.sim.kernel import Kernel
+from tests.sim.kernel import Kernel, no_fault
 
 PF, NETDEV = "0000:21:00.0", "enp33s0"
 
@@ -166,3 +167,46 @@ def test_a_driver_that_cannot_be_read_while_its_link_is_down_is_brought_up(node:
     result = node.follow(SETTINGS, allow="link-flap", ethtool=Silent(node.kernel))
     assert node.kernel.netdev(PF).up
     assert is_ready(result.conditions), result.conditions
+
+
+# --- whatever others have done before ---------------------------------------------------------------------------
+
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "mtu": (1500, 4000, 9000),
+    "channels": ({"combined": 1}, {"combined": 2}),
+    "rings": ({"rx": 512}, {"tx": 256}, {"rx": 1024, "tx": 512}),
+    "coalescing": ({"rx_usecs": 10}, {"rx_usecs": 50}),
+    "offloads": ({"rx-all": True}, {"rx-gro": False}, {"rx-all": False, "rx-gro": True}),
+    "state": ("up", "down"),
+}
+FLAPS = ("channels", "rings", "feature {'rx-all'", "mtu=1", "mtu=4", "mtu=9")
+"""How the writes begin for which igb takes a link down."""
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_without_permission_no_link_that_is_up_is_taken_down_for_a_setting(node: Node, seed: int) -> None:
+    chance, kernel = random.Random(seed), node.kernel  # noqa: S311  the same machines each time
+    taken_down: list[tuple[str, str]] = []
+    allow = "vf-reset"
+
+    def given(*keys: str) -> dict[str, Any]:
+        return {key: chance.choice(CHOICES[key]) for key in keys if chance.random() < 0.5}
+
+    def fault(operation: str, where: str, value: str) -> OSError | None:
+        up = where in kernel.netdevs and kernel.netdevs[where].link.up
+        if up and allow == "none" and value.startswith(FLAPS):
+            taken_down.append((where, value))
+        # Half of the drivers accept nothing while their link is down.
+        return OSError(errno.EINVAL, "down") if seed % 2 and operation == "ethtool" and not up else None
+
+    for _ in range(5):
+        vfs = {"count": 2, "defaults": given("rings", "coalescing", "state")}
+        nic = {**given(*CHOICES), "vfs": vfs} if chance.random() < 0.9 else None
+        for _ in range(3):
+            node.follow(nic, allow)
+        kernel.fault = no_fault
+        for netdev in list(kernel.netdevs.values()):
+            kernel.netlink.set_link(netdev.link.ifindex, up=chance.random() < 0.5)
+            kernel.ethtool.set_rings(netdev.link.ifindex, {"rx": chance.choice((256, 2048))})
+        kernel.fault, allow = fault, chance.choice(("none", "link-flap"))
+    assert not taken_down
