@@ -195,15 +195,21 @@ find "$root"/proc/[0-9]*/fd -lname '/dev/infiniband/*' -printf '%h %l\\n' 2>/dev
 done
 
 # Netdevs that would disappear, by the module of their driver, and what depends on them.
-# 10.0.0.5:22; [fd00::5]:22; [::ffff:10.0.0.5]:22 of an IPv6 socket; [fe80::5]%eth0:22 and 10.0.0.5%vrf0:22 of a bound one.
-managed=$(ss -Htnp state established 2>/dev/null |
-  awk '/"sshd/ { sub(/:[0-9]+$/, "", $3); gsub(/[][]|%.*/, "", $3); sub(/^::ffff:/, "", $3); print $3 }' | sort -u)
+# Each address with an established connection to another machine, and who has it. ss prints the ends so: 10.0.0.5:22;
+# [fd00::5]:22; [::ffff:10.0.0.5]:22 of an IPv6 socket; [fe80::5]%eth0:22 and 10.0.0.5%vrf0:22 of a bound one.
+connected=$({ ip -o addr show; ss -Htnp state established; } 2>/dev/null | awk '
+  function bare(end) { sub(/:[0-9]+$/, "", end); gsub(/[][]|%.*/, "", end); sub(/^::ffff:/, "", end); return end }
+  $3 == "inet" || $3 == "inet6" { sub(/\\/.*/, "", $4); own[$4]; next }
+  { here = bare($3); peer = bare($4); if (here == peer || peer in own || peer ~ /^127[.]/) next }
+  { print here, match($0, /"[^"]+"/) ? substr($0, RSTART + 1, RLENGTH - 2) : "the kernel" }' | sort -u)
 routed=$({ ip -o route show table all; ip -o -6 route show table all; } 2>/dev/null |
   awk '/ via / { for (i = 1; i < NF; i++) if ($i == "dev") print $(i + 1) }' | sort -u)
 carries() {
   for word in $routed; do if [ "$word" = "$1" ]; then echo "a route goes through $1"; fi; done
   for address in $(ip -o addr show dev "$1" 2>/dev/null | awk '{ sub(/\\/.*/, "", $4); print $4 }'); do
-    for word in $managed; do if [ "$word" = "$address" ]; then echo "$1 has the management address ($address)"; fi; done
+    printf '%s\\n' "$connected" | while read -r here who; do
+      if [ "$here" = "$address" ]; then echo "$1 carries a connection of $who ($address)"; fi
+    done
   done
   for upper in "$sys/class/net/$1"/upper_*; do
     if [ -e "$upper" ]; then echo "${upper##*/upper_} is on top of $1"; carries "${upper##*/upper_}"; fi

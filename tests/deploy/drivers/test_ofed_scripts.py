@@ -152,6 +152,7 @@ IP = """
 case "$*" in
   *"-6 route"*) ;;
   *route*) echo 'default via 10.0.0.1 dev bond0'; echo '10.0.0.0/24 dev eth1 scope link' ;;
+  "-o addr show") echo '3: eth2 inet 10.9.0.7/24 scope global eth2' ;;
   *"dev ens1"*) echo '2: ens1 inet 10.0.0.7/24 scope global ens1'; echo '2: ens1 inet6 fe80::7/64 scope link' ;;
 esac
 """
@@ -177,7 +178,7 @@ def test_users_of_netdevs_and_vfs_are_named(root: Path, monkeypatch: pytest.Monk
     (driver / "0000:21:00.0/driver").symlink_to("../../mlx5_core")
     with_programs(root, monkeypatch, "10.0.0.7:22")
     assert users(root, "mlx5_core") == [
-        "ens1 has the management address (10.0.0.7)",
+        "ens1 carries a connection of sshd (10.0.0.7)",
         "bond0 is on top of ens1",
         "a route goes through bond0",
         "0000:21:00.3 is bound to vfio-pci",
@@ -187,25 +188,32 @@ def test_users_of_netdevs_and_vfs_are_named(root: Path, monkeypatch: pytest.Monk
     assert users(root, "rdma_rxe") == []
 
 
-def with_programs(root: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
-    """A node's programs; ``end``: of a connection of sshd, as ss prints it."""
+def with_programs(root: Path, monkeypatch: pytest.MonkeyPatch, *ends: str) -> None:
+    """A node's programs; ``ends``: of connections, as ss prints them, of sshd if the second is not given."""
     program(root / "bin/ip", IP)
-    program(root / "bin/ss", f"""echo '0 0 {end} 10.0.0.1:4000 users:(("sshd",pid=1,fd=4))'""")
+    lines = [f"0 0 {end}" if " " in end else f'0 0 {end} 10.0.0.1:4000 users:(("sshd",pid=1,fd=4))' for end in ends]
+    program(root / "bin/ss", "\n".join(f"echo '{line}'" for line in lines))
     monkeypatch.setenv("PATH", f"{root / 'bin'}:{os.environ['PATH']}")
 
 
 @pytest.mark.parametrize(
-    ("end", "address"),
+    ("ends", "found"),
     [
-        ("[::ffff:10.0.0.7]:22", "10.0.0.7"),
-        ("10.0.0.7%vrf0:22", "10.0.0.7"),
-        ("[fe80::7]%ens1:22", "fe80::7"),
+        ("10.0.0.7:22", "sshd (10.0.0.7)"),
+        ("[::ffff:10.0.0.7]:22", "sshd (10.0.0.7)"),
+        ("10.0.0.7%vrf0:22", "sshd (10.0.0.7)"),
+        ("[fe80::7]%ens1:22", "sshd (fe80::7)"),
         ("[fd00::7]:22", None),
         ("[::ffff:10.0.0.70]:22", None),
+        ('10.0.0.7:800 10.0.0.9:6443 users:(("kube proxy",pid=7,fd=4),("sh",pid=8,fd=4))', "kube proxy (10.0.0.7)"),
+        ("10.0.0.7:800 10.0.0.9:2049", "the kernel (10.0.0.7)"),
+        ("10.0.0.7:800 10.0.0.7:22", None),
+        ("10.0.0.7:800 [::ffff:10.9.0.7]:22", None),
+        ("[fe80::7]%ens1:800 [fe80::7]:22", None),
     ],
 )
-def test_the_address_of_a_session_is_known_however_ss_prints_it(
-    root: Path, monkeypatch: pytest.MonkeyPatch, end: str, address: str | None
+def test_a_connection_with_another_machine_is_a_user_however_ss_prints_its_ends(
+    root: Path, monkeypatch: pytest.MonkeyPatch, ends: str, found: str | None
 ) -> None:
     function = root / "sys/bus/pci/drivers/mlx5_core/0000:21:00.0"
     (root / "sys/module/mlx5_core").mkdir()
@@ -213,8 +221,8 @@ def test_the_address_of_a_session_is_known_however_ss_prints_it(
     (function / "driver").mkdir(parents=True)
     (function / "driver/module").symlink_to(root / "sys/module/mlx5_core")
     (root / "sys/class/net/ens1/device").symlink_to(function)
-    with_programs(root, monkeypatch, end)
-    assert users(root, "mlx5_core") == ([f"ens1 has the management address ({address})"] if address else [])
+    with_programs(root, monkeypatch, ends)
+    assert users(root, "mlx5_core") == ([f"ens1 carries a connection of {found}"] if found else [])
 
 
 def test_an_initramfs_that_is_older_than_its_module_is_found(tmp_path: Path) -> None:
