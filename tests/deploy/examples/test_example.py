@@ -28,19 +28,21 @@ DOCA = [
     "OFED | The vendor's rdma-core is preferred",
     "OFED | Kernel headers",
     "OFED | DOCA-OFED",
+    "OFED | Packages of the same release",
     "OFED | The vendor's rdma-core",
     "OFED | Modules for the running kernel",
     "OFED | Loaded modules",
 ]
 GPU_DRIVER = [
     "GPU driver | No driver in use replaced",
-    "GPU driver | nouveau not loaded",
+    "GPU driver | The kernel's own drivers not loaded",
     "GPU driver | nvidia-driver: key of its repository",
     "GPU driver | nvidia-driver: repository",
     "GPU driver | Version",
     "GPU driver | Packages",
     "GPU driver | Modules for the running kernel",
     "GPU driver | Loaded modules",
+    "GPU driver | NVLink subnet manager",
     "GPU driver | Fabric manager",
     "GPU driver | Persistence mode",
     "GPU driver | Persistence daemon",
@@ -99,6 +101,7 @@ REST = [
     "Kubelet's gate",
     "Pull | No timer",
     "Ready",
+    "Back in service",
 ]
 GROUPS = {
     "gpu-01.example.net": [
