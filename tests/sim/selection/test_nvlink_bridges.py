@@ -3,10 +3,12 @@
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import dry_run
+from agent.hardware.functions import Asked, discover
 from agent.spec.node import NodeSpec, from_mapping
 from agent.state.scope import own
 from agent.state.snapshot import Snapshot
@@ -74,7 +76,10 @@ def test_an_entry_for_each_nic_of_a_kind_leaves_the_bridge_out(kernel: Kernel) -
 
 
 def test_the_product_data_are_read_once_a_function_and_only_for_such_an_entry(kernel: Kernel) -> None:
-    kernel.add_nic("0000:61:00.0", "eth0", "02:00:00:00:01:00")
+    for pci, vendor, kind in (("0000:61:00.0", "0x8086", "0x020700"), ("0000:62:00.0", "0x15b3", "0x020000")):
+        kernel.add_nic(pci, f"eth{pci[6]}", f"02:00:00:00:0{pci[6]}:00")
+        kernel.tree.put(f"{PCI}/{pci}/vendor", vendor)
+        kernel.tree.put(f"{PCI}/{pci}/class", kind)
     settle(kernel, spec({"name": "rail0", "select": {"pci": RAILS[0]}}))
     assert readings(kernel) == []
     result = settle(kernel, spec(EACH))
@@ -104,6 +109,16 @@ def test_a_bridge_whose_product_data_cannot_be_read_now_is_read_again(kernel: Ke
     assert names(result) == {RAILS[0]: "rail0", RAILS[1]: "rail1"}
     kernel.unreadable.add(f"{PCI}/{BRIDGE}/vpd")
     assert names(settle(kernel, spec(EACH), result.have)) == {RAILS[0]: "rail0", RAILS[1]: "rail1"}
+
+
+def test_a_bridge_that_hangs_is_not_read_and_stays_known(kernel: Kernel) -> None:
+    known = discover(kernel.machine(), Asked(nvlink_bridges=True))
+    kernel.read_in_part.clear()
+    hangs = evolve(kernel.machine(), hung=frozenset({BRIDGE}))
+    for before, bridge in (((), None), (known, True)):
+        functions = discover(hangs, Asked(nvlink_bridges=True, known=before))
+        assert {f.address: f.nvlink_bridge for f in functions} == {RAILS[0]: False, BRIDGE: bridge, RAILS[1]: False}
+    assert readings(kernel) == list(RAILS)
 
 
 def test_the_inventory_of_such_a_server_has_no_bridge(kernel: Kernel) -> None:
