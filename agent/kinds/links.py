@@ -224,7 +224,7 @@ def link_readings(
     target: str, link_status: LinkStatus | None, wanted: Nic | VfAttributes, skip_if_owned: bool = False
 ) -> Iterator[Reading]:
     """One netdev's MTU, state and queue length; none while it is not there."""
-    if link_status is None or link_status.link is None or not link_status.ready or not link_status.has_netdev:
+    if link_status is None or link_status.link is None or not link_status.ready:
         return
     link = link_status.link
     flaps = link.up and family_of(link_status.driver).mtu_flaps

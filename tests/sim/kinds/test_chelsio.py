@@ -5,6 +5,7 @@ import pytest
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
 from agent.hardware.functions import netdev
+from agent.report.records import Disruption
 from agent.report.verdict import is_ready
 from agent.spec.node import from_mapping
 from agent.tools.as_spec import derive_spec
@@ -37,6 +38,8 @@ def test_a_pf_without_netdev_gets_its_vfs_and_configures_them_by_the_netdev_that
     vfs = {"count": 2, "groups": [{"index": "1", "mac": "02:00:00:00:0a:01", "vlan": 7}]}
     result = settle(kernel, vfs=vfs)
     assert is_ready(result.conditions), result.conditions
+    (made,) = [o.change for o in result.outcomes if o.change.field == "count"]
+    assert made.disruption == Disruption.NONE
     assert netdev(kernel.files, PF) == "mgmtpf1,0"
     assert [(vf.mac, vf.vlan) for vf in kernel.vfs(PF)][1] == ("02:00:00:00:0a:01", 7)
     kernel.writes.clear()

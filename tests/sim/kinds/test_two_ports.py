@@ -93,3 +93,7 @@ def test_inspect_names_the_netdev_of_a_port_that_has_no_gid_of_one(kernel: Kerne
         kernel.tree.put(f"/sys/class/infiniband/mlx4_0/ports/{number}/gid_attrs/ndevs/0", "")
     (device,) = inspect(kernel.machine()).functions[0].rdma
     assert [port.netdev for port in device.ports] == [FIRST, SECOND]
+    # An InfiniBand port has no netdev without ib_ipoib.
+    kernel.tree.remove(f"{PCI}/{PF}/net/{FIRST}")
+    (device,) = inspect(kernel.machine()).functions[0].rdma
+    assert [port.netdev for port in device.ports] == [None, SECOND]
