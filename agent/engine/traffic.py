@@ -53,10 +53,7 @@ def _connections(
     own = {address for given in addresses.values() for address in given}
     carriers = _Carriers(machine, netdevs, addresses)
     carried = [
-        (index, each)
-        for each in machine.netlink.connections()
-        if each.peer not in own and not ipaddress.ip_address(each.peer).is_loopback
-        for index in carriers.of(each)
+        (index, each) for each in machine.netlink.connections() if each.peer not in own for index in carriers.of(each)
     ]
     holders = machine.processes.holders(frozenset(each.socket for _, each in carried)) if carried else {}
     peers: dict[tuple[int, str], set[str]] = {}

@@ -202,6 +202,14 @@ def test_a_connection_uses_the_nic_that_has_its_address_also_if_another_one_send
     assert of_pf(routed) == ["sshd (pid 812), connected with 10.20.0.10:51234"]
 
 
+def test_a_connection_of_a_vf_that_its_pf_sends_uses_both(routed: Kernel) -> None:
+    vf = routed.netdev(vf_addresses(routed.files, PF)[1])
+    routed.netlink.add_address(vf.ifindex, "10.20.0.6/24")
+    routed.connect("10.20.0.6:22", "10.20.0.10:51234", "sshd (pid 812)")
+    user = User("sshd (pid 812), connected with 10.20.0.10:51234")
+    assert users_of(routed) == {PF: (user,), f"{PF}#1": (user,)}
+
+
 def test_a_connection_from_an_address_with_a_rule_uses_the_nic_of_the_rule_s_table(routed: Kernel) -> None:
     routed.netlink.add_address(routed.netdev(OTHER).ifindex, "10.20.0.6/24")
     routed.netlink.add_rule(Rule("10.20.0.6", 100, 1000))
