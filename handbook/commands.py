@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import click
 
-from agent.__main__ import cli
+from cli.__main__ import cli
 from handbook.markdown import cell, code, table
 from lab.__main__ import main as lab
 

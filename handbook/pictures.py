@@ -12,9 +12,9 @@ from pathlib import Path
 
 from matplotlib import rc_context
 
-from agent.tools.hwloc import LOADS, NotDrawn, draw
-from agent.tools.topology import NumaNode, render
 from bench.tuning import drawn
+from cli.hwloc import LOADS, NotDrawn, draw
+from cli.topology import NumaNode, render
 from fleet.fabric.page import heat_map
 from fleet.page import INK, LEGEND_STYLE, to_svg
 from fleet.report import pictures as report

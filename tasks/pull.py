@@ -43,6 +43,7 @@ TEMPLATES = archive.ROOT / "templates"
 
 CONTENT = (
     "agent",
+    "cli",
     "config.py",
     "deploy.py",
     # The key `fabric` belongs to a task that needs it, and all keys are checked on every node.

@@ -34,7 +34,7 @@ LEFT_OUT = ("bin", "*.dist-info/RECORD")
 """Installed files that are left out: scripts begin with the path of this host's interpreter, and RECORD has their checksums."""
 
 MAIN = """\
-from agent.__main__ import main
+from cli.__main__ import main
 
 main()
 """
@@ -173,7 +173,7 @@ def pins(lock: Path, machine: str, python: str = PYTHON) -> str:
 
 
 def _sources() -> list[Path]:
-    paths = (ROOT / "agent").rglob("*")
+    paths = (path for folder in ("agent", "cli") for path in (ROOT / folder).rglob("*"))
     return sorted(path for path in paths if path.is_file() and "__pycache__" not in path.parts)
 
 

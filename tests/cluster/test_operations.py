@@ -54,7 +54,7 @@ print(f"{{{MEBIBYTES} / (time.monotonic() - began):.2f}} MiB/s")
 def fleet_command(plane: ControlPlane, *words: str) -> subprocess.CompletedProcess[str]:
     """Run `trackbed fleet` as the cluster's administrator."""
     return subprocess.run(
-        [sys.executable, "-m", "agent", "fleet", *words],
+        [sys.executable, "-m", "cli", "fleet", *words],
         cwd=ROOT,
         env={**os.environ, "KUBECONFIG": str(plane.admin)},
         capture_output=True,

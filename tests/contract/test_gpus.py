@@ -6,7 +6,7 @@ from agent.hardware.functions import driver
 from agent.hardware.sysfs import names_or_none
 from agent.linux import machine
 from agent.probes.gpus import GPUS, MODULE
-from agent.tools.topology import gpus
+from cli.topology import gpus
 
 
 def test_the_driver_lists_every_gpu_of_the_bus_by_its_pci_address() -> None:

@@ -10,7 +10,7 @@ try:
 except ImportError:
     sys.exit("atheris is not installed; run `make fuzz`, or give --cases instead of --seconds")
 
-with atheris.instrument_imports(include=["agent", "fleet", "tasks", "h2", "hpack", "hyperframe", "cattrs"]):
+with atheris.instrument_imports(include=["agent", "cli", "fleet", "tasks", "h2", "hpack", "hyperframe", "cattrs"]):
     CHECK = importlib.import_module(f"tests.fuzz.targets.{sys.argv[1]}").check
 
 atheris.Setup([sys.argv[0], *sys.argv[2:]], CHECK)

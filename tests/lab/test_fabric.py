@@ -57,7 +57,7 @@ def addressed(three_nodes: tuple[Node, ...]) -> tuple[Node, ...]:
 def run_fabric(*more: str) -> tuple[subprocess.CompletedProcess[str], list[dict[str, Any]]]:
     """Run the test, then the report."""
     done = pyinfra("-y", "--fail-percent", "100", "inventories/lab.py", "deploys/fabric.py", *more)
-    words = [sys.executable, "-m", "agent", "fleet", "fabric", "report", "--json"]
+    words = [sys.executable, "-m", "cli", "fleet", "fabric", "report", "--json"]
     ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode in (0, 2), done.stdout + done.stderr + ended.stderr
     return done, [json.loads(line) for line in ended.stdout.splitlines()]

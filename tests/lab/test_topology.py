@@ -42,7 +42,7 @@ def test_the_host_draws_the_topology_of_a_node(node: Node, tmp_path: Path, monke
     printed = node.sh("trackbed topology --json")
     for form, begins in (("svg", b"<?xml"), ("png", b"\x89PNG"), ("xml", b"<?xml")):
         picture = tmp_path / f"node1.{form}"
-        words = [sys.executable, "-m", "agent", "topology", "--input", "-", "--picture", str(picture)]
+        words = [sys.executable, "-m", "cli", "topology", "--input", "-", "--picture", str(picture)]
         drawn = subprocess.run(words, cwd=ROOT, input=printed, capture_output=True, text=True, check=False)
         assert drawn.returncode == 0, drawn.stderr
         assert picture.read_bytes().startswith(begins)

@@ -15,9 +15,9 @@ import click
 import pytest
 import yaml
 
-from agent.__main__ import cli
 from agent.probes import probes
 from agent.spec.vf_attributes import ordered
+from cli.__main__ import cli
 from handbook import samples
 from lab.__main__ import main as lab
 from tasks.common.data import leftovers
@@ -52,7 +52,7 @@ def inline(text: str) -> list[str]:
 @cache
 def constants() -> dict[Path, frozenset[str]]:
     """The string constants of each file of the agent, the tasks and the fleet's tools."""
-    files = [path for folder in ("agent", "fleet", "tasks") for path in (ROOT / folder).rglob("*.py")]
+    files = [path for folder in ("agent", "cli", "fleet", "tasks") for path in (ROOT / folder).rglob("*.py")]
     return {path: frozenset(_strings(path)) for path in files}
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from agent.probes import probes
 from agent.spec.schema import schema
-from agent.tools.hwloc import LOADS
+from cli.hwloc import LOADS
 from handbook import campaign, conditions, pictures, spec, trials
 from handbook.hooks import PICTURES
 from tests.chromium import Scheme, illegible

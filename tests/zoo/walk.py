@@ -23,9 +23,9 @@ from agent.hardware.functions import vf_addresses
 from agent.report.records import Change, to_plain
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
-from agent.tools import topology
-from agent.tools.as_inventory import derive_inventory
-from agent.tools.inspection import Inspection, NetworkFunction, inspect, render
+from cli import topology
+from cli.as_inventory import derive_inventory
+from cli.inspection import Inspection, NetworkFunction, inspect, render
 from tasks import hardware, nccl
 from tasks.common.commands import script
 from tasks.hardware import Hardware, NodeHardware

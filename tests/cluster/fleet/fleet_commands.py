@@ -48,7 +48,7 @@ class Done:
 
 def start(kubeconfig: Path, *words: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
-    command = [sys.executable, "-m", "agent", "fleet", *words]
+    command = [sys.executable, "-m", "cli", "fleet", *words]
     return subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

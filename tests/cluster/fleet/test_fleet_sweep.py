@@ -223,7 +223,7 @@ def sweep_in_a_pod(plane: ControlPlane, folder: Path, account: str, *words: str)
     address = urlsplit(plane.url)
     service = {"KUBERNETES_SERVICE_HOST": str(address.hostname), "KUBERNETES_SERVICE_PORT": str(address.port)}
     command = ["unshare", "--mount", "sh", "-ec", IN_A_POD, "sh", str(folder)]
-    command += [sys.executable, "-m", "agent", "fleet", "sweep", *words]
+    command += [sys.executable, "-m", "cli", "fleet", "sweep", *words]
     done = subprocess.run(command, cwd=ROOT, env={"HOME": "/", **service}, capture_output=True, text=True, check=False)
     return Done(done.returncode, done.stdout, done.stderr)
 

@@ -127,7 +127,7 @@ def test_a_user_of_one_namespace_touches_no_node(plane: ControlPlane, path: str)
 
 def fleet(plane: ControlPlane, *words: str) -> Any:
     """The answer of `trackbed fleet`; whatever its exit code."""
-    command = [sys.executable, "-m", "agent", "fleet", *words, "--json", f"--kubeconfig={plane.admin}"]
+    command = [sys.executable, "-m", "cli", "fleet", *words, "--json", f"--kubeconfig={plane.admin}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=dict(os.environ))
     return json.loads(done.stdout)
 

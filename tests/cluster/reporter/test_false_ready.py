@@ -42,12 +42,12 @@ SLOWNESS = 10.0
 PROGRAM = """
 import sys
 from pathlib import Path
-from agent.commands import _common
+from cli.commands import _common
 from agent.report import published
 from agent.reporter import settings
 folder = Path(sys.argv[1])
 _common.RUN, published.PATH, settings.LABELS = folder / "run", folder / "published.json", folder / "labels" / "labels.json"
-from agent.__main__ import cli
+from cli.__main__ import cli
 cli(["reporter", "--listen", "127.0.0.1:0", *sys.argv[2:]])
 """
 

@@ -68,7 +68,7 @@ def allow(plane: ControlPlane, name: str) -> None:
 
 def fleet(plane: ControlPlane, *words: str) -> Any:
     """The answer of `trackbed fleet`; whatever its exit code."""
-    command = [sys.executable, "-m", "agent", "fleet", *words, "--json", f"--kubeconfig={plane.admin}"]
+    command = [sys.executable, "-m", "cli", "fleet", *words, "--json", f"--kubeconfig={plane.admin}"]
     return json.loads(subprocess.run(command, capture_output=True, text=True, timeout=120, check=False).stdout)
 
 

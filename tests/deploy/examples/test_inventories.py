@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent.spec.node import NodeSpec
-from agent.tools.as_inventory import derive_inventory
+from cli.as_inventory import derive_inventory
 from tasks.common import archive
 from tasks.node_spec import node_spec
 from tests.deploy.examples.inventories import inventory_of

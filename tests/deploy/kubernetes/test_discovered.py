@@ -16,7 +16,7 @@ from agent.engine.converge import converge
 from agent.hardware.functions import vf_addresses
 from agent.report.records import to_plain
 from agent.spec.node import from_mapping
-from agent.tools.inspection import inspect
+from cli.inspection import inspect
 from tasks.common import archive
 from tasks.hardware import NodeHardware
 from tasks.kubernetes.manifests.configurations import shared_rdma, sriov

@@ -18,7 +18,7 @@ from agent.engine.converge import converge
 from agent.machine import DcbState, Files
 from agent.report.records import Report, report_from_json, report_to_json
 from agent.spec.node import from_mapping
-from agent.tools.inspection import inspect, render
+from cli.inspection import inspect, render
 from tests.sim.kernel import Kernel
 
 NICS = {"0000:21:00.0": "ens1", "0000:41:00.0": "ens2"}

@@ -16,7 +16,7 @@ from agent.report.verdict import is_ready
 from agent.spec.addresses import PRIORITY
 from agent.spec.node import NodeSpec, from_mapping
 from agent.state.scope import own
-from agent.tools.as_spec import derive_spec
+from cli.as_spec import derive_spec
 from tests.sim.kernel import Kernel, no_fault
 from tests.sim.two_nics import PF0, PF1
 

@@ -8,8 +8,8 @@ from agent.hardware.functions import netdev
 from agent.report.records import Disruption
 from agent.report.verdict import is_ready
 from agent.spec.node import from_mapping
-from agent.tools.as_spec import derive_spec
-from agent.tools.inspection import inspect, render
+from cli.as_spec import derive_spec
+from cli.inspection import inspect, render
 from tests.sim.kernel import PCI, Kernel
 
 PF, PORTS = "0000:04:00.0", "0000:04:00.4"

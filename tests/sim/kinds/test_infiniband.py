@@ -14,8 +14,8 @@ from agent.report.records import Condition
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, SpecError, from_mapping, to_json
 from agent.state.guids import derived_guid, port_guid
-from agent.tools.as_spec import derive_spec
-from agent.tools.inspection import inspect, render
+from cli.as_spec import derive_spec
+from cli.inspection import inspect, render
 from tests.sim.kernel import Kernel
 
 PF, OTHER = "0000:21:00.0", "0000:41:00.0"

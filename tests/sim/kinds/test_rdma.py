@@ -14,8 +14,8 @@ from agent.hardware.rdma import Reader
 from agent.report.records import Condition
 from agent.report.verdict import is_ready
 from agent.spec.node import from_mapping
-from agent.tools.as_inventory import derive_inventory
-from agent.tools.inspection import inspect, render
+from cli.as_inventory import derive_inventory
+from cli.inspection import inspect, render
 from tests.sim.kernel import Kernel
 from tests.sim.seams import seen
 from tests.sim.two_nics import NAME0, NAME1, PF0, PF1

@@ -20,7 +20,7 @@ from agent.machine import Link
 from agent.report.records import Disruption
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
-from agent.tools.inspection import inspect, render
+from cli.inspection import inspect, render
 from tests.sim.kernel import Kernel, Netdev
 
 PF, OTHER = "0000:21:00.0", "0000:41:00.0"

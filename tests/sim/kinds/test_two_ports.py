@@ -10,10 +10,10 @@ from agent.machine import Link
 from agent.report.records import Condition
 from agent.report.verdict import is_ready
 from agent.spec.node import from_mapping
-from agent.tools.as_inventory import derive_inventory
-from agent.tools.inspection import inspect
+from cli.as_inventory import derive_inventory
+from cli.inspection import inspect
+from tests.sim.cli.test_as_inventory import executed
 from tests.sim.kernel import NET, PCI, Kernel
-from tests.sim.tools.test_as_inventory import executed
 
 PF = "0000:03:00.0"
 # The names sort, and the netdevs appeared, in the order that is not the ports'.

@@ -18,8 +18,8 @@ from agent.report.verdict import is_ready
 from agent.spec.addresses import FIRST_TABLE
 from agent.spec.node import NodeSpec, from_mapping
 from agent.state.wanted import derived_mac, resolve
-from agent.tools.as_spec import derive_spec
-from agent.tools.inspection import inspect, render
+from cli.as_spec import derive_spec
+from cli.inspection import inspect, render
 from tests.sim.kernel import Kernel
 from tests.sim.seams import seen
 

@@ -12,10 +12,10 @@ from agent.hardware.functions import Asked, discover
 from agent.spec.node import NodeSpec, from_mapping
 from agent.state.scope import own
 from agent.state.snapshot import Snapshot
-from agent.tools.as_inventory import derive_inventory
-from agent.tools.inspection import inspect, render
+from cli.as_inventory import derive_inventory
+from cli.inspection import inspect, render
+from tests.sim.cli.test_as_inventory import executed
 from tests.sim.kernel import PCI, Kernel
-from tests.sim.tools.test_as_inventory import executed
 
 RAILS = ("0000:18:00.0", "0000:40:00.0")
 BRIDGE = "0000:3a:00.0"

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from agent.__main__ import cli
+from cli.__main__ import cli
 
 ROOT = Path(__file__).parents[3]
 TOPOLOGY = '[{"number": %s, "socket": 0, "caches": [{"cores": [{"cpus": [%s], "serves": []}]}], "devices": []}]'
 
 
 def trackbed(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "agent", *arguments]
+    command = [sys.executable, "-m", "cli", *arguments]
     return subprocess.run(
         command,
         cwd=ROOT,
@@ -107,7 +107,7 @@ def test_every_error_is_one_message_and_exit_code_1(arguments: tuple[str, ...], 
 
 @pytest.mark.parametrize("arguments", [("plan", "--spec", "-"), ("topology", "--input", "-")])
 def test_a_closed_standard_input_is_one_message(arguments: tuple[str, ...]) -> None:
-    command = ["sh", "-c", 'exec "$@" <&-', "sh", sys.executable, "-m", "agent", *arguments]
+    command = ["sh", "-c", 'exec "$@" <&-', "sh", sys.executable, "-m", "cli", *arguments]
     failed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert failed.returncode == 1
     assert failed.stderr.startswith("trackbed: stdin is closed; give ")
@@ -116,14 +116,14 @@ def test_a_closed_standard_input_is_one_message(arguments: tuple[str, ...]) -> N
 @pytest.mark.parametrize("closed", [">&-", ">&- 2>&-"])
 def test_a_command_whose_outputs_are_closed_ends_as_usual(closed: str) -> None:
     live = ("stat", "-d", "lo", "-l", "--count", "1", "--interval", "0.1")
-    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "agent", *live]
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "cli", *live]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_an_output_that_is_full_is_one_message() -> None:
     with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-m", "agent", "plan", "--spec", "-"]
+        command = [sys.executable, "-m", "cli", "plan", "--spec", "-"]
         failed = subprocess.run(
             command, cwd=ROOT, input='{"node_name": "n1"}', stdout=full, stderr=subprocess.PIPE, text=True, check=False
         )
@@ -133,7 +133,7 @@ def test_an_output_that_is_full_is_one_message() -> None:
 
 def test_a_character_that_the_terminals_encoding_lacks_is_escaped() -> None:
     text = TOPOLOGY.replace('"devices": []', '"devices": [{"address": "0000:21:00.0", "netdevs": ["\\u4e2d"]}]')
-    command = [sys.executable, "-m", "agent", "topology", "--input", "-"]
+    command = [sys.executable, "-m", "cli", "topology", "--input", "-"]
     environment = {**os.environ, "PYTHONIOENCODING": "iso-8859-1"}
     shown = subprocess.run(
         command, cwd=ROOT, env=environment, input=text % (0, 0), capture_output=True, text=True, check=False
@@ -154,7 +154,7 @@ def test_a_character_that_the_terminals_encoding_lacks_is_escaped() -> None:
 )
 def test_a_fifo_is_refused_and_not_waited_for(arguments: tuple[str, ...], tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
-    command = [sys.executable, "-m", "agent", *arguments, str(tmp_path / "fifo")]
+    command = [sys.executable, "-m", "cli", *arguments, str(tmp_path / "fifo")]
     failed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
     assert failed.returncode == 1
     assert "fifo" in failed.stderr
@@ -205,7 +205,7 @@ def test_an_invalid_address_is_refused(address: str) -> None:
 
 
 def test_sigterm_ends_the_reporter_with_exit_code_0() -> None:
-    command = [sys.executable, "-m", "agent", "reporter", "--listen", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "cli", "reporter", "--listen", "127.0.0.1:0"]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as reporter:
         assert reporter.stderr is not None
         assert reporter.stderr.readline().startswith("serving ")

@@ -18,13 +18,13 @@ import pytest
 from attrs import evolve
 
 from agent import runtime
-from agent.commands import Commands
 from agent.report import names, published
 from agent.report.history import History
 from agent.report.published import Published
 from agent.report.records import Change, Condition, Disruption, Outcome, Report, Result, report_to_json
 from agent.service import lock
 from agent.spec.node import from_mapping
+from cli.commands import Commands
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
@@ -34,13 +34,13 @@ COMMANDS = Commands().list_commands(None)  # type: ignore[arg-type]  # it looks 
 PROGRAM = """
 import sys
 from pathlib import Path
-from agent.commands import _common
+from cli.commands import _common
 from agent.report import published
 _common.RUN = _common.STATE = Path(sys.argv.pop(1))
 _common.SPEC = _common.RUN / "node.json"
 published.PATH = _common.RUN / "published.json"
 published.SETTINGS = _common.RUN / "reporter.json"
-from agent.__main__ import main
+from cli.__main__ import main
 main()
 """
 CONDITIONS = (
@@ -350,7 +350,7 @@ def test_completion_prints_a_script_for_each_shell(shell: str, word: str, tmp_pa
 def test_the_completion_script_completes_commands() -> None:
     environment = {**os.environ, "_TRACKBED_COMPLETE": "bash_complete", "COMP_WORDS": "trackbed st", "COMP_CWORD": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "agent"], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-m", "cli"], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
     )
     assert sorted(done.stdout.splitlines()) == ["plain,stat", "plain,status"]
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 from matplotlib import colormaps
 from matplotlib.colors import to_hex
 
-from agent.__main__ import cli
+from cli.__main__ import cli
 from fleet.fabric.collective import Collective, Group
 from fleet.fabric.ends import End, by_name
 from fleet.fabric.journal import Journal, Run

@@ -21,7 +21,7 @@ from tests.unit.fleet.test_kubeconfig import KUBECONFIG
 from tests.unit.fleet.test_maintenance import BUSY_AS_TEXT, pod
 
 NODES = ("a", "b")
-TRACKBED = (sys.executable, "-m", "agent", "fleet")
+TRACKBED = (sys.executable, "-m", "cli", "fleet")
 Step = Callable[[str, Any], bool]
 
 

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def trackbed(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "agent", "fleet", *arguments]
+    command = [sys.executable, "-m", "cli", "fleet", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from agent.commands.stat import rate_text
 from agent.hardware.counters import Meter, NoDevice, Source, counters, read, sources
+from cli.commands.stat import rate_text
 
 PF = "0000:3b:00.0"
 

@@ -17,8 +17,8 @@ from agent.report.activity import Activity, View
 from agent.report.records import Outcome, from_plain, to_plain
 from agent.service.traced_machine import traced
 from agent.spec.node import from_mapping
-from agent.tools.inspection import inspect, render
 from bench.namespace import ADDRESS, devices, machine
+from cli.inspection import inspect, render
 from tests.private_namespace import check_in_namespace
 from tests.sim.kernel import Kernel
 from tests.sim.two_nics import PF0, two_nics

@@ -34,8 +34,8 @@ TESTS = Path(__file__).parent / "prometheus"
 REPORTER = """
 import sys
 from pathlib import Path
-from agent.__main__ import cli
-from agent.commands import _common
+from cli.__main__ import cli
+from cli.commands import _common
 _common.RUN = Path(sys.argv[1])
 cli(["reporter", "--listen", "127.0.0.1:0"])
 """

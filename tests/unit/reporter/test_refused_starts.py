@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from agent.__main__ import cli
 from agent.reporter.http.address import Address, CannotServe
 from agent.reporter.http.server import serve
+from cli.__main__ import cli
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from attrs import evolve, frozen
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.__main__ import cli
 from agent.report import drift
 from agent.report.records import Change, Condition, Outcome, Report, report_to_json
 from agent.report.verdict import STALE
@@ -27,6 +26,7 @@ from agent.reporter.http.address import Address
 from agent.reporter.http.server import serve
 from agent.reporter.settings import Settings, to_json
 from agent.runtime import NOTIFY_TIMEOUT, boot_id, uptime
+from cli.__main__ import cli
 from tests.notify_socket import full_socket, wait_for
 from tests.unit.reporter.scripted import api_server, token_of
 
@@ -312,7 +312,7 @@ def test_it_publishes_although_its_port_is_taken(served: Served, tmp_path: Path)
     with api_server(tmp_path, answer) as (url, authority):
         settings.write_text(to_json(Settings("n1", url, str(authority))))
         words = ("--listen", f"127.0.0.1:{served.port}", "--kubernetes", settings, "--kubernetes-secret", secret)
-        command = [sys.executable, "-m", "agent", "reporter", *map(str, words)]
+        command = [sys.executable, "-m", "cli", "reporter", *map(str, words)]
         here = {**os.environ, "STATE_DIRECTORY": str(tmp_path)}
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=here) as process:
             assert process.stderr is not None
@@ -326,7 +326,7 @@ def test_it_publishes_although_its_port_is_taken(served: Served, tmp_path: Path)
 
 
 def test_systemd_learns_that_the_reporter_is_ready_although_its_socket_was_full(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "agent", "reporter", "--listen", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "cli", "reporter", "--listen", "127.0.0.1:0"]
     with full_socket(tmp_path / "notify") as full:
         here = {**os.environ, "NOTIFY_SOCKET": str(tmp_path / "notify")}
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=here) as process:

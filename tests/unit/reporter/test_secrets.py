@@ -15,7 +15,7 @@ from agent.report import names
 from agent.report.records import Report, report_to_json
 from agent.reporter.settings import Settings, to_json
 from agent.runtime import boot_id, uptime
-from agent.tools.support_bundle import collectors, write
+from cli.support_bundle import collectors, write
 from tests.unit.reporter.scripted import api_server, token_of
 
 TOKEN = "s3cret-token-of-the-reporter"  # noqa: S105  the tests' own
@@ -40,7 +40,7 @@ def test_a_reporters_secrets_are_in_no_argument_environment_log_answer_or_file(t
         (tmp_path / "settings").write_text(to_json(Settings("n1", url, str(authority))))
         words = ("--listen", "127.0.0.1:0", "--kubernetes", tmp_path / "settings")
         more = ("--kubernetes-secret", tmp_path / "secret", "--socket", tmp_path / "http.sock")
-        command = [sys.executable, "-m", "agent", "reporter", *map(str, (*words, *more))]
+        command = [sys.executable, "-m", "cli", "reporter", *map(str, (*words, *more))]
         here = {**os.environ, "STATE_DIRECTORY": str(state), "RUNTIME_DIRECTORY": str(run)}
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=here
@@ -65,7 +65,7 @@ def test_the_bundle_has_no_other_files_of_the_folders_it_reads(tmp_path: Path) -
     (tmp_path / "report.json").write_text(f'{{"message": "curl -H \'Authorization: Bearer {KUBERNETES}\'"}}')
     (tmp_path / "pull.json").write_text(f'{{"url": "https://user:{TOKEN}@mirror.example.net/a"}}')
     made = tmp_path / "bundle.tar.gz"
-    wanted = [one for one in collectors((sys.executable, "-m", "agent"), (tmp_path,)) if one.command[0] == "cat"]
+    wanted = [one for one in collectors((sys.executable, "-m", "cli"), (tmp_path,)) if one.command[0] == "cat"]
     write(made, wanted)
     with tarfile.open(made) as tar:
         texts = [file.read().decode() for entry in tar if (file := tar.extractfile(entry)) is not None]

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 import click
 
-from agent.commands import _common
 from agent.report.options import seconds
 from agent.report.printable import printable
 from agent.report.records import Disruption, Outcome, to_plain
@@ -17,6 +16,7 @@ from agent.report.verdict import explained, failing
 from agent.service import lock
 from agent.service.apply_socket import NAME, ApplyRefused, Progress, ask
 from agent.spec.node import NodeSpec, spec_hash
+from cli.commands import _common
 
 AGAIN = 0.5
 """Seconds after which the next pass runs, if no event comes before."""

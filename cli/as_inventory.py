@@ -1,6 +1,6 @@
 """Writes a running server as an inventory: a host's line and the data of its group, from which to start a fleet's inventory.
 
-The data begins with the spec of :mod:`agent.tools.as_spec`. NICs of one kind with the same settings become one entry with
+The data begins with the spec of :mod:`cli.as_spec`. NICs of one kind with the same settings become one entry with
 ``select.each``. The data also requires the RDMA devices and GPUs that work now. The text is Python, as pyinfra reads it, and
 on this server the plan of its data is empty.
 """
@@ -23,9 +23,9 @@ from agent.report.printable import printable
 from agent.spec.nic import LinkLayer
 from agent.spec.node import NodeSpec, from_mapping, to_json
 from agent.spec.selector import INDEX
-from agent.tools import topology
-from agent.tools.as_spec import derive_spec
-from agent.tools.inspection import Inspection, NetworkFunction, inspect
+from cli import topology
+from cli.as_spec import derive_spec
+from cli.inspection import Inspection, NetworkFunction, inspect
 
 GROUP = "servers"
 WIDTH = 100
@@ -48,7 +48,7 @@ def derive_inventory(machine: Machine, host: str, node_name: str, chosen: Collec
     """Write the server as an inventory.
 
     :param host: the name by which the control host connects to it.
-    :param chosen: the NICs, as :func:`agent.tools.as_spec.derive_spec` takes them.
+    :param chosen: the NICs, as :func:`cli.as_spec.derive_spec` takes them.
     :raises NotFound: a chosen NIC does not exist.
     """
     derived = derive_spec(machine, node_name, chosen)

@@ -9,7 +9,7 @@ from agent.hardware.functions import vf_addresses
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, SpecError, from_mapping, parse, to_json
 from agent.state.wanted import derived_mac
-from agent.tools.as_spec import NotFound, derive_spec
+from cli.as_spec import NotFound, derive_spec
 from tests.sim.kernel import Kernel
 from tests.sim.two_nics import MAC0, PF0, PF1, two_nics
 

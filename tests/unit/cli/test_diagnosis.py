@@ -9,7 +9,7 @@ from agent.report.published import Published
 from agent.report.records import Change, Condition, Outcome, Report
 from agent.report.verdict import NoReport
 from agent.spec.node import from_mapping
-from agent.tools.diagnosis import Evidence, Finding, Service, SriovFact, diagnose, managed_netdevs
+from cli.diagnosis import Evidence, Finding, Service, SriovFact, diagnose, managed_netdevs
 
 RUNS = Service("active", "running", "enabled")
 REPORT = Report("n1", "h1", "boot", "0.1", ready=True, up_to_date=True)

@@ -38,7 +38,7 @@ from agent.spec.node import NodeSpec
 from agent.spec.ranges import format_ranges
 from agent.spec.vf_attributes import ordered
 from agent.state.snapshot import nic_names
-from agent.tools.inspection_lines import rdma_lines, wrapped
+from cli.inspection_lines import rdma_lines, wrapped
 
 WIDTH = 80
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import click
 
-from agent.commands import _common
 from agent.report import names, published
 from agent.runtime import notify_ready
+from cli.commands import _common
 
 FILE = click.Path(path_type=Path)
 

@@ -11,11 +11,11 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner, Result
 
-from agent.__main__ import cli
 from agent.report.records import to_plain
 from agent.spec.node import from_mapping
-from agent.tools.hwloc import LOADS, MISPLACED
-from agent.tools.topology import EVERYWHERE, Load, arrange, render
+from cli.__main__ import cli
+from cli.hwloc import LOADS, MISPLACED
+from cli.topology import EVERYWHERE, Load, arrange, render
 from tests.debian import program
 from tests.sim.kernel import Kernel
 from tests.sim.two_nics import NAME0, NAME1, PF0, PF1, two_nics

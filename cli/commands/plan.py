@@ -7,11 +7,11 @@ import sys
 
 import click
 
-from agent.commands import _common
 from agent.report import diff
 from agent.report.printable import printable
 from agent.report.records import to_plain
 from agent.spec.node import spec_hash
+from cli.commands import _common
 
 
 @click.command()

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import click
 
-from agent.commands import Commands
 from agent.report.printable import printable
 from agent.runtime import fault, version
+from cli.commands import Commands
 
 SERVICES = ("run", "worker", "reporter")
 """The commands that systemd units run. An unexpected exception ends them with its traceback, for the journal."""

@@ -14,7 +14,7 @@ from agent.machine import Files, Machine
 from agent.report.printable import printable
 from agent.spec.node import NodeSpec
 from agent.spec.ranges import format_ranges, parse_ranges
-from agent.tools.inspection import NetworkFunction, inspect
+from cli.inspection import NetworkFunction, inspect
 
 # NVIDIA's PCI ID, and the classes of GPUs with and without a display (VGA compatible, 3D controller).
 NVIDIA, GPU_CLASSES = "0x10de", ("0x0300", "0x0302")

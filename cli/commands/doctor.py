@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agent.commands import _common
 from agent.report import published
 from agent.report.names import REPORT
 from agent.report.printable import printable
@@ -16,8 +15,9 @@ from agent.report.records import Report, Severity, to_plain
 from agent.report.verdict import NoReport, read_report, why_not_fresh
 from agent.runtime import boot_id, uptime
 from agent.spec.node import NodeSpec, spec_hash
-from agent.tools.diagnosis import Evidence, Service, SriovFact, diagnose, managed_netdevs
-from agent.tools.programs import run
+from cli.commands import _common
+from cli.diagnosis import Evidence, Service, SriovFact, diagnose, managed_netdevs
+from cli.programs import run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

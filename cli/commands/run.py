@@ -9,11 +9,11 @@ from pathlib import Path
 import click
 
 from agent import runtime
-from agent.commands import _common
 from agent.report.names import REPORT
 from agent.report.publisher import Publisher
 from agent.runtime import version
 from agent.service import lock, supervisor
+from cli.commands import _common
 
 
 @click.command()

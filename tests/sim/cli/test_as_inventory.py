@@ -11,8 +11,8 @@ from agent.hardware.functions import vf_addresses
 from agent.machine import Link
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
-from agent.tools.as_inventory import derive_inventory
-from agent.tools.as_spec import NotFound
+from cli.as_inventory import derive_inventory
+from cli.as_spec import NotFound
 from tests.sim.kernel import Kernel, Netdev
 
 PFS = ("0000:21:00.0", "0000:41:00.0", "0000:c1:00.0")

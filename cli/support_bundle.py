@@ -18,7 +18,7 @@ from pathlib import Path
 from attrs import frozen
 
 from agent.hardware.functions import NET, PCI, RDMA
-from agent.tools.programs import Ran, run
+from cli.programs import Ran, run
 
 DEADLINE = 20.0
 """Seconds for each collector."""

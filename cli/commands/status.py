@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 import click
 
-from agent.commands import _common
 from agent.report import names, published
 from agent.report.age import say_age
 from agent.report.printable import printable
 from agent.report.records import Condition, Report, to_plain
 from agent.report.verdict import Verdict, judge, warnings
 from agent.runtime import uptime
+from cli.commands import _common
 
 LOOK = 0.2
 """Seconds between two readings of the report file under --watch."""

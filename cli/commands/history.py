@@ -11,13 +11,13 @@ from pathlib import Path
 
 import click
 
-from agent.commands import _common
 from agent.report.history import Entry, read
 from agent.report.options import number
 from agent.report.printable import printable
 from agent.report.records import HOST, Change, Disruption, Outcome, Result, to_plain
 from agent.report.target import is_vf, vf_index
 from agent.spec.ranges import format_ranges
+from cli.commands import _common
 
 FEW = 3
 """If a pass made more writes than this to one device, they are shown as one line."""

@@ -6,7 +6,7 @@ import json
 
 import click
 
-from agent.commands import _common
+from cli.commands import _common
 
 
 @click.command()

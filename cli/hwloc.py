@@ -11,8 +11,8 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 from attrs import define, field
 
 from agent.report.printable import printable
-from agent.tools.programs import run
-from agent.tools.topology import EVERYWHERE, Cache, Device, Load, NumaNode, Served
+from cli.programs import run
+from cli.topology import EVERYWHERE, Cache, Device, Load, NumaNode, Served
 
 NAMED = 4
 """How many lines of queues a CPU shows. The others are counted."""

@@ -14,7 +14,7 @@ from agent.hardware.bonds import rdma_devices
 from agent.hardware.rdma import CharDevice, Gid, RdmaDevice, RdmaPort
 from agent.machine import Link, VfInfo
 from agent.report.records import to_plain
-from agent.tools.inspection import (
+from cli.inspection import (
     Inspection,
     Interrupt,
     Netdev,

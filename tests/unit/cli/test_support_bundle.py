@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.tools import support_bundle
-from agent.tools.support_bundle import REMOVED, Collector, collectors, redact, write
+from cli import support_bundle
+from cli.support_bundle import REMOVED, Collector, collectors, redact, write
 
 SECRET = "s3cr3t-value"  # noqa: S105  the test's own
 

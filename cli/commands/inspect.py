@@ -8,9 +8,9 @@ import sys
 
 import click
 
-from agent.commands import _common
 from agent.report.records import to_plain
 from agent.spec.node import NodeSpec
+from cli.commands import _common
 
 
 @click.command()
@@ -40,7 +40,7 @@ def inspect(as_spec: bool, as_inventory: bool, nics: tuple[str, ...], node_name:
     if nics or node_name is not None:
         raise click.UsageError("--nic and --node-name belong to --as-spec and --as-inventory")
     from agent import linux
-    from agent.tools.inspection import inspect, render
+    from cli.inspection import inspect, render
 
     inspection = inspect(linux.machine(), _spec())
     click.echo(json.dumps(to_plain(inspection)) if as_json else render(inspection))
@@ -49,8 +49,8 @@ def inspect(as_spec: bool, as_inventory: bool, nics: tuple[str, ...], node_name:
 def _write(as_inventory: bool, nics: tuple[str, ...], node_name: str | None) -> None:
     from agent import linux
     from agent.spec.node import SpecError, to_json
-    from agent.tools.as_inventory import derive_inventory
-    from agent.tools.as_spec import NotFound, derive_spec
+    from cli.as_inventory import derive_inventory
+    from cli.as_spec import NotFound, derive_spec
 
     name = _name() if node_name is None else node_name
     try:

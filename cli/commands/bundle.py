@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from agent.commands import _common
+from cli.commands import _common
 
 
 @click.command()
@@ -33,7 +33,7 @@ def bundle(output: Path | None, as_json: bool) -> None:
 
     Example: trackbed bundle
     """
-    from agent.tools.support_bundle import collectors, write
+    from cli.support_bundle import collectors, write
 
     if os.geteuid() != 0:
         raise _common.Failed("most of this is for root only; run as root")

@@ -11,11 +11,11 @@ from pathlib import Path
 import click
 
 from agent import runtime
-from agent.commands import _common
 from agent.report import names, published, publisher
 from agent.report.options import seconds
 from agent.report.printable import printable
 from agent.report.verdict import judge
+from cli.commands import _common
 
 
 @click.command()

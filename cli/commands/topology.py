@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agent.commands import _common
 from agent.report.records import from_plain, to_plain
+from cli.commands import _common
 
 if TYPE_CHECKING:
-    from agent.tools.topology import NumaNode
+    from cli.topology import NumaNode
 
 COLOURS = {"none": None, "even": "green", "double": "yellow", "more": "red"}
 
@@ -51,7 +51,7 @@ def topology(picture: Path | None, source: str | None, as_json: bool) -> None:
 
     Example: ssh gpu-01 trackbed topology --json | trackbed topology --input - --picture gpu-01.svg
     """
-    from agent.tools.topology import MISPLACED, render
+    from cli.topology import MISPLACED, render
 
     nodes = _here() if source is None else _given(source)
     if picture is not None:
@@ -66,7 +66,7 @@ def topology(picture: Path | None, source: str | None, as_json: bool) -> None:
 def _here() -> tuple[NumaNode, ...]:
     from agent import linux
     from agent.spec.node import NodeSpec
-    from agent.tools.topology import arrange
+    from cli.topology import arrange
 
     try:
         spec: NodeSpec | None = _common.read_spec(None)
@@ -77,7 +77,7 @@ def _here() -> tuple[NumaNode, ...]:
 
 def _given(source: str) -> tuple[NumaNode, ...]:
     from agent.documents import load
-    from agent.tools.topology import NumaNode
+    from cli.topology import NumaNode
 
     text = _common.read_input(source, LARGEST, "the output of `trackbed topology --json`")
     try:
@@ -101,7 +101,7 @@ def _is_possible(node: NumaNode) -> bool:
 
 
 def _draw(nodes: tuple[NumaNode, ...], picture: Path) -> None:
-    from agent.tools.hwloc import FORMATS, NotDrawn, draw
+    from cli.hwloc import FORMATS, NotDrawn, draw
 
     form = picture.suffix.removeprefix(".")
     if form not in FORMATS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from agent.commands import _common
+from cli.commands import _common
 
 
 @click.command(hidden=True)
