@@ -27,9 +27,12 @@ for process in $(pgrep -x kubelet); do
   named=$(sed -n 's/^--config=//p; /^--config$/{n;p}' arguments)
   kubelet=${named:-$kubelet}
   driver=$(sed -n 's/^--cgroup-driver=//p; /^--cgroup-driver$/{n;p}' arguments)
+  more=$(sed -n 's/^--config-dir=//p; /^--config-dir$/{n;p}' arguments)
 done
 if [ -z "${driver:=}" ] && [ -r "$kubelet" ]; then
-  driver=$(sed -n 's/^cgroupDriver:[ \t]*["'\'']\{0,1\}\([a-z]*\).*/\1/p' "$kubelet")
+  # Files of the folder override the file (KubeletConfiguration, since Kubernetes 1.28).
+  driver=$(cat "$kubelet" "${more:-/nowhere}"/*.conf 2>/dev/null |
+    sed -n 's/^cgroupDriver:[ \t]*["'\'']\{0,1\}\([a-z]*\).*/\1/p' | tail -n 1)
   driver=${driver:-cgroupfs}
 fi
 

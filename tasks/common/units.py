@@ -6,6 +6,7 @@ from pyinfra.api.command import StringCommand
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
+from tasks.common import systemd_reload
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.facts import FactBase
 
@@ -70,11 +71,11 @@ def is_active(state: str) -> bool:
     return "ActiveState=active" in state
 
 
-_ENABLE = """
+_START = """
 unit=$1 remedy=$2
-systemctl enable --quiet "$unit"
 systemctl start "$unit" || { journalctl --unit="$unit" --lines=10 --output=cat --no-pager; echo "$remedy"; exit 1; } >&2
 """
+_ENABLE = f'systemctl enable --quiet "$1"\n{_START}'
 
 
 def enable(unit: str, missing: str, failed: str) -> Commands:
@@ -88,6 +89,10 @@ def enable(unit: str, missing: str, failed: str) -> Commands:
         yield refuse(missing)
     elif (is_enabled(state) or is_static(state)) and is_active(state):
         host.noop(f"{unit} runs, now and at every boot")
+    elif not is_enabled(state) and systemd_reload.deferred(f"{unit} at every boot"):
+        # systemctl has systemd read its units again when it enables one.
+        if not is_active(state):
+            yield script(_START, unit, failed)
     else:
         yield script(_ENABLE, unit, failed)
 

@@ -79,9 +79,15 @@ does nothing in this environment."""
 APT = (
     NO_RESTARTS
     + """
+without_conflict() {  # argument: what apt says
+  ours=$(printf '%s\\n' "$1" | sed -n 's,.*Conflicting values .*/\\(trackbed-[a-z-]*\\)\\.gpg.*,\\1,p' | head -n 1)
+  eval "$(apt-config shell parts Dir::Etc::sourceparts/d)"
+  [ -n "$ours" ] && [ -e "$parts$ours.sources" ] && rm "$parts$ours.sources"
+}
 apt_update() {
   left=60
   until output=$(LC_ALL=C apt-get -q update 2>&1); do
+    case $output in *"Conflicting values "*) if without_conflict "$output"; then continue; fi ;; esac
     left=$((left - 1))
     case $output in *"Could not get lock"*) ;; *) left=0 ;; esac
     if [ "$left" -le 0 ]; then printf '%s\\n' "$output" >&2; return 1; fi
@@ -103,6 +109,9 @@ apt_install() { apt_once "$@" || { finish_interrupted && apt_once "$@"; }; }
 )
 """The shell functions `apt_update` and `apt_install OPTIONS install -- PACKAGES`. Both wait up to five minutes for another apt,
 which often runs after a server's first boot. (DPkg::Lock::Timeout does not apply to apt-get update, hence the loop.)
+
+If the operator has added an entry of a repository of the deploy, with another key, apt reads no sources at all. Then the
+deploy's entry goes. The operation that has written it judges the other one (tasks/packages/vendor_repository.py).
 
 If dpkg was killed, as by a power cut, its folder `updates` has what it has not written to its database. apt refuses to work
 until `dpkg --configure -a` has run (debSystem::CheckUpdates in apt). That fails if a dependency was not unpacked yet.

@@ -41,7 +41,7 @@ printf '%s' "$text" >"$work/ours/${path##*/}"
 
 targets() {
   folder=$1; shift
-  format='$(REPO_URI)[$(RELEASE)] $(SOURCESENTRY) $(CREATED_BY) $(COMPONENT) $(ARCHITECTURE)'
+  format='$(BASE_URI) $(SOURCESENTRY) $(CREATED_BY) $(COMPONENT) $(ARCHITECTURE)'
   if ! LC_ALL=C apt-get indextargets --no-release-info -o Dir::Etc::sourceparts="$work/$folder" "$@" --format "$format" \
     >"$work/$folder.targets" 2>"$work/errors"; then
     sed -n "s,$work/others/,$parts,g; s/^E: /broken /p" "$work/errors" | awk '!seen[$0]++'
@@ -75,8 +75,11 @@ keys() {
 
 targets ours -o Dir::Etc::sourcelist=/dev/null
 targets others
-# A flat repository has no components: apt leaves its variables as they are. Packages of another architecture are not installed.
+# To apt two addresses are one repository if its files for them have one name: scheme, user and password do not count
+# (URItoFileName in apt). A flat repository has no components: apt leaves its variables as they are. Packages of another
+# architecture are not installed.
 awk -v native="$native" '
+  { sub(/^[^:\/]*:/, ""); sub(/^\/\/[^\/ ]*@/, "//"); sub(/^\/\/\//, "/") }
   $3 == "Packages" && $5 != native && $5 !~ /^\$/ { $3 = "Other" }
   { index_of = $4 ~ /^\$/ ? "packages" : $4 }
   NR == FNR { repositories[$1]; if ($3 == "Packages") ours[index_of]; next }

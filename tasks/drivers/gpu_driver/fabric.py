@@ -48,7 +48,7 @@ def refusal(unregistered: list[str], fabric_manager: bool) -> str:
     remedy = (
         "`journalctl -u nvidia-fabricmanager` shows why; for B200 and later it needs nvlsm, and the module ib_umad"
         if fabric_manager
-        else "give fabric_manager True"
+        else "give fabric_manager True, or where the NVSwitches are outside of the machine (NVL72) look at their fabric manager"
     )
     return f"gpu_driver: CUDA fails with 802 until NVLink's fabric has registered the GPUs: {'; '.join(unregistered)}; {remedy}"
 

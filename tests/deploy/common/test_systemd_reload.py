@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tasks.common import systemd_reload
+from tasks.common import systemd_reload, units
 from tasks.drivers.gpu_driver import services
 from tasks.host import irqbalance, limits
 from tasks.kubernetes import kubelet
@@ -98,6 +98,18 @@ def test_links_that_systemd_needs_are_made_before_the_reload(tmp_path: Path) -> 
 
 TAKEN: Answers = {LOSERS: ["cri-containerd-a.scope", "end"]}
 OLD_DAEMON: Answers = {"DropInPaths": "/usr/bin/nvidia-persistenced --no-persistence-mode"}
+
+
+@pytest.mark.parametrize(("state", "starts"), [("inactive", True), ("active", False)])
+def test_a_unit_is_started_and_not_yet_enabled_while_that_would_take_gpus(node: Node, state: str, starts: bool) -> None:
+    unit = {"UnitFileState": [f"ActiveState={state} LoadState=loaded UnitFileState=disabled "]}
+
+    def code() -> None:
+        units.enabled(name="x", unit="containerd.service", missing="", failed="")
+
+    commands = node.deploy(code, {**unit, **TAKEN}).flat
+    assert [("systemctl start" in each, "systemctl enable" in each) for each in commands] == [(True, False)] * starts
+    assert all("systemctl enable" in command for command in node.deploy(code, unit).flat)
 
 
 @pytest.mark.parametrize(

@@ -216,13 +216,16 @@ def test_a_kubelet_with_cgroupfs_keeps_it(tmp_path: Path, before: str, text: str
         ("", ("--v=2", "--cgroup-driver", "systemd"), "systemd"),
         ("", ("--config", "{folder}/other.yaml"), "systemd"),
         ("", ("--config={folder}/other.yaml",), "systemd"),
+        ("cgroupDriver: cgroupfs\n", ("--config-dir={folder}/more",), "systemd"),
     ],
 )
 def test_an_explicit_cgroupfs_of_the_operator_is_not_overwritten(
     tmp_path: Path, text: str | None, arguments: tuple[str, ...], driver: str
 ) -> None:
     machine = Machine(tmp_path, "1.7.24")
-    (tmp_path / "other.yaml").write_text("cgroupDriver: systemd\n")
+    (tmp_path / "more").mkdir()
+    for file in ("other.yaml", "more/10-ours.conf"):
+        (tmp_path / file).write_text("cgroupDriver: systemd\n")
     if text is not None:
         machine.kubelet(text, *(each.format(folder=tmp_path) for each in arguments))
     machine.write(f"version = 2\n{CGROUPFS}")

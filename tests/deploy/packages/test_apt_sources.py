@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 from pyinfra.api.exceptions import FactProcessError
 
+from tasks import packages
 from tasks.packages import vendor_repository
 from tasks.packages.apt_sources import RepositoryEntries
 from tasks.packages.vendor_repository import Repository
 from tests.deploy.conftest import SOURCES, Node, Result, file_answers
 from tests.deploy.packages.test_vendor_repository import dpkg, keys
-from tests.deploy.scripts import sh
+from tests.deploy.scripts import program, sh
 
 pytestmark = pytest.mark.skipif(shutil.which("apt-get") is None, reason="a node's script for apt")
 __all__ = ["keys"]
@@ -101,6 +102,9 @@ def test_without_another_entry_the_deploy_writes_its_own(node: Node, apt: Apt) -
     apt.put("ubuntu.list", "deb http://archive.example.net/ubuntu noble main\n")
     apt.put("off.sources", f"Types: deb\nEnabled: no\nURIs: {HOME}\nSuites: noble\nComponents: stable\nSigned-By: /x\n")
     apt.put("other.list", f"# deb {HOME} noble stable\ndeb [signed-by=/y] {HOME} jammy stable\n")
+    # To apt these are other repositories, so they may have other keys.
+    for number, uri in enumerate(("https://Repo.example.net/linux", "https://repo.example.net:443/linux", f"{HOME}/x")):
+        apt.put(f"other{number}.list", f"deb [signed-by=/y] {uri} noble stable\n")
     result = apt.deploy(node)
     assert not result.failed
     assert result.flat == []
@@ -120,6 +124,10 @@ def test_without_another_entry_the_deploy_writes_its_own(node: Node, apt: Apt) -
         ),
         ("docker.sources", "Types: deb\nURIs: {home}\nSigned-By:{inline}\nSuites: noble\nComponents: stable"),
         ("docker.list", "deb [signed-by={fingerprint}] {home} noble stable"),
+        # Other addresses that apt takes for the same repository.
+        ("docker.list", "deb [signed-by={right}] http://repo.example.net/linux/ noble stable"),
+        ("docker.list", "deb [signed-by={right}] https://user:word@repo.example.net/linux noble stable"),
+        ("docker.list", "deb [signed-by={right}] mirror+https://repo.example.net/linux noble stable"),
     ],
 )  # fmt: skip
 def test_an_entry_with_the_right_key_is_used(node: Node, apt: Apt, name: str, text: str) -> None:
@@ -149,6 +157,10 @@ def test_a_flat_repository_is_found_by_what_apt_makes_of_its_address(node: Node,
     [
         ("deb [signed-by={wrong}] {home} noble stable", ":1 has this repository, but not with the key {fingerprint}"),
         (
+            "deb [signed-by={wrong}] http://repo.example.net/linux noble stable",
+            ":1 has this repository, but not with the key {fingerprint}",
+        ),
+        (
             "deb [signed-by=/absent.gpg] {home} noble stable",
             ":1 has this repository, but not with the key {fingerprint}",
         ),
@@ -176,6 +188,20 @@ def test_a_node_whose_sources_apt_cannot_read_is_refused(node: Node, apt: Apt) -
     assert result.failed
     assert f"docker: apt cannot read its sources: Malformed entry 1 in list file {path}" in result.errors[0]
     assert not result.uploads
+
+
+def test_an_entry_that_comes_later_keeps_no_other_package_from_being_installed(apt: Apt) -> None:
+    ours = apt.put(Path(OURS).name, vendor_repository.source("docker", apt.repository(), "debian")[1])
+    theirs = apt.put("docker.list", f"deb [signed-by={apt.wrong}] {HOME} noble stable\n")
+    program(apt.root / "bin/apt-get", 'exec /usr/bin/apt-get "$@" --print-uris')
+    update = {"APT_CONFIG": str(apt.root / "apt.conf"), "PATH": f"{apt.root}/bin:/usr/bin:/bin"}
+    sh(f"{packages.APT}apt_update", **update)
+    assert not ours.exists()
+    # A conflict of the operator's own is left to the operator.
+    apt.put("second.list", f"deb [signed-by={apt.right}] {HOME} noble stable\n")
+    with pytest.raises(AssertionError, match="Conflicting values"):
+        sh(f"{packages.APT}apt_update", **update)
+    assert theirs.exists()
 
 
 def test_an_answer_that_is_cut_short_is_not_believed() -> None:
