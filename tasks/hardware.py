@@ -45,11 +45,12 @@ class GidEntry:
 
 @frozen
 class Port:
-    """A port of an RDMA device. ``link_layer``: Ethernet or InfiniBand."""
+    """A port of an RDMA device. ``link_layer``: Ethernet or InfiniBand. ``netdev``: the one that it serves."""
 
     number: int
     link_layer: str | None
     gids: tuple[GidEntry, ...] = ()
+    netdev: str | None = None
 
 
 @frozen

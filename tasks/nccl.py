@@ -8,7 +8,7 @@ spec's NICs: a storage card of the same kind is left out. The series are from ve
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Literal
 
 from attrs import frozen
@@ -166,8 +166,8 @@ def text(wanted: Nccl, hardware: Hardware) -> str:
         return render(TEMPLATE, **values, hcas="", gid_index=None)
     if wanted.names_are_fixed:
         return render(TEMPLATE, **values, hcas=wanted.hcas or CLOUD_HCAS, gid_index=wanted.gid_index)
-    devices = _devices(hardware)
-    used = [device for device in devices if _by_own_transport(device)]
+    devices = [(function, device) for function in functions(hardware) for device in function.rdma]
+    used = [name for function, device in devices if _by_own_transport(device) for name in _names(function, device)]
     hcas = wanted.hcas or (_hcas(used) if used or not devices else None)
     return render(TEMPLATE, **values, hcas=hcas, gid_index=wanted.gid_index)
 
@@ -194,8 +194,14 @@ def functions(hardware: Hardware) -> tuple[InspectedFunction, ...]:
     return shared(hardware.all_functions()) or tuple(erdma)
 
 
-def _devices(hardware: Hardware) -> list[RdmaDevice]:
-    return [device for function in functions(hardware) for device in function.rdma]
+def _names(function: InspectedFunction, device: RdmaDevice) -> list[str]:
+    """What NCCL_IB_HCA has for a device: its name means all of its ports.
+
+    If the function has a netdev for each of several ports (ConnectX-3), only the first one is the NIC's.
+    """
+    several = len(function.netdevs) > 1 and len(device.ports) > 1
+    own = [port for port in device.ports if several and port.netdev == function.netdevs[0].name]
+    return [f"{device.name}:{port.number}" for port in own] or [device.name]
 
 
 def _by_own_transport(device: RdmaDevice) -> bool:
@@ -206,8 +212,7 @@ def _by_own_transport(device: RdmaDevice) -> bool:
     return any(port.link_layer in ("Ethernet", "InfiniBand") for port in device.ports)
 
 
-def _hcas(devices: Iterable[RdmaDevice]) -> str:
-    names = [device.name for device in devices]
+def _hcas(names: Collection[str]) -> str:
     if not names:
         raise ValueError(
             "network_type: the NICs of the spec have no RDMA device; see `trackbed inspect` and `trackbed doctor`, "

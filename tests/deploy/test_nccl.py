@@ -56,6 +56,16 @@ def test_cards_of_no_nic_of_the_spec_are_left_out(node: Node) -> None:
     assert deploy(node, {"network_type": 1}, has(*rails, storage), nics=nics(*rails)).uploads[NEW].decode() == ROCE
 
 
+def test_of_a_function_with_several_ports_the_first_one_is_used(node: Node) -> None:
+    device = rdma("mlx4_0", (0, "RoCE v2", "10.0.0.1"))
+    (port,) = device["ports"]
+    device["ports"] = [{**port, "number": number, "netdev": name} for number, name in ((1, "ens1"), (2, "ens1d1"))]
+    several = function("0000:03:00.0", "15b3:1003", None, device)
+    several["netdevs"] = [{"name": name, "mtu": 1500} for name in ("ens1", "ens1d1")]
+    made = deploy(node, {"network_type": 1}, has(several)).uploads[NEW].decode()
+    assert "\nNCCL_IB_HCA==mlx4_0:1\n" in made
+
+
 def test_while_the_node_lacks_all_nics_of_its_spec_no_other_card_is_used(node: Node) -> None:
     result = deploy(node, {"network_type": 1}, has(CONNECTX), nics=nics(RAIL1))
     assert result.failed
