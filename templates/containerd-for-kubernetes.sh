@@ -31,8 +31,9 @@ for process in $(pgrep -x kubelet); do
 done
 if [ -z "${driver:=}" ] && [ -r "$kubelet" ]; then
   # Files of the folder override the file (KubeletConfiguration, since Kubernetes 1.28).
-  driver=$(cat "$kubelet" "${more:-/nowhere}"/*.conf 2>/dev/null |
-    sed -n 's/^cgroupDriver:[ \t]*["'\'']\{0,1\}\([a-z]*\).*/\1/p' | tail -n 1)
+  # They are YAML or JSON.
+  driver=$(cat "$kubelet" "${more:-/nowhere}"/*.conf 2>/dev/null | sed 's/#.*//' |
+    grep -oE '"?cgroupDriver"?:[[:space:]]*["'\'']?[a-z]+' | tail -n 1 | grep -oE '[a-z]+$') || true
   driver=${driver:-cgroupfs}
 fi
 

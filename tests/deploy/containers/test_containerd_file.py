@@ -212,6 +212,8 @@ def test_a_kubelet_with_cgroupfs_keeps_it(tmp_path: Path, before: str, text: str
     [
         (None, (), "not known yet"),
         ("cgroupDriver: systemd\n", (), "systemd"),
+        ("# cgroupDriver: cgroupfs\ncgroupDriver: 'systemd'\n# cgroupDriver: cgroupfs\n", (), "systemd"),
+        ('{"kind": "KubeletConfiguration", "cgroupDriver": "systemd", "port": 1}', (), "systemd"),
         ("", ("--cgroup-driver=systemd",), "systemd"),
         ("", ("--v=2", "--cgroup-driver", "systemd"), "systemd"),
         ("", ("--config", "{folder}/other.yaml"), "systemd"),
