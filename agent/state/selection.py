@@ -142,7 +142,8 @@ def unknown(function: Function) -> dict[str, str]:
         keys["driver"] = "no driver"
     if hangs or function.serials_unread:
         keys["serial"] = hangs or "its Vital Product Data cannot be read"
-    if function.link is None and (family_of(function.driver).has_netdev or is_passed_through(function.driver)):
+    creates_netdev = family_of(function.driver).creates_netdev(function.total_vfs)
+    if function.link is None and (creates_netdev or is_passed_through(function.driver)):
         keys["mac"] = keys["netdev"] = "no driver" if function.driver is None else "no netdev here"
     elif function.renaming:
         keys["netdev"] = "udev has not named its netdev yet"

@@ -68,3 +68,17 @@ def test_the_netdev_of_the_ports_is_missed(kernel: Kernel) -> None:
     (change,) = [o.change for o in settle(kernel, PORTS).outcomes]
     assert change.blocker == "its netdev is not there (driver: cxgb4)"
     assert render(inspect(kernel.machine())).count(NONE) == 1
+
+
+def test_a_pf_that_never_has_a_netdev_is_not_taken_for_the_ports_while_they_have_none(kernel: Kernel) -> None:
+    for pf, device in ((PF, "0x5001"), (PORTS, "0x5401")):
+        kernel.tree.put(f"{PCI}/{pf}/device", device)
+    nics = [
+        {"name": "vfs{index}", "select": {"device": "5001", "each": True, "without": ["ports"]}, "vfs": {"count": 2}},
+        {"name": "ports", "select": {"mac": "02:00:00:00:01:04"}},
+    ]
+    kernel.lose_netdev(PORTS)
+    spec = from_mapping({"node_name": "n1", "nics": nics})
+    result = converge(kernel.machine(), Goal(spec), Memory(lambda: 0.0))
+    assert [c.message.split(" ")[1] for c in result.conditions if c.type == "NicsPresent"] == ["ports"]
+    assert len(kernel.vfs(PF)) == 2
