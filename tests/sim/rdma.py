@@ -83,7 +83,7 @@ class Subsystem:
         """
         put = self.kernel.tree.put
         put(f"{RDMA}/{name}/node_type", node_type)
-        put(f"{RDMA}/{name}/node_guid", node_guid or self._node_guid(function))
+        put(f"{RDMA}/{name}/node_guid", node_guid or self._node_guid(function, link_layer))
         put(f"{RDMA}/{name}/sys_image_guid", sys_image_guid)
         if function is not None:
             self.kernel.tree.link(f"{RDMA}/{name}/device", f"../../../{function}")
@@ -207,10 +207,15 @@ class Subsystem:
             free = next(f"{prefix}{number}" for number in itertools.count() if f"{prefix}{number}" not in taken)
             self.add(function, free, netdev or None, **given)
 
-    def _node_guid(self, function: str | None) -> str:
-        """A VF's driver takes the one that its PF has granted by then."""
-        is_vf = function is not None and self.kernel.is_vf(function)
-        granted = self.kernel.granted(function).node_guid if is_vf and function else None
+    def _node_guid(self, function: str | None, link_layer: str) -> str:
+        """A VF's driver takes the one that its PF has granted by then, mlx5 on Ethernet with the MAC address."""
+        granted = None
+        if function is not None and self.kernel.is_vf(function):
+            info = self.kernel.granted(function)
+            granted = info.node_guid
+            if link_layer == "Ethernet" and self.kernel.driver(function) == "mlx5_core":
+                first, last = info.mac[:8], info.mac[9:]
+                granted = f"{first}:ff:fe:{last}" if int(info.mac.replace(":", ""), 16) else ":".join(["00"] * 8)
         octets = (granted or "02:00:00:ff:fe:00:00:01").replace(":", "")
         return ":".join(octets[place : place + 4] for place in range(0, 16, 4))
 

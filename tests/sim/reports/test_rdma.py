@@ -135,3 +135,46 @@ def test_a_mode_that_the_node_has_already_is_not_set_again(kernel: Kernel, mode:
     assert is_ready(node.look().values())
     assert node.last is not None
     assert node.last.outcomes == ()
+
+
+def roce_vfs(**vfs: Any) -> tuple[Kernel, Node]:
+    kernel = Kernel()
+    kernel.add_nic(PF0, NAME0, "02:00:00:00:01:00", driver="mlx5_core")
+    kernel.rdma.made_of_vfs[PF0] = {"prefix": "mlx5_"}
+    nic = {"name": "rail0", "select": {"pci": PF0}, "vfs": {"count": 2, **vfs}, "rdma": {"pf": False, "vfs": True}}
+    return kernel, Node(kernel, more={"nics": [nic]})
+
+
+def node_guids(kernel: Kernel) -> set[str]:
+    devices = kernel.files.names("/sys/class/infiniband")
+    return {kernel.files.read(f"/sys/class/infiniband/{device}/node_guid") for device in devices}
+
+
+NO_GUID = "0000:0000:0000:0000"
+
+
+@pytest.mark.parametrize(
+    "autoprobe",
+    [
+        pytest.param("1", id="sriov-network-operator-267"),
+        pytest.param("1", id="openshift-sriov-network-operator-237"),
+        pytest.param("0", id="openshift-sriov-network-operator-219"),
+        pytest.param("1", id="openshift-sriov-network-device-plugin-20"),
+    ],
+)
+def test_vfs_on_ethernet_have_node_guids(autoprobe: str) -> None:
+    kernel, node = roce_vfs()
+    kernel.tree.put(f"/sys/bus/pci/devices/{PF0}/sriov_drivers_autoprobe", autoprobe)
+    seen = node.look()
+    assert seen["RdmaNodeGuids"].status == "True"
+    assert len(node_guids(kernel)) == 2
+    assert NO_GUID not in node_guids(kernel)
+
+
+@pytest.mark.parametrize("derive", [pytest.param(False, id="rdma-core-1547"), pytest.param(False, id="spdk-3037")])
+def test_a_device_without_a_node_guid_is_named_with_the_remedy(derive: bool) -> None:
+    kernel, node = roce_vfs(derive_macs=derive)
+    lacking = node.look()["RdmaNodeGuids"]
+    assert node_guids(kernel) == {NO_GUID}
+    assert (lacking.status, lacking.reason, lacking.severity) == ("False", "NodeGuidMissing", "warn")
+    assert f"mlx5_0 ({PF0}#0), mlx5_1 ({PF0}#1): no node GUID, so rdma_cm fails (give the VF a mac" in lacking.message
