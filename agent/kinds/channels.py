@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from attrs import evolve
 
 from agent.driver_families import DriverFamily, family_of
-from agent.hardware.functions import ifindex_of
+from agent.hardware.functions import device_path, driver, ifindex_of, pci_of
+from agent.hardware.sysfs import names_or_none
 from agent.kinds import Reading, vf_links
 from agent.machine import Machine, Quantity
 from agent.report.records import Change, Numbers, Value
@@ -149,4 +151,20 @@ def given(change: Change) -> dict[str, int]:
 
 def apply(machine: Machine, change: Change) -> None:
     """Set the numbers, after finding the netdev again."""
-    machine.ethtool.set_channels(ifindex_of(machine.files, change.target), given(change))
+    try:
+        machine.ethtool.set_channels(ifindex_of(machine.files, change.target), given(change))
+    except OSError as error:
+        if error.errno == errno.EBUSY and _is_held_by_rdma(machine, change.target):
+            message = (
+                "EBUSY: ice changes channels only while no RDMA driver has the NIC; unload irdma (`modprobe -r irdma`) and "
+                "keep it from being loaded (boot.arguments: module_blacklist=irdma), or leave the channels out of the spec"
+            )
+            raise OSError(errno.EBUSY, message) from error
+        raise
+
+
+def _is_held_by_rdma(machine: Machine, target: str) -> bool:
+    """Whether this is why ice refuses (ice_set_channels in ice_ethtool.c, since Linux 6.3), which it says only in dmesg."""
+    function = pci_of(machine.files, target)
+    devices = names_or_none(machine.files, f"{device_path(function)}/infiniband")
+    return driver(machine.files, function) == "ice" and bool(devices)

@@ -1,0 +1,51 @@
+"""Public reports about the numbers of channels, tried by their triggers."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from tests.sim.engine.one_nic import Node
+from tests.sim.kernel import Kernel
+from tests.sim.tree import error
+from tests.sim.two_nics import NAME0, PF0
+
+MAC = "02:00:00:00:01:00"
+
+
+def refused(tmp_path: Path, driver: str, with_rdma: bool) -> str:
+    """What the agent says about channels that the driver refuses with EBUSY."""
+    kernel = Kernel()
+    kernel.add_nic(PF0, NAME0, MAC, driver=driver)
+    if with_rdma:
+        kernel.rdma.add(PF0, "rocep33s0", NAME0)
+
+    def fault(operation: str, where: str, value: str) -> OSError | None:
+        return error(errno.EBUSY, where) if operation == "ethtool" and value.startswith("channels") else None
+
+    kernel.fault = fault
+    result = Node(kernel, tmp_path / "originals.json").follow({"channels": {"combined": 1}})
+    (outcome,) = (each for each in result.outcomes if each.change.kind == "channels")
+    assert outcome.result == "failed"
+    return f"{outcome.error} {outcome.remedy}"
+
+
+@pytest.mark.parametrize(
+    "driver",
+    [
+        pytest.param("ice", id="ethernet-linux-ice-45"),
+        pytest.param("ice", id="cluster-node-tuning-operator-1249"),
+        pytest.param("ice", id="sriov-network-operator-919"),
+        pytest.param("ice", id="firedancer-11071"),
+        pytest.param("ice", id="snabb-1530"),
+    ],
+)
+def test_channels_that_rdma_holds_are_an_error_that_says_so(tmp_path: Path, driver: str) -> None:
+    assert "irdma" in refused(tmp_path, driver, with_rdma=True)
+
+
+def test_channels_that_something_else_holds_do_not_blame_rdma(tmp_path: Path) -> None:
+    assert "irdma" not in refused(tmp_path, "ice", with_rdma=False)
+    assert "irdma" not in refused(tmp_path, "igb", with_rdma=True)
