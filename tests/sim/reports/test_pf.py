@@ -104,6 +104,8 @@ def test_a_pf_that_was_in_a_pod_has_its_settings_and_address_again(node: Node, b
         pytest.param(9000, 1500, id="sriov-network-operator-700"),
         pytest.param(1500, 9000, id="sriov-network-operator-530"),
         pytest.param(9000, 4200, id="sriov-network-operator-489"),
+        pytest.param(1500, 9000, id="nmstate-1214"),
+        pytest.param(9000, 1500, id="openshift-sriov-network-operator-293"),
     ],
 )
 def test_the_mtu_of_a_pf_and_its_vfs_can_fall_and_rise(node: Node, before: int, wanted: int) -> None:

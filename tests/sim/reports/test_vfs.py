@@ -59,6 +59,37 @@ def test_what_a_pod_left_on_its_vf_is_put_right(
 
 
 @pytest.mark.parametrize(
+    "mac",
+    [
+        pytest.param("02:11:22:33:44:55", id="sriov-cni-125"),
+        pytest.param("02:00:00:00:00:0a", id="sriov-cni-214"),
+        pytest.param("00:00:00:00:00:00", id="sriov-cni-116"),
+    ],
+)
+def test_a_vf_has_its_own_address_again_after_its_pod(node: Node, mac: str) -> None:
+    node.follow(FOUR)
+    own = [each.mac for each in node.kernel.vfs(PF0)]
+    node.kernel.host.allocated = {vf(node, 1): POD}
+    node.kernel.sriov.set(PF0, node.kernel.netdev(PF0), 1, mac=mac)
+    node.follow(FOUR)
+    assert node.kernel.vfs(PF0)[1].mac == mac
+    node.kernel.host.allocated = {}
+    assert is_settled(node.follow(FOUR))
+    assert [each.mac for each in node.kernel.vfs(PF0)] == own
+
+
+@pytest.mark.parametrize("count", [pytest.param(4, id="harvester-6954"), pytest.param(7, id="lxd-8431")])
+def test_vfs_have_addresses_of_their_own_which_a_reboot_keeps(node: Node, tmp_path: Path, count: int) -> None:
+    assert is_settled(node.follow({"vfs": {"count": count}}))
+    own = [each.mac for each in node.kernel.vfs(PF0)]
+    assert len({*own, "00:00:00:00:00:00"}) == count + 1
+    assert [node.kernel.netdev(function).mac for function in vf_addresses(node.kernel.files, PF0).values()] == own
+    rebooted = Node(two_nics(), tmp_path / "originals.json")
+    assert is_settled(rebooted.follow({"vfs": {"count": count}}))
+    assert [each.mac for each in rebooted.kernel.vfs(PF0)] == own
+
+
+@pytest.mark.parametrize(
     ("name", "mtu"),
     [
         pytest.param("eth1", 9000, id="kube-ovn-3437"),
