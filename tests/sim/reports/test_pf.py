@@ -67,6 +67,8 @@ def test_two_functions_with_one_permanent_address_are_named(tmp_path: Path) -> N
         # A name of udev's that the .link file was to replace: it is given in the initramfs, without that file.
         pytest.param("enp0s3", id="systemd-9006"),
         pytest.param("enp0s3", id="systemd-9807"),
+        pytest.param("eno0", id="systemd-38789"),
+        pytest.param("enp59s0f0np0", id="coreos-bugs-2578"),
     ],
 )
 def test_a_pf_that_is_called_otherwise_is_the_same_nic(node: Node, name: str) -> None:

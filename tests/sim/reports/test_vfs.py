@@ -16,7 +16,7 @@ from tests.sim.kernel import Kernel
 from tests.sim.tree import error
 from tests.sim.two_nics import MAC0, NAME0, PF0, two_nics
 
-FOUR = {"vfs": {"count": 4, "defaults": {"vlan": 0, "spoofchk": False, "trust": True}}, "mtu": 9000}
+FOUR = {"vfs": {"count": 4, "defaults": {"vlan": 0, "spoofchk": False, "trust": True, "max_tx_rate": 0}}, "mtu": 9000}
 POD = ("default/pod",)
 
 
@@ -41,6 +41,7 @@ def is_settled(result: Pass) -> bool:
         pytest.param({"vlan": 1000}, "vlan", 0, id="sriov-cni-119"),
         pytest.param({"vlan": 2002, "spoofchk": True}, "vlan", 0, id="sriov-network-device-plugin-97"),
         pytest.param({"spoofchk": True}, "spoofchk", False, id="danm-246"),
+        pytest.param({"max_tx_rate": 500}, "max_tx_rate", 0, id="xcp-networkd-136"),
         pytest.param({"trust": False, "mac": "00:00:00:00:01:04"}, "trust", True, id="ethernet-linux-ice-31"),
     ],
 )
@@ -222,3 +223,21 @@ def test_a_vf_without_a_vlan_has_no_protocol_of_one_either(node: Node) -> None:
     defaults = {"vlan": 100, "vlan_protocol": "802.1ad"}
     assert is_settled(node.follow({"vfs": {"count": 3, "defaults": defaults, "groups": [{"index": "2", "vlan": 0}]}}))
     assert [(vf.vlan, vf.vlan_protocol) for vf in node.kernel.vfs(PF0)] == [(100, "802.1ad")] * 2 + [(0, "802.1Q")]
+
+
+@pytest.mark.parametrize(
+    ("rates", "said"),
+    [
+        pytest.param({"min_tx_rate": 100, "max_tx_rate": 200}, "does not support min_tx_rate", id="sriov-cni-107"),
+        pytest.param({"max_tx_rate": 5000}, "cannot set max_tx_rate", id="k8s-rdma-sriov-dev-plugin-21"),
+    ],
+)
+def test_a_rate_that_the_driver_does_not_know_is_named(node: Node, rates: dict[str, Any], said: str) -> None:
+    def fault(operation: str, where: str, value: str) -> OSError | None:
+        refused = operation == "set_vf" and "max_tx_rate" in value and "5000" in value
+        return error(errno.EOPNOTSUPP, where) if refused else None
+
+    node.kernel.fault = fault
+    outcomes = [each for each in node.follow({"vfs": {"count": 2, "defaults": rates}}).outcomes if each.error]
+    assert {each.result for each in outcomes} == {"unsupported"}
+    assert all(said in each.error and "take m" in each.remedy for each in outcomes)

@@ -32,6 +32,8 @@ def after(verdict: Any, was: dict[str, Any], *labels: Any) -> dict[str, Any]:
         pytest.param([OURS], id="gardener-11656"),
         pytest.param([OURS, THEIRS], id="karpenter-1772"),
         pytest.param([THEIRS, OURS], id="neco-541"),
+        pytest.param([OURS], id="cilium-17103"),
+        pytest.param([OURS, THEIRS], id="aws-ebs-csi-driver-2492"),
     ],
 )
 def test_a_taint_that_somebody_gives_a_ready_node_again_is_lifted_again(taints: list[Any]) -> None:
