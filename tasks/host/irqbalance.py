@@ -5,10 +5,10 @@ from __future__ import annotations
 from pyinfra.api.command import StringCommand
 from pyinfra.api.operation import operation
 from pyinfra.context import host
-from pyinfra.operations import files, systemd
+from pyinfra.operations import files
 
 from agent.spec.node import IrqbalancePolicy, Mode
-from tasks.common import archive, systemd_reload
+from tasks.common import archive, systemd_reload, units
 from tasks.common.commands import Commands, script
 from tasks.common.facts import FactBase
 from tasks.common.texts import Texts, replace
@@ -51,11 +51,21 @@ def policy(wanted: IrqbalancePolicy, mode: Mode = "enforce") -> None:
         return
     banned = wanted == "banned"
     if wanted == "disabled":
-        # This also works if the unit does not exist: then it is neither running nor enabled.
-        systemd.service(name="irqbalance off", service=UNIT, running=False, enabled=False)
+        off(name="irqbalance off")
     if banned:
         files.put(name="Policy script", src=str(SCRIPT_SOURCE), dest=SCRIPT, mode="755")
     use_script(name="irqbalance's drop-in", banned=banned)
+
+
+@operation()
+def off() -> Commands:
+    """Stop the service now and at boot. A unit that does not exist is neither active nor enabled."""
+    [state] = host.get_fact(units.UnitStates, units=(UNIT,)) or [""]
+    if units.is_active(state):
+        yield StringCommand("systemctl", "stop", UNIT)
+    # systemctl has systemd read its units again when it disables one.
+    if units.is_enabled(state) and not systemd_reload.deferred("irqbalance not started at boot"):
+        yield StringCommand("systemctl", "disable", UNIT)
 
 
 _RESTART = f'{systemd_reload.RELOAD}systemctl try-restart "$1"\n'

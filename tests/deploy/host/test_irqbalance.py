@@ -2,16 +2,10 @@ from __future__ import annotations
 
 from agent.kinds.host.irqbalance import LIST, SCRIPT
 from tasks.host import irqbalance
-from tests.deploy.conftest import Answers, Node, file_answers, files
+from tests.deploy.conftest import LOSERS, Answers, Node, file_answers, files
 
-RUNS = {
-    "--property SubState": ["Id=irqbalance.service", "SubState=running"],
-    "--property UnitFileState": ["Id=irqbalance.service", "UnitFileState=enabled"],
-}
-ABSENT = {
-    "--property SubState": ["Id=irqbalance.service", "SubState=dead"],
-    "--property UnitFileState": ["Id=irqbalance.service", "UnitFileState="],
-}
+RUNS = {"UnitFileState": ["ActiveState=active LoadState=loaded UnitFileState=enabled "]}
+ABSENT = {"UnitFileState": ["ActiveState=inactive LoadState=not-found UnitFileState= "]}
 MAIN_PID = "--property=MainPID"
 RESTART = 'systemctl daemon-reload\nsystemctl try-restart "$1"\n'
 NEW = "/etc/systemd/system/irqbalance.service.d/.trackbed.conf.new"
@@ -28,6 +22,13 @@ def in_place() -> Answers:
 def test_irqbalance_is_stopped_and_disabled(node: Node) -> None:
     result = node.deploy(lambda: irqbalance.policy("disabled"), RUNS)
     assert result.flat == ["systemctl stop irqbalance.service", "systemctl disable irqbalance.service"]
+
+
+def test_irqbalance_is_stopped_alone_while_disabling_it_would_take_gpus_from_containers(node: Node) -> None:
+    losers = {LOSERS: ["docker-a.scope", "end"]}
+    assert node.deploy(lambda: irqbalance.policy("disabled"), {**RUNS, **losers}).flat == [
+        "systemctl stop irqbalance.service"
+    ]
 
 
 def test_a_node_without_irqbalance_needs_nothing(node: Node) -> None:
