@@ -44,7 +44,7 @@ def debs(version: str = f"{VERSION}-1", *more: str) -> Answers:
 
 def modules(nvidia: list[str], nouveau: list[str] | None = None) -> Answers:
     """The answers about both modules: the commands differ only in their argument. (Those about units begin like it.)"""
-    return {" sh nvidia": nvidia, " sh nouveau": nouveau or ["path "], " sh nova_": ["path "]}
+    return {" sh nvidia": nvidia, " sh nouveau": nouveau or ["path "]}
 
 
 def there(nvidia: list[str] = LOADED, **more: Any) -> Answers:
