@@ -46,7 +46,7 @@ REPOSITORY = "nvidia-driver"
 
 BLACKLIST = "/etc/modprobe.d/trackbed-gpu-driver.conf"
 PREFERENCES = "/etc/apt/preferences.d/trackbed-gpu-driver"
-LEFTOVERS = (BLACKLIST, PREFERENCES, services.DROP_IN, *vendor_repository.files_of(REPOSITORY))
+LEFTOVERS = (BLACKLIST, PREFERENCES, services.DROP_IN, fabric.AT_BOOT, *vendor_repository.files_of(REPOSITORY))
 
 _CUDA = "https://developer.download.nvidia.com/compute/cuda/repos"
 # The folder of a release, and the key in it: its file and its fingerprint.

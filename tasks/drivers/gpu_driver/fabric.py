@@ -14,10 +14,12 @@ from pyinfra.context import host
 
 from tasks.common.commands import Commands, script
 from tasks.common.facts import FactBase
+from tasks.common.texts import HEADER, Texts, replace
 from tasks.packages import Family, vendor_repository
 from tasks.packages.vendor_repository import Package
 
 SUBNET_MANAGER = "nvlsm"
+AT_BOOT = "/etc/modules-load.d/trackbed-nvlink.conf"
 
 STATES = r"""
 timeout 120 nvidia-smi -q 2>/dev/null | awk '
@@ -79,7 +81,7 @@ class NvSwitches(FactBase[list[str]]):
 
 @operation()
 def subnet_manager(family: Family) -> Commands:
-    """Install nvlsm if the node has NVSwitches that need it."""
+    """Install nvlsm, and load the module through which it reaches NVSwitches, if the node has NVSwitches that need them."""
     if not host.get_fact(NvSwitches):
         host.noop("the node has no NVSwitches of NVLink 5")
         return
@@ -89,3 +91,6 @@ def subnet_manager(family: Family) -> Commands:
         remedy=f"gpu_driver.fabric_manager: NVSwitches of NVLink 5 need {SUBNET_MANAGER}, which NVIDIA's repository has; give "
         "the source 'vendor', or install it from there",
     )
+    # Before the fabric manager starts, which checks for it.
+    have = host.get_fact(Texts, paths=(AT_BOOT,))
+    yield from replace(have, {AT_BOOT: f"{HEADER}ib_umad\n"}, "modprobe ib_umad\n")
