@@ -95,8 +95,18 @@ apt_update() {
   done
 }
 apt_once() {
-  DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=300 -o Dpkg::Options::=--force-confdef \\
-    -o Dpkg::Options::=--force-confold --no-install-recommends "$@"
+  left=60 errors=$(mktemp)
+  while true; do
+    code=0
+    DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=300 -o Dpkg::Options::=--force-confdef \\
+      -o Dpkg::Options::=--force-confold --no-install-recommends "$@" 2> "$errors" || code=$?
+    left=$((left - 1))
+    if [ "$code" = 0 ] || [ "$left" = 0 ] || ! grep -q "archives/lock" "$errors"; then break; fi
+    sleep 5
+  done
+  cat "$errors" >&2
+  rm -f "$errors"
+  return "$code"
 }
 finish_interrupted() {
   [ -n "$(ls "${DPKG_ADMINDIR:-/var/lib/dpkg}/updates" 2>/dev/null)" ] || return 1
@@ -108,7 +118,8 @@ apt_install() { apt_once "$@" || { finish_interrupted && apt_once "$@"; }; }
 """
 )
 """The shell functions `apt_update` and `apt_install OPTIONS install -- PACKAGES`. Both wait up to five minutes for another apt,
-which often runs after a server's first boot. (DPkg::Lock::Timeout does not apply to apt-get update, hence the loop.)
+which often runs after a server's first boot. (DPkg::Lock::Timeout applies neither to apt-get update nor to the lock of the
+folder of packages, hence the loops.)
 
 If the operator has added an entry of a repository of the deploy, with another key, apt reads no sources at all. Then the
 deploy's entry goes. The operation that has written it judges the other one (tasks/packages/vendor_repository.py).
