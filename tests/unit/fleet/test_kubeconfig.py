@@ -399,7 +399,7 @@ def test_a_credential_plugin_is_not_given_the_terminal(tmp_path: Path) -> None:
         command = [
             sys.executable,
             "-m",
-            "agent",
+            "cli",
             "fleet",
             "sweep",
             "--dry",
