@@ -10,7 +10,7 @@ from attrs import evolve, frozen
 
 from agent.engine.attempts import announce, attempts, is_required, make, sets_state, write_of
 from agent.engine.context import SILENT, Callbacks, Goal, Memory, PassContext
-from agent.engine.observation import not_observed, observed, unreadable
+from agent.engine.observation import Observed, not_observed, observed, unreadable
 from agent.engine.readiness import Judge, at_once
 from agent.engine.retry import identity
 from agent.hardware.functions import links_to_vfs, rediscover
@@ -78,16 +78,19 @@ def converge(
     last: Snapshot | None = None,
     scope: Scope = None,
     callbacks: Callbacks = SILENT,
+    just_read: Snapshot | None = None,
 ) -> Pass:
     """Make the machine match the goal's spec, as far as that is allowed now. The result says what was done and what is left.
 
     :param last: the snapshot of the pass before; None reads everything.
     :param scope: the devices that events named; None reads everything.
+    :param just_read: the snapshot of a dry run of the same spec. It stands for the first reading of everything. An event that
+        came since then must still be taken after the pass.
     :raises OSError: a device went away while it was read; the caller starts again.
     """
     callbacks.doing("devices", "read")
     context = PassContext.begin(machine, goal, memory, callbacks)
-    state = _rounds(context, last, scope)
+    state = _rounds(context, last, scope, just_read)
     _note_seen(context, state)
     whole = last is None or scope is None
     if whole:
@@ -128,14 +131,17 @@ def judged_again(result: Pass, judge: Judge) -> Pass:
     return _with_conditions(result, tuple(c for c in result.conditions if c.type in ENGINE_CONDITIONS), judge)
 
 
-def _rounds(context: PassContext, last: Snapshot | None, scope: Scope) -> _State:
+def _rounds(context: PassContext, last: Snapshot | None, scope: Scope, just_read: Snapshot | None) -> _State:
     """Observe, plan and apply until nothing more can be applied."""
     machine = context.cache.machine
     spec = context.goal.spec
     needed = asked(spec)
     if last is not None and spec.mode == "enforce":
         _announce_lost_vfs(context, last, scope)
-    have, scope = (read_basis(machine, needed, last), None) if last is None or scope is None else (last, scope)
+    if last is None or scope is None:
+        have, scope = just_read or read_basis(machine, needed, last), None
+    else:
+        have = last
     if scope is not None:
         # A device that could not be read before has no state yet: read all of it.
         scope |= devices(scope) & {function.address for function in have.functions if function.unreadable}
@@ -150,7 +156,7 @@ def _rounds(context: PassContext, last: Snapshot | None, scope: Scope) -> _State
             # A NIC that was not wanted before, or with other settings, has no state yet, or an outdated one.
             have, scope = read_basis(machine, needed, have), None
             want = resolve(spec, have.functions)
-        want, have, outcomes = _round(context, want, have, scope)
+        want, have, outcomes = _round(context, want, have, scope, unread=frozenset() if have is just_read else scope)
         done = [outcome for outcome in outcomes if outcome.result == "applied"]
         state = _State(want, have, applied).adding(outcomes)
         if not done:
@@ -188,8 +194,13 @@ def _announce_lost_vfs(context: PassContext, last: Snapshot, scope: Scope) -> No
             announce(context, want, Change(vfs.NAME, address, "count", there, wanted))
 
 
-def _round(context: PassContext, want: Wanted, have: Snapshot, scope: Scope) -> tuple[Wanted, Snapshot, list[Outcome]]:
-    """Observe, plan and apply each kind once, in the order of kinds."""
+def _round(
+    context: PassContext, want: Wanted, have: Snapshot, scope: Scope, unread: Scope
+) -> tuple[Wanted, Snapshot, list[Outcome]]:
+    """Observe, plan and apply each kind once, in the order of kinds.
+
+    :param unread: the part of ``scope`` that must be read. What the round changes is added to it.
+    """
     outcomes: list[Outcome] = []
     machine, originals = context.cache.machine, context.memory.originals
 
@@ -198,7 +209,7 @@ def _round(context: PassContext, want: Wanted, have: Snapshot, scope: Scope) -> 
 
     for kind in ordered():
         context.callbacks.doing(kind.NAME, "read")
-        read = observed(machine, kind, want, have, scope)
+        read = observed(machine, kind, want, have, unread) if unread != frozenset() else Observed(want, have)
         want, have = read.want, read.have
         if read.fault is not None:
             outcomes.append(not_observed(kind, read.fault))
@@ -209,6 +220,7 @@ def _round(context: PassContext, want: Wanted, have: Snapshot, scope: Scope) -> 
         if changes := plan(kind, want, have):
             want, have, made = make(context, want, have, kind, changes, plan)
             outcomes += made
+            unread = unread if unread == scope else (unread or frozenset()).union(*(_reread(o.change) for o in made))
     return want, evolve(have, nics=_asked(want)), outcomes
 
 

@@ -14,7 +14,7 @@ from agent.kinds import Kind, by_name, ordered
 from agent.machine import Machine
 from agent.report.records import WHOLE_KIND, Change, Disruption
 from agent.spec.node import NodeSpec
-from agent.state.snapshot import read_basis
+from agent.state.snapshot import Snapshot, read_basis
 from agent.state.wanted import Wanted, asked, resolve
 
 KNOWN_AFTER = "known after"
@@ -24,12 +24,14 @@ KNOWN_AFTER = "known after"
 class DryRun:
     """The changes that a spec would bring to this machine now.
 
-    ``errors``: why the machine cannot match the spec. ``names``: the NICs' names in the spec, by PCI address.
+    ``errors``: why the machine cannot match the spec. ``names``: the NICs' names in the spec, by PCI address. ``have``: what
+    was read, by which a pass may begin; None if a part of it could not be read.
     """
 
     changes: tuple[Change, ...]
     errors: tuple[str, ...]
     names: Mapping[str, str]
+    have: Snapshot | None = None
 
 
 def dry_run(machine: Machine, spec: NodeSpec, originals: Originals | None = None) -> DryRun:
@@ -80,7 +82,13 @@ def dry_run(machine: Machine, spec: NodeSpec, originals: Originals | None = None
     errors += [f"{c}: {c.blocker}; {c.remedy}" for c in planned if c.blocker and not _is_pending(c, pending)]
     changes = [evolve(c, blocker="", remedy="") if _is_pending(c, pending) else c for c in planned]
     names = {address: wanted.nic.name for address, wanted in want.nics.items()}
-    return DryRun(tuple(c for c in changes if c.blocker or c.field != "netdev"), tuple(errors), names)
+    is_complete = not errors and not any(function.unreadable for function in have.functions)
+    return DryRun(
+        tuple(c for c in changes if c.blocker or c.field != "netdev"),
+        tuple(errors),
+        names,
+        have if is_complete else None,
+    )
 
 
 def _with_users(

@@ -36,6 +36,7 @@ from agent.spec.addresses import FIRST_TABLE
 from agent.spec.node import NodeSpec, spec_hash
 from agent.spec.sysctl_names import netdevs
 from agent.state.scope import Scope, alone, own
+from agent.state.snapshot import Snapshot
 
 RESYNC = 60.0
 """Seconds after which everything is read again: writes to sysfs and interrupts by other programs emit no event. Passes that an
@@ -148,9 +149,14 @@ class Passes:
     _early_ends: _EarlyEnds = field(factory=_EarlyEnds, init=False)
     _log: PassLog = field(factory=PassLog, init=False)
     _unrecorded: _Record | None = field(default=None, init=False)
+    _just_read: Snapshot | None = field(default=None, init=False)
 
-    def start_over(self) -> None:
-        """Another spec is in force: the next pass reads everything and tries everything."""
+    def start_over(self, just_read: Snapshot | None = None) -> None:
+        """Another spec is in force: the next pass reads everything and tries everything.
+
+        :param just_read: what was read for this spec just now, during which the events were kept. It is not read again.
+        """
+        self._just_read = just_read
         self.last, self.reason = None, Reason(None, "spec")
         self._early_ends.crashes = 0
         self.memory.failures.forget()
@@ -247,6 +253,7 @@ class Passes:
         return self._body(self.last), _retry_in(self.memory.failures)
 
     def _converge(self, spec: NodeSpec, allow: Disruption | None) -> Pass:
+        just_read, self._just_read = self._just_read, None
         return converge(
             self.machine,
             Goal(spec, verified=self.in_force.verified, allow=allow),
@@ -260,6 +267,7 @@ class Passes:
                 judge=self.readiness.judge,
                 doing=self.activity.doing,
             ),
+            just_read,
         )
 
     def _body(self, result: Pass) -> Body:

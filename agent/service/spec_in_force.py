@@ -19,6 +19,7 @@ from agent.engine.dry_run import dry_run
 from agent.machine import Machine
 from agent.runtime import fault, journal, write_atomically
 from agent.spec.node import NodeSpec, SpecError, parse, spec_hash, to_json
+from agent.state.snapshot import Snapshot
 
 TRIAL = 30.0
 """Seconds after which the last verified spec replaces a new one of which a write still fails."""
@@ -76,7 +77,7 @@ class SpecInForce:
             self.spec, _ = _kept(self.run / IN_FORCE)
             self._hung_before = _trial_of(self.spec, self.run / ON_TRIAL)
 
-    def reload(self, machine: Machine, path: Path, now: float, asked: bool) -> None:
+    def reload(self, machine: Machine, path: Path, now: float, asked: bool) -> Snapshot | None:
         """Put the file's spec in force, unless it is invalid, does not fit this node, or has failed before.
 
         If there is no other spec, a spec that does not fit is put in force all the same, and the node is not ready. One of mode
@@ -84,6 +85,7 @@ class SpecInForce:
 
         :param now: seconds of a monotonic clock.
         :param asked: an operator asked for this, so a spec that failed before is tried again.
+        :returns: what was read to check whether a new spec, now in force, fits this node. Its first pass begins by it.
         """
         if self._hung_before is not None and self._trial_ends is None:
             self._trial_ends = now + TRIAL
@@ -93,28 +95,31 @@ class SpecInForce:
             name = spec_hash(candidate)
         except FileNotFoundError:
             self._refuse(f"{path} does not exist; run the deploy, or write it")
-            return
+            return None
         except UnicodeDecodeError as error:
             self._refuse(f"{path}: not UTF-8 text: {error}; run the deploy again")
-            return
+            return None
         except (SpecError, OSError) as error:
             self._refuse(str(error))
-            return
+            return None
         except Exception as error:  # no content of the file may end the worker
             self._refuse(f"{path}: {fault(error)}")
-            return
+            return None
         crashed, self.crashed = self.crashed, None
         if crashed and not asked and self._replaceable(candidate):
             self._fall_back(candidate, _see_journal(crashed))
         # The list may be of another version of the agent, which gave up specs of mode observe, too.
         if not asked and candidate.mode == "enforce" and (reason := self._failed.get(name)):
             self._refuse(reason)
-            return
+            return None
         self._remember_failed({})
         fallback = self._present() if candidate.mode == "enforce" else None
-        if fallback not in (None, candidate) and (impossible := _impossible(machine, candidate, fallback)):
-            self._refuse("\n".join(impossible))
-            return
+        just_read: Snapshot | None = None
+        if fallback not in (None, candidate):
+            impossible, just_read = _checked(machine, candidate, fallback)
+            if impossible:
+                self._refuse("\n".join(impossible))
+                return None
         if candidate != self.spec:
             self._end_trial()
             if self._replaceable(candidate):
@@ -122,6 +127,7 @@ class SpecInForce:
         self._put(candidate)
         self.refusal = ""
         self._note_observed(candidate)
+        return just_read
 
     def ready(self, result: Pass) -> None:
         """Note that the node is ready after a pass. The spec is then verified, unless part of it still waits."""
@@ -232,19 +238,19 @@ class SpecInForce:
             _write(self.run / FAILED, json.dumps(failed) + "\n")
 
 
-def _impossible(machine: Machine, candidate: NodeSpec, present: NodeSpec) -> tuple[str, ...]:
-    """Why a spec does not fit this node, or why that is unknown now; empty if it fits.
+def _checked(machine: Machine, candidate: NodeSpec, present: NodeSpec) -> tuple[tuple[str, ...], Snapshot | None]:
+    """Why a spec does not fit this node, or why that is unknown now (empty if it fits), and what was read for it.
 
     What the NICs lack that it leaves as they are is no reason: while a device hangs, the others can get their new settings.
     """
     try:
-        errors = dry_run(machine, candidate).errors
-        lacking = dry_run(machine, _unchanged(candidate, present)).errors if errors else ()
-        return tuple(error for error in errors if error not in lacking)
+        planned = dry_run(machine, candidate)
+        lacking = dry_run(machine, _unchanged(candidate, present)).errors if planned.errors else ()
+        return tuple(error for error in planned.errors if error not in lacking), planned.have
     except OSError as error:
-        return (f"while checking whether the new spec fits this node: {error}; it is checked again",)
+        return (f"while checking whether the new spec fits this node: {error}; it is checked again",), None
     except Exception as error:  # a spec that cannot be planned must not end the worker
-        return (f"while checking whether the new spec fits this node: {fault(error)}",)
+        return (f"while checking whether the new spec fits this node: {fault(error)}",), None
 
 
 def _unchanged(candidate: NodeSpec, present: NodeSpec) -> NodeSpec:

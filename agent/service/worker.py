@@ -218,10 +218,10 @@ class _Loop:
         passes, wake_ups = self.passes, self.wake_ups
         before = passes.in_force.spec
         passes.activity.doing("plan", "read")
-        passes.in_force.reload(passes.machine, self.path, time.monotonic(), wake_ups.retry_spec)
+        read = passes.in_force.reload(passes.machine, self.path, time.monotonic(), wake_ups.retry_spec)
         wake_ups.reload = wake_ups.retry_spec = False
         if passes.in_force.spec != before:
-            passes.start_over()
+            passes.start_over(read)
 
 
 def main(

@@ -11,7 +11,7 @@ from attrs import define, field
 
 from agent.machine import Event, EventSource
 from agent.report.records import Condition, Report, report_from_json
-from tests.sim.two_nics import PF0
+from tests.sim.two_nics import PF0, PF1
 
 STUCK = "/sys/module/ib_core/srcversion"
 """A file that one probe reads, and nothing else."""
@@ -89,3 +89,11 @@ def condition(report: Report, type: str) -> Condition:
 
 def one(mtu: int, **more: object) -> str:
     return json.dumps({"node_name": "n1", "nics": [{"name": "a", "select": {"pci": PF0}, "mtu": mtu, **more}]})
+
+
+def both(mtu: int) -> str:
+    """Both NICs, the second with the same MTU in each such spec."""
+    nics = [
+        {"name": name, "select": {"pci": pf}, "mtu": each} for name, pf, each in (("a", PF0, mtu), ("b", PF1, 9000))
+    ]
+    return json.dumps({"node_name": "n1", "nics": nics})

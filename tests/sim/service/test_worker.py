@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -22,8 +23,9 @@ from agent.service.apply_socket import ask
 from tests.contract.asking import soon
 from tests.journald import heard, listening
 from tests.sim.kernel import no_fault
+from tests.sim.kernel.files import SimFiles
 from tests.sim.readiness import Node, writer
-from tests.sim.service.running import STUCK, Announced, Endless, Out, condition, one
+from tests.sim.service.running import STUCK, Announced, Endless, Out, both, condition, one
 from tests.sim.two_nics import PF0, PF1
 
 
@@ -222,6 +224,50 @@ def test_a_reload_brings_another_spec_into_force(
     reload(one(4000))
     after = out.until(lambda report: report.ready and report.spec_hash != before.spec_hash)
     assert (node.kernel.netdev(PF0).mtu, after.up_to_date) == (4000, True)
+
+
+def test_what_was_read_to_check_a_new_spec_is_not_read_again_by_its_first_pass(
+    node: Node, worker: Callable[[str], Out], reload: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what the pass itself has changed is read again."""
+    reads: Counter[str] = Counter()
+    read = node.kernel.files.read
+    monkeypatch.setattr(SimFiles, "read", lambda files, path: (reads.update([path]), read(path))[1])
+    out = worker(both(9000))
+    before = out.until(lambda report: report.ready)
+    reads.clear()
+    reload(both(4000))
+    after = out.until(lambda report: report.ready and report.spec_hash != before.spec_hash)
+    assert (node.kernel.netdev(PF0).mtu, after.up_to_date) == (4000, True)
+    unchanged, changed = (f"/sys/class/net/{node.kernel.netdev(pf).name}/queues/rx-0/rps_cpus" for pf in (PF1, PF0))
+    assert (reads[f"/sys/bus/pci/devices/{PF1}/numa_node"], reads[unchanged]) == (1, 1)
+    assert reads[changed] > 1
+
+
+def test_a_change_by_others_after_a_new_spec_was_checked_is_repaired(
+    node: Node,
+    announced: Announced,
+    worker: Callable[[str], Out],
+    reload: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The check has read the MTU of a NIC, and another program sets it before the first pass begins."""
+    out = worker(both(9000))
+    before = out.until(lambda report: report.ready)
+    link, read = node.kernel.netdev(PF1), node.kernel.files.read
+    late = f"/sys/class/net/{link.name}/queues/rx-0/rps_cpus"
+
+    def disturbing(files: SimFiles, path: str) -> str:
+        if path == late:
+            monkeypatch.setattr(SimFiles, "read", lambda files, path: read(path))
+            node.kernel.netlink.set_link(link.ifindex, mtu=1500)
+            announced.announce(Event(ifindex=link.ifindex))
+        return read(path)
+
+    monkeypatch.setattr(SimFiles, "read", disturbing)
+    reload(both(4000))
+    out.until(lambda report: report.ready and report.spec_hash != before.spec_hash)
+    assert (node.kernel.netdev(PF0).mtu, node.kernel.netdev(PF1).mtu) == (4000, 9000)
 
 
 def test_a_spec_that_was_given_up_is_tried_again_if_somebody_asks(
