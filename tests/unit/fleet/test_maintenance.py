@@ -351,6 +351,29 @@ def test_a_pod_of_several_budgets_undoes_the_drain(serve: Serve) -> None:
     assert maintenance.run(["a"], 1)["a"] == ("undone", "ml/job: This pod has more than one PodDisruptionBudget")
 
 
+@pytest.mark.parametrize(
+    "why",
+    [
+        pytest.param("Cannot evict pod as it would violate the pod's disruption budget.", id="kured-82"),
+        pytest.param("Cannot evict pod as it would violate the pod's disruption budget.", id="claudie-1508"),
+        pytest.param("Cannot evict pod as it would violate the pod's disruption budget.", id="longhorn-5910"),
+        pytest.param("admission webhook denied the request: Evacuation in progress", id="harvester-9150"),
+    ],
+)
+def test_a_pod_that_may_never_be_evicted_undoes_the_drain_in_time_and_is_named(serve: Serve, why: str) -> None:
+    """Public reports of drains that wait for ever for a PodDisruptionBudget, or for who answers like one."""
+    refused = (429, {"kind": "Status", "code": 429, "message": why})
+    unused = (200, {"metadata": {"name": "a", "resourceVersion": "7"}})
+    answers: Answers = {PODS: [ONE_POD], EVICTION: [refused], f"GET {NODE}": [unused, recorded("drain")]}
+    script, maintenance = serve({**answers, f"PATCH {NODE}": [(200, {})]})
+    result, reason = evolve(maintenance, drain_timeout=0.1).run(["a"], 1)["a"]
+    assert result == "undone"
+    assert "ml/job" in reason
+    assert why in reason
+    assert script.asked.count(f"POST {EVICTION.partition(' ')[2]}") > 1
+    assert script.asked[-2:] == [f"GET {NODE}", f"PATCH {NODE}"]
+
+
 def test_a_drain_that_is_forbidden_is_undone(serve: Serve) -> None:
     begun = {names.MAINTENANCE: '{"by": "me", "since": "2026", "step": "drain", "cordoned": true, "allow": "rebind"}'}
     answers: list[tuple[int, Any]] = [
