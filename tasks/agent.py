@@ -68,7 +68,7 @@ class AgentVersions(FactBase[Versions]):
 
     def command(self) -> StringCommand:
         """List the links and the folders."""
-        return script(_VERSIONS, BASE)
+        return self.script(_VERSIONS, BASE)
 
     def process(self, output: list[str]) -> Versions:
         """Parse lines such as `current 0.1.0-0123456789ab`."""
@@ -106,7 +106,7 @@ class AgentService(FactBase[Service]):
 
     def command(self, unit: str) -> StringCommand:
         """Print systemd's properties, and the main process's command line, which names the version."""
-        return script(_SERVICE, unit)
+        return self.script(_SERVICE, unit)
 
     def process(self, output: list[str]) -> Service:
         """Parse lines of NAME=VALUE."""

@@ -18,7 +18,7 @@ from pyinfra.context import host
 from agent.spec.selector import PCI_ADDRESS
 from agent.spec.validators import Matches, Within
 from tasks import packages, reboot
-from tasks.common.commands import Commands, refuse, script
+from tasks.common.commands import Commands, refuse
 from tasks.common.data import Key, record
 from tasks.common.facts import FactBase
 
@@ -119,7 +119,7 @@ class FirmwareSettings(FactBase[dict[str, Card]]):
 
     def command(self, addresses: tuple[str, ...]) -> StringCommand:
         """Print default, current and next values by `mstconfig query`."""
-        return script(_QUERY, *addresses)
+        return self.script(_QUERY, *addresses)
 
     def process(self, output: list[str]) -> dict[str, Card]:
         """Parse the numeric parameters; others, such as arrays, are ignored."""

@@ -225,7 +225,7 @@ class NodeHardware(FactBase[Hardware | None]):
 
     def command(self) -> StringCommand:
         """Read everything by one script, since each command costs a round trip."""
-        return script(_HARDWARE, COMMAND, "")
+        return self.script(_HARDWARE, COMMAND, "")
 
     def process(self, output: list[str]) -> Hardware | None:
         """Parse lines of a word and its values, then the JSON of `trackbed inspect`."""

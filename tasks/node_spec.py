@@ -88,7 +88,7 @@ class NodePlan(FactBase[Plan | None]):
 
     def command(self, version: str, python: str) -> StringCommand:
         """Run `trackbed plan`, of the given version if it is staged."""
-        return script(_PLAN, python, folder(version), f"{BASE}/current")
+        return self.script(_PLAN, python, folder(version), f"{BASE}/current")
 
     def process(self, output: list[str]) -> Plan | None:
         """Parse the version, the plan, and the exit code (0: no changes, 1: an error, 2: changes)."""

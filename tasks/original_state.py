@@ -87,7 +87,7 @@ class Recorded(FactBase[OriginalState | None]):
 
     def command(self) -> StringCommand:
         """Print `here` and the file, which may be empty."""
-        return script('if [ -e "$1" ]; then echo here; cat "$1"; fi', PATH)
+        return self.script('if [ -e "$1" ]; then echo here; cat "$1"; fi', PATH)
 
     def process(self, output: list[str]) -> OriginalState | None:
         """Parse the lines after `here`."""
@@ -99,7 +99,7 @@ class Current(FactBase[OriginalState]):
 
     def command(self) -> StringCommand:
         """Print the state."""
-        return script(f'{STATE}\nstate "$1" "$2"', irqbalance.UNIT, "")
+        return self.script(f'{STATE}\nstate "$1" "$2"', irqbalance.UNIT, "")
 
     def process(self, output: list[str]) -> OriginalState:
         """Parse all lines."""

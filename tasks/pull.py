@@ -146,7 +146,7 @@ class TimerState(FactBase[dict[str, str]]):
 
     def command(self) -> StringCommand:
         """Run `systemctl show`."""
-        return script(f"{units.STALE}{_TIMER}", TIMER)
+        return self.script(f"{units.STALE}{_TIMER}", TIMER)
 
     def process(self, output: list[str]) -> dict[str, str]:
         """Parse lines of NAME=VALUE."""
@@ -176,7 +176,7 @@ class Present(FactBase[list[str]]):
 
     def command(self) -> StringCommand:
         """Test each path."""
-        return script('for path; do if [ -e "$path" ]; then echo "$path"; fi; done', *PATHS)
+        return self.script('for path; do if [ -e "$path" ]; then echo "$path"; fi; done', *PATHS)
 
     def process(self, output: list[str]) -> list[str]:
         """Take one path from each line."""

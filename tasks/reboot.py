@@ -117,7 +117,7 @@ class NodeRebootRequests(FactBase[RebootRequests]):
 
     def command(self) -> StringCommand:
         """Print the boot ID, then one line for each request."""
-        return script(_REQUESTS, FOLDER)
+        return self.script(_REQUESTS, FOLDER)
 
     def process(self, output: list[str]) -> RebootRequests:
         """Parse lines such as `boot BOOT-ID kernel arguments iommu=pt are not in effect`."""

@@ -9,7 +9,6 @@ from typing import Literal
 
 from pyinfra.api.command import StringCommand
 
-from tasks.common.commands import script
 from tasks.common.facts import FactBase
 from tasks.drivers.gpu_driver import modules as gpu
 from tasks.drivers.ofed import modules as ofed
@@ -61,7 +60,7 @@ class RebootUsers(FactBase[list[str] | None]):
 
     def command(self, of: Of) -> StringCommand:
         """List the users. The last line is a marker, since pyinfra takes no output for no result."""
-        return script(_USERS, "", " ".join(ofed.STORAGE), " ".join(ofed.PEER_MEMORY), of)
+        return self.script(_USERS, "", " ".join(ofed.STORAGE), " ".join(ofed.PEER_MEMORY), of)
 
     def process(self, output: list[str]) -> list[str]:
         """Take all lines but the marker. Without it, users may be missing.

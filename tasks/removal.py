@@ -178,7 +178,7 @@ class Leftovers(FactBase[list[str]]):
 
     def command(self, paths: tuple[str, ...]) -> StringCommand:
         """Test each path."""
-        return script('for path; do if [ -e "$path" ]; then echo "$path"; fi; done', *paths)
+        return self.script('for path; do if [ -e "$path" ]; then echo "$path"; fi; done', *paths)
 
     def process(self, output: list[str]) -> list[str]:
         """Take one path from each line."""

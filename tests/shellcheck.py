@@ -20,10 +20,10 @@ from tasks.packages import Family
 
 ROOT = Path(__file__).parent.parent
 
-SENDERS = {"script": 0, "replace": 2, "engine_files.command": 0}
+SENDERS = {"script": 0, "self.script": 0, "replace": 2, "engine_files.command": 0}
 """The functions that are given shell, and the position of that argument."""
 
-PASSED_ON = ("tasks/common/texts.py: after", "tasks/containers/engine_files.py: text")
+PASSED_ON = ("tasks/common/facts.py: text", "tasks/common/texts.py: after", "tasks/containers/engine_files.py: text")
 """The parameters of these functions, which pass them to `script`: they are checked where they are given."""
 
 FILES = ("templates/irqbalance-policy.sh", "examples/slurm/prolog.sh")

@@ -20,18 +20,21 @@ UMASK = "umask 022"
 """How each script begins: other users read what it makes (the reporter, networkd), whatever umask the login has."""
 
 
-def script(text: str, *arguments: str, limit: int | None = None, stdin: str | None = None) -> StringCommand:
+def script(
+    text: str, *arguments: str, name: str = "sh", limit: int | None = None, stdin: str | None = None
+) -> StringCommand:
     """Run a constant shell script. Data are passed as $1, $2 and so on, never as text. The first failed command ends it.
 
     tests/shellcheck.py finds the text by this call, so the text is made of constants of its module.
 
+    :param name: its $0, by which the shell's own errors and the tests call it.
     :param limit: the seconds that it may take; None: as long as any command (tasks/time_limits.py).
     :param stdin: its standard input, which is in no argument and no log.
     """
     own: ConnectorArguments = {} if limit is None else {"_timeout": limit}
     if stdin is not None:
         own["_stdin"] = stdin
-    return StringCommand("sh", "-ec", QuoteString(f"{UMASK}\n{text}"), "sh", *map(QuoteString, arguments), **own)
+    return StringCommand("sh", "-ec", QuoteString(f"{UMASK}\n{text}"), name, *map(QuoteString, arguments), **own)
 
 
 def changes(earlier: OperationMeta) -> bool:

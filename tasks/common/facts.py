@@ -11,10 +11,12 @@ from typing import Any, TypeVar
 
 import cattrs
 from paramiko.file import BufferedFile
+from pyinfra.api.command import StringCommand
 from pyinfra.api.exceptions import FactProcessError
 from pyinfra.api.facts import FactBase as _FactBase
 
 from agent.report.printable import printable
+from tasks.common.commands import script
 
 T = TypeVar("T")
 
@@ -32,6 +34,10 @@ class FactBase(_FactBase[T]):
 
     prefetched = True
     """Whether an answer may be some seconds old (tasks/common/prefetch.py)."""
+
+    def script(self, text: str, *arguments: str) -> StringCommand:
+        """A script that is named after the fact."""
+        return script(text, *arguments, name=type(self).__name__)
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

@@ -8,7 +8,6 @@ from pyinfra.api.command import StringCommand
 from agent.report import names
 from agent.report.records import Report, report_from_json
 from agent.report.verdict import why_not_ready
-from tasks.common.commands import script
 from tasks.common.facts import FactBase
 
 
@@ -48,7 +47,7 @@ class NodeStatus(FactBase[Status | None]):
 
     def command(self) -> StringCommand:
         """Print the boot ID and the uptime, by which the report's age is judged, then the report."""
-        return script(_STATUS, REPORT)
+        return self.script(_STATUS, REPORT)
 
     def process(self, output: list[str]) -> Status | None:
         """Parse the report, and judge it as `trackbed status` does on the node."""

@@ -15,7 +15,6 @@ from pyinfra.api.command import StringCommand
 from pyinfra.context import host
 
 from tasks import disruption
-from tasks.common.commands import script
 from tasks.common.facts import FactBase
 
 RELOAD = """
@@ -65,7 +64,7 @@ class GpuLosers(FactBase[list[str]]):
 
     def command(self) -> StringCommand:
         """Compare the GPUs in each container's /dev with what its scope lists."""
-        return script(_LOSERS, "")
+        return self.script(_LOSERS, "")
 
     def process(self, output: list[str]) -> list[str]:
         """Take all lines but the last, a mark."""

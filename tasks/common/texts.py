@@ -33,7 +33,7 @@ class Texts(FactBase[dict[str, str]]):
 
     def command(self, paths: tuple[str, ...]) -> StringCommand:
         """Print all files by one script."""
-        return script(READ, *paths)
+        return self.script(READ, *paths)
 
     def process(self, output: list[str]) -> dict[str, str]:
         """Parse what the script prints."""

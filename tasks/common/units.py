@@ -44,7 +44,7 @@ class UnitStates(FactBase[list[str]]):
 
     def command(self, units: tuple[str, ...]) -> StringCommand:
         """Print systemd's properties of each unit."""
-        return script(_STATES, *units)
+        return self.script(_STATES, *units)
 
     def process(self, output: list[str]) -> list[str]:
         """Return the lines unchanged."""

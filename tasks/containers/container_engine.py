@@ -168,7 +168,7 @@ class StoppedByRestart(FactBase[str | None]):
 
     def command(self, engine: Name) -> StringCommand:
         """Ask systemd or docker."""
-        return engine_files.stopped_by_restart(engine)
+        return self.script(engine_files.STOPPED_BY_RESTART, engine)
 
     def process(self, output: list[str]) -> str | None:
         """Take the only line."""

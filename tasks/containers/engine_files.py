@@ -22,6 +22,9 @@ from tasks.common.facts import FactBase
 SHARED = (ROOT / "templates" / "engine-files.sh").read_text()
 
 Engine = Literal["docker", "containerd", "crio"]
+STOPPED_BY_RESTART = f"{SHARED}engine=$1\nstopped_by_restart\n"
+"""Prints why a restart of the engine, $1, would stop running containers; nothing if it would not."""
+
 Mode = Literal["dry-run", "apply"]
 
 
@@ -64,7 +67,7 @@ class ContainersRun(FactBase[bool]):
 
     def command(self, engine: Engine) -> StringCommand:
         """Ask docker, or look for the processes that the others start for each container."""
-        return script(SHARED + "engine=$1\ncontainers_run\n", engine)
+        return self.script(SHARED + "engine=$1\ncontainers_run\n", engine)
 
     def process(self, output: list[str]) -> bool:
         """Take any line for a yes."""
@@ -100,8 +103,3 @@ def configure(
             yield apply
     else:
         host.noop(done)
-
-
-def stopped_by_restart(engine: Engine) -> StringCommand:
-    """Print why a restart of the engine would stop running containers; nothing if it would not."""
-    return script(SHARED + "engine=$1\nstopped_by_restart\n", engine)

@@ -134,7 +134,7 @@ class LoadedDriver(FactBase[LoadedErdma]):
 
     def command(self) -> StringCommand:
         """Print nothing if the driver is not loaded."""
-        return script(_LOADED)
+        return self.script(_LOADED)
 
     def process(self, output: list[str]) -> LoadedErdma:
         """Parse lines of a word and its value, and count the queue pairs."""
@@ -162,7 +162,7 @@ class NewerInput(FactBase[str | None]):
 
     def command(self, kernel: str) -> StringCommand:
         """Compare each file with the driver's."""
-        return script(_NEWER_INPUT, kernel, BUILD_OPTIONS)
+        return self.script(_NEWER_INPUT, kernel, BUILD_OPTIONS)
 
     def process(self, output: list[str]) -> str | None:
         """Take the path of the newer file."""
@@ -174,7 +174,7 @@ class CompletedInstaller(FactBase[str | None]):
 
     def command(self) -> StringCommand:
         """Read the file that the installation wrote."""
-        return script('if [ -e "$1" ]; then cat "$1"; fi', INSTALLED)
+        return self.script('if [ -e "$1" ]; then cat "$1"; fi', INSTALLED)
 
     def process(self, output: list[str]) -> str | None:
         """Take the only line."""

@@ -69,7 +69,7 @@ class PeerMemorySupport(FactBase[Support]):
 
     def command(self) -> StringCommand:
         """Look for both. The symbol of dma-buf is in ib_uverbs, which every RDMA device loads."""
-        return script(_SUPPORT)
+        return self.script(_SUPPORT)
 
     def process(self, output: list[str]) -> Support:
         """Parse lines of one or two words."""

@@ -211,7 +211,7 @@ class KernelArguments(FactBase[Arguments]):
 
     def command(self) -> StringCommand:
         """Read them from /proc, from the boot loader, and from Trackbed's own files."""
-        return script(_ARGUMENTS, DROP_IN, GRUBBY_STATE, "", GRUB_PENDING)
+        return self.script(_ARGUMENTS, DROP_IN, GRUBBY_STATE, "", GRUB_PENDING)
 
     def process(self, output: list[str]) -> Arguments:
         """Parse lines of NAME and text."""
@@ -347,7 +347,7 @@ class Initramfs(FactBase[tuple[str, str] | None]):
 
     def command(self) -> StringCommand:
         """Print path, time and size of the initramfs, and the checksum of the options."""
-        return script(_INITRAMFS, kernel_modules.OPTIONS, INITRAMFS_STATE, "")
+        return self.script(_INITRAMFS, kernel_modules.OPTIONS, INITRAMFS_STATE, "")
 
     def process(self, output: list[str]) -> tuple[str, str] | None:
         """Take one line or two."""

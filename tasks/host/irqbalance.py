@@ -9,7 +9,7 @@ from pyinfra.operations import files
 
 from agent.spec.node import IrqbalancePolicy, Mode
 from tasks.common import archive, systemd_reload, units
-from tasks.common.commands import Commands, script
+from tasks.common.commands import Commands
 from tasks.common.facts import FactBase
 from tasks.common.texts import Texts, replace
 
@@ -34,7 +34,7 @@ class IrqbalanceCommand(FactBase[list[str]]):
 
     def command(self) -> StringCommand:
         """Get the process from systemd, and its command line from the kernel."""
-        return script(_COMMAND, UNIT)
+        return self.script(_COMMAND, UNIT)
 
     def process(self, output: list[str]) -> list[str]:
         """Take one argument from each line."""

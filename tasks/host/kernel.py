@@ -15,7 +15,7 @@ from pyinfra.context import host
 
 from agent.spec.validators import Matches
 from tasks import packages, reboot
-from tasks.common.commands import Commands, refuse, script
+from tasks.common.commands import Commands, refuse
 from tasks.common.data import Key, host_data, record
 from tasks.common.facts import FactBase
 from tasks.common.texts import Texts
@@ -97,7 +97,7 @@ class NextKernel(FactBase[str | None]):
 
     def command(self) -> StringCommand:
         """Print a path such as /boot/vmlinuz-6.1.0-44-amd64."""
-        return script(_NEXT)
+        return self.script(_NEXT)
 
     def process(self, output: list[str]) -> str | None:
         """Take the release from the path."""

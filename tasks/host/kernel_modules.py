@@ -77,7 +77,7 @@ class PendingModules(FactBase[list[str]]):
 
     def command(self, modules: tuple[str, ...]) -> StringCommand:
         """Test each module."""
-        return script(_PENDING, *modules)
+        return self.script(_PENDING, *modules)
 
     def process(self, output: list[str]) -> list[str]:
         """Take one name from each line."""

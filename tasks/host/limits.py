@@ -77,6 +77,7 @@ class LimitState:
 
 
 _PROCESSES = """
+# shellcheck disable=SC2046  # a process is a word
 processes() { echo "$1" $(pgrep --parent "$1" --exact containerd || true); }  # a unit's process, and its own containerd
 """
 
@@ -118,7 +119,9 @@ class MemoryLimits(FactBase[LimitState]):
 
     def command(self, wanted: Limits) -> StringCommand:
         """Read everything by one script."""
-        return script(_STATE, "", DROP_IN, DROP_IN_TEXT, LOGINS, LOGINS_TEXT if wanted.logins else "", *wanted.daemons)
+        return self.script(
+            _STATE, "", DROP_IN, DROP_IN_TEXT, LOGINS, LOGINS_TEXT if wanted.logins else "", *wanted.daemons
+        )
 
     def process(self, output: list[str]) -> LimitState:
         """Parse lines such as `current containerd`."""

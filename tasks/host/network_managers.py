@@ -55,7 +55,7 @@ class NetworkManagers(FactBase[list[str]]):
 
     def command(self) -> StringCommand:
         """Look for their programs in the distributions' folders."""
-        return script(_MANAGERS, "")
+        return self.script(_MANAGERS, "")
 
     def process(self, output: list[str]) -> list[str]:
         """Take one name from each line."""
@@ -78,7 +78,7 @@ class UnmarkedVfs(FactBase[list[str]]):
 
     def command(self) -> StringCommand:
         """Read udev's database."""
-        return script(_UNMARKED, "")
+        return self.script(_UNMARKED, "")
 
     def process(self, output: list[str]) -> list[str]:
         """Take one netdev from each line."""

@@ -25,7 +25,7 @@ class SysctlValues(FactBase[dict[str, str]]):
 
     def command(self, paths: tuple[str, ...]) -> StringCommand:
         """Read the files."""
-        return script(_VALUES, *paths)
+        return self.script(_VALUES, *paths)
 
     def process(self, output: list[str]) -> dict[str, str]:
         """Parse lines of path and value; runs of white space become one space."""
@@ -67,7 +67,7 @@ class LaterSettings(FactBase[list[Setting]]):
 
     def command(self) -> StringCommand:
         """Read the files whose names come after ours."""
-        return script(_LATER, PATH.rpartition("/")[2], "")
+        return self.script(_LATER, PATH.rpartition("/")[2], "")
 
     def process(self, output: list[str]) -> list[Setting]:
         """Parse lines of a file's name and path, and `name=value`."""

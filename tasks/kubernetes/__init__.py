@@ -161,7 +161,7 @@ class NodeCredentials(FactBase[Credentials]):
 
     def command(self) -> StringCommand:
         """Run one script, which prints nothing secret."""
-        return script(_CREDENTIALS, SECRET, STATE_FOLDER, PUBLISHED)
+        return self.script(_CREDENTIALS, SECRET, STATE_FOLDER, PUBLISHED)
 
     def process(self, output: list[str]) -> Credentials:
         """Parse lines of a word and a value."""

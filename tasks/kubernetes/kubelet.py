@@ -18,7 +18,7 @@ from pyinfra.api.operation import operation
 from pyinfra.context import host
 
 from tasks.common import archive, systemd_reload
-from tasks.common.commands import Commands, script
+from tasks.common.commands import Commands
 from tasks.common.data import Key, record
 from tasks.common.facts import FactBase
 from tasks.common.status import COMMAND
@@ -109,7 +109,7 @@ class Gates(FactBase[dict[str, str]]):
 
     def command(self) -> StringCommand:
         """Look for them in the drop-in folders of all units."""
-        return script(_GATES, UNITS, NAME)
+        return self.script(_GATES, UNITS, NAME)
 
     def process(self, output: list[str]) -> dict[str, str]:
         """Parse what the script prints."""

@@ -7,7 +7,6 @@ import re
 from attrs import frozen
 from pyinfra.api.command import StringCommand
 
-from tasks.common.commands import script
 from tasks.common.facts import FactBase
 
 ENVIRONMENT = "/etc/trackbed/kubelet-registration.env"
@@ -51,7 +50,7 @@ class NodeKubelet(FactBase[KubeletArguments]):
 
     def command(self) -> StringCommand:
         """Read the unit with its environment, and the files that it or kubeadm's unit reads."""
-        return script(_KUBELET, "", ENVIRONMENT)
+        return self.script(_KUBELET, "", ENVIRONMENT)
 
     def process(self, output: list[str]) -> KubeletArguments:
         """Parse a line for the environment, one for each file with arguments, and one for the unit."""

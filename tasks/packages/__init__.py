@@ -81,6 +81,7 @@ APT = (
     + """
 without_conflict() {  # argument: what apt says
   ours=$(printf '%s\\n' "$1" | sed -n 's,.*Conflicting values .*/\\(trackbed-[a-z-]*\\)\\.gpg.*,\\1,p' | head -n 1)
+  parts=''
   eval "$(apt-config shell parts Dir::Etc::sourceparts/d)"
   [ -n "$ours" ] && [ -e "$parts$ours.sources" ] && rm "$parts$ours.sources"
 }
@@ -160,7 +161,7 @@ class NodePython(FactBase[str | None]):
 
     def command(self) -> StringCommand:
         """Try all candidates by one script."""
-        return script(FIND_PYTHON, *INTERPRETERS)
+        return self.script(FIND_PYTHON, *INTERPRETERS)
 
     def process(self, output: list[str]) -> str | None:
         """Take the only line."""

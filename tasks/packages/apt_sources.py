@@ -12,7 +12,6 @@ from __future__ import annotations
 from attrs import frozen
 from pyinfra.api.command import StringCommand
 
-from tasks.common.commands import script
 from tasks.common.facts import FactBase
 
 FINGERPRINTS = """
@@ -147,7 +146,7 @@ class RepositoryEntries(FactBase[Entries]):
 
     def command(self, path: str, text: str) -> StringCommand:
         """Ask apt for the indexes of the entry in this file, and of all others."""
-        return script(_ENTRIES, path, text)
+        return self.script(_ENTRIES, path, text)
 
     def process(self, output: list[str]) -> Entries:
         """Parse the script's lines."""

@@ -95,7 +95,7 @@ class Builds(FactBase[list[Build]]):
 
     def command(self) -> StringCommand:
         """Run `dkms status`, which prints one line for each module, version and kernel."""
-        return script("if command -v dkms >/dev/null; then dkms status; fi")
+        return self.script("if command -v dkms >/dev/null; then dkms status; fi")
 
     def process(self, output: list[str]) -> list[Build]:
         """Parse lines such as ``erdma/1.0, 6.1.0-9-amd64, x86_64: installed`` or ``erdma/1.0: added``.
@@ -152,7 +152,7 @@ class OtherModules(FactBase[list[str]]):
 
     def command(self, module: str, version: str, kernel: str) -> StringCommand:
         """Compare each module in DKMS's tree with the kernel's."""
-        return script(_OTHERS, module, version, kernel)
+        return self.script(_OTHERS, module, version, kernel)
 
     def process(self, output: list[str]) -> list[str]:
         """Take a line for each module."""
@@ -200,7 +200,7 @@ class ModuleState(FactBase[Module]):
 
     def command(self, module: str) -> StringCommand:
         """Read both by one script. A module that does not exist is no error."""
-        return script(_MODULE, module)
+        return self.script(_MODULE, module)
 
     def process(self, output: list[str]) -> Module:
         """Parse lines of a word and its value."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 from pyinfra.api.command import StringCommand
 from pyinfra.context import host
 
-from tasks.common.commands import script
 from tasks.common.facts import FactBase
 
 # DKMS signs with the key of its configuration, else on Ubuntu with that of update-secureboot-policy, else with one that it
@@ -85,7 +84,7 @@ class RefusedModules(FactBase[list[str]]):
 
     def command(self, files: tuple[str, ...]) -> StringCommand:
         """Ask the kernel whether it checks signatures, and mokutil whether the key is enrolled."""
-        return script(_REFUSED, "", *files)
+        return self.script(_REFUSED, "", *files)
 
     def process(self, output: list[str]) -> list[str]:
         """Take all lines but the last, a mark."""

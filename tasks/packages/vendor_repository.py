@@ -120,7 +120,7 @@ class KeyFingerprints(FactBase[list[str]]):
 
     def command(self, keyring: str) -> StringCommand:
         """Run gpg with a temporary home, so that it does not touch root's."""
-        return script(
+        return self.script(
             FINGERPRINTS
             + """
 [ -e "$1" ] && command -v gpg >/dev/null || exit 0
@@ -143,8 +143,8 @@ class HeldPackages(FactBase[dict[str, str | None]]):
     def command(self, family: Family) -> StringCommand:
         """List apt's holds or dnf's version locks."""
         if family == "debian":
-            return script("apt-mark showhold")
-        return script(f"{holds.LOCKS}locks ''")
+            return self.script("apt-mark showhold")
+        return self.script(f"{holds.LOCKS}locks ''")
 
     def process(self, output: list[str]) -> dict[str, str | None]:
         """Parse ``name``, or ``name-epoch:version-release.*``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -25,27 +25,44 @@ from pyinfra.connectors.local import LocalConnector
 from pyinfra.context import ctx_host, ctx_state
 
 from agent.report.records import Report, report_to_json
+from tasks.agent import AgentService, AgentVersions
 from tasks.common import failures
+from tasks.common.facts import FactBase
 from tasks.common.replacements import REPLACEMENTS, found
+from tasks.common.status import NodeStatus
+from tasks.common.systemd_reload import GpuLosers
+from tasks.common.texts import Texts
+from tasks.node_spec import NodePlan
+from tasks.packages import NodePython
+from tasks.packages.apt_sources import RepositoryEntries
+from tasks.packages.dkms import ModuleState
+from tasks.packages.signatures import RefusedModules
 
 Answers = dict[str, Any]
 
 NAME = "@fake/node-a"
 DEBIAN = {"*-release": ["/etc/os-release", "ID=debian", "NAME=Debian", 'VERSION_ID="12"', "---"]}
 ROCKY_9 = {"*-release": ["/etc/os-release", 'ID="rocky"', 'NAME="Rocky Linux"', 'VERSION_ID="9.4"', "---"]}
-PYTHON = "sys.version_info"
-VERSIONS = "for link in current previous"
-SERVICE = "NeedDaemonReload"
-STATUS = "/proc/uptime"
-PLAN = "plan --spec"
-SOURCES = "Dir::Etc::sourcelist=/dev/null"
-SIGNATURES = "sig_enforce"
-LOSERS = "cri-containerd-*.scope"
+
+
+def of(fact: type[FactBase[Any]], *arguments: str) -> str:
+    """The key of the answers to a fact, if need be with its first arguments: how its command ends (FactBase.script)."""
+    return " ".join(("'", fact.__name__, *arguments))
+
+
+PYTHON = of(NodePython)
+VERSIONS = of(AgentVersions)
+SERVICE = of(AgentService)
+STATUS = of(NodeStatus)
+PLAN = of(NodePlan)
+SOURCES = of(RepositoryEntries)
+SIGNATURES = of(RefusedModules)
+LOSERS = of(GpuLosers)
 # What a node answers unless a test says otherwise: no entry of apt's sources has a repository of the deploy, the kernel checks
 # no signatures of modules, and no container would lose a GPU.
 ORDINARY = {SOURCES: "end", SIGNATURES: "end", LOSERS: "end"}
 # After a test's own answers, of which one may be about a single module: the kernel has no other drivers for NVIDIA's GPUs.
-OTHERWISE = {" sh nova_": "path "}
+OTHERWISE = {of(ModuleState, "nova_"): "path "}
 
 
 def status(report: Report) -> Answers:
@@ -207,18 +224,16 @@ def file_answers(path: str, text: str, mode: str = "-rw-r--r--") -> Answers:
     }
 
 
-FILES = 'echo "file $path"'
-
-
 def files(**texts: str) -> Answers:
-    """The answer of the facts that read text files, by path."""
-    return {
-        FILES: [
-            line
-            for path, text in texts.items()
-            for line in (f"file {path}", *(f":{each}" for each in text.splitlines()))
-        ]
-    }
+    """The answer of the fact that reads text files, by path."""
+    return {of(Texts): file_lines(texts)}
+
+
+def file_lines(texts: Mapping[str, str]) -> list[str]:
+    """Text files as tasks/common/texts.py has them printed."""
+    return [
+        line for path, text in texts.items() for line in (f"file {path}", *(f":{each}" for each in text.splitlines()))
+    ]
 
 
 def _stat(path: str, mode: str) -> str:

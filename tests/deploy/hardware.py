@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 from tasks.hardware import Hardware, NodeHardware
-from tests.deploy.conftest import Answers
+from tests.deploy.conftest import Answers, of
 
-INSPECT = "inspect --json"
+INSPECT = of(NodeHardware)
 UMAD = {"name": "umad0", "present": True}
 UVERBS = {"name": "uverbs0", "present": True}
 

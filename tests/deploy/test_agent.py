@@ -7,11 +7,24 @@ from attrs import evolve
 
 from agent.report.records import Report
 from tasks import agent, readiness
+from tasks.agent import AgentService
 from tasks.common import archive
 from tasks.common.commands import script
 from tasks.common.status import COMMAND
 from tasks.common.systemd_reload import RELOAD
-from tests.deploy.conftest import DEBIAN, LOSERS, PYTHON, SERVICE, STATUS, VERSIONS, Answers, Node, file_answers, status
+from tests.deploy.conftest import (
+    DEBIAN,
+    LOSERS,
+    PYTHON,
+    SERVICE,
+    STATUS,
+    VERSIONS,
+    Answers,
+    Node,
+    file_answers,
+    of,
+    status,
+)
 
 OLD = "0.0.9-000000000000"
 NEW = archive.version("x86_64")
@@ -28,7 +41,7 @@ def versions(current: str | None, *staged: str, previous: str | None = None) -> 
 
 
 def service(version: str | None = None, **properties: str) -> Answers:
-    shown = {"ActiveState": "active", "UnitFileState": "enabled", "NeedDaemonReload": "no", **properties}
+    shown = {"ActiveState": "active", "UnitFileState": "enabled", of(AgentService): "no", **properties}
     command = [f"Command=/usr/bin/python3 -I /opt/trackbed/versions/{version} run "] if version else []
     return {SERVICE: [*(f"{name}={value}" for name, value in shown.items()), *command]}
 

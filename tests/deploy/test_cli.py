@@ -18,7 +18,9 @@ from tasks.common import status as tasks_status
 from tasks.common.texts import HEADER
 from tasks.host import kernel_modules
 from tasks.kubernetes import reporter
-from tests.deploy.conftest import DEBIAN, PYTHON, Answers, file_answers, status
+from tasks.original_state import Recorded
+from tasks.reboot import NodeRebootRequests
+from tests.deploy.conftest import DEBIAN, PYTHON, Answers, file_answers, of, status
 from tests.deploy.kubernetes.test_reporter import LOOPBACK
 from tests.deploy.packages.test_packages import DEB, dpkg
 from tests.deploy.test_agent import BASE, FILES, NEW, service, versions
@@ -28,11 +30,11 @@ DATA = {"node_name": "node-a", "kernel_modules": ["igbvf"], "fake_delay": 0, "fa
 SPEC = node_spec.node_spec({"node_name": "node-a"}, "node-a")
 REPORT = Report("node-a", spec_hash(SPEC), "boot", NEW, ready=True, up_to_date=True)
 # No reboot request, and no limits.
-QUIET: Answers = {"for task in *": ["boot-1"], "LimitMEMLOCK": ["logins"]}
+QUIET: Answers = {of(NodeRebootRequests): ["boot-1"], "LimitMEMLOCK": ["logins"]}
 SETTLED = {
     **BASE,
     **QUIET,
-    "echo here": ["here"],
+    of(Recorded): ["here"],
     **dpkg(*DEB),
     **file_answers(kernel_modules.AT_BOOT, f"{HEADER}igbvf\n"),
     **FILES,

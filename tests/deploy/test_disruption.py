@@ -12,13 +12,16 @@ from pyinfra.context import host
 
 from tasks import disruption, reboot
 from tasks.containers import container_engine
+from tasks.containers.engine_files import ContainersRun
 from tasks.drivers import erdma, gpu_driver
-from tests.deploy.conftest import DEBIAN, Answers, Node
+from tasks.reboot import NodeRebootRequests
+from tasks.reboot_users import RebootUsers
+from tests.deploy.conftest import DEBIAN, Answers, Node, of
 from tests.deploy.containers import test_container_engine as engine
 from tests.deploy.drivers import gpu_node, test_erdma, test_ofed
 
 WHOLE_DAY = (("00:00", "12:00"), ("12:00", "00:00"))
-RUNNING = "containers_run\n"
+RUNNING = of(ContainersRun)
 
 
 def careful(level: str = "none") -> dict[str, Any]:
@@ -41,9 +44,9 @@ class Step:
 
 def boots() -> Answers:
     return {
-        "for task in *": ["boot-1", "boot boot-1 an argument is missing "],
+        of(NodeRebootRequests): ["boot-1", "boot boot-1 an argument is missing "],
         "cat /proc/sys/kernel": ["boot-2"],
-        "gpu_users()": "end",
+        of(RebootUsers): "end",
     }
 
 

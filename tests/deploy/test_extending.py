@@ -21,7 +21,10 @@ import tasks.host
 from tasks.common import data
 from tasks.common.archive import ROOT
 from tasks.node_spec import node_spec
-from tests.deploy.conftest import DEBIAN, Answers, Node
+from tasks.packages.dkms import Builds, ModuleState
+from tasks.packages.vendor_repository import HeldPackages, KeyFingerprints
+from tasks.reboot import NodeRebootRequests
+from tests.deploy.conftest import DEBIAN, Answers, Node, of
 
 PAGE = (ROOT / "docs" / "extending.md").read_text()
 FINGERPRINT = "83DB6997E7844970861FCB6BEA39500F9B4DFB6F"
@@ -81,13 +84,13 @@ def installed(loaded: str) -> Answers:
     """A node that has the driver's package and its module, and another module in memory if ``loaded`` is not AB."""
     return {
         **DEBIAN,
-        "modinfo -F srcversion": ["path /lib/modules/6/updates/dkms/acme.ko", "installed AB", "users 0", loaded],
-        "dkms status": "acme/1.1, 6.1.0-9-amd64, x86_64: installed",
+        of(ModuleState): ["path /lib/modules/6/updates/dkms/acme.ko", "installed AB", "users 0", loaded],
+        of(Builds): "acme/1.1, 6.1.0-9-amd64, x86_64: installed",
         "uname -r": "6.1.0-9-amd64",
-        "for task in *": ["boot-1"],
+        of(NodeRebootRequests): ["boot-1"],
         "dpkg -l": ["ii  gpg  2.2  amd64  x", "ii  acme-dkms  1.1  amd64  x"],
-        "showhold": "acme-dkms",
-        "--show-keys": FINGERPRINT,
+        of(HeldPackages): "acme-dkms",
+        of(KeyFingerprints): FINGERPRINT,
     }
 
 
@@ -102,10 +105,10 @@ def test_a_vendors_driver_is_one_file(node: Node, add: Add) -> None:
         acme.install,
         {
             **DEBIAN,
-            "dkms status": "acme/1.1, 6.1.0-9-amd64, x86_64: installed",
+            of(Builds): "acme/1.1, 6.1.0-9-amd64, x86_64: installed",
             "uname -r": "6.1.0-9-amd64",
-            "modinfo": ["path "],
-            "for task in *": ["boot-1"],
+            of(ModuleState): ["path "],
+            of(NodeRebootRequests): ["boot-1"],
         },
     )
     assert "/etc/apt/sources.list.d/trackbed-acme.sources" in fresh.uploads

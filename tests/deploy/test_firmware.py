@@ -9,14 +9,16 @@ from pyinfra.api.exceptions import DeployError
 
 from tasks import firmware, reboot
 from tasks.common.commands import script
+from tasks.firmware import FirmwareSettings
 from tasks.packages import dnf_install
-from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node
+from tasks.reboot import NodeRebootRequests
+from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, of
 from tests.deploy.packages.test_packages import install
 from tests.deploy.scripts import program, sh
 
 PCI = "0000:18:00.0"
-QUERY = "mstconfig -e -d"
-REQUESTS = "for task in *"
+QUERY = of(FirmwareSettings)
+REQUESTS = of(NodeRebootRequests)
 
 
 def printed(sriov: str, vfs: str, link: str = "ETH(2)          ETH(2)") -> list[str]:

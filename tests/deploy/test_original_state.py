@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from tasks import original_state
+from tasks.original_state import Recorded
 from tasks.packages import holds
-from tests.deploy.conftest import Node, files
+from tests.deploy.conftest import Node, files, of
 from tests.deploy.scripts import program, sh
 
 
@@ -16,14 +17,14 @@ def test_the_original_state_is_written_once(node: Node) -> None:
     result = node.deploy(original_state.record, {})
     (made,) = result.flat
     assert made.endswith(" irqbalance.service '' /var/lib/trackbed/before")
-    result = node.deploy(original_state.record, {"echo here": ["here"]})
+    result = node.deploy(original_state.record, {of(Recorded): ["here"]})
     assert result.flat == []
     assert not any(result.planned.values())
 
 
 @pytest.mark.parametrize("before", ["", "mine\n"])
 def test_holds_that_an_interrupted_deploy_set_are_noted(node: Node, before: str) -> None:
-    result = node.deploy(original_state.record, {"echo here": ["here"], **files(**{holds.BEFORE: before})})
+    result = node.deploy(original_state.record, {of(Recorded): ["here"], **files(**{holds.BEFORE: before})})
     (noted,) = result.flat
     assert noted.endswith(f" sh {holds.PATH}")
 

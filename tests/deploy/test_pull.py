@@ -30,7 +30,7 @@ from tasks.common.commands import script
 from tasks.common.systemd_reload import RELOAD
 from tasks.packages import NO_PYTHON
 from tests.contract.asking import soon
-from tests.deploy.conftest import LOSERS, Node
+from tests.deploy.conftest import LOSERS, Node, of
 
 PROGRAM = pull.TEMPLATES / "pull.py"
 LIBRARIES = f"lib-{sys.version_info.major}.{sys.version_info.minor}-{os.uname().machine}"
@@ -102,7 +102,7 @@ def test_a_timer_whose_reload_would_take_gpus_from_containers_waits(node: Node, 
 
 def test_without_the_key_there_is_no_timer(node: Node) -> None:
     assert node.deploy(pull.serve, {}).flat == []
-    (removed,) = node.deploy(pull.serve, {'for path; do if [ -e "$path" ]': [pull.SETTINGS]}).flat
+    (removed,) = node.deploy(pull.serve, {of(pull.Present): [pull.SETTINGS]}).flat
     assert removed.endswith(" ".join(("sh", pull.TIMER, *pull.PATHS)))
 
 

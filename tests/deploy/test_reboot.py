@@ -16,9 +16,10 @@ from pyinfra.operations import server
 
 from tasks import reboot
 from tasks.common.commands import Commands, script
-from tests.deploy.conftest import Connector, Node, OwnConnector
+from tasks.reboot import NodeRebootRequests
+from tests.deploy.conftest import Connector, Node, OwnConnector, of
 
-REQUESTS = "for task in *"
+REQUESTS = of(NodeRebootRequests)
 BOOT_ID = "cat /proc/sys/kernel/random/boot_id"
 REASON = "kernel argument iommu=pt is not in effect"
 BOOTED = "systemd-run --quiet --on-active=1s --timer-property=AccuracySec=100ms systemctl reboot"

@@ -20,7 +20,8 @@ from pyinfra.operations import server
 
 from tasks import disruption, reboot
 from tasks.common.turns import Turns, hosts_of
-from tests.deploy.conftest import Connector
+from tasks.reboot import NodeRebootRequests
+from tests.deploy.conftest import Connector, of
 
 ATTEMPTS = 5
 """How often a booting host is tried in vain."""
@@ -73,7 +74,7 @@ class Simulated(Connector):
         if "last step" in str(command):
             machines.away.discard(name)
         self.data["fake_responses"] = {
-            "for task in *": [boot, "boot boot-1 an argument is missing "], "cat /proc/sys/kernel": [boot],
+            of(NodeRebootRequests): [boot, "boot boot-1 an argument is missing "], "cat /proc/sys/kernel": [boot],
         }  # fmt: skip
         return super().run_shell_command(command, *positional, **arguments)
 

@@ -21,10 +21,14 @@ from tasks.common import lock
 from tasks.common.archive import ROOT
 from tasks.common.data import host_data
 from tasks.common.status import SPEC
+from tasks.common.texts import Texts
 from tasks.drivers.ofed import doca
 from tasks.kubernetes import labels
+from tasks.original_state import Current, Recorded
 from tasks.packages import holds
-from tests.deploy.conftest import PLAN, PYTHON, VERSIONS, Answers, Node, file_answers, files
+from tasks.reboot import NodeRebootRequests
+from tasks.removal import Leftovers
+from tests.deploy.conftest import PLAN, PYTHON, VERSIONS, Answers, Node, file_answers, files, of
 from tests.deploy.scripts import program, sh
 
 VFS = {"name": "rail0", "select": {"mac": "02:00:00:00:01:00"}, "mtu": 9000, "vfs": {"count": 7}}
@@ -36,8 +40,8 @@ EMPTY = {
     "rps": {"enable": False},
     "xps": {"enable": False},
 }
-NOTED_BEFORE = "echo here"
-PRESENT = 'state "$1" "$2"'
+NOTED_BEFORE = of(Recorded)
+PRESENT = of(Current)
 
 
 def withdraw() -> None:
@@ -150,9 +154,9 @@ def test_state_that_the_agent_does_not_keep_is_restored(node: Node) -> None:
     was = ["here", "vfs 0000:21:00.0 0 1", "irqbalance enabled active", "held mine"]
     held = ("mine", "set-by-another-since", "linux-image-amd64")
     now = ["vfs 0000:21:00.0 0 0", "irqbalance disabled inactive", *(f"held {name}" for name in held)]
-    noted = {'echo "file $path"': [f"file {holds.PATH}", ":linux-image-amd64", ":linux-headers-amd64"]}
-    requests = {"for task in *": ["boot-1", "boot-former boot-1 kernel arguments iommu=pt are still in effect "]}
-    there = {'if [ -e "$path" ]; then echo "$path"': [BASE]}
+    noted = {of(Texts): [f"file {holds.PATH}", ":linux-image-amd64", ":linux-headers-amd64"]}
+    requests = {of(NodeRebootRequests): ["boot-1", "boot-former boot-1 kernel arguments iommu=pt are still in effect "]}
+    there = {of(Leftovers): [BASE]}
     result = node.deploy(removal.remove_all, {NOTED_BEFORE: was, PRESENT: now, **requests, **there, **noted})
     put_back, released = result.commands["Removal | Original state restored"]
     assert put_back.endswith("sh irqbalance.service yes yes /sys/bus/pci/devices/0000:21:00.0/sriov_drivers_autoprobe")
@@ -177,7 +181,7 @@ def test_a_hold_that_an_interrupted_deploy_set_is_released(node: Node) -> None:
 
 def test_folders_that_trackbed_created_are_removed_and_others_stay(node: Node) -> None:
     nfd = str(Path(labels.NFD).parent)
-    there = {NOTED_BEFORE: ["here", "folder /etc/kubernetes"], 'if [ -e "$path" ]; then echo "$path"': [BASE]}
+    there = {NOTED_BEFORE: ["here", "folder /etc/kubernetes"], of(Leftovers): [BASE]}
     (last,) = node.deploy(removal.remove, there).flat
     folders = last.rpartition(" -- ")[2].split()
     assert folders.index(nfd) < folders.index(str(Path(nfd).parent))
@@ -249,7 +253,7 @@ def test_each_file_that_a_task_names_is_looked_for(node: Node) -> None:
     # Each deploy removes its lock itself.
     named = named_paths() - {lock.FILE}
     assert {kubernetes.SECRET, pull.PROGRAM, labels.NFD, doca.PREFERENCES} <= named
-    there = {'if [ -e "$path" ]; then echo "$path"': [BASE]}
+    there = {of(Leftovers): [BASE]}
     result = node.deploy(lambda: runpy.run_path(str(ROOT / "deploys/remove.py")), {**spec(GIVEN), **there})
     assert not result.failed
     message = "\n".join(result.ran)

@@ -329,7 +329,7 @@ class SmiReport(FactBase[list[str]]):
 
     def command(self) -> StringCommand:
         """Ask for the driver's version of each GPU, and for its fabric."""
-        return script(_CHECK)
+        return self.script(_CHECK)
 
     def process(self, output: list[str]) -> list[str]:
         """Return the lines unchanged."""

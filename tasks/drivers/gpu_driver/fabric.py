@@ -12,7 +12,7 @@ from pyinfra.api.command import StringCommand
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
-from tasks.common.commands import Commands, script
+from tasks.common.commands import Commands
 from tasks.common.facts import FactBase
 from tasks.common.texts import HEADER, Texts, replace
 from tasks.packages import Family, vendor_repository
@@ -72,7 +72,7 @@ class NvSwitches(FactBase[list[str]]):
 
     def command(self) -> StringCommand:
         """Search the product data of Mellanox functions."""
-        return script(_SWITCHES, "")
+        return self.script(_SWITCHES, "")
 
     def process(self, output: list[str]) -> list[str]:
         """Take one address from each line."""

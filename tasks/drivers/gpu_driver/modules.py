@@ -51,7 +51,7 @@ class GpuUsers(FactBase[list[str] | None]):
 
     def command(self) -> StringCommand:
         """Read /proc. The last line is a marker, since pyinfra takes no output for no result."""
-        return script(_USERS, "")
+        return self.script(_USERS, "")
 
     def process(self, output: list[str]) -> list[str] | None:
         """Take all lines but the marker."""
@@ -116,7 +116,7 @@ class LoadedVersion(FactBase[str | None]):
 
     def command(self) -> StringCommand:
         """Read sysfs."""
-        return script("cat /sys/module/nvidia/version 2>/dev/null || true")
+        return self.script("cat /sys/module/nvidia/version 2>/dev/null || true")
 
     def process(self, output: list[str]) -> str | None:
         """Take the only line."""
@@ -150,7 +150,7 @@ class GpuDrivers(FactBase[dict[str, str]]):
 
     def command(self) -> StringCommand:
         """Read sysfs: display controllers (class 0300) and 3D controllers (0302)."""
-        return script(_GPUS, "")
+        return self.script(_GPUS, "")
 
     def process(self, output: list[str]) -> dict[str, str]:
         """Parse a line for each GPU; the last line is a mark."""

@@ -10,7 +10,7 @@ from pyinfra.api.operation import operation
 from pyinfra.context import host
 
 from tasks.common import units
-from tasks.common.commands import Commands, script
+from tasks.common.commands import Commands
 from tasks.common.facts import FactBase
 from tasks.common.systemd_reload import RELOAD, deferred
 from tasks.common.texts import HEADER, Texts, replace
@@ -48,7 +48,7 @@ class DaemonCommand(FactBase[str | None]):
 
     def command(self) -> StringCommand:
         """Read the unit's files, in their order."""
-        return script(_COMMAND, f"{PERSISTENCE}.service", DROP_IN)
+        return self.script(_COMMAND, f"{PERSISTENCE}.service", DROP_IN)
 
     def process(self, output: list[str]) -> str | None:
         """Take the last line that is not empty: an empty one removes those before it."""

@@ -8,7 +8,6 @@ from pyinfra.api.command import StringCommand
 from pyinfra.context import host
 
 from tasks import packages
-from tasks.common.commands import script
 from tasks.common.facts import FactBase
 from tasks.packages import Family
 
@@ -38,7 +37,7 @@ class AvailableVersions(FactBase[list[tuple[str, str]]]):
 
     def command(self, names: tuple[str, ...], family: Family) -> StringCommand:
         """Ask the package manager, which downloads nothing for this."""
-        return script(_AVAILABLE[family], *names)
+        return self.script(_AVAILABLE[family], *names)
 
     def process(self, output: list[str]) -> list[tuple[str, str]]:
         """Take the first two words of each line."""

@@ -20,7 +20,7 @@ from pyinfra.context import host
 from pyinfra.facts.server import Arch
 
 from tasks import packages
-from tasks.common.commands import Commands, refuse, script
+from tasks.common.commands import Commands, refuse
 from tasks.common.data import Key, record
 from tasks.common.facts import FactBase
 from tasks.common.failures import NodeError
@@ -129,7 +129,7 @@ class RdmaModules(FactBase[bool | None]):
 
     def command(self) -> StringCommand:
         """Look for ib_uverbs, which every user of RDMA needs."""
-        return script("if modinfo -n ib_uverbs >/dev/null 2>&1; then echo yes; else echo no; fi")
+        return self.script("if modinfo -n ib_uverbs >/dev/null 2>&1; then echo yes; else echo no; fi")
 
     def process(self, output: list[str]) -> bool:
         """Compare the only line."""

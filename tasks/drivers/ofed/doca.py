@@ -116,7 +116,7 @@ class KernelHeaders(FactBase[bool]):
 
     def command(self) -> StringCommand:
         """Test the path that every distribution provides."""
-        return script('if [ -e "/lib/modules/$(uname -r)/build/include" ]; then echo yes; fi')
+        return self.script('if [ -e "/lib/modules/$(uname -r)/build/include" ]; then echo yes; fi')
 
     def process(self, output: list[str]) -> bool:
         """Compare the only line."""
@@ -174,7 +174,7 @@ class LeftBehind(FactBase[list[Package]]):
 
     def command(self, uri: str) -> StringCommand:
         """Compare the installed packages with the repository's index, as far as the node has it."""
-        return script(f'{_LEFT_BEHIND}left_behind "$1"', uri)
+        return self.script(f'{_LEFT_BEHIND}left_behind "$1"', uri)
 
     def process(self, output: list[str]) -> list[Package]:
         """Parse lines of NAME=VERSION."""

@@ -122,7 +122,7 @@ class InstalledBundle(FactBase[Installed | None]):
 
     def command(self) -> StringCommand:
         """Print the record of the installation, and the output of ofed_info."""
-        return script(_INSTALLED, FOLDER)
+        return self.script(_INSTALLED, FOLDER)
 
     def process(self, output: list[str]) -> Installed:
         """Parse three lines, of which the last may be missing."""

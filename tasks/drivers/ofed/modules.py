@@ -106,7 +106,7 @@ class OfedStack(FactBase[Stack | None]):
 
     def command(self) -> StringCommand:
         """Look for all names by one script."""
-        return script(_STACK, "", *NAMES)
+        return self.script(_STACK, "", *NAMES)
 
     def process(self, output: list[str]) -> Stack:
         """Parse lines of a word and its value."""
@@ -245,7 +245,7 @@ class OfedUsers(FactBase[list[str] | None]):
 
     def command(self, modules: tuple[str, ...]) -> StringCommand:
         """List the users. The last line is a marker, since pyinfra takes no output for no result."""
-        return script(_USERS + "echo end\n", "", " ".join(STORAGE), " ".join(PEER_MEMORY), *modules)
+        return self.script(_USERS + "echo end\n", "", " ".join(STORAGE), " ".join(PEER_MEMORY), *modules)
 
     def process(self, output: list[str]) -> list[str]:
         """Take all lines but the marker. Without it, users may be missing.
@@ -304,7 +304,7 @@ class ModuleHolders(FactBase[list[str]]):
 
     def command(self, modules: tuple[str, ...]) -> StringCommand:
         """Read sysfs."""
-        return script(_HOLDERS, *modules)
+        return self.script(_HOLDERS, *modules)
 
     def process(self, output: list[str]) -> list[str]:
         """Return the lines unchanged."""
@@ -333,7 +333,7 @@ class OldInitramfs(FactBase[list[str]]):
 
     def command(self, files: tuple[str, ...]) -> StringCommand:
         """List the initramfs only if it is older than a file."""
-        return script(_OLD_INITRAMFS, "", *files)
+        return self.script(_OLD_INITRAMFS, "", *files)
 
     def process(self, output: list[str]) -> list[str]:
         """Take one name from each line."""

@@ -7,13 +7,16 @@ from attrs import fields
 from pyinfra.api.exceptions import DeployError
 
 from tasks.common.archive import ROOT
+from tasks.common.units import UnitStates
 from tasks.containers import container_engine
-from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, file_answers
+from tasks.containers.container_engine import StoppedByRestart
+from tasks.packages.vendor_repository import HeldPackages, KeyFingerprints
+from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, file_answers, of
 
 DRY_RUN = "sh dry-run"
 RUNNING = "ActiveState=active LoadState=loaded UnitFileState=enabled "
-STATE = "UnitFileState,ActiveState"
-RESTART = "engine=$1\nstopped_by_restart"
+STATE = of(UnitStates)
+RESTART = of(StoppedByRestart)
 DEBIAN_13 = {"*-release": ["/etc/os-release", "ID=debian", "NAME=Debian", 'VERSION_ID="13"', "---"]}
 ALINUX = {"*-release": ["/etc/os-release", 'ID="alinux"', 'NAME="Alibaba Cloud Linux"', 'VERSION_ID="3"', "---"]}
 PREFIX = "Container engine | "
@@ -111,8 +114,8 @@ def test_nothing_is_done_if_all_is_in_place(node: Node) -> None:
     there = {
         **DEBIAN,
         "dpkg -l": have("containerd.io", version="1.7.24-1"),
-        "apt-mark showhold": ["containerd.io"],
-        "--show-keys": "9DC858229FC7DD38854AE2D88D81803C0EBFCD88",
+        of(HeldPackages): ["containerd.io"],
+        of(KeyFingerprints): "9DC858229FC7DD38854AE2D88D81803C0EBFCD88",
         STATE: [RUNNING],
         DRY_RUN: "ran",
         **file_answers("/etc/apt/sources.list.d/trackbed-docker.sources", SOURCE),

@@ -6,7 +6,8 @@ import pytest
 from pyinfra.api.exceptions import DeployError
 
 from tasks.containers import container_runtime
-from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, file_answers
+from tasks.packages.vendor_repository import HeldPackages, KeyFingerprints
+from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, file_answers, of
 
 DRY_RUN = "sh dry-run "
 UNITS = "nvidia-cdi-refresh"
@@ -28,8 +29,8 @@ def installed(version: str = "1.20.1-1") -> Answers:
             "ii  gpg  2  amd64  x",
             *(f"ii  {name}  {version}  amd64  x" for name in container_runtime.PACKAGES),
         ],
-        "apt-mark showhold": list(container_runtime.PACKAGES),
-        "--show-keys": FINGERPRINT,
+        of(HeldPackages): list(container_runtime.PACKAGES),
+        of(KeyFingerprints): FINGERPRINT,
         **file_answers("/etc/apt/sources.list.d/trackbed-nvidia-container-toolkit.sources", SOURCE),
     }
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from tasks.drivers import gpu_driver
-from tests.deploy.conftest import DEBIAN, Answers, Node, file_answers
+from tasks.drivers.gpu_driver.modules import GpuUsers, LoadedVersion
+from tasks.drivers.gpu_driver.versions import AvailableVersions
+from tasks.packages.dkms import Builds, ModuleState
+from tasks.packages.vendor_repository import KeyFingerprints
+from tasks.reboot import NodeRebootRequests
+from tests.deploy.conftest import DEBIAN, Answers, Node, file_answers, of
 
 VERSION = "580.95.05"
 KERNEL = "6.1.0-9-amd64"
 BOOT = "00000000-0000-4000-8000-00000000000"
 PREFIX = "GPU driver | "
-USERS, SMI, STATE, REQUESTS = "nvidia-persiste |", "--query-gpu", "UnitFileState", "for task in *"
-BUILDS, DPKG = "dkms status", "dpkg -l"
+USERS, SMI, STATE, REQUESTS = of(GpuUsers), "--query-gpu", "UnitFileState", of(NodeRebootRequests)
+BUILDS, DPKG = of(Builds), "dpkg -l"
 RUNNING = "ActiveState=active LoadState=loaded UnitFileState=enabled "
 UBUNTU = {"*-release": ["/etc/os-release", "ID=ubuntu", "NAME=Ubuntu", 'VERSION_ID="22.04"', "---"]}
 HEADER = "# Written by Trackbed; changes here are overwritten.\n"
@@ -29,7 +34,7 @@ PINS = (
 NO_NOUVEAU = f"{HEADER}blacklist nouveau\nblacklist nova_core\nblacklist nova_drm\noptions nouveau modeset=0\n"
 LOADED = ["path /lib/modules/K/updates/dkms/nvidia.ko", "installed AB", "users 0", "loaded AB"]
 STALE = [*LOADED[:3], "loaded CD"]
-IN_MEMORY = "/sys/module/nvidia/version"
+IN_MEMORY = of(LoadedVersion)
 ABSENT = LOADED[:2]
 
 
@@ -43,8 +48,8 @@ def debs(version: str = f"{VERSION}-1", *more: str) -> Answers:
 
 
 def modules(nvidia: list[str], nouveau: list[str] | None = None) -> Answers:
-    """The answers about both modules: the commands differ only in their argument. (Those about units begin like it.)"""
-    return {" sh nvidia": nvidia, " sh nouveau": nouveau or ["path "]}
+    """The answers about the modules."""
+    return {of(ModuleState, "nvidia"): nvidia, of(ModuleState, "nouveau"): nouveau or ["path "]}
 
 
 def there(nvidia: list[str] = LOADED, **more: Any) -> Answers:
@@ -58,7 +63,7 @@ def there(nvidia: list[str] = LOADED, **more: Any) -> Answers:
         "uname -m": "x86_64",
         "uname -r": KERNEL,
         **debs(),
-        "--show-keys": "EB693B3035CD5710E231E123A4B469963BF863CC",
+        of(KeyFingerprints): "EB693B3035CD5710E231E123A4B469963BF863CC",
         BUILDS: f"nvidia/{VERSION}, {KERNEL}, x86_64: installed",
         USERS: ["end"],
         REQUESTS: [f"{BOOT}1"],
@@ -73,6 +78,5 @@ def there(nvidia: list[str] = LOADED, **more: Any) -> Answers:
 def fresh(distribution: Answers) -> Answers:
     """A node with nothing of it."""
     answers = {"uname -m": "x86_64", "uname -r": KERNEL, USERS: ["end"], REQUESTS: [f"{BOOT}1"]}
-    # These commands contain " sh nvidia", too, and the first text that matches counts.
-    repositories: Answers = {"madison": [], "repoquery": []}
+    repositories: Answers = {of(AvailableVersions): []}
     return {STATE: ["LoadState=not-found"], **repositories, **distribution, **answers, **modules(["path "])}

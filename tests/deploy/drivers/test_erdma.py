@@ -11,8 +11,12 @@ import pytest
 from pyinfra.api.exceptions import DeployError
 
 from tasks.drivers import erdma
+from tasks.drivers.erdma import LoadedDriver, NewerInput
 from tasks.packages import dnf_install
-from tests.deploy.conftest import DEBIAN, ROCKY_9, SIGNATURES, Answers, Node, file_answers
+from tasks.packages.dkms import Builds, ModuleState
+from tasks.packages.vendor_repository import HeldPackages, KeyFingerprints
+from tasks.reboot import NodeRebootRequests
+from tests.deploy.conftest import DEBIAN, ROCKY_9, SIGNATURES, Answers, Node, file_answers, of
 from tests.deploy.scripts import program, sh
 
 FINGERPRINT = "83DB6997E7844970861FCB6BEA39500F9B4DFB6F"
@@ -38,11 +42,11 @@ Signed-By: /etc/apt/keyrings/trackbed-erdma.gpg
 """
 PATH = "path /lib/modules/6.1.0-9-amd64/updates/dkms/erdma.ko"
 
-MODULE = "modinfo -F srcversion"
-LOADED = "parameters/compat_mode"
-BEHIND = "ofa_kernel"
-STATUS = "dkms status"
-KERNEL: Answers = {"uname -r\n": "6.1.0-9-amd64", "for task in *": ["boot-1"]}
+MODULE = of(ModuleState)
+LOADED = of(LoadedDriver)
+BEHIND = of(NewerInput)
+STATUS = of(Builds)
+KERNEL: Answers = {"uname -r\n": "6.1.0-9-amd64", of(NodeRebootRequests): ["boot-1"]}
 
 
 def there() -> Answers:
@@ -54,11 +58,11 @@ def there() -> Answers:
         LOADED: ["mode Y", "users 0"],
         STATUS: "erdma/1.1, 6.1.0-9-amd64, x86_64: installed",
         "uname -r": "6.1.0-9-amd64",
-        "for task in *": ["boot-1"],
+        of(NodeRebootRequests): ["boot-1"],
         "dpkg -l": [f"ii  {name}  {version}  amd64  x" for name, version in (
             ("gpg", "2.2"), ("erdma-dkms", "1.1"), ("ibverbs-providers", "44"))],
-        "showhold": "erdma-dkms",
-        "--show-keys": FINGERPRINT,
+        of(HeldPackages): "erdma-dkms",
+        of(KeyFingerprints): FINGERPRINT,
         **file_answers(erdma.OPTIONS, OPTIONS),
         **file_answers(erdma.AT_BOOT, AT_BOOT),
         **file_answers(erdma.BUILD_OPTIONS, erdma.build_options(compat_mode=True)),
@@ -149,7 +153,7 @@ def test_a_driver_that_the_kernel_would_refuse_is_not_loaded(node: Node, loaded:
 
 def test_a_satisfied_reboot_request_is_withdrawn(node: Node) -> None:
     node.data = {"erdma": DKMS}
-    result = node.deploy(erdma.install, {**there(), "for task in *": ["boot-2", "erdma boot-1 something "]})
+    result = node.deploy(erdma.install, {**there(), of(NodeRebootRequests): ["boot-2", "erdma boot-1 something "]})
     assert result.flat == ["rm -f /var/lib/trackbed/reboots/erdma"]
 
 

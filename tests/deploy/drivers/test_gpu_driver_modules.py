@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tasks.drivers import gpu_driver
-from tests.deploy.conftest import SIGNATURES, Answers, Node, file_answers
+from tasks.packages.dkms import ModuleState
+from tests.deploy.conftest import SIGNATURES, Answers, Node, file_answers, of
 from tests.deploy.drivers.gpu_node import (
     ABSENT,
     BOOT,
@@ -37,7 +38,11 @@ def test_another_loaded_driver_is_replaced_if_nothing_uses_it(node: Node) -> Non
 
 @pytest.mark.parametrize(
     "found",
-    [there(STALE), there(ABSENT), there(ABSENT, **{" sh nouveau": ["path /lib/modules/K/nouveau.ko", "loaded XY"]})],
+    [
+        there(STALE),
+        there(ABSENT),
+        there(ABSENT, **{of(ModuleState, "nouveau"): ["path /lib/modules/K/nouveau.ko", "loaded XY"]}),
+    ],
 )
 def test_a_driver_that_the_kernel_would_refuse_is_neither_loaded_nor_waited_for(node: Node, found: Answers) -> None:
     wants(node)
@@ -71,7 +76,7 @@ def test_a_loaded_driver_of_another_version_is_not_the_installed_one(node: Node)
 def test_nouveau_requests_a_reboot_once(node: Node) -> None:
     wants(node)
     nouveau = ["path /lib/modules/K/kernel/nouveau.ko", "installed ", "users 1", "loaded "]
-    answers = {**there(nvidia=ABSENT), " sh nouveau": nouveau}
+    answers = {**there(nvidia=ABSENT), of(ModuleState, "nouveau"): nouveau}
     initramfs, request = node.deploy(gpu_driver.install, answers).commands[f"{PREFIX}Loaded modules"]
     assert "update-initramfs -u" in initramfs
     assert request.endswith(f"gpu_driver 'nouveau is loaded, which the driver {VERSION} replaces'")
@@ -93,7 +98,9 @@ def test_nouveau_requests_a_reboot_once(node: Node) -> None:
 )
 def test_the_kernels_own_drivers_request_a_reboot(node: Node, loaded: tuple[str, ...], named: str) -> None:
     wants(node)
-    others = {f" sh {name}": [f"path /lib/modules/K/kernel/{name}.ko", "users 0", "loaded XY"] for name in loaded}
+    others = {
+        of(ModuleState, name): [f"path /lib/modules/K/kernel/{name}.ko", "users 0", "loaded XY"] for name in loaded
+    }
     answers = {**others, **{k: v for k, v in there(nvidia=ABSENT).items() if k not in others}}
     initramfs, request = node.deploy(gpu_driver.install, answers).commands[f"{PREFIX}Loaded modules"]
     assert "update-initramfs -u" in initramfs

@@ -10,7 +10,9 @@ import pytest
 
 from tasks.drivers import gpu_driver
 from tasks.drivers.gpu_driver import services, versions
-from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, files
+from tasks.drivers.gpu_driver.versions import AvailableVersions
+from tasks.packages.vendor_repository import HeldPackages
+from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, files, of
 from tests.deploy.drivers.gpu_node import PREFIX, USERS, VERSION, debs, fresh, there, wants
 from tests.deploy.scripts import sh
 
@@ -82,7 +84,7 @@ OTHERS = ["kernel-0:5.14.0-427.el9.*", "nvidia-container-toolkit-0:1.20.1-1.*"]
 )
 def test_dnf_locks_only_the_driver_at_its_version(node: Node, locks: list[str], commands: list[str]) -> None:
     wants(node)
-    there = {**fresh(ROCKY_9), "versionlock.list": locks, "rpm --queryformat": "python3-dnf-plugin-versionlock 4.3-1"}
+    there = {**fresh(ROCKY_9), of(HeldPackages): locks, "rpm --queryformat": "python3-dnf-plugin-versionlock 4.3-1"}
     done = node.deploy(gpu_driver.install, there).commands.get(f"{PREFIX}Version", [])
     remedy = f" '*nvidia*{VERSION}*' 'gpu_driver: the repository must have version {VERSION} of the driver'"
     ends = [command.partition(remedy)[2] for command in done if remedy in command]
@@ -136,8 +138,8 @@ NEWER = {
 
 
 REPOSITORIES = {
-    "repoquery": [f"{name} {version}" for name in DRIVERS for version in ("590.44.01", VERSION)],
-    "madison": [
+    of(AvailableVersions): [f"{name} {version}" for name in DRIVERS for version in ("590.44.01", VERSION)],
+    of(AvailableVersions): [
         f"{name} {version}-1 https://example.com Packages" for name in DRIVERS for version in ("590.44.01", VERSION)
     ],
 }
@@ -187,7 +189,7 @@ def test_dnf_leaves_packages_alone_that_the_lock_does_not_keep_at_the_version(no
     have = {"rpm --queryformat": [f"nvidia-open {VERSION}-1.el9", "libnvsdm 590.44.01-1.el9"]}
     result = node.deploy(
         gpu_driver.install,
-        {**fresh(ROCKY_9), **have, "repoquery": [f"libnvsdm {VERSION}"], USERS: ["python3 (4711)", "end"]},
+        {**fresh(ROCKY_9), **have, of(AvailableVersions): [f"libnvsdm {VERSION}"], USERS: ["python3 (4711)", "end"]},
     )
     assert not result.planned[f"{PREFIX}Packages"]
     assert not any("refuse: gpu_driver: libnvsdm" in command for command in result.flat)

@@ -11,16 +11,34 @@ from pyinfra.api.exceptions import DeployError
 
 from tasks import reboot
 from tasks.drivers import ofed
-from tasks.drivers.ofed import doca, mlnx_ofed, modules
+from tasks.drivers.ofed import RdmaModules, doca, mlnx_ofed, modules
+from tasks.drivers.ofed.doca import KernelHeaders, LeftBehind
+from tasks.drivers.ofed.mlnx_ofed import InstalledBundle
+from tasks.drivers.ofed.modules import ModuleHolders, OfedStack, OfedUsers, OldInitramfs
 from tasks.packages import Family, dnf_install, holds
-from tests.deploy.conftest import DEBIAN, ROCKY_9, SIGNATURES, Answers, Node, OwnConnector, file_answers
+from tasks.packages.dkms import Builds, ModuleState
+from tasks.packages.vendor_repository import HeldPackages, KeyFingerprints
+from tasks.reboot import NodeRebootRequests
+from tests.deploy.conftest import DEBIAN, ROCKY_9, SIGNATURES, Answers, Node, OwnConnector, file_answers, of
 from tests.deploy.packages.test_packages import install
 
 KERNEL = "6.1.0-9-amd64"
 FINGERPRINT = "83DB6997E7844970861FCB6BEA39500F9B4DFB6F"
-STACK, USERS, HOLDERS, OLD_INITRAMFS, RELOAD = "dkms/$name", "storage=$2", "is held by", "-ot", "openibd restart"
-REQUESTS, BUILDS, DPKG, RPM = "for task in *", "dkms status", "dpkg -l", "rpm --queryformat"
-KEY, HELD, HEADERS, RDMA, BUNDLE = "fingerprints()", "apt-mark showhold", "/build/include", "ib_uverbs", "ofed_info -s"
+STACK, USERS, HOLDERS, OLD_INITRAMFS, RELOAD = (
+    of(OfedStack),
+    of(OfedUsers),
+    of(ModuleHolders),
+    of(OldInitramfs),
+    "openibd restart",
+)
+REQUESTS, BUILDS, DPKG, RPM = of(NodeRebootRequests), of(Builds), "dpkg -l", "rpm --queryformat"
+KEY, HELD, HEADERS, RDMA, BUNDLE = (
+    of(KeyFingerprints),
+    of(HeldPackages),
+    of(KernelHeaders),
+    of(RdmaModules),
+    of(InstalledBundle),
+)
 UNAME = {"uname -r": KERNEL}
 BOOT = "00000000-0000-4000-8000-00000000000"
 NO_REQUEST = {REQUESTS: [f"{BOOT}1"]}
@@ -132,7 +150,7 @@ def test_modules_not_loaded_after_openibd_s_restart_fail_the_host(node: Node) ->
 
 def test_modules_without_a_srcversion_are_compared_by_build_id(node: Node) -> None:
     other = {
-        "note.gnu.build-id": [
+        of(ModuleState): [
             "path /lib/modules/K/updates/dkms/rdma_rxe.ko",
             "installed ",
             "users 0",
@@ -142,7 +160,7 @@ def test_modules_without_a_srcversion_are_compared_by_build_id(node: Node) -> No
     }
     result = node.deploy(in_force, {**stack("", ""), USERS: "end", **other, **NO_REQUEST})
     assert RELOAD in result.flat[0]
-    same = {"note.gnu.build-id": [*other["note.gnu.build-id"][:-1], "same"]}
+    same = {of(ModuleState): [*other[of(ModuleState)][:-1], "same"]}
     assert node.deploy(in_force, {**stack("", ""), **same, **NO_REQUEST}).flat == []
 
 
@@ -252,15 +270,15 @@ def test_what_a_newer_release_of_doca_has_left_goes_back_before_the_modules_are_
     there = file_answers("/etc/apt/sources.list.d/trackbed-doca.sources", SOURCE)
     there |= file_answers(doca.PREFERENCES, doca.PREFERRED)
     answers = {**DEBIAN, "uname -m": "x86_64", **stack(), DPKG: DOCA_DEBS, KEY: FINGERPRINT, HEADERS: "yes", **BUILT}
-    left = {"left_behind": ["mlnx-ofed-kernel-dkms=25.10.OFED.25.10.1.2.2", "ofed-scripts=25.10.OFED.25.10.1.2.2"]}
+    left = {of(LeftBehind): ["mlnx-ofed-kernel-dkms=25.10.OFED.25.10.1.2.2", "ofed-scripts=25.10.OFED.25.10.1.2.2"]}
     result = node.deploy(ofed.install, {**left, **answers, **NO_REQUEST, HELD: "doca-ofed", **there, **UNAME})
     [install] = result.flat
     assert install.endswith(" mlnx-ofed-kernel-dkms=25.10.OFED.25.10.1.2.2 ofed-scripts=25.10.OFED.25.10.1.2.2")
     assert "--allow-downgrades" in install
     names = list(result.planned)
     assert names.index(f"{OPS}Packages of the same release") < names.index(f"{OPS}Loaded modules")
-    asked = next(command for command in result.ran if "left_behind" in command)
-    assert asked.endswith(" sh https://linux.mellanox.com/public/repo/doca/3.2.1/debian12/x86_64/")
+    asked = next(command for command in result.ran if of(LeftBehind) in command)
+    assert asked.endswith(" https://linux.mellanox.com/public/repo/doca/3.2.1/debian12/x86_64/")
 
 
 def test_a_fresh_rocky_9_gets_docas_repository_and_packages(node: Node) -> None:

@@ -6,9 +6,10 @@ import pytest
 from pyinfra.api.exceptions import DeployError
 
 from tasks.drivers import peer_memory
-from tests.deploy.conftest import Node, file_answers
+from tasks.drivers.peer_memory import PeerMemorySupport
+from tests.deploy.conftest import Node, file_answers, of
 
-SUPPORT = "ib_umem_dmabuf_get"
+SUPPORT = of(PeerMemorySupport)
 AT_BOOT = "# Written by Trackbed; changes here are overwritten.\nnvidia_peermem\n"
 OPEN = "driver Dual MIT/GPL"
 

@@ -17,7 +17,8 @@ from tasks.common import archive
 from tasks.kubernetes.labels import LABELS_KEY
 from tasks.kubernetes.manifests.node_labels import possible_labels
 from tasks.node_spec import node_spec
-from tests.deploy.conftest import DEBIAN, Node
+from tasks.packages.dkms import ModuleState
+from tests.deploy.conftest import DEBIAN, Node, of
 from tests.deploy.examples.inventories import inventory_of
 from tests.deploy.kubernetes.test_kubernetes import certificate
 
@@ -135,7 +136,7 @@ GROUPS = {
     "10.0.1.21": ["Original state", "Base packages", "RDMA tools", *KERNEL, *ERDMA, *REST],
 }
 # No driver is built for the running kernel yet.
-FRESH = {"uname -m": "x86_64", ".note.gnu.build-id": ["path"]}
+FRESH = {"uname -m": "x86_64", of(ModuleState): ["path"]}
 ALINUX = {
     "*-release": ["/etc/os-release", "ID=alinux", 'VERSION_ID="3"', "---"],
     "uname -r": "5.10.134-18.al8.x86_64",

@@ -13,13 +13,16 @@ from tasks import reboot
 from tasks.common.commands import script
 from tasks.common.texts import HEADER
 from tasks.host import boot, sysctls
-from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, file_answers
+from tasks.host.boot import Initramfs, KernelArguments
+from tasks.host.sysctls import LaterSettings, SysctlValues
+from tasks.reboot import NodeRebootRequests
+from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, file_answers, of
 from tests.deploy.scripts import sh
 
-ARGUMENTS = "/proc/cmdline"
-REQUESTS = "for task in *"
-VALUES = 'if [ -r "$path" ]'
-INITRAMFS = "for image in"
+ARGUMENTS = of(KernelArguments)
+REQUESTS = of(NodeRebootRequests)
+VALUES = of(SysctlValues)
+INITRAMFS = of(Initramfs)
 RUNNING = "running root=/dev/vda1 ro quiet"
 GRUB = {ARGUMENTS: [RUNNING, "loader grub", "next root=/dev/vda1 ro quiet", "ours "], REQUESTS: ["boot-1"]}
 GRUBBY = {ARGUMENTS: [RUNNING, "loader grubby", "next ro quiet pci=realloc", "ours pci=realloc"], REQUESTS: ["boot-1"]}
@@ -167,7 +170,7 @@ def test_a_sysctl_that_the_kernel_does_not_have_is_a_warning(node: Node) -> None
     assert [line for line in result.log if f"boot.sysctls: the kernel does not have {name}; load the module" in line]
 
 
-LATER = "/sysctl.d/*.conf"
+LATER = of(LaterSettings)
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 from agent.kinds.host.irqbalance import LIST, SCRIPT
+from tasks.common.units import UnitStates
 from tasks.host import irqbalance
-from tests.deploy.conftest import LOSERS, Answers, Node, file_answers, files
+from tasks.host.irqbalance import IrqbalanceCommand
+from tests.deploy.conftest import LOSERS, Answers, Node, file_answers, files, of
 
-RUNS = {"UnitFileState": ["ActiveState=active LoadState=loaded UnitFileState=enabled "]}
-ABSENT = {"UnitFileState": ["ActiveState=inactive LoadState=not-found UnitFileState= "]}
-MAIN_PID = "--property=MainPID"
+RUNS = {of(UnitStates): ["ActiveState=active LoadState=loaded UnitFileState=enabled "]}
+ABSENT = {of(UnitStates): ["ActiveState=inactive LoadState=not-found UnitFileState= "]}
+MAIN_PID = of(IrqbalanceCommand)
 RESTART = 'systemctl daemon-reload\nsystemctl try-restart "$1"\n'
 NEW = "/etc/systemd/system/irqbalance.service.d/.trackbed.conf.new"
 RUNS_WITH_OURS = ["/usr/sbin/irqbalance", "--foreground", f"--policyscript={SCRIPT}"]

@@ -6,13 +6,16 @@ import pytest
 from pyinfra.api.exceptions import DeployError
 
 from tasks.host import kernel
+from tasks.host.kernel import NextKernel
 from tasks.packages import dnf_install
-from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, files
+from tasks.packages.vendor_repository import HeldPackages
+from tasks.reboot import NodeRebootRequests
+from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, files, of
 
-RUNNING = {"uname -r": "6.1.0-9-amd64", "for task in *": ["boot-1"]}
-RHEL_RUNNING = {"uname -r": "5.14.0-427.el9.x86_64", "for task in *": ["boot-1"]}
+RUNNING = {"uname -r": "6.1.0-9-amd64", of(NodeRebootRequests): ["boot-1"]}
+RHEL_RUNNING = {"uname -r": "5.14.0-427.el9.x86_64", of(NodeRebootRequests): ["boot-1"]}
 UBUNTU = {"*-release": ["/etc/os-release", "ID=ubuntu", "NAME=Ubuntu", 'VERSION_ID="22.04"', "---"]}
-NEXT = "grubby --default-kernel"
+NEXT = of(NextKernel)
 
 
 def dpkg(*names: str) -> Answers:
@@ -38,7 +41,7 @@ def test_the_headers_of_the_running_kernel_are_installed(node: Node) -> None:
 def test_nothing_is_done_if_all_is_in_place(node: Node) -> None:
     node.data = {"kernel": {"release": "6.1.0-9-amd64", "hold": True}}
     have = dpkg("linux-image-6.1.0-9-amd64", "linux-headers-6.1.0-9-amd64", "linux-image-amd64")
-    there = {**DEBIAN, **RUNNING, **have, "showhold": "linux-image-amd64", NEXT: "/boot/vmlinuz-6.1.0-9-amd64"}
+    there = {**DEBIAN, **RUNNING, **have, of(HeldPackages): "linux-image-amd64", NEXT: "/boot/vmlinuz-6.1.0-9-amd64"}
     result = node.deploy(kernel.pin, there)
     assert not any(result.planned.values())
     assert result.flat == []
@@ -187,7 +190,7 @@ def test_packages_are_held_and_released_as_the_key_says(
 ) -> None:
     node.data = {"kernel": {"hold": held, "headers": False}}
     have = dpkg("linux-image-amd64", "linux-headers-amd64", "linux-image-6.1.0-9-amd64", "linux-libc-dev", "linux-base")
-    ran = node.deploy(kernel.pin, {**DEBIAN, **RUNNING, **have, "showhold": on_hold}).flat
+    ran = node.deploy(kernel.pin, {**DEBIAN, **RUNNING, **have, of(HeldPackages): on_hold}).flat
     assert len(ran) == len(done)
     assert all(command.endswith(end) for command, end in zip(ran, done, strict=True))
 
@@ -196,7 +199,7 @@ def test_ubuntus_signed_modules_of_nvidia_bring_no_newer_kernel(node: Node) -> N
     node.data = {"kernel": {"hold": True, "headers": False}}
     signed = "linux-modules-nvidia-580-server-open"
     have = dpkg(f"{signed}-generic-hwe-24.04", f"{signed}-6.8.0-60-generic", "linux-modules-6.8.0-60-generic")
-    [hold] = node.deploy(kernel.pin, {**UBUNTU, **RUNNING, **have, "showhold": []}).flat
+    [hold] = node.deploy(kernel.pin, {**UBUNTU, **RUNNING, **have, of(HeldPackages): []}).flat
     assert hold.endswith(f" apt-mark hold {signed}-generic-hwe-24.04")
 
 

@@ -11,10 +11,11 @@ from pyinfra.api.exceptions import DeployError
 
 from tasks.common.commands import script
 from tasks.host import kernel_modules
-from tests.deploy.conftest import Node, file_answers
+from tasks.host.kernel_modules import PendingModules
+from tests.deploy.conftest import Node, file_answers, of
 from tests.deploy.scripts import program
 
-PENDING = "modprobe --dry-run"
+PENDING = of(PendingModules)
 BOOT = "# Written by Trackbed; changes here are overwritten.\nib_umad\nrdma_ucm\n"
 OPTIONS = "# Written by Trackbed; changes here are overwritten.\noptions erdma compat_mode=N\n"
 

@@ -6,9 +6,10 @@ import pytest
 from pyinfra.api.exceptions import DeployError
 
 from tasks.host import limits
-from tests.deploy.conftest import Answers, Node
+from tasks.host.limits import MemoryLimits
+from tests.deploy.conftest import Answers, Node, of
 
-FIND = "Max locked memory"
+FIND = of(MemoryLimits)
 UNITS = limits.DAEMONS
 
 

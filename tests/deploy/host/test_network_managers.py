@@ -6,11 +6,19 @@ from attrs import evolve
 
 from agent.spec.node import NodeSpec, from_mapping
 from tasks.host import network_managers
-from tasks.host.network_managers import NETWORK, NETWORK_TEXT, NETWORKD_CONF, RULE, RULE_TEXT
-from tests.deploy.conftest import Answers, Node, Result, file_answers, files
+from tasks.host.network_managers import (
+    NETWORK,
+    NETWORK_TEXT,
+    NETWORKD_CONF,
+    RULE,
+    RULE_TEXT,
+    NetworkManagers,
+    UnmarkedVfs,
+)
+from tests.deploy.conftest import Answers, Node, Result, file_answers, files, of
 
-MANAGERS = "for program in"
-UNMARKED = "for link in"
+MANAGERS = of(NetworkManagers)
+UNMARKED = of(UnmarkedVfs)
 NEW_RULE = "/etc/udev/rules.d/.70-trackbed-vfs.rules.new"
 NEW_NETWORK = "/etc/systemd/network/.10-trackbed-vfs.network.new"
 BOTH = ["NetworkManager", "systemd-networkd"]

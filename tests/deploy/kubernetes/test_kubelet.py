@@ -6,7 +6,8 @@ import pytest
 from pyinfra.api.exceptions import DeployError
 
 from tasks.kubernetes import kubelet
-from tests.deploy.conftest import Answers, Node, files
+from tasks.kubernetes.kubelet import Gates
+from tests.deploy.conftest import Answers, Node, file_lines, of
 
 DROP_IN = "/etc/systemd/system/kubelet.service.d/20-trackbed-gate.conf"
 K3S = "/etc/systemd/system/k3s-agent.service.d/20-trackbed-gate.conf"
@@ -15,7 +16,7 @@ HOLD = "ExecStartPre=/usr/local/bin/trackbed wait --first-pass --joined /etc/kub
 
 
 def has(*paths: str) -> Answers:
-    return files(**dict.fromkeys(paths, "another text"))
+    return {of(Gates): file_lines(dict.fromkeys(paths, "another text"))}
 
 
 def gate(node: Node, answers: Answers, **data: Any) -> tuple[list[str], str]:
@@ -42,7 +43,7 @@ def test_the_kubelet_is_held_and_not_restarted(node: Node) -> None:
 
 def test_a_second_run_changes_nothing(node: Node) -> None:
     wanted = kubelet.Kubelet("hold")
-    assert gate(node, files(**{DROP_IN: wanted.text}), kubelet={"policy": "hold"}) == ([], "")
+    assert gate(node, {of(Gates): file_lines({DROP_IN: wanted.text})}, kubelet={"policy": "hold"}) == ([], "")
 
 
 @pytest.mark.parametrize(

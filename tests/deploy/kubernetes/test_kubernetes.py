@@ -22,14 +22,15 @@ from agent.reporter.settings import read_settings
 from agent.spec.node import from_mapping
 from tasks import kubernetes
 from tasks.common.commands import script
+from tasks.common.texts import Texts
 from tasks.kubernetes import AUTHORITY, SECRET, SETTINGS
-from tests.deploy.conftest import DEBIAN, Answers, Node, OwnConnector
+from tests.deploy.conftest import DEBIAN, Answers, Node, OwnConnector, of
 from tests.unit.reporter.scripted import api_server, token_of
 
 ROOT = Path(__file__).parents[3]
 SPEC = from_mapping({"node_name": "node-a"}, "node-a")
 CREDENTIALS = 'echo "brought'
-TEXTS = 'echo "file $path"'
+TEXTS = of(Texts)
 RESTART = "systemctl try-restart"
 
 

@@ -10,13 +10,13 @@ from pyinfra.api.exceptions import DeployError
 from tasks.common.archive import ROOT
 from tasks.common.texts import HEADER
 from tasks.kubernetes import labels
-from tasks.kubernetes.kubelet_arguments import ENVIRONMENT
+from tasks.kubernetes.kubelet_arguments import ENVIRONMENT, NodeKubelet
 from tasks.kubernetes.label_keys import fault
 from tasks.kubernetes.labels import DROP_IN, DROP_IN_TEXT, LABELS, NFD
-from tests.deploy.conftest import Answers, Node, Result, files
+from tests.deploy.conftest import Answers, Node, Result, files, of
 from tests.deploy.hardware import CONNECTX, ERDMA, GPUS, RAIL1, UMAD, UVERBS, VIRTIO, function, has, nic, nics, rdma
 
-KUBELET = "etc/default/kubelet"
+KUBELET = of(NodeKubelet)
 CAPABLE = "feature.node.kubernetes.io/network-rdma.capable"
 SRIOV = "feature.node.kubernetes.io/network-sriov.capable"
 HCA = {"key": "rdma", "value": "hca", "role": "plugin", "resource": "rdma/hca_shared_devices_b"}

@@ -13,14 +13,16 @@ from pyinfra.operations import server
 
 from agent.report import names
 from tasks import reboot
-from tests.deploy.conftest import Connector, Node, Result, status
+from tasks.reboot import NodeRebootRequests
+from tasks.reboot_users import RebootUsers
+from tests.deploy.conftest import Connector, Node, Result, of, status
 from tests.deploy.kubernetes.test_kubernetes import KUBECONFIG
 from tests.deploy.test_cli import REPORT
 from tests.unit.fleet.test_maintenance import HEALTHY, pod
 from tests.unit.reporter.scripted import api_server
 
 NODE = "/api/v1/nodes/node-a"
-USERS = "gpu_users()"
+USERS = of(RebootUsers)
 
 
 @define
@@ -101,7 +103,9 @@ class OfCluster(Connector):
         elif text.startswith("sh -ec") and 'rm -f "$1/.drained"' in text:
             machine.drained = False
         boot = f"boot-{machine.boot}"
-        answers = {"for task in *": [boot, "boot boot-1 x is missing ", *(["drained"] if machine.drained else [])]}
+        answers = {
+            of(NodeRebootRequests): [boot, "boot boot-1 x is missing ", *(["drained"] if machine.drained else [])]
+        }
         if USERS in text:
             answers[USERS] = machine.users.pop(0) if len(machine.users) > 1 else machine.users[0]
         ready = status(REPORT) if machine.cluster.ready else {}

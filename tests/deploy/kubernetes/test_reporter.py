@@ -9,6 +9,7 @@ from jinja2 import Template
 from pyinfra.api.exceptions import DeployError
 
 from tasks import agent
+from tasks.common import systemd_reload
 from tasks.common.commands import script
 from tasks.common.status import COMMAND
 from tasks.kubernetes import reporter
@@ -49,7 +50,7 @@ def test_a_fresh_node_gets_unit_and_service(node: Node) -> None:
     result = node.deploy(serve, ABSENT)
     assert list(result.uploads) == [reporter.UNIT_FILE]
     assert result.commands["Reporter | Service"] == [
-        "systemctl daemon-reload",
+        str(script(systemd_reload.RELOAD)),
         f"systemctl enable {reporter.UNIT}",
         str(script(agent._CONTROL, "start", reporter.UNIT)),
     ]

@@ -14,8 +14,8 @@ from pyinfra.api.exceptions import FactProcessError
 from tasks import packages
 from tasks.packages import vendor_repository
 from tasks.packages.apt_sources import RepositoryEntries
-from tasks.packages.vendor_repository import Repository
-from tests.deploy.conftest import SOURCES, Node, Result, file_answers
+from tasks.packages.vendor_repository import KeyFingerprints, Repository
+from tests.deploy.conftest import SOURCES, Node, Result, file_answers, of
 from tests.deploy.packages.test_vendor_repository import dpkg, keys
 from tests.deploy.scripts import program, sh
 
@@ -65,7 +65,12 @@ class Apt:
         path, text = vendor_repository.source("docker", wanted, "debian")
         command = RepositoryEntries().command(path=path, text=text)
         answer = sh(shlex.split(str(command))[2], path, text, APT_CONFIG=str(self.root / "apt.conf"))
-        answers = {**dpkg("gpg=2.2"), "--show-keys": wanted.fingerprint, SOURCES: answer, **file_answers(OURS, text)}
+        answers = {
+            **dpkg("gpg=2.2"),
+            of(KeyFingerprints): wanted.fingerprint,
+            SOURCES: answer,
+            **file_answers(OURS, text),
+        }
         result = node.deploy(lambda: vendor_repository.add("docker", wanted, "debian"), answers)
         # What the deploy would leave behind, for apt itself.
         ours = self.put(Path(OURS).name, text)

@@ -9,7 +9,8 @@ import pytest
 from attrs import define
 
 from tasks.packages import dkms
-from tests.deploy.conftest import Node
+from tasks.packages.dkms import Builds, OtherModules
+from tests.deploy.conftest import Node, of
 
 KERNEL = {"uname -r": "6.1.0-9-amd64"}
 
@@ -59,13 +60,13 @@ def test_a_module_in_memory_is_compared_with_its_file(lines: list[str], stale: b
 
 
 def test_a_module_installed_for_the_running_kernel_is_left_alone(node: Node) -> None:
-    result = node.deploy(installed, {**KERNEL, "dkms status": "erdma/1.0, 6.1.0-9-amd64, x86_64: installed"})
+    result = node.deploy(installed, {**KERNEL, of(Builds): "erdma/1.0, 6.1.0-9-amd64, x86_64: installed"})
     assert result.planned == {"built": False}
     assert result.flat == []
 
 
 def test_a_module_built_for_another_kernel_is_built_for_this_one(node: Node) -> None:
-    result = node.deploy(installed, {**KERNEL, "dkms status": "erdma/1.0, 6.1.0-8-amd64, x86_64: installed"})
+    result = node.deploy(installed, {**KERNEL, of(Builds): "erdma/1.0, 6.1.0-8-amd64, x86_64: installed"})
     assert result.flat[0].endswith(" sh erdma 1.0 6.1.0-9-amd64")
 
 
@@ -76,7 +77,9 @@ REPLACED = "erdma/1.0, 6.1.0-9-amd64, x86_64: installed (WARNING! Diff between b
 def test_a_module_in_the_place_of_the_built_one_is_replaced_unless_only_its_signature_differs(
     node: Node, others: list[str], changes: bool
 ) -> None:
-    result = node.deploy(installed, {**KERNEL, "dkms status": REPLACED, " sh erdma 1.0 6.1.0-9-amd64": others})
+    result = node.deploy(
+        installed, {**KERNEL, of(Builds): REPLACED, of(OtherModules, "erdma", "1.0", "6.1.0-9-amd64"): others}
+    )
     assert result.planned == {"built": changes}
     assert [command.endswith(" sh erdma 1.0 6.1.0-9-amd64") for command in result.flat] == [True] * changes
 
@@ -189,7 +192,7 @@ def test_a_build_that_a_power_cut_interrupted_is_made_by_the_next_deploy(tree: T
 
 
 def test_a_package_without_the_module_is_refused(node: Node) -> None:
-    result = node.deploy(installed, {**KERNEL, "dkms status": "other/1.0: added"})
+    result = node.deploy(installed, {**KERNEL, of(Builds): "other/1.0: added"})
     assert result.failed
     assert "DKMS has no module erdma" in result.flat[0]
 

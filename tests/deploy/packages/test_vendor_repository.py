@@ -11,8 +11,8 @@ from pyinfra.api.exceptions import DeployError
 
 from tasks.common.data import Key, leftovers, record
 from tasks.packages import Family, dnf_install, holds, vendor_repository
-from tasks.packages.vendor_repository import Package, Repository
-from tests.deploy.conftest import Answers, Node, file_answers
+from tasks.packages.vendor_repository import HeldPackages, KeyFingerprints, Package, Repository
+from tests.deploy.conftest import Answers, Node, file_answers, of
 from tests.deploy.scripts import sh
 
 FINGERPRINT = "83DB6997E7844970861FCB6BEA39500F9B4DFB6F"
@@ -76,24 +76,24 @@ def test_gpg_is_installed_where_it_is_missing(node: Node) -> None:
 
 def test_nothing_is_done_if_the_repository_is_in_place(node: Node) -> None:
     there = file_answers("/etc/apt/sources.list.d/trackbed-doca.sources", SOURCE)
-    result = node.deploy(add, {**dpkg("gpg=2.2"), "--show-keys": FINGERPRINT, **there})
+    result = node.deploy(add, {**dpkg("gpg=2.2"), of(KeyFingerprints): FINGERPRINT, **there})
     assert not any(result.planned.values())
     assert result.flat == []
 
 
 def test_a_keyring_with_another_key_is_written_anew(node: Node) -> None:
-    result = node.deploy(add, {**dpkg("gpg=2.2"), "--show-keys": [FINGERPRINT, OTHER]})
+    result = node.deploy(add, {**dpkg("gpg=2.2"), of(KeyFingerprints): [FINGERPRINT, OTHER]})
     assert result.planned["doca: key of its repository"]
 
 
 def test_a_key_that_has_expired_and_stays_is_a_warning(node: Node) -> None:
     # The fact leaves out expired keys.
-    result = node.deploy(add, {**dpkg("gpg=2.2"), "--show-keys": []})
+    result = node.deploy(add, {**dpkg("gpg=2.2"), of(KeyFingerprints): []})
     assert not result.failed
     assert f"the key {FINGERPRINT} in {RING} has expired, and {GIVEN['key']} gave no extended one" in "".join(
         result.log
     )
-    extended = node.deploy(add, {**dpkg("gpg=2.2"), "--show-keys": FINGERPRINT})
+    extended = node.deploy(add, {**dpkg("gpg=2.2"), of(KeyFingerprints): FINGERPRINT})
     assert "has expired" not in "".join(extended.log)
 
 
@@ -135,7 +135,7 @@ def test_a_package_is_installed_at_its_version_and_held(node: Node) -> None:
 
 
 def test_an_upgrade_is_held_again(node: Node) -> None:
-    result = node.deploy(have, {**dpkg("erdma-dkms=1.0", "dkms=3.0"), "showhold": "erdma-dkms"})
+    result = node.deploy(have, {**dpkg("erdma-dkms=1.0", "dkms=3.0"), of(HeldPackages): "erdma-dkms"})
     install, hold = result.flat
     assert install.endswith(" sh erdma '' erdma-dkms=1.1")
     assert hold.endswith("apt-mark hold erdma-dkms")
@@ -148,13 +148,13 @@ def test_a_removed_hold_is_set_again(node: Node) -> None:
 
 
 def test_packages_that_are_installed_and_held_are_left_alone(node: Node) -> None:
-    result = node.deploy(have, {**dpkg("erdma-dkms=1.1", "dkms=3.0"), "showhold": "erdma-dkms"})
+    result = node.deploy(have, {**dpkg("erdma-dkms=1.1", "dkms=3.0"), of(HeldPackages): "erdma-dkms"})
     assert result.planned == {"packages": False}
     assert result.flat == []
 
 
 def test_an_upgrade_by_dnf_removes_the_lock_first(node: Node) -> None:
-    locked = {"versionlock.list": "erdma-dkms-0:1.0.*"}
+    locked = {of(HeldPackages): "erdma-dkms-0:1.0.*"}
     result = node.deploy(lambda: have("rhel"), {**rpm("erdma-dkms=1.0", "dkms=3.0"), **locked})
     assert result.flat[0] == "dnf versionlock delete erdma-dkms"
     assert result.flat[1].endswith(" sh erdma '' '' erdma-dkms-1.1")
@@ -192,7 +192,7 @@ def test_dnfs_locks_are_read_from_the_file_that_its_configuration_names(tmp_path
 
 
 def test_dnf_locks_the_package_at_its_version(node: Node) -> None:
-    there = {**rpm("erdma-dkms=1.1", "dkms=3.0"), "versionlock.list": "erdma-dkms-0:1.1.*"}
+    there = {**rpm("erdma-dkms=1.1", "dkms=3.0"), of(HeldPackages): "erdma-dkms-0:1.1.*"}
     assert node.deploy(lambda: have("rhel"), there).flat == []
 
 
