@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from attrs import frozen
+from gevent import Timeout
 from paramiko import Transport
 from pyinfra import logger
 from pyinfra.api.command import StringCommand
@@ -52,6 +53,9 @@ KEEP_ALIVE_S = 60
 GIVEN_UP_S = 300
 """Seconds for which a host may leave packets unacknowledged: TCP_USER_TIMEOUT (tcp(7)). A host that flaps its link comes back
 sooner. Behind a bastion, it is the bastion's TCP that gives the host up, after about 15 minutes (tcp_retries2)."""
+
+ANSWER_S = 60
+"""Seconds for the first answer of a login shell. No other host begins the deploy before."""
 
 SHOWN = 200
 """Characters of what a login shell prints that are shown."""
@@ -130,12 +134,18 @@ def noting(append: Callable[[Any, str, Any], None]) -> Callable[[Any, str, Any],
 
 
 def login_fault(connector: BaseConnector) -> str:
-    """An error if the login shell adds text to the answers of commands; else an empty text.
+    """An error if the login shell does not answer, or adds text to the answers of commands; else an empty text.
 
     bash reads ~/.bashrc for the commands of sshd, too. What it prints there would be the first line of each answer.
     """
     mark = secrets.token_hex(8)
-    succeeded, output = connector.run_shell_command(StringCommand("echo", mark), print_output=False, print_input=False)
+    try:
+        with Timeout(ANSWER_S, TimeoutError):
+            succeeded, output = connector.run_shell_command(
+                StringCommand("echo", mark), print_output=False, print_input=False
+            )
+    except TimeoutError:
+        return f"the login shell did not answer within {ANSWER_S} s; see: ssh HOST echo test"
     if succeeded and output.stdout_lines == [mark]:
         return ""
     added = printable(" ".join(line for line in output.output_lines if line != mark))[:SHOWN]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from gevent import GreenletExit
 from gevent.event import Event
-from pyinfra.api.command import FileDownloadCommand, FileUploadCommand, StringCommand
+from pyinfra.api.command import FileDownloadCommand, FileUploadCommand, FunctionCommand, StringCommand
 from pyinfra.api.config import Config
 from pyinfra.api.connect import connect_all
 from pyinfra.api.inventory import Inventory
@@ -73,6 +73,11 @@ def download() -> Commands:
 
 
 @operation()
+def function() -> Commands:
+    yield FunctionCommand(lambda state, host: host.run_shell_command(StringCommand("hangs"))[0], (), {})
+
+
+@operation()
 def after() -> Commands:
     yield StringCommand("after")
 
@@ -80,7 +85,7 @@ def after() -> Commands:
 HOST = "pyinfra.api.host:Host"
 
 
-@pytest.mark.parametrize("hanging", [fact, command, upload, download, "prepare"])
+@pytest.mark.parametrize("hanging", [fact, command, upload, download, function, "prepare"])
 def test_a_host_that_hangs_is_given_up_and_the_other_is_deployed(
     hanging: Any, caplog: pytest.LogCaptureFixture, replace: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

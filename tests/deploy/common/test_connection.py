@@ -15,6 +15,7 @@ from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
+import gevent.event
 import paramiko
 import pytest
 from pyinfra.connectors.sshuserclient import client
@@ -203,6 +204,12 @@ def test_a_login_shell_that_prints_fails_its_host(answer: dict[str, Any], messag
 
     shell: Any = SimpleNamespace(run_shell_command=run)
     assert message in connection.login_fault(shell)
+
+
+def test_a_login_shell_that_hangs_fails_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "ANSWER_S", 0.1)
+    shell: Any = SimpleNamespace(run_shell_command=lambda *_, **__: gevent.event.Event().wait())
+    assert connection.login_fault(shell) == "the login shell did not answer within 0.1 s; see: ssh HOST echo test"
 
 
 def test_a_login_shell_that_prints_nothing_is_right() -> None:
