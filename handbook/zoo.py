@@ -10,7 +10,7 @@ import yaml
 from handbook.markdown import cell, table
 
 FOLDER = Path(__file__).parents[1] / "tests/zoo"
-COLUMNS = ("Machine", "What it is there for", "Sources", "Result")
+COLUMNS = ("Machine", "What it is there for", "Sources", "Filled in", "Result")
 
 
 def made(folder: Path = FOLDER) -> str:
@@ -18,10 +18,11 @@ def made(folder: Path = FOLDER) -> str:
     return table(COLUMNS, [_row(file) for file in sorted(folder.glob("*.yaml"))])
 
 
-def _row(file: Path) -> tuple[str, str, str, str]:
+def _row(file: Path) -> tuple[str, ...]:
     facts = yaml.safe_load(file.read_text())
     sources = ", ".join(f"[{_called(source)}]({source})" for source in facts["sources"])
-    return f"`{file.stem}`", cell(facts["shows"]), sources, _result(file.with_suffix(".txt").read_text().splitlines())
+    result = _result(file.with_suffix(".txt").read_text().splitlines())
+    return f"`{file.stem}`", cell(facts["shows"]), sources, cell(facts.get("filled_in", "")), result
 
 
 def _called(source: str) -> str:

@@ -16,10 +16,15 @@ from cli.commands import _common
 @click.command()
 @click.option("--as-spec", is_flag=True, help="Write what the node has now as a spec whose plan is empty.")
 @click.option("--as-inventory", is_flag=True, help="Write an inventory to start from, with the data of a group.")
+@click.option(
+    "--as-machine", is_flag=True, help="Write this server as a machine for Trackbed's tests, without MACs and GUIDs."
+)
 @click.option("--nic", "nics", multiple=True, help="With --as-...: this NIC (netdev or PCI address); repeatable.")
 @click.option("--node-name", default=None, help="With --as-...: the Node's name; else the spec's, or the host's.")
 @_common.as_json
-def inspect(as_spec: bool, as_inventory: bool, nics: tuple[str, ...], node_name: str | None, as_json: bool) -> None:
+def inspect(
+    as_spec: bool, as_inventory: bool, as_machine: bool, nics: tuple[str, ...], node_name: str | None, as_json: bool
+) -> None:
     """Show every network function: addresses, driver, firmware, netdev, RDMA device, VFs, NUMA node, interrupts.
 
     --as-spec prints a spec of the NICs that have SR-IOV or RDMA, or of those of --nic, as JSON for `plan --spec` and for
@@ -28,10 +33,21 @@ def inspect(as_spec: bool, as_inventory: bool, nics: tuple[str, ...], node_name:
     --as-inventory prints an inventory in Python, with this host and the data of its group, to start a fleet from. NICs of the
     same kind and settings have one entry. The inventory requires the RDMA devices and GPUs that work now.
 
+    --as-machine prints the kinds of the CPUs, NICs and GPUs as a file of tests/zoo, without MACs, GUIDs, serial numbers and IP
+    addresses, so that the server becomes a test.
+
     Exit code: 0 done, 1 an error. With --as-spec or --as-inventory, 2 if the plan of the result is not empty (it is printed).
 
     Example: trackbed inspect --as-spec | trackbed plan --spec -
     """
+    if as_machine:
+        if as_spec or as_inventory or as_json or nics or node_name is not None:
+            raise click.UsageError("--as-machine writes a file of its own form; leave the other options out")
+        from agent import linux
+        from cli.as_machine import describe
+
+        click.echo(json.dumps(describe(linux.machine()), indent=2))
+        return
     if as_spec or as_inventory:
         if as_inventory and (as_spec or as_json):
             raise click.UsageError("--as-inventory writes Python; leave --as-spec and --json out")

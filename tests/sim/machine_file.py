@@ -2,13 +2,14 @@
 
 The file is YAML. Its words are those of `trackbed inspect --json`; what is left out is made up: MACs, GUIDs. The keys:
 
-- `shows`: what the machine is in the zoo for. `sources`: the public pages that its facts are from.
-- `cpus`: `nodes`, the CPUs of each NUMA node; `sockets`; `threads` of a core; `caches`, how many last-level caches a NUMA node
-  has.
+- `shows`: what the machine is in the zoo for. `sources`: the public pages that its facts are from. `filled_in`: what those
+  pages do not show, and was taken from other machines of the kind.
+- `cpus`: `nodes`, the CPUs of each NUMA node; `sockets`; `threads` of a core; `caches`, how many last-level caches a NUMA
+  node has.
 - `functions`: the PCI functions for networks without VFs, as `trackbed inspect` shows them. Beside its keys: `class`; `link`,
   the PCIe link (`32.0 GT/s x16`); `vf`, the PCI device ID of its VFs; `vf_rdma`, how the names of their RDMA devices begin;
   `virtio`, the device on the virtio bus that has the netdev. Of a netdev also `port_name` and `dev_port`, of an RDMA device
-  `node_type`. One that is named in `management_rdma` has no uverbs.
+  `node_type`. Those that are named in `management_rdma` have no uverbs.
 - `gpus`: NVIDIA's GPUs: `address`, `device`, `numa_node`. `others`: PCI functions that are neither, with their `class`.
 - `netdevs`: those without a PCI function: `name`, `kind`, and `of`, the netdevs below it.
 - `other_rdma`: RDMA devices without a PCI function. `route`: the netdev of the default route.
@@ -166,13 +167,18 @@ def _add_function(kernel: Kernel, function: Facts, number: int) -> None:
     if not total:
         for file in ("sriov_totalvfs", "sriov_numvfs", "sriov_drivers_autoprobe"):
             kernel.tree.remove(f"{PCI}/{address}/{file}")
+    if not kernel.has_netdev(address):
+        kernel.tree.remove(f"{PCI}/{address}/net")
     if function.get("nvlink_bridge"):
         kernel.config[f"{PCI}/{address}/vpd"] = bytearray(NVLINK_BRIDGE)
     if not driver:
         kernel.tree.unlink(f"{PCI}/{address}/driver")
     kernel.tree.link(f"{PCI}/{address}/iommu_group", f"../../../../kernel/iommu_groups/{100 + number}")
-    management = function.get("management_rdma", ())
-    kernel.rdma.made[address] = [_device(device, name, number, management) for device in devices]
+    of_management = [{"name": each, "ports": [{"rate": ""}]} for each in function.get("management_rdma", ())]
+    kernel.rdma.made[address] = [
+        *(_device(device, name, number) for device in devices),
+        *(_device(device, None, number) | {"uverbs": False} for device in of_management),
+    ]
     kernel.sriov.vf_devices[address] = function.get("vf", function["device"])
     if prefix := function.get("vf_rdma"):
         port = devices[0]["ports"][0]
@@ -186,7 +192,7 @@ def _link(netdev: Facts, infiniband: bool, number: int, place: int) -> Link:
     return Link(0, netdev["name"], mac, mac, 1500, False, False, tuple(netdev.get("altnames", ())))
 
 
-def _device(device: Facts, netdev: str | None, number: int, management: Sequence[str] = ()) -> dict[str, Any]:
+def _device(device: Facts, netdev: str | None, number: int) -> dict[str, Any]:
     """An RDMA device as arguments of the simulated subsystem."""
     first, *others = device["ports"]
     made = {
@@ -197,7 +203,6 @@ def _device(device: Facts, netdev: str | None, number: int, management: Sequence
         "state": first.get("state", "ACTIVE"),
         "other_ports": [(port.get("netdev"), port.get("link_layer", "Ethernet"), port["rate"]) for port in others],
         "node_type": device.get("node_type", "1: CA"),
-        "uverbs": device["name"] not in management,
         "node_guid": device.get("node_guid") or f"0200:0003:0000:{number:02x}00",
     }
     return made | ({"sys_image_guid": device["sys_image_guid"]} if "sys_image_guid" in device else {})

@@ -387,6 +387,16 @@ def test_as_inventory_is_refused_with_as_spec_or_json(other: str, tmp_path: Path
     assert (refused.returncode, "leave --as-spec and --json out" in refused.stderr) == (1, True)
 
 
+def test_as_machine_prints_this_machine(tmp_path: Path) -> None:
+    written = trackbed(tmp_path, "inspect", "--as-machine")
+    assert (written.returncode, bool(json.loads(written.stdout)["cpus"]["nodes"])) == (0, True)
+
+
+def test_as_machine_is_refused_with_another_form(tmp_path: Path) -> None:
+    refused = trackbed(tmp_path, "inspect", "--as-machine", "--json")
+    assert (refused.returncode, "leave the other options out" in refused.stderr) == (1, True)
+
+
 def test_a_node_that_has_not_joined_a_cluster_is_not_waited_for(tmp_path: Path) -> None:
     joined = tmp_path / "kubelet.conf"
     gate = ("wait", "--first-pass", "--joined", str(joined), "--timeout", "0.1")
