@@ -125,7 +125,13 @@ def gid_index(
 
 
 def gid_fits(gid: Gid, type: str | None, *, netdev: str | None = None, family: Family | None = None) -> bool:
-    """Whether a GID is of the given type, netdev and address family, as far as they are given."""
+    """Whether a GID is of the given type, netdev and address family, as far as they are given.
+
+    A link-local IPv4 address does not count: a netdev may get one by itself while no DHCP server answers, and no router passes
+    it on.
+    """
+    if family == "IPv4" and gid.address.startswith("169.254."):
+        return False
     given = ((type, gid.type), (netdev, gid.netdev), (family, gid.family))
     return all(wanted is None or wanted == value for wanted, value in given)
 

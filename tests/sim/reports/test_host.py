@@ -86,8 +86,8 @@ def test_a_queue_that_a_pod_s_netdev_gets_later_is_steered_too() -> None:
         pytest.param([{"size": "2M", "count": 8}, {"size": "1G", "count": 1, "numa_node": 0}], id="kubernetes-80452"),
         pytest.param([{"size": "2M", "count": 32}], id="bottlerocket-4385"),
         pytest.param([{"size": "2M", "count": 16, "numa_node": 1}], id="talos-3046"),
-        pytest.param([{"size": "2M", "count": 512}], id="kubernetes-72307"),
-        pytest.param([{"size": "2M", "count": 64}], id="kubernetes-111757"),
+        pytest.param([{"size": "2M", "count": 24}], id="kubernetes-72307"),
+        pytest.param([{"size": "2M", "count": 40}], id="kubernetes-111757"),
     ],
 )
 def test_huge_pages_are_there_after_the_first_pass(pools: list[dict[str, Any]]) -> None:

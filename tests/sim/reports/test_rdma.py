@@ -19,6 +19,7 @@ from tests.sim.two_nics import NAME0, PF0
 DEVICE = "rocep33s0"
 LINK_LOCAL = "fe80:0000:0000:0000:0200:00ff:fe00:0001"
 V4 = "0000:0000:0000:0000:0000:ffff:0a00:000b"
+V4_LINK_LOCAL = "0000:0000:0000:0000:0000:ffff:a9fe:0a01"
 ULA = "fd93:0000:0000:0000:0000:0000:0000:0001"
 OF_PF = {"name": "rail0", "select": {"pci": PF0}, "rdma": {"gid_type": "RoCE v2"}}
 
@@ -47,6 +48,9 @@ def gids(kernel: Kernel, *given: tuple[str, str]) -> None:
         pytest.param([(LINK_LOCAL, "RoCE v2"), (ULA, "RoCE v2")], {"gid_ipv4": True}, False, id="nccl-1131"),
         pytest.param([(LINK_LOCAL, "RoCE v2")] * 5 + [(V4, "RoCE v2")], {"gid_ipv4": True}, True, id="nccl-2157"),
         pytest.param([(LINK_LOCAL, "RoCE v2"), (V4, "RoCE v1")], {"gid_ipv4": True}, False, id="ucx-7785"),
+        pytest.param([(V4_LINK_LOCAL, "RoCE v2")], {"gid_ipv4": True}, False, id="torchcomms-2945"),
+        pytest.param([(LINK_LOCAL, "RoCE v2"), (V4, "RoCE v2")], {"gid_ipv4": True}, True, id="mooncake-2747"),
+        pytest.param([(LINK_LOCAL, "RoCE v2"), (ULA, "RoCE v2")], {}, True, id="mooncake-1593"),
     ],
 )
 def test_a_port_has_the_gid_that_the_fabric_routes(
