@@ -73,9 +73,9 @@ def test_a_task_is_one_file(node: Node, add: Add) -> None:
     swap = add("host/swap.py")
     assert "node-a.swap: allowed" in faults({"swap": {"allowed": "no"}})
     node.data = {"swap": {"allowed": False}}
-    active = {"/proc/swaps": ["/dev/sda2  partition  4194300 0 -2", "/swap file 1024 0 -3"]}
+    active = {of(swap.ActiveSwaps): ["/dev/sda2  partition  4194300 0 -2", "/swap file 1024 0 -3"]}
     assert node.deploy(swap.configure, active).flat == ["swapoff -- /dev/sda2 /swap"]
-    assert node.deploy(swap.configure, {"/proc/swaps": []}).planned == {"No swap": False}
+    assert node.deploy(swap.configure, {of(swap.ActiveSwaps): []}).planned == {"No swap": False}
     node.data = {"swap": {"allowed": True}}
     assert node.deploy(swap.configure, active).flat == []
 
