@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any, Literal
@@ -10,7 +9,7 @@ from typing import Any, Literal
 from attrs import define, evolve, field
 
 from agent.report.names import REPORT
-from agent.report.records import Condition, Report, report_from_json, report_to_json
+from agent.report.records import Condition, Report, from_plain, report_to_json
 from agent.report.verdict import STALE, passes_first
 from agent.runtime import journal, uptime, write_atomically
 
@@ -48,13 +47,13 @@ class Publisher:
         self._last = evolve(self._last, generation=int(uptime() * 1_000_000), since=uptime())
         self._write()
 
-    def publish_pass(self, body: dict[str, Any]) -> None:
+    def publish_pass(self, message: dict[str, Any]) -> None:
         """Publish the result of the worker's pass.
 
-        :raises ValueError: it is not the body of a report.
+        :raises ValueError: it is not a report.
         """
-        stamped = {"boot_id": self.boot_id, "agent_version": self.agent_version, **body}
-        self._publish(report_from_json(json.dumps(stamped)))
+        stamped = {**message, "boot_id": self.boot_id, "agent_version": self.agent_version}
+        self._publish(from_plain(stamped, Report))
         self._passed = self._passed or passes_first(self._last.conditions)
         self._mark()
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from attrs import frozen
 
 from agent.documents import LARGEST_REPORT, load
-from agent.report.records import Condition, Disruption, Outcome, from_plain
+from agent.report.records import Condition, Disruption, Outcome, from_plain, to_plain
 from agent.runtime import journal
 
 NAME = "apply.sock"
@@ -107,11 +106,11 @@ class Requests:
         """The level that the client allows. None: only what the spec allows."""
         return self._allow if self.has_client() else None
 
-    def send(self, body: Mapping[str, Any]) -> None:
-        """Send the result of a pass to the client, if there is one: a report's ``ready``, ``outcomes`` and ``conditions``."""
+    def send(self, progress: Progress) -> None:
+        """Send the result of a pass to the client, if there is one."""
         if self._client is None:
             return
-        line = json.dumps({name: body[name] for name in ("ready", "outcomes", "conditions")}) + "\n"
+        line = json.dumps(to_plain(progress)) + "\n"
         try:
             sent = self._client.send(line.encode()) == len(line.encode())
         except OSError:

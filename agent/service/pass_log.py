@@ -13,9 +13,8 @@ from typing import get_args
 
 from attrs import define, field
 
-from agent.report.records import Outcome, Result, from_plain
+from agent.report.records import Report, Result
 from agent.runtime import journal
-from agent.service.messages import Body
 
 SOCKET = Path("/run/systemd/journal/socket")
 """journald's socket for entries with fields: https://systemd.io/JOURNAL_NATIVE_PROTOCOL."""
@@ -46,17 +45,17 @@ class PassLog:
     _written: float = field(default=-math.inf, init=False)
     _omitted: int = field(default=0, init=False)
 
-    def write(self, body: Body, trigger: str, seconds: float) -> None:
+    def write(self, report: Report, trigger: str, seconds: float) -> None:
         """Write the entry of a pass. One of priority DEBUG is left out if the last entry is less than :data:`QUIET` old.
 
         If journald does not take an entry, its message goes to standard error, unless the priority is DEBUG.
 
-        :param body: the report's body after the pass.
+        :param report: the report after the pass.
         :param trigger: why the pass ran, as the history has it.
         """
-        counted = Counter(outcome["result"] for outcome in body["outcomes"])
-        not_true = [_condition(condition) for condition in body["conditions"] if condition["status"] != "True"]
-        ended = (body["ready"], body["spec_hash"], not_true, {**counted, "applied": 0})
+        counted = Counter(outcome.result for outcome in report.outcomes)
+        not_true = [f"{c.type} {c.status} {c.reason}" for c in report.conditions if c.status != "True"]
+        ended = (report.ready, report.spec_hash, not_true, {**counted, "applied": 0})
         priority = INFO if counted["applied"] or ended != self._last else DEBUG
         self._last = ended
         now = self.clock()
@@ -66,7 +65,7 @@ class PassLog:
         omitted, self._omitted, self._written = self._omitted, 0, now
         why, _, devices = trigger.partition(" ")
         results = ", ".join(f"{counted[result]} {result}" for result in sorted(counted)) or "nothing to change"
-        message = f"pass ({why}): {results}; {'ready' if body['ready'] else 'not ready'}"
+        message = f"pass ({why}): {results}; {'ready' if report.ready else 'not ready'}"
         fields = [
             ("MESSAGE", message),
             ("MESSAGE_ID", MESSAGE_ID),
@@ -76,12 +75,12 @@ class PassLog:
             ("TRACKBED_DEVICES", devices),
             ("TRACKBED_OMITTED", str(omitted)),
             ("TRACKBED_DURATION_USEC", str(int(seconds * 1e6))),
-            ("TRACKBED_SPEC_HASH", body["spec_hash"]),
-            ("TRACKBED_READY", str(int(body["ready"]))),
-            ("TRACKBED_UP_TO_DATE", str(int(body["up_to_date"]))),
+            ("TRACKBED_SPEC_HASH", report.spec_hash),
+            ("TRACKBED_READY", str(int(report.ready))),
+            ("TRACKBED_UP_TO_DATE", str(int(report.up_to_date))),
             *((f"TRACKBED_{result.upper()}", str(counted[result])) for result in get_args(Result)),
             *(("TRACKBED_NOT_TRUE", condition) for condition in not_true[:MOST_CONDITIONS]),
-            *(("TRACKBED_CHANGE", change) for change in _changes(body)),
+            *(("TRACKBED_CHANGE", change) for change in _changes(report)),
         ]
         if not _sent(fields) and priority == INFO:
             journal(message)
@@ -104,11 +103,6 @@ def _encoded(name: str, value: str) -> bytes:
     return name.encode() + b"\n" + struct.pack("<Q", len(content)) + content + b"\n"
 
 
-def _condition(condition: Body) -> str:
-    return f"{condition['type']} {condition['status']} {condition['reason']}"
-
-
-def _changes(body: Body) -> Iterator[str]:
-    for plain in body["outcomes"][:MOST_CHANGES]:
-        outcome = from_plain(plain, Outcome)
+def _changes(report: Report) -> Iterator[str]:
+    for outcome in report.outcomes[:MOST_CHANGES]:
         yield f"{outcome.result}: {outcome.change}" + (f": {outcome.error}" if outcome.error else "")

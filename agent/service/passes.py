@@ -23,11 +23,11 @@ from agent.machine import Machine
 from agent.report.activity import Activity
 from agent.report.drift import Drift
 from agent.report.history import History
-from agent.report.records import Change, Disruption
+from agent.report.records import Change, Disruption, Report
 from agent.report.verdict import is_ready
 from agent.runtime import doubling, fault, journal
 from agent.service import messages
-from agent.service.messages import Body, Output
+from agent.service.messages import Output
 from agent.service.pass_log import PassLog
 from agent.service.spec_in_force import SpecInForce
 from agent.service.supervisor import REPEATED
@@ -121,7 +121,7 @@ class _EarlyEnds:
 class _Record:
     """What the history, the counts of drift and the journal need of a pass. ``result``: None if the pass ended early."""
 
-    body: Body
+    report: Report
     trigger: str
     seconds: float
     result: Pass | None
@@ -162,18 +162,18 @@ class Passes:
         self.memory.failures.forget()
         self.memory.drift.start_over()
 
-    def run(self, allowed: Callable[[], Disruption | None]) -> tuple[Body, float]:
+    def run(self, allowed: Callable[[], Disruption | None]) -> tuple[Report, float]:
         """Run a pass. A new spec that fails in it is given up, and a pass by the last verified one follows.
 
         :param allowed: the most disruptive level that a client of the apply socket allows now.
-        :returns: the body of the report, and the seconds until something that failed is tried again; inf if nothing is.
+        :returns: the report, and the seconds until something that failed is tried again; inf if nothing is.
         """
-        body, retry = self._timed(allowed)
+        report, retry = self._timed(allowed)
         while self._gives_up():
             self.record()
             self.start_over()
-            body, retry = self._timed(allowed)
-        return body, retry
+            report, retry = self._timed(allowed)
+        return report, retry
 
     def resync_in(self) -> float:
         """The seconds until the next full reading."""
@@ -206,12 +206,12 @@ class Passes:
             if gap := self.memory.history.record(result.outcomes, in_force, record.trigger, running):
                 journal(gap)
             self.memory.drift.count(repairs, running, result.as_wanted)
-        self._log.write(record.body, record.trigger, record.seconds)
+        self._log.write(record.report, record.trigger, record.seconds)
 
-    def judged_again(self, last: Pass) -> Body:
-        """The body with what the probes have read since the pass."""
+    def judged_again(self, last: Pass) -> Report:
+        """The report with what the probes have read since the pass."""
         self.last = judged_again(last, self.readiness.judge)
-        return self._body(self.last)
+        return self._report(self.last)
 
     def _gives_up(self) -> bool:
         """Whether the spec in force was given up for the last verified one."""
@@ -219,18 +219,18 @@ class Passes:
             return self.in_force.gives_up_crashing(self._early_ends.last_crash)
         return self.last is not None and self.in_force.gives_up(self.last, time.monotonic())
 
-    def _timed(self, allowed: Callable[[], Disruption | None]) -> tuple[Body, float]:
+    def _timed(self, allowed: Callable[[], Disruption | None]) -> tuple[Report, float]:
         began = time.monotonic()
         everything = self.last is None or self.reason.scope is None
-        body, retry = self._run(allowed)
+        report, retry = self._run(allowed)
         ended = time.monotonic()
         # Nothing is kept of a pass that ended early.
         if everything or self.last is None:
             self._resync_at = ended + RESYNC
-        self._unrecorded = _Record(body, self.reason.trigger, ended - began, self.last)
-        return body, retry
+        self._unrecorded = _Record(report, self.reason.trigger, ended - began, self.last)
+        return report, retry
 
-    def _run(self, allowed: Callable[[], Disruption | None]) -> tuple[Body, float]:
+    def _run(self, allowed: Callable[[], Disruption | None]) -> tuple[Report, float]:
         spec = self.in_force.spec
         if spec is None:
             return messages.without_spec(self.in_force), math.inf
@@ -250,7 +250,7 @@ class Passes:
         self.activity.doing("records", "write")
         self.activity.call("", "write the verified spec")
         self.known = _known(self.last)
-        return self._body(self.last), _retry_in(self.memory.failures)
+        return self._report(self.last), _retry_in(self.memory.failures)
 
     def _converge(self, spec: NodeSpec, allow: Disruption | None) -> Pass:
         just_read, self._just_read = self._just_read, None
@@ -270,7 +270,7 @@ class Passes:
             just_read,
         )
 
-    def _body(self, result: Pass) -> Body:
+    def _report(self, result: Pass) -> Report:
         if is_ready(result.conditions) and result.want.spec.mode == "enforce":
             self.in_force.ready(result)
             self._early_ends.crashes = 0

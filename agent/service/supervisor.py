@@ -18,6 +18,7 @@ from typing import IO
 
 from attrs import define, field, frozen
 
+from agent.documents import load
 from agent.report.activity import ANSWERED_WITHIN, Step, View
 from agent.report.publisher import Publisher, Unattended
 from agent.runtime import doubling, journal, notify, notify_ready
@@ -260,7 +261,7 @@ class _Supervisor:
 
     def _hear(self, worker: _Worker, line: bytes) -> None:
         try:
-            message = json.loads(line)
+            message = load(line, LONGEST_LINE)
             if not isinstance(message, dict):
                 raise ValueError("it is not a JSON object")
             if "serving" in message:
@@ -271,7 +272,7 @@ class _Supervisor:
                 # A worker that is leaving reads the devices no more, so its Ready may be outdated.
                 self.publisher.publish_pass(message)
                 worker.ready = worker.ready or self.publisher.ready
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             self._not_understood(worker, f"{line[:80]!r}: {error}")
 
     def _not_understood(self, worker: _Worker, what: str) -> None:

@@ -21,10 +21,11 @@ from agent.machine import Machine
 from agent.report.activity import Activity
 from agent.report.drift import Drift
 from agent.report.history import History
+from agent.report.records import Report
 from agent.runtime import end_with_parent
-from agent.service.apply_socket import NAME, Requests
+from agent.service.apply_socket import NAME, Progress, Requests
 from agent.service.listener import Listener
-from agent.service.messages import Body, Output
+from agent.service.messages import Output
 from agent.service.passes import Announcements, Memory, Passes, Reason
 from agent.service.spec_in_force import SpecInForce
 from agent.service.supervisor import CRASHED, HUNG_WRITES
@@ -132,15 +133,15 @@ class _Loop:
         with wake_ups.listener.in_pass(passes.known):
             if wake_ups.reload:
                 self._reload()
-            body, retry = passes.run(self.requests.allowed)
+            report, retry = passes.run(self.requests.allowed)
         if wake_ups.listener.answered():
             # The supervisor may have withdrawn Ready meanwhile.
             passes.output.forget()
-        self.requests.send(body)
+        self.requests.send(Progress(report.ready, report.outcomes, report.conditions))
         resync = passes.resync_in()
         due = min(resync, retry, passes.trial_left())
         try:
-            scope = self._wait(body, time.monotonic() + due)
+            scope = self._wait(report, time.monotonic() + due)
         finally:
             self._record()  # also if the supervisor is gone, or an event came first
         if wake_ups.stop:
@@ -156,7 +157,7 @@ class _Loop:
             wake_ups.reload = True
         return not wake_ups.stop
 
-    def _wait(self, body: Body, deadline: float) -> Scope:
+    def _wait(self, report: Report, deadline: float) -> Scope:
         """Publish the result of the pass and wait for the next event; None once the deadline is over.
 
         A Ready is not published if an event has come since the devices were read: the next pass decides.
@@ -175,12 +176,12 @@ class _Loop:
             if scope == frozenset() and wake_ups.listener.answered():
                 passes.output.forget()
             if passes.last and not passes.readiness.timeout():
-                body = passes.judged_again(passes.last)
-                self.requests.send(body)
+                report = passes.judged_again(passes.last)
+                self.requests.send(Progress(report.ready, report.outcomes, report.conditions))
             if not published:
-                published = self._publish(body, scope)
+                published = self._publish(report, scope)
             elif scope == frozenset():
-                passes.output.publish(body)
+                passes.output.publish(report)
             passes.memory.failures.hasten(scope)
             if wake_ups.stop:
                 break
@@ -188,16 +189,16 @@ class _Loop:
                 return None
         return scope
 
-    def _publish(self, body: Body, scope: Scope) -> bool:
+    def _publish(self, report: Report, scope: Scope) -> bool:
         """Publish the result of a pass, unless it says Ready and its devices have changed since.
 
         :returns: whether it was published.
         """
         too_often = self.postponed >= POSTPONED and not self.wake_ups.listener.overdue()
-        published = scope == frozenset() or not body["ready"] or too_often
+        published = scope == frozenset() or not report.ready or too_often
         self.postponed = 0 if published else self.postponed + 1
         if published:
-            self.passes.output.publish(body)
+            self.passes.output.publish(report)
         return published
 
     def _record(self) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.reporter.http.server import _Handler
-from agent.service.apply_socket import Requests
+from agent.service.apply_socket import Progress, Requests
 from tests.fuzz.targets import choose, chosen
 
 FOLDER = Path(tempfile.mkdtemp(prefix="trackbed-fuzz-requests-"))
@@ -48,7 +48,7 @@ def _apply(data: bytes) -> None:
         client.sendall(data[:LONGEST] or b"\n")
         requests.accept()
         requests.allowed()
-        requests.send({"ready": True, "outcomes": [], "conditions": []})
+        requests.send(Progress(True))
     requests.allowed()
     requests._socket.close()
     path.unlink()

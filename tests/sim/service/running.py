@@ -10,7 +10,7 @@ from typing import Any
 from attrs import define, field
 
 from agent.machine import Event, EventSource
-from agent.report.records import Condition, Report, report_from_json
+from agent.report.records import Condition, Report, from_plain
 from tests.sim.two_nics import PF0, PF1
 
 STUCK = "/sys/module/ib_core/srcversion"
@@ -37,7 +37,7 @@ class Out:
             line = self.lines.get(timeout=120)
             assert line, "the worker has ended"
             if not line.keys() & {"serving", "checking"}:
-                report = report_from_json(json.dumps({"boot_id": "b", "agent_version": "v", **line}))
+                report = from_plain(line, Report)
                 if holds(report):
                     return report
 

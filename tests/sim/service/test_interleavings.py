@@ -26,7 +26,8 @@ from agent.machine import Event, EventSource
 from agent.report.activity import Activity
 from agent.report.drift import Drift
 from agent.report.history import History
-from agent.service.messages import Body, Output
+from agent.report.records import Report
+from agent.service.messages import Output
 from agent.service.passes import Announcements, Memory, Passes, Reason
 from agent.service.spec_in_force import SpecInForce
 from agent.service.wake import Watch
@@ -128,7 +129,7 @@ class Model:
             self.steps[self.came - 1](self.outside)
         self.moment += 1
 
-    def run(self, prepare: Step) -> Body:
+    def run(self, prepare: Step) -> Report:
         """What the report says when the worker sleeps."""
         kernel = self.outside.kernel
         watch = Watch(self.outside.sources(), None)
@@ -153,18 +154,18 @@ class Model:
         passes.run(lambda: None)
         prepare(self.outside)
         passes.start_over()
-        body, _ = passes.run(lambda: None)
-        assert is_well(body)
+        report, _ = passes.run(lambda: None)
+        assert is_well(report)
         self.moment = 0
         while (scope := take(ends=True)) != frozenset():
             passes.reason = Reason.after(scope, "resync")
-            body, _ = passes.run(lambda: None)
-        return body
+            report, _ = passes.run(lambda: None)
+        return report
 
 
-def is_well(body: Body) -> bool:
+def is_well(report: Report) -> bool:
     judged = ("Converged", "NicsPresent")
-    return all(each["status"] == "True" for each in body["conditions"] if each["type"] in judged)
+    return all(each.status == "True" for each in report.conditions if each.type in judged)
 
 
 def moments(steps: int, run: Callable[[Sequence[int]], int], before: tuple[int, ...]) -> Iterator[Sequence[int]]:
@@ -261,11 +262,11 @@ def test_at_whatever_moment_events_come_the_report_is_true_once_the_worker_sleep
     def run(at: Sequence[int]) -> int:
         nonlocal tried
         model = Model(tmp_path, spec, steps, at, readiness)
-        body = model.run(prepare)
+        report = model.run(prepare)
         model.outside.close()
         tried += 1
         left = dry_run(model.outside.kernel.machine(), spec)
-        if is_well(body) == bool(left.changes or left.errors):
+        if is_well(report) == bool(left.changes or left.errors):
             lost.append((at, left))
         return model.came
 

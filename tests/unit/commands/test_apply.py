@@ -8,9 +8,9 @@ from pathlib import Path
 
 from attrs import evolve
 
-from agent.report.records import Condition, Disruption, to_plain
+from agent.report.records import Condition, Disruption
 from agent.service import lock
-from agent.service.apply_socket import NAME, Requests
+from agent.service.apply_socket import NAME, Progress, Requests
 from tests.unit.commands.test_commands import CONDITIONS, OUTCOME, spec, trackbed
 
 
@@ -42,9 +42,8 @@ def test_with_the_service_apply_lets_it_make_the_changes(tmp_path: Path) -> None
     def serve() -> None:
         wait_for_request(requests)
         allowed.append(requests.allowed())
-        body = {"outcomes": to_plain((OUTCOME,)), "conditions": to_plain(CONDITIONS)}
-        requests.send({**body, "ready": False})
-        requests.send({**body, "outcomes": [], "ready": True})
+        requests.send(Progress(False, (OUTCOME,), CONDITIONS))
+        requests.send(Progress(True, (), CONDITIONS))
 
     server = threading.Thread(target=serve)
     server.start()
@@ -65,7 +64,7 @@ def test_apply_fails_if_the_node_is_ready_only_by_the_former_spec(tmp_path: Path
 
     def serve() -> None:
         wait_for_request(requests)
-        requests.send({"ready": True, "outcomes": to_plain((deferred,)), "conditions": to_plain((waits,))})
+        requests.send(Progress(True, (deferred,), (waits,)))
 
     server = threading.Thread(target=serve)
     server.start()

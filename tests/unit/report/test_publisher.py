@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agent.report.publisher import FIRST_PASS, Publisher
-from agent.report.records import Report, report_from_json
+from agent.report.records import Condition, Report, report_from_json, to_plain
 from agent.report.verdict import STALE
 from agent.runtime import uptime
 
@@ -24,8 +24,9 @@ def begin(folder: Path) -> Publisher:
 
 
 def body(ready: bool = True, **more: Any) -> dict[str, Any]:
-    conditions = [{**CONDITION, "status": str(ready)}]
-    return {"node_name": "n1", "spec_hash": "h1", "ready": ready, "up_to_date": True, "conditions": conditions} | more
+    converged = Condition("Converged", "True" if ready else "False", "AsWanted")
+    report = to_plain(Report("n1", "h1", "", "", ready, True, conditions=(converged,)))
+    return {**report, **more}
 
 
 def facts(report: Report) -> tuple[Any, ...]:

@@ -10,18 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 
-from agent.report.records import Change, Condition, Disruption, Outcome, to_plain
+from agent.report.records import Change, Condition, Disruption, Outcome
 from agent.service import lock
 from agent.service.apply_socket import ApplyRefused, Progress, Requests, ask
 
 OUTCOME = Outcome(Change("vfs", "0000:21:00.0", "count", 4, 5, Disruption.VF_RESET), "applied")
-BODY = {
-    "ready": True,
-    "outcomes": to_plain((OUTCOME,)),
-    "conditions": to_plain((Condition("Converged", "True", "AsWanted"),)),
-    "spec_hash": "h1",
-}
+READY = Progress(True, (OUTCOME,), (Condition("Converged", "True", "AsWanted"),))
 
 
 @pytest.fixture
@@ -46,12 +42,12 @@ def test_what_a_client_allows_ends_when_it_disconnects(client: socket.socket, re
     client.sendall(b'{"allow": "link-flap"}\n')
     assert requests.accept()
     assert requests.allowed() is Disruption.LINK_FLAP
-    requests.send(BODY)
+    requests.send(READY)
     assert json.loads(client.recv(1 << 16))["ready"] is True
     assert requests.allowed() is Disruption.LINK_FLAP
     client.close()
     assert requests.allowed() is None
-    requests.send(BODY)
+    requests.send(READY)
 
 
 @pytest.mark.parametrize("request_line", [b"{}\n", b"\xff\n", b"[]\n", b'{"allow": "everything"}\n', b'{"allow": 3}\n'])
@@ -86,8 +82,8 @@ def test_the_client_sees_each_pass(path: Path, requests: Requests) -> None:
     def serve() -> None:
         assert select.select([requests], [], [], 60)[0], "no client connected"
         assert requests.accept()
-        requests.send({**BODY, "ready": False})
-        requests.send(BODY)
+        requests.send(evolve(READY, ready=False))
+        requests.send(READY)
 
     server = threading.Thread(target=serve)
     server.start()
@@ -103,10 +99,9 @@ def test_the_client_sees_each_pass(path: Path, requests: Requests) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's buffers may be larger than net.core.wmem_max")
 def test_a_client_is_sent_the_outcomes_of_a_thousand_new_vfs(client: socket.socket, requests: Requests) -> None:
-    many = {**BODY, "outcomes": to_plain((OUTCOME,)) * 15_000}
     client.sendall(b'{"allow": null}\n')
     assert requests.accept()
-    requests.send(many)
+    requests.send(evolve(READY, outcomes=(OUTCOME,) * 15_000))
     with client.makefile("rb") as lines:
         assert len(json.loads(lines.readline())["outcomes"]) == 15_000
     assert requests.has_client()

@@ -11,9 +11,8 @@ from typing import get_args
 
 import pytest
 
-from agent.report.records import Change, Condition, Outcome, Result, to_plain
+from agent.report.records import Change, Condition, Outcome, Report, Result
 from agent.service import pass_log
-from agent.service.messages import Body
 from agent.service.pass_log import DEBUG, INFO, LONGEST, MOST_CHANGES, MOST_CONDITIONS, QUIET, PassLog
 from tests.journald import heard, listening
 
@@ -23,14 +22,8 @@ MTU = Change("links", "0000:21:00.0", "mtu", 1500, 9000)
 CONVERGED = Condition("Converged", "True", "AsWanted")
 
 
-def body(*outcomes: Outcome, conditions: tuple[Condition, ...] = (CONVERGED,), ready: bool = True) -> Body:
-    return {
-        "spec_hash": "h1",
-        "ready": ready,
-        "up_to_date": True,
-        "outcomes": to_plain(outcomes),
-        "conditions": to_plain(conditions),
-    }
+def after(*outcomes: Outcome, conditions: tuple[Condition, ...] = (CONVERGED,), ready: bool = True) -> Report:
+    return Report("n1", "h1", "", "", ready, True, outcomes=outcomes, conditions=conditions)
 
 
 @pytest.fixture
@@ -44,7 +37,7 @@ def test_an_entry_says_what_the_pass_did(journald: socket.socket, capsys: pytest
     carrier = Condition("Carrier", "False", "NoCarrier", "no carrier on ens1f0")
     failed = Outcome(MTU, "failed", "EBUSY")
     PassLog().write(
-        body(Outcome(MTU, "applied"), failed, conditions=(CONVERGED, carrier), ready=False),
+        after(Outcome(MTU, "applied"), failed, conditions=(CONVERGED, carrier), ready=False),
         "event 0000:21:00.0 0000:41:00.0",
         0.25,
     )
@@ -78,14 +71,14 @@ def test_a_pass_without_news_has_the_priority_debug(journald: socket.socket) -> 
     log = PassLog(clock=count(step=QUIET).__next__)
     waiting = Outcome(MTU, "deferred")
     passes = [
-        (body(), INFO),
-        (body(), DEBUG),
-        (body(waiting), INFO),
-        (body(waiting), DEBUG),
-        (body(waiting, ready=False), INFO),
-        (body(Outcome(MTU, "applied")), INFO),
-        (body(Outcome(MTU, "applied")), INFO),
-        (body(), DEBUG),
+        (after(), INFO),
+        (after(), DEBUG),
+        (after(waiting), INFO),
+        (after(waiting), DEBUG),
+        (after(waiting, ready=False), INFO),
+        (after(Outcome(MTU, "applied")), INFO),
+        (after(Outcome(MTU, "applied")), INFO),
+        (after(), DEBUG),
     ]
     for result, priority in passes:
         log.write(result, "resync", 0.01)
@@ -96,15 +89,15 @@ def test_passes_without_news_have_one_entry_a_minute(journald: socket.socket) ->
     times = [*range(0, 121, 10), 130, 130]
     log = PassLog(clock=map(float, times).__next__)
     for _ in range(13):
-        log.write(body(), "event", 0.01)
+        log.write(after(), "event", 0.01)
     entries = [heard(journald) for _ in range(3)]
     assert [(entry["PRIORITY"], entry["TRACKBED_OMITTED"]) for entry in entries] == [
         ([INFO], ["0"]),
         ([DEBUG], ["5"]),
         ([DEBUG], ["5"]),
     ]
-    log.write(body(), "event", 0.01)
-    log.write(body(Outcome(MTU, "applied")), "event", 0.01)
+    log.write(after(), "event", 0.01)
+    log.write(after(Outcome(MTU, "applied")), "event", 0.01)
     entry = heard(journald)
     assert (entry["PRIORITY"], entry["TRACKBED_OMITTED"]) == ([INFO], ["1"])
 
@@ -113,7 +106,7 @@ def test_no_entry_is_large(journald: socket.socket) -> None:
     outcomes = [Outcome(MTU, "failed", "line\n" * 10_000) for _ in range(1000)]
     conditions = tuple(Condition(f"C{number}", "False", "R" * 1000) for number in range(1000))
     devices = " ".join(f"0000:{bus:02x}:00.0" for bus in range(255))
-    PassLog().write(body(*outcomes, conditions=conditions, ready=False), f"event {devices}", 0.01)
+    PassLog().write(after(*outcomes, conditions=conditions, ready=False), f"event {devices}", 0.01)
     entry = heard(journald)
     assert entry["TRACKBED_FAILED"] == ["1000"]
     assert len(entry["TRACKBED_CHANGE"]) == MOST_CHANGES
@@ -128,7 +121,7 @@ def test_without_journald_a_pass_with_news_is_written_to_standard_error(
     monkeypatch.setattr(pass_log, "SOCKET", tmp_path / "nothing")
     log = PassLog()
     for _ in range(3):
-        log.write(body(), "resync", 0.01)
+        log.write(after(), "resync", 0.01)
     assert capsys.readouterr().err == "pass (resync): nothing to change; ready\n"
 
 
@@ -137,12 +130,12 @@ def test_a_journald_that_hangs_does_not_delay_a_pass(
 ) -> None:
     log = PassLog()
     while not capsys.readouterr().err:
-        log.write(body(Outcome(MTU, "applied")), "resync", 0.01)
+        log.write(after(Outcome(MTU, "applied")), "resync", 0.01)
     assert heard(journald)["TRACKBED_APPLIED"] == ["1"]
 
 
 def test_the_docs_have_each_field(journald: socket.socket) -> None:
-    PassLog().write(body(Outcome(MTU, "failed"), conditions=(), ready=False), "start", 0.01)
+    PassLog().write(after(Outcome(MTU, "failed"), conditions=(), ready=False), "start", 0.01)
     sent = {name for name in heard(journald) if name.startswith("TRACKBED_")} | {"TRACKBED_NOT_TRUE"}
     assert {f"TRACKBED_{result.upper()}" for result in get_args(Result)} <= sent
     text = DOCS.read_text()

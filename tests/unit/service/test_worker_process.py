@@ -16,7 +16,7 @@ from attrs import frozen
 from agent.report import drift
 from agent.report.activity import View
 from agent.report.history import read as read_history
-from agent.report.records import Report, report_from_json
+from agent.report.records import Report, from_plain
 from agent.service.supervisor import CRASHED, HUNG_WRITES
 from tests.contract.asking import soon
 
@@ -65,7 +65,7 @@ class Worker:
         while True:
             message = self.said()
             if not message.keys() & {"serving", "checking"}:
-                report = report_from_json(json.dumps({"boot_id": "b", "agent_version": "v", **message}))
+                report = from_plain(message, Report)
                 if holds(report):
                     return report
 
