@@ -25,7 +25,7 @@ from lightkube.types import PatchType
 
 from agent.report import names
 from agent.spec.node import NODE_NAME
-from fleet.connection import PluginFailed, connect, unreachable
+from fleet.connection import TEMPORARY, PluginFailed, connect, unreachable
 from fleet.kubeconfig import Misconfigured, default_file, from_kubeconfig
 from fleet.reading import PlainLease, PlainNode, PlainNodeStatus, Read, read, read_all, without_bad_times
 
@@ -54,6 +54,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 class Failed(click.ClickException):
     """An error that the user can correct; exit code 1."""
+
+
+class Unavailable(Failed):
+    """The API server cannot answer for now: it may still be starting."""
 
 
 @frozen
@@ -208,6 +212,7 @@ def errors() -> Iterator[None]:
     """Turn each error of the client into one message.
 
     :raises Failed: with that message.
+    :raises Unavailable: a retry may succeed; with that message.
     """
     try:
         yield
@@ -216,12 +221,12 @@ def errors() -> Iterator[None]:
     except ConfigError as error:
         raise Failed(f"{error}; give --kubeconfig FILE (and --context NAME)") from None
     except ApiError as error:
-        raise Failed(explain(error)) from None
+        raise (Unavailable if code(error) in TEMPORARY else Failed)(explain(error)) from None
     except httpx2.LocalProtocolError as error:
         raise Failed(unreachable(error)) from None
     except httpx2.TransportError as error:
         at = error.request.url.copy_with(path=None, query=None) if _has_request(error) else "the API server"
-        raise Failed(
+        raise Unavailable(
             f"{at} cannot be reached: {str(error) or type(error).__name__}; is it up, and does the kubeconfig name it?"
         ) from None
     except (ssl.SSLError, httpx2.HTTPError) as error:

@@ -76,7 +76,7 @@ class Maintenance:
     """How nodes are maintained: the connections, what the agents may do, and the timeouts in seconds.
 
     ``resume``: continue the maintenance of a node that an earlier run has begun. ``again``: what goes on with a node, if it is
-    not this command.
+    not this command; then only its own records are resumed.
     """
 
     api: Api
@@ -145,6 +145,10 @@ class Maintenance:
     def bring_back(self, name: str) -> tuple[NodeResult, str]:
         """Wait until a node that was taken out is ready, and uncordon it; the result and its reason."""
         return self._step(name, lambda: self._return(name))
+
+    def resumes(self, record: Record) -> bool:
+        """Whether this run goes on with the maintenance that an earlier one has recorded."""
+        return self.resume and self.again in ("", record.again)
 
     def _maintain(self, name: str) -> tuple[NodeResult, str]:
         result = self.take_out(name)
@@ -217,13 +221,13 @@ class Maintenance:
             if recorded and (recorded.by, recorded.since) == (self.api.user, since):
                 return None, recorded
             self._check_stop()
-            if recorded and not self.resume:
+            if recorded and not self.resumes(recorded):
                 # It was not there when the command began.
                 raise Lost(not_finished(name, recorded))
             cordoned = recorded.cordoned if recorded else not is_cordoned(node)
             # Do not drain again after a drain: a drain that fails is undone, but the node may be half changed by now.
             step = recorded.step if recorded else "drain"
-            record = Record(self.api.user, since, step, cordoned, str(self.allow))
+            record = Record(self.api.user, since, step, cordoned, str(self.allow), self.again)
             return {**annotated(record), "spec": {"unschedulable": True}}, record
 
         record = self._patch(name, change)
@@ -241,7 +245,10 @@ class Maintenance:
 
     def blockers(self, name: str) -> tuple[str, ...]:
         """Why a drain of the node would be refused; empty: it would not."""
-        return drain(self._pods(name), self.rules).blockers
+        try:
+            return drain(self._pods(name), self.rules).blockers
+        except CannotDrain as error:
+            return (str(error),)
 
     def _drain(self, name: str) -> None:
         deadline = monotonic() + self.drain_timeout

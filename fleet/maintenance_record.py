@@ -19,13 +19,17 @@ Step = Literal["drain", "apply", "wait"]
 
 @frozen
 class Record:
-    """The annotation's content. ``cordoned``: the maintenance cordoned the node, so it also uncordons it."""
+    """The annotation's content. ``cordoned``: the maintenance cordoned the node, so it also uncordons it.
+
+    ``again``: what goes on with it, if it is not `trackbed fleet maintain --resume`.
+    """
 
     by: str
     since: str
     step: Step
     cordoned: bool
     allow: str
+    again: str = ""
 
 
 def record_of(node: Node) -> Record | None:
@@ -47,8 +51,9 @@ def record_of(node: Node) -> Record | None:
 
 def not_finished(name: str, record: Record) -> str:
     """Why a node with this record gets no other maintenance, and the remedy."""
+    again = f"{record.again}, or " if record.again else ""
     return (
-        f"{record.by} began to maintain {name} at {record.since} and has not finished; if that run is over, give "
+        f"{record.by} began to maintain {name} at {record.since} and has not finished; if that run is over, {again}give "
         "--resume or --undo"
     )
 

@@ -262,7 +262,7 @@ def _due(policy: Reboot) -> RebootRequests | None:
         return None
 
     def hindrance() -> str:
-        return _users("node to drain") or "; ".join(maintenance.blockers(disruption.forced(), resume=have.drained))
+        return _users("node to drain") or "; ".join(maintenance.blockers(disruption.forced()))
 
     return None if disruption.deferred("reboot", Disruption.REBOOT, of_nics=True, hindrance=hindrance) else have
 
@@ -285,7 +285,7 @@ def _reboots(have: RebootRequests, policy: Reboot, ready_timeout: int) -> Genera
     status = host.get_fact(NodeStatus)
     was_ready = status is not None and status.ready
     was_in_service = maintenance.is_member() and maintenance.is_in_service()
-    if maintenance.is_member() and not (yield from _take_out(resume=have.drained)):
+    if maintenance.is_member() and not (yield from _take_out()):
         return None
     due: RebootRequests | None = have
     for _ in range(MAX_REBOOTS):
@@ -313,11 +313,11 @@ _MARK = 'mkdir -p "$1"; touch "$1/.drained"'
 _UNMARK = 'rm -f "$1/.drained"'
 
 
-def _take_out(resume: bool) -> Generator[PyinfraCommand, None, bool]:
+def _take_out() -> Generator[PyinfraCommand, None, bool]:
     """For an operation: cordon and drain the Node. False: that is deferred, and the Node is as it was."""
     # First: after a crash in between, the next deploy looks for what is to be undone.
     yield script(_MARK, FOLDER)
-    result, why = maintenance.take_out(disruption.forced(), resume)
+    result, why = maintenance.take_out(disruption.forced())
     if result == "done":
         if not (users := _users("drained node")):
             return True

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from time import monotonic
+from typing import TYPE_CHECKING, TypeAlias
 
+import gevent
 from pyinfra.context import host
 
 from agent.report import names
@@ -18,9 +20,14 @@ from tasks.kubernetes.clusters import shared_kubeconfig
 if TYPE_CHECKING:
     from fleet.maintenance import Maintenance, NodeResult
 
+    Step: TypeAlias = Callable[[Maintenance, str], tuple[NodeResult, str]]
+
 DRAIN_TIMEOUT = 600.0
 READY_TIMEOUT = 900.0
 """Seconds, as the command has them by default."""
+
+POLL_INTERVAL = 2.0
+"""Seconds between two questions to an API server that does not answer."""
 
 
 def is_member() -> bool:
@@ -28,18 +35,15 @@ def is_member() -> bool:
     return KUBERNETES.here() is not None
 
 
-def blockers(force: bool, resume: bool) -> list[str]:
-    """Why the current host's Node would not be drained; empty: it would, or the host has not joined its cluster.
-
-    :param resume: a maintenance that is not finished is one of an earlier deploy, and not of somebody else.
-    """
+def blockers(force: bool) -> list[str]:
+    """Why the current host's Node would not be drained; empty: it would, or the host has not joined its cluster."""
     found: list[str] = []
 
     def look(maintenance: Maintenance, name: str) -> tuple[NodeResult, str]:
         from fleet.maintenance_record import not_finished, record_of
 
         record = record_of(maintenance.api.node(name)[0])
-        if record and not resume:
+        if record and not maintenance.resumes(record):
             found.append(not_finished(name, record))
         found.extend(maintenance.blockers(name))
         return "done", ""
@@ -53,18 +57,18 @@ def is_in_service() -> bool:
     return _act(_if_in_service)[0] == "done"
 
 
-def take_out(force: bool, resume: bool) -> tuple[NodeResult, str]:
+def take_out(force: bool) -> tuple[NodeResult, str]:
     """Cordon and drain the Node; the result, and its reason. A drain that fails is undone.
 
     :param force: also evict pods that nothing starts again, and those with local data.
-    :param resume: an earlier deploy has begun, and was interrupted.
     """
-    return _act(lambda maintenance, name: maintenance.take_out(name), force=force, resume=resume)
+    return _act(lambda maintenance, name: maintenance.take_out(name), force=force)
 
 
 def bring_back() -> tuple[NodeResult, str]:
     """Wait until the Node is ready, and uncordon it; the result, and its reason."""
-    return _act(_unless_undone)
+    # The API server may be on the rebooted host itself.
+    return _act(_unless_undone, patience=READY_TIMEOUT)
 
 
 def give_back() -> tuple[NodeResult, str]:
@@ -84,17 +88,36 @@ def _if_in_service(maintenance: Maintenance, name: str) -> tuple[NodeResult, str
 def _unless_undone(maintenance: Maintenance, name: str) -> tuple[NodeResult, str]:
     from fleet.maintenance_record import record_of
 
-    if record_of(maintenance.api.node(name)[0]) is None:
+    record = record_of(maintenance.api.node(name)[0])
+    if record is None or not maintenance.resumes(record):
         host.log(f"{name}: its maintenance was undone by somebody else")
         return "done", ""
     return maintenance.bring_back(name)
 
 
-def _act(
-    step: Callable[[Maintenance, str], tuple[NodeResult, str]], force: bool = False, resume: bool = False
-) -> tuple[NodeResult, str]:
-    """Make a step with the current host's Node. Where it has none yet, nothing is to be done."""
+def _act(step: Step, force: bool = False, patience: float = 0.0) -> tuple[NodeResult, str]:
+    """Make a step with the current host's Node.
+
+    :param patience: seconds for which an API server that does not answer is asked again.
+    """
     # Imported only where they are used, as by tasks/kubernetes/__init__.py: importing the client takes long.
+    from fleet.api import Failed, Unavailable
+
+    deadline = monotonic() + patience
+    while True:
+        try:
+            return _act_once(step, force)
+        except Failed as error:
+            if not isinstance(error, Unavailable) or monotonic() >= deadline:
+                return "failed", error.message
+        gevent.sleep(POLL_INTERVAL)
+
+
+def _act_once(step: Step, force: bool) -> tuple[NodeResult, str]:
+    """Make a step with the Node. Where the host has none yet, nothing is to be done.
+
+    :raises Failed: the API server does not answer, or cannot be asked.
+    """
     from lightkube import ApiError
 
     from fleet import api
@@ -108,26 +131,23 @@ def _act(
         return "done", ""
     if shared := shared_kubeconfig(host, KUBERNETES.name):
         return "failed", f"{KUBERNETES.name}.kubeconfig: {name} cannot be drained: {shared}"
-    try:
-        with api.errors(), api.api(Path(key.kubeconfig) if key.kubeconfig else None) as made:
-            try:
-                made.node(name)
-            except ApiError as error:
-                if api.code(error) != api.ABSENT:
-                    raise
-                return "done", ""
-            maintenance = Maintenance(
-                api=made,
-                inventory=Inventory(Path(), {}),
-                allow=Disruption.REBOOT,
-                rules=Rules(force=force, delete_emptydir_data=force),
-                drain_timeout=DRAIN_TIMEOUT,
-                apply_timeout=0,
-                ready_timeout=READY_TIMEOUT,
-                tell=lambda line: host.log(printable(line)),
-                resume=resume,
-                again="deploy again",
-            )
-            return step(maintenance, name)
-    except api.Failed as error:
-        return "failed", error.message
+    with api.errors(), api.api(Path(key.kubeconfig) if key.kubeconfig else None) as made, api.answers(made.client):
+        try:
+            made.node(name)
+        except ApiError as error:
+            if api.code(error) != api.ABSENT:
+                raise
+            return "done", ""
+        maintenance = Maintenance(
+            api=made,
+            inventory=Inventory(Path(), {}),
+            allow=Disruption.REBOOT,
+            rules=Rules(force=force, delete_emptydir_data=force),
+            drain_timeout=DRAIN_TIMEOUT,
+            apply_timeout=0,
+            ready_timeout=READY_TIMEOUT,
+            tell=lambda line: host.log(printable(line)),
+            resume=True,
+            again="deploy again",
+        )
+        return step(maintenance, name)

@@ -11,7 +11,7 @@ from attrs import define, evolve, field
 from lightkube.models.core_v1 import EmptyDirVolumeSource
 from pyinfra.operations import server
 
-from agent.report import names
+from fleet.maintenance_record import Record, annotated
 from tasks import reboot
 from tasks.reboot import NodeRebootRequests
 from tasks.reboot_users import RebootUsers
@@ -23,11 +23,15 @@ from tests.unit.reporter.scripted import api_server
 
 NODE = "/api/v1/nodes/node-a"
 USERS = of(RebootUsers)
+OF_DEPLOY = Record("deployer", "2026", "drain", True, "reboot", "deploy again")
 
 
 @define
 class Cluster:
-    """A Node and its pods. ``events``: what happens to them and to the host, in its order."""
+    """A Node and its pods. ``events``: what happens to them and to the host, in its order.
+
+    ``starting``: how many requests the API server does not answer yet.
+    """
 
     pods: list[dict[str, Any]] = field(factory=list)
     joined: bool = True
@@ -35,8 +39,12 @@ class Cluster:
     unschedulable: bool = False
     ready: bool = True
     events: list[str] = field(factory=list)
+    starting: int = 0
 
     def answer(self, method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
+        if self.starting:
+            self.starting -= 1
+            return 503, {"kind": "Status", "code": 503, "message": "the server is starting"}
         if path.endswith("/selfsubjectreviews"):
             user = {"userInfo": {"username": "deployer"}}
             return 201, {"metadata": {"creationTimestamp": "2026-01-01T00:00:00Z"}, "status": user}
@@ -64,6 +72,10 @@ class Cluster:
             self.ready = True
             self.events.append("ready")
 
+    def note(self, record: Record) -> None:
+        self.annotations = annotated(record)["metadata"]["annotations"]
+        self.unschedulable = True
+
     def _patch(self, body: dict[str, Any]) -> None:
         for key, value in body["metadata"].get("annotations", {}).items():
             self.annotations.pop(key, None)
@@ -76,12 +88,16 @@ class Cluster:
 
 @define
 class Machine:
-    """The host. ``users``: the answers about who uses it, in turn; the last one stays. ``breaks``: its reboot breaks it."""
+    """The host. ``users``: the answers about who uses it, in turn; the last one stays. ``breaks``: its reboot breaks it.
+
+    ``starts``: how many requests an API server on it does not answer after a boot.
+    """
 
     cluster: Cluster
     boot: int = 1
     drained: bool = False
     breaks: bool = False
+    starts: int = 0
     users: list[list[str]] = field(factory=lambda: [["end"]])
 
 
@@ -94,6 +110,7 @@ class OfCluster(Connector):
         machine, text = self.machine, str(command)
         if "systemctl reboot" in text:
             machine.boot += 1
+            machine.cluster.starting = machine.starts
             machine.cluster.events.append("rebooted")
             machine.cluster.ready &= not machine.breaks
         if "deliver the spec" in text:
@@ -122,6 +139,7 @@ def cluster() -> Cluster:
 def host(node: Node, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     monkeypatch.setattr(reboot, "POLL_INTERVAL", 0)
     monkeypatch.setattr("fleet.maintenance.CHECK_INTERVAL", 0.01)
+    monkeypatch.setattr("tasks.kubernetes.maintenance.POLL_INTERVAL", 0.01)
     OfCluster.machine = Machine(cluster)
     with api_server(tmp_path, cluster.answer) as (url, authority):
         (tmp_path / "kubeconfig").write_text(KUBECONFIG.format(url=url, authority=authority))
@@ -154,6 +172,22 @@ def test_a_node_is_drained_before_its_reboot_and_uncordoned_when_it_is_ready(hos
     assert result.commands["Back in service"] == []
 
 
+def test_an_api_server_on_the_host_itself_is_waited_for_after_the_reboot(host: Node, cluster: Cluster) -> None:
+    OfCluster.machine.starts = 5
+    assert not deploy(host).failed
+    assert cluster.events == ["cordoned", "evicted job", "rebooted", "uncordoned"]
+
+
+def test_an_api_server_that_does_not_come_back_fails_the_host(
+    host: Node, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.kubernetes.maintenance.READY_TIMEOUT", 0.0)
+    OfCluster.machine.starts = 1000
+    result = deploy(host)
+    assert result.failed
+    assert any("the server is starting" in line for line in result.errors)
+
+
 def test_a_node_that_was_not_ready_is_uncordoned_at_the_end_of_the_deploy(host: Node, cluster: Cluster) -> None:
     cluster.ready = False
     result = deploy(host)
@@ -162,8 +196,7 @@ def test_a_node_that_was_not_ready_is_uncordoned_at_the_end_of_the_deploy(host: 
 
 
 def test_a_node_whose_reboot_is_deferred_now_does_not_stay_cordoned(host: Node, cluster: Cluster) -> None:
-    record = '{"by": "deployer", "since": "2026", "step": "drain", "cordoned": true, "allow": "reboot"}'
-    cluster.annotations, cluster.unschedulable = {names.MAINTENANCE: record}, True
+    cluster.note(OF_DEPLOY)
     OfCluster.machine.drained = True
     host.data["disruption"] = {"allow": "none"}
     assert deferred(deploy(host)).startswith("disruption allows none now")
@@ -223,8 +256,7 @@ def test_without_an_api_server_nothing_is_rebooted(host: Node, cluster: Cluster)
 
 
 def test_a_deploy_that_was_interrupted_while_the_host_was_away_is_finished(host: Node, cluster: Cluster) -> None:
-    record = '{"by": "deployer", "since": "2026", "step": "apply", "cordoned": true, "allow": "reboot"}'
-    cluster.annotations, cluster.unschedulable = {names.MAINTENANCE: record}, True
+    cluster.note(evolve(OF_DEPLOY, step="apply"))
     OfCluster.machine.boot, OfCluster.machine.drained = 2, True
     assert not deploy(host).failed
     assert cluster.events == ["uncordoned"]
@@ -232,20 +264,43 @@ def test_a_deploy_that_was_interrupted_while_the_host_was_away_is_finished(host:
 
 
 def test_a_deploy_that_was_interrupted_before_the_reboot_goes_on(host: Node, cluster: Cluster) -> None:
-    record = '{"by": "deployer", "since": "2026", "step": "drain", "cordoned": true, "allow": "reboot"}'
-    cluster.annotations, cluster.unschedulable = {names.MAINTENANCE: record}, True
+    cluster.note(OF_DEPLOY)
     OfCluster.machine.drained = True
     assert not deploy(host).failed
     assert cluster.events == ["cordoned", "evicted job", "rebooted", "uncordoned"]
 
 
-def test_the_maintenance_of_somebody_else_is_left_alone(host: Node, cluster: Cluster) -> None:
-    record = '{"by": "ann", "since": "2026", "step": "drain", "cordoned": true, "allow": "rebind"}'
-    cluster.annotations, cluster.unschedulable = {names.MAINTENANCE: record}, True
-    assert deferred(deploy(host)).startswith("ann began to maintain node-a at 2026 and has not finished")
+@pytest.mark.parametrize("by", ["ann", "deployer"])
+@pytest.mark.parametrize("drained", [False, True], ids=["", "a deploy was interrupted before, and undone by hand"])
+def test_the_maintenance_of_somebody_else_is_left_alone(host: Node, cluster: Cluster, by: str, drained: bool) -> None:
+    cluster.note(Record(by, "2026", "drain", True, "reboot"))
+    before = dict(cluster.annotations)
+    OfCluster.machine.drained = drained
+    assert deferred(deploy(host)).startswith(f"{by} began to maintain node-a at 2026 and has not finished")
     assert cluster.events == []
-    assert cluster.annotations == {names.MAINTENANCE: record}
+    assert cluster.annotations == before
     assert not OfCluster.machine.drained
+
+
+def test_a_deploy_goes_on_with_the_node_of_a_host_that_was_installed_anew_meanwhile(
+    host: Node, cluster: Cluster
+) -> None:
+    cluster.note(OF_DEPLOY)
+    assert not deploy(host).failed
+    assert cluster.events == ["cordoned", "evicted job", "rebooted", "uncordoned"]
+
+
+@pytest.mark.parametrize(
+    ("pods", "why"),
+    [
+        ([pod("job").to_dict() | {"spec": 5}], "job cannot be read"),
+        (["no pod"], "gives no answer of an API server"),
+    ],
+)
+def test_pods_that_cannot_be_read_defer_the_reboot(host: Node, cluster: Cluster, pods: list[Any], why: str) -> None:
+    cluster.pods = pods
+    assert why in deferred(deploy(host))
+    assert cluster.events == []
 
 
 def test_a_node_that_does_not_become_ready_stays_cordoned_and_fails(
