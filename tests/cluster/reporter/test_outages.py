@@ -120,8 +120,8 @@ def test_a_node_that_was_created_anew_gets_everything_again_by_the_next_token(
     plane.kubectl("delete", "node", reporter.name)
     until(lambda: "no Node" in reporter.published().error, "the reporter says that there is no Node")
     plane.apply(node(reporter.name))
-    # The token has ended with the Node.
-    until(lambda: "401" in reporter.published().error, "the reporter says that it is refused")
+    # The token has ended with the Node. The reporter looks for its Node again after a minute at most.
+    until(lambda: "401" in reporter.published().error, "the reporter says that it is refused", deadline=90.0)
     assert not reporter.condition()
     bring(plane, reporter.name, tmp_path)
     reporter.publication.retry_now()
