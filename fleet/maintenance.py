@@ -28,7 +28,7 @@ from fleet.connection import TEMPORARY, unreachable
 from fleet.eviction import Rules, drain, full_name, is_terminating
 from fleet.inventory import Inventory
 from fleet.maintenance_record import Record, Step, annotated, finished, not_finished, record_of
-from fleet.objects import condition_of, is_cordoned, is_tainted, metadata_of, version_of
+from fleet.objects import CHANGED, is_cordoned, metadata_of, unready, version_of
 from fleet.reading import PlainPod, read
 
 CHECK_INTERVAL = 2.0
@@ -76,7 +76,7 @@ class Maintenance:
     """How nodes are maintained: the connections, what the agents may do, and the timeouts in seconds.
 
     ``resume``: continue the maintenance of a node that an earlier run has begun. ``again``: what goes on with a node, if it is
-    not this command; then only its own records are resumed.
+    not this command; then only its own records are resumed. ``conditions``: those that a node must have to be uncordoned.
     """
 
     api: Api
@@ -90,6 +90,7 @@ class Maintenance:
     resume: bool = False
     stop: Event = field(factory=Event)
     again: str = ""
+    conditions: tuple[str, ...] = CHANGED
 
     def run(self, nodes: Sequence[str], at_once: int) -> dict[str, tuple[NodeResult, str]]:
         """Maintain nodes, so many at the same time, until one fails. Returns the result and its reason by node."""
@@ -321,7 +322,7 @@ class Maintenance:
 
     def _unready(self, name: str) -> list[str]:
         try:
-            return unready(self.api.node(name)[0])
+            return unready(self.api.node(name)[0], self.conditions)
         except (ApiError, httpx2.TransportError) as error:
             # The change may interrupt the connection to the API server: go on waiting.
             return [_if_temporary(error)]
@@ -365,17 +366,6 @@ class Maintenance:
     def _pause(self) -> None:
         if self.stop.wait(CHECK_INTERVAL):
             raise Interrupted
-
-
-def unready(node: Node) -> list[str]:
-    """Why a Node is not ready to be used again; empty if it is."""
-    reasons = []
-    for type in (names.READY, names.UP_TO_DATE, "Ready"):
-        condition = condition_of(node, type)
-        if condition is None or condition.status != "True":
-            state = f"{condition.status} ({condition.reason}): {condition.message}" if condition else "not there"
-            reasons.append(f"{type} is {state}")
-    return [*reasons, f"it has the taint {names.TAINT}"] if is_tainted(node) else reasons
 
 
 def _if_temporary(error: ApiError | httpx2.TransportError) -> str:

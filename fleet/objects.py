@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from lightkube.models.core_v1 import NodeCondition, Taint
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.coordination_v1 import Lease
@@ -10,6 +12,12 @@ from lightkube.resources.core_v1 import Node, Pod
 from agent.report import names
 
 Object = Node | Lease | Pod
+
+IN_SERVICE = (names.READY, "Ready")
+"""The conditions of a Node that takes pods."""
+
+CHANGED = (names.READY, names.UP_TO_DATE, "Ready")
+"""Those of one that also has all that its spec asks for."""
 
 
 def metadata_of(thing: Object) -> ObjectMeta:
@@ -61,3 +69,14 @@ def is_tainted(node: Node) -> bool:
 def is_cordoned(node: Node) -> bool:
     """Whether a Node is cordoned: no new pods are scheduled to it."""
     return bool(node.spec and node.spec.unschedulable)
+
+
+def unready(node: Node, conditions: Iterable[str]) -> list[str]:
+    """Why a Node is not ready to be used again; empty if it is."""
+    reasons = []
+    for type in conditions:
+        condition = condition_of(node, type)
+        if condition is None or condition.status != "True":
+            state = f"{condition.status} ({condition.reason}): {condition.message}" if condition else "not there"
+            reasons.append(f"{type} is {state}")
+    return [*reasons, f"it has the taint {names.TAINT}"] if is_tainted(node) else reasons

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, TypeAlias
 import gevent
 from pyinfra.context import host
 
-from agent.report import names
 from agent.report.printable import printable
 from agent.report.records import Disruption
 from tasks.common.data import host_data
@@ -77,12 +76,10 @@ def give_back() -> tuple[NodeResult, str]:
 
 
 def _if_in_service(maintenance: Maintenance, name: str) -> tuple[NodeResult, str]:
-    from fleet.objects import condition_of, is_tainted
+    from fleet.objects import unready
 
-    node, _ = maintenance.api.node(name)
-    conditions = [condition_of(node, type) for type in (names.READY, "Ready")]
-    ready = all(condition is not None and condition.status == "True" for condition in conditions)
-    return ("done", "") if ready and not is_tainted(node) else ("undone", "it is not ready")
+    reasons = unready(maintenance.api.node(name)[0], maintenance.conditions)
+    return "undone" if reasons else "done", "; ".join(reasons)
 
 
 def _unless_undone(maintenance: Maintenance, name: str) -> tuple[NodeResult, str]:
@@ -124,6 +121,7 @@ def _act_once(step: Step, force: bool) -> tuple[NodeResult, str]:
     from fleet.eviction import Rules
     from fleet.inventory import Inventory
     from fleet.maintenance import Maintenance
+    from fleet.objects import IN_SERVICE
 
     key = KUBERNETES.here()
     name = str(host_data().get("node_name") or host.name)
@@ -149,5 +147,7 @@ def _act_once(step: Step, force: bool) -> tuple[NodeResult, str]:
             tell=lambda line: host.log(printable(line)),
             resume=True,
             again="deploy again",
+            # A Node with changes that wait for a window takes pods, too.
+            conditions=IN_SERVICE,
         )
         return step(maintenance, name)

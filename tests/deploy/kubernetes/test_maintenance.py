@@ -11,6 +11,7 @@ from attrs import define, evolve, field
 from lightkube.models.core_v1 import EmptyDirVolumeSource
 from pyinfra.operations import server
 
+from agent.report import names
 from fleet.maintenance_record import Record, annotated
 from tasks import reboot
 from tasks.reboot import NodeRebootRequests
@@ -38,6 +39,7 @@ class Cluster:
     annotations: dict[str, str] = field(factory=dict)
     unschedulable: bool = False
     ready: bool = True
+    up_to_date: bool = True
     events: list[str] = field(factory=list)
     starting: int = 0
 
@@ -64,8 +66,16 @@ class Cluster:
         return 200, {
             "metadata": metadata,
             "spec": {"unschedulable": self.unschedulable},
-            **(HEALTHY if self.ready else {}),
+            "status": {"conditions": self._conditions()},
         }
+
+    def _conditions(self) -> list[dict[str, str]]:
+        if not self.ready:
+            return []
+        return [
+            {**each, "status": str(self.up_to_date or each["type"] != names.UP_TO_DATE)}
+            for each in HEALTHY["status"]["conditions"]
+        ]
 
     def deliver_spec(self) -> None:
         if not self.ready:
@@ -186,6 +196,15 @@ def test_an_api_server_that_does_not_come_back_fails_the_host(
     result = deploy(host)
     assert result.failed
     assert any("the server is starting" in line for line in result.errors)
+
+
+def test_changes_that_wait_for_a_window_keep_no_node_cordoned(
+    host: Node, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.kubernetes.maintenance.READY_TIMEOUT", 0.0)
+    cluster.up_to_date = False
+    assert not deploy(host).failed
+    assert cluster.events == ["cordoned", "evicted job", "rebooted", "uncordoned"]
 
 
 def test_a_node_that_was_not_ready_is_uncordoned_at_the_end_of_the_deploy(host: Node, cluster: Cluster) -> None:

@@ -33,8 +33,9 @@ from agent.report.records import Disruption
 from fleet.api import Api, Failed
 from fleet.eviction import MIRROR, Rules, drain, full_name
 from fleet.inventory import Host, Inventory
-from fleet.maintenance import Maintenance, unready
+from fleet.maintenance import Maintenance
 from fleet.maintenance_record import Record, record_of
+from fleet.objects import CHANGED, unready
 from fleet.sweeping import decide, sweep
 from tests.unit.fleet.test_fleet import node
 from tests.unit.fleet.test_kubeconfig import trackbed
@@ -120,10 +121,10 @@ def test_a_node_is_ready_again_when_all_conditions_are_true() -> None:
     there = node()
     assert there.status and there.status.conditions
     there.status.conditions.append(NodeCondition("True", names.UP_TO_DATE))
-    assert unready(there) == []
-    assert unready(node(taints=(names.TAINT,)))[-1] == f"it has the taint {names.TAINT}"
+    assert unready(there, CHANGED) == []
+    assert unready(node(taints=(names.TAINT,)), CHANGED)[-1] == f"it has the taint {names.TAINT}"
     there.status = NodeStatus(conditions=[NodeCondition("False", names.READY, reason="NoCarrier", message="rail0")])
-    assert unready(there) == [
+    assert unready(there, CHANGED) == [
         "TrackbedReady is False (NoCarrier): rail0",
         "TrackbedUpToDate is not there",
         "Ready is not there",
