@@ -26,7 +26,7 @@ from pyinfra.context import ctx_host, ctx_state
 
 from agent.report.records import Report, report_to_json
 from tasks.agent import AgentService, AgentVersions
-from tasks.common import failures
+from tasks.common import failures, lock
 from tasks.common.facts import FactBase
 from tasks.common.replacements import REPLACEMENTS, found
 from tasks.common.status import NodeStatus
@@ -194,6 +194,12 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A deploy of a test notes how long it took in the test's folder, and not in the user's."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+@pytest.fixture(autouse=True)
+def no_lock_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests that run at the same time deploy this machine at the same time."""
+    monkeypatch.setenv(lock.STEAL, "1")
 
 
 @pytest.fixture

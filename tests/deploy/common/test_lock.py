@@ -77,7 +77,12 @@ def deploy(folder: Path, *words: str, **environment: str) -> subprocess.Complete
     (folder / "change.py").write_text(DEPLOY)
     command = [sys.executable, "-m", "pyinfra", *words]
     return subprocess.run(
-        command, cwd=archive.ROOT, env={**os.environ, **environment}, capture_output=True, text=True, check=False
+        command,
+        cwd=archive.ROOT,
+        env={**os.environ, lock.STEAL: "", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
