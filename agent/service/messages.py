@@ -22,7 +22,7 @@ UP_TO_DATE = "UpToDate"
 
 @define
 class Output:
-    """Writes the messages. Two threads share it: the one that runs passes, and the listener's."""
+    """Writes the messages. Two threads share it: the one that runs passes, and the inbox's."""
 
     _stream: TextIO
     _lock: Lock = field(factory=Lock, init=False)

@@ -27,6 +27,7 @@ from agent.report.records import Change, Disruption, Report
 from agent.report.verdict import is_ready
 from agent.runtime import doubling, fault, journal
 from agent.service import messages
+from agent.service.inbox import Inbox
 from agent.service.messages import Output
 from agent.service.pass_log import PassLog
 from agent.service.spec_in_force import SpecInForce
@@ -131,7 +132,7 @@ class _Record:
 class Passes:
     """Runs passes, and keeps the last one's result.
 
-    ``hear`` takes the events that have come during a pass.
+    ``inbox`` has the events that come during a pass, and learns which devices it has read.
     """
 
     machine: Machine
@@ -141,10 +142,9 @@ class Passes:
     readiness: Readiness
     output: Output
     announcements: Announcements
-    hear: Callable[[KnownDevices], Scope]
+    inbox: Inbox
     reason: Reason = field(default=Reason(None, "start"), init=False)
     last: Pass | None = field(default=None, init=False)
-    known: KnownDevices = field(factory=lambda: KnownDevices({}, {}), init=False)
     _resync_at: float = field(default=0.0, init=False)
     _early_ends: _EarlyEnds = field(factory=_EarlyEnds, init=False)
     _log: PassLog = field(factory=PassLog, init=False)
@@ -249,7 +249,7 @@ class Passes:
         self._early_ends.gone = 0
         self.activity.doing("records", "write")
         self.activity.call("", "write the verified spec")
-        self.known = _known(self.last)
+        self.inbox.known = _known(self.last)
         return self._report(self.last), _retry_in(self.memory.failures)
 
     def _converge(self, spec: NodeSpec, allow: Disruption | None) -> Pass:
@@ -263,7 +263,7 @@ class Passes:
             Callbacks(
                 announce=lambda change: self.announcements.announce(change, self.last, self.in_force),
                 wait_until_published=self.announcements.wait,
-                new_events=lambda: self.hear(self.known),
+                new_events=lambda: self.inbox.wait(0.0, ends=False),
                 judge=self.readiness.judge,
                 doing=self.activity.doing,
             ),

@@ -1,15 +1,11 @@
-"""What wakes the worker: events, commands and requests. An event is only a hint of where to look again."""
+"""Which devices an event concerns, and how soon a pass may follow. An event is only a hint of where to look again."""
 
 from __future__ import annotations
 
-import os
-import select
-import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
-from attrs import define, evolve, field, frozen
+from attrs import define, field, frozen
 
-from agent.engine.readiness import Readiness
 from agent.machine import Event, EventSource
 from agent.report.records import HOST
 from agent.spec.node import SteeredNetdevs
@@ -47,23 +43,18 @@ class KnownDevices:
 
 @frozen
 class WakeUp:
-    """What woke the worker, and what it must read again.
+    """What events mean for the worker.
 
-    ``scope``: what to read again, None for everything. ``reload``: read the spec's file again. ``stop``: end the worker.
-    ``asked``: a client of the apply socket waits. ``doubt``: a required device may have changed, so Ready is unproven.
+    ``scope``: what to read again, None for everything. ``doubt``: a required device may have changed, so Ready is unproven.
     """
 
     scope: Scope
-    reload: bool = False
-    stop: bool = False
-    asked: bool = False
     doubt: bool = False
 
     def joined(self, other: WakeUp) -> WakeUp:
         """Both wake-ups as one."""
         scope = None if self.scope is None or other.scope is None else self.scope | other.scope
-        flags = (self.reload or other.reload, self.stop or other.stop, self.asked or other.asked)
-        return WakeUp(scope, *flags, self.doubt or other.doubt)
+        return WakeUp(scope, self.doubt or other.doubt)
 
 
 @define
@@ -149,94 +140,3 @@ class Heard:
         """Forget all events."""
         self.kept.clear()
         self.lost = False
-
-
-class Watch:
-    """Waits for whatever the worker must react to.
-
-    ``events``: the subscribed sources. Subscribe first and read the devices afterwards, so that no event is missed.
-    ``control``: a descriptor to which the supervisor writes ``reload`` lines; its end stops the worker.
-    ``readiness``: ends a wait when readings of its probes have ended.
-    ``apply_socket``: a descriptor that becomes readable when a client connects.
-    """
-
-    def __init__(
-        self,
-        events: Sequence[EventSource],
-        control: int | None,
-        readiness: Readiness | None = None,
-        apply_socket: int | None = None,
-    ) -> None:
-        self._sources = {source.fileno(): Heard(source) for source in events}
-        self._control = control
-        self._readiness = readiness
-        self._apply_socket = apply_socket
-        self._pace = Pace()
-        self._poll, self._commands = select.poll(), select.poll()
-        probes = readiness.fileno() if readiness else None
-        for descriptor in (*self._sources, control, probes, apply_socket):
-            if descriptor is not None:
-                self._poll.register(descriptor, select.POLLIN | select.POLLHUP)
-        if control is not None:
-            self._commands.register(control, select.POLLIN | select.POLLHUP)
-
-    def wait(self, known: KnownDevices, timeout: float, ends: bool = True) -> WakeUp:
-        """Sleep until something happens, or ``timeout`` seconds are over. The scope is empty if no wanted device is concerned.
-
-        :param known: the devices that the last pass has read.
-        :param ends: if the scope is empty, no reading follows. Then ``known`` is as new as the events, and they can be
-            forgotten. Before a reading they are kept: it may find that a netdev or a table is of a wanted device.
-        """
-        reload = stop = asked = False
-        heard = WakeUp(frozenset())
-        for source in self._sources.values():
-            if source.kept or source.lost:
-                heard = heard.joined(source.taken(known))
-        if heard.scope != frozenset():
-            timeout = 0.0
-        if self._readiness and timeout > 0.0:
-            self._readiness.go_on()
-        for descriptor, _ in self._poll.poll(max(0, int(timeout * 1000))):
-            if descriptor == self._control:
-                text = os.read(descriptor, 4096)
-                reload, stop = bool(text), not text
-            elif descriptor == self._apply_socket:
-                asked = True
-            elif self._readiness and descriptor == self._readiness.fileno():
-                self._readiness.drain()
-            else:
-                self._sources[descriptor].receive()
-                heard = heard.joined(self._sources[descriptor].taken(known))
-        # A reading of everything is newer than all of these events.
-        if heard.scope is None or (ends and not heard.scope):
-            for source in self._sources.values():
-                source.forget()
-        return evolve(heard, scope=None if reload else heard.scope, reload=reload, stop=stop, asked=asked)
-
-    def sources(self) -> Iterable[int]:
-        """The descriptors by which events come."""
-        return self._sources
-
-    def keep(self, known: KnownDevices, ready: Collection[int]) -> WakeUp:
-        """Take the events that wait now, and keep them for the next :meth:`wait`, which may know more devices.
-
-        :param ready: the descriptors that have events. The others are not asked: each system call delays the pass that runs.
-        """
-        heard = WakeUp(frozenset())
-        for source in (self._sources[descriptor] for descriptor in ready):
-            heard = heard.joined(source.judged(known, source.receive()))
-        return heard
-
-    def gather(self, known: KnownDevices) -> WakeUp:
-        """Wait until the pace allows the next pass, which is at once except in a storm of events. A command ends the wait.
-
-        :returns: what has happened meanwhile.
-        """
-        wake = WakeUp(frozenset())
-        now = time.monotonic()
-        until = now + self._pace.pause(now)
-        while now < until and not (wake.reload or wake.stop or wake.asked):
-            self._commands.poll((until - now) * 1000)
-            wake = wake.joined(self.wait(known, 0.0, ends=False))
-            now = time.monotonic()
-        return wake

@@ -24,13 +24,12 @@ from agent.report.history import History
 from agent.report.records import Report
 from agent.runtime import end_with_parent
 from agent.service.apply_socket import NAME, Progress, Requests
-from agent.service.listener import Listener
+from agent.service.inbox import Inbox
 from agent.service.messages import Output
 from agent.service.passes import Announcements, Memory, Passes, Reason
 from agent.service.spec_in_force import SpecInForce
 from agent.service.supervisor import CRASHED, HUNG_WRITES
 from agent.service.traced_machine import traced
-from agent.service.wake import KnownDevices, WakeUp, Watch
 from agent.state.scope import Scope
 
 PROBES_WAIT = 0.05
@@ -59,9 +58,15 @@ def work(
     """
     readiness = Readiness(machine)
     output = Output(out)
-    watch = Watch(machine.events.subscribe(), control, readiness, requests.fileno())
-    listener = Listener(watch, activity, lambda: output.write({"checking": True}))
-    wake_ups = _WakeUps(listener, activity)
+    inbox = Inbox(
+        machine.events.subscribe(),
+        activity,
+        lambda: output.write({"checking": True}),
+        control,
+        readiness,
+        requests.fileno(),
+    )
+    inbox.reload = True  # the spec has not been read yet
     passes = Passes(
         traced(machine, activity),
         in_force,
@@ -70,51 +75,15 @@ def work(
         readiness,
         output,
         Announcements(output, wait_until_published),
-        lambda known: wake_ups.wait(known, 0.0, ends=False),
+        inbox,
     )
-    loop = _Loop(path, passes, wake_ups, requests)
+    loop = _Loop(path, passes, inbox, requests)
     output.write({"serving": True})
     try:
         while loop.turn():
             pass
     finally:
-        listener.close()
-
-
-@define
-class _WakeUps:
-    """What the listener receives. Commands stay here until the loop carries them out.
-
-    ``reload``: read the spec's file again. ``retry_spec``: somebody asks for that, so a spec that failed before is tried again.
-    ``request``: a client of the apply socket waits. ``stop``: end the worker.
-    """
-
-    listener: Listener
-    activity: Activity
-    reload: bool = True
-    retry_spec: bool = False
-    request: bool = False
-    stop: bool = False
-
-    def wait(self, known: KnownDevices, timeout: float, ends: bool = True) -> Scope:
-        """As :meth:`Listener.wait`. :returns: what to read again."""
-        self.activity.idle()
-        return self._keep(self.listener.wait(known, timeout, ends))
-
-    def gather(self, known: KnownDevices) -> Scope:
-        """As :meth:`Listener.gather`. :returns: what to read again."""
-        return self._keep(self.listener.gather(known))
-
-    def has_command(self) -> bool:
-        """Whether there is something to do before the next pass."""
-        return self.reload or self.request
-
-    def _keep(self, wake: WakeUp) -> Scope:
-        self.reload = self.reload or wake.reload
-        self.retry_spec = self.retry_spec or wake.reload
-        self.request = self.request or wake.asked
-        self.stop = self.stop or wake.stop
-        return wake.scope
+        inbox.close()
 
 
 @define
@@ -123,18 +92,18 @@ class _Loop:
 
     path: Path
     passes: Passes
-    wake_ups: _WakeUps
+    inbox: Inbox
     requests: Requests
     postponed: int = 0
 
     def turn(self) -> bool:
         """Run a pass and wait for the reason for the next one. False: stop."""
-        passes, wake_ups = self.passes, self.wake_ups
-        with wake_ups.listener.in_pass(passes.known):
-            if wake_ups.reload:
+        passes, inbox = self.passes, self.inbox
+        with inbox.in_pass():
+            if inbox.reload:
                 self._reload()
             report, retry = passes.run(self.requests.allowed)
-        if wake_ups.listener.answered():
+        if inbox.answered():
             # The supervisor may have withdrawn Ready meanwhile.
             passes.output.forget()
         self.requests.send(Progress(report.ready, report.outcomes, report.conditions))
@@ -144,36 +113,36 @@ class _Loop:
             scope = self._wait(report, time.monotonic() + due)
         finally:
             self._record()  # also if the supervisor is gone, or an event came first
-        if wake_ups.stop:
+        if inbox.stop:
             return False
-        if not wake_ups.has_command():
-            more = wake_ups.gather(passes.known)
+        if not inbox.has_command():
+            more = inbox.gather()
             passes.memory.failures.hasten(more)
             scope = None if scope is None or more is None else scope | more
         passes.reason = Reason.after(scope, "resync" if due == resync else "retry")
-        if wake_ups.request:
+        if inbox.request:
             self._take_request()
         if passes.reason.scope is None and passes.in_force.refusal:
-            wake_ups.reload = True
-        return not wake_ups.stop
+            inbox.reload = True
+        return not inbox.stop
 
     def _wait(self, report: Report, deadline: float) -> Scope:
         """Publish the result of the pass and wait for the next event; None once the deadline is over.
 
         A Ready is not published if an event has come since the devices were read: the next pass decides.
         """
-        passes, wake_ups = self.passes, self.wake_ups
+        passes, inbox = self.passes, self.inbox
         published = False
         scope: Scope = frozenset()
-        while scope == frozenset() and not wake_ups.has_command():
+        while scope == frozenset() and not inbox.has_command():
             left = deadline - time.monotonic()
             left = min(left, passes.readiness.timeout()) if passes.last else left
             if published:
                 self._record()
             else:
                 left = min(left, PROBES_WAIT) if passes.readiness.waiting() else 0.0
-            scope = wake_ups.wait(passes.known, left)
-            if scope == frozenset() and wake_ups.listener.answered():
+            scope = inbox.wait(left)
+            if scope == frozenset() and inbox.answered():
                 passes.output.forget()
             if passes.last and not passes.readiness.timeout():
                 report = passes.judged_again(passes.last)
@@ -183,7 +152,7 @@ class _Loop:
             elif scope == frozenset():
                 passes.output.publish(report)
             passes.memory.failures.hasten(scope)
-            if wake_ups.stop:
+            if inbox.stop:
                 break
             if time.monotonic() >= deadline:
                 return None
@@ -194,7 +163,7 @@ class _Loop:
 
         :returns: whether it was published.
         """
-        too_often = self.postponed >= POSTPONED and not self.wake_ups.listener.overdue()
+        too_often = self.postponed >= POSTPONED and not self.inbox.overdue()
         published = scope == frozenset() or not report.ready or too_often
         self.postponed = 0 if published else self.postponed + 1
         if published:
@@ -202,25 +171,25 @@ class _Loop:
         return published
 
     def _record(self) -> None:
-        """Record the last pass, unless that is done. A disk may hang, so the listener's thread takes events meanwhile."""
+        """Record the last pass, unless that is done. A disk may hang, so the inbox's thread takes events meanwhile."""
         if self.passes.is_recorded():
             return
-        with self.wake_ups.listener.in_pass(self.passes.known):
+        with self.inbox.in_pass():
             self.passes.record()
 
     def _take_request(self) -> None:
-        self.wake_ups.request = False
+        self.inbox.request = False
         if self.requests.accept():
             # The client may have removed the cause of a failure: try everything now.
             self.passes.memory.failures.forget()
             self.passes.reason = Reason(None, "apply")
 
     def _reload(self) -> None:
-        passes, wake_ups = self.passes, self.wake_ups
+        passes, inbox = self.passes, self.inbox
         before = passes.in_force.spec
         passes.activity.doing("plan", "read")
-        read = passes.in_force.reload(passes.machine, self.path, time.monotonic(), wake_ups.retry_spec)
-        wake_ups.reload = wake_ups.retry_spec = False
+        read = passes.in_force.reload(passes.machine, self.path, time.monotonic(), inbox.retry_spec)
+        inbox.reload = inbox.retry_spec = False
         if passes.in_force.spec != before:
             passes.start_over(read)
 

@@ -87,9 +87,10 @@ def _by_ourselves(spec: NodeSpec, limit: Disruption | None, deadline: float) -> 
     from agent.engine.originals import ORIGINALS, Originals
     from agent.engine.readiness import Readiness
     from agent.engine.retry import Failures
+    from agent.report.activity import Activity
     from agent.report.history import History
     from agent.report.verdict import is_ready
-    from agent.service.wake import KnownDevices, Watch
+    from agent.service.inbox import Inbox
 
     machine = linux.machine()
     if impossible := dry_run(machine, spec).errors:
@@ -101,7 +102,7 @@ def _by_ourselves(spec: NodeSpec, limit: Disruption | None, deadline: float) -> 
             "another `trackbed apply` or the service has just started; run this command again"
         ) from None
     readiness = Readiness(machine)
-    watch = Watch(machine.events.subscribe(), None, readiness)
+    inbox = Inbox(machine.events.subscribe(), Activity.at(None), lambda: None, readiness=readiness)
     failures = Failures()
     originals = Originals.load(_common.RUN / ORIGINALS)
     history = History(_common.STATE)
@@ -115,7 +116,7 @@ def _by_ourselves(spec: NodeSpec, limit: Disruption | None, deadline: float) -> 
         if _common.STATE.is_dir() and (gap := history.record(result.outcomes, spec_hash(spec), "apply")):
             click.echo(printable(f"trackbed: {gap}"), err=True)
         yield Progress(is_ready(result.conditions), result.outcomes, result.conditions, readiness.waiting())
-        watch.wait(KnownDevices({}, {}), min(max(0.0, deadline - time.monotonic()), AGAIN))
+        inbox.wait(min(max(0.0, deadline - time.monotonic()), AGAIN))
 
 
 def _by_the_service(limit: Disruption | None, timeout: float) -> Iterator[Progress]:

@@ -27,10 +27,10 @@ from agent.report.activity import Activity
 from agent.report.drift import Drift
 from agent.report.history import History
 from agent.report.records import Report
+from agent.service.inbox import Inbox
 from agent.service.messages import Output
 from agent.service.passes import Announcements, Memory, Passes, Reason
 from agent.service.spec_in_force import SpecInForce
-from agent.service.wake import Watch
 from agent.spec.node import NodeSpec, from_mapping
 from agent.state.scope import Scope
 from tests.sim.kernel import Kernel
@@ -107,6 +107,17 @@ class Outside:
 Step = Callable[[Outside], None]
 
 
+@define(eq=False)
+class SeenInbox(Inbox):
+    """The inbox, with a moment before each time that the agent takes events."""
+
+    see: Callable[[], None] = field(kw_only=True)
+
+    def wait(self, timeout: float, ends: bool = True) -> Scope:
+        self.see()
+        return super().wait(timeout, ends)
+
+
 @define
 class Model:
     """The worker's loop, and the moments at which the steps come: at 0 it sleeps."""
@@ -132,14 +143,10 @@ class Model:
     def run(self, prepare: Step) -> Report:
         """What the report says when the worker sleeps."""
         kernel = self.outside.kernel
-        watch = Watch(self.outside.sources(), None)
+        inbox = SeenInbox(self.outside.sources(), Activity.at(None), lambda: None, see=lambda: self.see("events", ""))
         machine = seen(kernel.machine(), self.see)
         in_force = SpecInForce(self.folder / "state", self.folder / "run", self.spec)
         output = Output(io.StringIO())
-
-        def take(ends: bool) -> Scope:
-            self.see("events", "")
-            return watch.wait(passes.known, 0.0, ends).scope
 
         passes = Passes(
             machine,
@@ -149,7 +156,7 @@ class Model:
             self.readiness,
             output,
             Announcements(output, lambda announcement: ""),
-            lambda known: take(ends=False),
+            inbox,
         )
         passes.run(lambda: None)
         prepare(self.outside)
@@ -157,9 +164,10 @@ class Model:
         report, _ = passes.run(lambda: None)
         assert is_well(report)
         self.moment = 0
-        while (scope := take(ends=True)) != frozenset():
+        while (scope := inbox.wait(0.0)) != frozenset():
             passes.reason = Reason.after(scope, "resync")
             report, _ = passes.run(lambda: None)
+        inbox.close()
         return report
 
 

@@ -16,7 +16,9 @@ EVENTS = 10_000
 LISTEN = f"""
 import json, resource, socket, subprocess, sys, time
 from agent.linux.events import LinuxEvents
-from agent.service.wake import KnownDevices, Watch
+from agent.report.activity import Activity
+from agent.service.inbox import Inbox
+from agent.service.wake import KnownDevices
 
 def flap(name, events):
     lines = "".join(f"link set dev {{name}} mtu {{1400 + i % 2}}\\n" for i in range(events))
@@ -29,26 +31,26 @@ def listen(storm):
     wakes, scopes, began = 0, set(), time.monotonic()
     more = True
     while more or storm.poll() is None:
-        wake = watch.wait(known, 0.2)
-        if wake.scope != frozenset():
-            wake = wake.joined(watch.gather(known))
-        more = wake.scope != frozenset()
+        found = [inbox.wait(0.2)]
+        more = found[0] != frozenset()
+        if more:
+            found.append(inbox.gather())
         wakes += more
-        scopes |= {{"everything"}} if wake.scope is None else wake.scope
+        scopes |= {{"everything"}} if None in found else frozenset().union(*found)
     return wakes, sorted(scopes), time.monotonic() - began
 
 subprocess.run(["ip", "link", "add", "ours", "type", "veth", "peer", "name", "theirs"], check=True)
-known = KnownDevices({{socket.if_nametoindex("ours"): "0000:21:00.0"}}, {{}})
-watch = Watch(LinuxEvents().subscribe(), None)
-while watch.wait(known, 0.2).scope != frozenset():
+inbox = Inbox(LinuxEvents().subscribe(), Activity.at(None), lambda: None)
+inbox.known = KnownDevices({{socket.if_nametoindex("ours"): "0000:21:00.0"}}, {{}})
+while inbox.wait(0.2) != frozenset():
     pass
 if sys.argv[1] == "overrun":
     flap("ours", {3 * EVENTS}).wait()
-    lost = watch.wait(known, 0.2).scope is None
-    while watch.wait(known, 0.2).scope != frozenset():
+    lost = inbox.wait(0.2) is None
+    while inbox.wait(0.2) != frozenset():
         pass
     flap("ours", 1).wait()
-    print(json.dumps([lost, sorted(watch.wait(known, 1.0).scope)]))
+    print(json.dumps([lost, sorted(inbox.wait(1.0))]))
 else:
     before = resource.getrusage(resource.RUSAGE_SELF)
     counts = listen(flap(sys.argv[1], {EVENTS}))

@@ -22,11 +22,11 @@ from agent.linux.events import (
 )
 from agent.linux.messages import HEADER, IFINFOMSG, attribute
 from agent.machine import Event
-from agent.report.activity import Activity
+from agent.report.activity import Activity, View
 from agent.report.records import HOST
-from agent.service import listener as listener_module
-from agent.service.listener import Listener
-from agent.service.wake import BURST, RATE, Heard, KnownDevices, Pace, WakeUp, Watch, scope_of
+from agent.service import inbox as inbox_module
+from agent.service.inbox import Inbox
+from agent.service.wake import BURST, RATE, Heard, KnownDevices, Pace, WakeUp, scope_of
 from agent.spec.node import SteeredNetdevs
 from tests.contract.asking import soon
 from tests.sim.service.running import Announced
@@ -255,20 +255,22 @@ def test_after_a_quiet_time_the_first_event_is_taken_at_once() -> None:
 
 
 def test_two_wake_ups_become_one_with_the_devices_of_both() -> None:
-    one, other = WakeUp(frozenset({"a"})), WakeUp(frozenset({"b"}), reload=True)
-    assert one.joined(other) == WakeUp(frozenset({"a", "b"}), reload=True)
-    assert one.joined(WakeUp(None, stop=True)) == WakeUp(None, stop=True)
+    one, other = WakeUp(frozenset({"a"})), WakeUp(frozenset({"b"}), doubt=True)
+    assert one.joined(other) == WakeUp(frozenset({"a", "b"}), doubt=True)
+    assert one.joined(WakeUp(None)) == WakeUp(None)
 
 
 def test_a_command_is_taken_at_once_although_events_are_paced() -> None:
     read, write = os.pipe()
-    watch = Watch(LinuxEvents().subscribe(), read)
+    inbox = Inbox(LinuxEvents().subscribe(), Activity.at(None), lambda: None, read)
     for _ in range(10 * BURST):
-        watch._pace.pause(time.monotonic())
+        inbox._pace.pause(time.monotonic())
     os.write(write, b"reload\n")
     began = time.monotonic()
-    assert watch.gather(KNOWN).reload
+    assert inbox.gather() is None
+    assert inbox.reload
     assert time.monotonic() - began < 1.0
+    inbox.close()
     os.close(write)
     os.close(read)
 
@@ -290,28 +292,28 @@ class Failing:
         return [], False
 
 
-def test_a_listener_that_fails_raises_its_error_in_the_next_wait() -> None:
+def test_an_inbox_whose_thread_fails_raises_its_error_in_the_next_wait() -> None:
     """The worker ends with the error, and the next one listens."""
     source = Failing(os.eventfd(1, os.EFD_NONBLOCK))
-    listener = Listener(Watch([source], None), Activity.at(None), lambda: None)
-    with listener.in_pass(KNOWN):
+    inbox = Inbox([source], Activity.at(None), lambda: None)
+    with inbox.in_pass():
         soon(lambda: source.asked or None, "event")
 
     def fault() -> OSError | None:
         try:
-            listener.wait(KNOWN, 0.0)
+            inbox.wait(0.0)
         except OSError as error:
             return error
         return None
 
     assert soon(fault, "error").errno == errno.ENOMEM
-    listener.close()
+    inbox.close()
     os.close(source.descriptor)
 
 
 @define
 class Clock:
-    """What the listener takes for the module ``time``."""
+    """What the inbox takes for the module ``time``."""
 
     now: float = 100.0
 
@@ -325,15 +327,18 @@ def test_a_result_is_sent_again_if_the_supervisor_may_still_see_that_an_event_wa
 ) -> None:
     """At 0.5 s the supervisor withdraws Ready if it still sees the event. What the worker writes may reach it late."""
     clock = Clock()
-    monkeypatch.setattr(listener_module, "time", clock)
+    monkeypatch.setattr(inbox_module, "time", clock)
     source = Announced()
-    listener = Listener(Watch([source], None), Activity.at(None), lambda: None)
-    required = evolve(KNOWN, required=frozenset({PF}))
-    assert not listener.answered()
+    view = View.new()
+    inbox = Inbox([source], Activity.at(view.descriptor), lambda: None)
+    inbox.known = evolve(KNOWN, required=frozenset({PF}))
+    assert not inbox.answered()
     source.announce(Event(ifindex=7))
-    assert listener.wait(required, 0.0).doubt
+    assert inbox.wait(0.0) == frozenset({PF})
+    assert view.waits()
     clock.now += later
-    assert listener.answered() is again
-    assert not listener.answered()
-    listener.close()
+    assert inbox.answered() is again
+    assert not inbox.answered() and not view.waits()
+    inbox.close()
+    view.close()
     os.close(source.descriptor)
