@@ -34,7 +34,6 @@ from pyroute2.netlink.rtnl import (
 )
 from pyroute2.netlink.rtnl.ifinfmsg import IFF_UP, ifinfmsg
 from pyroute2.netlink.rtnl.iprsocket import IPRSocket
-from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
 from agent.linux import connections, ethtool_ioctl, routing, uppers, vf_config
 from agent.linux.messages import (
@@ -211,8 +210,8 @@ class LinuxNetlink:
         """Request the route."""
         try:
             with _naming_errors(f"route to {address}"):
-                routes = self._request(RTM_GETROUTE, _route_message(address, source))
-                return next((route.get("oif") for route in routes), None)
+                routes = ask(socket.NETLINK_ROUTE, RTM_GETROUTE, routing.asked_route(address, source))
+                return next(map(routing.decode_oif, routes), None)
         except OSError as error:
             # The last two are the answers of a blackhole and of a prohibit route (fib_props, net/ipv4/fib_semantics.c).
             if error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EINVAL, errno.EACCES):
@@ -316,16 +315,6 @@ def _link_message(ifindex: int, attrs: list[tuple[str, Any]], **fields: int) -> 
 
 def _altname(name: str) -> tuple[str, Any]:
     return ("IFLA_PROP_LIST", {"attrs": [("IFLA_ALT_IFNAME", name)]})
-
-
-def _route_message(address: str, source: str | None) -> Any:
-    message: Any = rtmsg()
-    message["family"], message["dst_len"] = routing.family(address), routing.bits(address)
-    message["attrs"] = [("RTA_DST", address)]
-    if source is not None:
-        message["src_len"] = routing.bits(source)
-        message["attrs"].append(("RTA_SRC", source))
-    return message
 
 
 @decoder

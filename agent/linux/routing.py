@@ -16,7 +16,7 @@ from pyroute2.netlink.rtnl.fibmsg import fibmsg
 from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
 from pyroute2.netlink.rtnl.rtmsg import nh, rtmsg
 
-from agent.linux.messages import attributes, decoder, layout, numbers
+from agent.linux.messages import attribute, attributes, decoder, layout, numbers
 from agent.machine import Route, Rule
 
 IFADDRMSG, RTMSG, FIBMSG = layout(ifaddrmsg.fields), layout(rtmsg.fields), layout(fibmsg.fields)
@@ -25,7 +25,8 @@ RTNEXTHOP = layout((("length", "H"), *nh.fields))
 
 _IFA, _RTA = numbers(ifaddrmsg), numbers(rtmsg)
 IFA_ADDRESS, IFA_LOCAL = _IFA["IFA_ADDRESS"], _IFA["IFA_LOCAL"]
-RTA_DST, RTA_OIF, RTA_GATEWAY, RTA_PREFSRC = (_RTA[f"RTA_{name}"] for name in ("DST", "OIF", "GATEWAY", "PREFSRC"))
+RTA_DST, RTA_SRC, RTA_OIF = (_RTA[f"RTA_{name}"] for name in ("DST", "SRC", "OIF"))
+RTA_GATEWAY, RTA_PREFSRC = (_RTA[f"RTA_{name}"] for name in ("GATEWAY", "PREFSRC"))
 RTA_MULTIPATH, RTA_TABLE, RTA_VIA = (_RTA[f"RTA_{name}"] for name in ("MULTIPATH", "TABLE", "VIA"))
 RTN_UNICAST = rt_type["unicast"]
 # pyroute2's fibmsg numbers its attributes itself, since the kernel's have gaps.
@@ -112,6 +113,14 @@ def dumped_routes(family: int) -> bytes:
     return RTMSG.pack(family, *bytes(8))
 
 
+def asked_route(destination: str, source: str | None) -> bytes:
+    """The body of a request for the route to an address, if the packet has this source."""
+    of = family(destination)
+    sent = b"" if source is None else attribute(RTA_SRC, socket.inet_pton(of, source))
+    lengths = bits(destination), 0 if source is None else bits(source)
+    return RTMSG.pack(of, *lengths, *bytes(6)) + attribute(RTA_DST, socket.inet_pton(of, destination)) + sent
+
+
 def dumped_rules(family: int) -> bytes:
     """The body of a request for all rules of a family."""
     return FIBMSG.pack(family, *bytes(8))
@@ -148,6 +157,13 @@ def decode_route(body: bytes) -> Route | None:
         socket.inet_ntop(family, values[name]) if name in values else None for name in (RTA_GATEWAY, RTA_PREFSRC)
     )
     return Route(f"{destination}/{length}", table_of(body), U32.unpack(values[RTA_OIF])[0], gateway, source)
+
+
+@decoder
+def decode_oif(body: bytes) -> int | None:
+    """The netdev of a route (RTM_NEWROUTE); None if it names none."""
+    oif = dict(attributes(body, RTMSG.size)).get(RTA_OIF)
+    return None if oif is None else int(U32.unpack(oif)[0])
 
 
 @decoder
