@@ -174,18 +174,12 @@ def test_a_limit_that_no_host_matches_does_not_succeed(inventory: Path, options:
 @pytest.mark.parametrize(
     ("hosts", "message"),
     [
-        ('[("@fake/a", None)]', "hosts: the entry of '@fake/a' is not a name and a mapping"),
         ('[("@fake/a", "hunter2")]', "hosts: the entry of '@fake/a' is not a name and a mapping"),
-        ('[("@fake/a",)]', "hosts: the entry of '@fake/a' is not a name and a mapping"),
-        ('["@fake/a", ("", {})]', "hosts: '' is not the name of a host"),
-        ('["@fake/a", ()]', "hosts: () is not the name of a host"),
-        ('("@fake/a", "@fake/b")', "hosts: a tuple is a list of hosts and the group's data, as ([...], {...})"),
         ('["@fake/a"]\nPORTS = (1, 2)', "PORTS: a tuple is a list of hosts and the group's data"),
         (
             '["@fake/a", "@fake/b"]\nall = ["@fake/a"]',
             "all: it lacks '@fake/b', which is in hosts; add it, or remove 'all'; a value that is no group begins with _",
         ),
-        ('(["@fake/a"], {}, {})', "hosts: a tuple is a list of hosts and the group's data, as ([...], {...})"),
         ('["@fake/b", ("@fake/a", {"ssh_usr": "admin"})]', "@fake/a: unknown key 'ssh_usr'; did you mean 'ssh_user'?"),
     ],
 )
