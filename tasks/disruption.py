@@ -54,8 +54,13 @@ def deferred(step: str, level: Disruption, of_nics: bool, hindrance: Callable[[]
     if why:
         defer(step, why)
     else:
-        _here().pop(step, None)
+        settle(step)
     return bool(why)
+
+
+def settle(step: str) -> None:
+    """Note that a step on the current host is not left out: it is made, or not needed any more."""
+    _here().pop(step, None)
 
 
 def defer(step: str, why: str) -> None:

@@ -254,6 +254,7 @@ def _due(policy: Reboot) -> RebootRequests | None:
     """For an operation: the host's requests if a reboot is due, and allowed now. If it is due, say what follows."""
     have: RebootRequests | None = host.get_fact(NodeRebootRequests)
     if have is None or not have.due():
+        disruption.settle("reboot")
         host.noop("no reboot is wanted")
         return None
     for each in have.due():

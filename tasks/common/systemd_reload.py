@@ -14,6 +14,7 @@ from __future__ import annotations
 from pyinfra.api.command import StringCommand
 from pyinfra.context import host
 
+from agent.report.records import Disruption
 from tasks import disruption
 from tasks.common.facts import FactBase
 
@@ -88,7 +89,4 @@ def would_take_gpus() -> str:
 
 def deferred(step: str) -> bool:
     """For an operation whose change needs a reload: whether it must wait. Then it is named, with the reason."""
-    why = would_take_gpus()
-    if why:
-        disruption.defer(step, why)
-    return bool(why)
+    return disruption.deferred(step, Disruption.NONE, of_nics=False, hindrance=would_take_gpus)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
-from attrs import frozen
+from attrs import evolve, frozen
 from pyinfra.context import host
 
 from tasks import disruption, reboot
 from tasks.containers import container_engine
 from tasks.containers.engine_files import ContainersRun
 from tasks.drivers import erdma, gpu_driver
+from tasks.host import limits
 from tasks.reboot import NodeRebootRequests
 from tasks.reboot_users import RebootUsers
-from tests.deploy.conftest import DEBIAN, Answers, Node, of
+from tests.deploy.conftest import DEBIAN, LOSERS, ORDINARY, Answers, Connector, Node, of
 from tests.deploy.containers import test_container_engine as engine
 from tests.deploy.drivers import gpu_node, test_erdma, test_ofed
 
@@ -153,6 +154,37 @@ def test_the_steps_are_named_at_the_end_with_their_hosts() -> None:
         f"deferred on 2 of 4 hosts: reboot: {why}: a, b",
         "deferred on 1 of 4 hosts: reload of erdma: x: d",
     ]
+
+
+class Changing(Connector):
+    """A host that answers otherwise once the operations run."""
+
+    before: ClassVar[Answers]
+    later: ClassVar[Answers]
+
+    def run_shell_command(self, command: Any, *positional: Any, **arguments: Any) -> Any:
+        self.data["fake_responses"] = {**ORDINARY, **(self.later if self.state.is_executing else self.before)}
+        return super().run_shell_command(command, *positional, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("code", "data", "before", "later"),
+    [
+        (limits.lift, {"limits": {}}, {LOSERS: ["cri-containerd-a.scope", "end"]}, {}),
+        (reboot.by_policy, {**STEPS[0].data, **careful()}, boots(), {of(NodeRebootRequests): ["boot-1"]}),
+    ],
+)
+def test_what_is_no_longer_deferred_when_the_operations_run_is_not_named_at_the_end(
+    node: Node, code: Callable[[], object], data: dict[str, Any], before: Answers, later: Answers
+) -> None:
+    def with_summary() -> None:
+        host.state.add_callback_handler(disruption.Summary())  # type: ignore[no-untyped-call]
+        code()
+
+    Changing.before, Changing.later = before, later
+    result = evolve(node, data=data, connector=Changing).deploy(with_summary, {})
+    assert any("deferred: " in line for line in result.log)
+    assert not any("deferred on " in line for line in result.log)
 
 
 def test_the_summary_comes_with_the_last_operation(node: Node, caplog: pytest.LogCaptureFixture) -> None:
