@@ -21,14 +21,14 @@ from agent.hardware.bonds import vrf
 from agent.hardware.functions import ifindex_of, netdev, netdev_of, pci_of
 from agent.hardware.network_managers import Claim, claim
 from agent.hardware.sysfs import read_or, whole
-from agent.kinds import Reading, links
-from agent.kinds.host import SYSCTLS, original_of_sysctl
+from agent.kinds import ANY_VALUE, Reading, links
+from agent.kinds.host import SYSCTLS
 from agent.machine import Files, Machine, Netlink, Route, Rule
 from agent.report.records import HOST, Change, Disruption
 from agent.spec.addresses import ARP, FIRST_TABLE, PRIORITY, TABLES, Assigned
 from agent.spec.nic import Nic
 from agent.spec.node import NodeSpec
-from agent.spec.sysctl_names import finest, identity, path
+from agent.spec.sysctl_names import canonical, path
 from agent.state.scope import Scope, pfs_in_scope
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted, WantedNic
@@ -215,16 +215,15 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
 
 def _plan_netdev(want: Wanted, address: str, netdev: Netdev) -> Iterator[Change]:
     nic = want.nics[address].nic.name
-    given = {identity(name): name for name in want.spec.sysctls}
     for name, after in wanted(want, address).items():
         if netdev.vrf is not None and _is_the_vrf_s(name):
             continue
         before = netdev.settings[name] if name in ARP else PRESENT if name in netdev.present else ABSENT
         change = Change(NAME, address, name, before, after)
-        sysctl = given.get(f"net/ipv4/conf/{netdev.name}/{name}")
+        own = canonical(f"net/ipv4/conf/{netdev.name}/{name}")
         other, duplicate = netdev.elsewhere.get(_ip_of(name)), netdev.duplicates.get(_ip_of(name))
-        if sysctl is not None:
-            blocker = f"sysctls[{sysctl!r}] and the addresses of NIC {nic} set the same"
+        if own in want.spec.sysctls:
+            blocker = f"sysctls[{own!r}] and the addresses of NIC {nic} set the same"
             yield evolve(change, blocker=blocker, remedy="keep one of them in the spec")
         elif before != after and netdev.claim is not None:
             grace = UNDECIDED if netdev.claim.undecided else 0.0
@@ -287,7 +286,7 @@ def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
         return None
     if kept.field in wanted(want, kept.target):
         return Reading(kept.target, kept.field, kept.after, wanted=True)
-    if want.spec.sets(sysctl(machine.files, kept.target, kept.field)):
+    if sysctl(machine.files, kept.target, kept.field) in want.spec.sysctls:
         return None
     link_status = links.status(machine, pci_of(machine.files, kept.target))
     if link_status.link is None or not link_status.ready:
@@ -299,23 +298,26 @@ def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
 
 
 def sysctl(files: Files, address: str, name: str) -> str:
-    """The sysctl that a field is, as :func:`agent.spec.sysctl_names.identity` has it; empty for other fields."""
+    """The sysctl that a field is; empty for other fields."""
     link = netdev(files, address) if name in ARP else None
-    return f"net/ipv4/conf/{link}/{name}" if link else ""
+    return canonical(f"net/ipv4/conf/{link}/{name}") if link else ""
 
 
 def originals_of(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> list[Change]:
     """The field; a rule as the host's, and an ARP setting as its sysctl if it was noted as that before."""
     if change.field not in ARP and isinstance(_item(change.field), Rule):
         return [evolve(change, target=HOST)]
-    return original_of_sysctl(machine, sysctl(machine.files, change.target, change.field), known) or [change]
+    name = sysctl(machine.files, change.target, change.field)
+    if (SYSCTLS, HOST, name) in known:
+        return [Change(SYSCTLS, HOST, name, machine.files.read(path(name)), ANY_VALUE)]
+    return [change]
 
 
 def transients(machine: Machine, want: Wanted, change: Change) -> list[Change]:
     """While an IPv4 address is removed, promote_secondaries is on."""
     if change.after == PRESENT or not change.field.startswith("address ") or ":" in change.field:
         return []
-    name = finest(f"net/ipv4/conf/{netdev_of(machine.files, change.target)}/{PROMOTE}")
+    name = canonical(f"net/ipv4/conf/{netdev_of(machine.files, change.target)}/{PROMOTE}")
     return [
         Change(SYSCTLS, HOST, name, before, "1")
         for before in [read_or(machine.files, path(name), "1")]

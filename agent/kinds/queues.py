@@ -20,7 +20,6 @@ from agent.kinds import Reading
 from agent.machine import Attributes, Machine
 from agent.report.records import Change
 from agent.spec.ranges import format_ranges, parse_ranges
-from agent.spec.sysctl_names import FLOW_ENTRIES, path
 from agent.state.scope import Scope, functions_in_scope
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
@@ -37,7 +36,7 @@ DIRECTIONS: Mapping[Masks, str] = {"rps": "rx", "xps": "tx"}
 
 QUEUES = NET + "/{name}/queues"
 # The node's RFS table. The file exists only in the host's network namespace and applies to all (sysctl_net_core.c).
-ENTRIES = path(FLOW_ENTRIES)
+ENTRIES = "/proc/sys/net/core/rps_sock_flow_entries"
 
 
 @frozen

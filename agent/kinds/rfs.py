@@ -6,16 +6,14 @@ table's size empties it, even if the size stays the same, so a size is written o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from agent.hardware.sysfs import number_or
 from agent.kinds import Reading, queues
-from agent.kinds.host import original_of_sysctl
 from agent.machine import Machine
 from agent.report.records import HOST, Change
 from agent.report.target import device_of
 from agent.spec.ranges import format_ranges
-from agent.spec.sysctl_names import FLOW_ENTRIES, finest
 from agent.state.scope import Scope, host_in_scope
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
@@ -27,16 +25,15 @@ REACH = "device"
 OTHER_WRITERS = ("tuned",)
 OFF = "rfs.enable: false"
 
-ENTRIES = finest(FLOW_ENTRIES)
+ENTRIES = "net.core.rps_sock_flow_entries"
 
 
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, int]:
     """The size of the node's table; :mod:`agent.kinds.queues` reads those of the queues' tables."""
-    return {HOST: entries(machine)} if host_in_scope(scope) else {}
+    return {HOST: _entries(machine)} if host_in_scope(scope) else {}
 
 
-def entries(machine: Machine) -> int:
-    """The present size of the node's table."""
+def _entries(machine: Machine) -> int:
     return number_or(machine.files, queues.ENTRIES, 0)
 
 
@@ -74,7 +71,7 @@ def readings(want: Wanted, have: Snapshot) -> list[Reading]:
     wanted = want.spec.rfs.enable
     entries: int | None = have[NAME].get(HOST)
     return [
-        *([] if entries is None else [Reading(HOST, ENTRIES, entries, want.spec.sets(FLOW_ENTRIES))]),
+        *([] if entries is None else [Reading(HOST, ENTRIES, entries, wanted)]),
         *(
             Reading(target, f"rx-{queue}", flows, wanted)
             for address, target, observed in queues.each(have)
@@ -87,15 +84,10 @@ def readings(want: Wanted, have: Snapshot) -> list[Reading]:
 def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
     """One table's size as it is now. The queues' tables are not observed once the node has none."""
     if kept.target == HOST:
-        return Reading(HOST, kept.field, entries(machine), want.spec.sets(FLOW_ENTRIES))
+        return Reading(HOST, kept.field, _entries(machine), want.spec.rfs.enable)
     if device_of(kept.target) not in want.nics:
         return None
     return Reading(kept.target, kept.field, queues.flows(machine, kept.target, kept.field), want.spec.rfs.enable)
-
-
-def originals_of(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> list[Change]:
-    """The table's size; as the sysctl of the node's table if it was noted as that before."""
-    return (original_of_sysctl(machine, FLOW_ENTRIES, known) if change.target == HOST else []) or [change]
 
 
 def apply(machine: Machine, change: Change) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from agent.spec.addresses import ARP, LEAST_MTU_OF_IPV6, RAIL
 from agent.spec.nic import Nic, Offloads, VfAttributes
 from agent.spec.selector import Selector, numbered
-from agent.spec.sysctl_names import identity, of_module_parameter
+from agent.spec.sysctl_names import canonical
 
 MOST_NAMES = 1 << 19
 """The most names that the NICs of a node and their netdevs may get. With ``select.each`` a short spec gives very many."""
@@ -184,7 +184,6 @@ def address_conflicts(nics: tuple[Nic, ...], node_number: int | None, sysctls: M
     for one, other, rail in _twice(rails):
         yield f"{one} and {other} are both {rail}; give each rail of a node its own number"
     keys = {key: nic for key, nic in every.items() if nic.addresses}
-    names = {identity(name): name for name in sysctls}
     assignments: list[tuple[str, Hashable]] = []
     gateways: dict[Hashable, str] = {}
     for key, nic in keys.items():
@@ -196,9 +195,9 @@ def address_conflicts(nics: tuple[Nic, ...], node_number: int | None, sysctls: M
         if nic.state != "up":
             yield f"{key}.addresses and {key}.state: nobody is reached through a link that is down; keep one"
         for setting in ARP:
-            if (name := names.get(f"net/ipv4/conf/{nic.select.netdev}/{setting}")) is not None:
+            if (name := canonical(f"net/ipv4/conf/{nic.select.netdev}/{setting}")) in sysctls:
                 yield f"sysctls[{name!r}] and {key}.addresses set the same; keep one"
-        yield from _without_ipv6(key, nic, names, sysctls)
+        yield from _without_ipv6(key, nic, sysctls)
     for ip, gateway in gateways.items():
         if (own := next((place for place, assigned in assignments if assigned == ip), None)) is not None:
             yield f"{gateway} and {own} are both {ip}: the node would be its own router; give a router's address"
@@ -206,14 +205,14 @@ def address_conflicts(nics: tuple[Nic, ...], node_number: int | None, sysctls: M
         yield f"{one} and {other} are both {ip}; give each its own, in a network with {RAIL}"
     for name, value in sysctls.items():
         # The kernel takes the larger of this value and a netdev's own, and above 2 it means something else.
-        if keys and identity(name) == "net/ipv4/conf/all/arp_ignore" and value.strip() not in ("0", "1", "2"):
+        if keys and name == "net.ipv4.conf.all.arp_ignore" and value.strip() not in ("0", "1", "2"):
             yield (
                 f"sysctls[{name!r}] and {next(iter(keys))}.addresses: with {value.strip()} a netdev does not answer ARP for "
                 "exactly its own addresses; give 1, or leave it out"
             )
 
 
-def _without_ipv6(key: str, nic: Nic, names: Mapping[str, str], sysctls: Mapping[str, str]) -> Iterator[str]:
+def _without_ipv6(key: str, nic: Nic, sysctls: Mapping[str, str]) -> Iterator[str]:
     """The kernel gives no IPv6 address to a netdev on which IPv6 is disabled (inet6_addr_add), or whose MTU is too small."""
     for index, address in enumerate(nic.addresses):
         if nic.mtu is not None and nic.mtu < LEAST_MTU_OF_IPV6 and address.version == 6:
@@ -222,9 +221,9 @@ def _without_ipv6(key: str, nic: Nic, names: Mapping[str, str], sysctls: Mapping
                 f"{LEAST_MTU_OF_IPV6} or more; raise mtu"
             )
     for place in ("all", "default", nic.select.netdev):
-        name = names.get(f"net/ipv6/conf/{place}/disable_ipv6")
+        name = canonical(f"net/ipv6/conf/{place}/disable_ipv6")
         for index, address in enumerate(nic.addresses):
-            if name is not None and sysctls[name].strip() != "0" and address.version == 6:
+            if sysctls.get(name, "0").strip() != "0" and address.version == 6:
                 yield f"sysctls[{name!r}] and {key}.addresses[{index}]: the netdev can have no IPv6 address then; keep one"
 
 
@@ -276,23 +275,18 @@ def setting_conflicts(
 ) -> Iterator[str]:
     """Conflicts about settings of the host that two keys give.
 
-    :param given: other keys of the spec that set a sysctl, by its :func:`identity`.
+    :param given: other keys of the spec that set a sysctl.
     :param netns_mode: rdma.netns_mode is given.
     """
-    names = {identity(name): name for name in sysctls}
-    for own, name in names.items():
-        if own in given:
-            yield f"sysctls[{name!r}] and {given[own]} set the same; keep one"
+    for name in sysctls:
+        if name in given:
+            yield f"sysctls[{name!r}] and {given[name]} set the same; keep one"
     for module, parameters in module_parameters.items():
         for parameter in parameters:
             key = f"module_parameters.{module}.{parameter}"
-            place = module.replace("-", "_"), parameter.replace("-", "_")
-            same = names.get(of_module_parameter(module, parameter))
-            if same is not None:
-                yield f"sysctls[{same!r}] and {key} set the same; keep one"
-            if place == ("ib_core", "netns_mode") and netns_mode:
+            if (module, parameter) == ("ib_core", "netns_mode") and netns_mode:
                 yield f"rdma.netns_mode and {key} set the same; keep one"
-            if place[1] in _VF_PARAMETERS:
+            if parameter in _VF_PARAMETERS:
                 for index, nic in enumerate(nics):
-                    if nic.vfs is not None and nic.select.driver in (None, place[0]):
+                    if nic.vfs is not None and nic.select.driver in (None, module):
                         yield f"nics[{index}].vfs.count and {key} both say how many VFs there are; keep one"

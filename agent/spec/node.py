@@ -20,8 +20,8 @@ from agent.documents import LARGEST_SPEC, load, too_large
 from agent.spec.conflicts import address_conflicts, nic_conflicts, setting_conflicts
 from agent.spec.nic import DisruptionPolicy, Nic
 from agent.spec.strict import MOST_FAULTS, Faults, plain, structure
-from agent.spec.sysctl_names import FLOW_ENTRIES, identity, of_module_parameter
-from agent.spec.sysctl_names import faults as sysctl_faults
+from agent.spec.sysctl_names import of_module_parameter
+from agent.spec.sysctl_names import parsed as parsed_sysctls
 from agent.spec.validators import Matches, OneOf, Within, cpu_list, is_date, some_cpus
 
 IrqbalancePolicy = Literal["disabled", "banned", "untouched"]
@@ -47,7 +47,7 @@ MODULE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 NETDEV_PATTERN = re.compile(r"[A-Za-z0-9_.-][A-Za-z0-9_.*?-]{0,14}")
 # A longer number would make the name of a folder that no file system takes.
 HUGEPAGE_SIZE = re.compile(r"[1-9][0-9]{0,8}[KMG]")
-HUGEPAGE_UNITS = {"K": 1, "M": 1024, "G": 1024 * 1024}
+HUGEPAGE_UNITS = {"G": 1024 * 1024, "M": 1024, "K": 1}
 
 SpecError = Faults
 
@@ -113,18 +113,30 @@ class Rps:
     netdevs: tuple[SteeredNetdevs, ...] = field(default=(), validator=_distinct_patterns)
 
 
+def _kilobytes(size: str) -> int:
+    return int(size[:-1]) * HUGEPAGE_UNITS[size[-1]]
+
+
+def _largest_unit(size: str) -> str:
+    """2M for 2048K: one size has one notation."""
+    if not HUGEPAGE_SIZE.fullmatch(size):
+        return size  # the validator says so
+    kilobytes = _kilobytes(size)
+    return next(f"{kilobytes // unit}{name}" for name, unit in HUGEPAGE_UNITS.items() if kilobytes % unit == 0)
+
+
 @frozen
 class HugepagePool:
     """Huge pages of one ``size`` (such as 2M or 1G): ``count`` of them on a NUMA node, or over all nodes if that is None."""
 
-    size: str = field(validator=Matches(HUGEPAGE_SIZE, "write it as 2M or 1G"))
+    size: str = field(converter=_largest_unit, validator=Matches(HUGEPAGE_SIZE, "write it as 2M or 1G"))
     count: int = field(validator=Within(0, 1 << 30, "pages"))
     numa_node: int | None = field(default=None, validator=Within(0, 1023, "NUMA nodes"))
 
     @property
     def kilobytes(self) -> int:
         """A page's size in KiB."""
-        return int(self.size[:-1]) * HUGEPAGE_UNITS[self.size[-1]]
+        return _kilobytes(self.size)
 
     @property
     def name(self) -> str:
@@ -189,38 +201,39 @@ def _one_line(place: str, value: str) -> None:
         raise ValueError(f"{place}: {value!r} is not a value; give one line of text")
 
 
-def _sysctls(_: object, attribute: Attribute[Any], value: Mapping[str, str]) -> None:
-    if faults := list(sysctl_faults(attribute.name, value)):
-        raise Faults(faults)
-
-
-def _module_parameters(_: object, attribute: Attribute[Any], value: Mapping[str, Mapping[str, str]]) -> None:
+def _module_parameters(value: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
+    """The parameters by the names that sysfs has, with ``_``: modprobe(8) takes ``-`` for it."""
+    parsed: dict[str, dict[str, str]] = {}
+    key = "module_parameters"
     for module, parameters in value.items():
         if not MODULE_NAME.fullmatch(module):
-            raise ValueError(f"{attribute.name}: {module} is not a module's name; see lsmod(8)")
+            raise ValueError(f"{key}: {module} is not a module's name; see lsmod(8)")
+        own = module.replace("-", "_")
+        if own in parsed:
+            raise ValueError(f"{key}: - and _ are the same in modules' names; keep one")
+        parsed[own] = {}
         for name, given in parameters.items():
             if not MODULE_NAME.fullmatch(name):
-                raise ValueError(f"{attribute.name}: {module}.{name} is not a module and its parameter; see modinfo(8)")
-            _one_line(f"{attribute.name}.{module}.{name}", given)
-        if len({name.replace("-", "_") for name in parameters}) != len(parameters):
-            raise ValueError(f"{attribute.name}.{module}: - and _ are the same in names; keep one")
-    if len({module.replace("-", "_") for module in value}) != len(value):
-        raise ValueError(f"{attribute.name}: - and _ are the same in modules' names; keep one")
+                raise ValueError(f"{key}: {module}.{name} is not a module and its parameter; see modinfo(8)")
+            _one_line(f"{key}.{module}.{name}", given)
+            if sysctl := of_module_parameter(own, name.replace("-", "_")):
+                raise ValueError(f"{key}.{module}.{name}: use the sysctl {sysctl}")
+            parsed[own][name.replace("-", "_")] = given
+        if len(parsed[own]) != len(parameters):
+            raise ValueError(f"{key}.{module}: - and _ are the same in names; keep one")
+    return parsed
 
 
 def _hugepages(_: object, attribute: Attribute[Any], value: tuple[HugepagePool, ...]) -> None:
-    places: dict[tuple[int, int | None], str] = {}
+    places: dict[tuple[str, int | None], str] = {}
     for index, pool in enumerate(value):
         place = f"{attribute.name}[{index}]"
-        first = places.setdefault((pool.kilobytes, pool.numa_node), place)
+        first = places.setdefault((pool.size, pool.numa_node), place)
         if first != place:
             raise ValueError(f"{first} and {place}: {pool.name} is given twice; keep one")
     for (size, node), place in places.items():
         if node is not None and (whole := places.get((size, None))):
-            pool = value[int(place[len(attribute.name) + 1 : -1])]
-            raise ValueError(
-                f"{whole} and {place}: {pool.size} is given for all nodes and for node {node}; keep either"
-            )
+            raise ValueError(f"{whole} and {place}: {size} is given for all nodes and for node {node}; keep either")
 
 
 @frozen
@@ -271,8 +284,8 @@ class NodeSpec:
     rdma: Rdma = Rdma()
     disruption: DisruptionPolicy = field(factory=DisruptionPolicy)
     readiness: Readiness = field(factory=Readiness)
-    sysctls: Mapping[str, str] = field(factory=dict, validator=_sysctls)
-    module_parameters: Mapping[str, Mapping[str, str]] = field(factory=dict, validator=_module_parameters)
+    sysctls: Mapping[str, str] = field(factory=dict, converter=parsed_sysctls)
+    module_parameters: Mapping[str, Mapping[str, str]] = field(factory=dict, converter=_module_parameters)
     hugepages: tuple[HugepagePool, ...] = field(default=(), validator=_hugepages)
     gpus: Gpus | None = None
     mode: Mode = "enforce"
@@ -299,30 +312,14 @@ class NodeSpec:
             yield f"rdma.at_least: {self.rdma.at_least} is more than the {expecting} NICs that have rdma"
 
     def _by_sysctl(self) -> dict[str, str]:
-        """The keys other than ``sysctls`` that set a sysctl, by the sysctl's identity."""
-        given = {}
-        if self.rfs.enable:
-            given[FLOW_ENTRIES] = "rfs.entries"
+        """The keys other than ``sysctls`` that set a sysctl, by its name."""
         if self.rps.enable and self.nics:
-            given["net/core/rps_default_mask"] = "rps.enable"
-        elif self.rps.netdevs:
-            given["net/core/rps_default_mask"] = "rps.netdevs"
-        if self.hugepages:
-            # The kernel chooses which pool this sysctl sets (default_hugepagesz).
-            given["vm/nr_hugepages"] = "hugepages"
-        return given
+            return {"net.core.rps_default_mask": "rps.enable"}
+        return {"net.core.rps_default_mask": "rps.netdevs"} if self.rps.netdevs else {}
 
     def sysctls_kept(self) -> dict[str, str]:
-        """The key that sets each sysctl, by the sysctl's identity (:func:`agent.spec.sysctl_names.identity`)."""
-        return {**self._by_sysctl(), **{identity(name): f"sysctls[{name!r}]" for name in self.sysctls}}
-
-    def sets(self, sysctl: str) -> bool:
-        """Whether ``sysctls``, ``module_parameters`` or ``rfs`` sets the variable of a sysctl, given by its identity."""
-        parameters = (
-            of_module_parameter(module, name) for module, names in self.module_parameters.items() for name in names
-        )
-        by_rfs = self.rfs.enable and sysctl == FLOW_ENTRIES
-        return by_rfs or sysctl in map(identity, self.sysctls) or sysctl in parameters
+        """The key that sets each sysctl, by the sysctl's name."""
+        return {**self._by_sysctl(), **{name: f"sysctls[{name!r}]" for name in self.sysctls}}
 
 
 def parse(text: str, where: str = "spec") -> NodeSpec:

@@ -20,7 +20,7 @@ from pyinfra.context import host
 
 from agent.report.names import STATE_FOLDER
 from agent.spec.node import HugepagePool, NodeSpec
-from agent.spec.sysctl_names import faults, identity, zeroed_by
+from agent.spec.sysctl_names import parsed, zeroed_by
 from tasks import packages, reboot
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key, record
@@ -59,11 +59,6 @@ def _arguments(_: object, attribute: Attribute[Any], value: tuple[str, ...]) -> 
         raise ValueError(f"{attribute.name}: {', '.join(duplicates)} is given twice; give it once")
 
 
-def _sysctls(_: object, attribute: Attribute[Any], value: Mapping[str, str]) -> None:
-    if problems := list(faults(attribute.name, value)):
-        raise ValueError("\n".join(problems))
-
-
 @frozen
 class Boot:
     """``arguments``: kernel arguments. ``hugepages``: reserve the spec's hugepages by kernel arguments.
@@ -73,7 +68,7 @@ class Boot:
 
     arguments: tuple[str, ...] = field(default=(), validator=_arguments)
     hugepages: bool = False
-    sysctls: Mapping[str, str] = field(factory=dict, validator=_sysctls)
+    sysctls: Mapping[str, str] = field(factory=dict, converter=parsed)
 
 
 BOOT = Key("boot", Boot(), record(Boot))
@@ -89,7 +84,7 @@ def configure(spec: NodeSpec) -> None:
     """
     wanted = BOOT.here()
     kept = spec.sysctls_kept()
-    twice = [f"{name} is in {kept[identity(name)]}, too" for name in sorted(wanted.sysctls) if identity(name) in kept]
+    twice = [f"{name} is in {kept[name]}, too" for name in sorted(wanted.sysctls) if name in kept]
     others = ((name, kept.get(zeroed_by(name, value))) for name, value in sorted(wanted.sysctls.items()))
     twice += [f"the kernel sets {name} to 0 for {key}" for name, key in others if key is not None]
     if twice:

@@ -9,7 +9,7 @@ from pyinfra.api.command import StringCommand
 from pyinfra.api.operation import OperationMeta, operation
 from pyinfra.context import host
 
-from agent.spec.sysctl_names import SYSCTL, identity, meaning, path, zeroed_by
+from agent.spec.sysctl_names import SYSCTL, meaning, name_to_use, path, zeroed_by
 from tasks.common.commands import Commands, changes, refuse, script, warn
 from tasks.common.facts import FactBase
 
@@ -126,10 +126,11 @@ def _overridden(wanted: Mapping[str, str], later: list[Setting]) -> dict[str, tu
     last: dict[str, tuple[Setting, str]] = {}
     for setting in later:
         if SYSCTL.fullmatch(setting.name):
-            last[identity(setting.name)] = setting, setting.value
-            if other := zeroed_by(setting.name, setting.value):
+            name = name_to_use(setting.name)
+            last[name] = setting, setting.value
+            if other := zeroed_by(name, setting.value):
                 last[other] = setting, "0"
-    values = {name: last[identity(name)] for name in sorted(wanted) if identity(name) in last}
+    values = {name: last[name] for name in sorted(wanted) if name in last}
     return {name: given for name, given in values.items() if meaning(name, given[1]) != meaning(name, wanted[name])}
 
 

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
 SIZES = (2048, 1048576)
 DEFAULT = 2048
-SYSCTL = "/proc/sys/vm/nr_hugepages"
 NODE = "/sys/devices/system/node"
 ALL = "/sys/kernel/mm/hugepages"
 
@@ -28,7 +27,6 @@ def boot(kernel: Kernel) -> None:
         for folder in (ALL, *(f"{NODE}/node{node}/hugepages" for node in range(kernel.nodes))):
             _say(kernel, f"{folder}/hugepages-{size}kB", 0, 0, 0)
     kernel.tree.put("/proc/meminfo", f"MemTotal:        8388608 kB\nHugepagesize:       {DEFAULT} kB")
-    kernel.tree.put(SYSCTL, "0")
 
 
 def _say(kernel: Kernel, folder: str, total: int, free: int, surplus: int) -> None:
@@ -50,8 +48,8 @@ def use(kernel: Kernel, node: int, size: int, pages: int) -> None:
 
 
 def resize(kernel: Kernel, path: str, count: int) -> None:
-    """A write to nr_hugepages; the sysctl is that of the default size, over all nodes."""
-    folder = f"{ALL}/hugepages-{DEFAULT}kB" if path == SYSCTL else path.rpartition("/")[0]
+    """A write to nr_hugepages."""
+    folder = path.rpartition("/")[0]
     size = int(folder.rpartition("-")[2].removesuffix("kB"))
     if folder.startswith(NODE):
         _resize_node(kernel, folder, size, count)
@@ -73,5 +71,3 @@ def _sum(kernel: Kernel, size: int) -> None:
     nodes = [_pages(kernel, f"{NODE}/node{node}/hugepages/hugepages-{size}kB") for node in range(kernel.nodes)]
     total, free, surplus = (sum(counts) for counts in zip(*nodes, strict=True))
     _say(kernel, f"{ALL}/hugepages-{size}kB", total, free, surplus)
-    if size == DEFAULT:
-        kernel.tree.put(SYSCTL, str(total - surplus))

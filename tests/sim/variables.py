@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 VM = "/proc/sys/vm"
 RESERVED_PORTS = "/proc/sys/net/ipv4/ip_local_reserved_ports"
-NEIGHBOUR = "/proc/sys/net/ipv4/neigh/default"
+NEIGHBOUR = "/proc/sys/net/ipv4/neigh/default/base_reachable_time_ms"
 
 
 @frozen
@@ -40,12 +40,8 @@ _PAIRS = (
     _Pair(f"{VM}/overcommit_ratio", f"{VM}/overcommit_kbytes", "50", 0, False),
 )
 
-# A module's parameter, the sysctl of the same variable, and its value at boot. A bool reads Y in the one, and 1 in the other.
-_ONE = (
-    ("/sys/module/kernel/parameters/panic_on_warn", "/proc/sys/kernel/panic_on_warn", "0"),
-    ("/sys/module/nf_conntrack/parameters/hashsize", "/proc/sys/net/netfilter/nf_conntrack_buckets", "262144"),
-    ("/sys/module/lockd/parameters/nsm_use_hostnames", "/proc/sys/fs/nfs/nsm_use_hostnames", "N"),
-)
+# A module's parameter that is a bool: it reads Y or N, whatever was written (param_get_bool, kernel/params.c).
+_BOOL = "/sys/module/nfs/parameters/nfs4_disable_idmapping"
 
 
 # Of all netdevs: a write of another value sets each netdev's, too (addrconf_disable_ipv6, inet_forward_change).
@@ -68,11 +64,10 @@ def boot(kernel: Kernel) -> None:
         kernel.tree.put(pair.amount, "0")
     for path, value in {**dict.fromkeys(_OF_ALL, "0"), **_AT_BOOT}.items():
         kernel.tree.put(path, value)
-    for parameter, _, value in _ONE:
-        _show(kernel, parameter, value)
+    kernel.tree.put(_BOOL, "Y")
     kernel.tree.put("/proc/sys/net/core/somaxconn", "4096")
     kernel.tree.put(RESERVED_PORTS, "")
-    _show(kernel, f"{NEIGHBOUR}/base_reachable_time_ms", "30500")
+    kernel.tree.put(NEIGHBOUR, "30500")
 
 
 def write(kernel: Kernel, path: str, text: str) -> bool:
@@ -87,7 +82,10 @@ def write(kernel: Kernel, path: str, text: str) -> bool:
         if path == "/proc/sys/net/ipv4/ip_forward":
             kernel.tree.put("/proc/sys/net/ipv4/conf/all/accept_redirects", str(int(text == "0")))
         return True
-    return _show(kernel, path, text)
+    if path == _BOOL:
+        kernel.tree.put(_BOOL, {"1": "Y", "0": "N"}.get(text, text))
+        return True
+    return False
 
 
 def _write_pair(kernel: Kernel, pair: _Pair, path: str, text: str) -> None:
@@ -96,22 +94,6 @@ def _write_pair(kernel: Kernel, pair: _Pair, path: str, text: str) -> None:
     if kernel.files.read(path) != text or not pair.by_change:
         kernel.tree.put(pair.ratio if path == pair.amount else pair.amount, "0")
     kernel.tree.put(path, text)
-
-
-def _show(kernel: Kernel, path: str, text: str) -> bool:
-    for parameter, sysctl, boot in _ONE:
-        if path in (parameter, sysctl):
-            number = {"Y": "1", "N": "0"}.get(text.upper(), text)
-            kernel.tree.put(sysctl, number)
-            kernel.tree.put(parameter, ("N", "Y")[int(number)] if boot in ("Y", "N") else number)
-            return True
-    if path == f"{NEIGHBOUR}/base_reachable_time":
-        text = str(1000 * int(text))
-    elif path != f"{NEIGHBOUR}/base_reachable_time_ms":
-        return False
-    kernel.tree.put(f"{NEIGHBOUR}/base_reachable_time_ms", text)
-    kernel.tree.put(f"{NEIGHBOUR}/base_reachable_time", str(int(text) // 1000))
-    return True
 
 
 def shown(path: str, before: str, text: str) -> str:

@@ -7,12 +7,11 @@ the kernel counts the excess pages as surplus, and frees each when its user rele
 from __future__ import annotations
 
 import errno
-import re
 from collections.abc import Collection, Mapping
 
 from attrs import evolve, frozen
 
-from agent.hardware.sysfs import names_or_none, numbered, parsed, read_or
+from agent.hardware.sysfs import names_or_none, numbered, parsed
 from agent.hardware.topology import NODE
 from agent.kinds import ANY_VALUE, Reading
 from agent.machine import Files, Machine
@@ -28,7 +27,6 @@ UNKNOWN_UNTIL: tuple[str, ...] = ()
 REACH = "device"
 
 ALL_NODES = "/sys/kernel/mm/hugepages"
-SYSCTL = "vm/nr_hugepages"
 
 
 @frozen
@@ -104,51 +102,27 @@ def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
     The pool is wanted if the spec gives it, or a pool that shares its pages: the pool of all nodes has those of each node.
     """
     own = HugepagePool.named(kept.field, 0)
-    default = default_pool(machine.files) if want.spec.sets(SYSCTL) else None
-    if any(_share_pages(own, given) for given in (*want.spec.hugepages, *([default] if default else []))):
+    if any(_share_pages(own, given) for given in want.spec.hugepages):
         return Reading(HOST, kept.field, kept.after, wanted=True)
     now = read(machine.files, own)
     return None if now.missing else Reading(HOST, kept.field, now.persistent, wanted=False)
 
 
-def sets_default(machine: Machine, want: Wanted) -> bool:
-    """Whether the spec gives the :func:`default_pool`, or a part of it."""
-    default = default_pool(machine.files)
-    return default is not None and any(pool.kilobytes == default.kilobytes for pool in want.spec.hugepages)
-
-
-def default_pool(files: Files) -> HugepagePool | None:
-    """The pool that the sysctl vm.nr_hugepages sets: that of the default size, over all nodes (mm/hugetlb.c)."""
-    size = re.search(r"^Hugepagesize: +([1-9][0-9]{0,8}) kB$", read_or(files, "/proc/meminfo", ""), re.MULTILINE)
-    return HugepagePool(f"{size[1]}K", 0) if size else None
-
-
 def _share_pages(one: HugepagePool, other: HugepagePool) -> bool:
-    return _same(one, other) or (one.kilobytes == other.kilobytes and None in (one.numa_node, other.numa_node))
-
-
-def _same(one: HugepagePool, other: HugepagePool) -> bool:
-    return (one.kilobytes, one.numa_node) == (other.kilobytes, other.numa_node)
+    nodes = {one.numa_node, other.numa_node}
+    return one.size == other.size and (len(nodes) == 1 or None in nodes)
 
 
 def originals_of(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> list[Change]:
-    """The pools of the NUMA nodes: the kernel divides the pages of the pool of all nodes between them.
-
-    An earlier version of the agent noted the pool of all nodes. Where that is known, it stays the only one that is noted.
-    """
+    """The pools of the NUMA nodes: the kernel divides the pages of the pool of all nodes between them."""
     asked = HugepagePool.named(change.field, 0)
-    total = evolve(asked, numa_node=None)
     nodes = numbered(names_or_none(machine.files, NODE), "node")
-    pools = [evolve(total, numa_node=node) for node in nodes if asked.numa_node in (None, node)]
-    before = [HugepagePool.named(field, 0) for kind, _, field in known if kind == NAME]
-    if any(_same(pool, total) for pool in before):
-        pools = [total]
+    pools = [evolve(asked, numa_node=node) for node in nodes if asked.numa_node in (None, node)]
     now = {pool: read(machine.files, pool) for pool in pools}
     present = {pool: each.persistent for pool, each in now.items() if not each.missing}
     # A kernel without NUMA has no folders of nodes.
     present = present or {asked: read(machine.files, asked).persistent}
-    names = {pool: next((one.name for one in before if _same(one, pool)), pool.name) for pool in present}
-    return [Change(NAME, HOST, names[pool], pages, ANY_VALUE) for pool, pages in present.items()]
+    return [Change(NAME, HOST, pool.name, pages, ANY_VALUE) for pool, pages in present.items()]
 
 
 def in_steps(change: Change) -> bool:

@@ -1,7 +1,7 @@
 """Parameters of loaded kernel modules: the value in /sys/module, not the file in /etc/modprobe.d.
 
 A parameter whose file has no write bit is read only when the module is loaded, so such a change waits for a reload or a
-reboot. Names are compared as modprobe(8) does: ``-`` and ``_`` are the same.
+reboot.
 """
 
 from __future__ import annotations
@@ -10,14 +10,12 @@ import errno
 import re
 from collections.abc import Collection, Mapping
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from agent.hardware.sysfs import names_or_none
 from agent.kinds import Reading
-from agent.kinds.host import original_of_sysctl
 from agent.machine import Machine
 from agent.report.records import HOST, Change, Disruption
-from agent.spec.sysctl_names import of_module_parameter
 from agent.state.scope import Scope, host_in_scope
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
@@ -46,19 +44,14 @@ _BOOLS = {
 }
 
 
-def canonical(name: str) -> str:
-    """A module's or parameter's name as sysfs has it."""
-    return name.replace("-", "_")
-
-
 def _path(module: str) -> str:
-    return f"/sys/module/{canonical(module)}/parameters"
+    return f"/sys/module/{module}/parameters"
 
 
-def file(field: str) -> str:
+def _file(field: str) -> str:
     """The file of a parameter, ``module.parameter``."""
     module, _, name = field.partition(".")
-    return f"{_path(module)}/{canonical(name)}"
+    return f"{_path(module)}/{name}"
 
 
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mapping[str, Parameter]]:
@@ -76,11 +69,11 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mappin
 
 def _read(machine: Machine, module: str, name: str) -> Parameter:
     files = machine.files
-    path = file(f"{module}.{name}")
+    path = _file(f"{module}.{name}")
     try:
         return Parameter(files.read(path), files.writable(path))
     except FileNotFoundError:
-        if canonical(module) not in names_or_none(files, "/sys/module"):
+        if module not in names_or_none(files, "/sys/module"):
             return Parameter(missing=f"the module {module} is not loaded")
         shown = ", ".join(names_or_none(files, _path(module)))
         return Parameter(missing=f"{module} shows no parameter {name} (it has {shown or 'none'})")
@@ -132,10 +125,9 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
 
 def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
     """A parameter of a loaded module as it is now."""
-    given = (f"{module}.{name}" for module, names in want.spec.module_parameters.items() for name in names)
-    if canonical(kept.field) in map(canonical, given) or want.spec.sets(sysctl(kept.field)):
-        return Reading(HOST, kept.field, kept.after, wanted=True)
     module, _, name = kept.field.partition(".")
+    if name in want.spec.module_parameters.get(module, ()):
+        return Reading(HOST, kept.field, kept.after, wanted=True)
     now = _read(machine, module, name)
     if now.missing:
         return None
@@ -144,29 +136,15 @@ def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
     return Reading(HOST, kept.field, value, wanted=False)
 
 
-def sysctl(field: str) -> str:
-    """The sysctl that sets the same variable as a field, as :func:`of_module_parameter`."""
-    module, _, name = field.partition(".")
-    return of_module_parameter(module, name)
-
-
 def originals_of(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> list[Change]:
-    """The parameter under the name by which its variable was noted before, else under its name in sysfs.
-
-    Nothing if its file is read-only: then the change writes nothing that could be restored.
-    """
-    own = canonical(change.field)
-    if not machine.files.writable(file(own)):
-        return []
-    names = (field for kind, _, field in known if kind == NAME and canonical(field) == own)
-    elsewhere = original_of_sysctl(machine, sysctl(own), known)
-    return elsewhere or [evolve(change, field=next(names, own))]
+    """Nothing if the file is read-only: then the change writes nothing that could be restored."""
+    return [change] if machine.files.writable(_file(change.field)) else []
 
 
 def apply(machine: Machine, change: Change) -> None:
     """Write one parameter of a loaded module."""
     try:
-        machine.files.write(file(change.field), str(change.after))
+        machine.files.write(_file(change.field), str(change.after))
     except PermissionError as error:
         raise OSError(errno.EOPNOTSUPP, "the module reads it only when it is loaded") from error
     except OSError as error:

@@ -13,21 +13,11 @@ from attrs import evolve, frozen
 
 from agent.hardware.functions import NET
 from agent.hardware.sysfs import names_or_none
-from agent.kinds import ANY_VALUE, Reading, addresses, rfs
-from agent.kinds.host import SYSCTLS, hugepages, module_parameters, words
+from agent.kinds import ANY_VALUE, Reading, addresses
+from agent.kinds.host import SYSCTLS, words
 from agent.machine import Machine
 from agent.report.records import HOST, Change
-from agent.spec.sysctl_names import (
-    FLOW_ENTRIES,
-    either,
-    finest,
-    folders_along,
-    identity,
-    meaning,
-    netdevs,
-    path,
-    values_along,
-)
+from agent.spec.sysctl_names import either, folders_along, meaning, netdevs, path, values_along
 from agent.state.scope import Scope, host_in_scope
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
@@ -93,11 +83,7 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
 
 def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
     """A parameter as it is now; of a pair, both parameters."""
-    if any(
-        want.spec.sets(own) or _is_of_rail(machine, want, own) for own in map(identity, kept.field.split(SEPARATOR))
-    ):
-        return Reading(HOST, kept.field, kept.after, wanted=True)
-    if identity(kept.field) == hugepages.SYSCTL and hugepages.sets_default(machine, want):
+    if any(name in want.spec.sysctls or _is_of_rail(machine, want, name) for name in kept.field.split(SEPARATOR)):
         return Reading(HOST, kept.field, kept.after, wanted=True)
     now = _read_each(machine, kept.field)
     if now is None and netdevs([kept.field]) - set(names_or_none(machine.files, NET)):
@@ -107,8 +93,8 @@ def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
 
 def _set_along(want: Wanted, name: str) -> str | None:
     """The value that a parameter has because of another one in the spec; None if it has none."""
-    place = identity(name).split("/")[-2]
-    along = (values_along(given, value, place).get(identity(name)) for given, value in want.spec.sysctls.items())
+    place = name.rpartition(".")[0].rpartition(".")[2]
+    along = (values_along(given, value, place).get(name) for given, value in want.spec.sysctls.items())
     return next((value for value in along if value is not None), None)
 
 
@@ -121,24 +107,19 @@ def _read_each(machine: Machine, names: str) -> str | None:
     return None if None in values else " ".join(value or "" for value in values)
 
 
-def _is_of_rail(machine: Machine, want: Wanted, own: str) -> bool:
+def _is_of_rail(machine: Machine, want: Wanted, name: str) -> bool:
     """Whether the addresses of a NIC set a parameter of its netdev."""
     return any(
-        own == addresses.sysctl(machine.files, pf, name) for pf in want.nics for name in addresses.wanted(want, pf)
+        name == addresses.sysctl(machine.files, pf, field) for pf in want.nics for field in addresses.wanted(want, pf)
     )
 
 
 def originals_of(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> list[Change]:
-    """The parameter under the name by which it was noted before, else under one of its names, in the finest unit."""
-    own = identity(change.field)
-    pair = either(change.field)
-    names = (field for kind, _, field in known if kind == NAME and own in map(identity, field.split(SEPARATOR)))
-    name = next(names, "")
-    if not name and own == hugepages.SYSCTL and (pool := hugepages.default_pool(machine.files)) is not None:
-        return hugepages.originals_of(machine, Change(hugepages.NAME, HOST, pool.name, None, None), known)
-    if not name and (elsewhere := _original_of_other_kind(machine, change, known)) is not None:
-        return [elsewhere]
-    name = name or (SEPARATOR.join(pair) if pair else finest(change.field))
+    """The parameter, or the pair; one of a rail's netdev as its addresses' if it was noted as that before."""
+    for kind, target, field in known:
+        if kind == addresses.NAME and change.field == addresses.sysctl(machine.files, target, field):
+            return [evolve(change, kind=kind, target=target, field=field)]
+    name = SEPARATOR.join(either(change.field) or [change.field])
     # The kernel may show another text than the one that is written, so each text that it shows after the write is the agent's.
     now = _read_each(machine, name)
     return [change] if now is None else [Change(NAME, HOST, name, now, ANY_VALUE)]
@@ -154,24 +135,12 @@ def set_along(machine: Machine, want: Wanted, change: Change) -> list[Change]:
     changes = []
     for folder in folders_along(change.field):
         for place in names_or_none(machine.files, path(folder)):
-            for own, after in values_along(change.field, str(change.after), place).items():
-                now = _read(machine, finest(own)).value
-                if now is not None and not _is_of_rail(machine, want, own):
-                    changes.append(Change(NAME, HOST, finest(own), now, after))
+            along = values_along(change.field, str(change.after), place.replace(".", "/"))
+            for name, after in along.items():
+                now = _read(machine, name).value
+                if now is not None and not _is_of_rail(machine, want, name):
+                    changes.append(Change(NAME, HOST, name, now, after))
     return changes
-
-
-def _original_of_other_kind(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> Change | None:
-    """The original as another kind has noted it, because that kind set the same variable before; None if none has."""
-    own = identity(change.field)
-    for kind, target, name in sorted(known):
-        if kind == rfs.NAME and target == HOST and own == FLOW_ENTRIES:
-            return Change(rfs.NAME, HOST, name, rfs.entries(machine), ANY_VALUE)
-        if kind == module_parameters.NAME and own == module_parameters.sysctl(name):
-            return Change(kind, HOST, name, machine.files.read(module_parameters.file(name)), ANY_VALUE)
-        if kind == addresses.NAME and own == addresses.sysctl(machine.files, target, name):
-            return evolve(change, kind=kind, target=target, field=name)
-    return None
 
 
 def apply(machine: Machine, change: Change) -> None:

@@ -89,27 +89,6 @@ def huge_pages_belong_to_one_numa_node(machine: Machine, pf: str) -> None:
     assert pool(1) == before
 
 
-def the_sysctl_of_huge_pages_is_the_pool_of_the_default_size_over_all_nodes(machine: Machine, pf: str) -> None:
-    path = sysctl_names.path("vm.nr_hugepages")
-    pool = hugepages.default_pool(machine.files)
-    assert pool is not None
-    assert pool.kilobytes == 2048
-
-    def shown() -> tuple[int, int]:
-        return int(machine.files.read(path)), hugepages.read(machine.files, pool).persistent
-
-    before, same = shown()
-    assert before == same
-    try:
-        machine.files.write(path, str(before + 3))
-        assert shown() == (before + 3, before + 3)
-        machine.files.write(f"{hugepages.path(pool)}/nr_hugepages", str(before + 1))
-        assert shown() == (before + 1, before + 1)
-    finally:
-        machine.files.write(path, str(before))
-    assert shown() == (before, before)
-
-
 def the_kernel_sets_a_ratio_to_0_for_an_amount_and_an_amount_for_a_ratio(machine: Machine, pf: str) -> None:
     for ratio, amount, least in (
         ("vm.dirty_ratio", "vm.dirty_bytes", 8192),

@@ -286,8 +286,12 @@ def test_new_options_of_a_module_in_the_initramfs_rebuild_it(node: Node) -> None
         ),
         ({"arguments": ["quiet", "quiet"]}, "arguments: quiet is given twice; give it once"),
         ({"sysctls": {"somaxconn": "1"}}, "sysctls: 'somaxconn' is not a sysctl"),
+        (
+            {"sysctls": {"net.nf_conntrack_max": "1"}},
+            "net.nf_conntrack_max: write it as net.netfilter.nf_conntrack_max",
+        ),
         ({"sysctls": {"net.core.somaxconn": "1"}}, "net.core.somaxconn is in sysctls['net.core.somaxconn'], too"),
-        ({"sysctls": {"net/core/somaxconn": "1"}}, "net/core/somaxconn is in sysctls['net.core.somaxconn'], too"),
+        ({"sysctls": {"net/core/somaxconn": "1"}}, "net.core.somaxconn is in sysctls['net.core.somaxconn'], too"),
         (
             {"sysctls": {"vm.overcommit_ratio": "60"}},
             "the kernel sets vm.overcommit_ratio to 0 for sysctls['vm.overcommit_kbytes']",

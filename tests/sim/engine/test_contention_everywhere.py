@@ -78,7 +78,7 @@ SPEC = from_mapping(
         "rfs": {"enable": True},
         "sysctls": {"net.core.somaxconn": "1027"},
         "hugepages": [{"size": "2M", "count": 4}],
-        "module_parameters": {"lockd": {"nsm_use_hostnames": "1"}},
+        "module_parameters": {"nfs": {"nfs4_disable_idmapping": "0"}},
         "rdma": {"netns_mode": "exclusive"},
     }
 )

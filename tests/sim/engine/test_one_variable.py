@@ -28,8 +28,7 @@ WAYS: dict[str, list[dict[str, Any]]] = {
     "flow entries": [
         {},
         {"rfs": {"enable": True, "entries": 4096}},
-        {"sysctls": {"net.core.rps_sock_flow_entries": "8192"}},
-        {"sysctls": {"net/core/rps_sock_flow_entries": "1024"}},
+        {"rfs": {"enable": True, "entries": 8192}},
     ],
     "ports": [
         {},
@@ -41,22 +40,10 @@ WAYS: dict[str, list[dict[str, Any]]] = {
         {"sysctls": {"net.core.somaxconn": "0x403"}},
         {"sysctls": {"net/core/somaxconn": "1027"}},
     ],
-    "panic": [
+    "idmapping": [
         {},
-        {"sysctls": {"kernel.panic_on_warn": "1"}},
-        {"module_parameters": {"kernel": {"panic-on-warn": "1"}}},
-    ],
-    "hash size": [
-        {},
-        {"sysctls": {"net.netfilter.nf_conntrack_buckets": "65536"}},
-        {"module_parameters": {"nf_conntrack": {"hashsize": "131072"}}},
-        {"module_parameters": {"nf-conntrack": {"hashsize": "524288"}}},
-    ],
-    "host names": [
-        {},
-        {"sysctls": {"fs.nfs.nsm_use_hostnames": "1"}},
-        {"module_parameters": {"lockd": {"nsm_use_hostnames": "1"}}},
-        {"module_parameters": {"lockd": {"nsm_use_hostnames": "N"}}},
+        {"module_parameters": {"nfs": {"nfs4-disable-idmapping": "1"}}},
+        {"module_parameters": {"nfs": {"nfs4_disable_idmapping": "N"}}},
     ],
     "dirty": [
         {},
@@ -77,14 +64,9 @@ WAYS: dict[str, list[dict[str, Any]]] = {
     ],
     "huge pages": [
         {},
-        {"sysctls": {"vm.nr_hugepages": "5"}},
+        {"hugepages": [{"size": "2048K", "count": 5}]},
         {"hugepages": [{"size": "2M", "count": 4}]},
         {"hugepages": [{"size": "2M", "count": 3, "numa_node": 1}]},
-    ],
-    "neighbours": [
-        {},
-        {"sysctls": {"net.ipv4.neigh.default.base_reachable_time": "20"}},
-        {"sysctls": {"net.ipv4.neigh.default.base_reachable_time_ms": "10500"}},
     ],
     "ARP": [
         {},
@@ -122,9 +104,9 @@ BEFORE = [
     (f"{VM}/dirty_background_ratio", "0"),
     (f"{VM}/overcommit_kbytes", "1000000"),
     (f"{VM}/overcommit_ratio", "0"),
-    (f"{VM}/nr_hugepages", "7"),
+    ("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "7"),
     ("/proc/sys/net/core/rps_sock_flow_entries", "4096"),
-    ("/proc/sys/fs/nfs/nsm_use_hostnames", "1"),
+    ("/sys/module/nfs/parameters/nfs4_disable_idmapping", "0"),
     ("/proc/sys/net/ipv4/conf/enp33s0/arp_ignore", "1"),
 ]
 

@@ -181,7 +181,7 @@ def test_a_sysctl_that_addresses_keep_has_one_owner(name: str) -> None:
     document["nics"][0]["select"] = {"netdev": "fab0"}
     with pytest.raises(SpecError) as refused:
         from_mapping(document)
-    assert f"sysctls['{name}'] and nics[0].addresses set the same; keep one" in str(refused.value)
+    assert f"sysctls['{name.replace('/', '.')}'] and nics[0].addresses set the same; keep one" in str(refused.value)
 
 
 @pytest.mark.parametrize(("value", "refused"), [("1", False), ("2", False), ("3", True), ("8", True)])

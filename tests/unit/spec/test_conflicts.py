@@ -74,19 +74,7 @@ VF, SECOND_VF = "nics[0].vfs.groups[0]", "nics[1].vfs.groups[0]"
             ["sysctls['net.core.somaxconn']", "['net/core/somaxconn']"],
         ),
         (sysctls()("net.ipv4.conf.a/1.rp_filter", "net/ipv4/conf/a.1/rp_filter"), ["a/1.rp_filter", "a.1/rp_filter"]),
-        (sysctls()("net.nf_conntrack_max", "net.netfilter.nf_conntrack_max"), ["net.nf_conntrack_max", "netfilter"]),
-        (sysctls()("net.ipv4.ip_forward", "net.ipv4.conf.all.forwarding"), ["ip_forward", "conf.all.forwarding"]),
         (sysctls()("vm.dirty_bytes", "vm.dirty_ratio"), ["vm.dirty_bytes", "vm.dirty_ratio"]),
-        *(
-            (sysctls()(f"net.{one}", f"net.{other}"), [f"net.{one}'", f"net.{other}'"])
-            for one, other in (
-                ("ipv4.neigh.default.retrans_time", "ipv4.neigh.default.retrans_time_ms"),
-                ("ipv6.neigh.eth0.base_reachable_time_ms", "ipv6.neigh.eth0.base_reachable_time"),
-                ("ipv4.neigh.eth0/1.unres_qlen", "ipv4.neigh.eth0/1.unres_qlen_bytes"),
-                ("ipv4.route.gc_min_interval", "ipv4.route.gc_min_interval_ms"),
-                ("ipv6.route.gc_min_interval", "ipv6.route.gc_min_interval_ms"),
-            )
-        ),
         (one(state="down", rdma={"gid_type": "RoCE v2"}), ["nics[0].rdma", "nics[0].state"]),
         (one(state="down", rdma={"link_layer": "Ethernet"}), ["nics[0].rdma", "nics[0].state"]),
         (
@@ -96,28 +84,6 @@ VF, SECOND_VF = "nics[0].vfs.groups[0]", "nics[1].vfs.groups[0]"
         (
             node(sysctls={"kernel.watchdog": "1", "kernel.nmi_watchdog": "0", "kernel.soft_watchdog": "0"}),
             ["sysctls['kernel.watchdog']", "sysctls['kernel.nmi_watchdog']", "sysctls['kernel.soft_watchdog']"],
-        ),
-        *(
-            (sysctls()(f"fs.{one}", f"user.{other}"), [f"sysctls['fs.{one}']", f"sysctls['user.{other}']"])
-            for one, other in (
-                ("inotify.max_user_instances", "max_inotify_instances"),
-                ("inotify.max_user_watches", "max_inotify_watches"),
-                ("fanotify.max_user_groups", "max_fanotify_groups"),
-                ("fanotify.max_user_marks", "max_fanotify_marks"),
-            )
-        ),
-        *(
-            (
-                sysctls(module_parameters={module: {parameter: "1"}})(name),
-                [f"sysctls['{name}']", f"module_parameters.{module}.{parameter}"],
-            )
-            for module, parameter, name in (
-                ("scsi_mod", "scsi_logging_level", "dev.scsi.logging_level"),
-                ("ipmi-poweroff", "poweroff_powercycle", "dev.ipmi.poweroff_powercycle"),
-                ("nfs", "callback_tcpport", "fs.nfs.nfs_callback_tcpport"),
-                ("nfs", "nfs_idmap_cache_timeout", "fs.nfs.idmap_cache_timeout"),
-                ("nfs", "nfs_mountpoint_expiry_timeout", "fs.nfs.nfs_mountpoint_timeout"),
-            )
         ),
         *(
             (addressed("fd00::7/64", name), [f"sysctls['{name}']", "nics[0].addresses[0]"])
@@ -143,20 +109,10 @@ VF, SECOND_VF = "nics[0].vfs.groups[0]", "nics[1].vfs.groups[0]"
             ),
             ["nics[0].vfs.defaults.offloads", "tx-scatter-gather", "tx-generic-segmentation"],
         ),
-        (
-            sysctls(rfs={"enable": True})("net/core/rps_sock_flow_entries"),
-            ["sysctls['net/core/rps_sock_flow_entries']", "rfs.entries"],
-        ),
         (sysctls(nics=[nic("a", PF)])("net.core.rps_default_mask"), ["net.core.rps_default_mask", "rps.enable"]),
-        (sysctls(hugepages=POOL)("vm/nr_hugepages"), ["sysctls['vm/nr_hugepages']", "hugepages"]),
-        (sysctls(hugepages=POOL)("vm.nr_hugepages_mempolicy"), ["vm.nr_hugepages_mempolicy", "hugepages"]),
-        (
-            sysctls(module_parameters={"nf-conntrack": {"hashsize": "1"}})("net.netfilter.nf_conntrack_buckets"),
-            ["net.netfilter.nf_conntrack_buckets", "module_parameters.nf-conntrack.hashsize"],
-        ),
         (
             node(rdma={"netns_mode": "exclusive"}, module_parameters={"ib-core": {"netns-mode": "Y"}}),
-            ["rdma.netns_mode", "module_parameters.ib-core.netns-mode"],
+            ["rdma.netns_mode", "module_parameters.ib_core.netns_mode"],
         ),
         (
             node(nics=[nic("a", PF, vfs={"count": 2})], module_parameters={"igb": {"max_vfs": "7"}}),
@@ -212,11 +168,11 @@ def test_both_keys_of_a_conflict_are_named(document: dict[str, Any], keys: list[
         node(sysctls={"vm.dirty_bytes": "0", "vm.dirty_ratio": "10"}),
         node(sysctls={"kernel.watchdog": "1", "kernel.nmi_watchdog": "0"}),
         node(sysctls={"kernel.watchdog": "1", "kernel.nmi_watchdog": "0", "kernel.soft_watchdog": "1"}),
-        node(sysctls={"net.ipv4.neigh.a.retrans_time": "1", "net.ipv4.neigh.b.retrans_time_ms": "1"}),
+        node(sysctls={"net.ipv4.neigh.a.retrans_time_ms": "1", "net.ipv4.neigh.b.retrans_time_ms": "1"}),
         addressed("192.0.2.7/24", "net.ipv6.conf.x.disable_ipv6"),
         addressed("fd00::7/64", "net.ipv6.conf.y.disable_ipv6"),
         one(offloads={"rx-gro-hw": True, "rx-lro": False, "tx-scatter-gather": True, "tx-tcp-segmentation": True}),
-        node(sysctls={"net.core.rps_sock_flow_entries": "1", "vm.nr_hugepages": "1", "net.core.rps_default_mask": "1"}),
+        node(sysctls={"net.core.rps_default_mask": "1"}),
         node(sysctls={"net.ipv4.conf.a/1.rp_filter": "1", "net.ipv4.conf.a.rp_filter": "1"}),
         same_pf({"serial": "x", "pci": PF}, {"serial": "x", "pci": OTHER}),
         node(nics=[{"name": "a", "select": {"netdev": "z"}, "altnames": ["z"]}]),
@@ -225,6 +181,68 @@ def test_both_keys_of_a_conflict_are_named(document: dict[str, Any], keys: list[
 )
 def test_apparent_conflicts_are_accepted(document: dict[str, Any]) -> None:
     from_mapping(document)
+
+
+# A variable of the kernel has one name in a spec; the others are refused with the one to use.
+OTHER_NAMES = {
+    "net.nf_conntrack_max": "write it as net.netfilter.nf_conntrack_max",
+    "net/nf_conntrack_max": "write it as net.netfilter.nf_conntrack_max",
+    "net.ipv4.conf.all.forwarding": "write it as net.ipv4.ip_forward",
+    "net.ipv4.route.gc_min_interval": "write it as net.ipv4.route.gc_min_interval_ms",
+    "net.ipv6.route.gc_min_interval": "write it as net.ipv6.route.gc_min_interval_ms",
+    "net.ipv4.neigh.default.retrans_time": "write it as net.ipv4.neigh.default.retrans_time_ms",
+    "net/ipv6/neigh/eth0.1/base_reachable_time": "write it as net.ipv6.neigh.eth0/1.base_reachable_time_ms",
+    "net.ipv4.neigh.eth0/1.unres_qlen": "write it as net.ipv4.neigh.eth0/1.unres_qlen_bytes",
+    "user.max_inotify_instances": "write it as fs.inotify.max_user_instances",
+    "user.max_inotify_watches": "write it as fs.inotify.max_user_watches",
+    "user.max_fanotify_groups": "write it as fs.fanotify.max_user_groups",
+    "user.max_fanotify_marks": "write it as fs.fanotify.max_user_marks",
+    "net.core.rps_sock_flow_entries": "use rfs.enable and rfs.entries",
+    "vm/nr_hugepages": "use hugepages",
+    "vm.nr_hugepages_mempolicy": "use hugepages",
+    "fs.nfs.nfs_callback_tcpport": "use module_parameters.nfs.callback_tcpport",
+    "fs.nfs.idmap_cache_timeout": "use module_parameters.nfs.nfs_idmap_cache_timeout",
+    "fs.nfs.nfs_mountpoint_timeout": "use module_parameters.nfs.nfs_mountpoint_expiry_timeout",
+}
+
+
+@pytest.mark.parametrize(("name", "remedy"), OTHER_NAMES.items())
+def test_a_sysctl_by_another_name_than_the_variable_s_is_refused_with_the_one_to_use(name: str, remedy: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        from_mapping(sysctls()(name))
+    assert caught.value.faults == [f"spec: sysctls.{name}: {remedy}"]
+
+
+@pytest.mark.parametrize(
+    ("module", "parameter", "name"),
+    [
+        ("scsi_mod", "scsi_logging_level", "dev.scsi.logging_level"),
+        ("ipmi-poweroff", "poweroff-powercycle", "dev.ipmi.poweroff_powercycle"),
+        ("nf-conntrack", "hashsize", "net.netfilter.nf_conntrack_buckets"),
+        ("sunrpc", "udp_slot_table_entries", "sunrpc.udp_slot_table_entries"),
+    ],
+)
+def test_a_module_s_parameter_that_is_a_sysctl_is_refused_with_the_sysctl(
+    module: str, parameter: str, name: str
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        from_mapping(node(module_parameters={module: {parameter: "1"}}))
+    (fault,) = caught.value.faults
+    assert f"module_parameters.{module}.{parameter}: use the sysctl {name}" in fault
+    from_mapping(sysctls()(name))
+
+
+def test_names_have_one_notation() -> None:
+    spec = from_mapping(
+        node(
+            sysctls={"net/ipv4/conf/eth0.1/rp_filter": "1", "net.core.somaxconn": "2"},
+            module_parameters={"nvme-core": {"io-timeout": "30"}},
+            hugepages=[{"size": "2048K", "count": 1}, {"size": "1024M", "count": 1}],
+        )
+    )
+    assert spec.sysctls == {"net.ipv4.conf.eth0/1.rp_filter": "1", "net.core.somaxconn": "2"}
+    assert spec.module_parameters == {"nvme_core": {"io_timeout": "30"}}
+    assert [pool.name for pool in spec.hugepages] == ["2M", "1G"]
 
 
 REFUSED = [

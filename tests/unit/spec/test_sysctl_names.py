@@ -6,15 +6,15 @@ from agent.spec.sysctl_names import folders_along, values_along
 
 # net/ipv4/devinet.c, net/ipv6/addrconf.c, net/core/neighbour.c
 ALONG = [
-    ("net.ipv6.conf.all.disable_ipv6", "1", "eth0", {"net/ipv6/conf/eth0/disable_ipv6": "1"}),
-    ("net.ipv6.conf.all.disable_ipv6", "0x1", "default", {"net/ipv6/conf/default/disable_ipv6": "1"}),
+    ("net.ipv6.conf.all.disable_ipv6", "1", "eth0", {"net.ipv6.conf.eth0.disable_ipv6": "1"}),
+    ("net.ipv6.conf.all.disable_ipv6", "0x1", "default", {"net.ipv6.conf.default.disable_ipv6": "1"}),
     ("net.ipv6.conf.all.disable_ipv6", "1", "all", {}),
-    ("net.ipv6.conf.all.forwarding", "1", "eth0", {"net/ipv6/conf/eth0/forwarding": "1"}),
-    ("net.ipv4.ip_forward", "1", "eth0", {"net/ipv4/conf/eth0/forwarding": "1"}),
-    ("net.ipv4.conf.all.forwarding", "0", "all", {"net/ipv4/conf/all/accept_redirects": "1"}),
-    ("net.ipv4.conf.default.rp_filter", "2", "eth0", {"net/ipv4/conf/eth0/rp_filter": "2"}),
+    ("net.ipv6.conf.all.forwarding", "1", "eth0", {"net.ipv6.conf.eth0.forwarding": "1"}),
+    ("net.ipv4.ip_forward", "1", "eth0", {"net.ipv4.conf.eth0.forwarding": "1"}),
+    ("net.ipv4.ip_forward", "0", "all", {"net.ipv4.conf.all.accept_redirects": "1"}),
+    ("net.ipv4.conf.default.rp_filter", "2", "eth0", {"net.ipv4.conf.eth0.rp_filter": "2"}),
     ("net.ipv4.conf.default.rp_filter", "2", "all", {}),
-    ("net.ipv6.neigh.default.gc_stale_time", "90", "eth0", {"net/ipv6/neigh/eth0/gc_stale_time": "90"}),
+    ("net.ipv6.neigh.default.gc_stale_time", "90", "eth0", {"net.ipv6.neigh.eth0.gc_stale_time": "90"}),
 ]
 
 
