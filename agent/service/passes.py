@@ -6,6 +6,7 @@ import math
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Literal
 from uuid import uuid4
 
@@ -51,6 +52,9 @@ SOONEST = 0.05
 """Seconds to wait at least before a failed change is tried again."""
 
 
+Timer = Literal["resync", "retry"]
+
+
 @frozen
 class Memory:
     """What is kept between passes: original values, failed changes, the history of changes, and the counts of drift."""
@@ -69,7 +73,7 @@ class Reason:
     trigger: str
 
     @classmethod
-    def after(cls, scope: Scope, timer: Literal["resync", "retry"]) -> Reason:
+    def after(cls, scope: Scope, timer: Timer) -> Reason:
         """The reason of a pass that follows a wait.
 
         :param scope: what the events during the wait concern; None: no event ended it, but the timer.
@@ -140,7 +144,6 @@ class Passes:
     memory: Memory
     activity: Activity
     readiness: Readiness
-    output: Output
     announcements: Announcements
     inbox: Inbox
     reason: Reason = field(default=Reason(None, "start"), init=False)
@@ -175,13 +178,42 @@ class Passes:
             report, retry = self._timed(allowed)
         return report, retry
 
-    def resync_in(self) -> float:
-        """The seconds until the next full reading."""
-        return max(0.0, self._resync_at - time.monotonic())
+    def reload(self, path: Path, asked: bool) -> None:
+        """Read the spec's file again, as :meth:`SpecInForce.reload`."""
+        before = self.in_force.spec
+        self.activity.doing("plan", "read")
+        just_read = self.in_force.reload(self.machine, path, time.monotonic(), asked)
+        if self.in_force.spec != before:
+            self.start_over(just_read)
 
-    def trial_left(self) -> float:
-        """The seconds until a new spec that fails is given up; infinite after a pass that ended early: it shows no failure."""
-        return self.in_force.trial_left(time.monotonic()) if self.last else math.inf
+    def is_refused(self) -> bool:
+        """Whether the file's content is not in force."""
+        return bool(self.in_force.refusal)
+
+    def try_everything(self) -> None:
+        """A client of the apply socket may have removed the cause of a failure: the next pass tries everything."""
+        self.memory.failures.forget()
+        self.reason = Reason(None, "apply")
+
+    def hasten(self, scope: Scope) -> None:
+        """Something happened to devices: what failed there is tried again sooner."""
+        self.memory.failures.hasten(scope)
+
+    def due(self, retry: float) -> tuple[float, Timer]:
+        """The seconds until the next pass if nothing happens, and what it is for.
+
+        :param retry: the seconds until something that failed is tried again.
+        """
+        now = time.monotonic()
+        resync = max(0.0, self._resync_at - now)
+        # A pass that ended early shows no failure of a new spec.
+        trial_left = self.in_force.trial_left(now) if self.last else math.inf
+        due = min(resync, retry, trial_left)
+        return due, "resync" if due == resync else "retry"
+
+    def probes_due(self) -> float:
+        """The seconds until the last pass must be judged again by the probes; infinite if it ended early."""
+        return self.readiness.timeout() if self.last else math.inf
 
     def is_recorded(self) -> bool:
         """Whether :meth:`record` has nothing to do."""
@@ -208,9 +240,10 @@ class Passes:
             self.memory.drift.count(repairs, running, result.as_wanted)
         self._log.write(record.report, record.trigger, record.seconds)
 
-    def judged_again(self, last: Pass) -> Report:
-        """The report with what the probes have read since the pass."""
-        self.last = judged_again(last, self.readiness.judge)
+    def judged_again(self) -> Report:
+        """The report with what the probes have read since the pass, which did not end early."""
+        assert self.last is not None  # noqa: S101  otherwise no probe is due
+        self.last = judged_again(self.last, self.readiness.judge)
         return self._report(self.last)
 
     def _gives_up(self) -> bool:

@@ -73,11 +73,10 @@ def work(
         memory,
         activity,
         readiness,
-        output,
         Announcements(output, wait_until_published),
         inbox,
     )
-    loop = _Loop(path, passes, inbox, requests)
+    loop = _Loop(path, passes, inbox, output, requests)
     output.write({"serving": True})
     try:
         while loop.turn():
@@ -88,11 +87,15 @@ def work(
 
 @define
 class _Loop:
-    """Runs passes and waits between them. ``postponed``: how many times in a row Ready was held back."""
+    """A pass, its report, its record, and sleep until there is a reason for the next one. docs/architecture.md has a picture.
+
+    ``postponed``: how many times in a row Ready was held back.
+    """
 
     path: Path
     passes: Passes
     inbox: Inbox
+    output: Output
     requests: Requests
     postponed: int = 0
 
@@ -101,32 +104,32 @@ class _Loop:
         passes, inbox = self.passes, self.inbox
         with inbox.in_pass():
             if inbox.reload:
-                self._reload()
+                passes.reload(self.path, inbox.retry_spec)
+                inbox.reload = inbox.retry_spec = False
             report, retry = passes.run(self.requests.allowed)
-        if inbox.answered():
-            # The supervisor may have withdrawn Ready meanwhile.
-            passes.output.forget()
+        self._answer()
         self.requests.send(Progress(report.ready, report.outcomes, report.conditions))
-        resync = passes.resync_in()
-        due = min(resync, retry, passes.trial_left())
+        due, timer = passes.due(retry)
         try:
-            scope = self._wait(report, time.monotonic() + due)
+            scope = self._sleep(report, time.monotonic() + due)
         finally:
             self._record()  # also if the supervisor is gone, or an event came first
         if inbox.stop:
             return False
         if not inbox.has_command():
             more = inbox.gather()
-            passes.memory.failures.hasten(more)
+            passes.hasten(more)
             scope = None if scope is None or more is None else scope | more
-        passes.reason = Reason.after(scope, "resync" if due == resync else "retry")
+        passes.reason = Reason.after(scope, timer)
         if inbox.request:
-            self._take_request()
-        if passes.reason.scope is None and passes.in_force.refusal:
-            inbox.reload = True
+            inbox.request = False
+            if self.requests.accept():
+                passes.try_everything()
+        # A file that was refused may have been written again.
+        inbox.reload = inbox.reload or (passes.reason.scope is None and passes.is_refused())
         return not inbox.stop
 
-    def _wait(self, report: Report, deadline: float) -> Scope:
+    def _sleep(self, report: Report, deadline: float) -> Scope:
         """Publish the result of the pass and wait for the next event; None once the deadline is over.
 
         A Ready is not published if an event has come since the devices were read: the next pass decides.
@@ -135,28 +138,32 @@ class _Loop:
         published = False
         scope: Scope = frozenset()
         while scope == frozenset() and not inbox.has_command():
-            left = deadline - time.monotonic()
-            left = min(left, passes.readiness.timeout()) if passes.last else left
+            left = min(deadline - time.monotonic(), passes.probes_due())
             if published:
                 self._record()
             else:
                 left = min(left, PROBES_WAIT) if passes.readiness.waiting() else 0.0
             scope = inbox.wait(left)
-            if scope == frozenset() and inbox.answered():
-                passes.output.forget()
-            if passes.last and not passes.readiness.timeout():
-                report = passes.judged_again(passes.last)
+            if scope == frozenset():
+                self._answer()
+            if not passes.probes_due():
+                report = passes.judged_again()
                 self.requests.send(Progress(report.ready, report.outcomes, report.conditions))
             if not published:
                 published = self._publish(report, scope)
             elif scope == frozenset():
-                passes.output.publish(report)
-            passes.memory.failures.hasten(scope)
+                self.output.publish(report)
+            passes.hasten(scope)
             if inbox.stop:
                 break
             if time.monotonic() >= deadline:
                 return None
         return scope
+
+    def _answer(self) -> None:
+        """Note that what has come is answered. If the supervisor may have withdrawn Ready, it is told the result again."""
+        if self.inbox.answered():
+            self.output.forget()
 
     def _publish(self, report: Report, scope: Scope) -> bool:
         """Publish the result of a pass, unless it says Ready and its devices have changed since.
@@ -167,31 +174,14 @@ class _Loop:
         published = scope == frozenset() or not report.ready or too_often
         self.postponed = 0 if published else self.postponed + 1
         if published:
-            self.passes.output.publish(report)
+            self.output.publish(report)
         return published
 
     def _record(self) -> None:
         """Record the last pass, unless that is done. A disk may hang, so the inbox's thread takes events meanwhile."""
-        if self.passes.is_recorded():
-            return
-        with self.inbox.in_pass():
-            self.passes.record()
-
-    def _take_request(self) -> None:
-        self.inbox.request = False
-        if self.requests.accept():
-            # The client may have removed the cause of a failure: try everything now.
-            self.passes.memory.failures.forget()
-            self.passes.reason = Reason(None, "apply")
-
-    def _reload(self) -> None:
-        passes, inbox = self.passes, self.inbox
-        before = passes.in_force.spec
-        passes.activity.doing("plan", "read")
-        read = passes.in_force.reload(passes.machine, self.path, time.monotonic(), inbox.retry_spec)
-        inbox.reload = inbox.retry_spec = False
-        if passes.in_force.spec != before:
-            passes.start_over(read)
+        if not self.passes.is_recorded():
+            with self.inbox.in_pass():
+                self.passes.record()
 
 
 def main(

@@ -154,7 +154,6 @@ class Model:
             Memory(Originals(), Failures(), History(self.folder, "boot-1"), Drift.load(self.folder, other_writers())),
             Activity.at(None),
             self.readiness,
-            output,
             Announcements(output, lambda announcement: ""),
             inbox,
         )
