@@ -11,7 +11,7 @@ from pyinfra.api.command import StringCommand
 
 from tasks.common.facts import FactBase
 from tasks.drivers.gpu_driver import modules as gpu
-from tasks.drivers.ofed import modules as ofed
+from tasks.drivers.ofed import users as ofed
 
 Of = Literal["host", "node to drain", "drained node"]
 """A host in no cluster; a node whose pods a drain will end, with their storage; and one whose pods it has ended.
@@ -23,7 +23,7 @@ After a drain those of DaemonSets still run, such as a device plugin that has th
 _USERS = f"""
 machine=$1 of=$4
 rdma_users() (
-{ofed._USERS}
+{ofed.USERS}
 :
 )
 gpu_users() (

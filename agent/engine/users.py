@@ -11,12 +11,11 @@ from attrs import evolve, frozen
 
 from agent.driver_families import XEN, family_of, is_passed_through, is_vfio
 from agent.engine.traffic import traffic, with_a_peer
-from agent.hardware.bonds import bond_of_ports, on_top, ports_of, vrf
+from agent.hardware.bonds import bond_of_ports, ipoib_children, on_top, ports_of, vrf
 from agent.hardware.functions import (
     PCI,
     driver,
     ifindex,
-    ipoib_children,
     is_away,
     netdev,
     pci_of,

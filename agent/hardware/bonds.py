@@ -1,10 +1,10 @@
-"""Bonds and other masters of netdevs, and the RDMA device that ports of one card share in a bond (RoCE LAG)."""
+"""Bonds and others on top of netdevs, and the RDMA device that ports of one card share in a bond (RoCE LAG)."""
 
 from __future__ import annotations
 
-from agent.hardware.functions import NET, PCI, RDMA, driver, netdev, physical_function
-from agent.hardware.sysfs import names_or_none, read_or
-from agent.machine import Files, Link
+from agent.hardware.functions import NET, PCI, RDMA, driver, ifindex, netdev, physical_function
+from agent.hardware.sysfs import names_or_none, number_or, read_or
+from agent.machine import ARPHRD_INFINIBAND, Files, Link
 
 NO_GUID = "0000:0000:0000:0000"
 
@@ -103,6 +103,23 @@ def on_top(files: Files, name: str) -> list[str]:
     """The netdevs on top of a netdev: its master, VLANs, macvlans."""
     entries = names_or_none(files, f"{NET}/{name}")
     return [entry.removeprefix("upper_") for entry in entries if entry.startswith("upper_")]
+
+
+def ipoib_children(files: Files, name: str) -> list[str]:
+    """The netdevs that an IPoIB netdev has for other partitions; empty for another netdev.
+
+    A child has no link ``upper_*`` and no PCI function, but its parent's index (ipoib_get_iflink and ipoib_child_init in
+    drivers/infiniband/ulp/ipoib/ipoib_main.c; not run).
+    """
+    if not _is_ipoib(files, name):
+        return []
+    index = ifindex(files, name)
+    others = [other for other in names_or_none(files, NET) if number_or(files, f"{NET}/{other}/iflink", 0) == index]
+    return [other for other in others if other != name and _is_ipoib(files, other)]
+
+
+def _is_ipoib(files: Files, name: str) -> bool:
+    return number_or(files, f"{NET}/{name}/type", 0) == ARPHRD_INFINIBAND
 
 
 def vrf(files: Files, link: Link) -> str | None:

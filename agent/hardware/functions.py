@@ -12,7 +12,7 @@ from agent.driver_families import family_of, unclassified
 from agent.hardware.sysfs import names_or_none, number_or, numbered, parsed, read_or
 from agent.hardware.udev import initialised
 from agent.hardware.vpd import device_serial_number, is_nvlink_bridge, vpd_serial_number
-from agent.machine import ARPHRD_INFINIBAND, Attributes, Files, Link, Machine
+from agent.machine import Attributes, Files, Link, Machine
 from agent.report.target import device_of, is_vf, vf_index, vf_target
 
 PCI = "/sys/bus/pci/devices"
@@ -232,23 +232,6 @@ def netdev_of(files: Files, target: str) -> str:
 def ifindex(files: Files, name: str) -> int:
     """The index of a netdev in the host's network namespace; 0 if it is gone."""
     return number_or(files, f"{NET}/{name}/ifindex", 0)
-
-
-def ipoib_children(files: Files, name: str) -> list[str]:
-    """The netdevs that an IPoIB netdev has for other partitions; empty for another netdev.
-
-    A child has no link ``upper_*`` and no PCI function, but its parent's index (ipoib_get_iflink and ipoib_child_init in
-    drivers/infiniband/ulp/ipoib/ipoib_main.c; not run).
-    """
-    if not _is_ipoib(files, name):
-        return []
-    index = ifindex(files, name)
-    others = [other for other in names_or_none(files, NET) if number_or(files, f"{NET}/{other}/iflink", 0) == index]
-    return [other for other in others if other != name and _is_ipoib(files, other)]
-
-
-def _is_ipoib(files: Files, name: str) -> bool:
-    return number_or(files, f"{NET}/{name}/type", 0) == ARPHRD_INFINIBAND
 
 
 def ifindex_of(files: Files, target: str) -> int:

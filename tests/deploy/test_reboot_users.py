@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyinfra.api.exceptions import FactProcessError
 
-from tasks.drivers.ofed.modules import PEER_MEMORY, STORAGE
+from tasks.drivers.ofed.users import PEER_MEMORY, STORAGE
 from tasks.reboot_users import _USERS, RebootUsers
 from tests.deploy.scripts import program, sh
 

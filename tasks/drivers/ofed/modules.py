@@ -15,6 +15,7 @@ from pyinfra.context import host
 from tasks import disruption, reboot
 from tasks.common.commands import Commands, refuse, script, warn
 from tasks.common.facts import FactBase
+from tasks.drivers.ofed.users import PEER_MEMORY, STORAGE, OfedUsers
 from tasks.host import kernel
 from tasks.packages import dkms, signatures
 from tasks.time_limits import LIMITS
@@ -22,9 +23,6 @@ from tasks.time_limits import LIMITS
 NAMES = ("mlnx-ofed-kernel", "mlnx-ofa_kernel", "iser", "isert", "srp", "mlnx-nvme", "mlnx-nfsrdma")
 """The vendor's names: of DKMS modules (the first on Debian, the second on RHEL; the others are built against it), of folders in
 extra/ and weak-updates/, and of packages NAME-modules (deb without DKMS)."""
-
-STORAGE = ("ib_iser", "ib_isert", "ib_srp", "ib_srpt", "nvme_rdma", "nvmet_rdma", "rpcrdma", "xprtrdma")
-PEER_MEMORY = ("nvidia_peermem", "nv_peer_mem")
 
 
 @frozen
@@ -143,119 +141,6 @@ def build() -> Commands:
         of_name = dkms.newest(each for each in builds if each.module == name)
         if of_name and not dkms.is_installed(of_name, running):
             yield dkms.build(name, of_name[-1].version, running, LIMITS.here().build)
-
-
-# Prints one line for each user. The arguments are the modules that would be unloaded.
-_USERS = """
-root=$1 storage=$2 peers=$3; shift 3
-affected=" $* "
-sys=$root/sys
-
-# The number of users that are not modules: refcnt also counts modules that depend on this one.
-others() {
-  [ -r "$sys/module/$1/refcnt" ] || { echo 0; return; }
-  read -r count < "$sys/module/$1/refcnt"
-  for holder in "$sys/module/$1"/holders/*; do if [ -e "$holder" ]; then count=$((count - 1)); fi; done
-  echo "$count"
-}
-for module in $peers; do
-  if [ "$(others "$module")" -gt 0 ]; then echo "$module: $(others "$module") in use (GPU memory that is registered)"; fi
-done
-for module in $storage; do
-  if [ "$(others "$module")" -gt 0 ]; then echo "$module: $(others "$module") in use (storage over RDMA)"; fi
-done
-for file in "$sys"/class/nvme/*/transport; do
-  [ -e "$file" ] || continue
-  read -r transport < "$file"
-  if [ "$transport" = rdma ]; then file=${file%/transport}; echo "${file##*/} is NVMe over RDMA"; fi
-done
-# NFS, SMB Direct, 9p, and Lustre's clients and servers. BeeGFS uses RDMA by itself wherever it can.
-awk '$4 ~ /(^|,)(proto=|trans=)?rdma(,|$)/ || ($3 == "lustre" && $1 $4 ~ /@o2ib/) || $3 ~ /^beegfs/ {
-  print $2 " is mounted over RDMA" }' "$root/proc/1/mounts"
-
-# A module that needs one of these and does not go with them: a server or a file system of the kernel, another vendor's driver.
-for module; do
-  for holder in "$sys/module/$module"/holders/*; do
-    [ -e "$holder" ] || continue
-    case "$affected$storage $peers mlx5_vdpa " in *" ${holder##*/} "*) ;; *) echo "${holder##*/} needs $module" ;; esac
-  done
-done
-
-# The kernel's own queue pairs. Those of ib_core are of its management datagrams, and ib_ipoib's are of netdevs.
-rdma resource show qp 2>/dev/null | sed -n 's/^link \\([^/ ]*\\).* comm \\[\\(.*\\)\\].*/\\1 \\2/p' | sort -u |
-  while read -r device owner; do
-    case "$owner" in ib_core | ib_ipoib) ;; *) echo "$owner of the kernel has a queue pair of $device" ;; esac
-  done
-
-# A process that has an RDMA device open keeps its driver loaded.
-find "$root"/proc/[0-9]*/fd -lname '/dev/infiniband/*' -printf '%h %l\\n' 2>/dev/null | sort -u | while read -r fd device; do
-  pid=${fd%/fd}; pid=${pid##*/}
-  read -r comm < "$root/proc/$pid/comm" 2>/dev/null || continue
-  echo "$comm (pid $pid) has ${device##*/} open"
-done
-
-# Netdevs that would disappear, by the module of their driver, and what depends on them.
-# Each address with an established connection to another machine, and who has it. ss prints the ends so: 10.0.0.5:22;
-# [fd00::5]:22; [::ffff:10.0.0.5]:22 of an IPv6 socket; [fe80::5]%eth0:22 and 10.0.0.5%vrf0:22 of a bound one.
-connected=$({ ip -o addr show; ss -Htnp state established; } 2>/dev/null | awk '
-  function bare(end) { sub(/:[0-9]+$/, "", end); gsub(/[][]|%.*/, "", end); sub(/^::ffff:/, "", end); return end }
-  $3 == "inet" || $3 == "inet6" { sub(/\\/.*/, "", $4); own[$4]; next }
-  { here = bare($3); peer = bare($4); if (here == peer || peer in own || peer ~ /^127[.]/) next }
-  { print here, match($0, /"[^"]+"/) ? substr($0, RSTART + 1, RLENGTH - 2) : "the kernel" }' | sort -u)
-routed=$({ ip -o route show table all; ip -o -6 route show table all; } 2>/dev/null |
-  awk '/ via / { for (i = 1; i < NF; i++) if ($i == "dev") print $(i + 1) }' | sort -u)
-carries() {
-  for word in $routed; do if [ "$word" = "$1" ]; then echo "a route goes through $1"; fi; done
-  for address in $(ip -o addr show dev "$1" 2>/dev/null | awk '{ sub(/\\/.*/, "", $4); print $4 }'); do
-    printf '%s\\n' "$connected" | while read -r here who; do
-      if [ "$here" = "$address" ]; then echo "$1 carries a connection of $who ($address)"; fi
-    done
-  done
-  for upper in "$sys/class/net/$1"/upper_*; do
-    if [ -e "$upper" ]; then echo "${upper##*/upper_} is on top of $1"; carries "${upper##*/upper_}"; fi
-  done
-}
-for netdev in "$sys"/class/net/*; do
-  [ -e "$netdev/device/driver/module" ] || continue
-  module=$(readlink "$netdev/device/driver/module"); module=${module##*/}
-  case "$affected" in *" $module "*) carries "${netdev##*/}" ;; esac
-done
-
-# VFs in use by a container or a virtual machine.
-for driver in "$sys"/bus/pci/drivers/*; do
-  [ -e "$driver/module" ] || continue
-  module=$(readlink "$driver/module"); module=${module##*/}
-  case "$affected" in *" $module "*) ;; *) continue ;; esac
-  for function in "$driver"/*:*:*.*; do
-    [ -e "$function/class" ] || continue
-    read -r class < "$function/class"
-    case "$class" in 0x0200*) [ -e "$function/net" ] || echo "${function##*/} is in another network namespace" ;; esac
-    for vf in "$function"/virtfn*; do
-      case "$(readlink "$vf/driver" 2>/dev/null || true)" in
-        */vfio-pci) vf=$(readlink "$vf"); echo "${vf##*/} is bound to vfio-pci" ;;
-      esac
-    done
-  done
-done
-"""
-
-
-class OfedUsers(FactBase[list[str] | None]):
-    """The users of the given modules, one line each; None: unknown."""
-
-    def command(self, modules: tuple[str, ...]) -> StringCommand:
-        """List the users. The last line is a marker, since pyinfra takes no output for no result."""
-        return self.script(_USERS + "echo end\n", "", " ".join(STORAGE), " ".join(PEER_MEMORY), *modules)
-
-    def process(self, output: list[str]) -> list[str]:
-        """Take all lines but the marker. Without it, users may be missing.
-
-        :raises ValueError: there is no marker.
-        """
-        *users, end = output
-        if end != "end":
-            raise ValueError("the list does not end with 'end'")
-        return list(dict.fromkeys(users))
 
 
 # The vendor's procedure: unload the storage modules and mlx5_vdpa, then nvidia_peermem; restart openibd; load the former again.

@@ -14,7 +14,8 @@ from tasks.drivers import ofed
 from tasks.drivers.ofed import RdmaModules, doca, mlnx_ofed, modules
 from tasks.drivers.ofed.doca import KernelHeaders, LeftBehind
 from tasks.drivers.ofed.mlnx_ofed import InstalledBundle
-from tasks.drivers.ofed.modules import ModuleHolders, OfedStack, OfedUsers, OldInitramfs
+from tasks.drivers.ofed.modules import ModuleHolders, OfedStack, OldInitramfs
+from tasks.drivers.ofed.users import OfedUsers
 from tasks.packages import Family, dnf_install, holds
 from tasks.packages.dkms import Builds, ModuleState
 from tasks.packages.vendor_repository import HeldPackages, KeyFingerprints

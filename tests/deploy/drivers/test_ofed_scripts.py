@@ -12,6 +12,7 @@ import pytest
 from pyinfra.api.exceptions import FactProcessError
 
 from tasks.drivers.ofed import mlnx_ofed, modules
+from tasks.drivers.ofed.users import USERS, OfedUsers
 from tasks.packages import holds
 from tests.deploy.scripts import program, sh
 
@@ -74,7 +75,7 @@ def test_modules_of_packages_without_dkms_count(tmp_path: Path) -> None:
 
 def users(root: Path, *loaded: str) -> list[str]:
     arguments = ("storage_rdma ib_iser", "nvidia_peermem", *loaded)
-    return modules.OfedUsers().process(sh(modules._USERS + "echo end\n", root, *arguments))
+    return OfedUsers().process(sh(USERS + "echo end\n", root, *arguments))
 
 
 def test_modules_held_only_by_other_modules_have_no_users(root: Path) -> None:
@@ -145,7 +146,7 @@ def test_a_queue_pair_of_the_kernel_is_a_user(root: Path, monkeypatch: pytest.Mo
 
 def test_a_list_of_users_that_is_cut_off_is_not_believed() -> None:
     with pytest.raises(FactProcessError, match="the list does not end with 'end'"):
-        modules.OfedUsers().process(["/data is mounted over RDMA"])
+        OfedUsers().process(["/data is mounted over RDMA"])
 
 
 IP = """
