@@ -247,6 +247,14 @@ def test_the_files_that_a_boot_reads_later_are_found(tmp_path: Path) -> None:
     ]
 
 
+def test_a_later_file_may_set_the_variable_by_its_other_name() -> None:
+    later = [sysctls.Setting("/etc/sysctl.d/99-k.conf", "net/nf_conntrack_max", "2")]
+    assert sysctls._overridden({"net.netfilter.nf_conntrack_max": "2"}, later) == {}
+    assert list(sysctls._overridden({"net.netfilter.nf_conntrack_max": "1"}, later)) == [
+        "net.netfilter.nf_conntrack_max"
+    ]
+
+
 def test_a_sysctl_in_another_notation_is_not_loaded_again(node: Node) -> None:
     node.data = {"boot": {"sysctls": {"net.ipv4.tcp_fastopen": "0x403"}}}
     there = file_answers(sysctls.PATH, f"{HEADER}net.ipv4.tcp_fastopen = 0x403\n")

@@ -265,6 +265,18 @@ def test_a_sysctl_and_addresses_that_set_the_same_are_both_named(kernel: Kernel)
     )
 
 
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_setting_that_sysctls_and_then_addresses_set_has_one_original(
+    kernel: Kernel, originals: Originals, swapped: bool
+) -> None:
+    settle(kernel, spec(), originals)
+    by_sysctls, by_addresses = spec(sysctls={"net.ipv4.conf.enp33s0.rp_filter": "1"}), spec(["192.0.2.11/24"])
+    for wanted in (by_addresses, by_sysctls) if swapped else (by_sysctls, by_addresses):
+        settle(kernel, wanted, originals)
+    left = dry_run(kernel.machine(), spec(), originals).changes
+    assert [change.after for change in left if change.field.endswith("rp_filter")] == ["0"]
+
+
 def test_an_ipv6_address_with_another_prefix_length_is_named(kernel: Kernel) -> None:
     settle(kernel, spec())
     kernel.netlink.add_address(index(kernel, PF0), "fd00::7/48")
