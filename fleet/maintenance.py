@@ -77,6 +77,7 @@ class Maintenance:
 
     ``resume``: continue the maintenance of a node that an earlier run has begun. ``again``: what goes on with a node, if it is
     not this command; then only its own records are resumed. ``conditions``: those that a node must have to be uncordoned.
+    ``boot_id``: see :func:`unready`.
     """
 
     api: Api
@@ -91,6 +92,7 @@ class Maintenance:
     stop: Event = field(factory=Event)
     again: str = ""
     conditions: tuple[str, ...] = CHANGED
+    boot_id: str = ""
 
     def run(self, nodes: Sequence[str], at_once: int) -> dict[str, tuple[NodeResult, str]]:
         """Maintain nodes, so many at the same time, until one fails. Returns the result and its reason by node."""
@@ -322,7 +324,7 @@ class Maintenance:
 
     def _unready(self, name: str) -> list[str]:
         try:
-            return unready(self.api.node(name)[0], self.conditions)
+            return unready(self.api.node(name)[0], self.conditions, self.boot_id)
         except (ApiError, httpx2.TransportError) as error:
             # The change may interrupt the connection to the API server: go on waiting.
             return [_if_temporary(error)]

@@ -56,6 +56,11 @@ def conditions_of(node: Node, type: str) -> list[NodeCondition]:
     return [one for one in (node.status.conditions if node.status else None) or [] if one.type == type]
 
 
+def boot_of(node: Node) -> str:
+    """The ID of the boot in which a Node's kubelet last reported; empty if it has none."""
+    return (node.status.nodeInfo.bootID if node.status and node.status.nodeInfo else "") or ""
+
+
 def taints_of(node: Node) -> list[Taint]:
     """A Node's taints."""
     return list((node.spec.taints if node.spec else None) or [])
@@ -71,9 +76,14 @@ def is_cordoned(node: Node) -> bool:
     return bool(node.spec and node.spec.unschedulable)
 
 
-def unready(node: Node, conditions: Iterable[str]) -> list[str]:
-    """Why a Node is not ready to be used again; empty if it is."""
+def unready(node: Node, conditions: Iterable[str], boot_id: str = "") -> list[str]:
+    """Why a Node is not ready to be used again; empty if it is.
+
+    :param boot_id: the boot that the node is in now. After a short reboot the Node still has the conditions of before.
+    """
     reasons = []
+    if boot_id and boot_of(node) not in ("", boot_id):
+        reasons.append("its kubelet has not reported since the boot")
     for type in conditions:
         condition = condition_of(node, type)
         if condition is None or condition.status != "True":

@@ -334,7 +334,8 @@ def _take_out() -> Generator[PyinfraCommand, None, bool]:
 
 def _bring_back() -> Commands:
     # pyinfra runs this also to prepare the deploy.
-    result, why = maintenance.bring_back() if host.state.is_executing else ("done", "")
+    have = host.get_fact(NodeRebootRequests)
+    result, why = maintenance.bring_back(have.boot_id) if host.state.is_executing else ("done", "")
     yield script(_UNMARK, FOLDER) if result == "done" else refuse(why)
 
 

@@ -8,6 +8,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, TypeAlias
 
 import gevent
+from attrs import evolve
 from pyinfra.context import host
 
 from agent.report.printable import printable
@@ -64,10 +65,20 @@ def take_out(force: bool) -> tuple[NodeResult, str]:
     return _act(lambda maintenance, name: maintenance.take_out(name), force=force)
 
 
-def bring_back() -> tuple[NodeResult, str]:
-    """Wait until the Node is ready, and uncordon it; the result, and its reason."""
+def bring_back(boot_id: str) -> tuple[NodeResult, str]:
+    """Wait until the Node is ready in this boot, and uncordon it; the result, and its reason."""
+
+    def unless_undone(maintenance: Maintenance, name: str) -> tuple[NodeResult, str]:
+        from fleet.maintenance_record import record_of
+
+        record = record_of(maintenance.api.node(name)[0])
+        if record is None or not maintenance.resumes(record):
+            host.log(f"{name}: its maintenance was undone by somebody else")
+            return "done", ""
+        return evolve(maintenance, boot_id=boot_id).bring_back(name)
+
     # The API server may be on the rebooted host itself.
-    return _act(_unless_undone, patience=READY_TIMEOUT)
+    return _act(unless_undone, patience=READY_TIMEOUT)
 
 
 def give_back() -> tuple[NodeResult, str]:
@@ -80,16 +91,6 @@ def _if_in_service(maintenance: Maintenance, name: str) -> tuple[NodeResult, str
 
     reasons = unready(maintenance.api.node(name)[0], maintenance.conditions)
     return "undone" if reasons else "done", "; ".join(reasons)
-
-
-def _unless_undone(maintenance: Maintenance, name: str) -> tuple[NodeResult, str]:
-    from fleet.maintenance_record import record_of
-
-    record = record_of(maintenance.api.node(name)[0])
-    if record is None or not maintenance.resumes(record):
-        host.log(f"{name}: its maintenance was undone by somebody else")
-        return "done", ""
-    return maintenance.bring_back(name)
 
 
 def _act(step: Step, force: bool = False, patience: float = 0.0) -> tuple[NodeResult, str]:

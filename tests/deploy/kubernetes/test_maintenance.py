@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 from attrs import define, evolve, field
-from lightkube.models.core_v1 import EmptyDirVolumeSource
+from lightkube.models.core_v1 import EmptyDirVolumeSource, NodeSystemInfo
 from pyinfra.operations import server
 
 from agent.report import names
@@ -31,7 +31,7 @@ OF_DEPLOY = Record("deployer", "2026", "drain", True, "reboot", "deploy again")
 class Cluster:
     """A Node and its pods. ``events``: what happens to them and to the host, in its order.
 
-    ``starting``: how many requests the API server does not answer yet.
+    ``boot``: the one in which the kubelet last reported. ``starting``: how many requests the API server does not answer yet.
     """
 
     pods: list[dict[str, Any]] = field(factory=list)
@@ -40,6 +40,7 @@ class Cluster:
     unschedulable: bool = False
     ready: bool = True
     up_to_date: bool = True
+    boot: str = ""
     events: list[str] = field(factory=list)
     starting: int = 0
 
@@ -62,11 +63,12 @@ class Cluster:
             return 404, {"kind": "Status", "code": 404, "message": "not found"}
         if method == "PATCH":
             self._patch(body)
+        info = NodeSystemInfo("", self.boot, "", "", "", "", "", "", "", "")
         metadata = {"name": "node-a", "resourceVersion": "7", "annotations": self.annotations}
         return 200, {
             "metadata": metadata,
             "spec": {"unschedulable": self.unschedulable},
-            "status": {"conditions": self._conditions()},
+            "status": {"conditions": self._conditions(), "nodeInfo": info.to_dict()},
         }
 
     def _conditions(self) -> list[dict[str, str]]:
@@ -205,6 +207,18 @@ def test_changes_that_wait_for_a_window_keep_no_node_cordoned(
     cluster.up_to_date = False
     assert not deploy(host).failed
     assert cluster.events == ["cordoned", "evicted job", "rebooted", "uncordoned"]
+
+
+@pytest.mark.parametrize(("boot", "is_back"), [("boot-1", False), ("boot-2", True)])
+def test_a_node_is_back_once_its_kubelet_has_reported_in_the_new_boot(
+    host: Node, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, boot: str, is_back: bool
+) -> None:
+    monkeypatch.setattr("tasks.kubernetes.maintenance.READY_TIMEOUT", 0.0)
+    cluster.boot = boot
+    result = deploy(host)
+    assert result.failed is not is_back
+    assert cluster.unschedulable is not is_back
+    assert any("its kubelet has not reported since the boot" in line for line in result.errors) is not is_back
 
 
 def test_a_node_that_was_not_ready_is_uncordoned_at_the_end_of_the_deploy(host: Node, cluster: Cluster) -> None:
