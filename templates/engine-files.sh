@@ -69,11 +69,14 @@ stopped_by_restart() {
   esac
 }
 
-# Prints a line if the engine has running containers.
+# Prints a line if the engine has running containers. A docker that does not answer may have any that run.
 containers_run() {
-  case $engine in
-  containerd) if pgrep -x containerd-shim >/dev/null; then echo running; fi ;;
-  docker) case $(timeout 60 docker info --format '{{.ContainersRunning}}' 2>/dev/null) in 0 | '') ;; *) echo running ;; esac ;;
+  running=
+  if [ "$engine" = docker ]; then running=$(timeout 60 docker info --format '{{.ContainersRunning}}' 2>/dev/null) || running=; fi
+  case $engine$running in
+  docker0) ;;
+  docker | containerd) if pgrep -x containerd-shim >/dev/null; then echo running; fi ;;
+  docker*) echo running ;;
   crio) if pgrep conmon >/dev/null; then echo running; fi ;;
   esac
 }

@@ -324,6 +324,26 @@ def test_a_restart_of_containerd_stops_containers_unless_its_unit_spares_them(
     )
 
 
+@pytest.mark.parametrize(
+    ("engine", "docker", "shims", "run"),
+    [
+        ("docker", "echo 0", True, False),
+        ("docker", "echo 2", False, True),
+        ("docker", "exit 1", True, True),
+        ("docker", "exit 1", False, False),
+        ("containerd", "echo 2", False, False),
+        ("containerd", "echo 0", True, True),
+    ],
+)
+def test_containers_of_a_docker_that_does_not_answer_are_known_by_their_processes(
+    tmp_path: Path, engine: str, docker: str, shims: bool, run: bool
+) -> None:
+    program(tmp_path / "docker", docker)
+    program(tmp_path / "pgrep", "exit 0" if shims else "exit 1")
+    text = engine_files.SHARED + "engine=$1\ncontainers_run\n"
+    assert sh(text, engine, PATH=f"{tmp_path}:{os.environ['PATH']}") == (["running"] if run else [])
+
+
 def test_a_file_that_is_a_link_out_of_etc_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.toml").symlink_to(tmp_path / "elsewhere.toml")
     (tmp_path / "elsewhere.toml").write_text("version = 2\n")
