@@ -5,15 +5,17 @@ from typing import Any
 
 import pytest
 
-from agent.engine.context import Goal, Memory
+from agent.engine.context import Callbacks, Goal, Memory
 from agent.engine.converge import converge
 from agent.engine.users import owners, users
 from agent.hardware.functions import discover, vf_addresses
-from agent.spec.node import from_mapping
+from agent.report.records import Disruption
+from agent.spec.node import NodeSpec, from_mapping
 from agent.state.wanted import resolve
 from tests.sim.engine.test_disruption import NOON, PF, deferred, hand_to_pod, one_nic, settle, spec
 from tests.sim.kernel import Kernel
 from tests.sim.seams import seen
+from tests.sim.two_nics import MAC1, PF1
 
 
 @pytest.fixture
@@ -21,10 +23,13 @@ def kernel() -> Kernel:
     return one_nic()
 
 
-def test_a_pod_with_an_allocated_vf_defers_the_change(kernel: Kernel) -> None:
+@pytest.mark.parametrize("count", [6, 0])
+def test_a_pod_with_an_allocated_vf_defers_the_change(kernel: Kernel, count: int) -> None:
     settle(kernel, spec())
     hand_to_pod(kernel, 2)
-    assert deferred(settle(kernel, spec(6))) == (f"pod team/trainer-0 ({PF}#2)",)
+    result = settle(kernel, spec(count))
+    assert deferred(result) == (f"pod team/trainer-0 ({PF}#2)",)
+    assert {o.change.disruption for o in result.outcomes if o.result == "deferred"} == {Disruption.VF_RESET}
 
 
 @pytest.mark.parametrize("part", ["infiniband/erdma_0", "mlx5_core.sf.4"])
@@ -193,3 +198,53 @@ def test_a_device_whose_rdma_users_cannot_be_read_is_not_disturbed(kernel: Kerne
     (failed,) = [outcome for outcome in result.outcomes if outcome.result == "failed"]
     assert failed.error.startswith("its users cannot be determined")
     assert len(kernel.vfs(PF)) == 4
+
+
+# --- A lookup answers only for what it has looked at: the clock stands still, so each is recent --------------------
+
+
+def test_the_users_of_one_nic_are_none_of_another_nic_s(kernel: Kernel) -> None:
+    def wanting(count: int) -> NodeSpec:
+        nics = [{"name": pf[5:7], "select": {"pci": pf}, "vfs": {"count": count}} for pf in (PF, PF1)]
+        return from_mapping({"node_name": "n1", "nics": nics})
+
+    kernel.add_nic(PF1, "enp65s0", MAC1)
+    settle(kernel, wanting(4))
+    hand_to_pod(kernel, 2)
+    assert deferred(settle(kernel, wanting(6))) == (f"pod team/trainer-0 ({PF}#2)",)
+    assert [len(kernel.vfs(pf)) for pf in (PF, PF1)] == [4, 6]
+
+
+def told(kernel: Kernel, wanted: NodeSpec) -> list[str]:
+    """What a pass announces, and with which change it waits for the publication."""
+    calls: list[str] = []
+    callbacks = Callbacks(
+        announce=lambda change: calls.append(f"announce {change.field}"),
+        wait_until_published=lambda change: calls.append("wait"),
+    )
+    converge(kernel.machine(), Goal(wanted, at=NOON), Memory(lambda: 0.0), callbacks=callbacks)
+    return calls
+
+
+def test_what_is_left_to_the_owners_of_several_vfs_is_not_announced(kernel: Kernel) -> None:
+    """One kind looks for the owner of one VF, and a later kind for that of another."""
+    wanted = spec(vlan=7, txqueuelen=500)
+    settle(kernel, wanted)
+    hand_to_pod(kernel, 1)
+    hand_to_pod(kernel, 2)
+    vf = vf_addresses(kernel.files, PF)[2]
+    kernel.netlink.set_vf(kernel.netdev(PF).ifindex, 1, vlan=99)
+    kernel.netlink.set_link(kernel.netdev(vf).ifindex, txqueuelen=400)
+    assert told(kernel, wanted) == []
+
+
+def test_for_a_change_that_users_defer_no_publication_is_waited_for_after_a_lookup_of_owners(kernel: Kernel) -> None:
+    wanted = spec(spoofchk=False, rings={"rx": 512})
+    settle(kernel, wanted)
+    vf = vf_addresses(kernel.files, PF)[1]
+    kernel.rdma.add(vf, "rocep33s0v1", None)
+    kernel.host.open["/dev/infiniband/uverbs0"] = ("ib_write_bw (pid 4711)",)
+    kernel.netlink.set_vf(kernel.netdev(PF).ifindex, 1, spoofchk=True)
+    kernel.ethtool.set_rings(kernel.netdev(vf).ifindex, {"rx": 256})
+    assert told(kernel, wanted) == ["announce spoofchk"]
+    assert deferred(settle(kernel, wanted)) == (f"ib_write_bw (pid 4711) ({PF}#1)",)

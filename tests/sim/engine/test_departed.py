@@ -19,6 +19,7 @@ from agent.report.records import Condition
 from agent.report.verdict import is_ready
 from agent.spec.node import from_mapping
 from tests.sim.kernel import Kernel
+from tests.sim.seams import seen
 from tests.sim.selection.test_selectors import DSN, VPD
 from tests.sim.two_nics import MAC0, MAC1, NAME0, NAME1, PF0, PF1
 
@@ -165,16 +166,39 @@ def test_a_name_that_another_program_gave_stays_and_its_netdev_is_named(kernel: 
     assert kernel.netdev(PF1).name == NAME1
 
 
+def untouchable(kernel: Kernel, what: str) -> Machine:
+    """A machine whose PF0 hangs or cannot be read."""
+    if what == "hung":
+        return evolve(kernel.machine(), hung=frozenset({PF0}))
+    kernel.unreadable.add(f"/sys/bus/pci/devices/{PF0}/vendor")
+    return kernel.machine()
+
+
+@pytest.mark.parametrize("what", ["hung", "unreadable"])
+@pytest.mark.parametrize("later", [[B], [nic("a", {"pci": PF0}), B]], ids=["left the spec", "without its settings"])
+def test_of_a_device_that_must_not_be_touched_nothing_is_read_to_restore_its_values(
+    kernel: Kernel, originals: Originals, what: str, later: list[dict[str, Any]]
+) -> None:
+    follow(kernel, originals, {**A, "max_read_request": 4096, "rings": {"rx": 1024}}, B)
+    machine = untouchable(kernel, what)
+
+    def reads(known: Originals) -> list[tuple[str, str]]:
+        calls: list[tuple[str, str]] = []
+        follow(kernel, known, *later, machine=seen(machine, lambda *call: calls.append(call)))
+        return calls
+
+    kernel.writes.clear()
+    assert reads(originals) == reads(Originals())
+    assert kernel.netdev(PF0).mtu == 9000
+    assert kernel.writes == []
+
+
 @pytest.mark.parametrize("what", ["hung", "unreadable"])
 def test_no_name_is_taken_from_a_device_that_must_not_be_touched(
     kernel: Kernel, originals: Originals, what: str
 ) -> None:
     follow(kernel, originals, A, B)
-    machine = kernel.machine()
-    if what == "hung":
-        machine = evolve(machine, hung=frozenset({PF0}))
-    else:
-        kernel.unreadable.add(f"/sys/bus/pci/devices/{PF0}/vendor")
+    machine = untouchable(kernel, what)
     kernel.writes.clear()
     result = follow(kernel, originals, {**B, "altnames": ["storage"]}, machine=machine)
     assert [where for where, _ in kernel.writes if where == NAME0] == []

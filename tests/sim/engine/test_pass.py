@@ -164,6 +164,18 @@ def test_a_pf_that_is_gone_when_its_event_is_handled_is_missing(kernel: Kernel) 
     assert [condition.status for condition in result.want.missing] == ["False"]
 
 
+@pytest.mark.parametrize("named", [PF0, own(PF0), f"{PF0}#1"])
+def test_a_device_that_could_not_be_read_is_read_again_after_any_event_of_it(kernel: Kernel, named: str) -> None:
+    wanted = spec(nic(PF0, vfs=VFS))
+    run(kernel, wanted)
+    kernel.unreadable.add(f"/sys/bus/pci/devices/{PF0}/numa_node")
+    last = run(kernel, wanted)
+    kernel.unreadable.clear()
+    drift(kernel, PF0)
+    assert is_ready(run(kernel, wanted, last, frozenset({named})).conditions)
+    assert mtus(kernel, PF0) == [9000]
+
+
 def test_if_events_are_lost_meanwhile_everything_is_read(kernel: Kernel) -> None:
     last = run(kernel, BOTH)
     drift(kernel, PF0, PF1)
@@ -291,6 +303,14 @@ def test_changes_that_are_blocked_only_by_a_newer_spec_wait(kernel: Kernel) -> N
     drift(kernel, PF0)
     kernel.fault = refusing(PF0)
     assert not is_ready(run(kernel, new, verified=old).conditions), "the older spec asks for the MTU, too"
+
+
+def test_a_change_that_fails_does_not_wait_although_only_a_newer_spec_asks_for_it(kernel: Kernel) -> None:
+    run(kernel, BOTH)
+    kernel.fault = refusing(PF0)
+    result = run(kernel, spec(nic(PF0, mtu=4000), nic(PF1)), verified=BOTH)
+    assert result.waiting == ()
+    assert converged(result).reason == "Failed"
 
 
 def test_once_nothing_waits_the_probes_compare_with_the_newer_spec(kernel: Kernel) -> None:

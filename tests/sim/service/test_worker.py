@@ -20,6 +20,7 @@ from agent.report.history import read as read_history
 from agent.report.records import Disruption
 from agent.service import pass_log, passes
 from agent.service.apply_socket import ask
+from agent.service.spec_in_force import VERIFIED
 from tests.contract.asking import soon
 from tests.journald import heard, listening
 from tests.sim.kernel import no_fault
@@ -58,6 +59,16 @@ def test_in_mode_observe_a_pass_that_ends_early_leaves_the_node_ready(node: Node
     node.kernel.unreadable.add("/sys/devices/system/cpu/online")
     out = worker('{"node_name": "n1", "mode": "observe"}')
     assert out.until(lambda report: condition(report, "Converged").reason == "DeviceLost").ready
+
+
+@pytest.mark.parametrize("mode", ["enforce", "observe"])
+def test_only_a_spec_that_the_agent_enforces_is_verified(
+    worker: Callable[[str], Out], tmp_path: Path, mode: str
+) -> None:
+    """In mode observe every node counts as ready, whatever it is like."""
+    (tmp_path / "state").mkdir()
+    assert worker(json.dumps({"node_name": "n1", "mode": mode})).until(lambda report: report.ready)
+    assert (tmp_path / "state" / VERIFIED).exists() is (mode == "enforce")
 
 
 def test_while_a_probe_hangs_the_others_are_reported_and_then_its_timeout(

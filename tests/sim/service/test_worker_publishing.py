@@ -13,7 +13,7 @@ from agent.engine import retry
 from agent.machine import Event
 from agent.report.activity import View
 from agent.report.history import read as read_history
-from agent.service import passes, wake
+from agent.service import inbox, passes, wake
 from agent.service import worker as worker_module
 from agent.service.apply_socket import ask
 from agent.spec.node import probe_names
@@ -63,6 +63,22 @@ def test_endless_events_of_an_optional_nic_postpone_ready_only_so_often(
 ) -> None:
     disturb(node, announced)
     assert worker(OPTIONAL).until(lambda report: report.ready)
+
+
+def test_ready_is_not_published_while_an_event_of_a_required_nic_is_overdue(
+    node: Node, announced: Announced, worker: Callable[[str], Out], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often it was postponed."""
+    monkeypatch.setattr(worker_module, "POSTPONED", 0)
+    monkeypatch.setattr(inbox, "ANSWERED_WITHIN", 0.0)
+    monkeypatch.setattr(wake, "BURST", NEVER)
+    node.kernel.events = Endless(announced.descriptor, Event(ifindex=node.kernel.netdev(PF0).ifindex))
+    os.eventfd_write(announced.descriptor, 1)
+    out = worker(OPTIONAL)
+    soon((tmp_path / "apply.sock").exists, "socket", 60.0)
+    results = list(islice(ask(tmp_path / "apply.sock", None, 60.0), 20))
+    assert results[-1].ready
+    assert not any(message.get("ready") for message in out.said)
 
 
 def test_a_result_that_is_not_ready_is_published_although_events_wait(
