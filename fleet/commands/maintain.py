@@ -14,10 +14,10 @@ from agent.report.options import seconds
 from agent.report.records import Disruption
 from fleet.api import ABSENT, Api, Failed, code, node_name, options
 from fleet.eviction import Rules
-from fleet.interruption import INTERRUPTED, interruptible
+from fleet.interruption import INTERRUPTED, Interruption, interruptible
 from fleet.inventory import Inventory
 from fleet.inventory import options as inventory_options
-from fleet.maintenance import Maintenance
+from fleet.maintenance import Maintenance, NodeResult
 from fleet.maintenance_record import not_finished, record_of
 from fleet.objects import condition_of
 
@@ -91,7 +91,6 @@ def maintain(
     else:
         known = Inventory.read(inventory, limit)
         _check(api, known, wanted, resume)
-    wished = "undone" if undo else "done"
     with interruptible("a change that has begun on a node is finished first, and a drain undone") as interruption:
         maintenance = Maintenance(
             api=api,
@@ -106,18 +105,20 @@ def maintain(
             stop=interruption.stop,
         )
         results = {name: maintenance.give_back(name) for name in wanted} if undo else maintenance.run(wanted, at_once)
-        good = all(result == wished for result, _ in results.values())
-        document = {"done": good, "nodes": {name: _plain(*result) for name, result in results.items()}}
-        if as_json and not interruption.say(json.dumps(document)):
-            good = False
-        for name, (result, reason) in results.items():
-            if result != wished:
-                interruption.say(f"trackbed: {name}: {result}{': ' if reason else ''}{reason}", err=True)
+        good = _print(interruption, results, "undone" if undo else "done", as_json)
     sys.exit(0 if good else INTERRUPTED if interruption.stop.is_set() else 1)
 
 
-def _plain(result: str, reason: str) -> dict[str, str]:
-    return {"result": result, "reason": reason}
+def _print(interruption: Interruption, results: dict[str, tuple[NodeResult, str]], wished: str, as_json: bool) -> bool:
+    """Print the results; whether all are as wished, and the JSON could be written."""
+    good = all(result == wished for result, _ in results.values())
+    nodes = {name: {"result": result, "reason": reason} for name, (result, reason) in results.items()}
+    if as_json and not interruption.say(json.dumps({"done": good, "nodes": nodes})):
+        good = False
+    for name, (result, reason) in results.items():
+        if result != wished:
+            interruption.say(f"trackbed: {name}: {result}{': ' if reason else ''}{reason}", err=True)
+    return good
 
 
 def _check(api: Api, inventory: Inventory, nodes: list[str], continuing: bool) -> None:
