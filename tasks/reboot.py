@@ -219,16 +219,17 @@ def carry_out(policy: Reboot, ready_timeout: int) -> Commands:
     if when == "never":
         names = ", ".join(sorted(turns.failed))
         disruption.defer(
-            "reboot", f"of its group {names} failed after the reboot (reboot.stop_at); repair or exclude them"
+            "reboot", f"reboots in its group failed: {names} (reboot.stop_at); repair or exclude these hosts"
         )
         return
-    succeeded: bool | None = False
+    succeeded: bool | None = None
     try:
         # Meanwhile a window may have ended, and somebody may have rebooted the host.
         have = _due(policy) if when == "later" else have
         if have is not None:
             host.log(f"reboots now, after {turns.done} other hosts")
-        succeeded = None if have is None else (yield from _reboots(have, policy, ready_timeout))
+            succeeded = False
+            succeeded = yield from _reboots(have, policy, ready_timeout)
     finally:
         # Also when pyinfra leaves this generator, since a command has failed.
         turns.end(host.name, succeeded)

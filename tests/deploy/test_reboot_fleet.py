@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from attrs import define, field
+from pyinfra.api import operations
 from pyinfra.api.config import Config
 from pyinfra.api.connect import connect_all
 from pyinfra.api.exceptions import ConnectError
@@ -19,6 +20,7 @@ from pyinfra.context import ctx_host, ctx_state
 from pyinfra.operations import server
 
 from tasks import disruption, reboot
+from tasks.common import failures
 from tasks.common.turns import Turns, hosts_of
 from tasks.reboot import NodeRebootRequests
 from tests.deploy.conftest import Connector, of
@@ -31,13 +33,15 @@ ATTEMPTS = 5
 class Machines:
     """Simulated hosts. Those that are rebooted as the numbers in ``breaks`` do not come back.
 
-    ``away``: those whose turn has not ended. ``at_once``: how many these were at each reboot.
+    ``lost``: those that give no answer any more once a host has been rebooted. ``away``: those whose turn has not ended.
+    ``at_once``: how many these were at each reboot.
     """
 
     breaks: tuple[int, ...] = ()
     broken: set[str] = field(factory=set)
     boots: dict[str, int] = field(factory=dict)
     down: dict[str, int] = field(factory=dict)
+    lost: set[str] = field(factory=set)
     away: set[str] = field(factory=set)
     at_once: list[int] = field(factory=list)
 
@@ -68,6 +72,8 @@ class Simulated(Connector):
 
     def run_shell_command(self, command: Any, *positional: Any, **arguments: Any) -> Any:
         machines, name = MACHINES[-1], self.host.name
+        if name in machines.lost and machines.boots:
+            raise failures.HostFailed
         boot = f"boot-{machines.boots.get(name, 1)}"
         if "systemctl reboot" in str(command):
             machines.reboot(name)
@@ -136,7 +142,7 @@ def test_of_64_hosts_at_most_8_are_away_and_two_failures_stop_the_rest_which_the
     names = ", ".join(sorted(machines.broken))
     rest = set(fleet) - done - machines.broken
     for name in rest:
-        assert f"[{name}] deferred: reboot: of its group {names} failed after the reboot" in caplog.text
+        assert f"[{name}] deferred: reboot: reboots in its group failed: {names} (reboot.stop_at)" in caplog.text
         # Otherwise it is deployed.
         assert f"[{name}] Success" in caplog.text.rpartition("After")[2]
 
@@ -163,6 +169,18 @@ def test_the_first_host_is_alone_and_more_follow_once_others_have_succeeded(mach
 def test_without_a_number_one_host_is_rebooted_after_the_other(machines: Machines) -> None:
     deploy({"gpu": group(hosts(5))})
     assert machines.at_once == [1] * 5
+
+
+def test_a_host_that_goes_away_while_it_waits_for_its_turn_stops_no_other(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = "_run_host_op_with_context"
+    monkeypatch.setattr(operations, place, failures.running(getattr(operations, place)))
+    first, second, third = hosts(3)
+    machines.lost = {second}
+    state = deploy({"gpu": group([first, second, third])})
+    assert {host.name for host in state.failed_hosts} == {second}
+    assert machines.boots == {first: 2, third: 2}
 
 
 def test_a_group_has_a_number_and_a_threshold_of_its_own(machines: Machines) -> None:
