@@ -33,8 +33,8 @@ ATTEMPTS = 5
 class Machines:
     """Simulated hosts. Those that are rebooted as the numbers in ``breaks`` do not come back.
 
-    ``loses``: how many give no answer any more once another one has been rebooted: these are ``lost``. ``away``: those whose turn
-    has not ended. ``at_once``: how many these were at each reboot.
+    ``loses``: how many give no answer any more once another one has been rebooted: these are ``lost``.
+    ``away``: those whose turn has not ended. ``at_once``: how many these were at each reboot.
     """
 
     breaks: tuple[int, ...] = ()
@@ -73,11 +73,8 @@ class Simulated(Connector):
 
     def run_shell_command(self, command: Any, *positional: Any, **arguments: Any) -> Any:
         machines, name = MACHINES[-1], self.host.name
-        if (
-            machines.boots.keys() - {name}
-            and name not in machines.boots
-            and len(machines.lost | {name}) <= machines.loses
-        ):
+        another = machines.boots and name not in machines.boots
+        if another and len(machines.lost | {name}) <= machines.loses:
             machines.lost.add(name)
             raise failures.HostFailed
         boot = f"boot-{machines.boots.get(name, 1)}"
