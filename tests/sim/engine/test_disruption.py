@@ -62,6 +62,7 @@ def test_only_force_in_the_spec_disturbs_users(kernel: Kernel) -> None:
     settle(kernel, spec())
     hand_to_pod(kernel, 2)
     assert deferred(settle(kernel, spec(6), allow=Disruption.REBOOT))
+    assert deferred(settle(kernel, spec(6, {"force": True, "allow": "link-flap"}))), "force is about users alone"
     assert is_ready(settle(kernel, spec(6, {"force": True})).conditions)
 
 

@@ -273,6 +273,21 @@ def test_the_first_change_that_is_not_made_is_named(kernel: Kernel, required: bo
     assert failed[0].remedy and len(failed) == count
 
 
+@pytest.mark.parametrize("required", [True, False])
+def test_a_device_that_cannot_be_read_makes_the_node_not_ready_only_if_it_is_required(
+    kernel: Kernel, required: bool
+) -> None:
+    """What failed before it could not be read counts no more than that."""
+    run(kernel, BOTH)
+    drift(kernel, PF0)
+    kernel.fault = refusing(PF0)
+    kernel.unreadable.add("/sys/class/net/enp33s0/queues/rx-0/rps_cpus")
+    result = run(kernel, spec(nic(PF0, required=required), nic(PF1)))
+    assert {o.change.kind for o in result.outcomes if o.change.device == PF0} == {"links", "devices"}
+    assert converged(result).reason == ("Failed" if required else "OptionalDiffers")
+    assert is_ready(result.conditions) is not required
+
+
 def test_a_required_change_is_named_before_one_that_is_not(kernel: Kernel) -> None:
     run(kernel, BOTH)
     drift(kernel, PF0, PF1)
