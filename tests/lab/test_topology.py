@@ -7,12 +7,18 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from agent.report.records import to_plain
+from cli import topology
+from cli.as_inventory import derive_inventory
+from cli.inspection import inspect
 from lab import Node
 from tests.debian import program
 from tests.lab.conftest import ROOT
+from tests.sim.machine_file import load
 
 QUEUE = re.compile(r"^ *(\d+):.*\s(\S+)-TxRx-(\d+)$", re.MULTILINE)
 """igb's interrupts in /proc/interrupts: the number, the netdev and the queue."""
@@ -48,3 +54,36 @@ def test_the_host_draws_the_topology_of_a_node(node: Node, tmp_path: Path, monke
         assert picture.read_bytes().startswith(begins)
     described = (tmp_path / "node1.xml").read_text()
     assert all(nic.netdev in described for nic in node.machine.nics)
+
+
+def functions(inspection: dict[str, Any]) -> list[dict[str, Any]]:
+    """What an inspection says of each function that is no VF, but for what a boot or the spec decides."""
+    kept = ("address", "vendor", "device", "driver", "numa_node", "total_vfs", "nvlink_bridge")
+    return [
+        {key: function[key] for key in kept} | {"netdevs": [netdev["name"] for netdev in function["netdevs"]]}
+        for function in inspection["functions"]
+        if function["index"] is None
+    ]
+
+
+def places(nodes: list[dict[str, Any]]) -> list[object]:
+    """The CPUs of each core and the PFs of each NUMA node."""
+    return [
+        (
+            numa["number"],
+            numa["socket"],
+            [core["cpus"] for cache in numa["caches"] for core in cache["cores"]],
+            [device["address"] for device in numa["devices"] if device["address"].endswith(":00.0")],
+        )
+        for numa in nodes
+    ]
+
+
+def test_a_node_that_describes_itself_is_loaded_as_what_it_is(node: Node, tmp_path: Path) -> None:
+    (tmp_path / "node.yaml").write_text(node.sh("trackbed inspect --as-machine"))
+    loaded = load(tmp_path / "node.yaml").kernel.machine()
+    assert functions(to_plain(inspect(loaded))) == functions(json.loads(node.sh("trackbed inspect --json")))
+    assert places(to_plain(topology.arrange(loaded))) == places(json.loads(node.sh("trackbed topology --json")))
+    chosen = re.compile(r'"pci": "([0-9a-f:.]+)"')
+    live = chosen.findall(node.sh("trackbed inspect --as-inventory"))
+    assert live == chosen.findall(derive_inventory(loaded, node.name, node.name, ()).text)
