@@ -1,10 +1,13 @@
 # The commands people type. `make lab` and `make test` install what they need.
 
-PYTHON ?= python3
+# The control host's, if Trackbed runs on it. Rocky Linux 9 has a newer one beside it.
+PYTHON ?= $(or $(shell for each in python3 python3.12 python3.11; do \
+	$$each -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$each && break; done),python3)
 VENV := .venv
 BIN := $(VENV)/bin
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 PIP := $(BIN)/pip --quiet --disable-pip-version-check
+CONTROL := $(VENV)/.control
 STAMP := $(VENV)/.installed
 CAMPAIGN := campaign.xml
 # The tests start hundreds of Python processes: without compiled files each of them would compile the project again.
@@ -12,9 +15,10 @@ unexport PYTHONDONTWRITEBYTECODE
 # Three processes a CPU, because many tests wait for the agent's own time limits.
 PARALLEL := --numprocesses=$(shell expr 3 \* $$(nproc)) --maxprocesses=32 --dist=worksteal
 
-.PHONY: help chaos soak check lab lab-cluster lab-down test lint quick unit lab-suite cluster-suite campaign fuzz pythons audit sbom molecule bench lock clean mutants docs
+.PHONY: help control chaos soak check lab lab-cluster lab-down test lint quick unit lab-suite cluster-suite campaign fuzz pythons audit sbom molecule bench lock clean mutants docs
 
 help:
+	@echo "make control      the control host's environment in .venv: pyinfra and trackbed, no tests"
 	@echo "make lab          boot two virtual servers, and deploy to them"
 	@echo "make lab-cluster  the same, as nodes of a Kubernetes cluster that is built from source"
 	@echo "make lab-down     stop them"
@@ -34,6 +38,9 @@ help:
 	@echo "make molecule     the scenario of molecule/: boot, deploy, deploy again (nothing changes), check, discard"
 	@echo "make bench        measure how fast the agent of the running lab repairs, beside the same repairs by hand"
 	@echo "make lock         pin the newest versions of the dependencies, by hash"
+
+control: $(CONTROL)
+	@$(BIN)/trackbed --version
 
 lab: $(STAMP)
 	@$(BIN)/python -m lab up
@@ -128,8 +135,11 @@ bench: $(STAMP)
 	@$(BIN)/python -m bench.creation
 
 lock: $(STAMP)
-	$(BIN)/uv pip compile --quiet --upgrade pyproject.toml --extra control --extra test --python-version 3.11 \
+	$(BIN)/uv pip compile --quiet --upgrade pyproject.toml --extra control --python-version 3.10 --universal \
 		--generate-hashes --no-emit-index-url --no-emit-find-links --no-header -o requirements/control.txt
+	$(BIN)/uv pip compile --quiet --upgrade pyproject.toml --extra control --extra test --python-version 3.11 \
+		--constraint requirements/control.txt \
+		--generate-hashes --no-emit-index-url --no-emit-find-links --no-header -o requirements/test.txt
 	$(BIN)/uv pip compile --quiet --upgrade pyproject.toml --python-version 3.10 --universal \
 		--generate-hashes --no-emit-index-url --no-emit-find-links --no-header -o requirements/node.txt
 	$(BIN)/uv pip compile --quiet --upgrade --group pull --python-version 3.10 --universal \
@@ -141,11 +151,18 @@ clean:
 	rm -rf $(VENV) site mutants $(CAMPAIGN) trackbed.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 # ensurepip is what Debian's python3 lacks without python3-venv. pip is the last that venv makes: without it, it was interrupted.
-$(STAMP): requirements/control.txt pyproject.toml
+$(CONTROL): requirements/control.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+		echo "$(PYTHON) is missing or older than Python 3.10; install a newer one (Rocky Linux 9: dnf install python3.12)"; exit 1; } >&2
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { \
 		echo "installing python3-venv"; $(SUDO) apt-get update -qq && $(SUDO) apt-get install -qqy python3-venv; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV)
 	@echo "installing the control host's Python packages"
 	@$(PIP) install --require-hashes -r requirements/control.txt
 	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(STAMP): requirements/test.txt $(CONTROL)
+	@echo "installing the tests' Python packages"
+	@$(PIP) install --require-hashes -r requirements/test.txt
 	@touch $@

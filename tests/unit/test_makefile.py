@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.deploy.test_cli import DATA, FRESH
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -17,7 +19,8 @@ def test_an_environment_that_was_interrupted_before_it_had_pip_is_made_again(tmp
     shutil.copy(ROOT / "Makefile", tmp_path)
     (tmp_path / "pyproject.toml").write_text("")
     (tmp_path / "requirements").mkdir()
-    (tmp_path / "requirements/control.txt").write_text("")
+    for name in ("control", "test"):
+        (tmp_path / f"requirements/{name}.txt").write_text("")
     environment = tmp_path / ".venv/bin"
     environment.mkdir(parents=True)
     (environment / "python").symlink_to(os.path.realpath(sys.executable))
@@ -25,3 +28,35 @@ def test_an_environment_that_was_interrupted_before_it_had_pip_is_made_again(tmp
     words = ["make", "-C", str(tmp_path), f"PYTHON={sys.executable}", "PIP=true", ".venv/.installed"]
     subprocess.run(words, check=True, capture_output=True)
     subprocess.run([environment / "pip", "--version"], check=True, capture_output=True)
+
+
+# All that `trackbed fleet` and the tasks import, and that no test tool is there.
+IMPORTS = """
+import importlib, importlib.util, pkgutil
+import fleet, tasks
+for package in (fleet, tasks):
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        importlib.import_module(module.name)
+assert not importlib.util.find_spec("pytest")
+"""
+
+
+@pytest.mark.slow
+def test_the_control_host_s_environment_has_what_the_deploy_and_the_fleet_s_commands_import(tmp_path: Path) -> None:
+    for name in ("Makefile", "pyproject.toml", "README.md", "config.py", "deploy.py"):
+        shutil.copy(ROOT / name, tmp_path)
+    for name in ("agent", "cli", "deploys", "fleet", "lab", "requirements", "tasks", "templates"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    subprocess.run(["make", "-C", str(tmp_path), f"PYTHON={sys.executable}", "control"], check=True)
+    programs = tmp_path / ".venv/bin"
+    hosts = [("@fake/a", {**DATA, "fake_responses": FRESH})]
+    (tmp_path / "inventory.py").write_text(f"hosts = {hosts!r}\n")
+    for words in (
+        ("python", "-c", IMPORTS),
+        ("trackbed", "fleet", "report", "--help"),
+        ("pyinfra", "inventory.py", "deploy.py", "--dry"),
+    ):
+        done = subprocess.run(
+            [programs / words[0], *words[1:]], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
