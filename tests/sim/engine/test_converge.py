@@ -9,7 +9,7 @@ import pytest
 from agent.engine.context import Callbacks, Goal, Memory
 from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import dry_run
-from agent.engine.retry import Failures
+from agent.engine.retry import LAST_RETRY, Failures
 from agent.hardware.functions import vf_addresses
 from agent.report.records import Disruption
 from agent.report.verdict import is_ready
@@ -175,6 +175,7 @@ def test_a_change_that_the_driver_refuses_is_unsupported_and_not_tried_again_at_
     failures = Failures()
     result = settle(kernel.machine(), spec(), failures=failures)
     assert {o.result for o in result.outcomes if o.change.field == "trust"} == {"unsupported"}
+    assert failures.next_try() == LAST_RETRY
     assert not is_ready(result.conditions)
     kernel.writes.clear()
     settle(kernel.machine(), spec(), result, failures)

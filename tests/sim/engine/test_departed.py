@@ -18,7 +18,7 @@ from agent.machine import Machine
 from agent.report.records import Condition
 from agent.report.verdict import is_ready
 from agent.spec.node import from_mapping
-from tests.sim.kernel import Kernel
+from tests.sim.kernel import Kernel, no_fault
 from tests.sim.seams import seen
 from tests.sim.selection.test_selectors import DSN, VPD
 from tests.sim.two_nics import MAC0, MAC1, NAME0, NAME1, PF0, PF1
@@ -142,6 +142,19 @@ def test_passes_for_events_do_not_hasten_a_restoring_that_is_refused(kernel: Ker
         scope = frozenset({PF1}) if last is not None and second % 2 else None
         last = converge(kernel.machine(), goal, memory, last.have if last else None, scope)
     assert 5 <= sum("mtu=1500" in value for _, value in kernel.writes) <= 9
+
+
+def test_a_pf_that_left_is_taken_down_only_once_its_other_values_are_restored(
+    kernel: Kernel, originals: Originals
+) -> None:
+    """Without a link a driver may refuse them."""
+    follow(kernel, originals, A, B)
+    kernel.fault = lambda operation, where, value: OSError(errno.EINVAL, "no") if "mtu=1500" in value else None
+    follow(kernel, originals, B)
+    assert (kernel.netdev(PF0).mtu, kernel.netdev(PF0).up) == (9000, True)
+    kernel.fault = no_fault
+    follow(kernel, originals, B)
+    assert (kernel.netdev(PF0).mtu, kernel.netdev(PF0).up) == (1500, False)
 
 
 @pytest.mark.parametrize("missing", [None, {"netdev": "eth7"}], ids=["nothing missing", "undecided"])

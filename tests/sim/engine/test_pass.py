@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from attrs import evolve
 from agent.engine.context import SILENT, Callbacks, Goal, Memory
 from agent.engine.converge import ROUNDS, Pass, converge, judged_again
 from agent.engine.originals import ORIGINALS, Originals
-from agent.engine.retry import Failures
+from agent.engine.retry import HASTENED_RETRY, Failures
 from agent.hardware.functions import vf_addresses
 from agent.kinds import ordered
 from agent.kinds.irqs import PLACED
@@ -249,6 +250,21 @@ def test_a_failure_is_forgotten_once_its_change_is_no_longer_planned(kernel: Ker
     assert failures.next_try() is None
 
 
+def test_an_event_has_a_failed_change_tried_again_soon_and_not_at_once(kernel: Kernel) -> None:
+    """The write that failed may have caused the event, and the next one would cause the next event."""
+    run(kernel, BOTH)
+    drift(kernel, PF0)
+    kernel.fault = refusing(PF0)
+    failures = Failures()
+    for now in range(0, 50, 10):
+        run(kernel, BOTH, memory=Memory(partial(float, now), failures))
+    assert failures.next_try() == 44.0
+    failures.hasten(frozenset({PF1}))
+    assert failures.next_try() == 44.0
+    failures.hasten(frozenset({PF0}))
+    assert failures.next_try() == 40.0 + HASTENED_RETRY
+
+
 # --- What it concludes ----------------------------------------------------------------------------------------
 
 
@@ -456,3 +472,12 @@ def test_vfs_that_are_not_required_may_go_without_an_announcement(
     begin_to_delete(kernel)
     calls = calls_until_announced(kernel, spec(nic(PF0, **({"vfs": VFS} | of_nic)), nic(PF1), **more), last, None)
     assert not any(call.startswith(f"vfs {PF0} count: 0") for call in calls)
+
+
+def test_vfs_that_wait_to_be_made_are_not_announced_as_lost(kernel: Kernel) -> None:
+    run(kernel, spec(nic(PF0, vfs=VFS)))
+    kernel.routed.add("enp33s0")
+    wanted = spec(nic(PF0, vfs={**VFS, "count": 5}))
+    last = run(kernel, wanted)
+    assert converged(last).reason == "Deferred"
+    assert not any(call.startswith(f"vfs {PF0}") for call in calls_until_announced(kernel, wanted, last, None))
