@@ -265,6 +265,14 @@ def test_an_event_has_a_failed_change_tried_again_soon_and_not_at_once(kernel: K
     assert failures.next_try() == 40.0 + HASTENED_RETRY
 
 
+def test_while_the_netdev_of_a_pf_is_elsewhere_it_gets_no_vfs(kernel: Kernel) -> None:
+    """They would get no MAC."""
+    kernel.move_away(PF0)
+    result = run(kernel, spec(nic(PF0, vfs=VFS)))
+    assert vf_addresses(kernel.files, PF0) == {}
+    assert [o.result for o in result.outcomes if o.change.kind == "vfs"] == ["blocked"]
+
+
 # --- What it concludes ----------------------------------------------------------------------------------------
 
 

@@ -214,8 +214,9 @@ def test_a_connection_from_an_address_with_a_rule_uses_the_nic_of_the_rule_s_tab
     routed.netlink.add_address(routed.netdev(OTHER).ifindex, "10.20.0.6/24")
     routed.netlink.add_rule(Rule("10.20.0.6", 100, 1000))
     routed.netlink.add_route(Route("10.20.0.0/24", 100, routed.netdev(OTHER).ifindex))
+    routed.connect("10.20.0.5:40000", "10.20.0.10:6443", "sshd (pid 812)")
     routed.connect("10.20.0.6:40000", "10.20.0.10:6443", "kubelet (pid 7)")
-    assert users_of(routed) == {}
+    assert of_pf(routed) == ["sshd (pid 812), connected with 10.20.0.10:6443"]
 
 
 @pytest.mark.parametrize(("bound", "uses"), [("enp33s0", True), ("enp65s0", False)])

@@ -69,7 +69,8 @@ class Agent:
 
     def look(self) -> Pass:
         assert self.in_force.spec is not None
-        result = converge(self.machine(), Goal(self.in_force.spec), Memory(lambda: self.now, self.failures))
+        goal = Goal(self.in_force.spec, verified=self.in_force.verified)
+        result = converge(self.machine(), goal, Memory(lambda: self.now, self.failures))
         if is_ready(result.conditions) and self.in_force.spec.mode == "enforce":
             self.in_force.ready(result)
         if self.in_force.gives_up(result, self.now):

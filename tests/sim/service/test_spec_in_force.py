@@ -1,5 +1,6 @@
 """Which spec is in force: restarts, refusals and failures, with whole passes on the simulated kernel."""
 
+import errno
 import json
 from pathlib import Path
 from typing import Any, cast
@@ -10,7 +11,7 @@ from attrs import define, evolve
 from agent.machine import Files
 from agent.report.verdict import is_ready
 from agent.service.spec_in_force import FAILED, OBSERVED, TRIAL, SpecInForce
-from agent.spec.node import NodeSpec, spec_hash, to_json
+from agent.spec.node import NodeSpec, from_mapping, spec_hash, to_json
 from tests.sim.kernel import Kernel
 from tests.sim.service.specs import PF, Agent, refuse_five, spec
 
@@ -145,6 +146,35 @@ def test_a_device_that_cannot_be_read_is_no_fault_of_a_new_spec(agent: Agent) ->
     agent.kernel.unreadable.clear()
     assert is_ready(agent.look().conditions)
     assert agent.in_force.spec == spec(4)
+
+
+def one(count: int, **more: object) -> NodeSpec:
+    nic = {"name": "rail0", "select": {"pci": PF}, "vfs": {"count": count}, **more}
+    return from_mapping({"node_name": "n1", "nics": [nic]})
+
+
+def test_a_failure_of_a_device_whose_changes_wait_for_users_is_no_fault_of_a_new_spec(agent: Agent) -> None:
+    """What fails may need what waits."""
+    agent.give(spec(3))
+    agent.look()
+    agent.kernel.routed.add("enp33s0")
+    agent.kernel.fault = lambda operation, where, value: OSError(errno.EIO, "no") if "txqueuelen" in value else None
+    agent.give(one(5, txqueuelen=500))
+    results = {outcome.result for outcome in agent.try_out().outcomes}
+    assert results >= {"deferred", "failed"}
+    assert (agent.in_force.spec, agent.in_force.refusal) == (one(5, txqueuelen=500), "")
+
+
+def test_a_spec_of_which_a_part_waits_is_not_verified_although_the_node_is_ready(agent: Agent) -> None:
+    agent.give(spec(3))
+    agent.look()
+    agent.kernel.routed.add("enp33s0")
+    agent.give(spec(5))
+    assert is_ready(agent.try_out().conditions)
+    assert agent.in_force.verified == spec(3)
+    agent.kernel.routed.clear()
+    agent.look()
+    assert agent.in_force.verified == spec(5)
 
 
 def observing(count: int) -> NodeSpec:

@@ -232,3 +232,29 @@ def test_the_other_devices_do_not_alternate_between_two_specs_while_a_write_hang
         agent.start()
         assert agent.in_force.spec == two(3, 9000 if hung_before else 1500)
     assert ("did not return" in agent.in_force.refusal) == (not hung_before)
+
+
+def test_what_fails_on_a_nic_that_is_not_required_is_no_fault_of_a_new_spec(agent: Agent) -> None:
+    """Also if another NIC keeps the node from being ready."""
+    agent.give(two(3, 1500))
+    agent.look()
+    given = two(5, 1500, required=False)
+    agent.give(given)
+    agent.kernel.fault = refuse_five
+    agent.kernel.unreadable.add(f"/sys/bus/pci/devices/{PF1}/numa_node")
+    assert "failed" in {o.result for o in agent.try_out().outcomes if o.change.device == PF}
+    assert (agent.in_force.spec, agent.in_force.refusal) == (given, "")
+
+
+def test_a_spec_that_changes_what_an_entry_leaves_out_is_refused_for_what_the_entry_lacks(agent: Agent) -> None:
+    def wanting(mtu: int) -> NodeSpec:
+        others = {"driver": "igb", "each": True, "min": 1, "without": ["a"]}
+        nics = [{"name": "a", "select": {"pci": PF}, "mtu": mtu}, {"name": "rail{index}", "select": others}]
+        return from_mapping({"node_name": "n1", "nics": nics})
+
+    agent.give(wanting(1500))
+    agent.look()
+    agent.kernel.remove_nic(PF1)
+    agent.give(wanting(9000))
+    assert agent.in_force.spec == wanting(1500)
+    assert "at least 1 must match" in agent.in_force.refusal
