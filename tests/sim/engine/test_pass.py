@@ -177,6 +177,19 @@ def test_a_device_that_could_not_be_read_is_read_again_after_any_event_of_it(ker
     assert mtus(kernel, PF0) == [9000]
 
 
+def test_a_device_that_can_be_read_again_during_a_pass_is_put_right_in_it(kernel: Kernel) -> None:
+    run(kernel, BOTH)
+    drift(kernel, PF0, PF1)
+    kernel.unreadable.add(f"/sys/bus/pci/devices/{PF0}/numa_node")
+
+    def new_events() -> Scope:
+        kernel.unreadable.clear()
+        return frozenset({own(PF0)})
+
+    assert is_ready(run(kernel, BOTH, callbacks=Callbacks(new_events=new_events)).conditions)
+    assert mtus(kernel, PF0, PF1) == [9000, 9000]
+
+
 def test_if_events_are_lost_meanwhile_everything_is_read(kernel: Kernel) -> None:
     last = run(kernel, BOTH)
     drift(kernel, PF0, PF1)
