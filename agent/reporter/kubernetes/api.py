@@ -250,10 +250,6 @@ class Api:
         end: float = inf,
     ) -> HTTPResponse:
         session = self.session()
-        if self._session is not None and self._session.tls is not session.tls:
-            # A connection keeps the certificate that it was made with, and so does a TLS session.
-            self.close()
-            self._resumed = None
         self._session = session
         headers = {"Accept": JSON, "User-Agent": "trackbed-reporter"}
         if session.token is not None:
