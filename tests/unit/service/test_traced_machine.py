@@ -131,7 +131,7 @@ def test_whoever_looks_while_calls_are_recorded_sees_one_of_them(view: View) -> 
         while not view.last():
             assert worker.poll() is None and time.monotonic() < began + 60
         try:
-            for _ in range(20_000):
+            for _ in range(200):
                 assert began < view.last() <= time.monotonic()
                 if step := view.step():
                     assert began < step.since <= time.monotonic()
