@@ -166,7 +166,8 @@ FAMILIES: tuple[DriverFamily, ...] = (
         drivers=("erdma",),
         # erdma-ceq<n>@pci:<BDF> are the completion queues' interrupts, erdma-common@pci:<BDF> is the management one.
         queue_irqs=re.compile(r"erdma-(?P<role>ceq)(?P<queue>\d+)@"),
-        # Instances are seen with the class of a network controller and with class 00ff (kubernetes-sigs/dranet, issue 228).
+        # Instances are seen with the class of a network controller and with class 00ff
+        # (https://github.com/kubernetes-sigs/dranet/issues/228).
         unclassified=("1ded:107f",),
         # It uses the netdev of the elastic network interface with the same permanent address.
         has_netdev=False,

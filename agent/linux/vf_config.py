@@ -30,7 +30,7 @@ class VfMessage(ifinfmsg):
     """pyroute2's message for links, with IFLA_VF_VLAN_INFO in its full length.
 
     struct ifla_vf_vlan_info is padded to 16 bytes; pyroute2 0.9.7 writes 14. Kernels since CVE-2024-36017 (6.10, and 6.1 with
-    its fix) answer EINVAL to that. vishvananda/netlink had the same fault (its issue 1003); pyroute2 has no report of it.
+    its fix) answer EINVAL to that. vishvananda/netlink had the same fault (github.com/vishvananda/netlink/issues/1003).
     """
 
     class vflist(ifinfmsg.vflist):
