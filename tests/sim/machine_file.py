@@ -181,7 +181,8 @@ def _add_function(kernel: Kernel, function: Facts, number: int) -> None:
     ]
     kernel.sriov.vf_devices[address] = function.get("vf", function["device"])
     if prefix := function.get("vf_rdma"):
-        port = devices[0]["ports"][0]
+        # Without a device of its PF a VF's is soft RoCE, as in the lab.
+        port = devices[0]["ports"][0] if devices else {"link_layer": "Ethernet", "rate": ""}
         kernel.rdma.made_of_vfs[address] = {"prefix": prefix, "link_layer": port["link_layer"], "rate": port["rate"]}
 
 
