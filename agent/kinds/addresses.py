@@ -298,7 +298,7 @@ def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
 
 
 def sysctl(files: Files, address: str, name: str) -> str:
-    """The sysctl that a field is; empty for other fields."""
+    """The sysctl that sets the same value as a field of this kind; empty if there is none."""
     link = netdev(files, address) if name in ARP else None
     return canonical(f"net/ipv4/conf/{link}/{name}") if link else ""
 

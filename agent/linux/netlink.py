@@ -92,7 +92,7 @@ class LinuxNetlink:
         self._sequence = 0
 
     def links(self) -> list[Link]:
-        """Dump every link. Without statistics: for these the kernel calls each driver, also one that hangs."""
+        """Dump every link, without its statistics: to fill these in, the kernel would call each driver, also one that hangs."""
         asked = IFINFOMSG.pack(0, 0, 0, 0, 0) + attribute(IFLA_EXT_MASK, U32.pack(RTEXT_FILTER_SKIP_STATS))
         with _naming_errors("dump of links"):
             return [decode_link(body) for body in dump(socket.NETLINK_ROUTE, RTM_GETLINK, asked)]

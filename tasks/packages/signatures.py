@@ -75,7 +75,7 @@ echo end
 
 
 class RefusedModules(FactBase[list[str]]):
-    """Why the kernel would refuse modules, a line for each; without files, why it would refuse what DKMS will sign."""
+    """Why the kernel would refuse modules: a line for each file. If no file is given: the modules that DKMS will sign."""
 
     @staticmethod
     def default() -> list[str]:

@@ -77,8 +77,9 @@ class Subsystem:
         state: str = "ACTIVE",
         other_ports: Sequence[tuple[str | None, str, str]] = (),
     ) -> None:
-        """An RDMA device; ``parent``: the netdev in rxe's file ``parent``. Without ``uverbs`` it is for management alone.
+        """Add an RDMA device. Without ``uverbs`` it is for management only.
 
+        ``parent``: the netdev that rxe names in its file of that name.
         ``other_ports``: netdev, link layer and rate of its ports from the second one on.
         """
         put = self.kernel.tree.put

@@ -183,7 +183,7 @@ class LeftBehind(FactBase[list[Package]]):
 
 @operation()
 def release(uri: str) -> Commands:
-    """Have what a newer release has left go back to the repository's version.
+    """Downgrade the packages that a newer release has left behind to the repository's version.
 
     The packages of a release require a version of each other or any later one. So if the profile goes back, apt itself leaves
     the drivers as they are.
