@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import errno
-import http.client
-import io
 import json
-import math
-import os
-import selectors
+import re
 import socket
 import socketserver
 import stat
@@ -16,10 +12,13 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
+from io import BytesIO
 from pathlib import Path
-from threading import Lock
+from queue import SimpleQueue
+from threading import BoundedSemaphore, Lock, Thread
 from typing import Any
 
 from attrs import define, field
@@ -32,7 +31,7 @@ from agent.reporter.http.address import Address, CannotServe
 from agent.reporter.http.metrics import render
 
 AT_ONCE = 16
-"""How many requests are answered at the same time. Further ones wait until they are accepted."""
+"""How many requests of a socket are answered at the same time. Further ones wait until they are accepted."""
 
 TIMEOUT = 10.0
 """Seconds that a client may take to send its request and to take the answer."""
@@ -44,29 +43,7 @@ AGAIN = 5.0
 """Seconds between two tries to listen on a port that another process has."""
 
 TEXT = "text/plain; charset=utf-8"
-
-
-@define
-class _Head:
-    """Reads the lines of a request, up to the allowed length."""
-
-    file: io.BufferedIOBase
-    left: int = LONGEST_REQUEST
-
-    def readline(self, size: int) -> bytes:
-        """Read the next line.
-
-        :raises http.client.LineTooLong: there is more than may be read; it is answered with 431.
-        """
-        if not self.left:
-            raise http.client.LineTooLong("request")
-        line = self.file.readline(min(size, self.left))
-        self.left -= len(line)
-        return line
-
-    def close(self) -> None:
-        """Close the file."""
-        self.file.close()
+_END = re.compile(rb"\n\r?\n")
 
 
 @define
@@ -95,15 +72,24 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
     server_version = "trackbed"
     sys_version = ""
-    timeout = TIMEOUT
 
     def setup(self) -> None:
-        """Prepare to read the request."""
+        """Receive the first line and the headers, as far as they are not too long."""
         super().setup()
-        self.rfile = _Head(self.rfile)  # type: ignore[assignment]  # nothing else of a file is used
+        end, head = time.monotonic() + TIMEOUT, b""
+        # A socket's own time limit begins again with each byte that is received.
+        while _still(self.connection, end) and len(head) < LONGEST_REQUEST and not _END.search(head):
+            if not (received := self.connection.recv(LONGEST_REQUEST - len(head))):
+                break
+            head += received
+        self.rfile = BytesIO(head)
+        self.is_too_long = len(head) == LONGEST_REQUEST and not _END.search(head)
 
     def do_GET(self) -> None:
         """Answer."""
+        if self.is_too_long:
+            self.send_error(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+            return
         verdict = judge(self.server.report)
         match self.path.partition("?")[0]:
             case "/livez":
@@ -144,56 +130,48 @@ class _Handler(BaseHTTPRequestHandler):
         _say(format % args)
 
 
+def _still(connection: socket.socket, end: float) -> bool:
+    """Give a connection the time that is left; one call of sendall() takes no longer than that.
+
+    :raises TimeoutError: none is left.
+    """
+    left = end - time.monotonic()
+    if left <= 0.0:
+        raise TimeoutError
+    connection.settimeout(left)
+    return True
+
+
 class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
+    """Answers each request in a thread of its own, :data:`AT_ONCE` at a time."""
+
     daemon_threads = True
     allow_reuse_address = True
     request_queue_size = 64
-    timeout = 0.0
     documents = _Documents()
 
-    def __init__(self, family: int, address: Any, report: Path, freed: Callable[[], None]) -> None:
+    def __init__(self, family: int, address: Any, report: Path) -> None:
         self.address_family = family
         self.report = report
-        self._freed = freed
-        # When the connection of each request is closed. The handler's own timeout is for one read: a client that sends one byte
-        # after the other would never reach it.
-        self._ends: dict[socket.socket, float] = {}
+        self._room = BoundedSemaphore(AT_ONCE)
         super().__init__(address, _Handler)
-        # A client may close its connection before it is accepted: accept() must not wait for the next one then.
-        self.socket.setblocking(False)
 
-    def has_room(self) -> bool:
-        """Whether another request may be accepted."""
-        return len(self._ends) < AT_ONCE
-
-    def cut_off(self, now: float) -> float:
-        """Close the connections of requests whose time is up. :returns: when the time of the next request is up."""
-        ends = list(self._ends.items())
-        for request, end in ends:
-            if end <= now:
-                with suppress(OSError):  # the request has just ended
-                    request.shutdown(socket.SHUT_RDWR)
-        return min((end for _, end in ends if end > now), default=math.inf)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Start a thread for a request. If that is impossible, the request fails, and does not count any more."""
-        self._ends[request] = time.monotonic() + TIMEOUT
+    def get_request(self) -> tuple[Any, Any]:
+        """Accept a request once there is room for it."""
+        self._room.acquire()
         try:
-            super().process_request(request, client_address)
-        except RuntimeError:
-            del self._ends[request]
+            return super().get_request()
+        except OSError:
+            self._room.release()
             raise
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer, then let the next request be accepted."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._ends.pop(request, None)
-            self._freed()
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection, whether its request was answered or has failed."""
+        super().shutdown_request(request)
+        self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log one line for a client that closed the connection."""
+        """Log one line for a client that is too slow, or has closed the connection."""
         _say(f"a request failed: {sys.exc_info()[1]!r}")
 
 
@@ -212,78 +190,47 @@ def serve(
     :param keep_trying: log an address that cannot be opened and try it again, so that the process goes on with its other work.
     :raises CannotServe: an address cannot be opened, and ``keep_trying`` is False.
     """
-    port_at, open_servers = f"{address.host}:{address.port}", _Open()
-    closed: dict[str, Callable[[], _Server]] = {
-        port_at: lambda: _Server(address.family, (address.host, address.port), report, open_servers.freed)
-    }
+    port_at = f"{address.host}:{address.port}"
+    makes = {port_at: partial(_Server, address.family, (address.host, address.port), report)}
     if unix is not None:
-        closed[str(unix)] = lambda: _unix_server(unix, report, open_servers.freed)
-    opened, faults = _listen(closed, open_servers)
+        makes[str(unix)] = partial(_unix_server, unix, report)
+    servers = {where: _opened(where, make) for where, make in makes.items()}
+    faults = [server for server in servers.values() if isinstance(server, str)]
     if faults and not keep_trying:
         raise CannotServe("; ".join(faults))
     for fault in faults:
         _say(f"{fault}; it is tried again every {AGAIN:.0f} s")
-    started(opened[port_at].server_address[1] if port_at in opened else 0)
-    while closed:
-        open_servers.answer(AGAIN)
-        for where in _listen(closed, open_servers)[0]:
-            _say(f"listening on {where} now")
-    while True:
-        open_servers.answer(math.inf)
+    server = servers[port_at]
+    started(server.server_address[1] if isinstance(server, _Server) else 0)
+    ended = SimpleQueue[Exception]()
+    # A thread for each socket: one with too many requests does not delay the other.
+    for where, make in makes.items():
+        Thread(target=_answer, args=(where, make, servers[where], ended), daemon=True).start()
+    raise ended.get()
 
 
-@define
-class _Open:
-    """The servers that listen. A server with too many requests accepts none for a while, and does not delay the others."""
-
-    _servers: list[_Server] = field(factory=list)
-    _selector: selectors.BaseSelector = field(factory=selectors.DefaultSelector)
-    _room: int = field(factory=lambda: os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
-
-    def __attrs_post_init__(self) -> None:
-        self._selector.register(self._room, selectors.EVENT_READ)
-
-    def add(self, server: _Server) -> None:
-        """Answer the requests of this server, too."""
-        self._servers.append(server)
-
-    def freed(self) -> None:
-        """Note that a request has ended. Any thread may call this."""
-        os.eventfd_write(self._room, 1)
-
-    def answer(self, timeout: float) -> None:
-        """Answer the requests that come within ``timeout`` seconds."""
-        end = time.monotonic() + timeout
-        while (now := time.monotonic()) < end:
-            wake = min([end, *(server.cut_off(now) for server in self._servers)])
-            for server in self._servers:
-                listens = server in self._selector.get_map()
-                if server.has_room() and not listens:
-                    self._selector.register(server, selectors.EVENT_READ)
-                elif listens and not server.has_room():
-                    self._selector.unregister(server)
-            for key, _ in self._selector.select(None if wake == math.inf else wake - now):
-                if key.fd == self._room:
-                    os.eventfd_read(self._room)
-                else:
-                    key.fileobj.handle_request()  # type: ignore[union-attr]  # a _Server
+def _answer(where: str, make: Callable[[], _Server], server: _Server | str, ended: SimpleQueue[Exception]) -> None:
+    """Answer the requests of one socket, which is opened once that is possible."""
+    try:
+        while isinstance(server, str):
+            time.sleep(AGAIN)
+            if isinstance(server := _opened(where, make), _Server):
+                _say(f"listening on {where} now")
+        while True:
+            server.handle_request()
+    except Exception as error:  # serve() raises it, which ends the process
+        ended.put(error)
 
 
-def _listen(closed: dict[str, Callable[[], _Server]], open_servers: _Open) -> tuple[dict[str, _Server], list[str]]:
-    """Listen on the addresses that are not open yet. :returns: the new servers, and why other addresses cannot be opened."""
-    opened, faults = {}, []
-    for where, make in list(closed.items()):
-        try:
-            opened[where] = server = make()
-        except OSError as error:
-            faults.append(f"cannot listen on {where}: {error.strerror or error}")
-        else:
-            open_servers.add(server)
-            del closed[where]
-    return opened, faults
+def _opened(where: str, make: Callable[[], _Server]) -> _Server | str:
+    """A server that listens, or why it cannot."""
+    try:
+        return make()
+    except OSError as error:
+        return f"cannot listen on {where}: {error.strerror or error}"
 
 
-def _unix_server(path: Path, report: Path, freed: Callable[[], None]) -> _Server:
+def _unix_server(path: Path, report: Path) -> _Server:
     """Listen on a unix socket. A socket on which nobody listens is replaced: a reporter that was killed has left it.
 
     :raises OSError: something else has this path, or the socket cannot be opened.
@@ -298,7 +245,7 @@ def _unix_server(path: Path, report: Path, freed: Callable[[], None]) -> _Server
             path.unlink()
         else:
             raise OSError(errno.EADDRINUSE, "another process listens there; stop it, or give another path")
-    server = _Server(socket.AF_UNIX, str(path), report, freed)
+    server = _Server(socket.AF_UNIX, str(path), report)
     path.chmod(0o666)
     return server
 
