@@ -1,7 +1,8 @@
-"""Writes docs/mutants.md's table from the results of the last `make mutants`: `python -m bench.mutants`."""
+"""Records the results of the last `make mutants` in docs/campaign/mutants.json: `python -m bench.mutants`."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections import Counter
@@ -9,17 +10,21 @@ from pathlib import Path
 
 from attrs import frozen
 
-PAGE = Path(__file__).parent.parent / "docs" / "mutants.md"
-BEGIN, END = "<!-- table -->\n", "<!-- end of table -->\n"
+ROOT = Path(__file__).parents[1]
+RECORDS = ROOT / "docs/campaign/mutants.json"
 
 # mutmut's words for mutants that the tests noticed; a test that could not finish has noticed its mutant, too.
 KILLED = ("killed", "timeout", "segfault", "suspicious")
 NOT_NOTICED = ("survived", "no tests")
 
-HEAD = """\
-| Module | Mutants | Killed | Survived | Not reached | Killed of those reached |
-| --- | --- | --- | --- | --- | --- |
-"""
+COLUMNS = {
+    "module": "Module",
+    "mutants": "Mutants",
+    "killed": "Killed",
+    "survived": "Survived",
+    "missed": "Not reached",
+    "share": "Killed of those reached",
+}
 
 
 @frozen
@@ -30,12 +35,13 @@ class Module:
     words: Counter[str]
     survivors: tuple[str, ...]
 
-    def row(self) -> str:
+    def row(self) -> dict[str, str]:
         """The module's row of the table."""
         killed, lived = (sum(self.words[word] for word in words) for words in (KILLED, NOT_NOTICED))
         reached = killed + lived
         share = f"{100 * killed / reached:.1f} %" if reached else ""
-        return f"| `{self.name}` | {self.words.total()} | {killed} | {lived} | {self.words.total() - reached} | {share} |\n"
+        values = (f"`{self.name}`", self.words.total(), killed, lived, self.words.total() - reached, share)
+        return dict(zip(COLUMNS, map(str, values), strict=True))
 
 
 def modules(results: str) -> list[Module]:
@@ -54,15 +60,13 @@ def modules(results: str) -> list[Module]:
 
 
 def main() -> None:
-    """Replace the table, and print the survivors."""
+    """Record the results, and print the survivors."""
     command = [str(Path(sys.executable).parent / "mutmut"), "results", "--all", "true"]
-    measured = modules(subprocess.run(command, capture_output=True, text=True, check=True, cwd=PAGE.parents[1]).stdout)
+    measured = modules(subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout)
     if not measured:
         sys.exit("there are no results; get some: make mutants")
-    table = HEAD + "".join(module.row() for module in measured)
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    PAGE.write_text(before + BEGIN + "\n" + table + "\n" + END + rest.partition(END)[2])
-    print(table, end="")  # noqa: T201
+    recorded = {"columns": COLUMNS, "runs": [module.row() for module in measured]}
+    RECORDS.write_text(json.dumps(recorded, indent=2, ensure_ascii=False) + "\n")
     for module in measured:
         for mutant in module.survivors:
             print(f"survived: {module.name}.{mutant}")  # noqa: T201

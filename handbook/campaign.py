@@ -1,8 +1,8 @@
-"""Writes the campaign's tables into the pages, from the records of runs in docs/campaign/.
+"""Records the campaign's runs in docs/campaign/, from which `make docs` makes the tables.
 
-`python -m handbook.campaign` writes the tables. Given files of `pytest --junitxml`, it first records their runs: one for each
-test file, which replaces the earlier runs of the whole file. Runs of a part of a file stay. From files of results of
-`python -m tests.chaos` (`.jsonl`) it records the trials.
+`python -m handbook.campaign FILE...` records the runs in files of `pytest --junitxml`: one for each test file, which replaces
+the earlier runs of the whole file. Runs of a part of a file stay. From files of results of `python -m tests.chaos` (`.jsonl`)
+it records the trials.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from handbook import trials, zoo
+from handbook import trials
 from handbook.markdown import table
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -24,34 +24,21 @@ DOCS = Path(__file__).parents[1] / "docs"
 FOLDERS = {"tests/lab": "lab", "tests/cluster": "kubernetes"}
 """The file in docs/campaign/ that has the runs of a folder's tests."""
 
-MARKED = re.compile(r"(<!-- (runs|trials|zoo): (\w+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
-"""A table in a page: of the runs in the file of this name, the one of :data:`trials.TABLES` of this name, or of the zoo."""
-
 Run = dict[str, str]
 Cases = list[ElementTree.Element]
 
 
 def main(results: list[str], docs: Path = DOCS) -> None:
-    """Record the runs in these files, and write the tables of all pages."""
+    """Record the runs in these files."""
     for path in map(Path, results):
         (trials.record if path.suffix == ".jsonl" else record)(path, docs)
-    for page in sorted((docs / "campaign").glob("*.md")):
-        text = page.read_text()
-        if (written := with_tables(text, docs)) != text:
-            page.write_text(written)
 
 
-def with_tables(text: str, docs: Path = DOCS) -> str:
-    """A page with the tables of its runs as the records are now."""
-
-    def written(match: re.Match[str]) -> str:
-        if match[2] == "zoo":
-            made = zoo.made()
-        else:
-            made = _table(_load(docs, match[3])) if match[2] == "runs" else trials.TABLES[match[3]](trials.load(docs))
-        return f"{match[1]}{made}{match[4]}"
-
-    return MARKED.sub(written, text)
+def runs(name: str, docs: Path = DOCS) -> str:
+    """The table of the records in the file of this name."""
+    recorded = _load(docs, name)
+    columns: Mapping[str, str] = recorded["columns"]
+    return table([*columns.values()], [[run[key] for key in columns] for run in recorded["runs"]])
 
 
 def record(results: Path, docs: Path) -> None:
@@ -76,11 +63,6 @@ def _with(runs: Sequence[Run], run: Run, file: str) -> list[Run]:
 def _load(docs: Path, name: str) -> dict[str, Any]:
     content: dict[str, Any] = json.loads((docs / "campaign" / f"{name}.json").read_text())
     return content
-
-
-def _table(recorded: Mapping[str, Any]) -> str:
-    columns: Mapping[str, str] = recorded["columns"]
-    return table([*columns.values()], [[run[key] for key in columns] for run in recorded["runs"]])
 
 
 def _runs(results: Path) -> Iterator[tuple[str, Run]]:

@@ -12,21 +12,25 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from handbook import commands, conditions, metrics, pictures, spec
+from handbook import campaign, commands, conditions, metrics, pictures, spec, trials, zoo
 
 ROOT = Path(__file__).parents[1]
 
-FROM_THE_CODE: Mapping[str, Callable[[], str]] = {
+FROM_THE_CODE: Mapping[str, Callable[..., str]] = {
     "commands": commands.page,
     "conditions": conditions.page,
     "fabric_picture": pictures.fabric,
     "fleet_pictures": pictures.fleet,
     "metrics": metrics.page,
+    "runs": campaign.runs,
     "spec": spec.page,
     "topology_picture": pictures.topology,
+    "trials": lambda name: trials.TABLES[name](trials.load(campaign.DOCS)),
     "tuning_picture": pictures.tuning,
+    "zoo": zoo.made,
 }
-"""By NAME: the function whose text replaces the lines from `<!-- from the code: NAME -->` to `<!-- end -->` in a page."""
+"""By NAME: the function whose text replaces the lines from `<!-- from the code: NAME WORD -->` to `<!-- end -->` in a page.
+It gets WORD, if there is one."""
 
 OUTSIDE = {
     "README.md": "index.md",
@@ -36,7 +40,7 @@ OUTSIDE = {
 }
 """Pages of the repository that are not in docs/, and their names in the site."""
 
-MARK = re.compile(r"<!-- from the code: (\w+) -->\n.*?<!-- end -->\n", re.DOTALL)
+MARK = re.compile(r"<!-- from the code: (\w+)((?: \w+)?) -->\n.*?<!-- end -->\n", re.DOTALL)
 LINK = re.compile(r"\[([^\]]+)\]\((?!https?:|#)([^)#]+)(#[^)]*)?\)")
 PICTURE = re.compile(r'(?<=src=")docs/')
 
@@ -78,7 +82,7 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         lambda match: f"]({OUTSIDE.get(match[1], f'../{match[1]}')}",
         markdown.replace("](decisions/)", f"]({DECISIONS})"),
     )
-    return MARK.sub(lambda match: FROM_THE_CODE[match[1]](), linked)
+    return MARK.sub(lambda match: FROM_THE_CODE[match[1]](*match[2].split()), linked)
 
 
 def _decisions(config: MkDocsConfig) -> list[Path]:

@@ -20,7 +20,7 @@ import click
 from attrs import asdict, frozen
 
 from agent.runtime import write_atomically
-from handbook import campaign as pages
+from handbook import campaign
 from handbook.trials import groups, lines
 from lab import LabError, Node, fleet, instance, logs
 from lab.instance import Instance
@@ -78,7 +78,7 @@ def main(
         if table:
             click.echo(groups([row for file in results for row in lines(file)]), nl=False)
         if record:
-            pages.main([str(file) for file in results])
+            campaign.main([str(file) for file in results])
         if table or record:
             return
         failed = _inject(seed, count, name, only, numbers, without)
