@@ -196,7 +196,7 @@ def power_on(name: str) -> None:
     if node.pid() is not None:
         say(f"{name} is on already; changes nothing")
         return
-    with step(f"booting {name}", usual_s=25):
+    with step(f"booting {name}", usual_s=node.accelerator.usual(25)):
         node.boot()
     say(f"`python -m lab ssh {name}` gets in")
 

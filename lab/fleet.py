@@ -1,11 +1,14 @@
 """All nodes of a lab together: boot them, stop them, and look them up."""
 
+from attrs import evolve
+
 from lab import host, image, instance
 from lab.errors import BadInput, LabError
 from lab.hardware import ALL_MACHINES, MACHINES, Machine
 from lab.instance import Instance, Plan
 from lab.node import Node
 from lab.progress import say, step
+from lab.qemu import accelerator
 
 
 def nodes(name: str | None = None) -> tuple[Node, ...]:
@@ -36,13 +39,14 @@ def up(name: str | None = None, count: int | None = None) -> bool:
             return False
         host.ensure_packages()
         if plan is None:
-            plan = Plan(image.ensure(), {})
+            disk = image.ensure()
+            plan = Plan(disk, accelerator.choose(disk.kernel), {})
         machines = plan.machines or (ALL_MACHINES[:count] if count else MACHINES)
         lab.make_keys(machines)
         plan = _with_ports(lab, plan, machines)
         lab.record(plan)
         fleet = _nodes(lab, plan)
-        with step(f"booting {', '.join(node.name for node in fleet)}", usual_s=45):
+        with step(f"booting {', '.join(node.name for node in fleet)}", usual_s=plan.accelerator.usual(45)):
             for node in fleet:
                 node.power_on()
             # One after the other: threads would outlive a Ctrl-C.
@@ -57,7 +61,8 @@ def down(name: str | None = None) -> bool:
     lab = instance.named(name)
     with lab.lock():
         # This must work with a damaged or missing plan, too: it is the remedy for both.
-        leftovers = _nodes(lab, Plan(image.Image(lab.folder), {machine.name: 0 for machine in ALL_MACHINES}))
+        ports = {machine.name: 0 for machine in ALL_MACHINES}
+        leftovers = _nodes(lab, Plan(image.Image(lab.folder), accelerator.TCG, ports))
         existed = any(node.pid() is not None or node.overlay.exists() for node in leftovers)
         for node in leftovers:
             node.discard()
@@ -66,11 +71,12 @@ def down(name: str | None = None) -> bool:
 
 
 def _nodes(lab: Instance, plan: Plan) -> tuple[Node, ...]:
-    return tuple(_node(lab, plan.image, machine, plan.machines, plan.ports[machine.name]) for machine in plan.machines)
+    return tuple(_node(lab, plan, machine, plan.machines, plan.ports[machine.name]) for machine in plan.machines)
 
 
-def _node(lab: Instance, disk: image.Image, machine: Machine, machines: tuple[Machine, ...], port: int) -> Node:
-    return Node(machine, lab, disk, port, tuple(other for other in machines if other is not machine))
+def _node(lab: Instance, plan: Plan, machine: Machine, machines: tuple[Machine, ...], port: int) -> Node:
+    peers = tuple(other for other in machines if other is not machine)
+    return Node(machine, lab, plan.image, plan.accelerator, port, peers)
 
 
 def _with_ports(lab: Instance, plan: Plan, machines: tuple[Machine, ...]) -> Plan:
@@ -78,6 +84,6 @@ def _with_ports(lab: Instance, plan: Plan, machines: tuple[Machine, ...]) -> Pla
     ports: dict[str, int] = {}
     for machine in machines:
         port = plan.ports.get(machine.name, 0)
-        running = port and _node(lab, plan.image, machine, machines, port).pid() is not None
+        running = port and _node(lab, plan, machine, machines, port).pid() is not None
         ports[machine.name] = port if running or (port and instance.is_free(port)) else instance.free_port()
-    return Plan(plan.image, ports)
+    return evolve(plan, ports=ports)

@@ -15,6 +15,7 @@ from lab.errors import BadInput, LabError
 from lab.hardware import ALL_MACHINES, Machine
 from lab.image import Image
 from lab.lock import exclusive
+from lab.qemu.accelerator import BY_NAME, TCG, Accelerator
 
 # The longest path of a unix socket. ssh first binds its control socket under a name that is 17 characters longer.
 SOCKET_PATH_MAX = 107
@@ -23,9 +24,11 @@ SSH_SUFFIX = 17
 
 @attrs.frozen
 class Plan:
-    """The image and the ports of a lab, chosen by `up` and valid until `down`."""
+    """The image, the accelerator and the ports of a lab, chosen by `up` and valid until `down`."""
 
     image: Image
+    # Kept, since a snapshot of one accelerator is not restored under the other.
+    accelerator: Accelerator
     ports: dict[str, int]
 
     @property
@@ -75,7 +78,9 @@ class Instance:
         """The plan; None while the lab is down."""
         try:
             raw = json.loads(self._plan_file.read_text())
-            return Plan(Image(Path(raw["image"])), {str(name): int(port) for name, port in raw["ports"].items()})
+            ports = {str(name): int(port) for name, port in raw["ports"].items()}
+            # A lab that an earlier Trackbed booted is emulated.
+            return Plan(Image(Path(raw["image"])), BY_NAME[raw.get("accelerator", TCG.name)], ports)
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError, AttributeError):
@@ -85,7 +90,7 @@ class Instance:
 
     def record(self, plan: Plan) -> None:
         """Write the plan, and the ssh configuration for its ports."""
-        raw = {"image": str(plan.image.folder), "ports": plan.ports}
+        raw = {"image": str(plan.image.folder), "accelerator": plan.accelerator.name, "ports": plan.ports}
         _write(self._plan_file, json.dumps(raw, indent=2) + "\n")
         _write(self.known_hosts, "".join(self._known_host(machine, plan) for machine in plan.machines))
         _write(self.ssh_config, "".join(self._ssh_host(machine, plan) for machine in plan.machines))

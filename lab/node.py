@@ -23,12 +23,11 @@ from lab.hardware import ALL_MACHINES, Machine, Nic
 from lab.image import Image
 from lab.instance import Instance
 from lab.qemu import vf_state
+from lab.qemu.accelerator import Accelerator
 from lab.qemu.arguments import QemuFiles, arguments, boot_from, nic_between
 from lab.qemu.monitor import TIMEOUT_S as MONITOR_S
 from lab.qemu.monitor import Monitor
 
-# Four times as long as on two idle cores: the suite runs a second lab beside this one.
-BOOT_S = 300.0
 EXIT_S = 15.0
 RESTORE_S = 120.0
 
@@ -40,6 +39,7 @@ class Node:
     machine: Machine
     instance: Instance
     image: Image
+    accelerator: Accelerator
     ssh_port: int
     # The other nodes of the lab.
     peers: tuple[Machine, ...]
@@ -168,8 +168,8 @@ class Node:
         except LabError:
             return False
 
-    def wait_ssh(self, deadline: float = BOOT_S) -> None:
-        """Wait until a command runs through ssh, at most the given seconds."""
+    def wait_ssh(self, deadline: float | None = None) -> None:
+        """Wait until a command runs through ssh, at most the given seconds, by default as long as a boot may take."""
 
         def ready() -> bool:
             if self.pid() is None:
@@ -185,7 +185,7 @@ class Node:
             return False
 
         try:
-            wait(ready, deadline, f"{self.name}: ssh")
+            wait(ready, deadline or self.accelerator.boot_s, f"{self.name}: ssh")
         except LabError as error:
             remedy = error.remedy or f"Its logs are in {self.folder}."
             raise LabError(f"{error.what}\n{tail(self.console_log)}", remedy) from None
@@ -338,8 +338,9 @@ class Node:
         for nic in self.machine.nics:
             theirs = self._inlet(self.peers[0], nic) if len(self.peers) == 1 else self._outlet(nic)
             nics += nic_between(nic, self._inlet(self.machine, nic), theirs)
-        boot = boot_from(self.machine, self.image, self.loader)
-        return arguments(f"{self.instance.name}-{self.name}", self.machine, self._files, self.ssh_port, boot, nics)
+        boot = boot_from(self.machine, self.image, self.loader, self.accelerator)
+        title = f"{self.instance.name}-{self.name}"
+        return arguments(title, self.machine, self._files, self.ssh_port, boot, nics, self.accelerator)
 
 
 def _has_ended(pid: int) -> bool:

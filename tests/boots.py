@@ -6,7 +6,6 @@ import time
 from contextlib import suppress
 
 from lab import LabError, Node
-from lab.node import BOOT_S
 
 
 def boot_id(node: Node) -> str:
@@ -25,10 +24,11 @@ def reboot(node: Node) -> None:
     before = boot_id(node)
     # The command must not hold the connection: if the shutdown ends without closing it, ssh waits for minutes.
     node.run(["sh", "-c", "setsid systemctl reboot >/dev/null 2>&1 &"])
-    deadline = time.monotonic() + BOOT_S
+    limit = node.accelerator.boot_s
+    deadline = time.monotonic() + limit
     while time.monotonic() < deadline:
         with suppress(LabError):
             if boot_id(node) != before:
                 return
         time.sleep(1.0)
-    raise LabError(f"{node.name} did not come back from a reboot within {BOOT_S:.0f} s")
+    raise LabError(f"{node.name} did not come back from a reboot within {limit:.0f} s")

@@ -86,7 +86,7 @@ def join_command() -> None:
         raise LabError(f"no deploy has rendered manifests for lab {lab.name}", deploy)
     manifests.apply(plane, rendered(lab))
     names: dict[str, str] = {}
-    with step("joining the nodes", usual_s=40):
+    with step("joining the nodes", usual_s=nodes[0].accelerator.usual(40)):
         for node in nodes:
             name = join.node_name(node)
             if not join.ready(plane, name):

@@ -42,7 +42,8 @@ def install(node: Node) -> None:
     mark = f"/var/lib/trackbed-lab/{archive.name}"
     if node.run(["test", "-e", mark]).returncode == 0:
         return
-    with step(f"{node.name}: containerd, kubelet and images ({archive.stat().st_size >> 20} MiB)", usual_s=40):
+    what = f"{node.name}: containerd, kubelet and images ({archive.stat().st_size >> 20} MiB)"
+    with step(what, usual_s=node.accelerator.usual(40)):
         _unpack(node, archive)
         put(node, "/etc/cni/net.d/10-lab.conflist", json.dumps(_network(node), indent=2))
         node.sh(

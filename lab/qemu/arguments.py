@@ -7,6 +7,7 @@ import attrs
 
 from lab.hardware import CPUS, MEMORY_MIB, NUMA_NODES, Machine, Nic
 from lab.image import Image
+from lab.qemu.accelerator import Accelerator, board
 
 
 @attrs.frozen
@@ -57,18 +58,20 @@ class QemuFiles:
 
 
 def arguments(
-    title: str, machine: Machine, files: QemuFiles, ssh_port: int, boot: Sequence[str], nics: Sequence[str]
+    title: str,
+    machine: Machine,
+    files: QemuFiles,
+    ssh_port: int,
+    boot: Sequence[str],
+    nics: Sequence[str],
+    accelerator: Accelerator,
 ) -> list[str]:
     """All arguments of a node's QEMU. ``boot`` is of :func:`boot_from`, ``nics`` of :func:`nic_between` for each NIC."""
     per_node = CPUS // NUMA_NODES
     given = [
         *("-name", title, "-nodefaults", "-no-user-config", "-display", "none"),
         *("-daemonize", "-pidfile", str(files.pid), "-D", str(files.log)),
-        # Emulate even if /dev/kvm exists: it may not work. Use one thread: with one for each CPU a CPU was seen
-        # to lose its timer for good (RCU stalls, no ssh), and on a host of two cores it boots slower.
-        *("-machine", "q35,kernel-irqchip=split", "-accel", "tcg,thread=single", "-cpu", "max"),
-        *("-smp", f"{CPUS},sockets={NUMA_NODES},cores={per_node}", "-m", str(MEMORY_MIB)),
-        *("-device", "intel-iommu,intremap=on,caching-mode=on"),
+        *board(accelerator),
         *boot,
         # This is unsafe only if this host itself crashes: a flush of the guest reaches the file even if QEMU is killed.
         *("-drive", f"file={files.overlay},if=none,id=disk,format=qcow2,cache=unsafe"),
@@ -96,7 +99,7 @@ def arguments(
     return [*given, *nics]
 
 
-def boot_from(machine: Machine, image: Image, loader: Path | None) -> list[str]:
+def boot_from(machine: Machine, image: Image, loader: Path | None, accelerator: Accelerator) -> list[str]:
     """Boot the kernel of the image, or from the disk of a boot loader (lab/qemu/boot_loader.py)."""
     if loader is not None:
         # The order decides the disks' names: Linux names them by their addresses.
@@ -107,13 +110,7 @@ def boot_from(machine: Machine, image: Image, loader: Path | None) -> list[str]:
     command_line = [
         "root=/dev/vda rw console=ttyS0 intel_iommu=on iommu=pt",
         f"systemd.hostname={machine.name} systemd.machine_id={machine.machine_id}",
-        # An emulated CPU does not need the first; the second reports false alarms whenever this host is busy.
-        "mitigations=off nowatchdog",
-        # A one-shot timer whose interrupt emulation loses leaves a halted CPU asleep; a periodic tick wakes it again.
-        "highres=off nohz=off",
-        # At boot the kernel waits for ten ticks by the CPU's own clock, and panics if this host was busy meanwhile
-        # ("timer doesn't work through Interrupt-remapped IO-APIC").
-        "no_timer_check",
+        *accelerator.kernel,
     ]
     return [*("-kernel", str(image.kernel), "-initrd", str(image.initrd)), *("-append", " ".join(command_line))]
 
