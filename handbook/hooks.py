@@ -21,6 +21,7 @@ FROM_THE_CODE: Mapping[str, Callable[..., str]] = {
     "conditions": conditions.page,
     "fabric_picture": pictures.fabric,
     "fleet_pictures": pictures.fleet,
+    "keys": spec.section,
     "metrics": metrics.page,
     "runs": campaign.runs,
     "spec": spec.page,
@@ -30,7 +31,7 @@ FROM_THE_CODE: Mapping[str, Callable[..., str]] = {
     "zoo": zoo.made,
 }
 """By NAME: the function whose text replaces the lines from `<!-- from the code: NAME WORD -->` to `<!-- end -->` in a page.
-It gets WORD, if there is one."""
+It gets WORD, if there is one. Its links lead from docs/."""
 
 OUTSIDE = {
     "README.md": "index.md",
@@ -82,7 +83,7 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         lambda match: f"]({OUTSIDE.get(match[1], f'../{match[1]}')}",
         markdown.replace("](decisions/)", f"]({DECISIONS})"),
     )
-    return MARK.sub(lambda match: FROM_THE_CODE[match[1]](*match[2].split()), linked)
+    return MARK.sub(lambda match: _linked(FROM_THE_CODE[match[1]](*match[2].split()), page.file.src_uri), linked)
 
 
 def _decisions(config: MkDocsConfig) -> list[Path]:
@@ -99,6 +100,12 @@ def _leaves(nav: Any) -> Iterator[str]:
 def _section(nav: list[Any], title: str) -> list[Any]:
     section: list[Any] = next(each[title] for each in nav if isinstance(each, dict) and title in each)
     return section
+
+
+def _linked(text: str, page: str) -> str:
+    """A text with links from docs/, as they must be in the page."""
+    folder = posixpath.dirname(page)
+    return LINK.sub(lambda match: f"[{match[1]}]({posixpath.relpath(match[2], folder)}{match[3] or ''})", text)
 
 
 def _link(match: re.Match[str], source: str) -> str:

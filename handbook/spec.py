@@ -1,90 +1,75 @@
-"""The spec's reference: types, bounds and defaults come from the records, the meanings from the inventory's pages.
+"""The keys of an inventory, from docs/inventory/keys.yaml: the tables of the pages, and the reference of the spec.
 
-If the default is no value, the page's words say what happens then, such as "left alone".
+In the reference types, bounds and defaults come from the records. If the default is no value, keys.yaml says what happens then,
+such as "left alone".
 """
 
 from __future__ import annotations
 
 import json
-import os
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import yaml
 from attrs import frozen
 
 from agent.spec.schema import Schema, schema
+from agent.spec.vf_attributes import ordered
 from handbook.markdown import cell, code, prose, table
 
-DOCS = Path(__file__).parents[1] / "docs"
-REFERENCE = "reference"
-"""The folder of the page that shows the meanings, below DOCS."""
-
-
-def inventory_pages() -> tuple[Path, ...]:
-    """The pages that describe the inventory's keys."""
-    return (DOCS / "inventory.md", *sorted((DOCS / "inventory").glob("*.md")))
-
-
-NODE, NIC, VFS = "The node", "One of `nics`", "Attributes of VFs"
-NETDEV = "Channels, rings, coalescing, offloads"
-STEERING, DISRUPTION = "Interrupts and packet steering", "Disruption"
-MEMORY = "Kernel parameters, huge pages, GPUs"
-READINESS = "Readiness checks"
-ROCE = "RoCE quality of service of a NIC: `nics[].roce`"
+KEYS = Path(__file__).parents[1] / "docs/inventory/keys.yaml"
 
 SECTIONS: Mapping[str, tuple[str, str]] = {
-    "NodeSpec": (NODE, ""),
-    "Nic": (NIC, ""),
-    "Selector": (NIC, "select."),
-    "Vfs": (NIC, "vfs."),
-    "Address": ("Addresses of a NIC: `nics[].addresses`", ""),
-    "VfAttributes": (VFS, ""),
-    "VfGroup": (VFS, ""),
-    "Channels": (NETDEV, "channels."),
-    "Rings": (NETDEV, "rings."),
-    "Coalescing": (NETDEV, "coalescing."),
-    "RdmaDevices": ("RDMA devices of a NIC: `nics[].rdma`", ""),
-    "Roce": (ROCE, ""),
-    "Dcqcn": (ROCE, ""),
-    "Rdma": ("The RDMA subsystem", ""),
-    "Irqs": (STEERING, "irqs."),
-    "Rps": (STEERING, "rps."),
-    "SteeredNetdevs": (STEERING, "rps.netdevs[]."),
-    "Rfs": (STEERING, "rfs."),
-    "Xps": (STEERING, "xps."),
-    "DisruptionPolicy": (DISRUPTION, "disruption."),
-    "Window": (DISRUPTION, "disruption.windows[]."),
-    "HugepagePool": (MEMORY, "hugepages[]."),
-    "Gpus": (MEMORY, "gpus."),
-    "Readiness": (READINESS, "readiness."),
-    "ProbePolicy": (READINESS, "readiness.probes.NAME."),
-    "Silence": (READINESS, "readiness.silenced.NAME."),
+    "NodeSpec": ("node", ""),
+    "Nic": ("nic", ""),
+    "Selector": ("nic", "select."),
+    "Vfs": ("nic", "vfs."),
+    "Address": ("addresses", ""),
+    "VfAttributes": ("vfs", ""),
+    "VfGroup": ("vfs", ""),
+    "Channels": ("netdev", "channels."),
+    "Rings": ("netdev", "rings."),
+    "Coalescing": ("netdev", "coalescing."),
+    "RdmaDevices": ("nic_rdma", ""),
+    "Roce": ("roce", ""),
+    "Dcqcn": ("dcqcn", ""),
+    "Rdma": ("rdma", ""),
+    "Irqs": ("steering", "irqs."),
+    "Rps": ("steering", "rps."),
+    "SteeredNetdevs": ("steering", "rps.netdevs[]."),
+    "Rfs": ("steering", "rfs."),
+    "Xps": ("steering", "xps."),
+    "DisruptionPolicy": ("disruption", "disruption."),
+    "Window": ("disruption", "disruption.windows[]."),
+    "HugepagePool": ("memory", "hugepages[]."),
+    "Gpus": ("memory", "gpus."),
+    "Readiness": ("readiness", "readiness."),
+    "ProbePolicy": ("readiness", "readiness.probes.NAME."),
+    "Silence": ("readiness", "readiness.silenced.NAME."),
 }
-"""Where the inventory's pages describe the keys of a record: the section, and what stands before the key there."""
+"""Where keys.yaml describes the keys of a record: the section, and what stands before the key there."""
 
 MAPPINGS = {
     ("VfGroup", "index"): "the VFs that it is for, such as `0-3,6`",
     ("Readiness", "probes"): "how a check counts, by the check's name",
     ("Readiness", "silenced"): "checks that only warn for a time, by the check's name",
 }
-"""Keys that the inventory's pages only name as part of others."""
+"""Keys that keys.yaml only names as part of others."""
 
 MOST_CHOICES = 10
 """The most choices that are shown. Of more, a few show which they are."""
 
-ELSEWHERE = {"Dcqcn": 'as NVIDIA\'s page "DCQCN CC Parameters" describes it'}
-"""What all keys of a record mean, if the inventory's pages list them without a meaning for each."""
-
 
 @frozen
 class Described:
-    """What a row of the inventory's pages says about a key; each is empty if the table has no such column."""
+    """What keys.yaml says about the keys of a row."""
 
-    meaning: str
-    default: str
+    meaning: str = ""
+    unit: str = ""
+    default: str = ""
 
 
 def page() -> str:
@@ -111,76 +96,68 @@ def _record(name: str, record: Schema) -> str:
 
 
 def meaning(record: str, key: str) -> str:
-    """The meaning of a key, from the inventory's pages.
+    """The meaning of a key, from keys.yaml.
 
-    :raises KeyError: no page describes it.
+    :raises KeyError: it is not there.
     """
     if (record, key) in MAPPINGS:
         return MAPPINGS[record, key]
-    return _described(record, key).meaning or ELSEWHERE[record]
+    return _described(record, key).meaning
 
 
 def default(record: str, key: str, value: Schema) -> str:
     """The default of a key that is not required.
 
-    :raises ValueError: the inventory's pages name another default than the record has.
+    :raises ValueError: keys.yaml names another default than the record has.
     """
     stated = "" if (record, key) in MAPPINGS else _described(record, key).default
     given: Any = value.get("default")
     if given is None:
         return stated or "none"
-    # The pages have Python's words, the spec has JSON's.
+    # keys.yaml has Python's words, the spec has JSON's.
     literal = str(given) if isinstance(given, bool) else json.dumps(given)
     if stated and not stated.startswith(code(literal)):
-        raise ValueError(f"the default of {record}.{key} is {literal}; the inventory's pages say {stated}")
+        raise ValueError(f"the default of {record}.{key} is {literal}; keys.yaml says {stated}")
     return code(json.dumps(given))
 
 
 def _described(record: str, key: str) -> Described:
     section, before = SECTIONS[record]
-    try:
-        return _rows()[section][before + key]
-    except KeyError:
-        raise KeyError(
-            f"no section {section!r} of docs/inventory.md or docs/inventory/ has a row for {before}{key}"
-        ) from None
+    for names, row in _rows(section).items():
+        if before + key in _keys(names):
+            return row
+    raise KeyError(f"docs/inventory/keys.yaml: {section} has no {before}{key}")
+
+
+def section(name: str) -> str:
+    """The table of the keys in a section."""
+    rows = _rows(name)
+    head = ["Key", "Meaning", *(column for column in ("Unit", "Default") if any(map(_column(column), rows.values())))]
+    return table(
+        head,
+        (
+            [", ".join(map(code, names.split(", "))), *(_column(column)(row) for column in head[1:])]
+            for names, row in rows.items()
+        ),
+    )
+
+
+def _column(name: str) -> Callable[[Described], str]:
+    return attrgetter(name.lower())
 
 
 @cache
-def _rows() -> Mapping[str, Mapping[str, Described]]:
-    """The rows of the inventory's pages, by the section and the key. The first table of a section with a key describes it."""
-    sections: dict[str, dict[str, Described]] = {}
-    for page in inventory_pages():
-        keys: dict[str, Described] = {}
-        head: list[str] = []
-        for line in page.read_text().splitlines():
-            if heading := re.match(r"#+ (.+)", line):
-                keys = sections.setdefault(heading[1], {})
-            cells = [text.strip() for text in re.split(r"(?<!\\)\|", line)[1:-1]]
-            # The first line of a table names its columns, and any line outside one has no cells.
-            head = (head or cells) if cells else []
-            if head and head[0].startswith("Key") and cells[0].startswith("`"):
-                row = dict(zip(head, (_with_links_from_the_reference(text, page) for text in cells), strict=True))
-                described = Described(row.get("Meaning", ""), row.get("Default", ""))
-                for key in _keys(cells[0]):
-                    keys.setdefault(key, described)
-    return sections
+def _rows(section: str) -> Mapping[str, Described]:
+    """The rows of a section, by their keys. The attributes of VFs have rows from the code."""
+    read = {names: Described(**row) for names, row in yaml.safe_load(KEYS.read_text())[section].items()}
+    made = ordered() if section == "vfs" else ()
+    return {**{each.name: Described(each.meaning, each.unit, each.default) for each in made}, **read}
 
 
-def _with_links_from_the_reference(text: str, page: Path) -> str:
-    """A text of ``page`` whose links lead to the same places from the folder of the reference."""
-
-    def link(match: re.Match[str]) -> str:
-        target = page.parent / match[1] if match[1] else page
-        return f"]({os.path.relpath(target, DOCS / REFERENCE)}{match[2] or ''})"
-
-    return re.sub(r"\]\((?!https?:)([^)#]*)(#[^)]*)?\)", link, text)
-
-
-def _keys(cell: str) -> Iterator[str]:
-    """The keys of a cell; one that begins with a dot has the same parent as the one before."""
+def _keys(names: str) -> Iterator[str]:
+    """The keys of a row; one that begins with a dot has the same parent as the one before."""
     parent = ""
-    for key in re.findall(r"`([^`]+)`", cell):
+    for key in names.split(", "):
         whole = parent + key if key.startswith(".") else key
         parent = whole.rpartition(".")[0]
         yield whole

@@ -83,7 +83,7 @@ def _vfs(kernel: Any, given: dict[str, Any]) -> dict[str, Any]:
         "inspect": render(inspect(kernel.machine())),
         "as_spec": nic["vfs"]["defaults"],
         "schema": schema()["$defs"]["VfGroup"]["properties"],
-        "reference": [attribute.reference() for attribute in vf_attributes.ordered()],
+        "reference": [[each.name, each.meaning, each.unit, each.default] for each in vf_attributes.ordered()],
     }
 
 

@@ -16,7 +16,6 @@ import pytest
 import yaml
 
 from agent.probes import probes
-from agent.spec.vf_attributes import ordered
 from cli.__main__ import cli
 from handbook import samples
 from lab.__main__ import main as lab
@@ -236,10 +235,3 @@ def test_each_file_that_the_deploy_writes_is_listed() -> None:
     own = {path for path in paths if "trackbed" in path or path.startswith("/etc/nccl")} | {*leftovers()}
     assert len(own) > 20
     assert [path for path in sorted(own) if not any(fnmatch(path, pattern) for pattern in listed)] == []
-
-
-def test_the_page_of_nics_has_the_row_of_each_vf_attribute() -> None:
-    rows = (ROOT / "docs/inventory/nics.md").read_text().splitlines()
-    assert [row for row in rows if row in {attribute.reference() for attribute in ordered()}] == [
-        attribute.reference() for attribute in ordered()
-    ]

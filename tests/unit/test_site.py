@@ -136,19 +136,24 @@ def test_the_reference_has_each_key_of_the_spec_with_its_meaning() -> None:
     assert '| `owner` | `"user"`, `"trackbed"` |  | `"user"` | who sets the attributes' in spec.page()
 
 
-def test_a_default_that_a_page_of_the_inventory_states_is_that_of_the_spec() -> None:
+def test_the_table_of_a_section_has_its_rows_and_links_from_its_page(site: Path) -> None:
+    assert "| `select.vendor`, `select.device` | PCI IDs, four hexadecimal digits (`lspci -n`) |" in spec.section("nic")
+    assert "| `max_tx_rate` | the highest transmit rate of the VF |" in spec.section("vfs")
+    assert 'href="../gate.html"' in (site / "inventory/kubernetes.html").read_text()
+    assert 'href="#attributes-of-vfs"' in (site / "inventory/nics.html").read_text()
+
+
+def test_a_default_that_the_file_of_keys_states_is_that_of_the_spec() -> None:
     assert spec.default("Irqs", "pin", {"default": True}) == "`true`"
-    with pytest.raises(ValueError, match=r"the default of Irqs\.pin is False; the inventory's pages say `True`"):
+    with pytest.raises(ValueError, match=r"the default of Irqs\.pin is False; keys.yaml says `True`"):
         spec.default("Irqs", "pin", {"default": False})
     # One in words would not be compared.
-    with pytest.raises(ValueError, match=r"the default of Nic\.mtu is 1500; the inventory's pages say left alone"):
+    with pytest.raises(ValueError, match=r"the default of Nic\.mtu is 1500; keys.yaml says left alone"):
         spec.default("Nic", "mtu", {"default": 1500})
 
 
-def test_a_key_that_no_page_of_the_inventory_describes_is_an_error() -> None:
-    with pytest.raises(
-        KeyError, match=r"no section 'The node' of docs/inventory\.md or docs/inventory/ has a row for colour"
-    ):
+def test_a_key_that_is_not_described_is_an_error() -> None:
+    with pytest.raises(KeyError, match=r"docs/inventory/keys\.yaml: node has no colour"):
         spec.meaning("NodeSpec", "colour")
 
 

@@ -1,6 +1,6 @@
 """The attributes that a PF sets for its VFs: most are in ``table.py``; each file of this folder has a tuple ``ATTRIBUTES``.
 
-The keys of the spec, the plan, the write, what a PF reports, what ``inspect`` prints and the table in docs/inventory/nics.md
+The keys of the spec, the plan, the write, what a PF reports, what ``inspect`` prints and the documentation of its key
 follow from these records.
 """
 
@@ -87,7 +87,7 @@ class VfAttribute:
     attributes, and returns whether to write this one after all others. ``remakes_netdev``: after the write the VF's driver must
     be bound again, which makes a new netdev. ``explain`` returns an errno and a text for a refusal whose reason is known.
 
-    For people: ``meaning``, ``unit`` and ``default`` make a row of docs/inventory/nics.md. ``show`` returns what ``inspect``
+    For people: ``meaning``, ``unit`` and ``default`` make a row of the reference. ``show`` returns what ``inspect``
     prints.
     """
 
@@ -118,11 +118,6 @@ class VfAttribute:
         value = getattr(vf, self.name)
         text = {True: "on", False: "off"}[value] if isinstance(value, bool) else value
         return () if value == self.unreported else (f"{self.name.replace('_', ' ')} {text}",)
-
-    def reference(self) -> str:
-        """Its row of the table in docs/inventory/nics.md."""
-        unit = f" {self.unit} " if self.unit else " "
-        return f"| `{self.name}` | {self.meaning} |{unit}| {self.default} |"
 
 
 @cache
