@@ -28,7 +28,7 @@ from attrs import frozen
 from gevent import Timeout
 from paramiko import Transport
 from pyinfra import logger
-from pyinfra.api.command import StringCommand
+from pyinfra.api.command import QuoteString, StringCommand
 from pyinfra.api.exceptions import ConnectError, ConnectorDataTypeError, PyinfraError
 from pyinfra.api.host import Host, HostData
 from pyinfra.connectors.base import BaseConnector
@@ -56,6 +56,9 @@ sooner. Behind a bastion, it is the bastion's TCP that gives the host up, after 
 
 ANSWER_S = 60
 """Seconds for the first answer of a login shell. No other host begins the deploy before."""
+
+QUOTED = " 'a' \\\\ !b $c\n`d`"
+"""What shells that are not POSIX's change in quoted text: fish drops a backslash, csh ends at the line's end and at `!b`."""
 
 SHOWN = 200
 """Characters of what a login shell prints that are shown."""
@@ -134,23 +137,33 @@ def noting(append: Callable[[Any, str, Any], None]) -> Callable[[Any, str, Any],
 
 
 def login_fault(connector: BaseConnector) -> str:
-    """An error if the login shell does not answer, or adds text to the answers of commands; else an empty text.
+    """An error if the login shell does not answer, adds text, or reads commands in another way than sh; else an empty text.
 
-    bash reads ~/.bashrc for the commands of sshd, too. What it prints there would be the first line of each answer.
+    bash reads ~/.bashrc for the commands of sshd, too. What it prints there is no part of a fact (tasks/common/answers.py), but
+    sftp-server, which takes the uploads, cannot bear it.
     """
-    mark = secrets.token_hex(8)
+    mark = f"{secrets.token_hex(8)}{QUOTED}"
     try:
         with Timeout(ANSWER_S, TimeoutError):
             succeeded, output = connector.run_shell_command(
-                StringCommand("echo", mark), print_output=False, print_input=False
+                StringCommand("printf", "'%s\\n'", QuoteString(mark)), print_output=False, print_input=False
             )
     except TimeoutError:
         return f"the login shell did not answer within {ANSWER_S} s; see: ssh HOST echo test"
-    if succeeded and output.stdout_lines == [mark]:
+    wanted = mark.split("\n")
+    if succeeded and output.stdout_lines == wanted:
         return ""
-    added = printable(" ".join(line for line in output.output_lines if line != mark))[:SHOWN]
-    if not succeeded:
-        return f"the login shell ran no command: {added or 'it printed nothing'}; see: ssh HOST echo test"
+    added = printable(" ".join(line for line in output.output_lines if line not in wanted))[:SHOWN]
+    if not succeeded or mark[:16] not in output.stdout:
+        return (
+            f"the login shell ran no command: {added or 'it printed nothing'}; see: ssh HOST echo test. The login user needs "
+            "a shell that reads commands as POSIX's sh does, such as bash (chsh -s /bin/bash)"
+        )
+    if not set(wanted) <= set(output.stdout_lines):
+        return (
+            f"the login shell changes quoted text: {added!r}; the login user needs a shell that reads commands as POSIX's sh "
+            "does, such as bash (chsh -s /bin/bash), and not fish or csh"
+        )
     return (
         f"the login shell adds to the answer of each command: {added!r}; "
         "let ~/.bashrc and its like print only in interactive shells (see: ssh HOST true)"

@@ -14,11 +14,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 import shlex
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from pyinfra.connectors.util import CommandOutput, OutputLine
 
 from agent.documents import load
 from agent.runtime import write_atomically
+from tasks.common import answers
 from tasks.common.archive import ROOT
 
 USABLE_S = 120.0
@@ -45,13 +45,6 @@ LONGEST_ANSWER = 16 << 10
 memory."""
 
 LARGEST_FILE = 4 << 20
-
-# Each command has its own shell, as when it is sent alone. The mark is random, so no answer contains it.
-_ONE = """\
-answer=$({sh} -c {command} </dev/null 2>/dev/null; echo "+$?")
-printf '%s\\n%s\\n' {mark} "$answer"
-"""
-
 
 Send = Callable[..., tuple[bool, CommandOutput]]
 
@@ -128,8 +121,6 @@ class HostFacts:
     """The commands to prefetch, by phase: the kept ones, or another host's if this host has none."""
     _used: dict[str, dict[str, None]] = field(init=False, factory=dict)
     """The commands of this deploy's facts, by phase; the keys are in the order in which the facts were read."""
-    _fact: type | None = field(init=False, default=None)
-    """The fact that is being read. Without one, a command belongs to an operation, which changes the host."""
     _arguments: dict[str, Any] | None = field(init=False, default=None)
     """The connector's arguments (such as the user) of the first fact. Facts with others are not prefetched."""
     _changed: bool = field(init=False, default=False)
@@ -139,24 +130,22 @@ class HostFacts:
     _fetched: tuple[str, float] | None = field(init=False, default=None)
     """The phase in which the answers were fetched, and when."""
 
-    @contextmanager
-    def reading(self, fact: type) -> Iterator[None]:
-        """While this fact is read."""
-        outer, self._fact = self._fact, fact
-        try:
-            yield
-        finally:
-            self._fact = outer
+    def run(
+        self,
+        fact: type,
+        command: Any,
+        arguments: dict[str, Any],
+        send: Send,
+        ask: Callable[[], tuple[bool, CommandOutput]],
+    ) -> tuple[bool, CommandOutput]:
+        """Answer a fact's command: take the answer if it was prefetched, else ask the node.
 
-    def run(self, send: Send, command: Any, arguments: dict[str, Any], **shown: bool) -> tuple[bool, CommandOutput]:
-        """Run a command: take its answer if that was prefetched, else send it.
-
-        :param shown: what pyinfra prints of it, if it is sent.
+        :param send: sends a command as it is.
         """
-        answer = self._answer(send, command, arguments)
+        answer = self._answer(fact, send, command, arguments)
         if answer is not None:
             return True, CommandOutput([OutputLine("stdout", line) for line in answer])
-        succeeded, output = send(command, **shown, **arguments)
+        succeeded, output = ask()
         if sum(map(len, output.stdout_lines)) > LONGEST_ANSWER:
             self._used.get(self._phase(), {}).pop(_text(command) or "", None)
         return succeeded, output
@@ -188,13 +177,10 @@ class HostFacts:
         self._changed = True
         self.drop_answers()
 
-    def _answer(self, send: Send, command: Any, arguments: dict[str, Any]) -> list[str] | None:
+    def _answer(self, fact: type, send: Send, command: Any, arguments: dict[str, Any]) -> list[str] | None:
         """The prefetched answer to a command; None: the command must be sent."""
-        if self._fact is None:
-            self.note_change()
-            return None
         text = _text(command)
-        if text is None or not getattr(self._fact, "prefetched", True):
+        if text is None or not getattr(fact, "prefetched", True):
             return None
         if self._arguments is None:
             self._arguments = arguments
@@ -216,16 +202,18 @@ class HostFacts:
         commands = self._known.get(phase, [])
         if text not in commands or len(commands) < 2:
             return
-        mark = secrets.token_hex(16)
-        shell = shlex.quote(arguments.get("_shell_executable") or "sh")
-        script = "".join(_ONE.format(sh=shell, command=shlex.quote(each), mark=mark) for each in commands)
+        mark = answers.new_mark()
+        script = framed(commands, shlex.quote(arguments.get("_shell_executable") or "sh"), mark)
         sent_at = time.monotonic()
         # On standard input: the kernel allows an argument no more than 128 KiB.
         # All facts together may take longer than one.
         succeeded, output = send(StringCommand("sh"), **{**arguments, "_stdin": script, "_timeout": None})
-        answers = parse(output.stdout_lines, mark)
-        if succeeded and len(answers) == len(commands):
-            self._answers = {each: answer for each, answer in zip(commands, answers, strict=True) if answer is not None}
+        whole = answers.whole(output.stdout_lines, mark)
+        if succeeded and len(whole) == len(commands):
+            # pyinfra sends a command that failed again, and reports why.
+            self._answers = {
+                each: answer.lines for each, answer in zip(commands, whole, strict=True) if answer.code == 0
+            }
         self._fetched = phase, sent_at
 
 
@@ -250,20 +238,8 @@ def _text(command: Any) -> str | None:
     return str(raw) if raw == command.get_masked_value() else None
 
 
-def parse(lines: list[str], mark: str) -> list[list[str] | None]:
-    """The answer after each mark; None for a command that failed: pyinfra sends it again, and reports why."""
-    answers: list[list[str]] = []
-    for line in lines:
-        if line == mark:
-            answers.append([])
-        elif answers:
-            answers[-1].append(line)
-    return [_if_succeeded(answer) for answer in answers]
-
-
-def _if_succeeded(answer: list[str]) -> list[str] | None:
-    """The lines before the exit code, which ends the last line; None if it is not 0."""
-    rest, plus, code = (answer[-1] if answer else "").rpartition("+")
-    if not plus or code != "0":
-        return None
-    return [*answer[:-1], rest] if rest else answer[:-1]
+def framed(commands: list[str], shell: str, mark: str) -> str:
+    """A script that runs the commands one after the other. Each has its own shell, as when it is sent alone."""
+    return "".join(
+        f"{answers.framed(f'{shell} -c {shlex.quote(each)} </dev/null 2>/dev/null', mark)}\n" for each in commands
+    )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import cache, wraps
 from importlib import import_module
 from types import FrameType
@@ -22,7 +21,7 @@ from pyinfra.api.util import PYINFRA_INSTALL_DIR
 from pyinfra.connectors.util import CommandOutput
 
 from tasks import disruption, time_limits
-from tasks.common import connection, facts, failures, inventory, lock, prefetch, questions, shard
+from tasks.common import answers, connection, facts, failures, inventory, lock, prefetch, questions, shard
 from tasks.common.progress import Progress
 
 
@@ -72,8 +71,7 @@ def _initialising(init: Callable[..., None]) -> Callable[..., None]:
 def _getting(get_fact: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(get_fact)
     def get_in_time(self: Host, fact: type, *arguments: Any, **named: Any) -> Any:
-        known = prefetch.of(self)
-        with known.reading(fact) if known else nullcontext():
+        with answers.reading(self, fact):
             value = get_fact(self, fact, *arguments, **{"_timeout": time_limits.of(self).fact, **named})
         if self in self.state.failed_hosts:
             raise failures.HostFailed
@@ -91,9 +89,17 @@ def _running(run: Callable[..., tuple[bool, CommandOutput]]) -> Callable[..., tu
             limit = given.get("_timeout") or time_limits.of(self).command
             return time_limits.bounded(self, limit, lambda: run(self, command, **{**given, "_timeout": limit}))
 
-        known = prefetch.of(self)
         shown = {"print_output": print_output, "print_input": print_input}
-        return known.run(send, command, arguments, **shown) if known else send(command, **shown, **arguments)
+        known = prefetch.of(self)
+        if (fact := answers.being_read(self)) is None:
+            if known:
+                known.note_change()
+            return send(command, **shown, **arguments)
+
+        def ask() -> tuple[bool, CommandOutput]:
+            return answers.asked(self, command, lambda framed: send(framed, **shown, **arguments))
+
+        return known.run(fact, command, arguments, send, ask) if known else ask()
 
     return run_in_time
 

@@ -6,6 +6,7 @@ import runpy
 from pathlib import Path
 from typing import Any
 
+from tests.deploy.fake import IMPORT
 from tests.deploy.hardware import GPUS, function, has, nic, rdma
 from tests.lab.conftest import ROOT, pyinfra
 
@@ -52,7 +53,7 @@ def rendered(folder: Path) -> dict[str, Path]:
         fake = {"fake_responses": answers, "fake_delay": 0, "fake_delay_jitter": 0}
         made = [(f"@fake/{host}", {**given, **fake, "device_plugins": plugins[host]}) for host, given in hosts]
         lines.append(f"{group} = ({made!r}, {data!r})")
-    (folder / "fleet.py").write_text("\n".join(lines) + "\n")
+    (folder / "fleet.py").write_text(IMPORT + "\n".join(lines) + "\n")
     (folder / "deploy.py").write_text("from tasks.kubernetes import manifests\nmanifests.render()\n")
     done = pyinfra("-y", str(folder / "fleet.py"), str(folder / "deploy.py"))
     assert done.returncode == 0, done.stdout + done.stderr

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from tasks.packages import NodePython
 from tasks.packages.apt_sources import RepositoryEntries
 from tasks.packages.dkms import ModuleState
 from tasks.packages.signatures import RefusedModules
+from tests.deploy.fake import FRAME
 
 Answers = dict[str, Any]
 
@@ -80,7 +81,8 @@ class Connector(FakeConnector):
         self.ran: list[tuple[str, dict[str, Any]]] = []
 
     def run_shell_command(self, command: Any, *positional: Any, **arguments: Any) -> Any:
-        self.ran.append((str(command), arguments))
+        frame = FRAME.fullmatch(str(command))
+        self.ran.append((frame[2] if frame else str(command), arguments))
         if arguments.get("_stdin"):
             self.inputs.append(arguments["_stdin"])
         return super().run_shell_command(command, *positional, **arguments)
@@ -129,6 +131,23 @@ def _say(command: Any) -> str:
     return f"refuse: {command.args[0]}" if isinstance(command, FunctionCommand) else str(command)
 
 
+ASKED = (
+    *("pyinfra.api.host:Host.get_fact", "pyinfra.api.host:Host.run_shell_command"),
+    "pyinfra.api.operations:_run_host_op_with_context",
+)
+"""What is replaced in pyinfra for every test with a node."""
+
+
+@contextmanager
+def replaced(*places: str) -> Iterator[None]:
+    """Replace functions of pyinfra as each deploy does."""
+    with pytest.MonkeyPatch.context() as patch:
+        for place in places:
+            owner, name = found(place)
+            patch.setattr(owner, name, REPLACEMENTS[place](getattr(owner, name)))
+        yield
+
+
 @contextmanager
 def _no_hosts_left() -> Iterator[None]:
     try:
@@ -145,6 +164,7 @@ class Node:
     caplog: pytest.LogCaptureFixture
     data: dict[str, Any] = field(factory=dict)
     connector: type[Connector] = Connector
+    replaced: tuple[str, ...] = ASKED
 
     def deploy(self, code: Callable[[], object], answers: Answers, later: Answers | None = None) -> Result:
         """Run deploy code in both of pyinfra's phases. ``later``: the answers in the second phase, execute."""
@@ -155,7 +175,7 @@ class Node:
         connector = host.connector = self.connector(state, host)
         connector.data["fake_responses"] = {**ORDINARY, **answers, **OTHERWISE}
         self.caplog.clear()
-        with self.caplog.at_level(logging.INFO, "pyinfra"), ctx_state.use(state):
+        with self.caplog.at_level(logging.INFO, "pyinfra"), ctx_state.use(state), replaced(*self.replaced):
             connect_all(state)
             state.set_stage(StateStage.Prepare)
             with ctx_host.use(host), suppress(GreenletExit), _no_hosts_left():
@@ -203,15 +223,10 @@ def no_lock_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def replace(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def replace() -> Iterator[Callable[..., None]]:
     """Replaces functions of pyinfra as each deploy does, for this test alone."""
-
-    def these(*places: str) -> None:
-        for place in places:
-            owner, name = found(place)
-            monkeypatch.setattr(owner, name, REPLACEMENTS[place](getattr(owner, name)))
-
-    return these
+    with ExitStack() as until_the_end:
+        yield lambda *places: until_the_end.enter_context(replaced(*places))
 
 
 @pytest.fixture

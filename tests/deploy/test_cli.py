@@ -21,6 +21,7 @@ from tasks.kubernetes import reporter
 from tasks.original_state import Recorded
 from tasks.reboot import NodeRebootRequests
 from tests.deploy.conftest import DEBIAN, PYTHON, Answers, file_answers, of, status
+from tests.deploy.fake import IMPORT
 from tests.deploy.kubernetes.test_reporter import LOOPBACK
 from tests.deploy.packages.test_packages import DEB, dpkg
 from tests.deploy.test_agent import BASE, FILES, NEW, service, versions
@@ -62,7 +63,7 @@ def pyinfra(
 
 def deployed(inventory: Path, hosts: str, *options: str) -> subprocess.CompletedProcess[str]:
     """Deploy to an inventory whose hosts are this text."""
-    inventory.write_text(f"hosts = {hosts}\n")
+    inventory.write_text(f"{IMPORT}hosts = {hosts}\n")
     return subprocess.run(
         [sys.executable, "-m", "pyinfra", str(inventory), "deploy.py", *options],
         cwd=archive.ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
@@ -196,11 +197,7 @@ def test_an_inventory_that_pyinfra_would_misread_is_one_message_before_any_host_
 
 def test_a_group_of_an_inventory_may_have_data_beside_its_hosts(inventory: Path) -> None:
     data = {**DATA, "fake_responses": SETTLED}
-    inventory.write_text(f"hosts = (['@fake/a'], {data!r})\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "pyinfra", str(inventory), "deploy.py", "--dry"],
-        cwd=archive.ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = deployed(inventory, f"(['@fake/a'], {data!r})", "--dry")
     assert done.returncode == 0, done.stderr
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.deploy.fake import IMPORT
 from tests.deploy.test_cli import DATA, FRESH
 
 ROOT = Path(__file__).parents[2]
@@ -47,10 +48,12 @@ def test_the_control_host_s_environment_has_what_the_deploy_and_the_fleet_s_comm
         shutil.copy(ROOT / name, tmp_path)
     for name in ("agent", "cli", "deploys", "fleet", "lab", "requirements", "tasks", "templates"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "tests/deploy").mkdir(parents=True)
+    shutil.copy(ROOT / "tests/deploy/fake.py", tmp_path / "tests/deploy")
     subprocess.run(["make", "-C", str(tmp_path), f"PYTHON={sys.executable}", "control"], check=True)
     programs = tmp_path / ".venv/bin"
     hosts = [("@fake/a", {**DATA, "fake_responses": FRESH})]
-    (tmp_path / "inventory.py").write_text(f"hosts = {hosts!r}\n")
+    (tmp_path / "inventory.py").write_text(f"{IMPORT}hosts = {hosts!r}\n")
     for words in (
         ("python", "-c", IMPORTS),
         ("trackbed", "fleet", "report", "--help"),

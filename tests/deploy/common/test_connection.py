@@ -18,11 +18,13 @@ from typing import Any
 import gevent.event
 import paramiko
 import pytest
+from pyinfra.api.command import StringCommand
 from pyinfra.connectors.sshuserclient import client
-from pyinfra.connectors.util import CommandOutput, OutputLine
+from pyinfra.connectors.util import CommandOutput, OutputLine, make_unix_command
 
 from tasks.common import archive, connection
 from tasks.common.connection import WAKE_S, TransportFactory
+from tests.deploy.scripts import program
 
 
 def test_a_connection_does_not_wait_for_acknowledgements_and_wakes_up_seldom() -> None:
@@ -186,36 +188,53 @@ def test_sudo_that_asks_for_a_password_fails_its_host_only(tmp_path: Path) -> No
     assert "[@fake/c] Success" in " ".join(said.split())
 
 
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
-        ({"stdout": ["Welcome to node-a", "MARK"]}, "adds to the answer of each command: 'Welcome to node-a'; let ~/.bashrc"),
-        ({"stdout": ["MARK", "\x1b[2J"]}, "adds to the answer of each command: '\\\\x1b[2J'; "),
-        ({"stdout": ["MARKMARK"]}, "adds to the answer"),
-        ({"stdout": []}, "adds to the answer of each command: ''"),
-        ({"stdout": ["This account is closed."], "success": False}, "ran no command: This account is closed.; see: ssh HOST"),
-    ],
-)  # fmt: skip
-def test_a_login_shell_that_prints_fails_its_host(answer: dict[str, Any], message: str) -> None:
-    def run(command: object, **_: bool) -> tuple[bool, CommandOutput]:
-        mark = str(command).removeprefix("echo ")
-        lines = [OutputLine("stdout", line.replace("MARK", mark)) for line in answer["stdout"]]
-        return answer.get("success", True), CommandOutput(lines)
+class LoginShell:
+    """A connector whose commands a program runs as the node's login shell."""
 
-    shell: Any = SimpleNamespace(run_shell_command=run)
-    assert message in connection.login_fault(shell)
+    def __init__(self, program: Path) -> None:
+        self.program = program
+
+    def run_shell_command(self, command: StringCommand, **_: bool) -> tuple[bool, CommandOutput]:
+        sent = make_unix_command(command).get_raw_value()
+        done = subprocess.run([self.program, "-c", sent], capture_output=True, text=True, check=False)
+        lines = [OutputLine("stdout", line) for line in done.stdout.splitlines()]
+        return done.returncode == 0, CommandOutput(
+            lines + [OutputLine("stderr", line) for line in done.stderr.splitlines()]
+        )
+
+
+# As fish 3.6 and tcsh 6.24 do it: fish reads two backslashes in single quotes as one, and csh ends at the first line.
+FISH = r"""exec sh -c "$(printf '%s\n' "$2" | sed 's/[\][\]/\\/g')" """
+CSH = """echo "Unmatched '''." >&2; exit 1"""
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('exec sh "$@"', ""),
+        ('echo a warning >&2; exec bash "$@"', ""),
+        (
+            'echo Welcome to node-a; exec sh "$@"',
+            "adds to the answer of each command: 'Welcome to node-a'; let ~/.bashrc",
+        ),
+        ('sh "$@"; printf "\\033[2J\\n"', "adds to the answer of each command: '\\\\x1b[2J'; "),
+        ("exit 0", "ran no command: it printed nothing"),
+        ("echo This account is closed.; exit 1", "ran no command: This account is closed.; see: ssh HOST"),
+        (
+            CSH,
+            "ran no command: Unmatched '''.; see: ssh HOST echo test. The login user needs a shell that reads commands",
+        ),
+        (FISH, "the login shell changes quoted text: "),
+    ],
+)
+def test_a_login_shell_that_prints_or_is_none_of_posix_fails_its_host(tmp_path: Path, text: str, message: str) -> None:
+    program(tmp_path / "shell", text)
+    shell: Any = LoginShell(tmp_path / "shell")
+    fault = connection.login_fault(shell)
+    assert message in fault and bool(message) == bool(fault), fault
 
 
 def test_a_login_shell_that_hangs_fails_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "ANSWER_S", 0.1)
     shell: Any = SimpleNamespace(run_shell_command=lambda *_, **__: gevent.event.Event().wait())
     assert connection.login_fault(shell) == "the login shell did not answer within 0.1 s; see: ssh HOST echo test"
-
-
-def test_a_login_shell_that_prints_nothing_is_right() -> None:
-    def run(command: object, **_: bool) -> tuple[bool, CommandOutput]:
-        lines = [OutputLine("stderr", "a warning of sshd"), OutputLine("stdout", str(command).removeprefix("echo "))]
-        return True, CommandOutput(lines)
-
-    shell: Any = SimpleNamespace(run_shell_command=run)
-    assert connection.login_fault(shell) == ""

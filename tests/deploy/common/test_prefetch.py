@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from attrs import frozen
 
-from tasks.common import lock, prefetch
+from tasks.common import answers, lock, prefetch
+from tasks.common.answers import Answer
 from tasks.common.archive import ROOT
-from tasks.common.prefetch import parse
 
 FACTS = """
 from pathlib import Path
@@ -228,12 +228,16 @@ def test_without_a_cache_a_deploy_reads_each_fact_by_itself(deploy: Deploy) -> N
     assert "Traceback" not in ran.output
 
 
+MARK = answers.new_mark()
+
+
 @pytest.mark.parametrize("output", ["", "a", "a\n", "a\n\n", "\n", "+0", "+1\n", "a+0", " a \n\tb\\n\n", "é\n"])
 def test_an_answer_is_what_the_command_alone_prints(output: str) -> None:
     command = f"printf %s {shlex.quote(output)}"
-    text = "".join(
-        prefetch._ONE.format(sh="sh", command=shlex.quote(each), mark="mark") for each in (command, "exit 1", command)
-    )
-    printed = subprocess.run(["sh"], input=text, capture_output=True, text=True, check=True).stdout
+    text = prefetch.framed([command, "exit 1", command], "sh", MARK)
+    printed = subprocess.run(["sh"], input=f"printf Welcome\n{text}", capture_output=True, text=True, check=True).stdout
     alone = output.removesuffix("\n").split("\n") if output else []
-    assert parse(printed.splitlines(), "mark") == [alone, None, alone]
+    lines = printed.split("\n")
+    assert answers.whole(lines, MARK) == [Answer(alone, 0), Answer([], 1), Answer(alone, 0)]
+    # Without the last mark, the last answer is not whole.
+    assert len(answers.whole(lines[:-2], MARK)) == 2

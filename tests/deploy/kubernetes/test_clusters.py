@@ -11,6 +11,7 @@ import pytest
 
 from tasks.common import archive
 from tests.deploy.conftest import DEBIAN
+from tests.deploy.fake import IMPORT
 from tests.deploy.kubernetes.test_kubernetes import authority
 
 __all__ = ["authority"]
@@ -35,7 +36,7 @@ def messages(deploy: Path, *options: str, **keys: dict[str, Any]) -> str:
     """The errors of a deploy to hosts with these values of the key `kubernetes`."""
     base = {"fake_delay": 0, "fake_delay_jitter": 0, "fake_responses": DEBIAN}
     hosts = [(f"@fake/{name}", {**base, "node_name": name, "kubernetes": key}) for name, key in keys.items()]
-    (deploy.parent / "inventory.py").write_text(f"hosts = {hosts!r}\n")
+    (deploy.parent / "inventory.py").write_text(f"{IMPORT}hosts = {hosts!r}\n")
     done = subprocess.run(
         [sys.executable, "-m", "pyinfra", str(deploy.parent / "inventory.py"), str(deploy), "-y", *options],
         cwd=archive.ROOT, env={"KUBECONFIG": "/nowhere/default"}, capture_output=True, text=True, check=False,

@@ -22,6 +22,7 @@ from tasks.hardware import NodeHardware
 from tasks.kubernetes.manifests.configurations import shared_rdma, sriov
 from tasks.kubernetes.manifests.device_plugins import SharedRdma, Sriov
 from tasks.kubernetes.manifests.discovered import Discovered, discover, read_nodes, to_text
+from tests.deploy.fake import IMPORT
 from tests.deploy.hardware import CONNECTX, ERDMA, SECOND, VF, VIRTIO, function, hardware, has, nic, rdma
 from tests.sim.kernel import Kernel
 
@@ -223,7 +224,7 @@ def test_a_deploy_refuses_the_unreadable_file_of_a_host_outside_its_limit(tmp_pa
         "fake_responses": has(*RAILS), "fake_delay": 0, "fake_delay_jitter": 0,
         "device_plugins": {"folder": str(tmp_path / "made")}, "labels": {}, "node_name": "a",
     }  # fmt: skip
-    (tmp_path / "fleet.py").write_text(f"hosts = {[(f'@fake/{name}', data) for name in 'ab']!r}\n")
+    (tmp_path / "fleet.py").write_text(f"{IMPORT}hosts = {[(f'@fake/{name}', data) for name in 'ab']!r}\n")
     (tmp_path / "deploy.py").write_text("from tasks.kubernetes import manifests\nmanifests.render()\n")
     other = tmp_path / "made" / "nodes" / "@fake_b.json"
     other.parent.mkdir(parents=True)

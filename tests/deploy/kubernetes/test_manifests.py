@@ -16,6 +16,7 @@ from pyinfra.api.exceptions import DeployError
 from tasks.common import archive
 from tasks.kubernetes import manifests as task
 from tests.deploy.conftest import Answers, Node, OwnConnector, Result
+from tests.deploy.fake import IMPORT
 from tests.deploy.hardware import ERDMA, GPUS, RAIL0, VIRTIO, has
 
 FEATURE = "feature.node.kubernetes.io"
@@ -90,7 +91,7 @@ def test_deploys_of_several_shards_write_the_same_files(tmp_path: Path) -> None:
         )
         for name in "ab"
     ]
-    (tmp_path / "fleet.py").write_text(f"hosts = {hosts!r}\n")
+    (tmp_path / "fleet.py").write_text(f"{IMPORT}hosts = {hosts!r}\n")
     # As another shard leaves it while it writes.
     (tmp_path / "made/.kustomization.yaml.new").mkdir(parents=True)
     (tmp_path / "deploy.py").write_text("from tasks.kubernetes import manifests\nmanifests.render()\n")
@@ -133,7 +134,7 @@ def test_hosts_with_the_same_folder_must_have_the_same_value(tmp_path: Path) -> 
     answers = {"fake_responses": has(RAIL0), "fake_delay": 0, "fake_delay_jitter": 0}
     keys = [{"folder": str(tmp_path / "made")}, {"folder": str(tmp_path / "made"), "namespace": "rdma"}]
     made = [(f"@fake/{name}", {**answers, "device_plugins": key}) for name, key in zip("ab", keys, strict=True)]
-    inventory.write_text(f"hosts = {made!r}\n")
+    inventory.write_text(f"{IMPORT}hosts = {made!r}\n")
     (tmp_path / "deploy.py").write_text("from tasks.kubernetes import manifests\nmanifests.render()\n")
     done = subprocess.run(
         [sys.executable, "-m", "pyinfra", "-y", str(inventory), str(tmp_path / "deploy.py")],
@@ -159,7 +160,7 @@ def test_the_hosts_of_a_cluster_must_have_the_same_folder(tmp_path: Path, limit:
         )
         for name, url in clusters.items()
     ]
-    (tmp_path / "fleet.py").write_text(f"hosts = {hosts!r}\n")
+    (tmp_path / "fleet.py").write_text(f"{IMPORT}hosts = {hosts!r}\n")
     (tmp_path / "deploy.py").write_text("from tasks.kubernetes import manifests\nmanifests.render()\n")
     done = subprocess.run(
         [sys.executable, "-m", "pyinfra", "-y", tmp_path / "fleet.py", tmp_path / "deploy.py", *limit],
@@ -180,7 +181,7 @@ def test_a_host_that_gets_another_folder_or_none_leaves_the_former_one(tmp_path:
             for name, folder in folders.items()
         }
         hosts = [(f"@fake/{name}", {**data, "node_name": name, **key}) for name, key in keys.items()]
-        (tmp_path / "fleet.py").write_text(f"hosts = {hosts!r}\n")
+        (tmp_path / "fleet.py").write_text(f"{IMPORT}hosts = {hosts!r}\n")
         done = subprocess.run(
             [sys.executable, "-m", "pyinfra", "-y", str(tmp_path / "fleet.py"), str(tmp_path / "deploy.py")],
             cwd=archive.ROOT, capture_output=True, text=True, check=False,
@@ -195,7 +196,7 @@ def test_the_manifests_of_each_folder_are_written(tmp_path: Path) -> None:
     data = {"fake_responses": has(RAIL0), "fake_delay": 0, "fake_delay_jitter": 0, "labels": LABELS}
     plugins = {name: {"folder": str(tmp_path / name[0])} for name in ("a1", "a2", "b1")}
     hosts = [(f"@fake/{name}", {**data, "node_name": name, "device_plugins": key}) for name, key in plugins.items()]
-    (tmp_path / "fleet.py").write_text(f"hosts = {hosts!r}\n")
+    (tmp_path / "fleet.py").write_text(f"{IMPORT}hosts = {hosts!r}\n")
     (tmp_path / "deploy.py").write_text("from tasks.kubernetes import manifests\nmanifests.render()\n")
     done = subprocess.run(
         [sys.executable, "-m", "pyinfra", "-y", str(tmp_path / "fleet.py"), str(tmp_path / "deploy.py")],
@@ -218,7 +219,7 @@ def test_the_manifests_are_for_all_hosts_though_one_is_done_before_the_next_begi
     hosts = [
         (f"@fake/{name}", {**data, "node_name": name, "fake_responses": answers}) for name, answers in hardware.items()
     ]
-    (tmp_path / "fleet.py").write_text(f"hosts = {hosts!r}\n")
+    (tmp_path / "fleet.py").write_text(f"{IMPORT}hosts = {hosts!r}\n")
     (tmp_path / "deploy.py").write_text("from tasks.kubernetes import manifests\nmanifests.render()\n")
     done = subprocess.run(
         [sys.executable, "-m", "pyinfra", "-y", option, tmp_path / "fleet.py", tmp_path / "deploy.py"],
@@ -234,7 +235,7 @@ def test_the_manifests_are_written_if_a_host_of_the_cluster_fails_earlier(tmp_pa
     data = {"fake_responses": has(RAIL0), "fake_delay": 0, "fake_delay_jitter": 0, "labels": LABELS}
     made = {"device_plugins": {"folder": str(tmp_path / "made")}}
     hosts = [(f"@fake/{name}", {**data, **made, "node_name": name}) for name in "abc"]
-    (tmp_path / "fleet.py").write_text(f"hosts = {hosts!r}\n")
+    (tmp_path / "fleet.py").write_text(f"{IMPORT}hosts = {hosts!r}\n")
     (tmp_path / "deploy.py").write_text(BREAKS.format(failing=f"@fake/{failing}"))
     done = subprocess.run(
         [sys.executable, "-m", "pyinfra", "-y", "--fail-percent", "50", tmp_path / "fleet.py", tmp_path / "deploy.py"],
@@ -362,7 +363,7 @@ def test_a_host_that_was_not_deployed_to_yet_may_publish_the_label(tmp_path: Pat
     def deploy_a(labels_of_b: dict[str, Any]) -> subprocess.CompletedProcess[str]:
         labels = {"a": without("rdma"), "b": labels_of_b}
         hosts = [(f"@fake/{name}", {**data, "device_plugins": plugins, "labels": labels[name]}) for name in "ab"]
-        (tmp_path / "fleet.py").write_text(f"hosts = {hosts!r}\n")
+        (tmp_path / "fleet.py").write_text(f"{IMPORT}hosts = {hosts!r}\n")
         (tmp_path / "deploy.py").write_text("from tasks.kubernetes import manifests\nmanifests.render()\n")
         return subprocess.run(
             [sys.executable, "-m", "pyinfra", "-y", tmp_path / "fleet.py", tmp_path / "deploy.py", "--limit", "@fake/a"],
@@ -382,7 +383,7 @@ def test_bad_labels_of_a_host_outside_the_limit_do_not_stop_the_deploy(tmp_path:
     labels = {"a": LABELS, "b": {"policy": {"rack": "a b"}}}
     plugins = {"folder": str(tmp_path / "made")}
     hosts = [(f"@fake/{name}", {**data, "device_plugins": plugins, "labels": labels[name]}) for name in "ab"]
-    (tmp_path / "fleet.py").write_text(f"hosts = {hosts!r}\n")
+    (tmp_path / "fleet.py").write_text(f"{IMPORT}hosts = {hosts!r}\n")
     (tmp_path / "deploy.py").write_text("from tasks.kubernetes import manifests\nmanifests.render()\n")
     done = subprocess.run(
         [sys.executable, "-m", "pyinfra", "-y", tmp_path / "fleet.py", tmp_path / "deploy.py", "--limit", "@fake/a"],

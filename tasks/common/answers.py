@@ -1,0 +1,98 @@
+"""Frames what a node answers to a fact, so that nothing before the answer counts, and none is believed half.
+
+A login shell, sudo or a profile may print text before an answer, and a connection may lose its end. So the command of each
+fact, pyinfra's own ones, too, prints a mark first, and one with its exit code last. The marks are random: no answer contains
+them.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from attrs import frozen
+from pyinfra.api.command import StringCommand
+from pyinfra.api.host import Host
+from pyinfra.connectors.util import CommandOutput, OutputLine
+
+from tasks.common.commands import fail
+
+_BEGIN = "printf '\\n%s\\n' {}; ( "
+_END = "\n); code=$?; printf '+%s %s\\n' \"$code\" {}"
+_reading: WeakKeyDictionary[Host, type] = WeakKeyDictionary()
+
+
+@frozen
+class Answer:
+    """The lines that a command has printed, and its exit code."""
+
+    lines: list[str]
+    code: int
+
+
+@contextmanager
+def reading(host: Host, fact: type) -> Iterator[None]:
+    """While this fact is read from the host."""
+    outer = _reading.get(host)
+    _reading[host] = fact
+    try:
+        yield
+    finally:
+        if outer is None:
+            del _reading[host]
+        else:
+            _reading[host] = outer
+
+
+def being_read(host: Host) -> type | None:
+    """The fact that is being read from the host. Without one, a command belongs to an operation, which changes the host."""
+    return _reading.get(host)
+
+
+def new_mark() -> str:
+    """A mark that nothing else contains."""
+    return secrets.token_hex(16)
+
+
+def framed(command: str | StringCommand, mark: str) -> StringCommand:
+    """A command, between its marks, for a shell that goes on with the next line."""
+    return StringCommand(_BEGIN.format(mark), command, _END.format(mark), _separator="")
+
+
+def whole(lines: list[str], mark: str) -> list[Answer]:
+    """The answers that have both marks."""
+    end = re.compile(rf"(.*)\+(\d+) {mark}", re.DOTALL)
+    answers: list[Answer] = []
+    answer: list[str] | None = None
+    for line in lines:
+        if line == mark:
+            answer = []
+        elif answer is not None and (last := end.fullmatch(line)):
+            answers.append(Answer([*answer, last[1]] if last[1] else answer, int(last[2])))
+            answer = None
+        elif answer is not None:
+            answer.append(line)
+    return answers
+
+
+def asked(
+    host: Host, command: str | StringCommand, send: Callable[[StringCommand], tuple[bool, CommandOutput]]
+) -> tuple[bool, CommandOutput]:
+    """Send a fact's command in its frame. An answer that is not whole fails the host, by name."""
+    mark = new_mark()
+    succeeded, output = send(StringCommand("{", framed(command, mark), '; exit "$code"; }'))
+    answers = whole(output.stdout_lines, mark)
+    if succeeded and not answers:
+        lacks = "end" if mark in output.stdout_lines else "beginning"
+        fact: Any = being_read(host)
+        succeeded = fail(
+            host,
+            f"the node's answer to {fact.__name__} has no {lacks}, so none of it is believed; log in, and see whether the "
+            "login shell ends early, or a disk is full (df)",
+        )
+    errors = [line for line in output.combined_lines if line.buffer_name != "stdout"]
+    return succeeded, CommandOutput([OutputLine("stdout", line) for each in answers for line in each.lines] + errors)
