@@ -18,18 +18,19 @@ from agent.report.records import Disruption
 from tasks import disruption
 from tasks.common.facts import FactBase
 
-RELOAD = """
+_LINKS = """
 for node in /dev/nvidia* /dev/nvidia-caps/*; do
   [ -c "$node" ] || continue
   link=/dev/char/$((0x$(stat -c %t "$node"))):$((0x$(stat -c %T "$node")))
   [ -e "$link" ] || ln -s "..${node#/dev}" "$link"
 done
-systemctl daemon-reload
 """
+RELOAD = f"{_LINKS}systemctl daemon-reload\n"
 """A script that makes the links that are missing, and has systemd read its units again."""
 
 # A container that may use all devices has the policy auto and no list.
 _LOSERS = r"""
+gpu_losers() (
 root=$1
 systemctl show --property=Id,ControlGroup,DevicePolicy,DeviceAllow 'cri-containerd-*.scope' 'docker-*.scope' 'crio-*.scope' \
   'libpod-*.scope' 2>/dev/null | awk '
@@ -51,7 +52,25 @@ systemctl show --property=Id,ControlGroup,DevicePolicy,DeviceAllow 'cri-containe
     esac
   done
 done
-echo end
+)
+"""
+
+_CAUSE = (
+    "a toolkit before 1.18 or in the mode legacy has started them; drain the node, or start them anew with a newer "
+    "toolkit, and deploy again"
+)
+BEFORE_PACKAGES = f"""
+{_LOSERS}
+losers=$(gpu_losers "${{MACHINE:-}}" | tr '\\n' ' ')
+if [ -n "$losers" ]; then
+  echo "nothing is installed: a package may have systemd read its units again, which would take the GPUs of running" \\
+    "containers (${{losers% }}): {_CAUSE}" >&2
+  exit 1
+fi
+{_LINKS}"""
+"""The start of a script in which packages are installed. It ends the script if a reload by a package would take GPUs.
+
+MACHINE: the root folder; only tests set it.
 """
 
 
@@ -65,7 +84,7 @@ class GpuLosers(FactBase[list[str]]):
 
     def command(self) -> StringCommand:
         """Compare the GPUs in each container's /dev with what its scope lists."""
-        return self.script(_LOSERS, "")
+        return self.script(f"{_LOSERS}gpu_losers ''\necho end\n")
 
     def process(self, output: list[str]) -> list[str]:
         """Take all lines but the last, a mark."""
@@ -81,10 +100,7 @@ def would_take_gpus() -> str:
     if not scopes:
         return ""
     names = ", ".join(scopes[:4]) + (f" and {len(scopes) - 4} more" if len(scopes) > 4 else "")
-    return (
-        f"a reload of systemd's units would take the GPUs of running containers ({names}): a toolkit before 1.18 or in the "
-        "mode legacy has started them; drain the node, or start them anew with a newer toolkit, and deploy again"
-    )
+    return f"a reload of systemd's units would take the GPUs of running containers ({names}): {_CAUSE}"
 
 
 def deferred(step: str) -> bool:

@@ -30,7 +30,7 @@ from tasks.common.failures import NodeError
 from tasks.common.texts import HEADER
 from tasks.host import kernel
 from tasks.host.kernel_modules import MODULE_OPTIONS
-from tasks.packages import NO_RESTARTS, Family, OperatingSystem, dkms, signatures, vendor_repository
+from tasks.packages import UNDISTURBED, Family, OperatingSystem, dkms, signatures, vendor_repository
 from tasks.packages.vendor_repository import PACKAGE_NAME, PACKAGE_VERSION, WEB, Package, Repository
 from tasks.time_limits import LIMITS
 
@@ -261,7 +261,7 @@ def _letter(mode: bool) -> str:
 
 # In /var/tmp, since /tmp may be mounted noexec.
 _INSTALL = (
-    NO_RESTARTS
+    UNDISTURBED
     + vendor_repository.FETCH
     + dkms.CAUSE
     + """

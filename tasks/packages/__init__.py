@@ -16,6 +16,7 @@ from pyinfra.facts.rpm import RpmPackages
 from pyinfra.facts.server import LinuxDistribution
 
 from agent.spec.node import NodeSpec
+from tasks.common import systemd_reload
 from tasks.common.commands import Commands, script
 from tasks.common.data import host_data
 from tasks.common.facts import FactBase
@@ -71,13 +72,15 @@ DISTRIBUTIONS = {
     "fedora": Distribution("Fedora", "rhel", 36, 36),
 }
 
-NO_RESTARTS = "export NEEDRESTART_SUSPEND=1\n"
-"""The start of a script in which apt may run. After each run of apt, Ubuntu 24.04's needrestart would restart services whose
-libraries were replaced, as containerd, the kubelet or slurmd, without a question. Since needrestart 3.0 its hook (apt-pinvoke)
-does nothing in this environment."""
+UNDISTURBED = f"{systemd_reload.BEFORE_PACKAGES}export NEEDRESTART_SUSPEND=1\n"
+"""The start of a script in which packages are installed. What runs on the node goes on as it is.
+
+After each run of apt, Ubuntu 24.04's needrestart would restart services whose libraries were replaced, as containerd, the
+kubelet or slurmd, without a question. Since needrestart 3.0 its hook (apt-pinvoke) does nothing in this environment.
+"""
 
 APT = (
-    NO_RESTARTS
+    UNDISTURBED
     + """
 without_conflict() {  # argument: what apt says
   ours=$(printf '%s\\n' "$1" | sed -n 's,.*Conflicting values .*/\\(trackbed-[a-z-]*\\)\\.gpg.*,\\1,p' | head -n 1)
@@ -129,7 +132,9 @@ If dpkg was killed, as by a power cut, its folder `updates` has what it has not 
 until `dpkg --configure -a` has run (debSystem::CheckUpdates in apt). That fails if a dependency was not unpacked yet.
 """
 
-DNF = """
+DNF = (
+    UNDISTURBED
+    + """
 dnf() {
   left=60
   while true; do
@@ -143,6 +148,7 @@ dnf() {
   return "$code"
 }
 """
+)
 """A shell function that waits up to five minutes for another dnf. dnf itself would wait for ever.
 
 With ``exit_on_lock`` dnf ends with 200 if another process has a lock, and names that process (dnf/lock.py, dnf/cli/main.py).

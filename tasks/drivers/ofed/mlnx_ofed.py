@@ -29,7 +29,7 @@ from tasks.common.facts import FactBase
 from tasks.common.failures import NodeError
 from tasks.drivers.ofed import modules
 from tasks.host import kernel
-from tasks.packages import NO_RESTARTS, Family, OperatingSystem, holds, installed, signatures, vendor_repository
+from tasks.packages import UNDISTURBED, Family, OperatingSystem, holds, installed, signatures, vendor_repository
 from tasks.time_limits import LIMITS
 
 FOLDER = f"{STATE_FOLDER}/ofed"
@@ -163,7 +163,7 @@ and `release` set and remove the holds of packages."""
 # The installer removes the packages of an earlier bundle, so their holds are removed first. Its exit codes are listed in the
 # vendor's manual under "mlnxofedinstall Return Codes".
 _INSTALL = (
-    NO_RESTARTS
+    UNDISTURBED
     + """
 bundle=$1 sha256=$2 folder=$3 holds=$4; shift 4
 fail() { echo "ofed: $1" >&2; exit 1; }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,12 @@ from typing import Any
 import pytest
 
 from tasks.common import systemd_reload, units
+from tasks.drivers import erdma, gpu_driver
 from tasks.drivers.gpu_driver import services
+from tasks.drivers.ofed import doca, mlnx_ofed
 from tasks.host import irqbalance, limits
 from tasks.kubernetes import kubelet
+from tasks.packages import vendor_repository
 from tests.deploy.conftest import LOSERS, Answers, Node
 from tests.deploy.scripts import program, sh
 
@@ -42,7 +46,8 @@ def shown(scope: str, *allow: str, policy: str = "strict") -> str:
 def losers(root: Path, *scopes: str) -> list[str]:
     (root / "shown").write_text("\n".join(scopes))
     program(root / "bin/systemctl", f'[ "$1" = show ] && cat {root}/shown')
-    answer = sh(systemd_reload._LOSERS, root, PATH=f"{root}/bin:{os.environ['PATH']}")
+    text = f'{systemd_reload._LOSERS}gpu_losers "$1"\necho end\n'
+    answer = sh(text, root, PATH=f"{root}/bin:{os.environ['PATH']}")
     return systemd_reload.GpuLosers().process(answer)
 
 
@@ -94,6 +99,30 @@ def test_links_that_systemd_needs_are_made_before_the_reload(tmp_path: Path) -> 
         assert (tmp_path / "before").read_text().split() == ["195:255", "238:1"]
         assert (tmp_path / "dev/char/195:255").readlink() == Path("../nvidia0")
         assert (tmp_path / "dev/char/238:1").readlink() == Path("../nvidia-caps/nvidia-cap1")
+
+
+INSTALLING = [
+    *(vendor_repository._APT, vendor_repository._DNF, *gpu_driver._OTHERS.values(), doca._LIBRARIES),
+    *(erdma._INSTALL, mlnx_ofed._INSTALL),
+]
+
+
+@pytest.mark.parametrize("text", INSTALLING)
+def test_nothing_is_installed_while_a_package_s_reload_would_take_gpus(tmp_path: Path, text: str) -> None:
+    scope = container(tmp_path, "cri-containerd-a", ("nvidia0",))
+    (tmp_path / "shown").write_text(shown(scope))
+    program(tmp_path / "bin/systemctl", f"cat {tmp_path}/shown")
+    for name in ("apt-get", "dnf", "curl", "uname", "find"):
+        program(tmp_path / "bin" / name, f"echo {name} >> {tmp_path}/ran")
+    environment = {**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "MACHINE": str(tmp_path)}
+    words = ["sh", "-ec", text, "sh", "", "", "", ""]
+    done = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert (
+        f"nothing is installed: a package may have systemd read its units again, which would take the GPUs of running "
+        f"containers ({scope}): a toolkit before 1.18" in done.stderr
+    )
+    assert not (tmp_path / "ran").exists()
 
 
 TAKEN: Answers = {LOSERS: ["cri-containerd-a.scope", "end"]}

@@ -116,7 +116,7 @@ def test_if_no_repository_has_dkms_the_error_says_where_it_is(tmp_path: Path, li
     fake = f"case $* in *'list dkms'*) exit {listed} ;; esac\necho 'nothing provides dkms needed by erdma-dkms' >&2; exit 1"
     (tmp_path / "dnf").write_text(f"#!/bin/sh\n{fake}\n")
     (tmp_path / "dnf").chmod(0o755)
-    for name in ("uname", "sh"):
+    for name in ("awk", "sh", "tr", "uname"):
         (tmp_path / name).symlink_to(str(shutil.which(name)))
     done = subprocess.run(
         ["sh", "-ec", vendor_repository._DNF, "sh", "erdma", "", "", "erdma-dkms-1.1"],
