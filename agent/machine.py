@@ -124,9 +124,6 @@ class Files(Attributes, Protocol):
 class Netlink(Protocol):
     """rtnetlink in the host's network namespace. Errors are OSError with the kernel's errno."""
 
-    def links(self) -> list[Link]:
-        """Every netdev, without VF information."""
-
     def link(self, name: str) -> Link | None:
         """A netdev by its name or an alternative name, with its VFs; None if there is none."""
 

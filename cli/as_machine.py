@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent.hardware.bonds import on_top
-from agent.hardware.functions import NET, PCI, device_path, virtio_children
+from agent.hardware.functions import NET, PCI, device_path, ifindexes, virtio_children
 from agent.hardware.rdma import RdmaDevice
 from agent.hardware.sysfs import names_or_none, read_or
 from agent.hardware.topology import CPU, Cpu, read_topology
@@ -27,8 +27,8 @@ Facts = dict[str, Any]
 def describe(machine: Machine) -> Facts:
     """The server's facts."""
     files, inspection = machine.files, inspect(machine)
-    links = {link.ifindex: link.name for link in machine.netlink.links()}
-    routed = sorted(links[index] for index in machine.netlink.gateway_ifindexes() if index in links)
+    gateways = machine.netlink.gateway_ifindexes()
+    routed = sorted(name for name, index in ifindexes(files).items() if index in gateways)
     cards: dict[str | None, str] = {}
     functions = [_function(files, function, cards) for function in inspection.functions]
     own = [netdev for function in inspection.functions for netdev in function.netdevs]

@@ -23,14 +23,12 @@ from agent.hardware.functions import (
     is_network,
     netdevs_by_rdma_port,
     port_netdevs,
-    product_data,
-    serial_numbers,
     vf_addresses,
     virtio_children,
 )
 from agent.hardware.rdma import CHAR_DEVICES, NO_NETDEVS, RdmaDevice, RdmaPort, Reader
 from agent.hardware.sysfs import whole
-from agent.hardware.vpd import is_nvlink_bridge, product_name
+from agent.hardware.vpd import is_nvlink_bridge, product_data, product_name, serial_numbers
 from agent.kinds.irqs import function_irqs
 from agent.machine import Link, Machine, VfInfo
 from agent.report.printable import printable
@@ -150,7 +148,7 @@ class _Reader:
         self._machine = machine
         self._nics = nics
         self._files = machine.files
-        self._links = {link.name: link for link in machine.netlink.links()}
+        self._links: dict[str, Link | None] = {}
         self._addresses = _unless_gone(machine.netlink.addresses) or {}
         self._pci_ids = next((text for path in pci_ids.PATHS if (text := self._text(path))), "")
         self.rdma = Reader(machine.files)
@@ -167,7 +165,7 @@ class _Reader:
     def _physical(self, address: str) -> NetworkFunction:
         granted: dict[int, VfInfo] = {}
         for name in self._net(address):
-            link = _unless_gone(partial(self._machine.netlink.link, name))
+            link = self._link(name)
             granted |= {vf.index: vf for vf in link.vfs} if link else {}
         vfs = sorted((_unless_gone(lambda: vf_addresses(self._files, address)) or {}).items())
         nic = self._nics.get(address)
@@ -200,7 +198,7 @@ class _Reader:
         carrying = self.rdma.carrying(address, below)
         rdma = tuple(self.rdma_device(name, served) for name in carrying or shared)
         firmware = [netdev.firmware for netdev in netdevs] + [device.firmware for device in rdma]
-        vpd = product_data(self._files, address)
+        vpd = product_data(self._files, path)
         return NetworkFunction(
             address=address,
             model=product_name(vpd or b"") or pci_ids.name(self._pci_ids, vendor, device),
@@ -216,7 +214,7 @@ class _Reader:
             granted=granted,
             total_vfs=total_vfs,
             vfs=vfs,
-            serials=serial_numbers(self._files, address, vpd)[0] if index is None else (),
+            serials=serial_numbers(self._files, path, vpd)[0] if index is None else (),
             nic=nic,
             nvlink_bridge=is_nvlink_bridge(vpd or b""),
             representors=self._netdevs(name for name in self._names(f"{path}/net") if name not in own),
@@ -224,7 +222,12 @@ class _Reader:
         )
 
     def _netdevs(self, names: Iterable[str]) -> tuple[Netdev, ...]:
-        return tuple(self._netdev(self._links[name]) for name in names if name in self._links)
+        return tuple(self._netdev(link) for link in map(self._link, names) if link is not None)
+
+    def _link(self, name: str) -> Link | None:
+        if name not in self._links:
+            self._links[name] = _unless_gone(partial(self._machine.netlink.link, name))
+        return self._links[name]
 
     def _net(self, address: str) -> list[str]:
         """The netdevs of a function's ports. A virtio function has them below a child device."""
@@ -267,7 +270,8 @@ class _Reader:
 
     def _netdev_of(self, mac: str | None) -> str | None:
         # A VLAN or a bond may have the same MAC, but no device.
-        names = [name for name, link in self._links.items() if link.mac == mac and self._names(f"{NET}/{name}/device")]
+        named = ((name, f"{NET}/{name}") for name in self._names(NET))
+        names = [name for name, path in named if self._text(f"{path}/address") == mac and self._names(f"{path}/device")]
         return names[0] if mac and len(names) == 1 else None
 
     def _interrupts(self, address: str) -> Iterator[Interrupt]:

@@ -11,7 +11,7 @@ from attrs import evolve, frozen
 from agent.driver_families import family_of, unclassified
 from agent.hardware.sysfs import names_or_none, number_or, numbered, parsed, read_or
 from agent.hardware.udev import initialised
-from agent.hardware.vpd import device_serial_number, is_nvlink_bridge, vpd_serial_number
+from agent.hardware.vpd import is_nvlink_bridge, product_data, serial_numbers
 from agent.machine import Attributes, Files, Link, Machine
 from agent.report.target import device_of, is_vf, vf_index, vf_target
 
@@ -25,11 +25,11 @@ UNCLASSIFIED, NETWORK = "0x00", "0x02"
 INFINIBAND = "0x0207"
 MELLANOX = "0x15b3"
 
-UNREADABLE = "DeviceUnreadable"
-REMEDY = "see the kernel's log (dmesg), and reset the device, load its driver again or reboot the node"
+# The addr_assign_type of a netdev that has its hardware's address (include/uapi/linux/netdevice.h).
+NET_ADDR_PERM = "0"
 
-# No configuration space (4096 bytes) and no Vital Product Data (32768) is larger.
-LARGEST = 1 << 15
+UNREADABLE, HUNG = "DeviceUnreadable", "DeviceHung"
+REMEDY = "see the kernel's log (dmesg), and reset the device, load its driver again or reboot the node"
 
 
 @frozen
@@ -37,8 +37,8 @@ class Function:
     """A physical function of a network controller.
 
     ``numa_node`` is -1 if the firmware does not report one; ``total_vfs`` is 0 without SR-IOV. ``hung``: a call to its driver
-    never returned, so only what the PCI core answers is read. ``serials``: the serial numbers in its configuration space and
-    its Vital Product Data, read only on request.
+    never returned, so only what the kernel answers without that driver is read. ``serials``: the serial numbers in its
+    configuration space and its Vital Product Data, read only on request.
     ``unreadable``: the error of a file or netlink request; the function is left alone until it can be read. If discovery
     itself failed, only the address is known (``vendor`` is empty).
     ``renaming``: udev has not initialised its netdev, whose names may still change. ``serials_unread``: there may be another
@@ -234,6 +234,11 @@ def ifindex(files: Files, name: str) -> int:
     return number_or(files, f"{NET}/{name}/ifindex", 0)
 
 
+def ifindexes(files: Files) -> dict[str, int]:
+    """The index of each netdev in the host's network namespace, by its name. No driver is asked, as it would be for links."""
+    return {name: index for name in names_or_none(files, NET) if (index := ifindex(files, name))}
+
+
 def ifindex_of(files: Files, target: str) -> int:
     """The index of the netdev that a target has now; raises like :func:`netdev_of`.
 
@@ -280,8 +285,7 @@ def rediscover(
         address by a uevent of the PCI function, not by one of its netdev.
     """
     kept = {function.address: function for function in functions}
-    addresses = (whole | netdevs) - machine.hung
-    read = {a: _function(machine, a, asked, None if a in whole else kept.get(a)) for a in addresses}
+    read = {a: _function(machine, a, asked, None if a in whole else kept.get(a)) for a in whole | netdevs}
     return tuple(function for _, function in sorted({**kept, **read}.items()) if function is not None)
 
 
@@ -330,14 +334,15 @@ def _with_product_data(files: Files, function: Function, asked: Asked) -> Functi
     bridge = next(known, None)
     if asked.nvlink_bridges and bridge is None and not _may_be_nvlink_bridge(files, function.address):
         bridge = False
+    path = device_path(function.address)
     serials: tuple[str, ...] = ()
     unread = asked.serials
     if not function.hung and (asked.serials or (asked.nvlink_bridges and bridge is None)):
-        vpd = product_data(files, function.address)
+        vpd = product_data(files, path)
         if bridge is None and vpd is not None:
             bridge = is_nvlink_bridge(vpd)
         if asked.serials:
-            serials, unread = serial_numbers(files, function.address, vpd)
+            serials, unread = serial_numbers(files, path, vpd)
     return evolve(function, serials=serials, serials_unread=unread, nvlink_bridge=bridge)
 
 
@@ -349,36 +354,26 @@ def _may_be_nvlink_bridge(files: Files, address: str) -> bool:
 
 def _links(machine: Machine, address: str) -> tuple[Link | None, bool, tuple[Link, ...]]:
     """A function's netdev, whether its names may still change, and the netdevs of its other ports."""
+    if address in machine.hung:
+        return _unasked_link(machine.files, address), False, ()
     names = port_netdevs(machine.files, address)
     if not names:
         return None, False, ()
-    hung, netlink = address in machine.hung, machine.netlink
-    # Unlike a request for one link, a dump does not call the driver for its VFs.
-    found = {link.name: link for link in netlink.links()} if hung else {name: netlink.link(name) for name in names}
-    first, *others = (found.get(name) for name in names)
+    first, *others = (machine.netlink.link(name) for name in names)
     renaming = first is not None and not initialised(machine.files, first.ifindex)
     return first, renaming, tuple(link for link in others if link is not None)
 
 
-def serial_numbers(files: Files, address: str, vpd: bytes | None) -> tuple[tuple[str, ...], bool]:
-    """The serial numbers of a function's configuration space and of its Vital Product Data, as far as it has them.
+def _unasked_link(files: Files, address: str) -> Link | None:
+    """The oldest netdev of a device that hangs, by the files that the kernel answers without its driver (net/core/net-sysfs.c).
 
-    :returns: with them, whether there may be another one, which could not be read.
+    Its alternative names are in no file, nor is its hardware's address once another one was set. Both stay empty, and
+    agent/state/selection.py takes them as unknown. Nobody asks for the rest of a device that is left alone.
     """
-    config = _data(files, f"{device_path(address)}/config")
-    serials = (device_serial_number(config or b""), vpd_serial_number(vpd or b""))
-    return tuple(serial for serial in serials if serial), None in (config, vpd)
-
-
-def product_data(files: Files, address: str) -> bytes | None:
-    """A function's Vital Product Data; empty if it has none, None if that cannot be read now."""
-    return _data(files, f"{device_path(address)}/vpd")
-
-
-def _data(files: Files, path: str) -> bytes | None:
-    """The content of a file, which not every card has; None if it cannot be read now."""
-    try:
-        return files.read_at(path, 0, LARGEST)
-    except OSError as error:
-        # ENODEV: the card has Vital Product Data that the kernel does not read (vpd_read, drivers/pci/vpd.c).
-        return b"" if error.errno in (errno.ENOENT, errno.ENODEV) else None
+    indexes = {ifindex(files, name): name for name in names_or_none(files, f"{PCI}/{address}/net")}
+    if not indexes:
+        return None
+    first = min(indexes)
+    mac, origin = (read_or(files, f"{NET}/{indexes[first]}/{file}", "") for file in ("address", "addr_assign_type"))
+    permanent = mac if origin == NET_ADDR_PERM else ""
+    return Link(first, indexes[first], mac, permanent, mtu=0, up=False, carrier=False)

@@ -5,8 +5,14 @@ From the PCI specifications, not run on a card that has either (QEMU's igb has n
 
 from __future__ import annotations
 
+import errno
 import struct
 from collections.abc import Iterator
+
+from agent.machine import Files
+
+# No configuration space (4096 bytes) and no Vital Product Data (32768) is larger.
+LARGEST = 1 << 15
 
 # PCI Express Base Specification, "Extended Capabilities": they begin at this offset, which only root may read.
 EXTENDED = 0x100
@@ -67,3 +73,27 @@ def _resources(vpd: bytes) -> Iterator[tuple[int, bytes]]:
         length = int.from_bytes(vpd[offset + 1 : offset + 3], "little")
         yield vpd[offset], vpd[offset + 3 : offset + 3 + length]
         offset += 3 + length
+
+
+def serial_numbers(files: Files, path: str, vpd: bytes | None) -> tuple[tuple[str, ...], bool]:
+    """The serial numbers of a function's configuration space and of its Vital Product Data, as far as it has them.
+
+    :returns: with them, whether there may be another one, which could not be read.
+    """
+    config = _data(files, f"{path}/config")
+    serials = (device_serial_number(config or b""), vpd_serial_number(vpd or b""))
+    return tuple(serial for serial in serials if serial), None in (config, vpd)
+
+
+def product_data(files: Files, path: str) -> bytes | None:
+    """A function's Vital Product Data; empty if it has none, None if that cannot be read now."""
+    return _data(files, f"{path}/vpd")
+
+
+def _data(files: Files, path: str) -> bytes | None:
+    """The content of a file, which not every card has; None if it cannot be read now."""
+    try:
+        return files.read_at(path, 0, LARGEST)
+    except OSError as error:
+        # ENODEV: the card has Vital Product Data that the kernel does not read (vpd_read, drivers/pci/vpd.c).
+        return b"" if error.errno in (errno.ENOENT, errno.ENODEV) else None

@@ -18,7 +18,7 @@ from ipaddress import ip_interface
 from attrs import evolve, field, frozen
 
 from agent.hardware.bonds import vrf
-from agent.hardware.functions import ifindex_of, netdev, netdev_of, pci_of
+from agent.hardware.functions import ifindex_of, ifindexes, netdev, netdev_of, pci_of
 from agent.hardware.network_managers import Claim, claim
 from agent.hardware.sysfs import read_or, whole
 from agent.kinds import ANY_VALUE, Reading, links
@@ -128,7 +128,7 @@ def _elsewhere(
     shared = others.keys() & {_ip_of(name) for name in wanted(want, address)}
     if not shared:
         return {}
-    names = {link.ifindex: link.name for link in machine.netlink.links()}
+    names = {index: name for name, index in ifindexes(machine.files).items()}
     # While addresses move between rails, another rail may still have it; the agent removes it there.
     rails = {netdev(machine.files, pf) for pf, nic in want.nics.items() if nic.nic.addresses}
     elsewhere = {ip: names.get(others[ip], f"netdev {others[ip]}") for ip in sorted(shared)}

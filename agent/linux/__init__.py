@@ -16,11 +16,11 @@ from agent.linux.system import LinuxSystem
 from agent.machine import Machine
 
 
-def machine() -> Machine:
-    """This machine."""
+def machine(each_alone: bool = False) -> Machine:
+    """This machine; ``each_alone`` as in :class:`LinuxNetlink`."""
     return Machine(
         files=LinuxFiles(),
-        netlink=LinuxNetlink(),
+        netlink=LinuxNetlink(each_alone),
         processes=LinuxProcesses(),
         ethtool=LinuxEthtool(),
         details=LinuxDetails(),

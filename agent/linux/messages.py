@@ -49,6 +49,11 @@ ERROR = layout(nlmsgerr.fields)
 ATTRIBUTE = struct.Struct("=HH")
 IFINFOMSG = layout(ifinfmsg.fields)
 
+IFLA_EXT_MASK = numbers(ifinfmsg)["IFLA_EXT_MASK"]
+# include/uapi/linux/rtnetlink.h; pyroute2 has no names for them.
+RTEXT_FILTER_VF = 1
+RTEXT_FILTER_SKIP_STATS = 8
+
 LARGEST = 1 << 20
 """Bytes of an answer. A PF's answer lists all its VFs in one message: 128 of them take 25 kB, 4,096 of them 800 kB. The kernel
 cuts off what does not fit."""
@@ -84,6 +89,16 @@ def attributes(data: bytes, offset: int = 0) -> list[tuple[int, bytes]]:
         entries.append((kind & mask, data[offset + size : offset + length]))
         offset += (length + 3) & ~3
     return entries
+
+
+def asked_links(more: int = 0, ifindex: int = 0) -> bytes:
+    """The body of a request for one link, or for all. ``more``: what is asked for besides.
+
+    Statistics are left out. The kernel would ask each driver for them, and mlx5 reads those of each VF from its firmware. The
+    64 kB of an attribute have room for 334 VFs without them, and for 220 with them (seen on 6.1 with netdevsim).
+    """
+    mask = struct.pack("=I", RTEXT_FILTER_SKIP_STATS | more)
+    return IFINFOMSG.pack(socket.AF_UNSPEC, 0, ifindex, 0, 0) + attribute(IFLA_EXT_MASK, mask)
 
 
 def decoder(decode: Callable[[bytes], T]) -> Callable[[bytes], T]:

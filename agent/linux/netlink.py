@@ -40,7 +40,9 @@ from agent.linux.messages import (
     ATTRIBUTE,
     IFINFOMSG,
     NLA_TYPE_MASK,
+    RTEXT_FILTER_VF,
     ask,
+    asked_links,
     attribute,
     attributes,
     decoder,
@@ -56,13 +58,7 @@ IFLA_TXQLEN, IFLA_CARRIER, IFLA_PERM_ADDRESS = _IFLA["IFLA_TXQLEN"], _IFLA["IFLA
 IFLA_PROP_LIST, IFLA_ALT_IFNAME = _IFLA["IFLA_PROP_LIST"], _IFLA["IFLA_ALT_IFNAME"]
 IFLA_LINKINFO, IFLA_INFO_SLAVE_KIND = _IFLA["IFLA_LINKINFO"], numbers(ifinfmsg.ifinfo)["IFLA_INFO_SLAVE_KIND"]
 IFLA_VF_INFO = numbers(ifinfmsg.vflist)["IFLA_VF_INFO"]
-IFLA_NUM_VF, IFLA_VFINFO_LIST, IFLA_EXT_MASK = _IFLA["IFLA_NUM_VF"], _IFLA["IFLA_VFINFO_LIST"], _IFLA["IFLA_EXT_MASK"]
-
-# include/uapi/linux/rtnetlink.h; pyroute2 has no names for them.
-RTEXT_FILTER_VF = 1
-# Leaves out the VFs' counters, each of which mlx5 reads from its firmware. The 64 kB of an attribute have room for 334 VFs
-# without counters, and for 220 with them (seen on 6.1 with netdevsim).
-RTEXT_FILTER_SKIP_STATS = 8
+IFLA_NUM_VF, IFLA_VFINFO_LIST = _IFLA["IFLA_NUM_VF"], _IFLA["IFLA_VFINFO_LIST"]
 
 U32 = struct.Struct("=I")
 
@@ -84,24 +80,22 @@ def _said(**given: Any) -> str:
 
 
 class LinuxNetlink:
-    """rtnetlink in the host's network namespace, for one thread."""
+    """rtnetlink in the host's network namespace, for one thread.
 
-    def __init__(self) -> None:
+    :param each_alone: some driver hangs, so no request may ask the drivers of several netdevs.
+    """
+
+    def __init__(self, each_alone: bool = False) -> None:
+        self._each_alone = each_alone
         # Not IPRoute: it runs an event loop for each request, so that a request takes 1.2 ms instead of 0.2 ms.
         self._socket: Any = closed_in_the_end(IPRSocket(groups=0))
         self._sequence = 0
-
-    def links(self) -> list[Link]:
-        """Dump every link, without its statistics: to fill these in, the kernel would call each driver, also one that hangs."""
-        asked = IFINFOMSG.pack(0, 0, 0, 0, 0) + attribute(IFLA_EXT_MASK, U32.pack(RTEXT_FILTER_SKIP_STATS))
-        with _naming_errors("dump of links"):
-            return [decode_link(body) for body in dump(socket.NETLINK_ROUTE, RTM_GETLINK, asked)]
 
     def link(self, name: str) -> Link | None:
         """Request one link (RTM_GETLINK)."""
         try:
             with _naming_errors(f"link {name}"):
-                link = _with_vfs(name)
+                link = _with_vfs(name, self._each_alone)
         except OSError as error:
             if error.errno == errno.ENODEV:
                 return None
@@ -135,7 +129,7 @@ class LinuxNetlink:
         """
         for last in (False, True):
             with _naming_errors(f"rename to {name}"):
-                (answer,) = ask(socket.NETLINK_ROUTE, RTM_GETLINK, IFINFOMSG.pack(socket.AF_UNSPEC, 0, ifindex, 0, 0))
+                (answer,) = ask(socket.NETLINK_ROUTE, RTM_GETLINK, asked_links(ifindex=ifindex))
             taken = name in decode_link(answer).altnames
             if taken:
                 self.remove_altname(ifindex, name)
@@ -280,23 +274,27 @@ class LinuxNetlink:
             self._request(RTM_DELRULE, routing.rule_message(rule))
 
 
-def _with_vfs(name: str) -> Link:
+def _with_vfs(name: str, alone: bool) -> Link:
     """A link with its VFs.
+
+    For each link that the kernel describes, it calls that link's driver (rtnl_fill_ifinfo, net/core/rtnetlink.c):
+    ndo_get_phys_port_id, ndo_get_phys_port_name and ndo_get_port_parent_id; ndo_get_stats64, unless statistics are left out;
+    ndo_get_vf_config, ndo_get_vf_guid and ndo_get_vf_port, if VFs are asked for; and fill_info of a stacked link's kind.
 
     Linux 5.5 to 6.14 make no room in an answer for the GUIDs of an InfiniBand PF's VFs (rtnl_vfinfo_size,
     net/core/rtnetlink.c), and so refuse it from about 16 VFs on. A dump has up to 32 kB for each link (netlink_dump,
-    net/netlink/af_netlink.c).
+    net/netlink/af_netlink.c), but calls all drivers. If one hangs in it, the device that was asked for is blamed. The next
+    worker asks for each link ``alone``, and so finds the one that hangs; until it answers, such a PF cannot be read.
     """
-    asked = IFINFOMSG.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
-    mask = attribute(IFLA_EXT_MASK, U32.pack(RTEXT_FILTER_VF | RTEXT_FILTER_SKIP_STATS))
+    asked = asked_links(RTEXT_FILTER_VF)
     try:
         named = attribute(IFLA_IFNAME, os.fsencode(name) + b"\0")
-        (answer,) = ask(socket.NETLINK_ROUTE, RTM_GETLINK, asked + named + mask)
+        (answer,) = ask(socket.NETLINK_ROUTE, RTM_GETLINK, asked + named)
         return decode_link(answer)
     except OSError as error:
-        if error.errno != errno.EMSGSIZE:
+        if error.errno != errno.EMSGSIZE or alone:
             raise
-    for answer in dump(socket.NETLINK_ROUTE, RTM_GETLINK, asked + mask):
+    for answer in dump(socket.NETLINK_ROUTE, RTM_GETLINK, asked):
         link = decode_link(answer)
         if name in (link.name, *link.altnames):
             return link

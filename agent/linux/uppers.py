@@ -22,7 +22,7 @@ from attrs import frozen
 from pyroute2.netlink.rtnl import RTM_GETLINK
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
-from agent.linux.messages import IFINFOMSG, attributes, decoder, dump, numbers
+from agent.linux.messages import IFINFOMSG, asked_links, attributes, decoder, dump, numbers
 from agent.linux.namespaces import OWN, every_namespace, inside, number
 from agent.machine import ARPHRD_INFINIBAND, Namespace
 
@@ -77,7 +77,7 @@ def _in_others() -> Iterator[Upper]:
 
 def _inside(namespace: Namespace) -> list[Upper]:
     with inside(namespace) as own:
-        uppers = _decoded(dump(socket.NETLINK_ROUTE, RTM_GETLINK, IFINFOMSG.pack(socket.AF_UNSPEC, 0, 0, 0, 0)))
+        uppers = _decoded(dump(socket.NETLINK_ROUTE, RTM_GETLINK, asked_links()))
         # The kernel has given the own namespace a number there while it listed the netdevs.
         here = number(own) if uppers else None
     return [upper for upper in uppers if upper.namespace in (here, None)]

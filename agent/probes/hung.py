@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.hardware.functions import REMEDY, UNREADABLE
+from agent.hardware.functions import HUNG, REMEDY, UNREADABLE
 from agent.report.records import Condition, Severity, Stage
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
@@ -24,4 +24,4 @@ def judge(want: Wanted, have: Snapshot, facts: None) -> list[Condition]:
         parts.append(f"left alone, since they cannot be read: {', '.join(unreadable)}; {REMEDY}")
     if not parts:
         return [Condition(TYPE, "True", "AllAnswer")]
-    return [Condition(TYPE, "Unknown", "DeviceHung" if hung else UNREADABLE, "; ".join(parts))]
+    return [Condition(TYPE, "Unknown", HUNG if hung else UNREADABLE, "; ".join(parts))]

@@ -10,7 +10,7 @@ from typing import Any
 from attrs import field, frozen
 
 from agent.driver_families import VFIO
-from agent.hardware.functions import REMEDY, UNREADABLE, Asked, Function
+from agent.hardware.functions import HUNG, REMEDY, UNREADABLE, Asked, Function
 from agent.report.records import Condition, Severity, Status
 from agent.report.target import vf_target
 from agent.spec.nic import Nic, VfAttributes
@@ -220,15 +220,14 @@ def _listed(functions: Sequence[Function]) -> str:
 def _not_known(nic: Nic, undecided: Sequence[Function]) -> Condition:
     """A fault: some functions cannot be read, so it is unknown whether they match the entry."""
     called = f"NIC {nic.name} ({nic.select})"
-    unread = [function for function in undecided if function.unreadable]
+    unread = any(function.unreadable for function in undecided)
+    why = "; ".join(f"{each.address}: {' and '.join(sorted(set(unknown(each).values())))}" for each in undecided)
     if nic.select.each:
-        why = "; ".join(f"{each.address}: {' and '.join(sorted(set(unknown(each).values())))}" for each in undecided)
         message = f"{called} is left alone: it is not known now which functions are meant ({why})"
         excluded = f"; or select {' and '.join(nic.select.without)} by pci" if nic.select.without else ""
         return _lacking([nic], UNREADABLE if unread else "NicsUnknown", message, f"{REMEDY}{excluded}", "Unknown")
-    why = "; ".join(f"{function.address}: {function.unreadable}" for function in unread)
     may_be = "does not exist, or is a function that cannot be read" if nic.select.pci is None else "cannot be read"
-    return _lacking([nic], UNREADABLE, f"{called} {may_be} ({why})", REMEDY, "Unknown")
+    return _lacking([nic], UNREADABLE if unread else HUNG, f"{called} {may_be} ({why})", REMEDY, "Unknown")
 
 
 def _function_fault(member: Member) -> Condition | None:
@@ -237,7 +236,7 @@ def _function_fault(member: Member) -> Condition | None:
     if function.hung:
         message = f"a call to {function.address} (NIC {nic.name}) never returned, so it is left alone for now"
         remedy = "see the kernel's log for the driver's reason, and reset the device or reboot the node"
-        return _lacking([nic], "DeviceHung", message, remedy, "Unknown")
+        return _lacking([nic], HUNG, message, remedy, "Unknown")
     if function.unreadable:
         message = f"{function.address} (NIC {nic.name}) cannot be read, so it is left alone: {function.unreadable}"
         return _lacking([nic], UNREADABLE, message, REMEDY, "Unknown")

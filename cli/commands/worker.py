@@ -19,4 +19,5 @@ def worker(activity_fd: int | None, hung: tuple[str, ...]) -> None:
     def wait_until_published(announcement: str) -> str:
         return published.wait_until_not_ready(_common.RUN / names.REPORT, announcement)
 
-    process.main(linux.machine(), _common.SPEC, _common.RUN, _common.STATE, hung, activity_fd, wait_until_published)
+    machine = linux.machine(each_alone=bool(hung))
+    process.main(machine, _common.SPEC, _common.RUN, _common.STATE, hung, activity_fd, wait_until_published)

@@ -27,6 +27,10 @@ NET = "/sys/class/net"
 Fault = Callable[[str, str, str], OSError | None]
 
 
+class Hang(BaseException):
+    """Stands for a call that never returns. No code of the agent catches it."""
+
+
 def no_fault(operation: str, where: str, value: str) -> OSError | None:
     return None
 
@@ -52,7 +56,7 @@ class Kernel:
     (EPERM). ``disconnected``: files of a lost connection (ENOTCONN). ``read_in_part`` records which files were read by
     offset. ``renames_running``: a netdev that is up can be renamed (since Linux 6.2). ``made``: the netdevs that the driver
     of a function makes, where it is not just one: those of two ports, and representors.
-    ``sockets``: those of TCP, each with its state.
+    ``sockets``: those of TCP, each with its state. ``hanging``: the functions whose driver does not return from any call.
     """
 
     cpus: int = 4
@@ -85,6 +89,7 @@ class Kernel:
     stuck: set[str] = field(factory=set)
     slow: set[str] = field(factory=set)
     renames_running: bool = False
+    hanging: set[str] = field(factory=set)
     made: dict[str, list[Netdev]] = field(factory=dict)
     udev_runs: bool = True
     _pf_names: dict[str, str] = field(factory=dict)
@@ -338,9 +343,15 @@ class Kernel:
 
     # --- netdevs ----------------------------------------------------------------------------
 
+    def enter(self, function: str) -> None:
+        """The kernel calls a function's driver."""
+        if function in self.hanging:
+            raise Hang(function)
+
     def by_ifindex(self, ifindex: int) -> Netdev:
         for netdev in self.netdevs.values():
             if netdev.link.ifindex == ifindex:
+                self.enter(netdev.function)
                 return netdev
         raise error(errno.ENODEV, str(ifindex))
 
@@ -379,6 +390,7 @@ class Kernel:
         link = netdev.link
         self.netdevs[link.name] = netdev
         self.tree.put(f"{NET}/{link.name}/address", link.mac)
+        self.tree.put(f"{NET}/{link.name}/addr_assign_type", "0" if link.mac == link.permanent_mac else "3")
         self.tree.put(f"{NET}/{link.name}/ifindex", str(link.ifindex))
         self.tree.put(f"{NET}/{link.name}/uevent", "")
         self.tree.put(f"{NET}/{link.name}/dev_port", str(netdev.dev_port))

@@ -11,6 +11,8 @@ from attrs import frozen
 from tests.sim import config_space, hugepages, variables
 from tests.sim.tree import error
 
+NET = "/sys/class/net"
+
 if TYPE_CHECKING:
     from tests.sim.kernel import Kernel
 
@@ -22,6 +24,7 @@ class SimFiles:
     _kernel: Kernel
 
     def read(self, path: str) -> str:
+        self._enter(path)
         if path in self._kernel.unreadable:
             raise error(errno.EIO, path)
         if path in self._kernel.locked_down:
@@ -33,7 +36,17 @@ class SimFiles:
             return Path(self._kernel.pipes[path]).read_text().rstrip()
         return self._kernel.tree.read(path)
 
+    def _enter(self, path: str) -> None:
+        """Of a function's folder the PCI core answers, but it waits for the driver that makes VFs, and the card has the VPD."""
+        folder, _, file = path.rpartition("/")
+        if file in ("sriov_numvfs", "vpd"):
+            self._kernel.enter(folder.rpartition("/")[2])
+        elif file in ("phys_port_name", "phys_switch_id", "speed") and folder.startswith(NET):
+            netdev = self._kernel.netdevs.get(folder.rpartition("/")[2])
+            self._kernel.enter(netdev.function if netdev else "")
+
     def write(self, path: str, text: str) -> None:
+        self._enter(path)
         self._kernel.writes.append((path, text))
         if (refused := self._kernel.fault("write", path, text)) is not None:
             raise refused
@@ -86,6 +99,7 @@ class SimFiles:
         return path not in self._kernel.read_only
 
     def read_at(self, path: str, offset: int, size: int) -> bytes:
+        self._enter(path)
         self._kernel.read_in_part.append(path)
         if path in self._kernel.unreadable:
             raise error(errno.EIO, path)

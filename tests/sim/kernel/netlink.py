@@ -24,14 +24,12 @@ class SimNetlink:
 
     _kernel: Kernel
 
-    def links(self) -> list[Link]:
-        return [evolve(each.link, vfs=(), carrier=self._kernel.carrier(each)) for each in self._kernel.netdevs.values()]
-
     def link(self, name: str) -> Link | None:
         called_so = (netdev for netdev in self._kernel.netdevs.values() if name in netdev.link.altnames)
         netdev = self._kernel.netdevs.get(name) or next(called_so, None)
         if netdev is None:
             return None
+        self._kernel.enter(netdev.function)
         carrier = self._kernel.carrier(netdev)
         vfs = self._kernel.sriov.of(netdev.function)
         if not vfs and not netdev.link.vfs and netdev.link.carrier == carrier:

@@ -181,6 +181,15 @@ class Node:
         self.unbind(pf)
         self.hung |= {pf}
 
+    def hangs_in_a_call(self, pf: str) -> None:
+        """It has its netdev, and a call to its driver never returned. The next worker knows of no pass before it."""
+        self.hung, self.last = self.hung | {pf}, None
+        self.kernel.hanging.add(pf)
+
+    def returns(self, pf: str) -> None:
+        self.hung, self.last = self.hung - {pf}, None
+        self.kernel.hanging.discard(pf)
+
     def is_reset(self, pf: str) -> None:
         self.hung -= {pf}
         self.bind(pf)
@@ -195,6 +204,7 @@ LOSSES: dict[str, tuple[Step, Step]] = {
     "not named yet": (Node.udev_lags, Node.udev_catches_up),
     "unreadable": (lambda n, pf: n.broken.update({pf: ("vendor",)}), lambda n, pf: n.broken.pop(pf)),
     "hung": (Node.hangs, Node.is_reset),
+    "hung with its netdev": (Node.hangs_in_a_call, Node.returns),
     "serial unreadable": (lambda n, pf: n.broken.update({pf: ("vpd", "config")}), lambda n, pf: n.broken.pop(pf)),
 }
 BY_NUMBER = range(len(selectors(STORAGE)))

@@ -183,12 +183,9 @@ class LagTree:
 class Ports(Silent):
     """The netdevs of the same machine."""
 
-    def links(self) -> list[Link]:
-        mac = "b8:59:9f:00:00:01"
-        return [Link(index, name, mac, mac, 9000, True, True) for index, name in enumerate(PORTS.values(), start=4)]
-
     def link(self, name: str) -> Link | None:
-        return next((link for link in self.links() if link.name == name), None)
+        mac, names = "b8:59:9f:00:00:01", list(PORTS.values())
+        return Link(4 + names.index(name), name, mac, mac, 9000, True, True) if name in names else None
 
     def addresses(self) -> dict[int, tuple[str, ...]]:
         return {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,7 +59,7 @@ def test_a_macvlan_that_was_moved_away_or_made_there_is_found_and_the_ends_of_pa
             ip("link", "set", "net2", "netns", other)
             # A netdev that is on top of one of the pod's own.
             ip("link", "add", "net3", "link", "fab3", "type", "macvlan", "mode", "bridge", of=one)
-            below = next(link.ifindex for link in netlink.links() if link.name == "fab0")
+            below = socket.if_nametoindex("fab0")
             assert netlink.uppers_elsewhere() == {below: ("net1", "net2")}
             assert not [name for name in os.listdir("/mnt/class/net/fab0") if name.startswith("upper_")]  # noqa: PTH208
             ip("link", "delete", "net2", of=other)
@@ -71,7 +72,7 @@ def test_a_macvlan_that_was_moved_away_or_made_there_is_found_and_the_ends_of_pa
 def test_in_a_namespace_without_a_number_a_macvlan_is_found_and_none_of_the_namespace_s_own() -> None:
     def check() -> None:
         netlink = LinuxNetlink()
-        below = next(link.ifindex for link in netlink.links() if link.name == "fab0")
+        below = socket.if_nametoindex("fab0")
         with pod() as one:
             ip("link", "add", "net1", "link", "fab0", "netns", one, "type", "macvlan", "mode", "bridge")
             ip("link", "add", "in0", "type", "veth", "peer", "name", "in1", of=one)
@@ -95,7 +96,7 @@ def test_a_namespace_whose_mount_is_hidden_by_another_one_is_left_out() -> None:
             subprocess.run(["sh", "-euc", hide], check=True)
             ip("link", "add", "net1", "link", "fab0", "netns", one, "type", "macvlan", "mode", "bridge")
             netlink = LinuxNetlink()
-            below = next(link.ifindex for link in netlink.links() if link.name == "fab0")
+            below = socket.if_nametoindex("fab0")
             assert netlink.uppers_elsewhere() == {below: ("net1",)}
 
     check_in_namespace(f"mount -t tmpfs tmpfs /mnt; {MADE}", check, within=60)
@@ -119,7 +120,7 @@ def test_a_tunnel_is_on_top_of_nothing_also_if_its_index_is_that_of_a_netdev_of_
 
     def check() -> None:
         netlink = LinuxNetlink()
-        below = next(link.ifindex for link in netlink.links() if link.name == "fab0")
+        below = socket.if_nametoindex("fab0")
         with pod() as one, pod() as other:
             ip("link", "set", "fab1", "netns", one)
             ip("link", "set", "fab3", "netns", other)

@@ -92,7 +92,7 @@ def test_a_call_to_no_device_blames_none(machine: Any, view: View, path: str) ->
     assert step is not None
     assert step.device == ""
     machine.files.read(f"{SYS}/{PF}/class")
-    machine.netlink.links()
+    machine.netlink.addresses()
     step = view.step()
     assert step is not None
     assert step.device == ""
@@ -123,7 +123,7 @@ while True:
 
 def test_whoever_looks_while_calls_are_recorded_sees_one_of_them(view: View) -> None:
     began = time.monotonic()
-    seen = set()
+    seen: set[tuple[str, str, str, str]] = set()
     with subprocess.Popen(
         [sys.executable, "-c", _CALLS, str(view.descriptor)], stdout=subprocess.PIPE, pass_fds=[view.descriptor]
     ) as worker:

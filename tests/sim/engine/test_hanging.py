@@ -1,0 +1,102 @@
+"""A driver that does not return from a call: the device is blamed, and the next worker does not call that driver again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from agent.engine.context import Goal, Memory
+from agent.engine.converge import Pass, converge
+from agent.machine import Link, Machine
+from agent.report.activity import Activity, View
+from agent.report.records import Condition
+from agent.report.verdict import is_ready
+from agent.service.traced_machine import traced
+from agent.spec.node import NodeSpec, from_mapping
+from tests.sim.kernel import Hang, Kernel
+from tests.sim.two_nics import MAC0, NAME0, NAME1, PF0, PF1, two_nics
+
+ADDRESSES = {"rail": 0, "addresses": [{"network": "10.0.0.0/16"}]}
+
+
+@pytest.fixture
+def kernel() -> Kernel:
+    return two_nics()
+
+
+def spec(**select: str) -> NodeSpec:
+    nics = [
+        {"name": "a", "select": select or {"pci": PF0}, "mtu": 9000, "vfs": {"count": 2}},
+        {"name": "b", "select": {"pci": PF1}, "mtu": 9000, "channels": {"combined": 2}, **ADDRESSES},
+    ]
+    return from_mapping({"node_name": "n1", "node_number": 7, "nics": nics})
+
+
+def follow(machine: Machine, wanted: NodeSpec, last: Pass | None = None, *events: str) -> Pass:
+    have, scope = (last.have, frozenset(events)) if last else (None, None)
+    return converge(machine, Goal(wanted), Memory(lambda: 0.0), have, scope)
+
+
+def present(result: Pass) -> Condition:
+    return next(condition for condition in result.conditions if condition.type == "NicsPresent")
+
+
+@pytest.mark.parametrize("device", [PF0, PF1])
+def test_the_device_whose_driver_does_not_return_is_blamed(kernel: Kernel, device: str) -> None:
+    """Whatever is read of it first, and however many devices are read before it."""
+    kernel.hanging.add(device)
+    view = View.new()
+    machine = traced(kernel.machine(), Activity.at(view.descriptor))
+    with pytest.raises(Hang, match=device):
+        follow(machine, spec())
+    step = view.step()
+    assert step is not None
+    assert step.device == device
+
+
+def two_ports(kernel: Kernel) -> None:
+    kernel.register(PF0, Link(0, "eth9", "02:00:00:00:03:00", "02:00:00:00:03:00", 1500, False, False), dev_port=1)
+
+
+def representor(kernel: Kernel) -> None:
+    kernel.sriov.set_count(PF0, 2)
+    kernel.register(PF0, Link(0, "eth0", "02:00:00:00:04:00", "", 1500, False, False), port="pf0vf0")
+
+
+@pytest.mark.parametrize("made", [lambda kernel: None, two_ports, representor], ids=["one", "two ports", "representor"])
+def test_no_call_enters_a_driver_that_hangs_and_the_other_nic_is_kept_true(kernel: Kernel, made: Any) -> None:
+    made(kernel)
+    # The other NIC's address is already on a netdev of somebody, whose name is said.
+    kernel.ip[NAME0] = ("10.0.0.7/16",)
+    kernel.hanging.add(PF0)
+    machine = evolve(kernel.machine(), hung=frozenset({PF0}))
+    for wanted in (spec(), spec(netdev=NAME0), spec(mac=MAC0), spec(driver="igb", netdev=NAME0)):
+        result = follow(machine, wanted)
+        result = follow(machine, wanted, result, PF0)
+        assert (present(result).status, present(result).reason) == ("Unknown", "DeviceHung")
+        assert f"a call to {PF0} (NIC a) never returned" in present(result).message
+    kernel.netdevs[NAME1].link = evolve(kernel.netdev(PF1), mtu=1500)
+    follow(machine, spec(), result, PF1)
+    assert kernel.netdev(PF1).mtu == 9000
+    assert [written for written in kernel.writes if NAME0 in written[0]] == []
+
+
+def test_a_name_or_an_address_that_only_its_driver_would_tell_is_unknown_and_not_missing(kernel: Kernel) -> None:
+    kernel.netlink.add_altname(kernel.netdev(PF0).ifindex, "storage")
+    link = kernel.netdev(PF0)
+    kernel.netdevs[NAME0].link = evolve(link, mac="02:de:ad:00:00:01")
+    kernel.tree.put(f"/sys/class/net/{NAME0}/address", "02:de:ad:00:00:01")
+    kernel.tree.put(f"/sys/class/net/{NAME0}/addr_assign_type", "3")
+    kernel.hanging.add(PF0)
+    machine = evolve(kernel.machine(), hung=frozenset({PF0}))
+    for wanted in (spec(netdev="storage"), spec(mac=MAC0)):
+        condition = present(follow(machine, wanted))
+        assert (condition.status, condition.reason) == ("Unknown", "DeviceHung")
+        assert f"a function that cannot be read ({PF0}: it hangs)" in condition.message
+    # What is certainly another device's is missing.
+    assert present(follow(machine, spec(netdev="storage", vendor="15b3"))).reason == "NicMissing"
+    kernel.hanging.clear()
+    for wanted in (spec(netdev="storage"), spec(mac=MAC0)):
+        assert is_ready(follow(kernel.machine(), wanted).conditions)
