@@ -20,6 +20,7 @@ from agent.hardware.sysfs import names_or_none
 from agent.machine import Files, Machine
 from agent.probes.gpus import GPUS, PEER_MEMORY
 from agent.report.printable import printable
+from agent.report.python_text import literal
 from agent.spec.nic import LinkLayer
 from agent.spec.node import NodeSpec, from_mapping, to_json
 from agent.spec.selector import INDEX
@@ -28,7 +29,6 @@ from cli.as_spec import derive_spec
 from cli.inspection import Inspection, NetworkFunction, inspect
 
 GROUP = "servers"
-WIDTH = 100
 
 
 Entry = dict[str, Any]
@@ -38,10 +38,14 @@ Kind = tuple[str, str]
 
 @frozen
 class Starter:
-    """The inventory's text. ``remaining``: what the plan of its data would still change on this server, usually nothing."""
+    """The inventory's text. ``remaining``: what the plan of its data would still change on this server, usually nothing.
+
+    ``facts``: the same for deploys/discover.py, with the NICs one by one, and the hardware.
+    """
 
     text: str
     remaining: tuple[str, ...]
+    facts: Mapping[str, Any]
 
 
 def derive_inventory(machine: Machine, host: str, node_name: str, chosen: Collection[str]) -> Starter:
@@ -53,20 +57,34 @@ def derive_inventory(machine: Machine, host: str, node_name: str, chosen: Collec
     """
     derived = derive_spec(machine, node_name, chosen)
     inspection = inspect(machine)
-    data = _data(derived.spec, inspection, _gpus(machine.files))
+    nics, rest = _data(derived.spec, inspection, _gpus(machine.files))
+    data = {**({"nics": _entries(nics, inspection)} if nics else {}), **rest}
     spec = from_mapping({"node_name": node_name, **data}, host)
     left = dry_run(machine, spec)
     present = [*_network(inspect(machine, spec)), *_gpu_lines(machine.files)]
     line = {"node_name": node_name} if node_name != host else {}
     remaining = dict.fromkeys([*derived.remaining, *map(str, left.changes), *left.errors])
-    return Starter(_text(host, line, data, present), tuple(remaining))
+    facts = {
+        "node_name": node_name,
+        "nics": [_single(nic, _kind(function)) for function, nic in nics],
+        "data": rest,
+        "functions": [
+            {name: getattr(each, name) for name in ("address", "vendor", "device", "model", "driver", "numa_node")}
+            for each in inspection.functions
+        ],
+        "gpus": [address for address, _ in topology.gpus(machine.files)],
+        "remaining": list(remaining),
+    }
+    return Starter(_text(host, line, data, present), tuple(remaining), facts)
 
 
 # --- the data ----------------------------------------------------------------------------------------------
 
 
-def _data(spec: NodeSpec, inspection: Inspection, gpus: Mapping[str, Any]) -> Entry:
-    """The group's data: the spec's keys without the node's own, with RDMA devices and GPUs."""
+def _data(
+    spec: NodeSpec, inspection: Inspection, gpus: Mapping[str, Any]
+) -> tuple[list[tuple[NetworkFunction, Entry]], Entry]:
+    """The NICs with their RDMA devices, and the group's other data: the spec's keys without the node's own, with the GPUs."""
     data: Entry = json.loads(to_json(spec))
     del data["node_name"]
     functions = {function.address: function for function in inspection.functions}
@@ -76,15 +94,15 @@ def _data(spec: NodeSpec, inspection: Inspection, gpus: Mapping[str, Any]) -> En
         nic.pop("altnames", None)
         nics.append((functions[nic["select"]["pci"]], nic))
     for function, nic in nics:
-        # The port of a netdev that is down is ACTIVE on InfiniBand only.
-        if nic.get("state") == "down" and not _active(function):
+        # The port of a netdev that is down is ACTIVE on InfiniBand only, and a spec takes no other for ACTIVE.
+        if nic.get("state") == "down" and not (_active(function) and _is_infiniband(function)):
             continue
         if rdma := _rdma(function, [other for other, _ in nics if _fabric(other) == _fabric(function)]):
             nic["rdma"] = rdma
     working = [function for function, nic in nics if "rdma" in nic and (_active(function) or not function.rdma)]
     if 0 < len(working) < sum("rdma" in nic for _, nic in nics):
         data["rdma"] = {"at_least": len(working)}
-    return {**({"nics": _entries(nics, inspection)} if nics else {}), **data, **gpus}
+    return nics, {**data, **gpus}
 
 
 def _kind(function: NetworkFunction) -> Kind:
@@ -108,6 +126,10 @@ def _ports(function: NetworkFunction) -> Iterator[RdmaPort]:
 
 def _active(function: NetworkFunction) -> bool:
     return any(port.state == "ACTIVE" for port in _ports(function))
+
+
+def _is_infiniband(function: NetworkFunction) -> bool:
+    return any(port.link_layer == "InfiniBand" for port in _ports(function))
 
 
 def _rdma(function: NetworkFunction, alike: Sequence[NetworkFunction]) -> Entry:
@@ -222,32 +244,9 @@ def _text(host: str, line: Entry, data: Entry, present: Sequence[str]) -> str:
             *comments,
             "",
             f"{GROUP} = (",
-            f"    [{_literal((host, line) if line else host, ' ' * 4)}],",
-            f"    {_literal(data, ' ' * 4)},",
+            f"    [{literal((host, line) if line else host, ' ' * 4)}],",
+            f"    {literal(data, ' ' * 4)},",
             ")",
             "",
         ]
     )
-
-
-def _literal(value: Any, indent: str = "") -> str:
-    """Plain data as a Python literal, on one line where it fits."""
-    flat = _flat(value)
-    if len(indent) + len(flat) <= WIDTH or not isinstance(value, dict | list):
-        return flat
-    inner = f"{indent}    "
-    if isinstance(value, dict):
-        lines = [f"{inner}{_flat(key)}: {_literal(each, inner)}," for key, each in value.items()]
-        return "\n".join(["{", *lines, f"{indent}}}"])
-    return "\n".join(["[", *(f"{inner}{_literal(each, inner)}," for each in value), f"{indent}]"])
-
-
-def _flat(value: Any) -> str:
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{_flat(key)}: {_flat(each)}' for key, each in value.items())}}}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_flat, value))}]"
-    if isinstance(value, tuple):
-        return f"({', '.join(map(_flat, value))})"
-    # Python reads JSON's strings and numbers as they are.
-    return str(value) if isinstance(value, bool) else json.dumps(value, ensure_ascii=False)

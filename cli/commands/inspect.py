@@ -31,7 +31,8 @@ def inspect(
     /etc/trackbed/node.json. An inventory can have the same keys and values as the data of a host.
 
     --as-inventory prints an inventory in Python, with this host and the data of its group, to start a fleet from. NICs of the
-    same kind and settings have one entry. The inventory requires the RDMA devices and GPUs that work now.
+    same kind and settings have one entry. The inventory requires the RDMA devices and GPUs that work now. With --json it prints
+    the data that deploys/discover.py makes groups from: one entry for each NIC, and the hardware.
 
     --as-machine prints the kinds of the CPUs, NICs and GPUs as a file of tests/zoo, without MACs, GUIDs, serial numbers and IP
     addresses, so that the server becomes a test.
@@ -49,9 +50,9 @@ def inspect(
         click.echo(json.dumps(describe(linux.machine()), indent=2))
         return
     if as_spec or as_inventory:
-        if as_inventory and (as_spec or as_json):
-            raise click.UsageError("--as-inventory writes Python; leave --as-spec and --json out")
-        _write(as_inventory, nics, node_name)
+        if as_inventory and as_spec:
+            raise click.UsageError("--as-inventory and --as-spec exclude each other")
+        _write(as_inventory, nics, node_name, as_json)
         return
     if nics or node_name is not None:
         raise click.UsageError("--nic and --node-name belong to --as-spec and --as-inventory")
@@ -62,7 +63,7 @@ def inspect(
     click.echo(json.dumps(to_plain(inspection)) if as_json else render(inspection))
 
 
-def _write(as_inventory: bool, nics: tuple[str, ...], node_name: str | None) -> None:
+def _write(as_inventory: bool, nics: tuple[str, ...], node_name: str | None, as_json: bool) -> None:
     from agent import linux
     from agent.spec.node import SpecError, to_json
     from cli.as_inventory import derive_inventory
@@ -72,7 +73,8 @@ def _write(as_inventory: bool, nics: tuple[str, ...], node_name: str | None) -> 
     try:
         if as_inventory:
             starter = derive_inventory(linux.machine(), _host(), name, nics)
-            text, remaining = starter.text, starter.remaining
+            text = f"{json.dumps(starter.facts)}\n" if as_json else starter.text
+            remaining = starter.remaining
         else:
             derived = derive_spec(linux.machine(), name, nics, _spec())
             text, remaining = to_json(derived.spec), derived.remaining

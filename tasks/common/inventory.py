@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from pyinfra.api.exceptions import InventoryError, PyinfraError
@@ -32,6 +33,14 @@ def check(hosts: Inventory, limited: list[Host] | None) -> None:
         raise PyinfraError("\n".join(faults))
 
 
+_file: list[Path] = []
+
+
+def file() -> Path | None:
+    """The file of this run's inventory; None: it was given as names of hosts."""
+    return _file[-1] if _file else None
+
+
 def groups_of_file(filename: str) -> dict[str, Any]:
     """The groups of an inventory's file.
 
@@ -42,6 +51,7 @@ def groups_of_file(filename: str) -> dict[str, Any]:
     # Not above: the import replaces Python's threads by gevent's. pyinfra's command line, which calls this, has done so.
     from pyinfra_cli import inventory as files  # type: ignore[import-untyped]
 
+    _file.append(Path(filename).resolve())
     values = files.exec_file(filename, return_locals=True)
     # pyinfra takes the first item of any tuple for a list of hosts.
     groups = {

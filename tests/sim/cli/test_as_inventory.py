@@ -14,6 +14,8 @@ from agent.spec.node import NodeSpec, from_mapping
 from cli.as_inventory import derive_inventory
 from cli.as_spec import NotFound
 from tests.sim.kernel import Kernel, Netdev
+from tests.sim.machine_file import load
+from tests.zoo.walk import machines
 
 PFS = ("0000:21:00.0", "0000:41:00.0", "0000:c1:00.0")
 MACS = ("02:00:00:00:01:00", "02:00:00:00:02:00", "02:00:00:00:03:00")
@@ -273,3 +275,12 @@ def test_a_server_without_a_fabric_nic_is_one_message() -> None:
 def test_an_unknown_nic_is_one_message(kernel: Kernel) -> None:
     with pytest.raises(NotFound, match="ens9: no such NIC"):
         derive_inventory(kernel.machine(), "n1", "n1", ["ens9"])
+
+
+def test_a_roce_port_that_is_active_while_its_netdev_is_down_is_not_required() -> None:
+    """A spec cannot require both. Azure's MANA is such a device."""
+    kernel = load(next(file for file in machines() if file.stem == "azure-mana")).kernel
+    for netdev in kernel.netdevs.values():
+        kernel.netlink.set_link(netdev.link.ifindex, up=False)
+    _, spec = executed(derive_inventory(kernel.machine(), "n1", "n1", ()).text)
+    assert [(nic.state, nic.rdma) for nic in spec.nics] == [("down", None)]

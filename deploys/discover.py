@@ -1,0 +1,7 @@
+"""Asks all hosts what hardware they have, and writes groups of equal ones with their data: docs/cli.md."""
+
+from tasks import agent, discovery
+
+version = agent.release()
+agent.stage(version=version)
+discovery.discover(version=version)
