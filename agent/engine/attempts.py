@@ -42,7 +42,9 @@ def make(
     outcomes = attempts(context, want, have, kind, kind.arranged(others))
     if ups := [change for change in changes if sets_state(change) and change.after == "up"]:
         outcomes += _set_while_down(context, want, have, frozenset(change.target for change in ups), plan)
-        outcomes += attempts(context, want, have, kind, ups)
+        brought_up = attempts(context, want, have, kind, ups)
+        context.memory.failures.came_up({o.change.target for o in brought_up if o.result == "applied"})
+        outcomes += brought_up
     moved = frozenset(alone(o.change.target) for o in outcomes if o.result == "applied" and sets_state(o.change))
     if moved:
         # Later kinds judge by the state of the link what their changes disturb.

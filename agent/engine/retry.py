@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container
+from collections.abc import Collection, Container
 
 from attrs import define, evolve, field, frozen
 
@@ -110,6 +110,14 @@ class Failures:
             if concerned and not _is_costly(failure.outcome.change):
                 soon = min(failure.not_before, failure.tried + HASTENED_RETRY)
                 self._failures[key] = evolve(failure, not_before=soon)
+
+    def came_up(self, targets: Collection[str]) -> None:
+        """The links of these targets came up: try again what was unsupported there, and for a PF's VFs. It may not be now."""
+        for key, failure in list(self._failures.items()):
+            change = failure.outcome.change
+            is_there = change.target in targets or change.device in targets
+            if is_there and failure.outcome.result == "unsupported" and not _is_costly(change):
+                del self._failures[key]
 
     def forget(self) -> None:
         """Forget all failures, since another spec is in force or an administrator requested a new try."""

@@ -129,12 +129,12 @@ def state(node: Node, key: str) -> object:
 # --- drivers that need their link up --------------------------------------------------------------------------
 
 
-def refuses_while_down(node: Node, word: str) -> Callable[[str, str, str], OSError | None]:
+def refuses_while_down(node: Node, word: str, error: int) -> Callable[[str, str, str], OSError | None]:
     """As qlcnic_set_intr_coalesce does."""
 
     def fault(operation: str, where: str, value: str) -> OSError | None:
         refused = operation == "ethtool" and value.startswith(word) and not node.kernel.netdev(PF).up
-        return OSError(errno.EINVAL, "the link is down") if refused else None
+        return OSError(error, "the link is down") if refused else None
 
     return fault
 
@@ -143,8 +143,11 @@ def refuses_while_down(node: Node, word: str) -> Callable[[str, str, str], OSErr
     ("key", "word"),
     [("channels", "channels"), ("rings", "rings"), ("coalescing", "coalescing"), ("offloads", "feature")],
 )
-def test_what_a_driver_refuses_while_its_link_is_down_is_judged_as_it_is_then(node: Node, key: str, word: str) -> None:
-    node.kernel.fault = refuses_while_down(node, word)
+@pytest.mark.parametrize("error", [errno.EINVAL, errno.EOPNOTSUPP])
+def test_what_a_driver_refuses_while_its_link_is_down_is_judged_as_it_is_then(
+    node: Node, key: str, word: str, error: int
+) -> None:
+    node.kernel.fault = refuses_while_down(node, word, error)
     node.follow({key: SETTINGS[key]})
     assert node.kernel.netdev(PF).up
     result = node.follow({key: SETTINGS[key]})
@@ -154,6 +157,17 @@ def test_what_a_driver_refuses_while_its_link_is_down_is_judged_as_it_is_then(no
     else:
         assert flaps == [("deferred", Disruption.LINK_FLAP)]
     assert is_ready(node.follow({key: SETTINGS[key]}, allow="link-flap").conditions)
+
+
+def test_what_a_driver_refuses_also_with_its_link_up_is_tried_again_after_minutes(node: Node) -> None:
+    def fault(operation: str, where: str, value: str) -> OSError | None:
+        return OSError(errno.EOPNOTSUPP, "Operation not supported") if value.startswith("coalescing") else None
+
+    node.kernel.fault = fault
+    for _ in range(20):
+        node.follow({"coalescing": SETTINGS["coalescing"]})
+    # Once before the link came up, and once after that.
+    assert len([value for value in node.written(NETDEV) if value.startswith("coalescing")]) == 2
 
 
 @pytest.mark.parametrize("key", ["channels", "rings", "coalescing"])
