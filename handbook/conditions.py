@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import ast
-import re
+import inspect
 from collections.abc import Iterator, Mapping
-from functools import cache
 from itertools import groupby, product
 from typing import get_args
 
-from agent.probes import probes
+from agent.probes import Probe, probes
 from agent.report.names import READY, UP_TO_DATE
 from agent.report.records import Result
 from handbook.markdown import cell, code, table
-from handbook.source import ROOT, UNKNOWN, Call, calls
-
-READINESS = ROOT / "docs/readiness.md"
+from handbook.source import UNKNOWN, Call, calls
 
 ANY = "any check"
 """Stands for the type of a condition that the engine makes for any check without an answer."""
@@ -74,6 +71,16 @@ REMEDIES: Mapping[tuple[str, str], str] = {
 time."""
 
 SAID = "the message says it"
+
+
+def checks() -> str:
+    """The checks, each with what must hold, as its module says."""
+    head = ("Check", "Condition", "Stage", "Severity", "What must hold")
+    return table(head, ([code(p.name), code(p.type), p.stage, p.severity, cell(_first_paragraph(p))] for p in probes()))
+
+
+def _first_paragraph(probe: Probe) -> str:
+    return inspect.getdoc(inspect.getmodule(probe.judge)).partition("\n\n")[0]  # type: ignore[union-attr]
 
 
 def page() -> str:
@@ -147,13 +154,6 @@ def _table(rows: Iterator[Row] | set[Row]) -> str:
 
 
 def _remedy(type: str, reason: str, said: tuple[str, ...]) -> str:
-    """The remedy from the code, or else from this module, or else from the check's row in docs/readiness.md."""
+    """The remedy from the code, or else from this module."""
     known = "<br>".join(cell(each) for each in said if each != UNKNOWN)
-    return known or REMEDIES.get((type, reason)) or _of_checks().get(type, SAID)
-
-
-@cache
-def _of_checks() -> Mapping[str, str]:
-    """The last column of the table in docs/readiness.md, by the condition."""
-    rows = re.findall(r"^\| `\w+` \| `(\w+)` \|.*\| (.+?) \|$", READINESS.read_text(), re.MULTILINE)
-    return dict(rows)
+    return known or REMEDIES.get((type, reason), SAID)

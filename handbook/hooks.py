@@ -17,6 +17,7 @@ from handbook import campaign, commands, conditions, metrics, pictures, spec, tr
 ROOT = Path(__file__).parents[1]
 
 FROM_THE_CODE: Mapping[str, Callable[..., str]] = {
+    "checks": conditions.checks,
     "commands": commands.page,
     "conditions": conditions.page,
     "fabric_picture": pictures.fabric,

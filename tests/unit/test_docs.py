@@ -15,7 +15,6 @@ import click
 import pytest
 import yaml
 
-from agent.probes import probes
 from cli.__main__ import cli
 from handbook import samples
 from lab.__main__ import main as lab
@@ -183,13 +182,6 @@ def test_each_page_is_found_from_the_readme() -> None:
         linked |= {each for folder in linked if folder.is_dir() for each in folder.glob("*.md")}
         unread += [each for each in linked if each.suffix == ".md" and each not in found]
     assert [str(page) for page in PAGES if page not in found] == []
-
-
-def test_the_table_of_checks_has_their_conditions_stages_and_severities() -> None:
-    rows = re.findall(
-        r"^\| `(\w+)` \| `(\w+)` \| (\w+) \| (\w+)", (ROOT / "docs/readiness.md").read_text(), re.MULTILINE
-    )
-    assert sorted(rows) == sorted((probe.name, probe.type, probe.stage, probe.severity) for probe in probes())
 
 
 @cache

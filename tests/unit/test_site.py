@@ -167,6 +167,12 @@ def test_the_reference_has_a_reason_for_each_status_of_each_check() -> None:
     assert ("WorkerStuck", "False") in {(reason, status) for type, reason, status, _, _ in conditions.reasons()}
 
 
+def test_the_table_of_checks_has_each_with_what_must_hold() -> None:
+    made = conditions.checks()
+    assert made.count("\n") == 2 + len(probes())
+    assert "| `pcie_link` | `PcieLink` | device | warn | Each NIC's PCIe link is as wide and as fast" in made
+
+
 def test_each_remedy_belongs_to_an_existing_reason() -> None:
     known = {(type, reason) for type, reason, *_ in conditions.reasons()}
     known |= {(type, reason) for type, rows in conditions.published() for _, reason, *_ in rows}
