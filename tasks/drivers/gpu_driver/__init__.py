@@ -39,7 +39,6 @@ from tasks.drivers.gpu_driver.services import FABRIC_MANAGER, PERSISTENCE
 from tasks.host import kernel
 from tasks.packages import Family, OperatingSystem, holds, vendor_repository
 from tasks.packages.vendor_repository import HeldPackages, Package, Repository
-from tasks.time_limits import LIMITS
 
 REPOSITORY = "nvidia-driver"
 """The name of the files of NVIDIA's repository on a node."""
@@ -286,25 +285,19 @@ def refuse_while_in_use(names: tuple[str, ...], version: str, family: Family) ->
 def install_packages(names: tuple[str, ...], version: str, family: Family) -> Commands:
     """Install the packages at the version, even as a downgrade."""
     missing = versions.missing(names, version, family)
+    remedy = _remedy(version, names)
     if missing:
         wanted = tuple(Package(name, f"{version}-*") for name in names)
-        yield from vendor_repository.install(family, wanted, modules.MODULE, _remedy(version, names))
-        # A downgrade of these leaves their dependencies as they are: they require a version or any later one.
-        others = versions.others(version, family)
-    else:
-        # A deploy may have been interrupted in between.
-        others = versions.left(version, family)
-    if others:
-        yield script(_OTHERS[family], *others, limit=LIMITS.here().build)
+        yield from vendor_repository.install(family, wanted, modules.MODULE, remedy)
+    # A downgrade of these leaves their dependencies as they are: they require a version or any later one. And a deploy may have
+    # been interrupted in between.
+    left = [name for name in versions.left(version, family) if name not in missing]
+    if left:
+        others = tuple(Package(name, f"{version}-*") for name in left)
+        yield from vendor_repository.install(family, others, modules.MODULE, remedy)
     elif not missing:
         host.noop(f"installed: {', '.join(names)} {version}")
 
-
-# apt takes the version of the preferences, dnf that of the locks. Both leave a package alone that has no such version.
-_OTHERS: dict[Family, str] = {
-    "debian": f'{packages.APT}apt_install --allow-downgrades install -- "$@"',
-    "rhel": packages.DNF + 'dnf distro-sync -y -- "$@"',
-}
 
 _CHECK = (
     """

@@ -104,8 +104,8 @@ def install(wanted: Doca, family: Family, repository: Repository) -> None:
         files.put(name="The vendor's rdma-core is preferred", src=StringIO(PREFERRED), dest=PREFERENCES, mode="644")
     headers(name="Kernel headers")
     profile(name="DOCA-OFED", wanted=Package(wanted.profile, wanted.version), family=family)
+    release(name="Packages of the same release", uri=repository.uri, family=family)
     if family == "debian":
-        release(name="Packages of the same release", uri=repository.uri)
         libraries(name="The vendor's rdma-core")
 
 
@@ -149,7 +149,8 @@ def profile(wanted: Package, family: Family) -> Commands:
 
 # The repository has one release. A package is left of a newer one if no repository has its version any more, and this one has
 # an older version. madison lists no versions that are only installed.
-_LEFT_BEHIND = """
+_LEFT_BEHIND: dict[Family, str] = {
+    "debian": """
 left_behind() {  # argument: the repository's URI
   dpkg-query --show --showformat '${db:Status-Status} ${Package} ${Version}\\n' | sort -u >"$work/installed"
   apt-get indextargets --format '$(FILENAME)' 'Created-By: Packages' "Repo-URI: ${1%/}/" | while read -r index; do
@@ -164,7 +165,26 @@ left_behind() {  # argument: the repository's URI
     done | awk '{ newest[$1] = $2 } END { for (name in newest) print name "=" newest[name] }' | sort
 }
 work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
-"""
+left_behind "$1"
+""",
+    # From the indexes that the node has: without them, nothing came from the repository.
+    "rhel": """
+packages() {  # arguments: a word for each line, and options
+  word=$1; shift
+  dnf -q -C repoquery --queryformat "$word %{name} %{epoch}:%{version}-%{release}\\n" "$@" 2>/dev/null || true
+}
+{
+  packages there --available
+  packages newer --repo "$2" --upgrades
+  rpm --query --all --queryformat 'have %{NAME} %{EPOCHNUM}:%{VERSION}-%{RELEASE}\\n'
+  packages ours --repo "$2" --latest-limit=1
+} | awk '
+  $1 == "there" { there[$2, $3] }
+  $1 == "newer" { newer[$2] }
+  $1 == "have" && !(($2, $3) in there) && !($2 in newer) { left[$2] }
+  $1 == "ours" && $2 in left { sub(/^[0-9]+:/, "", $3); print $2 "=" $3 }' | sort -u
+""",
+}
 
 
 class LeftBehind(FactBase[list[Package]]):
@@ -172,9 +192,9 @@ class LeftBehind(FactBase[list[Package]]):
 
     default = list
 
-    def command(self, uri: str) -> StringCommand:
+    def command(self, uri: str, family: Family) -> StringCommand:
         """Compare the installed packages with the repository's index, as far as the node has it."""
-        return self.script(f'{_LEFT_BEHIND}left_behind "$1"', uri)
+        return self.script(_LEFT_BEHIND[family], uri, f"trackbed-{REPOSITORY}")
 
     def process(self, output: list[str]) -> list[Package]:
         """Parse lines of NAME=VERSION."""
@@ -182,19 +202,19 @@ class LeftBehind(FactBase[list[Package]]):
 
 
 @operation()
-def release(uri: str) -> Commands:
+def release(uri: str, family: Family) -> Commands:
     """Downgrade the packages that a newer release has left behind to the repository's version.
 
-    The packages of a release require a version of each other or any later one. So if the profile goes back, apt itself leaves
-    the drivers as they are.
+    The packages of a release require a version of each other or any later one. So if the profile goes back, apt and dnf
+    themselves leave the drivers as they are.
     """
     if kernel.skip_until_booted("the packages are those of one release"):
         return
-    left = host.get_fact(LeftBehind, uri=uri)
+    left = host.get_fact(LeftBehind, uri=uri, family=family)
     if not left:
         host.noop("all packages are of the same release")
         return
-    yield from vendor_repository.install("debian", tuple(left), module=modules.NAMES[0])
+    yield from vendor_repository.install(family, tuple(left), module=modules.NAMES[0 if family == "debian" else 1])
 
 
 _LIBRARIES = (

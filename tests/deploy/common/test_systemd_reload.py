@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tasks.common import systemd_reload, units
-from tasks.drivers import erdma, gpu_driver
+from tasks.drivers import erdma
 from tasks.drivers.gpu_driver import services
 from tasks.drivers.ofed import doca, mlnx_ofed
 from tasks.host import irqbalance, limits
@@ -102,7 +102,7 @@ def test_links_that_systemd_needs_are_made_before_the_reload(tmp_path: Path) -> 
 
 
 INSTALLING = [
-    *(vendor_repository._APT, vendor_repository._DNF, *gpu_driver._OTHERS.values(), doca._LIBRARIES),
+    *(vendor_repository._APT, vendor_repository._DNF, doca._LIBRARIES),
     *(erdma._INSTALL, mlnx_ofed._INSTALL),
 ]
 

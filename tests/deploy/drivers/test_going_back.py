@@ -66,7 +66,7 @@ class Node:
         return {match[1]: match[2] for match in found if match}
 
     def left(self, uri: str) -> list[str]:
-        found = doca.LeftBehind().process(self.run(f'{doca._LEFT_BEHIND}left_behind "$1"', uri))
+        found = doca.LeftBehind().process(self.run(doca._LEFT_BEHIND["debian"], uri))
         return [f"{each.name}={each.version}" for each in found]
 
 
