@@ -38,9 +38,9 @@ def make(
     :param plan: the changes of any kind.
     :returns: also what is wanted and read, with the links as they are now.
     """
-    others = [change for change in changes if not sets_state(change) or change.after != "up"]
+    others = [change for change in changes if not brings_up(change)]
     outcomes = attempts(context, want, have, kind, kind.arranged(others))
-    if ups := [change for change in changes if sets_state(change) and change.after == "up"]:
+    if ups := [change for change in changes if brings_up(change)]:
         outcomes += _set_while_down(context, want, have, frozenset(change.target for change in ups), plan)
         brought_up = attempts(context, want, have, kind, ups)
         context.memory.failures.came_up({o.change.target for o in brought_up if o.result == "applied"})
@@ -80,6 +80,11 @@ def _set_while_down(
 def sets_state(change: Change) -> bool:
     """Whether a change brings a link up or takes it down."""
     return change.kind in (links.NAME, vf_links.NAME) and change.field == "state"
+
+
+def brings_up(change: Change) -> bool:
+    """Whether a change brings a link up."""
+    return sets_state(change) and change.after == "up"
 
 
 def attempts(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from attrs import evolve, frozen
 
+from agent.engine.attempts import brings_up
 from agent.engine.cached_machine import CachedMachine
 from agent.engine.observation import observed
 from agent.engine.originals import Originals
@@ -81,6 +82,7 @@ def dry_run(machine: Machine, spec: NodeSpec, originals: Originals | None = None
     errors += [c.text for c in want.missing if c.severity == "required"]
     errors += [f"{c}: {c.blocker}; {c.remedy}" for c in planned if c.blocker and not _is_pending(c, pending)]
     changes = [evolve(c, blocker="", remedy="") if _is_pending(c, pending) else c for c in planned]
+    changes = _as_made(changes)
     names = {address: wanted.nic.name for address, wanted in want.nics.items()}
     is_complete = not errors and not any(function.unreadable for function in have.functions)
     return DryRun(
@@ -89,6 +91,21 @@ def dry_run(machine: Machine, spec: NodeSpec, originals: Originals | None = None
         names,
         have if is_complete else None,
     )
+
+
+def _as_made(changes: list[Change]) -> list[Change]:
+    """The changes of all kinds in the order in which a pass makes them: a netdev's settings come before its link comes up."""
+    kinds, ups = by_name(), {change.target: change.kind for change in changes if brings_up(change)}
+    places = {name: place for place, name in enumerate(kinds)}
+
+    def place(change: Change) -> tuple[int, int]:
+        if brings_up(change):
+            return places[change.kind], 2
+        if change.target in ups and kinds[change.kind].BEFORE_UP:
+            return places[ups[change.target]], 1
+        return places[change.kind], 0
+
+    return sorted(changes, key=place)
 
 
 def _with_users(

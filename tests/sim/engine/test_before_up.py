@@ -10,12 +10,13 @@ from attrs import define, evolve, field
 
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
+from agent.engine.dry_run import dry_run
 from agent.engine.originals import Originals
 from agent.engine.retry import Failures
 from agent.hardware.functions import vf_addresses
-from agent.report.records import Disruption
+from agent.report.records import WHOLE_KIND, Change, Disruption
 from agent.report.verdict import is_ready
-from agent.spec.node import from_mapping
+from agent.spec.node import NodeSpec, from_mapping
 from tests.sim.ethtool import SimEthtool
 from tests.sim.kernel import Kernel, no_fault
 
@@ -51,10 +52,12 @@ class Node:
 
     def follow(self, nic: Mapping[str, Any] | None, allow: str = "none", ethtool: SimEthtool | None = None) -> Pass:
         self.time += 10.0
+        machine, goal = self.kernel.machine(), Goal(self.spec(nic, allow))
+        return converge(evolve(machine, ethtool=ethtool) if ethtool else machine, goal, self.memory)
+
+    def spec(self, nic: Mapping[str, Any] | None, allow: str) -> NodeSpec:
         nics = [] if nic is None else [{"name": "rail0", "select": {"pci": PF}, **nic}]
-        spec = from_mapping({"node_name": "n1", "nics": nics, "disruption": {"allow": allow}})
-        machine = self.kernel.machine()
-        return converge(evolve(machine, ethtool=ethtool) if ethtool else machine, Goal(spec), self.memory)
+        return from_mapping({"node_name": "n1", "nics": nics, "disruption": {"allow": allow}})
 
     def set_up(self, function: str, up: bool) -> None:
         self.kernel.netlink.set_link(self.kernel.netdev(function).ifindex, up=up)
@@ -124,6 +127,25 @@ def state(node: Node, key: str) -> object:
     index, ethtool = node.kernel.netdev(PF).ifindex, node.kernel.ethtool
     method = "features" if key == "offloads" else key
     return node.kernel.netdev(PF).mtu if key == "mtu" else getattr(ethtool, method)(index)
+
+
+@pytest.mark.parametrize("given", [SETTINGS, {"vfs": {"count": 2, "groups": [{"index": "1", **VF_SETTINGS}]}}])
+def test_a_plan_lists_the_changes_in_the_order_in_which_they_are_made(node: Node, given: dict[str, Any]) -> None:
+    node.follow({"vfs": {"count": 2}, "altnames": ["old"]}, allow="vf-reset")
+    for function in (PF, *vf_addresses(node.kernel.files, PF).values()):
+        node.set_up(function, up=False)
+    planned = dry_run(
+        node.kernel.machine(), node.spec({"vfs": {"count": 2}, **given}, "none"), node.memory.originals
+    ).changes
+    made = [outcome.change for outcome in node.follow({"vfs": {"count": 2}, **given}).outcomes]
+    # What is known only after others is one line of the plan.
+    told = [change for change in made if key(change) in map(key, planned)]
+    assert [key(change) for change in planned if change.field != WHOLE_KIND] == [key(change) for change in told]
+    assert {change.kind for change in told} >= {"links", "rings", "offloads"}
+
+
+def key(change: Change) -> tuple[str, str, str]:
+    return change.kind, change.target, change.field
 
 
 # --- drivers that need their link up --------------------------------------------------------------------------
