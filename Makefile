@@ -10,12 +10,14 @@ PIP := $(BIN)/pip --quiet --disable-pip-version-check
 CONTROL := $(VENV)/.control
 STAMP := $(VENV)/.installed
 CAMPAIGN := campaign.xml
+# The last result of each suite, for `make release`.
+RESULTS := .results
 # The tests start hundreds of Python processes: without compiled files each of them would compile the project again.
 unexport PYTHONDONTWRITEBYTECODE
 # Three processes a CPU, because many tests wait for the agent's own time limits.
 PARALLEL := --numprocesses=$(shell expr 3 \* $$(nproc)) --maxprocesses=32 --dist=worksteal
 
-.PHONY: help control chaos soak check lab lab-cluster lab-down test lint quick unit lab-suite cluster-suite campaign fuzz pythons audit sbom molecule bench lock clean mutants docs
+.PHONY: help control chaos soak check lab lab-cluster lab-down test lint quick unit lab-suite cluster-suite campaign fuzz pythons audit sbom release molecule bench lock clean mutants docs
 
 help:
 	@echo "make control      the control host's environment in .venv: pyinfra and trackbed, no tests"
@@ -34,6 +36,7 @@ help:
 	@echo "make pythons      the unit and simulation tests on each Python from 3.10 on"
 	@echo "make audit        ask the package registry for known vulnerabilities of the locked packages (needs the network)"
 	@echo "make sbom         the bill of materials of the agent on a node (CycloneDX): sbom.json"
+	@echo "make release      whether this commit can be released: a checklist that stops at the first missing point"
 	@echo "make mutants      find small faults in the code that no test notices: an hour at most, and the next call continues"
 	@echo "make molecule     the scenario of molecule/: boot, deploy, deploy again (nothing changes), check, discard"
 	@echo "make bench        measure how fast the agent of the running lab repairs, beside the same repairs by hand"
@@ -75,16 +78,16 @@ docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 unit: $(STAMP)
-	$(BIN)/pytest $(PARALLEL) tests/unit tests/sim
-	$(BIN)/pytest tests/contract
+	$(BIN)/pytest --junitxml=$(RESULTS)/unit.xml $(PARALLEL) tests/unit tests/sim
+	$(BIN)/pytest --junitxml=$(RESULTS)/contract.xml tests/contract
 	# Many of its tests start pyinfra, which needs a CPU of its own.
-	$(BIN)/pytest --numprocesses=$(shell nproc) --dist=worksteal tests/deploy tests/zoo
+	$(BIN)/pytest --junitxml=$(RESULTS)/deploy.xml --numprocesses=$(shell nproc) --dist=worksteal tests/deploy tests/zoo
 
 lab-suite: $(STAMP)
-	$(BIN)/pytest -m "not campaign" tests/lab
+	$(BIN)/pytest --junitxml=$(RESULTS)/lab.xml -m "not campaign" tests/lab
 
 cluster-suite: $(STAMP)
-	$(BIN)/pytest -m "not campaign" tests/cluster
+	$(BIN)/pytest --junitxml=$(RESULTS)/cluster.xml -m "not campaign" tests/cluster
 
 campaign: $(STAMP)
 	$(MAKE) fuzz SECONDS=3600
@@ -112,6 +115,9 @@ audit: $(STAMP)
 
 sbom: $(STAMP)
 	$(BIN)/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible -o sbom.json requirements/node.txt
+
+release: $(STAMP)
+	@$(BIN)/python -m tests.release
 
 # After an hour it is interrupted (124). The next call goes on from there.
 mutants: $(STAMP)
@@ -148,7 +154,7 @@ lock: $(STAMP)
 		--generate-hashes --no-emit-index-url --no-emit-find-links --no-header -o requirements/fuzz.txt
 
 clean:
-	rm -rf $(VENV) site mutants $(CAMPAIGN) trackbed.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) site mutants $(CAMPAIGN) $(RESULTS) trackbed.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 # ensurepip is what Debian's python3 lacks without python3-venv. pip is the last that venv makes: without it, it was interrupted.
 $(CONTROL): requirements/control.txt pyproject.toml

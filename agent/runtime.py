@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import sys
@@ -108,12 +109,11 @@ def doubling(first: float, times: int, last: float) -> float:
     return min(first * 2.0 ** min(times - 1, 16), last)
 
 
-UNRELEASED = "unreleased"
-
-
 def version() -> str:
-    """The version from the file VERSION, which only a built archive has."""
+    """The version: of a built archive that of its file VERSION, of a checkout the project's."""
+    root = Path(__file__).parent.parent
     try:
-        return (Path(__file__).parent.parent / "VERSION").read_text().strip()
+        return (root / "VERSION").read_text().strip()
     except FileNotFoundError:
-        return UNRELEASED
+        project = re.search(r'^version = "([^"]+)"$', (root / "pyproject.toml").read_text(), re.MULTILINE)
+        return project[1] if project else "unknown"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from threading import Lock
 from packaging.requirements import Requirement
 from pyinfra.api.exceptions import DeployError
 
+from agent.runtime import version as project_version
 from tasks.common.failures import NodeError
 
 ROOT = Path(__file__).parents[2]
@@ -58,7 +58,7 @@ def version(machine: str) -> str:
     contents = {"": recipe.encode(), **{str(path.relative_to(ROOT)): path.read_bytes() for path in _sources()}}
     for name, content in contents.items():
         digest.update(f"{name}\0{len(content)}\0".encode() + content)
-    return f"{_project_version()}-{digest.hexdigest()[:12]}"
+    return f"{project_version()}-{digest.hexdigest()[:12]}"
 
 
 def build(machine: str) -> Path:
@@ -175,10 +175,3 @@ def pins(lock: Path, machine: str, python: str = PYTHON) -> str:
 def _sources() -> list[Path]:
     paths = (path for folder in ("agent", "cli") for path in (ROOT / folder).rglob("*"))
     return sorted(path for path in paths if path.is_file() and "__pycache__" not in path.parts)
-
-
-def _project_version() -> str:
-    line = re.search(r'^version = "([^"]+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    if line is None:
-        raise DeployError('pyproject.toml has no line like: version = "0.1.0"')
-    return line[1]

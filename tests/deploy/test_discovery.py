@@ -128,7 +128,7 @@ def test_what_the_asked_inventory_gives_counts_before_what_was_found(tmp_path: P
     (tmp_path / "group_data").mkdir()
     (tmp_path / "group_data" / "site.py").write_text("site_rack = 7\n")
     (tmp_path / "group_data" / "admin.py").write_text("ready_timeout = 9\n")
-    own = {"gpu-1": {"nics": []}, "gpu-2": {}}
+    own: dict[str, dict[str, Any]] = {"gpu-1": {"nics": []}, "gpu-2": {}}
     hosts = {name: {"fake_responses": answering(known[name]), **data} for name, data in own.items()}
     done = discover(tmp_path, hosts, more="admin = ['@fake/gpu-2']\n_secret = 'hunter2'\n")
     assert done.returncode == 0, done.stderr
