@@ -52,8 +52,13 @@ def _connections(
     """Who is connected through a netdev: processes, and the kernel itself."""
     own = {address for given in addresses.values() for address in given}
     carriers = _Carriers(machine, netdevs, addresses)
+    listed = machine.netlink.connections()
+    servers = _servers_of_services(machine.files) if any(each.peer in own for each in listed) else {}
     carried = [
-        (index, each) for each in machine.netlink.connections() if each.peer not in own for index in carriers.of(each)
+        (index, each)
+        for each in listed
+        if (peer := servers.get((each.local, each.local_port, each.peer, each.peer_port), each.peer)) not in own
+        for index in carriers.of(each, peer)
     ]
     holders = machine.processes.holders(frozenset(each.socket for _, each in carried)) if carried else {}
     peers: dict[tuple[int, str], set[str]] = {}
@@ -78,13 +83,13 @@ class _Carriers:
     _addresses: Mapping[int, Collection[str]]
     _routes: dict[tuple[str, str], int | None] = field(factory=dict, init=False)
 
-    def of(self, connection: Connection) -> list[int]:
-        """The ifindexes, of those that were asked for."""
+    def of(self, connection: Connection, peer: str) -> list[int]:
+        """The ifindexes, of those that were asked for. ``peer``: where its packets go to."""
         addressed = {index for index in self._netdevs if connection.local in self._addresses.get(index, ())}
         if connection.ifindex:
             # It may be that of a VRF.
             return sorted(addressed | {connection.ifindex} & self._netdevs.keys())
-        ends = (connection.peer, connection.local)
+        ends = (peer, connection.local)
         if ends not in self._routes:
             self._routes[ends] = self._machine.netlink.route_ifindex(*ends)
         by = self._routes[ends]
@@ -102,6 +107,27 @@ class _Carriers:
             return name in virtual and all(is_without(each.removeprefix("lower_")) for each in below)
 
         return frozenset(ifindex(files, name) for name in virtual if is_without(name))
+
+
+def _servers_of_services(files: Files) -> dict[tuple[str, int, str, int], str]:
+    """Where IPVS forwards the connections to services, by the addresses and ports of both ends.
+
+    kube-proxy gives the address of each service to a dummy netdev of the node (kube-ipvs0). So a connection to a service seems
+    to end here, although its server may be anywhere. /proc/net/ip_vs_conn has IPv4 addresses and ports in hexadecimal digits
+    (ip_vs_conn_seq_show, net/netfilter/ipvs/ip_vs_conn.c; not run).
+    """
+    servers = {}
+    for line in read_or(files, "/proc/net/ip_vs_conn", "").split("\n"):
+        match line.split():
+            case ["TCP", local, local_port, service, service_port, server, *_]:
+                with suppress(ValueError):
+                    ends = (_ip(local), int(local_port, 16), _ip(service), int(service_port, 16))
+                    servers[ends] = _ip(server)
+    return servers
+
+
+def _ip(text: str) -> str:
+    return str(ipaddress.ip_address(text if ":" in text else int(text, 16)))
 
 
 def with_a_peer(connected: str, peers: Iterable[str]) -> str:

@@ -195,6 +195,33 @@ def test_a_connection_uses_the_nic_that_sends_it_whatever_its_address_is(routed:
     assert of_pf(routed) == ["kubelet (pid 7), connected with 10.20.0.10:6443"]
 
 
+@pytest.mark.parametrize(
+    ("service", "line", "users"),
+    [
+        pytest.param("10.96.0.1", "0A600001 9C40 0A600001 01BB 0A14000A 192B", True, id="elsewhere"),
+        pytest.param("10.96.0.1", "0A600001 9C40 0A600001 01BB 0A140005 192B", False, id="on this node"),
+        pytest.param("10.96.0.1", "0A600001 9C41 0A600001 01BB 0A14000A 192B", False, id="of another connection"),
+        pytest.param("10.96.0.1", "nonsense 9C40 0A600001 01BB 0A14000A 192B", False, id="nonsense"),
+        pytest.param("169.254.20.10", "", False, id="a cache on a dummy of this node"),
+        pytest.param("fd00:96::1", "{0} 9C40 {0} 01BB fd20:0000:0000:0000:0000:0000:0000:000a 192B", True, id="IPv6"),
+    ],
+)
+def test_a_connection_to_a_service_of_ipvs_uses_the_nic_to_its_server(
+    routed: Kernel, service: str, line: str, users: bool
+) -> None:
+    """kube-proxy gives the service's address to a dummy netdev here, and the kernel takes it as the address of both ends."""
+    routed.netdevs["kube-ipvs0"] = Netdev("", Link(80, "kube-ipvs0", "", "", 1500, False, False))
+    routed.ip["kube-ipvs0"] = (f"{service}/128" if ":" in service else f"{service}/32",)
+    routed.servers["fd20::a"] = "enp33s0"
+    shown = "Pro FromIP   FPrt ToIP     TPrt DestIP   DPrt State       Expires PEName PEData\nTCP " + line.format(
+        "fd00:0096:0000:0000:0000:0000:0000:0001"
+    )
+    routed.tree.put("/proc/net/ip_vs_conn", shown + " ESTABLISHED     899")
+    routed.connect(f"{service}:40000", f"{service}:443", "kubelet (pid 7)")
+    peer = f"[{service}]" if ":" in service else service
+    assert of_pf(routed) == ([f"kubelet (pid 7), connected with {peer}:443"] if users else [])
+
+
 def test_a_connection_uses_the_nic_that_has_its_address_also_if_another_one_sends_it(routed: Kernel) -> None:
     """Both are on one network: the peer's packets come in by this one."""
     routed.servers["10.20.0.10"] = "enp65s0"
