@@ -184,7 +184,7 @@ def test_the_pages_of_commands_and_metrics_have_what_there_is(site: Path) -> Non
     assert "0 no changes, 2 changes, 1 an error" in commands
     assert "trackbed fleet maintain [OPTIONS]" in commands
     assert "python -m lab unplug" in commands
-    assert "trackbed_ready" in text(site, "reference/metrics.html")
+    assert "trackbed_ready" in text(site, "metrics.html")
 
 
 def test_the_pages_of_the_campaign_have_the_rows_of_their_records(site: Path) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import yaml
 from attrs import evolve, frozen
-from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.report import drift, names
@@ -27,7 +26,6 @@ from tests.prometheus_server import ROOT, RULES, Prometheus, program, scraping
 
 pytestmark = pytest.mark.slow
 
-DOCS = ROOT / "docs" / "metrics.md"
 TESTS = Path(__file__).parent / "prometheus"
 
 # The reporter as its unit runs it, but for the folder of the agent's files.
@@ -145,24 +143,6 @@ def prometheus(reporter: Reporter, tmp_path_factory: pytest.TempPathFactory) -> 
 def test_the_metrics_follow_the_conventions() -> None:
     checked = promtool("check", "metrics", text=metrics())
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
-
-
-def row(family: Metric) -> str:
-    """What the docs say of a metric."""
-    sample = family.samples[0]
-    labels = ", ".join(f"`{label}`" for label in sample.labels) or "none"
-    return f"| `{sample.name}` | {family.type} | {labels} | {family.documentation} |"
-
-
-def test_the_docs_list_the_metrics_as_they_are_served() -> None:
-    listed = [line for line in DOCS.read_text().splitlines() if line.startswith("| `trackbed_")]
-    assert listed == [row(family) for family in text_string_to_metric_families(metrics())]
-
-
-def test_the_docs_list_each_alert_with_its_severity() -> None:
-    rows = re.findall(r"^\| `(Trackbed\w+)` \| (\w+) \|", DOCS.read_text(), re.MULTILINE)
-    alerts = [rule for name in ("nodes.yaml", "cluster.yaml") for rule in rules(name) if "alert" in rule]
-    assert rows == [(alert["alert"], alert["labels"]["severity"]) for alert in alerts]
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in TESTS.iterdir()))
