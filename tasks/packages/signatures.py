@@ -16,8 +16,8 @@ from tasks.common.facts import FactBase
 
 # DKMS signs with the key of its configuration, else on Ubuntu with that of update-secureboot-policy, else with one that it
 # makes (prepare_signing in dkms). A certificate has its owner's name in plain text. Without files, DKMS's key itself is judged.
-_REFUSED = r"""
-root=$1; shift
+JUDGED = r"""
+root=${MACHINE:-}
 enforced() {
   grep -qE '\[(integrity|confidentiality)\]' "$root/sys/kernel/security/lockdown" 2>/dev/null ||
     grep -qx Y "$root/sys/module/module/parameters/sig_enforce" 2>/dev/null
@@ -57,21 +57,54 @@ why_refused() {
   done
   grep asymmetri "$root/proc/keys" | grep -qF "$signer:" || echo "the kernel has no key of its signer ($signer)"
 }
+# Why the modules are refused that DKMS will build.
+built_refused() {
+  # shellcheck disable=SC2046  # a certificate is a word
+  set -- $(certificates)
+  if [ "$#" = 0 ]; then echo 'DKMS has no key yet, and makes one that is not enrolled'; else untrusted "$1"; fi
+}
+file_refused() {
+  reason=$(why_refused "$1")
+  if [ -n "$reason" ]; then echo "${1##*/}: $reason"; fi
+}
+"""
+"""Shell functions. MACHINE: the root folder; only tests set it."""
+
+_REFUSED = f"""{JUDGED}
 if enforced; then
-  if [ "$#" = 0 ]; then
-    # shellcheck disable=SC2046  # a certificate is a word
-    set -- $(certificates)
-    if [ "$#" = 0 ]; then reason='DKMS has no key yet, and makes one that is not enrolled'; else reason=$(untrusted "$1"); fi
-    if [ -n "$reason" ]; then echo "refused $reason"; fi
-    set --
-  fi
-  for file; do
-    reason=$(why_refused "$file")
-    if [ -n "$reason" ]; then echo "refused ${file##*/}: $reason"; fi
-  done
+  if [ "$#" = 0 ]; then reason=$(built_refused); if [ -n "$reason" ]; then echo "refused $reason"; fi; fi
+  for file; do file_refused "$file" | sed 's/^/refused /'; done
 fi
 echo end
 """
+
+_REMEDY = (
+    "Enroll the certificate of the key (mokutil --import), reboot, confirm it at the console and deploy again, or "
+    "disable Secure Boot"
+)
+# A package has modules that the vendor has built and signed, or their source for DKMS. cpio is there, since dracut needs it.
+OF_RPMS = f"""{JUDGED}
+rpms_refused() {{  # arguments: the files of packages
+  unpacked=$(mktemp -d -p /var/tmp trackbed-modules.XXXXXX)
+  for rpm; do
+    [ -e "$rpm" ] || continue
+    if rpm --query --list --package "$rpm" 2>/dev/null | grep -q '/dkms[.]conf$'; then built_refused; fi
+    rpm2cpio "$rpm" | (cd "$unpacked" && cpio --extract --make-directories --quiet '*.ko' '*.ko.*')
+  done
+  find "$unpacked" -name '*.ko*' | sort | while read -r file; do file_refused "$file"; done
+  rm -rf "$unpacked"
+}}
+accept_rpms() {{  # arguments: the inventory's key, and the files of packages; it ends the script if modules would be refused
+  key=$1; shift
+  reasons=$(rpms_refused "$@" | sort -u)
+  [ -n "$reasons" ] || return 0
+  echo "$key: nothing is installed: with Secure Boot the kernel would refuse the modules:" >&2
+  printf '%s\\n' "$reasons" | head -n 5 >&2
+  echo '{_REMEDY}' >&2
+  exit 1
+}}
+"""
+"""The shell function `accept_rpms`, to be called if `enforced`."""
 
 
 class RefusedModules(FactBase[list[str]]):
@@ -84,7 +117,7 @@ class RefusedModules(FactBase[list[str]]):
 
     def command(self, files: tuple[str, ...]) -> StringCommand:
         """Ask the kernel whether it checks signatures, and mokutil whether the key is enrolled."""
-        return self.script(_REFUSED, "", *files)
+        return self.script(_REFUSED, *files)
 
     def process(self, output: list[str]) -> list[str]:
         """Take all lines but the last, a mark."""
@@ -100,6 +133,6 @@ def refusal(key: str, *files: str) -> str | None:
     if not reasons:
         return None
     return (
-        f"{key}: with Secure Boot the kernel would refuse the modules: {'; '.join(reasons)}. So the loaded ones stay. Enroll "
-        "the key's certificate (`mokutil --import`), reboot, confirm it at the console and deploy again, or disable Secure Boot"
+        f"{key}: with Secure Boot the kernel would refuse the modules: {'; '.join(reasons)}. So the loaded ones stay. "
+        f"{_REMEDY}"
     )

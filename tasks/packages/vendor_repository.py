@@ -356,11 +356,20 @@ apt_update
 apt_install --allow-downgrades --allow-change-held-packages install -- "$@" || failed
 """
 )
+# In the RHEL family the vendors also have modules that they have built and signed. So the packages themselves are asked.
 _DNF = (
     DNF
     + _FAILED
+    + signatures.OF_RPMS
     + """
 module=$1 remedy=$2 options=$3; shift 3
+if [ -n "$module" ] && enforced; then
+  fetched=$(mktemp -d -p /var/tmp trackbed-packages.XXXXXX); trap 'rm -rf "$fetched"' EXIT
+  # shellcheck disable=SC2086  # an option is a word
+  dnf install -y --refresh --downloadonly --destdir "$fetched" $options -- "$@" || failed
+  accept_rpms "$module" "$fetched"/*.rpm
+  rm -rf "$fetched"
+fi
 # shellcheck disable=SC2086  # an option is a word
 dnf install -y --refresh $options -- "$@" || failed
 """
@@ -374,7 +383,6 @@ def install(
 
     :param locked: respect dnf's version locks.
     """
-    # On RHEL the vendors also have modules that they have built and signed, which can be judged only when they are installed.
     if module and family == "debian" and (problem := signatures.refusal(module)):
         yield refuse(problem)
         return

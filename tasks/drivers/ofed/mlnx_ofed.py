@@ -164,6 +164,7 @@ and `release` set and remove the holds of packages."""
 # vendor's manual under "mlnxofedinstall Return Codes".
 _INSTALL = (
     UNDISTURBED
+    + signatures.OF_RPMS
     + """
 bundle=$1 sha256=$2 folder=$3 holds=$4; shift 4
 fail() { echo "ofed: $1" >&2; exit 1; }
@@ -180,6 +181,7 @@ work=$(mktemp -d "$folder/unpacked.XXXXXX")
 tar -xf "$bundle" -C "$work" --no-same-owner
 installer=$(find "$work" -mindepth 1 -maxdepth 2 -type f -name mlnxofedinstall)
 [ -n "$installer" ] || fail 'the bundle has no mlnxofedinstall; give the .tgz of MLNX_OFED_LINUX'
+if enforced; then accept_rpms ofed "${installer%/*}"/RPMS/kmod-*.rpm; fi
 held=
 if [ -r "$folder/installed" ]; then held=$(tail -n +3 "$folder/installed"); fi
 # shellcheck disable=SC2086  # a package is a word

@@ -47,7 +47,7 @@ class Machine:
 
     def refused(self, *files: str) -> list[str]:
         path = f"{self.root}/bin:{os.environ['PATH']}"
-        return signatures.RefusedModules().process(sh(signatures._REFUSED, self.root, *files, PATH=path))
+        return signatures.RefusedModules().process(sh(signatures._REFUSED, *files, MACHINE=str(self.root), PATH=path))
 
 
 @pytest.mark.parametrize(
@@ -113,3 +113,74 @@ def test_packages_whose_modules_would_be_refused_are_not_installed(node: Node) -
     assert not node.deploy(code, dpkg()).failed
     silent = node.deploy(code, {**dpkg(), SIGNATURES: []})
     assert "it is not known whether the kernel checks signatures" in silent.errors[0]
+
+
+class Packages:
+    """Packages of the RHEL family on a machine: archives, and a dnf, rpm, rpm2cpio and cpio that stand in for those of it."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine, root = machine, machine.root
+        program(root / "bin/uname", "echo 5.14.0-427.el9.x86_64")
+        program(root / "bin/rpm", 'tar -tf "$4" 2>/dev/null | sed s,^,/,')
+        program(root / "bin/rpm2cpio", 'cat "$1"')
+        program(root / "bin/cpio", "tar -x --wildcards '*.ko' 2>/dev/null || true")
+        program(
+            root / "bin/dnf",
+            f'echo "$*" >> {root}/ran\n'
+            f'while [ "$#" -gt 0 ]; do if [ "$1" = --destdir ]; then cp {root}/repo/* "$2"; fi; shift; done',
+        )
+        (root / "repo").mkdir()
+
+    def add(self, name: str, *files: str) -> None:
+        root = self.machine.root
+        for file in files:
+            self.machine.put(f"tree/{file}", "")
+        subprocess.run(["tar", "-cf", root / f"repo/{name}.rpm", "-C", root / "tree", *files], check=True)
+
+    def install(self, module: str) -> tuple[str, list[str]]:
+        """The error of an installation, and what dnf was asked for."""
+        root = self.machine.root
+        environment = {**os.environ, "PATH": f"{root}/bin:{os.environ['PATH']}", "MACHINE": str(root)}
+        words = ["sh", "-ec", vendor_repository._DNF, "sh", module, "", "", "doca-ofed-3.2.1"]
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == bool(done.stderr), done.stderr
+        asked = (root / "ran").read_text().splitlines()
+        return done.stderr, ["download" if "--downloadonly" in each else "install" for each in asked]
+
+
+KMOD, SOURCE = "lib/modules/5.14/extra/mlx5_core.ko", "usr/src/mlnx-ofa_kernel-25.10/dkms.conf"
+
+
+@pytest.mark.parametrize(
+    ("signer", "mokutil", "file", "refused"),
+    [
+        ("Mellanox signing key", "", KMOD, "mlx5_core.ko: the kernel has no key of its signer (Mellanox signing key)"),
+        ("Canonical Ltd. Kernel Module Signing", "", KMOD, ""),
+        (DKMS, "is not enrolled", SOURCE, "/mok.pub is not enrolled"),
+        (DKMS, "is already enrolled", SOURCE, ""),
+    ],
+)
+def test_dnf_installs_no_package_whose_modules_the_kernel_would_refuse(
+    tmp_path: Path, signer: str, mokutil: str, file: str, refused: str
+) -> None:
+    machine = Machine(tmp_path, mokutil, signer)
+    machine.key("var/lib/dkms/mok.pub")
+    packages = Packages(machine)
+    packages.add("kmod-mlnx-ofa_kernel", file)
+    packages.add("doca-ofed", "usr/share/doc/README")
+    error, ran = packages.install("mlnx-ofa_kernel")
+    if refused:
+        assert "mlnx-ofa_kernel: nothing is installed: with Secure Boot the kernel would refuse the modules:\n" in error
+        assert refused in error and "mokutil --import" in error
+        assert ran == ["download"]
+    else:
+        assert (error, ran) == ("", ["download", "install"])
+
+
+def test_dnf_installs_at_once_what_has_no_modules_and_where_signatures_do_not_count(tmp_path: Path) -> None:
+    packages = Packages(Machine(tmp_path, "is not enrolled", ""))
+    packages.add("kmod-x", KMOD)
+    assert packages.install("") == ("", ["install"])
+    packages.machine.put("sys/kernel/security/lockdown", "[none] integrity confidentiality\n")
+    (tmp_path / "ran").unlink()
+    assert packages.install("mlnx-ofa_kernel") == ("", ["install"])
