@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from typing import Literal
+from typing import Literal, get_args
 
 from attrs import frozen
 from pyinfra.api.exceptions import DeployError
@@ -33,6 +33,9 @@ Name = Literal["GU8TF", "GU8TEF", "GX8SF", "P16EN"]
 ComputeClass = Literal["gpu-hpn"]
 Debug = Literal["VERSION", "WARN", "INFO", "TRACE"]
 Layout = Literal["rails", "single-switch", "rail-optimized"]
+
+LinkLayer = Literal["InfiniBand", "Ethernet"]
+LINK_LAYERS: tuple[LinkLayer, ...] = get_args(LinkLayer)
 
 CROSS_NIC: dict[Layout, int] = {"rails": 0, "single-switch": 1, "rail-optimized": 2}
 """NCCL_CROSS_NIC: whether a ring may enter a node by one NIC and leave it by another (NCCL's documentation)."""
@@ -167,8 +170,8 @@ def text(wanted: Nccl, hardware: Hardware) -> str:
     if wanted.names_are_fixed:
         return render(TEMPLATE, **values, hcas=wanted.hcas or CLOUD_HCAS, gid_index=wanted.gid_index)
     devices = [(function, device) for function in functions(hardware) for device in function.rdma]
-    used = [name for function, device in devices if _by_own_transport(device) for name in _names(function, device)]
-    hcas = wanted.hcas or (_hcas(used) if used or not devices else None)
+    used = [named for function, device in devices for named in _names(function, device)]
+    hcas = wanted.hcas or (_hcas(_of_one_link_layer(used)) if used or not devices else None)
     return render(TEMPLATE, **values, hcas=hcas, gid_index=wanted.gid_index)
 
 
@@ -194,22 +197,36 @@ def functions(hardware: Hardware) -> tuple[InspectedFunction, ...]:
     return shared(hardware.all_functions()) or tuple(erdma)
 
 
-def _names(function: InspectedFunction, device: RdmaDevice) -> list[str]:
-    """What NCCL_IB_HCA has for a device: its name means all of its ports.
+def _names(function: InspectedFunction, device: RdmaDevice) -> list[tuple[LinkLayer, str]]:
+    """What NCCL_IB_HCA has for a device, by link layer: its name means all of its ports.
 
-    If the function has a netdev for each of several ports (ConnectX-3), only the first one is the NIC's.
+    If the function has a netdev for each of several ports (ConnectX-3), only the first one is the NIC's. NCCL's own transport
+    ignores ports of other link layers (net_ib/init.cc of NCCL): NCCL uses AWS's EFA by the plugin aws-ofi-nccl, which does not
+    read NCCL_IB_HCA.
     """
     several = len(function.netdevs) > 1 and len(device.ports) > 1
     own = [port for port in device.ports if several and port.netdev == function.netdevs[0].name]
-    return [f"{device.name}:{port.number}" for port in own] or [device.name]
+    ports = [(layer, port.number) for port in own or device.ports for layer in LINK_LAYERS if port.link_layer == layer]
+    layers = {layer for layer, _ in ports}
+    if own or len(layers) > 1:
+        return [(layer, f"{device.name}:{number}") for layer, number in ports]
+    return [(layer, device.name) for layer in layers]
 
 
-def _by_own_transport(device: RdmaDevice) -> bool:
-    """Whether NCCL's own transport for RDMA can use a device: it ignores ports of other link layers (net_ib/init.cc of NCCL).
+def _of_one_link_layer(named: Collection[tuple[LinkLayer, str]]) -> list[str]:
+    """The names of the link layer that most have.
 
-    AWS's EFA has another one. NCCL uses it by the plugin aws-ofi-nccl, which does not read NCCL_IB_HCA.
+    NCCL leaves none out by itself, and fails where it connects an InfiniBand port with one of RoCE (net_ib/connect.cc).
     """
-    return any(port.link_layer in ("Ethernet", "InfiniBand") for port in device.ports)
+    # dict.fromkeys, since with RoCE LAG two functions have one device.
+    of = {layer: [name for each, name in dict.fromkeys(named) if each == layer] for layer in LINK_LAYERS}
+    first, second = sorted(of.values(), key=len, reverse=True)
+    if named and len(first) == len(second):
+        counted = " and ".join(f"{layer} ({', '.join(names)})" for layer, names in of.items())
+        raise ValueError(
+            f"hcas: the NICs of the spec have as many ports of {counted}; NCCL can use one kind; give hcas"
+        )
+    return first
 
 
 def _hcas(names: Collection[str]) -> str:
@@ -218,8 +235,8 @@ def _hcas(names: Collection[str]) -> str:
             "network_type: the NICs of the spec have no RDMA device; see `trackbed inspect` and `trackbed doctor`, "
             "or give network_type 2; if they are in pods, give hcas"
         )
-    # '=' makes the names match exactly, not as prefixes. dict.fromkeys, since with RoCE LAG two functions have one device.
-    listed = "=" + ",".join(dict.fromkeys(names))
+    # '=' makes the names match exactly, not as prefixes.
+    listed = "=" + ",".join(names)
     if len(listed) > LONGEST:
         raise ValueError(f"hcas: {len(names)} RDMA devices make more than {LONGEST} characters; give hcas, as 'mlx5'")
     return listed

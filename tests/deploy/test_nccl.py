@@ -66,6 +66,44 @@ def test_of_a_function_with_several_ports_the_first_one_is_used(node: Node) -> N
     assert "\nNCCL_IB_HCA==mlx4_0:1\n" in made
 
 
+def of_layers(*layers: str) -> dict[str, Any]:
+    """Functions with RDMA devices whose ports have these link layers; ``InfiniBand,Ethernet`` is a device of two ports."""
+    functions = []
+    for number, given in enumerate(layers):
+        device = rdma(f"mlx5_{number}", (0, "RoCE v2", "10.0.0.1"))
+        (port,) = device["ports"]
+        device["ports"] = [{**port, "number": n, "link_layer": layer} for n, layer in enumerate(given.split(","), 1)]
+        functions.append(function(f"0000:{number:02x}:00.0", "15b3:1021", f"net{number}", device))
+    return has(*functions)
+
+
+@pytest.mark.parametrize(
+    ("layers", "hcas"),
+    [
+        (("InfiniBand", "InfiniBand", "Ethernet"), "mlx5_0,mlx5_1"),
+        (("InfiniBand", "Ethernet", "Ethernet"), "mlx5_1,mlx5_2"),
+        (("InfiniBand,Ethernet", "InfiniBand,Ethernet", "InfiniBand"), "mlx5_0:1,mlx5_1:1,mlx5_2"),
+        (("InfiniBand,InfiniBand", "Ethernet", "Ethernet,Ethernet"), "mlx5_1,mlx5_2"),
+    ],
+)
+def test_only_devices_of_the_link_layer_that_most_have_are_listed(
+    node: Node, layers: tuple[str, ...], hcas: str
+) -> None:
+    """DGX H100: rails of InfiniBand, and storage NICs of Ethernet in the same spec. NCCL cannot connect the two."""
+    made = deploy(node, {"network_type": 1}, of_layers(*layers)).uploads[NEW].decode()
+    assert f"\nNCCL_IB_HCA=={hcas}\n" in made
+
+
+def test_if_no_link_layer_has_more_devices_the_inventory_must_say_which_are_used(node: Node) -> None:
+    result = deploy(node, {"network_type": 1}, of_layers("InfiniBand", "Ethernet"))
+    assert result.failed
+    assert "as many ports of InfiniBand (mlx5_0) and Ethernet (mlx5_1); NCCL can use one kind; give hcas" in str(
+        result.log
+    )
+    made = deploy(node, {"network_type": 1, "hcas": "=mlx5_0"}, of_layers("InfiniBand", "Ethernet"))
+    assert "\nNCCL_IB_HCA==mlx5_0\n" in made.uploads[NEW].decode()
+
+
 def test_while_the_node_lacks_all_nics_of_its_spec_no_other_card_is_used(node: Node) -> None:
     result = deploy(node, {"network_type": 1}, has(CONNECTX), nics=nics(RAIL1))
     assert result.failed
