@@ -13,10 +13,11 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
-from agent.hardware.functions import link_of, netdev
+from agent.hardware.functions import PCI, driver, has_netdev, ifindex, link_of, netdev, port_netdevs
+from agent.hardware.sysfs import names_or_none
 from agent.hardware.udev import udev_entry
 from agent.kinds import links
-from agent.machine import Files, Link, Machine
+from agent.machine import Files, Machine
 from agent.report.records import Change, Disruption
 from agent.report.target import vf_target
 from agent.state.scope import Scope, functions_in_scope
@@ -48,12 +49,27 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mappin
     """The names of each PF's VFs, by target; a netdev outside the host's network namespace has none."""
     names = {}
     for address, functions in functions_in_scope(machine.files, want, scope).items():
-        pf = want.nics[address].function.link
-        properties = _properties(machine.files, pf) if pf else ""
-        rule = next((rule for rule in RULES if pf and _property(properties, rule) == pf.name), "")
+        rule, link_file = _naming(machine.files, address)
         vfs = ((target, vf) for target, vf in functions.items() if target != address)
-        names[address] = {target: _name(machine, vf, rule, _property(properties, LINK_FILE)) for target, vf in vfs}
+        names[address] = {target: _name(machine, vf, rule, link_file) for target, vf in vfs}
     return names
+
+
+def _naming(files: Files, address: str) -> tuple[str, str]:
+    """The rule that named a PF's netdev, and the .link file; empty if no rule did.
+
+    udev names no netdev that only configures VFs (Chelsio's, ARPHRD_NONE). The card's ports belong to another of its functions.
+    """
+    is_its_own = has_netdev(files, address, driver(files, address))
+    card = address.rpartition(".")[0] + "."
+    functions = [address] if is_its_own else [each for each in names_or_none(files, PCI) if each.startswith(card)]
+    for function in functions:
+        for name in port_netdevs(files, function):
+            properties = _properties(files, ifindex(files, name))
+            for rule in RULES:
+                if _property(properties, rule) == name:
+                    return rule, _property(properties, LINK_FILE)
+    return "", ""
 
 
 def _name(machine: Machine, vf: str, rule: str, link_file: str) -> Name:
@@ -61,14 +77,14 @@ def _name(machine: Machine, vf: str, rule: str, link_file: str) -> Name:
     link = machine.netlink.link(name) if name else None
     if link is None:
         return Name(None, None, False)
-    properties = _properties(machine.files, link) if rule else ""
+    properties = _properties(machine.files, link.ifindex) if rule else ""
     usual = _property(properties, rule) if _property(properties, LINK_FILE) == link_file else ""
     return Name(link.name, usual if 0 < len(usual) < IFNAMSIZ else None, link.up)
 
 
-def _properties(files: Files, link: Link) -> str:
+def _properties(files: Files, index: int) -> str:
     """A netdev's entry in udev's database, with a line end before and after each line, as :func:`_property` needs it."""
-    return f"\n{udev_entry(files, link.ifindex)}\n"
+    return f"\n{udev_entry(files, index)}\n"
 
 
 def _property(properties: str, name: str) -> str:

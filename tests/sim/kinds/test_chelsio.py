@@ -4,7 +4,7 @@ import pytest
 
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
-from agent.hardware.functions import netdev
+from agent.hardware.functions import netdev, vf_addresses
 from agent.report.records import Disruption
 from agent.report.verdict import is_ready
 from agent.spec.node import from_mapping
@@ -60,6 +60,23 @@ def test_a_setting_of_a_netdev_is_refused_for_such_a_pf(kernel: Kernel) -> None:
     assert "the netdevs of the card's ports belong to another function" in change.remedy
     assert is_ready(settle(kernel, PORTS, mtu=9000).conditions)
     assert kernel.netdev(PORTS).mtu == 9000
+
+
+@pytest.mark.parametrize("ports", ["enp4s0f4", "uplink"])
+def test_a_vf_that_a_pod_has_renamed_gets_the_name_that_the_rule_of_the_card_s_ports_gives(
+    kernel: Kernel, ports: str
+) -> None:
+    """The netdev by which the VFs are configured is named by the driver, and shows no rule."""
+    settle(kernel, vfs={"count": 2})
+    vf = vf_addresses(kernel.files, PF)[1]
+    usual = kernel.netdev(vf).name
+    if ports != "enp4s0f4":
+        kernel.netlink.rename(kernel.netdev(PORTS).ifindex, ports)
+    kernel.move_away(vf)
+    kernel.come_back(vf, "net1")
+    settle(kernel, vfs={"count": 2})
+    # Without a netdev whose name follows from a rule, it is not known which rule there is.
+    assert kernel.netdev(vf).name == (usual if ports == "enp4s0f4" else "net1")
 
 
 def test_the_netdev_of_the_ports_is_missed(kernel: Kernel) -> None:
