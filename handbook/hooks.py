@@ -26,6 +26,7 @@ FROM_THE_CODE: Mapping[str, Callable[..., str]] = {
     "metrics": metrics.page,
     "runs": campaign.runs,
     "spec": spec.page,
+    "terminal": pictures.terminal,
     "topology_picture": pictures.topology,
     "trials": lambda name: trials.TABLES[name](trials.load(campaign.DOCS)),
     "tuning_picture": pictures.tuning,

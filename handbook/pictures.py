@@ -19,6 +19,7 @@ from fleet.fabric.page import heat_map
 from fleet.page import INK, LEGEND_STYLE, to_svg
 from fleet.report import pictures as report
 from handbook import samples
+from handbook.recordings import RECORDINGS
 from lab.cluster.programs import found_in, runnable
 from lab.errors import LabError
 
@@ -107,6 +108,11 @@ def tuning() -> str:
         figure.set_size_inches(WIDTH, 4.0)
         image = to_svg(figure)
     return _shown("The numbers are made up, and show only how the picture is read. Nothing was measured.", image)
+
+
+def terminal(name: str) -> str:
+    """What a command prints, as a terminal shows it."""
+    return _shown("Of a simulated server.", RECORDINGS[name]())
 
 
 def _shown(caption: str, image: str) -> str:

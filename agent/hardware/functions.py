@@ -28,7 +28,8 @@ MELLANOX = "0x15b3"
 # The addr_assign_type of a netdev that has its hardware's address (include/uapi/linux/netdevice.h).
 NET_ADDR_PERM = "0"
 
-UNREADABLE, HUNG = "DeviceUnreadable", "DeviceHung"
+UNREADABLE = "DeviceUnreadable"
+HUNG = "DeviceHung"
 REMEDY = "see the kernel's log (dmesg), and reset the device, load its driver again or reboot the node"
 
 

@@ -69,7 +69,7 @@ def history(every: bool, last: int | None, since: float | None, device: str | No
         if one_pass[0].boot_id != boot:
             boot = one_pass[0].boot_id
             click.echo(click.style(f"boot {printable(boot)}", bold=True))
-        for line in _write(one_pass[0]) if every else _lines(one_pass):
+        for line in _write(one_pass[0]) if every else lines_of_pass(one_pass):
             click.echo(line)
     if not entries and not damaged:
         click.echo("no change of this device or time is kept" if kept else "nothing was changed yet")
@@ -87,7 +87,7 @@ def _write(entry: Entry) -> Iterator[str]:
     yield f"{_when(entry)}  {_common.say_outcome(entry.outcome)}  {why}"
 
 
-def _lines(of_pass: Sequence[Entry]) -> Iterator[str]:
+def lines_of_pass(of_pass: Sequence[Entry]) -> Iterator[str]:
     """When and why a pass ran, and what it did to each device."""
     first = of_pass[0]
     yield printable(f"{_when(first)}  {_shortened(first.trigger)}  (spec {first.spec_hash})")

@@ -134,7 +134,7 @@ def _watch(as_json: bool) -> int:
             verdict = _judge()
             code = 0 if verdict.ready else 1
             if screen is not None:
-                screen.show(_view(verdict))
+                screen.show(view(verdict))
             elif shown != verdict.without_heartbeat():
                 shown = verdict.without_heartbeat()
                 _print(verdict, as_json)
@@ -143,7 +143,8 @@ def _watch(as_json: bool) -> int:
         return code
 
 
-def _view(verdict: Verdict) -> Iterator[str]:
+def view(verdict: Verdict) -> Iterator[str]:
+    """The lines of the live view."""
     report = verdict.report
     if report is None:
         yield printable(f"trackbed: {verdict.reasons[0]}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import html
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from agent.spec.schema import schema
 from cli.hwloc import LOADS
 from handbook import campaign, conditions, pictures, spec, trials
 from handbook.hooks import PICTURES
+from handbook.recordings import RECORDINGS
 from tests.chromium import Scheme, illegible
 
 pytestmark = pytest.mark.slow
@@ -72,7 +74,7 @@ def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
     [
         ("fabric.html", 1, "simulated fabric", "node00012"),
         ("fleet.html", 4, "Simulated", "gpu-04.example.net"),
-        ("cli.html", 1, "made-up server", ""),
+        ("cli.html", 4, "simulated server", ""),
         ("campaign/benchmarks.html", 1, "numbers are made up", "macvlan"),
     ],
 )
@@ -86,6 +88,17 @@ def test_a_page_shows_its_pictures_and_says_that_their_data_are_made_up(
     assert says in drawn[0]
     assert any(shows in each for each in drawn)
     assert re.search(rf'href="(\.\./)?{PICTURES}"', text) and (site / PICTURES).is_file()
+
+
+def test_the_recordings_show_what_the_commands_print() -> None:
+    said = {
+        name: html.unescape(re.sub(r"<[^>]+>", "", record())).replace("\xa0", " ")
+        for name, record in RECORDINGS.items()
+    }
+    assert "~ vfs count                      0 -> 4" in said["plan"]
+    assert "made 4 VFs and configured them" in said["repair"]
+    assert "gpu-01 is not ready: Carrier" in said["watch"]
+    assert not any("@font-face" in record() for record in RECORDINGS.values())
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
