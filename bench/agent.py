@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TextIO
 
 from agent.engine.contention import Contention
+from agent.engine.context import Memory
 from agent.engine.originals import ORIGINALS, Originals
 from agent.engine.retry import Failures
-from agent.kinds import other_writers
 from agent.report.activity import Activity
-from agent.report.drift import Drift
-from agent.report.history import History
 from agent.service.apply_socket import Requests
-from agent.service.passes import Memory
+from agent.service.pass_log import PassRecords
 from agent.service.spec_in_force import SpecInForce
 from agent.service.worker import work
 from agent.spec.node import from_mapping, to_json
@@ -41,6 +40,9 @@ def keep(netdev: str, out: TextIO, wanted: Mapping[str, object] = SPEC) -> None:
         in_force, requests = SpecInForce(folder, run), Requests(run / "apply.sock")
         # The benchmark puts the MTU back again and again; the agent must not take that for contention.
         failures = Failures(Contention(limit=0))
-        memory = Memory(Originals.load(run / ORIGINALS), failures, History(folder), Drift.load(run, other_writers()))
+        memory, records = (
+            Memory(time.monotonic, failures, Originals.load(run / ORIGINALS)),
+            PassRecords.kept(folder, run),
+        )
         activity = Activity.at(None)
-        work(machine(root), spec, in_force, memory, activity, control, out, requests)
+        work(machine(root), spec, in_force, memory, records, activity, control, out, requests)

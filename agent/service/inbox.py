@@ -10,21 +10,24 @@ import os
 import select
 import time
 from _thread import start_new_thread
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Lock
 
 from attrs import define, field
 
 from agent.engine.readiness import Readiness
-from agent.machine import EventSource
+from agent.machine import Event, EventSource
 from agent.report.activity import ANSWERED_WITHIN, Activity
-from agent.service.wake import Heard, KnownDevices, Pace, WakeUp
-from agent.state.scope import Scope
+from agent.service.wake import KnownDevices, Pace, WakeUp, scope_of
+from agent.state.scope import NOTHING, Scope, devices, joined
 
 DELAY = 0.02
 """Seconds that the thread waits before it takes an event. The pass stands still while the thread works, since both need the
 interpreter's lock. Most passes end within this time, and take the event themselves: often their own write caused it."""
+
+MOST_KEPT = 10_000
+"""Events that are kept until they are judged again; beyond that they count as lost."""
 
 
 @define(eq=False)
@@ -40,11 +43,14 @@ class Inbox:
     ``known``: the devices that the last pass has read. Commands stay here until the loop carries them out: ``reload`` (read the
     spec's file again), ``retry_spec`` (somebody asks for that, so a spec that failed before is tried again), ``request`` (a
     client of the apply socket waits) and ``stop`` (end the worker).
+    ``_kept``: each event that may still be judged, with what was read again for it; ``_lost``: there were more, which are lost.
+    A netdev is known by its index, and it may get another one during a pass. So the tables of the pass before may not know an
+    event's netdev, or take it for another one, and each event is judged again by the tables of the pass that has just ended.
     ``_since``: when the first event about a required device came that no pass has answered yet; 0: there is none.
     ``_kept_since``: the same, of the events that the thread has taken and the pass has not.
     """
 
-    _events: Sequence[EventSource]
+    events: Sequence[EventSource]
     _activity: Activity
     _poke: Callable[[], None]
     _control: int | None = None
@@ -55,28 +61,27 @@ class Inbox:
     retry_spec: bool = field(default=False, init=False)
     request: bool = field(default=False, init=False)
     stop: bool = field(default=False, init=False)
-    _sources: dict[int, Heard] = field(init=False)
-    _pace: Pace = field(factory=Pace, init=False)
-    _poll: select.poll = field(factory=select.poll, init=False)
-    _commands: select.poll = field(factory=select.poll, init=False)
-    _lock: Lock = field(factory=Lock, init=False)
+    _kept: dict[Event, frozenset[str]] = field(factory=dict, init=False)
+    _lost: bool = field(default=False, init=False)
     _kept_since: float = field(default=0.0, init=False)
     _since: float = field(default=0.0, init=False)
     _poked: float = field(default=-ANSWERED_WITHIN, init=False)
+    _pace: Pace = field(factory=Pace, init=False)
+    _lock: Lock = field(factory=Lock, init=False)
     _in_pass: bool = field(default=False, init=False)
+    _sources: dict[int, EventSource] = field(init=False)
+    _poll: select.poll = field(factory=select.poll, init=False)
     _sockets: select.epoll = field(factory=select.epoll, init=False)
     _gate: select.epoll = field(factory=select.epoll, init=False)
     _end: int = field(factory=lambda: os.eventfd(0, os.EFD_CLOEXEC), init=False)
     _fault: Exception | None = field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._sources = {source.fileno(): Heard(source) for source in self._events}
+        self._sources = {source.fileno(): source for source in self.events}
         probes = self._readiness.fileno() if self._readiness else None
         for descriptor in (*self._sources, self._control, probes, self._apply_socket):
             if descriptor is not None:
                 self._poll.register(descriptor, select.POLLIN | select.POLLHUP)
-        if self._control is not None:
-            self._commands.register(self._control, select.POLLIN | select.POLLHUP)
         for descriptor in self._sources:
             self._sockets.register(descriptor, select.EPOLLIN)
         self._gate.register(self._sockets.fileno(), 0)
@@ -111,29 +116,42 @@ class Inbox:
             raise self._fault
         self._activity.idle()
         with self._lock:
-            came, reloads = self._received(timeout, ends)
+            if self._judged(self._scopes(self._kept)).scope != NOTHING:
+                timeout = 0.0
+            elif self._readiness and timeout > 0.0:
+                self._readiness.go_on()
+            reloads = self._receive(timeout)
+            scopes = self._scopes(self._kept)
+            wake = self._judged(scopes)
+            # A reading of everything is newer than all of these events.
+            if wake.scope is None or (ends and not wake.scope):
+                self._kept, self._lost = {}, False
+            else:
+                self._kept = {event: read.union(scopes[event] or ()) for event, read in self._kept.items()}
             self._kept_since = 0.0
-            self._note(came, time.monotonic())
-        return None if reloads else came.scope
+            self._note(wake, time.monotonic())
+        return None if reloads else wake.scope
 
     def gather(self) -> Scope:
         """Wait until the pace allows the next pass, which is at once except in a storm of events. A command ends the wait.
 
         :returns: what to read again for what has happened meanwhile.
         """
-        scope: Scope = frozenset()
+        scope: Scope = NOTHING
+        commands = select.poll()
+        if self._control is not None:
+            commands.register(self._control, select.POLLIN)
         now = time.monotonic()
         until = now + self._pace.pause(now)
-        while now < until and not (self.has_command() or self.stop):
-            self._commands.poll((until - now) * 1000)
-            more = self.wait(0.0, ends=False)
-            scope = None if scope is None or more is None else scope | more
+        while now < until and not self.has_command():
+            commands.poll((until - now) * 1000)
+            scope = joined(scope, self.wait(0.0, ends=False))
             now = time.monotonic()
         return scope
 
     def has_command(self) -> bool:
         """Whether there is something to do before the next pass."""
-        return self.reload or self.request
+        return self.reload or self.request or self.stop
 
     def overdue(self) -> bool:
         """Whether an event about a required device has waited so long that the node must not be called ready."""
@@ -154,37 +172,46 @@ class Inbox:
         # earlier, by far more than a write takes. To send a result that the supervisor has already changes nothing.
         return 0.0 < since <= time.monotonic() - ANSWERED_WITHIN / 2
 
-    def _received(self, timeout: float, ends: bool) -> tuple[WakeUp, bool]:
-        """What the events mean that have come or come now, and whether a command says to read the spec again."""
-        came = WakeUp(frozenset())
-        for source in self._sources.values():
-            if source.kept or source.lost:
-                came = came.joined(source.taken(self.known))
-        if came.scope != frozenset():
-            timeout = 0.0
-        if self._readiness and timeout > 0.0:
-            self._readiness.go_on()
+    def _receive(self, timeout: float) -> bool:
+        """Take what has come or comes now. :returns: whether the supervisor says to read the spec again."""
         reloads = False
         for descriptor, _ in self._poll.poll(max(0, int(timeout * 1000))):
-            if descriptor == self._control:
+            if descriptor in self._sources:
+                self._keep(descriptor)
+            elif descriptor == self._control:
                 reloads = bool(os.read(descriptor, 4096))
                 self.stop = self.stop or not reloads
             elif descriptor == self._apply_socket:
                 self.request = True
-            elif self._readiness and descriptor == self._readiness.fileno():
+            elif self._readiness:
                 self._readiness.drain()
-            else:
-                self._sources[descriptor].receive()
-                came = came.joined(self._sources[descriptor].taken(self.known))
         if reloads:
             self.reload = self.retry_spec = True
-        # A reading of everything is newer than all of these events.
-        if came.scope is None or (ends and not came.scope):
-            for source in self._sources.values():
-                source.forget()
-        return came, reloads
+        return reloads
+
+    def _keep(self, descriptor: int) -> list[Event]:
+        """Take and return the events that wait in a source."""
+        events, lost = self._sources[descriptor].receive()
+        # What was read for an equal event was read before this one.
+        self._kept |= dict.fromkeys(events, NOTHING)
+        self._lost = self._lost or lost
+        if len(self._kept) > MOST_KEPT:
+            self._kept, self._lost = {}, True
+        return events
+
+    def _scopes(self, events: Iterable[Event]) -> Mapping[Event, set[str] | None]:
+        return {event: scope_of(event, self.known) for event in events}
+
+    def _judged(self, scopes: Mapping[Event, set[str] | None]) -> WakeUp:
+        """What events mean, without what was read for them already. If some were lost, any device may have changed."""
+        named = frozenset(
+            name for event, scope in scopes.items() for name in (scope or set()) - self._kept.get(event, NOTHING)
+        )
+        doubt = bool(self.known.required) if self._lost else not self.known.required.isdisjoint(devices(named))
+        return WakeUp(None if self._lost or None in scopes.values() else named, doubt)
 
     def _note(self, wake: WakeUp, came: float) -> None:
+        """Note since when an event about a required device waits, and have the supervisor look."""
         if not wake.doubt or self._since:
             return
         self._since = came
@@ -199,36 +226,27 @@ class Inbox:
         self._gate.modify(self._sockets.fileno(), select.EPOLLIN | select.EPOLLONESHOT)
 
     def _listen(self) -> None:
+        """In the thread: during a pass, keep the events for the next :meth:`wait`, when more devices may be known."""
+        end = select.poll()
+        end.register(self._end, select.POLLIN)
         try:
-            self._listen_until_end()
+            while all(descriptor != self._end for descriptor, _ in self._gate.poll()):
+                came = time.monotonic()
+                if end.poll(DELAY * 1000):
+                    return
+                with self._lock:
+                    if self._in_pass:
+                        self._take(came)
         except Exception as error:  # of a socket, or of an event that cannot be decoded
             self._fault = error
 
-    def _listen_until_end(self) -> None:
-        end = select.poll()
-        end.register(self._end, select.POLLIN)
-        while all(descriptor != self._end for descriptor, _ in self._gate.poll()):
-            came = time.monotonic()
-            if end.poll(DELAY * 1000):
-                return
-            with self._lock:
-                if not self._in_pass:
-                    continue
-                wake = self._kept()
-                if wake.doubt:
-                    # A later event of this pass could add nothing.
-                    self._kept_since = came
-                else:
-                    self._open()
-                self._note(wake, came)
-
-    def _kept(self) -> WakeUp:
-        """Take the events that wait now, and keep them for the next :meth:`wait`, when more devices may be known.
-
-        The sources without an event are not asked: each system call delays the pass that runs.
-        """
-        wake = WakeUp(frozenset())
-        for descriptor, _ in self._sockets.poll(0):
-            source = self._sources[descriptor]
-            wake = wake.joined(source.judged(self.known, source.receive()))
-        return wake
+    def _take(self, came: float) -> None:
+        # The sources without an event are not asked: each system call delays the pass that runs.
+        events = [event for descriptor, _ in self._sockets.poll(0) for event in self._keep(descriptor)]
+        wake = self._judged(self._scopes(events))
+        if wake.doubt:
+            # A later event of this pass could add nothing.
+            self._kept_since = came
+        else:
+            self._open()
+        self._note(wake, came)

@@ -1,4 +1,7 @@
-"""Logs each pass as one entry of the journal, with fields for `journalctl -o json`. docs/metrics.md lists the fields."""
+"""Records each pass: its changes in the history, the drift that it repaired, and an entry of the journal.
+
+The entry has fields for `journalctl -o json`; docs/metrics.md lists them.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import get_args
 
-from attrs import define, field
+from attrs import define, field, frozen
 
+from agent.engine.contention import suspects
+from agent.engine.converge import Pass
+from agent.kinds import other_writers
+from agent.report.drift import Drift
+from agent.report.history import History
 from agent.report.records import Report, Result
 from agent.runtime import journal
+from agent.spec.node import spec_hash
 
 SOCKET = Path("/run/systemd/journal/socket")
 """journald's socket for entries with fields: https://systemd.io/JOURNAL_NATIVE_PROTOCOL."""
@@ -84,6 +93,60 @@ class PassLog:
         ]
         if not _sent(fields) and priority == INFO:
             journal(message)
+
+
+@frozen
+class _Record:
+    """What is recorded of a pass. ``result``: None if it ended early."""
+
+    report: Report
+    trigger: str
+    seconds: float
+    result: Pass | None
+
+
+@define
+class PassRecords:
+    """Records passes after their reports are published: a report must not wait for a disk, and does not contain the records.
+
+    A worker that is killed before that loses the records of a pass, as one that is killed during the pass does.
+    """
+
+    history: History
+    drift: Drift
+    log: PassLog = field(factory=PassLog)
+    _due: _Record | None = field(default=None, init=False)
+
+    @classmethod
+    def kept(cls, state: Path, run: Path) -> PassRecords:
+        """Continue with what is kept in these folders."""
+        return cls(History(state), Drift.load(run, other_writers()))
+
+    def start_over(self) -> None:
+        """Another spec is in force: the changes that it brings are no drift."""
+        self.drift.start_over()
+
+    def note(self, report: Report, trigger: str, seconds: float, result: Pass | None) -> None:
+        """Note a pass, which :meth:`write` records."""
+        self._due = _Record(report, trigger, seconds, result)
+
+    def are_due(self) -> bool:
+        """Whether the last pass is not recorded yet."""
+        return self._due is not None
+
+    def write(self) -> None:
+        """Record the last pass, unless that is done."""
+        record, self._due = self._due, None
+        if record is None:
+            return
+        if (result := record.result) is not None:
+            repairs = self.drift.repairs(result.outcomes)
+            running = {change.kind: suspects(change.kind, result.have.processes) for change in repairs}
+            in_force = spec_hash(result.want.spec)
+            if gap := self.history.record(result.outcomes, in_force, record.trigger, running):
+                journal(gap)
+            self.drift.count(repairs, running, result.as_wanted)
+        self.log.write(record.report, record.trigger, record.seconds)
 
 
 def _sent(fields: list[tuple[str, str]]) -> bool:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from attrs import define, field, frozen
 
-from agent.machine import Event, EventSource
+from agent.engine.converge import Pass
+from agent.kinds import links, vf_links
+from agent.machine import Event
 from agent.report.records import HOST
+from agent.spec.addresses import FIRST_TABLE
 from agent.spec.node import SteeredNetdevs
-from agent.state.scope import Scope, devices
-
-MOST_KEPT = 10_000
-"""Events that are kept until they are judged again; beyond that they count as lost."""
+from agent.spec.sysctl_names import netdevs
+from agent.state.scope import Scope, alone, own
 
 BURST = 20
 RATE = 100.0
@@ -51,11 +52,6 @@ class WakeUp:
     scope: Scope
     doubt: bool = False
 
-    def joined(self, other: WakeUp) -> WakeUp:
-        """Both wake-ups as one."""
-        scope = None if self.scope is None or other.scope is None else self.scope | other.scope
-        return WakeUp(scope, self.doubt or other.doubt)
-
 
 @define
 class Pace:
@@ -80,7 +76,7 @@ def scope_of(event: Event, known: KnownDevices) -> set[str] | None:
     if event.ifindex in known.by_ifindex:
         return {known.by_ifindex[event.ifindex]}
     if event.ifindex:
-        of_host = event.netdev in known.with_sysctls or any(netdevs.matches(event.netdev) for netdevs in known.steered)
+        of_host = event.netdev in known.with_sysctls or any(each.matches(event.netdev) for each in known.steered)
         return {HOST} if of_host else set()
     if event.table:
         return {known.by_table[event.table]} if event.table in known.by_table else set()
@@ -93,50 +89,22 @@ def scope_of(event: Event, known: KnownDevices) -> set[str] | None:
     return None if event.is_pci or known.incomplete else set()
 
 
-@define(eq=False)
-class Heard:
-    """The events that were taken from a source, and may still be judged. ``lost``: there were more, which are lost.
-
-    ``kept``: each event with what was read again for it. A netdev is known by its index, and it may get another one during a
-    pass. So the tables of the pass before may not know an event's netdev, or take it for another one, and each event is judged
-    again by the tables of the pass that has just ended.
-    """
-
-    source: EventSource
-    kept: dict[Event, frozenset[str]] = field(factory=dict)
-    lost: bool = False
-
-    def receive(self) -> list[Event]:
-        """Take and return what waits in the source."""
-        events, lost = self.source.receive()
-        # What was read for an equal event was read before this one.
-        self.kept |= dict.fromkeys(events, frozenset[str]())
-        self.lost = self.lost or lost
-        if len(self.kept) > MOST_KEPT:
-            self.kept.clear()
-            self.lost = True
-        return events
-
-    def judged(self, known: KnownDevices, events: Iterable[Event]) -> WakeUp:
-        """What events mean, without what was read for them already. If some were lost, any device may have changed."""
-        return self._wake_up(known, {event: scope_of(event, known) for event in events})
-
-    def taken(self, known: KnownDevices) -> WakeUp:
-        """As :meth:`judged`, of all events. The caller reads again what they name."""
-        scopes = {event: scope_of(event, known) for event in self.kept}
-        wake = self._wake_up(known, scopes)
-        self.kept = {event: read.union(scopes[event] or ()) for event, read in self.kept.items()}
-        return wake
-
-    def _wake_up(self, known: KnownDevices, scopes: Mapping[Event, set[str] | None]) -> WakeUp:
-        named = {
-            name for event, scope in scopes.items() for name in (scope or set()) - self.kept.get(event, frozenset())
-        }
-        doubt = bool(known.required) if self.lost else not known.required.isdisjoint(devices(frozenset(named)))
-        everything = self.lost or None in scopes.values()
-        return WakeUp(None if everything else frozenset(named), doubt=doubt)
-
-    def forget(self) -> None:
-        """Forget all events."""
-        self.kept.clear()
-        self.lost = False
+def known_devices(result: Pass) -> KnownDevices:
+    """The netdevs and functions that the pass has read. By these, events are assigned to devices."""
+    by_ifindex: dict[int, str] = {}
+    by_address = {address: address for address in result.want.nics}
+    for kind in (links.NAME, vf_links.NAME):
+        for address, functions in result.have[kind].items():
+            statuses: Mapping[str, links.LinkStatus] = functions
+            by_address |= {status.pci: address for status in statuses.values()}
+            by_ifindex |= {status.link.ifindex: alone(target) for target, status in statuses.items() if status.link}
+    nics = result.want.nics.items() if result.want.spec.mode == "enforce" else ()
+    required = frozenset(address for address, nic in nics if nic.nic.required)
+    steered = result.want.spec.rps.netdevs
+    by_table = {
+        FIRST_TABLE + nic.nic.rail: own(address)
+        for address, nic in result.want.nics.items()
+        if nic.nic.addresses and nic.nic.rail is not None
+    }
+    with_sysctls = netdevs(result.want.spec.sysctls)
+    return KnownDevices(by_ifindex, by_address, bool(result.want.missing), required, steered, by_table, with_sysctls)

@@ -10,34 +10,24 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TextIO
 
-from attrs import define, evolve
+from attrs import evolve
 
+from agent.engine.context import Memory
 from agent.engine.originals import ORIGINALS, Originals
 from agent.engine.readiness import Readiness
 from agent.engine.retry import Failures
 from agent.hardware.functions import physical_function
-from agent.kinds import other_writers
 from agent.machine import Machine
 from agent.report.activity import Activity
-from agent.report.drift import Drift
-from agent.report.history import History
-from agent.report.records import Report
 from agent.runtime import end_with_parent
-from agent.service.apply_socket import NAME, Progress, Requests
+from agent.service.apply_socket import NAME, Requests
 from agent.service.inbox import Inbox
+from agent.service.loop import Loop
 from agent.service.messages import Output
-from agent.service.passes import Announcements, Memory, Passes, Reason
+from agent.service.pass_log import PassRecords
 from agent.service.spec_in_force import SpecInForce
 from agent.service.supervisor import CRASHED, HUNG_WRITES
 from agent.service.traced_machine import traced
-from agent.state.scope import Scope
-
-PROBES_WAIT = 0.05
-"""Seconds that the result of a pass waits for the probes. Most end by then, so one report has both."""
-
-POSTPONED = 5
-"""How many times in a row Ready is held back because an event came during the pass. The next Ready is published all the same:
-events may never end."""
 
 
 def work(
@@ -45,6 +35,7 @@ def work(
     path: Path,
     in_force: SpecInForce,
     memory: Memory,
+    records: PassRecords,
     activity: Activity,
     control: int,
     out: TextIO,
@@ -67,121 +58,24 @@ def work(
         requests.fileno(),
     )
     inbox.reload = True  # the spec has not been read yet
-    passes = Passes(
+    loop = Loop(
         traced(machine, activity),
+        path,
         in_force,
         memory,
+        records,
         activity,
         readiness,
-        Announcements(output, wait_until_published),
         inbox,
+        output,
+        requests,
+        wait_until_published,
     )
-    loop = _Loop(path, passes, inbox, output, requests)
     output.write({"serving": True})
     try:
-        while loop.turn():
-            pass
+        loop.run()
     finally:
         inbox.close()
-
-
-@define
-class _Loop:
-    """A pass, its report, its record, and sleep until there is a reason for the next one. docs/architecture.md has a picture.
-
-    ``postponed``: how many times in a row Ready was held back.
-    """
-
-    path: Path
-    passes: Passes
-    inbox: Inbox
-    output: Output
-    requests: Requests
-    postponed: int = 0
-
-    def turn(self) -> bool:
-        """Run a pass and wait for the reason for the next one. False: stop."""
-        passes, inbox = self.passes, self.inbox
-        with inbox.in_pass():
-            if inbox.reload:
-                passes.reload(self.path, inbox.retry_spec)
-                inbox.reload = inbox.retry_spec = False
-            report, retry = passes.run(self.requests.allowed)
-        self._answer()
-        self.requests.send(Progress(report.ready, report.outcomes, report.conditions))
-        due, timer = passes.due(retry)
-        try:
-            scope = self._sleep(report, time.monotonic() + due)
-        finally:
-            self._record()  # also if the supervisor is gone, or an event came first
-        if inbox.stop:
-            return False
-        if not inbox.has_command():
-            more = inbox.gather()
-            passes.hasten(more)
-            scope = None if scope is None or more is None else scope | more
-        passes.reason = Reason.after(scope, timer)
-        if inbox.request:
-            inbox.request = False
-            if self.requests.accept():
-                passes.try_everything()
-        # A file that was refused may have been written again.
-        inbox.reload = inbox.reload or (passes.reason.scope is None and passes.is_refused())
-        return not inbox.stop
-
-    def _sleep(self, report: Report, deadline: float) -> Scope:
-        """Publish the result of the pass and wait for the next event; None once the deadline is over.
-
-        A Ready is not published if an event has come since the devices were read: the next pass decides.
-        """
-        passes, inbox = self.passes, self.inbox
-        published = False
-        scope: Scope = frozenset()
-        while scope == frozenset() and not inbox.has_command():
-            left = min(deadline - time.monotonic(), passes.probes_due())
-            if published:
-                self._record()
-            else:
-                left = min(left, PROBES_WAIT) if passes.readiness.waiting() else 0.0
-            scope = inbox.wait(left)
-            if scope == frozenset():
-                self._answer()
-            if not passes.probes_due():
-                report = passes.judged_again()
-                self.requests.send(Progress(report.ready, report.outcomes, report.conditions))
-            if not published:
-                published = self._publish(report, scope)
-            elif scope == frozenset():
-                self.output.publish(report)
-            passes.hasten(scope)
-            if inbox.stop:
-                break
-            if time.monotonic() >= deadline:
-                return None
-        return scope
-
-    def _answer(self) -> None:
-        """Note that what has come is answered. If the supervisor may have withdrawn Ready, it is told the result again."""
-        if self.inbox.answered():
-            self.output.forget()
-
-    def _publish(self, report: Report, scope: Scope) -> bool:
-        """Publish the result of a pass, unless it says Ready and its devices have changed since.
-
-        :returns: whether it was published.
-        """
-        too_often = self.postponed >= POSTPONED and not self.inbox.overdue()
-        published = scope == frozenset() or not report.ready or too_often
-        self.postponed = 0 if published else self.postponed + 1
-        if published:
-            self.output.publish(report)
-        return published
-
-    def _record(self) -> None:
-        """Record the last pass, unless that is done. A disk may hang, so the inbox's thread takes events meanwhile."""
-        if not self.passes.is_recorded():
-            with self.inbox.in_pass():
-                self.passes.record()
 
 
 def main(
@@ -213,7 +107,8 @@ def main(
             for device, why in json.loads(os.environ.get(HUNG_WRITES, "{}")).items()
         }
         in_force = SpecInForce(state, run, crashed=os.environ.get(CRASHED), hung_writes=writes)
-        memory = Memory(Originals.load(run / ORIGINALS), Failures(), History(state), Drift.load(run, other_writers()))
-        work(machine, path, in_force, memory, activity, control, out, Requests(run / NAME), wait_until_published)
+        memory = Memory(time.monotonic, Failures(), Originals.load(run / ORIGINALS))
+        records, requests = PassRecords.kept(state, run), Requests(run / NAME)
+        work(machine, path, in_force, memory, records, activity, control, out, requests, wait_until_published)
     except BrokenPipeError:
         sys.exit(1)

@@ -14,6 +14,9 @@ from agent.state.wanted import Wanted
 Scope = frozenset[str] | None
 """What to read; None is everything. A PF's PCI address includes its VFs; :func:`own` names it alone, ``ADDRESS#N`` one VF."""
 
+NOTHING = frozenset[str]()
+"""The scope of no device."""
+
 OWN = "pf"
 
 
@@ -25,6 +28,11 @@ def own(address: str) -> str:
 def alone(target: str) -> str:
     """The name of one function: of a VF, or of a PF without its VFs."""
     return target if is_vf(target) else own(target)
+
+
+def joined(one: Scope, other: Scope) -> Scope:
+    """Both scopes as one."""
+    return None if one is None or other is None else one | other
 
 
 @lru_cache(maxsize=64)

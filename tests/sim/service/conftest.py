@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import Queue
@@ -9,14 +10,10 @@ from typing import TextIO, cast
 
 import pytest
 
-from agent.engine.originals import Originals
-from agent.engine.retry import Failures
-from agent.kinds import other_writers
+from agent.engine.context import Memory
 from agent.report.activity import Activity, View
-from agent.report.drift import Drift
-from agent.report.history import History
 from agent.service.apply_socket import Requests
-from agent.service.passes import Memory
+from agent.service.pass_log import PassRecords
 from agent.service.spec_in_force import SpecInForce
 from agent.service.worker import work
 from tests.sim.readiness import Node
@@ -71,14 +68,16 @@ def worker(
         path.write_text(spec)
         out = Out()
         in_force = SpecInForce(tmp_path / "state", tmp_path / "run")
-        memory = Memory(Originals(), Failures(), History(tmp_path, "boot-1"), Drift.load(tmp_path, other_writers()))
+        memory, records = Memory(time.monotonic), PassRecords.kept(tmp_path, tmp_path)
         activity = Activity.at(view.descriptor)
         requests = Requests(tmp_path / "apply.sock")
         machine, stream = node.kernel.machine(), cast(TextIO, out)
 
         def run() -> None:
             try:
-                work(machine, path, in_force, memory, activity, control, stream, requests, wait_until_published)
+                work(
+                    machine, path, in_force, memory, records, activity, control, stream, requests, wait_until_published
+                )
             finally:
                 out.lines.put({})
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
@@ -16,20 +17,18 @@ from pathlib import Path
 import pytest
 from attrs import define, evolve, field
 
+from agent.engine.context import Memory
 from agent.engine.dry_run import dry_run
-from agent.engine.originals import Originals
 from agent.engine.readiness import Readiness
-from agent.engine.retry import Failures
 from agent.hardware.functions import vf_addresses
-from agent.kinds import other_writers
 from agent.machine import Event, EventSource
 from agent.report.activity import Activity
-from agent.report.drift import Drift
-from agent.report.history import History
 from agent.report.records import Report
+from agent.service.apply_socket import Requests
 from agent.service.inbox import Inbox
+from agent.service.loop import Loop
 from agent.service.messages import Output
-from agent.service.passes import Announcements, Memory, Passes, Reason
+from agent.service.pass_log import PassRecords
 from agent.service.spec_in_force import SpecInForce
 from agent.spec.node import NodeSpec, from_mapping
 from agent.state.scope import Scope
@@ -148,24 +147,27 @@ class Model:
         in_force = SpecInForce(self.folder / "state", self.folder / "run", self.spec)
         output = Output(io.StringIO())
 
-        passes = Passes(
+        loop = Loop(
             machine,
+            self.folder / "node.json",
             in_force,
-            Memory(Originals(), Failures(), History(self.folder, "boot-1"), Drift.load(self.folder, other_writers())),
+            Memory(time.monotonic),
+            PassRecords.kept(self.folder, self.folder),
             Activity.at(None),
             self.readiness,
-            Announcements(output, lambda announcement: ""),
             inbox,
+            output,
+            Requests(self.folder / "apply.sock"),
+            lambda announcement: "",
         )
-        passes.run(lambda: None)
+        loop.run_pass(None, "start")
         prepare(self.outside)
-        passes.start_over()
-        report, _ = passes.run(lambda: None)
+        loop.start_over()
+        report, _ = loop.run_pass(None, "spec")
         assert is_well(report)
         self.moment = 0
         while (scope := inbox.wait(0.0)) != frozenset():
-            passes.reason = Reason.after(scope, "resync")
-            report, _ = passes.run(lambda: None)
+            report, _ = loop.run_pass(scope, "event")
         inbox.close()
         return report
 

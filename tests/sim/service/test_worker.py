@@ -18,7 +18,7 @@ from agent.report.activity import View
 from agent.report.drift import Drift, read_drift
 from agent.report.history import read as read_history
 from agent.report.records import Disruption
-from agent.service import pass_log, passes
+from agent.service import loop, pass_log
 from agent.service.apply_socket import ask
 from agent.service.spec_in_force import VERIFIED
 from tests.contract.asking import soon
@@ -288,7 +288,7 @@ def test_a_spec_that_was_given_up_is_tried_again_if_somebody_asks(
         if "mtu=4000" in value:
             raise KeyError(where)
 
-    monkeypatch.setattr(passes, "RESYNC", 0.2)
+    monkeypatch.setattr(loop, "RESYNC", 0.2)
     out = worker(one(9000))
     before = out.until(lambda report: report.ready)
     node.kernel.fault = crash
@@ -305,7 +305,7 @@ def test_a_spec_that_was_given_up_is_tried_again_if_somebody_asks(
 def test_a_file_that_was_refused_is_read_again_without_being_asked(
     worker: Callable[[str], Out], reload: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(passes, "RESYNC", 0.2)
+    monkeypatch.setattr(loop, "RESYNC", 0.2)
     out = worker(one(9000))
     before = out.until(lambda report: report.ready)
     reload("nonsense")
@@ -317,7 +317,7 @@ def test_a_file_that_was_refused_is_read_again_without_being_asked(
 def test_a_file_in_force_is_not_read_again_without_being_asked(
     node: Node, worker: Callable[[str], Out], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(passes, "RESYNC", 0.2)
+    monkeypatch.setattr(loop, "RESYNC", 0.2)
     out = worker(one(9000))
     out.until(lambda report: report.ready)
     (tmp_path / "node.json").write_text(one(4000))

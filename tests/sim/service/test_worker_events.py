@@ -17,8 +17,8 @@ from agent.hardware.functions import vf_addresses
 from agent.machine import Event
 from agent.report.activity import View
 from agent.report.history import read as read_history
-from agent.service import passes, spec_in_force, wake
-from agent.service import worker as worker_module
+from agent.service import loop, spec_in_force, wake
+from agent.service import loop as loop_module
 from agent.service.apply_socket import ask
 from agent.spec.node import from_mapping
 from tests.contract.asking import soon
@@ -84,7 +84,7 @@ def test_after_an_event_only_its_device_is_read(
 def test_everything_is_read_again_in_time_although_events_of_one_device_never_end(
     node: Node, announced: Announced, worker: Callable[[str], Out], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(passes, "RESYNC", 1.0)
+    monkeypatch.setattr(loop, "RESYNC", 1.0)
     kernel = node.kernel
     kernel.events = Endless(announced.descriptor, Event(ifindex=kernel.netdev(PF1).ifindex))
     os.eventfd_write(announced.descriptor, 1)
@@ -208,7 +208,7 @@ def test_while_passes_under_a_new_spec_end_early_the_worker_sleeps_between_them(
 def test_the_first_report_has_the_answers_of_probes_that_end_soon(
     worker: Callable[[str], Out], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_module, "PROBES_WAIT", 600.0)
+    monkeypatch.setattr(loop_module, "PROBES_WAIT", 600.0)
     first = worker('{"node_name": "n1"}').until(lambda report: True)
     assert "NotYetRead" not in {condition.reason for condition in first.conditions}
 
@@ -216,7 +216,7 @@ def test_the_first_report_has_the_answers_of_probes_that_end_soon(
 def test_a_result_does_not_wait_for_probes_that_have_answered(
     node: Node, announced: Announced, worker: Callable[[str], Out], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_module, "PROBES_WAIT", 600.0)
+    monkeypatch.setattr(loop_module, "PROBES_WAIT", 600.0)
     out = worker(one(9000))
     out.until(lambda report: report.ready)
     index = node.kernel.netdev(PF0).ifindex

@@ -13,8 +13,8 @@ from agent.engine import retry
 from agent.machine import Event
 from agent.report.activity import View
 from agent.report.history import read as read_history
-from agent.service import inbox, passes, wake
-from agent.service import worker as worker_module
+from agent.service import inbox, loop, wake
+from agent.service import loop as loop_module
 from agent.service.apply_socket import ask
 from agent.spec.node import probe_names
 from tests.contract.asking import soon
@@ -47,7 +47,7 @@ def disturb(node: Node, announced: Announced) -> None:
 def test_while_events_of_an_optional_nic_wait_ready_is_postponed(
     node: Node, announced: Announced, worker: Callable[[str], Out], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_module, "POSTPONED", NEVER)
+    monkeypatch.setattr(loop_module, "POSTPONED", NEVER)
     monkeypatch.setattr(wake, "BURST", NEVER)
     disturb(node, announced)
     out = worker(OPTIONAL)
@@ -69,7 +69,7 @@ def test_ready_is_not_published_while_an_event_of_a_required_nic_is_overdue(
     node: Node, announced: Announced, worker: Callable[[str], Out], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However often it was postponed."""
-    monkeypatch.setattr(worker_module, "POSTPONED", 0)
+    monkeypatch.setattr(loop_module, "POSTPONED", 0)
     monkeypatch.setattr(inbox, "ANSWERED_WITHIN", 0.0)
     monkeypatch.setattr(wake, "BURST", NEVER)
     node.kernel.events = Endless(announced.descriptor, Event(ifindex=node.kernel.netdev(PF0).ifindex))
@@ -84,7 +84,7 @@ def test_ready_is_not_published_while_an_event_of_a_required_nic_is_overdue(
 def test_a_result_that_is_not_ready_is_published_although_events_wait(
     node: Node, announced: Announced, worker: Callable[[str], Out], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_module, "POSTPONED", NEVER)
+    monkeypatch.setattr(loop_module, "POSTPONED", NEVER)
     node.kernel.unreadable.add(f"/sys/bus/pci/devices/{PF0}/numa_node")
     disturb(node, announced)
     worker(OPTIONAL).until(lambda report: condition(report, "NicsPresent").reason == "DeviceUnreadable")
@@ -93,7 +93,7 @@ def test_a_result_that_is_not_ready_is_published_although_events_wait(
 def test_ready_is_published_at_once_if_no_event_waits(
     worker: Callable[[str], Out], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_module, "POSTPONED", NEVER)
+    monkeypatch.setattr(loop_module, "POSTPONED", NEVER)
     assert worker(OPTIONAL).until(lambda report: report.ready)
 
 
@@ -101,8 +101,8 @@ def test_without_probes_the_first_report_waits_for_nothing(
     worker: Callable[[str], Out], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Everything is read again, and a result is published at the latest then, after this test.
-    monkeypatch.setattr(passes, "RESYNC", 600.0)
-    monkeypatch.setattr(worker_module, "PROBES_WAIT", 600.0)
+    monkeypatch.setattr(loop, "RESYNC", 600.0)
+    monkeypatch.setattr(loop_module, "PROBES_WAIT", 600.0)
     assert worker(json.dumps({"node_name": "n1", "readiness": {"probes": OFF}})).until(lambda report: True)
 
 
@@ -170,7 +170,7 @@ def test_an_event_does_not_have_another_devices_failed_change_tried_again(
 def test_once_ready_was_postponed_often_enough_it_is_published_although_an_event_waits(
     node: Node, announced: Announced, worker: Callable[[str], Out], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_module, "POSTPONED", 0)
+    monkeypatch.setattr(loop_module, "POSTPONED", 0)
     disturb(node, announced)
     # No probe's answer is waited for, and the next pass would have nothing to change.
     spec = json.dumps({**json.loads(OPTIONAL), "readiness": {"probes": OFF}})
@@ -180,7 +180,7 @@ def test_once_ready_was_postponed_often_enough_it_is_published_although_an_event
 def test_a_published_result_ends_the_row_of_postponed_ones(
     node: Node, announced: Announced, worker: Callable[[str], Out], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_module, "POSTPONED", 1)
+    monkeypatch.setattr(loop_module, "POSTPONED", 1)
     index = node.kernel.netdev(PF0).ifindex
     node.kernel.events = Endless(announced.descriptor, Event(ifindex=index))
     out = worker(one(9000))

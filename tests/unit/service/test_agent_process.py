@@ -41,12 +41,12 @@ import errno, os, signal, sys, time
 from pathlib import Path
 import click
 from attrs import evolve
-from agent.service import passes, spec_in_force, worker
+from agent.service import loop, spec_in_force, worker
 from agent.linux.files import LinuxFiles
 from tests.sim.kernel import Kernel
 
 spec_in_force.TRIAL = 1.0
-passes.RESYNC = 0.5  # drift in a simulated kernel emits no event
+loop.RESYNC = 0.5  # drift in a simulated kernel emits no event
 
 class Files:
     def __init__(self, kernel, real): self.kernel, self.real = kernel, real

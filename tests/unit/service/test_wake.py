@@ -26,7 +26,7 @@ from agent.report.activity import Activity, View
 from agent.report.records import HOST
 from agent.service import inbox as inbox_module
 from agent.service.inbox import Inbox
-from agent.service.wake import BURST, RATE, Heard, KnownDevices, Pace, WakeUp, scope_of
+from agent.service.wake import BURST, RATE, KnownDevices, Pace, scope_of
 from agent.spec.node import SteeredNetdevs
 from tests.contract.asking import soon
 from tests.sim.service.running import Announced
@@ -113,9 +113,13 @@ def test_a_new_netdev_that_is_steered_does_not_withdraw_ready() -> None:
     with ours, theirs:
         ours.setblocking(False)
         theirs.send(named_message(99, b"cali1f"))
-        source = Heard(NetlinkSource(None, ours, link_events))
-        source.receive()
-        assert source.taken(known) == WakeUp(frozenset({HOST}), doubt=False)
+        view = View.new()
+        inbox = Inbox([NetlinkSource(None, ours, link_events)], Activity.at(view.descriptor), lambda: None)
+        inbox.known = known
+        assert inbox.wait(0.0) == frozenset({HOST})
+        assert not view.waits()
+        inbox.close()
+        view.close()
 
 
 def test_an_index_of_another_namespace_is_not_ours() -> None:
@@ -229,11 +233,11 @@ def test_a_burst_is_one_wake_up() -> None:
         except BlockingIOError:
             pass
         assert sent > 1
-        source = Heard(NetlinkSource(None, ours, link_events))
-        source.receive()
-        assert source.taken(KNOWN) == WakeUp(frozenset({PF}))
-        source.receive()
-        assert source.taken(KNOWN) == WakeUp(frozenset())
+        inbox = Inbox([NetlinkSource(None, ours, link_events)], Activity.at(None), lambda: None)
+        inbox.known = KNOWN
+        assert inbox.wait(0.0) == frozenset({PF})
+        assert inbox.wait(0.0) == frozenset()
+        inbox.close()
 
 
 def test_a_storm_is_a_few_passes_at_once_and_then_a_bounded_rate() -> None:
@@ -252,12 +256,6 @@ def test_after_a_quiet_time_the_first_event_is_taken_at_once() -> None:
         pace.pause(0.0)
     assert pace.pause(0.0) > 0
     assert pace.pause(100.0 / RATE + 1) == 0.0
-
-
-def test_two_wake_ups_become_one_with_the_devices_of_both() -> None:
-    one, other = WakeUp(frozenset({"a"})), WakeUp(frozenset({"b"}), doubt=True)
-    assert one.joined(other) == WakeUp(frozenset({"a", "b"}), doubt=True)
-    assert one.joined(WakeUp(None)) == WakeUp(None)
 
 
 def test_a_command_is_taken_at_once_although_events_are_paced() -> None:
