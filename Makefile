@@ -19,35 +19,37 @@ PARALLEL := --numprocesses=$(shell expr 3 \* $$(nproc)) --maxprocesses=32 --dist
 
 .PHONY: help control chaos soak check lab lab-cluster lab-down test lint quick unit lab-suite cluster-suite campaign fuzz pythons audit sbom release molecule bench lock clean mutants docs
 
+define HELP
+To use it
+  make lab          boot two virtual servers, and deploy to them
+  make lab-cluster  the same, as nodes of a Kubernetes cluster that is built from source
+  make lab-down     stop them
+  make control      the control host's environment in .venv, for your own servers
+To change it
+  make check        style, types, import rules, quick tests: the loop while you work
+  make test         everything that CI runs: lint, unit, lab-suite
+  make docs         the documentation site, in site/; a broken link fails
+  make lock         pin the newest versions of the dependencies, by hash
+  make release      whether this commit can be released: what is missing first
+Longer tests
+  make cluster-suite, molecule        tests on the lab's cluster; molecule's scenario
+  make pythons, audit, sbom           each Python from 3.10; known vulnerabilities (network); bill of materials
+  make bench, mutants                 how fast it is; faults in the code that no test notices
+  make fuzz SECONDS=60 SEED=1         every parser of foreign input
+  make chaos, soak, campaign          random faults; eight hours of drift; drivers and upgrades (hours each)
+endef
+export HELP
+
 help:
-	@echo "make control      the control host's environment in .venv: pyinfra and trackbed, no tests"
-	@echo "make lab          boot two virtual servers, and deploy to them"
-	@echo "make lab-cluster  the same, as nodes of a Kubernetes cluster that is built from source"
-	@echo "make lab-down     stop them"
-	@echo "make check        style, types, import rules, quick unit and simulation tests: the loop while you work"
-	@echo "make test         everything that CI runs"
-	@echo "make lint         style, types, import rules and shellcheck"
-	@echo "make docs         the documentation site, in site/; a broken link fails"
-	@echo "make unit         unit, simulation, contract and deploy tests (no virtual server)"
-	@echo "make campaign     long tests on virtual servers: drivers, kernel upgrades, faults of a cluster (hours)"
-	@echo "make chaos        a hundred random faults on a node of the lab (hours); the lab must be up"
-	@echo "make soak         eight hours of drift and traffic on a node of the lab; a soak that was stopped continues"
-	@echo "make fuzz         fuzz every parser of foreign input (SECONDS=60 each, SEED=1)"
-	@echo "make pythons      the unit and simulation tests on each Python from 3.10 on"
-	@echo "make audit        ask the package registry for known vulnerabilities of the locked packages (needs the network)"
-	@echo "make sbom         the bill of materials of the agent on a node (CycloneDX): sbom.json"
-	@echo "make release      whether this commit can be released: a checklist that stops at the first missing point"
-	@echo "make mutants      find small faults in the code that no test notices: an hour at most, and the next call continues"
-	@echo "make molecule     the scenario of molecule/: boot, deploy, deploy again (nothing changes), check, discard"
-	@echo "make bench        measure how fast the agent of the running lab repairs, beside the same repairs by hand"
-	@echo "make lock         pin the newest versions of the dependencies, by hash"
+	@echo "$$HELP"
 
 control: $(CONTROL)
 	@$(BIN)/trackbed --version
 
 lab: $(STAMP)
 	@$(BIN)/python -m lab up
-	@$(BIN)/pyinfra -y inventories/lab.py deploy.py
+	@$(BIN)/pyinfra -y inventories/lab.py deploy.py || { $(BIN)/python -m lab status --ready; \
+		echo "the deploy failed: its errors, above, say of each node what to do; then \`make lab\` goes on from here"; exit 1; } >&2
 	@$(BIN)/python -m lab status --ready
 
 lab-cluster: $(STAMP)

@@ -24,11 +24,9 @@ from lab.qemu import console
 
 NAMES = [machine.name for machine in ALL_MACHINES]
 NEXT = (
-    "ready; what to try next (`.venv/bin/python -m lab --help` has more):",
-    "    .venv/bin/python -m lab ssh node1 trackbed status     why it is ready, or not",
-    "    .venv/bin/python -m lab ssh node1 trackbed inspect    its NICs, VFs, RDMA devices and interrupts",
+    "ready; what to do next:",
+    "    .venv/bin/python -m lab ssh node1 trackbed status     why it is ready; delete its VFs, and look again",
     "    .venv/bin/pyinfra inventories/lab.py deploy.py --dry  what a deploy would change",
-    "    make lab-down, make test",
 )
 REMEDIES = {
     "off": "is off: `python -m lab power-on {name}` boots it, `python -m lab logs {name}` collects its logs",

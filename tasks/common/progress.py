@@ -50,6 +50,7 @@ class Progress(BaseStateCallback):
     def __init__(self) -> None:
         self._wanted = os.environ.get("PYINFRA_PROGRESS") != "off"
         self._hosts = 0
+        self._place = ""
         self._began: dict[str, float] = {}
         self._took: dict[str, float] = {}
         self._operations: dict[str, float] = {}
@@ -63,6 +64,8 @@ class Progress(BaseStateCallback):
         """An operation begins on all hosts."""
         self._began, self._took, self._ended = {}, {}, Event()
         self._hosts = sum(1 for _ in state.inventory.get_active_hosts())
+        order = state.get_op_order()  # type: ignore[no-untyped-call]
+        self._place = f"operation {order.index(op_hash) + 1} of {len(order)}: "
         if self._wanted and sys.stderr.isatty():
             # This line replaces pyinfra's own.
             os.environ["PYINFRA_PROGRESS"] = "off"
@@ -133,7 +136,8 @@ class Progress(BaseStateCallback):
     def _running(self) -> str:
         now = time.monotonic()
         times = {host: now - began for host, began in self._began.items()}
-        return running(times, len(self._took), self._hosts, shutil.get_terminal_size().columns - INDENT - 1)
+        width = shutil.get_terminal_size().columns - INDENT - 1 - len(self._place)
+        return self._place + running(times, len(self._took), self._hosts, width)
 
     def _draw(self, ended: Event) -> None:
         while not ended.wait(REDRAWN):

@@ -31,6 +31,21 @@ def test_an_environment_that_was_interrupted_before_it_had_pip_is_made_again(tmp
     subprocess.run([environment / "pip", "--version"], check=True, capture_output=True)
 
 
+def test_a_first_deploy_that_fails_ends_with_what_to_do(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    programs = tmp_path / ".venv/bin"
+    programs.mkdir(parents=True)
+    for name, does in (("python", 'echo "$*"'), ("pyinfra", "echo '[node1] no room' >&2; exit 1")):
+        (programs / name).write_text(f"#!/bin/sh\n{does}\n")
+        (programs / name).chmod(0o755)
+    words = ["make", "-C", str(tmp_path), "--old-file=.venv/.installed", "lab"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    said = [line for line in done.stderr.splitlines() if not line.startswith("make")]
+    assert said[:2] == ["[node1] no room", "-m lab status --ready"]
+    assert said[2].endswith("say of each node what to do; then `make lab` goes on from here")
+
+
 # All that `trackbed fleet` and the tasks import, and that no test tool is there.
 IMPORTS = """
 import importlib, importlib.util, pkgutil

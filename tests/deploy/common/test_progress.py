@@ -101,7 +101,9 @@ def on_a_terminal(folder: Path, **more: str) -> str:
 def test_on_a_terminal_the_hosts_that_are_in_an_operation_are_shown_with_their_times(tmp_path: Path) -> None:
     said = on_a_terminal(tmp_path)
     # What is printed next clears the line.
-    assert re.search(r"    0 of 2 hosts done; @fake/node\d [\d.]+ s, @fake/node\d [\d.]+ s\r\x1b\[K", said)
+    assert re.search(
+        r"    operation 1 of 1: 0 of 2 hosts done; @fake/node\d [\d.]+ s, @fake/node\d [\d.]+ s\r\x1b\[K", said
+    )
     assert "0% (0/2) - {" not in said.partition("Starting operation")[2]
 
 
