@@ -26,6 +26,8 @@ CHAR_DEVICE_CLASSES = ("infiniband_verbs", "infiniband_mad")
 NO_NETDEVS: Mapping[int, str] = MappingProxyType({})
 
 Family = Literal["IPv4", "IPv6"]
+# 169.254.0.0/16 and fe80::/10
+LINK_LOCAL = ("169.254.", "fe8", "fe9", "fea", "feb")
 
 
 @frozen
@@ -127,10 +129,9 @@ def gid_index(
 def gid_fits(gid: Gid, type: str | None, *, netdev: str | None = None, family: Family | None = None) -> bool:
     """Whether a GID is of the given type, netdev and address family, as far as they are given.
 
-    A link-local IPv4 address does not count: a netdev may get one by itself while no DHCP server answers, and no router passes
-    it on.
+    If a family is given, a link-local address does not count: a netdev gets one by itself, and no router passes it on.
     """
-    if family == "IPv4" and gid.address.startswith("169.254."):
+    if family is not None and gid.address.startswith(LINK_LOCAL):
         return False
     given = ((type, gid.type), (netdev, gid.netdev), (family, gid.family))
     return all(wanted is None or wanted == value for wanted, value in given)

@@ -63,9 +63,11 @@ def _device(files: Files, reader: Reader, pci: str, name: str, expected: RdmaDev
 
 
 def _gids(reader: Reader, device: RdmaDevice, number: int, expected: RdmaDevices) -> tuple[Gid, ...]:
-    gids = []
+    gids: list[Gid] = []
+    missing = {*(expected.gid_families or (None,))}
     for gid in reader.gids(device, number):
         gids.append(gid)
-        if gid_fits(gid, expected.gid_type, family="IPv4" if expected.gid_ipv4 else None):
+        missing = {family for family in missing if not gid_fits(gid, expected.gid_type, family=family)}
+        if not missing:
             break
     return tuple(gids)

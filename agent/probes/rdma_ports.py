@@ -40,11 +40,11 @@ def _faults(nic: WantedNic, wanted: RdmaDevices, device: RdmaDevice, port: RdmaP
     rate = None if family_of(nic.function.driver).invents_rate else wanted.rate
     if rate is not None and (port.gigabits or 0) < rate:
         yield f"rate {port.rate or 'unknown'}, less than {rate} Gbit/s (cable, module, speed of the switch port)"
-    family: Family | None = "IPv4" if wanted.gid_ipv4 else None
-    if wanted.gid_type is not None and gid_index(port, wanted.gid_type, family=family) is None:
-        mapped = " of an IPv4 address" if family else ""
-        remedy = "see the subnet manager" if wanted.gid_type == "IB" else _gid_remedy(nic, family, target)
-        yield f"no {wanted.gid_type} GID{mapped} ({remedy})"
+    for family in wanted.gid_families or (None,) if wanted.gid_type is not None else ():
+        if gid_index(port, wanted.gid_type, family=family) is None:
+            mapped = f" of an {family} address" if family else ""
+            remedy = "see the subnet manager" if wanted.gid_type == "IB" else _gid_remedy(nic, family, target)
+            yield f"no {wanted.gid_type} GID{mapped} ({remedy})"
 
 
 def _gid_remedy(nic: WantedNic, family: Family | None, target: str) -> str:
@@ -53,8 +53,8 @@ def _gid_remedy(nic: WantedNic, family: Family | None, target: str) -> str:
         return "give the VF's netdev an address; `addresses` sets only those of the physical function"
     if not nic.nic.addresses:
         return "give the NIC `addresses`: the kernel makes a GID from each"
-    if family == "IPv4" and not any(address.version == 4 for address in nic.nic.addresses):
-        return "give the NIC an IPv4 address in `addresses`: the kernel makes a GID from it"
+    if family is not None and not any(f"IPv{address.version}" == family for address in nic.nic.addresses):
+        return f"give the NIC an {family} address in `addresses`: the kernel makes a GID from it"
     return "the kernel makes one from each address of the NIC: see whether the condition Converged names an address"
 
 

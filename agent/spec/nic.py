@@ -23,6 +23,7 @@ Day = Literal["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"]
 DAYS: tuple[Day, ...] = get_args(Day)
 LinkLayer = Literal["Ethernet", "InfiniBand"]
 GidType = Literal["RoCE v2", "RoCE v1", "IB"]
+IpFamily = Literal["IPv4", "IPv6"]
 RoceVersion = Literal["RoCE v2", "RoCE v1"]
 Trust = Literal["pcp", "dscp"]
 
@@ -253,7 +254,8 @@ class RdmaDevices:
     """Which RDMA devices a NIC must have for the node to be ready, each with an ACTIVE port.
 
     ``pf``: the physical function has one; ``vfs``: each VF has one. ``rate`` is the lowest rate of a port, in Gbit/s.
-    ``gid_type``: each port has a GID of this type; ``gid_ipv4``: one that is made from an IPv4 address.
+    ``gid_type``: each port has a GID of this type; ``gid_ipv4``: one that is made from an IPv4 address; ``gid_ipv6``: one that
+    is made from an IPv6 address.
     ``pkeys``: the partition keys that each InfiniBand port has, as ``0x8001``; bit 15 is full membership.
     """
 
@@ -263,13 +265,17 @@ class RdmaDevices:
     rate: int | None = field(default=None, validator=Within(1, 3200, "Gbit/s"))
     gid_type: GidType | None = None
     gid_ipv4: bool = False
+    gid_ipv6: bool = False
     pkeys: tuple[str, ...] = field(default=(), validator=Each(_PKEY, "a key"))
 
     def __attrs_post_init__(self) -> None:
         if not (self.pf or self.vfs):
             raise ValueError("it asks for no device; give pf or vfs, or leave rdma out")
-        if self.gid_ipv4 and self.gid_type in (None, "IB"):
-            raise ValueError('gid_ipv4: only a RoCE GID is made from an IPv4 address; give gid_type "RoCE v2" as well')
+        for family in self.gid_families if self.gid_type in (None, "IB") else ():
+            key = f"gid_{family.lower()}"
+            raise ValueError(
+                f'{key}: only a RoCE GID is made from an {family} address; give gid_type "RoCE v2" as well'
+            )
         if self.pkeys and (self.link_layer == "Ethernet" or self.gid_type not in (None, "IB")):
             raise ValueError("pkeys: only InfiniBand ports have partition keys of their own; remove pkeys")
         ethernet = None if self.gid_type is None else self.gid_type != "IB"
@@ -277,6 +283,12 @@ class RdmaDevices:
             raise ValueError(
                 f"gid_type: a port whose link layer is {self.link_layer} has no GID of type {self.gid_type}"
             )
+
+    @property
+    def gid_families(self) -> tuple[IpFamily, ...]:
+        """The families of which each port has a GID; none: any will do."""
+        given: tuple[tuple[IpFamily, bool], ...] = (("IPv4", self.gid_ipv4), ("IPv6", self.gid_ipv6))
+        return tuple(family for family, wanted in given if wanted)
 
 
 @frozen

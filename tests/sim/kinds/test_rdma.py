@@ -101,6 +101,7 @@ def test_an_event_of_one_vf_has_its_device_read_again_and_no_other(kernel: Kerne
         ({"rate": ""}, {"rate": 100}, "rate unknown, less than"),
         ({}, {"gid_type": "RoCE v1"}, "no RoCE v1 GID (give the NIC `addresses`: the kernel makes a GID from each)"),
         ({}, {"gid_type": "RoCE v2", "gid_ipv4": True}, "no RoCE v2 GID of an IPv4 address"),
+        ({}, {"gid_type": "RoCE v2", "gid_ipv6": True}, "no RoCE v2 GID of an IPv6 address"),
     ],
 )
 def test_a_port_that_is_not_as_wanted_is_named_with_the_remedy(

@@ -51,6 +51,12 @@ def gids(kernel: Kernel, *given: tuple[str, str]) -> None:
         pytest.param([(V4_LINK_LOCAL, "RoCE v2")], {"gid_ipv4": True}, False, id="torchcomms-2945"),
         pytest.param([(LINK_LOCAL, "RoCE v2"), (V4, "RoCE v2")], {"gid_ipv4": True}, True, id="mooncake-2747"),
         pytest.param([(LINK_LOCAL, "RoCE v2"), (ULA, "RoCE v2")], {}, True, id="mooncake-1593"),
+        ([(LINK_LOCAL, "RoCE v2"), (V4, "RoCE v2")], {"gid_ipv6": True}, False),
+        ([(LINK_LOCAL, "RoCE v2"), (V4, "RoCE v2"), (ULA, "RoCE v2")], {"gid_ipv6": True}, True),
+        ([(LINK_LOCAL, "RoCE v2"), (ULA, "RoCE v1")], {"gid_ipv6": True}, False),
+        ([(V4, "RoCE v2"), (LINK_LOCAL, "RoCE v2"), (ULA, "RoCE v2")], {"gid_ipv4": True, "gid_ipv6": True}, True),
+        ([(ULA, "RoCE v2"), (V4_LINK_LOCAL, "RoCE v2")], {"gid_ipv4": True, "gid_ipv6": True}, False),
+        ([(V4, "RoCE v2"), (LINK_LOCAL, "RoCE v2")], {"gid_ipv4": True, "gid_ipv6": True}, False),
     ],
 )
 def test_a_port_has_the_gid_that_the_fabric_routes(

@@ -56,6 +56,7 @@ def test_a_rate_is_a_number_of_gigabits(rate: str | None, gigabits: float | None
     [
         ({"rdma": {"pf": False}}, {}, "it asks for no device"),
         ({"rdma": {"gid_ipv4": True}}, {}, 'give gid_type "RoCE v2" as well'),
+        ({"rdma": {"gid_ipv6": True, "gid_type": "IB"}}, {}, "gid_ipv6: only a RoCE GID is made from an IPv6 address"),
         (
             {"rdma": {"gid_type": "IB", "link_layer": "Ethernet"}},
             {},
