@@ -238,6 +238,8 @@ def carry_out(policy: Reboot, ready_timeout: int) -> Commands:
 def return_to_service() -> None:
     """Uncordon a Node that was not in service before its reboot, or whose deploy was interrupted: now it is ready."""
     if maintenance.is_member():
+        if (have := host.get_fact(NodeRebootRequests)) and have.drained:
+            maintenance.note_cordoned()
         uncordon(name="Back in service")
 
 

@@ -68,6 +68,7 @@ def running(run: Callable[[State, Host, str], Any]) -> Callable[[State, Host, st
             if ends_all(error):
                 raise
             _say(host, error)
+            state.trigger_callbacks("operation_host_error", host, op_hash)
             return False
 
     return run_alone

@@ -1,8 +1,8 @@
 """A node has one deploy at a time: a lock on the node says who deploys it, since when, and until when the lock is good.
 
-It is taken when the changes begin, and given back when the deploy ends, also by an error or by Ctrl-C. After a crash the next
-deploy from the same control host sees that the process is gone, and takes the lock over. Another control host waits until it
-expires.
+It is taken when the changes begin, renewed while the deploy runs, and given back when it ends, also by an error or by Ctrl-C.
+After a crash the next deploy from the same control host sees that the process is gone, and takes the lock over. Another control
+host waits until it expires.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timezone
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import click
+import gevent
 from attrs import define, field
+from gevent import Timeout
 from gevent.pool import Pool
 from paramiko import SSHException
 from pyinfra.api.arguments import CONNECTOR_ARGUMENT_KEYS, pop_global_arguments
@@ -31,14 +33,17 @@ from pyinfra.context import ctx_host
 
 from agent.report.printable import printable
 from tasks import time_limits
-from tasks.common.commands import fail, script
+from tasks.common.commands import fail, script, warn
 
 FILE = "/var/lib/trackbed-deploy.lock"
 STEAL = "TRACKBED_STEAL_LOCK"
 COMMENT = "TRACKBED_LOCK_COMMENT"
 
-GOOD_FOR = 4 * 3600
-"""Seconds. A deploy that takes longer loses the lock to the next one."""
+GOOD_FOR = 3600
+"""Seconds until the lock of a deploy expires that does not renew it any more."""
+
+RENEWED_S = 900.0
+"""Seconds after which the locks are renewed: they are good as long as the deploy runs, also while hosts wait for a turn."""
 
 HELD = 75
 """Exit code of the script that takes the lock, if another deploy holds it (EX_TEMPFAIL of sysexits.h)."""
@@ -102,6 +107,21 @@ class Deploy:
         else:
             fail(host, f"the lock {FILE} cannot be taken: {' '.join(printed) or 'no answer'}")
 
+    def renew(self, state: State, host: Host) -> None:
+        """Renew a host's lock, unless it is away for its reboot. If another deploy has taken it over, say so."""
+        if not host.connected:
+            return
+        done, printed = self._ask(state, host, "none")
+        if not done and len(printed) == 3:
+            self.held.remove(host)
+            warn(host, f"{printed[2]} has taken over the lock of this node, which this deploy goes on with")
+
+    def renew_all(self, state: State) -> None:
+        """Renew the locks until this greenlet is killed."""
+        while True:
+            gevent.sleep(RENEWED_S)
+            _each(state, list(self.held), self.renew)
+
     def _ask(self, state: State, host: Host, over: str) -> tuple[bool, list[str]]:
         return _run(state, host, script(TAKE, FILE, self.token, str(GOOD_FOR), self.owner, over))
 
@@ -120,11 +140,13 @@ def running(run: Callable[..., None]) -> Callable[..., None]:
             run(state, **given)
             return
         deploy = Deploy()
+        renewing = gevent.spawn(deploy.renew_all, state)
         try:
             _each(state, list(state.active_hosts), deploy.take)
             state.fail_hosts({each for each in state.active_hosts if each not in deploy.held})  # type: ignore[no-untyped-call]
             run(state, **given)
         finally:
+            renewing.kill()
             _each(state, deploy.held, deploy.give_back)
 
     return run_locked
@@ -144,10 +166,10 @@ def _run(state: State, host: Host, command: StringCommand) -> tuple[bool, list[s
     given = {key: arguments[key] for key in CONNECTOR_ARGUMENT_KEYS if key in arguments}  # type: ignore[literal-required]
     try:
         # By the connector: the host's method takes it for a change of the host, after which no fact is prefetched.
-        run = partial(host.connector.run_shell_command, command, **{**given, "_timeout": ANSWER_S})
-        done, output = time_limits.bounded(host, ANSWER_S, run)
+        with Timeout(ANSWER_S + time_limits.MARGIN, TimeoutError):
+            done, output = host.connector.run_shell_command(command, **{**given, "_timeout": ANSWER_S})
     except (OSError, EOFError, SSHException) as error:
-        return False, [str(error)]
+        return False, [str(error) or f"no answer within {ANSWER_S} s"]
     return done, _lines(output)
 
 

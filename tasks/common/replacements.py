@@ -23,6 +23,7 @@ from pyinfra.connectors.util import CommandOutput
 from tasks import disruption, time_limits
 from tasks.common import answers, connection, facts, failures, inventory, lock, prefetch, questions, shard
 from tasks.common.progress import Progress
+from tasks.kubernetes import maintenance
 
 
 def replace() -> None:
@@ -62,7 +63,7 @@ def _initialising(init: Callable[..., None]) -> Callable[..., None]:
     @wraps(init)
     def init_checked(self: State, hosts: Inventory, config: Config, initial_limit: list[Host] | None = None) -> None:
         init(self, hosts, config, initial_limit=before_connect(hosts, config, initial_limit))
-        for handler in (Progress(), disruption.Summary(), prefetch.Connections()):
+        for handler in (Progress(), disruption.Summary(), prefetch.Connections(), maintenance.Cordoned()):
             self.add_callback_handler(handler)  # type: ignore[no-untyped-call]
 
     return init_checked

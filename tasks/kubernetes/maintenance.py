@@ -6,13 +6,17 @@ from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, TypeAlias
+from weakref import WeakSet
 
 import gevent
 from attrs import evolve
+from pyinfra.api.host import Host
+from pyinfra.api.state import BaseStateCallback, State
 from pyinfra.context import host
 
 from agent.report.printable import printable
 from agent.report.records import Disruption
+from tasks.common.commands import fail
 from tasks.common.data import host_data
 from tasks.kubernetes import KUBERNETES
 from tasks.kubernetes.clusters import shared_kubeconfig
@@ -28,6 +32,34 @@ READY_TIMEOUT = 900.0
 
 POLL_INTERVAL = 2.0
 """Seconds between two questions to an API server that does not answer."""
+
+
+_cordoned: WeakSet[Host] = WeakSet()
+
+
+class Cordoned(BaseStateCallback):
+    """Says of a host that fails whether its Node stays cordoned."""
+
+    def operation_host_error(  # type: ignore[override]
+        self, state: State, host: Host, op_hash: str, retry_count: int = 0, max_retries: int = 0
+    ) -> None:
+        """An operation has failed on a host, whose deploy ends here."""
+        if host in _cordoned and not state.get_op_data_for_host(host, op_hash).global_arguments["_ignore_errors"]:
+            name = str(host.data.dict().get("node_name") or host.name)  # type: ignore[no-untyped-call]
+            fail(host, f"the Node {name} {STAYS}; or trackbed fleet maintain {name} --undo")
+
+
+STAYS = "was cordoned for a reboot, and stays so, since the host has failed; mend that and deploy again, which brings it back"
+
+
+def note_cordoned() -> None:
+    """Note that a deploy has cordoned the current host's Node, which is to be said if the host fails."""
+    _cordoned.add(_this())
+
+
+def _this() -> Host:
+    # pyinfra's `host` is a proxy, of which no weak reference can be kept.
+    return host.state.inventory.get_host(host.name)
 
 
 def is_member() -> bool:
@@ -62,7 +94,10 @@ def take_out(force: bool) -> tuple[NodeResult, str]:
 
     :param force: also evict pods that nothing starts again, and those with local data.
     """
-    return _act(lambda maintenance, name: maintenance.take_out(name), force=force)
+    result, why = _act(lambda maintenance, name: maintenance.take_out(name), force=force)
+    if result == "done":
+        note_cordoned()
+    return result, why
 
 
 def bring_back(boot_id: str) -> tuple[NodeResult, str]:
@@ -77,12 +112,15 @@ def bring_back(boot_id: str) -> tuple[NodeResult, str]:
             return "done", ""
         return evolve(maintenance, boot_id=boot_id).bring_back(name)
 
+    # From here on the reason says what becomes of the Node.
+    _cordoned.discard(_this())
     # The API server may be on the rebooted host itself.
     return _act(unless_undone, patience=READY_TIMEOUT)
 
 
 def give_back() -> tuple[NodeResult, str]:
     """Uncordon the Node at once."""
+    _cordoned.discard(_this())
     return _act(lambda maintenance, name: maintenance.give_back(name))
 
 

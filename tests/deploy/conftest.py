@@ -32,6 +32,7 @@ from tasks.common.replacements import REPLACEMENTS, found
 from tasks.common.status import NodeStatus
 from tasks.common.systemd_reload import GpuLosers
 from tasks.common.texts import Texts
+from tasks.kubernetes.maintenance import Cordoned
 from tasks.node_spec import NodePlan
 from tasks.packages import NodePython
 from tasks.packages.apt_sources import RepositoryEntries
@@ -171,6 +172,7 @@ class Node:
         data = {"fake_delay": 0, "fake_delay_jitter": 0, "node_name": "node-a", **self.data}
         state = State(Inventory(([(NAME, data)], {})), Config())  # type: ignore[no-untyped-call]
         state.cwd = str(Path(__file__).parent.parent.parent)
+        state.add_callback_handler(Cordoned())  # type: ignore[no-untyped-call]
         host = state.inventory.get_host(NAME)
         connector = host.connector = self.connector(state, host)
         connector.data["fake_responses"] = {**ORDINARY, **answers, **OTHERWISE}

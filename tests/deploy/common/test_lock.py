@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+import gevent
 import pytest
+from click import Command, Context
+from gevent import Timeout
+from pyinfra.api.config import Config
+from pyinfra.api.connect import connect_all
+from pyinfra.api.inventory import Inventory
+from pyinfra.api.state import State
+from pyinfra.context import ctx_state
 
 from tasks.common import archive, lock
 
@@ -63,6 +74,38 @@ def test_the_token_of_a_process_that_has_ended_is_known_on_its_own_control_host(
     assert lock._is_gone(f"{processes}:{pid}:{int(began) - 1}:x")
     assert not lock._is_gone(f"another/1:{pid}:{int(began) - 1}:x")
     assert not lock._is_gone("nonsense")
+
+
+def test_a_lock_is_renewed_while_the_deploy_runs_and_one_that_was_taken_over_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "lock"
+    for name, value in (("FILE", str(file)), ("RENEWED_S", 0.05), ("GOOD_FOR", 7200)):
+        monkeypatch.setattr(lock, name, value)
+    state = State(Inventory((["@local"], {})), Config())  # type: ignore[no-untyped-call]
+
+    def expires() -> float:
+        # It may be written just now.
+        return float([*file.read_text().split(), "0", "0"][1])
+
+    def until(condition: Callable[[], bool]) -> None:
+        with Timeout(30):
+            while not condition():
+                gevent.sleep(0.01)
+
+    def run(state: State) -> None:
+        token = file.read_text().split()[0]
+        # As if three hours had passed.
+        take(file, token, seconds=1)
+        until(lambda: expires() > time.time() + 3600)
+        take(file, BOB, "all")
+        until(lambda: f"owner of {BOB} has taken over the lock of this node" in caplog.text)
+
+    with caplog.at_level(logging.INFO, "pyinfra"), ctx_state.use(state), Context(Command("x")) as context:
+        context.params["operations"] = ("deploy.py",)
+        connect_all(state)
+        lock.running(run)(state)
+    assert file.read_text().startswith(BOB)
 
 
 DEPLOY = "from pyinfra.operations import server\nserver.shell(name='Change', commands=['true'])\n"

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import pytest
 from attrs import define, evolve, field
 from lightkube.models.core_v1 import EmptyDirVolumeSource, NodeSystemInfo
+from pyinfra.connectors.util import CommandOutput
 from pyinfra.operations import server
 
 from agent.report import names
@@ -102,6 +103,8 @@ class Cluster:
 class Machine:
     """The host. ``users``: the answers about who uses it, in turn; the last one stays. ``breaks``: its reboot breaks it.
 
+    ``fails``: the command that fails.
+
     ``starts``: how many requests an API server on it does not answer after a boot.
     """
 
@@ -109,6 +112,7 @@ class Machine:
     boot: int = 1
     drained: bool = False
     breaks: bool = False
+    fails: str = ""
     starts: int = 0
     users: list[list[str]] = field(factory=lambda: [["end"]])
 
@@ -125,6 +129,8 @@ class OfCluster(Connector):
             machine.cluster.starting = machine.starts
             machine.cluster.events.append("rebooted")
             machine.cluster.ready &= not machine.breaks
+        if machine.fails and machine.fails in text:
+            return False, CommandOutput([])
         if "deliver the spec" in text:
             machine.cluster.deliver_spec()
         if "touch" in text and ".drained" in text:
@@ -161,6 +167,7 @@ def host(node: Node, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.Monke
 
 def deploy(host: Node) -> Result:
     def code() -> None:
+        server.shell(name="First", commands=["first step"])
         reboot.by_policy()
         server.shell(name="Spec", commands=["deliver the spec"])
         reboot.return_to_service()
@@ -346,6 +353,25 @@ def test_a_node_that_does_not_become_ready_stays_cordoned_and_fails(
     assert cluster.unschedulable
     [message] = [line for line in result.errors if "it stays cordoned" in line]
     assert message.endswith("it stays cordoned; then deploy again, or trackbed fleet maintain node-a --undo")
+
+
+def test_a_host_that_fails_after_its_drain_says_that_its_node_stays_cordoned(host: Node, cluster: Cluster) -> None:
+    OfCluster.machine.fails = "deliver the spec"
+    cluster.ready = False
+    result = deploy(host)
+    assert result.failed and cluster.unschedulable
+    assert result.errors[-1].endswith(
+        "the Node node-a was cordoned for a reboot, and stays so, since the host has failed; mend that and deploy again, which "
+        "brings it back; or trackbed fleet maintain node-a --undo"
+    )
+    # So does the next deploy that fails, also if it fails earlier. One that succeeds brings the Node back.
+    OfCluster.machine.boot, OfCluster.machine.fails = 2, "first step"
+    assert "the Node node-a was cordoned for a reboot, and stays so" in deploy(host).errors[-1]
+    OfCluster.machine.fails = ""
+    again = deploy(host)
+    assert (again.failed, cluster.events[-1], OfCluster.machine.drained) == (False, "uncordoned", False)
+    OfCluster.machine.fails = "first step"
+    assert not any("stays so" in line for line in deploy(host).errors)
 
 
 def test_a_dry_run_names_what_defers_the_reboot(host: Node, cluster: Cluster) -> None:
