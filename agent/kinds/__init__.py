@@ -1,4 +1,6 @@
-"""The kinds of kernel state that the agent reads and sets: one module a kind, found by being in this folder or one below it.
+"""The kinds of kernel state that the agent reads and sets, found by being in this folder or one below it.
+
+A module is one kind, or has several in ``KINDS``: rows of one table (:mod:`agent.kinds.settings`).
 
 A kind is three functions: ``observe`` reads the state, ``plan`` lists the changes that make it as the spec says, ``apply``
 makes one of them. A module without ``plan`` and ``apply`` is an observer: it reads what other kinds and the probes need.
@@ -183,12 +185,18 @@ def declared(module: ModuleType) -> Observer:
     return record(**{name: getattr(module, name) for name in names if hasattr(module, name)})
 
 
+def observers_of(module: ModuleType) -> tuple[Observer, ...]:
+    """The kinds of a module: those in its ``KINDS``, or the module itself; none of a module that only helps others."""
+    rows: tuple[Observer, ...] = getattr(module, "KINDS", ())
+    return rows or ((declared(module),) if hasattr(module, "NAME") else ())
+
+
 @cache
 def ordered() -> tuple[Observer, ...]:
     """Every observer and kind in the order of a pass; names decide between equals."""
     module_infos = pkgutil.walk_packages(__path__, f"{__name__}.")
     modules = (importlib.import_module(module.name) for module in module_infos if not module.ispkg)
-    observers = {observer.NAME: observer for observer in map(declared, modules)}
+    observers = {observer.NAME: observer for module in modules for observer in observers_of(module)}
     sorter = TopologicalSorter({name: sorted(observers[name].AFTER) for name in sorted(observers)})
     return tuple(observers[name] for name in sorter.static_order())
 

@@ -8,23 +8,16 @@ of mlnx-ofa_kernel). The in-tree mlx5_ib has files in debugfs, if the firmware a
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from agent.hardware.functions import NET, netdev
 from agent.hardware.sysfs import names_or_none, parsed, read_or
-from agent.kinds import Reading, links
+from agent.kinds.links import can_have_vfs
+from agent.kinds.settings import Asked, Read, Setting, Settings
 from agent.machine import Files, Machine
-from agent.report.records import Change
 from agent.spec.dcqcn import DCQCN_PARAMETERS
-from agent.spec.nic import Roce
-from agent.state.scope import Scope, pfs_in_scope
-from agent.state.snapshot import Snapshot
-from agent.state.wanted import Wanted
-
-NAME = "dcqcn"
-AFTER = ("roce",)
-UNKNOWN_UNTIL: tuple[str, ...] = ()
-REACH = "function"
+from agent.state.wanted import WantedNic
 
 DEBUGFS = "/sys/kernel/debug/mlx5"
 CNP_DSCP = "cnp_dscp"
@@ -34,21 +27,14 @@ NOTIFICATION = ("min_time_between_cnps", CNP_DSCP, "cnp_802p_prio")
 IN_DEBUGFS = {"clamp_tgt_rate_after_time_inc": "rp_clamp_tgt_rate_ati", "cnp_802p_prio": "np_cnp_prio"}
 
 
-def _asked(roce: Roce | None) -> dict[str, int]:
+def _given(nic: WantedNic) -> Mapping[str, Asked]:
     """The parameters that the spec gives, by MLNX_OFED's names."""
+    roce = nic.nic.roce
     if roce is None:
         return {}
     given = {CNP_DSCP: roce.cnp_dscp} | {name: getattr(roce.dcqcn, name, None) for name in DCQCN_PARAMETERS}
-    return {name: int(value) for name, value in given.items() if value is not None}
-
-
-def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mapping[str, int | None]]:
-    """The parameters that the spec gives, of each PF; None where the driver has no such file."""
-    return {
-        address: {name: _read(machine.files, address, name) for name in asked}
-        for address in pfs_in_scope(want, scope)
-        if (asked := _asked(want.nics[address].nic.roce))
-    }
+    asked = {name: int(value) for name, value in given.items() if value is not None}
+    return {nic.function.address: asked} if asked else {}
 
 
 def _path(files: Files, address: str, name: str) -> str | None:
@@ -63,7 +49,11 @@ def _path(files: Files, address: str, name: str) -> str | None:
     return f"{folder}/{called}" if called in names_or_none(files, folder) else None
 
 
-def _read(files: Files, address: str, name: str) -> int | None:
+def _read(machine: Machine, address: str, names: Collection[str]) -> Read:
+    return {name: Setting(_read_one(machine.files, address, name)) for name in names}
+
+
+def _read_one(files: Files, address: str, name: str) -> int | None:
     try:
         path = _path(files, address, name)
         text = read_or(files, path, "") if path is not None else ""
@@ -72,39 +62,23 @@ def _read(files: Files, address: str, name: str) -> int | None:
     return parsed(int, text, path or "") if text else None
 
 
-def plan(want: Wanted, have: Snapshot) -> list[Change]:
-    """The parameters that differ."""
-    changes = []
-    for address, nic in links.usable(want, have):
-        state: Mapping[str, int | None] = have[NAME].get(address, {})
-        for name, after in _asked(nic.nic.roce).items():
-            if name in state and state[name] != after:
-                changes.append(Change(NAME, address, name, state[name], after))
-    return changes
+def _write(machine: Machine, address: str, given: Mapping[str, Any]) -> None:
+    """Write each parameter; EOPNOTSUPP if the driver has no file for it, or the kernel does not let it be written."""
+    for name, value in given.items():
+        try:
+            path = _path(machine.files, address, name)
+            if path is None:
+                message = (
+                    f"{address} has neither MLNX_OFED's ecn/roce_* below its netdev nor {DEBUGFS}/{address}/cc_params: load "
+                    "mlx5_ib, mount debugfs, or install OFED (the key `ofed`)"
+                )
+                raise OSError(errno.EOPNOTSUPP, message)
+            machine.files.write(path, str(value))
+        except PermissionError as error:
+            refused = f"the kernel refuses {error.filename or DEBUGFS} (lockdown, as with Secure Boot)"
+            message = f"{refused}; install OFED (the key `ofed`)"
+            raise OSError(errno.EOPNOTSUPP, message) from error
 
 
-def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
-    """One parameter as it is now."""
-    nic = want.nics.get(kept.target)
-    if nic is None:
-        return None
-    if kept.field in _asked(nic.nic.roce):
-        return Reading(kept.target, kept.field, kept.after, wanted=True)
-    return Reading(kept.target, kept.field, _read(machine.files, kept.target, kept.field), wanted=False)
-
-
-def apply(machine: Machine, change: Change) -> None:
-    """Write one parameter; EOPNOTSUPP if the driver has no file for it, or the kernel does not let it be written."""
-    try:
-        path = _path(machine.files, change.target, change.field)
-        if path is None:
-            message = (
-                f"{change.target} has neither MLNX_OFED's ecn/roce_* below its netdev nor {DEBUGFS}/{change.target}/cc_params: "
-                "load mlx5_ib, mount debugfs, or install OFED (the key `ofed`)"
-            )
-            raise OSError(errno.EOPNOTSUPP, message)
-        machine.files.write(path, str(change.after))
-    except PermissionError as error:
-        refused = f"the kernel refuses {error.filename or DEBUGFS} (lockdown, as with Secure Boot)"
-        message = f"{refused}; install OFED (the key `ofed`)"
-        raise OSError(errno.EOPNOTSUPP, message) from error
+DCQCN = Settings(name="dcqcn", after=("roce",), given=_given, read=_read, write=_write, usable=can_have_vfs)
+KINDS = (DCQCN.kind(UNKNOWN_UNTIL=()),)

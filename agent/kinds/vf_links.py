@@ -1,30 +1,26 @@
-"""The netdevs of VFs: present, up, with the wanted MTU and queue length. Also what the kinds of ethtool settings share."""
+"""The netdevs of VFs: present, up, with the wanted MTU and queue length."""
 
 from __future__ import annotations
 
-import errno
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Collection, Mapping
 
-from attrs import evolve, frozen
+from attrs import evolve
 
-from agent.driver_families import VFIO, DriverFamily, family_of
-from agent.hardware.functions import ifindex, ifindex_of, netdev, pci_of
+from agent.driver_families import VFIO, family_of
+from agent.hardware.functions import ifindex_of
 from agent.kinds import Reading, bindings, links, vf_attributes
 from agent.machine import Machine, VfInfo
-from agent.report.records import Change, Disruption, Value
+from agent.report.records import Change, Disruption
 from agent.report.target import device_of, is_vf, vf_index, vf_target
-from agent.state.scope import Scope, functions_in_scope, in_scope
+from agent.state.scope import Scope, functions_in_scope
 from agent.state.snapshot import Snapshot
-from agent.state.wanted import Wanted, WantedNic
+from agent.state.wanted import Wanted
 
 NAME = "vf_links"
 AFTER = ("bindings", "vf_names")
 UNKNOWN_UNTIL: tuple[str, ...] = ()
 REACH = "function"
 OTHER_WRITERS = ("NetworkManager", "systemd-networkd", "tuned")
-
-Read = TypeVar("Read")
 
 SETTLING = 5.0
 """Seconds within which a VF's link follows its PF's; the drivers' watchdogs run every two seconds."""
@@ -123,100 +119,3 @@ def apply(machine: Machine, change: Change) -> None:
     index = ifindex_of(machine.files, change.target)
     machine.netlink.set_link(index, up=False)
     machine.netlink.set_link(index, up=True)
-
-
-@frozen
-class Setting:
-    """The settings of one netdev: those that the spec gives (``given``) and those that it has (``read``)."""
-
-    target: str
-    given: Any
-    read: Any
-    status: links.LinkStatus
-    nic: WantedNic
-
-    def change(
-        self,
-        kind: str,
-        field: str,
-        before: Value,
-        after: Value,
-        flaps: bool = False,
-        blocker: str = "",
-        remedy: str = "",
-    ) -> Change:
-        """A change of one setting. ``flaps``: it takes the link down if that is up. With a blocker it is not made."""
-        up = self.status.link is not None and self.status.link.up
-        disruption = Disruption.LINK_FLAP if flaps and up and not blocker else Disruption.NONE
-        skip_if_owned = is_vf(self.target) and self.nic.vf(vf_index(self.target)).owner != "trackbed"
-        return Change(
-            kind, self.target, field, before, after, disruption, (), blocker, remedy, skip_if_owned=skip_if_owned
-        )
-
-
-def observe_settings(
-    machine: Machine, want: Wanted, scope: Scope, key: str, read: Callable[[int], Read]
-) -> Mapping[str, Mapping[str, Read | None]]:
-    """The settings of each netdev for which the spec gives some under ``key``, by target; ``read`` takes an ifindex.
-
-    None for a netdev that is in another network namespace.
-    """
-    given = {address: asked for address in in_scope(want, scope) if (asked := want.nics[address].settings(key))}
-    # Most specs give none: for them not even the functions are listed.
-    functions = functions_in_scope(machine.files, want, scope) if given else {}
-    return {
-        address: {target: _of(machine, pci, read) for target, pci in functions[address].items() if target in asked}
-        for address, asked in given.items()
-    }
-
-
-def _of(machine: Machine, pci: str, read: Callable[[int], Read]) -> Read | None:
-    name = netdev(machine.files, pci)
-    index = ifindex(machine.files, name) if name else 0
-    try:
-        return read(index) if index else None
-    except OSError as error:
-        if error.errno == errno.ENODEV:
-            return None
-        raise
-
-
-def setting_now(
-    machine: Machine,
-    want: Wanted,
-    kept: Change,
-    given: Callable[[Any], bool],
-    read: Callable[[int], Value],
-    flaps: Callable[[DriverFamily], bool] = lambda family: False,
-) -> Reading | None:
-    """One setting that the agent has changed, as it is now: ``reading`` of the kinds of ethtool settings.
-
-    :param given: whether the netdev's settings in the spec include it.
-    :param read: reads the setting, by ifindex.
-    :param flaps: whether the driver takes the link down to change it.
-    """
-    nic = want.nics.get(kept.device)
-    if nic is None:
-        return None
-    asked = nic.settings(kept.kind).get(kept.target)
-    if asked is not None and given(asked):
-        return Reading(kept.target, kept.field, kept.after, wanted=True)
-    status = links.status(machine, pci_of(machine.files, kept.target))
-    if status.link is None or not status.ready:
-        return None
-    costs = status.link.up and flaps(family_of(status.driver))
-    disruption = Disruption.LINK_FLAP if costs else Disruption.NONE
-    value = read(status.link.ifindex)
-    return Reading(kept.target, kept.field, value, False, disruption, skip_if_owned=is_vf(kept.target))
-
-
-def settings(want: Wanted, have: Snapshot, kind: str, key: str) -> Iterator[Setting]:
-    """The settings that ``kind`` compares: those of the netdevs that it observed and that udev has initialised."""
-    for address, observed in sorted(have[kind].items()):
-        netdevs = {**have[links.NAME].get(address, {}), **have[NAME].get(address, {})}
-        nic = want.nics.get(address)
-        given = nic.settings(key) if nic else {}
-        for target, read in observed.items():
-            status: links.LinkStatus | None = netdevs.get(target)
-            if nic is not None and read is not None and target in given and status is not None and status.ready:
-                yield Setting(target, given[target], read, status, nic)

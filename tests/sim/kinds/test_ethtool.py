@@ -12,7 +12,9 @@ from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import dry_run
 from agent.engine.retry import Failures
 from agent.hardware.functions import vf_addresses
-from agent.kinds import coalescing, links
+from agent.kinds import links
+from agent.kinds.ethtool import COALESCING
+from agent.kinds.settings import Setting
 from agent.machine import Link, Quantity
 from agent.report.records import Disruption, Outcome
 from agent.report.verdict import is_ready
@@ -322,13 +324,14 @@ def test_the_kernel_s_reason_is_in_the_outcome(kernel: Kernel) -> None:
 
 def test_adaptive_goes_off_before_the_numbers_and_on_after_them() -> None:
     status = links.LinkStatus(PF, "mlx5_core", Link(2, NETDEV, MAC, MAC, 1500, True, True), True)
-    read: dict[str, int | bool] = {"adaptive_rx": True, "adaptive_tx": False, "rx_usecs": 8, "tx_usecs": 8}
+    present: dict[str, int | bool] = {"adaptive_rx": True, "adaptive_tx": False, "rx_usecs": 8, "tx_usecs": 8}
+    read = {name: Setting(value) for name, value in present.items()}
     wanted = {"adaptive_rx": False, "adaptive_tx": True, "rx_usecs": 16, "tx_usecs": 16}
     kernel = Kernel()
     kernel.add_nic(PF, NETDEV, MAC)
     snapshot = read_basis(kernel.machine())
-    have = snapshot.merged(links.NAME, None, {PF: {PF: status}}).merged(coalescing.NAME, None, {PF: {PF: read}})
-    planned = coalescing.plan(resolve(spec(coalescing=wanted), snapshot.functions), have)
+    have = snapshot.merged(links.NAME, None, {PF: {PF: status}}).merged(COALESCING.name, None, {PF: {PF: read}})
+    planned = COALESCING.plan(resolve(spec(coalescing=wanted), snapshot.functions), have)
     assert [change.field for change in planned] == ["adaptive_rx", "rx_usecs", "tx_usecs", "adaptive_tx"]
 
 

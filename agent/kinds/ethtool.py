@@ -1,0 +1,224 @@
+"""The settings of netdevs that `ethtool` shows: channels (-l), rings (-g), coalescing (-c) and offloads (-k)."""
+
+from __future__ import annotations
+
+import difflib
+import errno
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from attrs import fields, has
+
+from agent.driver_families import family_of
+from agent.hardware.functions import device_path, driver, ifindex, ifindex_of, netdev, pci_of
+from agent.hardware.sysfs import names_or_none
+from agent.kinds.settings import Asked, Observed, Read, Setting, Settings, beyond, is_ready
+from agent.machine import Ethtool, Feature, Machine, Quantity
+from agent.report.records import Change
+from agent.state.wanted import WantedNic
+
+ADAPTIVE = ("adaptive_rx", "adaptive_tx")
+
+# The ethtool command has its own names for some of the kernel's features (off_flag_def in its common.c).
+ETHTOOL_NAMES = {
+    "rx": "rx-checksum",
+    "rx-checksumming": "rx-checksum",
+    "tx": "tx-checksum-ip-generic",
+    "tx-checksumming": "tx-checksum-ip-generic",
+    "sg": "tx-scatter-gather",
+    "scatter-gather": "tx-scatter-gather",
+    "tso": "tx-tcp-segmentation",
+    "tcp-segmentation-offload": "tx-tcp-segmentation",
+    "gso": "tx-generic-segmentation",
+    "generic-segmentation-offload": "tx-generic-segmentation",
+    "gro": "rx-gro",
+    "generic-receive-offload": "rx-gro",
+    "lro": "rx-lro",
+    "large-receive-offload": "rx-lro",
+    "rxvlan": "rx-vlan-hw-parse",
+    "rx-vlan-offload": "rx-vlan-hw-parse",
+    "txvlan": "tx-vlan-hw-insert",
+    "tx-vlan-offload": "tx-vlan-hw-insert",
+    "ntuple": "rx-ntuple-filter",
+    "ntuple-filters": "rx-ntuple-filter",
+    "rxhash": "rx-hashing",
+    "receive-hashing": "rx-hashing",
+}
+
+
+def _given(key: str) -> Callable[[WantedNic], Mapping[str, Asked]]:
+    """What the spec sets under a key for the netdevs of a PF and its VFs."""
+
+    def given(nic: WantedNic) -> Mapping[str, Asked]:
+        settings = nic.settings(key)
+        # A thousand VFs share a few records.
+        by_name = {id(each): _by_name(each) for each in settings.values()}
+        return {target: by_name[id(each)] for target, each in settings.items()}
+
+    return given
+
+
+def _by_name(given: Any) -> Asked:
+    if not has(type(given)):
+        return dict(sorted(given.items()))
+    values = ((each.name, getattr(given, each.name)) for each in fields(type(given)))
+    return {name: value for name, value in values if value is not None}
+
+
+def _read(read: Callable[[Ethtool, int], Read]) -> Callable[[Machine, str, Collection[str]], Read | None]:
+    """Reads the settings of a function's netdev; None if that is gone, or in another network namespace."""
+
+    def read_function(machine: Machine, pci: str, names: Collection[str]) -> Read | None:
+        name = netdev(machine.files, pci)
+        index = ifindex(machine.files, name) if name else 0
+        try:
+            return read(machine.ethtool, index) if index else None
+        except OSError as error:
+            if error.errno == errno.ENODEV:
+                return None
+            raise
+
+    return read_function
+
+
+def _of_quantities(read: Mapping[str, Quantity]) -> Read:
+    return {name: Setting(quantity.value, quantity.maximum) for name, quantity in read.items()}
+
+
+def _of_features(read: Mapping[str, Feature]) -> Read:
+    return {
+        name: Setting(feature.on, requested=feature.requested, changeable=feature.changeable)
+        for name, feature in read.items()
+    }
+
+
+def _excluded(asked: Collection[str]) -> tuple[str, ...]:
+    """The numbers of channels that are 0 if a netdev has those that the spec gives.
+
+    A driver refuses both modes at once (bnxt_set_channels, drivers/net/ethernet/broadcom/bnxt/bnxt_ethtool.c). A number of
+    separate channels alone excludes nothing: ice has it beside combined channels (ice_set_channels,
+    drivers/net/ethernet/intel/ice/ice_ethtool.c).
+    """
+    if "combined" in asked:
+        return ("rx", "tx")
+    return ("combined",) if {"rx", "tx"} <= set(asked) else ()
+
+
+def _most_channels(device: Observed, wanted: Asked) -> tuple[str, str]:
+    blocker = beyond(device, wanted)
+    return blocker, "give at most that many (`ethtool -l`); a PF may have fewer while it has VFs" if blocker else ""
+
+
+def _set_channels(machine: Machine, target: str, given: Mapping[str, Any]) -> None:
+    try:
+        machine.ethtool.set_channels(ifindex_of(machine.files, target), given)
+    except OSError as error:
+        if error.errno == errno.EBUSY and _is_held_by_rdma(machine, target):
+            message = (
+                "EBUSY: ice changes channels only while no RDMA driver has the NIC; unload irdma (`modprobe -r irdma`) and "
+                "keep it from being loaded (boot.arguments: module_blacklist=irdma), or leave the channels out of the spec"
+            )
+            raise OSError(errno.EBUSY, message) from error
+        raise
+
+
+def _is_held_by_rdma(machine: Machine, target: str) -> bool:
+    """Whether this is why ice refuses (ice_set_channels in ice_ethtool.c, since Linux 6.3), which it says only in dmesg."""
+    function = pci_of(machine.files, target)
+    devices = names_or_none(machine.files, f"{device_path(function)}/infiniband")
+    return driver(machine.files, function) == "ice" and bool(devices)
+
+
+def _ring_sizes(device: Observed, wanted: Asked) -> tuple[str, str]:
+    if blocker := beyond(device, wanted):
+        return blocker, "give at most that many descriptors (`ethtool -g`)"
+    family = family_of(device.driver)
+    made = {name: family.ring_size(size) for name, size in wanted.items() if isinstance(size, int)}
+    if made == wanted:
+        return "", ""
+    sizes = " and ".join(f"{name} {size}" for name, size in sorted(made.items()))
+    return f"{device.driver} would round it to {sizes}", f"give {sizes}"
+
+
+def _adaptive_mode(change: Change) -> int:
+    """Adaptive mode goes off first and on last: some drivers accept no numbers while it is on."""
+    return 1 if change.field not in ADAPTIVE else 2 if change.after else 0
+
+
+def _features(device: Observed, wanted: Asked) -> tuple[str, str]:
+    ((name, on),) = wanted.items()
+    read, known = device.read, [each for each, setting in device.read.items() if setting.value is not None]
+    if not known:
+        return "", ""  # nothing was read: the write reports the kernel's own error
+    if name not in known:
+        near = [ETHTOOL_NAMES[name]] if name in ETHTOOL_NAMES else difflib.get_close_matches(name, known, n=1)
+        remedy = f"did you mean {near[0]!r}?" if near else "see `ethtool -k` for those there are"
+        return f"this kernel knows no feature {name!r}", remedy
+    differing = [(read[each], after) for each, after in device.asked.items() if each in known]
+    differing = [(setting, after) for setting, after in differing if setting.value != after]
+    # All were requested before and did not change: a further request would change nothing.
+    if not all(setting.changeable and setting.requested == after for setting, after in differing):
+        return "", ""
+    kept = f"it was requested, but the driver or a feature that it depends on keeps it {'off' if on else 'on'}"
+    return kept, "see `ethtool -k`, and give the features that it depends on as well"
+
+
+def _set_features(machine: Machine, target: str, given: Mapping[str, Any]) -> None:
+    for name, on in given.items():
+        machine.ethtool.set_feature(ifindex_of(machine.files, target), name, bool(on))
+
+
+CHANNELS = Settings(
+    name="channels",
+    # A driver may reset its channels when VFs are created or removed (igb_sriov_reinit), and may allow the PF fewer.
+    after=("vf_links",),
+    given=_given("channels"),
+    read=_read(lambda ethtool, index: _of_quantities(ethtool.channels(index))),
+    write=_set_channels,
+    usable=is_ready,
+    flaps=lambda family, _: family.channels_flap,
+    limit=_most_channels,
+    one_request=True,
+    excluded=_excluded,
+)
+RINGS = Settings(
+    name="rings",
+    after=("channels",),
+    given=_given("rings"),
+    read=_read(lambda ethtool, index: _of_quantities(ethtool.rings(index))),
+    write=lambda machine, target, given: machine.ethtool.set_rings(ifindex_of(machine.files, target), given),
+    usable=is_ready,
+    flaps=lambda family, _: family.rings_flap,
+    limit=_ring_sizes,
+    one_request=True,
+)
+COALESCING = Settings(
+    name="coalescing",
+    after=("rings",),
+    given=_given("coalescing"),
+    read=_read(lambda ethtool, index: {name: Setting(value) for name, value in ethtool.coalescing(index).items()}),
+    write=lambda machine, target, given: machine.ethtool.set_coalescing(ifindex_of(machine.files, target), given),
+    usable=is_ready,
+    order=_adaptive_mode,
+)
+OFFLOADS = Settings(
+    name="offloads",
+    after=("coalescing",),
+    given=_given("offloads"),
+    read=_read(lambda ethtool, index: _of_features(ethtool.features(index))),
+    write=_set_features,
+    usable=is_ready,
+    flaps=lambda family, name: family.offloads_flap is None or name in family.offloads_flap,
+    limit=_features,
+)
+
+_PARTS: dict[str, Any] = {
+    "UNKNOWN_UNTIL": ("vfs", "bindings"),
+    "BEFORE_UP": True,
+    # NetworkManager: a connection has ethtool.* (nm-settings-nmcli(5)). tuned: a profile has [net] (its plugin_net.py).
+    "OTHER_WRITERS": ("NetworkManager", "tuned"),
+}
+KINDS = (
+    *(each.kind(**_PARTS) for each in (CHANNELS, RINGS, COALESCING)),
+    OFFLOADS.kind(originals_of=OFFLOADS.requested, **_PARTS),
+)
