@@ -33,20 +33,21 @@ def _as_named(role: str, number: int, named: int) -> tuple[str, int] | None:
 class DriverFamily:
     """How the drivers of one NIC family behave. The defaults are the worst case.
 
-    ``queue_irqs``: matches the name of a queue's interrupt, with the groups ``role`` and ``queue``; any other interrupt is a
-    management interrupt. Without the group ``queue``, or where it matches nothing, the interrupts of a role are numbered in
-    their order. ``queue``: the role and the queue of an interrupt with this role and number, among so many of them; None if it
-    serves none. ``mtu_flaps``, ``vf_count_flaps``: the driver takes the PF's link down to change its MTU or its number of VFs.
-    ``first_vfs_end_lag``: it gives up RoCE LAG for the first VFs of a port, and with it the RDMA device of the bond.
-    ``channels_flap``, ``rings_flap``: it takes a netdev's link down to change its channels or rings. ``ring_size``: the ring
-    size that the driver sets for a requested one. ``offloads_flap``: the features for which it takes the link down; None:
-    possibly for any. ``trust_flaps``: it takes the link down to change the trust mode (DSCP or PCP). ``vf_resets``: the
-    attributes of a VF for which the PF's driver resets the VF, or the VF's driver resets itself. ``vfs_need_pf_up``: a VF's
-    driver takes its address from the PF only while the PF is up (known only for igb). ``vfs_miss_carrier``: a VF that comes up
-    while its PF is being reset has no carrier until it is set down and up (known only for igb). ``has_netdev``: its functions
-    have netdevs of their own. ``pfs_only_for_vfs``: those with SR-IOV have one only while they have VFs, to configure these.
-    ``invents_rate``: the rate that its RDMA ports report is not real. ``unclassified``: the PCI IDs of functions whose PCI
-    class does not say that they are network controllers.
+    ``queue_irqs``: matches the name of a queue's interrupt, with the groups ``role`` and ``queue``; any other interrupt is
+    a management interrupt. Without the group ``queue``, or where it matches nothing, the interrupts of a role are numbered
+    in their order. ``queue``: the role and the queue of an interrupt with this role and number, among so many of them; None
+    if it serves none. ``mtu_flaps``, ``vf_count_flaps``: the driver takes the PF's link down to change its MTU or its
+    number of VFs. ``first_vfs_end_lag``: it gives up RoCE LAG for the first VFs of a port, and with it the RDMA device of
+    the bond. ``channels_flap``, ``rings_flap``: it takes a netdev's link down to change its channels or rings.
+    ``ring_size``: the ring size that the driver sets for a requested one. ``offloads_flap``: the features for which it
+    takes the link down; None: possibly for any. ``trust_flaps``, ``pfc_flaps``: it takes the link down, or closes the
+    netdev's queues, to change the trust mode (DSCP or PCP), or the priorities with PFC; ice does for both (ice_pf_dcb_cfg).
+    ``vf_resets``: the attributes of a VF for which the PF's driver resets the VF, or the VF's driver resets itself.
+    ``vfs_need_pf_up``: a VF's driver takes its address from the PF only while the PF is up (known only for igb).
+    ``vfs_miss_carrier``: a VF that comes up while its PF is being reset has no carrier until it is set down and up (known
+    only for igb). ``has_netdev``: its functions have netdevs of their own. ``pfs_only_for_vfs``: those with SR-IOV have one
+    only while they have VFs, to configure these. ``invents_rate``: the rate that its RDMA ports report is not real.
+    ``unclassified``: the PCI IDs of functions whose PCI class does not say that they are network controllers.
     """
 
     drivers: tuple[str, ...]
@@ -65,6 +66,7 @@ class DriverFamily:
     has_netdev: bool = True
     pfs_only_for_vfs: bool = False
     trust_flaps: bool = True
+    pfc_flaps: bool = True
     invents_rate: bool = False
     unclassified: tuple[str, ...] = ()
 
@@ -137,6 +139,9 @@ FAMILIES: tuple[DriverFamily, ...] = (
         # characters (struct bnxt_irq): with a netdev such as enp65s0f0np0 the number is cut off, and perhaps a part of TxRx.
         # The driver takes the interrupts in the order of the queues.
         queue_irqs=re.compile(r"-(?P<role>T(?:x(?:Rx?)?)?|[rt]x?)(?:-\d*)?$"),
+        # For a DSCP only the firmware is told (bnxt_hwrm_queue_dscp2pri_cfg in bnxt_dcb.c). For PFC the driver may close and
+        # open the netdev's queues (bnxt_queue_remap).
+        trust_flaps=False,
     ),
     # Chelsio T4 and later, and their VFs. From the driver's source (drivers/net/ethernet/chelsio): not run on such a NIC.
     # A card's ports are netdevs of one PCI function, and each port's names count from 0. The driver takes the interrupts in
@@ -240,6 +245,8 @@ FAMILIES: tuple[DriverFamily, ...] = (
         # the management one. A vector counts no queues: ring i has the vector with the number of its CPU, so the first may be
         # 17 (mlx4_en_activate_cq in en_cq.c). So they are numbered in their order, the second port's after those of the first.
         queue_irqs=re.compile(r"^mlx4-(?:(?P<role>comp)-)?\d+@"),
+        # Only the firmware is told (mlx4_en_dcbnl_ieee_setpfc in en_dcb_nl.c). The driver trusts no DSCPs.
+        pfc_flaps=False,
     ),
     # NVIDIA (Mellanox) ConnectX-4 and later. From the driver's source and vendor documents: not run on such a NIC.
     DriverFamily(
@@ -262,7 +269,8 @@ FAMILIES: tuple[DriverFamily, ...] = (
         # The driver keeps both sizes as a power of two (order_base_2 in mlx5e_ethtool_set_ringparam).
         ring_size=lambda size: 1 << (size - 1).bit_length(),
         offloads_flap=(),
-        # The trust mode is changed without closing channels, too (mlx5e_set_trust_state). PFC takes the port down for a moment.
+        # The trust mode is changed without closing channels, too (mlx5e_set_trust_state). PFC takes the port down for a moment
+        # (mlx5_toggle_port_link in mlx5e_dcbnl_ieee_setpfc, en_dcbnl.c).
         trust_flaps=False,
     ),
     # Drivers that pass a function through to a process or a virtual machine, or keep other drivers from it.

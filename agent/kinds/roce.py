@@ -25,7 +25,7 @@ from agent.spec.nic import Roce
 from agent.spec.ranges import format_ranges, parse_ranges
 from agent.state.scope import Scope, functions_in_scope
 from agent.state.snapshot import Snapshot
-from agent.state.wanted import Wanted
+from agent.state.wanted import Wanted, WantedNic
 
 NAME = "roce"
 AFTER = ("vf_links",)
@@ -142,24 +142,28 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
     for address, nic in links.usable(want, have):
         states: Mapping[str, RoceState] = have[NAME].get(address, {})
         if nic.nic.roce is not None and address in states:
-            changes += list(
-                _plan_port(address, nic.nic.roce, states[address], family_of(nic.function.driver).trust_flaps)
-            )
+            changes += list(_plan_port(nic, nic.nic.roce, states[address]))
             changes += list(_plan_devices(address, nic.nic.roce, states))
     return changes
 
 
-def _plan_port(address: str, wanted: Roce, state: RoceState, trust_flaps: bool) -> Iterator[Change]:
+def _disruption(nic: WantedNic, setting: str) -> Disruption:
+    family = family_of(nic.function.driver)
+    flaps = {"trust": family.trust_flaps, "pfc": family.pfc_flaps}
+    return Disruption.LINK_FLAP if flaps.get(setting, False) else Disruption.NONE
+
+
+def _plan_port(nic: WantedNic, wanted: Roce, state: RoceState) -> Iterator[Change]:
+    address = nic.function.address
     if wanted.trust is not None and wanted.trust != state.trust:
-        disruption = Disruption.LINK_FLAP if trust_flaps else Disruption.NONE
-        yield Change(NAME, address, "trust", state.trust, wanted.trust, disruption)
+        yield Change(NAME, address, "trust", state.trust, wanted.trust, _disruption(nic, "trust"))
     for setting, text in (("pfc", wanted.pfc), ("ecn_np", wanted.ecn), ("ecn_rp", wanted.ecn)):
         # A device that does not report the setting has it on for no priority.
         now: frozenset[int] | None = getattr(state, setting)
         if text is not None and frozenset(parse_ranges(text)) != (now or frozenset()):
             before = None if now is None else format_ranges(now) or NO_PRIORITY
-            disruption = Disruption.LINK_FLAP if setting == "pfc" else Disruption.NONE
-            yield Change(NAME, address, setting, before, format_ranges(parse_ranges(text)) or NO_PRIORITY, disruption)
+            after = format_ranges(parse_ranges(text)) or NO_PRIORITY
+            yield Change(NAME, address, setting, before, after, _disruption(nic, setting))
 
 
 def _plan_devices(address: str, wanted: Roce, states: Mapping[str, RoceState]) -> Iterator[Change]:
@@ -192,12 +196,8 @@ def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
         value = next((value for value in values.values() if value != kept.after), kept.after) if values else None
         return Reading(kept.target, kept.field, value, wanted=False)
     now = getattr(_port_state(machine, kept.device), field)
-    if field == "trust":
-        disruption = Disruption.LINK_FLAP if family_of(nic.function.driver).trust_flaps else Disruption.NONE
-        return Reading(kept.target, kept.field, now, False, disruption)
-    disruption = Disruption.LINK_FLAP if field == "pfc" else Disruption.NONE
-    value = None if now is None else format_ranges(now) or NO_PRIORITY
-    return Reading(kept.target, kept.field, value, False, disruption)
+    value = now if now is None or field == "trust" else format_ranges(now) or NO_PRIORITY
+    return Reading(kept.target, kept.field, value, False, _disruption(nic, field))
 
 
 def _by_port(machine: Machine, target: str, setting: str) -> dict[str, Value]:

@@ -7,6 +7,7 @@ from agent.engine.originals import Originals
 from agent.hardware.functions import vf_addresses
 from agent.hardware.rdma import Reader
 from agent.machine import CmDefaults, DcbState
+from agent.report.records import Disruption
 from agent.report.verdict import is_ready
 from agent.spec.node import from_mapping
 from tests.sim.kernel import Kernel
@@ -112,6 +113,31 @@ def test_pfc_waits_for_whoever_uses_a_vf_since_it_takes_the_link_down(kernel: Ke
     result, error = refused(last_pass)["pfc"]
     assert (result, error) == ("deferred", f"it would disturb another network namespace ({PF0}#0)")
     assert kernel.rdma.dcb[NAME0].pfc == set()
+
+
+@pytest.mark.parametrize(
+    ("driver", "flaps"),
+    [
+        ("mlx5_core", {"pfc"}),
+        ("mlx4_core", {"trust"}),
+        ("bnxt_en", {"pfc"}),
+        ("ice", {"trust", "pfc"}),
+        ("of nobody", {"trust", "pfc"}),
+    ],
+)
+def test_a_change_is_judged_by_what_the_driver_does_for_it(kernel: Kernel, driver: str, flaps: set[str]) -> None:
+    """Also where it puts back what was there before."""
+    kernel.rdma.dcb[NAME0] = DcbState(frozenset())
+    kernel.tree.link(f"/sys/bus/pci/devices/{PF0}/driver", f"../../../../bus/pci/drivers/{driver}")
+    originals = Originals()
+    given: dict[str, object] = {"roce": {"trust": "dscp", "pfc": "3"}}
+    for wanted in (given, {}):
+        made = settle(kernel, wanted, originals=originals).outcomes
+        changes = [each.change for each in made if each.change.kind == "roce"]
+        assert {each.field: each.disruption == Disruption.LINK_FLAP for each in changes} == {
+            "trust": "trust" in flaps,
+            "pfc": "pfc" in flaps,
+        }
 
 
 def test_a_nic_without_a_roce_device_has_nothing_to_set_the_defaults_on(kernel: Kernel) -> None:
