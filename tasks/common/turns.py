@@ -10,7 +10,9 @@ from collections import deque
 from typing import Any, Literal, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
+import gevent
 from attrs import Attribute, define, field
+from gevent import Greenlet
 from gevent.event import Event
 from pyinfra.api.host import Host
 from pyinfra.api.state import State
@@ -45,7 +47,7 @@ class Turns:
     stop_at: int
     done: int = 0
     failed: list[str] = field(factory=list)
-    _running: int = 0
+    _running: set[str] = field(factory=set)
     _waiting: deque[str] = field(factory=deque)
     _changed: Event = field(factory=Event)
 
@@ -63,10 +65,13 @@ class Turns:
         """Wait for a host's turn, in the order in which they came; when it comes. Never: too many hosts have failed."""
         when: Literal["at once", "later"] = "at once"
         self._waiting.append(name)
+        if isinstance(mine := gevent.getcurrent(), Greenlet):
+            # It may be killed, and nothing closes its generators then.
+            mine.link(lambda _: self._give_up(name))
         while len(self.failed) < min(self.stop_at, self.at_once):
-            if self._waiting[0] == name and self._running < self.limit:
+            if self._waiting[0] == name and len(self._running) < self.limit:
                 self._waiting.popleft()
-                self._running += 1
+                self._running.add(name)
                 self._tell()
                 return when
             when = "later"
@@ -74,11 +79,20 @@ class Turns:
         return "never"
 
     def end(self, name: str, succeeded: bool | None) -> None:
-        """End a host's turn. None: it has done nothing in it."""
-        self._running -= 1
+        """End a host's turn, if it has one. None: it has done nothing in it."""
+        if name not in self._running:
+            return
+        self._running.remove(name)
         self.done += succeeded is True
         if succeeded is False:
             self.failed.append(name)
+        self._tell()
+
+    def _give_up(self, name: str) -> None:
+        """The host does not wait any more, and has no turn."""
+        if name in self._waiting:
+            self._waiting.remove(name)
+        self.end(name, False)
         self._tell()
 
     def _tell(self) -> None:
