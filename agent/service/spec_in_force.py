@@ -9,14 +9,16 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
-from attrs import define, evolve, field
+from attrs import define, evolve, field, frozen
 
 from agent.documents import LARGEST_SPEC, load, read
 from agent.engine.attempts import is_required
 from agent.engine.converge import Pass
 from agent.engine.dry_run import dry_run
 from agent.machine import Machine
+from agent.report.records import from_plain, to_plain
 from agent.runtime import fault, journal, write_atomically
 from agent.spec.node import NodeSpec, SpecError, parse, spec_hash, to_json
 from agent.state.snapshot import Snapshot
@@ -26,9 +28,41 @@ TRIAL = 30.0
 
 VERIFIED = "verified.json"
 OBSERVED = "observed.json"
-FAILED = "failed-spec.json"
 IN_FORCE = "in-force.json"
-ON_TRIAL = "trial.json"
+STATE = "spec-state.json"
+
+State = Literal["on trial", "kept", "verified", "refused", "given up"]
+"""What became of the newest spec. While it is on trial, kept or verified, it is in force."""
+
+Event = Literal["ready", "trial over", "trial failed", "write hung", "crashed", "asked"]
+"""``trial over``: the trial ends, and no required change fails that could be made. ``asked``: an operator reloads the unit."""
+
+AFTER: Mapping[tuple[Event, State], State] = {
+    ("ready", "on trial"): "verified",
+    ("ready", "kept"): "verified",
+    ("trial over", "on trial"): "kept",
+    ("trial failed", "on trial"): "given up",
+    ("write hung", "on trial"): "given up",
+    ("crashed", "on trial"): "given up",
+    ("crashed", "kept"): "given up",
+    ("crashed", "refused"): "given up",
+    ("asked", "given up"): "on trial",
+}
+"""The state after an event; all other events leave a state as it is. docs/processes.md has the whole table. After a boot only a
+verified spec is known: each other one is new. A spec is only given up, or on trial, if there is a verified one to return to."""
+
+
+@frozen
+class _Known:
+    """What is known of a spec, by its hash, until the boot ends. ``hung``: the devices that hung when it came.
+
+    ``why``: why it was given up. The agent does not try it again by itself: the node would go back and forth between two.
+    """
+
+    spec: str
+    state: State
+    hung: tuple[str, ...] = ()
+    why: str = ""
 
 
 @define
@@ -38,17 +72,15 @@ class SpecInForce:
     ``verified``: the last spec that a pass verified completely. Ready refers to it while a newer spec waits.
     ``observed``: the last spec in force of mode observe, until a later one is verified. Until then the verified spec, which is
     from before the observing, replaces no other.
-    ``state``: the folder for these two, which outlives a boot. ``run``: the folder for what ends with the boot: the spec in
-    force and its trial, so that another worker changes neither, and the specs that have failed. The agent does not try these
-    again by itself before the next boot: the node would go back and forth between two.
+    ``folder``: the folder for these two, which outlives a boot. ``run``: the folder for what ends with the boot: the spec in
+    force, and the one on trial or given up, so that another worker changes neither.
     ``crashed``: how the workers before this one crashed, if several did. Then the spec in force counts as failed, or the first
     spec that is read, unless it is the verified one.
     ``hung_writes``: the writes in which the workers before this one hung, by device; empty for no single device.
-
-    docs/processes.md has a table of the states.
+    ``_known``: the spec that is on trial or given up. ``_trial_ends``: by a monotonic clock; None: no reading has begun yet.
     """
 
-    state: Path
+    folder: Path
     run: Path
     spec: NodeSpec | None = None
     refusal: str = ""
@@ -56,26 +88,25 @@ class SpecInForce:
     observed: NodeSpec | None = None
     crashed: str | None = None
     hung_writes: Mapping[str, str] = field(factory=dict)
-    _failed: dict[str, str] = field(factory=dict)
-    # The devices that already hung when the spec came, while it is on trial.
-    _hung_before: frozenset[str] | None = None
+    _known: _Known | None = None
     _trial_ends: float | None = None
-    _observed_unusable: bool = False
 
     def __attrs_post_init__(self) -> None:
-        self.observed, self._observed_unusable = _kept(self.state / OBSERVED)
+        self.observed = _kept(self.folder / OBSERVED)
         # If the observed spec cannot be used, the agent must not write by the verified one instead.
-        if not self._observed_unusable:
-            self.verified, _ = _kept(self.state / VERIFIED)
+        if self.observed is not None or not _may_exist(self.folder / OBSERVED):
+            self.verified = _kept(self.folder / VERIFIED)
         try:
-            self._failed = {
-                str(key): str(value) for key, value in load(read(self.run / FAILED, LARGEST_SPEC), LARGEST_SPEC).items()
-            }
-        except (OSError, ValueError, AttributeError):
-            self._failed = {}
-        if self.spec is None:
-            self.spec, _ = _kept(self.run / IN_FORCE)
-            self._hung_before = _trial_of(self.spec, self.run / ON_TRIAL)
+            self._known = from_plain(load(read(self.run / STATE, LARGEST_SPEC), LARGEST_SPEC), _Known)
+        except (OSError, ValueError):
+            self._known = None
+        self.spec = self.spec or _kept(self.run / IN_FORCE)
+
+    def state(self) -> State:
+        """The state of the spec in force."""
+        if self._is("on trial", self.spec):
+            return "on trial"
+        return "verified" if self.spec == self.verified else "kept"
 
     def reload(self, machine: Machine, path: Path, now: float, asked: bool) -> Snapshot | None:
         """Put the file's spec in force, unless it is invalid, does not fit this node, or has failed before.
@@ -87,43 +118,31 @@ class SpecInForce:
         :param asked: an operator asked for this, so a spec that failed before is tried again.
         :returns: what was read to check whether a new spec, now in force, fits this node. Its first pass begins by it.
         """
-        if self._hung_before is not None and self._trial_ends is None:
-            self._trial_ends = now + TRIAL
+        self._trial_ends = now + TRIAL if self._trial_ends is None else self._trial_ends
         self._judge_workers_before()
-        try:
-            candidate = parse(read(path, LARGEST_SPEC), str(path))
-            name = spec_hash(candidate)
-        except FileNotFoundError:
-            self._refuse(f"{path} does not exist; run the deploy, or write it")
-            return None
-        except UnicodeDecodeError as error:
-            self._refuse(f"{path}: not UTF-8 text: {error}; run the deploy again")
-            return None
-        except (SpecError, OSError) as error:
-            self._refuse(str(error))
-            return None
-        except Exception as error:  # no content of the file may end the worker
-            self._refuse(f"{path}: {fault(error)}")
+        candidate = _parsed(path)
+        if isinstance(candidate, str):
+            self._refuse(candidate)
             return None
         crashed, self.crashed = self.crashed, None
-        if crashed and not asked and self._replaceable(candidate):
-            self._fall_back(candidate, _see_journal(crashed))
-        # The list may be of another version of the agent, which gave up specs of mode observe, too.
-        if not asked and candidate.mode == "enforce" and (reason := self._failed.get(name)):
-            self._refuse(reason)
+        if crashed and not asked:
+            self._happens("crashed", candidate, "refused", _see_journal(crashed))
+        if self._known and self._is("given up", candidate) and not asked:
+            self._refuse(self._known.why)
             return None
-        self._remember_failed({})
-        fallback = self._present() if candidate.mode == "enforce" else None
+        if not self._is("on trial", self.spec):
+            self._learn(None)
         just_read: Snapshot | None = None
-        if fallback not in (None, candidate):
-            impossible, just_read = _checked(machine, candidate, fallback)
+        if candidate.mode == "enforce" and (present := self._present()) not in (None, candidate):
+            impossible, just_read = _checked(machine, candidate, present)
             if impossible:
                 self._refuse("\n".join(impossible))
                 return None
         if candidate != self.spec:
-            self._end_trial()
-            if self._replaceable(candidate):
-                self._begin_trial(name, machine.hung | self.hung_writes.keys(), now)
+            hung = machine.hung | self.hung_writes.keys()
+            on_trial = _Known(spec_hash(candidate), "on trial", tuple(sorted(hung)))
+            self._learn(on_trial if self._replaceable(candidate) else None)
+            self._trial_ends = now + TRIAL
         self._put(candidate)
         self.refusal = ""
         self._note_observed(candidate)
@@ -131,24 +150,18 @@ class SpecInForce:
 
     def ready(self, result: Pass) -> None:
         """Note that the node is ready after a pass. The spec is then verified, unless part of it still waits."""
-        self._end_trial()
-        if result.waiting:
-            return
-        if result.want.spec != self.verified:
-            self.verified = result.want.spec
-            _write(self.state / VERIFIED, to_json(self.verified))
-        if self.observed:
+        self._happens("trial over" if result.waiting else "ready", self.spec, self.state())
+        if self.observed and not result.waiting:
             self.observed = None
-            _remove(self.state / OBSERVED)
+            _remove(self.folder / OBSERVED)
 
     def gives_up(self, result: Pass, now: float) -> bool:
         """After a pass: give up a new spec that still fails at the end of its trial. :returns: whether it was given up.
 
         :param now: seconds of a monotonic clock.
         """
-        if self.spec is None or self._trial_ends is None or now < self._trial_ends:
+        if self.trial_left(now) > 0.0:
             return False
-        self._end_trial()
         # The failures of some devices do not count. If a change waits for users, the changes that need it fail. A device that
         # cannot be read fails under any spec.
         excused = {outcome.change.device for outcome in result.outcomes if outcome.result == "deferred"}
@@ -160,50 +173,61 @@ class SpecInForce:
             and outcome.change.device not in excused
             and is_required(result.want, outcome.change)
         ]
-        if not failed:
-            return False
-        self._fall_back(self.spec, "; ".join(f"{outcome.change}: {outcome.error}" for outcome in failed[:3]))
-        return True
+        why = "; ".join(f"{outcome.change}: {outcome.error}" for outcome in failed[:3])
+        return self._happens("trial failed" if failed else "trial over", self.spec, self.state(), why)
 
     def gives_up_crashing(self, why: str) -> bool:
         """After several crashed passes: fall back to the verified spec. :returns: whether there is another one."""
-        if self.spec is None or not self._replaceable(self.spec):
-            return False
-        self._fall_back(self.spec, why)
-        return True
+        return self._happens("crashed", self.spec, self.state(), why)
 
     def trial_left(self, now: float) -> float:
         """Seconds until the trial of a new spec ends; infinite if there is none."""
-        return math.inf if self._trial_ends is None else max(0.0, self._trial_ends - now)
-
-    def _fall_back(self, spec: NodeSpec, why: str) -> None:
-        name = spec_hash(spec)
-        reason = _given_up(name, why)
-        self._remember_failed({name: reason})
-        self._end_trial()
-        self._put(self.verified)
-        self.refusal = reason
+        if self._trial_ends is None or not self._is("on trial", self.spec):
+            return math.inf
+        return max(0.0, self._trial_ends - now)
 
     def _judge_workers_before(self) -> None:
         """Give the spec in force up if the workers before this one crashed, or hung in a write that it has brought."""
-        if self.spec is None or not self._replaceable(self.spec):
-            return
-        excused = self.hung_writes.keys() if self._hung_before is None else self._hung_before
+        excused = self._known.hung if self._known else ()
         brought = [why for device, why in sorted(self.hung_writes.items()) if device not in excused]
-        if self.crashed:
-            self._fall_back(self.spec, _see_journal(self.crashed))
+        if self.crashed and self.gives_up_crashing(_see_journal(self.crashed)):
             self.crashed = None
         elif brought:
-            self._fall_back(self.spec, "; ".join(brought))
+            self._happens("write hung", self.spec, self.state(), "; ".join(brought))
 
-    def _begin_trial(self, name: str, hung: frozenset[str], now: float) -> None:
-        self._hung_before, self._trial_ends = hung, now + TRIAL
-        _write(self.run / ON_TRIAL, json.dumps({"spec": name, "hung": sorted(hung)}) + "\n")
+    def _happens(self, event: Event, spec: NodeSpec | None, state: State, why: str = "") -> bool:
+        """Bring a spec into the state that follows. :returns: whether it was given up.
 
-    def _end_trial(self) -> None:
-        if self._hung_before is not None:
-            self._hung_before = self._trial_ends = None
-            _remove(self.run / ON_TRIAL)
+        :param spec: the spec in force, or the file's.
+        :param why: why it is given up, if it is.
+        """
+        after = AFTER.get((event, state), state)
+        if spec is None or after == state or (after == "given up" and not self._replaceable(spec)):
+            return False
+        if after == "given up":
+            self.refusal = _given_up(spec_hash(spec), why)
+            self._learn(_Known(spec_hash(spec), after, why=self.refusal))
+            self._put(self.verified)
+            return True
+        self._learn(None)
+        if after == "verified":
+            self.verified = spec
+            _write(self.folder / VERIFIED, to_json(spec))
+        return False
+
+    def _is(self, state: State, spec: NodeSpec | None) -> bool:
+        """Whether a spec is known to be in a state."""
+        known = self._known
+        return known is not None and known.state == state and spec is not None and known.spec == spec_hash(spec)
+
+    def _learn(self, known: _Known | None) -> None:
+        if known == self._known:
+            return
+        self._known = known
+        if known is None:
+            _remove(self.run / STATE)
+        else:
+            _write(self.run / STATE, json.dumps(to_plain(known)) + "\n")
 
     def _put(self, spec: NodeSpec | None) -> None:
         """Put a spec in force."""
@@ -225,17 +249,27 @@ class SpecInForce:
 
     def _note_observed(self, spec: NodeSpec) -> None:
         if spec.mode == "enforce":
-            if self._observed_unusable:
-                _remove(self.state / OBSERVED)
-        elif spec != self.observed or self._observed_unusable:
+            if self.observed is None:
+                _remove(self.folder / OBSERVED)  # one that cannot be used
+        elif spec != self.observed:
             self.observed = spec
-            _write(self.state / OBSERVED, to_json(spec))
-        self._observed_unusable = False
+            _write(self.folder / OBSERVED, to_json(spec))
 
-    def _remember_failed(self, failed: dict[str, str]) -> None:
-        if failed != self._failed:
-            self._failed = failed
-            _write(self.run / FAILED, json.dumps(failed) + "\n")
+
+def _parsed(path: Path) -> NodeSpec | str:
+    """The file's spec, or why it has none."""
+    try:
+        candidate = parse(read(path, LARGEST_SPEC), str(path))
+        spec_hash(candidate)
+    except FileNotFoundError:
+        return f"{path} does not exist; run the deploy, or write it"
+    except UnicodeDecodeError as error:
+        return f"{path}: not UTF-8 text: {error}; run the deploy again"
+    except (SpecError, OSError) as error:
+        return str(error)
+    except Exception as error:  # no content of the file may end the worker
+        return f"{path}: {fault(error)}"
+    return candidate
 
 
 def _checked(machine: Machine, candidate: NodeSpec, present: NodeSpec) -> tuple[tuple[str, ...], Snapshot | None]:
@@ -260,27 +294,26 @@ def _unchanged(candidate: NodeSpec, present: NodeSpec) -> NodeSpec:
     return evolve(candidate, nics=tuple(nics))
 
 
-def _trial_of(spec: NodeSpec | None, path: Path) -> frozenset[str] | None:
-    """The devices that hung when the spec in force came, if it is on trial."""
+def _kept(path: Path) -> NodeSpec | None:
+    """The spec that an agent has written, if there is one that can be used."""
     try:
-        noted = load(read(path, LARGEST_SPEC), LARGEST_SPEC)
-        if spec is not None and noted["spec"] == spec_hash(spec):
-            return frozenset(map(str, noted["hung"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # the spec in force is not on trial, or the file is damaged
-    return None
-
-
-def _kept(path: Path) -> tuple[NodeSpec | None, bool]:
-    """The spec that an agent has written, if there is one that can be used; and whether there is one that cannot."""
-    try:
-        return parse(read(path, LARGEST_SPEC), str(path)), False
+        return parse(read(path, LARGEST_SPEC), str(path))
     except FileNotFoundError:
-        return None, False
+        return None
     except (OSError, ValueError) as error:
         # Another version of the agent may have written it, or the disk is damaged.
         journal(f"the spec that was kept cannot be used: {error}")
-        return None, True
+        return None
+
+
+def _may_exist(path: Path) -> bool:
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _see_journal(crashed: str) -> str:

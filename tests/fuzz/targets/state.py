@@ -10,7 +10,7 @@ from pathlib import Path
 from agent.engine.originals import ORIGINALS, Originals, _line, _Original
 from agent.report.activity import SIZE, Activity, View
 from agent.report.records import Numbers
-from agent.service.spec_in_force import FAILED, OBSERVED, VERIFIED, SpecInForce
+from agent.service.spec_in_force import OBSERVED, STATE, VERIFIED, SpecInForce
 from agent.spec.node import to_json
 from tests.fuzz.targets import choose, chosen
 from tests.fuzz.targets.spec import example
@@ -42,8 +42,8 @@ def _observed(data: bytes) -> None:
 
 
 def _failed(data: bytes) -> None:
-    (FOLDER / FAILED).write_bytes(data)
-    _spec(FAILED)
+    (FOLDER / STATE).write_bytes(data)
+    _spec(STATE)
 
 
 def _activity(data: bytes) -> None:

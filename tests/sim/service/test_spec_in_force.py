@@ -1,7 +1,6 @@
 """Which spec is in force: restarts, refusals and failures, with whole passes on the simulated kernel."""
 
 import errno
-import json
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,8 +9,8 @@ from attrs import define, evolve
 
 from agent.machine import Files
 from agent.report.verdict import is_ready
-from agent.service.spec_in_force import FAILED, OBSERVED, TRIAL, SpecInForce
-from agent.spec.node import NodeSpec, from_mapping, spec_hash, to_json
+from agent.service.spec_in_force import OBSERVED, TRIAL, SpecInForce
+from agent.spec.node import NodeSpec, from_mapping, to_json
 from tests.sim.kernel import Kernel
 from tests.sim.service.specs import PF, Agent, refuse_five, spec
 
@@ -265,15 +264,6 @@ def test_a_state_folder_that_cannot_be_read_does_not_stop_the_agent(agent: Agent
     agent.in_force = SpecInForce(agent.folder / ("s" * 300), agent.folder / "run")
     agent.give(spec(3))
     assert is_ready(agent.look().conditions)
-
-
-def test_a_spec_of_mode_observe_that_an_earlier_version_gave_up_is_in_force_again(agent: Agent) -> None:
-    agent.give(spec(3))
-    agent.look()
-    agent.file.write_text(to_json(observing(5)))
-    (agent.folder / "run" / FAILED).write_text(json.dumps({spec_hash(observing(5)): "passes crashed"}))
-    agent.start()
-    assert (agent.in_force.spec, agent.in_force.refusal) == (observing(5), "")
 
 
 @define

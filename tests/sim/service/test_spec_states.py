@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.service.spec_in_force import FAILED
+from agent.service.spec_in_force import AFTER
 from agent.spec.node import NodeSpec, from_mapping, to_json
 from tests.sim.kernel import Kernel
 from tests.sim.service.specs import PF, Agent, refuse_five, spec
@@ -59,13 +59,10 @@ def state(agent: Agent) -> str:
     in_force = agent.in_force
     if in_force.spec is not None and wanted == to_json(in_force.spec):
         assert not in_force.refusal
-        if in_force.spec == in_force.verified:
-            return "verified"
-        return "kept" if in_force.trial_left(agent.now) == math.inf else "on trial"
+        assert (in_force.trial_left(agent.now) < math.inf) == (in_force.state() == "on trial")
+        return in_force.state()
     assert in_force.spec == spec(3) == in_force.verified
-    assert in_force.refusal
-    failed = agent.folder / "run" / FAILED
-    return "given up" if failed.exists() and '"' in failed.read_text() else "refused"
+    return "given up" if "the last verified one is kept" in in_force.refusal else "refused"
 
 
 # --- what happens ----------------------------------------------------------------------------------
@@ -160,6 +157,22 @@ def test_each_state_becomes_what_the_table_says(agent: Agent, before: str, event
     # Another worker changes nothing.
     agent.start()
     assert state(agent) == table()[event, before]
+
+
+CALLED = {
+    "ready": "the node is ready",
+    "trial over": "30 s are over, and changes wait",
+    "trial failed": "30 s are over, and a required change fails",
+    "write hung": "a write hangs",
+    "crashed": "three crashes",
+    "asked": "the unit is reloaded",
+}
+
+
+def test_the_table_is_that_of_the_code() -> None:
+    told = {(event, before): after for (event, before), after in table().items() if event in CALLED.values()}
+    unchanged = {(event, before): before for event, before in told}
+    assert told == unchanged | {(CALLED[event], before): after for (event, before), after in AFTER.items()}
 
 
 def two(count: int, mtu: int, **more: object) -> NodeSpec:
