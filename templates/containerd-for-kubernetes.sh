@@ -117,9 +117,16 @@ else
   if grep -qE "$disabled" result; then
     fault "the CRI plugin is still disabled; remove cri from disabled_plugins in $main or a file that it imports"
   fi
-  has_driver result ||
-    fault "SystemdCgroup of runc is still not true: a file that $main imports sets that plugin (set it there), or containerd" \
-      "$(version) does not know version $(file_version) of the file"
+  if ! has_driver result; then
+    for file in $(read_files); do
+      if [ "$file" != "$main" ] && grep -qE "$(plugin 2)|$(plugin 3)" "$file" 2>/dev/null; then
+        fault "$file, which $main imports, has settings of the CRI plugin, and containerd $(version) takes those of one file" \
+          "as a whole; set SystemdCgroup = true for runc in that file"
+      fi
+    done
+    fault "SystemdCgroup of runc is still not true: containerd $(version) does not know version $(file_version) of the file" \
+      "$main; write it in the version that \`containerd config default\` shows"
+  fi
   LC_ALL=C comm -13 present result >wanted
   ours='^disabled_plugins = |\.runc\.(runtime_type|options\.SystemdCgroup) = '
   # containerd 2 converts a section of version 2 only when the plugin is enabled.

@@ -30,6 +30,11 @@ at = "io.containerd.grpc.v1.cri" if old else "io.containerd.cri.v1.runtime"
 plugins = given.get("plugins", {{}})
 if given.get("version") == 2 and not old and not ("{release}" == "v2.0.4" and "dump" in sys.argv):
     plugins[at] = plugins.get("io.containerd.grpc.v1.cri", {{}})
+# A plugin's settings in an imported file replace those of the main file as a whole.
+for pattern in given.get("imports", []):
+    for path in Path(pattern).parent.glob(Path(pattern).name):
+        for name, settings in tomllib.loads(path.read_text()).get("plugins", {{}}).items():
+            plugins[at] = settings
 own = plugins.get(at, {{}})
 own.setdefault("containerd", {{}}).setdefault("runtimes", runtimes)
 def show(table, name):
@@ -246,6 +251,23 @@ def test_an_explicit_cgroupfs_in_an_imported_file_is_not_overwritten(tmp_path: P
     machine.write(f'version = 2\nimports = ["{machine.work}/etc/containerd/conf.d/*.toml"]\n')
     [fault] = machine.run("dry-run").faults
     assert "conf.d/ours.toml sets SystemdCgroup = false for runc" in fault
+
+
+def test_an_imported_file_that_hides_the_main_one_s_settings_is_named(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, "v2.2.9")
+    (machine.main.parent / "conf.d").mkdir()
+    imported = machine.main.parent / "conf.d/toolkit.toml"
+    section = (
+        '[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.{}]\nruntime_type = "io.containerd.runc.v2"\n'
+    )
+    imported.write_text(f"version = 3\n{section.format('nvidia')}")
+    machine.write(f'version = 2\nimports = ["{machine.work}/etc/containerd/conf.d/*.toml"]\n')
+    [fault] = machine.run("dry-run").faults
+    assert "conf.d/toolkit.toml, which " in fault
+    assert fault.endswith("takes those of one file as a whole; set SystemdCgroup = true for runc in that file")
+    # The remedy helps.
+    imported.write_text(f"{imported.read_text()}{section.format('runc.options')}SystemdCgroup = true\n")
+    assert machine.run("dry-run") == engine_files.DryRun()
 
 
 @pytest.mark.parametrize(
