@@ -66,7 +66,8 @@ class Irq:
 
 
 # The file with the CPUs that have no free interrupt vector, so that `trackbed plan` knows them, too. The kernel shows this only
-# by refusing a write (ENOSPC). A CPU counts as full until the next boot: each new try would make the node unready for a moment.
+# by refusing a write (ENOSPC). A CPU counts as full until it goes offline, when its interrupts go elsewhere, or until the next
+# boot: each new try would make the node unready for a moment.
 FULL = f"{RUN_FOLDER}/full-cpus"
 
 # The file with the CPU that each queue had when the node last matched the spec: JSON, by target and queue. Without it a queue
@@ -108,7 +109,9 @@ def remember(machine: Machine, want: Wanted, have: Snapshot) -> None:
 
     :raises OSError: it cannot be written; then the placement before is kept.
     """
-    before = _kept(have).placed
+    before, full = _kept(have).placed, _kept(have).full
+    if not full <= have.topology.cpus.keys():
+        machine.files.replace(FULL, format_ranges(full & have.topology.cpus.keys()))
     placed = {**before, **placement(want, have)}
     if want.spec.irqs.pin and placed != before:
         queues: dict[str, dict[str, int]] = {}
@@ -388,4 +391,4 @@ def _refused(files: Files, cpus: tuple[int, ...]) -> str:
         files.replace(FULL, format_ranges({*_full(files), *cpus}))
     except OSError as error:
         return f"{message}; {FULL} cannot be written ({error.strerror}), so it is tried again; make room in /run"
-    return f"{message}; it gets no further queue until the next boot"
+    return f"{message}; it gets no further queue until it was offline, or until the next boot"

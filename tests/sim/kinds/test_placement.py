@@ -366,6 +366,32 @@ def test_an_interrupt_that_finds_its_cpu_full_goes_to_the_next_one(kernel: Kerne
     assert not dry_run(another_process, spec()).changes
 
 
+def test_a_full_cpu_that_was_offline_serves_queues_again(kernel: Kernel) -> None:
+    """Its interrupts go elsewhere when it goes offline, so it comes back with all of its vectors."""
+    settle(kernel)
+    before = affinities(kernel)
+    kernel.reload_driver(PF0)
+    taken = list(kernel.interrupts.serving.values()).count(2)
+    kernel.interrupts.vectors[2] = taken
+    failures, time = Failures(), iter(range(1000))
+
+    def follow() -> None:
+        for _ in range(6):
+            converge(kernel.machine(), Goal(spec()), Memory(lambda: float(next(time)), failures))
+
+    follow()
+    assert "2" not in {cpus for (pci, _), cpus in affinities(kernel).items() if pci == PF0}
+    kernel.interrupts.vectors.clear()
+    follow()
+    assert kernel.files.read("/run/trackbed/full-cpus") == "2", "each try would make the node unready"
+    kernel.interrupts.set_online("0-1,3-7")
+    follow()
+    kernel.interrupts.set_online("0-7")
+    follow()
+    assert kernel.files.read("/run/trackbed/full-cpus") == ""
+    assert affinities(kernel) == before
+
+
 def test_a_full_cpu_that_cannot_be_recorded_is_in_the_message(kernel: Kernel) -> None:
     def full(operation: str, where: str, value: str) -> OSError | None:
         return OSError(errno.ENOSPC, "no space") if operation == "replace" or value == "2" else None
