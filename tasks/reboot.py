@@ -192,7 +192,9 @@ def by_policy() -> None:
     A rebooted host runs the deploy from its beginning again before its turn ends: the tasks then do what the new kernel needs,
     and judge their requests anew.
     """
-    carry_out(name="Reboot", policy=POLICY.here(), ready_timeout=TIMEOUT.here())
+    # Whatever the inventory sets: a host that failed in its turn gets no other, and is not brought back.
+    strict: Any = {"_retries": 0, "_ignore_errors": False, "_continue_on_error": False}
+    carry_out(name="Reboot", policy=POLICY.here(), ready_timeout=TIMEOUT.here(), **strict)
 
 
 # A timer of systemd reboots the host, since the SSH session ends with the connection.

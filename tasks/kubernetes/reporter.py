@@ -13,6 +13,7 @@ from pyinfra.api.operation import OperationMeta, operation
 from pyinfra.context import host
 from pyinfra.operations import files
 
+from agent.reporter.http.address import Address, CannotServe
 from tasks import agent, kubernetes
 from tasks.common import archive
 from tasks.common.commands import Commands
@@ -29,14 +30,12 @@ CREDENTIALS_SINCE = 247
 
 
 def _address(value: object) -> str:
-    host_part, _, port = str(value).rpartition(":")
     try:
-        address = ipaddress.ip_address(host_part.removeprefix("[").removesuffix("]"))
-        valid = isinstance(value, str) and address.is_loopback and 1 <= int(port) <= 65535
-    except ValueError:
-        valid = False
-    if not valid:
-        raise ValueError(f"{value!r} is not valid; give a loopback address and a port, as '127.0.0.1:9809'")
+        port = Address.parse(str(value)).port
+    except CannotServe as error:
+        raise ValueError(str(error)) from None
+    if port == 0:
+        raise ValueError(f"{value!r} is not valid; give the port, as 127.0.0.1:9809")
     return str(value)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -154,6 +155,24 @@ def test_a_new_request_after_each_reboot_ends_at_the_limit(node: Node, monkeypat
     assert result.flat[-1] == (
         "refuse: rebooted 3 times in this deploy, and another reboot is still wanted: boot: 4 is too many"
     )
+
+
+@pytest.mark.parametrize(
+    "given", [{"_retries": 2, "_retry_delay": 0}, {"_ignore_errors": True}, {"_continue_on_error": True}]
+)
+def test_a_reboot_that_fails_is_a_failure_whatever_the_inventory_says_of_errors(
+    node: Node, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(reboot, "POLL_INTERVAL", 0)
+    node.data = {"reboot": {"policy": "allow", "timeout": 30}, **given}
+    clock = itertools.count()
+    monkeypatch.setattr("tasks.reboot.time.monotonic", lambda: next(clock))
+    due = ["boot-1", f"boot boot-1 {REASON} "]
+    result = node.deploy(reboot.by_policy, {REQUESTS: due}, {REQUESTS: due, BOOT_ID: ["boot-1"]})
+    assert result.failed
+    assert sum(command == str(script(reboot._REBOOT)) for command in result.flat) == 1
+    assert not any("deferred" in line for line in result.log)
+    assert any("did not shut down within 30 s" in line for line in result.errors)
 
 
 class Silent(list[str]):

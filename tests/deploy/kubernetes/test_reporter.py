@@ -98,11 +98,12 @@ def test_where_systemd_has_no_credentials_the_unit_makes_a_copy(node: Node) -> N
     [
         (
             {"reporter_listen": "0.0.0.0:9809"},
-            "node-a.reporter_listen: '0.0.0.0:9809' is not valid; give a loopback address",
+            "node-a.reporter_listen: other machines can reach 0.0.0.0, and the reporter has no TLS",
         ),
-        ({"reporter_listen": "[::]:9809"}, "is not valid"),
-        ({"reporter_listen": "node:9809"}, "is not valid"),
-        ({"reporter_listen": 9809}, "is not valid"),
+        ({"reporter_listen": "[::]:9809"}, "other machines can reach ::"),
+        ({"reporter_listen": "node:9809"}, "'node:9809' is not an address"),
+        ({"reporter_listen": 9809}, "'9809' is not an address"),
+        ({"reporter_listen": "127.0.0.1:0"}, "'127.0.0.1:0' is not valid; give the port"),
     ],
 )
 def test_an_address_that_other_machines_can_reach_stops_the_deploy(
