@@ -14,6 +14,7 @@ from attrs import field, frozen
 
 from agent.hardware.sysfs import whole
 from agent.report.published import Published
+from agent.report.reasons import declared
 from agent.report.records import Condition, Outcome, Report, Severity
 from agent.report.verdict import NoReport
 from agent.spec.node import NodeSpec
@@ -210,8 +211,10 @@ def _publication(report: Report, published: Published | None) -> Iterator[Findin
 
 def _finding(condition: Condition) -> Finding:
     what = f"{condition.type} is {condition.status} ({condition.reason}): {condition.message}"
+    known = declared(condition.type, condition.reason)
+    remedy = condition.remedy or (known.remedy if known is not None else "") or "see: trackbed status"
     order = CAUSES.index(condition.type) - 100 if condition.type in CAUSES else 1000
-    return Finding(condition.stage, condition.severity, what, condition.remedy or "see: trackbed status", order)
+    return Finding(condition.stage, condition.severity, what, remedy, order)
 
 
 def _outcomes(outcomes: Iterable[Outcome], kinds: Sequence[str]) -> Iterator[Finding]:

@@ -13,9 +13,10 @@ from agent.engine.context import PassContext
 from agent.engine.observation import observed
 from agent.engine.retry import identity
 from agent.engine.users import User, is_owned, with_affected
-from agent.hardware.functions import REMEDY, ifindex_now
+from agent.hardware.functions import ifindex_now
 from agent.kinds import Kind, by_name, links, vf_links
 from agent.report.disruption_policy import Allowed, allowed
+from agent.report.reasons import UNREADABLE_DEVICE
 from agent.report.records import HOST, Change, Disruption, Outcome
 from agent.state.scope import alone
 from agent.state.snapshot import Snapshot
@@ -116,7 +117,7 @@ def _attempt(context: PassContext, want: Wanted, have: Snapshot, kind: Kind, cha
                 return deferred
     except OSError as error:
         # As long as the users are unknown, nothing is disturbed.
-        remedy = f"if the error is the kubelet's, see `systemctl status kubelet`, and reset nothing; else {REMEDY}"
+        remedy = f"if the error is the kubelet's, see `systemctl status kubelet`, and reset nothing; else {UNREADABLE_DEVICE}"
         outcome = Outcome(change, "failed", f"its users cannot be determined: {error}", remedy)
         context.remember_failure(outcome)
         return outcome

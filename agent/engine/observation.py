@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from attrs import evolve, frozen
 
-from agent.hardware.functions import REMEDY
 from agent.kinds import Observer
 from agent.machine import Machine
+from agent.report.reasons import UNREADABLE_DEVICE
 from agent.report.records import HOST, Change, Outcome
 from agent.report.target import device_of
 from agent.state.scope import Scope, in_scope
@@ -77,4 +77,4 @@ def not_observed(kind: Observer, error: OSError) -> Outcome:
 
 
 def _failed(change: Change, why: str) -> Outcome:
-    return Outcome(change, "failed", why, REMEDY)
+    return Outcome(change, "failed", why, UNREADABLE_DEVICE)

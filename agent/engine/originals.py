@@ -22,6 +22,7 @@ from agent.hardware.functions import Function
 from agent.kinds import ANY_VALUE, Kind, Reading
 from agent.machine import Machine
 from agent.report.names import RUN_FOLDER
+from agent.report.reasons import condition
 from agent.report.records import HOST, Change, Condition, Numbers, Value, to_plain, value_from_plain
 from agent.report.target import device_of
 from agent.runtime import journal, write_atomically
@@ -118,16 +119,13 @@ class Originals:
         """``OriginalsKept`` if originals are or may get lost, or wait for a missing NIC; else None."""
         if self._unwritten:
             message = f"{self._unwritten}; they are lost if the agent ends now"
-            return Condition(
-                "OriginalsKept", "False", "NotWritten", message, severity="warn", remedy="make room in /run"
-            )
+            return condition("OriginalsKept", "NotWritten", message, severity="warn")
         if self._unreadable:
             message = (
                 f"{ORIGINALS} in {RUN_FOLDER} has lines that cannot be read: values that the agent changed before, and that "
                 "leave the spec, may stay as they are until the next boot"
             )
-            remedy = "set those by hand"
-            return Condition("OriginalsKept", "False", "Unreadable", message, severity="warn", remedy=remedy)
+            return condition("OriginalsKept", "Unreadable", message, severity="warn")
         if self._undecided:
             return self._waiting()
         return None
@@ -139,8 +137,7 @@ class Originals:
             f"{devices[address]} values that the agent set there stay"
             for address, entries in sorted(self._undecided.items())
         )
-        remedy = "they are restored once it is clear: select that NIC by pci or mac, or take it out of the spec"
-        return Condition("OriginalsKept", "False", "NicMissing", "; ".join(each), severity="warn", remedy=remedy)
+        return condition("OriginalsKept", "NicMissing", "; ".join(each), severity="warn")
 
     def keep(self, machine: Machine, want: Wanted, kind: Kind, change: Change) -> None:
         """Note the values that a change replaces. Call it before the change is made.

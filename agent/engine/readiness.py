@@ -15,6 +15,7 @@ from attrs import define, evolve, field, frozen
 
 from agent.machine import Machine
 from agent.probes import Probe, probes
+from agent.report.reasons import condition
 from agent.report.records import Condition, Status
 from agent.runtime import doubling
 from agent.spec.node import ProbePolicy, ProbeSeverity, Silence
@@ -303,8 +304,7 @@ def _unknown(record: _Record) -> Condition | None:
     probe = record.probe
     if record.late and record.under_way is not None:
         message = f"its reading has not returned after {record.under_way.deadline:.0f} s"
-        remedy = "see what hangs: dmesg, and /proc/*/task/*/stack of the agent's worker"
-        return Condition(probe.type, "Unknown", "ProbeTimedOut", message, remedy=remedy)
+        return condition(probe.type, "ProbeTimedOut", message)
     if record.taken is None:
         return Condition(probe.type, "Unknown", "NotYetRead", "its first reading is under way")
     if record.taken.error:

@@ -30,7 +30,6 @@ NET_ADDR_PERM = "0"
 
 UNREADABLE = "DeviceUnreadable"
 HUNG = "DeviceHung"
-REMEDY = "see the kernel's log (dmesg), and reset the device, load its driver again or reboot the node"
 
 
 @frozen

@@ -11,11 +11,12 @@ from collections.abc import Collection, Iterator, Mapping
 
 from attrs import evolve, frozen
 
-from agent.hardware.functions import NET, REMEDY, ifindex, netdev, pci_of, physical_function
+from agent.hardware.functions import NET, ifindex, netdev, pci_of, physical_function
 from agent.hardware.placement import mask, pool
 from agent.hardware.sysfs import names_or_none, whole
 from agent.kinds import Reading, queues
 from agent.machine import Files, Machine
+from agent.report.reasons import UNREADABLE_DEVICE
 from agent.report.records import HOST, Change
 from agent.spec.node import SteeredNetdevs
 from agent.spec.ranges import format_ranges, parse_ranges
@@ -126,7 +127,7 @@ def _unusable(rule: SteeredNetdevs) -> Change:
 
 def _unreadable(name: str, why: str) -> Change:
     blocker = f"it cannot be read: {why}"
-    return Change(NAME, HOST, name, "unreadable", "readable", blocker=blocker, remedy=REMEDY, required=False)
+    return Change(NAME, HOST, name, "unreadable", "readable", blocker=blocker, remedy=UNREADABLE_DEVICE, required=False)
 
 
 def _cpus(want: Wanted, have: Snapshot, rule: SteeredNetdevs, receive_queues: int) -> frozenset[int]:

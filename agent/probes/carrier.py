@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from agent.kinds import links, vf_attributes, vf_links
 from agent.machine import VfInfo
+from agent.report.reasons import condition
 from agent.report.records import Condition, Severity, Stage
 from agent.report.target import is_vf, vf_index
 from agent.state.snapshot import Snapshot
@@ -31,11 +32,9 @@ def judge(want: Wanted, have: Snapshot, facts: None) -> list[Condition]:
         and not _held_down(nic, target)
     ]
     if not dark:
-        return [Condition(TYPE, "True", "AllConnected")]
-    remedy = "check the cable, the switch port and, for a VF, its PF or its representor"
-    if any(HELD in name for name in dark):
-        remedy = f'{remedy}; give the VFs that their PF holds down link_state "auto"'
-    return [Condition(TYPE, "False", "NoCarrier", f"no carrier on {', '.join(dark)}", remedy=remedy)]
+        return [condition(TYPE, "AllConnected")]
+    more = '; give the VFs that their PF holds down link_state "auto"' if any(HELD in name for name in dark) else ""
+    return [condition(TYPE, "NoCarrier", f"no carrier on {', '.join(dark)}", more=more)]
 
 
 def _holds_down(have: Snapshot, address: str, target: str) -> bool:

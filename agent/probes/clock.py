@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from agent.machine import Machine
+from agent.report.reasons import condition
 from agent.report.records import Condition, Severity, Stage
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
@@ -26,10 +27,5 @@ def read(machine: Machine, want: Wanted) -> bool:
 def judge(want: Wanted, have: Snapshot, facts: bool) -> list[Condition]:
     """False if the clock is not synchronised."""
     if facts:
-        return [Condition(TYPE, "True", "Synchronised")]
-    remedy = "start chronyd or systemd-timesyncd; see `timedatectl`, and whether the time servers can be reached"
-    return [
-        Condition(
-            TYPE, "False", "NotSynchronised", "nothing has set the clock for hours, or since the boot", remedy=remedy
-        )
-    ]
+        return [condition(TYPE, "Synchronised")]
+    return [condition(TYPE, "NotSynchronised", "nothing has set the clock for hours, or since the boot")]

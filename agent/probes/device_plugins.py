@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from agent.hardware.sysfs import names_or_none
 from agent.machine import Machine
+from agent.report.reasons import condition
 from agent.report.records import Condition, Severity, Stage
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
@@ -30,8 +31,8 @@ def read(machine: Machine, want: Wanted) -> bool:
 def judge(want: Wanted, have: Snapshot, facts: bool) -> list[Condition]:
     """False if a kubelet runs without a socket."""
     if "kubelet" not in have.processes:
-        return [Condition(TYPE, "True", "NoKubelet")]
+        return [condition(TYPE, "NoKubelet")]
     if facts:
-        return [Condition(TYPE, "True", "Served")]
+        return [condition(TYPE, "Served")]
     message = f"the kubelet runs, and {FOLDER}/{SOCKET} is not there"
-    return [Condition(TYPE, "False", "NoSocket", message, remedy="see its log: journalctl -u kubelet")]
+    return [condition(TYPE, "NoSocket", message)]

@@ -15,6 +15,7 @@ from attrs import frozen
 from agent.hardware.functions import NET, RDMA, device_path, netdev
 from agent.hardware.sysfs import names_or_none, read_or, whole
 from agent.machine import Files, Machine
+from agent.report.reasons import condition
 from agent.report.records import Condition, Severity, Stage
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
@@ -86,7 +87,6 @@ def judge(want: Wanted, have: Snapshot, facts: tuple[Sample, ...]) -> list[Condi
     """False if counters rose within the window; the message names them."""
     risen = rises(facts)
     if not risen:
-        return [Condition(TYPE, "True", "NoErrors")]
+        return [condition(TYPE, "NoErrors")]
     message = ", ".join(f"{name} +{rise}" for name, rise in risen.items())
-    remedy = "check cable, transceiver and switch port (ethtool -S, rdma statistic)"
-    return [Condition(TYPE, "False", "ErrorsRising", f"within {WINDOW / 60:.0f} minutes: {message}", remedy=remedy)]
+    return [condition(TYPE, "ErrorsRising", f"within {WINDOW / 60:.0f} minutes: {message}")]

@@ -15,6 +15,7 @@ from agent.hardware.rdma import Reader
 from agent.hardware.sysfs import read_or
 from agent.machine import Files, Machine
 from agent.report.fabric import RESULTS_FILE, FabricResults, identity, results_from_json
+from agent.report.reasons import condition
 from agent.report.records import Condition, Severity, Stage
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
@@ -25,7 +26,6 @@ STAGE: Stage = "network"
 SEVERITY: Severity = "warn"
 
 DAY = 86400.0
-REMEDY = "test it again: pyinfra INVENTORY deploys/fabric.py"
 
 
 @frozen
@@ -77,23 +77,23 @@ def judge(want: Wanted, have: Snapshot, facts: Facts | str | None) -> list[Condi
     if facts is None:
         return []
     if isinstance(facts, str):
-        return [Condition(TYPE, "Unknown", "ResultUnreadable", facts, remedy=REMEDY)]
+        return [condition(TYPE, "ResultUnreadable", facts)]
     failed = [f"{seen.nic} ({seen.pci}): {seen.message}" for seen in facts.results.nics if not seen.good]
     if failed:
-        return [Condition(TYPE, "False", "TestFailed", "; ".join(failed), remedy=f"repair it, then {REMEDY}")]
+        return [condition(TYPE, "TestFailed", "; ".join(failed))]
     changed = [
         f"{seen.nic} ({seen.pci}): {', '.join(_changes(seen.identity, facts.now[seen.pci]))}"
         for seen in facts.results.nics
         if seen.identity != facts.now[seen.pci]
     ]
     if changed:
-        return [Condition(TYPE, "Unknown", "ChangedSinceTest", "; ".join(changed), remedy=REMEDY)]
+        return [condition(TYPE, "ChangedSinceTest", "; ".join(changed))]
     tested = {seen.nic for seen in facts.results.nics}
     untested = sorted(nic.nic.name for nic in want.nics.values() if nic.nic.rdma and nic.nic.name not in tested)
     if untested:
-        return [Condition(TYPE, "Unknown", "NotTested", f"not tested: {', '.join(untested)}", remedy=REMEDY)]
+        return [condition(TYPE, "NotTested", f"not tested: {', '.join(untested)}")]
     age = "today" if facts.days == 0 else f"{facts.days} days ago" if facts.days > 1 else "a day ago"
-    return [Condition(TYPE, "True", "TestPassed", f"tested {age}: {', '.join(sorted(tested))}")]
+    return [condition(TYPE, "TestPassed", f"tested {age}: {', '.join(sorted(tested))}")]
 
 
 def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

@@ -10,6 +10,7 @@ from attrs import frozen
 
 from agent.hardware.sysfs import names_or_none
 from agent.machine import Machine
+from agent.report.reasons import condition
 from agent.report.records import Condition, Severity, Stage
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
@@ -45,18 +46,12 @@ def judge(want: Wanted, have: Snapshot, facts: Gpus) -> list[Condition]:
     if wanted is None:
         return []
     if not facts.driver:
-        remedy = "install the driver, and see dmesg: modprobe nvidia"
-        return [Condition(TYPE, "False", "DriverMissing", "the module nvidia is not loaded", remedy=remedy)]
+        return [condition(TYPE, "DriverMissing", "the module nvidia is not loaded")]
     if len(facts.addresses) != wanted.count:
         listed = ", ".join(facts.addresses) or "none"
         number = len(facts.addresses)
         message = f"the driver has {number} GPU{'' if number == 1 else 's'} ({listed}), the spec wants {wanted.count}"
-        remedy = (
-            "compare with lspci -d 10de: and see dmesg for Xid errors: a GPU that fell off the bus comes back with a power "
-            "cycle"
-        )
-        return [Condition(TYPE, "False", "GpusMissing", message, remedy=remedy)]
+        return [condition(TYPE, "GpusMissing", message)]
     if wanted.peer_memory and not facts.peer_memory:
-        remedy = "modprobe nvidia_peermem, and give it in kernel_modules"
-        return [Condition(TYPE, "False", "PeerMemoryMissing", "the module nvidia_peermem is not loaded", remedy=remedy)]
-    return [Condition(TYPE, "True", "AllPresent")]
+        return [condition(TYPE, "PeerMemoryMissing", "the module nvidia_peermem is not loaded")]
+    return [condition(TYPE, "AllPresent")]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from agent.hardware.functions import HUNG, REMEDY, UNREADABLE
+from agent.hardware.functions import HUNG, UNREADABLE
+from agent.report.reasons import condition
 from agent.report.records import Condition, Severity, Stage
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
@@ -21,7 +22,7 @@ def judge(want: Wanted, have: Snapshot, facts: None) -> list[Condition]:
     if hung:
         parts.append(f"a call to {', '.join(hung)} never returned; left alone until that call ends, or the next boot")
     if unreadable:
-        parts.append(f"left alone, since they cannot be read: {', '.join(unreadable)}; {REMEDY}")
+        parts.append(f"left alone, since they cannot be read: {', '.join(unreadable)}")
     if not parts:
-        return [Condition(TYPE, "True", "AllAnswer")]
-    return [Condition(TYPE, "Unknown", HUNG if hung else UNREADABLE, "; ".join(parts))]
+        return [condition(TYPE, "AllAnswer")]
+    return [condition(TYPE, HUNG if hung else UNREADABLE, "; ".join(parts))]

@@ -1,6 +1,7 @@
 """irqbalance follows the spec's policy. Otherwise it moves interrupts that the agent has pinned."""
 
 from agent.kinds.host import irqbalance
+from agent.report.reasons import condition
 from agent.report.records import HOST, Condition, Severity, Stage
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
@@ -18,13 +19,12 @@ def judge(want: Wanted, have: Snapshot, facts: None) -> list[Condition]:
     policy = want.spec.irqs.irqbalance
     if policy == "disabled" and irqbalance.PROCESS in have.processes:
         message = "irqbalance runs and moves interrupts away"
-        remedy = "stop it: systemctl disable --now irqbalance"
-        return [Condition(TYPE, "False", "IrqbalanceRunning", message, remedy=remedy)]
+        return [condition(TYPE, "IrqbalanceRunning", message)]
     bans: irqbalance.Bans | None = have[irqbalance.NAME].get(HOST)
     if policy == "banned" and bans is None:
         message = f"{irqbalance.LIST} or irqbalance's command line cannot be read; Converged says why"
-        return [Condition(TYPE, "Unknown", "NotRead", message)]
+        return [condition(TYPE, "NotRead", message)]
     if policy == "banned" and bans is not None and not bans.asked:
         message = f"irqbalance runs without --policyscript={irqbalance.SCRIPT} and moves interrupts away"
-        return [Condition(TYPE, "False", "IrqbalanceUnbanned", message, remedy="run the deploy")]
-    return [Condition(TYPE, "True", "PolicyHeld")]
+        return [condition(TYPE, "IrqbalanceUnbanned", message)]
+    return [condition(TYPE, "PolicyHeld")]

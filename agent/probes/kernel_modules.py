@@ -10,6 +10,7 @@ from attrs import frozen
 
 from agent.hardware.sysfs import read_or
 from agent.machine import Machine
+from agent.report.reasons import condition
 from agent.report.records import Condition, Severity, Stage
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
@@ -53,6 +54,5 @@ def judge(want: Wanted, have: Snapshot, facts: tuple[Loaded, ...]) -> list[Condi
     """False if loaded modules differ from the installed ones; the message names them."""
     stale = [f"{m.module} (loaded {m.loaded}, installed {m.installed})" for m in facts if m.loaded != m.installed]
     if not stale:
-        return [Condition(TYPE, "True", "AsInstalled" if facts else "NothingToCompare")]
-    remedy = "load them again, or reboot; if that does not help: update-initramfs or dracut"
-    return [Condition(TYPE, "False", "ModulesStale", f"not what is installed: {', '.join(stale)}", remedy=remedy)]
+        return [condition(TYPE, "AsInstalled" if facts else "NothingToCompare")]
+    return [condition(TYPE, "ModulesStale", f"not what is installed: {', '.join(stale)}")]

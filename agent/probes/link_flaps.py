@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from attrs import evolve, frozen
 
 from agent.kinds import links
+from agent.report.reasons import condition
 from agent.report.records import Condition, Severity, Stage
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
@@ -82,6 +83,5 @@ def judge(want: Wanted, have: Snapshot, facts: History) -> list[Condition]:
                 f"{known.name} ({address}) lost its carrier {len(counted)} times, for {max(counted):.0f} s at most"
             )
     if not faults:
-        return [Condition(TYPE, "True", "Steady")]
-    remedy = "check cable, transceiver and switch port; it is forgotten after 12 hours, or when the agent is restarted"
-    return [Condition(TYPE, "False", "LinkFlapped", f"{'; '.join(faults)}, within 12 hours", remedy=remedy)]
+        return [condition(TYPE, "Steady")]
+    return [condition(TYPE, "LinkFlapped", f"{'; '.join(faults)}, within 12 hours")]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from agent.machine import Machine
+from agent.report.reasons import condition
 from agent.report.records import Condition, Severity, Stage
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
@@ -30,13 +31,6 @@ def judge(want: Wanted, have: Snapshot, facts: Mapping[str, int]) -> list[Condit
     """False if a runtime has a limit; the message names it."""
     limited = {name: limit for name, limit in sorted(facts.items()) if limit >= 0}
     if not limited:
-        return [Condition(TYPE, "True", "Unlimited" if facts else "NoRuntime")]
-    listed = ", ".join(f"{name} {limit} bytes" for name, limit in limited.items())
-    units = ", ".join(f"{RUNTIMES[name]}.service" for name in limited)
-    remedy = (
-        f"set LimitMEMLOCK=infinity for {units} (with k3s or RKE2: for their service) in a drop-in and restart it: containers "
-        "that start after that have it"
-    )
-    return [
-        Condition(TYPE, "False", "MemlockLimited", f"locked memory of containers is limited: {listed}", remedy=remedy)
-    ]
+        return [condition(TYPE, "Unlimited" if facts else "NoRuntime")]
+    listed = ", ".join(f"{name} {limit} bytes ({RUNTIMES[name]}.service)" for name, limit in limited.items())
+    return [condition(TYPE, "MemlockLimited", f"locked memory of containers is limited: {listed}")]

@@ -15,6 +15,7 @@ from attrs import frozen
 from agent.hardware.functions import device_path
 from agent.hardware.sysfs import read_or
 from agent.machine import Files, Machine
+from agent.report.reasons import condition
 from agent.report.records import Condition, Severity, Stage
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
@@ -59,9 +60,8 @@ def judge(want: Wanted, have: Snapshot, facts: Mapping[str, PcieLink]) -> list[C
         if (link := facts.get(address)) and (link.width < link.max_width or link.speed < link.max_speed)
     ]
     if not degraded:
-        return [Condition(TYPE, "True", "FullWidthAndSpeed")]
-    remedy = "reseat the card, and compare with the slot: lspci -vv, LnkCap and LnkSta"
-    return [Condition(TYPE, "False", "PcieDegraded", "; ".join(degraded), remedy=remedy)]
+        return [condition(TYPE, "FullWidthAndSpeed")]
+    return [condition(TYPE, "PcieDegraded", "; ".join(degraded))]
 
 
 def _size(width: int, speed: float) -> str:

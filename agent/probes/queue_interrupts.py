@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from agent.kinds import irqs, links, vf_links
 from agent.machine import Link
+from agent.report.reasons import condition
 from agent.report.records import Condition, Severity, Stage
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
@@ -27,7 +28,7 @@ def judge(want: Wanted, have: Snapshot, facts: None) -> list[Condition]:
         return []
     unrecognised = list(_unrecognised(want, have))
     if not unrecognised:
-        return [Condition(TYPE, "True", "Recognised")]
+        return [condition(TYPE, "Recognised")]
     link, requested = unrecognised[0]
     names = list(dict.fromkeys(irq.action for irq in requested))
     more = ", ..." if len(names) > SHOWN else ""
@@ -38,8 +39,7 @@ def judge(want: Wanted, have: Snapshot, facts: None) -> list[Condition]:
         f"{link.name} has carrier and {len(requested)} interrupts, and none is recognised as a queue's, so none is pinned"
         f" ({', '.join(names[:SHOWN])}{more}){others}"
     )
-    remedy = "the driver's interrupts need a record: see \"Add a NIC family\" in Trackbed's documentation"
-    return [Condition(TYPE, "False", "NotRecognised", message, remedy=remedy)]
+    return [condition(TYPE, "NotRecognised", message)]
 
 
 def _unrecognised(want: Wanted, have: Snapshot) -> Iterator[tuple[Link, tuple[irqs.Irq, ...]]]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from agent.hardware.rdma import CHAR_DEVICES
 from agent.kinds import rdma
 from agent.probes.rdma_devices import Devices, Fault, expected, faults
+from agent.report.reasons import condition
 from agent.report.records import HOST, Condition, Severity, Stage
 from agent.spec.nic import RdmaDevices
 from agent.state.snapshot import Snapshot
@@ -34,9 +35,9 @@ def judge(want: Wanted, have: Snapshot, facts: None) -> list[Condition]:
     if asked & required and not have[rdma.NAME].get(HOST, {}).get(rdma.RDMA_CM):
         lacking["load rdma_ucm"] = ["rdma_cm"]
     if not lacking:
-        return [Condition(TYPE, "True", "AllPresent")]
+        return [condition(TYPE, "AllPresent")]
     listed = "; ".join(f"{', '.join(dict.fromkeys(those))} ({remedy})" for remedy, those in lacking.items())
-    return [Condition(TYPE, "False", "CharDeviceMissing", f"not in {CHAR_DEVICES}: {listed}")]
+    return [condition(TYPE, "CharDeviceMissing", f"not in {CHAR_DEVICES}: {listed}")]
 
 
 def _lacking(nic: WantedNic, wanted: RdmaDevices, devices: Devices) -> Iterator[Fault]:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from attrs import evolve, frozen
 
 from agent.kinds import links, vf_links
+from agent.report.reasons import condition
 from agent.report.records import Condition, Severity, Stage
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
@@ -60,7 +61,6 @@ def judge(want: Wanted, have: Snapshot, facts: Mapping[str, Presence]) -> list[C
     if not any(have[vf_links.NAME].values()):
         return []
     if not lacking:
-        return [Condition(TYPE, "True", "AllCreated")]
+        return [condition(TYPE, "AllCreated")]
     message = f"no network namespace that the agent can enter has the netdevs of {', '.join(lacking)}"
-    remedy = "see the kernel log (dmesg) for the driver's error; it may wait for an answer of the PF's driver"
-    return [Condition(TYPE, "False", "NetdevMissing", message, remedy=remedy)]
+    return [condition(TYPE, "NetdevMissing", message)]

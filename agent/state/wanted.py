@@ -7,11 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from agent.driver_families import VFIO
-from agent.hardware.functions import HUNG, REMEDY, UNREADABLE, Asked, Function
-from agent.report.records import Condition, Severity, Status
+from agent.hardware.functions import HUNG, UNREADABLE, Asked, Function
+from agent.report.reasons import condition
+from agent.report.records import Condition, Severity
 from agent.report.target import vf_target
 from agent.spec.nic import Nic, VfAttributes
 from agent.spec.node import NodeSpec
@@ -196,20 +197,18 @@ def _entry_fault(selection: Selection, functions: Sequence[Function]) -> Conditi
             f"{called} matches {len(selection.functions)} functions{matching}, and {bound} must match; "
             f"this node has {_listed(functions)}"
         )
-        remedy = "check the slots and the selector; until then none of them is changed"
-        return _lacking([nic], "TooFewNics" if few else "TooManyNics", message, remedy)
+        return _lacking([nic], "TooFewNics" if few else "TooManyNics", message)
     if not selection.functions:
         if (function := with_other_port(nic.select, functions)) is not None:
             message = (
                 f"{called} is a further port of {function.address}, and only the first port of a function is managed"
             )
             remedy = f"select {_listed([function])}, and configure the other ports by other programs"
-            return _lacking([nic], "NicNotFirstPort", message, remedy)
+            return evolve(_lacking([nic], "NicNotFirstPort", message), remedy=remedy)
         message = f"{called} is not there; this node has {_listed(functions)}"
-        return _lacking([nic], "NicMissing", message, "check the slot, the driver and the selector")
+        return _lacking([nic], "NicMissing", message)
     several = ", ".join(function.address for function in selection.functions)
-    remedy = "select one of them by pci or mac, or give select.each if each is to be a NIC"
-    return _lacking([nic], "NicAmbiguous", f"{called} matches {several}", remedy)
+    return _lacking([nic], "NicAmbiguous", f"{called} matches {several}")
 
 
 def _listed(functions: Sequence[Function]) -> str:
@@ -225,9 +224,9 @@ def _not_known(nic: Nic, undecided: Sequence[Function]) -> Condition:
     if nic.select.each:
         message = f"{called} is left alone: it is not known now which functions are meant ({why})"
         excluded = f"; or select {' and '.join(nic.select.without)} by pci" if nic.select.without else ""
-        return _lacking([nic], UNREADABLE if unread else "NicsUnknown", message, f"{REMEDY}{excluded}", "Unknown")
+        return _lacking([nic], UNREADABLE if unread else "NicsUnknown", message, excluded)
     may_be = "does not exist, or is a function that cannot be read" if nic.select.pci is None else "cannot be read"
-    return _lacking([nic], UNREADABLE if unread else HUNG, f"{called} {may_be} ({why})", REMEDY, "Unknown")
+    return _lacking([nic], UNREADABLE if unread else HUNG, f"{called} {may_be} ({why})")
 
 
 def _function_fault(member: Member) -> Condition | None:
@@ -235,11 +234,10 @@ def _function_fault(member: Member) -> Condition | None:
     nic, function = member.nic, member.function
     if function.hung:
         message = f"a call to {function.address} (NIC {nic.name}) never returned, so it is left alone for now"
-        remedy = "see the kernel's log for the driver's reason, and reset the device or reboot the node"
-        return _lacking([nic], HUNG, message, remedy, "Unknown")
+        return _lacking([nic], HUNG, message)
     if function.unreadable:
         message = f"{function.address} (NIC {nic.name}) cannot be read, so it is left alone: {function.unreadable}"
-        return _lacking([nic], UNREADABLE, message, REMEDY, "Unknown")
+        return _lacking([nic], UNREADABLE, message)
     return None
 
 
@@ -247,16 +245,16 @@ def _claimed_twice(address: str, claiming: Sequence[Nic]) -> Condition:
     names = " and ".join(sorted(nic.name for nic in claiming))
     single = [nic.name for nic in claiming if not nic.select.each]
     several = [nic.name for nic in claiming if nic.select.each]
-    remedy = "keep one of them, or select another function"
-    if len(single) == len(several) == 1:
-        remedy = f"if it is {single[0]}, give that name in select.without of {several[0]}"
     left = f"which is left alone{f', with all functions of {several[0]}' if several else ''}"
-    return _lacking(claiming, "NicClaimedTwice", f"NICs {names} all select {address}, {left}", remedy)
+    fault = _lacking(claiming, "NicClaimedTwice", f"NICs {names} all select {address}, {left}")
+    if len(single) == len(several) == 1:
+        return evolve(fault, remedy=f"if it is {single[0]}, give that name in select.without of {several[0]}")
+    return fault
 
 
-def _lacking(nics: Collection[Nic], reason: str, message: str, remedy: str, status: Status = "False") -> Condition:
+def _lacking(nics: Collection[Nic], reason: str, message: str, more: str = "") -> Condition:
     severity: Severity = "required" if any(nic.required for nic in nics) else "warn"
-    return Condition("NicsPresent", status, reason, message, "device", severity, remedy)
+    return condition("NicsPresent", reason, message, severity=severity, more=more)
 
 
 def _without_shared_addresses(nics: dict[str, WantedNic], functions: tuple[Function, ...]) -> list[Condition]:
@@ -282,8 +280,7 @@ def _without_shared_addresses(nics: dict[str, WantedNic], functions: tuple[Funct
     for addresses, reasons in sorted(shared.items()):
         names = " and ".join(nics[address].nic.name for address in addresses)
         message = f"NIC {names} is left alone: {reasons[0]}"
-        remedy = "give VFs addresses that no other function has (vfs.groups)"
-        conditions.append(_lacking([nics[address].nic for address in addresses], "AddressGivenTwice", message, remedy))
+        conditions.append(_lacking([nics[address].nic for address in addresses], "AddressGivenTwice", message))
     for address in {address for addresses in shared for address in addresses}:
         del nics[address]
     return conditions

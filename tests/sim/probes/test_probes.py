@@ -196,7 +196,7 @@ def test_a_runtime_that_limits_locked_memory_is_named_with_the_remedy(node: Node
     node.kernel.host.locked_memory = {"containerd": 8 << 20, "crio": -1}
     condition = node.look()["ContainerMemlock"]
     assert state(condition) == ("False", "MemlockLimited", "warn")
-    assert "containerd 8388608 bytes; set LimitMEMLOCK=infinity for containerd.service" in condition.text
+    assert "containerd 8388608 bytes (containerd.service); set LimitMEMLOCK=infinity in a drop-in of" in condition.text
     node.kernel.host.locked_memory["containerd"] = -1
     node.now += 60
     assert node.look()["ContainerMemlock"].reason == "Unlimited"
