@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import agent.linux._pyroute2  # noqa: F401  before the modules that import pyroute2
 from agent.linux.dcb import LinuxDcb
 from agent.linux.details import LinuxDetails
 from agent.linux.ethtool import LinuxEthtool

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-
-import psutil
 
 
 class LinuxProcesses:
@@ -19,9 +18,9 @@ class LinuxProcesses:
         return frozenset(name for _, name in _commands())
 
     def holders(self, paths: frozenset[str]) -> Mapping[str, tuple[str, ...]]:
-        """Read the link of every descriptor: psutil lists only regular files."""
+        """Read the link of every descriptor."""
         by_path: dict[str, list[str]] = {}
-        for pid in psutil.pids():
+        for pid in _pids():
             for path in sorted(paths.intersection(_open_files(pid))):
                 with suppress(OSError):  # it has ended
                     by_path.setdefault(path, []).append(f"{_command(pid)} (pid {pid})")
@@ -30,31 +29,37 @@ class LinuxProcesses:
     def memlock(self, names: frozenset[str]) -> Mapping[str, int]:
         """prlimit(2) of each process of these names."""
         lowest: dict[str, int] = {}
-        for name, process in _named(names):
-            with suppress(psutil.NoSuchProcess):  # ended meanwhile
-                soft, _ = process.rlimit(psutil.RLIMIT_MEMLOCK)
-                limits = [limit for limit in (soft, lowest.get(name, -1)) if limit != psutil.RLIM_INFINITY]
+        for pid, name in _named(names):
+            with suppress(ProcessLookupError):  # ended meanwhile
+                soft, _ = resource.prlimit(pid, resource.RLIMIT_MEMLOCK)
+                limits = [limit for limit in (soft, lowest.get(name, -1)) if limit != resource.RLIM_INFINITY]
                 lowest[name] = min(limits, default=-1)
         return lowest
 
     def arguments(self, name: str) -> tuple[tuple[str, ...], ...]:
         """Read the command line of each."""
         command_lines = []
-        for _, process in _named({name}):
-            with suppress(psutil.NoSuchProcess):
-                command_lines.append(tuple(process.cmdline()))
+        for pid, _ in _named({name}):
+            with suppress(FileNotFoundError, ProcessLookupError):
+                text = Path(f"/proc/{pid}/cmdline").read_text(errors="surrogateescape")
+                if text:  # else it is a zombie
+                    command_lines.append(tuple(text.removesuffix("\0").split("\0")))
         return tuple(command_lines)
 
     def hang_up(self, name: str) -> None:
         """Send the signal to each."""
-        for _, process in _named({name}):
-            with suppress(psutil.NoSuchProcess):
-                process.send_signal(signal.SIGHUP)
+        for pid, _ in _named({name}):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGHUP)
+
+
+def _pids() -> list[int]:
+    return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())  # noqa: PTH208  thousands of them
 
 
 def _commands() -> Iterator[tuple[int, str]]:
     """Each process and its `comm`."""
-    for pid in psutil.pids():
+    for pid in _pids():
         with suppress(OSError):  # it has ended
             yield pid, _command(pid)
 
@@ -62,8 +67,8 @@ def _commands() -> Iterator[tuple[int, str]]:
 def _command(pid: int) -> str:
     """The `comm` of a process; OSError: it has ended.
 
-    psutil reads the command line if the name has 15 characters. That waits for the process's memory lock
-    (proc_pid_cmdline_read, fs/proc/base.c): for ever, if the owner of the lock hangs in a driver.
+    To read the command line instead would wait for the process's memory lock (proc_pid_cmdline_read, fs/proc/base.c): for
+    ever, if the owner of the lock hangs in a driver.
     """
     return Path(f"/proc/{pid}/comm").read_text(errors="replace").rstrip("\n")
 
@@ -79,12 +84,6 @@ def _open_files(pid: int) -> Iterator[str]:
             yield os.readlink(f"{folder}/{descriptor}")  # noqa: PTH115  as above
 
 
-def _named(names: Collection[str]) -> Iterator[tuple[str, psutil.Process]]:
+def _named(names: Collection[str]) -> Iterator[tuple[int, str]]:
     """The processes whose `comm`, of at most 15 characters, is one of these names."""
-    for pid, command in _commands():
-        if command in names:
-            try:
-                process = psutil.Process(pid)
-            except psutil.NoSuchProcess:
-                continue
-            yield command, process
+    return ((pid, command) for pid, command in _commands() if command in names)
