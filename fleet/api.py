@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import wraps
@@ -27,13 +27,25 @@ from agent.report import names
 from agent.spec.node import NODE_NAME
 from fleet.connection import TEMPORARY, PluginFailed, connect, unreachable
 from fleet.kubeconfig import Misconfigured, default_file, from_kubeconfig
-from fleet.reading import PlainLease, PlainNode, PlainNodeStatus, Read, read, read_all, without_bad_times
+from fleet.reading import (
+    PlainConfigMap,
+    PlainLease,
+    PlainNode,
+    PlainNodeStatus,
+    Read,
+    read,
+    read_all,
+    without_bad_times,
+)
 
 CONFLICTS = (409, 422)
 """HTTP status codes of a patch whose precondition (resourceVersion, or a `test`) no longer holds."""
 
-ABSENT = 404
-"""HTTP status code: there is no such object."""
+ABSENT, FORBIDDEN = 404, 403
+"""HTTP status codes: there is no such object; the user may not do that."""
+
+SHUT_OUT = "shut-out"
+"""The ConfigMap with the names of the Nodes that are shut out, each with the reason."""
 
 TIMEOUT = httpx2.Timeout(10.0, read=30.0)
 """Seconds for the connection, and for the answer: a list of thousands of Nodes takes a while."""
@@ -88,6 +100,20 @@ class Api:
         """Every reporter's Lease, by the Node's name."""
         with answers(self.client):
             return read_all(self.client.list(PlainLease, namespace=names.NAMESPACE, chunk_size=PAGE), Lease)
+
+    def shut_out(self) -> Mapping[str, str] | None:
+        """Why each Node is shut out, by its name (docs/kubernetes.md); None: this user may not read that.
+
+        Without the ConfigMap no Node is shut out (fleet/cluster/shut-out-policy.yaml).
+        """
+        try:
+            with answers(self.client):
+                document = self.client.get(PlainConfigMap, SHUT_OUT, namespace=names.NAMESPACE)
+                return {str(name): str(why) for name, why in (document.get("data") or {}).items()}
+        except ApiError as error:
+            if code(error) not in (ABSENT, FORBIDDEN):
+                raise
+            return {} if code(error) == ABSENT else None
 
     def node(self, name: str) -> tuple[Node, str]:
         """A Node, and why parts of it cannot be read.

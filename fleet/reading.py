@@ -19,7 +19,7 @@ from lightkube.generic_resource import (
     GenericNamespacedResource,
 )
 from lightkube.resources.coordination_v1 import Lease
-from lightkube.resources.core_v1 import Node, NodeStatus, Pod
+from lightkube.resources.core_v1 import ConfigMap, Node, NodeStatus, Pod
 
 from fleet.decoding import convert
 
@@ -42,6 +42,12 @@ class PlainLease(GenericNamespacedResource):
     """A Lease as JSON."""
 
     _api_info = Lease._api_info
+
+
+class PlainConfigMap(GenericNamespacedResource):
+    """A ConfigMap as JSON."""
+
+    _api_info = ConfigMap._api_info
 
 
 class PlainPod(GenericNamespacedResource):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
@@ -32,21 +33,30 @@ def status(api: Api, inventory: Path | None, limit: tuple[str, ...], as_json: bo
     """Show for every node whether it is ready, since when, and if not, why; also its spec and its agent.
 
     If the Lease of a node has expired, the node is unknown, also before a sweep. If its kubelet is not ready, the node is not
-    ready. A node of the inventory is shown even if the cluster has no Node of its name.
+    ready. A node of the inventory is shown even if the cluster has no Node of its name. Nodes that are shut out are named, also
+    if there is no Node.
 
     Exit code: 0 every node is ready, 2 some are not or there is none, 1 the cluster did not answer.
 
     Example: trackbed fleet status --json
     """
-    nodes, leases = api.nodes(), api.leases()
+    nodes, leases, shut_out = api.nodes(), api.leases(), api.shut_out()
     expected = Inventory.given(inventory, limit).hosts
     listed = standings(nodes.objects, leases.objects, api.now, unreadable(nodes.faults, leases.faults), expected)
     others = len(nodes.objects.keys() - {one.name for one in listed})
     ready = bool(listed) and not unready(listed)
     if as_json:
-        click.echo(json.dumps({"nodes": [plain(one) for one in listed], "ready": ready, "other_nodes": others}))
+        document = {
+            "nodes": [plain(one) for one in listed],
+            "ready": ready,
+            "other_nodes": others,
+            "shut_out": shut_out,
+        }
+        click.echo(json.dumps(document))
     else:
-        print_nodes(listed, api.now, others)
+        print_nodes(listed, api.now, others, shut_out or {})
+    if shut_out is None:
+        click.echo("trackbed: this user may not read which nodes are shut out (rights: docs/fleet.md)", err=True)
     if not listed:
         remedy = "is it the right cluster? give another --context or --kubeconfig, or an --inventory of nodes to expect"
         click.echo(f"trackbed: the cluster has no node of Trackbed's; {remedy}", err=True)
@@ -60,8 +70,8 @@ def plain(one: Standing) -> dict[str, object]:
     )
 
 
-def print_nodes(listed: list[Standing], now: datetime, others: int) -> None:
-    """Print a line for each node, and how many are ready."""
+def print_nodes(listed: list[Standing], now: datetime, others: int, shut_out: Mapping[str, str]) -> None:
+    """Print a line for each node, how many are ready, and which are shut out."""
     rows = []
     for one in listed:
         # The message of a ready node names its warnings.
@@ -85,6 +95,8 @@ def print_nodes(listed: list[Standing], now: datetime, others: int) -> None:
     ready = len(listed) - len(unready(listed))
     foreign = f"; {others} other nodes in the cluster are not Trackbed's" if others else ""
     click.echo(f"{ready} of {len(listed)} nodes are ready{foreign}")
+    for name, why in sorted(shut_out.items()):
+        click.echo(printable(f"{name} is shut out ({why}); docs/kubernetes.md says how it is let in again"))
 
 
 def _text(text: str, style: str = "") -> Text:

@@ -53,7 +53,8 @@ def test_the_rights_of_status_and_sweep_suffice(plane: ControlPlane) -> None:
     make_node(plane, "b", life=1)
     make_node(plane, "c")
     plane.kubectl("delete", "lease", "c", f"--namespace={names.NAMESPACE}")
-    looks = user_with(plane, "looks", [rule("", ("nodes",), ("list",))], [rule(*LEASES, ("list",))])
+    listed = [rule(*LEASES, ("list",)), rule("", ("configmaps",), ("get",), "shut-out")]
+    looks = user_with(plane, "looks", [rule("", ("nodes",), ("list",))], listed)
     shown = ended(start(looks, "status"))
     assert (shown.code, shown.err) == (2, "")
     sweeps = user_with(

@@ -428,7 +428,7 @@ def helps(*group: str) -> Iterator[tuple[tuple[str, ...], str]]:
 def test_the_table_names_a_ready_node_that_is_tainted_still(capsys: pytest.CaptureFixture[str]) -> None:
     """Its device plugin does not run, say, so it gets no new pods."""
     waits, free = node("a", taints=(names.TAINT,)), node("b")
-    print_nodes([standing("a", waits, lease(), NOW), standing("b", free, lease("b"), NOW)], NOW, others=0)
+    print_nodes([standing("a", waits, lease(), NOW), standing("b", free, lease("b"), NOW)], NOW, others=0, shut_out={})
     _, *rows, last = capsys.readouterr().out.splitlines()
     assert [row.rstrip().endswith("tainted (why: trackbed status on the node)") for row in rows] == [True, False]
     assert last == "2 of 2 nodes are ready"
@@ -443,13 +443,39 @@ def test_the_table_uses_the_words_of_trackbed_status(capsys: pytest.CaptureFixtu
         assert each.status and each.status.conditions
         each.status.conditions[-1].message = message
     nodes = [standing("a", warned, lease(), NOW), standing("b", dark, lease("b"), NOW), standing("c", None, None, NOW)]
-    print_nodes(nodes, NOW, others=0)
+    print_nodes(nodes, NOW, others=0, shut_out={})
     heading, *rows, last = capsys.readouterr().out.splitlines()
     assert heading.split()[:3] == ["NODE", "READY", "SINCE"]
     assert [re.split("  +", row)[1] for row in rows] == ["ready", "not ready", "unknown"]
     assert rows[0].rstrip().endswith("the node is as its spec says, with 1 warning: ClockSynchronised")
     assert "NoCarrier: no carrier" in rows[1]
     assert last == "1 of 3 nodes are ready"
+
+
+def test_nodes_that_are_shut_out_are_named_with_the_reason_also_without_a_node(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shut_out = {"gone": "its disk was stolen", "a": "\x1b[2Jmalware"}
+    print_nodes([standing("a", node("a"), lease(), NOW)], NOW, others=0, shut_out=shut_out)
+    *_, counted, first, second = capsys.readouterr().out.splitlines()
+    assert counted == "1 of 1 nodes are ready"
+    assert first.startswith("a is shut out (") and "\x1b" not in first
+    assert second.startswith("gone is shut out (its disk was stolen); ")
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "shut_out"),
+    [
+        (200, '{"metadata": {}, "data": {"gone": "stolen"}}', {"gone": "stolen"}),
+        (200, '{"metadata": {}}', {}),
+        (404, '{"kind": "Status", "code": 404, "reason": "NotFound", "message": "not found"}', {}),
+        (403, '{"kind": "Status", "code": 403, "reason": "Forbidden", "message": "forbidden"}', None),
+    ],
+)
+def test_who_is_shut_out_is_read_from_the_cluster(status: int, body: str, shut_out: dict[str, str] | None) -> None:
+    with server(body, status) as (url, _):
+        config = yaml.safe_load(KUBECONFIG.replace("https://127.0.0.1:1", url))
+        assert Api(Client(KubeConfig.from_dict(config).get()), "", NOW).shut_out() == shut_out
 
 
 def dark(name: str) -> Standing:
@@ -466,7 +492,7 @@ def test_on_a_terminal_of_any_width_nothing_of_a_node_is_cut_off(
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     name = "gpu-0001.rack-12.example.net"
-    print_nodes([dark(name), dark("long." * 50)], NOW, others=0)
+    print_nodes([dark(name), dark("long." * 50)], NOW, others=0, shut_out={})
     printed = click.unstyle(capsys.readouterr().out)
     assert re.search(rf"^{name}  not ready  ", printed, re.MULTILINE)
     assert " ".join(dark(name).message.split()) in " ".join(printed.split())
@@ -475,7 +501,9 @@ def test_on_a_terminal_of_any_width_nothing_of_a_node_is_cut_off(
 
 def test_in_a_pipe_each_node_is_one_line_without_spaces_at_its_end(capsys: pytest.CaptureFixture[str]) -> None:
     long = "long." * 50
-    print_nodes([dark("a"), standing("b", None, None, NOW), standing(long, None, None, NOW)], NOW, others=0)
+    print_nodes(
+        [dark("a"), standing("b", None, None, NOW), standing(long, None, None, NOW)], NOW, others=0, shut_out={}
+    )
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(" ")[0] for line in lines] == ["NODE", "a", "b", long, "0"]
     assert [line.find(word) for line, word in zip(lines, ("READY", "not ready", "unknown"), strict=False)] == [6] * 3
