@@ -43,6 +43,10 @@ ROOT = Path(__file__).parent.parent.parent
 GATEWAY = repository.HOST
 """The address at which the nodes reach this host's loopback."""
 
+EGRESS, ETCD, API_SERVER = "egress", "etcd", "kube-apiserver"
+CONTROLLERS, SCHEDULER = "kube-controller-manager", "kube-scheduler"
+"""Its processes."""
+
 SERVICES = "10.96.0.0/16"
 SERVED_AS = (
     "127.0.0.1",
@@ -120,20 +124,20 @@ class ControlPlane:
     @property
     def daemons(self) -> tuple[Daemon, ...]:
         """Its processes, in the order of their start."""
-        proxies = () if self.lab is None else (self._egress,)
-        return (*proxies, self._etcd, self.api_server, self._controllers, self._scheduler)
+        names = (*(() if self.lab is None else (EGRESS,)), ETCD, API_SERVER, CONTROLLERS, SCHEDULER)
+        return tuple(map(self._daemon, names))
 
     @property
     def api_server(self) -> Daemon:
         """The API server's process."""
-        return Daemon("kube-apiserver", self.folder)
+        return self._daemon(API_SERVER)
 
     def start(self) -> None:
         """Start the processes that do not run, and wait until the API server answers."""
         if self.lab is not None:
-            self._egress.start(egress.command(self._egress_socket, self.lab), {"PYTHONPATH": str(ROOT)})
+            self._daemon(EGRESS).start(egress.command(self._egress_socket, self.lab), {"PYTHONPATH": str(ROOT)})
         etcd = f"http://127.0.0.1:{self.ports.etcd}"
-        self._etcd.start(
+        self._daemon(ETCD).start(
             [
                 programs.etcd(),
                 *("--name", "lab", "--data-dir", self._data, "--unsafe-no-fsync", "--logger", "zap"),
@@ -145,9 +149,9 @@ class ControlPlane:
         )
         self.start_api_server()
         common = ["--leader-elect=false", "--secure-port=0", "--v=1"]
-        self._controllers.start(
+        self._daemon(CONTROLLERS).start(
             [
-                programs.kubernetes("kube-controller-manager"),
+                programs.kubernetes(CONTROLLERS),
                 *common,
                 f"--kubeconfig={self.folder / 'controllers.kubeconfig'}",
                 "--use-service-account-credentials=true",
@@ -159,9 +163,9 @@ class ControlPlane:
             ],
             self._thrift,
         )
-        self._scheduler.start(
+        self._daemon(SCHEDULER).start(
             [
-                programs.kubernetes("kube-scheduler"),
+                programs.kubernetes(SCHEDULER),
                 *common,
                 f"--kubeconfig={self.folder / 'scheduler.kubeconfig'}",
             ],
@@ -172,26 +176,22 @@ class ControlPlane:
 
     def start_api_server(self) -> None:
         """Start the API server alone, and wait until it is ready."""
-        server = self._server
-        client = self._kubelet_client
+        server = self.folder / "pki" / "server-kube-apiserver"
+        client = self.folder / "pki" / "client-kube-apiserver-kubelet-client"
         accounts = self.authority.service_accounts
         self.api_server.start(
             [
-                programs.kubernetes("kube-apiserver"),
+                programs.kubernetes(API_SERVER),
                 *("--bind-address=127.0.0.1", f"--secure-port={self.ports.api}", f"--advertise-address={GATEWAY}"),
                 *(f"--etcd-servers=http://127.0.0.1:{self.ports.etcd}", f"--service-cluster-ip-range={SERVICES}"),
                 f"--client-ca-file={self.authority.pair.certificate}",
-                *(
-                    f"--tls-cert-file={server.with_suffix('.crt')}",
-                    f"--tls-private-key-file={server.with_suffix('.key')}",
-                ),
+                *(f"--tls-cert-file={server}.crt", f"--tls-private-key-file={server}.key"),
                 "--service-account-issuer=https://kubernetes.default.svc",
                 f"--service-account-key-file={accounts.certificate}",
                 f"--service-account-signing-key-file={accounts.key}",
                 *("--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction"),
                 *("--enable-bootstrap-token-auth=true", "--allow-privileged=true"),
-                f"--kubelet-client-certificate={client.with_suffix('.crt')}",
-                f"--kubelet-client-key={client.with_suffix('.key')}",
+                *(f"--kubelet-client-certificate={client}.crt", f"--kubelet-client-key={client}.key"),
                 "--kubelet-preferred-address-types=InternalIP",
                 *(f"--audit-policy-file={self.folder / 'audit-policy.json'}", f"--audit-log-path={self.audit_log}"),
                 *("--profiling=false", "--v=1"),
@@ -322,33 +322,12 @@ class ControlPlane:
     def _thrift(self) -> Mapping[str, str]:
         return FRUGAL if self.lab else {}
 
-    @property
-    def _etcd(self) -> Daemon:
-        return Daemon("etcd", self.folder)
-
-    @property
-    def _controllers(self) -> Daemon:
-        return Daemon("kube-controller-manager", self.folder)
-
-    @property
-    def _scheduler(self) -> Daemon:
-        return Daemon("kube-scheduler", self.folder)
+    def _daemon(self, name: str) -> Daemon:
+        return Daemon(name, self.folder)
 
     @property
     def _data(self) -> Path:
         return self.folder / "etcd"
-
-    @property
-    def _server(self) -> Path:
-        return self.folder / "pki" / "server-kube-apiserver.crt"
-
-    @property
-    def _kubelet_client(self) -> Path:
-        return self.folder / "pki" / "client-kube-apiserver-kubelet-client.crt"
-
-    @property
-    def _egress(self) -> Daemon:
-        return Daemon("egress", self.folder)
 
     @property
     def _egress_socket(self) -> Path:
@@ -363,7 +342,7 @@ class ControlPlane:
 
     def _ready(self) -> bool:
         self.api_server.must_run()
-        self._etcd.must_run()
+        self._daemon(ETCD).must_run()
         trusted = ssl.create_default_context(cafile=str(self.authority.pair.certificate))
         try:
             with urllib.request.urlopen(f"{self.url}/readyz", timeout=5, context=trusted) as answer:  # noqa: S310 - https
