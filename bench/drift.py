@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import multiprocessing
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -21,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.agent import MTU, keep
-from bench.namespace import enter
+from bench.namespace import apart
 
 NETDEV, BROKEN = "fab0", 1400
 READY = '"ready": true'
@@ -103,28 +102,16 @@ def _others(count: int) -> None:
     ip.close()
 
 
-def _run(others: int, rounds: int) -> tuple[list[float], list[float]]:
-    """Measure the agent and the bare loop in a namespace with ``others`` more netdevs."""
-    ours, theirs = multiprocessing.Pipe()
-
-    def inside() -> None:
-        enter()
-        ip: Any = IPRoute()
-        ip.link("add", ifname=NETDEV, kind="veth", peer="fab1")
-        for name in (NETDEV, "fab1"):
-            ip.link("set", index=ip.link_lookup(ifname=name)[0], state="up")
-        ip.close()
-        _others(others)
-        bare = measure(_bare, rounds)
-        theirs.send((measure(_agent, rounds), bare))
-
-    process = multiprocessing.get_context("fork").Process(target=inside)
-    process.start()
-    process.join()
-    if process.exitcode:
-        sys.exit(1)
-    times: tuple[list[float], list[float]] = ours.recv()
-    return times
+def _measured(others: int, rounds: int) -> tuple[list[float], list[float]]:
+    """Milliseconds of the agent and of the bare loop, beside ``others`` more netdevs."""
+    ip: Any = IPRoute()
+    ip.link("add", ifname=NETDEV, kind="veth", peer="fab1")
+    for name in (NETDEV, "fab1"):
+        ip.link("set", index=ip.link_lookup(ifname=name)[0], state="up")
+    ip.close()
+    _others(others)
+    bare = measure(_bare, rounds)
+    return measure(_agent, rounds), bare
 
 
 @click.command()
@@ -134,7 +121,7 @@ def main(rounds: int, others: int) -> None:
     """Print the milliseconds from drift to verified repair, of the agent and of the bare loop."""
     table = Table("other netdevs", "", "p50", "p99", title="drift to verified repair, milliseconds")
     for count in (0, others):
-        ours, bare = _run(count, rounds)
+        ours, bare = apart(_measured, count, rounds)
         for name, took in (("agent", ours), ("bare pyroute2", bare)):
             table.add_row(str(count), name, *(f"{_percentile(took, share):.2f}" for share in (50, 99)))
         ratios = (_percentile(ours, share) / _percentile(bare, share) for share in (50, 99))

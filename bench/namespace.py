@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import shutil
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from attrs import evolve
 
@@ -16,6 +19,9 @@ from agent import linux
 from agent.hardware.functions import PCI
 from agent.linux.files import LinuxFiles
 from agent.machine import Machine
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWNET = 0x40000000
@@ -62,6 +68,26 @@ def enter() -> None:
     check(libc.unshare(CLONE_NEWNS | CLONE_NEWNET), "a new network namespace")
     check(libc.mount(b"none", b"/", None, ctypes.c_ulong(MS_REC_PRIVATE), None), "private mounts")
     check(libc.mount(b"sysfs", b"/sys", b"sysfs", ctypes.c_ulong(0), None), "sysfs of the namespace")
+
+
+def apart(measure: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    """The result of a measurement in a child process, in a network namespace of its own. If it fails, so does this one."""
+    ours, theirs = multiprocessing.Pipe()
+
+    def inside() -> None:
+        enter()
+        theirs.send(measure(*arguments, **named))
+
+    process = multiprocessing.get_context("fork").Process(target=inside)
+    process.start()
+    theirs.close()
+    try:
+        result: T = ours.recv()
+    except EOFError:
+        # The child has printed why.
+        sys.exit(1)
+    process.join()
+    return result
 
 
 @contextmanager

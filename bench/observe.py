@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import time
-from multiprocessing.connection import Connection
 from typing import Any
 
 import click
@@ -14,13 +12,13 @@ from rich.table import Table
 
 from agent.engine.dry_run import dry_run
 from agent.spec.node import from_mapping
-from bench.namespace import devices, enter, machine
+from bench.namespace import apart, devices, machine
 
 NICS = 8
 
 
-def _run(pipe: Connection, netdevs: int, rounds: int) -> None:
-    enter()
+def _measured(netdevs: int, rounds: int) -> tuple[float, float]:
+    """Milliseconds of an observation, and of a dump."""
     ip: Any = IPRoute()
     for number in range(netdevs // 2):
         ip.link("add", ifname=f"fab{number}", kind="veth", peer=f"peer{number}")
@@ -37,7 +35,7 @@ def _run(pipe: Connection, netdevs: int, rounds: int) -> None:
             began = time.perf_counter()
             dry_run(node, spec)
             ours.append(time.perf_counter() - began)
-    pipe.send((min(ours) * 1000, min(bare) * 1000))
+    return min(ours) * 1000, min(bare) * 1000
 
 
 @click.command()
@@ -47,11 +45,7 @@ def _run(pipe: Connection, netdevs: int, rounds: int) -> None:
 )
 def main(netdevs: int, rounds: int) -> None:
     """Print the milliseconds of both, and their ratio."""
-    ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("fork").Process(target=_run, args=(theirs, netdevs, rounds))
-    process.start()
-    observed, dumped = ours.recv()
-    process.join()
+    observed, dumped = apart(_measured, netdevs, rounds)
     table = Table("", "milliseconds", title=f"{netdevs} netdevs, {NICS} of them wanted")
     table.add_row("observe and plan everything", f"{observed:.1f}")
     table.add_row("bare pyroute2 dump", f"{dumped:.1f}")

@@ -22,9 +22,9 @@ from rich.table import Table
 
 from agent.linux.events import BUFFER
 from agent.linux.messages import widen
-from agent.service import passes
+from agent.service import loop
 from bench.agent import keep
-from bench.namespace import enter
+from bench.namespace import apart
 
 OURS, OTHER = "fab0", "other0"
 QUIET = 1.0
@@ -36,7 +36,7 @@ class _Passes:
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
-        self._converge: Any = vars(passes)["converge"]
+        self._converge: Any = vars(loop)["converge"]
 
     def __call__(self, *given: Any, **more: Any) -> Any:
         result = self._converge(*given, **more)
@@ -45,7 +45,7 @@ class _Passes:
 
 
 def _agent(pipe: Connection) -> None:
-    vars(passes)["converge"] = _Passes(pipe)
+    vars(loop)["converge"] = _Passes(pipe)
     with open(os.devnull, "w") as nowhere:  # noqa: PTH123  it is no file of a folder
         keep(OURS, nowhere)
 
@@ -91,13 +91,13 @@ def _cpu(pid: int | None) -> float:
     return used.user + used.system
 
 
-def _run(pipe: Connection, events: int) -> None:
-    enter()
+def _measured(events: int) -> list[tuple[str, int, float]]:
+    """Of each row, how often it acted, and its CPU seconds."""
     for name, peer in ((OURS, "fab1"), (OTHER, "other1")):
         subprocess.run(["ip", "link", "add", name, "type", "veth", "peer", "name", peer], check=True)
         for end in (name, peer):
             subprocess.run(["ip", "link", "set", end, "up"], check=True)
-    pipe.send([(name, *_listen(target, on, events)) for name, target, on in _ROWS])
+    return [(name, *_listen(target, on, events)) for name, target, on in _ROWS]
 
 
 _ROWS = (
@@ -111,13 +111,8 @@ _ROWS = (
 @click.option("--events", default=10_000, show_default=True, help="Link events in each storm.")
 def main(events: int) -> None:
     """Print the number of the agent's passes, and its CPU seconds."""
-    ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("fork").Process(target=_run, args=(theirs, events))
-    process.start()
-    results = ours.recv()
-    process.join()
     table = Table("", "times", "CPU seconds", title=f"{events} link events")
-    for name, times, cpu in results:
+    for name, times, cpu in apart(_measured, events):
         table.add_row(name, str(times), f"{cpu:.3f}")
     Console(width=100).print(table)
 
