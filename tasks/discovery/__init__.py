@@ -134,6 +134,8 @@ def ask(version: str) -> Commands:
         return
     for line in found.remaining:
         warn(host, f"a deploy of what was found would still change: {line}")
+    if given := [key for key in ("nics", *found.data) if host.data.get(key) is not None]:
+        warn(host, f"the inventory has {', '.join(given)} already, which counts before what was found")
     # The name that the inventory gives counts.
     answers[host.name] = evolve(found, node_name=host.name) if host.data.get("node_name") else found
     host.log(

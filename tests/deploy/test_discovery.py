@@ -132,6 +132,8 @@ def test_what_the_asked_inventory_gives_counts_before_what_was_found(tmp_path: P
     hosts = {name: {"fake_responses": answering(known[name]), **data} for name, data in own.items()}
     done = discover(tmp_path, hosts, more="admin = ['@fake/gpu-2']\n_secret = 'hunter2'\n")
     assert done.returncode == 0, done.stderr
+    assert "[@fake/gpu-1] the inventory has nics already, which counts before what was found" in flat(done)
+    assert "[@fake/gpu-2] the inventory has" not in flat(done)
     first, second = inventory_of(tmp_path / "site_by_hardware.py")
     assert first.data.dict()["nics"] == []
     assert len(second.data.dict()["nics"]) == 2
