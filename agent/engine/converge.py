@@ -36,8 +36,8 @@ class Pass:
     """The result of one pass. ``outcomes``: first the applied changes, then all that still differs.
 
     ``waiting``: changes of a new spec that are deferred or blocked; they do not affect readiness.
-    ``standard`` and ``judged``: the wanted state and the snapshot that the probes compare, usually ``want`` and ``have``. While
-    a new spec waits, the standard is the last verified spec, and the snapshot has all that this spec needs.
+    ``baseline_want`` and ``baseline_have``: what the probes compare, usually ``want`` and ``have``. While a new spec waits,
+    they are of the last verified spec, and the snapshot has all that this spec needs.
     """
 
     want: Wanted
@@ -46,8 +46,8 @@ class Pass:
     conditions: tuple[Condition, ...]
     applied: int
     waiting: tuple[Outcome, ...]
-    standard: Wanted
-    judged: Snapshot
+    baseline_want: Wanted
+    baseline_have: Snapshot
 
     @property
     def as_wanted(self) -> bool:
@@ -99,7 +99,7 @@ def converge(
     _remember(memory, state, whole)
     waiting = _waiting(goal, state.have, state.remaining)
     callbacks.doing("probes", "read")
-    standard, judged = _judged_by_probes(context, state, waiting)
+    baseline = _baseline(context, state, waiting)
     result = Pass(
         state.want,
         state.have,
@@ -107,8 +107,7 @@ def converge(
         (),
         len(state.applied),
         waiting,
-        standard,
-        judged,
+        *baseline,
     )
     result = _with_conditions(
         result, _engine_conditions(memory, state, waiting), callbacks.judge or at_once(context.cache.machine)
@@ -337,8 +336,8 @@ def _place(change: Change) -> tuple[str, str, str]:
     return change.kind, change.target, change.field
 
 
-def _judged_by_probes(context: PassContext, state: _State, waiting: Sequence[Outcome]) -> tuple[Wanted, Snapshot]:
-    """:attr:`Pass.standard` and :attr:`Pass.judged`: while changes of a new spec wait, those of the verified spec."""
+def _baseline(context: PassContext, state: _State, waiting: Sequence[Outcome]) -> tuple[Wanted, Snapshot]:
+    """What the probes compare: while changes of a new spec wait, the verified spec."""
     verified = context.goal.verified
     if not waiting or verified is None:
         return state.want, state.have
@@ -364,7 +363,7 @@ def _engine_conditions(memory: Memory, state: _State, waiting: Sequence[Outcome]
 
 def _with_conditions(result: Pass, engine: tuple[Condition, ...], judge: Judge) -> Pass:
     """The result with its conditions, those of the engine first."""
-    conditions = (*engine, *judge(result.standard, result.judged))
+    conditions = (*engine, *judge(result.baseline_want, result.baseline_have))
     if result.want.spec.mode == "observe":
         # In observe mode the agent writes nothing, so no condition is required.
         conditions = tuple(evolve(condition, severity="warn") for condition in conditions)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-import cattrs
 from attrs import field, frozen
 
 from agent.documents import load
 from agent.report.names import STATE_FOLDER
+from agent.report.records import from_plain, to_plain
 
 RESULTS_FILE = f"{STATE_FOLDER}/fabric.json"
 
@@ -60,12 +60,9 @@ def identity(
     }
 
 
-_converter = cattrs.Converter()
-
-
 def results_to_json(results: FabricResults) -> str:
     """The text of the file."""
-    return json.dumps(_converter.unstructure(results), indent=2) + "\n"
+    return json.dumps(to_plain(results), indent=2) + "\n"
 
 
 def results_from_json(text: str) -> FabricResults:
@@ -74,6 +71,6 @@ def results_from_json(text: str) -> FabricResults:
     :raises ValueError: it has another format.
     """
     try:
-        return _converter.structure(load(text, LARGEST), FabricResults)
-    except Exception as error:  # cattrs raises exception groups
-        raise ValueError(f"{RESULTS_FILE} cannot be read: {error!r}") from None
+        return from_plain(load(text, LARGEST), FabricResults)
+    except ValueError as error:
+        raise ValueError(f"{RESULTS_FILE} cannot be read: {error}") from None

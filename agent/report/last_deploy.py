@@ -7,11 +7,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-import cattrs
 from attrs import frozen
 
 from agent.documents import load, read
-from agent.report.records import to_plain
+from agent.report.records import from_plain, to_plain
 from agent.runtime import write_atomically
 
 LARGEST = 16 << 20
@@ -66,8 +65,6 @@ def last_deploy(path: Path) -> LastDeploy | None:
     :raises OSError: it cannot be read.
     """
     try:
-        return cattrs.structure(load(read(path, LARGEST), LARGEST), LastDeploy)
+        return from_plain(load(read(path, LARGEST), LARGEST), LastDeploy)
     except FileNotFoundError:
         return None
-    except (cattrs.BaseValidationError, TypeError) as error:
-        raise ValueError(f"no deploy wrote it: {error}") from None

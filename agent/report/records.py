@@ -257,10 +257,7 @@ def report_from_json(text: str) -> Report:
 
     :raises ValueError: the text is not a report.
     """
-    try:
-        return _converter.structure(load(text, LARGEST_REPORT), Report)
-    except (ValueError, cattrs.BaseValidationError, TypeError, OverflowError) as error:
-        raise ValueError(f"not a report of this agent: {error}") from None
+    return from_plain(load(text, LARGEST_REPORT), Report)
 
 
 def changes_from_plain(document: Any) -> tuple[Change, ...]:
@@ -268,10 +265,7 @@ def changes_from_plain(document: Any) -> tuple[Change, ...]:
 
     :raises ValueError: the document is something else.
     """
-    try:
-        return _converter.structure(document, tuple[Change, ...])
-    except (cattrs.BaseValidationError, TypeError) as error:
-        raise ValueError(f"not the changes of this agent: {error}") from None
+    return from_plain(document, tuple[Change, ...])
 
 
 def from_plain(document: Any, record: type[Record]) -> Record:
@@ -281,10 +275,9 @@ def from_plain(document: Any, record: type[Record]) -> Record:
     """
     try:
         return _converter.structure(document, record)
-    except cattrs.BaseValidationError as error:
+    except (cattrs.BaseValidationError, ValueError, TypeError, OverflowError) as error:
         # cattrs describes a fault in this form: required field missing @ $.conditions[0].type
-        faults = cattrs.transform_error(error)
+        faults = cattrs.transform_error(error) if isinstance(error, cattrs.BaseValidationError) else [error]
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-        raise ValueError(f"not a {record.__name__} of this agent: {faults[0]}{more}") from None
-    except TypeError as error:
-        raise ValueError(f"not a {record.__name__} of this agent: {error}") from None
+        name = "list of changes" if record == tuple[Change, ...] else record.__name__
+        raise ValueError(f"not a {name} of this agent: {faults[0]}{more}") from None

@@ -351,7 +351,7 @@ def test_changes_that_are_blocked_only_by_a_newer_spec_wait(kernel: Kernel) -> N
     result = run(kernel, new, verified=old)
     assert {outcome.result for outcome in result.waiting} == {"blocked"}
     assert is_ready(result.conditions) and not result.as_wanted
-    assert result.standard.spec == old
+    assert result.baseline_want.spec == old
     drift(kernel, PF0)
     kernel.fault = refusing(PF0)
     assert not is_ready(run(kernel, new, verified=old).conditions), "the older spec asks for the MTU, too"
@@ -369,7 +369,7 @@ def test_once_nothing_waits_the_probes_compare_with_the_newer_spec(kernel: Kerne
     run(kernel, BOTH)
     newer = spec(nic(PF0))
     result = run(kernel, newer, verified=BOTH)
-    assert (result.waiting, result.standard, result.judged) == ((), result.want, result.have)
+    assert (result.waiting, result.baseline_want, result.baseline_have) == ((), result.want, result.have)
     assert result.want.spec == newer
 
 
@@ -393,8 +393,8 @@ def test_judging_a_pass_again_changes_only_the_answers_of_the_probes(kernel: Ker
         return [Condition("Second", "False", "B"), Condition("First", "Unknown", "C")]
 
     again = judged_again(result, judge)
-    assert asked == [(result.standard, result.judged)]
-    assert result.standard.spec == old
+    assert asked == [(result.baseline_want, result.baseline_have)]
+    assert result.baseline_want.spec == old
     engine = ("Converged", "Uncontended", "OriginalsKept")
     assert [(c.type, c.reason) for c in again.conditions[3:]] == [("Second", "B"), ("First", "C")]
     assert again.conditions[:3] == result.conditions[:3]

@@ -132,7 +132,7 @@ def test_a_report_in_another_format_gives_one_message(tmp_path: Path) -> None:
     (tmp_path / names.REPORT).write_text('{"ready": 3}')
     said = trackbed(tmp_path, "status")
     assert said.returncode == 1
-    assert "not a report of this agent" in said.stderr
+    assert "not a Report of this agent" in said.stderr
     assert "Traceback" not in said.stderr
 
 

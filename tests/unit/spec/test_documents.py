@@ -138,7 +138,7 @@ GOOD = json.loads(report_to_json(Report("n1", "", "boot", "1", True, True)))
 )
 def test_a_malformed_report_counts_as_none(tmp_path: Path, wrong: dict[str, object]) -> None:
     text = json.dumps({**GOOD, **wrong})
-    with pytest.raises(ValueError, match="not a report"):
+    with pytest.raises(ValueError, match="not a"):
         report_from_json(text)
     (tmp_path / "report.json").write_text(text)
     with pytest.raises(NoReport):
@@ -146,7 +146,7 @@ def test_a_malformed_report_counts_as_none(tmp_path: Path, wrong: dict[str, obje
 
 
 def test_a_report_with_an_infinite_time_counts_as_none() -> None:
-    with pytest.raises(ValueError, match="not a report"):
+    with pytest.raises(ValueError, match="not a"):
         report_from_json(
             report_to_json(Report("n1", "", "boot", "1", True, True)).replace('"uptime": 0.0', '"uptime": 1e999')
         )
