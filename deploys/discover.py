@@ -1,4 +1,4 @@
-"""Asks all hosts what hardware they have, and writes groups of equal ones with their data: docs/cli.md."""
+"""Asks all hosts what hardware they have, and writes groups of equal ones: docs/inventory/running-servers.md."""
 
 from tasks import agent, discovery
 

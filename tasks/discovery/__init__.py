@@ -1,4 +1,4 @@
-"""Asks all hosts what hardware they have, and writes an inventory and group data that say so: docs/cli.md.
+"""Asks all hosts what hardware they have, and writes an inventory and group data: docs/inventory/running-servers.md.
 
 The agent is staged on each node, as a deploy does it first, and asked. Nothing else changes on a node.
 """
