@@ -112,11 +112,10 @@ class Failures:
                 self._failures[key] = evolve(failure, not_before=soon)
 
     def came_up(self, targets: Collection[str]) -> None:
-        """The links of these targets came up: try again what was unsupported there, and for a PF's VFs. It may not be now."""
+        """The links of these targets came up: try again what was unsupported there while they were down."""
         for key, failure in list(self._failures.items()):
             change = failure.outcome.change
-            is_there = change.target in targets or change.device in targets
-            if is_there and failure.outcome.result == "unsupported" and not _is_costly(change):
+            if change.target in targets and failure.outcome.result == "unsupported" and not _is_costly(change):
                 del self._failures[key]
 
     def forget(self) -> None:

@@ -100,6 +100,22 @@ def test_so_is_a_vf(node: Node, keys: list[str]) -> None:
     assert brought_up_last(node.written(node.kernel.netdev(vf).name)), node.kernel.writes
 
 
+def test_no_other_link_is_taken_down_for_its_settings_before_the_one_that_is_down_is_up(node: Node) -> None:
+    """Two links at once would be down. The other's settings have their own turn."""
+    wanted = node.spec({"vfs": {"count": 2, "defaults": {"rings": {"rx": 512}}}}, "none")
+    assert is_ready(node.follow({"vfs": {"count": 2, "defaults": {"rings": {"rx": 512}}}}, allow="vf-reset").conditions)
+    first, second = vf_addresses(node.kernel.files, PF).values()
+    node.kernel.ethtool.set_rings(node.kernel.netdev(first).ifindex, {"rx": 256})
+    before = converge(node.kernel.machine(), Goal(wanted), node.memory)
+    assert [(o.change.target, o.result) for o in before.outcomes] == [(f"{PF}#0", "deferred")]
+    node.set_up(second, up=False)
+    node.kernel.writes.clear()
+    goal = Goal(wanted, allow=Disruption.LINK_FLAP)
+    assert is_ready(converge(node.kernel.machine(), goal, node.memory, before.have, frozenset({f"{PF}#1"})).conditions)
+    links = [node.kernel.netdev(vf).name for vf in (second, first)]
+    assert [where for where, _ in node.kernel.writes if where in links][:2] == links, node.kernel.writes
+
+
 def test_new_vfs_are_set_before_they_are_brought_up(node: Node) -> None:
     """Without the order of changes a VF's rings would take its link down once more, also where that is allowed."""
     vfs = {"count": 2, "defaults": VF_SETTINGS}
