@@ -52,16 +52,13 @@ class Identity(Protocol):
         :raises NoCredentials: there are none yet.
         """
 
-    def keep(self, now: float) -> float:
+    def keep(self, now: float, api: Api) -> float:
         """Renew the credentials if they are due. :returns: the seconds until they may be due again.
 
         Raises as :meth:`Api.ask` does.
 
         :param now: seconds since the epoch.
         """
-
-    def abandon(self) -> None:
-        """Give up the renewal under way in another thread, if there is one."""
 
 
 @define
@@ -73,7 +70,6 @@ class BoundToken:
     brought: Path
     _share: float = field(factory=lambda: random.uniform(*RENEW_AT), init=False)  # noqa: S311  no secret
     _context: ssl.SSLContext | None = field(default=None, init=False)
-    _api: Api | None = field(default=None, init=False)
 
     def session(self) -> Session:
         """The token that the files have now."""
@@ -97,18 +93,13 @@ class BoundToken:
         # Of two that were issued in one second, the first counts: the reporter's own.
         return max(own, key=lambda each: each[1].issued)
 
-    def keep(self, now: float) -> float:
+    def keep(self, now: float, api: Api) -> float:
         """Request the next token if it is time."""
         _, claims = self._current()
         due = claims.issued + (claims.expires - claims.issued) * self._share
         if now < due:
             return due - now
-        self._api = api = Api(self.settings.server, self.session)
-        try:
-            return max(self._renew(api, claims) - now, LEAST_WAIT)
-        finally:
-            self._api = None
-            api.close()
+        return max(self._renew(api, claims) - now, LEAST_WAIT)
 
     def _renew(self, api: Api, claims: Claims) -> float:
         """Request the next token for the same Node. :returns: when that one is to be renewed."""
@@ -127,11 +118,6 @@ class BoundToken:
         except OSError as error:
             raise NoCredentials(f"the next token cannot be kept in {self.folder}: {error.strerror or error}") from None
         return renewed.issued + (renewed.expires - renewed.issued) * self._share
-
-    def abandon(self) -> None:
-        """Give up the request under way in another thread, if there is one."""
-        if (api := self._api) is not None:
-            api.abandon()
 
 
 def _token(text: str) -> tuple[str, Claims]:

@@ -99,7 +99,6 @@ class Publication:
             before = self._published
             if before is not None and before.ready and not verdict.ready:
                 self._writer.api.abandon()
-                self.identity.abandon()
         if verdict.without_heartbeat() != before:
             self.wake()
 
@@ -192,7 +191,7 @@ class Publication:
         """Renew the identity if it is due; the seconds until it is due again."""
         if clock >= self._identity_due:
             # At most an hour: a token ends at a time of day, and somebody may set the clock.
-            self._identity_due = clock + min(self.identity.keep(self.now()), LONGEST_SLEEP)
+            self._identity_due = clock + min(self.identity.keep(self.now(), self._writer.api), LONGEST_SLEEP)
         return self._identity_due - clock
 
     def _publish_ready(self, verdict: Verdict, node: Node, clock: float) -> float:

@@ -86,11 +86,8 @@ class Fixed:
     def session(self) -> Session:
         return self.known
 
-    def keep(self, now: float) -> float:
+    def keep(self, now: float, api: Api) -> float:
         return float("inf")
-
-    def abandon(self) -> None:
-        pass
 
 
 def by_admin(plane: ControlPlane) -> Fixed:

@@ -213,7 +213,7 @@ def test_a_thousand_reporters_renew_their_tokens_at_once(
     mark, began = len(plane.audit()), time.monotonic()
     before = spent(plane)
     with ThreadPoolExecutor(32) as pool:
-        due = list(pool.map(lambda each: each.keep(time.time() + 600), identities))
+        due = list(pool.map(lambda each: each.keep(time.time() + 600, Api(plane.url, each.session)), identities))
     took, cpu = time.monotonic() - began, spent(plane) - before
     renewed = [read_claims(folder / name / RENEWED) for name in names]
     with capsys.disabled():

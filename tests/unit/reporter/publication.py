@@ -9,7 +9,7 @@ from typing import Any
 from attrs import define, evolve, field, frozen
 
 from agent.report.records import Report, report_to_json
-from agent.reporter.kubernetes.api import NoCredentials, Session, trust
+from agent.reporter.kubernetes.api import Api, NoCredentials, Session, trust
 from agent.reporter.kubernetes.publish import Files, Publication
 from agent.runtime import boot_id, uptime
 from tests.unit.reporter.scripted import api_server
@@ -27,11 +27,8 @@ class Fixed:
             raise NoCredentials("there is none")
         return self.known
 
-    def keep(self, now: float) -> float:
+    def keep(self, now: float, api: Api) -> float:
         return float("inf")
-
-    def abandon(self) -> None:
-        pass
 
 
 def merged(document: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:

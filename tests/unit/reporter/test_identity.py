@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from attrs import define, field
 
-from agent.reporter.kubernetes.api import NoCredentials, Refused
+from agent.reporter.kubernetes.api import Api, NoCredentials, Refused
 from agent.reporter.kubernetes.identity import LEAST_WAIT, RENEW_AT, RENEWED, TOKENS, BoundToken
 from agent.reporter.settings import Settings
 from tests.unit.reporter.scripted import api_server, token_of
@@ -38,14 +38,18 @@ def issuer(tmp_path: Path) -> Iterator[tuple[Issuer, BoundToken]]:
         yield made, BoundToken(Settings("n1", url, str(authority), token_days=2), tmp_path, tmp_path / "brought")
 
 
+def api_of(identity: BoundToken) -> Api:
+    return Api(identity.settings.server, identity.session)
+
+
 def test_it_requests_the_next_token_for_the_same_node_before_its_own_ends(issuer: tuple[Issuer, BoundToken]) -> None:
     server, identity = issuer
     early, late = (share * LIFE for share in RENEW_AT)
-    due = identity.keep(0.0)
+    due = identity.keep(0.0, api_of(identity))
     assert early <= due <= late
-    assert identity.keep(due - 1.0) == pytest.approx(1.0)
+    assert identity.keep(due - 1.0, api_of(identity)) == pytest.approx(1.0)
     assert server.asked == []
-    assert early <= identity.keep(due) - LIFE + due <= late
+    assert early <= identity.keep(due, api_of(identity)) - LIFE + due <= late
     bound = {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "u1"}
     assert server.asked == [("POST", TOKENS, {"boundObjectRef": bound, "expirationSeconds": 2 * 86400})]
     assert identity.session().token == token_of("n1", issued=LIFE, life=LIFE)
@@ -57,13 +61,15 @@ def test_it_requests_the_next_token_for_the_same_node_before_its_own_ends(issuer
 
 def test_nodes_that_got_their_tokens_at_once_do_not_renew_them_at_once(issuer: tuple[Issuer, BoundToken]) -> None:
     _, identity = issuer
-    fleet = [BoundToken(identity.settings, identity.folder, identity.brought).keep(0.0) for _ in range(200)]
+    fleet = [
+        BoundToken(identity.settings, identity.folder, identity.brought).keep(0.0, api_of(identity)) for _ in range(200)
+    ]
     assert max(fleet) - min(fleet) > (RENEW_AT[1] - RENEW_AT[0]) * LIFE / 2
 
 
 def test_a_clock_that_is_far_ahead_does_not_make_it_renew_all_the_time(issuer: tuple[Issuer, BoundToken]) -> None:
     server, identity = issuer
-    assert identity.keep(1e10) == LEAST_WAIT
+    assert identity.keep(1e10, api_of(identity)) == LEAST_WAIT
     assert len(server.asked) == 1
 
 
@@ -84,7 +90,7 @@ def test_an_answer_that_is_no_token_for_its_node_is_not_kept(issuer: tuple[Issue
     server, identity = issuer
     server.make = lambda: BAD[what]
     with pytest.raises(Refused, match="something that is not a token for the Node n1"):
-        identity.keep(LIFE)
+        identity.keep(LIFE, api_of(identity))
     assert identity.session().token == token_of("n1", issued=0.0, life=LIFE)
 
 
@@ -92,7 +98,7 @@ def test_a_token_that_cannot_be_renewed_is_used_further(issuer: tuple[Issuer, Bo
     server, identity = issuer
     server.status = 403
     with pytest.raises(Refused, match="403"):
-        identity.keep(LIFE)
+        identity.keep(LIFE, api_of(identity))
     assert identity.session().token == token_of("n1", issued=0.0, life=LIFE)
 
 
@@ -110,7 +116,7 @@ def test_a_damaged_file_of_its_own_leaves_the_token_of_the_deploy(
 def test_without_a_token_for_its_node_it_says_how_to_get_one(issuer: tuple[Issuer, BoundToken], brought: str) -> None:
     _, identity = issuer
     identity.brought.write_text(brought)
-    for use in (identity.session, lambda: identity.keep(0.0)):
+    for use in (identity.session, lambda: identity.keep(0.0, api_of(identity))):
         with pytest.raises(NoCredentials, match=r"once the node has joined: pyinfra INVENTORY deploys/token\.py"):
             use()
     identity.brought.unlink()

@@ -14,8 +14,10 @@ from agent.report import published
 from agent.report.names import NOT_READY as NOTICE
 from agent.report.records import Report, report_to_json
 from agent.report.verdict import STALE
-from agent.reporter.kubernetes.api import NoCredentials, Session
+from agent.reporter.kubernetes import api as api_module
+from agent.reporter.kubernetes.api import Api, NoCredentials, Session
 from agent.reporter.kubernetes.backoff import LAST_WAIT
+from agent.reporter.kubernetes.identity import TOKENS
 from agent.reporter.kubernetes.node import read_node
 from agent.reporter.kubernetes.publish import Publication
 from agent.reporter.kubernetes.steps import LONGEST_SLEEP
@@ -92,12 +94,9 @@ class Renewing:
             raise NoCredentials("there is none")
         return self.made
 
-    def keep(self, now: float) -> float:
+    def keep(self, now: float, api: Api) -> float:
         self.kept.append(now)
         return self.after
-
-    def abandon(self) -> None:
-        pass
 
 
 def test_credentials_are_renewed_when_they_are_due(running: tuple[Publication, Cluster, Clocks]) -> None:
@@ -119,11 +118,8 @@ class Expired:
 
     session: Callable[[], Session]
 
-    def keep(self, now: float) -> float:
+    def keep(self, now: float, api: Api) -> float:
         raise OSError("no route to the authority")
-
-    def abandon(self) -> None:
-        pass
 
 
 def test_credentials_that_cannot_be_renewed_are_reported_and_still_used(
@@ -312,36 +308,34 @@ def test_a_write_that_hangs_does_not_delay_the_message_that_the_node_is_not_read
 
 
 @define
-class Hanging:
-    """Credentials whose renewal is not answered until it is given up."""
+class Due:
+    """Credentials that are always due."""
 
     session: Callable[[], Session]
-    begun: threading.Event = field(factory=threading.Event)
-    given_up: threading.Event = field(factory=threading.Event)
 
-    def keep(self, now: float) -> float:
-        self.begun.set()
-        assert self.given_up.wait(30.0)
-        raise TimeoutError
-
-    def abandon(self) -> None:
-        self.given_up.set()
+    def keep(self, now: float, api: Api) -> float:
+        api.ask("POST", TOKENS, body={})
+        return float("inf")
 
 
 def test_a_renewal_that_hangs_does_not_delay_the_message_that_the_node_is_not_ready(
-    running: tuple[Publication, Cluster, Clocks],
+    running: tuple[Publication, Cluster, Clocks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(api_module, "TIMEOUT", 600.0)
     reporter, cluster, _ = running
     cluster.node = document(spec={})
     reporter.watch.node = read_node(cluster.node)
-    reporter.identity = hanging = Hanging(reporter.identity.session)
+    reporter.identity = Due(reporter.identity.session)
+    cluster.hanging = "token"
     say(reporter, REPORT)
     with publishing_itself(reporter):
-        assert hanging.begun.wait(60.0)
+        assert cluster.hung.wait(60.0)
+        cluster.writes.clear()
         say(reporter, UNREADY)
         reporter.report_written()
-        soon(lambda: "n1" in cluster.writes or None, "taint", within=20.0)
+        soon(lambda: "n1" in cluster.writes or None, "taint", within=30.0)
         assert cluster.writes[0] == "n1"
+        cluster.over.set()
 
 
 @define
@@ -351,12 +345,9 @@ class Counted:
     session: Callable[[], Session]
     writes: list[str]
 
-    def keep(self, now: float) -> float:
+    def keep(self, now: float, api: Api) -> float:
         self.writes.append("identity")
         return float("inf")
-
-    def abandon(self) -> None:
-        pass
 
 
 @pytest.mark.parametrize(
