@@ -127,12 +127,12 @@ else
     fault "SystemdCgroup of runc is still not true: containerd $(version) does not know version $(file_version) of the file" \
       "$main; write it in the version that \`containerd config default\` shows"
   fi
-  LC_ALL=C comm -13 present result >wanted
+  comm -13 present result >wanted
   ours='^disabled_plugins = |\.runc\.(runtime_type|options\.SystemdCgroup) = '
   # containerd 2 converts a section of version 2 only when the plugin is enabled.
   if grep -qE "$disabled" present; then ours="$ours|^plugins\.['\"]io\.containerd\.grpc\.v1\.cri['\"]\."; fi
   # A default value that the dump no longer has, because the file has that entry now, is not a setting of the operator's.
-  LC_ALL=C comm -23 present result | LC_ALL=C comm -23 - default | grep -vE "$ours" >lost || true
+  comm -23 present result | comm -23 - default | grep -vE "$ours" >lost || true
 fi
 # If the plugin was disabled, each of its keys is new.
 grep -E '^disabled_plugins = |\.runc\.(runtime_type|options\.SystemdCgroup) = ' wanted | sed -E 's/^/change /; s/ = .*//' | sort -u

@@ -12,6 +12,15 @@ containerd) main=/etc/containerd/config.toml own=/etc/containerd/conf.d/99-nvidi
 crio) main=/etc/crio/crio.conf own=/etc/crio/crio.conf.d/99-nvidia.toml daemon=crio ;;
 esac
 for program in nvidia-ctk jq; do command -v "$program" >/dev/null || exit 0; done
+if [ "$engine" = containerd ] && ! command -v containerd >/dev/null; then
+  fault "the node has no containerd; k3s and RKE2 have one of their own, which finds the toolkit when it starts: for them leave" \
+    "containerd out of container_runtime.engines, and restart the service"
+fi
+for snaps in /snap /var/lib/snapd/snap; do
+  if [ "$engine" = docker ] && [ -e "$snaps/docker/current" ]; then
+    fault "it is a snap, which does not read $main; replace it by docker of a package (container_engine)"
+  fi
+done
 
 overlay
 
@@ -25,7 +34,7 @@ view() {
   case $engine in
   docker)
     if [ -e "$main" ]; then jq -r "$leaves" "$main" >raw 2>output || fault "$main: $(last_output 1)"; else : >raw; fi
-    LC_ALL=C sort -u raw >"$1" ;;
+    sort -u raw >"$1" ;;
   containerd)
     containerd_view "$1" ;;
   crio)
@@ -50,7 +59,7 @@ configure() {
 ours='^(runtimes|features) = \{\}|^default-runtime = |^runtimes\.nvidia\.(path|args) = |^features\.cdi = '
 ours="$ours|^runtimes\.nvidia\.runtimeArgs = \[\]\$"
 ours="$ours|\.default_runtime_name = |\.enable_cdi = |\.runtimes\.['\"]?nvidia['\"]?\.options\.BinaryName = "
-find_lost() { LC_ALL=C comm -23 operator result | grep -vE "$ours" >lost || true; }
+find_lost() { comm -23 operator result | grep -vE "$ours" >lost || true; }
 has() { grep -qE "$1" result; }
 
 command -v "$daemon" >/dev/null || fault "$daemon is not installed; install it, or remove $engine from engines"
@@ -98,8 +107,8 @@ containerd)
     fault "containerd would still have another default runtime; a file that it imports after 99-nvidia.toml sets it" ;;
 esac
 
-LC_ALL=C comm -13 present result >wanted
-LC_ALL=C comm -23 present result | LC_ALL=C comm -23 - operator >stale
+comm -13 present result >wanted
+comm -23 present result | comm -23 - operator >stale
 cat wanted stale | sed -E 's/^/change /; s/ = .*//' | sort -u
 sed -E 's/^/lost /; s/ = .*//' lost | sort -u
 

@@ -31,7 +31,7 @@ version() { "$daemon" --version | sed -E 's/.* v?([0-9]+\.[0-9.]+).*/\1/'; }
 # Prints one line for each key and its value; a list is one value.
 flat() {
   awk '/^[ \t]*\[/ { sub(/^[ \t]*\[+/, ""); sub(/\]+[ \t]*$/, ""); at = $0 "."; next }
-    / = / { sub(/^[ \t]*/, ""); print at $0 }' | grep -vE '^(imports|version) = ' | LC_ALL=C sort -u
+    / = / { sub(/^[ \t]*/, ""); print at $0 }' | grep -vE '^(imports|version) = ' | sort -u
 }
 # Prints containerd's configuration, as it reads its own files. The dump of containerd 2.0 up to 2.0.4 does not convert a file of
 # version 2, as the daemon does (cmd/containerd/command/config.go): it shows default values in place of the file's.

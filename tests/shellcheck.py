@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, get_args
 
-from tasks.common.commands import UMASK
+from tasks.common.commands import BEGIN
 from tasks.packages import Family
 
 ROOT = Path(__file__).parent.parent
@@ -46,7 +46,7 @@ def scripts() -> Iterator[tuple[str, str]]:
             if isinstance(call, ast.Call) and position is not None and len(call.args) > position:
                 for text in texts(call.args[position], module, file):
                     # `sh -e` runs them.
-                    yield f"{file}:{call.lineno}", f"#!/bin/sh -e\n{UMASK}\n{text}"
+                    yield f"{file}:{call.lineno}", f"#!/bin/sh -e\n{BEGIN}\n{text}"
 
 
 def texts(argument: ast.expr, module: Mapping[str, Any], file: Path) -> Iterator[str]:

@@ -16,8 +16,14 @@ from agent.report.printable import printable
 Commands = Generator[PyinfraCommand, None, None]
 
 
-UMASK = "umask 022"
-"""How each script begins: other users read what it makes (the reporter, networkd), whatever umask the login has."""
+BEGIN = """umask 022
+PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+export LC_ALL=C PATH"""
+"""How each script begins, whatever the login has. Other users read what it makes (the reporter, networkd).
+
+Without secure_path in sudoers(5) sudo keeps the user's PATH, often without sbin: a script would take a program for missing. And
+it reads what programs print in English.
+"""
 
 
 def script(
@@ -34,7 +40,7 @@ def script(
     own: ConnectorArguments = {} if limit is None else {"_timeout": limit}
     if stdin is not None:
         own["_stdin"] = stdin
-    return StringCommand("sh", "-ec", QuoteString(f"{UMASK}\n{text}"), name, *map(QuoteString, arguments), **own)
+    return StringCommand("sh", "-ec", QuoteString(f"{BEGIN}\n{text}"), name, *map(QuoteString, arguments), **own)
 
 
 def changes(earlier: OperationMeta) -> bool:

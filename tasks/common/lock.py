@@ -105,7 +105,11 @@ class Deploy:
             remedy = f"wait for the end, or if that deploy is over, take the lock with {STEAL}=1"
             fail(host, f"{printed[2]} deploys this node; {minutes}; {remedy}")
         else:
-            fail(host, f"the lock {FILE} cannot be taken: {' '.join(printed) or 'no answer'}")
+            said = " ".join(printed) or "no answer"
+            fail(
+                host,
+                f"the lock {FILE} cannot be taken: {said}; see whether its disk is full or read-only (df, findmnt)",
+            )
 
     def renew(self, state: State, host: Host) -> None:
         """Renew a host's lock, unless it is away for its reboot. If another deploy has taken it over, say so."""

@@ -32,7 +32,7 @@ from tasks.common.facts import FactBase
 from tasks.common.failures import NodeError
 from tasks.containers import engine_files
 from tasks.containers.engine_files import DryRun, Mode
-from tasks.packages import Family, OperatingSystem, vendor_repository
+from tasks.packages import Family, OperatingSystem, elsewhere, vendor_repository
 from tasks.packages.vendor_repository import PACKAGE_VERSION, Package, Repository
 
 Name = Literal["containerd", "docker"]
@@ -158,6 +158,11 @@ def no_other(wanted: ContainerEngine, family: Family) -> Commands:
         yield refuse(
             f"container_engine: the node has {', '.join(others)}, which the packages of the source '{wanted.source}' replace; "
             "drain the node and remove them first, or give the other source"
+        )
+    elif wanted.name == "docker" and elsewhere.is_snap("docker"):
+        yield refuse(
+            "container_engine: the node has docker as a snap, beside which docker of a package would be a second engine with "
+            "containers of its own; drain the node and remove it first (snap remove docker)"
         )
     else:
         host.noop("there is none")

@@ -259,14 +259,16 @@ def _letter(mode: bool) -> str:
     return "Y" if mode else "N"
 
 
-# In /var/tmp, since /tmp may be mounted noexec.
+# In the record's folder, since /tmp and /var/tmp may be mounted noexec.
 _INSTALL = (
     UNDISTURBED
     + vendor_repository.FETCH
     + dkms.CAUSE
     + """
 url=$1 want=$2 record=$3 mad=$4
-work=$(mktemp -d -p /var/tmp erdma.XXXXXX); trap 'rm -rf "$work"' EXIT; trap 'exit 129' HUP INT TERM
+mkdir -p "${record%/*}"
+rm -rf "${record%/*}"/unpacked.*
+work=$(mktemp -d -p "${record%/*}" unpacked.XXXXXX); trap 'rm -rf "$work"' EXIT; trap 'exit 129' HUP INT TERM
 fetch "$url" "$work/archive"
 actual=$(sha256sum "$work/archive"); actual=${actual%% *}
 if [ "$actual" != "$want" ]; then
@@ -282,7 +284,6 @@ cd "${installer%/*}"
 export ERDMA_CM_NO_BOUND_IF=1
 if [ "$mad" = yes ]; then export ERDMA_FORCE_MAD_ENABLE=1; fi
 ./install.sh --batch >&2 || { cause erdma "$(uname -r)"; exit 1; }
-mkdir -p "${record%/*}"
 echo "$want" > "$record"
 """
 )

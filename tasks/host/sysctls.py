@@ -44,10 +44,10 @@ for folder in "$2/etc" "$2/run" "$2/usr/local/lib" "$2/usr/lib" "$2/lib"; do
     seen="$seen $name"
     # Nothing is read from a folder or /dev/null, but it takes the place of a file of its name (files_add in systemd).
     [ -f "$file" ] || continue
-    [ "$(printf '%s\\n' "$name" "$1" | LC_ALL=C sort | tail -n 1)" != "$1" ] || continue
+    [ "$(printf '%s\\n' "$name" "$1" | sort | tail -n 1)" != "$1" ] || continue
     awk -v at="$name ${file#"$2"} " '/^[ \\t]*-?[A-Za-z0-9][^=]*=/ { sub(/^[ \\t]*-?/, ""); print at $0 }' "$file"
   done
-done | LC_ALL=C sort -s -k 1,1
+done | sort -s -k 1,1
 """
 
 

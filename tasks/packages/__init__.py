@@ -21,6 +21,7 @@ from tasks.common.commands import Commands, script
 from tasks.common.data import host_data
 from tasks.common.facts import FactBase
 from tasks.common.failures import NodeError
+from tasks.packages.elsewhere import ThereAlready
 
 Family = Literal["debian", "rhel"]
 
@@ -72,6 +73,9 @@ DISTRIBUTIONS = {
     "fedora": Distribution("Fedora", "rhel", 36, 36),
 }
 
+OSTREE = "/run/ostree-booted"
+"""A file that exists where /usr is an image (ostree-prepare-root)."""
+
 UNDISTURBED = f"{systemd_reload.BEFORE_PACKAGES}export NEEDRESTART_SUSPEND=1\n"
 """The start of a script in which packages are installed. What runs on the node goes on as it is.
 
@@ -90,7 +94,7 @@ without_conflict() {  # argument: what apt says
 }
 apt_update() {
   left=60
-  until output=$(LC_ALL=C apt-get -q update 2>&1); do
+  until output=$(apt-get -q update 2>&1); do
     case $output in *"Conflicting values "*) if without_conflict "$output"; then continue; fi ;; esac
     left=$((left - 1))
     case $output in *"Could not get lock"*) ;; *) left=0 ;; esac
@@ -220,6 +224,11 @@ def _system() -> OperatingSystem:
         raise NodeError(
             f"{host.name}: {fact['name'] or identity} {release or ''} is not supported; "
             f"supported are, from the release given: {supported}"
+        )
+    if distribution.family == "rhel" and host.get_fact(ThereAlready, paths=(OSTREE,)):
+        raise NodeError(
+            f"{host.name}: the node boots an image (rpm-ostree, bootc), into which dnf installs nothing; use a "
+            "distribution with packages"
         )
     return OperatingSystem(distribution, identity, fact["release_meta"].get("VERSION_ID") or str(release))
 

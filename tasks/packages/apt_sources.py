@@ -41,7 +41,7 @@ printf '%s' "$text" >"$work/ours/${path##*/}"
 targets() {
   folder=$1; shift
   format='$(BASE_URI) $(SOURCESENTRY) $(CREATED_BY) $(COMPONENT) $(ARCHITECTURE)'
-  if ! LC_ALL=C apt-get indextargets --no-release-info -o Dir::Etc::sourceparts="$work/$folder" "$@" --format "$format" \
+  if ! apt-get indextargets --no-release-info -o Dir::Etc::sourceparts="$work/$folder" "$@" --format "$format" \
     >"$work/$folder.targets" 2>"$work/errors"; then
     sed -n "s,$work/others/,$parts,g; s/^E: /broken /p" "$work/errors" | awk '!seen[$0]++'
     echo end

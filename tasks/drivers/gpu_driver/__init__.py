@@ -38,6 +38,7 @@ from tasks.drivers.gpu_driver import fabric, modules, services, versions
 from tasks.drivers.gpu_driver.services import FABRIC_MANAGER, PERSISTENCE
 from tasks.host import kernel
 from tasks.packages import Family, OperatingSystem, holds, vendor_repository
+from tasks.packages.elsewhere import ThereAlready
 from tasks.packages.vendor_repository import HeldPackages, Package, Repository
 
 REPOSITORY = "nvidia-driver"
@@ -92,6 +93,9 @@ class GpuDriver:
         """The streams of dnf's module nvidia-driver that have it: that of its branch, else that of all branches."""
         return (f"{self.branch}-open", "open-dkms") if self.open else (f"{self.branch}-dkms", "latest-dkms")
 
+
+RUN_FILE = "/usr/bin/nvidia-uninstall"
+"""A program that only NVIDIA's installer puts there."""
 
 GPU_DRIVER = Key[GpuDriver | None]("gpu_driver", None, record(GpuDriver))
 KEYS = (GPU_DRIVER,)
@@ -271,6 +275,12 @@ def refuse_while_in_use(names: tuple[str, ...], version: str, family: Family) ->
     have = packages.installed(family)
     wrong = [name for name in versions.missing(names, version, family) if name in have or name == names[0]]
     wrong += [name for name in versions.left(version, family) if name not in wrong]
+    if wrong and host.get_fact(ThereAlready, paths=(RUN_FILE,)):
+        yield refuse(
+            "gpu_driver: the node has a driver of NVIDIA's installer (.run), with whose files those of packages would be "
+            f"mixed; drain the node, remove that driver ({RUN_FILE} --silent), and deploy again"
+        )
+        return
     users = host.get_fact(modules.GpuUsers) if wrong else []
     if users is None or users:
         yield refuse(
