@@ -48,8 +48,10 @@ AFTER: Mapping[tuple[Event, State], State] = {
     ("crashed", "refused"): "given up",
     ("asked", "given up"): "on trial",
 }
-"""The state after an event; all other events leave a state as it is. docs/processes.md has the whole table. After a boot only a
-verified spec is known: each other one is new. A spec is only given up, or on trial, if there is a verified one to return to."""
+"""The state after an event; all other events leave a state as it is. docs/spec-in-force.md has the whole table.
+
+After a boot only a verified spec is known: each other one is new. A spec is only given up, or on trial, if there is a verified
+one to return to."""
 
 
 @frozen

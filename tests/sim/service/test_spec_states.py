@@ -1,4 +1,4 @@
-"""The states of the spec in the file: the whole table of docs/processes.md, and what a hanging device does to the others."""
+"""The states of the spec in the file: the table of docs/spec-in-force.md, and what a hanging device does to the others."""
 
 import math
 import re
@@ -13,7 +13,7 @@ from tests.sim.kernel import Kernel
 from tests.sim.service.specs import PF, Agent, refuse_five, spec
 from tests.sim.two_nics import MAC1, PF1
 
-PROCESSES = Path(__file__).parents[3] / "docs" / "processes.md"
+PAGE = Path(__file__).parents[3] / "docs" / "spec-in-force.md"
 WRITE = {PF: "vfs: write sriov_numvfs 5 did not return"}
 
 
@@ -135,7 +135,7 @@ def table() -> dict[tuple[str, str], str]:
     """The table in the docs: the state after an event, by the event and the state before it."""
     rows = [
         [re.sub(r"\*", "", cell).strip() for cell in line.strip().strip("|").split("|")]
-        for line in PROCESSES.read_text().splitlines()
+        for line in PAGE.read_text().splitlines()
         if line.startswith("| ")
     ]
     header = next(row for row in rows if row[1:] == list(STATES))

@@ -450,8 +450,10 @@ def test_status_shows_what_is_published_in_kubernetes_and_why_the_rest_is_not(tm
 
 
 def documented_keys(name: str) -> set[str]:
-    """The keys that docs/cli.md lists for the JSON of a command."""
-    [row] = [line for line in (ROOT / "docs/cli.md").read_text().splitlines() if line.startswith(f"| `{name}` | ")][-1:]
+    """The keys that docs/json.md lists for the JSON of a command."""
+    [row] = [line for line in (ROOT / "docs/json.md").read_text().splitlines() if line.startswith(f"| `{name}` | ")][
+        -1:
+    ]
     return set(re.findall(r"`(\w+)`", row.rpartition(" | ")[2]))
 
 
@@ -475,7 +477,7 @@ def test_the_documents_of_a_command_have_the_keys_that_the_documentation_names(n
 def test_the_parts_of_a_report_have_the_keys_that_the_documentation_names(tmp_path: Path) -> None:
     report(tmp_path, outcomes=(OUTCOME,))
     shown = json.loads(trackbed(tmp_path, "status", "--json").stdout)
-    text = (ROOT / "docs/cli.md").read_text().partition("\nA condition has ")[2].partition("\n\n")[0]
+    text = (ROOT / "docs/json.md").read_text().partition("\nA condition has ")[2].partition("\n\n")[0]
     named = set(re.findall(r"`(\w+)`", text))
     internal = {"grace_period", "skip_if_owned", "required", "original"}
     parts = (shown["conditions"][0], shown["outcomes"][0], shown["outcomes"][0]["change"])
