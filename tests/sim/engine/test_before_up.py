@@ -145,7 +145,9 @@ def state(node: Node, key: str) -> object:
     return node.kernel.netdev(PF).mtu if key == "mtu" else getattr(ethtool, method)(index)
 
 
-@pytest.mark.parametrize("given", [SETTINGS, {"vfs": {"count": 2, "groups": [{"index": "1", **VF_SETTINGS}]}}])
+@pytest.mark.parametrize(
+    "given", [{**SETTINGS, "max_read_request": 4096}, {"vfs": {"count": 2, "groups": [{"index": "1", **VF_SETTINGS}]}}]
+)
 def test_a_plan_lists_the_changes_in_the_order_in_which_they_are_made(node: Node, given: dict[str, Any]) -> None:
     node.follow({"vfs": {"count": 2}, "altnames": ["old"]}, allow="vf-reset")
     for function in (PF, *vf_addresses(node.kernel.files, PF).values()):

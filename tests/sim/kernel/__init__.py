@@ -56,7 +56,8 @@ class Kernel:
     (EPERM). ``disconnected``: files of a lost connection (ENOTCONN). ``read_in_part`` records which files were read by
     offset. ``renames_running``: a netdev that is up can be renamed (since Linux 6.2). ``made``: the netdevs that the driver
     of a function makes, where it is not just one: those of two ports, and representors.
-    ``sockets``: those of TCP, each with its state. ``hanging``: the functions whose driver does not return from any call.
+    ``sockets``: those of TCP, each with its state. ``hanging``: how many calls the driver of a
+    function still returns from, if it is about to hang.
     """
 
     cpus: int = 4
@@ -89,7 +90,7 @@ class Kernel:
     stuck: set[str] = field(factory=set)
     slow: set[str] = field(factory=set)
     renames_running: bool = False
-    hanging: set[str] = field(factory=set)
+    hanging: dict[str, int] = field(factory=dict)
     made: dict[str, list[Netdev]] = field(factory=dict)
     udev_runs: bool = True
     _pf_names: dict[str, str] = field(factory=dict)
@@ -346,7 +347,9 @@ class Kernel:
     def enter(self, function: str) -> None:
         """The kernel calls a function's driver."""
         if function in self.hanging:
-            raise Hang(function)
+            if not self.hanging[function]:
+                raise Hang(function)
+            self.hanging[function] -= 1
 
     def by_ifindex(self, ifindex: int) -> Netdev:
         for netdev in self.netdevs.values():

@@ -351,6 +351,19 @@ def test_only_a_vf_whose_driver_may_miss_its_carrier_is_set_down_and_up_for_it(k
     assert [c.message for c in result.conditions if c.type == "Carrier"] == [f"no carrier on enp33s0v1 ({PF}#1)"]
 
 
+@pytest.mark.parametrize("link_file", ["/usr/lib/systemd/network/99-default.link", "/etc/systemd/network/10-vfs.link"])
+def test_a_vf_with_a_link_file_of_its_own_keeps_the_name_that_it_has(kernel: Kernel, link_file: str) -> None:
+    settle(kernel, spec({"count": 2}))
+    vf = address(kernel, 1)
+    usual = kernel.netdev(vf).name
+    kernel.move_away(vf)
+    kernel.come_back(vf, "fast0")
+    entry = f"/run/udev/data/n{kernel.netdev(vf).ifindex}"
+    kernel.tree.put(entry, kernel.tree.read(entry).replace("/usr/lib/systemd/network/99-default.link", link_file))
+    settle(kernel, spec({"count": 2}))
+    assert kernel.netdev(vf).name == (usual if "99-default" in link_file else "fast0")
+
+
 def test_a_vf_that_its_pf_is_resetting_is_looked_at_again_soon(kernel: Kernel) -> None:
     failures = Failures()
     assert is_ready(settle(kernel, spec(group(trust=True)), failures).conditions)

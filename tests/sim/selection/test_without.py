@@ -184,11 +184,11 @@ class Node:
     def hangs_in_a_call(self, pf: str) -> None:
         """It has its netdev, and a call to its driver never returned. The next worker knows of no pass before it."""
         self.hung, self.last = self.hung | {pf}, None
-        self.kernel.hanging.add(pf)
+        self.kernel.hanging[pf] = 0
 
     def returns(self, pf: str) -> None:
         self.hung, self.last = self.hung - {pf}, None
-        self.kernel.hanging.discard(pf)
+        self.kernel.hanging.pop(pf, None)
 
     def is_reset(self, pf: str) -> None:
         self.hung -= {pf}

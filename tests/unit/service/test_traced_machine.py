@@ -76,6 +76,7 @@ def test_a_call_without_an_address_belongs_to_the_device_named_last(machine: Any
     assert device() == VF
     machine.netlink.set_link(7, mtu=9000)
     assert device() == VF
+    machine.files.read("/sys/kernel/irq/30/actions")
     machine.files.write("/proc/irq/30/smp_affinity_list", "1")
     assert device() == VF
     machine.files.write("/sys/bus/pci/drivers_probe", PF)
