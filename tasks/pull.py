@@ -25,8 +25,7 @@ from pyinfra.context import host
 from pyinfra.operations import files
 
 from agent.spec.validators import Matches, Within
-from fleet.paths import expanded
-from tasks.common import archive, systemd_reload, units
+from tasks.common import archive, site, systemd_reload, units
 from tasks.common.commands import Commands, changes, script, warn
 from tasks.common.connection import deploys_itself
 from tasks.common.data import Key, record, without_password
@@ -48,13 +47,17 @@ CONTENT = (
     "deploy.py",
     # The key `fabric` belongs to a task that needs it, and all keys are checked on every node.
     "fleet",
-    "group_data",
-    "inventories",
     "pyproject.toml",
     "requirements",
     "tasks",
     "templates",
 )
+OF_THE_SITE = ("inventories", "group_data", "*.py")
+"""What the archive has of a site: inventories, their data, and modules that these import."""
+
+LOCAL = "inventories/local.py"
+"""The node's own inventory in the archive; it reads the one that pull.inventory names."""
+
 PINS = archive.ROOT / "requirements" / "pull.txt"
 TARGETS = tuple(f"3.{minor}-{machine}" for minor in range(10, 15) for machine in archive.MACHINES)
 
@@ -97,15 +100,15 @@ def serve() -> None:
         return
     # A node that deploys itself keeps its keyring and its name: an archive must not change whose signature is trusted.
     itself = deploys_itself(host)
-    keyring = Path(KEYRING) if itself else archive.ROOT / expanded(wanted.keyring)
+    keyring = Path(KEYRING) if itself else site.path(wanted.keyring)
     name = json.loads(Path(SETTINGS).read_text())["host"] if itself else host.name
     if not keyring.is_file() or not _is_keyring(keyring.read_bytes()):
         raise DeployError(
             f"{host.name}.pull.keyring: {keyring} is not a file of public keys; make it by "
             f"`gpg --export KEY > {wanted.keyring}`"
         )
-    if not host.state.is_executing and not (archive.ROOT / wanted.inventory).is_file():
-        warn(host, f"pull.inventory: {wanted.inventory} is not a file of this project; does the archive have it?")
+    if not host.state.is_executing and not site.path(wanted.inventory).is_file():
+        warn(host, f"pull.inventory: {wanted.inventory} is not a file of the site; does the archive have it?")
     settings = {"url": wanted.url, "inventory": wanted.inventory, "host": name}
     written = [
         files.put(name="Public keys", src=str(keyring), dest=KEYRING, mode="644"),
@@ -209,20 +212,26 @@ def _issued() -> int:
     return int(given)
 
 
-def build(output: Path, targets: tuple[str, ...], root: Path = archive.ROOT) -> None:
-    """Build the archive.
+def build(output: Path, targets: tuple[str, ...], of_site: Path) -> None:
+    """Build the archive. In it, the site's files are where this checkout has its examples.
 
     :param targets: the nodes' Python versions and machines (`uname -m`), as `3.11-x86_64`.
-    :raises DeployError: pip failed; with its message.
+    :param of_site: the folder with the inventories and their data.
+    :raises DeployError: pip failed; with its message. Or the site is for another version, or has no inventories.
     """
+    if fault := site.fault(of_site):
+        raise DeployError(fault)
+    if not (of_site / "inventories").is_dir():
+        raise DeployError(f"{of_site} has no folder inventories; give the site that `trackbed init` has made")
+    if (of_site / LOCAL).exists() and of_site.resolve() != archive.ROOT:
+        raise DeployError(f"{of_site / LOCAL}: the archive has another file of this name; rename yours")
     with tempfile.TemporaryDirectory(prefix="trackbed-pull-") as folder:
         tree = Path(folder)
         pins = tree / "pins.txt"
-        for name in CONTENT:
-            if (root / name).is_dir():
-                shutil.copytree(root / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
-            else:
-                shutil.copyfile(root / name, tree / name)
+        for path in [path for pattern in OF_THE_SITE for path in sorted(of_site.glob(pattern))]:
+            _copy(path, tree)
+        for name in (*CONTENT, LOCAL):
+            _copy(archive.ROOT / name, tree / Path(name).parent)
         # A node refuses an archive that is older than the last one it deployed. With SOURCE_DATE_EPOCH
         # (reproducible-builds.org) the same commit makes the same bytes.
         (tree / "ISSUED").write_text(f"{_issued()}\n")
@@ -240,15 +249,24 @@ def build(output: Path, targets: tuple[str, ...], root: Path = archive.ROOT) -> 
         new.replace(output)
 
 
+def _copy(path: Path, folder: Path) -> None:
+    """Copy a file or a folder into a folder, in the place of what has its name."""
+    if path.is_dir():
+        shutil.copytree(path, folder / path.name, ignore=shutil.ignore_patterns("__pycache__"))
+    else:
+        shutil.copyfile(path, folder / path.name)
+
+
 @click.command()
+@click.argument("of_site", metavar="SITE", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.argument("output", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
     "--for", "targets", multiple=True, required=True, type=click.Choice(TARGETS), help="Nodes' Python and machine."
 )
-def main(output: Path, targets: tuple[str, ...]) -> None:
-    """Build the archive of pull mode and write it to OUTPUT. Sign it with `gpg --detach-sign OUTPUT`."""
+def main(of_site: Path, output: Path, targets: tuple[str, ...]) -> None:
+    """Build the archive of pull mode for the nodes of SITE and write it to OUTPUT. Sign it with `gpg --detach-sign OUTPUT`."""
     try:
-        build(output, targets)
+        build(output, targets, of_site)
     except (DeployError, OSError) as error:
         raise click.ClickException(str(error)) from None
 

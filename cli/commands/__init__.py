@@ -13,8 +13,9 @@ from typing import cast
 
 import click
 
+CONTROL = "control"
 FLEET = "fleet"
-"""The control host's commands: a package beside this one, which is not in the node's archive."""
+"""The control host's commands: packages beside this one, which are not in the node's archive."""
 
 
 class Commands(click.Group):
@@ -22,13 +23,23 @@ class Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Every command, by name."""
-        # Look beside this package only: a node may have another Python package of this name.
-        beside = [FLEET] if (Path(__file__).parents[2] / FLEET / "commands").is_dir() else []
-        return sorted([*(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")), *beside])
+        return sorted(_modules())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import one command; None if there is none of this name."""
-        if cmd_name not in self.list_commands(ctx):
-            return None
-        module = f"{FLEET}.commands" if cmd_name == FLEET else f"{__name__}.{cmd_name}"
-        return cast(click.Command, getattr(importlib.import_module(module), cmd_name))
+        module = _modules().get(cmd_name)
+        return cast(click.Command, getattr(importlib.import_module(module), cmd_name)) if module else None
+
+
+def _modules() -> dict[str, str]:
+    """The module of each command."""
+    # Look beside this package only: a node may have other Python packages of these names.
+    root = Path(__file__).parents[2]
+    fleet = {FLEET: f"{FLEET}.commands"} if (root / FLEET / "commands").is_dir() else {}
+    folders = {__name__: list(__path__), CONTROL: [str(root / CONTROL)]}
+    return fleet | {
+        module.name: f"{package}.{module.name}"
+        for package, paths in folders.items()
+        for module in pkgutil.iter_modules(paths)
+        if not module.name.startswith("_")
+    }

@@ -78,7 +78,7 @@ def maintain(
 
     Exit code: 0 all nodes are done and ready, 1 some are not, 130 stopped before all were.
 
-    Example: trackbed fleet maintain gpu-01 gpu-02 --inventory inventories/prod.py --allow link-flap
+    Example: trackbed fleet maintain gpu-01 gpu-02 --inventory ~/fleet/inventories/prod.py --allow link-flap
     """
     if resume and undo:
         raise click.UsageError("--resume and --undo exclude each other; give one of them")

@@ -60,6 +60,9 @@ ANSWER_S = 60
 QUOTED = " 'a' \\\\ !b $c\n`d`"
 """What shells that are not POSIX's change in quoted text: fish drops a backslash, csh ends at the line's end and at `!b`."""
 
+PARAMIKO = "ssh_paramiko_connect_kwargs"
+"""The setting of pyinfra with further arguments of paramiko's connect()."""
+
 SHOWN = 200
 """Characters of what a login shell prints that are shown."""
 
@@ -103,11 +106,17 @@ def connecting(connect: Callable[[SSHConnector], None]) -> Callable[[SSHConnecto
 
 
 def settings(read: Callable[..., Any]) -> Callable[..., Any]:
-    """The settings of a connector (host_to_connector_data): None is "not given", and an error names the host."""
+    """The settings of a connector (host_to_connector_data): None is "not given", and an error names the host.
+
+    A connection by ssh is made by :class:`TransportFactory`, unless the inventory has another one.
+    """
 
     @wraps(read)
     def read_given(kind: Any, known: Any, data: HostData) -> Any:
         given = {key: value for key, value in data.dict().items() if value is not None}  # type: ignore[no-untyped-call]
+        own = given.get(PARAMIKO, {})
+        if PARAMIKO in known and isinstance(own, dict):
+            given[PARAMIKO] = {"transport_factory": TransportFactory(), **own}
         try:
             return read(kind, known, given)
         except ConnectorDataTypeError as error:
@@ -177,7 +186,7 @@ def deploys_itself(host: Host) -> bool:
 
 @frozen
 class TransportFactory:
-    """A ``transport_factory`` for paramiko, to be set in pyinfra's `ssh_paramiko_connect_kwargs`."""
+    """A ``transport_factory`` for paramiko, that each connection by ssh gets."""
 
     def __call__(self, sock: Any, **settings: Any) -> Transport:
         """Make a transport over a socket, or over paramiko's channel through a bastion."""

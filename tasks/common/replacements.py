@@ -21,7 +21,7 @@ from pyinfra.api.util import PYINFRA_INSTALL_DIR
 from pyinfra.connectors.util import CommandOutput
 
 from tasks import disruption, time_limits
-from tasks.common import answers, connection, facts, failures, inventory, lock, prefetch, questions, shard
+from tasks.common import answers, connection, facts, failures, inventory, lock, prefetch, questions, shard, site
 from tasks.common.progress import Progress
 from tasks.kubernetes import maintenance
 
@@ -51,6 +51,7 @@ def before_connect(hosts: Inventory, config: Config, limited: list[Host] | None)
     :returns: those of them that are deployed; None: all. A shard may be empty.
     :raises PyinfraError: the inventory is wrong, or has too many hosts; with the remedy.
     """
+    site.check()
     inventory.check(hosts, limited)
     limited = shard.limit(hosts, limited)
     count = len(hosts if limited is None else limited)
@@ -150,6 +151,7 @@ REPLACEMENTS: dict[str, Callable[[Any], Any]] = {
     "pyinfra.connectors.util:getpass": questions.asking_for_sudo,
     "pyinfra.connectors.util:read_buffer": facts.reading,
     "pyinfra_cli.cli:run_ops": lock.running,
+    "pyinfra_cli.inventory:make_inventory_from_files": site.reading,
     "pyinfra_cli.inventory:_get_groups_from_filename": lambda _: inventory.groups_of_file,
     "pyinfra_cli.util:_parallel_load_hosts": failures.loading,
 }

@@ -57,7 +57,8 @@ def _parameter(name: str, value: object) -> str:
     return text
 
 
-MODULES = Key[tuple[str, ...]]("kernel_modules", (), _modules)
+# They make the character devices that device plugins and rdma-core's tools need.
+MODULES = Key[tuple[str, ...]]("kernel_modules", ("ib_uverbs", "ib_umad", "rdma_ucm"), _modules)
 MODULE_OPTIONS = Key[Options]("kernel_module_options", {}, _options)
 KEYS = (MODULES, MODULE_OPTIONS)
 

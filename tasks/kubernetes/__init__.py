@@ -23,7 +23,7 @@ from agent.report import published
 from agent.reporter.kubernetes.tokens import Claims, claims_of
 from agent.reporter.settings import Settings, to_json
 from agent.spec.node import NodeSpec
-from fleet.paths import expanded
+from tasks.common import site
 from tasks.common.commands import Commands, fail, script, warn
 from tasks.common.connection import BY_CONTROL_HOST, deploys_itself
 from tasks.common.data import Key, record, without_password
@@ -104,8 +104,13 @@ def wanted(spec: NodeSpec) -> ReporterSetup | None:
     return ReporterSetup(key, spec.node_name, to_json(settings), _authority(key))
 
 
+def kubeconfig_of(key: Kubernetes) -> str | None:
+    """The kubeconfig's path; None: the control host's default."""
+    return str(site.path(key.kubeconfig)) if key.kubeconfig else None
+
+
 def _authority(key: Kubernetes) -> str:
-    file = expanded(key.ca_file)
+    file = site.path(key.ca_file)
     if deploys_itself(host) and not file.exists():  # it is on the control host
         if not (brought := host.get_fact(Texts, paths=(AUTHORITY,)).get(AUTHORITY)):
             raise DeployError(
@@ -241,7 +246,7 @@ def _get_token(state: State, host: Host, want: ReporterSetup, new_token: NewToke
     from fleet import credentials
 
     try:
-        new_token.token = credentials.bound_token(want.key.kubeconfig, want.node, want.key.days * DAY)
+        new_token.token = credentials.bound_token(kubeconfig_of(want.key), want.node, want.key.days * DAY)
     except credentials.NotJoined as error:
         # Before it joins, a node has no Node to which a token could be bound. That is no error.
         warn(host, f"{error}: once it has, run deploys/token.py, or deploy again")

@@ -18,7 +18,7 @@ from agent.report.printable import printable
 from agent.report.records import Disruption
 from tasks.common.commands import fail
 from tasks.common.data import host_data
-from tasks.kubernetes import KUBERNETES
+from tasks.kubernetes import KUBERNETES, kubeconfig_of
 from tasks.kubernetes.clusters import shared_kubeconfig
 
 if TYPE_CHECKING:
@@ -168,7 +168,8 @@ def _act_once(step: Step, force: bool) -> tuple[NodeResult, str]:
         return "done", ""
     if shared := shared_kubeconfig(host, KUBERNETES.name):
         return "failed", f"{KUBERNETES.name}.kubeconfig: {name} cannot be drained: {shared}"
-    with api.errors(), api.api(Path(key.kubeconfig) if key.kubeconfig else None) as made, api.answers(made.client):
+    kubeconfig = kubeconfig_of(key)
+    with api.errors(), api.api(Path(kubeconfig) if kubeconfig else None) as made, api.answers(made.client):
         try:
             made.node(name)
         except ApiError as error:

@@ -452,9 +452,9 @@ def test_an_inventory_that_the_archive_lacks_is_a_one_line_error(
 def test_an_inventory_that_this_project_lacks_is_a_warning(node: Node, keys: Path) -> None:
     node.data = {"pull": data(keys, inventory="inventories/absent.py")}
     log = node.deploy(pull.serve, {}).log
-    assert any("inventories/absent.py is not a file of this project" in line for line in log)
+    assert any("inventories/absent.py is not a file of the site" in line for line in log)
     node.data = {"pull": data(keys)}
-    assert not any("is not a file of this project" in line for line in node.deploy(pull.serve, {}).log)
+    assert not any("is not a file of the site" in line for line in node.deploy(pull.serve, {}).log)
 
 
 @pytest.mark.parametrize("minor", range(10, 15))
@@ -468,14 +468,14 @@ def test_the_archive_s_pins_are_those_of_the_node_s_python(minor: int) -> None:
 def test_a_time_of_issue_that_is_no_number_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "yesterday")
     with pytest.raises(DeployError, match="SOURCE_DATE_EPOCH='yesterday' is not a number"):
-        pull.build(tmp_path / "one", ())
+        pull.build(tmp_path / "one", (), ROOT)
 
 
 def test_an_archive_of_the_same_commit_has_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
     target = f"3.{sys.version_info.minor}-x86_64"
     for name in ("one", "other"):
-        pull.build(tmp_path / name, (target,))
+        pull.build(tmp_path / name, (target,), ROOT)
     assert (tmp_path / "one").read_bytes() == (tmp_path / "other").read_bytes()
     with tarfile.open(tmp_path / "one") as tar:
         names = tar.getnames()

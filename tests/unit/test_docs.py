@@ -26,7 +26,8 @@ PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/READ
     (ROOT / "docs").rglob("*.md")
 )
 FOLDERS = (
-    "agent|bench|deploys|docs|examples|fleet|group_data|inventories|lab|molecule|requirements|tasks|templates|tests"
+    "agent|bench|control|deploys|docs|examples|fleet|group_data|inventories|lab|molecule|"
+    "requirements|tasks|templates|tests"
 )
 
 IN_A_TABLE = re.compile(r"\b([A-Z]\w+) +(?:True|False|Unknown) +([A-Z]\w+)(?:  (.+))?")

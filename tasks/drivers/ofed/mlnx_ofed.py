@@ -22,7 +22,7 @@ from pyinfra.context import host
 
 from agent.report.names import STATE_FOLDER
 from agent.spec.validators import Matches
-from fleet.paths import expanded
+from tasks.common import site
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.connection import BY_CONTROL_HOST, deploys_itself
 from tasks.common.facts import FactBase
@@ -66,7 +66,7 @@ def check(wanted: MlnxOfed, system: OperatingSystem, arch: str) -> None:
     :raises NodeError: it is for another distribution by its name.
     """
     where = f"{host.name}.ofed: mlnx_ofed"
-    path = expanded(wanted.bundle)
+    path = site.path(wanted.bundle)
     try:
         actual = wanted.sha256 if _only_elsewhere(wanted) else _sha256(path)
     except OSError as error:
@@ -90,7 +90,7 @@ def check(wanted: MlnxOfed, system: OperatingSystem, arch: str) -> None:
 
 def _only_elsewhere(wanted: MlnxOfed) -> bool:
     """Whether the bundle is on the control host only, since this node deploys itself."""
-    return deploys_itself(host) and not expanded(wanted.bundle).exists()
+    return deploys_itself(host) and not site.path(wanted.bundle).exists()
 
 
 @cache
@@ -234,7 +234,7 @@ def bundle(wanted: MlnxOfed, family: Family) -> Commands:
     uploaded = f"{FOLDER}/bundle.tgz"
     yield script('mkdir -p "$1"', FOLDER)
     yield FileUploadCommand(
-        str(expanded(wanted.bundle)), uploaded, remote_temp_filename=host.get_temp_filename(uploaded)
+        str(site.path(wanted.bundle)), uploaded, remote_temp_filename=host.get_temp_filename(uploaded)
     )
     firmware = [] if wanted.firmware_update else ["--without-fw-update"]
     options = ("--force", *firmware, *wanted.options)

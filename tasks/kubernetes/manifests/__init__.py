@@ -149,7 +149,7 @@ def _folder(given: str) -> Path:
 
     :raises RuntimeError: there is no user of that name (~NAME), or symbolic links make a loop.
     """
-    return Path(given).expanduser().resolve()
+    return (Path(host.state.cwd or ".") / Path(given).expanduser()).resolve()
 
 
 def _nodes(wanted: DevicePlugins) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import runpy
 import socket
 import subprocess
 import sys
@@ -19,6 +18,8 @@ import gevent.event
 import paramiko
 import pytest
 from pyinfra.api.command import StringCommand
+from pyinfra.api.inventory import Inventory
+from pyinfra.connectors.ssh import SSHConnector
 from pyinfra.connectors.sshuserclient import client
 from pyinfra.connectors.util import CommandOutput, OutputLine, make_unix_command
 
@@ -103,8 +104,14 @@ def test_a_first_connection_needs_no_file_of_host_keys(
 
 
 def test_every_host_gets_such_a_connection() -> None:
-    data = runpy.run_path(str(archive.ROOT / "group_data" / "all.py"))
-    assert data["ssh_paramiko_connect_kwargs"] == {"transport_factory": TransportFactory()}
+    read = connection.settings(lambda _, __, given: given)
+    arguments = connection.PARAMIKO
+    own = Inventory((["gpu-01", ("gpu-02", {arguments: {"banner_timeout": 9}})], {}))  # type: ignore[no-untyped-call]
+    made = [read(None, SSHConnector.data_meta, host.data)[arguments] for host in own]
+    assert made == [
+        {"transport_factory": TransportFactory()},
+        {"transport_factory": TransportFactory(), "banner_timeout": 9},
+    ]
 
 
 HOSTS = 'hosts = ["@fake/" + ",".join(f"h{n:03}" for n in range(300))]\n'

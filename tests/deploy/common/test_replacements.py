@@ -166,11 +166,14 @@ def test_pyinfras_command_line_needs_these_replacements(tmp_path: Path) -> None:
     assert json.loads(done.stdout) == [True, True], "pyinfra refuses a mapping, or fails one host for its exception"
 
 
+AT_THE_SITE = {"pyinfra_cli.inventory:_get_groups_from_filename", "pyinfra_cli.inventory:make_inventory_from_files"}
+
+
 def test_each_replacement_is_in_the_docs_with_what_it_gains() -> None:
     page = (ROOT / "docs" / "pyinfra.md").read_text()
     assert [place for place in REPLACEMENTS if f"`{place.rpartition(':')[2]}`" not in page] == []
     of_one_host = {"pyinfra.api.operations:_run_host_op_with_context", "pyinfra_cli.util:_parallel_load_hosts"}
-    assert set(REPLACEMENTS) == {*NEEDED, *of_one_host, "pyinfra_cli.inventory:_get_groups_from_filename"}
+    assert set(REPLACEMENTS) == {*NEEDED, *of_one_host, *AT_THE_SITE}
 
 
 # Both are called on the same line, since they return line numbers.
@@ -230,7 +233,9 @@ def settings(**of_the_second: object) -> dict[str, Any]:
         SSHConnector.data_cls, SSHConnector.data_meta, data
     )
     if None not in of_the_second.values():
-        assert read == base.host_to_connector_data(SSHConnector.data_cls, SSHConnector.data_meta, data)
+        theirs: dict[str, Any] = base.host_to_connector_data(SSHConnector.data_cls, SSHConnector.data_meta, data)  # type: ignore[arg-type]
+        ours = {"transport_factory": connection.TransportFactory(), **(theirs[connection.PARAMIKO] or {})}
+        assert read == {**theirs, connection.PARAMIKO: ours}
     return read
 
 

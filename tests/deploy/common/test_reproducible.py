@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tasks.common import archive
 
-COPIED = ("agent", "cli", "tasks", "fleet", "templates", "requirements", "pyproject.toml", "group_data", "inventories")
+COPIED = ("agent", "cli", "tasks", "fleet", "templates", "requirements", "pyproject.toml")
 BUILD = """
 import os, sys
 os.umask(int(sys.argv[1], 8))

@@ -48,7 +48,6 @@ def test_an_inventory_that_a_server_wrote_gives_its_spec(tmp_path: Path) -> None
     assert {"servers", "new"} <= set(host.groups)
     spec = node_spec(host.data.dict(), host.name)
     assert (spec.node_name, [nic.name for nic in spec.nics]) == ("gpu-01", ["nic{index}"])
-    assert host.data.dict()["kernel_modules"] == ["ib_uverbs", "ib_umad", "rdma_ucm"]
 
 
 def test_of_several_groups_the_last_one_counts_and_after_it_that_of_the_file(tmp_path: Path) -> None:

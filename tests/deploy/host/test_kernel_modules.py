@@ -83,6 +83,7 @@ def test_if_the_kernel_has_no_such_module_the_error_says_which_package_may_have_
 
 
 def test_what_left_the_inventory_leaves_the_node(node: Node) -> None:
+    node.data = {"kernel_modules": []}
     there = file_answers(kernel_modules.AT_BOOT, BOOT)
     result = node.deploy(kernel_modules.configure, there)
     assert result.commands["Kernel modules at boot"] == [f"rm -f {kernel_modules.AT_BOOT}"]

@@ -33,14 +33,13 @@ def server(tmp_path: Path) -> Iterator[str]:
         http.shutdown()
 
 
-def project(folder: Path, data: dict[str, Any]) -> None:
-    """A copy of the project, with an inventory of one node."""
-    for name in pull_mode.CONTENT:
-        source = ROOT / name
-        copy = shutil.copytree if source.is_dir() else shutil.copyfile
-        copy(source, folder / name)
+def site(folder: Path, data: dict[str, Any]) -> Path:
+    """A site with an inventory of one node."""
+    for name in ("inventories", "group_data"):
+        (folder / name).mkdir(parents=True)
     (folder / "inventories/pulled.py").write_text(f"virtual = [('node1', {data!r})]\n")
     shutil.copyfile(ROOT / "group_data/lab.py", folder / "group_data/pulled.py")
+    return folder
 
 
 def test_a_node_deploys_itself(node: Node, tmp_path: Path, server: str) -> None:
@@ -50,10 +49,8 @@ def test_a_node_deploys_itself(node: Node, tmp_path: Path, server: str) -> None:
     virtual = runpy.run_path(str(ROOT / "inventories/lab.py"))["virtual"]
     data = next(data for name, data in virtual if name == "node1")
     nics = [{**data["nics"][0], "mtu": 8000}, data["nics"][1]]
-    (tmp_path / "project").mkdir()
-    project(tmp_path / "project", {"nics": nics, "pull": pull})
     archive = tmp_path / "served" / ARCHIVE
-    pull_mode.build(archive, ("3.11-x86_64",), tmp_path / "project")
+    pull_mode.build(archive, ("3.11-x86_64",), site(tmp_path / "site", {"nics": nics, "pull": pull}))
     gpg(tmp_path / "k", "--detach-sign", str(archive))
 
     pushed = pyinfra(

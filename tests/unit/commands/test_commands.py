@@ -78,7 +78,7 @@ def test_every_command_has_help_with_its_exit_codes_and_an_example(name: str, tm
     assert helped.returncode == 0
     assert "Exit code: 0" in helped.stdout
     assert "Example: " in helped.stdout
-    assert name in ("run", "completion", "reporter") or "--json" in helped.stdout
+    assert name in ("run", "completion", "init", "reporter") or "--json" in helped.stdout
 
 
 # --- status ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,92 @@
+"""The site: the folder with an operator's own inventories and group data, outside of this checkout.
+
+It is pyinfra's folder of the project: group data and relative paths in the inventory are looked for there, and a module in it
+can be imported by the inventory. `trackbed init` makes one (control/init.py).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+from pyinfra import logger
+from pyinfra.api.exceptions import InventoryError
+from pyinfra.api.inventory import Inventory
+from pyinfra.context import state
+
+from agent.runtime import version
+from fleet.paths import expanded
+
+PIN = ".trackbed-version"
+"""The file with the version of Trackbed that a site is for, one line."""
+
+
+def root_of(inventory: Path) -> Path:
+    """The site of an inventory's file: the folder above `inventories/`, or else the file's own folder."""
+    folder = inventory.resolve().parent
+    return folder.parent if folder.name == "inventories" else folder
+
+
+def _root() -> Path:
+    return Path(state.cwd or ".")
+
+
+def path(given: str) -> Path:
+    """A path in the inventory's data: ~ is a home folder, and a relative path begins at the site."""
+    return _root() / expanded(given)
+
+
+def pinned(root: Path) -> str | None:
+    """The version that a site is for; None: it does not say."""
+    try:
+        return (root / PIN).read_text().strip()
+    except FileNotFoundError:
+        return None
+
+
+def fault(root: Path) -> str:
+    """Why this checkout must not change the nodes of a site: it has another version than the site is for; empty: nothing."""
+    wanted = pinned(root)
+    if wanted in (None, version()):
+        return ""
+    return (
+        f"{root / PIN} says that this site is for Trackbed {wanted}, and this checkout is {version()}: check out {wanted}, or "
+        f"to move to {version()}, read what `--dry` shows, then write {version()} into that file"
+    )
+
+
+def reading(read: Callable[..., Inventory]) -> Callable[..., Inventory]:
+    """make_inventory_from_files: the site of the inventory's file is pyinfra's folder of the project.
+
+    pyinfra reads `group_data/` of the folder in which it runs, which is this checkout, and then of the inventory's folder, in
+    which a site has none. The data of our examples would be mixed with those of the site.
+    """
+
+    @wraps(read)
+    def read_site(file: str, override_data: Any = None, cwd: str | None = None, folders: Any = None) -> Inventory:
+        if Path(file).is_file():
+            cwd = state.cwd = str(root_of(Path(file)))
+            if cwd not in sys.path:
+                sys.path.append(cwd)
+        return read(file, override_data, cwd, folders)
+
+    return read_site
+
+
+def check() -> None:
+    """Compare the version that the site is for with this checkout's. A dry run says what it shows then.
+
+    :raises InventoryError: a deploy would change nodes, and the version is another.
+    """
+    context = click.get_current_context(silent=True)
+    given = context.params if context else {}
+    # Commands of the fleet that run on a node (`pyinfra INVENTORY exec`) install nothing.
+    if not given.get("operations", ("",))[0].endswith(".py") or not (told := fault(_root())):
+        return
+    if not any(given.get(option) for option in ("dry", "debug_operations", "debug_facts")):
+        raise InventoryError(told)
+    logger.warning(f"{told}. The changes below are what the upgrade does to each node; CHANGELOG.md says why.")

@@ -1,0 +1,140 @@
+"""A site of one's own, outside of the checkout, as an operator makes and deploys it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyinfra.api.exceptions import DeployError
+
+from agent.runtime import version
+from tasks import pull
+from tasks.common.archive import ROOT
+from tasks.common.site import PIN
+from tests.deploy.fake import IMPORT
+from tests.deploy.test_cli import FRESH
+
+PYINFRA = str(Path(sys.executable).with_name("pyinfra"))
+FAKE = {"fake_responses": FRESH, "fake_delay": 0, "fake_delay_jitter": 0}
+NICS = 'nics = [{"name": "rail0", "select": {"pci": "0000:18:00.0"}, "vfs": {"count": 8}}]\n'
+
+
+def ran(*words: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(word) for word in words], cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+
+
+def trackbed(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    return ran(Path(sys.executable).with_name("trackbed"), *words)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A site as `trackbed init` makes it, with two servers."""
+    folder = tmp_path / "fleet"
+    done = trackbed("init", folder)
+    assert done.returncode == 0, done.stderr
+    hosts = [(f"@fake/gpu-0{number}", {"node_name": f"gpu-0{number}"}) for number in (1, 2)]
+    (folder / "inventories/prod.py").write_text(f"{IMPORT}servers = ({hosts!r}, {FAKE!r})\n")
+    (folder / "group_data/servers.py").write_text(NICS)
+    return folder
+
+
+def data_of(inventory: Path) -> list[dict[str, Any]]:
+    done = ran(PYINFRA, "--json", inventory, "debug-inventory")
+    assert done.returncode == 0, done.stderr
+    return [host["data"] for host in json.loads(done.stdout)]
+
+
+def test_an_inventory_of_three_lines_is_deployed_dry(site: Path) -> None:
+    done = ran(PYINFRA, site / "inventories/prod.py", "deploy.py", "--dry")
+    assert done.returncode == 0, done.stderr
+    assert "Spec | Plan and write" in done.stderr
+    assert [each["nics"][0]["vfs"] for each in data_of(site / "inventories/prod.py")] == [{"count": 8}, {"count": 8}]
+
+
+def test_init_leaves_what_is_there_and_refuses_the_checkout(site: Path) -> None:
+    (site / "README.md").write_text("ours\n")
+    assert "README.md exists, and stays as it is" in trackbed("init", site).stdout
+    assert (site / "README.md").read_text() == "ours\n"
+    refused = trackbed("init", ROOT / "fleet-of-mine")
+    assert refused.returncode == 1
+    assert "is in the checkout of Trackbed; give a folder outside of it" in refused.stderr
+    assert not (ROOT / "fleet-of-mine").exists()
+
+
+@pytest.mark.parametrize("inventory", ["inventories/prod.py", "prod.py"])
+def test_the_data_of_the_examples_never_reach_a_site(site: Path, inventory: str) -> None:
+    # Groups of the examples, one with data of the site and one without.
+    text = "connectx_roce = ['@fake/a']\nbare_metal_sriov = ['@fake/a']\n"
+    (site / inventory).write_text(text)
+    (site / "group_data/bare_metal_sriov.py").write_text("site_rack = 7\n")
+    assert data_of(site / inventory) == [{"site_rack": 7}]
+
+
+def test_an_inventory_imports_a_module_of_its_site(site: Path) -> None:
+    (site / "racks.py").write_text("RACK = 7\n")
+    (site / "inventories/prod.py").write_text("import racks\nservers = [('@fake/a', {'site_rack': racks.RACK})]\n")
+    assert data_of(site / "inventories/prod.py")[0]["site_rack"] == 7
+
+
+def test_relative_paths_begin_at_the_site(site: Path) -> None:
+    keyring = {"url": "https://example.net/t", "keyring": "keys/fleet.gpg", "inventory": "inventories/prod.py"}
+    with (site / "group_data/servers.py").open("a") as file:
+        file.write(f"pull = {keyring}\n")
+    done = ran(PYINFRA, site / "inventories/prod.py", "deploy.py", "--dry")
+    assert f"{site}/keys/fleet.gpg is not a file of public keys" in done.stderr
+
+
+def test_another_version_than_the_site_is_for_shows_and_does_not_deploy(site: Path) -> None:
+    (site / PIN).write_text("0.9.0\n")
+    dry = ran(PYINFRA, site / "inventories/prod.py", "deploy.py", "--dry")
+    assert dry.returncode == 0, dry.stderr
+    said = f"says that this site is for Trackbed 0.9.0, and this checkout is {version()}"
+    assert said in dry.stderr
+    assert "The changes below are what the upgrade does to each node" in dry.stderr
+    refused = ran(PYINFRA, "-y", site / "inventories/prod.py", "deploy.py")
+    assert refused.returncode == 1
+    assert said in refused.stderr
+    assert "Connecting" not in refused.stderr
+    with pytest.raises(DeployError, match=r"for Trackbed 0\.9\.0"):
+        pull.build(site / "archive", (), site)
+    (site / PIN).write_text(f"{version()}\n")
+    assert said not in ran(PYINFRA, site / "inventories/prod.py", "deploy.py", "--dry").stderr
+
+
+def test_the_archive_of_pull_mode_has_the_site_in_the_place_of_the_examples(site: Path) -> None:
+    (site / "racks.py").write_text("RACK = 7\n")
+    (site / "deploy.py").write_text("raise SystemExit\n")
+    (site / "kubeconfig").write_text("secret\n")
+    pull.build(site / "archive", (), site)
+    with tarfile.open(site / "archive") as tar:
+        names = {name for name in tar.getnames() if name.startswith(("inventories/", "group_data/")) or "/" not in name}
+        assert {tar.extractfile("deploy.py").read(), tar.extractfile("inventories/prod.py").read()} == {  # type: ignore[union-attr]
+            (ROOT / "deploy.py").read_bytes(),
+            (site / "inventories/prod.py").read_bytes(),
+        }
+    assert names - set(pull.CONTENT) == {
+        *("ISSUED", "cache", "inventories", "inventories/prod.py", "inventories/local.py"),
+        *("group_data", "group_data/servers.py", "racks.py"),
+    }
+    (site / "inventories/local.py").write_text("")
+    with pytest.raises(DeployError, match=r"inventories/local\.py: the archive has another file of this name; rename"):
+        pull.build(site / "archive", (), site)
+
+
+def test_pyinfra_of_another_checkout_is_one_error(tmp_path: Path, site: Path) -> None:
+    for name in ("config.py", "deploy.py"):
+        shutil.copy(ROOT / name, tmp_path)
+    done = ran(PYINFRA, site / "inventories/prod.py", "deploy.py", "--dry", cwd=tmp_path)
+    assert done.returncode == 1
+    said = f"this pyinfra belongs to the checkout {ROOT}, and runs in {tmp_path}: run `make control` in {tmp_path}"
+    assert said in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr and "Connecting" not in done.stderr
