@@ -13,7 +13,7 @@ from agent.engine.contention import Contention
 from agent.engine.context import Memory
 from agent.engine.originals import ORIGINALS, Originals
 from agent.engine.retry import Failures
-from agent.report.activity import Activity
+from agent.service.activity import Activity
 from agent.service.apply_socket import Requests
 from agent.service.pass_log import PassRecords
 from agent.service.spec_in_force import SpecInForce

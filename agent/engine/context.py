@@ -14,8 +14,7 @@ from agent.engine.readiness import Judge
 from agent.engine.recent_users import RecentUsers
 from agent.engine.retry import Failures, Identity
 from agent.machine import Machine
-from agent.report.activity import Mode
-from agent.report.records import Change, Disruption, Outcome
+from agent.report.records import Change, Disruption, Mode, Outcome
 from agent.spec.node import NodeSpec
 from agent.state.scope import Scope
 

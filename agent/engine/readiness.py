@@ -18,8 +18,7 @@ from agent.probes import Probe, probes
 from agent.report.reasons import condition
 from agent.report.records import Condition, Status
 from agent.runtime import doubling
-from agent.spec.node import ProbePolicy, ProbeSeverity, Silence
-from agent.spec.node import Readiness as Policies
+from agent.spec.node import ProbePolicy, ProbeSeverity, Readiness, Silence
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
 
@@ -90,7 +89,7 @@ class _Rule:
         )
 
 
-def _rules(readiness: Policies) -> list[_Rule]:
+def _rules(readiness: Readiness) -> list[_Rule]:
     """The rules of the probes that are not off."""
     rules = []
     for probe in probes():
@@ -147,7 +146,7 @@ class _Record:
 
 
 @define(eq=False)
-class Readiness:
+class Probes:
     """The probes of one machine, over time.
 
     :meth:`judge` never waits: readings run in a thread, and a condition is Unknown until its first reading returns. Call
@@ -158,7 +157,7 @@ class Readiness:
     _machine: Machine
     _clock: Callable[[], float] = time.monotonic
     _today: Callable[[], date] = _today
-    _rules: tuple[Policies, list[_Rule]] | None = field(default=None, init=False)
+    _rules: tuple[Readiness, list[_Rule]] | None = field(default=None, init=False)
     _records: dict[str, _Record] = field(factory=dict, init=False)
     _queue: deque[_Reading] = field(factory=deque, init=False)
     _judged: Snapshot | None = field(default=None, init=False)

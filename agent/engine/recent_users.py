@@ -9,8 +9,7 @@ from attrs import define, field, frozen
 from agent.engine.users import User, owners, reaches, users
 from agent.hardware.functions import driver, pci_of
 from agent.machine import Machine
-from agent.report.activity import Mode
-from agent.report.records import Change
+from agent.report.records import Change, Mode
 from agent.state.wanted import Wanted
 
 FRESH = 0.2

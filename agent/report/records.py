@@ -35,6 +35,9 @@ class Numbers:
         return " ".join(f"{name}={say_value(value)}" for name, value in self.values)
 
 
+Mode = Literal["read", "write"]
+"""What a call into the kernel does to the state of a kind."""
+
 Value = str | int | bool | Numbers | None
 Record = TypeVar("Record")
 

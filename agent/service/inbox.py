@@ -16,9 +16,9 @@ from threading import Lock
 
 from attrs import define, field
 
-from agent.engine.readiness import Readiness
+from agent.engine.readiness import Probes
 from agent.machine import Event, EventSource
-from agent.report.activity import ANSWERED_WITHIN, Activity
+from agent.service.activity import ANSWERED_WITHIN, Activity
 from agent.service.wake import KnownDevices, Pace, WakeUp, scope_of
 from agent.state.scope import NOTHING, Scope, devices, joined
 
@@ -37,7 +37,7 @@ class Inbox:
     ``events``: the subscribed sources. Subscribe first and read the devices afterwards, so that no event is missed.
     ``poke`` wakes the supervisor, which looks at ``activity`` :data:`ANSWERED_WITHIN` seconds later.
     ``control``: a descriptor to which the supervisor writes ``reload`` lines; its end stops the worker.
-    ``readiness``: ends a wait when readings of its probes have ended.
+    ``probes``: end a wait when readings of theirs have ended.
     ``apply_socket``: a descriptor that becomes readable when a client connects.
 
     ``known``: the devices that the last pass has read. Commands stay here until the loop carries them out: ``reload`` (read the
@@ -54,7 +54,7 @@ class Inbox:
     _activity: Activity
     _poke: Callable[[], None]
     _control: int | None = None
-    _readiness: Readiness | None = None
+    _probes: Probes | None = None
     _apply_socket: int | None = None
     known: KnownDevices = field(factory=lambda: KnownDevices({}, {}), init=False)
     reload: bool = field(default=False, init=False)
@@ -78,8 +78,8 @@ class Inbox:
 
     def __attrs_post_init__(self) -> None:
         self._sources = {source.fileno(): source for source in self.events}
-        probes = self._readiness.fileno() if self._readiness else None
-        for descriptor in (*self._sources, self._control, probes, self._apply_socket):
+        readings = self._probes.fileno() if self._probes else None
+        for descriptor in (*self._sources, self._control, readings, self._apply_socket):
             if descriptor is not None:
                 self._poll.register(descriptor, select.POLLIN | select.POLLHUP)
         for descriptor in self._sources:
@@ -118,8 +118,8 @@ class Inbox:
         with self._lock:
             if self._judged(self._scopes(self._kept)).scope != NOTHING:
                 timeout = 0.0
-            elif self._readiness and timeout > 0.0:
-                self._readiness.go_on()
+            elif self._probes and timeout > 0.0:
+                self._probes.go_on()
             reloads = self._receive(timeout)
             scopes = self._scopes(self._kept)
             wake = self._judged(scopes)
@@ -183,8 +183,8 @@ class Inbox:
                 self.stop = self.stop or not reloads
             elif descriptor == self._apply_socket:
                 self.request = True
-            elif self._readiness:
-                self._readiness.drain()
+            elif self._probes:
+                self._probes.drain()
         if reloads:
             self.reload = self.retry_spec = True
         return reloads

@@ -16,13 +16,13 @@ from attrs import define, field
 
 from agent.engine.context import Callbacks, Goal, Memory
 from agent.engine.converge import Pass, converge, judged_again
-from agent.engine.readiness import Readiness
+from agent.engine.readiness import Probes
 from agent.machine import Machine
-from agent.report.activity import Activity
 from agent.report.records import Change, Report
 from agent.report.verdict import is_ready
 from agent.runtime import doubling, fault, journal
 from agent.service import messages
+from agent.service.activity import Activity
 from agent.service.apply_socket import Progress, Requests
 from agent.service.inbox import Inbox
 from agent.service.messages import Output
@@ -68,7 +68,7 @@ class Loop:
     memory: Memory
     records: PassRecords
     activity: Activity
-    readiness: Readiness
+    probes: Probes
     inbox: Inbox
     output: Output
     requests: Requests
@@ -143,7 +143,7 @@ class Loop:
             announce=lambda change: self._announce(change, last),
             wait_until_published=self._wait_until_published,
             new_events=lambda: self.inbox.wait(0.0, ends=False),
-            judge=self.readiness.judge,
+            judge=self.probes.judge,
             doing=self.activity.doing,
         )
         goal = Goal(spec, verified=self.in_force.verified, allow=self.requests.allowed())
@@ -209,12 +209,12 @@ class Loop:
                 if published:
                     self._record()
                 else:
-                    left = min(left, PROBES_WAIT) if self.readiness.waiting() else 0.0
+                    left = min(left, PROBES_WAIT) if self.probes.waiting() else 0.0
                 scope = inbox.wait(left)
                 if scope == NOTHING:
                     self._answer()
                 if self.last is not None and not self._probes_due():
-                    self.last = judged_again(self.last, self.readiness.judge)
+                    self.last = judged_again(self.last, self.probes.judge)
                     report = self._report(self.last)
                     self._send(report)
                 if not published or scope == NOTHING:
@@ -251,7 +251,7 @@ class Loop:
 
     def _probes_due(self) -> float:
         """The seconds until the last pass must be judged again by the probes; infinite if it ended early."""
-        return self.readiness.timeout() if self.last else math.inf
+        return self.probes.timeout() if self.last else math.inf
 
     def _answer(self) -> None:
         """Note that what has come is answered. If the supervisor may have withdrawn Ready, it is told the result again."""

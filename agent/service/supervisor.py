@@ -19,9 +19,9 @@ from typing import IO
 from attrs import define, field, frozen
 
 from agent.documents import load
-from agent.report.activity import ANSWERED_WITHIN, Step, View
 from agent.report.publisher import Publisher, Unattended
 from agent.runtime import doubling, journal, notify, notify_ready
+from agent.service.activity import ANSWERED_WITHIN, Step, View
 from agent.service.hung_device import HungDevice
 
 HEARTBEAT = 10.0

@@ -9,7 +9,7 @@ from attrs import evolve, fields
 
 from agent.hardware.functions import PCI
 from agent.machine import Machine
-from agent.report.activity import Activity
+from agent.service.activity import Activity
 from agent.spec.selector import PCI_ADDRESS
 
 _DEVICES = f"{PCI}/"

@@ -14,12 +14,12 @@ from attrs import evolve
 
 from agent.engine.context import Memory
 from agent.engine.originals import ORIGINALS, Originals
-from agent.engine.readiness import Readiness
+from agent.engine.readiness import Probes
 from agent.engine.retry import Failures
 from agent.hardware.functions import physical_function
 from agent.machine import Machine
-from agent.report.activity import Activity
 from agent.runtime import end_with_parent
+from agent.service.activity import Activity
 from agent.service.apply_socket import NAME, Requests
 from agent.service.inbox import Inbox
 from agent.service.loop import Loop
@@ -47,14 +47,14 @@ def work(
     :param out: where the messages to the supervisor are written.
     :param wait_until_published: as :func:`agent.report.published.wait_until_not_ready` for an announcement.
     """
-    readiness = Readiness(machine)
+    probes = Probes(machine)
     output = Output(out)
     inbox = Inbox(
         machine.events.subscribe(),
         activity,
         lambda: output.write({"checking": True}),
         control,
-        readiness,
+        probes,
         requests.fileno(),
     )
     inbox.reload = True  # the spec has not been read yet
@@ -65,7 +65,7 @@ def work(
         memory,
         records,
         activity,
-        readiness,
+        probes,
         inbox,
         output,
         requests,

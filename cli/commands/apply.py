@@ -85,11 +85,11 @@ def _by_ourselves(spec: NodeSpec, limit: Disruption | None, deadline: float) -> 
     from agent.engine.converge import converge
     from agent.engine.dry_run import dry_run
     from agent.engine.originals import ORIGINALS, Originals
-    from agent.engine.readiness import Readiness
+    from agent.engine.readiness import Probes
     from agent.engine.retry import Failures
-    from agent.report.activity import Activity
     from agent.report.history import History
     from agent.report.verdict import is_ready
+    from agent.service.activity import Activity
     from agent.service.inbox import Inbox
 
     machine = linux.machine()
@@ -101,8 +101,8 @@ def _by_ourselves(spec: NodeSpec, limit: Disruption | None, deadline: float) -> 
         raise _common.Failed(
             "another `trackbed apply` or the service has just started; run this command again"
         ) from None
-    readiness = Readiness(machine)
-    inbox = Inbox(machine.events.subscribe(), Activity.at(None), lambda: None, readiness=readiness)
+    probes = Probes(machine)
+    inbox = Inbox(machine.events.subscribe(), Activity.at(None), lambda: None, probes=probes)
     failures = Failures()
     originals = Originals.load(_common.RUN / ORIGINALS)
     history = History(_common.STATE)
@@ -111,11 +111,11 @@ def _by_ourselves(spec: NodeSpec, limit: Disruption | None, deadline: float) -> 
             machine,
             Goal(spec, allow=limit),
             Memory(time.monotonic, failures, originals),
-            callbacks=Callbacks(judge=readiness.judge),
+            callbacks=Callbacks(judge=probes.judge),
         )
         if _common.STATE.is_dir() and (gap := history.record(result.outcomes, spec_hash(spec), "apply")):
             click.echo(printable(f"trackbed: {gap}"), err=True)
-        yield Progress(is_ready(result.conditions), result.outcomes, result.conditions, readiness.waiting())
+        yield Progress(is_ready(result.conditions), result.outcomes, result.conditions, probes.waiting())
         inbox.wait(min(max(0.0, deadline - time.monotonic()), AGAIN))
 
 

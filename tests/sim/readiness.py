@@ -14,7 +14,7 @@ from attrs import define, field
 
 from agent.engine.context import Callbacks, Goal, Memory
 from agent.engine.converge import Pass, converge, judged_again
-from agent.engine.readiness import Readiness
+from agent.engine.readiness import Probes
 from agent.report.records import Condition
 from agent.spec.node import from_mapping
 from tests.sim.kernel import Kernel
@@ -31,10 +31,10 @@ class Node:
     last: Pass | None = None
     wanted_state: str = "up"
     more: dict[str, object] = field(factory=dict)
-    probes: Readiness = field(init=False)
+    probes: Probes = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.probes = Readiness(self.kernel.machine(), lambda: self.now, lambda: self.today)
+        self.probes = Probes(self.kernel.machine(), lambda: self.now, lambda: self.today)
 
     @classmethod
     def with_two_nics(cls) -> Node:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agent.engine.originals import ORIGINALS, Originals, _line, _Original
-from agent.report.activity import SIZE, Activity, View
 from agent.report.records import Numbers
+from agent.service.activity import SIZE, Activity, View
 from agent.service.spec_in_force import OBSERVED, STATE, VERIFIED, SpecInForce
 from agent.spec.node import to_json
 from tests.fuzz.targets import choose, chosen

@@ -10,9 +10,9 @@ from attrs import evolve
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
 from agent.machine import Link, Machine
-from agent.report.activity import Activity, View
 from agent.report.records import Condition
 from agent.report.verdict import is_ready
+from agent.service.activity import Activity, View
 from agent.service.traced_machine import traced
 from agent.spec.node import NodeSpec, from_mapping
 from tests.sim.kernel import Hang, Kernel

@@ -11,7 +11,7 @@ from typing import TextIO, cast
 import pytest
 
 from agent.engine.context import Memory
-from agent.report.activity import Activity, View
+from agent.service.activity import Activity, View
 from agent.service.apply_socket import Requests
 from agent.service.pass_log import PassRecords
 from agent.service.spec_in_force import SpecInForce

@@ -19,11 +19,11 @@ from attrs import define, evolve, field
 
 from agent.engine.context import Memory
 from agent.engine.dry_run import dry_run
-from agent.engine.readiness import Readiness
+from agent.engine.readiness import Probes
 from agent.hardware.functions import vf_addresses
 from agent.machine import Event, EventSource
-from agent.report.activity import Activity
 from agent.report.records import Report
+from agent.service.activity import Activity
 from agent.service.apply_socket import Requests
 from agent.service.inbox import Inbox
 from agent.service.loop import Loop
@@ -125,7 +125,7 @@ class Model:
     spec: NodeSpec
     steps: Sequence[Step]
     at: Sequence[int]
-    readiness: Readiness
+    probes: Probes
     outside: Outside = field(factory=Outside)
     moment: int = -1
     came: int = 0
@@ -154,7 +154,7 @@ class Model:
             Memory(time.monotonic),
             PassRecords.kept(self.folder, self.folder),
             Activity.at(None),
-            self.readiness,
+            self.probes,
             inbox,
             output,
             Requests(self.folder / "apply.sock"),
@@ -266,11 +266,11 @@ def test_at_whatever_moment_events_come_the_report_is_true_once_the_worker_sleep
     tried = 0
     lost = []
     # Its probes are judged and never read: no thread of it runs.
-    readiness = Readiness(two_nics().machine())
+    probes = Probes(two_nics().machine())
 
     def run(at: Sequence[int]) -> int:
         nonlocal tried
-        model = Model(tmp_path, spec, steps, at, readiness)
+        model = Model(tmp_path, spec, steps, at, probes)
         report = model.run(prepare)
         model.outside.close()
         tried += 1

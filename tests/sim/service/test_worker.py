@@ -14,11 +14,11 @@ import pytest
 from agent.kinds import by_name, other_writers
 from agent.machine import Event
 from agent.report import drift
-from agent.report.activity import View
 from agent.report.drift import Drift, read_drift
 from agent.report.history import read as read_history
 from agent.report.records import Disruption
 from agent.service import loop, pass_log
+from agent.service.activity import View
 from agent.service.apply_socket import ask
 from agent.service.spec_in_force import VERIFIED
 from tests.contract.asking import soon

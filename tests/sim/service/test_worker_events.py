@@ -15,10 +15,10 @@ from agent.engine.context import Goal, Memory
 from agent.engine.converge import converge
 from agent.hardware.functions import vf_addresses
 from agent.machine import Event
-from agent.report.activity import View
 from agent.report.history import read as read_history
 from agent.service import loop, spec_in_force, wake
 from agent.service import loop as loop_module
+from agent.service.activity import View
 from agent.service.apply_socket import ask
 from agent.spec.node import from_mapping
 from tests.contract.asking import soon

@@ -11,10 +11,10 @@ import pytest
 
 from agent.engine import retry
 from agent.machine import Event
-from agent.report.activity import View
 from agent.report.history import read as read_history
 from agent.service import inbox, loop, wake
 from agent.service import loop as loop_module
+from agent.service.activity import View
 from agent.service.apply_socket import ask
 from agent.spec.node import probe_names
 from tests.contract.asking import soon

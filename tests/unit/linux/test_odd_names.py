@@ -13,8 +13,8 @@ from agent.engine.context import Goal, Memory
 from agent.engine.converge import converge
 from agent.engine.originals import ORIGINALS, Originals
 from agent.hardware.functions import ifindex_of, netdev_of
-from agent.report.activity import Activity, View
 from agent.report.records import Outcome, from_plain, to_plain
+from agent.service.activity import Activity, View
 from agent.service.traced_machine import traced
 from agent.spec.node import from_mapping
 from bench.namespace import ADDRESS, devices, machine

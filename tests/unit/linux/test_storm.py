@@ -16,7 +16,7 @@ EVENTS = 10_000
 LISTEN = f"""
 import json, resource, socket, subprocess, sys, time
 from agent.linux.events import LinuxEvents
-from agent.report.activity import Activity
+from agent.service.activity import Activity
 from agent.service.inbox import Inbox
 from agent.service.wake import KnownDevices
 

@@ -43,7 +43,7 @@ say({"serving": True})
 # What a worker notes in a file, and what it does before it hangs: PF is a device.
 NOTED = """
 import os, pathlib, time
-from agent.report.activity import Activity
+from agent.service.activity import Activity
 PF = "0000:21:00.0"
 folder = pathlib.Path(os.environ["NOTIFY_SOCKET"]).parent
 def note(word):

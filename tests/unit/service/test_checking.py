@@ -30,7 +30,7 @@ NUMBERS = count()
 SUPERVISOR = """
 import sys
 from pathlib import Path
-from agent.report import activity
+from agent.service import activity
 activity.ANSWERED_WITHIN = float(sys.argv[2])
 from agent.service import supervisor
 supervisor.HEARTBEAT = 1.0
@@ -45,7 +45,7 @@ import errno, sys
 from pathlib import Path
 import click
 from attrs import evolve
-from agent.report import activity
+from agent.service import activity
 from agent.linux import events
 activity.ANSWERED_WITHIN = float(sys.argv[2])
 events.BUFFER = int(sys.argv[3])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent.report.activity import SIZE, Activity, View
+from agent.service.activity import SIZE, Activity, View
 from agent.service.traced_machine import traced
 from tests.sim import absent
 
@@ -108,7 +108,7 @@ def test_a_text_that_is_too_long_is_cut(machine: Any, view: View) -> None:
 
 _CALLS = """
 import os, sys
-from agent.report.activity import Activity
+from agent.service.activity import Activity
 activity = Activity.at(int(sys.argv[1]))
 activity.doing("vfs", "write")
 activity.idle()

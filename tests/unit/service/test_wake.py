@@ -22,9 +22,9 @@ from agent.linux.events import (
 )
 from agent.linux.messages import HEADER, IFINFOMSG, attribute
 from agent.machine import Event
-from agent.report.activity import Activity, View
 from agent.report.records import HOST
 from agent.service import inbox as inbox_module
+from agent.service.activity import Activity, View
 from agent.service.inbox import Inbox
 from agent.service.wake import BURST, RATE, KnownDevices, Pace, scope_of
 from agent.spec.node import SteeredNetdevs

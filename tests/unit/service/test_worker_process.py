@@ -14,9 +14,9 @@ import pytest
 from attrs import frozen
 
 from agent.report import drift
-from agent.report.activity import View
 from agent.report.history import read as read_history
 from agent.report.records import Report, from_plain
+from agent.service.activity import View
 from agent.service.supervisor import CRASHED, HUNG_WRITES
 from tests.contract.asking import soon
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 import mmap
 import os
 import time
-from typing import Literal
 
 from attrs import define, frozen
 
-Mode = Literal["read", "write"]
+from agent.report.records import Mode
 
 SIZE = 4096
 
