@@ -128,6 +128,23 @@ def test_causes_come_before_consequences() -> None:
     assert "lower vfs.count" in diagnose(evidence)[1].remedy
 
 
+def test_a_condition_without_a_remedy_has_that_of_its_reason() -> None:
+    conditions = (
+        Condition("WorkerAlive", "False", "WorkerLost", "the worker has ended"),
+        Condition("Carrier", "False", "NoCarrier", "no carrier on eth0", remedy="plug it in"),
+        Condition("OfALaterVersion", "False", "Whatever", "something"),
+    )
+    found = {
+        finding.what.split()[0]: finding.remedy
+        for finding in diagnose(evolve(WELL, report=evolve(REPORT, conditions=conditions)))
+    }
+    assert found == {
+        "WorkerAlive": "see: systemctl status trackbed; journalctl -u trackbed",
+        "Carrier": "plug it in",
+        "OfALaterVersion": "see: trackbed status",
+    }
+
+
 def test_many_equal_findings_are_shortened() -> None:
     outcomes = tuple(
         Outcome(Change("vfs", f"0000:3b:00.0#{n}", "trust", False, True), "unsupported", "no", "leave it out")
