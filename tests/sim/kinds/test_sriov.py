@@ -337,6 +337,30 @@ def test_a_vf_whose_link_its_pf_holds_down_needs_no_carrier(kernel: Kernel) -> N
     assert kernel.writes == []
 
 
+def test_a_link_that_lost_its_carrier_long_ago_gets_the_same_time_to_settle_as_at_first(kernel: Kernel) -> None:
+    failures, now = Failures(), 0.0
+    settle(kernel, spec({"count": 2}), failures)
+    vf, memory = address(kernel, 1), Memory(lambda: now, failures)
+
+    def flaps(start: float) -> list[int]:
+        """The seconds at which its link is taken down and up, while that does not help."""
+        nonlocal now
+        kernel.lose_carrier(vf, slow=True)
+        seconds = []
+        for second in range(20):
+            kernel.writes.clear()
+            now = start + second
+            converge(kernel.machine(), Goal(spec({"count": 2})), memory)
+            seconds += [second] if any("up=False" in value for _, value in kernel.writes) else []
+        kernel.regain_carrier(vf)
+        now = start + 100.0
+        converge(kernel.machine(), Goal(spec({"count": 2})), memory)
+        return seconds
+
+    assert flaps(0.0) == flaps(4000.0) == [5, 10, 12, 14, 16, 18]
+    assert flaps(4200.0)[0] == 2, "not so soon after the last time"
+
+
 def test_only_a_vf_whose_driver_may_miss_its_carrier_is_set_down_and_up_for_it(kernel: Kernel) -> None:
     """In switchdev mode a VF has no carrier while its representor is down (mlx5e_rep_open in en_rep.c)."""
     kernel.tree.unlink(f"/sys/bus/pci/devices/{PF}/driver")
