@@ -121,17 +121,17 @@ class PlanPrinter:
 
     _printed: tuple[Plan | None, ...] = ()
 
-    def print_once(self, plan: Plan | None, version: str) -> None:
+    def print_once(self, plan: Plan | None, version: str, spec: NodeSpec) -> None:
         """Print the plan, one line for each change, unless it was the last one printed."""
         if self._printed != (plan,):
             self._printed = (plan,)
-            for line in _lines(plan, version):
+            for line in _lines(plan, version, spec):
                 host.log(printable(f"plan: {line}"))
 
 
-def _lines(plan: Plan | None, version: str) -> list[str]:
+def _lines(plan: Plan | None, version: str, spec: NodeSpec) -> list[str]:
     if plan is None:
-        return ["unknown until the agent is on the node"]
+        return ["unknown until the agent is on the node", *_defaults(spec)]
     lines = [_describe(change) for change in plan.changes]
     if plan.version != version:
         lines.insert(0, f"made by agent {plan.version}, which is on the node; this deploy installs {version}")
@@ -140,6 +140,19 @@ def _lines(plan: Plan | None, version: str) -> list[str]:
     elif plan.version == version and not plan.errors:
         lines.append("nothing to change")
     return lines
+
+
+def _defaults(spec: NodeSpec) -> list[str]:
+    """What a spec changes on a fresh node beside what is written in it: for whoever gave only NICs."""
+    if not spec.nics or spec.mode == "observe":
+        return []
+    done = {
+        "irqbalance is stopped (irqs.irqbalance)": spec.irqs.irqbalance == "disabled",
+        "the NICs' interrupts are pinned (irqs.pin)": spec.irqs.pin,
+        "RPS is turned on for NICs with fewer queues than CPUs (rps.enable)": spec.rps.enable,
+    }
+    said = ", ".join(what for what, is_done in done.items() if is_done)
+    return [f"beside the NICs: {said}"] if said else []
 
 
 def _describe(change: Change) -> str:
@@ -174,7 +187,7 @@ def write(spec: NodeSpec, version: str, printer: PlanPrinter) -> Commands:
         return
     python = host.get_fact(NodePython) or INTERPRETERS[0]
     plan = host.get_fact(NodePlan, version=version, python=python, _stdin=text)
-    printer.print_once(plan, version)
+    printer.print_once(plan, version, spec)
     if same:
         return
     if executing:

@@ -21,7 +21,7 @@ from agent.report import names
 from agent.reporter import settings
 from agent.reporter.settings import Label, Role
 from tasks.common import systemd_reload
-from tasks.common.commands import Commands, refuse
+from tasks.common.commands import Commands, refuse, warn
 from tasks.common.data import Key, host_data, record
 from tasks.common.texts import HEADER, Texts, replace
 from tasks.hardware import MELLANOX, UNKNOWN, Hardware, here, is_erdma, shared
@@ -219,13 +219,28 @@ def labels_of(wanted: Labels, hardware: Hardware) -> tuple[Label, ...]:
     return tuple(sorted(labels, key=lambda label: label.key))
 
 
-def texts(wanted: Labels, hardware: Hardware) -> dict[str, str]:
-    """The files for the reporter and NFD on a node with this hardware, by path."""
+def left_to_nfd(key: str, value: str) -> bool:
+    """Whether NFD publishes a label of the reporter's on a node whose reporter publishes nothing.
+
+    It does not know when the node is ready, so it gets none that selects a device plugin.
+    """
+    capability = CAPABILITIES.get(key)
+    return fault(key, value, "nfd") is None and (capability is None or capability.role != "plugin")
+
+
+def texts(wanted: Labels, hardware: Hardware, publishes: bool) -> dict[str, str]:
+    """The files for the reporter and NFD on a node with this hardware, by path.
+
+    :param publishes: whether the reporter publishes to Kubernetes. If not, NFD gets those of its labels that it may publish.
+    """
     labels = labels_of(wanted, hardware)
     published = [label for label in labels if wanted.writer(label.key) == "reporter"]
     document = {"labels": [{"key": e.key, "value": e.value, "role": e.role, "resource": e.resource} for e in published]}
     files = {LABELS: json.dumps(document, indent=2) + "\n"}
-    if features := _features([(label.key, label.value) for label in labels if wanted.writer(label.key) == "nfd"]):
+    given = [(label.key, label.value) for label in labels if wanted.writer(label.key) == "nfd"]
+    if not publishes:
+        given += [(label.key, label.value) for label in published if left_to_nfd(label.key, label.value)]
+    if features := _features(sorted(given)):
         files[NFD] = features
     return files
 
@@ -243,6 +258,20 @@ def registration(labels: list[Label], tainted: bool, operator_arguments: str) ->
 
 def _features(labels: list[tuple[str, str]]) -> str:
     return HEADER + "".join(f"{key}={value}\n" for key, value in labels) if labels else ""
+
+
+def _warn_of_unpublished(wanted: Labels, hardware: Hardware, warned: list[str]) -> None:
+    labels = labels_of(wanted, hardware)
+    lost = [
+        each.key for each in labels if wanted.writer(each.key) == "reporter" and not left_to_nfd(each.key, each.value)
+    ]
+    if lost and lost != warned:
+        warned[:] = lost
+        warn(
+            host,
+            f"{LABELS_KEY.name}: nobody publishes {', '.join(lost)}: without the key {KUBERNETES.name} the reporter does not, "
+            f"and NFD may not; give {KUBERNETES.name}, or give them another writer",
+        )
 
 
 @deploy("Labels")
@@ -266,7 +295,7 @@ def publish() -> None:
             f"{host.name}.{LABELS_KEY.name}: the kubelet of {kind} takes its first labels and taints from its own "
             f"{where}; give them there, and remove register_tainted and the writer 'kubelet' here"
         )
-    write(name="Files", wanted=wanted, tainted=tainted)
+    write(name="Files", wanted=wanted, tainted=tainted, publishes=publishes, warned=[])
 
 
 def _kubelet_kind(value: object) -> tuple[str, str]:
@@ -284,8 +313,8 @@ _TAINTS = re.compile(r"(?:^|\s)--register-with-taints(?:=|\s+)(\S*)")
 
 
 @operation()
-def write(wanted: Labels | None, tainted: bool) -> Commands:
-    """Write the files that differ, and remove those that are not wanted."""
+def write(wanted: Labels | None, tainted: bool, publishes: bool, warned: list[str]) -> Commands:
+    """Write the files that differ, and remove those that are not wanted. ``warned``: what was said while pyinfra prepares."""
     have = host.get_fact(Texts, paths=PATHS)
     want: dict[str, str] = {}
     registered: list[Label] = []
@@ -294,7 +323,9 @@ def write(wanted: Labels | None, tainted: bool) -> Commands:
         if hardware is None:
             yield refuse(UNKNOWN)
             return
-        want = texts(wanted, hardware)
+        want = texts(wanted, hardware, publishes)
+        if not publishes:
+            _warn_of_unpublished(wanted, hardware, warned)
         registered = [label for label in labels_of(wanted, hardware) if wanted.writer(label.key) == "kubelet"]
     if tainted or registered:
         kubelet = host.get_fact(NodeKubelet)

@@ -36,7 +36,19 @@ def published(result: Result) -> Any:
 def test_capabilities_are_those_that_the_node_has(node: Node) -> None:
     result = deploy(node, {"policy": {"gpu-use-type": "exclusive"}}, has(CONNECTX, VIRTIO))
     assert published(result) == [RDMA, EXCLUSIVE, HCA]
-    assert result.flat[-1].endswith(f"sh put {LABELS} --")
+    assert result.flat[-1].endswith(f"sh put {LABELS} put {NFD} --")
+
+
+def test_where_no_reporter_publishes_nfd_gets_what_it_may_publish_and_the_rest_is_named(node: Node) -> None:
+    result = deploy(node, {"policy": {"gpu-use-type": "exclusive", "example.net/team": "ml"}}, has(CONNECTX))
+    features = result.uploads["/etc/kubernetes/node-feature-discovery/features.d/.trackbed.new"].decode()
+    assert features == f"{HEADER}example.net/team=ml\n{CAPABLE}=true\n"
+    (said,) = [line for line in result.log if "nobody publishes" in line]
+    assert "labels: nobody publishes gpu-use-type, rdma: without the key kubernetes" in said
+    node.data = {"labels": {}, "kubernetes": {"server": "https://api.example.net:6443", "ca_file": "ca.pem"}}
+    published_too = node.deploy(labels.publish, has(CONNECTX))
+    assert not any("features.d" in path for path in published_too.uploads)
+    assert not any("nobody publishes" in line for line in published_too.log)
 
 
 def test_a_card_of_no_nic_of_the_spec_is_no_shared_hca(node: Node) -> None:
@@ -100,7 +112,7 @@ def test_each_label_has_one_writer(node: Node) -> None:
     assert [each["key"] for each in published(result)] == ["example.net/rack", "rdma"]
     assert (
         result.uploads["/etc/kubernetes/node-feature-discovery/features.d/.trackbed.new"].decode()
-        == f"{HEADER}{SRIOV}=true\n"
+        == f"{HEADER}example.net/rack=b7\n{SRIOV}=true\n"
     )
     assert result.uploads["/etc/trackbed/.kubelet-registration.env.new"].decode() == (
         f'{HEADER}KUBELET_EXTRA_ARGS="--v=4 --node-ip=10.0.0.1 --node-labels=gpu-use-type=exclusive '
