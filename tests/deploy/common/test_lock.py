@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gevent
 import pytest
@@ -21,6 +22,7 @@ from pyinfra.api.state import State
 from pyinfra.context import ctx_state
 
 from tasks.common import archive, lock
+from tests.deploy.fake import deployed
 
 ALICE, BOB = "boot/1:1:1:a", "boot/2:2:2:b"
 
@@ -111,31 +113,18 @@ def test_a_lock_is_renewed_while_the_deploy_runs_and_one_that_was_taken_over_is_
 DEPLOY = "from pyinfra.operations import server\nserver.shell(name='Change', commands=['true'])\n"
 
 
-def deploy(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Deploy to two nodes, of which alice deploys one."""
-    held = {"success": False, "stdout": f"{ALICE}\n7\nalice on ctl1 since 06:00", "stderr": ""}
-    quick = {"fake_delay": 0, "fake_delay_jitter": 0}
-    hosts = [("@fake/a", {**quick, "fake_responses": {lock.FILE: held}}), ("@fake/b", quick)]
-    (folder / "fleet.py").write_text(f"hosts = {hosts!r}\n")
-    (folder / "change.py").write_text(DEPLOY)
-    command = [sys.executable, "-m", "pyinfra", *words]
-    return subprocess.run(
-        command,
-        cwd=archive.ROOT,
-        env={**os.environ, lock.STEAL: "", **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def test_a_node_that_another_deploy_holds_fails_alone_and_says_who_has_it(tmp_path: Path) -> None:
-    files = (str(tmp_path / "fleet.py"), str(tmp_path / "change.py"))
-    done = deploy(tmp_path, "-y", *files)
+    held = {"success": False, "stdout": f"{ALICE}\n7\nalice on ctl1 since 06:00", "stderr": ""}
+    hosts: dict[str, dict[str, Any]] = {"a": {"fake_responses": {lock.FILE: held}}, "b": {}}
+    done = deployed(tmp_path, hosts, DEPLOY, **{lock.STEAL: ""})
     assert done.returncode == 1, done.stderr
     assert "alice on ctl1 since 06:00 deploys this node; the lock expires in 7 min" in done.stderr
     assert "[@fake/b] Success" in done.stderr
     assert "[@fake/a] Success" not in done.stderr
+    files = (tmp_path / "fleet.py", tmp_path / "deploy.py")
     for harmless in (("--dry", *files), ("-y", files[0], "exec", "--", "true")):
-        done = deploy(tmp_path, *harmless)
+        done = subprocess.run(
+            [sys.executable, "-m", "pyinfra", *harmless],
+            cwd=archive.ROOT, env={**os.environ, lock.STEAL: ""}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
         assert (done.returncode, "alice" in done.stderr) == (0, False), done.stderr

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tasks.common import archive
 from tests.deploy.conftest import DEBIAN
-from tests.deploy.fake import IMPORT
+from tests.deploy.fake import deployed
 from tests.deploy.kubernetes.test_kubernetes import authority
 
 __all__ = ["authority"]
@@ -24,23 +21,10 @@ kubernetes.configure(spec=node_spec.read())
 ALONE = "which is of one cluster; give each cluster's hosts theirs, or deploy one cluster at a time (--limit)"
 
 
-@pytest.fixture
-def deploy(tmp_path: Path) -> Path:
-    """Asks for a token for each host."""
-    file = tmp_path / "deploy.py"
-    file.write_text(DEPLOY)
-    return file
-
-
-def messages(deploy: Path, *options: str, **keys: dict[str, Any]) -> str:
+def messages(folder: Path, *options: str, **keys: dict[str, Any]) -> str:
     """The errors of a deploy to hosts with these values of the key `kubernetes`."""
-    base = {"fake_delay": 0, "fake_delay_jitter": 0, "fake_responses": DEBIAN}
-    hosts = [(f"@fake/{name}", {**base, "node_name": name, "kubernetes": key}) for name, key in keys.items()]
-    (deploy.parent / "inventory.py").write_text(f"{IMPORT}hosts = {hosts!r}\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "pyinfra", str(deploy.parent / "inventory.py"), str(deploy), "-y", *options],
-        cwd=archive.ROOT, env={"KUBECONFIG": "/nowhere/default"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    hosts = {name: {"fake_responses": DEBIAN, "node_name": name, "kubernetes": key} for name, key in keys.items()}
+    done = deployed(folder, hosts, DEPLOY, *options, KUBECONFIG="/nowhere/default")
     assert "Traceback" not in done.stderr
     return " ".join(done.stderr.split())
 
@@ -50,7 +34,7 @@ def messages(deploy: Path, *options: str, **keys: dict[str, Any]) -> str:
     [({}, "no kubeconfig of its own"), ({"kubeconfig": "/nowhere/own"}, "the kubeconfig /nowhere/own")],
 )
 def test_two_clusters_do_not_share_a_kubeconfig(
-    deploy: Path, authority: Path, kubeconfig: dict[str, str], each: str
+    tmp_path: Path, authority: Path, kubeconfig: dict[str, str], each: str
 ) -> None:
     west = authority.with_name("west.pem")
     west.write_bytes(authority.read_bytes())
@@ -58,7 +42,7 @@ def test_two_clusters_do_not_share_a_kubeconfig(
         "east": {"server": "https://east:6443", "ca_file": str(authority), **kubeconfig},
         "west": {"server": "https://west:6443", "ca_file": str(west), **kubeconfig},
     }
-    said = messages(deploy, **keys)
+    said = messages(tmp_path, **keys)
     assert (
         f"@fake/east is of the cluster https://east:6443 and @fake/west of https://west:6443, and each has {each}, {ALONE}"
         in said
@@ -68,16 +52,16 @@ def test_two_clusters_do_not_share_a_kubeconfig(
         in said
     )
     # The deploy of one of them asks the cluster of the kubeconfig.
-    one = messages(deploy, "--limit", "@fake/east", **keys)
+    one = messages(tmp_path, "--limit", "@fake/east", **keys)
     assert ALONE not in one
     assert "kubernetes.kubeconfig: no token for east: " in one
 
 
-def test_a_cluster_with_two_addresses_has_one_kubeconfig(deploy: Path, authority: Path) -> None:
+def test_a_cluster_with_two_addresses_has_one_kubeconfig(tmp_path: Path, authority: Path) -> None:
     keys = {
         "east": {"server": "https://10.0.0.1:6443", "ca_file": str(authority)},
         "west": {"server": "https://10.1.0.1:6443", "ca_file": str(authority)},
     }
-    said = messages(deploy, **keys)
+    said = messages(tmp_path, **keys)
     assert ALONE not in said
     assert said.count("kubernetes.kubeconfig: no token for ") == 2

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +15,11 @@ from agent.hardware.functions import vf_addresses
 from agent.report.records import to_plain
 from agent.spec.node import from_mapping
 from cli.inspection import inspect
-from tasks.common import archive
 from tasks.hardware import NodeHardware
 from tasks.kubernetes.manifests.configurations import shared_rdma, sriov
 from tasks.kubernetes.manifests.device_plugins import SharedRdma, Sriov
 from tasks.kubernetes.manifests.discovered import Discovered, discover, read_nodes, to_text
-from tests.deploy.fake import IMPORT
+from tests.deploy.fake import deployed
 from tests.deploy.hardware import CONNECTX, ERDMA, SECOND, VF, VIRTIO, function, hardware, has, nic, rdma
 from tests.sim.kernel import Kernel
 
@@ -220,19 +217,13 @@ def test_a_node_file_that_cannot_be_read_is_refused(tmp_path: Path, text: str, f
 
 
 def test_a_deploy_refuses_the_unreadable_file_of_a_host_outside_its_limit(tmp_path: Path) -> None:
-    data = {
-        "fake_responses": has(*RAILS), "fake_delay": 0, "fake_delay_jitter": 0,
-        "device_plugins": {"folder": str(tmp_path / "made")}, "labels": {}, "node_name": "a",
-    }  # fmt: skip
-    (tmp_path / "fleet.py").write_text(f"{IMPORT}hosts = {[(f'@fake/{name}', data) for name in 'ab']!r}\n")
-    (tmp_path / "deploy.py").write_text("from tasks.kubernetes import manifests\nmanifests.render()\n")
+    plugins = {"folder": str(tmp_path / "made")}
+    data = {"fake_responses": has(*RAILS), "device_plugins": plugins, "labels": {}, "node_name": "a"}
     other = tmp_path / "made" / "nodes" / "@fake_b.json"
     other.parent.mkdir(parents=True)
     other.write_text("{")
-    done = subprocess.run(
-        [sys.executable, "-m", "pyinfra", "-y", tmp_path / "fleet.py", tmp_path / "deploy.py", "--limit", "@fake/a"],
-        cwd=archive.ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    render = "from tasks.kubernetes import manifests\nmanifests.render()\n"
+    done = deployed(tmp_path, dict.fromkeys("ab", data), render, "--limit", "@fake/a")
     assert done.returncode == 1
     assert f"device_plugins: {other}: Expecting property name" in done.stderr
     assert "remove the file and deploy @fake/b, which writes it anew" in done.stderr

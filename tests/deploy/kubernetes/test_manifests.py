@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +11,17 @@ import yaml
 from attrs import evolve
 from pyinfra.api.exceptions import DeployError
 
-from tasks.common import archive
 from tasks.kubernetes import manifests as task
 from tests.deploy.conftest import Answers, Node, OwnConnector, Result
-from tests.deploy.fake import IMPORT
+from tests.deploy.fake import deployed
 from tests.deploy.hardware import ERDMA, GPUS, RAIL0, VIRTIO, has
 
 FEATURE = "feature.node.kubernetes.io"
 CONFIGURED = f"{FEATURE}/network-sriov.configured"
 ERI, GPU = "aliyun.accelerator/erdma", "nvidia.com/gpu.present"
 LABELS = {"capabilities": ["rdma", ERI, CONFIGURED, GPU]}
+RENDER = "from tasks.kubernetes import manifests\nmanifests.render()\n"
+DATA = {"fake_responses": has(RAIL0), "labels": LABELS, "node_name": "a"}
 
 
 def deploy(node: Node, folder: Path, answers: Answers, **more: Any) -> Result:
@@ -80,26 +79,12 @@ def test_a_folder_of_a_user_who_does_not_exist_is_refused(node: Node) -> None:
 
 def test_deploys_of_several_shards_write_the_same_files(tmp_path: Path) -> None:
     """Each host is a shard of its own, and all have one folder. No deploy may take away what another is about to rename."""
-    hosts = [
-        (
-            f"@fake/{name}",
-            {
-                **{"fake_responses": has(RAIL0), "fake_delay": 0, "fake_delay_jitter": 0, "labels": LABELS},
-                "node_name": name,
-                "device_plugins": {"folder": str(tmp_path / "made")},
-            },
-        )
-        for name in "ab"
-    ]
-    (tmp_path / "fleet.py").write_text(f"{IMPORT}hosts = {hosts!r}\n")
+    plugins = {"folder": str(tmp_path / "made")}
+    hosts = {name: {**DATA, "node_name": name, "device_plugins": plugins} for name in "ab"}
     # As another shard leaves it while it writes.
     (tmp_path / "made/.kustomization.yaml.new").mkdir(parents=True)
-    (tmp_path / "deploy.py").write_text("from tasks.kubernetes import manifests\nmanifests.render()\n")
-    command = [sys.executable, "-m", "pyinfra", "-y", str(tmp_path / "fleet.py"), str(tmp_path / "deploy.py")]
     for shard in ("1/2", "2/2"):
-        done = subprocess.run(
-            command, cwd=archive.ROOT, env={**os.environ, "TRACKBED_SHARD": shard}, capture_output=True, text=True, check=False
-        )  # fmt: skip
+        done = deployed(tmp_path, hosts, RENDER, TRACKBED_SHARD=shard)
         assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in (tmp_path / "made/nodes").iterdir()) == ["@fake_a.json", "@fake_b.json"]
 
@@ -130,16 +115,11 @@ def test_a_folder_that_cannot_be_written_fails_the_host_with_the_reason(node: No
 
 
 def test_hosts_with_the_same_folder_must_have_the_same_value(tmp_path: Path) -> None:
-    inventory = tmp_path / "fleet.py"
-    answers = {"fake_responses": has(RAIL0), "fake_delay": 0, "fake_delay_jitter": 0}
     keys = [{"folder": str(tmp_path / "made")}, {"folder": str(tmp_path / "made"), "namespace": "rdma"}]
-    made = [(f"@fake/{name}", {**answers, "device_plugins": key}) for name, key in zip("ab", keys, strict=True)]
-    inventory.write_text(f"{IMPORT}hosts = {made!r}\n")
-    (tmp_path / "deploy.py").write_text("from tasks.kubernetes import manifests\nmanifests.render()\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "pyinfra", "-y", str(inventory), str(tmp_path / "deploy.py")],
-        cwd=archive.ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    data = {"fake_responses": has(RAIL0)}
+    done = deployed(
+        tmp_path, {name: {**data, "device_plugins": key} for name, key in zip("ab", keys, strict=True)}, RENDER
+    )
     assert done.returncode == 1
     assert "has another value for the same folder" in done.stderr
     assert "Traceback" not in done.stderr
@@ -147,25 +127,17 @@ def test_hosts_with_the_same_folder_must_have_the_same_value(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("limit", [(), ("--limit", "@fake/b")])
 def test_the_hosts_of_a_cluster_must_have_the_same_folder(tmp_path: Path, limit: tuple[str, ...]) -> None:
-    data = {"fake_responses": has(RAIL0), "fake_delay": 0, "fake_delay_jitter": 0, "labels": LABELS}
     clusters = {"a": "https://10.0.0.1:6443", "b": "https://10.0.0.1:6443", "c": "https://10.0.0.2:6443"}
-    hosts = [
-        (
-            f"@fake/{name}",
-            {
-                **data,
-                "device_plugins": {"folder": str(tmp_path / name)},
-                "kubernetes": {"server": url, "ca_file": "ca.pem"},
-            },
-        )
+    data = {"fake_responses": has(RAIL0), "labels": LABELS}
+    hosts = {
+        name: {
+            **data,
+            "device_plugins": {"folder": str(tmp_path / name)},
+            "kubernetes": {"server": url, "ca_file": "ca.pem"},
+        }
         for name, url in clusters.items()
-    ]
-    (tmp_path / "fleet.py").write_text(f"{IMPORT}hosts = {hosts!r}\n")
-    (tmp_path / "deploy.py").write_text("from tasks.kubernetes import manifests\nmanifests.render()\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "pyinfra", "-y", tmp_path / "fleet.py", tmp_path / "deploy.py", *limit],
-        cwd=archive.ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    }
+    done = deployed(tmp_path, hosts, RENDER, *limit)
     assert done.returncode == 1
     assert "@fake/b.device_plugins.folder: @fake/a is in the same cluster, https://10.0.0.1:6443" in done.stderr
     assert "Traceback" not in done.stderr
@@ -173,19 +145,12 @@ def test_the_hosts_of_a_cluster_must_have_the_same_folder(tmp_path: Path, limit:
 
 
 def test_a_host_that_gets_another_folder_or_none_leaves_the_former_one(tmp_path: Path) -> None:
-    data = {"fake_responses": has(RAIL0), "fake_delay": 0, "fake_delay_jitter": 0, "labels": LABELS}
-    (tmp_path / "deploy.py").write_text("from tasks.kubernetes import manifests\nmanifests.render()\n")
     for folders in ({"a": "x", "b": "x", "c": "x/"}, {"a": "x", "b": "y", "c": None}):
         keys = {
             name: {"device_plugins": {"folder": f"{tmp_path}/{folder}"}} if folder else {}
             for name, folder in folders.items()
         }
-        hosts = [(f"@fake/{name}", {**data, "node_name": name, **key}) for name, key in keys.items()]
-        (tmp_path / "fleet.py").write_text(f"{IMPORT}hosts = {hosts!r}\n")
-        done = subprocess.run(
-            [sys.executable, "-m", "pyinfra", "-y", str(tmp_path / "fleet.py"), str(tmp_path / "deploy.py")],
-            cwd=archive.ROOT, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        done = deployed(tmp_path, {name: {**DATA, "node_name": name, **key} for name, key in keys.items()}, RENDER)
         assert done.returncode == 0, done.stderr
     assert [path.name for path in (tmp_path / "x/nodes").iterdir()] == ["@fake_a.json"]
     assert [path.name for path in (tmp_path / "y/nodes").iterdir()] == ["@fake_b.json"]
@@ -193,15 +158,9 @@ def test_a_host_that_gets_another_folder_or_none_leaves_the_former_one(tmp_path:
 
 def test_the_manifests_of_each_folder_are_written(tmp_path: Path) -> None:
     """Two clusters in one inventory, as in inventories/prod.py."""
-    data = {"fake_responses": has(RAIL0), "fake_delay": 0, "fake_delay_jitter": 0, "labels": LABELS}
     plugins = {name: {"folder": str(tmp_path / name[0])} for name in ("a1", "a2", "b1")}
-    hosts = [(f"@fake/{name}", {**data, "node_name": name, "device_plugins": key}) for name, key in plugins.items()]
-    (tmp_path / "fleet.py").write_text(f"{IMPORT}hosts = {hosts!r}\n")
-    (tmp_path / "deploy.py").write_text("from tasks.kubernetes import manifests\nmanifests.render()\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "pyinfra", "-y", str(tmp_path / "fleet.py"), str(tmp_path / "deploy.py")],
-        cwd=archive.ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    hosts = {name: {**DATA, "node_name": name, "device_plugins": key} for name, key in plugins.items()}
+    done = deployed(tmp_path, hosts, RENDER)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "a" / "kustomization.yaml").exists()
     assert (tmp_path / "b" / "kustomization.yaml").exists()
@@ -209,22 +168,10 @@ def test_the_manifests_of_each_folder_are_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("option", ["--serial", "--no-wait"])
 def test_the_manifests_are_for_all_hosts_though_one_is_done_before_the_next_begins(tmp_path: Path, option: str) -> None:
-    data = {
-        "fake_delay": 0,
-        "fake_delay_jitter": 0,
-        "labels": LABELS,
-        "device_plugins": {"folder": str(tmp_path / "made")},
-    }
+    data = {"labels": LABELS, "device_plugins": {"folder": str(tmp_path / "made")}}
     hardware = {"a": has(RAIL0), "b": has(ERDMA), "c": has(RAIL0, others=GPUS)}
-    hosts = [
-        (f"@fake/{name}", {**data, "node_name": name, "fake_responses": answers}) for name, answers in hardware.items()
-    ]
-    (tmp_path / "fleet.py").write_text(f"{IMPORT}hosts = {hosts!r}\n")
-    (tmp_path / "deploy.py").write_text("from tasks.kubernetes import manifests\nmanifests.render()\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "pyinfra", "-y", option, tmp_path / "fleet.py", tmp_path / "deploy.py"],
-        cwd=archive.ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    hosts = {name: {**data, "node_name": name, "fake_responses": answers} for name, answers in hardware.items()}
+    done = deployed(tmp_path, hosts, RENDER, option)
     assert done.returncode == 0, done.stderr
     plugins = {path.name for path in (tmp_path / "made").glob("*-device-plugin.yaml")}
     assert plugins == {f"{name}-device-plugin.yaml" for name in ("rdma-shared", "erdma", "nvidia", "sriov")}
@@ -232,15 +179,9 @@ def test_the_manifests_are_for_all_hosts_though_one_is_done_before_the_next_begi
 
 @pytest.mark.parametrize("failing", ["a", "b", "c"])
 def test_the_manifests_are_written_if_a_host_of_the_cluster_fails_earlier(tmp_path: Path, failing: str) -> None:
-    data = {"fake_responses": has(RAIL0), "fake_delay": 0, "fake_delay_jitter": 0, "labels": LABELS}
     made = {"device_plugins": {"folder": str(tmp_path / "made")}}
-    hosts = [(f"@fake/{name}", {**data, **made, "node_name": name}) for name in "abc"]
-    (tmp_path / "fleet.py").write_text(f"{IMPORT}hosts = {hosts!r}\n")
-    (tmp_path / "deploy.py").write_text(BREAKS.format(failing=f"@fake/{failing}"))
-    done = subprocess.run(
-        [sys.executable, "-m", "pyinfra", "-y", "--fail-percent", "50", tmp_path / "fleet.py", tmp_path / "deploy.py"],
-        cwd=archive.ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    hosts = {name: {**DATA, **made, "node_name": name} for name in "abc"}
+    done = deployed(tmp_path, hosts, BREAKS.format(failing=f"@fake/{failing}"), "--fail-percent", "50")
     assert (done.returncode, f"[@fake/{failing}] it is broken" in done.stderr) == (1, True), done.stderr
     written = {path.stem for path in (tmp_path / "made" / "nodes").iterdir()}
     assert written == {f"@fake_{name}" for name in "abc" if name != failing}
@@ -357,18 +298,12 @@ def test_a_daemon_set_whose_label_no_host_publishes_is_refused(
 
 def test_a_host_that_was_not_deployed_to_yet_may_publish_the_label(tmp_path: Path) -> None:
     """Node a has another label than the shared plugin. Node b may publish it, and is not in the limit."""
-    data = {"fake_responses": has(RAIL0), "fake_delay": 0, "fake_delay_jitter": 0, "node_name": "a"}
     plugins = {"folder": str(tmp_path / "made"), "sriov": None}
 
     def deploy_a(labels_of_b: dict[str, Any]) -> subprocess.CompletedProcess[str]:
         labels = {"a": without("rdma"), "b": labels_of_b}
-        hosts = [(f"@fake/{name}", {**data, "device_plugins": plugins, "labels": labels[name]}) for name in "ab"]
-        (tmp_path / "fleet.py").write_text(f"{IMPORT}hosts = {hosts!r}\n")
-        (tmp_path / "deploy.py").write_text("from tasks.kubernetes import manifests\nmanifests.render()\n")
-        return subprocess.run(
-            [sys.executable, "-m", "pyinfra", "-y", tmp_path / "fleet.py", tmp_path / "deploy.py", "--limit", "@fake/a"],
-            cwd=archive.ROOT, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        hosts = {name: {**DATA, "device_plugins": plugins, "labels": labels[name]} for name in "ab"}
+        return deployed(tmp_path, hosts, RENDER, "--limit", "@fake/a")
 
     refused = deploy_a(without("rdma"))
     assert refused.returncode == 1
@@ -379,16 +314,10 @@ def test_a_host_that_was_not_deployed_to_yet_may_publish_the_label(tmp_path: Pat
 
 
 def test_bad_labels_of_a_host_outside_the_limit_do_not_stop_the_deploy(tmp_path: Path) -> None:
-    data = {"fake_responses": has(RAIL0), "fake_delay": 0, "fake_delay_jitter": 0, "node_name": "a"}
-    labels = {"a": LABELS, "b": {"policy": {"rack": "a b"}}}
+    labels: dict[str, Any] = {"a": LABELS, "b": {"policy": {"rack": "a b"}}}
     plugins = {"folder": str(tmp_path / "made")}
-    hosts = [(f"@fake/{name}", {**data, "device_plugins": plugins, "labels": labels[name]}) for name in "ab"]
-    (tmp_path / "fleet.py").write_text(f"{IMPORT}hosts = {hosts!r}\n")
-    (tmp_path / "deploy.py").write_text("from tasks.kubernetes import manifests\nmanifests.render()\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "pyinfra", "-y", tmp_path / "fleet.py", tmp_path / "deploy.py", "--limit", "@fake/a"],
-        cwd=archive.ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    hosts = {name: {**DATA, "device_plugins": plugins, "labels": labels[name]} for name in "ab"}
+    done = deployed(tmp_path, hosts, RENDER, "--limit", "@fake/a")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "made/rdma-shared-device-plugin.yaml").exists()
     [warning] = [line for line in done.stderr.splitlines() if "@fake/b.labels: " in line]

@@ -14,7 +14,7 @@ import pytest
 
 from lab import Node
 from tasks import pull as pull_mode
-from tests.deploy.test_pull import gpg, make_key
+from tests.deploy.pull.keys import gpg, make_key
 from tests.lab.conftest import ROOT, pyinfra, ready
 
 pytestmark = pytest.mark.campaign

@@ -1,0 +1,272 @@
+"""The program that fetches an archive, checks its signature and deploys it; with real signatures."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import define
+
+from tasks import pull
+from tests.contract.asking import soon
+from tests.deploy.pull.keys import gpg
+
+PROGRAM = pull.TEMPLATES / "pull.py"
+LIBRARIES = f"lib-{sys.version_info.major}.{sys.version_info.minor}-{os.uname().machine}"
+
+
+@define
+class Puller:
+    """The program, with folders of its own."""
+
+    folder: Path
+    keys: Path
+
+    def publish(self, issued: int, signer: str = "ours", libraries: str = LIBRARIES) -> Path:
+        archive = self.folder / "t.tar.gz"
+        ran = self.folder / "ran"
+        files = {
+            "ISSUED": f"{issued}\n",
+            f"{libraries}/pyinfra/__init__.py": "",
+            f"{libraries}/pyinfra/__main__.py": "import os, sys\n"
+            f"open({str(ran)!r}, 'w').write(' '.join(sys.argv[1:]) + os.getcwd())\n",
+        }
+        with tarfile.open(archive, "w:gz") as tar:
+            for name, text in files.items():
+                entry = tarfile.TarInfo(name)
+                entry.size = len(text)
+                tar.addfile(entry, io.BytesIO(text.encode()))
+        archive.with_name("t.tar.gz.sig").unlink(missing_ok=True)
+        gpg(self.keys / signer, "--detach-sign", str(archive))
+        return archive
+
+    def run(self) -> tuple[int, str]:
+        """Its exit code, and its message; never a traceback."""
+        process = self.start()
+        _, message = process.communicate()
+        assert "Traceback" not in message, message
+        assert not list((self.folder / "state").glob("new-*"))
+        return process.returncode, message
+
+    def start(self) -> subprocess.Popen[str]:
+        (self.folder / "pull.json").write_text(json.dumps({"url": f"file://{self.folder}/t.tar.gz"}))
+        names = {
+            "SETTINGS": self.folder / "pull.json",
+            "KEYRING": self.keys / "ours.gpg",
+            "STATE": self.folder / "state",
+        }
+        environment = {**os.environ, **{f"TRACKBED_PULL_{name}": str(path) for name, path in names.items()}}
+        return subprocess.Popen([sys.executable, "-I", PROGRAM], env=environment, stderr=subprocess.PIPE, text=True)
+
+    @property
+    def ran(self) -> str | None:
+        """What pyinfra was run with, and forget it."""
+        file = self.folder / "ran"
+        if not file.exists():
+            return None
+        text = file.read_text()
+        file.unlink()
+        return text
+
+
+@pytest.fixture
+def puller(tmp_path: Path, keys: Path) -> Puller:
+    return Puller(tmp_path, keys)
+
+
+def test_a_signed_archive_is_deployed_from_its_own_folder(puller: Puller) -> None:
+    puller.publish(100)
+    assert puller.run() == (0, "")
+    ran = puller.ran
+    assert ran is not None
+    assert ran.startswith("-y inventories/local.py deploy.py" + str(puller.folder / "state" / "new-"))
+    assert ran.endswith("/tree")
+
+
+def test_what_a_run_that_was_killed_left_is_removed(puller: Puller) -> None:
+    puller.publish(100)
+    (puller.folder / "state" / "new-killed").mkdir(parents=True)
+    assert puller.run() == (0, "")
+
+
+def test_a_run_that_is_stopped_removes_what_it_fetched(puller: Puller) -> None:
+    archive = puller.publish(100)
+    archive.unlink()
+    # It never ends.
+    os.mkfifo(archive)
+    process = puller.start()
+    soon(lambda: list((puller.folder / "state").glob("new-*")) or None, "folder")
+    process.terminate()
+    assert process.wait(timeout=60) == 128 + signal.SIGTERM
+    assert list((puller.folder / "state").glob("new-*")) == []
+
+
+def test_a_transfer_that_ends_early_is_no_bad_signature(tmp_path: Path) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "100")
+            self.end_headers()
+            self.wfile.write(b"x" * 60)
+
+        def log_message(self, format: str, *arguments: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/t.tar.gz"
+        with pytest.raises(SystemExit, match=r"t\.tar\.gz ended after 60 of 100 bytes"):
+            runpy.run_path(str(PROGRAM))["fetch"](url, tmp_path / "t")
+
+
+def test_a_host_name_that_is_none_is_a_one_line_error(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"https://host\.\.example\.net/t cannot be fetched"):
+        runpy.run_path(str(PROGRAM))["fetch"]("https://host..example.net/t", tmp_path / "t")
+
+
+def test_an_archive_with_another_signature_is_not_unpacked(puller: Puller) -> None:
+    puller.publish(100, signer="other")
+    code, message = puller.run()
+    assert code == 1
+    assert "is not deployed" in message
+    assert "ours.gpg has signed it" in message
+    assert puller.ran is None
+
+
+def test_an_archive_changed_after_signing_is_not_unpacked(puller: Puller) -> None:
+    archive = puller.publish(100)
+    archive.write_bytes(archive.read_bytes()[:-1] + b"x")
+    assert puller.run()[0] == 1
+    assert puller.ran is None
+
+
+def test_an_older_archive_is_refused_though_its_signature_is_good(puller: Puller) -> None:
+    puller.publish(100)
+    assert puller.run()[0] == 0
+    assert puller.run()[0] == 0
+    assert puller.ran
+    puller.publish(99)
+    code, message = puller.run()
+    assert code == 1
+    assert "the archive is older than the last one deployed; build a new one, or remove" in message
+    assert puller.ran is None
+
+
+def test_an_archive_whose_signature_is_the_last_ones_is_not_fetched_again(puller: Puller) -> None:
+    archive = puller.publish(100)
+    assert puller.run()[0] == 0
+    archive.unlink()
+    assert puller.ran
+    assert puller.run() == (0, "")
+    assert puller.ran
+    archive = puller.publish(101)
+    assert puller.run()[0] == 0
+    assert (puller.folder / "state" / "archive.tar.gz").read_bytes() == archive.read_bytes()
+    # Another signature of the same archive needs the archive itself.
+    puller.publish(102).unlink()
+    assert "cannot be fetched" in puller.run()[1]
+
+
+@pytest.mark.parametrize("damaged", ["archive.tar.gz", "archive.tar.gz.sig"])
+@pytest.mark.parametrize("content", [None, b"", b"x"])
+def test_a_kept_archive_that_is_damaged_is_fetched_again(puller: Puller, damaged: str, content: bytes | None) -> None:
+    puller.publish(100)
+    assert puller.run()[0] == 0
+    if content is None:
+        (puller.folder / "state" / damaged).unlink()
+    else:
+        (puller.folder / "state" / damaged).write_bytes(content)
+    assert puller.ran
+    assert puller.run() == (0, "")
+    assert puller.ran
+
+
+def test_an_archive_that_cannot_be_fetched_is_a_one_line_error(puller: Puller) -> None:
+    code, message = puller.run()
+    assert code == 1
+    assert f"file://{puller.folder}/t.tar.gz.sig cannot be fetched: " in message
+
+
+@pytest.mark.parametrize("name", ["state", "state/issued.new"])
+def test_a_folder_that_cannot_be_written_is_a_one_line_error(puller: Puller, name: str) -> None:
+    puller.publish(100)
+    if name == "state":
+        (puller.folder / name).write_text("not a folder")
+    else:
+        (puller.folder / name).mkdir(parents=True)
+    code, message = puller.run()
+    assert (code, len(message.splitlines()), puller.ran) == (1, 1, None)
+    assert f"'{puller.folder / name}'; make room and make the folder writable: df {puller.folder}/state" in message
+
+
+def test_a_download_that_is_too_large_is_deleted(tmp_path: Path) -> None:
+    (tmp_path / "endless").write_bytes(b"x" * 300_000)
+    program = runpy.run_path(str(PROGRAM))
+    program["fetch"].__globals__["LIMIT"] = 100_000
+    with pytest.raises(SystemExit, match="has more than 100000 bytes; check that it is the archive"):
+        program["fetch"](f"file://{tmp_path}/endless", tmp_path / "archive")
+    assert (tmp_path / "archive").stat().st_size <= 100_000
+
+
+def test_an_answer_that_is_not_http_is_a_one_line_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "*")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(b"220 mail.example.net\r\n\r\n")
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        with pytest.raises(SystemExit, match="cannot be fetched: 220 mail"):
+            runpy.run_path(str(PROGRAM))["fetch"](f"http://127.0.0.1:{server.getsockname()[1]}/", tmp_path / "archive")
+        answering.join()
+
+
+def test_an_archive_for_other_machines_is_a_one_line_error(puller: Puller) -> None:
+    puller.publish(100, libraries="lib-3.10-riscv64")
+    code, message = puller.run()
+    assert code == 1
+    assert (
+        f"the archive has no libraries for {LIBRARIES.removeprefix('lib-')}, only for 3.10-riscv64; build it with that --for"
+        in message
+    )
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", b"\x1f\x8b\x08\0" + bytes(20)])
+def test_a_signed_file_that_is_no_archive_is_a_one_line_error(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "archive").write_bytes(content)
+    with pytest.raises(
+        SystemExit, match=r"https://a is signed, but cannot be unpacked: .*; build and sign it again"
+    ) as said:
+        runpy.run_path(str(PROGRAM))["unpack"](tmp_path / "archive", tmp_path / "tree", "https://a")
+    assert "\n" not in str(said.value)
+
+
+@pytest.mark.parametrize("content", [None, "", "soon", "\ud800".encode(errors="surrogatepass").decode("latin-1")])
+def test_an_invalid_time_is_a_one_line_error(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "ISSUED").write_text(content)
+    with pytest.raises(SystemExit, match=r"the file ISSUED does not contain a time \(.*\); https://a"):
+        runpy.run_path(str(PROGRAM))["issued"](tmp_path / "ISSUED", "https://a")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", "[" * 100_000])
+def test_settings_that_cannot_be_read_are_a_one_line_error(tmp_path: Path, content: str) -> None:
+    (tmp_path / "pull.json").write_text(content)
+    with pytest.raises(SystemExit, match=r"cannot be read: .*; run the deploy from the control host again"):
+        runpy.run_path(str(PROGRAM))["settings"](tmp_path / "pull.json")

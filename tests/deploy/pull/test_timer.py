@@ -1,0 +1,91 @@
+"""The timer of pull mode and its files, on the fake connector."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyinfra.api.exceptions import DeployError
+
+from tasks import pull
+from tasks.common.commands import script
+from tasks.common.systemd_reload import RELOAD
+from tasks.packages import NO_PYTHON
+from tests.deploy.conftest import LOSERS, Node, of
+
+
+def data(keys: Path, **more: Any) -> dict[str, Any]:
+    return {
+        "url": "https://example.net/t.tar.gz",
+        "keyring": str(keys / "ours.gpg"),
+        "inventory": "inventories/prod.py",
+        **more,
+    }
+
+
+def test_the_timer_and_its_files_are_installed(node: Node, keys: Path) -> None:
+    node.data = {"pull": data(keys, every=30)}
+    result = node.deploy(pull.serve, {})
+    settings = json.loads(result.uploads[pull.SETTINGS])
+    assert settings == {
+        "url": "https://example.net/t.tar.gz",
+        "inventory": "inventories/prod.py",
+        "host": "@fake/node-a",
+    }
+    assert result.uploads[pull.KEYRING] == (keys / "ours.gpg").read_bytes()
+    timer = result.uploads["/etc/systemd/system/trackbed-pull.timer"].decode()
+    assert "OnUnitInactiveSec=30min" in timer
+    assert "RandomizedDelaySec=450s" in timer
+    service = result.uploads["/etc/systemd/system/trackbed-pull.service"].decode()
+    assert "for python in /usr/bin/python3 /usr/bin/python3.11; do" in service
+    assert f'echo "{NO_PYTHON}" >&2; exit 1' in service
+    assert result.commands["Pull | Timer runs"] == [
+        str(script(RELOAD)),
+        "systemctl enable trackbed-pull.timer",
+        "systemctl restart trackbed-pull.timer",
+    ]
+
+
+def test_a_timer_whose_reload_would_take_gpus_from_containers_waits(node: Node, keys: Path) -> None:
+    node.data = {"pull": data(keys, every=30)}
+    result = node.deploy(pull.serve, {LOSERS: ["docker-a.scope", "end"]})
+    assert result.commands["Pull | Timer runs"] == []
+    assert any("deferred: the timer of pull mode: " in line for line in result.log)
+
+
+def test_without_the_key_there_is_no_timer(node: Node) -> None:
+    assert node.deploy(pull.serve, {}).flat == []
+    (removed,) = node.deploy(pull.serve, {of(pull.Present): [pull.SETTINGS]}).flat
+    assert removed.endswith(" ".join(("sh", pull.TIMER, *pull.PATHS)))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"url": "ftp://x"}, "url: 'ftp://x' is not valid; give a URL"),
+        ({"inventory": "/etc/passwd"}, "inventory: '/etc/passwd' is not valid; give it as inventories/prod.py"),
+        ({"every": 1}, "every: 1 is out of range; give 5 to 10080 minutes"),
+        (
+            {"keyring": "nowhere.gpg"},
+            "nowhere.gpg is not a file of public keys; make it by `gpg --export KEY > nowhere.gpg`",
+        ),
+        ({"keyring": "~no-such-user/fleet.gpg"}, "~no-such-user/fleet.gpg is not a file of public keys"),
+        ({"keyring": "README.md"}, "README.md is not a file of public keys"),
+    ],
+)
+def test_bad_data_is_refused(node: Node, keys: Path, given: Any, message: str) -> None:
+    node.data = {"pull": data(keys, **given)}
+    with pytest.raises(DeployError) as caught:
+        node.deploy(pull.serve, {})
+    assert str(caught.value).startswith("@fake/node-a.pull")
+    assert message in str(caught.value)
+
+
+def test_an_inventory_that_this_project_lacks_is_a_warning(node: Node, keys: Path) -> None:
+    node.data = {"pull": data(keys, inventory="inventories/absent.py")}
+    log = node.deploy(pull.serve, {}).log
+    assert any("inventories/absent.py is not a file of the site" in line for line in log)
+    node.data = {"pull": data(keys)}
+    assert not any("is not a file of the site" in line for line in node.deploy(pull.serve, {}).log)
