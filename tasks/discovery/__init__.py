@@ -24,6 +24,7 @@ from tasks.agent import folder
 from tasks.common import inventory
 from tasks.common.commands import Commands, fail, refuse, warn
 from tasks.common.facts import FactBase
+from tasks.common.site import root_of
 from tasks.discovery.profiles import Profile, Server, profiles, server
 from tasks.discovery.texts import data_text, inventory_text
 from tasks.node_spec import node_spec
@@ -89,8 +90,8 @@ class Site:
         return self.asked.with_name(f"{self.asked.stem}_by_hardware.py")
 
     def group(self, name: str) -> Path:
-        """The file of a group's data, where pyinfra reads it for both inventories."""
-        return self.asked.parent / "group_data" / f"{name}.py"
+        """The file of a group's data, where both inventories have it read."""
+        return root_of(self.asked) / "group_data" / f"{name}.py"
 
     def refuse_to_replace(self, files: list[Path]) -> None:
         """Check that there is none of these files.

@@ -57,13 +57,14 @@ def discover(
     folder: Path, hosts: dict[str, dict[str, Any]], *options: str, more: str = ""
 ) -> subprocess.CompletedProcess[str]:
     made = [(f"@fake/{name}", {**QUICK, "node_name": name, **data}) for name, data in hosts.items()]
-    (folder / "site.py").write_text(f"{IMPORT}hosts = {made!r}\n{more}")
+    (folder / "inventories").mkdir(exist_ok=True)
+    (folder / "inventories/site.py").write_text(f"{IMPORT}hosts = {made!r}\n{more}")
     return again(folder, *options)
 
 
 def again(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "pyinfra", "-y", str(folder / "site.py"), "deploys/discover.py", *options],
+        [sys.executable, "-m", "pyinfra", "-y", str(folder / "inventories/site.py"), "deploys/discover.py", *options],
         cwd=archive.ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
     )  # fmt: skip
 
@@ -78,7 +79,7 @@ def test_the_groups_of_200_servers_give_each_what_it_has(tmp_path: Path) -> None
     known = {name: facts(machine, name) for name, machine in fleet.items()}
     done = discover(tmp_path, {name: {"fake_responses": answering(each)} for name, each in known.items()})
     assert done.returncode == 0, done.stderr
-    made = inventory_of(tmp_path / "site_by_hardware.py")
+    made = inventory_of(tmp_path / "inventories/site_by_hardware.py")
     assert len(made.hosts) == COUNT
     groups = {path.stem for path in (tmp_path / "group_data").iterdir()}
     assert len(groups) == len(machines())
@@ -112,7 +113,7 @@ def test_the_files_read_as_a_person_would_write_them(tmp_path: Path) -> None:
     assert text.count('"mtu": ') == 1
     assert text.count("**_SETTINGS},") == 8
     assert re.search(r"^# 0000:\S+ \[15b3:\w+\] mlx5_core NUMA node 0$", text, re.MULTILINE)
-    inventory = (tmp_path / "site_by_hardware.py").read_text()
+    inventory = (tmp_path / "inventories/site_by_hardware.py").read_text()
     assert '    "@fake/gpu-1",\n' in inventory
     assert '"node_name": "worker-2"' in inventory
     assert inventory.count("4200") == 1
@@ -134,12 +135,12 @@ def test_what_the_asked_inventory_gives_counts_before_what_was_found(tmp_path: P
     assert done.returncode == 0, done.stderr
     assert "[@fake/gpu-1] the inventory has nics already, which counts before what was found" in flat(done)
     assert "[@fake/gpu-2] the inventory has" not in flat(done)
-    first, second = inventory_of(tmp_path / "site_by_hardware.py")
+    first, second = inventory_of(tmp_path / "inventories/site_by_hardware.py")
     assert first.data.dict()["nics"] == []
     assert len(second.data.dict()["nics"]) == 2
     assert first.data.dict()["site_rack"] == second.data.dict()["site_rack"] == 7
     assert second.data.dict()["ready_timeout"] == 9
-    written = (tmp_path / "site_by_hardware.py").read_text()
+    written = (tmp_path / "inventories/site_by_hardware.py").read_text()
     assert "hunter2" not in written and "fake_responses" not in written
 
 
@@ -149,15 +150,15 @@ def test_nothing_is_replaced(tmp_path: Path) -> None:
     assert discover(tmp_path, hosts).returncode == 0
     refused = again(tmp_path)
     assert refused.returncode == 1
-    assert f"{tmp_path}/site_by_hardware.py: exists, and is not replaced" in flat(refused)
-    (tmp_path / "site_by_hardware.py").unlink()
+    assert f"{tmp_path}/inventories/site_by_hardware.py: exists, and is not replaced" in flat(refused)
+    (tmp_path / "inventories/site_by_hardware.py").unlink()
     (group,) = (tmp_path / "group_data").iterdir()
     group.write_text("mine = 1\n")
     refused = again(tmp_path)
     assert refused.returncode == 1
     assert f"{group}: exists, and is not replaced" in flat(refused)
     assert group.read_text() == "mine = 1\n"
-    assert not (tmp_path / "site_by_hardware.py").exists()
+    assert not (tmp_path / "inventories/site_by_hardware.py").exists()
 
 
 def test_a_node_that_does_not_answer_is_named_and_the_others_are_written(tmp_path: Path) -> None:
@@ -173,7 +174,7 @@ def test_a_node_that_does_not_answer_is_named_and_the_others_are_written(tmp_pat
     assert "[@fake/silent] the node does not say what it has: trackbed: it broke" in flat(done)
     assert "[@fake/wrong] what the node has cannot be data of a host" in flat(done)
     assert "not asked: @fake/silent, @fake/wrong" in flat(done)
-    names = re.findall(r'"(@fake/[^"]*)"', (tmp_path / "site_by_hardware.py").read_text())
+    names = re.findall(r'"(@fake/[^"]*)"', (tmp_path / "inventories/site_by_hardware.py").read_text())
     assert names == ["@fake/gpu-1"]
 
 
@@ -181,7 +182,7 @@ def test_hosts_that_are_asked_one_by_one_are_all_written(tmp_path: Path) -> None
     _, known = fleet_of("lab-node", 2)
     done = discover(tmp_path, {name: {"fake_responses": answering(each)} for name, each in known.items()}, "--serial")
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "site_by_hardware.py").read_text().count("@fake/gpu-") == 2
+    assert (tmp_path / "inventories/site_by_hardware.py").read_text().count("@fake/gpu-") == 2
 
 
 def test_of_two_kinds_of_hardware_with_the_same_drivers_each_has_a_name() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from pyinfra.api.inventory import Inventory
 
 from tasks.common import archive
+from tasks.common.site import root_of
 
 READ = """
 import pickle, sys
@@ -32,8 +33,8 @@ sys.stdout.buffer.write(pickle.dumps((hosts, groups)))
 
 
 def inventory_of(path: Path) -> Any:
-    """pyinfra's inventory of a file, with the project's group data."""
-    words = [sys.executable, "-W", "ignore", "-c", READ, str(archive.ROOT), str(path)]
+    """pyinfra's inventory of a file, with the group data of its site."""
+    words = [sys.executable, "-W", "ignore", "-c", READ, str(root_of(path)), str(path)]
     done = subprocess.run(words, cwd=archive.ROOT, stdout=subprocess.PIPE, check=True)
     hosts, groups = pickle.loads(done.stdout)  # noqa: S301  made by this test
     return Inventory((hosts, {}), **groups)  # type: ignore[no-untyped-call]
