@@ -100,7 +100,7 @@ def attempts(
 def _attempt(context: PassContext, want: Wanted, have: Snapshot, kind: Kind, change: Change) -> Outcome | None:
     """Make a change if it may be made; None if it is left to the function's owner."""
     try:
-        if change.skip_if_owned and is_owned(context.users.owners(want, change), change.target):
+        if change.skip_if_owned and is_owned(context.users.recent(want, change, complete=False), change.target):
             return None
         reason = _not_now(context, want, have, change)
         if reason is not None:
@@ -109,7 +109,7 @@ def _attempt(context: PassContext, want: Wanted, have: Snapshot, kind: Kind, cha
         # A user may have appeared since the change was planned: nothing but the write comes after this lookup.
         disturbs = change.disruption > Disruption.NONE
         if disturbs or change.skip_if_owned:
-            users = (context.users.users_now if disturbs else context.users.owners_now)(want, change)
+            users = context.users.now(want, change, complete=disturbs)
             if change.skip_if_owned and is_owned(users, change.target):
                 return None
             change, deferred = _deferred(context, want, change, users) if disturbs else (change, None)
@@ -142,7 +142,7 @@ def _not_now(context: PassContext, want: Wanted, have: Snapshot, change: Change)
     if contended is not None:
         return evolve(contended, change=change)
     if change.disruption > Disruption.NONE:
-        return _deferred(context, want, change, context.users.users(want, change))[1]
+        return _deferred(context, want, change, context.users.recent(want, change, complete=True))[1]
     return None
 
 

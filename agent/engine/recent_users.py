@@ -48,33 +48,14 @@ class RecentUsers:
         """Look up anew: the devices are read again."""
         self._lookups.clear()
 
-    def users(self, want: Wanted, change: Change) -> Mapping[str, tuple[User, ...]]:
+    def recent(self, want: Wanted, change: Change, complete: bool) -> Mapping[str, tuple[User, ...]]:
         """The users of what a change reaches, as they were a moment ago.
 
-        That is enough to defer a change. Call :meth:`users_now` too before a write that disturbs users.
+        That is enough to defer a change, or to leave it to an owner. Call :meth:`now` too before the write.
+
+        :param complete: look for all users. False: at least for the owners (containers and virtual machines that were given a
+            function), which costs much less.
         """
-        return self._recent(want, change, complete=True)
-
-    def owners(self, want: Wanted, change: Change) -> Mapping[str, tuple[User, ...]]:
-        """At least the owners among these users: containers and virtual machines that were given a function.
-
-        That is enough to leave a change to them. Call :meth:`owners_now` too before the write.
-        """
-        return self._recent(want, change, complete=False)
-
-    def users_now(self, want: Wanted, change: Change) -> Mapping[str, tuple[User, ...]]:
-        """The users of what a change reaches, looked up now."""
-        return self._now(want, change, complete=True)
-
-    def owners_now(self, want: Wanted, change: Change) -> Mapping[str, tuple[User, ...]]:
-        """The owners of what a change reaches, looked up now. A VF without a driver, such as a new one, has no owner."""
-        return self._now(want, change, complete=False) if _has_driver(self._machine, change.target) else {}
-
-    def _now(self, want: Wanted, change: Change, complete: bool) -> Mapping[str, tuple[User, ...]]:
-        target = reaches(change)
-        return self._look_up(want, change.device, complete, None if target is None else frozenset({target})).users
-
-    def _recent(self, want: Wanted, change: Change, complete: bool) -> Mapping[str, tuple[User, ...]]:
         device = change.device
         lookup = self._lookups.get(device)
         if lookup is None or not lookup.answers(change, complete, self._clock()):
@@ -82,6 +63,13 @@ class RecentUsers:
             targets = None if None in reached else frozenset(target for target in reached if target)
             lookup = self._lookups[device] = self._look_up(want, device, complete, targets)
         return lookup.users
+
+    def now(self, want: Wanted, change: Change, complete: bool) -> Mapping[str, tuple[User, ...]]:
+        """As :meth:`recent`, looked up now. A VF without a driver, such as a new one, has no owner."""
+        if not complete and not _has_driver(self._machine, change.target):
+            return {}
+        target = reaches(change)
+        return self._look_up(want, change.device, complete, None if target is None else frozenset({target})).users
 
     def _look_up(self, want: Wanted, device: str, complete: bool, targets: frozenset[str] | None) -> _Lookup:
         if device not in want.nics:

@@ -120,7 +120,19 @@ class Inbox:
                 timeout = 0.0
             elif self._probes and timeout > 0.0:
                 self._probes.go_on()
-            reloads = self._receive(timeout)
+            reloads = False
+            for descriptor, _ in self._poll.poll(max(0, int(timeout * 1000))):
+                if descriptor in self._sources:
+                    self._keep(descriptor)
+                elif descriptor == self._control:
+                    reloads = bool(os.read(descriptor, 4096))
+                    self.stop = self.stop or not reloads
+                elif descriptor == self._apply_socket:
+                    self.request = True
+                elif self._probes:
+                    self._probes.drain()
+            if reloads:
+                self.reload = self.retry_spec = True
             scopes = self._scopes(self._kept)
             wake = self._judged(scopes)
             # A reading of everything is newer than all of these events.
@@ -171,23 +183,6 @@ class Inbox:
         # what was written: a CPU may read the clock before its write has reached the other CPUs. So sending again begins
         # earlier, by far more than a write takes. To send a result that the supervisor has already changes nothing.
         return 0.0 < since <= time.monotonic() - ANSWERED_WITHIN / 2
-
-    def _receive(self, timeout: float) -> bool:
-        """Take what has come or comes now. :returns: whether the supervisor says to read the spec again."""
-        reloads = False
-        for descriptor, _ in self._poll.poll(max(0, int(timeout * 1000))):
-            if descriptor in self._sources:
-                self._keep(descriptor)
-            elif descriptor == self._control:
-                reloads = bool(os.read(descriptor, 4096))
-                self.stop = self.stop or not reloads
-            elif descriptor == self._apply_socket:
-                self.request = True
-            elif self._probes:
-                self._probes.drain()
-        if reloads:
-            self.reload = self.retry_spec = True
-        return reloads
 
     def _keep(self, descriptor: int) -> list[Event]:
         """Take and return the events that wait in a source."""
