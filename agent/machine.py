@@ -51,6 +51,14 @@ class Link:
 
 
 @frozen
+class QueueIrq:
+    """The first receive queue and the first transmit queue that an interrupt serves; None: it serves none of that type."""
+
+    rx: int | None
+    tx: int | None
+
+
+@frozen
 class Route:
     """A unicast route with one next hop. ``destination`` is a network: ``10.0.0.0/16``, ``0.0.0.0/0``.
 
@@ -131,6 +139,9 @@ class Netlink(Protocol):
         self, ifindex: int, *, mtu: int | None = None, up: bool | None = None, txqueuelen: int | None = None
     ) -> None:
         """Change the given values of a netdev."""
+
+    def queue_irqs(self, ifindex: int) -> Mapping[int, QueueIrq]:
+        """The interrupts that serve queues of a netdev, by number; empty if the kernel or the driver does not tell."""
 
     def add_altname(self, ifindex: int, name: str) -> None:
         """Add an alternative name to a netdev; EEXIST if a netdev of the namespace has that name."""

@@ -47,7 +47,8 @@ T = TypeVar("T")
 class Interrupt:
     """An interrupt that the function's driver has requested.
 
-    ``queue``: its role and queue, as in changes. ``name`` and ``number`` are /proc/interrupts' (the kernel's
+    ``queue``: its role and queue, as in changes; ``linked``: the kernel itself knows them, otherwise they are from its name.
+    ``name`` and ``number`` are /proc/interrupts' (the kernel's
     /sys/kernel/irq/N/actions), ``affinity`` and ``effective`` /proc/irq/N/smp_affinity_list (the CPUs that may serve
     it) and effective_affinity_list (those that do).
     """
@@ -57,6 +58,7 @@ class Interrupt:
     name: str
     affinity: str
     effective: str
+    linked: bool = False
 
 
 @frozen
@@ -275,13 +277,14 @@ class _Reader:
         return names[0] if mac and len(names) == 1 else None
 
     def _interrupts(self, address: str) -> Iterator[Interrupt]:
-        for irq in _unless_gone(lambda: function_irqs(self._files, address)) or ():
+        for irq in _unless_gone(lambda: function_irqs(self._machine, address)) or ():
             yield Interrupt(
                 queue=irq.name,
                 number=irq.number,
                 name=self._text(f"/sys/kernel/irq/{irq.number}/actions"),
                 affinity=format_ranges(irq.affinity),
                 effective=self._text(f"/proc/irq/{irq.number}/effective_affinity_list"),
+                linked=irq.linked,
             )
 
     def _text(self, path: str) -> str:

@@ -12,6 +12,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -19,12 +20,12 @@ from attrs import evolve, field, frozen
 
 from agent.documents import load
 from agent.driver_families import family_of, is_passed_through
-from agent.hardware.functions import PCI, driver, pci_of
+from agent.hardware.functions import PCI, driver, ifindex, pci_of, port_netdevs
 from agent.hardware.placement import Key, Pool, place, pool
 from agent.hardware.sysfs import names_or_none, numbered, ranges, read_or, whole
 from agent.hardware.topology import Topology
 from agent.kinds import Reading
-from agent.machine import Files, Machine
+from agent.machine import Files, Machine, QueueIrq
 from agent.report.names import RUN_FOLDER
 from agent.report.records import HOST, Change
 from agent.report.target import device_of, is_vf, vf_index
@@ -50,7 +51,8 @@ QUEUE = "queue"
 class Irq:
     """One requested interrupt of a function. ``role`` and ``queue`` identify it, since its number may change.
 
-    ``action``: what the driver calls it; read only of management interrupts.
+    ``action``: what the driver calls it; read only of management interrupts. ``linked``: the kernel itself says which queue it
+    serves; otherwise its name does.
     """
 
     number: int
@@ -58,6 +60,7 @@ class Irq:
     queue: int
     affinity: tuple[int, ...]
     action: str = ""
+    linked: bool = False
 
     @property
     def name(self) -> str:
@@ -97,7 +100,7 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Any]:
     if not _places(want):
         return {}
     irqs: dict[str, Any] = {
-        address: {target: _placeable(machine.files, pci) for target, pci in functions.items()}
+        address: {target: _placeable(machine, pci) for target, pci in functions.items()}
         for address, functions in functions_in_scope(machine.files, want, scope).items()
     }
     kept = Kept(_full(machine.files), _parsed(read_or(machine.files, PLACED, "")))
@@ -147,12 +150,18 @@ def _full(files: Files) -> frozenset[int]:
         return frozenset()  # it is damaged: a CPU that is full is found again
 
 
-def _placeable(files: Files, pci: str) -> tuple[Irq, ...]:
-    return () if is_passed_through(driver(files, pci)) else function_irqs(files, pci)
+def _placeable(machine: Machine, pci: str) -> tuple[Irq, ...]:
+    return () if is_passed_through(driver(machine.files, pci)) else function_irqs(machine, pci)
 
 
-def function_irqs(files: Files, pci: str) -> tuple[Irq, ...]:
-    """The interrupts that a function's driver has requested, by number."""
+def function_irqs(machine: Machine, pci: str) -> tuple[Irq, ...]:
+    """The interrupts that a function's driver has requested, by number.
+
+    Which queue an interrupt serves is what the kernel says (:meth:`agent.machine.Netlink.queue_irqs`). Where it says nothing,
+    since it is older or the driver does not tell it, the interrupt's name says it.
+    """
+    files = machine.files
+    linked = _linked(machine, pci)
     family = family_of(driver(files, pci))
     requested = []
     for number in numbered(names_or_none(files, f"{PCI}/{pci}/msi_irqs")):
@@ -172,13 +181,31 @@ def function_irqs(files: Files, pci: str) -> tuple[Irq, ...]:
             served = family.queue(said, of_role[said] if index is None else index, named)
             role, queue = served or (MANAGEMENT, management)
             of_role[said] += 1
+        if known := linked.get(number):
+            role, queue = _served(known, role)
         # A second interrupt with the name of a queue is the driver's own.
         if role == MANAGEMENT or (role, queue) in queues:
             role, queue = MANAGEMENT, management
             management += 1
         queues.add((role, queue))
-        irqs.append(Irq(number, role, queue, affinity, action if role == MANAGEMENT else ""))
+        irqs.append(Irq(number, role, queue, affinity, action if role == MANAGEMENT else "", known is not None))
     return tuple(irqs)
+
+
+def _linked(machine: Machine, pci: str) -> dict[int, QueueIrq]:
+    """The interrupts of a function's netdevs of which the kernel knows the queue, by number."""
+    indexes = [ifindex(machine.files, name) for name in port_netdevs(machine.files, pci)]
+    with suppress(OSError):  # a netdev has gone meanwhile
+        return {number: irq for index in indexes if index for number, irq in machine.netlink.queue_irqs(index).items()}
+    return {}
+
+
+def _served(known: QueueIrq, role: str) -> tuple[str, int]:
+    """The role and the queue of an interrupt, as the kernel knows them. The role in its name stays, by which it is kept."""
+    rx, tx = known.rx, known.tx
+    if role == MANAGEMENT:
+        role = QUEUE if rx is not None and tx is not None else "tx" if rx is None else "rx"
+    return role, rx if rx is not None else tx or 0
 
 
 @lru_cache(maxsize=32768)
@@ -360,7 +387,7 @@ def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
     """One interrupt's affinity, if :func:`observe` reads none. If it does, an interrupt that it has not found is gone."""
     if _places(want) or kept.device not in want.nics:
         return None
-    irqs = function_irqs(machine.files, pci_of(machine.files, kept.target))
+    irqs = function_irqs(machine, pci_of(machine.files, kept.target))
     affinity = next((format_ranges(irq.affinity) for irq in irqs if irq.name == kept.field), None)
     return None if affinity is None else Reading(kept.target, kept.field, affinity, wanted=False)
 
@@ -368,7 +395,7 @@ def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
 def apply(machine: Machine, change: Change) -> None:
     """Write one interrupt's affinity, after finding its number again."""
     pci = pci_of(machine.files, change.target)
-    numbers = [irq.number for irq in function_irqs(machine.files, pci) if irq.name == change.field]
+    numbers = [irq.number for irq in function_irqs(machine, pci) if irq.name == change.field]
     if not numbers:
         raise FileNotFoundError(errno.ENOENT, f"{change.target} has no interrupt {change.field} any more")
     try:

@@ -35,7 +35,7 @@ from pyroute2.netlink.rtnl import (
 from pyroute2.netlink.rtnl.ifinfmsg import IFF_UP, ifinfmsg
 from pyroute2.netlink.rtnl.iprsocket import IPRSocket
 
-from agent.linux import connections, ethtool_ioctl, routing, uppers, vf_config
+from agent.linux import connections, ethtool_ioctl, queues, routing, uppers, vf_config
 from agent.linux.messages import (
     ATTRIBUTE,
     IFINFOMSG,
@@ -50,7 +50,7 @@ from agent.linux.messages import (
     numbers,
 )
 from agent.linux.sockets import closed_in_the_end
-from agent.machine import Connection, Link, Route, Rule
+from agent.machine import Connection, Link, QueueIrq, Route, Rule
 
 _IFLA = numbers(ifinfmsg)
 IFLA_ADDRESS, IFLA_IFNAME, IFLA_MTU = _IFLA["IFLA_ADDRESS"], _IFLA["IFLA_IFNAME"], _IFLA["IFLA_MTU"]
@@ -111,6 +111,11 @@ class LinuxNetlink:
         flags = {} if up is None else {"flags": IFF_UP if up else 0, "change": IFF_UP}
         with _naming_errors(f"set {_said(mtu=mtu, up=up, txqueuelen=txqueuelen)}"):
             self._request(RTM_SETLINK, _link_message(ifindex, attrs, **flags))
+
+    def queue_irqs(self, ifindex: int) -> Mapping[int, QueueIrq]:
+        """Ask the generic netlink family netdev."""
+        with _naming_errors("interrupts of queues"):
+            return queues.queue_irqs(ifindex)
 
     def add_altname(self, ifindex: int, name: str) -> None:
         """Add one property (RTM_NEWLINKPROP)."""

@@ -23,7 +23,7 @@ def _combined(machine: Machine, pf: str) -> Quantity:
 
 
 def _interrupts(machine: Machine, pf: str) -> list[str]:
-    return sorted(irq.name for irq in function_irqs(machine.files, pf))
+    return sorted(irq.name for irq in function_irqs(machine, pf))
 
 
 def _receive_queues(machine: Machine, pf: str) -> list[str]:

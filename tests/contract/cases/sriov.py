@@ -142,10 +142,10 @@ def interrupts_come_when_the_link_goes_up_and_go_with_it(machine: Machine, pf: s
     _numvfs(machine, pf, 1)
     vf = vf_addresses(machine.files, pf)[0]
     machine.netlink.set_link(_link(machine, vf).ifindex, up=True)
-    assert [irq.name for irq in function_irqs(machine.files, vf)] == ["tx-0", "rx-0", "management-0"]
-    assert "txrx-0" in [irq.name for irq in function_irqs(machine.files, pf)]
+    assert [irq.name for irq in function_irqs(machine, vf)] == ["tx-0", "rx-0", "management-0"]
+    assert "txrx-0" in [irq.name for irq in function_irqs(machine, pf)]
     machine.netlink.set_link(_link(machine, vf).ifindex, up=False)
-    assert function_irqs(machine.files, vf) == ()
+    assert function_irqs(machine, vf) == ()
 
 
 def a_vf_whose_pf_is_down_gets_another_address(machine: Machine, pf: str) -> None:
@@ -163,7 +163,7 @@ def a_vf_whose_pf_is_down_gets_another_address(machine: Machine, pf: str) -> Non
 
 def an_interrupt_s_affinity_is_written_and_read(machine: Machine, pf: str) -> None:
     _fresh(machine, pf)
-    irq = next(irq for irq in function_irqs(machine.files, pf) if irq.role != "management")
+    irq = next(irq for irq in function_irqs(machine, pf) if irq.role != "management")
     path = f"/proc/irq/{irq.number}/smp_affinity_list"
     machine.files.write(path, "1")
     assert machine.files.read(path) == "1"

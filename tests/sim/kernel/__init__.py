@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from attrs import define, evolve, field
 
-from agent.machine import Connection, Events, Link, Machine, VfInfo
+from agent.machine import Connection, Events, Link, Machine, QueueIrq, VfInfo
 from tests.sim import config_space, hugepages, variables
 from tests.sim.absent import NO_DETAILS, NoEvents
 from tests.sim.drivers import DRIVERS
@@ -56,8 +56,8 @@ class Kernel:
     (EPERM). ``disconnected``: files of a lost connection (ENOTCONN). ``read_in_part`` records which files were read by
     offset. ``renames_running``: a netdev that is up can be renamed (since Linux 6.2). ``made``: the netdevs that the driver
     of a function makes, where it is not just one: those of two ports, and representors.
-    ``sockets``: those of TCP, each with its state. ``hanging``: how many calls the driver of a
-    function still returns from, if it is about to hang.
+    ``sockets``: those of TCP, each with its state. ``linked``: of functions whose driver tells the kernel, the queues of each
+    interrupt in their order. ``hanging``: how many calls the driver of a function still returns from, if it is about to hang.
     """
 
     cpus: int = 4
@@ -91,6 +91,7 @@ class Kernel:
     slow: set[str] = field(factory=set)
     renames_running: bool = False
     hanging: dict[str, int] = field(factory=dict)
+    linked: dict[str, tuple[QueueIrq | None, ...]] = field(factory=dict)
     made: dict[str, list[Netdev]] = field(factory=dict)
     udev_runs: bool = True
     _pf_names: dict[str, str] = field(factory=dict)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 
-from agent.machine import Connection, Link, Route, Rule
+from agent.machine import Connection, Link, QueueIrq, Route, Rule
 from tests.sim.tree import error
 
 if TYPE_CHECKING:
@@ -57,6 +57,12 @@ class SimNetlink:
             if self._kernel.has_irqs(netdev):
                 self._kernel.request_irqs(netdev) if up else self._kernel.interrupts.free(netdev.function)
             self._kernel.routing.set_up(ifindex, up)
+
+    def queue_irqs(self, ifindex: int) -> dict[int, QueueIrq]:
+        function = self._kernel.by_ifindex(ifindex).function
+        numbers = sorted(map(int, self._kernel.tree.folders.get(f"{PCI}/{function}/msi_irqs", ())))
+        linked = self._kernel.linked.get(function, ())
+        return {number: irq for number, irq in zip(numbers, linked, strict=False) if irq is not None}
 
     def add_altname(self, ifindex: int, name: str) -> None:
         netdev = self._kernel.by_ifindex(ifindex)

@@ -1,0 +1,84 @@
+"""Which interrupt serves which queue of a netdev, as the kernel itself knows it: the generic netlink family ``netdev``.
+
+A driver links its queues with NAPI instances, and these with interrupts (netif_queue_set_napi and netif_napi_set_irq,
+net/core/dev.c). Linux 6.8 and later answer; include/uapi/linux/netdev.h has the numbers, and
+Documentation/netlink/specs/netdev.yaml explains them. Neither request enters the driver.
+"""
+
+from __future__ import annotations
+
+import errno
+import struct
+from collections.abc import Mapping
+from functools import cache
+
+from pyroute2.netlink import NETLINK_GENERIC, ctrlmsg
+
+from agent.linux.messages import ask, attribute, attributes, decoder, dump, numbers
+from agent.machine import QueueIrq
+
+FAMILY = "netdev"
+QUEUE_GET, NAPI_GET = 10, 11
+QUEUE_ID, QUEUE_IFINDEX, QUEUE_TYPE, QUEUE_NAPI = 1, 2, 3, 4
+NAPI_IFINDEX, NAPI_ID, NAPI_IRQ = 1, 2, 3
+RX, TX = 0, 1
+"""NETDEV_QUEUE_TYPE_RX and _TX."""
+
+GENL = struct.Struct("=BBH")
+U16, U32 = struct.Struct("=H"), struct.Struct("=I")
+CONTROL = numbers(ctrlmsg)
+GETFAMILY = 3
+"""CTRL_CMD_GETFAMILY, include/uapi/linux/genetlink.h."""
+
+GENL_ID_CTRL = 16
+
+
+def queue_irqs(ifindex: int) -> Mapping[int, QueueIrq]:
+    """The interrupts that serve queues of a netdev, by number; empty if the kernel or the driver does not tell.
+
+    :raises OSError: the kernel's refusal; ENODEV: there is no such netdev.
+    """
+    family = _family()
+    if family is None:
+        return {}
+    try:
+        napis = _asked(family, NAPI_GET, NAPI_IFINDEX, ifindex, (NAPI_ID, NAPI_IRQ))
+        queues = _asked(family, QUEUE_GET, QUEUE_IFINDEX, ifindex, (QUEUE_NAPI, QUEUE_TYPE, QUEUE_ID))
+    except OSError as error:
+        # Linux 6.7 has the family without these requests.
+        if error.errno == errno.EOPNOTSUPP:
+            return {}
+        raise
+    irqs = {napi: irq for napi, irq in napis if irq}
+    # Of several queues the lowest stays.
+    first = {(irqs[napi], kind): number for napi, kind, number in sorted(queues, reverse=True) if napi in irqs}
+    return {irq: QueueIrq(first.get((irq, RX)), first.get((irq, TX))) for irq, _ in first}
+
+
+def _asked(family: int, command: int, index: int, ifindex: int, wanted: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """The wanted numbers of each entry of a dump; 0 for one that an entry lacks."""
+    body = GENL.pack(command, 1, 0) + attribute(index, U32.pack(ifindex))
+    return [_numbers_of(entry, wanted) for entry in dump(NETLINK_GENERIC, family, body)]
+
+
+def _numbers_of(entry: bytes, wanted: tuple[int, ...]) -> tuple[int, ...]:
+    found = {kind: payload for kind, payload in attributes(entry, GENL.size) if kind in wanted}
+    return tuple(U32.unpack(found[kind])[0] if kind in found else 0 for kind in wanted)
+
+
+@cache
+def _family() -> int | None:
+    """The number of the family; None if the kernel does not have it."""
+    name = attribute(CONTROL["CTRL_ATTR_FAMILY_NAME"], FAMILY.encode() + b"\0")
+    try:
+        (answer,) = ask(NETLINK_GENERIC, GENL_ID_CTRL, GENL.pack(GETFAMILY, 1, 0) + name)
+    except OSError as error:
+        if error.errno == errno.ENOENT:
+            return None
+        raise
+    return decoder(_family_id)(answer)
+
+
+def _family_id(answer: bytes) -> int:
+    (number,) = U16.unpack(dict(attributes(answer, GENL.size))[CONTROL["CTRL_ATTR_FAMILY_ID"]])
+    return int(number)

@@ -1,0 +1,76 @@
+"""Which queue an interrupt serves: what the kernel knows, and otherwise what the interrupt's name says."""
+
+import pytest
+
+from agent.engine.context import Goal, Memory
+from agent.engine.converge import Pass, converge
+from agent.kinds.irqs import Irq, function_irqs
+from agent.machine import QueueIrq
+from agent.report.verdict import is_ready
+from agent.spec.node import NodeSpec, from_mapping
+from tests.sim.kernel import Kernel
+from tests.sim.two_nics import PF0, two_nics
+
+SPEC = from_mapping({"node_name": "n1", "nics": [{"name": "rail0", "select": {"pci": PF0}}]})
+
+
+@pytest.fixture
+def kernel() -> Kernel:
+    kernel = two_nics(cpus=8)
+    settle(kernel)  # a netdev that comes up requests interrupts anew
+    return kernel
+
+
+def requested(kernel: Kernel, names: list[str], *queues: tuple[int | None, int | None] | None) -> tuple[Irq, ...]:
+    """PF0's interrupts have these names, and its driver tells the kernel these queues of theirs (rx, tx)."""
+    kernel.interrupts.free(PF0)
+    kernel.interrupts.request_all(PF0, names)
+    kernel.linked[PF0] = tuple(each and QueueIrq(*each) for each in queues)
+    return function_irqs(kernel.machine(), PF0)
+
+
+def settle(kernel: Kernel, spec: NodeSpec = SPEC) -> Pass:
+    return converge(kernel.machine(), Goal(spec), Memory(lambda: 0.0))
+
+
+def cpus(kernel: Kernel) -> list[str]:
+    return [
+        kernel.files.read(f"/proc/irq/{irq.number}/smp_affinity_list") for irq in function_irqs(kernel.machine(), PF0)
+    ]
+
+
+def test_interrupts_whose_names_say_nothing_are_placed_as_the_kernel_knows_them(kernel: Kernel) -> None:
+    irqs = requested(kernel, ["acme"] * 4, None, (0, 0), (1, 1), (2, 2))
+    assert [irq.name for irq in irqs] == ["management-0", "queue-0", "queue-1", "queue-2"]
+    done = settle(kernel)
+    assert is_ready(done.conditions)
+    assert next(each for each in done.conditions if each.type == "QueueInterrupts").reason == "Recognised"
+    management, *queues = cpus(kernel)
+    assert management == "0-3"
+    assert len({*queues}) == 3, "each on a CPU of its own"
+
+
+def test_the_kernel_is_right_where_a_name_says_another_queue(kernel: Kernel) -> None:
+    irqs = requested(kernel, ["enp33s0-TxRx-1", "enp33s0-TxRx-0"], (0, 0), (1, 1))
+    assert [(irq.role, irq.queue, irq.linked) for irq in irqs] == [("txrx", 0, True), ("txrx", 1, True)]
+
+
+def test_a_receive_and_a_transmit_interrupt_of_one_number_share_a_cpu(kernel: Kernel) -> None:
+    irqs = requested(kernel, ["acme"] * 4, (0, None), (None, 0), (1, None), (None, 1))
+    assert [irq.name for irq in irqs] == ["rx-0", "tx-0", "rx-1", "tx-1"]
+    settle(kernel)
+    first, second, third, fourth = cpus(kernel)
+    assert (first, third) == (second, fourth)
+    assert first != third
+
+
+def test_an_interrupt_of_which_the_kernel_knows_nothing_is_what_its_name_says(kernel: Kernel) -> None:
+    irqs = requested(kernel, ["enp33s0", "enp33s0-TxRx-0", "enp33s0-TxRx-1"], None, (0, 0), None)
+    assert [(irq.name, irq.linked) for irq in irqs] == [("management-0", False), ("txrx-0", True), ("txrx-1", False)]
+
+
+def test_a_netdev_in_another_namespace_has_the_queues_of_its_names(kernel: Kernel) -> None:
+    names = ["enp33s0", "enp33s0-TxRx-0", "enp33s0-TxRx-1"]
+    here = requested(kernel, names, None, (0, 0), (1, 1))
+    kernel.move_away(PF0)
+    assert [irq.name for irq in function_irqs(kernel.machine(), PF0)] == [irq.name for irq in here]
