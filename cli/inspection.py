@@ -48,9 +48,8 @@ class Interrupt:
     """An interrupt that the function's driver has requested.
 
     ``queue``: its role and queue, as in changes; ``linked``: the kernel itself knows them, otherwise they are from its name.
-    ``name`` and ``number`` are /proc/interrupts' (the kernel's
-    /sys/kernel/irq/N/actions), ``affinity`` and ``effective`` /proc/irq/N/smp_affinity_list (the CPUs that may serve
-    it) and effective_affinity_list (those that do).
+    ``name`` and ``number`` are /proc/interrupts' (the kernel's /sys/kernel/irq/N/actions), ``affinity`` and ``effective``
+    /proc/irq/N/smp_affinity_list (the CPUs that may serve it) and effective_affinity_list (those that do).
     """
 
     queue: str
@@ -344,7 +343,8 @@ def _block(function: NetworkFunction, width: int, indent: str = "") -> list[str]
         lines += rdma_lines(device, inner, width)
     lines += [f"{inner}{'rdma':<8} {name}  for management only" for name in function.management_rdma]
     if function.interrupts:
-        lines += wrapped(inner, "irqs", map(_irq_fact, function.interrupts), width)
+        known = ["(the kernel knows their queues)"] if any(irq.linked for irq in function.interrupts) else []
+        lines += wrapped(inner, "irqs", [*map(_irq_fact, function.interrupts), *known], width)
     return lines + [line for each in function.vfs for line in _block(each, width, inner)]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 
 from pyroute2.netlink import NETLINK_GENERIC, ctrlmsg
@@ -42,26 +42,31 @@ def queue_irqs(ifindex: int) -> Mapping[int, QueueIrq]:
     if family is None:
         return {}
     try:
-        napis = _asked(family, NAPI_GET, NAPI_IFINDEX, ifindex, (NAPI_ID, NAPI_IRQ))
-        queues = _asked(family, QUEUE_GET, QUEUE_IFINDEX, ifindex, (QUEUE_NAPI, QUEUE_TYPE, QUEUE_ID))
+        napis = dump(NETLINK_GENERIC, family, _request(NAPI_GET, NAPI_IFINDEX, ifindex))
+        queues = dump(NETLINK_GENERIC, family, _request(QUEUE_GET, QUEUE_IFINDEX, ifindex))
     except OSError as error:
         # Linux 6.7 has the family without these requests.
         if error.errno == errno.EOPNOTSUPP:
             return {}
         raise
-    irqs = {napi: irq for napi, irq in napis if irq}
+    return served(napis, queues)
+
+
+def served(napis: Iterable[bytes], queues: Iterable[bytes]) -> Mapping[int, QueueIrq]:
+    """The interrupts and their queues in the entries of both dumps."""
+    irqs = {napi: irq for napi, irq in (_numbers(entry, NAPI_ID, NAPI_IRQ) for entry in napis) if irq}
+    of_queues = (_numbers(entry, QUEUE_NAPI, QUEUE_TYPE, QUEUE_ID) for entry in queues)
     # Of several queues the lowest stays.
-    first = {(irqs[napi], kind): number for napi, kind, number in sorted(queues, reverse=True) if napi in irqs}
+    first = {(irqs[napi], kind): number for napi, kind, number in sorted(of_queues, reverse=True) if napi in irqs}
     return {irq: QueueIrq(first.get((irq, RX)), first.get((irq, TX))) for irq, _ in first}
 
 
-def _asked(family: int, command: int, index: int, ifindex: int, wanted: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """The wanted numbers of each entry of a dump; 0 for one that an entry lacks."""
-    body = GENL.pack(command, 1, 0) + attribute(index, U32.pack(ifindex))
-    return [_numbers_of(entry, wanted) for entry in dump(NETLINK_GENERIC, family, body)]
+def _request(command: int, index: int, ifindex: int) -> bytes:
+    return GENL.pack(command, 1, 0) + attribute(index, U32.pack(ifindex))
 
 
-def _numbers_of(entry: bytes, wanted: tuple[int, ...]) -> tuple[int, ...]:
+def _numbers(entry: bytes, *wanted: int) -> tuple[int, ...]:
+    """The wanted attributes; 0 for one that the entry lacks."""
     found = {kind: payload for kind, payload in attributes(entry, GENL.size) if kind in wanted}
     return tuple(U32.unpack(found[kind])[0] if kind in found else 0 for kind in wanted)
 

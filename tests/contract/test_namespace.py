@@ -33,3 +33,12 @@ def test_an_address_that_another_node_has_is_a_duplicate() -> None:
 
     both = "ip addr add 2001:db8:77::7/64 dev fab1 nodad; ip addr add 2001:db8:77::7/64 dev fab0"
     check_in_namespace(f"{MADE}; {both}", check, within=60)
+
+
+def test_a_netdev_without_interrupts_has_no_queue_of_one() -> None:
+    def check() -> None:
+        with devices({ADDRESS: "fab0"}) as root:
+            assert machine(root).netlink.queue_irqs(ifindex_of(machine(root).files, ADDRESS)) == {}
+
+    # With GRO a veth's queues have NAPI instances.
+    check_in_namespace(f"{MADE}; ethtool -K fab0 gro on || true", check, within=60)

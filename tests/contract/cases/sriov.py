@@ -171,6 +171,16 @@ def an_interrupt_s_affinity_is_written_and_read(machine: Machine, pf: str) -> No
     assert machine.files.read(path) == "1"
 
 
+def the_kernel_knows_the_queues_that_the_names_of_interrupts_say(machine: Machine, pf: str) -> None:
+    """It knows none before Linux 6.13, where igb began to tell it (igb_set_queue_napi in igb_main.c)."""
+    _fresh(machine, pf)
+    for number, queues in machine.netlink.queue_irqs(_link(machine, pf).ifindex).items():
+        role, queue = machine.files.read(f"/sys/kernel/irq/{number}/actions").rsplit("-", 2)[1:]
+        said = {"TxRx": (int(queue), int(queue)), "rx": (int(queue), None), "tx": (None, int(queue))}
+        assert (queues.rx, queues.tx) == said[role]
+    assert errno_of(lambda: machine.netlink.queue_irqs(1 << 20)) in (None, errno.ENODEV)
+
+
 def a_mask_is_hexadecimal_without_a_prefix(machine: Machine, pf: str) -> None:
     _fresh(machine, pf)
     path = f"/sys/class/net/{_link(machine, pf).name}/queues/rx-0/rps_cpus"

@@ -1,0 +1,52 @@
+"""The kernel's answers about a netdev's queues: as Linux 7.3 gave them for igb and igbvf, and of other drivers' forms."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from agent.linux.messages import attribute
+from agent.linux.queues import GENL, NAPI_GET, QUEUE_GET, RX, TX, served
+from agent.machine import QueueIrq
+
+IGB = (
+    "0b0100000800020003200000080001000400000008000300310000000800080000000000080005000000000008000700000000000800060000000000",
+    "0b0100000800020002200000080001000400000008000300300000000800080000000000080005000000000008000700000000000800060000000000",
+)
+IGB_NAPIS = [bytes.fromhex(each) for each in IGB]
+FIRST, SECOND = 8194, 8195
+
+
+def entry(command: int, **numbers: int) -> bytes:
+    """An entry with attributes ``a1``, ``a2`` and so on."""
+    packed = (attribute(int(name[1:]), struct.pack("=I", number)) for name, number in numbers.items())
+    return GENL.pack(command, 1, 0) + b"".join(packed)
+
+
+def queue(number: int, kind: int, napi: int | None = None) -> bytes:
+    linked = {} if napi is None else {"a4": napi}
+    return entry(QUEUE_GET, a1=number, a3=kind, a2=4, **linked)
+
+
+def test_a_paired_interrupt_and_one_that_only_receives() -> None:
+    queues = [queue(0, RX, FIRST), queue(1, RX, SECOND), queue(0, TX, FIRST)]
+    assert served(IGB_NAPIS, queues) == {48: QueueIrq(0, 0), 49: QueueIrq(1, None)}
+
+
+def test_of_several_queues_of_an_interrupt_the_first_is_known() -> None:
+    queues = [queue(number, TX, FIRST) for number in (8, 16, 0)]
+    assert served(IGB_NAPIS, queues) == {48: QueueIrq(None, 0)}
+
+
+@pytest.mark.parametrize(
+    ("napis", "queues"),
+    [
+        ([entry(NAPI_GET, a2=8202, a1=5)], [queue(0, RX), queue(0, TX)]),  # igbvf
+        ([entry(NAPI_GET, a2=8193, a1=2)], [queue(0, RX, 8193), queue(0, TX)]),  # virtio_net
+        ([], []),  # a netdev that is down
+        (IGB_NAPIS, []),
+    ],
+)
+def test_where_the_driver_links_nothing_nothing_is_known(napis: list[bytes], queues: list[bytes]) -> None:
+    assert served(napis, queues) == {}
