@@ -234,13 +234,13 @@ def texts(wanted: Labels, hardware: Hardware, publishes: bool) -> dict[str, str]
     :param publishes: whether the reporter publishes to Kubernetes. If not, NFD gets those of its labels that it may publish.
     """
     labels = labels_of(wanted, hardware)
-    published = [label for label in labels if wanted.writer(label.key) == "reporter"]
+    of_reporter = [label for label in labels if wanted.writer(label.key) == "reporter"]
+    left = [] if publishes else [label for label in of_reporter if left_to_nfd(label.key, label.value)]
+    published = [label for label in of_reporter if label not in left]
     document = {"labels": [{"key": e.key, "value": e.value, "role": e.role, "resource": e.resource} for e in published]}
     files = {LABELS: json.dumps(document, indent=2) + "\n"}
-    given = [(label.key, label.value) for label in labels if wanted.writer(label.key) == "nfd"]
-    if not publishes:
-        given += [(label.key, label.value) for label in published if left_to_nfd(label.key, label.value)]
-    if features := _features(sorted(given)):
+    given = [label for label in labels if label in left or wanted.writer(label.key) == "nfd"]
+    if features := _features([(label.key, label.value) for label in given]):
         files[NFD] = features
     return files
 

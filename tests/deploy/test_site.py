@@ -57,7 +57,9 @@ def test_an_inventory_of_three_lines_is_deployed_dry(site: Path) -> None:
     done = ran(PYINFRA, site / "inventories/prod.py", "deploy.py", "--dry")
     assert done.returncode == 0, done.stderr
     assert "Spec | Plan and write" in done.stderr
-    beside = "plan: beside the NICs: irqbalance is stopped (irqs.irqbalance), the NICs' interrupts are pinned (irqs.pin), RPS is"
+    beside = (
+        "plan: beside the NICs: irqbalance is stopped (irqs.irqbalance), the NICs' interrupts are pinned (irqs.pin)"
+    )
     assert beside in done.stderr
     assert [each["nics"][0]["vfs"] for each in data_of(site / "inventories/prod.py")] == [{"count": 8}, {"count": 8}]
 
