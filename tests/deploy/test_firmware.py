@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pyinfra.api.exceptions import DeployError
 
 from tasks import firmware, reboot
 from tasks.common.commands import script
@@ -150,8 +149,4 @@ def test_the_script_reads_settings_and_errors_of_mstconfig(tmp_path: Any, monkey
     ],
 )
 def test_bad_data_is_refused(node: Node, nics: Any, message: str) -> None:
-    node.data = {"firmware": {"nics": nics}}
-    with pytest.raises(DeployError) as caught:
-        node.deploy(firmware.configure, answers(OFF))
-    assert str(caught.value).startswith("@fake/node-a.firmware: ")
-    assert message in str(caught.value)
+    node.refuses({"firmware": {"nics": nics}}, firmware.configure, message, answers(OFF))

@@ -10,7 +10,6 @@ from typing import Any
 import gevent
 import pytest
 from attrs import evolve
-from pyinfra.api.exceptions import DeployError
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 from pyinfra.operations import server
@@ -262,8 +261,4 @@ def test_a_host_that_does_not_come_back_fails(node: Node, monkeypatch: pytest.Mo
     ],
 )
 def test_bad_data_is_refused(node: Node, given: Any, message: str) -> None:
-    node.data = {"reboot": given}
-    with pytest.raises(DeployError) as caught:
-        node.deploy(reboot.by_policy, {})
-    assert str(caught.value).startswith("@fake/node-a.reboot: ")
-    assert message in str(caught.value)
+    node.refuses({"reboot": given}, reboot.by_policy, message)

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 from attrs import fields
-from pyinfra.api.exceptions import DeployError
 
 from handbook.spec import section
 from tasks.common.units import UnitStates
@@ -36,10 +35,6 @@ def wants(node: Node, **data: Any) -> None:
 
 def have(*names: str, version: str = "1.7.24") -> list[str]:
     return [f"ii  {name}  {version}  amd64  x" for name in ("gpg", *names)]
-
-
-def test_without_the_key_nothing_is_done(node: Node) -> None:
-    assert node.deploy(container_engine.install, {}).planned == {}
 
 
 def test_a_fresh_debian_gets_containerd_of_the_distribution(node: Node) -> None:
@@ -205,11 +200,7 @@ def test_a_file_that_containerd_has_not_loaded_is_loaded(node: Node) -> None:
     ],
 )
 def test_bad_data_is_refused(node: Node, system: Answers, data: dict[str, Any], message: str) -> None:
-    node.data = {"container_engine": data}
-    with pytest.raises(DeployError) as caught:
-        node.deploy(container_engine.install, system)
-    assert str(caught.value).startswith("@fake/node-a.container_engine: ")
-    assert message in str(caught.value)
+    node.refuses({"container_engine": data}, container_engine.install, message, system)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pyinfra.api.exceptions import DeployError
 
 from tasks.containers import container_runtime
 from tasks.packages.vendor_repository import HeldPackages, KeyFingerprints
@@ -37,10 +36,6 @@ def installed(version: str = "1.20.1-1") -> Answers:
 
 def engines(node: Node, *names: str, **more: Any) -> None:
     node.data = {"container_runtime": {"engines": list(names), "version": "1.20.1-1", **more}}
-
-
-def test_without_the_key_nothing_is_done(node: Node) -> None:
-    assert node.deploy(container_runtime.configure, {}).planned == {}
 
 
 def test_a_fresh_debian_gets_repository_packages_and_files(node: Node) -> None:
@@ -145,8 +140,4 @@ def test_the_units_that_write_specifications_are_enabled(node: Node) -> None:
     ],
 )
 def test_bad_data_is_refused(node: Node, data: dict[str, Any], message: str) -> None:
-    node.data = {"container_runtime": data}
-    with pytest.raises(DeployError) as caught:
-        node.deploy(container_runtime.configure, DEBIAN)
-    assert str(caught.value).startswith("@fake/node-a.container_runtime: ")
-    assert message in str(caught.value)
+    node.refuses({"container_runtime": data}, container_runtime.configure, message, DEBIAN)

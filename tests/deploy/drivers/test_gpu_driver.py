@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 from attrs import fields
-from pyinfra.api.exceptions import DeployError
 
 from handbook.spec import section
 from tasks.common.archive import ROOT
@@ -33,10 +32,6 @@ from tests.deploy.drivers.gpu_node import (
     there,
     wants,
 )
-
-
-def test_without_the_key_nothing_is_done(node: Node) -> None:
-    assert node.deploy(gpu_driver.install, {}).planned == {}
 
 
 def test_each_key_is_documented() -> None:
@@ -228,11 +223,7 @@ def test_what_cannot_work_is_refused_with_the_remedy(node: Node, answers: Answer
     ],
 )
 def test_bad_data_is_refused(node: Node, data: dict[str, Any], message: str) -> None:
-    node.data = {"gpu_driver": data}
-    with pytest.raises(DeployError) as caught:
-        node.deploy(gpu_driver.install, DEBIAN)
-    assert str(caught.value).startswith("@fake/node-a.gpu_driver: ")
-    assert message in str(caught.value)
+    node.refuses({"gpu_driver": data}, gpu_driver.install, message, DEBIAN)
 
 
 @pytest.mark.parametrize(

@@ -215,10 +215,6 @@ def test_inbox_is_refused_if_a_vendors_ofed_is_installed(node: Node) -> None:
     assert "ofed_uninstall.sh" in result.flat[0]
 
 
-def test_without_the_key_nothing_is_done(node: Node) -> None:
-    assert node.deploy(ofed.install, DEBIAN).planned == {}
-
-
 # doca
 
 DOCA: dict[str, Any] = {"version": "3.2.1-044501", "fingerprint": FINGERPRINT}
@@ -473,9 +469,4 @@ def test_a_bundle_for_another_system_is_refused(node: Node, given: dict[str, Any
     ],
 )
 def test_bad_data_is_refused(node: Node, data: Any, message: str) -> None:
-    node.data = {"ofed": data}
-    with pytest.raises(DeployError) as caught:
-        node.deploy(ofed.install, DEBIAN)
-    assert str(caught.value).startswith("@fake/node-a.ofed: ")
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+    node.refuses({"ofed": data}, ofed.install, message, DEBIAN)

@@ -3,7 +3,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pyinfra.api.exceptions import DeployError
 
 from tasks.drivers import peer_memory
 from tasks.drivers.peer_memory import PeerMemorySupport
@@ -12,10 +11,6 @@ from tests.deploy.conftest import Node, file_answers, of
 SUPPORT = of(PeerMemorySupport)
 AT_BOOT = "# Written by Trackbed; changes here are overwritten.\nnvidia_peermem\n"
 OPEN = "driver Dual MIT/GPL"
-
-
-def test_without_the_key_nothing_is_done(node: Node) -> None:
-    assert node.deploy(peer_memory.configure, {}).planned == {}
 
 
 def test_the_module_is_loaded_now_and_at_boot(node: Node) -> None:
@@ -79,8 +74,4 @@ def test_what_cannot_work_is_refused_with_the_remedy(node: Node, method: str, me
     ],
 )
 def test_bad_data_is_refused(node: Node, data: Any, message: str) -> None:
-    node.data = {"peer_memory": data}
-    with pytest.raises(DeployError) as caught:
-        node.deploy(peer_memory.configure, {})
-    assert str(caught.value).startswith("@fake/node-a.peer_memory: ")
-    assert message in str(caught.value)
+    node.refuses({"peer_memory": data}, peer_memory.configure, message)

@@ -3,7 +3,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pyinfra.api.exceptions import DeployError
 
 from tasks.host import kernel
 from tasks.host.kernel import NextKernel
@@ -24,10 +23,6 @@ def dpkg(*names: str) -> Answers:
 
 def rpm(*packages: str) -> Answers:
     return {"rpm --queryformat": list(packages)}
-
-
-def test_without_the_key_nothing_is_done(node: Node) -> None:
-    assert node.deploy(kernel.pin, {}).planned == {}
 
 
 def test_the_headers_of_the_running_kernel_are_installed(node: Node) -> None:
@@ -212,8 +207,4 @@ def test_ubuntus_signed_modules_of_nvidia_bring_no_newer_kernel(node: Node) -> N
     ],
 )
 def test_bad_data_is_refused(node: Node, data: dict[str, Any], message: str) -> None:
-    node.data = {"kernel": data}
-    with pytest.raises(DeployError) as caught:
-        node.deploy(kernel.pin, DEBIAN)
-    assert str(caught.value).startswith("@fake/node-a.kernel: ")
-    assert message in str(caught.value)
+    node.refuses({"kernel": data}, kernel.pin, message, DEBIAN)

@@ -3,7 +3,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pyinfra.api.exceptions import DeployError
 
 from tasks.host import limits
 from tasks.host.limits import MemoryLimits
@@ -70,8 +69,4 @@ def test_the_files_are_written_if_the_fact_has_no_output(node: Node) -> None:
     ],
 )
 def test_bad_data_is_refused(node: Node, data: dict[str, Any], message: str) -> None:
-    node.data = {"limits": data}
-    with pytest.raises(DeployError) as caught:
-        node.deploy(limits.lift, {})
-    assert str(caught.value).startswith("@fake/node-a.limits: ")
-    assert message in str(caught.value)
+    node.refuses({"limits": data}, limits.lift, message)

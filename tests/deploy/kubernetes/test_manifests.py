@@ -209,10 +209,6 @@ manifests.render()
 """
 
 
-def test_without_the_key_there_is_nothing_to_do(node: Node) -> None:
-    assert node.deploy(task.render, {}).planned == {}
-
-
 def test_a_node_with_unknown_hardware_is_refused(node: Node, tmp_path: Path) -> None:
     result = deploy(node, tmp_path, {})
     assert result.failed
@@ -386,8 +382,4 @@ def test_the_erdma_label_must_have_the_resource_of_the_plugin(
     ],
 )
 def test_bad_data_is_refused_before_a_node_is_touched(node: Node, given: dict[str, Any], message: str) -> None:
-    node.data = {"device_plugins": given}
-    with pytest.raises(DeployError) as caught:
-        node.deploy(task.render, {})
-    assert str(caught.value).startswith("@fake/node-a.device_plugins: ")
-    assert message in str(caught.value)
+    node.refuses({"device_plugins": given}, task.render, message)

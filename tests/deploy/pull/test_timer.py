@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyinfra.api.exceptions import DeployError
 
 from tasks import pull
 from tasks.common.commands import script
@@ -76,11 +75,7 @@ def test_without_the_key_there_is_no_timer(node: Node) -> None:
     ],
 )
 def test_bad_data_is_refused(node: Node, keys: Path, given: Any, message: str) -> None:
-    node.data = {"pull": data(keys, **given)}
-    with pytest.raises(DeployError) as caught:
-        node.deploy(pull.serve, {})
-    assert str(caught.value).startswith("@fake/node-a.pull")
-    assert message in str(caught.value)
+    node.refuses({"pull": data(keys, **given)}, pull.serve, message)
 
 
 def test_an_inventory_that_this_project_lacks_is_a_warning(node: Node, keys: Path) -> None:
