@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -199,6 +200,14 @@ def known_tests() -> frozenset[str]:
 def test_each_test_that_is_named_is_there(page: Path) -> None:
     named = {name for line in inline(page.read_text()) for name in re.findall(r"^(test_\w+)$", line)}
     assert named <= known_tests()
+
+
+@pytest.mark.parametrize("name", ["attacks", "by_hand"])
+def test_each_test_that_the_evidence_names_is_there(name: str) -> None:
+    rows = json.loads((ROOT / f"docs/campaign/{name}.json").read_text())["runs"]
+    named = {test for row in rows for test in re.findall(r"`(test_\w+)`", row["test"])}
+    assert len(named) > 10
+    assert named - known_tests() == set()
 
 
 def test_the_hooks_before_a_commit_run_what_make_check_runs() -> None:
