@@ -208,6 +208,24 @@ def test_of_a_device_that_must_not_be_touched_nothing_is_read_to_restore_its_val
     assert kernel.writes == []
 
 
+def test_what_was_kept_of_a_device_that_left_is_not_lost_while_a_kind_cannot_be_read(
+    kernel: Kernel, originals: Originals
+) -> None:
+    entries, flows = "/proc/sys/net/core/rps_sock_flow_entries", f"/sys/class/net/{NAME0}/queues/rx-0/rps_flow_cnt"
+
+    def pass_with(nics: list[dict[str, Any]], rfs: bool) -> None:
+        spec = from_mapping({"node_name": "n1", "nics": nics, "rfs": {"enable": rfs}})
+        converge(kernel.machine(), Goal(spec), Memory(lambda: 0.0, Failures(), originals))
+
+    pass_with([A, B], rfs=True)
+    assert kernel.tree.read(flows) != "0"
+    kernel.unreadable.add(entries)
+    pass_with([B], rfs=False)
+    kernel.unreadable.clear()
+    pass_with([B], rfs=False)
+    assert (kernel.tree.read(flows), kernel.tree.read(entries)) == ("0", "0")
+
+
 @pytest.mark.parametrize("what", ["hung", "unreadable"])
 def test_no_name_is_taken_from_a_device_that_must_not_be_touched(
     kernel: Kernel, originals: Originals, what: str

@@ -321,6 +321,15 @@ def test_a_drifted_mtu_is_put_back_without_placing_all_interrupts_anew(kernel: K
     assert placement(repaired.want, repaired.have) is placed
 
 
+def test_where_interrupts_are_not_placed_no_placement_is_stored(kernel: Kernel) -> None:
+    """RPS depends on where the interrupts are, and irqbalance may have them anywhere."""
+    nics = [{"name": "a", "select": {"pci": PF0}}]
+    unpinned = from_mapping({"node_name": "n1", "nics": nics, "irqs": {"pin": False}, "rps": {"enable": True}})
+    for _ in range(2):
+        assert converge(kernel.machine(), Goal(unpinned), Memory(lambda: 0.0)).as_wanted
+    assert PLACED not in kernel.tree.files
+
+
 def test_in_observe_mode_no_placement_is_stored(kernel: Kernel) -> None:
     settle(kernel)
     before = kernel.files.read(PLACED)

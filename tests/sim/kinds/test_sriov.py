@@ -388,6 +388,20 @@ def test_a_vf_with_a_link_file_of_its_own_keeps_the_name_that_it_has(kernel: Ker
     assert kernel.netdev(vf).name == (usual if "99-default" in link_file else "fast0")
 
 
+@pytest.mark.parametrize("owner", ["user", "trackbed"])
+def test_a_vf_that_a_pod_has_keeps_the_pod_s_name_also_in_the_host_s_namespace(kernel: Kernel, owner: str) -> None:
+    """A pod of the host's network, as of a virtual machine."""
+    wanted = spec({"count": 2, "defaults": {"owner": owner}})
+    settle(kernel, wanted)
+    vf = address(kernel, 1)
+    usual = kernel.netdev(vf).name
+    kernel.move_away(vf)
+    kernel.come_back(vf, "net1")
+    kernel.host.allocated[vf] = ("default/vm",)
+    settle(kernel, wanted)
+    assert kernel.netdev(vf).name == {"user": "net1", "trackbed": usual}[owner]
+
+
 def test_a_vf_that_its_pf_is_resetting_is_looked_at_again_soon(kernel: Kernel) -> None:
     failures = Failures()
     assert is_ready(settle(kernel, spec(group(trust=True)), failures).conditions)
