@@ -342,8 +342,20 @@ failed() {
   if [ -n "$module" ] && command -v dnf >/dev/null && ! command -v dkms >/dev/null && ! dnf -q list dkms >/dev/null 2>&1; then
     echo "no repository has dkms, which for the RHEL family is in EPEL: add EPEL (epel-release) and CRB, or mirrors of them" >&2
   fi
+  if command -v apt-mark >/dev/null; then restrictions >&2; fi
   if [ -n "$remedy" ]; then echo "$remedy" >&2; fi
   exit "$status"
+}
+# apt names neither the hold nor the pin that keeps it from a version.
+restrictions() {
+  held=$(apt-mark showhold | tr '\\n' ' ')
+  if [ -n "$held" ]; then echo "these packages are held, which may be the cause (apt-mark unhold): $held"; fi
+  file='' parts=''
+  eval "$(apt-config shell file Dir::Etc::preferences/f parts Dir::Etc::preferencesparts/d)"
+  for each in "$file" "$parts"*; do
+    case ${each##*/} in trackbed-*) continue ;; esac
+    if [ -f "$each" ]; then echo "$each has pins of packages, which may be the cause (apt_preferences(5))"; fi
+  done
 }
 """
 )

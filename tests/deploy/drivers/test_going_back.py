@@ -108,3 +108,21 @@ def test_a_repository_with_both_releases_says_nothing_about_what_is_installed(no
     (node.root / "doca/Packages").write_text(f"{(node.root / 'doca/Packages').read_text()}\n{stanzas(NEW, 'Size: 1')}")
     node.install("jq")
     assert node.left(uri) == []
+
+
+@pytest.mark.parametrize("by", ["pin", "hold"])
+def test_what_keeps_apt_from_a_version_is_named(node: Node, by: str) -> None:
+    node.repository("doca", NEW)
+    node.have({KERNEL: "25.01.OFED"} if by == "hold" else {"jq": "1.6-2"})
+    status, pins = node.root / "dpkg/status", node.root / "etc/preferences.d/site"
+    if by == "hold":
+        status.write_text(status.read_text().replace("Status: install ok", "Status: hold ok"))
+        said = f"these packages are held, which may be the cause (apt-mark unhold): {KERNEL}"
+    else:
+        pins.write_text(f"Package: {KERNEL}\nPin: version *\nPin-Priority: -1\n")
+        said = f"{pins} has pins of packages, which may be the cause"
+    (pins.parent / "trackbed-doca").write_text("")
+    with pytest.raises(AssertionError) as failed:
+        node.install("doca-ofed=3.2.1-1")
+    assert said in str(failed.value)
+    assert str(failed.value).count("which may be the cause") == 1
