@@ -37,6 +37,19 @@ def test_each_call_that_makes_a_condition_gives_declared_reasons() -> None:
     assert given - known == set()
 
 
+def test_a_condition_that_is_made_otherwise_has_the_declared_status() -> None:
+    known = {(each.status, each.name) for reasons in REASONS.values() for each in reasons}
+    pairs = set()
+    for path in AGENT.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Condition" and len(node.args) > 2:
+                status, name = node.args[1:3]
+                if isinstance(status, ast.Constant) and isinstance(name, ast.Constant):
+                    pairs.add((status.value, name.value))
+    assert len(pairs) > 8
+    assert pairs - known == set()
+
+
 def test_each_declared_reason_is_somewhere_in_the_code() -> None:
     files = (path for path in AGENT.rglob("*.py") if path.name != "reasons.py")
     written = {text for path in files for text in strings(ast.parse(path.read_text()))}
