@@ -11,7 +11,6 @@ from attrs import evolve
 from agent.engine.contention import REMADE, Write
 from agent.engine.context import PassContext
 from agent.engine.observation import observed
-from agent.engine.retry import identity
 from agent.engine.users import User, is_owned, with_affected
 from agent.hardware.functions import ifindex_now
 from agent.kinds import Kind, by_name, links, vf_links
@@ -180,7 +179,7 @@ def _policy(context: PassContext, want: Wanted, device: str) -> Allowed:
 
 def _written_too_often(context: PassContext, change: Change) -> Outcome | None:
     """The failure of a change that this pass has written :data:`WRITES` times without effect; None: it may be written."""
-    if context.writes[identity(change)] < WRITES:
+    if context.writes[change.key] < WRITES:
         return None
     error = f"written {WRITES} times, and it still reads {change.before}"
     remedy = change.remedy or "see who else sets it, and the kernel's log for the driver's reason"
@@ -207,7 +206,7 @@ def _write(context: PassContext, want: Wanted, kind: Kind, change: Change) -> Ou
         outcome = Outcome(change, "unsupported" if unsupported else "failed", message, remedy)
         context.remember_failure(outcome)
         return outcome
-    context.writes[identity(change)] += 1
+    context.writes[change.key] += 1
     if change.grace_period:
         context.memory.failures.made(change, context.memory.clock())
     return Outcome(change, "applied")

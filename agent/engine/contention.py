@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import cache
-from typing import NamedTuple
 
 from attrs import define, field, frozen
 
 from agent.kinds import by_name
-from agent.report.records import HOST, Change, Condition, Outcome, Value
+from agent.report.records import HOST, Change, Condition, Outcome, Place, Value
 
 LIMIT = 5
 """How often a value may be undone within :data:`WINDOW` before the agent leaves it."""
@@ -37,13 +36,8 @@ REMADE = -1
 """The index for a change with which the netdev is created again, under another index."""
 
 
-class Place(NamedTuple):
-    """Where a change is written. ``ifindex``: as in :data:`Write`."""
-
-    kind: str
-    target: str
-    field: str
-    ifindex: int
+Where = tuple[Place, int]
+"""What a change sets, and in which netdev, as in :data:`Write`."""
 
 
 def suspects(kind: str, processes: frozenset[str]) -> tuple[str, ...]:
@@ -76,13 +70,13 @@ class Contention:
     """
 
     limit: int = LIMIT
-    _written: dict[Place, tuple[Value, list[float]]] = field(factory=dict)
-    _contended: dict[tuple[Place, Value], _Contended] = field(factory=dict)
+    _written: dict[Where, tuple[Value, list[float]]] = field(factory=dict)
+    _contended: dict[tuple[Where, Value], _Contended] = field(factory=dict)
 
     def wrote(self, writes: Iterable[Write], now: float) -> None:
         """Note the writes of a pass, in their order."""
         first: dict[str, str] = {}
-        last = {_place(write): write[0] for write in writes}
+        last = {_where(write): write[0] for write in writes}
         for place, change in last.items():
             times = self._times(place, change.after)
             if first.setdefault(change.device, change.kind) == change.kind:
@@ -106,18 +100,18 @@ class Contention:
         # A target may have many values, and each pass comes here.
         now = cache(index)
         self._written = {
-            place: written
-            for place, written in self._written.items()
-            if place.target == HOST or place.ifindex in (REMADE, now(place.target))
+            (place, index): written
+            for (place, index), written in self._written.items()
+            if place.target == HOST or index in (REMADE, now(place.target))
         }
 
     def recent(self, write: Write, now: float) -> int:
         """How often the agent wrote a change within :data:`WINDOW`."""
         return sum(now - when <= WINDOW for when in self._times(*_identity(write)))
 
-    def _times(self, place: Place, value: Value) -> list[float]:
+    def _times(self, where: Where, value: Value) -> list[float]:
         """When this value was written; empty if the agent's last write was of another one."""
-        written, times = self._written.get(place, (value, []))
+        written, times = self._written.get(where, (value, []))
         return times if written == value else []
 
     def held_back(self, write: Write, processes: frozenset[str], now: float) -> Outcome | None:
@@ -129,7 +123,7 @@ class Contention:
         if contended is not None:
             # The pause is over. If this write is undone too, the next pause begins.
             del self._contended[identity]
-            self._written[_place(write)] = change.after, [now] * (self.limit - 1)
+            self._written[_where(write)] = change.after, [now] * (self.limit - 1)
             return None
         recent = self.recent(write, now)
         # A change with a grace period is never left alone: it waits longer each time (Failures.wait).
@@ -163,10 +157,9 @@ class Contention:
         return Condition("Uncontended", "False", "Contended", message, remedy=outcomes[0].remedy)
 
 
-def _place(write: Write) -> Place:
-    change, ifindex = write
-    return Place(change.kind, change.target, change.field, ifindex)
+def _where(write: Write) -> Where:
+    return write[0].place, write[1]
 
 
-def _identity(write: Write) -> tuple[Place, Value]:
-    return _place(write), write[0].after
+def _identity(write: Write) -> tuple[Where, Value]:
+    return _where(write), write[0].after

@@ -12,9 +12,9 @@ from agent.engine.cached_machine import CachedMachine
 from agent.engine.originals import Originals
 from agent.engine.readiness import Judge
 from agent.engine.recent_users import RecentUsers
-from agent.engine.retry import Failures, Identity
+from agent.engine.retry import Failures
 from agent.machine import Machine
-from agent.report.records import Change, Disruption, Mode, Outcome
+from agent.report.records import Change, Disruption, Key, Mode, Outcome
 from agent.spec.node import NodeSpec
 from agent.state.scope import Scope
 
@@ -91,7 +91,7 @@ class PassContext:
     users: RecentUsers
     announced: Change | None = None
     published: bool = False
-    writes: Counter[Identity] = field(factory=Counter)
+    writes: Counter[Key] = field(factory=Counter)
 
     @classmethod
     def begin(cls, machine: Machine, goal: Goal, memory: Memory, callbacks: Callbacks) -> PassContext:

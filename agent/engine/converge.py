@@ -12,7 +12,6 @@ from agent.engine.attempts import announce, attempts, is_required, make, sets_st
 from agent.engine.context import SILENT, Callbacks, Goal, Memory, PassContext
 from agent.engine.observation import Observed, not_observed, observed, unreadable
 from agent.engine.readiness import Judge, at_once
-from agent.engine.retry import identity
 from agent.hardware.functions import links_to_vfs, rediscover
 from agent.kinds import Kind, by_name, links, ordered, vf_links, vfs
 from agent.machine import Machine
@@ -269,10 +268,10 @@ def _takes_pf_down(change: Change) -> bool:
 
 def _note_seen(context: PassContext, state: _State) -> None:
     """Note the changes whose effect the pass has read: they were made, and are not planned any more."""
-    remaining = {identity(outcome.change) for outcome in state.remaining}
+    remaining = {outcome.change.key for outcome in state.remaining}
     for outcome in state.applied:
         change = outcome.change
-        if identity(change) not in remaining:
+        if change.key not in remaining:
             context.callbacks.doing(change.kind, "read")
             context.memory.originals.seen(context.machine, by_name()[change.kind], change)
 
@@ -291,7 +290,7 @@ def _remember(memory: Memory, state: _State, whole: bool) -> None:
     :param whole: the pass also looked at the devices that are no longer in the spec.
     """
     contention, index = memory.failures.contention, partial(vf_links.index, state.have)
-    planned = {identity(outcome.change) for outcome in state.remaining}
+    planned = {outcome.change.key for outcome in state.remaining}
     memory.failures.keep(planned if whole else planned | memory.failures.of_others({HOST, *state.want.nics}))
     contention.left(index)
     contention.keep(write_of(index, state.have, outcome.change) for outcome in state.remaining)
@@ -327,13 +326,8 @@ def _waiting(goal: Goal, have: Snapshot, remaining: Sequence[Outcome]) -> tuple[
     if not held or goal.verified is None or goal.verified == goal.spec:
         return ()
     want = resolve(goal.verified, have.functions)
-    differing = {_place(change) for kind in by_name().values() for change in kind.plan(want, have)}
-    return tuple(outcome for outcome in held if _place(outcome.change) not in differing)
-
-
-def _place(change: Change) -> tuple[str, str, str]:
-    """What a change sets."""
-    return change.kind, change.target, change.field
+    differing = {change.place for kind in by_name().values() for change in kind.plan(want, have)}
+    return tuple(outcome for outcome in held if outcome.change.place not in differing)
 
 
 def _baseline(context: PassContext, state: _State, waiting: Sequence[Outcome]) -> tuple[Wanted, Snapshot]:

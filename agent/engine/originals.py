@@ -23,7 +23,7 @@ from agent.kinds import ANY_VALUE, Kind, Reading
 from agent.machine import Machine
 from agent.report.names import RUN_FOLDER
 from agent.report.reasons import condition
-from agent.report.records import HOST, Change, Condition, Numbers, Value, to_plain, value_from_plain
+from agent.report.records import HOST, Change, Condition, Numbers, Place, Value, to_plain, value_from_plain
 from agent.report.target import device_of
 from agent.runtime import journal, write_atomically
 from agent.spec.nic import Nic
@@ -34,9 +34,6 @@ from agent.state.wanted import Wanted, WantedNic
 
 ORIGINALS = "originals.jsonl"
 """The file's name in the runtime directory."""
-
-Key = tuple[str, str, str]
-"""A change's kind, target and field."""
 
 UNREADABLE = "originals that cannot be read"
 """Stands for a kind in the line of a rewritten file that says: the file before it had lines that could not be read."""
@@ -75,9 +72,9 @@ class Originals:
     """
 
     _path: Path | None = None
-    _originals: dict[Key, _Original] = field(factory=dict)
-    _restoring: set[Key] = field(factory=set)
-    _looks: Counter[Key] = field(factory=Counter)
+    _originals: dict[Place, _Original] = field(factory=dict)
+    _restoring: set[Place] = field(factory=set)
+    _looks: Counter[Place] = field(factory=Counter)
     _undecided: dict[str, list[str]] = field(factory=dict)
     _distinct: set[tuple[str, Selector]] = field(factory=set)
     _file: FileIO | None = None
@@ -103,7 +100,7 @@ class Originals:
             lines = [b""]
         for line in lines:
             read = _read_line(line)
-            if read is None or read[0][0] == UNREADABLE:
+            if read is None or read[0].kind == UNREADABLE:
                 originals._unreadable = True
                 continue
             for key, original in _of_each_number(*read):
@@ -148,9 +145,9 @@ class Originals:
         for transient in kind.transients(machine, want, change):
             self._replace(transient, new=True)
             # What is set in passing is restored by the passes for the events of this change, too.
-            self._restoring |= {_key(transient)} & self._originals.keys()
+            self._restoring |= {transient.place} & self._originals.keys()
         # What an earlier change has set along is no original now. Nor is that of a netdev that was made since.
-        first = not change.original and not any(_key(each) in self._originals for each in noted)
+        first = not change.original and not any(each.place in self._originals for each in noted)
         for along in kind.set_along(machine, want, change):
             self._replace(along, new=first)
         for each in noted:
@@ -166,7 +163,7 @@ class Originals:
 
     def _replace(self, change: Change, new: bool) -> None:
         """Note that a change may replace its ``before`` by its ``after``. ``new``: also if no original is known."""
-        key = _key(change)
+        key = change.place
         known = self._originals.get(key)
         del self._looks[key]  # of this write no effect was looked for yet
         # A value that was back, and differs now, is another program's.
@@ -182,20 +179,20 @@ class Originals:
         """Note that a change failed: a value that others set from now on is not the agent's."""
         with suppress(OSError):
             for each in self._noted(machine, kind, change):
-                known = self._originals.get(_key(each))
+                known = self._originals.get(each.place)
                 if known is not None and each.after == ANY_VALUE:
                     others = (value for value in known.written if value not in (ANY_VALUE, each.before))
-                    self._remember(_key(each), evolve(known, written=(*others, each.before)))
+                    self._remember(each.place, evolve(known, written=(*others, each.before)))
 
     def seen(self, machine: Machine, kind: Kind, change: Change) -> None:
         """Note that a reading has shown a change that was made: of the agent's values, only the newest is there."""
         # If the value cannot be read now, each value that may have been written stays noted until the next change.
         with suppress(OSError):
             for each in self._noted(machine, kind, change):
-                known = self._originals.get(_key(each))
+                known = self._originals.get(each.place)
                 value = each.before if each.after == ANY_VALUE else each.after
                 if known is not None:
-                    self._remember(_key(each), evolve(known, written=(value,)))
+                    self._remember(each.place, evolve(known, written=(value,)))
 
     def restoring(
         self, machine: Machine, kind: Kind, want: Wanted, have: Snapshot, device_left: bool = False, whole: bool = True
@@ -212,13 +209,15 @@ class Originals:
         mine = sorted(
             key
             for key in keys
-            if key[0] == kind.NAME and device_of(key[1]) not in avoided and not (device_left and key[1] == HOST)
+            if key.kind == kind.NAME
+            and device_of(key.target) not in avoided
+            and not (device_left and key.target == HOST)
         )
         if not mine:
             return []
         readings = {(reading.target, reading.field): reading for reading in read(kind, want, have)}
         changes: list[Change] = []
-        over: list[Key] = []
+        over: list[Place] = []
         for key in mine:
             original = self._originals[key]
             _, target, name = key
@@ -239,13 +238,13 @@ class Originals:
         if over:
             # What a change of another value sets along with it is not over before that one is.
             kept = [Change(*key, None, original.value) for key, original in self._originals.items() if key not in over]
-            along = {_key(a) for each in kept if each.kind == kind.NAME for a in kind.set_along(machine, want, each)}
+            along = {a.place for each in kept if each.kind == kind.NAME for a in kind.set_along(machine, want, each)}
             for key in over:
                 if key not in along:
                     self._forget(key)
         return changes
 
-    def _is_restored(self, key: Key, original: _Original, whole: bool) -> bool:
+    def _is_restored(self, key: Place, original: _Original, whole: bool) -> bool:
         """Whether a value that reads as it was before will stay so: no write of the agent's can still take effect."""
         self._looks[key] += whole
         return original.seen or original.written[-1] == original.value or self._looks[key] >= LOOKS
@@ -276,12 +275,12 @@ class Originals:
             nics[address] = WantedNic(nic, function)
         return Wanted(want.spec, nics)
 
-    def _forget(self, key: Key) -> None:
+    def _forget(self, key: Place) -> None:
         known = self._originals.get(key)
         if known is not None:
             self._remember(key, evolve(known, written=()))
 
-    def _remember(self, key: Key, original: _Original) -> None:
+    def _remember(self, key: Place, original: _Original) -> None:
         """Note an original, or forget it if its ``written`` is empty."""
         if self._originals.get(key) == original:
             return
@@ -314,7 +313,7 @@ class Originals:
     def _rewrite(self) -> None:
         """Rewrite the file with one line for each original. If that fails, the file is as before."""
         assert self._path is not None  # noqa: S101  callers check it
-        lost = [_line((UNREADABLE, "", ""), _Original(None, ()))] if self._unreadable else []
+        lost = [_line(Place(UNREADABLE, "", ""), _Original(None, ()))] if self._unreadable else []
         lines = [*lost, *(_line(key, original) for key, original in self._originals.items())]
         try:
             if self._file is not None:
@@ -324,10 +323,6 @@ class Originals:
             self._lines, self._unwritten = len(lines), ""
         except OSError as error:
             self._not_written(error)
-
-
-def _key(change: Change) -> Key:
-    return change.kind, change.target, change.field
 
 
 def _singles(change: Change) -> list[Change]:
@@ -341,22 +336,22 @@ def _singles(change: Change) -> list[Change]:
     ]
 
 
-def _of_each_number(key: Key, original: _Original) -> Iterator[tuple[Key, _Original]]:
+def _of_each_number(key: Place, original: _Original) -> Iterator[tuple[Place, _Original]]:
     """The originals of a line. An earlier version of the agent noted the numbers of one step as one value."""
     if not isinstance(original.value, Numbers):
         yield key, original
         return
     written = [value.present for value in original.written if isinstance(value, Numbers)]
     for name, value in original.value.present.items():
-        yield (*key[:2], name), _Original(value, tuple(numbers[name] for numbers in written if name in numbers))
+        yield key._replace(field=name), _Original(value, tuple(numbers[name] for numbers in written if name in numbers))
 
 
-def _line(key: Key, original: _Original) -> bytes:
+def _line(key: Place, original: _Original) -> bytes:
     text = json.dumps([*key, to_plain(original.value), to_plain(original.written)]).encode()
     return b"%08x %s\n" % (zlib.crc32(text), text)
 
 
-def _read_line(line: bytes) -> tuple[Key, _Original] | None:
+def _read_line(line: bytes) -> tuple[Place, _Original] | None:
     """Read a line that :func:`_line` has written; None for any other line.
 
     The checksum shows that no byte was changed. Another version of the agent may have written lines of another form.
@@ -369,7 +364,7 @@ def _read_line(line: bytes) -> tuple[Key, _Original] | None:
         read = _Original(value_from_plain(value), tuple(map(value_from_plain, written)))
     except (ValueError, TypeError):
         return None
-    return (str(kind), str(target), str(name)), read
+    return Place(str(kind), str(target), str(name)), read
 
 
 def read(kind: Kind, want: Wanted, have: Snapshot) -> list[Reading]:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Container
 from attrs import define, evolve, field, frozen
 
 from agent.engine.contention import WINDOW, Contention
-from agent.report.records import SETTLING, Change, Disruption, Outcome, Value
+from agent.report.records import SETTLING, Change, Disruption, Key, Outcome
 from agent.runtime import doubling
 from agent.state.scope import Scope, devices
 
@@ -22,9 +22,6 @@ LAST_FLAP = 3600.0
 # For changes that reset all VFs of the device at each try.
 FIRST_COSTLY_RETRY = 60.0
 LAST_COSTLY_RETRY = 3600.0
-
-
-Identity = tuple[str, str, str, Value]
 
 
 @frozen
@@ -46,15 +43,15 @@ class Failures:
     """
 
     contention: Contention = field(factory=Contention)
-    _failures: dict[Identity, _Failure] = field(factory=dict)
-    _made: dict[Identity, tuple[int, float]] = field(factory=dict)
+    _failures: dict[Key, _Failure] = field(factory=dict)
+    _made: dict[Key, tuple[int, float]] = field(factory=dict)
     """Of the changes with a grace period: how often each was made in a row, and when it was made last."""
-    _uncounted: set[Identity] = field(factory=set)
+    _uncounted: set[Key] = field(factory=set)
     """Those that the present pass has made: what it reads then may still be from before."""
 
     def held_back(self, change: Change, now: float) -> Outcome | None:
         """The last outcome of a change that nothing blocks now, if it is too early to try it again."""
-        failure = self._failures.get(identity(change))
+        failure = self._failures.get(change.key)
         if failure is None:
             return None
         if _is_costly(change) and not _is_costly(failure.outcome.change):
@@ -63,7 +60,7 @@ class Failures:
             failure = evolve(failure, outcome=outcome, not_before=failure.tried + FIRST_COSTLY_RETRY)
         # A change that was blocked was not tried, so it may be tried at once.
         over = now >= failure.not_before or bool(failure.outcome.change.blocker)
-        self._failures[identity(change)] = evolve(failure, over=over)
+        self._failures[change.key] = evolve(failure, over=over)
         return None if over else failure.outcome
 
     def wait(self, change: Change, now: float) -> None:
@@ -72,7 +69,7 @@ class Failures:
         A change that was made, and is soon planned again, waits twice as long each time. If it takes a link down, the first
         :data:`QUICK_TRIES` tries come after :data:`QUICK_RETRY` seconds: a VF may need several.
         """
-        key = identity(change)
+        key = change.key
         if change.grace_period and key not in self._failures:
             count, made = self._made.get(key, (0, 0.0))
             count = count if now - made <= WINDOW else 0
@@ -85,7 +82,7 @@ class Failures:
 
     def made(self, change: Change, now: float) -> None:
         """Note that a change with a grace period was made. It may take effect late: if it is planned again, it waits again."""
-        key = identity(change)
+        key = change.key
         failure = self._failures.pop(key, None)
         self._made = {other: made for other, made in self._made.items() if now - made[1] <= WINDOW}
         self._made[key] = failure.count if failure else 0, now
@@ -93,7 +90,7 @@ class Failures:
 
     def add(self, outcome: Outcome, now: float) -> None:
         """Note a failure. Each failure of a change doubles the wait before the next try."""
-        key = identity(outcome.change)
+        key = outcome.change.key
         count = self._failures[key].count + 1 if key in self._failures else 0
         wait = LAST_RETRY if outcome.result == "unsupported" else doubling(FIRST_RETRY, count + 1, LAST_RETRY)
         if _is_costly(outcome.change):
@@ -129,13 +126,13 @@ class Failures:
         """When the first failed change may be tried again. One whose users or whose policy defer it waits for these instead."""
         return min((failure.not_before for failure in self._failures.values() if not failure.over), default=None)
 
-    def of_others(self, devices: Container[str]) -> set[Identity]:
+    def of_others(self, devices: Container[str]) -> set[Key]:
         """The failed changes of devices that are none of these."""
         return {key for key, failure in self._failures.items() if failure.outcome.change.device not in devices}
 
-    def keep(self, identities: set[Identity]) -> None:
+    def keep(self, keys: set[Key]) -> None:
         """At the end of a pass: forget the failures of changes that are not planned any more."""
-        for key in self._failures.keys() - identities:
+        for key in self._failures.keys() - keys:
             del self._failures[key]
         for key in self._uncounted:
             count, when = self._made[key]
@@ -145,8 +142,3 @@ class Failures:
 
 def _is_costly(change: Change) -> bool:
     return change.disruption >= Disruption.VF_RESET
-
-
-def identity(change: Change) -> Identity:
-    """The key of a change. Changes that set the same value are the same, whatever the value was before."""
-    return change.kind, change.target, change.field, change.after

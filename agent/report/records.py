@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import cattrs
 from attrs import frozen
@@ -75,6 +75,18 @@ class Disruption(IntEnum):
         return self.name.lower().replace("_", "-")
 
 
+class Place(NamedTuple):
+    """What a change sets."""
+
+    kind: str
+    target: str
+    field: str
+
+
+Key = tuple[Place, Value]
+"""What a change sets, and to which value. Changes with the same key are the same, whatever the value was before."""
+
+
 @frozen
 class Change:
     """One change of one field to its desired value.
@@ -103,6 +115,16 @@ class Change:
     required: bool = True
     original: bool = False
     note: str = ""
+
+    @property
+    def place(self) -> Place:
+        """What it sets."""
+        return Place(self.kind, self.target, self.field)
+
+    @property
+    def key(self) -> Key:
+        """Which change it is."""
+        return self.place, self.after
 
     @property
     def number(self) -> int:

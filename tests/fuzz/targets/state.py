@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agent.engine.originals import ORIGINALS, Originals, _line, _Original
-from agent.report.records import Numbers
+from agent.report.records import Numbers, Place
 from agent.service.activity import SIZE, Activity, View
 from agent.service.spec_in_force import OBSERVED, STATE, VERIFIED, SpecInForce
 from agent.spec.node import to_json
@@ -67,7 +67,7 @@ def seeds() -> Sequence[bytes]:
     """One file of each form."""
     values = (4, True, "auto", None, Numbers.of({"rx": 4, "tx": None}))
     lines = b"".join(
-        _line(("vfs", "0000:21:00.0", str(at)), _Original(value, (value,))) for at, value in enumerate(values)
+        _line(Place("vfs", "0000:21:00.0", str(at)), _Original(value, (value,))) for at, value in enumerate(values)
     )
     text = b"vfs\nread\n0000:21:00.0\nopen"
     head = (2).to_bytes(8, "little") + b"\0\0\0\0\0\0\x59\x40" + len(text).to_bytes(4, "little")
