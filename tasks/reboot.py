@@ -30,6 +30,7 @@ from agent.report.names import STATE_FOLDER
 from agent.report.records import Disruption
 from agent.spec.validators import Within
 from tasks import disruption
+from tasks.common import answers
 from tasks.common.commands import Commands, fail, refuse, script, warn
 from tasks.common.connection import deploys_itself
 from tasks.common.data import Key, record
@@ -391,7 +392,7 @@ def _boot_id(host: Host) -> str | None:
                 client.close()
             host.connector.connect()
             host.connected = True
-            succeeded, output = host.run_shell_command(StringCommand("cat", "/proc/sys/kernel/random/boot_id"))
+            succeeded, output, _ = answers.ask("cat /proc/sys/kernel/random/boot_id", host.run_shell_command)
     except (Timeout, ConnectError, OSError, EOFError, SSHException):
         return None
     return output.stdout.strip() if succeeded else None

@@ -79,20 +79,28 @@ def whole(lines: list[str], mark: str) -> list[Answer]:
     return answers
 
 
-def asked(
-    host: Host, command: str | StringCommand, send: Callable[[StringCommand], tuple[bool, CommandOutput]]
-) -> tuple[bool, CommandOutput]:
-    """Send a fact's command in its frame. An answer that is not whole fails the host, by name."""
+Send = Callable[[StringCommand], tuple[bool, CommandOutput]]
+
+
+def ask(command: str | StringCommand, send: Send) -> tuple[bool, CommandOutput, str]:
+    """Send a command in its frame: whether it succeeded, what it printed, and what its answer lacks; empty: it is whole."""
     mark = new_mark()
     succeeded, output = send(StringCommand("{", framed(command, mark), '; exit "$code"; }'))
     answers = whole(output.stdout_lines, mark)
-    if succeeded and not answers:
-        lacks = "end" if mark in output.stdout_lines else "beginning"
+    errors = [line for line in output.combined_lines if line.buffer_name != "stdout"]
+    lines = [OutputLine("stdout", line) for each in answers for line in each.lines]
+    lacks = "" if answers else "end" if mark in output.stdout_lines else "beginning"
+    return succeeded and not lacks, CommandOutput(lines + errors), lacks if succeeded else ""
+
+
+def asked(host: Host, command: str | StringCommand, send: Send) -> tuple[bool, CommandOutput]:
+    """Ask for a fact. An answer that is not whole fails the host, by name."""
+    succeeded, output, lacks = ask(command, send)
+    if lacks:
         fact: Any = being_read(host)
-        succeeded = fail(
+        fail(
             host,
             f"the node's answer to {fact.__name__} has no {lacks}, so none of it is believed; log in, and see whether the "
             "login shell ends early, or a disk is full (df)",
         )
-    errors = [line for line in output.combined_lines if line.buffer_name != "stdout"]
-    return succeeded, CommandOutput([OutputLine("stdout", line) for each in answers for line in each.lines] + errors)
+    return succeeded, output

@@ -14,7 +14,7 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timezone
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from pyinfra.context import ctx_host
 
 from agent.report.printable import printable
 from tasks import time_limits
+from tasks.common import answers
 from tasks.common.commands import fail, script, warn
 
 FILE = "/var/lib/trackbed-deploy.lock"
@@ -171,10 +172,11 @@ def _run(state: State, host: Host, command: StringCommand) -> tuple[bool, list[s
     try:
         # By the connector: the host's method takes it for a change of the host, after which no fact is prefetched.
         with Timeout(ANSWER_S + time_limits.MARGIN, TimeoutError):
-            done, output = host.connector.run_shell_command(command, **{**given, "_timeout": ANSWER_S})
+            run = partial(host.connector.run_shell_command, **{**given, "_timeout": ANSWER_S})
+            done, output, lacks = answers.ask(command, run)
     except (OSError, EOFError, SSHException) as error:
         return False, [str(error) or f"no answer within {ANSWER_S} s"]
-    return done, _lines(output)
+    return done, [f"the answer has no {lacks}"] if lacks else _lines(output)
 
 
 def _lines(output: CommandOutput) -> list[str]:

@@ -6,6 +6,7 @@ import json
 import math
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from io import StringIO
 from typing import Any
 
@@ -32,6 +33,7 @@ from fleet.fabric.runner import Nodes, Request, Runner
 from fleet.fabric.stages import FabricSettings
 from fleet.fabric.tests import ALL_REDUCE, LEAST_SECONDS, TESTS
 from fleet.fabric.verdict import Verdict
+from tasks.common import answers
 from tasks.common.archive import ROOT
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key, host_data, record
@@ -131,7 +133,7 @@ class Connected(Nodes):
         given |= {"_stdin": stdin, "_timeout": int(timeout)}
         try:
             with gevent.Timeout(timeout + 10, TimeoutError("no answer")):
-                done, printed = asked.run_shell_command(command, **given)
+                done, printed, _ = answers.ask(command, partial(asked.run_shell_command, **given))
         except (OSError, EOFError, SSHException):
             return None
         return printed.stdout_lines if done else None
