@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from attrs import frozen
 
@@ -247,20 +247,23 @@ class Kubelet(Protocol):
 
 
 @frozen
-class Quantity:
-    """A number of channels or the size of a ring, and the device's maximum."""
+class Setting:
+    """A setting as the device reports it; ``value`` None: the device does not have it, or it is ``unreadable`` for a reason.
 
-    value: int
-    maximum: int
+    ``maximum``: the largest value that the device takes, if it has one. ``requested``: what was asked for, where a driver may
+    keep another value. ``changeable``: whether anybody can change it.
+    """
+
+    value: int | bool | None
+    maximum: int | None = None
+    requested: bool | None = None
+    changeable: bool = True
+    unreadable: str = ""
 
 
-@frozen
-class Feature:
-    """A feature of a netdev: whether it is on, whether it was requested, and whether it can be changed."""
-
-    on: bool
-    requested: bool
-    changeable: bool
+Group = Literal["channels", "rings", "coalescing", "features"]
+"""Groups of ethtool's settings: ``channels`` (``rx``, ``tx``, ``combined``), ``rings`` (``rx``, ``tx``, in descriptors),
+``coalescing`` (``adaptive_rx``, ``rx_usecs``, ``rx_frames``; the same of ``tx``), and ``features``, by the kernel's names."""
 
 
 class Ethtool(Protocol):
@@ -270,29 +273,14 @@ class Ethtool(Protocol):
     kernel's, with its message. ENODEV: the netdev is gone.
     """
 
-    def channels(self, ifindex: int) -> Mapping[str, Quantity]:
-        """The numbers of channels: ``rx``, ``tx``, ``combined``."""
+    def settings(self, group: Group, ifindex: int) -> Mapping[str, Setting]:
+        """The settings of a group, by name."""
 
-    def set_channels(self, ifindex: int, given: Mapping[str, int]) -> None:
-        """Set the given numbers in one step."""
+    def set(self, group: Group, ifindex: int, given: Mapping[str, int | bool]) -> None:
+        """Set the given values in one step. A feature that another one forbids is left unchanged by the kernel."""
 
-    def rings(self, ifindex: int) -> Mapping[str, Quantity]:
-        """The rings' sizes in descriptors: ``rx``, ``tx``."""
-
-    def set_rings(self, ifindex: int, given: Mapping[str, int]) -> None:
-        """Set the given sizes in one step."""
-
-    def coalescing(self, ifindex: int) -> Mapping[str, int | bool]:
-        """``adaptive_rx`` and ``adaptive_tx``; ``rx_usecs``, ``rx_frames``, ``tx_usecs``, ``tx_frames``."""
-
-    def set_coalescing(self, ifindex: int, given: Mapping[str, int | bool]) -> None:
-        """Set the given values in one step."""
-
-    def features(self, ifindex: int) -> Mapping[str, Feature]:
-        """All features that the kernel knows, by name."""
-
-    def set_feature(self, ifindex: int, name: str, on: bool) -> None:
-        """Request a feature on or off. If another feature that it depends on forbids that, the kernel leaves it unchanged."""
+    def firmware(self, netdev: str) -> str | None:
+        """The firmware's version as the driver reports it; None if that is unknown."""
 
 
 @frozen
@@ -317,13 +305,6 @@ class Namespaces(Protocol):
 
         It must not be kept longer: reading the sysfs of a namespace that has gone may look like success.
         """
-
-
-class Details(Protocol):
-    """Details that only `inspect` shows; ``None`` or empty where they are unknown."""
-
-    def firmware(self, netdev: str) -> str | None:
-        """The firmware's version as the driver reports it."""
 
 
 @frozen
@@ -440,7 +421,6 @@ class Machine:
     netlink: Netlink
     processes: Processes
     ethtool: Ethtool
-    details: Details
     kubelet: Kubelet
     system: System
     dcb: Dcb

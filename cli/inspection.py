@@ -247,7 +247,7 @@ class _Reader:
             permanent_mac=link.permanent_mac,
             altnames=link.altnames,
             addresses=self._addresses.get(link.ifindex, ()),
-            firmware=self._machine.details.firmware(link.name),
+            firmware=self._machine.ethtool.firmware(link.name),
             master=master(self._files, link.name),
             member_of=link.member_of,
         )

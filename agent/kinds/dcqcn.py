@@ -14,8 +14,8 @@ from typing import Any
 from agent.hardware.functions import NET, netdev
 from agent.hardware.sysfs import names_or_none, parsed, read_or
 from agent.kinds.links import can_have_vfs
-from agent.kinds.settings import Asked, Read, Setting, Settings
-from agent.machine import Files, Machine
+from agent.kinds.settings import Asked, Read, Settings
+from agent.machine import Files, Machine, Setting
 from agent.spec.dcqcn import DCQCN_PARAMETERS
 from agent.state.wanted import WantedNic
 

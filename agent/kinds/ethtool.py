@@ -12,8 +12,8 @@ from attrs import fields, has
 from agent.driver_families import family_of
 from agent.hardware.functions import device_path, driver, ifindex, ifindex_of, netdev, pci_of
 from agent.hardware.sysfs import names_or_none
-from agent.kinds.settings import Asked, Observed, Read, Setting, Settings, beyond, is_ready
-from agent.machine import Ethtool, Feature, Machine, Quantity
+from agent.kinds.settings import Asked, Observed, Read, Settings, beyond, is_ready
+from agent.machine import Group, Machine
 from agent.report.records import Change
 from agent.state.wanted import WantedNic
 
@@ -65,31 +65,25 @@ def _by_name(given: Any) -> Asked:
     return {name: value for name, value in values if value is not None}
 
 
-def _read(read: Callable[[Ethtool, int], Read]) -> Callable[[Machine, str, Collection[str]], Read | None]:
+def _read(group: Group) -> Callable[[Machine, str, Collection[str]], Read | None]:
     """Reads the settings of a function's netdev; None if that is gone, or in another network namespace."""
 
-    def read_function(machine: Machine, pci: str, names: Collection[str]) -> Read | None:
+    def read(machine: Machine, pci: str, names: Collection[str]) -> Read | None:
         name = netdev(machine.files, pci)
         index = ifindex(machine.files, name) if name else 0
         try:
-            return read(machine.ethtool, index) if index else None
+            return machine.ethtool.settings(group, index) if index else None
         except OSError as error:
             if error.errno == errno.ENODEV:
                 return None
             raise
 
-    return read_function
+    return read
 
 
-def _of_quantities(read: Mapping[str, Quantity]) -> Read:
-    return {name: Setting(quantity.value, quantity.maximum) for name, quantity in read.items()}
-
-
-def _of_features(read: Mapping[str, Feature]) -> Read:
-    return {
-        name: Setting(feature.on, requested=feature.requested, changeable=feature.changeable)
-        for name, feature in read.items()
-    }
+def _write(group: Group) -> Callable[[Machine, str, Mapping[str, Any]], None]:
+    """Sets settings of a target's netdev, after finding that again."""
+    return lambda machine, target, given: machine.ethtool.set(group, ifindex_of(machine.files, target), given)
 
 
 def _excluded(asked: Collection[str]) -> tuple[str, ...]:
@@ -111,7 +105,7 @@ def _most_channels(device: Observed, wanted: Asked) -> tuple[str, str]:
 
 def _set_channels(machine: Machine, target: str, given: Mapping[str, Any]) -> None:
     try:
-        machine.ethtool.set_channels(ifindex_of(machine.files, target), given)
+        _write("channels")(machine, target, given)
     except OSError as error:
         if error.errno == errno.EBUSY and _is_held_by_rdma(machine, target):
             message = (
@@ -163,17 +157,12 @@ def _features(device: Observed, wanted: Asked) -> tuple[str, str]:
     return kept, "see `ethtool -k`, and give the features that it depends on as well"
 
 
-def _set_features(machine: Machine, target: str, given: Mapping[str, Any]) -> None:
-    for name, on in given.items():
-        machine.ethtool.set_feature(ifindex_of(machine.files, target), name, bool(on))
-
-
 CHANNELS = Settings(
     name="channels",
     # A driver may reset its channels when VFs are created or removed (igb_sriov_reinit), and may allow the PF fewer.
     after=("vf_links",),
     given=_given("channels"),
-    read=_read(lambda ethtool, index: _of_quantities(ethtool.channels(index))),
+    read=_read("channels"),
     write=_set_channels,
     usable=is_ready,
     flaps=lambda family, _: family.channels_flap,
@@ -185,8 +174,8 @@ RINGS = Settings(
     name="rings",
     after=("channels",),
     given=_given("rings"),
-    read=_read(lambda ethtool, index: _of_quantities(ethtool.rings(index))),
-    write=lambda machine, target, given: machine.ethtool.set_rings(ifindex_of(machine.files, target), given),
+    read=_read("rings"),
+    write=_write("rings"),
     usable=is_ready,
     flaps=lambda family, _: family.rings_flap,
     limit=_ring_sizes,
@@ -196,8 +185,8 @@ COALESCING = Settings(
     name="coalescing",
     after=("rings",),
     given=_given("coalescing"),
-    read=_read(lambda ethtool, index: {name: Setting(value) for name, value in ethtool.coalescing(index).items()}),
-    write=lambda machine, target, given: machine.ethtool.set_coalescing(ifindex_of(machine.files, target), given),
+    read=_read("coalescing"),
+    write=_write("coalescing"),
     usable=is_ready,
     order=_adaptive_mode,
 )
@@ -205,8 +194,8 @@ OFFLOADS = Settings(
     name="offloads",
     after=("coalescing",),
     given=_given("offloads"),
-    read=_read(lambda ethtool, index: _of_features(ethtool.features(index))),
-    write=_set_features,
+    read=_read("features"),
+    write=_write("features"),
     usable=is_ready,
     flaps=lambda family, name: family.offloads_flap is None or name in family.offloads_flap,
     limit=_features,

@@ -12,8 +12,8 @@ from typing import Any
 
 from agent.hardware.config_space import device_control, max_read_request, with_max_read_request
 from agent.hardware.functions import device_path
-from agent.kinds.settings import Asked, Observed, Read, Setting, Settings
-from agent.machine import Machine
+from agent.kinds.settings import Asked, Observed, Read, Settings
+from agent.machine import Machine, Setting
 from agent.state.wanted import WantedNic
 
 BYTES = "bytes"
@@ -30,7 +30,7 @@ def _read(machine: Machine, address: str, names: Collection[str]) -> Read | None
     except FileNotFoundError:
         return None
     except PermissionError:
-        return {BYTES: Setting(None, blocker="only root may read it", remedy="run as root")}
+        return {BYTES: Setting(None, unreadable="only root may read it")}
     return {BYTES: Setting(max_read_request(register[1]))} if register else {}
 
 
@@ -38,8 +38,8 @@ def _limit(device: Observed, wanted: Asked) -> tuple[str, str]:
     now = device.read[BYTES]
     if now.value is not None:
         return "", f"see whether the device takes another value: setpci -s {device.target} CAP_EXP+8.w"
-    if now.blocker:
-        return now.blocker, now.remedy
+    if now.unreadable:
+        return now.unreadable, "run as root"
     return "it has no PCI Express capability", f"take max_read_request out of NIC {device.nic.nic.name}"
 
 

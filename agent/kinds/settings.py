@@ -10,33 +10,12 @@ from attrs import evolve, frozen
 from agent.driver_families import DriverFamily, family_of
 from agent.hardware.functions import pci_of
 from agent.kinds import Kind, Reading, links, vf_links
-from agent.machine import Machine
+from agent.machine import Machine, Setting
 from agent.report.records import Change, Disruption, Numbers, Value
 from agent.report.target import is_vf, vf_index
 from agent.state.scope import Scope, functions_in_scope, in_scope
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted, WantedNic
-
-
-@frozen
-class Setting:
-    """One setting as it was read; ``value`` None: the device does not have it, or ``blocker`` says why it cannot be read.
-
-    ``requested``: what was asked for, where a driver may keep another value (features); None where that is not known.
-    """
-
-    value: Value
-    maximum: int | None = None
-    requested: Value = None
-    changeable: bool = True
-    blocker: str = ""
-    remedy: str = ""
-
-    @property
-    def original(self) -> Value:
-        """The value that is restored."""
-        return self.value if self.requested is None else self.requested
-
 
 Read = Mapping[str, Setting]
 Asked = Mapping[str, Value]
@@ -180,7 +159,8 @@ class Settings:
         most, before = now.maximum, kept.before
         # In one request with the spec's own numbers it would have these refused, too.
         blocker = f"{kept.field} is {most} at most now" if _exceeds(before, most) else ""
-        return Reading(kept.target, kept.field, now.original, False, disruption, is_vf(kept.target), blocker)
+        value = now.value if now.requested is None else now.requested
+        return Reading(kept.target, kept.field, value, False, disruption, is_vf(kept.target), blocker)
 
     def arranged(self, changes: list[Change]) -> list[Change]:
         """In the order of the kind; one change for each function whose numbers are set in one request, restored ones too."""

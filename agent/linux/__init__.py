@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import agent.linux._pyroute2  # noqa: F401  before the modules that import pyroute2
 from agent.linux.dcb import LinuxDcb
-from agent.linux.details import LinuxDetails
 from agent.linux.ethtool import LinuxEthtool
 from agent.linux.events import LinuxEvents
 from agent.linux.files import LinuxFiles
@@ -24,7 +23,6 @@ def machine(each_alone: bool = False) -> Machine:
         netlink=LinuxNetlink(each_alone),
         processes=LinuxProcesses(),
         ethtool=LinuxEthtool(),
-        details=LinuxDetails(),
         kubelet=LinuxKubelet(),
         system=LinuxSystem(),
         dcb=LinuxDcb(),

@@ -11,18 +11,17 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
+from attrs import frozen
 from pyroute2.netlink import NLM_F_ACK, NLM_F_REQUEST, genlmsg
 from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.generic import GenericNetlinkSocket
 from pyroute2.netlink.generic.ethtool import ETHTOOL_GENL_NAME, ETHTOOL_GENL_VERSION, ethtoolbitset, ethtoolheader
 
+from agent.linux import ethtool_ioctl
 from agent.linux.sockets import closed_in_the_end
-from agent.machine import Feature, Quantity
+from agent.machine import Group, Setting
 
 FEATURES_GET, FEATURES_SET = 11, 12
-RINGS_GET, RINGS_SET = 15, 16
-CHANNELS_GET, CHANNELS_SET = 17, 18
-COALESCE_GET, COALESCE_SET = 19, 20
 COMPACT_BITSETS = 1
 
 
@@ -64,6 +63,26 @@ class _Coalesce(_Message):
     )
 
 
+@frozen
+class _Of:
+    """The messages of a group of settings: their class, the commands that read and set it, and the settings' names."""
+
+    message: type[_Message]
+    get: int
+    set: int
+    names: tuple[str, ...]
+
+
+GROUPS: Mapping[Group, _Of] = {
+    "channels": _Of(_Channels, 17, 18, ("rx", "tx", "combined")),
+    "rings": _Of(_Rings, 15, 16, ("rx", "tx")),
+    "coalescing": _Of(
+        _Coalesce, 19, 20, ("rx_usecs", "rx_frames", "tx_usecs", "tx_frames", "adaptive_rx", "adaptive_tx")
+    ),
+}
+SWITCHES = ("adaptive_rx", "adaptive_tx")
+
+
 class LinuxEthtool:
     """ethtool over netlink, for one thread. The socket is opened with the first request."""
 
@@ -71,36 +90,36 @@ class LinuxEthtool:
         self._socket: Any = None
         self._names: dict[int, str] = {}
 
-    def channels(self, ifindex: int) -> Mapping[str, Quantity]:
-        """Read the numbers of channels (ETHTOOL_MSG_CHANNELS_GET)."""
-        return _quantities(self._get(_Channels, CHANNELS_GET, ifindex), "rx", "tx", "combined")
+    def settings(self, group: Group, ifindex: int) -> Mapping[str, Setting]:
+        """Read the group. The kernel leaves out what the driver does not support."""
+        if group == "features":
+            return self._features(ifindex)
+        of = GROUPS[group]
+        reply = self._get(of.message, of.get, ifindex)
+        if group == "coalescing":
+            present = {name: reply[name] for name in of.names if name in reply}
+            return {name: Setting(bool(value) if name in SWITCHES else value) for name, value in present.items()}
+        # A number that the device cannot have has no maximum.
+        most = {name: reply[f"{name}_max"] for name in of.names if f"{name}_max" in reply}
+        return {name: Setting(reply[name], maximum) for name, maximum in most.items()}
 
-    def set_channels(self, ifindex: int, given: Mapping[str, int]) -> None:
-        """Set numbers of channels (ETHTOOL_MSG_CHANNELS_SET)."""
-        self._set(_Channels, CHANNELS_SET, ifindex, given, "channels", self.channels(ifindex))
+    def set(self, group: Group, ifindex: int, given: Mapping[str, int | bool]) -> None:
+        """Set values of the group in one request; features one by one."""
+        if group == "features":
+            for name, on in given.items():
+                self._set_feature(ifindex, name, bool(on))
+            return
+        # For some unsupported values the kernel answers EINVAL, as for an invalid one.
+        if unsupported := sorted(given.keys() - self.settings(group, ifindex).keys()):
+            raise OSError(errno.EOPNOTSUPP, f"the driver has no {', '.join(unsupported)} among its {group}")
+        values = [(name, int(value)) for name, value in given.items()]
+        self._ask(GROUPS[group].message, GROUPS[group].set, ifindex, values, NLM_F_REQUEST | NLM_F_ACK)
 
-    def rings(self, ifindex: int) -> Mapping[str, Quantity]:
-        """Read the sizes of the rings (ETHTOOL_MSG_RINGS_GET)."""
-        return _quantities(self._get(_Rings, RINGS_GET, ifindex), "rx", "tx")
+    def firmware(self, netdev: str) -> str | None:
+        """Use the ioctl SIOCETHTOOL, since ethtool's netlink family has no such message."""
+        return ethtool_ioctl.firmware(netdev)
 
-    def set_rings(self, ifindex: int, given: Mapping[str, int]) -> None:
-        """Set rings' sizes (ETHTOOL_MSG_RINGS_SET)."""
-        self._set(_Rings, RINGS_SET, ifindex, given, "rings", self.rings(ifindex))
-
-    def coalescing(self, ifindex: int) -> Mapping[str, int | bool]:
-        """Read the coalescing (ETHTOOL_MSG_COALESCE_GET). The kernel leaves out what the driver does not support."""
-        reply = self._get(_Coalesce, COALESCE_GET, ifindex)
-        values: dict[str, int | bool] = {
-            name: reply[name] for name in ("rx_usecs", "rx_frames", "tx_usecs", "tx_frames") if name in reply
-        }
-        values.update({name: bool(reply[name]) for name in ("adaptive_rx", "adaptive_tx") if name in reply})
-        return values
-
-    def set_coalescing(self, ifindex: int, given: Mapping[str, int | bool]) -> None:
-        """Set values of the coalescing (ETHTOOL_MSG_COALESCE_SET)."""
-        self._set(_Coalesce, COALESCE_SET, ifindex, given, "values of coalescing", self.coalescing(ifindex))
-
-    def features(self, ifindex: int) -> Mapping[str, Feature]:
+    def _features(self, ifindex: int) -> Mapping[str, Setting]:
         """Read the features (ETHTOOL_MSG_FEATURES_GET) as bits: parsing their names takes ten times as long."""
         if not self._names:
             self._names = _names(self._get(_Features, FEATURES_GET, ifindex))
@@ -110,13 +129,13 @@ class LinuxEthtool:
         fixed = ~_bits(reply["hw"]) | _bits(reply["nochange"])
         on, requested = _bits(reply["active"]), _bits(reply["wanted"])
         return {
-            name: Feature(bool(on >> bit & 1), bool(requested >> bit & 1), not fixed >> bit & 1)
+            name: Setting(bool(on >> bit & 1), requested=bool(requested >> bit & 1), changeable=not fixed >> bit & 1)
             for bit, name in self._names.items()
         }
 
-    def set_feature(self, ifindex: int, name: str, on: bool) -> None:
+    def _set_feature(self, ifindex: int, name: str, on: bool) -> None:
         """Request a feature (ETHTOOL_MSG_FEATURES_SET). The kernel ignores a request for a fixed one without an error."""
-        feature = self.features(ifindex).get(name)
+        feature = self._features(ifindex).get(name)
         if feature is not None and not feature.changeable:
             raise OSError(errno.EOPNOTSUPP, f"{name} is fixed: neither the driver nor the kernel lets it be changed")
         bit = [("ETHTOOL_A_BITSET_BIT_NAME", name), *([("ETHTOOL_A_BITSET_BIT_VALUE", True)] if on else [])]
@@ -133,21 +152,6 @@ class LinuxEthtool:
                 return {}
             raise
         return {attribute[0]: attribute[1] for attribute in answer["attrs"]}
-
-    def _set(
-        self,
-        kind: type[_Message],
-        command: int,
-        ifindex: int,
-        given: Mapping[str, Any],
-        what: str,
-        present: Mapping[str, Any],
-    ) -> None:
-        # For some unsupported values the kernel answers EINVAL, as for an invalid one.
-        if unsupported := sorted(given.keys() - present.keys()):
-            raise OSError(errno.EOPNOTSUPP, f"the driver has no {', '.join(unsupported)} among its {what}")
-        values = [(name, int(value)) for name, value in given.items()]
-        self._ask(kind, command, ifindex, values, NLM_F_REQUEST | NLM_F_ACK)
 
     def _ask(
         self, kind: type[_Message], command: int, ifindex: int, given: list[Any], flags: int, header_flags: int = 0
@@ -175,10 +179,6 @@ class LinuxEthtool:
                 raise OSError(errno.EOPNOTSUPP, "this kernel's ethtool has no netlink (Linux 5.6 has)") from error
             self._socket = opened
         return self._socket
-
-
-def _quantities(reply: Mapping[str, Any], *names: str) -> dict[str, Quantity]:
-    return {name: Quantity(reply[name], reply[f"{name}_max"]) for name in names if f"{name}_max" in reply}
 
 
 def _names(features: Mapping[str, Any]) -> dict[int, str]:

@@ -1,4 +1,4 @@
-"""The parts that a simulated machine may lack: a kubelet, details of its devices, other network namespaces."""
+"""The parts that a simulated machine may lack: a kubelet, other network namespaces."""
 
 from __future__ import annotations
 
@@ -8,12 +8,7 @@ from collections.abc import Collection
 from contextlib import AbstractContextManager
 from typing import Any
 
-from agent.machine import Attributes, CmDefaults, DcbState, Details, Ethtool, EventSource, Machine, Namespace, QueuePair
-
-
-class NoDetails:
-    def firmware(self, netdev: str) -> str | None:
-        return None
+from agent.machine import Attributes, CmDefaults, DcbState, Ethtool, EventSource, Machine, Namespace, QueuePair
 
 
 class NoKubelet:
@@ -67,17 +62,13 @@ class NoEvents:
         return []
 
 
-NO_DETAILS = NoDetails()
-
-
-def machine(files: Any, netlink: Any, processes: Any, ethtool: Ethtool, details: Details = NO_DETAILS) -> Machine:
+def machine(files: Any, netlink: Any, processes: Any, ethtool: Ethtool) -> Machine:
     """A machine of the given parts, and nothing else."""
     return Machine(
         files=files,
         netlink=netlink,
         processes=processes,
         ethtool=ethtool,
-        details=details,
         kubelet=NoKubelet(),
         system=NoSystem(),
         dcb=NoDcbOrRdma(),

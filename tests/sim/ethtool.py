@@ -9,7 +9,7 @@ from typing import Protocol
 
 from attrs import define, evolve, field
 
-from agent.machine import Feature, Link, Quantity
+from agent.machine import Group, Link, Setting
 from tests.sim.drivers import DRIVERS
 
 RINGS = 4096
@@ -19,15 +19,15 @@ MOST_QUEUES_WITH_VFS = 2
 
 # A few of those that `ethtool -k` shows; which are on and which are fixed is igb's.
 FEATURES = {
-    "highdma": Feature(on=True, requested=True, changeable=False),
-    "rx-all": Feature(on=False, requested=False, changeable=True),
-    "rx-gro": Feature(on=True, requested=True, changeable=True),
-    "rx-gro-hw": Feature(on=False, requested=False, changeable=False),
-    "rx-ntuple-filter": Feature(on=False, requested=False, changeable=False),
-    "rx-vlan-hw-parse": Feature(on=True, requested=True, changeable=True),
-    "tx-scatter-gather": Feature(on=True, requested=True, changeable=True),
-    "tx-tcp-segmentation": Feature(on=True, requested=True, changeable=True),
-    "tx-vlan-hw-insert": Feature(on=True, requested=True, changeable=True),
+    "highdma": Setting(True, requested=True, changeable=False),
+    "rx-all": Setting(False, requested=False, changeable=True),
+    "rx-gro": Setting(True, requested=True, changeable=True),
+    "rx-gro-hw": Setting(False, requested=False, changeable=False),
+    "rx-ntuple-filter": Setting(False, requested=False, changeable=False),
+    "rx-vlan-hw-parse": Setting(True, requested=True, changeable=True),
+    "tx-scatter-gather": Setting(True, requested=True, changeable=True),
+    "tx-tcp-segmentation": Setting(True, requested=True, changeable=True),
+    "tx-vlan-hw-insert": Setting(True, requested=True, changeable=True),
 }
 FIXED_IN_A_VF = ("rx-all", "rx-vlan-hw-parse", "tx-vlan-hw-insert")
 
@@ -66,7 +66,7 @@ class _Netdev:
     queues: int
     separate: tuple[int, int]
     rings: dict[str, int]
-    features: dict[str, Feature]
+    features: dict[str, Setting]
     rx_usecs: int = 3
     tx_usecs: int = 3
 
@@ -124,28 +124,47 @@ class SimEthtool:
 
     # --- Ethtool ------------------------------------------------------------------------------------------
 
-    def channels(self, ifindex: int) -> Mapping[str, Quantity]:
+    def settings(self, group: Group, ifindex: int) -> Mapping[str, Setting]:
+        return {
+            "channels": self._channels,
+            "rings": self._rings,
+            "coalescing": self._coalescing,
+            "features": self._features,
+        }[group](ifindex)
+
+    def set(self, group: Group, ifindex: int, given: Mapping[str, int | bool]) -> None:
+        {
+            "channels": self._set_channels,
+            "rings": self._set_rings,
+            "coalescing": self._set_coalescing,
+            "features": self._set_features,
+        }[group](ifindex, given)
+
+    def firmware(self, netdev: str) -> str | None:
+        return None
+
+    def _channels(self, ifindex: int) -> Mapping[str, Setting]:
         function, netdev = self._of(ifindex)
         if self.nics.is_vf(function):
             return {}
         most = self._most(function)
         if function not in self.two_modes:
-            return {"combined": Quantity(netdev.queues, most)}
+            return {"combined": Setting(netdev.queues, most)}
         rx, tx = netdev.separate
         return {
-            "rx": Quantity(rx, most),
-            "tx": Quantity(tx, most),
-            "combined": Quantity(0 if rx else netdev.queues, most),
+            "rx": Setting(rx, most),
+            "tx": Setting(tx, most),
+            "combined": Setting(0 if rx else netdev.queues, most),
         }
 
-    def set_channels(self, ifindex: int, given: Mapping[str, int]) -> None:
+    def _set_channels(self, ifindex: int, given: Mapping[str, int]) -> None:
         function, netdev = self._written(ifindex, "channels", given)
-        there = self.channels(ifindex)
+        there = self._channels(ifindex)
         _lacking(given, there)
         if function in self.two_modes:
-            self._switch(function, netdev, {name: quantity.value for name, quantity in there.items()} | dict(given))
+            self._switch(function, netdev, {name: number.value or 0 for name, number in there.items()} | dict(given))
             return
-        if given["combined"] > there["combined"].maximum or not given["combined"]:
+        if given["combined"] > self._most(function) or not given["combined"]:
             raise _error(errno.EINVAL, "requested channel count exceeds maximum")
         if netdev.queues != given["combined"]:
             netdev.queues = given["combined"]
@@ -158,35 +177,40 @@ class SimEthtool:
         netdev.separate, netdev.queues = separate, max(wanted.values())
         self.nics.reset_queues(function)
 
-    def rings(self, ifindex: int) -> Mapping[str, Quantity]:
-        return {name: Quantity(size, RINGS) for name, size in self._of(ifindex)[1].rings.items()}
+    def _rings(self, ifindex: int) -> Mapping[str, Setting]:
+        return {name: Setting(size, RINGS) for name, size in self._of(ifindex)[1].rings.items()}
 
-    def set_rings(self, ifindex: int, given: Mapping[str, int]) -> None:
+    def _set_rings(self, ifindex: int, given: Mapping[str, int]) -> None:
         _, netdev = self._written(ifindex, "rings", given)
         _lacking(given, netdev.rings)
         if any(size > RINGS for size in given.values()):
             raise _error(errno.EINVAL, "requested ring size exceeds maximum")
         netdev.rings |= {name: (max(size, LEAST_RING) + 7) // 8 * 8 for name, size in given.items()}
 
-    def coalescing(self, ifindex: int) -> Mapping[str, int | bool]:
+    def _coalescing(self, ifindex: int) -> Mapping[str, Setting]:
         function, netdev = self._of(ifindex)
         if self.nics.is_vf(function):
-            return {"rx_usecs": netdev.rx_usecs}
-        return {"rx_usecs": netdev.rx_usecs, "tx_usecs": 0 if self._paired(ifindex) else netdev.tx_usecs}
+            return {"rx_usecs": Setting(netdev.rx_usecs)}
+        tx_usecs = 0 if self._paired(ifindex) else netdev.tx_usecs
+        return {"rx_usecs": Setting(netdev.rx_usecs), "tx_usecs": Setting(tx_usecs)}
 
-    def set_coalescing(self, ifindex: int, given: Mapping[str, int | bool]) -> None:
+    def _set_coalescing(self, ifindex: int, given: Mapping[str, int | bool]) -> None:
         _, netdev = self._written(ifindex, "coalescing", given)
-        _lacking(given, self.coalescing(ifindex))
+        _lacking(given, self._coalescing(ifindex))
         wrong = any(value > 10_000 or 3 < value < 10 for value in given.values())
         if wrong or (self._paired(ifindex) and given.get("tx_usecs")):
             raise _error(errno.EINVAL)
         for name, value in given.items():
             setattr(netdev, name, value)
 
-    def features(self, ifindex: int) -> Mapping[str, Feature]:
+    def _features(self, ifindex: int) -> Mapping[str, Setting]:
         return dict(self._of(ifindex)[1].features)
 
-    def set_feature(self, ifindex: int, name: str, on: bool) -> None:
+    def _set_features(self, ifindex: int, given: Mapping[str, int | bool]) -> None:
+        for name, on in given.items():
+            self._set_feature(ifindex, name, bool(on))
+
+    def _set_feature(self, ifindex: int, name: str, on: bool) -> None:
         _, netdev = self._written(ifindex, "feature", {name: on})
         features = netdev.features
         if name not in features or not features[name].changeable:
@@ -194,11 +218,11 @@ class SimEthtool:
         features[name] = evolve(features[name], requested=on)
         for name, feature in list(features.items()):
             if feature.changeable:
-                features[name] = evolve(feature, on=feature.requested)
-        if not features["tx-scatter-gather"].on:
-            features["tx-tcp-segmentation"] = evolve(features["tx-tcp-segmentation"], on=False)
+                features[name] = evolve(feature, value=feature.requested)
+        if not features["tx-scatter-gather"].value:
+            features["tx-tcp-segmentation"] = evolve(features["tx-tcp-segmentation"], value=False)
         # igb_fix_features: VLAN tags are taken off and put on together.
-        features["tx-vlan-hw-insert"] = evolve(features["tx-vlan-hw-insert"], on=features["rx-vlan-hw-parse"].on)
+        features["tx-vlan-hw-insert"] = evolve(features["tx-vlan-hw-insert"], value=features["rx-vlan-hw-parse"].value)
 
     # ------------------------------------------------------------------------------------------------------
 

@@ -98,11 +98,11 @@ class Trial:
             kernel.netlink.set_vf(
                 netdev.ifindex, index, vlan=pick([0, 5]), spoofchk=pick([True, False]), trust=pick([True, False])
             )
-        kernel.ethtool.set_rings(netdev.ifindex, {"rx": pick([256, 512]), "tx": pick([256, 1024])})
-        kernel.ethtool.set_feature(netdev.ifindex, "tx-tcp-segmentation", pick([True, False]))
+        kernel.ethtool.set("rings", netdev.ifindex, {"rx": pick([256, 512]), "tx": pick([256, 1024])})
+        kernel.ethtool.set("features", netdev.ifindex, {"tx-tcp-segmentation": pick([True, False])})
         if pick([True, False]):
             kernel.ethtool.two_modes.add(PF0)
-            kernel.ethtool.set_channels(netdev.ifindex, pick([{"combined": 1}, {"rx": 1, "tx": 1, "combined": 0}]))
+            kernel.ethtool.set("channels", netdev.ifindex, pick([{"combined": 1}, {"rx": 1, "tx": 1, "combined": 0}]))
         for priority in range(8):
             kernel.tree.put(f"{NET}/{NAME0}/ecn/roce_np/enable/{priority}", pick(["0", "1"]))
         kernel.rdma.dcb[NAME0] = DcbState(frozenset(pick([(), (3,)])), frozenset(pick([(), ((26, 3), (46, 6))])))
@@ -246,7 +246,7 @@ class Trial:
             self.kernel.files.write("/proc/sys/net/core/somaxconn", "777")
             self.before.pop("/proc/sys/net/core/somaxconn", None)
         else:
-            self.kernel.ethtool.set_rings(self.kernel.netdev(PF0).ifindex, {"rx": 2048})
+            self.kernel.ethtool.set("rings", self.kernel.netdev(PF0).ifindex, {"rx": 2048})
             self.before.pop(f"{PF0} rings rx", None)
 
     # --- values ---------------------------------------------------------------------------------------------
@@ -278,14 +278,14 @@ class Trial:
         kernel, link = self.kernel, self.kernel.netdev(function)
         yield from (("mtu", link.mtu), ("txqueuelen", link.txqueuelen), ("up", link.up), ("altnames", link.altnames))
         yield "addresses", kernel.netlink.addresses().get(link.ifindex, ())
-        yield "coalescing", kernel.ethtool.coalescing(link.ifindex)
+        yield "coalescing", kernel.ethtool.settings("coalescing", link.ifindex)
         for kind in ("channels", "rings"):
-            numbers = getattr(kernel.ethtool, kind)(link.ifindex)
+            numbers = kernel.ethtool.settings(kind, link.ifindex)
             yield from ((f"{kind} {name}", number.value) for name, number in numbers.items())
-        for name, feature in kernel.ethtool.features(link.ifindex).items():
-            yield f"feature {name}", (feature.on, feature.requested)
-        numbers = [n for n in kernel.files.names("/proc/irq") if n.isdigit()]
-        affinities = {n: kernel.files.read(f"/proc/irq/{n}/smp_affinity_list") for n in numbers}
+        for name, feature in kernel.ethtool.settings("features", link.ifindex).items():
+            yield f"feature {name}", (feature.value, feature.requested)
+        irqs = [n for n in kernel.files.names("/proc/irq") if n.isdigit()]
+        affinities = {n: kernel.files.read(f"/proc/irq/{n}/smp_affinity_list") for n in irqs}
         there = kernel.tree.folders.get(f"/sys/bus/pci/devices/{function}/msi_irqs", ())
         yield "affinities", sorted(affinities[n] for n in there if n in affinities)
 

@@ -245,6 +245,6 @@ def test_for_a_change_that_users_defer_no_publication_is_waited_for_after_a_look
     kernel.rdma.add(vf, "rocep33s0v1", None)
     kernel.host.open["/dev/infiniband/uverbs0"] = ("ib_write_bw (pid 4711)",)
     kernel.netlink.set_vf(kernel.netdev(PF).ifindex, 1, spoofchk=True)
-    kernel.ethtool.set_rings(kernel.netdev(vf).ifindex, {"rx": 256})
+    kernel.ethtool.set("rings", kernel.netdev(vf).ifindex, {"rx": 256})
     assert told(kernel, wanted) == ["announce spoofchk"]
     assert deferred(settle(kernel, wanted)) == (f"ib_write_bw (pid 4711) ({PF}#1)",)

@@ -14,6 +14,7 @@ from agent.engine.dry_run import dry_run
 from agent.engine.originals import Originals
 from agent.engine.retry import Failures
 from agent.hardware.functions import vf_addresses
+from agent.machine import Group, Setting
 from agent.report.records import WHOLE_KIND, Change, Disruption
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
@@ -105,7 +106,7 @@ def test_no_other_link_is_taken_down_for_its_settings_before_the_one_that_is_dow
     wanted = node.spec({"vfs": {"count": 2, "defaults": {"rings": {"rx": 512}}}}, "none")
     assert is_ready(node.follow({"vfs": {"count": 2, "defaults": {"rings": {"rx": 512}}}}, allow="vf-reset").conditions)
     first, second = vf_addresses(node.kernel.files, PF).values()
-    node.kernel.ethtool.set_rings(node.kernel.netdev(first).ifindex, {"rx": 256})
+    node.kernel.ethtool.set("rings", node.kernel.netdev(first).ifindex, {"rx": 256})
     before = converge(node.kernel.machine(), Goal(wanted), node.memory)
     assert [(o.change.target, o.result) for o in before.outcomes] == [(f"{PF}#0", "deferred")]
     node.set_up(second, up=False)
@@ -142,7 +143,7 @@ def test_an_original_is_restored_before_the_link_comes_up(node: Node, key: str, 
 def state(node: Node, key: str) -> object:
     index, ethtool = node.kernel.netdev(PF).ifindex, node.kernel.ethtool
     method = "features" if key == "offloads" else key
-    return node.kernel.netdev(PF).mtu if key == "mtu" else getattr(ethtool, method)(index)
+    return node.kernel.netdev(PF).mtu if key == "mtu" else ethtool.settings(method, index)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -226,10 +227,13 @@ def test_what_is_refused_is_named_once_though_the_link_does_not_come_up_either(n
 @pytest.mark.parametrize("method", ["channels", "rings", "coalescing", "features"])
 def test_a_driver_that_cannot_be_read_while_its_link_is_down_is_brought_up(node: Node, method: str, allow: str) -> None:
     class Silent(SimEthtool):
-        def __getattribute__(self, name: str) -> Any:
-            if name == method and not node.kernel.netdev(PF).up:
+        def settings(self, group: Group, ifindex: int) -> Mapping[str, Setting]:
+            if group == method and not node.kernel.netdev(PF).up:
                 raise OSError(errno.EINVAL, "the link is down")
-            return getattr(node.kernel.ethtool, name)
+            return node.kernel.ethtool.settings(group, ifindex)
+
+        def set(self, group: Group, ifindex: int, given: Mapping[str, int | bool]) -> None:
+            node.kernel.ethtool.set(group, ifindex, given)
 
     result = node.follow(SETTINGS, allow, ethtool=Silent(node.kernel))
     assert node.kernel.netdev(PF).up
@@ -275,6 +279,6 @@ def test_without_permission_no_link_that_is_up_is_taken_down_for_a_setting(node:
         kernel.fault = no_fault
         for netdev in list(kernel.netdevs.values()):
             kernel.netlink.set_link(netdev.link.ifindex, up=chance.random() < 0.5)
-            kernel.ethtool.set_rings(netdev.link.ifindex, {"rx": chance.choice((256, 2048))})
+            kernel.ethtool.set("rings", netdev.link.ifindex, {"rx": chance.choice((256, 2048))})
         kernel.fault, allow = fault, chance.choice(("none", "link-flap"))
     assert not taken_down

@@ -135,7 +135,7 @@ class Node:
                     kernel.files.replace(BANNED, "")
                 case "channels", _:
                     # The agent has set them before there were VFs: with these the driver refuses as many as before.
-                    kernel.ethtool.set_channels(kernel.netdev(PF).ifindex, {"combined": 2})
+                    kernel.ethtool.set("channels", kernel.netdev(PF).ifindex, {"combined": 2})
                 case _:
                     before = not change.after if change.before is None else change.before
                     by_name()[change.kind].apply(kernel.machine(), evolve(change, before=change.after, after=before))

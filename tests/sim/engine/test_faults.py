@@ -258,7 +258,7 @@ class Faults(RuleBasedStateMachine):
     def identity(self, function: str) -> tuple[object, ...]:
         """The properties of a VF that its owner would notice if they changed."""
         link = self.kernel.netdev(function)
-        rings = tuple(self.kernel.ethtool.rings(link.ifindex).items())
+        rings = tuple(self.kernel.ethtool.settings("rings", link.ifindex).items())
         return link.ifindex, link.mac, link.mtu, link.up, self.kernel.granted(function), rings
 
     @invariant()

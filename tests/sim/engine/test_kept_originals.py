@@ -48,10 +48,10 @@ def node(kernel: Kernel, tmp_path: Path) -> Node:
 def test_each_ring_size_has_its_own_original(node: Node, sequence: list[dict[str, int]], last: Any) -> None:
     for rings in sequence:
         assert is_ready(node.follow({"rings": rings} if rings else {}).conditions)
-        sizes = node.kernel.ethtool.rings(node.kernel.netdev(PF0).ifindex)
+        sizes = node.kernel.ethtool.settings("rings", node.kernel.netdev(PF0).ifindex)
         assert {name: size.value for name, size in sizes.items()} == {"rx": 256, "tx": 256, **rings}
     assert left(node.follow(last)) == []
-    sizes = node.kernel.ethtool.rings(node.kernel.netdev(PF0).ifindex)
+    sizes = node.kernel.ethtool.settings("rings", node.kernel.netdev(PF0).ifindex)
     assert {name: size.value for name, size in sizes.items()} == {"rx": 256, "tx": 256}
 
 
@@ -70,7 +70,7 @@ def test_sizes_that_an_earlier_agent_noted_as_one_value_are_restored(node: Node)
     node.follow({"rings": {"rx": 512}})
     node.follow({})
     assert node.originals.condition is None
-    sizes = node.kernel.ethtool.rings(node.kernel.netdev(PF0).ifindex)
+    sizes = node.kernel.ethtool.settings("rings", node.kernel.netdev(PF0).ifindex)
     assert {name: size.value for name, size in sizes.items()} == {"rx": 256, "tx": 256}
 
 

@@ -132,8 +132,8 @@ class Node:
         return [
             *((link.name, link.mtu, link.txqueuelen, link.up) for link in links),
             self.kernel.vfs(PF),
-            ethtool.coalescing(netdev.ifindex),
-            ethtool.rings(netdev.ifindex),
+            ethtool.settings("coalescing", netdev.ifindex),
+            ethtool.settings("rings", netdev.ifindex),
             [
                 self.kernel.files.read(f"/proc/irq/{number}/smp_affinity_list")
                 for number in self.kernel.files.names("/proc/irq")

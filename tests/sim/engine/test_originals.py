@@ -2,7 +2,7 @@
 
 import errno
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -14,7 +14,7 @@ from agent.engine.retry import Failures
 from agent.hardware.config_space import device_control, max_read_request
 from agent.hardware.functions import vf_addresses
 from agent.kinds.queues import ENTRIES
-from agent.machine import DcbState
+from agent.machine import DcbState, Group
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
 from tests.sim.kernel import Kernel, no_fault
@@ -201,10 +201,9 @@ def full_node(kernel: Kernel) -> Kernel:
 def everything(kernel: Kernel) -> list[object]:
     """The present value of everything in SETTINGS and OF_THE_HOST."""
     netdev, ethtool = kernel.netdev(PF0), kernel.machine().ethtool
-    read = (ethtool.channels, ethtool.rings, ethtool.coalescing, ethtool.features)
     return [
         netdev.txqueuelen,
-        *(of(netdev.ifindex) for of in read),
+        *(ethtool.settings(group, netdev.ifindex) for group in get_args(Group)),
         max_read_request((device_control(kernel.files, PF0) or (0, 0))[1]),
         kernel.rdma.dcb["enp33s0"],
         kernel.rdma.cm_defaults("rocep33s0", 1),
@@ -271,10 +270,10 @@ def test_a_setting_that_another_program_has_changed_since_is_not_restored(
     full_node: Kernel, originals: Originals
 ) -> None:
     settle(full_node, one({"coalescing": {"rx_usecs": 50}}, **OF_THE_HOST), originals)
-    full_node.machine().ethtool.set_coalescing(full_node.netdev(PF0).ifindex, {"rx_usecs": 70})
+    full_node.machine().ethtool.set("coalescing", full_node.netdev(PF0).ifindex, {"rx_usecs": 70})
     full_node.tree.put(IO_TIMEOUT, "60")
     settle(full_node, one({}), originals)
-    assert full_node.machine().ethtool.coalescing(full_node.netdev(PF0).ifindex)["rx_usecs"] == 70
+    assert full_node.machine().ethtool.settings("coalescing", full_node.netdev(PF0).ifindex)["rx_usecs"].value == 70
     assert full_node.files.read(IO_TIMEOUT) == "60"
 
 
@@ -352,7 +351,7 @@ def test_a_value_that_the_device_does_not_support_now_is_restored_once_it_does(
     assert ("enp33s0", "channels {'combined': 4}") not in kernel.writes
     settle(kernel, one({"vfs": {"count": 0}}), originals)
     settle(kernel, one({}), originals)
-    assert kernel.ethtool.channels(kernel.netdev(PF0).ifindex)["combined"].value == 4
+    assert kernel.ethtool.settings("channels", kernel.netdev(PF0).ifindex)["combined"].value == 4
 
 
 def test_after_a_refused_write_the_value_before_it_is_restored_when_it_leaves_the_spec(

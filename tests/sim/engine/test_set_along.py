@@ -24,8 +24,8 @@ def node(kernel: Kernel, tmp_path: Path) -> Node:
 @pytest.mark.parametrize("last", [{}, {"offloads": {"tx-scatter-gather": True}}], ids=["all leave", "one stays"])
 def test_an_offload_that_the_kernel_switched_off_along_is_on_again(node: Node, last: dict[str, Any]) -> None:
     def on() -> dict[str, bool]:
-        features = node.kernel.ethtool.features(node.kernel.netdev(PF0).ifindex)
-        return {name: features[name].on for name in ("tx-scatter-gather", "tx-tcp-segmentation")}
+        features = node.kernel.ethtool.settings("features", node.kernel.netdev(PF0).ifindex)
+        return {name: bool(features[name].value) for name in ("tx-scatter-gather", "tx-tcp-segmentation")}
 
     node.follow({"offloads": {"tx-scatter-gather": False}})
     assert not any(on().values())

@@ -9,7 +9,7 @@ from attrs import define, evolve, field
 
 from agent.machine import Connection, Events, Link, Machine, QueueIrq, VfInfo
 from tests.sim import config_space, hugepages, variables
-from tests.sim.absent import NO_DETAILS, NoEvents
+from tests.sim.absent import NoEvents
 from tests.sim.drivers import DRIVERS
 from tests.sim.ethtool import SimEthtool
 from tests.sim.host import SimHost
@@ -129,7 +129,6 @@ class Kernel:
             files=self.files,
             netlink=self.netlink,
             processes=self.host,
-            details=NO_DETAILS,
             ethtool=self.ethtool,
             kubelet=self.host,
             system=self.host,

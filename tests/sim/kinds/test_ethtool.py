@@ -14,8 +14,7 @@ from agent.engine.retry import Failures
 from agent.hardware.functions import vf_addresses
 from agent.kinds import links
 from agent.kinds.ethtool import COALESCING
-from agent.kinds.settings import Setting
-from agent.machine import Link, Quantity
+from agent.machine import Group, Link, Setting
 from agent.report.records import Disruption, Outcome
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
@@ -58,10 +57,10 @@ def test_an_offload_that_the_driver_does_not_report_now_is_given_back_later(
     memory = Memory(lambda: 0.0)
     converge(kernel.machine(), Goal(spec(offloads={"rx-gro": False})), memory)
     with monkeypatch.context() as patched:
-        patched.setattr(SimEthtool, "features", lambda self, ifindex: {})
+        patched.setattr(SimEthtool, "settings", lambda self, group, ifindex: {})
         assert is_ready(converge(kernel.machine(), Goal(spec()), memory).conditions)
     assert is_ready(converge(kernel.machine(), Goal(spec()), memory).conditions)
-    assert kernel.ethtool.features(kernel.netdev(PF).ifindex)["rx-gro"].on
+    assert kernel.ethtool.settings("features", kernel.netdev(PF).ifindex)["rx-gro"].value
 
 
 EVERYTHING: dict[str, Mapping[str, object]] = {
@@ -76,11 +75,11 @@ def test_a_netdev_becomes_what_the_spec_says_and_stays_so(kernel: Kernel) -> Non
     assert is_ready(settle(kernel, spec(**EVERYTHING)).conditions)
     index = kernel.netdev(PF).ifindex
     ethtool = kernel.machine().ethtool
-    assert ethtool.channels(index)["combined"].value == 1
-    assert ethtool.rings(index) == {"rx": Quantity(1024, 4096), "tx": Quantity(512, 4096)}
-    assert ethtool.coalescing(index) == {"rx_usecs": 50, "tx_usecs": 60}
-    assert not ethtool.features(index)["rx-gro"].on
-    assert ethtool.features(index)["rx-all"].on
+    assert ethtool.settings("channels", index)["combined"].value == 1
+    assert ethtool.settings("rings", index) == {"rx": Setting(1024, 4096), "tx": Setting(512, 4096)}
+    assert ethtool.settings("coalescing", index) == {"rx_usecs": Setting(50), "tx_usecs": Setting(60)}
+    assert not ethtool.settings("features", index)["rx-gro"].value
+    assert ethtool.settings("features", index)["rx-all"].value
     kernel.writes.clear()
     assert settle(kernel, spec(**EVERYTHING)).outcomes == ()
     assert kernel.writes == []
@@ -117,9 +116,9 @@ def test_only_netdevs_with_settings_are_read(kernel: Kernel) -> None:
     asked: list[int] = []
 
     class Listening(SimEthtool):
-        def rings(self, ifindex: int) -> Mapping[str, Quantity]:
+        def settings(self, group: Group, ifindex: int) -> Mapping[str, Setting]:
             asked.append(ifindex)
-            return kernel.ethtool.rings(ifindex)
+            return kernel.ethtool.settings("rings", ifindex)
 
     dry_run(evolve(kernel.machine(), ethtool=Listening(kernel)), wanted)
     assert asked == [kernel.netdev(vf_addresses(kernel.files, PF)[1]).ifindex]
@@ -157,11 +156,11 @@ def test_vfs_have_settings_of_their_own(kernel: Kernel) -> None:
     assert is_ready(settle(kernel, spec(vfs)).conditions)
     ethtool = kernel.machine().ethtool
     sizes = [
-        {name: ring.value for name, ring in ethtool.rings(kernel.netdev(vf).ifindex).items()}
+        {name: ring.value for name, ring in ethtool.settings("rings", kernel.netdev(vf).ifindex).items()}
         for _, vf in sorted(vf_addresses(kernel.files, PF).items())
     ]
     assert sizes == [{"rx": 512, "tx": 1024}, {"rx": 1024, "tx": 512}, {"rx": 512, "tx": 1024}]
-    assert ethtool.rings(kernel.netdev(PF).ifindex)["rx"].value == 256
+    assert ethtool.settings("rings", kernel.netdev(PF).ifindex)["rx"].value == 256
 
 
 @pytest.mark.parametrize(
@@ -260,7 +259,7 @@ def test_a_vf_s_settings_are_its_owner_s_unless_the_spec_says_otherwise(kernel: 
     kernel.host.allocated[vf] = ("team/trainer-0",)
     given = {"owner": owner, "state": "down", "rings": {"rx": 512}}
     assert is_ready(settle(kernel, spec({"count": 1, "defaults": given})).conditions)
-    assert kernel.ethtool.rings(kernel.netdev(vf).ifindex)["rx"].value == size
+    assert kernel.ethtool.settings("rings", kernel.netdev(vf).ifindex)["rx"].value == size
 
 
 def test_a_netdev_that_is_down_has_no_link_to_lose(kernel: Kernel) -> None:
@@ -277,10 +276,11 @@ def test_vfs_have_features_of_their_own(kernel: Kernel) -> None:
     }
     assert is_ready(settle(kernel, spec(vfs)).conditions)
     features = [
-        kernel.ethtool.features(kernel.netdev(vf).ifindex) for _, vf in sorted(vf_addresses(kernel.files, PF).items())
+        kernel.ethtool.settings("features", kernel.netdev(vf).ifindex)
+        for _, vf in sorted(vf_addresses(kernel.files, PF).items())
     ]
-    assert [netdev["rx-gro"].on for netdev in features] == [False, True, False]
-    assert [netdev["tx-scatter-gather"].on for netdev in features] == [True, False, True]
+    assert [netdev["rx-gro"].value for netdev in features] == [False, True, False]
+    assert [netdev["tx-scatter-gather"].value for netdev in features] == [True, False, True]
     assert settle(kernel, spec(vfs)).outcomes == ()
 
 
@@ -354,16 +354,16 @@ def test_a_netdev_goes_from_combined_to_separate_channels_and_back(
     kernel.ethtool.two_modes.add(PF)
     index = kernel.netdev(PF).ifindex
     if before:
-        kernel.ethtool.set_channels(index, before)
-    found = kernel.ethtool.channels(index)
+        kernel.ethtool.set("channels", index, before)
+    found = kernel.ethtool.settings("channels", index)
     memory = Memory(lambda: 0.0)
     for channels in sequence:
         for _ in range(2):
             result = converge(kernel.machine(), Goal(spec(channels=channels)), memory)
         assert is_ready(result.conditions), result.conditions
         assert not result.applied
-        present = {name: quantity.value for name, quantity in kernel.ethtool.channels(index).items()}
+        present = {name: quantity.value for name, quantity in kernel.ethtool.settings("channels", index).items()}
         assert present == {"rx": 0, "tx": 0, "combined": 0} | channels
     memory.failures.forget()
     converge(kernel.machine(), Goal(spec()), memory)
-    assert kernel.ethtool.channels(index) == found
+    assert kernel.ethtool.settings("channels", index) == found

@@ -79,7 +79,7 @@ class Refusing:
 
 
 class Silent:
-    """Netlink and processes of the same machine."""
+    """Netlink, processes and ethtool of the same machine."""
 
     def links(self) -> list[Link]:
         return []
@@ -89,6 +89,9 @@ class Silent:
 
     def addresses(self) -> dict[int, tuple[str, ...]]:
         return {}
+
+    def firmware(self, netdev: str) -> str | None:
+        return None
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         raise AssertionError(name)

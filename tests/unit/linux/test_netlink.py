@@ -395,7 +395,7 @@ def test_a_process_that_has_used_netlink_ends_without_a_complaint() -> None:
         "machine = linux.machine()\n"
         "sources = machine.events.subscribe()\n"
         "lo = machine.netlink.link('lo')\n"
-        "with suppress(OSError): machine.ethtool.channels(lo.ifindex)\n"
+        "with suppress(OSError): machine.ethtool.settings('channels', lo.ifindex)\n"
         "print(lo.name, len(sources) > 2)\n"
     )
     ended = subprocess.run([sys.executable, "-X", "dev", "-c", used], capture_output=True, text=True, check=True)
