@@ -289,16 +289,18 @@ def _with_vfs(name: str, alone: bool) -> Link:
     Linux 5.5 to 6.14 make no room in an answer for the GUIDs of an InfiniBand PF's VFs (rtnl_vfinfo_size,
     net/core/rtnetlink.c), and so refuse it from about 16 VFs on. A dump has up to 32 kB for each link (netlink_dump,
     net/netlink/af_netlink.c), but calls all drivers. If one hangs in it, the device that was asked for is blamed. The next
-    worker asks for each link ``alone``, and so finds the one that hangs; until it answers, such a PF cannot be read.
+    worker asks for each link ``alone``, and so finds the one that hangs; until it answers, such a PF reports no VF.
     """
-    asked = asked_links(RTEXT_FILTER_VF)
+    asked, named = asked_links(RTEXT_FILTER_VF), attribute(IFLA_IFNAME, os.fsencode(name) + b"\0")
     try:
-        named = attribute(IFLA_IFNAME, os.fsencode(name) + b"\0")
         (answer,) = ask(socket.NETLINK_ROUTE, RTM_GETLINK, asked + named)
         return decode_link(answer)
     except OSError as error:
-        if error.errno != errno.EMSGSIZE or alone:
+        if error.errno != errno.EMSGSIZE:
             raise
+    if alone:
+        (answer,) = ask(socket.NETLINK_ROUTE, RTM_GETLINK, asked_links() + named)
+        return decode_link(answer)
     for answer in dump(socket.NETLINK_ROUTE, RTM_GETLINK, asked):
         link = decode_link(answer)
         if name in (link.name, *link.altnames):
