@@ -157,8 +157,8 @@ class Reader:
 
     def __init__(self, files: Files) -> None:
         self._files = files
-        self._present = frozenset(_present(files))
         self.failed: OSError | None = None
+        self._present = frozenset(self._names(CHAR_DEVICES))
         self._serving: list[tuple[str, str]] | None = None
 
     @property
@@ -375,13 +375,6 @@ class Reader:
     def _note(self, error: OSError) -> None:
         if error.errno not in ABSENT and not isinstance(error, NotADirectoryError):
             self.failed = error
-
-
-def _present(files: Files) -> list[str]:
-    try:
-        return files.names(CHAR_DEVICES)
-    except OSError:
-        return []
 
 
 def _number(text: str) -> int | None:

@@ -2,7 +2,7 @@
 
 A container network plugin (CNI) makes a netdev for each pod and deletes it with the pod, so a netdev that is gone is no fault,
 and no change here is required for the node to be ready. The netdevs of the spec's own NICs and of their VFs belong to
-:mod:`agent.kinds.rps`.
+:mod:`agent.kinds.steering`.
 """
 
 from __future__ import annotations

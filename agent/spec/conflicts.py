@@ -10,7 +10,7 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 
 from agent.spec.addresses import ARP, LEAST_MTU_OF_IPV6, RAIL
 from agent.spec.nic import Nic, Offloads, VfAttributes
-from agent.spec.selector import Selector, numbered
+from agent.spec.selector import Selector, name_of
 from agent.spec.sysctl_names import canonical
 
 MOST_NAMES = 1 << 19
@@ -74,7 +74,7 @@ def _each_name(nic: Nic, name: str) -> Iterator[str]:
     if not nic.select.each:
         yield name
     else:
-        yield from (numbered(name, index) for index in range(nic.select.most))
+        yield from (name_of(name, index) for index in range(nic.select.most))
 
 
 def _names(keys: Mapping[str, Nic]) -> Iterator[tuple[str, str]]:

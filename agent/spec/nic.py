@@ -11,7 +11,7 @@ from attrs import Attribute, evolve, field, fields, frozen
 from agent.spec.addresses import MOST_RAILS, Address
 from agent.spec.dcqcn import Dcqcn
 from agent.spec.ranges import parse_ranges
-from agent.spec.selector import INDEX, NIC_NAME, Selector, netdev_name, nic_name, numbered
+from agent.spec.selector import INDEX, NIC_NAME, Selector, name_of, netdev_name, nic_name
 from agent.spec.validators import Each, Matches, OneOf, Within, cpu_list, vf_list
 from agent.spec.vf_attributes import of_one_vf, ordered, with_wanted
 
@@ -371,9 +371,9 @@ class Nic:
 
     def member(self, index: int, pci: str) -> Nic:
         """An entry for NIC ``index`` of an entry with ``select.each``; ``pci`` is the address of its function."""
-        altnames = tuple(numbered(name, index) for name in self.altnames)
+        altnames = tuple(name_of(name, index) for name in self.altnames)
         select, rail = self.select.of_one(pci), None if self.rail is None else self.rail + index
-        return evolve(self, name=numbered(self.name, index), altnames=altnames, select=select, rail=rail)
+        return evolve(self, name=name_of(self.name, index), altnames=altnames, select=select, rail=rail)
 
     def rails(self) -> range:
         """The numbers of its rails: none or one, or with ``select.each`` one for each NIC."""

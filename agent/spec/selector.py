@@ -25,7 +25,7 @@ INDEX = "{index}"
 """Stands for a NIC's number in the names of an entry with ``each``."""
 
 
-def numbered(name: str, index: int) -> str:
+def name_of(name: str, index: int) -> str:
     """The name of NIC ``index`` of an entry with ``each``, from the name's pattern."""
     return name.replace(INDEX, str(index))
 

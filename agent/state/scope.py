@@ -53,7 +53,7 @@ def in_scope(want: Wanted, scope: Scope) -> list[str]:
     return sorted(want.nics.keys() & devices(scope))
 
 
-def whole(address: str, scope: Scope) -> bool:
+def with_all_vfs(address: str, scope: Scope) -> bool:
     """Whether ``scope`` includes a PF with all its VFs."""
     return scope is None or address in scope
 
@@ -67,7 +67,7 @@ def functions_in_scope(files: Files, want: Wanted, scope: Scope) -> dict[str, di
     """For each wanted PF in ``scope``, the included functions (PF and VFs): target to PCI address."""
     result = {}
     for address in in_scope(want, scope):
-        if whole(address, scope):
+        if with_all_vfs(address, scope):
             result[address] = targets(files, address)
             continue
         named = {name for name in scope or () if name.startswith(f"{address}#")}

@@ -30,8 +30,8 @@ ALL_NODES = "/sys/kernel/mm/hugepages"
 
 
 @frozen
-class Pool:
-    """A pool in pages; ``missing`` says why there is none."""
+class Pages:
+    """What a pool has; ``missing`` says why there is none."""
 
     total: int = 0
     free: int = 0
@@ -44,19 +44,19 @@ class Pool:
         return self.total - self.surplus
 
 
-def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mapping[str, Pool]]:
+def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mapping[str, Pages]]:
     """The wanted pools, by their :attr:`HugepagePool.name`."""
     if not host_in_scope(scope):
         return {}
     return {HOST: {pool.name: _read_or_why(machine.files, pool) for pool in want.spec.hugepages}}
 
 
-def _read_or_why(files: Files, pool: HugepagePool) -> Pool:
+def _read_or_why(files: Files, pool: HugepagePool) -> Pages:
     """A pool as it is now. One whose files fail to read is missing: the others are set all the same."""
     try:
         return read(files, pool)
     except OSError as error:
-        return Pool(missing=f"it cannot be read: {error}")
+        return Pages(missing=f"it cannot be read: {error}")
 
 
 def _folder(pool: HugepagePool) -> str:
@@ -68,7 +68,7 @@ def path(pool: HugepagePool) -> str:
     return f"{_folder(pool)}/hugepages-{pool.kilobytes}kB"
 
 
-def read(files: Files, pool: HugepagePool) -> Pool:
+def read(files: Files, pool: HugepagePool) -> Pages:
     """A pool as it is now."""
     try:
         paths = [f"{path(pool)}/{name}" for name in ("nr_hugepages", "free_hugepages", "surplus_hugepages")]
@@ -76,17 +76,17 @@ def read(files: Files, pool: HugepagePool) -> Pool:
     except FileNotFoundError:
         sizes = ", ".join(name.removeprefix("hugepages-") for name in names_or_none(files, _folder(pool)))
         if not sizes and pool.numa_node is not None:
-            return Pool(missing=f"there is no NUMA node {pool.numa_node} with memory")
-        return Pool(missing=f"there are no huge pages of {pool.size} (this machine has {sizes or 'none'})")
-    return Pool(total, free, surplus)
+            return Pages(missing=f"there is no NUMA node {pool.numa_node} with memory")
+        return Pages(missing=f"there are no huge pages of {pool.size} (this machine has {sizes or 'none'})")
+    return Pages(total, free, surplus)
 
 
 def plan(want: Wanted, have: Snapshot) -> list[Change]:
     """The pools whose size differs."""
     changes = []
-    pools: Mapping[str, Pool] = have[NAME].get(HOST, {})
+    pools: Mapping[str, Pages] = have[NAME].get(HOST, {})
     for pool in sorted(want.spec.hugepages, key=lambda pool: pool.name):
-        now = pools.get(pool.name, Pool(missing="it has not been read"))
+        now = pools.get(pool.name, Pages(missing="it has not been read"))
         if now.missing:
             remedy = "compare with /sys/devices/system/node/node*/hugepages"
             changes.append(Change(NAME, HOST, pool.name, None, pool.count, blocker=now.missing, remedy=remedy))

@@ -75,7 +75,7 @@ def a_parameter_without_a_write_bit_is_refused_even_to_root(machine: Machine, pf
 
 
 def huge_pages_belong_to_one_numa_node(machine: Machine, pf: str) -> None:
-    def pool(node: int | None) -> hugepages.Pool:
+    def pool(node: int | None) -> hugepages.Pages:
         return hugepages.read(machine.files, HugepagePool("2M", 0, node))
 
     before = pool(1)
