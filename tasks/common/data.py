@@ -30,6 +30,12 @@ SITE = "site_"
 SPEC_KEYS = tuple(field.name for field in fields(NodeSpec))
 
 
+def overrides_of(key: str) -> str:
+    """The key with changes of parts of this key's value (tasks/common/layers.py)."""
+    # Each of them is about one NIC.
+    return "nic_overrides" if key == "nics" else f"{key}_overrides"
+
+
 @frozen
 class Key(Generic[T]):
     """A key of the inventory. ``parse`` checks a value; its ValueError names the fault and the remedy."""
@@ -107,7 +113,8 @@ def known_keys() -> frozenset[str]:
     """All keys that have a meaning: the spec's, the tasks', and the connectors'."""
     connectors = get_all_connectors()  # type: ignore[no-untyped-call]
     connector_keys = {name for connector in connectors.values() for name in connector.data_meta}
-    return frozenset({*SPEC_KEYS, *(key.name for key in task_keys()), *connector_keys})
+    read = {*SPEC_KEYS, *(key.name for key in task_keys())}
+    return frozenset({*read, *map(overrides_of, read), *connector_keys})
 
 
 def unknown_keys(data: Mapping[str, object], host_name: str) -> list[str]:

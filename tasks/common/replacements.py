@@ -14,6 +14,7 @@ from typing import Any
 
 import pyinfra
 from pyinfra.api.config import Config
+from pyinfra.api.exceptions import PyinfraError
 from pyinfra.api.host import Host
 from pyinfra.api.inventory import Inventory
 from pyinfra.api.state import State
@@ -21,7 +22,7 @@ from pyinfra.api.util import PYINFRA_INSTALL_DIR
 from pyinfra.connectors.util import CommandOutput
 
 from tasks import disruption, time_limits
-from tasks.common import answers, connection, facts, failures, inventory, lock, prefetch, questions, shard, site
+from tasks.common import answers, connection, facts, failures, inventory, layers, lock, prefetch, questions, shard, site
 from tasks.common.progress import Progress
 from tasks.kubernetes import maintenance
 
@@ -54,6 +55,10 @@ def before_connect(hosts: Inventory, config: Config, limited: list[Host] | None)
     site.check()
     inventory.check(hosts, limited)
     limited = shard.limit(hosts, limited)
+    # All hosts, since tasks compare the values of hosts that are not deployed now.
+    faults = {host: layers.merge(host) for host in hosts}
+    if wrong := [fault for host in (hosts if limited is None else limited) for fault in faults[host]]:
+        raise PyinfraError("\n".join(wrong))
     count = len(hosts if limited is None else limited)
     failures.limit(config, count)
     connection.allow_open_files(count)

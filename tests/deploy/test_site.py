@@ -142,3 +142,71 @@ def test_pyinfra_of_another_checkout_is_one_error(tmp_path: Path, site: Path) ->
     said = f"this pyinfra belongs to the checkout {ROOT}, and runs in {tmp_path}: run `make control` in {tmp_path}"
     assert said in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr and "Connecting" not in done.stderr
+
+
+def explained(site: Path, *words: str) -> list[str]:
+    done = trackbed("explain", *words, "--inventory", site / "inventories/prod.py")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.replace(f"{site}/", "").splitlines()
+
+
+def test_an_override_reaches_the_deploy_and_one_of_another_host_does_not_stop_it(site: Path) -> None:
+    odd = {"node_name": "a", "nic_overrides": {"rail0": {"select": {"pci": "0000:9d:00.0"}}}}
+    wrong: dict[str, Any] = {"nic_overrides": {"rail7": {}}}
+    inventory = site / "inventories/prod.py"
+    hosts = [("@fake/gpu-01", odd), ("@fake/gpu-02", wrong)]
+    inventory.write_text(f"{IMPORT}servers = ({hosts!r}, {FAKE!r})\n")
+    refused = ran(PYINFRA, inventory, "deploy.py", "--dry")
+    assert refused.returncode == 1
+    said = "gpu-02.nic_overrides (host): 'rail7' is not a name in nics; known names: rail0"
+    assert said in refused.stderr and "Connecting" not in refused.stderr
+    limited = ran(PYINFRA, inventory, "deploy.py", "--dry", "--limit", "@fake/gpu-01")
+    assert limited.returncode == 0, limited.stderr
+    inventory.write_text(f"{IMPORT}servers = ({hosts[:1]!r}, {FAKE!r})\n")
+    assert data_of(inventory)[0]["nics"] == [{"name": "rail0", "select": {"pci": "0000:9d:00.0"}, "vfs": {"count": 8}}]
+
+
+def test_explain_names_the_file_of_each_value_and_the_defaults(site: Path) -> None:
+    hosts = [
+        ("gpu-01", {"nic_overrides": {"rail0": {"vfs": {"count": 4}}}, "ssh_user": "ops", "_sudo_password": "hunter2"})
+    ]
+    (site / "inventories/prod.py").write_text(f"servers = ({hosts!r}, {{'irqs': {{'exclude_cpus': '0-1'}}}})\n")
+    (site / "group_data/all.py").write_text("site_rack = 7\nrps = {'enable': False}\nirqs = {'pin': False}\n")
+    lines = explained(site, "gpu-01")
+    assert {
+        "nics.rail0.select.pci = '0000:18:00.0'  # group_data/servers.py",
+        "nics.rail0.vfs.count = 4  # inventories/prod.py, host, nic_overrides",
+        "irqs.exclude_cpus = '0-1'  # inventories/prod.py, group servers",
+        "irqs.pin = True  # default",
+        "rps.enable = False  # group_data/all.py",
+        "node_name = 'gpu-01'  # default",
+        "ready_timeout = 120  # default",
+        "ofed = None  # default",
+        "site_rack = 7  # group_data/all.py",
+        "ssh_user = 'ops'  # inventories/prod.py, host",
+    } <= set(lines)
+    assert not any("hunter2" in line or "rail0.mtu" in line for line in lines)
+    assert "nics.rail0.mtu = None  # default" in explained(site, "gpu-01", "nics")
+    rows = [json.loads(line) for line in explained(site, "gpu-01", "irqs", "--json")]
+    assert rows[0] == {"key": "irqs.exclude_cpus", "value": "0-1", "source": "inventories/prod.py, group servers"}
+
+
+def test_explain_knows_the_worked_example() -> None:
+    done = trackbed("explain", "gpu-07.example.net", "--inventory", ROOT / "inventories/prod.py")
+    assert done.returncode == 0, done.stderr
+    assert f"nics.rail7.mtu = 9000  # {ROOT}/group_data/connectx_roce.py\n" in done.stdout
+    assert f"disruption.allow = 'none'  # {ROOT}/inventories/prod.py, group careful\n" in done.stdout
+    absent = trackbed("explain", "gpu-99", "--inventory", ROOT / "inventories/prod.py")
+    assert (absent.returncode, "has no host gpu-99; its hosts are" in absent.stderr) == (1, True)
+    unknown = trackbed("explain", "gpu-07.example.net", "nisc", "--inventory", ROOT / "inventories/prod.py")
+    assert "nisc is not a key" in unknown.stderr
+
+
+def test_explain_of_wrong_data_says_what_is_wrong(site: Path) -> None:
+    (site / "inventories/prod.py").write_text(
+        "servers = [('gpu-01', {'nic_overrides': {'rail9': {}}, 'mdoe': 'observe'})]\n"
+    )
+    done = trackbed("explain", "gpu-01", "--inventory", site / "inventories/prod.py")
+    assert done.returncode == 1
+    assert "'rail9' is not a name in nics; known names: rail0" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,151 @@
+"""`trackbed explain`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+from attrs import asdict, frozen, has
+from pyinfra.api.exceptions import PyinfraError
+from pyinfra.api.host import Host
+from pyinfra.api.state import State
+from pyinfra.context import ctx_state
+
+from agent.report.printable import printable
+from tasks.common import layers, replacements, site
+from tasks.common.data import SITE, SPEC_KEYS, task_keys
+from tasks.common.layers import Layer
+from tasks.node_spec import node_spec
+
+DEFAULT = "default"
+
+
+@frozen
+class Line:
+    """A part of a value, and the file and the place in it that gave it."""
+
+    key: str
+    value: Any
+    source: str
+
+
+@click.command()
+@click.argument("host")
+@click.argument("key", required=False)
+@click.option(
+    "--inventory",
+    required=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The inventory's file.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON lines for programs: key, value and source.")
+def explain(host: str, key: str | None, inventory: Path, as_json: bool) -> None:
+    """Show each value of HOST with the file that gave it, or only those of KEY; "default" is Trackbed's own.
+
+    Without KEY, the defaults in a list's entries (nics) are left out. The command connects to no host.
+
+    Exit code: 0 done, 1 there is no such host or key, or the data have a fault.
+
+    Example: trackbed explain gpu-01.example.net nics --inventory ~/fleet/inventories/prod.py
+    """
+    try:
+        file = inventory.resolve()
+        lines, fault = _lines(_host(file, host), file, key)
+    except PyinfraError as error:
+        raise click.ClickException(str(error)) from None
+    for line in lines:
+        if as_json:
+            click.echo(json.dumps({"key": line.key, "value": line.value, "source": line.source}, default=str))
+        else:
+            click.echo(printable(f"{line.key} = {line.value!r}  # {line.source}"))
+    if fault:
+        raise click.ClickException(fault)
+
+
+def _host(inventory: Path, name: str) -> Host:
+    """A host of the inventory, as a deploy has it."""
+    replacements.replace()
+    # Its import replaces Python's threads by gevent's.
+    from pyinfra_cli.exceptions import CliError  # type: ignore[import-untyped]
+    from pyinfra_cli.inventory import make_inventory  # type: ignore[import-untyped]
+
+    try:
+        with ctx_state.use(State()):
+            made = make_inventory(str(inventory))
+    except (CliError, PyinfraError) as error:
+        raise click.ClickException(str(error)) from None
+    known: dict[str, Host] = {each.name: each for each in made}
+    if name not in known:
+        raise click.ClickException(
+            f"{inventory} has no host {name}; its hosts are {', '.join(sorted(known)) or 'none'}"
+        )
+    return known[name]
+
+
+def _files(inventory: Path) -> dict[tuple[str, str], Path]:
+    """The file of group data that gives a key to a group; the later folder counts, as in pyinfra."""
+    from pyinfra_cli.inventory import _get_group_data
+
+    folders = [each / "group_data" for each in dict.fromkeys((site.root_of(inventory), inventory.parent))]
+    with ctx_state.use(State()):
+        return {
+            (group, key): folder / f"{group}.py"
+            for folder in folders
+            for group, data in _get_group_data(str(folder)).items()
+            for key in data
+        }
+
+
+def _source(by: tuple[Layer, str], inventory: Path, files: Mapping[tuple[str, str], Path]) -> str:
+    layer, key = by
+    file = files.get((layer.group, key)) if layer.group else None
+    place = str(file) if file else f"{inventory}, {layer.name}"
+    return f"{place}, {key}" if key.endswith("_overrides") else place
+
+
+def _lines(host: Host, inventory: Path, key: str | None) -> tuple[list[Line], str]:
+    """The lines, and what is wrong with the host's data."""
+    files = _files(inventory)
+    of_host = layers.layers(host)
+    faults = layers.merge(host)
+    data = host.data.dict()  # type: ignore[no-untyped-call]
+    own = sorted(
+        each for each in data if type(each) is str and each.startswith((SITE, "ssh_")) and "password" not in each
+    )
+    known = dict.fromkeys((*SPEC_KEYS, *(each.name for each in task_keys()), *own))
+    if key is not None and key not in known:
+        raise click.ClickException(f"{key} is not a key; see docs/inventory.md")
+    try:
+        defaults: dict[str, Any] = _plain(node_spec(data, host.name))
+        defaults |= {each.name: _plain(each.read(data, host.name)) for each in task_keys()}
+    except PyinfraError as error:
+        defaults = {}
+        faults = faults or [str(error)]
+    lines: list[Line] = []
+    for each in known if key is None else (key,):
+        try:
+            value = layers.value_of(each, of_host)
+        except ValueError:  # one of the faults
+            continue
+        sources = {path: _source(by, inventory, files) for path, by in value.given.items()}
+        given = [
+            Line(".".join((each, *path)), part, sources[path]) for path, part in layers.parts(value.value) if sources
+        ]
+        lines += given
+        shown = defaults.get(each) if key is not None or not isinstance(value.value, list | tuple) else None
+        lines += _defaults(each, shown, sources) if each in defaults and (shown is not None or not given) else []
+    return lines, "\n".join(faults)
+
+
+def _defaults(key: str, value: Any, given: Mapping[tuple[str, ...], str]) -> Iterator[Line]:
+    """The parts of a value that no layer gave, also not as a whole or in parts."""
+    for path, part in layers.parts(value):
+        if not any(path[: len(each)] == each or each[: len(path)] == path for each in given):
+            yield Line(".".join((key, *path)), part, DEFAULT)
+
+
+def _plain(value: Any) -> Any:
+    return asdict(value) if has(type(value)) else value

@@ -1,0 +1,93 @@
+"""Overrides of parts of a value, merged layer over layer in pyinfra's order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyinfra.api.inventory import Inventory
+
+from tasks.common import layers
+from tasks.node_spec import node_spec
+
+RAILS = [{"name": f"rail{each}", "select": {"pci": f"0000:{each}8:00.0"}, "vfs": {"count": 8}} for each in range(3)]
+
+
+def merged(
+    host: dict[str, Any], every: dict[str, Any] | None = None, **groups: dict[str, Any]
+) -> tuple[Any, list[str]]:
+    """The data of a host of these groups, of which the last one counts, and what is wrong with its overrides."""
+    made = Inventory(([("a", host)], every or {}), **{name: (["a"], data) for name, data in groups.items()})  # type: ignore[no-untyped-call]
+    one = made.get_host("a")
+    faults = layers.merge(one)
+    return one.data.dict(), faults  # type: ignore[no-untyped-call]
+
+
+def test_one_odd_slot_repeats_nothing() -> None:
+    odd = {"rail1": {"select": {"pci": "0000:9d:00.0"}, "vfs": {"defaults": {"trust": True}}}}
+    data, faults = merged({"nic_overrides": odd}, rails={"nics": RAILS})
+    assert faults == []
+    assert data["nics"] == [
+        RAILS[0],
+        {"name": "rail1", "select": {"pci": "0000:9d:00.0"}, "vfs": {"count": 8, "defaults": {"trust": True}}},
+        RAILS[2],
+    ]
+    # Also for the checks of the spec and of all keys.
+    assert [nic.select.pci for nic in node_spec(data, "a").nics][1] == "0000:9d:00.0"
+
+
+def test_none_removes_a_part() -> None:
+    odd = {"rail0": {"select": {"pci": None, "mac": "02:00:00:00:00:01"}}, "rail2": None}
+    data, _ = merged({"nic_overrides": odd}, rails={"nics": RAILS})
+    assert [nic["select"] for nic in data["nics"]] == [{"mac": "02:00:00:00:00:01"}, {"pci": "0000:18:00.0"}]
+
+
+def test_each_layer_is_over_those_before_and_a_key_replaces_them_all() -> None:
+    first = {"sysctls": {"a": "1", "b": "1"}, "sysctls_overrides": {"b": "2", "c": "2"}}
+    later: dict[str, Any] = {"sysctls_overrides": {"c": "3", "d": "3"}}
+    assert merged({"sysctls_overrides": {"d": "4"}}, first, later=later)[0]["sysctls"] == {
+        "a": "1",
+        "b": "2",
+        "c": "3",
+        "d": "4",
+    }
+    # A host's own value is of a later layer than its groups' overrides.
+    assert merged({"sysctls": {"z": "9"}}, first, later=later)[0]["sysctls"] == {"z": "9"}
+
+
+def test_a_mapping_in_a_mapping_is_merged_and_a_list_replaced() -> None:
+    given: dict[str, Any] = {"labels": {"policy": {"rack": "b7", "team": "ml"}, "capabilities": ["rdma"]}}
+    data, _ = merged({"labels_overrides": {"policy": {"team": "hpc"}, "capabilities": []}}, given)
+    assert data["labels"] == {"policy": {"rack": "b7", "team": "hpc"}, "capabilities": []}
+    assert merged({"irqs_overrides": {"pin": False}})[0]["irqs"] == {"pin": False}
+    assert given["labels"]["policy"]["team"] == "ml"
+
+
+@pytest.mark.parametrize(
+    ("host", "message"),
+    [
+        (
+            {"nic_overrides": {"rail7": {"mtu": 9000}}},
+            "a.nic_overrides (host): 'rail7' is not a name in nics; known names: rail0, rail1, rail2",
+        ),
+        (
+            {"nic_overrides": ["rail1"]},
+            "a.nic_overrides (host): it is not a mapping; give what it changes, as {'a': ...}",
+        ),
+        (
+            {"kernel_modules": ["x"], "kernel_modules_overrides": {"x": "y"}},
+            "a.kernel_modules_overrides (host): kernel_modules is a list of entries without names, which is replaced as a "
+            "whole: give kernel_modules",
+        ),
+        (
+            {"ready_timeout": 9, "ready_timeout_overrides": {"x": "y"}},
+            "a.ready_timeout_overrides (host): ready_timeout is 9, which has no parts: give ready_timeout",
+        ),
+        (
+            {"nic_overrides": {"rail0": {"name": {"x": "y"}}}},
+            "a.nic_overrides (host): nics.rail0.name is 'rail0', which has no parts: give nics.rail0.name",
+        ),
+    ],
+)
+def test_an_override_of_what_does_not_exist_is_refused(host: dict[str, Any], message: str) -> None:
+    assert merged(host, {"nics": RAILS})[1] == [message]
