@@ -43,10 +43,6 @@ class NodeWatch:
             if node.newer_than(self.node):
                 self.node = node
 
-    def retry_now(self) -> None:
-        """Try again at once if the last try failed."""
-        self._again.set()
-
     def relist(self) -> None:
         """Read the Node again: what is known of it is out of date."""
         self.known = False

@@ -102,13 +102,6 @@ class Publication:
         if verdict.without_heartbeat() != before:
             self.wake()
 
-    def retry_now(self) -> None:
-        """Try again at once what has failed or waits for its time."""
-        self.steps.retry_now()
-        self._identity_due = 0.0
-        self.watch.retry_now()
-        self.wake()
-
     def run(self) -> None:
         """Publish until the process ends."""
         self.watch.start()

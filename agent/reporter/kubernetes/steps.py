@@ -85,7 +85,3 @@ class Steps:
         for name in names:
             self.trouble[name] = why
             self.not_before[name] = max(self.not_before.get(name, 0.0), until)
-
-    def retry_now(self) -> None:
-        """Try steps that failed again at once."""
-        self.not_before.clear()

@@ -93,8 +93,7 @@ def test_where_the_node_may_not_be_written_its_condition_and_lease_say_that_it_i
     assert reporter.name in fleet(plane, "sweep")["tainted"]
     assert reporter.is_tainted()
     allow(plane, reporter.name)
-    reporter.publication.retry_now()
-    until(lambda: not notice(plane, reporter.name), "the Lease has nothing more to say")
+    until(lambda: not notice(plane, reporter.name), "the Lease has nothing more to say", deadline=90.0)
     reporter.acknowledged(reporter.say(True))
     until(lambda: not reporter.is_tainted(), "the taint is lifted again")
 

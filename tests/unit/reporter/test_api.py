@@ -69,7 +69,7 @@ def followed(folder: Path, answer: Answer, look: Callable[[NodeWatch], T]) -> It
         watch.start()
         yield lambda: seen.get(timeout=10)
         over.set()
-        watch.retry_now()
+        watch.relist()
         for thread in threading.enumerate():
             if thread.name == "watch a":
                 thread.join(10)

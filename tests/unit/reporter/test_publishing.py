@@ -201,7 +201,7 @@ def test_an_answer_that_is_no_lease_is_reported_as_an_error(
     reporter.turn()
     assert "something that is not a Lease" in reporter.acknowledged.now.error
     cluster.lease = good
-    reporter.retry_now()
+    clocks.goes_on(LAST_WAIT)
     reporter.turn()
     assert reporter.acknowledged.now.error == ""
 

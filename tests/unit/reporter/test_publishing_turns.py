@@ -74,7 +74,6 @@ def test_what_is_published_says_whether_the_credentials_are_refused(
     for status, refused in ((401, True), (403, False), (401, True), (None, False)):
         cluster.refusing = {} if status is None else dict.fromkeys(("lease", "status", "n1"), status)
         clocks.goes_on(LAST_WAIT)
-        reporter.retry_now()
         reporter.turn()
         latest = published.read(reporter.acknowledged.file)
         assert latest is not None and latest.refused is refused, (status, latest)
@@ -130,20 +129,6 @@ def test_credentials_that_cannot_be_renewed_are_reported_and_still_used(
     say(reporter, REPORT)
     reporter.turn()
     assert reporter.acknowledged.now.error.endswith("no route to the authority")
-    assert cluster.writes == ["lease", "status", "n1"]
-
-
-def test_on_request_a_failed_step_is_tried_again_at_once(running: tuple[Publication, Cluster, Clocks]) -> None:
-    reporter, cluster, _ = running
-    say(reporter, REPORT)
-    cluster.busy = True
-    reporter.turn()
-    cluster.busy = False
-    assert reporter.turn() > 0.0
-    assert cluster.writes == []
-    reporter.retry_now()
-    assert reporter._changed.is_set() and reporter.watch._again.is_set()
-    reporter.turn()
     assert cluster.writes == ["lease", "status", "n1"]
 
 
