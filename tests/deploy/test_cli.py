@@ -220,7 +220,7 @@ def test_a_single_node_that_fails_stops_the_others_only_if_the_operator_says_so(
 ) -> None:
     data = {"fake_delay": 0, "fake_delay_jitter": 0}
     made = [(f"@fake/h{number}", {**data, "site_fails": not number}) for number in range(hosts)]
-    inventory.write_text(f"hosts = {made!r}\n")
+    inventory.write_text(f"{IMPORT}hosts = {made!r}\n")
     deploy = tmp_path / "deploy.py"
     deploy.write_text(FAILING)
     done = subprocess.run(

@@ -25,6 +25,7 @@ from pyinfra.connectors.util import CommandOutput, OutputLine, make_unix_command
 
 from tasks.common import archive, connection
 from tasks.common.connection import WAKE_S, TransportFactory
+from tests.deploy.fake import IMPORT
 from tests.deploy.scripts import program
 
 
@@ -114,7 +115,7 @@ def test_every_host_gets_such_a_connection() -> None:
     ]
 
 
-HOSTS = 'hosts = ["@fake/" + ",".join(f"h{n:03}" for n in range(300))]\n'
+HOSTS = f'{IMPORT}hosts = ["@fake/" + ",".join(f"h{{n:03}}" for n in range(300))]\n'
 LIMIT = "import resource, sys\nprint('limit', resource.getrlimit(resource.RLIMIT_NOFILE)[0], file=sys.stderr)\n"
 
 
@@ -155,7 +156,7 @@ SHELL = "from pyinfra.operations import server\nserver.shell(name='Reached', com
 
 def failed(folder: Path, hosts: list[tuple[str, dict[str, Any]]], path: str = "") -> str:
     """The errors of a deploy to hosts of which some fail, without a terminal."""
-    (folder / "inventory.py").write_text(f"hosts = {hosts!r}\n")
+    (folder / "inventory.py").write_text(f"{IMPORT}hosts = {hosts!r}\n")
     (folder / "shell.py").write_text(SHELL)
     files = [str(folder / "inventory.py"), str(folder / "shell.py")]
     done = subprocess.run(

@@ -15,13 +15,14 @@ import pytest
 from agent.report.last_deploy import last_deploy
 from tasks.common.archive import ROOT
 from tasks.common.progress import running, say, slowest
+from tests.deploy.fake import IMPORT
 
 DEPLOY = 'from pyinfra.operations import server\nserver.shell(name="Nothing", commands=["true"])\n'
 DELAY = "1.2"
 
 
 def command(folder: Path) -> list[str]:
-    (folder / "inventory.py").write_text('hosts = ["@fake/node1", "@fake/node2"]\n')
+    (folder / "inventory.py").write_text(f'{IMPORT}hosts = ["@fake/node1", "@fake/node2"]\n')
     (folder / "nothing.py").write_text(DEPLOY)
     pyinfra = str(Path(sys.executable).with_name("pyinfra"))
     return [pyinfra, "-y", str(folder / "inventory.py"), str(folder / "nothing.py")]

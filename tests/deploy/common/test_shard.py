@@ -12,8 +12,9 @@ import pytest
 
 from tasks.common.archive import ROOT
 from tasks.common.shard import Shard
+from tests.deploy.fake import IMPORT
 
-HOSTS = 'hosts = [f"@fake/h{n:02}" for n in range(5)]\n'
+HOSTS = f'{IMPORT}hosts = [f"@fake/h{{n:02}}" for n in range(5)]\n'
 DEPLOY = 'from pyinfra.operations import server\nserver.shell(commands=["true"])\n'
 
 

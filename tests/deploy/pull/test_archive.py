@@ -133,7 +133,10 @@ def test_the_archive_has_all_that_a_deploy_imports(tmp_path: Path) -> None:
     # All imports, and the first statement after them, which checks the keys of all tasks.
     spec = next(number for number, each in enumerate(statements) if isinstance(each, ast.Assign))
     (tmp_path / "begin.py").write_text("\n".join(map(ast.unparse, statements[: spec + 1])))
-    (tmp_path / "one.py").write_text('hosts = [("@fake/node1", {"node_name": "node1", "fabric": {"seconds": 3}})]\n')
+    shutil.copy(ROOT / "tests/deploy/fake.py", tmp_path)
+    (tmp_path / "one.py").write_text(
+        'import fake as _fake\nhosts = [("@fake/node1", {"node_name": "node1", "fabric": {"seconds": 3}})]\n'
+    )
     # Tests have the project installed. A node has its archive only.
     code = "import runpy, sys; sys.path.remove(sys.argv.pop(1)); runpy.run_module('pyinfra', run_name='__main__')"
     done = subprocess.run(
