@@ -135,10 +135,12 @@ def ask(version: str) -> Commands:
         return
     for line in found.remaining:
         warn(host, f"a deploy of what was found would still change: {line}")
-    if given := [key for key in ("nics", *found.data) if host.data.get(key) is not None]:
+    if given := tuple(key for key in ("nics", *found.data) if host.data.get(key) is not None):
         warn(host, f"the inventory has {', '.join(given)} already, which counts before what was found")
     # The name that the inventory gives counts.
-    answers[host.name] = evolve(found, node_name=host.name) if host.data.get("node_name") else found
+    answers[host.name] = evolve(
+        found, given=given, node_name=host.name if host.data.get("node_name") else found.node_name
+    )
     host.log(
         printable(
             f"{len(found.nics)} NICs to configure, {len(found.functions)} network functions, {len(found.gpus)} GPUs"

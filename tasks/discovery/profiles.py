@@ -32,7 +32,10 @@ class NetworkFunction:
 
 @frozen
 class Server:
-    """What `trackbed inspect --as-inventory --json` says of a server. ``nics``: one entry of the key ``nics`` for each NIC."""
+    """What `trackbed inspect --as-inventory --json` says of a server. ``nics``: one entry of the key ``nics`` for each NIC.
+
+    ``given``: the keys that the inventory has for it already.
+    """
 
     node_name: str
     functions: tuple[NetworkFunction, ...] = ()
@@ -40,6 +43,7 @@ class Server:
     nics: tuple[Data, ...] = ()
     data: Data = field(factory=dict)
     remaining: tuple[str, ...] = ()
+    given: tuple[str, ...] = ()
 
     @property
     def hardware(self) -> tuple[Any, ...]:
@@ -91,17 +95,39 @@ def _profile(servers: Mapping[str, Server], taken: Collection[str]) -> Profile:
     known = max(all_of, key=lambda each: sum(bool(f.model) + bool(f.driver) for f in each.functions))
     nics = tuple(_common_nics(all_of))
     data = _common([each.data for each in all_of])
-    own = {
-        name: {
-            **({} if each.node_name == name else {"node_name": each.node_name}),
-            **({} if _named(each.nics, nics) == list(nics) else {"nics": _named(each.nics, nics)}),
-            **_different(each.data, data),
-        }
-        for name, each in servers.items()
-    }
+    own = {name: _own(name, each, nics, data) for name, each in servers.items()}
     name = _name(known, nics)
     free = (each for each in (name, *(f"{name}_{number}" for number in range(2, len(taken) + 3))) if each not in taken)
     return Profile(next(free), known.functions, known.gpus, nics, data, own)
+
+
+def _own(name: str, server: Server, nics: Sequence[Data], data: Data) -> Data:
+    """The data of a server that differ from its group's."""
+    named = {} if server.node_name == name else {"node_name": server.node_name}
+    own = {} if "nics" in server.given else _own_nics(server.nics, nics)
+    return {**named, **own, **_without(_different(server.data, data), *server.given)}
+
+
+def _own_nics(own: Sequence[Data], common: Sequence[Data]) -> Data:
+    """The key ``nic_overrides``, or ``nics`` if the server has a NIC that the group lacks: overrides add none."""
+    names = {_address(nic): nic["name"] for nic in common}
+    named = {_address(nic): {**nic, "name": names.get(_address(nic), nic["name"])} for nic in own}
+    if named.keys() - names:
+        return {"nics": [*named.values()]}
+    changes = {nic["name"]: _changes(nic, named.get(_address(nic))) for nic in common}
+    changes = {name: change for name, change in changes.items() if change != {}}
+    return {"nic_overrides": changes} if changes else {}
+
+
+def _changes(common: Data, own: Data | None) -> Data | None:
+    """What makes the server's of the group's entry, as an override has it: None removes something."""
+    if own is None:
+        return None
+    different = _different(own, common)
+    return {
+        key: _changes(common[key], value) if isinstance(value, dict) and isinstance(common.get(key), dict) else value
+        for key, value in different.items()
+    }
 
 
 def _name(known: Server, nics: Iterable[Data]) -> str:
@@ -136,12 +162,6 @@ def _common_nics(servers: Sequence[Server]) -> Iterable[Data]:
             name = address.replace(":", "-")
         names.add(name)
         yield {"name": name, "select": found[0]["select"], **_without(nic, "name", "select")}
-
-
-def _named(nics: Iterable[Data], common: Iterable[Data]) -> list[Data]:
-    """A server's NICs with the names that the group gives them."""
-    names = {_address(nic): nic["name"] for nic in common}
-    return [{**nic, "name": names.get(_address(nic), nic["name"])} for nic in nics]
 
 
 def _without(data: Data, *keys: str) -> Data:

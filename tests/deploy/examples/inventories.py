@@ -22,10 +22,13 @@ import pickle, sys
 from pyinfra.api.state import State
 from pyinfra.context import ctx_state
 from pyinfra_cli.inventory import make_inventory
+from tasks.common import layers
 state = State()
 state.cwd = sys.argv[1]
 with ctx_state.use(state):
     made = make_inventory(sys.argv[2], cwd=state.cwd)
+faults = [fault for host in made for fault in layers.merge(host)]
+assert not faults, faults
 hosts = [(host.name, host.data.dict()) for host in made]
 groups = {name: ([host.name for host in hosts], {}) for name, hosts in made.groups.items()}
 sys.stdout.buffer.write(pickle.dumps((hosts, groups)))
