@@ -1,6 +1,6 @@
 """The kinds of kernel state that the agent reads and sets, found by being in this folder or one below it.
 
-A module is one kind, or has several in ``KINDS``: rows of one table (:mod:`agent.kinds.settings`).
+A module is one kind, or has several in ``KINDS``, such as the rows of one table (:mod:`agent.kinds.settings`).
 
 A kind is three functions: ``observe`` reads the state, ``plan`` lists the changes that make it as the spec says, ``apply``
 makes one of them. A module without ``plan`` and ``apply`` is an observer: it reads what other kinds and the probes need.
@@ -186,9 +186,9 @@ def declared(module: ModuleType) -> Observer:
 
 
 def observers_of(module: ModuleType) -> tuple[Observer, ...]:
-    """The kinds of a module: those in its ``KINDS``, or the module itself; none of a module that only helps others."""
+    """The kinds of a module: the module itself if it has a ``NAME``, and those in its ``KINDS``."""
     rows: tuple[Observer, ...] = getattr(module, "KINDS", ())
-    return rows or ((declared(module),) if hasattr(module, "NAME") else ())
+    return (declared(module), *rows) if hasattr(module, "NAME") else rows
 
 
 @cache

@@ -221,32 +221,33 @@ def _plan_netdev(want: Wanted, address: str, netdev: Netdev) -> Iterator[Change]
         before = netdev.settings[name] if name in ARP else PRESENT if name in netdev.present else ABSENT
         change = Change(NAME, address, name, before, after)
         own = canonical(f"net/ipv4/conf/{netdev.name}/{name}")
-        other, duplicate = netdev.elsewhere.get(_ip_of(name)), netdev.duplicates.get(_ip_of(name))
         if own in want.spec.sysctls:
             blocker = f"sysctls[{own!r}] and the addresses of NIC {nic} set the same"
             yield evolve(change, blocker=blocker, remedy="keep one of them in the spec")
         elif before != after and netdev.claim is not None:
             grace = UNDECIDED if netdev.claim.undecided else 0.0
             yield evolve(change, blocker=netdev.claim.who, remedy=netdev.claim.remedy, grace_period=grace)
-        elif before != after and netdev.vrf is not None and name.startswith("route "):
-            blocker = f"{netdev.name} is in the VRF {netdev.vrf}, which has its routes"
-            remedy = f"add the route to {netdev.vrf} with the program that makes {netdev.vrf}, and take gateway out of the spec"
-            yield evolve(change, blocker=blocker, remedy=remedy)
-        elif before != after and _has_another_length(netdev, name):
-            blocker = f"{netdev.name} has {_ip_of(name)} {ANOTHER_LENGTH}"
-            yield evolve(change, blocker=blocker, remedy="remove that")
-        elif before != after and duplicate is not None:
-            blocker = f"another node has {_ip(duplicate)}, so the kernel does not use it on {netdev.name}"
-            remedy = f"give one of the two another address, then: ip address del {duplicate} dev {netdev.name}"
-            yield evolve(change, blocker=blocker, remedy=remedy)
-        elif before != after and other is not None:
-            yield evolve(
-                change,
-                blocker=f"{other} has the address {_ip_of(name)}",
-                remedy=f"take it from {other} or from the spec",
-            )
         elif before != after:
-            yield change
+            blocker, remedy = _blocker(netdev, name)
+            yield evolve(change, blocker=blocker, remedy=remedy)
+
+
+def _blocker(netdev: Netdev, name: str) -> tuple[str, str]:
+    """Why a field cannot be set, and the remedy; both empty if it can."""
+    ip = _ip_of(name)
+    if netdev.vrf is not None and name.startswith("route "):
+        remedy = (
+            f"add the route to {netdev.vrf} with the program that makes {netdev.vrf}, and take gateway out of the spec"
+        )
+        return f"{netdev.name} is in the VRF {netdev.vrf}, which has its routes", remedy
+    if _has_another_length(netdev, name):
+        return f"{netdev.name} has {ip} {ANOTHER_LENGTH}", "remove that"
+    if (duplicate := netdev.duplicates.get(ip)) is not None:
+        remedy = f"give one of the two another address, then: ip address del {duplicate} dev {netdev.name}"
+        return f"another node has {ip}, so the kernel does not use it on {netdev.name}", remedy
+    if (other := netdev.elsewhere.get(ip)) is not None:
+        return f"{other} has the address {ip}", f"take it from {other} or from the spec"
+    return "", ""
 
 
 def _is_the_vrf_s(name: str) -> bool:
@@ -262,12 +263,9 @@ def _is_the_vrf_s(name: str) -> bool:
 def _has_another_length(netdev: Netdev, name: str) -> bool:
     """Whether the netdev has an IPv6 address with another prefix length. It cannot have one with both."""
     kind, _, address = name.partition(" ")
-    return kind == "address" and ":" in address and any(_ip(address) == _ip(each) for each in _addresses_of(netdev))
-
-
-def _addresses_of(netdev: Netdev) -> Iterator[str]:
-    pairs = (field.partition(" ") for field in netdev.present)
-    return (address for kind, _, address in pairs if kind == "address")
+    if kind != "address" or ":" not in address:
+        return False
+    return any(_ip(address) == _ip(each) for of, _, each in (e.partition(" ") for e in netdev.present) if of == kind)
 
 
 def lifted_by(change: Change) -> str:

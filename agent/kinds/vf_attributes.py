@@ -9,8 +9,8 @@ from typing import Any
 from attrs import evolve
 
 from agent.driver_families import family_of
-from agent.hardware.functions import ifindex_of, link_of, netdev, netdev_of, vf_count
-from agent.kinds import Reading, links, vf_drivers, vfs
+from agent.hardware.functions import driver, ifindex_of, link_of, netdev, netdev_of, vf_count
+from agent.kinds import Observer, Reading, links, vfs
 from agent.machine import Machine, VfInfo
 from agent.report.records import Change, Disruption, Value
 from agent.report.target import vf_index, vf_target
@@ -18,7 +18,7 @@ from agent.spec import vf_attributes as attributes
 from agent.spec.nic import VfAttributes
 from agent.spec.vf_attributes import Refusal, VfAttribute
 from agent.spec.vf_attributes.guids import GUIDS
-from agent.state.scope import Scope, pfs_in_scope
+from agent.state.scope import Scope, functions_in_scope, pfs_in_scope
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted, WantedNic
 
@@ -50,6 +50,21 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mappin
         if link is not None:
             reported[address] = {vf.index: vf for vf in link.vfs}
     return reported
+
+
+def _observe_drivers(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mapping[str, bool]]:
+    """Whether each VF has a driver, by target. A PF whose driver resets no VF to set an attribute is left out."""
+    return {
+        address: {
+            target: driver(machine.files, vf) is not None for target, vf in functions.items() if target != address
+        }
+        for address, functions in functions_in_scope(machine.files, want, scope).items()
+        if family_of(want.nics[address].function.driver).vf_resets
+    }
+
+
+DRIVERS = "vf_drivers"
+KINDS = (Observer(NAME=DRIVERS, AFTER=("vfs",), observe=_observe_drivers),)
 
 
 def plan(want: Wanted, have: Snapshot) -> list[Change]:
@@ -100,7 +115,7 @@ def _unreported(change: Change, nic: WantedNic, nor_another: bool) -> Change:
 def _disruption(nic: WantedNic, have: Snapshot, index: int, name: str) -> Disruption:
     """What it costs to set an attribute. A VF without a driver is reset, too, but nothing can use it."""
     function = nic.function
-    bound = have[vf_drivers.NAME].get(function.address, {}).get(vf_target(function.address, index))
+    bound = have[DRIVERS].get(function.address, {}).get(vf_target(function.address, index))
     return Disruption.REBIND if bound and name in family_of(function.driver).vf_resets else Disruption.NONE
 
 
