@@ -21,7 +21,7 @@ from attrs import frozen
 from fleet.api import Failed
 
 ROOT = Path(__file__).parent.parent
-"""pyinfra reads config.py and group_data/ here, as it does for a deploy."""
+"""pyinfra runs here, as for a deploy, since it reads config.py here; group data are those of the inventory's site."""
 
 LINES = 12
 """Lines of a command's output that are shown: the last ones."""

@@ -26,9 +26,10 @@ PIN = ".trackbed-version"
 
 
 def root_of(inventory: Path) -> Path:
-    """The site of an inventory's file: the folder above `inventories/`, or else the file's own folder."""
+    """The site of an inventory's file: what `trackbed init` made; else the folder above `inventories/`, or the file's own."""
     folder = inventory.resolve().parent
-    return folder.parent if folder.name == "inventories" else folder
+    made = (each for each in (folder, *folder.parents) if (each / PIN).is_file())
+    return next(made, folder.parent if folder.name == "inventories" else folder)
 
 
 def _root() -> Path:

@@ -55,6 +55,6 @@ def rendered(folder: Path) -> dict[str, Path]:
         lines.append(f"{group} = ({made!r}, {data!r})")
     (folder / "fleet.py").write_text(IMPORT + "\n".join(lines) + "\n")
     (folder / "deploy.py").write_text("from tasks.kubernetes import manifests\nmanifests.render()\n")
-    done = pyinfra("-y", str(folder / "fleet.py"), str(folder / "deploy.py"))
+    done = pyinfra("-y", "--group-data", "group_data", str(folder / "fleet.py"), str(folder / "deploy.py"))
     assert done.returncode == 0, done.stdout + done.stderr
     return {name: folder / name for name in CLUSTERS}

@@ -47,12 +47,12 @@ def deployed(
     :returns: the folder of the manifests.
     """
     plane, folder = cluster.plane, work / "manifests"
-    # The file's name makes pyinfra read group_data/lab_cluster.py.
+    # The file's name makes pyinfra read lab_cluster.py of the group data.
     file = work / "lab_cluster.py"
     file.write_text(Template(inventory).substitute(folder=repr(str(folder)), first=FIRST_NUMBER))
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda node: prepare(plane, node), cluster.nodes))
-    done = pyinfra("-y", str(file), "deploy.py", timeout=3600)
+    done = pyinfra("-y", "--group-data", "group_data", str(file), "deploy.py", timeout=3600)
     assert done.returncode == 0, done.stdout + done.stderr
     before = lab_commands.rendered(instance.named())
     plane.kubectl("delete", "-k", str(before), "--ignore-not-found", timeout=LONG)

@@ -14,6 +14,8 @@ import pytest
 from pyinfra.api.exceptions import DeployError
 
 from agent.runtime import version
+from fleet.api import Failed
+from fleet.inventory import Inventory
 from tasks import pull
 from tasks.common.archive import ROOT
 from tasks.common.site import PIN
@@ -74,10 +76,11 @@ def test_init_leaves_what_is_there_and_refuses_the_checkout(site: Path) -> None:
     assert not (ROOT / "fleet-of-mine").exists()
 
 
-@pytest.mark.parametrize("inventory", ["inventories/prod.py", "prod.py"])
+@pytest.mark.parametrize("inventory", ["inventories/prod.py", "prod.py", "inventories/eu/prod.py"])
 def test_the_data_of_the_examples_never_reach_a_site(site: Path, inventory: str) -> None:
     # Groups of the examples, one with data of the site and one without.
     text = "connectx_roce = ['@fake/a']\nbare_metal_sriov = ['@fake/a']\n"
+    (site / inventory).parent.mkdir(exist_ok=True)
     (site / inventory).write_text(text)
     (site / "group_data/bare_metal_sriov.py").write_text("site_rack = 7\n")
     assert data_of(site / inventory) == [{"site_rack": 7}]
@@ -210,3 +213,10 @@ def test_explain_of_wrong_data_says_what_is_wrong(site: Path) -> None:
     assert done.returncode == 1
     assert "'rail9' is not a name in nics; known names: rail0" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_fleet_s_commands_find_the_site(site: Path) -> None:
+    (site / "inventories/prod.py").write_text("servers = ['gpu-01.example.net', 'gpu-02.example.net']\n")
+    (site / "group_data/servers.py").write_text("node_name = 'of-the-group'\n")
+    with pytest.raises(Failed, match="have the same node_name, of-the-group"):
+        Inventory.read(site / "inventories/prod.py")

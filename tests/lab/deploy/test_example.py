@@ -13,6 +13,7 @@ from group_data import erdma as erdma_gpu
 from group_data import erdma_cpu
 from lab import Node, repository
 from lab.packages import erdma, nvidia, ofed, toolchain
+from tasks.kubernetes.labels import LABELS, NFD
 from tests.lab.conftest import changed, pyinfra, ready, report
 from tests.lab.deploy.test_manifests import config
 from tests.lab.drivers.test_erdma import as_debian_makes_it
@@ -38,12 +39,14 @@ def deploy(folder: Path, groups: tuple[str, ...], **given: Any) -> subprocess.Co
     hosts = "".join(f"{group} = [(_name, {{**_data, **{given!r}}})]\n" for group in groups)
     inventory.write_text(INVENTORY + hosts)
     # A compiler, a driver that DKMS builds, and a container engine: half an hour of an emulated CPU.
-    return pyinfra("-y", "--json", str(inventory), "deploy.py", timeout=3600)
+    return pyinfra("-y", "--json", "--group-data", "group_data", str(inventory), "deploy.py", timeout=3600)
 
 
 def labels(node: Node) -> dict[str, str]:
-    """The labels that the reporter publishes."""
-    return {each["key"]: each["value"] for each in json.loads(node.sh("cat /etc/trackbed/labels.json"))["labels"]}
+    """The labels for the reporter and for NFD. The key `kubernetes` is not given, so the reporter publishes none."""
+    features = [line for line in node.sh(f"cat {NFD}").splitlines() if not line.startswith("#")]
+    of_reporter = json.loads(node.sh(f"cat {LABELS}"))["labels"]
+    return {each["key"]: each["value"] for each in of_reporter} | dict(line.split("=", 1) for line in features)
 
 
 def conditions(node: Node) -> dict[str, str]:
