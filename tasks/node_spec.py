@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from io import StringIO
 from typing import Any
 
+import pyinfra
 from attrs import define, field, frozen
 from pyinfra.api.command import FileUploadCommand, StringCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.exceptions import DeployError
 from pyinfra.api.operation import operation
+from pyinfra.api.state import State
 from pyinfra.context import host
 from pyinfra.facts.files import FileContents
 
@@ -20,6 +22,7 @@ from agent.report.printable import printable
 from agent.report.records import Change, Disruption, changes_from_plain
 from agent.spec.node import NodeSpec, SpecError, from_mapping, to_json
 from tasks.agent import BASE, folder
+from tasks.common.archive import ROOT
 from tasks.common.commands import Commands, refuse, script, warn
 from tasks.common.data import SPEC_KEYS, host_data, unknown_keys, wrong_arguments, wrong_values
 from tasks.common.facts import FactBase
@@ -46,7 +49,15 @@ def node_spec(data: Mapping[str, object], host_name: str) -> NodeSpec:
 
 
 def read() -> NodeSpec:
-    """The current host's spec. Bad data stops the deploy here, before any node is changed."""
+    """The current host's spec. Bad data stops the deploy here, before any node is changed.
+
+    :raises DeployError: the data are wrong, or pyinfra has not read config.py, as in another folder than the checkout.
+    """
+    if pyinfra.is_cli and not hasattr(State.init, "__wrapped__"):
+        raise DeployError(
+            f"pyinfra has not read {ROOT / 'config.py'}: run it in {ROOT}, and give the inventory by its path, as "
+            "~/fleet/inventories/prod.py"
+        )
     return node_spec(host_data(), host.name)
 
 

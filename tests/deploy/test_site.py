@@ -147,6 +147,17 @@ def test_pyinfra_of_another_checkout_is_one_error(tmp_path: Path, site: Path) ->
     assert "Traceback" not in done.stderr and "Connecting" not in done.stderr
 
 
+def test_pyinfra_in_the_site_s_folder_is_one_error(site: Path) -> None:
+    # The fake hosts are of this checkout, which is not on the path there.
+    path = f"import sys\nsys.path.append({str(ROOT)!r})\n"
+    inventory = site / "inventories/prod.py"
+    inventory.write_text(path + inventory.read_text())
+    done = ran(PYINFRA, "inventories/prod.py", ROOT / "deploy.py", "--dry", cwd=site)
+    assert done.returncode == 1
+    assert f"pyinfra has not read {ROOT}/config.py: run it in {ROOT}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def explained(site: Path, *words: str) -> list[str]:
     done = trackbed("explain", *words, "--inventory", site / "inventories/prod.py")
     assert done.returncode == 0, done.stderr
