@@ -31,7 +31,7 @@ def inventory_text(source: str, profiles: Sequence[Profile]) -> str:
     parts.append(
         f"# The groups of {source}, with their own data, which count before those above.\n"
         f'_asked = _run_path(str(_Path(__file__).with_name("{source}")))\n'
-        "_groups = {name: value for name, value in _asked.items() if isinstance(value, list | tuple) and name[0] != '_'}\n"
+        '_groups = {name: value for name, value in _asked.items() if isinstance(value, list | tuple) and name[0] != "_"}\n'
         "globals().update(_groups)\n"
         "# That of the file itself.\n"
         "_hosts = [host for group in _groups.values() for host in (group[0] if isinstance(group, tuple) else group)]\n"
