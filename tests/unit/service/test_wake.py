@@ -11,6 +11,8 @@ import pytest
 from attrs import define, evolve
 from pyroute2.netlink.rtnl import RTM_DELADDR, RTM_DELROUTE, RTM_NEWLINK
 
+from agent.engine.context import Goal, Memory
+from agent.engine.converge import converge
 from agent.linux.events import (
     IFLA_PARENT_DEV_NAME,
     LinuxEvents,
@@ -26,10 +28,11 @@ from agent.report.records import HOST
 from agent.service import inbox as inbox_module
 from agent.service.activity import Activity, View
 from agent.service.inbox import Inbox
-from agent.service.wake import BURST, RATE, KnownDevices, Pace, scope_of
-from agent.spec.node import SteeredNetdevs
+from agent.service.wake import BURST, RATE, KnownDevices, Pace, known_devices, scope_of
+from agent.spec.node import SteeredNetdevs, from_mapping
 from tests.contract.asking import soon
 from tests.sim.service.running import Announced
+from tests.sim.two_nics import PF0, PF1, two_nics
 
 PF, VF = "0000:21:00.0", "0000:21:10.2"
 KNOWN = KnownDevices(by_ifindex={7: PF}, by_address={PF: PF, VF: PF})
@@ -340,3 +343,32 @@ def test_a_result_is_sent_again_if_the_supervisor_may_still_see_that_an_event_wa
     inbox.close()
     view.close()
     os.close(source.descriptor)
+
+
+def test_what_comes_during_a_pass_still_waits_after_the_events_before_it_are_answered() -> None:
+    source, view = Announced(), View.new()
+    inbox = Inbox([source], Activity.at(view.descriptor), lambda: None)
+    inbox.known = evolve(KNOWN, required=frozenset({PF}))
+    with inbox.in_pass():
+        source.announce(Event(ifindex=7))
+        came = soon(lambda: view.waits() or None, "event")
+        inbox.answered()
+        assert view.waits() == came
+    assert inbox.wait(0.0) == frozenset({PF})
+    inbox.answered()
+    assert not view.waits()
+    inbox.close()
+    view.close()
+    os.close(source.descriptor)
+
+
+@pytest.mark.parametrize(("mode", "required"), [("enforce", {PF0}), ("observe", set())])
+def test_in_observe_mode_no_event_takes_ready_back(mode: str, required: set[str]) -> None:
+    """Nothing that the agent reads there is required of the node."""
+    nics = [
+        {"name": name, "select": {"pci": pf}, "required": pf == PF0} for name, pf in (("rail0", PF0), ("storage", PF1))
+    ]
+    spec = from_mapping({"node_name": "n1", "mode": mode, "nics": nics})
+    known = known_devices(converge(two_nics().machine(), Goal(spec), Memory(lambda: 0.0)))
+    assert known.required == required
+    assert set(known.by_address) == {PF0, PF1}
