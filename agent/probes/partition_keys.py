@@ -7,9 +7,8 @@ run on InfiniBand.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from agent.probes.rdma_devices import Devices, Fault, each_port, judged, port_fault
+from agent.hardware.rdma import RdmaDevice, RdmaPort
+from agent.probes.rdma_devices import in_ports, judged
 from agent.report.records import Condition, Severity, Stage
 from agent.spec.nic import RdmaDevices
 from agent.state.snapshot import Snapshot
@@ -27,14 +26,12 @@ def judge(want: Wanted, have: Snapshot, facts: None) -> list[Condition]:
     """False if ports of required NICs lack keys; the message names them. No condition if the spec requires no keys."""
     if not any(nic.rdma is not None and nic.rdma.pkeys for nic in want.asked):
         return []
-    return judged(TYPE, "KeyMissing", "AllPresent", want, have, _lacking)
+    return judged(TYPE, "KeyMissing", "AllPresent", want, have, in_ports(_faults))
 
 
-def _lacking(nic: WantedNic, wanted: RdmaDevices, devices: Devices) -> Iterator[Fault]:
-    for target, device, port in each_port(nic, wanted, devices):
-        for key in wanted.pkeys:
-            if (what := _fault(int(key, 16), port.pkeys)) is not None:
-                yield port_fault(target, device, port, what)
+def _faults(nic: WantedNic, wanted: RdmaDevices, target: str, device: RdmaDevice, port: RdmaPort) -> list[str]:
+    faults = (_fault(int(key, 16), port.pkeys) for key in wanted.pkeys)
+    return [fault for fault in faults if fault is not None]
 
 
 def _fault(wanted: int, present: tuple[int, ...]) -> str | None:

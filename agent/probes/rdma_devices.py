@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from attrs import frozen
 
@@ -83,17 +83,17 @@ def faults(want: Wanted, have: Snapshot, find: Find) -> dict[str, dict[str, list
     return by_nic
 
 
-def each_port(nic: WantedNic, wanted: RdmaDevices, devices: Devices) -> Iterator[tuple[str, RdmaDevice, RdmaPort]]:
-    """The ports of the expected RDMA devices, each with its function's target and its device."""
-    for target in expected(nic, wanted, devices):
-        for device in devices.get(target, ()):
-            for port in device.ports:
-                yield target, device, port
+def in_ports(faults: Callable[[WantedNic, RdmaDevices, str, RdmaDevice, RdmaPort], Iterable[str]]) -> Find:
+    """Finds faults in the ports of the expected RDMA devices. ``faults`` gets the function's target, device and port."""
 
+    def find(nic: WantedNic, wanted: RdmaDevices, devices: Devices) -> Iterator[Fault]:
+        for target in expected(nic, wanted, devices):
+            for device in devices.get(target, ()):
+                for port in device.ports:
+                    for what in faults(nic, wanted, target, device, port):
+                        yield Fault(target, f"{device.name} port {port.number} ({target})", what)
 
-def port_fault(target: str, device: RdmaDevice, port: RdmaPort, what: str) -> Fault:
-    """A fault of a port."""
-    return Fault(target, f"{device.name} port {port.number} ({target})", what)
+    return find
 
 
 def expected(nic: WantedNic, wanted: RdmaDevices, devices: Devices) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from agent.driver_families import family_of
 from agent.hardware.rdma import Family, RdmaDevice, RdmaPort, gid_index
-from agent.probes.rdma_devices import Devices, Fault, each_port, judged, port_fault
+from agent.probes.rdma_devices import in_ports, judged
 from agent.report.records import Condition, Severity, Stage
 from agent.report.target import is_vf
 from agent.spec.nic import RdmaDevices
@@ -23,16 +23,10 @@ def judge(want: Wanted, have: Snapshot, facts: None) -> list[Condition]:
 
     With ``rdma.at_least`` it is True if that many NICs have no fault.
     """
-    return judged(TYPE, "PortNotReady", "AllActive", want, have, _unfit)
+    return judged(TYPE, "PortNotReady", "AllActive", want, have, in_ports(_faults))
 
 
-def _unfit(nic: WantedNic, wanted: RdmaDevices, devices: Devices) -> Iterator[Fault]:
-    for target, device, port in each_port(nic, wanted, devices):
-        for what in _faults(nic, wanted, device, port, target):
-            yield port_fault(target, device, port, what)
-
-
-def _faults(nic: WantedNic, wanted: RdmaDevices, device: RdmaDevice, port: RdmaPort, target: str) -> Iterator[str]:
+def _faults(nic: WantedNic, wanted: RdmaDevices, target: str, device: RdmaDevice, port: RdmaPort) -> Iterator[str]:
     if wanted.link_layer is not None and port.link_layer != wanted.link_layer:
         yield f"link layer {port.link_layer}, not {wanted.link_layer} (LINK_TYPE in the NIC's firmware)"
     if port.state != "ACTIVE":

@@ -6,11 +6,9 @@ From the kernel's source (drivers/infiniband/core/sysfs.c): not run on InfiniBan
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from agent.hardware.rdma import RdmaPort
+from agent.hardware.rdma import RdmaDevice, RdmaPort
 from agent.kinds import rdma
-from agent.probes.rdma_devices import Devices, Fault, each_port, judged, port_fault
+from agent.probes.rdma_devices import in_ports, judged
 from agent.report.records import HOST, Condition, Severity, Stage
 from agent.spec.nic import RdmaDevices
 from agent.state.snapshot import Snapshot
@@ -34,19 +32,13 @@ def judge(want: Wanted, have: Snapshot, facts: None) -> list[Condition]:
     ports = (port for each in devices for device in each for port in device.ports)
     if not any(port.link_layer == "InfiniBand" for port in ports):
         return []
-    return judged(TYPE, "NotConfigured", "AllConfigured", want, have, _waiting)
+    return judged(TYPE, "NotConfigured", "AllConfigured", want, have, in_ports(_faults))
 
 
-def _waiting(nic: WantedNic, wanted: RdmaDevices, devices: Devices) -> Iterator[Fault]:
-    for target, device, port in each_port(nic, wanted, devices):
-        if (what := _fault(port)) is not None:
-            yield port_fault(target, device, port, what)
-
-
-def _fault(port: RdmaPort) -> str | None:
+def _faults(nic: WantedNic, wanted: RdmaDevices, target: str, device: RdmaDevice, port: RdmaPort) -> list[str]:
     """Why a port counts as not configured. One without a physical link does not: RdmaPorts reports it."""
     if port.link_layer != "InfiniBand" or port.state in (None, "DOWN"):
-        return None
+        return []
     if not port.sm_lid:
-        return f"SM LID 0 ({REMEDY})"
-    return None if port.state == "ACTIVE" else f"state {port.state}, SM LID {port.sm_lid} ({REMEDY})"
+        return [f"SM LID 0 ({REMEDY})"]
+    return [] if port.state == "ACTIVE" else [f"state {port.state}, SM LID {port.sm_lid} ({REMEDY})"]
