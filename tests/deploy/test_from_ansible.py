@@ -24,10 +24,12 @@ def test_the_task_has_changed_something_if_the_deploy_has(tmp_path: Path) -> Non
     page = (ROOT / "docs" / "how-to" / "move-from-ansible.md").read_text()
     (playbook,) = (text for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "command" in text)
     programs = Path(sys.executable).parent
-    for there, here in ((".venv/bin", str(programs)), ("/srv/trackbed", str(tmp_path)), ("inventories/", "")):
+    inventory = tmp_path / "prod.py"
+    own = {".venv/bin": programs, "/srv/trackbed": tmp_path, "/srv/fleet/inventories/prod.py": inventory}
+    for there, here in own.items():
         assert there in playbook
-        playbook = playbook.replace(there, here)
-    (tmp_path / "myfleet.py").write_text('hosts = ["@local"]\n')
+        playbook = playbook.replace(there, str(here))
+    inventory.write_text('hosts = ["@local"]\n')
     (tmp_path / "deploy.py").write_text(DEPLOY.format(path=str(tmp_path / "made")))
     (tmp_path / "playbook.yaml").write_text(playbook)
     command = [str(programs / "ansible-playbook"), "--connection=local", str(tmp_path / "playbook.yaml")]
