@@ -78,8 +78,9 @@ def merge(host: Host) -> list[str]:
     """Set the keys of which the host has overrides to their merged values; a message for each that is wrong."""
     faults = []
     of_host = layers(host)
+    given = {name for layer in of_host for name, over in layer.data.items() if over is not None}
     for key in (*SPEC_KEYS, *(each.name for each in task_keys())):
-        if any(layer.data.get(overrides_of(key)) is not None for layer in of_host):
+        if overrides_of(key) in given:
             try:
                 setattr(host.data, key, value_of(key, of_host).value)
             except ValueError as error:
