@@ -39,21 +39,14 @@ CHECKS = 100
 
 
 def at_once(machine: Machine) -> Judge:
-    """A judge that reads each probe now and waits for it, however long that takes. It has neither hysteresis nor memory."""
+    """A judge that reads each probe now and waits for it, however long that takes."""
 
     def judge(want: Wanted, have: Snapshot) -> list[Condition]:
-        conditions = []
-        for rule in _rules(want.spec.readiness):
-            probe = rule.probe
-            try:
-                facts = probe.read(machine, want) if probe.read else None
-            except OSError as error:
-                conditions.append(rule.applied(_failed(probe, _described(error)), _today()))
-                continue
-            if probe.remember:
-                facts = probe.remember(None, 0.0, have, facts)
-            conditions += [rule.applied(condition, _today()) for condition in probe.judge(want, have, facts)]
-        return conditions
+        probes = Probes(machine)
+        probes.judge(want, have)
+        probes.read_queued()
+        os.close(probes.fileno())
+        return probes.judge(want, have)
 
     return judge
 
@@ -222,7 +215,7 @@ class Probes:
         busy = any(now - HANDOVER < reading.started < math.inf and not reading.finished for reading in readings)
         if self._queue and not busy:
             # Not Thread.start(), which waits until the thread runs.
-            start_new_thread(self._read, ())
+            start_new_thread(self.read_queued, ())
 
     def _forget_all_but(self, names: set[str]) -> None:
         for name in self._records.keys() - names:
@@ -249,8 +242,8 @@ class Probes:
             facts = record.memory
         return _damped(record, rule, probe.judge(want, have, facts), is_new)
 
-    def _read(self) -> None:
-        """In a thread: do the queued readings one after the other, then make the descriptor readable."""
+    def read_queued(self) -> None:
+        """Do the queued readings one after the other, then make the descriptor readable."""
         while self._queue:
             try:
                 reading = self._queue.popleft()
