@@ -1,0 +1,85 @@
+"""A new user's way: a bare Debian becomes a control host, `trackbed init` makes a site, which is deployed and upgraded."""
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lab import MACHINES, Node
+from lab.debian import DEBIANS
+from tests.lab.conftest import FRESH, ROOT, ready
+from tests.lab.control_host import ControlHost, fresh
+
+pytestmark = pytest.mark.campaign
+
+SITE = "/srv/fleet"
+INVENTORY = f"{SITE}/inventories/prod.py"
+NIC = MACHINES[0].nics[0]
+
+
+@pytest.fixture(params=["12", "13"])
+def control(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ControlHost]:
+    """A bare Debian of this version."""
+    with fresh(next(each for each in DEBIANS if each.version == request.param), tmp_path) as host:
+        yield host
+
+
+def done(host: ControlHost, *words: str, cwd: str = "/srv") -> str:
+    """What a program says that must succeed."""
+    ended = host.run(*words, cwd=cwd)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout + ended.stderr
+
+
+def checkout(host: ControlHost, revision: str) -> str:
+    """The folder of a checkout of this project with the control host's environment in it."""
+    folder = host.root / "srv" / revision
+    subprocess.run(["git", "clone", "--quiet", "--no-checkout", ROOT, folder], check=True)
+    subprocess.run(["git", "-C", folder, "checkout", "--quiet", revision], check=True)
+    done(host, "make", "control", cwd=f"/srv/{revision}")
+    return f"/srv/{revision}"
+
+
+def git(*words: str) -> str:
+    return subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True, check=False).stdout.strip()
+
+
+def write_site(host: ControlHost, node: Node) -> None:
+    """Three lines of an inventory, and what the server should be."""
+    for name, path in (("key", node.ssh_key), ("known_hosts", node.known_hosts)):
+        shutil.copy(path, host.root / "srv" / name)
+    where = {"ssh_hostname": "127.0.0.1", "ssh_port": node.ssh_port, "ssh_user": "root", "ssh_key": "/srv/key"}
+    strict = {"ssh_known_hosts_file": "/srv/known_hosts", "ssh_strict_host_key_checking": "yes"}
+    host.write(INVENTORY, f"where = {where}\nstrict = {strict}\nservers = [('{node.name}', where | strict)]\n")
+    nics = [{"name": "rail0", "select": {"pci": NIC.pci}, "vfs": {"count": 4}}]
+    host.write(f"{SITE}/group_data/servers.py", f"nics = {nics}\n")
+
+
+def vfs(node: Node) -> dict[str, str]:
+    """The index of each VF's netdev, by the VF's address: a VF that was made anew has another."""
+    each = f"for vf in /sys/bus/pci/devices/{NIC.pci}/virtfn*; do echo $(readlink $vf) $(cat $vf/net/*/ifindex); done"
+    return dict(line.split() for line in node.sh(each).splitlines())
+
+
+def test_a_site_is_made_shown_deployed_and_upgraded(control: ControlHost, deployed: tuple[Node, ...]) -> None:
+    node, now = deployed[0], checkout(control, git("rev-parse", "HEAD"))
+    node.restore(FRESH)
+    done(control, f"{now}/.venv/bin/trackbed", "init", SITE, cwd=now)
+    write_site(control, node)
+    shown = done(control, f"{now}/.venv/bin/pyinfra", INVENTORY, "deploy.py", "--dry", cwd=now)
+    assert "plan: unknown until the agent is on the node" in shown
+    assert node.run(["test", "-e", "/etc/trackbed"]).returncode, "a dry run has left something"
+    former = git("describe", "--tags", "--abbrev=0")
+    if former:
+        before = checkout(control, former)
+        done(control, f"{before}/.venv/bin/pyinfra", "-y", INVENTORY, "deploy.py", cwd=before)
+        assert ready(node)
+        made = vfs(node)
+        assert len(made) == 4
+        shown = done(control, f"{now}/.venv/bin/pyinfra", INVENTORY, "deploy.py", "--dry", cwd=now)
+    done(control, f"{now}/.venv/bin/pyinfra", "-y", INVENTORY, "deploy.py", cwd=now)
+    assert ready(node)
+    assert len(vfs(node)) == 4
+    assert not former or vfs(node) == made, "an upgrade disturbs no VF"
