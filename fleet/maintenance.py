@@ -1,8 +1,8 @@
 """Takes a node out of service, changes it, and brings it back.
 
 An annotation of the Node records each step, in the same patch that makes the step. So another run, on any control host, can
-resume or undo a maintenance. A maintenance that fails before the change on the node has begun is undone. If it fails later, the
-node stays cordoned, with the record.
+resume or undo a maintenance. A maintenance that fails before the change on the node has begun is undone, and so is one whose
+change fails while the node is still ready. If it fails otherwise, the node stays cordoned, with the record.
 """
 
 from __future__ import annotations
@@ -202,7 +202,14 @@ class Maintenance:
         return "done", ""
 
     def _change(self, name: str) -> tuple[NodeResult, str]:
-        self._apply(name)
+        try:
+            self._apply(name)
+        except Failed as error:
+            if self._unready(name, (names.READY,)):
+                raise
+            # Nothing was harmed, and to stay cordoned frees no device: a pod of a DaemonSet has one, which the message names.
+            self.undo(name)
+            return "undone", error.message
         return self._return(name)
 
     def _return(self, name: str) -> tuple[NodeResult, str]:
@@ -316,15 +323,15 @@ class Maintenance:
 
     def _wait(self, name: str) -> None:
         deadline = monotonic() + self.ready_timeout
-        while reasons := self._unready(name):
+        while reasons := self._unready(name, self.conditions):
             if monotonic() >= deadline:
                 raise Failed(f"not ready after {self.ready_timeout:.0f} s: {'; '.join(reasons)}")
             self._pause()
         self.tell(f"{name}: ready")
 
-    def _unready(self, name: str) -> list[str]:
+    def _unready(self, name: str, conditions: tuple[str, ...]) -> list[str]:
         try:
-            return unready(self.api.node(name)[0], self.conditions, self.boot_id)
+            return unready(self.api.node(name)[0], conditions, self.boot_id)
         except (ApiError, httpx2.TransportError) as error:
             # The change may interrupt the connection to the API server: go on waiting.
             return [_if_temporary(error)]

@@ -70,8 +70,9 @@ def maintain(
     """Make changes that are deferred because the nodes are in use: cordon, drain, apply, wait for ready, uncordon.
 
     The command evicts pods, so PodDisruptionBudgets are respected; pods of DaemonSets, static pods and finished pods stay. If a
-    drain cannot be finished, it is undone. If the change fails, the node stays cordoned, and no other node is started. Each
-    step is recorded in the Node, so after a crash --resume and --undo work from any control host.
+    drain cannot be finished, it is undone, and so is a maintenance whose change fails while the node is still ready: a pod that
+    stayed has a device. If the change fails otherwise, the node stays cordoned. No other node is started then. Each step is
+    recorded in the Node, so after a crash --resume and --undo work from any control host.
 
     Ctrl-C, SIGTERM, SIGHUP and an output that cannot be written (any more) stop the command: it undoes a drain, finishes a
     change that has begun, and says which nodes stay cordoned, and what ends that.

@@ -33,6 +33,11 @@ from tests.cluster.fleet.fleet_commands import (
 __all__ = ["no_nodes", "plane"]
 
 
+def ready(name: str) -> str:
+    """The condition of m3, on which the change fails, is False."""
+    return "False" if name == "m3" else "True"
+
+
 @contextmanager
 def kubelets(plane: ControlPlane, *nodes: str) -> Iterator[None]:
     """Play the kubelets of these Nodes: send heartbeats, run pods that are bound, and end pods that are deleted."""
@@ -42,7 +47,7 @@ def kubelets(plane: ControlPlane, *nodes: str) -> Iterator[None]:
     def keep() -> None:
         while not over.wait(0.3):
             for name in nodes:
-                beats = [{**one, "lastHeartbeatTime": stamp()} for one in conditions("True")]
+                beats = [{**one, "lastHeartbeatTime": stamp()} for one in conditions(ready(name))]
                 with suppress(ApiError):
                     client.patch(NodeStatus, name, {"status": {"conditions": beats}}, patch_type=PatchType.STRATEGIC)
             for pod in client.list(Pod, namespace=ALL_NS):
@@ -134,7 +139,7 @@ def inventory(tmp_path: Path) -> Path:
 def nodes(plane: ControlPlane, no_nodes: None) -> Iterator[None]:
     made = ("m1", "m2", "m3")
     for name in made:
-        make_node(plane, name)
+        make_node(plane, name, ready(name))
     with kubelets(plane, *made):
         yield
         plane.kubectl("delete", "replicasets,poddisruptionbudgets", "--all")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 from lightkube.models.core_v1 import NodeSpec
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import Node
@@ -12,11 +14,13 @@ from lightkube.resources.core_v1 import Node
 from agent.report import names
 from agent.report.names import READY_LABEL
 from agent.reporter.kubernetes.node import desired, node_patch, read_node
-from fleet.eviction import Rules, drain, full_name
+from fleet.inventory import Inventory
 from fleet.maintenance_record import Record, annotated, finished
-from tests.unit.fleet.test_maintenance import pod
+from tests.unit.fleet.test_maintenance import NODE, PODS, Serve, pod, recorded, serve
 from tests.unit.reporter.test_node import FACT, LABELS, NOT_READY, OURS, READY_NOW, RESOURCE, SETTINGS, THEIRS, labelled
 from tests.unit.reporter.test_node import apply as patched
+
+__all__ = ["serve"]
 
 
 def after(verdict: Any, was: dict[str, Any], *labels: Any) -> dict[str, Any]:
@@ -75,7 +79,29 @@ def test_a_maintenance_uncordons_a_node_only_if_it_cordoned_it(cordoned: bool, s
     assert body["metadata"]["annotations"] == {names.MAINTENANCE: None}
 
 
-def test_pods_of_daemon_sets_stay_also_if_they_have_a_device() -> None:
-    """sriov-network-operator 840: the agent then defers the change, and names the pod."""
-    planned = drain([pod("job"), pod("capture", owner="DaemonSet")], Rules())
-    assert [full_name(each) for each in planned.evict] == ["ml/job"]
+@pytest.mark.parametrize("ready", ["True", "False"])
+def test_a_change_that_a_pod_of_a_daemon_set_forbids_does_not_keep_a_ready_node_cordoned(
+    serve: Serve, tmp_path: Path, ready: str
+) -> None:
+    """sriov-network-operator 840: a drain leaves such a pod, and an evicted one would be there again at once."""
+    why = "vfs 0000:3b:00.0 count: 4 -> 8: it would disturb ml/capture (0000:3b:00.0#1)"
+    refused = {"trackbed apply": {"success": False, "stderr": why}}
+    data = {"node_name": "a", "fake_delay": 0, "fake_delay_jitter": 0, "fake_responses": refused}
+    (tmp_path / "fleet.py").write_text(f"hosts = {[('@fake/a', data)]!r}")
+    code, begun = recorded("drain")
+    conditions = [{"type": names.READY, "status": ready}, {"type": names.UP_TO_DATE, "status": "False"}]
+    unused = {"metadata": {"name": "a", "resourceVersion": "7"}}
+    pods = {"items": [pod("capture", owner="DaemonSet").to_dict()]}
+    script, maintenance = serve(
+        {
+            PODS: [(200, pods)],
+            f"GET {NODE}": [(200, unused), (code, {**begun, "status": {"conditions": conditions}})],
+            f"PATCH {NODE}": [(200, {})],
+        }
+    )
+    inventory = Inventory.read(tmp_path / "fleet.py")
+    result, reason = evolve(maintenance, inventory=inventory).run(["a"], 1)["a"]
+    assert result == ("undone" if ready == "True" else "failed")
+    assert why in reason
+    # To cordon, to note the step, and to undo.
+    assert script.asked.count(f"PATCH {NODE}") == (3 if ready == "True" else 2)
