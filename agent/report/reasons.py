@@ -118,6 +118,12 @@ REASONS: Mapping[str, tuple[Reason, ...]] = {
             "ModulesStale", "False", "load them again, or reboot; if that does not help: update-initramfs or dracut"
         ),
     ),
+    "KubeletHugepages": (
+        Reason("Counted"),
+        Reason(
+            "CountedBefore", "False", "restart the kubelet: systemctl restart kubelet (with k3s or RKE2: their service)"
+        ),
+    ),
     "LinkFlaps": (
         Reason("Steady"),
         Reason(

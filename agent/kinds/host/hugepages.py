@@ -7,14 +7,18 @@ the kernel counts the excess pages as surplus, and frees each when its user rele
 from __future__ import annotations
 
 import errno
+import json
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 
 from attrs import evolve, frozen
 
-from agent.hardware.sysfs import names_or_none, numbered, parsed
+from agent.documents import load
+from agent.hardware.sysfs import names_or_none, numbered, parsed, read_or
 from agent.hardware.topology import NODE
 from agent.kinds import ANY_VALUE, Reading
 from agent.machine import Files, Machine
+from agent.report.names import RUN_FOLDER
 from agent.report.records import HOST, Change
 from agent.spec.node import HugepagePool
 from agent.state.scope import Scope, host_in_scope
@@ -27,6 +31,11 @@ UNKNOWN_UNTIL: tuple[str, ...] = ()
 REACH = "device"
 
 ALL_NODES = "/sys/kernel/mm/hugepages"
+
+# What the running kubelet has counted, by size, and when it was started: JSON. Written before a change.
+COUNTED = f"{RUN_FOLDER}/kubelet-hugepages.json"
+LARGEST = 4096
+"""Bytes of it."""
 
 
 @frozen
@@ -130,9 +139,38 @@ def in_steps(change: Change) -> bool:
     return True
 
 
+def stale(machine: Machine) -> Mapping[str, tuple[int, int]]:
+    """The sizes of which the running kubelet has counted another number of pages than there are now: that number, and now's.
+
+    A kubelet counts the pages of all nodes once, when it starts (GetHugePagesInfo, cadvisor's machine package).
+    """
+    counted = _counted(machine)
+    now = {size: read(machine.files, HugepagePool(size, 0)).total for size in counted}
+    return {size: (count, now[size]) for size, count in counted.items() if count != now[size]}
+
+
+def _counted(machine: Machine) -> dict[str, int]:
+    """What is noted of the kubelet that runs; empty if nothing is, or it is damaged."""
+    try:
+        noted = load(read_or(machine.files, COUNTED, ""), LARGEST)
+        return dict(noted["pages"]) if noted["started"] == machine.kubelet.started() else {}
+    except (ValueError, KeyError, TypeError):
+        return {}
+
+
+def _note(machine: Machine, size: str) -> None:
+    """Note what the running kubelet has counted of a size, before the first change of that size since its start."""
+    started, counted = machine.kubelet.started(), _counted(machine)
+    if started and size not in counted:
+        pages = {**counted, size: read(machine.files, HugepagePool(size, 0)).total}
+        with suppress(OSError):  # /run is full: the pages matter more than the note
+            machine.files.replace(COUNTED, json.dumps({"started": started, "pages": pages}))
+
+
 def apply(machine: Machine, change: Change) -> None:
     """Request the pool's size. The kernel may find less contiguous memory than that; it then keeps the pages it found."""
     pool = HugepagePool.named(change.field, change.number)
+    _note(machine, pool.size)
     machine.files.write(f"{path(pool)}/nr_hugepages", str(pool.count))
     now = read(machine.files, pool)
     if now.persistent < pool.count:

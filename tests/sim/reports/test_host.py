@@ -86,8 +86,6 @@ def test_a_queue_that_a_pod_s_netdev_gets_later_is_steered_too() -> None:
         pytest.param([{"size": "2M", "count": 8}, {"size": "1G", "count": 1, "numa_node": 0}], id="kubernetes-80452"),
         pytest.param([{"size": "2M", "count": 32}], id="bottlerocket-4385"),
         pytest.param([{"size": "2M", "count": 16, "numa_node": 1}], id="talos-3046"),
-        pytest.param([{"size": "2M", "count": 24}], id="kubernetes-72307"),
-        pytest.param([{"size": "2M", "count": 40}], id="kubernetes-111757"),
     ],
 )
 def test_huge_pages_are_there_after_the_first_pass(pools: list[dict[str, Any]]) -> None:
@@ -98,6 +96,32 @@ def test_huge_pages_are_there_after_the_first_pass(pools: list[dict[str, Any]]) 
         nodes = [pool["numa_node"]] if "numa_node" in pool else [0, 1]
         paths = [f"{hugepages.NODE}/node{node}/hugepages/hugepages-{size}kB/nr_hugepages" for node in nodes]
         assert sum(int(kernel.files.read(path)) for path in paths) == pool["count"]
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        pytest.param([], [{"size": "2M", "count": 24}], id="kubernetes-72307"),
+        pytest.param(
+            [{"size": "2M", "count": 40}], [{"size": "2M", "count": 8, "numa_node": 1}], id="kubernetes-111757"
+        ),
+    ],
+)
+def test_a_kubelet_that_has_counted_other_huge_pages_is_named_until_it_restarts(first: Any, then: Any) -> None:
+    kernel = two_nics()
+    node = Node(kernel, more={"hugepages": first})
+    assert node.look()["KubeletHugepages"].reason == "Counted"
+    kernel.host.kubelet_started = 1000.0
+    node.more = {"hugepages": then}
+    node.look()
+    node.now += 60
+    stale = node.look()["KubeletHugepages"]
+    before = sum(pool["count"] for pool in first)
+    assert (stale.status, stale.severity) == ("False", "warn")
+    assert f"{before} of 2M, and there are" in stale.message
+    kernel.host.kubelet_started = 2000.0
+    node.now += 60
+    assert node.look()["KubeletHugepages"].reason == "Counted"
 
 
 @pytest.mark.parametrize(
