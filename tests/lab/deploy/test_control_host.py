@@ -47,14 +47,14 @@ def git(*words: str) -> str:
 
 
 def write_site(host: ControlHost, node: Node) -> None:
-    """Three lines of an inventory, and what the server should be."""
+    """Three lines of an inventory: how the server is reached, and what it should be."""
     for name, path in (("key", node.ssh_key), ("known_hosts", node.known_hosts)):
         shutil.copy(path, host.root / "srv" / name)
     where = {"ssh_hostname": "127.0.0.1", "ssh_port": node.ssh_port, "ssh_user": "root", "ssh_key": "/srv/key"}
     strict = {"ssh_known_hosts_file": "/srv/known_hosts", "ssh_strict_host_key_checking": "yes"}
-    host.write(INVENTORY, f"where = {where}\nstrict = {strict}\nservers = [('{node.name}', where | strict)]\n")
     nics = [{"name": "rail0", "select": {"pci": NIC.pci}, "vfs": {"count": 4}}]
-    host.write(f"{SITE}/group_data/servers.py", f"nics = {nics}\n")
+    lines = (f"hosts = {[(node.name, where | strict)]}", f"nics = {nics}", "servers = (hosts, {'nics': nics})")
+    host.write(INVENTORY, "\n".join(lines))
 
 
 def vfs(node: Node) -> dict[str, str]:
