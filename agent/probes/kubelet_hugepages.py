@@ -20,7 +20,7 @@ SEVERITY: Severity = "warn"  # pods that ask for no huge pages do not notice
 
 
 def read(machine: Machine, want: Wanted) -> Mapping[str, tuple[int, int]]:
-    """The sizes that it has counted otherwise."""
+    """The sizes of which the running kubelet has counted another number of pages."""
     return hugepages.stale(machine)
 
 
