@@ -25,8 +25,8 @@ def read(machine: Machine, want: Wanted) -> Mapping[str, tuple[int, int]]:
 
 
 def judge(want: Wanted, have: Snapshot, facts: Mapping[str, tuple[int, int]]) -> list[Condition]:
-    """False if the pools were changed since the kubelet has started."""
+    """False if the pools were changed since the kubelet has started. No condition where nobody asks for huge pages."""
     if not facts:
-        return [condition(TYPE, "Counted")]
+        return [condition(TYPE, "Counted")] if want.spec.hugepages else []
     listed = ", ".join(f"{counted} of {size}, and there are {now}" for size, (counted, now) in sorted(facts.items()))
     return [condition(TYPE, "CountedBefore", f"the kubelet has counted these huge pages at its start: {listed}")]
