@@ -84,7 +84,7 @@ class _Carriers:
     _routes: dict[tuple[str, str], int | None] = field(factory=dict, init=False)
 
     def of(self, connection: Connection, peer: str) -> list[int]:
-        """The ifindexes, of those that were asked for. ``peer``: where its packets go to."""
+        """The asked netdevs that a connection uses, by ifindex. ``peer``: the address to which its packets go."""
         addressed = {index for index in self._netdevs if connection.local in self._addresses.get(index, ())}
         if connection.ifindex:
             # It may be that of a VRF.

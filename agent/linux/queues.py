@@ -81,9 +81,10 @@ def _family() -> int | None:
         if error.errno == errno.ENOENT:
             return None
         raise
-    return decoder(_family_id)(answer)
+    return _family_id(answer)
 
 
+@decoder
 def _family_id(answer: bytes) -> int:
     (number,) = U16.unpack(dict(attributes(answer, GENL.size))[CONTROL["CTRL_ATTR_FAMILY_ID"]])
     return int(number)

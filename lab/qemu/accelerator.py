@@ -1,6 +1,6 @@
 """How QEMU runs a node's CPUs: on the host's own (KVM), or emulated (TCG), which works everywhere and is many times slower.
 
-No node was run under KVM: no host had it where this was written.
+Not run: a node under KVM. The hosts that were tried had none that works.
 """
 
 import json
