@@ -22,6 +22,7 @@ from lab.errors import BadInput, LabError
 from lab.hardware import ALL_MACHINES, Machine, Nic
 from lab.image import Image
 from lab.instance import Instance
+from lab.progress import say
 from lab.qemu import vf_state
 from lab.qemu.accelerator import Accelerator
 from lab.qemu.arguments import QemuFiles, arguments, boot_from, nic_between
@@ -191,16 +192,19 @@ class Node:
             raise LabError(f"{error.what}\n{tail(self.console_log)}", remedy) from None
 
     def boot(self) -> None:
-        """Power the node on if it is off, and wait until ssh answers.
+        """Power the node on if it is off, and wait until ssh answers; once more if it fails with room on its disk.
 
-        QEMU 10 was seen to abort while a guest boots (an assertion in iotlb_to_section). Then it is started once more.
+        QEMU 10 was seen to abort while a guest boots (an assertion in iotlb_to_section), and an emulated guest to show its
+        login and never answer.
         """
         self.power_on()
         try:
             self.wait_ssh()
-        except LabError:
-            if self.pid() is not None:
+        except LabError as error:
+            if self.pid() is not None and self.lacks_room():
                 raise
+            say(f"    {error.what.splitlines()[0]}; it is booted once more")
+            self.power_cut()
             self.power_on()
             self.wait_ssh()
 
