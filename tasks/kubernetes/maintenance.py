@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
@@ -45,15 +46,29 @@ class Cordoned(BaseStateCallback):
     ) -> None:
         """An operation has failed on a host, whose deploy ends here."""
         if host in _cordoned and not state.get_op_data_for_host(host, op_hash).global_arguments["_ignore_errors"]:
-            name = str(host.data.dict().get("node_name") or host.name)  # type: ignore[no-untyped-call]
-            fail(host, f"the Node {name} {STAYS}; or trackbed fleet maintain {name} --undo")
+            _cordoned.discard(host)
+            _say_it_stays(host, f"the host has failed; mend that and {_ENDS_IT}")
 
 
-STAYS = "was cordoned for a reboot, and stays so, since the host has failed; mend that and deploy again, which brings it back"
+_ENDS_IT = "deploy again, which brings it back"
+
+
+def _say_it_stays(host: Host, why: str) -> None:
+    name = str(host.data.dict().get("node_name") or host.name)  # type: ignore[no-untyped-call]
+    stays = f"the Node {name} was cordoned for a reboot, and stays so, since {why}"
+    fail(host, f"{stays}; or trackbed fleet maintain {name} --undo")
+
+
+def _say_what_stays() -> None:
+    """For the end of a deploy that was stopped, of which pyinfra tells nobody."""
+    for host in sorted(_cordoned, key=str):
+        _say_it_stays(host, f"the deploy was stopped; {_ENDS_IT}")
 
 
 def note_cordoned() -> None:
-    """Note that a deploy has cordoned the current host's Node, which is to be said if the host fails."""
+    """Note that a deploy has cordoned the current host's Node, which is to be said if the host's deploy ends early."""
+    atexit.unregister(_say_what_stays)
+    atexit.register(_say_what_stays)
     _cordoned.add(_this())
 
 
@@ -94,9 +109,16 @@ def take_out(force: bool) -> tuple[NodeResult, str]:
 
     :param force: also evict pods that nothing starts again, and those with local data.
     """
-    result, why = _act(lambda maintenance, name: maintenance.take_out(name), force=force)
-    if result == "done":
+
+    def drain(maintenance: Maintenance, name: str) -> tuple[NodeResult, str]:
+        # A drain takes minutes, in which a person may press Ctrl-C.
         note_cordoned()
+        return maintenance.take_out(name)
+
+    result, why = _act(drain, force=force)
+    if result != "done":
+        # The reason says what became of the Node.
+        _cordoned.discard(_this())
     return result, why
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -372,6 +374,25 @@ def test_a_host_that_fails_after_its_drain_says_that_its_node_stays_cordoned(hos
     assert (again.failed, cluster.events[-1], OfCluster.machine.drained) == (False, "uncordoned", False)
     OfCluster.machine.fails = "first step"
     assert not any("stays so" in line for line in deploy(host).errors)
+
+
+def test_a_deploy_that_is_stopped_after_a_drain_says_that_the_node_stays_cordoned() -> None:
+    ends = """
+import sys
+from pyinfra.api import Config, Inventory, State
+from pyinfra.context import ctx_host
+from tasks.kubernetes import maintenance
+state = State(Inventory((["left", "back"], {})), Config())
+for name in "left", "back":
+    with ctx_host.use(state.inventory.get_host(name)):
+        maintenance.note_cordoned()
+with ctx_host.use(state.inventory.get_host("back")):
+    maintenance.give_back()
+sys.exit(0)
+"""
+    done = subprocess.run([sys.executable, "-c", ends], capture_output=True, text=True, check=True)
+    assert "the Node left was cordoned for a reboot, and stays so, since the deploy was stopped" in done.stderr
+    assert "Node back" not in done.stderr
 
 
 def test_a_dry_run_names_what_defers_the_reboot(host: Node, cluster: Cluster) -> None:
