@@ -22,7 +22,20 @@ from pyinfra.api.util import PYINFRA_INSTALL_DIR
 from pyinfra.connectors.util import CommandOutput
 
 from tasks import disruption, time_limits
-from tasks.common import answers, connection, facts, failures, inventory, layers, lock, prefetch, questions, shard, site
+from tasks.common import (
+    answers,
+    connection,
+    facts,
+    failures,
+    inventory,
+    layers,
+    lock,
+    prefetch,
+    questions,
+    shard,
+    site,
+    stopping,
+)
 from tasks.common.progress import Progress
 from tasks.kubernetes import maintenance
 
@@ -46,7 +59,7 @@ def found(place: str) -> tuple[Any, str]:
 
 
 def before_connect(hosts: Inventory, config: Config, limited: list[Host] | None) -> list[Host] | None:
-    """Check the inventory, and set what depends on the number of hosts.
+    """Check the inventory, set what depends on the number of hosts, and handle the signals that stop a deploy.
 
     :param limited: the hosts that --limit and --exclude leave; None: all.
     :returns: those of them that are deployed; None: all. A shard may be empty.
@@ -62,6 +75,7 @@ def before_connect(hosts: Inventory, config: Config, limited: list[Host] | None)
     count = len(hosts if limited is None else limited)
     failures.limit(config, count)
     connection.allow_open_files(count)
+    stopping.handle_signals()
     return limited
 
 

@@ -61,8 +61,8 @@ def _say_it_stays(host: Host, why: str) -> None:
 
 def _say_what_stays() -> None:
     """For the end of a deploy that was stopped, of which pyinfra tells nobody."""
-    for host in sorted(_cordoned, key=str):
-        _say_it_stays(host, f"the deploy was stopped; {_ENDS_IT}")
+    for left in sorted(_cordoned, key=str):
+        _say_it_stays(left, f"the deploy was stopped; {_ENDS_IT}")
 
 
 def note_cordoned() -> None:

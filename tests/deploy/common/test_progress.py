@@ -60,7 +60,10 @@ def test_a_deploy_notes_how_long_its_operations_took(tmp_path: Path) -> None:
     assert noted.began < noted.noted
 
 
-def test_a_deploy_that_is_stopped_has_noted_each_operation_up_to_then(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_deploy_that_is_stopped_says_so_and_has_noted_each_operation_up_to_then(
+    tmp_path: Path, stop: signal.Signals
+) -> None:
     words = command(tmp_path)
     lines = ["import time", "from pyinfra.operations import python, server"]
     lines += [f'server.shell(name="{name}", commands=["true"])' for name in ("First", "Second")]
@@ -70,8 +73,9 @@ def test_a_deploy_that_is_stopped_has_noted_each_operation_up_to_then(tmp_path: 
     with subprocess.Popen(words, cwd=ROOT, env=quick, stderr=subprocess.PIPE, text=True) as running_deploy:
         assert running_deploy.stderr is not None
         assert any("Third" in line for line in running_deploy.stderr)
-        running_deploy.send_signal(signal.SIGINT)
-        running_deploy.communicate(timeout=60)
+        running_deploy.send_signal(stop)
+        _, said = running_deploy.communicate(timeout=60)
+    assert (running_deploy.returncode, f"Stopped by {stop.name}" in said) == (128 + stop, True)
     noted = last_deploy(tmp_path / "trackbed" / "deploy.json")
     assert noted is not None
     assert [operation.name for operation in noted.operations] == ["First", "Second"]
