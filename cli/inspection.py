@@ -13,7 +13,6 @@ from typing import TypeVar
 from attrs import evolve, frozen
 
 from agent.driver_families import family_of
-from agent.hardware import pci_ids
 from agent.hardware.bonds import bonded, master, rdma_devices
 from agent.hardware.functions import (
     NET,
@@ -36,6 +35,7 @@ from agent.spec.node import NodeSpec
 from agent.spec.ranges import format_ranges
 from agent.spec.vf_attributes import ordered
 from agent.state.snapshot import nic_names
+from cli import pci_ids
 from cli.inspection_lines import rdma_lines, wrapped
 
 WIDTH = 80

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agent.report.last_deploy import LastDeploy, Operation
 from bench.tuning import WAYS, Results
 from cli.topology import Cache, Core, Device, NumaNode, Served
 from fleet.fabric.ends import Ends
 from fleet.fabric.stages import FabricSettings
 from fleet.fabric.verdict import Verdict, verdict
+from fleet.last_deploy import LastDeploy, Operation
 from fleet.report.history import History, NodeCourse
 from tests.sim.fabric import Fabric, Kind, ends
 

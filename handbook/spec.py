@@ -16,8 +16,8 @@ from typing import Any
 import yaml
 from attrs import frozen
 
-from agent.spec.schema import Schema, schema
 from agent.spec.vf_attributes import ordered
+from cli.schema import Schema, schema
 from handbook.markdown import cell, code, prose, table
 
 KEYS = Path(__file__).parents[1] / "docs/inventory/keys.yaml"

@@ -18,6 +18,6 @@ def schema(as_json: bool) -> None:
 
     Example: trackbed schema > node.schema.json
     """
-    from agent.spec.schema import schema
+    from cli.schema import schema
 
     click.echo(json.dumps(schema(), indent=None if as_json else 2))

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import click
 
-from agent.hardware.counters import Meter, NoDevice, Source, counters, read, sources
 from agent.report.options import number
 from agent.report.printable import printable
 from cli.commands import _common
+from cli.counters import Meter, NoDevice, Source, counters, read, sources
 
 DECIMAL = ("", "k", "M", "G", "T", "P")
 BINARY = ("", "Ki", "Mi", "Gi", "Ti", "Pi")

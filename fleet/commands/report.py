@@ -9,10 +9,10 @@ from pathlib import Path
 import cattrs
 import click
 
-from agent.report.last_deploy import LastDeploy, default_path, last_deploy
 from agent.report.options import number
 from agent.runtime import write_atomically
 from fleet.api import Failed
+from fleet.last_deploy import LastDeploy, default_path, last_deploy
 from fleet.report.history import read_history
 from fleet.report.prometheus import connected
 

@@ -6,7 +6,7 @@ import html
 import time
 from collections.abc import Iterator, Mapping
 
-from agent.report.last_deploy import LastDeploy
+from fleet.last_deploy import LastDeploy
 from fleet.page import document, table
 from fleet.report.history import ALWAYS, History
 from fleet.report.pictures import (

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
-from agent.report.last_deploy import Operation
+from fleet.last_deploy import Operation
 from fleet.page import INK, Picture, legend, picture
 from fleet.report.history import ALWAYS, History, NodeCourse
 from fleet.report.prometheus import Course

@@ -21,8 +21,8 @@ from pyinfra import logger
 from pyinfra.api.host import Host
 from pyinfra.api.state import BaseStateCallback, State
 
-from agent.report.last_deploy import LastDeploy, Operation, default_path, write
 from agent.report.printable import printable
+from fleet.last_deploy import LastDeploy, Operation, default_path, write
 from tasks.common.connection import deploys_itself
 
 REDRAWN = 0.5

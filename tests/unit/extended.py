@@ -68,9 +68,9 @@ def _vfs(kernel: Any, given: dict[str, Any]) -> dict[str, Any]:
     from agent.linux.messages import HEADER, IFINFOMSG, attributes
     from agent.linux.vf_config import decode, request
     from agent.spec.node import to_json
-    from agent.spec.schema import schema
     from cli.as_spec import derive_spec
     from cli.inspection import inspect, render
+    from cli.schema import schema
 
     message = request(5, 1, {"mac": "02:00:00:00:00:02", **given})
     message.encode()

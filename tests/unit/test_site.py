@@ -16,8 +16,8 @@ import pytest
 
 from agent.probes import probes
 from agent.report.reasons import REASONS
-from agent.spec.schema import schema
 from cli.hwloc import LOADS
+from cli.schema import schema
 from handbook import campaign, conditions, pictures, spec, trials
 from handbook.hooks import PICTURES
 from handbook.recordings import RECORDINGS

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.report.last_deploy import last_deploy
+from fleet.last_deploy import last_deploy
 from tasks.common.archive import ROOT
 from tasks.common.progress import running, say, slowest
 from tests.deploy.fake import IMPORT

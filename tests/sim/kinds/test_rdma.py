@@ -8,12 +8,12 @@ from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
 from agent.engine.originals import Originals
 from agent.engine.retry import Failures
-from agent.hardware import counters
 from agent.hardware.functions import vf_addresses
 from agent.hardware.rdma import Reader
 from agent.report.records import Condition
 from agent.report.verdict import is_ready
 from agent.spec.node import from_mapping
+from cli import counters
 from cli.as_inventory import derive_inventory
 from cli.inspection import inspect, render
 from tests.sim.kernel import Kernel

@@ -14,12 +14,12 @@ from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import dry_run
 from agent.engine.originals import Originals
 from agent.engine.retry import Failures
-from agent.hardware import counters
 from agent.hardware.functions import netdev, vf_addresses
 from agent.machine import Link
 from agent.report.records import Disruption
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
+from cli import counters
 from cli.inspection import inspect, render
 from tests.sim.kernel import Kernel, Netdev
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from attrs import fields
 
-from agent.hardware import pci_ids
 from agent.hardware.bonds import rdma_devices
 from agent.hardware.rdma import CharDevice, Gid, RdmaDevice, RdmaPort
 from agent.machine import Link, VfInfo
 from agent.report.records import to_plain
+from cli import pci_ids
 from cli.inspection import (
     Inspection,
     Interrupt,

@@ -15,8 +15,8 @@ from click.testing import CliRunner, Result
 from matplotlib import colormaps
 from matplotlib.colors import to_hex
 
-from agent.report.last_deploy import LastDeploy, Operation, default_path, write
 from cli.__main__ import cli
+from fleet.last_deploy import LastDeploy, Operation, default_path, write
 from fleet.page import POLICY
 from fleet.report.history import History, NodeCourse, read_history
 from fleet.report.page import page

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent.spec.schema import schema
+from cli.schema import schema
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from agent.spec.node import SpecError, parse, to_json
-from agent.spec.schema import DIALECT, schema
+from cli.schema import DIALECT, schema
 from tests.unit.spec.test_spec import FULL, NIC
 
 

@@ -140,4 +140,4 @@ def _type(hint: Any, definitions: dict[str, Schema]) -> Schema:
             definitions[hint.__name__] = _record(hint, definitions)
         written: Schema = {"$ref": f"#/$defs/{hint.__name__}"}
         return {"anyOf": [_type(str, definitions), written]} if hasattr(hint, OF_TEXT) else written
-    raise TypeError(f"no schema for {hint!r}; teach agent/spec/schema.py this type")
+    raise TypeError(f"no schema for {hint!r}; teach cli/schema.py this type")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from agent.hardware.counters import Meter, NoDevice, Source, counters, read, sources
 from cli.commands.stat import rate_text
+from cli.counters import Meter, NoDevice, Source, counters, read, sources
 
 PF = "0000:3b:00.0"
 
