@@ -22,7 +22,7 @@ from tasks.common.commands import Commands, refuse, script
 from tasks.common.facts import FactBase
 from tasks.common.failures import NodeError
 from tasks.common.texts import HEADER
-from tasks.drivers.ofed import modules
+from tasks.drivers.ofed import mlnx_ofed, modules
 from tasks.host import kernel
 from tasks.packages import Family, OperatingSystem, dkms, vendor_repository
 from tasks.packages.vendor_repository import Package, Repository
@@ -99,6 +99,7 @@ PREFERRED = f"{HEADER}Package: {' '.join(LIBRARIES)}\nPin: version /mlnx/\nPin-P
 
 def install(wanted: Doca, family: Family, repository: Repository) -> None:
     """Deploy code: add the repository, and install and hold the profile."""
+    no_bundle(name="No MLNX_OFED")
     vendor_repository.add(REPOSITORY, repository, family)
     if family == "debian":
         files.put(name="The vendor's rdma-core is preferred", src=StringIO(PREFERRED), dest=PREFERENCES, mode="644")
@@ -136,6 +137,17 @@ def headers() -> Commands:
         f"ofed: the headers of the running kernel {running} are missing, which the drivers' build needs; give the key "
         f"'kernel', which installs them, or boot a newer kernel if the distribution no longer has headers for {running}"
     )
+
+
+@operation()
+def no_bundle() -> Commands:
+    """Fail beside MLNX_OFED: its packages are held, and NVIDIA has it removed before DOCA-OFED is installed (DOCA's manual)."""
+    have = host.get_fact(mlnx_ofed.InstalledBundle)
+    if have is not None and have.current.startswith("MLNX_OFED_LINUX-"):
+        yield refuse(
+            f"ofed: the source is doca, but {have.current.rstrip(':')} is installed; drain the node, remove it "
+            "(`/usr/sbin/ofed_uninstall.sh --force`), reboot, and deploy again"
+        )
 
 
 @operation()

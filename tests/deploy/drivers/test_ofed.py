@@ -292,6 +292,19 @@ def test_a_fresh_rocky_9_gets_docas_repository_and_packages(node: Node) -> None:
     assert hold[-1].endswith("dnf versionlock add doca-roce-3.2.1-044501")
 
 
+@pytest.mark.parametrize(
+    ("current", "refused"),
+    [("MLNX_OFED_LINUX-24.10-1.1.4.0:", True), ("OFED-internal-25.10-1.2.3:", False)],
+)
+def test_doca_is_refused_beside_mlnx_ofed_whoever_installed_it(node: Node, current: str, refused: bool) -> None:
+    node.data = {"ofed": {"doca": DOCA}}
+    answers = {**DEBIAN, "uname -m": "x86_64", **stack(), DPKG: DEBS, HEADERS: "yes", **BUILT, **NO_REQUEST, **UNAME}
+    result = node.deploy(ofed.install, {**answers, BUNDLE: ["none", "none", current]})
+    refusals = [command for command in result.flat if "ofed_uninstall.sh" in command]
+    assert (len(refusals), result.uploads == {}) == (int(refused), refused)
+    assert all("MLNX_OFED_LINUX-24.10-1.1.4.0 is installed" in refusal for refusal in refusals)
+
+
 def test_doca_without_kernel_headers_installs_nothing(node: Node) -> None:
     node.data = {"ofed": {"doca": DOCA}}
     result = node.deploy(ofed.install, {**DEBIAN, "uname -m": "x86_64", **NO_STACK, DPKG: DEBS, **UNAME})

@@ -15,7 +15,7 @@ REQUEST = "/var/lib/trackbed/reboots/gpu_driver"
 FRESH = [
     f"GPU driver | {name}"
     for name in (
-        "nouveau not loaded",
+        "The kernel's own drivers not loaded",
         "nvidia-driver: key of its repository",
         "nvidia-driver: repository",
         "Version",
