@@ -45,16 +45,7 @@ def _nics(machine: lab.Machine) -> list[dict[str, Any]]:
 
 
 def _host(node: lab.Node) -> tuple[str, dict[str, Any]]:
-    data = {
-        "ssh_hostname": "127.0.0.1",
-        "ssh_port": node.ssh_port,
-        "ssh_user": "root",
-        "ssh_key": str(node.ssh_key),
-        "ssh_known_hosts_file": str(node.known_hosts),
-        "ssh_strict_host_key_checking": "yes",
-        "nics": _nics(node.machine),
-        "sysctls": SYSCTLS,
-    }
+    data = {**node.connection, "nics": _nics(node.machine), "sysctls": SYSCTLS}
     # One Node has another name than its host, as in a managed Kubernetes.
     if node.machine is lab.MACHINES[-1]:
         data["node_name"] = node.machine.mgmt_ip

@@ -13,6 +13,7 @@ from base64 import b64encode
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -71,6 +72,18 @@ class Node:
     def ssh_config(self) -> Path:
         """A configuration for OpenSSH, which testinfra uses, too."""
         return self.instance.ssh_config
+
+    @property
+    def connection(self) -> dict[str, Any]:
+        """pyinfra's data of a host to connect to."""
+        return {
+            "ssh_hostname": "127.0.0.1",
+            "ssh_port": self.ssh_port,
+            "ssh_user": "root",
+            "ssh_key": str(self.ssh_key),
+            "ssh_known_hosts_file": str(self.known_hosts),
+            "ssh_strict_host_key_checking": "yes",
+        }
 
     @property
     def overlay(self) -> Path:

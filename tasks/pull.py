@@ -30,6 +30,7 @@ from tasks.common.commands import Commands, changes, script, warn
 from tasks.common.connection import deploys_itself
 from tasks.common.data import Key, record, without_password
 from tasks.common.facts import FactBase
+from tasks.common.present import Present
 from tasks.packages import INTERPRETERS, NO_PYTHON
 
 PROGRAM = "/usr/local/libexec/trackbed-pull"
@@ -172,20 +173,6 @@ def run(units: tuple[OperationMeta, ...]) -> Commands:
         host.noop("the timer runs")
 
 
-class Present(FactBase[list[str]]):
-    """The files of pull mode that exist on the node."""
-
-    default = list
-
-    def command(self) -> StringCommand:
-        """Test each path."""
-        return self.script('for path; do if [ -e "$path" ]; then echo "$path"; fi; done', *PATHS)
-
-    def process(self, output: list[str]) -> list[str]:
-        """Take one path from each line."""
-        return output
-
-
 # The service is not stopped: a run in progress, which may be this one, must complete.
 _REMOVE = f"""
 timer=$1; shift
@@ -197,7 +184,7 @@ rm -f -- "$@"
 @operation()
 def remove() -> Commands:
     """Stop the timer and delete its files."""
-    if host.get_fact(Present):
+    if host.get_fact(Present, paths=PATHS):
         yield script(_REMOVE, TIMER, *PATHS)
     else:
         host.noop("the node has no timer")

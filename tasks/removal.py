@@ -9,7 +9,7 @@ from __future__ import annotations
 from io import StringIO
 
 from attrs import evolve
-from pyinfra.api.command import FileUploadCommand, StringCommand
+from pyinfra.api.command import FileUploadCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.operation import operation
 from pyinfra.context import host
@@ -23,7 +23,7 @@ from tasks import kubernetes, original_state, reboot
 from tasks.agent import BASE, UNIT, UNIT_FILE, AgentVersions
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import leftovers, task_keys
-from tasks.common.facts import FactBase
+from tasks.common.present import Present
 from tasks.common.status import COMMAND, SPEC
 from tasks.common.systemd_reload import RELOAD
 from tasks.common.texts import Texts
@@ -171,20 +171,6 @@ rm -rf "$base" "$state" "$reporter" "${reporter%/*}/private/${reporter##*/}" /ru
 )
 
 
-class Leftovers(FactBase[list[str]]):
-    """The given paths that exist."""
-
-    default = list
-
-    def command(self, paths: tuple[str, ...]) -> StringCommand:
-        """Test each path."""
-        return self.script('for path; do if [ -e "$path" ]; then echo "$path"; fi; done', *paths)
-
-    def process(self, output: list[str]) -> list[str]:
-        """Take one path from each line."""
-        return output
-
-
 @deploy("Removal")
 def remove_all() -> None:
     """Restore the original state of the services, drivers and packages, then remove the agent and all state."""
@@ -235,7 +221,7 @@ def remove() -> Commands:
     """Stop the services and delete all files and state. Reboot requests are logged a last time."""
     files = leftovers()
     present = host.get_fact(
-        Leftovers, paths=(BASE, STATE_FOLDER, kubernetes.STATE_FOLDER, UNIT_FILE, reporter.UNIT_FILE, *files)
+        Present, paths=(BASE, STATE_FOLDER, kubernetes.STATE_FOLDER, UNIT_FILE, reporter.UNIT_FILE, *files)
     )
     if not present:
         host.noop("the node has no files of Trackbed")

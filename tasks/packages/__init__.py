@@ -21,7 +21,7 @@ from tasks.common.commands import Commands, script
 from tasks.common.data import host_data
 from tasks.common.facts import FactBase
 from tasks.common.failures import NodeError
-from tasks.packages.elsewhere import ThereAlready
+from tasks.common.present import Present
 
 Family = Literal["debian", "rhel"]
 
@@ -225,7 +225,7 @@ def _system() -> OperatingSystem:
             f"{host.name}: {fact['name'] or identity} {release or ''} is not supported; "
             f"supported are, from the release given: {supported}"
         )
-    if distribution.family == "rhel" and host.get_fact(ThereAlready, paths=(OSTREE,)):
+    if distribution.family == "rhel" and host.get_fact(Present, paths=(OSTREE,)):
         raise NodeError(
             f"{host.name}: the node boots an image (rpm-ostree, bootc), into which dnf installs nothing; use a "
             "distribution with packages"

@@ -20,6 +20,7 @@ from tasks.agent import BASE
 from tasks.common import lock
 from tasks.common.archive import ROOT
 from tasks.common.data import host_data
+from tasks.common.present import Present
 from tasks.common.status import SPEC
 from tasks.common.texts import Texts
 from tasks.drivers.ofed import doca
@@ -27,7 +28,6 @@ from tasks.kubernetes import labels
 from tasks.original_state import Current, Recorded
 from tasks.packages import holds
 from tasks.reboot import NodeRebootRequests
-from tasks.removal import Leftovers
 from tests.deploy.conftest import PLAN, PYTHON, VERSIONS, Answers, Node, file_answers, files, of
 from tests.deploy.scripts import program, sh
 
@@ -156,7 +156,7 @@ def test_state_that_the_agent_does_not_keep_is_restored(node: Node) -> None:
     now = ["vfs 0000:21:00.0 0 0", "irqbalance disabled inactive", *(f"held {name}" for name in held)]
     noted = {of(Texts): [f"file {holds.PATH}", ":linux-image-amd64", ":linux-headers-amd64"]}
     requests = {of(NodeRebootRequests): ["boot-1", "boot-former boot-1 kernel arguments iommu=pt are still in effect "]}
-    there = {of(Leftovers): [BASE]}
+    there = {of(Present): [BASE]}
     result = node.deploy(removal.remove_all, {NOTED_BEFORE: was, PRESENT: now, **requests, **there, **noted})
     put_back, released = result.commands["Removal | Original state restored"]
     assert put_back.endswith("sh irqbalance.service yes yes /sys/bus/pci/devices/0000:21:00.0/sriov_drivers_autoprobe")
@@ -181,7 +181,7 @@ def test_a_hold_that_an_interrupted_deploy_set_is_released(node: Node) -> None:
 
 def test_folders_that_trackbed_created_are_removed_and_others_stay(node: Node) -> None:
     nfd = str(Path(labels.NFD).parent)
-    there = {NOTED_BEFORE: ["here", "folder /etc/kubernetes"], of(Leftovers): [BASE]}
+    there = {NOTED_BEFORE: ["here", "folder /etc/kubernetes"], of(Present): [BASE]}
     (last,) = node.deploy(removal.remove, there).flat
     folders = last.rpartition(" -- ")[2].split()
     assert folders.index(nfd) < folders.index(str(Path(nfd).parent))
@@ -253,7 +253,7 @@ def test_each_file_that_a_task_names_is_looked_for(node: Node) -> None:
     # Each deploy removes its lock itself.
     named = named_paths() - {lock.FILE}
     assert {kubernetes.SECRET, pull.PROGRAM, labels.NFD, doca.PREFERENCES} <= named
-    there = {of(Leftovers): [BASE]}
+    there = {of(Present): [BASE]}
     result = node.deploy(lambda: runpy.run_path(str(ROOT / "deploys/remove.py")), {**spec(GIVEN), **there})
     assert not result.failed
     message = "\n".join(result.ran)

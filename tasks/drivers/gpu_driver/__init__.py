@@ -33,12 +33,12 @@ from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key, record
 from tasks.common.facts import FactBase
 from tasks.common.failures import NodeError
+from tasks.common.present import Present
 from tasks.common.texts import HEADER, Texts
 from tasks.drivers.gpu_driver import fabric, modules, services, versions
 from tasks.drivers.gpu_driver.services import FABRIC_MANAGER, PERSISTENCE
 from tasks.host import kernel
 from tasks.packages import Family, OperatingSystem, holds, vendor_repository
-from tasks.packages.elsewhere import ThereAlready
 from tasks.packages.vendor_repository import HeldPackages, Package, Repository
 
 REPOSITORY = "nvidia-driver"
@@ -275,7 +275,7 @@ def refuse_while_in_use(names: tuple[str, ...], version: str, family: Family) ->
     have = packages.installed(family)
     wrong = [name for name in versions.missing(names, version, family) if name in have or name == names[0]]
     wrong += [name for name in versions.left(version, family) if name not in wrong]
-    if wrong and host.get_fact(ThereAlready, paths=(RUN_FILE,)):
+    if wrong and host.get_fact(Present, paths=(RUN_FILE,)):
         yield refuse(
             "gpu_driver: the node has a driver of NVIDIA's installer (.run), with whose files those of packages would be "
             f"mixed; drain the node, remove that driver ({RUN_FILE} --silent), and deploy again"

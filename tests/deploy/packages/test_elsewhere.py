@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tasks import packages
+from tasks.common.present import Present
 from tasks.containers import container_engine, container_runtime, engine_files
 from tasks.drivers import gpu_driver
-from tasks.packages.elsewhere import ThereAlready
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Node, of
 from tests.deploy.drivers import gpu_node
 from tests.deploy.scripts import program, sh
@@ -18,7 +18,7 @@ from tests.deploy.scripts import program, sh
 
 def test_a_driver_of_nvidias_installer_is_named_before_packages_are_installed(node: Node) -> None:
     gpu_node.wants(node)
-    there = {of(ThereAlready): gpu_driver.RUN_FILE}
+    there = {of(Present): gpu_driver.RUN_FILE}
     result = node.deploy(gpu_driver.install, {**there, **gpu_node.fresh(DEBIAN)})
     assert result.failed and not result.uploads
     assert result.flat[0].startswith("refuse: gpu_driver: the node has a driver of NVIDIA's installer (.run)")
@@ -29,7 +29,7 @@ def test_a_driver_of_nvidias_installer_is_named_before_packages_are_installed(no
 
 def test_a_docker_that_is_a_snap_is_named_before_packages_are_installed(node: Node) -> None:
     node.data = {"container_engine": {"name": "docker"}}
-    there = {of(ThereAlready): "/snap/docker/current"}
+    there = {of(Present): "/snap/docker/current"}
     result = node.deploy(container_engine.install, {**DEBIAN, **there})
     assert result.failed
     assert "the node has docker as a snap" in result.flat[0] and "snap remove docker" in result.flat[0]
@@ -38,14 +38,14 @@ def test_a_docker_that_is_a_snap_is_named_before_packages_are_installed(node: No
 
 
 def test_a_node_whose_system_is_an_image_is_not_supported(node: Node) -> None:
-    result = node.deploy(packages.system, {**ROCKY_9, of(ThereAlready): packages.OSTREE})
+    result = node.deploy(packages.system, {**ROCKY_9, of(Present): packages.OSTREE})
     assert "the node boots an image (rpm-ostree, bootc), into which dnf installs nothing" in result.errors[0]
     assert not node.deploy(packages.system, ROCKY_9).failed
 
 
 def test_a_link_counts_also_if_it_leads_nowhere(tmp_path: Path) -> None:
     (tmp_path / "current").symlink_to("/nowhere")
-    text = str(ThereAlready().command((str(tmp_path / "current"), str(tmp_path / "absent"))))
+    text = str(Present().command((str(tmp_path / "current"), str(tmp_path / "absent"))))
     assert os.popen(text).read().split() == [str(tmp_path / "current")]  # noqa: S605  the fact's own command
 
 

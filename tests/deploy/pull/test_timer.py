@@ -10,6 +10,7 @@ import pytest
 
 from tasks import pull
 from tasks.common.commands import script
+from tasks.common.present import Present
 from tasks.common.systemd_reload import RELOAD
 from tasks.packages import NO_PYTHON
 from tests.deploy.conftest import LOSERS, Node, of
@@ -56,7 +57,7 @@ def test_a_timer_whose_reload_would_take_gpus_from_containers_waits(node: Node, 
 
 def test_without_the_key_there_is_no_timer(node: Node) -> None:
     assert node.deploy(pull.serve, {}).flat == []
-    (removed,) = node.deploy(pull.serve, {of(pull.Present): [pull.SETTINGS]}).flat
+    (removed,) = node.deploy(pull.serve, {of(Present): [pull.SETTINGS]}).flat
     assert removed.endswith(" ".join(("sh", pull.TIMER, *pull.PATHS)))
 
 

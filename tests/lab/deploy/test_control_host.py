@@ -50,10 +50,9 @@ def write_site(host: ControlHost, node: Node) -> None:
     """Three lines of an inventory: how the server is reached, and what it should be."""
     for name, path in (("key", node.ssh_key), ("known_hosts", node.known_hosts)):
         shutil.copy(path, host.root / "srv" / name)
-    where = {"ssh_hostname": "127.0.0.1", "ssh_port": node.ssh_port, "ssh_user": "root", "ssh_key": "/srv/key"}
-    strict = {"ssh_known_hosts_file": "/srv/known_hosts", "ssh_strict_host_key_checking": "yes"}
+    where = {**node.connection, "ssh_key": "/srv/key", "ssh_known_hosts_file": "/srv/known_hosts"}
     nics = [{"name": "rail0", "select": {"pci": NIC.pci}, "vfs": {"count": 4}}]
-    lines = (f"hosts = {[(node.name, where | strict)]}", f"nics = {nics}", "servers = (hosts, {'nics': nics})")
+    lines = (f"hosts = {[(node.name, where)]}", f"nics = {nics}", "servers = (hosts, {'nics': nics})")
     host.write(INVENTORY, "\n".join(lines))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from agent.spec.node import to_json
 from lab import Node
@@ -14,23 +13,12 @@ from tests.deploy.examples.inventories import inventory_of
 from tests.lab.conftest import FRESH, pyinfra, said
 
 
-def connection(node: Node) -> dict[str, Any]:
-    return {
-        "ssh_hostname": "127.0.0.1",
-        "ssh_port": node.ssh_port,
-        "ssh_user": "root",
-        "ssh_key": str(node.ssh_key),
-        "ssh_known_hosts_file": str(node.known_hosts),
-        "ssh_strict_host_key_checking": "yes",
-    }
-
-
 def test_two_equal_nodes_are_one_group_and_nothing_would_change(deployed: tuple[Node, ...], tmp_path: Path) -> None:
     for node in deployed:
         node.restore(FRESH)
     asked = tmp_path / "inventories" / "prod.py"
     asked.parent.mkdir()
-    asked.write_text(f"servers = {[(node.name, connection(node)) for node in deployed]!r}\n")
+    asked.write_text(f"servers = {[(node.name, node.connection) for node in deployed]!r}\n")
     done = pyinfra("-y", str(asked), "deploys/discover.py")
     assert done.returncode == 0, said(done)
     assert [file.name for file in (tmp_path / "group_data").iterdir()] == ["igb_x2.py"]
