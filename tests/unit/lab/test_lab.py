@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from lab import fleet, logs
+from lab import fleet, instance, logs
 from lab.errors import LabError
 from lab.image import Image
 from lab.lock import exclusive
 from lab.node import wait
+from lab.qemu.accelerator import TCG
 
 ROOT = Path(__file__).parents[3]
 
@@ -193,6 +194,52 @@ def test_a_node_that_qemu_has_stopped_on_a_full_disk_says_so(state: Path, monkey
     assert asked.returncode == 1
     assert f"node1 has been stopped: make room in {folder}, then `python -m lab power-cut node1`" in asked.stderr
     assert failed.value.remedy.startswith(f"Make room in {folder}")
+
+
+# As an emulated guest was seen to do: its first boot shows a login and never answers.
+HANGS_ONCE = """\
+#!{python}
+import os, re, signal, socket, sys
+from pathlib import Path
+pid = Path(sys.argv[sys.argv.index("-pidfile") + 1])
+first = not pid.exists()
+if os.fork():
+    os._exit(0)
+os.setsid()
+for output in 1, 2:
+    os.close(output)
+pid.write_text(str(os.getpid()))
+if first:
+    signal.pause()
+port = re.search(r"hostfwd=tcp:127.0.0.1:(\\d+)-", " ".join(sys.argv))[1]
+with socket.create_server(("127.0.0.1", int(port))) as sshd:
+    while True:
+        sshd.accept()[0].sendall(b"SSH-2.0-x")
+"""
+
+
+def test_a_node_that_never_answers_after_its_boot_is_booted_once_more(
+    state: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in {"qemu-system-x86_64": HANGS_ONCE.format(python=sys.executable), "ssh": "#!/bin/sh\n"}.items():
+        (state / name).write_text(text)
+        (state / name).chmod(0o755)
+    monkeypatch.setenv("XDG_STATE_HOME", str(state))
+    monkeypatch.setenv("PATH", f"{state}:{os.environ['PATH']}")
+    stopped(state)
+    image = Image(state / "image")
+    image.folder.mkdir()
+    for file in (image.disk, image.kernel, image.initrd):
+        file.touch()
+    node = evolve(fleet.nodes("t")[0], ssh_port=instance.free_port(), accelerator=evolve(TCG, boot_s=0.5))
+    node.instance.make_keys((node.machine,))
+    node.overlay.touch()
+    try:
+        node.boot()
+        assert node.answers()
+    finally:
+        node.power_cut()
+    assert "node1: ssh: nothing after 0 s; it is booted once more" in capsys.readouterr().err
 
 
 def test_the_logs_of_a_node_that_does_not_answer_are_what_this_host_has(state: Path) -> None:
