@@ -13,6 +13,7 @@ from tasks.kubernetes.manifests.device_plugins import DevicePlugins, Networks, S
 from tasks.kubernetes.manifests.discovered import Discovered, discover
 from tasks.kubernetes.manifests.rendered import manifests
 from tests.deploy.hardware import CONNECTX, EFA, RAIL0, RAIL1, SECOND, SELECTED, UVERBS, function, hardware, nic, rdma
+from tests.deploy.kubernetes.test_device_plugins import documents
 
 SHARED = {"shared": from_mapping({"node_name": "a"}), "exclusive": from_mapping(
     {"node_name": "a", "rdma": {"netns_mode": "exclusive"}}
@@ -128,3 +129,19 @@ def test_nccl_s_sockets_use_the_netdev_of_the_default_route_and_none_with_a_long
 def test_rings_stay_on_a_rail_where_rails_are_not_connected(layout: Any, value: int) -> None:
     seen = hardware(nic("rail0", CONNECTX), nic("rail1", SECOND))
     assert f"NCCL_CROSS_NIC={value}\n" in nccl.text(nccl.Nccl(network_type=1, layout=layout), seen)
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        pytest.param("sriov-device-plugin.yaml", id="sriov-network-device-plugin-586"),
+        pytest.param("rdma-shared-device-plugin.yaml", id="network-operator-2989"),
+    ],
+)
+def test_a_plugin_does_not_start_where_the_kubelet_has_its_folders_elsewhere(file: str) -> None:
+    """If the pod made the folder, the kubelet would not look there: no resource, and nothing that says why."""
+    made = manifests(DevicePlugins("made"), {"a": node(RAIL0)})[file]
+    (pod,) = (each["spec"]["template"]["spec"] for each in documents(made) if each["kind"] == "DaemonSet")
+    folders = [volume["hostPath"] for volume in pod["volumes"] if "hostPath" in volume]
+    kubelet_s = {each["path"]: each["type"] for each in folders if each["path"].startswith("/var/lib/kubelet/")}
+    assert kubelet_s == {f"/var/lib/kubelet/{name}": "Directory" for name in ("device-plugins", "plugins_registry")}
