@@ -201,10 +201,14 @@ def _pods(machine: Machine, functions: _Functions, allocated: Mapping[str, tuple
         for pod in allocated.get(pci, ()):
             yield target, User(f"pod {pod}", owns=True)
         # Not the function but a part of it was allocated: a share of its RDMA device, a subfunction.
-        parts = {*reader.of(pci), *names_or_none(machine.files, f"{PCI}/{pci}")}
-        for part in sorted(parts & allocated.keys()):
+        parts = {part: part for part in (*reader.of(pci), *names_or_none(machine.files, f"{PCI}/{pci}"))}
+        if is_vfio(driver(machine.files, pci)):
+            # KubeVirt's name for it (pci_device.go). A share of another plugin may have the same number: no proof of an owner.
+            group = machine.files.target(f"{PCI}/{pci}/iommu_group")
+            parts[group] = f"IOMMU group {group}"
+        for part in sorted(parts.keys() & allocated.keys()):
             for pod in allocated[part]:
-                yield target, User(f"pod {pod} by {part}")
+                yield target, User(f"pod {pod} by {parts[part]}")
     _raise_if_incomplete(reader)
 
 

@@ -5,6 +5,7 @@ The device plugin, or the driver of dynamic resource allocation (DRA), chooses a
 - sriov-network-device-plugin: a VF's PCI address, or a subfunction's name on the auxiliary bus (``mlx5_core.sf.4``);
 - dra-driver-sriov and dranet: a PCI address with dashes (``0000-3b-00-2``), in the device's name and at its CDI name's end;
 - alibabacloud-erdma-controller: an RDMA device's name and the number of a share of it (``erdma_0/17``);
+- KubeVirt (``permittedHostDevices``): the number of the function's IOMMU group;
 - k8s-rdma-shared-dev-plugin: only the number of a share, the same for all the devices of a resource. That tells no
   device from another: open descriptors of its uverbs tell who uses one.
 

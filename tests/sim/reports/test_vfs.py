@@ -241,3 +241,12 @@ def test_a_rate_that_the_driver_does_not_know_is_named(node: Node, rates: dict[s
     outcomes = [each for each in node.follow({"vfs": {"count": 2, "defaults": rates}}).outcomes if each.error]
     assert {each.result for each in outcomes} == {"unsupported"}
     assert all(said in each.error and "take m" in each.remedy for each in outcomes)
+
+
+@pytest.mark.parametrize("group", [pytest.param("102", id="kubevirt-11412")])
+def test_a_vf_that_a_plugin_knows_by_its_iommu_group_is_in_use(node: Node, group: str) -> None:
+    """KubeVirt's pod is given the group long before the virtual machine opens it."""
+    node.follow({"vfs": {"count": 4, "defaults": {"driver": "vfio-pci"}}})
+    node.kernel.host.allocated = {group: ("vms/virt-launcher-a",)}
+    why = [error for field, result, error in left(node.follow({"vfs": {"count": 6}})) if field == "count"]
+    assert why == [f"it would disturb pod vms/virt-launcher-a by IOMMU group {group} ({PF0}#1)"]
