@@ -121,7 +121,10 @@ REASONS: Mapping[str, tuple[Reason, ...]] = {
     "KubeletHugepages": (
         Reason("Counted"),
         Reason(
-            "CountedBefore", "False", "restart the kubelet: systemctl restart kubelet (with k3s or RKE2: their service)"
+            "CountedBefore",
+            "False",
+            "drain the Node, since some kubelets that restart end pods with devices; then systemctl restart kubelet (with k3s "
+            "or RKE2: their service)",
         ),
     ),
     "LinkFlaps": (

@@ -125,6 +125,18 @@ def test_a_kubelet_that_has_counted_other_huge_pages_is_named_until_it_restarts(
     assert node.look()["KubeletHugepages"].reason == "Counted"
 
 
+@pytest.mark.parametrize("count", [pytest.param(8, id="kubernetes-118559")])
+def test_a_kubelet_is_not_to_be_restarted_under_pods_with_devices(count: int) -> None:
+    kernel = two_nics()
+    node = Node(kernel, more={"hugepages": [{"size": "2M", "count": count}]})
+    node.look()
+    kernel.host.kubelet_started = 1000.0
+    node.more = {"hugepages": [{"size": "2M", "count": 2 * count}]}
+    node.look()
+    node.now += 60
+    assert node.look()["KubeletHugepages"].remedy.startswith("drain the Node")
+
+
 @pytest.mark.parametrize(
     ("limits", "reason"),
     [
