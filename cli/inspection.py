@@ -25,10 +25,10 @@ from agent.hardware.functions import (
     vf_addresses,
     virtio_children,
 )
+from agent.hardware.interrupts import function_irqs
 from agent.hardware.rdma import CHAR_DEVICES, NO_NETDEVS, RdmaDevice, RdmaPort, Reader
 from agent.hardware.sysfs import whole
 from agent.hardware.vpd import is_nvlink_bridge, product_data, product_name, serial_numbers
-from agent.kinds.irqs import function_irqs
 from agent.machine import Link, Machine, VfInfo
 from agent.report.printable import printable
 from agent.spec.node import NodeSpec

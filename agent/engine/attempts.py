@@ -137,9 +137,10 @@ def _not_now(context: PassContext, want: Wanted, have: Snapshot, change: Change)
     if want.spec.mode == "observe":
         error, remedy = "mode: observe, nothing is written", "set mode to enforce once the plan is as you want it"
         return Outcome(change, "deferred", error, remedy)
-    contended = failures.contention.held_back(_write_now(context, have, change), have.processes, now)
+    driver = partial(by_name()[change.kind].undone_by_driver, context.cache.machine, change)
+    contended = failures.contention.held_back(_write_now(context, have, change), have.processes, now, driver)
     if contended is not None:
-        return evolve(contended, change=change)
+        return evolve(contended, change=evolve(change, required=change.required and contended.change.required))
     if change.disruption > Disruption.NONE:
         return _deferred(context, want, change, context.users.recent(want, change, complete=True))[1]
     return None

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import cache
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from agent.kinds import by_name
 from agent.report.records import HOST, Change, Condition, Outcome, Place, Value
@@ -114,8 +114,13 @@ class Contention:
         written, times = self._written.get(where, (value, []))
         return times if written == value else []
 
-    def held_back(self, write: Write, processes: frozenset[str], now: float) -> Outcome | None:
-        """The outcome of a change that is left alone, because it was undone too often; None if it may be written."""
+    def held_back(
+        self, write: Write, processes: frozenset[str], now: float, driver: Callable[[], str]
+    ) -> Outcome | None:
+        """The outcome of a change that is left alone, because it was undone too often; None if it may be written.
+
+        :param driver: the driver that undoes it; empty if none is known to. The node is ready without such a change.
+        """
         change, identity = write[0], _identity(write)
         contended = self._contended.get(identity)
         if contended is not None and now < contended.until:
@@ -129,8 +134,14 @@ class Contention:
         # A change with a grace period is never left alone: it waits longer each time (Failures.wait).
         if not self.limit or change.grace_period or recent < self.limit:
             return None
-        error = f"put back {recent} times within {WINDOW / 60:.0f} minutes; {say_running(change.kind, processes)}"
-        remedy = f"stop what sets it, then: trackbed apply; else it is tried again after {PAUSE / 60:.0f} minutes"
+        error = f"put back {recent} times within {WINDOW / 60:.0f} minutes"
+        again = f"it is tried again after {PAUSE / 60:.0f} minutes"
+        # A program that is known to set it may have chosen the driver's value.
+        if not suspects(change.kind, processes) and (name := driver()):
+            change, error, remedy = evolve(change, required=False), f"{error}; the driver {name} sets it itself", again
+        else:
+            error = f"{error}; {say_running(change.kind, processes)}"
+            remedy = f"stop what sets it, then: trackbed apply; else {again}"
         outcome = Outcome(change, "blocked", error, remedy)
         self._contended[identity] = _Contended(outcome, now + PAUSE)
         return outcome

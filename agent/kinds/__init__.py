@@ -74,6 +74,10 @@ def _not_lifted(change: Change) -> str:
     return ""
 
 
+def _not_undone(machine: Machine, change: Change) -> str:
+    return ""
+
+
 def _no_netdev(have: Snapshot, change: Change) -> int:
     return 0
 
@@ -146,6 +150,8 @@ class Kind(Observer):
 
     ``netdev_index(have, change)``: the index of the netdev that a change of the host concerns, 0 if it concerns none.
 
+    ``undone_by_driver(machine, change)``: the driver, if it sets the value that is there by itself; else empty.
+
     ``remember(machine, want, have)``: keeps what later plans come back to, after a pass that left everything as the spec
     wants. It may raise the kernel's OSError, and is then called again after the next such pass.
 
@@ -170,6 +176,7 @@ class Kind(Observer):
     REMAKES_NETDEV: tuple[str, ...] = ()
     TARGETS_VANISH: bool = False
     netdev_index: Callable[[Snapshot, Change], int] = _no_netdev
+    undone_by_driver: Callable[[Machine, Change], str] = _not_undone
     remember: Callable[[Machine, Wanted, Snapshot], None] = _nothing_to_remember
     OTHER_WRITERS: tuple[str, ...] = ()
     OFF: str = ""

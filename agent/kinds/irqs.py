@@ -9,23 +9,22 @@ from __future__ import annotations
 
 import errno
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
 from attrs import evolve, field, frozen
 
 from agent.documents import load
-from agent.driver_families import family_of, is_passed_through
-from agent.hardware.functions import PCI, driver, ifindex, pci_of, port_netdevs
+from agent.driver_families import is_passed_through
+from agent.hardware.functions import driver, pci_of
+from agent.hardware.interrupts import MANAGEMENT, Irq, function_irqs, hint
 from agent.hardware.placement import Key, Pool, place, pool
-from agent.hardware.sysfs import names_or_none, numbered, ranges, read_or, whole
+from agent.hardware.sysfs import ranges, read_or
 from agent.hardware.topology import Topology
 from agent.kinds import Reading
-from agent.machine import Files, Machine, QueueIrq
+from agent.machine import Files, Machine
 from agent.report.names import RUN_FOLDER
 from agent.report.records import HOST, Change
 from agent.report.target import device_of, is_vf, vf_index
@@ -42,32 +41,6 @@ REACH = "function"
 OTHER_WRITERS = ("irqbalance", "tuned")
 OFF = "irqs.pin: false"
 
-MANAGEMENT = "management"
-# The role of a queue's interrupt whose name has none.
-QUEUE = "queue"
-
-
-@frozen
-class Irq:
-    """One requested interrupt of a function. ``role`` and ``queue`` identify it, since its number may change.
-
-    ``action``: what the driver calls it; read only of management interrupts. ``linked``: the kernel itself says which queue it
-    serves; otherwise its name does.
-    """
-
-    number: int
-    role: str
-    queue: int
-    affinity: tuple[int, ...]
-    action: str = ""
-    linked: bool = False
-
-    @property
-    def name(self) -> str:
-        """What the interrupt is called in changes: ``rx-0``, ``management-1``."""
-        return f"{self.role}-{self.queue}"
-
-
 # The file with the CPUs that have no free interrupt vector, so that `trackbed plan` knows them, too. The kernel shows this only
 # by refusing a write (ENOSPC). A CPU counts as full until it goes offline, when its interrupts go elsewhere, or until the next
 # boot: each new try would make the node unready for a moment.
@@ -80,15 +53,21 @@ LARGEST = 4 << 20
 """Bytes of it. That of 4,096 VFs with 64 queues each has three million."""
 
 
+# The file with the interrupts that the kernel places itself: in each line the target, the number and the name of one. Before
+# Linux 6.12 the kernel shows this only by refusing a write, and each new try would make the node unready for a moment, too.
+MANAGED = f"{RUN_FOLDER}/managed-irqs"
+
+
 TOO_MANY = "ask for fewer VFs or channels, or leave fewer CPUs out (irqs.exclude_cpus); it is tried again"
 """The remedy if no CPU of a pool has a free vector."""
 
 
 @frozen
 class Kept:
-    """The content of :data:`FULL` and :data:`PLACED`: facts about this boot's interrupts that the kernel does not report."""
+    """The content of these three files: facts about this boot's interrupts that the kernel does not report."""
 
     full: frozenset[int] = frozenset()
+    managed: frozenset[str] = frozenset()
     placed: Mapping[Key, int] = field(factory=dict)
 
 
@@ -103,7 +82,8 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Any]:
         address: {target: _placeable(machine, pci) for target, pci in functions.items()}
         for address, functions in functions_in_scope(machine.files, want, scope).items()
     }
-    kept = Kept(_full(machine.files), _parsed(read_or(machine.files, PLACED, "")))
+    files = machine.files
+    kept = Kept(_full(files), _managed(files), _parsed(read_or(files, PLACED, "")))
     return {**irqs, HOST: kept} if kept != Kept() else irqs
 
 
@@ -150,79 +130,21 @@ def _full(files: Files) -> frozenset[int]:
         return frozenset()  # it is damaged: a CPU that is full is found again
 
 
+def _managed(files: Files) -> frozenset[str]:
+    return frozenset(read_or(files, MANAGED, "").splitlines())
+
+
+def _line(target: str, number: int, name: str) -> str:
+    return f"{target} {number} {name}"
+
+
+def managed(have: Snapshot, target: str, irq: Irq) -> bool:
+    """Whether the kernel places an interrupt itself."""
+    return irq.managed or _line(target, irq.number, irq.name) in _kept(have).managed
+
+
 def _placeable(machine: Machine, pci: str) -> tuple[Irq, ...]:
     return () if is_passed_through(driver(machine.files, pci)) else function_irqs(machine, pci)
-
-
-def function_irqs(machine: Machine, pci: str) -> tuple[Irq, ...]:
-    """The interrupts that a function's driver has requested, by number.
-
-    Which queue an interrupt serves is what the kernel says (:meth:`agent.machine.Netlink.queue_irqs`). Where it says nothing,
-    since it is older or the driver does not tell it, the interrupt's name says it.
-    """
-    files = machine.files
-    linked = _linked(machine, pci)
-    family = family_of(driver(files, pci))
-    requested = []
-    for number in numbered(names_or_none(files, f"{PCI}/{pci}/msi_irqs")):
-        action = read_or(files, f"/sys/kernel/irq/{number}/actions", "")
-        affinity = ranges(files, f"/proc/irq/{number}/smp_affinity_list")
-        if action and affinity:
-            requested.append((number, action, _named(family.queue_irqs, action), affinity))
-    named = sum(name is not None for _, _, name, _ in requested)
-    management = 0
-    irqs = []
-    queues = set()
-    of_role: Counter[str] = Counter()
-    for number, action, name, affinity in requested:
-        role, queue = MANAGEMENT, management
-        if name:
-            said, index = name
-            served = family.queue(said, of_role[said] if index is None else index, named)
-            role, queue = served or (MANAGEMENT, management)
-            of_role[said] += 1
-        if known := linked.get(number):
-            role, queue = _served(known, role)
-        # A second interrupt with the name of a queue is the driver's own.
-        if role == MANAGEMENT or (role, queue) in queues:
-            role, queue = MANAGEMENT, management
-            management += 1
-        queues.add((role, queue))
-        irqs.append(Irq(number, role, queue, affinity, action if role == MANAGEMENT else "", known is not None))
-    return tuple(irqs)
-
-
-def _linked(machine: Machine, pci: str) -> dict[int, QueueIrq]:
-    """The interrupts of a function's netdevs of which the kernel knows the queue, by number."""
-    indexes = [ifindex(machine.files, name) for name in port_netdevs(machine.files, pci)]
-    with suppress(OSError):  # a netdev has gone meanwhile
-        return {number: irq for index in indexes if index for number, irq in machine.netlink.queue_irqs(index).items()}
-    return {}
-
-
-def _served(known: QueueIrq, role: str) -> tuple[str, int]:
-    """The role and the queue of an interrupt, as the kernel knows them. The role in its name stays, by which it is kept."""
-    rx, tx = known.rx, known.tx
-    if role == MANAGEMENT:
-        role = QUEUE if rx is not None and tx is not None else "tx" if rx is None else "rx"
-    return role, rx if rx is not None else tx or 0
-
-
-@lru_cache(maxsize=32768)
-def _named(pattern: re.Pattern[str], action: str) -> tuple[str, int | None] | None:
-    """The role and number in the name of a queue's interrupt. The number is None if the name has none.
-
-    Cached: there may be thousands, the same in every pass.
-    """
-    match = pattern.search(action)
-    if match is None:
-        return None
-    role = (match["role"] or QUEUE).lower()
-    text = match.groupdict().get("queue")
-    if text is None:
-        return role, None
-    number = whole(text)
-    return None if number is None else (role, number)
 
 
 def _each(have: Snapshot) -> Iterator[tuple[str, str, Irq]]:
@@ -282,7 +204,9 @@ def _place(local: Mapping[str, Pool], have: Snapshot) -> Placement:
         if irq.role != MANAGEMENT and address in local:
             key = (target, str(irq.queue))
             affinities.setdefault(key, set()).add(irq.affinity)
-            keys[key] = local[address]
+            # Of a managed one the CPU is given.
+            fixed = [cpu for cpu in irq.affinity if cpu in have.topology.cpus] if managed(have, target, irq) else []
+            keys[key] = Pool((fixed[0],)) if fixed else local[address]
     # A netdev that is down, as while a pod starts, has no interrupts. Its queues keep their CPUs, so that no other queue moves.
     down = {
         target: local[address]
@@ -344,7 +268,7 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
     local = pools(want, have)
     changes = []
     for address, target, irq in _each(have):
-        if address not in local:
+        if address not in local or managed(have, target, irq):
             continue
         key = (target, str(irq.queue))
         pool = local[address] if irq.role == MANAGEMENT else placed.pools[key]
@@ -394,19 +318,39 @@ def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
 
 def apply(machine: Machine, change: Change) -> None:
     """Write one interrupt's affinity, after finding its number again."""
-    pci = pci_of(machine.files, change.target)
-    numbers = [irq.number for irq in function_irqs(machine, pci) if irq.name == change.field]
-    if not numbers:
+    number = _number(machine, change)
+    if number is None:
         raise FileNotFoundError(errno.ENOENT, f"{change.target} has no interrupt {change.field} any more")
     try:
-        machine.files.write(f"/proc/irq/{numbers[0]}/smp_affinity_list", str(change.after))
+        machine.files.write(f"/proc/irq/{number}/smp_affinity_list", str(change.after))
     except OSError as error:
         # EPERM (EIO before Linux 6.12): the kernel manages this interrupt's affinity itself.
         if error.errno in (errno.EPERM, errno.EIO):
-            raise OSError(errno.EOPNOTSUPP, "the kernel manages this interrupt's affinity") from error
+            line = _line(change.target, number, change.field)
+            machine.files.replace(MANAGED, "\n".join(sorted({line, *_managed(machine.files)})))
+            raise OSError(error.errno, "the kernel places this interrupt itself; it is left alone") from error
         if error.errno == errno.ENOSPC:
             raise OSError(errno.ENOSPC, _refused(machine.files, parse_ranges(str(change.after)))) from error
         raise
+
+
+def _number(machine: Machine, change: Change) -> int | None:
+    irqs = function_irqs(machine, pci_of(machine.files, change.target))
+    return next((irq.number for irq in irqs if irq.name == change.field), None)
+
+
+def undone_by_driver(machine: Machine, change: Change) -> str:
+    """The driver, if the interrupt is on the CPUs where the driver wants it: it has put it there itself.
+
+    Some do so whenever they request their interrupts: gve, ionic, mana, mlx5, sfc, hns3, hinic, otx2 and others
+    (irq_set_affinity_and_hint, kernel/irq/manage.c). Others remember where an interrupt was put, and put it there again: ice,
+    iavf and idpf since Linux 6.15 (netif_set_affinity_auto, net/core/dev.c).
+    """
+    number = _number(machine, change)
+    wish = hint(machine.files, number) if number is not None else ()
+    if not wish or format_ranges(wish) != change.before:
+        return ""
+    return driver(machine.files, pci_of(machine.files, change.target)) or ""
 
 
 def _refused(files: Files, cpus: tuple[int, ...]) -> str:

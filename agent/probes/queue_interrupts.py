@@ -1,11 +1,12 @@
 """Of each NIC that carries traffic, some interrupts are recognised as those of queues.
 
-The agent tells them by their names. If it does not know the form of a driver's names, all interrupts of the NIC count as
-management interrupts, and no queue is pinned to one CPU.
+Where the kernel does not say which they are, their names do. If the agent does not know the form of a driver's names, all
+interrupts of the NIC count as management interrupts, and no queue is pinned to one CPU.
 """
 
 from collections.abc import Iterator
 
+from agent.hardware.interrupts import MANAGEMENT, Irq
 from agent.kinds import irqs, links, vf_links
 from agent.machine import Link
 from agent.report.reasons import condition
@@ -28,7 +29,7 @@ def judge(want: Wanted, have: Snapshot, facts: None) -> list[Condition]:
         return []
     unrecognised = list(_unrecognised(want, have))
     if not unrecognised:
-        return [condition(TYPE, "Recognised")]
+        return [_placed_by_kernel(want, have) or condition(TYPE, "Recognised")]
     link, requested = unrecognised[0]
     names = list(dict.fromkeys(irq.action for irq in requested))
     more = ", ..." if len(names) > SHOWN else ""
@@ -42,7 +43,23 @@ def judge(want: Wanted, have: Snapshot, facts: None) -> list[Condition]:
     return [condition(TYPE, "NotRecognised", message)]
 
 
-def _unrecognised(want: Wanted, have: Snapshot) -> Iterator[tuple[Link, tuple[irqs.Irq, ...]]]:
+def _placed_by_kernel(want: Wanted, have: Snapshot) -> Condition | None:
+    """Which interrupts nobody can pin, since their driver asked the kernel to place them; None if there are none."""
+    managed = {
+        target: len(names)
+        for address in sorted(want.nics)
+        for target, requested in have[irqs.NAME].get(address, {}).items()
+        if (names := [irq.name for irq in requested if irqs.managed(have, target, irq)])
+    }
+    if not managed:
+        return None
+    named = [f"{count} of {target}" for target, count in managed.items()]
+    more = f" and of {len(named) - SHOWN} others" if len(named) > SHOWN else ""
+    message = f"the kernel places these interrupts, as their driver asks: {', '.join(named[:SHOWN])}{more}"
+    return condition(TYPE, "PlacedByKernel", message)
+
+
+def _unrecognised(want: Wanted, have: Snapshot) -> Iterator[tuple[Link, tuple[Irq, ...]]]:
     """The netdevs of required NICs that carry traffic, and none of whose interrupts is a queue's.
 
     A single interrupt serves everything, so it need not be named after a queue. An InfiniBand function's netdev (ib_ipoib, with
@@ -54,5 +71,5 @@ def _unrecognised(want: Wanted, have: Snapshot) -> Iterator[tuple[Link, tuple[ir
             link: Link | None = netdevs[target].link if target in netdevs else None
             if link is None or not link.carrier or len(link.mac) != MAC_LENGTH or len(requested) < 2:
                 continue
-            if all(irq.role == irqs.MANAGEMENT for irq in requested):
+            if all(irq.role == MANAGEMENT for irq in requested):
                 yield link, requested

@@ -164,6 +164,7 @@ REASONS: Mapping[str, tuple[Reason, ...]] = {
     ),
     "QueueInterrupts": (
         Reason("Recognised"),
+        Reason("PlacedByKernel"),
         Reason(
             "NotRecognised",
             "False",

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import pytest
 
 from agent.hardware.functions import ifindex_of
+from agent.hardware.sysfs import numbered
+from agent.linux.files import LinuxFiles
 from bench.namespace import ADDRESS, devices, machine
-from tests.contract.asking import soon
+from tests.contract.asking import errno_of, soon
 from tests.contract.cases import CASES, Case, addresses
 from tests.private_namespace import check_in_namespace
 
@@ -33,6 +38,17 @@ def test_an_address_that_another_node_has_is_a_duplicate() -> None:
 
     both = "ip addr add 2001:db8:77::7/64 dev fab1 nodad; ip addr add 2001:db8:77::7/64 dev fab0"
     check_in_namespace(f"{MADE}; {both}", check, within=60)
+
+
+def test_an_interrupt_that_the_kernel_places_has_no_write_bit_and_refuses() -> None:
+    files = LinuxFiles()
+    paths = [f"/proc/irq/{number}/smp_affinity_list" for number in numbered(files.names("/proc/irq")).values()]
+    managed = [path for path in paths if not files.writable(path)]
+    if os.geteuid() or not managed:
+        pytest.skip("no interrupt of this machine is placed by the kernel, or not run as root")
+    for path in managed:
+        # EIO before Linux 6.12, where the mode says nothing.
+        assert errno_of(lambda path=path: files.write(path, files.read(path))) == errno.EPERM  # type: ignore[misc]
 
 
 def test_a_netdev_without_interrupts_has_no_queue_of_one() -> None:

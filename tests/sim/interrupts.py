@@ -22,6 +22,7 @@ class Interrupts:
     """``cpus`` and NUMA ``nodes``: how many there are; each node has as many CPUs as any other.
 
     ``vectors``: how many interrupts a CPU can serve, for a CPU whose number is limited. ``serving``: each interrupt's CPU.
+    ``managed``: the interrupts that the kernel places itself, by the paths of their affinity.
     """
 
     tree: Tree
@@ -29,6 +30,7 @@ class Interrupts:
     nodes: int
     vectors: dict[int, int] = field(factory=dict)
     serving: dict[str, int] = field(factory=dict)
+    managed: set[str] = field(factory=set)
     _next: int = 24
 
     def boot(self) -> None:
@@ -78,10 +80,23 @@ class Interrupts:
                 self._serves(str(new), self.serving[number])
                 self._forget(folder, number)
 
+    def hint(self, number: int, cpu: int) -> None:
+        """The driver sets an interrupt's affinity, and shows it as its wish (irq_set_affinity_and_hint)."""
+        self.tree.put(f"/proc/irq/{number}/affinity_hint", mask({cpu}))
+        self.tree.put(f"/proc/irq/{number}/smp_affinity_list", str(cpu))
+
+    def manage(self, function: str) -> None:
+        """A driver has the kernel place its interrupts (PCI_IRQ_AFFINITY): one CPU after the other."""
+        for cpu, number in enumerate(sorted(self.tree.folders[f"{PCI}/{function}/msi_irqs"], key=int)):
+            path = f"/proc/irq/{number}/smp_affinity_list"
+            self.tree.put(path, str(cpu % self.cpus))
+            self.managed.add(path)
+
     def request(self, function: str, number: int, action: str) -> None:
         self.tree.put(f"{PCI}/{function}/msi_irqs/{number}", "msix")
         self.tree.put(f"/sys/kernel/irq/{number}/actions", action)
         self.tree.put(f"/proc/irq/{number}/smp_affinity_list", f"0-{self.cpus - 1}")
+        self.tree.put(f"/proc/irq/{number}/affinity_hint", "0")
         self._serve(str(number), set(parse_ranges(self.tree.files[f"{CPU}/online"])))
 
     # --- what drivers do ----------------------------------------------------------------------------------
@@ -130,6 +145,8 @@ class Interrupts:
 
     def affinity(self, path: str, text: str) -> str:
         """What smp_affinity_list has after a write: the CPUs that are online."""
+        if path in self.managed:
+            raise error(errno.EPERM, path)
         online = sorted(set(parse_ranges(text)) & set(parse_ranges(self.tree.files[f"{CPU}/online"])))
         if not online:
             raise error(errno.EINVAL, path)

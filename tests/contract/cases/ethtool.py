@@ -3,7 +3,7 @@
 import errno
 
 from agent.hardware.functions import vf_addresses
-from agent.kinds.irqs import function_irqs
+from agent.hardware.interrupts import function_irqs
 from agent.machine import Machine, Setting
 from tests.contract.asking import errno_of
 from tests.contract.cases.sriov import _fresh, _link, _numvfs

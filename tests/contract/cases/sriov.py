@@ -4,7 +4,7 @@ import errno
 
 from agent.hardware import udev
 from agent.hardware.functions import PCI, driver, ifindex, netdev, targets, vf_addresses
-from agent.kinds.irqs import function_irqs
+from agent.hardware.interrupts import function_irqs
 from agent.machine import Link, Machine
 from agent.state.wanted import derived_mac
 from tests.contract.asking import errno_of, soon

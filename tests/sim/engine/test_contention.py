@@ -42,13 +42,15 @@ class Node:
     def another_program_sets_the_mtu(self) -> None:
         self.kernel.netlink.set_link(self.kernel.netdev(PF).ifindex, mtu=1500)
 
-    def move_irq(self) -> None:
-        number = next(
-            number
+    def queue_irq(self) -> int:
+        return next(
+            int(number)
             for number in self.kernel.files.names(f"/sys/bus/pci/devices/{PF}/msi_irqs")
             if "TxRx" in self.kernel.files.read(f"/sys/kernel/irq/{number}/actions")
         )
-        self.kernel.files.write(f"/proc/irq/{number}/smp_affinity_list", "3")
+
+    def move_irq(self) -> None:
+        self.kernel.files.write(f"/proc/irq/{self.queue_irq()}/smp_affinity_list", "3")
 
 
 @pytest.fixture
@@ -169,6 +171,27 @@ def test_irqbalance_is_named_if_it_runs(node: Node) -> None:
         node.move_irq()
         node.look()
     assert "minutes; irqbalance runs, known to set such values" in contended(node.last).message
+
+
+def test_an_interrupt_that_its_driver_puts_where_it_wants_it_is_left_there_and_the_node_is_ready(node: Node) -> None:
+    """gve, ionic, sfc and others set the affinity whenever they request an interrupt, and show it in affinity_hint."""
+    number = node.queue_irq()
+    for _ in range(LIMIT + 1):
+        node.now += 10
+        node.kernel.interrupts.hint(number, 3)
+        result = node.look()
+    assert node.kernel.files.read(f"/proc/irq/{number}/smp_affinity_list") == "3"
+    assert is_ready(result.conditions)
+    (outcome,) = blocked(result)
+    assert outcome.error == f"put back {LIMIT} times within 10 minutes; the driver igb sets it itself"
+    assert next(c for c in result.conditions if c.type == "Converged").reason == "OptionalDiffers"
+    node.kernel.host.processes.add("irqbalance")
+    node.failures.forget()
+    for _ in range(LIMIT + 1):
+        node.now += 10
+        node.kernel.interrupts.hint(number, 3)
+        result = node.look()
+    assert "irqbalance runs" in contended(result).message
 
 
 def test_changes_that_follow_from_a_driver_reload_do_not_count(node: Node) -> None:

@@ -96,7 +96,7 @@ class SimFiles:
         return self._kernel.tree.target(path)
 
     def writable(self, path: str) -> bool:
-        return path not in self._kernel.read_only
+        return path not in self._kernel.read_only | self._kernel.interrupts.managed
 
     def read_at(self, path: str, offset: int, size: int) -> bytes:
         self._enter(path)

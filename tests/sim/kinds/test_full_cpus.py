@@ -11,6 +11,7 @@ from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import dry_run
 from agent.engine.retry import LAST_RETRY, Failures
 from agent.hardware.functions import targets
+from agent.hardware.interrupts import MANAGEMENT
 from agent.kinds import irqs
 from agent.report.records import Outcome
 from agent.spec.node import from_mapping
@@ -112,5 +113,5 @@ def test_each_queue_finds_a_cpu_if_one_has_a_vector(seed: int) -> None:
         known = set(parse_ranges(node.kernel.tree.files.get(irqs.FULL, "")))
         for address, functions in result.have[irqs.NAME].items():
             for irq in (irq for of_target in functions.values() for irq in of_target) if address in local else ():
-                pinned = irq.role == irqs.MANAGEMENT or len(irq.affinity) == 1 or known.issuperset(local[address].cpus)
+                pinned = irq.role == MANAGEMENT or len(irq.affinity) == 1 or known.issuperset(local[address].cpus)
                 assert pinned or left, irq

@@ -13,6 +13,7 @@ from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import dry_run
 from agent.engine.retry import Failures
 from agent.hardware.functions import targets
+from agent.hardware.interrupts import MANAGEMENT, function_irqs
 from agent.kinds.irqs import PLACED, TOO_MANY, placement
 from agent.machine import Files
 from agent.report.verdict import is_ready
@@ -339,21 +340,49 @@ def test_in_observe_mode_no_placement_is_stored(kernel: Kernel) -> None:
     assert (affinities(kernel), kernel.files.read(PLACED)) == (swapped, before)
 
 
-@pytest.mark.parametrize("refusal", [errno.EPERM, errno.EIO])
-def test_an_interrupt_that_the_kernel_manages_is_unsupported_and_left_alone(kernel: Kernel, refusal: int) -> None:
-    def fault(operation: str, where: str, value: str) -> OSError | None:
-        return OSError(refusal, os.strerror(refusal), where) if where.startswith("/proc/irq") else None
-
-    kernel.fault = fault
-    failures = Failures()
-    result = converge(kernel.machine(), Goal(spec()), Memory(lambda: 0.0, failures))
-    refused = [outcome for outcome in result.outcomes if outcome.change.kind == "irqs"]
-    assert {outcome.result for outcome in refused} == {"unsupported"}
-    assert {outcome.error for outcome in refused} == {"the kernel manages this interrupt's affinity"}
-    assert {outcome.remedy for outcome in refused} == {"give irqs.pin: false, or mark the NIC required: false"}
+def test_interrupts_that_the_kernel_places_are_left_there_and_the_node_is_ready(kernel: Kernel) -> None:
+    settle(kernel)
+    kernel.interrupts.manage(PF0)
+    before = affinities(kernel)
     kernel.writes.clear()
-    converge(kernel.machine(), Goal(spec()), Memory(lambda: 100.0, failures), result.have)
-    assert kernel.writes == []
+    result = settle(kernel)
+    assert is_ready(result.conditions)
+    assert affinities(kernel) == before
+    assert not kernel.interrupts.managed.intersection(path for path, _ in kernel.writes)
+    (said,) = [each for each in result.conditions if each.type == "QueueInterrupts"]
+    assert said.reason == "PlacedByKernel"
+    assert said.message.endswith(f": {len(kernel.interrupts.managed)} of {PF0}")
+    # RPS and XPS follow the CPUs that the queues have.
+    placed = {queue: cpu for (target, queue), cpu in placement(result.want, result.have).items() if target == PF0}
+    queues = [irq for irq in function_irqs(kernel.machine(), PF0) if irq.role != MANAGEMENT]
+    assert placed == {str(irq.queue): irq.affinity[0] for irq in queues}
+
+
+@pytest.mark.parametrize("refusal", [errno.EPERM, errno.EIO])
+def test_on_older_kernels_each_interrupt_that_the_kernel_places_is_tried_once(kernel: Kernel, refusal: int) -> None:
+    tried: list[str] = []
+
+    def fault(operation: str, where: str, value: str) -> OSError | None:
+        if not where.startswith("/proc/irq"):
+            return None
+        tried.append(where)
+        return OSError(refusal, os.strerror(refusal), where)
+
+    settle(kernel)
+    (queue,) = [irq for irq in function_irqs(kernel.machine(), PF1) if irq.name == "txrx-0"]
+    kernel.tree.put(f"/proc/irq/{queue.number}/smp_affinity_list", "0-7")
+    kernel.fault = fault
+    failures, time = Failures(), iter(range(0, 100000, 10))
+    last = converge(kernel.machine(), Goal(spec()), Memory(lambda: float(next(time)), failures))
+    (refused,) = last.outcomes
+    assert (refused.result, refused.change.field) == ("failed", "txrx-0")
+    assert refused.error == "the kernel places this interrupt itself; it is left alone"
+    kernel.reload_driver(PF0)
+    for _ in range(3):
+        last = converge(kernel.machine(), Goal(spec()), Memory(lambda: float(next(time)), failures))
+    assert is_ready(last.conditions)
+    assert len(tried) == len(set(tried))
+    assert not dry_run(kernel.machine(), spec()).changes
 
 
 def test_an_interrupt_that_finds_its_cpu_full_goes_to_the_next_one(kernel: Kernel) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
-from agent.kinds.irqs import Irq, function_irqs
+from agent.hardware.interrupts import Irq, function_irqs
 from agent.machine import QueueIrq
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping

@@ -155,17 +155,12 @@ def test_a_vf_that_is_still_being_reset_is_set_in_a_later_pass(node: Node, field
         pytest.param(errno.EIO, id="irqbalance-313"),
     ],
 )
-def test_an_interrupt_that_the_kernel_places_itself_is_named_with_the_remedy(node: Node, number: int) -> None:
+def test_an_interrupt_that_the_kernel_places_itself_is_named_and_left_alone(node: Node, number: int) -> None:
     node.kernel.fault = lambda operation, where, value: error(number, where) if where.endswith(IRQ) else None
     result = node.follow({}, irqs={"irqbalance": "untouched"})
-    assert {(outcome.result, outcome.error, outcome.remedy) for outcome in result.outcomes} == {
-        (
-            "unsupported",
-            "the kernel manages this interrupt's affinity",
-            "give irqs.pin: false, or mark the NIC required: false",
-        )
-    }
-    assert is_ready(node.follow({}, irqs={"irqbalance": "untouched", "pin": False}).conditions)
+    assert is_ready(result.conditions)
+    (said,) = [each for each in result.conditions if each.type == "QueueInterrupts"]
+    assert said.message.startswith("the kernel places these interrupts, as their driver asks: ")
 
 
 @pytest.mark.parametrize(
