@@ -4,8 +4,6 @@ from typing import Any
 
 import pytest
 
-from agent.engine.context import Goal, Memory
-from agent.engine.converge import converge
 from agent.engine.dry_run import dry_run
 from agent.hardware.functions import vf_addresses
 from agent.machine import Link
@@ -13,8 +11,10 @@ from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
 from cli.as_inventory import derive_inventory
 from cli.as_spec import NotFound
+from tests.sim import passes
 from tests.sim.kernel import Kernel, Netdev
 from tests.sim.machine_file import load
+from tests.sim.passes import spec_of
 from tests.zoo.walk import machines
 
 PFS = ("0000:21:00.0", "0000:41:00.0", "0000:c1:00.0")
@@ -32,7 +32,7 @@ def kernel() -> Kernel:
 
 
 def settle(kernel: Kernel, spec: NodeSpec) -> None:
-    assert is_ready(converge(kernel.machine(), Goal(spec), Memory(lambda: 0.0)).conditions)
+    assert is_ready(passes.settle(kernel, spec).conditions)
 
 
 def prepare(kernel: Kernel, *different: tuple[str, dict[str, Any]], rdma: bool = True) -> None:
@@ -42,7 +42,7 @@ def prepare(kernel: Kernel, *different: tuple[str, dict[str, Any]], rdma: bool =
         {"name": f"n{i}", "select": {"pci": pci}, "mtu": 9000, "vfs": {"count": 2}, **more.get(pci, {})}
         for i, pci in enumerate(PFS)
     ]
-    settle(kernel, from_mapping({"node_name": "n1", "nics": nics}))
+    settle(kernel, spec_of(*nics))
     for name, pci in zip(NAMES, PFS, strict=True):
         kernel.netlink.add_altname(kernel.netdev(pci).ifindex, f"enp{int(pci[5:7], 16)}s0np0")
         if rdma:

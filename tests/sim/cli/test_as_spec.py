@@ -2,15 +2,14 @@
 
 import pytest
 
-from agent.engine.context import Goal, Memory
-from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import dry_run
 from agent.hardware.functions import vf_addresses
 from agent.report.verdict import is_ready
-from agent.spec.node import NodeSpec, SpecError, from_mapping, parse, to_json
+from agent.spec.node import NodeSpec, SpecError, parse, to_json
 from agent.state.wanted import derived_mac
 from cli.as_spec import NotFound, derive_spec
 from tests.sim.kernel import Kernel
+from tests.sim.passes import settle, spec_of
 from tests.sim.two_nics import MAC0, PF0, PF1, two_nics
 
 MANAGEMENT = "0000:01:00.0"
@@ -24,10 +23,6 @@ def kernel() -> Kernel:
     return kernel
 
 
-def settle(kernel: Kernel, wanted: NodeSpec) -> Pass:
-    return converge(kernel.machine(), Goal(wanted), Memory(lambda: 0.0))
-
-
 def wanted(**more: object) -> NodeSpec:
     groups = [{"index": "4", "vlan": 100, "spoofchk": False, "mtu": 4000}, {"index": "3", "mac": "02:00:00:00:07:07"}]
     vfs = {"count": 5, "defaults": {"trust": True}, "groups": groups}
@@ -35,7 +30,7 @@ def wanted(**more: object) -> NodeSpec:
         {"name": "rail0", "select": {"pci": PF0}, "mtu": 9000, "vfs": vfs},
         {"name": "rail1", "select": {"pci": PF1}, "vfs": {"count": 2}},
     ]
-    return from_mapping({"node_name": "n1", "nics": nics, **more})
+    return spec_of(*nics, **more)
 
 
 def derived(kernel: Kernel, *chosen: str) -> NodeSpec:
@@ -141,7 +136,7 @@ def test_vfs_that_are_passed_through_are_so_in_a_derived_spec(kernel: Kernel) ->
         {"name": "rail0", "select": {"pci": PF0}, "vfs": vfs},
         {"name": "rail1", "select": {"pci": PF1}, "vfs": {"count": 2, "defaults": {"driver": "vfio-pci"}}},
     ]
-    assert is_ready(settle(kernel, from_mapping({"node_name": "n1", "nics": nics})).conditions)
+    assert is_ready(settle(kernel, spec_of(*nics)).conditions)
     rail0, rail1 = (nic.vfs for nic in derived(kernel).nics)
     assert rail0 is not None
     assert rail1 is not None
@@ -178,7 +173,7 @@ def test_vfs_whose_queue_is_of_another_length_than_their_pf_s_keep_theirs(kernel
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_each_vf_has_its_own_guid_and_unset_ones_are_left_out(kernel: Kernel, count: int) -> None:
-    settle(kernel, from_mapping({"node_name": "n1", "nics": [nic_with(count)]}))
+    settle(kernel, spec_of(nic_with(count)))
     kernel.sriov.able.add(PF0)
     for index in range(count):
         given = f"00:11:22:33:44:55:66:0{index}"

@@ -12,12 +12,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from agent.report.records import to_plain
-from agent.spec.node import from_mapping
 from cli.__main__ import cli
 from cli.hwloc import LOADS, MISPLACED
 from cli.topology import EVERYWHERE, Load, arrange, render
 from tests.debian import program
 from tests.sim.kernel import Kernel
+from tests.sim.passes import spec_of
 from tests.sim.two_nics import NAME0, NAME1, PF0, PF1, two_nics
 
 CPU = "/sys/devices/system/cpu"
@@ -42,7 +42,7 @@ def arrives(kernel: Kernel, address: str, number: int, action: str, cpu: str) ->
 
 
 def lines(kernel: Kernel, width: int = 100) -> list[str]:
-    spec = from_mapping({"node_name": "n1", "nics": [{"name": "rail0", "select": {"pci": PF0}}]})
+    spec = spec_of({"name": "rail0", "select": {"pci": PF0}})
     return [line for line, _ in render(arrange(kernel.machine(), spec), width)]
 
 

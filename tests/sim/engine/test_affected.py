@@ -10,10 +10,11 @@ from agent.engine.converge import converge
 from agent.engine.users import owners, users
 from agent.hardware.functions import discover, vf_addresses
 from agent.report.records import Disruption
-from agent.spec.node import NodeSpec, from_mapping
+from agent.spec.node import NodeSpec
 from agent.state.wanted import resolve
-from tests.sim.engine.test_disruption import NOON, PF, deferred, hand_to_pod, one_nic, settle, spec
+from tests.sim.engine.test_disruption import NOON, PF, deferred, hand_to_pod, one_nic, spec
 from tests.sim.kernel import Kernel
+from tests.sim.passes import settle, spec_of
 from tests.sim.seams import seen
 from tests.sim.two_nics import MAC1, PF1
 
@@ -65,14 +66,14 @@ def test_users_of_an_rdma_device_of_two_ports_are_users_of_both(kernel: Kernel) 
     """With RoCE LAG sysfs shows the device only under the first port."""
     second = PF[:-1] + "1"
     kernel.add_nic(second, "enp33s0f1", "02:00:00:00:01:01")
-    wanted = from_mapping({"node_name": "n1", "nics": [{"name": "b", "select": {"pci": second}, "vfs": {"count": 4}}]})
+    wanted = spec_of({"name": "b", "select": {"pci": second}, "vfs": {"count": 4}})
     settle(kernel, wanted)
     kernel.rdma.add(PF, "mlx5_bond_0", "bond0")
     for name in ("enp33s0", "enp33s0f1"):
         kernel.tree.link(f"/sys/class/net/{name}/master", "../bond0")
     kernel.tree.put("/sys/class/net/bond0/bonding/slaves", "enp33s0 enp33s0f1")
     kernel.host.open["/dev/infiniband/uverbs0"] = ("nccl (pid 4711)",)
-    more = from_mapping({"node_name": "n1", "nics": [{"name": "b", "select": {"pci": second}, "vfs": {"count": 6}}]})
+    more = spec_of({"name": "b", "select": {"pci": second}, "vfs": {"count": 6}})
     assert deferred(settle(kernel, more)) == (f"nccl (pid 4711) ({second})",)
 
 
@@ -125,12 +126,12 @@ def test_an_mtu_that_takes_the_link_down_waits_for_a_connection_with_a_neighbour
 ) -> None:
     """No route through a gateway is in use then."""
     nic = {"name": "rail0", "select": {"pci": PF}}
-    settle(kernel, from_mapping({"node_name": "n1", "nics": [nic]}))
+    settle(kernel, spec_of(nic))
     kernel.netlink.set_link(kernel.netdev(PF).ifindex, up=True)
     kernel.netlink.add_address(kernel.netdev(PF).ifindex, "10.20.0.5/24")
     kernel.netlink.add_address(kernel.netdev(PF).ifindex, "fd00::5/64")
     kernel.connect(local, peer, "sshd (pid 812)")
-    jumbo = from_mapping({"node_name": "n1", "nics": [{**nic, "mtu": 9000}]})
+    jumbo = spec_of({**nic, "mtu": 9000})
     assert deferred(settle(kernel, jumbo)) == (f"sshd (pid 812), connected with {named} ({PF})",)
     assert kernel.netdev(PF).mtu == 1500
     kernel.sockets.clear()
@@ -206,7 +207,7 @@ def test_a_device_whose_rdma_users_cannot_be_read_is_not_disturbed(kernel: Kerne
 def test_the_users_of_one_nic_are_none_of_another_nic_s(kernel: Kernel) -> None:
     def wanting(count: int) -> NodeSpec:
         nics = [{"name": pf[5:7], "select": {"pci": pf}, "vfs": {"count": count}} for pf in (PF, PF1)]
-        return from_mapping({"node_name": "n1", "nics": nics})
+        return spec_of(*nics)
 
     kernel.add_nic(PF1, "enp65s0", MAC1)
     settle(kernel, wanting(4))
@@ -222,7 +223,7 @@ def told(kernel: Kernel, wanted: NodeSpec) -> list[str]:
         announce=lambda change: calls.append(f"announce {change.field}"),
         wait_until_published=lambda change: calls.append("wait"),
     )
-    converge(kernel.machine(), Goal(wanted, at=NOON), Memory(lambda: 0.0), callbacks=callbacks)
+    settle(kernel, wanted, at=NOON, callbacks=callbacks)
     return calls
 
 

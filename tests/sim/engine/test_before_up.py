@@ -17,9 +17,10 @@ from agent.hardware.functions import vf_addresses
 from agent.machine import Group, Setting
 from agent.report.records import WHOLE_KIND, Change, Disruption
 from agent.report.verdict import is_ready
-from agent.spec.node import NodeSpec, from_mapping
+from agent.spec.node import NodeSpec
 from tests.sim.ethtool import SimEthtool
 from tests.sim.kernel import Kernel, no_fault
+from tests.sim.passes import spec_of
 
 PF, NETDEV = "0000:21:00.0", "enp33s0"
 
@@ -58,7 +59,7 @@ class Node:
 
     def spec(self, nic: Mapping[str, Any] | None, allow: str) -> NodeSpec:
         nics = [] if nic is None else [{"name": "rail0", "select": {"pci": PF}, **nic}]
-        return from_mapping({"node_name": "n1", "nics": nics, "disruption": {"allow": allow}})
+        return spec_of(*nics, disruption={"allow": allow})
 
     def set_up(self, function: str, up: bool) -> None:
         self.kernel.netlink.set_link(self.kernel.netdev(function).ifindex, up=up)

@@ -3,22 +3,18 @@
 import pytest
 
 from agent.engine.contention import LIMIT, PAUSE, WINDOW, Contention, say_running
-from agent.engine.context import Goal, Memory
-from agent.engine.converge import Pass, converge
+from agent.engine.converge import Pass
 from agent.engine.retry import Failures
 from agent.hardware.functions import vf_addresses
 from agent.report.records import Condition, Outcome
 from agent.report.verdict import is_ready
-from agent.spec.node import NodeSpec, from_mapping
+from agent.spec.node import NodeSpec
 from tests.sim.kernel import Kernel
+from tests.sim.passes import settle, spec_of
 
 PF = "0000:21:00.0"
-SPEC = from_mapping(
-    {
-        "node_name": "n1",
-        "nics": [{"name": "rail0", "select": {"pci": PF}, "mtu": 9000, "vfs": {"count": 2}}],
-        "irqs": {"irqbalance": "untouched"},
-    }
+SPEC = spec_of(
+    {"name": "rail0", "select": {"pci": PF}, "mtu": 9000, "vfs": {"count": 2}}, irqs={"irqbalance": "untouched"}
 )
 
 
@@ -33,7 +29,7 @@ class Node:
         self.last = self.look()
 
     def look(self, spec: NodeSpec = SPEC) -> Pass:
-        self.last = converge(self.kernel.machine(), Goal(spec), Memory(lambda: self.now, self.failures))
+        self.last = settle(self.kernel, spec, now=self.now, failures=self.failures)
         return self.last
 
     def mtu(self) -> int:
@@ -97,7 +93,7 @@ def test_a_change_that_is_undone_seldom_is_still_written(node: Node) -> None:
 
 def test_values_that_the_agent_itself_exchanges_are_not_contended(node: Node) -> None:
     nic = {"name": "rail0", "select": {"pci": PF}, "mtu": 8000, "vfs": {"count": 2}}
-    other = from_mapping({"node_name": "n1", "nics": [nic], "irqs": {"irqbalance": "untouched"}})
+    other = spec_of(nic, irqs={"irqbalance": "untouched"})
     for _ in range(2 * LIMIT):
         node.now += 10.0
         assert is_ready(node.look(other).conditions)

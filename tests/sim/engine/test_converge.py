@@ -13,15 +13,15 @@ from agent.engine.retry import LAST_RETRY, Failures
 from agent.hardware.functions import vf_addresses
 from agent.report.records import Disruption
 from agent.report.verdict import is_ready
-from agent.spec.node import from_mapping
 from agent.state.wanted import derived_mac
-from tests.sim.engine.passes import settle, spec
+from tests.sim.engine.passes import spec
 from tests.sim.kernel import Kernel, no_fault
+from tests.sim.passes import settle, spec_of
 from tests.sim.two_nics import MAC0, PF0, PF1
 
 
 def test_one_pass_makes_a_fresh_machine_match_the_spec(kernel: Kernel) -> None:
-    result = settle(kernel.machine(), spec())
+    result = settle(kernel, spec())
     assert is_ready(result.conditions), result.conditions
     pf = kernel.netlink.link("enp33s0")
     assert pf is not None
@@ -36,22 +36,17 @@ def test_one_pass_makes_a_fresh_machine_match_the_spec(kernel: Kernel) -> None:
 
 
 def test_a_second_pass_writes_nothing(kernel: Kernel) -> None:
-    result = settle(kernel.machine(), spec())
+    result = settle(kernel, spec())
     kernel.writes.clear()
-    again = settle(kernel.machine(), spec(), result)
+    again = settle(kernel, spec(), result)
     assert kernel.writes == []
     assert again.outcomes == ()
 
 
 def test_a_change_that_was_not_read_again_is_not_reported_as_converged(kernel: Kernel) -> None:
     """Each repair is followed by new drift. The number of rounds is limited, so the last write is not verified."""
-    wanted = from_mapping(
-        {
-            "node_name": "n1",
-            "nics": [{"name": "a", "select": {"pci": PF0}, "vfs": {"count": 7, "defaults": {"vlan": 9}}}],
-        }
-    )
-    settle(kernel.machine(), wanted)
+    wanted = spec_of({"name": "a", "select": {"pci": PF0}, "vfs": {"count": 7, "defaults": {"vlan": 9}}})
+    settle(kernel, wanted)
     pf = kernel.netdev(PF0).ifindex
     kernel.netlink.set_vf(pf, 0, vlan=77)
 
@@ -63,18 +58,18 @@ def test_a_change_that_was_not_read_again_is_not_reported_as_converged(kernel: K
         return None
 
     kernel.fault = drift
-    result = settle(kernel.machine(), wanted)
+    result = settle(kernel, wanted)
     assert [vf.vlan for vf in kernel.vfs(PF0)].count(77) == 1
     assert not is_ready(result.conditions)
     kernel.fault = no_fault
-    assert is_ready(settle(kernel.machine(), wanted).conditions)
+    assert is_ready(settle(kernel, wanted).conditions)
 
 
 def test_the_last_round_leaves_its_events_to_the_next_pass(kernel: Kernel) -> None:
     """A pass that took an event without reading the device again would lose it."""
     vlan = {"name": "a", "select": {"pci": PF0}, "vfs": {"count": 7, "defaults": {"vlan": 9}}}
-    wanted = from_mapping({"node_name": "n1", "nics": [vlan]})
-    settle(kernel.machine(), wanted)
+    wanted = spec_of(vlan)
+    settle(kernel, wanted)
     pf = kernel.netdev(PF0).ifindex
     events: set[str] = set()
 
@@ -95,13 +90,13 @@ def test_the_last_round_leaves_its_events_to_the_next_pass(kernel: Kernel) -> No
         return named
 
     set_other_vlan(0)
-    converge(kernel.machine(), Goal(wanted), Memory(lambda: 0.0), callbacks=Callbacks(new_events=new_events))
+    settle(kernel, wanted, callbacks=Callbacks(new_events=new_events))
     (drifted,) = [index for index, vf in enumerate(kernel.vfs(PF0)) if vf.vlan == 77]
     assert f"{PF0}#{drifted}" in events
 
 
 def test_queues_are_pinned_to_cpus_of_the_nics_numa_node_and_spread(kernel: Kernel) -> None:
-    settle(kernel.machine(), spec())
+    settle(kernel, spec())
     for pf, cpus in ((PF0, {"0", "1"}), (PF1, {"2", "3"})):
         taken = [
             kernel.files.read(f"/proc/irq/{number}/smp_affinity_list")
@@ -122,36 +117,36 @@ def test_a_dry_run_writes_nothing_and_names_changes_that_depend_on_others(kernel
 
 
 def test_deleted_vfs_are_created_again_with_the_same_attributes(kernel: Kernel) -> None:
-    result = settle(kernel.machine(), spec())
+    result = settle(kernel, spec())
     before = kernel.netlink.link("enp33s0")
     kernel.files.write(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs", "0")
-    result = converge(kernel.machine(), Goal(spec()), Memory(lambda: 0.0), result.have, frozenset({PF0}))
+    result = settle(kernel, spec(), result, frozenset({PF0}))
     assert is_ready(result.conditions)
     assert kernel.netlink.link("enp33s0") == before
 
 
 @pytest.mark.parametrize("happening", ["reload", "remove"])
 def test_a_nic_that_was_removed_or_reloaded_is_configured_again(kernel: Kernel, happening: str) -> None:
-    result = settle(kernel.machine(), spec())
+    result = settle(kernel, spec())
     if happening == "reload":
         kernel.reload_driver(PF0)
     else:
         kernel.remove_nic(PF0)
-        result = settle(kernel.machine(), spec(), result)
+        result = settle(kernel, spec(), result)
         missing = [c for c in result.conditions if c.type == "NicsPresent"]
         assert [(c.status, c.reason) for c in missing] == [("False", "NicMissing")]
         assert "rail0" in missing[0].message
         kernel.add_nic(PF0, "enp33s0", MAC0, node=0)
-    result = settle(kernel.machine(), spec(), result)
+    result = settle(kernel, spec(), result)
     assert is_ready(result.conditions)
     assert not dry_run(kernel.machine(), spec()).changes
 
 
 def test_vfs_in_use_are_not_reset(kernel: Kernel) -> None:
-    result = settle(kernel.machine(), spec())
+    result = settle(kernel, spec())
     kernel.move_away(vf_addresses(kernel.files, PF0)[3])
     kernel.writes.clear()
-    result = settle(kernel.machine(), spec(5), result)
+    result = settle(kernel, spec(5), result)
     (deferred,) = [outcome for outcome in result.outcomes if outcome.result == "deferred"]
     assert deferred.change.disruption is Disruption.VF_RESET
     assert deferred.change.affected == (f"another network namespace ({PF0}#3)",)
@@ -161,7 +156,7 @@ def test_vfs_in_use_are_not_reset(kernel: Kernel) -> None:
 def test_the_netdev_with_the_default_route_is_not_disturbed(kernel: Kernel) -> None:
     kernel.netlink.set_link(kernel.netdev(PF0).ifindex, up=True)
     kernel.routed.add("enp33s0")
-    result = settle(kernel.machine(), spec())
+    result = settle(kernel, spec())
     assert {o.result for o in result.outcomes if o.change.target == PF0 and o.change.kind == "vfs"} == {"deferred"}
     assert kernel.netdev(PF0).mtu == 1500
 
@@ -173,24 +168,24 @@ def test_a_change_that_the_driver_refuses_is_unsupported_and_not_tried_again_at_
 
     kernel.fault = fault
     failures = Failures()
-    result = settle(kernel.machine(), spec(), failures=failures)
+    result = settle(kernel, spec(), failures=failures)
     assert {o.result for o in result.outcomes if o.change.field == "trust"} == {"unsupported"}
     assert failures.next_try() == LAST_RETRY
     assert not is_ready(result.conditions)
     kernel.writes.clear()
-    settle(kernel.machine(), spec(), result, failures)
+    settle(kernel, spec(), result, failures=failures)
     assert not kernel.writes
 
 
 def test_a_vf_without_carrier_is_brought_up_again_after_the_grace_period(kernel: Kernel) -> None:
     failures = Failures()
-    result = settle(kernel.machine(), spec(), failures=failures)
+    result = settle(kernel, spec(), failures=failures)
     kernel.lose_carrier(vf_addresses(kernel.files, PF0)[3])
     kernel.writes.clear()
     now = 100.0
 
     def look() -> Pass:
-        return converge(kernel.machine(), Goal(spec()), Memory(lambda: now, failures), result.have, frozenset({PF0}))
+        return settle(kernel, spec(), result, frozenset({PF0}), now=now, failures=failures)
 
     assert not is_ready(look().conditions)
     failures.hasten(None)
@@ -205,7 +200,7 @@ def test_a_vf_without_carrier_is_brought_up_again_after_the_grace_period(kernel:
 @pytest.mark.parametrize("slow", [True, False], ids=["no-carrier", "carrier-for-a-second"])
 def test_a_vf_that_does_not_keep_its_carrier_is_set_down_less_and_less_often(kernel: Kernel, slow: bool) -> None:
     failures = Failures()
-    result = settle(kernel.machine(), spec(), failures=failures)
+    result = settle(kernel, spec(), failures=failures)
     vf = vf_addresses(kernel.files, PF0)[3]
     now, flaps = 0.0, []
     memory = Memory(lambda: now, failures)
@@ -220,13 +215,13 @@ def test_a_vf_that_does_not_keep_its_carrier_is_set_down_less_and_less_often(ker
     quick = range(10, 49, 2) if slow else range(8, 63, 3)
     assert flaps == [5, *quick, *([53, 63, 83, 123, 203, 363] if slow else [68, 79, 100, 141, 222, 383])]
     kernel.regain_carrier(vf)
-    assert is_ready(settle(kernel.machine(), spec(), result, failures).conditions)
+    assert is_ready(settle(kernel, spec(), result, failures=failures).conditions)
 
 
 @pytest.mark.slow
 def test_a_vf_that_never_gets_a_carrier_is_set_down_some_fifty_times_a_day(kernel: Kernel) -> None:
     failures = Failures()
-    result = settle(kernel.machine(), spec(), failures=failures)
+    result = settle(kernel, spec(), failures=failures)
     vf = vf_addresses(kernel.files, PF0)[3]
     now, flaps = 0.0, 0
     memory = Memory(lambda: now, failures)
@@ -240,7 +235,7 @@ def test_a_vf_that_never_gets_a_carrier_is_set_down_some_fifty_times_a_day(kerne
 
 
 def test_a_vf_that_a_pod_returns_during_a_pass_gets_its_values_back_in_that_pass(kernel: Kernel) -> None:
-    settle(kernel.machine(), spec())
+    settle(kernel, spec())
     vf = vf_addresses(kernel.files, PF0)[2]
     name, pf = kernel.netdev(vf).name, kernel.netdev(PF0)
     kernel.move_away(vf)
@@ -254,7 +249,7 @@ def test_a_vf_that_a_pod_returns_during_a_pass_gets_its_values_back_in_that_pass
         return frozenset({PF0})
 
     # The clock stands still: no time has passed since the pass has looked for owners.
-    result = converge(kernel.machine(), Goal(spec()), Memory(lambda: 0.0), callbacks=Callbacks(new_events=new_events))
+    result = settle(kernel, spec(), callbacks=Callbacks(new_events=new_events))
     assert kernel.vfs(PF0)[2].vlan == 100
     assert kernel.netdev(vf).up
     assert result.as_wanted
@@ -262,27 +257,26 @@ def test_a_vf_that_a_pod_returns_during_a_pass_gets_its_values_back_in_that_pass
 
 def test_a_vf_in_use_is_not_set_down_even_without_carrier(kernel: Kernel) -> None:
     failures = Failures()
-    result = settle(kernel.machine(), spec(), failures=failures)
+    result = settle(kernel, spec(), failures=failures)
     vf = vf_addresses(kernel.files, PF0)[3]
     kernel.routed.add(kernel.netdev(vf).name)
     kernel.lose_carrier(vf)
     kernel.writes.clear()
     for now in (100.0, 200.0):
-        outcomes = converge(kernel.machine(), Goal(spec()), Memory(lambda now=now: now, failures), result.have).outcomes  # type: ignore[misc]
+        outcomes = settle(kernel, spec(), result, now=now, failures=failures).outcomes
     assert [o.result for o in outcomes] == ["deferred"]
     assert kernel.writes == []
 
 
 def test_a_difference_is_announced_before_the_first_write(kernel: Kernel) -> None:
-    result = settle(kernel.machine(), spec())
+    result = settle(kernel, spec())
     kernel.files.write(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs", "0")
     kernel.writes.clear()
     written_before: list[int] = []
-    converge(
-        kernel.machine(),
-        Goal(spec()),
-        Memory(lambda: 0.0),
-        result.have,
+    settle(
+        kernel,
+        spec(),
+        result,
         frozenset({PF0}),
         Callbacks(announce=lambda change: written_before.append(len(kernel.writes))),
     )
@@ -290,13 +284,13 @@ def test_a_difference_is_announced_before_the_first_write(kernel: Kernel) -> Non
 
 
 def test_the_old_vfs_are_restored_if_the_new_number_cannot_be_created(kernel: Kernel) -> None:
-    result = settle(kernel.machine(), spec())
+    result = settle(kernel, spec())
 
     def fault(operation: str, where: str, value: str) -> OSError | None:
         return OSError(errno.ENOSPC, "no space") if where.endswith("sriov_numvfs") and value == "5" else None
 
     kernel.fault = fault
-    result = settle(kernel.machine(), spec(5), result)
+    result = settle(kernel, spec(5), result)
     (failed,) = [o for o in result.outcomes if o.result == "failed"]
     assert "out of MSI-X vectors" in failed.error
     assert kernel.files.read(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs") == "7"
@@ -317,7 +311,7 @@ def test_a_refused_number_of_vfs_has_the_kernel_s_reasons(kernel: Kernel, refusa
         return OSError(refusal, os.strerror(refusal)) if where.endswith("sriov_numvfs") else None
 
     kernel.fault = fault
-    failed = [outcome for outcome in settle(kernel.machine(), spec()).outcomes if outcome.change.kind == "vfs"]
+    failed = [outcome for outcome in settle(kernel, spec()).outcomes if outcome.change.kind == "vfs"]
     assert failed
     assert all(said in outcome.error for outcome in failed)
 
@@ -325,7 +319,7 @@ def test_a_refused_number_of_vfs_has_the_kernel_s_reasons(kernel: Kernel, refusa
 def test_a_driver_that_makes_fewer_vfs_is_named_and_asked_once(kernel: Kernel) -> None:
     """As bnxt does for lack of rings (bnxt_sriov_enable): the kernel takes fewer for a success (sriov_numvfs_store)."""
     kernel.sriov.room[PF0] = 3
-    result = settle(kernel.machine(), spec(5))
+    result = settle(kernel, spec(5))
     (failed,) = [outcome for outcome in result.outcomes if outcome.result == "failed"]
     assert failed.error == "the driver has made 3 of 5 VFs: it has no room for more; lower vfs.count, or see dmesg"
     path = f"/sys/bus/pci/devices/{PF0}/sriov_numvfs"
@@ -336,7 +330,7 @@ def test_a_driver_that_makes_fewer_vfs_is_named_and_asked_once(kernel: Kernel) -
 def test_a_driver_that_makes_no_vf_need_not_lack_room(kernel: Kernel) -> None:
     """bnxt_sriov_configure returns 0 while the PF is down or its firmware is being reset."""
     kernel.sriov.room[PF0] = 0
-    (failed,) = [outcome for outcome in settle(kernel.machine(), spec(5)).outcomes if outcome.result == "failed"]
+    (failed,) = [outcome for outcome in settle(kernel, spec(5)).outcomes if outcome.result == "failed"]
     assert failed.error.startswith("there are 0 VFs, not 5, and the driver has refused nothing; see dmesg, and whether")
 
 
@@ -361,16 +355,16 @@ def test_a_change_that_failed_and_is_deferred_since_is_no_reason_for_another_pas
         converge(kernel.machine(), Goal(spec(5)), Memory(partial(float, now), failures))
     assert failures.next_try() == 60.0
     kernel.routed.add(kernel.netdev(PF0).name)
-    result = converge(kernel.machine(), Goal(spec(5)), Memory(lambda: 61.0, failures))
+    result = settle(kernel, spec(5), now=61.0, failures=failures)
     assert [outcome.result for outcome in result.outcomes if outcome.change.kind == "vfs"] == ["deferred"]
     assert failures.next_try() is None
     kernel.routed.clear()
-    converge(kernel.machine(), Goal(spec(5)), Memory(lambda: 70.0, failures))
+    settle(kernel, spec(5), now=70.0, failures=failures)
     assert failures.next_try() == 70.0 + 120.0
 
 
 def test_a_change_that_mode_observe_defers_after_its_grace_period_is_no_reason_for_another_pass(kernel: Kernel) -> None:
-    wanted = from_mapping({"node_name": "n1", "mode": "observe", "sysctls": {"net.core.nothing": "1"}})
+    wanted = spec_of(mode="observe", sysctls={"net.core.nothing": "1"})
     failures = Failures()
     results = []
     for now in (0.0, 60.0):
@@ -381,33 +375,29 @@ def test_a_change_that_mode_observe_defers_after_its_grace_period_is_no_reason_f
 
 
 def test_if_the_vfs_before_cannot_be_made_again_either_the_message_says_both(kernel: Kernel) -> None:
-    result = settle(kernel.machine(), spec())
+    result = settle(kernel, spec())
 
     def no_vfs(operation: str, where: str, value: str) -> OSError | None:
         number = errno.ENOSPC if value == "5" else errno.ENOMEM
         return OSError(number, os.strerror(number)) if where.endswith("sriov_numvfs") and value != "0" else None
 
     kernel.fault = no_vfs
-    (failed,) = [
-        outcome for outcome in settle(kernel.machine(), spec(5), result).outcomes if outcome.result == "failed"
-    ]
+    (failed,) = [outcome for outcome in settle(kernel, spec(5), result).outcomes if outcome.result == "failed"]
     assert "out of MSI-X vectors" in failed.error
     assert failed.error.endswith("; now it has none, for the 7 before cannot be made again (Cannot allocate memory)")
 
 
 def test_a_running_irqbalance_makes_the_node_not_ready(kernel: Kernel) -> None:
     kernel.host.processes.add("irqbalance")
-    result = settle(kernel.machine(), spec())
+    result = settle(kernel, spec())
     assert [c.reason for c in result.conditions if c.status == "False"] == ["IrqbalanceRunning"]
-    assert is_ready(settle(kernel.machine(), spec(irqs={"irqbalance": "untouched"})).conditions)
+    assert is_ready(settle(kernel, spec(irqs={"irqbalance": "untouched"})).conditions)
 
 
 def test_the_interrupts_of_a_function_without_a_netdev_are_pinned(kernel: Kernel) -> None:
     kernel.add_erdma("0000:61:00.0", node=1)
-    wanted = from_mapping(
-        {"node_name": "n1", "nics": [{"name": "erdma0", "select": {"vendor": "1ded", "device": "107f"}}]}
-    )
-    assert is_ready(settle(kernel.machine(), wanted).conditions)
+    wanted = spec_of({"name": "erdma0", "select": {"vendor": "1ded", "device": "107f"}})
+    assert is_ready(settle(kernel, wanted).conditions)
     assert kernel.files.read("/proc/irq/90/smp_affinity_list") == "2-3"
     assert kernel.files.read("/proc/irq/91/smp_affinity_list") == "2"
 
@@ -415,7 +405,7 @@ def test_the_interrupts_of_a_function_without_a_netdev_are_pinned(kernel: Kernel
 def test_settings_of_a_netdev_that_the_driver_never_creates_are_refused(kernel: Kernel) -> None:
     kernel.add_erdma("0000:61:00.0", node=1)
     given = {"name": "erdma0", "select": {"driver": "erdma"}, "mtu": 9000, "altnames": ["x"], "state": "down"}
-    result = settle(kernel.machine(), from_mapping({"node_name": "n1", "nics": [given]}))
+    result = settle(kernel, spec_of(given))
     (refused,) = (outcome for outcome in result.outcomes if outcome.result != "applied")
     assert refused.result == "blocked"
     assert refused.error == (
@@ -426,7 +416,7 @@ def test_settings_of_a_netdev_that_the_driver_never_creates_are_refused(kernel: 
 
 def test_devices_named_by_events_between_two_rounds_are_read_in_the_second(kernel: Kernel) -> None:
     """A pass receives each event once, so it must read the device again after the event."""
-    settled = settle(kernel.machine(), spec())
+    settled = settle(kernel, spec())
     vf = vf_addresses(kernel.files, PF0)[3]
     kernel.netlink.set_vf(kernel.netdev(PF0).ifindex, 3, trust=False)
     events = [frozenset({f"{PF0}#3"}), frozenset[str]()]
@@ -436,13 +426,6 @@ def test_devices_named_by_events_between_two_rounds_are_read_in_the_second(kerne
             kernel.netlink.set_link(kernel.netdev(vf).ifindex, mtu=1500)
         return events.pop(0) if events else frozenset()
 
-    result = converge(
-        kernel.machine(),
-        Goal(spec()),
-        Memory(lambda: 0.0),
-        settled.have,
-        frozenset({PF0}),
-        Callbacks(new_events=new_events),
-    )
+    result = settle(kernel, spec(), settled, frozenset({PF0}), Callbacks(new_events=new_events))
     assert is_ready(result.conditions)
     assert kernel.netdev(vf).mtu == 9000

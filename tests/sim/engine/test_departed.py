@@ -17,8 +17,8 @@ from agent.hardware.config_space import device_control, max_read_request
 from agent.machine import Machine
 from agent.report.records import Condition
 from agent.report.verdict import is_ready
-from agent.spec.node import from_mapping
 from tests.sim.kernel import Kernel, no_fault
+from tests.sim.passes import settle, spec_of
 from tests.sim.seams import seen
 from tests.sim.selection.test_selectors import DSN, VPD
 from tests.sim.two_nics import MAC0, MAC1, NAME0, NAME1, PF0, PF1
@@ -27,7 +27,7 @@ from tests.sim.two_nics import MAC0, MAC1, NAME0, NAME1, PF0, PF1
 def follow(
     kernel: Kernel, originals: Originals, *nics: dict[str, Any], passes: int = 3, machine: Machine | None = None
 ) -> Pass:
-    spec, failures = from_mapping({"node_name": "n1", "nics": list(nics)}), Failures()
+    spec, failures = spec_of(*nics), Failures()
     for number in range(passes):
         memory = Memory(partial(float, 1000 * number), failures, originals)
         result = converge(machine or kernel.machine(), Goal(spec), memory)
@@ -134,7 +134,7 @@ def test_a_nic_whose_vf_would_have_another_s_address_has_not_left(kernel: Kernel
 def test_passes_for_events_do_not_hasten_a_restoring_that_is_refused(kernel: Kernel, originals: Originals) -> None:
     follow(kernel, originals, A, B)
     kernel.fault = lambda operation, where, value: OSError(errno.EINVAL, "no") if "mtu=1500" in value else None
-    goal, failures = Goal(from_mapping({"node_name": "n1", "nics": [B]})), Failures()
+    goal, failures = Goal(spec_of(B)), Failures()
     last: Pass | None = None
     kernel.writes.clear()
     for second in range(100):
@@ -214,8 +214,8 @@ def test_what_was_kept_of_a_device_that_left_is_not_lost_while_a_kind_cannot_be_
     entries, flows = "/proc/sys/net/core/rps_sock_flow_entries", f"/sys/class/net/{NAME0}/queues/rx-0/rps_flow_cnt"
 
     def pass_with(nics: list[dict[str, Any]], rfs: bool) -> None:
-        spec = from_mapping({"node_name": "n1", "nics": nics, "rfs": {"enable": rfs}})
-        converge(kernel.machine(), Goal(spec), Memory(lambda: 0.0, Failures(), originals))
+        spec = spec_of(*nics, rfs={"enable": rfs})
+        settle(kernel, spec, originals=originals)
 
     pass_with([A, B], rfs=True)
     assert kernel.tree.read(flows) != "0"

@@ -12,6 +12,7 @@ from agent.report.records import Change, Disruption
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
 from tests.sim.kernel import Kernel
+from tests.sim.passes import settle, spec_of
 from tests.sim.seams import seen
 
 PF = "0000:21:00.0"
@@ -33,19 +34,6 @@ def kernel() -> Kernel:
 def spec(count: int = 4, disruption: object = None, node_name: str = "n1", **attributes: object) -> NodeSpec:
     nic = {"name": "rail0", "select": {"pci": PF}, "vfs": {"count": count, "defaults": attributes}}
     return from_mapping({"node_name": node_name, "nics": [nic], "disruption": disruption or {}})
-
-
-def settle(
-    kernel: Kernel,
-    wanted: NodeSpec,
-    verified: NodeSpec | None = None,
-    now: datetime = NOON,
-    allow: Disruption | None = None,
-) -> Pass:
-    def clock() -> float:
-        return 0.0
-
-    return converge(kernel.machine(), Goal(wanted, verified=verified, allow=allow, at=now), Memory(clock))
 
 
 def deferred(result: Pass) -> tuple[str, ...]:
@@ -85,7 +73,7 @@ def test_waiting_changes_of_a_new_spec_leave_the_node_ready(kernel: Kernel) -> N
 def test_rdma_devices_of_waiting_vfs_are_not_reported_missing(kernel: Kernel) -> None:
     def with_rdma(count: int) -> NodeSpec:
         nic = {"name": "rail0", "select": {"pci": PF}, "vfs": {"count": count}, "rdma": {"pf": False, "vfs": True}}
-        return from_mapping({"node_name": "n1", "nics": [nic]})
+        return spec_of(nic)
 
     def devices(result: Pass) -> str:
         return next(condition.status for condition in result.conditions if condition.type == "RdmaDevices")
@@ -115,7 +103,7 @@ def test_while_changes_wait_the_probes_judge_by_the_verified_spec(
 ) -> None:
     def wanting(count: int, irqs: object = None, **more: object) -> NodeSpec:
         nic = {"name": "rail0", "select": {"pci": PF}, "vfs": {"count": count}, **more}
-        return from_mapping({"node_name": "n1", "nics": [nic], "irqs": irqs or {}})
+        return spec_of(nic, irqs=irqs or {})
 
     kernel.rdma.add(PF, "rocep33s0", "enp33s0")
     assert is_ready(settle(kernel, wanting(4, **before)).conditions)
@@ -179,7 +167,7 @@ NIGHTLY = {
 )
 def test_a_maintenance_window_allows_more_while_it_is_open(kernel: Kernel, now: datetime, open_: bool) -> None:
     settle(kernel, spec())
-    result = settle(kernel, spec(6, NIGHTLY), now=now)
+    result = settle(kernel, spec(6, NIGHTLY), at=now)
     assert is_ready(result.conditions) is open_
     if not open_:
         (outcome,) = [outcome for outcome in result.outcomes if outcome.result == "deferred"]
@@ -197,13 +185,13 @@ def test_a_maintenance_window_allows_more_while_it_is_open(kernel: Kernel, now: 
 )
 def test_a_maintenance_window_closes_at_its_end(kernel: Kernel, now: datetime, open_: bool) -> None:
     settle(kernel, spec())
-    assert is_ready(settle(kernel, spec(6, NOONISH), now=now).conditions) is open_
+    assert is_ready(settle(kernel, spec(6, NOONISH), at=now).conditions) is open_
 
 
 def test_a_nics_policy_replaces_the_nodes_policy(kernel: Kernel) -> None:
     settle(kernel, spec())
     nic = {"name": "rail0", "select": {"pci": PF}, "vfs": {"count": 6}, "disruption": {"allow": "none"}}
-    result = settle(kernel, from_mapping({"node_name": "n1", "nics": [nic]}))
+    result = settle(kernel, spec_of(nic))
     assert not is_ready(result.conditions)
 
 
@@ -312,7 +300,7 @@ def test_a_vf_that_gets_an_owner_while_other_vfs_are_changed_keeps_its_attribute
         hand_to_pod(kernel, 3)
 
     kernel.fault = write
-    converge(kernel.machine(), Goal(spec(trust=True), at=NOON), Memory(lambda: seconds[-1]))
+    settle(kernel, spec(trust=True), at=NOON, now=seconds[-1])
     assert [vf.trust for vf in kernel.vfs(PF)] == [True, True, True, False]
 
 

@@ -14,8 +14,9 @@ from agent.report.records import Condition
 from agent.report.verdict import is_ready
 from agent.service.activity import Activity, View
 from agent.service.traced_machine import traced
-from agent.spec.node import NodeSpec, from_mapping
+from agent.spec.node import NodeSpec
 from tests.sim.kernel import Hang, Kernel
+from tests.sim.passes import spec_of
 from tests.sim.two_nics import MAC0, NAME0, NAME1, PF0, PF1, two_nics
 
 ADDRESSES = {"rail": 0, "addresses": [{"network": "10.0.0.0/16"}]}
@@ -31,7 +32,7 @@ def spec(**select: str) -> NodeSpec:
         {"name": "a", "select": select or {"pci": PF0}, "mtu": 9000, "vfs": {"count": 2}},
         {"name": "b", "select": {"pci": PF1}, "mtu": 9000, "channels": {"combined": 2}, **ADDRESSES},
     ]
-    return from_mapping({"node_name": "n1", "node_number": 7, "nics": nics})
+    return spec_of(*nics, node_number=7)
 
 
 def follow(machine: Machine, wanted: NodeSpec, last: Pass | None = None, *events: str) -> Pass:

@@ -8,20 +8,21 @@ from agent.engine.dry_run import dry_run
 from agent.engine.retry import Failures
 from agent.hardware.functions import vf_addresses
 from agent.report.verdict import is_ready
-from agent.spec.node import NodeSpec, from_mapping
+from agent.spec.node import NodeSpec
 from agent.state.wanted import derived_mac
-from tests.sim.engine.passes import settle, spec
+from tests.sim.engine.passes import spec
 from tests.sim.kernel import Kernel
+from tests.sim.passes import settle, spec_of
 from tests.sim.two_nics import MAC1, PF0, PF1
 
 
 def test_vfs_are_not_created_before_udev_has_processed_the_pf(kernel: Kernel) -> None:
     kernel.udev_lags(PF0)
-    result = settle(kernel.machine(), spec())
+    result = settle(kernel, spec())
     assert not is_ready(result.conditions)
     assert kernel.files.read(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs") == "0"
     kernel.udev_catches_up(PF0)
-    result = converge(kernel.machine(), Goal(spec()), Memory(lambda: 0.0), result.have, frozenset({PF0}))
+    result = settle(kernel, spec(), result, frozenset({PF0}))
     assert is_ready(result.conditions)
 
 
@@ -29,7 +30,7 @@ def test_vfs_are_not_created_before_udev_has_processed_the_pf(kernel: Kernel) ->
 @pytest.mark.parametrize("function", ["pf", "vf"])
 def test_the_event_of_a_netdev_that_udev_has_missed_is_sent_again(kernel: Kernel, function: str, runs: bool) -> None:
     failures = Failures()
-    result = settle(kernel.machine(), spec(), failures=failures)
+    result = settle(kernel, spec(), failures=failures)
     netdev = PF0 if function == "pf" else vf_addresses(kernel.files, PF0)[3]
     kernel.udev_lags(netdev)
     kernel.udev_runs = runs
@@ -53,10 +54,10 @@ def test_the_event_of_a_netdev_that_udev_has_missed_is_sent_again(kernel: Kernel
 
 def test_vfs_get_derived_macs_although_the_pfs_netdev_appears_late(kernel: Kernel) -> None:
     kernel.unbind(PF1)
-    result = settle(kernel.machine(), spec())
+    result = settle(kernel, spec())
     assert not is_ready(result.conditions)
     kernel.bind(PF1, "enp65s0", MAC1)
-    result = converge(kernel.machine(), Goal(spec()), Memory(lambda: 0.0), result.have, frozenset({PF1}))
+    result = settle(kernel, spec(), result, frozenset({PF1}))
     assert is_ready(result.conditions)
     pf = kernel.netlink.link("enp65s0")
     assert pf is not None
@@ -65,14 +66,14 @@ def test_vfs_get_derived_macs_although_the_pfs_netdev_appears_late(kernel: Kerne
 
 def only(vfs: object = None) -> NodeSpec:
     nic = {"name": "rail0", "select": {"pci": PF0}, **({"vfs": vfs} if vfs else {})}
-    return from_mapping({"node_name": "n1", "nics": [nic]})
+    return spec_of(nic)
 
 
 def test_a_pf_whose_driver_created_no_netdev_is_not_ready(kernel: Kernel) -> None:
     """After a firmware or driver failure the driver stays bound, but no network namespace has the netdev."""
-    settle(kernel.machine(), only())
+    settle(kernel, only())
     kernel.lose_netdev(PF0)
-    result = settle(kernel.machine(), only())
+    result = settle(kernel, only())
     assert not is_ready(result.conditions)
     (blocked,) = result.outcomes
     assert (blocked.change.kind, blocked.change.target, blocked.result) == ("links", PF0, "blocked")
@@ -80,10 +81,10 @@ def test_a_pf_whose_driver_created_no_netdev_is_not_ready(kernel: Kernel) -> Non
 
 
 def test_a_pf_in_a_container_is_ready_unless_vfs_must_be_created(kernel: Kernel) -> None:
-    settle(kernel.machine(), only())
+    settle(kernel, only())
     kernel.move_away(PF0)
-    assert is_ready(settle(kernel.machine(), only()).conditions)
-    result = settle(kernel.machine(), only({"count": 3}))
+    assert is_ready(settle(kernel, only()).conditions)
+    result = settle(kernel, only({"count": 3}))
     assert not is_ready(result.conditions)
     (blocked,) = result.outcomes
     assert "the PF has no netdev in the host's network namespace" in blocked.error
@@ -92,8 +93,8 @@ def test_a_pf_in_a_container_is_ready_unless_vfs_must_be_created(kernel: Kernel)
 def test_an_infiniband_pf_needs_a_netdev_only_if_it_has_vfs(kernel: Kernel) -> None:
     kernel.lose_netdev(PF0)
     kernel.rdma.add(PF0, "ibp33s0", None, link_layer="InfiniBand")
-    assert is_ready(settle(kernel.machine(), only()).conditions)
-    result = settle(kernel.machine(), only({"count": 4}))
+    assert is_ready(settle(kernel, only()).conditions)
+    result = settle(kernel, only({"count": 4}))
     assert not is_ready(result.conditions)
     assert "load ib_ipoib" in result.conditions[0].remedy
 
@@ -115,7 +116,7 @@ def test_an_rdma_device_without_a_netdev_is_not_ready_with_settings_of_one(
     kernel.lose_netdev(PF0)
     kernel.rdma.add(PF0, "rdmap33s0", None)
     nic = {"name": "rail0", "select": {"pci": PF0}, **settings}
-    result = settle(kernel.machine(), from_mapping({"node_name": "n1", "nics": [nic]}))
+    result = settle(kernel, spec_of(nic))
     assert not is_ready(result.conditions)
     (blocked,) = result.outcomes
     assert (blocked.change.kind, blocked.change.target, blocked.result) == ("links", PF0, "blocked")
@@ -128,11 +129,11 @@ def test_an_rdma_device_whose_netdev_is_in_a_container_is_ready_with_settings_of
     kernel.rdma.add(PF0, "ibp33s0", None, link_layer="InfiniBand")
     kernel.move_away(PF0)
     nic = {"name": "rail0", "select": {"pci": PF0}, "mtu": 4092}
-    given = from_mapping({"node_name": "n1", "nics": [nic]})
-    assert is_ready(settle(kernel.machine(), given).conditions)
+    given = spec_of(nic)
+    assert is_ready(settle(kernel, given).conditions)
     # Before Linux 5.2 no other namespace is shown.
     kernel.hides_namespaces = True
-    assert is_ready(settle(kernel.machine(), given).conditions)
+    assert is_ready(settle(kernel, given).conditions)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +148,7 @@ def test_an_rdma_device_whose_netdev_is_in_a_container_is_ready_with_settings_of
 )
 def test_an_empty_file_counts_as_missing(kernel: Kernel, path: str) -> None:
     kernel.tree.put(path, "")
-    assert is_ready(settle(kernel.machine(), only()).conditions)
+    assert is_ready(settle(kernel, only()).conditions)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +164,7 @@ def test_an_empty_file_counts_as_missing(kernel: Kernel, path: str) -> None:
 def test_malformed_content_of_a_host_file_is_an_error_that_names_the_file(kernel: Kernel, path: str) -> None:
     kernel.tree.put(path, "N/A")
     with pytest.raises(OSError, match=r"the file has an unexpected value: 'N/A'") as refused:
-        settle(kernel.machine(), only())
+        settle(kernel, only())
     assert refused.value.filename == path
 
 
@@ -177,7 +178,7 @@ def test_malformed_content_of_a_host_file_is_an_error_that_names_the_file(kernel
 )
 def test_malformed_content_of_a_device_file_is_reported_with_its_path(kernel: Kernel, path: str) -> None:
     kernel.tree.put(path, "N/A")
-    result = settle(kernel.machine(), only())
+    result = settle(kernel, only())
     (missing,) = [condition for condition in result.conditions if condition.type == "NicsPresent"]
     assert (missing.status, missing.reason) == ("Unknown", "DeviceUnreadable")
     assert "the file has an unexpected value: 'N/A'" in missing.message and path in missing.message
@@ -188,20 +189,20 @@ def test_more_vfs_than_the_device_supports_are_refused_with_a_remedy_and_nothing
     assert len(planned.errors) == 1
     assert "has 7 VFs at most, the spec wants 8" in planned.errors[0]
     assert "lower vfs.count to 7" in planned.errors[0]
-    result = settle(kernel.machine(), spec(8))
+    result = settle(kernel, spec(8))
     assert not is_ready(result.conditions)
     assert not any(path.endswith(f"{PF0}/sriov_numvfs") for path, _ in kernel.writes)
 
 
 def test_a_missing_nic_is_reported_with_the_nics_that_exist(kernel: Kernel) -> None:
-    wanted = from_mapping({"node_name": "n1", "nics": [{"name": "rail9", "select": {"pci": "0000:99:00.0"}}]})
+    wanted = spec_of({"name": "rail9", "select": {"pci": "0000:99:00.0"}})
     (error,) = dry_run(kernel.machine(), wanted).errors
     assert "rail9 (pci=0000:99:00.0) is not there" in error
     assert "enp33s0" in error
 
 
 def test_a_selector_that_matches_two_functions_is_an_error_that_names_them(kernel: Kernel) -> None:
-    wanted = from_mapping({"node_name": "n1", "nics": [{"name": "any", "select": {"vendor": "8086"}}]})
+    wanted = spec_of({"name": "any", "select": {"vendor": "8086"}})
     (error,) = dry_run(kernel.machine(), wanted).errors
     assert PF0 in error
     assert PF1 in error

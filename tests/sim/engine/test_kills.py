@@ -21,8 +21,9 @@ from agent.engine.retry import Failures
 from agent.hardware.functions import vf_addresses
 from agent.report.verdict import is_ready
 from agent.spec.addresses import ARP
-from agent.spec.node import NodeSpec, from_mapping
+from agent.spec.node import NodeSpec
 from tests.sim.kernel import Kernel, no_fault
+from tests.sim.passes import settle, spec_of
 
 pytestmark = pytest.mark.slow
 
@@ -70,7 +71,7 @@ def wanting(desired: dict[str, Any]) -> NodeSpec:
     }
     sysctls = {"net.core.somaxconn": desired["queue"]} if desired["queue"] else {}
     switches = {"irqs": {"pin": desired["pin"]}, "rps": {"enable": desired["pin"]}}
-    return from_mapping({"node_name": "n1", "nics": [nic], "sysctls": sysctls, **switches})
+    return spec_of(nic, sysctls=sysctls, **switches)
 
 
 NOTHING = wanting({"vf": {}, "nic": {}, "pin": False, "queue": None})
@@ -203,11 +204,7 @@ def test_a_lost_original_is_reported_and_not_replaced_by_another_value(tmp_path:
     for kept in (originals, Originals.load(node.path)):  # the second reads what the first wrote
         assert kept.condition is not None
         assert kept.condition.reason == "Unreadable"
-    changed = converge(
-        node.kernel.machine(),
-        Goal(wanting({**TRUSTED, "nic": {"mtu": 4000}})),
-        Memory(lambda: 0.0, originals=originals),
-    )
+    changed = settle(node.kernel, wanting({**TRUSTED, "nic": {"mtu": 4000}}), originals=originals)
     (lost,) = [condition for condition in changed.conditions if condition.type == "OriginalsKept"]
     assert (lost.status, lost.severity) == ("False", "warn")
     node.follow(NOTHING)
@@ -220,7 +217,7 @@ def test_a_reader_of_the_file_does_not_write_to_it(tmp_path: Path) -> None:
     node.follow(wanting(TRUSTED))
     before = node.file()
     reader = Originals.load(node.path, keep=False)
-    converge(node.kernel.machine(), Goal(NOTHING), Memory(lambda: 0.0, originals=reader))
+    settle(node.kernel, NOTHING, originals=reader)
     assert node.kernel.netdev(PF).mtu == 1500
     assert node.file() == before
 
@@ -239,7 +236,7 @@ def test_values_that_a_write_brought_back_stay_forgotten_after_a_restart(tmp_pat
     originals = Originals.load(node.path)
     for spec in (wanting(TRUSTED), NOTHING):
         for _ in range(2):
-            converge(node.kernel.machine(), Goal(spec), Memory(lambda: 0.0, originals=originals))
+            settle(node.kernel, spec, originals=originals)
     assert node.kernel.netdev(PF).mtu == 1500
     node.kernel.netlink.set_link(node.kernel.netdev(PF).ifindex, mtu=9000)
     node.follow(NOTHING)
@@ -251,7 +248,7 @@ def test_the_file_of_originals_stays_small(tmp_path: Path) -> None:
     originals, failures = Originals.load(node.path), Failures()
     for number in range(3000):
         desired = {**DISTRUSTED, "queue": "4096" if number % 2 else "512"}
-        converge(node.kernel.machine(), Goal(wanting(desired)), Memory(lambda: 0.0, failures, originals))
+        settle(node.kernel, wanting(desired), failures=failures, originals=originals)
     assert len(node.file().splitlines()) < 1100
     node.follow(NOTHING)
     assert node.kernel.files.read(QUEUE) == "128"
@@ -276,7 +273,7 @@ def test_if_originals_cannot_be_written_repairs_go_on_and_it_is_reported(
     originals = Originals.load(node.path)
 
     def reasons(spec: NodeSpec) -> list[str]:
-        result = converge(node.kernel.machine(), Goal(spec), Memory(lambda: 0.0, originals=originals))
+        result = settle(node.kernel, spec, originals=originals)
         return [c.reason for c in result.conditions if c.type == "OriginalsKept"]
 
     capsys.readouterr()
@@ -310,11 +307,11 @@ def test_a_link_that_a_kill_left_down_is_not_noted_as_down_before(tmp_path: Path
 
     originals, failures = Originals.load(node.path), Failures()
     node.kernel.fault = kill
-    converge(node.kernel.machine(), Goal(NOTHING), Memory(lambda: 0.0, failures, originals))
+    settle(node.kernel, NOTHING, failures=failures, originals=originals)
     with pytest.raises(Killed):
-        converge(node.kernel.machine(), Goal(NOTHING), Memory(lambda: 100.0, failures, originals))
+        settle(node.kernel, NOTHING, now=100.0, failures=failures, originals=originals)
     assert not node.kernel.netdev(vf).up
     node.kernel.fault = no_fault
     node.follow(NOTHING)
-    node.follow(from_mapping({"node_name": "n1"}))
+    node.follow(spec_of())
     assert node.kernel.netdev(vf).up

@@ -2,15 +2,16 @@
 
 import pytest
 
-from agent.engine.context import Goal, Memory
-from agent.engine.converge import Pass, converge
+from agent.engine.converge import Pass
 from agent.engine.dry_run import dry_run
 from agent.hardware.bonds import bond_of_ports, rdma_devices
 from agent.machine import Link, QueuePair
 from agent.report.records import Change, Disruption
-from agent.spec.node import NodeSpec, from_mapping
+from agent.spec.node import NodeSpec
+from tests.sim import passes
 from tests.sim.engine.test_disruption import deferred
 from tests.sim.kernel import Kernel, Netdev
+from tests.sim.passes import spec_of
 
 FIRST, SECOND = "0000:21:00.0", "0000:21:00.1"
 NAMES = {FIRST: "enp33s0f0", SECOND: "enp33s0f1"}
@@ -37,7 +38,7 @@ def have_lag(kernel: Kernel) -> None:
 
 def spec(pf: str, count: int) -> NodeSpec:
     nic = {"name": "port", "select": {"pci": pf}, "vfs": {"count": count}}
-    return from_mapping({"node_name": "n1", "nics": [nic]})
+    return spec_of(nic)
 
 
 def planned(kernel: Kernel, pf: str, count: int) -> Change:
@@ -46,7 +47,7 @@ def planned(kernel: Kernel, pf: str, count: int) -> Change:
 
 
 def settle(kernel: Kernel, pf: str, count: int) -> Pass:
-    return converge(kernel.machine(), Goal(spec(pf, count)), Memory(lambda: 0.0))
+    return passes.settle(kernel, spec(pf, count))
 
 
 @pytest.mark.parametrize("pf", NAMES)
@@ -122,7 +123,7 @@ def test_other_changes_of_a_port_do_not_disturb_the_users_of_the_other_port(kern
     kernel.host.open["/dev/infiniband/uverbs0"] = (NCCL,)
     kernel.netlink.set_link(kernel.netdev(FIRST).ifindex, up=True)
     nic = {"name": "port", "select": {"pci": FIRST}, "state": "down"}
-    given = from_mapping({"node_name": "n1", "nics": [nic]})
+    given = spec_of(nic)
     (change,) = [change for change in dry_run(kernel.machine(), given).changes if change.kind == "links"]
     assert change.disruption == Disruption.LINK_FLAP
     assert not [user for user in change.affected if NCCL in user]

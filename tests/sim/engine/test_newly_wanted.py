@@ -9,10 +9,11 @@ from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
 from agent.machine import Machine
 from agent.report.verdict import is_ready
-from agent.spec.node import NodeSpec, from_mapping
+from agent.spec.node import NodeSpec
 from agent.state.scope import Scope, own
 from agent.state.wanted import derived_mac
 from tests.sim.kernel import Kernel
+from tests.sim.passes import spec_of
 from tests.sim.two_nics import MAC1, NAME0, NAME1, PF0, PF1
 
 TAKEN = {"count": 1, "groups": [{"index": "0", "mac": derived_mac(MAC1, 0)}]}
@@ -20,7 +21,7 @@ TAKEN = {"count": 1, "groups": [{"index": "0", "mac": derived_mac(MAC1, 0)}]}
 
 
 def spec(*nics: dict[str, object], **more: object) -> NodeSpec:
-    return from_mapping({"node_name": "n1", "nics": nics, "irqs": {"irqbalance": "untouched"}, **more})
+    return spec_of(*nics, irqs={"irqbalance": "untouched"}, **more)
 
 
 def rename(kernel: Kernel, function: str, name: str) -> None:

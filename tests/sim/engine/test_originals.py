@@ -16,8 +16,10 @@ from agent.hardware.functions import vf_addresses
 from agent.kinds.queues import ENTRIES
 from agent.machine import DcbState, Group
 from agent.report.verdict import is_ready
-from agent.spec.node import NodeSpec, from_mapping
+from agent.spec.node import NodeSpec
+from tests.sim import passes
 from tests.sim.kernel import Kernel, no_fault
+from tests.sim.passes import spec_of
 from tests.sim.two_nics import PF0, PF1
 
 
@@ -28,11 +30,11 @@ def spec(defaults: dict[str, Any] | None = None, second: bool = True, **more: ob
         {"name": "rail0", "select": {"pci": PF0}, "vfs": vfs, **mtu},
         {"name": "rail1", "select": {"pci": PF1}, **mtu},
     ]
-    return from_mapping({"node_name": "n1", "nics": nics[: 1 + second], **more})
+    return spec_of(*nics[: 1 + second], **more)
 
 
 def settle(kernel: Kernel, wanted: NodeSpec, originals: Originals) -> Pass:
-    result = converge(kernel.machine(), Goal(wanted), Memory(lambda: 0.0, originals=originals))
+    result = passes.settle(kernel, wanted, originals=originals)
     assert is_ready(result.conditions), result.conditions
     return result
 
@@ -61,7 +63,7 @@ def test_values_that_leave_the_spec_are_restored(kernel: Kernel, originals: Orig
 def test_vfs_and_their_macs_are_not_removed(kernel: Kernel, originals: Originals) -> None:
     settle(kernel, spec(), originals)
     before = kernel.netlink.link("enp33s0")
-    settle(kernel, from_mapping({"node_name": "n1", "nics": [{"name": "rail0", "select": {"pci": PF0}}]}), originals)
+    settle(kernel, spec_of({"name": "rail0", "select": {"pci": PF0}}), originals)
     after = kernel.netlink.link("enp33s0")
     assert before is not None and after is not None
     assert [vf.mac for vf in after.vfs] == [vf.mac for vf in before.vfs]
@@ -77,7 +79,7 @@ def test_a_vf_that_is_bound_again_for_its_mac_gets_back_what_its_netdev_had(
     settle(kernel, spec(), originals)
     assert any(path.endswith(f"{vf}/driver/unbind") for path, _ in kernel.writes)
     assert (kernel.netdev(vf).up, kernel.netdev(vf).mtu) == (True, 1300)
-    settle(kernel, from_mapping({"node_name": "n1"}), originals)
+    settle(kernel, spec_of(), originals)
     assert (kernel.netdev(vf).up, kernel.netdev(vf).mtu) == (True, 1300)
 
 
@@ -91,12 +93,12 @@ def test_the_values_of_a_nic_that_leaves_the_spec_are_restored(kernel: Kernel, o
 
 def test_a_nic_that_cannot_be_found_now_has_not_left_the_spec(kernel: Kernel, originals: Originals) -> None:
     by_name = {"name": "rail1", "select": {"netdev": "enp65s0"}, "mtu": 9000}
-    wanted = from_mapping({"node_name": "n1", "nics": [by_name]})
+    wanted = spec_of(by_name)
     settle(kernel, wanted, originals)
     kernel.unbind(PF1)
     kernel.bind(PF1, "eth0", "02:00:00:00:01:01")
     kernel.netlink.set_link(kernel.netdev(PF1).ifindex, mtu=9000)
-    converge(kernel.machine(), Goal(wanted), Memory(lambda: 0.0, originals=originals))
+    passes.settle(kernel, wanted, originals=originals)
     assert kernel.netdev(PF1).mtu == 9000
 
 
@@ -131,7 +133,7 @@ def test_a_value_that_the_spec_itself_brought_back_has_no_original(kernel: Kerne
 
 def test_a_pass_that_reads_only_some_devices_does_not_begin_to_restore(kernel: Kernel, originals: Originals) -> None:
     last = settle(kernel, spec(sysctls={"net.core.somaxconn": "512"}), originals).have
-    converge(kernel.machine(), Goal(spec()), Memory(lambda: 0.0, originals=originals), last, frozenset({PF0}))
+    passes.settle(kernel, spec(), last, frozenset({PF0}), originals=originals)
     assert kernel.files.read("/proc/sys/net/core/somaxconn") == "512"
 
 
@@ -212,7 +214,7 @@ def everything(kernel: Kernel) -> list[object]:
 
 
 def one(nic: dict[str, object], **more: object) -> NodeSpec:
-    return from_mapping({"node_name": "n1", "nics": [{"name": "rail0", "select": {"pci": PF0}, **nic}], **more})
+    return spec_of({"name": "rail0", "select": {"pci": PF0}, **nic}, **more)
 
 
 @pytest.mark.parametrize("nics", [[{"name": "rail0", "select": {"pci": PF0}}], []])
@@ -226,7 +228,7 @@ def test_settings_that_are_read_only_while_in_the_spec_are_restored(
     assert all(now != was for now, was in zip(changed, before, strict=True))
     settle(full_node, one(SETTINGS, **OF_THE_HOST), originals)
     assert everything(full_node) == changed
-    left = from_mapping({"node_name": "n1", "nics": nics})
+    left = spec_of(*nics)
     planned = {str(change) for change in dry_run(full_node.machine(), left, originals).changes}
     assert nics == [] or f"rings {PF0} rings: rx=1024 tx=512 -> rx=256 tx=256 (as it was before)" in planned
     settle(full_node, left, originals)
@@ -239,7 +241,7 @@ def test_settings_that_are_read_only_while_in_the_spec_are_restored(
 def test_settings_of_the_host_stay_when_a_device_leaves_the_spec(full_node: Kernel, originals: Originals) -> None:
     settle(full_node, one({"mtu": 9000}, **OF_THE_HOST), originals)
     changed = [full_node.files.read(path) for path in (TCP_RMEM, IO_TIMEOUT, HUGEPAGES)]
-    settle(full_node, from_mapping({"node_name": "n1", "nics": [], **OF_THE_HOST}), originals)
+    settle(full_node, spec_of(**OF_THE_HOST), originals)
     assert full_node.netdev(PF0).mtu == 1500
     assert [full_node.files.read(path) for path in (TCP_RMEM, IO_TIMEOUT, HUGEPAGES)] == changed
 
@@ -261,8 +263,8 @@ def test_while_a_function_cannot_be_read_no_device_counts_as_removed_from_the_sp
     settle(kernel, spec(mtu=9000), originals)
     second = {"name": "rail1", "select": {"netdev": "enp65s0"}, "mtu": 9000}
     kernel.unreadable.add(f"/sys/bus/pci/devices/{PF1}/vendor")
-    wanted = from_mapping({"node_name": "n1", "nics": [second]})
-    converge(kernel.machine(), Goal(wanted), Memory(lambda: 0.0, originals=originals))
+    wanted = spec_of(second)
+    passes.settle(kernel, wanted, originals=originals)
     assert kernel.netdev(PF0).mtu == 9000
 
 
@@ -286,7 +288,7 @@ def test_only_altnames_that_the_agent_added_are_removed(kernel: Kernel, original
     kernel.writes.clear()
     assert settle(kernel, one({"altnames": ["storage"]}), originals).outcomes == ()
     assert kernel.writes == []
-    settle(kernel, from_mapping({"node_name": "n1"}), originals)
+    settle(kernel, spec_of(), originals)
     assert kernel.netdev(PF0).altnames == ("somebody-s",)
 
 
@@ -303,7 +305,7 @@ def test_an_altname_moves_from_one_nic_to_another(kernel: Kernel, originals: Ori
     def on(*altnames: list[str]) -> NodeSpec:
         pfs = zip((PF0, PF1), altnames, strict=True)
         nics = [{"name": pf[5:7], "select": {"pci": pf}, "altnames": names} for pf, names in pfs]
-        return from_mapping({"node_name": "n1", "nics": nics})
+        return spec_of(*nics)
 
     settle(kernel, on(["storage"], []), originals)
     failures, time = Failures(), iter(range(1000))
@@ -359,7 +361,7 @@ def test_after_a_refused_write_the_value_before_it_is_restored_when_it_leaves_th
 ) -> None:
     settle(kernel, one({"mtu": 9000}), originals)
     refuse(kernel, 4000)
-    converge(kernel.machine(), Goal(one({"mtu": 4000})), Memory(lambda: 0.0, originals=originals))
+    passes.settle(kernel, one({"mtu": 4000}), originals=originals)
     assert kernel.netdev(PF0).mtu == 9000
     settle(kernel, one({}), originals)
     assert kernel.netdev(PF0).mtu == 1500

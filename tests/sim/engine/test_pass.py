@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
 from attrs import evolve
 
-from agent.engine.context import SILENT, Callbacks, Goal, Memory
+from agent.engine.context import Callbacks, Goal, Memory
 from agent.engine.converge import ROUNDS, Pass, converge, judged_again
 from agent.engine.originals import ORIGINALS, Originals
 from agent.engine.retry import HASTENED_RETRY, Failures
@@ -19,11 +18,12 @@ from agent.kinds import ordered
 from agent.kinds.irqs import PLACED
 from agent.report.records import HOST, Change, Condition
 from agent.report.verdict import is_ready
-from agent.spec.node import NodeSpec, from_mapping
+from agent.spec.node import NodeSpec
 from agent.state.scope import Scope, own
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
 from tests.sim.kernel import Kernel, no_fault
+from tests.sim.passes import settle, spec_of
 from tests.sim.seams import seen
 from tests.sim.selection.test_selectors import DSN, VPD
 from tests.sim.two_nics import PF0, PF1
@@ -36,27 +36,7 @@ def nic(pf: str, **more: object) -> dict[str, object]:
     return {"name": "rail0" if pf == PF0 else "rail1", "select": {"pci": pf}, "mtu": 9000, **more}
 
 
-def spec(*nics: object, **more: object) -> NodeSpec:
-    return from_mapping({"node_name": "n1", "nics": list(nics), **more})
-
-
-BOTH = spec(nic(PF0), nic(PF1))
-
-
-def run(
-    kernel: Kernel,
-    wanted: NodeSpec,
-    last: Pass | None = None,
-    scope: Scope = None,
-    callbacks: Callbacks = SILENT,
-    *,
-    verified: NodeSpec | None = None,
-    memory: Memory | None = None,
-) -> Pass:
-    memory = memory or Memory(lambda: 0.0)
-    return converge(
-        kernel.machine(), Goal(wanted, verified=verified), memory, last.have if last else None, scope, callbacks
-    )
+BOTH = spec_of(nic(PF0), nic(PF1))
 
 
 def drift(kernel: Kernel, *functions: str) -> None:
@@ -89,10 +69,10 @@ def converged(result: Pass) -> Condition:
 def test_a_pass_says_what_it_reads_next(kernel: Kernel) -> None:
     said: list[tuple[str, str]] = []
     doing = Callbacks(doing=lambda what, mode: said.append((what, mode)))
-    last = run(kernel, BOTH, callbacks=doing)
+    last = settle(kernel, BOTH, callbacks=doing)
     assert {mode for what, mode in said if what == "links"} == {"read", "write"}
     said.clear()
-    run(kernel, BOTH, last, callbacks=doing)
+    settle(kernel, BOTH, last, callbacks=doing)
     assert said == [("devices", "read"), *KINDS, ("probes", "read")]
 
 
@@ -100,27 +80,26 @@ def test_a_pass_also_says_what_it_reads_for_a_device_that_has_left_the_spec(
     kernel: Kernel, originals: Originals
 ) -> None:
     said: list[tuple[str, str]] = []
-    memory = Memory(lambda: 0.0, originals=originals)
-    run(kernel, BOTH, memory=memory)
+    settle(kernel, BOTH, originals=originals)
     doing = Callbacks(doing=lambda what, mode: said.append((what, mode)))
-    run(kernel, spec(nic(PF0)), callbacks=doing, memory=memory)
+    settle(kernel, spec_of(nic(PF0)), callbacks=doing, originals=originals)
     read = [(what, mode) for what, mode in said if mode != "write" and what != "users"]
     assert read == [("devices", "read"), *KINDS, *KINDS, ("probes", "read")]
 
 
 def test_after_an_event_only_its_device_is_read_in_all_rounds(kernel: Kernel) -> None:
-    last = run(kernel, BOTH)
+    last = settle(kernel, BOTH)
     drift(kernel, PF0, PF1)
-    assert run(kernel, BOTH, last, frozenset({PF0})).applied == 1
+    assert settle(kernel, BOTH, last, frozenset({PF0})).applied == 1
     assert mtus(kernel, PF0, PF1) == [9000, 1500]
 
 
 def test_after_an_event_of_a_vf_only_that_vf_is_read(kernel: Kernel) -> None:
-    wanted = spec(nic(PF0, vfs=VFS))
-    last = run(kernel, wanted)
+    wanted = spec_of(nic(PF0, vfs=VFS))
+    last = settle(kernel, wanted)
     functions = list(vf_addresses(kernel.files, PF0).values())
     drift(kernel, *functions)
-    run(kernel, wanted, last, frozenset({f"{PF0}#1"}))
+    settle(kernel, wanted, last, frozenset({f"{PF0}#1"}))
     assert mtus(kernel, *functions) == [1500, 1400, 1500]
 
 
@@ -132,12 +111,12 @@ def test_after_an_event_of_a_pf_itself_its_netdev_is_looked_up_again(
     kernel: Kernel, scope: set[str], looked_up: bool
 ) -> None:
     off = {"enable": False}
-    wanted = spec(nic(PF0), nic(PF1), irqs={"pin": False}, rps=off, xps=off)
-    last = run(kernel, wanted)
+    wanted = spec_of(nic(PF0), nic(PF1), irqs={"pin": False}, rps=off, xps=off)
+    last = settle(kernel, wanted)
     kernel.unbind(PF0)
     kernel.bind(PF0, "enp33s0", "02:00:00:00:09:09")
     kernel.netlink.set_link(kernel.netdev(PF0).ifindex, mtu=9000, up=True)
-    result = run(kernel, wanted, last, frozenset(scope))
+    result = settle(kernel, wanted, last, frozenset(scope))
     assert result.applied == 0, "a second round would look again at what was written"
     links = {function.address: function.link for function in result.have.functions}
     assert links.keys() == {PF0, PF1}
@@ -151,34 +130,34 @@ def test_another_device_at_an_address_is_seen_after_an_event_of_the_function(
     kernel: Kernel, scope: set[str], seen: bool
 ) -> None:
     """A netdev's event says nothing of the device, so what its device keeps for life is not read again."""
-    last = run(kernel, BOTH)
+    last = settle(kernel, BOTH)
     kernel.tree.put(f"/sys/bus/pci/devices/{PF0}/vendor", "0x15b3")
-    functions = run(kernel, BOTH, last, frozenset(scope)).have.functions
+    functions = settle(kernel, BOTH, last, frozenset(scope)).have.functions
     assert ("15b3" in {function.vendor for function in functions}) is seen
 
 
 def test_a_pf_that_is_gone_when_its_event_is_handled_is_missing(kernel: Kernel) -> None:
-    last = run(kernel, BOTH)
+    last = settle(kernel, BOTH)
     kernel.remove_nic(PF1)
-    result = run(kernel, BOTH, last, frozenset({own(PF1)}))
+    result = settle(kernel, BOTH, last, frozenset({own(PF1)}))
     assert [function.address for function in result.have.functions] == [PF0]
     assert [condition.status for condition in result.want.missing] == ["False"]
 
 
 @pytest.mark.parametrize("named", [PF0, own(PF0), f"{PF0}#1"])
 def test_a_device_that_could_not_be_read_is_read_again_after_any_event_of_it(kernel: Kernel, named: str) -> None:
-    wanted = spec(nic(PF0, vfs=VFS))
-    run(kernel, wanted)
+    wanted = spec_of(nic(PF0, vfs=VFS))
+    settle(kernel, wanted)
     kernel.unreadable.add(f"/sys/bus/pci/devices/{PF0}/numa_node")
-    last = run(kernel, wanted)
+    last = settle(kernel, wanted)
     kernel.unreadable.clear()
     drift(kernel, PF0)
-    assert is_ready(run(kernel, wanted, last, frozenset({named})).conditions)
+    assert is_ready(settle(kernel, wanted, last, frozenset({named})).conditions)
     assert mtus(kernel, PF0) == [9000]
 
 
 def test_a_device_that_can_be_read_again_during_a_pass_is_put_right_in_it(kernel: Kernel) -> None:
-    run(kernel, BOTH)
+    settle(kernel, BOTH)
     drift(kernel, PF0, PF1)
     kernel.unreadable.add(f"/sys/bus/pci/devices/{PF0}/numa_node")
 
@@ -186,25 +165,25 @@ def test_a_device_that_can_be_read_again_during_a_pass_is_put_right_in_it(kernel
         kernel.unreadable.clear()
         return frozenset({own(PF0)})
 
-    assert is_ready(run(kernel, BOTH, callbacks=Callbacks(new_events=new_events)).conditions)
+    assert is_ready(settle(kernel, BOTH, callbacks=Callbacks(new_events=new_events)).conditions)
     assert mtus(kernel, PF0, PF1) == [9000, 9000]
 
 
 def test_if_events_are_lost_meanwhile_everything_is_read(kernel: Kernel) -> None:
-    last = run(kernel, BOTH)
+    last = settle(kernel, BOTH)
     drift(kernel, PF0, PF1)
-    run(kernel, BOTH, last, frozenset({PF0}), Callbacks(new_events=lambda: None))
+    settle(kernel, BOTH, last, frozenset({PF0}), Callbacks(new_events=lambda: None))
     assert mtus(kernel, PF0, PF1) == [9000, 9000]
 
 
 def test_a_nic_is_found_by_its_serial_number_in_each_kind_of_reading(kernel: Kernel) -> None:
     kernel.give_serials(PF0, DSN, VPD)
-    wanted = spec({**nic(PF0), "select": {"serial": "MT2231X001"}})
-    last = run(kernel, wanted)
+    wanted = spec_of({**nic(PF0), "select": {"serial": "MT2231X001"}})
+    last = settle(kernel, wanted)
     for lost in (False, True):
         drift(kernel, PF0)
         events = Callbacks(new_events=lambda lost=lost: None if lost else frozenset())  # type: ignore[misc]
-        last = run(kernel, wanted, last, frozenset({PF0}), events)
+        last = settle(kernel, wanted, last, frozenset({PF0}), events)
         assert is_ready(last.conditions), last.conditions
         assert mtus(kernel, PF0) == [9000]
 
@@ -212,14 +191,14 @@ def test_a_nic_is_found_by_its_serial_number_in_each_kind_of_reading(kernel: Ker
 def test_a_device_that_left_the_spec_gets_its_values_back_in_the_next_full_pass(
     kernel: Kernel, originals: Originals
 ) -> None:
-    memory, left = Memory(lambda: 0.0, originals=originals), spec(nic(PF0))
-    run(kernel, BOTH, memory=memory)
+    left = spec_of(nic(PF0))
+    settle(kernel, BOTH, originals=originals)
     kernel.routed.add("enp65s0")
-    last = run(kernel, left, memory=memory)
+    last = settle(kernel, left, originals=originals)
     kernel.routed.clear()
-    last = run(kernel, left, last, frozenset({PF0, HOST}), memory=memory)
+    last = settle(kernel, left, last, frozenset({PF0, HOST}), originals=originals)
     assert mtus(kernel, PF0, PF1) == [9000, 9000]
-    run(kernel, left, last, memory=memory)
+    settle(kernel, left, last, originals=originals)
     assert mtus(kernel, PF0, PF1) == [9000, 1500]
 
 
@@ -227,8 +206,8 @@ def test_a_device_that_left_the_spec_gets_its_values_back_in_the_next_full_pass(
 
 
 def test_after_the_last_round_what_was_written_counts_as_failed_and_is_tried_again_soon(kernel: Kernel) -> None:
-    wanted, written = spec(nic(PF0, vfs=VFS)), list[str]()
-    last = run(kernel, wanted)
+    wanted, written = spec_of(nic(PF0, vfs=VFS)), list[str]()
+    last = settle(kernel, wanted)
     functions = list(vf_addresses(kernel.files, PF0).values())
     names = [kernel.netdev(function).name for function in functions]
 
@@ -244,7 +223,7 @@ def test_after_the_last_round_what_was_written_counts_as_failed_and_is_tried_aga
     drift(kernel, functions[0])
     kernel.fault = undo
     events = Callbacks(new_events=lambda: frozenset({PF0}))
-    result = run(kernel, wanted, last, frozenset({PF0}), events, memory=Memory(lambda: 100.0, failures))
+    result = settle(kernel, wanted, last, frozenset({PF0}), events, now=100.0, failures=failures)
     assert len(written) == ROUNDS
     assert [outcome.result for outcome in result.outcomes] == ["applied"] * ROUNDS + ["failed"]
     failed = result.outcomes[-1]
@@ -255,22 +234,21 @@ def test_after_the_last_round_what_was_written_counts_as_failed_and_is_tried_aga
 
 def test_a_failure_is_forgotten_once_its_change_is_no_longer_planned(kernel: Kernel) -> None:
     failures = Failures()
-    memory = Memory(lambda: 0.0, failures)
     kernel.fault = refusing(PF1)
-    run(kernel, BOTH, memory=memory)
+    settle(kernel, BOTH, failures=failures)
     assert failures.next_try() is not None
-    run(kernel, spec(nic(PF0)), memory=memory)
+    settle(kernel, spec_of(nic(PF0)), failures=failures)
     assert failures.next_try() is None
 
 
 def test_an_event_has_a_failed_change_tried_again_soon_and_not_at_once(kernel: Kernel) -> None:
     """The write that failed may have caused the event, and the next one would cause the next event."""
-    run(kernel, BOTH)
+    settle(kernel, BOTH)
     drift(kernel, PF0)
     kernel.fault = refusing(PF0)
     failures = Failures()
     for now in range(0, 50, 10):
-        run(kernel, BOTH, memory=Memory(partial(float, now), failures))
+        settle(kernel, BOTH, now=now, failures=failures)
     assert failures.next_try() == 44.0
     failures.hasten(frozenset({PF1}))
     assert failures.next_try() == 44.0
@@ -281,7 +259,7 @@ def test_an_event_has_a_failed_change_tried_again_soon_and_not_at_once(kernel: K
 def test_while_the_netdev_of_a_pf_is_elsewhere_it_gets_no_vfs(kernel: Kernel) -> None:
     """They would get no MAC."""
     kernel.move_away(PF0)
-    result = run(kernel, spec(nic(PF0, vfs=VFS)))
+    result = settle(kernel, spec_of(nic(PF0, vfs=VFS)))
     assert vf_addresses(kernel.files, PF0) == {}
     assert [o.result for o in result.outcomes if o.change.kind == "vfs"] == ["blocked"]
 
@@ -290,7 +268,7 @@ def test_while_the_netdev_of_a_pf_is_elsewhere_it_gets_no_vfs(kernel: Kernel) ->
 
 
 def test_converged_is_true_if_the_node_is_as_wanted(kernel: Kernel) -> None:
-    result = run(kernel, BOTH)
+    result = settle(kernel, BOTH)
     assert (converged(result), result.as_wanted) == (Condition("Converged", "True", "AsWanted"), True)
 
 
@@ -298,10 +276,10 @@ def test_converged_is_true_if_the_node_is_as_wanted(kernel: Kernel) -> None:
 @pytest.mark.parametrize("count", [1, 2])
 def test_the_first_change_that_is_not_made_is_named(kernel: Kernel, required: bool, count: int) -> None:
     pfs = (PF0, PF1)[:count]
-    run(kernel, BOTH)
+    settle(kernel, BOTH)
     drift(kernel, *pfs)
     kernel.fault = refusing(*pfs)
-    result = run(kernel, spec(*(nic(pf, required=required) for pf in pfs)))
+    result = settle(kernel, spec_of(*(nic(pf, required=required) for pf in pfs)))
     failed = [outcome for outcome in result.outcomes if outcome.result == "failed"]
     more = f" (and {len(failed) - 1} more)"
     message = f"{failed[0].change}: {failed[0].error}{more if len(failed) > 1 else ''}"
@@ -315,77 +293,79 @@ def test_a_device_that_cannot_be_read_makes_the_node_not_ready_only_if_it_is_req
     kernel: Kernel, required: bool
 ) -> None:
     """What failed before it could not be read counts no more than that."""
-    run(kernel, BOTH)
+    settle(kernel, BOTH)
     drift(kernel, PF0)
     kernel.fault = refusing(PF0)
     kernel.unreadable.add("/sys/class/net/enp33s0/queues/rx-0/rps_cpus")
-    result = run(kernel, spec(nic(PF0, required=required), nic(PF1)))
+    result = settle(kernel, spec_of(nic(PF0, required=required), nic(PF1)))
     assert {o.change.kind for o in result.outcomes if o.change.device == PF0} == {"links", "devices"}
     assert converged(result).reason == ("Failed" if required else "OptionalDiffers")
     assert is_ready(result.conditions) is not required
 
 
 def test_a_required_change_is_named_before_one_that_is_not(kernel: Kernel) -> None:
-    run(kernel, BOTH)
+    settle(kernel, BOTH)
     drift(kernel, PF0, PF1)
     kernel.fault = refusing(PF0, PF1)
-    result = run(kernel, spec(nic(PF0, required=False), nic(PF1)))
+    result = settle(kernel, spec_of(nic(PF0, required=False), nic(PF1)))
     assert converged(result).reason == "Failed"
     assert PF1 in converged(result).message and "more" not in converged(result).message
 
 
 def test_in_observe_mode_no_condition_is_required(kernel: Kernel) -> None:
-    result = run(kernel, spec(nic(PF0), mode="observe"))
+    result = settle(kernel, spec_of(nic(PF0), mode="observe"))
     first, *others = result.outcomes
     message = f"{first.change}: {first.error} (and {len(others)} more)"
     said = Condition("Converged", "False", "Observing", message, remedy=first.remedy, severity="warn")
     assert converged(result) == said
     assert first.remedy and is_ready(result.conditions)
     assert {condition.severity for condition in result.conditions} == {"warn"}
-    assert {condition.severity for condition in run(kernel, BOTH).conditions} > {"warn"}
+    assert {condition.severity for condition in settle(kernel, BOTH).conditions} > {"warn"}
 
 
 def test_changes_that_are_blocked_only_by_a_newer_spec_wait(kernel: Kernel) -> None:
-    old, new = (spec(nic(PF0, vfs={"count": count})) for count in (7, 8))
-    run(kernel, old)
-    result = run(kernel, new, verified=old)
+    old, new = (spec_of(nic(PF0, vfs={"count": count})) for count in (7, 8))
+    settle(kernel, old)
+    result = settle(kernel, new, verified=old)
     assert {outcome.result for outcome in result.waiting} == {"blocked"}
     assert is_ready(result.conditions) and not result.as_wanted
     assert result.baseline_want.spec == old
     drift(kernel, PF0)
     kernel.fault = refusing(PF0)
-    assert not is_ready(run(kernel, new, verified=old).conditions), "the older spec asks for the MTU, too"
+    assert not is_ready(settle(kernel, new, verified=old).conditions), "the older spec asks for the MTU, too"
 
 
 def test_a_change_that_fails_does_not_wait_although_only_a_newer_spec_asks_for_it(kernel: Kernel) -> None:
-    run(kernel, BOTH)
+    settle(kernel, BOTH)
     kernel.fault = refusing(PF0)
-    result = run(kernel, spec(nic(PF0, mtu=4000), nic(PF1)), verified=BOTH)
+    result = settle(kernel, spec_of(nic(PF0, mtu=4000), nic(PF1)), verified=BOTH)
     assert result.waiting == ()
     assert converged(result).reason == "Failed"
 
 
 def test_once_nothing_waits_the_probes_compare_with_the_newer_spec(kernel: Kernel) -> None:
-    run(kernel, BOTH)
-    newer = spec(nic(PF0))
-    result = run(kernel, newer, verified=BOTH)
+    settle(kernel, BOTH)
+    newer = spec_of(nic(PF0))
+    result = settle(kernel, newer, verified=BOTH)
     assert (result.waiting, result.baseline_want, result.baseline_have) == ((), result.want, result.have)
     assert result.want.spec == newer
 
 
 def test_the_caller_decides_how_probes_are_asked(kernel: Kernel) -> None:
     answer = Condition("Asked", "True", "ByTheCaller")
-    result = run(kernel, BOTH, callbacks=Callbacks(judge=lambda want, have: [answer]))
+    result = settle(kernel, BOTH, callbacks=Callbacks(judge=lambda want, have: [answer]))
     assert [condition.type for condition in result.conditions] == ["Converged", "Uncontended", "Asked"]
 
 
 @pytest.mark.parametrize("mode", ["enforce", "observe"])
 def test_judging_a_pass_again_changes_only_the_answers_of_the_probes(kernel: Kernel, tmp_path: Path, mode: str) -> None:
     (tmp_path / ORIGINALS).mkdir()
-    memory = Memory(lambda: 0.0, originals=Originals.load(tmp_path / ORIGINALS, keep=False))
-    old, new = (spec(nic(PF0, vfs={"count": count}), mode=mode) for count in (7, 8))
+    originals = Originals.load(tmp_path / ORIGINALS, keep=False)
+    old, new = (spec_of(nic(PF0, vfs={"count": count}), mode=mode) for count in (7, 8))
     first = Condition("First", "True", "A")
-    result = run(kernel, new, callbacks=Callbacks(judge=lambda want, have: [first]), verified=old, memory=memory)
+    result = settle(
+        kernel, new, callbacks=Callbacks(judge=lambda want, have: [first]), verified=old, originals=originals
+    )
     asked: list[tuple[Wanted, Snapshot]] = []
 
     def judge(want: Wanted, have: Snapshot) -> list[Condition]:
@@ -411,18 +391,18 @@ def placed(kernel: Kernel, *writes: str) -> bool:
 
 def test_the_placement_is_stored_once_the_node_is_as_wanted(kernel: Kernel) -> None:
     kernel.fault = refusing(PF1)
-    run(kernel, BOTH)
+    settle(kernel, BOTH)
     assert not placed(kernel)
     kernel.fault = no_fault
-    run(kernel, BOTH)
+    settle(kernel, BOTH)
     assert placed(kernel)
 
 
 def test_in_observe_mode_nothing_is_stored(kernel: Kernel) -> None:
-    run(kernel, BOTH)
+    settle(kernel, BOTH)
     kernel.tree.remove(PLACED)
     kernel.writes.clear()
-    run(kernel, spec(nic(PF0), nic(PF1), mode="observe"))
+    settle(kernel, spec_of(nic(PF0), nic(PF1), mode="observe"))
     assert kernel.writes == []
 
 
@@ -431,7 +411,7 @@ def test_a_full_run_folder_leaves_the_node_ready(kernel: Kernel) -> None:
         return OSError(errno.ENOSPC, "No space left on device") if where == PLACED else None
 
     kernel.fault = full
-    assert is_ready(run(kernel, BOTH).conditions)
+    assert is_ready(settle(kernel, BOTH).conditions)
 
 
 # --- VFs that the kernel deletes -------------------------------------------------------------------------------
@@ -465,8 +445,8 @@ def begin_to_delete(kernel: Kernel, indexes: range = range(3)) -> None:
 def test_that_vfs_are_gone_is_announced_before_a_lock_is_waited_for(
     kernel: Kernel, scope: Scope, indexes: range
 ) -> None:
-    wanted = spec(nic(PF0, vfs=VFS), nic(PF1))
-    last = run(kernel, wanted, run(kernel, wanted))
+    wanted = spec_of(nic(PF0, vfs=VFS), nic(PF1))
+    last = settle(kernel, wanted, settle(kernel, wanted))
     begin_to_delete(kernel, indexes)
     *before, change = calls_until_announced(kernel, wanted, last, scope)
     assert change == f"vfs {PF0} count: {3 - len(indexes)} -> 3"
@@ -474,8 +454,8 @@ def test_that_vfs_are_gone_is_announced_before_a_lock_is_waited_for(
 
 
 def test_that_a_pf_is_gone_with_its_vfs_is_announced_before_a_lock_is_waited_for(kernel: Kernel) -> None:
-    wanted = spec(nic(PF0, vfs=VFS), nic(PF1))
-    last = run(kernel, wanted, run(kernel, wanted))
+    wanted = spec_of(nic(PF0, vfs=VFS), nic(PF1))
+    last = settle(kernel, wanted, settle(kernel, wanted))
     kernel.remove_nic(PF0)
     *before, change = calls_until_announced(kernel, wanted, last, frozenset({PF0}))
     assert change == f"vfs {PF0} count: 0 -> 3"
@@ -488,17 +468,17 @@ def test_that_a_pf_is_gone_with_its_vfs_is_announced_before_a_lock_is_waited_for
 def test_vfs_that_are_not_required_may_go_without_an_announcement(
     kernel: Kernel, more: dict[str, object], of_nic: dict[str, object]
 ) -> None:
-    wanted = spec(nic(PF0, vfs=VFS), nic(PF1))
-    last = run(kernel, wanted, run(kernel, wanted))
+    wanted = spec_of(nic(PF0, vfs=VFS), nic(PF1))
+    last = settle(kernel, wanted, settle(kernel, wanted))
     begin_to_delete(kernel)
-    calls = calls_until_announced(kernel, spec(nic(PF0, **({"vfs": VFS} | of_nic)), nic(PF1), **more), last, None)
+    calls = calls_until_announced(kernel, spec_of(nic(PF0, **({"vfs": VFS} | of_nic)), nic(PF1), **more), last, None)
     assert not any(call.startswith(f"vfs {PF0} count: 0") for call in calls)
 
 
 def test_vfs_that_wait_to_be_made_are_not_announced_as_lost(kernel: Kernel) -> None:
-    run(kernel, spec(nic(PF0, vfs=VFS)))
+    settle(kernel, spec_of(nic(PF0, vfs=VFS)))
     kernel.routed.add("enp33s0")
-    wanted = spec(nic(PF0, vfs={**VFS, "count": 5}))
-    last = run(kernel, wanted)
+    wanted = spec_of(nic(PF0, vfs={**VFS, "count": 5}))
+    last = settle(kernel, wanted)
     assert converged(last).reason == "Deferred"
     assert not any(call.startswith(f"vfs {PF0}") for call in calls_until_announced(kernel, wanted, last, None))

@@ -5,13 +5,12 @@ import json
 from attrs import evolve
 from hypothesis import given, settings
 
-from agent.engine.context import Goal, Memory
-from agent.engine.converge import converge
 from agent.engine.dry_run import dry_run
 from agent.report.records import to_plain
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec
 from tests.sim.engine.test_faults import node, specs
+from tests.sim.passes import settle
 
 
 @settings(max_examples=60)
@@ -19,11 +18,11 @@ from tests.sim.engine.test_faults import node, specs
 def test_from_any_spec_to_any_other_one_pass_leaves_nothing_to_change(first: NodeSpec, second: NodeSpec) -> None:
     kernel = node()
     for wanted in (first, second):
-        result = converge(kernel.machine(), Goal(wanted), Memory(lambda: 0.0))
+        result = settle(kernel, wanted)
         assert is_ready(result.conditions), result.conditions
         assert dry_run(kernel.machine(), wanted).changes == ()
     kernel.writes.clear()
-    again = converge(kernel.machine(), Goal(second), Memory(lambda: 0.0))
+    again = settle(kernel, second)
     assert (again.outcomes, kernel.writes) == ((), [])
 
 

@@ -17,9 +17,10 @@ from agent.hardware.functions import vf_addresses
 from agent.machine import DcbState
 from agent.report.records import HOST, to_plain
 from agent.report.verdict import is_ready
-from agent.spec.node import NodeSpec, from_mapping
+from agent.spec.node import NodeSpec
 from agent.state.scope import Scope
 from tests.sim.kernel import Kernel
+from tests.sim.passes import spec_of
 from tests.sim.seams import seen
 
 pytestmark = pytest.mark.slow
@@ -41,7 +42,7 @@ def spec(required: bool) -> NodeSpec:
     """A spec of two NICs; the second has every setting."""
     sound = {"name": "rail0", "select": {"pci": SOUND}, **SETTINGS}
     faulty = {"name": "rail1", "select": {"pci": FAULTY}, "required": required, **SETTINGS, **ROCE}
-    return from_mapping({"node_name": "n1", "nics": [sound, faulty], "rfs": {"enable": True}, "xps": {"enable": True}})
+    return spec_of(sound, faulty, rfs={"enable": True}, xps={"enable": True})
 
 
 @define
@@ -227,12 +228,12 @@ def test_a_failing_read_of_one_value_of_the_host_affects_only_that_value(
     for name in ("io_timeout", "max_retries"):
         node.kernel.tree.put(PARAMETER.format(name), "5")
     node.broken = ("files.read", failing)
-    result = node.turn(from_mapping({"node_name": "n1", **HOST_WIDE}))
+    result = node.turn(spec_of(**HOST_WIDE))
     assert node.kernel.files.read(other) == value
     assert failing in report(result)
     assert is_ready(result.conditions) is not required
     node.broken = None
-    result = node.turn(from_mapping({"node_name": "n1", **HOST_WIDE}))
+    result = node.turn(spec_of(**HOST_WIDE))
     assert failing not in report(result)
     assert is_ready(result.conditions)
 

@@ -8,10 +8,10 @@ from agent.hardware.functions import discover, vf_addresses
 from agent.machine import Link, QueuePair, Route, Rule
 from agent.report.records import Change, Disruption
 from agent.spec.addresses import FIRST_TABLE
-from agent.spec.node import from_mapping
 from agent.state.wanted import Wanted, resolve
-from tests.sim.engine.test_disruption import PF, settle, spec
+from tests.sim.engine.test_disruption import PF, spec
 from tests.sim.kernel import Kernel, Netdev
+from tests.sim.passes import settle, spec_of
 from tests.sim.routing import MAIN
 
 VIRTUAL_MACHINE = User("qemu-system-x86 (pid 77)", owns=True)
@@ -57,7 +57,7 @@ def of_vfio(kernel: Kernel) -> str:
     """The address of VF 1, which has the driver vfio-pci; the other VFs have igbvf."""
     vfs = {"count": 4, "groups": [{"index": "1", "driver": "vfio-pci"}]}
     nic = {"name": "rail0", "select": {"pci": PF}, "vfs": vfs}
-    settle(kernel, from_mapping({"node_name": "n1", "nics": [nic]}))
+    settle(kernel, spec_of(nic))
     return vf_addresses(kernel.files, PF)[1]
 
 

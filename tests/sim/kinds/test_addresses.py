@@ -14,10 +14,11 @@ from agent.machine import Route, Rule
 from agent.report.records import Outcome
 from agent.report.verdict import is_ready
 from agent.spec.addresses import PRIORITY
-from agent.spec.node import NodeSpec, from_mapping
+from agent.spec.node import NodeSpec
 from agent.state.scope import own
 from cli.as_spec import derive_spec
 from tests.sim.kernel import Kernel, no_fault
+from tests.sim.passes import spec_of
 from tests.sim.two_nics import PF0, PF1
 
 DERIVED = [{"network": "10.{rail}.0.0/16"}, {"network": "fd00:0:0:{rail}::/64"}]
@@ -30,7 +31,7 @@ def spec(first: list[Any] | None = None, second: list[Any] | None = None, **more
         {"name": f"rail{rail}", "select": {"pci": pci}, "rail": rail, "addresses": addresses or [], **nic}
         for rail, (pci, addresses) in enumerate(((PF0, first), (PF1, second)))
     ]
-    return from_mapping({"node_name": "n1", "node_number": 17, "nics": nics, **more})
+    return spec_of(*nics, node_number=17, **more)
 
 
 def run(kernel: Kernel, wanted: NodeSpec, originals: Originals | None = None, **more: Any) -> Pass:
@@ -198,7 +199,7 @@ def test_addresses_of_one_network_leave_together(kernel: Kernel, originals: Orig
 
 def test_a_nic_that_leaves_the_spec_loses_its_addresses(kernel: Kernel, originals: Originals) -> None:
     settle(kernel, spec(DERIVED, DERIVED), originals)
-    settle(kernel, from_mapping({"node_name": "n1"}), originals)
+    settle(kernel, spec_of(), originals)
     assert kernel.netlink.addresses() == {}
     assert (kernel.netlink.routes({479100, 479101}), kernel.netlink.rules()) == ((), ())
 

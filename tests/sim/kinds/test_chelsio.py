@@ -2,15 +2,15 @@
 
 import pytest
 
-from agent.engine.context import Goal, Memory
-from agent.engine.converge import Pass, converge
+from agent.engine.converge import Pass
 from agent.hardware.functions import netdev, vf_addresses
 from agent.report.records import Disruption
 from agent.report.verdict import is_ready
-from agent.spec.node import from_mapping
 from cli.as_spec import derive_spec
 from cli.inspection import inspect, render
+from tests.sim import passes
 from tests.sim.kernel import PCI, Kernel
+from tests.sim.passes import spec_of
 
 PF, PORTS = "0000:04:00.0", "0000:04:00.4"
 NONE = "none in this network namespace"
@@ -28,8 +28,8 @@ def kernel() -> Kernel:
 
 
 def settle(kernel: Kernel, pf: str = PF, **nic: object) -> Pass:
-    spec = from_mapping({"node_name": "n1", "nics": [{"name": "port", "select": {"pci": pf}, **nic}]})
-    return converge(kernel.machine(), Goal(spec), Memory(lambda: 0.0))
+    spec = spec_of({"name": "port", "select": {"pci": pf}, **nic})
+    return passes.settle(kernel, spec)
 
 
 def test_a_pf_without_netdev_gets_its_vfs_and_configures_them_by_the_netdev_that_comes_with_them(
@@ -95,7 +95,7 @@ def test_a_pf_that_never_has_a_netdev_is_not_taken_for_the_ports_while_they_have
         {"name": "ports", "select": {"mac": "02:00:00:00:01:04"}},
     ]
     kernel.lose_netdev(PORTS)
-    spec = from_mapping({"node_name": "n1", "nics": nics})
-    result = converge(kernel.machine(), Goal(spec), Memory(lambda: 0.0))
+    spec = spec_of(*nics)
+    result = passes.settle(kernel, spec)
     assert [c.message.split(" ")[1] for c in result.conditions if c.type == "NicsPresent"] == ["ports"]
     assert len(kernel.vfs(PF)) == 2

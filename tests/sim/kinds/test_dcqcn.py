@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from agent.engine.context import Goal, Memory
-from agent.engine.converge import Pass, converge
+from agent.engine.converge import Pass
 from agent.engine.dry_run import dry_run
 from agent.engine.originals import ORIGINALS, Originals
 from agent.kinds import dcqcn
 from agent.report.verdict import is_ready
 from agent.spec.dcqcn import DCQCN_PARAMETERS
-from agent.spec.node import NodeSpec, SpecError, from_mapping
+from agent.spec.node import NodeSpec, SpecError
 from tests.sim.kernel import Kernel
+from tests.sim.passes import settle, spec_of
 
 PF = "0000:21:00.0"
 OFED = "/sys/class/net/enp33s0/ecn"
@@ -64,11 +64,7 @@ def with_debugfs(kernel: Kernel) -> None:
 
 
 def spec(roce: dict[str, object], **more: object) -> NodeSpec:
-    return from_mapping({"node_name": "n1", "nics": [{"name": "rail0", "select": {"pci": PF}, "roce": roce, **more}]})
-
-
-def settle(kernel: Kernel, wanted: NodeSpec, memory: Memory | None = None) -> Pass:
-    return converge(kernel.machine(), Goal(wanted), memory or Memory(lambda: 0.0))
+    return spec_of({"name": "rail0", "select": {"pci": PF}, "roce": roce, **more})
 
 
 def refused(result: Pass) -> tuple[str, str, str]:
@@ -158,9 +154,9 @@ def test_a_locked_down_kernel_is_named_and_the_nic_stays_in_the_pass(kernel: Ker
 def test_values_that_leave_the_spec_are_restored(kernel: Kernel, tmp_path: Path) -> None:
     with_ofed(kernel)
     kernel.files.write(f"{OFED}/roce_np/cnp_dscp", "46")
-    memory = Memory(lambda: 0.0, originals=Originals.load(tmp_path / ORIGINALS))
-    settle(kernel, spec({"cnp_dscp": 48}), memory)
-    settle(kernel, spec({"trust": None}), memory)
+    originals = Originals.load(tmp_path / ORIGINALS)
+    settle(kernel, spec({"cnp_dscp": 48}), originals=originals)
+    settle(kernel, spec({"trust": None}), originals=originals)
     assert kernel.files.read(f"{OFED}/roce_np/cnp_dscp") == "46"
 
 

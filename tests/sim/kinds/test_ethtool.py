@@ -17,11 +17,12 @@ from agent.kinds.ethtool import COALESCING
 from agent.machine import Group, Link, Setting
 from agent.report.records import Disruption, Outcome
 from agent.report.verdict import is_ready
-from agent.spec.node import NodeSpec, from_mapping
+from agent.spec.node import NodeSpec
 from agent.state.snapshot import read_basis
 from agent.state.wanted import resolve
 from tests.sim.ethtool import SimEthtool
 from tests.sim.kernel import Kernel
+from tests.sim.passes import settle, spec_of
 
 PF, MAC = "0000:21:00.0", "02:00:00:00:01:00"
 NETDEV = "enp33s0"
@@ -36,11 +37,7 @@ def kernel() -> Kernel:
 
 def spec(vfs: object = None, **nic: object) -> NodeSpec:
     given = {"name": "rail0", "select": {"pci": PF}, **nic, **({"vfs": vfs} if vfs else {})}
-    return from_mapping({"node_name": "n1", "nics": [given]})
-
-
-def settle(kernel: Kernel, wanted: NodeSpec) -> Pass:
-    return converge(kernel.machine(), Goal(wanted), Memory(lambda: 0.0))
+    return spec_of(given)
 
 
 def writes(kernel: Kernel, word: str) -> list[str]:
@@ -306,7 +303,7 @@ def test_a_feature_that_the_driver_keeps_off_is_reported(kernel: Kernel) -> None
 def test_a_value_that_the_driver_rounds_is_not_written_for_ever(kernel: Kernel) -> None:
     failures = Failures()
     for _ in range(3):
-        result = converge(kernel.machine(), Goal(spec(rings={"rx": 16})), Memory(lambda: 0.0, failures))
+        result = settle(kernel, spec(rings={"rx": 16}), failures=failures)
     (failed,) = of_kind(result, "rings")
     assert (failed.result, failed.error) == ("failed", "written 2 times, and it still reads rx=64")
     assert not is_ready(result.conditions)

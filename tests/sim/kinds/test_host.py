@@ -5,17 +5,16 @@ import os
 
 import pytest
 
-from agent.engine.context import Goal, Memory
-from agent.engine.converge import Pass, converge
+from agent.engine.converge import Pass
 from agent.engine.dry_run import dry_run
 from agent.engine.originals import Originals
 from agent.engine.retry import Failures
 from agent.report.records import Disruption, Outcome
 from agent.report.verdict import is_ready
 from agent.spec import sysctl_names
-from agent.spec.node import from_mapping
-from tests.sim import config_space, hugepages
+from tests.sim import config_space, hugepages, passes
 from tests.sim.kernel import Kernel
+from tests.sim.passes import spec_of
 
 PF = "0000:21:00.0"
 CONFIG = f"/sys/bus/pci/devices/{PF}/config"
@@ -40,8 +39,8 @@ def settle(
     **wanted: object,
 ) -> Pass:
     nics = [{"name": "rail0", "select": {"pci": PF}, **(nic or {})}]
-    spec = from_mapping({"node_name": "n1", "nics": nics, **wanted})
-    return converge(kernel.machine(), Goal(spec), Memory(lambda: now, failures or Failures(), originals or Originals()))
+    spec = spec_of(*nics, **wanted)
+    return passes.settle(kernel, spec, now=now, failures=failures, originals=originals)
 
 
 def only(result: Pass, kind: str) -> Outcome:
@@ -297,21 +296,15 @@ def test_a_locked_down_kernel_makes_the_read_request_unsupported(kernel: Kernel)
 
 def test_a_driver_that_resets_the_function_has_its_read_request_set_again(kernel: Kernel) -> None:
     nic = {"name": "rail0", "select": {"pci": PF}, "max_read_request": 4096}
-    spec = from_mapping({"node_name": "n1", "nics": [nic]})
-    result = converge(kernel.machine(), Goal(spec), Memory(lambda: 0.0))
+    spec = spec_of(nic)
+    result = passes.settle(kernel, spec)
     kernel.config[CONFIG] = config_space.made()
-    result = converge(kernel.machine(), Goal(spec), Memory(lambda: 0.0), result.have, frozenset({PF}))
+    result = passes.settle(kernel, spec, result, frozenset({PF}))
     assert result.applied == 1
 
 
 def test_a_dry_run_names_what_the_host_lacks_and_writes_nothing(kernel: Kernel) -> None:
-    spec = from_mapping(
-        {
-            "node_name": "n1",
-            "sysctls": {"net.ipv4.ip_local_port_range": "1 2"},
-            "hugepages": [{"size": "2M", "count": 1}],
-        }
-    )
+    spec = spec_of(sysctls={"net.ipv4.ip_local_port_range": "1 2"}, hugepages=[{"size": "2M", "count": 1}])
     planned = dry_run(kernel.machine(), spec)
     assert [(c.kind, c.target, c.field, c.before, c.after) for c in planned.changes] == [
         ("hugepages", "host", "2M", 0, 1),

@@ -12,11 +12,12 @@ from agent.engine.retry import Failures
 from agent.hardware.functions import vf_addresses
 from agent.report.records import Condition
 from agent.report.verdict import is_ready
-from agent.spec.node import NodeSpec, SpecError, from_mapping, to_json
+from agent.spec.node import NodeSpec, SpecError, to_json
 from agent.state.guids import derived_guid, port_guid
 from cli.as_spec import derive_spec
 from cli.inspection import inspect, render
 from tests.sim.kernel import Kernel
+from tests.sim.passes import settle, spec_of
 
 PF, OTHER = "0000:21:00.0", "0000:41:00.0"
 GUID = "b8:3f:d2:03:00:12:34:56"
@@ -33,11 +34,7 @@ def kernel() -> Kernel:
 
 
 def spec(**nic: object) -> NodeSpec:
-    return from_mapping({"node_name": "n1", "nics": [{"name": "rail0", "select": {"pci": PF}, **nic}]})
-
-
-def settle(kernel: Kernel, wanted: NodeSpec) -> Pass:
-    return converge(kernel.machine(), Goal(wanted), Memory(lambda: 0.0))
+    return spec_of({"name": "rail0", "select": {"pci": PF}, **nic})
 
 
 def condition_of(result: Pass, type: str) -> Condition:
@@ -108,7 +105,7 @@ def test_without_derive_guids_they_are_left_alone(kernel: Kernel) -> None:
 def test_an_ethernet_pf_s_vfs_get_none(kernel: Kernel) -> None:
     kernel.add_nic(OTHER, "enp65s0", "02:00:00:00:01:00")
     kernel.sriov.able.add(OTHER)
-    wanted = from_mapping({"node_name": "n1", "nics": [{"name": "r", "select": {"pci": OTHER}, "vfs": {"count": 1}}]})
+    wanted = spec_of({"name": "r", "select": {"pci": OTHER}, "vfs": {"count": 1}})
     settle(kernel, wanted)
     assert kernel.vfs(OTHER)[0].node_guid is None
 

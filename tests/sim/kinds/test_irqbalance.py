@@ -2,13 +2,12 @@
 
 import pytest
 
-from agent.engine.context import Goal, Memory
-from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import dry_run
 from agent.kinds.host.irqbalance import LIST, SCRIPT
 from agent.report.verdict import is_ready
-from agent.spec.node import NodeSpec, from_mapping
+from agent.spec.node import NodeSpec
 from tests.sim.kernel import Kernel
+from tests.sim.passes import settle, spec_of
 
 PF = "0000:21:00.0"
 WITH_OURS = ("/usr/sbin/irqbalance", "--foreground", f"--policyscript={SCRIPT}")
@@ -24,11 +23,7 @@ def kernel() -> Kernel:
 
 def spec(policy: str = "banned") -> NodeSpec:
     nics = [{"name": "rail0", "select": {"pci": PF}}, {"name": "away", "select": {"vendor": "ffff"}, "required": False}]
-    return from_mapping({"node_name": "n1", "nics": nics, "irqs": {"irqbalance": policy}})
-
-
-def settle(kernel: Kernel, wanted: NodeSpec) -> Pass:
-    return converge(kernel.machine(), Goal(wanted), Memory(lambda: 0.0))
+    return spec_of(*nics, irqs={"irqbalance": policy})
 
 
 def test_the_wanted_functions_are_listed_and_irqbalance_notified_before_interrupts_are_placed(

@@ -11,8 +11,9 @@ from agent.engine.originals import Originals
 from agent.engine.retry import Failures
 from agent.report.verdict import is_ready
 from agent.spec.addresses import TABLES
-from agent.spec.node import NodeSpec, from_mapping
+from agent.spec.node import NodeSpec
 from tests.sim.kernel import Kernel
+from tests.sim.passes import spec_of
 
 PF = "0000:21:00.0"
 NETWORKD, NM = "/run/systemd/netif/links", "/run/NetworkManager/devices"
@@ -31,7 +32,7 @@ def kernel() -> Kernel:
 
 def spec(*addresses: Any) -> NodeSpec:
     nic = {"name": "rail0", "select": {"pci": PF}, "rail": 0, "addresses": list(addresses)}
-    return from_mapping({"node_name": "n1", "nics": [nic]})
+    return spec_of(nic)
 
 
 def run(

@@ -17,9 +17,10 @@ from agent.hardware.interrupts import MANAGEMENT, function_irqs
 from agent.kinds.irqs import PLACED, TOO_MANY, placement
 from agent.machine import Files
 from agent.report.verdict import is_ready
-from agent.spec.node import NodeSpec, from_mapping
+from agent.spec.node import NodeSpec
 from agent.state.scope import own
 from tests.sim.kernel import Kernel
+from tests.sim.passes import settle, spec_of
 from tests.sim.two_nics import PF0, PF1, two_nics
 
 
@@ -40,11 +41,7 @@ def kernel() -> Kernel:
 
 def spec(count: int = 5) -> NodeSpec:
     nics = [{"name": f"rail{number}", "select": {"pci": pci}} for number, pci in enumerate((PF0, PF1))]
-    return from_mapping({"node_name": "n1", "nics": [{**nic, "vfs": {"count": count}} for nic in nics]})
-
-
-def settle(kernel: Kernel) -> Pass:
-    return converge(kernel.machine(), Goal(spec()), Memory(lambda: 0.0))
+    return spec_of(*[{**nic, "vfs": {"count": count}} for nic in nics])
 
 
 def affinities(kernel: Kernel) -> dict[tuple[str, str], str]:
@@ -64,10 +61,10 @@ def affinities(kernel: Kernel) -> dict[tuple[str, str], str]:
 def test_an_interrupt_of_the_driver_itself_is_no_queue_s(control: str) -> None:
     kernel = two_nics(cpus=8)
     kernel.tree.link(f"/sys/bus/pci/devices/{PF0}/driver", "../../../../bus/pci/drivers/ice")
-    given = from_mapping({"node_name": "n1", "nics": [{"name": "rail0", "select": {"pci": PF0}}]})
-    converge(kernel.machine(), Goal(given), Memory(lambda: 0.0))
+    given = spec_of({"name": "rail0", "select": {"pci": PF0}})
+    settle(kernel, given)
     kernel.interrupts.request_all(PF0, [control])
-    assert is_ready(converge(kernel.machine(), Goal(given), Memory(lambda: 0.0)).conditions)
+    assert is_ready(settle(kernel, given).conditions)
     assert not dry_run(kernel.machine(), given).changes
 
 
@@ -115,8 +112,8 @@ NAMES = {
 def test_the_interrupts_of_a_queue_are_recognised_by_their_names(named: str) -> None:
     kernel = two_nics(cpus=8)
     kernel.tree.link(f"/sys/bus/pci/devices/{PF0}/driver", f"../../../../bus/pci/drivers/{named.partition(' ')[0]}")
-    given = from_mapping({"node_name": "n1", "nics": [{"name": "rail0", "select": {"pci": PF0}}]})
-    converge(kernel.machine(), Goal(given), Memory(lambda: 0.0))
+    given = spec_of({"name": "rail0", "select": {"pci": PF0}})
+    settle(kernel, given)
     kernel.interrupts.free(PF0)
     kernel.interrupts.request_all(PF0, NAMES[named])
     changes = dry_run(kernel.machine(), given).changes
@@ -133,13 +130,13 @@ def test_the_interrupts_of_a_queue_are_recognised_by_their_names(named: str) -> 
 @pytest.mark.parametrize("netdev", ["ens1f0np0", "enp65s0np0", "enp65s0f0np0", "enp193s0f0np0", "enP2p193s0f0np0"])
 def test_bnxt_s_interrupts_are_pinned_although_their_names_are_cut_off(kernel: Kernel, netdev: str) -> None:
     """In Linux 6.10 and earlier a name has at most 17 characters: ``enp65s0f0np0-TxRx`` for each queue."""
-    given = from_mapping({"node_name": "n1", "nics": [{"name": "rail0", "select": {"pci": PF0}}]})
-    converge(kernel.machine(), Goal(given), Memory(lambda: 0.0))
+    given = spec_of({"name": "rail0", "select": {"pci": PF0}})
+    settle(kernel, given)
     kernel.tree.link(f"/sys/bus/pci/devices/{PF0}/driver", "../../../../bus/pci/drivers/bnxt_en")
     kernel.interrupts.free(PF0)
     names = [f"{netdev}-TxRx-{queue}"[:17] for queue in range(12)]
     kernel.interrupts.request_all(PF0, [*names, f"bnxt_re-nq-0@pci:{PF0}"])
-    assert is_ready(converge(kernel.machine(), Goal(given), Memory(lambda: 0.0)).conditions)
+    assert is_ready(settle(kernel, given).conditions)
     numbers = sorted(kernel.files.names(f"/sys/bus/pci/devices/{PF0}/msi_irqs"), key=int)
     cpus = [kernel.files.read(f"/proc/irq/{number}/smp_affinity_list") for number in numbers]
     assert [cpus[:12].count(str(cpu)) for cpu in range(4)] == [3, 3, 3, 3]
@@ -157,7 +154,7 @@ SAME_NAME = {
 @pytest.mark.parametrize("driver", SAME_NAME)
 def test_the_queues_of_interrupts_with_the_same_name_are_numbered_in_their_order(kernel: Kernel, driver: str) -> None:
     name, served = SAME_NAME[driver]
-    converge(kernel.machine(), Goal(spec(0)), Memory(lambda: 0.0))
+    settle(kernel, spec(0))
     kernel.tree.link(f"/sys/bus/pci/devices/{PF0}/driver", f"../../../../bus/pci/drivers/{driver}")
     kernel.interrupts.free(PF0)
     kernel.interrupts.request_all(PF0, [name] * len(served))
@@ -165,7 +162,7 @@ def test_the_queues_of_interrupts_with_the_same_name_are_numbered_in_their_order
     queues = {change.field: str(change.after) for change in changes if not change.field.startswith("management-")}
     assert sorted(queues) == [queue for queue in served if queue]
     assert len(set(queues.values())) == len(queues)
-    converge(kernel.machine(), Goal(spec(0)), Memory(lambda: 0.0))
+    settle(kernel, spec(0))
     numbers = sorted(kernel.files.names(f"/sys/bus/pci/devices/{PF0}/msi_irqs"), key=int)
     cpus = [kernel.files.read(f"/proc/irq/{number}/smp_affinity_list") for number in numbers]
     assert cpus == [queues.get(queue, "0-3") for queue in served]
@@ -173,19 +170,19 @@ def test_the_queues_of_interrupts_with_the_same_name_are_numbered_in_their_order
 
 def test_ionic_s_interrupts_are_pinned(kernel: Kernel) -> None:
     """Between the role and the number of their queue there is nothing."""
-    converge(kernel.machine(), Goal(spec(0)), Memory(lambda: 0.0))
+    settle(kernel, spec(0))
     kernel.tree.link(f"/sys/bus/pci/devices/{PF0}/driver", "../../../../bus/pci/drivers/ionic")
     kernel.interrupts.free(PF0)
     own = [f"ionic-{PF0}-L0-adminq0", "ionic-enp33s0-L0-hwstamp_rx4"]
     kernel.interrupts.request_all(PF0, [*(f"ionic-enp33s0-L0-rx{queue}" for queue in range(4)), *own])
-    assert is_ready(converge(kernel.machine(), Goal(spec(0)), Memory(lambda: 0.0)).conditions)
+    assert is_ready(settle(kernel, spec(0)).conditions)
     served = affinities(kernel)
     assert sorted(cpus for (_, name), cpus in served.items() if "-L0-rx" in name) == ["0", "1", "2", "3"]
     assert {served[PF0, name] for name in own} == {"0-3"}
 
 
 def test_renumbered_interrupts_move_nothing(kernel: Kernel) -> None:
-    settle(kernel)
+    settle(kernel, spec())
     before = affinities(kernel)
     kernel.interrupts.renumber()
     assert affinities(kernel) == before
@@ -193,16 +190,16 @@ def test_renumbered_interrupts_move_nothing(kernel: Kernel) -> None:
 
 
 def test_a_cpu_off_and_on_again_gets_its_interrupts_back(kernel: Kernel) -> None:
-    settle(kernel)
+    settle(kernel, spec())
     before = affinities(kernel)
     kernel.interrupts.set_online("0-1,3-7")
-    settle(kernel)
+    settle(kernel, spec())
     meanwhile = affinities(kernel)
     assert "2" not in meanwhile.values()
     queues = {key for key, cpus in before.items() if "-" in key[1]}
     assert {key for key in queues if meanwhile[key] != before[key]} == {key for key in queues if before[key] == "2"}
     kernel.interrupts.set_online("0-7")
-    settle(kernel)
+    settle(kernel, spec())
     assert affinities(kernel) == before
 
 
@@ -215,7 +212,7 @@ def test_a_queue_that_makes_room_when_a_cpu_goes_offline_says_so() -> None:
         {"name": name, "select": {"pci": pci}, "vfs": {"count": count}}
         for name, pci, count in (("rail0", PF0, 3), ("rail1", PF1, 7))
     ]
-    wanted = from_mapping({"node_name": "n1", "nics": nics})
+    wanted = spec_of(*nics)
 
     def notes() -> dict[str, str]:
         """Why queues move, by where they are now."""
@@ -223,7 +220,7 @@ def test_a_queue_that_makes_room_when_a_cpu_goes_offline_says_so() -> None:
         return {str(change.before): change.note for change in changes if not change.field.startswith("management-")}
 
     def follow() -> Pass:
-        return converge(kernel.machine(), Goal(wanted), Memory(lambda: 0.0))
+        return settle(kernel, wanted)
 
     follow()
     kernel.interrupts.set_online("0,2-7")
@@ -251,37 +248,37 @@ def swap_two(kernel: Kernel) -> None:
 
 
 def test_queues_that_somebody_exchanges_come_back(kernel: Kernel) -> None:
-    settle(kernel)
+    settle(kernel, spec())
     before = affinities(kernel)
     swap_two(kernel)
     assert affinities(kernel) != before
-    settle(kernel)
+    settle(kernel, spec())
     assert affinities(kernel) == before
-    assert not settle(kernel).applied
+    assert not settle(kernel, spec()).applied
 
 
 def test_the_first_placement_of_a_boot_does_not_depend_on_where_interrupts_were(kernel: Kernel) -> None:
-    settle(kernel)
+    settle(kernel, spec())
     other = two_nics(cpus=8)
-    settle(other)
+    settle(other, spec())
     other.files.replace(PLACED, "")
     swap_two(other)
-    settle(other)
+    settle(other, spec())
     assert affinities(other) == affinities(kernel)
 
 
 @pytest.mark.parametrize("index", range(5))
 def test_a_pod_that_starts_moves_no_interrupt_of_another_device(kernel: Kernel, index: int) -> None:
-    settle(kernel)
+    settle(kernel, spec())
     before = affinities(kernel)
     vf = targets(kernel.files, PF0)[f"{PF0}#{index}"]
     # Linux takes the netdev down when it moves it, and the driver then frees the interrupts.
     kernel.move_away(vf)
     kernel.interrupts.free(vf)
-    settle(kernel)
+    settle(kernel, spec())
     assert affinities(kernel) == {key: cpus for key, cpus in before.items() if key[0] != vf}
     kernel.come_back(vf, "eth9")
-    settle(kernel)
+    settle(kernel, spec())
     assert affinities(kernel) == before
 
 
@@ -289,11 +286,11 @@ def test_a_pod_that_starts_moves_no_interrupt_of_another_device(kernel: Kernel, 
     "content", ["{", "[]", '{"a": 1}', f'{{"{PF0}": {{"0": "x", "1": 99, "2": [1]}}}}', "[" * 100000]
 )
 def test_a_damaged_placement_is_computed_again(kernel: Kernel, content: str) -> None:
-    settle(kernel)
+    settle(kernel, spec())
     good = kernel.files.read(PLACED)
     before = affinities(kernel)
     kernel.files.replace(PLACED, content)
-    assert not settle(kernel).applied
+    assert not settle(kernel, spec()).applied
     assert (affinities(kernel), kernel.files.read(PLACED)) == (before, good)
 
 
@@ -302,17 +299,17 @@ def test_a_placement_that_cannot_be_written_does_not_end_the_pass(kernel: Kernel
         return OSError(errno.ENOSPC, "no space", where) if operation == "replace" else None
 
     kernel.fault = full
-    assert settle(kernel).as_wanted
+    assert settle(kernel, spec()).as_wanted
     kernel.fault = lambda operation, where, value: None
-    settle(kernel)
+    settle(kernel, spec())
     before = affinities(kernel)
     swap_two(kernel)
-    settle(kernel)
+    settle(kernel, spec())
     assert affinities(kernel) == before
 
 
 def test_a_drifted_mtu_is_put_back_without_placing_all_interrupts_anew(kernel: Kernel) -> None:
-    goal = Goal(from_mapping({"node_name": "n1", "nics": [{"name": "a", "select": {"pci": PF0}, "mtu": 9000}]}))
+    goal = Goal(spec_of({"name": "a", "select": {"pci": PF0}, "mtu": 9000}))
     converge(kernel.machine(), goal, Memory(lambda: 0.0))  # it records the placement, which the next pass reads
     settled = converge(kernel.machine(), goal, Memory(lambda: 0.0))
     placed = placement(settled.want, settled.have)
@@ -325,27 +322,27 @@ def test_a_drifted_mtu_is_put_back_without_placing_all_interrupts_anew(kernel: K
 def test_where_interrupts_are_not_placed_no_placement_is_stored(kernel: Kernel) -> None:
     """RPS depends on where the interrupts are, and irqbalance may have them anywhere."""
     nics = [{"name": "a", "select": {"pci": PF0}}]
-    unpinned = from_mapping({"node_name": "n1", "nics": nics, "irqs": {"pin": False}, "rps": {"enable": True}})
+    unpinned = spec_of(*nics, irqs={"pin": False}, rps={"enable": True})
     for _ in range(2):
-        assert converge(kernel.machine(), Goal(unpinned), Memory(lambda: 0.0)).as_wanted
+        assert settle(kernel, unpinned).as_wanted
     assert PLACED not in kernel.tree.files
 
 
 def test_in_observe_mode_no_placement_is_stored(kernel: Kernel) -> None:
-    settle(kernel)
+    settle(kernel, spec())
     before = kernel.files.read(PLACED)
     swap_two(kernel)
     swapped = affinities(kernel)
-    converge(kernel.machine(), Goal(evolve(spec(), mode="observe")), Memory(lambda: 0.0))
+    settle(kernel, evolve(spec(), mode="observe"))
     assert (affinities(kernel), kernel.files.read(PLACED)) == (swapped, before)
 
 
 def test_interrupts_that_the_kernel_places_are_left_there_and_the_node_is_ready(kernel: Kernel) -> None:
-    settle(kernel)
+    settle(kernel, spec())
     kernel.interrupts.manage(PF0)
     before = affinities(kernel)
     kernel.writes.clear()
-    result = settle(kernel)
+    result = settle(kernel, spec())
     assert is_ready(result.conditions)
     assert affinities(kernel) == before
     assert not kernel.interrupts.managed.intersection(path for path, _ in kernel.writes)
@@ -368,7 +365,7 @@ def test_on_older_kernels_each_interrupt_that_the_kernel_places_is_tried_once(ke
         tried.append(where)
         return OSError(refusal, os.strerror(refusal), where)
 
-    settle(kernel)
+    settle(kernel, spec())
     (queue,) = [irq for irq in function_irqs(kernel.machine(), PF1) if irq.name == "txrx-0"]
     kernel.tree.put(f"/proc/irq/{queue.number}/smp_affinity_list", "0-7")
     kernel.fault = fault
@@ -406,7 +403,7 @@ def test_an_interrupt_that_finds_its_cpu_full_goes_to_the_next_one(kernel: Kerne
 
 def test_a_full_cpu_that_was_offline_serves_queues_again(kernel: Kernel) -> None:
     """Its interrupts go elsewhere when it goes offline, so it comes back with all of its vectors."""
-    settle(kernel)
+    settle(kernel, spec())
     before = affinities(kernel)
     kernel.reload_driver(PF0)
     taken = list(kernel.interrupts.serving.values()).count(2)
@@ -435,7 +432,7 @@ def test_a_full_cpu_that_cannot_be_recorded_is_in_the_message(kernel: Kernel) ->
         return OSError(errno.ENOSPC, "no space") if operation == "replace" or value == "2" else None
 
     kernel.fault = full
-    last = converge(kernel.machine(), Goal(spec()), Memory(lambda: 0.0))
+    last = settle(kernel, spec())
     errors = [outcome.error for outcome in last.outcomes if outcome.result == "failed"]
     assert errors
     assert all(
@@ -445,12 +442,12 @@ def test_a_full_cpu_that_cannot_be_recorded_is_in_the_message(kernel: Kernel) ->
 
 def test_a_record_of_full_cpus_that_is_damaged_ends_no_pass(kernel: Kernel) -> None:
     kernel.tree.put("/run/trackbed/full-cpus", "1-x")
-    assert is_ready(settle(kernel).conditions)
+    assert is_ready(settle(kernel, spec()).conditions)
     assert set(affinities(kernel).values()) != {"0-7"}
 
 
 def test_a_queue_stays_on_a_cpu_that_becomes_full(kernel: Kernel) -> None:
-    settle(kernel)
+    settle(kernel, spec())
     before = affinities(kernel)
     machine = kernel.machine()
     numbers = kernel.files.names(f"/sys/bus/pci/devices/{PF0}/msi_irqs")
@@ -523,7 +520,7 @@ def test_if_all_cpus_are_full_an_interrupt_of_theirs_may_stay_and_others_wait_fo
 
 
 def test_a_full_cpu_keeps_no_more_than_its_share_of_the_queues(kernel: Kernel) -> None:
-    settle(kernel)
+    settle(kernel, spec())
     numbers = [
         number
         for function in targets(kernel.files, PF0).values()
@@ -534,7 +531,7 @@ def test_a_full_cpu_keeps_no_more_than_its_share_of_the_queues(kernel: Kernel) -
         kernel.files.write(f"/proc/irq/{number}/smp_affinity_list", "1")
     kernel.files.replace("/run/trackbed/full-cpus", "1")
     kernel.files.replace(PLACED, "{}")
-    settle(kernel)
+    settle(kernel, spec())
     placed = [cpus for (function, name), cpus in affinities(kernel).items() if "-" in name and int(cpus) < 4]
     # Of seven queues a CPU serves two at most. Each VF's queue has two interrupts.
     assert sorted(set(placed)) == ["0", "1", "2", "3"]

@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 
-from agent.engine.context import Goal, Memory
-from agent.engine.converge import Pass, converge
+from agent.engine.converge import Pass
 from agent.engine.dry_run import dry_run
 from agent.engine.originals import Originals
 from agent.machine import Rule
 from agent.report.records import HOST
 from agent.report.verdict import is_ready
 from agent.spec.addresses import PRIORITY
-from agent.spec.node import NodeSpec, from_mapping
+from agent.spec.node import NodeSpec
+from tests.sim import passes
 from tests.sim.kernel import Kernel, no_fault
+from tests.sim.passes import spec_of
 from tests.sim.two_nics import MAC0, NAME1, PF0, PF1, two_nics
 
 FIVE = ["10.5.0.7/16", "10.5.0.8/16", "fd00::5:7/112"]
@@ -28,12 +29,8 @@ def rail(number: int, addresses: list[Any], **select: str) -> dict[str, Any]:
     return {"name": f"rail{number}", "select": select, "rail": number, "addresses": addresses}
 
 
-def spec(*nics: dict[str, Any]) -> NodeSpec:
-    return from_mapping({"node_name": "n1", "nics": list(nics)})
-
-
 def run(kernel: Kernel, wanted: NodeSpec, originals: Originals) -> Pass:
-    return converge(kernel.machine(), Goal(wanted), Memory(lambda: 0.0, originals=originals))
+    return passes.settle(kernel, wanted, originals=originals)
 
 
 def settle(kernel: Kernel, wanted: NodeSpec, originals: Originals) -> None:
@@ -78,11 +75,11 @@ def is_on(kernel: Kernel, pf: str) -> None:
 def test_the_rules_of_a_rail_stay_when_the_card_returns_that_had_the_rail_before(
     kernel: Kernel, originals: Originals, returns: str
 ) -> None:
-    settle(kernel, spec(rail(5, FIVE, pci=PF0)), originals)
+    settle(kernel, spec_of(rail(5, FIVE, pci=PF0)), originals)
     kernel.remove_nic(PF0)
     if returns == "before":
         kernel.add_nic(PF0, "ens9", MAC0)
-    moved = spec(rail(5, FIVE, pci=PF1))
+    moved = spec_of(rail(5, FIVE, pci=PF1))
     settle(kernel, moved, originals)
     if returns == "after":
         kernel.add_nic(PF0, "ens9", MAC0)
@@ -93,9 +90,9 @@ def test_the_rules_of_a_rail_stay_when_the_card_returns_that_had_the_rail_before
 
 @pytest.mark.parametrize("loss", ["reload_driver", "lose_netdev"])
 def test_a_rail_moves_from_a_pf_that_has_lost_its_addresses(kernel: Kernel, originals: Originals, loss: str) -> None:
-    settle(kernel, spec(rail(5, FIVE, pci=PF0)), originals)
+    settle(kernel, spec_of(rail(5, FIVE, pci=PF0)), originals)
     getattr(kernel, loss)(PF0)
-    settle(kernel, spec(rail(5, FIVE, pci=PF1)), originals)
+    settle(kernel, spec_of(rail(5, FIVE, pci=PF1)), originals)
     is_on(kernel, PF1)
 
 
@@ -104,9 +101,9 @@ def test_two_rails_that_change_places_do_not_block_each_other_in_the_plan(
     kernel: Kernel, originals: Originals, down: bool
 ) -> None:
     """Also if a link was taken down, so that the kernel has removed the routes by which the agent knows its addresses."""
-    settle(kernel, spec(rail(5, FIVE, pci=PF0), rail(6, SIX, pci=PF1)), originals)
+    settle(kernel, spec_of(rail(5, FIVE, pci=PF0), rail(6, SIX, pci=PF1)), originals)
     kernel.netlink.set_link(kernel.netdev(PF0).ifindex, up=not down)
-    swapped = spec(rail(5, FIVE, pci=PF1), rail(6, SIX, pci=PF0))
+    swapped = spec_of(rail(5, FIVE, pci=PF1), rail(6, SIX, pci=PF0))
     assert dry_run(kernel.machine(), swapped).errors == ()
     settle(kernel, swapped, originals)
     assert has(kernel, PF1) == set(FIVE)
@@ -114,8 +111,8 @@ def test_two_rails_that_change_places_do_not_block_each_other_in_the_plan(
 
 @pytest.mark.parametrize("stays", [False, True])
 def test_a_rail_moves_to_another_pf_in_one_spec(kernel: Kernel, originals: Originals, stays: bool) -> None:
-    settle(kernel, spec(rail(5, FIVE, pci=PF0)), originals)
-    moved = spec(rail(5, FIVE, pci=PF1), *([{"name": "spare", "select": {"pci": PF0}}] if stays else []))
+    settle(kernel, spec_of(rail(5, FIVE, pci=PF0)), originals)
+    moved = spec_of(rail(5, FIVE, pci=PF1), *([{"name": "spare", "select": {"pci": PF0}}] if stays else []))
     assert dry_run(kernel.machine(), moved).errors == ()
     settle(kernel, moved, originals)
     is_on(kernel, PF1)
@@ -124,26 +121,26 @@ def test_a_rail_moves_to_another_pf_in_one_spec(kernel: Kernel, originals: Origi
 
 @pytest.mark.parametrize("numbers", [(5, 6), (6, 5)])
 def test_two_rails_swap_their_pfs_in_one_spec(kernel: Kernel, originals: Originals, numbers: tuple[int, int]) -> None:
-    settle(kernel, spec(rail(5, FIVE, pci=PF0), rail(6, SIX, pci=PF1)), originals)
+    settle(kernel, spec_of(rail(5, FIVE, pci=PF0), rail(6, SIX, pci=PF1)), originals)
     # Either the addresses go with the rails' numbers, or the numbers alone are swapped.
     pfs = (PF1, PF0) if numbers == (5, 6) else (PF0, PF1)
     first, second = numbers
-    settle(kernel, spec(rail(first, FIVE, pci=pfs[0]), rail(second, SIX, pci=pfs[1])), originals)
+    settle(kernel, spec_of(rail(first, FIVE, pci=pfs[0]), rail(second, SIX, pci=pfs[1])), originals)
     assert rules(kernel) == {(ip, 479100 + first) for ip, _ in FIVES_RULES} | {("10.6.0.7", 479100 + second)}
     assert tables(kernel) == {479100 + first: {pfs[0]}, 479100 + second: {pfs[1]}}
     assert (has(kernel, pfs[0]), has(kernel, pfs[1])) == (set(FIVE), {"10.6.0.7/16"})
 
 
 def test_a_rail_gets_another_number_on_its_pf(kernel: Kernel, originals: Originals) -> None:
-    settle(kernel, spec(rail(5, FIVE, pci=PF0)), originals)
-    settle(kernel, spec(rail(7, FIVE, pci=PF0)), originals)
+    settle(kernel, spec_of(rail(5, FIVE, pci=PF0)), originals)
+    settle(kernel, spec_of(rail(7, FIVE, pci=PF0)), originals)
     assert rules(kernel) == {(ip, 479107) for ip, _ in FIVES_RULES}
     assert tables(kernel) == {479107: {PF0}}
 
 
 def test_a_rail_moves_with_another_number(kernel: Kernel, originals: Originals) -> None:
-    settle(kernel, spec(rail(5, FIVE, pci=PF0)), originals)
-    moved = spec(rail(7, FIVE, pci=PF1))
+    settle(kernel, spec_of(rail(5, FIVE, pci=PF0)), originals)
+    moved = spec_of(rail(7, FIVE, pci=PF1))
     assert dry_run(kernel.machine(), moved).errors == ()
     settle(kernel, moved, originals)
     assert rules(kernel) == {(ip, 479107) for ip, _ in FIVES_RULES}
@@ -152,8 +149,8 @@ def test_a_rail_moves_with_another_number(kernel: Kernel, originals: Originals) 
 
 
 def test_the_old_pf_gets_another_rail(kernel: Kernel, originals: Originals) -> None:
-    settle(kernel, spec(rail(5, FIVE, pci=PF0)), originals)
-    settle(kernel, spec(rail(5, FIVE, pci=PF1), rail(6, SIX, pci=PF0)), originals)
+    settle(kernel, spec_of(rail(5, FIVE, pci=PF0)), originals)
+    settle(kernel, spec_of(rail(5, FIVE, pci=PF1), rail(6, SIX, pci=PF0)), originals)
     assert rules(kernel) == {*FIVES_RULES, ("10.6.0.7", 479106)}
     assert tables(kernel) == {479105: {PF1}, 479106: {PF0}}
 
@@ -161,27 +158,27 @@ def test_the_old_pf_gets_another_rail(kernel: Kernel, originals: Originals) -> N
 def test_the_rules_of_a_rail_without_its_nic_stay_until_the_rail_leaves_the_spec(
     kernel: Kernel, originals: Originals
 ) -> None:
-    settle(kernel, spec(rail(5, FIVE, pci=PF0)), originals)
+    settle(kernel, spec_of(rail(5, FIVE, pci=PF0)), originals)
     kernel.remove_nic(PF0)
-    run(kernel, spec(rail(5, FIVE, pci=PF0)), originals)
+    run(kernel, spec_of(rail(5, FIVE, pci=PF0)), originals)
     assert rules(kernel) == FIVES_RULES
-    result = run(kernel, spec(), originals)
+    result = run(kernel, spec_of(), originals)
     assert rules(kernel) == set()
     assert {outcome.change.target for outcome in result.outcomes} == {HOST}
 
 
 def test_a_rule_of_others_stays(kernel: Kernel, originals: Originals) -> None:
     kernel.netlink.add_rule(Rule("10.5.0.7", 479105, PRIORITY))
-    settle(kernel, spec(rail(5, FIVE, pci=PF0)), originals)
-    settle(kernel, spec(rail(5, FIVE, pci=PF1)), originals)
-    settle(kernel, spec(), originals)
+    settle(kernel, spec_of(rail(5, FIVE, pci=PF0)), originals)
+    settle(kernel, spec_of(rail(5, FIVE, pci=PF1)), originals)
+    settle(kernel, spec_of(), originals)
     assert rules(kernel) == {("10.5.0.7", 479105)}
 
 
 def test_an_address_that_others_have_moved_to_a_netdev_is_not_taken_for_the_agent_s(
     kernel: Kernel, originals: Originals
 ) -> None:
-    wanted = spec(rail(5, FIVE, pci=PF0))
+    wanted = spec_of(rail(5, FIVE, pci=PF0))
     settle(kernel, wanted, originals)
     kernel.netlink.remove_address(kernel.netdev(PF0).ifindex, "10.5.0.7/16")
     kernel.netlink.add_address(kernel.netdev(PF1).ifindex, "10.5.0.7/16")
@@ -203,8 +200,8 @@ def test_a_kill_before_any_write_of_a_move_leaves_nothing_behind(tmp_path: Path)
 def _killed_at(number: int, path: Path) -> bool:
     """Kill the agent before this write of a move, and let another one go on. :returns: whether there was such a write."""
     kernel = two_nics()
-    settle(kernel, spec(rail(5, FIVE, pci=PF0)), Originals.load(path))
-    moved = spec(rail(5, FIVE, pci=PF1))
+    settle(kernel, spec_of(rail(5, FIVE, pci=PF0)), Originals.load(path))
+    moved = spec_of(rail(5, FIVE, pci=PF1))
     writes = itertools.count()
 
     def kill(operation: str, where: str, what: str) -> None:

@@ -12,11 +12,12 @@ from agent.hardware.functions import vf_addresses
 from agent.hardware.rdma import Reader
 from agent.report.records import Condition
 from agent.report.verdict import is_ready
-from agent.spec.node import from_mapping
 from cli import counters
 from cli.as_inventory import derive_inventory
 from cli.inspection import inspect, render
+from tests.sim import passes
 from tests.sim.kernel import Kernel
+from tests.sim.passes import spec_of
 from tests.sim.seams import seen
 from tests.sim.two_nics import NAME0, NAME1, PF0, PF1
 
@@ -32,10 +33,8 @@ def settle(
 ) -> Pass:
     given = [(PF0, rail0), *([(PF1, rail1)] if rail1 is not None else [])]
     nics = [{"name": f"rail{n}", "select": {"pci": pf}, **nic} for n, (pf, nic) in enumerate(given)]
-    spec = from_mapping({"node_name": "n1", "nics": nics, **more})
-    return converge(
-        kernel.machine(), Goal(spec), Memory(lambda: clock, failures or Failures(), originals or Originals())
-    )
+    spec = spec_of(*nics, **more)
+    return passes.settle(kernel, spec, now=clock, failures=failures, originals=originals)
 
 
 def condition_of(result: Pass, type: str) -> Condition:
@@ -78,7 +77,7 @@ def test_an_event_of_one_vf_has_its_device_read_again_and_no_other(kernel: Kerne
     kernel.rdma.rxe = True
     wanted: dict[str, object] = {"vfs": {"count": 3}, "rdma": {"pf": False, "vfs": True}, "roce": {"cm_tos": 106}}
     nics = [{"name": "rail0", "select": {"pci": PF0}, **wanted}]
-    spec = from_mapping({"node_name": "n1", "nics": nics})
+    spec = spec_of(*nics)
     result = settle(kernel, wanted)
     first, second = (Reader(kernel.files).of(vf_addresses(kernel.files, PF0)[index])[0] for index in (1, 2))
     kernel.rdma.set_port(first, state="1: DOWN")
@@ -86,7 +85,7 @@ def test_an_event_of_one_vf_has_its_device_read_again_and_no_other(kernel: Kerne
     kernel.rdma.set_cm_defaults(first, 1, tos=0)
     kernel.rdma.set_cm_defaults(second, 1, tos=0)
     scope = frozenset({f"{PF0}#1"})
-    result = converge(kernel.machine(), Goal(spec), Memory(lambda: 0.0), result.have, scope)
+    result = passes.settle(kernel, spec, result, scope)
     assert first in condition_of(result, "RdmaPorts").message
     assert second not in condition_of(result, "RdmaPorts").message
     assert [o.change.target for o in result.outcomes] == [f"{PF0}#1"]
@@ -207,8 +206,8 @@ def test_a_rate_that_a_driver_invents_is_not_judged(kernel: Kernel) -> None:
     kernel.add_erdma("0000:05:00.0")
     kernel.rdma.add("0000:05:00.0", "erdma_0", None, node_type="4: RNIC", rate="2.5 Gb/sec (1X SDR)")
     wanted = {"name": "erdma", "select": {"driver": "erdma"}, "rdma": {"rate": 100}}
-    spec = from_mapping({"node_name": "n1", "nics": [wanted]})
-    result = converge(kernel.machine(), Goal(spec), Memory(lambda: 0.0))
+    spec = spec_of(wanted)
+    result = passes.settle(kernel, spec)
     assert is_ready(result.conditions), result.conditions
 
 
@@ -220,10 +219,10 @@ def test_one_device_serves_both_ports_of_a_lag(kernel: Kernel) -> None:
         kernel.tree.link(f"/sys/class/net/{name}/master", "../bond0")
     kernel.tree.put("/sys/class/net/bond0/bonding/slaves", f"{NAME0} enp33s0f1")
     nics = [{"name": f"port{n}", "select": {"pci": pf}, "rdma": {}} for n, pf in enumerate((PF0, second))]
-    spec = from_mapping({"node_name": "n1", "nics": nics})
+    spec = spec_of(*nics)
 
     def settled() -> Pass:
-        return converge(kernel.machine(), Goal(spec), Memory(lambda: 0.0))
+        return passes.settle(kernel, spec)
 
     result = settled()
     assert [d.name for d in result.have["rdma"][second][second]] == ["mlx5_bond_0"]
@@ -331,7 +330,7 @@ def test_facts_that_a_driver_lacks_are_left_out(kernel: Kernel) -> None:
 def test_a_pass_does_not_read_what_only_inspect_shows(kernel: Kernel) -> None:
     kernel.rdma.add(PF0, "rocep33s0", NAME0)
     read: list[str] = []
-    spec = from_mapping({"node_name": "n1", "nics": [{"name": "rail0", "select": {"pci": PF0}, "rdma": {}}]})
+    spec = spec_of({"name": "rail0", "select": {"pci": PF0}, "rdma": {}})
     machine = seen(kernel.machine(), lambda _, where: read.append(where))
     assert is_ready(converge(machine, Goal(spec), Memory(lambda: 0.0)).conditions)
     assert any(path.endswith("/state") for path in read)
@@ -344,8 +343,8 @@ def test_a_device_for_management_alone_is_not_judged(kernel: Kernel, name: str) 
     kernel.rdma.add(PF0, "mlx5_0", None, link_layer="InfiniBand", rate="800 Gb/sec (4X XDR)")
     kernel.rdma.add(PF0, name, None, link_layer="InfiniBand", rate="200 Gb/sec (1X XDR)", uverbs=False)
     nic = {"name": "rail0", "select": {"pci": PF0}, "rdma": {"link_layer": "InfiniBand", "rate": 800}}
-    wanted = from_mapping({"node_name": "n1", "nics": [nic]})
-    result = converge(kernel.machine(), Goal(wanted), Memory(lambda: 0.0))
+    wanted = spec_of(nic)
+    result = passes.settle(kernel, wanted)
     assert is_ready(result.conditions), result.conditions
     inspection = inspect(kernel.machine())
     shown = next(function for function in inspection.functions if function.address == PF0)
@@ -358,8 +357,8 @@ def test_a_device_for_management_alone_is_not_judged(kernel: Kernel, name: str) 
 def test_without_ib_uverbs_each_device_lacks_its_character_device(kernel: Kernel) -> None:
     for name in ("mlx5_0", "mlx5_1"):
         kernel.rdma.add(PF0, name, None, link_layer="InfiniBand", uverbs=False)
-    wanted = from_mapping({"node_name": "n1", "nics": [{"name": "rail0", "select": {"pci": PF0}, "rdma": {}}]})
-    result = converge(kernel.machine(), Goal(wanted), Memory(lambda: 0.0))
+    wanted = spec_of({"name": "rail0", "select": {"pci": PF0}, "rdma": {}})
+    result = passes.settle(kernel, wanted)
     (lacking,) = (c for c in result.conditions if c.type == "RdmaCharDevices")
     assert lacking.message == "not in /dev/infiniband: uverbs of mlx5_0, uverbs of mlx5_1 (load ib_uverbs)"
 
@@ -369,12 +368,10 @@ def test_whether_rdma_cm_is_there_does_not_depend_on_a_nic_that_is_missing(kerne
     kernel.rdma.add(PF0, "mlx5_0", "enp33s0")
     if not present:
         kernel.tree.remove("/dev/infiniband/rdma_cm")
-    wanted = from_mapping(
-        {"node_name": "n1", "nics": [{"name": "rail0", "select": {"pci": "0000:99:00.0"}, "rdma": {}}]}
-    )
-    result = converge(kernel.machine(), Goal(wanted), Memory(lambda: 0.0))
+    wanted = spec_of({"name": "rail0", "select": {"pci": "0000:99:00.0"}, "rdma": {}})
+    result = passes.settle(kernel, wanted)
     for last, scope in ((None, None), (result.have, frozenset({PF0}))):
-        result = converge(kernel.machine(), Goal(wanted), Memory(lambda: 0.0), last, scope)
+        result = passes.settle(kernel, wanted, last, scope)
         (judged,) = (c for c in result.conditions if c.type == "RdmaCharDevices")
         assert judged.status == str(present)
     assert [c.reason for c in result.conditions if c.type == "NicsPresent"] == ["NicMissing"]

@@ -9,9 +9,9 @@ from agent.hardware.rdma import Reader
 from agent.machine import CmDefaults, DcbState
 from agent.report.records import Disruption
 from agent.report.verdict import is_ready
-from agent.spec.node import from_mapping
 from tests.sim.kernel import Kernel
 from tests.sim.kinds.test_rdma import refused, settle
+from tests.sim.passes import spec_of
 from tests.sim.two_nics import NAME0, PF0
 
 NET = f"/sys/class/net/{NAME0}"
@@ -144,7 +144,7 @@ def test_a_nic_without_a_roce_device_has_nothing_to_set_the_defaults_on(kernel: 
     kernel.rdma.add(None, "siw0", NAME0, node_type="4: RNIC")
     result = settle(kernel, {"roce": {"cm_tos": 106}})
     assert refused(result)["cm_tos"] == ("failed", f"{PF0} and its VFs have no RoCE device; load its RDMA driver")
-    spec = from_mapping({"node_name": "n1", "nics": [{"name": "r", "select": {"pci": PF0}, "roce": {"cm_tos": 106}}]})
+    spec = spec_of({"name": "r", "select": {"pci": PF0}, "roce": {"cm_tos": 106}})
     assert not dry_run(kernel.machine(), spec).errors
 
 

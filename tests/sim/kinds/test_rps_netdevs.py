@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from agent.engine.context import Callbacks, Goal, Memory
-from agent.engine.converge import Pass, converge
+from agent.engine.context import Callbacks
+from agent.engine.converge import Pass
 from agent.engine.dry_run import dry_run
 from agent.engine.originals import ORIGINALS, Originals
 from agent.engine.retry import Failures
 from agent.kinds import rps_netdevs
 from agent.report.records import HOST, Outcome
 from agent.report.verdict import is_ready
-from agent.spec.node import NodeSpec, SpecError, from_mapping
-from agent.state.snapshot import Snapshot
+from agent.spec.node import NodeSpec, SpecError
 from tests.sim.kernel import Kernel
+from tests.sim.passes import settle, spec_of
 
 PF = "0000:21:00.0"
 NET = "/sys/class/net"
@@ -34,17 +34,7 @@ def kernel() -> Kernel:
 def spec(*netdevs: dict[str, str], **more: object) -> NodeSpec:
     nic = {"name": "rail0", "select": {"pci": PF}, "vfs": {"count": 2}}
     rps = {"netdevs": list(netdevs or ({"match": "cali*"},))}
-    return from_mapping({"node_name": "n1", "nics": [nic], "rps": rps, **more})
-
-
-def settle(
-    kernel: Kernel,
-    wanted: NodeSpec,
-    last: Snapshot | None = None,
-    scope: frozenset[str] | None = None,
-    memory: Memory | None = None,
-) -> Pass:
-    return converge(kernel.machine(), Goal(wanted), memory or Memory(lambda: 0.0), last, scope)
+    return spec_of(nic, rps=rps, **more)
 
 
 def mask(kernel: Kernel, name: str, queue: int = 0) -> int:
@@ -106,14 +96,7 @@ def test_the_node_stays_ready_while_a_netdev_is_steered(kernel: Kernel) -> None:
     announced: list[object] = []
     first = settle(kernel, spec())
     kernel.add_virtual("cali77")
-    converge(
-        kernel.machine(),
-        Goal(spec()),
-        Memory(lambda: 0.0),
-        first.have,
-        frozenset({HOST}),
-        Callbacks(announce=announced.append),
-    )
+    settle(kernel, spec(), first, frozenset({HOST}), Callbacks(announce=announced.append))
     assert mask(kernel, "cali77") == 0xFF
     assert announced == []
 
@@ -167,39 +150,39 @@ def test_no_more_netdevs_than_the_bound_are_set(kernel: Kernel) -> None:
 
 
 def test_masks_that_leave_the_spec_are_restored(kernel: Kernel, tmp_path: Path) -> None:
-    memory = Memory(lambda: 0.0, originals=Originals.load(tmp_path / ORIGINALS))
+    originals = Originals.load(tmp_path / ORIGINALS)
     kernel.files.write(f"{NET}/cali1f/queues/rx-0/rps_cpus", "01")
-    settle(kernel, spec(), memory=memory)
+    settle(kernel, spec(), originals=originals)
     assert mask(kernel, "cali1f") == 0xFF
-    settle(kernel, spec({"match": "veth*"}), memory=memory)
+    settle(kernel, spec({"match": "veth*"}), originals=originals)
     assert mask(kernel, "cali1f") == 1
 
 
 def test_the_original_of_a_netdev_that_is_gone_is_forgotten(kernel: Kernel, tmp_path: Path) -> None:
-    memory = Memory(lambda: 0.0, originals=Originals.load(tmp_path / ORIGINALS))
-    settle(kernel, spec(), memory=memory)
+    originals = Originals.load(tmp_path / ORIGINALS)
+    settle(kernel, spec(), originals=originals)
     assert "cali1f" in (tmp_path / ORIGINALS).read_text()
     kernel.remove_virtual("cali1f")
-    settle(kernel, spec(), memory=memory)
+    settle(kernel, spec(), originals=originals)
     assert "cali1f" not in [key[2] for key in Originals.load(tmp_path / ORIGINALS)._originals]
     assert "cali1f" not in (tmp_path / ORIGINALS).read_text()
 
 
 def test_a_name_that_returns_with_each_pod_is_no_contention(kernel: Kernel) -> None:
-    memory = Memory(lambda: 0.0, Failures())
+    failures = Failures()
     for _ in range(10):
-        settle(kernel, spec(), memory=memory)
+        settle(kernel, spec(), failures=failures)
         assert mask(kernel, "cali1f") == 0xFF
         kernel.remove_virtual("cali1f")
         kernel.add_virtual("cali1f")
 
 
 def test_a_mask_that_another_program_writes_again_and_again_is_left_to_it(kernel: Kernel) -> None:
-    memory = Memory(lambda: 0.0, Failures())
+    failures = Failures()
     for _ in range(10):
-        result = settle(kernel, spec(), memory=memory)
+        result = settle(kernel, spec(), failures=failures)
         kernel.files.write(f"{NET}/cali1f/queues/rx-0/rps_cpus", "01")
-    assert "put back" in left(settle(kernel, spec(), memory=memory))[0].error
+    assert "put back" in left(settle(kernel, spec(), failures=failures))[0].error
     assert is_ready(result.conditions)
 
 
@@ -214,13 +197,11 @@ def test_a_mask_that_another_program_writes_again_and_again_is_left_to_it(kernel
 )
 def test_bad_data_is_refused_with_the_remedy(given: object, message: str) -> None:
     with pytest.raises(SpecError) as caught:
-        from_mapping({"node_name": "n1", "rps": given})
+        spec_of(rps=given)
     assert message in str(caught.value)
 
 
 def test_the_kernel_s_own_default_mask_may_not_be_set_as_well() -> None:
     with pytest.raises(SpecError) as caught:
-        from_mapping(
-            {"node_name": "n1", "rps": {"netdevs": [{"match": "cali*"}]}, "sysctls": {"net.core.rps_default_mask": "f"}}
-        )
+        spec_of(rps={"netdevs": [{"match": "cali*"}]}, sysctls={"net.core.rps_default_mask": "f"})
     assert "sysctls['net.core.rps_default_mask'] and rps.netdevs set the same; keep one" in str(caught.value)

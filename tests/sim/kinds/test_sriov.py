@@ -10,18 +10,18 @@ import pytest
 from attrs import asdict, evolve
 
 from agent.engine.context import Goal, Memory
-from agent.engine.converge import Pass, converge
+from agent.engine.converge import converge
 from agent.engine.dry_run import dry_run
-from agent.engine.originals import Originals
 from agent.engine.retry import Failures
 from agent.hardware.functions import netdev, vf_addresses
 from agent.machine import Link
 from agent.report.records import Disruption
 from agent.report.verdict import is_ready
-from agent.spec.node import NodeSpec, from_mapping
+from agent.spec.node import NodeSpec
 from cli import counters
 from cli.inspection import inspect, render
 from tests.sim.kernel import Kernel, Netdev
+from tests.sim.passes import settle, spec_of
 
 PF, OTHER = "0000:21:00.0", "0000:41:00.0"
 MAC, OTHER_MAC = "02:00:00:00:01:00", "02:00:00:00:01:01"
@@ -42,20 +42,12 @@ def made() -> Kernel:
 
 def spec(vfs: object = None, select: object = None, **more: object) -> NodeSpec:
     nic = {"name": "rail0", "select": select or {"pci": PF}, **({"vfs": vfs} if vfs else {}), **more}
-    return from_mapping({"node_name": "n1", "nics": [nic]})
+    return spec_of(nic)
 
 
 def group(**attributes: object) -> dict[str, object]:
     """Four VFs; the second has these attributes."""
     return {"count": 4, "groups": [{"index": "1", **attributes}]}
-
-
-def settle(
-    kernel: Kernel, wanted: NodeSpec, failures: Failures | None = None, originals: Originals | None = None
-) -> Pass:
-    return converge(
-        kernel.machine(), Goal(wanted), Memory(lambda: 0.0, failures or Failures(), originals or Originals())
-    )
 
 
 def test_the_kernel_binds_new_vfs_by_itself_again_after_all_vfs_were_removed(kernel: Kernel) -> None:
@@ -339,7 +331,7 @@ def test_a_vf_whose_link_its_pf_holds_down_needs_no_carrier(kernel: Kernel) -> N
 
 def test_a_link_that_lost_its_carrier_long_ago_gets_the_same_time_to_settle_as_at_first(kernel: Kernel) -> None:
     failures, now = Failures(), 0.0
-    settle(kernel, spec({"count": 2}), failures)
+    settle(kernel, spec({"count": 2}), failures=failures)
     vf, memory = address(kernel, 1), Memory(lambda: now, failures)
 
     def flaps(start: float) -> list[int]:
@@ -404,17 +396,17 @@ def test_a_vf_that_a_pod_has_keeps_the_pod_s_name_also_in_the_host_s_namespace(k
 
 def test_a_vf_that_its_pf_is_resetting_is_looked_at_again_soon(kernel: Kernel) -> None:
     failures = Failures()
-    assert is_ready(settle(kernel, spec(group(trust=True)), failures).conditions)
+    assert is_ready(settle(kernel, spec(group(trust=True)), failures=failures).conditions)
     kernel.sriov.resetting.add((PF, 1))
     kernel.writes.clear()
-    result = settle(kernel, spec(group(trust=True)), failures)
+    result = settle(kernel, spec(group(trust=True)), failures=failures)
     assert not is_ready(result.conditions)
     (converged,) = [condition for condition in result.conditions if condition.type == "Converged"]
     assert "its PF reports nothing of it now" in converged.message
     assert kernel.writes == []
     assert failures.next_try() == 0.25
     kernel.sriov.resetting.clear()
-    assert is_ready(settle(kernel, spec(group(trust=True)), failures).conditions)
+    assert is_ready(settle(kernel, spec(group(trust=True)), failures=failures).conditions)
     assert kernel.writes == []
 
 
@@ -430,9 +422,9 @@ def test_if_a_driver_reports_no_vf_the_remedy_names_what_to_leave_out(kernel: Ke
 def test_a_vf_that_its_pf_reports_again_is_set_at_once(kernel: Kernel) -> None:
     failures = Failures()
     kernel.sriov.resetting.add((PF, 1))
-    assert not is_ready(settle(kernel, spec(group(trust=True)), failures).conditions)
+    assert not is_ready(settle(kernel, spec(group(trust=True)), failures=failures).conditions)
     kernel.sriov.resetting.clear()
-    assert is_ready(settle(kernel, spec(group(trust=True)), failures).conditions)
+    assert is_ready(settle(kernel, spec(group(trust=True)), failures=failures).conditions)
     assert vf_attributes(kernel, 1)["trust"]
 
 
@@ -454,13 +446,13 @@ def test_the_mtu_is_raised_and_lowered_on_all(kernel: Kernel, mtus: tuple[int, i
 
 def test_a_vf_of_a_pf_that_is_down_is_not_bound_again_and_again(kernel: Kernel) -> None:
     down, failures = spec({"count": 2}, state="down"), Failures()
-    settle(kernel, down, failures)
+    settle(kernel, down, failures=failures)
     kernel.writes.clear()
-    result = settle(kernel, down, failures)
+    result = settle(kernel, down, failures=failures)
     assert kernel.writes == []
     assert is_ready(result.conditions), result.conditions
     assert result.outcomes == ()
-    assert is_ready(settle(kernel, spec({"count": 2}, state="up"), failures).conditions)
+    assert is_ready(settle(kernel, spec({"count": 2}, state="up"), failures=failures).conditions)
     link = kernel.netdev(address(kernel, 0))
     assert link.mac == vf_attributes(kernel, 0)["mac"]
 

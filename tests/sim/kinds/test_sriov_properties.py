@@ -10,7 +10,8 @@ from agent.engine.dry_run import dry_run
 from agent.engine.originals import Originals
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec
-from tests.sim.kinds.test_sriov import PF, made, settle, spec
+from tests.sim.kinds.test_sriov import PF, made, spec
+from tests.sim.passes import settle
 
 pytestmark = pytest.mark.slow
 

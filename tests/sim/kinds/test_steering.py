@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from agent.engine.context import Goal, Memory
-from agent.engine.converge import Pass, converge
+from agent.engine.converge import Pass
 from agent.engine.dry_run import dry_run
 from agent.engine.originals import ORIGINALS, Originals
 from agent.hardware.functions import vf_addresses
 from agent.report.records import HOST, Outcome
 from agent.report.verdict import is_ready
-from agent.spec.node import NodeSpec, from_mapping
+from agent.spec.node import NodeSpec
 from tests.sim.kernel import Kernel
+from tests.sim.passes import settle, spec_of
 
 PF = "0000:21:00.0"
 NET = "/sys/class/net"
@@ -31,11 +31,7 @@ def kernel() -> Kernel:
 
 def spec(**more: object) -> NodeSpec:
     nic = {"name": "rail0", "select": {"pci": PF}, "vfs": {"count": 3}}
-    return from_mapping({"node_name": "n1", "nics": [nic], **more})
-
-
-def settle(kernel: Kernel, wanted: NodeSpec) -> Pass:
-    return converge(kernel.machine(), Goal(wanted), Memory(lambda: 0.0))
+    return spec_of(nic, **more)
 
 
 def blocked(result: Pass) -> list[Outcome]:
@@ -145,7 +141,7 @@ def test_a_namespace_that_cannot_be_entered_leaves_its_vf_as_it_is(kernel: Kerne
 def test_facts_that_only_an_earlier_spec_needed_may_be_unreadable(kernel: Kernel) -> None:
     earlier = spec(rfs={"enable": True}, irqs={"irqbalance": "banned"})
     settle(kernel, earlier)
-    result = converge(kernel.machine(), Goal(spec(), verified=earlier), Memory(lambda: 0.0))
+    result = settle(kernel, spec(), verified=earlier)
     assert is_ready(result.conditions)
 
 
@@ -153,7 +149,7 @@ def test_tables_and_masks_that_leave_the_spec_are_restored(kernel: Kernel, tmp_p
     originals = Originals.load(tmp_path / ORIGINALS)
 
     def settle_by(wanted: NodeSpec) -> Pass:
-        return converge(kernel.machine(), Goal(wanted), Memory(lambda: 0.0, originals=originals))
+        return settle(kernel, wanted, originals=originals)
 
     settle_by(spec(rfs={"enable": True}))
     kernel.move_away(vf_addresses(kernel.files, PF)[1])

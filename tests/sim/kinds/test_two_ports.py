@@ -4,16 +4,16 @@ from typing import Any
 
 import pytest
 
-from agent.engine.context import Goal, Memory
-from agent.engine.converge import Pass, converge
+from agent.engine.converge import Pass
 from agent.machine import Link
 from agent.report.records import Condition
 from agent.report.verdict import is_ready
-from agent.spec.node import from_mapping
 from cli.as_inventory import derive_inventory
 from cli.inspection import inspect
+from tests.sim import passes
 from tests.sim.cli.test_as_inventory import executed
 from tests.sim.kernel import NET, PCI, Kernel
+from tests.sim.passes import spec_of
 
 PF = "0000:03:00.0"
 # The names sort, and the netdevs appeared, in the order that is not the ports'.
@@ -36,8 +36,8 @@ def kernel() -> Kernel:
 
 def settle(kernel: Kernel, *selects: dict[str, str], **nic: Any) -> Pass:
     nics = [{"name": f"port{place}", "select": select, "mtu": 9000, **nic} for place, select in enumerate(selects)]
-    spec = from_mapping({"node_name": "n1", "nics": nics})
-    return converge(kernel.machine(), Goal(spec), Memory(lambda: 0.0))
+    spec = spec_of(*nics)
+    return passes.settle(kernel, spec)
 
 
 def condition_of(result: Pass, type: str) -> Condition:

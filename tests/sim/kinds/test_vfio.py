@@ -13,7 +13,8 @@ from agent.hardware.functions import PCI, driver
 from agent.report.records import Disruption
 from agent.report.verdict import is_ready
 from tests.sim.kernel import Kernel, no_fault
-from tests.sim.kinds.test_sriov import MAC, NAME, PF, address, group, made, settle, spec
+from tests.sim.kinds.test_sriov import MAC, NAME, PF, address, group, made, spec
+from tests.sim.passes import settle
 
 
 @pytest.fixture

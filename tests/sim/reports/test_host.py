@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 
-from agent.engine.context import Goal, Memory
-from agent.engine.converge import Pass, converge
+from agent.engine.converge import Pass
 from agent.hardware.placement import from_mask
 from agent.report.verdict import is_ready
-from agent.spec.node import from_mapping
 from agent.spec.ranges import parse_ranges
-from tests.sim import hugepages
+from tests.sim import hugepages, passes
 from tests.sim.kernel import Kernel
+from tests.sim.passes import spec_of
 from tests.sim.readiness import Node
 from tests.sim.two_nics import NAME0, PF0, two_nics
 
@@ -22,8 +21,8 @@ ON_NODE_0 = {"name": "rail0", "select": {"pci": PF0}}
 
 
 def settle(kernel: Kernel, last: Pass | None = None, nics: Any = (ON_NODE_0,), **more: Any) -> Pass:
-    spec = from_mapping({"node_name": "n1", "nics": list(nics), **more})
-    return converge(kernel.machine(), Goal(spec), Memory(lambda: 0.0), last.have if last else None)
+    spec = spec_of(*nics, **more)
+    return passes.settle(kernel, spec, last)
 
 
 def cpus_of_queues(kernel: Kernel) -> set[int]:

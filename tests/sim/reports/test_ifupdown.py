@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from agent.engine.context import Goal, Memory
-from agent.engine.converge import Pass, converge
+from agent.engine.converge import Pass
 from tests.sim.engine.one_nic import wanting
+from tests.sim.passes import settle
 from tests.sim.two_nics import NAME0, PF0, two_nics
 
 ADDRESS = "192.0.2.11/24"
@@ -21,7 +21,7 @@ def run(files: dict[str, str], target: str = "multi-user") -> Pass:
     for path, text in {**files, WANTS.format(target): ""}.items():
         kernel.tree.put(path, text)
     nic = {"name": "rail0", "select": {"pci": PF0}, "rail": 0, "addresses": [ADDRESS]}
-    return converge(kernel.machine(), Goal(wanting(nic)), Memory(lambda: 0.0))
+    return settle(kernel, wanting(nic))
 
 
 @pytest.mark.parametrize(

@@ -12,15 +12,15 @@ from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import dry_run
 from agent.hardware.functions import discover, vf_addresses
-from agent.machine import Machine
 from agent.report.records import Condition
 from agent.report.verdict import is_ready
 from agent.spec.addresses import FIRST_TABLE
-from agent.spec.node import NodeSpec, from_mapping
+from agent.spec.node import NodeSpec
 from agent.state.wanted import derived_mac, resolve
 from cli.as_spec import derive_spec
 from cli.inspection import inspect, render
 from tests.sim.kernel import Kernel
+from tests.sim.passes import settle, spec_of
 from tests.sim.seams import seen
 
 FIRST, SECOND, THIRD = PFS = ("0000:21:00.0", "0000:41:00.0", "0000:c1:00.0")
@@ -40,11 +40,7 @@ def kernel() -> Kernel:
 
 
 def spec(*nics: dict[str, Any], **more: Any) -> NodeSpec:
-    return from_mapping({"node_name": "n1", "nics": list(nics), "irqs": {"irqbalance": "untouched"}, **more})
-
-
-def settle(machine: Machine, wanted: NodeSpec) -> Pass:
-    return converge(machine, Goal(wanted), Memory(lambda: 0.0))
+    return spec_of(*nics, irqs={"irqbalance": "untouched"}, **more)
 
 
 def rails(**more: Any) -> dict[str, Any]:
@@ -67,7 +63,7 @@ def altnames(kernel: Kernel) -> dict[str, tuple[str, ...]]:
 
 
 def test_each_function_is_a_nic_in_the_order_of_the_addresses(kernel: Kernel) -> None:
-    result = settle(kernel.machine(), spec({**RAILS, "vfs": {"count": 2}}))
+    result = settle(kernel, spec({**RAILS, "vfs": {"count": 2}}))
     assert is_ready(result.conditions)
     assert names(result) == ALL
     assert altnames(kernel) == {FIRST: ("rail0",), SECOND: ("rail1",), THIRD: ("rail2",)}
@@ -82,7 +78,7 @@ def test_numbers_do_not_depend_on_the_order_of_reading(kernel: Kernel) -> None:
 
 
 def test_a_vf_s_address_is_made_of_its_own_pf_s(kernel: Kernel) -> None:
-    result = settle(kernel.machine(), spec({**RAILS, "vfs": {"count": 2}}))
+    result = settle(kernel, spec({**RAILS, "vfs": {"count": 2}}))
     assert is_ready(result.conditions)
     for address in PFS:
         assert kernel.netdev(vf_addresses(kernel.files, address)[1]).mac == derived_mac(MACS[address], 1)
@@ -108,7 +104,7 @@ def test_too_few_or_too_many_are_named_and_left_alone(
 ) -> None:
     wanted = spec(rails(**bounds))
     assert dry_run(kernel.machine(), wanted).errors
-    (condition,) = nic_conditions(result := settle(kernel.machine(), wanted))
+    (condition,) = nic_conditions(result := settle(kernel, wanted))
     assert (condition.status, condition.reason) == ("False", reason)
     assert (
         f"matches 3 functions ({FIRST} (ens2), {SECOND} (ens3), {THIRD} (ens1)), and {bound} must match"
@@ -119,15 +115,15 @@ def test_too_few_or_too_many_are_named_and_left_alone(
 
 
 def test_a_number_within_the_bounds_is_accepted(kernel: Kernel) -> None:
-    assert names(settle(kernel.machine(), spec(rails(min=3, max=3)))) == ALL
+    assert names(settle(kernel, spec(rails(min=3, max=3)))) == ALL
 
 
 def test_none_at_all_is_too_few_unless_they_are_optional(kernel: Kernel) -> None:
     none = {**RAILS, "select": {"vendor": "15b3", "each": True}}
-    (condition,) = nic_conditions(settle(kernel.machine(), spec(none)))
+    (condition,) = nic_conditions(settle(kernel, spec(none)))
     assert (condition.reason, condition.severity) == ("TooFewNics", "required")
     assert f"matches 0 functions, and at least 1 must match; this node has {FIRST}" in condition.message
-    assert is_ready(settle(kernel.machine(), spec({**none, "required": False})).conditions)
+    assert is_ready(settle(kernel, spec({**none, "required": False})).conditions)
 
 
 STORAGE = {"name": "storage", "select": {"mac": MACS[SECOND]}}
@@ -135,7 +131,7 @@ STORAGE = {"name": "storage", "select": {"mac": MACS[SECOND]}}
 
 @pytest.mark.parametrize("nics", [(RAILS, STORAGE), (STORAGE, RAILS)], ids=["each-first", "each-last"])
 def test_a_function_that_another_entry_means_is_claimed_twice(kernel: Kernel, nics: Iterable[dict[str, Any]]) -> None:
-    (condition,) = nic_conditions(result := settle(kernel.machine(), spec(*nics)))
+    (condition,) = nic_conditions(result := settle(kernel, spec(*nics)))
     assert (condition.status, condition.reason) == ("False", "NicClaimedTwice")
     assert f"NICs rail{{index}} and storage all select {SECOND}" in condition.message
     assert "if it is storage, give that name in select.without of rail{index}" in condition.remedy
@@ -143,14 +139,14 @@ def test_a_function_that_another_entry_means_is_claimed_twice(kernel: Kernel, ni
 
 
 def test_a_function_named_in_without_belongs_to_the_other_entry(kernel: Kernel) -> None:
-    result = settle(kernel.machine(), spec(rails(without=["storage"], min=2, max=2), STORAGE))
+    result = settle(kernel, spec(rails(without=["storage"], min=2, max=2), STORAGE))
     assert is_ready(result.conditions)
     assert names(result) == {FIRST: ("rail0", 0), SECOND: ("storage", None), THIRD: ("rail1", 1)}
 
 
 def test_two_entries_with_each_that_overlap_are_left_alone(kernel: Kernel) -> None:
     other = {"name": "port{index}", "select": {"driver": "igb", "each": True}}
-    conditions = nic_conditions(result := settle(kernel.machine(), spec(RAILS, other)))
+    conditions = nic_conditions(result := settle(kernel, spec(RAILS, other)))
     assert [(c.reason, pf in c.message) for c, pf in zip(conditions, PFS, strict=True)] == [
         ("NicClaimedTwice", True)
     ] * 3
@@ -190,15 +186,15 @@ def test_while_a_match_is_uncertain_no_function_is_numbered(kernel: Kernel) -> N
 
 def test_numbers_do_not_change_while_a_driver_is_away(kernel: Kernel) -> None:
     wanted = spec({**RAILS, "select": {"driver": "igb", "each": True}})
-    assert names(settle(kernel.machine(), wanted)) == ALL
+    assert names(settle(kernel, wanted)) == ALL
     kernel.unbind(SECOND)
     kernel.writes.clear()
-    (condition,) = nic_conditions(result := settle(kernel.machine(), wanted))
+    (condition,) = nic_conditions(result := settle(kernel, wanted))
     assert (condition.status, condition.reason) == ("Unknown", "NicsUnknown")
     assert f"({SECOND}: no driver)" in condition.message
     assert (names(result), kernel.writes) == ({}, [])
     kernel.bind(SECOND, "ens3", MACS[SECOND])
-    assert names(settle(kernel.machine(), wanted)) == ALL
+    assert names(settle(kernel, wanted)) == ALL
 
 
 def test_with_looser_bounds_names_move_on_when_a_card_goes(kernel: Kernel) -> None:
@@ -216,17 +212,17 @@ def test_with_looser_bounds_names_move_on_when_a_card_goes(kernel: Kernel) -> No
 def test_probes_name_each_nic_and_count_all_of_them(kernel: Kernel) -> None:
     kernel.rdma.add(FIRST, "rocep33s0", "ens2")
     wanted = spec({**RAILS, "rdma": {"link_layer": "Ethernet"}}, rdma={"at_least": 2})
-    result = settle(kernel.machine(), wanted)
+    result = settle(kernel, wanted)
     (lacking,) = [c for c in result.conditions if c.type == "RdmaDevices"]
     assert lacking.message.startswith("1 of 3 NICs are as expected, at least 2 must be; NIC rail1: ")
     assert "NIC rail2: " in lacking.message
     kernel.rdma.add(THIRD, "rocep193s0", "ens1")
-    assert is_ready(settle(kernel.machine(), wanted).conditions)
+    assert is_ready(settle(kernel, wanted).conditions)
 
 
 def test_a_required_nic_of_each_must_have_its_rdma_device(kernel: Kernel) -> None:
     kernel.rdma.add(FIRST, "rocep33s0", "ens2")
-    result = settle(kernel.machine(), spec({**RAILS, "rdma": {}}))
+    result = settle(kernel, spec({**RAILS, "rdma": {}}))
     assert [c.status for c in result.conditions if c.type == "RdmaDevices"] == ["False"]
 
 
@@ -234,17 +230,17 @@ def test_a_required_nic_of_each_must_have_its_character_devices(kernel: Kernel) 
     for address, netdev in ((FIRST, "ens2"), (SECOND, "ens3"), (THIRD, "ens1")):
         kernel.rdma.add(address, f"roce_{netdev}", netdev, umad=address != SECOND)
     wanted = spec({**RAILS, "rdma": {}})
-    (lacking,) = [c for c in settle(kernel.machine(), wanted).conditions if c.type == "RdmaCharDevices"]
+    (lacking,) = [c for c in settle(kernel, wanted).conditions if c.type == "RdmaCharDevices"]
     assert (lacking.status, lacking.message) == ("False", "not in /dev/infiniband: umad of roce_ens3 (load ib_umad)")
     kernel.tree.remove("/dev/infiniband/rdma_cm")
-    (lacking,) = [c for c in settle(kernel.machine(), wanted).conditions if c.type == "RdmaCharDevices"]
+    (lacking,) = [c for c in settle(kernel, wanted).conditions if c.type == "RdmaCharDevices"]
     assert "rdma_cm (load rdma_ucm)" in lacking.message
 
 
 def test_each_rail_has_the_addresses_of_its_number(kernel: Kernel) -> None:
     addresses = [{"network": "10.{rail}.0.0/16", "gateway": "10.{rail}.255.254"}]
     wanted = {**rails(without=["storage"], min=2, max=2), "rail": 4, "addresses": addresses}
-    result = settle(kernel.machine(), spec(wanted, STORAGE, node_number=7))
+    result = settle(kernel, spec(wanted, STORAGE, node_number=7))
     assert is_ready(result.conditions)
     have = kernel.netlink.addresses()
     assert {address: have.get(kernel.netdev(address).ifindex, ()) for address in PFS} == {
@@ -254,7 +250,7 @@ def test_each_rail_has_the_addresses_of_its_number(kernel: Kernel) -> None:
     }
     assert {address: nic.nic.rail for address, nic in result.want.nics.items()} == {FIRST: 4, SECOND: None, THIRD: 5}
     assert len(kernel.machine().netlink.routes(frozenset({FIRST_TABLE + 4, FIRST_TABLE + 5}))) == 4
-    settle(kernel.machine(), spec(wanted, STORAGE, node_number=7))
+    settle(kernel, spec(wanted, STORAGE, node_number=7))
     assert dry_run(kernel.machine(), spec(wanted, STORAGE, node_number=7)).changes == ()
 
 
@@ -263,7 +259,7 @@ def test_a_domain_of_five_digits_comes_after_those_of_four() -> None:
     kernel = Kernel()
     for index, address in enumerate(pfs):
         kernel.add_nic(address, f"ens{index}", f"02:00:00:00:01:0{index}")
-    result = settle(kernel.machine(), spec({**RAILS, "vfs": {"count": 2}}))
+    result = settle(kernel, spec({**RAILS, "vfs": {"count": 2}}))
     assert is_ready(result.conditions)
     assert names(result) == {address: (f"rail{index}", index) for index, address in enumerate(pfs)}
     assert [nic.select.pci for nic in derive_spec(kernel.machine(), "n1", ()).spec.nics] == sorted(pfs)
@@ -274,7 +270,7 @@ def test_a_domain_of_five_digits_comes_after_those_of_four() -> None:
 
 def test_inspection_says_which_nic_a_function_is(kernel: Kernel) -> None:
     wanted = spec({**RAILS, "select": {**EACH, "without": ["storage"]}, "vfs": {"count": 1}}, STORAGE)
-    settle(kernel.machine(), wanted)
+    settle(kernel, wanted)
     shown = inspect(kernel.machine(), wanted)
     assert {f.address: f.nic for f in shown.functions} == {FIRST: "rail0", SECOND: "storage", THIRD: "rail1"}
     assert [vf.nic for f in shown.functions for vf in f.vfs] == ["rail0", "rail1"]
@@ -284,7 +280,7 @@ def test_inspection_says_which_nic_a_function_is(kernel: Kernel) -> None:
 
 def test_a_running_node_is_written_down_with_its_nics_names(kernel: Kernel) -> None:
     wanted = spec(RAILS)
-    settle(kernel.machine(), wanted)
+    settle(kernel, wanted)
     derived = derive_spec(kernel.machine(), "n1", (), wanted)
     assert {nic.select.pci: nic.name for nic in derived.spec.nics} == {FIRST: "rail0", SECOND: "rail1", THIRD: "rail2"}
     assert derived.remaining == ()
@@ -308,5 +304,5 @@ def test_the_example_of_the_docs(kernel: Kernel) -> None:
     assert rail["name"] == "rail{index}"
     here = {"vendor": "8086", "device": "10c9", "min": 2, "max": 2}
     storage["select"] = {"mac": MACS[FIRST]}
-    result = settle(kernel.machine(), spec({**rail, "select": {**rail["select"], **here}}, storage))
+    result = settle(kernel, spec({**rail, "select": {**rail["select"], **here}}, storage))
     assert {name for name, _ in names(result).values()} == {"rail0", "rail1", storage["name"]}

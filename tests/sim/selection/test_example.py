@@ -2,13 +2,11 @@
 
 import pytest
 
-from agent.engine.context import Goal, Memory
-from agent.engine.converge import converge
 from agent.report.records import Condition
 from agent.report.verdict import is_ready
-from agent.spec.node import from_mapping
 from group_data import erdma
 from tests.sim.kernel import Kernel
+from tests.sim.passes import settle, spec_of
 
 PORTS = ("0000:05:00.0", "0000:06:00.0", "0000:07:00.0")
 
@@ -28,8 +26,8 @@ def add(kernel: Kernel, *states: str) -> None:
 
 def conditions(kernel: Kernel) -> dict[str, Condition]:
     """The node's conditions by the group's own spec; the simulated kernel has no GPUs."""
-    spec = from_mapping({"node_name": "n1", "nics": erdma.nics, "rdma": erdma.rdma})
-    return {each.type: each for each in converge(kernel.machine(), Goal(spec), Memory(lambda: 0.0)).conditions}
+    spec = spec_of(*erdma.nics, rdma=erdma.rdma)
+    return {each.type: each for each in settle(kernel, spec).conditions}
 
 
 @pytest.mark.parametrize("states", [["4: ACTIVE"], ["4: ACTIVE", "4: ACTIVE"], ["4: ACTIVE", "1: DOWN"]])

@@ -5,17 +5,15 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from agent.engine.context import Goal, Memory
-from agent.engine.converge import Pass, converge
+from agent.engine.converge import Pass
 from agent.engine.dry_run import dry_run
 from agent.hardware.functions import Asked, discover
-from agent.spec.node import NodeSpec, from_mapping
 from agent.state.scope import own
-from agent.state.snapshot import Snapshot
 from cli.as_inventory import derive_inventory
 from cli.inspection import inspect, render
 from tests.sim.cli.test_as_inventory import executed
 from tests.sim.kernel import PCI, Kernel
+from tests.sim.passes import settle, spec_of
 
 RAILS = ("0000:18:00.0", "0000:40:00.0")
 BRIDGE = "0000:3a:00.0"
@@ -53,14 +51,6 @@ def each(most: int) -> dict[str, Any]:
 EACH = each(2)
 
 
-def spec(*nics: dict[str, Any]) -> NodeSpec:
-    return from_mapping({"node_name": "n1", "nics": list(nics)})
-
-
-def settle(kernel: Kernel, wanted: NodeSpec, last: Snapshot | None = None, *reread: str) -> Pass:
-    return converge(kernel.machine(), Goal(wanted), Memory(lambda: 0.0), last, frozenset(reread) if reread else None)
-
-
 def names(result: Pass) -> dict[str, str]:
     return {address: nic.nic.name for address, nic in result.want.nics.items()}
 
@@ -70,9 +60,9 @@ def readings(kernel: Kernel) -> list[str]:
 
 
 def test_an_entry_for_each_nic_of_a_kind_leaves_the_bridge_out(kernel: Kernel) -> None:
-    assert names(settle(kernel, spec(EACH))) == {RAILS[0]: "rail0", RAILS[1]: "rail1"}
+    assert names(settle(kernel, spec_of(EACH))) == {RAILS[0]: "rail0", RAILS[1]: "rail1"}
     alone = {"name": "bridge", "select": {"pci": BRIDGE}}
-    assert names(settle(kernel, spec(EACH, alone))) == {RAILS[0]: "rail0", RAILS[1]: "rail1", BRIDGE: "bridge"}
+    assert names(settle(kernel, spec_of(EACH, alone))) == {RAILS[0]: "rail0", RAILS[1]: "rail1", BRIDGE: "bridge"}
 
 
 def test_the_product_data_are_read_once_a_function_and_only_for_such_an_entry(kernel: Kernel) -> None:
@@ -80,20 +70,20 @@ def test_the_product_data_are_read_once_a_function_and_only_for_such_an_entry(ke
         kernel.add_nic(pci, f"eth{pci[6]}", f"02:00:00:00:0{pci[6]}:00")
         kernel.tree.put(f"{PCI}/{pci}/vendor", vendor)
         kernel.tree.put(f"{PCI}/{pci}/class", kind)
-    settle(kernel, spec({"name": "rail0", "select": {"pci": RAILS[0]}}))
+    settle(kernel, spec_of({"name": "rail0", "select": {"pci": RAILS[0]}}))
     assert readings(kernel) == []
-    result = settle(kernel, spec(EACH))
+    result = settle(kernel, spec_of(EACH))
     assert readings(kernel) == [RAILS[0], BRIDGE, RAILS[1]]
     # A full reading, and one of a netdev that changed.
-    result = settle(kernel, spec(EACH), result.have)
-    result = settle(kernel, spec(EACH), result.have, own(RAILS[0]))
+    result = settle(kernel, spec_of(EACH), result)
+    result = settle(kernel, spec_of(EACH), result, frozenset({own(RAILS[0])}))
     assert names(result) == {RAILS[0]: "rail0", RAILS[1]: "rail1"}
     assert len(readings(kernel)) == 3
     # Another card in the bridge's slot.
     kernel.remove_nic(BRIDGE)
-    result = settle(kernel, spec(EACH), result.have, BRIDGE)
+    result = settle(kernel, spec_of(EACH), result, frozenset({BRIDGE}))
     add(kernel, BRIDGE, bridge=False, number=1)
-    assert names(settle(kernel, spec(each(3)), result.have, BRIDGE)) == {
+    assert names(settle(kernel, spec_of(each(3)), result, frozenset({BRIDGE}))) == {
         RAILS[0]: "rail0",
         BRIDGE: "rail1",
         RAILS[1]: "rail2",
@@ -102,13 +92,13 @@ def test_the_product_data_are_read_once_a_function_and_only_for_such_an_entry(ke
 
 def test_a_bridge_whose_product_data_cannot_be_read_now_is_read_again(kernel: Kernel) -> None:
     kernel.unreadable.add(f"{PCI}/{BRIDGE}/vpd")
-    result = settle(kernel, spec(EACH))
+    result = settle(kernel, spec_of(EACH))
     assert next(c.reason for c in result.conditions if c.type == "NicsPresent") == "TooManyNics"
     kernel.unreadable.clear()
-    result = settle(kernel, spec(EACH), result.have)
+    result = settle(kernel, spec_of(EACH), result)
     assert names(result) == {RAILS[0]: "rail0", RAILS[1]: "rail1"}
     kernel.unreadable.add(f"{PCI}/{BRIDGE}/vpd")
-    assert names(settle(kernel, spec(EACH), result.have)) == {RAILS[0]: "rail0", RAILS[1]: "rail1"}
+    assert names(settle(kernel, spec_of(EACH), result)) == {RAILS[0]: "rail0", RAILS[1]: "rail1"}
 
 
 def test_a_bridge_that_hangs_is_not_read_and_stays_known(kernel: Kernel) -> None:

@@ -4,13 +4,11 @@ from typing import Any
 
 import pytest
 
-from agent.engine.context import Goal, Memory
-from agent.engine.converge import converge
 from agent.engine.dry_run import dry_run
 from agent.report.records import Condition
-from agent.spec.node import from_mapping
 from agent.state.wanted import derived_mac
 from tests.sim.kernel import Kernel
+from tests.sim.passes import settle, spec_of
 
 PF, OTHER, THIRD = "0000:21:00.0", "0000:22:00.0", "0000:23:00.0"
 MAC, OTHER_MAC, THIRD_MAC = "02:00:00:00:01:00", "02:00:00:00:02:00", "02:00:00:00:03:00"
@@ -38,9 +36,9 @@ def nic_conditions(kernel: Kernel, *nics: dict[str, Any]) -> list[Condition]:
     """The conditions of the NICs. They are the same in each order of the NICs, and the dry run refuses the spec."""
     each_order = []
     for ordered in (nics, nics[::-1]):
-        spec = from_mapping({"node_name": "n1", "nics": list(ordered), "irqs": {"irqbalance": "untouched"}})
+        spec = spec_of(*ordered, irqs={"irqbalance": "untouched"})
         assert dry_run(kernel.machine(), spec).errors
-        conditions = converge(kernel.machine(), Goal(spec), Memory(lambda: 0.0)).conditions
+        conditions = settle(kernel, spec).conditions
         each_order.append([c for c in conditions if c.type == "NicsPresent"])
     assert each_order[0] == each_order[1]
     return each_order[0]

@@ -4,13 +4,11 @@ import struct
 
 import pytest
 
-from agent.engine.context import Goal, Memory
-from agent.engine.converge import converge
 from agent.hardware.functions import PCI
 from agent.report.verdict import is_ready
-from agent.spec.node import from_mapping
 from tests.sim.kernel import Kernel
-from tests.sim.kinds.test_sriov import MAC, NAME, OTHER, OTHER_MAC, PF, group, made, settle, spec
+from tests.sim.kinds.test_sriov import MAC, NAME, OTHER, OTHER_MAC, PF, group, made, spec
+from tests.sim.passes import settle, spec_of
 
 DSN = bytes(256) + struct.pack("<III", 0x00010003, 0xFF123456, 0xB83FD2FF) + bytes(64)
 VPD = b"\x90\x0d\x00SN\x0aMT2231X001\x78"
@@ -39,7 +37,7 @@ def two() -> Kernel:
 
 def reasons(kernel: Kernel, *selectors: object) -> list[str]:
     nics = [{"name": f"rail{place}", "select": select} for place, select in enumerate(selectors)]
-    result = settle(kernel, from_mapping({"node_name": "n1", "nics": nics}))
+    result = settle(kernel, spec_of(*nics))
     assert is_ready(result.conditions) is all(c.status == "True" for c in result.conditions)
     return [c.reason for c in result.conditions if c.type == "NicsPresent"]
 
@@ -92,11 +90,11 @@ def test_a_nic_selected_by_its_serial_number_that_comes_back_is_known_again(two:
     wanted = spec(group(), select={"serial": "MT2231X001"})
     result = settle(two, wanted)
     two.remove_nic(PF)
-    result = converge(two.machine(), Goal(wanted), Memory(lambda: 0.0), result.have, frozenset({PF}))
+    result = settle(two, wanted, result, frozenset({PF}))
     assert not is_ready(result.conditions)
     two.add_nic(PF, NAME, MAC)
     two.give_serials(PF, DSN, VPD)
-    result = converge(two.machine(), Goal(wanted), Memory(lambda: 0.0), result.have, frozenset({PF}))
+    result = settle(two, wanted, result, frozenset({PF}))
     assert is_ready(result.conditions)
 
 

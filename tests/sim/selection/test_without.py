@@ -18,9 +18,10 @@ from agent.hardware.functions import PCI
 from agent.kinds.queues import QUEUES
 from agent.report.records import Condition
 from agent.report.verdict import is_ready
-from agent.spec.node import NodeSpec, from_mapping
+from agent.spec.node import NodeSpec
 from agent.state.scope import Scope
 from tests.sim.kernel import Kernel
+from tests.sim.passes import spec_of
 from tests.sim.seams import seen
 
 PFS = ("0000:21:00.0", "0000:41:00.0", "0000:61:00.0", "0000:81:00.0", "0000:a1:00.0")
@@ -80,9 +81,7 @@ def spec(selected: list[dict[str, str]], each: dict[str, Any], **more: Any) -> N
         },
     ]
     rps = {"netdevs": [{"match": "e*"}], "enable": False}
-    return from_mapping(
-        {"node_name": "n1", "node_number": 7, "nics": nics, "rps": rps, "irqs": {"irqbalance": "untouched"}}
-    )
+    return spec_of(*nics, node_number=7, rps=rps, irqs={"irqbalance": "untouched"})
 
 
 @define
@@ -280,7 +279,7 @@ def test_a_function_whose_driver_makes_no_netdev_is_no_nic_that_is_named_by_its_
         {"name": "storage", "select": {"netdev": name_of(STORAGE)}, "required": False},
         {"name": "efa{index}", "select": {**VENDOR, "without": ["storage"]}},
     ]
-    node.run(from_mapping({"node_name": "n1", "nics": nics}))
+    node.run(spec_of(*nics))
     assert node.names() == {RAIL: ("efa0", None), LAST: ("efa1", None)}
 
 

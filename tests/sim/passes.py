@@ -1,0 +1,38 @@
+"""A spec of some NICs, and a pass of the agent on a simulated kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agent.engine.context import SILENT, Callbacks, Goal, Memory
+from agent.engine.converge import Pass, converge
+from agent.engine.originals import Originals
+from agent.engine.retry import Failures
+from agent.machine import Machine
+from agent.spec.node import NodeSpec, from_mapping
+from agent.state.scope import Scope
+from agent.state.snapshot import Snapshot
+from tests.sim.kernel import Kernel
+
+
+def spec_of(*nics: object, **more: object) -> NodeSpec:
+    return from_mapping({"node_name": "n1", "nics": list(nics), **more})
+
+
+def settle(
+    on: Kernel | Machine,
+    wanted: NodeSpec,
+    last: Pass | Snapshot | None = None,
+    scope: Scope = None,
+    callbacks: Callbacks = SILENT,
+    *,
+    now: float = 0.0,
+    failures: Failures | None = None,
+    originals: Originals | None = None,
+    **goal: Any,
+) -> Pass:
+    """A pass that follows ``last``. ``goal``: the other fields of its goal."""
+    machine = on.machine() if isinstance(on, Kernel) else on
+    memory = Memory(lambda: now, failures or Failures(), originals or Originals())
+    have = last.have if isinstance(last, Pass) else last
+    return converge(machine, Goal(wanted, **goal), memory, have, scope, callbacks)
