@@ -1,6 +1,6 @@
 """Original values: the agent notes a value before it first changes it, and restores it when the spec no longer gives it.
 
-Only kinds with ``readings`` or ``reading`` (agent/kinds) have originals. Originals last for one boot, as the values do: their
+Only kinds with ``reading`` (agent/kinds) have originals. Originals last for one boot, as the values do: their
 file is in /run.
 """
 
@@ -156,7 +156,7 @@ class Originals:
 
     def _noted(self, machine: Machine, kind: Kind, change: Change) -> list[Change]:
         """The values that a change sets, as changes of one value each."""
-        if kind.readings is None and kind.reading is None:
+        if kind.reading is None:
             return []
         noted = [change] if change.original else kind.originals_of(machine, change, self._originals.keys())
         return [single for each in noted for single in _singles(each)]
@@ -215,15 +215,11 @@ class Originals:
         )
         if not mine:
             return []
-        readings = {(reading.target, reading.field): reading for reading in read(kind, want, have)}
         changes: list[Change] = []
         over: list[Place] = []
         for key in mine:
             original = self._originals[key]
-            _, target, name = key
-            reading = readings.get((target, name))
-            if reading is None:
-                reading = read_one(machine, kind, want, Change(*key, original.value, original.written[-1]))
+            reading = _reading(machine, kind, want, have, Change(*key, original.value, original.written[-1]))
             if reading is None or reading.value is None or (reading.wanted and not device_left):
                 continue
             value = original.value if reading.instead is None else reading.instead
@@ -367,14 +363,8 @@ def _read_line(line: bytes) -> tuple[Place, _Original] | None:
     return Place(str(kind), str(target), str(name)), read
 
 
-def read(kind: Kind, want: Wanted, have: Snapshot) -> list[Reading]:
-    """The readings of a kind's values; empty if the kind has no originals."""
-    return [] if kind.readings is None else list(kind.readings(want, have))
-
-
-def read_one(machine: Machine, kind: Kind, want: Wanted, kept: Change) -> Reading | None:
-    """The reading of one value of a kind that observes only what the spec gives; None if the value cannot be read now."""
+def _reading(machine: Machine, kind: Kind, want: Wanted, have: Snapshot, kept: Change) -> Reading | None:
     try:
-        return None if kind.reading is None else kind.reading(machine, want, kept)
+        return None if kind.reading is None else kind.reading(machine, want, have, kept)
     except OSError:
         return None  # the device is gone, or does not have such a value now

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from graphlib import TopologicalSorter
 from types import ModuleType
@@ -30,16 +30,13 @@ from agent.state.wanted import Wanted
 class Reading:
     """One value as it was read, for a kind whose values are restored when they leave the spec.
 
-    ``target``, ``field`` and the form of ``value`` are those of the kind's changes.
-    ``wanted``: the spec gives the value; ``disruption``: what changing it costs; ``skip_if_owned`` and ``blocker``: as in a
-    change. ``value`` None: the function does not have such a value now. ``instead``: the value that it gets for now, since the
-    kernel sets it along with another value of the spec.
+    ``value`` has the form of the kind's changes. ``wanted``: the spec gives the value, so it is not restored while its device
+    is in the spec. ``disruption``: what changing it costs; ``skip_if_owned`` and ``blocker``: as in a change. ``instead``: the
+    value that it gets for now, since the kernel sets it along with another value of the spec.
     """
 
-    target: str
-    field: str
     value: Value
-    wanted: bool
+    wanted: bool = False
     disruption: Disruption = Disruption.NONE
     skip_if_owned: bool = False
     blocker: str = ""
@@ -118,10 +115,9 @@ class Kind(Observer):
 
     ``REACH``: what a change may affect, and so what is read again after it: the function alone, or the whole device.
 
-    ``readings(want, have)``: the values that the pass has read; ``reading(machine, want, kept)`` reads one value that the agent
-    has changed, from ``kept.before`` to ``kept.after``, or returns None while it cannot be read. A kind that observes all its
-    values has ``readings``; one that observes only what the spec gives has ``reading``. A kind with either has its values
-    restored when they leave the spec (agent/engine/originals.py).
+    ``reading(machine, want, have, kept)``: one value that the agent has changed, from ``kept.before`` to ``kept.after``, as the
+    pass or this function has read it; None while the spec gives it, or it cannot be read. It may raise OSError instead. A kind
+    that has it has its values restored when they leave the spec (agent/engine/originals.py).
 
     ``originals_of(machine, change, known)``: the originals that a change replaces, as changes; for a kind whose states have
     several names or parts. ``before`` is the value that is there now, and ``after`` may be :data:`ANY_VALUE`. ``known``: the
@@ -164,8 +160,7 @@ class Kind(Observer):
     apply: Callable[[Machine, Change], None]
     UNKNOWN_UNTIL: tuple[str, ...]
     REACH: Literal["function", "device"]
-    readings: Callable[[Wanted, Snapshot], Iterable[Reading]] | None = None
-    reading: Callable[[Machine, Wanted, Change], Reading | None] | None = None
+    reading: Callable[[Machine, Wanted, Snapshot, Change], Reading | None] | None = None
     originals_of: Callable[[Machine, Change, Collection[tuple[str, str, str]]], list[Change]] = _its_own_original
     in_steps: Callable[[Change], bool] = _in_one_step
     arranged: Callable[[list[Change]], list[Change]] = _as_listed

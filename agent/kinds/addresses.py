@@ -273,26 +273,23 @@ def lifted_by(change: Change) -> str:
     return NAME if change.blocker.endswith(ANOTHER_LENGTH) else ""
 
 
-def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
+def reading(machine: Machine, want: Wanted, have: Snapshot, kept: Change) -> Reading | None:
     """One field as it is now. To remove an address disturbs those who use the NIC."""
     if kept.field not in ARP and isinstance(rule := _item(kept.field), Rule):
         now = PRESENT if rule in machine.netlink.rules() else ABSENT
         # One that a rail has is not restored, whatever has become of the NIC that the rail had before.
-        return None if kept.field in _rules(want.spec) else Reading(kept.target, kept.field, now, wanted=False)
-    nic = want.nics.get(kept.target)
-    if nic is None:
+        return None if kept.field in _rules(want.spec) else Reading(now)
+    if kept.target not in want.nics or kept.field in wanted(want, kept.target):
         return None
-    if kept.field in wanted(want, kept.target):
-        return Reading(kept.target, kept.field, kept.after, wanted=True)
     if sysctl(machine.files, kept.target, kept.field) in want.spec.sysctls:
         return None
     link_status = links.status(machine, pci_of(machine.files, kept.target))
     if link_status.link is None or not link_status.ready:
         return None
     if kept.field in ARP:
-        return Reading(kept.target, kept.field, _settings(machine, link_status.link.name)[kept.field], wanted=False)
+        return Reading(_settings(machine, link_status.link.name)[kept.field])
     now = PRESENT if _is_present(machine.netlink, link_status.link.ifindex, kept.field) else ABSENT
-    return Reading(kept.target, kept.field, now, wanted=False, disruption=Disruption.LINK_FLAP)
+    return Reading(now, disruption=Disruption.LINK_FLAP)
 
 
 def sysctl(files: Files, address: str, name: str) -> str:

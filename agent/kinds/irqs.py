@@ -298,22 +298,14 @@ def _note(key: Key, pool: Pool, cpus: Mapping[Key, int], have: Snapshot) -> str:
     return "placed again, since CPUs or queues have come or gone"
 
 
-def readings(want: Wanted, have: Snapshot) -> list[Reading]:
-    """Each interrupt's affinity."""
-    return [
-        Reading(target, irq.name, format_ranges(irq.affinity), want.spec.irqs.pin)
-        for address, target, irq in _each(have)
-        if address in want.nics
-    ]
-
-
-def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
-    """One interrupt's affinity, if :func:`observe` reads none. If it does, an interrupt that it has not found is gone."""
-    if _places(want) or kept.device not in want.nics:
+def reading(machine: Machine, want: Wanted, have: Snapshot, kept: Change) -> Reading | None:
+    """One interrupt's affinity. If :func:`observe` reads interrupts, one that it has not found is gone."""
+    if kept.device not in want.nics:
         return None
-    irqs = function_irqs(machine, pci_of(machine.files, kept.target))
+    observed: tuple[Irq, ...] = have[NAME].get(kept.device, {}).get(kept.target, ())
+    irqs = observed if _places(want) else function_irqs(machine, pci_of(machine.files, kept.target))
     affinity = next((format_ranges(irq.affinity) for irq in irqs if irq.name == kept.field), None)
-    return None if affinity is None else Reading(kept.target, kept.field, affinity, wanted=False)
+    return None if affinity is None else Reading(affinity, want.spec.irqs.pin)
 
 
 def apply(machine: Machine, change: Change) -> None:

@@ -17,7 +17,7 @@ from agent.hardware.sysfs import names_or_none
 from agent.hardware.udev import initialised
 from agent.kinds import Reading
 from agent.machine import Files, Link, Machine
-from agent.report.records import Change, Disruption
+from agent.report.records import Change, Disruption, Value
 from agent.spec.nic import LinkState, Nic, VfAttributes
 from agent.state.scope import Scope, pfs_in_scope
 from agent.state.snapshot import Snapshot
@@ -215,44 +215,40 @@ def _absent(kind: str, target: str, link_status: LinkStatus | None) -> Change:
     return Change(kind, target, "netdev", ABSENT, PRESENT, blocker=blocker, remedy=remedy)
 
 
-def readings(want: Wanted, have: Snapshot) -> list[Reading]:
-    """Each PF's MTU, state and queue length."""
-    statuses: Mapping[str, Mapping[str, LinkStatus]] = have[NAME]
-    return [
-        reading
-        for address, nic in sorted(want.nics.items())
-        for reading in link_readings(address, statuses.get(address, {}).get(address), nic.nic)
-    ]
+def reading(machine: Machine, want: Wanted, have: Snapshot, kept: Change) -> Reading | None:
+    """A PF's MTU, state or queue length, or whether it still has an alternative name that the agent added."""
+    if kept.field.startswith(ALTNAME):
+        return _altname_reading(machine, want, kept)
+    nic = want.nics.get(kept.target)
+    return link_reading(have[NAME].get(kept.target, {}).get(kept.target), nic.nic, kept) if nic is not None else None
 
 
-def link_readings(
-    target: str, link_status: LinkStatus | None, wanted: Nic | VfAttributes, skip_if_owned: bool = False
-) -> Iterator[Reading]:
-    """One netdev's MTU, state and queue length; none while it is not there."""
+def link_reading(
+    link_status: LinkStatus | None, wanted: Nic | VfAttributes, kept: Change, skip_if_owned: bool = False
+) -> Reading | None:
+    """One netdev's MTU, state or queue length; None while it is not there."""
     if link_status is None or link_status.link is None or not link_status.ready:
-        return
+        return None
     link = link_status.link
-    flaps = link.up and family_of(link_status.driver).mtu_flaps
-    flap, down = (Disruption.LINK_FLAP if costs else Disruption.NONE for costs in (flaps, link.up))
-    yield Reading(target, "mtu", link.mtu, wanted.mtu is not None, flap, skip_if_owned)
-    yield Reading(target, "txqueuelen", link.txqueuelen, wanted.txqueuelen is not None, skip_if_owned=skip_if_owned)
-    yield Reading(target, "state", "up" if link.up else "down", wanted.state is not None, down, skip_if_owned)
+    values: dict[str, Value] = {"mtu": link.mtu, "txqueuelen": link.txqueuelen, "state": "up" if link.up else "down"}
+    if kept.field not in values:
+        return None
+    costs = {"state": True, "mtu": family_of(link_status.driver).mtu_flaps}
+    disruption = Disruption.LINK_FLAP if link.up and costs.get(kept.field, False) else Disruption.NONE
+    return Reading(values[kept.field], getattr(wanted, kept.field) is not None, disruption, skip_if_owned)
 
 
-def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
-    """Whether a netdev still has an alternative name that the agent added.
-
-    No two netdevs have one name. So it is taken from a netdev, whichever NIC that is now, once the spec gives it to another.
-    """
+def _altname_reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
+    """No two netdevs have one name: it is taken from a netdev, whichever NIC that is now, once the spec gives it to another."""
     nic, name = want.nics.get(kept.target), kept.field.removeprefix(ALTNAME)
     moves = any(name in other.nic.altnames for address, other in want.nics.items() if address != kept.target)
-    if not kept.field.startswith(ALTNAME) or (nic is None and not moves):
+    if nic is None and not moves:
         return None
     link_status = status(machine, pci_of(machine.files, kept.target))
     if link_status.link is None or not link_status.ready:
         return None
     now = PRESENT if name in link_status.link.altnames else ABSENT
-    return Reading(kept.target, kept.field, now, nic is not None and name in nic.nic.altnames)
+    return Reading(now, nic is not None and name in nic.nic.altnames)
 
 
 def arranged(changes: list[Change]) -> list[Change]:

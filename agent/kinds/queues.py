@@ -9,13 +9,13 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from attrs import frozen
 
 from agent.hardware.functions import NET, is_away, netdev, pci_of
 from agent.hardware.placement import from_mask, mask
-from agent.hardware.sysfs import names_or_none, number_or, numbered, parsed, read_or
+from agent.hardware.sysfs import names_or_none, number_or, numbered, parsed, read_or, whole
 from agent.kinds import Reading
 from agent.machine import Attributes, Machine
 from agent.report.records import Change
@@ -31,8 +31,6 @@ RPS: Final = "rps"
 """The name of the kind that sets the RPS masks of the spec's NICs."""
 
 Masks = Literal["rps", "xps"]
-# The direction of the queues that have the mask.
-DIRECTIONS: Mapping[Masks, str] = {"rps": "rx", "xps": "tx"}
 
 QUEUES = NET + "/{name}/queues"
 # The node's RFS table. The file exists only in the host's network namespace and applies to all (sysctl_net_core.c).
@@ -109,24 +107,29 @@ def each(have: Snapshot) -> Iterator[tuple[str, str, Queues]]:
             yield address, target, queues
 
 
-def readings(want: Wanted, have: Snapshot, masks: Masks, wanted: bool) -> list[Reading]:
-    """Each queue's RPS or XPS mask, for the netdevs of wanted NICs. ``wanted``: the spec has it set."""
-    return [
-        Reading(target, f"{DIRECTIONS[masks]}-{queue}", format_ranges(value), wanted)
-        for address, target, observed in each(have)
-        if address in want.nics
-        for queue, value in sorted(getattr(observed, masks).items())
-    ]
+def mask_reading(want: Wanted, have: Snapshot, kept: Change, masks: Masks, wanted: bool) -> Reading | None:
+    """A queue's RPS or XPS mask, of a netdev of a wanted NIC. ``wanted``: the spec has it set."""
+    value = _observed(want, have, kept, masks)
+    return None if value is None else Reading(format_ranges(value), wanted)
 
 
-def flows(machine: Machine, target: str, queue: str) -> int:
-    """The size of the flow table of a target's receive queue, ``rx-0``.
+def flows(machine: Machine, want: Wanted, have: Snapshot, kept: Change) -> int:
+    """The size of a receive queue's flow table. It is not observed once the node has none.
 
     :raises OSError: there is no such netdev or queue.
     """
-    with _opened(machine, target) as (files, folder):
-        path = f"{folder}/{queue}/rps_flow_cnt"
+    if (observed := _observed(want, have, kept, "flows")) is not None:
+        return int(observed)
+    with _opened(machine, kept.target) as (files, folder):
+        path = f"{folder}/{kept.field}/rps_flow_cnt"
         return parsed(int, files.read(path), path)
+
+
+def _observed(want: Wanted, have: Snapshot, kept: Change, table: str) -> Any:
+    """What was read of the queue that a change names (``rx-0``); None if nothing was."""
+    observed: Queues = have[NAME].get(kept.device, {}).get(kept.target, NONE)
+    number = whole(kept.field.partition("-")[2])
+    return getattr(observed, table).get(number) if kept.device in want.nics else None
 
 
 def write_mask(machine: Machine, change: Change, masks: Masks) -> None:

@@ -179,25 +179,23 @@ def _plan_devices(address: str, wanted: Roce, states: Mapping[str, RoceState]) -
                 yield Change(NAME, target, setting, differing[0], after)
 
 
-def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
+def reading(machine: Machine, want: Wanted, have: Snapshot, kept: Change) -> Reading | None:
     """One setting as it is now."""
     nic = want.nics.get(kept.device)
-    if nic is None:
-        return None
     field, *port = kept.field.split(" ")
     setting = "ecn" if field in ECN else field
-    if nic.nic.roce is not None and getattr(nic.nic.roce, setting) is not None:
-        return Reading(kept.target, kept.field, kept.after, wanted=True)
+    if nic is None or (nic.nic.roce is not None and getattr(nic.nic.roce, setting) is not None):
+        return None
     if field in ON_PORTS:
         values = {
             each: value for each, value in _by_port(machine, kept.target, field).items() if each in port or not port
         }
         # An earlier version of the agent noted one value for all ports: then this is one that differs from what was set.
         value = next((value for value in values.values() if value != kept.after), kept.after) if values else None
-        return Reading(kept.target, kept.field, value, wanted=False)
+        return Reading(value)
     now = getattr(_port_state(machine, kept.device), field)
     value = now if now is None or field == "trust" else format_ranges(now) or NO_PRIORITY
-    return Reading(kept.target, kept.field, value, False, _disruption(nic, field))
+    return Reading(value, False, _disruption(nic, field))
 
 
 def _by_port(machine: Machine, target: str, setting: str) -> dict[str, Value]:

@@ -146,11 +146,11 @@ def netdev_index(have: Snapshot, change: Change) -> int:
     return steered.ifindex if steered else 0
 
 
-def indexes(want: Wanted, have: Snapshot) -> frozenset[int]:
-    """The indexes of the netdevs that this kind sets."""
+def steers(want: Wanted, have: Snapshot, ifindex: int) -> bool:
+    """Whether this kind sets the netdev with this index."""
     matching: Matching | None = have[NAME].get(HOST)
-    netdevs = matching.netdevs if matching else {}
-    return frozenset(steered.ifindex for name, steered in netdevs.items() if _rule(want, name) is not None)
+    netdevs = matching.netdevs.items() if matching else ()
+    return any(steered.ifindex == ifindex and _rule(want, name) is not None for name, steered in netdevs)
 
 
 def originals_of(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> list[Change]:
@@ -169,18 +169,18 @@ def _netdev(files: Files, target: str) -> str | None:
         return None
 
 
-def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
+def reading(machine: Machine, want: Wanted, have: Snapshot, kept: Change) -> Reading | None:
     """One queue's mask as it is now. A netdev that is gone reads as it was before, so that its original is forgotten."""
     name, _, queue = kept.field.rpartition("/")
     masks = queues.receive_masks(machine.files, name)
     number = whole(queue.removeprefix("rx-"))
     if number not in masks:
-        return Reading(HOST, kept.field, kept.before, wanted=False)
+        return Reading(kept.before)
     function = _physical_function(machine.files, name)
     if function in want.left_alone:
         return None
     wanted = want.spec.rps.enable if function in want.nics else _rule(want, name) is not None
-    return Reading(HOST, kept.field, format_ranges(masks[number]), wanted)
+    return Reading(format_ranges(masks[number]), wanted)
 
 
 def apply(machine: Machine, change: Change) -> None:

@@ -140,15 +140,13 @@ class Settings:
             self.name, device.target, field, before, after, disruption, (), blocker, remedy, skip_if_owned=owned
         )
 
-    def reading(self, machine: Machine, want: Wanted, kept: Change) -> Reading | None:
+    def reading(self, machine: Machine, want: Wanted, have: Snapshot, kept: Change) -> Reading | None:
         """One setting that the agent has changed, as it is now."""
         nic = want.nics.get(kept.device)
-        if nic is None:
-            return None
-        asked = self.given(nic).get(kept.target, {})
+        asked = self.given(nic).get(kept.target, {}) if nic is not None else {}
         # An original of the other mode waits until the spec's numbers leave.
-        if kept.field in asked or (bool(kept.before) and kept.field in self.excluded(asked)):
-            return Reading(kept.target, kept.field, kept.after, wanted=True)
+        if nic is None or kept.field in asked or (bool(kept.before) and kept.field in self.excluded(asked)):
+            return None
         pci = pci_of(machine.files, kept.target)
         status = links.status(machine, pci)
         if not self.usable(status):
@@ -160,7 +158,7 @@ class Settings:
         # In one request with the spec's own numbers it would have these refused, too.
         blocker = f"{kept.field} is {most} at most now" if _exceeds(before, most) else ""
         value = now.value if now.requested is None else now.requested
-        return Reading(kept.target, kept.field, value, False, disruption, is_vf(kept.target), blocker)
+        return Reading(value, False, disruption, is_vf(kept.target), blocker)
 
     def arranged(self, changes: list[Change]) -> list[Change]:
         """In the order of the kind; one change for each function whose numbers are set in one request, restored ones too."""

@@ -23,7 +23,6 @@ from agent.hardware.topology import Topology
 from agent.kinds import Kind, Reading, irqs, queues, rps_netdevs, vf_links
 from agent.machine import Machine
 from agent.report.records import HOST, Change
-from agent.report.target import device_of
 from agent.spec.ranges import format_ranges, parse_ranges
 from agent.state.scope import Scope, host_in_scope
 from agent.state.snapshot import Snapshot
@@ -57,11 +56,11 @@ def _plan_rps(want: Wanted, have: Snapshot) -> list[Change]:
     return changes
 
 
-def _rps_readings(want: Wanted, have: Snapshot) -> list[Reading]:
-    """Each receive queue's mask, without those that ``rps.netdevs`` sets since the NIC has left the spec."""
-    masks = queues.readings(want, have, queues.RPS, want.spec.rps.enable)
-    others = rps_netdevs.indexes(want, have)
-    return [mask for mask in masks if vf_links.index(have, mask.target) not in others] if others else masks
+def _rps_reading(machine: Machine, want: Wanted, have: Snapshot, kept: Change) -> Reading | None:
+    """A receive queue's mask; None if ``rps.netdevs`` sets it since the NIC has left the spec."""
+    if rps_netdevs.steers(want, have, vf_links.index(have, kept.target)):
+        return None
+    return queues.mask_reading(want, have, kept, queues.RPS, want.spec.rps.enable)
 
 
 def _rps_originals(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> list[Change]:
@@ -94,9 +93,9 @@ def _plan_xps(want: Wanted, have: Snapshot) -> list[Change]:
     return changes
 
 
-def _xps_readings(want: Wanted, have: Snapshot) -> list[Reading]:
-    """Each transmit queue's mask."""
-    return queues.readings(want, have, XPS, want.spec.xps.enable)
+def _xps_reading(machine: Machine, want: Wanted, have: Snapshot, kept: Change) -> Reading | None:
+    """A transmit queue's mask."""
+    return queues.mask_reading(want, have, kept, XPS, want.spec.xps.enable)
 
 
 def _observe_rfs(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, int]:
@@ -137,28 +136,13 @@ def _rounded(flows: int) -> int:
     return 1 << max(0, flows - 1).bit_length()
 
 
-def _rfs_readings(want: Wanted, have: Snapshot) -> list[Reading]:
-    """The size of each table."""
-    wanted = want.spec.rfs.enable
-    entries: int | None = have[RFS].get(HOST)
-    return [
-        *([] if entries is None else [Reading(HOST, ENTRIES, entries, wanted)]),
-        *(
-            Reading(target, f"rx-{queue}", flows, wanted)
-            for address, target, observed in queues.each(have)
-            if address in want.nics
-            for queue, flows in sorted(observed.flows.items())
-        ),
-    ]
-
-
-def _rfs_reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
-    """One table's size as it is now. The queues' tables are not observed once the node has none."""
+def _rfs_reading(machine: Machine, want: Wanted, have: Snapshot, kept: Change) -> Reading | None:
+    """The size of one table."""
     if kept.target == HOST:
-        return Reading(HOST, kept.field, _entries(machine), want.spec.rfs.enable)
-    if device_of(kept.target) not in want.nics:
+        return Reading(_entries(machine), want.spec.rfs.enable)
+    if kept.device not in want.nics:
         return None
-    return Reading(kept.target, kept.field, queues.flows(machine, kept.target, kept.field), want.spec.rfs.enable)
+    return Reading(queues.flows(machine, want, have, kept), want.spec.rfs.enable)
 
 
 def _write_rfs(machine: Machine, change: Change) -> None:
@@ -185,7 +169,7 @@ KINDS = (
         NAME=queues.RPS,
         OFF="rps.enable: false",
         plan=_plan_rps,
-        readings=_rps_readings,
+        reading=_rps_reading,
         originals_of=_rps_originals,
         apply=partial(queues.write_mask, masks=queues.RPS),
         **_PARTS,
@@ -194,7 +178,7 @@ KINDS = (
         NAME=XPS,
         OFF="xps.enable: false",
         plan=_plan_xps,
-        readings=_xps_readings,
+        reading=_xps_reading,
         apply=partial(queues.write_mask, masks=XPS),
         **_PARTS,
     ),
@@ -202,7 +186,6 @@ KINDS = (
         NAME=RFS,
         OFF="rfs.enable: false",
         plan=_plan_rfs,
-        readings=_rfs_readings,
         reading=_rfs_reading,
         apply=_write_rfs,
         **_PARTS | {"AFTER": (queues.NAME, queues.RPS), "REACH": "device", "observe": _observe_rfs},

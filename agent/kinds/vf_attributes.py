@@ -13,7 +13,7 @@ from agent.hardware.functions import driver, ifindex_of, link_of, netdev, netdev
 from agent.kinds import Observer, Reading, links, vfs
 from agent.machine import Machine, VfInfo
 from agent.report.records import Change, Disruption, Value
-from agent.report.target import vf_index, vf_target
+from agent.report.target import is_vf, vf_index, vf_target
 from agent.spec import vf_attributes as attributes
 from agent.spec.nic import VfAttributes
 from agent.spec.vf_attributes import Refusal, VfAttribute
@@ -131,22 +131,17 @@ def _is_derived(nic: WantedNic, index: int, name: str) -> bool:
     return name in NOT_DERIVED and vfs is not None and getattr(vfs.attributes(index), name) is None
 
 
-def readings(want: Wanted, have: Snapshot) -> list[Reading]:
-    """Each VF's attributes except its MAC, which is not restored."""
-    values = []
-    for address, nic in sorted(want.nics.items()):
-        reported: Mapping[int, VfInfo] = have[NAME].get(address, {})
-        for index, vf in reported.items():
-            wanted = nic.vf_wanted(index)
-            for name in _NAMES:
-                value: Value = getattr(vf, name)
-                if name != "mac" and value is not None:
-                    given = getattr(wanted, name) is not None
-                    disruption = _disruption(nic, have, index, name)
-                    values.append(
-                        Reading(vf_target(address, index), name, value, given, disruption, skip_if_owned=True)
-                    )
-    return values
+def reading(machine: Machine, want: Wanted, have: Snapshot, kept: Change) -> Reading | None:
+    """An attribute of a VF, except its MAC, which is not restored."""
+    nic, name = want.nics.get(kept.device), kept.field
+    if nic is None or not is_vf(kept.target) or name == "mac" or name not in _NAMES:
+        return None
+    index = vf_index(kept.target)
+    vf: VfInfo | None = have[NAME].get(kept.device, {}).get(index)
+    if vf is None:
+        return None
+    given = getattr(nic.vf_wanted(index), name) is not None
+    return Reading(getattr(vf, name), given, _disruption(nic, have, index, name), skip_if_owned=True)
 
 
 def _in_order(wanted: VfAttributes, reported: VfInfo | None) -> tuple[str, ...]:

@@ -85,15 +85,12 @@ def _is_stuck(vf: links.LinkStatus, pf: links.LinkStatus) -> bool:
     return pf.link.carrier and vf.link.up and not vf.link.carrier
 
 
-def readings(want: Wanted, have: Snapshot) -> list[Reading]:
-    """Each VF's MTU, state and queue length."""
-    values: list[Reading] = []
-    for address, nic in sorted(want.nics.items()):
-        statuses: Mapping[str, links.LinkStatus] = have[NAME].get(address, {})
-        for target, status in statuses.items():
-            wanted = nic.vf_wanted(vf_index(target))
-            values += links.link_readings(target, status, wanted, skip_if_owned=True)
-    return values
+def reading(machine: Machine, want: Wanted, have: Snapshot, kept: Change) -> Reading | None:
+    """A VF's MTU, state or queue length."""
+    nic, status = want.nics.get(kept.device), have[NAME].get(kept.device, {}).get(kept.target)
+    if nic is None or status is None:
+        return None
+    return links.link_reading(status, nic.vf_wanted(vf_index(kept.target)), kept, skip_if_owned=True)
 
 
 def originals_of(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> list[Change]:

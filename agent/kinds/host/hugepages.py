@@ -105,16 +105,16 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
     return changes
 
 
-def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
+def reading(machine: Machine, want: Wanted, have: Snapshot, kept: Change) -> Reading | None:
     """A pool's persistent pages as they are now.
 
-    The pool is wanted if the spec gives it, or a pool that shares its pages: the pool of all nodes has those of each node.
+    None if the spec gives the pool, or one that shares its pages: the pool of all nodes has those of each node.
     """
     own = HugepagePool.named(kept.field, 0)
     if any(_share_pages(own, given) for given in want.spec.hugepages):
-        return Reading(HOST, kept.field, kept.after, wanted=True)
+        return None
     now = read(machine.files, own)
-    return None if now.missing else Reading(HOST, kept.field, now.persistent, wanted=False)
+    return None if now.missing else Reading(now.persistent)
 
 
 def _share_pages(one: HugepagePool, other: HugepagePool) -> bool:

@@ -123,17 +123,14 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
     return changes
 
 
-def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
+def reading(machine: Machine, want: Wanted, have: Snapshot, kept: Change) -> Reading | None:
     """A parameter of a loaded module as it is now."""
     module, _, name = kept.field.partition(".")
-    if name in want.spec.module_parameters.get(module, ()):
-        return Reading(HOST, kept.field, kept.after, wanted=True)
     now = _read(machine, module, name)
-    if now.missing:
+    if now.missing or name in want.spec.module_parameters.get(module, ()):
         return None
     # The kernel shows Y where 1 was written.
-    value = kept.after if _same(now.value, str(kept.after)) else now.value
-    return Reading(HOST, kept.field, value, wanted=False)
+    return Reading(kept.after if _same(now.value, str(kept.after)) else now.value)
 
 
 def originals_of(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> list[Change]:

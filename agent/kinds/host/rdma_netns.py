@@ -33,10 +33,9 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
     return [] if after is None or before == after else [Change(NAME, HOST, FIELD, before, after)]
 
 
-def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
+def reading(machine: Machine, want: Wanted, have: Snapshot, kept: Change) -> Reading | None:
     """The mode as it is now."""
-    wanted = want.spec.rdma.netns_mode is not None
-    return Reading(HOST, kept.field, kept.after if wanted else machine.rdma.netns_mode(), wanted)
+    return Reading(machine.rdma.netns_mode()) if want.spec.rdma.netns_mode is None else None
 
 
 def apply(machine: Machine, change: Change) -> None:

@@ -81,14 +81,14 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
     return changes
 
 
-def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
+def reading(machine: Machine, want: Wanted, have: Snapshot, kept: Change) -> Reading | None:
     """A parameter as it is now; of a pair, both parameters."""
     if any(name in want.spec.sysctls or _is_of_rail(machine, want, name) for name in kept.field.split(SEPARATOR)):
-        return Reading(HOST, kept.field, kept.after, wanted=True)
+        return None
     now = _read_each(machine, kept.field)
     if now is None and netdevs([kept.field]) - set(names_or_none(machine.files, NET)):
         now = str(kept.before)  # the netdev is gone: its next one begins with the kernel's values
-    return None if now is None else Reading(HOST, kept.field, now, wanted=False, instead=_set_along(want, kept.field))
+    return None if now is None else Reading(now, instead=_set_along(want, kept.field))
 
 
 def _set_along(want: Wanted, name: str) -> str | None:
