@@ -2,78 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from attrs import evolve
 
-from agent.machine import Files, Link, Machine, Namespace, Namespaces, Netlink
+from agent.machine import Machine
 
 
 class CachedMachine:
     """Wraps a machine: ``machine`` reads each link, folder and symlink once, and searches once for the same netdevs."""
 
     def __init__(self, machine: Machine) -> None:
-        self._netlink, self._files = _Netlink(machine.netlink), _Files(machine.files)
-        self._namespaces = _Namespaces(machine.namespaces)
-        self.machine = evolve(machine, netlink=self._netlink, files=self._files, namespaces=self._namespaces)
+        link, target, names = cache(machine.netlink.link), cache(machine.files.target), cache(machine.files.names)
+        holding = cache(machine.namespaces.holding)
+        self._caches = (link, target, names, holding)
+        # read() is called thousands of times a pass, and __getattr__ is slow.
+        files = _With(machine.files, read=machine.files.read, target=target, names=lambda path: names(path).copy())
+        namespaces = _With(machine.namespaces, holding=lambda functions: holding(tuple(functions)).copy())
+        self.machine = evolve(machine, netlink=_With(machine.netlink, link=link), files=files, namespaces=namespaces)
 
     def forget(self) -> None:
         """Read everything again: something was written, or may have changed."""
-        self._netlink.by_name.clear()
-        self._files.folders.clear()
-        self._files.targets.clear()
-        self._namespaces.found.clear()
+        for each in self._caches:
+            each.cache_clear()
 
 
-class _Netlink:
-    def __init__(self, netlink: Netlink) -> None:
-        self._netlink = netlink
-        self.by_name: dict[str, Link | None] = {}
+class _With:
+    """A part of the machine, with some of its methods replaced."""
 
-    def link(self, name: str) -> Link | None:
-        if name not in self.by_name:
-            self.by_name[name] = self._netlink.link(name)
-        return self.by_name[name]
+    def __init__(self, part: object, **methods: Callable[..., Any]) -> None:
+        self._part = part
+        self.__dict__.update(methods)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._netlink, name)
-
-
-class _Files:
-    def __init__(self, files: Files) -> None:
-        self._files = files
-        # Called thousands of times a pass, and __getattr__ is slow.
-        self.read = files.read
-        self.folders: dict[str, list[str]] = {}
-        self.targets: dict[str, str] = {}
-
-    def names(self, path: str) -> list[str]:
-        names = self.folders.get(path)
-        if names is None:
-            names = self.folders[path] = self._files.names(path)
-        return names.copy()
-
-    def target(self, path: str) -> str:
-        target = self.targets.get(path)
-        if target is None:
-            target = self.targets[path] = self._files.target(path)
-        return target
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._files, name)
-
-
-class _Namespaces:
-    def __init__(self, namespaces: Namespaces) -> None:
-        self._namespaces = namespaces
-        self.found: dict[tuple[str, ...], dict[str, Namespace]] = {}
-
-    def holding(self, functions: Collection[str]) -> dict[str, Namespace]:
-        asked = tuple(functions)
-        if asked not in self.found:
-            self.found[asked] = self._namespaces.holding(asked)
-        return self.found[asked].copy()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._namespaces, name)
+        return getattr(self._part, name)

@@ -177,7 +177,7 @@ class Loop:
     def _announce(self, change: Change, last: Pass | None) -> None:
         """Publish that the node is about to be changed, and so is not ready."""
         self._announcement = uuid4().hex
-        self.output.publish(messages.of_announcement(change, self._announcement, last, self.in_force))
+        self.output.write(messages.of_announcement(change, self._announcement, last, self.in_force))
 
     def _wait_until_published(self, change: Change) -> None:
         """Return when the announcement is published, or could not be published in time."""
@@ -271,7 +271,7 @@ class Loop:
             self._postponed += 1
             return False
         self._postponed = 0
-        self.output.publish(report)
+        self.output.write(report)
         return True
 
     def _record(self) -> None:

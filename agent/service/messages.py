@@ -28,17 +28,14 @@ class Output:
     _lock: Lock = field(factory=Lock, init=False)
     _last: Report | None = field(default=None, init=False)
 
-    def write(self, message: Mapping[str, Any]) -> None:
-        """Write a message, whatever was written before."""
+    def write(self, message: Report | Mapping[str, Any]) -> None:
+        """Write a message; a report only if it differs from the last one, since the supervisor must not wake up for nothing."""
+        if message == self._last:
+            return
         with self._lock:
-            self._stream.write(json.dumps(message) + "\n")
+            self._stream.write(json.dumps(to_plain(message)) + "\n")
             self._stream.flush()
-
-    def publish(self, report: Report) -> None:
-        """Write a report, unless it equals the last one: the supervisor must not wake up for nothing."""
-        if report != self._last:
-            self.write(to_plain(report))
-            self._last = report
+        self._last = message if isinstance(message, Report) else self._last
 
     def forget(self) -> None:
         """Write the next report even if it equals the last one."""
