@@ -138,9 +138,13 @@ def _put_back(machine: Machine, path: str, change: Change) -> str:
 
 
 def _explain(error: OSError) -> str:
-    # sriov_enable and sriov_numvfs_store in drivers/pci/iov.c; ENOSPC is a driver's own (ice_ena_vfs in ice_sriov.c).
+    # sriov_enable and sriov_numvfs_store in drivers/pci/iov.c; ENOSPC and EOPNOTSUPP are a driver's own (ice_set_per_vf_res and
+    # ice_check_sriov_allowed in ice_sriov.c).
     causes = {
-        errno.ENOSPC: "ENOSPC from sriov_numvfs: the device is out of MSI-X vectors; lower vfs.count",
+        errno.ENOSPC: "ENOSPC from sriov_numvfs: the device is out of MSI-X vectors; lower vfs.count, or let the PF take fewer "
+        "(devlink's parameter msix_vec_per_pf_max, if its driver has that)",
+        errno.EOPNOTSUPP: "EOPNOTSUPP from sriov_numvfs: the driver makes no VFs on this device as it is; dmesg says why (ice "
+        "is in safe mode without the file intel/ice/ddp/ice.pkg of the distribution's firmware package)",
         errno.ENOMEM: "ENOMEM from sriov_numvfs: there is no room in the bridge's memory window (turn on Above 4G Decoding in "
         "the firmware, or boot with pci=realloc), or no bus numbers are left (turn on ARI in the firmware, or lower "
         "vfs.count); dmesg says which",

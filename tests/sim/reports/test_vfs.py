@@ -195,13 +195,21 @@ def test_a_vf_that_cannot_come_up_while_its_pf_is_down(node: Node) -> None:
         pytest.param(0, None, "SRIOV_EN, NUM_OF_VFS", id="sriov-network-device-plugin-601"),
         pytest.param(8, errno.ENOSPC, "out of MSI-X vectors", id="sriov-network-operator-492"),
         pytest.param(8, errno.ENOMEM, "pci=realloc", id="sriov-network-device-plugin-240"),
+        pytest.param(8, errno.EOPNOTSUPP, "intel/ice/ddp/ice.pkg", id="incus-os-1305"),
+        pytest.param(8, errno.ENOSPC, "msix_vec_per_pf_max", id="openshift-sriov-network-operator-1185"),
+        pytest.param(8, errno.ENOENT, "num_vfs (kernel_module_options)", id="k8s-rdma-sriov-dev-plugin-19"),
+        pytest.param(3, None, "lower vfs.count to 3", id="sriov-network-device-plugin-536"),
+        pytest.param(None, None, "SRIOV_EN, NUM_OF_VFS", id="openshift-sriov-network-operator-1243"),
     ],
 )
 def test_vfs_that_cannot_be_made_are_named_with_the_remedy(
-    tmp_path: Path, total: int, refusal: int | None, named: str
+    tmp_path: Path, total: int | None, refusal: int | None, named: str
 ) -> None:
     kernel = Kernel()
-    kernel.add_nic(PF0, NAME0, MAC0, total_vfs=total)
+    kernel.add_nic(PF0, NAME0, MAC0, total_vfs=total or 0)
+    if total is None:  # SR-IOV is off until the next boot
+        for file in ("sriov_totalvfs", "sriov_numvfs", "sriov_drivers_autoprobe"):
+            kernel.tree.remove(f"/sys/bus/pci/devices/{PF0}/{file}")
 
     def fault(operation: str, where: str, value: str) -> OSError | None:
         refused = refusal and where.endswith("sriov_numvfs") and value != "0"
