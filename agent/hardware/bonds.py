@@ -111,14 +111,15 @@ def ipoib_children(files: Files, name: str) -> list[str]:
     A child has no link ``upper_*`` and no PCI function, but its parent's index (ipoib_get_iflink and ipoib_child_init in
     drivers/infiniband/ulp/ipoib/ipoib_main.c; not run).
     """
-    if not _is_ipoib(files, name):
+    if not is_ipoib(files, name):
         return []
     index = ifindex(files, name)
     others = [other for other in names_or_none(files, NET) if number_or(files, f"{NET}/{other}/iflink", 0) == index]
-    return [other for other in others if other != name and _is_ipoib(files, other)]
+    return [other for other in others if other != name and is_ipoib(files, other)]
 
 
-def _is_ipoib(files: Files, name: str) -> bool:
+def is_ipoib(files: Files, name: str) -> bool:
+    """Whether a netdev is IPoIB's."""
     return number_or(files, f"{NET}/{name}/type", 0) == ARPHRD_INFINIBAND
 
 

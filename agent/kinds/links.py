@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from attrs import evolve, frozen
 
 from agent.driver_families import family_of, is_passed_through
+from agent.hardware.bonds import is_ipoib
 from agent.hardware.functions import NET, device_path, driver, has_netdev, ifindex_of, netdev, netdev_of, pci_of
 from agent.hardware.sysfs import names_or_none
 from agent.hardware.udev import initialised
@@ -260,7 +261,7 @@ def apply(machine: Machine, change: Change) -> None:
     """Set one value of a netdev. It is looked up by its PCI address again, since names and indexes change."""
     ifindex = ifindex_of(machine.files, change.target)
     if change.field == "mtu":
-        machine.netlink.set_link(ifindex, mtu=change.number)
+        _set_mtu(machine, change.target, change.number)
     elif change.field == "txqueuelen":
         machine.netlink.set_link(ifindex, txqueuelen=change.number)
     elif change.field.startswith(ALTNAME) and change.after == PRESENT:
@@ -272,6 +273,26 @@ def apply(machine: Machine, change: Change) -> None:
         machine.files.write(f"{NET}/{netdev_of(machine.files, change.target)}/uevent", "add")
     else:
         machine.netlink.set_link(ifindex, up=change.after == "up")
+
+
+def _set_mtu(machine: Machine, target: str, mtu: int) -> None:
+    """Set a netdev's MTU. IPoIB refuses a larger one than its port can have, and lowers one that the fabric cannot carry.
+
+    It does so in datagram mode, and tells nobody (ipoib_change_mtu, drivers/infiniband/ulp/ipoib/ipoib_main.c).
+    """
+    ifindex, name = ifindex_of(machine.files, target), netdev_of(machine.files, target)
+    infiniband = is_ipoib(machine.files, name)
+    try:
+        machine.netlink.set_link(ifindex, mtu=mtu)
+    except OSError as error:
+        if not infiniband or error.errno != errno.EINVAL:
+            raise
+    link = machine.netlink.link(name) if infiniband else None
+    if link is not None and link.mtu < mtu:
+        most = (
+            "4092 at most, and no more than the subnet manager gives the partition (opensm: mtu=5 in partitions.conf)"
+        )
+        raise OSError(errno.EINVAL, f"it stays {link.mtu}: in datagram mode an InfiniBand netdev has {most}")
 
 
 def _add_altname(machine: Machine, target: str, name: str) -> None:

@@ -56,13 +56,14 @@ class Sriov:
     ``able``: PFs whose driver accepts every attribute of a VF, as mlx5 and ice nearly do; the others behave as igb.
     ``resetting``: VFs that their PF does not report now. ``room``: how many VFs a PF makes at most, whatever is written.
     ``late``: the attributes that the drivers of ``able`` PFs set only when :meth:`catch_up` is called. ``vf_devices``: the
-    PCI device ID of a PF's VFs.
+    PCI device ID of a PF's VFs. ``unready``: PFs for whose VFs the driver's probe fails.
     """
 
     kernel: Kernel
     able: set[str] = field(factory=set)
     resetting: set[tuple[str, int]] = field(factory=set)
     room: dict[str, int] = field(factory=dict)
+    unready: set[str] = field(factory=set)
     late: set[str] = field(factory=set)
     vf_devices: dict[str, str] = field(factory=dict)
     _pending: list[tuple[str, int, str, Any]] = field(factory=list)
@@ -160,6 +161,8 @@ class Sriov:
                 tree.link(f"{PCI}/{vf}/driver", f"../../../../bus/pci/drivers/{override}")
                 tree.remove(f"{PCI}/{vf}/net")
             return
+        if physical in self.unready:
+            return  # the kernel tells who asked for a driver nothing of that (__device_attach_driver, drivers/base/dd.c)
         if override == "(null)" and tree.files[f"{PCI}/{physical}/sriov_drivers_autoprobe"] != "1":
             return
         index = index_of(vf)

@@ -58,6 +58,7 @@ class Kernel:
     of a function makes, where it is not just one: those of two ports, and representors.
     ``sockets``: those of TCP, each with its state. ``linked``: of functions whose driver tells the kernel, the queues of each
     interrupt in their order. ``hanging``: how many calls the driver of a function still returns from, if it is about to hang.
+    ``partition_mtu``: the MTU that the subnet manager lets IPoIB have.
     """
 
     cpus: int = 4
@@ -93,6 +94,7 @@ class Kernel:
     hanging: dict[str, int] = field(factory=dict)
     linked: dict[str, tuple[QueueIrq | None, ...]] = field(factory=dict)
     made: dict[str, list[Netdev]] = field(factory=dict)
+    partition_mtu: int = 4092
     udev_runs: bool = True
     _pf_names: dict[str, str] = field(factory=dict)
     _away: dict[str, Netdev] = field(factory=dict)
@@ -396,6 +398,7 @@ class Kernel:
         self.tree.put(f"{NET}/{link.name}/addr_assign_type", "0" if link.mac == link.permanent_mac else "3")
         self.tree.put(f"{NET}/{link.name}/ifindex", str(link.ifindex))
         self.tree.put(f"{NET}/{link.name}/uevent", "")
+        self.tree.put(f"{NET}/{link.name}/type", "32" if len(link.mac) > 17 else "1")
         self.tree.put(f"{NET}/{link.name}/dev_port", str(netdev.dev_port))
         if netdev.port:
             self.tree.put(f"{NET}/{link.name}/phys_port_name", netdev.port)

@@ -46,8 +46,10 @@ class SimNetlink:
             raise refused
         netdev = self._kernel.by_ifindex(ifindex)  # the fault may have been that it went
         if mtu is not None:
-            if mtu > 9216:
+            infiniband = len(netdev.link.mac) > 17
+            if mtu > (4092 if infiniband else 9216):
                 raise error(errno.EINVAL, netdev.link.name)
+            mtu = min(mtu, self._kernel.partition_mtu) if infiniband else mtu  # ipoib_change_mtu in ipoib_main.c
             netdev.link = evolve(netdev.link, mtu=mtu)
         if txqueuelen is not None:
             netdev.link = evolve(netdev.link, txqueuelen=txqueuelen)

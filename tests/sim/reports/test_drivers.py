@@ -1,0 +1,215 @@
+"""Public reports about what drivers answer, what others do to their devices, and how these come and go."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.engine.converge import Pass
+from agent.hardware.functions import vf_addresses
+from agent.machine import Link
+from agent.report.verdict import is_ready
+from tests.sim.engine.one_nic import Node, left
+from tests.sim.kernel import Kernel
+from tests.sim.readiness import Node as Probed
+from tests.sim.tree import error
+from tests.sim.two_nics import MAC0, NAME0, PF0, PF1, two_nics
+
+PCI = "/sys/bus/pci/devices"
+GUID = "b8:3f:d2:03:00:12:34:56"
+IPOIB = f"00:00:10:86:fe:80:00:00:00:00:00:00:{GUID}"
+
+
+def said(result: Pass) -> str:
+    of_changes = (f"{o.error} {o.remedy}" for o in result.outcomes if o.result != "applied")
+    return " ".join([*of_changes, *(f"{c.message} {c.remedy}" for c in result.conditions)])
+
+
+def is_settled(result: Pass) -> bool:
+    return is_ready(result.conditions) and not left(result)
+
+
+# --- what a driver refuses, or takes back -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mtu", "partition", "kept"),
+    [
+        pytest.param(4092, 2044, 2044, id="opensm-31"),
+        pytest.param(65520, 4092, 1500, id="networkmanager-334"),
+    ],
+)
+def test_an_mtu_that_ipoib_cannot_have_is_named_with_what_limits_it(
+    tmp_path: Path, mtu: int, partition: int, kept: int
+) -> None:
+    kernel = Kernel(partition_mtu=partition)
+    kernel.add_nic(PF0, "ibp33s0", IPOIB, driver="mlx5_core")
+    result = Node(kernel, tmp_path / "originals.json").follow({"mtu": mtu})
+    assert not is_ready(result.conditions)
+    assert f"it stays {kept}" in said(result)
+    assert "partitions.conf" in said(result)
+    kernel.partition_mtu = 4092
+    assert is_settled(Node(kernel, tmp_path / "more.json").follow({"mtu": 4092}))
+
+
+def test_no_vfs_are_made_while_the_firmware_of_their_pf_is_dead(tmp_path: Path) -> None:
+    """mlx5 gives the netdev up, and each new VF would wait two minutes for the firmware (doca-platform 62)."""
+    kernel = two_nics()
+    node = Node(kernel, tmp_path / "originals.json")
+    kernel.lose_netdev(PF0)
+    result = node.follow({"vfs": {"count": 4}})
+    assert not [path for path, _ in kernel.writes if path.endswith("sriov_numvfs")]
+    assert "its netdev is not there" in said(result)
+    kernel.bind(PF0, NAME0, MAC0)
+    assert is_settled(node.follow({"vfs": {"count": 4}}))
+
+
+def test_a_number_of_vfs_is_written_once_and_never_over_another_one(tmp_path: Path) -> None:
+    """The kernel answers EBUSY to both (doca-platform 58)."""
+    node = Node(two_nics(), tmp_path / "originals.json")
+    for count in (2, 2, 4, 4):
+        assert is_settled(node.follow({"vfs": {"count": count}}))
+    assert [text for path, text in node.kernel.writes if path.endswith("sriov_numvfs")] == ["2", "0", "4"]
+
+
+@pytest.mark.parametrize("number", [pytest.param(errno.EIO, id="kubevirt-2444")])
+def test_a_pf_that_makes_no_vfs_does_not_keep_the_others_from_theirs(tmp_path: Path, number: int) -> None:
+    kernel = two_nics()
+    refused = f"{PCI}/{PF0}/sriov_numvfs"
+    kernel.fault = lambda operation, where, value: error(number, where) if where == refused and value != "0" else None
+    nics = [{"name": f"rail{n}", "select": {"pci": pf}, "vfs": {"count": 2}} for n, pf in enumerate((PF0, PF1))]
+    result = Node(kernel, tmp_path / "originals.json").follow(None, nics=nics)
+    assert len(kernel.vfs(PF1)) == 2
+    assert {outcome.change.device for outcome in result.outcomes if outcome.result != "applied"} == {PF0}
+
+
+def test_a_vf_whose_driver_fails_at_first_is_bound_later(tmp_path: Path) -> None:
+    """The driver's probe fails until the firmware is ready, and only dmesg says so (rshim-user-space 369)."""
+    node = Node(two_nics(), tmp_path / "originals.json")
+    node.kernel.sriov.unready.add(PF0)
+    result = node.follow({"vfs": {"count": 2}})
+    assert "dmesg" in said(result)
+    assert not is_ready(result.conditions)
+    node.kernel.sriov.unready.clear()
+    assert is_settled(node.follow({"vfs": {"count": 2}}))
+
+
+@pytest.mark.parametrize(
+    ("vfio", "iommu", "said_of_it"),
+    [
+        pytest.param(True, True, "", id="kata-containers-6843"),
+        pytest.param(True, True, "", id="nbs-5296"),
+        pytest.param(True, False, "intel_iommu=on", id="cloud-hypervisor-856"),
+        (False, True, 'kernel_modules = ["vfio-pci"]'),
+    ],
+)
+def test_a_vf_without_a_driver_is_bound_to_vfio_or_it_is_said_why_not(
+    tmp_path: Path, vfio: bool, iommu: bool, said_of_it: str
+) -> None:
+    kernel = two_nics()
+    kernel.tree.put(f"{PCI}/{PF0}/sriov_drivers_autoprobe", "0")
+    kernel.sriov.set_count(PF0, 1)
+    (vf,) = vf_addresses(kernel.files, PF0).values()
+    if vfio:
+        kernel.load_vfio()
+    if not iommu:
+        kernel.without_iommu(vf)
+    result = Node(kernel, tmp_path / "originals.json").follow({"vfs": {"count": 1, "defaults": {"driver": "vfio-pci"}}})
+    assert (kernel.driver(vf), is_ready(result.conditions)) == (("", False) if said_of_it else ("vfio-pci", True))
+    assert said_of_it in said(result)
+    assert kernel.files.read(f"{PCI}/{vf}/driver_override") == ("(null)" if said_of_it else "vfio-pci")
+
+
+# --- switchdev ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("first", "port"),
+    [
+        pytest.param("aaa0", "pf0vf0", id="nic-configuration-operator-339"),
+        pytest.param("eth0", "c1pf0vf0", id="sriovnet-72"),
+        pytest.param("aaa0", "pf0sf0", id="nic-configuration-operator-474"),
+    ],
+)
+def test_a_pf_is_not_mistaken_for_a_representor_that_comes_first(tmp_path: Path, first: str, port: str) -> None:
+    """The mode is changed by hand, while the VFs have no driver (one-deploy 214)."""
+    kernel = Kernel()
+    kernel.add_nic(PF0, NAME0, MAC0, driver="mlx5_core")
+    node = Node(kernel, tmp_path / "originals.json")
+    nic = {"vfs": {"count": 2, "defaults": {"trust": True}}, "mtu": 9000, "altnames": ["rail0"]}
+    assert is_settled(node.follow(nic))
+    for vf in vf_addresses(kernel.files, PF0).values():
+        kernel.unbind(vf)
+    kernel.tree.put(f"/sys/class/net/{NAME0}/phys_port_name", "p0")
+    kernel.register(PF0, Link(0, first, "02:00:00:00:09:00", "02:00:00:00:09:00", 1500, False, False), port)
+    kernel.netlink.set_link(kernel.netdevs[NAME0].link.ifindex, mtu=1500)
+    assert is_settled(node.follow(nic))
+    assert (kernel.netdevs[NAME0].link.mtu, kernel.netdevs[first].link.mtu) == (9000, 1500)
+    assert kernel.netdevs[first].link.altnames == ()
+    assert {kernel.driver(vf) for vf in vf_addresses(kernel.files, PF0).values()} == {"mlx5_core"}
+
+
+# --- what comes and goes ------------------------------------------------------------------------------------------
+
+
+def test_a_card_that_has_another_address_is_the_same_nic_by_its_mac(tmp_path: Path) -> None:
+    """A card in another slot shifts the numbers of the buses (pcengines/coreboot 392)."""
+    kernel, moved = two_nics(), "0000:22:00.0"
+    node = Node(kernel, tmp_path / "originals.json")
+    nic: dict[str, Any] = {"select": {"mac": MAC0}, "vfs": {"count": 2}, "mtu": 9000}
+    assert is_settled(node.follow(nic))
+    kernel.remove_nic(PF0)
+    gone = node.follow(nic)
+    assert f"NIC rail0 (mac={MAC0}) is not there" in said(gone)
+    assert not is_ready(gone.conditions)
+    kernel.add_nic(moved, "enp34s0", MAC0)
+    assert is_settled(node.follow(nic))
+    assert (len(kernel.vfs(moved)), kernel.netdev(moved).mtu) == (2, 9000)
+    assert f"this node has {moved}" in said(node.follow({"select": {"pci": PF0}}))
+
+
+def roce(**nic: Any) -> Probed:
+    kernel = two_nics()
+    kernel.rdma.add(PF0, "mlx5_0", NAME0)
+    rdma = {"gid_type": "RoCE v2", "gid_ipv4": True}
+    given = {"name": "rail0", "select": {"pci": PF0}, "rail": 0, "rdma": rdma, "addresses": ["10.0.0.1/24"], **nic}
+    return Probed(kernel, more={"nics": [given]})
+
+
+def test_an_address_that_another_program_takes_away_is_back_with_its_gid() -> None:
+    """`netplan apply` builds the addresses anew, and the GID has another index then (sparkring 290)."""
+    node = roce()
+    assert is_ready(node.look().values())
+    index = node.kernel.netdev(PF0).ifindex
+    node.kernel.routing.remove_address(index, "10.0.0.1/24")
+    node.kernel.rdma.set_gid("mlx5_0", 1, "0000:0000:0000:0000:0000:ffff:c0a8:0001", "RoCE v2", NAME0)
+    assert is_ready(node.look().values())
+    assert node.kernel.routing.assigned[index] == ("10.0.0.1/24",)
+    gids = [node.kernel.files.read(f"/sys/class/infiniband/mlx5_0/ports/1/gids/{place}") for place in range(3)]
+    assert gids[2].endswith("ffff:0a00:0001")
+
+
+# --- InfiniBand partitions ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "wanted", "good"),
+    [
+        pytest.param("0x02b4", "0x02b4", True, id="rdma-core-465"),
+        pytest.param("0x0123", "0x8123", False, id="rdma-core-413"),
+        pytest.param("0x800a", "0x000a", True, id="linux-system-roles-network-493"),
+    ],
+)
+def test_a_partition_is_the_same_for_limited_and_full_members_and_not_the_same_membership(
+    key: str, wanted: str, good: bool
+) -> None:
+    kernel = Kernel()
+    kernel.add_nic(PF0, "ibp33s0", IPOIB, driver="mlx5_core")
+    kernel.rdma.add(PF0, "mlx5_0", None, link_layer="InfiniBand")
+    kernel.tree.put("/sys/class/infiniband/mlx5_0/ports/1/pkeys/1", key)
+    nic = {"name": "rail0", "select": {"pci": PF0}, "rdma": {"pkeys": [wanted]}}
+    judged = Probed(kernel, more={"nics": [nic]}).look()["PartitionKeys"]
+    assert (judged.status == "True") is good, judged
