@@ -27,10 +27,13 @@ def judge(want: Wanted, have: Snapshot, facts: None) -> list[Condition]:
 
 
 def _faults(nic: WantedNic, wanted: RdmaDevices, target: str, device: RdmaDevice, port: RdmaPort) -> Iterator[str]:
+    if port.link_layer is None or port.state is None:
+        yield "its files in sysfs cannot be read (see the kernel log, dmesg)"
+        return
     if wanted.link_layer is not None and port.link_layer != wanted.link_layer:
         yield f"link layer {port.link_layer}, not {wanted.link_layer} (LINK_TYPE in the NIC's firmware)"
     if port.state != "ACTIVE":
-        yield f"state {port.state or 'unknown'}/{port.physical_state or 'unknown'} ({_remedy(device, port, target)})"
+        yield f"state {port.state}/{port.physical_state or 'unknown'} ({_remedy(device, port, target)})"
     rate = None if family_of(nic.function.driver).invents_rate else wanted.rate
     if rate is not None and (port.gigabits or 0) < rate:
         yield f"rate {port.rate or 'unknown'}, less than {rate} Gbit/s (cable, module, speed of the switch port)"

@@ -179,6 +179,25 @@ def roce(**nic: Any) -> Probed:
     return Probed(kernel, more={"nics": [given]})
 
 
+def test_an_rdma_device_that_is_away_for_a_while_is_missed_only_then() -> None:
+    """Another monitor called each reload of the driver a broken card, and never took that back (NVSentinel 1488)."""
+    node = roce()
+    rdma, port = node.kernel.rdma, "/sys/class/infiniband/mlx5_0/ports/1"
+    assert is_ready(node.look().values())
+    rdma.delete("mlx5_0")
+    assert node.look()["RdmaDevices"].reason == "DeviceMissing"
+    rdma.add(PF0, "mlx5_1", NAME0)
+    rdma.address_added(NAME0, "10.0.0.1")
+    assert is_ready(node.look().values())
+    for file in ("link_layer", "state"):
+        node.kernel.unreadable = {f"{port.replace('mlx5_0', 'mlx5_1')}/{file}"}
+        message = node.look()["RdmaPorts"].message
+        assert "cannot be read" in message
+        assert "GID" not in message
+    node.kernel.unreadable = set()
+    assert is_ready(node.look().values())
+
+
 def test_an_address_that_another_program_takes_away_is_back_with_its_gid() -> None:
     """`netplan apply` builds the addresses anew, and the GID has another index then (sparkring 290)."""
     node = roce()
