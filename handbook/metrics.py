@@ -7,7 +7,7 @@ from collections import Counter
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from agent.report.drift import Counts
-from agent.report.records import Change, Condition, Outcome, Report
+from agent.report.records import Change, Condition, NicVerdict, Outcome, Report
 from agent.report.verdict import Verdict
 from agent.reporter.http.metrics import render
 from handbook.markdown import cell, code, table
@@ -22,6 +22,7 @@ REPORT = Report(
     ready=True,
     up_to_date=True,
     conditions=(Condition("Carrier", "True", "AllConnected"),),
+    nics=(NicVerdict("rail0", "0000:18:00.0", True, True, vfs=("0000:18:00.1",)),),
     outcomes=(Outcome(Change("links", "0000:18:00.0", "mtu", 1500, 9000), "applied"),),
 )
 

@@ -15,7 +15,7 @@ from functools import cache
 from attrs import define, evolve, field, frozen
 
 from agent.kinds import by_name
-from agent.report.records import HOST, Change, Condition, Outcome, Place, Value
+from agent.report.records import HOST, Change, Condition, FunctionFault, Outcome, Place, Value
 
 LIMIT = 5
 """How often a value may be undone within :data:`WINDOW` before the agent leaves it."""
@@ -165,7 +165,10 @@ class Contention:
             return Condition("Uncontended", "True", "NobodyInterferes")
         more = f" (and {len(outcomes) - 1} more)" if len(outcomes) > 1 else ""
         message = f"{outcomes[0].change}: {outcomes[0].error}{more}"
-        return Condition("Uncontended", "False", "Contended", message, remedy=outcomes[0].remedy)
+        faults = tuple(
+            FunctionFault(each.change.target, "Contended", f"{each.change}: {each.error}") for each in outcomes
+        )
+        return Condition("Uncontended", "False", "Contended", message, remedy=outcomes[0].remedy, faults=faults)
 
 
 def _where(write: Write) -> Where:

@@ -10,12 +10,13 @@ from attrs import evolve, frozen
 
 from agent.engine.attempts import announce, attempts, is_required, make, sets_state, write_of
 from agent.engine.context import SILENT, Callbacks, Goal, Memory, PassContext
+from agent.engine.nic_verdicts import nic_verdicts
 from agent.engine.observation import Observed, not_observed, observed, unreadable
 from agent.engine.readiness import Judge, at_once
 from agent.hardware.functions import links_to_vfs, rediscover
 from agent.kinds import Kind, by_name, links, ordered, vf_links, vfs
 from agent.machine import Machine
-from agent.report.records import HOST, Change, Condition, Outcome
+from agent.report.records import HOST, Change, Condition, FunctionFault, NicVerdict, Outcome, Status
 from agent.report.target import device_of
 from agent.spec.nic import Nic
 from agent.state.scope import Scope, alone, devices, in_scope, own
@@ -37,6 +38,7 @@ class Pass:
     ``waiting``: changes of a new spec that are deferred or blocked; they do not affect readiness.
     ``baseline_want`` and ``baseline_have``: what the probes compare, usually ``want`` and ``have``. While a new spec waits,
     they are of the last verified spec, and the snapshot has all that this spec needs.
+    ``nics``: the verdict on each NIC, by the same.
     """
 
     want: Wanted
@@ -47,6 +49,7 @@ class Pass:
     waiting: tuple[Outcome, ...]
     baseline_want: Wanted
     baseline_have: Snapshot
+    nics: tuple[NicVerdict, ...] = ()
 
     @property
     def as_wanted(self) -> bool:
@@ -360,8 +363,12 @@ def _with_conditions(result: Pass, engine: tuple[Condition, ...], judge: Judge) 
     conditions = (*engine, *judge(result.baseline_want, result.baseline_have))
     if result.want.spec.mode == "observe":
         # In observe mode the agent writes nothing, so no condition is required.
-        conditions = tuple(evolve(condition, severity="warn") for condition in conditions)
-    return evolve(result, conditions=conditions)
+        conditions = tuple(
+            evolve(each, severity="warn", faults=tuple(evolve(fault, severity="warn") for fault in each.faults))
+            for each in conditions
+        )
+    nics = nic_verdicts(result.baseline_want, result.baseline_have, conditions)
+    return evolve(result, conditions=conditions, nics=nics)
 
 
 def _converged(want: Wanted, remaining: Sequence[Outcome]) -> Condition:
@@ -372,8 +379,16 @@ def _converged(want: Wanted, remaining: Sequence[Outcome]) -> Condition:
     first, *others = required or remaining
     more = f" (and {len(others)} more)" if others else ""
     message = f"{first.change}: {first.error}{more}"
+    status: Status
     if want.spec.mode == "observe":
-        return Condition("Converged", "False", "Observing", message, remedy=first.remedy)
-    if not required:
-        return Condition("Converged", "True", "OptionalDiffers", message, remedy=first.remedy)
-    return Condition("Converged", "False", first.result.capitalize(), message, remedy=first.remedy)
+        status, reason = "False", "Observing"
+    elif not required:
+        status, reason = "True", "OptionalDiffers"
+    else:
+        status, reason = "False", first.result.capitalize()
+    faults = tuple(
+        FunctionFault(o.change.target, o.result.capitalize(), f"{o.change}: {o.error}")
+        for o in remaining
+        if o.change.required
+    )
+    return Condition("Converged", status, reason, message, remedy=first.remedy, faults=faults)

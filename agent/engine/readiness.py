@@ -16,7 +16,7 @@ from attrs import define, evolve, field, frozen
 from agent.machine import Machine
 from agent.probes import Probe, probes
 from agent.report.reasons import condition
-from agent.report.records import Condition, Status
+from agent.report.records import Condition, FunctionFault, Status
 from agent.runtime import doubling
 from agent.spec.node import ProbePolicy, ProbeSeverity, Readiness, Silence
 from agent.state.snapshot import Snapshot
@@ -69,17 +69,30 @@ class _Rule:
     def applied(self, condition: Condition, today: date) -> Condition:
         """A condition with its stage, severity and silence. What is only a warning for the probe stays a warning."""
         severity = condition.severity if self.severity == "required" else "warn"
-        message = condition.message
+        message, faults = condition.message, condition.faults
+        if faults and (self.severity == "warn" or self.is_silenced(today)):
+            faults = tuple(evolve(fault, severity="warn") for fault in faults)
         if self.silence is not None and condition.status != "True":
             until = self.silence.until
-            if today <= date.fromisoformat(until):
+            if self.is_silenced(today):
                 severity, message = "warn", f"{message} (silenced until {until}: {self.silence.reason})"
             else:
                 message = f"{message} (its silence ended on {until}; take that out of the spec)"
         # Not evolve(), which takes five times as long. Each pass applies twenty rules.
         return Condition(
-            condition.type, condition.status, condition.reason, message, self.probe.stage, severity, condition.remedy
+            condition.type,
+            condition.status,
+            condition.reason,
+            message,
+            self.probe.stage,
+            severity,
+            condition.remedy,
+            faults,
         )
+
+    def is_silenced(self, today: date) -> bool:
+        """Whether the check only warns today."""
+        return self.silence is not None and today <= date.fromisoformat(self.silence.until)
 
 
 def _rules(readiness: Readiness) -> list[_Rule]:
@@ -233,7 +246,10 @@ class Probes:
             is_new = _collect(record, want, now)
             unknown = _unknown(record)
             if unknown is not None:
-                return [unknown]
+                nics = want.nics if probe.of_nics else ()
+                return [
+                    evolve(unknown, faults=tuple(FunctionFault(each, unknown.reason, unknown.message) for each in nics))
+                ]
             assert record.taken is not None  # noqa: S101  _unknown checks it
             facts = record.taken.facts
         if probe.remember is not None:
@@ -330,7 +346,10 @@ def _damped(record: _Record, rule: _Rule, answer: list[Condition], is_new: bool)
         status: Status = "True" if record.passed else "Unknown"
         count = _count(rule, failures)
         return [
-            evolve(c, status=status, message=f"{c.message} ({count})") if c.status == "False" else c for c in answer
+            evolve(c, status=status, message=f"{c.message} ({count})", faults=c.faults if status == "Unknown" else ())
+            if c.status == "False"
+            else c
+            for c in answer
         ]
     if failures >= rule.fail_after:
         count = _count(rule, failures)

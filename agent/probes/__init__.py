@@ -10,6 +10,9 @@ None, unless the probe has one of these functions:
 - ``remember(before, now, have, facts)`` is for a probe that judges over time: ``judge`` gets its result in place of the facts.
   ``before`` is its previous result (None at first), and ``now`` the time in seconds of a monotonic clock.
 
+A condition names the functions for which it does not hold as its ``faults``, also those of NICs that are not required. Without
+faults it is about the node as a whole. ``OF_NICS``: while the probe has no answer, none is known of any NIC.
+
 Optional: ``PERIOD`` and ``DEADLINE`` of ``read`` in seconds, and ``RECHECK``, the period while the condition is False;
 ``FAIL_AFTER`` and ``OF``: the condition becomes False after ``FAIL_AFTER`` failures within the last ``OF`` checks.
 """
@@ -50,6 +53,7 @@ class Probe:
     deadline: float
     fail_after: int
     of: int
+    of_nics: bool
     read: Callable[[Machine, Wanted], Any] | None
     remember: Callable[[Any, float, Snapshot, Any], Any] | None
     judge: Callable[[Wanted, Snapshot, Any], list[Condition]]
@@ -74,6 +78,7 @@ def _probe(name: str, module: ModuleType) -> Probe:
         deadline=getattr(module, "DEADLINE", DEADLINE),
         fail_after=getattr(module, "FAIL_AFTER", 1),
         of=getattr(module, "OF", 1),
+        of_nics=getattr(module, "OF_NICS", False),
         read=getattr(module, "read", None),
         remember=getattr(module, "remember", None),
         judge=module.judge,

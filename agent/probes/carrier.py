@@ -1,11 +1,11 @@
 """Each netdev that should be up has carrier, except VFs whose ``link_state`` is ``disable``."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from agent.kinds import links, vf_attributes, vf_links
 from agent.machine import VfInfo
 from agent.report.reasons import condition
-from agent.report.records import Condition, Severity, Stage
+from agent.report.records import Condition, FunctionFault, Severity, Stage
 from agent.report.target import is_vf, vf_index
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted, WantedNic
@@ -14,27 +14,34 @@ TYPE = "Carrier"
 STAGE: Stage = "network"
 SEVERITY: Severity = "required"
 
+DARK = "NoCarrier"
 HELD = ", which its PF holds down"
 
 
 def judge(want: Wanted, have: Snapshot, facts: None) -> list[Condition]:
     """False if netdevs of required NICs are up without carrier; the message names them."""
+    without = list(_without_carrier(want, have))
+    faults = [FunctionFault(target, DARK, f"{name} has no carrier") for _, target, name in without]
     dark = [
-        f"{status.link.name} ({target}{HELD if _holds_down(have, address, target) else ''})"
-        for address, nic in sorted(want.nics.items())
+        f"{name} ({target}{HELD if _holds_down(have, nic.function.address, target) else ''})"
+        for nic, target, name in without
         if nic.nic.required
-        for kind in (links.NAME, vf_links.NAME)
-        for target, status in have[kind].get(address, {}).items()
-        if status.has_netdev
-        and status.link is not None
-        and status.link.up
-        and not status.link.carrier
-        and not _held_down(nic, target)
     ]
     if not dark:
-        return [condition(TYPE, "AllConnected")]
+        return [condition(TYPE, "AllConnected", faults=faults)]
     more = '; give the VFs that their PF holds down link_state "auto"' if any(HELD in name for name in dark) else ""
-    return [condition(TYPE, "NoCarrier", f"no carrier on {', '.join(dark)}", more=more)]
+    return [condition(TYPE, DARK, f"no carrier on {', '.join(dark)}", more=more, faults=faults)]
+
+
+def _without_carrier(want: Wanted, have: Snapshot) -> Iterator[tuple[WantedNic, str, str]]:
+    """The NIC, target and name of each netdev that is up without carrier, and should have it."""
+    for address, nic in sorted(want.nics.items()):
+        for kind in (links.NAME, vf_links.NAME):
+            statuses: Mapping[str, links.LinkStatus] = have[kind].get(address, {})
+            for target, status in statuses.items():
+                link = status.link if status.has_netdev else None
+                if link is not None and link.up and not link.carrier and not _held_down(nic, target):
+                    yield nic, target, link.name
 
 
 def _holds_down(have: Snapshot, address: str, target: str) -> bool:

@@ -8,7 +8,7 @@ from vendor documents, not run on such devices.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from attrs import frozen
 
@@ -16,14 +16,16 @@ from agent.hardware.functions import NET, RDMA, device_path, netdev
 from agent.hardware.sysfs import names_or_none, read_or, whole
 from agent.machine import Files, Machine
 from agent.report.reasons import condition
-from agent.report.records import Condition, Severity, Stage
+from agent.report.records import Condition, FunctionFault, Severity, Stage
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
 
 TYPE = "ErrorCounters"
 STAGE: Stage = "network"
 SEVERITY: Severity = "warn"
+OF_NICS = True
 
+RISING = "ErrorsRising"
 WINDOW = 600.0
 """Seconds within which no counter may rise."""
 
@@ -34,12 +36,13 @@ PORT = (
 )
 HARDWARE = ("packet_seq_err", "local_ack_timeout_err", "rx_icrc_encapsulated", "rcvd_seq_err", "retry_exceeded_err")
 
-Counters = Mapping[str, int]
+Counters = Mapping[tuple[str, str], int]
+"""By the function's PCI address, and by device and name: ``ens1f0 rx_errors``."""
 
 
 @frozen
 class Sample:
-    """The counters at one time (seconds), by device and name: ``ens1f0 rx_errors``."""
+    """The counters at one time (seconds)."""
 
     time: float
     counters: Counters
@@ -47,7 +50,9 @@ class Sample:
 
 def read(machine: Machine, want: Wanted) -> Counters:
     """Every counter that the wanted functions have."""
-    return dict(pair for address in sorted(want.nics) for pair in _function(machine.files, address))
+    return {
+        (address, name): value for address in sorted(want.nics) for name, value in _function(machine.files, address)
+    }
 
 
 def _function(files: Files, address: str) -> Iterator[tuple[str, int]]:
@@ -73,9 +78,9 @@ def remember(before: tuple[Sample, ...] | None, now: float, have: Snapshot, fact
     return (*(sample for sample in before or () if now - sample.time <= WINDOW), Sample(now, facts))
 
 
-def rises(samples: tuple[Sample, ...]) -> dict[str, int]:
+def rises(samples: tuple[Sample, ...]) -> dict[tuple[str, str], int]:
     """How much each counter rose. A counter that fell was reset, by a reload of the driver: its whole value is the rise."""
-    risen: dict[str, int] = {}
+    risen: dict[tuple[str, str], int] = {}
     for earlier, later in pairwise(samples):
         for name, value in later.counters.items():
             base = earlier.counters.get(name, value)
@@ -88,5 +93,9 @@ def judge(want: Wanted, have: Snapshot, facts: tuple[Sample, ...]) -> list[Condi
     risen = rises(facts)
     if not risen:
         return [condition(TYPE, "NoErrors")]
-    message = ", ".join(f"{name} +{rise}" for name, rise in risen.items())
-    return [condition(TYPE, "ErrorsRising", f"within {WINDOW / 60:.0f} minutes: {message}")]
+    faults = [
+        FunctionFault(address, RISING, ", ".join(f"{name} +{rise}" for (_, name), rise in of_function))
+        for address, of_function in groupby(risen.items(), lambda each: each[0][0])
+    ]
+    message = ", ".join(fault.message for fault in faults)
+    return [condition(TYPE, RISING, f"within {WINDOW / 60:.0f} minutes: {message}", faults=faults)]

@@ -16,7 +16,7 @@ from agent.hardware.sysfs import read_or
 from agent.machine import Files, Machine
 from agent.report.fabric import RESULTS_FILE, FabricResults, identity, results_from_json
 from agent.report.reasons import condition
-from agent.report.records import Condition, Severity, Stage
+from agent.report.records import Condition, FunctionFault, Severity, Stage
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
 
@@ -24,7 +24,9 @@ TYPE = "FabricProven"
 STAGE: Stage = "network"
 # A new driver on all nodes would make all of them unready at once.
 SEVERITY: Severity = "warn"
+OF_NICS = True
 
+FAILED, CHANGED, UNTESTED = "TestFailed", "ChangedSinceTest", "NotTested"
 DAY = 86400.0
 
 
@@ -78,22 +80,37 @@ def judge(want: Wanted, have: Snapshot, facts: Facts | str | None) -> list[Condi
         return []
     if isinstance(facts, str):
         return [condition(TYPE, "ResultUnreadable", facts)]
-    failed = [f"{seen.nic} ({seen.pci}): {seen.message}" for seen in facts.results.nics if not seen.good]
+    failed = [
+        FunctionFault(seen.pci, FAILED, f"{seen.nic} ({seen.pci}): {seen.message}")
+        for seen in facts.results.nics
+        if not seen.good
+    ]
     if failed:
-        return [condition(TYPE, "TestFailed", "; ".join(failed))]
+        return [_failing(failed)]
     changed = [
-        f"{seen.nic} ({seen.pci}): {', '.join(_changes(seen.identity, facts.now[seen.pci]))}"
+        FunctionFault(
+            seen.pci, CHANGED, f"{seen.nic} ({seen.pci}): {', '.join(_changes(seen.identity, facts.now[seen.pci]))}"
+        )
         for seen in facts.results.nics
         if seen.identity != facts.now[seen.pci]
     ]
     if changed:
-        return [condition(TYPE, "ChangedSinceTest", "; ".join(changed))]
+        return [_failing(changed)]
     tested = {seen.nic for seen in facts.results.nics}
-    untested = sorted(nic.nic.name for nic in want.nics.values() if nic.nic.rdma and nic.nic.name not in tested)
+    untested = {
+        nic.nic.name: FunctionFault(address, UNTESTED, "it was not tested")
+        for address, nic in want.nics.items()
+        if nic.nic.rdma and nic.nic.name not in tested
+    }
     if untested:
-        return [condition(TYPE, "NotTested", f"not tested: {', '.join(untested)}")]
+        message = f"not tested: {', '.join(sorted(untested))}"
+        return [condition(TYPE, UNTESTED, message, faults=untested.values())]
     age = "today" if facts.days == 0 else f"{facts.days} days ago" if facts.days > 1 else "a day ago"
     return [condition(TYPE, "TestPassed", f"tested {age}: {', '.join(sorted(tested))}")]
+
+
+def _failing(faults: list[FunctionFault]) -> Condition:
+    return condition(TYPE, faults[0].reason, "; ".join(fault.message for fault in faults), faults=faults)
 
 
 def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agent.hardware.functions import HUNG, UNREADABLE
 from agent.report.reasons import condition
-from agent.report.records import Condition, Severity, Stage
+from agent.report.records import Condition, FunctionFault, Severity, Stage
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
 
@@ -23,6 +23,11 @@ def judge(want: Wanted, have: Snapshot, facts: None) -> list[Condition]:
         parts.append(f"a call to {', '.join(hung)} never returned; left alone until that call ends, or the next boot")
     if unreadable:
         parts.append(f"left alone, since they cannot be read: {', '.join(unreadable)}")
+    faults = [
+        FunctionFault(each.address, HUNG if each.hung else UNREADABLE, each.unreadable or "a call to it never returned")
+        for each in have.functions
+        if each.hung or each.unreadable
+    ]
     if not parts:
         return [condition(TYPE, "AllAnswer")]
-    return [condition(TYPE, HUNG if hung else UNREADABLE, "; ".join(parts))]
+    return [condition(TYPE, HUNG if hung else UNREADABLE, "; ".join(parts), faults=faults)]

@@ -16,13 +16,16 @@ from agent.hardware.functions import device_path
 from agent.hardware.sysfs import read_or
 from agent.machine import Files, Machine
 from agent.report.reasons import condition
-from agent.report.records import Condition, Severity, Stage
+from agent.report.records import Condition, FunctionFault, Severity, Stage
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
 
 TYPE = "PcieLink"
 STAGE: Stage = "device"
 SEVERITY: Severity = "warn"  # a node with a slow link still works, and a slot may be narrower by design
+OF_NICS = True
+
+DEGRADED = "PcieDegraded"
 
 
 @frozen
@@ -55,13 +58,17 @@ def _number(files: Files, path: str) -> float:
 def judge(want: Wanted, have: Snapshot, facts: Mapping[str, PcieLink]) -> list[Condition]:
     """False if a NIC's link is narrower or slower than the device supports; the message names the NIC."""
     degraded = [
-        f"{nic.nic.name} ({address}) has {_size(link.width, link.speed)} of {_size(link.max_width, link.max_speed)}"
+        FunctionFault(
+            address,
+            DEGRADED,
+            f"{nic.nic.name} ({address}) has {_size(link.width, link.speed)} of {_size(link.max_width, link.max_speed)}",
+        )
         for address, nic in sorted(want.nics.items())
         if (link := facts.get(address)) and (link.width < link.max_width or link.speed < link.max_speed)
     ]
     if not degraded:
         return [condition(TYPE, "FullWidthAndSpeed")]
-    return [condition(TYPE, "PcieDegraded", "; ".join(degraded))]
+    return [condition(TYPE, DEGRADED, "; ".join(fault.message for fault in degraded), faults=degraded)]
 
 
 def _size(width: int, speed: float) -> str:

@@ -10,7 +10,8 @@ from agent.hardware.interrupts import MANAGEMENT, Irq
 from agent.kinds import irqs, links, vf_links
 from agent.machine import Link
 from agent.report.reasons import condition
-from agent.report.records import Condition, Severity, Stage
+from agent.report.records import Condition, FunctionFault, Severity, Stage
+from agent.report.target import device_of
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
 
@@ -18,6 +19,7 @@ TYPE = "QueueInterrupts"
 STAGE: Stage = "device"
 SEVERITY: Severity = "warn"
 
+UNRECOGNISED = "NotRecognised"
 MAC_LENGTH = len("00:00:00:00:00:00")
 SHOWN = 3
 """How many names of interrupts the message has."""
@@ -27,20 +29,24 @@ def judge(want: Wanted, have: Snapshot, facts: None) -> list[Condition]:
     """False if none of a required NIC's interrupts is recognised. No condition if the spec does not pin interrupts."""
     if not want.spec.irqs.pin:
         return []
-    unrecognised = list(_unrecognised(want, have))
+    every = list(_unrecognised(want, have))
+    faults = [
+        FunctionFault(target, UNRECOGNISED, f"no interrupt of {link.name} is a queue's") for target, link, _ in every
+    ]
+    unrecognised = [each for each in every if want.nics[device_of(each[0])].nic.required]
     if not unrecognised:
-        return [_placed_by_kernel(want, have) or condition(TYPE, "Recognised")]
-    link, requested = unrecognised[0]
+        return [_placed_by_kernel(want, have) or condition(TYPE, "Recognised", faults=faults)]
+    _, link, requested = unrecognised[0]
     names = list(dict.fromkeys(irq.action for irq in requested))
     more = ", ..." if len(names) > SHOWN else ""
     others = (
-        f"; the same holds for {', '.join(other.name for other, _ in unrecognised[1:])}" if unrecognised[1:] else ""
+        f"; the same holds for {', '.join(other.name for _, other, _ in unrecognised[1:])}" if unrecognised[1:] else ""
     )
     message = (
         f"{link.name} has carrier and {len(requested)} interrupts, and none is recognised as a queue's, so none is pinned"
         f" ({', '.join(names[:SHOWN])}{more}){others}"
     )
-    return [condition(TYPE, "NotRecognised", message)]
+    return [condition(TYPE, UNRECOGNISED, message, faults=faults)]
 
 
 def _placed_by_kernel(want: Wanted, have: Snapshot) -> Condition | None:
@@ -59,17 +65,17 @@ def _placed_by_kernel(want: Wanted, have: Snapshot) -> Condition | None:
     return condition(TYPE, "PlacedByKernel", message)
 
 
-def _unrecognised(want: Wanted, have: Snapshot) -> Iterator[tuple[Link, tuple[Irq, ...]]]:
-    """The netdevs of required NICs that carry traffic, and none of whose interrupts is a queue's.
+def _unrecognised(want: Wanted, have: Snapshot) -> Iterator[tuple[str, Link, tuple[Irq, ...]]]:
+    """The target, netdev and interrupts of each that carries traffic, and none of whose interrupts is a queue's.
 
     A single interrupt serves everything, so it need not be named after a queue. An InfiniBand function's netdev (ib_ipoib, with
     an address of 20 octets) may use none of the function's completion vectors.
     """
-    for address, nic in sorted(want.nics.items()):
+    for address in sorted(want.nics):
         netdevs = {**have[links.NAME].get(address, {}), **have[vf_links.NAME].get(address, {})}
-        for target, requested in have[irqs.NAME].get(address, {}).items() if nic.nic.required else ():
+        for target, requested in have[irqs.NAME].get(address, {}).items():
             link: Link | None = netdevs[target].link if target in netdevs else None
             if link is None or not link.carrier or len(link.mac) != MAC_LENGTH or len(requested) < 2:
                 continue
             if all(irq.role == MANAGEMENT for irq in requested):
-                yield link, requested
+                yield target, link, requested

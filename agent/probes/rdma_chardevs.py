@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from agent.hardware.rdma import CHAR_DEVICES
 from agent.kinds import rdma
-from agent.probes.rdma_devices import Devices, Fault, expected, faults
+from agent.probes.rdma_devices import Devices, Fault, expected, faults, of_function, whose_by_what
 from agent.report.reasons import condition
-from agent.report.records import HOST, Condition, Severity, Stage
+from agent.report.records import HOST, Condition, FunctionFault, Severity, Stage
 from agent.spec.nic import RdmaDevices
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted, WantedNic
@@ -21,6 +21,8 @@ SEVERITY: Severity = "required"
 MODULES = {"uverbs": "ib_uverbs", "umad": "ib_umad"}
 WITH_UMAD = ("RoCE", "InfiniBand")
 
+MISSING = "CharDeviceMissing"
+
 
 def judge(want: Wanted, have: Snapshot, facts: None) -> list[Condition]:
     """False if RDMA devices of required NICs lack some; the message names them. No condition if none are expected."""
@@ -28,16 +30,16 @@ def judge(want: Wanted, have: Snapshot, facts: None) -> list[Condition]:
     if not asked:
         return []
     required = {nic.name for nic in want.asked if nic.required}
-    lacking: dict[str, list[str]] = {}
-    for name, by_remedy in faults(want, have, _lacking).items():
-        for remedy, those in by_remedy.items() if name in required else ():
-            lacking.setdefault(remedy, []).extend(those)
+    by_nic = faults(want, have, _lacking)
+    of_functions = [of_function(fault, MISSING) for each in by_nic.values() for fault in each]
+    lacking = whose_by_what(fault for name, each in by_nic.items() if name in required for fault in each)
     if asked & required and not have[rdma.NAME].get(HOST, {}).get(rdma.RDMA_CM):
         lacking["load rdma_ucm"] = ["rdma_cm"]
+        of_functions.append(FunctionFault(HOST, MISSING, "rdma_cm: load rdma_ucm"))
     if not lacking:
-        return [condition(TYPE, "AllPresent")]
+        return [condition(TYPE, "AllPresent", faults=of_functions)]
     listed = "; ".join(f"{', '.join(dict.fromkeys(those))} ({remedy})" for remedy, those in lacking.items())
-    return [condition(TYPE, "CharDeviceMissing", f"not in {CHAR_DEVICES}: {listed}")]
+    return [condition(TYPE, MISSING, f"not in {CHAR_DEVICES}: {listed}", faults=of_functions)]
 
 
 def _lacking(nic: WantedNic, wanted: RdmaDevices, devices: Devices) -> Iterator[Fault]:

@@ -8,7 +8,7 @@ from attrs import frozen
 
 from agent.hardware.rdma import RdmaDevice, RdmaPort
 from agent.kinds import rdma, vf_links
-from agent.report.records import Condition, Severity, Stage
+from agent.report.records import Condition, FunctionFault, Severity, Stage
 from agent.report.target import is_vf, vf_target
 from agent.spec.nic import RdmaDevices
 from agent.state.snapshot import Snapshot
@@ -51,7 +51,12 @@ def judged(condition: str, lacking: str, whole: str, want: Wanted, have: Snapsho
     if not asked:
         return []
     by_nic = faults(want, have, find)
-    parts = [f"NIC {name}: {', '.join(those)}: {what}" for name, each in by_nic.items() for what, those in each.items()]
+    parts = [
+        f"NIC {name}: {', '.join(those)}: {what}"
+        for name, each in by_nic.items()
+        for what, those in whose_by_what(each).items()
+    ]
+    of_functions = tuple(of_function(fault, lacking) for each in by_nic.values() for fault in each)
     if (least := want.spec.rdma.at_least) is not None:
         fine = sum(not each for each in by_nic.values())
         holds, otherwise = fine >= least, "EnoughOfThem"
@@ -60,26 +65,38 @@ def judged(condition: str, lacking: str, whole: str, want: Wanted, have: Snapsho
     else:
         holds, otherwise = not any(by_nic.get(nic.name) for nic in asked if nic.required), "OptionalDiffers"
     if not holds:
-        return [Condition(condition, "False", lacking, "; ".join(parts))]
-    return [Condition(condition, "True", otherwise if parts else whole, "; ".join(parts))]
+        return [Condition(condition, "False", lacking, "; ".join(parts), faults=of_functions)]
+    return [Condition(condition, "True", otherwise if parts else whole, "; ".join(parts), faults=of_functions)]
 
 
-def faults(want: Wanted, have: Snapshot, find: Find) -> dict[str, dict[str, list[str]]]:
-    """For each NIC with expected RDMA devices, by its name: what is wrong, and the functions that have the fault.
+def of_function(fault: Fault, reason: str) -> FunctionFault:
+    """The fault as one of its function."""
+    return FunctionFault(fault.target, reason, f"{fault.whose}: {fault.what}")
+
+
+def whose_by_what(faults: Iterable[Fault]) -> dict[str, list[str]]:
+    """Who has each fault."""
+    grouped: dict[str, list[str]] = {}
+    for fault in faults:
+        grouped.setdefault(fault.what, []).append(fault.whose)
+    return grouped
+
+
+def faults(want: Wanted, have: Snapshot, find: Find) -> dict[str, list[Fault]]:
+    """The faults of each NIC with expected RDMA devices, by its name.
 
     A VF with a driver but no netdev in the host's network namespace belongs to a container or to vfio and is not judged.
     """
-    by_nic = {}
+    by_nic: dict[str, list[Fault]] = {}
     for address, nic in sorted(want.nics.items()):
         if nic.nic.rdma is None:
             continue
         links = have[vf_links.NAME].get(address, {})
-        grouped: dict[str, list[str]] = {}
+        of_nic = by_nic[nic.nic.name] = []
         for fault in find(nic, nic.nic.rdma, have[rdma.NAME].get(address, {})):
             link = links.get(fault.target)
             if link is None or link.driver is None or link.link is not None:
-                grouped.setdefault(fault.what, []).append(fault.whose)
-        by_nic[nic.nic.name] = grouped
+                of_nic.append(fault)
     return by_nic
 
 

@@ -13,7 +13,8 @@ from attrs import evolve, frozen
 
 from agent.kinds import links, vf_links
 from agent.report.reasons import condition
-from agent.report.records import Condition, Severity, Stage
+from agent.report.records import Condition, FunctionFault, Severity, Stage
+from agent.report.target import device_of
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
 
@@ -21,6 +22,7 @@ TYPE = "VfNetdevs"
 STAGE: Stage = "device"
 SEVERITY: Severity = "warn"  # it may be in a network namespace that the agent cannot enter, and serve a container there
 
+MISSING = "NetdevMissing"
 GRACE = 30.0
 """Seconds within which a driver creates its netdev, and a netdev comes back from a network namespace that ends."""
 
@@ -51,16 +53,16 @@ def remember(before: Mapping[str, Presence] | None, now: float, have: Snapshot, 
 
 def judge(want: Wanted, have: Snapshot, facts: Mapping[str, Presence]) -> list[Condition]:
     """False if VFs of required NICs lack their netdevs; the message names them. No condition on a node without VFs."""
-    lacking = [
-        f"{target} ({status.driver})"
-        for address, nic in sorted(want.nics.items())
-        if nic.nic.required
+    faults = [
+        FunctionFault(target, MISSING, f"{target} ({status.driver})")
+        for address in sorted(want.nics)
         for target, status in have[vf_links.NAME].get(address, {}).items()
         if status.missing and (known := facts.get(target)) is not None and known.lacks
     ]
     if not any(have[vf_links.NAME].values()):
         return []
+    lacking = [fault.message for fault in faults if want.nics[device_of(fault.target)].nic.required]
     if not lacking:
-        return [condition(TYPE, "AllCreated")]
+        return [condition(TYPE, "AllCreated", faults=faults)]
     message = f"no network namespace that the agent can enter has the netdevs of {', '.join(lacking)}"
-    return [condition(TYPE, "NetdevMissing", message)]
+    return [condition(TYPE, MISSING, message, faults=faults)]

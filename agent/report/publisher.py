@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
 from attrs import define, evolve, field
 
 from agent.report.names import REPORT
-from agent.report.records import Condition, Report, from_plain, report_to_json
+from agent.report.records import Condition, NicVerdict, Report, from_plain, report_to_json
 from agent.report.verdict import STALE, passes_first
 from agent.runtime import journal, uptime, write_atomically
 
@@ -61,7 +62,7 @@ class Publisher:
         """Publish NotReady: no worker watches the devices now, so the last result may be outdated."""
         others = tuple(c for c in self._last.conditions if c.type != "WorkerAlive")
         lost = Condition("WorkerAlive", "False", reason, message)
-        self._publish(evolve(self._last, ready=False, conditions=(*others, lost)))
+        self._publish_unknown((*others, lost), lost)
 
     @property
     def ready(self) -> bool:
@@ -72,7 +73,15 @@ class Publisher:
         """Publish NotReady: a required device may have changed and has not been read since."""
         others = tuple(c for c in self._last.conditions if c.type != "Converged")
         check = Condition("Converged", "Unknown", CHECKING, message)
-        self._publish(evolve(self._last, ready=False, conditions=(check, *others)))
+        self._publish_unknown((check, *others), check)
+
+    def _publish_unknown(self, conditions: tuple[Condition, ...], why: Condition) -> None:
+        """Publish NotReady: nothing is known of any NIC."""
+        nics = tuple(
+            evolve(nic, ready=False, reason=why.reason, message=why.message, certainty="unknown", faulty_vfs=())
+            for nic in self._last.nics
+        )
+        self._publish(evolve(self._last, ready=False, conditions=conditions, nics=nics))
 
     def renew_heartbeat(self) -> None:
         """Renew the heartbeat, and write files that could not be written before."""
@@ -81,8 +90,11 @@ class Publisher:
 
     def _publish(self, report: Report) -> None:
         if _unstamped(report) != _unstamped(self._last):
-            since = self._last.since if report.ready == self._last.ready else uptime()
-            self._last = evolve(report, generation=self._last.generation + 1, time=time.time(), since=since)
+            now = uptime()
+            since = self._last.since if report.ready == self._last.ready else now
+            nics = _with_times(report.nics, self._last.nics, now)
+            generation = self._last.generation + 1
+            self._last = evolve(report, generation=generation, time=time.time(), since=since, nics=nics)
             self._write()
 
     def _write(self) -> None:
@@ -131,5 +143,19 @@ def _remove(path: Path) -> str:
 
 
 def _unstamped(report: Report) -> Report:
+    nics = _with_times(report.nics, (), 0.0)
     # The values do not matter: they only have to be equal in both reports.
-    return evolve(report, generation=0, time=0.0, heartbeat=0.0, uptime=0.0, since=0.0)  # pragma: no mutate
+    return evolve(report, generation=0, time=0.0, heartbeat=0.0, uptime=0.0, since=0.0, nics=nics)  # pragma: no mutate
+
+
+def _with_times(nics: Iterable[NicVerdict], before: Iterable[NicVerdict], now: float) -> tuple[NicVerdict, ...]:
+    """The verdicts, each with the time from which on it holds: that of the verdict before, or now."""
+    known = {nic.name: nic for nic in before}
+    timed = []
+    for nic in nics:
+        last = known.get(nic.name)
+        faulty = {vf.index: vf.since for vf in last.faulty_vfs} if last is not None else {}
+        since = last.since if last is not None and last.ready == nic.ready else now
+        vfs = tuple(evolve(vf, since=faulty.get(vf.index, now)) for vf in nic.faulty_vfs)
+        timed.append(evolve(nic, since=since, faulty_vfs=vfs))
+    return tuple(timed)

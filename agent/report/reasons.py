@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from attrs import frozen
 
 from agent.report.names import READY, UP_TO_DATE
-from agent.report.records import Condition, Severity, Status
+from agent.report.records import Condition, FunctionFault, Severity, Status
 
 ANY = "any check"
 """Stands for the type of a condition that the engine makes for any check without an answer."""
@@ -219,9 +219,18 @@ def declared(type: str, name: str) -> Reason | None:
     return next((each for each in (*REASONS.get(type, ()), *REASONS[ANY]) if each.name == name), None)
 
 
-def condition(type: str, name: str, message: str = "", *, severity: Severity = "required", more: str = "") -> Condition:
+def condition(
+    type: str,
+    name: str,
+    message: str = "",
+    *,
+    severity: Severity = "required",
+    more: str = "",
+    faults: Iterable[FunctionFault] = (),
+) -> Condition:
     """A condition with the status and the remedy of its reason. ``more`` is added to the remedy."""
     known = declared(type, name)
     if known is None:
         raise LookupError(f"{type} has no reason {name} in agent/report/reasons.py")
-    return Condition(type, known.status, name, message, severity=severity, remedy=f"{known.remedy}{more}")
+    remedy = f"{known.remedy}{more}"
+    return Condition(type, known.status, name, message, severity=severity, remedy=remedy, faults=tuple(faults))

@@ -165,6 +165,21 @@ class Outcome:
 Status = Literal["True", "False", "Unknown"]
 Stage = Literal["device", "network", "cluster"]
 Severity = Literal["required", "warn"]
+Certainty = Literal["certain", "likely", "unknown"]
+"""How sure a verdict is: a reading shows it, it follows from what was counted, or there is no answer."""
+
+
+@frozen
+class FunctionFault:
+    """Why a condition does not hold for one function: ``target`` is a PF or a VF, :data:`HOST`, or the name of a NIC not found.
+
+    ``severity``: ``required`` makes the function not ready. That does not depend on whether the node requires its NIC.
+    """
+
+    target: str
+    reason: str
+    message: str
+    severity: Severity = "required"
 
 
 @frozen
@@ -172,6 +187,8 @@ class Condition:
     """One statement about the node; ``reason`` is a CamelCase word, as Kubernetes wants it.
 
     ``remedy``: what to do about it. It is empty if the message lists several faults, each with its remedy.
+    ``faults``: the functions for which it does not hold, also those of NICs that the node does not require. A condition that is
+    not True and has none is about the node as a whole.
     """
 
     type: str
@@ -181,11 +198,49 @@ class Condition:
     stage: Stage = "device"
     severity: Severity = "required"
     remedy: str = ""
+    faults: tuple[FunctionFault, ...] = ()
 
     @property
     def text(self) -> str:
         """The message with the remedy."""
         return f"{self.message}; {self.remedy}" if self.remedy else self.message
+
+
+@frozen
+class VfVerdict:
+    """Why a VF is not ready although its PF is. ``since``: as that of :class:`Report`."""
+
+    index: int
+    reason: str
+    message: str
+    certainty: Certainty = "certain"
+    since: float = 0.0
+
+
+@frozen
+class NicVerdict:
+    """Whether one NIC of the spec is ready, and with it its VFs, except those in ``faulty_vfs``.
+
+    ``pci``: the address of its PF; empty if it was not found. ``required``: the node requires it. ``since``: when ``ready``
+    last changed, as that of :class:`Report`. ``vfs``: the PCI addresses of its VFs by their index; empty for a VF that is away.
+    """
+
+    name: str
+    pci: str
+    required: bool
+    ready: bool
+    reason: str = ""
+    message: str = ""
+    certainty: Certainty = "certain"
+    since: float = 0.0
+    vfs: tuple[str, ...] = ()
+    faulty_vfs: tuple[VfVerdict, ...] = ()
+
+    @property
+    def ready_vfs(self) -> int:
+        """How many of its VFs are ready."""
+        faulty = {vf.index for vf in self.faulty_vfs}
+        return sum(bool(pci) and index not in faulty for index, pci in enumerate(self.vfs)) if self.ready else 0
 
 
 @frozen
@@ -202,6 +257,7 @@ class Report:
     ``devices``: a hash of the spec's PFs and their numbers of VFs.
     ``kubelet``: when the kubelet was last started (seconds since the epoch); 0: there is none.
     ``since``: when ``ready`` last changed, in seconds since the boot, as ``uptime``.
+    ``nics``: a verdict for each NIC of the spec; none if the last pass ended early.
     """
 
     node_name: str
@@ -221,6 +277,7 @@ class Report:
     since: float = 0.0
     conditions: tuple[Condition, ...] = ()
     outcomes: tuple[Outcome, ...] = ()
+    nics: tuple[NicVerdict, ...] = ()
 
 
 _converter = cattrs.Converter()

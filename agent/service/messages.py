@@ -46,14 +46,21 @@ def of_pass(result: Pass, in_force: SpecInForce, kubelet_started: float) -> Repo
     """The report after a complete pass."""
     conditions = (*result.conditions, _up_to_date(result, in_force))
     report = _report(result.want.spec, conditions, in_force)
-    return evolve(report, outcomes=result.outcomes, devices=_devices(result), kubelet=kubelet_started)
+    devices = _devices(result)
+    return evolve(report, outcomes=result.outcomes, devices=devices, kubelet=kubelet_started, nics=result.nics)
 
 
 def of_announcement(change: Change, announcement: str, last: Pass | None, in_force: SpecInForce) -> Report:
     """The report before the first change of a pass is made: the node must not count as ready while it is changed."""
     converging = Condition("Converged", "False", "Converging", str(change))
     others = tuple(c for c in last.conditions if c.type != converging.type) if last else ()
-    return evolve(_report(in_force.spec, (converging, *others), in_force), announcement=announcement)
+    nics = tuple(
+        evolve(nic, ready=False, reason=converging.reason, message=str(change), certainty="certain")
+        if nic.pci == change.device
+        else nic
+        for nic in (last.nics if last else ())
+    )
+    return evolve(_report(in_force.spec, (converging, *others), in_force), announcement=announcement, nics=nics)
 
 
 def of_failed_pass(reason: str, message: str, in_force: SpecInForce) -> Report:

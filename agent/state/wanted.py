@@ -12,7 +12,7 @@ from attrs import evolve, field, frozen
 from agent.driver_families import VFIO
 from agent.hardware.functions import HUNG, UNREADABLE, Asked, Function
 from agent.report.reasons import condition
-from agent.report.records import Condition, Severity
+from agent.report.records import Condition, FunctionFault, Severity
 from agent.report.target import vf_target
 from agent.spec.nic import Nic, VfAttributes
 from agent.spec.node import NodeSpec
@@ -254,7 +254,9 @@ def _claimed_twice(address: str, claiming: Sequence[Nic]) -> Condition:
 
 def _lacking(nics: Collection[Nic], reason: str, message: str, more: str = "") -> Condition:
     severity: Severity = "required" if any(nic.required for nic in nics) else "warn"
-    return condition("NicsPresent", reason, message, severity=severity, more=more)
+    # The NIC has no usable function, so its name stands for it.
+    faults = [FunctionFault(nic.name, reason, message) for nic in nics]
+    return condition("NicsPresent", reason, message, severity=severity, more=more, faults=faults)
 
 
 def _without_shared_addresses(nics: dict[str, WantedNic], functions: tuple[Function, ...]) -> list[Condition]:

@@ -12,7 +12,7 @@ import click
 from agent.report import names, published
 from agent.report.age import say_age
 from agent.report.printable import printable
-from agent.report.records import Condition, Report, to_plain
+from agent.report.records import Condition, NicVerdict, Report, VfVerdict, to_plain
 from agent.report.verdict import Verdict, judge, warnings
 from agent.runtime import uptime
 from cli.commands import _common
@@ -23,8 +23,9 @@ LOOK = 0.2
 
 @click.command()
 @click.option("--watch", is_flag=True, help="Show every change of the report, until Ctrl-C.")
+@click.option("--devices", is_flag=True, help="Show the verdict on each NIC and its VFs in place of the conditions.")
 @_common.as_json
-def status(watch: bool, as_json: bool) -> None:
+def status(watch: bool, devices: bool, as_json: bool) -> None:
     """Show whether the node is ready, and if not, why.
 
     --watch is a live view on a terminal, or else prints a line for each change; with --json, a document for each change.
@@ -34,7 +35,7 @@ def status(watch: bool, as_json: bool) -> None:
     Example: trackbed status --json
     """
     if watch:
-        sys.exit(_watch(as_json))
+        sys.exit(_watch(as_json, devices))
     verdict = _judge()
     report = verdict.report
     if report is None:
@@ -43,7 +44,7 @@ def status(watch: bool, as_json: bool) -> None:
         publication = published.read(published.PATH) if published.SETTINGS.exists() else None
         click.echo(json.dumps({**to_plain(report), **({"kubernetes": to_plain(publication)} if publication else {})}))
     else:
-        for line in _lines(verdict, report):
+        for line in _lines(verdict, report, devices):
             click.echo(line)
         # On a terminal the view has shown the last state already.
         for reason in () if sys.stdout.isatty() else verdict.reasons:
@@ -71,7 +72,7 @@ def _kubernetes(report: Report) -> str:
     return "; ".join(filter(None, (text, waits, publication.error)))
 
 
-def _lines(verdict: Verdict, report: Report) -> Iterator[str]:
+def _lines(verdict: Verdict, report: Report, devices: bool) -> Iterator[str]:
     name = printable(report.node_name or "this node")
     colour = "red" if not verdict.ready else "yellow" if warnings(report.conditions) else "green"
     yield f"{click.style(name, bold=True)} is {click.style(printable(verdict.summary), fg=colour)}"
@@ -90,6 +91,11 @@ def _lines(verdict: Verdict, report: Report) -> Iterator[str]:
         yield from (
             line for reason in verdict.reasons[:1] for line in _common.wrapped("silent     ", printable(reason))
         )
+    if devices:
+        width = max((len(nic.name) for nic in report.nics), default=0)
+        for nic in report.nics:
+            yield from _nic(nic, width)
+        return
     width = max((len(printable(condition.type)) for condition in report.conditions), default=0)
     for severity, heading in (("required", "required"), ("warn", "only warn")):
         group = [condition for condition in report.conditions if condition.severity == severity]
@@ -98,6 +104,26 @@ def _lines(verdict: Verdict, report: Report) -> Iterator[str]:
             yield click.style(f"{heading}: {true} of {len(group)} True", bold=True)
         for condition in sorted(group, key=lambda each: each.status == "True"):
             yield from _condition(condition, width)
+
+
+def _nic(nic: NicVerdict, width: int) -> Iterator[str]:
+    """A NIC, and below it those of its VFs that are not as it is."""
+    of_vfs = f"{nic.ready_vfs} of {len(nic.vfs)} VFs ready" if nic.vfs else "no VFs"
+    head = f"{nic.name:<{width}}  {nic.pci or '-':<12}"
+    yield from _fault(f"  {head}  ", f", {of_vfs}", nic)
+    for vf in nic.faulty_vfs:
+        pci = nic.vfs[vf.index] if vf.index < len(nic.vfs) else ""
+        yield from _fault(f"    VF {vf.index} {pci}  ", "", vf)
+
+
+def _fault(head: str, tail: str, verdict: NicVerdict | VfVerdict) -> Iterator[str]:
+    """The verdict on one function in a line, and its message below."""
+    ready = isinstance(verdict, NicVerdict) and verdict.ready
+    word = "ready" if ready else "unknown" if verdict.certainty == "unknown" else "not ready"
+    why = f" ({verdict.reason})" if verdict.reason else ""
+    age = f" for {say_age(uptime() - verdict.since)}"
+    yield f"{printable(head)}{click.style(word, fg='green' if ready else 'red')}{age}{printable(why)}{tail}"
+    yield from _common.wrapped("      ", printable(verdict.message)) if verdict.message else ()
 
 
 def _since(verdict: Verdict, report: Report) -> str:
@@ -125,7 +151,7 @@ def _condition(condition: Condition, width: int) -> Iterator[str]:
         yield from _common.wrapped("      do: ", printable(condition.remedy)) if condition.remedy else ()
 
 
-def _watch(as_json: bool) -> int:
+def _watch(as_json: bool, devices: bool) -> int:
     screen = _common.Screen() if _common.live() and not as_json else None
     shown: Verdict | None = None
     code = 1
@@ -134,7 +160,7 @@ def _watch(as_json: bool) -> int:
             verdict = _judge()
             code = 0 if verdict.ready else 1
             if screen is not None:
-                screen.show(view(verdict))
+                screen.show(view(verdict, devices))
             elif shown != verdict.without_heartbeat():
                 shown = verdict.without_heartbeat()
                 _print(verdict, as_json)
@@ -143,13 +169,13 @@ def _watch(as_json: bool) -> int:
         return code
 
 
-def view(verdict: Verdict) -> Iterator[str]:
+def view(verdict: Verdict, devices: bool = False) -> Iterator[str]:
     """The lines of the live view."""
     report = verdict.report
     if report is None:
         yield printable(f"trackbed: {verdict.reasons[0]}")
         return
-    yield from _lines(verdict, report)
+    yield from _lines(verdict, report, devices)
     yield f"heartbeat  {verdict.age:.0f} s ago; Ctrl-C ends this view"
     for outcome in report.outcomes:
         if outcome.result != "applied":

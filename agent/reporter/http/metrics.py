@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import get_args
 
 from attrs import frozen
@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from agent.report.drift import Counts
-from agent.report.records import Condition, Result, Status
+from agent.report.records import Condition, NicVerdict, Result, Status
 from agent.report.verdict import Verdict
 
 STATUSES = get_args(Status)
@@ -85,6 +85,7 @@ def _metrics(verdict: Verdict, drift: Counts) -> Iterator[Metric]:
         for status in STATUSES:
             conditions.add_metric((condition.type, status, condition.severity), float(condition.status == status))
     yield conditions
+    yield from _of_nics(report.nics, verdict.fresh)
     outcomes = GaugeMetricFamily("trackbed_outcomes", "Changes of the last pass, by result", labels=("result",))
     counted = Counter(outcome.result for outcome in report.outcomes)
     for result in get_args(Result):
@@ -96,6 +97,22 @@ def _metrics(verdict: Verdict, drift: Counts) -> Iterator[Metric]:
         "1, with the hash of the spec that the node follows and the node's name",
         {"hash": report.spec_hash, "node": report.node_name},
     )
+
+
+def _of_nics(nics: Iterable[NicVerdict], fresh: bool) -> Iterator[Metric]:
+    """The labels are bounded: the names of the NICs in the spec."""
+    ready = GaugeMetricFamily(
+        "trackbed_nic_ready", "1 if a fresh report says that the NIC is ready, else 0", labels=("nic",)
+    )
+    ready_vfs = GaugeMetricFamily(
+        "trackbed_nic_ready_vfs", "VFs of the NIC that are ready by a fresh report", labels=("nic",)
+    )
+    vfs = GaugeMetricFamily("trackbed_nic_vfs", "VFs of the NIC", labels=("nic",))
+    for nic in nics:
+        ready.add_metric((nic.name,), float(nic.ready and fresh))
+        ready_vfs.add_metric((nic.name,), float(nic.ready_vfs * fresh))
+        vfs.add_metric((nic.name,), len(nic.vfs))
+    yield from (ready, ready_vfs, vfs)
 
 
 def _gauge(name: str, documentation: str, value: float) -> Metric:

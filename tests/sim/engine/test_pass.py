@@ -284,7 +284,9 @@ def test_the_first_change_that_is_not_made_is_named(kernel: Kernel, required: bo
     more = f" (and {len(failed) - 1} more)"
     message = f"{failed[0].change}: {failed[0].error}{more if len(failed) > 1 else ''}"
     wanted = Condition("Converged", "True", "OptionalDiffers", message, remedy=failed[0].remedy)
-    assert converged(result) == (evolve(wanted, status="False", reason="Failed") if required else wanted)
+    said = evolve(converged(result), faults=())
+    assert said == (evolve(wanted, status="False", reason="Failed") if required else wanted)
+    assert {fault.target for fault in converged(result).faults} == {*pfs}
     assert failed[0].remedy and len(failed) == count
 
 
@@ -317,7 +319,7 @@ def test_in_observe_mode_no_condition_is_required(kernel: Kernel) -> None:
     first, *others = result.outcomes
     message = f"{first.change}: {first.error} (and {len(others)} more)"
     said = Condition("Converged", "False", "Observing", message, remedy=first.remedy, severity="warn")
-    assert converged(result) == said
+    assert evolve(converged(result), faults=()) == said
     assert first.remedy and is_ready(result.conditions)
     assert {condition.severity for condition in result.conditions} == {"warn"}
     assert {condition.severity for condition in settle(kernel, BOTH).conditions} > {"warn"}

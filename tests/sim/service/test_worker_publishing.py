@@ -19,7 +19,7 @@ from agent.service.apply_socket import ask
 from agent.spec.node import probe_names
 from tests.contract.asking import soon
 from tests.sim.readiness import Node, writer
-from tests.sim.service.running import STUCK, Announced, Endless, Out, condition, one
+from tests.sim.service.running import STUCK, Announced, Endless, Out, both, condition, one
 from tests.sim.two_nics import PF0, PF1
 
 NEVER = 10**9
@@ -202,3 +202,16 @@ def test_a_repair_after_the_same_spec_was_read_again_is_not_the_specs(
     reload(one(9000))
     repairs = soon(lambda: list(read_history(tmp_path))[made:] or None, "record of the repair", 45.0)
     assert {repair.trigger for repair in repairs} == {"resync"}
+
+
+def test_a_nic_that_is_about_to_be_changed_is_not_ready_and_the_others_are(
+    node: Node, announced: Announced, worker: Callable[[str], Out]
+) -> None:
+    out = worker(both(9000))
+    out.until(lambda report: report.ready)
+    index = node.kernel.netdev(PF0).ifindex
+    node.kernel.netlink.set_link(index, mtu=1500)
+    announced.announce(Event(ifindex=index))
+    report = out.until(lambda report: bool(report.announcement))
+    assert [(nic.name, nic.ready, nic.reason) for nic in report.nics] == [("a", False, "Converging"), ("b", True, "")]
+    assert all(nic.ready for nic in out.until(lambda report: report.ready).nics)

@@ -21,7 +21,19 @@ from agent import runtime
 from agent.report import names, published
 from agent.report.history import History
 from agent.report.published import Published
-from agent.report.records import Change, Condition, Disruption, Outcome, Report, Result, report_to_json
+from agent.report.records import (
+    Change,
+    Condition,
+    Disruption,
+    FunctionFault,
+    NicVerdict,
+    Outcome,
+    Report,
+    Result,
+    VfVerdict,
+    report_to_json,
+    to_plain,
+)
 from agent.service import lock
 from agent.spec.node import from_mapping
 from cli.commands import Commands
@@ -95,6 +107,28 @@ def test_status_is_0_only_for_a_fresh_report_of_this_boot(tmp_path: Path) -> Non
         said = trackbed(tmp_path, "status")
         assert said.returncode == 1
         assert reason in said.stderr
+
+
+def test_status_shows_each_nic_and_the_vfs_that_differ(tmp_path: Path) -> None:
+    since = runtime.uptime() - 7510
+    faulty = (VfVerdict(1, "NoCarrier", "enp33s0v1 has no carrier", since=since),)
+    vfs = ("0000:21:10.0", "0000:21:10.4")
+    report(
+        tmp_path,
+        nics=(
+            NicVerdict("rail0", "0000:21:00.0", True, True, since=since, vfs=vfs, faulty_vfs=faulty),
+            NicVerdict("rail10", "", False, False, "NicMissing", "NIC rail10 is not there", since=since),
+        ),
+    )
+    lines = trackbed(tmp_path, "status", "--devices").stdout.splitlines()
+    assert lines[0] == "n1 is ready, with 1 warning"
+    assert lines[-5:] == [
+        "  rail0   0000:21:00.0  ready for 2h5m, 1 of 2 VFs ready",
+        "    VF 1 0000:21:10.4  not ready for 2h5m (NoCarrier)",
+        "      enp33s0v1 has no carrier",
+        "  rail10  -             not ready for 2h5m (NicMissing), no VFs",
+        "      NIC rail10 is not there",
+    ]
 
 
 def test_status_begins_with_readiness_number_of_warnings_and_since_when(tmp_path: Path) -> None:
@@ -482,3 +516,6 @@ def test_the_parts_of_a_report_have_the_keys_that_the_documentation_names(tmp_pa
     internal = {"grace_period", "skip_if_owned", "required", "original"}
     parts = (shown["conditions"][0], shown["outcomes"][0], shown["outcomes"][0]["change"])
     assert {key for part in parts for key in part} - internal == named - {*get_args(Result)}
+    text = (ROOT / "docs/json.md").read_text().partition("\nA fault has ")[2].partition("\n\n")[0]
+    of_nics = to_plain((FunctionFault("", "", ""), NicVerdict("", "", True, True), VfVerdict(0, "", "")))
+    assert {key for part in of_nics for key in part} == {*re.findall(r"`(\w+)`", text)} - {"ADDRESS", "host", "nics"}

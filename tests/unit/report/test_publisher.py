@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agent.report.publisher import FIRST_PASS, Publisher
-from agent.report.records import Condition, Report, report_from_json, to_plain
+from agent.report.records import Condition, NicVerdict, Report, VfVerdict, report_from_json, to_plain
 from agent.report.verdict import STALE
 from agent.runtime import uptime
 
@@ -52,6 +52,32 @@ def test_a_pass_is_published_with_this_boot_and_version(tmp_path: Path) -> None:
     assert report.generation == first.generation + 1
     assert first.uptime <= report.uptime <= uptime()
     assert first.heartbeat <= report.time <= report.heartbeat
+
+
+def nic(name: str, ready: bool, *faulty: int) -> NicVerdict:
+    return NicVerdict(name, "", True, ready, faulty_vfs=tuple(VfVerdict(index, "NoCarrier", "") for index in faulty))
+
+
+def test_each_nic_and_faulty_vf_has_the_time_since_when_it_is_so(tmp_path: Path) -> None:
+    publisher = begin(tmp_path)
+    publisher.publish_pass(body(nics=to_plain((nic("a", True, 1), nic("b", True)))))
+    first, other = read(tmp_path).nics
+    assert 0 < first.since == first.faulty_vfs[0].since == other.since <= uptime()
+    publisher.publish_pass(body(nics=to_plain((nic("a", True, 1, 2), nic("b", False)))))
+    again, changed = read(tmp_path).nics
+    assert (again.since, again.faulty_vfs[0]) == (first.since, first.faulty_vfs[0])
+    assert again.faulty_vfs[1].since == changed.since > other.since
+    generation = read(tmp_path).generation
+    publisher.publish_pass(body(nics=to_plain((nic("a", True, 1, 2), nic("b", False)))))
+    assert read(tmp_path).generation == generation
+
+
+def test_while_no_worker_watches_nothing_is_known_of_any_nic(tmp_path: Path) -> None:
+    publisher = begin(tmp_path)
+    publisher.publish_pass(body(nics=to_plain((nic("a", True, 1),))))
+    publisher.publish_unattended("WorkerLost", "it has died")
+    (lost,) = read(tmp_path).nics
+    assert (lost.ready, lost.reason, lost.certainty, lost.faulty_vfs) == (False, "WorkerLost", "unknown", ())
 
 
 def test_an_equal_result_does_not_change_the_report(tmp_path: Path) -> None:

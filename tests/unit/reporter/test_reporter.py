@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.report import drift
-from agent.report.records import Change, Condition, Outcome, Report, report_to_json
+from agent.report.records import Change, Condition, NicVerdict, Outcome, Report, VfVerdict, report_to_json
 from agent.report.verdict import STALE
 from agent.reporter.http import server
 from agent.reporter.http.address import Address
@@ -199,6 +199,24 @@ def test_a_damaged_file_of_counts_is_left_out_of_the_metrics(served: Served, tex
     metrics = served.metrics()
     assert metrics["trackbed_ready", NONE] == 1
     assert not any(name == "trackbed_drift_repairs_total" for name, _ in metrics)
+
+
+def test_each_nic_has_its_metrics_and_a_stale_report_says_that_none_is_ready(served: Served) -> None:
+    vfs = ("0000:21:10.0", "", "0000:21:10.4")
+    faulty = (VfVerdict(2, "NoCarrier", "dark"),)
+    nics = (
+        NicVerdict("rail0", "0000:21:00.0", True, True, vfs=vfs, faulty_vfs=faulty),
+        NicVerdict("rail1", "", True, False, "NicMissing"),
+    )
+    served.give(report(nics=nics))
+    metrics = served.metrics()
+    rail0, rail1 = frozenset({"rail0"}), frozenset({"rail1"})
+    assert (metrics["trackbed_nic_ready", rail0], metrics["trackbed_nic_ready", rail1]) == (1, 0)
+    assert (metrics["trackbed_nic_vfs", rail0], metrics["trackbed_nic_ready_vfs", rail0]) == (3, 1)
+    assert json.loads(served.get("/status")[1])["nics"][0]["faulty_vfs"][0]["reason"] == "NoCarrier"
+    served.give(report(nics=nics, uptime=uptime() - 100))
+    metrics = served.metrics()
+    assert (metrics["trackbed_nic_ready", rail0], metrics["trackbed_nic_ready_vfs", rail0]) == (0, 0)
 
 
 def test_the_report_is_read_at_each_request(served: Served) -> None:

@@ -1,0 +1,167 @@
+"""The verdict on each NIC and VF: whose fault is whose."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from agent.hardware.functions import vf_addresses
+from agent.report.records import NicVerdict
+from agent.report.verdict import is_ready
+from tests.sim.readiness import Node
+from tests.sim.two_nics import PF0, PF1
+
+REQUIRED = {"pcie_link": {"severity": "required"}}
+WIDTH = f"/sys/bus/pci/devices/{PF0}/current_link_width"
+
+
+@pytest.fixture
+def node() -> Node:
+    return with_nics({"vfs": {"count": 3}}, {"required": False, "vfs": {"count": 2}})
+
+
+def with_nics(first: dict[str, object], second: dict[str, object]) -> Node:
+    node = Node.with_two_nics()
+    nics = [
+        {"name": name, "select": {"pci": pci}, **more}
+        for name, pci, more in (("rail0", PF0, first), ("rail1", PF1, second))
+    ]
+    node.more = {"nics": nics}
+    return node
+
+
+def nics(node: Node) -> tuple[NicVerdict, NicVerdict]:
+    assert node.last is not None
+    first, second = node.last.nics
+    return first, second
+
+
+def test_each_nic_of_a_ready_node_is_ready_and_names_its_vfs(node: Node) -> None:
+    node.look()
+    first, second = nics(node)
+    assert (first.name, first.pci, first.ready, first.required, first.certainty) == (
+        "rail0",
+        PF0,
+        True,
+        True,
+        "certain",
+    )
+    assert first.vfs == tuple(vf_addresses(node.kernel.files, PF0).values())
+    assert (first.ready_vfs, second.ready_vfs, second.required) == (3, 2, False)
+
+
+def test_a_pf_without_carrier_takes_its_vfs_with_it_and_no_other_nic(node: Node) -> None:
+    node.look()
+    node.kernel.lose_carrier(PF0)
+    assert not is_ready(node.look().values())
+    first, second = nics(node)
+    assert (first.ready, first.reason, first.message, first.ready_vfs) == (
+        False,
+        "NoCarrier",
+        "enp33s0 has no carrier",
+        0,
+    )
+    assert (second.ready, second.ready_vfs) == (True, 2)
+
+
+def test_an_optional_nic_is_not_ready_on_a_node_that_is(node: Node) -> None:
+    node.look()
+    node.kernel.lose_carrier(PF1)
+    assert is_ready(node.look().values())
+    first, second = nics(node)
+    assert (first.ready, second.ready, second.reason) == (True, False, "NoCarrier")
+
+
+def test_a_fault_of_a_vf_is_that_vf_s_alone(node: Node) -> None:
+    node.look()
+    node.kernel.lose_carrier(vf_addresses(node.kernel.files, PF0)[1], slow=True)
+    node.look()
+    first, _ = nics(node)
+    assert (first.ready, first.ready_vfs) == (True, 2)
+    ((index, message),) = [(vf.index, vf.message) for vf in first.faulty_vfs]
+    assert index == 1
+    assert "enp33s0v1 has no carrier" in message
+
+
+def test_what_cannot_be_changed_is_a_fault_of_its_function(node: Node) -> None:
+    node.look()
+    refused = OSError(errno.EINVAL, "Invalid argument")
+    node.kernel.fault = lambda operation, where, value: refused if value.startswith("mtu=4000") else None
+    node.more = with_nics({"vfs": {"count": 3}}, {"vfs": {"count": 2}, "mtu": 4000}).more
+    assert not is_ready(node.look().values())
+    first, second = nics(node)
+    assert first.ready
+    assert (second.ready, second.reason) == (False, "Failed")
+    assert f"links {PF1} mtu" in second.message
+
+
+def test_a_nic_that_is_not_there_has_no_address(node: Node) -> None:
+    node.look()
+    node.kernel.remove_nic(PF1)
+    assert is_ready(node.look().values())
+    second = nics(node)[1]
+    assert (second.name, second.pci, second.ready, second.reason, second.vfs) == ("rail1", "", False, "NicMissing", ())
+
+
+def test_without_an_answer_nothing_is_known_of_any_nic(node: Node) -> None:
+    node.begin(probes=REQUIRED)
+    assert {(nic.ready, nic.reason, nic.certainty) for nic in nics(node)} == {(False, "NotYetRead", "unknown")}
+    node.until("PcieLink", "FullWidthAndSpeed")
+    assert all(nic.ready for nic in nics(node))
+
+
+def test_what_is_certain_stands_before_what_is_unknown(node: Node) -> None:
+    node.look(probes=REQUIRED)
+    node.kernel.tree.put(WIDTH, "")
+    node.kernel.unreadable.add(WIDTH)
+    node.kernel.lose_carrier(PF0)
+    node.now += 60
+    node.look(probes=REQUIRED)
+    first, second = nics(node)
+    assert (first.reason, first.certainty) == ("NoCarrier", "certain")
+    assert (second.reason, second.certainty) == ("ProbeFailed", "unknown")
+
+
+def test_a_check_that_only_warns_or_is_silenced_leaves_a_nic_ready(node: Node) -> None:
+    node.kernel.tree.put(WIDTH, "8")
+    node.look()
+    assert nics(node)[0].ready
+    node.look(probes=REQUIRED, silenced={"pcie_link": {"until": "2026-06-02", "reason": "known"}})
+    assert nics(node)[0].ready
+    conditions = node.look(probes=REQUIRED)
+    assert [(nic.ready, nic.reason) for nic in nics(node)] == [(False, "PcieDegraded"), (True, "")]
+    assert [fault.target for fault in conditions["PcieLink"].faults] == [PF0]
+
+
+def test_a_failed_check_below_its_limit_is_no_fault_yet(node: Node) -> None:
+    twice = {"pcie_link": {"severity": "required", "fail_after": 2, "of": 3}}
+    node.look(probes=twice)
+    node.kernel.tree.put(WIDTH, "8")
+    node.now += 60
+    node.look(probes=twice)
+    assert nics(node)[0].ready
+    node.now += 60
+    node.look(probes=twice)
+    assert not nics(node)[0].ready
+
+
+def test_errors_are_counted_for_the_nic_that_has_them(node: Node) -> None:
+    required = {"error_counters": {"severity": "required"}}
+    counter = "/sys/class/net/enp65s0/statistics/rx_crc_errors"
+    node.kernel.tree.put(counter, "7")
+    node.look(probes=required)
+    node.kernel.tree.put(counter, "9")
+    node.now += 60
+    node.look(probes=required)
+    assert [(nic.ready, nic.message) for nic in nics(node)] == [(True, ""), (False, "enp65s0 rx_crc_errors +2")]
+
+
+def test_in_observe_mode_every_nic_is_ready_as_the_node_is(node: Node) -> None:
+    node.look()
+    node.more = {**node.more, "mode": "observe"}
+    node.kernel.lose_carrier(PF0)
+    conditions = node.look()
+    assert is_ready(conditions.values())
+    assert all(nic.ready for nic in nics(node))
+    assert conditions["Carrier"].faults
