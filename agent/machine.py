@@ -59,6 +59,18 @@ class QueueIrq:
 
 
 @frozen
+class QueueUser:
+    """Who has a queue of a netdev for itself: ``AF_XDP``, ``io_uring zero copy``, ``devmem TCP``, ``a netkit lease``.
+
+    ``socket``: what a descriptor of its socket leads to (``socket:[4711]``); empty if that is unknown.
+    """
+
+    queue: int
+    how: str
+    socket: str = ""
+
+
+@frozen
 class Route:
     """A unicast route with one next hop. ``destination`` is a network: ``10.0.0.0/16``, ``0.0.0.0/0``.
 
@@ -142,6 +154,9 @@ class Netlink(Protocol):
 
     def queue_irqs(self, ifindex: int) -> Mapping[int, QueueIrq]:
         """The interrupts that serve queues of a netdev, by number; empty if the kernel or the driver does not tell."""
+
+    def queue_users(self, ifindex: int) -> tuple[QueueUser, ...]:
+        """Who has queues of a netdev for itself, as far as the kernel tells; ENODEV if the netdev is gone."""
 
     def add_altname(self, ifindex: int, name: str) -> None:
         """Add an alternative name to a netdev; EEXIST if a netdev of the namespace has that name."""

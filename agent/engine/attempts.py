@@ -11,7 +11,7 @@ from attrs import evolve
 from agent.engine.contention import REMADE, Write
 from agent.engine.context import PassContext
 from agent.engine.observation import observed
-from agent.engine.users import User, is_owned, with_affected
+from agent.engine.users import User, is_owned, may_disturb, with_affected
 from agent.hardware.functions import ifindex_now
 from agent.kinds import Kind, by_name, links, vf_links
 from agent.report.disruption_policy import Allowed, allowed
@@ -106,7 +106,7 @@ def _attempt(context: PassContext, want: Wanted, have: Snapshot, kind: Kind, cha
             return reason
         announce(context, want, change)
         # A user may have appeared since the change was planned: nothing but the write comes after this lookup.
-        disturbs = change.disruption > Disruption.NONE
+        disturbs = may_disturb(change)
         if disturbs or change.skip_if_owned:
             users = context.users.now(want, change, complete=disturbs)
             if change.skip_if_owned and is_owned(users, change.target):
@@ -141,7 +141,7 @@ def _not_now(context: PassContext, want: Wanted, have: Snapshot, change: Change)
     contended = failures.contention.held_back(_write_now(context, have, change), have.processes, now, driver)
     if contended is not None:
         return evolve(contended, change=evolve(change, required=change.required and contended.change.required))
-    if change.disruption > Disruption.NONE:
+    if may_disturb(change):
         return _deferred(context, want, change, context.users.recent(want, change, complete=True))[1]
     return None
 

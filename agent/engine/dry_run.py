@@ -10,10 +10,10 @@ from agent.engine.attempts import brings_up
 from agent.engine.cached_machine import CachedMachine
 from agent.engine.observation import observed
 from agent.engine.originals import Originals
-from agent.engine.users import User, is_owned, users, with_affected
+from agent.engine.users import User, is_owned, may_disturb, users, with_affected
 from agent.kinds import Kind, by_name, ordered
 from agent.machine import Machine
-from agent.report.records import WHOLE_KIND, Change, Disruption
+from agent.report.records import WHOLE_KIND, Change
 from agent.spec.node import NodeSpec
 from agent.state.snapshot import Snapshot, read_basis
 from agent.state.wanted import Wanted, asked, resolve
@@ -112,9 +112,9 @@ def _with_users(
     machine: Machine, want: Wanted, change: Change, users_of: dict[str, Mapping[str, tuple[User, ...]]]
 ) -> Change:
     """A planned change with the users whom it would disturb. ``users_of``: a cache, the users of each device."""
-    if change.device not in users_of and (change.skip_if_owned or change.disruption > Disruption.NONE):
+    if change.device not in users_of and (change.skip_if_owned or may_disturb(change)):
         users_of[change.device] = users(machine, want, change.device) if change.device in want.nics else {}
-    if change.disruption == Disruption.NONE:
+    if not may_disturb(change):
         return change
     return with_affected(change, want, users_of[change.device])
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 from attrs import evolve, frozen
 
 from agent.driver_families import XEN, family_of, is_passed_through, is_vfio
-from agent.engine.traffic import traffic, with_a_peer
+from agent.engine.traffic import queue_users, traffic, with_a_peer
 from agent.hardware.bonds import bond_of_ports, ipoib_children, on_top, ports_of, vrf
 from agent.hardware.functions import (
     PCI,
@@ -26,8 +26,9 @@ from agent.hardware.functions import (
 from agent.hardware.rdma import CHAR_DEVICES, Reader
 from agent.hardware.sysfs import names_or_none
 from agent.kinds import vfs
+from agent.kinds.ethtool import CHANNELS
 from agent.machine import Files, Machine, Rdma
-from agent.report.records import Change
+from agent.report.records import Change, Disruption
 from agent.report.target import is_vf
 from agent.state.wanted import Wanted
 
@@ -50,13 +51,14 @@ class User:
 
     ``owns``: it owns the function, so the attributes, MTU and name are its own (a container, a virtual machine). ``by_lag``: it
     uses an RDMA device of a port that may have RoCE LAG, so a change of the number of VFs may take the device away.
-    ``only_by_lag``: it is the device of another port, so no other change disturbs it.
+    ``only_by_lag``: it is the device of another port, so no other change disturbs it. ``of_queue``: it has a queue for itself.
     """
 
     name: str
     owns: bool = False
     by_lag: bool = False
     only_by_lag: bool = False
+    of_queue: bool = False
 
 
 @frozen
@@ -69,6 +71,11 @@ class _Functions:
     pci: Mapping[str, str]
     netdevs: Mapping[str, str]
     bonds: Mapping[str, str]
+
+
+def may_disturb(change: Change) -> bool:
+    """Whether a change may disturb anybody. One of channels may even if the link stays up: queues go, and some are in use."""
+    return change.disruption > Disruption.NONE or change.kind == CHANNELS.name
 
 
 def reaches(change: Change) -> str | None:
@@ -153,7 +160,10 @@ def with_affected(change: Change, want: Wanted, by_target: Mapping[str, tuple[Us
     elif function and not family_of(function.driver).vf_count_flaps:
         # The PF's link stays up, so of its own users only those of RoCE LAG are disturbed.
         own = tuple(user for user in own if user.by_lag)
-    if own != by_target.get(change.device, ()):
+    if change.disruption == Disruption.NONE:
+        # The link stays up.
+        by_target = {change.target: tuple(user for user in by_target.get(change.target, ()) if user.of_queue)}
+    elif own != by_target.get(change.device, ()):
         by_target = {**by_target, change.device: own}
     return evolve(change, affected=_affected(by_target, change))
 
@@ -337,6 +347,14 @@ def _traffic(machine: Machine, want: Wanted, functions: _Functions) -> Users:
         yield netdevs[index][1], User(carried)
 
 
+def _queues(machine: Machine, want: Wanted, functions: _Functions) -> Users:
+    """Who has queues of the function's netdev for itself. They go with the link, and the kernel removes none in use."""
+    for target in functions.netdevs:
+        # Read again, so that the function counts as hung if its driver has the netdev's lock and does not return.
+        if (name := _netdev(machine.files, functions.pci[target])) and (index := ifindex(machine.files, name)):
+            yield from ((target, User(holder, of_queue=True)) for holder in queue_users(machine, index, name))
+
+
 def _scsi(machine: Machine, want: Wanted, functions: _Functions) -> Users:
     """SCSI hosts below the function that have targets: those of iSCSI or FCoE in the card are in no list of connections."""
     for target, pci in functions.pci.items():
@@ -370,6 +388,7 @@ OWNERS: tuple[Source, ...] = (_passed_through, _vdpa, _allocations, _namespaces)
 USERS: tuple[Source, ...] = (
     _verbs,
     _traffic,
+    _queues,
     _scsi,
     _uppers,
     _passed_through,

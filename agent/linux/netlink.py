@@ -50,7 +50,7 @@ from agent.linux.messages import (
     numbers,
 )
 from agent.linux.sockets import closed_in_the_end
-from agent.machine import Connection, Link, QueueIrq, Route, Rule
+from agent.machine import Connection, Link, QueueIrq, QueueUser, Route, Rule
 
 _IFLA = numbers(ifinfmsg)
 IFLA_ADDRESS, IFLA_IFNAME, IFLA_MTU = _IFLA["IFLA_ADDRESS"], _IFLA["IFLA_IFNAME"], _IFLA["IFLA_MTU"]
@@ -116,6 +116,11 @@ class LinuxNetlink:
         """Ask the generic netlink family netdev."""
         with _naming_errors("interrupts of queues"):
             return queues.queue_irqs(ifindex)
+
+    def queue_users(self, ifindex: int) -> tuple[QueueUser, ...]:
+        """Ask the generic netlink family netdev, and sock_diag."""
+        with _naming_errors("users of queues"):
+            return queues.queue_users(ifindex, connections.xdp_sockets())
 
     def add_altname(self, ifindex: int, name: str) -> None:
         """Add one property (RTM_NEWLINKPROP)."""

@@ -1,25 +1,27 @@
-"""Which interrupt serves which queue of a netdev, as the kernel itself knows it: the generic netlink family ``netdev``.
+"""The queues of a netdev, as the kernel itself knows them: the generic netlink family ``netdev``.
 
 A driver links its queues with NAPI instances, and these with interrupts (netif_queue_set_napi and netif_napi_set_irq,
 net/core/dev.c). Linux 6.8 and later answer; include/uapi/linux/netdev.h has the numbers, and
-Documentation/netlink/specs/netdev.yaml explains them. Neither request enters the driver.
+Documentation/netlink/specs/netdev.yaml explains them. No request enters the driver.
 """
 
 from __future__ import annotations
 
 import errno
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 
 from pyroute2.netlink import NETLINK_GENERIC, ctrlmsg
 
 from agent.linux.messages import ask, attribute, attributes, decoder, dump, numbers
-from agent.machine import QueueIrq
+from agent.machine import QueueIrq, QueueUser
 
 FAMILY = "netdev"
 QUEUE_GET, NAPI_GET = 10, 11
 QUEUE_ID, QUEUE_IFINDEX, QUEUE_TYPE, QUEUE_NAPI = 1, 2, 3, 4
+# By the attribute that shows it. AF_XDP is in queues since Linux 6.15, in sock_diag since 5.1.
+HOW = {5: "devmem TCP", 6: "io_uring zero copy", 7: "AF_XDP", 8: "a netkit lease"}
 NAPI_IFINDEX, NAPI_ID, NAPI_IRQ = 1, 2, 3
 RX, TX = 0, 1
 """NETDEV_QUEUE_TYPE_RX and _TX."""
@@ -38,18 +40,41 @@ def queue_irqs(ifindex: int) -> Mapping[int, QueueIrq]:
 
     :raises OSError: the kernel's refusal; ENODEV: there is no such netdev.
     """
+    return served(_dumped(NAPI_GET, NAPI_IFINDEX, ifindex), _dumped(QUEUE_GET, QUEUE_IFINDEX, ifindex))
+
+
+def queue_users(ifindex: int, sockets: Iterable[tuple[int, QueueUser]]) -> tuple[QueueUser, ...]:
+    """Who has queues of a netdev for itself, in the order of the queues.
+
+    :param sockets: the AF_XDP sockets of all netdevs, by ifindex.
+    :raises OSError: as :func:`queue_irqs`.
+    """
+    known = [user for index, user in sockets if index == ifindex]
+    return users(_dumped(QUEUE_GET, QUEUE_IFINDEX, ifindex), known)
+
+
+def users(queues: Iterable[bytes], sockets: Collection[QueueUser]) -> tuple[QueueUser, ...]:
+    """The users in the entries of the dump, and these sockets."""
+    known = {(user.queue, user.how) for user in sockets}
+    shown = {(number, how) for entry in queues for number, how in _taken(entry)} - known
+    found = [*sockets, *(QueueUser(number, how) for number, how in shown)]
+    return tuple(sorted(found, key=lambda user: (user.queue, user.how, user.socket)))
+
+
+def _taken(entry: bytes) -> list[tuple[int, str]]:
+    (number,) = _numbers(entry, QUEUE_ID)
+    return [(number, HOW[kind]) for kind, _ in attributes(entry, GENL.size) if kind in HOW]
+
+
+def _dumped(command: int, index: int, ifindex: int) -> list[bytes]:
     family = _family()
-    if family is None:
-        return {}
     try:
-        napis = dump(NETLINK_GENERIC, family, _request(NAPI_GET, NAPI_IFINDEX, ifindex))
-        queues = dump(NETLINK_GENERIC, family, _request(QUEUE_GET, QUEUE_IFINDEX, ifindex))
+        return [] if family is None else dump(NETLINK_GENERIC, family, _request(command, index, ifindex))
     except OSError as error:
         # Linux 6.7 has the family without these requests.
         if error.errno == errno.EOPNOTSUPP:
-            return {}
+            return []
         raise
-    return served(napis, queues)
 
 
 def served(napis: Iterable[bytes], queues: Iterable[bytes]) -> Mapping[int, QueueIrq]:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import mmap
 import os
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
 from agent.hardware.functions import ifindex_of
 from agent.hardware.sysfs import numbered
+from agent.linux.connections import AF_XDP
 from agent.linux.files import LinuxFiles
 from bench.namespace import ADDRESS, devices, machine
 from tests.contract.asking import errno_of, soon
@@ -16,6 +23,7 @@ from tests.contract.cases import CASES, Case, addresses
 from tests.private_namespace import check_in_namespace
 
 MADE = "ip link set lo up; ip link add fab0 type veth peer name fab1; ip link set fab1 up; ip link set fab0 up"
+SOL_XDP = 283
 OF_ADDRESSES = [case for case in CASES if case.__module__ == addresses.__name__]
 
 
@@ -58,3 +66,35 @@ def test_a_netdev_without_interrupts_has_no_queue_of_one() -> None:
 
     # With GRO a veth's queues have NAPI instances.
     check_in_namespace(f"{MADE}; ethtool -K fab0 gro on || true", check, within=60)
+
+
+def test_an_af_xdp_socket_is_a_user_of_its_queue_which_the_kernel_does_not_remove() -> None:
+    def check() -> None:
+        with devices({ADDRESS: "fab0"}) as root:
+            kernel = machine(root)
+            index = ifindex_of(kernel.files, ADDRESS)
+            assert kernel.netlink.queue_users(index) == ()
+            with bound_to(index, queue=1):
+                (user,) = kernel.netlink.queue_users(index)
+                assert (user.queue, user.how) == (1, "AF_XDP")
+                assert errno_of(lambda: kernel.ethtool.set("channels", index, {"rx": 1, "tx": 1})) == errno.EINVAL
+            soon(lambda: True if kernel.netlink.queue_users(index) == () else None, "free queue")
+            kernel.ethtool.set("channels", index, {"rx": 1, "tx": 1})
+
+    two = "numrxqueues 2 numtxqueues 2"
+    made = MADE.replace("fab0 type veth peer name fab1", f"fab0 {two} type veth peer name fab1 {two}")
+    check_in_namespace(made, check, within=60)
+
+
+@contextmanager
+def bound_to(ifindex: int, queue: int) -> Iterator[None]:
+    """An AF_XDP socket with a queue. Python's sockets do not know the family's addresses (include/uapi/linux/if_xdp.h)."""
+    with socket.socket(AF_XDP, socket.SOCK_RAW) as bound, mmap.mmap(-1, 1 << 16) as memory:
+        frames = (ctypes.c_char * len(memory)).from_buffer(memory)
+        bound.setsockopt(SOL_XDP, 4, struct.pack("=QQII8x", ctypes.addressof(frames), len(memory), 4096, 0))
+        for ring in (2, 5, 6):
+            bound.setsockopt(SOL_XDP, ring, 64)
+        address = struct.pack("=HHIII", AF_XDP, 0, ifindex, queue, 0)
+        assert ctypes.CDLL(None).bind(bound.fileno(), address, len(address)) == 0
+        yield
+        del frames

@@ -52,6 +52,8 @@ class Nics(Protocol):
 
     def driver(self, function: str) -> str: ...
 
+    def queues_in_use(self, function: str) -> int: ...
+
     def refuse(self, operation: str, where: str, value: str) -> None:
         """Record a write, and raise the fault that a test has ordered."""
         ...
@@ -166,6 +168,8 @@ class SimEthtool:
             return
         if given["combined"] > self._most(function) or not given["combined"]:
             raise _error(errno.EINVAL, "requested channel count exceeds maximum")
+        if given["combined"] < self.nics.queues_in_use(function):
+            raise _error(errno.EINVAL)
         if netdev.queues != given["combined"]:
             netdev.queues = given["combined"]
             self.nics.reset_queues(function)

@@ -7,7 +7,9 @@ import pytest
 
 from agent.engine.context import Callbacks, Goal, Memory
 from agent.engine.converge import Pass, converge
+from agent.engine.dry_run import dry_run
 from agent.hardware.functions import vf_addresses
+from agent.machine import QueueUser
 from agent.report.records import Change, Disruption
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
@@ -370,3 +372,27 @@ def test_a_vf_that_is_reset_for_an_attribute_counts_as_away_for_a_moment_unless_
     result = settle(kernel, spec(disruption={"allow": "none"}, trust=True))
     assert [vf.trust for vf in kernel.vfs(PF)] == [False, False, True, False]
     assert {o.change.disruption for o in result.outcomes if o.result == "deferred"} == {Disruption.REBIND}
+
+
+@pytest.mark.parametrize("driver", ["mlx5_core", "igb"])
+def test_channels_wait_for_those_who_have_queues_although_the_link_stays_up(kernel: Kernel, driver: str) -> None:
+    """ConnectX keeps the link up for it; the kernel refuses to remove a queue of AF_XDP, and mlx5 any change."""
+
+    def channels(count: int) -> NodeSpec:
+        nic = {"name": "rail0", "select": {"pci": PF}, "channels": {"combined": count}}
+        return from_mapping({"node_name": "n1", "nics": [nic], "disruption": {"allow": "link-flap"}})
+
+    kernel.tree.link(f"/sys/bus/pci/devices/{PF}/driver", f"../../../../bus/pci/drivers/{driver}")
+    assert is_ready(settle(kernel, channels(4)).conditions)
+    kernel.queue_users[PF] = (QueueUser(3, "AF_XDP"),)
+    connected = (f"a connection with 10.9.9.9:2049 ({PF})",) if driver == "igb" else ()
+    kernel.ip["enp33s0"] = ("10.9.9.1/24",)
+    kernel.connect("10.9.9.1:700", "10.9.9.9:2049")
+    using = (*connected, f"AF_XDP on queue 3 of enp33s0 ({PF})")
+    assert deferred(settle(kernel, channels(2))) == using
+    (planned,) = [change for change in dry_run(kernel.machine(), channels(2)).changes if change.kind == "channels"]
+    assert planned.affected == using
+    kernel.queue_users.clear()
+    kernel.sockets.clear()
+    assert is_ready(settle(kernel, channels(2)).conditions)
+    assert kernel.ethtool.settings("channels", kernel.netdev(PF).ifindex)["combined"].value == 2

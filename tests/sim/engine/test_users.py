@@ -5,7 +5,7 @@ from attrs import evolve
 
 from agent.engine.users import User, owners, users, with_affected
 from agent.hardware.functions import discover, vf_addresses
-from agent.machine import Link, QueuePair, Route, Rule
+from agent.machine import Link, QueuePair, QueueUser, Route, Rule
 from agent.report.records import Change, Disruption
 from agent.spec.addresses import FIRST_TABLE
 from agent.state.wanted import Wanted, resolve
@@ -423,3 +423,21 @@ def test_the_children_of_an_ipoib_netdev_use_it(kernel: Kernel) -> None:
         kernel.tree.put(f"/sys/class/net/{name}/type", kind)
         kernel.tree.put(f"/sys/class/net/{name}/iflink", str(iflink))
     assert users_of(kernel) == {PF: (User("ib0.8001 on enp33s0"),)}
+
+
+def test_who_has_queues_for_itself_uses_the_netdev(kernel: Kernel) -> None:
+    kernel.host.open["socket:[4711]"] = ("xdpsock (pid 77)",)
+    kernel.queue_users[PF] = (
+        QueueUser(1, "AF_XDP", "socket:[4711]"),
+        QueueUser(1, "AF_XDP", "socket:[4712]"),  # of a process that is gone
+        QueueUser(2, "io_uring zero copy"),
+    )
+    named = (
+        "xdpsock (pid 77) by AF_XDP on queue 1 of enp33s0",
+        "AF_XDP on queue 1 of enp33s0",
+        "io_uring zero copy on queue 2 of enp33s0",
+    )
+    assert users_of(kernel) == {PF: tuple(User(name, of_queue=True) for name in named)}
+    assert owning(kernel) == {}
+    kernel.netlink.set_link(kernel.netdev(PF).ifindex, up=False)
+    assert users_of(kernel) == {}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from attrs import define, evolve, field
 
-from agent.machine import Connection, Events, Link, Machine, QueueIrq, VfInfo
+from agent.machine import Connection, Events, Link, Machine, QueueIrq, QueueUser, VfInfo
 from tests.sim import config_space, hugepages, variables
 from tests.sim.absent import NoEvents
 from tests.sim.drivers import DRIVERS
@@ -57,8 +57,8 @@ class Kernel:
     offset. ``renames_running``: a netdev that is up can be renamed (since Linux 6.2). ``made``: the netdevs that the driver
     of a function makes, where it is not just one: those of two ports, and representors.
     ``sockets``: those of TCP, each with its state. ``linked``: of functions whose driver tells the kernel, the queues of each
-    interrupt in their order. ``hanging``: how many calls the driver of a function still returns from, if it is about to hang.
-    ``partition_mtu``: the MTU that the subnet manager lets IPoIB have.
+    interrupt in their order. ``queue_users``: who has queues of a function for itself. ``hanging``: how many calls the driver
+    of a function still returns from, if it is about to hang. ``partition_mtu``: the MTU that the subnet manager lets IPoIB have.
     """
 
     cpus: int = 4
@@ -93,6 +93,7 @@ class Kernel:
     renames_running: bool = False
     hanging: dict[str, int] = field(factory=dict)
     linked: dict[str, tuple[QueueIrq | None, ...]] = field(factory=dict)
+    queue_users: dict[str, tuple[QueueUser, ...]] = field(factory=dict)
     made: dict[str, list[Netdev]] = field(factory=dict)
     partition_mtu: int = 4092
     udev_runs: bool = True
@@ -330,6 +331,10 @@ class Kernel:
 
     def vf_count(self, function: str) -> int:
         return self.sriov.count(function)
+
+    def queues_in_use(self, function: str) -> int:
+        """Up to which queue somebody has one for itself."""
+        return max((user.queue + 1 for user in self.queue_users.get(function, ())), default=0)
 
     def refuse(self, operation: str, where: str, value: str) -> None:
         self.writes.append((where, value))

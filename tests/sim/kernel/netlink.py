@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 
-from agent.machine import Connection, Link, QueueIrq, Route, Rule
+from agent.machine import Connection, Link, QueueIrq, QueueUser, Route, Rule
 from tests.sim.tree import error
 
 if TYPE_CHECKING:
@@ -65,6 +65,10 @@ class SimNetlink:
         numbers = sorted(map(int, self._kernel.tree.folders.get(f"{PCI}/{function}/msi_irqs", ())))
         linked = self._kernel.linked.get(function, ())
         return {number: irq for number, irq in zip(numbers, linked, strict=False) if irq is not None}
+
+    def queue_users(self, ifindex: int) -> tuple[QueueUser, ...]:
+        netdev = self._kernel.by_ifindex(ifindex)
+        return self._kernel.queue_users.get(netdev.function, ()) if netdev.link.up else ()
 
     def add_altname(self, ifindex: int, name: str) -> None:
         netdev = self._kernel.by_ifindex(ifindex)

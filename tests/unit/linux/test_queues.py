@@ -7,8 +7,8 @@ import struct
 import pytest
 
 from agent.linux.messages import attribute
-from agent.linux.queues import GENL, NAPI_GET, QUEUE_GET, RX, TX, served
-from agent.machine import QueueIrq
+from agent.linux.queues import GENL, NAPI_GET, QUEUE_GET, RX, TX, served, users
+from agent.machine import QueueIrq, QueueUser
 
 IGB = (
     "0b0100000800020003200000080001000400000008000300310000000800080000000000080005000000000008000700000000000800060000000000",
@@ -50,3 +50,24 @@ def test_of_several_queues_of_an_interrupt_the_first_is_known() -> None:
 )
 def test_where_the_driver_links_nothing_nothing_is_known(napis: list[bytes], queues: list[bytes]) -> None:
     assert served(napis, queues) == {}
+
+
+def test_each_use_of_a_queue_is_told_once() -> None:
+    """Linux 6.18 shows AF_XDP on both queues of a number; the form of a lease is from Linux 7.3's source."""
+    lease = attribute(8, attribute(2, attribute(1, struct.pack("=I", 0))) + attribute(1, struct.pack("=I", 9)))
+    queues = [
+        queue(0, RX),
+        queue(1, RX) + attribute(7, b""),
+        queue(2, RX) + attribute(5, struct.pack("=I", 3)) + lease,
+        queue(3, RX) + attribute(6, attribute(1, struct.pack("=I", 4096))),
+        queue(4, RX) + attribute(7, b""),
+        queue(1, TX) + attribute(7, b""),
+    ]
+    named = QueueUser(4, "AF_XDP", "socket:[4711]")
+    assert users(queues, [named]) == (
+        QueueUser(1, "AF_XDP"),
+        QueueUser(2, "a netkit lease"),
+        QueueUser(2, "devmem TCP"),
+        QueueUser(3, "io_uring zero copy"),
+        named,
+    )
