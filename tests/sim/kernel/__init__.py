@@ -58,7 +58,7 @@ class Kernel:
     of a function makes, where it is not just one: those of two ports, and representors.
     ``sockets``: those of TCP, each with its state. ``linked``: of functions whose driver tells the kernel, the queues of each
     interrupt in their order. ``queue_users``: who has queues of a function for itself. ``hanging``: how many calls the driver
-    of a function still returns from, if it is about to hang. ``partition_mtu``: the MTU that the subnet manager lets IPoIB have.
+    of a function still returns from, if it is about to hang. ``partition_mtu``: what the subnet manager lets IPoIB have.
     """
 
     cpus: int = 4
