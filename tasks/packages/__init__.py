@@ -145,7 +145,12 @@ dnf() {
     code=0
     { message=$(command dnf --setopt=exit_on_lock=1 "$@" 2>&1 >&3); } 3>&1 || code=$?
     left=$((left - 1))
-    if [ "$code" != 200 ] || [ "$left" = 0 ]; then break; fi
+    case "$code $message" in
+    200\\ *) ;;
+    *"transaction lock on "*"(Resource temporarily unavailable)"* | *"Failed to obtain rpm transaction lock"*) ;;
+    *) break ;;
+    esac
+    [ "$left" != 0 ] || break
     sleep 5
   done
   if [ -n "$message" ]; then printf '%s\\n' "$message" >&2; fi
@@ -153,9 +158,10 @@ dnf() {
 }
 """
 )
-"""A shell function that waits up to five minutes for another dnf. dnf itself would wait for ever.
+"""A shell function that waits up to five minutes for another dnf or rpm. dnf itself would wait for another dnf for ever.
 
 With ``exit_on_lock`` dnf ends with 200 if another process has a lock, and names that process (dnf/lock.py, dnf/cli/main.py).
+For rpm's own lock neither rpm without a terminal (rpmlockAcquire in rpm) nor dnf5 waits, and dnf ends with 1.
 """
 
 FIND_PYTHON = """

@@ -1,0 +1,59 @@
+"""Public reports of another rpm that is at work: real dnf and rpm in a folder, and dnf5 by what it prints."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lab.rpm import Rpm
+from tasks.packages import DNF
+from tests.deploy.drivers.test_going_back_dnf import Node, repository
+from tests.deploy.scripts import program, sh
+
+HOLD = """
+import fcntl, sys
+file = open(sys.argv[1], 'r+')
+fcntl.lockf(file, fcntl.LOCK_EX)
+print('held', flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(not all(map(shutil.which, ("dnf", "rpmbuild", "createrepo_c"))), reason="a node's script for dnf")
+@pytest.mark.parametrize(
+    "package",
+    [pytest.param("jq", id="cloud-game-development-toolkit-192"), pytest.param("jq", id="aws-codedeploy-agent-398")],
+)
+def test_an_installation_waits_for_another_rpm(tmp_path: Path, package: str) -> None:
+    made = {"base": repository(tmp_path / "base", [Rpm("dash", "1-1", provides=("/bin/sh",)), Rpm(package, "1.6-2")])}
+    node = Node(tmp_path, made)
+    node.install("dash")
+    [lock] = (tmp_path / "node").rglob(".rpm.lock")
+    with subprocess.Popen([sys.executable, "-c", HOLD, lock], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        # The other rpm ends while the deploy waits.
+        program(tmp_path / "bin/sleep", f"kill {holder.pid}")
+        holder.stdout.close()
+        node.install(package)
+    assert node.has() == {f"{package}-1.6-2"}
+
+
+DNF5 = """
+[ -e {free} ] && exit
+echo 'Transaction failed: Failed to obtain rpm transaction lock. Another transaction is in progress.' >&2
+exit 1
+"""
+
+
+@pytest.mark.parametrize("_report", [pytest.param("", id="dnf5-2186"), pytest.param("", id="dnf5-2435")])
+def test_dnf5_that_does_not_wait_is_run_again(tmp_path: Path, _report: str) -> None:
+    program(tmp_path / "bin/dnf", DNF5.format(free=tmp_path / "free"))
+    program(tmp_path / "bin/sleep", f"touch {tmp_path}/free")
+    assert sh(f"{DNF}dnf install -y jq", PATH=f"{tmp_path}/bin:{os.environ['PATH']}") == []
+    assert (tmp_path / "free").exists()
