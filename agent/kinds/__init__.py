@@ -43,44 +43,8 @@ class Reading:
     instead: Value = None
 
 
-def _same_for_all_specs(want: Wanted) -> object:
-    return None
-
-
 ANY_VALUE = "*"
 """Stands for the value that a write leaves, as long as only the kernel knows it: how it divides huge pages between nodes."""
-
-
-def _its_own_original(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> list[Change]:
-    return [change]
-
-
-def _in_one_step(change: Change) -> bool:
-    return False
-
-
-def _as_listed(changes: list[Change]) -> list[Change]:
-    return changes
-
-
-def _no_transients(machine: Machine, want: Wanted, change: Change) -> list[Change]:
-    return []
-
-
-def _not_lifted(change: Change) -> str:
-    return ""
-
-
-def _not_undone(machine: Machine, change: Change) -> str:
-    return ""
-
-
-def _no_netdev(have: Snapshot, change: Change) -> int:
-    return 0
-
-
-def _nothing_to_remember(machine: Machine, want: Wanted, have: Snapshot) -> None:
-    return None
 
 
 @frozen(kw_only=True)
@@ -99,7 +63,7 @@ class Observer:
     NAME: str
     AFTER: tuple[str, ...]
     observe: Callable[[Machine, Wanted, Scope], Mapping[str, Any]]
-    read_for: Callable[[Wanted], object] = _same_for_all_specs
+    read_for: Callable[[Wanted], object] = lambda want: None
 
 
 @frozen(kw_only=True)
@@ -161,18 +125,20 @@ class Kind(Observer):
     UNKNOWN_UNTIL: tuple[str, ...]
     REACH: Literal["function", "device"]
     reading: Callable[[Machine, Wanted, Snapshot, Change], Reading | None] | None = None
-    originals_of: Callable[[Machine, Change, Collection[tuple[str, str, str]]], list[Change]] = _its_own_original
-    in_steps: Callable[[Change], bool] = _in_one_step
-    arranged: Callable[[list[Change]], list[Change]] = _as_listed
-    transients: Callable[[Machine, Wanted, Change], list[Change]] = _no_transients
-    set_along: Callable[[Machine, Wanted, Change], list[Change]] = _no_transients
-    lifted_by: Callable[[Change], str] = _not_lifted
+    originals_of: Callable[[Machine, Change, Collection[tuple[str, str, str]]], list[Change]] = (
+        lambda machine, change, known: [change]
+    )
+    in_steps: Callable[[Change], bool] = lambda change: False
+    arranged: Callable[[list[Change]], list[Change]] = lambda changes: changes
+    transients: Callable[[Machine, Wanted, Change], list[Change]] = lambda machine, want, change: []
+    set_along: Callable[[Machine, Wanted, Change], list[Change]] = lambda machine, want, change: []
+    lifted_by: Callable[[Change], str] = lambda change: ""
     BEFORE_UP: bool = False
     REMAKES_NETDEV: tuple[str, ...] = ()
     TARGETS_VANISH: bool = False
-    netdev_index: Callable[[Snapshot, Change], int] = _no_netdev
-    undone_by_driver: Callable[[Machine, Change], str] = _not_undone
-    remember: Callable[[Machine, Wanted, Snapshot], None] = _nothing_to_remember
+    netdev_index: Callable[[Snapshot, Change], int] = lambda have, change: 0
+    undone_by_driver: Callable[[Machine, Change], str] = lambda machine, change: ""
+    remember: Callable[[Machine, Wanted, Snapshot], None] = lambda machine, want, have: None
     OTHER_WRITERS: tuple[str, ...] = ()
     OFF: str = ""
 

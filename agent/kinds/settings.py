@@ -42,22 +42,6 @@ def is_ready(status: links.LinkStatus | None) -> bool:
     return status is not None and status.ready
 
 
-def _never(family: DriverFamily, name: str) -> bool:
-    return False
-
-
-def _no_limit(device: Observed, wanted: Asked) -> tuple[str, str]:
-    return "", ""
-
-
-def _nothing_excluded(asked: Collection[str]) -> tuple[str, ...]:
-    return ()
-
-
-def _as_given(change: Change) -> int:
-    return 0
-
-
 @frozen(kw_only=True)
 class Settings:
     """One kind of settings.
@@ -76,11 +60,11 @@ class Settings:
     read: Callable[[Machine, str, Collection[str]], Read | None]
     write: Callable[[Machine, str, Mapping[str, Any]], None]
     usable: Callable[[links.LinkStatus | None], bool]
-    flaps: Callable[[DriverFamily, str], bool] = _never
-    limit: Callable[[Observed, Asked], tuple[str, str]] = _no_limit
+    flaps: Callable[[DriverFamily, str], bool] = lambda family, name: False
+    limit: Callable[[Observed, Asked], tuple[str, str]] = lambda device, wanted: ("", "")
     one_request: bool = False
-    excluded: Callable[[Collection[str]], tuple[str, ...]] = _nothing_excluded
-    order: Callable[[Change], int] = _as_given
+    excluded: Callable[[Collection[str]], tuple[str, ...]] = lambda asked: ()
+    order: Callable[[Change], int] = lambda change: 0
 
     def observe(self, machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mapping[str, Read | None]]:
         """The settings of each function for which the spec gives some, by target; None for one that is away."""

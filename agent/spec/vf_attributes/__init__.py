@@ -60,18 +60,6 @@ def switch(content: bytes) -> bool | None:
     return None if value == NOT_REPORTED else bool(value)
 
 
-def _unchanged(value: Any) -> Any:
-    return value
-
-
-def _no_fault(attributes: Any) -> str:
-    return ""
-
-
-def _unexplained(refusal: Refusal) -> tuple[int, str] | None:
-    return None
-
-
 @frozen(kw_only=True)
 class VfAttribute:
     """One attribute of a VF that its PF sets.
@@ -99,16 +87,16 @@ class VfAttribute:
     order: int = 1000
     validator: Any = None
     of_one_vf: bool = False
-    check: Callable[[Any], str] = _no_fault
+    check: Callable[[Any], str] = lambda attributes: ""
     netlink: str
     read: Callable[[bytes], Any]
     unreported: Value = None
     key: str = ""
-    encode: Callable[[Any], Any] = _unchanged
+    encode: Callable[[Any], Any] = lambda value: value
     together: Together | None = None
     last: Callable[[Any, Any], bool] | None = None
     remakes_netdev: bool = False
-    explain: Callable[[Refusal], tuple[int, str] | None] = _unexplained
+    explain: Callable[[Refusal], tuple[int, str] | None] = lambda refusal: None
     show: Callable[[Any], tuple[str, ...]] | None = None
 
     def shown(self, vf: Any) -> tuple[str, ...]:
