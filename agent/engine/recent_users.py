@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from attrs import define, field, frozen
 
-from agent.engine.users import User, owners, reaches, users
+from agent.engine.users import User, reaches, users
 from agent.hardware.functions import driver, pci_of
 from agent.machine import Machine
 from agent.report.records import Change, Mode
@@ -76,7 +76,7 @@ class RecentUsers:
             return _Lookup(0.0, targets, complete, {})
         self._doing("users", "read")
         began = self._clock()
-        by_target = (users if complete else owners)(self._machine, want, device, targets)
+        by_target = users(self._machine, want, device, targets, complete)
         ended = self._clock()
         return _Lookup(ended + max(FRESH, ended - began), targets, complete, by_target)
 

@@ -84,30 +84,16 @@ def reaches(change: Change) -> str | None:
 
 
 def users(
-    machine: Machine, want: Wanted, address: str, among: frozenset[str] | None = None
+    machine: Machine, want: Wanted, address: str, among: frozenset[str] | None = None, complete: bool = True
 ) -> dict[str, tuple[User, ...]]:
     """The users of a PF and of its VFs, by target. Targets without users are left out.
 
     If a source gives no answer (the kubelet), it counts as a user: a device with unknown users is not disturbed.
 
     :param among: look only at these targets; None: at all.
+    :param complete: False: look only for owners, which costs much less.
+    :raises OSError: a source of owners gives no answer, and ``complete`` is False: any function may have an owner.
     """
-    return _look_up(machine, want, address, among, USERS)
-
-
-def owners(
-    machine: Machine, want: Wanted, address: str, among: frozenset[str] | None = None
-) -> dict[str, tuple[User, ...]]:
-    """As :func:`users`, but only from the sources that can show an owner. This costs much less.
-
-    :raises OSError: a source gives no answer (the kubelet), so any function may have an owner.
-    """
-    return _look_up(machine, want, address, among, OWNERS)
-
-
-def _look_up(
-    machine: Machine, want: Wanted, address: str, among: frozenset[str] | None, sources: Sequence[Source]
-) -> dict[str, tuple[User, ...]]:
     pci = targets(machine.files, address) if among is None else _existing(machine, among)
     names = {target: _netdev(machine.files, function) for target, function in pci.items()}
     bonds = {target: _lag(machine.files, function) for target, function in pci.items() if not is_vf(target)}
@@ -117,7 +103,7 @@ def _look_up(
         {target: bond for target, bond in bonds.items() if bond is not None},
     )
     by_target: dict[str, list[User]] = {}
-    for source in sources:
+    for source in USERS if complete else OWNERS:
         for target, user in source(machine, want, functions):
             by_target.setdefault(target, []).append(user)
     return {target: tuple(users) for target, users in by_target.items()}

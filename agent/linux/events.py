@@ -143,7 +143,8 @@ class LinuxEvents:
 
     def subscribe(self) -> list[EventSource]:
         """Subscribe to links in all namespaces, and in this one to addresses, routes, uevents and ethtool's notifications."""
-        return [_links(), _routing(), _uevents(), *_ethtool()]
+        # Addresses and routes have another socket than links, which would receive those of every pod, too.
+        return [_links(), _rtnetlink(ROUTING_GROUPS, routing_events), _uevents(), *_ethtool()]
 
 
 def _links() -> NetlinkSource:
@@ -152,20 +153,17 @@ def _links() -> NetlinkSource:
     A socket inside a pod's namespace would keep that namespace alive. Without CAP_NET_BROADCAST, only the regular full reading
     notices changes of VFs in other namespaces.
     """
-    owner = closed_in_the_end(IPRSocket(groups=0))
-    widen(owner.socket, BUFFER)
-    owner.bind(groups=RTMGRP_LINK)
+    source = _rtnetlink(RTMGRP_LINK, link_events)
     with suppress(PermissionError):
-        owner.socket.setsockopt(SOL_NETLINK, NETLINK_LISTEN_ALL_NSID, 1)
-    return NetlinkSource(owner, owner.socket, link_events)
+        source.channel.setsockopt(SOL_NETLINK, NETLINK_LISTEN_ALL_NSID, 1)
+    return source
 
 
-def _routing() -> NetlinkSource:
-    """Addresses and routes. The socket of the links would receive those of every pod, too."""
+def _rtnetlink(groups: int, decode: Decode) -> NetlinkSource:
     owner = closed_in_the_end(IPRSocket(groups=0))
     widen(owner.socket, BUFFER)
-    owner.bind(groups=ROUTING_GROUPS)
-    return NetlinkSource(owner, owner.socket, routing_events)
+    owner.bind(groups=groups)
+    return NetlinkSource(owner, owner.socket, decode)
 
 
 def _uevents() -> NetlinkSource:
@@ -197,17 +195,20 @@ def link_events(message: bytes, elsewhere: bool) -> Iterator[Event]:
 
     :param elsewhere: it is from another namespace. There an index means another netdev; the parent device is the function.
     """
+    for kind, offset, length in _messages(message, IFINFOMSG.size):
+        if kind in (RTM_NEWLINK, RTM_DELLINK) and elsewhere:
+            yield Event(netdev_of=_parent(message, offset, length))
+        elif kind in (RTM_NEWLINK, RTM_DELLINK):
+            index = IFINFOMSG.unpack_from(message, offset + HEADER.size)[2]
+            yield Event(ifindex=index, netdev=_name(message, offset, length))
+
+
+def _messages(data: bytes, least: int) -> Iterator[tuple[int, int, int]]:
+    """The type, place and length of each message whose body may have ``least`` bytes."""
     offset = 0
-    while offset + HEADER.size + IFINFOMSG.size <= len(message):
-        length, kind, _, _, _ = HEADER.unpack_from(message, offset)
-        if kind in (RTM_NEWLINK, RTM_DELLINK):
-            if elsewhere:
-                yield Event(netdev_of=_parent(message, offset, length))
-            else:
-                yield Event(
-                    ifindex=IFINFOMSG.unpack_from(message, offset + HEADER.size)[2],
-                    netdev=_name(message, offset, length),
-                )
+    while offset + HEADER.size + least <= len(data):
+        length, kind, _, _, _ = HEADER.unpack_from(data, offset)
+        yield kind, offset, length
         offset += max(HEADER.size, (length + 3) & ~3)
 
 
@@ -224,15 +225,12 @@ def _name(message: bytes, offset: int, length: int) -> str:
 
 def routing_events(message: bytes, elsewhere: bool) -> Iterator[Event]:
     """The netdevs whose addresses have changed, and the tables that have lost a route or a rule."""
-    offset = 0
-    while offset + HEADER.size + routing.IFADDRMSG.size <= len(message):
-        length, kind, _, _, _ = HEADER.unpack_from(message, offset)
+    for kind, offset, length in _messages(message, routing.IFADDRMSG.size):
         body = message[offset + HEADER.size : offset + length]
         if kind in (RTM_NEWADDR, RTM_DELADDR) and len(body) >= routing.IFADDRMSG.size:
             yield Event(ifindex=routing.IFADDRMSG.unpack_from(body)[4])
         elif kind in (RTM_DELROUTE, RTM_DELRULE) and len(body) >= routing.RTMSG.size:
             yield Event(table=routing.table_of(body))
-        offset += max(HEADER.size, (length + 3) & ~3)
 
 
 def _parent(message: bytes, offset: int, length: int) -> str:

@@ -83,15 +83,12 @@ class LinuxNamespaces:
     @contextmanager
     def files(self, namespace: Namespace) -> Iterator[Attributes]:
         """Mount its sysfs without a mount point. The mount does not keep the namespace or its devices alive."""
-        sysfs = self._mount(namespace)
+        with inside(namespace):
+            sysfs = mount.detached("sysfs")
         try:
             yield _Below(sysfs)
         finally:
             os.close(sysfs)
-
-    def _mount(self, namespace: Namespace) -> int:
-        with inside(namespace):
-            return mount.detached("sysfs")
 
 
 @contextmanager
@@ -100,32 +97,26 @@ def inside(namespace: Namespace) -> Iterator[int]:
 
     :raises OSError: the other namespace is gone, or cannot be entered.
     """
-    own = os.open(OWN, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        with _opened(namespace) as there:
+    with _opened(OWN) as own:
+        with _opened(namespace.path) as there:
+            # Another process may have the number of this path by now, or another mount hides the one of the namespace.
+            if os.fstat(there).st_ino != namespace.inode:
+                raise FileNotFoundError(errno.ENOENT, "the network namespace is gone", namespace.path)
             _enter(there)
         try:
             yield own
         finally:
             _return(own)
-    finally:
-        os.close(own)
 
 
 @contextmanager
-def _opened(namespace: Namespace) -> Iterator[int]:
-    """A descriptor of a namespace for a `with` block.
-
-    :raises OSError: it is gone, or cannot be opened.
-    """
-    there = os.open(namespace.path, os.O_RDONLY | os.O_CLOEXEC)
+def _opened(path: str, flags: int = 0, folder: int | None = None) -> Iterator[int]:
+    """A descriptor for a `with` block."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags, dir_fd=folder)
     try:
-        # Another process may have the number of this path by now, or another mount hides the one of the namespace.
-        if os.fstat(there).st_ino != namespace.inode:
-            raise FileNotFoundError(errno.ENOENT, "the network namespace is gone", namespace.path)
-        yield there
+        yield descriptor
     finally:
-        os.close(there)
+        os.close(descriptor)
 
 
 def _return(own: int) -> None:
@@ -172,11 +163,8 @@ def number(descriptor: int) -> int | None:
 
 def own_number() -> int | None:
     """The number that the thread's namespace has given to itself; None: it has given none, as is usual."""
-    own = os.open(OWN, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with _opened(OWN) as own:
         return number(own)
-    finally:
-        os.close(own)
 
 
 @decoder
@@ -234,11 +222,8 @@ class _Below:
 
     def names(self, path: str) -> list[str]:
         """List a directory."""
-        folder = os.open(self._path(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._sysfs)
-        try:
+        with _opened(self._path(path), os.O_DIRECTORY, self._sysfs) as folder:
             return sorted(os.listdir(folder))  # noqa: PTH208
-        finally:
-            os.close(folder)
 
     def target(self, path: str) -> str:
         """Read a link."""

@@ -207,7 +207,7 @@ class SpecInForce:
         if spec is None or after == state or (after == "given up" and not self._replaceable(spec)):
             return False
         if after == "given up":
-            self.refusal = _given_up(spec_hash(spec), why)
+            self.refusal = f"spec {spec_hash(spec)} failed, and the last verified one is kept: {why}"
             self._learn(_Known(spec_hash(spec), after, why=self.refusal))
             self._put(self.verified)
             return True
@@ -320,10 +320,6 @@ def _may_exist(path: Path) -> bool:
 
 def _see_journal(crashed: str) -> str:
     return f"{crashed}; see: journalctl -u trackbed"
-
-
-def _given_up(name: str, why: str) -> str:
-    return f"spec {name} failed, and the last verified one is kept: {why}"
 
 
 def _write(path: Path, text: str) -> None:

@@ -3,7 +3,7 @@
 import pytest
 from attrs import evolve
 
-from agent.engine.users import User, owners, users, with_affected
+from agent.engine.users import User, users, with_affected
 from agent.hardware.functions import discover, vf_addresses
 from agent.machine import Link, QueuePair, QueueUser, Route, Rule
 from agent.report.records import Change, Disruption
@@ -35,7 +35,7 @@ def users_of(kernel: Kernel) -> dict[str, tuple[User, ...]]:
 
 
 def owning(kernel: Kernel) -> dict[str, tuple[User, ...]]:
-    return owners(kernel.machine(), wanted(kernel), PF)
+    return users(kernel.machine(), wanted(kernel), PF, complete=False)
 
 
 def test_nobody_uses_vfs_that_were_just_made(kernel: Kernel) -> None:
