@@ -65,11 +65,13 @@ U32 = struct.Struct("=I")
 
 @contextmanager
 def _naming_errors(what: str) -> Iterator[None]:
-    """Turn a refused request into an OSError with the kernel's errno that names the request."""
+    """Turn a refused request into an OSError with the kernel's errno that names the request, and the kernel's reason if any."""
     try:
         yield
     except NetlinkError as error:
-        raise OSError(error.code, f"{what}: {os.strerror(error.code)}") from error
+        # Without a reason of the kernel's, pyroute2 has the errno's text in its place.
+        reasons = dict.fromkeys((os.strerror(error.code), error.args[1]))
+        raise OSError(error.code, f"{what}: {': '.join(reasons)}") from error
     except OSError as error:
         raise OSError(error.errno, f"{what}: {error.strerror}") from error
 
@@ -88,7 +90,7 @@ class LinuxNetlink:
     def __init__(self, each_alone: bool = False) -> None:
         self._each_alone = each_alone
         # Not IPRoute: it runs an event loop for each request, so that a request takes 1.2 ms instead of 0.2 ms.
-        self._socket: Any = closed_in_the_end(IPRSocket(groups=0))
+        self._socket: Any = closed_in_the_end(IPRSocket(groups=0, ext_ack=True))
         self._sequence = 0
 
     def link(self, name: str) -> Link | None:

@@ -37,6 +37,7 @@ from agent.linux.netlink import (
     LinuxNetlink,
     decode_link,
 )
+from agent.machine import Route
 from agent.spec.validators import MOST_VFS
 from bench.namespace import enter
 
@@ -138,7 +139,40 @@ def test_a_link_is_found_by_any_of_its_names_and_set_in_one_request(inside: Call
         ("rail0", "a-name-of-more-than-15-characters"),
     )
     assert (after.mtu, after.up, after.txqueuelen, after.altnames) == (1300, False, 88, ("rail0", "rail1"))
-    assert (refused.errno, refused.strerror) == (errno.EINVAL, "set mtu 1: Invalid argument")
+    assert (refused.errno, refused.strerror) == (
+        errno.EINVAL,
+        "set mtu 1: Invalid argument: mtu less than device minimum",
+    )
+
+
+@pytest.mark.parametrize(
+    ("refused", "why"),
+    [
+        pytest.param(
+            lambda netlink, ifindex: netlink.set_link(ifindex, mtu=1 << 20),
+            "set mtu 1048576: Invalid argument: mtu greater than device maximum",
+            id="netlink-731",
+        ),
+        pytest.param(
+            lambda netlink, ifindex: netlink.add_route(Route("10.20.0.0/16", 100, ifindex, gateway="10.99.0.1")),
+            "add the route to 10.20.0.0/16 in table 100: Network is unreachable: Nexthop has invalid gateway",
+            id="systemd-5038",
+        ),
+    ],
+)
+def test_a_refusal_has_the_reason_that_the_kernel_gives(
+    inside: Callable[..., Any], refused: Callable[[LinuxNetlink, int], None], why: str
+) -> None:
+    def look(netlink: LinuxNetlink) -> Any:
+        link = netlink.link("fab0")
+        assert link is not None
+        try:
+            refused(netlink, link.ifindex)
+        except OSError as error:
+            return error.strerror
+        return None
+
+    assert inside(look) == why
 
 
 def test_a_netdev_takes_its_own_alternative_name_and_keeps_it_when_the_new_name_is_refused(
