@@ -38,7 +38,7 @@ NAME = "irqs"
 AFTER = ("channels", "irqbalance", "rings")
 UNKNOWN_UNTIL = ("vfs", "bindings", "links", "vf_links", "channels")
 REACH = "function"
-OTHER_WRITERS = ("irqbalance", "tuned")
+OTHER_WRITERS = ("irqbalance", "tuned", "crio")
 OFF = "irqs.pin: false"
 
 # The file with the CPUs that have no free interrupt vector, so that `trackbed plan` knows them, too. The kernel shows this only

@@ -89,6 +89,8 @@ UNTOUCHED = {"irqs": {"irqbalance": "untouched"}}
         pytest.param("tuned", _queue, {}, {"rps": {"enable": True}}, id="cluster-node-tuning-operator-479"),
         pytest.param("sriov-network-config-daemon", _vlan, VFS, {}, id="sriov-network-operator-1028"),
         pytest.param("systemd-networkd", _mtu, MTU, {}, id="systemd-42517"),
+        pytest.param("cilium-agent", _mtu, MTU, {}, id="cilium-17107"),
+        pytest.param("crio", _irq, {}, UNTOUCHED, id="cri-o-4441"),
     ],
 )
 def test_the_program_is_named_and_the_agent_stops(
