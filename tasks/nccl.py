@@ -16,7 +16,7 @@ from pyinfra.api.exceptions import DeployError
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
-from tasks.common.commands import Commands, refuse, script
+from tasks.common.commands import Commands, refuse, script, warn
 from tasks.common.data import Key, host_data, record
 from tasks.common.templates import render
 from tasks.common.texts import MARK, Texts, replace
@@ -252,7 +252,20 @@ def configure() -> None:
     count = gpus.get("count") if isinstance(gpus, dict) else None
     if wanted and isinstance(count, int) and (wrong := wanted.wrong_count(count)):
         raise DeployError(f"{host.name}.{NCCL.name}.{wrong}, and gpus.count is {count}; correct one of the two")
+    if wanted and wanted.topology is None:
+        _warn_of_topology(host.get_fact(Texts, paths=(PATH, PREVIOUS)).get(PATH, ""))
     write(name="NCCL", wanted=wanted)
+
+
+def _warn_of_topology(before: str) -> None:
+    """A provider's image names a topology where the instance does not show it; without it NCCL is slow and says nothing."""
+    lost = re.search(r"^NCCL_TOPO_FILE=(.*)$", before, re.MULTILINE)
+    if lost and not before.startswith(MARK):
+        warn(
+            host,
+            f"nccl: the {PATH} that is replaced has NCCL_TOPO_FILE={lost[1]}; if it describes this instance, "
+            f"give nccl.topology {lost[1]!r}",
+        )
 
 
 @operation()

@@ -12,7 +12,21 @@ from tasks.kubernetes.manifests.configurations import shared_rdma, sriov
 from tasks.kubernetes.manifests.device_plugins import DevicePlugins, Networks, SharedRdma, Sriov
 from tasks.kubernetes.manifests.discovered import Discovered, discover
 from tasks.kubernetes.manifests.rendered import manifests
-from tests.deploy.hardware import CONNECTX, EFA, RAIL0, RAIL1, SECOND, SELECTED, UVERBS, function, hardware, nic, rdma
+from tests.deploy.conftest import Node, files
+from tests.deploy.hardware import (
+    CONNECTX,
+    EFA,
+    RAIL0,
+    RAIL1,
+    SECOND,
+    SELECTED,
+    UVERBS,
+    function,
+    hardware,
+    has,
+    nic,
+    rdma,
+)
 from tests.deploy.kubernetes.test_device_plugins import documents
 
 SHARED = {"shared": from_mapping({"node_name": "a"}), "exclusive": from_mapping(
@@ -145,3 +159,21 @@ def test_a_plugin_does_not_start_where_the_kubelet_has_its_folders_elsewhere(fil
     folders = [volume["hostPath"] for volume in pod["volumes"] if "hostPath" in volume]
     kubelet_s = {each["path"]: each["type"] for each in folders if each["path"].startswith("/var/lib/kubelet/")}
     assert kubelet_s == {f"/var/lib/kubelet/{name}": "Directory" for name in ("device-plugins", "plugins_registry")}
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        pytest.param({}, True, id="nccl-1298"),
+        pytest.param({"topology": "/opt/topo.xml"}, False, id="nccl-1008"),
+    ],
+)
+def test_a_topology_of_the_image_is_not_lost_without_a_word_and_its_graph_is_not_kept(
+    node: Node, given: dict[str, str], named: bool
+) -> None:
+    node.data = {"nccl": {"network_type": 1, **given}}
+    image_s = "NCCL_TOPO_FILE=/opt/topo.xml\nNCCL_GRAPH_FILE=/opt/graph.xml\n"
+    result = node.deploy(nccl.configure, {**has(CONNECTX, SECOND), **files(**{nccl.PATH: image_s})})
+    (made,) = result.uploads.values()
+    assert (b"TOPO" in made, b"GRAPH" in made) == (not named, False)
+    assert any("give nccl.topology '/opt/topo.xml'" in line for line in result.log) == named
