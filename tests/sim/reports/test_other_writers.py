@@ -90,6 +90,7 @@ UNTOUCHED = {"irqs": {"irqbalance": "untouched"}}
         pytest.param("sriov-network-config-daemon", _vlan, VFS, {}, id="sriov-network-operator-1028"),
         pytest.param("systemd-networkd", _mtu, MTU, {}, id="systemd-42517"),
         pytest.param("cilium-agent", _mtu, MTU, {}, id="cilium-17107"),
+        pytest.param("aws-k8s-agent", _mtu, MTU, {}, id="amazon-vpc-cni-k8s-2606"),
         pytest.param("crio", _irq, {}, UNTOUCHED, id="cri-o-4441"),
     ],
 )

@@ -258,3 +258,24 @@ def test_a_vf_that_a_plugin_knows_by_its_iommu_group_is_in_use(node: Node, group
     node.kernel.host.allocated = {group: ("vms/virt-launcher-a",)}
     why = [error for field, result, error in left(node.follow({"vfs": {"count": 6}})) if field == "count"]
     assert why == [f"it would disturb pod vms/virt-launcher-a by IOMMU group {group} ({PF0}#1)"]
+
+
+@pytest.mark.parametrize(
+    ("driver", "user"),
+    [
+        pytest.param("netdevice", "another network namespace", id="kubernetes-104099"),
+        pytest.param("vfio-pci", "qemu (pid 7)", id="kubernetes-109595"),
+    ],
+)
+def test_a_vf_of_a_pod_that_the_kubelet_has_forgotten_is_in_use(node: Node, driver: str, user: str) -> None:
+    """It forgets a pod that ends too early, and all of them when it starts."""
+    vfs = {"count": 4, "defaults": {"driver": driver, "vlan": 7}}
+    node.follow({"vfs": vfs})
+    if driver == "vfio-pci":
+        node.kernel.host.open["/dev/vfio/102"] = (user,)
+    else:
+        node.kernel.move_away(vf(node, 1))
+    node.kernel.sriov.set(PF0, node.kernel.netdev(PF0), 1, vlan=9)
+    why = [error for field, _, error in left(node.follow({"vfs": {**vfs, "count": 6}})) if field == "count"]
+    assert why == [f"it would disturb {user} ({PF0}#1)"]
+    assert [each.vlan for each in node.kernel.vfs(PF0)] == [7, 9, 7, 7]
