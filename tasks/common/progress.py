@@ -1,7 +1,6 @@
-"""Prints during a deploy for how long each host has been in an operation, and records the times for `trackbed fleet report`.
+"""Shows during a deploy what each host does and since when, and records the times of operations for `trackbed fleet report`.
 
-pyinfra 3.10 shows which hosts are in an operation, but no times. It calls these methods only if it waits for all hosts at each
-operation, which is its default.
+pyinfra 3.10 shows which hosts are not done yet, as far as one line has room for their names, but neither their steps nor times.
 """
 
 from __future__ import annotations
@@ -12,10 +11,11 @@ import shutil
 import statistics
 import sys
 import time
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from weakref import WeakKeyDictionary
 
-import gevent
 from gevent.event import Event
 from pyinfra import logger
 from pyinfra.api.host import Host
@@ -26,13 +26,15 @@ from fleet.last_deploy import LastDeploy, Operation, default_path, write
 from tasks.common.connection import deploys_itself
 
 REDRAWN = 0.5
-"""Seconds after which the line on a terminal is drawn again."""
+"""Seconds after which the lines on a terminal are drawn again."""
 
 BEAT = 30.0
-"""Seconds between two lines about an operation if the output is not a terminal."""
+"""Seconds between two times that the same lines are printed if the output is not a terminal."""
 
 INDENT = 4
 """Columns by which pyinfra indents what it prints about an operation."""
+
+CONNECTING = "connecting"
 
 SHORT = 1.0
 """Seconds. An operation that was shorter on every host gets no line."""
@@ -44,39 +46,57 @@ SLOWEST = 3
 """How many of the slowest hosts, or operations, are named at the end."""
 
 
+_steps: WeakKeyDictionary[Host, tuple[str, float]] = WeakKeyDictionary()
+"""What each host does now, and since when."""
+
+
+@contextmanager
+def step(host: Host, name: str) -> Iterator[None]:
+    """While a host does this. If it does this as a part of another step, that one is shown."""
+    begun = (name, time.monotonic())
+    is_outer = _steps.setdefault(host, begun) is begun
+    try:
+        yield
+    finally:
+        if is_outer:
+            _steps.pop(host, None)
+
+
 class Progress(BaseStateCallback):
-    """Records when each host begins and ends an operation, and prints it. pyinfra calls the public methods."""
+    """Records when each host begins and ends a step. pyinfra calls the public methods."""
 
     def __init__(self) -> None:
-        self._wanted = os.environ.get("PYINFRA_PROGRESS") != "off"
-        self._hosts = 0
         self._place = ""
-        self._began: dict[str, float] = {}
         self._took: dict[str, float] = {}
         self._operations: dict[str, float] = {}
-        self._ended = Event()
         self._began_all = time.time()
         self._noted: list[Operation] = []
         self._recorded = time.monotonic()
         self._hosts_took: Counter[str] = Counter()
 
+    def host_before_connect(self, state: State, host: Host) -> None:  # type: ignore[override]
+        """A connection is made: the first one, or, after a reboot, as a part of an operation."""
+        _steps.setdefault(host, (CONNECTING, time.monotonic()))
+
+    def host_connect(self, state: State, host: Host) -> None:  # type: ignore[override]
+        """The host is connected."""
+        if _steps.get(host, ("",))[0] == CONNECTING:
+            del _steps[host]
+
+    def host_connect_error(self, state: State, host: Host, error: object) -> None:  # type: ignore[override]
+        """The host cannot be connected to."""
+        self.host_connect(state, host)
+
     def operation_start(self, state: State, op_hash: str) -> None:  # type: ignore[override]
         """An operation begins on all hosts."""
-        self._began, self._took, self._ended = {}, {}, Event()
-        self._hosts = sum(1 for _ in state.inventory.get_active_hosts())
+        self._took = {}
         order = state.get_op_order()  # type: ignore[no-untyped-call]
         self._place = f"operation {order.index(op_hash) + 1} of {len(order)}: "
-        if self._wanted and sys.stderr.isatty():
-            # This line replaces pyinfra's own.
-            os.environ["PYINFRA_PROGRESS"] = "off"
-            gevent.spawn(self._draw, self._ended)
-        elif self._wanted:
-            gevent.spawn(self._beat, self._ended)
 
     def operation_host_start(self, state: State, host: Host, op_hash: str) -> None:  # type: ignore[override]
         """A host begins an operation, or skips it: then no other call follows."""
         if op_hash in state.ops[host]:
-            self._began[host.name] = time.monotonic()
+            _steps[host] = (self._place + ", ".join(state.get_op_meta(op_hash).names), time.monotonic())
 
     def operation_host_success(  # type: ignore[override]
         self, state: State, host: Host, op_hash: str, retry_count: int = 0
@@ -92,7 +112,6 @@ class Progress(BaseStateCallback):
 
     def operation_end(self, state: State, op_hash: str) -> None:  # type: ignore[override]
         """All hosts have ended an operation."""
-        self._ended.set()
         longest = max(self._took.values(), default=0.0)
         name = ", ".join(state.get_op_meta(op_hash).names)
         self._operations[name] = self._operations.get(name, 0.0) + longest
@@ -107,9 +126,8 @@ class Progress(BaseStateCallback):
             )
 
     def _end(self, host: Host) -> None:
-        began = self._began.pop(host.name, None)
-        if began is not None:
-            self._took[host.name] = time.monotonic() - began
+        if host in _steps:
+            self._took[host.name] = time.monotonic() - _steps.pop(host)[1]
 
     def _note(self, name: str) -> None:
         slowest_host, longest = _longest_first(self._took)[0]
@@ -133,39 +151,58 @@ class Progress(BaseStateCallback):
                 f"{default_path()} cannot be written: {error.strerror}; `trackbed fleet report` lacks this deploy"
             )
 
-    def _running(self) -> str:
-        now = time.monotonic()
-        times = {host: now - began for host, began in self._began.items()}
-        width = shutil.get_terminal_size().columns - INDENT - 1 - len(self._place)
-        return self._place + running(times, len(self._took), self._hosts, width)
 
-    def _draw(self, ended: Event) -> None:
-        while not ended.wait(REDRAWN):
-            sys.stderr.write(f"{' ' * INDENT}{self._running()}\r")
-            sys.stderr.flush()
-            # This stays in the buffer, so that whatever is printed next clears the line first (as pyinfra does it).
-            sys.stderr.write("\033[K")
-
-    def _beat(self, ended: Event) -> None:
-        while not ended.wait(BEAT):
-            logger.info(self._running())
+def showing(_: Callable[..., None]) -> Callable[..., None]:
+    """_print_spinner, which pyinfra starts whenever it waits for hosts: shows the steps of the hosts instead of one line."""
+    return show
 
 
-def running(hosts: Mapping[str, float], done: int, total: int, width: int) -> str:
-    """A line about an operation: the hosts that are in it, each with its time, the longest first.
+def show(ended: Event, of_pyinfra: deque[str]) -> None:
+    """Show what the hosts do until pyinfra no longer waits for them.
 
-    :param done: how many of the ``total`` hosts have ended the operation.
-    :param width: columns. Hosts that do not fit are counted, not named.
+    :param of_pyinfra: the last is what pyinfra would show, such as `50% (1/2) - {node2}`.
     """
-    named = [f"{printable(host)} {say(seconds)}" for host, seconds in _longest_first(hosts)]
-    text = f"{done} of {total} hosts done"
-    for number, name in enumerate(named):
-        left = len(named) - number - 1
-        longer = f"{text}{'; ' if number == 0 else ', '}{name}"
-        if len(longer) + (len(f" and {left} more") if left else 0) > width:
-            return f"{text} and {left + 1} more" if number else text
-        text = longer
-    return text
+    if os.environ.get("PYINFRA_PROGRESS") == "off":
+        return
+    terminal = sys.stderr.isatty()
+    while not ended.wait(REDRAWN if terminal else BEAT):
+        now, size = time.monotonic(), shutil.get_terminal_size()
+        steps = {host.name: (name, now - began) for host, (name, began) in _steps.items()}
+        # Of the terminal, the line above the steps stays empty, and the cursor stays in it.
+        lines = shown(steps, of_pyinfra[-1], size.columns - INDENT - 1, size.lines - 1)
+        if terminal:
+            indented = "".join(f"\n{' ' * INDENT}{line}" for line in lines)
+            try:
+                sys.stderr.write(f"{indented}\r\033[{len(lines)}A")
+            finally:
+                # This stays in the buffer, so that what is printed next clears the lines first (pyinfra does so with its line),
+                # also after a Ctrl-C, which may come just now.
+                sys.stderr.write("\033[J")
+        else:
+            for line in lines:
+                logger.info(line)
+    sys.stderr.flush()
+
+
+def shown(steps: Mapping[str, tuple[str, float]], of_pyinfra: str, width: int, height: int) -> list[str]:
+    """The lines that show what hosts do: one a host, the longest first; at least one line.
+
+    :param steps: the name of each host's step, and for how many seconds the host has been in it.
+    :param width: columns. What is longer is cut.
+    :param height: lines. Hosts that do not fit are counted, not named.
+    """
+    if not steps:
+        return [of_pyinfra[:width]]
+    # A single host is no part of a number.
+    head = [done] if (done := of_pyinfra.partition("{")[0].rstrip(" -")) else []
+    order = _longest_first({host: seconds for host, (_, seconds) in steps.items()})
+    room = max(height - len(head), 1)
+    named = order if len(order) <= room else order[: room - 1]
+    rows = [(printable(host), say(seconds), printable(steps[host][0])) for host, seconds in named]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [f"{host:<{widths[0]}}  {time:>{widths[1]}}  {name}" for host, time, name in rows]
+    rest = len(order) - len(named)
+    return [line[:width] for line in [*head, *lines, *([f"and {rest} more"] if rest else [])]]
 
 
 def slowest(times: Mapping[str, float]) -> str:

@@ -31,12 +31,12 @@ from tasks.common import (
     layers,
     lock,
     prefetch,
+    progress,
     questions,
     shard,
     site,
     stopping,
 )
-from tasks.common.progress import Progress
 from tasks.kubernetes import maintenance
 
 
@@ -83,7 +83,7 @@ def _initialising(init: Callable[..., None]) -> Callable[..., None]:
     @wraps(init)
     def init_checked(self: State, hosts: Inventory, config: Config, initial_limit: list[Host] | None = None) -> None:
         init(self, hosts, config, initial_limit=before_connect(hosts, config, initial_limit))
-        for handler in (Progress(), disruption.Summary(), prefetch.Connections(), maintenance.Cordoned()):
+        for handler in (progress.Progress(), disruption.Summary(), prefetch.Connections(), maintenance.Cordoned()):
             self.add_callback_handler(handler)  # type: ignore[no-untyped-call]
 
     return init_checked
@@ -92,7 +92,7 @@ def _initialising(init: Callable[..., None]) -> Callable[..., None]:
 def _getting(get_fact: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(get_fact)
     def get_in_time(self: Host, fact: type, *arguments: Any, **named: Any) -> Any:
-        with answers.reading(self, fact):
+        with answers.reading(self, fact), progress.step(self, f"reading {fact.__name__}"):
             value = get_fact(self, fact, *arguments, **{"_timeout": time_limits.of(self).fact, **named})
         if self in self.state.failed_hosts:
             raise failures.HostFailed
@@ -169,6 +169,7 @@ REPLACEMENTS: dict[str, Callable[[Any], Any]] = {
     "pyinfra.connectors.ssh_util:getpass": questions.asking_for_key,
     "pyinfra.connectors.util:getpass": questions.asking_for_sudo,
     "pyinfra.connectors.util:read_buffer": facts.reading,
+    "pyinfra.progress:_print_spinner": progress.showing,
     "pyinfra_cli.cli:run_ops": lock.running,
     "pyinfra_cli.inventory:make_inventory_from_files": site.reading,
     "pyinfra_cli.inventory:_get_groups_from_filename": lambda _: inventory.groups_of_file,

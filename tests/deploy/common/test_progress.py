@@ -1,20 +1,25 @@
-"""What a deploy prints of the time that its hosts are in an operation, through pyinfra's own command line and config.py."""
+"""What a deploy shows of the steps of its hosts and their times, through pyinfra's own command line and config.py."""
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
+from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from gevent.event import Event
 
 from fleet.last_deploy import last_deploy
+from tasks.common import progress
 from tasks.common.archive import ROOT
-from tasks.common.progress import running, say, slowest
+from tasks.common.progress import say, shown, slowest
 from tests.deploy.fake import IMPORT
 
 DEPLOY = 'from pyinfra.operations import server\nserver.shell(name="Nothing", commands=["true"])\n'
@@ -45,7 +50,7 @@ def test_an_operation_ends_with_the_time_of_each_host_and_the_deploy_with_that_o
     assert sorted(re.findall(r"@fake/(\w+) [\d.]+ s", took)) == ["node1", "node2"]
     [total] = [line for line in lines if line.startswith("operations took ")]
     assert re.fullmatch(r"operations took Nothing [\d.]+ s, all together [\d.]+ s", total)
-    assert "hosts done" not in done.stderr
+    assert "1 of 1" not in done.stderr, "each operation was shorter than the time between two lines"
 
 
 def test_a_deploy_notes_how_long_its_operations_took(tmp_path: Path) -> None:
@@ -88,10 +93,10 @@ def test_a_node_that_deploys_itself_notes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "trackbed").exists()
 
 
-def on_a_terminal(folder: Path, **more: str) -> str:
-    """What it prints there. script(1) has the terminal: to read from one here would stop gevent, which reaps the child."""
+def on_a_terminal(words: list[str], folder: Path, **more: str) -> tuple[int, str]:
+    """Its exit code, and what it writes there. script(1) has the terminal: to read from one would stop gevent, which reaps."""
     done = subprocess.run(
-        ["script", "--quiet", "--return", "--command", shlex.join(command(folder)), "/dev/null"],
+        ["script", "--quiet", "--return", "--command", shlex.join(words), "/dev/null"],
         cwd=ROOT,
         env=environment(folder, TERM="xterm", COLUMNS="80", **more),
         stdin=subprocess.DEVNULL,
@@ -99,33 +104,147 @@ def on_a_terminal(folder: Path, **more: str) -> str:
         check=False,
     )
     # Text would have each carriage return as an end of line.
-    assert done.returncode == 0, done.stdout
-    return done.stdout.decode()
+    return done.returncode, done.stdout.decode()
 
 
-def test_on_a_terminal_the_hosts_that_are_in_an_operation_are_shown_with_their_times(tmp_path: Path) -> None:
-    said = on_a_terminal(tmp_path)
-    # What is printed next clears the line.
-    assert re.search(
-        r"    operation 1 of 1: 0 of 2 hosts done; @fake/node\d [\d.]+ s, @fake/node\d [\d.]+ s\r\x1b\[K", said
+def seen(written: str) -> list[str]:
+    """The lines that a terminal has at the end, with those that have left it at its top."""
+    lines, row, column = [""], 0, 0
+    for part in re.findall(r"\x1b\[[\d;]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", written):
+        if part == "\r":
+            column = 0
+        elif part == "\n":
+            row += 1
+            lines += [""] * (row + 1 - len(lines))
+        elif part.endswith("A") and part.startswith("\x1b"):
+            row -= int(part[2:-1])
+        elif part == "\x1b[J":
+            lines[row:] = [lines[row][:column]]
+        elif not part.startswith("\x1b"):
+            lines[row] = f"{lines[row][:column]:<{column}}{part}{lines[row][column + len(part) :]}"
+            column += len(part)
+        else:
+            assert part.endswith("m"), part
+    return [line.rstrip() for line in lines]
+
+
+SLOW = """
+import gevent
+from pyinfra.operations import python, server
+
+
+def takes_long(state, host):
+    gevent.sleep(host.data.get("sleeps"))
+    return not host.data.get("fails")
+
+
+python.call(name="Slow", function=takes_long)
+server.shell(name="Last", commands=["true"])
+"""
+
+
+def slow(folder: Path, *hosts: Mapping[str, float]) -> list[str]:
+    """The command of a deploy whose first operation takes these seconds, on a host each."""
+    words = command(folder)
+    made = [(f"@fake/node{number}", {"fake_delay": 0, **data}) for number, data in enumerate(hosts)]
+    (folder / "inventory.py").write_text(f"{IMPORT}hosts = {made!r}\n")
+    (folder / "nothing.py").write_text(SLOW)
+    return words
+
+
+def test_on_a_terminal_each_host_has_a_line_with_its_step_and_since_when(tmp_path: Path) -> None:
+    code, written = on_a_terminal(slow(tmp_path, {"sleeps": 0}, {"sleeps": 3}, {"sleeps": 3}), tmp_path)
+    assert code == 0, written
+    of_a_host = r"    @fake/node[12] +\d\.\d s  operation 1 of 2: Slow"
+    assert re.search(rf"    33% \(1/3\)\r\n{of_a_host}\r\n{of_a_host}\r\x1b\[3A", written), written
+    assert "{@fake" not in written, "pyinfra's own line"
+    assert "operation 1 of 2" not in "\n".join(seen(written)), "what comes next takes the place of the lines"
+
+
+def test_a_host_that_reads_facts_has_a_line_before_the_first_operation(tmp_path: Path) -> None:
+    words = command(tmp_path)
+    (tmp_path / "nothing.py").write_text(
+        "from pyinfra.context import host\nfrom pyinfra.facts.server import Arch\nhost.get_fact(Arch)\n"
     )
-    assert "0% (0/2) - {" not in said.partition("Starting operation")[2]
+    _, written = on_a_terminal(words, tmp_path)
+    assert re.search(r"    @fake/node1 +\d\.\d s  reading Arch\r", written), written
 
 
-def test_progress_can_be_turned_off_as_in_pyinfra(tmp_path: Path) -> None:
-    assert "hosts done" not in on_a_terminal(tmp_path, PYINFRA_PROGRESS="off")
+def test_as_many_hosts_are_shown_as_the_terminal_has_lines(tmp_path: Path) -> None:
+    _, written = on_a_terminal(slow(tmp_path, *[{"sleeps": 2}] * 20), tmp_path, LINES="8")
+    blocks = re.findall(r"((?:\n    [^\r\n]*\r?)+)\x1b\[(\d+)A", written)
+    assert blocks
+    assert {int(up) for _, up in blocks} == {7}
+    assert {re.sub(r"\s+", " ", block).strip().split(" ")[1] for block, _ in blocks} == {"(0/20)"}
+    assert all(block.rstrip("\r").endswith("    and 15 more") for block, _ in blocks)
+
+
+def test_a_host_that_fails_meanwhile_is_named_above_the_lines_of_the_others(tmp_path: Path) -> None:
+    words = slow(tmp_path, {"sleeps": 1, "fails": 1}, {"sleeps": 3}, {"sleeps": 3})
+    code, written = on_a_terminal([*words, "--fail-percent", "50"], tmp_path)
+    assert code == 1
+    # The lines that were drawn before are cleared, and the next ones are drawn below it.
+    around = r"node0[^\n]*Slow.*\x1b\[J[^\n]*node0[^\n]*Error: .*node1[^\n]*Slow"
+    assert re.search(around, written, re.DOTALL), written
+    screen = "\n".join(seen(written))
+    assert "[@fake/node0] Error: executed 0 commands" in screen
+    assert "operation 1 of 2" not in screen
+
+
+def test_ctrl_c_leaves_no_line_behind(tmp_path: Path) -> None:
+    words = shlex.join(slow(tmp_path, {"sleeps": 600}, {"sleeps": 600}))
+    given = environment(tmp_path, TERM="xterm", COLUMNS="80")
+    # The terminal itself would drop what it has not shown yet at Ctrl-C, so the signal is sent to the process.
+    on_terminal = ["script", "--quiet", "--flush", "--command", f"echo $$; exec {words}", "/dev/null"]
+    with subprocess.Popen(on_terminal, cwd=ROOT, env=given, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as deploy:
+        assert deploy.stdout
+        pid = int(deploy.stdout.readline())
+        written = ""
+        while "operation 1 of 2: Slow" not in written:
+            written += deploy.stdout.readline().decode()
+        os.kill(pid, signal.SIGINT)
+        screen = seen(written + deploy.stdout.read().decode())
+    assert "--> Stopped by SIGINT" in screen
+    assert "operation 1 of 2" not in "\n".join(screen)
+
+
+def test_progress_can_be_turned_off_as_in_pyinfra_and_json_has_none(tmp_path: Path) -> None:
+    assert "operation 1" not in on_a_terminal(slow(tmp_path, {"sleeps": 1.5}), tmp_path, PYINFRA_PROGRESS="off")[1]
+    assert "operation 1" not in on_a_terminal([*slow(tmp_path, {"sleeps": 1.5}), "--json"], tmp_path)[1]
+
+
+class Twice(Event):  # type: ignore[misc]
+    """Of pyinfra: it waits a second time for the hosts, and then no longer. No time passes."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        waited, self.waited = getattr(self, "waited", 0.0), timeout
+        return bool(waited)
+
+
+def test_without_a_terminal_the_same_lines_are_printed_from_time_to_time(caplog: pytest.LogCaptureFixture) -> None:
+    ended = Twice()
+    with caplog.at_level(logging.INFO, "pyinfra"):
+        progress.show(ended, deque(["50% (1/2) - {node2}"]))
+    assert caplog.messages == ["50% (1/2) - {node2}"]
+    assert ended.waited == progress.BEAT
+
+
+STEPS = {"a": ("Kernel", 5.0), "b": ("Reboot", 75.0), "c": ("Kernel", 5.0)}
 
 
 @pytest.mark.parametrize(
-    ("width", "said"),
+    ("of_pyinfra", "width", "height", "lines"),
     [
-        (200, "1 of 9 hosts done; b 1 min 15 s, a 5.0 s, c 5.0 s"),
-        (48, "1 of 9 hosts done; b 1 min 15 s and 2 more"),
-        (30, "1 of 9 hosts done"),
+        ("66% (6/9) - {a, b}", 80, 9, ["66% (6/9)", "b  1 min 15 s  Reboot", "a       5.0 s  Kernel", "c       5.0 s  Kernel"]),
+        ("66% (6/9)", 18, 3, ["66% (6/9)", "b  1 min 15 s  Reb", "and 2 more"]),
+        ("66% (6/9)", 80, 1, ["66% (6/9)", "and 3 more"]),
+        ("{a, b, c}", 80, 2, ["b  1 min 15 s  Reboot", "and 2 more"]),
     ],
-)
-def test_the_hosts_that_take_longest_are_named_as_far_as_they_fit(width: int, said: str) -> None:
-    assert running({"a": 5.0, "b": 75.0, "c": 5.0}, 1, 9, width) == said
+)  # fmt: skip
+def test_the_hosts_that_take_longest_are_named_as_far_as_they_fit(
+    of_pyinfra: str, width: int, height: int, lines: list[str]
+) -> None:
+    assert shown(STEPS, of_pyinfra, width, height) == lines
 
 
 def test_only_the_slowest_are_named() -> None:

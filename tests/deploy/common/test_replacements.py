@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import paramiko
+import pyinfra.progress
 import pytest
 from pyinfra.api import arguments
 from pyinfra.api.config import config_defaults
@@ -137,6 +138,10 @@ NEEDED: dict[str, tuple[str, Callable[[], bool]]] = {
     "pyinfra.connectors.util:read_buffer": (
         "an answer that is not UTF-8 is read to its end",
         lambda: raises(UnicodeDecodeError, read_a_byte_that_is_not_utf_8),
+    ),
+    "pyinfra.progress:_print_spinner": (
+        "pyinfra shows the step of each host and its time",
+        lambda: list(inspect.signature(pyinfra.progress._print_spinner).parameters) == ["stop_event", "progress_queue"],
     ),
     "pyinfra_cli.cli:run_ops": (
         "pyinfra has hooks before the changes and at the end of a deploy",
