@@ -16,7 +16,7 @@ from attrs import frozen
 
 from agent.engine.dry_run import dry_run
 from agent.hardware.rdma import RdmaPort
-from agent.hardware.sysfs import names_or_none
+from agent.hardware.sysfs import names_in
 from agent.machine import Files, Machine
 from agent.probes.gpus import GPUS, PEER_MEMORY
 from agent.report.printable import printable
@@ -203,8 +203,8 @@ def _pattern(entry: Entry, taken: Collection[str]) -> str:
 
 def _gpus(files: Files) -> Entry:
     """The key ``gpus``, if the driver has some."""
-    count = len(names_or_none(files, GPUS))
-    peer_memory = {"peer_memory": True} if names_or_none(files, PEER_MEMORY) else {}
+    count = len(names_in(files, GPUS))
+    peer_memory = {"peer_memory": True} if names_in(files, PEER_MEMORY) else {}
     return {"gpus": {"count": count, **peer_memory}} if count else {}
 
 
@@ -225,7 +225,7 @@ def _network(inspection: Inspection) -> Iterator[str]:
 
 def _gpu_lines(files: Files) -> Iterator[str]:
     """A line for each GPU on the bus, also for one without a driver."""
-    driven = names_or_none(files, GPUS)
+    driven = names_in(files, GPUS)
     for address, node in topology.gpus(files):
         known = [] if address in driven else ["(without the driver, so the key gpus does not count it)"]
         yield " ".join(["GPU:", address, *_numa(None if node == topology.EVERYWHERE else node), *known])

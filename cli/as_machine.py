@@ -14,7 +14,7 @@ from typing import Any
 from agent.hardware.bonds import on_top
 from agent.hardware.functions import NET, PCI, device_path, ifindexes, virtio_children
 from agent.hardware.rdma import RdmaDevice
-from agent.hardware.sysfs import names_or_none, read_or
+from agent.hardware.sysfs import names_in, read_or
 from agent.hardware.topology import CPU, Cpu, read_topology
 from agent.machine import Files, Machine
 from agent.spec.ranges import format_ranges
@@ -66,7 +66,7 @@ def _cpus(machine: Machine) -> Facts:
 
 def _function(files: Files, function: NetworkFunction, cards: dict[str | None, str]) -> Facts:
     path = device_path(function.address)
-    virtio = virtio_children(names_or_none(files, path))
+    virtio = virtio_children(names_in(files, path))
     vf = next((vf for vf in function.vfs), None)
     rdma_of_vf = re.sub(r"\d+$", "", vf.rdma[0].name) if vf and vf.rdma else None
     own = function.netdevs[0].name if function.netdevs else None
@@ -95,8 +95,8 @@ def _function(files: Files, function: NetworkFunction, cards: dict[str | None, s
 
 def _is_below(files: Files, path: str, device: str) -> bool:
     """Whether an RDMA device is the function's own, and not that of another port (RoCE LAG)."""
-    parents = (path, *(f"{path}/{child}" for child in virtio_children(names_or_none(files, path))))
-    return any(device in names_or_none(files, f"{parent}/infiniband") for parent in parents)
+    parents = (path, *(f"{path}/{child}" for child in virtio_children(names_in(files, path))))
+    return any(device in names_in(files, f"{parent}/infiniband") for parent in parents)
 
 
 def _link(files: Files, path: str) -> str | None:
@@ -149,6 +149,6 @@ def _above(files: Files, netdevs: list[Netdev], routed: list[str]) -> list[Facts
             if upper not in known:
                 known.add(upper)
                 left.append(upper)
-    alone = [name for name in routed if name not in known and not names_or_none(files, f"{NET}/{name}/device")]
+    alone = [name for name in routed if name not in known and not names_in(files, f"{NET}/{name}/device")]
     every: Mapping[str, list[str]] = {**below, **{name: [] for name in alone}}
     return [_given(name=name, kind=kinds.get(name, "other"), of=lower) for name, lower in every.items()]

@@ -12,7 +12,7 @@ from attrs import define, field, frozen
 
 from agent.hardware.bonds import bonded, rdma_devices
 from agent.hardware.functions import NET, PCI, RDMA, port_netdevs
-from agent.hardware.sysfs import names_or_none, numbered, read_or, whole
+from agent.hardware.sysfs import names_in, numbered, read_or, whole
 from agent.machine import Files
 
 FIELDS = ("rx_bytes", "rx_packets", "tx_bytes", "tx_packets")
@@ -83,8 +83,8 @@ def sources(files: Files, device: str | None) -> tuple[Source, ...]:
     :param device: an RDMA device, a netdev or a PCI address; None is the only RDMA device.
     :raises NoDevice: no device matches, several do, or it has neither RDMA devices nor netdevs.
     """
-    rdma = names_or_none(files, RDMA)
-    netdevs = names_or_none(files, NET)
+    rdma = names_in(files, RDMA)
+    netdevs = names_in(files, NET)
     if device is None:
         if len(rdma) != 1:
             choice = f"one of {', '.join(rdma)}" if rdma else "a netdev: this node has no RDMA device"
@@ -95,12 +95,12 @@ def sources(files: Files, device: str | None) -> tuple[Source, ...]:
         found_rdma, found_netdevs = [device], [name for name in netdevs if name in beside]
     elif device in netdevs:
         found_rdma, found_netdevs = [name for name in rdma if device in _beside(files, name)], [device]
-    elif names_or_none(files, f"{PCI}/{device}"):
+    elif names_in(files, f"{PCI}/{device}"):
         found_rdma, found_netdevs = rdma_devices(files, device), port_netdevs(files, device)
     else:
         raise NoDevice(f"{device} is not an RDMA device, netdev or PCI address here; see: trackbed inspect")
     ports = [
-        Source(name, number) for name in found_rdma for number in numbered(names_or_none(files, f"{RDMA}/{name}/ports"))
+        Source(name, number) for name in found_rdma for number in numbered(names_in(files, f"{RDMA}/{name}/ports"))
     ]
     matching = (*ports, *(Source(name) for name in found_netdevs))
     if not matching:
@@ -113,11 +113,11 @@ def _beside(files: Files, rdma: str) -> frozenset[str]:
 
     In switchdev mode a function has representors, too, but no GID names those.
     """
-    ports = [f"{RDMA}/{rdma}/ports/{port}" for port in names_or_none(files, f"{RDMA}/{rdma}/ports")]
+    ports = [f"{RDMA}/{rdma}/ports/{port}" for port in names_in(files, f"{RDMA}/{rdma}/ports")]
     named = [read_or(files, f"{port}/gid_attrs/ndevs/0", "") for port in ports]
     named.append(read_or(files, f"{RDMA}/{rdma}/parent", ""))
     slaves = [slave for name in filter(None, named) for slave in bonded(files, name)]
-    own = [name for name in named if name] or names_or_none(files, f"{RDMA}/{rdma}/device/net")
+    own = [name for name in named if name] or names_in(files, f"{RDMA}/{rdma}/device/net")
     return frozenset((*own, *slaves))
 
 
@@ -136,7 +136,7 @@ def counters(files: Files, source: Source) -> dict[str, int]:
     readings = {
         name: _number(files, f"{source.folder}/{folder}{name}")
         for folder in folders
-        for name in names_or_none(files, f"{source.folder}/{folder}".rstrip("/"))
+        for name in names_in(files, f"{source.folder}/{folder}".rstrip("/"))
         if name != "lifespan"
     }
     return {name: value for name, value in readings.items() if value is not None}

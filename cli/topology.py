@@ -8,7 +8,7 @@ from typing import Literal
 from attrs import evolve, frozen
 
 from agent.hardware.functions import PCI, device_path, driver
-from agent.hardware.sysfs import names_or_none, read_or, whole
+from agent.hardware.sysfs import names_in, read_or, whole
 from agent.hardware.topology import CPU, Cpu, Topology, read_topology
 from agent.machine import Files, Machine
 from agent.report.printable import printable
@@ -90,7 +90,7 @@ class NumaNode:
 
 def gpus(files: Files) -> Iterator[tuple[str, int]]:
     """The GPUs on the bus, also those without a driver: PCI address and NUMA node (-1: the kernel does not know it)."""
-    for address in names_or_none(files, PCI):
+    for address in names_in(files, PCI):
         path = device_path(address)
         if read_or(files, f"{path}/vendor", "") == NVIDIA and read_or(files, f"{path}/class", "")[:6] in GPU_CLASSES:
             numa = whole(read_or(files, f"{path}/numa_node", ""))

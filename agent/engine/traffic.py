@@ -15,7 +15,7 @@ from functools import cached_property
 from attrs import define, field
 
 from agent.hardware.functions import NET, ifindex
-from agent.hardware.sysfs import names_or_none, read_or
+from agent.hardware.sysfs import names_in, read_or
 from agent.machine import Connection, Files, Machine
 from agent.spec.addresses import TABLES
 
@@ -100,10 +100,10 @@ class _Carriers:
     @cached_property
     def _without_hardware(self) -> frozenset[int | None]:
         files = self._machine.files
-        virtual = frozenset(names_or_none(files, VIRTUAL))
+        virtual = frozenset(names_in(files, VIRTUAL))
 
         def is_without(name: str) -> bool:
-            below = (each for each in names_or_none(files, f"{NET}/{name}") if each.startswith("lower_"))
+            below = (each for each in names_in(files, f"{NET}/{name}") if each.startswith("lower_"))
             return name in virtual and all(is_without(each.removeprefix("lower_")) for each in below)
 
         return frozenset(ifindex(files, name) for name in virtual if is_without(name))

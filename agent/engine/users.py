@@ -24,7 +24,7 @@ from agent.hardware.functions import (
     virtio_children,
 )
 from agent.hardware.rdma import CHAR_DEVICES, Reader
-from agent.hardware.sysfs import names_or_none
+from agent.hardware.sysfs import names_in
 from agent.kinds import vfs
 from agent.kinds.ethtool import CHANNELS
 from agent.machine import Files, Machine, Rdma
@@ -113,8 +113,8 @@ def _netdev(files: Files, pci: str) -> str | None:
     """The netdev of a function. With virtio_net it lies below a child of the function."""
     if (own := netdev(files, pci)) is not None:
         return own
-    children = virtio_children(names_or_none(files, f"{PCI}/{pci}"))
-    return next((name for child in children for name in names_or_none(files, f"{PCI}/{pci}/{child}/net")), None)
+    children = virtio_children(names_in(files, f"{PCI}/{pci}"))
+    return next((name for child in children for name in names_in(files, f"{PCI}/{pci}/{child}/net")), None)
 
 
 def _lag(files: Files, pci: str) -> str | None:
@@ -197,7 +197,7 @@ def _pods(machine: Machine, functions: _Functions, allocated: Mapping[str, tuple
         for pod in allocated.get(pci, ()):
             yield target, User(f"pod {pod}", owns=True)
         # Not the function but a part of it was allocated: a share of its RDMA device, a subfunction.
-        parts = {part: part for part in (*reader.of(pci), *names_or_none(machine.files, f"{PCI}/{pci}"))}
+        parts = {part: part for part in (*reader.of(pci), *names_in(machine.files, f"{PCI}/{pci}"))}
         if is_vfio(driver(machine.files, pci)):
             # KubeVirt's name for it (pci_device.go). A share of another plugin may have the same number: no proof of an owner.
             group = machine.files.target(f"{PCI}/{pci}/iommu_group")
@@ -230,7 +230,7 @@ def _passed_through(machine: Machine, want: Wanted, functions: _Functions) -> Us
         elif is_vfio(bound):
             nodes += [(f"/dev/vfio/{node}", target) for node in _vfio_nodes(machine, pci)]
         elif is_passed_through(bound):
-            nodes += [(f"/dev/{name}", target) for name in names_or_none(machine.files, f"{PCI}/{pci}/uio")]
+            nodes += [(f"/dev/{name}", target) for name in names_in(machine.files, f"{PCI}/{pci}/uio")]
     yield from _held(machine, nodes, owns=True)
 
 
@@ -238,7 +238,7 @@ def _vfio_nodes(machine: Machine, pci: str) -> Iterator[str]:
     group = machine.files.target(f"{PCI}/{pci}/iommu_group")
     # noiommu-N exists without an IOMMU (vfio_noiommu_group_alloc); devices/vfioN is for iommufd (Linux 6.6).
     yield from (group, f"noiommu-{group}")
-    yield from (f"devices/{name}" for name in names_or_none(machine.files, f"{PCI}/{pci}/vfio-dev"))
+    yield from (f"devices/{name}" for name in names_in(machine.files, f"{PCI}/{pci}/vfio-dev"))
 
 
 def _vdpa(machine: Machine, want: Wanted, functions: _Functions) -> Users:
@@ -247,22 +247,22 @@ def _vdpa(machine: Machine, want: Wanted, functions: _Functions) -> Users:
     A vDPA device lies below the function, or below the auxiliary device of a part of it. Its name may be any: the operator
     gives it (vdpa-dev(8)).
     """
-    devices = frozenset(names_or_none(machine.files, VDPA))
+    devices = frozenset(names_in(machine.files, VDPA))
     if not devices:
         return
-    auxiliary = frozenset(names_or_none(machine.files, AUXILIARY))
+    auxiliary = frozenset(names_in(machine.files, AUXILIARY))
     own, parts = [], []
     for target, pci in functions.pci.items():
         own += [(node, target) for node in _vdpa_nodes(machine.files, f"{PCI}/{pci}", devices)]
-        for part in sorted(auxiliary.intersection(names_or_none(machine.files, f"{PCI}/{pci}"))):
+        for part in sorted(auxiliary.intersection(names_in(machine.files, f"{PCI}/{pci}"))):
             parts += [(node, target) for node in _vdpa_nodes(machine.files, f"{PCI}/{pci}/{part}", devices)]
     yield from _held(machine, own, owns=True)
     yield from _held(machine, parts, owns=False)
 
 
 def _vdpa_nodes(files: Files, folder: str, devices: frozenset[str]) -> Iterator[str]:
-    for device in sorted(devices.intersection(names_or_none(files, folder))):
-        names = names_or_none(files, f"{folder}/{device}")
+    for device in sorted(devices.intersection(names_in(files, folder))):
+        names = names_in(files, f"{folder}/{device}")
         yield from (f"/dev/{name}" for name in names if name.startswith("vhost-vdpa-"))
 
 
@@ -344,9 +344,9 @@ def _queues(machine: Machine, want: Wanted, functions: _Functions) -> Users:
 def _scsi(machine: Machine, want: Wanted, functions: _Functions) -> Users:
     """SCSI hosts below the function that have targets: those of iSCSI or FCoE in the card are in no list of connections."""
     for target, pci in functions.pci.items():
-        for host in names_or_none(machine.files, f"{PCI}/{pci}"):
+        for host in names_in(machine.files, f"{PCI}/{pci}"):
             if SCSI_HOST.fullmatch(host) and any(
-                name.startswith(SCSI_TARGETS) for name in names_or_none(machine.files, f"{PCI}/{pci}/{host}")
+                name.startswith(SCSI_TARGETS) for name in names_in(machine.files, f"{PCI}/{pci}/{host}")
             ):
                 yield target, User(f"targets of SCSI {host}")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent.hardware.functions import NET, PCI, RDMA, driver, ifindex, netdev, physical_function
-from agent.hardware.sysfs import names_or_none, number_or, read_or
+from agent.hardware.sysfs import names_in, number_or, read_or
 from agent.machine import ARPHRD_INFINIBAND, Files, Link
 
 NO_GUID = "0000:0000:0000:0000"
@@ -16,7 +16,7 @@ def rdma_devices(files: Files, address: str) -> list[str]:
     is the bond (gid_attrs/ndevs), so another port is recognised by its netdev being in that bond. This follows the vendor's
     documents (NVIDIA, "RoCE over LAG"; drivers/infiniband/hw/mlx5/main.c) and was not tried on such a card.
     """
-    own = names_or_none(files, f"{PCI}/{address}/infiniband")
+    own = names_in(files, f"{PCI}/{address}/infiniband")
     name = netdev(files, address)
     if own or name is None or (bond := master(files, name)) is None:
         return own
@@ -24,7 +24,7 @@ def rdma_devices(files: Files, address: str) -> list[str]:
         device
         for other in ports_of(files, bond)
         if physical_function(files, other) == other != address and _are_one_card(files, address, other)
-        for device in names_or_none(files, f"{PCI}/{other}/infiniband")
+        for device in names_in(files, f"{PCI}/{other}/infiniband")
         if rdma_bond(files, device) == bond
     ]
 
@@ -45,14 +45,14 @@ def _are_one_card(files: Files, one: str, other: str) -> bool:
 
 def _system_image_guid(files: Files, address: str) -> str | None:
     """The GUID that all RDMA devices of a card have; None without such a device."""
-    devices = names_or_none(files, f"{PCI}/{address}/infiniband")
+    devices = names_in(files, f"{PCI}/{address}/infiniband")
     return next((read_or(files, f"{RDMA}/{device}/sys_image_guid", "") for device in devices[:1]), None)
 
 
 def rdma_bond(files: Files, device: str) -> str | None:
     """The bond whose two ports an RDMA device serves (RoCE LAG); None for a device with a netdev of its own."""
     folder = f"{RDMA}/{device}/ports/1/gid_attrs/ndevs"
-    name = next((read_or(files, f"{folder}/{index}", "") for index in names_or_none(files, folder)[:1]), "")
+    name = next((read_or(files, f"{folder}/{index}", "") for index in names_in(files, folder)[:1]), "")
     return name if name and bonded(files, name) else None
 
 
@@ -101,7 +101,7 @@ def master(files: Files, name: str) -> str | None:
 
 def on_top(files: Files, name: str) -> list[str]:
     """The netdevs on top of a netdev: its master, VLANs, macvlans."""
-    entries = names_or_none(files, f"{NET}/{name}")
+    entries = names_in(files, f"{NET}/{name}")
     return [entry.removeprefix("upper_") for entry in entries if entry.startswith("upper_")]
 
 
@@ -114,7 +114,7 @@ def ipoib_children(files: Files, name: str) -> list[str]:
     if not is_ipoib(files, name):
         return []
     index = ifindex(files, name)
-    others = [other for other in names_or_none(files, NET) if number_or(files, f"{NET}/{other}/iflink", 0) == index]
+    others = [other for other in names_in(files, NET) if number_or(files, f"{NET}/{other}/iflink", 0) == index]
     return [other for other in others if other != name and is_ipoib(files, other)]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from attrs import evolve, frozen
 
 from agent.driver_families import family_of, unclassified
-from agent.hardware.sysfs import names_or_none, number_or, numbered, parsed, read_or
+from agent.hardware.sysfs import names_in, number_or, numbered, parsed, read_or
 from agent.hardware.udev import initialised
 from agent.hardware.vpd import is_nvlink_bridge, product_data, serial_numbers
 from agent.machine import Attributes, Files, Link, Machine
@@ -135,7 +135,7 @@ def port_netdevs(files: Attributes, address: str) -> list[str]:
 
     Most functions have one port. Those of ConnectX-3 (mlx4) and PF 4 of Chelsio's cards have a netdev for each of several.
     """
-    names = names_or_none(files, f"{PCI}/{address}/net")
+    names = names_in(files, f"{PCI}/{address}/net")
     # A representor stands alone only where VFs are and the PF's netdev was moved away.
     if not names or (len(names) == 1 and (_is_vf(files, address) or not links_to_vfs(files, address))):
         return names
@@ -196,7 +196,7 @@ def links_to_vfs(files: Attributes, address: str) -> Mapping[int, str]:
 
     While the kernel makes or deletes VFs, reading sriov_numvfs waits for the end of that; listing the folder does not.
     """
-    return numbered(names_or_none(files, f"{PCI}/{address}"), "virtfn")
+    return numbered(names_in(files, f"{PCI}/{address}"), "virtfn")
 
 
 def targets(files: Files, address: str) -> dict[str, str]:
@@ -236,7 +236,7 @@ def ifindex(files: Files, name: str) -> int:
 
 def ifindexes(files: Files) -> dict[str, int]:
     """The index of each netdev in the host's network namespace, by its name. No driver is asked, as it would be for links."""
-    return {name: index for name in names_or_none(files, NET) if (index := ifindex(files, name))}
+    return {name: index for name in names_in(files, NET) if (index := ifindex(files, name))}
 
 
 def ifindex_of(files: Files, target: str) -> int:
@@ -268,7 +268,7 @@ def link_of(machine: Machine, target: str) -> Link:
 def discover(machine: Machine, asked: Asked = NOTHING) -> tuple[Function, ...]:
     """Every physical function that is a network controller, by address."""
     # One request for each function: a dump would list all netdevs, perhaps a thousand without a PCI function.
-    candidates = (_function(machine, address, asked) for address in names_or_none(machine.files, PCI))
+    candidates = (_function(machine, address, asked) for address in names_in(machine.files, PCI))
     return tuple(function for function in candidates if function is not None)
 
 
@@ -303,7 +303,7 @@ def _function(machine: Machine, address: str, asked: Asked, same: Function | Non
 def _read_function(machine: Machine, address: str, asked: Asked, same: Function | None) -> Function | None:
     files = machine.files
     path = device_path(address)
-    entries = names_or_none(files, path)
+    entries = names_in(files, path)
     if not is_network(files, address, entries):
         return None
     if same is not None and not same.unreadable:
@@ -370,7 +370,7 @@ def _unasked_link(files: Files, address: str) -> Link | None:
     Its alternative names are in no file, nor is its hardware's address once another one was set. Both stay empty, and
     agent/state/selection.py takes them as unknown. Nobody asks for the rest of a device that is left alone.
     """
-    indexes = {ifindex(files, name): name for name in names_or_none(files, f"{PCI}/{address}/net")}
+    indexes = {ifindex(files, name): name for name in names_in(files, f"{PCI}/{address}/net")}
     if not indexes:
         return None
     first = min(indexes)

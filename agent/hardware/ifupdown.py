@@ -8,7 +8,7 @@ from contextlib import suppress
 from fnmatch import fnmatchcase
 from posixpath import dirname, join, split
 
-from agent.hardware.sysfs import names_or_none, read_or
+from agent.hardware.sysfs import names_in, read_or
 from agent.machine import Files
 
 INTERFACES = "/etc/network/interfaces"
@@ -19,7 +19,7 @@ PLAIN = re.compile(r"[a-zA-Z0-9_-]+")
 
 def up(files: Files) -> set[str]:
     """The netdevs that ifup has configured: lines of `ifstate`, in later versions each in a file of its own."""
-    places = (f"{STATE}/{file}" for file in names_or_none(files, STATE) if file.startswith("ifstate"))
+    places = (f"{STATE}/{file}" for file in names_in(files, STATE) if file.startswith("ifstate"))
     return {line.partition("=")[0] for place in places for line in read_or(files, place, "").split()}
 
 
@@ -45,10 +45,10 @@ def _sourced(files: Files, base: str, words: list[str]) -> Iterator[str]:
     match words:
         case ["source", *patterns]:
             for folder, pattern in (split(join(base, each)) for each in patterns):
-                yield from (f"{folder}/{name}" for name in names_or_none(files, folder) if fnmatchcase(name, pattern))
+                yield from (f"{folder}/{name}" for name in names_in(files, folder) if fnmatchcase(name, pattern))
         case ["source-directory", *folders]:
             for folder in (join(base, each).rstrip("/") for each in folders):
-                yield from (f"{folder}/{name}" for name in names_or_none(files, folder) if PLAIN.fullmatch(name))
+                yield from (f"{folder}/{name}" for name in names_in(files, folder) if PLAIN.fullmatch(name))
 
 
 def _lines(files: Files, place: str) -> Iterator[list[str]]:

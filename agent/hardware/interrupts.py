@@ -12,7 +12,7 @@ from attrs import frozen
 from agent.driver_families import family_of
 from agent.hardware.functions import PCI, driver, ifindex, port_netdevs
 from agent.hardware.placement import from_mask
-from agent.hardware.sysfs import names_or_none, numbered, parsed, ranges, read_or, whole
+from agent.hardware.sysfs import names_in, numbered, parsed, ranges, read_or, whole
 from agent.machine import Files, Machine, QueueIrq
 
 MANAGEMENT = "management"
@@ -52,7 +52,7 @@ def function_irqs(machine: Machine, pci: str) -> tuple[Irq, ...]:
     linked = _linked(machine, pci)
     family = family_of(driver(files, pci))
     requested = []
-    for number in numbered(names_or_none(files, f"{PCI}/{pci}/msi_irqs")):
+    for number in numbered(names_in(files, f"{PCI}/{pci}/msi_irqs")):
         action = read_or(files, f"/sys/kernel/irq/{number}/actions", "")
         affinity = ranges(files, f"/proc/irq/{number}/smp_affinity_list")
         if action and affinity:

@@ -16,7 +16,7 @@ from attrs import frozen
 
 from agent.hardware import ifupdown
 from agent.hardware.bonds import master, vrf
-from agent.hardware.sysfs import names_or_none, read_or
+from agent.hardware.sysfs import names_in, read_or
 from agent.machine import Files, Link
 
 NETWORKD_LINKS = "/run/systemd/netif/links"
@@ -81,12 +81,12 @@ def _networkd(files: Files, ifindex: int, name: str) -> Claim | None:
 
 
 def _runs_networkd(files: Files) -> bool:
-    return _enabled(files, "systemd-networkd.service") or bool(names_or_none(files, NETWORKD_LINKS))
+    return _enabled(files, "systemd-networkd.service") or bool(names_in(files, NETWORKD_LINKS))
 
 
 def _network_manager(files: Files, ifindex: int, name: str) -> Claim | None:
     if dict(_settings(files, f"{NM_DEVICES}/{ifindex}")).get("managed") == "true":
-        if f"netplan-{name}.nmconnection" in names_or_none(files, NM_PROFILES):
+        if f"netplan-{name}.nmconnection" in names_in(files, NM_PROFILES):
             return Claim(
                 f"netplan configures {name}, by NetworkManager",
                 f"take {name} out of /etc/netplan and run `netplan apply`",
@@ -96,7 +96,7 @@ def _network_manager(files: Files, ifindex: int, name: str) -> Claim | None:
             f"run `nmcli device set {name} managed no`, and for later boots put `unmanaged-devices=interface-name:{name}` "
             "under [keyfile] in a file of /etc/NetworkManager/conf.d",
         )
-    started = "devices" in names_or_none(files, NM_DEVICES.rpartition("/")[0])
+    started = "devices" in names_in(files, NM_DEVICES.rpartition("/")[0])
     if started or not _enabled(files, "NetworkManager.service"):
         return None
     remedy = "wait, or see `systemctl status NetworkManager`; if nothing needs it, disable it"
@@ -134,4 +134,4 @@ def _enabled(files: Files, unit: str) -> bool:
             if files.target(f"{folder}/{unit}") == "null":
                 return False
     wants = (f"{folder}/{each}" for folder in (*UNIT_FOLDERS, *GENERATED) for each in WANTS)
-    return any(unit in names_or_none(files, each) for each in wants)
+    return any(unit in names_in(files, each) for each in wants)

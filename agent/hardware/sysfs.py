@@ -71,7 +71,7 @@ def ranges(files: Attributes, path: str) -> tuple[int, ...]:
     return parsed(parse_ranges, read_or(files, path, ""), path)
 
 
-def names_or_none(files: Attributes, path: str) -> list[str]:
+def names_in(files: Attributes, path: str) -> list[str]:
     """The names in a directory, empty if it does not exist."""
     try:
         return files.names(path)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from attrs import frozen
 
-from agent.hardware.sysfs import names_or_none, numbered, parsed, ranges, read_or
+from agent.hardware.sysfs import names_in, numbered, parsed, ranges, read_or
 from agent.machine import Machine
 from agent.spec.ranges import parse_ranges
 
@@ -41,7 +41,7 @@ def read_topology(machine: Machine) -> Topology:
     def numbers(path: str, parse: Callable[[str], tuple[int, ...]] = parse_ranges) -> tuple[int, ...]:
         return parsed(parse, files.read(path), path)
 
-    nodes = numbered(names_or_none(files, NODE), "node")
+    nodes = numbered(names_in(files, NODE), "node")
     node_of = {id: node for node, name in nodes.items() for id in numbers(f"{NODE}/{name}/cpulist")}
     distances = {
         node: dict(zip(nodes, numbers(f"{NODE}/{name}/distance", _numbers), strict=False))
@@ -56,7 +56,7 @@ def read_topology(machine: Machine) -> Topology:
         raise OSError(errno.EPROTO, "it says that no CPU is online", f"{CPU}/online")
     for id in online:
         # The last index is the last level. A last-level cache never spans sockets.
-        caches = [name for name in names_or_none(files, f"{CPU}/cpu{id}/cache") if name.startswith("index")]
+        caches = [name for name in names_in(files, f"{CPU}/cpu{id}/cache") if name.startswith("index")]
         core = ranges(files, f"{CPU}/cpu{id}/topology/core_cpus_list")
         llc = ranges(files, f"{CPU}/cpu{id}/cache/{caches[-1]}/shared_cpu_list") if caches else ()
         node = node_of.get(id, 0)

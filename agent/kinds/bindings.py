@@ -9,7 +9,7 @@ from attrs import evolve, frozen
 
 from agent.driver_families import VFIO, family_of, is_passed_through, is_vfio
 from agent.hardware.functions import NET, PCI, RDMA, device_path, driver, ifindex_of, netdev, pci_of, vf_addresses
-from agent.hardware.sysfs import names_or_none, read_or
+from agent.hardware.sysfs import names_in, read_or
 from agent.kinds import ANY_VALUE, links, vf_attributes, vfs
 from agent.machine import Files, Machine, VfInfo
 from agent.report.records import Change, Disruption
@@ -62,7 +62,7 @@ class Bindings:
 
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Bindings]:
     """The bindings of each PF's VFs."""
-    vfio = VFIO in names_or_none(machine.files, DRIVERS)
+    vfio = VFIO in names_in(machine.files, DRIVERS)
     bindings = {}
     for address in in_scope(want, scope):
         nic = want.nics[address]
@@ -85,7 +85,7 @@ def _binding(machine: Machine, vf: str, wanted: VfAttributes) -> Binding:
     return Binding(
         driver(files, vf),
         mac or None,
-        wanted.driver != VFIO or "iommu_group" in names_or_none(files, device_path(vf)),
+        wanted.driver != VFIO or "iommu_group" in names_in(files, device_path(vf)),
         _node_guid(files, vf) if wanted.node_guid else None,
         read_or(files, f"{PCI}/{vf}/driver_override", NO_OVERRIDE) if wanted.driver == NETDEVICE else NO_OVERRIDE,
     )
@@ -93,7 +93,7 @@ def _binding(machine: Machine, vf: str, wanted: VfAttributes) -> Binding:
 
 def _permanent(machine: Machine, name: str | None) -> str:
     """The hardware's address of a netdev below another one: a team, or a macvlan in passthru mode, sets its own there."""
-    if name is None or not any(e.startswith("upper_") for e in names_or_none(machine.files, f"{NET}/{name}")):
+    if name is None or not any(e.startswith("upper_") for e in names_in(machine.files, f"{NET}/{name}")):
         return ""
     link = machine.netlink.link(name)
     return link.permanent_mac if link else ""
@@ -101,7 +101,7 @@ def _permanent(machine: Machine, name: str | None) -> str:
 
 def _node_guid(files: Files, vf: str) -> str | None:
     """The node GUID in the spec's form. sysfs writes it as ``0011:2233:4455:6677``."""
-    devices = names_or_none(files, f"{device_path(vf)}/infiniband")
+    devices = names_in(files, f"{device_path(vf)}/infiniband")
     digits = read_or(files, f"{RDMA}/{devices[0]}/node_guid", "").replace(":", "") if devices else ""
     return ":".join(digits[place : place + 2] for place in range(0, len(digits), 2)) or None
 

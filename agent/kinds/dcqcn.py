@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from agent.hardware.functions import NET, netdev
-from agent.hardware.sysfs import names_or_none, parsed, read_or
+from agent.hardware.sysfs import names_in, parsed, read_or
 from agent.kinds.links import can_have_vfs
 from agent.kinds.settings import Asked, Read, Settings
 from agent.machine import Files, Machine, Setting
@@ -42,11 +42,11 @@ def _path(files: Files, address: str, name: str) -> str | None:
     role = "np" if name in NOTIFICATION else "rp"
     device = netdev(files, address)
     folder = f"{NET}/{device}/ecn/roce_{role}"
-    if device is not None and name in names_or_none(files, folder):
+    if device is not None and name in names_in(files, folder):
         return f"{folder}/{name}"
     folder = f"{DEBUGFS}/{address}/cc_params"
     called = IN_DEBUGFS.get(name, f"{role}_{name.removeprefix('rpg_')}")
-    return f"{folder}/{called}" if called in names_or_none(files, folder) else None
+    return f"{folder}/{called}" if called in names_in(files, folder) else None
 
 
 def _read(machine: Machine, address: str, names: Collection[str]) -> Read:

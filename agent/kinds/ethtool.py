@@ -11,7 +11,7 @@ from attrs import fields, has
 
 from agent.driver_families import family_of
 from agent.hardware.functions import device_path, driver, ifindex, ifindex_of, netdev, pci_of
-from agent.hardware.sysfs import names_or_none
+from agent.hardware.sysfs import names_in
 from agent.kinds.settings import Asked, Observed, Read, Settings, beyond, is_ready
 from agent.machine import Group, Machine
 from agent.report.records import Change
@@ -119,7 +119,7 @@ def _set_channels(machine: Machine, target: str, given: Mapping[str, Any]) -> No
 def _is_held_by_rdma(machine: Machine, target: str) -> bool:
     """Whether this is why ice refuses (ice_set_channels in ice_ethtool.c, since Linux 6.3), which it says only in dmesg."""
     function = pci_of(machine.files, target)
-    devices = names_or_none(machine.files, f"{device_path(function)}/infiniband")
+    devices = names_in(machine.files, f"{device_path(function)}/infiniband")
     return driver(machine.files, function) == "ice" and bool(devices)
 
 

@@ -14,7 +14,7 @@ from attrs import evolve, frozen
 from agent.driver_families import family_of, is_passed_through
 from agent.hardware.bonds import is_ipoib
 from agent.hardware.functions import NET, device_path, driver, has_netdev, ifindex_of, netdev, netdev_of, pci_of
-from agent.hardware.sysfs import names_or_none
+from agent.hardware.sysfs import names_in
 from agent.hardware.udev import initialised
 from agent.kinds import Reading
 from agent.machine import Files, Link, Machine
@@ -98,7 +98,7 @@ def has_rdma(files: Files, pci: str) -> bool:
 
     An InfiniBand function has one only with ib_ipoib.
     """
-    return bool(names_or_none(files, f"{device_path(pci)}/infiniband"))
+    return bool(names_in(files, f"{device_path(pci)}/infiniband"))
 
 
 def usable(want: Wanted, have: Snapshot) -> list[tuple[str, WantedNic]]:

@@ -15,7 +15,7 @@ from attrs import frozen
 
 from agent.hardware.functions import NET, is_away, netdev, pci_of
 from agent.hardware.placement import from_mask, mask
-from agent.hardware.sysfs import names_or_none, number_or, numbered, parsed, read_or, whole
+from agent.hardware.sysfs import names_in, number_or, numbered, parsed, read_or, whole
 from agent.kinds import Reading
 from agent.machine import Attributes, Machine
 from agent.report.records import Change
@@ -77,7 +77,7 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mappin
 
 
 def _read(files: Attributes, folder: str, flows: bool) -> Queues:
-    names = names_or_none(files, folder)
+    names = names_in(files, folder)
     receive = {queue: f"{folder}/{name}" for queue, name in numbered(names, "rx-").items()}
     transmit = {queue: f"{folder}/{name}" for queue, name in numbered(names, "tx-").items()}
     # With a single transmit queue the file exists, but reading it gives ENOENT (net-sysfs.c, xps_cpus_show).
@@ -92,7 +92,7 @@ def _read(files: Attributes, folder: str, flows: bool) -> Queues:
 def receive_masks(files: Attributes, name: str) -> dict[int, frozenset[int]]:
     """The RPS mask of each receive queue of a netdev of this namespace; empty if there is no such netdev."""
     folder = QUEUES.format(name=name)
-    receive = numbered(names_or_none(files, folder), "rx-")
+    receive = numbered(names_in(files, folder), "rx-")
     return {queue: _mask(files, f"{folder}/{name}/rps_cpus") for queue, name in receive.items()}
 
 

@@ -16,7 +16,7 @@ from attrs import evolve, field, frozen
 from agent.driver_families import family_of
 from agent.hardware.functions import NET, RDMA, netdev, netdev_of, pci_of
 from agent.hardware.rdma import Reader
-from agent.hardware.sysfs import names_or_none, numbered, read_or, whole
+from agent.hardware.sysfs import names_in, numbered, read_or, whole
 from agent.kinds import Reading, links
 from agent.machine import Files, Machine
 from agent.report.records import Change, Disruption, Value
@@ -112,7 +112,7 @@ def _entries(trust: str) -> frozenset[tuple[int, int]]:
 
 def _ecn(files: Files, name: str, setting: str) -> frozenset[int] | None:
     folder = f"{NET}/{name}/ecn/{ECN[setting]}/enable"
-    priorities = names_or_none(files, folder)
+    priorities = names_in(files, folder)
     on = frozenset(n for n, name in numbered(priorities).items() if read_or(files, f"{folder}/{name}", "0") == "1")
     return on if priorities else None
 
@@ -252,7 +252,7 @@ def _priorities(after: Value) -> frozenset[int]:
 
 
 def _set_trust(machine: Machine, name: str, trust: str) -> None:
-    if "trust" in names_or_none(machine.files, f"{NET}/{name}/qos"):
+    if "trust" in names_in(machine.files, f"{NET}/{name}/qos"):
         machine.files.write(f"{NET}/{name}/qos/trust", trust)
         return
     state = machine.dcb.state(name)

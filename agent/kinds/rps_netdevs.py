@@ -13,7 +13,7 @@ from attrs import evolve, frozen
 
 from agent.hardware.functions import NET, ifindex, netdev, pci_of, physical_function
 from agent.hardware.placement import mask, pool
-from agent.hardware.sysfs import names_or_none, whole
+from agent.hardware.sysfs import names_in, whole
 from agent.kinds import Reading, queues
 from agent.machine import Files, Machine
 from agent.report.reasons import UNREADABLE_DEVICE
@@ -62,7 +62,7 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Matchi
     ours = want.nics.keys() | want.left_alone
     names = [
         name
-        for name in names_or_none(machine.files, NET)
+        for name in names_in(machine.files, NET)
         if _rule(want, name) and _physical_function(machine.files, name) not in ours
     ]
     read = {name: _read(machine.files, name) for name in names[:MOST]}

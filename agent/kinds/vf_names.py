@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from attrs import frozen
 
 from agent.hardware.functions import PCI, driver, has_netdev, ifindex, link_of, netdev, port_netdevs
-from agent.hardware.sysfs import names_or_none
+from agent.hardware.sysfs import names_in
 from agent.hardware.udev import udev_entry
 from agent.kinds import links
 from agent.machine import Files, Machine
@@ -62,7 +62,7 @@ def _naming(files: Files, address: str) -> tuple[str, str]:
     """
     is_its_own = has_netdev(files, address, driver(files, address))
     card = address.rpartition(".")[0] + "."
-    functions = [address] if is_its_own else [each for each in names_or_none(files, PCI) if each.startswith(card)]
+    functions = [address] if is_its_own else [each for each in names_in(files, PCI) if each.startswith(card)]
     for function in functions:
         for name in port_netdevs(files, function):
             properties = _properties(files, ifindex(files, name))

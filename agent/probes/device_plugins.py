@@ -5,7 +5,7 @@ The condition is True where no kubelet runs. The socket is in /var/lib/kubelet e
 
 from __future__ import annotations
 
-from agent.hardware.sysfs import names_or_none
+from agent.hardware.sysfs import names_in
 from agent.machine import Machine
 from agent.report.reasons import condition
 from agent.report.records import Condition, Severity, Stage
@@ -25,7 +25,7 @@ SOCKET = "kubelet.sock"
 
 def read(machine: Machine, want: Wanted) -> bool:
     """Whether the socket is there."""
-    return SOCKET in names_or_none(machine.files, FOLDER)
+    return SOCKET in names_in(machine.files, FOLDER)
 
 
 def judge(want: Wanted, have: Snapshot, facts: bool) -> list[Condition]:

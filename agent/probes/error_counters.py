@@ -13,7 +13,7 @@ from itertools import groupby, pairwise
 from attrs import frozen
 
 from agent.hardware.functions import NET, RDMA, device_path, netdev
-from agent.hardware.sysfs import names_or_none, read_or, whole
+from agent.hardware.sysfs import names_in, read_or, whole
 from agent.machine import Files, Machine
 from agent.report.reasons import condition
 from agent.report.records import Condition, FunctionFault, Severity, Stage
@@ -59,9 +59,9 @@ def _function(files: Files, address: str) -> Iterator[tuple[str, int]]:
     name = netdev(files, address)
     if name is not None:
         yield from _folder(files, f"{NET}/{name}/statistics", NETDEV, name)
-    for device in names_or_none(files, f"{device_path(address)}/infiniband"):
+    for device in names_in(files, f"{device_path(address)}/infiniband"):
         ports = f"{RDMA}/{device}/ports"
-        for port in names_or_none(files, ports):
+        for port in names_in(files, ports):
             yield from _folder(files, f"{ports}/{port}/counters", PORT, f"{device}/{port}")
             yield from _folder(files, f"{ports}/{port}/hw_counters", HARDWARE, f"{device}/{port}")
 

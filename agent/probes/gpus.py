@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from agent.hardware.sysfs import names_or_none
+from agent.hardware.sysfs import names_in
 from agent.machine import Machine
 from agent.report.reasons import condition
 from agent.report.records import Condition, Severity, Stage
@@ -36,8 +36,8 @@ class Gpus:
 def read(machine: Machine, want: Wanted) -> Gpus:
     """What the driver shows."""
     files = machine.files
-    loaded, peer = (bool(names_or_none(files, folder)) for folder in (MODULE, PEER_MEMORY))
-    return Gpus(loaded, peer, tuple(names_or_none(files, GPUS)))
+    loaded, peer = (bool(names_in(files, folder)) for folder in (MODULE, PEER_MEMORY))
+    return Gpus(loaded, peer, tuple(names_in(files, GPUS)))
 
 
 def judge(want: Wanted, have: Snapshot, facts: Gpus) -> list[Condition]:

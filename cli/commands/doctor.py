@@ -126,9 +126,9 @@ def _sriov(machine: Machine, nics: Mapping[str, WantedNic]) -> list[SriovFact]:
 
 
 def _has_iommu(machine: Machine) -> bool:
-    from agent.hardware.sysfs import names_or_none
+    from agent.hardware.sysfs import names_in
 
-    return bool(names_or_none(machine.files, "/sys/kernel/iommu_groups"))
+    return bool(names_in(machine.files, "/sys/kernel/iommu_groups"))
 
 
 def _managed(machine: Machine, nics: Mapping[str, WantedNic]) -> list[str]:

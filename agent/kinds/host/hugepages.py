@@ -14,7 +14,7 @@ from contextlib import suppress
 from attrs import evolve, frozen
 
 from agent.documents import load
-from agent.hardware.sysfs import names_or_none, numbered, parsed, read_or
+from agent.hardware.sysfs import names_in, numbered, parsed, read_or
 from agent.hardware.topology import NODE
 from agent.kinds import ANY_VALUE, Reading
 from agent.machine import Files, Machine
@@ -83,7 +83,7 @@ def read(files: Files, pool: HugepagePool) -> Pages:
         paths = [f"{path(pool)}/{name}" for name in ("nr_hugepages", "free_hugepages", "surplus_hugepages")]
         total, free, surplus = (parsed(int, files.read(each), each) for each in paths)
     except FileNotFoundError:
-        sizes = ", ".join(name.removeprefix("hugepages-") for name in names_or_none(files, _folder(pool)))
+        sizes = ", ".join(name.removeprefix("hugepages-") for name in names_in(files, _folder(pool)))
         if not sizes and pool.numa_node is not None:
             return Pages(missing=f"there is no NUMA node {pool.numa_node} with memory")
         return Pages(missing=f"there are no huge pages of {pool.size} (this machine has {sizes or 'none'})")
@@ -125,7 +125,7 @@ def _share_pages(one: HugepagePool, other: HugepagePool) -> bool:
 def originals_of(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> list[Change]:
     """The pools of the NUMA nodes: the kernel divides the pages of the pool of all nodes between them."""
     asked = HugepagePool.named(change.field, 0)
-    nodes = numbered(names_or_none(machine.files, NODE), "node")
+    nodes = numbered(names_in(machine.files, NODE), "node")
     pools = [evolve(asked, numa_node=node) for node in nodes if asked.numa_node in (None, node)]
     now = {pool: read(machine.files, pool) for pool in pools}
     present = {pool: each.persistent for pool, each in now.items() if not each.missing}

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 
 from attrs import frozen
 
-from agent.hardware.sysfs import names_or_none
+from agent.hardware.sysfs import names_in
 from agent.kinds import Reading
 from agent.machine import Machine
 from agent.report.records import HOST, Change, Disruption
@@ -73,9 +73,9 @@ def _read(machine: Machine, module: str, name: str) -> Parameter:
     try:
         return Parameter(files.read(path), files.writable(path))
     except FileNotFoundError:
-        if module not in names_or_none(files, "/sys/module"):
+        if module not in names_in(files, "/sys/module"):
             return Parameter(missing=f"the module {module} is not loaded")
-        shown = ", ".join(names_or_none(files, _path(module)))
+        shown = ", ".join(names_in(files, _path(module)))
         return Parameter(missing=f"{module} shows no parameter {name} (it has {shown or 'none'})")
     except PermissionError:
         return Parameter(missing=f"parameter {name} of {module} cannot be read (its file has no read permission)")

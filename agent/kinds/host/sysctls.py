@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from attrs import evolve, frozen
 
 from agent.hardware.functions import NET
-from agent.hardware.sysfs import names_or_none
+from agent.hardware.sysfs import names_in
 from agent.kinds import ANY_VALUE, Reading, addresses
 from agent.kinds.host import SYSCTLS, words
 from agent.machine import Machine
@@ -86,7 +86,7 @@ def reading(machine: Machine, want: Wanted, have: Snapshot, kept: Change) -> Rea
     if any(name in want.spec.sysctls or _is_of_rail(machine, want, name) for name in kept.field.split(SEPARATOR)):
         return None
     now = _read_each(machine, kept.field)
-    if now is None and netdevs([kept.field]) - set(names_or_none(machine.files, NET)):
+    if now is None and netdevs([kept.field]) - set(names_in(machine.files, NET)):
         now = str(kept.before)  # the netdev is gone: its next one begins with the kernel's values
     return None if now is None else Reading(now, instead=_set_along(want, kept.field))
 
@@ -134,7 +134,7 @@ def set_along(machine: Machine, want: Wanted, change: Change) -> list[Change]:
     """The parameters that the kernel sets along with this one: ``disable_ipv6`` of all sets each netdev's."""
     changes = []
     for folder in folders_along(change.field):
-        for place in names_or_none(machine.files, path(folder)):
+        for place in names_in(machine.files, path(folder)):
             along = values_along(change.field, str(change.after), place.replace(".", "/"))
             for name, after in along.items():
                 now = _read(machine, name).value
