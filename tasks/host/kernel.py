@@ -133,15 +133,26 @@ def install(release: str | None, headers: bool, system: OperatingSystem) -> Comm
     if headers:
         wanted = (*wanted, _headers(target, system), *_matched(target, system))
     yield from vendor_repository.packages._inner(wanted=wanted, family=system.family, hold=False, remedy=remedy)
+    # Last: now apt has new indexes.
+    if release and system.identity == "ubuntu" and (extra := _extra_modules(release)):
+        yield from vendor_repository.packages._inner(wanted=extra, family=system.family, hold=False, remedy=remedy)
 
 
 def _kernel(release: str, system: OperatingSystem) -> tuple[Package, ...]:
     if system.family == "rhel":
         return (Package(*rpm(release)),)
-    image = Package(f"linux-image-{release}")
-    # On Ubuntu most NIC drivers are in this package, on which the image does not depend.
-    extra = (Package(f"linux-modules-extra-{release}"),) if system.identity == "ubuntu" else ()
-    return (image, *extra)
+    return (Package(f"linux-image-{release}"),)
+
+
+def _extra_modules(release: str) -> tuple[Package, ...]:
+    """For an operation: Ubuntu's package of a kernel with most NIC drivers, on which the image does not depend.
+
+    Since Ubuntu 25.10, and in NVIDIA's kernels of all releases, these modules are in a package that the image depends on. So a
+    kernel that the repositories have without this package needs none.
+    """
+    extra, modules = f"linux-modules-extra-{release}", f"linux-modules-{release}"
+    known = {name for name, _ in host.get_fact(packages.AvailableVersions, names=(extra, modules), family="debian")}
+    return (Package(extra),) if extra in known or modules not in known else ()
 
 
 def _headers(release: str, system: OperatingSystem) -> Package:

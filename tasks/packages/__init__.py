@@ -271,6 +271,27 @@ def installed(family: Family) -> Mapping[str, Collection[str]]:
     return versions
 
 
+# From the indexes that the node has: an installation has fetched them.
+_AVAILABLE: dict[Family, str] = {
+    "debian": 'apt-cache madison -- "$@" | sed "s/ *| */ /g"',
+    "rhel": 'dnf -q -C repoquery --queryformat "%{name} %{version}\\n" -- "$@" || true',
+}
+
+
+class AvailableVersions(FactBase[list[tuple[str, str]]]):
+    """The names and versions of packages that the node's repositories have."""
+
+    default = list
+
+    def command(self, names: tuple[str, ...], family: Family) -> StringCommand:
+        """Ask the package manager, which downloads nothing for this."""
+        return self.script(_AVAILABLE[family], *names)
+
+    def process(self, output: list[str]) -> list[tuple[str, str]]:
+        """Take the first two words of each line."""
+        return [(name, version) for name, version, *_ in (line.split() for line in output if line.strip())]
+
+
 @operation()
 def present(names: tuple[str, ...], family: Family) -> Commands:
     """Install the packages that are missing."""

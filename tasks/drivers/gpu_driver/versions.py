@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 
-from pyinfra.api.command import StringCommand
 from pyinfra.context import host
 
 from tasks import packages
-from tasks.common.facts import FactBase
-from tasks.packages import Family
+from tasks.packages import AvailableVersions, Family
 
 VERSION = re.compile(r"\d{3,4}\.\d+(\.\d+)?")
 _NAME = re.compile("nvidia|cuda-drivers|^libcuda|^libnv|^libxnvctrl")
@@ -21,27 +19,6 @@ def missing(names: tuple[str, ...], version: str, family: Family) -> list[str]:
     """For an operation: the packages that are not installed at the version."""
     have = packages.installed(family)
     return [name for name in names if not any(is_at(version, each) for each in have.get(name, ()))]
-
-
-# From the indexes that the node has: the installation has fetched them.
-_AVAILABLE: dict[Family, str] = {
-    "debian": 'apt-cache madison -- "$@" | sed "s/ *| */ /g"',
-    "rhel": 'dnf -q -C repoquery --queryformat "%{name} %{version}\\n" -- "$@" || true',
-}
-
-
-class AvailableVersions(FactBase[list[tuple[str, str]]]):
-    """The names and versions of packages that the node's repositories have."""
-
-    default = list
-
-    def command(self, names: tuple[str, ...], family: Family) -> StringCommand:
-        """Ask the package manager, which downloads nothing for this."""
-        return self.script(_AVAILABLE[family], *names)
-
-    def process(self, output: list[str]) -> list[tuple[str, str]]:
-        """Take the first two words of each line."""
-        return [(name, version) for name, version, *_ in (line.split() for line in output if line.strip())]
 
 
 def others(version: str, family: Family) -> list[str]:

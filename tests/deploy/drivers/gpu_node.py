@@ -6,7 +6,7 @@ from typing import Any
 
 from tasks.drivers import gpu_driver
 from tasks.drivers.gpu_driver.modules import GpuUsers, LoadedVersion
-from tasks.drivers.gpu_driver.versions import AvailableVersions
+from tasks.packages import AvailableVersions
 from tasks.packages.dkms import Builds, ModuleState
 from tasks.packages.vendor_repository import KeyFingerprints
 from tasks.reboot import NodeRebootRequests

@@ -12,10 +12,8 @@ import pytest
 
 from lab import rpm
 from lab.rpm import Rpm
-from tasks.drivers.gpu_driver import versions
-from tasks.drivers.gpu_driver.versions import AvailableVersions
 from tasks.drivers.ofed import doca
-from tasks.packages import vendor_repository
+from tasks.packages import _AVAILABLE, AvailableVersions, vendor_repository
 from tests.deploy.scripts import program, sh
 
 pytestmark = [
@@ -141,7 +139,7 @@ def test_a_gpu_driver_that_goes_back_leaves_its_libraries_and_they_go_back_too(
     node.install("nvidia-open-580.95.05-*")
     node.install("nvidia-open-570.86.15-*")
     assert node.has() == {"nvidia-open-570.86.15-1", "libnvidia-ml-580.95.05-1"}
-    available = AvailableVersions().process(node.run(versions._AVAILABLE["rhel"], "libnvidia-ml"))
+    available = AvailableVersions().process(node.run(_AVAILABLE["rhel"], "libnvidia-ml"))
     assert available == [("libnvidia-ml", "570.86.15"), ("libnvidia-ml", "580.95.05")]
     node.install("libnvidia-ml-570.86.15-*")
     assert node.has() == {"nvidia-open-570.86.15-1", "libnvidia-ml-570.86.15-1"}

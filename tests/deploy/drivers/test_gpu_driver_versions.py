@@ -10,7 +10,7 @@ import pytest
 
 from tasks.drivers import gpu_driver
 from tasks.drivers.gpu_driver import services, versions
-from tasks.drivers.gpu_driver.versions import AvailableVersions
+from tasks.packages import AvailableVersions
 from tasks.packages.vendor_repository import HeldPackages
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, files, of
 from tests.deploy.drivers.gpu_node import PREFIX, USERS, VERSION, debs, fresh, there, wants
