@@ -12,7 +12,7 @@ from pyinfra.api.exceptions import FactProcessError
 from tasks.drivers import gpu_driver
 from tasks.drivers.gpu_driver import fabric, services, versions
 from tasks.drivers.gpu_driver import modules as driver_modules
-from tasks.packages import Family
+from tasks.packages import _AVAILABLE, AvailableVersions, Family
 from tests.deploy.scripts import program, sh
 
 
@@ -149,8 +149,8 @@ def test_versions_of_the_repositories_are_read(
         tmp_path / manager,
         f"printf '{output}'" if output else "echo 'Error: Cache-only enabled but no cache' >&2; exit 1",
     )
-    lines = sh(versions._AVAILABLE[family], "libcuda1", "nvidia-open", PATH=f"{tmp_path}:{os.environ['PATH']}")
-    available = versions.AvailableVersions().process(lines)
+    lines = sh(_AVAILABLE[family], "libcuda1", "nvidia-open", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    available = AvailableVersions().process(lines)
     assert [(name, versions.is_at("580.95.05", version)) for name, version in available] == (
         [("libcuda1", True), ("nvidia-open", False)] if output else []
     )
