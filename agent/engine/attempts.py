@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -20,6 +21,9 @@ from agent.report.records import HOST, Change, Disruption, Outcome
 from agent.state.scope import alone
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
+
+ENOTSUPP = 524
+"""The kernel's own number for EOPNOTSUPP (include/linux/errno.h), which some drivers let out."""
 
 WRITES = 2
 """How often one pass writes a value that the driver accepts, but that reads back unchanged."""
@@ -197,7 +201,8 @@ def _write(context: PassContext, want: Wanted, kind: Kind, change: Change) -> Ou
     try:
         originals.keep(context.machine, want, kind, change)
         kind.apply(context.machine, change)
-    except OSError as error:
+    except OSError as refusal:
+        error = _known(refusal)
         if kind.TARGETS_VANISH and error.errno in (errno.ENOENT, errno.ENODEV):
             return None
         originals.failed(context.machine, kind, change)
@@ -211,6 +216,13 @@ def _write(context: PassContext, want: Wanted, kind: Kind, change: Change) -> Ou
     if change.grace_period:
         context.memory.failures.made(change, context.memory.clock())
     return Outcome(change, "applied")
+
+
+def _known(refusal: OSError) -> OSError:
+    if refusal.errno != ENOTSUPP:
+        return refusal
+    unknown, known = os.strerror(ENOTSUPP), os.strerror(errno.EOPNOTSUPP)
+    return OSError(errno.EOPNOTSUPP, (refusal.strerror or unknown).replace(unknown, known))
 
 
 def _write_now(context: PassContext, have: Snapshot, change: Change) -> Write:

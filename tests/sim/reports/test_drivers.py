@@ -16,7 +16,7 @@ from tests.sim.engine.one_nic import Node, left
 from tests.sim.kernel import Kernel
 from tests.sim.readiness import Node as Probed
 from tests.sim.tree import error
-from tests.sim.two_nics import MAC0, NAME0, PF0, PF1, two_nics
+from tests.sim.two_nics import MAC0, NAME0, NAME1, PF0, PF1, two_nics
 
 PCI = "/sys/bus/pci/devices"
 GUID = "b8:3f:d2:03:00:12:34:56"
@@ -53,6 +53,43 @@ def test_an_mtu_that_ipoib_cannot_have_is_named_with_what_limits_it(
     assert "partitions.conf" in said(result)
     kernel.partition_mtu = 4092
     assert is_settled(Node(kernel, tmp_path / "more.json").follow({"mtu": 4092}))
+
+
+@pytest.mark.parametrize(
+    ("number", "result"),
+    [
+        pytest.param(524, "unsupported", id="perfsonar-toolkit-297"),
+        (errno.EOPNOTSUPP, "unsupported"),
+        (errno.EINVAL, "failed"),
+    ],
+)
+def test_a_setting_that_a_driver_does_not_know_is_said_to_be_unsupported(
+    tmp_path: Path, number: int, result: str
+) -> None:
+    """Some drivers answer with a number that only the kernel knows (ENOTSUPP)."""
+    kernel = two_nics()
+    kernel.fault = lambda operation, where, value: (
+        error(number, where) if operation == "ethtool" and "rx_frames" in value else None
+    )
+    made = Node(kernel, tmp_path / "originals.json").follow({"coalescing": {"rx_frames": 1}})
+    (outcome,) = [each for each in made.outcomes if each.result != "applied"]
+    assert outcome.result == result
+    assert "Unknown error" not in outcome.error
+    assert ("take rx_frames out of the spec" in outcome.remedy) is (result == "unsupported")
+
+
+def test_a_number_of_vfs_that_the_driver_cannot_set_now_is_set_later(tmp_path: Path) -> None:
+    """i40e is still busy with another request (openshift/sriov-network-operator 1182)."""
+    kernel = two_nics()
+    busy = iter([True] * 2)
+
+    def fault(operation: str, where: str, value: str) -> OSError | None:
+        return error(errno.EAGAIN, where) if where.endswith("sriov_numvfs") and next(busy, False) else None
+
+    kernel.fault = fault
+    node = Node(kernel, tmp_path / "originals.json")
+    assert not is_ready(node.follow({"vfs": {"count": 2}}, passes=1).conditions)
+    assert is_settled(node.follow({"vfs": {"count": 2}}))
 
 
 def test_no_vfs_are_made_while_the_firmware_of_their_pf_is_dead(tmp_path: Path) -> None:
@@ -209,6 +246,32 @@ def test_an_address_that_another_program_takes_away_is_back_with_its_gid() -> No
     assert node.kernel.routing.assigned[index] == ("10.0.0.1/24",)
     gids = [node.kernel.files.read(f"/sys/class/infiniband/mlx5_0/ports/1/gids/{place}") for place in range(3)]
     assert gids[2].endswith("ffff:0a00:0001")
+
+
+def test_ports_of_one_card_may_be_ethernet_or_infiniband() -> None:
+    """In Ethernet mode a port looks like one of InfiniBand that no subnet manager has seen (prometheus/procfs 700)."""
+    kernel = two_nics()
+    kernel.rdma.add(PF0, "mlx5_0", NAME0)
+    wanted: dict[str, Any] = {"name": "rail0", "select": {"pci": PF0}, "rdma": {}}
+    assert is_ready(Probed(kernel, more={"nics": [wanted]}).look().values())
+    wanted["rdma"] = {"link_layer": "InfiniBand"}
+    judged = Probed(kernel, more={"nics": [wanted]}).look()
+    assert "link layer Ethernet, not InfiniBand (LINK_TYPE" in judged["RdmaPorts"].message
+    assert "SubnetManager" not in judged
+
+
+@pytest.mark.parametrize(("given", "ready"), [({"required": False}, True), ({}, False)])
+def test_a_port_that_is_down_by_design_does_not_matter(given: dict[str, Any], ready: bool) -> None:
+    """The second port of a card, which a cloud leaves without a network (NVSentinel 1361)."""
+    kernel = two_nics()
+    kernel.rdma.add(PF0, "mlx5_0", NAME0)
+    kernel.rdma.add(PF1, "mlx5_1", NAME1, state="DOWN")
+    kernel.lose_carrier(PF1, slow=True)
+    nics = [{"name": f"rail{n}", "select": {"pci": pf}, "rdma": {}} for n, pf in enumerate((PF0, PF1))]
+    assert is_ready(Probed(kernel, more={"nics": nics[:1]}).look().values())
+    judged = Probed(kernel, more={"nics": [nics[0], nics[1] | given]}).look()
+    assert is_ready(judged.values()) is ready
+    assert "state DOWN/Disabled" in judged["RdmaPorts"].message
 
 
 # --- InfiniBand partitions ------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -55,16 +56,44 @@ def test_queues_are_served_by_cpus_of_the_nic_s_node_that_are_not_isolated(
     assert taken <= among
 
 
-@pytest.mark.parametrize("cpus", [pytest.param(128, id="tempesta-2684"), pytest.param(256, id="lis-next-507")])
+@pytest.mark.parametrize(
+    "cpus",
+    [
+        pytest.param(128, id="tempesta-2684"),
+        pytest.param(256, id="lis-next-507"),
+        pytest.param(72, id="seastar-316"),
+    ],
+)
 def test_a_mask_of_more_than_32_cpus_is_written_as_the_kernel_shows_it(cpus: int) -> None:
     kernel = two_nics(cpus)
     result = settle(kernel, rps={"enable": True})
     assert is_ready(result.conditions)
+    masks = [text for path, text in kernel.writes if path.endswith("ps_cpus")]
+    assert masks
+    assert all(re.fullmatch("[0-9a-f]{8}(,[0-9a-f]{8})+", each) for each in masks)
     kernel.writes.clear()
     assert is_ready(settle(kernel, result, rps={"enable": True}).conditions)
     assert kernel.writes == []
     shown = from_mask(kernel.files.read(f"{NET}/{NAME0}/queues/rx-0/rps_cpus"))
     assert shown <= set(range(cpus // 2))
+
+
+@pytest.mark.parametrize(
+    ("cpus", "online", "among"),
+    [
+        pytest.param(8, "0,2-7", {0, 2, 3}, id="irqbalance-161"),
+        pytest.param(128, "0-51", set(range(52)), id="cluster-node-tuning-operator-518"),
+        pytest.param(64, "0-3,6-63", {*range(4), *range(6, 32)}, id="firedancer-10430"),
+    ],
+)
+def test_no_queue_is_served_by_a_cpu_that_is_off(cpus: int, online: str, among: set[int]) -> None:
+    kernel = two_nics(cpus)
+    for now in (online, f"0-{cpus - 1}", online):
+        kernel.interrupts.set_online(now)
+        assert is_ready(settle(kernel).conditions)
+        taken = cpus_of_queues(kernel)
+        assert taken
+        assert taken <= (among if now == online else set(range(cpus // 2)))
 
 
 def test_a_queue_that_a_pod_s_netdev_gets_later_is_steered_too() -> None:
