@@ -222,7 +222,10 @@ def apply(machine: Machine, change: Change) -> None:
     """Set one value, on the PF's netdev, on every RoCE port that the function has now, or on the port that the field names."""
     setting, *named = change.field.split(" ")
     if setting in ON_PORTS:
-        ports = Reader(machine.files).roce_ports(pci_of(machine.files, change.target))
+        reader, function = Reader(machine.files), pci_of(machine.files, change.target)
+        ports = reader.roce_ports(function)
+        if not ports and (own := reader.below(function)):
+            raise OSError(errno.EOPNOTSUPP, f"{', '.join(own)} has no RoCE port: it is InfiniBand or iWARP")
         if not ports:
             raise FileNotFoundError(
                 errno.ENODEV, f"{change.target} and its VFs have no RoCE device; load its RDMA driver"

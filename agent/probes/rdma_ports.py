@@ -17,6 +17,14 @@ TYPE = "RdmaPorts"
 STAGE: Stage = "network"
 SEVERITY: Severity = "required"
 
+# A RoCE port has a GID from the netdev's MAC address even if that has no IP address (add_default_gids in
+# drivers/infiniband/core/roce_gid_mgmt.c), but for these.
+NO_ROCE = (
+    "in switchdev mode only VFs have GIDs: then give rdma.pf: false; else RoCE is off (devlink's parameter enable_roce), "
+    "or a bond does not use the port now"
+)
+IWARP = "it does iWARP: have the driver do RoCE, as ice by devlink's parameter enable_roce, or leave gid_type out"
+
 
 def judge(want: Wanted, have: Snapshot, facts: None) -> list[Condition]:
     """False if ports of required NICs differ from the spec, with the remedy; no condition if the spec expects no devices.
@@ -37,6 +45,10 @@ def _faults(nic: WantedNic, wanted: RdmaDevices, target: str, device: RdmaDevice
     rate = None if family_of(nic.function.driver).invents_rate else wanted.rate
     if rate is not None and (port.gigabits or 0) < rate:
         yield f"rate {port.rate or 'unknown'}, less than {rate} Gbit/s (cable, module, speed of the switch port)"
+    iwarp = device.transport == "iWARP"
+    if wanted.gid_type is not None and (iwarp or (not port.gids and port.link_layer == "Ethernet")):
+        yield f"no {wanted.gid_type} GID ({IWARP if iwarp else NO_ROCE})"
+        return
     for family in wanted.gid_families or (None,) if wanted.gid_type is not None else ():
         if gid_index(port, wanted.gid_type, family=family) is None:
             mapped = f" of an {family} address" if family else ""

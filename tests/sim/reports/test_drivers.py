@@ -78,6 +78,18 @@ def test_a_setting_that_a_driver_does_not_know_is_said_to_be_unsupported(
     assert ("take rx_frames out of the spec" in outcome.remedy) is (result == "unsupported")
 
 
+def test_roce_settings_for_a_port_of_infiniband_are_said_to_be_unsupported(tmp_path: Path) -> None:
+    """A card was to get them in either mode (nic-configuration-operator 30)."""
+    kernel = Kernel()
+    kernel.add_nic(PF0, "ibp33s0", IPOIB, driver="mlx5_core")
+    kernel.rdma.add(PF0, "mlx5_0", None, link_layer="InfiniBand")
+    roce = {"trust": "dscp", "pfc": "3", "cm_tos": 106, "traffic_class": 106}
+    made = Node(kernel, tmp_path / "originals.json").follow({"roce": roce})
+    refused = [each for each in made.outcomes if each.result != "applied"]
+    assert {each.change.field: each.result for each in refused} == dict.fromkeys(roce, "unsupported")
+    assert "it is InfiniBand" in said(made)
+
+
 def test_a_number_of_vfs_that_the_driver_cannot_set_now_is_set_later(tmp_path: Path) -> None:
     """i40e is still busy with another request (openshift/sriov-network-operator 1182)."""
     kernel = two_nics()
@@ -246,6 +258,26 @@ def test_an_address_that_another_program_takes_away_is_back_with_its_gid() -> No
     assert node.kernel.routing.assigned[index] == ("10.0.0.1/24",)
     gids = [node.kernel.files.read(f"/sys/class/infiniband/mlx5_0/ports/1/gids/{place}") for place in range(3)]
     assert gids[2].endswith("ffff:0a00:0001")
+
+
+@pytest.mark.parametrize(
+    ("made", "gids", "named"),
+    [
+        pytest.param({}, False, "rdma.pf: false", id="scalablefunctions-2"),
+        ({}, True, ""),
+        ({"node_type": "4: RNIC"}, True, "it does iWARP"),
+    ],
+)
+def test_a_device_that_can_have_no_roce_gid_is_named_with_the_reason(
+    made: dict[str, Any], gids: bool, named: str
+) -> None:
+    kernel = two_nics()
+    kernel.rdma.add(PF0, "mlx5_0", NAME0 if gids else None, **made)
+    nic = {"name": "rail0", "select": {"pci": PF0}, "rdma": {"gid_type": "RoCE v2"}}
+    judged = Probed(kernel, more={"nics": [nic]}).look()["RdmaPorts"]
+    assert (judged.status == "True") is (named == "")
+    assert named in judged.message
+    assert "addresses" not in judged.message
 
 
 def test_ports_of_one_card_may_be_ethernet_or_infiniband() -> None:
