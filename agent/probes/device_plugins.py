@@ -19,6 +19,9 @@ SEVERITY: Severity = "required"
 FAIL_AFTER = 2
 OF = 2
 
+# K3s and MicroK8s have the kubelet in a process with other parts of Kubernetes.
+KUBELETS = frozenset({"kubelet", "k3s-agent", "k3s-server", "kubelite"})
+
 FOLDER = "/var/lib/kubelet/device-plugins"
 SOCKET = "kubelet.sock"
 
@@ -30,7 +33,7 @@ def read(machine: Machine, want: Wanted) -> bool:
 
 def judge(want: Wanted, have: Snapshot, facts: bool) -> list[Condition]:
     """False if a kubelet runs without a socket."""
-    if "kubelet" not in have.processes:
+    if not KUBELETS & have.processes:
         return [condition(TYPE, "NoKubelet")]
     if facts:
         return [condition(TYPE, "Served")]

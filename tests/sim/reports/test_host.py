@@ -43,6 +43,7 @@ def cpus_of_queues(kernel: Kernel) -> set[int]:
         pytest.param(16, "1-3,5-7", {}, {0, 4}, id="talos-11310"),
         pytest.param(8, "", {"exclude_cpus": "0"}, {1, 2, 3}, id="coreos-bugs-2135"),
         pytest.param(8, "0-3", {}, {4, 5, 6, 7}, id="seapath-868"),
+        pytest.param(48, "1-23,25-47", {}, {0}, id="nri-plugins-669"),
     ],
 )
 def test_queues_are_served_by_cpus_of_the_nic_s_node_that_are_not_isolated(
@@ -186,10 +187,18 @@ def test_a_runtime_that_limits_locked_memory_is_named(limits: dict[str, int], re
 FOLDER = "/var/lib/kubelet/device-plugins"
 
 
-@pytest.mark.parametrize("seconds", [pytest.param(1, id="k8s-rdma-shared-dev-plugin-118")])
-def test_a_kubelet_that_restarts_makes_the_node_unready_only_if_its_socket_stays_away(seconds: int) -> None:
+@pytest.mark.parametrize(
+    "process",
+    [
+        pytest.param("kubelet", id="k8s-rdma-shared-dev-plugin-118"),
+        pytest.param("k3s-agent", id="k3s-451"),
+        "k3s-server",
+        "kubelite",
+    ],
+)
+def test_a_kubelet_that_restarts_makes_the_node_unready_only_if_its_socket_stays_away(process: str) -> None:
     kernel = two_nics()
-    kernel.host.processes.add("kubelet")
+    kernel.host.processes.add(process)
     kernel.tree.put(f"{FOLDER}/kubelet.sock", "")
     node = Node(kernel)
     assert node.look()["DevicePlugins"].reason == "Served"
