@@ -166,7 +166,10 @@ class Gpu:
 
 @frozen
 class Hardware:
-    """A node's hardware, its loaded ``modules``, all its ``netdevs``, and ``route``: the netdev of its IPv4 default route."""
+    """A node's hardware, its loaded ``modules``, all its ``netdevs``, and ``route``: the netdev of its default route.
+
+    That is the one of IPv4, if there is one.
+    """
 
     functions: tuple[InspectedFunction, ...]
     other_rdma: tuple[RdmaDevice, ...] = ()
@@ -211,9 +214,12 @@ for d in "$2"/sys/bus/pci/devices/*; do
 done
 cat "$2/proc/modules" 2>/dev/null | while read -r name _; do echo "module $name"; done
 for n in "$2"/sys/class/net/*; do if [ -e "$n" ]; then echo "netdev ${n##*/}"; fi; done
-# Of 0.0.0.0/0 only, and not 0.0.0.0/1, as some VPNs make it. A route that rejects has * instead of a netdev.
+# Of 0.0.0.0/0 only, and not 0.0.0.0/1, as some VPNs make it. A route that rejects has * instead of a netdev, or lo (IPv6).
 cat "$2/proc/net/route" 2>/dev/null | while read -r name to _ _ _ _ metric mask _; do
   case "$name $to $mask" in "* "*) ;; *" 00000000 00000000") echo "route $metric $name" ;; esac
+done
+cat "$2/proc/net/ipv6_route" 2>/dev/null | while read -r to bits _ _ _ metric _ _ _ name; do
+  case "$to $bits $name" in *" lo") ;; "00000000000000000000000000000000 00 "*) echo "route6 $((0x$metric)) $name" ;; esac
 done
 echo inspection
 "$1" inspect --json
@@ -234,7 +240,7 @@ class NodeHardware(FactBase[Hardware | None]):
         at = output.index("inspection")
         lines = [line.split() for line in output[:at]]
         inspection = json.loads("\n".join(output[at + 1 :]))
-        routes = sorted((int(line[1]), line[2]) for line in lines if line[0] == "route")
+        routes = sorted((line[0], int(line[1]), line[2]) for line in lines if line[0].startswith("route"))
         return Hardware(
             _converter.structure(inspection["functions"], tuple[InspectedFunction, ...]),
             _converter.structure(inspection["other_rdma"], tuple[RdmaDevice, ...]),
@@ -242,7 +248,7 @@ class NodeHardware(FactBase[Hardware | None]):
             tuple(Gpu(line[1], line[2] if line[2:] else None) for line in lines if line[0] == "gpu"),
             frozenset(line[1] for line in lines if line[0] == "module"),
             tuple(line[1] for line in lines if line[0] == "netdev"),
-            routes[0][1] if routes else None,
+            routes[0][2] if routes else None,
         )
 
 

@@ -93,6 +93,27 @@ def test_a_spec_without_nics_means_all_functions_and_another_only_its_own(
     assert [vf.nic for vf in hardware.functions[0].vfs] == meant[:1]
 
 
+@pytest.mark.parametrize(
+    "address", [pytest.param("20010db8000000000000000000000001", id="cluster-api-provider-proxmox-144")]
+)
+def test_a_node_without_ipv4_has_the_netdev_of_its_ipv6_default_route(root: Path, address: str) -> None:
+    zeros = "0" * 32
+    routes = (
+        f"{zeros} 00 {zeros} 00 {zeros} ffffffff 00000001 00000000 00200200       lo\n"
+        f"{zeros} 00 {zeros} 00 {address} 00000401 00000001 00000000 00000003     eth1\n"
+        f"{zeros} 00 {zeros} 00 {address} 00000400 00000001 00000000 00000003     eth0\n"
+        f"{zeros} 01 {zeros} 00 {address} 00000001 00000001 00000000 00000003     tun0\n"
+    )
+    (root / "proc/net/ipv6_route").write_text(routes)
+    (root / "trackbed").write_text('#!/bin/sh\necho \'{"functions": [], "other_rdma": [], "rdma_cm": false}\'\n')
+    (root / "trackbed").chmod(0o755)
+    (root / "proc/net/route").write_text(ROUTES.replace("eth0", "eth2"))
+    of_both = NodeHardware().process(sh(hardware._HARDWARE, root / "trackbed", root))
+    (root / "proc/net/route").write_text("")
+    of_ipv6 = NodeHardware().process(sh(hardware._HARDWARE, root / "trackbed", root))
+    assert [fact and fact.route for fact in (of_both, of_ipv6)] == ["eth2", "eth0"]
+
+
 def test_a_node_without_modules_and_routes_is_read(tmp_path: Path) -> None:
     command = tmp_path / "trackbed"
     command.write_text('#!/bin/sh\necho \'{"functions": [], "other_rdma": [], "rdma_cm": false}\'\n')

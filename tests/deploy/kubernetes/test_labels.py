@@ -194,9 +194,10 @@ def test_a_kubelet_that_takes_no_arguments_is_refused_with_nothing_written(
             {"policy": {"node.kubernetes.io/x": "y"}, "writers": {"node.kubernetes.io/x": "nfd"}},
             "accepts only feature.node.kubernetes.io and profile.node.kubernetes.io; set it from elsewhere (kubectl",
         ),
-        (
+        pytest.param(
             {"writers": {"rdma": "nfd"}},
             "'rdma' selects a device plugin, and 'nfd' would write it before the node is ready",
+            id="node-feature-discovery-1752",
         ),
         ({"writers": {"rdma": "kubelet"}}, "'kubelet' would write it before the node is ready"),
         ({"writers": {"x": "kubelet"}}, "writers: 'x' is in neither capabilities nor policy"),
