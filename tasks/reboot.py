@@ -29,7 +29,7 @@ from pyinfra.context import host
 from agent.report.names import STATE_FOLDER
 from agent.report.records import Disruption
 from agent.spec.validators import Within
-from tasks import disruption
+from tasks import disruption, inhibitors
 from tasks.common import answers
 from tasks.common.commands import Commands, fail, refuse, script, warn
 from tasks.common.connection import deploys_itself
@@ -199,7 +199,7 @@ def by_policy() -> None:
 
 
 # A timer of systemd reboots the host, since the SSH session ends with the connection.
-_REBOOT = "systemd-run --quiet --on-active=1s --timer-property=AccuracySec=100ms systemctl reboot"
+_REBOOT = f"{inhibitors.WAIT}systemd-run --quiet --on-active=1s --timer-property=AccuracySec=100ms systemctl reboot"
 
 # is-system-running fails if any unit has failed, which does not matter here. --wait: RHEL 8's systemctl does not have it.
 _SETTLED = 'timeout "$1" systemctl is-system-running --wait >/dev/null || true'

@@ -52,7 +52,7 @@ def boots() -> Answers:
 
 
 STEPS = [
-    Step("reboot", "reboot", {"reboot": {"policy": "allow"}}, reboot.by_policy, boots(), reboot._REBOOT),
+    Step("reboot", "reboot", {"reboot": {"policy": "allow"}}, reboot.by_policy, boots(), "systemctl reboot"),
     Step(
         "reload of OFED's modules", "vf-reset", {}, test_ofed.in_force,
         {**test_ofed.stack(loaded="CD"), test_ofed.USERS: "end", **test_ofed.NO_REQUEST, **test_ofed.UNAME},

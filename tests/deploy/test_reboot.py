@@ -22,7 +22,6 @@ from tests.deploy.conftest import Connector, Node, OwnConnector, of
 REQUESTS = of(NodeRebootRequests)
 BOOT_ID = "cat /proc/sys/kernel/random/boot_id"
 REASON = "kernel argument iommu=pt is not in effect"
-BOOTED = "systemd-run --quiet --on-active=1s --timer-property=AccuracySec=100ms systemctl reboot"
 
 
 class Turns(list[list[str]]):
