@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent.hardware.functions import NET, PCI, RDMA, driver, ifindex, netdev, physical_function
-from agent.hardware.sysfs import names_in, number_or, read_or
+from agent.hardware.sysfs import names_in, number_or, read_or, target_of
 from agent.machine import ARPHRD_INFINIBAND, Files, Link
 
 NO_GUID = "0000:0000:0000:0000"
@@ -75,15 +75,8 @@ def bond_of_ports(files: Files, address: str) -> str | None:
 
 def ports_of(files: Files, bond: str) -> list[str]:
     """The PCI addresses of the functions whose netdevs are members of a bond."""
-    return [function for member in bonded(files, bond) if (function := _parent(files, member))]
-
-
-def _parent(files: Files, name: str) -> str:
-    """The PCI address of a netdev's function; empty if it has none."""
-    try:
-        return files.target(f"{NET}/{name}/device")
-    except OSError:
-        return ""
+    functions = (target_of(files, f"{NET}/{member}/device") for member in bonded(files, bond))
+    return [function for function in functions if function is not None]
 
 
 def bonded(files: Files, name: str) -> tuple[str, ...]:
@@ -93,10 +86,7 @@ def bonded(files: Files, name: str) -> tuple[str, ...]:
 
 def master(files: Files, name: str) -> str | None:
     """The netdev whose member a netdev is (a bond, a bridge, a VRF); None if it is no member."""
-    try:
-        return files.target(f"{NET}/{name}/master")
-    except OSError:
-        return None
+    return target_of(files, f"{NET}/{name}/master")
 
 
 def on_top(files: Files, name: str) -> list[str]:

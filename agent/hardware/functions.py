@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from attrs import evolve, frozen
 
 from agent.driver_families import family_of, unclassified
-from agent.hardware.sysfs import names_in, number_or, numbered, parsed, read_or
+from agent.hardware.sysfs import names_in, number_or, numbered, parsed, read_or, target_of
 from agent.hardware.udev import initialised
 from agent.hardware.vpd import is_nvlink_bridge, product_data, serial_numbers
 from agent.machine import Attributes, Files, Link, Machine
@@ -97,10 +97,7 @@ def is_network(files: Files, address: str, entries: Collection[str]) -> bool:
 
 def driver(files: Files, address: str) -> str | None:
     """The driver bound to a PCI function; None if there is none."""
-    try:
-        return files.target(f"{PCI}/{address}/driver")
-    except FileNotFoundError:
-        return None
+    return target_of(files, f"{PCI}/{address}/driver")
 
 
 def has_netdev(files: Files, address: str, bound: str | None) -> bool:
@@ -169,10 +166,7 @@ def _is_vf(files: Attributes, address: str) -> bool:
 
 def physical_function(files: Attributes, address: str) -> str:
     """The address of a VF's PF; a PF's own address."""
-    try:
-        return files.target(f"{PCI}/{address}/physfn")
-    except FileNotFoundError:
-        return address
+    return target_of(files, f"{PCI}/{address}/physfn") or address
 
 
 def total_vfs(files: Files, address: str) -> int:
@@ -212,10 +206,9 @@ def pci_of(files: Files, target: str) -> str:
     """
     if not is_vf(target):
         return target
-    try:
-        return files.target(f"{PCI}/{device_of(target)}/virtfn{vf_index(target)}")
-    except FileNotFoundError:
-        raise FileNotFoundError(errno.ENOENT, f"{target} does not exist") from None
+    if (address := target_of(files, f"{PCI}/{device_of(target)}/virtfn{vf_index(target)}")) is None:
+        raise FileNotFoundError(errno.ENOENT, f"{target} does not exist")
+    return address
 
 
 def netdev_of(files: Files, target: str) -> str:

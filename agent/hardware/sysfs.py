@@ -71,6 +71,14 @@ def ranges(files: Attributes, path: str) -> tuple[int, ...]:
     return parsed(parse_ranges, read_or(files, path, ""), path)
 
 
+def target_of(files: Attributes, path: str) -> str | None:
+    """The last component of a link's target; None if there is no such link."""
+    try:
+        return files.target(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
 def names_in(files: Attributes, path: str) -> list[str]:
     """The names in a directory, empty if it does not exist."""
     try:

@@ -13,7 +13,7 @@ from attrs import evolve, frozen
 
 from agent.hardware.functions import NET, ifindex, netdev, pci_of, physical_function
 from agent.hardware.placement import mask, pool
-from agent.hardware.sysfs import names_in, whole
+from agent.hardware.sysfs import names_in, target_of, whole
 from agent.kinds import Reading, queues
 from agent.machine import Files, Machine
 from agent.report.reasons import UNREADABLE_DEVICE
@@ -77,10 +77,8 @@ def _rule(want: Wanted, name: str) -> SteeredNetdevs | None:
 
 def _physical_function(files: Files, name: str) -> str | None:
     """The address of the function of a netdev, or of that VF's PF."""
-    try:
-        return physical_function(files, files.target(f"{NET}/{name}/device"))
-    except OSError:
-        return None  # it has no device, as a veth, or it is gone
+    device = target_of(files, f"{NET}/{name}/device")
+    return None if device is None else physical_function(files, device)  # None: as a veth, or it is gone
 
 
 def _read(files: Files, name: str) -> Steered:

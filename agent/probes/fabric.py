@@ -12,7 +12,7 @@ from attrs import frozen
 
 from agent.hardware.functions import device_path, driver
 from agent.hardware.rdma import Reader
-from agent.hardware.sysfs import read_or
+from agent.hardware.sysfs import read_or, target_of
 from agent.machine import Files, Machine
 from agent.report.fabric import RESULTS_FILE, FabricResults, identity, results_from_json
 from agent.report.reasons import condition
@@ -59,10 +59,7 @@ def _identity(files: Files, pci: str, device: str) -> Mapping[str, str]:
     rdma_device = reader.device(device, ())
     port = rdma_device.ports[0] if rdma_device.ports else None
     name = driver(files, pci)
-    try:
-        module = files.target(f"{device_path(pci)}/driver/module")
-    except OSError:
-        module = ""
+    module = target_of(files, f"{device_path(pci)}/driver/module") or ""
     version = read_or(files, f"/sys/module/{module}/srcversion", "") or read_or(files, "/proc/sys/kernel/osrelease", "")
     return identity(
         name,
