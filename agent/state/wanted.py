@@ -255,7 +255,7 @@ def _claimed_twice(address: str, claiming: Sequence[Nic]) -> Condition:
 def _lacking(nics: Collection[Nic], reason: str, message: str, more: str = "") -> Condition:
     severity: Severity = "required" if any(nic.required for nic in nics) else "warn"
     # The NIC has no usable function, so its name stands for it.
-    faults = [FunctionFault(nic.name, reason, message) for nic in nics]
+    faults = [FunctionFault(nic.name, reason, message) for nic in sorted(nics, key=lambda nic: nic.name)]
     return condition("NicsPresent", reason, message, severity=severity, more=more, faults=faults)
 
 
