@@ -10,9 +10,13 @@ import pytest
 from cli.schema import schema
 
 
-@pytest.fixture(scope="session")
-def validator() -> Any:
+def made_validator() -> Any:
     # Imported here, since the import takes seconds and few tests need it.
     jsonschema = pytest.importorskip("jsonschema")
     # Through JSON, as other programs read the schema.
     return jsonschema.Draft202012Validator(json.loads(json.dumps(schema())))
+
+
+@pytest.fixture(scope="session")
+def validator() -> Any:
+    return made_validator()
