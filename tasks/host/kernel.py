@@ -81,23 +81,47 @@ def skip_until_booted(what: str) -> bool:
     return release is not None
 
 
-# The pattern leaves out rescue images.
-_NEXT = """
+# The default is a path in GRUB's menu, as 0, 1>2, TITLE>TITLE or ID>ID. In place of an entry that is not there GRUB boots the
+# first one (get_entry_number in grub-core/normal/menu.c). grub-reboot and grub-set-default write to the file grubenv.
+# The pattern of files leaves out rescue images.
+_NEXT = r"""
+root=$1
+menu=$root/boot/grub/grub.cfg
+saved() { sed -n "s/^$1=//p" "$root/boot/grub/grubenv" 2>/dev/null || true; }
 if command -v grubby >/dev/null; then
   grubby --default-kernel
+elif [ -e "$menu" ]; then
+  default=$(sed -n 's/^[[:space:]]*set default="\(.*\)"$/\1/p' "$menu" | grep -vF '{next_entry}' | tail -n 1) || true
+  case $default in *'{saved_entry}'*) default=$(saved saved_entry) ;; esac
+  once=$(saved next_entry)
+  awk -v path="${once:-$default}" '
+    BEGIN { levels = split(path, wanted, ">"); matched[0] = 1 }
+    /\{[ \t]*$/ {
+      opened++
+      if ($1 == "menuentry" || $1 == "submenu") {
+        split($0, title, "\047"); name = wanted[++level]
+        id = $0; sub(/.*menuentry_id_option \047/, "", id); sub(/\047.*/, "", id)
+        here = level > levels || name == number[level] + 0 "" || name == title[2] || name == id
+        matched[level] = matched[level - 1] && here
+        number[level]++; number[level + 1] = 0; of[opened] = 1
+      }
+    }
+    $1 == "linux" { if (!first) first = $2; if (level >= levels && matched[level]) { found = $2; exit } }
+    /^[ \t]*\}/ { if (of[opened]) level--; of[opened--] = 0 }
+    END { print found ? found : first }' "$menu"
 else
   # shellcheck disable=SC2012  # the names of kernels have no blanks
-  ls -1v /boot/vmlinuz-[0-9]* 2>/dev/null | tail -n 1
+  ls -1v "$root"/boot/vmlinuz-[0-9]* 2>/dev/null | tail -n 1
 fi
 """
 
 
 class NextKernel(FactBase[str | None]):
-    """The release of the next boot: grubby's default, or without grubby the newest as GRUB sorts them."""
+    """The release of the next boot: grubby's or GRUB's default, or without both the newest one."""
 
     def command(self) -> StringCommand:
         """Print a path such as /boot/vmlinuz-6.1.0-44-amd64."""
-        return self.script(_NEXT)
+        return self.script(_NEXT, "")
 
     def process(self, output: list[str]) -> str | None:
         """Take the release from the path."""
@@ -246,8 +270,8 @@ def boot(release: str | None, family: Family) -> Commands:
     # In pyinfra's prepare phase the wanted kernel may not be installed yet.
     elif following not in (release, None) and host.state.is_executing:
         yield refuse(
-            f"kernel: release {release} is wanted, but {following} is installed, too, and GRUB boots the newest; "
-            f"remove {following} (apt remove linux-image-{following}), or give kernel.release that value"
+            f"kernel: release {release} is wanted, and GRUB boots {following}, as the newest or by GRUB_DEFAULT; remove "
+            f"{following} (apt remove linux-image-{following}), set GRUB_DEFAULT, or give kernel.release that value"
         )
         return
     if running == release:

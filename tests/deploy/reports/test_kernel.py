@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tasks.host import kernel
+from tasks.host.kernel import NextKernel
 from tasks.packages import AvailableVersions
 from tests.deploy.conftest import Node, of
 from tests.deploy.host.test_kernel import RUNNING, UBUNTU, dpkg
+from tests.deploy.scripts import sh
 
 
 @pytest.mark.parametrize(
@@ -27,3 +31,56 @@ def test_a_kernel_has_its_drivers_in_a_package_of_their_own_or_not(node: Node, r
     result = node.deploy(kernel.pin, {**UBUNTU, **RUNNING, **dpkg(), of(AvailableVersions): versions})
     assert result.flat[0].endswith(f" linux-image-{release} linux-headers-{release}")
     assert any("modules-extra" in command for command in result.flat) is separate
+
+
+NEWEST, RECOVERY, OLD = "6.11.0-9-aws", "6.11.0-9-aws (recovery mode)", "6.8.0-1008-aws"
+ENTRY = """\
+menuentry '{title}' --class gnu-linux --class os $menuentry_id_option '{id}' {{
+	recordfail
+	if [ x$grub_platform = xxen ]; then insmod xzio; fi
+	linux	/boot/vmlinuz-{release} root=UUID=0ef3 ro
+	initrd	/boot/initrd.img-{release}
+}}
+"""
+
+
+def menu(default: str) -> str:
+    """As update-grub of Ubuntu makes it, in short."""
+    header = (
+        f'if [ "${{next_entry}}" ] ; then\n   set default="${{next_entry}}"\nelse\n   set default="{default}"\nfi\n'
+    )
+    titles = {f"Ubuntu, with Linux {each}": each for each in (NEWEST, RECOVERY, OLD)}
+    entries = [
+        ENTRY.format(title=title, id=f"gnulinux-{each}-advanced-0ef3", release=each.partition(" ")[0])
+        for title, each in titles.items()
+    ]
+    first = ENTRY.format(title="Ubuntu", id="gnulinux-simple-0ef3", release=NEWEST)
+    submenu = "submenu 'Advanced options for Ubuntu' $menuentry_id_option 'gnulinux-advanced-0ef3' {\n"
+    return f"{header}function recordfail {{\n  set recordfail=1\n}}\n{first}{submenu}{''.join(entries)}}}\n"
+
+
+ADVANCED = f"Advanced options for Ubuntu>Ubuntu, with Linux {OLD}"
+
+
+@pytest.mark.parametrize(
+    ("default", "environment", "booted"),
+    [
+        pytest.param(f"gnulinux-advanced-0ef3>gnulinux-{OLD}-advanced-0ef3", "", OLD, id="hami-website-737"),
+        pytest.param(ADVANCED, "", OLD, id="legacy-rocm-build-150"),
+        pytest.param("1>2", "", OLD, id="rtxi-89"),
+        pytest.param("${saved_entry}", f"saved_entry={ADVANCED}\n", OLD, id="qubes-issues-7467"),
+        pytest.param("0", f"next_entry={ADVANCED}\n", OLD, id="petitboot-24"),
+        pytest.param("0", "", NEWEST, id="securedrop-913"),
+        pytest.param(
+            "Advanced options for Ubuntu>Ubuntu, with Linux 6.5.0-1-aws", "", NEWEST, id="an entry that is gone"
+        ),
+    ],
+)
+def test_the_kernel_that_grub_boots_is_the_one_of_its_menu_s_default(
+    tmp_path: Path, default: str, environment: str, booted: str
+) -> None:
+    folder = tmp_path / "boot/grub"
+    folder.mkdir(parents=True)
+    (folder / "grub.cfg").write_text(menu(default))
+    (folder / "grubenv").write_text(f"# GRUB Environment Block\n{environment}")
+    assert NextKernel().process(sh(kernel._NEXT, tmp_path)) == booted
