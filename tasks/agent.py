@@ -210,6 +210,8 @@ def switch(version: str) -> Commands:
     if have.current == version and have.staged <= {have.current, have.previous}:
         host.noop(f"agent {version} is current")
         return
+    if have.current not in (None, version) and not host.state.is_executing:
+        host.log(f"agent: {have.current} -> {version}")
     yield script(_SWITCH, BASE, version, host.get_fact(AgentService, unit=UNIT).version or "")
 
 

@@ -145,7 +145,7 @@ def _lines(plan: Plan | None, version: str, spec: NodeSpec) -> list[str]:
         return ["unknown until the agent is on the node", *_defaults(spec)]
     lines = [_describe(change) for change in plan.changes]
     if plan.version != version:
-        lines.insert(0, f"made by agent {plan.version}, which is on the node; this deploy installs {version}")
+        lines.insert(0, f"made by agent {plan.version}, which is on the node")
     if plan.changes:
         lines.append(summary(plan.changes))
     elif plan.version == version and not plan.errors:

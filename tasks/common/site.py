@@ -20,6 +20,7 @@ from pyinfra.context import state
 
 from agent.runtime import version
 from fleet.paths import expanded
+from tasks.common.archive import ROOT
 
 PIN = ".trackbed-version"
 """The file with the version of Trackbed that a site is for, one line."""
@@ -90,4 +91,7 @@ def check() -> None:
         return
     if not any(given.get(option) for option in ("dry", "debug_operations", "debug_facts")):
         raise InventoryError(told)
-    logger.warning(f"{told}. The changes below are what the upgrade does to each node; CHANGELOG.md says why.")
+    logger.warning(
+        f"{told}. The changes below are what the upgrade does to each node; {ROOT / 'CHANGELOG.md'} has its reasons, in the "
+        f"entries between {pinned(_root())} and {version()}."
+    )

@@ -126,6 +126,26 @@ def test_a_dry_run_shows_the_plan(inventory: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("staged", [False, True])
+def test_a_dry_run_of_an_upgrade_names_both_versions_of_each_node_and_what_would_change(
+    inventory: Path, staged: bool
+) -> None:
+    old = "0.9.0-0123456789ab"
+    on_node = {**versions(old, old, *([NEW] if staged else [])), **service(old), **plan(version=NEW if staged else old)}
+    done = pyinfra(inventory, "--dry", a=({**SETTLED, **on_node}, {}), b=(SETTLED, {}))
+    assert done.returncode == 0, done.stderr
+    lines = [line.strip() for line in done.stderr.splitlines()]
+    assert [line for line in lines if " -> " in line] == [f"[@fake/a] agent: {old} -> {NEW}"]
+    assert (f"[@fake/a] plan: made by agent {old}, which is on the node" in lines) == (not staged)
+    changed = {line.partition("  ")[0] for line in lines if "1 (@fake/a)" in line}
+    assert changed == {
+        *([] if staged else ["Agent | Stage"]),
+        "Agent | Switch",
+        "Agent | Service",
+        "Reporter | Service",
+    }
+
+
 def test_a_dry_run_on_a_fresh_node_shows_the_first_operations(inventory: Path) -> None:
     done = pyinfra(inventory, "--dry", "--json", a=(FRESH, {}))
     assert done.returncode == 0, done.stderr

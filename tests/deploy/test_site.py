@@ -107,6 +107,7 @@ def test_another_version_than_the_site_is_for_shows_and_does_not_deploy(site: Pa
     said = f"says that this site is for Trackbed 0.9.0, and this checkout is {version()}"
     assert said in dry.stderr
     assert "The changes below are what the upgrade does to each node" in dry.stderr
+    assert f"{ROOT}/CHANGELOG.md has its reasons, in the entries between 0.9.0 and {version()}" in dry.stderr
     refused = ran(PYINFRA, "-y", site / "inventories/prod.py", "deploy.py")
     assert refused.returncode == 1
     assert said in refused.stderr
