@@ -158,6 +158,15 @@ class Netlink(Protocol):
     def queue_users(self, ifindex: int) -> tuple[QueueUser, ...]:
         """Who has queues of a netdev for itself, as far as the kernel tells; ENODEV if the netdev is gone."""
 
+    def napis(self, ifindex: int) -> Mapping[int, Mapping[str, int]]:
+        """The settings of a netdev's NAPI instances, by their IDs; none while it is down. ENODEV: it is gone.
+
+        ``defer_hard_irqs``, ``gro_flush_timeout``, ``irq_suspend_timeout``, ``threaded``, as far as the kernel has them.
+        """
+
+    def set_napi(self, napi: int, given: Mapping[str, int]) -> None:
+        """Change the given settings of an instance; ENOENT if it is gone."""
+
     def add_altname(self, ifindex: int, name: str) -> None:
         """Add an alternative name to a netdev; EEXIST if a netdev of the namespace has that name."""
 
@@ -264,12 +273,13 @@ class Kubelet(Protocol):
 @frozen
 class Setting:
     """A setting as the device reports it; ``value`` None: the device does not have it, or it is ``unreadable`` for a reason.
+    A text: its parts have different values.
 
     ``maximum``: the largest value that the device takes, if it has one. ``requested``: what was asked for, where a driver may
     keep another value. ``changeable``: whether anybody can change it.
     """
 
-    value: int | bool | None
+    value: int | bool | str | None
     maximum: int | None = None
     requested: bool | None = None
     changeable: bool = True

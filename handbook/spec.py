@@ -33,6 +33,7 @@ SECTIONS: Mapping[str, tuple[str, str]] = {
     "Channels": ("netdev", "channels."),
     "Rings": ("netdev", "rings."),
     "Coalescing": ("netdev", "coalescing."),
+    "Napi": ("netdev", "napi."),
     "RdmaDevices": ("nic_rdma", ""),
     "Roce": ("roce", ""),
     "Dcqcn": ("dcqcn", ""),

@@ -46,22 +46,22 @@ ETHTOOL_NAMES = {
 }
 
 
-def _given(key: str) -> Callable[[WantedNic], Mapping[str, Asked]]:
+def given(key: str) -> Callable[[WantedNic], Mapping[str, Asked]]:
     """What the spec sets under a key for the netdevs of a PF and its VFs."""
 
-    def given(nic: WantedNic) -> Mapping[str, Asked]:
+    def of_nic(nic: WantedNic) -> Mapping[str, Asked]:
         settings = nic.settings(key)
         # A thousand VFs share a few records.
         by_name = {id(each): _by_name(each) for each in settings.values()}
         return {target: by_name[id(each)] for target, each in settings.items()}
 
-    return given
+    return of_nic
 
 
-def _by_name(given: Any) -> Asked:
-    if not has(type(given)):
-        return dict(sorted(given.items()))
-    values = ((each.name, getattr(given, each.name)) for each in fields(type(given)))
+def _by_name(settings: Any) -> Asked:
+    if not has(type(settings)):
+        return dict(sorted(settings.items()))
+    values = ((each.name, getattr(settings, each.name)) for each in fields(type(settings)))
     return {name: value for name, value in values if value is not None}
 
 
@@ -161,7 +161,7 @@ CHANNELS = Settings(
     name="channels",
     # A driver may reset its channels when VFs are created or removed (igb_sriov_reinit), and may allow the PF fewer.
     after=("vf_links",),
-    given=_given("channels"),
+    given=given("channels"),
     read=_read("channels"),
     write=_set_channels,
     usable=is_ready,
@@ -173,7 +173,7 @@ CHANNELS = Settings(
 RINGS = Settings(
     name="rings",
     after=("channels",),
-    given=_given("rings"),
+    given=given("rings"),
     read=_read("rings"),
     write=_write("rings"),
     usable=is_ready,
@@ -184,7 +184,7 @@ RINGS = Settings(
 COALESCING = Settings(
     name="coalescing",
     after=("rings",),
-    given=_given("coalescing"),
+    given=given("coalescing"),
     read=_read("coalescing"),
     write=_write("coalescing"),
     usable=is_ready,
@@ -193,7 +193,7 @@ COALESCING = Settings(
 OFFLOADS = Settings(
     name="offloads",
     after=("coalescing",),
-    given=_given("offloads"),
+    given=given("offloads"),
     read=_read("features"),
     write=_write("features"),
     usable=is_ready,

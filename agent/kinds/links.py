@@ -134,7 +134,7 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
     return changes
 
 
-_NEED_NETDEV = ("mtu", "txqueuelen", "altnames", "channels", "rings", "coalescing", "offloads", "addresses")
+_NEED_NETDEV = ("mtu", "txqueuelen", "altnames", "channels", "rings", "coalescing", "offloads", "napi", "addresses")
 
 
 def _settings_of_netdev(nic: Nic, only_rdma: bool) -> list[str]:

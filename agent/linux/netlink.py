@@ -124,6 +124,16 @@ class LinuxNetlink:
         with _naming_errors("users of queues"):
             return queues.queue_users(ifindex, connections.xdp_sockets())
 
+    def napis(self, ifindex: int) -> Mapping[int, Mapping[str, int]]:
+        """Ask the generic netlink family netdev (NETDEV_CMD_NAPI_GET)."""
+        with _naming_errors("NAPI instances"):
+            return queues.napis(ifindex)
+
+    def set_napi(self, napi: int, given: Mapping[str, int]) -> None:
+        """Set values in one request (NETDEV_CMD_NAPI_SET)."""
+        with _naming_errors(f"set {_said(**given)} of NAPI {napi}"):
+            queues.set_napi(napi, given)
+
     def add_altname(self, ifindex: int, name: str) -> None:
         """Add one property (RTM_NEWLINKPROP)."""
         with _naming_errors(f"add the alternative name {name}"):

@@ -8,7 +8,9 @@ Documentation/netlink/specs/netdev.yaml explains them. No request enters the dri
 from __future__ import annotations
 
 import errno
+import os
 import struct
+import sys
 from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 
@@ -18,16 +20,18 @@ from agent.linux.messages import ask, attribute, attributes, decoder, dump, numb
 from agent.machine import QueueIrq, QueueUser
 
 FAMILY = "netdev"
-QUEUE_GET, NAPI_GET = 10, 11
+QUEUE_GET, NAPI_GET, NAPI_SET = 10, 11, 14
 QUEUE_ID, QUEUE_IFINDEX, QUEUE_TYPE, QUEUE_NAPI = 1, 2, 3, 4
 # By the attribute that shows it. AF_XDP is in queues since Linux 6.15, in sock_diag since 5.1.
 HOW = {5: "devmem TCP", 6: "io_uring zero copy", 7: "AF_XDP", 8: "a netkit lease"}
 NAPI_IFINDEX, NAPI_ID, NAPI_IRQ = 1, 2, 3
+# Since Linux 6.13, threaded since 6.17.
+NAPI_SETTINGS = {5: "defer_hard_irqs", 6: "gro_flush_timeout", 7: "irq_suspend_timeout", 8: "threaded"}
 RX, TX = 0, 1
 """NETDEV_QUEUE_TYPE_RX and _TX."""
 
 GENL = struct.Struct("=BBH")
-U16, U32 = struct.Struct("=H"), struct.Struct("=I")
+U16, U32, U64 = struct.Struct("=H"), struct.Struct("=I"), struct.Struct("=Q")
 CONTROL = numbers(ctrlmsg)
 GETFAMILY = 3
 """CTRL_CMD_GETFAMILY, include/uapi/linux/genetlink.h."""
@@ -84,6 +88,36 @@ def served(napis: Iterable[bytes], queues: Iterable[bytes]) -> Mapping[int, Queu
     # Of several queues the lowest stays.
     first = {(irqs[napi], kind): number for napi, kind, number in sorted(of_queues, reverse=True) if napi in irqs}
     return {irq: QueueIrq(first.get((irq, RX)), first.get((irq, TX))) for irq, _ in first}
+
+
+def napis(ifindex: int) -> Mapping[int, Mapping[str, int]]:
+    """The settings of a netdev's NAPI instances, by their IDs.
+
+    :raises OSError: as :func:`queue_irqs`.
+    """
+    return dict(map(decode_napi, _dumped(NAPI_GET, NAPI_IFINDEX, ifindex)))
+
+
+@decoder
+def decode_napi(entry: bytes) -> tuple[int, Mapping[str, int]]:
+    """The ID of an instance, and its settings. The kernel writes a timeout in 4 or 8 bytes."""
+    found = dict(attributes(entry, GENL.size))
+    settings = {NAPI_SETTINGS[kind]: value for kind, value in found.items() if kind in NAPI_SETTINGS}
+    (napi,) = U32.unpack(found[NAPI_ID])
+    return napi, {name: int.from_bytes(value, sys.byteorder) for name, value in settings.items()}
+
+
+def set_napi(napi: int, given: Mapping[str, int]) -> None:
+    """Set values of a NAPI instance.
+
+    :raises OSError: the kernel's refusal; ENOENT: there is no such instance; EOPNOTSUPP: it is older than Linux 6.13.
+    """
+    family = _family()
+    if family is None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+    kinds = {name: kind for kind, name in NAPI_SETTINGS.items()}
+    values = (attribute(kinds[name], (U32 if value >> 32 == 0 else U64).pack(value)) for name, value in given.items())
+    ask(NETLINK_GENERIC, family, GENL.pack(NAPI_SET, 1, 0) + attribute(NAPI_ID, U32.pack(napi)) + b"".join(values))
 
 
 def _request(command: int, index: int, ifindex: int) -> bytes:

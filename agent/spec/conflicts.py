@@ -32,7 +32,7 @@ _EXCLUDING = (
 
 # Keys that set a VF's netdev. If the defaults have one and a group binds its VFs to vfio-pci, that is no conflict: a group
 # cannot unset a key, and the other VFs have netdevs.
-_OF_NETDEVS = ("channels", "rings", "coalescing", "offloads")
+_OF_NETDEVS = ("channels", "rings", "coalescing", "offloads", "napi")
 
 # Module parameters of drivers that create VFs when the module is loaded.
 _VF_PARAMETERS = ("max_vfs", "num_vfs")

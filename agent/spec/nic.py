@@ -58,6 +58,8 @@ _COUNT = Within(1, 65535, "channels")
 _DESCRIPTORS = Within(1, 65536, "descriptors")
 _USECS = Within(0, 65535, "microseconds")
 _FRAMES = Within(0, 65535, "frames")
+MOST_NAPI = 2**31 - 1
+_NSECS = Within(0, MOST_NAPI, "nanoseconds")
 
 
 @frozen
@@ -101,6 +103,16 @@ class Coalescing:
     tx_frames: int | None = field(default=None, validator=_FRAMES)
 
 
+@frozen
+class Napi:
+    """When a netdev's NAPI instances poll; ``None`` leaves a value alone. Timeouts are in nanoseconds."""
+
+    defer_hard_irqs: int | None = field(default=None, validator=Within(0, MOST_NAPI, "empty polls"))
+    gro_flush_timeout: int | None = field(default=None, validator=_NSECS)
+    irq_suspend_timeout: int | None = field(default=None, validator=_NSECS)
+    threaded: bool | None = None
+
+
 Offloads = Mapping[str, bool]
 """Which features of a netdev are on, by the kernel's names for them: those of `ethtool -k` in full."""
 
@@ -126,6 +138,7 @@ class VfAttributes:
     coalescing: Coalescing | None = None
     # A mapping cannot be hashed. It is still compared.
     offloads: Offloads | None = field(default=None, hash=False)
+    napi: Napi | None = None
     txqueuelen: int | None = field(default=None, validator=_TXQUEUELEN)
     driver: VfDriver | None = None
 
@@ -331,6 +344,7 @@ class Nic:
     rings: Rings | None = None
     coalescing: Coalescing | None = None
     offloads: Offloads | None = None
+    napi: Napi | None = None
     vfs: Vfs | None = None
     disruption: DisruptionPolicy | None = None
     max_read_request: int | None = field(default=None, validator=_READ_REQUEST)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pyroute2.netlink.rtnl import RTM_DELROUTE, RTM_NEWADDR, RTM_NEWLINK
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
-from agent.linux import connections, namespaces, rdma, routing, uppers
+from agent.linux import connections, namespaces, queues, rdma, routing, uppers
 from agent.linux.dcb import (
     APP,
     ATTR_IEEE,
@@ -61,7 +61,8 @@ PARSERS: Sequence[Callable[[bytes], object]] = (
     ),
     *(_answer(routing.next_hops), _answer(decode), _answer(refusal_in), _answer(answers)),
     *(_answer(routing.decode_nexthop), _answer(uppers.decode_upper), _answer(namespaces.decode_number)),
-    *(_answer(connections.decode_connection), _answer(rdma.decode_resources), _answer(connections.decode_xdp_socket)),
+    *(_answer(connections.decode_connection), _answer(rdma.decode_resources)),
+    *(_answer(connections.decode_xdp_socket), _answer(queues.decode_napi)),
 )
 
 
@@ -125,6 +126,7 @@ def seeds() -> Sequence[bytes]:
         14: namespaces.RTGENMSG.pack(0) + attribute(namespaces.NETNSA_NSID, U32.pack(2)),
         15: connections.ANSWER.pack(socket.AF_INET6, 1, 22, 6443, bytes(16), bytes(16), bytes(4), bytes(4)),
         17: connections.XDP_ANSWER.pack(44, 3, 4711) + attribute(1, struct.pack("=II", 3, 1)),
+        18: queues.GENL.pack(11, 1, 0) + attribute(2, U32.pack(257)) + attribute(6, U32.pack(20000)),
         16: attribute(rdma.ATTR_RES_CM_ID, attribute(rdma.ATTR_RES_CM_ID + 1, owned) * 2),
     }
     return [chosen(number, body) for number, body in bodies.items()]

@@ -52,6 +52,7 @@ VF_VALUES = {
     "rings": {"rx": 512},
     "coalescing": {"rx_usecs": 50},
     "offloads": {"rx-gro": False},
+    "napi": {"irq_suspend_timeout": 1000000},
 }
 NIC: dict[str, Any] = {
     "name": "rail0",
@@ -65,6 +66,7 @@ NIC: dict[str, Any] = {
     "rings": {"rx": 512},
     "coalescing": {"rx_usecs": 50},
     "offloads": {"rx-gro": False},
+    "napi": {"gro_flush_timeout": 20000, "threaded": True},
     "max_read_request": 1024,
     "roce": {"trust": "dscp", "pfc": "3", "cm_tos": 106, "cm_mode": "RoCE v2", "dcqcn": {"rpg_ai_rate": 7}},
     "vfs": {"count": 3, "defaults": VF_VALUES, "groups": [{"index": "1", "driver": "vfio-pci"}]},

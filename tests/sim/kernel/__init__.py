@@ -17,6 +17,7 @@ from tests.sim.interrupts import Interrupts
 from tests.sim.kernel.files import SimFiles
 from tests.sim.kernel.netlink import SimNetlink
 from tests.sim.namespaces import SimNamespaces, inside
+from tests.sim.napi import Napis
 from tests.sim.rdma import Subsystem
 from tests.sim.routing import SETTINGS, Routing
 from tests.sim.sriov import Sriov, index_of, path_name, vf_name
@@ -101,6 +102,7 @@ class Kernel:
     _away: dict[str, Netdev] = field(factory=dict)
     next_ifindex: int = 2
     interrupts: Interrupts = field(init=False)
+    napi: Napis = field(init=False)
     sriov: Sriov = field(init=False)
     rdma: Subsystem = field(init=False)
     routing: Routing = field(init=False)
@@ -111,6 +113,7 @@ class Kernel:
         self.files = SimFiles(self)
         self.netlink = SimNetlink(self)
         self.ethtool = SimEthtool(self)
+        self.napi = Napis(self)
         self.rdma = Subsystem(self)
         self.routing = Routing(self)
         self.sriov = Sriov(self)
@@ -341,8 +344,13 @@ class Kernel:
         if (refused := self.fault(operation, where, value)) is not None:
             raise refused
 
+    def queues_of(self, ifindex: int) -> tuple[str, int]:
+        link = self.by_ifindex(ifindex).link
+        return link.name, self.ethtool.queues(ifindex) if link.up else 0
+
     def reset_queues(self, function: str) -> None:
         netdev = next(netdev for netdev in self.netdevs.values() if netdev.function == function)
+        self.napi.forget(netdev.link.ifindex)
         self.tree.remove(f"{NET}/{netdev.link.name}/queues")
         self._make_queues(netdev)
         if netdev.link.up:
@@ -405,6 +413,7 @@ class Kernel:
         self.tree.put(f"{NET}/{link.name}/uevent", "")
         self.tree.put(f"{NET}/{link.name}/type", "32" if len(link.mac) > 17 else "1")
         self.tree.put(f"{NET}/{link.name}/dev_port", str(netdev.dev_port))
+        self.napi.appear(link.name)
         if netdev.port:
             self.tree.put(f"{NET}/{link.name}/phys_port_name", netdev.port)
         self.tree.link(f"{NET}/{link.name}/device", f"../../../{netdev.function}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from tests.sim import config_space, hugepages, variables
+from tests.sim import config_space, hugepages, napi, variables
 from tests.sim.tree import error
 
 NET = "/sys/class/net"
@@ -74,6 +74,9 @@ class SimFiles:
             self._kernel.send_event(path.split("/")[-2])
         elif path.endswith("/driver_override"):
             self._kernel.tree.put(path, text.strip() or "(null)")
+        elif path.startswith(NET) and path.endswith(tuple(napi.FILES.values())):
+            ifindex = int(self._kernel.tree.read(f"{path.rpartition('/')[0]}/ifindex"))
+            self._kernel.napi.write(path, ifindex, text)
         elif path.endswith("/smp_affinity_list"):
             self._kernel.tree.put(path, self._kernel.interrupts.affinity(path, text))
         elif path.endswith("/traffic_class"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
@@ -55,6 +55,7 @@ class SimNetlink:
             netdev.link = evolve(netdev.link, txqueuelen=txqueuelen)
         if up is not None and up != netdev.link.up:
             netdev.link = evolve(netdev.link, up=up)
+            self._kernel.napi.forget(ifindex)
             self._kernel.stuck -= {netdev.link.name} - self._kernel.slow
             if self._kernel.has_irqs(netdev):
                 self._kernel.request_irqs(netdev) if up else self._kernel.interrupts.free(netdev.function)
@@ -69,6 +70,12 @@ class SimNetlink:
     def queue_users(self, ifindex: int) -> tuple[QueueUser, ...]:
         netdev = self._kernel.by_ifindex(ifindex)
         return self._kernel.queue_users.get(netdev.function, ()) if netdev.link.up else ()
+
+    def napis(self, ifindex: int) -> Mapping[int, Mapping[str, int]]:
+        return self._kernel.napi.of(ifindex)
+
+    def set_napi(self, napi: int, given: Mapping[str, int]) -> None:
+        self._kernel.napi.set(napi, given)
 
     def add_altname(self, ifindex: int, name: str) -> None:
         netdev = self._kernel.by_ifindex(ifindex)

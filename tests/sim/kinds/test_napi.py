@@ -1,0 +1,132 @@
+"""NAPI's settings on the simulated kernel: of all instances alike, whatever the kernel has for each."""
+
+import pytest
+
+from agent.engine.converge import Pass
+from agent.engine.dry_run import dry_run
+from agent.engine.originals import Originals
+from agent.hardware.functions import vf_addresses
+from agent.report.records import Outcome
+from agent.report.verdict import is_ready
+from agent.spec.node import NodeSpec
+from tests.sim.kernel import Kernel
+from tests.sim.passes import settle, spec_of
+
+PF, NETDEV = "0000:21:00.0", "enp33s0"
+ALL = {"defer_hard_irqs": 2, "gro_flush_timeout": 20000, "irq_suspend_timeout": 1000000, "threaded": True}
+OLD = {name: value for name, value in ALL.items() if name != "irq_suspend_timeout"}
+
+
+@pytest.fixture
+def kernel() -> Kernel:
+    kernel = Kernel()
+    kernel.add_nic(PF, NETDEV, "02:00:00:00:01:00", node=0)
+    kernel.netlink.set_link(kernel.netdev(PF).ifindex, up=True)
+    return kernel
+
+
+def spec(**nic: object) -> NodeSpec:
+    return spec_of({"name": "rail0", "select": {"pci": PF}, **nic})
+
+
+def instances(kernel: Kernel, function: str = PF) -> list[dict[str, int]]:
+    return [dict(has) for has in kernel.netlink.napis(kernel.netdev(function).ifindex).values()]
+
+
+def files(kernel: Kernel) -> list[str]:
+    names = ("napi_defer_hard_irqs", "gro_flush_timeout", "threaded")
+    return [kernel.files.read(f"/sys/class/net/{NETDEV}/{name}") for name in names]
+
+
+def of_napi(result: Pass) -> list[Outcome]:
+    return [outcome for outcome in result.outcomes if outcome.change.kind.startswith("napi")]
+
+
+def test_all_instances_become_what_the_spec_says_and_stay_so(kernel: Kernel) -> None:
+    assert is_ready(settle(kernel, spec(napi=ALL)).conditions)
+    assert instances(kernel) == [ALL] * 4
+    assert files(kernel) == ["2", "20000", "1"]
+    kernel.writes.clear()
+    assert settle(kernel, spec(napi=ALL)).outcomes == ()
+    assert kernel.writes == []
+
+
+def test_an_instance_that_somebody_set_alone_is_set_back(kernel: Kernel) -> None:
+    settle(kernel, spec(napi=ALL))
+    one = sorted(kernel.netlink.napis(kernel.netdev(PF).ifindex))[1]
+    kernel.netlink.set_napi(one, {"gro_flush_timeout": 7, "threaded": 0})
+    repaired = {str(outcome.change) for outcome in of_napi(settle(kernel, spec(napi=ALL)))}
+    assert f"napi {PF} gro_flush_timeout: 20000,20000,7,20000 -> 20000" in repaired
+    assert instances(kernel) == [ALL] * 4
+
+
+@pytest.mark.parametrize("name", ["napi_defer_hard_irqs", "gro_flush_timeout", "threaded"])
+def test_a_file_that_somebody_wrote_is_set_back(kernel: Kernel, name: str) -> None:
+    settle(kernel, spec(napi=ALL))
+    kernel.files.write(f"/sys/class/net/{NETDEV}/{name}", "0")
+    (repaired,) = of_napi(settle(kernel, spec(napi=ALL)))
+    assert repaired.result == "applied"
+    assert instances(kernel) == [ALL] * 4
+
+
+def test_new_instances_are_as_the_spec_says_in_the_pass_that_brings_them(kernel: Kernel) -> None:
+    settle(kernel, spec(napi=ALL))
+    kernel.netlink.set_link(kernel.netdev(PF).ifindex, up=False)
+    assert is_ready(settle(kernel, spec(napi=ALL)).conditions)
+    assert instances(kernel) == [ALL] * 4
+    assert is_ready(settle(kernel, spec(napi=ALL, channels={"combined": 6})).conditions)
+    assert instances(kernel) == [ALL] * 6
+
+
+def test_a_vf_has_its_own_settings(kernel: Kernel) -> None:
+    assert is_ready(settle(kernel, spec(vfs={"count": 2, "defaults": {"napi": ALL}})).conditions)
+    assert [instances(kernel, vf) for vf in vf_addresses(kernel.files, PF).values()] == [[ALL]] * 2
+    assert files(kernel) == ["0", "0", "0"]
+
+
+def test_of_a_netdev_that_the_spec_has_down_only_the_files_are_set(kernel: Kernel) -> None:
+    """The kernel refuses `threaded` then (modify_napi_threaded, net/core/net-sysfs.c), as of a veth that is down."""
+    wanted = spec(napi=ALL, state="down")
+    assert is_ready(settle(kernel, wanted).conditions)
+    assert files(kernel) == ["2", "20000", "0"]
+    assert settle(kernel, wanted).outcomes == ()
+
+
+def test_before_linux_6_13_the_files_have_all(kernel: Kernel) -> None:
+    kernel.napi.each_alone = False
+    assert is_ready(settle(kernel, spec(napi=OLD)).conditions)
+    assert files(kernel) == ["2", "20000", "1"]
+    result = settle(kernel, spec(napi=ALL))
+    (refused,) = of_napi(result)
+    assert not is_ready(result.conditions)
+    assert (refused.result, refused.change.field) == ("unsupported", "irq_suspend_timeout")
+    assert "irq_suspend_timeout is there since Linux 6.13" in refused.error
+    assert refused.remedy.startswith("take irq_suspend_timeout out of the spec")
+
+
+@pytest.mark.parametrize("each_alone", [True, False])
+def test_what_leaves_the_spec_is_as_before(kernel: Kernel, each_alone: bool) -> None:
+    kernel.files.write(f"/sys/class/net/{NETDEV}/gro_flush_timeout", "5000")
+    index = kernel.netdev(PF).ifindex
+    first, *_, last = sorted(kernel.netlink.napis(index))
+    kernel.netlink.set_napi(first, {"gro_flush_timeout": 6000, "irq_suspend_timeout": 9})
+    kernel.netlink.set_napi(last, {"threaded": 1})
+    kernel.napi.each_alone = each_alone
+    before, originals = (instances(kernel), files(kernel)), Originals()
+    settle(kernel, spec(napi=ALL if each_alone else OLD), originals=originals)
+    assert (instances(kernel), files(kernel)) != before
+    assert is_ready(settle(kernel, spec(), originals=originals).conditions)
+    assert (instances(kernel), files(kernel)) == before
+    kernel.writes.clear()
+    settle(kernel, spec(), originals=originals)
+    assert kernel.writes == []
+
+
+def test_a_dry_run_says_what_would_be_set(kernel: Kernel) -> None:
+    changes = dry_run(kernel.machine(), spec(napi=ALL)).changes
+    assert [str(change) for change in changes if change.kind.startswith("napi")] == [
+        f"napi {PF} defer_hard_irqs: 0 -> 2",
+        f"napi {PF} gro_flush_timeout: 0 -> 20000",
+        f"napi_instances {PF} irq_suspend_timeout: 0 -> 1000000",
+        f"napi_instances {PF} threaded: off -> on",
+    ]

@@ -1,0 +1,87 @@
+"""The simulated NAPI instances: one for each queue of a netdev that is up, as Linux 6.18 was seen to have them for veth."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+from typing import Protocol
+
+from attrs import define, field
+
+from tests.sim.tree import Tree, error
+
+NET = "/sys/class/net"
+FILES = {
+    "defer_hard_irqs": "napi_defer_hard_irqs",
+    "gro_flush_timeout": "gro_flush_timeout",
+    "threaded": "threaded",
+}
+MOST = 2**31 - 1
+
+
+class Netdevs(Protocol):
+    """The simulated kernel's netdevs."""
+
+    tree: Tree
+
+    def queues_of(self, ifindex: int) -> tuple[str, int]:
+        """The name of a netdev, and how many queues it has; 0 while it is down. ENODEV."""
+        ...
+
+    def refuse(self, operation: str, where: str, value: str) -> None: ...
+
+
+@define(eq=False)
+class Napis:
+    """``each_alone``: the settings of an instance can be set (since Linux 6.13); before, it has none of its own."""
+
+    netdevs: Netdevs
+    each_alone: bool = True
+    _of: dict[int, dict[int, dict[str, int]]] = field(factory=dict)
+    _next: int = 257
+
+    def appear(self, name: str) -> None:
+        for file in FILES.values():
+            if f"{NET}/{name}/{file}" not in self.netdevs.tree.files:
+                self.netdevs.tree.put(f"{NET}/{name}/{file}", "0")
+
+    def forget(self, ifindex: int) -> None:
+        """The driver frees the instances with the queues, and with them what was set of each."""
+        self._of.pop(ifindex, None)
+
+    def of(self, ifindex: int) -> Mapping[int, Mapping[str, int]]:
+        return {id: dict(has) if self.each_alone else {} for id, has in self._instances(ifindex).items()}
+
+    def _instances(self, ifindex: int) -> dict[int, dict[str, int]]:
+        name, queues = self.netdevs.queues_of(ifindex)
+        there = self._of.setdefault(ifindex, {})
+        if len(there) != queues:
+            there.clear()
+            read = self.netdevs.tree.read
+            for _ in range(queues):
+                ways = {setting: int(read(f"{NET}/{name}/{file}")) for setting, file in FILES.items()}
+                there[self._next] = {**ways, "irq_suspend_timeout": 0}
+                self._next += 1
+        return there
+
+    def set(self, napi: int, given: Mapping[str, int]) -> None:
+        self.netdevs.refuse("napi", str(napi), str(given))
+        if not self.each_alone:
+            raise error(errno.EOPNOTSUPP, str(napi))
+        if given.get("defer_hard_irqs", 0) > MOST:
+            raise error(errno.ERANGE, str(napi))
+        instances = next((each for each in self._of.values() if napi in each), None)
+        if instances is None:
+            raise error(errno.ENOENT, str(napi))
+        instances[napi] |= given
+
+    def write(self, path: str, ifindex: int, text: str) -> None:
+        """A file of a netdev sets the instances that there are, and those that come."""
+        setting = next(setting for setting, file in FILES.items() if file == path.rpartition("/")[2])
+        if setting == "threaded" and (int(text) > 1 or not self._instances(ifindex)):
+            raise error(errno.EOPNOTSUPP, path)
+        if setting == "defer_hard_irqs" and int(text) > MOST:
+            raise error(errno.ERANGE, path)
+        self.netdevs.tree.put(path, text)
+        for has in self._instances(ifindex).values():
+            has[setting] = int(text)
