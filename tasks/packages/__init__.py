@@ -98,9 +98,14 @@ apt_update() {
     case $output in *"Conflicting values "*) if without_conflict "$output"; then continue; fi ;; esac
     left=$((left - 1))
     case $output in *"Could not get lock"*) ;; *) left=0 ;; esac
-    if [ "$left" -le 0 ]; then printf '%s\\n' "$output" >&2; return 1; fi
-    sleep 5
+    if [ "$left" -gt 0 ]; then sleep 5; continue; fi
+    printf '%s\\n' "$output" >&2
+    case $output in *" changed its '"*)
+      echo "if its owner has announced this, accept it on the node: apt-get update --allow-releaseinfo-change" >&2 ;;
+    esac
+    return 1
   done
+  warnings=$(printf '%s\\n' "$output" | grep '^W: ' || true)
 }
 apt_once() {
   left=60 errors=$(mktemp)
@@ -122,7 +127,12 @@ finish_interrupted() {
   DEBIAN_FRONTEND=noninteractive dpkg --force-confdef --force-confold --configure -a ||
     apt_once --fix-broken --no-remove install
 }
-apt_install() { apt_once "$@" || { finish_interrupted && apt_once "$@"; }; }
+apt_install() {
+  apt_once "$@" || { finish_interrupted && apt_once "$@"; } || {
+    if [ -n "$warnings" ]; then printf 'before that, apt-get update said:\\n%s\\n' "$warnings" >&2; fi
+    return 1
+  }
+}
 """
 )
 """The shell functions `apt_update` and `apt_install OPTIONS install -- PACKAGES`. Both wait up to five minutes for another apt,
@@ -131,6 +141,9 @@ folder of packages, hence the loops.)
 
 If the operator has added an entry of a repository of the deploy, with another key, apt reads no sources at all. Then the
 deploy's entry goes. The operation that has written it judges the other one (tasks/packages/vendor_repository.py).
+
+`apt-get update` ends with 0 if a repository does not answer, so that others can be used. If an installation fails, this may be
+the reason.
 
 If dpkg was killed, as by a power cut, its folder `updates` has what it has not written to its database. apt refuses to work
 until `dpkg --configure -a` has run (debSystem::CheckUpdates in apt). That fails if a dependency was not unpacked yet.

@@ -1,4 +1,7 @@
-"""Public reports of another apt that is at work, as after a server's first boot: apt itself answers, in folders of its own."""
+"""Public reports of apt: another one is at work, as after a server's first boot, or repositories have changed or do not answer.
+
+apt itself answers, in folders of its own.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,12 @@ Dir::State "{root}/state"; Dir::State::status "{root}/state/status";
 """
 
 
+pytestmark = pytest.mark.skipif(
+    shutil.which("dpkg-deb") is None or os.geteuid() != 0, reason="apt locks its folders only for root, and on Debian"
+)
+INSTALL = f'{packages.APT}apt_update\napt_install --download-only install -- "$@"'
+
+
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
     """An apt with a repository of one package. It looks often whether the lock is free."""
@@ -43,9 +52,6 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return made
 
 
-@pytest.mark.skipif(
-    shutil.which("dpkg-deb") is None or os.geteuid() != 0, reason="apt locks its folders only for root, and on Debian"
-)
 @pytest.mark.parametrize(
     "lock",
     [
@@ -69,9 +75,62 @@ def test_an_installation_waits_for_another_apt(tmp_path: Path, environment: dict
         assert holder.stderr.read(4) == b"held"
         release = threading.Timer(0.5, holder.stdin.close)
         release.start()
-        said = sh(
-            f'{packages.APT}apt_update\napt_install --download-only install -- "$@"', "fabric-tools", **environment
-        )
+        said = sh(INSTALL, "fabric-tools", **environment)
         release.join()
         holder.wait()
     assert any(line.startswith("Get:1 ") or "newly installed" in line for line in said)
+
+
+@pytest.fixture
+def silent(tmp_path: Path, environment: dict[str, str]) -> dict[str, str]:
+    """Of two repositories the second one does not answer. `apt-get update` ends with 0."""
+    with (tmp_path / "etc/sources.list").open("a") as file:
+        file.write("deb [trusted=yes] http://127.0.0.1:9/vendor ./\n")
+    with (tmp_path / "apt.conf").open("a") as file:
+        file.write('Acquire::Retries "0"; Acquire::http::Proxy "false";\n')
+    return environment
+
+
+@pytest.mark.parametrize(
+    "package",
+    [
+        pytest.param("cuda-drivers", id="bdutil-82"),
+        pytest.param("nvidia-open", id="ubuntu-pro-client-2633"),
+        pytest.param("doca-ofed", id="sous-chefs-apt-164"),
+    ],
+)
+def test_a_repository_that_did_not_answer_is_named_if_a_package_is_missing(
+    silent: dict[str, str], package: str
+) -> None:
+    with pytest.raises(
+        AssertionError, match=rf"Unable to locate package {package}\n[^$]*W: Failed to fetch http://127"
+    ):
+        sh(INSTALL, package, **silent)
+
+
+@pytest.mark.parametrize("package", [pytest.param("fabric-tools", id="apt-124")])
+def test_a_repository_that_does_not_answer_keeps_no_other_one_away(silent: dict[str, str], package: str) -> None:
+    assert any(line.startswith("Get:1 ") for line in sh(INSTALL, package, **silent))
+
+
+@pytest.mark.parametrize(
+    ("field", "refused"),
+    [
+        pytest.param("Origin", True, id="nvidia-docker-1349"),
+        pytest.param("Label", True, id="passenger-2560"),
+        pytest.param("Suite", False, id="compute-image-tools-1721"),
+    ],
+)
+def test_a_repository_that_says_to_be_another_is_named(
+    tmp_path: Path, environment: dict[str, str], field: str, refused: bool
+) -> None:
+    release = tmp_path / "repo/Release"
+    checksum = hashlib.sha256((tmp_path / "repo/Packages").read_bytes()).hexdigest()
+    for value in ("stable", "oldstable"):
+        size = (tmp_path / "repo/Packages").stat().st_size
+        release.write_text(f"{field}: {value}\nSHA256:\n {checksum} {size} Packages\n")
+        if value == "stable" or not refused:
+            sh(f"{packages.APT}apt_update", **environment)
+            continue
+        with pytest.raises(AssertionError, match=f"changed its '{field}' value from .*\n.* --allow-releaseinfo-change"):
+            sh(f"{packages.APT}apt_update", **environment)
