@@ -34,7 +34,8 @@ class Link:
 
     ``mac``: the current address; ``permanent_mac``: the hardware's (IFLA_PERM_ADDRESS; empty if none).
     ``carrier`` is False while the link is down. ``mtu`` in bytes, ``txqueuelen`` in packets. ``member_of``: the kind of its
-    master (``bond``, ``team``, ``bridge``, ``vrf``; IFLA_INFO_SLAVE_KIND); empty if it has none.
+    master (``bond``, ``team``, ``bridge``, ``vrf``; IFLA_INFO_SLAVE_KIND); empty if it has none. ``xdp``: its driver runs an
+    XDP program (IFLA_XDP_ATTACHED); False if only the kernel's core does.
     """
 
     ifindex: int
@@ -48,6 +49,7 @@ class Link:
     vfs: tuple[VfInfo, ...] = ()
     txqueuelen: int = 1000
     member_of: str = ""
+    xdp: bool = False
 
 
 @frozen

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 from attrs import evolve
@@ -13,8 +14,9 @@ from agent.engine.contention import REMADE, Write
 from agent.engine.context import PassContext
 from agent.engine.observation import observed
 from agent.engine.users import User, is_owned, may_disturb, with_affected
-from agent.hardware.functions import ifindex_now
-from agent.kinds import Kind, by_name, links, vf_links
+from agent.hardware.functions import ifindex_now, link_of
+from agent.kinds import Kind, by_name, ethtool, links, vf_links
+from agent.machine import Machine
 from agent.report.disruption_policy import Allowed, allowed
 from agent.report.reasons import UNREADABLE_DEVICE
 from agent.report.records import HOST, Change, Disruption, Outcome
@@ -24,6 +26,15 @@ from agent.state.wanted import Wanted
 
 ENOTSUPP = 524
 """The kernel's own number for EOPNOTSUPP (include/linux/errno.h), which some drivers let out."""
+
+# While drivers have an XDP program, they refuse large MTUs, some numbers of channels and some features, and say why at most in
+# the kernel's log: mlx5e_change_mtu (drivers/net/ethernet/mellanox/mlx5/core/en_main.c), ena_set_channels
+# (drivers/net/ethernet/amazon/ena/ena_ethtool.c).
+_OF_DRIVER = (
+    links.NAME,
+    vf_links.NAME,
+    *(each.name for each in (ethtool.CHANNELS, ethtool.RINGS, ethtool.OFFLOADS)),
+)
 
 WRITES = 2
 """How often one pass writes a value that the driver accepts, but that reads back unchanged."""
@@ -208,7 +219,7 @@ def _write(context: PassContext, want: Wanted, kind: Kind, change: Change) -> Ou
         originals.failed(context.machine, kind, change)
         unsupported = error.errno in (errno.EOPNOTSUPP, errno.ENOSYS)
         message = error.strerror or str(error)
-        remedy = _remedy(error, kind, change)
+        remedy = _remedy(context.machine, error, kind, change)
         outcome = Outcome(change, "unsupported" if unsupported else "failed", message, remedy)
         context.remember_failure(outcome)
         return outcome
@@ -245,13 +256,24 @@ def write_of(index: Callable[[str], int], have: Snapshot, change: Change) -> Wri
     return change, index(change.target)
 
 
-def _remedy(error: OSError, kind: Kind, change: Change) -> str:
+def _remedy(machine: Machine, error: OSError, kind: Kind, change: Change) -> str:
     if change.remedy:
         return change.remedy
+    if kind.NAME in _OF_DRIVER and _has_xdp(machine, change.target):
+        return (
+            "the netdev has an XDP program (`ip link`), with which its driver may refuse this; detach it by the program that "
+            f"attached it, or take {change.field} out of the spec"
+        )
     if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS):
         without = f"give {kind.OFF}" if kind.OFF else f"take {change.field} out of the spec"
         return f"{without}, or mark the NIC required: false"
     return "it is tried again; see the kernel's log (dmesg) for the driver's reason"
+
+
+def _has_xdp(machine: Machine, target: str) -> bool:
+    with suppress(OSError):
+        return link_of(machine, target).xdp
+    return False
 
 
 def is_required(want: Wanted, change: Change) -> bool:

@@ -57,6 +57,9 @@ IFLA_ADDRESS, IFLA_IFNAME, IFLA_MTU = _IFLA["IFLA_ADDRESS"], _IFLA["IFLA_IFNAME"
 IFLA_TXQLEN, IFLA_CARRIER, IFLA_PERM_ADDRESS = _IFLA["IFLA_TXQLEN"], _IFLA["IFLA_CARRIER"], _IFLA["IFLA_PERM_ADDRESS"]
 IFLA_PROP_LIST, IFLA_ALT_IFNAME = _IFLA["IFLA_PROP_LIST"], _IFLA["IFLA_ALT_IFNAME"]
 IFLA_LINKINFO, IFLA_INFO_SLAVE_KIND = _IFLA["IFLA_LINKINFO"], numbers(ifinfmsg.ifinfo)["IFLA_INFO_SLAVE_KIND"]
+IFLA_XDP, IFLA_XDP_ATTACHED = _IFLA["IFLA_XDP"], numbers(ifinfmsg.xdp)["IFLA_XDP_ATTACHED"]
+# XDP_ATTACHED_NONE and _SKB, include/uapi/linux/if_link.h: the driver has no program.
+NO_XDP = (b"\0", b"\2")
 IFLA_VF_INFO = numbers(ifinfmsg.vflist)["IFLA_VF_INFO"]
 IFLA_NUM_VF, IFLA_VFINFO_LIST = _IFLA["IFLA_NUM_VF"], _IFLA["IFLA_VFINFO_LIST"]
 
@@ -356,6 +359,7 @@ def decode_link(body: bytes) -> Link:
         vfs=tuple(vf_config.decode(entry) for _, entry in attributes(values.get(IFLA_VFINFO_LIST, b""))),
         txqueuelen=U32.unpack(values.get(IFLA_TXQLEN, bytes(4)))[0],
         member_of=_text(dict(attributes(values.get(IFLA_LINKINFO, b""))).get(IFLA_INFO_SLAVE_KIND, b"")),
+        xdp=dict(attributes(values.get(IFLA_XDP, b""))).get(IFLA_XDP_ATTACHED, NO_XDP[0]) not in NO_XDP,
     )
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
+from attrs import evolve
 
 from tests.sim.engine.one_nic import Node
 from tests.sim.kernel import Kernel
@@ -49,3 +51,25 @@ def test_channels_that_rdma_holds_are_an_error_that_says_so(tmp_path: Path, driv
 def test_channels_that_something_else_holds_do_not_blame_rdma(tmp_path: Path) -> None:
     assert "irdma" not in refused(tmp_path, "ice", with_rdma=False)
     assert "irdma" not in refused(tmp_path, "igb", with_rdma=True)
+
+
+@pytest.mark.parametrize(
+    ("nic", "operation"),
+    [
+        pytest.param({"channels": {"combined": 1}}, "ethtool", id="amzn-drivers-240"),
+        pytest.param({"mtu": 9000}, "set_link", id="cilium-35426"),
+    ],
+)
+@pytest.mark.parametrize("xdp", [True, False])
+def test_a_setting_that_a_driver_refuses_with_an_xdp_program_names_it(
+    tmp_path: Path, nic: dict[str, Any], operation: str, xdp: bool
+) -> None:
+    kernel = Kernel()
+    kernel.add_nic(PF0, NAME0, MAC)
+    kernel.fault = lambda written, where, value: error(errno.EINVAL, where) if written == operation else None
+
+    (netdev,) = kernel.netdevs.values()
+    netdev.link = evolve(netdev.link, xdp=xdp, up=True)
+    result = Node(kernel, tmp_path / "originals.json").follow(nic)
+    (outcome,) = (each for each in result.outcomes if each.result == "failed")
+    assert ("XDP program" in outcome.remedy) is xdp

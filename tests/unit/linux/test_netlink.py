@@ -331,6 +331,15 @@ def test_a_list_of_vfs_beyond_its_16_bit_length_is_read_whole(count: int) -> Non
     assert [vf.index for vf in link.vfs] == list(range(count))
 
 
+@pytest.mark.parametrize(
+    ("attached", "by_driver"),
+    [(b"", False), (b"\0", False), (b"\1", True), (b"\2", False), (b"\3", True), (b"\4", True)],
+)
+def test_a_link_has_xdp_if_its_driver_runs_a_program(attached: bytes, by_driver: bool) -> None:
+    xdp = attribute(43, attribute(2, attached)) if attached else b""
+    assert decode_link(bytes(16) + attribute(3, b"fab0\0") + attribute(4, bytes(4)) + xdp).xdp is by_driver
+
+
 class Cramped(socket.socket):
     """Answers a request for one link with its VFs as Linux 5.5 to 6.14 do if the VFs have many GUIDs (rtnl_getlink)."""
 
