@@ -6,6 +6,7 @@ The condition is True where no kubelet runs. The socket is in /var/lib/kubelet e
 from __future__ import annotations
 
 from agent.hardware.sysfs import names_in
+from agent.kinds.host.sysctls import KUBELETS
 from agent.machine import Machine
 from agent.report.reasons import condition
 from agent.report.records import Condition, Severity, Stage
@@ -19,9 +20,6 @@ SEVERITY: Severity = "required"
 FAIL_AFTER = 2
 OF = 2
 
-# K3s and MicroK8s have the kubelet in a process with other parts of Kubernetes.
-KUBELETS = frozenset({"kubelet", "k3s-agent", "k3s-server", "kubelite"})
-
 FOLDER = "/var/lib/kubelet/device-plugins"
 SOCKET = "kubelet.sock"
 
@@ -33,7 +31,7 @@ def read(machine: Machine, want: Wanted) -> bool:
 
 def judge(want: Wanted, have: Snapshot, facts: bool) -> list[Condition]:
     """False if a kubelet runs without a socket."""
-    if not KUBELETS & have.processes:
+    if have.processes.isdisjoint(KUBELETS):
         return [condition(TYPE, "NoKubelet")]
     if facts:
         return [condition(TYPE, "Served")]

@@ -26,7 +26,11 @@ NAME = SYSCTLS
 AFTER = ("vf_links",)  # net.ipv4.conf.NETDEV is there once the netdev is
 UNKNOWN_UNTIL: tuple[str, ...] = ()
 REACH = "device"
-OTHER_WRITERS = ("cilium-agent", "kube-proxy", "tuned")
+KUBELETS = ("kubelet", "k3s-agent", "k3s-server", "kubelite")
+"""The names of processes that are a kubelet, or have it inside (K3s, MicroK8s). Each kubelet that starts sets six parameters
+(setupKernelTunables, pkg/kubelet/cm/container_manager_linux.go)."""
+
+OTHER_WRITERS = ("cilium-agent", "kube-proxy", "tuned", *KUBELETS)
 
 SEPARATOR = "+"
 """Stands between the names of a pair: when one of the two parameters is written, the kernel sets the other to 0. A pair has one

@@ -19,6 +19,7 @@ from tests.sim.two_nics import NAME0, PF0, two_nics
 
 RP_FILTER = "/proc/sys/net/ipv4/conf/all/rp_filter"
 CONNTRACK = "/proc/sys/net/netfilter/nf_conntrack_max"
+OVERCOMMIT = "/proc/sys/vm/overcommit_memory"
 
 
 @pytest.fixture
@@ -26,6 +27,7 @@ def kernel() -> Kernel:
     kernel = two_nics()
     kernel.tree.put(RP_FILTER, "0")
     kernel.tree.put(CONNTRACK, "131072")
+    kernel.tree.put(OVERCOMMIT, "1")
     return kernel
 
 
@@ -82,6 +84,16 @@ UNTOUCHED = {"irqs": {"irqbalance": "untouched"}}
             None,
             {"sysctls": {"net.netfilter.nf_conntrack_max": "1048576"}},
             id="kops-2223",
+        ),
+        *(
+            pytest.param(
+                kubelet,
+                lambda kernel: kernel.tree.put(OVERCOMMIT, "1"),
+                None,
+                {"sysctls": {"vm.overcommit_memory": "2"}},
+                id=report,
+            )
+            for kubelet, report in (("kubelet", "kubernetes-74151"), ("k3s-server", "kubernetes-66693"))
         ),
         pytest.param("systemd-networkd", _vlan, VFS, {}, id="systemd-16219"),
         pytest.param("NetworkManager", _vf_mtu, VFS, {}, id="doca-platform-50"),
