@@ -168,7 +168,8 @@ class Gpu:
 class Hardware:
     """A node's hardware, its loaded ``modules``, all its ``netdevs``, and ``route``: the netdev of its default route.
 
-    That is the one of IPv4, if there is one.
+    That is the one of IPv4, if there is one. ``addressed``: the netdevs with an address that other nodes may reach; empty if
+    that is unknown.
     """
 
     functions: tuple[InspectedFunction, ...]
@@ -178,6 +179,7 @@ class Hardware:
     modules: frozenset[str] = frozenset()
     netdevs: tuple[str, ...] = ()
     route: str | None = None
+    addressed: frozenset[str] = frozenset()
 
     def all_functions(self) -> tuple[InspectedFunction, ...]:
         """All physical functions in the order of their PCI addresses, each followed by its VFs."""
@@ -221,6 +223,7 @@ done
 cat "$2/proc/net/ipv6_route" 2>/dev/null | while read -r to bits _ _ _ metric _ _ _ name; do
   case "$to $bits $name" in *" lo") ;; "00000000000000000000000000000000 00 "*) echo "route6 $((0x$metric)) $name" ;; esac
 done
+ip -o addr show scope global 2>/dev/null | while read -r _ name _; do if [ "$name" != lo ]; then echo "address $name"; fi; done
 echo inspection
 "$1" inspect --json
 """
@@ -240,6 +243,7 @@ class NodeHardware(FactBase[Hardware | None]):
         at = output.index("inspection")
         lines = [line.split() for line in output[:at]]
         inspection = json.loads("\n".join(output[at + 1 :]))
+        addressed = frozenset(line[1] for line in lines if line[0] == "address")
         routes = sorted((line[0], int(line[1]), line[2]) for line in lines if line[0].startswith("route"))
         return Hardware(
             _converter.structure(inspection["functions"], tuple[InspectedFunction, ...]),
@@ -248,7 +252,8 @@ class NodeHardware(FactBase[Hardware | None]):
             tuple(Gpu(line[1], line[2] if line[2:] else None) for line in lines if line[0] == "gpu"),
             frozenset(line[1] for line in lines if line[0] == "module"),
             tuple(line[1] for line in lines if line[0] == "netdev"),
-            routes[0][2] if routes else None,
+            next((name for *_, name in routes if name in addressed), routes[0][2] if routes else None),
+            addressed,
         )
 
 

@@ -184,6 +184,11 @@ def _interface(wanted: Nccl, hardware: Hardware) -> str:
         raise ValueError(
             f"interface: the node has no netdev {name}; it has {', '.join(hardware.netdevs)}; give interface"
         )
+    if hardware.addressed and name not in hardware.addressed:
+        raise ValueError(
+            f"interface: the netdev {name} has no address that other nodes may reach, and NCCL's sockets need one; give an "
+            f"interface that has: {', '.join(sorted(hardware.addressed))}"
+        )
     # The vendor's documents of a series have the name alone.
     return name if wanted.names_are_fixed else f"={name}"
 

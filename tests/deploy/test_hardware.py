@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tasks.readiness import MARGIN
 from tests.deploy.conftest import Node, status
 from tests.deploy.hardware import CONNECTX, ERDMA, SECOND, VF, VIRTIO, printed
 from tests.deploy.hardware import hardware as node_hardware
-from tests.deploy.scripts import sh
+from tests.deploy.scripts import program, sh
 
 REPORT = Report("node-a", "abc", "boot", "1-a", ready=True, up_to_date=True)
 ROUTES = """Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT
@@ -40,6 +41,11 @@ def pci(root: Path, address: str, vendor: str, code: str, driver: str | None = N
         (folder / "driver").symlink_to(f"../../drivers/{driver}")
 
 
+def _read(command: Path, root: Path) -> list[str]:
+    program(root / "bin/ip", f'[ "$*" = "-o addr show scope global" ] && cat {root}/addresses; true')
+    return sh(hardware._HARDWARE, command, root, PATH=f"{root / 'bin'}:{os.environ['PATH']}")
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     pci(tmp_path, "0000:00:02.0", "1234", "030000", "bochs")
@@ -58,16 +64,18 @@ def test_the_hardware_of_a_node_is_read(root: Path) -> None:
     (root / "inspection").write_text(
         json.dumps({"functions": [{**CONNECTX, "nic": "rail0"}, ERDMA], "other_rdma": [], "rdma_cm": True}, indent=1)
     )
+    lo, eth0 = "1: lo    inet 192.0.2.1/32 scope global lo", "2: eth0    inet 10.2.0.1/24 scope global eth0"
+    (root / "addresses").write_text(f"{lo}\n{eth0}\n")
     command = root / "trackbed"
     command.write_text(f'#!/bin/sh\n[ "$*" = "inspect --json" ] && cat {root}/inspection\n')
     command.chmod(0o755)
-    fact = NodeHardware().process(sh(hardware._HARDWARE, command, root))
+    fact = NodeHardware().process(_read(command, root))
     assert fact is not None
     assert fact.gpus == (Gpu("0000:50:00.0", "nvidia"), Gpu("0000:51:00.0", None))
     assert fact.modules == {"ib_uverbs", "mlx5_core"}
     assert [function.nic for function in fact.functions] == ["rail0", None]
     assert fact.netdevs == ("eth0", "lo")
-    assert fact.route == "eth0"
+    assert (fact.route, fact.addressed) == ("eth0", {"eth0"})
     assert [function.address for function in fact.all_functions()] == [
         CONNECTX["address"],
         VF["address"],
@@ -108,9 +116,9 @@ def test_a_node_without_ipv4_has_the_netdev_of_its_ipv6_default_route(root: Path
     (root / "trackbed").write_text('#!/bin/sh\necho \'{"functions": [], "other_rdma": [], "rdma_cm": false}\'\n')
     (root / "trackbed").chmod(0o755)
     (root / "proc/net/route").write_text(ROUTES.replace("eth0", "eth2"))
-    of_both = NodeHardware().process(sh(hardware._HARDWARE, root / "trackbed", root))
+    of_both = NodeHardware().process(_read(root / "trackbed", root))
     (root / "proc/net/route").write_text("")
-    of_ipv6 = NodeHardware().process(sh(hardware._HARDWARE, root / "trackbed", root))
+    of_ipv6 = NodeHardware().process(_read(root / "trackbed", root))
     assert [fact and fact.route for fact in (of_both, of_ipv6)] == ["eth2", "eth0"]
 
 
@@ -118,11 +126,11 @@ def test_a_node_without_modules_and_routes_is_read(tmp_path: Path) -> None:
     command = tmp_path / "trackbed"
     command.write_text('#!/bin/sh\necho \'{"functions": [], "other_rdma": [], "rdma_cm": false}\'\n')
     command.chmod(0o755)
-    assert NodeHardware().process(sh(hardware._HARDWARE, command, tmp_path)) == hardware.Hardware(())
+    assert NodeHardware().process(_read(command, tmp_path)) == hardware.Hardware(())
 
 
 def test_the_hardware_of_a_node_without_an_agent_is_unknown(root: Path) -> None:
-    assert NodeHardware().process(sh(hardware._HARDWARE, root / "trackbed", root)) is None
+    assert NodeHardware().process(_read(root / "trackbed", root)) is None
     assert NodeHardware().process(printed()[:-2]) is None
 
 

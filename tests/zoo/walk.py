@@ -8,8 +8,7 @@ and the configurations of the device plugins with their networks.
 from __future__ import annotations
 
 import json
-import shlex
-import subprocess
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,11 +26,11 @@ from cli import topology
 from cli.as_inventory import derive_inventory
 from cli.inspection import Inspection, NetworkFunction, inspect, render
 from tasks import hardware, nccl
-from tasks.common.commands import script
 from tasks.hardware import Hardware, NodeHardware
 from tasks.kubernetes.manifests.device_plugins import DevicePlugins, Networks
 from tasks.kubernetes.manifests.discovered import discover
 from tasks.kubernetes.manifests.rendered import manifests
+from tests.deploy.scripts import program, sh
 from tests.sim.machine_file import PCI, SimMachine, load
 
 HERE = Path(__file__).parent
@@ -214,17 +213,12 @@ def _hardware(machine: SimMachine, spec: NodeSpec, root: Path) -> Hardware:
     """What the deploy's scripts read of the machine, whose files are put below ``root``."""
     _export(machine, root)
     (root / "inspection.json").write_text(json.dumps(to_plain(inspect(machine.kernel.machine(), spec))))
-    program = root / "trackbed"
-    program.write_text(f'#!/bin/sh\n[ "$*" = "inspect --json" ] && cat {root}/inspection.json\n')
-    program.chmod(0o755)
-    read = NodeHardware().process(_sh(hardware._HARDWARE, program, root))
+    command, bin = root / "trackbed", root / "bin"
+    program(command, f'[ "$*" = "inspect --json" ] && cat {root}/inspection.json')
+    program(bin / "ip")
+    read = NodeHardware().process(sh(hardware._HARDWARE, command, root, PATH=f"{bin}:{os.environ['PATH']}"))
     assert read is not None
     return read
-
-
-def _sh(text: str, *arguments: object) -> list[str]:
-    command = shlex.split(str(script(text, *map(str, arguments))))
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
 def _export(machine: SimMachine, root: Path) -> None:

@@ -137,6 +137,27 @@ def test_nccl_s_sockets_use_the_netdev_of_the_default_route_and_none_with_a_long
 
 
 @pytest.mark.parametrize(
+    ("given", "addresses", "said"),
+    [
+        pytest.param(None, ("dummy0",), "no address", id="nccl-1053"),
+        pytest.param("swp2", ("dummy0",), "no address", id="nccl-1053-given"),
+        pytest.param(None, ("dummy0", "swp2"), "IFNAME==swp2\n", id="another-default-route"),
+        pytest.param(None, ("dummy0", "swp1", "swp2"), "IFNAME==swp1\n", id="the-first"),
+        pytest.param("dummy0", ("dummy0",), "IFNAME==dummy0\n", id="of-the-dummy"),
+    ],
+)
+def test_nccl_s_sockets_have_a_netdev_with_an_address(given: str | None, addresses: tuple[str, ...], said: str) -> None:
+    """Of a node whose routes are learnt by links without addresses (BGP unnumbered)."""
+    lines = [*(f"netdev {name}" for name in ("dummy0", "swp1", "swp2")), "route 10 swp1", "route 20 swp2"]
+    seen = hardware(nic("rail0", CONNECTX), others=(*lines, *(f"address {name}" for name in addresses)))
+    try:
+        answer = nccl.text(nccl.Nccl(network_type=1, interface=given), seen)
+    except ValueError as error:
+        answer = str(error)
+    assert said in answer
+
+
+@pytest.mark.parametrize(
     ("layout", "value"),
     [pytest.param("rails", 0, id="nccl-2097"), pytest.param("rail-optimized", 2, id="nccl-tests-150")],
 )
