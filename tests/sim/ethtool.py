@@ -164,7 +164,9 @@ class SimEthtool:
         there = self._channels(ifindex)
         _lacking(given, there)
         if function in self.two_modes:
-            self._switch(function, netdev, {name: int(number.value or 0) for name, number in there.items()} | dict(given))
+            self._switch(
+                function, netdev, {name: int(number.value or 0) for name, number in there.items()} | dict(given)
+            )
             return
         if given["combined"] > self._most(function) or not given["combined"]:
             raise _error(errno.EINVAL, "requested channel count exceeds maximum")

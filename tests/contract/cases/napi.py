@@ -59,8 +59,9 @@ def an_instance_is_set_alone_where_the_kernel_has_its_settings(machine: Machine,
 
 
 def a_number_that_a_file_does_not_take_is_refused(machine: Machine, pf: str) -> None:
-    _up(machine, pf)
+    index = _up(machine, pf)
     folder = f"{NET}/{netdev(machine.files, pf)}"
     assert errno_of(lambda: machine.files.write(f"{folder}/threaded", "2")) == errno.EOPNOTSUPP
     assert machine.files.read(f"{folder}/threaded") == "0"
-    assert errno_of(lambda: machine.files.write(f"{folder}/napi_defer_hard_irqs", str(2**31))) == errno.ERANGE
+    if _values(machine, index, "defer_hard_irqs"):  # older kernels may take each number
+        assert errno_of(lambda: machine.files.write(f"{folder}/napi_defer_hard_irqs", str(2**31))) == errno.ERANGE

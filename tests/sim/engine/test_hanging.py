@@ -27,10 +27,13 @@ def kernel() -> Kernel:
     return two_nics()
 
 
+NAPI = {"gro_flush_timeout": 20000, "threaded": True}
+
+
 def spec(**select: str) -> NodeSpec:
     nics = [
-        {"name": "a", "select": select or {"pci": PF0}, "mtu": 9000, "vfs": {"count": 2}},
-        {"name": "b", "select": {"pci": PF1}, "mtu": 9000, "channels": {"combined": 2}, **ADDRESSES},
+        {"name": "a", "select": select or {"pci": PF0}, "mtu": 9000, "napi": NAPI, "vfs": {"count": 2}},
+        {"name": "b", "select": {"pci": PF1}, "mtu": 9000, "channels": {"combined": 2}, "napi": NAPI, **ADDRESSES},
     ]
     return spec_of(*nics, node_number=7)
 
