@@ -221,9 +221,10 @@ CSH = """echo "Unmatched '''." >&2; exit 1"""
     [
         ('exec sh "$@"', ""),
         ('echo a warning >&2; exec bash "$@"', ""),
-        (
+        pytest.param(
             'echo Welcome to node-a; exec sh "$@"',
             "adds to the answer of each command: 'Welcome to node-a'; let ~/.bashrc",
+            id="pyinfra-727",
         ),
         ('sh "$@"; printf "\\033[2J\\n"', "adds to the answer of each command: '\\\\x1b[2J'; "),
         ("exit 0", "ran no command: it printed nothing"),
