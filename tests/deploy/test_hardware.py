@@ -75,7 +75,7 @@ def test_the_hardware_of_a_node_is_read(root: Path) -> None:
     assert fact.modules == {"ib_uverbs", "mlx5_core"}
     assert [function.nic for function in fact.functions] == ["rail0", None]
     assert fact.netdevs == ("eth0", "lo")
-    assert (fact.route, fact.addressed) == ("eth0", {"eth0"})
+    assert (fact.route, fact.addressed) == ("eth0", frozenset({"eth0"}))
     assert [function.address for function in fact.all_functions()] == [
         CONNECTX["address"],
         VF["address"],
