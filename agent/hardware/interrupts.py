@@ -7,7 +7,7 @@ from collections import Counter
 from contextlib import suppress
 from functools import lru_cache
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from agent.driver_families import family_of
 from agent.hardware.functions import PCI, driver, ifindex, port_netdevs
@@ -76,9 +76,12 @@ def function_irqs(machine: Machine, pci: str) -> tuple[Irq, ...]:
             role, queue = MANAGEMENT, management
             management += 1
         queues.add((role, queue))
-        shown = action if role == MANAGEMENT else ""
-        irqs.append(Irq(number, role, queue, affinity, shown, known is not None, _is_managed(files, number)))
-    return tuple(irqs)
+        irqs.append(Irq(number, role, queue, affinity, action if role == MANAGEMENT else "", known is not None))
+    # The kernel places the interrupts of all queues or of none. Each pass comes here, so only one is looked at.
+    of_queue = next((irq.number for irq in irqs if irq.role != MANAGEMENT), None)
+    if of_queue is None or not _is_managed(files, of_queue):
+        return tuple(irqs)
+    return tuple(evolve(irq, managed=irq.role != MANAGEMENT) for irq in irqs)
 
 
 def _is_managed(files: Files, number: int) -> bool:

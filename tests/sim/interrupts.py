@@ -86,8 +86,9 @@ class Interrupts:
         self.tree.put(f"/proc/irq/{number}/smp_affinity_list", str(cpu))
 
     def manage(self, function: str) -> None:
-        """A driver has the kernel place its interrupts (PCI_IRQ_AFFINITY): one CPU after the other."""
-        for cpu, number in enumerate(sorted(self.tree.folders[f"{PCI}/{function}/msi_irqs"], key=int)):
+        """A driver has the kernel place its interrupts (PCI_IRQ_AFFINITY), without the first: one CPU after the other."""
+        _, *of_queues = sorted(self.tree.folders[f"{PCI}/{function}/msi_irqs"], key=int)
+        for cpu, number in enumerate(of_queues):
             path = f"/proc/irq/{number}/smp_affinity_list"
             self.tree.put(path, str(cpu % self.cpus))
             self.managed.add(path)

@@ -340,11 +340,11 @@ def test_in_observe_mode_no_placement_is_stored(kernel: Kernel) -> None:
 def test_interrupts_that_the_kernel_places_are_left_there_and_the_node_is_ready(kernel: Kernel) -> None:
     settle(kernel, spec())
     kernel.interrupts.manage(PF0)
-    before = affinities(kernel)
+    before = {path: kernel.files.read(path) for path in kernel.interrupts.managed}
     kernel.writes.clear()
     result = settle(kernel, spec())
     assert is_ready(result.conditions)
-    assert affinities(kernel) == before
+    assert {path: kernel.files.read(path) for path in before} == before
     assert not kernel.interrupts.managed.intersection(path for path, _ in kernel.writes)
     (said,) = [each for each in result.conditions if each.type == "QueueInterrupts"]
     assert said.reason == "PlacedByKernel"
