@@ -192,27 +192,6 @@ def test_cpus_are_a_list_of_cpus() -> None:
     assert end.cpus == ""
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "said"),
-    [
-        (fabric.FABRIC, {"tests": ["ib_write"]}, "'ib_write' is not a test"),
-        (fabric.FABRIC, {"tests": ["all_reduce"]}, "it has none of ib_write_bw"),
-        (fabric.FABRIC, {"seconds": 1}, "give 3 to 3600"),
-        (fabric.FABRIC, {"size": 0}, "size: 0 is not valid; give 1 to"),
-        (fabric.FABRIC, {"messages": 4}, "messages: 4 is not valid; give 5 to"),
-        (fabric.FABRIC, {"grace": 0}, "give 1 to 3600"),
-        (fabric.FABRIC, {"at_once": 0}, "give at least 1"),
-        (fabric.FABRIC, {"second": 5}, "second"),
-        (fabric.FLOORS, {"ib_write_bw": -1}, "give a number of Gbit/s"),
-        (fabric.FLOORS, {"ib_write": 1}, "'ib_write' is not a test"),
-        (fabric.FLOORS, [1], "give a number for each of some tests"),
-    ],
-)
-def test_a_bad_setting_is_named(key: Any, value: object, said: str) -> None:
-    with pytest.raises(DeployError, match=said):
-        key.read({key.name: value}, "n1")
-
-
 def test_settings_are_read() -> None:
     read = fabric.FABRIC.read({"fabric": {"tests": ["ib_read_bw"], "across_rails": False, "at_once": 1}}, "n1")
     assert read == FabricSettings(tests=("ib_read_bw",), across_rails=False, at_once=1)

@@ -135,18 +135,3 @@ def test_the_script_reads_settings_and_errors_of_mstconfig(tmp_path: Any, monkey
         "SRIOV_EN": firmware.Setting(0, 1),
         "LINK_TYPE_P1": firmware.Setting(2, 2),
     }
-
-
-@pytest.mark.parametrize(
-    ("nics", "message"),
-    [
-        ([{"pci": "18:00.0"}], "pci: '18:00.0' is not valid; write it as 0000:3b:00.0"),
-        ([{"pci": PCI, "vfs": 4, "sriov": False}], "vfs: there are none if sriov is False"),
-        ([{"pci": PCI, "link_types": ["ETH", "ETH", "IB"]}], "a card has at most two ports"),
-        ([{"pci": PCI, "link_types": ["eth"]}], '"eth" is not one of IB, ETH'),
-        ([{"pci": PCI}, {"pci": "0000:18:00.1"}], "nics: 0000:18:00 is given twice"),
-        ([{"vfs": 4}], "the key 'pci' is missing; add it"),
-    ],
-)
-def test_bad_data_is_refused(node: Node, nics: Any, message: str) -> None:
-    node.refuses({"firmware": {"nics": nics}}, firmware.configure, message, answers(OFF))

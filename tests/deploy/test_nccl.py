@@ -208,30 +208,6 @@ def test_hardware_that_lacks_something_is_refused_with_nothing_written(
     assert result.uploads == {}
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({}, "give network_type (1: RDMA, 2: sockets only), or series, one of GU8TF"),
-        ({"network_type": 3}, "3 is not one of 1, 2"),
-        ({"series": "GU8TX"}, '"GU8TX" is not one of GU8TF'),
-        ({"series": "gpu-hpn"}, '"gpu-hpn" is not one of GU8TF'),
-        ({"compute_class": "gpu-hpn"}, "give network_type (1: RDMA, 2: sockets only), or series"),
-        ({"series": "P16EN", "network_type": 1}, "network_type: P16EN has type 2; remove network_type"),
-        ({"network_type": 2, "hcas": "mlx5"}, "hcas and gid_index have no effect on a network of type 2"),
-        ({"network_type": 1, "interface": "eth0 X=1"}, "is not a netdev's name"),
-        ({"network_type": 1, "hcas": "mlx5 0"}, "is not a list of RDMA devices"),
-        ({"network_type": 1, "gid_index": 256}, "gid_index: 256 is out of range"),
-        ({"network_type": 1, "layout": "fat-tree"}, '"fat-tree" is not one of rails, single-switch, rail-optimized'),
-        ({"network_type": 1, "debug": "info"}, '"info" is not one of VERSION, WARN, INFO, TRACE'),
-    ],
-)
-def test_bad_data_is_refused_before_the_node_is_touched(node: Node, given: dict[str, Any], message: str) -> None:
-    with pytest.raises(DeployError) as caught:
-        deploy(node, given, has(CONNECTX))
-    assert str(caught.value).startswith("@fake/node-a.nccl: ")
-    assert message in str(caught.value)
-
-
 def test_the_inventory_s_gpus_must_be_those_of_the_series(node: Node) -> None:
     with pytest.raises(DeployError) as caught:
         deploy(node, {"series": "P16EN"}, has(CONNECTX), gpus={"count": 8})

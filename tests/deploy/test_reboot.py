@@ -248,16 +248,3 @@ def test_a_host_that_does_not_come_back_fails(node: Node, monkeypatch: pytest.Mo
     result = node.deploy(reboot.by_policy, {REQUESTS: ["boot-1", f"boot boot-1 {REASON} "], BOOT_ID: ["boot-1"]})
     assert result.failed
     assert any("the host did not shut down within 60 s of its reboot" in line for line in result.log)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ("allow", "is not an object with keys"),
-        ({"policy": "always"}, 'policy: "always" is not one of never, allow'),
-        ({"timeout": 5}, "timeout: 5 is out of range; give 30 to 7200 seconds"),
-        ({"polcy": "never"}, "unknown key 'polcy'; did you mean 'policy'?"),
-    ],
-)
-def test_bad_data_is_refused(node: Node, given: Any, message: str) -> None:
-    node.refuses({"reboot": given}, reboot.by_policy, message)

@@ -183,27 +183,6 @@ def test_a_file_that_containerd_has_not_loaded_is_loaded(node: Node) -> None:
 
 
 @pytest.mark.parametrize(
-    ("system", "data", "message"),
-    [
-        (DEBIAN, {}, "the key 'name' is missing"),
-        (DEBIAN, {"name": "podman"}, 'name: "podman" is not one of containerd, docker'),
-        (DEBIAN, {"name": "docker", "version": "28; reboot"}, "'28; reboot' is not valid"),
-        (DEBIAN, {"name": "docker", "channel": "stable"}, "unknown key 'channel'"),
-        (
-            DEBIAN,
-            {
-                "name": "docker",
-                "repository": {"uri": "http://a.example", "key": "http://a.example/k", "fingerprint": "0" * 40},
-            },
-            "repository: it replaces Docker's; give the source 'vendor'",
-        ),
-    ],
-)
-def test_bad_data_is_refused(node: Node, system: Answers, data: dict[str, Any], message: str) -> None:
-    node.refuses({"container_engine": data}, container_engine.install, message, system)
-
-
-@pytest.mark.parametrize(
     ("system", "source", "message"),
     [
         (ROCKY_9, "distribution", "Rocky Linux 9.4 has no package of docker; give the source 'vendor'"),

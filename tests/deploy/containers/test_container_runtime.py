@@ -124,20 +124,3 @@ def test_the_units_that_write_specifications_are_enabled(node: Node) -> None:
     missing = "ActiveState=inactive LoadState=not-found UnitFileState= "
     [refused] = node.deploy(container_runtime.configure, {**there, UNITS: [missing, missing]}).flat
     assert "needs nvidia-container-toolkit 1.18" in refused
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        ({}, "the key 'engines' is missing"),
-        ({"engines": []}, "engines: [] is not valid; name each of the node's container engines once"),
-        ({"engines": ["docker", "docker"]}, "engines: ['docker', 'docker'] is not valid"),
-        ({"engines": ["podman"]}, 'engines[0]: "podman" is not one of docker, containerd, crio'),
-        ({"engines": ["docker"], "version": "1.20; reboot"}, "'1.20; reboot' is not valid"),
-        ({"engines": ["docker"], "default": True}, "unknown key 'default'"),
-        ({"engines": ["docker"], "cdi": "yes"}, '"yes" is not true or false'),
-        ({"engines": ["docker"], "repository": {"uri": "x", "key": "y", "fingerprint": "z"}}, "'x' is not valid"),
-    ],
-)
-def test_bad_data_is_refused(node: Node, data: dict[str, Any], message: str) -> None:
-    node.refuses({"container_runtime": data}, container_runtime.configure, message, DEBIAN)

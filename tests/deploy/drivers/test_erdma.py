@@ -242,20 +242,6 @@ def test_what_cannot_work_is_refused_before_the_driver_is_loaded(
     assert message in refusal
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        ({"source": "installer"}, "installer: it is missing; give its url and sha256"),
-        ({"source": "dkms"}, "dkms: it is missing; give its repository and version"),
-        ({"source": "in-tree", "compat_mode": True}, "compat_mode: the kernel's own driver does not support it"),
-        ({"source": "inbox"}, 'source: "inbox" is not one of installer, dkms, in-tree'),
-        ({**INSTALLER, "installer": {"url": "x", "sha256": "ab"}}, "installer"),
-    ],
-)  # fmt: skip
-def test_bad_data_is_refused(node: Node, data: dict[str, Any], message: str) -> None:
-    node.refuses({"erdma": data}, erdma.install, message, DEBIAN)
-
-
 def test_the_installer_on_a_system_that_it_does_not_support_is_refused(node: Node) -> None:
     node.data = {"erdma": INSTALLER}
     result = node.deploy(erdma.install, DEBIAN)

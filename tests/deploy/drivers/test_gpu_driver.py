@@ -204,29 +204,6 @@ def test_what_cannot_work_is_refused_with_the_remedy(node: Node, answers: Answer
 
 
 @pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        ({}, "the key 'version' is missing"),
-        ({"version": "580"}, "version: '580' is not valid; give it as nvidia-smi prints it, as 580.95.05"),
-        ({"version": "580.95.05-1"}, "is not valid"),
-        ({"version": VERSION, "source": "runfile"}, 'source: "runfile" is not one of vendor, distribution'),
-        ({"version": VERSION, "fabric_manager": "yes"}, '"yes" is not true or false'),
-        ({"version": VERSION, "branch": 580}, "unknown key 'branch'"),
-        (
-            {
-                "version": VERSION,
-                "source": "distribution",
-                "repository": {"uri": "http://a.example", "key": "http://a.example/k", "fingerprint": "0" * 40},
-            },
-            "repository: it replaces NVIDIA's; give the source 'vendor'",
-        ),
-    ],
-)
-def test_bad_data_is_refused(node: Node, data: dict[str, Any], message: str) -> None:
-    node.refuses({"gpu_driver": data}, gpu_driver.install, message, DEBIAN)
-
-
-@pytest.mark.parametrize(
     ("machine", "data", "message"),
     [
         (

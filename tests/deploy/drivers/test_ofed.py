@@ -453,33 +453,3 @@ def test_a_bundle_for_another_system_is_refused(node: Node, given: dict[str, Any
     result = node.deploy(ofed.install, {**ROCKY_9, "uname -m": "x86_64"})
     assert result.failed and not result.flat
     assert "is for debian 12.5 on x86_64, but this host is Rocky Linux 9.4 on x86_64" in result.errors[0]
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        ({}, "it has no source; give exactly one of inbox, doca, mlnx_ofed"),
-        ({"inbox": {}, "doca": DOCA}, "it has inbox and doca; give exactly one"),
-        ({"inbox": {"x": 1}}, "inbox: unknown key 'x'"),
-        ({"doka": {}}, "unknown key 'doka'; did you mean 'doca'?"),
-        ({"doca": {"version": "3.2.1-1"}}, "doca.fingerprint: the key 'fingerprint' is missing; add it"),
-        (
-            {"doca": {**DOCA, "version": "latest"}},
-            "version: 'latest' is not valid; give it as the package manager prints it",
-        ),
-        ({"doca": {**DOCA, "fingerprint": "AB12"}}, "fingerprint: 'AB12' is not valid; give the whole fingerprint"),
-        ({"doca": {**DOCA, "repository": "ftp://x"}}, "uri: 'ftp://x' is not valid; give a URL"),
-        ({"doca": {**DOCA, "profile": "all"}}, 'doca.profile: "all" is not one of doca-ofed'),
-        ({"mlnx_ofed": {"bundle": "x", "sha256": "12"}}, "sha256: '12' is not valid; give the 64 digits"),
-        (
-            {"mlnx_ofed": {"bundle": "x", "sha256": "0" * 64, "options": ["--without-fw-update"]}},
-            "options: '--without-fw-update' is set by firmware_update",
-        ),
-        (
-            {"mlnx_ofed": {"bundle": "x", "sha256": "0" * 64, "options": ["rm -rf"]}},
-            "options: 'rm -rf' is not an option",
-        ),
-    ],
-)
-def test_bad_data_is_refused(node: Node, data: Any, message: str) -> None:
-    node.refuses({"ofed": data}, ofed.install, message, DEBIAN)

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from tasks.drivers import peer_memory
@@ -63,15 +61,3 @@ def test_what_cannot_work_is_refused_with_the_remedy(node: Node, method: str, me
     assert refused in result.flat[0]
     # Nothing that was to come after it.
     assert result.uploads == {}
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        ("nvidia_peermem", '"nvidia_peermem" is not an object'),
-        ({}, "the key 'method' is missing"),
-        ({"method": "nv_peer_mem"}, 'method: "nv_peer_mem" is not one of nvidia_peermem, dma-buf'),
-    ],
-)
-def test_bad_data_is_refused(node: Node, data: Any, message: str) -> None:
-    node.refuses({"peer_memory": data}, peer_memory.configure, message)

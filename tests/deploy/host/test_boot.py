@@ -281,31 +281,6 @@ def test_new_options_of_a_module_in_the_initramfs_rebuild_it(node: Node) -> None
     assert result.commands["Boot | Initramfs"] == []
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"arguments": "iommu=pt"}, 'arguments: "iommu=pt" is not a list'),
-        ({"arguments": ["iommu=$(reboot)"]}, "arguments: 'iommu=$(reboot)' is not a kernel argument"),
-        ({"arguments": ["root=/dev/sdb"]}, "arguments: 'root=/dev/sdb' belongs to the boot loader; leave it out"),
-        (
-            {"arguments": ["hugepages=4"]},
-            "arguments: 'hugepages=4': use the key hugepages, and set boot.hugepages to True",
-        ),
-        ({"arguments": ["quiet", "quiet"]}, "arguments: quiet is given twice; give it once"),
-        ({"sysctls": {"somaxconn": "1"}}, "sysctls: 'somaxconn' is not a sysctl"),
-        (
-            {"sysctls": {"net.nf_conntrack_max": "1"}},
-            "net.nf_conntrack_max: write it as net.netfilter.nf_conntrack_max",
-        ),
-        ({"sysctls": {"net.core.somaxconn": "1"}}, "net.core.somaxconn is in sysctls['net.core.somaxconn'], too"),
-        ({"sysctls": {"net/core/somaxconn": "1"}}, "net.core.somaxconn is in sysctls['net.core.somaxconn'], too"),
-        (
-            {"sysctls": {"vm.overcommit_ratio": "60"}},
-            "the kernel sets vm.overcommit_ratio to 0 for sysctls['vm.overcommit_kbytes']",
-        ),
-        ({"argument": []}, "unknown key 'argument'; did you mean 'arguments'?"),
-        ({1: [], "argument": []}, "unknown key 1; known keys: arguments, hugepages, sysctls; unknown key 'argument'"),
-    ],
-)
-def test_bad_data_is_refused(node: Node, given: Any, message: str) -> None:
-    node.refuses({"boot": given}, configure, message, GRUB)
+def test_an_unknown_key_that_is_no_text_is_refused(node: Node) -> None:
+    known = "known keys: arguments, hugepages, sysctls"
+    node.refuses({"boot": {1: [], "argument": []}}, configure, f"unknown key 1; {known}; unknown key 'argument'", GRUB)

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from tasks.host import kernel
@@ -198,15 +196,3 @@ def test_ubuntus_signed_modules_of_nvidia_bring_no_newer_kernel(node: Node) -> N
     have = dpkg(f"{signed}-generic-hwe-24.04", f"{signed}-6.8.0-60-generic", "linux-modules-6.8.0-60-generic")
     [hold] = node.deploy(kernel.pin, {**UBUNTU, **RUNNING, **have, of(HeldPackages): []}).flat
     assert hold.endswith(f" apt-mark hold {signed}-generic-hwe-24.04")
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        ({"release": "newest"}, "release: 'newest' is not valid; give it as `uname -r` prints it"),
-        ({"header": False}, "unknown key 'header'; did you mean 'headers'?"),
-        ({"hold": "yes"}, 'hold: "yes" is not true or false'),
-    ],
-)
-def test_bad_data_is_refused(node: Node, data: dict[str, Any], message: str) -> None:
-    node.refuses({"kernel": data}, kernel.pin, message, DEBIAN)

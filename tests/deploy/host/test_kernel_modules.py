@@ -4,10 +4,8 @@ import os
 import shlex
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
-from pyinfra.api.exceptions import DeployError
 
 from tasks.common.commands import script
 from tasks.host import kernel_modules
@@ -88,37 +86,3 @@ def test_what_left_the_inventory_leaves_the_node(node: Node) -> None:
     result = node.deploy(kernel_modules.configure, there)
     assert result.commands["Kernel modules at boot"] == [f"rm -f {kernel_modules.AT_BOOT}"]
     assert result.commands["Kernel modules now"] == []
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        ({"kernel_modules": "ib_umad"}, "@fake/node-a.kernel_modules: 'ib_umad' is not a list; give module names"),
-        ({"kernel_modules": ["ib umad"]}, "@fake/node-a.kernel_modules: 'ib umad' is not a module name"),
-        ({"kernel_module_options": {"erdma": "x=1"}}, "@fake/node-a.kernel_module_options: {'erdma': 'x=1'} is not"),
-        (
-            {"kernel_module_options": {"er dma": {"a": 1}}},
-            "@fake/node-a.kernel_module_options: 'er dma' is not a module",
-        ),
-        (
-            {"kernel_module_options": {"erdma": {"a b": 1}}},
-            "@fake/node-a.kernel_module_options: erdma: 'a b' is not a parameter; give it as `modinfo -p erdma` prints it",
-        ),
-        ({"kernel_module_options": {"erdma": {"a": "1 2"}}}, "@fake/node-a.kernel_module_options: a: '1 2' is not"),
-        ({"kernel_module_options": {"erdma": {"a": 1.5}}}, "@fake/node-a.kernel_module_options: a: 1.5 is not valid"),
-        (
-            {"kernel_module_options": {"erdma": {"a": "1\\"}}},
-            "@fake/node-a.kernel_module_options: a: '1\\\\' is not valid",
-        ),
-        ({"kernel_module_options": {"erdma": {"a": "1\\2"}}}, "@fake/node-a.kernel_module_options: a: '1\\\\2' is not"),
-        (
-            {"kernel_module_options": {"erdma": {"a": '"1'}}},
-            "@fake/node-a.kernel_module_options: a: '\"1' is not valid",
-        ),
-    ],
-)
-def test_bad_data_is_refused(node: Node, data: dict[str, Any], message: str) -> None:
-    node.data = data
-    with pytest.raises(DeployError) as caught:
-        node.deploy(kernel_modules.configure, {})
-    assert str(caught.value).startswith(message)

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from tasks.host import limits
@@ -52,21 +50,3 @@ def test_what_left_the_inventory_leaves_the_node(node: Node) -> None:
 def test_the_files_are_written_if_the_fact_has_no_output(node: Node) -> None:
     node.data = {"limits": {"daemons": ["slurmd"], "logins": False}}
     assert len(node.deploy(limits.lift, {}).flat) == 1
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        ({"daemons": "containerd"}, '"containerd" is not a list'),
-        (
-            {"daemons": ["containerd.service"]},
-            "'containerd.service' in daemons is not a service's name; give it without",
-        ),
-        ({"daemons": ["../x"]}, "'../x' in daemons is not a service's name"),
-        ({"daemons": ["user@"]}, "'user@' in daemons is a template; give its instances, as 'user@1000'"),
-        ({"demons": []}, "did you mean 'daemons'?"),
-        ({"logins": "yes"}, '"yes" is not true or false'),
-    ],
-)
-def test_bad_data_is_refused(node: Node, data: dict[str, Any], message: str) -> None:
-    node.refuses({"limits": data}, limits.lift, message)

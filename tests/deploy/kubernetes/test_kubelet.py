@@ -75,21 +75,3 @@ def test_a_managed_clusters_own_paths(node: Node) -> None:
     commands, text = gate(node, has(), kubelet=given)
     assert commands[-1].endswith(f"put {DROP_IN.replace('kubelet.service', 'kubelet-own.service')} --")
     assert text.endswith("--joined /var/lib/kubelet/kubeconfig\n")
-
-
-@pytest.mark.parametrize(
-    ("given", "complaint"),
-    [
-        ({}, "policy"),
-        ({"policy": "wait"}, "start-tainted"),
-        ({"policy": "start-tainted", "deadline": 5}, "deadline: it applies only to the policy 'hold'"),
-        ({"policy": "hold", "deadline": 0}, "deadline: 0 is not valid; give 1 to 86400 seconds"),
-        ({"policy": "hold", "unit": "kubelet"}, "give it as 'kubelet.service'"),
-        ({"policy": "hold", "kubeconfig": "/a b"}, "not a valid path"),
-        ({"policy": "hold", "dedline": 5}, "deadline"),
-    ],
-)
-def test_invalid_values_are_refused(node: Node, given: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(DeployError, match=r"node-a\.kubelet: ") as refused:
-        gate(node, has(), kubelet=given)
-    assert complaint in str(refused.value)

@@ -173,53 +173,22 @@ def test_a_kubelet_that_takes_no_arguments_is_refused_with_nothing_written(
     assert result.uploads == {}
 
 
+MANY = {f"x.net/{n}": "y" * 60 for n in range(1000)}
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"policy": {"gpu use": "x"}}, "'gpu use' is not a label key"),
-        ({"policy": {"Example/x": "x"}}, "'Example/x' is not a label key"),
-        ({"policy": {"a" * 64: "x"}}, "is not a label key"),
-        ({"policy": {"rack": "b 7"}}, "rack: 'b 7' is not a label value"),
-        ({"policy": {"rack": 7}}, "7 is not a string"),
-        ({"policy": {"trackbed.internal/ready": "true"}}, "the reporter itself writes the labels of trackbed.internal"),
-        ({"policy": {"kubernetes.io/hostname": "x"}}, "the kubelet or the cloud's controller writes this label"),
-        ({"policy": {"node-restriction.kubernetes.io/x": "y"}}, "a node may not set labels of node-restriction"),
-        ({"policy": {"rdma": "hca"}}, "policy: 'rdma' is in capabilities, too"),
-        (
-            {"policy": {"k8s.io/x": "y"}, "writers": {"k8s.io/x": "kubelet"}},
-            "does not start with another; set it from elsewhere (kubectl label node)",
-        ),
-        ({"policy": {"x": "y"}, "writers": {"x": "nfd"}}, "NFD accepts only keys with a prefix"),
-        (
-            {"policy": {"node.kubernetes.io/x": "y"}, "writers": {"node.kubernetes.io/x": "nfd"}},
-            "accepts only feature.node.kubernetes.io and profile.node.kubernetes.io; set it from elsewhere (kubectl",
-        ),
         pytest.param(
             {"writers": {"rdma": "nfd"}},
             "'rdma' selects a device plugin, and 'nfd' would write it before the node is ready",
             id="node-feature-discovery-1752",
         ),
-        ({"writers": {"rdma": "kubelet"}}, "'kubelet' would write it before the node is ready"),
-        ({"writers": {"x": "kubelet"}}, "writers: 'x' is in neither capabilities nor policy"),
-        ({"writers": {CAPABLE: "me"}}, '"me" is not one of reporter, nfd, kubelet'),
-        ({"capabilities": ["rmda"]}, "'rmda' is not a capability"),
-        ({"resources": {CAPABLE: "rdma/x"}}, f"'{CAPABLE}' does not select a device plugin"),
-        ({"resources": {"rdma": "hca"}}, "resources: 'hca' is not a resource"),
-        ({"policies": {}}, "unknown key 'policies'; did you mean 'policy'?"),
-        (
-            {
-                "policy": {f"x.net/{n}": "y" * 60 for n in range(1000)},
-                "writers": {f"x.net/{n}": "nfd" for n in range(1000)},
-            },
-            "NFD reads at most 65536",
-        ),
+        ({"policy": MANY, "writers": dict.fromkeys(MANY, "nfd")}, "NFD reads at most 65536"),
     ],
 )
 def test_bad_data_is_refused_before_the_node_is_touched(node: Node, given: dict[str, Any], message: str) -> None:
-    with pytest.raises(DeployError) as caught:
-        deploy(node, given, has(CONNECTX))
-    assert str(caught.value).startswith("@fake/node-a.labels: ")
-    assert message in str(caught.value)
+    node.refuses({"labels": given}, labels.publish, message, has(CONNECTX))
 
 
 @pytest.mark.parametrize(

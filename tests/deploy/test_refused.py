@@ -1,0 +1,75 @@
+"""Data that the deploy refuses before it touches a node: `refused.txt` has each and its whole message.
+
+`TRACKBED_REWRITE=1 .venv/bin/pytest tests/deploy/test_refused.py` writes the messages anew: `git diff` then shows which ones
+have changed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyinfra.api.exceptions import DeployError
+
+from tasks import fabric, firmware, nccl, node_spec, reboot
+from tasks.containers import container_engine, container_runtime
+from tasks.drivers import erdma, gpu_driver, ofed, peer_memory
+from tasks.host import kernel, kernel_modules, limits
+from tasks.kubernetes import kubelet, labels, manifests
+from tests.deploy.conftest import DEBIAN, Node
+from tests.deploy.hardware import CONNECTX, has
+from tests.deploy.host import test_boot
+
+FILE = Path(__file__).with_name("refused.txt")
+
+
+TASKS: dict[str, Callable[[], object]] = {
+    "boot": test_boot.configure,
+    "container_engine": container_engine.install,
+    "container_runtime": container_runtime.configure,
+    "device_plugins": manifests.render,
+    "erdma": erdma.install,
+    fabric.FABRIC.name: fabric.FABRIC.here,
+    fabric.FLOORS.name: fabric.FLOORS.here,
+    "firmware": firmware.configure,
+    "gpu_driver": gpu_driver.install,
+    "kernel": kernel.pin,
+    "kernel_module_options": kernel_modules.configure,
+    "kernel_modules": kernel_modules.configure,
+    "kubelet": kubelet.gate,
+    "labels": labels.publish,
+    "limits": limits.lift,
+    "nccl": nccl.configure,
+    "ofed": ofed.install,
+    "peer_memory": peer_memory.configure,
+    "reboot": reboot.by_policy,
+}
+"""The task of each key; other keys are those of the spec and of pyinfra."""
+
+
+def message(node: Node, data: dict[str, Any]) -> str:
+    node.data, task = data, TASKS.get(next(iter(data)))
+    with pytest.raises(DeployError) as refused:
+        if task is None:
+            node_spec.node_spec(data, "gpu-01")
+        else:
+            node.deploy(task, {**DEBIAN, **has(CONNECTX), **test_boot.GRUB})
+    return str(refused.value).replace("\n", "\n    ")
+
+
+def test_bad_data_is_refused_with_the_host_the_key_and_the_remedy(node: Node) -> None:
+    present = FILE.read_text()
+    made = []
+    for line in present.splitlines():
+        if not line.startswith("    "):
+            made.append(line)
+        if line.startswith("{"):
+            made.append(f"    {message(node, json.loads(line))}")
+    text = "\n".join(made) + "\n"
+    if os.environ.get("TRACKBED_REWRITE"):
+        FILE.write_text(text)
+    assert text == present
