@@ -5,7 +5,7 @@ The code is pure: the same spec and functions always give the same names and num
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from attrs import evolve, frozen
 
@@ -14,15 +14,6 @@ from agent.hardware.functions import Function
 from agent.spec.nic import Nic
 from agent.spec.node import NodeSpec
 from agent.spec.selector import KEYS, Selector
-
-
-@frozen
-class Member:
-    """A NIC with its own name and one function. ``index``: its number in an entry with ``each``; None for an entry of one."""
-
-    nic: Nic
-    function: Function
-    index: int | None = None
 
 
 @frozen
@@ -38,14 +29,13 @@ class Selection:
         """Whether as many functions match as the entry allows."""
         return self.entry.select.least <= len(self.functions) <= self.entry.select.most
 
-    def members(self) -> tuple[Member, ...]:
-        """The entry's NICs: one for each function, in the order of their PCI addresses."""
-        if not self.entry.select.each:
-            return tuple(Member(self.entry, function) for function in self.functions)
-        return tuple(
-            Member(self.entry.member(index, function.address), function, index)
-            for index, function in enumerate(self.functions)
-        )
+    def members(self) -> Iterator[tuple[Nic, Function, int | None]]:
+        """The entry's NICs, one for each function in the order of their PCI addresses, with its number if there is ``each``."""
+        for index, function in enumerate(self.functions):
+            if self.entry.select.each:
+                yield self.entry.member(index, function.address), function, index
+            else:
+                yield self.entry, function, None
 
 
 def selections(spec: NodeSpec, functions: Sequence[Function]) -> tuple[Selection, ...]:

@@ -18,7 +18,7 @@ from agent.spec.nic import Nic, VfAttributes
 from agent.spec.node import NodeSpec
 from agent.spec.ranges import parse_ranges
 from agent.state.guids import derived_guid, port_guid
-from agent.state.selection import Member, Selection, selections, unknown, with_other_port
+from agent.state.selection import Selection, selections, unknown, with_other_port
 
 
 @frozen
@@ -158,14 +158,14 @@ def resolve(spec: NodeSpec, functions: tuple[Function, ...]) -> Wanted:
             if fault.reason == UNREADABLE:
                 unreadable |= {f.address: selection.entry for f in selection.undecided if f.unreadable}
             continue
-        for member in selection.members():
-            asked.append(member.nic)
-            if (fault := _function_fault(member)) is None:
-                nics[member.function.address] = WantedNic(member.nic, member.function, member.index)
+        for nic, function, index in selection.members():
+            asked.append(nic)
+            if (fault := _function_fault(nic, function)) is None:
+                nics[function.address] = WantedNic(nic, function, index)
                 continue
             missing.append(fault)
             if fault.reason == UNREADABLE:
-                unreadable[member.function.address] = member.nic
+                unreadable[function.address] = nic
     missing += [_claimed_twice(address, claiming) for address, claiming in sorted(contested.items())]
     missing += _without_shared_addresses(nics, functions)
     meant = {f.address for selection in selected for f in (*selection.functions, *selection.undecided)}
@@ -229,9 +229,8 @@ def _not_known(nic: Nic, undecided: Sequence[Function]) -> Condition:
     return _lacking([nic], UNREADABLE if unread else HUNG, f"{called} {may_be} ({why})")
 
 
-def _function_fault(member: Member) -> Condition | None:
+def _function_fault(nic: Nic, function: Function) -> Condition | None:
     """Why a NIC's function cannot be used; None if it can."""
-    nic, function = member.nic, member.function
     if function.hung:
         message = f"a call to {function.address} (NIC {nic.name}) never returned, so it is left alone for now"
         return _lacking([nic], HUNG, message)
