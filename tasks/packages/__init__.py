@@ -76,7 +76,17 @@ DISTRIBUTIONS = {
 OSTREE = "/run/ostree-booted"
 """A file that exists where /usr is an image (ostree-prepare-root)."""
 
-UNDISTURBED = f"{systemd_reload.BEFORE_PACKAGES}export NEEDRESTART_SUSPEND=1\n"
+_CLOUD_INIT = """
+left=60
+while [ "$left" != 0 ]; do
+  case $(systemctl show --property=Job --value cloud-config.service 2>/dev/null) in [1-9]*) sleep 5 ;; *) break ;; esac
+  left=$((left - 1))
+done
+"""
+"""A script that waits up to five minutes while cloud-init writes the package manager's sources, or is still to do so: at a
+server's first boot one can log in before. What it installs comes in a later unit, with the package manager's own locks."""
+
+UNDISTURBED = f"{systemd_reload.BEFORE_PACKAGES}{_CLOUD_INIT}export NEEDRESTART_SUSPEND=1\n"
 """The start of a script in which packages are installed. What runs on the node goes on as it is.
 
 After each run of apt, Ubuntu 24.04's needrestart would restart services whose libraries were replaced, as containerd, the

@@ -127,8 +127,9 @@ def test_the_driver_of_each_gpu_is_read(tmp_path: Path) -> None:
         driver_modules.GpuDrivers().process(answer[:1])
 
 
-def test_nvswitches_are_found_by_the_product_data_of_their_bridges(tmp_path: Path) -> None:
-    device(tmp_path, "0000:05:00.0", "0x15b3", "0x020700", "mlx5_core", "\x82,\0ConnectX-7 V0\x08SMDL=SW_MNG")
+@pytest.mark.parametrize("driver", ["mlx5_core", pytest.param("", id="gpu-operator-2781")])
+def test_nvswitches_are_found_by_the_product_data_of_their_bridges(tmp_path: Path, driver: str) -> None:
+    device(tmp_path, "0000:05:00.0", "0x15b3", "0x020700", driver, "\x82,\0ConnectX-7 V0\x08SMDL=SW_MNG")
     device(tmp_path, "0000:06:00.0", "0x15b3", "0x020700", "mlx5_core", "\x82,\0ConnectX-7")
     device(tmp_path, "0000:07:00.0", "0x15b3", "0x020000")
     assert sh(fabric._SWITCHES, tmp_path) == ["0000:05:00.0"]
