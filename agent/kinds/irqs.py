@@ -335,8 +335,8 @@ def undone_by_driver(machine: Machine, change: Change) -> str:
     """The driver, if the interrupt is on the CPUs where the driver wants it: it has put it there itself.
 
     Some do so whenever they request their interrupts: gve, ionic, mana, mlx5, sfc, hns3, hinic, otx2 and others
-    (irq_set_affinity_and_hint, kernel/irq/manage.c). Others remember where an interrupt was put, and put it there again: ice,
-    iavf and idpf since Linux 6.15 (netif_set_affinity_auto, net/core/dev.c).
+    (irq_set_affinity_and_hint, kernel/irq/manage.c). Others remember where an interrupt was put, and put it there again: ice
+    and idpf since Linux 6.15, iavf later (netif_set_affinity_auto, net/core/dev.c).
     """
     number = _number(machine, change)
     wish = hint(machine.files, number) if number is not None else ()
