@@ -99,8 +99,13 @@ def _excluded(asked: Collection[str]) -> tuple[str, ...]:
 
 
 def _most_channels(device: Observed, wanted: Asked) -> tuple[str, str]:
-    blocker = beyond(device, wanted)
-    return blocker, "give at most that many (`ethtool -l`); a PF may have fewer while it has VFs" if blocker else ""
+    if blocker := beyond(device, wanted):
+        return blocker, "give at most that many (`ethtool -l`); a PF may have fewer while it has VFs"
+    there = sorted(name for name, setting in device.read.items() if setting.value is not None)
+    if there and not set(device.asked) <= set(there):
+        # The driver refuses them (tg3 and gve have rx and tx channels only).
+        return "", f"give {' and '.join(there)} channels instead: {device.driver} has no others here (`ethtool -l`)"
+    return "", ""
 
 
 def _set_channels(machine: Machine, target: str, given: Mapping[str, Any]) -> None:

@@ -78,11 +78,13 @@ class SimEthtool:
     """State lasts as long as the netdev. When a PF's VFs are created or removed, the driver chooses its channels again.
 
     ``two_modes``: PFs that have combined channels, or rx and tx ones, as bnxt_set_channels has it; others have the first.
+    ``separate_only``: PFs that have rx and tx channels only, as tg3 and gve make them.
     ``most``: how many queues a PF can have.
     """
 
     nics: Nics
     two_modes: set[str] = field(factory=set)
+    separate_only: set[str] = field(factory=set)
     most: int = MOST_QUEUES
     _netdevs: dict[int, _Netdev] = field(factory=dict)
 
@@ -150,9 +152,11 @@ class SimEthtool:
         if self.nics.is_vf(function):
             return {}
         most = self._most(function)
-        if function not in self.two_modes:
+        if function not in self.two_modes | self.separate_only:
             return {"combined": Setting(netdev.queues, most)}
         rx, tx = netdev.separate
+        if function in self.separate_only:
+            return {"rx": Setting(rx or netdev.queues, most), "tx": Setting(tx or netdev.queues, most)}
         return {
             "rx": Setting(rx, most),
             "tx": Setting(tx, most),
@@ -163,7 +167,7 @@ class SimEthtool:
         function, netdev = self._written(ifindex, "channels", given)
         there = self._channels(ifindex)
         _lacking(given, there)
-        if function in self.two_modes:
+        if function in self.two_modes | self.separate_only:
             self._switch(
                 function, netdev, {name: int(number.value or 0) for name, number in there.items()} | dict(given)
             )
@@ -178,7 +182,7 @@ class SimEthtool:
 
     def _switch(self, function: str, netdev: _Netdev, wanted: Mapping[str, int]) -> None:
         separate = wanted["rx"], wanted["tx"]
-        if all(separate) == bool(wanted["combined"]) or any(separate) != all(separate):
+        if all(separate) == bool(wanted.get("combined")) or any(separate) != all(separate):
             raise _error(errno.EINVAL)
         netdev.separate, netdev.queues = separate, max(wanted.values())
         self.nics.reset_queues(function)

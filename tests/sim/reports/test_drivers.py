@@ -172,6 +172,69 @@ def test_a_vf_without_a_driver_is_bound_to_vfio_or_it_is_said_why_not(
     assert kernel.files.read(f"{PCI}/{vf}/driver_override") == ("(null)" if said_of_it else "vfio-pci")
 
 
+@pytest.mark.parametrize(
+    ("separate", "wanted", "instead"),
+    [
+        pytest.param(True, {"combined": 1}, {"rx": 1, "tx": 1}, id="firedancer-1427"),
+        pytest.param(False, {"rx": 1, "tx": 1}, {"combined": 1}, id="the-other-way-round"),
+    ],
+)
+def test_channels_that_a_driver_does_not_have_are_named_with_those_it_has(
+    tmp_path: Path, separate: bool, wanted: dict[str, int], instead: dict[str, int]
+) -> None:
+    kernel = two_nics()
+    kernel.ethtool.separate_only = {PF0} if separate else set()
+    result = Node(kernel, tmp_path / "originals.json").follow({"channels": wanted})
+    assert not is_ready(result.conditions)
+    assert f"give {' and '.join(instead)} channels instead" in said(result)
+    result = Node(kernel, tmp_path / "more.json").follow({"channels": instead})
+    assert is_settled(result), said(result)
+    assert {name: each.value for name, each in kernel.ethtool.settings("channels", _index(kernel)).items()} == instead
+
+
+def test_rings_longer_than_another_version_of_the_driver_has_them_are_named_and_left(tmp_path: Path) -> None:
+    """PF_RING 900."""
+    kernel = two_nics()
+    before = kernel.ethtool.settings("rings", _index(kernel))
+    result = Node(kernel, tmp_path / "originals.json").follow({"rings": {"rx": 32768, "tx": 4096}})
+    assert "rx is 4096 at most, the spec wants 32768" in said(result)
+    assert kernel.ethtool.settings("rings", _index(kernel)) == before
+
+
+def _index(kernel: Kernel) -> int:
+    return kernel.netdev(PF0).ifindex
+
+
+def test_for_its_vfs_guids_an_infiniband_pf_is_never_unbound(tmp_path: Path) -> None:
+    """k8snetworkplumbingwg/sriov-network-operator 797."""
+    kernel = Kernel()
+    kernel.rdma.made_of_vfs[PF0] = {"prefix": "mlx5_", "link_layer": "InfiniBand"}
+    kernel.add_nic(PF0, "ibp33s0", IPOIB, driver="mlx5_core")
+    node = Node(kernel, tmp_path / "originals.json")
+    node.follow({"vfs": {"count": 2, "derive_guids": False}})
+    vfs = vf_addresses(kernel.files, PF0)
+    result = node.follow({"vfs": {"count": 2}})
+    assert is_settled(result), said(result)
+    assert all(vf.node_guid for vf in kernel.vfs(PF0))
+    unbound = {value for path, value in kernel.writes if path.endswith("/unbind")}
+    assert unbound == set(vfs.values())
+
+
+@pytest.mark.parametrize("by", [pytest.param("netdev", id="cubecos-517"), pytest.param("mac", id="digitalrebar-1187")])
+def test_of_two_netdevs_at_one_pci_address_the_second_is_never_taken_for_the_first(tmp_path: Path, by: str) -> None:
+    kernel = two_nics()
+    second = Link(0, "eth9", "02:00:00:00:09:01", "02:00:00:00:09:01", 1500, False, False)
+    kernel.register(PF0, second)
+    for number, name in enumerate((NAME0, "eth9")):
+        kernel.tree.put(f"/sys/class/net/{name}/dev_port", str(number))
+    select = {"netdev": "eth9"} if by == "netdev" else {"mac": second.mac}
+    refused = Node(kernel, tmp_path / "originals.json").follow({"select": select, "mtu": 9000})
+    assert "is a further port of" in said(refused)
+    assert {netdev.link.mtu for netdev in kernel.netdevs.values()} == {1500}
+    assert is_settled(Node(kernel, tmp_path / "more.json").follow({"mtu": 9000}))
+    assert (kernel.netdevs[NAME0].link.mtu, kernel.netdevs["eth9"].link.mtu) == (9000, 1500)
+
+
 # --- switchdev ----------------------------------------------------------------------------------------------------
 
 
