@@ -48,6 +48,7 @@ SECTIONS: Mapping[str, tuple[str, str]] = {
     "HugepagePool": ("memory", "hugepages[]."),
     "Gpus": ("memory", "gpus."),
     "Readiness": ("readiness", "readiness."),
+    "Flaps": ("readiness", "readiness.flaps."),
     "ProbePolicy": ("readiness", "readiness.probes.NAME."),
     "Silence": ("readiness", "readiness.silenced.NAME."),
 }
@@ -56,6 +57,7 @@ SECTIONS: Mapping[str, tuple[str, str]] = {
 MAPPINGS = {
     ("VfGroup", "index"): "the VFs that it is for, such as `0-3,6`",
     ("Readiness", "probes"): "how a check counts, by the check's name",
+    ("Readiness", "flaps"): "when losses of carrier quarantine a NIC",
     ("Readiness", "silenced"): "checks that only warn for a time, by the check's name",
 }
 """Keys that keys.yaml only names as part of others."""

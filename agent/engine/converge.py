@@ -16,7 +16,7 @@ from agent.engine.readiness import Judge, at_once
 from agent.hardware.functions import links_to_vfs, rediscover
 from agent.kinds import Kind, by_name, links, ordered, vf_links, vfs
 from agent.machine import Machine
-from agent.report.records import HOST, Change, Condition, FunctionFault, NicVerdict, Outcome, Status
+from agent.report.records import HOST, Change, Condition, Disruption, FunctionFault, NicVerdict, Outcome, Status
 from agent.report.target import device_of
 from agent.spec.nic import Nic
 from agent.state.scope import Scope, alone, devices, in_scope, own
@@ -98,6 +98,7 @@ def converge(
     if whole:
         state = _restore_devices_that_left(context, state)
     state = state.adding(_unreadable(context, state.want, state.have))
+    state = evolve(state, have=evolve(state.have, flapped=_flapped(state.applied)))
     _remember(memory, state, whole)
     waiting = _waiting(goal, state.have, state.remaining)
     callbacks.doing("probes", "read")
@@ -263,6 +264,13 @@ def _restore_devices_that_left(context: PassContext, state: _State) -> _State:
     now = [change for change in down if change.device not in kept]
     outcomes += attempts(context, left, have, by_name()[links.NAME], waiting + now)
     return evolve(state, have=have).adding(outcomes)
+
+
+def _flapped(applied: Sequence[Outcome]) -> frozenset[str]:
+    """The PFs whose links these changes may have taken down."""
+    return frozenset(
+        o.change.device for o in applied if o.change.disruption >= Disruption.LINK_FLAP or sets_state(o.change)
+    )
 
 
 def _takes_pf_down(change: Change) -> bool:

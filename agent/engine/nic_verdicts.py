@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import get_args
 
 from attrs import frozen
 
 from agent.kinds import links, vf_links
-from agent.report.records import Certainty, Condition, FunctionFault, NicVerdict, VfVerdict
+from agent.probes import link_flaps
+from agent.report.records import Certainty, Condition, FunctionFault, LinkState, NicVerdict, VfVerdict
 from agent.report.target import device_of, vf_index
 from agent.spec.nic import Nic
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
+
+STATES: Mapping[str, LinkState] = {state.capitalize(): state for state in get_args(LinkState)}
 
 SHOWN = 3
 """How many faults of a function its message has."""
@@ -24,37 +28,44 @@ class _Found:
 
     @property
     def certainty(self) -> Certainty:
-        return "unknown" if self.condition.status == "Unknown" else "certain"
+        return "unknown" if self.condition.status == "Unknown" else self.fault.certainty
 
 
 def nic_verdicts(want: Wanted, have: Snapshot, conditions: Sequence[Condition]) -> tuple[NicVerdict, ...]:
     """A verdict for each NIC of the spec, in its order. A fault of a PF concerns its VFs, and one of a VF only that VF."""
     by_device: dict[str, dict[str, list[_Found]]] = {}
+    states: dict[str, LinkState] = {}
     for condition in conditions:
         for fault in condition.faults:
+            if condition.type == link_flaps.TYPE and fault.reason in STATES:
+                states[fault.target] = STATES[fault.reason]
             if fault.severity == "required":
                 by_target = by_device.setdefault(device_of(fault.target), {})
                 by_target.setdefault(fault.target, []).append(_Found(condition, fault))
     addresses = {nic.nic.name: address for address, nic in want.nics.items()}
-    return tuple(_verdict(nic, addresses.get(nic.name, ""), have, by_device) for nic in want.asked)
+    verdicts = []
+    for nic in want.asked:
+        address = addresses.get(nic.name, "")
+        # A NIC without a usable function has its faults under its name.
+        by_target = by_device.get(address or nic.name, {})
+        verdicts.append(_verdict(nic, address, have, by_target, states.get(address, "good")))
+    return tuple(verdicts)
 
 
 def _verdict(
-    nic: Nic, address: str, have: Snapshot, by_device: Mapping[str, Mapping[str, Sequence[_Found]]]
+    nic: Nic, address: str, have: Snapshot, by_target: Mapping[str, Sequence[_Found]], link: LinkState
 ) -> NicVerdict:
-    # A NIC without a usable function has its faults under its name.
-    device = address or nic.name
-    by_target = by_device.get(device, {})
-    found = by_target.get(device)
+    found = by_target.get(address or nic.name)
     statuses: Mapping[str, links.LinkStatus] = have[vf_links.NAME].get(address, {})
     vfs = _addresses(statuses)
     if found:
-        return NicVerdict(nic.name, address, nic.required, False, *_why(found), vfs=vfs)
+        return NicVerdict(nic.name, address, nic.required, False, *_why(found), link=link, vfs=vfs)
     faulty = tuple(
         VfVerdict(vf_index(target), *_why(of_vf))
         for target, of_vf in sorted(by_target.items(), key=lambda each: vf_index(each[0]))
     )
-    return NicVerdict(nic.name, address, nic.required, True, vfs=vfs, faulty_vfs=faulty)
+    certainty: Certainty = "certain" if link == "good" else "likely"
+    return NicVerdict(nic.name, address, nic.required, True, certainty=certainty, link=link, vfs=vfs, faulty_vfs=faulty)
 
 
 def _addresses(statuses: Mapping[str, links.LinkStatus]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import time
@@ -9,15 +10,17 @@ from _thread import start_new_thread
 from collections import deque
 from collections.abc import Callable
 from datetime import date, datetime, timezone
+from pathlib import Path
 from typing import Any
 
 from attrs import define, evolve, field, frozen
 
+from agent.documents import load, read
 from agent.machine import Machine
 from agent.probes import Probe, probes
 from agent.report.reasons import condition
-from agent.report.records import Condition, FunctionFault, Status
-from agent.runtime import doubling
+from agent.report.records import Condition, FunctionFault, Status, from_plain, to_plain
+from agent.runtime import doubling, journal, write_atomically
 from agent.spec.node import ProbePolicy, ProbeSeverity, Readiness, Silence
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
@@ -33,6 +36,9 @@ AGAIN = 10.0
 
 HANDOVER = 1.0
 """Seconds after which the readings that wait behind a hanging one continue in another thread."""
+
+LARGEST_MEMORY = 1 << 20
+"""Bytes of a file with a probe's memory. One with 64 losses of each of 64 NICs has a fifth of it."""
 
 CHECKS = 100
 """How many checks of a probe are kept; the spec cannot ask for more."""
@@ -61,6 +67,7 @@ class _Rule:
 
     probe: Probe
     severity: ProbeSeverity
+    severity_of_function: ProbeSeverity
     fail_after: int
     of: int
     deadline: float
@@ -70,7 +77,7 @@ class _Rule:
         """A condition with its stage, severity and silence. What is only a warning for the probe stays a warning."""
         severity = condition.severity if self.severity == "required" else "warn"
         message, faults = condition.message, condition.faults
-        if faults and (self.severity == "warn" or self.is_silenced(today)):
+        if faults and (self.severity_of_function == "warn" or self.is_silenced(today)):
             faults = tuple(evolve(fault, severity="warn") for fault in faults)
         if self.silence is not None and condition.status != "True":
             until = self.silence.until
@@ -104,6 +111,7 @@ def _rules(readiness: Readiness) -> list[_Rule]:
         rule = _Rule(
             probe,
             severity=policy.severity or probe.severity,
+            severity_of_function=policy.severity or probe.severity_of_function,
             fail_after=fail_after,
             of=max(policy.of or probe.of, fail_after),
             deadline=policy.deadline or probe.deadline,
@@ -158,9 +166,11 @@ class Probes:
     :meth:`judge` never waits: readings run in a thread, and a condition is Unknown until its first reading returns. Call
     :meth:`go_on` just before you wait for events: a thread that runs during a pass slows the pass down, since both need the
     interpreter's lock. The descriptor :meth:`fileno` becomes readable when readings have ended; :meth:`drain` resets it.
+    ``_folder``: where the memory of probes with ``kept`` outlives this process; None: nowhere.
     """
 
     _machine: Machine
+    _folder: Path | None = None
     _clock: Callable[[], float] = time.monotonic
     _today: Callable[[], date] = _today
     _rules: tuple[Readiness, list[_Rule]] | None = field(default=None, init=False)
@@ -213,7 +223,7 @@ class Probes:
             probe = rule.probe
             record = self._records.get(probe.name)
             if record is None:
-                record = self._records[probe.name] = _Record(probe)
+                record = self._records[probe.name] = _Record(probe, memory=self._kept(probe))
             answer = self._answer(rule, record, want, have, now, is_new)
             conditions += [rule.applied(condition, today) for condition in answer]
             if probe.read and record.under_way is None and now >= _due(record) - SLACK:
@@ -254,9 +264,29 @@ class Probes:
             facts = record.taken.facts
         if probe.remember is not None:
             if is_new or record.memory is None:
-                record.memory = probe.remember(record.memory, now, have, facts)
+                before, record.memory = record.memory, probe.remember(record.memory, now, have, facts)
+                self._keep(probe, before, record.memory)
             facts = record.memory
         return _damped(record, rule, probe.judge(want, have, facts), is_new)
+
+    def _kept(self, probe: Probe) -> Any:
+        """What a probe remembered before this process; None if there is nothing, or it cannot be read."""
+        if self._folder is None or probe.kept is None:
+            return None
+        try:
+            text = read(self._folder / f"{probe.name}.json", LARGEST_MEMORY)
+            return from_plain(load(text, LARGEST_MEMORY), probe.kept)
+        except (OSError, ValueError):
+            return None
+
+    def _keep(self, probe: Probe, before: Any, memory: Any) -> None:
+        """Write what a probe remembers, if that has changed."""
+        if self._folder is None or probe.kept is None or (before is not None and before.kept == memory.kept):
+            return
+        try:
+            write_atomically(self._folder / f"{probe.name}.json", json.dumps(to_plain(memory)) + "\n")
+        except OSError as error:
+            journal(f"{self._folder / probe.name}.json cannot be written: {error.strerror}; a restart forgets it")
 
     def read_queued(self) -> None:
         """Do the queued readings one after the other, then make the descriptor readable."""

@@ -60,6 +60,7 @@ IFLA_LINKINFO, IFLA_INFO_SLAVE_KIND = _IFLA["IFLA_LINKINFO"], numbers(ifinfmsg.i
 IFLA_XDP, IFLA_XDP_ATTACHED = _IFLA["IFLA_XDP"], numbers(ifinfmsg.xdp)["IFLA_XDP_ATTACHED"]
 # XDP_ATTACHED_NONE and _SKB, include/uapi/linux/if_link.h: the driver has no program.
 NO_XDP = (b"\0", b"\2")
+IFLA_CARRIER_DOWN_COUNT = _IFLA["IFLA_CARRIER_DOWN_COUNT"]
 IFLA_VF_INFO = numbers(ifinfmsg.vflist)["IFLA_VF_INFO"]
 IFLA_NUM_VF, IFLA_VFINFO_LIST = _IFLA["IFLA_NUM_VF"], _IFLA["IFLA_VFINFO_LIST"]
 
@@ -358,6 +359,7 @@ def decode_link(body: bytes) -> Link:
         altnames=tuple(_text(value) for kind, value in properties if kind == IFLA_ALT_IFNAME),
         vfs=tuple(vf_config.decode(entry) for _, entry in attributes(values.get(IFLA_VFINFO_LIST, b""))),
         txqueuelen=U32.unpack(values.get(IFLA_TXQLEN, bytes(4)))[0],
+        carrier_downs=None if (downs := values.get(IFLA_CARRIER_DOWN_COUNT)) is None else U32.unpack(downs)[0],
         member_of=_text(dict(attributes(values.get(IFLA_LINKINFO, b""))).get(IFLA_INFO_SLAVE_KIND, b"")),
         xdp=dict(attributes(values.get(IFLA_XDP, b""))).get(IFLA_XDP_ATTACHED, NO_XDP[0]) not in NO_XDP,
     )

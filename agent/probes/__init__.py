@@ -8,10 +8,12 @@ None, unless the probe has one of these functions:
   since the next spec may judge the same facts. It runs in a thread, because a driver call may never return. It may use the
   machine's files, processes and system, but not its netlink: a netlink socket belongs to the thread that opened it.
 - ``remember(before, now, have, facts)`` is for a probe that judges over time: ``judge`` gets its result in place of the facts.
-  ``before`` is its previous result (None at first), and ``now`` the time in seconds of a monotonic clock.
+  ``before`` is its previous result (None at first), and ``now`` the time in seconds of a monotonic clock. If there is ``KEPT``,
+  the result is a record of this class, which a restart of the agent keeps; it is written when its field ``kept`` changes.
 
 A condition names the functions for which it does not hold as its ``faults``, also those of NICs that are not required. Without
-faults it is about the node as a whole. ``OF_NICS``: while the probe has no answer, none is known of any NIC.
+faults it is about the node as a whole. ``SEVERITY_OF_FUNCTION``: that of its faults, if not ``SEVERITY``. ``OF_NICS``: while
+the probe has no answer, none is known of any NIC.
 
 Optional: ``PERIOD`` and ``DEADLINE`` of ``read`` in seconds, and ``RECHECK``, the period while the condition is False;
 ``FAIL_AFTER`` and ``OF``: the condition becomes False after ``FAIL_AFTER`` failures within the last ``OF`` checks.
@@ -48,6 +50,7 @@ class Probe:
     type: str
     stage: Stage
     severity: Severity
+    severity_of_function: Severity
     period: float
     recheck: float
     deadline: float
@@ -56,6 +59,7 @@ class Probe:
     of_nics: bool
     read: Callable[[Machine, Wanted], Any] | None
     remember: Callable[[Any, float, Snapshot, Any], Any] | None
+    kept: Any
     judge: Callable[[Wanted, Snapshot, Any], list[Condition]]
 
 
@@ -73,6 +77,7 @@ def _probe(name: str, module: ModuleType) -> Probe:
         type=module.TYPE,
         stage=module.STAGE,
         severity=module.SEVERITY,
+        severity_of_function=getattr(module, "SEVERITY_OF_FUNCTION", module.SEVERITY),
         period=period,
         recheck=getattr(module, "RECHECK", period),
         deadline=getattr(module, "DEADLINE", DEADLINE),
@@ -81,5 +86,6 @@ def _probe(name: str, module: ModuleType) -> Probe:
         of_nics=getattr(module, "OF_NICS", False),
         read=getattr(module, "read", None),
         remember=getattr(module, "remember", None),
+        kept=getattr(module, "KEPT", None),
         judge=module.judge,
     )

@@ -1,87 +1,184 @@
-"""No PF loses its carrier repeatedly: at most two losses of 25 s or more within 12 hours, and none of four minutes.
+"""No PF loses its carrier so often that it is quarantined: ``readiness.flaps`` says how often that is, and for how long.
 
-The agent counts the losses that it sees; each one wakes it. Setting a netdev down is no loss. Losses while the agent does not
-run are unknown.
+A loss makes a good link suspect, and too many within a window quarantine it. Once the link has been up long enough, it is on
+probation, where one more loss quarantines it for twice as long. Otherwise it is good again, and the losses are forgotten.
+
+The kernel counts the losses, so short ones count, and those while the agent does not run. Losses by the agent's own changes and
+while a netdev is set down do not count. A boot starts over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from agent.kinds import links
+from agent.machine import Link
+from agent.report.age import say_age
 from agent.report.reasons import condition
-from agent.report.records import Condition, Severity, Stage
+from agent.report.records import Condition, FunctionFault, LinkState, Severity, Stage
+from agent.spec.node import Flaps
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
 
 TYPE = "LinkFlaps"
 STAGE: Stage = "network"
-# Replacing one switch would make every node behind it unready for the whole window.
+# Replacing one switch would make every node behind it unready.
 SEVERITY: Severity = "warn"
+SEVERITY_OF_FUNCTION: Severity = "required"
 
-WINDOW = 12 * 3600.0
-SHORTEST = 25.0
-"""Seconds: shorter losses do not count."""
+DAY = 86400.0
+LONGEST = DAY
+"""Seconds that the link must be up until any quarantine ends."""
 
-TOO_MANY = 3
-TOO_LONG = 240.0
-"""So many losses within the window, or one of so many seconds, make the condition False."""
+TRAINING = 60.0
+"""Seconds that a link may take to come up. Losses count once a netdev has been up and unchanged for so long."""
+
+MOST = 64
+"""How many losses of a link are kept."""
+
+
+@frozen
+class Loss:
+    """A loss of carrier: when it began and ended, in seconds of a monotonic clock. None: it lasts."""
+
+    began: float
+    ended: float | None
 
 
 @frozen
 class Carrier:
-    """A netdev's losses of carrier that were long enough to count: when each began, and how many seconds it lasted.
+    """What was last read of a PF's netdev, and its losses.
 
-    ``lost``: when the present loss began; ``seen``: when the netdev was last read.
+    ``downs``: how many losses the kernel has counted. ``trained``: when losses begin to count.
     """
 
-    name: str
-    seen: float
-    lost: float | None = None
-    losses: tuple[tuple[float, float], ...] = ()
+    ifindex: int
+    up: bool
+    downs: int | None
+    trained: float
+    losses: tuple[Loss, ...] = ()
 
-    def counted(self) -> tuple[float, ...]:
-        """The seconds of each loss in the window, the present one included."""
-        present = [] if self.lost is None else [self.seen - self.lost]
-        return tuple(seconds for seconds in (*(seconds for _, seconds in self.losses), *present) if seconds >= SHORTEST)
-
-
-History = Mapping[str, Carrier]
+    @property
+    def dark(self) -> bool:
+        """Whether the last loss still lasts."""
+        return bool(self.losses) and self.losses[-1].ended is None
 
 
-def remember(before: History | None, now: float, have: Snapshot, facts: None) -> History:
-    """The history of each PF's carrier, with the snapshot's state added."""
-    current = {}
+@frozen
+class Memory:
+    """``kept``: by the PF's address. ``now``: when that was read."""
+
+    kept: Mapping[str, Carrier] = field(factory=dict)
+    now: float = 0.0
+
+
+KEPT = Memory
+
+
+def remember(before: Memory | None, now: float, have: Snapshot, facts: None) -> Memory:
+    """The carrier of each PF, with the snapshot's state added. A NIC that is gone for a moment keeps its losses."""
+    kept = dict(before.kept) if before is not None else {}
     for address, statuses in have[links.NAME].items():
         status: links.LinkStatus | None = statuses.get(address)
-        if status is None or status.link is None:
-            continue
-        known = (before or {}).get(address, Carrier(status.link.name, now))
-        losses = tuple((began, seconds) for began, seconds in known.losses if now - began < WINDOW)
-        dark = status.link.up and not status.link.carrier
-        lost = (now if known.lost is None else known.lost) if dark else None
-        if known.lost is not None and status.link.up and not dark and now - known.lost >= SHORTEST:
-            losses = (*losses, (known.lost, now - known.lost))
-        current[address] = evolve(known, name=status.link.name, seen=now, lost=lost, losses=losses)
-    # A NIC that is gone for a moment keeps its history.
-    kept = {address: known for address, known in (before or {}).items() if now - known.seen < WINDOW}
-    return {**kept, **current}
+        if status is not None and status.link is not None:
+            kept[address] = _read(kept.get(address), status.link, now, address in have.flapped)
+    return Memory(kept, now)
 
 
-def judge(want: Wanted, have: Snapshot, facts: History) -> list[Condition]:
-    """False if the link of a required NIC flapped or was lost for long; the message names its netdev."""
+def _read(before: Carrier | None, link: Link, now: float, flapped: bool) -> Carrier:
+    """The carrier after a reading of its netdev. ``flapped``: the agent has just made a change that flaps the link."""
+    read = Carrier(link.ifindex, link.up, link.carrier_downs, now + TRAINING, before.losses if before else ())
+    dark = link.up and not link.carrier
+    if read.dark and not dark:
+        read = evolve(read, losses=(*read.losses[:-1], evolve(read.losses[-1], ended=now)))
+    if before is None or flapped or not (before.up and link.up) or link.ifindex != before.ifindex:
+        return read
+    read = evolve(read, trained=before.trained)
+    if now < before.trained:
+        return read
+    counted = 0
+    if link.carrier_downs is not None and before.downs is not None:
+        counted = min(MOST, max(0, link.carrier_downs - before.downs))
+    if dark and read.dark and not counted:
+        return read
+    losses = read.losses
+    if read.dark:
+        losses = (*losses[:-1], evolve(losses[-1], ended=now))
+    short = (Loss(now, now),) * max(0, counted - dark)
+    lasting = (Loss(now, None),) if dark else ()
+    return evolve(read, losses=(*losses, *short, *lasting)[-MOST:])
+
+
+@frozen
+class Health:
+    """The state of a link, and since when. ``recent``: when losses began that still count.
+
+    ``free``: when a quarantine ends. ``hold``: seconds that the link must be up until then.
+    """
+
+    state: LinkState = "good"
+    since: float = 0.0
+    recent: tuple[float, ...] = ()
+    free: float = 0.0
+    hold: float = 0.0
+
+    def at(self, now: float, flaps: Flaps) -> Health:
+        """The state if nothing has happened until ``now``."""
+        if self.state == "suspect" and now >= self.recent[-1] + DAY:
+            return Health(since=self.recent[-1] + DAY)
+        if self.state == "quarantined" and now >= self.free:
+            return evolve(self, state="probation", since=self.free).at(now, flaps)
+        if self.state == "probation" and now >= self.since + flaps.probation:
+            return Health(since=self.since + flaps.probation)
+        return self
+
+    def after(self, loss: Loss, flaps: Flaps) -> Health:
+        """The state after a loss."""
+        now = self.at(loss.began, flaps)
+        ended = math.inf if loss.ended is None else loss.ended
+        if now.state == "quarantined":
+            return evolve(now, free=ended + now.hold)
+        if now.state == "probation":
+            hold = min(2 * now.hold, LONGEST)
+            return evolve(now, state="quarantined", since=loss.began, free=ended + hold, hold=hold)
+        recent = (*(began for began in now.recent if loss.began - began < DAY), loss.began)
+        within = sum(loss.began - began < flaps.within for began in recent)
+        if within >= flaps.losses or len(recent) >= flaps.daily:
+            return Health("quarantined", loss.began, recent, ended + flaps.quiet, flaps.quiet)
+        return Health("suspect", now.since if now.state == "suspect" else loss.began, recent)
+
+
+def health(losses: Iterable[Loss], now: float, flaps: Flaps) -> Health:
+    """The state of a link with these losses."""
+    current = Health()
+    for loss in losses:
+        current = current.after(loss, flaps)
+    return current.at(now, flaps)
+
+
+def judge(want: Wanted, have: Snapshot, facts: Memory) -> list[Condition]:
+    """False if the link of a required NIC is quarantined; the message names its netdev."""
+    flaps = want.spec.readiness.flaps
     faults = []
-    for address, nic in sorted(want.nics.items()):
-        known = facts.get(address)
-        if known is None or not nic.nic.required:
-            continue
-        counted = known.counted()
-        if counted and (len(counted) >= TOO_MANY or max(counted) >= TOO_LONG):
-            faults.append(
-                f"{known.name} ({address}) lost its carrier {len(counted)} times, for {max(counted):.0f} s at most"
-            )
-    if not faults:
-        return [condition(TYPE, "Steady")]
-    return [condition(TYPE, "LinkFlapped", f"{'; '.join(faults)}, within 12 hours")]
+    for address in sorted(want.nics):
+        if (known := facts.kept.get(address)) is not None:
+            found = health(known.losses, facts.now, flaps)
+            if found.state != "good":
+                faults.append(_fault(address, found, facts.now))
+    quarantined = [f for f in faults if f.severity == "required" and want.nics[f.target].nic.required]
+    if not quarantined:
+        return [condition(TYPE, "Steady", faults=faults)]
+    message = "; ".join(f"{want.nics[each.target].nic.name} ({each.target}): {each.message}" for each in quarantined)
+    return [condition(TYPE, "LinkFlapped", message, faults=faults)]
+
+
+def _fault(address: str, found: Health, now: float) -> FunctionFault:
+    """A NIC whose link is not good. Only a quarantined one is not ready."""
+    message = f"{found.state} for {say_age(now - found.since)} after {len(found.recent)} losses of carrier"
+    if found.state != "quarantined":
+        return FunctionFault(address, found.state.capitalize(), message, "warn", "likely")
+    left = f"once it is up for {say_age(found.hold)}" if found.free == math.inf else f"in {say_age(found.free - now)}"
+    return FunctionFault(address, "Quarantined", f"{message}; on probation {left}", certainty="likely")

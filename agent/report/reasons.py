@@ -132,7 +132,7 @@ REASONS: Mapping[str, tuple[Reason, ...]] = {
         Reason(
             "LinkFlapped",
             "False",
-            "check cable, transceiver and switch port; it is forgotten after 12 hours, or when the agent is restarted",
+            "check cable, transceiver and switch port; a link that stays up comes back by itself",
         ),
     ),
     "NicsPresent": (

@@ -167,6 +167,7 @@ Stage = Literal["device", "network", "cluster"]
 Severity = Literal["required", "warn"]
 Certainty = Literal["certain", "likely", "unknown"]
 """How sure a verdict is: a reading shows it, it follows from what was counted, or there is no answer."""
+LinkState = Literal["good", "suspect", "quarantined", "probation"]
 
 
 @frozen
@@ -180,6 +181,7 @@ class FunctionFault:
     reason: str
     message: str
     severity: Severity = "required"
+    certainty: Certainty = "certain"
 
 
 @frozen
@@ -221,7 +223,8 @@ class VfVerdict:
 class NicVerdict:
     """Whether one NIC of the spec is ready, and with it its VFs, except those in ``faulty_vfs``.
 
-    ``pci``: the address of its PF; empty if it was not found. ``required``: the node requires it. ``since``: when ``ready``
+    ``pci``: the address of its PF; empty if it was not found. ``required``: the node requires it. ``link``: the state of its
+    link, by its losses of carrier. ``since``: when ``ready``
     last changed, as that of :class:`Report`. ``vfs``: the PCI addresses of its VFs by their index; empty for a VF that is away.
     """
 
@@ -233,6 +236,7 @@ class NicVerdict:
     message: str = ""
     certainty: Certainty = "certain"
     since: float = 0.0
+    link: LinkState = "good"
     vfs: tuple[str, ...] = ()
     faulty_vfs: tuple[VfVerdict, ...] = ()
 

@@ -41,13 +41,15 @@ def work(
     out: TextIO,
     requests: Requests,
     wait_until_published: Callable[[str], str] = lambda announcement: "",
+    run: Path | None = None,
 ) -> None:
     """Keep the spec in the file ``path`` true until ``control`` is closed.
 
     :param out: where the messages to the supervisor are written.
     :param wait_until_published: as :func:`agent.report.published.wait_until_not_ready` for an announcement.
+    :param run: the folder in which probes keep what a restart must not lose; None: they forget it.
     """
-    probes = Probes(machine)
+    probes = Probes(machine, run)
     output = Output(out)
     inbox = Inbox(
         machine.events.subscribe(),
@@ -109,6 +111,6 @@ def main(
         in_force = SpecInForce(state, run, crashed=os.environ.get(CRASHED), hung_writes=writes)
         memory = Memory(time.monotonic, Failures(), Originals.load(run / ORIGINALS))
         records, requests = PassRecords.kept(state, run), Requests(run / NAME)
-        work(machine, path, in_force, memory, records, activity, control, out, requests, wait_until_published)
+        work(machine, path, in_force, memory, records, activity, control, out, requests, wait_until_published, run)
     except BrokenPipeError:
         sys.exit(1)

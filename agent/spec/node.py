@@ -189,11 +189,27 @@ class Silence:
 
 
 @frozen
+class Flaps:
+    """When losses of carrier quarantine a NIC: ``losses`` of them within ``within`` seconds, or ``daily`` within 24 hours.
+
+    It is on probation once it was up for ``quiet`` seconds, and good after ``probation`` further seconds without a loss. A loss
+    on probation quarantines it again, and doubles ``quiet`` each time, up to 24 hours.
+    """
+
+    losses: int = field(default=5, validator=Within(1, 50, "losses"))
+    within: int = field(default=600, validator=Within(1, 86400, "seconds"))
+    daily: int = field(default=6, validator=Within(1, 50, "losses"))
+    quiet: int = field(default=3600, validator=Within(60, 86400, "seconds"))
+    probation: int = field(default=86400, validator=Within(60, 604800, "seconds"))
+
+
+@frozen
 class Readiness:
-    """The settings of the readiness checks, by the check's name (:func:`probe_names`)."""
+    """The settings of the readiness checks, by the check's name (:func:`probe_names`), and when flaps quarantine a NIC."""
 
     probes: Mapping[str, ProbePolicy] = field(factory=dict, validator=_probe_names)
     silenced: Mapping[str, Silence] = field(factory=dict, validator=_probe_names)
+    flaps: Flaps = Flaps()
 
 
 def _one_line(place: str, value: str) -> None:

@@ -42,7 +42,8 @@ class Snapshot:
     """The state of the machine: each kind's state by device (a PF's PCI address, or ``host``).
 
     ``processes``: the command names of the running processes. ``nics``: the NICs whose state was read, by the PCI address of
-    their functions. How much is read of a NIC depends on what the spec sets for it.
+    their functions. How much is read of a NIC depends on what the spec sets for it. ``flapped``: the PFs whose links the
+    changes of this pass may have taken down.
     """
 
     functions: tuple[Function, ...]
@@ -51,6 +52,7 @@ class Snapshot:
     states: Mapping[str, Mapping[str, Any]] = field(factory=dict)
     memo: Memo = field(factory=Memo, eq=False, repr=False)
     nics: Mapping[str, Nic] = field(factory=dict)
+    flapped: frozenset[str] = frozenset()
 
     def __getitem__(self, kind: str) -> Mapping[str, Any]:
         return self.states.get(kind, {})

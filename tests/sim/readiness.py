@@ -31,10 +31,16 @@ class Node:
     last: Pass | None = None
     wanted_state: str = "up"
     more: dict[str, object] = field(factory=dict)
+    folder: Path | None = None
     probes: Probes = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.probes = Probes(self.kernel.machine(), lambda: self.now, lambda: self.today)
+        self.restart()
+
+    def restart(self) -> None:
+        """The agent is started again, and has forgotten what is in no file."""
+        self.last = None
+        self.probes = Probes(self.kernel.machine(), self.folder, lambda: self.now, lambda: self.today)
 
     @classmethod
     def with_two_nics(cls) -> Node:

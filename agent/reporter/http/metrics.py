@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from agent.report.drift import Counts
-from agent.report.records import Condition, NicVerdict, Result, Status
+from agent.report.records import Condition, LinkState, NicVerdict, Result, Status
 from agent.report.verdict import Verdict
 
 STATUSES = get_args(Status)
@@ -108,11 +108,18 @@ def _of_nics(nics: Iterable[NicVerdict], fresh: bool) -> Iterator[Metric]:
         "trackbed_nic_ready_vfs", "VFs of the NIC that are ready by a fresh report", labels=("nic",)
     )
     vfs = GaugeMetricFamily("trackbed_nic_vfs", "VFs of the NIC", labels=("nic",))
+    link = GaugeMetricFamily(
+        "trackbed_nic_link",
+        "1 for the state of the NIC's link by its losses of carrier, else 0",
+        labels=("nic", "state"),
+    )
     for nic in nics:
+        for state in get_args(LinkState):
+            link.add_metric((nic.name, state), float(nic.link == state))
         ready.add_metric((nic.name,), float(nic.ready and fresh))
         ready_vfs.add_metric((nic.name,), float(nic.ready_vfs * fresh))
         vfs.add_metric((nic.name,), len(nic.vfs))
-    yield from (ready, ready_vfs, vfs)
+    yield from (ready, ready_vfs, vfs, link)
 
 
 def _gauge(name: str, documentation: str, value: float) -> Metric:

@@ -200,6 +200,17 @@ def a_vf_has_no_carrier_while_its_pf_is_down(machine: Machine, pf: str) -> None:
     soon(lambda: not _link(machine, vf).carrier or None, "loss of the VF's carrier")
 
 
+def a_loss_of_carrier_is_counted(machine: Machine, pf: str) -> None:
+    """Also when the netdev is set down."""
+    _fresh(machine, pf)
+    index = soon(lambda: _link(machine, pf).ifindex if _link(machine, pf).carrier else None, "carrier of the PF")
+    before = _link(machine, pf).carrier_downs
+    assert before is not None
+    machine.netlink.set_link(index, up=False)
+    soon(lambda: _link(machine, pf).carrier_downs == before + 1 or None, "a count of the loss")
+    machine.netlink.set_link(index, up=True)
+
+
 def an_mtu_beyond_the_device_is_refused(machine: Machine, pf: str) -> None:
     _fresh(machine, pf)
     index = _link(machine, pf).ifindex

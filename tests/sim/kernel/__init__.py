@@ -250,9 +250,16 @@ class Kernel:
 
         ``slow``: also then not before :meth:`regain_carrier`, as of an igbvf whose PF is still resetting.
         """
+        if self.carrier(self.netdevs[self.netdev(function).name]):
+            self.count_loss(function)
         self.stuck.add(self.netdev(function).name)
         if slow:
             self.slow.add(self.netdev(function).name)
+
+    def count_loss(self, function: str) -> None:
+        """Count a loss of carrier, as the kernel does (netif_carrier_off, net/sched/sch_generic.c)."""
+        netdev = self.netdevs[self.netdev(function).name]
+        netdev.link = evolve(netdev.link, carrier_downs=1 + (netdev.link.carrier_downs or 0))
 
     def regain_carrier(self, function: str) -> None:
         self.stuck.discard(self.netdev(function).name)
@@ -401,7 +408,8 @@ class Kernel:
     def register(self, function: str, link: Link, port: str = "", dev_port: int = 0) -> None:
         """A driver creates a netdev."""
         self.next_ifindex += 1
-        self.appear(Netdev(function, evolve(link, ifindex=self.next_ifindex - 1), port, dev_port))
+        link = evolve(link, ifindex=self.next_ifindex - 1, carrier_downs=0)
+        self.appear(Netdev(function, link, port, dev_port))
 
     def appear(self, netdev: Netdev) -> None:
         """A netdev comes into the host's network namespace under its name, and udev looks at it."""

@@ -54,6 +54,8 @@ class SimNetlink:
         if txqueuelen is not None:
             netdev.link = evolve(netdev.link, txqueuelen=txqueuelen)
         if up is not None and up != netdev.link.up:
+            if not up and self._kernel.carrier(netdev):
+                self._kernel.count_loss(netdev.function)
             netdev.link = evolve(netdev.link, up=up)
             self._kernel.napi.forget(ifindex)
             self._kernel.stuck -= {netdev.link.name} - self._kernel.slow

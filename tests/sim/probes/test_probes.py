@@ -7,7 +7,7 @@ from agent.report.records import Condition
 from agent.report.verdict import is_ready, passes_first
 from tests.sim.kernel import Kernel
 from tests.sim.readiness import Node
-from tests.sim.two_nics import PF0, PF1
+from tests.sim.two_nics import PF0
 
 STATISTICS = "/sys/class/net/enp33s0/statistics"
 
@@ -112,51 +112,6 @@ def test_a_kernel_that_shows_no_other_namespace_gives_no_warning_of_vfs_in_pods(
 
 def test_a_node_without_vfs_has_no_condition_of_their_netdevs(node: Node) -> None:
     assert "VfNetdevs" not in node.look()
-
-
-def flap(node: Node, seconds: float, address: str = PF0) -> Condition:
-    """The link is away for so long."""
-    node.kernel.lose_carrier(address)
-    node.begin()
-    node.now += seconds
-    node.kernel.regain_carrier(address)
-    condition = node.look()["LinkFlaps"]
-    node.now += 60
-    return condition
-
-
-def test_three_losses_of_carrier_are_flapping_and_short_ones_do_not_count(node: Node) -> None:
-    node.look()
-    assert [flap(node, seconds).status for seconds in (30, 10, 24, 25, 24, 26)] == ["True"] * 5 + ["False"]
-    condition = node.look()["LinkFlaps"]
-    assert state(condition) == ("False", "LinkFlapped", "warn")
-    assert f"enp33s0 ({PF0}) lost its carrier 3 times, for 30 s at most" in condition.message
-    node.now += 12 * 3600
-    assert node.look()["LinkFlaps"].status == "True"
-
-
-def test_flaps_of_two_links_are_not_added_up(node: Node) -> None:
-    node.look()
-    assert {flap(node, 30, address).status for address in (PF0, PF1, PF0, PF1)} == {"True"}
-
-
-def test_one_loss_of_four_minutes_counts_as_flapping(node: Node) -> None:
-    node.look()
-    node.kernel.lose_carrier(PF0)
-    node.look()
-    node.now += 239
-    assert node.look()["LinkFlaps"].status == "True"
-    node.now += 1
-    assert node.look()["LinkFlaps"].status == "False"
-
-
-def test_setting_a_netdev_down_is_no_loss_of_carrier(node: Node) -> None:
-    node.look()
-    node.wanted_state = "down"
-    node.look()
-    node.now += 600
-    node.wanted_state = "up"
-    assert node.look()["LinkFlaps"].status == "True"
 
 
 def test_rising_errors_are_a_warning_until_ten_minutes_after_the_last(node: Node) -> None:
