@@ -143,32 +143,6 @@ class LoadedDriver(FactBase[LoadedErdma]):
         return LoadedErdma(mode, int(values.get("users") or 0) + output.count("queue-pair"))
 
 
-# Compares change times: they tell when a file was written to this disk. A modification time comes from the package.
-_NEWER_INPUT = """
-kernel=$1 options=$2
-module=$(modinfo -k "$kernel" -n erdma 2>/dev/null) || exit 0
-built=$(stat -c %Z -- "$module")
-for symbols in "/usr/src/ofa_kernel/$(uname -m)/$kernel/Module.symvers" /usr/src/ofa_kernel/default/Module.symvers; do
-  [ -e "$symbols" ] || continue
-  if [ "$(stat -c %Z -- "$symbols")" -gt "$built" ]; then echo "$symbols"; fi
-  break
-done
-if [ -e "$options" ] && [ "$(stat -c %Z -- "$options")" -gt "$built" ]; then echo "$options"; fi
-"""
-
-
-class NewerInput(FactBase[str | None]):
-    """OFED's Module.symvers, or the options of the build, if newer than the installed driver: that was built with others."""
-
-    def command(self, kernel: str) -> StringCommand:
-        """Compare each file with the driver's."""
-        return self.script(_NEWER_INPUT, kernel, BUILD_OPTIONS)
-
-    def process(self, output: list[str]) -> str | None:
-        """Take the path of the newer file."""
-        return output[0] if output else None
-
-
 class CompletedInstaller(FactBase[str | None]):
     """The checksum of the installer that has completed on this node."""
 
@@ -289,6 +263,12 @@ echo "$want" > "$record"
 )
 
 
+def _newer_input(kernel: str) -> str | None:
+    """For an operation: what the driver was built with, if it has changed since."""
+    newer: str | None = host.get_fact(dkms.NewerInput, module=MODULE, kernel=kernel, options=BUILD_OPTIONS)
+    return newer
+
+
 @operation()
 def run_installer(installer: Installer, compat_mode: bool) -> Commands:
     """Verify and run the vendor's installer, unless it has completed since OFED was installed and the build got its options."""
@@ -296,7 +276,7 @@ def run_installer(installer: Installer, compat_mode: bool) -> Commands:
     if kernel.skip_until_booted("the installer runs"):
         return
     running = host.get_fact(dkms.RunningKernel)
-    if host.get_fact(CompletedInstaller) == installer.sha256 and not host.get_fact(NewerInput, kernel=running):
+    if host.get_fact(CompletedInstaller) == installer.sha256 and not _newer_input(running):
         host.noop("the installer has completed")
         return
     if problem := signatures.refusal(MODULE):
@@ -320,7 +300,7 @@ def build(release: str | None, package: bool) -> Commands:
         yield refuse(f"DKMS has no module {MODULE}: the package or installer did not install the driver's source")
         return
     installed = dkms.is_installed(builds, target)
-    newer = host.get_fact(NewerInput, kernel=target) if installed else None
+    newer = _newer_input(target) if installed else None
     if installed and not newer:
         host.noop(f"{MODULE} is installed for {target}")
         return

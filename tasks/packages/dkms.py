@@ -236,6 +236,32 @@ class RunningKernel(FactBase[str]):
         return output[0]
 
 
+# Compares change times: they tell when a file was written to this disk. A modification time comes from the package.
+_NEWER_INPUT = """
+module=$1 kernel=$2 options=$3
+module=$(modinfo -k "$kernel" -n "$module" 2>/dev/null) || exit 0
+built=$(stat -c %Z -- "$module")
+for symbols in "/usr/src/ofa_kernel/$(uname -m)/$kernel/Module.symvers" /usr/src/ofa_kernel/default/Module.symvers; do
+  [ -e "$symbols" ] || continue
+  if [ "$(stat -c %Z -- "$symbols")" -gt "$built" ]; then echo "$symbols"; fi
+  break
+done
+if [ -e "$options" ] && [ "$(stat -c %Z -- "$options")" -gt "$built" ]; then echo "$options"; fi
+"""
+
+
+class NewerInput(FactBase[str | None]):
+    """OFED's Module.symvers, or the options of the build, if newer than an installed module: that was built with others."""
+
+    def command(self, module: str, kernel: str, options: str = "") -> StringCommand:
+        """Compare each file with the module's."""
+        return self.script(_NEWER_INPUT, module, kernel, options)
+
+    def process(self, output: list[str]) -> str | None:
+        """Take the path of the newer file."""
+        return output[0] if output else None
+
+
 # Without --force `dkms install` leaves a newer version of the kernel in place, with the exit code 0. DKMS before 3.0.10 (Ubuntu
 # 22.04 has 2.8.7) ignores --force for what is built or installed, also with the exit code 0. So that is undone first. There
 # `dkms uninstall` ends with 1 even if it succeeds, and with an error if the module is only built.

@@ -15,7 +15,8 @@ from agent.report.printable import printable
 from tasks import disruption, reboot
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.facts import FactBase
-from tasks.drivers.peer_memory import OPEN, PeerMemorySupport
+from tasks.drivers.peer_memory import MODULE as PEER_MODULE
+from tasks.drivers.peer_memory import OPEN, PEER_MEMORY, PeerMemorySupport
 from tasks.host import kernel
 from tasks.packages import dkms, signatures
 from tasks.time_limits import LIMITS
@@ -67,7 +68,10 @@ def named(users: list[str] | None) -> str:
 
 @operation()
 def build(version: str) -> Commands:
-    """Have DKMS build the modules for the running kernel. A package's own script skips that if the headers are missing."""
+    """Have DKMS build the modules for the running kernel. A package's own script skips that if the headers are missing.
+
+    If OFED is newer, they are built again: nvidia_peermem loads only with the ib_core that it was built against.
+    """
     if kernel.skip_until_booted("the modules are built"):
         return
     running = host.get_fact(dkms.RunningKernel)
@@ -76,10 +80,14 @@ def build(version: str) -> Commands:
         if host.state.is_executing:
             yield refuse(f"gpu_driver: DKMS has no module {MODULE} {version}: the packages did not install its source")
         return
-    if dkms.is_installed(builds, running):
+    installed = dkms.is_installed(builds, running)
+    peer_memory = PEER_MEMORY.here()
+    needs_ofed = peer_memory is not None and peer_memory.method == PEER_MODULE
+    newer = installed and needs_ofed and bool(host.get_fact(dkms.NewerInput, module=PEER_MODULE, kernel=running))
+    if installed and not newer:
         host.noop(f"{builds[-1].module} {version} is installed for {running}")
         return
-    yield dkms.build(builds[-1].module, version, running, LIMITS.here().build)
+    yield dkms.build(builds[-1].module, version, running, LIMITS.here().build, force=newer)
 
 
 def reboot_due() -> bool:

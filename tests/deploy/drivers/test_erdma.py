@@ -11,9 +11,9 @@ import pytest
 from pyinfra.api.exceptions import DeployError
 
 from tasks.drivers import erdma
-from tasks.drivers.erdma import LoadedDriver, NewerInput
-from tasks.packages import dnf_install
-from tasks.packages.dkms import Builds, ModuleState
+from tasks.drivers.erdma import LoadedDriver
+from tasks.packages import dkms, dnf_install
+from tasks.packages.dkms import Builds, ModuleState, NewerInput
 from tasks.packages.vendor_repository import HeldPackages, KeyFingerprints
 from tasks.reboot import NodeRebootRequests
 from tests.deploy.conftest import DEBIAN, ROCKY_9, SIGNATURES, Answers, Node, file_answers, of
@@ -341,7 +341,7 @@ def test_a_driver_that_was_built_with_other_options_is_built_again(node: Node, t
     module.write_text("7")
     for changed, newer in (("6", []), ("7", []), ("8", [str(options)])):
         options.write_text(changed)
-        assert sh(erdma._NEWER_INPUT, "6.1.0", options, PATH=path) == newer
+        assert sh(dkms._NEWER_INPUT, "erdma", "6.1.0", options, PATH=path) == newer
     node.data = {"erdma": DKMS}
     [build] = node.deploy(erdma.install, {**there(), BEHIND: [erdma.BUILD_OPTIONS]}).commands["eRDMA | Driver built"]
     assert build.endswith(" sh erdma 1.1 6.1.0-9-amd64 again")

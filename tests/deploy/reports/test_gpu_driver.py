@@ -1,4 +1,7 @@
-"""Public reports of updates that replace parts of NVIDIA's driver: apt itself answers, from a repository in a folder."""
+"""Public reports of updates that replace parts of NVIDIA's driver, or what its modules were built with.
+
+For the former apt itself answers, from a repository in a folder.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from tasks.drivers import gpu_driver
+from tasks.packages.dkms import NewerInput
+from tests.deploy.conftest import Node, of
+from tests.deploy.drivers.gpu_node import KERNEL, PREFIX, VERSION, there
 
 OLD, NEW = "580.95.05", "580.126.09"
 ENTRY = "Package: {}\nVersion: {}-{}\nArchitecture: all\nFilename: ./{}_{}.deb\nSize: 1\nSHA256: {}\n\n"
@@ -59,3 +65,22 @@ def test_an_update_leaves_each_part_of_the_driver_at_its_version(
     tmp_path: Path, names: tuple[str, ...], revision: str
 ) -> None:
     assert candidates(tmp_path, names, revision) == dict.fromkeys(names, f"{OLD}-{revision}")
+
+
+@pytest.mark.parametrize(
+    ("method", "newer", "again"),
+    [
+        pytest.param("nvidia_peermem", True, True, id="gpu-operator-2868"),
+        pytest.param("nvidia_peermem", True, True, id="nv_peer_memory-84"),
+        pytest.param("nvidia_peermem", False, False, id="older OFED"),
+        pytest.param("dma-buf", True, False, id="dma-buf"),
+    ],
+)
+def test_after_another_ofed_the_driver_is_built_again_for_its_peer_memory(
+    node: Node, method: str, newer: bool, again: bool
+) -> None:
+    node.data = {"gpu_driver": {"version": VERSION}, "peer_memory": {"method": method}}
+    symbols = ["/usr/src/ofa_kernel/default/Module.symvers"] * newer
+    result = node.deploy(gpu_driver.install, {of(NewerInput, "nvidia_peermem", KERNEL): symbols, **there()})
+    built = result.commands[f"{PREFIX}Modules for the running kernel"]
+    assert [command.endswith(f" nvidia {VERSION} {KERNEL} again") for command in built] == [True] * again
