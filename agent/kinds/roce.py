@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 from attrs import evolve, field, frozen
 
 from agent.driver_families import family_of
-from agent.hardware.functions import NET, RDMA, netdev, netdev_of, pci_of
+from agent.hardware.functions import NET, RDMA, driver, netdev, netdev_of, pci_of
 from agent.hardware.rdma import Reader
 from agent.hardware.sysfs import names_in, numbered, read_or, whole
 from agent.kinds import Reading, links
@@ -33,6 +33,13 @@ UNKNOWN_UNTIL: tuple[str, ...] = ()
 REACH = "function"
 # LLDP agent daemon: it sets what the switch advertises by DCBX.
 OTHER_WRITERS = ("lldpad",)
+# How the LLDP agent in a NIC's firmware is switched off. While it runs DCBX these drivers answer EINVAL, without a reason:
+# ice_dcbnl_setpfc, i40e_dcbnl_ieee_setpfc, bnxt_dcbnl_ieee_setpfc and their like for applications.
+FIRMWARE_LLDP = {
+    "ice": "`ethtool --set-priv-flags {} fw-lldp-agent off`; ice also refuses while {} is in a bond",
+    "i40e": "`ethtool --set-priv-flags {} disable-fw-lldp on`",
+    "bnxt_en": "DCBX off in its firmware, by Broadcom's tool",
+}
 
 ON_PORTS = ("cm_tos", "cm_mode", "traffic_class")
 # The reaction point slows down on a congestion notification packet from the notification point.
@@ -247,6 +254,10 @@ def apply(machine: Machine, change: Change) -> None:
         if error.errno == errno.EOPNOTSUPP:
             message = f"the driver of {name} does not support {change.field} {change.after} (DCBNL)"
             raise OSError(errno.EOPNOTSUPP, message) from error
+        how = FIRMWARE_LLDP.get(driver(machine.files, change.target) or "")
+        if error.errno == errno.EINVAL and how is not None:
+            message = f"{error.strerror}: so the driver answers while the NIC's firmware manages DCB ({how.format(name, name)})"
+            raise OSError(errno.EINVAL, message) from error
         raise
 
 

@@ -37,9 +37,10 @@ def _gid(address: str) -> str:
 class Subsystem:
     """``rxe``: each VF's netdev gets an RDMA device, as the lab's udev rule makes one. ``other_netns``: a container runs.
 
-    ``replaces_dscp``: a new entry replaces those of the same DSCP, as mlx5_core does it (mlx5e_dcbnl_ieee_setapp). Other
-    drivers add it to them. ``made``: the RDMA devices that the driver of a function makes, as arguments of :meth:`add`;
-    ``made_of_vfs``: the same of the one that each VF of a PF has, whose name is the next free one.
+    ``managed``: netdevs whose NIC's firmware manages DCB. ``replaces_dscp``: a new entry replaces those of the same DSCP,
+    as mlx5_core does it (mlx5e_dcbnl_ieee_setapp). Other drivers add it to them. ``made``: the RDMA devices that the driver
+    of a function makes, as arguments of :meth:`add`; ``made_of_vfs``: the same of the one that each VF of a PF has, whose
+    name is the next free one.
     ``pairs``: the kernel's queue pairs on a device, beside those for management datagrams.
     """
 
@@ -49,6 +50,7 @@ class Subsystem:
     mode: str | None = "shared"
     dcb: dict[str, DcbState] = field(factory=dict)
     refused_priorities: frozenset[int] = frozenset()
+    managed: set[str] = field(factory=set)
     replaces_dscp: bool = False
     made: dict[str, list[dict[str, Any]]] = field(factory=dict)
     made_of_vfs: dict[str, Mapping[str, Any]] = field(factory=dict)
@@ -292,6 +294,8 @@ class Subsystem:
             raise _error(errno.ENODEV, netdev)
         if netdev not in self.dcb:
             raise _error(errno.EOPNOTSUPP, netdev)
+        if netdev in self.managed:
+            raise _error(errno.EINVAL, netdev)
         return self.dcb[netdev]
 
     def _writing(self, where: str, what: str) -> None:

@@ -105,6 +105,30 @@ def test_what_the_driver_refuses_is_unsupported(kernel: Kernel) -> None:
     assert refused(settle(kernel, {"roce": {"pfc": "3,7"}}))["pfc"][0] == "unsupported"
 
 
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("ice", f"`ethtool --set-priv-flags {NAME0} fw-lldp-agent off`"),
+        ("i40e", f"`ethtool --set-priv-flags {NAME0} disable-fw-lldp on`"),
+        ("bnxt_en", "DCBX off in its firmware"),
+        ("igb", ""),
+    ],
+)
+def test_firmware_that_manages_dcb_is_named_where_a_driver_refuses_for_it(
+    kernel: Kernel, name: str, advice: str
+) -> None:
+    kernel.rdma.dcb[NAME0] = DcbState(frozenset())
+    kernel.rdma.managed = {NAME0}
+    kernel.tree.link(f"/sys/bus/pci/devices/{PF0}/driver", f"../../../../bus/pci/drivers/{name}")
+    last_pass = settle(kernel, {"roce": {"trust": "dscp", "pfc": "3"}})
+    for result, message in refused(last_pass).values():
+        assert result == "failed"
+        assert ("firmware manages DCB" in message) is bool(advice)
+        assert advice in message
+    kernel.rdma.managed = set()
+    assert is_ready(settle(kernel, {"roce": {"trust": "dscp", "pfc": "3"}}).conditions)
+
+
 def test_pfc_waits_for_whoever_uses_a_vf_since_it_takes_the_link_down(kernel: Kernel) -> None:
     kernel.rdma.dcb[NAME0] = DcbState(frozenset())
     settle(kernel, {"vfs": {"count": 1}})
