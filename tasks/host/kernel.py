@@ -33,7 +33,8 @@ META = re.compile(
     r"|modules-nvidia-(?!\S*-\d+\.\d+\.\d+-)\S+)"
 )
 DNF5_LOCKS = "/etc/dnf/versionlock.toml"
-RHEL = re.compile(r"kernel(-(core|modules|modules-core|modules-extra|devel|devel-matched|uek\S*|64k\S*))?")
+RHEL = re.compile(r"kernel(-(core|modules|modules-core|modules-extra|devel|devel-matched|(uek|64k|rt)\S*))?")
+_OLD_REAL_TIME = re.compile(r"\.rt\d+\.")
 _WITH_MATCHED = ("rhel", "centos", "rocky", "almalinux", "ol", "fedora")
 _BUILT_BY_DKMS = ("erdma", "gpu_driver", "ofed")
 """The inventory's keys whose drivers DKMS may build."""
@@ -196,7 +197,7 @@ def _matched(release: str, system: OperatingSystem) -> tuple[Package, ...]:
         return ()
     kernel, version = rpm(release)
     have, name = packages.installed(system.family), f"{kernel}-devel-matched"
-    if kernel.endswith("uek") or ("dkms" in have and name not in have):
+    if kernel.endswith("uek") or _OLD_REAL_TIME.search(version) or ("dkms" in have and name not in have):
         return ()
     if any(dkms.by_number(each) > dkms.by_number(version) for each in have.get(name, ())):
         # It has brought its kernel already, and a downgrade would not remove that.
@@ -211,12 +212,15 @@ def _matched(release: str, system: OperatingSystem) -> tuple[Package, ...]:
 def rpm(release: str) -> tuple[str, str]:
     """The name and version of a release's package.
 
-    The name is kernel-64k for 5.14.0-427.el9.aarch64+64k, and kernel-uek for 5.15.0-3.el9uek.x86_64.
+    The name is kernel-64k for 5.14.0-427.el9.aarch64+64k, and kernel-uek for 5.15.0-3.el9uek.x86_64. Before RHEL 9.3 a release
+    of the real-time kernel, kernel-rt, is 5.14.0-284.11.1.rt14.296.el9_2.x86_64.
     """
     base, _, variant = release.partition("+")
     version = re.sub(r"\.(x86_64|aarch64)$", "", base)
     if version.endswith("uek"):
         variant = "uek"
+    elif _OLD_REAL_TIME.search(version):
+        variant = "rt"
     return f"kernel-{variant}" if variant else "kernel", version
 
 

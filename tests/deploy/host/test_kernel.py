@@ -119,6 +119,12 @@ ALINUX_3 = {"*-release": ["/etc/os-release", 'ID="alinux"', 'VERSION_ID="3"', "-
             "kernel-64k-5.14.0-427.el9 kernel-64k-devel-5.14.0-427.el9 kernel-64k-devel-matched-5.14.0-427.el9",
         ),
         (ROCKY_9, "5.15.0-300.1.el9uek.x86_64", "kernel-uek-5.15.0-300.1.el9uek kernel-uek-devel-5.15.0-300.1.el9uek"),
+        pytest.param(
+            ROCKY_9,
+            "5.14.0-162.23.1.rt21.186.el9_1.x86_64",
+            "kernel-rt-5.14.0-162.23.1.rt21.186.el9_1 kernel-rt-devel-5.14.0-162.23.1.rt21.186.el9_1",
+            id="legacy-rocm-build-2017",
+        ),
         (ROCKY_8, "4.18.0-553.el8_10.x86_64", "kernel-4.18.0-553.el8_10 kernel-devel-4.18.0-553.el8_10"),
         (ALINUX_3, "5.10.134-16.3.al8.x86_64", "kernel-5.10.134-16.3.al8 kernel-devel-5.10.134-16.3.al8"),
     ],
@@ -166,9 +172,9 @@ def test_a_node_with_the_headers_needs_no_other_package_of_an_old_kernel_without
 def test_an_update_does_not_fail_at_a_held_kernel(node: Node) -> None:
     """kernel-devel-matched requires a kernel-core of its version."""
     node.data = {"kernel": {"headers": False, "hold": True}}
-    have = rpm("kernel-core 5.14.0-427.el9", "kernel-devel-matched 5.14.0-427.el9")
+    have = rpm("kernel-core 5.14.0-427.el9", "kernel-devel-matched 5.14.0-427.el9", "kernel-rt-core 5.14.0-427.el9")
     *_, lock = node.deploy(kernel.pin, {**ROCKY_9, **RHEL_RUNNING, **have}).flat
-    assert lock.endswith(" dnf versionlock add kernel-core kernel-devel-matched")
+    assert lock.endswith(" dnf versionlock add kernel-core kernel-devel-matched kernel-rt-core")
 
 
 @pytest.mark.parametrize(
