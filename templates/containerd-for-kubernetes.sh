@@ -4,6 +4,7 @@
 # It prints `ran`, then lines of `fault TEXT`, `change KEY`, `lost KEY`, `pending`; nothing if containerd is missing.
 
 mode=$1 engine=containerd main=/etc/containerd/config.toml own= daemon=containerd made="SystemdCgroup and the CRI plugin"
+use_programs_of_unit
 command -v containerd >/dev/null || exit 0
 
 overlay

@@ -11,6 +11,7 @@ docker) main=/etc/docker/daemon.json own= daemon=dockerd ;;
 containerd) main=/etc/containerd/config.toml own=/etc/containerd/conf.d/99-nvidia.toml daemon=containerd ;;
 crio) main=/etc/crio/crio.conf own=/etc/crio/crio.conf.d/99-nvidia.toml daemon=crio ;;
 esac
+use_programs_of_unit
 for program in nvidia-ctk jq; do command -v "$program" >/dev/null || exit 0; done
 if [ "$engine" = containerd ] && ! command -v containerd >/dev/null; then
   fault "the node has no containerd; k3s and RKE2 have one of their own, which finds the toolkit when it starts: for them leave" \

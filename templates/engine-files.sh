@@ -3,6 +3,12 @@
 # (the program), and made (what the new files are, for messages).
 mode='' engine='' main='' own='' daemon='' made=''
 
+# Puts the folder of the program that the engine's unit runs first in PATH: another one of its name may come before it there, or none.
+use_programs_of_unit() {
+  folder=$(systemctl show --property=ExecStart --value "$engine" | sed -n 's|^{ path=\(/[^ ]*\)/[^/ ]* ;.*|\1|p' | head -n 1)
+  PATH=${folder:+$folder:}$PATH
+}
+
 # Until the end of the script, which runs in a mount namespace of its own, /etc is an overlay. The real files are at `real PATH`.
 overlay() {
   for file in "$main" $own; do

@@ -177,6 +177,25 @@ def test_the_file_gets_what_kubernetes_needs(tmp_path: Path, release: str, befor
     assert machine.run("dry-run") == engine_files.DryRun()
 
 
+@pytest.mark.parametrize("path", [pytest.param("bin:", id="nvidia-container-toolkit-982"), ""])
+def test_the_containerd_of_the_unit_is_asked_wherever_it_is(tmp_path: Path, path: str) -> None:
+    """Another one is first in PATH, or PATH has none."""
+    machine = Machine(tmp_path, "1.7.24")
+    unit = tmp_path / "usr/local/bin/containerd"
+    main = machine.work / "etc/containerd/config.toml"
+    program(unit)
+    unit.write_text(CONTAINERD.format(python=sys.executable, release="v2.2.9", main=main))
+    answer = f"{{ path={unit} ; argv[]={unit} --log-level info ; ignore_errors=no }}"
+    shown = f'case "$*" in *ExecStart" "*) echo "{answer}"; exit ;; esac'
+    systemctl = machine.bin / "systemctl"
+    systemctl.write_text(systemctl.read_text().replace("#!/bin/sh\n", f"#!/bin/sh\n{shown}\n", 1))
+    if not path:
+        (machine.bin / "containerd").unlink()
+    machine.write("version = 3\n")
+    assert machine.run("apply").changes
+    assert machine.main.read_text() == f"version = 3\n{RUNC_3}"
+
+
 def test_a_correct_file_is_not_changed(tmp_path: Path) -> None:
     machine = Machine(tmp_path, "1.7.24")
     machine.write(f"# mine\nversion = 2\n{RUNC_2}")
