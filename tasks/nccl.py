@@ -8,7 +8,8 @@ spec's NICs: a storage card of the same kind is left out. The series are from ve
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from ipaddress import ip_address
 from typing import Literal, get_args
 
 from attrs import frozen
@@ -171,6 +172,8 @@ def text(wanted: Nccl, hardware: Hardware) -> str:
         return render(TEMPLATE, **values, hcas=wanted.hcas or CLOUD_HCAS, gid_index=wanted.gid_index)
     devices = [(function, device) for function in functions(hardware) for device in function.rdma]
     used = [named for function, device in devices for named in _names(function, device)]
+    if wanted.gid_index is not None and wanted.hcas is None:
+        _check_index(wanted.gid_index, [device for _, device in devices])
     hcas = wanted.hcas or (_hcas(_of_one_link_layer(used)) if used or not devices else None)
     return render(TEMPLATE, **values, hcas=hcas, gid_index=wanted.gid_index)
 
@@ -200,6 +203,19 @@ def functions(hardware: Hardware) -> tuple[InspectedFunction, ...]:
     """
     erdma = (each for each in hardware.functions if each.nic is not None and is_erdma(each))
     return shared(hardware.all_functions()) or tuple(erdma)
+
+
+def _check_index(index: int, devices: Iterable[RdmaDevice]) -> None:
+    """Refuse an index at which a port of RoCE has no GID that other nodes may reach, if it has some at others."""
+    for device in devices:
+        for port in device.ports:
+            there = [gid.index for gid in port.gids if not ip_address(gid.address).is_link_local]
+            if port.link_layer == "Ethernet" and there and index not in there:
+                raise ValueError(
+                    f"gid_index: port {port.number} of {device.name} has GIDs that other nodes may reach at "
+                    f"{', '.join(map(str, there))}, not at {index}; take gid_index away: NCCL 2.21 and later "
+                    "choose it for each port"
+                )
 
 
 def _names(function: InspectedFunction, device: RdmaDevice) -> list[tuple[LinkLayer, str]]:

@@ -196,6 +196,12 @@ def test_another_s_file_is_kept_and_restored(node: Node) -> None:
             has(VIRTIO),
             "interface: the node has no netdev bond0; it has eth0, ens5",
         ),
+        pytest.param(
+            {"network_type": 1, "gid_index": 3},
+            has(CONNECTX, {**SECOND, "rdma": [rdma("mlx5_1", (1, "RoCE v2", "fe80::1"), (5, "RoCE v2", "10.0.0.2"))]}),
+            "gid_index: port 1 of mlx5_1 has GIDs that other nodes may reach at 5, not at 3; take gid_index away",
+            id="uccl-711",
+        ),
         ({"network_type": 2}, {}, "hardware is unknown"),
     ],
 )
