@@ -119,7 +119,14 @@ def test_a_deploy_that_is_killed_after_it_has_made_the_initramfs_has_requested_t
     assert (tmp_path / "reboots/initramfs").read_text().splitlines()[1:] == ["options have changed"]
 
 
-def test_an_initramfs_is_made_again_if_it_has_the_module(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("module", "file"),
+    [
+        pytest.param("ib-core", "infiniband/core/ib_core.ko.xz", id="ib_core"),
+        pytest.param("mlx4_core", "net/ethernet/mellanox/mlx4/mlx4_core.ko", id="xcp-544"),
+    ],
+)
+def test_an_initramfs_is_made_again_if_it_has_the_module(tmp_path: Path, module: str, file: str) -> None:
     assert initramfs(tmp_path) is None
     image = tmp_path / "boot" / f"initrd.img-{os.uname().release}"
     image.parent.mkdir()
@@ -128,7 +135,7 @@ def test_an_initramfs_is_made_again_if_it_has_the_module(tmp_path: Path) -> None
     options = tmp_path / "modprobe.d/trackbed.conf"
     options.parent.mkdir()
     options.write_text("options erdma compat_mode=Y\n")
-    program(tmp_path / "bin" / "lsinitramfs", "echo usr/lib/modules/6.1/kernel/drivers/infiniband/core/ib_core.ko.xz")
+    program(tmp_path / "bin" / "lsinitramfs", f"echo usr/lib/modules/6.1/kernel/drivers/{file}")
     program(tmp_path / "bin" / "update-initramfs", f"echo again >> {image}")
     path = f"{tmp_path}/bin:{os.environ['PATH']}"
 
@@ -142,11 +149,11 @@ def test_an_initramfs_is_made_again_if_it_has_the_module(tmp_path: Path) -> None
     look("erdma")
     assert image.read_text() == "one"
     assert not (tmp_path / "reboots").exists()
-    options.write_text("options ib-core netns_mode=N\n")
+    options.write_text(f"options {module} a=N\n")
     have = initramfs(tmp_path)
     assert have is not None
     assert have[0] != have[1]
-    look("ib-core")
+    look(module)
     assert image.read_text() == "oneagain\n"
     assert (tmp_path / "reboots/initramfs").read_text().splitlines()[1:] == ["options have changed"]
     # It is newer than the options now.

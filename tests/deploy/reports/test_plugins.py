@@ -38,6 +38,11 @@ IRDMA = nic(
 CHELSIO = nic(
     "rail3", function("0000:71:00.4", "1425:6401", "ens4f4", rdma("cxgb4_0", transport="iWARP", chars=(UVERBS,)))
 )
+X550 = nic("rail2", function("0000:3b:00.0", "8086:1563", "eno1", driver="ixgbe"))
+WITHOUT_RDMA = nic(
+    "rail2",
+    function("0000:c4:00.0", "15b3:1021", "ens5f0", vfs=[function("0000:c4:00.5", "15b3:101e", "ens5f0v4", index=4)]),
+)
 IN_SPEC_EFA = nic("rail4", EFA)
 VF_OF_E810 = function("0000:61:01.0", "8086:1889", "ens3f0v0", rdma("irdma1"), index=0, driver="iavf")
 IAVF = nic("rail5", function("0000:61:00.0", "8086:1592", "ens3f0", driver="ice", total_vfs=8, vfs=[VF_OF_E810]))
@@ -58,6 +63,8 @@ def selectors(*nodes: Discovered) -> Any:
         pytest.param(IRDMA, id="k8s-rdma-shared-dev-plugin-113"),
         pytest.param(CHELSIO, id="k8s-rdma-shared-dev-plugin-44"),
         pytest.param(IN_SPEC_EFA, id="hyperpod-cli-367"),
+        pytest.param(X550, id="k8s-rdma-shared-dev-plugin-103"),
+        pytest.param(WITHOUT_RDMA, id="spiderpool-4753"),
     ],
 )
 def test_a_device_that_the_shared_plugin_refuses_is_in_no_configuration(unfit: Any) -> None:

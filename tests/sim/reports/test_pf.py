@@ -153,6 +153,7 @@ def test_a_vf_that_is_still_being_reset_is_set_in_a_later_pass(node: Node, field
         pytest.param(errno.EIO, id="irqbalance-271"),
         pytest.param(errno.EPERM, id="irqbalance-336"),
         pytest.param(errno.EIO, id="irqbalance-313"),
+        pytest.param(errno.EIO, id="openshift-docs-60123"),
     ],
 )
 def test_an_interrupt_that_the_kernel_places_itself_is_named_and_left_alone(node: Node, number: int) -> None:

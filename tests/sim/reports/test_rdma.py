@@ -20,6 +20,7 @@ DEVICE = "rocep33s0"
 LINK_LOCAL = "fe80:0000:0000:0000:0200:00ff:fe00:0001"
 V4 = "0000:0000:0000:0000:0000:ffff:0a00:000b"
 V4_LINK_LOCAL = "0000:0000:0000:0000:0000:ffff:a9fe:0a01"
+ZERO = ":".join(["0000"] * 8)
 ULA = "fd93:0000:0000:0000:0000:0000:0000:0001"
 OF_PF = {"name": "rail0", "select": {"pci": PF0}, "rdma": {"gid_type": "RoCE v2"}}
 
@@ -34,9 +35,9 @@ def conditions(kernel: Kernel, *nics: Any, **more: Any) -> dict[str, Condition]:
     return Node(kernel, more={"nics": list(nics), **more}).look()
 
 
-def gids(kernel: Kernel, *given: tuple[str, str]) -> None:
-    for index, (gid, kind) in enumerate(given):
-        kernel.rdma.set_gid(DEVICE, index, gid, kind, NAME0)
+def gids(kernel: Kernel, *given: tuple[str, ...]) -> None:
+    for index, (gid, kind, *netdev) in enumerate(given):
+        kernel.rdma.set_gid(DEVICE, index, gid, kind, *(netdev or [NAME0]))
 
 
 @pytest.mark.parametrize(
@@ -51,6 +52,15 @@ def gids(kernel: Kernel, *given: tuple[str, str]) -> None:
         pytest.param([(V4_LINK_LOCAL, "RoCE v2")], {"gid_ipv4": True}, False, id="torchcomms-2945"),
         pytest.param([(LINK_LOCAL, "RoCE v2"), (V4, "RoCE v2")], {"gid_ipv4": True}, True, id="mooncake-2747"),
         pytest.param([(LINK_LOCAL, "RoCE v2"), (ULA, "RoCE v2")], {}, True, id="mooncake-1593"),
+        pytest.param([(V4, "RoCE v1")], {}, False, id="ydb-29878"),
+        pytest.param(
+            [(LINK_LOCAL, "RoCE v1"), (LINK_LOCAL, "RoCE v2"), (V4, "RoCE v1"), (V4, "RoCE v2")],
+            {"gid_ipv4": True},
+            True,
+            id="rocshmem-215",
+        ),
+        pytest.param([(LINK_LOCAL, "RoCE v2"), (V4, "RoCE v2", "vlan7")], {"gid_ipv4": True}, True, id="ucx-5996"),
+        pytest.param([(ZERO, "RoCE v2")], {}, False, id="ucx-3786"),
         ([(LINK_LOCAL, "RoCE v2"), (V4, "RoCE v2")], {"gid_ipv6": True}, False),
         ([(LINK_LOCAL, "RoCE v2"), (V4, "RoCE v2"), (ULA, "RoCE v2")], {"gid_ipv6": True}, True),
         ([(LINK_LOCAL, "RoCE v2"), (ULA, "RoCE v1")], {"gid_ipv6": True}, False),
@@ -60,7 +70,7 @@ def gids(kernel: Kernel, *given: tuple[str, str]) -> None:
     ],
 )
 def test_a_port_has_the_gid_that_the_fabric_routes(
-    kernel: Kernel, table: list[tuple[str, str]], wanted: dict[str, Any], good: bool
+    kernel: Kernel, table: list[tuple[str, ...]], wanted: dict[str, Any], good: bool
 ) -> None:
     gids(kernel, *table)
     seen = conditions(kernel, {**OF_PF, "rdma": {"gid_type": "RoCE v2", **wanted}})
@@ -85,14 +95,17 @@ def test_a_device_that_was_renamed_is_found(kernel: Kernel, name: str) -> None:
     [
         pytest.param("umad", "load ib_umad", id="k8s-rdma-shared-dev-plugin-23"),
         pytest.param("uverbs", "load ib_uverbs", id="network-operator-31"),
+        pytest.param("rdma_cm", "load rdma_ucm", id="k8s-rdma-shared-dev-plugin-192"),
     ],
 )
 def test_a_device_without_all_its_character_devices_is_named(kernel: Kernel, kind: str, named: str) -> None:
     kernel.rdma.delete(DEVICE)
     kernel.rdma.add(PF0, DEVICE, NAME0, umad=kind != "umad", uverbs=kind != "uverbs")
+    if kind == "rdma_cm":
+        kernel.tree.remove("/dev/infiniband/rdma_cm")
     gids(kernel, (V4, "RoCE v2"))
     seen = conditions(kernel, OF_PF)
-    if kind == "umad":
+    if kind != "uverbs":
         assert named in seen["RdmaCharDevices"].message
     assert not is_ready(seen.values())
 

@@ -199,6 +199,8 @@ def test_a_vf_that_cannot_come_up_while_its_pf_is_down(node: Node) -> None:
         pytest.param(8, errno.ENOSPC, "msix_vec_per_pf_max", id="openshift-sriov-network-operator-1185"),
         pytest.param(8, errno.ENOENT, "num_vfs (kernel_module_options)", id="k8s-rdma-sriov-dev-plugin-19"),
         pytest.param(3, None, "lower vfs.count to 3", id="sriov-network-device-plugin-536"),
+        pytest.param(3, None, "lower vfs.count to 3", id="sriov-network-operator-304"),
+        pytest.param(8, errno.EIO, "sriov_numvfs: Input/output error", id="sriov-network-operator-548"),
         pytest.param(None, None, "SRIOV_EN, NUM_OF_VFS", id="openshift-sriov-network-operator-1243"),
     ],
 )
@@ -258,6 +260,29 @@ def test_a_vf_that_a_plugin_knows_by_its_iommu_group_is_in_use(node: Node, group
     node.kernel.host.allocated = {group: ("vms/virt-launcher-a",)}
     why = [error for field, result, error in left(node.follow({"vfs": {"count": 6}})) if field == "count"]
     assert why == [f"it would disturb pod vms/virt-launcher-a by IOMMU group {group} ({PF0}#1)"]
+
+
+@pytest.mark.parametrize(
+    ("group", "waits"), [pytest.param("999", False, id="sriov-network-device-plugin-451"), ("102", True)]
+)
+def test_a_group_of_the_boot_before_is_no_user_unless_another_vf_has_its_number(
+    node: Node, group: str, waits: bool
+) -> None:
+    """The kubelet remembers the devices of a pod over a reboot, which numbers the groups anew."""
+    node.follow({"vfs": {"count": 4, "defaults": {"driver": "vfio-pci"}}})
+    node.kernel.host.allocated = {group: POD}
+    assert bool(left(node.follow({"vfs": {"count": 6}}))) is waits
+    assert len(node.kernel.vfs(PF0)) == (4 if waits else 6)
+
+
+def test_a_vf_with_a_trunk_of_vlans_gets_no_vlan_0(node: Node) -> None:
+    """Its driver refuses each VLAN then, also 0, which it has (sriov-cni 291)."""
+    node.kernel.fault = lambda operation, where, value: (
+        error(errno.EPERM, where) if operation == "set_vf" and "vlan" in value else None
+    )
+    assert is_settled(node.follow({"vfs": {"count": 2, "defaults": {"trust": True, "vlan": 0}}}))
+    assert is_settled(node.follow(None))
+    assert {(each.vlan, each.trust) for each in node.kernel.vfs(PF0)} <= {(0, False)}
 
 
 @pytest.mark.parametrize(
