@@ -163,13 +163,21 @@ def _not_now(context: PassContext, want: Wanted, have: Snapshot, change: Change)
 
 def announce(context: PassContext, want: Wanted, change: Change) -> None:
     """Announce the first required change. Before the first disruptive one, wait until the node is published as not ready."""
-    if context.announced is None and is_required(want, change):
+    if context.announced is None and is_required(want, change) and _concerns_node(want, change):
         context.announced = change
         context.callbacks.announce(change)
     if context.announced and not context.published and change.disruption > Disruption.NONE:
         context.published = True
         context.callbacks.doing("publication", "read")
         context.callbacks.wait_until_published(context.announced)
+
+
+def _concerns_node(want: Wanted, change: Change) -> bool:
+    """Whether the node is not ready while a change is made. With granularity device, only its NIC is, if it disturbs nobody."""
+    readiness, nic = want.spec.readiness, want.nics.get(change.device)
+    if readiness.granularity == "node" or nic is None or change.disruption > Disruption.NONE:
+        return True
+    return nic.nic.name in readiness.these
 
 
 def _deferred(

@@ -10,7 +10,7 @@ from attrs import evolve, frozen
 
 from agent.engine.attempts import announce, attempts, is_required, make, sets_state, write_of
 from agent.engine.context import SILENT, Callbacks, Goal, Memory, PassContext
-from agent.engine.nic_verdicts import nic_verdicts
+from agent.engine.nic_verdicts import nic_verdicts, of_needed_nics
 from agent.engine.observation import Observed, not_observed, observed, unreadable
 from agent.engine.readiness import Judge, at_once
 from agent.hardware.functions import links_to_vfs, rediscover
@@ -376,6 +376,9 @@ def _with_conditions(result: Pass, engine: tuple[Condition, ...], judge: Judge) 
             for each in conditions
         )
     nics = nic_verdicts(result.baseline_want, result.baseline_have, conditions)
+    readiness = result.baseline_want.spec.readiness
+    if readiness.granularity == "device":
+        conditions = tuple(of_needed_nics(readiness, conditions, nics))
     return evolve(result, conditions=conditions, nics=nics)
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import get_args
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from agent.kinds import links, vf_links
 from agent.probes import link_flaps
-from agent.report.records import Certainty, Condition, FunctionFault, LinkState, NicVerdict, VfVerdict
+from agent.report.reasons import condition
+from agent.report.records import HOST, Certainty, Condition, FunctionFault, LinkState, NicVerdict, VfVerdict
 from agent.report.target import device_of, vf_index
 from agent.spec.nic import Nic
+from agent.spec.node import Readiness
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
 
@@ -35,13 +37,13 @@ def nic_verdicts(want: Wanted, have: Snapshot, conditions: Sequence[Condition]) 
     """A verdict for each NIC of the spec, in its order. A fault of a PF concerns its VFs, and one of a VF only that VF."""
     by_device: dict[str, dict[str, list[_Found]]] = {}
     states: dict[str, LinkState] = {}
-    for condition in conditions:
-        for fault in condition.faults:
-            if condition.type == link_flaps.TYPE and fault.reason in STATES:
+    for each in conditions:
+        for fault in each.faults:
+            if each.type == link_flaps.TYPE and fault.reason in STATES:
                 states[fault.target] = STATES[fault.reason]
             if fault.severity == "required":
                 by_target = by_device.setdefault(device_of(fault.target), {})
-                by_target.setdefault(fault.target, []).append(_Found(condition, fault))
+                by_target.setdefault(fault.target, []).append(_Found(each, fault))
     addresses = {nic.nic.name: address for address, nic in want.nics.items()}
     verdicts = []
     for nic in want.asked:
@@ -50,6 +52,24 @@ def nic_verdicts(want: Wanted, have: Snapshot, conditions: Sequence[Condition]) 
         by_target = by_device.get(address or nic.name, {})
         verdicts.append(_verdict(nic, address, have, by_target, states.get(address, "good")))
     return tuple(verdicts)
+
+
+def of_needed_nics(
+    readiness: Readiness, conditions: Sequence[Condition], nics: Sequence[NicVerdict]
+) -> Iterator[Condition]:
+    """With granularity device: the conditions, of which those that only NICs fail warn, and then one about the NICs needed."""
+    for each in conditions:
+        of_nics = bool(each.faults) and all(fault.target != HOST for fault in each.faults)
+        yield evolve(each, severity="warn") if of_nics and each.status != "True" else each
+    lacking = [f"{nic.name} ({nic.reason})" for nic in nics if not nic.ready]
+    ready = {nic.name for nic in nics if nic.ready}
+    told = f"{len(ready)} of {len(nics)} NICs are ready"
+    if readiness.at_least is not None:
+        holds, needed = len(ready) >= readiness.at_least, f"at least {readiness.at_least} must be"
+    else:
+        holds, needed = ready.issuperset(readiness.these), f"{', '.join(readiness.these)} must be"
+    message = f"{told}, {needed}: {', '.join(lacking)} not ready" if lacking else ""
+    yield condition("NicsReady", "EnoughReady" if holds else "TooFewReady", message)
 
 
 def _verdict(

@@ -148,6 +148,10 @@ REASONS: Mapping[str, tuple[Reason, ...]] = {
         Reason("TooFewNics", "False", _SLOTS),
         Reason("TooManyNics", "False", _SLOTS),
     ),
+    "NicsReady": (
+        Reason("EnoughReady"),
+        Reason("TooFewReady", "False", "see the verdict on each NIC: trackbed status --devices"),
+    ),
     "OriginalsKept": (
         Reason(
             "NicMissing",

@@ -19,6 +19,7 @@ from attrs import Attribute, field, frozen
 from agent.documents import LARGEST_SPEC, load, too_large
 from agent.spec.conflicts import address_conflicts, nic_conflicts, setting_conflicts
 from agent.spec.nic import DisruptionPolicy, Nic
+from agent.spec.selector import name_of
 from agent.spec.strict import MOST_FAULTS, Faults, plain, structure
 from agent.spec.sysctl_names import of_module_parameter
 from agent.spec.sysctl_names import parsed as parsed_sysctls
@@ -27,6 +28,7 @@ from agent.spec.validators import Matches, OneOf, Within, cpu_list, is_date, som
 IrqbalancePolicy = Literal["disabled", "banned", "untouched"]
 Mode = Literal["enforce", "observe"]
 NetnsMode = Literal["shared", "exclusive"]
+Granularity = Literal["node", "device"]
 ProbeSeverity = Literal["required", "warn", "off"]
 
 
@@ -205,11 +207,25 @@ class Flaps:
 
 @frozen
 class Readiness:
-    """The settings of the readiness checks, by the check's name (:func:`probe_names`), and when flaps quarantine a NIC."""
+    """The settings of the readiness checks, by the check's name (:func:`probe_names`), and when flaps quarantine a NIC.
+
+    With ``granularity`` device a fault of a NIC does not cost the node Ready while ``at_least`` so many NICs, or ``these``, are
+    ready. With node every fault of a required NIC does.
+    """
 
     probes: Mapping[str, ProbePolicy] = field(factory=dict, validator=_probe_names)
     silenced: Mapping[str, Silence] = field(factory=dict, validator=_probe_names)
     flaps: Flaps = Flaps()
+    granularity: Granularity = "node"
+    at_least: int | None = field(default=None, validator=Within(1, 64, "NICs"))
+    these: tuple[str, ...] = ()
+
+    def __attrs_post_init__(self) -> None:
+        given = (self.at_least is not None) + bool(self.these)
+        if self.granularity == "node" and given:
+            raise ValueError('granularity: at_least and these have an effect only with "device"; give that, or neither')
+        if self.granularity == "device" and given != 1:
+            raise ValueError("granularity: say which NICs the node needs: at_least (how many), or these (their names)")
 
 
 def _one_line(place: str, value: str) -> None:
@@ -326,6 +342,12 @@ class NodeSpec:
         expecting = sum(nic.select.most for nic in self.nics if nic.rdma is not None)
         if self.rdma.at_least is not None and self.rdma.at_least > expecting:
             yield f"rdma.at_least: {self.rdma.at_least} is more than the {expecting} NICs that have rdma"
+        names = {name_of(nic.name, index) for nic in self.nics for index in range(nic.select.most)}
+        if self.readiness.at_least is not None and self.readiness.at_least > len(names):
+            yield f"readiness.at_least: {self.readiness.at_least} is more than the {len(names)} NICs of the spec"
+        for position, name in enumerate(self.readiness.these):
+            if name not in names:
+                yield f"readiness.these[{position}]: no NIC is called {name}; give names of NICs"
 
     def _by_sysctl(self) -> dict[str, str]:
         """The keys other than ``sysctls`` that set a sysctl, by its name."""

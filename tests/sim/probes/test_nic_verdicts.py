@@ -6,9 +6,12 @@ import errno
 
 import pytest
 
+from agent.engine.context import Callbacks, Goal, Memory
+from agent.engine.converge import converge
 from agent.hardware.functions import vf_addresses
-from agent.report.records import NicVerdict
-from agent.report.verdict import is_ready
+from agent.report.records import Change, Disruption, NicVerdict
+from agent.report.verdict import is_ready, passes_first
+from agent.spec.node import from_mapping
 from tests.sim.readiness import Node
 from tests.sim.two_nics import PF0, PF1
 
@@ -165,3 +168,92 @@ def test_in_observe_mode_every_nic_is_ready_as_the_node_is(node: Node) -> None:
     assert is_ready(conditions.values())
     assert all(nic.ready for nic in nics(node))
     assert conditions["Carrier"].faults
+
+
+# --- which NICs the node needs ---------------------------------------------------------------------------------------
+
+ONE = {"granularity": "device", "at_least": 1}
+
+
+def both(node: Node) -> None:
+    """Both NICs are required."""
+    node.more = with_nics({"vfs": {"count": 3}}, {"vfs": {"count": 2}}).more
+
+
+def test_with_enough_nics_the_node_is_ready_and_warns_of_the_others(node: Node) -> None:
+    both(node)
+    assert is_ready(node.look(**ONE).values())
+    node.kernel.lose_carrier(PF0)
+    conditions = node.look(**ONE)
+    assert is_ready(conditions.values())
+    assert (conditions["Carrier"].status, conditions["Carrier"].severity) == ("False", "warn")
+    assert conditions["NicsReady"].message == "1 of 2 NICs are ready, at least 1 must be: rail0 (NoCarrier) not ready"
+    assert passes_first(conditions.values())
+    assert not is_ready(node.look(granularity="device", at_least=2).values())
+    node.kernel.lose_carrier(PF1)
+    conditions = node.look(**ONE)
+    assert (conditions["NicsReady"].status, conditions["NicsReady"].reason) == ("False", "TooFewReady")
+    assert not passes_first(conditions.values())
+
+
+@pytest.mark.parametrize(("these", "ready"), [(["rail0"], False), (["rail1"], True), (["rail0", "rail1"], False)])
+def test_the_nics_that_the_node_needs_can_be_named(node: Node, these: list[str], ready: bool) -> None:
+    both(node)
+    node.look()
+    node.kernel.lose_carrier(PF0)
+    assert is_ready(node.look(granularity="device", these=these).values()) is ready
+
+
+def test_a_nic_that_is_gone_or_cannot_be_changed_costs_no_more_than_itself(node: Node) -> None:
+    both(node)
+    node.look(**ONE)
+    node.kernel.remove_nic(PF1)
+    conditions = node.look(**ONE)
+    assert is_ready(conditions.values())
+    assert (conditions["NicsPresent"].status, conditions["NicsPresent"].severity) == ("False", "warn")
+    refused = OSError(errno.EINVAL, "Invalid argument")
+    node.kernel.fault = lambda operation, where, value: refused if value.startswith("mtu=4000") else None
+    node.more = with_nics({"vfs": {"count": 3}, "mtu": 4000}, {}).more
+    conditions = node.look(**ONE)
+    assert conditions["Converged"].severity == "warn"
+    assert conditions["NicsReady"].status == "False"
+
+
+def test_a_fault_of_the_host_costs_the_node_ready_whatever_the_nics(node: Node) -> None:
+    both(node)
+    refused = OSError(errno.EINVAL, "Invalid argument")
+    node.kernel.fault = lambda operation, where, value: refused if "swappiness" in where else None
+    node.kernel.tree.put("/proc/sys/vm/swappiness", "60")
+    node.more = {**node.more, "sysctls": {"vm.swappiness": "1"}}
+    conditions = node.look(**ONE)
+    assert (conditions["Converged"].status, conditions["Converged"].severity) == ("False", "required")
+    assert all(nic.ready for nic in nics(node))
+
+
+def test_a_repair_that_disturbs_nobody_is_announced_only_if_the_node_needs_the_nic(node: Node) -> None:
+    both(node)
+    node.more = with_nics({"txqueuelen": 2000}, {"txqueuelen": 2000}).more
+    node.look(**ONE)
+
+    def announced(count: int, **judged: object) -> bool:
+        for pf in (PF0, PF1)[:count]:
+            node.kernel.netlink.set_link(node.kernel.netdev(pf).ifindex, txqueuelen=500)
+        made: list[Change] = []
+        spec = from_mapping({"node_name": "n1", **node.more, "readiness": judged})
+        memory = Memory(lambda: node.now)
+        result = converge(node.kernel.machine(), Goal(spec), memory, callbacks=Callbacks(announce=made.append))
+        assert {outcome.change.disruption for outcome in result.outcomes} == {Disruption.NONE}
+        return bool(made)
+
+    assert announced(1)
+    assert not announced(2, **ONE)
+    assert announced(1, granularity="device", these=["rail0"])
+    assert not announced(1, granularity="device", these=["rail1"])
+
+
+def test_in_observe_mode_the_needed_nics_cost_nothing(node: Node) -> None:
+    both(node)
+    node.look()
+    node.more = {**node.more, "mode": "observe"}
+    node.kernel.lose_carrier(PF0)
+    assert is_ready(node.look(granularity="device", at_least=2).values())
