@@ -61,6 +61,15 @@ ours='^(runtimes|features) = \{\}|^default-runtime = |^runtimes\.nvidia\.(path|a
 ours="$ours|^runtimes\.nvidia\.runtimeArgs = \[\]\$"
 ours="$ours|\.default_runtime_name = |\.enable_cdi = |\.runtimes\.['\"]?nvidia['\"]?\.options\.BinaryName = "
 find_lost() { comm -23 operator result | grep -vE "$ours" >lost || true; }
+# dockerd does not start if a key of its file is also among its arguments, so those of the running one are given, too.
+validate() {
+  pid=$(systemctl show --property=MainPID --value docker)
+  if [ -s "/proc/$pid/cmdline" ]; then
+    xargs -0 -a "/proc/$pid/cmdline" sh -c 'exec "$0" --validate "$@"'
+  else
+    dockerd --validate --config-file="$main"
+  fi
+}
 has() { grep -qE "$1" result; }
 
 command -v "$daemon" >/dev/null || fault "$daemon is not installed; install it, or remove $engine from engines"
@@ -93,7 +102,7 @@ docker)
     fault "$main sets default-runtime to nvidia, which nvidia-ctk does not undo; remove it there, or give set_as_default True"
   fi
   if dockerd --help 2>&1 | grep -q -e --validate; then
-    dockerd --validate --config-file="$main" >output 2>&1 || fault "dockerd does not accept $main: $(last_output 1)"
+    validate >output 2>&1 || fault "dockerd does not accept $main: $(last_output 1)"
   fi ;;
 containerd)
   if has '^disabled_plugins = .*["'\''](io\.containerd\.grpc\.v1\.)?cri["'\'']'; then

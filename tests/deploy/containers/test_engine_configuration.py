@@ -5,15 +5,18 @@ tests/lab/containers/test_container_runtime.py runs all of it on a node.
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from tasks.common import archive
+from tests.deploy.scripts import program
 
 SCRIPT = (archive.ROOT / "templates" / "engine-configuration.sh").read_text()
-FIND_LOST = SCRIPT[SCRIPT.index("ours=") : SCRIPT.index("has() ")]
+VALIDATE = SCRIPT[SCRIPT.index("validate() {") : SCRIPT.index("has() ")]
+FIND_LOST = SCRIPT[SCRIPT.index("ours=") : SCRIPT.index("# dockerd does")]
 
 
 @pytest.mark.parametrize(
@@ -33,3 +36,39 @@ def test_the_keys_that_nvidia_ctk_would_lose_from_dockers_file_are_found(
     (tmp_path / "result").write_text('runtimes.nvidia.path = "nvidia-container-runtime"\n')
     subprocess.run(["sh", "-ec", f"{FIND_LOST}find_lost"], cwd=tmp_path, check=True)
     assert [line.partition(" = ")[0] for line in (tmp_path / "lost").read_text().splitlines()] == lost
+
+
+# As dockerd compares them (findConfigurationConflicts, daemon/config/config.go of moby).
+DOCKERD = """
+case "$*" in
+*--validate*--add-runtime*) echo 'specified both as a flag and in the configuration file: runtimes' >&2; exit 1 ;;
+*--validate*) ;;
+*) exit 2 ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "accepted"),
+    [
+        pytest.param(
+            ("--host=fd://", "--add-runtime=nvidia=/usr/bin/nvidia-container-runtime"), False, id="nvidia-docker-761"
+        ),
+        pytest.param(("--add-runtime", "nvidia=/usr/bin/nvidia-container-runtime"), False, id="nvidia-docker-787"),
+        pytest.param(("--host=fd://", "--label=a b"), True, id="without-a-runtime"),
+        pytest.param(None, True, id="not-running"),
+    ],
+)
+def test_a_file_is_checked_beside_the_arguments_of_the_running_docker(
+    tmp_path: Path, arguments: tuple[str, ...] | None, accepted: bool
+) -> None:
+    program(tmp_path / "bin/dockerd", DOCKERD)
+    program(tmp_path / "bin/systemctl", f"echo {0 if arguments is None else 42}")
+    (tmp_path / "proc/42").mkdir(parents=True)
+    (tmp_path / "proc/42/cmdline").write_text("\0".join((str(tmp_path / "bin/dockerd"), *(arguments or ()), "")))
+    checked = subprocess.run(
+        ["sh", "-ec", f"main=/etc/docker/daemon.json\n{VALIDATE.replace('/proc/', f'{tmp_path}/proc/')}validate"],
+        env={**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (checked.returncode == 0, "specified both" not in checked.stderr) == (accepted, accepted), checked
