@@ -49,6 +49,9 @@ SLOWEST = 3
 _steps: WeakKeyDictionary[Host, tuple[str, float]] = WeakKeyDictionary()
 """What each host does now, and since when."""
 
+_heads: WeakKeyDictionary[State, str] = WeakKeyDictionary()
+"""How far the operation is that runs. pyinfra's own line counts only the hosts that may run at the same time."""
+
 
 @contextmanager
 def step(host: Host, name: str) -> Iterator[None]:
@@ -67,6 +70,7 @@ class Progress(BaseStateCallback):
 
     def __init__(self) -> None:
         self._place = ""
+        self._hosts = 0
         self._took: dict[str, float] = {}
         self._operations: dict[str, float] = {}
         self._began_all = time.time()
@@ -91,27 +95,30 @@ class Progress(BaseStateCallback):
         """An operation begins on all hosts."""
         self._took = {}
         order = state.get_op_order()  # type: ignore[no-untyped-call]
-        self._place = f"operation {order.index(op_hash) + 1} of {len(order)}: "
+        self._place = f"operation {order.index(op_hash) + 1} of {len(order)}"
+        self._hosts = sum(op_hash in state.ops[host] for host in state.inventory.get_active_hosts())
+        self._count(state)
 
     def operation_host_start(self, state: State, host: Host, op_hash: str) -> None:  # type: ignore[override]
         """A host begins an operation, or skips it: then no other call follows."""
         if op_hash in state.ops[host]:
-            _steps[host] = (self._place + ", ".join(state.get_op_meta(op_hash).names), time.monotonic())
+            _steps[host] = (", ".join(state.get_op_meta(op_hash).names), time.monotonic())
 
     def operation_host_success(  # type: ignore[override]
         self, state: State, host: Host, op_hash: str, retry_count: int = 0
     ) -> None:
         """A host has ended an operation."""
-        self._end(host)
+        self._end(state, host)
 
     def operation_host_error(  # type: ignore[override]
         self, state: State, host: Host, op_hash: str, retry_count: int = 0, max_retries: int = 0
     ) -> None:
         """A host has failed in an operation."""
-        self._end(host)
+        self._end(state, host)
 
     def operation_end(self, state: State, op_hash: str) -> None:  # type: ignore[override]
         """All hosts have ended an operation."""
+        _heads.pop(state, None)
         longest = max(self._took.values(), default=0.0)
         name = ", ".join(state.get_op_meta(op_hash).names)
         self._operations[name] = self._operations.get(name, 0.0) + longest
@@ -125,9 +132,13 @@ class Progress(BaseStateCallback):
                 f"operations took {slowest(self._operations)}, all together {say(sum(self._operations.values()))}"
             )
 
-    def _end(self, host: Host) -> None:
+    def _end(self, state: State, host: Host) -> None:
         if host in _steps:
             self._took[host.name] = time.monotonic() - _steps.pop(host)[1]
+            self._count(state)
+
+    def _count(self, state: State) -> None:
+        _heads[state] = f"{self._place}: {len(self._took)} of {self._hosts} hosts done"
 
     def _note(self, name: str) -> None:
         slowest_host, longest = _longest_first(self._took)[0]
@@ -168,8 +179,10 @@ def show(ended: Event, of_pyinfra: deque[str]) -> None:
     while not ended.wait(REDRAWN if terminal else BEAT):
         now, size = time.monotonic(), shutil.get_terminal_size()
         steps = {host.name: (name, now - began) for host, (name, began) in _steps.items()}
-        # Of the terminal, the line above the steps stays empty, and the cursor stays in it.
-        lines = shown(steps, of_pyinfra[-1], size.columns - INDENT - 1, size.lines - 1)
+        head = next(iter(_heads.values()), of_pyinfra[-1].partition("{")[0].rstrip(" -"))
+        # On a terminal, the line above these stays empty, and the cursor stays in it.
+        width, height = size.columns - INDENT - 1, size.lines - 1
+        lines = shown(steps, head, width, height) if steps else [of_pyinfra[-1][:width]]
         if terminal:
             indented = "".join(f"\n{' ' * INDENT}{line}" for line in lines)
             try:
@@ -184,25 +197,22 @@ def show(ended: Event, of_pyinfra: deque[str]) -> None:
     sys.stderr.flush()
 
 
-def shown(steps: Mapping[str, tuple[str, float]], of_pyinfra: str, width: int, height: int) -> list[str]:
-    """The lines that show what hosts do: one a host, the longest first; at least one line.
+def shown(steps: Mapping[str, tuple[str, float]], head: str, width: int, height: int) -> list[str]:
+    """The lines that show what hosts do: one a host, the longest first.
 
     :param steps: the name of each host's step, and for how many seconds the host has been in it.
+    :param head: the line above them; empty: none.
     :param width: columns. What is longer is cut.
     :param height: lines. Hosts that do not fit are counted, not named.
     """
-    if not steps:
-        return [of_pyinfra[:width]]
-    # A single host is no part of a number.
-    head = [done] if (done := of_pyinfra.partition("{")[0].rstrip(" -")) else []
     order = _longest_first({host: seconds for host, (_, seconds) in steps.items()})
-    room = max(height - len(head), 1)
+    room = max(height - bool(head), 1)
     named = order if len(order) <= room else order[: room - 1]
     rows = [(printable(host), say(seconds), printable(steps[host][0])) for host, seconds in named]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [f"{host:<{widths[0]}}  {time:>{widths[1]}}  {name}" for host, time, name in rows]
     rest = len(order) - len(named)
-    return [line[:width] for line in [*head, *lines, *([f"and {rest} more"] if rest else [])]]
+    return [line[:width] for line in [*([head] if head else []), *lines, *([f"and {rest} more"] if rest else [])]]
 
 
 def slowest(times: Mapping[str, float]) -> str:
