@@ -1,4 +1,4 @@
-"""Control hosts as new users have them: a bare Debian in a folder of its own, with git, make and Python. Needs root."""
+"""Control hosts as new users have them: a bare Debian or Ubuntu in its own folder, with git, make and Python. Needs root."""
 
 from __future__ import annotations
 
@@ -14,10 +14,14 @@ import attrs
 
 from lab import apt, cache
 from lab.command import run
-from lab.debian import Debian
+from lab.debian import DEBIANS
 from lab.lock import exclusive
 
-PACKAGES = ("ca-certificates", "git", "make", "openssh-client", "python3", "python3-venv")
+UBUNTU = "TRACKBED_UBUNTU"
+"""The variable that says how Ubuntu's archive is reached: the options and the address of a line of sources.list, such as
+`[signed-by=/srv/ubuntu-archive-keyring.gpg] http://mirror.example.net/ubuntu`."""
+
+PACKAGES = ("apt", "ca-certificates", "git", "make", "openssh-client", "python3", "python3-venv")
 # How this machine's pip reaches its package index; a folder of wheels among them is made visible, too.
 PIP = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_CERT", "PIP_DEFAULT_TIMEOUT")
 CONFIGURATION = (Path("/etc/pip.conf"), Path.home() / ".config/pip/pip.conf", Path.home() / ".pip/pip.conf")
@@ -57,13 +61,23 @@ class ControlHost:
         (self.root / path.lstrip("/")).write_text(text)
 
 
+def sources_of(suite: str) -> tuple[str, ...]:
+    """The lines of sources.list for a suite of Debian or Ubuntu; none: this machine reaches no archive that has it."""
+    for debian in DEBIANS:
+        if debian.suite == suite and not debian.backports:
+            return tuple(source.line() for source in apt.sources_of(debian))
+    archive = os.environ.get(UBUNTU)
+    # Ubuntu has python3-venv in universe.
+    return tuple(f"deb {archive} {each} main universe" for each in (suite, f"{suite}-updates")) if archive else ()
+
+
 @contextmanager
-def fresh(debian: Debian, folder: Path) -> Iterator[ControlHost]:
+def fresh(suite: str, folder: Path) -> Iterator[ControlHost]:
     """A control host on which nothing was done yet. It ends with the block.
 
     :param folder: an empty one, for what it writes.
     """
-    lower = _installed(debian)
+    lower = _installed(suite)
     upper, work, root = (folder / name for name in ("upper", "work", "root"))
     for each in (upper, work, root):
         each.mkdir()
@@ -75,11 +89,11 @@ def fresh(debian: Debian, folder: Path) -> Iterator[ControlHost]:
         run(["umount", "--recursive", root])
 
 
-def _installed(debian: Debian) -> Path:
+def _installed(suite: str) -> Path:
     """Its packages, from this machine's mirror; kept in the cache."""
-    sources = "".join(f"{source.line()}\n" for source in apt.sources_of(debian))
+    sources = "".join(f"{line}\n" for line in sources_of(suite))
     key = sha256("\n".join([*PACKAGES, sources, *apt.carried_options()]).encode()).hexdigest()[:16]
-    made = cache.home() / f"control-{debian.name}-{key}"
+    made = cache.home() / f"control-{suite}-{key}"
     cache.home().mkdir(parents=True, exist_ok=True)
     with exclusive(cache.home() / "lock", "a build of the cache is under way"):
         if not made.exists():
@@ -89,7 +103,7 @@ def _installed(debian: Debian) -> Path:
             listed.write_text(sources)
             options = [f"--aptopt={option}" for option in apt.carried_options()]
             words = ["mmdebstrap", "--mode=root", "--variant=minbase", f"--include={','.join(PACKAGES)}", *options]
-            run([*ALONE, "--mount-proc", *words, debian.suite, building, listed])
+            run([*ALONE, "--mount-proc", *words, suite, building, listed])
             building.rename(made)
     return made
 

@@ -31,6 +31,38 @@ def test_an_environment_that_was_interrupted_before_it_had_pip_is_made_again(tmp
     subprocess.run([environment / "pip", "--version"], check=True, capture_output=True)
 
 
+def control_beside(folder: Path, **pythons: str) -> subprocess.CompletedProcess[str]:
+    """`make .venv/.control` where PATH has these programs, and what make itself needs."""
+    shutil.copy(ROOT / "Makefile", folder)
+    (folder / "pyproject.toml").write_text("")
+    (folder / "requirements").mkdir()
+    (folder / "requirements/control.txt").write_text("")
+    path = folder / "path"
+    path.mkdir()
+    for name in ("make", "sh", "id", "nproc", "expr", "touch", "true"):
+        (path / name).symlink_to(str(shutil.which(name)))
+    for name, text in pythons.items():
+        (path / name.replace("_", ".")).write_text(f"#!/bin/sh\n{text}\n")
+        (path / name.replace("_", ".")).chmod(0o755)
+    # The packages themselves are of no interest: PIP is a command that does nothing.
+    words = [str(path / "make"), "-C", str(folder), "PIP=true", ".venv/.control"]
+    return subprocess.run(words, env={"PATH": str(path)}, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_a_newer_python_beside_one_that_is_too_old_makes_the_environment(tmp_path: Path) -> None:
+    """As on Rocky Linux 9: python3 is 3.9, and python3.12 is a package of its own."""
+    done = control_beside(tmp_path, python3="exit 1", python3_12=f'exec {sys.executable} "$@"')
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / ".venv/bin/pip").exists()
+
+
+def test_without_a_python_that_is_new_enough_the_remedy_is_named(tmp_path: Path) -> None:
+    done = control_beside(tmp_path, python3="exit 1")
+    assert done.returncode != 0
+    assert "python3 is missing or older than Python 3.10; install a newer one" in done.stderr
+
+
 def test_a_first_deploy_that_fails_ends_with_what_to_do(tmp_path: Path) -> None:
     shutil.copy(ROOT / "Makefile", tmp_path)
     programs = tmp_path / ".venv/bin"
