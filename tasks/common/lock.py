@@ -30,10 +30,11 @@ from pyinfra.api.host import Host
 from pyinfra.api.state import State
 from pyinfra.connectors.util import CommandOutput
 from pyinfra.context import ctx_host
+from pyinfra.progress import progress_spinner
 
 from agent.report.printable import printable
 from tasks import time_limits
-from tasks.common import answers
+from tasks.common import answers, progress
 from tasks.common.commands import fail, script, warn
 
 FILE = "/var/lib/trackbed-deploy.lock"
@@ -147,14 +148,26 @@ def running(run: Callable[..., None]) -> Callable[..., None]:
         deploy = Deploy()
         renewing = gevent.spawn(deploy.renew_all, state)
         try:
-            _each(state, list(state.active_hosts), deploy.take)
+            _each_shown(state, list(state.active_hosts), "taking the lock", deploy.take)
             state.fail_hosts({each for each in state.active_hosts if each not in deploy.held})  # type: ignore[no-untyped-call]
             run(state, **given)
         finally:
             renewing.kill()
-            _each(state, deploy.held, deploy.give_back)
+            _each_shown(state, deploy.held, "giving the lock back", deploy.give_back)
 
     return run_locked
+
+
+def _each_shown(state: State, hosts: list[Host], step: str, do: Callable[[State, Host], None]) -> None:
+    """Do this for each host. While pyinfra waits for hosts, their steps are shown."""
+    with progress_spinner(hosts) as done:
+
+        def do_shown(state: State, host: Host) -> None:
+            with progress.step(host, step):
+                do(state, host)
+            done(host)
+
+        _each(state, hosts, do_shown)
 
 
 def _each(state: State, hosts: list[Host], do: Callable[[State, Host], None]) -> None:

@@ -165,13 +165,14 @@ def test_on_a_terminal_each_host_has_a_line_with_its_step_and_since_when(tmp_pat
     assert "operation 1 of 2" not in "\n".join(seen(written)), "what comes next takes the place of the lines"
 
 
-def test_a_host_that_reads_facts_has_a_line_before_the_first_operation(tmp_path: Path) -> None:
+def test_a_host_has_a_line_before_the_first_operation_and_after_the_last_one(tmp_path: Path) -> None:
     words = command(tmp_path)
     (tmp_path / "nothing.py").write_text(
         "from pyinfra.context import host\nfrom pyinfra.facts.server import Arch\nhost.get_fact(Arch)\n"
     )
     _, written = on_a_terminal(words, tmp_path)
-    assert re.search(r"    @fake/node1 +\d\.\d s  reading Arch\r", written), written
+    for step in ("reading Arch", "taking the lock", "giving the lock back"):
+        assert re.search(rf"    @fake/node1 +\d\.\d s  {step}\r", written), written
 
 
 def test_as_many_hosts_are_shown_as_the_terminal_has_lines(tmp_path: Path) -> None:
