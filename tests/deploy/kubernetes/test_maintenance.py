@@ -22,7 +22,8 @@ from tasks.reboot_users import RebootUsers
 from tests.deploy.conftest import Connector, Node, Result, of, status
 from tests.deploy.kubernetes.test_kubernetes import KUBECONFIG
 from tests.deploy.test_cli import REPORT
-from tests.unit.fleet.test_maintenance import HEALTHY, pod
+from tests.unit.fleet.test_maintenance import pod
+from tests.unit.fleet.test_maintenance_requests import HEALTHY
 from tests.unit.reporter.scripted import api_server
 
 NODE = "/api/v1/nodes/node-a"

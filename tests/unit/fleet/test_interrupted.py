@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,11 @@ import pytest
 from attrs import define, field
 
 from agent.report import names
+from tests.http_server import Request, serving
 from tests.unit.fleet.test_fleet import ROOT, node
 from tests.unit.fleet.test_kubeconfig import KUBECONFIG
-from tests.unit.fleet.test_maintenance import BUSY_AS_TEXT, pod
+from tests.unit.fleet.test_maintenance import pod
+from tests.unit.fleet.test_maintenance_requests import BUSY_AS_TEXT
 
 NODES = ("a", "b")
 TRACKBED = (sys.executable, "-m", "cli", "fleet")
@@ -68,38 +69,18 @@ class Cluster:
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     made = Cluster(tmp_path / "kubeconfig")
 
-    class Handler(BaseHTTPRequestHandler):
-        def answer(self) -> None:
-            text = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            what, body = f"{self.command} {self.path.partition('?')[0]}", json.loads(text or "null")
-            made.received(what, body)
-            dropped = made.unanswered(what, body)
-            code, document = made.answer(what, body)
-            if dropped:
-                self.close_connection = True
-                return
-            sent = (document if isinstance(document, str) else json.dumps(document)).encode()
-            self.send_response(code)
-            self.send_header("Content-Type", "text/plain" if isinstance(document, str) else "application/json")
-            self.send_header("Content-Length", str(len(sent)))
-            self.end_headers()
-            self.wfile.write(sent)
+    def answered(request: Request) -> tuple[int, Any] | None:
+        what, body = f"{request.method} {request.path}", json.loads(request.body or "null")
+        made.received(what, body)
+        dropped = made.unanswered(what, body)
+        answer = made.answer(what, body)
+        return None if dropped else answer
 
-        do_GET = do_POST = do_PATCH = answer
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    made.kubeconfig.write_text(
-        KUBECONFIG.replace("https://127.0.0.1:1", f"http://127.0.0.1:{server.server_address[1]}")
-    )
-    yield made
-    for each in made.started:
-        each.kill()
-    server.shutdown()
-    server.server_close()
+    with serving(answered) as url:
+        made.kubeconfig.write_text(KUBECONFIG.replace("https://127.0.0.1:1", url))
+        yield made
+        for each in made.started:
+            each.kill()
 
 
 def start(cluster: Cluster, before: Sequence[str] = ()) -> subprocess.Popen[str]:

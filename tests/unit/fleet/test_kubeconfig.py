@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx2
@@ -19,6 +17,7 @@ from click.testing import CliRunner
 from fleet.api import _from_environment
 from fleet.commands import fleet
 from fleet.credentials import NotGiven, bound_token
+from tests.http_server import Request, serving
 from tests.unit.reporter.local_user import as_nobody, public_folder
 from tests.unit.reporter.scripted import api_server
 
@@ -294,28 +293,12 @@ def server(body: str, status: int = 200) -> Iterator[tuple[str, list[str | None]
     """A server here that answers each request with this body and status; its URL, and the credentials that it was sent."""
     sent: list[str | None] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self.do_GET()
+    def answer(request: Request) -> tuple[int, bytes]:
+        sent.append(request.credentials)
+        return status, body.encode()
 
-        def do_GET(self) -> None:
-            sent.append(self.headers["Authorization"])
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body.encode())
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
-        threading.Thread(target=listening.serve_forever).start()
-        try:
-            yield f"http://127.0.0.1:{listening.server_port}", sent
-        finally:
-            listening.shutdown()
+    with serving(answer) as url:
+        yield url, sent
 
 
 TIME = '{"metadata": {"creationTimestamp": "2026-01-01T00:00:00Z"}, "items": %s}'

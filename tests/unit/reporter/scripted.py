@@ -11,7 +11,6 @@ import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,8 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+
+from tests.http_server import Request, serving
 
 Answer = Callable[[str, str, Any], tuple[int, dict[str, Any]] | None]
 """Of method, path without query, and body: status and document; None: the connection ends without an answer."""
@@ -74,35 +75,11 @@ def api_server(folder: Path, answer: Answer, headers: Mapping[str, str] | None =
     """Serve until it is left; its URL, and the authority that it is known by."""
     authority, certificate = _certificates(folder)
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"  # connections stay, as those of an API server
+    def answered(request: Request) -> tuple[int, dict[str, Any]] | None:
+        return answer(request.method, request.path, json.loads(request.body) if request.body else None)
 
-        def handle_request(self) -> None:
-            text = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            answered = answer(self.command, self.path.partition("?")[0], json.loads(text) if text else None)
-            if answered is None:
-                self.close_connection = True
-                return
-            document = json.dumps(answered[1]).encode()
-            self.send_response(answered[0])
-            for name, value in {"Content-Length": str(len(document)), **(headers or {})}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(document)
-
-        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_request
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate)
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-    yield f"https://127.0.0.1:{server.server_address[1]}", authority
-    server.shutdown()
-    server.server_close()
+    with serving(answered, certificate, headers or {}) as url:
+        yield url, authority
 
 
 def answer_one(connection: ssl.SSLSocket) -> bool:

@@ -16,7 +16,8 @@ from agent.report.names import READY_LABEL
 from agent.reporter.kubernetes.node import desired, node_patch, read_node
 from fleet.inventory import Inventory
 from fleet.maintenance_record import Record, annotated, finished
-from tests.unit.fleet.test_maintenance import NODE, PODS, Serve, pod, recorded, serve
+from tests.unit.fleet.test_maintenance import pod
+from tests.unit.fleet.test_maintenance_requests import NODE, PODS, Serve, recorded, serve
 from tests.unit.reporter.test_node import FACT, LABELS, NOT_READY, OURS, READY_NOW, RESOURCE, SETTINGS, THEIRS, labelled
 from tests.unit.reporter.test_node import apply as patched
 

@@ -1,0 +1,290 @@
+"""A maintenance whose API server does not always answer, or whose Node changes meanwhile."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import define, evolve, field
+from lightkube import Client, KubeConfig
+from lightkube.config.models import Cluster, User
+
+from agent.report import names
+from agent.report.records import Disruption
+from fleet.api import Api
+from fleet.eviction import Rules
+from fleet.inventory import Host, Inventory
+from fleet.maintenance import Maintenance
+from fleet.maintenance_record import Record
+from fleet.sweeping import decide, sweep
+from tests.http_server import serving
+from tests.unit.fleet.test_fleet import node
+from tests.unit.fleet.test_maintenance import NOW, pod
+
+PODS, EVICTION, NODE = "GET /api/v1/pods", "POST /api/v1/namespaces/ml/pods/job/eviction", "/api/v1/nodes/a"
+BUSY = (503, {"kind": "Status", "code": 503, "message": "it is being restarted"})
+BUSY_AS_TEXT = (429, "Too many requests, please try again later.")
+BAD_GATEWAY = (502, "<html>bad gateway")
+LOGIN = (200, "<html>please log in")
+FIREWALL = (403, "<html>not from here")
+FORBIDDEN: tuple[int, dict[str, Any]] = (403, {"kind": "Status", "code": 403, "message": "nobody may do this"})
+UNUSED: tuple[int, dict[str, Any]] = (200, {"metadata": {"name": "a", "resourceVersion": "7"}})
+NO_PODS: tuple[int, dict[str, Any]] = (200, {"items": []})
+HEALTHY: dict[str, Any] = {
+    "status": {"conditions": [{"type": each, "status": "True"} for each in ("Ready", names.READY, names.UP_TO_DATE)]}
+}
+ONE_POD = (200, {"items": [pod("job").to_dict()]})
+
+Answers = dict[str, list[tuple[int, dict[str, Any] | str]]]
+
+
+@define
+class Scripted:
+    """An API server that answers each request with the next of its answers, then always the last. ``asked``: the requests."""
+
+    answers: Answers
+    asked: list[str] = field(factory=list)
+    before: Callable[[str], None] = lambda what: None
+
+    def answer(self, what: str) -> tuple[int, dict[str, Any] | str]:
+        self.before(what)
+        self.asked.append(what)
+        left = self.answers[what]
+        return left.pop(0) if len(left) > 1 else left[0]
+
+
+Serve = Callable[[Answers], tuple[Scripted, Maintenance]]
+
+
+@pytest.fixture
+def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+    """Start such a server, and a maintenance that uses it."""
+    monkeypatch.setattr("fleet.maintenance.CHECK_INTERVAL", 0.01)
+    with ExitStack() as running:
+
+        def begin(answers: Answers) -> tuple[Scripted, Maintenance]:
+            script = Scripted(answers)
+            url = running.enter_context(serving(lambda request: script.answer(f"{request.method} {request.path}")))
+            config = KubeConfig.from_one(cluster=Cluster(server=url), user=User(), context_name="a")
+            api = Api(Client(config), "me", NOW)
+            inventory = Inventory(tmp_path, {"a": Host("a", "a")})
+            return script, Maintenance(api, inventory, Disruption.VF_RESET, Rules(), 5.0, 5.0, 5.0, lambda line: None)
+
+        yield begin
+
+
+@pytest.mark.parametrize("busy", [BUSY, BUSY_AS_TEXT, BAD_GATEWAY], ids=["JSON", "text", "proxy"])
+def test_a_restarting_api_server_is_asked_again(serve: Serve, busy: tuple[int, Any]) -> None:
+    script, maintenance = serve(
+        {
+            PODS: [busy, ONE_POD, ONE_POD, busy, NO_PODS],
+            EVICTION: [busy, (201, {})],
+            f"GET {NODE}": [busy, (200, HEALTHY)],
+        }
+    )
+    maintenance._drain("a")
+    assert script.asked == [PODS, PODS, EVICTION, PODS, EVICTION, PODS, PODS]
+    maintenance._wait("a")
+
+
+def test_while_etcd_elects_a_leader_a_maintenance_waits(serve: Serve) -> None:
+    elects = (500, {"kind": "Status", "code": 500, "message": "etcdserver: leader changed"})
+    script, maintenance = serve(
+        {
+            PODS: [elects, NO_PODS],
+            f"GET {NODE}": [elects, (200, HEALTHY), elects, recorded("wait")],
+            f"PATCH {NODE}": [elects, (200, {})],
+        }
+    )
+    maintenance._drain("a")
+    maintenance._wait("a")
+    assert maintenance.give_back("a") == ("undone", "")
+    assert script.asked[-4:] == [f"GET {NODE}", f"PATCH {NODE}", f"GET {NODE}", f"PATCH {NODE}"]
+
+
+def test_a_pod_of_several_budgets_undoes_the_drain(serve: Serve) -> None:
+    several = (500, {"kind": "Status", "code": 500, "message": "This pod has more than one PodDisruptionBudget"})
+    answers: Answers = {PODS: [ONE_POD], EVICTION: [several], f"GET {NODE}": [UNUSED, recorded("drain")]}
+    _, maintenance = serve({**answers, f"PATCH {NODE}": [(200, {})]})
+    assert maintenance.run(["a"], 1)["a"] == ("undone", "ml/job: This pod has more than one PodDisruptionBudget")
+
+
+@pytest.mark.parametrize(
+    "why",
+    [
+        pytest.param("Cannot evict pod as it would violate the pod's disruption budget.", id="kured-82"),
+        pytest.param("Cannot evict pod as it would violate the pod's disruption budget.", id="claudie-1508"),
+        pytest.param("Cannot evict pod as it would violate the pod's disruption budget.", id="longhorn-5910"),
+        pytest.param("admission webhook denied the request: Evacuation in progress", id="harvester-9150"),
+    ],
+)
+def test_a_pod_that_may_never_be_evicted_undoes_the_drain_in_time_and_is_named(serve: Serve, why: str) -> None:
+    """Public reports of drains that wait for ever for a PodDisruptionBudget, or for who answers like one."""
+    refused = (429, {"kind": "Status", "code": 429, "message": why})
+    answers: Answers = {PODS: [ONE_POD], EVICTION: [refused], f"GET {NODE}": [UNUSED, recorded("drain")]}
+    script, maintenance = serve({**answers, f"PATCH {NODE}": [(200, {})]})
+    result, reason = evolve(maintenance, drain_timeout=0.1).run(["a"], 1)["a"]
+    assert result == "undone"
+    assert "ml/job" in reason
+    assert why in reason
+    assert script.asked.count(f"POST {EVICTION.partition(' ')[2]}") > 1
+    assert script.asked[-2:] == [f"GET {NODE}", f"PATCH {NODE}"]
+
+
+def test_a_drain_that_is_forbidden_is_undone(serve: Serve) -> None:
+    script, maintenance = serve(
+        {PODS: [FORBIDDEN], f"GET {NODE}": [UNUSED, recorded("drain")], f"PATCH {NODE}": [(200, {})]}
+    )
+    assert maintenance.run(["a"], 1) == {"a": ("undone", "nobody may do this")}
+    assert script.asked[-2:] == [f"GET {NODE}", f"PATCH {NODE}"]
+
+
+def test_an_interruption_during_the_last_look_at_the_pods_begins_no_change(serve: Serve) -> None:
+    script, maintenance = serve(
+        {PODS: [NO_PODS], f"GET {NODE}": [UNUSED, recorded("drain")], f"PATCH {NODE}": [(200, {})]}
+    )
+    script.before = lambda what: maintenance.stop.set() if what == PODS else None
+    assert maintenance.run(["a"], 1) == {"a": ("undone", "interrupted before anything was changed")}
+
+
+def test_an_api_server_that_does_not_answer_while_the_drain_is_undone_leaves_a_node_that_is_named(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fleet.maintenance.CLEAN_UP", 0.05)
+    script, maintenance = serve({PODS: [NO_PODS], f"GET {NODE}": [UNUSED, BUSY], f"PATCH {NODE}": [(200, {})]})
+    script.before = lambda what: maintenance.stop.set() if what == PODS else None
+    result, reason = evolve(maintenance, ready_timeout=3600.0).run(["a"], 1)["a"]
+    assert (result, reason.startswith("the API server refuses: it is being restarted")) == ("failed", True)
+    assert "; it stays cordoned; then trackbed fleet maintain a --inventory" in reason
+    assert script.asked.count(f"GET {NODE}") > 2
+
+
+def test_a_node_that_is_gone_does_not_keep_others_from_being_given_back(serve: Serve) -> None:
+    gone = (404, {"kind": "Status", "code": 404, "message": 'nodes "a" not found'})
+    _, maintenance = serve({f"GET {NODE}": [gone]})
+    result, reason = maintenance.give_back("a")
+    assert (result, 'nodes "a" not found' in reason) == ("failed", True)
+
+
+def recorded(step: str, by: str = "me", since: str = "2026") -> tuple[int, dict[str, Any]]:
+    """A Node with the record of a maintenance."""
+    record = {"by": by, "since": since, "step": step, "cordoned": True, "allow": "rebind"}
+    notes = {names.MAINTENANCE: json.dumps(record)}
+    return 200, {"metadata": {"name": "a", "resourceVersion": "7", "annotations": notes}, **HEALTHY}
+
+
+def test_a_node_that_another_run_has_begun_meanwhile_is_left_to_it(serve: Serve) -> None:
+    script, maintenance = serve({f"GET {NODE}": [recorded("apply", by="bob")], f"PATCH {NODE}": [(200, {})]})
+    assert maintenance.run(["a", "b"], 1) == {
+        "a": (
+            "failed",
+            "bob began to maintain a at 2026 and has not finished; if that run is over, give --resume or --undo",
+        ),
+        "b": ("not started", ""),
+    }
+    assert script.asked == [f"GET {NODE}"]
+
+
+def test_a_node_that_an_earlier_run_has_begun_is_taken_over_on_request(serve: Serve) -> None:
+    _, maintenance = serve({f"GET {NODE}": [recorded("apply", by="bob")], f"PATCH {NODE}": [(200, {})]})
+    taken = evolve(maintenance, resume=True)._begin("a")
+    assert (taken.by, taken.step, taken.cordoned) == ("me", "apply", True)
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"), [(LOGIN, "gives no answer of an API server"), (FIREWALL, "which may be no API server")]
+)
+def test_an_answer_that_is_no_json_undoes_the_drain_and_begins_no_other_node(
+    serve: Serve, answer: tuple[int, str], why: str
+) -> None:
+    answers: Answers = {PODS: [answer], f"GET {NODE}": [UNUSED, recorded("drain")], f"PATCH {NODE}": [(200, {})]}
+    script, maintenance = serve(answers)
+    results = maintenance.run(["a", "b"], 1)
+    assert (results["a"][0], why in results["a"][1], results["b"][0]) == ("undone", True, "not started")
+    assert script.asked[-2:] == [f"GET {NODE}", f"PATCH {NODE}"]
+
+
+@pytest.mark.parametrize("answer", [LOGIN, FIREWALL], ids=["log in", "firewall"])
+def test_an_answer_that_is_no_json_fails_its_node_alone(serve: Serve, answer: tuple[int, str]) -> None:
+    _, maintenance = serve({f"GET {NODE}": [answer]})
+    results = maintenance.run(["a", "b"], 1)
+    assert (results["a"][0], results["b"][0]) == ("failed", "not started")
+    result, reason = maintenance.give_back("a")
+    assert (result, "API server" in reason) == ("failed", True)
+
+
+LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{names.NAMESPACE}/leases"
+
+
+@pytest.mark.parametrize("answer", [LOGIN, FIREWALL, BAD_GATEWAY], ids=["log in", "firewall", "proxy"])
+def test_an_answer_that_is_no_json_keeps_no_other_node_from_being_swept(serve: Serve, answer: tuple[int, str]) -> None:
+    _, maintenance = serve(
+        {
+            "GET /api/v1/nodes": [(200, {"items": [node("a").to_dict(), node("b").to_dict()]})],
+            f"GET {LEASES}": [(200, {"items": []})],
+            f"GET {NODE}": [answer],
+            "GET /api/v1/nodes/b": [(200, node("b").to_dict())],
+            f"POST {LEASES}": [(201, {})],
+        }
+    )
+    swept = sweep(maintenance.api, decide(maintenance.api, 0.25), threading.Event())
+    assert (swept.renewed, list(swept.failed)) == (("b",), ["a"])
+    assert swept.failed["a"].startswith("its Lease was deleted and cannot be created again: ")
+
+
+@pytest.mark.parametrize("busy", [BUSY, BUSY_AS_TEXT, BAD_GATEWAY], ids=["JSON", "text", "proxy"])
+def test_a_step_is_recorded_and_undone_although_the_api_server_restarts(serve: Serve, busy: tuple[int, Any]) -> None:
+    script, maintenance = serve(
+        {f"GET {NODE}": [busy, recorded("apply")], f"PATCH {NODE}": [busy, (200, {}), busy, (200, {})]}
+    )
+    maintenance._note("a", "wait")
+    assert script.asked == [f"GET {NODE}", f"GET {NODE}", f"PATCH {NODE}", f"GET {NODE}", f"PATCH {NODE}"]
+    assert maintenance.give_back("a") == ("undone", "")
+    _, maintenance = serve({f"GET {NODE}": [busy]})
+    assert evolve(maintenance, ready_timeout=0.05).give_back("a")[0] == "failed"
+
+
+def test_a_record_whose_answer_was_lost_is_this_runs_own(serve: Serve) -> None:
+    written = recorded("drain", since=NOW.isoformat())
+    script, maintenance = serve({f"GET {NODE}": [UNUSED, written], f"PATCH {NODE}": [(504, "<html>time-out")]})
+    stopped = Api(maintenance.api.client, "me", NOW, clock=lambda: 0.0)
+    assert evolve(maintenance, api=stopped)._begin("a") == Record("me", NOW.isoformat(), "drain", True, "rebind")
+    assert script.asked == [f"GET {NODE}", f"PATCH {NODE}", f"GET {NODE}"]
+
+
+def test_a_pod_of_a_namespace_that_is_being_deleted_is_waited_for(serve: Serve) -> None:
+    causes = [{"reason": "NamespaceTerminating", "message": "namespace ml is being terminated"}]
+    terminating = {**FORBIDDEN[1], "details": {"causes": causes}}
+    script, maintenance = serve({PODS: [ONE_POD, NO_PODS], EVICTION: [(403, terminating)]})
+    maintenance._drain("a")
+    assert script.asked == [PODS, EVICTION, PODS]
+
+
+def test_a_failed_maintenance_names_the_whole_commands_that_go_on(serve: Serve) -> None:
+    _, maintenance = serve({f"GET {NODE}": [recorded("wait")], f"PATCH {NODE}": [FORBIDDEN]})
+    limited = evolve(maintenance.inventory, limit=("own_cluster", "gpu-0*"))
+    result, reason = evolve(maintenance, resume=True, inventory=limited).run(["a"], 1)["a"]
+    command = "trackbed fleet maintain a"
+    chosen = f"--inventory {maintenance.inventory.path} --limit own_cluster --limit 'gpu-0*'"
+    go_on = f"{command} {chosen} --allow vf-reset --resume"
+    assert (result, reason.partition("; then ")[2]) == ("failed", f"{go_on}, or {command} --undo")
+
+
+def test_a_node_that_is_gone_has_no_maintenance_to_go_on_with(serve: Serve) -> None:
+    gone = (404, {"kind": "Status", "code": 404, "message": 'nodes "a" not found'})
+    _, maintenance = serve({f"GET {NODE}": [gone]})
+    said = ("failed", 'there is no Node a: nodes "a" not found; see: trackbed fleet status')
+    assert maintenance.run(["a"], 1)["a"] == said
+    assert maintenance.give_back("a") == said
+
+
+def test_an_interruption_before_the_cordon_is_confirmed_does_not_say_that_it_is_there(serve: Serve) -> None:
+    script, maintenance = serve({f"GET {NODE}": [UNUSED], f"PATCH {NODE}": [BUSY]})
+    script.before = lambda what: maintenance.stop.set() if what == f"PATCH {NODE}" else None
+    said = "it may be cordoned; if it is, give it back: trackbed fleet maintain a --undo"
+    assert maintenance.run(["a"], 1) == {"a": ("interrupted", said)}
