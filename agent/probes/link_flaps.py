@@ -90,7 +90,8 @@ def remember(before: Memory | None, now: float, have: Snapshot, facts: None) -> 
 
 def _read(before: Carrier | None, link: Link, now: float, flapped: bool) -> Carrier:
     """The carrier after a reading of its netdev. ``flapped``: the agent has just made a change that flaps the link."""
-    read = Carrier(link.ifindex, link.up, link.carrier_downs, now + TRAINING, before.losses if before else ())
+    trained = now + TRAINING if link.up else 0.0
+    read = Carrier(link.ifindex, link.up, link.carrier_downs, trained, before.losses if before else ())
     dark = link.up and not link.carrier
     if read.dark and not dark:
         read = evolve(read, losses=(*read.losses[:-1], evolve(read.losses[-1], ended=now)))

@@ -78,6 +78,7 @@ def test_a_change_that_is_undone_too_often_is_left_alone_and_the_node_is_not_rea
     assert not is_ready(result.conditions)
     assert (contended(result).status, contended(result).reason) == ("False", "Contended")
     (outcome,) = blocked(result)
+    assert [fault.target for fault in contended(result).faults] == [outcome.change.target]
     assert outcome.change.field == "mtu"
     assert f"put back {LIMIT} times within 10 minutes" in outcome.error
 

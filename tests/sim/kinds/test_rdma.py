@@ -10,7 +10,7 @@ from agent.engine.originals import Originals
 from agent.engine.retry import Failures
 from agent.hardware.functions import vf_addresses
 from agent.hardware.rdma import Reader
-from agent.report.records import Condition
+from agent.report.records import HOST, Condition
 from agent.report.verdict import is_ready
 from cli import counters
 from cli.as_inventory import derive_inventory
@@ -269,6 +269,7 @@ def test_a_character_device_that_is_missing_is_named(kernel: Kernel, gone: str, 
     kernel.tree.remove("/sys/class/infiniband_mad") if "mad" in gone else None
     result = condition_of(settle(kernel, {"rdma": {}}), "RdmaCharDevices")
     assert (result.status, result.message) == ("False", f"not in /dev/infiniband: {said}")
+    assert [fault.target for fault in result.faults] == [HOST if "rdma_cm" in gone else PF0]
 
 
 # --- rdma_netns --------------------------------------------------------------------------------------------

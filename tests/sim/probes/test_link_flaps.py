@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,38 @@ def test_without_the_kernel_s_count_the_losses_that_are_seen_count(node: Node) -
     assert look(node).link == "quarantined"
 
 
+def test_a_loss_in_quarantine_makes_it_begin_again(node: Node) -> None:
+    for _ in range(3):
+        lose(node)
+    assert states(node, 500) == ["quarantined"]
+    lose(node)
+    assert states(node, 500, 100) == ["quarantined", "probation"]
+
+
+def test_a_link_that_came_up_and_was_lost_again_between_two_passes_has_two_losses(node: Node) -> None:
+    node.kernel.lose_carrier(PF0)
+    assert look(node).link == "suspect"
+    for _ in range(2):
+        node.kernel.regain_carrier(PF0)
+        node.kernel.lose_carrier(PF0)
+    assert look(node).link == "quarantined"
+
+
+def test_losses_while_a_link_comes_up_do_not_count() -> None:
+    node = Node.with_two_nics()
+    look(node)
+    for _ in range(5):
+        lose(node)
+    assert look(node).link == "good"
+
+
+def test_a_netdev_that_its_driver_made_anew_has_a_count_of_its_own(node: Node) -> None:
+    netdev = node.kernel.netdevs[NAME0]
+    netdev.link = evolve(netdev.link, ifindex=77, carrier_downs=50)
+    node.kernel.tree.put(f"/sys/class/net/{NAME0}/ifindex", "77")
+    assert look(node).link == "good"
+
+
 def test_losses_of_two_links_are_not_added_up(node: Node) -> None:
     for address in (PF0, PF1, PF0, PF1):
         lose(node, address=address)
@@ -170,6 +203,29 @@ def test_a_restart_of_the_agent_forgets_no_loss_and_counts_those_meanwhile(node:
     assert look(node) == quarantined
 
 
+def test_the_losses_are_written_only_when_they_have_changed(node: Node, tmp_path: Path) -> None:
+    def written() -> int:
+        look(node)
+        node.now += 60
+        return (tmp_path / "link_flaps.json").stat().st_ino
+
+    for state in ("up", "down"):
+        node.wanted_state = state
+        written()
+        assert written() == written()
+    (tmp_path / "link_flaps.json").unlink()
+    node.wanted_state = "up"
+    assert written()
+
+
+def test_a_full_disk_costs_no_loss_while_the_agent_runs(node: Node, tmp_path: Path) -> None:
+    (tmp_path / "link_flaps.json").unlink()
+    (tmp_path / "link_flaps.json").mkdir()
+    for _ in range(5):
+        lose(node)
+    assert look(node).link == "quarantined"
+
+
 def test_a_file_that_cannot_be_read_starts_over(node: Node, tmp_path: Path) -> None:
     for _ in range(3):
         lose(node)
@@ -189,9 +245,13 @@ def test_a_check_that_is_off_or_only_warns_quarantines_nobody(node: Node) -> Non
 
 
 def test_a_flood_of_losses_is_kept_within_bounds_and_ends(node: Node) -> None:
-    for _ in range(1000):
-        node.kernel.count_loss(PF0)
-    assert look(node).link == "quarantined"
+    for _ in range(2):
+        for _ in range(1000):
+            node.kernel.count_loss(PF0)
+        assert look(node).link == "quarantined"
+    assert node.folder is not None
+    kept = json.loads((node.folder / "link_flaps.json").read_text())["kept"]
+    assert len(kept[PF0]["losses"]) == MOST
     node.restart()
     assert states(node, 0, 600, 3600) == ["quarantined", "probation", "good"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from typing import Any
 
 import pytest
 
@@ -115,14 +116,16 @@ def test_without_an_answer_nothing_is_known_of_any_nic(node: Node) -> None:
 
 
 def test_what_is_certain_stands_before_what_is_unknown(node: Node) -> None:
-    node.look(probes=REQUIRED)
+    required = {**REQUIRED, "queue_interrupts": {"severity": "required"}}
+    node.look(probes=required)
     node.kernel.tree.put(WIDTH, "")
     node.kernel.unreadable.add(WIDTH)
-    node.kernel.lose_carrier(PF0)
+    node.kernel.interrupts.free(PF0)
+    node.kernel.interrupts.request_all(PF0, ["mana_intr"] * 3)
     node.now += 60
-    node.look(probes=REQUIRED)
+    node.look(probes=required)
     first, second = nics(node)
-    assert (first.reason, first.certainty) == ("NoCarrier", "certain")
+    assert (first.reason, first.certainty) == ("NotRecognised", "certain")
     assert (second.reason, second.certainty) == ("ProbeFailed", "unknown")
 
 
@@ -172,7 +175,7 @@ def test_in_observe_mode_every_nic_is_ready_as_the_node_is(node: Node) -> None:
 
 # --- which NICs the node needs ---------------------------------------------------------------------------------------
 
-ONE = {"granularity": "device", "at_least": 1}
+ONE: dict[str, Any] = {"granularity": "device", "at_least": 1}
 
 
 def both(node: Node) -> None:
@@ -219,6 +222,13 @@ def test_a_nic_that_is_gone_or_cannot_be_changed_costs_no_more_than_itself(node:
     assert conditions["NicsReady"].status == "False"
 
 
+def test_a_check_that_only_an_optional_nic_fails_stays_required(node: Node) -> None:
+    node.look()
+    node.kernel.lose_carrier(PF1)
+    carrier = node.look(**ONE)["Carrier"]
+    assert (carrier.status, carrier.severity, len(carrier.faults)) == ("True", "required", 1)
+
+
 def test_a_fault_of_the_host_costs_the_node_ready_whatever_the_nics(node: Node) -> None:
     both(node)
     refused = OSError(errno.EINVAL, "Invalid argument")
@@ -232,21 +242,26 @@ def test_a_fault_of_the_host_costs_the_node_ready_whatever_the_nics(node: Node) 
 
 def test_a_repair_that_disturbs_nobody_is_announced_only_if_the_node_needs_the_nic(node: Node) -> None:
     both(node)
-    node.more = with_nics({"txqueuelen": 2000}, {"txqueuelen": 2000}).more
+    node.more = with_nics({"txqueuelen": 2000, "mtu": 4000}, {"txqueuelen": 2000}).more
     node.look(**ONE)
 
-    def announced(count: int, **judged: object) -> bool:
+    def announced(count: int, disruption: Disruption = Disruption.NONE, **judged: object) -> bool:
         for pf in (PF0, PF1)[:count]:
-            node.kernel.netlink.set_link(node.kernel.netdev(pf).ifindex, txqueuelen=500)
+            index = node.kernel.netdev(pf).ifindex
+            if disruption == Disruption.NONE:
+                node.kernel.netlink.set_link(index, txqueuelen=500)
+            else:
+                node.kernel.netlink.set_link(index, mtu=1400)
         made: list[Change] = []
         spec = from_mapping({"node_name": "n1", **node.more, "readiness": judged})
         memory = Memory(lambda: node.now)
         result = converge(node.kernel.machine(), Goal(spec), memory, callbacks=Callbacks(announce=made.append))
-        assert {outcome.change.disruption for outcome in result.outcomes} == {Disruption.NONE}
+        assert {outcome.change.disruption for outcome in result.outcomes} == {disruption}
         return bool(made)
 
     assert announced(1)
     assert not announced(2, **ONE)
+    assert announced(1, Disruption.LINK_FLAP, **ONE), "nothing else tells the scheduler that the NIC is disturbed"
     assert announced(1, granularity="device", these=["rail0"])
     assert not announced(1, granularity="device", these=["rail1"])
 

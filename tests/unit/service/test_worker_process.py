@@ -133,6 +133,7 @@ def test_the_worker_reports_only_on_standard_output_and_ends_with_its_standard_i
     soon(lambda: list(read_history(tmp_path / "state")) or None, "history")
     assert {entry.outcome.change.field for entry in read_history(tmp_path / "state")} >= {"count"}
     soon(lambda: (tmp_path / "run" / drift.NAME).exists() or None, "count of the drift")
+    assert set(json.loads((tmp_path / "run" / "link_flaps.json").read_text())["kept"]) == {PF0, PF1}
     assert worker.end() == 0
 
 
