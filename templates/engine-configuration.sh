@@ -71,6 +71,11 @@ validate() {
   fi
 }
 has() { grep -qE "$1" result; }
+# nvidia-ctk copies runc's entry from the main file. Another file may have it: since 2.1 containerd merges a plugin's keys.
+lacks_systemd_cgroup() {
+  set=options.SystemdCgroup\ =\ true
+  has "\.runtimes\.['\"]?runc['\"]?\.$set" && ! has "\.runtimes\.['\"]?nvidia['\"]?\.$set"
+}
 
 command -v "$daemon" >/dev/null || fault "$daemon is not installed; install it, or remove $engine from engines"
 echo ran
@@ -85,7 +90,7 @@ if [ -e "$main" ]; then cp -p "$main" original; fi
 configure
 view result
 find_lost
-if [ "$engine" = containerd ] && [ -s lost ]; then
+if [ "$engine" = containerd ] && { [ -s lost ] || lacks_systemd_cgroup; }; then
   rm -f "$own" "$main"
   cp -p original "$main"
   configure --config-source=command

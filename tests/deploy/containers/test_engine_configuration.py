@@ -15,6 +15,10 @@ from tasks.common import archive
 from tests.deploy.scripts import program
 
 SCRIPT = (archive.ROOT / "templates" / "engine-configuration.sh").read_text()
+CHOOSE = (
+    SCRIPT[SCRIPT.index("has() ") : SCRIPT.index('command -v "$daemon"')]
+    + SCRIPT[SCRIPT.index("view present") : SCRIPT.index("\ncase $engine in\ndocker)\n  if [")]
+)
 VALIDATE = SCRIPT[SCRIPT.index("validate() {") : SCRIPT.index("has() ")]
 FIND_LOST = SCRIPT[SCRIPT.index("ours=") : SCRIPT.index("# dockerd does")]
 
@@ -72,3 +76,29 @@ def test_a_file_is_checked_beside_the_arguments_of_the_running_docker(
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (checked.returncode == 0, "specified both" not in checked.stderr) == (accepted, accepted), checked
+
+
+@pytest.mark.parametrize(
+    ("runc", "sources"),
+    [
+        pytest.param("SystemdCgroup = true", ["", "--config-source=command"], id="nvidia-container-toolkit-497"),
+        pytest.param("SystemdCgroup = false", [""], id="cgroupfs"),
+    ],
+)
+def test_nvidias_runtime_has_the_cgroup_driver_of_runc_in_whatever_file_that_is(
+    tmp_path: Path, runc: str, sources: list[str]
+) -> None:
+    """The main file only imports the one with runc's options. From containerd's dump nvidia-ctk copies them."""
+    at = "plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes"
+    stubs = f"""
+        configure() {{ echo "$*" >>asked; }}
+        view() {{
+          echo "{at}.runc.options.{runc}" >"$1"
+          if grep -q command asked; then echo "{at}.nvidia.options.{runc}" >>"$1"; fi
+        }}
+        engine=containerd main=config.toml own=99-nvidia.toml
+    """
+    for name in ("config.toml", "asked"):
+        (tmp_path / name).touch()
+    subprocess.run(["sh", "-ec", f"{stubs}{FIND_LOST}{CHOOSE}"], cwd=tmp_path, check=True)
+    assert (tmp_path / "asked").read_text().splitlines() == sources
