@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from itertools import product
 
 import pytest
-from attrs import evolve, frozen
+from attrs import frozen
 
 from agent.hardware.placement import Key, Pool, place, pool
 from agent.hardware.topology import Cpu, Topology
@@ -61,14 +61,6 @@ class Case:
         """Two sums of squares: one of the cores' loads, one of the CPUs' loads."""
         return _squares(self.topology.cpus[id].core for id in placed.values()), _squares(placed.values())
 
-    def served(self, placed: dict[Key, int]) -> Counter[tuple[tuple[int, ...], int]]:
-        """How many queues of each pool each CPU serves."""
-        return Counter((self.pools[key].cpus, id) for key, id in placed.items())
-
-    def moved(self, placed: dict[Key, int]) -> int:
-        """How many queues are not where they were, of those that could have stayed."""
-        return sum(id in self.pools[key].cpus and placed[key] != id for key, id in self.previous.items())
-
 
 def _squares(places: Iterable[int]) -> int:
     return sum(load * load for load in Counter(places).values())
@@ -96,45 +88,3 @@ def test_no_placement_is_more_even_on_cores_nor_then_on_cpus(cut: bool) -> None:
         for placed in (place(case.topology, case.pools, {}), place(case.topology, case.pools, case.previous)):
             assert all(id in case.pools[key].cpus for key, id in placed.items())
             assert case.unevenness(placed) == least, case
-
-
-@pytest.mark.parametrize("cut", [False, True], ids=["whole pools", "pools with full CPUs"])
-def test_no_placement_with_the_same_loads_has_fewer_moves(cut: bool) -> None:
-    for case in cases(2, 1500, cut):
-        loads = case.served(place(case.topology, case.pools, {}))
-        placed = place(case.topology, case.pools, case.previous)
-        assert case.served(placed) == loads
-        fewest = min(case.moved(other) for other in case.every() if case.served(other) == loads)
-        assert case.moved(placed) == fewest, case
-        assert place(case.topology, case.pools, placed) == placed
-
-
-def after(topology: Topology, nics: list[tuple[int, int]], offline: Iterable[frozenset[int]]) -> list[dict[Key, int]]:
-    """The placements while these CPUs are off, one after the other."""
-    placed: list[dict[Key, int]] = []
-    for off in offline:
-        rest = evolve(topology, cpus={id: cpu for id, cpu in topology.cpus.items() if id not in off})
-        local = {
-            (f"{nic}", f"{queue}"): pool(rest, node) for nic, (node, count) in enumerate(nics) for queue in range(count)
-        }
-        placed.append(place(rest, local, placed[-1] if placed else {}))
-    return placed
-
-
-def test_cpus_that_were_off_get_their_queues_back() -> None:
-    """All of one time off return together: the first placement does, too. Else queues of one pool may stay exchanged."""
-    chance = random.Random(3)  # noqa: S311  as above
-    exchanged = 0
-    for _ in range(300):
-        topology = machine(chance)
-        nics = [(chance.randint(-1, 1), chance.randint(1, 6)) for _ in range(chance.randint(1, 2))]
-        some = frozenset(chance.sample(sorted(topology.cpus), min(2, len(topology.cpus) - 1)))
-        one = frozenset(list(some)[:1])
-        first, _, back = after(topology, nics, (frozenset(), some, frozenset()))
-        assert back == first
-        first, *_, back = after(topology, nics, (frozenset(), one, some, some - one, frozenset()))
-        local = {key: pool(topology, nics[int(key[0])][0]) for key in first}
-        case = Case(topology, local, {})
-        assert case.served(back) == case.served(first)
-        exchanged += back != first
-    assert exchanged, "the decision says that this happens (docs/decisions/0012)"
