@@ -133,6 +133,13 @@ def _nodes(built: Dashboard) -> None:
         ).draw_style(GraphDrawStyle.BARS)
     )
     built.with_panel(_lines("Changes that are not made", (f"{outcomes} > 0", "{{result}}")).decimals(0))
+    chosen = f"{{{CHOSEN}}}"
+    nics = (f"sum(trackbed_nic_ready{chosen})", "ready"), (f"count(trackbed_nic_ready{chosen})", "NICs")
+    vfs = (f"sum(trackbed_nic_ready_vfs{chosen})", "ready"), (f"sum(trackbed_nic_vfs{chosen})", "VFs")
+    links = f'sum by (state) (trackbed_nic_link{{state!="good",{CHOSEN}}})'
+    built.with_panel(_lines("NICs that are ready", *nics).decimals(0))
+    built.with_panel(_lines("VFs that are ready", *vfs).decimals(0))
+    built.with_panel(_lines("Links that have flapped, by state", (f"{links} > 0", "{{state}}")).decimals(0))
     built.with_panel(_lines("Age of the heartbeat", (heartbeat, "{{instance}}")).unit("s"))
     built.with_panel(_lines("Changes of the report", (changes, "{{instance}}")).decimals(0))
 

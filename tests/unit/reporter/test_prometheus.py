@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agent.report import drift, names
 from agent.report.drift import Counts
-from agent.report.records import Change, Condition, Outcome, Report, report_to_json
+from agent.report.records import Change, Condition, NicVerdict, Outcome, Report, report_to_json
 from agent.report.verdict import Verdict
 from agent.reporter.http.metrics import render
 from agent.runtime import boot_id, uptime
@@ -52,6 +52,7 @@ READY = Report(
         Condition("ClockSynchronised", "True", "Synchronised", severity="warn"),
     ),
     outcomes=(Outcome(Change("links", "0000:21:00.0", "mtu", 1500, 9000), "applied"),),
+    nics=(NicVerdict("rail0", "0000:21:00.0", True, True),),
 )
 MISSING = (Condition("NicsPresent", "False", "NicMissing", "rail0 is missing"), READY.conditions[1])
 COUNTS = Counts(Counter(links=3, vfs=0), Counter({("links", "NetworkManager"): 3}))
@@ -193,7 +194,8 @@ def test_the_dashboard_shows_each_metric_and_no_other() -> None:
 
 def test_each_panel_shows_a_node_that_has_every_fault(reporter: Reporter, prometheus: Prometheus) -> None:
     failed = (Outcome(Change("links", "0000:21:00.0", "mtu", 1500, 9000), "failed", "EBUSY"),)
-    faulty = evolve(READY, ready=False, up_to_date=False, conditions=MISSING, outcomes=failed)
+    nics = (NicVerdict("rail0", "0000:21:00.0", True, False, "Quarantined", link="quarantined"),)
+    faulty = evolve(READY, ready=False, up_to_date=False, conditions=MISSING, outcomes=failed, nics=nics)
     rows = [title for title, expressions in queries().items() if not expressions]
     assert rows == ["The fleet", "The chosen nodes"]
     for number, (title, expressions) in enumerate(queries().items()):
