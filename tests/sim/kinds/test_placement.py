@@ -2,8 +2,6 @@
 
 import errno
 import os
-from collections import Counter
-from typing import Any, cast
 
 import pytest
 from attrs import evolve
@@ -14,24 +12,13 @@ from agent.engine.dry_run import dry_run
 from agent.engine.retry import Failures
 from agent.hardware.functions import targets
 from agent.hardware.interrupts import MANAGEMENT, function_irqs
-from agent.kinds.irqs import PLACED, TOO_MANY, placement
-from agent.machine import Files
+from agent.kinds.irqs import PLACED, placement
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec
 from agent.state.scope import own
 from tests.sim.kernel import Kernel
 from tests.sim.passes import settle, spec_of
 from tests.sim.two_nics import PF0, PF1, two_nics
-
-
-class SameFiles:
-    """The same files in another object, as in another process."""
-
-    def __init__(self, kernel: Kernel) -> None:
-        self._kernel = kernel
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._kernel.files, name)
 
 
 @pytest.fixture
@@ -380,159 +367,3 @@ def test_on_older_kernels_each_interrupt_that_the_kernel_places_is_tried_once(ke
     assert is_ready(last.conditions)
     assert len(tried) == len(set(tried))
     assert not dry_run(kernel.machine(), spec()).changes
-
-
-def test_an_interrupt_that_finds_its_cpu_full_goes_to_the_next_one(kernel: Kernel) -> None:
-    """x86 has about 200 vectors a CPU: the write says ENOSPC, and changes nothing."""
-
-    def full(operation: str, where: str, value: str) -> OSError | None:
-        return OSError(errno.ENOSPC, "no space") if where.endswith("smp_affinity_list") and value == "2" else None
-
-    kernel.fault = full
-    failures, time = Failures(), iter(range(1000))
-    machine = kernel.machine()
-    for _ in range(4):
-        last = converge(machine, Goal(spec()), Memory(lambda: float(next(time)), failures))
-    assert not last.outcomes
-    assert any(where.endswith("smp_affinity_list") and value == "2" for where, value in kernel.writes)
-    assert "2" not in affinities(kernel).values()
-    assert not dry_run(machine, spec()).changes
-    another_process = evolve(machine, files=cast(Files, SameFiles(kernel)))
-    assert not dry_run(another_process, spec()).changes
-
-
-def test_a_full_cpu_that_was_offline_serves_queues_again(kernel: Kernel) -> None:
-    """Its interrupts go elsewhere when it goes offline, so it comes back with all of its vectors."""
-    settle(kernel, spec())
-    before = affinities(kernel)
-    kernel.reload_driver(PF0)
-    taken = list(kernel.interrupts.serving.values()).count(2)
-    kernel.interrupts.vectors[2] = taken
-    failures, time = Failures(), iter(range(1000))
-
-    def follow() -> None:
-        for _ in range(6):
-            converge(kernel.machine(), Goal(spec()), Memory(lambda: float(next(time)), failures))
-
-    follow()
-    assert "2" not in {cpus for (pci, _), cpus in affinities(kernel).items() if pci == PF0}
-    kernel.interrupts.vectors.clear()
-    follow()
-    assert kernel.files.read("/run/trackbed/full-cpus") == "2", "each try would make the node unready"
-    kernel.interrupts.set_online("0-1,3-7")
-    follow()
-    kernel.interrupts.set_online("0-7")
-    follow()
-    assert kernel.files.read("/run/trackbed/full-cpus") == ""
-    assert affinities(kernel) == before
-
-
-def test_a_full_cpu_that_cannot_be_recorded_is_in_the_message(kernel: Kernel) -> None:
-    def full(operation: str, where: str, value: str) -> OSError | None:
-        return OSError(errno.ENOSPC, "no space") if operation == "replace" or value == "2" else None
-
-    kernel.fault = full
-    last = settle(kernel, spec())
-    errors = [outcome.error for outcome in last.outcomes if outcome.result == "failed"]
-    assert errors
-    assert all(
-        "CPU 2 has no interrupt vector left; /run/trackbed/full-cpus cannot be written" in error for error in errors
-    )
-
-
-def test_a_record_of_full_cpus_that_is_damaged_ends_no_pass(kernel: Kernel) -> None:
-    kernel.tree.put("/run/trackbed/full-cpus", "1-x")
-    assert is_ready(settle(kernel, spec()).conditions)
-    assert set(affinities(kernel).values()) != {"0-7"}
-
-
-def test_a_queue_stays_on_a_cpu_that_becomes_full(kernel: Kernel) -> None:
-    settle(kernel, spec())
-    before = affinities(kernel)
-    machine = kernel.machine()
-    numbers = kernel.files.names(f"/sys/bus/pci/devices/{PF0}/msi_irqs")
-    irq = next(number for number in numbers if "-" in kernel.files.read(f"/sys/kernel/irq/{number}/actions"))
-    home = kernel.files.read(f"/proc/irq/{irq}/smp_affinity_list")
-    kernel.files.write(f"/proc/irq/{irq}/smp_affinity_list", "3" if home != "3" else "1")
-
-    def full(operation: str, where: str, value: str) -> OSError | None:
-        return OSError(errno.ENOSPC, "no space") if where.endswith("smp_affinity_list") and value == home else None
-
-    kernel.fault = full
-    failures, time = Failures(), iter(range(1000))
-    for _ in range(4):
-        last = converge(machine, Goal(spec()), Memory(lambda: float(next(time)), failures))
-    assert not last.outcomes
-    there = {key for key, cpus in before.items() if cpus == home}
-    after = affinities(kernel)
-    assert {key for key in there if after[key] != home} == {(PF0, kernel.files.read(f"/sys/kernel/irq/{irq}/actions"))}
-
-
-@pytest.mark.parametrize("room", [1, 2, 3])
-def test_a_queue_moves_as_a_whole_if_its_second_interrupt_gets_no_vector(kernel: Kernel, room: int) -> None:
-    """A VF's queue has two: the last vector of its CPU may be taken by the first of them."""
-
-    def full(operation: str, where: str, value: str) -> OSError | None:
-        if not where.endswith("smp_affinity_list") or value != "2":
-            return None
-        there = [path for path, cpus in kernel.tree.files.items() if path.endswith("smp_affinity_list") and cpus == "2"]
-        return OSError(errno.ENOSPC, "no space") if len(there) >= room else None
-
-    kernel.fault = full
-    failures, time = Failures(), iter(range(1000))
-    machine = kernel.machine()
-    for _ in range(4):
-        last = converge(machine, Goal(spec()), Memory(lambda: float(next(time)), failures))
-    assert not last.outcomes
-    assert list(affinities(kernel).values()).count("2") <= room
-    assert not dry_run(machine, spec()).changes
-
-
-def test_a_queue_on_a_full_cpu_is_never_sent_to_another_full_one(kernel: Kernel) -> None:
-    """Two CPUs are full, and one of them serves a queue: others have all vectors free."""
-    kernel.interrupts.vectors = {1: 2, 2: 2}
-    failures, time = Failures(), iter(range(1000))
-    machine = kernel.machine()
-    for _ in range(4):
-        last = converge(machine, Goal(spec()), Memory(lambda: float(next(time)), failures))
-    assert is_ready(last.conditions)
-    assert kernel.files.read("/run/trackbed/full-cpus") == "1-2"
-    assert not dry_run(machine, spec()).changes
-
-
-def test_if_all_cpus_are_full_an_interrupt_of_theirs_may_stay_and_others_wait_for_the_first_vector(
-    kernel: Kernel,
-) -> None:
-    kernel.interrupts.vectors = dict.fromkeys(range(4), 2)
-    failures, time = Failures(), iter(range(0, 100000, 400))
-    machine = kernel.machine()
-    for _ in range(8):
-        last = converge(machine, Goal(spec(3)), Memory(lambda: float(next(time)), failures))
-    served = {number for number, cpu in kernel.interrupts.serving.items() if cpu < 4}
-    waiting = [outcome for outcome in last.outcomes if outcome.result == "failed"]
-    assert len(served) == 8
-    assert waiting
-    assert {outcome.change.after for outcome in waiting} == {"0-3"}
-    assert {outcome.error for outcome in waiting} == {"ENOSPC: none of the CPUs 0-3 has an interrupt vector left"}
-    assert {outcome.remedy for outcome in waiting} == {TOO_MANY}
-    kernel.interrupts.vectors[3] = 100
-    assert is_ready(converge(machine, Goal(spec(3)), Memory(lambda: float(next(time)), failures)).conditions)
-
-
-def test_a_full_cpu_keeps_no_more_than_its_share_of_the_queues(kernel: Kernel) -> None:
-    settle(kernel, spec())
-    numbers = [
-        number
-        for function in targets(kernel.files, PF0).values()
-        for number in kernel.files.names(f"/sys/bus/pci/devices/{function}/msi_irqs")
-        if "-" in kernel.files.read(f"/sys/kernel/irq/{number}/actions")
-    ]
-    for number in numbers:
-        kernel.files.write(f"/proc/irq/{number}/smp_affinity_list", "1")
-    kernel.files.replace("/run/trackbed/full-cpus", "1")
-    kernel.files.replace(PLACED, "{}")
-    settle(kernel, spec())
-    placed = [cpus for (function, name), cpus in affinities(kernel).items() if "-" in name and int(cpus) < 4]
-    # Of seven queues a CPU serves two at most. Each VF's queue has two interrupts.
-    assert sorted(set(placed)) == ["0", "1", "2", "3"]
-    assert max(Counter(placed).values()) <= 4

@@ -1,0 +1,333 @@
+"""The netdevs of VFs and PFs: their names, links and carriers, and representors."""
+
+from __future__ import annotations
+
+import pytest
+from attrs import evolve
+
+from agent.engine.context import Goal, Memory
+from agent.engine.converge import converge
+from agent.engine.dry_run import dry_run
+from agent.engine.retry import Failures
+from agent.hardware.functions import netdev, vf_addresses
+from agent.machine import Link
+from agent.report.records import Disruption
+from agent.report.verdict import is_ready
+from cli import counters
+from cli.inspection import inspect, render
+from tests.sim.kernel import Kernel, Netdev
+from tests.sim.kinds.test_sriov import MAC, NAME, OTHER, OTHER_MAC, PF, address, group, made, spec, vf_attributes
+from tests.sim.passes import settle
+
+
+@pytest.fixture
+def kernel() -> Kernel:
+    return made()
+
+
+@pytest.mark.parametrize("called", ["net1", "eth0", f"{NAME}v2"])
+def test_a_vf_that_comes_back_from_a_container_gets_its_name_back(kernel: Kernel, called: str) -> None:
+    wanted = spec(group())
+    settle(kernel, wanted)
+    vf = address(kernel, 1)
+    kernel.move_away(vf)
+    assert settle(kernel, wanted).outcomes == ()
+    kernel.come_back(vf, called)
+    assert netdev(kernel.files, vf) != f"{NAME}v1"
+    result = settle(kernel, wanted)
+    assert is_ready(result.conditions)
+    (renamed,) = [o.change for o in result.outcomes if o.change.kind == "vf_names"]
+    assert renamed.disruption is Disruption.NONE
+    assert netdev(kernel.files, vf) == f"{NAME}v1"
+    assert kernel.netdev(vf).up
+
+
+def test_a_vf_that_is_up_is_renamed_only_if_its_link_may_flap(kernel: Kernel) -> None:
+    wanted = spec(group())
+    settle(kernel, wanted)
+    vf = address(kernel, 1)
+    kernel.move_away(vf)
+    kernel.come_back(vf, "net1")
+    kernel.netlink.set_link(kernel.netdev(vf).ifindex, up=True)
+    kernel.routed.add("net1")
+    (outcome,) = [o for o in settle(kernel, wanted).outcomes if o.change.kind == "vf_names"]
+    assert (outcome.result, outcome.change.disruption) == ("deferred", Disruption.LINK_FLAP)
+    kernel.routed.clear()
+    assert is_ready(settle(kernel, wanted).conditions)
+    assert netdev(kernel.files, vf) == f"{NAME}v1"
+    assert kernel.netdev(vf).up
+
+
+@pytest.mark.parametrize("live", [True, False], ids=["since Linux 6.2", "before"])
+def test_a_vf_that_is_up_is_taken_down_for_its_name_only_if_the_kernel_needs_that(kernel: Kernel, live: bool) -> None:
+    kernel.renames_running = live
+    wanted = spec(group())
+    settle(kernel, wanted)
+    vf = address(kernel, 1)
+    kernel.move_away(vf)
+    kernel.come_back(vf, "net1")
+    kernel.netlink.set_link(kernel.netdev(vf).ifindex, up=True)
+    kernel.writes.clear()
+    assert is_ready(settle(kernel, wanted).conditions)
+    assert netdev(kernel.files, vf) == f"{NAME}v1"
+    assert kernel.netdev(vf).up
+    assert any(where == "net1" and "up=False" in value for where, value in kernel.writes) is not live
+
+
+def test_names_that_the_host_gives_by_its_own_rules_are_kept(kernel: Kernel) -> None:
+    wanted = spec(group())
+    settle(kernel, wanted)
+    kernel.netlink.set_link(kernel.netdev(PF).ifindex, up=False)
+    kernel.netlink.rename(kernel.netdev(PF).ifindex, "rail0")
+    for index in range(4):
+        kernel.move_away(address(kernel, index))
+        kernel.come_back(address(kernel, index), f"rail0v{index}")
+    result = settle(kernel, wanted)
+    assert is_ready(result.conditions)
+    assert [netdev(kernel.files, address(kernel, index)) for index in range(4)] == [
+        f"rail0v{index}" for index in range(4)
+    ]
+
+
+def test_a_name_too_long_for_a_netdev_is_not_given(kernel: Kernel) -> None:
+    kernel.add_nic(OTHER, "enp193s0f1d100", OTHER_MAC)
+    wanted = spec(group(), select={"pci": OTHER})
+    settle(kernel, wanted)
+    vf = vf_addresses(kernel.files, OTHER)[0]
+    assert len(kernel.netdev(vf).name) == 16
+    kernel.move_away(vf)
+    kernel.come_back(vf, "net1")
+    assert is_ready(settle(kernel, wanted).conditions)
+    assert netdev(kernel.files, vf) == "net1"
+
+
+def test_altnames_are_added_to_those_of_others(kernel: Kernel) -> None:
+    kernel.netlink.add_altname(kernel.netdev(PF).ifindex, "somebody-s")
+    result = settle(kernel, spec(altnames=["rail0", "storage"], txqueuelen=5000))
+    assert is_ready(result.conditions)
+    assert kernel.netdev(PF).altnames == ("somebody-s", "rail0", "storage")
+    assert kernel.netdev(PF).txqueuelen == 5000
+    assert settle(kernel, spec(altnames=["storage"])).outcomes == ()
+
+
+def test_an_altname_that_another_netdev_has_is_an_error(kernel: Kernel) -> None:
+    kernel.add_nic(OTHER, "enp65s0", OTHER_MAC)
+    (failed,) = [o for o in settle(kernel, spec(altnames=["enp65s0"])).outcomes if o.result == "failed"]
+    assert failed.error == "the name of a netdev is enp65s0; give another altname"
+
+
+def test_vfs_take_the_nic_s_txqueuelen_unless_they_have_their_own(kernel: Kernel) -> None:
+    assert is_ready(settle(kernel, spec(group(txqueuelen=300), txqueuelen=5000)).conditions)
+    assert [kernel.netdev(address(kernel, index)).txqueuelen for index in range(3)] == [5000, 300, 5000]
+
+
+def test_a_vf_whose_link_its_pf_holds_down_needs_no_carrier(kernel: Kernel) -> None:
+    kernel.sriov.able.add(PF)
+    wanted = spec(group(link_state="disable"))
+    failures, time = Failures(), iter(range(1000))
+    for _ in range(3):
+        result = converge(kernel.machine(), Goal(wanted), Memory(lambda: 10.0 * next(time), failures))
+    assert result.outcomes == ()
+    assert is_ready(result.conditions)
+    link = kernel.netlink.link(kernel.netdev(address(kernel, 1)).name)
+    assert link is not None
+    assert (link.up, link.carrier) == (True, False)
+    # Another program has disabled the link of a VF without link_state: to set it down and up would not help.
+    kernel.netlink.set_vf(kernel.netdev(PF).ifindex, 2, link_state="disable")
+    kernel.writes.clear()
+    for _ in range(3):
+        result = converge(kernel.machine(), Goal(wanted), Memory(lambda: 10.0 * next(time), failures))
+    assert not is_ready(result.conditions)
+    assert kernel.writes == []
+
+
+def test_a_link_that_lost_its_carrier_long_ago_gets_the_same_time_to_settle_as_at_first(kernel: Kernel) -> None:
+    failures, now = Failures(), 0.0
+    settle(kernel, spec({"count": 2}), failures=failures)
+    vf, memory = address(kernel, 1), Memory(lambda: now, failures)
+
+    def flaps(start: float) -> list[int]:
+        """The seconds at which its link is taken down and up, while that does not help."""
+        nonlocal now
+        kernel.lose_carrier(vf, slow=True)
+        seconds = []
+        for second in range(20):
+            kernel.writes.clear()
+            now = start + second
+            converge(kernel.machine(), Goal(spec({"count": 2})), memory)
+            seconds += [second] if any("up=False" in value for _, value in kernel.writes) else []
+        kernel.regain_carrier(vf)
+        now = start + 100.0
+        converge(kernel.machine(), Goal(spec({"count": 2})), memory)
+        return seconds
+
+    assert flaps(0.0) == flaps(4000.0) == [5, 10, 12, 14, 16, 18]
+    assert flaps(4200.0)[0] == 2, "not so soon after the last time"
+
+
+def test_only_a_vf_whose_driver_may_miss_its_carrier_is_set_down_and_up_for_it(kernel: Kernel) -> None:
+    """In switchdev mode a VF has no carrier while its representor is down (mlx5e_rep_open in en_rep.c)."""
+    kernel.tree.unlink(f"/sys/bus/pci/devices/{PF}/driver")
+    kernel.tree.link(f"/sys/bus/pci/devices/{PF}/driver", "../../../../bus/pci/drivers/mlx5_core")
+    failures, time = Failures(), iter(range(1000))
+    converge(kernel.machine(), Goal(spec({"count": 2})), Memory(lambda: 10.0 * next(time), failures))
+    kernel.lose_carrier(address(kernel, 1), slow=True)
+    kernel.writes.clear()
+    for _ in range(3):
+        result = converge(kernel.machine(), Goal(spec({"count": 2})), Memory(lambda: 10.0 * next(time), failures))
+    assert kernel.writes == []
+    assert [c.message for c in result.conditions if c.type == "Carrier"] == [f"no carrier on enp33s0v1 ({PF}#1)"]
+
+
+@pytest.mark.parametrize("link_file", ["/usr/lib/systemd/network/99-default.link", "/etc/systemd/network/10-vfs.link"])
+def test_a_vf_with_a_link_file_of_its_own_keeps_the_name_that_it_has(kernel: Kernel, link_file: str) -> None:
+    settle(kernel, spec({"count": 2}))
+    vf = address(kernel, 1)
+    usual = kernel.netdev(vf).name
+    kernel.move_away(vf)
+    kernel.come_back(vf, "fast0")
+    entry = f"/run/udev/data/n{kernel.netdev(vf).ifindex}"
+    kernel.tree.put(entry, kernel.tree.read(entry).replace("/usr/lib/systemd/network/99-default.link", link_file))
+    settle(kernel, spec({"count": 2}))
+    assert kernel.netdev(vf).name == (usual if "99-default" in link_file else "fast0")
+
+
+@pytest.mark.parametrize("owner", ["user", "trackbed"])
+def test_a_vf_that_a_pod_has_keeps_the_pod_s_name_also_in_the_host_s_namespace(kernel: Kernel, owner: str) -> None:
+    """A pod of the host's network, as of a virtual machine."""
+    wanted = spec({"count": 2, "defaults": {"owner": owner}})
+    settle(kernel, wanted)
+    vf = address(kernel, 1)
+    usual = kernel.netdev(vf).name
+    kernel.move_away(vf)
+    kernel.come_back(vf, "net1")
+    kernel.host.allocated[vf] = ("default/vm",)
+    settle(kernel, wanted)
+    assert kernel.netdev(vf).name == {"user": "net1", "trackbed": usual}[owner]
+
+
+def test_a_vf_that_its_pf_is_resetting_is_looked_at_again_soon(kernel: Kernel) -> None:
+    failures = Failures()
+    assert is_ready(settle(kernel, spec(group(trust=True)), failures=failures).conditions)
+    kernel.sriov.resetting.add((PF, 1))
+    kernel.writes.clear()
+    result = settle(kernel, spec(group(trust=True)), failures=failures)
+    assert not is_ready(result.conditions)
+    (converged,) = [condition for condition in result.conditions if condition.type == "Converged"]
+    assert "its PF reports nothing of it now" in converged.message
+    assert kernel.writes == []
+    assert failures.next_try() == 0.25
+    kernel.sriov.resetting.clear()
+    assert is_ready(settle(kernel, spec(group(trust=True)), failures=failures).conditions)
+    assert kernel.writes == []
+
+
+def test_if_a_driver_reports_no_vf_the_remedy_names_what_to_leave_out(kernel: Kernel) -> None:
+    """As idpf and sfc's EF100, which have no ndo_get_vf_config (rtnl_fill_vf, net/core/rtnetlink.c)."""
+    kernel.sriov.resetting |= {(PF, 0), (PF, 1)}
+    result = settle(kernel, spec({"count": 2, "defaults": {"trust": True}}))
+    remedies = {outcome.change.field: outcome.remedy for outcome in result.outcomes if outcome.result == "blocked"}
+    lasts = "see the kernel log (dmesg) if that lasts; if its driver never reports VFs, "
+    assert remedies == {"mac": f"{lasts}give vfs.derive_macs: false", "trust": f"{lasts}take trust out of the spec"}
+
+
+def test_a_vf_that_its_pf_reports_again_is_set_at_once(kernel: Kernel) -> None:
+    failures = Failures()
+    kernel.sriov.resetting.add((PF, 1))
+    assert not is_ready(settle(kernel, spec(group(trust=True)), failures=failures).conditions)
+    kernel.sriov.resetting.clear()
+    assert is_ready(settle(kernel, spec(group(trust=True)), failures=failures).conditions)
+    assert vf_attributes(kernel, 1)["trust"]
+
+
+def test_a_vf_in_a_bond_keeps_its_own_address_behind_the_bond_s(kernel: Kernel) -> None:
+    settle(kernel, spec(group()))
+    vf = kernel.netdev(address(kernel, 1))
+    kernel.tree.put(f"/sys/class/net/{vf.name}/address", kernel.netdev(address(kernel, 0)).mac)
+    kernel.tree.put(f"/sys/class/net/{vf.name}/bonding_slave/perm_hwaddr", vf.mac)
+    kernel.tree.put(f"/sys/class/net/{vf.name}/upper_bond0/ifindex", "99")
+    assert settle(kernel, spec(group())).outcomes == ()
+
+
+@pytest.mark.parametrize("mtus", [(1500, 9000), (9000, 1500)])
+def test_the_mtu_is_raised_and_lowered_on_all(kernel: Kernel, mtus: tuple[int, int]) -> None:
+    for mtu in mtus:
+        assert is_ready(settle(kernel, spec(group(), mtu=mtu)).conditions)
+        assert {kernel.netdev(function).mtu for function in (PF, *vf_addresses(kernel.files, PF).values())} == {mtu}
+
+
+def test_a_vf_of_a_pf_that_is_down_is_not_bound_again_and_again(kernel: Kernel) -> None:
+    down, failures = spec({"count": 2}, state="down"), Failures()
+    settle(kernel, down, failures=failures)
+    kernel.writes.clear()
+    result = settle(kernel, down, failures=failures)
+    assert kernel.writes == []
+    assert is_ready(result.conditions), result.conditions
+    assert result.outcomes == ()
+    assert is_ready(settle(kernel, spec({"count": 2}, state="up"), failures=failures).conditions)
+    link = kernel.netdev(address(kernel, 0))
+    assert link.mac == vf_attributes(kernel, 0)["mac"]
+
+
+REPRESENTORS = ["pf0vf1", "c1pf0sf88", "pf0", "pf0sf1", "pf0vfr1", "p0pf0vf1", "pf0s1", "1"]
+
+
+def represent(kernel: Kernel, name: str, ifindex: int, port: str) -> None:
+    kernel.appear(Netdev(PF, Link(ifindex, name, f"02:aa:00:00:00:{ifindex}", "", 1500, False, False)))
+    if port:
+        kernel.tree.put(f"/sys/class/net/{name}/phys_port_name", port)
+
+
+def shown(kernel: Kernel) -> tuple[list[str], list[str]]:
+    """The PF's netdevs and representors in `trackbed inspect`. Device plugins select VFs by the first netdev (pfNames)."""
+    function = inspect(kernel.machine()).functions[0]
+    return [each.name for each in function.netdevs], [each.name for each in function.representors]
+
+
+@pytest.mark.parametrize("own", ["", "p0", "p0s1", "n0"])
+@pytest.mark.parametrize("port", REPRESENTORS)
+def test_the_netdev_of_a_representor_is_not_the_pf_s(port: str, own: str) -> None:
+    kernel = Kernel()
+    kernel.add_nic(PF, "rail0", MAC)
+    represent(kernel, "eth0", 99, port)
+    if own:
+        kernel.tree.put("/sys/class/net/rail0/phys_port_name", own)
+    assert is_ready(settle(kernel, spec(mtu=9000)).conditions)
+    assert {name: found.link.mtu for name, found in kernel.netdevs.items()} == {"rail0": 9000, "eth0": 1500}
+    assert shown(kernel) == (["rail0"], ["eth0"])
+    kernel.rdma.add(PF, "mlx5_0", "rail0")
+    for device in (PF, "mlx5_0"):
+        assert [source.name for source in counters.sources(kernel.files, device)] == ["mlx5_0", "rail0"]
+    assert "representor eth0" in render(inspect(kernel.machine()))
+
+
+def test_of_netdevs_without_a_port_name_the_oldest_is_the_pf_s() -> None:
+    kernel = Kernel()
+    kernel.add_nic(PF, "rail0", MAC)
+    represent(kernel, "eth0", 99, "")
+    assert netdev(kernel.files, PF) == "rail0"
+
+
+@pytest.mark.parametrize("port", REPRESENTORS)
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_representor_is_not_the_netdev_of_a_pf_whose_own_is_away(kernel: Kernel, count: int, port: str) -> None:
+    settle(kernel, spec({"count": count}))
+    kernel.move_away(PF)
+    for number in range(count):
+        represent(kernel, f"eth{number}", 90 + number, port)
+    kernel.writes.clear()
+    result = settle(kernel, spec({"count": count}, mtu=9000))
+    assert not [written for written in kernel.writes if "eth" in written[0]]
+    assert {each.link.mtu for each in kernel.netdevs.values() if each.function == PF} == {1500}
+    assert result.have["links"][PF][PF].link is None
+    assert shown(kernel) == ([], [f"eth{number}" for number in range(count)])
+
+
+def test_a_vf_below_a_team_or_a_macvlan_is_not_bound_again_for_the_address_that_those_set(kernel: Kernel) -> None:
+    settle(kernel, spec({"count": 2}))
+    link = kernel.netdev(vf_addresses(kernel.files, PF)[1])
+    kernel.netdevs[link.name].link = evolve(link, mac="02:de:ad:00:00:01", permanent_mac=link.mac)
+    kernel.tree.put(f"/sys/class/net/{link.name}/address", "02:de:ad:00:00:01")
+    assert "bindings" in [change.kind for change in dry_run(kernel.machine(), spec({"count": 2})).changes]
+    kernel.tree.put(f"/sys/class/net/{link.name}/upper_team0/ifindex", "9")
+    assert not dry_run(kernel.machine(), spec({"count": 2})).changes

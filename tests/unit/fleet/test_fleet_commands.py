@@ -1,0 +1,199 @@
+"""What the commands of the fleet print, and which arguments they refuse."""
+
+from __future__ import annotations
+
+import json
+import re
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+from lightkube import Client, KubeConfig
+from lightkube.resources.core_v1 import Node
+
+from agent.report import names
+from agent.report.age import say_age
+from fleet.api import Api
+from fleet.commands.status import print_nodes
+from fleet.reading import read_all
+from fleet.standing import Standing, standing
+from tests.unit.fleet.test_fleet import NOW, lease, node
+from tests.unit.fleet.test_kubeconfig import KUBECONFIG, TIME, server, trackbed
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(0, "0s"), (59, "59s"), (61, "1m1s"), (3600, "1h"), (7265, "2h1m"), (90000, "1d1h")]
+)
+def test_an_age_has_two_units(seconds: float, said: str) -> None:
+    assert say_age(seconds) == said
+
+
+def test_a_cluster_without_a_node_of_trackbeds_is_not_ready(tmp_path: Path) -> None:
+    with server(TIME % "[]") as (url, _):
+        (tmp_path / "kubeconfig").write_text(KUBECONFIG.replace("https://127.0.0.1:1", url))
+        options = ["--kubeconfig", str(tmp_path / "kubeconfig")]
+        shown, listed = trackbed("status", *options), trackbed("status", *options, "--json")
+    assert (shown.returncode, listed.returncode, json.loads(listed.stdout)["ready"]) == (2, 2, False)
+    assert shown.stdout.startswith("0 of 0 nodes are ready")
+    assert "the cluster has no node of Trackbed's; is it the right cluster?" in shown.stderr
+
+
+def test_a_limit_is_of_an_inventory(tmp_path: Path) -> None:
+    with server(TIME % "[]") as (url, _):
+        (tmp_path / "kubeconfig").write_text(KUBECONFIG.replace("https://127.0.0.1:1", url))
+        (tmp_path / "fleet.py").write_text('a = ["n1", "n2"]\nb = ["n3"]\n')
+        words = ("status", "--kubeconfig", str(tmp_path / "kubeconfig"), "--limit", "a")
+        refused, shown = trackbed(*words), trackbed(*words, "--inventory", str(tmp_path / "fleet.py"), "--json")
+    assert (refused.returncode, "--limit chooses hosts of an inventory: give --inventory, too" in refused.stderr) == (
+        1,
+        True,
+    )
+    assert [one["name"] for one in json.loads(shown.stdout)["nodes"]] == ["n1", "n2"]
+
+
+def test_an_interrupted_maintenance_is_either_resumed_or_undone(tmp_path: Path) -> None:
+    with server(TIME % "[]") as (url, _):
+        (tmp_path / "kubeconfig").write_text(KUBECONFIG.replace("https://127.0.0.1:1", url))
+        options = ["--kubeconfig", str(tmp_path / "kubeconfig"), "--inventory", str(tmp_path / "kubeconfig")]
+        refused = trackbed("maintain", "gpu-01", *options, "--resume", "--undo")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "--resume and --undo exclude each other" in refused.stderr
+
+
+def test_undo_needs_no_inventory_and_says_that_nothing_is_recorded(tmp_path: Path) -> None:
+    with server(TIME % "[]") as (url, _):
+        (tmp_path / "kubeconfig").write_text(KUBECONFIG.replace("https://127.0.0.1:1", url))
+        words = ("maintain", "gpu-01", "--kubeconfig", str(tmp_path / "kubeconfig"))
+        refused, undone = trackbed(*words), trackbed(*words, "--undo")
+    assert (refused.returncode, "--inventory is missing" in refused.stderr) == (1, True)
+    assert (undone.returncode, undone.stderr) == (0, "")
+    assert undone.stdout == "gpu-01: no maintenance is recorded, and it is not cordoned\n"
+
+
+@pytest.mark.slow
+def test_every_command_has_an_example_its_exit_codes_and_json() -> None:
+    said = dict(helps())
+    assert {("status",), ("sweep",), ("fabric", "report")} <= set(said)
+    for command, text in said.items():
+        assert "Example: trackbed fleet" in text, command
+        assert "Exit code: 0" in text, command
+        assert "--json" in text, command
+
+
+def helps(*group: str) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The help of each command, by its words; a group of commands is not one of them."""
+    text = trackbed(*group, "--help").stdout
+    listed = text.partition("Commands:\n")[2].splitlines()
+    if not listed:
+        yield group, text
+    for line in listed:
+        if line[:2] == "  " and line[2:3].strip():
+            yield from helps(*group, line.split()[0])
+
+
+def test_the_table_names_a_ready_node_that_is_tainted_still(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its device plugin does not run, say, so it gets no new pods."""
+    waits, free = node("a", taints=(names.TAINT,)), node("b")
+    print_nodes([standing("a", waits, lease(), NOW), standing("b", free, lease("b"), NOW)], NOW, others=0, shut_out={})
+    _, *rows, last = capsys.readouterr().out.splitlines()
+    assert [row.rstrip().endswith("tainted (why: trackbed status on the node)") for row in rows] == [True, False]
+    assert last == "2 of 2 nodes are ready"
+
+
+def test_the_table_uses_the_words_of_trackbed_status(capsys: pytest.CaptureFixture[str]) -> None:
+    warned, dark = node("a"), node("b", ready="False", reason="NoCarrier")
+    for each, message in (
+        (warned, "the node is as its spec says, with 1 warning: ClockSynchronised"),
+        (dark, "no carrier"),
+    ):
+        assert each.status and each.status.conditions
+        each.status.conditions[-1].message = message
+    nodes = [standing("a", warned, lease(), NOW), standing("b", dark, lease("b"), NOW), standing("c", None, None, NOW)]
+    print_nodes(nodes, NOW, others=0, shut_out={})
+    heading, *rows, last = capsys.readouterr().out.splitlines()
+    assert heading.split()[:3] == ["NODE", "READY", "SINCE"]
+    assert [re.split("  +", row)[1] for row in rows] == ["ready", "not ready", "unknown"]
+    assert rows[0].rstrip().endswith("the node is as its spec says, with 1 warning: ClockSynchronised")
+    assert "NoCarrier: no carrier" in rows[1]
+    assert last == "1 of 3 nodes are ready"
+
+
+def test_nodes_that_are_shut_out_are_named_with_the_reason_also_without_a_node(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shut_out = {"gone": "its disk was stolen", "a": "\x1b[2Jmalware"}
+    print_nodes([standing("a", node("a"), lease(), NOW)], NOW, others=0, shut_out=shut_out)
+    *_, counted, first, second = capsys.readouterr().out.splitlines()
+    assert counted == "1 of 1 nodes are ready"
+    assert first.startswith("a is shut out (") and "\x1b" not in first
+    assert second.startswith("gone is shut out (its disk was stolen); ")
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "shut_out"),
+    [
+        (200, '{"metadata": {}, "data": {"gone": "stolen"}}', {"gone": "stolen"}),
+        (200, '{"metadata": {}}', {}),
+        (404, '{"kind": "Status", "code": 404, "reason": "NotFound", "message": "not found"}', {}),
+        (403, '{"kind": "Status", "code": 403, "reason": "Forbidden", "message": "forbidden"}', None),
+    ],
+)
+def test_who_is_shut_out_is_read_from_the_cluster(status: int, body: str, shut_out: dict[str, str] | None) -> None:
+    with server(body, status) as (url, _):
+        config = yaml.safe_load(KUBECONFIG.replace("https://127.0.0.1:1", url))
+        assert Api(Client(KubeConfig.from_dict(config).get()), "", NOW).shut_out() == shut_out
+
+
+def dark(name: str) -> Standing:
+    each = node(name, ready="False", reason="NoCarrier")
+    assert each.status and each.status.conditions
+    each.status.conditions[-1].message = "no carrier on rail0; " + "is the cable in its port? " * 40
+    return standing(name, each, lease(name), NOW)
+
+
+@pytest.mark.parametrize("width", [40, 80, 120, 400])
+def test_on_a_terminal_of_any_width_nothing_of_a_node_is_cut_off(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    name = "gpu-0001.rack-12.example.net"
+    print_nodes([dark(name), dark("long." * 50)], NOW, others=0, shut_out={})
+    printed = click.unstyle(capsys.readouterr().out)
+    assert re.search(rf"^{name}  not ready  ", printed, re.MULTILINE)
+    assert " ".join(dark(name).message.split()) in " ".join(printed.split())
+    assert max(len(line) for line in printed.splitlines() if "cable" in line) <= width
+
+
+def test_in_a_pipe_each_node_is_one_line_without_spaces_at_its_end(capsys: pytest.CaptureFixture[str]) -> None:
+    long = "long." * 50
+    print_nodes(
+        [dark("a"), standing("b", None, None, NOW), standing(long, None, None, NOW)], NOW, others=0, shut_out={}
+    )
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" ")[0] for line in lines] == ["NODE", "a", "b", long, "0"]
+    assert [line.find(word) for line, word in zip(lines, ("READY", "not ready", "unknown"), strict=False)] == [6] * 3
+    assert dark("a").message.rstrip() in lines[1]
+    assert [line for line in lines if line != line.rstrip()] == []
+
+
+def test_a_list_of_thousands_of_nodes_does_not_keep_their_images() -> None:
+    def node_with_images(number: int) -> dict[str, object]:
+        images = [{"names": [f"registry/{number}/{each}@sha256:{each:064}"], "sizeBytes": each} for each in range(50)]
+        fields: dict[str, object] = {"f:status": {"f:conditions": {f"f:{number}-{each}": {} for each in range(50)}}}
+        managers = [{"manager": "kubelet", "time": "2026-01-01T00:00:00Z", "fieldsV1": fields}]
+        return {"metadata": {"name": f"n{number}", "managedFields": managers}, "status": {"images": images}}
+
+    many = 300
+    tracemalloc.start()
+    try:
+        nodes = read_all(map(node_with_images, range(many)), Node)
+        kept = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert (len(nodes.objects), nodes.faults) == (many, {})
+    # With their images and field managers, each takes ten times as much.
+    assert kept / many < 3000
