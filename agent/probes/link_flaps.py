@@ -168,7 +168,7 @@ def judge(want: Wanted, have: Snapshot, facts: Memory) -> list[Condition]:
         if (known := facts.kept.get(address)) is not None:
             found = health(known.losses, facts.now, flaps)
             if found.state != "good":
-                faults.append(_fault(address, found, facts.now))
+                faults.append(_fault(address, found))
     quarantined = [f for f in faults if f.severity == "required" and want.nics[f.target].nic.required]
     if not quarantined:
         return [condition(TYPE, "Steady", faults=faults)]
@@ -176,10 +176,14 @@ def judge(want: Wanted, have: Snapshot, facts: Memory) -> list[Condition]:
     return [condition(TYPE, "LinkFlapped", message, faults=faults)]
 
 
-def _fault(address: str, found: Health, now: float) -> FunctionFault:
-    """A NIC whose link is not good. Only a quarantined one is not ready."""
-    message = f"{found.state} for {say_age(now - found.since)} after {len(found.recent)} losses of carrier"
+def _fault(address: str, found: Health) -> FunctionFault:
+    """A NIC whose link is not good. Only a quarantined one is not ready.
+
+    The message has no times that pass: each would be a change of the report.
+    """
+    number = len(found.recent)
+    message = f"{found.state} after {number} {'loss' if number == 1 else 'losses'} of carrier"
     if found.state != "quarantined":
         return FunctionFault(address, found.state.capitalize(), message, "warn", "likely")
-    left = f"once it is up for {say_age(found.hold)}" if found.free == math.inf else f"in {say_age(found.free - now)}"
-    return FunctionFault(address, "Quarantined", f"{message}; on probation {left}", certainty="likely")
+    message += f"; on probation once it has been up for {say_age(found.hold)}"
+    return FunctionFault(address, "Quarantined", message, certainty="likely")
