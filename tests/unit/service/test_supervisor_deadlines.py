@@ -382,7 +382,15 @@ def test_on_sigterm_a_worker_that_does_not_end_is_killed(start: Start) -> None:
 
 
 def test_many_signals_at_once_leave_no_traceback(start: Start) -> None:
-    supervised = start("report(True); sys.stdin.read(); import time; time.sleep(3)", stderr=subprocess.PIPE)
+    # Python gives signals their defaults back at its end, so the worker ends after the last signal.
+    sent = start.folder / "sent"
+    body = f"""import os, time
+report(True)
+sys.stdin.read()
+while not os.path.exists({str(sent)!r}):
+    time.sleep(0.02)
+"""
+    supervised = start(body, stderr=subprocess.PIPE)
     supervised.wait_for(lambda report: report.ready)
     process = supervised.process
     process.send_signal(signal.SIGTERM)
@@ -397,6 +405,7 @@ def test_many_signals_at_once_leave_no_traceback(start: Start) -> None:
         process.send_signal(signal.SIGHUP)
         while process.poll() is None and is_pending():
             pass
+    sent.touch()
     assert process.stderr is not None
     printed = process.stderr.read().decode()
     assert process.wait(60) == 0
