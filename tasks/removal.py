@@ -27,7 +27,7 @@ from tasks.common.present import Present
 from tasks.common.status import COMMAND, SPEC
 from tasks.common.systemd_reload import RELOAD
 from tasks.common.texts import Texts
-from tasks.host import irqbalance
+from tasks.host import irqbalance, kernel_modules
 from tasks.kubernetes import reporter
 from tasks.node_spec import NodePlan, Plan
 from tasks.packages import INTERPRETERS, NodePython, holds
@@ -38,7 +38,8 @@ def clear_keys() -> None:
     """Remove the tasks' keys from the current host's data, so that each task deletes the files it wrote for its key."""
     for key in task_keys():
         if key is not TIMEOUT:
-            setattr(host.data, key.name, None)
+            # Without the key, some modules are loaded.
+            setattr(host.data, key.name, () if key is kernel_modules.MODULES else None)
 
 
 def empty_spec(node_name: str, nics: tuple[Nic, ...] = ()) -> NodeSpec:

@@ -24,6 +24,7 @@ from tasks.common.present import Present
 from tasks.common.status import SPEC
 from tasks.common.texts import Texts
 from tasks.drivers.ofed import doca
+from tasks.host.kernel_modules import PendingModules
 from tasks.kubernetes import labels
 from tasks.original_state import Current, Recorded
 from tasks.packages import holds
@@ -219,7 +220,7 @@ def test_the_keys_of_all_tasks_are_removed(node: Node) -> None:
         data["policy"] = reboot.POLICY.here().policy
 
     node.deploy(code, {})
-    assert (data["reboot"], data["kernel_modules"], data["policy"]) == (None, None, "never")
+    assert (data["reboot"], data["kernel_modules"], data["policy"]) == (None, (), "never")
     assert (data["ready_timeout"], data["site_rack"]) == (7, "a")
 
 
@@ -265,6 +266,13 @@ def test_the_initramfs_is_made_again_without_the_modules_options(node: Node) -> 
     result = node.deploy(lambda: runpy.run_path(str(ROOT / "deploys/remove.py")), spec(GIVEN))
     order = list(result.planned)
     assert order.index("Kernel module options") < order.index("Boot | Initramfs")
+
+
+def test_the_removal_writes_and_loads_nothing_that_a_deploy_does_by_default(node: Node) -> None:
+    pending = {of(PendingModules): ["ib_umad"]}
+    result = node.deploy(lambda: runpy.run_path(str(ROOT / "deploys/remove.py")), {**spec(GIVEN), **pending})
+    assert [path for path in result.uploads if not path.startswith(SPEC)] == []
+    assert not any("modprobe -- " in command for command in result.flat)
 
 
 def test_an_empty_record_is_an_empty_state() -> None:

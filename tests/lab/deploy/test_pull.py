@@ -69,7 +69,10 @@ def test_a_node_deploys_itself(node: Node, tmp_path: Path, server: str) -> None:
     assert json.loads(node.sh("cat /etc/trackbed/pull.json"))["host"] == "node1"
     assert ready(node)
 
-    archive.write_bytes(archive.read_bytes() + b"x")
+    # With the same signature it would not be fetched.
+    make_key(tmp_path / "other", tmp_path / "other.gpg")
+    archive.with_name(f"{ARCHIVE}.sig").unlink()
+    gpg(tmp_path / "other", "--detach-sign", str(archive))
     assert node.run(["systemctl", "start", "trackbed-pull.service"], timeout=300).returncode != 0
     journal = node.sh("journalctl -u trackbed-pull.service -o cat --no-pager")
     assert "is not deployed, since no key in /etc/trackbed/pull.gpg has signed it" in journal
