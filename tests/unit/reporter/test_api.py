@@ -115,7 +115,7 @@ def test_a_server_that_sends_a_byte_now_and_then_does_not_hold_a_request(
 
 
 def test_name_servers_that_do_not_answer_do_not_hold_a_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent.reporter.kubernetes.api.TIMEOUT", 0.5)
+    monkeypatch.setattr("agent.reporter.kubernetes.api.TIMEOUT", 3.0)
     over = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: over.wait(60))
     with api_server(tmp_path, lambda method, path, body: (200, {})) as (_, authority):
