@@ -39,7 +39,7 @@ def servers(count: int) -> Iterator[tuple[str, SimMachine]]:
         routed = kernel.routed
         netdevs = [each for name, each in sorted(kernel.netdevs.items()) if name not in routed and each.link.up]
         if netdevs and number // len(files) == 2:
-            kernel.netlink.set_link(netdevs[-1].link.ifindex, mtu=4200)
+            kernel.netlink.set_link(netdevs[-1].link.ifindex, mtu=4050)
         if netdevs and number // len(files) == 3:
             kernel.netlink.set_link(netdevs[0].link.ifindex, up=False)
         yield f"{files[number % len(files)].stem}-{number:03}", machine
@@ -103,7 +103,7 @@ def test_the_files_read_as_a_person_would_write_them(tmp_path: Path) -> None:
     _, known = fleet_of("hgx-b200", 3)
     odd = known["gpu-2"]
     odd["node_name"] = "worker-2"
-    odd["nics"][1]["mtu"] = 4200
+    odd["nics"][1]["mtu"] = 4050
     hosts: dict[str, Any] = {name: {"fake_responses": answering(each)} for name, each in known.items()}
     hosts["gpu-2"]["node_name"] = None
     done = discover(tmp_path, hosts)
@@ -116,7 +116,7 @@ def test_the_files_read_as_a_person_would_write_them(tmp_path: Path) -> None:
     inventory = (tmp_path / "inventories/site_by_hardware.py").read_text()
     assert '    "@fake/gpu-1",\n' in inventory
     assert '"node_name": "worker-2"' in inventory
-    assert f'"nic_overrides": {{"{odd["nics"][1]["name"]}": {{"mtu": 4200}}}}' in inventory
+    assert f'"nic_overrides": {{"{odd["nics"][1]["name"]}": {{"mtu": 4050}}}}' in inventory
     formatted = subprocess.run(
         [sys.executable, "-m", "ruff", "format", "--check", "--line-length", "128", str(tmp_path / "group_data")],
         capture_output=True, text=True, check=False,

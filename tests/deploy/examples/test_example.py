@@ -24,6 +24,7 @@ from tests.deploy.kubernetes.test_kubernetes import certificate
 
 KERNEL = ["Kernel | Kernel and headers", "Kernel | Kernel updates held", "Kernel | Kernel of the next boot"]
 DOCA = [
+    "OFED | No MLNX_OFED",
     "OFED | doca: key of its repository",
     "OFED | doca: repository",
     "OFED | The vendor's rdma-core is preferred",

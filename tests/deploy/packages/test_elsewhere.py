@@ -56,9 +56,9 @@ def test_the_toolkit_is_not_configured_in_files_that_the_engine_does_not_read(
     tmp_path: Path, engine: str, fault: str
 ) -> None:
     (tmp_path / "snap/docker/current").mkdir(parents=True)
-    for name in ("nvidia-ctk", "jq"):
+    for name in ("nvidia-ctk", "jq", "systemctl"):
         program(tmp_path / "bin" / name)
-    for name in ("sh", "dirname"):
+    for name in ("sh", "dirname", "sed", "head"):
         (tmp_path / "bin" / name).symlink_to(f"/bin/{name}")
     text = container_runtime.SCRIPT.replace("for snaps in /snap ", f"for snaps in {tmp_path}/snap ")
     # No other program is found: the login's PATH ends with the folder, and so does the script's.

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tarfile
 import threading
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -107,9 +108,18 @@ def test_a_run_that_is_stopped_removes_what_it_fetched(puller: Puller) -> None:
     # It never ends.
     os.mkfifo(archive)
     process = puller.start()
-    soon(lambda: list((puller.folder / "state").glob("new-*")) or None, "folder")
+
+    def written() -> int | None:
+        # Refused until the run reads it.
+        with suppress(OSError):
+            return os.open(archive, os.O_WRONLY | os.O_NONBLOCK)
+        return None
+
+    writer = soon(written, "reader")
+    assert list((puller.folder / "state").glob("new-*"))
     process.terminate()
     assert process.wait(timeout=60) == 128 + signal.SIGTERM
+    os.close(writer)
     assert list((puller.folder / "state").glob("new-*")) == []
 
 
