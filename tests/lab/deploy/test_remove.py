@@ -10,7 +10,8 @@ pytestmark = pytest.mark.campaign
 PFS = [nic.netdev for nic in MACHINES[0].nics]
 
 # Packages stay. So do the PF's channels and their interrupts' CPUs: its driver chooses channels when its VFs are removed.
-# D-Bus starts timedated for each question about the clock; it ends by itself. While it has VFs, igb sets tx-usecs along with rx-usecs, and does not show it (igb_set_coalesce, IGB_FLAG_QUEUE_PAIRS).
+# D-Bus starts timedated for each question about the clock; it ends by itself.
+# While it has VFs, igb sets tx-usecs along with rx-usecs, and does not show it (igb_set_coalesce, IGB_FLAG_QUEUE_PAIRS).
 FOOTPRINT = r"""
 find /etc /opt /usr/local /root /boot -xdev ! -path /etc/ld.so.cache ! -path '/root/.*' -printf '%p %y %m %U:%G %l\n' | sort
 find /etc /opt /usr/local /boot -xdev -type f ! -path /etc/ld.so.cache -exec sha256sum {} + | sort -k2
