@@ -64,8 +64,9 @@ class QueueIrq:
 
 @frozen
 class QueueUser:
-    """Who has a queue of a netdev for itself: ``AF_XDP``, ``io_uring zero copy``, ``devmem TCP``, ``a netkit lease``.
+    """A program to which the kernel gave a queue of a netdev.
 
+    ``how``: ``AF_XDP``, ``io_uring zero copy``, ``devmem TCP``, ``a netkit lease``.
     ``socket``: what a descriptor of its socket leads to (``socket:[4711]``); empty if that is unknown.
     """
 
@@ -160,10 +161,10 @@ class Netlink(Protocol):
         """The interrupts that serve queues of a netdev, by number; empty if the kernel or the driver does not tell."""
 
     def queue_users(self, ifindex: int) -> tuple[QueueUser, ...]:
-        """Who has queues of a netdev for itself, as far as the kernel tells; ENODEV if the netdev is gone."""
+        """The programs to which the kernel gave queues of a netdev, if it tells; ENODEV if the netdev is gone."""
 
     def napis(self, ifindex: int) -> Mapping[int, Mapping[str, int]]:
-        """The settings of a netdev's NAPI instances, by their IDs; none while it is down. ENODEV: it is gone.
+        """The settings of each NAPI instance of a netdev, by its ID; none while it is down. ENODEV if the netdev is gone.
 
         ``defer_hard_irqs``, ``gro_flush_timeout``, ``irq_suspend_timeout``, ``threaded``, as far as the kernel has them.
         """

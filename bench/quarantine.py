@@ -68,7 +68,7 @@ class Rates:
 
 
 def fleet(nodes: int, rails: int, days: int, rates: Rates, seed: int) -> Iterator[Link]:
-    """The links of a fleet. The NICs of a rail in neighbouring nodes are at one switch."""
+    """The links of a fleet. In each group of nodes, one switch connects the NICs of one rail."""
     dice = random.Random(seed)  # noqa: S311  no secret
     end = days * DAY
     for first in range(0, nodes, NODES_OF_A_SWITCH):

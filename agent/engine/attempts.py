@@ -27,8 +27,8 @@ from agent.state.wanted import Wanted
 ENOTSUPP = 524
 """The kernel's own number for EOPNOTSUPP (include/linux/errno.h), which some drivers let out."""
 
-# While drivers have an XDP program, they refuse large MTUs, some numbers of channels and some features, and say why at most in
-# the kernel's log: mlx5e_change_mtu (drivers/net/ethernet/mellanox/mlx5/core/en_main.c), ena_set_channels
+# A driver that runs an XDP program refuses large MTUs, some numbers of channels and some features. If it says why, then in the
+# kernel's log: mlx5e_change_mtu (drivers/net/ethernet/mellanox/mlx5/core/en_main.c), ena_set_channels
 # (drivers/net/ethernet/amazon/ena/ena_ethtool.c).
 _OF_DRIVER = (
     links.NAME,

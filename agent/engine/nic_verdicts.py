@@ -95,7 +95,7 @@ def _addresses(statuses: Mapping[str, links.LinkStatus]) -> tuple[str, ...]:
 
 
 def _why(found: Sequence[_Found]) -> tuple[str, str, Certainty]:
-    """The reason, message and certainty of a verdict. A fault that is certain stands first."""
+    """The reason, message and certainty of a verdict, from its faults. A certain one comes before an unknown one."""
     ordered = sorted(found, key=lambda each: each.certainty == "unknown")
     messages = list(dict.fromkeys(each.fault.message for each in ordered))
     more = f" (and {len(messages) - SHOWN} more)" if len(messages) > SHOWN else ""

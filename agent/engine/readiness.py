@@ -270,7 +270,7 @@ class Probes:
         return _damped(record, rule, probe.judge(want, have, facts), is_new)
 
     def _kept(self, probe: Probe) -> Any:
-        """What a probe remembered before this process; None if there is nothing, or it cannot be read."""
+        """The memory that an earlier process has kept for a probe; None if there is no such file, or it cannot be read."""
         if self._folder is None or probe.kept is None:
             return None
         try:

@@ -130,16 +130,6 @@ def _ip(text: str) -> str:
     return str(ipaddress.ip_address(text if ":" in text else int(text, 16)))
 
 
-def queue_users(machine: Machine, index: int, name: str) -> Iterator[str]:
-    """Who has queues of a netdev for itself."""
-    users = machine.netlink.queue_users(index)
-    sockets = frozenset(user.socket for user in users if user.socket)
-    holders = machine.processes.holders(sockets) if sockets else {}
-    for user in users:
-        for holder in holders.get(user.socket, ("",)):
-            yield f"{holder}{holder and ' by '}{user.how} on queue {user.queue} of {name}"
-
-
 def with_a_peer(connected: str, peers: Iterable[str]) -> str:
     """Who is connected, with one of the peers, if any is known: there may be thousands."""
     known = sorted(peers)

@@ -10,7 +10,7 @@ from typing import TypeVar
 from attrs import evolve, frozen
 
 from agent.driver_families import XEN, family_of, is_passed_through, is_vfio
-from agent.engine.traffic import queue_users, traffic, with_a_peer
+from agent.engine.traffic import traffic, with_a_peer
 from agent.hardware.bonds import bond_of_ports, ipoib_children, on_top, ports_of, vrf
 from agent.hardware.functions import (
     PCI,
@@ -334,11 +334,18 @@ def _traffic(machine: Machine, want: Wanted, functions: _Functions) -> Users:
 
 
 def _queues(machine: Machine, want: Wanted, functions: _Functions) -> Users:
-    """Who has queues of the function's netdev for itself. They go with the link, and the kernel removes none in use."""
+    """The programs to which the kernel gave queues of the function's netdev. It removes no such queue while they run."""
+    found = []
     for target in functions.netdevs:
         # Read again, so that the function counts as hung if its driver has the netdev's lock and does not return.
         if (name := _netdev(machine.files, functions.pci[target])) and (index := ifindex(machine.files, name)):
-            yield from ((target, User(holder, of_queue=True)) for holder in queue_users(machine, index, name))
+            found += [(target, name, user) for user in machine.netlink.queue_users(index)]
+    sockets = frozenset(user.socket for _, _, user in found if user.socket)
+    holders = machine.processes.holders(sockets) if sockets else {}
+    for target, name, user in found:
+        for holder in holders.get(user.socket, ("",)):
+            by = f"{holder} by " if holder else ""
+            yield target, User(f"{by}{user.how} on queue {user.queue} of {name}", of_queue=True)
 
 
 def _scsi(machine: Machine, want: Wanted, functions: _Functions) -> Users:

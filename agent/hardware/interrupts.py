@@ -38,7 +38,7 @@ class Irq:
 
     @property
     def name(self) -> str:
-        """What the interrupt is called in changes: ``rx-0``, ``management-1``."""
+        """The interrupt's name in a change, such as ``rx-0`` or ``management-1``."""
         return f"{self.role}-{self.queue}"
 
 

@@ -48,7 +48,7 @@ def queue_irqs(ifindex: int) -> Mapping[int, QueueIrq]:
 
 
 def queue_users(ifindex: int, sockets: Iterable[tuple[int, QueueUser]]) -> tuple[QueueUser, ...]:
-    """Who has queues of a netdev for itself, in the order of the queues.
+    """The programs to which the kernel gave queues of a netdev, in the order of the queues.
 
     :param sockets: the AF_XDP sockets of all netdevs, by ifindex.
     :raises OSError: as :func:`queue_irqs`.
@@ -91,7 +91,7 @@ def served(napis: Iterable[bytes], queues: Iterable[bytes]) -> Mapping[int, Queu
 
 
 def napis(ifindex: int) -> Mapping[int, Mapping[str, int]]:
-    """The settings of a netdev's NAPI instances, by their IDs.
+    """The settings of each NAPI instance of a netdev, by its ID.
 
     :raises OSError: as :func:`queue_irqs`.
     """

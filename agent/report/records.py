@@ -166,7 +166,10 @@ Status = Literal["True", "False", "Unknown"]
 Stage = Literal["device", "network", "cluster"]
 Severity = Literal["required", "warn"]
 Certainty = Literal["certain", "likely", "unknown"]
-"""How sure a verdict is: a reading shows it, it follows from what was counted, or there is no answer."""
+"""How sure a verdict is.
+
+``certain``: the agent has read it. ``likely``: it follows from counted losses. ``unknown``: a check gave no answer.
+"""
 LinkState = Literal["good", "suspect", "quarantined", "probation"]
 
 
@@ -224,8 +227,8 @@ class NicVerdict:
     """Whether one NIC of the spec is ready, and with it its VFs, except those in ``faulty_vfs``.
 
     ``pci``: the address of its PF; empty if it was not found. ``required``: the node requires it. ``link``: the state of its
-    link, by its losses of carrier. ``since``: when ``ready``
-    last changed, as that of :class:`Report`. ``vfs``: the PCI addresses of its VFs by their index; empty for a VF that is away.
+    link, by its losses of carrier. ``since``: when ``ready`` last changed, as that of :class:`Report`. ``vfs``: the PCI
+    addresses of its VFs by their index; empty for a VF that is away.
     """
 
     name: str

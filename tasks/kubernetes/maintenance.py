@@ -59,16 +59,15 @@ def _say_it_stays(host: Host, why: str) -> None:
     fail(host, f"{stays}; or trackbed fleet maintain {name} --undo")
 
 
+@atexit.register
 def _say_what_stays() -> None:
-    """For the end of a deploy that was stopped, of which pyinfra tells nobody."""
+    """Say it at the end of a deploy that was stopped. pyinfra calls nothing then."""
     for left in sorted(_cordoned, key=str):
         _say_it_stays(left, f"the deploy was stopped; {_ENDS_IT}")
 
 
 def note_cordoned() -> None:
     """Note that a deploy has cordoned the current host's Node, which is to be said if the host's deploy ends early."""
-    atexit.unregister(_say_what_stays)
-    atexit.register(_say_what_stays)
     _cordoned.add(_this())
 
 

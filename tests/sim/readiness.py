@@ -38,7 +38,7 @@ class Node:
         self.restart()
 
     def restart(self) -> None:
-        """The agent is started again, and has forgotten what is in no file."""
+        """Start the agent again: only what it has kept in files is known to it."""
         self.last = None
         self.probes = Probes(self.kernel.machine(), self.folder, lambda: self.now, lambda: self.today)
 

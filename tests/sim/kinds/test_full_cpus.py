@@ -16,7 +16,7 @@ from agent.hardware.functions import targets
 from agent.hardware.interrupts import MANAGEMENT
 from agent.kinds import irqs
 from agent.kinds.irqs import PLACED, TOO_MANY
-from agent.machine import Files
+from agent.machine import Files, Machine
 from agent.report.records import Outcome
 from agent.report.verdict import is_ready
 from agent.spec.node import from_mapping
@@ -139,6 +139,14 @@ def kernel() -> Kernel:
     return two_nics(cpus=8)
 
 
+def after_four_passes(machine: Machine) -> Pass:
+    """The last of four passes with one memory, a second apart."""
+    failures, time = Failures(), iter(range(1000))
+    for _ in range(4):
+        last = converge(machine, Goal(spec()), Memory(lambda: float(next(time)), failures))
+    return last
+
+
 def test_an_interrupt_that_finds_its_cpu_full_goes_to_the_next_one(kernel: Kernel) -> None:
     """x86 has about 200 vectors a CPU: the write says ENOSPC, and changes nothing."""
 
@@ -146,10 +154,8 @@ def test_an_interrupt_that_finds_its_cpu_full_goes_to_the_next_one(kernel: Kerne
         return OSError(errno.ENOSPC, "no space") if where.endswith("smp_affinity_list") and value == "2" else None
 
     kernel.fault = full
-    failures, time = Failures(), iter(range(1000))
     machine = kernel.machine()
-    for _ in range(4):
-        last = converge(machine, Goal(spec()), Memory(lambda: float(next(time)), failures))
+    last = after_four_passes(machine)
     assert not last.outcomes
     assert any(where.endswith("smp_affinity_list") and value == "2" for where, value in kernel.writes)
     assert "2" not in affinities(kernel).values()
@@ -216,9 +222,7 @@ def test_a_queue_stays_on_a_cpu_that_becomes_full(kernel: Kernel) -> None:
         return OSError(errno.ENOSPC, "no space") if where.endswith("smp_affinity_list") and value == home else None
 
     kernel.fault = full
-    failures, time = Failures(), iter(range(1000))
-    for _ in range(4):
-        last = converge(machine, Goal(spec()), Memory(lambda: float(next(time)), failures))
+    last = after_four_passes(machine)
     assert not last.outcomes
     there = {key for key, cpus in before.items() if cpus == home}
     after = affinities(kernel)
@@ -236,10 +240,8 @@ def test_a_queue_moves_as_a_whole_if_its_second_interrupt_gets_no_vector(kernel:
         return OSError(errno.ENOSPC, "no space") if len(there) >= room else None
 
     kernel.fault = full
-    failures, time = Failures(), iter(range(1000))
     machine = kernel.machine()
-    for _ in range(4):
-        last = converge(machine, Goal(spec()), Memory(lambda: float(next(time)), failures))
+    last = after_four_passes(machine)
     assert not last.outcomes
     assert list(affinities(kernel).values()).count("2") <= room
     assert not dry_run(machine, spec()).changes
@@ -248,10 +250,8 @@ def test_a_queue_moves_as_a_whole_if_its_second_interrupt_gets_no_vector(kernel:
 def test_a_queue_on_a_full_cpu_is_never_sent_to_another_full_one(kernel: Kernel) -> None:
     """Two CPUs are full, and one of them serves a queue: others have all vectors free."""
     kernel.interrupts.vectors = {1: 2, 2: 2}
-    failures, time = Failures(), iter(range(1000))
     machine = kernel.machine()
-    for _ in range(4):
-        last = converge(machine, Goal(spec()), Memory(lambda: float(next(time)), failures))
+    last = after_four_passes(machine)
     assert is_ready(last.conditions)
     assert kernel.files.read("/run/trackbed/full-cpus") == "1-2"
     assert not dry_run(machine, spec()).changes

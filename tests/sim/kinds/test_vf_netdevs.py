@@ -25,6 +25,15 @@ def kernel() -> Kernel:
     return made()
 
 
+def comes_back_up(kernel: Kernel) -> str:
+    """A container gives a VF back with another name and up; the VF's address."""
+    vf = address(kernel, 1)
+    kernel.move_away(vf)
+    kernel.come_back(vf, "net1")
+    kernel.netlink.set_link(kernel.netdev(vf).ifindex, up=True)
+    return vf
+
+
 @pytest.mark.parametrize("called", ["net1", "eth0", f"{NAME}v2"])
 def test_a_vf_that_comes_back_from_a_container_gets_its_name_back(kernel: Kernel, called: str) -> None:
     wanted = spec(group())
@@ -45,10 +54,7 @@ def test_a_vf_that_comes_back_from_a_container_gets_its_name_back(kernel: Kernel
 def test_a_vf_that_is_up_is_renamed_only_if_its_link_may_flap(kernel: Kernel) -> None:
     wanted = spec(group())
     settle(kernel, wanted)
-    vf = address(kernel, 1)
-    kernel.move_away(vf)
-    kernel.come_back(vf, "net1")
-    kernel.netlink.set_link(kernel.netdev(vf).ifindex, up=True)
+    vf = comes_back_up(kernel)
     kernel.routed.add("net1")
     (outcome,) = [o for o in settle(kernel, wanted).outcomes if o.change.kind == "vf_names"]
     assert (outcome.result, outcome.change.disruption) == ("deferred", Disruption.LINK_FLAP)
@@ -63,10 +69,7 @@ def test_a_vf_that_is_up_is_taken_down_for_its_name_only_if_the_kernel_needs_tha
     kernel.renames_running = live
     wanted = spec(group())
     settle(kernel, wanted)
-    vf = address(kernel, 1)
-    kernel.move_away(vf)
-    kernel.come_back(vf, "net1")
-    kernel.netlink.set_link(kernel.netdev(vf).ifindex, up=True)
+    vf = comes_back_up(kernel)
     kernel.writes.clear()
     assert is_ready(settle(kernel, wanted).conditions)
     assert netdev(kernel.files, vf) == f"{NAME}v1"

@@ -79,7 +79,7 @@ def test_a_setting_that_a_driver_does_not_know_is_said_to_be_unsupported(
 
 
 def test_roce_settings_for_a_port_of_infiniband_are_said_to_be_unsupported(tmp_path: Path) -> None:
-    """A card was to get them in either mode (nic-configuration-operator 30)."""
+    """The spec gave them to a card that may be in InfiniBand mode or in Ethernet mode (nic-configuration-operator 30)."""
     kernel = Kernel()
     kernel.add_nic(PF0, "ibp33s0", IPOIB, driver="mlx5_core")
     kernel.rdma.add(PF0, "mlx5_0", None, link_layer="InfiniBand")

@@ -4,44 +4,9 @@ import pytest
 
 from cli.commands.stat import rate_text
 from cli.counters import Meter, NoDevice, Source, counters, read, sources
+from tests.sim.file_tree import FileTree
 
 PF = "0000:3b:00.0"
-
-
-class Tree:
-    """Files by path; folders follow from them."""
-
-    def __init__(self, files: dict[str, str]) -> None:
-        self.files = files
-
-    def replace(self, path: str, text: str) -> None:
-        raise NotImplementedError
-
-    def read(self, path: str) -> str:
-        if path not in self.files:
-            raise FileNotFoundError(path)
-        return self.files[path]
-
-    def write(self, path: str, text: str) -> None:
-        raise AssertionError("nothing is written")
-
-    def names(self, path: str) -> list[str]:
-        entries = {name[len(path) + 1 :].split("/")[0] for name in self.files if name.startswith(f"{path}/")}
-        if not entries:
-            raise FileNotFoundError(path)
-        return sorted(entries)
-
-    def target(self, path: str) -> str:
-        raise FileNotFoundError(path)
-
-    def writable(self, path: str) -> bool:
-        raise AssertionError("nothing is written")
-
-    def read_at(self, path: str, offset: int, size: int) -> bytes:
-        raise FileNotFoundError(path)
-
-    def write_at(self, path: str, offset: int, data: bytes) -> None:
-        raise AssertionError("nothing is written")
 
 
 def rdma(name: str, port: int = 1, **values: str) -> dict[str, str]:
@@ -85,11 +50,11 @@ def netdev(name: str) -> dict[str, str]:
     ids=["infiniband and mlx5", "erdma, Alibaba's", "erdma, Linux's", "irdma", "rxe", "bnxt_re without a PMA", "siw"],
 )  # fmt: skip
 def test_every_vendors_counters_are_found(files: dict[str, str], expected: dict[str, int]) -> None:
-    assert read(Tree(rdma("dev0", 1, **files)), Source("dev0", 1)) == expected
+    assert read(FileTree(rdma("dev0", 1, **files)), Source("dev0", 1)) == expected
 
 
 def test_a_device_is_found_by_each_of_its_names() -> None:
-    tree = Tree(
+    tree = FileTree(
         {
             **rdma("mlx5_0", counters__port_rcv_data="1", gid_attrs__ndevs__0="ens1"),
             **netdev("ens1"),
@@ -107,15 +72,15 @@ def test_a_device_is_found_by_each_of_its_names() -> None:
 
 def test_without_a_name_there_must_be_one_rdma_device() -> None:
     with pytest.raises(NoDevice, match="one of a, b"):
-        sources(Tree({**rdma("a", state="x"), **rdma("b", state="x")}), None)
+        sources(FileTree({**rdma("a", state="x"), **rdma("b", state="x")}), None)
     with pytest.raises(NoDevice, match="no RDMA device"):
-        sources(Tree(netdev("lo")), None)
+        sources(FileTree(netdev("lo")), None)
 
 
 def test_all_counters_by_their_own_names() -> None:
-    tree = Tree(rdma("dev0", counters__link_downed="1", hw_counters__lifespan="10", hw_counters__out_of_buffer="2"))
+    tree = FileTree(rdma("dev0", counters__link_downed="1", hw_counters__lifespan="10", hw_counters__out_of_buffer="2"))
     assert counters(tree, Source("dev0", 1)) == {"link_downed": 1, "out_of_buffer": 2}
-    assert counters(Tree(netdev("lo")), Source("lo"))["rx_errors"] == 7
+    assert counters(FileTree(netdev("lo")), Source("lo"))["rx_errors"] == 7
 
 
 def test_rates_use_the_time_that_really_passed() -> None:

@@ -23,6 +23,7 @@ from cli.inspection import (
     render,
 )
 from tests.sim import absent
+from tests.sim.file_tree import FileTree
 
 PCI_IDS = """\
 # a comment
@@ -132,13 +133,10 @@ GIDS = (
 PORTS = {"0000:3b:00.0": "ens1f0np0", "0000:3b:00.1": "ens1f1np1", "0000:5e:00.0": "ens2f0np0"}
 
 
-class LagTree:
+def lag_tree() -> FileTree:
     """Two cards: RoCE LAG bonds the two ports of the first; the second one's port is in a bond with nobody."""
-
-    def __init__(self) -> None:
-        self.links = {f"/sys/class/net/{name}/master": "bond0" for name in ("ens1f0np0", "ens1f1np1")}
-        self.links["/sys/class/net/ens2f0np0/master"] = "bond0"
-        self.files = {
+    tree = FileTree(
+        {
             "/sys/class/net/bond0/bonding/slaves": "ens1f0np0 ens1f1np1 ens2f0np0",
             "/sys/class/infiniband/mlx5_bond_0/node_type": "1: CA",
             "/sys/class/infiniband/mlx5_bond_0/ports/1/link_layer": "Ethernet",
@@ -146,41 +144,13 @@ class LagTree:
             "/sys/class/infiniband/mlx5_bond_0/ports/1/gid_attrs/ndevs/1": "bond0",
             "/sys/bus/pci/devices/0000:3b:00.0/infiniband/mlx5_bond_0/x": "",
         }
-        for address, name in PORTS.items():
-            self.files[f"/sys/bus/pci/devices/{address}/class"] = "0x020000"
-            self.files[f"/sys/bus/pci/devices/{address}/net/{name}/x"] = ""
-            self.links[f"/sys/class/net/{name}/device"] = address
-
-    def replace(self, path: str, text: str) -> None:
-        raise NotImplementedError
-
-    def read(self, path: str) -> str:
-        if path not in self.files:
-            raise FileNotFoundError(path)
-        return self.files[path]
-
-    def read_at(self, path: str, offset: int, size: int) -> bytes:
-        raise FileNotFoundError(path)
-
-    def write(self, path: str, text: str) -> None:
-        raise AssertionError(path)
-
-    def names(self, path: str) -> list[str]:
-        entries = {name[len(path) + 1 :].partition("/")[0] for name in self.files if name.startswith(f"{path}/")}
-        if not entries:
-            raise FileNotFoundError(path)
-        return sorted(entries)
-
-    def target(self, path: str) -> str:
-        if path not in self.links:
-            raise FileNotFoundError(path)
-        return self.links[path]
-
-    def writable(self, path: str) -> bool:
-        return False
-
-    def write_at(self, path: str, offset: int, data: bytes) -> None:
-        raise AssertionError(path)
+    )
+    for address, name in PORTS.items():
+        tree.files[f"/sys/bus/pci/devices/{address}/class"] = "0x020000"
+        tree.files[f"/sys/bus/pci/devices/{address}/net/{name}/x"] = ""
+        tree.links[f"/sys/class/net/{name}/device"] = address
+        tree.links[f"/sys/class/net/{name}/master"] = "bond0"
+    return tree
 
 
 class Ports(Silent):
@@ -195,7 +165,7 @@ class Ports(Silent):
 
 
 def test_with_roce_lag_both_ports_show_the_one_rdma_device_and_it_shows_both_netdevs() -> None:
-    inspection = inspect(absent.machine(LagTree(), Ports(), Silent(), Silent()))  # type: ignore[arg-type]
+    inspection = inspect(absent.machine(lag_tree(), Ports(), Silent(), Silent()))  # type: ignore[arg-type]
     first, second, other = inspection.functions
     assert first.rdma == second.rdma
     (device,) = first.rdma
@@ -206,7 +176,7 @@ def test_with_roce_lag_both_ports_show_the_one_rdma_device_and_it_shows_both_net
 
 
 def test_a_bond_of_ports_that_have_rdma_devices_of_their_own_shares_none() -> None:
-    tree = LagTree()
+    tree = lag_tree()
     tree.files["/sys/bus/pci/devices/0000:3b:00.1/infiniband/mlx5_1/x"] = ""
     tree.files["/sys/class/infiniband/mlx5_1/ports/1/gid_attrs/ndevs/0"] = "ens1f1np1"
     inspection = inspect(absent.machine(tree, Ports(), Silent(), Silent()))  # type: ignore[arg-type]
