@@ -203,12 +203,14 @@ import os, re, signal, socket, sys
 from pathlib import Path
 pid = Path(sys.argv[sys.argv.index("-pidfile") + 1])
 first = not pid.exists()
-if os.fork():
+child = os.fork()
+if child:
+    # QEMU's -daemonize returns once its process id is in the file.
+    pid.write_text(str(child))
     os._exit(0)
 os.setsid()
 for output in 1, 2:
     os.close(output)
-pid.write_text(str(os.getpid()))
 if first:
     signal.pause()
 port = re.search(r"hostfwd=tcp:127.0.0.1:(\\d+)-", " ".join(sys.argv))[1]
@@ -231,7 +233,7 @@ def test_a_node_that_never_answers_after_its_boot_is_booted_once_more(
     image.folder.mkdir()
     for file in (image.disk, image.kernel, image.initrd):
         file.touch()
-    node = evolve(fleet.nodes("t")[0], ssh_port=instance.free_port(), accelerator=evolve(TCG, boot_s=0.5))
+    node = evolve(fleet.nodes("t")[0], ssh_port=instance.free_port(), accelerator=evolve(TCG, boot_s=5.0))
     node.instance.make_keys((node.machine,))
     node.overlay.touch()
     try:
@@ -239,7 +241,7 @@ def test_a_node_that_never_answers_after_its_boot_is_booted_once_more(
         assert node.answers()
     finally:
         node.power_cut()
-    assert "node1: ssh: nothing after 0 s; it is booted once more" in capsys.readouterr().err
+    assert "node1: ssh: nothing after 5 s; it is booted once more" in capsys.readouterr().err
 
 
 def test_the_logs_of_a_node_that_does_not_answer_are_what_this_host_has(state: Path) -> None:
