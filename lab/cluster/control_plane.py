@@ -95,6 +95,7 @@ class ControlPlane:
     ports: Ports
     # The lab whose kubelets the API server can reach, for `kubectl logs` and `exec`.
     lab: str | None = None
+    version: str = attrs.field(factory=programs.kubernetes_version)
 
     @property
     def url(self) -> str:
@@ -151,7 +152,7 @@ class ControlPlane:
         common = ["--leader-elect=false", "--secure-port=0", "--v=1"]
         self._daemon(CONTROLLERS).start(
             [
-                programs.kubernetes(CONTROLLERS),
+                programs.kubernetes(CONTROLLERS, self.version),
                 *common,
                 f"--kubeconfig={self.folder / 'controllers.kubeconfig'}",
                 "--use-service-account-credentials=true",
@@ -165,7 +166,7 @@ class ControlPlane:
         )
         self._daemon(SCHEDULER).start(
             [
-                programs.kubernetes(SCHEDULER),
+                programs.kubernetes(SCHEDULER, self.version),
                 *common,
                 f"--kubeconfig={self.folder / 'scheduler.kubeconfig'}",
             ],
@@ -181,7 +182,7 @@ class ControlPlane:
         accounts = self.authority.service_accounts
         self.api_server.start(
             [
-                programs.kubernetes(API_SERVER),
+                programs.kubernetes(API_SERVER, self.version),
                 *("--bind-address=127.0.0.1", f"--secure-port={self.ports.api}", f"--advertise-address={GATEWAY}"),
                 *(f"--etcd-servers=http://127.0.0.1:{self.ports.etcd}", f"--service-cluster-ip-range={SERVICES}"),
                 f"--client-ca-file={self.authority.pair.certificate}",
@@ -304,7 +305,7 @@ class ControlPlane:
         return [json.loads(line) for line in lines[:-1]]
 
     def _kubectl_words(self, *words: str, kubeconfig: Path | None = None) -> list[str]:
-        return [str(programs.kubernetes("kubectl")), f"--kubeconfig={kubeconfig or self.admin}", *words]
+        return [str(programs.kubernetes("kubectl", self.version)), f"--kubeconfig={kubeconfig or self.admin}", *words]
 
     @property
     def _kubectl_environment(self) -> dict[str, str]:
@@ -354,20 +355,22 @@ class ControlPlane:
         return self.try_kubectl(*words).returncode == 0
 
 
-def create(folder: Path, lab: str | None = None) -> ControlPlane:
+def create(folder: Path, lab: str | None = None, version: str | None = None) -> ControlPlane:
     """The control plane of a folder: with the existing keys and ports, or with new ones.
 
     :raises LabError: the file with its ports is damaged.
     :param lab: the lab whose nodes will join it; without it there are no nodes.
+    :param version: Kubernetes' version, which is not kept in the folder; None: :func:`programs.kubernetes_version`.
     """
+    version = version or programs.kubernetes_version()
     known = folder / "ports.json"
     if known.exists():
         try:
-            return ControlPlane(folder, Ports(**json.loads(known.read_text())), lab)
+            return ControlPlane(folder, Ports(**json.loads(known.read_text())), lab, version)
         except (ValueError, TypeError):
             raise LabError(f"{known} is damaged", "Run `python -m lab cluster down`, then `up`.") from None
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    plane = ControlPlane(folder, Ports(free_port(), free_port(), free_port()), lab)
+    plane = ControlPlane(folder, Ports(free_port(), free_port(), free_port()), lab, version)
     plane.authority.create()
     plane.authority.server("kube-apiserver", SERVED_AS)
     plane.authority.client("kube-apiserver-kubelet-client", ["system:masters"])

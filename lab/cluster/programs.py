@@ -38,20 +38,10 @@ def _flags(version: str) -> str:
     )
 
 
-KUBERNETES = Build(
-    name=f"kubernetes-{KUBERNETES_VERSION}",
-    folder=HERE / "kubernetes",
-    packages=tuple(
-        f"k8s.io/kubernetes/cmd/{name}"
-        for name in ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubeadm", "kubectl", "kubelet")
-    ),
-    ldflags=_flags(KUBERNETES_VERSION),
-    usual_s=230,
-    memory_mib=3072,
-    disk_mib=6144,
+KUBERNETES_PROGRAMS = (
+    *("kube-apiserver", "kube-controller-manager", "kube-scheduler"),
+    *("kubeadm", "kubectl", "kubelet"),
 )
-CONTROL_PLANE = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
-"""The programs whose version TRACKBED_TEST_KUBERNETES (as v1.34.2) selects instead of go.mod."""
 CONTAINERD = Build(
     name="containerd-v2.2.9",
     packages=tuple(
@@ -135,46 +125,47 @@ PAUSE = Build(name="pause", folder=HERE / "pause", packages=(".",), usual_s=10)
 ON_THE_NODES = (CONTAINERD, RUNC, CNI, DEVICE_PLUGIN, PAUSE)
 
 
-def control_plane_version() -> str:
-    """The version of the control plane's programs.
+def kubernetes_version() -> str:
+    """The version of Kubernetes' programs: that of go.mod, or of TRACKBED_TEST_KUBERNETES (as v1.37.2).
 
     :raises LabError: the variable has no version of Kubernetes 1.
     """
     version = os.environ.get("TRACKBED_TEST_KUBERNETES") or KUBERNETES_VERSION
     if not _RELEASE.fullmatch(version):
-        raise LabError(f"TRACKBED_TEST_KUBERNETES={version!r} is no version", "Give it as v1.34.2, or leave it out.")
+        raise LabError(f"TRACKBED_TEST_KUBERNETES={version!r} is no version", "Give it as v1.37.2, or leave it out.")
     return version
 
 
-def kubernetes(name: str) -> Path:
-    """One of Kubernetes' programs. It is built first if it is not cached."""
-    version = control_plane_version()
-    other = version != KUBERNETES_VERSION and name in CONTROL_PLANE
-    return go_programs.ensure(_control_plane(version) if other else KUBERNETES) / name
+def kubernetes(name: str, version: str | None = None) -> Path:
+    """One of Kubernetes' programs, of a version or of :func:`kubernetes_version`. It is built first if it is not cached."""
+    return go_programs.ensure(kubernetes_build(version or kubernetes_version())) / name
 
 
-def _control_plane(version: str) -> Build:
-    """Another version of the control plane, from a module in the cache. Its checksums are those of Go's public database."""
-    folder = cache.home() / "go-modules" / f"kubernetes-{version}"
-    if not (folder / "go.sum").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "go.mod").write_text(_module(version))
-        (folder / "tools.go").write_text(
-            "//go:build tools\n\npackage kubernetes\n\nimport (\n"
-            + "".join(f'\t_ "k8s.io/kubernetes/cmd/{name}"\n' for name in CONTROL_PLANE)
-            + ")\n"
-        )
-        with step(f"Go: modules of Kubernetes {version}", usual_s=60):
-            run([go_programs.go(), "mod", "tidy", "-C", folder], env={**os.environ, "GOTOOLCHAIN": "auto"})
+def kubernetes_build(version: str) -> Build:
+    """All programs of one version of Kubernetes."""
     return Build(
         name=f"kubernetes-{version}",
-        folder=folder,
-        packages=tuple(f"k8s.io/kubernetes/cmd/{name}" for name in CONTROL_PLANE),
+        folder=HERE / "kubernetes" if version == KUBERNETES_VERSION else _other_module(version),
+        packages=tuple(f"k8s.io/kubernetes/cmd/{name}" for name in KUBERNETES_PROGRAMS),
         ldflags=_flags(version),
-        usual_s=200,
+        usual_s=230,
         memory_mib=3072,
         disk_mib=6144,
     )
+
+
+def _other_module(version: str) -> Path:
+    """The module for another version, in the cache. Its checksums are those of Go's public database."""
+    folder = cache.home() / "go-modules" / f"kubernetes-{version}"
+    tools, ours = folder / "tools.go", (HERE / "kubernetes" / "tools.go").read_text()
+    # An older checkout may have listed other programs: its go.sum would lack theirs.
+    if not (folder / "go.sum").exists() or tools.read_text() != ours:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "go.mod").write_text(_module(version))
+        tools.write_text(ours)
+        with step(f"Go: modules of Kubernetes {version}", usual_s=60):
+            run([go_programs.go(), "mod", "tidy", "-C", folder], env={**os.environ, "GOTOOLCHAIN": "auto"})
+    return folder
 
 
 def _module(version: str) -> str:

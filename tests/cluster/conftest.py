@@ -13,7 +13,7 @@ from agent.report.names import TAINT
 from lab import LabError, Node, fleet, instance
 from lab.cluster import commands, join, manifests
 from lab.cluster.control_plane import ControlPlane
-from tests.cluster.planes import running
+from tests.cluster.planes import WITH_DEVICE_TAINTS, running
 from tests.lab.conftest import eventually, pyinfra, pytest_runtest_protocol, settled
 
 __all__ = ["pytest_runtest_protocol"]
@@ -40,6 +40,13 @@ def say(capsys: pytest.CaptureFixture[str]) -> Say:
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """etcd, API server, controller manager and scheduler, without nodes; shared, so give your objects names of their own."""
     with running(tmp_path_factory.mktemp("control-plane")) as plane:
+        yield plane
+
+
+@pytest.fixture(scope="session")
+def device_taints_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """Such a control plane of a version that has DeviceTaintRules; the programs are built once."""
+    with running(tmp_path_factory.mktemp("device-taints"), WITH_DEVICE_TAINTS) as plane:
         yield plane
 
 

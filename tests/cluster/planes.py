@@ -11,11 +11,17 @@ from typing import Any
 from lab.cluster import control_plane
 from lab.cluster.control_plane import ControlPlane
 
+WITH_DEVICE_TAINTS = "v1.37.2"
+"""A version of Kubernetes that has DeviceTaintRules as resource.k8s.io/v1, on by default."""
+
 
 @contextmanager
-def running(folder: Path) -> Iterator[ControlPlane]:
-    """A new control plane without nodes; its files are in ``folder``."""
-    plane = control_plane.create(folder)
+def running(folder: Path, version: str | None = None) -> Iterator[ControlPlane]:
+    """A new control plane without nodes; its files are in ``folder``.
+
+    ``version``: Kubernetes' version, as v1.37.2; None: that of the suite.
+    """
+    plane = control_plane.create(folder, version=version)
     try:
         plane.start()
         yield plane

@@ -10,12 +10,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from lab.cluster.control_plane import ControlPlane
-from lab.cluster.programs import control_plane_version
+from lab.cluster.programs import kubernetes_version
 from lab.node import wait
 
 
 def test_the_control_plane_has_the_requested_version(control_plane: ControlPlane) -> None:
-    assert json.loads(control_plane.kubectl("get", "--raw=/version"))["gitVersion"] == control_plane_version()
+    assert json.loads(control_plane.kubectl("get", "--raw=/version"))["gitVersion"] == kubernetes_version()
 
 
 def test_only_the_owner_can_read_the_control_planes_secrets(control_plane: ControlPlane) -> None:

@@ -30,7 +30,7 @@ def initialised(plane: ControlPlane, node: Node) -> None:
     cluster = {
         "apiVersion": "kubeadm.k8s.io/v1beta4",
         "kind": "ClusterConfiguration",
-        "kubernetesVersion": programs.KUBERNETES_VERSION,
+        "kubernetesVersion": plane.version,
         "controlPlaneEndpoint": plane.node_url.removeprefix("https://"),
         "networking": {"dnsDomain": "cluster.local"},
     }
