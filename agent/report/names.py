@@ -18,13 +18,21 @@ NAMESPACE = "trackbed-system"
 
 READY = "TrackbedReady"
 UP_TO_DATE = "TrackbedUpToDate"
-"""The Node's two conditions."""
+DEVICES_READY = "TrackbedDevicesReady"
+"""The Node's conditions. The last one names the NICs that are not ready."""
 
 TAINT = "readiness.k8s.io/trackbed"
 EFFECT = "NoSchedule"
 """The taint's key, and its effect."""
 
 READY_LABEL = "trackbed.internal/ready"
+
+QUARANTINE = "trackbed.internal/quarantine"
+"""The key of the taint in each DeviceTaintRule of a reporter. The taint's value is the PCI address, with "-" for ":"."""
+
+OF_NODE = "trackbed.internal/node"
+EVICT_AFTER = "trackbed.internal/evict-after"
+"""Labels of such a rule: its Node, and the seconds after which `fleet sweep` may evict the device's pods."""
 
 SPEC_HASH = "trackbed.internal/spec-hash"
 AGENT_VERSION = "trackbed.internal/agent-version"

@@ -20,12 +20,24 @@ LABELS = Path("/etc/trackbed/labels.json")
 
 
 @frozen
+class Quarantine:
+    """How the devices of a bad NIC are tainted for claims of DRA (Kubernetes' dynamic resource allocation).
+
+    ``effect``: NoSchedule, or None to see what a taint would do. ``evict_after``: seconds after which `trackbed fleet sweep`
+    may evict the pods that use such a device; None: never.
+    """
+
+    effect: Literal["None", "NoSchedule"] = "NoSchedule"
+    evict_after: int | None = None
+
+
+@frozen
 class Settings:
     """How the node is published.
 
     ``server``: the API server's URL. ``ca_file``: its certificate authority, a PEM file.
     ``required_resources``: extended resources that must be allocatable before the taint is lifted.
-    ``token_days``: the life of a token that the reporter requests, 1 to 365.
+    ``token_days``: the life of a token that the reporter requests, 1 to 365. ``quarantine`` None: no device is tainted.
     """
 
     node_name: str
@@ -34,6 +46,7 @@ class Settings:
     required_resources: tuple[str, ...] = ()
     taint_lifted_by: LiftedBy = "reporter"
     token_days: int = 365
+    quarantine: Quarantine | None = None
 
 
 @frozen

@@ -24,6 +24,7 @@ from agent.reporter.kubernetes.node import Node, desired
 from agent.reporter.kubernetes.node_watch import NodeWatch
 from agent.reporter.kubernetes.node_writer import NodeWriter
 from agent.reporter.kubernetes.plugins import PluginLabels
+from agent.reporter.kubernetes.quarantine import DeviceTaints
 from agent.reporter.kubernetes.steps import LONGEST_SLEEP, Steps
 from agent.reporter.settings import Label, Settings, read_labels
 from agent.runtime import notify, uptime
@@ -68,6 +69,7 @@ class Publication:
     acknowledged: Acknowledgement = field(init=False)
     _writer: NodeWriter = field(init=False)
     _lease: LeaseWriter = field(init=False)
+    _devices: DeviceTaints = field(init=False)
     _calm: Calm = field(factory=Calm, init=False)
     _changed: Event = field(factory=Event, init=False)
     _published: Verdict | None = field(default=None, init=False)
@@ -84,6 +86,7 @@ class Publication:
         self.steps = Steps(self.clock, self._step_failed, alive)
         self._writer = NodeWriter(name, api, self.watch, self.now)
         self._lease = LeaseWriter(self.settings, api, self.now)
+        self._devices = DeviceTaints(self.settings, api)
 
     def wake(self) -> None:
         """Look again: the labels or the Node have changed."""
@@ -140,8 +143,8 @@ class Publication:
         steps = self._steps(verdict)
         due = []
         if hold:
-            # Renew the Lease only: the Node goes on saying NotReady.
-            steps, due = steps[:1], [hold]
+            # Renew the Lease and taint devices only: the Node goes on saying NotReady.
+            steps, due = [steps[0], steps[-1]], [hold]
             self.steps.trouble["calm"] = NOT_CALM
         self._taken = frozenset(name for name, _ in steps)
         last = LAST_WAIT if verdict.ready else LAST_URGENT_WAIT
@@ -159,11 +162,12 @@ class Publication:
         The Lease of a ready node comes first: if it had expired, a sweep would withdraw Ready again. The conditions, labels and
         taint are one step, so that the taint stays until the condition is True. If the node is not ready, the taint comes
         first: it keeps pods away. Ready and NotReady have steps of different names, so that the back-off of one never delays
-        the other.
+        the other. The devices come last, for they may take many writes.
         """
+        devices = ("devices", self._devices.keep)
         if verdict.ready:
-            return [("lease", self._renew), ("ready", self._publish_ready)]
-        return [("taint", self._withdraw), ("condition", self._publish_conditions), ("notice", self._renew)]
+            return [("lease", self._renew), ("ready", self._publish_ready), devices]
+        return [("taint", self._withdraw), ("condition", self._publish_conditions), ("notice", self._renew), devices]
 
     def _step_failed(self, name: str, error: Exception) -> None:
         self._writer.api.close()
@@ -236,7 +240,7 @@ class Publication:
 
     def _acknowledge(self) -> None:
         """Record what is published, and why the rest is not."""
-        troubles = [*self._troubles().values(), self.watch.trouble]
+        troubles = [*self._troubles().values(), self.watch.trouble, self._devices.trouble]
         error = "; ".join(dict.fromkeys(filter(None, troubles)))
         refused = self._writer.api.refused or self.watch.api.refused
         self.acknowledged.now = evolve(self.acknowledged.now, error=error, refused=refused)

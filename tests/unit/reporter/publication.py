@@ -12,7 +12,7 @@ from agent.report.records import Report, report_to_json
 from agent.reporter.kubernetes.api import Api, NoCredentials, Session, trust
 from agent.reporter.kubernetes.publish import Files, Publication
 from agent.runtime import boot_id, uptime
-from tests.unit.reporter.scripted import api_server
+from tests.unit.reporter.scripted import Answer, api_server
 from tests.unit.reporter.test_node import SETTINGS, document, node
 
 
@@ -42,7 +42,8 @@ class Cluster:
     """A Node and its Lease at an API server.
 
     ``busy``: it answers 503. ``refusing``: the status of what it refuses, by the last part of the path. ``conflicts``: the last
-    parts of the paths whose next patch finds that somebody has written meanwhile. ``hanging``: the last
+    parts of the paths whose next patch finds that somebody has written meanwhile. ``devices`` answers for the API group of
+    DRA, resource.k8s.io. ``hanging``: the last
     part of the path whose writes it does not answer until ``over``; ``hung``: there is one. ``writes``: the last parts of the
     paths; ``patches``: what was written to the Node.
     """
@@ -59,10 +60,13 @@ class Cluster:
     hanging: str = ""
     hung: Event = field(factory=Event)
     over: Event = field(factory=Event)
+    devices: Answer = field(default=lambda method, path, body: (404, {}))
 
-    def answer(self, method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
+    def answer(self, method: str, path: str, body: Any) -> tuple[int, dict[str, Any]] | None:
         if self.busy:
             return 503, {}
+        if "/resource.k8s.io/" in path:
+            return self.devices(method, path, body)
         if method == "GET":
             return 200, self.node if path.endswith("/n1") else self.listed()
         what = "lease" if "leases" in path else path.rpartition("/")[2]
