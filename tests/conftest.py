@@ -2,10 +2,10 @@
 
 import signal
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # An example may take long on a busy machine, and is no worse for it.
-settings.register_profile("untimed", deadline=None)
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
 # A shell's background job starts with Ctrl-C ignored, one under nohup with the hangup, and so would everything that tests start

@@ -92,9 +92,18 @@ def test_a_host_that_hangs_is_given_up_and_the_other_is_deployed(
     monkeypatch.setattr(time_limits, "MARGIN", 0)
     replace(*(f"{HOST}.{name}" for name in ("get_fact", "run_shell_command", "put_file", "get_file")))
     replace("pyinfra.api.operations:_run_host_op_with_context")
-    data = {"fake_delay": 0, "fake_delay_jitter": 0, "time_limits": {"fact": 1, "command": 1, "build": 1}}
-    names = ("@fake/stuck", "@fake/fine")
-    state = State(Inventory(([(name, data) for name in names], {})), Config())  # type: ignore[no-untyped-call]
+    hosts = [
+        (
+            name,
+            {
+                "fake_delay": 0,
+                "fake_delay_jitter": 0,
+                "time_limits": dict.fromkeys(("fact", "command", "build"), limit),
+            },
+        )
+        for name, limit in (("@fake/stuck", 1), ("@fake/fine", 600))
+    ]
+    state = State(Inventory((hosts, {})), Config())  # type: ignore[no-untyped-call]
     state.cwd = "."
 
     def code() -> None:

@@ -37,7 +37,7 @@ def test_stat_measures_the_traffic_of_a_real_netdev(tmp_path: Path) -> None:
     intervals = [json.loads(line)["devices"][0] for line in process.stdout]
     assert [each["name"] for each in intervals] == ["lo"] * 3
     last = intervals[-1]
-    assert 0.5 < last["elapsed"] < 5
+    assert last["elapsed"] > 0.5
     # Other programs talk over the loopback as well, so at least ours: a datagram is 1,000 bytes and 42 of headers.
     assert last["rx_packets"]["total"] > 100
     assert last["rx_bytes"]["total"] >= last["rx_packets"]["total"] * 500

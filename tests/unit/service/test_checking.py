@@ -251,15 +251,16 @@ def test_while_the_kernel_deletes_vfs_the_first_event_takes_ready_back_before_an
     agent.wait_for(lambda r: r.ready)
 
 
+@pytest.mark.slow  # each event must be answered in time, also on a busy machine
 def test_a_hundred_harmless_events_change_nothing_in_the_report(start: Start) -> None:
-    agent = start(answered_within=2.0)
+    agent = start(answered_within=10.0)
     before = agent.heartbeats(1)
     for _ in range(20):
         reads = agent.reads()
         agent.event(REQUIRED, times=5)
         agent.wait_for_reading(REQUIRED, reads)
     # By then an event that was taken for unanswered would have been noticed.
-    after = agent.heartbeats(4)
+    after = agent.heartbeats(12)
     assert (after.ready, after.generation) == (True, before.generation)
 
 

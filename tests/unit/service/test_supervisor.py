@@ -64,6 +64,7 @@ def test_a_worker_that_was_only_slow_is_replaced_at_once(start: Start) -> None:
     assert supervised.changes(supervised.report()) == 2  # Starting, WorkerStuck, ready
 
 
+@pytest.mark.slow  # a worker must have time to start and to end, also on a busy machine
 def test_a_busy_worker_finishes_what_it_writes_before_another_one_tries_a_hung_device_again(start: Start) -> None:
     busy = """
 done = "ends" in (folder / "noted").read_text()
@@ -71,18 +72,19 @@ if not done and PF not in sys.argv: activity.call(PF, "read"); time.sleep(600)
 if not done:
     activity.doing("vfs", "write")
     activity.call("0000:41:00.0", "write")
-    note("begins"); sys.stdin.read(); time.sleep(4); note("ends")
+    note("begins"); sys.stdin.read(); time.sleep(12); note("ends")
     # Between two writes, as when it looks for events.
     activity.idle(); time.sleep(1); note("rests")
 report(done); sys.stdin.read()
 """
-    supervised = start(NOTED + busy, retry=0.1, leave=3.0)
+    supervised = start(NOTED + busy, retry=0.1, leave=10.0)
     supervised.wait_for(lambda report: report.ready)
     noted = supervised.noted()
     # A worker that needs longer than it may only to start is replaced, too, and the device hangs again.
     assert noted[noted.index("begins") :] == ["begins", "ends", "rests", "start"]
 
 
+@pytest.mark.slow  # a worker must have time to start, also on a busy machine
 def test_a_write_that_takes_longer_than_the_time_to_leave_is_not_cut_short(start: Start) -> None:
     # Without a heartbeat nothing but the deadline for leaving wakes the supervisor meanwhile.
     writing = """
@@ -90,19 +92,19 @@ if starts == 1: activity.doing("vfs", "write"); activity.call(PF, "write"); repo
 if starts == 2:
     activity.doing("vfs", "write")
     activity.call("0000:41:00.0", "write")
-    note("writes"); sys.stdin.read(); time.sleep(3); note("has written")
+    note("writes"); sys.stdin.read(); time.sleep(12); note("has written")
     activity.idle(); sys.exit()
 report(True); sys.stdin.read()
 """
-    supervised = start(NOTED + writing, retry=0.1, leave=2.0, read=600.0, write=10.0)
+    supervised = start(NOTED + writing, retry=0.1, leave=10.0, read=600.0, write=20.0)
     supervised.wait_for(lambda report: report.ready)
     assert supervised.noted()[1:4] == ["start --avoid 0000:21:00.0", "writes", "has written"]
 
 
+@pytest.mark.slow  # a worker must have time to start and note that, also on a busy machine
 def test_an_idle_worker_that_does_not_end_is_killed_and_the_device_is_tried_again(start: Start) -> None:
     deaf = 'if starts == 1: activity.call(PF, "read")\nif starts < 3: time.sleep(600)\nreport(True); sys.stdin.read()'
-    # It has to start and note that within this time.
-    supervised = start(NOTED + deaf, retry=0.1, leave=5.0)
+    supervised = start(NOTED + deaf, retry=0.1, leave=10.0)
     supervised.wait_until_noted("start", "start --avoid 0000:21:00.0", "start")
     supervised.wait_for(lambda report: report.ready)
 
@@ -172,16 +174,20 @@ def test_a_worker_that_cannot_be_started_is_reported_and_retried(start: Start, t
 
 
 def test_the_heartbeat_is_renewed_while_nothing_changes(start: Start) -> None:
+    began = time.monotonic()
     supervised = start("report(True); sys.stdin.read()")
     before = supervised.wait_for(lambda report: report.ready)
-    after = supervised.wait_for(lambda report: report.heartbeat > before.heartbeat)
+    after = supervised.wait_for(lambda report: report.heartbeat > before.heartbeat + 4.0)
     assert after.uptime > before.uptime
     assert (after.generation, after.time) == (before.generation, before.time)
     assert [supervised.notified.recv(100) for _ in range(2)] == [b"READY=1", b"WATCHDOG=1"]
-    # Three more intervals of two seconds. A busy machine may delay the first of these messages.
-    began = time.monotonic()
-    assert [supervised.notified.recv(100) for _ in range(3)] == [b"WATCHDOG=1"] * 3
-    assert time.monotonic() - began > 2.0
+    beats = 1
+    supervised.notified.setblocking(False)
+    with suppress(BlockingIOError):
+        while supervised.notified.recv(100) == b"WATCHDOG=1":
+            beats += 1
+    # One comes every two seconds. On a busy machine there may be fewer.
+    assert beats <= (time.monotonic() - began) / 2.0
 
 
 def test_a_worker_that_is_stopped_while_it_waits_is_replaced(start: Start) -> None:
@@ -219,18 +225,19 @@ sys.stdin.read()
     supervised.wait_until_noted(*["start", ""] * 3, "start", crashed)
 
 
+@pytest.mark.slow  # the silence between two calls must be short enough, also on a busy machine
 def test_a_worker_that_makes_calls_now_and_then_is_not_replaced(start: Start) -> None:
     # As the worker's own loop: each wait for events has a time-out, and is recorded.
     body = """import select
 report(True)
-ends = time.monotonic() + 8.0
+ends = time.monotonic() + 15.0
 while time.monotonic() < ends:
     activity.idle()
     select.select([sys.stdin], [], [], 0.2)
 note("end")
 sys.stdin.read()
 """
-    supervised = start(NOTED + body, silence=5.0, read=0.5)
+    supervised = start(NOTED + body, silence=10.0, read=0.5)
     supervised.wait_until_noted("start", "end")
 
 
