@@ -51,7 +51,7 @@ ANY_VALUE = "*"
 class Observer:
     """A kind of state that is read.
 
-    ``AFTER``: the kinds that come before it in a pass.
+    ``AFTER``: the kinds that come before it in a pass; none by default.
 
     ``observe(machine, want, scope)`` returns the state of the wanted devices in ``scope``, by device, in canonical form. A
     device that is gone is left out.
@@ -61,8 +61,8 @@ class Observer:
     """
 
     NAME: str
-    AFTER: tuple[str, ...]
     observe: Callable[[Machine, Wanted, Scope], Mapping[str, Any]]
+    AFTER: tuple[str, ...] = ()
     read_for: Callable[[Wanted], object] = lambda want: None
 
 
@@ -122,8 +122,8 @@ class Kind(Observer):
 
     plan: Callable[[Wanted, Snapshot], list[Change]]
     apply: Callable[[Machine, Change], None]
-    UNKNOWN_UNTIL: tuple[str, ...]
-    REACH: Literal["function", "device"]
+    UNKNOWN_UNTIL: tuple[str, ...] = ()
+    REACH: Literal["function", "device"] = "function"
     reading: Callable[[Machine, Wanted, Snapshot, Change], Reading | None] | None = None
     originals_of: Callable[[Machine, Change, Collection[tuple[str, str, str]]], list[Change]] = (
         lambda machine, change, known: [change]

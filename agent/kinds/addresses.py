@@ -35,8 +35,6 @@ from agent.state.wanted import Wanted, WantedNic
 
 NAME = "addresses"
 AFTER = ("vf_links",)
-UNKNOWN_UNTIL: tuple[str, ...] = ()
-REACH = "function"
 # The names as in `comm`, which has at most 15 characters.
 OTHER_WRITERS = ("NetworkManager", "systemd-networkd", "dhclient", "dhcpcd", "ifup")
 

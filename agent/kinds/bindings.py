@@ -21,7 +21,6 @@ from agent.state.wanted import Wanted
 
 NAME = "bindings"
 AFTER = ("vf_attributes",)
-UNKNOWN_UNTIL: tuple[str, ...] = ()
 REACH = "device"
 OTHER_WRITERS = ("sriov-network-config-daemon", "driverctl", "libvirtd", "virtqemud")
 # Each of these binds the VF again.

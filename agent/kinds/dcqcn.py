@@ -81,4 +81,4 @@ def _write(machine: Machine, address: str, given: Mapping[str, Any]) -> None:
 
 
 DCQCN = Settings(name="dcqcn", after=("roce",), given=_given, read=_read, write=_write, usable=can_have_vfs)
-KINDS = (DCQCN.kind(UNKNOWN_UNTIL=()),)
+KINDS = (DCQCN.kind(),)

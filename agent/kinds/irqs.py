@@ -37,7 +37,6 @@ NAME = "irqs"
 # Interrupts belong to channels, and a driver may request them again when its rings change.
 AFTER = ("channels", "irqbalance", "rings")
 UNKNOWN_UNTIL = ("vfs", "bindings", "links", "vf_links", "channels")
-REACH = "function"
 OTHER_WRITERS = ("irqbalance", "tuned", "crio")
 OFF = "irqs.pin: false"
 

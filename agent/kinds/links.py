@@ -25,9 +25,6 @@ from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted, WantedNic
 
 NAME = "links"
-AFTER: tuple[str, ...] = ()
-UNKNOWN_UNTIL: tuple[str, ...] = ()
-REACH = "function"
 OTHER_WRITERS = ("NetworkManager", "systemd-networkd", "ifplugd", "netplan", "tuned", "cilium-agent", "aws-k8s-agent")
 
 # Each alternative name is a field of its own, `altname NAME`, whose value is one of these.

@@ -65,4 +65,4 @@ MAX_READ_REQUEST = Settings(
     usable=lambda status: True,
     limit=_limit,
 )
-KINDS = (MAX_READ_REQUEST.kind(UNKNOWN_UNTIL=()),)
+KINDS = (MAX_READ_REQUEST.kind(),)

@@ -29,8 +29,6 @@ from agent.state.wanted import Wanted, WantedNic
 
 NAME = "roce"
 AFTER = ("vf_links",)
-UNKNOWN_UNTIL: tuple[str, ...] = ()
-REACH = "function"
 # LLDP agent daemon: it sets what the switch advertises by DCBX.
 OTHER_WRITERS = ("lldpad",)
 # How the LLDP agent in a NIC's firmware is switched off. While it runs DCBX these drivers answer EINVAL, without a reason:

@@ -26,8 +26,6 @@ from agent.state.wanted import Wanted
 
 NAME = "rps_netdevs"
 AFTER = (queues.RPS,)
-UNKNOWN_UNTIL: tuple[str, ...] = ()
-REACH = "device"
 OTHER_WRITERS = ("tuned",)
 TARGETS_VANISH = True
 

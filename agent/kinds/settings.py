@@ -171,7 +171,6 @@ class Settings:
         return Kind(
             NAME=self.name,
             AFTER=self.after,
-            REACH="function",
             observe=self.observe,
             plan=self.plan,
             apply=self.apply,

@@ -160,7 +160,6 @@ def _read_by_queues(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str
 _PARTS: dict[str, Any] = {
     "AFTER": (queues.NAME,),
     "UNKNOWN_UNTIL": ("vfs", "bindings", "links", "vf_links", "channels"),
-    "REACH": "function",
     "OTHER_WRITERS": ("tuned",),
     "observe": _read_by_queues,
 }

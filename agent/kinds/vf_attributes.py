@@ -24,8 +24,6 @@ from agent.state.wanted import Wanted, WantedNic
 
 NAME = "vf_attributes"
 AFTER = ("vfs", "vf_drivers")
-UNKNOWN_UNTIL: tuple[str, ...] = ()
-REACH = "function"
 OTHER_WRITERS = ("sriov-network-config-daemon", "libvirtd", "virtqemud", "NetworkManager", "systemd-networkd")
 REMAKES_NETDEV = tuple(attribute.name for attribute in attributes.ordered() if attribute.remakes_netdev)
 

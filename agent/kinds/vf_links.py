@@ -18,8 +18,6 @@ from agent.state.wanted import Wanted
 
 NAME = "vf_links"
 AFTER = ("bindings", "vf_names")
-UNKNOWN_UNTIL: tuple[str, ...] = ()
-REACH = "function"
 OTHER_WRITERS = ("NetworkManager", "systemd-networkd", "tuned")
 
 SETTLING = 5.0

@@ -26,8 +26,6 @@ from agent.state.wanted import Wanted
 
 NAME = "vf_names"
 AFTER = ("bindings",)
-UNKNOWN_UNTIL: tuple[str, ...] = ()
-REACH = "function"
 
 LINK_FILE = "ID_NET_LINK_FILE"
 # A name of this length or more can only be an alternative name.

@@ -19,7 +19,6 @@ from agent.state.wanted import Wanted, WantedNic
 
 NAME = "vfs"
 AFTER = ("links",)
-UNKNOWN_UNTIL: tuple[str, ...] = ()
 REACH = "device"
 OTHER_WRITERS = ("sriov-network-config-daemon", "NetworkManager")
 

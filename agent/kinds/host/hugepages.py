@@ -26,9 +26,6 @@ from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
 
 NAME = "hugepages"
-AFTER: tuple[str, ...] = ()
-UNKNOWN_UNTIL: tuple[str, ...] = ()
-REACH = "device"
 
 ALL_NODES = "/sys/kernel/mm/hugepages"
 

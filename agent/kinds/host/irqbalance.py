@@ -19,9 +19,6 @@ from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
 
 NAME = "irqbalance"
-AFTER: tuple[str, ...] = ()
-UNKNOWN_UNTIL: tuple[str, ...] = ()
-REACH = "device"
 
 PROCESS = "irqbalance"
 SCRIPT = "/usr/local/libexec/trackbed-irqbalance-policy"

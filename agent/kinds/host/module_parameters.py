@@ -21,9 +21,6 @@ from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
 
 NAME = "module_parameters"
-AFTER: tuple[str, ...] = ()
-UNKNOWN_UNTIL: tuple[str, ...] = ()
-REACH = "device"
 
 
 @frozen

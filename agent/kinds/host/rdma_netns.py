@@ -13,9 +13,6 @@ from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
 
 NAME = "rdma_netns"
-AFTER: tuple[str, ...] = ()
-UNKNOWN_UNTIL: tuple[str, ...] = ()
-REACH = "device"
 
 FIELD = "netns_mode"
 

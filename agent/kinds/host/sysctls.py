@@ -24,8 +24,6 @@ from agent.state.wanted import Wanted
 
 NAME = SYSCTLS
 AFTER = ("vf_links",)  # net.ipv4.conf.NETDEV is there once the netdev is
-UNKNOWN_UNTIL: tuple[str, ...] = ()
-REACH = "device"
 KUBELETS = ("kubelet", "k3s-agent", "k3s-server", "kubelite")
 """The names of processes that are a kubelet, or have it inside (K3s, MicroK8s). Each kubelet that starts sets six parameters
 (setupKernelTunables, pkg/kubelet/cm/container_manager_linux.go)."""

@@ -26,14 +26,14 @@ def test_observers_make_no_changes() -> None:
 
 def test_a_module_that_plans_and_cannot_apply_is_refused() -> None:
     module = ModuleType("half")
-    module.__dict__.update(NAME="half", AFTER=(), UNKNOWN_UNTIL=(), REACH="device", observe=dict, plan=list)
+    module.__dict__.update(NAME="half", observe=dict, plan=list)
     with pytest.raises(TypeError, match="apply"):
         declared(module)
 
 
 def test_parts_that_a_module_leaves_out_have_a_default() -> None:
     module = ModuleType("observe_only")
-    module.__dict__.update(NAME="observe_only", AFTER=(), observe=dict)
+    module.__dict__.update(NAME="observe_only", observe=dict)
     record = declared(module)
     assert type(record) is Observer
     assert record.read_for(Wanted(from_mapping({"node_name": "n1"}))) is None
