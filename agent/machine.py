@@ -200,11 +200,12 @@ class Netlink(Protocol):
     def connections(self) -> tuple[Connection, ...]:
         """The established TCP connections, also those of the kernel itself and those whose ends are both here."""
 
-    def addresses(self) -> dict[int, tuple[str, ...]]:
-        """The IP addresses with their prefix length (``10.0.0.1/24``) of every netdev, by ifindex, without duplicates."""
+    def addresses(self, duplicate: bool = False) -> dict[int, tuple[str, ...]]:
+        """The IP addresses with their prefix length (``10.0.0.1/24``) of every netdev, by ifindex.
 
-    def duplicates(self) -> dict[int, tuple[str, ...]]:
-        """The same of duplicates: IPv6 addresses that the kernel does not use, since another node has them (``dadfailed``)."""
+        :param duplicate: those that the kernel does not use, since another node has them (``dadfailed``, only IPv6). False: the
+            others.
+        """
 
     def add_address(self, ifindex: int, address: str) -> None:
         """Add an address with its prefix length to a netdev; EEXIST if it has it. It is usable at once: no DAD for IPv6."""

@@ -140,7 +140,7 @@ def _duplicates(
     absent = {_ip_of(name) for name in wanted(want, address) if name.startswith("address ") and name not in present}
     if not any(":" in ip for ip in absent):
         return {}
-    return {_ip(each): each for each in netlink.duplicates().get(ifindex, ()) if _ip(each) in absent}
+    return {_ip(each): each for each in netlink.addresses(duplicate=True).get(ifindex, ()) if _ip(each) in absent}
 
 
 def _ip(address: str) -> str:

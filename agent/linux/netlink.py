@@ -237,20 +237,13 @@ class LinuxNetlink:
                 return None
             raise
 
-    def addresses(self) -> dict[int, tuple[str, ...]]:
-        """Dump the addresses of both families (RTM_GETADDR)."""
-        return self._addresses(duplicate=False)
-
-    def duplicates(self) -> dict[int, tuple[str, ...]]:
-        """Dump those for which duplicate address detection failed (IFA_F_DADFAILED; addrconf_dad_stop, net/ipv6/addrconf.c)."""
-        return self._addresses(duplicate=True)
-
-    def _addresses(self, duplicate: bool) -> dict[int, tuple[str, ...]]:
+    def addresses(self, duplicate: bool = False) -> dict[int, tuple[str, ...]]:
+        """Dump those of both families (RTM_GETADDR)."""
         by_ifindex: dict[int, list[str]] = {}
         with _naming_errors("dump of addresses"):
             for body in dump(socket.NETLINK_ROUTE, RTM_GETADDR, routing.IFADDRMSG.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
                 decoded = routing.decode_address(body)
-                if decoded is not None and routing.is_duplicate(body) is duplicate:
+                if decoded is not None and decoded[2] is duplicate:
                     by_ifindex.setdefault(decoded[0], []).append(decoded[1])
         return {ifindex: tuple(addresses) for ifindex, addresses in by_ifindex.items()}
 
@@ -331,10 +324,7 @@ def _with_vfs(name: str, alone: bool) -> Link:
 
 def _link_message(ifindex: int, attrs: list[tuple[str, Any]], **fields: int) -> Any:
     message: Any = ifinfmsg()
-    message["index"] = ifindex
-    message["attrs"] = attrs
-    for name, value in fields.items():
-        message[name] = value
+    message.update(index=ifindex, attrs=attrs, **fields)
     return message
 
 

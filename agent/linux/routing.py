@@ -127,22 +127,18 @@ def dumped_rules(family: int) -> bytes:
 
 
 @decoder
-def decode_address(body: bytes) -> tuple[int, str] | None:
+def decode_address(body: bytes) -> tuple[int, str, bool] | None:
     """The ifindex and the address (RTM_NEWADDR) with its prefix length; None for other families.
 
-    IFA_LOCAL is the local end of a point-to-point link.
+    The third value: duplicate address detection failed (IFA_F_DADFAILED; addrconf_dad_stop, net/ipv6/addrconf.c). IFA_LOCAL is
+    the local end of a point-to-point link.
     """
-    family, prefix, _, _, ifindex = IFADDRMSG.unpack_from(body)
+    family, prefix, flags, _, ifindex = IFADDRMSG.unpack_from(body)
     values = dict(attributes(body, IFADDRMSG.size))
     address = values.get(IFA_LOCAL) or values.get(IFA_ADDRESS)
     if address is None or family not in FAMILIES:
         return None
-    return ifindex, f"{socket.inet_ntop(family, address)}/{prefix}"
-
-
-def is_duplicate(address: bytes) -> bool:
-    """Whether the kernel has found that another node has this address (RTM_NEWADDR), and so does not use it."""
-    return bool(IFADDRMSG.unpack_from(address)[2] & IFA_F_DADFAILED)
+    return ifindex, f"{socket.inet_ntop(family, address)}/{prefix}", bool(flags & IFA_F_DADFAILED)
 
 
 @decoder

@@ -43,7 +43,7 @@ def test_an_address_that_another_node_has_is_a_duplicate() -> None:
     def check() -> None:
         with devices({ADDRESS: "fab0"}) as root:
             netlink, index = machine(root).netlink, ifindex_of(machine(root).files, ADDRESS)
-            failed = soon(lambda: netlink.duplicates() or None, "duplicate")
+            failed = soon(lambda: netlink.addresses(duplicate=True) or None, "duplicate")
             assert failed == {index: ("2001:db8:77::7/64",)}
             assert "2001:db8:77::7/64" not in netlink.addresses()[index]
 

@@ -145,23 +145,16 @@ class SimNetlink:
     def connections(self) -> tuple[Connection, ...]:
         return tuple(connection for connection, state in self._kernel.sockets if state == "ESTABLISHED")
 
-    def addresses(self) -> dict[int, tuple[str, ...]]:
-        netdevs, ip = self._kernel.netdevs, self._kernel.ip
-        given = {netdev.link.ifindex: ip[name] for name, netdev in netdevs.items() if name in ip}
-        assigned = {ifindex: addresses for ifindex, addresses in self._kernel.routing.assigned.items() if addresses}
-        every = {ifindex: (*given.get(ifindex, ()), *assigned.get(ifindex, ())) for ifindex in given | assigned}
-        failed = self.duplicates()
-        return {
-            ifindex: tuple(each for each in of_netdev if each not in failed.get(ifindex, ()))
-            for ifindex, of_netdev in every.items()
-        }
-
-    def duplicates(self) -> dict[int, tuple[str, ...]]:
-        routing = self._kernel.routing
-        failed = {
-            index: tuple(a for a in given if a in routing.duplicates) for index, given in routing.assigned.items()
-        }
-        return {index: given for index, given in failed.items() if given}
+    def addresses(self, duplicate: bool = False) -> dict[int, tuple[str, ...]]:
+        netdevs, ip, routing = self._kernel.netdevs, self._kernel.ip, self._kernel.routing
+        by_ifindex: dict[int, tuple[str, ...]] = {}
+        for ifindex, addresses in (
+            *((netdev.link.ifindex, ip.get(name, ())) for name, netdev in netdevs.items()),
+            *routing.assigned.items(),
+        ):
+            if those := tuple(each for each in addresses if (each in routing.duplicates) is duplicate):
+                by_ifindex[ifindex] = (*by_ifindex.get(ifindex, ()), *those)
+        return by_ifindex
 
     def add_address(self, ifindex: int, address: str) -> None:
         self._kernel.routing.add_address(ifindex, address)
