@@ -27,14 +27,12 @@ ROUNDS = 5
 """How often a pass observes and plans. A change may create what another kind sets (VFs, netdevs, interrupts), and no chain of
 such changes is longer."""
 
-# The conditions that come from the engine, not from a probe.
-ENGINE_CONDITIONS = frozenset({"Converged", "Uncontended", "OriginalsKept"})
-
 
 @frozen
 class Pass:
     """The result of one pass. ``outcomes``: first the applied changes, then all that still differs.
 
+    ``engine``: the conditions that come from the engine. ``conditions``: these, as they count, and those of the probes.
     ``waiting``: changes of a new spec that are deferred or blocked; they do not affect readiness.
     ``baseline_want`` and ``baseline_have``: what the probes compare, usually ``want`` and ``have``. While a new spec waits,
     they are of the last verified spec, and the snapshot has all that this spec needs.
@@ -44,17 +42,17 @@ class Pass:
     want: Wanted
     have: Snapshot
     outcomes: tuple[Outcome, ...]
-    conditions: tuple[Condition, ...]
-    applied: int
+    engine: tuple[Condition, ...]
     waiting: tuple[Outcome, ...]
     baseline_want: Wanted
     baseline_have: Snapshot
+    conditions: tuple[Condition, ...] = ()
     nics: tuple[NicVerdict, ...] = ()
 
     @property
     def as_wanted(self) -> bool:
         """Whether the last reading was as the spec wants: no required value differs, and no change of the spec waits."""
-        return not self.waiting and any(c.type == "Converged" and c.status == "True" for c in self.conditions)
+        return not self.waiting and any(c.type == "Converged" and c.status == "True" for c in self.engine)
 
 
 @frozen
@@ -102,19 +100,9 @@ def converge(
     _remember(memory, state, whole)
     waiting = _waiting(goal, state.have, state.remaining)
     callbacks.doing("probes", "read")
-    baseline = _baseline(context, state, waiting)
-    result = Pass(
-        state.want,
-        state.have,
-        (*state.applied, *state.remaining),
-        (),
-        len(state.applied),
-        waiting,
-        *baseline,
-    )
-    result = _with_conditions(
-        result, _engine_conditions(memory, state, waiting), callbacks.judge or at_once(context.cache.machine)
-    )
+    outcomes, engine = (*state.applied, *state.remaining), _engine_conditions(memory, state, waiting)
+    result = Pass(state.want, state.have, outcomes, engine, waiting, *_baseline(context, state, waiting))
+    result = judged(result, callbacks.judge or at_once(context.cache.machine))
     if result.as_wanted and goal.spec.mode == "enforce":
         _let_kinds_remember(machine, result)
     return result
@@ -126,11 +114,6 @@ def _let_kinds_remember(machine: Machine, result: Pass) -> None:
         # If /run is full, the report says so already, and the next such pass tries again.
         with suppress(OSError):
             kind.remember(machine, result.want, result.have)
-
-
-def judged_again(result: Pass, judge: Judge) -> Pass:
-    """The result of a pass with what the probes answer now."""
-    return _with_conditions(result, tuple(c for c in result.conditions if c.type in ENGINE_CONDITIONS), judge)
 
 
 def _rounds(context: PassContext, last: Snapshot | None, scope: Scope, just_read: Snapshot | None) -> _State:
@@ -151,8 +134,9 @@ def _rounds(context: PassContext, last: Snapshot | None, scope: Scope, just_read
     for number in range(1, ROUNDS + 1):
         if scope is not None:
             # A netdev that was created again may have another name, or another permanent MAC, from which its VFs' MACs derive.
-            whole = _whole_pfs(scope)
-            have = evolve(have, functions=rediscover(machine, have.functions, whole, _own_pfs(scope), needed))
+            whole = frozenset(name for name in scope if device_of(name) == name != HOST)
+            owns = frozenset(device for device in devices(scope) if own(device) in scope)
+            have = evolve(have, functions=rediscover(machine, have.functions, whole, owns, needed))
         want = resolve(spec, have.functions)
         if scope is not None and _asked(want) != have.nics:
             # A NIC that was not wanted before, or with other settings, has no state yet, or an outdated one.
@@ -308,16 +292,6 @@ def _remember(memory: Memory, state: _State, whole: bool) -> None:
     contention.wrote((write_of(index, state.have, outcome.change) for outcome in state.applied), memory.clock())
 
 
-def _whole_pfs(scope: frozenset[str]) -> frozenset[str]:
-    """The PFs that a scope names with all their VFs."""
-    return frozenset(name for name in scope if device_of(name) == name != HOST)
-
-
-def _own_pfs(scope: frozenset[str]) -> frozenset[str]:
-    """The PFs whose own function a scope names."""
-    return frozenset(device for device in devices(scope) if own(device) in scope)
-
-
 def _reread(change: Change) -> frozenset[str]:
     """The scope that must be read again after a change."""
     if by_name()[change.kind].REACH == "device" or change.device == HOST:
@@ -366,9 +340,9 @@ def _engine_conditions(memory: Memory, state: _State, waiting: Sequence[Outcome]
     )
 
 
-def _with_conditions(result: Pass, engine: tuple[Condition, ...], judge: Judge) -> Pass:
-    """The result with its conditions, those of the engine first."""
-    conditions = (*engine, *judge(result.baseline_want, result.baseline_have))
+def judged(result: Pass, judge: Judge) -> Pass:
+    """The result with its conditions, those of the engine first; the probes are judged now."""
+    conditions = (*result.engine, *judge(result.baseline_want, result.baseline_have))
     if result.want.spec.mode == "observe":
         # In observe mode the agent writes nothing, so no condition is required.
         conditions = tuple(

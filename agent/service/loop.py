@@ -15,7 +15,7 @@ from uuid import uuid4
 from attrs import define, field
 
 from agent.engine.context import Callbacks, Goal, Memory
-from agent.engine.converge import Pass, converge, judged_again
+from agent.engine.converge import Pass, converge, judged
 from agent.engine.readiness import Probes
 from agent.machine import Machine
 from agent.report.records import Change, Report
@@ -214,7 +214,7 @@ class Loop:
                 if scope == NOTHING:
                     self._answer()
                 if self.last is not None and not self._probes_due():
-                    self.last = judged_again(self.last, self.probes.judge)
+                    self.last = judged(self.last, self.probes.judge)
                     report = self._report(self.last)
                     self._send(report)
                 if not published or scope == NOTHING:

@@ -36,3 +36,8 @@ def settle(
     memory = Memory(lambda: now, failures or Failures(), originals or Originals())
     have = last.have if isinstance(last, Pass) else last
     return converge(machine, Goal(wanted, **goal), memory, have, scope, callbacks)
+
+
+def applied(result: Pass) -> int:
+    """How many changes a pass has made."""
+    return sum(outcome.result == "applied" for outcome in result.outcomes)

@@ -13,7 +13,7 @@ from typing import TextIO
 from attrs import define, field
 
 from agent.engine.context import Callbacks, Goal, Memory
-from agent.engine.converge import Pass, converge, judged_again
+from agent.engine.converge import Pass, converge, judged
 from agent.engine.readiness import Probes
 from agent.report.records import Condition
 from agent.spec.node import from_mapping
@@ -62,7 +62,7 @@ class Node:
     def again(self) -> dict[str, Condition]:
         """The probes judged again, without a pass."""
         assert self.last is not None
-        self.last = judged_again(self.last, self.probes.judge)
+        self.last = judged(self.last, self.probes.judge)
         self.probes.go_on()
         return self.conditions()
 

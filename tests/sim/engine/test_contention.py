@@ -10,7 +10,7 @@ from agent.report.records import Condition, Outcome
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec
 from tests.sim.kernel import Kernel
-from tests.sim.passes import settle, spec_of
+from tests.sim.passes import applied, settle, spec_of
 
 PF = "0000:21:00.0"
 SPEC = spec_of(
@@ -113,7 +113,7 @@ def test_the_values_that_the_kernel_resets_with_each_pod_are_not_contended(node:
         kernel.interrupts.free(vf)
         kernel.interrupts.request_all(vf, actions)
         in_pod = node.look()
-        assert in_pod.applied
+        assert applied(in_pod)
         assert {outcome.change.kind for outcome in in_pod.outcomes} == {"irqs"}
         assert is_ready(in_pod.conditions)
         kernel.come_back(vf, name)

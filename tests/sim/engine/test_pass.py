@@ -10,7 +10,7 @@ import pytest
 from attrs import evolve
 
 from agent.engine.context import Callbacks, Goal, Memory
-from agent.engine.converge import ROUNDS, Pass, converge, judged_again
+from agent.engine.converge import ROUNDS, Pass, converge, judged
 from agent.engine.originals import ORIGINALS, Originals
 from agent.engine.retry import HASTENED_RETRY, Failures
 from agent.hardware.functions import vf_addresses
@@ -23,7 +23,7 @@ from agent.state.scope import Scope, own
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
 from tests.sim.kernel import Kernel, no_fault
-from tests.sim.passes import settle, spec_of
+from tests.sim.passes import applied, settle, spec_of
 from tests.sim.seams import seen
 from tests.sim.selection.test_selectors import DSN, VPD
 from tests.sim.two_nics import PF0, PF1
@@ -90,7 +90,7 @@ def test_a_pass_also_says_what_it_reads_for_a_device_that_has_left_the_spec(
 def test_after_an_event_only_its_device_is_read_in_all_rounds(kernel: Kernel) -> None:
     last = settle(kernel, BOTH)
     drift(kernel, PF0, PF1)
-    assert settle(kernel, BOTH, last, frozenset({PF0})).applied == 1
+    assert applied(settle(kernel, BOTH, last, frozenset({PF0}))) == 1
     assert mtus(kernel, PF0, PF1) == [9000, 1500]
 
 
@@ -117,7 +117,7 @@ def test_after_an_event_of_a_pf_itself_its_netdev_is_looked_up_again(
     kernel.bind(PF0, "enp33s0", "02:00:00:00:09:09")
     kernel.netlink.set_link(kernel.netdev(PF0).ifindex, mtu=9000, up=True)
     result = settle(kernel, wanted, last, frozenset(scope))
-    assert result.applied == 0, "a second round would look again at what was written"
+    assert applied(result) == 0, "a second round would look again at what was written"
     links = {function.address: function.link for function in result.have.functions}
     assert links.keys() == {PF0, PF1}
     pf = links[PF0]
@@ -374,7 +374,7 @@ def test_judging_a_pass_again_changes_only_the_answers_of_the_probes(kernel: Ker
         asked.append((want, have))
         return [Condition("Second", "False", "B"), Condition("First", "Unknown", "C")]
 
-    again = judged_again(result, judge)
+    again = judged(result, judge)
     assert asked == [(result.baseline_want, result.baseline_have)]
     assert result.baseline_want.spec == old
     engine = ("Converged", "Uncontended", "OriginalsKept")

@@ -22,7 +22,7 @@ from agent.state.snapshot import read_basis
 from agent.state.wanted import resolve
 from tests.sim.ethtool import SimEthtool
 from tests.sim.kernel import Kernel
-from tests.sim.passes import settle, spec_of
+from tests.sim.passes import applied, settle, spec_of
 
 PF, MAC = "0000:21:00.0", "02:00:00:00:01:00"
 NETDEV = "enp33s0"
@@ -358,7 +358,7 @@ def test_a_netdev_goes_from_combined_to_separate_channels_and_back(
         for _ in range(2):
             result = converge(kernel.machine(), Goal(spec(channels=channels)), memory)
         assert is_ready(result.conditions), result.conditions
-        assert not result.applied
+        assert not applied(result)
         present = {name: quantity.value for name, quantity in kernel.ethtool.settings("channels", index).items()}
         assert present == {"rx": 0, "tx": 0, "combined": 0} | channels
     memory.failures.forget()

@@ -17,7 +17,7 @@ from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec
 from agent.state.scope import own
 from tests.sim.kernel import Kernel
-from tests.sim.passes import settle, spec_of
+from tests.sim.passes import applied, settle, spec_of
 from tests.sim.two_nics import PF0, PF1, two_nics
 
 
@@ -241,7 +241,7 @@ def test_queues_that_somebody_exchanges_come_back(kernel: Kernel) -> None:
     assert affinities(kernel) != before
     settle(kernel, spec())
     assert affinities(kernel) == before
-    assert not settle(kernel, spec()).applied
+    assert not applied(settle(kernel, spec()))
 
 
 def test_the_first_placement_of_a_boot_does_not_depend_on_where_interrupts_were(kernel: Kernel) -> None:
@@ -277,7 +277,7 @@ def test_a_damaged_placement_is_computed_again(kernel: Kernel, content: str) -> 
     good = kernel.files.read(PLACED)
     before = affinities(kernel)
     kernel.files.replace(PLACED, content)
-    assert not settle(kernel, spec()).applied
+    assert not applied(settle(kernel, spec()))
     assert (affinities(kernel), kernel.files.read(PLACED)) == (before, good)
 
 
@@ -302,7 +302,7 @@ def test_a_drifted_mtu_is_put_back_without_placing_all_interrupts_anew(kernel: K
     placed = placement(settled.want, settled.have)
     kernel.netlink.set_link(kernel.netdev(PF0).ifindex, mtu=1500)
     repaired = converge(kernel.machine(), goal, Memory(lambda: 0.0), settled.have, frozenset({own(PF0)}))
-    assert repaired.applied == 1
+    assert applied(repaired) == 1
     assert placement(repaired.want, repaired.have) is placed
 
 
