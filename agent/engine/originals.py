@@ -11,7 +11,6 @@ import json
 import os
 import zlib
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
@@ -103,10 +102,10 @@ class Originals:
             if read is None or read[0].kind == UNREADABLE:
                 originals._unreadable = True
                 continue
-            for key, original in _of_each_number(*read):
-                originals._originals.pop(key, None)
-                if original.written:
-                    originals._originals[key] = original
+            key, original = read
+            originals._originals.pop(key, None)
+            if original.written:
+                originals._originals[key] = original
         if keep:
             originals._rewrite()
         return originals
@@ -330,16 +329,6 @@ def _singles(change: Change) -> list[Change]:
         evolve(change, field=name, before=before.get(name), after=after)
         for name, after in sorted(change.after.present.items())
     ]
-
-
-def _of_each_number(key: Place, original: _Original) -> Iterator[tuple[Place, _Original]]:
-    """The originals of a line. An earlier version of the agent noted the numbers of one step as one value."""
-    if not isinstance(original.value, Numbers):
-        yield key, original
-        return
-    written = [value.present for value in original.written if isinstance(value, Numbers)]
-    for name, value in original.value.present.items():
-        yield key._replace(field=name), _Original(value, tuple(numbers[name] for numbers in written if name in numbers))
 
 
 def _line(key: Place, original: _Original) -> bytes:

@@ -187,17 +187,12 @@ def _plan_devices(address: str, wanted: Roce, states: Mapping[str, RoceState]) -
 def reading(machine: Machine, want: Wanted, have: Snapshot, kept: Change) -> Reading | None:
     """One setting as it is now."""
     nic = want.nics.get(kept.device)
-    field, *port = kept.field.split(" ")
+    field, _, port = kept.field.partition(" ")
     setting = "ecn" if field in ECN else field
     if nic is None or (nic.nic.roce is not None and getattr(nic.nic.roce, setting) is not None):
         return None
     if field in ON_PORTS:
-        values = {
-            each: value for each, value in _by_port(machine, kept.target, field).items() if each in port or not port
-        }
-        # An earlier version of the agent noted one value for all ports: then this is one that differs from what was set.
-        value = next((value for value in values.values() if value != kept.after), kept.after) if values else None
-        return Reading(value)
+        return Reading(_by_port(machine, kept.target, field).get(port))
     now = getattr(_port_state(machine, kept.device), field)
     value = now if now is None or field == "trust" else format_ranges(now) or NO_PRIORITY
     return Reading(value, False, _disruption(nic, field))
@@ -212,7 +207,7 @@ def _by_port(machine: Machine, target: str, setting: str) -> dict[str, Value]:
 
 def originals_of(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> list[Change]:
     """The setting; of one that each port has, that of each port."""
-    if change.field not in ON_PORTS or (NAME, change.target, change.field) in known:
+    if change.field not in ON_PORTS:
         return [change]
     by_port = _by_port(machine, change.target, change.field)
     return [evolve(change, field=f"{change.field} {port}", before=value) for port, value in by_port.items()]

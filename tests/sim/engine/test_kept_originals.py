@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
-import zlib
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -60,18 +58,6 @@ def test_the_link_goes_down_once_for_a_size_that_comes_and_one_that_leaves(node:
     node.kernel.writes.clear()
     node.follow({"rings": {"tx": 1024}})
     assert node.kernel.writes == [(NAME0, "rings {'rx': 256, 'tx': 1024}")]
-
-
-def test_sizes_that_an_earlier_agent_noted_as_one_value_are_restored(node: Node) -> None:
-    node.follow({"rings": {"rx": 512, "tx": 512}})
-    line = json.dumps(["rings", PF0, "rings", {"rx": 256, "tx": 256}, [{"rx": 512, "tx": 512}]]).encode()
-    node.path.write_bytes(b"%08x %s\n" % (zlib.crc32(line), line))
-    node.restart()
-    node.follow({"rings": {"rx": 512}})
-    node.follow({})
-    assert node.originals.condition is None
-    sizes = node.kernel.ethtool.settings("rings", node.kernel.netdev(PF0).ifindex)
-    assert {name: size.value for name, size in sizes.items()} == {"rx": 256, "tx": 256}
 
 
 def test_each_rdma_port_has_its_own_original(node: Node) -> None:
