@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -54,7 +55,8 @@ def init(site: Path) -> None:
             f"{root} is in the checkout of Trackbed; give a folder outside of it, such as ~/fleet"
         )
     home = Path.home()
-    shown = f"~/{root.relative_to(home)}" if home in root.parents else str(root)
+    in_home = home in root.parents
+    shown = f"~/{shlex.quote(str(root.relative_to(home)))}" if in_home else shlex.quote(str(root))
     files = {
         "inventories/prod.py": INVENTORY,
         "group_data/servers.py": SERVERS,

@@ -10,11 +10,12 @@ import sys
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 import click
 from pyinfra import logger
-from pyinfra.api.exceptions import InventoryError
+from pyinfra.api.exceptions import InventoryError, PyinfraError
 from pyinfra.api.inventory import Inventory
 from pyinfra.context import state
 
@@ -44,10 +45,9 @@ def path(given: str) -> Path:
 
 def pinned(root: Path) -> str | None:
     """The version that a site is for; None: it does not say."""
-    try:
-        return (root / PIN).read_text().strip()
-    except FileNotFoundError:
-        return None
+    file = root / PIN
+    words = file.read_text(errors="backslashreplace").split() if file.is_file() else []
+    return words[0] if words else None
 
 
 def fault(root: Path) -> str:
@@ -74,9 +74,33 @@ def reading(read: Callable[..., Inventory]) -> Callable[..., Inventory]:
             cwd = state.cwd = str(root_of(Path(file)))
             if cwd not in sys.path:
                 sys.path.append(cwd)
-        return read(file, override_data, cwd, folders)
+        try:
+            return read(file, override_data, cwd, folders)
+        except PyinfraError:
+            raise
+        except (Exception, SystemExit) as raised:
+            logger.debug("", exc_info=raised)
+            # pyinfra_cli wraps what a file raises while it runs.
+            error = getattr(raised, "exception", raised)
+            said = error.msg if isinstance(error, SyntaxError) else error
+            raise InventoryError(f"{_place(error, cwd)}: {type(error).__name__}: {said}; correct the file") from None
 
     return read_site
+
+
+def _place(error: BaseException, root: str | None) -> str:
+    """The file of a site, and the line in it if it is known, whose code raised an error."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    place = str(root)
+    for frame, line in walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        if frame.f_code.co_name == "exec_file":
+            # pyinfra_cli's, which reads and runs a file of the inventory.
+            place = str(frame.f_locals["filename"])
+        elif root and file.startswith(f"{root}/"):
+            place = f"{file}:{line}"
+    return place
 
 
 def check() -> None:

@@ -17,6 +17,7 @@ from agent.runtime import version
 from fleet.api import Failed
 from fleet.inventory import Inventory
 from tasks import pull
+from tasks.common import site as site_file
 from tasks.common.archive import ROOT
 from tasks.common.site import PIN
 from tests.deploy.fake import IMPORT
@@ -98,6 +99,42 @@ def test_relative_paths_begin_at_the_site(site: Path) -> None:
         file.write(f"pull = {keyring}\n")
     done = ran(PYINFRA, site / "inventories/prod.py", "deploy.py", "--dry")
     assert f"{site}/keys/fleet.gpg is not a file of public keys" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("inventories/prod.py", b"servers = [", "prod.py:1: SyntaxError: '[' was never closed"),
+        ("group_data/servers.py", b"\nimport no_such\n", "servers.py:2: ModuleNotFoundError: No module named 'no_such'"),
+        ("group_data/servers.py", b"site_name = '\xff'", "servers.py: UnicodeDecodeError: "),
+        ("racks.py", b"\nRACK = 1 / 0\n", "racks.py:2: ZeroDivisionError: division by zero"),
+        ("inventories/prod.py", b"raise SystemExit", "prod.py:1: SystemExit: "),
+    ],
+)
+def test_a_file_of_the_site_that_python_refuses_is_one_error(site: Path, file: str, content: bytes, said: str) -> None:
+    (site / "inventories/prod.py").write_text("import racks\nservers = ['@fake/a']\n")
+    (site / "racks.py").touch()
+    (site / file).write_bytes(content)
+    inventory = site / "inventories/prod.py"
+    for done in (
+        ran(PYINFRA, inventory, "deploy.py", "--dry"),
+        trackbed("explain", "@fake/a", "--inventory", inventory),
+    ):
+        assert done.returncode == 1
+        assert said in done.stderr and done.stderr.rstrip().endswith("; correct the file")
+        assert "Traceback" not in done.stderr and "report" not in done.stderr
+
+
+@pytest.mark.parametrize(("content", "pinned"), [(b"\n", None), (b"1.0\r\n# ours\n", "1.0"), (b"\xff", "\\xff")])
+def test_the_version_of_a_site_is_the_first_word_of_its_file(tmp_path: Path, content: bytes, pinned: str | None) -> None:
+    (tmp_path / PIN).write_bytes(content)
+    assert site_file.pinned(tmp_path) == pinned
+
+
+def test_the_commands_that_init_shows_are_quoted(tmp_path: Path) -> None:
+    trackbed("init", tmp_path / "my fleet")
+    shown = (tmp_path / "my fleet/README.md").read_text()
+    assert f"pyinfra '{tmp_path}/my fleet'/inventories/prod.py deploy.py\n" in shown
 
 
 def test_another_version_than_the_site_is_for_shows_and_does_not_deploy(site: Path) -> None:
