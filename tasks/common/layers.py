@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from attrs import field, frozen
+from attrs import field, fields_dict, frozen
 from pyinfra.api.host import Host
 
+from agent.spec.node import NodeSpec
 from tasks.common.data import SPEC_KEYS, overrides_of, task_keys
 
 Path = tuple[str, ...]
@@ -63,15 +64,29 @@ def value_of(key: str, of_host: Iterable[Layer]) -> Value:
         try:
             if not isinstance(over, Mapping):
                 raise ValueError("it is not a mapping; give what it changes, as {'a': ...}")
-            value = _merged(value, over, key)
+            value = _merged(_without_parts(key) if value is None else value, over, key)
         except ValueError as error:
             raise ValueError(f"{name} ({layer.name}): {error}") from None
-        changed = {path for path, _ in parts(over)}
-        kept = {path: by for path, by in given.items() if not any(path[: len(each)] == each for each in changed)}
+        # An empty mapping changes nothing, unless it is new.
+        changed = {path for path, part in parts(over) if part != {} or not any(_begins(each, path) for each in given)}
+        kept = {path: by for path, by in given.items() if not any(_begins(path, each) for each in changed)}
         present = {path for path, _ in parts(value)}
-        added = {path for path in present if any(path[: len(each)] == each for each in changed)}
+        added = {path for path in present if any(_begins(path, each) for each in changed)}
         given = {**{path: by for path, by in kept.items() if path in present}, **dict.fromkeys(added, (layer, name))}
     return Value(value, given)
+
+
+def _begins(path: Path, start: Path) -> bool:
+    return path[: len(start)] == start
+
+
+def _without_parts(key: str) -> Any:
+    """The default of a key whose value is a list or has no parts; None: it is a mapping."""
+    spec = fields_dict(NodeSpec)
+    default = (
+        spec[key].default if key in spec else next((each.default for each in task_keys() if each.name == key), None)
+    )
+    return default if isinstance(default, tuple | str | int) else None
 
 
 def merge(host: Host) -> list[str]:
@@ -113,6 +128,8 @@ def _merged(value: Any, over: Any, where: str) -> Any:
         entries = _by_name(value)
         if entries is None:
             raise ValueError(f"{where} is a list of entries without names, which is replaced as a whole: give {where}")
+        if len(entries) < len(value):
+            raise ValueError(f"{where} has entries of one name; give each another")
         if unknown := [name for name in over if name not in entries]:
             raise ValueError(f"{unknown[0]!r} is not a name in {where}; known names: {', '.join(entries) or 'none'}")
         return list(_with(entries, over, where).values())

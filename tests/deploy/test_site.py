@@ -105,7 +105,11 @@ def test_relative_paths_begin_at_the_site(site: Path) -> None:
     ("file", "content", "said"),
     [
         ("inventories/prod.py", b"servers = [", "prod.py:1: SyntaxError: '[' was never closed"),
-        ("group_data/servers.py", b"\nimport no_such\n", "servers.py:2: ModuleNotFoundError: No module named 'no_such'"),
+        (
+            "group_data/servers.py",
+            b"\nimport no_such\n",
+            "servers.py:2: ModuleNotFoundError: No module named 'no_such'",
+        ),
         ("group_data/servers.py", b"site_name = '\xff'", "servers.py: UnicodeDecodeError: "),
         ("racks.py", b"\nRACK = 1 / 0\n", "racks.py:2: ZeroDivisionError: division by zero"),
         ("inventories/prod.py", b"raise SystemExit", "prod.py:1: SystemExit: "),
@@ -126,7 +130,9 @@ def test_a_file_of_the_site_that_python_refuses_is_one_error(site: Path, file: s
 
 
 @pytest.mark.parametrize(("content", "pinned"), [(b"\n", None), (b"1.0\r\n# ours\n", "1.0"), (b"\xff", "\\xff")])
-def test_the_version_of_a_site_is_the_first_word_of_its_file(tmp_path: Path, content: bytes, pinned: str | None) -> None:
+def test_the_version_of_a_site_is_the_first_word_of_its_file(
+    tmp_path: Path, content: bytes, pinned: str | None
+) -> None:
     (tmp_path / PIN).write_bytes(content)
     assert site_file.pinned(tmp_path) == pinned
 

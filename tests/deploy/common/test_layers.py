@@ -8,6 +8,7 @@ import pytest
 from pyinfra.api.inventory import Inventory
 
 from tasks.common import layers
+from tasks.common.layers import Layer
 from tasks.node_spec import node_spec
 
 RAILS = [{"name": f"rail{each}", "select": {"pci": f"0000:{each}8:00.0"}, "vfs": {"count": 8}} for each in range(3)]
@@ -87,7 +88,34 @@ def test_a_mapping_in_a_mapping_is_merged_and_a_list_replaced() -> None:
             {"nic_overrides": {"rail0": {"name": {"x": "y"}}}},
             "a.nic_overrides (host): nics.rail0.name is 'rail0', which has no parts: give nics.rail0.name",
         ),
+        (
+            {"nics": None, "nic_overrides": {"rail0": {"mtu": 9000}}},
+            "a.nic_overrides (host): 'rail0' is not a name in nics; known names: none",
+        ),
+        (
+            {"nics": [RAILS[0], RAILS[0]], "nic_overrides": {"rail0": {"mtu": 9000}}},
+            "a.nic_overrides (host): nics has entries of one name; give each another",
+        ),
+        (
+            {"mode_overrides": {"x": "y"}},
+            "a.mode_overrides (host): mode is 'enforce', which has no parts: give mode",
+        ),
+        (
+            {"kernel_modules_overrides": {"x": "y"}},
+            "a.kernel_modules_overrides (host): kernel_modules is a list of entries without names, which is replaced as a "
+            "whole: give kernel_modules",
+        ),
     ],
 )
 def test_an_override_of_what_does_not_exist_is_refused(host: dict[str, Any], message: str) -> None:
     assert merged(host, {"nics": RAILS})[1] == [message]
+
+
+def test_an_empty_override_has_given_nothing() -> None:
+    every = Layer("group all", {"nics": RAILS, "sysctls": {}})
+    own: dict[str, Any] = {"nic_overrides": {"rail0": {"vfs": {}, "rdma": {}}}}
+    value = layers.value_of("nics", [every, Layer("host", own)])
+    assert {path for path, (layer, _) in value.given.items() if layer.name == "host"} == {("rail0", "rdma")}
+    assert value.given[("rail0", "vfs", "count")] == (every, "nics")
+    of_sysctls = layers.value_of("sysctls", [every, Layer("host", {"sysctls_overrides": {}})])
+    assert of_sysctls.given == {(): (every, "sysctls")}
