@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from fnmatch import fnmatchcase
 
 from attrs import frozen
 
@@ -44,7 +45,7 @@ def claim(files: Files, link: Link) -> Claim | None:
     claims = (
         _master(files, link),
         _networkd(files, link.ifindex, link.name),
-        _network_manager(files, link.ifindex, link.name),
+        _network_manager(files, link),
         _ifupdown(files, link.name),
     )
     # A manager that is known to configure the netdev is named rather than one that only may.
@@ -84,11 +85,12 @@ def _runs_networkd(files: Files) -> bool:
     return _enabled(files, "systemd-networkd.service") or bool(names_in(files, NETWORKD_LINKS))
 
 
-def _network_manager(files: Files, ifindex: int, name: str) -> Claim | None:
-    if dict(_settings(files, f"{NM_DEVICES}/{ifindex}")).get("managed") == "true":
-        if f"netplan-{name}.nmconnection" in names_in(files, NM_PROFILES):
+def _network_manager(files: Files, link: Link) -> Claim | None:
+    name, state = link.name, dict(_settings(files, f"{NM_DEVICES}/{link.ifindex}"))
+    if state.get("managed") == "true":
+        if (profile := _netplan_profile(files, link, state.get("connection-uuid"))) is not None:
             return Claim(
-                f"netplan configures {name}, by NetworkManager",
+                f"netplan configures {name}, by NetworkManager ({NM_PROFILES}/{profile})",
                 f"take {name} out of /etc/netplan and run `netplan apply`",
             )
         return Claim(
@@ -101,6 +103,20 @@ def _network_manager(files: Files, ifindex: int, name: str) -> Claim | None:
         return None
     remedy = "wait, or see `systemctl status NetworkManager`; if nothing needs it, disable it"
     return Claim(f"NetworkManager has not started yet and may configure {name}", remedy, undecided=True)
+
+
+def _netplan_profile(files: Files, link: Link, uuid: str | None) -> str | None:
+    """The file that netplan has written for the netdev: it is called by netplan's ID, which need not be the netdev's name.
+
+    netplan writes a name, a pattern of names, a permanent address or a UUID (write_nm_conf_access_point, src/nm.c).
+    """
+    for file in names_in(files, NM_PROFILES):
+        profile = dict(_settings(files, f"{NM_PROFILES}/{file}")) if file.startswith("netplan-") else {}
+        named = any(fnmatchcase(link.name, each) for each in profile.get("interface-name", "").split(";"))
+        addressed = profile.get("mac-address", "none").lower() in (link.permanent_mac, link.mac)
+        if named or addressed or profile.get("uuid", "none") == uuid:
+            return file
+    return None
 
 
 def _ifupdown(files: Files, name: str) -> Claim | None:

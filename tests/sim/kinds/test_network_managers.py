@@ -87,9 +87,10 @@ def mask(kernel: Kernel, unit: str) -> None:
         (
             {
                 f"{NM}/IFINDEX": "[device]\nmanaged=true\n",
-                "/run/NetworkManager/system-connections/netplan-enp33s0.nmconnection": "",
+                "/run/NetworkManager/system-connections/netplan-enp33s0.nmconnection": "[connection]\ninterface-name=enp33s0\n",
             },
-            "netplan configures enp33s0, by NetworkManager",
+            "netplan configures enp33s0, by NetworkManager "
+            "(/run/NetworkManager/system-connections/netplan-enp33s0.nmconnection)",
             "netplan apply",
         ),
         (

@@ -1,4 +1,4 @@
-"""Public reports of ifupdown and its successors: which netdevs they configure, by the files that they read."""
+"""Public reports of ifupdown, its successors and netplan: which netdevs they configure, by their files."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import pytest
 from agent.engine.converge import Pass
 from tests.sim.engine.one_nic import wanting
 from tests.sim.passes import settle
-from tests.sim.two_nics import NAME0, PF0, two_nics
+from tests.sim.two_nics import MAC0, NAME0, PF0, two_nics
 
 ADDRESS = "192.0.2.11/24"
 INTERFACES = "/etc/network/interfaces"
+PROFILES, UUID = "/run/NetworkManager/system-connections", "1cdb3920-82f6-3a30-a05d-51bf770adb39"
 WANTS = "/etc/systemd/system/{}.target.wants/networking.service"
 STANZA = f"auto {NAME0}\niface {NAME0} inet static\n  address 192.0.2.99/24\n"
 DHCP = f"auto {NAME0}\niface {NAME0} inet dhcp\n"
@@ -69,3 +70,24 @@ def test_a_netdev_of_ifupdown_gets_no_address_of_the_agent(files: dict[str, str]
 )
 def test_a_stanza_that_ifupdown_does_not_read_keeps_no_address_away(files: dict[str, str]) -> None:
     assert {each.result for each in run(files).outcomes if each.change.kind == "addresses"} == {"applied"}
+
+
+@pytest.mark.parametrize(
+    ("file", "profile", "by_netplan"),
+    [
+        pytest.param(f"netplan-NM-{UUID}", f"[connection]\nuuid={UUID}\n", True, id="netplan-189"),
+        pytest.param("netplan-fabric", f"[connection]\nid=fabric\nuuid={UUID}\n", True, id="iiab-4267"),
+        pytest.param("netplan-fabric", f"[ethernet]\nmac-address={MAC0.upper()}\n", True, id="netplan-278"),
+        ("netplan-all", "[match]\ninterface-name=eth*;en*;\n", True),
+        # The ID of one NIC may be the name of another one.
+        (f"netplan-{NAME0}", "[ethernet]\nmac-address=02:00:00:00:99:99\n", False),
+        ("cloud-init-fabric", f"[connection]\nuuid={UUID}\n", False),
+    ],
+)
+def test_netplan_s_profile_of_a_netdev_is_found_whatever_its_id_is(file: str, profile: str, by_netplan: bool) -> None:
+    managed = f"[device]\nmanaged=true\nconnection-uuid={UUID}\n"
+    path = f"{PROFILES}/{file}.nmconnection"
+    made = run({f"/run/NetworkManager/devices/{two_nics().netdev(PF0).ifindex}": managed, path: profile})
+    expected = f"netplan configures {NAME0}, by NetworkManager ({path})"
+    outcomes = {(each.result, each.error) for each in made.outcomes if each.change.kind == "addresses"}
+    assert outcomes == {("blocked", expected if by_netplan else f"NetworkManager configures {NAME0}")}
