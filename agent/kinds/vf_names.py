@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Mapping
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from agent.hardware.functions import PCI, driver, has_netdev, ifindex, link_of, netdev, port_netdevs
 from agent.hardware.sysfs import names_in
@@ -19,7 +19,7 @@ from agent.hardware.udev import udev_entry
 from agent.kinds import links
 from agent.machine import Files, Machine
 from agent.report.records import Change, Disruption
-from agent.report.target import vf_target
+from agent.report.target import vf_index, vf_target
 from agent.state.scope import Scope, functions_in_scope
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
@@ -105,7 +105,23 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
             changes.append(
                 Change(NAME, target, "name", name.current, name.usual, disruption, skip_if_owned=skip_if_owned)
             )
-    return changes
+    return _in_order(changes)
+
+
+def _in_order(changes: list[Change]) -> list[Change]:
+    """Each name is freed before it is given. Where VFs have each other's names, one is called otherwise until the next plan."""
+    ordered: list[Change] = []
+    while changes:
+        held = {change.before for change in changes}
+        free = [change for change in changes if change.after not in held]
+        if not free:
+            change = changes[0]
+            name = f"free{vf_index(change.target)}"
+            free = [evolve(change, after=name, note=f"another VF has the name {change.after}")]
+        ordered += free
+        targets = {change.target for change in free}
+        changes = [change for change in changes if change.target not in targets]
+    return ordered
 
 
 def transients(machine: Machine, want: Wanted, change: Change) -> list[Change]:

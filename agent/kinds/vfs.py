@@ -63,10 +63,13 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
             changes += _unseen(Change(NAME, address, "count", state.count, count), have)
             continue
         if count > state.total:
-            blocker = f"NIC {nic.nic.name} has {state.total} VFs at most, the spec wants {count}"
+            has, lower = f"{state.total} VFs at most", f"lower vfs.count to {state.total}"
+            if not state.total:
+                has, lower = "no SR-IOV as it is set up", "take vfs out of the spec"
+            blocker = f"NIC {nic.nic.name} has {has}, the spec wants {count}{'' if state.total else ' VFs'}"
             remedy = (
-                f"lower vfs.count to {state.total}, or raise the limit in the NIC's firmware (SRIOV_EN, NUM_OF_VFS), "
-                "which the inventory's key firmware does for Mellanox NICs"
+                f"{lower}, or raise the limit in the NIC's firmware (SRIOV_EN, NUM_OF_VFS), which the inventory's key "
+                "firmware does for Mellanox NICs"
             )
             change = Change(NAME, address, "count", state.count, count, blocker=blocker, remedy=remedy)
         elif state.count:
@@ -137,8 +140,9 @@ def _put_back(machine: Machine, path: str, change: Change) -> str:
 
 
 def _explain(error: OSError) -> str:
-    # sriov_enable and sriov_numvfs_store in drivers/pci/iov.c; ENOSPC and EOPNOTSUPP are a driver's own (ice_set_per_vf_res and
-    # ice_check_sriov_allowed in ice_sriov.c).
+    # sriov_enable and sriov_numvfs_store in drivers/pci/iov.c. A driver's own are ENOSPC and EOPNOTSUPP (ice_set_per_vf_res and
+    # ice_check_sriov_allowed in ice_sriov.c), EPERM (i40e_pci_sriov_enable, ixgbe_pci_sriov_enable) and a second EBUSY
+    # (ice_check_sriov_allowed, ionic_sriov_configure).
     causes = {
         errno.ENOSPC: "ENOSPC from sriov_numvfs: the device is out of MSI-X vectors; lower vfs.count, or let the PF take fewer "
         "(devlink's parameter msix_vec_per_pf_max, if its driver has that)",
@@ -149,7 +153,10 @@ def _explain(error: OSError) -> str:
         "vfs.count); dmesg says which",
         errno.ENOENT: "ENOENT from sriov_numvfs: its driver makes no VFs by sysfs; mlx4_core has the parameter num_vfs "
         "(kernel_module_options)",
-        errno.EBUSY: "EBUSY from sriov_numvfs: something else changed the number of VFs at the same time",
+        errno.EBUSY: "EBUSY from sriov_numvfs: the device is being reset, or something else changed the number of VFs at the "
+        "same time",
+        errno.EPERM: "EPERM from sriov_numvfs: the driver makes fewer VFs on this device as it is set up (with DCB's traffic "
+        "classes, say); lower vfs.count; dmesg says how many it makes",
         errno.ERANGE: "ERANGE from sriov_numvfs: more VFs than the device has; lower vfs.count",
     }
     return causes.get(error.errno or 0, f"sriov_numvfs: {error.strerror}")

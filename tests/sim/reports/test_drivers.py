@@ -124,7 +124,9 @@ def test_a_number_of_vfs_is_written_once_and_never_over_another_one(tmp_path: Pa
     assert [text for path, text in node.kernel.writes if path.endswith("sriov_numvfs")] == ["2", "0", "4"]
 
 
-@pytest.mark.parametrize("number", [pytest.param(errno.EIO, id="kubevirt-2444")])
+@pytest.mark.parametrize(
+    "number", [pytest.param(errno.EIO, id="kubevirt-2444"), pytest.param(errno.EINVAL, id="linux-uek-20")]
+)
 def test_a_pf_that_makes_no_vfs_does_not_keep_the_others_from_theirs(tmp_path: Path, number: int) -> None:
     kernel = two_nics()
     refused = f"{PCI}/{PF0}/sriov_numvfs"

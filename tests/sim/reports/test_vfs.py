@@ -18,6 +18,7 @@ from tests.sim.two_nics import MAC0, NAME0, PF0, two_nics
 
 FOUR = {"vfs": {"count": 4, "defaults": {"vlan": 0, "spoofchk": False, "trust": True, "max_tx_rate": 0}}, "mtu": 9000}
 POD = ("default/pod",)
+GUID = "b8:3f:d2:03:00:12:34:56"
 
 
 @pytest.fixture
@@ -202,6 +203,9 @@ def test_a_vf_that_cannot_come_up_while_its_pf_is_down(node: Node) -> None:
         pytest.param(3, None, "lower vfs.count to 3", id="sriov-network-operator-304"),
         pytest.param(8, errno.EIO, "sriov_numvfs: Input/output error", id="sriov-network-operator-548"),
         pytest.param(None, None, "SRIOV_EN, NUM_OF_VFS", id="openshift-sriov-network-operator-1243"),
+        pytest.param(8, errno.EBUSY, "the device is being reset", id="k8s-rdma-sriov-dev-plugin-12"),
+        pytest.param(0, None, "no SR-IOV as it is set up, the spec wants 4 VFs", id="nasty-614"),
+        (8, errno.EPERM, "dmesg says how many it makes"),
     ],
 )
 def test_vfs_that_cannot_be_made_are_named_with_the_remedy(
@@ -304,3 +308,94 @@ def test_a_vf_of_a_pod_that_the_kubelet_has_forgotten_is_in_use(node: Node, driv
     why = [error for field, _, error in left(node.follow({"vfs": {**vfs, "count": 6}})) if field == "count"]
     assert why == [f"it would disturb {user} ({PF0}#1)"]
     assert [each.vlan for each in node.kernel.vfs(PF0)] == [7, 9, 7, 7]
+
+
+@pytest.mark.parametrize(
+    "held_by",
+    [
+        pytest.param([1, 0, 2], id="systemd-2657"),
+        pytest.param([1, 2, 0], id="systemd-29957"),
+        pytest.param([2, 1, 0], id="systemd-16665"),
+    ],
+)
+def test_vfs_that_have_each_other_s_names_get_their_own(node: Node, held_by: list[int]) -> None:
+    """Neither name is free; an older udev gives no alternative names, which would keep others from them."""
+    vfs = {"vfs": {"count": 3}}
+    node.follow(vfs)
+    named = [[vf(node, index), f"swap{index}"] for index in range(3)]
+    for function, name in (*named, *((vf(node, index), f"{NAME0}v{held}") for index, held in enumerate(held_by))):
+        ifindex = node.kernel.netdev(function).ifindex
+        node.kernel.netlink.set_link(ifindex, up=False)
+        node.kernel.netlink.rename(ifindex, name)
+        for altname in node.kernel.netdev(function).altnames:
+            node.kernel.netlink.remove_altname(ifindex, altname)
+    assert node.kernel.netdev(vf(node, 0)).name == f"{NAME0}v{held_by[0]}"
+    result = node.follow(vfs, passes=1)
+    assert is_settled(result), left(result)
+    assert [node.kernel.netdev(vf(node, index)).name for index in range(3)] == [f"{NAME0}v{n}" for n in range(3)]
+
+
+def test_vfs_that_udev_names_by_another_rule_keep_these_names(node: Node) -> None:
+    """The names of a PF's VFs have nothing in common with it (systemd 25545)."""
+    node.follow({"vfs": {"count": 2}})
+    for index in range(2):
+        ifindex, name = node.kernel.netdev(vf(node, index)).ifindex, f"enp37s1{index}v4"
+        node.kernel.netlink.set_link(ifindex, up=False)
+        node.kernel.netlink.rename(ifindex, name)
+        entry = f"/run/udev/data/n{ifindex}"
+        node.kernel.tree.put(entry, node.kernel.tree.files[entry].replace(f"{NAME0}v{index}", name))
+    assert is_settled(node.follow({"mtu": 9000, "vfs": {"count": 2, "defaults": {"vlan": 7}}}))
+    netdevs = [node.kernel.netdev(vf(node, index)) for index in range(2)]
+    assert [(each.name, each.mtu) for each in netdevs] == [("enp37s10v4", 9000), ("enp37s11v4", 9000)]
+
+
+def test_attributes_that_leave_the_spec_are_as_before(node: Node) -> None:
+    """An empty list of VFs is to set all of them back (nmstate 1454)."""
+    node.follow({"vfs": {"count": 2}})
+    before = node.kernel.vfs(PF0)
+    assert is_settled(node.follow(FOUR | {"vfs": FOUR["vfs"] | {"count": 2}}))  # type: ignore[operator]
+    assert node.kernel.vfs(PF0) != before
+    assert is_settled(node.follow({"vfs": {"count": 2}}))
+    assert node.kernel.vfs(PF0) == before
+
+
+def test_vfs_that_the_spec_does_not_mention_are_left_alone(node: Node) -> None:
+    """Their number and attributes are another program's (nmstate 2037)."""
+    node.kernel.sriov.set_count(PF0, 3)
+    node.kernel.sriov.set(PF0, node.kernel.netdev(PF0), 1, vlan=9)
+    assert is_settled(node.follow({"mtu": 9000}))
+    assert [each.vlan for each in node.kernel.vfs(PF0)] == [0, 9, 0]
+    assert {node.kernel.netdev(vf(node, index)).mtu for index in range(3)} == {1500}
+
+
+def test_a_number_of_vfs_and_their_settings_can_change_at_once(node: Node) -> None:
+    """The driver resets the VFs that there were (nmstate 1652)."""
+    assert is_settled(node.follow({"vfs": {"count": 2, "defaults": {"state": "up", "vlan": 3}}}))
+    assert is_settled(node.follow({"mtu": 9000, "vfs": {"count": 4, "defaults": {"state": "up", "vlan": 4}}}))
+    netdevs = [node.kernel.netdev(vf(node, index)) for index in range(4)]
+    assert {(each.up, each.mtu) for each in netdevs} == {(True, 9000)}
+    assert {each.vlan for each in node.kernel.vfs(PF0)} == {4}
+
+
+@pytest.mark.parametrize(
+    ("defaults", "is_good"),
+    [
+        pytest.param({"vlan": 0}, True, id="sriov-cni-208"),
+        pytest.param({"vlan": 0, "trust": True}, True, id="sriov-cni-285"),
+        pytest.param({}, True, id="sriov-network-operator-274"),
+        ({"spoofchk": False}, False),
+    ],
+)
+def test_vfs_on_infiniband_have_no_vlan_and_no_mac_to_set(
+    tmp_path: Path, defaults: dict[str, Any], is_good: bool
+) -> None:
+    kernel = Kernel()
+    kernel.rdma.made_of_vfs[PF0] = {"prefix": "mlx5_", "link_layer": "InfiniBand"}
+    kernel.add_nic(PF0, "ibp33s0", f"00:00:10:86:fe:80:00:00:00:00:00:00:{GUID}", driver="mlx5_core")
+    of_ethernet = ("vlan", "'mac'", "spoofchk", "tx_rate")
+    kernel.fault = lambda operation, where, value: (
+        error(errno.EOPNOTSUPP, where) if operation == "set_vf" and any(each in value for each in of_ethernet) else None
+    )
+    made = Node(kernel, tmp_path / "originals.json").follow({"vfs": {"count": 2, "defaults": defaults}})
+    assert is_settled(made) is is_good
+    assert all("take spoofchk out of the spec" in each.remedy for each in made.outcomes if each.error)
