@@ -206,7 +206,8 @@ def _written_too_often(context: PassContext, change: Change) -> Outcome | None:
     if context.writes[change.key] < WRITES:
         return None
     error = f"written {WRITES} times, and it still reads {change.before}"
-    remedy = change.remedy or "see who else sets it, and the kernel's log for the driver's reason"
+    others = "see who else sets it, and the kernel's log for the driver's reason"
+    remedy = change.remedy or f"{others}; if the driver rounds it, give what it reads"
     outcome = Outcome(change, "failed", error, remedy)
     context.remember_failure(outcome)
     return outcome

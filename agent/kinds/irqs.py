@@ -57,8 +57,8 @@ LARGEST = 4 << 20
 MANAGED = f"{RUN_FOLDER}/managed-irqs"
 
 
-TOO_MANY = "ask for fewer VFs or channels, or leave fewer CPUs out (irqs.exclude_cpus); it is tried again"
-"""The remedy if no CPU of a pool has a free vector."""
+TOO_MANY = "ask for fewer VFs or channels, or leave fewer CPUs out (irqs.exclude_cpus)"
+"""What to do if no CPU of a pool has a free vector."""
 
 
 @frozen
@@ -271,13 +271,11 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
             continue
         key = (target, str(irq.queue))
         pool = local[address] if irq.role == MANAGEMENT else placed.pools[key]
-        room = _has_vectors(pool, full)
-        one = irq.role != MANAGEMENT and room
+        one = irq.role != MANAGEMENT and _has_vectors(pool, full)
         after = (placed.cpus[key],) if one else tuple(sorted(pool.cpus))
         if irq.affinity != after:
             before, note = format_ranges(irq.affinity), _note(key, pool, placed.cpus, have) if one else ""
-            change = Change(NAME, target, irq.name, before, format_ranges(after), note=note)
-            changes.append(change if room else evolve(change, remedy=TOO_MANY))
+            changes.append(Change(NAME, target, irq.name, before, format_ranges(after), note=note))
     return changes
 
 
@@ -347,7 +345,7 @@ def undone_by_driver(machine: Machine, change: Change) -> str:
 def _refused(files: Files, cpus: tuple[int, ...]) -> str:
     """What the outcome says of CPUs that have no vector left. A single one is left out of placements until the next boot."""
     if len(cpus) > 1:
-        return f"ENOSPC: none of the CPUs {format_ranges(cpus)} has an interrupt vector left"
+        return f"ENOSPC: none of the CPUs {format_ranges(cpus)} has an interrupt vector left; {TOO_MANY}"
     message = f"ENOSPC: CPU {cpus[0]} has no interrupt vector left"
     try:
         files.replace(FULL, format_ranges({*_full(files), *cpus}))

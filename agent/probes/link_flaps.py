@@ -4,7 +4,8 @@ A loss makes a good link suspect, and too many within a window quarantine it. On
 probation, where one more loss quarantines it for twice as long. Otherwise it is good again, and the losses are forgotten.
 
 The kernel counts the losses, so short ones count, and those while the agent does not run. Losses by the agent's own changes and
-while a netdev is set down do not count. A boot starts over.
+while a netdev is set down do not count. A netdev that its driver makes anew before it has been up for long is a loss, too: a
+driver, a firmware or a cloud may take it away again and again. A boot starts over.
 """
 
 from __future__ import annotations
@@ -95,6 +96,8 @@ def _read(before: Carrier | None, link: Link, now: float, flapped: bool) -> Carr
     dark = link.up and not link.carrier
     if read.dark and not dark:
         read = evolve(read, losses=(*read.losses[:-1], evolve(read.losses[-1], ended=now)))
+    if before is not None and before.up and link.ifindex != before.ifindex and now < before.trained:
+        read = evolve(read, losses=(*read.losses, Loss(now, now))[-MOST:])
     if before is None or flapped or not (before.up and link.up) or link.ifindex != before.ifindex:
         return read
     read = evolve(read, trained=before.trained)

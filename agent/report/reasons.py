@@ -196,6 +196,11 @@ REASONS: Mapping[str, tuple[Reason, ...]] = {
             "False",
             "see the kernel log (dmesg) for the driver's error; it may wait for an answer of the PF's driver",
         ),
+        Reason(
+            "NetdevUnstable",
+            "False",
+            "see the kernel log (dmesg) for what the driver is refused; another version of it or of the PF's driver may help",
+        ),
     ),
     "WorkerAlive": (
         Reason("DeviceTried", "False", _WAIT),

@@ -321,6 +321,11 @@ class Kernel:
         self.unbind(function)
         self.tree.link(f"{PCI}/{function}/driver", bound)
 
+    def lose_away(self, function: str) -> None:
+        """The pod's namespace ends, and its netdev is nowhere: the driver has given it up."""
+        self.namespaces.clear()
+        del self._away[function]
+
     def come_back(self, function: str, name: str) -> None:
         """The pod's namespace ends: the netdev is back, down, with its name from there, or dev<ifindex> if that is in use."""
         netdev = self._away.pop(function)

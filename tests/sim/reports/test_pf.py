@@ -217,3 +217,102 @@ def test_vfs_whose_netdevs_come_late_are_configured_then(node: Node, seconds: in
     assert is_settled(node.follow(nic))
     link = node.kernel.netdev(late)
     assert (link.mtu, link.up, link.name) == (9000, True, f"{NAME0}v1")
+
+
+def test_interrupts_that_a_driver_requests_again_are_placed_again(node: Node) -> None:
+    """ena resets itself after a timeout, and one CPU serves all (scylladb 3408)."""
+    node.kernel.tree.link(f"/sys/bus/pci/devices/{PF0}/driver", "../../../../bus/pci/drivers/ena")
+    node.kernel.netlink.set_link(node.kernel.netdev(PF0).ifindex, up=True)
+    for first in (300, 310):
+        node.kernel.interrupts.free(PF0)
+        for number, action in enumerate((f"ena-mgmnt@pci:{PF0}", f"{NAME0}-Tx-Rx-0", f"{NAME0}-Tx-Rx-1"), first):
+            node.kernel.interrupts.request(PF0, number, action)
+            assert node.kernel.files.read(f"/proc/irq/{number}/{IRQ}") == "0-3"
+        assert is_ready(node.follow({}, irqs={"irqbalance": "untouched"}).conditions)
+        placed = [node.kernel.files.read(f"/proc/irq/{number}/{IRQ}") for number in range(first, first + 3)]
+        assert placed == ["0-1", "1", "0"]
+
+
+def test_an_interrupt_for_which_no_cpu_has_a_vector_is_named_with_the_remedy(node: Node) -> None:
+    """The write says that no space is left on the device (irqbalance 303)."""
+    node.kernel.interrupts.vectors = dict.fromkeys(range(4), 0)
+    result = node.follow({}, irqs={"irqbalance": "untouched"})
+    assert not is_ready(result.conditions)
+    refused = [each for each in result.outcomes if each.result == "failed"]
+    assert all("none of the CPUs 0-1 has an interrupt vector left; ask for fewer VFs" in each.error for each in refused)
+    node.kernel.interrupts.vectors = {}
+    assert is_ready(node.follow({}, irqs={"irqbalance": "untouched"}).conditions)
+
+
+def test_a_vf_that_is_nowhere_after_its_pod_is_named() -> None:
+    """It is bound to iavf, and no network namespace has its netdev (sriov-cni 349)."""
+    kernel = two_nics()
+    probed = Probed(kernel, more={"nics": [{"name": "rail0", "select": {"pci": PF0}, "vfs": {"count": 2}}]})
+    probed.look()
+    vf = vf_addresses(kernel.files, PF0)[1]
+    kernel.move_away(vf)
+    probed.now += 60
+    assert probed.look()["VfNetdevs"].status == "True"
+    kernel.lose_away(vf)
+    assert probed.look()["VfNetdevs"].status == "True"
+    probed.now += 60
+    lost = probed.look()["VfNetdevs"]
+    assert (lost.reason, f"{PF0}#1" in lost.message) == ("NetdevMissing", True)
+
+
+@pytest.mark.parametrize(
+    ("lasts", "reason"), [pytest.param(1, "NetdevUnstable", id="ethernet-linux-ice-57"), (40, "AllCreated")]
+)
+def test_a_vf_whose_driver_creates_ever_new_netdevs_is_named(lasts: int, reason: str) -> None:
+    """Its PF refuses what iavf asks for, and iavf removes the netdev and begins anew."""
+    kernel = two_nics()
+    probed = Probed(kernel, more={"nics": [{"name": "rail0", "select": {"pci": PF0}, "vfs": {"count": 2}}]})
+    probed.look()
+    vf = vf_addresses(kernel.files, PF0)[1]
+    for _ in range(8):
+        kernel.unbind(vf)
+        probed.look()
+        kernel.sriov.probe(vf)
+        probed.look()
+        probed.now += lasts
+        judged = probed.look()["VfNetdevs"]
+    assert judged.reason == reason
+    assert (f"{PF0}#1" in judged.message) is (reason == "NetdevUnstable")
+    probed.now += 60
+    assert probed.look()["VfNetdevs"].reason == "AllCreated"
+
+
+@pytest.mark.parametrize(
+    ("lasts", "link"),
+    [pytest.param(4, "quarantined", id="azure-docs-100444"), pytest.param(86400, "good", id="lis-next-556")],
+)
+def test_a_nic_that_is_taken_away_and_given_back_is_quarantined_only_if_that_is_often(lasts: int, link: str) -> None:
+    """A cloud takes the VF of a machine away to service its host."""
+    probed = Probed.with_two_nics()
+    for _ in range(8):
+        probed.kernel.unbind(PF0)
+        probed.now += 1
+        probed.look()
+        probed.kernel.bind(PF0, NAME0, MAC0)
+        assert is_ready(probed.look().values())
+        assert probed.kernel.netdev(PF0).up
+        probed.now += lasts
+    assert probed.last is not None
+    assert probed.last.nics[0].link == link
+
+
+def test_a_name_that_udev_gives_for_a_moment_is_no_other_nic(node: Node) -> None:
+    """Two netdevs change their names, so one is called rename16 meanwhile (systemd 23036)."""
+    nic = {"mtu": 9000, "vfs": {"count": 2}, "select": {"netdev": NAME0}}
+    assert is_settled(node.follow(nic))
+    ifindex = node.kernel.netdev(PF0).ifindex
+    node.kernel.netlink.set_link(ifindex, up=False, mtu=1500)
+    node.kernel.netlink.rename(ifindex, "rename16")
+    node.kernel.udev_lags(PF0)
+    node.kernel.writes.clear()
+    assert not is_ready(node.follow(nic, passes=1).conditions)
+    assert node.kernel.writes == []
+    node.kernel.netlink.rename(ifindex, NAME0)
+    node.kernel.udev_catches_up(PF0)
+    assert is_settled(node.follow(nic))
+    assert (node.kernel.netdev(PF0).mtu, len(node.kernel.vfs(PF0))) == (9000, 2)
