@@ -182,7 +182,7 @@ def _describe(error: BaseException, kind: type | None) -> str:
         # An inventory is Python: a key may also be a number or None.
         for key in sorted(error.extra_fields, key=str)[: MOST_FAULTS + 1]:
             near = difflib.get_close_matches(str(key)[:_SHOWN], known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
+            hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known) or 'none'}"
             lines.append(f"unknown key {_short(repr(key))}; {hint}")
         return "\n".join(lines)
     if isinstance(error, KeyError):
