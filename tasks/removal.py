@@ -186,11 +186,14 @@ if [ "$active" = yes ]; then systemctl start "$unit"; fi
 for device; do echo 1 > "$device"; done
 """
 
-_RELEASE = """
+_RELEASE = (
+    holds.MARKING
+    + """
 for package; do
-  if command -v apt-mark >/dev/null; then apt-mark unhold "$package"; else dnf versionlock delete "$package"; fi
+  if command -v apt-mark >/dev/null; then marking apt-mark unhold "$package"; else dnf versionlock delete "$package"; fi
 done
 """
+)
 
 
 @operation()

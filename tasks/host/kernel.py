@@ -247,7 +247,7 @@ def hold(held: bool, family: Family) -> Commands:
         host.noop(f"{'held' if held else 'not held'}: {', '.join(names) or 'no kernel package'}")
     elif not held:
         words = ("apt-mark", "unhold") if family == "debian" else ("dnf", "versionlock", "delete")
-        yield StringCommand(*words, *map(QuoteString, wrong))
+        yield holds.release(*words, *wrong)
     elif family == "debian":
         yield holds.hold("apt-mark", "hold", *wrong)
     else:

@@ -159,9 +159,7 @@ If dpkg was killed, as by a power cut, its folder `updates` has what it has not 
 until `dpkg --configure -a` has run (debSystem::CheckUpdates in apt). That fails if a dependency was not unpacked yet.
 """
 
-DNF = (
-    UNDISTURBED
-    + """
+WAITING_DNF = """
 dnf() {
   left=60
   while true; do
@@ -180,12 +178,13 @@ dnf() {
   return "$code"
 }
 """
-)
 """A shell function that waits up to five minutes for another dnf or rpm. dnf itself would wait for another dnf for ever.
 
 With ``exit_on_lock`` dnf ends with 200 if another process has a lock, and names that process (dnf/lock.py, dnf/cli/main.py).
 For rpm's own lock neither rpm without a terminal (rpmlockAcquire in rpm) nor dnf5 waits, and dnf ends with 1.
 """
+
+DNF = UNDISTURBED + WAITING_DNF
 
 FIND_PYTHON = """
 for python; do

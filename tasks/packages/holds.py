@@ -12,6 +12,7 @@ from pyinfra.context import host
 from agent.report.names import STATE_FOLDER
 from tasks.common.commands import Commands, script
 from tasks.common.texts import Texts
+from tasks.packages import WAITING_DNF
 
 PATH = f"{STATE_FOLDER}/holds"
 BEFORE = f"{PATH}.before"
@@ -35,8 +36,30 @@ holds() {  # argument: the root folder
 )
 """A shell function that prints all holds."""
 
+MARKING = (
+    WAITING_DNF
+    + """
+marking() (  # argument: a command that sets or removes holds
+  left=60
+  while true; do
+    code=0
+    message=$("$@" 2>&1) || code=$?
+    left=$((left - 1))
+    case $message in *"dpkg: error: dpkg "*"locked by "*) ;; *) break ;; esac
+    [ "$left" != 0 ] || break
+    sleep 5
+  done
+  if [ -n "$message" ]; then printf '%s\\n' "$message" >&2; fi
+  exit "$code"
+)
+"""
+)
+"""A shell function that waits up to five minutes for another apt, dpkg or dnf. apt-mark has dpkg write the holds. dpkg does not
+wait, and names the process that has its lock."""
+
 NOTED = (
     HOLDS
+    + MARKING
     + """
 note() {  # argument: the file
   if [ -e "$1.before" ]; then
@@ -51,7 +74,7 @@ noted() {  # arguments: the file, and the command that sets holds
   holds '' > "$file.new"
   mv "$file.new" "$file.before"
   # No variable for the exit status: a function shares all variables with the script that calls it.
-  if "$@"; then set -- 0; else set -- "$?"; fi
+  if marking "$@"; then set -- 0; else set -- "$?"; fi
   note "$file"
   return "$1"
 }
@@ -73,3 +96,8 @@ def finish() -> Commands:
 def hold(*command: str) -> StringCommand:
     """For an operation: run the command that sets holds, and note them."""
     return script(f'{NOTED}noted "$@"', PATH, *command)
+
+
+def release(*command: str) -> StringCommand:
+    """For an operation: run the command that removes holds."""
+    return script(f'{MARKING}marking "$@"', *command)

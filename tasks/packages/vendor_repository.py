@@ -12,7 +12,7 @@ from io import StringIO
 from typing import Any, get_args
 
 from attrs import field, frozen
-from pyinfra.api.command import QuoteString, StringCommand
+from pyinfra.api.command import StringCommand
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 from pyinfra.operations import files
@@ -302,7 +302,7 @@ def packages(
         return
     if missing:
         if family == "rhel" and (locked := [p.name for p in missing if p.name in held]):
-            yield StringCommand("dnf", "versionlock", "delete", *map(QuoteString, locked))
+            yield holds.release("dnf", "versionlock", "delete", *locked)
         yield from install(family, missing, module, remedy, locked=hold)
     # apt removes the hold of a package that it upgrades.
     again = tuple(p for p in wanted if hold and p.version and (p in loose or p in missing))

@@ -139,7 +139,7 @@ bundle_packages() {
   done
 }
 hold() { noted "$holds" apt-mark hold "$@"; }
-release() { apt-mark unhold "$@"; }
+release() { marking apt-mark unhold "$@"; }
 """,
     "rhel": """
 bundle_packages() {

@@ -96,7 +96,7 @@ def test_the_former_locks_return_if_the_repository_does_not_have_the_new_version
     locks, program = tmp_path / "versionlock.list", tmp_path / "dnf"
     locks.write_text("\n".join(["# by hand", *OTHERS, *OLDER]) + "\n")
     program.write_text("""#!/bin/sh
-shift
+shift 2  # --setopt=exit_on_lock=1 versionlock
 case "$*" in
 delete*) grep -v nvidia-open "$LOCKS" | grep -v libnvidia-ml > "$LOCKS.new"; mv "$LOCKS.new" "$LOCKS" ;;
 "add --raw "*) shift 2; printf '%s\\n' "$@" >> "$LOCKS" ;;

@@ -26,7 +26,7 @@ def held(tmp_path: Path) -> Path:
         if [ "$1" != hold ]; then exec cat {file}; fi
         if [ "$2" = refused ]; then exit 7; fi
         echo "$2" >> {file}
-        if [ "$2" = last ]; then kill -9 "$PPID"; fi
+        if [ "$2" = last ]; then kill -9 0; fi
         """,
     )
     return file
@@ -36,7 +36,7 @@ def hold(tmp_path: Path, package: str) -> int:
     """Hold a package as a task does; the exit status."""
     command = script(f'{holds.NOTED}noted "$@"', f"{tmp_path}/var/holds", "apt-mark", "hold", package)
     path = f"{tmp_path}/bin:/usr/bin:/bin"
-    return subprocess.run(shlex.split(str(command)), env={"PATH": path}, check=False).returncode
+    return subprocess.run(shlex.split(str(command)), env={"PATH": path}, check=False, start_new_session=True).returncode
 
 
 @pytest.mark.parametrize("others", ["", "mine\n"])
@@ -58,6 +58,29 @@ def test_holds_of_an_interrupted_deploy_are_noted_by_the_next(tmp_path: Path, he
     sh(f'{holds.NOTED}note "$1"', tmp_path / "var/holds", PATH=path)
     assert hold(tmp_path, "ours") == 0
     assert (tmp_path / "var/holds").read_text() == "last\nours\n"
+
+
+def test_a_hold_waits_for_another_dpkg(tmp_path: Path, held: Path) -> None:
+    program(tmp_path / "bin/sleep", f"echo slept >> {tmp_path}/log")
+    marks = (tmp_path / "bin/apt-mark").rename(tmp_path / "apt-mark")
+    # As apt 2.6.1 and dpkg 1.21.22 print it.
+    said = "dpkg: error: dpkg frontend lock was locked by another process with pid 612"
+    program(
+        tmp_path / "bin/apt-mark",
+        f'if [ "$1" = hold ] && [ "$(grep -c slept {tmp_path}/log)" -lt 2 ]; then echo "{said}" >&2; exit 100; fi\n'
+        f'exec {marks} "$@"',
+    )
+    held.touch()
+    (tmp_path / "log").touch()
+    assert hold(tmp_path, "ours") == 0
+    assert (tmp_path / "var/holds").read_text() == "ours\n"
+    (tmp_path / "log").unlink()
+    program(tmp_path / "bin/apt-mark", f'echo "{said}" >&2; exit 100')
+    done = subprocess.run(
+        shlex.split(str(holds.release("apt-mark", "unhold", "ours"))),
+        env={"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (100, f"{said}\n")
 
 
 def test_the_first_python_that_works_is_found() -> None:

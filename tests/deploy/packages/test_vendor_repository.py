@@ -156,7 +156,7 @@ def test_packages_that_are_installed_and_held_are_left_alone(node: Node) -> None
 def test_an_upgrade_by_dnf_removes_the_lock_first(node: Node) -> None:
     locked = {of(HeldPackages): "erdma-dkms-0:1.0.*"}
     result = node.deploy(lambda: have("rhel"), {**rpm("erdma-dkms=1.0", "dkms=3.0"), **locked})
-    assert result.flat[0] == "dnf versionlock delete erdma-dkms"
+    assert result.flat[0].endswith(" dnf versionlock delete erdma-dkms")
     assert result.flat[1].endswith(" sh erdma '' '' erdma-dkms-1.1")
     plugin, lock = result.flat[2:]
     assert plugin == str(dnf_install("python3-dnf-plugin-versionlock"))
