@@ -122,6 +122,8 @@ class NodeRebootRequests(FactBase[RebootRequests]):
 
     def process(self, output: list[str]) -> RebootRequests:
         """Parse lines such as `boot BOOT-ID kernel arguments iommu=pt are not in effect`."""
+        if not output[0]:
+            raise ValueError("it has no boot ID")
         lines = (line.split(" ", 2) for line in output[1:])
         return RebootRequests(
             output[0],
@@ -395,4 +397,4 @@ def _boot_id(host: Host) -> str | None:
             succeeded, output, _ = answers.ask("cat /proc/sys/kernel/random/boot_id", host.run_shell_command)
     except (Timeout, ConnectError, OSError, EOFError, SSHException):
         return None
-    return output.stdout.strip() if succeeded else None
+    return (succeeded and output.stdout.strip()) or None

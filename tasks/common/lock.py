@@ -67,6 +67,11 @@ TAKE = (
 token='' until=0 owner=''
 { read -r token; read -r until; IFS= read -r owner; } <"$1" || true
 now=$(date +%s)
+# No deploy takes a lock for longer: the clock was ahead.
+if [ "$until" -gt "$((now + $3))" ] 2>/dev/null; then
+  until=$((now + $3))
+  printf '%s\\n' "$token" "$until" "$owner" >"$1"
+fi
 if [ -n "$token" ] && [ "$token" != "$2" ] && [ "$5" != all ] && [ "$5" != "$token" ] && [ "$until" -gt "$now" ] 2>/dev/null
 then
   printf '%s\\n' "$token" "$(((until - now + 59) / 60))" "$owner"

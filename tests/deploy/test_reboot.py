@@ -125,11 +125,12 @@ def test_a_rebooted_host_runs_the_deploy_again(node: Node, monkeypatch: pytest.M
     # Read in turn: by the first fact of the execute phase, before the reboot, and after it.
     later = {
         REQUESTS: Turns([["boot-1"], due, ["boot-2", due[1]], ["boot-2"]]),
-        BOOT_ID: Turns([["boot-1"], [], ["boot-2"]]),
+        BOOT_ID: Turns([["boot-1"], [], [""], ["boot-2"]]),
         "status --json": ["ready"],
     }
     result = node.deploy(code, {REQUESTS: due}, later)
     assert not result.failed
+    assert later[BOOT_ID] == [["boot-2"]]
     assert result.commands["Reboot"] == [
         str(script(reboot._REBOOT)),
         "refuse: boot-1",

@@ -63,6 +63,15 @@ def test_a_lock_that_has_expired_or_cannot_be_read_holds_nobody_off(tmp_path: Pa
     assert take(tmp_path / "lock", BOB) == (0, [])
 
 
+def test_a_lock_of_a_clock_that_was_ahead_expires_as_any_other(tmp_path: Path) -> None:
+    file = tmp_path / "lock"
+    file.write_text(f"{ALICE}\n9999999999\nalice\n")
+    assert take(file, BOB) == (lock.HELD, [ALICE, "60", "alice"])
+    token, until, owner = file.read_text().splitlines()
+    assert (token, owner) == (ALICE, "alice")
+    assert int(until) <= time.time() + 3600
+
+
 def test_of_many_deploys_at_once_one_gets_the_lock(tmp_path: Path) -> None:
     words = ["sh", "-ec", lock.TAKE, "sh", str(tmp_path / "lock")]
     running = [subprocess.Popen([*words, f"t{at}", "60", "o", "none"], stdout=subprocess.DEVNULL) for at in range(20)]
