@@ -20,13 +20,14 @@ import resource
 import secrets
 import socket
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
 from attrs import frozen
 from gevent import Timeout
-from paramiko import Transport
+from paramiko import ChannelException, Transport
 from pyinfra import logger
 from pyinfra.api.command import QuoteString, StringCommand
 from pyinfra.api.exceptions import ConnectError, ConnectorDataTypeError, PyinfraError
@@ -63,6 +64,11 @@ QUOTED = " 'a' \\\\ !b $c\n`d`"
 PARAMIKO = "ssh_paramiko_connect_kwargs"
 """The setting of pyinfra with further arguments of paramiko's connect()."""
 
+ONE_SESSION = (
+    "sshd allows only one session on a connection, and an upload needs one beside that of the commands: let MaxSessions in "
+    "/etc/ssh/sshd_config be 2 or more, or set ssh_file_transfer_protocol to 'scp'"
+)
+
 SHOWN = 200
 """Characters of what a login shell prints that are shown."""
 
@@ -90,7 +96,10 @@ def allow_open_files(hosts: int) -> None:
 
 
 def connecting(connect: Callable[[SSHConnector], None]) -> Callable[[SSHConnector], None]:
-    """SSHConnector.connect: a host fails alone if its key cannot be used, or if its login shell prints something."""
+    """SSHConnector.connect: a host fails alone if its key cannot be used, or if its login shell prints something.
+
+    So does one that refuses a second session, since pyinfra keeps the session of sftp until the end.
+    """
 
     @wraps(connect)
     def connect_or_fail(self: SSHConnector) -> None:
@@ -98,7 +107,13 @@ def connecting(connect: Callable[[SSHConnector], None]) -> Callable[[SSHConnecto
             connect(self)
         except PyinfraError as error:
             raise ConnectError(str(error)) from None
-        if fault := login_fault(self):
+        transport: Any = self.client and self.client.get_transport()
+        try:
+            with nullcontext() if self.data["ssh_file_transfer_protocol"] == "scp" else transport.open_session():
+                fault = login_fault(self)
+        except ChannelException:
+            fault = ONE_SESSION
+        if fault:
             self.disconnect()
             raise ConnectError(fault)
 

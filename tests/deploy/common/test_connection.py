@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from queue import Queue
-from threading import Event
+from threading import Event, Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -193,6 +193,37 @@ def test_sudo_that_asks_for_a_password_fails_its_host_only(tmp_path: Path) -> No
     sudo.chmod(0o755)
     said = failed(tmp_path, [("@local", {"_sudo": True}), ("@fake/c", {"fake_delay": 0})], str(tmp_path))
     assert "sudo asks for a password, and there is no terminal to enter it" in said
+    assert "[@fake/c] Success" in " ".join(said.split())
+
+
+class OneSession(Node):
+    """A server with `MaxSessions 1`, as OpenSSH has it (session_open in session.c)."""
+
+    opened = False
+
+    def check_auth_password(self, username: str, password: str) -> int:
+        return int(paramiko.common.AUTH_SUCCESSFUL)
+
+    def check_channel_request(self, kind: str, chanid: int) -> int:
+        allowed = paramiko.common.OPEN_FAILED_CONNECT_FAILED if self.opened else paramiko.common.OPEN_SUCCEEDED
+        self.opened = True
+        return int(allowed)
+
+
+@pytest.mark.parametrize("_report", [pytest.param("", id="devlib-576")])
+def test_a_host_that_allows_one_session_fails_before_it_is_changed(tmp_path: Path, _report: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            served = paramiko.Transport(listener.accept()[0])
+            served.add_server_key(paramiko.ECDSAKey.generate())
+            served.start_server(server=OneSession(), event=Event())
+
+        Thread(target=serve, daemon=True).start()
+        settings = {"ssh_port": listener.getsockname()[1], "ssh_user": "root", "ssh_password": tmp_path.name}
+        settings["ssh_known_hosts_file"] = str(tmp_path / "known_hosts")
+        said = failed(tmp_path, [("127.0.0.1", settings), ("@fake/c", {"fake_delay": 0})])
+    assert "[127.0.0.1] sshd allows only one session on a connection" in said
     assert "[@fake/c] Success" in " ".join(said.split())
 
 
