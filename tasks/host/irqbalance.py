@@ -9,7 +9,7 @@ from pyinfra.operations import files
 
 from agent.spec.node import IrqbalancePolicy, Mode
 from tasks.common import archive, systemd_reload, units
-from tasks.common.commands import Commands
+from tasks.common.commands import Commands, refuse
 from tasks.common.facts import FactBase
 from tasks.common.texts import Texts, replace
 
@@ -39,6 +39,32 @@ class IrqbalanceCommand(FactBase[list[str]]):
     def process(self, output: list[str]) -> list[str]:
         """Take one argument from each line."""
         return output
+
+
+# What `semanage permissive -a irqbalance_t` installs (set_permissive in policycoreutils' seobject.py).
+_CONFINED = """
+[ "$(cat "$1/sys/fs/selinux/enforce" 2>/dev/null)" = 1 ] || exit 0
+for module in "$1"/var/lib/selinux/*/active/modules/*/permissive_irqbalance_t; do [ ! -e "$module" ] || exit 0; done
+echo confined
+"""
+_REFUSED = (
+    "irqs.irqbalance: SELinux is enforcing on this node, and does not let irqbalance run the policy script of 'banned'; allow "
+    "it (semanage permissive -a irqbalance_t), or give 'disabled'"
+)
+
+
+class Confined(FactBase[bool]):
+    """Whether SELinux keeps irqbalance from running a script (github.com/fedora-selinux/selinux-policy/issues/1582)."""
+
+    default = bool
+
+    def command(self) -> StringCommand:
+        """Ask the kernel, and look for the module that makes irqbalance's domain permissive."""
+        return self.script(_CONFINED, "")
+
+    def process(self, output: list[str]) -> bool:
+        """Look for the word."""
+        return "confined" in output
 
 
 def policy(wanted: IrqbalancePolicy, mode: Mode = "enforce") -> None:
@@ -74,6 +100,9 @@ _RESTART = f'{systemd_reload.RELOAD}systemctl try-restart "$1"\n'
 @operation()
 def use_script(banned: bool) -> Commands:
     """Write the drop-in that names the policy script, or remove it. Restart the service if it runs without the script."""
+    if banned and host.get_fact(Confined):
+        yield refuse(_REFUSED)
+        return
     have = host.get_fact(Texts, paths=(DROP_IN,))
     want = {DROP_IN: DROP_IN_SOURCE.read_text()} if banned else {}
     running = host.get_fact(IrqbalanceCommand)

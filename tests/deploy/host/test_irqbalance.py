@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from agent.kinds.host.irqbalance import LIST, SCRIPT
 from tasks.common.units import UnitStates
 from tasks.host import irqbalance
-from tasks.host.irqbalance import IrqbalanceCommand
+from tasks.host.irqbalance import Confined, IrqbalanceCommand
 from tests.deploy.conftest import LOSERS, Answers, Node, file_answers, files, of
+from tests.deploy.scripts import sh
 
 RUNS = {of(UnitStates): ["ActiveState=active LoadState=loaded UnitFileState=enabled "]}
 ABSENT = {of(UnitStates): ["ActiveState=inactive LoadState=not-found UnitFileState= "]}
@@ -66,6 +71,30 @@ def test_one_that_runs_without_our_script_is_restarted(node: Node) -> None:
         lambda: irqbalance.policy("banned"), {**RUNS, **in_place(), MAIN_PID: ["/usr/sbin/irqbalance"]}
     )
     assert result.flat == ["systemctl try-restart irqbalance.service"]
+
+
+@pytest.mark.parametrize(
+    ("enforce", "permissive", "confined"),
+    [
+        pytest.param("1", False, True, id="selinux-policy-1582"),
+        pytest.param("1", False, True, id="irqbalance-320"),
+        ("1", True, False),
+        ("0", False, False),
+        (None, False, False),
+    ],
+)
+def test_where_selinux_keeps_irqbalance_from_its_script_the_policy_is_refused(
+    node: Node, tmp_path: Path, enforce: str | None, permissive: bool, confined: bool
+) -> None:
+    if enforce is not None:
+        (tmp_path / "sys/fs/selinux").mkdir(parents=True)
+        (tmp_path / "sys/fs/selinux/enforce").write_text(enforce)
+    if permissive:
+        (tmp_path / "var/lib/selinux/targeted/active/modules/400/permissive_irqbalance_t").mkdir(parents=True)
+    answer = sh(irqbalance._CONFINED, tmp_path)
+    result = node.deploy(lambda: irqbalance.policy("banned"), {**RUNS, of(Confined): answer})
+    assert any("semanage permissive -a irqbalance_t" in line for line in result.errors) == result.failed == confined
+    assert (NEW in result.uploads) is not confined
 
 
 def test_another_policy_removes_the_drop_in(node: Node) -> None:
