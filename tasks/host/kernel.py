@@ -33,8 +33,9 @@ META = re.compile(
     r"|modules-nvidia-(?!\S*-\d+\.\d+\.\d+-)\S+)"
 )
 DNF5_LOCKS = "/etc/dnf/versionlock.toml"
-RHEL = re.compile(r"kernel(-(core|modules|modules-core|modules-extra|devel|devel-matched|(uek|64k|rt)\S*))?")
+RHEL = re.compile(r"kernel(-(core|modules|modules-core|modules-extra|devel|devel-matched|(uek|64k|rt|ml|lt)\S*))?")
 _OLD_REAL_TIME = re.compile(r"\.rt\d+\.")
+_ELREPO = re.compile(r"\.elrepo$")
 _WITH_MATCHED = ("rhel", "centos", "rocky", "almalinux", "ol", "fedora")
 _BUILT_BY_DKMS = ("erdma", "gpu_driver", "ofed")
 """The inventory's keys whose drivers DKMS may build."""
@@ -152,7 +153,7 @@ def install(release: str | None, headers: bool, system: OperatingSystem) -> Comm
     target = release or host.get_fact(RunningKernel)
     remedy = (
         f"kernel: the repositories may no longer have packages of {target}; give kernel.release one that they have, "
-        "or add a repository that keeps older kernels (snapshots, RHEL's minor releases)"
+        "or add a repository that keeps older kernels (snapshots, RHEL's minor releases), or enable ELRepo's elrepo-kernel"
     )
     wanted = _kernel(target, system) if release else ()
     if headers:
@@ -197,7 +198,8 @@ def _matched(release: str, system: OperatingSystem) -> tuple[Package, ...]:
         return ()
     kernel, version = rpm(release)
     have, name = packages.installed(system.family), f"{kernel}-devel-matched"
-    if kernel.endswith("uek") or _OLD_REAL_TIME.search(version) or ("dkms" in have and name not in have):
+    others = kernel.endswith("uek") or _OLD_REAL_TIME.search(version) or _ELREPO.search(version)
+    if others or ("dkms" in have and name not in have):
         return ()
     if any(dkms.by_number(each) > dkms.by_number(version) for each in have.get(name, ())):
         # It has brought its kernel already, and a downgrade would not remove that.
@@ -210,10 +212,11 @@ def _matched(release: str, system: OperatingSystem) -> tuple[Package, ...]:
 
 
 def rpm(release: str) -> tuple[str, str]:
-    """The name and version of a release's package.
+    """For an operation: the name and version of a release's package.
 
     The name is kernel-64k for 5.14.0-427.el9.aarch64+64k, and kernel-uek for 5.15.0-3.el9uek.x86_64. Before RHEL 9.3 a release
-    of the real-time kernel, kernel-rt, is 5.14.0-284.11.1.rt14.296.el9_2.x86_64.
+    of the real-time kernel, kernel-rt, is 5.14.0-284.11.1.rt14.296.el9_2.x86_64. ELRepo's releases do not say whether they are
+    of kernel-ml or kernel-lt: 6.12.9-1.el9.elrepo.x86_64.
     """
     base, _, variant = release.partition("+")
     version = re.sub(r"\.(x86_64|aarch64)$", "", base)
@@ -221,7 +224,19 @@ def rpm(release: str) -> tuple[str, str]:
         variant = "uek"
     elif _OLD_REAL_TIME.search(version):
         variant = "rt"
+    elif _ELREPO.search(version):
+        variant = _elrepo(version)
     return f"kernel-{variant}" if variant else "kernel", version
+
+
+def _elrepo(version: str) -> str:
+    """ml or lt: of which the node has this version, or its repositories."""
+    have = packages.installed("rhel")
+    for each in ("ml", "lt"):
+        if version in have.get(f"kernel-{each}-core", ()):
+            return each
+    known = host.get_fact(packages.AvailableVersions, names=("kernel-lt-core",), family="rhel")
+    return "lt" if ("kernel-lt-core", version.partition("-")[0]) in known else "ml"
 
 
 @operation()

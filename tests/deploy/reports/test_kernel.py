@@ -9,8 +9,8 @@ import pytest
 from tasks.host import kernel
 from tasks.host.kernel import NextKernel
 from tasks.packages import AvailableVersions
-from tests.deploy.conftest import Node, of
-from tests.deploy.host.test_kernel import RUNNING, UBUNTU, dpkg
+from tests.deploy.conftest import ROCKY_9, Node, of
+from tests.deploy.host.test_kernel import RUNNING, UBUNTU, dpkg, rpm
 from tests.deploy.scripts import sh
 
 
@@ -31,6 +31,26 @@ def test_a_kernel_has_its_drivers_in_a_package_of_their_own_or_not(node: Node, r
     result = node.deploy(kernel.pin, {**UBUNTU, **RUNNING, **dpkg(), of(AvailableVersions): versions})
     assert result.flat[0].endswith(f" linux-image-{release} linux-headers-{release}")
     assert any("modules-extra" in command for command in result.flat) is separate
+
+
+LT = {of(AvailableVersions): "kernel-lt-core 6.12.9"}
+
+
+@pytest.mark.parametrize(
+    ("there", "wanted"),
+    [
+        pytest.param(["kernel-ml-core 6.12.9-1.el9.elrepo"], "kernel-ml", id="rtl8723de-23"),
+        pytest.param(["kernel-lt-core 6.12.9-1.el9.elrepo"], "kernel-lt", id="rtlwifi_new-375"),
+        pytest.param([], "kernel-lt", id="neither is installed"),
+    ],
+)
+def test_the_headers_of_elrepo_s_kernels_have_a_name_of_their_own(node: Node, there: list[str], wanted: str) -> None:
+    running = {**RUNNING, "uname -r": "6.12.9-1.el9.elrepo.x86_64", **LT}
+    node.data = {"kernel": {"hold": True}}
+    result = node.deploy(kernel.pin, {**ROCKY_9, **running, **rpm("python3-dnf-plugin-versionlock 4.3-1", *there)})
+    assert result.flat[0].endswith(f" --disableplugin=versionlock {wanted}-devel-6.12.9-1.el9.elrepo")
+    # An update must not bring another kernel.
+    assert [command.endswith(f" add {wanted}-core") for command in result.flat[1:]] == [True] * len(there)
 
 
 NEWEST, RECOVERY, OLD = "6.11.0-9-aws", "6.11.0-9-aws (recovery mode)", "6.8.0-1008-aws"
