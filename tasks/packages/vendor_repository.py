@@ -342,11 +342,17 @@ failed() {
   if [ -n "$module" ] && command -v dnf >/dev/null && ! command -v dkms >/dev/null && ! dnf -q list dkms >/dev/null 2>&1; then
     echo "no repository has dkms, which for the RHEL family is in EPEL: add EPEL (epel-release) and CRB, or mirrors of them" >&2
   fi
-  if command -v apt-mark >/dev/null; then restrictions >&2; fi
+  restrictions >&2
   if [ -n "$remedy" ]; then echo "$remedy" >&2; fi
   exit "$status"
 }
+"""
+)
 # apt names neither the hold nor the pin that keeps it from a version.
+_APT = (
+    APT
+    + _FAILED
+    + """
 restrictions() {
   held=$(apt-mark showhold | tr '\\n' ' ')
   if [ -n "$held" ]; then echo "these packages are held, which may be the cause (apt-mark unhold): $held"; fi
@@ -357,23 +363,28 @@ restrictions() {
     if [ -f "$each" ]; then echo "$each has pins of packages, which may be the cause (apt_preferences(5))"; fi
   done
 }
-"""
-)
-_APT = (
-    APT
-    + _FAILED
-    + """
 module=$1 remedy=$2; shift 2
 apt_update
 apt_install --allow-downgrades --allow-change-held-packages install -- "$@" || failed
 """
 )
 # In the RHEL family the vendors also have modules that they have built and signed. So the packages themselves are asked.
+# dnf says that a package is "filtered out by exclude filtering", also for a version lock, and not where.
 _DNF = (
     DNF
     + _FAILED
+    + holds.LOCKS
     + signatures.OF_RPMS
     + """
+restrictions() {
+  locked=$(locks '' | tr '\\n' ' ')
+  if [ -n "$locked" ]; then echo "there are version locks, which may be the cause (dnf versionlock delete): $locked"; fi
+  for each in "${DNF_CONF:-/etc/dnf/dnf.conf}" "${DNF_REPOSITORIES:-/etc/yum.repos.d}"/*.repo; do
+    if grep -qsE '^[[:space:]]*(exclude|excludepkgs|includepkgs)[[:space:]]*=' "$each"; then
+      echo "$each leaves packages out (exclude=), which may be the cause (dnf.conf(5))"
+    fi
+  done
+}
 module=$1 remedy=$2 options=$3; shift 3
 if [ -n "$module" ] && enforced; then
   fetched=$(mktemp -d -p /var/tmp trackbed-packages.XXXXXX); trap 'rm -rf "$fetched"' EXIT

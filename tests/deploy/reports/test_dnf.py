@@ -15,6 +15,9 @@ from tasks.packages import DNF
 from tests.deploy.drivers.test_going_back_dnf import Node, repository
 from tests.deploy.scripts import program, sh
 
+HERE = pytest.mark.skipif(
+    not all(map(shutil.which, ("dnf", "rpmbuild", "createrepo_c"))), reason="a node's script for dnf"
+)
 HOLD = """
 import fcntl, sys
 file = open(sys.argv[1], 'r+')
@@ -24,7 +27,7 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.skipif(not all(map(shutil.which, ("dnf", "rpmbuild", "createrepo_c"))), reason="a node's script for dnf")
+@HERE
 @pytest.mark.parametrize(
     "package",
     [pytest.param("jq", id="cloud-game-development-toolkit-192"), pytest.param("jq", id="aws-codedeploy-agent-398")],
@@ -42,6 +45,28 @@ def test_an_installation_waits_for_another_rpm(tmp_path: Path, package: str) -> 
         holder.stdout.close()
         node.install(package)
     assert node.has() == {f"{package}-1.6-2"}
+
+
+@HERE
+@pytest.mark.parametrize(
+    ("line", "package"),
+    [
+        pytest.param("exclude=kernel*", "kernel-devel", id="linux-tkg-74"),
+        pytest.param("excludepkgs = nvidia-*, kernel*", "kernel-devel", id="nvidia-auto-installer-99"),
+        ("includepkgs=jq", "kernel-devel"),
+    ],
+)
+def test_where_dnf_leaves_packages_out_the_file_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, package: str
+) -> None:
+    made = {"base": repository(tmp_path / "base", [Rpm("dash", "1-1", provides=("/bin/sh",)), Rpm(package, "5.14-1")])}
+    node = Node(tmp_path, made)
+    node.install("dash")
+    file = tmp_path / "repos/base.repo"
+    file.write_text(f"{file.read_text()}{line}\n")
+    monkeypatch.setenv("DNF_REPOSITORIES", str(file.parent))
+    with pytest.raises(AssertionError, match=f"{file} leaves packages out"):
+        node.install(f"{package}-5.14-1")
 
 
 DNF5 = """
