@@ -20,7 +20,7 @@ from pyinfra.context import host
 
 from agent.report.names import STATE_FOLDER
 from agent.spec.node import HugepagePool, NodeSpec
-from agent.spec.sysctl_names import parsed, zeroed_by
+from agent.spec.sysctl_names import meaning, parsed, zeroed_by
 from tasks import packages, reboot
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key, record
@@ -85,8 +85,8 @@ def configure(spec: NodeSpec) -> None:
     wanted = BOOT.here()
     kept = spec.sysctls_kept()
     twice = [f"{name} is in {kept[name]}, too" for name in sorted(wanted.sysctls) if name in kept]
-    others = ((name, kept.get(zeroed_by(name, value))) for name, value in sorted(wanted.sysctls.items()))
-    twice += [f"the kernel sets {name} to 0 for {key}" for name, key in others if key is not None]
+    zeroed = ((name, kept.get(zeroed_by(name, value))) for name, value in sorted(wanted.sysctls.items()))
+    twice += [f"the kernel sets {name} to 0 for {key}" for name, key in zeroed if key is not None]
     if twice:
         raise DeployError(
             f"{host.name}.boot.sysctls: {', '.join(twice)}, which the agent sets at every boot; remove it here"
@@ -95,6 +95,10 @@ def configure(spec: NodeSpec) -> None:
     arguments = _settable(wanted.arguments, pools)
     set_arguments(name="Kernel arguments", wanted=arguments)
     request_reboot(name="Kernel arguments of this boot", wanted=arguments)
+    given = {**spec.sysctls, **wanted.sysctls}
+    own = {name: value for name, value in sysctls.KUBELETS.items() if name in given}
+    if others := tuple(name for name, value in own.items() if meaning(name, given[name]) != meaning(name, value)):
+        sysctls.suit_kubelet(name="Sysctls of the kubelet", others=others)
     lines = "".join(f"{name} = {value}\n" for name, value in sorted(wanted.sysctls.items()))
     settings = written(name="Sysctls at boot", path=sysctls.PATH, text=lines and HEADER + lines)
     sysctls.load(name="Sysctls now", wanted=wanted.sysctls, settings=settings)

@@ -15,6 +15,56 @@ from tasks.common.facts import FactBase
 
 PATH = "/etc/sysctl.d/90-trackbed.conf"
 
+KUBELETS = {
+    "kernel.keys.root_maxbytes": "25000000",
+    "kernel.keys.root_maxkeys": "1000000",
+    "kernel.panic": "10",
+    "kernel.panic_on_oops": "1",
+    "vm.overcommit_memory": "1",
+    "vm.panic_on_oom": "0",
+}
+"""What the kubelet sets when it starts, or demands if it protects them (setupKernelTunables, pkg/kubelet/cm)."""
+
+# RKE2's profile for CIS includes it (docs.rke2.io/security/hardening_guide).
+_PROTECTED = r"""
+pattern='^protectKernelDefaults: *true|^protect-kernel-defaults: *"?true|^profile: *"?cis'
+pattern=$pattern'|--protect-kernel-defaults(=true|[[:space:]"]|$)'
+cd "$1/"
+if grep -qsrE -e "$pattern" -- var/lib/kubelet/config.yaml var/lib/kubelet/kubeadm-flags.env etc/default/kubelet \
+  etc/sysconfig/kubelet etc/rancher etc/systemd/system; then echo protected; fi
+"""
+
+
+class ProtectedDefaults(FactBase[bool]):
+    """Whether the node's kubelet does not start if the kernel has other values than :data:`KUBELETS`."""
+
+    default = bool
+
+    def command(self) -> StringCommand:
+        """Look into the files of kubeadm, k3s and RKE2, and into the units."""
+        return self.script(_PROTECTED, "")
+
+    def process(self, output: list[str]) -> bool:
+        """Look for the word."""
+        return "protected" in output
+
+
+@operation()
+def suit_kubelet(others: tuple[str, ...]) -> Commands:
+    """Refuse values with which the kubelet would not start.
+
+    :param others: the names of :data:`KUBELETS` that get another value.
+    """
+    if not host.get_fact(ProtectedDefaults):
+        host.noop("the kubelet protects no sysctls")
+        return
+    demanded = ", ".join(f"{name} = {KUBELETS[name]}" for name in others)
+    yield refuse(
+        f"sysctls: this node's kubelet starts only with {demanded} (protectKernelDefaults); give these values, leave the names "
+        "out, or end the protection"
+    )
+
+
 _VALUES = 'for path; do if [ -r "$path" ]; then echo "$path $(cat "$path")"; fi; done'
 
 

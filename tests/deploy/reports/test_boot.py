@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.spec.node import HugepagePool
+from agent.spec.node import HugepagePool, from_mapping
 from tasks.common.commands import script
 from tasks.host import boot, sysctls
-from tests.deploy.conftest import ROCKY_9, Node
+from tests.deploy.conftest import DEBIAN, ROCKY_9, Node, of
 from tests.deploy.host.test_boot import ARGUMENTS, GRUBBY, REQUESTS, configure
 from tests.deploy.scripts import program, sh
 
@@ -131,3 +131,30 @@ def test_a_file_of_sysctls_that_a_boot_reads_later_is_found(tmp_path: Path, file
     assert {name: (setting.file, value) for name, (setting, value) in overridden.items()} == (
         {"vm.swappiness": (f"/{file}", "60")} if named else {}
     )
+
+
+PROTECTED = of(sysctls.ProtectedDefaults)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "value", "refused"),
+    [
+        pytest.param("var/lib/kubelet/config.yaml", "protectKernelDefaults: true\n", "0", True, id="bottlerocket-3780"),
+        pytest.param("etc/rancher/rke2/config.yaml", 'profile: "cis-1.23"\n', "0", True, id="rke2-3804"),
+        ("etc/rancher/k3s/config.yaml.d/a.yaml", "protect-kernel-defaults: true\n", "0", True),
+        ("etc/default/kubelet", 'KUBELET_EXTRA_ARGS="--protect-kernel-defaults"\n', "0", True),
+        ("etc/systemd/system/k3s.service.d/a.conf", "ExecStart=/x --protect-kernel-defaults=true\n", "0", True),
+        ("etc/default/kubelet", "KUBELET_EXTRA_ARGS=--protect-kernel-defaults=false\n", "0", False),
+        ("var/lib/kubelet/config.yaml", "protectKernelDefaults: true\n", "1", False),
+        ("var/lib/kubelet/config.yaml", "protectKernelDefaults: false\n", "0", False),
+    ],
+)
+def test_a_sysctl_with_which_the_kubelet_would_not_start_is_refused(
+    node: Node, tmp_path: Path, file: str, text: str, value: str, refused: bool
+) -> None:
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_text(text)
+    answers = {PROTECTED: sh(sysctls._PROTECTED, tmp_path), REQUESTS: ["boot-1"], ARGUMENTS: ["running ro", "loader none"]}
+    spec = from_mapping({"node_name": "node-a", "sysctls": {"vm.overcommit_memory": value}}, "node-a")
+    result = node.deploy(lambda: boot.configure(spec=spec), {**DEBIAN, **answers})
+    assert any("starts only with vm.overcommit_memory = 1" in line for line in result.errors) == refused
