@@ -43,11 +43,23 @@ view() {
   esac
 }
 
+# nvidia-ctk 1.18.0 puts its own drop-in in the place of all imported files (github.com/NVIDIA/nvidia-container-toolkit/pull/1382).
+imported() {
+  awk '/^ *imports *=/ { list = 1 } list; list && /\]/ { exit }' "$1" | sed 's/#.*//; s/.*\[//; s/\].*//' | tr ',' '\n' |
+    tr -d " \t'\""
+}
+keep_imports() {
+  imported original | grep . | while read -r each; do
+    imported "$main" | grep -qxF -e "$each" || sed -i "0,/^ *imports *= *\[/s||&\"$each\", |" "$main"
+  done
+}
+
 configure() {
   set -- --runtime="$engine" "$@"
   if [ "$default" = yes ]; then set -- "$@" --set-as-default; fi
   if [ "$cdi" = yes ] && [ "$engine" != crio ]; then set -- "$@" --cdi.enabled; fi
   nvidia-ctk --quiet runtime configure "$@" >output 2>&1 || fault "nvidia-ctk cannot change $main: $(last_output 2)"
+  if [ "$engine" = containerd ] && [ -e original ]; then keep_imports; fi
   # The drop-in gets the mode of the file it was made from. A dump may come from any file, so only root may read it.
   case "$own $*" in
   " "*) ;;

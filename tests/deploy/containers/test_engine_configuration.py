@@ -20,6 +20,7 @@ CHOOSE = (
     + SCRIPT[SCRIPT.index("view present") : SCRIPT.index("\ncase $engine in\ndocker)\n  if [")]
 )
 VALIDATE = SCRIPT[SCRIPT.index("validate() {") : SCRIPT.index("has() ")]
+KEEP_IMPORTS = SCRIPT[SCRIPT.index("imported() {") : SCRIPT.index("configure() {")]
 FIND_LOST = SCRIPT[SCRIPT.index("ours=") : SCRIPT.index("# dockerd does")]
 
 
@@ -102,3 +103,24 @@ def test_nvidias_runtime_has_the_cgroup_driver_of_runc_in_whatever_file_that_is(
         (tmp_path / name).touch()
     subprocess.run(["sh", "-ec", f"{stubs}{FIND_LOST}{CHOOSE}"], cwd=tmp_path, check=True)
     assert (tmp_path / "asked").read_text().splitlines() == sources
+
+
+OURS = '"/etc/containerd/conf.d/*.toml"'
+
+
+@pytest.mark.parametrize(
+    ("operators", "made", "kept"),
+    [
+        pytest.param(
+            'imports = ["/foo/bar/*.toml"]', OURS, f'"/foo/bar/*.toml", {OURS}', id="nvidia-container-toolkit-1382"
+        ),
+        ("imports = [\n  '/a/*.toml', # mine\n  '/b.toml'\n]", OURS, f'"/b.toml", "/a/*.toml", {OURS}'),
+        ('imports = ["/a/*.toml"]', f'"/a/*.toml", {OURS}', f'"/a/*.toml", {OURS}'),
+        ("", OURS, OURS),
+    ],
+)
+def test_files_that_the_operator_imports_stay_imported(tmp_path: Path, operators: str, made: str, kept: str) -> None:
+    (tmp_path / "original").write_text(f'{operators}\nversion = 2\n[plugins]\nname = ["c"]\n')
+    (tmp_path / "main").write_text(f"imports = [{made}]\nversion = 2\n")
+    subprocess.run(["sh", "-ec", f"main=main\n{KEEP_IMPORTS}keep_imports"], cwd=tmp_path, check=True)
+    assert (tmp_path / "main").read_text() == f"imports = [{kept}]\nversion = 2\n"
