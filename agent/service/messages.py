@@ -11,7 +11,7 @@ from typing import Any, TextIO
 from attrs import define, evolve, field
 
 from agent.engine.converge import Pass
-from agent.kinds import vfs
+from agent.kinds import bindings
 from agent.report.records import Change, Condition, Report, to_plain
 from agent.report.verdict import is_ready
 from agent.service.spec_in_force import SpecInForce
@@ -87,9 +87,18 @@ def _up_to_date(result: Pass, in_force: SpecInForce) -> Condition:
 
 
 def _devices(result: Pass) -> str:
-    """A hash of the spec's PFs and their numbers of VFs. When these change, device plugins must be started again."""
-    counts: Mapping[str, vfs.VfCount] = result.have[vfs.NAME]
-    present = sorted((address, counts[address].count if address in counts else 0) for address in result.want.nics)
+    """A hash of the spec's PFs and the driver of each of their VFs. If it changes, device plugins must be started again.
+
+    sriov-network-device-plugin leaves a VF out that has no driver when it starts, and chooses by the driver.
+    """
+    of_pfs: Mapping[str, bindings.Bindings] = result.have[bindings.NAME]
+    present = [
+        (
+            address,
+            [(index, vf.driver) for index, vf in sorted(of_pfs[address].vfs.items())] if address in of_pfs else [],
+        )
+        for address in sorted(result.want.nics)
+    ]
     return sha256(json.dumps(present).encode()).hexdigest()[:12]
 
 

@@ -154,7 +154,11 @@ def test_a_sysctl_with_which_the_kubelet_would_not_start_is_refused(
 ) -> None:
     (tmp_path / file).parent.mkdir(parents=True)
     (tmp_path / file).write_text(text)
-    answers = {PROTECTED: sh(sysctls._PROTECTED, tmp_path), REQUESTS: ["boot-1"], ARGUMENTS: ["running ro", "loader none"]}
+    answers = {
+        PROTECTED: sh(sysctls._PROTECTED, tmp_path),
+        REQUESTS: ["boot-1"],
+        ARGUMENTS: ["running ro", "loader none"],
+    }
     spec = from_mapping({"node_name": "node-a", "sysctls": {"vm.overcommit_memory": value}}, "node-a")
     result = node.deploy(lambda: boot.configure(spec=spec), {**DEBIAN, **answers})
     assert any("starts only with vm.overcommit_memory = 1" in line for line in result.errors) == refused

@@ -10,9 +10,12 @@ import pytest
 
 from agent.engine.converge import Pass
 from agent.hardware.functions import vf_addresses
+from agent.kinds.bindings import DRIVERS_PROBE
 from agent.report.verdict import is_ready
+from agent.service.messages import of_pass
+from agent.service.spec_in_force import SpecInForce
 from tests.sim.engine.one_nic import Node, left
-from tests.sim.kernel import Kernel
+from tests.sim.kernel import Kernel, no_fault
 from tests.sim.tree import error
 from tests.sim.two_nics import MAC0, NAME0, PF0, two_nics
 
@@ -399,3 +402,23 @@ def test_vfs_on_infiniband_have_no_vlan_and_no_mac_to_set(
     made = Node(kernel, tmp_path / "originals.json").follow({"vfs": {"count": 2, "defaults": defaults}})
     assert is_settled(made) is is_good
     assert all("take spoofchk out of the spec" in each.remedy for each in made.outcomes if each.error)
+
+
+@pytest.mark.parametrize("lacking", [pytest.param(1, id="sriov-network-operator-1046")])
+def test_a_plugin_that_saw_a_vf_without_its_driver_is_started_again(node: Node, tmp_path: Path, lacking: int) -> None:
+    spec: dict[str, Any] = {"vfs": {"count": 4, "defaults": {"driver": "vfio-pci"}}}
+
+    in_force = SpecInForce(tmp_path, tmp_path)
+
+    def devices() -> str:
+        return of_pass(node.follow(spec), in_force, 0.0).devices
+
+    whole = devices()
+    node.kernel.unbind(vf(node, lacking))
+    node.kernel.fault = lambda operation, where, value: error(errno.EBUSY, where) if where == DRIVERS_PROBE else None
+    without = devices()
+    node.kernel.fault = no_fault
+    assert devices() == whole != without
+    # The plugin's resources are chosen by the driver, too.
+    spec["vfs"]["defaults"]["driver"] = "netdevice"
+    assert devices() not in (whole, without)
