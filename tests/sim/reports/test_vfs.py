@@ -101,6 +101,7 @@ def test_vfs_have_addresses_of_their_own_which_a_reboot_keeps(node: Node, tmp_pa
         pytest.param(f"{NAME0}v3", 9000, id="ib-sriov-cni-52"),
         pytest.param(f"{NAME0}v1", 1500, id="sriov-cni-316"),
         pytest.param("net1", 1400, id="ovn-kubernetes-5838"),
+        pytest.param("temp_7", 1500, id="sriov-cni-126"),
     ],
 )
 def test_a_vf_that_comes_back_has_its_name_and_mtu_again(node: Node, name: str, mtu: int) -> None:
