@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 from heapq import heapify, heapreplace
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from agent.hardware.topology import Cpu, Topology
 
@@ -58,12 +58,20 @@ def _order(topology: Topology, ids: Iterable[int]) -> tuple[int, ...]:
     return tuple(cpu.id for cpu in sorted(chosen, key=lambda c: (c.id == 0, thread[c.id], turn[c.core], c.llc, c.id)))
 
 
+def without(pool: Pool, taken: Collection[int]) -> Pool:
+    """A pool without the CPUs that are taken; all of it if none is left."""
+    left = tuple(id for id in pool.cpus if id not in taken)
+    return evolve(pool, cpus=left) if left else pool
+
+
 Key = tuple[str, str]
 """A queue: its function's PCI address and its name ("3"). Never an IRQ number: those change."""
 
 
-def place(topology: Topology, pools: Mapping[Key, Pool], previous: Mapping[Key, int]) -> dict[Key, int]:
-    """Give each queue one CPU of its pool, over the whole node.
+def place(
+    topology: Topology, pools: Mapping[Key, Pool], previous: Mapping[Key, int], busy: Iterable[int] = ()
+) -> dict[Key, int]:
+    """Give each queue one CPU of its pool, over the whole node. ``busy``: the CPUs of queues that have theirs already.
 
     A fresh placement, as if no queue had a CPU yet, says how many queues of each pool a CPU serves. A queue keeps its previous
     CPU as far as these numbers allow. So the loads are always those of a fresh placement, as few queues as possible move, and
@@ -77,7 +85,7 @@ def place(topology: Topology, pools: Mapping[Key, Pool], previous: Mapping[Key, 
     and with the same CPUs left out of each, and those of one CPU.
     """
     rank = _ranks(pools)
-    fresh = _fresh(topology, pools, rank)
+    fresh = _fresh(topology, pools, rank, busy)
     kept = {key: cpu for key, cpu in previous.items() if key in pools and cpu in pools[key].cpus}
     if not kept or kept == fresh:
         return fresh
@@ -108,7 +116,9 @@ def _ranks(pools: Mapping[Key, Pool]) -> dict[Key, int]:
     return {key: number[pool.cpus] for key, pool in pools.items()}
 
 
-def _fresh(topology: Topology, pools: Mapping[Key, Pool], rank: Mapping[Key, int]) -> dict[Key, int]:
+def _fresh(
+    topology: Topology, pools: Mapping[Key, Pool], rank: Mapping[Key, int], busy: Iterable[int]
+) -> dict[Key, int]:
     """A placement of queues that have no CPU yet: each goes to the least loaded core, CPU and cache.
 
     Queues with fewer CPUs to choose from go first. Since any two pools are disjoint, or one contains the other, the cores'
@@ -116,6 +126,8 @@ def _fresh(topology: Topology, pools: Mapping[Key, Pool], rank: Mapping[Key, int
     """
     placed: dict[Key, int] = {}
     load = _Load(topology)
+    for id in busy:
+        load.add(id)
     order: dict[int, _Order] = {}
     for key in sorted(pools, key=lambda key: (rank[key], key)):
         if rank[key] not in order:
@@ -189,14 +201,16 @@ def steering(topology: Topology, pool: Pool, queues: int, irq_cpu: int) -> froze
 
     RPS is off if each CPU can have a queue of its own (Documentation/networking/scaling.rst). Otherwise these are the pool's
     CPUs that share the last-level cache of ``irq_cpu``, without that one, which the interrupt loads already. If no other CPU
-    shares it (in many virtual machines each CPU has a cache of its own), they are the pool's other CPUs. Isolated CPUs are left
-    out: the kernel removes them from the mask, so the mask that is read back would differ from the one that was written.
+    shares it (in many virtual machines each CPU has a cache of its own), they are the pool's other CPUs. CPUs with an owner are
+    left out, and isolated ones: the kernel removes these from the mask, so the mask that is read back would differ from the one
+    that was written.
 
     :param queues: how many receive queues the netdev has.
     """
-    if queues >= len(pool.cpus):
+    unowned = frozenset(pool.cpus) - topology.owners.of.keys()
+    if queues >= len(unowned):
         return frozenset()
-    others = frozenset(pool.cpus) - topology.isolated - {irq_cpu}
+    others = unowned - topology.isolated - {irq_cpu}
     return frozenset(id for id in others if topology.cpus[id].llc == topology.cpus[irq_cpu].llc) or others
 
 

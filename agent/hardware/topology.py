@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from attrs import frozen
 
+from agent.hardware.cpu_owners import NOBODY, CpuOwners, read_owners
 from agent.hardware.sysfs import names_in, numbered, parsed, ranges, read_or
 from agent.machine import Machine
 from agent.spec.ranges import parse_ranges
@@ -27,15 +28,19 @@ class Cpu:
 
 @frozen
 class Topology:
-    """The online CPUs by number, those that the kernel keeps free (isolcpus, nohz_full), and the NUMA nodes' distances."""
+    """The online CPUs by number, those that the kernel keeps free (isolcpus, nohz_full), and the NUMA nodes' distances.
+
+    ``owners``: whom other CPUs belong to for a while.
+    """
 
     cpus: Mapping[int, Cpu]
     isolated: frozenset[int]
     distances: Mapping[int, Mapping[int, int]]
+    owners: CpuOwners = NOBODY
 
 
-def read_topology(machine: Machine) -> Topology:
-    """The online CPUs and their NUMA nodes, cores and last-level caches, from sysfs."""
+def read_topology(machine: Machine, owners: CpuOwners = NOBODY) -> Topology:
+    """The online CPUs and their NUMA nodes, cores and last-level caches, from sysfs. ``owners``: of the reading before."""
     files = machine.files
 
     def numbers(path: str, parse: Callable[[str], tuple[int, ...]] = parse_ranges) -> tuple[int, ...]:
@@ -61,7 +66,7 @@ def read_topology(machine: Machine) -> Topology:
         llc = ranges(files, f"{CPU}/cpu{id}/cache/{caches[-1]}/shared_cpu_list") if caches else ()
         node = node_of.get(id, 0)
         cpus[id] = Cpu(id, node, core[0] if core else id, llc[0] if llc else node)
-    return Topology(cpus, frozenset().union(*isolated), distances)
+    return Topology(cpus, frozenset().union(*isolated), distances, read_owners(files, owners))
 
 
 def _numbers(text: str) -> tuple[int, ...]:

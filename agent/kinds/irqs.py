@@ -14,13 +14,13 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 
 from agent.documents import load
 from agent.driver_families import is_passed_through
 from agent.hardware.functions import driver, pci_of
 from agent.hardware.interrupts import MANAGEMENT, Irq, function_irqs, hint
-from agent.hardware.placement import Key, Pool, place, pool
+from agent.hardware.placement import Key, Pool, place, pool, without
 from agent.hardware.sysfs import ranges, read_or
 from agent.hardware.topology import Topology
 from agent.kinds import Reading
@@ -94,7 +94,7 @@ def remember(machine: Machine, want: Wanted, have: Snapshot) -> None:
     before, full = _kept(have).placed, _kept(have).full
     if not full <= have.topology.cpus.keys():
         machine.files.replace(FULL, format_ranges(full & have.topology.cpus.keys()))
-    placed = {**before, **placement(want, have)}
+    placed = {**before, **_placement(want, have).homes}
     if want.spec.irqs.pin and placed != before:
         queues: dict[str, dict[str, int]] = {}
         for (target, queue), cpu in sorted(placed.items()):
@@ -175,10 +175,14 @@ def _pools(nodes: Mapping[str, int], excluded: frozenset[int], topology: Topolog
 
 @frozen
 class Placement:
-    """``pools``: the CPUs that may serve each queue, by target and queue; ``cpus``: the CPU that serves it."""
+    """``pools``: the CPUs that may serve each queue, by target and queue; ``cpus``: the CPU that serves it.
+
+    ``homes``: the CPU that serves it while no CPU has an owner.
+    """
 
     pools: Mapping[Key, Pool]
     cpus: Mapping[Key, int]
+    homes: Mapping[Key, int]
 
 
 def placement(want: Wanted, have: Snapshot) -> Mapping[Key, int]:
@@ -198,6 +202,8 @@ def _placement(want: Wanted, have: Snapshot) -> Placement:
 def _place(local: Mapping[str, Pool], have: Snapshot) -> Placement:
     kept = _kept(have)
     keys: dict[Key, Pool] = {}
+    free: dict[Key, Pool] = {}
+    owned = have.topology.owners.of
     affinities: dict[Key, set[tuple[int, ...]]] = {}
     for address, target, irq in _each(have):
         if irq.role != MANAGEMENT and address in local:
@@ -206,6 +212,7 @@ def _place(local: Mapping[str, Pool], have: Snapshot) -> Placement:
             # Of a managed one the CPU is given.
             fixed = [cpu for cpu in irq.affinity if cpu in have.topology.cpus] if managed(have, target, irq) else []
             keys[key] = Pool((fixed[0],)) if fixed else local[address]
+            free[key] = without(keys[key], kept.full | owned.keys())
     # A netdev that is down, as while a pod starts, has no interrupts. Its queues keep their CPUs, so that no other queue moves.
     down = {
         target: local[address]
@@ -217,8 +224,14 @@ def _place(local: Mapping[str, Pool], have: Snapshot) -> Placement:
     every = _with_vectors(every, affinities, kept)
     # Another interrupt's present CPU does not count: it depends on irqbalance, and on the order in which devices appeared, so
     # each boot would have another placement.
-    placed = place(have.topology, every, kept.placed)
-    return Placement(every, {key: cpu for key, cpu in placed.items() if key in keys})
+    homes = place(have.topology, every, kept.placed)
+    # A queue whose CPU has an owner goes elsewhere in its pool meanwhile, and all others stay. If each CPU of the pool has an
+    # owner, it stays, too. Its present CPU counts here: nothing else says where it went before.
+    guests = {key: free[key] for key in keys if homes[key] in owned and owned.keys().isdisjoint(free[key].cpus)}
+    present = {key: affinity[0] for key in guests for affinity in sorted(affinities[key]) if len(affinity) == 1}
+    busy = [cpu for key, cpu in homes.items() if key not in guests]
+    homes = {key: cpu for key, cpu in homes.items() if key in keys}
+    return Placement(every | guests, homes | place(have.topology, guests, present, busy), homes)
 
 
 def _with_vectors(
@@ -234,7 +247,7 @@ def _with_vectors(
         (first, *more), *others = sorted(of_queue)
         if not more and not others and first in kept.full and first in every[key].cpus:
             served.setdefault((every[key].cpus, first), []).append(key)
-    roomy = {pool.cpus: _without(pool, kept.full) for pool in every.values()}
+    roomy = {pool.cpus: without(pool, kept.full) for pool in every.values()}
     count = Counter(pool.cpus for pool in every.values())
     result = {key: roomy[pool.cpus] for key, pool in every.items()}
     for (cpus, cpu), queues in served.items():
@@ -242,12 +255,6 @@ def _with_vectors(
         for key in sorted(queues, key=lambda key: (kept.placed.get(key) != cpu, key))[:share]:
             result[key] = Pool((cpu,))
     return result
-
-
-def _without(pool: Pool, full: frozenset[int]) -> Pool:
-    """The pool's CPUs that have a free vector; all of them if none has."""
-    left = tuple(id for id in pool.cpus if id not in full)
-    return evolve(pool, cpus=left) if left else pool
 
 
 def _has_vectors(pool: Pool, full: frozenset[int]) -> bool:
@@ -263,33 +270,35 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
     """
     if not want.spec.irqs.pin:
         return []
-    placed, full = _placement(want, have), _kept(have).full
+    placed, full, owned = _placement(want, have), _kept(have).full, have.topology.owners.of
     local = pools(want, have)
     changes = []
     for address, target, irq in _each(have):
         if address not in local or managed(have, target, irq):
             continue
         key = (target, str(irq.queue))
-        pool = local[address] if irq.role == MANAGEMENT else placed.pools[key]
+        pool = without(local[address], owned) if irq.role == MANAGEMENT else placed.pools[key]
         one = irq.role != MANAGEMENT and _has_vectors(pool, full)
         after = (placed.cpus[key],) if one else tuple(sorted(pool.cpus))
         if irq.affinity != after:
-            before, note = format_ranges(irq.affinity), _note(key, pool, placed.cpus, have) if one else ""
+            before, note = format_ranges(irq.affinity), _note(key, placed, have) if one else ""
             changes.append(Change(NAME, target, irq.name, before, format_ranges(after), note=note))
     return changes
 
 
-def _note(key: Key, pool: Pool, cpus: Mapping[Key, int], have: Snapshot) -> str:
+def _note(key: Key, now: Placement, have: Snapshot) -> str:
     """Why a queue leaves the CPU that it had in the last verified pass; empty if it does not, or if the spec is the reason."""
-    placed, online = _kept(have).placed, have.topology.cpus
+    placed, online, home = _kept(have).placed, have.topology.cpus, now.homes[key]
+    if home != now.cpus[key]:
+        return f"CPU {home} belongs to {have.topology.owners.of[home]}"
     was = placed.get(key)
-    if was in (None, cpus[key]):
+    if was in (None, home):
         return ""
     if was not in online:
         return f"CPU {was} went offline"
-    if was not in pool.cpus:
+    if was not in now.pools[key].cpus:
         return ""
-    offline = {cpu for queue in cpus if (cpu := placed.get(queue)) is not None and cpu not in online}
+    offline = {cpu for queue in now.cpus if (cpu := placed.get(queue)) is not None and cpu not in online}
     if offline:
         return f"it makes room, since CPU {format_ranges(offline)} went offline"
     return "placed again, since CPUs or queues have come or gone"

@@ -127,10 +127,15 @@ def _unreadable(name: str, why: str) -> Change:
 
 
 def _cpus(want: Wanted, have: Snapshot, rule: SteeredNetdevs, receive_queues: int) -> frozenset[int]:
-    """The CPUs of each mask. The kernel strips those that are offline or isolated from a mask, so they are left out here."""
+    """The CPUs of each mask. The kernel strips those that are offline or isolated from a mask, so they are left out here.
+
+    So are those with an owner, except if the entry names no others.
+    """
+    owned = have.topology.owners.of.keys()
     if rule.cpus is not None:
-        return frozenset(have.topology.cpus) & frozenset(parse_ranges(rule.cpus)) - have.topology.isolated
-    usable = frozenset(pool(have.topology, -1, frozenset(parse_ranges(want.spec.irqs.exclude_cpus))).cpus)
+        named = frozenset(have.topology.cpus) & frozenset(parse_ranges(rule.cpus)) - have.topology.isolated
+        return named - owned or named
+    usable = frozenset(pool(have.topology, -1, frozenset(parse_ranges(want.spec.irqs.exclude_cpus))).cpus) - owned
     # A netdev that has a queue for each CPU needs no steering (Documentation/networking/scaling.rst).
     return frozenset() if receive_queues >= len(usable) else usable - have.topology.isolated
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 from attrs import evolve
 
 from agent.hardware.functions import netdev, pci_of
-from agent.hardware.placement import Senders, pool, steering
+from agent.hardware.placement import Senders, pool, steering, without
 from agent.hardware.sysfs import number_or
 from agent.hardware.topology import Topology
 from agent.kinds import Kind, Reading, irqs, queues, rps_netdevs, vf_links
@@ -71,7 +71,8 @@ def _rps_originals(machine: Machine, change: Change, known: Collection[tuple[str
 
 
 def _senders(topology: Topology, excluded: str) -> Senders:
-    return Senders(topology, pool(topology, -1, frozenset(parse_ranges(excluded))).cpus)
+    usable = pool(topology, -1, frozenset(parse_ranges(excluded)))
+    return Senders(topology, without(usable, topology.owners.of).cpus)
 
 
 def _plan_xps(want: Wanted, have: Snapshot) -> list[Change]:

@@ -25,13 +25,9 @@ from contextlib import suppress
 from attrs import define
 
 from agent.linux.grpc import Schema, fields, strings
+from agent.report.names import KUBELETS
 
-# The socket of kubeadm, k3s, RKE2 and most others, then those of the two distributions that use another --root-dir.
-SOCKETS = (
-    "/var/lib/kubelet/pod-resources/kubelet.sock",
-    "/var/lib/k0s/kubelet/pod-resources/kubelet.sock",
-    "/var/snap/microk8s/common/var/lib/kubelet/pod-resources/kubelet.sock",
-)
+SOCKETS = tuple(f"{folder}/pod-resources/kubelet.sock" for folder in KUBELETS)
 LIST = "/v1.PodResourcesLister/List"
 TIMEOUT = 2.0
 

@@ -12,6 +12,7 @@ from agent.machine import Link
 from agent.report.reasons import condition
 from agent.report.records import Condition, FunctionFault, Severity, Stage
 from agent.report.target import device_of
+from agent.spec.ranges import format_ranges
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
 
@@ -35,7 +36,8 @@ def judge(want: Wanted, have: Snapshot, facts: None) -> list[Condition]:
     ]
     unrecognised = [each for each in every if want.nics[device_of(each[0])].nic.required]
     if not unrecognised:
-        return [_placed_by_kernel(want, have) or condition(TYPE, "Recognised", faults=faults)]
+        known = _owned(want, have) or _placed_by_kernel(want, have)
+        return [known or condition(TYPE, "Recognised", faults=faults)]
     _, link, requested = unrecognised[0]
     names = list(dict.fromkeys(irq.action for irq in requested))
     more = ", ..." if len(names) > SHOWN else ""
@@ -47,6 +49,25 @@ def judge(want: Wanted, have: Snapshot, facts: None) -> list[Condition]:
         f" ({', '.join(names[:SHOWN])}{more}){others}"
     )
     return [condition(TYPE, UNRECOGNISED, message, faults=faults)]
+
+
+def _owned(want: Wanted, have: Snapshot) -> Condition | None:
+    """The NICs all of whose CPUs have an owner, or why owners are unknown; None if there is nothing to say."""
+    owners = have.topology.owners
+    if owners.fault:
+        return condition(TYPE, "OwnersUnknown", f"the CPUs of pods are unknown: {owners.fault}")
+    told = []
+    for address, pool in irqs.pools(want, have).items():
+        names = list(dict.fromkeys(owners.of.get(cpu, "") for cpu in sorted(pool.cpus)))
+        if "" not in names:
+            more = ", ..." if len(names) > SHOWN else ""
+            told.append(f"{address} (CPUs {format_ranges(pool.cpus)}: {', '.join(names[:SHOWN])}{more})")
+    if not told:
+        return None
+    message = (
+        f"interrupts stay on CPUs that belong to somebody, since each that may serve the NIC does: {', '.join(told)}"
+    )
+    return condition(TYPE, "CpusOwned", message)
 
 
 def _placed_by_kernel(want: Wanted, have: Snapshot) -> Condition | None:

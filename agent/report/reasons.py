@@ -169,6 +169,12 @@ REASONS: Mapping[str, tuple[Reason, ...]] = {
     "QueueInterrupts": (
         Reason("Recognised"),
         Reason("PlacedByKernel"),
+        Reason("CpusOwned"),
+        Reason(
+            "OwnersUnknown",
+            "False",
+            "drain the node and delete the file: the kubelet does not start with it either (its log says so)",
+        ),
         Reason(
             "NotRecognised",
             "False",

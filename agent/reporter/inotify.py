@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from time import sleep
 
 from attrs import frozen
 
-# linux/inotify.h
-_IN_CLOSE_WRITE = 0x8
-_IN_MOVED_TO = 0x80
-_IN_DELETE = 0x200
-_IN_Q_OVERFLOW = 0x4000
-_IN_IGNORED = 0x8000
-_EVENT = struct.Struct("=iIII")
+from agent.inotify import CLOSE_WRITE, DELETE, IGNORED, MOVED_TO, Q_OVERFLOW, events, opened, watch
 
 MISSING = 5.0
 """Seconds until the watches are set again, if a folder is missing: the agent's exists only once the agent has started."""
@@ -38,7 +30,7 @@ class Folder:
     @property
     def mask(self) -> int:
         """The inotify events to watch for."""
-        return _IN_MOVED_TO | _IN_DELETE | (_IN_CLOSE_WRITE if self.written else 0)
+        return MOVED_TO | DELETE | (CLOSE_WRITE if self.written else 0)
 
 
 def listen(*folders: Folder) -> None:
@@ -46,31 +38,19 @@ def listen(*folders: Folder) -> None:
 
     :raises OSError: the kernel has no more inotify instances for this user.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
     while True:
-        descriptor = libc.inotify_init1(os.O_CLOEXEC)
-        if descriptor < 0:
-            raise OSError(ctypes.get_errno(), "inotify_init1")
+        descriptor = opened()
         try:
-            watches = {libc.inotify_add_watch(descriptor, os.fsencode(each.path), each.mask): each for each in folders}
+            watches = {watch(descriptor, str(each.path), each.mask): each for each in folders}
             for each in folders:
                 each.changed()
             # Start over if a folder has no watch (it is missing) or if the queue overflowed, since events were lost.
             while min(watches) >= 0:
-                events = list(_events(os.read(descriptor, 4096)))
-                for watch in {watch for watch, _ in events if watch in watches}:
-                    watches[watch].changed()
-                if any(mask & (_IN_IGNORED | _IN_Q_OVERFLOW) for _, mask in events):
+                came = list(events(os.read(descriptor, 4096)))
+                for number in {number for number, _, _ in came if number in watches}:
+                    watches[number].changed()
+                if any(mask & (IGNORED | Q_OVERFLOW) for _, mask, _ in came):
                     break
         finally:
             os.close(descriptor)
         sleep(MISSING)
-
-
-def _events(read: bytes) -> Iterator[tuple[int, int]]:
-    """Watch and mask of each event; an event is a struct inotify_event and a name."""
-    position = 0
-    while position < len(read):
-        watch, mask, _, length = _EVENT.unpack_from(read, position)
-        yield watch, mask
-        position += _EVENT.size + length

@@ -96,8 +96,9 @@ def read_basis(machine: Machine, asked: Asked = NOTHING, last: Snapshot | None =
     :param last: the snapshot of the pass before. Its memo is kept, and what cannot change of its functions.
     """
     memo = Memo() if last is None else last.memo
+    topology = read_topology(machine) if last is None else read_topology(machine, last.topology.owners)
     functions = discover(machine, asked if last is None else evolve(asked, known=last.functions))
-    return Snapshot(functions, read_topology(machine), machine.processes.running(), memo=memo)
+    return Snapshot(functions, topology, machine.processes.running(), memo=memo)
 
 
 def nics_now(machine: Machine, spec: NodeSpec) -> Mapping[str, WantedNic]:

@@ -1,7 +1,8 @@
-"""The kubelet's answers: gRPC over HTTP/2, and the message in it."""
+"""The kubelet's answers: gRPC over HTTP/2, and the message in it; and its file of the CPUs of pods."""
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
@@ -9,6 +10,7 @@ from contextlib import suppress
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 
+from agent.hardware.cpu_owners import assigned
 from agent.linux.grpc import LARGEST, call
 from agent.linux.kubelet import _by_device
 from tests.fuzz.targets import choose, chosen
@@ -32,9 +34,14 @@ def _message(data: bytes) -> None:
         _by_device(data)
 
 
+def _file(data: bytes) -> None:
+    with suppress(ValueError):
+        assert all(isinstance(cpu, int) for cpu in assigned(data.decode(errors="surrogateescape")))
+
+
 def check(data: bytes) -> None:
-    """Read an answer, or the message alone."""
-    choose(data, (_call, _message))
+    """Read an answer, or the message alone, or the file."""
+    choose(data, (_call, _message, _file))
 
 
 def _field(number: int, content: bytes) -> bytes:
@@ -42,11 +49,16 @@ def _field(number: int, content: bytes) -> bytes:
 
 
 def seeds() -> Sequence[bytes]:
-    """A pod with three devices; the same in a whole answer; an answer with an error."""
+    """A pod with three devices; the same in a whole answer; an answer with an error; two files."""
     devices = b"".join(_field(2, _field(2, name)) for name in (b"0000:21:10.0", b"erdma_0/17", b"0000-3b-00-2"))
     claim = _field(5, _field(4, _field(1, _field(1, b"a/b=0000-3b-00-2")) + _field(4, b"0000-3b-00-2")))
     message = _field(1, _field(1, b"pod") + _field(2, b"team") + _field(3, devices + claim + b"\x18\x01"))
-    return [chosen(1, message), chosen(0, _answer(message, b"0")), chosen(0, _answer(b"", b"12"))]
+    state = (
+        b'{"policyName":"static","defaultCpuSet":"0","entries":{"pod":{"app":"1-2"}},"podEntries":{"p":{"cpuSet":"3"}}}'
+    )
+    newest = json.dumps({"data": state.decode(), "dataChecksum": 1}).encode()
+    answers = [chosen(1, message), chosen(0, _answer(message, b"0")), chosen(0, _answer(b"", b"12"))]
+    return [*answers, chosen(2, state), chosen(2, newest)]
 
 
 def _answer(message: bytes, status: bytes) -> bytes:

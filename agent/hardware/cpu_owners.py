@@ -1,0 +1,101 @@
+"""Who owns CPUs: pods to which the kubelet gave CPUs of their own, and cgroups that are partitions of cpusets.
+
+The kubelet's static policy keeps its assignments in a file, which it replaces as a whole (pkg/kubelet/cm/cpumanager/state).
+That file is read, not the PodResources API: it is also there while the kubelet is stopped, and a kubelet that has just started
+answers that there are no pods. The file's checksum is not compared: it depends on how each version names its Go types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import evolve, field, frozen
+
+from agent.documents import load
+from agent.hardware.sysfs import names_in, ranges, read_or
+from agent.machine import Files
+from agent.report.names import KUBELET_CPUS
+from agent.spec.ranges import parse_ranges
+
+CGROUPS = "/sys/fs/cgroup"
+PARTITION = "cpuset.cpus.partition"
+LARGEST = 1 << 20
+"""Bytes of the kubelet's file. That of 110 pods has ten thousand."""
+
+
+@frozen
+class CpuOwners:
+    """The owner of each CPU that has one, such as ``pod 235148fe-393f-47a8-a17d-bd55bc1a836b`` or ``cgroup /rt.slice``.
+
+    ``fault``: why the kubelet's file cannot be used. ``pods`` are those of the reading before then.
+    """
+
+    pods: Mapping[int, str] = field(factory=dict)
+    cgroups: Mapping[int, str] = field(factory=dict)
+    fault: str = ""
+
+    @property
+    def of(self) -> Mapping[int, str]:
+        """The owners by CPU."""
+        return {**self.cgroups, **self.pods}
+
+
+NOBODY = CpuOwners()
+"""No CPU has an owner."""
+
+
+def read_owners(files: Files, before: CpuOwners) -> CpuOwners:
+    """The owners now. ``before``: those of the reading before."""
+    owners = CpuOwners(cgroups=_partitions(files, CGROUPS))
+    for path in KUBELET_CPUS:
+        try:
+            owners = evolve(owners, pods={**owners.pods, **assigned(files.read(path))})
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # no kubelet has this folder, or none has run yet
+        except (OSError, ValueError) as error:
+            owners = evolve(owners, pods=before.pods, fault=f"{path}: {error}")
+    return owners
+
+
+def assigned(text: str) -> Mapping[int, str]:
+    """The owners in the kubelet's file, of any of its formats.
+
+    :raises ValueError: it is damaged.
+    """
+    state = load(text, LARGEST)
+    try:
+        # The fourth format has all in a text of its own, and repeats a part for an older kubelet.
+        state = load(state["data"], LARGEST) if "data" in state else state
+        # By pod: the CPUs of each container, in the first format by container, in the third also those of the pod.
+        given = [*state.get("entries", {}).items(), *state.get("podEntries", {}).items()]
+        return {cpu: _name(holder, cpus) for holder, cpus in given for cpu in _cpus(cpus)}
+    except (AttributeError, TypeError) as error:
+        raise ValueError(f"it has another form: {error}") from error
+
+
+def _name(holder: str, cpus: Any) -> str:
+    return f"pod {holder}" if isinstance(cpus, dict) else f"container {holder}"
+
+
+def _cpus(given: Any) -> tuple[int, ...]:
+    return parse_ranges(",".join(given.values() if isinstance(given, dict) else [given]))
+
+
+def _partitions(files: Files, folder: str) -> dict[int, str]:
+    """The CPUs of partitions, by the kernel's names for their state (Documentation/admin-guide/cgroup-v2.rst).
+
+    A partition's parent is one, too, or has exclusive CPUs of its own. So few cgroups are looked at.
+    """
+    owners: dict[int, str] = {}
+    for name in names_in(files, folder):
+        group = f"{folder}/{name}"
+        if not (state := read_or(files, f"{group}/{PARTITION}", "")):
+            continue  # a file, or a cgroup without this controller
+        exclusive = ranges(files, f"{group}/cpuset.cpus.exclusive.effective")  # Linux 6.7
+        if state in ("root", "isolated"):
+            cpus = exclusive or ranges(files, f"{group}/cpuset.cpus.effective")
+            owners |= dict.fromkeys(cpus, f"cgroup {group.removeprefix(CGROUPS)}")
+        elif exclusive:
+            owners |= _partitions(files, group)
+    return owners
