@@ -18,6 +18,7 @@ from attrs import field, frozen
 from lightkube import ApiError, Client, KubeConfig
 from lightkube.config.kubeconfig import SERVICE_ACCOUNT, SingleConfig
 from lightkube.core.exceptions import ConfigError
+from lightkube.operators import exists
 from lightkube.resources.authentication_v1 import SelfSubjectReview
 from lightkube.resources.coordination_v1 import Lease
 from lightkube.resources.core_v1 import Node
@@ -29,6 +30,7 @@ from fleet.connection import TEMPORARY, PluginFailed, connect, unreachable
 from fleet.kubeconfig import Misconfigured, default_file, from_kubeconfig
 from fleet.reading import (
     PlainConfigMap,
+    PlainDeviceTaintRule,
     PlainLease,
     PlainNode,
     PlainNodeStatus,
@@ -100,6 +102,11 @@ class Api:
         """Every reporter's Lease, by the Node's name."""
         with answers(self.client):
             return read_all(self.client.list(PlainLease, namespace=names.NAMESPACE, chunk_size=PAGE), Lease)
+
+    def device_rules(self) -> list[Mapping[str, Any]]:
+        """Every reporter's DeviceTaintRule, as JSON."""
+        with answers(self.client):
+            return list(self.client.list(PlainDeviceTaintRule, chunk_size=PAGE, labels={names.OF_NODE: exists()}))
 
     def shut_out(self) -> Mapping[str, str] | None:
         """Why each Node is shut out, by its name (docs/kubernetes.md); None: this user may not read that.

@@ -17,6 +17,7 @@ from lightkube.generic_resource import (
     GenericGlobalResource,
     GenericGlobalStatus,
     GenericNamespacedResource,
+    create_global_resource,
 )
 from lightkube.resources.coordination_v1 import Lease
 from lightkube.resources.core_v1 import ConfigMap, Node, NodeStatus, Pod
@@ -54,6 +55,10 @@ class PlainPod(GenericNamespacedResource):
     """A pod as JSON."""
 
     _api_info = Pod._api_info
+
+
+PlainDeviceTaintRule = create_global_resource("resource.k8s.io", "v1", "DeviceTaintRule", "devicetaintrules")
+"""A DeviceTaintRule as JSON."""
 
 
 # JSON can express half of a surrogate pair, which UTF-8 cannot.

@@ -6,6 +6,8 @@ not ready, because the reporter may not write the Node: then the Node is tainted
 fails if somebody has written the same Node since it was read; then the Node is read again. Two sweeps at the same time
 therefore do the same as one. A reporter that returns sees that its Node was changed, and publishes again.
 
+A sweep also removes the DeviceTaintRules of silent and deleted nodes, and raises those that are due (fleet/device_rules.py).
+
 A Lease that was deleted says nothing about its node. The reporter renews it only every six minutes, so a sweep may come
 first. The sweep then creates another Lease, and the node has its full duration to renew it.
 """
@@ -20,7 +22,7 @@ from threading import Event
 from typing import Any
 
 import httpx2
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from lightkube import ApiError
 from lightkube.models.coordination_v1 import LeaseSpec
 from lightkube.models.meta_v1 import ObjectMeta, OwnerReference
@@ -29,8 +31,10 @@ from lightkube.resources.core_v1 import Node
 from lightkube.types import PatchType
 
 from agent.report import names
+from fleet import device_rules
 from fleet.api import ABSENT, CONFLICTS, Api, Failed, answers, code
 from fleet.connection import why
+from fleet.device_rules import DevicePlan, DeviceRule
 from fleet.objects import condition_of, conditions_of, is_tainted, labels_of, metadata_of, taints_of, version_of
 from fleet.reading import PlainLease, PlainNodeStatus, read
 from fleet.standing import UNREADABLE, Standing, standing, standings, unreadable
@@ -48,7 +52,7 @@ class Plan:
     """What a sweep would do. ``expired``: all nodes without a heartbeat. ``allowed``: how many may be without one.
 
     ``taint``: the nodes to sweep now: those that lost their heartbeat, and those that are not ready by their Lease.
-    ``renew``: the nodes that get another Lease, since theirs was deleted.
+    ``renew``: the nodes that get another Lease, since theirs was deleted. ``devices``: what is done to DeviceTaintRules.
     """
 
     fleet: int
@@ -56,6 +60,7 @@ class Plan:
     expired: tuple[str, ...]
     taint: tuple[str, ...]
     renew: tuple[str, ...] = ()
+    devices: DevicePlan = field(factory=DevicePlan)
 
     @property
     def refused(self) -> bool:
@@ -71,8 +76,7 @@ def plan(listed: Sequence[Standing], share: float) -> Plan:
     """
     joined = [one for one in listed if one.joined]
     expired = [one for one in joined if one.expired]
-    # In binary, 0.29 of 100 is a little less than 29.
-    allowed = max(min(ALWAYS, (len(joined) + 1) // 2), math.floor(share * len(joined) + 1e-9))
+    allowed = at_most(share, len(joined))
     sweepable = {one.name for one in expired if not (one.swept or one.missing)} if len(expired) <= allowed else set()
     # No limit applies to these: each node itself has said that it is not ready.
     sweepable |= {one.name for one in joined if one.withdrawn}
@@ -81,23 +85,44 @@ def plan(listed: Sequence[Standing], share: float) -> Plan:
     return Plan(len(joined), allowed, tuple(one.name for one in expired), taint, renew)
 
 
+def at_most(share: float, fleet: int) -> int:
+    """How many nodes a sweep may act on, by their share of the fleet."""
+    # In binary, 0.29 of 100 is a little less than 29.
+    return max(min(ALWAYS, (fleet + 1) // 2), math.floor(share * fleet + 1e-9))
+
+
 @frozen
 class SweepResult:
-    """What a sweep did. ``failed``: errors by node. ``left``: nodes that it did not come to, since it was to stop."""
+    """What a sweep did. ``failed``: errors by node. ``left``: nodes and rules that it did not come to, since it was to stop.
+
+    ``removed``: the DeviceTaintRules that it removed; ``evicting``: those by which pods are evicted now.
+    """
 
     plan: Plan
     tainted: tuple[str, ...] = ()
     recovered: tuple[str, ...] = ()
     renewed: tuple[str, ...] = ()
+    removed: tuple[DeviceRule, ...] = ()
+    evicting: tuple[DeviceRule, ...] = ()
     failed: dict[str, str] = field(factory=dict)
     left: tuple[str, ...] = ()
 
 
-def decide(api: Api, share: float) -> Plan:
-    """Read the fleet, and decide which nodes to sweep."""
+def decide(api: Api, share: float, evict_share: float = 0.0) -> Plan:
+    """Read the fleet, and decide which nodes to sweep, and which devices to take from their users."""
+    # Rules come first: one that is read after the Nodes may be of a newer Node.
+    rules = device_rules.listed(api)
     nodes, leases = api.nodes(), api.leases()
     faults = unreadable(nodes.faults, leases.faults)
-    return plan(standings(nodes.objects, leases.objects, api.now, faults), share)
+    listed = standings(nodes.objects, leases.objects, api.now, faults)
+    decided = plan(listed, share)
+    speaking = {one.name for one in listed if one.condition in ("True", "False") and not one.expired}
+    uids = {name: metadata_of(node).uid or "" for name, node in nodes.objects.items()}
+    # A Node of which nothing can be read is there.
+    rules = [rule for rule in rules if rule.node in uids or rule.node not in nodes.faults]
+    allowed = at_most(evict_share, decided.fleet)
+    devices = device_rules.plan(rules, uids, decided.expired, speaking, decided.refused, allowed, api.now)
+    return evolve(decided, devices=devices)
 
 
 def sweep(api: Api, decided: Plan, stop: Event) -> SweepResult:
@@ -105,8 +130,12 @@ def sweep(api: Api, decided: Plan, stop: Event) -> SweepResult:
     tainted: list[str] = []
     recovered: list[str] = []
     renewed: list[str] = []
+    removed: list[DeviceRule] = []
+    evicting: list[DeviceRule] = []
     failed: dict[str, str] = {}
-    left = [*decided.taint, *decided.renew]
+    rules = [(rule, device_rules.remove, removed) for rule in decided.devices.remove]
+    rules += [(rule, device_rules.evict, evicting) for rule in decided.devices.evict]
+    left = [*decided.taint, *decided.renew, *(rule.name for rule, _, _ in rules)]
     for name in decided.taint:
         if not stop.is_set():
             left.remove(name)
@@ -117,7 +146,16 @@ def sweep(api: Api, decided: Plan, stop: Event) -> SweepResult:
             left.remove(name)
             with _noting(api, failed, name, "its Lease was deleted and cannot be created again: "):
                 (renewed if _create_lease(api, name) else recovered).append(name)
-    return SweepResult(decided, tuple(tainted), tuple(recovered), tuple(renewed), failed, tuple(left))
+    # While a silent node is not tainted, or has just come back, its rules stay.
+    kept = {*failed, *recovered}
+    for rule, act, done in rules:
+        if not stop.is_set():
+            left.remove(rule.name)
+            with _noting(api, failed, rule.node, f"its DeviceTaintRule {rule.name}: "):
+                if rule.node not in kept and act(api, rule):
+                    done.append(rule)
+    acted = (tuple(removed), tuple(evicting))
+    return SweepResult(decided, tuple(tainted), tuple(recovered), tuple(renewed), *acted, failed, tuple(left))
 
 
 @contextmanager

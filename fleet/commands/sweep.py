@@ -26,29 +26,39 @@ REFUSED = 2
     type=number("a share", 0.0, 1.0),
     help="If a larger share of the nodes is silent, and more than five or half of them, no node is tainted.",
 )
+@click.option(
+    "--max-evict-share",
+    default=0.1,
+    show_default=True,
+    type=number("a share", 0.0, 1.0),
+    help="If bad devices would evict pods on a larger share of the nodes, and more than five or half of them, none is evicted.",
+)
 @click.option("--dry", is_flag=True, help="Print what would be done, and do nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 @options
-def sweep(api: Api, max_share: float, dry: bool, as_json: bool) -> None:
+def sweep(api: Api, max_share: float, max_evict_share: float, dry: bool, as_json: bool) -> None:
     """Mark silent nodes as not ready: taint them, and set their condition to Unknown.
 
     A node is silent if its Lease has expired. If a Lease says that its node is not ready, but the Node does not say so, the
     command taints the Node, too, and sets its condition to False. If a Lease was deleted, the command makes a new one.
 
+    The DeviceTaintRules of silent and deleted nodes are removed. Where a node's policy asks for it (quarantine.evict_after),
+    the pods that use a bad device are evicted after that time.
+
     Run this command from a timer, as often as you like; two runs at once do no harm.
 
-    Exit code: 0 done, 2 too many nodes are without a heartbeat and none of these was tainted, 1 an error,
+    Exit code: 0 done, 2 too many nodes are without a heartbeat, or have bad devices, and nothing was done to these, 1 an error,
     130 stopped before all was done.
 
     Example: trackbed fleet sweep --dry
     """
-    decided = sweeping.decide(api, max_share)
+    decided = sweeping.decide(api, max_share, max_evict_share)
     with interruptible("the node that was begun is finished first") as interruption:
         result = SweepResult(decided) if dry else sweeping.sweep(api, decided, interruption.stop)
         _print(result, dry, as_json)
     if result.left:
         sys.exit(INTERRUPTED)
-    if decided.refused:
+    if decided.refused or decided.devices.refused:
         sys.exit(REFUSED)
     if result.failed:
         sys.exit(1)
@@ -66,6 +76,11 @@ def _print(result: SweepResult, dry: bool, as_json: bool) -> None:
             "tainted": result.tainted,
             "recovered": result.recovered,
             "renewed": decided.renew if dry else result.renewed,
+            "rules_to_remove": [rule.name for rule in decided.devices.remove],
+            "rules_removed": [rule.name for rule in result.removed],
+            "evictions_refused": decided.devices.refused,
+            "rules_to_evict": [rule.name for rule in decided.devices.evict],
+            "rules_evicting": [rule.name for rule in result.evicting],
             "failed": result.failed,
             "left": result.left,
         }
@@ -78,6 +93,10 @@ def _print(result: SweepResult, dry: bool, as_json: bool) -> None:
         for name in decided.renew if dry else result.renewed:
             would = "would be made" if dry else "was made"
             click.echo(f"{name}: its Lease is gone; another one {would}, good for {names.LEASE_DURATION} s")
+        for rule in decided.devices.remove if dry else result.removed:
+            click.echo(f"{rule.node}: the node is silent or gone; its rule for {rule.device} {would_be(dry)} removed")
+        for rule in decided.devices.evict if dry else result.evicting:
+            click.echo(f"{rule.node}: {rule.device} is bad for {rule.evict_after} s; its pods {would_be(dry)} evicted")
         for name in result.recovered:
             click.echo(f"{name}: came back meanwhile")
         now = {*decided.taint, *decided.renew}
@@ -94,5 +113,17 @@ def _print(result: SweepResult, dry: bool, as_json: bool) -> None:
             "network, the reporters' credentials); if it is not, give a larger --max-share",
             err=True,
         )
+    if decided.devices.refused:
+        click.echo(
+            f"trackbed: bad devices would evict pods on {len(decided.devices.nodes)} of {decided.fleet} nodes, and at most "
+            f"{decided.devices.allowed} are allowed: no pod was evicted. The fault is likely elsewhere (a switch, a "
+            "new version of Trackbed); if it is not, give a larger --max-evict-share",
+            err=True,
+        )
     if result.left:
         click.echo(printable(f"trackbed: left to the next sweep: {', '.join(result.left)}"), err=True)
+
+
+def would_be(dry: bool) -> str:
+    """The verb of what is done, or with --dry would be done."""
+    return "would be" if dry else "are"

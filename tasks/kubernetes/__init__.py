@@ -21,7 +21,7 @@ from pyinfra.context import host
 
 from agent.report import published
 from agent.reporter.kubernetes.tokens import Claims, claims_of
-from agent.reporter.settings import Settings, to_json
+from agent.reporter.settings import Quarantine, Settings, to_json
 from agent.spec.node import NodeSpec
 from tasks.common import site
 from tasks.common.commands import Commands, fail, script, warn
@@ -38,6 +38,7 @@ AUTHORITY = "/etc/trackbed/cluster-ca.pem"
 SECRET = "/etc/trackbed/kubernetes-secret"  # noqa: S105  the name of a file
 STATE_FOLDER = "/var/lib/trackbed-reporter"
 DAY = 86400
+LONGEST_EVICT_AFTER = 30 * DAY
 PUBLISHED = str(published.PATH)
 UNIT = "trackbed-reporter.service"
 
@@ -49,6 +50,7 @@ class Kubernetes:
     ``server``: the API server's URL for nodes. ``ca_file``: the cluster's certificate authority, a file on the control host.
     ``kubeconfig``: on the control host; default $KUBECONFIG or ~/.kube/config. ``days``: the lifetime of a token.
     ``required_resources``: they must be allocatable before the taint is removed. ``taint_lifted_by``: who sets and removes it.
+    ``quarantine``: how the devices of a bad NIC are tainted; None: they are not.
     """
 
     server: str
@@ -57,6 +59,7 @@ class Kubernetes:
     days: int = 365
     required_resources: tuple[str, ...] = ()
     taint_lifted_by: Literal["reporter", "node-readiness-controller"] = "reporter"
+    quarantine: Quarantine | None = None
 
     def __attrs_post_init__(self) -> None:
         faults = []
@@ -69,6 +72,8 @@ class Kubernetes:
             faults = [f"server: {error}"]
         if not 1 <= self.days <= 365:
             faults.append(f"days: {self.days} is not valid; give 1 to 365")
+        if self.quarantine and not 0 <= (self.quarantine.evict_after or 0) <= LONGEST_EVICT_AFTER:
+            faults.append(f"quarantine.evict_after: give seconds, 0 to {LONGEST_EVICT_AFTER}, or None")
         faults += [
             f"required_resources: {name!r} is not an extended resource; give one as rdma/hca_shared_devices_b"
             for name in self.required_resources
@@ -100,7 +105,8 @@ def wanted(spec: NodeSpec) -> ReporterSetup | None:
     key = KUBERNETES.here()
     if key is None:
         return None
-    settings = Settings(spec.node_name, key.server, AUTHORITY, key.required_resources, key.taint_lifted_by, key.days)
+    asked = (key.required_resources, key.taint_lifted_by, key.days, key.quarantine)
+    settings = Settings(spec.node_name, key.server, AUTHORITY, *asked)
     return ReporterSetup(key, spec.node_name, to_json(settings), _authority(key))
 
 

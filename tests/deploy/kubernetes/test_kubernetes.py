@@ -18,7 +18,7 @@ from pyinfra.api.exceptions import DeployError
 
 from agent.report import published
 from agent.report.published import Published
-from agent.reporter.settings import read_settings
+from agent.reporter.settings import Quarantine, read_settings
 from agent.spec.node import from_mapping
 from tasks import kubernetes
 from tasks.common.commands import script
@@ -87,11 +87,13 @@ REFUSED = 'published {"error": "", "refused": true}'
 
 
 def test_settings_are_what_the_reporter_reads(node: Node, key: dict[str, Any], tmp_path: Path) -> None:
-    texts({**key, "taint_lifted_by": "node-readiness-controller"}, node, tmp_path)
+    more = {"taint_lifted_by": "node-readiness-controller", "quarantine": {"evict_after": 600}}
+    texts({**key, **more}, node, tmp_path)
     settings = read_settings(tmp_path / "reporter.json")
     assert (settings.node_name, settings.server, settings.ca_file) == ("node-a", "https://10.0.0.1:6443", AUTHORITY)
     assert settings.required_resources == ("rdma/hca_shared_devices_b",)
     assert settings.taint_lifted_by == "node-readiness-controller"
+    assert settings.quarantine == Quarantine("NoSchedule", 600)
 
 
 @pytest.mark.parametrize(

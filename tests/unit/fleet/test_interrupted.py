@@ -45,6 +45,8 @@ class Cluster:
             }
         if path.endswith("/nodes"):
             return 200, {"items": list(self.nodes.values())}
+        if path.endswith("/devicetaintrules"):
+            return 404, {"kind": "Status", "code": 404, "message": "the server could not find the requested resource"}
         if path.endswith("/leases"):
             return (201, body) if method == "POST" else (200, {"items": []})
         if path.endswith("/pods"):

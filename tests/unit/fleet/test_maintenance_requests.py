@@ -231,6 +231,7 @@ def test_an_answer_that_is_no_json_keeps_no_other_node_from_being_swept(serve: S
         {
             "GET /api/v1/nodes": [(200, {"items": [node("a").to_dict(), node("b").to_dict()]})],
             f"GET {LEASES}": [(200, {"items": []})],
+            "GET /apis/resource.k8s.io/v1/devicetaintrules": [(200, {"items": []})],
             f"GET {NODE}": [answer],
             "GET /api/v1/nodes/b": [(200, node("b").to_dict())],
             f"POST {LEASES}": [(201, {})],

@@ -1,0 +1,146 @@
+"""The DeviceTaintRules of the reporters, as a sweep sees them: which it removes, and for which it evicts pods.
+
+A reporter keeps new claims from a bad device, and evicts nobody: it cannot know whether its NIC is bad, or a switch, or
+Trackbed itself, on all nodes at once. A sweep sees all nodes. It needs no memory: the rules say since when, and how many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from attrs import frozen
+from lightkube import ApiError
+from lightkube.types import PatchType
+
+from agent.report import names
+from fleet.api import ABSENT, CONFLICTS, FORBIDDEN, Api, code
+from fleet.reading import PlainDeviceTaintRule
+
+EVICTS = "NoExecute"
+
+
+@frozen
+class DeviceRule:
+    """A rule. ``node``: the Node's name, and ``owner`` its uid. ``evict_after``: seconds from ``created``; None: never."""
+
+    name: str
+    version: str
+    node: str
+    owner: str
+    device: str
+    effect: str
+    created: datetime | None
+    evict_after: int | None
+
+    def is_due(self, now: datetime) -> bool:
+        """Whether the pods that use its device may be evicted."""
+        if self.effect != "NoSchedule" or self.evict_after is None or self.created is None:
+            return False
+        return (now - self.created).total_seconds() >= self.evict_after
+
+
+@frozen
+class DevicePlan:
+    """What a sweep would do. ``nodes``: those with a rule that evicts, or is due to; ``allowed``: how many they may be."""
+
+    remove: tuple[DeviceRule, ...] = ()
+    evict: tuple[DeviceRule, ...] = ()
+    nodes: tuple[str, ...] = ()
+    allowed: int = 0
+
+    @property
+    def refused(self) -> bool:
+        """Whether devices of so many nodes are bad that the cause must be elsewhere. None of them is evicted then."""
+        return len(self.nodes) > self.allowed
+
+
+def plan(
+    rules: Iterable[DeviceRule],
+    uids: Mapping[str, str],
+    silent: Collection[str],
+    speaking: Collection[str],
+    halted: bool,
+    allowed: int,
+    now: datetime,
+) -> DevicePlan:
+    """Decide which rules to remove, and which devices to take from their users.
+
+    Rules that evict already count, too. Otherwise a fault that spreads slowly would evict the whole fleet in small steps.
+
+    :param uids: the uid of each Node.
+    :param silent: the nodes without a heartbeat: nobody knows whether their devices are still bad, and the nodes are tainted.
+    :param speaking: those whose condition says whether they are ready. Others have no fresh report, and evict nobody.
+    :param halted: more nodes are silent than may be, so nothing is done to these, nor is anybody evicted.
+    """
+    remove, due, evicting = [], [], set()
+    for rule in sorted(rules, key=lambda each: each.name):
+        if uids.get(rule.node) != rule.owner or (rule.node in silent and not halted):
+            remove.append(rule)
+        elif rule.node in speaking and rule.is_due(now):
+            due.append(rule)
+        elif rule.effect == EVICTS:
+            evicting.add(rule.node)
+    nodes = tuple(sorted(evicting | {rule.node for rule in due})) if due else ()
+    evict = () if halted or len(nodes) > allowed else tuple(due)
+    return DevicePlan(tuple(remove), evict, nodes, allowed)
+
+
+def listed(api: Api) -> list[DeviceRule]:
+    """Every reporter's rule; none if the cluster does not know them, or this user may not list them."""
+    try:
+        found = api.device_rules()
+    except ApiError as error:
+        if code(error) not in (ABSENT, FORBIDDEN):
+            raise
+        return []
+    return [_read(document) for document in found]
+
+
+def remove(api: Api, rule: DeviceRule) -> bool:
+    """Remove a rule; False: it is gone already."""
+    try:
+        api.client.delete(PlainDeviceTaintRule, rule.name)
+    except ApiError as error:
+        if code(error) == ABSENT:
+            return False
+        raise
+    return True
+
+
+def evict(api: Api, rule: DeviceRule) -> bool:
+    """Have Kubernetes evict the pods that use the device; False: the rule is gone, or somebody has changed it."""
+    body = {"metadata": {"resourceVersion": rule.version}, "spec": {"taint": {"effect": EVICTS}}}
+    try:
+        api.client.patch(PlainDeviceTaintRule, rule.name, body, patch_type=PatchType.MERGE)
+    except ApiError as error:
+        if code(error) in (*CONFLICTS, ABSENT):
+            return False
+        raise
+    return True
+
+
+def _read(document: Mapping[str, Any]) -> DeviceRule:
+    """Read a rule. A reporter's are bounded by fleet/cluster/devices-policy.yaml; a person may have changed one."""
+    metadata, spec = document["metadata"], document["spec"]
+    labels, selector = metadata.get("labels") or {}, spec.get("deviceSelector") or {}
+    owners = metadata.get("ownerReferences") or [{}]
+    evict_after = str(labels.get(names.EVICT_AFTER, ""))
+    return DeviceRule(
+        str(metadata["name"]),
+        str(metadata["resourceVersion"]),
+        str(labels.get(names.OF_NODE, "")),
+        str(owners[0].get("uid", "")),
+        f"{selector.get('device', '')} of {selector.get('driver', '')}",
+        str(spec["taint"].get("effect", "")),
+        _time(str(metadata.get("creationTimestamp", ""))),
+        int(evict_after) if evict_after.isdecimal() else None,
+    )
+
+
+def _time(stamp: str) -> datetime | None:
+    try:
+        return datetime.strptime(f"{stamp}+0000", "%Y-%m-%dT%H:%M:%SZ%z")
+    except ValueError:
+        return None
