@@ -62,7 +62,7 @@ def perftest() -> Image:
 def ensure() -> Path:
     """The archive (tar, zstd) to unpack in a node's root folder. It is built first if it is not cached."""
     builds = (
-        programs.kubernetes_build(programs.kubernetes_version()),
+        programs.kubernetes_build("kubelet", programs.kubernetes_version()),
         *programs.ON_THE_NODES,
         *network_plugins.builds(),
     )

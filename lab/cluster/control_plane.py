@@ -305,7 +305,7 @@ class ControlPlane:
         return [json.loads(line) for line in lines[:-1]]
 
     def _kubectl_words(self, *words: str, kubeconfig: Path | None = None) -> list[str]:
-        return [str(programs.kubernetes("kubectl", self.version)), f"--kubeconfig={kubeconfig or self.admin}", *words]
+        return [str(programs.kubernetes("kubectl")), f"--kubeconfig={kubeconfig or self.admin}", *words]
 
     @property
     def _kubectl_environment(self) -> dict[str, str]:

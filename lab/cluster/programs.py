@@ -38,10 +38,23 @@ def _flags(version: str) -> str:
     )
 
 
-KUBERNETES_PROGRAMS = (
-    *("kube-apiserver", "kube-controller-manager", "kube-scheduler"),
-    *("kubeadm", "kubectl", "kubelet"),
+KUBERNETES = Build(
+    name=f"kubernetes-{KUBERNETES_VERSION}",
+    folder=HERE / "kubernetes",
+    packages=tuple(
+        f"k8s.io/kubernetes/cmd/{name}"
+        for name in ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubeadm", "kubectl", "kubelet")
+    ),
+    ldflags=_flags(KUBERNETES_VERSION),
+    usual_s=230,
+    memory_mib=3072,
+    disk_mib=6144,
 )
+OTHERS = {
+    "kubernetes": ("kube-apiserver", "kube-controller-manager", "kube-scheduler"),
+    "kubelet": ("kubelet",),
+}
+"""The programs that can have another version than that of go.mod: what is built together, by its name. kubectl stays."""
 CONTAINERD = Build(
     name="containerd-v2.2.9",
     packages=tuple(
@@ -126,7 +139,7 @@ ON_THE_NODES = (CONTAINERD, RUNC, CNI, DEVICE_PLUGIN, PAUSE)
 
 
 def kubernetes_version() -> str:
-    """The version of Kubernetes' programs: that of go.mod, or of TRACKBED_TEST_KUBERNETES (as v1.37.2).
+    """The version of the control plane and of the kubelets: that of go.mod, or of TRACKBED_TEST_KUBERNETES (as v1.37.2).
 
     :raises LabError: the variable has no version of Kubernetes 1.
     """
@@ -138,34 +151,37 @@ def kubernetes_version() -> str:
 
 def kubernetes(name: str, version: str | None = None) -> Path:
     """One of Kubernetes' programs, of a version or of :func:`kubernetes_version`. It is built first if it is not cached."""
-    return go_programs.ensure(kubernetes_build(version or kubernetes_version())) / name
+    return go_programs.ensure(kubernetes_build(name, version or kubernetes_version())) / name
 
 
-def kubernetes_build(version: str) -> Build:
-    """All programs of one version of Kubernetes."""
+def kubernetes_build(name: str, version: str) -> Build:
+    """What one of Kubernetes' programs is built with."""
+    groups = [group for group, names in OTHERS.items() if name in names]
+    return _other(groups[0], version) if groups and version != KUBERNETES_VERSION else KUBERNETES
+
+
+def _other(group: str, version: str) -> Build:
+    """Programs of another version, from a module in the cache. Its checksums are those of Go's public database."""
+    folder = cache.home() / "go-modules" / f"{group}-{version}"
+    if not (folder / "go.sum").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "go.mod").write_text(_module(version))
+        (folder / "tools.go").write_text(
+            "//go:build tools\n\npackage kubernetes\n\nimport (\n"
+            + "".join(f'\t_ "k8s.io/kubernetes/cmd/{name}"\n' for name in OTHERS[group])
+            + ")\n"
+        )
+        with step(f"Go: modules of Kubernetes {version}", usual_s=60):
+            run([go_programs.go(), "mod", "tidy", "-C", folder], env={**os.environ, "GOTOOLCHAIN": "auto"})
     return Build(
-        name=f"kubernetes-{version}",
-        folder=HERE / "kubernetes" if version == KUBERNETES_VERSION else _other_module(version),
-        packages=tuple(f"k8s.io/kubernetes/cmd/{name}" for name in KUBERNETES_PROGRAMS),
+        name=f"{group}-{version}",
+        folder=folder,
+        packages=tuple(f"k8s.io/kubernetes/cmd/{name}" for name in OTHERS[group]),
         ldflags=_flags(version),
-        usual_s=230,
+        usual_s=200,
         memory_mib=3072,
         disk_mib=6144,
     )
-
-
-def _other_module(version: str) -> Path:
-    """The module for another version, in the cache. Its checksums are those of Go's public database."""
-    folder = cache.home() / "go-modules" / f"kubernetes-{version}"
-    tools, ours = folder / "tools.go", (HERE / "kubernetes" / "tools.go").read_text()
-    # An older checkout may have listed other programs: its go.sum would lack theirs.
-    if not (folder / "go.sum").exists() or tools.read_text() != ours:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "go.mod").write_text(_module(version))
-        tools.write_text(ours)
-        with step(f"Go: modules of Kubernetes {version}", usual_s=60):
-            run([go_programs.go(), "mod", "tidy", "-C", folder], env={**os.environ, "GOTOOLCHAIN": "auto"})
-    return folder
 
 
 def _module(version: str) -> str:

@@ -80,25 +80,27 @@ def test_another_version_of_kubernetes_is_built_beside_that_of_go_mod(
     monkeypatch: pytest.MonkeyPatch, recorded: Path
 ) -> None:
     ours = programs.kubernetes("kube-apiserver")
-    folder = cache.home() / "go-modules" / "kubernetes-v1.34.2"
-    # An older checkout has made this module for fewer programs.
-    folder.mkdir(parents=True)
-    for name in ("go.sum", "tools.go"):
-        (folder / name).touch()
     other = programs.kubernetes("kube-apiserver", "v1.34.2")
     assert other.exists()
     assert other.parent != ours.parent
-    module = (folder / "go.mod").read_text()
+    module = (cache.home() / "go-modules" / "kubernetes-v1.34.2" / "go.mod").read_text()
     assert "require k8s.io/kubernetes v1.34.2\n" in module
     assert "k8s.io/apiserver => k8s.io/apiserver v0.34.2\n" in module
     assert "36" not in module.replace("go 1.26", "")
     built = recorded.read_text().splitlines()[-1]
     assert "gitVersion=v1.34.2" in built
     assert "gitMinor=34" in built
-    # Once only, for all programs: what runs on the nodes, and kubectl, has the version of the control plane.
+    assert built.endswith(
+        "cmd/kube-apiserver k8s.io/kubernetes/cmd/kube-controller-manager k8s.io/kubernetes/cmd/kube-scheduler"
+    )
+    # Once only.
     monkeypatch.setenv("TRACKBED_TEST_KUBERNETES", "v1.34.2")
-    assert {programs.kubernetes(name).parent for name in ("kubelet", "kubeadm", "kubectl")} == {other.parent}
+    programs.kubernetes("kube-scheduler")
     assert recorded.read_text().splitlines()[-1] == built
+    # A kubelet must not be newer than its API server.
+    assert programs.kubernetes("kubelet").parent not in (ours.parent, other.parent)
+    assert recorded.read_text().splitlines()[-1].endswith("cmd/kubelet")
+    assert programs.kubernetes("kubectl").parent == ours.parent
 
 
 @pytest.mark.parametrize("version", ["1.34", "v1.34", "v2.0.0", "v1.34.2-rc.1", "v1.34.2\n"])
