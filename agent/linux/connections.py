@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from ipaddress import IPv6Address
 from struct import Struct
 
-from agent.linux.messages import attributes, decoder, dump
+from agent.linux.messages import attributes, decoder, dump, ignoring, u32
 from agent.machine import Connection, QueueUser
 
 NETLINK_SOCK_DIAG = 4
@@ -21,7 +21,6 @@ TCP_ESTABLISHED = 1
 REQUEST = Struct("=BBBxI48x")
 # struct inet_diag_msg: family, state, ports, addresses, netdev, inode. Ports and addresses are in network order.
 ANSWER = Struct(">BB2xHH16s16s4s24x4s")
-NATIVE = Struct("=I")
 
 AF_XDP = 44
 XDP_SHOW_INFO = XDP_DIAG_INFO = 1
@@ -40,13 +39,10 @@ def established() -> Iterator[Connection]:
 
 def xdp_sockets() -> list[tuple[int, QueueUser]]:
     """The netdev (by ifindex) and the queue of each AF_XDP socket; none if the kernel lists none (its xsk_diag)."""
-    try:
+    with ignoring(errno.ENOENT, errno.EINVAL):
         answers = dump(NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, XDP_REQUEST.pack(AF_XDP, 0, XDP_SHOW_INFO))
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.EINVAL):
-            return []
-        raise
-    return [decode_xdp_socket(answer) for answer in answers]
+        return [decode_xdp_socket(answer) for answer in answers]
+    return []
 
 
 @decoder
@@ -66,8 +62,8 @@ def decode_connection(body: bytes) -> Connection:
         local_port=local_port,
         peer=_address(family, peer),
         peer_port=peer_port,
-        ifindex=NATIVE.unpack(ifindex)[0],
-        socket=f"socket:[{NATIVE.unpack(inode)[0]}]",
+        ifindex=u32(ifindex),
+        socket=f"socket:[{u32(inode)}]",
     )
 
 

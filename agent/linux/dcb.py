@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from pyroute2.netlink.rtnl import RTM_GETDCB, RTM_SETDCB
 
-from agent.linux.messages import NLA_F_NESTED, ask, attribute, attributes, decoder
+from agent.linux.messages import NLA_F_NESTED, ask, attribute, attributes, decoder, ignoring
 from agent.machine import DcbState
 
 # struct dcbmsg: family (AF_UNSPEC), command, padding.
@@ -42,12 +42,9 @@ class LinuxDcb:
 
     def state(self, netdev: str) -> DcbState | None:
         """Read everything (DCB_CMD_IEEE_GET)."""
-        try:
+        with ignoring(errno.EOPNOTSUPP, errno.ENODEV):
             return decode(_get(netdev))
-        except OSError as error:
-            if error.errno in (errno.EOPNOTSUPP, errno.ENODEV):
-                return None
-            raise
+        return None
 
     def set_pfc(self, netdev: str, priorities: frozenset[int]) -> None:
         """Send the driver's record back with other priorities: mbc and delay (for the cable's length) must stay."""

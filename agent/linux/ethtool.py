@@ -18,6 +18,7 @@ from pyroute2.netlink.generic import GenericNetlinkSocket
 from pyroute2.netlink.generic.ethtool import ETHTOOL_GENL_NAME, ETHTOOL_GENL_VERSION, ethtoolbitset, ethtoolheader
 
 from agent.linux import ethtool_ioctl
+from agent.linux.messages import ignoring
 from agent.linux.sockets import closed_in_the_end
 from agent.machine import Group, Setting
 
@@ -145,13 +146,10 @@ class LinuxEthtool:
         self._ask(_Features, FEATURES_SET, ifindex, [wanted], NLM_F_REQUEST)
 
     def _get(self, kind: type[_Message], command: int, ifindex: int, header_flags: int = 0) -> dict[str, Any]:
-        try:
+        with ignoring(errno.EOPNOTSUPP):
             (answer,) = self._ask(kind, command, ifindex, [], NLM_F_REQUEST, header_flags)
-        except OSError as error:
-            if error.errno == errno.EOPNOTSUPP:
-                return {}
-            raise
-        return {attribute[0]: attribute[1] for attribute in answer["attrs"]}
+            return {attribute[0]: attribute[1] for attribute in answer["attrs"]}
+        return {}
 
     def _ask(
         self, kind: type[_Message], command: int, ifindex: int, given: list[Any], flags: int, header_flags: int = 0

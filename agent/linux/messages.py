@@ -9,7 +9,8 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -47,6 +48,7 @@ def numbers(message: Any) -> Mapping[str, int]:
 HEADER = layout(nlmsg.header)
 ERROR = layout(nlmsgerr.fields)
 ATTRIBUTE = struct.Struct("=HH")
+S32, U32 = struct.Struct("=i"), struct.Struct("=I")
 IFINFOMSG = layout(ifinfmsg.fields)
 
 IFLA_EXT_MASK = numbers(ifinfmsg)["IFLA_EXT_MASK"]
@@ -91,13 +93,24 @@ def attributes(data: bytes, offset: int = 0) -> list[tuple[int, bytes]]:
     return entries
 
 
+def u32(payload: bytes) -> int:
+    """The number in an attribute of 32 bits."""
+    number: int = U32.unpack(payload)[0]
+    return number
+
+
+def text(payload: bytes) -> str:
+    """A name as sysfs lists it, which may be any bytes but blanks, slashes and colons (dev_valid_name, net/core/dev.c)."""
+    return os.fsdecode(payload.rstrip(b"\0"))
+
+
 def asked_links(more: int = 0, ifindex: int = 0) -> bytes:
     """The body of a request for one link, or for all. ``more``: what is asked for besides.
 
     Statistics are left out. The kernel would ask each driver for them, and mlx5 reads those of each VF from its firmware. The
     64 kB of an attribute have room for 334 VFs without them, and for 220 with them (seen on 6.1 with netdevsim).
     """
-    mask = struct.pack("=I", RTEXT_FILTER_SKIP_STATS | more)
+    mask = U32.pack(RTEXT_FILTER_SKIP_STATS | more)
     return IFINFOMSG.pack(socket.AF_UNSPEC, 0, ifindex, 0, 0) + attribute(IFLA_EXT_MASK, mask)
 
 
@@ -115,6 +128,16 @@ def decoder(decode: Callable[[bytes], T]) -> Callable[[bytes], T]:
             raise OSError(errno.EPROTO, f"the kernel's answer cannot be read: {error!r}") from error
 
     return checked
+
+
+@contextmanager
+def ignoring(*errnos: int) -> Iterator[None]:
+    """Skip the rest of a `with` block if the kernel answers one of these errors."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in errnos:
+            raise
 
 
 def ask(protocol: int, kind: int, body: bytes) -> list[bytes]:

@@ -13,14 +13,13 @@ import re
 import socket
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
-from struct import Struct
 
 from pyroute2.netlink.rtnl import RTM_GETNSID
 from pyroute2.netlink.rtnl.nsidmsg import nsidmsg
 
 from agent.linux import mount
 from agent.linux.files import read_all, write_all
-from agent.linux.messages import ask, attribute, attributes, decoder, layout, numbers
+from agent.linux.messages import S32, U32, ask, attribute, attributes, decoder, layout, numbers
 from agent.machine import Attributes, Namespace
 
 CLONE_NEWNET = 0x40000000
@@ -33,7 +32,6 @@ SYSFS = "/sys/"
 RTGENMSG = layout(nsidmsg.fields)
 _NETNSA = numbers(nsidmsg)
 NETNSA_NSID, NETNSA_FD = _NETNSA["NETNSA_NSID"], _NETNSA["NETNSA_FD"]
-S32, U32 = Struct("=i"), Struct("=I")
 
 
 class LinuxNamespaces:

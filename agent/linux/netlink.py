@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import struct
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -47,7 +46,10 @@ from agent.linux.messages import (
     attributes,
     decoder,
     dump,
+    ignoring,
     numbers,
+    text,
+    u32,
 )
 from agent.linux.sockets import closed_in_the_end
 from agent.machine import Connection, Link, QueueIrq, QueueUser, Route, Rule
@@ -63,8 +65,6 @@ NO_XDP = (b"\0", b"\2")
 IFLA_CARRIER_DOWN_COUNT = _IFLA["IFLA_CARRIER_DOWN_COUNT"]
 IFLA_VF_INFO = numbers(ifinfmsg.vflist)["IFLA_VF_INFO"]
 IFLA_NUM_VF, IFLA_VFINFO_LIST = _IFLA["IFLA_NUM_VF"], _IFLA["IFLA_VFINFO_LIST"]
-
-U32 = struct.Struct("=I")
 
 
 @contextmanager
@@ -99,15 +99,14 @@ class LinuxNetlink:
 
     def link(self, name: str) -> Link | None:
         """Request one link (RTM_GETLINK)."""
-        try:
+        with ignoring(errno.ENODEV):
             with _naming_errors(f"link {name}"):
                 link = _with_vfs(name, self._each_alone)
-        except OSError as error:
-            if error.errno == errno.ENODEV:
-                return None
-            raise
-        # Linux 5.6 and later answer with IFLA_PERM_ADDRESS if the netdev has such an address. Older ones never do.
-        return link if link.permanent_mac else evolve(link, permanent_mac=ethtool_ioctl.permanent_address(link.name))
+            # Linux 5.6 and later answer with IFLA_PERM_ADDRESS if the netdev has such an address. Older ones never do.
+            return (
+                link if link.permanent_mac else evolve(link, permanent_mac=ethtool_ioctl.permanent_address(link.name))
+            )
+        return None
 
     def set_link(
         self, ifindex: int, *, mtu: int | None = None, up: bool | None = None, txqueuelen: int | None = None
@@ -227,15 +226,12 @@ class LinuxNetlink:
 
     def route_ifindex(self, address: str, source: str | None = None) -> int | None:
         """Request the route."""
-        try:
-            with _naming_errors(f"route to {address}"):
-                routes = ask(socket.NETLINK_ROUTE, RTM_GETROUTE, routing.asked_route(address, source))
-                return next(map(routing.decode_oif, routes), None)
-        except OSError as error:
-            # The last two are the answers of a blackhole and of a prohibit route (fib_props, net/ipv4/fib_semantics.c).
-            if error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EINVAL, errno.EACCES):
-                return None
-            raise
+        # The last two are the answers of a blackhole and of a prohibit route (fib_props, net/ipv4/fib_semantics.c).
+        unreachable = ignoring(errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EINVAL, errno.EACCES)
+        with unreachable, _naming_errors(f"route to {address}"):
+            routes = ask(socket.NETLINK_ROUTE, RTM_GETROUTE, routing.asked_route(address, source))
+            return next(map(routing.decode_oif, routes), None)
+        return None
 
     def addresses(self, duplicate: bool = False) -> dict[int, tuple[str, ...]]:
         """Dump those of both families (RTM_GETADDR)."""
@@ -340,24 +336,24 @@ def decode_link(body: bytes) -> Link:
     properties = attributes(values.get(IFLA_PROP_LIST, b""))
     return Link(
         ifindex=ifindex,
-        name=_text(values[IFLA_IFNAME]),
+        name=text(values[IFLA_IFNAME]),
         mac=values.get(IFLA_ADDRESS, b"").hex(":"),
         permanent_mac=values.get(IFLA_PERM_ADDRESS, b"").hex(":"),
-        mtu=U32.unpack(values[IFLA_MTU])[0],
+        mtu=u32(values[IFLA_MTU]),
         up=bool(flags & IFF_UP),
         carrier=values.get(IFLA_CARRIER) == b"\1",
-        altnames=tuple(_text(value) for kind, value in properties if kind == IFLA_ALT_IFNAME),
+        altnames=tuple(text(value) for kind, value in properties if kind == IFLA_ALT_IFNAME),
         vfs=tuple(vf_config.decode(entry) for _, entry in attributes(values.get(IFLA_VFINFO_LIST, b""))),
-        txqueuelen=U32.unpack(values.get(IFLA_TXQLEN, bytes(4)))[0],
-        carrier_downs=None if (downs := values.get(IFLA_CARRIER_DOWN_COUNT)) is None else U32.unpack(downs)[0],
-        member_of=_text(dict(attributes(values.get(IFLA_LINKINFO, b""))).get(IFLA_INFO_SLAVE_KIND, b"")),
+        txqueuelen=u32(values.get(IFLA_TXQLEN, bytes(4))),
+        carrier_downs=None if (downs := values.get(IFLA_CARRIER_DOWN_COUNT)) is None else u32(downs),
+        member_of=text(dict(attributes(values.get(IFLA_LINKINFO, b""))).get(IFLA_INFO_SLAVE_KIND, b"")),
         xdp=dict(attributes(values.get(IFLA_XDP, b""))).get(IFLA_XDP_ATTACHED, NO_XDP[0]) not in NO_XDP,
     )
 
 
 def _link_attributes(body: bytes) -> dict[int, bytes]:
     values = attributes(body, IFINFOMSG.size)
-    count = next((U32.unpack(value)[0] for kind, value in values if kind == IFLA_NUM_VF), 0)
+    count = next((u32(value) for kind, value in values if kind == IFLA_NUM_VF), 0)
     if not count:
         return dict(values)
     # The length of the list of VFs has 16 bits, so it is wrong if the list has more than 64 kB (seen on 6.1, from 335 VFs on).
@@ -392,8 +388,3 @@ def _end_of_vfs(body: bytes, start: int, most: int) -> int:
             raise ValueError(f"the entry of a VF has {size} bytes")
         end += size + 3 & ~3
     return end
-
-
-def _text(value: bytes) -> str:
-    # As sysfs lists names, which have any bytes but blanks, slashes and colons (dev_valid_name, net/core/dev.c).
-    return os.fsdecode(value.rstrip(b"\0"))

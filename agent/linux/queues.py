@@ -16,7 +16,7 @@ from functools import cache
 
 from pyroute2.netlink import NETLINK_GENERIC, ctrlmsg
 
-from agent.linux.messages import ask, attribute, attributes, decoder, dump, numbers
+from agent.linux.messages import U32, ask, attribute, attributes, decoder, dump, ignoring, numbers, u32
 from agent.machine import QueueIrq, QueueUser
 
 FAMILY = "netdev"
@@ -31,7 +31,7 @@ RX, TX = 0, 1
 """NETDEV_QUEUE_TYPE_RX and _TX."""
 
 GENL = struct.Struct("=BBH")
-U16, U32, U64 = struct.Struct("=H"), struct.Struct("=I"), struct.Struct("=Q")
+U16, U64 = struct.Struct("=H"), struct.Struct("=Q")
 CONTROL = numbers(ctrlmsg)
 GETFAMILY = 3
 """CTRL_CMD_GETFAMILY, include/uapi/linux/genetlink.h."""
@@ -72,13 +72,10 @@ def _taken(entry: bytes) -> list[tuple[int, str]]:
 
 def _dumped(command: int, index: int, ifindex: int) -> list[bytes]:
     family = _family()
-    try:
+    # Linux 6.7 has the family without these requests.
+    with ignoring(errno.EOPNOTSUPP):
         return [] if family is None else dump(NETLINK_GENERIC, family, _request(command, index, ifindex))
-    except OSError as error:
-        # Linux 6.7 has the family without these requests.
-        if error.errno == errno.EOPNOTSUPP:
-            return []
-        raise
+    return []
 
 
 def served(napis: Iterable[bytes], queues: Iterable[bytes]) -> Mapping[int, QueueIrq]:
@@ -103,8 +100,7 @@ def decode_napi(entry: bytes) -> tuple[int, Mapping[str, int]]:
     """The ID of an instance, and its settings. The kernel writes a timeout in 4 or 8 bytes."""
     found = dict(attributes(entry, GENL.size))
     settings = {NAPI_SETTINGS[kind]: value for kind, value in found.items() if kind in NAPI_SETTINGS}
-    (napi,) = U32.unpack(found[NAPI_ID])
-    return napi, {name: int.from_bytes(value, sys.byteorder) for name, value in settings.items()}
+    return u32(found[NAPI_ID]), {name: int.from_bytes(value, sys.byteorder) for name, value in settings.items()}
 
 
 def set_napi(napi: int, given: Mapping[str, int]) -> None:
@@ -127,20 +123,17 @@ def _request(command: int, index: int, ifindex: int) -> bytes:
 def _numbers(entry: bytes, *wanted: int) -> tuple[int, ...]:
     """The wanted attributes; 0 for one that the entry lacks."""
     found = {kind: payload for kind, payload in attributes(entry, GENL.size) if kind in wanted}
-    return tuple(U32.unpack(found[kind])[0] if kind in found else 0 for kind in wanted)
+    return tuple(u32(found[kind]) if kind in found else 0 for kind in wanted)
 
 
 @cache
 def _family() -> int | None:
     """The number of the family; None if the kernel does not have it."""
     name = attribute(CONTROL["CTRL_ATTR_FAMILY_NAME"], FAMILY.encode() + b"\0")
-    try:
+    with ignoring(errno.ENOENT):
         (answer,) = ask(NETLINK_GENERIC, GENL_ID_CTRL, GENL.pack(GETFAMILY, 1, 0) + name)
-    except OSError as error:
-        if error.errno == errno.ENOENT:
-            return None
-        raise
-    return _family_id(answer)
+        return _family_id(answer)
+    return None
 
 
 @decoder

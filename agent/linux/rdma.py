@@ -10,12 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from ipaddress import IPv6Address
 from pathlib import Path
-from struct import Struct
 
 from attrs import frozen
 
 from agent.linux import mount
-from agent.linux.messages import ask, attribute, attributes, decoder, dump
+from agent.linux.messages import U32, ask, attribute, attributes, decoder, dump, ignoring, text, u32
 from agent.machine import CmDefaults, QueuePair
 
 NETLINK_RDMA = 20
@@ -30,7 +29,6 @@ MODES = ("exclusive", "shared")
 
 # enum ib_qp_type, include/rdma/ib_verbs.h
 TYPES = {0: "SMI", 1: "GSI", 2: "RC", 3: "UC", 4: "UD", 8: "RAW_PACKET", 9: "XRC_INI", 10: "XRC_TGT"}
-U32 = Struct("=I")
 
 CONFIGFS = Path("/sys/kernel/config")
 # The kernel has one word for two types (gid_type_str, drivers/infiniband/core/cache.c).
@@ -55,17 +53,11 @@ class LinuxRdma:
 
     def netns_mode(self) -> str | None:
         """Read it by RDMA_NLDEV_CMD_SYS_GET."""
-        try:
-            answers = ask(NETLINK_RDMA, NLDEV | SYS_GET, b"")
-        except OSError as error:
-            # ib_core is not loaded, or the kernel has no modes (before Linux 5.3).
-            if error.errno in (errno.EPROTONOSUPPORT, errno.ECONNREFUSED, errno.EOPNOTSUPP, errno.EINVAL):
-                return None
-            raise
-        modes = (
-            payload[0] for answer in answers for kind, payload in attributes(answer) if kind == SYS_ATTR_NETNS_MODE
-        )
-        return next((MODES[bool(mode)] for mode in modes), None)
+        # ib_core is not loaded, or the kernel has no modes (before Linux 5.3).
+        with ignoring(errno.EPROTONOSUPPORT, errno.ECONNREFUSED, errno.EOPNOTSUPP, errno.EINVAL):
+            values = (each for answer in ask(NETLINK_RDMA, NLDEV | SYS_GET, b"") for each in attributes(answer))
+            return next((MODES[bool(value[0])] for kind, value in values if kind == SYS_ATTR_NETNS_MODE), None)
+        return None
 
     def set_netns_mode(self, mode: str) -> None:
         """Set it by RDMA_NLDEV_CMD_SYS_SET, which needs CAP_NET_ADMIN."""
@@ -136,18 +128,15 @@ def _index(device: str) -> int | None:
     for body in dump(NETLINK_RDMA, NLDEV | GET, b""):
         values = dict(attributes(body))
         if values.get(ATTR_DEV_NAME) == os.fsencode(device) + b"\0":
-            return int(U32.unpack(values[ATTR_DEV_INDEX])[0])
+            return u32(values[ATTR_DEV_INDEX])
     return None
 
 
 def _queue_pairs(index: int) -> list[Resource] | None:
     """The queue pairs; None if the driver cannot be asked for one's state, as mana_ib, which the kernel does for each."""
-    try:
+    with ignoring(errno.EOPNOTSUPP):
         return _resources(RES_QP_GET, index)
-    except OSError as error:
-        if error.errno == errno.EOPNOTSUPP:
-            return None
-        raise
+    return None
 
 
 def _resources(command: int, index: int) -> list[Resource]:
@@ -165,8 +154,8 @@ def decode_resources(body: bytes) -> list[Resource]:
     entries = (dict(attributes(entry)) for rows in tables for _, entry in attributes(rows))
     return [
         Resource(
-            number=U32.unpack(entry[ATTR_RES_LQPN])[0],
-            module=os.fsdecode(entry[ATTR_RES_KERN_NAME].rstrip(b"\0")),
+            number=u32(entry[ATTR_RES_LQPN]),
+            module=text(entry[ATTR_RES_KERN_NAME]),
             type=entry[ATTR_RES_TYPE][0],
             peer=_ip_address(entry.get(ATTR_RES_DST_ADDR, b"")),
         )

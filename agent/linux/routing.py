@@ -16,7 +16,7 @@ from pyroute2.netlink.rtnl.fibmsg import fibmsg
 from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
 from pyroute2.netlink.rtnl.rtmsg import nh, rtmsg
 
-from agent.linux.messages import attribute, attributes, decoder, layout, numbers
+from agent.linux.messages import U32, attribute, attributes, decoder, layout, numbers, u32
 from agent.machine import Route, Rule
 
 IFADDRMSG, RTMSG, FIBMSG = layout(ifaddrmsg.fields), layout(rtmsg.fields), layout(fibmsg.fields)
@@ -50,7 +50,6 @@ NEXTHOP_GRP = struct.Struct("=IBBH")
 NHA_ID, NHA_GROUP, NHA_OIF, NHA_GATEWAY = 1, 2, 5, 6
 
 FAMILIES = (socket.AF_INET, socket.AF_INET6)
-U32 = struct.Struct("=I")
 
 
 def family(address: str) -> int:
@@ -152,14 +151,14 @@ def decode_route(body: bytes) -> Route | None:
     gateway, source = (
         socket.inet_ntop(family, values[name]) if name in values else None for name in (RTA_GATEWAY, RTA_PREFSRC)
     )
-    return Route(f"{destination}/{length}", table_of(body), U32.unpack(values[RTA_OIF])[0], gateway, source)
+    return Route(f"{destination}/{length}", table_of(body), u32(values[RTA_OIF]), gateway, source)
 
 
 @decoder
 def decode_oif(body: bytes) -> int | None:
     """The netdev of a route (RTM_NEWROUTE); None if it names none."""
     oif = dict(attributes(body, RTMSG.size)).get(RTA_OIF)
-    return None if oif is None else int(U32.unpack(oif)[0])
+    return None if oif is None else u32(oif)
 
 
 @decoder
@@ -170,7 +169,7 @@ def decode_rule(body: bytes) -> Rule | None:
     selects_more = no_destination or service or flags or values.keys() - {FRA_SRC, *_OF_ANY_RULE}
     if action != FR_ACT_TO_TBL or selects_more or FRA_SRC not in values or length != 8 * len(values[FRA_SRC]):
         return None
-    priority = U32.unpack(values.get(FRA_PRIORITY, bytes(4)))[0]
+    priority = u32(values.get(FRA_PRIORITY, bytes(4)))
     return Rule(socket.inet_ntop(family, values[FRA_SRC]), table_of(body), priority)
 
 
@@ -180,7 +179,7 @@ def table_of(body: bytes) -> int:
     Both have the same header, and RTA_TABLE and FRA_TABLE are the same number.
     """
     given = (value for kind, value in attributes(body, RTMSG.size) if kind == RTA_TABLE and len(value) == U32.size)
-    return next((U32.unpack(value)[0] for value in given), body[4])
+    return next((u32(value) for value in given), body[4])
 
 
 Hops = frozenset[tuple[int, bool]]
@@ -198,9 +197,9 @@ def next_hops(body: bytes) -> tuple[bool, Hops, int | None]:
     values = dict(attributes(body, RTMSG.size))
     paths = list(_paths(values[RTA_MULTIPATH])) if RTA_MULTIPATH in values else []
     if RTA_OIF in values:
-        paths.append((U32.unpack(values[RTA_OIF])[0], values))
+        paths.append((u32(values[RTA_OIF]), values))
     hops = frozenset((ifindex, RTA_GATEWAY in path or RTA_VIA in path) for ifindex, path in paths)
-    given = None if hops or RTA_NH_ID not in values else U32.unpack(values[RTA_NH_ID])[0]
+    given = None if hops or RTA_NH_ID not in values else u32(values[RTA_NH_ID])
     return length == 0 and kind == RTN_UNICAST, hops, given
 
 
@@ -209,8 +208,8 @@ def decode_nexthop(body: bytes) -> tuple[int, Hops, tuple[int, ...]]:
     """A nexthop object (RTM_NEWNEXTHOP): its number, its next hop, and of a group the numbers of its members."""
     values = dict(attributes(body, NHMSG.size))
     members = (member for member, *_ in NEXTHOP_GRP.iter_unpack(values.get(NHA_GROUP, b"")))
-    hops = {(U32.unpack(values[NHA_OIF])[0], NHA_GATEWAY in values)} if NHA_OIF in values else set()
-    return U32.unpack(values[NHA_ID])[0], frozenset(hops), tuple(members)
+    hops = {(u32(values[NHA_OIF]), NHA_GATEWAY in values)} if NHA_OIF in values else set()
+    return u32(values[NHA_ID]), frozenset(hops), tuple(members)
 
 
 def hops_of(bodies: list[bytes]) -> Mapping[int, Hops]:

@@ -16,13 +16,12 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator, Sequence
-from struct import Struct
 
 from attrs import frozen
 from pyroute2.netlink.rtnl import RTM_GETLINK
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
-from agent.linux.messages import IFINFOMSG, asked_links, attributes, decoder, dump, numbers
+from agent.linux.messages import IFINFOMSG, S32, asked_links, attributes, decoder, dump, numbers, text, u32
 from agent.linux.namespaces import OWN, every_namespace, inside, number
 from agent.machine import ARPHRD_INFINIBAND, Namespace
 
@@ -38,8 +37,6 @@ PAIRS = frozenset({b"veth", b"netkit", b"vxcan"})
 STACKED = frozenset({b"macvlan", b"macvtap", b"ipvlan", b"ipvtap", b"vlan", b"macsec"})
 
 IPOIB = b"ipoib"
-
-S32, U32 = Struct("=i"), Struct("=I")
 
 
 @frozen
@@ -96,13 +93,13 @@ def decode_upper(body: bytes) -> tuple[Upper, ...]:
     """The netdev of an answer (RTM_NEWLINK), if it is on top of one of another namespace; else empty."""
     values = dict(attributes(body, IFINFOMSG.size))
     kind = dict(attributes(values.get(IFLA_LINKINFO, b""))).get(IFLA_INFO_KIND, b"").rstrip(b"\0")
-    name = os.fsdecode(values[IFLA_IFNAME].rstrip(b"\0"))
+    name = text(values[IFLA_IFNAME])
     if kind == IPOIB and IFLA_LINK in values and IFLA_LINK_NETNSID not in values:
-        return (Upper(name, U32.unpack(values[IFLA_LINK])[0], None),)
+        return (Upper(name, u32(values[IFLA_LINK]), None),)
     if kind in PAIRS or IFLA_LINK_NETNSID not in values:
         return ()
     index = IFINFOMSG.unpack_from(body)[2]
-    below = U32.unpack(values[IFLA_LINK])[0] if IFLA_LINK in values else index
+    below = u32(values[IFLA_LINK]) if IFLA_LINK in values else index
     # A tunnel on top of nothing (vxlan) has its own index there. A macvlan may have the same index as the netdev below it, and
     # before Linux 5.10 the kernel leaves that out (nla_put_iflink, net/core/rtnetlink.c).
     if below == index and kind not in STACKED:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from agent.linux.messages import IFINFOMSG, attribute
+from agent.linux.messages import IFINFOMSG, S32, U32, attribute
 from agent.linux.namespaces import OWN, own_number
 from agent.linux.netlink import LinuxNetlink
 from agent.linux.uppers import (
@@ -19,8 +19,6 @@ from agent.linux.uppers import (
     IFLA_LINK,
     IFLA_LINK_NETNSID,
     IFLA_LINKINFO,
-    S32,
-    U32,
     Upper,
     _decoded,
 )
