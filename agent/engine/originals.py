@@ -18,7 +18,7 @@ from pathlib import Path
 from attrs import define, evolve, field, frozen
 
 from agent.hardware.functions import Function
-from agent.kinds import ANY_VALUE, Kind, Reading
+from agent.kinds import ANY_VALUE, Kind
 from agent.machine import Machine
 from agent.report.names import RUN_FOLDER
 from agent.report.reasons import condition
@@ -201,7 +201,8 @@ class Originals:
         :param device_left: ``want`` comes from :meth:`removed_devices`.
         :param whole: look at all originals. False: look only at those whose restoring has begun, usually none.
         """
-        if not (keys := self._originals if whole else self._restoring):
+        keys = self._originals if whole else self._restoring
+        if kind.reading is None or not keys:
             return []
         avoided = {function.address for function in have.functions if function.hung or function.unreadable}
         # A value of the host leaves the spec, but never with a device.
@@ -218,7 +219,9 @@ class Originals:
         over: list[Place] = []
         for key in mine:
             original = self._originals[key]
-            reading = _reading(machine, kind, want, have, Change(*key, original.value, original.written[-1]))
+            reading = None
+            with suppress(OSError):  # the device is gone, or does not have such a value now
+                reading = kind.reading(machine, want, have, Change(*key, original.value, original.written[-1]))
             if reading is None or reading.value is None or (reading.wanted and not device_left):
                 continue
             value = original.value if reading.instead is None else reading.instead
@@ -350,10 +353,3 @@ def _read_line(line: bytes) -> tuple[Place, _Original] | None:
     except (ValueError, TypeError):
         return None
     return Place(str(kind), str(target), str(name)), read
-
-
-def _reading(machine: Machine, kind: Kind, want: Wanted, have: Snapshot, kept: Change) -> Reading | None:
-    try:
-        return None if kind.reading is None else kind.reading(machine, want, have, kept)
-    except OSError:
-        return None  # the device is gone, or does not have such a value now

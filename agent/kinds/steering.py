@@ -154,15 +154,11 @@ def _write_rfs(machine: Machine, change: Change) -> None:
         queues.write(machine, change.target, f"{change.field}/rps_flow_cnt", str(change.after))
 
 
-def _read_by_queues(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Any]:
-    return {}
-
-
 _PARTS: dict[str, Any] = {
     "AFTER": (queues.NAME,),
     "UNKNOWN_UNTIL": ("vfs", "bindings", "links", "vf_links", "channels"),
     "OTHER_WRITERS": ("tuned",),
-    "observe": _read_by_queues,
+    "observe": lambda machine, want, scope: {},  # agent.kinds.queues reads them
 }
 KINDS = (
     Kind(

@@ -9,8 +9,7 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -130,14 +129,17 @@ def decoder(decode: Callable[[bytes], T]) -> Callable[[bytes], T]:
     return checked
 
 
-@contextmanager
-def ignoring(*errnos: int) -> Iterator[None]:
-    """Skip the rest of a `with` block if the kernel answers one of these errors."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in errnos:
-            raise
+class ignoring:
+    """Skips the rest of a `with` block if the kernel answers one of these errors, as contextlib.suppress() does."""
+
+    def __init__(self, *errnos: int) -> None:
+        self._errnos = errnos
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> bool:
+        return isinstance(error, OSError) and error.errno in self._errnos
 
 
 def ask(protocol: int, kind: int, body: bytes) -> list[bytes]:

@@ -13,8 +13,8 @@ from pyroute2.netlink.rtnl import RTM_GETLINK
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from agent.linux.events import LinuxEvents, NetlinkSource
-from agent.linux.messages import IFINFOMSG, attribute, dump, numbers
-from agent.linux.namespaces import S32, own_number
+from agent.linux.messages import IFINFOMSG, S32, attribute, dump, numbers
+from agent.linux.namespaces import own_number
 from agent.machine import Event
 from tests.private_namespace import check_in_namespace
 
