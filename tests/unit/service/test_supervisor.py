@@ -110,22 +110,6 @@ def test_an_idle_worker_that_does_not_end_is_killed_and_the_device_is_tried_agai
 
 
 @needs_fuse
-def test_no_worker_starts_while_a_process_hangs_in_a_write_to_no_device(
-    start: Start, end_hang: Callable[[], None]
-) -> None:
-    held = """
-if starts == 1: activity.doing("sysctls", "write"); activity.call("", "write"); open(folder / "mounted/value").read()
-report(True); sys.stdin.read()
-"""
-    supervised = start(NOTED + held, write=0.5, retry=0.1)
-    stuck = supervised.wait_for(lambda report: report.conditions[-1].reason == "WorkerStuck")
-    supervised.wait_for(lambda report: report.heartbeat > stuck.heartbeat + 3)
-    assert supervised.noted() == ["start"]
-    end_hang()
-    supervised.wait_for(lambda report: report.ready)
-
-
-@needs_fuse
 def test_on_sigterm_a_worker_that_cannot_be_killed_is_waited_for(start: Start, end_hang: Callable[[], None]) -> None:
     supervised = start(NOTED + 'note(str(os.getpid())); open(folder / "mounted/value").read()', leave=0.1)
     supervisor = supervised.process
@@ -188,28 +172,6 @@ def test_the_heartbeat_is_renewed_while_nothing_changes(start: Start) -> None:
             beats += 1
     # One comes every two seconds. On a busy machine there may be fewer.
     assert beats <= (time.monotonic() - began) / 2.0
-
-
-def test_a_worker_that_is_stopped_while_it_waits_is_replaced(start: Start) -> None:
-    body = """report(True)
-activity.idle()
-if starts == 1: os.kill(os.getpid(), 19)
-sys.stdin.read()
-"""
-    supervised = start(NOTED + body, silence=3.0, read=0.5)
-    supervised.wait_until_noted("start", "start")
-    supervised.wait_for(lambda report: report.ready)
-
-
-def test_a_worker_that_is_stopped_before_its_first_call_is_replaced(start: Start) -> None:
-    body = """if starts == 1: os.kill(os.getpid(), 19)
-activity.idle()
-report(True)
-sys.stdin.read()
-"""
-    supervised = start(NOTED + body, first=5.0)
-    supervised.wait_until_noted("start", "start")
-    supervised.wait_for(lambda report: report.ready)
 
 
 def test_workers_that_fall_silent_one_after_the_other_have_crashed(start: Start) -> None:
@@ -298,17 +260,6 @@ for line in sys.stdin: report(True, "h2")
     supervised.wait_for(lambda report: report.ready and report.spec_hash == "h2")
 
 
-def test_sigterm_ends_it_and_the_node_is_not_ready_from_then_on(start: Start) -> None:
-    supervised = start("report(True); sys.stdin.read()")
-    supervised.wait_for(lambda report: report.ready)
-    supervised.process.send_signal(signal.SIGTERM)
-    assert supervised.process.wait(timeout=20) == 0
-    report = supervised.report()
-    assert not report.ready
-    assert report.conditions[-1].reason == "Stopped"
-    assert report.conditions[-1].message == "the agent was stopped; start it: systemctl start trackbed"
-
-
 def test_after_three_crashes_a_worker_learns_of_them_until_a_reload(start: Start) -> None:
     body = """note(os.environ.get("TRACKBED_CRASHED", ""))
 if starts <= 3: sys.exit(3)
@@ -324,25 +275,24 @@ if starts >= 5 or sys.stdin.readline(): sys.exit(3)
     supervised.wait_until_noted(*lines, *["start", ""] * 2, "start", crashed)
 
 
+IN_A_ROW = "the worker ended with status 3, 3 times in a row"
+
+
 @pytest.mark.parametrize(
-    ("ready", "well"),
-    [(False, 0.0), (True, 600.0)],
-    ids=["never ready, however long they lived", "ready, and died soon"],
+    ("ready", "well", "fourth"),
+    [
+        pytest.param("False", 0.0, IN_A_ROW, id="never ready, however long they lived"),
+        pytest.param("True", 600.0, IN_A_ROW, id="ready, and died soon"),
+        pytest.param("starts == 1", 0.0, IN_A_ROW, id="only the first one was well"),
+        pytest.param("True", 0.0, "", id="each one was well"),
+    ],
 )
-def test_workers_that_reported_no_ready_or_lived_shortly_crash_in_a_row(start: Start, ready: bool, well: float) -> None:
+def test_workers_that_die_and_were_not_well_before_crash_in_a_row(
+    start: Start, ready: str, well: float, fourth: str
+) -> None:
     body = f"""note(os.environ.get("TRACKBED_CRASHED", ""))
 report({ready})
 sys.exit(3)
 """
     supervised = start(NOTED + body, well=well)
-    crashed = "the worker ended with status 3, 3 times in a row"
-    supervised.wait_until_noted(*["start", ""] * 3, "start", crashed)
-
-
-def test_a_worker_that_was_well_ends_the_row_of_crashes(start: Start) -> None:
-    body = """note(os.environ.get("TRACKBED_CRASHED", ""))
-report(True)
-sys.exit(3)
-"""
-    supervised = start(NOTED + body, well=0.0)
-    supervised.wait_until_noted(*["start", ""] * 6)
+    supervised.wait_until_noted(*["start", ""] * 3, "start", fourth)

@@ -232,6 +232,7 @@ report(True); sys.stdin.read()
     supervised.wait_for(lambda report: report.conditions[-1].reason == "WorkerStuck")
     beats(supervised, 1)
     assert not is_busy(supervised, 1)
+    assert supervised.noted() == ["start"]
     end_hang()
     supervised.wait_for(lambda report: report.ready)
 
@@ -410,13 +411,3 @@ while not os.path.exists({str(sent)!r}):
     printed = process.stderr.read().decode()
     assert process.wait(60) == 0
     assert "wakeup" not in printed, printed
-
-
-def test_after_a_worker_that_was_well_crashes_are_counted_from_one(start: Start) -> None:
-    body = """note(os.environ.get("TRACKBED_CRASHED", ""))
-report(starts == 1)
-sys.exit(3)
-"""
-    supervised = start(NOTED + body, well=0.0)
-    crashed = "the worker ended with status 3, 3 times in a row"
-    supervised.wait_until_noted(*["start", ""] * 3, "start", crashed)

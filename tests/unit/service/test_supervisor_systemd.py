@@ -45,4 +45,5 @@ def test_systemd_is_notified_of_a_reload_and_of_the_end(start: Start, number: in
     supervised.process.send_signal(number)
     assert notification() == "STOPPING=1"
     assert supervised.process.wait(60) == 0
-    assert "Stopped" in {condition.reason for condition in supervised.report().conditions}
+    last = supervised.report()
+    assert (last.ready, last.conditions[-1].reason) == (False, "Stopped")
