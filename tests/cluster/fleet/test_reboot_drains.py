@@ -14,7 +14,8 @@ from tests.cluster.fleet.fleet_commands import make_node, no_nodes, plane, until
 from tests.cluster.fleet.test_fleet_maintain import cordoned, forbid, kubelets, pods, workload
 from tests.cluster.fleet.test_fleet_rights import rule, user_with
 from tests.deploy.conftest import Node
-from tests.deploy.kubernetes.test_maintenance import Cluster, Machine, OfCluster, deferred, deploy
+from tests.deploy.kubernetes.test_maintenance import Machine, OfCluster, deferred, deploy
+from tests.unit.fleet.nodes_api import Cluster
 
 __all__ = ["no_nodes", "plane"]
 
@@ -26,7 +27,7 @@ def host(
     """A host that needs a reboot. It is simulated, and its Node m1 is an object only."""
     monkeypatch.setattr(reboot, "POLL_INTERVAL", 0)
     make_node(plane, "m1")
-    OfCluster.machine = Machine(Cluster())
+    OfCluster.machine = Machine(Cluster({}))
     rights = [
         rule("", ("nodes",), ("get", "patch")),
         rule("", ("pods",), ("list",)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,91 +16,20 @@ from pyinfra.connectors.util import CommandOutput
 from pyinfra.operations import server
 
 from agent.report import names
-from fleet.maintenance_record import Record, annotated
+from fleet.maintenance_record import Record
 from tasks import reboot
 from tasks.reboot import NodeRebootRequests
 from tasks.reboot_users import RebootUsers
 from tests.deploy.conftest import Connector, Node, Result, of, status
 from tests.deploy.kubernetes.test_kubernetes import KUBECONFIG
 from tests.deploy.test_cli import REPORT
+from tests.unit.fleet.nodes_api import Cluster
 from tests.unit.fleet.test_maintenance import pod
 from tests.unit.fleet.test_maintenance_requests import HEALTHY
 from tests.unit.reporter.scripted import api_server
 
-NODE = "/api/v1/nodes/node-a"
 USERS = of(RebootUsers)
 OF_DEPLOY = Record("deployer", "2026", "drain", True, "reboot", "deploy again")
-
-
-@define
-class Cluster:
-    """A Node and its pods. ``events``: what happens to them and to the host, in its order.
-
-    ``boot``: the one in which the kubelet last reported. ``starting``: how many requests the API server does not answer yet.
-    """
-
-    pods: list[dict[str, Any]] = field(factory=list)
-    joined: bool = True
-    annotations: dict[str, str] = field(factory=dict)
-    unschedulable: bool = False
-    ready: bool = True
-    up_to_date: bool = True
-    boot: str = ""
-    events: list[str] = field(factory=list)
-    starting: int = 0
-
-    def answer(self, method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
-        if self.starting:
-            self.starting -= 1
-            return 503, {"kind": "Status", "code": 503, "message": "the server is starting"}
-        if path.endswith("/selfsubjectreviews"):
-            user = {"userInfo": {"username": "deployer"}}
-            return 201, {"metadata": {"creationTimestamp": "2026-01-01T00:00:00Z"}, "status": user}
-        if path == "/api/v1/pods":
-            return 200, {"items": self.pods}
-        if path.endswith("/eviction"):
-            evicted = path.split("/")[-2]
-            self.events.append(f"evicted {evicted}")
-            self.pods = [each for each in self.pods if each["metadata"]["name"] != evicted]
-            return 201, {}
-        assert path == NODE
-        if not self.joined:
-            return 404, {"kind": "Status", "code": 404, "message": "not found"}
-        if method == "PATCH":
-            self._patch(body)
-        info = NodeSystemInfo("", self.boot, "", "", "", "", "", "", "", "")
-        metadata = {"name": "node-a", "resourceVersion": "7", "annotations": self.annotations}
-        return 200, {
-            "metadata": metadata,
-            "spec": {"unschedulable": self.unschedulable},
-            "status": {"conditions": self._conditions(), "nodeInfo": info.to_dict()},
-        }
-
-    def _conditions(self) -> list[dict[str, str]]:
-        if not self.ready:
-            return []
-        return [
-            {**each, "status": str(self.up_to_date or each["type"] != names.UP_TO_DATE)}
-            for each in HEALTHY["status"]["conditions"]
-        ]
-
-    def deliver_spec(self) -> None:
-        if not self.ready:
-            self.ready = True
-            self.events.append("ready")
-
-    def note(self, record: Record) -> None:
-        self.annotations = annotated(record)["metadata"]["annotations"]
-        self.unschedulable = True
-
-    def _patch(self, body: dict[str, Any]) -> None:
-        for key, value in body["metadata"].get("annotations", {}).items():
-            self.annotations.pop(key, None)
-            if value is not None:
-                self.annotations[key] = value
-        if "unschedulable" in body.get("spec", {}):
-            self.unschedulable = bool(body["spec"]["unschedulable"])
-            self.events.append("cordoned" if self.unschedulable else "uncordoned")
 
 
 @define
@@ -113,11 +43,17 @@ class Machine:
 
     cluster: Cluster
     boot: int = 1
+    ready: bool = True
     drained: bool = False
     breaks: bool = False
     fails: str = ""
     starts: int = 0
     users: list[list[str]] = field(factory=lambda: [["end"]])
+
+    def reports(self, ready: bool) -> None:
+        """The agent reports whether the host is ready, and the Node has its conditions or not."""
+        self.ready = ready
+        self.cluster.nodes["node-a"]["status"] = deepcopy(HEALTHY["status"]) if ready else {"conditions": []}
 
 
 class OfCluster(Connector):
@@ -131,11 +67,13 @@ class OfCluster(Connector):
             machine.boot += 1
             machine.cluster.starting = machine.starts
             machine.cluster.events.append("rebooted")
-            machine.cluster.ready &= not machine.breaks
+            if machine.breaks:
+                machine.reports(ready=False)
         if machine.fails and machine.fails in text:
             return False, CommandOutput([])
-        if "deliver the spec" in text:
-            machine.cluster.deliver_spec()
+        if "deliver the spec" in text and not machine.ready:
+            machine.reports(ready=True)
+            machine.cluster.events.append("ready")
         if "touch" in text and ".drained" in text:
             machine.drained = True
         elif text.startswith("sh -ec") and 'rm -f "$1/.drained"' in text:
@@ -146,14 +84,15 @@ class OfCluster(Connector):
         }
         if USERS in text:
             answers[USERS] = machine.users.pop(0) if len(machine.users) > 1 else machine.users[0]
-        ready = status(REPORT) if machine.cluster.ready else {}
+        ready = status(REPORT) if machine.ready else {}
         self.data["fake_responses"] = {**ready, **answers, "cat /proc/sys/kernel": [boot]}
         return super().run_shell_command(command, *positional, **arguments)
 
 
 @pytest.fixture
 def cluster() -> Cluster:
-    return Cluster([pod("job").to_dict(), pod("plugin", owner="DaemonSet").to_dict()])
+    joined = {"metadata": {"name": "node-a", "resourceVersion": "7"}, **deepcopy(HEALTHY)}
+    return Cluster({"node-a": joined}, [pod("job").to_dict(), pod("plugin", owner="DaemonSet").to_dict()])
 
 
 @pytest.fixture
@@ -188,7 +127,7 @@ def test_a_node_is_drained_before_its_reboot_and_uncordoned_when_it_is_ready(hos
     result = deploy(host)
     assert not result.failed
     assert cluster.events == ["cordoned", "evicted job", "rebooted", "uncordoned"]
-    assert not cluster.annotations
+    assert not cluster.recorded()
     assert not OfCluster.machine.drained
     assert [each["metadata"]["name"] for each in cluster.pods] == ["plugin"]
     assert result.commands["Back in service"] == []
@@ -214,7 +153,8 @@ def test_changes_that_wait_for_a_window_keep_no_node_cordoned(
     host: Node, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tasks.kubernetes.maintenance.READY_TIMEOUT", 0.0)
-    cluster.up_to_date = False
+    for condition in cluster.nodes["node-a"]["status"]["conditions"]:
+        condition["status"] = str(condition["type"] != names.UP_TO_DATE)
     assert not deploy(host).failed
     assert cluster.events == ["cordoned", "evicted job", "rebooted", "uncordoned"]
 
@@ -224,22 +164,23 @@ def test_a_node_is_back_once_its_kubelet_has_reported_in_the_new_boot(
     host: Node, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, boot: str, is_back: bool
 ) -> None:
     monkeypatch.setattr("tasks.kubernetes.maintenance.READY_TIMEOUT", 0.0)
-    cluster.boot = boot
+    info = NodeSystemInfo("", boot, "", "", "", "", "", "", "", "")
+    cluster.nodes["node-a"]["status"]["nodeInfo"] = info.to_dict()
     result = deploy(host)
     assert result.failed is not is_back
-    assert cluster.unschedulable is not is_back
+    assert bool(cluster.cordoned()) is not is_back
     assert any("its kubelet has not reported since the boot" in line for line in result.errors) is not is_back
 
 
 def test_a_node_that_was_not_ready_is_uncordoned_at_the_end_of_the_deploy(host: Node, cluster: Cluster) -> None:
-    cluster.ready = False
+    OfCluster.machine.reports(ready=False)
     result = deploy(host)
     assert cluster.events[-3:] == ["rebooted", "ready", "uncordoned"]
     assert result.commands["Back in service"]
 
 
 def test_a_node_whose_reboot_is_deferred_now_does_not_stay_cordoned(host: Node, cluster: Cluster) -> None:
-    cluster.note(OF_DEPLOY)
+    cluster.note("node-a", OF_DEPLOY)
     OfCluster.machine.drained = True
     host.data["disruption"] = {"allow": "none"}
     assert deferred(deploy(host)).startswith("disruption allows none now")
@@ -247,9 +188,9 @@ def test_a_node_whose_reboot_is_deferred_now_does_not_stay_cordoned(host: Node, 
 
 
 def test_a_node_that_was_cordoned_before_stays_so(host: Node, cluster: Cluster) -> None:
-    cluster.unschedulable = True
+    cluster.nodes["node-a"]["spec"] = {"unschedulable": True}
     assert not deploy(host).failed
-    assert cluster.unschedulable
+    assert cluster.cordoned()
     assert cluster.events == ["cordoned", "evicted job", "rebooted"]
 
 
@@ -287,7 +228,7 @@ def test_a_user_that_the_drain_does_not_end_has_it_undone(host: Node, cluster: C
 
 
 def test_a_host_that_has_not_joined_is_rebooted_without_a_drain(host: Node, cluster: Cluster) -> None:
-    cluster.joined = False
+    cluster.nodes.clear()
     assert not deploy(host).failed
     assert cluster.events == ["rebooted"]
 
@@ -299,7 +240,7 @@ def test_without_an_api_server_nothing_is_rebooted(host: Node, cluster: Cluster)
 
 
 def test_a_deploy_that_was_interrupted_while_the_host_was_away_is_finished(host: Node, cluster: Cluster) -> None:
-    cluster.note(evolve(OF_DEPLOY, step="apply"))
+    cluster.note("node-a", evolve(OF_DEPLOY, step="apply"))
     OfCluster.machine.boot, OfCluster.machine.drained = 2, True
     assert not deploy(host).failed
     assert cluster.events == ["uncordoned"]
@@ -307,7 +248,7 @@ def test_a_deploy_that_was_interrupted_while_the_host_was_away_is_finished(host:
 
 
 def test_a_deploy_that_was_interrupted_before_the_reboot_goes_on(host: Node, cluster: Cluster) -> None:
-    cluster.note(OF_DEPLOY)
+    cluster.note("node-a", OF_DEPLOY)
     OfCluster.machine.drained = True
     assert not deploy(host).failed
     assert cluster.events == ["cordoned", "evicted job", "rebooted", "uncordoned"]
@@ -316,19 +257,19 @@ def test_a_deploy_that_was_interrupted_before_the_reboot_goes_on(host: Node, clu
 @pytest.mark.parametrize("by", ["ann", "deployer"])
 @pytest.mark.parametrize("drained", [False, True], ids=["", "a deploy was interrupted before, and undone by hand"])
 def test_the_maintenance_of_somebody_else_is_left_alone(host: Node, cluster: Cluster, by: str, drained: bool) -> None:
-    cluster.note(Record(by, "2026", "drain", True, "reboot"))
-    before = dict(cluster.annotations)
+    cluster.note("node-a", Record(by, "2026", "drain", True, "reboot"))
+    before = cluster.recorded()
     OfCluster.machine.drained = drained
     assert deferred(deploy(host)).startswith(f"{by} began to maintain node-a at 2026 and has not finished")
     assert cluster.events == []
-    assert cluster.annotations == before
+    assert cluster.recorded() == before
     assert not OfCluster.machine.drained
 
 
 def test_a_deploy_goes_on_with_the_node_of_a_host_that_was_installed_anew_meanwhile(
     host: Node, cluster: Cluster
 ) -> None:
-    cluster.note(OF_DEPLOY)
+    cluster.note("node-a", OF_DEPLOY)
     assert not deploy(host).failed
     assert cluster.events == ["cordoned", "evicted job", "rebooted", "uncordoned"]
 
@@ -353,16 +294,16 @@ def test_a_node_that_does_not_become_ready_stays_cordoned_and_fails(
     OfCluster.machine.breaks = True
     result = deploy(host)
     assert result.failed
-    assert cluster.unschedulable
+    assert cluster.cordoned()
     [message] = [line for line in result.errors if "it stays cordoned" in line]
     assert message.endswith("it stays cordoned; then deploy again, or trackbed fleet maintain node-a --undo")
 
 
 def test_a_host_that_fails_after_its_drain_says_that_its_node_stays_cordoned(host: Node, cluster: Cluster) -> None:
     OfCluster.machine.fails = "deliver the spec"
-    cluster.ready = False
+    OfCluster.machine.reports(ready=False)
     result = deploy(host)
-    assert result.failed and cluster.unschedulable
+    assert result.failed and cluster.cordoned()
     assert result.errors[-1].endswith(
         "the Node node-a was cordoned for a reboot, and stays so, since the host has failed; mend that and deploy again, which "
         "brings it back; or trackbed fleet maintain node-a --undo"

@@ -23,12 +23,12 @@ from fleet.maintenance import Maintenance
 from fleet.maintenance_record import Record
 from fleet.sweeping import decide, sweep
 from tests.http_server import serving
+from tests.unit.fleet.nodes_api import REFUSED
 from tests.unit.fleet.test_fleet import node
 from tests.unit.fleet.test_maintenance import NOW, pod
 
 PODS, EVICTION, NODE = "GET /api/v1/pods", "POST /api/v1/namespaces/ml/pods/job/eviction", "/api/v1/nodes/a"
 BUSY = (503, {"kind": "Status", "code": 503, "message": "it is being restarted"})
-BUSY_AS_TEXT = (429, "Too many requests, please try again later.")
 BAD_GATEWAY = (502, "<html>bad gateway")
 LOGIN = (200, "<html>please log in")
 FIREWALL = (403, "<html>not from here")
@@ -79,7 +79,7 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
         yield begin
 
 
-@pytest.mark.parametrize("busy", [BUSY, BUSY_AS_TEXT, BAD_GATEWAY], ids=["JSON", "text", "proxy"])
+@pytest.mark.parametrize("busy", [BUSY, REFUSED, BAD_GATEWAY], ids=["JSON", "text", "proxy"])
 def test_a_restarting_api_server_is_asked_again(serve: Serve, busy: tuple[int, Any]) -> None:
     script, maintenance = serve(
         {
@@ -242,7 +242,7 @@ def test_an_answer_that_is_no_json_keeps_no_other_node_from_being_swept(serve: S
     assert swept.failed["a"].startswith("its Lease was deleted and cannot be created again: ")
 
 
-@pytest.mark.parametrize("busy", [BUSY, BUSY_AS_TEXT, BAD_GATEWAY], ids=["JSON", "text", "proxy"])
+@pytest.mark.parametrize("busy", [BUSY, REFUSED, BAD_GATEWAY], ids=["JSON", "text", "proxy"])
 def test_a_step_is_recorded_and_undone_although_the_api_server_restarts(serve: Serve, busy: tuple[int, Any]) -> None:
     script, maintenance = serve(
         {f"GET {NODE}": [busy, recorded("apply")], f"PATCH {NODE}": [busy, (200, {}), busy, (200, {})]}

@@ -12,7 +12,7 @@ from agent.report.records import Report, report_to_json
 from agent.reporter.kubernetes.api import Api, NoCredentials, Session, trust
 from agent.reporter.kubernetes.publish import Files, Publication
 from agent.runtime import boot_id, uptime
-from tests.unit.reporter.scripted import Answer, api_server
+from tests.unit.reporter.scripted import Answer, api_server, merged
 from tests.unit.reporter.test_node import SETTINGS, document, node
 
 
@@ -29,12 +29,6 @@ class Fixed:
 
     def keep(self, now: float, api: Api) -> float:
         return float("inf")
-
-
-def merged(document: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
-    """Apply a JSON merge patch that removes nothing."""
-    both = {key: merged(document.get(key, {}), value) for key, value in patch.items() if isinstance(value, dict)}
-    return {**document, **patch, **both}
 
 
 @define

@@ -82,6 +82,15 @@ def api_server(folder: Path, answer: Answer, headers: Mapping[str, str] | None =
         yield url, authority
 
 
+def merged(document: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
+    """The document after a JSON merge patch (RFC 7386)."""
+    changed = {
+        key: merged(document.get(key) or {}, value) if isinstance(value, dict) else value
+        for key, value in patch.items()
+    }
+    return {key: value for key, value in {**document, **changed}.items() if value is not None}
+
+
 def answer_one(connection: ssl.SSLSocket) -> bool:
     """Answer one request; whether there was one."""
     text = b""
