@@ -22,7 +22,7 @@ from agent.linux.dcb import (
     refusal_in,
 )
 from agent.linux.events import GENLMSG, ethtool_events, link_events, routing_events
-from agent.linux.messages import HEADER, IFINFOMSG, answers, attribute, numbers
+from agent.linux.messages import HEADER, IFINFOMSG, U32, answers, attribute, numbers
 from agent.linux.netlink import (
     IFLA_ALT_IFNAME,
     IFLA_IFNAME,
@@ -30,7 +30,6 @@ from agent.linux.netlink import (
     IFLA_NUM_VF,
     IFLA_PROP_LIST,
     IFLA_VFINFO_LIST,
-    U32,
     decode_link,
 )
 from tests.fuzz.targets import choose, chosen
