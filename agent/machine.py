@@ -33,7 +33,8 @@ class Link:
     """One netdev of the host's network namespace.
 
     ``mac``: the current address; ``permanent_mac``: the hardware's (IFLA_PERM_ADDRESS; empty if none).
-    ``carrier`` is False while the link is down. ``mtu`` in bytes, ``txqueuelen`` in packets. ``member_of``: the kind of its
+    ``carrier`` is False while the link is down. ``mtu`` in bytes, ``txqueuelen`` in packets. ``max_mtu``: the largest that the
+    kernel takes (IFLA_MAX_MTU); 0: it knows no limit, as before Linux 4.19. ``member_of``: the kind of its
     master (``bond``, ``team``, ``bridge``, ``vrf``; IFLA_INFO_SLAVE_KIND); empty if it has none. ``xdp``: its driver runs an
     XDP program (IFLA_XDP_ATTACHED); False if only the kernel's core does. ``carrier_downs``: how often it has lost its carrier
     since it was made (IFLA_CARRIER_DOWN_COUNT); None before Linux 4.16.
@@ -52,6 +53,7 @@ class Link:
     member_of: str = ""
     xdp: bool = False
     carrier_downs: int | None = None
+    max_mtu: int = 0
 
 
 @frozen

@@ -193,7 +193,11 @@ def plan_link(
     if mtu is not None and link.mtu != mtu:
         flaps = link.up and family_of(link_status.driver).mtu_flaps
         disruption = Disruption.LINK_FLAP if flaps else Disruption.NONE
-        changes.append(Change(kind, target, "mtu", link.mtu, mtu, disruption))
+        blocker = remedy = ""
+        if 0 < link.max_mtu < mtu:
+            blocker = f"its netdev {link.name} has an MTU of {link.max_mtu} at most, the spec wants {mtu}"
+            remedy = f"lower mtu{', or detach the XDP program that limits it (`ip link`)' if link.xdp else ''}"
+        changes.append(Change(kind, target, "mtu", link.mtu, mtu, disruption, blocker=blocker, remedy=remedy))
     if txqueuelen is not None and link.txqueuelen != txqueuelen:
         changes.append(Change(kind, target, "txqueuelen", link.txqueuelen, txqueuelen))
     if state is not None and link.up != (state == "up"):
@@ -208,7 +212,7 @@ def _absent(kind: str, target: str, link_status: LinkStatus | None) -> Change:
     remedy = (
         "load the driver that creates its netdev"
         if bound is None
-        else "see the kernel log (dmesg) for the driver's error"
+        else "load its RDMA driver and ib_ipoib if it is InfiniBand, else see the kernel log (dmesg) for the driver's error"
     )
     return Change(kind, target, "netdev", ABSENT, PRESENT, blocker=blocker, remedy=remedy)
 

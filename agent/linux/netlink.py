@@ -62,7 +62,7 @@ IFLA_LINKINFO, IFLA_INFO_SLAVE_KIND = _IFLA["IFLA_LINKINFO"], numbers(ifinfmsg.i
 IFLA_XDP, IFLA_XDP_ATTACHED = _IFLA["IFLA_XDP"], numbers(ifinfmsg.xdp)["IFLA_XDP_ATTACHED"]
 # XDP_ATTACHED_NONE and _SKB, include/uapi/linux/if_link.h: the driver has no program.
 NO_XDP = (b"\0", b"\2")
-IFLA_CARRIER_DOWN_COUNT = _IFLA["IFLA_CARRIER_DOWN_COUNT"]
+IFLA_CARRIER_DOWN_COUNT, IFLA_MAX_MTU = _IFLA["IFLA_CARRIER_DOWN_COUNT"], _IFLA["IFLA_MAX_MTU"]
 IFLA_VF_INFO = numbers(ifinfmsg.vflist)["IFLA_VF_INFO"]
 IFLA_NUM_VF, IFLA_VFINFO_LIST = _IFLA["IFLA_NUM_VF"], _IFLA["IFLA_VFINFO_LIST"]
 
@@ -340,6 +340,7 @@ def decode_link(body: bytes) -> Link:
         mac=values.get(IFLA_ADDRESS, b"").hex(":"),
         permanent_mac=values.get(IFLA_PERM_ADDRESS, b"").hex(":"),
         mtu=u32(values[IFLA_MTU]),
+        max_mtu=u32(values.get(IFLA_MAX_MTU, bytes(4))),
         up=bool(flags & IFF_UP),
         carrier=values.get(IFLA_CARRIER) == b"\1",
         altnames=tuple(text(value) for kind, value in properties if kind == IFLA_ALT_IFNAME),

@@ -413,7 +413,9 @@ class Kernel:
     def register(self, function: str, link: Link, port: str = "", dev_port: int = 0) -> None:
         """A driver creates a netdev."""
         self.next_ifindex += 1
-        link = evolve(link, ifindex=self.next_ifindex - 1, carrier_downs=0)
+        # igb_probe, and IPOIB_CM_MTU of ipoib.h.
+        most = link.max_mtu or (65520 if len(link.mac) > 17 else 9216)
+        link = evolve(link, ifindex=self.next_ifindex - 1, carrier_downs=0, max_mtu=most)
         self.appear(Netdev(function, link, port, dev_port))
 
     def appear(self, netdev: Netdev) -> None:

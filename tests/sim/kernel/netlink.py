@@ -47,7 +47,7 @@ class SimNetlink:
         netdev = self._kernel.by_ifindex(ifindex)  # the fault may have been that it went
         if mtu is not None:
             infiniband = len(netdev.link.mac) > 17
-            if mtu > (4092 if infiniband else 9216):
+            if mtu > min(netdev.link.max_mtu, 4092 if infiniband else mtu):
                 raise error(errno.EINVAL, netdev.link.name)
             mtu = min(mtu, self._kernel.partition_mtu) if infiniband else mtu  # ipoib_change_mtu in ipoib_main.c
             netdev.link = evolve(netdev.link, mtu=mtu)

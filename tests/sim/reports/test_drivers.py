@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from agent.engine.converge import Pass
 from agent.hardware.functions import vf_addresses
@@ -53,6 +54,28 @@ def test_an_mtu_that_ipoib_cannot_have_is_named_with_what_limits_it(
     assert "partitions.conf" in said(result)
     kernel.partition_mtu = 4092
     assert is_settled(Node(kernel, tmp_path / "more.json").follow({"mtu": 4092}))
+
+
+@pytest.mark.parametrize(
+    ("most", "wanted", "xdp", "remedy"),
+    [
+        pytest.param(3502, 9200, False, "lower mtu", id="csit-4048"),
+        pytest.param(9216, 9222, False, "lower mtu", id="csit-4098"),
+        (3498, 9000, True, "lower mtu, or detach the XDP program that limits it (`ip link`)"),
+    ],
+)
+def test_an_mtu_beyond_what_the_kernel_takes_is_named_with_the_largest(
+    tmp_path: Path, most: int, wanted: int, xdp: bool, remedy: str
+) -> None:
+    """Since Linux 4.19 the kernel tells it; bnxt lowers it for an XDP program."""
+    kernel = two_nics()
+    netdev = kernel.netdevs[NAME0]
+    netdev.link = evolve(netdev.link, max_mtu=most, xdp=xdp)
+    result = Node(kernel, tmp_path / "originals.json").follow({"mtu": wanted})
+    (outcome,) = [each for each in result.outcomes if each.result != "applied"]
+    error = f"its netdev {NAME0} has an MTU of {most} at most, the spec wants {wanted}"
+    assert (outcome.result, outcome.error, outcome.remedy) == ("blocked", error, remedy)
+    assert is_settled(Node(kernel, tmp_path / "more.json").follow({"mtu": most}))
 
 
 @pytest.mark.parametrize(
@@ -269,9 +292,12 @@ def test_a_pf_is_not_mistaken_for_a_representor_that_comes_first(tmp_path: Path,
 # --- what comes and goes ------------------------------------------------------------------------------------------
 
 
-def test_a_card_that_has_another_address_is_the_same_nic_by_its_mac(tmp_path: Path) -> None:
-    """A card in another slot shifts the numbers of the buses (pcengines/coreboot 392)."""
-    kernel, moved = two_nics(), "0000:22:00.0"
+@pytest.mark.parametrize(
+    "moved", [pytest.param("0000:22:00.0", id="coreboot-392"), pytest.param("0000:05:00.0", id="openmediavault-1888")]
+)
+def test_a_card_that_has_another_address_is_the_same_nic_by_its_mac(tmp_path: Path, moved: str) -> None:
+    """A card in another slot shifts the numbers of the buses."""
+    kernel = two_nics()
     node = Node(kernel, tmp_path / "originals.json")
     nic: dict[str, Any] = {"select": {"mac": MAC0}, "vfs": {"count": 2}, "mtu": 9000}
     assert is_settled(node.follow(nic))
@@ -283,6 +309,17 @@ def test_a_card_that_has_another_address_is_the_same_nic_by_its_mac(tmp_path: Pa
     assert is_settled(node.follow(nic))
     assert (len(kernel.vfs(moved)), kernel.netdev(moved).mtu) == (2, 9000)
     assert f"this node has {moved}" in said(node.follow({"select": {"pci": PF0}}))
+
+
+def test_a_nic_that_is_late_at_boot_is_configured_when_it_is_there(tmp_path: Path) -> None:
+    """The driver is loaded after what configures its NIC has looked for it (gardenlinux 2025)."""
+    kernel = Kernel()
+    node = Node(kernel, tmp_path / "originals.json")
+    nic: dict[str, Any] = {"select": {"mac": MAC0}, "vfs": {"count": 2}, "mtu": 9000}
+    assert not is_ready(node.follow(nic).conditions)
+    kernel.add_nic(PF0, NAME0, MAC0, driver="bnxt_en")
+    assert is_settled(node.follow(nic))
+    assert (len(kernel.vfs(PF0)), kernel.netdev(PF0).mtu) == (2, 9000)
 
 
 def roce(**nic: Any) -> Probed:

@@ -201,3 +201,58 @@ def test_a_device_without_a_node_guid_is_named_with_the_remedy(derive: bool) -> 
     assert node_guids(kernel) == {NO_GUID}
     assert (lacking.status, lacking.reason, lacking.severity) == ("False", "NodeGuidMissing", "warn")
     assert f"mlx5_0 ({PF0}#0), mlx5_1 ({PF0}#1): no node GUID, so rdma_cm fails (give the VF a mac" in lacking.message
+
+
+IPOIB = "00:00:10:86:fe:80:00:00:00:00:00:00:b8:3f:d2:03:00:12:34:56"
+
+
+def test_an_infiniband_card_whose_rdma_driver_is_not_loaded_is_named_with_the_remedy() -> None:
+    """The initramfs has mlx5_core and no mlx5_ib, and without it there is no IPoIB netdev (rdma-core 818)."""
+    kernel = Kernel()
+    kernel.add_nic(PF0, "", "02:00:00:00:01:00", driver="mlx5_core", ids=("020700", "15b3", "1021"))
+    node = Node(kernel, more={"nics": [{"name": "rail0", "select": {"pci": PF0}, "rdma": {}}]})
+    seen = node.look()
+    assert "load the RDMA driver of mlx5_core" in seen["RdmaDevices"].message
+    assert node.last is not None
+    assert any("load its RDMA driver and ib_ipoib if it is InfiniBand" in each.remedy for each in node.last.outcomes)
+    kernel.unbind(PF0)
+    kernel.rdma.made[PF0] = [{"name": "mlx5_0", "netdev": None, "link_layer": "InfiniBand"}]
+    kernel.bind(PF0, "ibp33s0", IPOIB, "mlx5_core")
+    assert is_ready(node.look().values())
+
+
+def test_each_rdma_module_that_is_not_loaded_is_named(kernel: Kernel) -> None:
+    """A node without the service that loads them (openshift/sriov-network-operator 20)."""
+    kernel.rdma.delete(DEVICE)
+    kernel.rdma.add(PF0, DEVICE, NAME0, uverbs=False, umad=False)
+    kernel.tree.remove("/dev/infiniband")
+    message = conditions(kernel, {**OF_PF, "rdma": {}})["RdmaCharDevices"].message
+    assert all(f"load {module}" in message for module in ("ib_uverbs", "ib_umad", "rdma_ucm"))
+
+
+def test_a_vf_on_infiniband_without_guid_gets_one_and_its_port_waits_for_the_subnet_manager() -> None:
+    """Its node GUID is 0, and its port stays in INIT (network-operator 1646)."""
+    kernel = Kernel()
+    kernel.rdma.made_of_vfs[PF0] = {"prefix": "mlx5_", "link_layer": "InfiniBand"}
+    kernel.add_nic(PF0, "ibp33s0", IPOIB, driver="mlx5_core")
+    kernel.rdma.add(PF0, "mlx5_9", None, link_layer="InfiniBand")
+    nic = {"name": "rail0", "select": {"pci": PF0}, "vfs": {"count": 1}, "rdma": {"vfs": True}}
+    node = Node(kernel, more={"nics": [nic]})
+    assert is_ready(node.look().values())
+    kernel.tree.put("/sys/class/infiniband/mlx5_0/node_guid", NO_GUID)
+    node.now += 60
+    assert is_ready(node.look().values())
+    assert kernel.files.read("/sys/class/infiniband/mlx5_0/node_guid") != NO_GUID
+    kernel.tree.put("/sys/class/infiniband/mlx5_0/ports/1/state", "2: INIT")
+    node.now += 60
+    assert "it waits for a subnet manager" in node.look()["RdmaPorts"].message
+
+
+def test_a_device_below_an_auxiliary_device_is_its_netdev_s(kernel: Kernel) -> None:
+    """It is no child of the PCI function, as irdma was to have it (rdma-core 1248)."""
+    kernel.rdma.delete(DEVICE)
+    assert "no RDMA device" in conditions(kernel, OF_PF)["RdmaDevices"].message
+    kernel.rdma.add(None, DEVICE, NAME0)
+    kernel.tree.link(f"/sys/class/infiniband/{DEVICE}/device", "../../../ice.roce.0")
+    gids(kernel, (V4, "RoCE v2"))
+    assert is_ready(conditions(kernel, OF_PF).values())

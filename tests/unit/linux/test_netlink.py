@@ -101,8 +101,8 @@ def test_links_are_read_as_ip_prints_them(inside: Callable[..., Any]) -> None:
 
     links, printed, none = inside(look)
     assert none is None
-    assert [(link.name, link.ifindex, link.mtu, link.txqueuelen) for link in links] == [
-        (each["ifname"], each["ifindex"], each["mtu"], each["txqlen"]) for each in printed
+    assert [(link.name, link.ifindex, link.mtu, link.max_mtu, link.txqueuelen) for link in links] == [
+        (each["ifname"], each["ifindex"], each["mtu"], each["max_mtu"], each["txqlen"]) for each in printed
     ]
     assert [(link.mac, link.up, link.carrier) for link in links] == [
         (each["address"], "UP" in each["flags"], "LOWER_UP" in each["flags"]) for each in printed
