@@ -63,6 +63,7 @@ def test_queues_are_served_by_cpus_of_the_nic_s_node_that_are_not_isolated(
         pytest.param(128, id="tempesta-2684"),
         pytest.param(256, id="lis-next-507"),
         pytest.param(72, id="seastar-316"),
+        pytest.param(96, id="vyos-1x-4215"),
     ],
 )
 def test_a_mask_of_more_than_32_cpus_is_written_as_the_kernel_shows_it(cpus: int) -> None:

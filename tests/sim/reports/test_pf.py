@@ -69,6 +69,8 @@ def test_two_functions_with_one_permanent_address_are_named(tmp_path: Path) -> N
         pytest.param("enp0s3", id="systemd-9807"),
         pytest.param("eno0", id="systemd-38789"),
         pytest.param("enp59s0f0np0", id="coreos-bugs-2578"),
+        pytest.param("enp0s25f200", id="systemd-8869"),
+        pytest.param("ens3", id="nixpkgs-71086"),
     ],
 )
 def test_a_pf_that_is_called_otherwise_is_the_same_nic(node: Node, name: str) -> None:
@@ -204,7 +206,12 @@ def test_a_vf_whose_driver_never_gets_an_answer_of_its_pf_is_named() -> None:
 
 @pytest.mark.parametrize(
     "seconds",
-    [pytest.param(22, id="nmstate-1704"), pytest.param(120, id="nmstate-2366"), pytest.param(600, id="nmstate-3144")],
+    [
+        pytest.param(22, id="nmstate-1704"),
+        pytest.param(120, id="nmstate-2366"),
+        pytest.param(600, id="nmstate-3144"),
+        pytest.param(65, id="sriov-network-operator-1019"),
+    ],
 )
 def test_vfs_whose_netdevs_come_late_are_configured_then(node: Node, seconds: int) -> None:
     nic: dict[str, Any] = {"mtu": 9000, "vfs": {"count": 2, "defaults": {"state": "up"}}}

@@ -423,3 +423,23 @@ def test_a_plugin_that_saw_a_vf_without_its_driver_is_started_again(node: Node, 
     # The plugin's resources are chosen by the driver, too.
     spec["vfs"]["defaults"]["driver"] = "netdevice"
     assert devices() not in (whole, without)
+
+
+def test_a_vf_s_address_is_set_by_its_pf_and_never_on_its_netdev(node: Node) -> None:
+    """Drivers refuse the latter to a VF without trust (sriov-cni 232)."""
+    groups = [{"index": "0", "mac": "02:00:00:00:07:01"}]
+    node.follow({"vfs": {"count": 2, "groups": groups}})
+    groups[0]["mac"] = "02:00:00:00:07:02"
+    assert is_settled(node.follow({"vfs": {"count": 2, "groups": groups}}))
+    netdev = node.kernel.netdev(vf(node, 0))
+    assert (node.kernel.vfs(PF0)[0].mac, netdev.mac, netdev.permanent_mac) == ("02:00:00:00:07:02",) * 3
+    assert not [each for where, each in node.kernel.writes if where == netdev.name and "mac" in each]
+
+
+def test_vfs_of_virtual_machines_have_addresses_before_they_are_given_away(node: Node) -> None:
+    """With an address of zeros some cards send whatever a machine wants (openshift/sriov-network-operator 631)."""
+    assert is_settled(node.follow({"mtu": 9000, "vfs": {"count": 2, "defaults": {"driver": "vfio-pci"}}}))
+    assert node.kernel.netdev(PF0).mtu == 9000
+    assert len({each.mac for each in node.kernel.vfs(PF0)} - {"00:00:00:00:00:00"}) == 2
+    order = [value for where, value in node.kernel.writes if "'mac'" in value or where.endswith("drivers_probe")]
+    assert ["mac" in each for each in order] == [True, True, False, False]
