@@ -53,8 +53,11 @@ CONTENT = (
     "tasks",
     "templates",
 )
-OF_THE_SITE = ("inventories", "group_data", "*.py")
-"""What the archive has of a site: inventories, their data, and modules that these import."""
+OF_THE_SITE = ("inventories", "group_data", "*.py", "*/__init__.py")
+"""What the archive has of a site: inventories, their data, and modules and packages that these import."""
+
+NOT_COPIED = ("__pycache__", ".*")
+"""Files that are no part of a folder. Editors keep locks (links to nothing) and copies of what is edited under hidden names."""
 
 LOCAL = "inventories/local.py"
 """The node's own inventory in the archive; it reads the one that pull.inventory names."""
@@ -215,7 +218,7 @@ def build(output: Path, targets: tuple[str, ...], of_site: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="trackbed-pull-") as folder:
         tree = Path(folder)
         pins = tree / "pins.txt"
-        for path in [path for pattern in OF_THE_SITE for path in sorted(of_site.glob(pattern))]:
+        for path in _of_the_site(of_site):
             _copy(path, tree)
         for name in (*CONTENT, LOCAL):
             _copy(archive.ROOT / name, tree / Path(name).parent)
@@ -236,12 +239,28 @@ def build(output: Path, targets: tuple[str, ...], of_site: Path) -> None:
         new.replace(output)
 
 
+def _of_the_site(of_site: Path) -> list[Path]:
+    found = {path for pattern in OF_THE_SITE for path in of_site.glob(pattern)}
+    found = {path.parent if path.name == "__init__.py" else path for path in found}
+    if of_site.resolve() == archive.ROOT:
+        found = {path for path in found if path.name in OF_THE_SITE}
+    return sorted(path for path in found if path.name not in CONTENT and not path.name.startswith("."))
+
+
 def _copy(path: Path, folder: Path) -> None:
-    """Copy a file or a folder into a folder, in the place of what has its name."""
-    if path.is_dir():
-        shutil.copytree(path, folder / path.name, ignore=shutil.ignore_patterns("__pycache__"))
-    else:
-        shutil.copyfile(path, folder / path.name)
+    """Copy a file or a folder into a folder, in the place of what has its name.
+
+    :raises DeployError: a file cannot be read.
+    """
+    try:
+        if path.is_dir():
+            shutil.copytree(path, folder / path.name, ignore=shutil.ignore_patterns(*NOT_COPIED))
+        else:
+            shutil.copyfile(path, folder / path.name)
+    except shutil.Error as error:
+        # Of each file of the folder: its path, that of the copy, and the reason.
+        file, _, reason = error.args[0][0]
+        raise DeployError(f"{file} cannot be packed: {reason}; remove or mend that file") from None
 
 
 @click.command()

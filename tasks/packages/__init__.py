@@ -250,7 +250,7 @@ def _system() -> OperatingSystem:
     if distribution is None or release < distribution.oldest:
         supported = ", ".join(f"{d.name} {d.oldest}" for d in DISTRIBUTIONS.values())
         raise NodeError(
-            f"{host.name}: {fact['name'] or identity} {release or ''} is not supported; "
+            f"{host.name}: {fact['name'] or identity} {release or '(os-release names no release)'} is not supported; "
             f"supported are, from the release given: {supported}"
         )
     if distribution.family == "rhel" and host.get_fact(Present, paths=(OSTREE,)):

@@ -165,17 +165,28 @@ def test_the_archive_of_pull_mode_has_the_site_in_the_place_of_the_examples(site
     (site / "racks.py").write_text("RACK = 7\n")
     (site / "deploy.py").write_text("raise SystemExit\n")
     (site / "kubeconfig").write_text("secret\n")
+    (site / "rooms").mkdir()
+    (site / "rooms/__init__.py").touch()
+    # A lock of Emacs, and Vim's copy of what is edited.
+    (site / "group_data/.#servers.py").symlink_to("user@host.1:2")
+    (site / "inventories/.prod.py.swp").touch()
+    (site / ".#racks.py").symlink_to("user@host.1:2")
     pull.build(site / "archive", (), site)
     with tarfile.open(site / "archive") as tar:
-        names = {name for name in tar.getnames() if name.startswith(("inventories/", "group_data/")) or "/" not in name}
+        parts = ("inventories/", "group_data/", "rooms/")
+        names = {name for name in tar.getnames() if name.startswith(parts) or "/" not in name}
         assert {tar.extractfile("deploy.py").read(), tar.extractfile("inventories/prod.py").read()} == {  # type: ignore[union-attr]
             (ROOT / "deploy.py").read_bytes(),
             (site / "inventories/prod.py").read_bytes(),
         }
     assert names - set(pull.CONTENT) == {
         *("ISSUED", "cache", "inventories", "inventories/prod.py", "inventories/local.py"),
-        *("group_data", "group_data/servers.py", "racks.py"),
+        *("group_data", "group_data/servers.py", "racks.py", "rooms", "rooms/__init__.py"),
     }
+    (site / "group_data/old.py").symlink_to("nowhere")
+    with pytest.raises(DeployError, match=r"group_data/old\.py cannot be packed: .*; remove or mend that file"):
+        pull.build(site / "archive", (), site)
+    (site / "group_data/old.py").unlink()
     (site / "inventories/local.py").write_text("")
     with pytest.raises(DeployError, match=r"inventories/local\.py: the archive has another file of this name; rename"):
         pull.build(site / "archive", (), site)

@@ -148,6 +148,7 @@ def test_rhel_10_s_python_is_new_enough(node: Node) -> None:
 @pytest.mark.parametrize(
     ("release", "message"),
     [
+        (["ID=debian", 'NAME="Debian"'], "Debian (os-release names no release) is not supported"),
         (["ID=opensuse-leap", 'NAME="openSUSE Leap"', 'VERSION_ID="15.6"'], "openSUSE 15 is not supported"),
         (["ID=ubuntu", 'NAME="Ubuntu"', 'VERSION_ID="20.04"'], "Ubuntu 20 is not supported"),
         ([], "unknown"),
