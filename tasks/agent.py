@@ -134,10 +134,22 @@ def stage(version: str) -> None:
     unpack(name="Stage", version=version)
 
 
+# Python may then open no file that is in no package (github.com/linux-application-whitelisting/fapolicyd/issues/135).
+_WHITELIST = """
+whitelisted() {
+  if systemctl --quiet is-active fapolicyd; then
+    echo "fapolicyd runs, and may keep Python from the agent's files; allow them: echo 'allow perm=any all : dir=$1/' >" \\
+      "/etc/fapolicyd/rules.d/20-trackbed.rules, then fagenrules --load; its journal names what it has denied" >&2
+  fi
+}
+"""
+
 # The checksum comes by SSH, as the commands do: so a file that another user exchanged in a folder that all may write is refused
 # (docs/decisions/0029-an-archive-by-ssh-has-a-checksum.md).
 # Unpacked beside its place, flushed to disk, then renamed: neither a reader nor a power cut finds half a version.
-_UNPACK = """
+_UNPACK = (
+    _WHITELIST
+    + """
 archive=$1 versions=$2 version=$3 python=$4 checksum=$5
 # A deploy before this one may have made them with another umask.
 chmod 755 "${versions%/*}" "$versions"
@@ -154,10 +166,12 @@ trap 'rm -rf "$new" "$archive"' EXIT
 trap 'exit 129' HUP INT TERM
 tar -xzf "$archive" -C "$new" --no-same-owner
 chmod 755 "$new"
-"$python" -I -m compileall -q -o 0 -o 2 --invalidation-mode unchecked-hash -s "$new" -p "$versions/$version" "$new"
+"$python" -I -m compileall -q -o 0 -o 2 --invalidation-mode unchecked-hash -s "$new" -p "$versions/$version" "$new" ||
+  { whitelisted "${versions%/*}"; exit 1; }
 sync -f "$new"
 mv -T "$new" "$versions/$version" || test -d "$versions/$version"
 """
+)
 
 
 @operation()
@@ -234,9 +248,12 @@ def launcher_text(python: str) -> str:
 
 
 # The journal says why the unit does not start.
-_CONTROL = """
-systemctl "$1" "$2" || { code=$?; journalctl --unit="$2" --lines=20 --output=cat --no-pager; exit "$code"; }
+_CONTROL = (
+    _WHITELIST
+    + """
+systemctl "$1" "$2" || { code=$?; journalctl --unit="$2" --lines=20 --output=cat --no-pager; whitelisted "$3"; exit "$code"; }
 """
+)
 
 
 def serve(
@@ -257,11 +274,11 @@ def serve(
     if not have.enabled:
         yield StringCommand("systemctl", "enable", name)
     if not have.active:
-        yield script(_CONTROL, "start", name)
+        yield script(_CONTROL, "start", name, BASE)
     elif restart is not None and have.version not in (None, version):
         yield restart
     elif unit_changes or have.version != version:
-        yield script(_CONTROL, "restart", name)
+        yield script(_CONTROL, "restart", name, BASE)
     else:
         return False
     return True

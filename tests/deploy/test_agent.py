@@ -52,7 +52,7 @@ SETTLED = {**BASE, **FILES, **versions(NEW, NEW), **service(NEW), **status(REPOR
 
 
 def control(verb: str) -> str:
-    return str(script(agent._CONTROL, verb, agent.UNIT))
+    return str(script(agent._CONTROL, verb, agent.UNIT, agent.BASE))
 
 
 def stage() -> None:

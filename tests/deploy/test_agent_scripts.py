@@ -91,6 +91,19 @@ def test_unpack_leaves_nothing_behind_when_it_fails(base: Path) -> None:
     assert not broken.exists()
 
 
+@pytest.mark.parametrize("active", [pytest.param(True, id="fapolicyd-135"), pytest.param(False, id="other fault")])
+def test_where_python_may_not_open_the_agent_s_files_the_list_of_trusted_files_is_named(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, active: bool
+) -> None:
+    program(tmp_path / "bin/systemctl", "true" if active else "exit 3")
+    program(tmp_path / "bin/python", "echo 'PermissionError: [Errno 1] Operation not permitted' >&2; exit 1")
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin/python"))
+    with pytest.raises(AssertionError, match="Operation not permitted") as failed:
+        unpack(base, upload(base, "x = 1\n"))
+    assert (f"'allow perm=any all : dir={base}/'" in str(failed.value)) is active
+
+
 def test_an_archive_that_was_exchanged_on_its_way_is_not_unpacked(base: Path) -> None:
     sent = sha256(upload(base, "print('ours')\n").read_bytes()).hexdigest()
     exchanged = upload(base, "print('theirs')\n")
