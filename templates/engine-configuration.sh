@@ -134,6 +134,14 @@ containerd)
     fault "containerd would still have another default runtime; a file that it imports after 99-nvidia.toml sets it" ;;
 esac
 
+# It reads its own file first, whatever it is asked (rt.Run in nvidia-container-toolkit). No container would start with a fault there.
+usable() {
+  if nvidia-container-runtime --version 2>&1 | grep 'error loading config' >output; then
+    fault "nvidia-container-runtime does not accept /etc/nvidia-container-runtime/config.toml: $(last_output 1); correct it there"
+  fi
+}
+usable
+
 comm -13 present result >wanted
 comm -23 present result | comm -23 - operator >stale
 cat wanted stale | sed -E 's/^/change /; s/ = .*//' | sort -u

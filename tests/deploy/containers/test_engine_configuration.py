@@ -21,6 +21,7 @@ CHOOSE = (
 )
 VALIDATE = SCRIPT[SCRIPT.index("validate() {") : SCRIPT.index("has() ")]
 KEEP_IMPORTS = SCRIPT[SCRIPT.index("imported() {") : SCRIPT.index("configure() {")]
+USABLE = SCRIPT[SCRIPT.index("usable() {") : SCRIPT.index("comm -13 present")]
 FIND_LOST = SCRIPT[SCRIPT.index("ours=") : SCRIPT.index("# dockerd does")]
 
 
@@ -124,3 +125,28 @@ def test_files_that_the_operator_imports_stay_imported(tmp_path: Path, operators
     (tmp_path / "main").write_text(f"imports = [{made}]\nversion = 2\n")
     subprocess.run(["sh", "-ec", f"main=main\n{KEEP_IMPORTS}keep_imports"], cwd=tmp_path, check=True)
     assert (tmp_path / "main").read_text() == f"imports = [{kept}]\nversion = 2\n"
+
+
+NOT_RELATIVE = 'nvidia-container-cli.ldconfig value "/usr/sbin/ldconfig" is not host-relative'
+
+
+@pytest.mark.parametrize(
+    ("said", "is_fault"),
+    [
+        pytest.param(f"error loading config: {NOT_RELATIVE}", True, id="nvidia-container-toolkit-830"),
+        ("no runtime binary found from candidate list", False),  # it is found by its whole path, as in CRI-O
+        ("NVIDIA Container Runtime version 1.18.1", False),
+    ],
+)
+def test_a_file_of_the_runtime_s_own_that_it_does_not_accept_is_named(
+    tmp_path: Path, said: str, is_fault: bool
+) -> None:
+    program(tmp_path / "bin/nvidia-container-runtime", f"echo '{said}' >&2; exit 1")
+    stubs = 'fault() { echo "fault $*"; exit 0; }\nlast_output() { tail -n 1 output; }\n'
+    done = subprocess.run(
+        ["sh", "-ec", f"{stubs}{USABLE}"],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert (f"config.toml: {said}; correct it there" in done.stdout) is is_fault
