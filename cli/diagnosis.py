@@ -76,6 +76,18 @@ def managed_netdevs(listed: str) -> frozenset[str]:
     )
 
 
+def redirecting(listed: str) -> frozenset[str]:
+    """The functions that send what one device writes to another up to the root complex, from `lspci -D -vv`."""
+    found = set[str]()
+    address = ""
+    for line in listed.splitlines():
+        if line and not line[0].isspace():
+            address = line.partition(" ")[0]
+        elif line.lstrip().startswith("ACSCtl:") and ("ReqRedir+" in line or "CmpltRedir+" in line):
+            found.add(address)
+    return frozenset(found)
+
+
 @frozen
 class SriovFact:
     """A PF of which the spec wants VFs. ``total``: its sriov_totalvfs; None: the function has no SR-IOV."""
@@ -91,7 +103,8 @@ class Evidence:
     """What is known about the node. ``service`` None: systemd does not run here. ``no_report``: why there is no report.
 
     ``not_fresh``: why the report may be out of date. ``spec_fault``: what is wrong with the spec's file.
-    ``iommu``: the kernel has IOMMU groups. ``managed``: wanted netdevs that NetworkManager manages.
+    ``iommu``: the kernel has IOMMU groups. ``redirecting``: PCI bridges above NICs and GPUs that redirect what these write to
+    each other. ``managed``: wanted netdevs that NetworkManager manages.
     ``publishes``: the reporter should publish the node in Kubernetes. ``published``: what it has published.
     """
 
@@ -104,6 +117,7 @@ class Evidence:
     spec_fault: str = ""
     sriov: Sequence[SriovFact] = ()
     iommu: bool = True
+    redirecting: Sequence[str] = ()
     processes: frozenset[str] = frozenset()
     managed: Sequence[str] = ()
     kinds: Sequence[str] = field(factory=tuple)
@@ -170,6 +184,16 @@ def _hints(evidence: Evidence) -> Iterator[Finding]:
         what = "functions should be bound to vfio-pci, and the kernel has no IOMMU groups"
         remedy = "turn VT-d or AMD-Vi on in the BIOS and boot with intel_iommu=on (Intel) iommu=pt"
         yield Finding("device", "required", what, remedy, -2)
+    if evidence.redirecting:
+        what = (
+            "transfers between GPUs and NICs take the way by the CPU, or fail, since PCI access control (ACS) redirects them "
+            f"at {', '.join(evidence.redirecting)}"
+        )
+        remedy = (
+            "unless virtual machines need the isolation, turn ACS off in the BIOS, or boot with pci=disable_acs_redir=ADDRESS "
+            "(several, with ; between them)"
+        )
+        yield Finding("device", "warn", what, remedy, -1)
     if evidence.managed:
         what = f"NetworkManager manages {', '.join(evidence.managed)}: it may set MTU and state again"
         remedy = "exclude them: [keyfile] unmanaged-devices= in /etc/NetworkManager/conf.d/, then nmcli general reload"

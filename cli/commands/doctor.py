@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -16,7 +17,7 @@ from agent.report.verdict import NoReport, read_report, why_not_fresh
 from agent.runtime import boot_id, uptime
 from agent.spec.node import NodeSpec, spec_hash
 from cli.commands import _common
-from cli.diagnosis import Evidence, Service, SriovFact, diagnose, managed_netdevs
+from cli.diagnosis import Evidence, Service, SriovFact, diagnose, managed_netdevs, redirecting
 from cli.programs import run
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ def _evidence() -> Evidence:
         spec_fault=fault,
         sriov=_sriov(machine, nics),
         iommu=_has_iommu(machine),
+        redirecting=_redirecting(machine, nics) if spec and spec.gpus and spec.gpus.peer_memory else (),
         processes=processes,
         managed=_managed(machine, nics) if "NetworkManager" in processes else (),
         kinds=[kind.NAME for kind in ordered()],
@@ -129,6 +131,21 @@ def _has_iommu(machine: Machine) -> bool:
     from agent.hardware.sysfs import names_in
 
     return bool(names_in(machine.files, "/sys/kernel/iommu_groups"))
+
+
+def _redirecting(machine: Machine, nics: Mapping[str, WantedNic]) -> list[str]:
+    """The PCI bridges above the spec's NICs and the GPUs that redirect what one of them writes to another."""
+    from agent.hardware.functions import device_path
+    from cli.topology import gpus
+
+    try:
+        ran = run(["lspci", "-D", "-vv"], DEADLINE)
+    except OSError:
+        return []
+    devices = [*nics, *(address for address, _ in gpus(machine.files))]
+    # Each folder on the way to a device is that of a bridge above it.
+    above = {part for address in devices for part in Path(device_path(address)).resolve().parent.parts}
+    return sorted(redirecting(ran.output) & above)
 
 
 def _managed(machine: Machine, nics: Mapping[str, WantedNic]) -> list[str]:

@@ -9,7 +9,7 @@ from agent.report.published import Published
 from agent.report.records import Change, Condition, Outcome, Report
 from agent.report.verdict import NoReport
 from agent.spec.node import from_mapping
-from cli.diagnosis import Evidence, Finding, Service, SriovFact, diagnose, managed_netdevs
+from cli.diagnosis import Evidence, Finding, Service, SriovFact, diagnose, managed_netdevs, redirecting
 
 RUNS = Service("active", "running", "enabled")
 REPORT = Report("n1", "h1", "boot", "0.1", ready=True, up_to_date=True)
@@ -172,3 +172,33 @@ def test_vfio_without_an_iommu_is_named(nic: dict[str, object]) -> None:
 def test_a_netdev_that_network_manager_only_watches_is_not_managed() -> None:
     listed = "ens1f0:connected\nens1f1:connected (externally)\nens1f2:unmanaged\nens1f3:disconnected\n"
     assert managed_netdevs(listed) == {"ens1f0", "ens1f3"}
+
+
+LSPCI = """\
+0000:00:03.1 PCI bridge: Advanced Micro Devices, Inc. [AMD] Starship/Matisse GPP Bridge (prog-if 00 [Normal decode])
+\tCapabilities: [2a0 v1] Access Control Services
+\t\tACSCap:\tSrcValid+ TransBlk+ ReqRedir+ CmpltRedir+ UpstreamFwd+ EgressCtrl- DirectTrans+
+\t\tACSCtl:\t{}
+
+0000:41:00.0 VGA compatible controller: NVIDIA Corporation AD102GL (rev a1)
+\tControl: I/O+ Mem+ BusMaster+
+"""
+
+
+@pytest.mark.parametrize(
+    ("control", "named"),
+    [
+        pytest.param(
+            "SrcValid+ TransBlk- ReqRedir+ CmpltRedir+ UpstreamFwd+ EgressCtrl- DirectTrans-", True, id="nccl-214"
+        ),
+        pytest.param(
+            "SrcValid+ TransBlk- ReqRedir- CmpltRedir+ UpstreamFwd+ EgressCtrl- DirectTrans-", True, id="nccl-2079"
+        ),
+        ("SrcValid+ TransBlk- ReqRedir- CmpltRedir- UpstreamFwd- EgressCtrl- DirectTrans-", False),
+    ],
+)
+def test_a_bridge_that_redirects_what_gpus_and_nics_send_to_each_other_is_named(control: str, named: bool) -> None:
+    found = redirecting(LSPCI.format(control))
+    assert found == ({"0000:00:03.1"} if named else set())
+    said = text(diagnose(evolve(WELL, redirecting=sorted(found))))
+    assert ("redirects them at 0000:00:03.1 | unless virtual machines" in said) is named
