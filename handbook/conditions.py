@@ -10,12 +10,16 @@ from handbook.markdown import cell, code, table
 
 
 def checks() -> str:
-    """The checks, each with what must hold, as its module says."""
+    """The checks, each with what must hold."""
     head = ("Check", "Condition", "Stage", "Severity", "What must hold")
-    return table(head, ([code(p.name), code(p.type), p.stage, p.severity, cell(_first_paragraph(p))] for p in probes()))
+    return table(
+        head,
+        ([code(p.name), code(p.type), p.stage, p.severity, cell(p.holds or _first_paragraph(p))] for p in probes()),
+    )
 
 
 def _first_paragraph(probe: Probe) -> str:
+    """What its module says."""
     return inspect.getdoc(inspect.getmodule(probe.judge)).partition("\n\n")[0]  # type: ignore[union-attr]
 
 

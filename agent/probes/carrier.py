@@ -4,15 +4,14 @@ from collections.abc import Iterator, Mapping
 
 from agent.kinds import links, vf_attributes, vf_links
 from agent.machine import VfInfo
+from agent.probes import Probe
 from agent.report.reasons import condition
-from agent.report.records import Condition, FunctionFault, Severity, Stage
+from agent.report.records import Condition, FunctionFault
 from agent.report.target import is_vf, vf_index
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted, WantedNic
 
 TYPE = "Carrier"
-STAGE: Stage = "network"
-SEVERITY: Severity = "required"
 
 DARK = "NoCarrier"
 HELD = ", which its PF holds down"
@@ -56,3 +55,6 @@ def _holds_down(have: Snapshot, address: str, target: str) -> bool:
 
 def _held_down(nic: WantedNic, target: str) -> bool:
     return is_vf(target) and nic.vf_wanted(vf_index(target)).link_state == "disable"
+
+
+PROBES = (Probe(name="carrier", type=TYPE, stage="network", judge=judge),)

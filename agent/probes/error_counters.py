@@ -15,15 +15,13 @@ from attrs import frozen
 from agent.hardware.functions import NET, RDMA, device_path, netdev
 from agent.hardware.sysfs import names_in, read_or, whole
 from agent.machine import Files, Machine
+from agent.probes import Probe
 from agent.report.reasons import condition
-from agent.report.records import Condition, FunctionFault, Severity, Stage
+from agent.report.records import Condition, FunctionFault
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
 
 TYPE = "ErrorCounters"
-STAGE: Stage = "network"
-SEVERITY: Severity = "warn"
-OF_NICS = True
 
 RISING = "ErrorsRising"
 WINDOW = 600.0
@@ -99,3 +97,17 @@ def judge(want: Wanted, have: Snapshot, facts: tuple[Sample, ...]) -> list[Condi
     ]
     message = ", ".join(fault.message for fault in faults)
     return [condition(TYPE, RISING, f"within {WINDOW / 60:.0f} minutes: {message}", faults=faults)]
+
+
+PROBES = (
+    Probe(
+        name="error_counters",
+        type=TYPE,
+        stage="network",
+        severity="warn",
+        read=read,
+        remember=remember,
+        judge=judge,
+        of_nics=True,
+    ),
+)

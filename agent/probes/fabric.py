@@ -14,17 +14,14 @@ from agent.hardware.functions import device_path, driver
 from agent.hardware.rdma import Reader
 from agent.hardware.sysfs import read_or, target_of
 from agent.machine import Files, Machine
+from agent.probes import Probe
 from agent.report.fabric import RESULTS_FILE, FabricResults, identity, results_from_json
 from agent.report.reasons import condition
-from agent.report.records import Condition, FunctionFault, Severity, Stage
+from agent.report.records import Condition, FunctionFault
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
 
 TYPE = "FabricProven"
-STAGE: Stage = "network"
-# A new driver on all nodes would make all of them unready at once.
-SEVERITY: Severity = "warn"
-OF_NICS = True
 
 FAILED, CHANGED, UNTESTED = "TestFailed", "ChangedSinceTest", "NotTested"
 DAY = 86400.0
@@ -114,3 +111,7 @@ def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     if not now:
         return ["its RDMA device is gone"]
     return [f"{name} was {before.get(name)}, is {now[name]}" for name in now if before.get(name) != now[name]]
+
+
+# Severity: a new driver on all nodes would make all of them unready at once.
+PROBES = (Probe(name="fabric", type=TYPE, stage="network", severity="warn", read=read, judge=judge, of_nics=True),)

@@ -10,14 +10,13 @@ from attrs import frozen
 
 from agent.hardware.sysfs import names_in
 from agent.machine import Machine
+from agent.probes import Probe
 from agent.report.reasons import condition
-from agent.report.records import Condition, Severity, Stage
+from agent.report.records import Condition
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
 
 TYPE = "GpusPresent"
-STAGE: Stage = "cluster"  # on some nodes a container installs the driver
-SEVERITY: Severity = "required"
 
 MODULE = "/sys/module/nvidia"
 GPUS = "/proc/driver/nvidia/gpus"
@@ -55,3 +54,7 @@ def judge(want: Wanted, have: Snapshot, facts: Gpus) -> list[Condition]:
     if wanted.peer_memory and not facts.peer_memory:
         return [condition(TYPE, "PeerMemoryMissing", "the module nvidia_peermem is not loaded")]
     return [condition(TYPE, "AllPresent")]
+
+
+# Stage: on some nodes a container installs the driver.
+PROBES = (Probe(name="gpus", type=TYPE, stage="cluster", read=read, judge=judge),)

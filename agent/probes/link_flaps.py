@@ -17,18 +17,15 @@ from attrs import evolve, field, frozen
 
 from agent.kinds import links
 from agent.machine import Link
+from agent.probes import Probe
 from agent.report.age import say_age
 from agent.report.reasons import condition
-from agent.report.records import Condition, FunctionFault, LinkState, Severity, Stage
+from agent.report.records import Condition, FunctionFault, LinkState
 from agent.spec.node import Flaps
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
 
 TYPE = "LinkFlaps"
-STAGE: Stage = "network"
-# Replacing one switch would make every node behind it unready.
-SEVERITY: Severity = "warn"
-SEVERITY_OF_FUNCTION: Severity = "required"
 
 DAY = 86400.0
 LONGEST = DAY
@@ -74,9 +71,6 @@ class Memory:
 
     kept: Mapping[str, Carrier] = field(factory=dict)
     now: float = 0.0
-
-
-KEPT = Memory
 
 
 def remember(before: Memory | None, now: float, have: Snapshot, facts: None) -> Memory:
@@ -190,3 +184,17 @@ def _fault(address: str, found: Health) -> FunctionFault:
         return FunctionFault(address, found.state.capitalize(), message, "warn", "likely")
     message += f"; on probation once it has been up for {say_age(found.hold)}"
     return FunctionFault(address, "Quarantined", message, certainty="likely")
+
+
+PROBES = (
+    Probe(
+        name="link_flaps",
+        type=TYPE,
+        stage="network",
+        severity="warn",  # replacing one switch would make every node behind it unready
+        severity_of_function="required",
+        remember=remember,
+        kept=Memory,
+        judge=judge,
+    ),
+)

@@ -9,16 +9,15 @@ from collections.abc import Iterator
 from agent.hardware.interrupts import MANAGEMENT, Irq
 from agent.kinds import irqs, links, vf_links
 from agent.machine import Link
+from agent.probes import Probe
 from agent.report.reasons import condition
-from agent.report.records import Condition, FunctionFault, Severity, Stage
+from agent.report.records import Condition, FunctionFault
 from agent.report.target import device_of
 from agent.spec.ranges import format_ranges
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
 
 TYPE = "QueueInterrupts"
-STAGE: Stage = "device"
-SEVERITY: Severity = "warn"
 
 UNRECOGNISED = "NotRecognised"
 MAC_LENGTH = len("00:00:00:00:00:00")
@@ -100,3 +99,6 @@ def _unrecognised(want: Wanted, have: Snapshot) -> Iterator[tuple[str, Link, tup
                 continue
             if all(irq.role == MANAGEMENT for irq in requested):
                 yield target, link, requested
+
+
+PROBES = (Probe(name="queue_interrupts", type=TYPE, stage="device", judge=judge, severity="warn"),)

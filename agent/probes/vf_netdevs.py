@@ -13,15 +13,14 @@ from collections.abc import Mapping
 from attrs import evolve, frozen
 
 from agent.kinds import links, vf_links
+from agent.probes import Probe
 from agent.report.reasons import condition
-from agent.report.records import Condition, FunctionFault, Severity, Stage
+from agent.report.records import Condition, FunctionFault
 from agent.report.target import device_of
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
 
 TYPE = "VfNetdevs"
-STAGE: Stage = "device"
-SEVERITY: Severity = "warn"  # it may be in a network namespace that the agent cannot enter, and serve a container there
 
 MISSING = "NetdevMissing"
 UNSTABLE = "NetdevUnstable"
@@ -96,3 +95,7 @@ def judge(want: Wanted, have: Snapshot, facts: Mapping[str, Presence]) -> list[C
 
 def _is_required(want: Wanted, fault: FunctionFault) -> bool:
     return want.nics[device_of(fault.target)].nic.required
+
+
+# Severity: it may be in a network namespace that the agent cannot enter, and serve a container there.
+PROBES = (Probe(name="vf_netdevs", type=TYPE, stage="device", severity="warn", remember=remember, judge=judge),)

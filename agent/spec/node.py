@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import importlib.util
 import json
-import pkgutil
 import re
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import islice
 from typing import Any, Literal
 
@@ -32,13 +30,21 @@ Granularity = Literal["node", "device"]
 ProbeSeverity = Literal["required", "warn", "off"]
 
 
-@cache
-def probe_names() -> frozenset[str]:
-    """The names of the readiness checks: the files of ``agent/probes``, which this module may not import."""
-    package = importlib.util.find_spec("agent.probes")
-    folders = package.submodule_search_locations if package is not None else None
-    return frozenset(module.name for module in pkgutil.iter_modules(folders or []))
-
+PROBES = {
+    *("carrier", "clock", "device_plugins", "error_counters", "fabric", "gpus", "hung", "irqbalance", "kernel_modules"),
+    *(
+        "kubelet_hugepages",
+        "link_flaps",
+        "memlock",
+        "nics",
+        "node_guids",
+        "partition_keys",
+        "pcie_link",
+        "queue_interrupts",
+    ),
+    *("rdma_chardevs", "rdma_devices", "rdma_ports", "subnet_manager", "vf_netdevs"),
+}
+"""The names of the readiness checks. agent/probes has the checks."""
 
 # A DNS name (RFC 1123), what the API server takes as a Node's name; an IPv4 address is one as well.
 NODE_NAME = re.compile(
@@ -62,10 +68,9 @@ _POWER_OF_TWO = OneOf(
 
 
 def _probe_names(_: object, attribute: Attribute[Any], value: Mapping[str, object]) -> None:
-    known = probe_names()
-    for name in value.keys() - known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known probes: {', '.join(sorted(known))}"
+    for name in value.keys() - PROBES:
+        near = difflib.get_close_matches(name, PROBES, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known probes: {', '.join(sorted(PROBES))}"
         raise ValueError(f"{attribute.name}: unknown probe {name!r}; {hint}")
 
 
@@ -207,7 +212,7 @@ class Flaps:
 
 @frozen
 class Readiness:
-    """The settings of the readiness checks, by the check's name (:func:`probe_names`), and when flaps quarantine a NIC.
+    """The settings of the readiness checks, by the check's name (:data:`PROBES`), and when flaps quarantine a NIC.
 
     With ``granularity`` device a fault of a NIC does not cost the node Ready while ``at_least`` so many NICs, or ``these``, are
     ready. With node every fault of a required NIC does.

@@ -1,4 +1,5 @@
-"""What docs/extending.md promises: a kind, a probe and a VF attribute are each added by one new file, a driver family by a row.
+"""What docs/extending.md promises: a kind and a VF attribute are one file each, a driver family is a row, a probe a row and a
+name.
 
 The files and the row are the examples of that page.
 """
@@ -54,7 +55,7 @@ def test_a_kind_is_one_file(tmp_path: Path) -> None:
     assert converged(tmp_path)["numa_balancing"] == "0"
 
 
-def test_a_probe_is_one_file_and_the_spec_can_set_it(tmp_path: Path) -> None:
+def test_a_probe_is_a_row_and_a_name_that_the_spec_can_set(tmp_path: Path) -> None:
     write(tmp_path, [name for name in examples() if name.startswith("probes/")])
     result = converged(tmp_path)
     assert result["conditions"]["Temperature"] == ["False", "TooHot"]
@@ -93,6 +94,6 @@ def test_without_its_file_a_vf_attribute_is_unknown_to_the_spec(tmp_path: Path) 
         converged(tmp_path, tx_rate=300)
 
 
-def test_without_its_file_a_probe_is_unknown_to_the_spec(tmp_path: Path) -> None:
+def test_without_its_name_a_probe_is_unknown_to_the_spec(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="unknown probe 'temperature'"):
         converged(tmp_path)

@@ -3,14 +3,11 @@
 import pytest
 
 from agent.probes import probes
-from agent.spec.node import SpecError, from_mapping
+from agent.spec.node import PROBES, SpecError, from_mapping
 
 
-def test_the_spec_takes_every_probe_by_its_module_s_name() -> None:
-    settings: dict[str, object] = {probe.name: {"severity": "warn"} for probe in probes()}
-    assert settings.keys() >= {"carrier", "clock", "nics"}
-    spec = from_mapping({"node_name": "n1", "readiness": {"probes": settings}})
-    assert spec.readiness.probes.keys() == settings.keys()
+def test_the_spec_knows_the_probes_that_exist_and_no_other() -> None:
+    assert sorted(PROBES) == [probe.name for probe in probes()]
 
 
 def test_an_unknown_probe_is_refused_with_the_nearest_name() -> None:

@@ -16,7 +16,7 @@ from agent.service import inbox, loop, wake
 from agent.service import loop as loop_module
 from agent.service.activity import View
 from agent.service.apply_socket import ask
-from agent.spec.node import probe_names
+from agent.spec.node import PROBES
 from tests.contract.asking import soon
 from tests.sim.readiness import Node, writer
 from tests.sim.service.running import STUCK, Announced, Endless, Out, both, condition, one
@@ -24,7 +24,7 @@ from tests.sim.two_nics import PF0, PF1
 
 NEVER = 10**9
 
-OFF = {name: {"severity": "off"} for name in probe_names()}
+OFF = {name: {"severity": "off"} for name in PROBES}
 """The settings of all probes."""
 
 OPTIONAL = json.dumps(

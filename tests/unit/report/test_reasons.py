@@ -25,13 +25,11 @@ def test_each_call_that_makes_a_condition_gives_declared_reasons() -> None:
     given = set()
     for path in AGENT.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in (
-                "Condition",
-                "condition",
-                "_lacking",
-                "judged",
-            ):
-                words = {text for each in node.args[1:4] for text in strings(each) if REASON.fullmatch(text)}
+            if isinstance(node, ast.Call):
+                of_maker = getattr(node.func, "id", "") in ("Condition", "condition", "_lacking")
+                named = [each.value for each in node.keywords if each.arg in ("lacking", "whole")]
+                arguments = [*(node.args[1:4] if of_maker else ()), *named]
+                words = {text for each in arguments for text in strings(each) if REASON.fullmatch(text)}
                 given |= words - {"True", "False", "Unknown", *REASONS}
     assert len(given) > 50
     assert given - known == set()
