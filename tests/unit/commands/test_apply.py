@@ -8,10 +8,11 @@ from pathlib import Path
 
 from attrs import evolve
 
+from agent.report import names
 from agent.report.records import Condition, Disruption
 from agent.service import lock
 from agent.service.apply_socket import NAME, Progress, Requests
-from tests.unit.commands.test_commands import CONDITIONS, OUTCOME, spec, trackbed
+from tests.unit.commands.node_folder import CONDITIONS, OUTCOME, report, spec, trackbed
 
 
 def test_without_the_service_apply_makes_the_changes(tmp_path: Path) -> None:
@@ -85,3 +86,12 @@ def test_apply_is_refused_while_the_service_has_the_lock(tmp_path: Path) -> None
         assert refused.returncode == 1
         assert reason in refused.stderr
         assert "systemctl stop trackbed" in refused.stderr
+
+
+def test_a_service_that_cannot_take_its_lock_leaves_no_report_behind(tmp_path: Path) -> None:
+    report(tmp_path)
+    (tmp_path / lock.NAME).mkdir()
+    refused = trackbed(tmp_path, "run")
+    assert refused.returncode == 1
+    assert len(refused.stderr.splitlines()) == 1 and "make room" in refused.stderr
+    assert not (tmp_path / names.REPORT).exists()

@@ -81,6 +81,8 @@ def test_the_installed_command_is_this_project_wherever_it_is_called(tmp_path: P
             "",
             "x.gif ends with none of .svg, .png, .xml; see: trackbed topology --help",
         ),
+        (("inspect", "--as-inventory", "--as-spec"), "", "exclude each other"),
+        (("inspect", "--as-machine", "--json"), "", "leave the other options out"),
         (("inspect", "--node-name", ""), "", "--nic and --node-name belong to --as-spec and --as-inventory"),
         (("bundle", "--output", "/nonexistent/x"), "", "/nonexistent/x cannot be written: No such file"),
         (("reporter", "--kubernetes-secret", "/dev/null"), "", "--kubernetes and --kubernetes-secret belong together"),

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 from attrs import evolve
@@ -24,64 +22,18 @@ from agent.report.published import Published
 from agent.report.records import (
     Change,
     Condition,
-    Disruption,
     FunctionFault,
     NicVerdict,
     Outcome,
-    Report,
     Result,
     VfVerdict,
-    report_to_json,
     to_plain,
 )
-from agent.service import lock
-from agent.spec.node import from_mapping
 from cli.commands import Commands
+from tests.unit.commands.node_folder import CONDITIONS, OUTCOME, ROOT, command, on_a_terminal, report, spec, trackbed
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parents[3]
 COMMANDS = Commands().list_commands(None)  # type: ignore[arg-type]  # it looks at no context
-
-# The same program with its three folders elsewhere.
-PROGRAM = """
-import sys
-from pathlib import Path
-from cli.commands import _common
-from agent.report import published
-_common.RUN = _common.STATE = Path(sys.argv.pop(1))
-_common.SPEC = _common.RUN / "node.json"
-published.PATH = _common.RUN / "published.json"
-published.SETTINGS = _common.RUN / "reporter.json"
-from cli.__main__ import main
-main()
-"""
-CONDITIONS = (
-    Condition("Converged", "True", "AsWanted"),
-    Condition("Clock", "False", "NotSynced", "no", severity="warn"),
-)
-OUTCOME = Outcome(Change("vfs", "0000:21:00.0", "count", 4, 5, Disruption.VF_RESET), "applied")
-
-
-def command(folder: Path, *arguments: str) -> list[str]:
-    return [sys.executable, "-c", PROGRAM, str(folder), *arguments]
-
-
-def trackbed(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(folder, *arguments), cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
-    )
-
-
-def report(folder: Path, **different: object) -> Report:
-    made = Report("n1", "h1", runtime.boot_id(), "0.1", ready=True, up_to_date=True, conditions=CONDITIONS)
-    stamps = {"uptime": runtime.uptime(), "heartbeat": time.time()}
-    made = evolve(made, **{**stamps, **different})  # type: ignore[arg-type]
-    runtime.write_atomically(folder / names.REPORT, report_to_json(made))
-    return made
-
-
-def spec(folder: Path, **more: object) -> None:
-    (folder / "node.json").write_text(json.dumps({"node_name": "n1", **more}))
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "worker"])
@@ -91,9 +43,6 @@ def test_every_command_has_help_with_its_exit_codes_and_an_example(name: str, tm
     assert "Exit code: 0" in helped.stdout
     assert "Example: " in helped.stdout
     assert name in ("run", "completion", "init", "reporter") or "--json" in helped.stdout
-
-
-# --- status ----------------------------------------------------------------------------------------------------
 
 
 def test_status_is_0_only_for_a_fresh_report_of_this_boot(tmp_path: Path) -> None:
@@ -168,27 +117,6 @@ def test_a_report_in_another_format_gives_one_message(tmp_path: Path) -> None:
     assert said.returncode == 1
     assert "not a Report of this agent" in said.stderr
     assert "Traceback" not in said.stderr
-
-
-def on_a_terminal(folder: Path, *arguments: str, until: str = "", **environment: str) -> str:
-    """What a command writes when its standard output is a terminal; Ctrl-C once it has written ``until``."""
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        command(folder, *arguments), cwd=ROOT, stdout=theirs, stderr=theirs, env={**os.environ, **environment}
-    )
-    os.close(theirs)
-    said = b""
-    try:
-        while chunk := os.read(ours, 4096):
-            said += chunk
-            if until and until.encode() in said:
-                process.send_signal(signal.SIGINT)
-                until = ""
-    except OSError:
-        pass  # EIO: the other end is closed
-    process.wait(timeout=30)
-    os.close(ours)
-    return said.decode()
 
 
 def test_colours_are_for_terminals_alone_and_can_be_turned_off(tmp_path: Path) -> None:
@@ -284,68 +212,6 @@ def test_text_from_outside_is_escaped_on_the_terminal(tmp_path: Path) -> None:
         assert SHOWN in text
 
 
-# --- history and doctor ----------------------------------------------------------------------------------------
-
-
-def test_history_says_what_when_and_why(tmp_path: Path) -> None:
-    assert trackbed(tmp_path, "history").stdout == "nothing was changed yet\n"
-    kept = History(tmp_path, "boot-1")
-    kept.record([OUTCOME], "h1", "spec")
-    kept.record([OUTCOME], "h1", "event 0000:21:00.0")
-    said = trackbed(tmp_path, "history").stdout
-    assert "boot boot-1" in said
-    assert "  event 0000:21:00.0  (spec h1)\n  applied     vfs 0000:21:00.0 count: 4 -> 5\n" in said
-    every = trackbed(tmp_path, "history", "--all", "--last", "1").stdout
-    assert "applied     vfs 0000:21:00.0 count: 4 -> 5  (event 0000:21:00.0; spec h1)" in every
-    (line,) = trackbed(tmp_path, "history", "--json", "--last", "1").stdout.splitlines()
-    assert json.loads(line)["trigger"] == "event 0000:21:00.0"
-    assert trackbed(tmp_path, "history", "--device", "host").stdout == "no change of this device or time is kept\n"
-
-
-def test_history_says_which_of_its_lines_cannot_be_read(tmp_path: Path) -> None:
-    (tmp_path / "history.jsonl").write_text("{}\n\x00\n")
-    damaged = trackbed(tmp_path, "history")
-    assert (damaged.returncode, damaged.stdout) == (0, "")
-    assert damaged.stderr == f"{tmp_path}/history.jsonl: 2 lines cannot be read and are left out\n"
-
-
-def test_history_has_one_line_for_the_changes_of_a_pass_to_a_device(tmp_path: Path) -> None:
-    pf = "0000:21:00.0"
-    vfs = [Change("vf_links", f"{pf}#{index}", "mtu", 1500, 9000) for index in range(7)]
-    made = [Change("links", pf, "mtu", 1500, 9000), Change("vfs", pf, "count", 0, 7, Disruption.LINK_FLAP), *vfs]
-    host = Change("sysctls", "host", "vm.swappiness", "60", "10")
-    kept = History(tmp_path, "boot-1")
-    kept.record([Outcome(change, "applied") for change in (*made, host)], "h1", "start")
-    kept.record(
-        [Outcome(change, "failed", "EBUSY", "see dmesg") for change in vfs], "h1", f"event {pf}#0 {pf}#1 {pf}#2 {pf}#3"
-    )
-    kept.record([Outcome(change, "applied") for change in vfs], "h1", "retry")
-    kept.record([Outcome(Change("vfs", pf, "count", 7, 0), "applied")], "h1", "spec")
-    moved = [
-        Change("irqs", pf, f"rx-{queue}", "1", "2", note="CPU 1 went offline" if queue else "") for queue in range(4)
-    ]
-    kept.record([Outcome(change, "applied") for change in moved], "h1", "resync")
-    lines = trackbed(tmp_path, "history").stdout.splitlines()
-    assert [line.lstrip() for line in lines if line.startswith("  ")] == [
-        f"applied     {pf}: made 7 VFs and configured them; set links of the PF: 9 writes [link-flap]",
-        "applied     sysctls host vm.swappiness: 60 -> 10",
-        f"failed      vf_links {pf}#0 mtu: 1500 -> 9000: EBUSY; see dmesg (and 6 more like this)",
-        f"applied     {pf}: configured VF 0-6: 7 writes",
-        f"applied     vfs {pf} count: 7 -> 0",
-        f"applied     {pf}: set irqs of the PF: 4 writes; 3 of them: CPU 1 went offline",
-    ]
-    assert sum(f"event {pf}#0 and 3 more" in line for line in lines) == 1
-    assert len(trackbed(tmp_path, "history", "--all").stdout.splitlines()) == 1 + 10 + 7 + 7 + 1 + 4
-
-
-def test_history_names_the_programs_that_ran_at_a_repair_and_accuses_none(tmp_path: Path) -> None:
-    repaired = Outcome(Change("links", "0000:21:00.0", "mtu", 1500, 9000), "applied")
-    History(tmp_path, "boot-1").record([repaired], "h1", "event 0000:21:00.0", {"links": ("NetworkManager",)})
-    said = "\n  running     NetworkManager: known to set such values; who set these is not known\n"
-    assert trackbed(tmp_path, "history").stdout.endswith(said)
-    assert "(event 0000:21:00.0; spec h1; running: NetworkManager)" in trackbed(tmp_path, "history", "--all").stdout
-
-
 def test_doctor_names_a_remedy_on_a_node_without_an_agent(tmp_path: Path) -> None:
     said = trackbed(tmp_path, "doctor")
     assert said.returncode == 1
@@ -354,24 +220,6 @@ def test_doctor_names_a_remedy_on_a_node_without_an_agent(tmp_path: Path) -> Non
     assert json.loads(trackbed(tmp_path, "doctor", "--json").stdout)["findings"][0]["stage"] == "agent"
     spec(tmp_path, node_number="x")
     assert "1. problem (agent): the spec is refused: " in trackbed(tmp_path, "doctor").stdout
-
-
-# --- apply -----------------------------------------------------------------------------------------------------
-
-
-def test_a_service_that_cannot_take_its_lock_leaves_no_report_behind(tmp_path: Path) -> None:
-    report(tmp_path)
-    (tmp_path / lock.NAME).mkdir()
-    refused = trackbed(tmp_path, "run")
-    assert refused.returncode == 1
-    assert len(refused.stderr.splitlines()) == 1 and "make room" in refused.stderr
-    assert not (tmp_path / names.REPORT).exists()
-
-
-# --- stat ------------------------------------------------------------------------------------------------------
-
-
-# --- the rest --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("shell", "word"), [("bash", "complete"), ("zsh", "#compdef"), ("fish", "complete")])
@@ -385,47 +233,6 @@ def test_the_completion_script_completes_commands() -> None:
         [sys.executable, "-m", "cli"], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
     )
     assert sorted(done.stdout.splitlines()) == ["plain,stat", "plain,status"]
-
-
-def test_as_spec_of_this_machine_has_an_empty_plan(tmp_path: Path) -> None:
-    written = trackbed(tmp_path, "inspect", "--as-spec", "--node-name", "n1")
-    assert written.returncode == 0, written.stderr
-    (tmp_path / "node.json").write_text(written.stdout)
-    assert trackbed(tmp_path, "plan").returncode == 0
-
-
-def test_as_inventory_of_this_machine_is_python_with_a_valid_spec(tmp_path: Path) -> None:
-    written = trackbed(tmp_path, "inspect", "--as-inventory", "--node-name", "n1")
-    assert written.returncode == 0, written.stderr
-    scope: dict[str, Any] = {}
-    exec(written.stdout, scope)  # noqa: S102  what pyinfra does with an inventory
-    (host,), data = scope["servers"]
-    name, own = host
-    assert (name, own) == (socket.gethostname().lower(), {"node_name": "n1"})
-    assert from_mapping({**data, **own}).node_name == "n1"
-
-
-def test_as_spec_says_that_it_cannot_take_the_name_from_a_damaged_spec(tmp_path: Path) -> None:
-    (tmp_path / "node.json").write_text("{")
-    written = trackbed(tmp_path, "inspect", "--as-spec")
-    assert f"{tmp_path}/node.json cannot be read, so node_name is this host's name" in written.stderr
-    assert json.loads(written.stdout)["node_name"] == socket.gethostname().lower()
-    assert "node_name" not in trackbed(tmp_path, "inspect", "--as-spec", "--node-name", "n1").stderr
-
-
-def test_as_inventory_is_refused_with_as_spec(tmp_path: Path) -> None:
-    refused = trackbed(tmp_path, "inspect", "--as-inventory", "--as-spec")
-    assert (refused.returncode, "exclude each other" in refused.stderr) == (1, True)
-
-
-def test_as_machine_prints_this_machine(tmp_path: Path) -> None:
-    written = trackbed(tmp_path, "inspect", "--as-machine")
-    assert (written.returncode, bool(json.loads(written.stdout)["cpus"]["nodes"])) == (0, True)
-
-
-def test_as_machine_is_refused_with_another_form(tmp_path: Path) -> None:
-    refused = trackbed(tmp_path, "inspect", "--as-machine", "--json")
-    assert (refused.returncode, "leave the other options out" in refused.stderr) == (1, True)
 
 
 def test_a_node_that_has_not_joined_a_cluster_is_not_waited_for(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.commands.test_commands import ROOT, command, trackbed
+from tests.unit.commands.node_folder import ROOT, command, trackbed
 
 
 def talk(until: Callable[[], bool]) -> None:

@@ -1,0 +1,46 @@
+"""`trackbed inspect` as a process, on this machine."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.spec.node import from_mapping
+from tests.unit.commands.node_folder import trackbed
+
+pytestmark = pytest.mark.slow
+
+
+def test_as_spec_of_this_machine_has_an_empty_plan(tmp_path: Path) -> None:
+    written = trackbed(tmp_path, "inspect", "--as-spec", "--node-name", "n1")
+    assert written.returncode == 0, written.stderr
+    (tmp_path / "node.json").write_text(written.stdout)
+    assert trackbed(tmp_path, "plan").returncode == 0
+
+
+def test_as_inventory_of_this_machine_is_python_with_a_valid_spec(tmp_path: Path) -> None:
+    written = trackbed(tmp_path, "inspect", "--as-inventory", "--node-name", "n1")
+    assert written.returncode == 0, written.stderr
+    scope: dict[str, Any] = {}
+    exec(written.stdout, scope)  # noqa: S102  what pyinfra does with an inventory
+    (host,), data = scope["servers"]
+    name, own = host
+    assert (name, own) == (socket.gethostname().lower(), {"node_name": "n1"})
+    assert from_mapping({**data, **own}).node_name == "n1"
+
+
+def test_as_spec_says_that_it_cannot_take_the_name_from_a_damaged_spec(tmp_path: Path) -> None:
+    (tmp_path / "node.json").write_text("{")
+    written = trackbed(tmp_path, "inspect", "--as-spec")
+    assert f"{tmp_path}/node.json cannot be read, so node_name is this host's name" in written.stderr
+    assert json.loads(written.stdout)["node_name"] == socket.gethostname().lower()
+    assert "node_name" not in trackbed(tmp_path, "inspect", "--as-spec", "--node-name", "n1").stderr
+
+
+def test_as_machine_prints_this_machine(tmp_path: Path) -> None:
+    written = trackbed(tmp_path, "inspect", "--as-machine")
+    assert (written.returncode, bool(json.loads(written.stdout)["cpus"]["nodes"])) == (0, True)
