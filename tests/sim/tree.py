@@ -21,7 +21,8 @@ class Tree:
 
     def read(self, path: str) -> str:
         if path not in self.files:
-            raise error(errno.EISDIR if path in self.folders else errno.ENOENT, path)
+            below = path.rpartition("/")[0] in self.files
+            raise error(errno.EISDIR if path in self.folders else errno.ENOTDIR if below else errno.ENOENT, path)
         return self.files[path]
 
     def names(self, path: str) -> list[str]:
@@ -32,7 +33,7 @@ class Tree:
     def target(self, path: str) -> str:
         """The last part of where a link points."""
         if path not in self.links:
-            raise error(errno.ENOENT, path)
+            raise error(errno.ENOTDIR if path.rpartition("/")[0] in self.files else errno.ENOENT, path)
         return self.links[path].rpartition("/")[2]
 
     def folder(self, path: str) -> None:

@@ -130,7 +130,9 @@ def test_gpus_that_are_all_given_to_virtual_machines_are_named(node: Node, modul
     )
 
 
-@pytest.mark.parametrize("rest", ["0000:18:00.0 nvidia", "0000:18:00.0 "])
+@pytest.mark.parametrize(
+    "rest", [pytest.param("0000:18:00.0 nvidia", id="dra-driver-nvidia-gpu-1089"), "0000:18:00.0 "]
+)
 def test_gpus_of_which_some_are_given_to_virtual_machines_are_named_and_left(node: Node, rest: str) -> None:
     wants(node)
     result = node.deploy(gpu_driver.install, {**there(), GPUS: ["0000:17:00.0 vfio-pci", rest, "end"]})

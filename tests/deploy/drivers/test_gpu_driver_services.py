@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
 from tasks.drivers import gpu_driver
 from tasks.drivers.gpu_driver import services
 from tests.deploy.conftest import Node, files
@@ -18,6 +25,7 @@ from tests.deploy.drivers.gpu_node import (
     there,
     wants,
 )
+from tests.deploy.scripts import program
 
 # As in Ubuntu's nvidia-compute-utils-580.
 COMMAND = "/usr/bin/nvidia-persistenced --user nvidia-persistenced --no-persistence-mode --verbose"
@@ -63,3 +71,21 @@ def test_a_unit_that_makes_them_persistent_gets_no_drop_in(node: Node) -> None:
     wants(node)
     result = node.deploy(gpu_driver.install, {UNIT_FILE: ["/usr/bin/nvidia-persistenced --verbose"], **there()})
     assert result.flat == []
+
+
+@pytest.mark.parametrize("state", [pytest.param("inactive", id="gpu-operator-356")])
+def test_a_fabric_manager_that_does_not_start_names_what_it_needs(node: Node, tmp_path: Path, state: str) -> None:
+    wants(node, fabric_manager=True)
+    answers = {**there(), STATE: [f"ActiveState={state} LoadState=loaded UnitFileState=disabled "]}
+    [sent] = node.deploy(gpu_driver.install, answers).commands[f"{PREFIX}Fabric manager"]
+    program(tmp_path / "systemctl", 'case "$1" in start) exit 1 ;; esac')
+    program(tmp_path / "journalctl", "echo NV_WARN_NOTHING_TO_DO")
+    done = subprocess.run(
+        shlex.split(sent),
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "NV_WARN_NOTHING_TO_DO" in done.stderr
+    assert "fabric_manager: nvidia-fabricmanager does not start" in done.stderr
+    assert "on a node without NVSwitches give fabric_manager False" in done.stderr

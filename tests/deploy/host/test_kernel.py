@@ -140,7 +140,11 @@ def test_rhel_s_kernels_of_other_names(node: Node, distribution: Answers, releas
     [
         ([], ["kernel-devel-matched-5.14.0-427.el9"]),
         # EPEL's dkms requires it in any version, so dnf would bring the newest, and with that the newest kernel-core.
-        (["dkms 3.4.1-1.el9", "kernel-devel-matched 5.14.0-400.el9"], ["kernel-devel-matched-5.14.0-427.el9"]),
+        pytest.param(
+            ["dkms 3.4.1-1.el9", "kernel-devel-matched 5.14.0-400.el9"],
+            ["kernel-devel-matched-5.14.0-427.el9"],
+            id="secureblue-2450",
+        ),
         (["dkms 3.4.1-1.el9", "kernel-devel-matched 5.14.0-427.el9"], []),
         (["dkms 3.0.0-1.el9"], []),
     ],
@@ -156,6 +160,11 @@ def test_dkms_brings_no_newer_kernel(node: Node, have: list[str], wanted: list[s
     [
         (["kernel-devel 5.14.0-427.el9"], []),
         ([], ["kernel-devel-5.14.0-427.el9 kernel-devel-matched-5.14.0-427.el9"]),
+        pytest.param(
+            ["kernel-devel 5.14.0-503.el9"],
+            ["kernel-devel-5.14.0-427.el9 kernel-devel-matched-5.14.0-427.el9"],
+            id="ansible-role-nvidia-driver-18",
+        ),
         # An update has brought another kernel, and the node has not booted it yet.
         (["kernel-devel 5.14.0-427.el9", "dkms 3.4.1-1.el9", "kernel-devel-matched 5.14.0-503.11.1.el9_5"], []),
     ],

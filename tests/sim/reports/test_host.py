@@ -209,3 +209,14 @@ def test_a_kubelet_that_restarts_makes_the_node_unready_only_if_its_socket_stays
     node.now += 60
     lost = node.look()["DevicePlugins"]
     assert (lost.status, lost.reason, lost.severity) == ("False", "NoSocket", "required")
+
+
+@pytest.mark.parametrize("file", [pytest.param("bonding_masters", id="node-feature-discovery-1856")])
+def test_what_is_no_netdev_beside_the_netdevs_is_passed_over(file: str) -> None:
+    kernel = two_nics()
+    kernel.add_virtual("bond0")
+    kernel.tree.put(f"{NET}/{file}", "bond0\n")
+    result = settle(kernel, rps={"netdevs": [{"match": "bond*"}]})
+    assert is_ready(result.conditions)
+    assert not [outcome for outcome in result.outcomes if outcome.result != "applied"]
+    assert from_mask(kernel.files.read(f"{NET}/bond0/queues/rx-0/rps_cpus")) == frozenset(range(4))
