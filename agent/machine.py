@@ -168,7 +168,8 @@ class Netlink(Protocol):
     def napis(self, ifindex: int) -> Mapping[int, Mapping[str, int]]:
         """The settings of each NAPI instance of a netdev, by its ID; none while it is down. ENODEV if the netdev is gone.
 
-        ``defer_hard_irqs``, ``gro_flush_timeout``, ``irq_suspend_timeout``, ``threaded``, as far as the kernel has them.
+        ``defer_hard_irqs``, ``gro_flush_timeout``, ``irq_suspend_timeout``, ``threaded``, as far as the kernel has them; and
+        ``irq``, its interrupt's number, if the driver tells it, and ``pid``, its thread, if it has one.
         """
 
     def set_napi(self, napi: int, given: Mapping[str, int]) -> None:
@@ -251,6 +252,12 @@ class Processes(Protocol):
 
     def hang_up(self, name: str) -> None:
         """Send SIGHUP to each process of this name."""
+
+    def affinity(self, pid: int) -> tuple[int, ...]:
+        """The CPUs on which a thread may run, in rising order; ESRCH: it has ended."""
+
+    def set_affinity(self, pid: int, cpus: Collection[int]) -> None:
+        """Have a thread run on these CPUs only; ESRCH: it has ended; EINVAL: none of them is online."""
 
 
 class System(Protocol):

@@ -36,17 +36,24 @@ def _is_up(status: links.LinkStatus | None) -> bool:
 
 
 def _read(machine: Machine, pci: str, names: Collection[str]) -> Read | None:
+    if (found := instances_of(machine, pci)) is None:
+        return None
+    name, instances = found
+    return {each: Setting(_value(each, _of_file(machine, name, each), instances)) for each in names}
+
+
+def instances_of(machine: Machine, pci: str) -> tuple[str, Mapping[int, Mapping[str, int]]] | None:
+    """The name of a function's netdev, and its instances; None if it is not in the host's network namespace."""
     name = netdev(machine.files, pci)
     index = ifindex(machine.files, name) if name else 0
     if not name or not index:
         return None
     try:
-        instances = machine.netlink.napis(index)
+        return name, machine.netlink.napis(index)
     except OSError as error:
         if error.errno == errno.ENODEV:
             return None
         raise
-    return {each: Setting(_value(each, _of_file(machine, name, each), instances)) for each in names}
 
 
 def _of_file(machine: Machine, name: str, setting: str) -> list[int]:

@@ -52,6 +52,14 @@ class LinuxProcesses:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGHUP)
 
+    def affinity(self, pid: int) -> tuple[int, ...]:
+        """Ask sched_getaffinity(2)."""
+        return tuple(sorted(os.sched_getaffinity(pid)))
+
+    def set_affinity(self, pid: int, cpus: Collection[int]) -> None:
+        """Call sched_setaffinity(2)."""
+        os.sched_setaffinity(pid, cpus)
+
 
 def _pids() -> list[int]:
     return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())  # noqa: PTH208  thousands of them

@@ -24,7 +24,8 @@ QUEUE_GET, NAPI_GET, NAPI_SET = 10, 11, 14
 QUEUE_ID, QUEUE_IFINDEX, QUEUE_TYPE, QUEUE_NAPI = 1, 2, 3, 4
 # By the attribute that shows it. AF_XDP is in queues since Linux 6.15, in sock_diag since 5.1.
 HOW = {5: "devmem TCP", 6: "io_uring zero copy", 7: "AF_XDP", 8: "a netkit lease"}
-NAPI_IFINDEX, NAPI_ID, NAPI_IRQ = 1, 2, 3
+NAPI_IFINDEX, NAPI_ID, NAPI_IRQ, NAPI_PID = 1, 2, 3, 4
+NAPI_FACTS = {NAPI_IRQ: "irq", NAPI_PID: "pid"}
 # Since Linux 6.13, threaded since 6.17.
 NAPI_SETTINGS = {5: "defer_hard_irqs", 6: "gro_flush_timeout", 7: "irq_suspend_timeout", 8: "threaded"}
 RX, TX = 0, 1
@@ -88,7 +89,7 @@ def served(napis: Iterable[bytes], queues: Iterable[bytes]) -> Mapping[int, Queu
 
 
 def napis(ifindex: int) -> Mapping[int, Mapping[str, int]]:
-    """The settings of each NAPI instance of a netdev, by its ID.
+    """The settings of each NAPI instance of a netdev, its interrupt and thread, by its ID.
 
     :raises OSError: as :func:`queue_irqs`.
     """
@@ -97,10 +98,11 @@ def napis(ifindex: int) -> Mapping[int, Mapping[str, int]]:
 
 @decoder
 def decode_napi(entry: bytes) -> tuple[int, Mapping[str, int]]:
-    """The ID of an instance, and its settings. The kernel writes a timeout in 4 or 8 bytes."""
+    """The ID of an instance, and what it has. The kernel writes a timeout in 4 or 8 bytes."""
     found = dict(attributes(entry, GENL.size))
-    settings = {NAPI_SETTINGS[kind]: value for kind, value in found.items() if kind in NAPI_SETTINGS}
-    return u32(found[NAPI_ID]), {name: int.from_bytes(value, sys.byteorder) for name, value in settings.items()}
+    names = NAPI_FACTS | NAPI_SETTINGS
+    known = {names[kind]: value for kind, value in found.items() if kind in names}
+    return u32(found[NAPI_ID]), {name: int.from_bytes(value, sys.byteorder) for name, value in known.items()}
 
 
 def set_napi(napi: int, given: Mapping[str, int]) -> None:

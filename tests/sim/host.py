@@ -1,7 +1,7 @@
 """The parts of the simulated machine beside its kernel: processes, the modules' files, the clock, the kubelet."""
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from attrs import define, field
 
@@ -12,13 +12,15 @@ from tests.sim.tree import error
 class SimHost:
     """The present state. ``asked`` is called at each question; ``hung_up`` lists the processes that were sent SIGHUP.
 
-    ``open``: who holds a device node; ``installed``: a module's srcversion on disk; ``disciplined``: whether the clock is
-    synchronised, None: nobody says; ``allocated``: the kubelet's pods by device.
+    ``open``: who holds a device node; ``affinities``: the CPUs of each kernel thread, by its number; ``installed``: a module's
+    srcversion on disk; ``disciplined``: whether the clock is synchronised, None: nobody says; ``allocated``: the kubelet's pods
+    by device.
     """
 
     processes: set[str] = field(factory=set)
     open: dict[str, tuple[str, ...]] = field(factory=dict)
     command_lines: dict[str, tuple[str, ...]] = field(factory=dict)
+    affinities: dict[int, tuple[int, ...]] = field(factory=dict)
     locked_memory: dict[str, int] = field(factory=dict)
     hung_up: list[str] = field(factory=list)
     installed: dict[str, str] = field(factory=dict)
@@ -44,6 +46,15 @@ class SimHost:
 
     def memlock(self, names: frozenset[str]) -> dict[str, int]:
         return {name: limit for name, limit in self.locked_memory.items() if name in names}
+
+    def affinity(self, pid: int) -> tuple[int, ...]:
+        if pid not in self.affinities:
+            raise error(errno.ESRCH, str(pid))
+        return self.affinities[pid]
+
+    def set_affinity(self, pid: int, cpus: Collection[int]) -> None:
+        self.affinity(pid)
+        self.affinities[pid] = tuple(sorted(cpus))
 
     # --- System -------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from attrs import define, field
 
+from tests.sim.host import SimHost
 from tests.sim.tree import Tree, error
 
 NET = "/sys/class/net"
@@ -23,9 +24,15 @@ class Netdevs(Protocol):
     """The simulated kernel's netdevs."""
 
     tree: Tree
+    host: SimHost
+    cpus: int
 
     def queues_of(self, ifindex: int) -> tuple[str, int]:
         """The name of a netdev, and how many queues it has; 0 while it is down. ENODEV."""
+        ...
+
+    def linked_irqs(self, ifindex: int) -> list[int]:
+        """The interrupts of which the driver tells the queues, in their order."""
         ...
 
     def refuse(self, operation: str, where: str, value: str) -> None: ...
@@ -33,10 +40,14 @@ class Netdevs(Protocol):
 
 @define(eq=False)
 class Napis:
-    """``each_alone``: the settings of an instance can be set (since Linux 6.13); before, it has none of its own."""
+    """``each_alone``: the settings of an instance can be set (since Linux 6.13); before, it has none of its own.
+
+    ``threads``: the thread of each instance, as long as it has one (as since Linux 6.17; before, it stayed for ever).
+    """
 
     netdevs: Netdevs
     each_alone: bool = True
+    threads: dict[int, int] = field(factory=dict)
     _of: dict[int, dict[int, dict[str, int]]] = field(factory=dict)
     _next: int = 257
 
@@ -47,10 +58,26 @@ class Napis:
 
     def forget(self, ifindex: int) -> None:
         """The driver frees the instances with the queues, and with them what was set of each."""
-        self._of.pop(ifindex, None)
+        for id in self._of.pop(ifindex, {}):
+            self._end(id)
 
     def of(self, ifindex: int) -> Mapping[int, Mapping[str, int]]:
-        return {id: dict(has) if self.each_alone else {} for id, has in self._instances(ifindex).items()}
+        there = self._instances(ifindex)
+        irqs = dict(zip(there, self.netdevs.linked_irqs(ifindex), strict=False))
+        told = {id: {"irq": irqs[id]} if id in irqs else {} for id in there}
+        own = there if self.each_alone else {id: dict[str, int]() for id in there}
+        return {id: {**own[id], **told[id], **self._thread(id, has["threaded"])} for id, has in there.items()}
+
+    def _thread(self, id: int, threaded: int) -> dict[str, int]:
+        if not threaded:
+            self._end(id)
+            return {}
+        pid = self.threads.setdefault(id, 100 + id)
+        self.netdevs.host.affinities.setdefault(pid, tuple(range(self.netdevs.cpus)))
+        return {"pid": pid}
+
+    def _end(self, id: int) -> None:
+        self.netdevs.host.affinities.pop(self.threads.pop(id, 0), None)
 
     def _instances(self, ifindex: int) -> dict[int, dict[str, int]]:
         name, queues = self.netdevs.queues_of(ifindex)

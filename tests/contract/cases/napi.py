@@ -58,6 +58,20 @@ def an_instance_is_set_alone_where_the_kernel_has_its_settings(machine: Machine,
     machine.netlink.set_napi(first, before)
 
 
+def a_thread_of_an_instance_runs_where_it_is_told(machine: Machine, pf: str) -> None:
+    index = _up(machine, pf)
+    path = f"{NET}/{netdev(machine.files, pf)}/threaded"
+    machine.files.write(path, "1")
+    # Linux 6.8 and later tell the thread.
+    for pid in [has["pid"] for has in machine.netlink.napis(index).values() if "pid" in has]:
+        everywhere = machine.processes.affinity(pid)
+        for cpus in (everywhere[-1:], everywhere):
+            machine.processes.set_affinity(pid, cpus)
+            assert machine.processes.affinity(pid) == cpus
+    machine.files.write(path, "0")
+    assert errno_of(lambda: machine.processes.set_affinity(2**22, (0,))) == errno.ESRCH
+
+
 def a_number_that_a_file_does_not_take_is_refused(machine: Machine, pf: str) -> None:
     index = _up(machine, pf)
     folder = f"{NET}/{netdev(machine.files, pf)}"

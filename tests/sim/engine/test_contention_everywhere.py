@@ -22,7 +22,7 @@ from agent.hardware.functions import pci_of
 from agent.kinds import by_name
 from agent.kinds.host.irqbalance import LIST as BANNED
 from agent.kinds.host.irqbalance import SCRIPT
-from agent.machine import DcbState
+from agent.machine import DcbState, QueueIrq
 from agent.report.records import HOST, Change
 from agent.report.verdict import is_ready
 from agent.spec.node import from_mapping
@@ -98,6 +98,7 @@ class Node:
 
     def __attrs_post_init__(self) -> None:
         self.kernel.add_nic(PF, NAME, "02:00:00:00:01:00")
+        self.kernel.linked[PF] = (None, QueueIrq(0, 0))
         self.kernel.load_vfio()
         self.kernel.sriov.able.add(PF)
         self.kernel.rdma.rxe = True

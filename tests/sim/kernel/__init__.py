@@ -360,6 +360,9 @@ class Kernel:
         link = self.by_ifindex(ifindex).link
         return link.name, self.ethtool.queues(ifindex) if link.up else 0
 
+    def linked_irqs(self, ifindex: int) -> list[int]:
+        return sorted(self.netlink.queue_irqs(ifindex))
+
     def reset_queues(self, function: str) -> None:
         netdev = next(netdev for netdev in self.netdevs.values() if netdev.function == function)
         self.napi.forget(netdev.link.ifindex)

@@ -6,9 +6,12 @@ from agent.engine.converge import Pass
 from agent.engine.dry_run import dry_run
 from agent.engine.originals import Originals
 from agent.hardware.functions import vf_addresses
+from agent.machine import QueueIrq
+from agent.report.names import KUBELET_CPUS
 from agent.report.records import Outcome
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec
+from agent.spec.ranges import parse_ranges
 from tests.sim.kernel import Kernel
 from tests.sim.passes import settle, spec_of
 
@@ -30,7 +33,9 @@ def spec(**nic: object) -> NodeSpec:
 
 
 def instances(kernel: Kernel, function: str = PF) -> list[dict[str, int]]:
-    return [dict(has) for has in kernel.netlink.napis(kernel.netdev(function).ifindex).values()]
+    """The settings of each."""
+    every = kernel.netlink.napis(kernel.netdev(function).ifindex).values()
+    return [{name: value for name, value in has.items() if name not in ("irq", "pid")} for has in every]
 
 
 def files(kernel: Kernel) -> list[str]:
@@ -39,7 +44,7 @@ def files(kernel: Kernel) -> list[str]:
 
 
 def of_napi(result: Pass) -> list[Outcome]:
-    return [outcome for outcome in result.outcomes if outcome.change.kind.startswith("napi")]
+    return [outcome for outcome in result.outcomes if outcome.change.kind in ("napi", "napi_instances")]
 
 
 def test_all_instances_become_what_the_spec_says_and_stay_so(kernel: Kernel) -> None:
@@ -129,4 +134,71 @@ def test_a_dry_run_says_what_would_be_set(kernel: Kernel) -> None:
         f"napi {PF} gro_flush_timeout: 0 -> 20000",
         f"napi_instances {PF} irq_suspend_timeout: 0 -> 1000000",
         f"napi_instances {PF} threaded: off -> on",
+        f"napi_threads {PF} *: none -> known after napi_instances",
     ]
+
+
+def threads(kernel: Kernel, function: str = PF) -> list[tuple[int, ...]]:
+    """The CPUs of the thread of each instance."""
+    instances = kernel.netlink.napis(kernel.netdev(function).ifindex).values()
+    return [kernel.host.affinities[has["pid"]] for has in instances]
+
+
+def cpus_of_interrupts(kernel: Kernel) -> list[tuple[int, ...]]:
+    numbers = kernel.linked_irqs(kernel.netdev(PF).ifindex)
+    return [parse_ranges(kernel.files.read(f"/proc/irq/{number}/smp_affinity_list")) for number in numbers]
+
+
+def test_the_thread_of_an_instance_runs_where_its_interrupt_is_served_and_follows_it() -> None:
+    kernel = linked(cpus=8)
+    wanted = spec(napi={"threaded": True})
+    result = settle(kernel, wanted)
+    assert is_ready(result.conditions)
+    before = threads(kernel)
+    assert before == cpus_of_interrupts(kernel)
+    assert sorted(before) == [(cpu,) for cpu in (0, 0, 1, 1, 2, 2, 3, 3)]
+    kernel.tree.put(KUBELET_CPUS[0], '{"entries": {"pod": {"app": "1"}}}')
+    result = settle(kernel, wanted, result)
+    assert threads(kernel) == cpus_of_interrupts(kernel)
+    assert (1,) not in threads(kernel)
+    assert settle(kernel, wanted, result).outcomes == ()
+    kernel.tree.remove(KUBELET_CPUS[0])
+    assert is_ready(settle(kernel, wanted, result).conditions)
+    assert threads(kernel) == before
+    kernel.host.set_affinity(kernel.napi.threads[max(kernel.napi.threads)], range(8))
+    (repaired,) = settle(kernel, wanted).outcomes
+    assert str(repaired.change) == f"napi_threads {PF} thread-7: 0-7 -> {before[7][0]}"
+    assert threads(kernel) == before
+
+
+def linked(cpus: int) -> Kernel:
+    """A machine with a NIC whose driver tells the kernel which interrupt serves which queue."""
+    kernel = Kernel(cpus=cpus)
+    kernel.linked[PF] = (None, *(QueueIrq(queue, queue) for queue in range(8)))
+    kernel.add_nic(PF, NETDEV, "02:00:00:00:01:00", node=0)
+    kernel.netlink.set_link(kernel.netdev(PF).ifindex, up=True)
+    return kernel
+
+
+def test_a_thread_whose_interrupt_is_unknown_runs_on_the_cpus_that_serve_the_nic_and_belong_to_nobody() -> None:
+    kernel = Kernel(cpus=8)
+    kernel.add_nic(PF, NETDEV, "02:00:00:00:01:00", node=0)
+    kernel.tree.put(KUBELET_CPUS[0], '{"entries": {"pod": {"app": "1"}}}')
+    assert is_ready(settle(kernel, spec(napi={"threaded": True})).conditions)
+    assert threads(kernel) == [(0, 2, 3)] * 8
+
+
+def test_threads_run_everywhere_again_where_interrupts_are_not_placed_any_more() -> None:
+    kernel, originals = linked(cpus=8), Originals()
+    nic = {"name": "rail0", "select": {"pci": PF}, "napi": {"threaded": True}}
+    settle(kernel, spec_of(nic), originals=originals)
+    assert is_ready(settle(kernel, spec_of(nic, irqs={"pin": False}), originals=originals).conditions)
+    assert threads(kernel) == [tuple(range(8))] * 8
+    settle(kernel, spec_of(nic), originals=originals)
+    assert threads(kernel) == cpus_of_interrupts(kernel)
+    without = spec_of({"name": "rail0", "select": {"pci": PF}})
+    assert is_ready(settle(kernel, without, originals=originals).conditions)
+    assert kernel.host.affinities == {}
+    kernel.writes.clear()
+    settle(kernel, without, originals=originals)
+    assert kernel.writes == []

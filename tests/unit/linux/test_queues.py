@@ -74,10 +74,11 @@ def test_each_use_of_a_queue_is_told_once() -> None:
 
 
 def test_the_settings_of_an_instance_are_those_that_the_kernel_has() -> None:
-    """Linux 7.3 has all four; before 6.13 there is none, and a timeout may take 8 bytes."""
+    """Linux 7.3 has all four; before 6.13 there is none, and a timeout may take 8 bytes. A thread has its number since 6.8."""
     none = {"defer_hard_irqs": 0, "gro_flush_timeout": 0, "irq_suspend_timeout": 0, "threaded": 0}
-    assert decode_napi(IGB_NAPIS[0]) == (8195, none)
-    old = entry(NAPI_GET, a1=4, a2=8193, a3=48)
+    assert decode_napi(IGB_NAPIS[0]) == (8195, {"irq": 49, **none})
+    assert decode_napi(entry(NAPI_GET, a1=4, a2=8193, a3=48, a4=4711)) == (8193, {"irq": 48, "pid": 4711})
+    old = entry(NAPI_GET, a1=4, a2=8193)
     assert decode_napi(old) == (8193, {})
     long = attribute(6, struct.pack("=Q", 5_000_000_000))
     assert decode_napi(old + long) == (8193, {"gro_flush_timeout": 5_000_000_000})
