@@ -58,6 +58,10 @@ sooner. Behind a bastion, it is the bastion's TCP that gives the host up, after 
 ANSWER_S = 60
 """Seconds for the first answer of a login shell. No other host begins the deploy before."""
 
+HANDSHAKE_S = 60
+"""Seconds for each part of the handshake: sshd's banner, the keys, the login. paramiko gives up after 15 or 30. A busy host takes
+longer, and so does this process with a large fleet."""
+
 QUOTED = " 'a' \\\\ !b $c\n`d`"
 """What shells that are not POSIX's change in quoted text: fish drops a backslash, csh ends at the line's end and at `!b`."""
 
@@ -212,6 +216,7 @@ class TransportFactory:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, GIVEN_UP_S * 1000)
         transport = Transport(sock, **settings)
         transport.sock.settimeout(WAKE_S)
+        transport.banner_timeout = transport.handshake_timeout = transport.auth_timeout = HANDSHAKE_S
         transport.set_keepalive(KEEP_ALIVE_S)
         return transport
 
