@@ -351,7 +351,13 @@ def test_a_restart_of_docker_stops_containers_unless_live_restore_is_on(
 
 
 @pytest.mark.parametrize(
-    ("mode", "told"), [("control-group", True), ("mixed", True), ("process", False), ("none", False)]
+    ("mode", "told"),
+    [
+        ("control-group", True),
+        pytest.param("mixed", True, id="containerd-7076"),
+        pytest.param("process", False, id="containerd-386"),
+        ("none", False),
+    ],
 )
 def test_a_restart_of_containerd_stops_containers_unless_its_unit_spares_them(
     tmp_path: Path, mode: str, told: bool

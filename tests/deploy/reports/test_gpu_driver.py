@@ -58,6 +58,7 @@ def candidates(root: Path, names: tuple[str, ...], revision: str) -> dict[str, s
         ),
         pytest.param(("libnvidia-common-580", "libnvidia-gl-580"), "0ubuntu0.20.04.2", id="shine-cluster-50"),
         pytest.param(("nvidia-fabricmanager", "libnvidia-nscq"), "1", id="gpu-operator-544"),
+        pytest.param(("cuda-drivers", "nvidia-driver-580"), "1", id="ansible-role-nvidia-driver-11"),
         pytest.param(("nvidia-open", "nvidia-kernel-open-dkms", "libcuda1"), "1", id="machine-shop-maintenance-70"),
     ],
 )

@@ -102,6 +102,7 @@ def test_vfs_have_addresses_of_their_own_which_a_reboot_keeps(node: Node, tmp_pa
         pytest.param(f"{NAME0}v1", 1500, id="sriov-cni-316"),
         pytest.param("net1", 1400, id="ovn-kubernetes-5838"),
         pytest.param("temp_7", 1500, id="sriov-cni-126"),
+        pytest.param("renamed0", 9000, id="containernetworking-plugins-766"),
     ],
 )
 def test_a_vf_that_comes_back_has_its_name_and_mtu_again(node: Node, name: str, mtu: int) -> None:
@@ -443,3 +444,14 @@ def test_vfs_of_virtual_machines_have_addresses_before_they_are_given_away(node:
     assert len({each.mac for each in node.kernel.vfs(PF0)} - {"00:00:00:00:00:00"}) == 2
     order = [value for where, value in node.kernel.writes if "'mac'" in value or where.endswith("drivers_probe")]
     assert ["mac" in each for each in order] == [True, True, False, False]
+
+
+def test_vfs_that_somebody_has_made_by_hand_are_taken_over(node: Node) -> None:
+    """A program that took them for unfinished work never came to an end (sriov-network-operator 306)."""
+    node.kernel.sriov.set_count(PF0, 4)
+    used = vf(node, 2)
+    node.kernel.host.allocated = {used: POD}
+    node.kernel.writes.clear()
+    assert is_settled(node.follow({"vfs": {"count": 4}}))
+    written = [where for where, _ in node.kernel.writes]
+    assert not [where for where in written if where.endswith(("sriov_numvfs", f"{used}/driver/unbind"))]
