@@ -12,9 +12,12 @@ VFIO = "vfio-pci"
 XEN = "pciback"
 
 # `<netdev>-TxRx-3`, `<netdev>-rx-0`, `virtio3-input.0`: the names that most drivers give to the interrupts of queues. vmxnet3
-# and nfp have rxtx, tg3 has txrx, bnx2x and qede fp. `i40e-<address>:fdir-TxRx-0` and `ice-<address>:ctrl-TxRx-0` serve no
-# queue of the netdev (i40e_vsi_open in i40e_main.c, ice_vsi_open_ctrl in ice_main.c).
-USUAL = re.compile(r"(?<!:fdir)(?<!:ctrl)[-.](?P<role>TxRx|Tx-Rx|rxtx|txrx|rx|tx|fp|input|output)[-.](?P<queue>\d+)$")
+# and nfp have rxtx, tg3 has txrx, bnx2x and qede fp; idpf, hns3 and fbnic have Rx and Tx if there are more queues of one kind.
+# `i40e-<address>:fdir-TxRx-0` and `ice-<address>:ctrl-TxRx-0` serve no queue of the netdev (i40e_vsi_open in i40e_main.c,
+# ice_vsi_open_ctrl in ice_main.c).
+USUAL = re.compile(
+    r"(?<!:fdir)(?<!:ctrl)[-.](?P<role>txrx|tx-rx|rxtx|rx|tx|fp|input|output)[-.](?P<queue>\d+)$", re.IGNORECASE
+)
 
 # ice and i40e reset the VF to set each of these (ice_set_vf_mac, ice_set_vf_trust, ice_set_vf_port_vlan in ice_sriov.c;
 # i40e_ndo_set_vf_mac, i40e_ndo_set_vf_trust, i40e_ndo_set_vf_port_vlan in i40e_virtchnl_pf.c). The VF's RDMA device goes, too.
@@ -126,10 +129,12 @@ FAMILIES: tuple[DriverFamily, ...] = (
         # link's state cannot be told from them, and are numbered like queues.
         queue_irqs=re.compile(r"^(?P<role>)"),
     ),
-    # Emulex OneConnect. From the driver's source (drivers/net/ethernet/emulex/benet): not run on such a NIC.
+    # Emulex OneConnect, and Marvell's Octeon as an end point, with its VFs. From the drivers' source (drivers/net/ethernet:
+    # emulex/benet, marvell/octeon_ep, marvell/octeon_ep_vf): not run on such NICs.
     DriverFamily(
-        drivers=("be2net",),
-        # <netdev>-q<n> (be_msix_register in be_main.c). Those of RDMA are ocrdma<n>-<n> (ocrdma_create_eqs in ocrdma_hw.c).
+        drivers=("be2net", "octeon_ep", "octeon_ep_vf"),
+        # <netdev>-q<n> (be_msix_register in be_main.c, octep_request_irqs in octep_main.c). Those of RDMA are ocrdma<n>-<n>
+        # (ocrdma_create_eqs in ocrdma_hw.c).
         queue_irqs=re.compile(r"-(?P<role>q)(?P<queue>\d+)$"),
     ),
     # Broadcom NetXtreme-C and -E. From the driver's source (drivers/net/ethernet/broadcom/bnxt): not run on such a NIC.

@@ -173,6 +173,9 @@ def test_an_interrupt_that_the_kernel_places_itself_is_named_and_left_alone(node
         pytest.param("gve", ["eth%d-ntfy-block.0", "eth%d-ntfy-block.1", "gve-mgmnt@pci:{}"], 2, id="gve-30"),
         pytest.param("ice", ["ice-{}:misc", "ice-eth1-TxRx-0", "ice-eth1-TxRx-10"], 2, id="seapath-984"),
         pytest.param("mlx5_core", ["mlx5_async0@pci:{}", "mlx5_comp0@pci:{}"], 1, id="irqbalance-275"),
+        pytest.param("idpf", ["idpf-Mailbox-0", "idpf-ens4-TxRx-1", "idpf-ens4-Tx-2"], 2, id="go-tpm-tools-846"),
+        ("hns3", ["hclge-misc-{}", "hns3-{}-TxRx-0", "hns3-{}-Rx-0", "hns3-{}-Tx-0"], 3),
+        ("octeon_ep", ["octeon_ep-oei", "ens4-q0", "ens4-q1"], 2),
     ],
 )
 def test_the_queues_interrupts_are_found_by_the_names_that_a_driver_gives_them(
