@@ -78,6 +78,17 @@ def test_an_mtu_beyond_what_the_kernel_takes_is_named_with_the_largest(
     assert is_settled(Node(kernel, tmp_path / "more.json").follow({"mtu": most}))
 
 
+@pytest.mark.parametrize("name", [pytest.param("adaptive_rx", id="amzn-drivers-60")])
+def test_adaptive_moderation_that_a_driver_does_not_have_is_named_with_the_remedy(tmp_path: Path, name: str) -> None:
+    kernel = two_nics()
+    kernel.fault = lambda operation, where, value: (
+        error(errno.EOPNOTSUPP, where) if operation == "ethtool" and name in value else None
+    )
+    made = Node(kernel, tmp_path / "originals.json").follow({"coalescing": {name: True}})
+    (outcome,) = [each for each in made.outcomes if each.result != "applied"]
+    assert (outcome.result, "take adaptive_rx out of the spec" in outcome.remedy) == ("unsupported", True)
+
+
 @pytest.mark.parametrize(
     ("number", "result"),
     [

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from agent.engine.contention import LIMIT
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import converge
 from agent.engine.retry import Failures
 from agent.hardware.functions import vf_addresses
+from agent.machine import DcbState
 from agent.report.records import Condition
 from tests.sim.engine.one_nic import wanting
 from tests.sim.kernel import Kernel
@@ -28,6 +30,7 @@ def kernel() -> Kernel:
     kernel.tree.put(RP_FILTER, "0")
     kernel.tree.put(CONNTRACK, "131072")
     kernel.tree.put(OVERCOMMIT, "1")
+    kernel.rdma.dcb[NAME0] = DcbState(frozenset(), frozenset())
     return kernel
 
 
@@ -62,6 +65,10 @@ def _irq(kernel: Kernel) -> None:
 
 def _queue(kernel: Kernel) -> None:
     kernel.tree.put(f"/sys/class/net/{NAME0}/queues/rx-0/rps_cpus", "1")
+
+
+def _pfc(kernel: Kernel) -> None:
+    kernel.rdma.dcb[NAME0] = evolve(kernel.rdma.dcb[NAME0], pfc=frozenset())
 
 
 MTU, VFS = {"mtu": 9000}, {"mtu": 9000, "vfs": {"count": 1, "defaults": {"vlan": 0}}}
@@ -103,6 +110,8 @@ UNTOUCHED = {"irqs": {"irqbalance": "untouched"}}
         pytest.param("systemd-networkd", _mtu, MTU, {}, id="systemd-42517"),
         pytest.param("cilium-agent", _mtu, MTU, {}, id="cilium-17107"),
         pytest.param("aws-k8s-agent", _mtu, MTU, {}, id="amazon-vpc-cni-k8s-2606"),
+        pytest.param("lldpad", _pfc, {"roce": {"pfc": "3"}}, {}, id="openlldp-125"),
+        pytest.param("lldpad", _pfc, {"roce": {"pfc": "3,4"}}, {}, id="openlldp-41"),
         pytest.param("crio", _irq, {}, UNTOUCHED, id="cri-o-4441"),
     ],
 )

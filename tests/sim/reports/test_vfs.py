@@ -382,6 +382,28 @@ def test_a_number_of_vfs_and_their_settings_can_change_at_once(node: Node) -> No
     assert {each.vlan for each in node.kernel.vfs(PF0)} == {4}
 
 
+def test_a_vf_goes_to_vfio_and_back_however_it_came_there(node: Node) -> None:
+    """It has vfio-pci already, by the IDs that somebody gave that driver (nasty 601)."""
+    node.follow({"vfs": {"count": 1}})
+    function = vf(node, 0)
+    node.kernel.unbind(function)
+    node.kernel.tree.link(f"/sys/bus/pci/devices/{function}/driver", "../../../../bus/pci/drivers/vfio-pci")
+    node.kernel.writes.clear()
+    assert is_settled(node.follow({"vfs": {"count": 1, "defaults": {"driver": "vfio-pci"}}}))
+    assert [where for where, _ in node.kernel.writes if where.endswith(("bind", "driver_override", "new_id"))] == []
+    assert is_settled(node.follow({"vfs": {"count": 1, "defaults": {"driver": "netdevice"}}}))
+    assert node.kernel.driver(function) == "igbvf"
+
+
+def test_a_vf_that_leaves_vfio_has_no_override_any_more(node: Node) -> None:
+    """Its own driver is refused as long as there is one (opae-sdk 2729)."""
+    node.follow({"vfs": {"count": 1, "defaults": {"driver": "vfio-pci"}}})
+    override = f"/sys/bus/pci/devices/{vf(node, 0)}/driver_override"
+    assert node.kernel.files.read(override) == "vfio-pci"
+    assert is_settled(node.follow({"vfs": {"count": 1, "defaults": {"driver": "netdevice"}}}))
+    assert (node.kernel.driver(vf(node, 0)), node.kernel.files.read(override)) == ("igbvf", "(null)")
+
+
 @pytest.mark.parametrize(
     ("defaults", "is_good"),
     [
