@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from attrs import frozen
 
-from agent.report.names import READY, UP_TO_DATE
+from agent.report.names import DEVICES_READY, READY, UP_TO_DATE
 from agent.report.records import Condition, FunctionFault, Severity, Status
 
 ANY = "any check"
@@ -223,6 +223,11 @@ REASONS: Mapping[str, tuple[Reason, ...]] = {
         Reason("AsSpecified"),
         Reason("AgentSilent", "Unknown", _SERVICE),
         Reason("NoReport", "Unknown", _SERVICE),
+    ),
+    DEVICES_READY: (
+        Reason("AllReady"),
+        Reason("AgentSilent", "Unknown", _SERVICE),
+        Reason("SomeNotReady", "False", "see trackbed status --devices on the node"),
     ),
     UP_TO_DATE: (Reason("SpecDone"), Reason("AgentSilent", "Unknown", _SERVICE), Reason("NotYet", "False")),
 }

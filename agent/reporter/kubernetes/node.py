@@ -14,7 +14,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from agent.report.names import EFFECT, LONGEST_MESSAGE, READY, READY_LABEL, TAINT, UP_TO_DATE
+from agent.report.names import DEVICES_READY, EFFECT, LONGEST_MESSAGE, READY, READY_LABEL, TAINT, UP_TO_DATE
 from agent.report.records import Condition, Report, Status
 from agent.report.verdict import Verdict, warnings, with_warnings
 from agent.reporter.settings import Label, Settings
@@ -29,6 +29,9 @@ REPORTS_WITHIN = 60.0
 """Seconds within which a kubelet reports after its start: it tries at once, and then every 10 s (syncNodeStatus in
 pkg/kubelet). One that has not reached the API server within 50 s is called unreachable by Kubernetes itself, which taints its
 Node (NodeMonitorGracePeriod in pkg/controller/nodelifecycle)."""
+
+CONDITIONS = (READY, UP_TO_DATE, DEVICES_READY)
+"""The types of the reporter's conditions."""
 
 # The pattern that metav1.Condition sets for a reason. The API server does not check it for a Node's conditions, but programs
 # that read them expect it. The admission policy refuses longer reasons.
@@ -96,8 +99,8 @@ def read_node(document: Mapping[str, Any]) -> Node:
         _texts(metadata.get("labels", {})),
         frozenset(_managed(metadata.get("managedFields", []))),
         None if taints is None else tuple(_mapping(taint) for taint in taints),
-        {c["type"]: _condition(c) for c in status.get("conditions", []) if c["type"] in (READY, UP_TO_DATE)},
-        frozenset(type for type in (READY, UP_TO_DATE) if types.count(type) > 1),
+        {c["type"]: _condition(c) for c in status.get("conditions", []) if c["type"] in CONDITIONS},
+        frozenset(type for type in CONDITIONS if types.count(type) > 1),
         # Extended resources have a slash in their names. Others (cpu, memory) change often and do not matter here.
         _texts({name: amount for name, amount in status.get("allocatable", {}).items() if "/" in name}),
         "labels" in metadata,
@@ -237,6 +240,25 @@ def _up_to_date(verdict: Verdict) -> Content:
         return Content("True", "SpecDone")
     waiting = [c for c in report.conditions if c.type == "UpToDate" and c.status != "True"]
     return Content("False", _reason(waiting, "NotYet"), shortened([c.text for c in waiting] or [report.refusal]))
+
+
+def devices_ready(verdict: Verdict, node: Node) -> Desired | None:
+    """The condition TrackbedDevicesReady, which names the NICs and VFs that are not ready; None: there is nothing to say."""
+    nics = verdict.report.nics if verdict.fresh and verdict.report is not None else ()
+    lacking: dict[str, str] = {}
+    for nic in nics:
+        lacking |= {} if nic.ready else {f"{nic.name} ({nic.reason})": nic.certainty}
+        lacking |= {f"{nic.name} VF {vf.index} ({vf.reason})": vf.certainty for vf in nic.faulty_vfs}
+    if nics and not lacking:
+        said = Content("True", "AllReady")
+    elif nics:
+        unknown = set(lacking.values()) == {"unknown"}
+        said = Content("Unknown" if unknown else "False", "SomeNotReady", shortened([*lacking]))
+    elif DEVICES_READY in node.conditions:
+        said = Content("Unknown", "NotYetRead" if verdict.fresh else "AgentSilent")
+    else:
+        return None
+    return Desired({DEVICES_READY: said}, {}, frozenset(), None)
 
 
 def _reason(conditions: Sequence[Condition], otherwise: str = "NotReady") -> str:

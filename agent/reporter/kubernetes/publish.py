@@ -20,7 +20,7 @@ from agent.reporter.kubernetes.backoff import LAST_URGENT_WAIT, LAST_WAIT
 from agent.reporter.kubernetes.calm import NOT_CALM, Calm
 from agent.reporter.kubernetes.identity import Identity
 from agent.reporter.kubernetes.lease import LeaseWriter, notice_of
-from agent.reporter.kubernetes.node import Node, desired
+from agent.reporter.kubernetes.node import Node, desired, devices_ready
 from agent.reporter.kubernetes.node_watch import NodeWatch
 from agent.reporter.kubernetes.node_writer import NodeWriter
 from agent.reporter.kubernetes.plugins import PluginLabels
@@ -69,7 +69,8 @@ class Publication:
     acknowledged: Acknowledgement = field(init=False)
     _writer: NodeWriter = field(init=False)
     _lease: LeaseWriter = field(init=False)
-    _devices: DeviceTaints = field(init=False)
+    _device_taints: DeviceTaints = field(init=False)
+    _devices_writer: NodeWriter = field(init=False)
     _calm: Calm = field(factory=Calm, init=False)
     _changed: Event = field(factory=Event, init=False)
     _published: Verdict | None = field(default=None, init=False)
@@ -86,7 +87,8 @@ class Publication:
         self.steps = Steps(self.clock, self._step_failed, alive)
         self._writer = NodeWriter(name, api, self.watch, self.now)
         self._lease = LeaseWriter(self.settings, api, self.now)
-        self._devices = DeviceTaints(self.settings, api)
+        self._device_taints = DeviceTaints(self.settings, api)
+        self._devices_writer = NodeWriter(name, api, self.watch, self.now)
 
     def wake(self) -> None:
         """Look again: the labels or the Node have changed."""
@@ -143,8 +145,8 @@ class Publication:
         steps = self._steps(verdict)
         due = []
         if hold:
-            # Renew the Lease and taint devices only: the Node goes on saying NotReady.
-            steps, due = [steps[0], steps[-1]], [hold]
+            # Renew the Lease and say what is bad only: the Node goes on saying NotReady.
+            steps, due = [step for step in steps if step[0] != "ready"], [hold]
             self.steps.trouble["calm"] = NOT_CALM
         self._taken = frozenset(name for name, _ in steps)
         last = LAST_WAIT if verdict.ready else LAST_URGENT_WAIT
@@ -162,12 +164,12 @@ class Publication:
         The Lease of a ready node comes first: if it had expired, a sweep would withdraw Ready again. The conditions, labels and
         taint are one step, so that the taint stays until the condition is True. If the node is not ready, the taint comes
         first: it keeps pods away. Ready and NotReady have steps of different names, so that the back-off of one never delays
-        the other. The devices come last, for they may take many writes.
+        the other. The devices come last: they may take many writes, and a policy of an earlier version refuses them.
         """
-        devices = ("devices", self._devices.keep)
+        devices: list[tuple[str, Step]] = [("quarantine", self._device_taints.keep), ("devices", self._publish_devices)]
         if verdict.ready:
-            return [("lease", self._renew), ("ready", self._publish_ready), devices]
-        return [("taint", self._withdraw), ("condition", self._publish_conditions), ("notice", self._renew), devices]
+            return [("lease", self._renew), ("ready", self._publish_ready), *devices]
+        return [("taint", self._withdraw), ("condition", self._publish_conditions), ("notice", self._renew), *devices]
 
     def _step_failed(self, name: str, error: Exception) -> None:
         self._writer.api.close()
@@ -222,6 +224,15 @@ class Publication:
         _, due = self._writer.write_conditions(desired(verdict, self.settings, (), node, False), node, clock)
         return min(due, _stale_in(verdict))
 
+    def _publish_devices(self, verdict: Verdict, node: Node, clock: float) -> float:
+        """Say in a condition which NICs are not ready. It has a write of its own, which delays and endangers no other."""
+        node = self.watch.node or node
+        wanted = devices_ready(verdict, node)
+        if wanted is None:
+            return LONGEST_SLEEP
+        _, due = self._devices_writer.write_conditions(wanted, node, clock)
+        return min(due, _stale_in(verdict))
+
     def _plugins_absent(
         self, verdict: Verdict, labels: tuple[Label, ...], node: Node, clock: float
     ) -> tuple[bool, float]:
@@ -240,7 +251,7 @@ class Publication:
 
     def _acknowledge(self) -> None:
         """Record what is published, and why the rest is not."""
-        troubles = [*self._troubles().values(), self.watch.trouble, self._devices.trouble]
+        troubles = [*self._troubles().values(), self.watch.trouble, self._device_taints.trouble]
         error = "; ".join(dict.fromkeys(filter(None, troubles)))
         refused = self._writer.api.refused or self.watch.api.refused
         self.acknowledged.now = evolve(self.acknowledged.now, error=error, refused=refused)

@@ -262,7 +262,7 @@ UNBOUNDED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("type", ["TrackbedReady", "TrackbedUpToDate"])
+@pytest.mark.parametrize("type", ["TrackbedReady", "TrackbedUpToDate", "TrackbedDevicesReady"])
 @pytest.mark.parametrize("different", UNBOUNDED.values(), ids=UNBOUNDED.keys())
 def test_a_condition_has_bounds(cluster: ControlPlane, different: dict[str, str], type: str) -> None:
     thief = Thief(cluster, by_token(cluster, OWN))

@@ -13,7 +13,7 @@ from agent.reporter.kubernetes.api import Api, NoCredentials, Session, trust
 from agent.reporter.kubernetes.publish import Files, Publication
 from agent.runtime import boot_id, uptime
 from tests.unit.reporter.scripted import Answer, api_server, merged
-from tests.unit.reporter.test_node import SETTINGS, document, node
+from tests.unit.reporter.test_node import SETTINGS, apply, document, node
 
 
 @frozen
@@ -37,7 +37,7 @@ class Cluster:
 
     ``busy``: it answers 503. ``refusing``: the status of what it refuses, by the last part of the path. ``conflicts``: the last
     parts of the paths whose next patch finds that somebody has written meanwhile. ``devices`` answers for the API group of
-    DRA, resource.k8s.io. ``hanging``: the last
+    DRA, resource.k8s.io. ``keeps``: the Node is as it was written, and else as it was before. ``hanging``: the last
     part of the path whose writes it does not answer until ``over``; ``hung``: there is one. ``writes``: the last parts of the
     paths; ``patches``: what was written to the Node.
     """
@@ -55,6 +55,7 @@ class Cluster:
     hung: Event = field(factory=Event)
     over: Event = field(factory=Event)
     devices: Answer = field(default=lambda method, path, body: (404, {}))
+    keeps: bool = False
 
     def answer(self, method: str, path: str, body: Any) -> tuple[int, dict[str, Any]] | None:
         if self.busy:
@@ -76,7 +77,19 @@ class Cluster:
             return self.renewed(method, body)
         self.writes.append(what)
         self.patches.append(body)
+        if self.keeps:
+            self.node = self.written(what, body)
         return 200, self.node
+
+    def written(self, what: str, body: Any) -> dict[str, Any]:
+        """The Node after a patch of the reporter."""
+        node = self.node if what == "status" else apply(body, self.node) or self.node
+        node = {**node, "metadata": {**node["metadata"], "resourceVersion": str(100 + len(self.patches))}}
+        if what != "status":
+            return node
+        conditions = [*node["status"].get("conditions", []), *body["status"]["conditions"]]
+        by_type = {condition["type"]: condition for condition in conditions}
+        return {**node, "status": {**node["status"], "conditions": list(by_type.values())}}
 
     def listed(self) -> dict[str, Any]:
         """First all Nodes, then the first event of the watch, then all Nodes, and so on."""

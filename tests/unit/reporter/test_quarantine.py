@@ -7,19 +7,18 @@ from typing import Any
 import pytest
 from attrs import define, evolve, field
 
-from agent.report.names import EVICT_AFTER, OF_NODE, QUARANTINE, READY_LABEL
+from agent.report.names import DEVICES_READY, EVICT_AFTER, OF_NODE, QUARANTINE
 from agent.report.records import NicVerdict, VfVerdict, report_to_json
 from agent.report.verdict import STALE
 from agent.reporter.kubernetes.device_rules import MOST
-from agent.reporter.kubernetes.node import desired, read_node, status_patch
+from agent.reporter.kubernetes.node import read_node
 from agent.reporter.kubernetes.publish import Publication
 from agent.reporter.kubernetes.quarantine import ABSENT, LOOK_EVERY, RULES, SLICES
 from agent.reporter.kubernetes.steps import LONGEST_SLEEP
 from agent.reporter.settings import Quarantine
 from agent.runtime import boot_id, uptime
 from tests.unit.reporter.publication import Clocks, Cluster, publishing, say
-from tests.unit.reporter.test_node import NO_CARRIER, READY_NOW, REPORT, SETTINGS, document
-from tests.unit.reporter.test_node import node as node_of
+from tests.unit.reporter.test_node import NO_CARRIER, REPORT, document
 
 # The names and attributes of dranet 1.4 (pkg/inventory/db.go) and of dra-driver-sriov (pkg/devicestate/discovery.go).
 DRANET, SRIOV = "dra.net", "sriovnetwork.k8snetworkplumbingwg.io"
@@ -102,6 +101,12 @@ class Running:
         say(self.reporter, evolve(REPORT, nics=nics))
         return self.settles()
 
+    def follows(self, policy: Quarantine | None) -> None:
+        """Start the reporter anew with this policy, as after a deploy."""
+        self.reporter.settings = evolve(self.reporter.settings, quarantine=policy)
+        self.reporter.__attrs_post_init__()
+        self.reporter.watch.known, self.reporter.watch.node = True, read_node(self.cluster.node)
+
     def settles(self) -> float:
         """Take turns until there is nothing to do now."""
         for _ in range(3 * MOST):
@@ -122,23 +127,10 @@ def node(tmp_path: Path) -> Iterator[Running]:
             resource_slice(SRIOV, *map(by_sriov, (VF0, VF1))),
         ]
         dra = Dra(slices)
-        cluster.devices, cluster.node = dra.answer, as_published()
-        follow(reporter, Quarantine())
-        yield Running(reporter, cluster, clocks, dra)
-
-
-def follow(reporter: Publication, policy: Quarantine | None) -> None:
-    """Start the reporter anew with this policy, as after a deploy."""
-    reporter.settings = evolve(reporter.settings, quarantine=policy)
-    reporter.__attrs_post_init__()
-    reporter.watch.known, reporter.watch.node = True, read_node(as_published())
-
-
-def as_published(uid: str = "u1") -> dict[str, Any]:
-    """The Node of a ready node, as its reporter has published it."""
-    said = status_patch(desired(READY_NOW, SETTINGS, (), node_of(), False), node_of(), 0.0)
-    metadata = {**document()["metadata"], "uid": uid, "labels": {READY_LABEL: "true"}}
-    return document(metadata=metadata, spec={}, status=said["status"] if said else {})
+        cluster.devices, cluster.keeps = dra.answer, True
+        running = Running(reporter, cluster, clocks, dra)
+        running.follows(Quarantine())
+        yield running
 
 
 def test_a_bad_nic_taints_what_its_node_publishes_of_it_and_a_good_one_loses_the_taint(node: Running) -> None:
@@ -271,7 +263,7 @@ def test_with_a_new_policy_no_device_is_ever_without_a_rule_and_a_raised_effect_
 ) -> None:
     node.says(RAIL0, BAD1)
     for policy in (Quarantine("None"), Quarantine(evict_after=600)):
-        follow(node.reporter, policy)
+        node.follows(policy)
         node.dra.writes()
         node.says(RAIL0, BAD1)
         assert node.dra.writes() == ["POST", "DELETE"]
@@ -279,24 +271,24 @@ def test_with_a_new_policy_no_device_is_ever_without_a_rule_and_a_raised_effect_
         assert rule["spec"]["taint"]["effect"] == policy.effect
     assert rule["metadata"]["labels"][EVICT_AFTER] == "600"
     rule["spec"]["taint"]["effect"] = "NoExecute"  # trackbed fleet sweep
-    follow(node.reporter, Quarantine(evict_after=600))
+    node.follows(Quarantine(evict_after=600))
     node.says(RAIL0, BAD1)
     assert node.dra.writes() == []
-    follow(node.reporter, Quarantine())
+    node.follows(Quarantine())
     node.says(RAIL0, BAD1)
     assert [each["spec"]["taint"]["effect"] for each in node.dra.rules.values()] == ["NoSchedule"]
 
 
 def test_without_a_policy_the_rules_of_before_are_removed(node: Running) -> None:
     node.says(BAD0, BAD1)
-    follow(node.reporter, None)
+    node.follows(None)
     node.says(BAD0, BAD1)
     assert (node.dra.rules, node.error) == ({}, "")
 
 
 @pytest.mark.parametrize("status", [403, 404])
 def test_without_a_policy_a_cluster_that_knows_no_rules_is_no_trouble(node: Running, status: int) -> None:
-    follow(node.reporter, None)
+    node.follows(None)
     node.dra.refusing = [status]
     node.says(BAD0, RAIL1)
     node.clocks.goes_on(LONGEST_SLEEP - 1.0)
@@ -309,7 +301,7 @@ def test_a_cluster_without_the_api_is_asked_once_an_hour_and_status_says_so(node
     for nics in ((BAD0, RAIL1), (RAIL0, RAIL1), (BAD0, BAD1)):
         node.says(*nics)
         assert (node.error, len(node.dra.asked)) == (ABSENT, 1)
-    assert node.cluster.writes == ["lease"]
+    assert node.reporter.acknowledged.now.ready
     node.dra.refusing = []
     node.clocks.goes_on(LONGEST_SLEEP)
     node.settles()
@@ -320,7 +312,7 @@ def test_a_refused_rule_delays_nothing_else(node: Running) -> None:
     node.dra.refusing = [403] * 9
     node.says(BAD0, RAIL1)
     assert "fleet/cluster" in node.error
-    assert (node.reporter.acknowledged.now.ready, node.cluster.writes) == (True, ["lease"])
+    assert node.reporter.acknowledged.now.ready
 
 
 def test_a_node_that_loses_readiness_says_so_before_it_goes_on_with_its_devices(node: Running) -> None:
@@ -339,7 +331,8 @@ def test_a_node_that_loses_readiness_says_so_before_it_goes_on_with_its_devices(
 
 def test_a_node_that_was_made_anew_gets_rules_of_its_own(node: Running) -> None:
     node.says(RAIL0, BAD1)
-    node.reporter.watch.node = read_node(as_published("u2"))
+    node.cluster.node = document(metadata={**document()["metadata"], "uid": "u2"})
+    node.reporter.watch.node = read_node(node.cluster.node)
     node.settles()
     (rule,) = node.dra.rules.values()
     assert rule["metadata"]["ownerReferences"][0]["uid"] == "u2"
@@ -372,3 +365,53 @@ def test_an_answer_that_cannot_be_read_changes_nothing(node: Running, answer: di
     node.cluster.devices = lambda method, path, body: (200, answer)
     node.says(BAD0, RAIL1)
     assert f"the API server's answer to {RULES} cannot be read" in node.error
+
+
+def said(node: Running) -> tuple[str, str, str]:
+    """What the Node's condition says: status, reason and message."""
+    conditions = node.cluster.node["status"]["conditions"]
+    found = [each for each in conditions if each["type"] == DEVICES_READY]
+    return (found[0]["status"], found[0]["reason"], found[0]["message"]) if found else ("", "", "")
+
+
+UNKNOWN_VF = VfVerdict(1, "ProbeTimedOut", "no answer", "unknown")
+
+
+@pytest.mark.parametrize(
+    ("nics", "condition"),
+    [
+        ((RAIL0, RAIL1), ("True", "AllReady", "")),
+        ((BAD0, RAIL1), ("False", "SomeNotReady", "rail0 (NoCarrier)")),
+        ((evolve(RAIL0, faulty_vfs=(UNKNOWN_VF,)), RAIL1), ("Unknown", "SomeNotReady", "rail0 VF 1 (ProbeTimedOut)")),
+        (
+            (evolve(RAIL0, faulty_vfs=(UNKNOWN_VF,)), BAD1),
+            ("False", "SomeNotReady", "rail0 VF 1 (ProbeTimedOut); rail1 (NoCarrier)"),
+        ),
+        ((), ("", "", "")),
+    ],
+    ids=["ready", "a-nic", "a-vf-unknown", "both", "no-nics"],
+)
+def test_a_condition_of_the_node_names_the_nics_that_are_not_ready(
+    node: Running, nics: tuple[NicVerdict, ...], condition: tuple[str, str, str]
+) -> None:
+    node.says(*nics)
+    assert said(node) == condition
+    assert node.error == ""
+
+
+def test_the_condition_is_unknown_once_there_is_no_fresh_verdict(node: Running) -> None:
+    node.says(BAD0, RAIL1)
+    node.says()
+    assert said(node) == ("Unknown", "NotYetRead", "")
+    node.reporter.files.report.unlink()
+    node.settles()
+    assert said(node) == ("Unknown", "AgentSilent", "")
+
+
+def test_a_policy_of_before_that_refuses_the_condition_refuses_nothing_else(node: Running) -> None:
+    node.says(RAIL0, RAIL1)
+    node.cluster.refusing = {"status": 403}
+    node.says(BAD0, RAIL1)
+    assert (node.dra.tainted, said(node)[0]) == (ALL_OF_RAIL0, "True")
+    assert node.reporter.acknowledged.now.ready
+    assert "fleet/cluster" in node.error
