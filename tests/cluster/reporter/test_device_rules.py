@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from agent.reporter.kubernetes.identity import BoundToken
 from agent.reporter.kubernetes.quarantine import RULES
 from agent.reporter.settings import Quarantine, Settings
 from lab.cluster.control_plane import ControlPlane
+from tests.cluster.fleet.fleet_commands import make_node
 from tests.cluster.reporter.reporters import BROUGHT, Reporter, bring, by_token, holder, node, prepare, until
 from tests.cluster.reporter.test_bounds import DATED, DEEP, LONG, MANY
+from tests.cluster.reporter.test_refusals import fleet
 from tests.cluster.reporter.thief import APPLY, OTHER, OWN, Thief, add
 
 SRIOV = "sriovnetwork.k8snetworkplumbingwg.io"
@@ -43,10 +46,10 @@ def start(plane: ControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     """Start the reporter of a new Node, with quarantine; it looks again every second."""
     monkeypatch.setattr(quarantine, "LOOK_EVERY", (1.0, 1.0))
 
-    def begin(name: str) -> Reporter:
+    def begin(name: str, policy: Quarantine = Quarantine()) -> Reporter:  # noqa: B008  it is frozen
         plane.apply(node(name))
         (tmp_path / "labels.json").write_text(json.dumps({"labels": []}))
-        settings = Settings(name, plane.url, str(plane.authority.pair.certificate), quarantine=Quarantine())
+        settings = Settings(name, plane.url, str(plane.authority.pair.certificate), quarantine=policy)
         bring(plane, name, tmp_path)
         return Reporter.start(plane, tmp_path, settings, BoundToken(settings, tmp_path, tmp_path / BROUGHT))
 
@@ -112,6 +115,28 @@ def test_after_an_outage_the_rules_are_as_the_report_says_then(
         until(lambda: tainted(plane, reporter.name) == wanted, f"{len(wanted)} devices are tainted", deadline=90.0)  # noqa: B023
 
 
+def test_a_sweep_evicts_by_the_nodes_policy_and_removes_the_rules_of_silent_nodes(
+    plane: ControlPlane, start: Callable[..., Reporter]
+) -> None:
+    reporter = start("devices-evicted", Quarantine(evict_after=0))
+    publish(plane, reporter.name)
+    reporter.acknowledged(reporter.say(True, nics=(BAD,)))
+    until(lambda: tainted(plane, reporter.name) == BOTH, "both devices are tainted")
+    make_node(plane, "devices-silent", life=1)
+    plane.apply(rule(plane, "devices-silent"))
+    seen = until(lambda: fleet(plane, "sweep", "--dry", "--max-share=1")["rules_to_remove"], "its Lease expires")
+    assert seen == ["devices-silent.7"]
+    fleet(plane, "sweep", "--max-share=1", "--max-evict-share=1")
+    assert rules(plane, "devices-silent") == []
+    names = {each["metadata"]["name"] for each in rules(plane, reporter.name)}
+    assert [each["spec"]["taint"]["effect"] for each in rules(plane, reporter.name)] == ["NoExecute"] * 2
+    # The controller of evictions has taken them up, and the reporter leaves them as they are.
+    until(lambda: all(each.get("status") for each in rules(plane, reporter.name)), "Kubernetes evicts by them")
+    assert {each["metadata"]["name"] for each in rules(plane, reporter.name)} == names
+    reporter.say(True, nics=(GOOD,))
+    until(lambda: not rules(plane, reporter.name), "the rules go")
+
+
 def test_the_rules_of_a_deleted_node_go_with_it(plane: ControlPlane, start: Callable[..., Reporter]) -> None:
     reporter = start("devices-deleted")
     publish(plane, reporter.name)
@@ -121,16 +146,20 @@ def test_the_rules_of_a_deleted_node_go_with_it(plane: ControlPlane, start: Call
     until(lambda: not rules(plane, reporter.name), "the garbage collector deletes them", deadline=90.0)
 
 
+@cache
+def uid_of(plane: ControlPlane, name: str) -> str:
+    return str(plane.get("node", name)["metadata"]["uid"])
+
+
 def rule(plane: ControlPlane, of: str = OWN, number: int | str = 7, **more: Any) -> dict[str, Any]:
     """A rule as a reporter makes it; ``more``: other values by the path of their field, with "__" between its parts."""
-    uid = plane.get("node", of)["metadata"]["uid"]
     made: dict[str, Any] = {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "DeviceTaintRule",
         "metadata": {
             "name": f"{of}.{number}",
             "labels": {OF_NODE: of},
-            "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": of, "uid": uid}],
+            "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": of, "uid": uid_of(plane, of)}],
         },
         "spec": {
             "deviceSelector": {"driver": SRIOV, "pool": of, "device": "0000-3b-00-2"},
@@ -195,10 +224,8 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_a_reporter_makes_only_rules_for_one_device_of_its_own_node(thief: Thief, what: str) -> None:
-    thief.plane.kubectl("delete", "devicetaintrules", "--all")
     # The API server itself checks some of them first.
     assert thief.tries("POST", RULES, rule(thief.plane, **REFUSED[what])) in (403, 422)
-    assert thief.plane.get("devicetaintrules")["items"] == []
 
 
 def test_a_reporter_makes_and_deletes_its_own_rules(thief: Thief) -> None:
