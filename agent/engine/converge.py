@@ -109,7 +109,6 @@ def converge(
 
 
 def _let_kinds_remember(machine: Machine, result: Pass) -> None:
-    """Call each kind's ``remember``, after a pass that left everything as the spec wants."""
     for kind in by_name().values():
         # If /run is full, the report says so already, and the next such pass tries again.
         with suppress(OSError):
@@ -224,7 +223,6 @@ def _unverified(context: PassContext, outcome: Outcome) -> Outcome:
 
 
 def _restore_devices_that_left(context: PassContext, state: _State) -> _State:
-    """Restore the original values of devices that are no longer in the spec."""
     machine, originals, have = context.cache.machine, context.memory.originals, state.have
     restoring = partial(originals.restoring, machine, device_left=True)
     left = originals.removed_devices(state.want, have.functions)

@@ -280,7 +280,6 @@ class Probes:
             return None
 
     def _keep(self, probe: Probe, before: Any, memory: Any) -> None:
-        """Write what a probe remembers, if that has changed."""
         if self._folder is None or probe.kept is None or (before is not None and before.kept == memory.kept):
             return
         try:

@@ -326,7 +326,6 @@ def _held(machine: Machine, nodes: Sequence[tuple[str, Key]], owns: bool) -> Ite
 
 
 def _traffic(machine: Machine, want: Wanted, functions: _Functions) -> Users:
-    """What the function's netdev carries for the host."""
     netdevs = {ifindex(machine.files, name): (name, target) for target, name in functions.netdevs.items()}
     names = {index: name for index, (name, _) in netdevs.items() if index}
     for index, carried in traffic(machine, want.spec.node_name, names):

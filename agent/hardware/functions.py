@@ -321,7 +321,6 @@ def _read_function(machine: Machine, address: str, asked: Asked, same: Function 
 
 
 def _with_product_data(files: Files, function: Function, asked: Asked) -> Function:
-    """The function with what is asked of its Vital Product Data."""
     kind = (function.address, function.vendor, function.device)
     known = (each.nvlink_bridge for each in asked.known if (each.address, each.vendor, each.device) == kind)
     bridge = next(known, None)

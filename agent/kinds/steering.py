@@ -95,7 +95,6 @@ def _plan_xps(want: Wanted, have: Snapshot) -> list[Change]:
 
 
 def _xps_reading(machine: Machine, want: Wanted, have: Snapshot, kept: Change) -> Reading | None:
-    """A transmit queue's mask."""
     return queues.mask_reading(want, have, kept, XPS, want.spec.xps.enable)
 
 
@@ -138,7 +137,6 @@ def _rounded(flows: int) -> int:
 
 
 def _rfs_reading(machine: Machine, want: Wanted, have: Snapshot, kept: Change) -> Reading | None:
-    """The size of one table."""
     if kept.target == HOST:
         return Reading(_entries(machine), want.spec.rfs.enable)
     if kept.device not in want.nics:
@@ -147,7 +145,6 @@ def _rfs_reading(machine: Machine, want: Wanted, have: Snapshot, kept: Change) -
 
 
 def _write_rfs(machine: Machine, change: Change) -> None:
-    """Write the size of one table."""
     if change.target == HOST:
         machine.files.write(queues.ENTRIES, str(change.after))
     else:

@@ -109,7 +109,6 @@ def inside(namespace: Namespace) -> Iterator[int]:
 
 @contextmanager
 def _opened(path: str, flags: int = 0, folder: int | None = None) -> Iterator[int]:
-    """A descriptor for a `with` block."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags, dir_fd=folder)
     try:
         yield descriptor
@@ -198,7 +197,6 @@ class _Below:
         return path[len(SYSFS) :]
 
     def read(self, path: str) -> str:
-        """Read a file of unknown size."""
         return read_all(self._path(path), self._sysfs)
 
     def write(self, path: str, text: str) -> None:
@@ -219,10 +217,8 @@ class _Below:
                 mount.reconfigure(self._sysfs, "ro")
 
     def names(self, path: str) -> list[str]:
-        """List a directory."""
         with _opened(self._path(path), os.O_DIRECTORY, self._sysfs) as folder:
             return sorted(os.listdir(folder))  # noqa: PTH208
 
     def target(self, path: str) -> str:
-        """Read a link."""
         return os.readlink(self._path(path), dir_fd=self._sysfs).rpartition("/")[2]

@@ -85,7 +85,6 @@ class Drift:
 
 
 def _pairs(kinds: Iterable[str], suspects: Suspects) -> list[tuple[str, str]]:
-    """Each kind with each of its suspects."""
     return [(kind, program) for kind in kinds for program in suspects.get(kind, ())]
 
 

@@ -180,7 +180,6 @@ class Loop:
         self.output.write(messages.of_announcement(change, self._announcement, last, self.in_force))
 
     def _wait_until_published(self, change: Change) -> None:
-        """Return when the announcement is published, or could not be published in time."""
         if cause := self.wait_until_published(self._announcement):
             journal(f"{cause}; going on with {change}")
 

@@ -218,7 +218,6 @@ class SpecInForce:
         return False
 
     def _is(self, state: State, spec: NodeSpec | None) -> bool:
-        """Whether a spec is known to be in a state."""
         known = self._known
         return known is not None and known.state == state and spec is not None and known.spec == spec_hash(spec)
 
@@ -232,7 +231,6 @@ class SpecInForce:
             _write(self.run / STATE, json.dumps(to_plain(known)) + "\n")
 
     def _put(self, spec: NodeSpec | None) -> None:
-        """Put a spec in force."""
         if spec is not None and spec != self.spec:
             _write(self.run / IN_FORCE, to_json(spec))
         self.spec = spec

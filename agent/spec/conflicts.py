@@ -78,7 +78,6 @@ def _each_name(nic: Nic, name: str) -> Iterator[str]:
 
 
 def _names(keys: Mapping[str, Nic]) -> Iterator[tuple[str, str]]:
-    """The names that NICs have or get."""
     for key, nic in keys.items():
         yield from ((f"{key}.name", name) for name in _each_name(nic, nic.name))
 
