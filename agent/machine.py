@@ -37,7 +37,7 @@ class Link:
     kernel takes (IFLA_MAX_MTU); 0: it knows no limit, as before Linux 4.19. ``member_of``: the kind of its
     master (``bond``, ``team``, ``bridge``, ``vrf``; IFLA_INFO_SLAVE_KIND); empty if it has none. ``xdp``: its driver runs an
     XDP program (IFLA_XDP_ATTACHED); False if only the kernel's core does. ``carrier_downs``: how often it has lost its carrier
-    since it was made (IFLA_CARRIER_DOWN_COUNT); None before Linux 4.16.
+    since it was made (IFLA_CARRIER_DOWN_COUNT).
     """
 
     ifindex: int
@@ -52,7 +52,7 @@ class Link:
     txqueuelen: int = 1000
     member_of: str = ""
     xdp: bool = False
-    carrier_downs: int | None = None
+    carrier_downs: int = 0
     max_mtu: int = 0
 
 

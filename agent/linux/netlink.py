@@ -346,7 +346,7 @@ def decode_link(body: bytes) -> Link:
         altnames=tuple(text(value) for kind, value in properties if kind == IFLA_ALT_IFNAME),
         vfs=tuple(vf_config.decode(entry) for _, entry in attributes(values.get(IFLA_VFINFO_LIST, b""))),
         txqueuelen=u32(values.get(IFLA_TXQLEN, bytes(4))),
-        carrier_downs=None if (downs := values.get(IFLA_CARRIER_DOWN_COUNT)) is None else u32(downs),
+        carrier_downs=u32(values.get(IFLA_CARRIER_DOWN_COUNT, bytes(4))),
         member_of=text(dict(attributes(values.get(IFLA_LINKINFO, b""))).get(IFLA_INFO_SLAVE_KIND, b"")),
         xdp=dict(attributes(values.get(IFLA_XDP, b""))).get(IFLA_XDP_ATTACHED, NO_XDP[0]) not in NO_XDP,
     )

@@ -55,7 +55,7 @@ class Carrier:
 
     ifindex: int
     up: bool
-    downs: int | None
+    downs: int
     trained: float
     losses: tuple[Loss, ...] = ()
 
@@ -97,9 +97,7 @@ def _read(before: Carrier | None, link: Link, now: float, flapped: bool) -> Carr
     read = evolve(read, trained=before.trained)
     if now < before.trained:
         return read
-    counted = 0
-    if link.carrier_downs is not None and before.downs is not None:
-        counted = min(MOST, max(0, link.carrier_downs - before.downs))
+    counted = min(MOST, max(0, link.carrier_downs - before.downs))
     if dark and read.dark and not counted:
         return read
     losses = read.losses

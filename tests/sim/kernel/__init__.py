@@ -259,7 +259,7 @@ class Kernel:
     def count_loss(self, function: str) -> None:
         """Count a loss of carrier, as the kernel does (netif_carrier_off, net/sched/sch_generic.c)."""
         netdev = self.netdevs[self.netdev(function).name]
-        netdev.link = evolve(netdev.link, carrier_downs=1 + (netdev.link.carrier_downs or 0))
+        netdev.link = evolve(netdev.link, carrier_downs=1 + netdev.link.carrier_downs)
 
     def regain_carrier(self, function: str) -> None:
         self.stuck.discard(self.netdev(function).name)

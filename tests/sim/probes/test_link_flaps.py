@@ -134,18 +134,6 @@ def test_a_loss_that_lasts_is_one_and_its_quarantine_does_not_end_while_it_lasts
     assert states(node, 1, 590, 20) == ["quarantined", "quarantined", "probation"]
 
 
-def test_without_the_kernel_s_count_the_losses_that_are_seen_count(node: Node) -> None:
-    """Before Linux 4.16."""
-    for _ in range(3):
-        node.kernel.lose_carrier(PF0)
-        netdev = node.kernel.netdevs[NAME0]
-        netdev.link = evolve(netdev.link, carrier_downs=None)
-        look(node)
-        node.kernel.regain_carrier(PF0)
-        look(node)
-    assert look(node).link == "quarantined"
-
-
 def test_a_loss_in_quarantine_makes_it_begin_again(node: Node) -> None:
     for _ in range(3):
         lose(node)
