@@ -59,8 +59,8 @@ ANSWER_S = 60
 """Seconds for the first answer of a login shell. No other host begins the deploy before."""
 
 HANDSHAKE_S = 60
-"""Seconds for each part of the handshake: sshd's banner, the keys, the login. paramiko gives up after 15 or 30. A busy host takes
-longer, and so does this process with a large fleet."""
+"""Seconds for each part of the handshake: sshd's banner, the keys, the login. paramiko gives up after 15 or 30. A busy host
+takes longer, and so does this process with a large fleet."""
 
 QUOTED = " 'a' \\\\ !b $c\n`d`"
 """What shells that are not POSIX's change in quoted text: fish drops a backslash, csh ends at the line's end and at `!b`."""
