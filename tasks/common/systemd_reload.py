@@ -28,12 +28,12 @@ done
 RELOAD = f"{_LINKS}systemctl daemon-reload\n"
 """A script that makes the links that are missing, and has systemd read its units again."""
 
-# A container that may use all devices has the policy auto and no list.
+# A scope has the name that its engine chose: docker-ID, nerdctl-ID. A container that may use all devices has the policy auto
+# and no list, as the scope of a login has.
 _LOSERS = r"""
 gpu_losers() (
 root=$1
-systemctl show --property=Id,ControlGroup,DevicePolicy,DeviceAllow 'cri-containerd-*.scope' 'docker-*.scope' 'crio-*.scope' \
-  'libpod-*.scope' 2>/dev/null | awk '
+systemctl show --property=Id,ControlGroup,DevicePolicy,DeviceAllow '*.scope' 2>/dev/null | awk '
     function scope() { if (of["Id"]) print of["Id"], of["DevicePolicy"], of["ControlGroup"] allow; split("", of); allow = "" }
     /^$/ { scope(); next }
     { name = $0; sub(/=.*/, "", name); sub(/^[^=]*=/, ""); of[name] = $0 }

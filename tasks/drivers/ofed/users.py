@@ -32,8 +32,8 @@ for file in "$sys"/class/nvme/*/transport; do
   read -r transport < "$file"
   if [ "$transport" = rdma ]; then file=${file%/transport}; echo "${file##*/} is NVMe over RDMA"; fi
 done
-# NFS, SMB Direct, 9p, and Lustre's clients and servers. BeeGFS uses RDMA by itself wherever it can.
-awk '$4 ~ /(^|,)(proto=|trans=)?rdma(,|$)/ || ($3 == "lustre" && $1 $4 ~ /@o2ib/) || $3 ~ /^beegfs/ {
+# NFS (rdma6: by IPv6), SMB Direct, 9p, and Lustre's clients and servers. BeeGFS uses RDMA by itself wherever it can.
+awk '$4 ~ /(^|,)(proto=|trans=)?rdma6?(,|$)/ || ($3 == "lustre" && $1 $4 ~ /@o2ib/) || $3 ~ /^beegfs/ {
   print $2 " is mounted over RDMA" }' "$root/proc/1/mounts"
 
 # A module that needs one of these and does not go with them: a server or a file system of the kernel, another vendor's driver.

@@ -44,8 +44,11 @@ def shown(scope: str, *allow: str, policy: str = "strict") -> str:
 
 
 def losers(root: Path, *scopes: str) -> list[str]:
-    (root / "shown").write_text("\n".join(scopes))
-    program(root / "bin/systemctl", f'[ "$1" = show ] && cat {root}/shown')
+    (root / "units").mkdir(exist_ok=True)
+    for scope in scopes:
+        (root / "units" / scope.rpartition("Id=")[2].strip()).write_text(f"{scope}\n")
+    # A unit's name may be a pattern.
+    program(root / "bin/systemctl", f"cd {root}/units; shift; for unit; do cat $unit 2>/dev/null; done")
     text = f'{systemd_reload._LOSERS}gpu_losers "$1"\necho end\n'
     answer = sh(text, root, PATH=f"{root}/bin:{os.environ['PATH']}")
     return systemd_reload.GpuLosers().process(answer)
@@ -63,11 +66,11 @@ def losers(root: Path, *scopes: str) -> list[str]:
         (("char-*", "block-*"), False),
     ],
 )
-@pytest.mark.parametrize("cgroups", ["", "/systemd"])
+@pytest.mark.parametrize(("cgroups", "name"), [("", "nerdctl-a"), ("/systemd", "cri-containerd-a")])
 def test_a_container_whose_scope_does_not_list_its_gpu_would_lose_it(
-    tmp_path: Path, allow: tuple[str, ...], lost: bool, cgroups: str
+    tmp_path: Path, allow: tuple[str, ...], lost: bool, cgroups: str, name: str
 ) -> None:
-    with_gpu = container(tmp_path, "cri-containerd-a", ("nvidia0", "nvidiactl"), cgroups)
+    with_gpu = container(tmp_path, name, ("nvidia0", "nvidiactl"), cgroups)
     without = container(tmp_path, "docker-b", (), cgroups)
     answer = losers(tmp_path, shown(without, "char-pts"), shown(with_gpu, *allow))
     assert answer == ([with_gpu] if lost else [])
@@ -76,8 +79,9 @@ def test_a_container_whose_scope_does_not_list_its_gpu_would_lose_it(
 def test_a_container_that_may_use_all_devices_loses_none(tmp_path: Path) -> None:
     privileged = container(tmp_path, "crio-a", ("nvidia0",))
     gone = shown("docker-gone.scope")
-    assert losers(tmp_path, shown(privileged, policy="auto"), gone) == []
     assert losers(tmp_path) == []
+    login = shown("session-4.scope", policy="auto")
+    assert losers(tmp_path, shown(privileged, policy="auto"), gone, login) == []
 
 
 def test_links_that_systemd_needs_are_made_before_the_reload(tmp_path: Path) -> None:

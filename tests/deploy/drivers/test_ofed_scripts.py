@@ -114,6 +114,7 @@ def test_users_of_the_modules_are_named(root: Path) -> None:
     "mount",
     [
         "10.0.0.1:/a /data nfs rw,rdma,port=20049 0 0",
+        "[fd00::1]:/a /data nfs4 rw,proto=rdma6,port=20049 0 0",
         "//10.0.0.1/a /data cifs rw,vers=3.1.1,rdma,addr=10.0.0.1 0 0",
         "10.0.0.1 /data 9p rw,trans=rdma 0 0",
         "/dev/mapper/ost0 /data lustre ro,svname=fs-OST0000,mgsnode=10.0.0.1@o2ib 0 0",
