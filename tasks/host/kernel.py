@@ -21,7 +21,8 @@ from tasks.common.facts import FactBase
 from tasks.common.texts import Texts
 from tasks.packages import Family, OperatingSystem, dkms, holds, vendor_repository
 from tasks.packages.dkms import RunningKernel
-from tasks.packages.vendor_repository import HeldPackages, Package
+from tasks.packages.holds import HeldPackages
+from tasks.packages.vendor_repository import Package
 
 TASK = "kernel"
 
@@ -243,9 +244,9 @@ def _elrepo(version: str) -> str:
 def hold(held: bool, family: Family) -> Commands:
     """Hold the packages through which updates install a newer kernel, or remove the holds."""
     have = packages.installed(family)
-    if family == "rhel" and vendor_repository.has_dnf5(have):
+    if family == "rhel" and holds.has_dnf5(have):
         if held:
-            yield refuse(vendor_repository.NO_LOCKS)
+            yield refuse(holds.NO_LOCKS)
         elif locked := _locked_by_dnf5():
             yield refuse(
                 f"kernel.hold: dnf on this node is dnf5, and the deploy cannot remove its version locks of "
@@ -266,7 +267,7 @@ def hold(held: bool, family: Family) -> Commands:
     elif family == "debian":
         yield holds.hold("apt-mark", "hold", *wrong)
     else:
-        yield from vendor_repository.lock_plugin(have)
+        yield from holds.lock_plugin(have)
         yield holds.hold("dnf", "versionlock", "add", *wrong)
 
 

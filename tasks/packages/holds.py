@@ -6,16 +6,26 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+
 from pyinfra.api.command import StringCommand
 from pyinfra.context import host
 
 from agent.report.names import STATE_FOLDER
-from tasks.common.commands import Commands, script
+from tasks.common.commands import Commands, refuse, script
+from tasks.common.facts import FactBase
 from tasks.common.texts import Texts
-from tasks.packages import WAITING_DNF
+from tasks.packages import WAITING_DNF, Family, dnf_install
 
 PATH = f"{STATE_FOLDER}/holds"
 BEFORE = f"{PATH}.before"
+
+LOCK_PLUGIN = "python3-dnf-plugin-versionlock"
+NO_LOCKS = (
+    "dnf on this node is dnf5, and the deploy cannot set its version locks (/etc/dnf/versionlock.toml); use a release with "
+    "dnf 4 (RHEL up to 10, Fedora up to 40), or hold no packages: leave out kernel.hold, or the key of the driver"
+)
 
 LOCKS = """
 locks() {  # argument: the root folder
@@ -82,6 +92,42 @@ noted() {  # arguments: the file, and the command that sets holds
 )
 """Shell functions. ``noted`` runs a command, and notes the holds that are new after it. ``note`` finishes this after an
 interruption, and otherwise does nothing."""
+
+
+class HeldPackages(FactBase[dict[str, str | None]]):
+    """The held packages, with the version of dnf's lock. apt's holds have no version (None): they hold the installed one."""
+
+    default = dict
+
+    def command(self, family: Family) -> StringCommand:
+        """List apt's holds or dnf's version locks."""
+        if family == "debian":
+            return self.script("apt-mark showhold")
+        return self.script(f"{LOCKS}locks ''")
+
+    def process(self, output: list[str]) -> dict[str, str | None]:
+        """Parse ``name``, or ``name-epoch:version-release.*``."""
+        held: dict[str, str | None] = {}
+        for line in output:
+            locked = re.fullmatch(r"(\S+)-\d+:(\S+)\.\*", line.strip())
+            held[locked[1] if locked else line.strip()] = locked[2] if locked else None
+        return held
+
+
+def has_dnf5(have: Mapping[str, object]) -> bool:
+    """Whether dnf is dnf5, whose version locks have another form. Since Fedora 41 it replaces the package dnf (dnf5.spec)."""
+    return "dnf5" in have and "dnf" not in have
+
+
+def lock_plugin(have: Mapping[str, object]) -> Commands:
+    """For an operation: install dnf's plugin for version locks if it is missing; refuse dnf5, which has no such plugin.
+
+    :param have: the installed packages.
+    """
+    if has_dnf5(have):
+        yield refuse(NO_LOCKS)
+    elif LOCK_PLUGIN not in have:
+        yield dnf_install(LOCK_PLUGIN)
 
 
 def finish() -> Commands:

@@ -7,7 +7,6 @@ that looks like Rocky Linux 9.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from io import StringIO
 from typing import Any, get_args
 
@@ -22,7 +21,7 @@ from tasks.common.commands import Commands, refuse, script, warn
 from tasks.common.data import without_password
 from tasks.common.facts import FactBase
 from tasks.common.texts import HEADER
-from tasks.packages import APT, DNF, Family, dkms, dnf_install, holds, installed, signatures
+from tasks.packages import APT, DNF, Family, dkms, holds, installed, signatures
 from tasks.packages.apt_sources import FINGERPRINTS, RepositoryEntries
 from tasks.time_limits import LIMITS
 
@@ -30,12 +29,6 @@ URL = re.compile(r"https?://[!-~]+")
 # The characters that dpkg and rpm allow, without those that are special to a shell or to apt (a trailing - removes a package).
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9+._-]*[a-zA-Z0-9+]")
 VERSION = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9.+:~^_-]*")
-LOCK_PLUGIN = "python3-dnf-plugin-versionlock"
-NO_LOCKS = (
-    "dnf on this node is dnf5, and the deploy cannot set its version locks (/etc/dnf/versionlock.toml); use a release with "
-    "dnf 4 (RHEL up to 10, Fedora up to 40), or hold no packages: leave out kernel.hold, or the key of the driver"
-)
-
 FETCH = r"""
 # Prints dnf's proxy and certificates (dnf.conf(5)) as settings of curl. It reads them from its standard input, since a password
 # must not be in an argument.
@@ -133,26 +126,6 @@ fingerprints "$1" "$home" e
     def process(self, output: list[str]) -> list[str]:
         """Take one fingerprint from each line."""
         return output
-
-
-class HeldPackages(FactBase[dict[str, str | None]]):
-    """The held packages, with the version of dnf's lock. apt's holds have no version (None): they hold the installed one."""
-
-    default = dict
-
-    def command(self, family: Family) -> StringCommand:
-        """List apt's holds or dnf's version locks."""
-        if family == "debian":
-            return self.script("apt-mark showhold")
-        return self.script(f"{holds.LOCKS}locks ''")
-
-    def process(self, output: list[str]) -> dict[str, str | None]:
-        """Parse ``name``, or ``name-epoch:version-release.*``."""
-        held: dict[str, str | None] = {}
-        for line in output:
-            locked = re.fullmatch(r"(\S+)-\d+:(\S+)\.\*", line.strip())
-            held[locked[1] if locked else line.strip()] = locked[2] if locked else None
-        return held
 
 
 def add(name: str, repository: Repository, family: Family) -> None:
@@ -290,12 +263,12 @@ def packages(
     :param remedy: printed after the package manager's output if the installation fails.
     """
     have = installed(family)
-    if hold and family == "rhel" and any(p.version for p in wanted) and has_dnf5(have):
+    if hold and family == "rhel" and any(p.version for p in wanted) and holds.has_dnf5(have):
         # Before the installation: the next update would replace what is not held.
-        yield refuse(NO_LOCKS)
+        yield refuse(holds.NO_LOCKS)
         return
     missing = tuple(p for p in wanted if p.name not in have or (p.version and p.version not in have[p.name]))
-    held = host.get_fact(HeldPackages, family=family) if hold else {}
+    held = host.get_fact(holds.HeldPackages, family=family) if hold else {}
     loose = tuple(p for p in wanted if hold and p.version and not _is_held(p, held, family))
     if not missing and not loose:
         host.noop("installed: " + ", ".join(p.name for p in wanted))
@@ -309,24 +282,8 @@ def packages(
     if again and family == "debian":
         yield holds.hold("apt-mark", "hold", *(p.name for p in again))
     elif again:
-        yield from lock_plugin(have)
+        yield from holds.lock_plugin(have)
         yield holds.hold("dnf", "versionlock", "add", *(f"{p.name}-{p.version}" for p in again))
-
-
-def has_dnf5(have: Mapping[str, object]) -> bool:
-    """Whether dnf is dnf5, whose version locks have another form. Since Fedora 41 it replaces the package dnf (dnf5.spec)."""
-    return "dnf5" in have and "dnf" not in have
-
-
-def lock_plugin(have: Mapping[str, object]) -> Commands:
-    """For an operation: install dnf's plugin for version locks if it is missing; refuse dnf5, which has no such plugin.
-
-    :param have: the installed packages.
-    """
-    if has_dnf5(have):
-        yield refuse(NO_LOCKS)
-    elif LOCK_PLUGIN not in have:
-        yield dnf_install(LOCK_PLUGIN)
 
 
 def _is_held(package: Package, held: dict[str, str | None], family: Family) -> bool:

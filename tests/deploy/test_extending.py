@@ -22,7 +22,8 @@ from tasks.common import data
 from tasks.common.archive import ROOT
 from tasks.node_spec import node_spec
 from tasks.packages.dkms import Builds, ModuleState
-from tasks.packages.vendor_repository import HeldPackages, KeyFingerprints
+from tasks.packages.holds import HeldPackages
+from tasks.packages.vendor_repository import KeyFingerprints
 from tasks.reboot import NodeRebootRequests
 from tests.deploy.conftest import DEBIAN, Answers, Node, of
 

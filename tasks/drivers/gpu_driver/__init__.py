@@ -39,7 +39,8 @@ from tasks.drivers.gpu_driver import fabric, modules, services, versions
 from tasks.drivers.gpu_driver.services import FABRIC_MANAGER, PERSISTENCE
 from tasks.host import kernel
 from tasks.packages import Family, OperatingSystem, holds, vendor_repository
-from tasks.packages.vendor_repository import HeldPackages, Package, Repository
+from tasks.packages.holds import HeldPackages
+from tasks.packages.vendor_repository import Package, Repository
 
 REPOSITORY = "nvidia-driver"
 """The name of the files of NVIDIA's repository on a node."""
@@ -222,7 +223,7 @@ def enable_stream(names: tuple[str, ...], version: str, streams: tuple[str, ...]
 
     NVIDIA's repositories for RHEL 8 and 9 have a module. dnf sees only packages of its enabled stream, by default the open one.
     """
-    if not versions.missing(names, version, "rhel") or vendor_repository.has_dnf5(packages.installed("rhel")):
+    if not versions.missing(names, version, "rhel") or holds.has_dnf5(packages.installed("rhel")):
         host.noop("no package is to be installed")
         return
     text = host.get_fact(Texts, paths=(MODULE_FILE,)).get(MODULE_FILE, "")
@@ -261,7 +262,7 @@ def lock(version: str) -> Commands:
     if locks and not others:
         host.noop(f"the driver's packages are locked at {version}")
         return
-    yield from vendor_repository.lock_plugin(packages.installed("rhel"))
+    yield from holds.lock_plugin(packages.installed("rhel"))
     yield script(_LOCK, holds.PATH, f"*{versions.LOCKED}*{version}*", _remedy(version, ("the driver",)), *others)
 
 

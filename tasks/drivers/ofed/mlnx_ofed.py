@@ -29,7 +29,7 @@ from tasks.common.facts import FactBase
 from tasks.common.failures import NodeError
 from tasks.drivers.ofed import modules
 from tasks.host import kernel
-from tasks.packages import UNDISTURBED, Family, OperatingSystem, holds, installed, signatures, vendor_repository
+from tasks.packages import UNDISTURBED, Family, OperatingSystem, holds, installed, signatures
 from tasks.time_limits import LIMITS
 
 FOLDER = f"{STATE_FOLDER}/ofed"
@@ -227,7 +227,7 @@ def bundle(wanted: MlnxOfed, family: Family) -> Commands:
         yield refuse(f"ofed: mlnx_ofed.bundle: the node has no {wanted.bundle} to install; {BY_CONTROL_HOST}")
         return
     if family == "rhel":
-        yield from vendor_repository.lock_plugin(installed(family))
+        yield from holds.lock_plugin(installed(family))
     elif problem := signatures.refusal("ofed"):
         yield refuse(problem)
         return

@@ -9,7 +9,8 @@ from handbook.spec import section
 from tasks.common.units import UnitStates
 from tasks.containers import container_engine
 from tasks.containers.container_engine import StoppedByRestart
-from tasks.packages.vendor_repository import HeldPackages, KeyFingerprints
+from tasks.packages.holds import HeldPackages
+from tasks.packages.vendor_repository import KeyFingerprints
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, file_answers, of
 
 DRY_RUN = "sh dry-run"

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from tasks.containers import container_runtime
-from tasks.packages.vendor_repository import HeldPackages, KeyFingerprints
+from tasks.packages.holds import HeldPackages
+from tasks.packages.vendor_repository import KeyFingerprints
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, file_answers, of
 
 DRY_RUN = "sh dry-run "

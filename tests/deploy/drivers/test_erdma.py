@@ -14,7 +14,8 @@ from tasks.drivers import erdma
 from tasks.drivers.erdma import LoadedDriver
 from tasks.packages import dkms, dnf_install
 from tasks.packages.dkms import Builds, ModuleState, NewerInput
-from tasks.packages.vendor_repository import HeldPackages, KeyFingerprints
+from tasks.packages.holds import HeldPackages
+from tasks.packages.vendor_repository import KeyFingerprints
 from tasks.reboot import NodeRebootRequests
 from tests.deploy.conftest import DEBIAN, ROCKY_9, SIGNATURES, Answers, Node, file_answers, of
 from tests.deploy.scripts import program, sh

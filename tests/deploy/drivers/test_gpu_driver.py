@@ -11,7 +11,7 @@ from tasks.common.archive import ROOT
 from tasks.drivers import gpu_driver
 from tasks.packages import Distribution, OperatingSystem, dnf_install
 from tasks.packages.dkms import ModuleState
-from tasks.packages.vendor_repository import LOCK_PLUGIN
+from tasks.packages.holds import LOCK_PLUGIN
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, of
 from tests.deploy.drivers.gpu_node import (
     ABSENT,

@@ -11,7 +11,7 @@ import pytest
 from tasks.drivers import gpu_driver
 from tasks.drivers.gpu_driver import services, versions
 from tasks.packages import AvailableVersions
-from tasks.packages.vendor_repository import HeldPackages
+from tasks.packages.holds import HeldPackages
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, files, of
 from tests.deploy.drivers.gpu_node import PREFIX, USERS, VERSION, debs, fresh, there, wants
 from tests.deploy.scripts import sh

@@ -18,7 +18,8 @@ from tasks.drivers.ofed.modules import ModuleHolders, OfedStack, OldInitramfs
 from tasks.drivers.ofed.users import OfedUsers
 from tasks.packages import Family, dnf_install, holds
 from tasks.packages.dkms import Builds, ModuleState
-from tasks.packages.vendor_repository import HeldPackages, KeyFingerprints
+from tasks.packages.holds import HeldPackages
+from tasks.packages.vendor_repository import KeyFingerprints
 from tasks.reboot import NodeRebootRequests
 from tests.deploy.conftest import DEBIAN, ROCKY_9, SIGNATURES, Answers, Node, OwnConnector, file_answers, of
 from tests.deploy.packages.test_packages import install

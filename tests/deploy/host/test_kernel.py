@@ -5,7 +5,7 @@ import pytest
 from tasks.host import kernel
 from tasks.host.kernel import NextKernel
 from tasks.packages import dnf_install
-from tasks.packages.vendor_repository import HeldPackages
+from tasks.packages.holds import HeldPackages
 from tasks.reboot import NodeRebootRequests
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, files, of
 

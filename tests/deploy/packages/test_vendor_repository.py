@@ -11,7 +11,8 @@ from pyinfra.api.exceptions import DeployError
 
 from tasks.common.data import Key, leftovers, record
 from tasks.packages import Family, dnf_install, holds, vendor_repository
-from tasks.packages.vendor_repository import HeldPackages, KeyFingerprints, Package, Repository
+from tasks.packages.holds import HeldPackages
+from tasks.packages.vendor_repository import KeyFingerprints, Package, Repository
 from tests.deploy.conftest import Answers, Node, file_answers, of
 from tests.deploy.scripts import sh
 
@@ -181,7 +182,7 @@ def test_dnfs_locks_are_read_from_the_file_that_its_configuration_names(tmp_path
 
     def locks() -> dict[str, str | None]:
         message = sh(f'{holds.LOCKS}locks "$1"', tmp_path)
-        return vendor_repository.HeldPackages().process(message)
+        return holds.HeldPackages().process(message)
 
     assert locks() == {}
     (plugins / "versionlock.list").write_text("\n# Added lock on Sun Nov 22\nkernel-0:5.14.0-427.el9.*\n")
