@@ -285,7 +285,7 @@ OURS = frozenset(
             "erdma-device-plugin.yaml",
             "nvidia-device-plugin.yaml",
         ),
-        *("networks.yaml", "nccl.yaml", "kustomization.yaml"),
+        *("networks.yaml", "device-classes.yaml", "nccl.yaml", "kustomization.yaml"),
         *(f"{name}-pods.yaml" for name in test_pods.NAMES),
         *(f"{network_plugins.FOLDER}/{name}.yaml" for name in (*network_plugins.NAMES, "kustomization")),
     }

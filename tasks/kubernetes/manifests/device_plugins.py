@@ -158,6 +158,18 @@ class Erdma:
         return self.form.resource
 
 
+SRIOV_DRIVER: Literal["sriovnetwork.k8snetworkplumbingwg.io"] = "sriovnetwork.k8snetworkplumbingwg.io"
+"""The name of dra-driver-sriov."""
+
+
+@frozen
+class Dra:
+    """DeviceClasses and templates of claims for a DRA driver that the operator installs: dranet or dra-driver-sriov."""
+
+    driver: Literal["dra.net", "sriovnetwork.k8snetworkplumbingwg.io"]
+    namespace: str = field(default="default", validator=_namespace)
+
+
 @frozen
 class Nvidia:
     """NVIDIA's plugin. ``runtime_class``: for nodes where NVIDIA's runtime is not the default. Not run on GPUs."""
@@ -243,6 +255,7 @@ class DevicePlugins:
     limits: ContainerLimits = ContainerLimits()
     shared_rdma: SharedRdma | None = field(factory=SharedRdma)
     sriov: Sriov | None = field(factory=Sriov)
+    dra: Dra | None = None
     erdma: Erdma | None = field(factory=Erdma)
     nvidia: Nvidia | None = field(factory=Nvidia)
     test_pods: TestPods | None = TestPods()
@@ -252,6 +265,11 @@ class DevicePlugins:
     def __attrs_post_init__(self) -> None:
         if not self.folder.strip():
             raise ValueError("folder: it is empty; give the folder on the control host where the manifests are written")
+        if self.dra and self.sriov:
+            raise ValueError(
+                "dra: sriov-network-device-plugin would give the VFs of a claim to other pods, too: the kubelet does not "
+                "compare them; give None as sriov"
+            )
 
     def warnings(self, distribution: str | None = None) -> list[str]:
         """Values that may not work, with the remedy. They are no errors: the cluster may have been prepared for them.

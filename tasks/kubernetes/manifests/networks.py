@@ -30,18 +30,18 @@ def networks(wanted: Networks, sriov: Sriov | None, pools: Sequence[Pool], nodes
         if (other := masters.setdefault(macvlan(name), name)) != name:
             raise ValueError(f"networks: {other} and {name} both get the network {macvlan(name)}; rename a netdev")
         plugin = {"type": "macvlan", "master": name, "mode": "bridge", "mtu": mtus[name], "ipam": wanted.addresses()}
-        made.append(_network(macvlan(name), [plugin], None))
+        made.append(network(macvlan(name), [plugin], None))
     for pool in pools:
         resource = f"{sriov.resource_prefix}/{pool.name}" if sriov else None
         if not pool.has_netdevs:
-            made.append(_network(_by_sriov_cni(pool), [{"type": "sriov"}], resource))
+            made.append(network(_by_sriov_cni(pool), [{"type": "sriov"}], resource))
             continue
         # rdma-cni moves the RDMA device to the pod, which works in the exclusive mode only (cmd/rdma: ensureRdmaSystemMode).
         rdma = [{"type": "rdma"}] if pool.exclusive else []
         addresses = {"ipam": wanted.addresses()}
         if not pool.infiniband:
-            made.append(_network(_by_sriov_cni(pool), [{"type": "sriov", **addresses}, *rdma], resource))
-        made.append(_network(_by_host_device(pool), [{"type": "host-device", **addresses}, *rdma], resource))
+            made.append(network(_by_sriov_cni(pool), [{"type": "sriov", **addresses}, *rdma], resource))
+        made.append(network(_by_host_device(pool), [{"type": "host-device", **addresses}, *rdma], resource))
     return made
 
 
@@ -67,7 +67,8 @@ def _name(name: str) -> str:
     return re.sub(r"[^a-z0-9.-]", "-", name.lower()).rstrip("-.")
 
 
-def _network(name: str, plugins: Sequence[Mapping[str, object]], resource: str | None) -> dict[str, Any]:
+def network(name: str, plugins: Sequence[Mapping[str, object]], resource: str | None) -> dict[str, Any]:
+    """A network's name, CNI configuration and resource."""
     # Several plugins are a chain.
     what = plugins[0] if len(plugins) == 1 else {"plugins": plugins}
     return {

@@ -11,6 +11,7 @@ from typing import Any
 from tasks.common.templates import render
 from tasks.kubernetes.manifests import configurations
 from tasks.kubernetes.manifests.configurations import Pool
+from tasks.kubernetes.manifests.device_classes import device_classes
 from tasks.kubernetes.manifests.device_plugins import DevicePlugins, Plugin
 from tasks.kubernetes.manifests.discovered import Discovered
 from tasks.kubernetes.manifests.network_plugins import network_plugins
@@ -50,6 +51,10 @@ def manifests(wanted: DevicePlugins, nodes: Nodes, possible_labels: Sequence[Map
         )
     if wanted.networks and (made := networks(wanted.networks, wanted.sriov, pools, nodes)):
         files["networks.yaml"] = render("manifests/networks.yaml.j2", settings=wanted.networks, networks=made)
+    if wanted.dra:
+        with _named("dra"):
+            classes = device_classes(wanted.dra, wanted.networks, nodes)
+        files |= {"device-classes.yaml": classes} if classes else {}
     if contents := _nccl(nodes):
         files["nccl.yaml"] = render("manifests/nccl.yaml.j2", contents=contents, namespace="default")
     files["kustomization.yaml"] = render("manifests/kustomization.yaml.j2", names=sorted(files))
@@ -81,7 +86,7 @@ def _has_hardware(name: str, wanted: DevicePlugins, node: Discovered) -> bool:
 
 @contextmanager
 def _named(plugin: str) -> Iterator[None]:
-    """Name the plugin in the error of its configuration."""
+    """Name the plugin, or another key, in the error of its configuration."""
     try:
         yield
     except ValueError as error:

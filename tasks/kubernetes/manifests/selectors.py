@@ -33,8 +33,8 @@ def shared_rdma(nodes: Nodes, chosen: Chosen) -> dict[str, Any]:
             if function.netdev is None:
                 other, unwanted = _unwanted(selector, nodes, chosen)[0]
                 raise ValueError(
-                    f"{_called(name, function)} has no netdev by which the plugin could tell it from "
-                    f"{_called(other, unwanted)}, which is unwanted and has the same PCI ID; give it a netdev (on InfiniBand: "
+                    f"{called(name, function)} has no netdev by which the plugin could tell it from "
+                    f"{called(other, unwanted)}, which is unwanted and has the same PCI ID; give it a netdev (on InfiniBand: "
                     "load ib_ipoib)"
                 )
     selector["ifNames"] = _each(f.netdev for f in functions)
@@ -110,12 +110,13 @@ def _below(selector: str, function: SeenFunction) -> bool:
 def _check(selectors: Mapping[str, Any], nodes: Nodes, chosen: Chosen, remedy: str) -> None:
     for name, function in _unwanted(selectors, nodes, chosen):
         raise ValueError(
-            f"the plugin's selectors would also select {_called(name, function)}, which is unwanted: on another host a NIC "
+            f"the plugin's selectors would also select {called(name, function)}, which is unwanted: on another host a NIC "
             f"of the same PCI ID has that name or address; {remedy}, or give one of the hosts a folder of its own"
         )
 
 
-def _called(name: str, function: SeenFunction) -> str:
+def called(name: str, function: SeenFunction) -> str:
+    """A function of a host in an error's text."""
     what = f"NIC {function.nic}" if function.nic else "no NIC of the spec"
     netdev = f"{function.netdev}, " if function.netdev else ""
     return f"{function.address} of {name} ({netdev}{what})"

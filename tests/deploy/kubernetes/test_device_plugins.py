@@ -14,6 +14,7 @@ from tasks.kubernetes import manifests as task
 from tasks.kubernetes.manifests.device_plugins import (
     DAEMON_SETS,
     DevicePlugins,
+    Dra,
     Erdma,
     ErdmaPlugin,
     Multus,
@@ -357,7 +358,9 @@ def test_settings_reach_the_manifests() -> None:
 
 def test_every_file_that_may_be_rendered_is_known() -> None:
     plugins = NetworkPlugins(Multus(), Whereabouts(), SriovCni(), RdmaCni())
-    assert set(manifests(evolve(WANTED, network_plugins=plugins), FLEET)) == task.OURS
+    by_plugins = manifests(evolve(WANTED, network_plugins=plugins), FLEET)
+    by_claims = manifests(evolve(WANTED, sriov=None, dra=Dra("dra.net")), FLEET)
+    assert {*by_plugins, *by_claims} == task.OURS
 
 
 @pytest.mark.parametrize("namespace", ["123", "null", "true", "1e3"])
