@@ -40,6 +40,9 @@ UNKNOWN_UNTIL = ("vfs", "bindings", "links", "vf_links", "channels")
 OTHER_WRITERS = ("irqbalance", "tuned", "crio")
 OFF = "irqs.pin: false"
 
+FOLLOWING = frozenset({NAME, "napi_threads", "rps", "rps_netdevs", "xps"})
+"""The kinds whose values follow from the owners of CPUs."""
+
 # The file with the CPUs that have no free interrupt vector, so that `trackbed plan` knows them, too. The kernel shows this only
 # by refusing a write (ENOSPC). A CPU counts as full until it goes offline, when its interrupts go elsewhere, or until the next
 # boot: each new try would make the node unready for a moment.

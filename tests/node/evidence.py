@@ -173,20 +173,27 @@ def _queues(driver: str, names: list[str]) -> list[int | None]:
 
 @frozen
 class Cpus:
-    """The online CPUs as lscpu numbers their cores, nodes and last-level caches; ``usable``: neither isolated nor excluded."""
+    """The online CPUs as lscpu numbers their cores, nodes and last-level caches.
+
+    ``usable``: neither isolated nor excluded. ``owned``: those that the kubelet has given to pods.
+    """
 
     core: Mapping[int, str]
     node: Mapping[int, int]
     cache: Mapping[int, str]
     usable: frozenset[int]
     nearest: Mapping[int, tuple[int, ...]]
+    owned: frozenset[int] = frozenset()
 
     def local(self, numa_node: int) -> frozenset[int]:
-        """The usable CPUs of a NUMA node, or of the nearest one that has some; all of them for node -1."""
+        """The usable CPUs of a NUMA node, or of the nearest one that has some; all of them for node -1.
+
+        Those of pods are none of them, unless all are.
+        """
         for near in self.nearest.get(numa_node, ()):
             if cpus := frozenset(cpu for cpu in self.usable if self.node[cpu] == near):
-                return cpus
-        return self.usable or frozenset(self.core)
+                return cpus - self.owned or cpus
+        return self.usable - self.owned or self.usable or frozenset(self.core)
 
     def sharing_cache(self, cpu: int) -> frozenset[int]:
         """The online CPUs that share a CPU's last-level cache; those of its NUMA node if the kernel shows no cache."""
@@ -253,6 +260,8 @@ class Node:
         unusable = set(parse_ranges(self.spec.irqs.exclude_cpus))
         for kept_free in self.run("cat /sys/devices/system/cpu/isolated /sys/devices/system/cpu/nohz_full").split():
             unusable.update(parse_ranges(kept_free) if kept_free != "(null)" else ())
+        state = json.loads(self.run("cat /var/lib/kubelet/cpu_manager_state 2>/dev/null || echo {}"))
+        of_containers = (text for pod in state.get("entries", {}).values() for text in pod.values())
         nearest = {}
         for line in self.run("grep . /sys/devices/system/node/node*/distance /dev/null").splitlines():
             path, _, distances = line.partition(":")
@@ -267,6 +276,7 @@ class Node:
             cache={int(row[0]): row[-1].rpartition(":")[2] for row in rows},
             usable=frozenset(core) - unusable,
             nearest=nearest,
+            owned=frozenset(cpu for text in of_containers for cpu in parse_ranges(text)),
         )
 
     @cached_property

@@ -88,9 +88,10 @@ def test_netdevs_of_others_are_steered_by_the_first_pattern_that_matches(
             rule = next((rule for rule in node.spec.rps.netdevs if rule.matches(netdev)), None)
             if rule is None or netdev in own:
                 continue
-            given = frozenset(parse_ranges(rule.cpus or "")) & frozenset(node.cpus.core)
-            enough = len(queues) >= len(node.cpus.usable)
-            want = given if rule.cpus else frozenset() if enough else node.cpus.usable
+            named = frozenset(parse_ranges(rule.cpus or "")) & frozenset(node.cpus.core)
+            given = named - node.cpus.owned or named
+            usable = node.cpus.usable - node.cpus.owned
+            want = given if rule.cpus else frozenset() if len(queues) >= len(usable) else usable
             for queue, steered in sorted(queues.items()):
                 mask = format_ranges(steered) or "none"
                 yield equal(netdev, f"rps_cpus of rx-{queue}", format_ranges(want) or "none", mask)

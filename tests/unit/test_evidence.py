@@ -108,6 +108,7 @@ def test_a_queue_is_recognised_by_the_name_of_its_interrupt(name: str, queue: in
         msi_irqs=f"0000:21:00.0|40|1|1\n           CPU0       CPU1\n 40:  5  6  PCI-MSI 1-edge  {name}\n",
         lscpu="0,0,0,0:0\n1,1,0,0:0\n",
         isolated="",
+        cpu_manager_state="{}",
         distance="",
     )
     [interrupt] = read_node(shell).interrupts["0000:21:00.0"]  # type: ignore[arg-type]
@@ -125,6 +126,7 @@ def by_driver(driver: str, names: list[str]) -> list[int | None]:
         + "".join(f" {n}:  5  6  PCI-MSI 1-edge  {name}\n" for n, name in listed),
         lscpu="0,0,0,0:0\n1,1,0,0:0\n",
         isolated="",
+        cpu_manager_state="{}",
         distance="",
     )
     interrupts = read_node(shell).interrupts["0000:21:00.0"]  # type: ignore[arg-type]

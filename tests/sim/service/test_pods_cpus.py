@@ -1,0 +1,40 @@
+"""Interrupts that follow the CPUs of pods, by the worker's loop on the simulated kernel."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from agent.machine import Event
+from agent.report import drift
+from agent.report.drift import read_drift
+from agent.report.history import read as read_history
+from agent.report.names import KUBELET_CPUS
+from tests.contract.asking import soon
+from tests.sim.readiness import Node
+from tests.sim.service.running import Announced, Out, one
+from tests.sim.two_nics import PF0
+
+
+def test_interrupts_that_leave_the_cpus_of_a_new_pod_and_come_back_are_no_drift(
+    node: Node, announced: Announced, worker: Callable[[str], Out], tmp_path: Path
+) -> None:
+    kernel = node.kernel
+    kernel.host.processes.add("crio")
+    out = worker(one(9000))
+    out.until(lambda report: report.ready)
+
+    def moved(said: str, since: int) -> bool | None:
+        changes = [entry.outcome.change for entry in read_history(tmp_path)][since:]
+        return any(change.kind == "irqs" and str(change).endswith(said) for change in changes) or None
+
+    for entries, said in (({"pod": {"app": "1"}}, "(CPU 1 belongs to pod pod)"), ({}, " -> 1")):
+        before = len(list(read_history(tmp_path)))
+        kernel.tree.put(KUBELET_CPUS[0], json.dumps({"entries": entries}))
+        announced.announce(Event(every_device=True))
+        # Without the event, everything would be read again after a minute.
+        soon(lambda said=said, before=before: moved(said, before), said, 45.0)  # type: ignore[misc]
+    kernel.netlink.set_link(kernel.netdev(PF0).ifindex, mtu=1500)
+    announced.announce(Event(ifindex=kernel.netdev(PF0).ifindex))
+    soon(lambda: read_drift(tmp_path / drift.NAME).repairs["links"] or None, "the repair", 45.0)
+    assert read_drift(tmp_path / drift.NAME).repairs.total() == 1
+    assert not any(entry.suspects for entry in read_history(tmp_path) if entry.outcome.change.kind == "irqs")
