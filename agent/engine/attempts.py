@@ -17,7 +17,7 @@ from agent.engine.users import User, is_owned, may_disturb, with_affected
 from agent.hardware.functions import ifindex_now, link_of
 from agent.kinds import Kind, by_name, ethtool, links, vf_links
 from agent.machine import Machine
-from agent.report.disruption_policy import Allowed, allowed
+from agent.report.disruption_policy import allowed
 from agent.report.reasons import UNREADABLE_DEVICE
 from agent.report.records import HOST, Change, Disruption, Outcome
 from agent.state.scope import alone
@@ -153,7 +153,9 @@ def _not_now(context: PassContext, want: Wanted, have: Snapshot, change: Change)
         error, remedy = "mode: observe, nothing is written", "set mode to enforce once the plan is as you want it"
         return Outcome(change, "deferred", error, remedy)
     driver = partial(by_name()[change.kind].undone_by_driver, context.cache.machine, change)
-    contended = failures.contention.held_back(_write_now(context, have, change), have.processes, now, driver)
+    # By the index that the netdev has now: before vf_links the snapshot has none yet, or that of a netdev which is gone.
+    write = write_of(partial(ifindex_now, context.cache.machine.files), have, change)
+    contended = failures.contention.held_back(write, have.processes, now, driver)
     if contended is not None:
         return evolve(contended, change=evolve(change, required=change.required and contended.change.required))
     if may_disturb(change):
@@ -185,7 +187,9 @@ def _deferred(
 ) -> tuple[Change, Outcome | None]:
     """The change with the users whom it would disturb, and its outcome if the policy or these users forbid it now."""
     change = with_affected(change, want, users)
-    policy = _policy(context, want, change.device)
+    nic = want.nics.get(change.device)
+    own = nic.nic.disruption if nic else None
+    policy = allowed(want.spec.disruption, own, context.goal.allow, context.goal.at)
     if change.disruption > policy.level:
         error = f"{change.disruption} is not allowed now (at most {policy.level}{policy.until})"
         remedy = change.remedy or f"allow it: trackbed apply --allow {change.disruption}"
@@ -194,11 +198,6 @@ def _deferred(
         error = f"it would disturb {', '.join(change.affected)}"
         return change, Outcome(change, "deferred", error, "move them away; it is done as soon as they are gone")
     return change, None
-
-
-def _policy(context: PassContext, want: Wanted, device: str) -> Allowed:
-    nic = want.nics.get(device)
-    return allowed(want.spec.disruption, nic.nic.disruption if nic else None, context.goal.allow, context.goal.at)
 
 
 def _written_too_often(context: PassContext, change: Change) -> Outcome | None:
@@ -243,15 +242,6 @@ def _known(refusal: OSError) -> OSError:
         return refusal
     unknown, known = os.strerror(ENOTSUPP), os.strerror(errno.EOPNOTSUPP)
     return OSError(errno.EOPNOTSUPP, (refusal.strerror or unknown).replace(unknown, known))
-
-
-def _write_now(context: PassContext, have: Snapshot, change: Change) -> Write:
-    """A change with the index that its netdev has now.
-
-    While the kinds that come before ``vf_links`` make their changes, the snapshot has no index yet, or that of a netdev which
-    is gone.
-    """
-    return write_of(partial(ifindex_now, context.cache.machine.files), have, change)
 
 
 def write_of(index: Callable[[str], int], have: Snapshot, change: Change) -> Write:

@@ -239,7 +239,7 @@ class Originals:
             along = {a.place for each in kept if each.kind == kind.NAME for a in kind.set_along(machine, want, each)}
             for key in over:
                 if key not in along:
-                    self._forget(key)
+                    self._remember(key, evolve(self._originals[key], written=()))
         return changes
 
     def _is_restored(self, key: Place, original: _Original, whole: bool) -> bool:
@@ -272,11 +272,6 @@ class Originals:
             nic = Nic(address.replace(":", "-"), Selector(pci=address), required=False)
             nics[address] = WantedNic(nic, function)
         return Wanted(want.spec, nics)
-
-    def _forget(self, key: Place) -> None:
-        known = self._originals.get(key)
-        if known is not None:
-            self._remember(key, evolve(known, written=()))
 
     def _remember(self, key: Place, original: _Original) -> None:
         """Note an original, or forget it if its ``written`` is empty."""

@@ -134,7 +134,9 @@ def port_netdevs(files: Attributes, address: str) -> list[str]:
     """
     names = names_in(files, f"{PCI}/{address}/net")
     # A representor stands alone only where VFs are and the PF's netdev was moved away.
-    if not names or (len(names) == 1 and (_is_vf(files, address) or not links_to_vfs(files, address))):
+    if not names or (
+        len(names) == 1 and (physical_function(files, address) != address or not links_to_vfs(files, address))
+    ):
         return names
     own = [name for name in names if _OWN_PORT.fullmatch(read_or(files, f"{NET}/{name}/phys_port_name", ""))]
     if len(own) < 2:
@@ -158,10 +160,6 @@ def netdevs_by_rdma_port(files: Attributes, address: str) -> dict[int, str]:
 def virtio_children(names: Iterable[str]) -> list[str]:
     """Of the names in a PCI function's folder those of its devices on the virtio bus, which have its netdev or RDMA device."""
     return [name for name in names if re.fullmatch(r"virtio\d+", name)]
-
-
-def _is_vf(files: Attributes, address: str) -> bool:
-    return physical_function(files, address) != address
 
 
 def physical_function(files: Attributes, address: str) -> str:

@@ -63,7 +63,8 @@ def _master(files: Files, link: Link) -> Claim | None:
 
 def _networkd(files: Files, ifindex: int, name: str) -> Claim | None:
     state = dict(_settings(files, f"{NETWORKD_LINKS}/{ifindex}"))
-    admin = state.get("ADMIN_STATE", "pending" if _runs_networkd(files) else "unmanaged")
+    runs = _enabled(files, "systemd-networkd.service") or names_in(files, NETWORKD_LINKS)
+    admin = state.get("ADMIN_STATE", "pending" if runs else "unmanaged")
     if admin == "unmanaged":
         return None
     if admin in ("pending", "initialized"):
@@ -79,10 +80,6 @@ def _networkd(files: Files, ifindex: int, name: str) -> Claim | None:
         f"systemd-networkd configures {name} ({file or 'no file'})",
         f"have no .network file match {name}, or one with `Unmanaged=yes` under [Link], and run `networkctl reload`",
     )
-
-
-def _runs_networkd(files: Files) -> bool:
-    return _enabled(files, "systemd-networkd.service") or bool(names_in(files, NETWORKD_LINKS))
 
 
 def _network_manager(files: Files, link: Link) -> Claim | None:

@@ -234,7 +234,10 @@ def _probe(files: Files, vf: str, override: str) -> None:
     files.write(DRIVERS_PROBE, vf)
     bound = driver(files, vf)
     if bound is None:
-        raise FileNotFoundError(errno.ENOENT, f"no loaded driver binds to {vf}; {_advice(override)}")
+        advice = "load the VF's driver"
+        if override == VFIO:
+            advice = "see the kernel log (dmesg) for the reason that vfio-pci gives"
+        raise FileNotFoundError(errno.ENOENT, f"no loaded driver binds to {vf}; {advice}")
     if is_passed_through(bound) != is_passed_through(override):
         raise FileExistsError(errno.EEXIST, f"{bound} bound to {vf} instead; see what else sets its driver_override")
 
@@ -246,9 +249,3 @@ def _set_override(files: Files, vf: str, override: str) -> str:
     if before != override:
         files.write(path, "\n" if override == NO_OVERRIDE else override)
     return before
-
-
-def _advice(override: str) -> str:
-    return (
-        "see the kernel log (dmesg) for the reason that vfio-pci gives" if override == VFIO else "load the VF's driver"
-    )

@@ -94,10 +94,6 @@ def _plan_xps(want: Wanted, have: Snapshot) -> list[Change]:
     return changes
 
 
-def _xps_reading(machine: Machine, want: Wanted, have: Snapshot, kept: Change) -> Reading | None:
-    return queues.mask_reading(want, have, kept, XPS, want.spec.xps.enable)
-
-
 def _observe_rfs(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, int]:
     """The size of the node's table; :mod:`agent.kinds.queues` reads those of the queues' tables."""
     return {HOST: _entries(machine)} if host_in_scope(scope) else {}
@@ -171,7 +167,7 @@ KINDS = (
         NAME=XPS,
         OFF="xps.enable: false",
         plan=_plan_xps,
-        reading=_xps_reading,
+        reading=lambda machine, want, have, kept: queues.mask_reading(want, have, kept, XPS, want.spec.xps.enable),
         apply=partial(queues.write_mask, masks=XPS),
         **_PARTS,
     ),

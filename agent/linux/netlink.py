@@ -212,7 +212,7 @@ class LinuxNetlink:
     def _routes(self) -> Iterator[bytes]:
         with _naming_errors("dump of routes"):
             for family in routing.FAMILIES:
-                yield from dump(socket.NETLINK_ROUTE, RTM_GETROUTE, routing.dumped_routes(family))
+                yield from dump(socket.NETLINK_ROUTE, RTM_GETROUTE, routing.RTMSG.pack(family, *bytes(8)))
 
     def uppers_elsewhere(self) -> dict[int, tuple[str, ...]]:
         """Dump the links of each other namespace."""
@@ -274,7 +274,7 @@ class LinuxNetlink:
             bodies = [
                 body
                 for family in routing.FAMILIES
-                for body in dump(socket.NETLINK_ROUTE, RTM_GETRULE, routing.dumped_rules(family))
+                for body in dump(socket.NETLINK_ROUTE, RTM_GETRULE, routing.FIBMSG.pack(family, *bytes(8)))
             ]
         return tuple(rule for rule in map(routing.decode_rule, bodies) if rule is not None)
 

@@ -107,22 +107,12 @@ def rule_message(rule: Rule) -> Any:
 # --- read -------------------------------------------------------------------------------------------------
 
 
-def dumped_routes(family: int) -> bytes:
-    """The body of a request for all routes of a family."""
-    return RTMSG.pack(family, *bytes(8))
-
-
 def asked_route(destination: str, source: str | None) -> bytes:
     """The body of a request for the route to an address, if the packet has this source."""
     of = family(destination)
     sent = b"" if source is None else attribute(RTA_SRC, socket.inet_pton(of, source))
     lengths = bits(destination), 0 if source is None else bits(source)
     return RTMSG.pack(of, *lengths, *bytes(6)) + attribute(RTA_DST, socket.inet_pton(of, destination)) + sent
-
-
-def dumped_rules(family: int) -> bytes:
-    """The body of a request for all rules of a family."""
-    return FIBMSG.pack(family, *bytes(8))
 
 
 @decoder

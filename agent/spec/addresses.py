@@ -101,11 +101,6 @@ class Address:
         """4 or 6."""
         return 6 if ":" in (self.address or self.network or "") else 4
 
-    @property
-    def is_derived(self) -> bool:
-        """Whether it depends on the node's number."""
-        return self.network is not None
-
     def assigned(self, rail: int, node_number: int) -> Assigned:
         """The address of this rail of this node.
 

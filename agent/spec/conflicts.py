@@ -247,7 +247,7 @@ def _assigned(
     """Faults of a NIC's addresses. Those without a fault are added to ``assignments``, their gateways to ``gateways``."""
     for index, address in enumerate(nic.addresses):
         place = f"{key}.addresses[{index}]"
-        if address.is_derived and node_number is None:
+        if address.network is not None and node_number is None:
             yield f"{place}.network needs node_number, which is not given; give each host its own in its data"
             continue
         for rail in nic.rails():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import date
+from functools import partial
 from typing import Any
 
 from attrs import Attribute, frozen
@@ -88,11 +89,7 @@ def _is_unicast(mac: str) -> None:
         raise ValueError(f"{mac} is not a unicast address; give one whose first octet is even")
 
 
-def _is_vf_list(text: str) -> None:
-    _is_cpu_list(text, MOST_VFS)
-
-
-def _is_cpu_list(text: str, below: int = LARGEST) -> None:
+def _is_list(text: str, below: int = LARGEST) -> None:
     try:
         parse_ranges(text, below)
     except ValueError as error:
@@ -100,9 +97,9 @@ def _is_cpu_list(text: str, below: int = LARGEST) -> None:
 
 
 unicast_mac = Matches(MAC, "write it as 02:00:5e:10:00:01, in lower case", _is_unicast)
-vf_list = Matches(SOME_NUMBERS, "name at least one VF: 0-3,6", _is_vf_list)
-some_cpus = Matches(SOME_NUMBERS, "name at least one CPU: 0-3,8", _is_cpu_list)
-cpu_list = Matches(NUMBERS, "give numbers and ranges: 0-3,8", _is_cpu_list)
+vf_list = Matches(SOME_NUMBERS, "name at least one VF: 0-3,6", partial(_is_list, below=MOST_VFS))
+some_cpus = Matches(SOME_NUMBERS, "name at least one CPU: 0-3,8", _is_list)
+cpu_list = Matches(NUMBERS, "give numbers and ranges: 0-3,8", _is_list)
 
 
 def is_date(_: object, attribute: Attribute[Any], value: str) -> None:

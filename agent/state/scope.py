@@ -53,11 +53,6 @@ def in_scope(want: Wanted, scope: Scope) -> list[str]:
     return sorted(want.nics.keys() & devices(scope))
 
 
-def with_all_vfs(address: str, scope: Scope) -> bool:
-    """Whether ``scope`` includes a PF with all its VFs."""
-    return scope is None or address in scope
-
-
 def pfs_in_scope(want: Wanted, scope: Scope) -> list[str]:
     """The PCI addresses of the wanted PFs whose own function ``scope`` includes, sorted."""
     return [address for address in in_scope(want, scope) if scope is None or scope & {address, own(address)}]
@@ -67,10 +62,10 @@ def functions_in_scope(files: Files, want: Wanted, scope: Scope) -> dict[str, di
     """For each wanted PF in ``scope``, the included functions (PF and VFs): target to PCI address."""
     result = {}
     for address in in_scope(want, scope):
-        if with_all_vfs(address, scope):
+        if scope is None or address in scope:
             result[address] = targets(files, address)
             continue
-        named = {name for name in scope or () if name.startswith(f"{address}#")}
+        named = {name for name in scope if name.startswith(f"{address}#")}
         functions = {address: address} if own(address) in named else {}
         for target in sorted(named - {own(address)}):
             with suppress(FileNotFoundError):
