@@ -48,14 +48,16 @@ targets() {
     exit
   fi
 }
-signed_by() {
+signed_by() {  # apt leaves out quotes, and white space at the end of a line, such as that of Windows
   awk -v wanted="$2" -v paragraphs="$3" '
+    { sub(/[ \t\r]+$/, "") }
+    !paragraphs { gsub(/"/, "") }
     !paragraphs && FNR == wanted && match($0, /\[[^]]*\]/) {
       count = split(substr($0, RSTART + 1, RLENGTH - 2), options)
       for (i = 1; i <= count; i++) if (tolower(options[i]) ~ /^signed-by=/) print substr(options[i], 11)
     }
     !paragraphs || /^#/ { next }
-    /^[ \t\r]*$/ { within = field = 0; next }
+    /^$/ { within = field = 0; next }
     !within { within = 1; number++ }
     /^[^ \t]/ { field = tolower($0) ~ /^signed-by:/; sub(/^[^:]*:/, "") }
     number == wanted && field { sub(/^[ \t]+/, ""); if ($0 != "") print $0 == "." ? "" : $0 }' "$1"
@@ -65,7 +67,7 @@ keys() {
     fingerprints "$work/signed" "$work/home" e
   elif [ -s "$work/signed" ]; then
     tr -s ', \t' '\n' <"$work/signed" | while read -r each; do
-      case $each in /*) fingerprints "$each" "$work/home" e ;; *) printf '%s\n' "${each%!}" ;; esac
+      case $each in /*) fingerprints "$each" "$work/home" e ;; *) printf '%s\n' "${each%!}" | tr a-f A-F ;; esac
     done
   else
     for each in "$trusted" "$rings"*.gpg "$rings"*.asc; do if [ -f "$each" ]; then fingerprints "$each" "$work/home" e; fi; done

@@ -129,6 +129,9 @@ def test_without_another_entry_the_deploy_writes_its_own(node: Node, apt: Apt) -
         ),
         ("docker.sources", "Types: deb\nURIs: {home}\nSigned-By:{inline}\nSuites: noble\nComponents: stable"),
         ("docker.list", "deb [signed-by={fingerprint}] {home} noble stable"),
+        ("docker.list", "deb [signed-by={small}!] {home} noble stable"),
+        ("docker.list", 'deb [arch=amd64 signed-by="{right}"] {home} noble stable\r'),
+        ("docker.sources", "Types: deb\r\nURIs: {home}\r\nSigned-By: {right}\r\nSuites: noble\r\nComponents: stable\r"),
         # Other addresses that apt takes for the same repository.
         ("docker.list", "deb [signed-by={right}] http://repo.example.net/linux/ noble stable"),
         ("docker.list", "deb [signed-by={right}] https://user:word@repo.example.net/linux noble stable"),
@@ -137,6 +140,7 @@ def test_without_another_entry_the_deploy_writes_its_own(node: Node, apt: Apt) -
 )  # fmt: skip
 def test_an_entry_with_the_right_key_is_used(node: Node, apt: Apt, name: str, text: str) -> None:
     values = {"right": apt.right, "wrong": apt.wrong, "fingerprint": apt.fingerprint, "inline": inline(apt.key)}
+    values["small"] = apt.fingerprint.lower()
     apt.put(name, text.format(home=HOME, **values) + "\n")
     assert used(apt.deploy(node))
 
