@@ -56,9 +56,8 @@ def _master(files: Files, link: Link) -> Claim | None:
     name, upper = link.name, master(files, link.name)
     if upper is None or upper == vrf(files, link):
         return None
-    return Claim(
-        f"{name} is a member of {upper}", f"take {name} out of {upper}, which has the addresses of its members"
-    )
+    # A VF below a netvsc netdev cannot be taken out of it.
+    return Claim(f"{name} is a member of {upper}", f"leave the addresses to {upper}, or take {name} out of it")
 
 
 def _networkd(files: Files, ifindex: int, name: str) -> Claim | None:

@@ -219,6 +219,10 @@ def _ports(nic: WantedNic, wanted: RdmaDevices, target: str, device: RdmaDevice,
     if rate is not None and (port.gigabits or 0) < rate:
         yield f"rate {port.rate or 'unknown'}, less than {rate} Gbit/s (cable, module, speed of the switch port)"
     iwarp = device.transport == "iWARP"
+    layer = "InfiniBand" if wanted.gid_type == "IB" else "Ethernet"
+    if wanted.gid_type is not None and not iwarp and port.link_layer != layer:
+        yield f"no {wanted.gid_type} GID (its link layer is {port.link_layer}: leave gid_type out)"
+        return
     if wanted.gid_type is not None and (iwarp or (not port.gids and port.link_layer == "Ethernet")):
         yield f"no {wanted.gid_type} GID ({IWARP if iwarp else NO_ROCE})"
         return

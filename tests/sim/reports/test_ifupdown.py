@@ -55,8 +55,32 @@ def test_a_netdev_of_ifupdown_gets_no_address_of_the_agent(files: dict[str, str]
 
 
 @pytest.mark.parametrize(
+    "kind", [pytest.param("", id="fedora-coreos-tracker-1383"), pytest.param("", id="azure-vm-utils-106"), "bond"]
+)
+def test_a_netdev_below_another_one_leaves_the_addresses_to_that(kind: str) -> None:
+    """On Azure a VF is below a netdev of hv_netvsc, and no kind of master is known of it."""
+    kernel = two_nics()
+    kernel.enslave(PF0, "eth0", kind)
+    nic = {"name": "rail0", "select": {"pci": PF0}, "rail": 0, "addresses": [ADDRESS]}
+    made = settle(kernel, wanting(nic))
+    said = {(each.error, each.remedy) for each in made.outcomes if each.change.kind == "addresses"}
+    assert said == {(f"{NAME0} is a member of eth0", f"leave the addresses to eth0, or take {NAME0} out of it")}
+    assert kernel.routing.assigned == {}
+
+
+def test_a_netdev_of_netplan_is_left_to_networkd() -> None:
+    """cloud-init has written a file beside the static one (cluster-api-provider-hetzner 481)."""
+    file = f"/run/systemd/network/10-netplan-{NAME0}.network"
+    state = f"/run/systemd/netif/links/{two_nics().netdev(PF0).ifindex}"
+    made = run({state: f"ADMIN_STATE=configured\nNETWORK_FILE={file}\n"})
+    outcomes = {(each.result, each.error) for each in made.outcomes if each.change.kind == "addresses"}
+    assert outcomes == {("blocked", f"netplan configures {NAME0}, by systemd-networkd ({file})")}
+
+
+@pytest.mark.parametrize(
     "files",
     [
+        pytest.param({INTERFACES: "allow-hotplug eth0\niface eth0 inet dhcp\n"}, id="cloud-init-3596"),
         pytest.param({INTERFACES: "iface lo inet loopback\n", f"{INTERFACES}.d/fabric": DHCP}, id="ifupdown2-51"),
         pytest.param({INTERFACES: "", f"{INTERFACES}.d/50-cloud-init.cfg": DHCP}, id="cloud-init-3475"),
         pytest.param(

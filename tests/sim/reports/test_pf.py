@@ -119,6 +119,23 @@ def test_the_mtu_of_a_pf_and_its_vfs_can_fall_and_rise(node: Node, before: int, 
     assert {node.kernel.netdev(function).mtu for function in functions} == {wanted}
 
 
+def test_an_mtu_that_leaves_the_spec_is_as_before(node: Node) -> None:
+    """ifupdown2 71."""
+    assert is_settled(node.follow({"mtu": 9216}))
+    assert is_settled(node.follow({}))
+    assert node.kernel.netdev(PF0).mtu == 1500
+
+
+def test_of_fewer_vfs_none_is_left_over(node: Node) -> None:
+    """nmstate 1520."""
+    vfs = {"count": 4, "defaults": {"vlan": 7}}
+    assert is_settled(node.follow({"mtu": 9000, "vfs": vfs}))
+    assert is_settled(node.follow({"mtu": 9000, "vfs": {**vfs, "count": 2}}))
+    functions = {PF0, PF1, *vf_addresses(node.kernel.files, PF0).values()}
+    assert {netdev.function for netdev in node.kernel.netdevs.values()} == functions
+    assert [each.vlan for each in node.kernel.vfs(PF0)] == [7, 7]
+
+
 def test_vfs_go_when_the_spec_wants_none(node: Node) -> None:
     """sriov-network-operator of OpenShift, 233."""
     node.follow({"vfs": {"count": 4}})

@@ -61,6 +61,7 @@ def gids(kernel: Kernel, *given: tuple[str, ...]) -> None:
         ),
         pytest.param([(LINK_LOCAL, "RoCE v2"), (V4, "RoCE v2", "vlan7")], {"gid_ipv4": True}, True, id="ucx-5996"),
         pytest.param([(ZERO, "RoCE v2")], {}, False, id="ucx-3786"),
+        pytest.param([(ZERO, "IB/RoCE v1")] * 6 + [(V4, "RoCE v2")], {"gid_ipv4": True}, True, id="nccl-1587"),
         ([(LINK_LOCAL, "RoCE v2"), (V4, "RoCE v2")], {"gid_ipv6": True}, False),
         ([(LINK_LOCAL, "RoCE v2"), (V4, "RoCE v2"), (ULA, "RoCE v2")], {"gid_ipv6": True}, True),
         ([(LINK_LOCAL, "RoCE v2"), (ULA, "RoCE v1")], {"gid_ipv6": True}, False),
@@ -76,6 +77,25 @@ def test_a_port_has_the_gid_that_the_fabric_routes(
     seen = conditions(kernel, {**OF_PF, "rdma": {"gid_type": "RoCE v2", **wanted}})
     assert (seen["RdmaPorts"].status == "True") is good, seen["RdmaPorts"]
     assert is_ready(seen.values()) is good
+
+
+@pytest.mark.parametrize(
+    ("layer", "node_type", "gid_type"),
+    [
+        pytest.param("Unknown", "7: unspecified", "RoCE v2", id="nvsentinel-1750"),
+        ("InfiniBand", "1: CA", "RoCE v2"),
+        ("Ethernet", "1: CA", "IB"),
+    ],
+)
+def test_a_type_of_gid_that_a_port_cannot_have_is_said_to_be_so(layer: str, node_type: str, gid_type: str) -> None:
+    """EFA has ports without a link layer."""
+    kernel = Kernel()
+    kernel.add_nic(PF0, "", "02:00:00:00:01:00", driver="efa", ids=("020000", "1d0f", "efa1"))
+    kernel.rdma.add(PF0, "rdmap33s0", None, node_type=node_type, link_layer=layer)
+    nic = {"name": "rail0", "select": {"pci": PF0}}
+    assert is_ready(conditions(kernel, {**nic, "rdma": {}}).values())
+    message = conditions(kernel, {**nic, "rdma": {"gid_type": gid_type}})["RdmaPorts"].message
+    assert f"no {gid_type} GID (its link layer is {layer}: leave gid_type out)" in message
 
 
 @pytest.mark.parametrize(
