@@ -256,12 +256,6 @@ def test_only_hosts_that_are_tested_together_need_the_same_settings(limit: tuple
         prove()
 
 
-@pytest.mark.parametrize("floor", [0, -1, True, "90", float("nan"), float("inf")])
-def test_a_floor_that_no_test_could_miss_or_reach_is_refused(floor: object) -> None:
-    with pytest.raises(DeployError, match="give a number of Gbit/s"):
-        fabric.FLOORS.read({"fabric_floors": {"ib_write_bw": floor}}, "gpu-01")
-
-
 def test_the_floors_of_the_profile_are_those_of_its_nodes_ends(
     node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 from attrs import evolve
-from pyinfra.api.exceptions import DeployError
 
 from agent.report.records import Report, report_to_json
 from agent.report.verdict import STALE
@@ -44,13 +43,3 @@ def test_a_node_that_does_not_become_ready_fails_with_its_reasons(node: Node) ->
     assert result.failed
     assert result.flat == ["/usr/local/bin/trackbed wait --hash abc --timeout 5"]
     assert "NIC fabric0 is not there" in "\n".join(result.log)
-
-
-@pytest.mark.parametrize("value", ["120", 0, True, 7200])
-def test_a_bad_timeout_is_refused(node: Node, value: object) -> None:
-    node.data = {"ready_timeout": value}
-    with pytest.raises(DeployError) as caught:
-        node.deploy(gated, {})
-    assert str(caught.value) == (
-        f"@fake/node-a.ready_timeout: {value!r} is not valid; give a whole number, 1 to 3600 seconds"
-    )

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyinfra.api.exceptions import DeployError
 
-from tasks import fabric, firmware, nccl, node_spec, reboot
+from tasks import fabric, firmware, nccl, node_spec, readiness, reboot
 from tasks.containers import container_engine, container_runtime
 from tasks.drivers import erdma, gpu_driver, ofed, peer_memory
 from tasks.host import kernel, kernel_modules, limits
@@ -46,6 +47,7 @@ TASKS: dict[str, Callable[[], object]] = {
     "nccl": nccl.configure,
     "ofed": ofed.install,
     "peer_memory": peer_memory.configure,
+    "ready_timeout": partial(readiness.wait, version="1-a", spec_hash="abc"),
     "reboot": reboot.by_policy,
 }
 """The task of each key; other keys are those of the spec and of pyinfra."""

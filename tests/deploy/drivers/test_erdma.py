@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyinfra.api.exceptions import DeployError
 
 from tasks.drivers import erdma
 from tasks.drivers.erdma import LoadedDriver
@@ -251,12 +250,6 @@ def test_the_installer_on_a_system_that_it_does_not_support_is_refused(node: Nod
     assert (
         "node-a.erdma.source: the installer does not support Debian 12; it supports Alibaba Cloud Linux 3, Ubu" in error
     )
-
-
-def test_a_mode_that_is_given_twice_is_refused(node: Node) -> None:
-    node.data = {"erdma": DKMS, "kernel_module_options": {"erdma": {"compat_mode": False}}}
-    with pytest.raises(DeployError, match=r"erdma\.compat_mode: kernel_module_options sets it, too; remove it there"):
-        node.deploy(erdma.install, DEBIAN)
 
 
 # The installer's script, run here for real on an archive of the vendor's shape.

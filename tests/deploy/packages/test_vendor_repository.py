@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyinfra.api.exceptions import DeployError
 
 from tasks.common.data import Key, leftovers, record
 from tasks.packages import Family, dnf_install, holds, vendor_repository
@@ -195,27 +194,6 @@ def test_dnfs_locks_are_read_from_the_file_that_its_configuration_names(tmp_path
 def test_dnf_locks_the_package_at_its_version(node: Node) -> None:
     there = {**rpm("erdma-dkms=1.1", "dkms=3.0"), of(HeldPackages): "erdma-dkms-0:1.1.*"}
     assert node.deploy(lambda: have("rhel"), there).flat == []
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"uri": "repo.example.net"}, "uri: 'repo.example.net' is not valid; give a URL"),
-        (
-            {"fingerprint": "83DB"},
-            "fingerprint: '83DB' is not valid; give the whole fingerprint, 40 hexadecimal digits",
-        ),
-        ({"suite": "stable"}, "components: they are missing; give names such as ['main']"),
-        ({"components": ["main"]}, "components: a suite that ends in / has none; leave them out"),
-        ({"suite": "stable", "components": ["a b"]}, "components: 'a b' is not valid"),
-        ({"finger": "x"}, "unknown key 'finger'; did you mean 'fingerprint'?"),
-    ],
-)
-def test_bad_data_is_refused(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(DeployError) as caught:
-        KEY.read({"ofed": {**GIVEN, **change}}, "node-a")
-    assert str(caught.value).startswith("node-a.ofed: ")
-    assert message in str(caught.value)
 
 
 def test_a_fingerprint_may_be_given_as_gpg_prints_it() -> None:
