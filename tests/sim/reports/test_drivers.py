@@ -10,9 +10,11 @@ import pytest
 from attrs import evolve
 
 from agent.engine.converge import Pass
+from agent.hardware.config_space import max_read_request
 from agent.hardware.functions import vf_addresses
 from agent.machine import Link
 from agent.report.verdict import is_ready
+from tests.sim import config_space
 from tests.sim.engine.one_nic import Node, left
 from tests.sim.kernel import Kernel
 from tests.sim.readiness import Node as Probed
@@ -76,6 +78,44 @@ def test_an_mtu_beyond_what_the_kernel_takes_is_named_with_the_largest(
     error = f"its netdev {NAME0} has an MTU of {most} at most, the spec wants {wanted}"
     assert (outcome.result, outcome.error, outcome.remedy) == ("blocked", error, remedy)
     assert is_settled(Node(kernel, tmp_path / "more.json").follow({"mtu": most}))
+
+
+def test_rings_that_a_driver_refuses_while_its_link_is_down_are_set_when_it_is_up(tmp_path: Path) -> None:
+    """ethtool fails for a netdev that udev has just named (systemd 28696)."""
+    kernel = two_nics()
+    kernel.netlink.set_link(_index(kernel), up=False)
+    kernel.fault = lambda operation, where, value: (
+        error(errno.EINVAL, where)
+        if operation == "ethtool" and value.startswith("rings") and not kernel.netdev(PF0).up
+        else None
+    )
+    assert is_settled(Node(kernel, tmp_path / "originals.json").follow({"rings": {"rx": 1024, "tx": 1024}}))
+    assert kernel.netdev(PF0).up
+    assert kernel.ethtool.settings("rings", _index(kernel))["rx"].value == 1024
+
+
+def test_a_read_request_size_that_a_reset_takes_back_is_set_again(tmp_path: Path) -> None:
+    """It does not persist (nic-configuration-operator 131)."""
+    kernel = two_nics()
+    node = Node(kernel, tmp_path / "originals.json")
+    for _ in range(2):
+        assert is_settled(node.follow({"max_read_request": 4096}))
+        assert max_read_request(kernel.config[f"{PCI}/{PF0}/config"][config_space.DEVICE_CONTROL + 1] << 8) == 4096
+        kernel.config[f"{PCI}/{PF0}/config"] = config_space.made()
+
+
+def test_a_slot_that_is_slower_than_its_card_only_warns() -> None:
+    """A card of PCIe 5 in a slot of PCIe 4 is no reason to take the node out of service (sichek 122)."""
+    kernel = two_nics()
+    for file, text in (("current_link_speed", "16.0 GT/s PCIe"), ("max_link_speed", "32.0 GT/s PCIe")):
+        kernel.tree.put(f"{PCI}/{PF0}/{file}", text)
+    node = Probed(kernel)
+    judged = node.look()
+    assert (judged["PcieLink"].status, judged["PcieLink"].severity) == ("False", "warn")
+    assert "x16 at 16 GT/s of x16 at 32 GT/s" in judged["PcieLink"].message
+    assert is_ready(judged.values())
+    assert node.last is not None
+    assert [nic.ready for nic in node.last.nics] == [True, True]
 
 
 @pytest.mark.parametrize("name", [pytest.param("adaptive_rx", id="amzn-drivers-60")])

@@ -128,6 +128,20 @@ def test_huge_pages_are_there_after_the_first_pass(pools: list[dict[str, Any]]) 
         assert sum(int(kernel.files.read(path)) for path in paths) == pool["count"]
 
 
+def test_huge_pages_that_memory_lacks_at_first_are_there_later() -> None:
+    """The first write to a node's pool reserves fewer than it was told to (performance-addon-operators 279)."""
+    kernel = two_nics()
+    pools = [{"size": "2M", "count": 20, "numa_node": 0}, {"size": "2M", "count": 4, "numa_node": 1}]
+    kernel.memory = hugepages.Memory({2048: 12, 1048576: 0})
+    short = settle(kernel, hugepages=pools)
+    assert not is_ready(short.conditions)
+    assert any("12" in each.error for each in short.outcomes if each.result == "failed")
+    kernel.memory = hugepages.Memory({2048: 64, 1048576: 0})
+    assert is_ready(settle(kernel, hugepages=pools).conditions)
+    paths = [f"{hugepages.NODE}/node{node}/hugepages/hugepages-2048kB/nr_hugepages" for node in (0, 1)]
+    assert [kernel.files.read(path) for path in paths] == ["20", "4"]
+
+
 @pytest.mark.parametrize(
     ("first", "then"),
     [

@@ -92,6 +92,13 @@ UNTOUCHED = {"irqs": {"irqbalance": "untouched"}}
             {"sysctls": {"net.netfilter.nf_conntrack_max": "1048576"}},
             id="kops-2223",
         ),
+        pytest.param(
+            "tuned",
+            lambda kernel: kernel.tree.put(OVERCOMMIT, "1"),
+            None,
+            {"sysctls": {"vm.overcommit_memory": "2"}},
+            id="tuned-409",
+        ),
         *(
             pytest.param(
                 kubelet,
