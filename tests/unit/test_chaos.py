@@ -249,7 +249,7 @@ def serving(folder: Path, how: str) -> Iterator[http.client.HTTPSConnection]:
     with subprocess.Popen(program) as server:
         try:
             wait(answers, 60, "the server")
-            yield http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=5)
+            yield http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=60)
         finally:
             server.kill()
 
@@ -270,6 +270,7 @@ def test_the_bad_api_server_cuts_connections_or_does_not_answer(tmp_path: Path) 
             connection.getresponse().read()
     with serving(tmp_path, "silence") as connection:
         connection.request("GET", "/")
+        connection.sock.settimeout(1.0)
         with pytest.raises(TimeoutError):
             connection.getresponse()
 

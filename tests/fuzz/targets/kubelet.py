@@ -15,7 +15,7 @@ from agent.linux.grpc import LARGEST, call
 from agent.linux.kubelet import _by_device
 from tests.fuzz.targets import choose, chosen
 
-TIMEOUT = 5.0
+TIMEOUT = 15.0
 
 
 def _call(data: bytes) -> None:

@@ -16,7 +16,7 @@ from tests.fuzz.targets import choose, chosen
 
 FOLDER = Path(tempfile.mkdtemp(prefix="trackbed-fuzz-requests-"))
 LONGEST = 1 << 16
-TIMEOUT = 5.0
+TIMEOUT = 15.0
 
 
 class _Server:

@@ -17,7 +17,7 @@ from tests.unit.commands.node_folder import CONDITIONS, OUTCOME, report, spec, t
 
 def test_without_the_service_apply_makes_the_changes(tmp_path: Path) -> None:
     spec(tmp_path, irqs={"irqbalance": "untouched"})
-    applied = trackbed(tmp_path, "apply", "--timeout", "5")
+    applied = trackbed(tmp_path, "apply", "--timeout", "60")
     assert (applied.returncode, applied.stdout.splitlines()[-1]) == (0, "ready")
 
 

@@ -23,6 +23,7 @@ def probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     device.touch()
     (tmp_path / "trackbed").mkdir()
     monkeypatch.setattr(accelerator, "KVM_DEVICE", str(device))
+    monkeypatch.setattr(accelerator, "PROBE_S", 60.0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.delenv("TRACKBED_LAB_ACCEL", raising=False)
