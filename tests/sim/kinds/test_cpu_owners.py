@@ -8,6 +8,7 @@ import pytest
 
 from agent.engine.converge import Pass
 from agent.engine.dry_run import dry_run
+from agent.engine.retry import Failures
 from agent.hardware.functions import targets
 from agent.hardware.placement import from_mask
 from agent.kinds.irqs import FULL
@@ -278,3 +279,14 @@ def test_each_pod_moves_only_the_queues_on_its_own_cpus(kernel: Kernel) -> None:
         assert {key for key, cpus in served(kernel).items() if cpus != before[key]} == {
             key for key, cpus in before.items() if cpu in cpus
         }
+
+
+def test_pods_that_come_and_go_again_and_again_are_nobody_who_interferes(kernel: Kernel) -> None:
+    failures = Failures()
+    last = settle(kernel, spec(), failures=failures)
+    homes = served(kernel)
+    for now in range(1, 30):
+        give(kernel, {"one": "1-2"} if now % 2 else {})
+        last = settle(kernel, spec(), last, now=float(now), failures=failures)
+        assert is_ready(last.conditions), now
+        assert (served(kernel) == homes) == (now % 2 == 0)
