@@ -109,7 +109,7 @@ class Claims:
 
         def refused() -> bool:
             conditions = self._pod(name)["status"].get("conditions", [])
-            return any(each["type"] == "PodScheduled" and each["reason"] == "Unschedulable" for each in conditions)
+            return any(each["type"] == "PodScheduled" and each.get("reason") == "Unschedulable" for each in conditions)
 
         until(refused, f"the scheduler finds no node for {name}", DEADLINE)
 
@@ -229,9 +229,9 @@ def test_a_gpu_and_its_vf_share_a_pcie_root(claims: Claims) -> None:
     assert _shared(claims, "gpu-and-vf", "resource.kubernetes.io/pcieRoot") == len(RAILS)
 
 
+# dra-driver-sriov publishes no resource.kubernetes.io/numaNode.
+@pytest.mark.parametrize("rendered", [DRANET], indirect=True)
 def test_a_gpu_and_its_vf_are_on_one_numa_node(claims: Claims) -> None:
-    if claims.driver == SRIOV_DRIVER:
-        pytest.skip("dra-driver-sriov publishes no resource.kubernetes.io/numaNode")
     assert _shared(claims, "gpu-and-vf-numa", "resource.kubernetes.io/numaNode") == 2
 
 
