@@ -28,7 +28,7 @@ REFUSED = 2
 )
 @click.option(
     "--max-evict-share",
-    default=0.1,
+    default=0.05,
     show_default=True,
     type=number("a share", 0.0, 1.0),
     help="If bad devices would evict pods on a larger share of the nodes, and more than five or half of them, none is evicted.",
