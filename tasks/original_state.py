@@ -90,7 +90,12 @@ class Recorded(FactBase[OriginalState | None]):
         return self.script('if [ -e "$1" ]; then echo here; cat "$1"; fi', PATH)
 
     def process(self, output: list[str]) -> OriginalState | None:
-        """Parse the lines after `here`."""
+        """Parse the lines after `here`.
+
+        :raises ValueError: it is not there.
+        """
+        if output[0] != "here":
+            raise ValueError("it does not begin with 'here'")
         return parse(output[1:])
 
 

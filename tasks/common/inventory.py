@@ -90,6 +90,7 @@ def _fault(group: Any) -> str:
         len(group) != 2 or not isinstance(group[0], list | tuple) or not isinstance(group[1], Mapping)
     ):
         return "a tuple is a list of hosts and the group's data, as ([...], {...})"
+    with_data = set[str]()
     for entry in _entries(group):
         name, *data = entry if isinstance(entry, tuple) and entry else (entry, {})
         if not isinstance(name, str) or not name:
@@ -97,6 +98,10 @@ def _fault(group: Any) -> str:
         if len(data) != 1 or not isinstance(data[0], Mapping):
             # Without the data, which may have a password.
             return f"the entry of {name!r} is not a name and a mapping"
+        if name in with_data and data[0]:
+            return f"it has two entries of {name!r} with data, of which pyinfra would use one"
+        if data[0]:
+            with_data.add(name)
     return ""
 
 

@@ -6,6 +6,7 @@ can be imported by the inventory. `trackbed init` makes one (control/init.py).
 
 from __future__ import annotations
 
+import difflib
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -75,7 +76,7 @@ def reading(read: Callable[..., Inventory]) -> Callable[..., Inventory]:
             if cwd not in sys.path:
                 sys.path.append(cwd)
         try:
-            return read(file, override_data, cwd, folders)
+            made = read(file, override_data, cwd, folders)
         except PyinfraError:
             raise
         except (Exception, SystemExit) as raised:
@@ -84,8 +85,21 @@ def reading(read: Callable[..., Inventory]) -> Callable[..., Inventory]:
             error = getattr(raised, "exception", raised)
             said = error.msg if isinstance(error, SyntaxError) else error
             raise InventoryError(f"{_place(error, cwd)}: {type(error).__name__}: {said}; correct the file") from None
+        _warn_of_misnamed(Path(cwd or ".") / "group_data", made)
+        return made
 
     return read_site
+
+
+def _warn_of_misnamed(folder: Path, hosts: Inventory) -> None:
+    """Name a file of group data whose group the inventory lacks, if its name resembles that of a group without a file.
+
+    Other files may be of the groups of other inventories.
+    """
+    files = {each.stem for each in folder.glob("*.py")}
+    for name in sorted(files - {"all", *hosts.groups}):
+        if near := difflib.get_close_matches(name, set(hosts.groups) - files, n=1, cutoff=0.8):
+            logger.warning(f"{folder / name}.py is of no group of this inventory; did you mean {near[0]}.py?")
 
 
 def _place(error: BaseException, root: str | None) -> str:

@@ -17,7 +17,7 @@ from gevent.event import Event
 from pyinfra.api.host import Host
 from pyinfra.api.state import State
 
-from tasks.common.data import Key
+from tasks.common.data import Key, overrides_of
 
 GROWTH = (1, "10%", "25%")
 _PERCENT = re.compile(r"([1-9][0-9]?|100)%")
@@ -124,6 +124,7 @@ def turns_of(one: Host, key: Key[T]) -> Turns:
 
 
 def _group(one: Host, key: Key[T]) -> tuple[str, T]:
-    """The group from which a host has its value, as pyinfra finds it (the last one counts), and the value."""
-    groups = [group for group in one.groups if key.name in one.inventory.get_group_data(group)]  # type: ignore[no-untyped-call]
+    """The group from which a host has its value or the last change of it (the last one counts), and the value."""
+    names = {key.name, overrides_of(key.name)}
+    groups = [group for group in one.groups if names & one.inventory.get_group_data(group).keys()]  # type: ignore[no-untyped-call]
     return groups[-1] if groups else "all", key.read(one.data.dict(), one.name)  # type: ignore[no-untyped-call]

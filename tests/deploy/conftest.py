@@ -185,6 +185,7 @@ class Node:
             operations = {
                 ", ".join(state.op_meta[made].names): state.ops[host][made].operation_meta
                 for made in state.get_op_order()  # type: ignore[no-untyped-call]
+                if made in state.ops[host]
             }
             planned = {name: bool(meta._maybe_is_change) for name, meta in operations.items()}
             state.set_stage(StateStage.Execute)

@@ -22,6 +22,13 @@ def test_the_original_state_is_written_once(node: Node) -> None:
     assert not any(result.planned.values())
 
 
+@pytest.mark.parametrize("answer", ["\0", "Welcome to node-a", ""])
+def test_another_answer_is_no_recorded_state(node: Node, answer: str) -> None:
+    result = node.deploy(original_state.record, {of(Recorded): [answer]})
+    assert result.failed
+    assert "the node's answer to Recorded cannot be read" in result.errors[0]
+
+
 @pytest.mark.parametrize("before", ["", "mine\n"])
 def test_holds_that_an_interrupted_deploy_set_are_noted(node: Node, before: str) -> None:
     result = node.deploy(original_state.record, {of(Recorded): ["here"], **files(**{holds.BEFORE: before})})

@@ -195,6 +195,16 @@ def test_a_group_has_a_number_and_a_threshold_of_its_own(machines: Machines) -> 
     assert machines.boots == dict.fromkeys(gpu, 2)
 
 
+def test_a_group_that_overrides_a_part_of_the_policy_has_its_own(machines: Machines) -> None:
+    gpu, spark = hosts(3), hosts(3, "spark")
+    machines.broken = set(spark)
+    own: dict[str, Any] = {"reboot_overrides": {}}
+    state = deploy({"every": group(gpu + spark), "gpu": (gpu, own), "spark": (spark, own)})
+    [failed] = state.failed_hosts
+    assert failed.name in spark
+    assert machines.boots == dict.fromkeys(gpu, 2)
+
+
 def test_a_window_that_ends_while_a_host_waits_defers_its_reboot(
     machines: Machines, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -129,6 +129,17 @@ def test_a_file_of_the_site_that_python_refuses_is_one_error(site: Path, file: s
         assert "Traceback" not in done.stderr and "report" not in done.stderr
 
 
+def test_group_data_of_a_mistyped_name_are_named(site: Path) -> None:
+    inventory = site / "inventories/prod.py"
+    for name in ("server", "storage"):
+        (site / f"group_data/{name}.py").write_text("site_rack = 7\n")
+    said = f"{site}/group_data/server.py is of no group of this inventory; did you mean servers.py?"
+    assert said not in ran(PYINFRA, inventory, "debug-inventory").stderr
+    (site / "group_data/servers.py").unlink()
+    done = ran(PYINFRA, inventory, "debug-inventory")
+    assert said in done.stderr and "storage.py" not in done.stderr
+
+
 @pytest.mark.parametrize(("content", "pinned"), [(b"\n", None), (b"1.0\r\n# ours\n", "1.0"), (b"\xff", "\\xff")])
 def test_the_version_of_a_site_is_the_first_word_of_its_file(
     tmp_path: Path, content: bytes, pinned: str | None

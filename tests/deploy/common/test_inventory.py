@@ -20,6 +20,7 @@ NO_GROUP = "hosts: a tuple is a list of hosts and the group's data, as ([...], {
         ([("a",)], NO_ENTRY),
         (["a", ("", {})], "hosts: '' is not the name of a host"),
         (["a", ()], "hosts: () is not the name of a host"),
+        (["a", ("a", {"x": 1}), "b", ("a", {"y": 2})], "hosts: it has two entries of 'a' with data, of which"),
         (("a", "b"), NO_GROUP),
         ((["a"], {}, {}), NO_GROUP),
     ],
