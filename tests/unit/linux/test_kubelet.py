@@ -82,7 +82,7 @@ class Served:
 
     def allocations(self, *pods: dict[str, Any]) -> Mapping[str, tuple[str, ...]]:
         self.does("answer", encoded(*pods))
-        return LinuxKubelet((self.path,)).allocations()
+        return LinuxKubelet((self.path,), timeout=20).allocations()
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +196,7 @@ def test_the_socket_that_a_kubelet_left_behind_is_no_kubelet(path: str) -> None:
 
 def test_the_kubelet_of_another_distribution_is_found(served: Served, path: str) -> None:
     served.does("answer", encoded(pod("a", "0000:3b:00.2")))
-    assert LinuxKubelet((path, served.path)).allocations() == {"0000:3b:00.2": ("team/a",)}
+    assert LinuxKubelet((path, served.path), timeout=20).allocations() == {"0000:3b:00.2": ("team/a",)}
 
 
 def test_a_kubelet_that_does_not_accept_the_connection_times_out(path: str) -> None:
@@ -274,7 +274,7 @@ def test_a_kubelet_that_sends_without_end_times_out(path: str) -> None:
 
 def test_after_a_failure_the_kubelet_is_left_alone_for_a_while(served: Served) -> None:
     now = 100.0
-    kubelet = LinuxKubelet((served.path,), clock=lambda: now)
+    kubelet = LinuxKubelet((served.path,), timeout=20, clock=lambda: now)
     served.does("refuse", b"later")
     with pytest.raises(OSError, match="later"):
         kubelet.allocations()
