@@ -22,11 +22,6 @@ from tests.sim.two_nics import MAC0, NAME0, NAME1, PF0, PF1, two_nics
 ADDRESSES = {"rail": 0, "addresses": [{"network": "10.0.0.0/16"}]}
 
 
-@pytest.fixture
-def kernel() -> Kernel:
-    return two_nics()
-
-
 NAPI = {"gro_flush_timeout": 20000, "threaded": True}
 
 

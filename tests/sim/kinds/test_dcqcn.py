@@ -45,13 +45,6 @@ IN_TREE = (
 EVERY = {name: True if name.startswith("clamp") else 1 for name in DCQCN_PARAMETERS}
 
 
-@pytest.fixture
-def kernel() -> Kernel:
-    kernel = Kernel()
-    kernel.add_nic(PF, "enp33s0", "02:00:00:00:01:00", node=0)
-    return kernel
-
-
 def with_ofed(kernel: Kernel) -> None:
     for name in (*DCQCN_PARAMETERS, "cnp_dscp"):
         role = "roce_np" if name in dcqcn.NOTIFICATION else "roce_rp"

@@ -28,13 +28,6 @@ PF, MAC = "0000:21:00.0", "02:00:00:00:01:00"
 NETDEV = "enp33s0"
 
 
-@pytest.fixture
-def kernel() -> Kernel:
-    kernel = Kernel()
-    kernel.add_nic(PF, NETDEV, MAC, node=0)
-    return kernel
-
-
 def spec(vfs: object = None, **nic: object) -> NodeSpec:
     given = {"name": "rail0", "select": {"pci": PF}, **nic, **({"vfs": vfs} if vfs else {})}
     return spec_of(given)

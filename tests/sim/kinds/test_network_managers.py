@@ -23,13 +23,6 @@ CONFIGURED = "ADMIN_STATE=configured\nOPER_STATE=routable\nNETWORK_FILE={}\n"
 STANZA = "auto lo\niface lo inet loopback\n\nallow-hotplug enp33s0\niface enp33s0 inet {}\n"
 
 
-@pytest.fixture
-def kernel() -> Kernel:
-    kernel = Kernel()
-    kernel.add_nic(PF, "enp33s0", "02:00:00:00:01:00", node=0)
-    return kernel
-
-
 def spec(*addresses: Any) -> NodeSpec:
     nic = {"name": "rail0", "select": {"pci": PF}, "rail": 0, "addresses": list(addresses)}
     return spec_of(nic)
