@@ -13,16 +13,11 @@ from agent.hardware.functions import discover, vf_addresses
 from agent.report.records import Disruption
 from agent.spec.node import NodeSpec
 from agent.state.wanted import resolve
-from tests.sim.engine.test_disruption import NOON, PF, deferred, hand_to_pod, one_nic, spec
+from tests.sim.engine.test_disruption import NOON, PF, deferred, hand_to_pod, spec
 from tests.sim.kernel import Kernel
 from tests.sim.passes import settle, spec_of
 from tests.sim.seams import seen
 from tests.sim.two_nics import MAC1, PF1
-
-
-@pytest.fixture
-def kernel() -> Kernel:
-    return one_nic()
 
 
 @pytest.mark.parametrize("count", [6, 0])

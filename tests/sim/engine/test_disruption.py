@@ -16,21 +16,11 @@ from agent.spec.node import NodeSpec, from_mapping
 from tests.sim.kernel import Kernel
 from tests.sim.passes import settle, spec_of
 from tests.sim.seams import seen
+from tests.sim.two_nics import two_nics
 
 PF = "0000:21:00.0"
 MAC = "02:00:00:00:01:00"
 NOON = datetime(2026, 3, 4, 12, 0, tzinfo=timezone.utc)  # a Wednesday
-
-
-def one_nic() -> Kernel:
-    kernel = Kernel()
-    kernel.add_nic(PF, "enp33s0", MAC)
-    return kernel
-
-
-@pytest.fixture
-def kernel() -> Kernel:
-    return one_nic()
 
 
 def spec(count: int = 4, disruption: object = None, node_name: str = "n1", **attributes: object) -> NodeSpec:
@@ -244,8 +234,7 @@ class Slow:
     """
 
     def __init__(self, at: int, take: Callable[[Kernel, str], None]) -> None:
-        self.kernel = Kernel()
-        self.kernel.add_nic(PF, "enp33s0", MAC)
+        self.kernel = two_nics()
         self.kernel.load_vfio()
         settle(self.kernel, spec())
         self.vf = vf_addresses(self.kernel.files, PF)[2]
@@ -312,8 +301,7 @@ def test_a_vf_that_gets_an_owner_before_any_read_keeps_its_attributes(step: floa
 
     def converged(at: int) -> tuple[int, int, bool]:
         """Where in the log the VF's attribute is written, where its last lookup before that is, and its value afterwards."""
-        kernel = Kernel()
-        kernel.add_nic(PF, "enp33s0", MAC)
+        kernel = two_nics()
         settle(kernel, spec())
         vf = vf_addresses(kernel.files, PF)[2]
         log: list[str] = []

@@ -13,14 +13,14 @@ from tests.sim.engine.test_disruption import PF, spec
 from tests.sim.kernel import Kernel, Netdev
 from tests.sim.passes import settle, spec_of
 from tests.sim.routing import MAIN
+from tests.sim.two_nics import two_nics
 
 VIRTUAL_MACHINE = User("qemu-system-x86 (pid 77)", owns=True)
 
 
 @pytest.fixture
 def kernel() -> Kernel:
-    kernel = Kernel()
-    kernel.add_nic(PF, "enp33s0", "02:00:00:00:01:00")
+    kernel = two_nics()
     kernel.load_vfio()
     settle(kernel, spec())
     return kernel

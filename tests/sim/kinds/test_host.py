@@ -15,6 +15,7 @@ from agent.spec import sysctl_names
 from tests.sim import config_space, hugepages, passes
 from tests.sim.kernel import Kernel
 from tests.sim.passes import spec_of
+from tests.sim.two_nics import two_nics
 
 PF = "0000:21:00.0"
 CONFIG = f"/sys/bus/pci/devices/{PF}/config"
@@ -23,8 +24,7 @@ NODE1 = "/sys/devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepages"
 
 @pytest.fixture
 def kernel() -> Kernel:
-    kernel = Kernel()
-    kernel.add_nic(PF, "enp33s0", "02:00:00:00:01:00", node=0)
+    kernel = two_nics()
     kernel.tree.put("/proc/sys/net/ipv4/tcp_rmem", "4096\t131072\t6291456")
     kernel.tree.put("/sys/module/nvme_core/parameters/io_timeout", "30")
     return kernel

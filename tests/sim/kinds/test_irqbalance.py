@@ -8,6 +8,7 @@ from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec
 from tests.sim.kernel import Kernel
 from tests.sim.passes import settle, spec_of
+from tests.sim.two_nics import two_nics
 
 PF = "0000:21:00.0"
 WITH_OURS = ("/usr/sbin/irqbalance", "--foreground", f"--policyscript={SCRIPT}")
@@ -15,8 +16,7 @@ WITH_OURS = ("/usr/sbin/irqbalance", "--foreground", f"--policyscript={SCRIPT}")
 
 @pytest.fixture
 def kernel() -> Kernel:
-    kernel = Kernel()
-    kernel.add_nic(PF, "enp33s0", "02:00:00:00:01:00")
+    kernel = two_nics()
     kernel.host.processes.add("irqbalance")
     return kernel
 

@@ -14,6 +14,7 @@ from agent.spec.node import NodeSpec
 from agent.spec.ranges import parse_ranges
 from tests.sim.kernel import Kernel
 from tests.sim.passes import settle, spec_of
+from tests.sim.two_nics import two_nics
 
 PF, NETDEV = "0000:21:00.0", "enp33s0"
 ALL = {"defer_hard_irqs": 2, "gro_flush_timeout": 20000, "irq_suspend_timeout": 1000000, "threaded": True}
@@ -22,8 +23,7 @@ OLD = {name: value for name, value in ALL.items() if name != "irq_suspend_timeou
 
 @pytest.fixture
 def kernel() -> Kernel:
-    kernel = Kernel()
-    kernel.add_nic(PF, NETDEV, "02:00:00:00:01:00", node=0)
+    kernel = two_nics()
     kernel.netlink.set_link(kernel.netdev(PF).ifindex, up=True)
     return kernel
 

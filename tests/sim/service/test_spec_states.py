@@ -11,17 +11,14 @@ from agent.service.spec_in_force import AFTER
 from agent.spec.node import NodeSpec, from_mapping, to_json
 from tests.sim.kernel import Kernel
 from tests.sim.service.specs import PF, Agent, refuse_five, spec
-from tests.sim.two_nics import MAC1, PF1
+from tests.sim.two_nics import PF1
 
 PAGE = Path(__file__).parents[3] / "docs" / "spec-in-force.md"
 WRITE = {PF: "vfs: write sriov_numvfs 5 did not return"}
 
 
 @pytest.fixture
-def agent(tmp_path: Path) -> Agent:
-    kernel = Kernel()
-    kernel.add_nic(PF, "enp33s0", "02:00:00:00:01:00")
-    kernel.add_nic(PF1, "enp65s0", MAC1, node=1)
+def agent(tmp_path: Path, kernel: Kernel) -> Agent:
     return Agent(tmp_path, kernel)
 
 
