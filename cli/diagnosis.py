@@ -229,7 +229,7 @@ def _publication(report: Report, published: Published | None) -> Iterator[Findin
         severity: Severity = (
             "warn" if (published.boot_id, published.ready) == (report.boot_id, report.ready) else "required"
         )
-        what = f"the newest report is not published in Kubernetes: {published.error}"
+        what = f"not all of the newest report is published in Kubernetes: {published.error}"
         yield Finding("cluster", severity, what, "see: journalctl -u trackbed-reporter -n 50")
 
 
