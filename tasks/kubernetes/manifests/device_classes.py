@@ -20,6 +20,9 @@ from tasks.kubernetes.manifests.selectors import Nodes, called
 
 PCIE_ROOT = "resource.kubernetes.io/pcieRoot"
 NETWORK = "vf"
+LONGEST = 10240
+"""Bytes of a CEL expression: CELSelectorExpressionMaxLength of k8s.io/api/resource/v1."""
+
 PAIRS = {
     "dra.net": {"gpu-and-vf": PCIE_ROOT, "gpu-and-vf-numa": "resource.kubernetes.io/numaNode"},
     SRIOV_DRIVER: {"gpu-and-vf": PCIE_ROOT},
@@ -42,6 +45,10 @@ def device_classes(wanted: Dra, networks: Networks | None, nodes: Nodes) -> str 
         name = re.sub(r"[^a-z0-9]+", "-", (vf.nic or "").lower()).strip("-")
         if (other := nics.setdefault(name, vf.nic or "")) != vf.nic:
             raise ValueError(f"NICs {other} and {vf.nic} both get the DeviceClass vf-{name}; rename one of them")
+        if len(name) > 63:
+            raise ValueError(
+                f"NIC {vf.nic}: a request of a claim has at most 63 characters; give the NIC a shorter name"
+            )
         rails.setdefault(name, set()).add(vf.address)
     for name, addresses in rails.items():
         _check(wanted, nodes, nics[name], addresses)
@@ -51,8 +58,8 @@ def device_classes(wanted: Dra, networks: Networks | None, nodes: Nodes) -> str 
     return render(
         "manifests/device-classes.yaml.j2",
         settings=wanted,
-        classes={f"vf-{name}": _selector(wanted.driver, rails[name], nodes) for name in sorted(rails)}
-        | {"vf": _selector(wanted.driver, every, nodes)},
+        classes={f"vf-{name}": _selector(nics[name], wanted.driver, rails[name], nodes) for name in sorted(rails)}
+        | {"vf": _selector("all NICs", wanted.driver, every, nodes)},
         rails=sorted(rails),
         gpus=any(node.gpus for node in nodes.values()),
         pairs=PAIRS[wanted.driver],
@@ -80,10 +87,10 @@ def _check(wanted: Dra, nodes: Nodes, nic: str, addresses: Collection[str]) -> N
                 )
 
 
-def _selector(driver: str, addresses: Collection[str], nodes: Nodes) -> str:
+def _selector(name: str, driver: str, addresses: Collection[str], nodes: Nodes) -> str:
     """A CEL expression for the devices at these addresses.
 
-    Kubernetes takes at most 10 KiB, so it has ranges of text. No function of a node is in a range without being wanted.
+    It names ranges of text, which are shorter than all addresses. No function of a node is in a range without being wanted.
     """
     known = {function.address for node in nodes.values() for function in node.functions}
     runs = [list(run) for ours, run in groupby(sorted(known), lambda address: address in addresses) if ours]
@@ -93,10 +100,16 @@ def _selector(driver: str, addresses: Collection[str], nodes: Nodes) -> str:
     ]
     # To read an attribute that a device lacks is an error, which keeps the pod from every node. dranet also publishes netdevs
     # that are no PCI devices.
-    return (
+    expression = (
         f'device.driver == "{driver}" && "pciAddress" in device.attributes["{driver}"] &&\n'
         f'cel.bind(address, device.attributes["{driver}"].pciAddress,\n  ' + " ||\n  ".join(ranges) + ")"
     )
+    if len(expression) > LONGEST:
+        raise ValueError(
+            f"the VFs of {name} have addresses in {len(ranges)} ranges, more than a DeviceClass can name ({LONGEST} bytes); "
+            "give hosts that differ folders of their own"
+        )
+    return expression
 
 
 def _network(wanted: Dra, networks: Networks | None, nodes: Nodes) -> dict[str, Any] | None:

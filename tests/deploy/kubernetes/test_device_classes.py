@@ -157,6 +157,13 @@ def test_a_name_becomes_what_kubernetes_takes() -> None:
     assert ("DeviceClass", "vf-rail-0-a") in made
 
 
+def in_turn(first: int) -> Discovered:
+    """A host with cards of two ports whose VFs take turns; 127 VFs of each."""
+    vfs = [vf(f"0000:{first:02x}:{i // 8 + 1:02x}.{i % 8}", i // 2) for i in range(254)]
+    bus = f"{first - 1:02x}"
+    return node(card("rail0", bus, *vfs[::2]), card("rail1", bus, *vfs[1::2], port=1))
+
+
 REFUSED: dict[str, tuple[DevicePlugins, dict[str, Discovered], str]] = {
     "two rails of one name": (
         DRANET,
@@ -177,6 +184,16 @@ REFUSED: dict[str, tuple[DevicePlugins, dict[str, Discovered], str]] = {
         DRANET,
         {"a": node(*RAILS), "b": node(card("rail1", "18", port=1))},
         r"would also select 0000:18:00.1 of b",
+    ),
+    "a rail with a long name": (
+        DRANET,
+        {"a": node(card("r" * 64, "18", vf("0000:18:00.1", 0)))},
+        "NIC r{64}: .* give the NIC a shorter name",
+    ),
+    "more ranges than a class can name": (
+        DRANET,
+        {name: in_turn(0x12 + 16 * n) for n, name in enumerate("abc")},
+        r"the VFs of rail0 have addresses in 381 ranges, more than a DeviceClass can name",
     ),
     "the SR-IOV driver without a network": (evolve(SRIOV, networks=None), {"a": node(*RAILS)}, "give networks"),
     "the SR-IOV driver in the exclusive mode": (
