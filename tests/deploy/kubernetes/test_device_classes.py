@@ -211,11 +211,6 @@ def test_what_the_driver_cannot_serve_is_refused(case: str) -> None:
         manifests(wanted, nodes)
 
 
-def test_no_vf_is_given_out_twice() -> None:
-    with pytest.raises(ValueError, match="give None as sriov"):
-        DevicePlugins("made", dra=Dra("dra.net"))
-
-
 @pytest.mark.parametrize("wanted", [DRANET, SRIOV])
 def test_every_object_of_a_core_kind_is_valid_in_the_api_s_schema(wanted: DevicePlugins) -> None:
     made = objects(wanted, a=node(*RAILS, gpus=True))
