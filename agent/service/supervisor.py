@@ -74,20 +74,14 @@ class _Worker:
     """
 
     process: subprocess.Popen[bytes]
+    input: IO[bytes]
+    output: IO[bytes]
     started: float
     view: View
     unread: bytearray = field(factory=bytearray)
     leave_by: float = math.inf
     at_fault: str = ""
     ready: bool = False
-
-    def output(self) -> IO[bytes]:
-        assert self.process.stdout is not None  # noqa: S101  PIPE was asked for
-        return self.process.stdout
-
-    def input(self) -> IO[bytes]:
-        assert self.process.stdin is not None  # noqa: S101  PIPE was asked for
-        return self.process.stdin
 
     def is_leaving(self) -> bool:
         """Whether it was asked to end."""
@@ -219,9 +213,10 @@ class _Supervisor:
                 view.close()
             self._lost(f"could not be started: {error}")
             return
-        self.worker = _Worker(process, time.monotonic(), view)
-        os.set_blocking(self.worker.input().fileno(), False)
-        self.selector.register(self.worker.output(), selectors.EVENT_READ, self.worker)
+        assert process.stdin is not None and process.stdout is not None  # noqa: S101  PIPE was asked for
+        self.worker = _Worker(process, process.stdin, process.stdout, time.monotonic(), view)
+        os.set_blocking(self.worker.input.fileno(), False)
+        self.selector.register(self.worker.output, selectors.EVENT_READ, self.worker)
         self._pass_on(self.worker)
 
     def _reload(self) -> None:
@@ -235,19 +230,19 @@ class _Supervisor:
     def _pass_on(self, worker: _Worker) -> None:
         if self.asked:
             with suppress(OSError):  # it has ended: the next one reads the spec again
-                worker.input().write(b"reload\n")
+                worker.input.write(b"reload\n")
                 self.asked = False
 
     def _release(self, worker: _Worker) -> None:
         """Close the pipes and the memory shared with a worker."""
-        self.selector.unregister(worker.output())
-        for held in (worker.output(), worker.input(), worker.view):
+        self.selector.unregister(worker.output)
+        for held in (worker.output, worker.input, worker.view):
             held.close()
         self.worker = None
 
     def _listen(self, worker: _Worker) -> None:
         """Read the worker's messages, or handle the end of its output."""
-        chunk = os.read(worker.output().fileno(), 1 << 16)
+        chunk = os.read(worker.output.fileno(), 1 << 16)
         worker.unread += chunk
         if not chunk:
             self._ended(worker)
@@ -286,7 +281,7 @@ class _Supervisor:
         journal(message)
         self.publisher.publish_unattended(reason, message)
         if not worker.is_leaving():
-            worker.input().close()
+            worker.input.close()
             worker.leave_by = time.monotonic() + LEAVE_WAIT
 
     def _ended(self, worker: _Worker) -> None:
@@ -391,7 +386,7 @@ class _Supervisor:
 
 def _stop(worker: _Worker) -> None:
     """End the worker. This process holds the lock until it has ended, so that no other process writes at the same time."""
-    worker.input().close()
+    worker.input.close()
     try:
         worker.process.wait(LEAVE_WAIT)
     except subprocess.TimeoutExpired:

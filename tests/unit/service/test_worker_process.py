@@ -167,10 +167,10 @@ def test_after_a_write_of_a_new_spec_hung_the_spec_that_was_verified_is_in_force
     report = verified.until(lambda report: report.ready)
     verified.end()
     # A worker that reads the new spec, and is replaced before its pass has ended.
-    begun = start(now=4000, mtu=9500)
+    begun = start(now=4000, mtu=9000)
     begun.until(lambda report: report.spec_hash != "")
     begun.end()
-    again = start(mtu=9500, hung=PF0, wrote="links: set_link did not return")
+    again = start(mtu=9000, hung=PF0, wrote="links: set_link did not return")
     fallen_back = again.until(lambda report: not report.announcement)
     assert (fallen_back.spec_hash, fallen_back.up_to_date) == (report.spec_hash, False)
     assert any("set_link did not return" in condition.message for condition in fallen_back.conditions)
