@@ -132,6 +132,17 @@ def unknown_keys(data: Mapping[str, object], host_name: str) -> list[str]:
     return faults
 
 
+# pyinfra gives an argument in data to every operation, and to every question to the node.
+_HARMFUL = {
+    "_get_pty": "a terminal changes what commands read and print",
+    "_if": "operations would be left out, and the deploy would succeed",
+    "_retry_until": "commands that have succeeded would run again",
+    "_run_once": "one host would be deployed, and the deploy of all would succeed",
+    "_stdin": "each command would read it",
+    "_success_exit_codes": "commands that have failed would count as done",
+}
+
+
 @cache
 def _pyinfra_arguments() -> dict[str, type]:
     return {name: kind for name, kind in arguments.all_global_arguments() if name.startswith("_")}
@@ -149,7 +160,7 @@ def _nearest_argument(key: str) -> str | None:
 
 
 def wrong_arguments(data: Mapping[str, object], host_name: str) -> list[str]:
-    """A message for each global argument of pyinfra (`_sudo`) that is mistyped or has a value of another type.
+    """A message for each global argument of pyinfra (`_sudo`) that is mistyped, has another type, or breaks a deploy.
 
     pyinfra checks neither in data: `"no"` would count as true. Other keys with a leading underscore are private to a file of
     group_data, so only those that resemble an argument are refused. No message has a value, which may be a password.
@@ -170,6 +181,11 @@ def wrong_arguments(data: Mapping[str, object], host_name: str) -> list[str]:
                 # Of a type with alternatives, the other lines have one each.
                 what = str(error).splitlines()[0].rstrip(":")
                 faults.append(f"{what}; see pyinfra's arguments")
+            else:
+                if data[key] and key in _HARMFUL:
+                    faults.append(f"{host_name}.{key}: with it {_HARMFUL[key]}; remove it")
+                elif key == "_retries" and data[key] < 0:  # type: ignore[operator]
+                    faults.append(f"{host_name}.{key}: with less than 0 no command would run; give 0 or more")
     return faults
 
 
