@@ -25,8 +25,8 @@ RULES = "/apis/resource.k8s.io/v1/devicetaintrules"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 
 LOOK_EVERY = (20.0, 40.0)
-"""Seconds between two looks at rules and ResourceSlices while a NIC is bad or a rule exists, drawn anew each time: a driver may
-publish devices later, and somebody may have deleted a rule. Nodes whose NICs are all good ask nothing."""
+"""Seconds between two looks at rules and ResourceSlices while a NIC is bad, drawn anew each time: a driver may publish devices
+later, and somebody may have deleted a rule. Nodes whose NICs are all good ask nothing."""
 
 ABSENT = "no device is quarantined: the cluster has no DeviceTaintRule of resource.k8s.io/v1 (Kubernetes 1.37)"
 
@@ -94,7 +94,7 @@ class DeviceTaints:
         foreign = {device.driver for device in others if verdicts.bad(device)}
         left = [f"{driver} publishes a bad NIC in a pool that is not named as the Node" for driver in sorted(foreign)]
         self.trouble = "; ".join([*needed.left, *left])
-        return random.uniform(*LOOK_EVERY) if bad or rules else LONGEST_SLEEP  # noqa: S311  no secret
+        return random.uniform(*LOOK_EVERY) if bad else LONGEST_SLEEP  # noqa: S311  no secret
 
     def _read(self, path: str, query: Mapping[str, str], read: Callable[[Mapping[str, Any], str], T]) -> T:
         answer = self.api.ask("GET", path, query)

@@ -251,9 +251,9 @@ def test_a_write_whose_answer_is_lost_makes_no_second_rule(node: Running) -> Non
         return done
 
     node.cluster.devices = answered
-    for _ in range(4):
+    for _ in range(5):
         node.says(BAD0, RAIL1)
-        node.clocks.goes_on(60.0)
+        node.clocks.goes_on(3.0)  # less than until the next look
     assert len(lost) == 1 and len(node.dra.rules) == 3
     assert node.dra.tainted == ALL_OF_RAIL0
 
