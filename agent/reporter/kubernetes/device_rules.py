@@ -200,5 +200,7 @@ def read_rules(listing: Mapping[str, Any], node: str) -> list[Rule]:
             device = Device(str(selector["driver"]), str(selector["device"]), pci)
             evict_after = str(metadata.get("labels", {}).get(EVICT_AFTER, ""))
             owner = owners[0] if len(owners) == 1 else ""
-            rules.append(Rule(metadata["name"], metadata["uid"], device, str(taint["effect"]), evict_after, str(owner)))
+            rules.append(
+                Rule(str(metadata["name"]), str(metadata["uid"]), device, str(taint["effect"]), evict_after, str(owner))
+            )
     return rules

@@ -15,11 +15,13 @@ from lightkube.resources.core_v1 import Node
 
 from agent.report import names
 from agent.report.printable import printable
+from agent.report.records import NicVerdict
 from agent.report.verdict import Verdict
 from agent.reporter.kubernetes.api import Refused, read_document
+from agent.reporter.kubernetes.device_rules import judged, read_devices, read_rules, writes
 from agent.reporter.kubernetes.node import desired, node_patch, read_node, status_patch
 from agent.reporter.kubernetes.tokens import claims_of
-from agent.reporter.settings import Settings
+from agent.reporter.settings import Quarantine, Settings
 from fleet.reading import read
 from fleet.standing import standings
 from tests.fuzz.targets import choose, chosen
@@ -45,6 +47,17 @@ LEASE = {
     "metadata": {"name": "n1", "managedFields": MANAGED, "annotations": {names.NOT_READY: "why"}},
     "spec": {"renewTime": "2026-01-01T00:00:00.000000Z", "leaseDurationSeconds": 40, "holderIdentity": "n1"},
 }
+# What is read of a ResourceSlice and of a DeviceTaintRule, in one object.
+SLICE_AND_RULE = {
+    "metadata": {"name": "n1.7", "uid": "u", "labels": {names.EVICT_AFTER: "9"}, "ownerReferences": [{"uid": "u"}]},
+    "spec": {
+        "driver": "dra.net",
+        "pool": {"name": "n1"},
+        "devices": [{"name": "a", "attributes": {"dra.net/pciAddress": {"string": "0000:3b:00.0"}}}],
+        "deviceSelector": {"driver": "dra.net", "pool": "n1", "device": "a"},
+        "taint": {"key": names.QUARANTINE, "value": "0000-3b-00.0", "effect": "NoSchedule"},
+    },
+}
 
 
 def _node(data: bytes) -> None:
@@ -64,6 +77,18 @@ def _publish(node: Any) -> None:
             node.newer_than(node)
     except (KeyError, TypeError, AttributeError) as error:
         raise AssertionError(f"a Node that was accepted stops the reporter: {error!r}") from error
+
+
+def _devices(data: bytes) -> None:
+    # As in DeviceTaints: these exceptions are the sender's errors.
+    with suppress(Refused, KeyError, TypeError, AttributeError):
+        listing = read_document(data)
+        own, rules = read_devices(listing, "n1")[0], read_rules(listing, "n1")
+        try:
+            bad = NicVerdict("rail0", "0000:3b:00.0", True, False)
+            json.dumps(writes("n1", "u", Quarantine(), judged([bad]), own, rules).create)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise AssertionError(f"an answer that was accepted stops the reporter: {error!r}") from error
 
 
 def _plain(data: bytes) -> Any:
@@ -99,7 +124,7 @@ def _token(data: bytes) -> None:
 
 def check(data: bytes) -> None:
     """Read an object."""
-    choose(data, (_node, _standing, _token))
+    choose(data, (_node, _standing, _token, _devices))
 
 
 def seeds() -> Sequence[bytes]:
@@ -107,4 +132,9 @@ def seeds() -> Sequence[bytes]:
     both = b"\n".join(json.dumps(one).encode() for one in (NODE, LEASE))
     claims = {"iat": 1, "exp": 2, "kubernetes.io": {"node": {"name": "n1", "uid": "u"}}}
     part = base64.urlsafe_b64encode(json.dumps(claims).encode())
-    return [chosen(0, json.dumps(NODE).encode()), chosen(1, both), chosen(2, part)]
+    return [
+        chosen(0, json.dumps(NODE).encode()),
+        chosen(1, both),
+        chosen(2, part),
+        chosen(3, json.dumps({"items": [SLICE_AND_RULE]}).encode()),
+    ]
