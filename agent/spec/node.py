@@ -30,20 +30,14 @@ Granularity = Literal["node", "device"]
 ProbeSeverity = Literal["required", "warn", "off"]
 
 
-PROBES = {
-    *("carrier", "clock", "device_plugins", "error_counters", "fabric", "gpus", "hung", "irqbalance", "kernel_modules"),
-    *(
-        "kubelet_hugepages",
-        "link_flaps",
-        "memlock",
-        "nics",
-        "node_guids",
-        "partition_keys",
-        "pcie_link",
-        "queue_interrupts",
-    ),
-    *("rdma_chardevs", "rdma_devices", "rdma_ports", "subnet_manager", "vf_netdevs"),
-}
+PROBES = frozenset(
+    {
+        *("carrier", "clock", "device_plugins", "error_counters", "fabric", "gpus", "hung", "irqbalance"),
+        *("kernel_modules", "kubelet_hugepages", "link_flaps", "memlock", "nics", "node_guids", "partition_keys"),
+        *("pcie_link", "queue_interrupts", "rdma_chardevs", "rdma_devices", "rdma_ports", "subnet_manager"),
+        "vf_netdevs",
+    }
+)
 """The names of the readiness checks. agent/probes has the checks."""
 
 # A DNS name (RFC 1123), what the API server takes as a Node's name; an IPv4 address is one as well.

@@ -28,12 +28,12 @@ def main(folder: str, given: dict[str, Any]) -> None:
     from agent import driver_families, kinds, probes
     from agent.engine.context import Goal, Memory
     from agent.engine.converge import converge
-    from agent.spec.node import PROBES, from_mapping
+    from agent.spec import node
     from tests.sim.kernel import PCI, Kernel
 
     for package in (kinds, probes):
         package.__path__.append(f"{folder}/{package.__name__.rpartition('.')[2]}")
-    PROBES.update(path.stem for path in Path(folder, "probes").glob("*.py"))
+    node.PROBES |= {path.stem for path in Path(folder, "probes").glob("*.py")}
     if (rows := Path(folder, "driver_families.py")).exists():
         driver_families.FAMILIES += eval(f"({rows.read_text()})", vars(driver_families))  # noqa: S307
     kernel = Kernel()
@@ -45,7 +45,7 @@ def main(folder: str, given: dict[str, Any]) -> None:
     kernel.interrupts.request(NIC, IRQS["management"], f"acme-admin@pci:{NIC}")
     kernel.interrupts.request(NIC, IRQS["queue"], f"acme-ring0@pci:{NIC}")
     kernel.add_nic(PF, "ens1", "02:00:00:00:00:01")
-    spec = from_mapping(
+    spec = node.from_mapping(
         {
             "node_name": "n1",
             "nics": [
