@@ -89,7 +89,14 @@ def _nic(chance: random.Random, able: bool, number: int, pf: str) -> dict[str, A
         **({"rings": rings} if rings else {}),
         **maybe("coalescing", {"rx_usecs": pick([30, 50])}),
         **({"offloads": offloads} if offloads else {}),
-        **maybe("napi", {"gro_flush_timeout": pick([20000, 30000]), **maybe("irq_suspend_timeout", 1000000)}),
+        **maybe(
+            "napi",
+            {
+                "gro_flush_timeout": pick([20000, 30000]),
+                **maybe("irq_suspend_timeout", 1000000),
+                **maybe("threaded", True),
+            },
+        ),
         **maybe("max_read_request", pick([1024, 4096])),
         **({"roce": roce} if roce else {}),
         **maybe("addresses", [pick(["192.0.2.11/24", "192.0.2.12/24", "fd00::7/64"])]),

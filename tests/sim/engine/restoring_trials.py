@@ -154,8 +154,12 @@ class Trial:
         self.kernel.sriov.catch_up()
         self.kernel.sriov.late.clear()
         last = self.passes({"nics": []}, 12)
-        for pf in sorted({o.change.device for o in last.outcomes if o.change.field == "max_tx_rate"} if last else ()):
-            # igb refuses it while the PF is down, and the PF was down before. It is kept until somebody brings the PF up.
+        refused = {o.change.device for o in last.outcomes if o.change.field == "max_tx_rate"} if last else set()
+        threads = {pf: f"{NET}/{name}/threaded" for pf, name in PFS.items()}
+        refused |= {pf for pf, path in threads.items() if self.kernel.files.read(path) != self.before[path]}
+        for pf in sorted(refused):
+            # igb, and the kernel without a NAPI instance, refuse it while the PF is down, and the PF was down before. It is
+            # kept until somebody brings the PF up.
             self.kernel.netlink.set_link(self.kernel.netdev(pf).ifindex, up=True)
             self.passes({"nics": []}, 3)
             self.kernel.netlink.set_link(self.kernel.netdev(pf).ifindex, up=False)
