@@ -100,23 +100,28 @@ def allow_open_files(hosts: int) -> None:
 
 
 def connecting(connect: Callable[[SSHConnector], None]) -> Callable[[SSHConnector], None]:
-    """SSHConnector.connect: a host fails alone if its key cannot be used, or if its login shell prints something.
+    """SSHConnector.connect: a host fails alone whatever keeps it from being connected to, or if its login shell adds text.
 
-    So does one that refuses a second session, since pyinfra keeps the session of sftp until the end.
+    So does one that refuses a second session, since pyinfra keeps the session of sftp until the end. At other exceptions than
+    ConnectError, as for a name that is none, pyinfra would end the deploy of all hosts.
     """
 
     @wraps(connect)
     def connect_or_fail(self: SSHConnector) -> None:
         try:
+            # Otherwise gevent's thread for names prints a traceback.
+            (self.data["ssh_hostname"] or self.host.name).encode("idna")
             connect(self)
-        except PyinfraError as error:
-            raise ConnectError(str(error)) from None
-        transport: Any = self.client and self.client.get_transport()
-        try:
+            transport: Any = self.client and self.client.get_transport()
             with nullcontext() if self.data["ssh_file_transfer_protocol"] == "scp" else transport.open_session():
                 fault = login_fault(self)
         except ChannelException:
             fault = ONE_SESSION
+        except PyinfraError as error:
+            raise ConnectError(str(error)) from None
+        except Exception as error:
+            logger.debug("", exc_info=error)
+            raise ConnectError(f"{type(error).__name__}: {error}; see: ssh {self.host.name}") from None
         if fault:
             self.disconnect()
             raise ConnectError(fault)

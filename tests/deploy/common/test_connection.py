@@ -201,6 +201,14 @@ def test_a_key_that_cannot_be_used_fails_its_host_only(tmp_path: Path) -> None:
     assert "[@fake/c] Success" in " ".join(said.split())
 
 
+def test_what_no_connection_can_be_made_to_fails_its_host_only(tmp_path: Path) -> None:
+    hosts: list[tuple[str, dict[str, Any]]] = [("gpu..example.net", {}), ("b", {"ssh_hostname": "b" * 64})]
+    said = " ".join(failed(tmp_path, [*hosts, ("@fake/c", {"fake_delay": 0})]).split())
+    for name, _ in hosts:
+        assert f"[{name}] Unicode" in said and f"; see: ssh {name}" in said
+    assert "[@fake/c] Success" in said
+
+
 def test_sudo_that_asks_for_a_password_fails_its_host_only(tmp_path: Path) -> None:
     sudo = tmp_path / "sudo"
     sudo.write_text("#!/bin/sh\necho 'sudo: a password is required' >&2\nexit 1\n")
