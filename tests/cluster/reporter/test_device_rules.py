@@ -17,10 +17,12 @@ from agent.reporter.kubernetes.identity import BoundToken
 from agent.reporter.kubernetes.quarantine import RULES
 from agent.reporter.settings import Quarantine, Settings
 from lab.cluster.control_plane import ControlPlane
-from tests.cluster.fleet.fleet_commands import make_node
+from tests.cluster.fleet.fleet_commands import ended, make_node
+from tests.cluster.fleet.fleet_commands import start as run
+from tests.cluster.fleet.test_fleet_rights import LEASES, user_with
+from tests.cluster.fleet.test_fleet_rights import rule as right
 from tests.cluster.reporter.reporters import BROUGHT, Reporter, bring, by_token, holder, node, prepare, until
 from tests.cluster.reporter.test_bounds import DATED, DEEP, LONG, MANY
-from tests.cluster.reporter.test_refusals import fleet
 from tests.cluster.reporter.thief import APPLY, OTHER, OWN, Thief, add
 
 SRIOV = "sriovnetwork.k8snetworkplumbingwg.io"
@@ -124,9 +126,24 @@ def test_a_sweep_evicts_by_the_nodes_policy_and_removes_the_rules_of_silent_node
     until(lambda: tainted(plane, reporter.name) == BOTH, "both devices are tainted")
     make_node(plane, "devices-silent", life=1)
     plane.apply(rule(plane, "devices-silent"))
-    seen = until(lambda: fleet(plane, "sweep", "--dry", "--max-share=1")["rules_to_remove"], "its Lease expires")
+    # The rights that docs/fleet.md lists.
+    sweeps = user_with(
+        plane,
+        "sweeps-devices",
+        [
+            right("", ("nodes",), ("list", "get")),
+            right("", ("nodes", "nodes/status"), ("patch",)),
+            right("resource.k8s.io", ("devicetaintrules",), ("list", "patch", "delete")),
+        ],
+        [right(*LEASES, ("list", "get", "create"))],
+    )
+
+    def sweep(*words: str) -> Any:
+        return ended(run(sweeps, "sweep", "--json", "--max-share=1", "--max-evict-share=1", *words)).document
+
+    seen = until(lambda: sweep("--dry")["rules_to_remove"], "its Lease expires")
     assert seen == ["devices-silent.7"]
-    fleet(plane, "sweep", "--max-share=1", "--max-evict-share=1")
+    assert not sweep()["failed"]
     assert rules(plane, "devices-silent") == []
     names = {each["metadata"]["name"] for each in rules(plane, reporter.name)}
     assert [each["spec"]["taint"]["effect"] for each in rules(plane, reporter.name)] == ["NoExecute"] * 2
@@ -262,6 +279,24 @@ def test_a_reporter_changes_no_rule_and_deletes_none_of_others(thief: Thief, of:
     assert thief.tries("DELETE", RULES) == 403
     assert of == OWN or thief.tries("DELETE", place, {}, JSON) == 403
     assert plane.get("devicetaintrules")["items"] == before
+
+
+def test_a_node_that_is_shut_out_makes_and_deletes_no_rule(thief: Thief) -> None:
+    plane = thief.plane
+
+    def shut_out(why: str | None) -> None:
+        body = json.dumps({"data": {OWN: why}})
+        plane.kubectl("patch", "configmap", "shut-out", "--namespace=trackbed-system", "--type=merge", "--patch", body)
+
+    plane.kubectl("delete", "devicetaintrules", "--all")
+    plane.apply(rule(plane))
+    shut_out("its disk was stolen")
+    try:
+        until(lambda: thief.tries("POST", RULES, rule(plane)) == 403, "it is shut out")
+        assert thief.tries("DELETE", f"{RULES}/{OWN}.7") == 403
+    finally:
+        shut_out(None)
+    until(lambda: thief.tries("DELETE", f"{RULES}/{OWN}.7") == 200, "it is let in again")
 
 
 def test_a_token_of_no_node_makes_and_deletes_no_rule(plane: ControlPlane) -> None:
