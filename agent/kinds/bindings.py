@@ -12,6 +12,7 @@ from agent.hardware.functions import NET, PCI, RDMA, device_path, driver, ifinde
 from agent.hardware.sysfs import names_in, read_or
 from agent.kinds import ANY_VALUE, links, vf_attributes, vfs
 from agent.machine import Files, Machine, VfInfo
+from agent.report.reasons import LOG_IF_LOADED
 from agent.report.records import Change, Disruption
 from agent.report.target import vf_index, vf_target
 from agent.spec.nic import VfAttributes
@@ -234,7 +235,7 @@ def _probe(files: Files, vf: str, override: str) -> None:
     files.write(DRIVERS_PROBE, vf)
     bound = driver(files, vf)
     if bound is None:
-        advice = "load the VF's driver"
+        advice = f"load the VF's driver; {LOG_IF_LOADED}"
         if override == VFIO:
             advice = "see the kernel log (dmesg) for the reason that vfio-pci gives"
         raise FileNotFoundError(errno.ENOENT, f"no loaded driver binds to {vf}; {advice}")

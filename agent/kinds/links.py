@@ -18,6 +18,7 @@ from agent.hardware.sysfs import names_in
 from agent.hardware.udev import initialised
 from agent.kinds import Reading
 from agent.machine import Files, Link, Machine
+from agent.report.reasons import LOG_IF_LOADED
 from agent.report.records import Change, Disruption, Value
 from agent.spec.nic import LinkState, Nic, VfAttributes
 from agent.state.scope import Scope, pfs_in_scope
@@ -210,7 +211,7 @@ def _absent(kind: str, target: str, link_status: LinkStatus | None) -> Change:
     bound = link_status.driver if link_status else None
     blocker = f"its netdev is not there (driver: {bound or 'none'})"
     remedy = (
-        "load the driver that creates its netdev"
+        f"load the driver that creates its netdev; {LOG_IF_LOADED}"
         if bound is None
         else "load its RDMA driver and ib_ipoib if it is InfiniBand, else see the kernel log (dmesg) for the driver's error"
     )

@@ -19,6 +19,7 @@ from agent.hardware.rdma import Reader
 from agent.hardware.sysfs import names_in, numbered, read_or, whole
 from agent.kinds import Reading, links
 from agent.machine import Files, Machine
+from agent.report.reasons import LOG_IF_LOADED
 from agent.report.records import Change, Disruption, Value
 from agent.report.target import is_vf, vf_index
 from agent.spec.nic import Roce
@@ -228,7 +229,7 @@ def apply(machine: Machine, change: Change) -> None:
             raise OSError(errno.EOPNOTSUPP, f"{', '.join(own)} has no RoCE port: it is InfiniBand or iWARP")
         if not ports:
             raise FileNotFoundError(
-                errno.ENODEV, f"{change.target} and its VFs have no RoCE device; load its RDMA driver"
+                errno.ENODEV, f"{change.target} and its VFs have no RoCE device; load its RDMA driver; {LOG_IF_LOADED}"
             )
         for device, port in ports:
             if not named or f"{device}/{port}" in named:

@@ -22,6 +22,8 @@ class Reason:
     remedy: str = ""
 
 
+# A driver that is there may have refused a device: its firmware does not start, say.
+LOG_IF_LOADED = "if it is loaded, see the kernel log (dmesg) for its error"
 UNREADABLE_DEVICE = "see the kernel's log (dmesg), and reset the device, load its driver again or reboot the node"
 
 _WAIT = "wait: it is over with the next pass; trackbed wait"

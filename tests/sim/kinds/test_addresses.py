@@ -149,6 +149,53 @@ def test_after_a_link_was_down_or_a_driver_reloaded_addresses_routes_and_rules_r
     assert {route.ifindex for route in kernel.netlink.routes({479100})} == {index(kernel, PF0)}
 
 
+@pytest.mark.parametrize("refused", [errno.ENETUNREACH, errno.ENETDOWN, errno.EINVAL])
+def test_a_route_that_the_kernel_refuses_while_its_link_flaps_is_there_later(kernel: Kernel, refused: int) -> None:
+    """The link has been up only for a moment (https://github.com/bisdn/bisdn-linux/issues/130)."""
+    wanted = spec([{"network": "10.{rail}.0.0/16", "gateway": "10.{rail}.255.254"}])
+    kernel.fault = lambda operation, where, what: OSError(refused, "") if what.startswith("route ") else None
+    first = run(kernel, wanted)
+    assert not is_ready(first.conditions)
+    assert kernel.netlink.routes({479100}) == ()
+    kernel.fault = no_fault
+    settle(kernel, wanted, last=first.have)
+    assert {(route.destination, route.gateway) for route in kernel.netlink.routes({479100})} == {
+        ("10.0.0.0/16", None),
+        ("0.0.0.0/0", "10.0.255.254"),
+    }
+
+
+def test_all_that_a_cable_s_loss_has_taken_is_back_without_a_carrier(kernel: Kernel) -> None:
+    """Another program removes the addresses of a link that lost its carrier, and all routes with them (flannel 1434)."""
+    wanted = spec(DERIVED)
+    last = settle(kernel, wanted).have
+    before = set(kernel.netlink.routes({479100}))
+    kernel.netlink.set_link(index(kernel, PF0), up=False)
+    for address in own_addresses(kernel, PF0):
+        kernel.netlink.remove_address(index(kernel, PF0), address)
+    kernel.netlink.set_link(index(kernel, PF0), up=True)
+    kernel.tree.put("/sys/class/net/enp33s0/carrier", "0")
+    run(kernel, wanted, last=last, scope=frozenset({own(PF0)}))
+    assert set(own_addresses(kernel, PF0)) == {"10.0.0.17/16", "fd00::11/64"}
+    assert set(kernel.netlink.routes({479100})) == before
+
+
+def test_a_rule_that_another_program_adds_at_the_same_moment_is_no_error(kernel: Kernel) -> None:
+    """Networkd says "Could not add rule: File exists", and its link fails (https://github.com/systemd/systemd/issues/18107)."""
+    wanted = spec(DERIVED)
+    rule = Rule("10.0.0.17", 479100, PRIORITY)
+
+    def meanwhile(operation: str, where: str, what: str) -> None:
+        if operation == "rule" and what == "from 10.0.0.17 table 479100" and rule not in kernel.netlink.rules():
+            kernel.fault = no_fault
+            kernel.netlink.add_rule(rule)
+
+    kernel.fault = meanwhile
+    settle(kernel, wanted)
+    assert kernel.fault is no_fault
+    assert kernel.netlink.rules().count(rule) == 1
+
+
 def test_a_route_of_another_netdev_in_the_rail_s_table_is_replaced(kernel: Kernel) -> None:
     settle(kernel, spec())
     kernel.netlink.add_route(Route("10.0.0.0/16", 479100, index(kernel, PF1)))

@@ -7,6 +7,7 @@ from agent.engine.originals import Originals
 from agent.hardware.functions import vf_addresses
 from agent.hardware.rdma import Reader
 from agent.machine import CmDefaults, DcbState
+from agent.report.reasons import LOG_IF_LOADED
 from agent.report.records import Disruption
 from agent.report.verdict import is_ready
 from tests.sim.kernel import Kernel
@@ -167,7 +168,8 @@ def test_a_change_is_judged_by_what_the_driver_does_for_it(kernel: Kernel, drive
 def test_a_nic_without_a_roce_device_has_nothing_to_set_the_defaults_on(kernel: Kernel) -> None:
     kernel.rdma.add(None, "siw0", NAME0, node_type="4: RNIC")
     result = settle(kernel, {"roce": {"cm_tos": 106}})
-    assert refused(result)["cm_tos"] == ("failed", f"{PF0} and its VFs have no RoCE device; load its RDMA driver")
+    said = f"{PF0} and its VFs have no RoCE device; load its RDMA driver; {LOG_IF_LOADED}"
+    assert refused(result)["cm_tos"] == ("failed", said)
     spec = spec_of({"name": "r", "select": {"pci": PF0}, "roce": {"cm_tos": 106}})
     assert not dry_run(kernel.machine(), spec).errors
 

@@ -188,6 +188,7 @@ def test_an_interrupt_that_the_kernel_places_itself_is_named_and_left_alone(node
     [
         pytest.param("ena", ["ena-mgmnt@pci:{}", "ens5-Tx-Rx-0", "ens5-Tx-Rx-1"], 2, id="amzn-drivers-316"),
         pytest.param("gve", ["eth%d-ntfy-block.0", "eth%d-ntfy-block.1", "gve-mgmnt@pci:{}"], 2, id="gve-30"),
+        pytest.param("gve", [f"gve-ntfy-blk{n}@pci:{{}}" for n in range(4)], 4, id="compute-image-packages-882"),
         pytest.param("ice", ["ice-{}:misc", "ice-eth1-TxRx-0", "ice-eth1-TxRx-10"], 2, id="seapath-984"),
         pytest.param("mlx5_core", ["mlx5_async0@pci:{}", "mlx5_comp0@pci:{}"], 1, id="irqbalance-275"),
         pytest.param("idpf", ["idpf-Mailbox-0", "idpf-ens4-TxRx-1", "idpf-ens4-Tx-2"], 2, id="go-tpm-tools-846"),
