@@ -9,7 +9,6 @@ and the host is not rebooted for it again (docs/decisions/0017-what-a-reboot-is-
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Generator
 from typing import Any, Literal
@@ -365,8 +364,6 @@ def _wait_for_boot(state: State, host: Host, before: str, timeout: int) -> bool:
     """
     end = time.monotonic() + timeout
     now = None
-    # paramiko logs a traceback for each connection that a booting machine does not answer. It stays so: other hosts boot, too.
-    logging.getLogger("paramiko").setLevel(logging.CRITICAL)
     while time.monotonic() < end:
         now = _boot_id(host)
         if now not in (None, before):

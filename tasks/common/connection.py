@@ -16,6 +16,7 @@ a connection that waits for other hosts.
 
 from __future__ import annotations
 
+import logging
 import resource
 import secrets
 import socket
@@ -105,6 +106,9 @@ def connecting(connect: Callable[[SSHConnector], None]) -> Callable[[SSHConnecto
     So does one that refuses a second session, since pyinfra keeps the session of sftp until the end. At other exceptions than
     ConnectError, as for a name that is none, pyinfra would end the deploy of all hosts.
     """
+
+    # paramiko prints a traceback for what is no SSH server, or a machine that boots. The error comes as an exception, too.
+    logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 
     @wraps(connect)
     def connect_or_fail(self: SSHConnector) -> None:

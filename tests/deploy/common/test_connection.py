@@ -209,6 +209,18 @@ def test_what_no_connection_can_be_made_to_fails_its_host_only(tmp_path: Path) -
     assert "[@fake/c] Success" in said
 
 
+def test_what_is_no_ssh_server_fails_its_host_only(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        # The answer waits for whoever connects.
+        answering = Thread(target=lambda: server.accept()[0].sendall(b"\xff\r\n"), daemon=True)
+        answering.start()
+        at = {"ssh_hostname": "127.0.0.1", "ssh_port": server.getsockname()[1]}
+        said = " ".join(failed(tmp_path, [("web", at), ("@fake/c", {"fake_delay": 0})]).split())
+        answering.join(60)
+    assert "[web] SSH error (Error reading SSH protocol banner" in said
+    assert "[@fake/c] Success" in said
+
+
 def test_sudo_that_asks_for_a_password_fails_its_host_only(tmp_path: Path) -> None:
     sudo = tmp_path / "sudo"
     sudo.write_text("#!/bin/sh\necho 'sudo: a password is required' >&2\nexit 1\n")
