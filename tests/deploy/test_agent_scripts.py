@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tasks import agent, node_spec, packages, pull
-from tests.deploy.scripts import program, sh
+from tests.deploy.scripts import sh
+from tests.stand_ins import program
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from tasks.fabric.ends import FACTS, NodeEnds, ends_of, read_ends
 from tests.deploy.conftest import DEBIAN, Node
 from tests.deploy.examples.inventories import inventory_of
 from tests.deploy.packages.test_packages import dpkg, install
+from tests.stand_ins import program
 
 
 def gid(index: int, type: str, address: str) -> dict[str, Any]:
@@ -139,8 +140,7 @@ def test_a_nic_that_cannot_be_tested_is_named_and_the_others_of_the_node_are_tes
 
 def test_the_node_says_what_its_perftest_can_do(tmp_path: Path) -> None:
     for name, text in (("agent", "echo '{}'"), ("ib_send_bw", "echo ' --ipv6-addr (SYMMETRIC) Use IPv6' >&2; exit 1")):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / name).chmod(0o755)
+        program(tmp_path / name, text)
     path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     command = ["sh", "-eu", "-c", FACTS, "sh", str(tmp_path / "agent")]
     said = subprocess.run(command, env=path, capture_output=True, text=True, check=True).stdout.splitlines()

@@ -13,7 +13,8 @@ from tasks.packages import dnf_install
 from tasks.reboot import NodeRebootRequests
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, of
 from tests.deploy.packages.test_packages import install
-from tests.deploy.scripts import program, sh
+from tests.deploy.scripts import sh
+from tests.stand_ins import program
 
 PCI = "0000:18:00.0"
 QUERY = of(FirmwareSettings)

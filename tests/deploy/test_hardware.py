@@ -19,7 +19,8 @@ from tasks.readiness import MARGIN
 from tests.deploy.conftest import Node, status
 from tests.deploy.hardware import CONNECTX, ERDMA, SECOND, VF, VIRTIO, printed
 from tests.deploy.hardware import hardware as node_hardware
-from tests.deploy.scripts import program, sh
+from tests.deploy.scripts import sh
+from tests.stand_ins import program
 
 REPORT = Report("node-a", "abc", "boot", "1-a", ready=True, up_to_date=True)
 ROUTES = """Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT
@@ -67,8 +68,7 @@ def test_the_hardware_of_a_node_is_read(root: Path) -> None:
     lo, eth0 = "1: lo    inet 192.0.2.1/32 scope global lo", "2: eth0    inet 10.2.0.1/24 scope global eth0"
     (root / "addresses").write_text(f"{lo}\n{eth0}\n")
     command = root / "trackbed"
-    command.write_text(f'#!/bin/sh\n[ "$*" = "inspect --json" ] && cat {root}/inspection\n')
-    command.chmod(0o755)
+    program(command, f'[ "$*" = "inspect --json" ] && cat {root}/inspection')
     fact = NodeHardware().process(_read(command, root))
     assert fact is not None
     assert fact.gpus == (Gpu("0000:50:00.0", "nvidia"), Gpu("0000:51:00.0", None))
@@ -113,8 +113,7 @@ def test_a_node_without_ipv4_has_the_netdev_of_its_ipv6_default_route(root: Path
         f"{zeros} 01 {zeros} 00 {address} 00000001 00000001 00000000 00000003     tun0\n"
     )
     (root / "proc/net/ipv6_route").write_text(routes)
-    (root / "trackbed").write_text('#!/bin/sh\necho \'{"functions": [], "other_rdma": [], "rdma_cm": false}\'\n')
-    (root / "trackbed").chmod(0o755)
+    program(root / "trackbed", 'echo \'{"functions": [], "other_rdma": [], "rdma_cm": false}\'')
     (root / "proc/net/route").write_text(ROUTES.replace("eth0", "eth2"))
     of_both = NodeHardware().process(_read(root / "trackbed", root))
     (root / "proc/net/route").write_text("")
@@ -124,8 +123,7 @@ def test_a_node_without_ipv4_has_the_netdev_of_its_ipv6_default_route(root: Path
 
 def test_a_node_without_modules_and_routes_is_read(tmp_path: Path) -> None:
     command = tmp_path / "trackbed"
-    command.write_text('#!/bin/sh\necho \'{"functions": [], "other_rdma": [], "rdma_cm": false}\'\n')
-    command.chmod(0o755)
+    program(command, 'echo \'{"functions": [], "other_rdma": [], "rdma_cm": false}\'')
     assert NodeHardware().process(_read(command, tmp_path)) == hardware.Hardware(())
 
 
@@ -224,10 +222,7 @@ def test_arguments_in_whatever_file_the_unit_reads_are_kept(tmp_path: Path, unit
 
 
 def _systemctl(folder: Path, unit: str | None) -> str:
-    (folder / "bin").mkdir()
-    command = folder / "bin/systemctl"
-    command.write_text(f"#!/bin/sh\necho '{unit}'\n" if unit else "#!/bin/sh\nexit 1\n")
-    command.chmod(0o755)
+    program(folder / "bin/systemctl", f"echo '{unit}'" if unit else "exit 1")
     return f"{folder / 'bin'}:/usr/bin:/bin"
 
 

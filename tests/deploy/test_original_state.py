@@ -10,7 +10,8 @@ from tasks import original_state
 from tasks.original_state import Recorded
 from tasks.packages import holds
 from tests.deploy.conftest import Node, files, of
-from tests.deploy.scripts import program, sh
+from tests.deploy.scripts import sh
+from tests.stand_ins import program
 
 
 def test_the_original_state_is_written_once(node: Node) -> None:

@@ -9,7 +9,8 @@ from pyinfra.api.exceptions import FactProcessError
 
 from tasks.drivers.ofed.users import PEER_MEMORY, STORAGE
 from tasks.reboot_users import _USERS, RebootUsers
-from tests.deploy.scripts import program, sh
+from tests.deploy.scripts import sh
+from tests.stand_ins import program
 
 POD = "0::/kubepods.slice/kubepods-pod1.slice/cri-containerd-1.scope"
 

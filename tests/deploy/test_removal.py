@@ -30,7 +30,8 @@ from tasks.original_state import Current, Recorded
 from tasks.packages import holds
 from tasks.reboot import NodeRebootRequests
 from tests.deploy.conftest import PLAN, PYTHON, VERSIONS, Answers, Node, file_answers, files, of
-from tests.deploy.scripts import program, sh
+from tests.deploy.scripts import sh
+from tests.stand_ins import program
 
 VFS = {"name": "rail0", "select": {"mac": "02:00:00:00:01:00"}, "mtu": 9000, "vfs": {"count": 7}}
 PLAIN = {"name": "rail1", "select": {"pci": "0000:41:00.0"}, "mtu": 9000}

@@ -11,7 +11,8 @@ from agent.kinds.host.irqbalance import LIST
 from tasks import reboot
 from tasks.common import texts
 from tasks.host import irqbalance, network_managers
-from tests.deploy.scripts import program, sh
+from tests.deploy.scripts import sh
+from tests.stand_ins import program
 
 
 def test_a_file_without_a_final_line_end_does_not_hide_the_next(tmp_path: Path) -> None:

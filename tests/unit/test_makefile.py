@@ -10,6 +10,7 @@ import pytest
 
 from tests.deploy.fake import IMPORT
 from tests.deploy.test_cli import DATA, FRESH
+from tests.stand_ins import program
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,8 +43,7 @@ def control_beside(folder: Path, **pythons: str) -> subprocess.CompletedProcess[
     for name in ("make", "sh", "id", "nproc", "expr", "touch", "true"):
         (path / name).symlink_to(str(shutil.which(name)))
     for name, text in pythons.items():
-        (path / name.replace("_", ".")).write_text(f"#!/bin/sh\n{text}\n")
-        (path / name.replace("_", ".")).chmod(0o755)
+        program(path / name.replace("_", "."), text)
     # The packages themselves are of no interest: PIP is a command that does nothing.
     words = [str(path / "make"), "-C", str(folder), "PIP=true", ".venv/.control"]
     return subprocess.run(words, env={"PATH": str(path)}, capture_output=True, text=True, check=False)
@@ -68,8 +68,7 @@ def test_a_first_deploy_that_fails_ends_with_what_to_do(tmp_path: Path) -> None:
     programs = tmp_path / ".venv/bin"
     programs.mkdir(parents=True)
     for name, does in (("python", 'echo "$*"'), ("pyinfra", "echo '[node1] no room' >&2; exit 1")):
-        (programs / name).write_text(f"#!/bin/sh\n{does}\n")
-        (programs / name).chmod(0o755)
+        program(programs / name, does)
     words = ["make", "-C", str(tmp_path), "--old-file=.venv/.installed", "lab"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode != 0

@@ -30,8 +30,9 @@ from tasks.hardware import Hardware, NodeHardware
 from tasks.kubernetes.manifests.device_plugins import DevicePlugins, Networks
 from tasks.kubernetes.manifests.discovered import discover
 from tasks.kubernetes.manifests.rendered import manifests
-from tests.deploy.scripts import program, sh
+from tests.deploy.scripts import sh
 from tests.sim.machine_file import PCI, SimMachine, load
+from tests.stand_ins import program
 
 HERE = Path(__file__).parent
 HOST = "server-01"

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.scripts import program, sh
+from tests.deploy.scripts import sh
+from tests.stand_ins import program
 
 
 @pytest.mark.parametrize("path", ["/usr/bin:/bin", "/usr/local/bin:/usr/bin:/bin:/usr/local/games", "/bin"])

@@ -26,7 +26,7 @@ from pyinfra.connectors.util import CommandOutput, OutputLine, make_unix_command
 from tasks.common import archive, connection
 from tasks.common.connection import WAKE_S, TransportFactory
 from tests.deploy.fake import IMPORT
-from tests.deploy.scripts import program
+from tests.stand_ins import program
 
 
 def test_a_connection_does_not_wait_for_acknowledgements_and_wakes_up_seldom() -> None:
@@ -222,9 +222,7 @@ def test_what_is_no_ssh_server_fails_its_host_only(tmp_path: Path) -> None:
 
 
 def test_sudo_that_asks_for_a_password_fails_its_host_only(tmp_path: Path) -> None:
-    sudo = tmp_path / "sudo"
-    sudo.write_text("#!/bin/sh\necho 'sudo: a password is required' >&2\nexit 1\n")
-    sudo.chmod(0o755)
+    program(tmp_path / "sudo", "echo 'sudo: a password is required' >&2\nexit 1")
     said = failed(tmp_path, [("@local", {"_sudo": True}), ("@fake/c", {"fake_delay": 0})], str(tmp_path))
     assert "sudo asks for a password, and there is no terminal to enter it" in said
     assert "[@fake/c] Success" in " ".join(said.split())

@@ -18,7 +18,8 @@ from tasks.host import irqbalance, limits
 from tasks.kubernetes import kubelet
 from tasks.packages import vendor_repository
 from tests.deploy.conftest import LOSERS, Answers, Node
-from tests.deploy.scripts import program, sh
+from tests.deploy.scripts import sh
+from tests.stand_ins import program
 
 SLICE = "/kubepods.slice/kubepods-pod1.slice"
 NUMBER = "1:3"  # of /dev/null

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tasks.containers import container_engine, engine_files
-from tests.deploy.scripts import program, sh
+from tests.deploy.scripts import sh
+from tests.stand_ins import program
 
 # A containerd that reads its file as TOML, with the plugin's section named as in its version.
 CONTAINERD = """\

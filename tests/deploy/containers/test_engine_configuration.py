@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tasks.common import archive
-from tests.deploy.scripts import program
+from tests.stand_ins import program
 
 SCRIPT = (archive.ROOT / "templates" / "engine-configuration.sh").read_text()
 CHOOSE = (

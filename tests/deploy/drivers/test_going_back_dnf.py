@@ -14,7 +14,8 @@ from lab import rpm
 from lab.rpm import Rpm
 from tasks.drivers.ofed import doca
 from tasks.packages import _AVAILABLE, AvailableVersions, vendor_repository
-from tests.deploy.scripts import program, sh
+from tests.deploy.scripts import sh
+from tests.stand_ins import program
 
 pytestmark = [
     pytest.mark.slow,

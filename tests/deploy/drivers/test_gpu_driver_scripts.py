@@ -13,7 +13,8 @@ from tasks.drivers import gpu_driver
 from tasks.drivers.gpu_driver import fabric, services, versions
 from tasks.drivers.gpu_driver import modules as driver_modules
 from tasks.packages import _AVAILABLE, AvailableVersions, Family
-from tests.deploy.scripts import program, sh
+from tests.deploy.scripts import sh
+from tests.stand_ins import program
 
 
 def test_processes_that_have_a_gpu_open_are_found(tmp_path: Path) -> None:

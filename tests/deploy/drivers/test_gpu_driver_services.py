@@ -25,7 +25,7 @@ from tests.deploy.drivers.gpu_node import (
     there,
     wants,
 )
-from tests.deploy.scripts import program
+from tests.stand_ins import program
 
 # As in Ubuntu's nvidia-compute-utils-580.
 COMMAND = "/usr/bin/nvidia-persistenced --user nvidia-persistenced --no-persistence-mode --verbose"

@@ -14,7 +14,8 @@ from pyinfra.api.exceptions import FactProcessError
 from tasks.drivers.ofed import mlnx_ofed, modules
 from tasks.drivers.ofed.users import USERS, OfedUsers
 from tasks.packages import holds
-from tests.deploy.scripts import program, sh
+from tests.deploy.scripts import sh
+from tests.stand_ins import program
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ import pytest
 from attrs import frozen
 
 from tasks.common import archive
+from tests.stand_ins import program
 
 ROOT = Path(__file__).parents[3]
 PROLOG = ROOT / "examples" / "slurm" / "prolog.sh"
@@ -46,9 +47,7 @@ class Slurmd:
 
     def provide(self, name: str, script: str) -> None:
         """Make a program."""
-        path = self.bin / name
-        path.write_text(f"#!/bin/sh\n{script}\n")
-        path.chmod(0o755)
+        program(self.bin / name, script)
 
     def run(self, prolog: Path = PROLOG, **variables: str) -> Refusal:
         """Run the prolog to its end."""

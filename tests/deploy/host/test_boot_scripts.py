@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tasks.host import boot
-from tests.deploy.scripts import program, sh
+from tests.deploy.scripts import sh
+from tests.stand_ins import program
 
 
 def arguments(root: Path, path: str) -> boot.Arguments:

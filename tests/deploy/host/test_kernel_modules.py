@@ -11,7 +11,7 @@ from tasks.common.commands import script
 from tasks.host import kernel_modules
 from tasks.host.kernel_modules import PendingModules
 from tests.deploy.conftest import Node, file_answers, of
-from tests.deploy.scripts import program
+from tests.stand_ins import program
 
 PENDING = of(PendingModules)
 BOOT = "# Written by Trackbed; changes here are overwritten.\nib_umad\nrdma_ucm\n"

@@ -17,7 +17,8 @@ from tasks.packages.apt_sources import RepositoryEntries
 from tasks.packages.vendor_repository import KeyFingerprints, Repository
 from tests.deploy.conftest import SOURCES, Node, Result, file_answers, of
 from tests.deploy.packages.test_vendor_repository import dpkg, keys
-from tests.deploy.scripts import program, sh
+from tests.deploy.scripts import sh
+from tests.stand_ins import program
 
 pytestmark = pytest.mark.skipif(shutil.which("apt-get") is None, reason="a node's script for apt")
 __all__ = ["keys"]

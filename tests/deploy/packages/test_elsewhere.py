@@ -13,7 +13,8 @@ from tasks.containers import container_engine, container_runtime, engine_files
 from tasks.drivers import gpu_driver
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Node, of
 from tests.deploy.drivers import gpu_node
-from tests.deploy.scripts import program, sh
+from tests.deploy.scripts import sh
+from tests.stand_ins import program
 
 
 def test_a_driver_of_nvidias_installer_is_named_before_packages_are_installed(node: Node) -> None:

@@ -13,7 +13,8 @@ import pytest
 from tasks import packages
 from tasks.common.commands import script
 from tasks.packages import holds
-from tests.deploy.scripts import program, sh
+from tests.deploy.scripts import sh
+from tests.stand_ins import program
 
 
 @pytest.fixture

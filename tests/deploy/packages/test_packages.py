@@ -13,6 +13,7 @@ from tasks.common.commands import script
 from tasks.packages import dnf_install
 from tests.deploy.conftest import DEBIAN, PYTHON, ROCKY_9, Answers, Node
 from tests.deploy.scripts import sh
+from tests.stand_ins import program
 
 DEB = ["python3", "iproute2", "ethtool", "pciutils", "kmod", "rdma-core", "ibverbs-utils", "jq"]
 RPM = ["python3", "iproute", "ethtool", "pciutils", "kmod", "rdma-core", "libibverbs-utils", "jq", "tar"]
@@ -75,9 +76,8 @@ def test_what_a_power_cut_has_interrupted_is_completed_first(tmp_path: Path, cod
 
 
 def test_an_installation_that_fails_otherwise_is_not_repeated(tmp_path: Path) -> None:
-    program, log = tmp_path / "apt-get", tmp_path / "log"
-    program.write_text('#!/bin/sh\necho ran >> "$LOG"\nexit 100\n')
-    program.chmod(0o755)
+    log = tmp_path / "log"
+    program(tmp_path / "apt-get", 'echo ran >> "$LOG"\nexit 100')
     (tmp_path / "updates").mkdir()
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "DPKG_ADMINDIR": str(tmp_path), "LOG": str(log)}
     with pytest.raises(AssertionError):

@@ -12,7 +12,8 @@ from tasks.packages import signatures, vendor_repository
 from tasks.packages.vendor_repository import Package
 from tests.deploy.conftest import SIGNATURES, Node
 from tests.deploy.packages.test_vendor_repository import dpkg
-from tests.deploy.scripts import program, sh
+from tests.deploy.scripts import sh
+from tests.stand_ins import program
 
 LOCKDOWN = "none [integrity] confidentiality\n"
 KEYS = "1a2b3c4d I------ 1 perm 1f030000 0 0 asymmetri Canonical Ltd. Kernel Module Signing: 88f752e5: X509.rsa 0 []\n"

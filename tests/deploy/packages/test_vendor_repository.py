@@ -14,6 +14,7 @@ from tasks.packages.holds import HeldPackages
 from tasks.packages.vendor_repository import KeyFingerprints, Package, Repository
 from tests.deploy.conftest import Answers, Node, file_answers, of
 from tests.deploy.scripts import sh
+from tests.stand_ins import program
 
 FINGERPRINT = "83DB6997E7844970861FCB6BEA39500F9B4DFB6F"
 OTHER = "0" * 40
@@ -114,8 +115,7 @@ def test_signed_metadata_can_replace_signed_packages(node: Node) -> None:
 @pytest.mark.parametrize(("listed", "hinted"), [(1, True), (0, False)])
 def test_if_no_repository_has_dkms_the_error_says_where_it_is(tmp_path: Path, listed: int, hinted: bool) -> None:
     fake = f"case $* in *'list dkms'*) exit {listed} ;; esac\necho 'nothing provides dkms needed by erdma-dkms' >&2; exit 1"
-    (tmp_path / "dnf").write_text(f"#!/bin/sh\n{fake}\n")
-    (tmp_path / "dnf").chmod(0o755)
+    program(tmp_path / "dnf", fake)
     for name in ("awk", "sh", "tr", "uname"):
         (tmp_path / name).symlink_to(str(shutil.which(name)))
     done = subprocess.run(
@@ -292,9 +292,7 @@ def test_a_web_page_in_place_of_the_key_is_refused(keys: dict[str, Path], tmp_pa
 def test_without_apt_a_file_is_fetched_by_dnfs_proxy_whose_password_is_in_no_argument(
     tmp_path: Path, conf: str | None, settings: list[str]
 ) -> None:
-    program = tmp_path / "curl"
-    program.write_text('#!/bin/sh\ncat > "$LOG.settings"\necho "$@" > "$LOG"\n')
-    program.chmod(0o755)
+    program(tmp_path / "curl", 'cat > "$LOG.settings"\necho "$@" > "$LOG"')
     if conf:
         (tmp_path / "dnf.conf").write_text(conf)
     log = tmp_path / "log"

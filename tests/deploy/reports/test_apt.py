@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from tasks import packages
-from tests.deploy.scripts import program, sh
+from tests.deploy.scripts import sh
+from tests.stand_ins import program
 
 CONTROL = (
     "Package: fabric-tools\nVersion: 1\nArchitecture: all\nMaintainer: nobody <nobody@example.org>\nDescription: none\n"

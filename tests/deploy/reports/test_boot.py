@@ -15,7 +15,8 @@ from tasks.common.commands import script
 from tasks.host import boot, sysctls
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Node, of
 from tests.deploy.host.test_boot import ARGUMENTS, GRUBBY, REQUESTS, configure
-from tests.deploy.scripts import program, sh
+from tests.deploy.scripts import sh
+from tests.stand_ins import program
 
 OURS = boot.DROP_IN.rpartition("/")[2]
 REPLACES = 'GRUB_CMDLINE_LINUX_DEFAULT="console=ttyS0"\n'

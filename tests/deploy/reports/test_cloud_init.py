@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tasks import packages
-from tests.deploy.scripts import program, sh
+from tests.deploy.scripts import sh
+from tests.stand_ins import program
 
 # The unit's job, while it waits for other units or runs (`systemctl show` of systemd).
 SYSTEMCTL = 'case "$*" in *--property=Job*" cloud-config.service") cat {root}/job ;; esac'

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tasks.packages import dkms
-from tests.deploy.scripts import program, sh
+from tests.deploy.scripts import sh
+from tests.stand_ins import program
 
 # As dkms 2.8.7, 3.0.10 and 3.0.11 were seen to do it.
 DKMS = """

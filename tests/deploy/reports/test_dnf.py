@@ -13,7 +13,8 @@ import pytest
 from lab.rpm import Rpm
 from tasks.packages import DNF
 from tests.deploy.drivers.test_going_back_dnf import Node, repository
-from tests.deploy.scripts import program, sh
+from tests.deploy.scripts import sh
+from tests.stand_ins import program
 
 HERE = pytest.mark.skipif(
     not all(map(shutil.which, ("dnf", "rpmbuild", "createrepo_c"))), reason="a node's script for dnf"

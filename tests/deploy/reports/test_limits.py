@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from tasks.host import limits
-from tests.deploy.scripts import program, sh
+from tests.deploy.scripts import sh
+from tests.stand_ins import program
 
 LIMITED = "Max locked memory         8388608              8388608              bytes\n"
 # The unit's process, and containerd if the unit's process starts it.

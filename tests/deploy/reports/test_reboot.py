@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tasks import reboot
-from tests.deploy.scripts import program, sh
+from tests.deploy.scripts import sh
+from tests.stand_ins import program
 
 OTHERS = (
     '"handle-lid-switch:sleep" "UPower" "Pause" "block" 0 900 "shutdown" "kubelet" "Kubelet needs time" "delay" 0 901'

@@ -18,6 +18,7 @@ from fleet.api import _from_environment
 from fleet.commands import fleet
 from fleet.credentials import NotGiven, bound_token
 from tests.http_server import Request, serving
+from tests.stand_ins import program
 from tests.unit.reporter.local_user import as_nobody, public_folder
 from tests.unit.reporter.scripted import api_server
 
@@ -318,8 +319,7 @@ def test_a_server_that_is_no_api_server_is_named(tmp_path: Path, body: str) -> N
 
 
 def test_a_plugins_token_with_a_line_break_is_not_shown(tmp_path: Path) -> None:
-    (tmp_path / "plugin").write_text('#!/bin/sh\nprintf %s \'{"status": {"token": "secret-token\\n"}}\'\n')
-    (tmp_path / "plugin").chmod(0o755)
+    program(tmp_path / "plugin", 'printf %s \'{"status": {"token": "secret-token\\n"}}\'')
     with server("") as (url, _):
         user = "exec: {apiVersion: client.authentication.k8s.io/v1, command: ./plugin}"
         text = KUBECONFIG.replace("https://127.0.0.1:1", url).replace("token: secret-token", user)
@@ -333,8 +333,7 @@ def test_a_plugins_token_with_a_line_break_is_not_shown(tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", ["v1", "v1beta1"])
 def test_a_credential_plugin_learns_its_version_and_its_token_is_used(tmp_path: Path, version: str) -> None:
     plugin = tmp_path / "plugin"
-    plugin.write_text('#!/bin/sh\necho "$KUBERNETES_EXEC_INFO" > "$0.info"\necho \'{"status": {"token": "t"}}\'\n')
-    plugin.chmod(0o755)
+    program(plugin, 'echo "$KUBERNETES_EXEC_INFO" > "$0.info"\necho \'{"status": {"token": "t"}}\'')
     with server(TIME % "[]") as (url, sent):
         config = KUBECONFIG.replace("https://127.0.0.1:1", url).replace(
             "token: secret-token", f"exec: {{apiVersion: client.authentication.k8s.io/{version}, command: {plugin}}}"
@@ -373,8 +372,7 @@ def test_a_credential_plugin_that_fails_is_named(tmp_path: Path, plugin: str, mo
 
 
 def test_a_credential_plugin_is_not_given_the_terminal(tmp_path: Path) -> None:
-    (tmp_path / "plugin").write_text('#!/bin/sh\necho "{\\"status\\": {\\"token\\": \\"t$(cat)\\"}}"\n')
-    (tmp_path / "plugin").chmod(0o755)
+    program(tmp_path / "plugin", 'echo "{\\"status\\": {\\"token\\": \\"t$(cat)\\"}}"')
     with server(TIME % "[]") as (url, sent):
         user = "exec: {apiVersion: client.authentication.k8s.io/v1, command: ./plugin}"
         text = KUBECONFIG.replace("https://127.0.0.1:1", url).replace("token: secret-token", user)
@@ -399,8 +397,7 @@ def test_a_credential_plugin_is_not_given_the_terminal(tmp_path: Path) -> None:
 )
 def test_files_are_looked_for_from_the_kubeconfigs_folder(tmp_path: Path, user: str) -> None:
     (tmp_path / "token").write_text("t")
-    (tmp_path / "plugin").write_text('#!/bin/sh\necho \'{"status": {"token": "t"}}\'\n')
-    (tmp_path / "plugin").chmod(0o755)
+    program(tmp_path / "plugin", 'echo \'{"status": {"token": "t"}}\'')
     with server(TIME % "[]") as (url, sent):
         config = KUBECONFIG.replace("https://127.0.0.1:1", url).replace("token: secret-token", user)
         (tmp_path / "kubeconfig").write_text(config)

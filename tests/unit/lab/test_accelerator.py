@@ -12,6 +12,7 @@ from lab.image import Image
 from lab.instance import Instance, Plan
 from lab.qemu import accelerator
 from lab.qemu.accelerator import KVM, TCG, choose
+from tests.stand_ins import program
 
 BOOTS = f"echo '[    1.0] Kernel panic - not syncing: VFS: {accelerator.MARKER}'"
 
@@ -31,9 +32,7 @@ def probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def qemu(folder: Path, does: str) -> None:
-    program = folder / "qemu-system-x86_64"
-    program.write_text(f'#!/bin/sh\necho "$*" >> {folder}/asked\n{does}\n')
-    program.chmod(0o755)
+    program(folder / "qemu-system-x86_64", f'echo "$*" >> {folder}/asked\n{does}')
 
 
 def asked(folder: Path) -> list[str]:

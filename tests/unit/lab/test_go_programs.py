@@ -8,6 +8,7 @@ from lab import LabError, cache
 from lab.cluster import programs
 from lab.go import go_programs
 from lab.go.go_programs import Build
+from tests.stand_ins import program
 
 
 def test_without_root_the_error_names_the_missing_go(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -22,9 +23,7 @@ def test_without_root_the_error_names_the_missing_go(monkeypatch: pytest.MonkeyP
 
 
 def test_an_old_go_is_an_error_with_the_needed_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    old = tmp_path / "go"
-    old.write_text("#!/bin/sh\necho go version go1.19.8 linux/amd64\n")
-    old.chmod(0o755)
+    program(tmp_path / "go", "echo go version go1.19.8 linux/amd64")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(LabError, match=r"older than Go 1\.21"):
         go_programs.go()

@@ -21,6 +21,7 @@ from lab.image import Image
 from lab.lock import exclusive
 from lab.node import wait
 from lab.qemu.accelerator import TCG
+from tests.stand_ins import program
 
 ROOT = Path(__file__).parents[3]
 
@@ -268,8 +269,7 @@ def test_the_logs_of_a_node_on_which_no_command_runs_say_why(state: Path, monkey
 def test_the_operators_checks_judge_a_new_login(state: Path) -> None:
     stopped(state)
     ssh = state / "ssh"
-    ssh.write_text(f'#!/bin/sh\necho "$*" >> {state}/asked\n')
-    ssh.chmod(0o755)
+    program(ssh, f'echo "$*" >> {state}/asked')
     folder = state / "trackbed" / "lab" / "t"
     (folder / "node1").mkdir()
     # Only the first node has a shared connection.

@@ -14,6 +14,7 @@ from agent.report.records import report_from_json
 from agent.runtime import doubling, uptime
 from agent.service.supervisor import FIRST_RESPAWN, LAST_RESPAWN
 from tests.contract.asking import soon
+from tests.stand_ins import program
 from tests.unit.service.supervised import NOTED, Start, Supervised, needs_fuse
 
 pytestmark = pytest.mark.slow
@@ -359,17 +360,16 @@ for line in sys.stdin: report(True, "h2")
 
 
 def test_workers_that_could_not_be_started_have_crashed_in_a_row(start: Start, tmp_path: Path) -> None:
-    program = tmp_path / "python"
+    python = tmp_path / "python"
     body = 'note(os.environ.get("TRACKBED_CRASHED", "")); sys.stdin.read()'
-    supervised = start(NOTED + body, program=str(program))
+    supervised = start(NOTED + body, program=str(python))
     supervised.wait_for(lambda report: report.conditions[-1].reason == "WorkerLost")
     # A heartbeat comes every two seconds, and the first three tries take less.
     beats(supervised, 3)
     written = tmp_path / "written"
     # A link would be an interpreter without this environment's packages.
-    written.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    written.chmod(0o755)
-    written.rename(program)
+    program(written, f'exec {sys.executable} "$@"')
+    written.rename(python)
     soon(lambda: supervised.noted()[1:] or None, "start", 60.0)
     assert supervised.noted()[1].startswith("the worker could not be started: ")
 
