@@ -20,7 +20,7 @@ from typing import Any
 
 import click
 import gevent
-from attrs import define, field
+from attrs import define, field, frozen
 from gevent import Timeout
 from gevent.pool import Pool
 from paramiko import SSHException
@@ -28,7 +28,6 @@ from pyinfra.api.arguments import CONNECTOR_ARGUMENT_KEYS, pop_global_arguments
 from pyinfra.api.command import StringCommand
 from pyinfra.api.host import Host
 from pyinfra.api.state import State
-from pyinfra.connectors.util import CommandOutput
 from pyinfra.context import ctx_host
 from pyinfra.progress import progress_spinner
 
@@ -91,6 +90,15 @@ if [ "$token" = "$2" ] || [ -z "$token" ]; then rm -f "$1"; fi
 """
 
 
+@frozen
+class Answer:
+    """Whether a command succeeded; who holds the lock, as TAKE prints it; and all that was printed."""
+
+    done: bool
+    holder: tuple[str, ...] = ()
+    said: str = ""
+
+
 @define
 class Deploy:
     """One run of pyinfra. ``token``: names its process and control host. ``owner``: who runs it, in words."""
@@ -102,30 +110,30 @@ class Deploy:
 
     def take(self, state: State, host: Host) -> None:
         """Take a host's lock, or say who has it."""
-        done, printed = self._ask(state, host, "all" if self.steal else "none")
-        if not done and len(printed) == 3 and _is_gone(printed[0]):
-            done, printed = self._ask(state, host, printed[0])
-        if done:
+        answer = self._ask(state, host, "all" if self.steal else "none")
+        if answer.holder and _is_gone(answer.holder[0]):
+            answer = self._ask(state, host, answer.holder[0])
+        if answer.done:
             self.held.append(host)
-        elif len(printed) == 3:
-            minutes = f"the lock expires in {printed[1]} min"
+        elif answer.holder:
+            _, minutes, owner = answer.holder
             remedy = f"wait for the end, or if that deploy is over, take the lock with {STEAL}=1"
-            fail(host, f"{printed[2]} deploys this node; {minutes}; {remedy}")
+            fail(host, f"{owner} deploys this node; the lock expires in {minutes} min; {remedy}")
         else:
-            said = " ".join(printed) or "no answer"
             fail(
                 host,
-                f"the lock {FILE} cannot be taken: {said}; see whether its disk is full or read-only (df, findmnt)",
+                f"the lock {FILE} cannot be taken: {answer.said or 'no answer'}; see whether the deploy runs as root (_sudo), "
+                "and whether the disk is full or read-only (df, findmnt)",
             )
 
     def renew(self, state: State, host: Host) -> None:
         """Renew a host's lock, unless it is away for its reboot. If another deploy has taken it over, say so."""
         if not host.connected:
             return
-        done, printed = self._ask(state, host, "none")
-        if not done and len(printed) == 3:
+        holder = self._ask(state, host, "none").holder
+        if holder:
             self.held.remove(host)
-            warn(host, f"{printed[2]} has taken over the lock of this node, which this deploy goes on with")
+            warn(host, f"{holder[2]} has taken over the lock of this node, which this deploy goes on with")
 
     def renew_all(self, state: State) -> None:
         """Renew the locks until this greenlet is killed."""
@@ -133,7 +141,7 @@ class Deploy:
             gevent.sleep(RENEWED_S)
             _each(state, list(self.held), self.renew)
 
-    def _ask(self, state: State, host: Host, over: str) -> tuple[bool, list[str]]:
+    def _ask(self, state: State, host: Host, over: str) -> Answer:
         return _run(state, host, script(TAKE, FILE, self.token, str(GOOD_FOR), self.owner, over))
 
     def give_back(self, state: State, host: Host) -> None:
@@ -182,8 +190,8 @@ def _each(state: State, hosts: list[Host], do: Callable[[State, Host], None]) ->
     pool.join()
 
 
-def _run(state: State, host: Host, command: StringCommand) -> tuple[bool, list[str]]:
-    """Run a command with the host's own arguments (`_sudo`); whether it succeeded, and what it printed."""
+def _run(state: State, host: Host, command: StringCommand) -> Answer:
+    """Run a command with the host's own arguments (`_sudo`)."""
     with ctx_host.use(host):
         arguments, _ = pop_global_arguments(state, host, {})
     given = {key: arguments[key] for key in CONNECTOR_ARGUMENT_KEYS if key in arguments}  # type: ignore[literal-required]
@@ -193,12 +201,11 @@ def _run(state: State, host: Host, command: StringCommand) -> tuple[bool, list[s
             run = partial(host.connector.run_shell_command, **{**given, "_timeout": ANSWER_S})
             done, output, lacks = answers.ask(command, run)
     except (OSError, EOFError, SSHException) as error:
-        return False, [str(error) or f"no answer within {ANSWER_S} s"]
-    return done, [f"the answer has no {lacks}"] if lacks else _lines(output)
-
-
-def _lines(output: CommandOutput) -> list[str]:
-    return [printable(line) for line in output.output_lines]
+        return Answer(False, said=str(error) or f"no answer within {ANSWER_S} s")
+    # sudo may print a warning beside it.
+    held = not done and len(output.stdout_lines) == 3
+    holder = tuple(printable(line) for line in output.stdout_lines) if held else ()
+    return Answer(done, holder, f"the answer has no {lacks}" if lacks else printable(" ".join(output.output_lines)))
 
 
 def _processes() -> str:

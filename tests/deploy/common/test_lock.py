@@ -123,11 +123,15 @@ DEPLOY = "from pyinfra.operations import server\nserver.shell(name='Change', com
 
 
 def test_a_node_that_another_deploy_holds_fails_alone_and_says_who_has_it(tmp_path: Path) -> None:
-    held = {"success": False, "stdout": f"{ALICE}\n7\nalice on ctl1 since 06:00", "stderr": ""}
+    warning = "sudo: unable to resolve host a"
+    held = {"success": False, "stdout": f"{ALICE}\n7\nalice on ctl1 since 06:00", "stderr": warning}
+    denied = {"success": False, "stdout": "", "stderr": "one\ntwo\nPermission denied"}
     hosts: dict[str, dict[str, Any]] = {"a": {"fake_responses": {lock.FILE: held}}, "b": {}}
-    done = deployed(tmp_path, hosts, DEPLOY, **{lock.STEAL: ""})
+    hosts["c"] = {"fake_responses": {lock.FILE: denied}}
+    done = deployed(tmp_path, hosts, DEPLOY, "--fail-percent", "100", **{lock.STEAL: ""})
     assert done.returncode == 1, done.stderr
     assert "alice on ctl1 since 06:00 deploys this node; the lock expires in 7 min" in done.stderr
+    assert f"the lock {lock.FILE} cannot be taken: one two Permission denied; see whether" in done.stderr
     assert "[@fake/b] Success" in done.stderr
     assert "[@fake/a] Success" not in done.stderr
     files = (tmp_path / "fleet.py", tmp_path / "deploy.py")
