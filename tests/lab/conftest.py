@@ -148,9 +148,9 @@ def wait_ready(node: Node, within: float = DEADLINE) -> None:
     _wait(node, within)
 
 
-def wait_first_pass(node: Node, within: float = DEADLINE) -> None:
+def wait_first_pass(node: Node) -> None:
     """Wait until the agent has verified the node once since it booted. The kubelet waits for the same."""
-    _wait(node, within, "--first-pass")
+    _wait(node, DEADLINE, "--first-pass")
 
 
 def _wait(node: Node, within: float, *options: str) -> None:

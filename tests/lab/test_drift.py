@@ -90,7 +90,7 @@ def test_after_a_power_cut_the_node_comes_back_by_itself(node: Node) -> None:
     eventually("a report of this boot", lambda: node.run(["test", "-e", "/run/trackbed/report.json"]).returncode == 0)
     wait_ready(node)
     assert report(node)["boot_id"] != boot_id
-    wait_first_pass(node, within=5)
+    wait_first_pass(node)
     settled(node)
 
 

@@ -57,15 +57,6 @@ def test_what_has_failed_is_tried_again_only_if_the_file_changes_or_somebody_ask
     assert agent.in_force.spec == spec(5)
 
 
-def test_a_spec_that_only_waits_is_kept(agent: Agent) -> None:
-    agent.give(spec(3))
-    agent.look()
-    agent.kernel.routed.add("enp33s0")
-    agent.give(spec(5))
-    agent.try_out()
-    assert (agent.in_force.spec, agent.in_force.refusal) == (spec(5), "")
-
-
 def test_an_unreadable_device_during_the_check_of_a_new_spec_keeps_the_old_one(agent: Agent) -> None:
     agent.give(spec(3))
     agent.look()
