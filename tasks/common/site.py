@@ -71,8 +71,14 @@ def reading(read: Callable[..., Inventory]) -> Callable[..., Inventory]:
 
     @wraps(read)
     def read_site(file: str, override_data: Any = None, cwd: str | None = None, folders: Any = None) -> Inventory:
-        if Path(file).is_file():
-            cwd = state.cwd = str(root_of(Path(file)))
+        given = Path(file)
+        if given.is_dir():
+            example = root_of(given / "prod.py") / "inventories/prod.py"
+            raise InventoryError(f"{file} is a folder; give the file of an inventory, such as {example}")
+        if not given.exists() and not all(file.split(",")):
+            raise InventoryError(f"{file!r} has an empty name; give an inventory's file, or hosts as a,b")
+        if given.is_file():
+            cwd = state.cwd = str(root_of(given))
             if cwd not in sys.path:
                 sys.path.append(cwd)
         try:
@@ -112,7 +118,7 @@ def _place(error: BaseException, root: str | None) -> str:
         if frame.f_code.co_name == "exec_file":
             # pyinfra_cli's, which reads and runs a file of the inventory.
             place = str(frame.f_locals["filename"])
-        elif root and file.startswith(f"{root}/"):
+        elif root and file.startswith(f"{root}/") and "site-packages" not in file:
             place = f"{file}:{line}"
     return place
 

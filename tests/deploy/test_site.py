@@ -140,6 +140,14 @@ def test_group_data_of_a_mistyped_name_are_named(site: Path) -> None:
     assert said in done.stderr and "storage.py" not in done.stderr
 
 
+@pytest.mark.parametrize("given", ["", "inventories"])
+def test_a_folder_in_the_place_of_an_inventory_is_named_with_an_inventory(site: Path, given: str) -> None:
+    done = ran(PYINFRA, site / given, "deploy.py", "--dry")
+    said = f"{site / given} is a folder; give the file of an inventory, such as {site}/inventories/prod.py"
+    assert done.returncode == 1
+    assert said in done.stderr and "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize(("content", "pinned"), [(b"\n", None), (b"1.0\r\n# ours\n", "1.0"), (b"\xff", "\\xff")])
 def test_the_version_of_a_site_is_the_first_word_of_its_file(
     tmp_path: Path, content: bytes, pinned: str | None
