@@ -58,8 +58,11 @@ class Failures:
             # The try that failed has made some VFs, and the next one would reset them.
             outcome = evolve(failure.outcome, change=change)
             failure = evolve(failure, outcome=outcome, not_before=failure.tried + FIRST_COSTLY_RETRY)
-        # A change that was blocked was not tried, so it may be tried at once.
-        over = now >= failure.not_before or bool(failure.outcome.change.blocker)
+        # A change that was blocked was not tried, and what was not there is there now: it may be tried at once.
+        failed = failure.outcome.change
+        over = (
+            now >= failure.not_before or bool(failed.blocker) or (failed.before is None and change.before is not None)
+        )
         self._failures[change.key] = evolve(failure, over=over)
         return None if over else failure.outcome
 

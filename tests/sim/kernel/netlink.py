@@ -109,6 +109,7 @@ class SimNetlink:
         if (refused := self._kernel.fault("rename", old, name)) is not None:
             raise refused
         netdev = self._kernel.by_ifindex(ifindex)  # as above
+        old = netdev.link.name
         altnames = tuple(altname for altname in netdev.link.altnames if altname != name)
         if netdev.link.up and not self._kernel.renames_running:
             raise error(errno.EBUSY, name)

@@ -165,6 +165,17 @@ def test_a_sysctl_that_comes_with_its_netdev_is_set_then(kernel: Kernel) -> None
     assert is_ready(settle(kernel, sysctls=wanted, failures=failures, now=5.0).conditions)
 
 
+def test_a_sysctl_that_comes_late_with_its_module_is_set_then(kernel: Kernel) -> None:
+    """nf_conntrack is loaded after the sysctls were set (https://github.com/coreos/bugs/issues/785)."""
+    failures, wanted = Failures(), {"net.netfilter.nf_conntrack_max": "131072"}
+    for now in (0.0, 5.0, 600.0):
+        result = settle(kernel, sysctls=wanted, failures=failures, now=now)
+    assert only(result, "sysctls").result == "unsupported"
+    kernel.tree.put("/proc/sys/net/netfilter/nf_conntrack_max", "65536")
+    assert is_ready(settle(kernel, sysctls=wanted, failures=failures, now=601.0).conditions)
+    assert kernel.files.read("/proc/sys/net/netfilter/nf_conntrack_max") == "131072"
+
+
 def test_a_sysctl_that_cannot_be_read_is_a_blocker(kernel: Kernel) -> None:
     kernel.tree.put("/proc/sys/vm/drop_caches", "")
     kernel.unreadable.add("/proc/sys/vm/drop_caches")

@@ -118,7 +118,9 @@ def test_a_slot_that_is_slower_than_its_card_only_warns() -> None:
     assert [nic.ready for nic in node.last.nics] == [True, True]
 
 
-@pytest.mark.parametrize("name", [pytest.param("adaptive_rx", id="amzn-drivers-60")])
+@pytest.mark.parametrize(
+    "name", [pytest.param("adaptive_rx", id="amzn-drivers-60"), pytest.param("adaptive_tx", id="amzn-drivers-305")]
+)
 def test_adaptive_moderation_that_a_driver_does_not_have_is_named_with_the_remedy(tmp_path: Path, name: str) -> None:
     kernel = two_nics()
     kernel.fault = lambda operation, where, value: (
@@ -126,7 +128,7 @@ def test_adaptive_moderation_that_a_driver_does_not_have_is_named_with_the_remed
     )
     made = Node(kernel, tmp_path / "originals.json").follow({"coalescing": {name: True}})
     (outcome,) = [each for each in made.outcomes if each.result != "applied"]
-    assert (outcome.result, "take adaptive_rx out of the spec" in outcome.remedy) == ("unsupported", True)
+    assert (outcome.result, f"take {name} out of the spec" in outcome.remedy) == ("unsupported", True)
 
 
 @pytest.mark.parametrize(

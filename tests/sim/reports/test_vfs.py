@@ -17,7 +17,7 @@ from agent.service.spec_in_force import SpecInForce
 from tests.sim.engine.one_nic import Node, left
 from tests.sim.kernel import Kernel, no_fault
 from tests.sim.tree import error
-from tests.sim.two_nics import MAC0, NAME0, PF0, two_nics
+from tests.sim.two_nics import MAC0, NAME0, PF0, PF1, two_nics
 
 FOUR = {"vfs": {"count": 4, "defaults": {"vlan": 0, "spoofchk": False, "trust": True, "max_tx_rate": 0}}, "mtu": 9000}
 POD = ("default/pod",)
@@ -338,6 +338,43 @@ def test_vfs_that_have_each_other_s_names_get_their_own(node: Node, held_by: lis
     result = node.follow(vfs, passes=1)
     assert is_settled(result), left(result)
     assert [node.kernel.netdev(vf(node, index)).name for index in range(3)] == [f"{NAME0}v{n}" for n in range(3)]
+
+
+def test_a_name_that_another_netdev_has_for_a_while_is_given_later(node: Node) -> None:
+    """While it boots a DPU has the name for a moment (https://github.com/sonic-net/sonic-buildimage/pull/29545)."""
+    name = f"{NAME0}v0"
+    node.follow({"vfs": {"count": 1}})
+    other, own = (node.kernel.netdev(function).ifindex for function in (PF1, vf(node, 0)))
+    for ifindex, taken in ((own, "eth3"), (other, name)):
+        node.kernel.netlink.set_link(ifindex, up=False)
+        for altname in node.kernel.netdev(vf(node, 0)).altnames:
+            node.kernel.netlink.remove_altname(own, altname)
+        node.kernel.netlink.rename(ifindex, taken)
+    said = [error for field, _, error in left(node.follow({"vfs": {"count": 1}})) if field == "name"]
+    assert len(said) == 1
+    assert f"another netdev is called {name}; rename that first" in said[0]
+    assert node.kernel.netdev(PF1).name == name
+    node.kernel.netlink.rename(other, "eth9")
+    assert is_settled(node.follow({"vfs": {"count": 1}}))
+    assert node.kernel.netdev(vf(node, 0)).name == name
+
+
+def test_a_vf_that_another_program_renames_at_the_same_moment_is_renamed_once(node: Node) -> None:
+    """An "attempt of already renamed device" (https://github.com/canonical/cloud-init/issues/5075)."""
+    node.follow({"vfs": {"count": 1}})
+    name = f"{NAME0}v0"
+    ifindex = node.kernel.netdev(vf(node, 0)).ifindex
+    node.kernel.netlink.set_link(ifindex, up=False)
+    node.kernel.netlink.rename(ifindex, "eth3")
+
+    def meanwhile(operation: str, where: str, value: str) -> None:
+        if operation == "rename":
+            node.kernel.fault = no_fault
+            node.kernel.netlink.rename(ifindex, "eth4")
+
+    node.kernel.fault = meanwhile
+    assert is_settled(node.follow({"vfs": {"count": 1}}))
+    assert node.kernel.netdev(vf(node, 0)).name == name
 
 
 def test_vfs_that_udev_names_by_another_rule_keep_these_names(node: Node) -> None:
