@@ -129,6 +129,18 @@ def test_a_gid_is_found_wherever_in_the_table_it_is(kernel: Kernel) -> None:
     ]
 
 
+def test_a_gid_that_comes_back_at_another_index_is_found(kernel: Kernel) -> None:
+    """It was at index 3 for hours, and is at index 8 after a flap (https://github.com/NVIDIA/nccl/issues/1333)."""
+    kernel.rdma.add(PF0, "rocep33s0", NAME0)
+    kernel.rdma.set_gid("rocep33s0", 3, "0000:0000:0000:0000:0000:ffff:0a00:0001", "RoCE v2", NAME0)
+    wanted = {"rdma": {"gid_type": "RoCE v2", "gid_ipv4": True}}
+    assert condition_of(settle(kernel, wanted), "RdmaPorts").status == "True"
+    kernel.rdma.set_gid("rocep33s0", 3, "0000:0000:0000:0000:0000:0000:0000:0000", "RoCE v2", NAME0)
+    assert condition_of(settle(kernel, wanted), "RdmaPorts").status == "False"
+    kernel.rdma.set_gid("rocep33s0", 8, "0000:0000:0000:0000:0000:ffff:0a00:0001", "RoCE v2", NAME0)
+    assert condition_of(settle(kernel, wanted), "RdmaPorts").status == "True"
+
+
 def test_an_empty_gid_does_not_count_as_one_of_the_wanted_type(kernel: Kernel) -> None:
     kernel.rdma.add(PF0, "rocep33s0", NAME0)
     kernel.rdma.set_gid("rocep33s0", 2, "N/A", "RoCE v2", NAME0)
@@ -326,6 +338,19 @@ def test_facts_that_a_driver_lacks_are_left_out(kernel: Kernel) -> None:
     assert [(port.lid, port.lmc, port.sm_lid) for port in device.ports] == [(None, 0, 0)]
     shown = render(result)
     assert all(word not in shown for word in ("LID", "system image", "revision", "board"))
+
+
+def test_one_device_without_a_readable_firmware_version_hides_no_other(kernel: Kernel) -> None:
+    """Discovery ends at it (https://github.com/Mellanox/nic-configuration-operator/issues/496)."""
+    kernel.rdma.add(PF0, "rocep33s0", NAME0)
+    kernel.rdma.add(PF1, "rocep65s0", "enp65s0")
+    for device, version in (("rocep33s0", "22.41.1000"), ("rocep65s0", "22.41.1000")):
+        kernel.tree.put(f"/sys/class/infiniband/{device}/fw_ver", version)
+    kernel.unreadable.add("/sys/class/infiniband/rocep33s0/fw_ver")
+    shown = {function.address: function.rdma for function in inspect(kernel.machine()).functions}
+    assert [device.firmware for device in (*shown[PF0], *shown[PF1])] == [None, "22.41.1000"]
+    wanted = {"rdma": {"gid_type": "RoCE v2"}}
+    assert condition_of(settle(kernel, wanted), "RdmaDevices").status == "True"
 
 
 def test_a_pass_does_not_read_what_only_inspect_shows(kernel: Kernel) -> None:

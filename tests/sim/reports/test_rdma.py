@@ -62,6 +62,7 @@ def gids(kernel: Kernel, *given: tuple[str, ...]) -> None:
         pytest.param([(LINK_LOCAL, "RoCE v2"), (V4, "RoCE v2", "vlan7")], {"gid_ipv4": True}, True, id="ucx-5996"),
         pytest.param([(ZERO, "RoCE v2")], {}, False, id="ucx-3786"),
         pytest.param([(ZERO, "IB/RoCE v1")] * 6 + [(V4, "RoCE v2")], {"gid_ipv4": True}, True, id="nccl-1587"),
+        pytest.param([(ZERO, "RoCE v2")] * 4 + [(LINK_LOCAL, "RoCE v2"), (V4, "RoCE v2")], {}, True, id="nccl-1573"),
         ([(LINK_LOCAL, "RoCE v2"), (V4, "RoCE v2")], {"gid_ipv6": True}, False),
         ([(LINK_LOCAL, "RoCE v2"), (V4, "RoCE v2"), (ULA, "RoCE v2")], {"gid_ipv6": True}, True),
         ([(LINK_LOCAL, "RoCE v2"), (ULA, "RoCE v1")], {"gid_ipv6": True}, False),

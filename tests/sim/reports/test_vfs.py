@@ -244,6 +244,18 @@ def test_a_vf_without_a_vlan_has_no_protocol_of_one_either(node: Node) -> None:
     assert [(vf.vlan, vf.vlan_protocol) for vf in node.kernel.vfs(PF0)] == [(100, "802.1ad")] * 2 + [(0, "802.1Q")]
 
 
+def test_a_check_that_the_driver_does_not_know_is_named_and_all_else_is_set(node: Node) -> None:
+    """A BlueField's VFs have no spoofchk, not even to turn it off (https://github.com/lxc/incus/pull/2021)."""
+    node.kernel.fault = lambda operation, where, value: (
+        error(errno.EOPNOTSUPP, where) if operation == "set_vf" and "spoofchk" in value else None
+    )
+    made = node.follow({"vfs": {"count": 2, "defaults": {"spoofchk": False, "vlan": 7}}})
+    refused = [each for each in made.outcomes if each.result != "applied"]
+    assert {(each.change.field, each.result) for each in refused} == {("spoofchk", "unsupported")}
+    assert all("take spoofchk out of the spec" in each.remedy for each in refused), refused
+    assert [each.vlan for each in node.kernel.vfs(PF0)] == [7, 7]
+
+
 @pytest.mark.parametrize(
     ("rates", "said"),
     [
