@@ -133,7 +133,7 @@ def test_a_gid_that_comes_back_at_another_index_is_found(kernel: Kernel) -> None
     """It was at index 3 for hours, and is at index 8 after a flap (https://github.com/NVIDIA/nccl/issues/1333)."""
     kernel.rdma.add(PF0, "rocep33s0", NAME0)
     kernel.rdma.set_gid("rocep33s0", 3, "0000:0000:0000:0000:0000:ffff:0a00:0001", "RoCE v2", NAME0)
-    wanted = {"rdma": {"gid_type": "RoCE v2", "gid_ipv4": True}}
+    wanted: dict[str, object] = {"rdma": {"gid_type": "RoCE v2", "gid_ipv4": True}}
     assert condition_of(settle(kernel, wanted), "RdmaPorts").status == "True"
     kernel.rdma.set_gid("rocep33s0", 3, "0000:0000:0000:0000:0000:0000:0000:0000", "RoCE v2", NAME0)
     assert condition_of(settle(kernel, wanted), "RdmaPorts").status == "False"
@@ -349,7 +349,7 @@ def test_one_device_without_a_readable_firmware_version_hides_no_other(kernel: K
     kernel.unreadable.add("/sys/class/infiniband/rocep33s0/fw_ver")
     shown = {function.address: function.rdma for function in inspect(kernel.machine()).functions}
     assert [device.firmware for device in (*shown[PF0], *shown[PF1])] == [None, "22.41.1000"]
-    wanted = {"rdma": {"gid_type": "RoCE v2"}}
+    wanted: dict[str, object] = {"rdma": {"gid_type": "RoCE v2"}}
     assert condition_of(settle(kernel, wanted), "RdmaDevices").status == "True"
 
 
