@@ -176,7 +176,8 @@ def _error(text: str) -> str:
     """What pyinfra says of an inventory; of a traceback, the exception."""
     lines = [line.strip() for line in text.splitlines()]
     said = [line for line in lines if re.match(r"(\w+\.)*\w*(Error|Exception|Exit)\b", line)]
-    return said[-1] if said else _last(text)
+    # pyinfra says where it caught the error; the text itself says where it is.
+    return said[-1] if said else re.sub(r"^--> pyinfra error in .* line \d+: ", "", _last(text))
 
 
 def _last(text: str) -> str:

@@ -47,7 +47,10 @@ NOBODY = CpuOwners()
 
 def read_owners(files: Files, before: CpuOwners) -> CpuOwners:
     """The owners now. ``before``: those of the reading before."""
-    owners = CpuOwners(cgroups=_partitions(files, CGROUPS))
+    try:
+        owners = CpuOwners(cgroups=_partitions(files, CGROUPS))
+    except (OSError, ValueError) as error:
+        owners = CpuOwners(cgroups=before.cgroups, fault=f"{CGROUPS}: {error}")
     for path in KUBELET_CPUS:
         try:
             owners = evolve(owners, pods={**owners.pods, **assigned(files.read(path))})

@@ -355,9 +355,12 @@ def undone_by_driver(machine: Machine, change: Change) -> str:
 
 
 def _refused(files: Files, cpus: tuple[int, ...]) -> str:
-    """What the outcome says of CPUs that have no vector left. A single one is left out of placements until the next boot."""
-    if len(cpus) > 1:
-        return f"ENOSPC: none of the CPUs {format_ranges(cpus)} has an interrupt vector left; {TOO_MANY}"
+    """What the outcome says of CPUs that have no vector left. A single one is left out of placements until the next boot.
+
+    One that was full before gets a queue only if its pool has no other CPU with a vector.
+    """
+    if len(cpus) > 1 or cpus[0] in _full(files):
+        return f"ENOSPC: no CPU of {format_ranges(cpus)} has an interrupt vector left; {TOO_MANY}"
     message = f"ENOSPC: CPU {cpus[0]} has no interrupt vector left"
     try:
         files.replace(FULL, format_ranges({*_full(files), *cpus}))

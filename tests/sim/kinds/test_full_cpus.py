@@ -270,7 +270,7 @@ def test_if_all_cpus_are_full_an_interrupt_of_theirs_may_stay_and_others_wait_fo
     assert len(served) == 8
     assert waiting
     assert {outcome.change.after for outcome in waiting} == {"0-3"}
-    error = f"ENOSPC: none of the CPUs 0-3 has an interrupt vector left; {TOO_MANY}"
+    error = f"ENOSPC: no CPU of 0-3 has an interrupt vector left; {TOO_MANY}"
     assert {outcome.error for outcome in waiting} == {error}
     kernel.interrupts.vectors[3] = 100
     assert is_ready(converge(machine, Goal(spec(3)), Memory(lambda: float(next(time)), failures)).conditions)

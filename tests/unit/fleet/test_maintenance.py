@@ -136,8 +136,8 @@ def test_an_inventorys_hosts_are_found_by_their_nodes_names(tmp_path: Path) -> N
             'hosts = [(name, {"node_name": "n", "kubernetes": {"server": f"https://{name}"}}) for name in ("h1", "h2")]',
             "h1 and h2 have the same node_name, n; .* in two clusters, choose one cluster's hosts with --limit GROUP",
         ),
-        ("hosts = [", "is not an inventory that pyinfra can read: SyntaxError: '\\[' was never closed"),
-        ("import nothing_of_this_name", "pyinfra can read: ModuleNotFoundError: No module named"),
+        ("hosts = [", "is not an inventory that pyinfra can read: \\S*fleet.py:1: SyntaxError: '\\[' was never closed"),
+        ("import nothing_of_this_name", "pyinfra can read: \\S*fleet.py:1: ModuleNotFoundError: No module named"),
     ],
 )
 def test_an_inventory_that_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None:
