@@ -39,7 +39,8 @@ def servers(count: int) -> Iterator[tuple[str, SimMachine]]:
         routed = kernel.routed
         netdevs = [each for name, each in sorted(kernel.netdevs.items()) if name not in routed and each.link.up]
         if netdevs and number // len(files) == 2:
-            kernel.netlink.set_link(netdevs[-1].link.ifindex, mtu=4050)
+            last = netdevs[-1].link
+            kernel.netlink.set_link(last.ifindex, mtu=min(4050, last.max_mtu - 1))
         if netdevs and number // len(files) == 3:
             kernel.netlink.set_link(netdevs[0].link.ifindex, up=False)
         yield f"{files[number % len(files)].stem}-{number:03}", machine

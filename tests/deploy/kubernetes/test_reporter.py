@@ -52,7 +52,7 @@ def test_a_fresh_node_gets_unit_and_service(node: Node) -> None:
     assert result.commands["Reporter | Service"] == [
         str(script(systemd_reload.RELOAD)),
         f"systemctl enable {reporter.UNIT}",
-        str(script(agent._CONTROL, "start", reporter.UNIT)),
+        str(script(agent._CONTROL, "start", reporter.UNIT, agent.BASE)),
     ]
 
 
@@ -66,7 +66,7 @@ def test_nothing_is_done_if_all_is_in_place(node: Node) -> None:
 def test_another_version_restarts_the_reporter(node: Node) -> None:
     settled: Answers = {**RUNS, **file_answers(reporter.UNIT_FILE, LOOPBACK)}
     result = node.deploy(lambda: reporter.serve(version="0.1.0-another"), settled)
-    assert result.flat == [str(script(agent._CONTROL, "restart", reporter.UNIT))]
+    assert result.flat == [str(script(agent._CONTROL, "restart", reporter.UNIT, agent.BASE))]
 
 
 def test_by_default_the_reporter_listens_only_on_loopback(node: Node) -> None:
