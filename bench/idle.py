@@ -74,7 +74,7 @@ def serve(folder: Path) -> None:
     from agent.runtime import boot_id, version
     from agent.service.supervisor import supervise
 
-    command = [sys.executable, "-OO", "-m", "bench.idle", "worker", str(folder)]
+    command = [sys.executable, "-m", "bench.idle", "worker", str(folder)]
     supervise(command, Publisher(folder, boot_id(), version()))
 
 
@@ -119,7 +119,7 @@ def main(context: click.Context, seconds: int, name: str | None) -> None:
 
 def _host(seconds: int) -> None:
     with TemporaryDirectory(dir="/dev/shm") as folder:
-        commands = [[sys.executable, "-OO", "-m", "bench.idle", what, folder] for what in ("serve", "reporter")]
+        commands = [[sys.executable, "-m", "bench.idle", what, folder] for what in ("serve", "reporter")]
         started = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for command in commands]
         try:
             _until_ready(Path(folder))

@@ -166,7 +166,7 @@ trap 'rm -rf "$new" "$archive"' EXIT
 trap 'exit 129' HUP INT TERM
 tar -xzf "$archive" -C "$new" --no-same-owner
 chmod 755 "$new"
-"$python" -I -m compileall -q -o 0 -o 2 --invalidation-mode unchecked-hash -s "$new" -p "$versions/$version" "$new" ||
+"$python" -I -m compileall -q --invalidation-mode unchecked-hash -s "$new" -p "$versions/$version" "$new" ||
   { whitelisted "${versions%/*}"; exit 1; }
 sync -f "$new"
 mv -T "$new" "$versions/$version" || test -d "$versions/$version"

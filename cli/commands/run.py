@@ -40,5 +40,5 @@ def run() -> None:
         raise _common.Failed(f"{error}; make room: df {_common.RUN}; df -i {_common.RUN}") from None
     with suppress(OSError):  # if nothing can be kept there, the first write reports it
         _common.STATE.mkdir(exist_ok=True)
-    command = [sys.executable, "-IOO", str(Path(sys.argv[0]).resolve()), "worker"]
+    command = [sys.executable, "-I", str(Path(sys.argv[0]).resolve()), "worker"]
     supervisor.supervise(command, Publisher(_common.RUN, runtime.boot_id(), version()))

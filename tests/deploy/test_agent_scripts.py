@@ -59,7 +59,7 @@ def test_an_archive_is_unpacked_and_compiled(base: Path) -> None:
     folder = base / "versions" / "1-a"
     assert [path.name for path in (base / "versions").iterdir()] == ["1-a"]
     assert {path.stat().st_mode & 0o777 for path in (base, base / "versions", folder)} == {0o755}
-    assert {path.name.split(".", 2)[2] for path in folder.rglob("*.pyc")} == {"pyc", "opt-2.pyc"}
+    assert len(list(folder.rglob("*.pyc"))) == 1
     assert not uploaded.exists()
 
 
@@ -191,16 +191,6 @@ def test_the_command_finds_another_python_if_an_upgrade_has_removed_the_one_of_t
     without = run("/absent/python3", "/bin/false")
     assert (without.returncode, without.stdout) == (1, "")
     assert without.stderr == f"{packages.NO_PYTHON}\n"
-
-
-@pytest.mark.parametrize(("subcommand", "optimize"), [("run", 2), ("reporter", 2), ("plan", 0)])
-def test_the_services_keep_no_docstrings_in_memory_and_the_commands_have_theirs_as_help(
-    base: Path, subcommand: str, optimize: int
-) -> None:
-    (base / "current").write_text("import sys; print(sys.flags.optimize, sys.flags.isolated, sys.argv[1:])")
-    text = agent.launcher_text(sys.executable).replace(agent.BASE, str(base))
-    done = subprocess.run(["sh", "-c", text, "trackbed", subcommand, "a b"], capture_output=True, text=True, check=True)
-    assert done.stdout == f"{optimize} 1 ['{subcommand}', 'a b']\n"
 
 
 def test_the_plan_uses_the_staged_version_or_else_the_current_one(base: Path) -> None:
