@@ -8,6 +8,7 @@ answers that there are no pods. The file's checksum is not compared: it depends 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 from attrs import evolve, field, frozen
@@ -28,14 +29,15 @@ LARGEST = 1 << 20
 class CpuOwners:
     """The owner of each CPU that has one, such as ``pod 235148fe-393f-47a8-a17d-bd55bc1a836b`` or ``cgroup /rt.slice``.
 
-    ``fault``: why the kubelet's file cannot be used. ``pods`` are those of the reading before then.
+    ``fault``: what is unknown, and why: the kubelet's file or the cgroups cannot be read. What is unknown is as in the reading
+    before.
     """
 
     pods: Mapping[int, str] = field(factory=dict)
     cgroups: Mapping[int, str] = field(factory=dict)
     fault: str = ""
 
-    @property
+    @cached_property
     def of(self) -> Mapping[int, str]:
         """The owners by CPU."""
         return {**self.cgroups, **self.pods}
@@ -50,14 +52,14 @@ def read_owners(files: Files, before: CpuOwners) -> CpuOwners:
     try:
         owners = CpuOwners(cgroups=_partitions(files, CGROUPS))
     except (OSError, ValueError) as error:
-        owners = CpuOwners(cgroups=before.cgroups, fault=f"{CGROUPS}: {error}")
+        owners = CpuOwners(cgroups=before.cgroups, fault=f"the partitions of cpusets are unknown: {error}")
     for path in KUBELET_CPUS:
         try:
             owners = evolve(owners, pods={**owners.pods, **assigned(files.read(path))})
         except (FileNotFoundError, NotADirectoryError):
             continue  # no kubelet has this folder, or none has run yet
         except (OSError, ValueError) as error:
-            owners = evolve(owners, pods=before.pods, fault=f"{path}: {error}")
+            owners = evolve(owners, pods=before.pods, fault=f"the CPUs of pods are unknown: {path}: {error}")
     return owners
 
 

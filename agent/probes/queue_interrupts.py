@@ -54,7 +54,7 @@ def _owned(want: Wanted, have: Snapshot) -> Condition | None:
     """The NICs all of whose CPUs have an owner, or why owners are unknown; None if there is nothing to say."""
     owners = have.topology.owners
     if owners.fault:
-        return condition(TYPE, "OwnersUnknown", f"the CPUs of pods are unknown: {owners.fault}")
+        return condition(TYPE, "OwnersUnknown", owners.fault)
     told = []
     for address, pool in irqs.pools(want, have).items():
         names = list(dict.fromkeys(owners.of.get(cpu, "") for cpu in sorted(pool.cpus)))

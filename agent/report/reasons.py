@@ -175,7 +175,8 @@ REASONS: Mapping[str, tuple[Reason, ...]] = {
         Reason(
             "OwnersUnknown",
             "False",
-            "drain the node and delete the file: the kubelet does not start with it either (its log says so)",
+            "if it is the kubelet's file, drain the node and delete that: the kubelet does not start with it either (its log "
+            "says so); else see the kernel log (dmesg)",
         ),
         Reason(
             "NotRecognised",

@@ -199,6 +199,21 @@ def test_a_damaged_file_of_the_kubelet_moves_nothing_and_is_named(kernel: Kernel
     assert served(kernel) == before
 
 
+def test_a_cgroup_that_cannot_be_read_moves_nothing_and_is_named(kernel: Kernel) -> None:
+    partition = f"{CGROUPS}/rt.slice/cpuset.cpus.partition"
+    kernel.tree.put(partition, "isolated")
+    kernel.tree.put(f"{CGROUPS}/rt.slice/cpuset.cpus.effective", "1-2")
+    result = settle(kernel, spec())
+    during = served(kernel)
+    kernel.unreadable.add(partition)
+    result = settle(kernel, spec(), result)
+    assert (served(kernel), is_ready(result.conditions)) == (during, True)
+    assert (verdict(result).reason, verdict(result).severity) == ("OwnersUnknown", "warn")
+    assert partition in verdict(result).message
+    kernel.unreadable.clear()
+    assert verdict(settle(kernel, spec(), result)).reason == "Recognised"
+
+
 @pytest.mark.parametrize(
     ("cgroups", "owned"),
     [
