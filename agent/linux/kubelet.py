@@ -25,9 +25,9 @@ from contextlib import suppress
 from attrs import define
 
 from agent.linux.grpc import Schema, fields, strings
-from agent.report.names import KUBELETS
+from agent.report.names import KUBELET_FOLDERS
 
-SOCKETS = tuple(f"{folder}/pod-resources/kubelet.sock" for folder in KUBELETS)
+SOCKETS = tuple(f"{folder}/pod-resources/kubelet.sock" for folder in KUBELET_FOLDERS)
 LIST = "/v1.PodResourcesLister/List"
 TIMEOUT = 2.0
 

@@ -10,10 +10,10 @@ RUN_FOLDER = "/run/trackbed"
 STATE_FOLDER = "/var/lib/trackbed"
 """The agent's runtime and state directories, as its unit names them."""
 
-KUBELETS = ("/var/lib/kubelet", "/var/lib/k0s/kubelet", "/var/snap/microk8s/common/var/lib/kubelet")
+KUBELET_FOLDERS = ("/var/lib/kubelet", "/var/lib/k0s/kubelet", "/var/snap/microk8s/common/var/lib/kubelet")
 """The kubelet's folder of kubeadm, k3s, RKE2 and most others, then of the two distributions that use another --root-dir."""
 
-KUBELET_CPUS = tuple(f"{folder}/cpu_manager_state" for folder in KUBELETS)
+KUBELET_CPUS = tuple(f"{folder}/cpu_manager_state" for folder in KUBELET_FOLDERS)
 """The kubelet's files of the CPUs that it has given to pods."""
 
 REPORT = "report.json"

@@ -96,7 +96,7 @@ def configure(spec: NodeSpec) -> None:
     set_arguments(name="Kernel arguments", wanted=arguments)
     request_reboot(name="Kernel arguments of this boot", wanted=arguments)
     given = {**spec.sysctls, **wanted.sysctls}
-    own = {name: value for name, value in sysctls.KUBELETS.items() if name in given}
+    own = {name: value for name, value in sysctls.KUBELET_VALUES.items() if name in given}
     if others := tuple(name for name, value in own.items() if meaning(name, given[name]) != meaning(name, value)):
         sysctls.suit_kubelet(name="Sysctls of the kubelet", others=others)
     lines = "".join(f"{name} = {value}\n" for name, value in sorted(wanted.sysctls.items()))

@@ -15,7 +15,7 @@ from tasks.common.facts import FactBase
 
 PATH = "/etc/sysctl.d/90-trackbed.conf"
 
-KUBELETS = {
+KUBELET_VALUES = {
     "kernel.keys.root_maxbytes": "25000000",
     "kernel.keys.root_maxkeys": "1000000",
     "kernel.panic": "10",
@@ -36,7 +36,7 @@ if grep -qsrE -e "$pattern" -- var/lib/kubelet/config.yaml var/lib/kubelet/kubea
 
 
 class ProtectedDefaults(FactBase[bool]):
-    """Whether the node's kubelet does not start if the kernel has other values than :data:`KUBELETS`."""
+    """Whether the node's kubelet does not start if the kernel has other values than :data:`KUBELET_VALUES`."""
 
     default = bool
 
@@ -53,12 +53,12 @@ class ProtectedDefaults(FactBase[bool]):
 def suit_kubelet(others: tuple[str, ...]) -> Commands:
     """Refuse values with which the kubelet would not start.
 
-    :param others: the names of :data:`KUBELETS` that get another value.
+    :param others: the names of :data:`KUBELET_VALUES` that get another value.
     """
     if not host.get_fact(ProtectedDefaults):
         host.noop("the kubelet protects no sysctls")
         return
-    demanded = ", ".join(f"{name} = {KUBELETS[name]}" for name in others)
+    demanded = ", ".join(f"{name} = {KUBELET_VALUES[name]}" for name in others)
     yield refuse(
         f"sysctls: this node's kubelet starts only with {demanded} (protectKernelDefaults); give these values, leave the names "
         "out, or end the protection"
