@@ -16,7 +16,7 @@ from lightkube.types import PatchType
 
 from agent.report import names
 from fleet.api import ABSENT, CONFLICTS, FORBIDDEN, Api, code
-from fleet.reading import PlainDeviceTaintRule
+from fleet.reading import PlainDeviceTaintRule, read_time
 
 EVICTS = "NoExecute"
 
@@ -134,13 +134,6 @@ def _read(document: Mapping[str, Any]) -> DeviceRule:
         str(owners[0].get("uid", "")),
         f"{selector.get('device', '')} of {selector.get('driver', '')}",
         str(spec["taint"].get("effect", "")),
-        _time(str(metadata.get("creationTimestamp", ""))),
+        read_time(metadata.get("creationTimestamp")),
         int(evict_after) if evict_after.isdecimal() else None,
     )
-
-
-def _time(stamp: str) -> datetime | None:
-    try:
-        return datetime.strptime(f"{stamp}+0000", "%Y-%m-%dT%H:%M:%SZ%z")
-    except ValueError:
-        return None

@@ -130,10 +130,12 @@ def without_bad_times(value: Any) -> Any:
 
 
 def _is_bad_time(value: object) -> bool:
-    if not isinstance(value, str) or not _TIME.match(value):
-        return False
+    return isinstance(value, str) and bool(_TIME.match(value)) and read_time(value) is None
+
+
+def read_time(value: object) -> datetime | None:
+    """A time of Kubernetes; None if it cannot be read."""
     try:
-        convert(value, datetime)
+        return convert(value, datetime)
     except _UNREADABLE:
-        return True
-    return False
+        return None

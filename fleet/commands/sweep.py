@@ -94,9 +94,9 @@ def _print(result: SweepResult, dry: bool, as_json: bool) -> None:
             would = "would be made" if dry else "was made"
             click.echo(f"{name}: its Lease is gone; another one {would}, good for {names.LEASE_DURATION} s")
         for rule in decided.devices.remove if dry else result.removed:
-            click.echo(f"{rule.node}: the node is silent or gone; its rule for {rule.device} {would_be(dry)} removed")
+            click.echo(f"{rule.node}: the node is silent or gone; its rule for {rule.device} {_would_be(dry)} removed")
         for rule in decided.devices.evict if dry else result.evicting:
-            click.echo(f"{rule.node}: {rule.device} is bad for {rule.evict_after} s; its pods {would_be(dry)} evicted")
+            click.echo(f"{rule.node}: {rule.device} is bad for {rule.evict_after} s; its pods {_would_be(dry)} evicted")
         for name in result.recovered:
             click.echo(f"{name}: came back meanwhile")
         now = {*decided.taint, *decided.renew}
@@ -124,6 +124,6 @@ def _print(result: SweepResult, dry: bool, as_json: bool) -> None:
         click.echo(printable(f"trackbed: left to the next sweep: {', '.join(result.left)}"), err=True)
 
 
-def would_be(dry: bool) -> str:
+def _would_be(dry: bool) -> str:
     """The verb of what is done, or with --dry would be done."""
     return "would be" if dry else "are"
