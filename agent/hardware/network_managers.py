@@ -56,7 +56,7 @@ def _master(files: Files, link: Link) -> Claim | None:
     name, upper = link.name, master(files, link.name)
     if upper is None or upper == vrf(files, link):
         return None
-    # A VF below a netvsc netdev cannot be taken out of it.
+    # A VF cannot leave a master that is a netvsc netdev (Azure).
     return Claim(f"{name} is a member of {upper}", f"leave the addresses to {upper}, or take {name} out of it")
 
 

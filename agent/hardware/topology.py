@@ -28,7 +28,7 @@ class Cpu:
 
 @frozen
 class Topology:
-    """The online CPUs by number, those that the kernel keeps free (isolcpus, nohz_full), and the NUMA nodes' distances.
+    """The online CPUs by number; the CPUs that the kernel keeps free (isolcpus, nohz_full); the distances between NUMA nodes.
 
     ``owners``: whom other CPUs belong to for a while.
     """

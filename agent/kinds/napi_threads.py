@@ -1,4 +1,4 @@
-"""The CPU of each NAPI instance's thread (``napi.threaded``): that of the queue's interrupt, which wakes the thread.
+"""Each NAPI instance's thread (``napi.threaded``) runs on the CPU of its queue's interrupt, which wakes the thread.
 
 Documentation/networking/napi.rst recommends it. The kernel names threads and interrupts of instances since Linux 6.8.
 """

@@ -60,7 +60,7 @@ Find = Callable[[WantedNic, RdmaDevices, Devices], Iterator[Fault]]
 def _judged(
     want: Wanted, have: Snapshot, facts: None, *, type: str, lacking: str, whole: str, find: Find
 ) -> list[Condition]:
-    """The condition that follows from the faults that ``find`` finds in the NICs with expected RDMA devices.
+    """The condition of a check that looks for faults, with ``find``, in the NICs for which the spec expects RDMA devices.
 
     False if required NICs have faults; the message names them. With ``rdma.at_least`` it is True if that many NICs have none.
     No condition if the spec expects no devices.
@@ -102,7 +102,7 @@ def _whose_by_what(faults: Iterable[Fault]) -> dict[str, list[str]]:
 
 
 def _faults(want: Wanted, have: Snapshot, find: Find) -> dict[str, list[Fault]]:
-    """The faults of each NIC with expected RDMA devices, by its name.
+    """The faults of each NIC for which the spec expects RDMA devices, by the NIC's name.
 
     A VF with a driver but no netdev in the host's network namespace belongs to a container or to vfio and is not judged.
     """

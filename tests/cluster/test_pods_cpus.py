@@ -45,7 +45,7 @@ def static(member: Member) -> Iterator[Member]:
 
 
 def state(node: Node) -> Mapping[str, object]:
-    """The kubelet's own file of the CPUs of pods."""
+    """The file in which the kubelet keeps the CPUs that it has given to pods."""
     found: dict[str, object] = json.loads(node.run(["cat", STATE]).stdout or "{}")
     return found
 
@@ -97,7 +97,7 @@ def test_no_nic_interrupts_the_cpus_of_a_pod_while_it_runs(static: Member, say: 
     plane.apply(pod)
     eventually("the kubelet has given it a CPU", lambda: bool(cpus_of_pods(node)), LONG)
     cpus = cpus_of_pods(node)
-    # Without the event, everything would be read again after a minute.
+    # If the event is lost, the agent reads everything again only after a minute.
     eventually("the interrupts go elsewhere", lambda: avoids(node, cpus), within=45)
     eventually("it runs", lambda: phase(plane, POD) == "Running", LONG)
     assert ready(node)

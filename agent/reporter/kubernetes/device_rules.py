@@ -85,7 +85,7 @@ def judged(nics: Sequence[NicVerdict]) -> Judged:
 
 @frozen
 class Writes:
-    """What must be written: first ``create``, then ``delete``, so that a device that is still bad is always tainted.
+    """The rules to create, and then those to delete. In this order a device that is still bad is always tainted.
 
     ``left``: why some bad devices are not tainted, in sentences.
     """

@@ -79,7 +79,7 @@ class DeviceTaints:
             rules = self._read(RULES, {"labelSelector": f"{OF_NODE}={name}"}, read_rules)
         except Refused as error:
             if policy is None and error.status in (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND):
-                # Nobody has asked for quarantine, and the cluster may know nothing of it.
+                # Without the setting, the cluster may lack these rules, or the right to list them.
                 return LONGEST_SLEEP
             if error.status != HTTPStatus.NOT_FOUND:
                 raise

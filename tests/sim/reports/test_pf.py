@@ -262,7 +262,7 @@ def test_interrupts_that_a_driver_requests_again_are_placed_again(node: Node) ->
 
 
 def test_an_interrupt_for_which_no_cpu_has_a_vector_is_named_with_the_remedy(node: Node) -> None:
-    """The write says that no space is left on the device (irqbalance 303)."""
+    """Writing an affinity fails with ENOSPC (irqbalance 303)."""
     node.kernel.interrupts.vectors = dict.fromkeys(range(4), 0)
     result = node.follow({}, irqs={"irqbalance": "untouched"})
     assert not is_ready(result.conditions)

@@ -31,7 +31,7 @@ def test_interrupts_that_leave_the_cpus_of_a_new_pod_and_come_back_are_no_drift(
         before = len(list(read_history(tmp_path)))
         kernel.tree.put(KUBELET_CPUS[0], json.dumps({"entries": entries}))
         announced.announce(Event(every_device=True))
-        # Without the event, everything would be read again after a minute.
+        # If the event is lost, the agent reads everything again only after a minute.
         soon(lambda said=said, before=before: moved(said, before), said, 45.0)  # type: ignore[misc]
     kernel.netlink.set_link(kernel.netdev(PF0).ifindex, mtu=1500)
     announced.announce(Event(ifindex=kernel.netdev(PF0).ifindex))

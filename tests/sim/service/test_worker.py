@@ -119,7 +119,7 @@ def test_a_netdev_that_a_pattern_matches_is_steered_when_it_is_announced(
     assert out.until(lambda report: report.ready)
     node.kernel.add_virtual("cali1f")
     announced.announce(Event(ifindex=99, netdev="cali1f"))
-    # Without the event, everything would be read again after a minute.
+    # If the event is lost, the agent reads everything again only after a minute.
     assert written.get(timeout=45) == "00000002"
 
 
