@@ -13,6 +13,8 @@ from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
 from agent.engine.originals import Originals
 from agent.engine.retry import Failures
+from agent.hardware.functions import vf_addresses
+from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
 from tests.sim.kernel import Kernel
 from tests.sim.two_nics import PF0
@@ -53,6 +55,16 @@ def wanting(nic: dict[str, Any] | None, **more: Any) -> NodeSpec:
 def left(result: Pass) -> list[tuple[str, str, str]]:
     """What a pass has left undone."""
     return [(o.change.field, o.result, o.error) for o in result.outcomes if o.result != "applied"]
+
+
+def is_settled(result: Pass) -> bool:
+    """Whether the node is ready, and nothing is left undone."""
+    return is_ready(result.conditions) and not left(result)
+
+
+def vf(node: Node, index: int) -> str:
+    """The PCI address of a VF of the first NIC."""
+    return vf_addresses(node.kernel.files, PF0)[index]
 
 
 def follow_or_die(node: Node, nic: dict[str, Any]) -> None:

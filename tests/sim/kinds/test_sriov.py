@@ -16,6 +16,7 @@ from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec
 from tests.sim.kernel import Kernel
 from tests.sim.passes import settle, spec_of
+from tests.sim.two_nics import IPOIB
 
 PF, OTHER = "0000:21:00.0", "0000:41:00.0"
 MAC, OTHER_MAC = "02:00:00:00:01:00", "02:00:00:00:01:01"
@@ -175,7 +176,7 @@ def test_a_vf_of_another_guid_is_bound_again(kernel: Kernel) -> None:
 
 
 def test_a_vf_of_an_infiniband_pf_is_given_no_ethernet_address(kernel: Kernel) -> None:
-    kernel.add_nic(OTHER, "ibs1", "00:00:10:86:fe:80:00:00:00:00:00:00:b8:3f:d2:03:00:12:34:56")
+    kernel.add_nic(OTHER, "ibs1", IPOIB)
     kernel.sriov.able.add(OTHER)
     wanted = spec(group(node_guid="00:11:22:33:44:55:66:77", link_state="enable"), select={"pci": OTHER})
     result = settle(kernel, wanted)

@@ -7,7 +7,7 @@ from agent.report.records import Condition
 from agent.report.verdict import is_ready, passes_first
 from tests.sim.kernel import Kernel
 from tests.sim.readiness import Node
-from tests.sim.two_nics import PF0
+from tests.sim.two_nics import IPOIB, PF0
 
 STATISTICS = "/sys/class/net/enp33s0/statistics"
 
@@ -247,7 +247,7 @@ def test_a_single_interrupt_serves_all_and_need_not_be_named_after_a_queue(node:
 
 def test_an_infiniband_function_need_not_have_the_interrupts_of_queues() -> None:
     node = Node(Kernel())
-    node.kernel.add_nic(PF0, "ibp33s0", "00:00:10:86:fe:80:00:00:00:00:00:00:b8:3f:d2:03:00:12:34:56")
+    node.kernel.add_nic(PF0, "ibp33s0", IPOIB)
     node.more = {"nics": [{"name": "rail0", "select": {"pci": PF0}}]}
     node.look()
     unnamed(node)

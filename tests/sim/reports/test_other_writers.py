@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,17 +20,21 @@ from tests.sim.engine.one_nic import wanting
 from tests.sim.kernel import Kernel
 from tests.sim.two_nics import NAME0, PF0, two_nics
 
-RP_FILTER = "/proc/sys/net/ipv4/conf/all/rp_filter"
-CONNTRACK = "/proc/sys/net/netfilter/nf_conntrack_max"
-OVERCOMMIT = "/proc/sys/vm/overcommit_memory"
+SYSCTLS = (
+    ("cilium-agent", "net.ipv4.conf.all.rp_filter", "0", "1", "cilium-30439"),
+    ("kube-proxy", "net.netfilter.nf_conntrack_max", "131072", "1048576", "kops-2223"),
+    ("tuned", "vm.overcommit_memory", "1", "2", "tuned-409"),
+    ("kubelet", "vm.overcommit_memory", "1", "2", "kubernetes-74151"),
+    ("k3s-server", "vm.overcommit_memory", "1", "2", "kubernetes-66693"),
+)
+"""A program, the sysctl that it sets, its value and that of the spec, and the report."""
 
 
 @pytest.fixture
 def kernel() -> Kernel:
     kernel = two_nics()
-    kernel.tree.put(RP_FILTER, "0")
-    kernel.tree.put(CONNTRACK, "131072")
-    kernel.tree.put(OVERCOMMIT, "1")
+    for _, sysctl, value, _, _ in SYSCTLS:
+        _sysctl(sysctl, value, kernel)
     kernel.rdma.dcb[NAME0] = DcbState(frozenset(), frozenset())
     return kernel
 
@@ -43,6 +48,10 @@ def contended(kernel: Kernel, program: str, undo: Callable[[Kernel], None], nic:
         result = converge(kernel.machine(), Goal(spec), memory)
         undo(kernel)
     return next(condition for condition in result.conditions if condition.type == "Uncontended")
+
+
+def _sysctl(name: str, value: str, kernel: Kernel) -> None:
+    kernel.tree.put(f"/proc/sys/{name.replace('.', '/')}", value)
 
 
 def _mtu(kernel: Kernel) -> None:
@@ -78,36 +87,9 @@ UNTOUCHED = {"irqs": {"irqbalance": "untouched"}}
 @pytest.mark.parametrize(
     ("program", "undo", "nic", "more"),
     [
-        pytest.param(
-            "cilium-agent",
-            lambda kernel: kernel.tree.put(RP_FILTER, "0"),
-            None,
-            {"sysctls": {"net.ipv4.conf.all.rp_filter": "1"}},
-            id="cilium-30439",
-        ),
-        pytest.param(
-            "kube-proxy",
-            lambda kernel: kernel.tree.put(CONNTRACK, "131072"),
-            None,
-            {"sysctls": {"net.netfilter.nf_conntrack_max": "1048576"}},
-            id="kops-2223",
-        ),
-        pytest.param(
-            "tuned",
-            lambda kernel: kernel.tree.put(OVERCOMMIT, "1"),
-            None,
-            {"sysctls": {"vm.overcommit_memory": "2"}},
-            id="tuned-409",
-        ),
         *(
-            pytest.param(
-                kubelet,
-                lambda kernel: kernel.tree.put(OVERCOMMIT, "1"),
-                None,
-                {"sysctls": {"vm.overcommit_memory": "2"}},
-                id=report,
-            )
-            for kubelet, report in (("kubelet", "kubernetes-74151"), ("k3s-server", "kubernetes-66693"))
+            pytest.param(program, partial(_sysctl, sysctl, theirs), None, {"sysctls": {sysctl: ours}}, id=report)
+            for program, sysctl, theirs, ours, report in SYSCTLS
         ),
         pytest.param("systemd-networkd", _vlan, VFS, {}, id="systemd-16219"),
         pytest.param("NetworkManager", _vf_mtu, VFS, {}, id="doca-platform-50"),

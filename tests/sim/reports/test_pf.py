@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from agent.engine.converge import Pass
 from agent.hardware.functions import vf_addresses
 from agent.report.verdict import is_ready
-from tests.sim.engine.one_nic import Node, left
+from tests.sim.engine.one_nic import Node, is_settled
 from tests.sim.kernel import Kernel
 from tests.sim.readiness import Node as Probed
 from tests.sim.tree import error
@@ -24,10 +23,6 @@ IRQ = "smp_affinity_list"
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
     return Node(two_nics(), tmp_path / "originals.json")
-
-
-def is_settled(result: Pass) -> bool:
-    return is_ready(result.conditions) and not left(result)
 
 
 # --- selection -----------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from agent.report.verdict import is_ready
 from tests.sim.kernel import Kernel
 from tests.sim.readiness import Node
 from tests.sim.tree import error
-from tests.sim.two_nics import NAME0, PF0
+from tests.sim.two_nics import IPOIB, NAME0, PF0
 
 DEVICE = "rocep33s0"
 LINK_LOCAL = "fe80:0000:0000:0000:0200:00ff:fe00:0001"
@@ -222,9 +222,6 @@ def test_a_device_without_a_node_guid_is_named_with_the_remedy(derive: bool) -> 
     assert node_guids(kernel) == {NO_GUID}
     assert (lacking.status, lacking.reason, lacking.severity) == ("False", "NodeGuidMissing", "warn")
     assert f"mlx5_0 ({PF0}#0), mlx5_1 ({PF0}#1): no node GUID, so rdma_cm fails (give the VF a mac" in lacking.message
-
-
-IPOIB = "00:00:10:86:fe:80:00:00:00:00:00:00:b8:3f:d2:03:00:12:34:56"
 
 
 def test_an_infiniband_card_whose_rdma_driver_is_not_loaded_is_named_with_the_remedy() -> None:

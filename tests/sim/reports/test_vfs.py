@@ -8,35 +8,15 @@ from typing import Any
 
 import pytest
 
-from agent.engine.converge import Pass
 from agent.hardware.functions import vf_addresses
-from agent.kinds.bindings import DRIVERS_PROBE
 from agent.report.verdict import is_ready
-from agent.service.messages import of_pass
-from agent.service.spec_in_force import SpecInForce
-from tests.sim.engine.one_nic import Node, left
-from tests.sim.kernel import Kernel, no_fault
+from tests.sim.engine.one_nic import Node, is_settled, left, vf
+from tests.sim.kernel import Kernel
 from tests.sim.tree import error
-from tests.sim.two_nics import MAC0, NAME0, PF0, PF1, two_nics
+from tests.sim.two_nics import IPOIB, MAC0, NAME0, PF0, two_nics
 
 FOUR = {"vfs": {"count": 4, "defaults": {"vlan": 0, "spoofchk": False, "trust": True, "max_tx_rate": 0}}, "mtu": 9000}
 POD = ("default/pod",)
-GUID = "b8:3f:d2:03:00:12:34:56"
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Node:
-    kernel = two_nics()
-    kernel.load_vfio()
-    return Node(kernel, tmp_path / "originals.json")
-
-
-def vf(node: Node, index: int) -> str:
-    return vf_addresses(node.kernel.files, PF0)[index]
-
-
-def is_settled(result: Pass) -> bool:
-    return is_ready(result.conditions) and not left(result)
 
 
 @pytest.mark.parametrize(
@@ -141,15 +121,6 @@ def test_attributes_that_a_cni_plugin_gives_to_an_allocated_vf_stay(node: Node) 
     node.kernel.move_away(function)
     assert is_settled(node.follow(FOUR))
     assert node.kernel.vfs(PF0)[2] == given
-
-
-def test_a_vf_can_go_from_vfio_to_its_network_driver_without_new_vfs(node: Node) -> None:
-    """sriov-network-operator 244: the number of VFs is the same."""
-    assert is_settled(node.follow({"vfs": {"count": 2, "defaults": {"driver": "vfio-pci"}}}))
-    node.kernel.writes.clear()
-    assert is_settled(node.follow({"vfs": {"count": 2, "defaults": {"driver": "netdevice"}}}))
-    assert node.kernel.netdev(vf(node, 1)).name == f"{NAME0}v1"
-    assert not [path for path, _ in node.kernel.writes if path.endswith("sriov_numvfs")]
 
 
 def test_a_vf_that_udev_has_not_named_yet_is_left_alone(node: Node) -> None:
@@ -327,82 +298,6 @@ def test_a_vf_of_a_pod_that_the_kubelet_has_forgotten_is_in_use(node: Node, driv
     assert [each.vlan for each in node.kernel.vfs(PF0)] == [7, 9, 7, 7]
 
 
-@pytest.mark.parametrize(
-    "held_by",
-    [
-        pytest.param([1, 0, 2], id="systemd-2657"),
-        pytest.param([1, 2, 0], id="systemd-29957"),
-        pytest.param([2, 1, 0], id="systemd-16665"),
-    ],
-)
-def test_vfs_that_have_each_other_s_names_get_their_own(node: Node, held_by: list[int]) -> None:
-    """Neither name is free; an older udev gives no alternative names, which would keep others from them."""
-    vfs = {"vfs": {"count": 3}}
-    node.follow(vfs)
-    named = [[vf(node, index), f"swap{index}"] for index in range(3)]
-    for function, name in (*named, *((vf(node, index), f"{NAME0}v{held}") for index, held in enumerate(held_by))):
-        ifindex = node.kernel.netdev(function).ifindex
-        node.kernel.netlink.set_link(ifindex, up=False)
-        node.kernel.netlink.rename(ifindex, name)
-        for altname in node.kernel.netdev(function).altnames:
-            node.kernel.netlink.remove_altname(ifindex, altname)
-    assert node.kernel.netdev(vf(node, 0)).name == f"{NAME0}v{held_by[0]}"
-    result = node.follow(vfs, passes=1)
-    assert is_settled(result), left(result)
-    assert [node.kernel.netdev(vf(node, index)).name for index in range(3)] == [f"{NAME0}v{n}" for n in range(3)]
-
-
-def test_a_name_that_another_netdev_has_for_a_while_is_given_later(node: Node) -> None:
-    """While it boots a DPU has the name for a moment (https://github.com/sonic-net/sonic-buildimage/pull/29545)."""
-    name = f"{NAME0}v0"
-    node.follow({"vfs": {"count": 1}})
-    other, own = (node.kernel.netdev(function).ifindex for function in (PF1, vf(node, 0)))
-    for ifindex, taken in ((own, "eth3"), (other, name)):
-        node.kernel.netlink.set_link(ifindex, up=False)
-        for altname in node.kernel.netdev(vf(node, 0)).altnames:
-            node.kernel.netlink.remove_altname(own, altname)
-        node.kernel.netlink.rename(ifindex, taken)
-    said = [error for field, _, error in left(node.follow({"vfs": {"count": 1}})) if field == "name"]
-    assert len(said) == 1
-    assert f"another netdev is called {name}; rename that first" in said[0]
-    assert node.kernel.netdev(PF1).name == name
-    node.kernel.netlink.rename(other, "eth9")
-    assert is_settled(node.follow({"vfs": {"count": 1}}))
-    assert node.kernel.netdev(vf(node, 0)).name == name
-
-
-def test_a_vf_that_another_program_renames_at_the_same_moment_is_renamed_once(node: Node) -> None:
-    """An "attempt of already renamed device" (https://github.com/canonical/cloud-init/issues/5075)."""
-    node.follow({"vfs": {"count": 1}})
-    name = f"{NAME0}v0"
-    ifindex = node.kernel.netdev(vf(node, 0)).ifindex
-    node.kernel.netlink.set_link(ifindex, up=False)
-    node.kernel.netlink.rename(ifindex, "eth3")
-
-    def meanwhile(operation: str, where: str, value: str) -> None:
-        if operation == "rename":
-            node.kernel.fault = no_fault
-            node.kernel.netlink.rename(ifindex, "eth4")
-
-    node.kernel.fault = meanwhile
-    assert is_settled(node.follow({"vfs": {"count": 1}}))
-    assert node.kernel.netdev(vf(node, 0)).name == name
-
-
-def test_vfs_that_udev_names_by_another_rule_keep_these_names(node: Node) -> None:
-    """The names of a PF's VFs have nothing in common with it (systemd 25545)."""
-    node.follow({"vfs": {"count": 2}})
-    for index in range(2):
-        ifindex, name = node.kernel.netdev(vf(node, index)).ifindex, f"enp37s1{index}v4"
-        node.kernel.netlink.set_link(ifindex, up=False)
-        node.kernel.netlink.rename(ifindex, name)
-        entry = f"/run/udev/data/n{ifindex}"
-        node.kernel.tree.put(entry, node.kernel.tree.files[entry].replace(f"{NAME0}v{index}", name))
-    assert is_settled(node.follow({"mtu": 9000, "vfs": {"count": 2, "defaults": {"vlan": 7}}}))
-    netdevs = [node.kernel.netdev(vf(node, index)) for index in range(2)]
-    assert [(each.name, each.mtu) for each in netdevs] == [("enp37s10v4", 9000), ("enp37s11v4", 9000)]
-
-
 def test_attributes_that_leave_the_spec_are_as_before(node: Node) -> None:
     """An empty list of VFs is to set all of them back (nmstate 1454)."""
     node.follow({"vfs": {"count": 2}})
@@ -431,28 +326,6 @@ def test_a_number_of_vfs_and_their_settings_can_change_at_once(node: Node) -> No
     assert {each.vlan for each in node.kernel.vfs(PF0)} == {4}
 
 
-def test_a_vf_goes_to_vfio_and_back_however_it_came_there(node: Node) -> None:
-    """It has vfio-pci already, by the IDs that somebody gave that driver (nasty 601)."""
-    node.follow({"vfs": {"count": 1}})
-    function = vf(node, 0)
-    node.kernel.unbind(function)
-    node.kernel.tree.link(f"/sys/bus/pci/devices/{function}/driver", "../../../../bus/pci/drivers/vfio-pci")
-    node.kernel.writes.clear()
-    assert is_settled(node.follow({"vfs": {"count": 1, "defaults": {"driver": "vfio-pci"}}}))
-    assert [where for where, _ in node.kernel.writes if where.endswith(("bind", "driver_override", "new_id"))] == []
-    assert is_settled(node.follow({"vfs": {"count": 1, "defaults": {"driver": "netdevice"}}}))
-    assert node.kernel.driver(function) == "igbvf"
-
-
-def test_a_vf_that_leaves_vfio_has_no_override_any_more(node: Node) -> None:
-    """Its own driver is refused as long as there is one (opae-sdk 2729)."""
-    node.follow({"vfs": {"count": 1, "defaults": {"driver": "vfio-pci"}}})
-    override = f"/sys/bus/pci/devices/{vf(node, 0)}/driver_override"
-    assert node.kernel.files.read(override) == "vfio-pci"
-    assert is_settled(node.follow({"vfs": {"count": 1, "defaults": {"driver": "netdevice"}}}))
-    assert (node.kernel.driver(vf(node, 0)), node.kernel.files.read(override)) == ("igbvf", "(null)")
-
-
 @pytest.mark.parametrize(
     ("defaults", "is_good"),
     [
@@ -467,7 +340,7 @@ def test_vfs_on_infiniband_have_no_vlan_and_no_mac_to_set(
 ) -> None:
     kernel = Kernel()
     kernel.rdma.made_of_vfs[PF0] = {"prefix": "mlx5_", "link_layer": "InfiniBand"}
-    kernel.add_nic(PF0, "ibp33s0", f"00:00:10:86:fe:80:00:00:00:00:00:00:{GUID}", driver="mlx5_core")
+    kernel.add_nic(PF0, "ibp33s0", IPOIB, driver="mlx5_core")
     of_ethernet = ("vlan", "'mac'", "spoofchk", "tx_rate")
     kernel.fault = lambda operation, where, value: (
         error(errno.EOPNOTSUPP, where) if operation == "set_vf" and any(each in value for each in of_ethernet) else None
@@ -475,26 +348,6 @@ def test_vfs_on_infiniband_have_no_vlan_and_no_mac_to_set(
     made = Node(kernel, tmp_path / "originals.json").follow({"vfs": {"count": 2, "defaults": defaults}})
     assert is_settled(made) is is_good
     assert all("take spoofchk out of the spec" in each.remedy for each in made.outcomes if each.error)
-
-
-@pytest.mark.parametrize("lacking", [pytest.param(1, id="sriov-network-operator-1046")])
-def test_a_plugin_that_saw_a_vf_without_its_driver_is_started_again(node: Node, tmp_path: Path, lacking: int) -> None:
-    spec: dict[str, Any] = {"vfs": {"count": 4, "defaults": {"driver": "vfio-pci"}}}
-
-    in_force = SpecInForce(tmp_path, tmp_path)
-
-    def devices() -> str:
-        return of_pass(node.follow(spec), in_force, 0.0).devices
-
-    whole = devices()
-    node.kernel.unbind(vf(node, lacking))
-    node.kernel.fault = lambda operation, where, value: error(errno.EBUSY, where) if where == DRIVERS_PROBE else None
-    without = devices()
-    node.kernel.fault = no_fault
-    assert devices() == whole != without
-    # The plugin's resources are chosen by the driver, too.
-    spec["vfs"]["defaults"]["driver"] = "netdevice"
-    assert devices() not in (whole, without)
 
 
 def test_a_vf_s_address_is_set_by_its_pf_and_never_on_its_netdev(node: Node) -> None:

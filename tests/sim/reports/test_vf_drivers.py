@@ -1,0 +1,68 @@
+"""Public reports about the drivers to which VFs are bound."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.kinds.bindings import DRIVERS_PROBE
+from agent.service.messages import of_pass
+from agent.service.spec_in_force import SpecInForce
+from tests.sim.engine.one_nic import Node, is_settled, vf
+from tests.sim.kernel import no_fault
+from tests.sim.tree import error
+from tests.sim.two_nics import NAME0
+
+
+def test_a_vf_can_go_from_vfio_to_its_network_driver_without_new_vfs(node: Node) -> None:
+    """sriov-network-operator 244: the number of VFs is the same."""
+    assert is_settled(node.follow({"vfs": {"count": 2, "defaults": {"driver": "vfio-pci"}}}))
+    node.kernel.writes.clear()
+    assert is_settled(node.follow({"vfs": {"count": 2, "defaults": {"driver": "netdevice"}}}))
+    assert node.kernel.netdev(vf(node, 1)).name == f"{NAME0}v1"
+    assert not [path for path, _ in node.kernel.writes if path.endswith("sriov_numvfs")]
+
+
+def test_a_vf_goes_to_vfio_and_back_however_it_came_there(node: Node) -> None:
+    """It has vfio-pci already, by the IDs that somebody gave that driver (nasty 601)."""
+    node.follow({"vfs": {"count": 1}})
+    function = vf(node, 0)
+    node.kernel.unbind(function)
+    node.kernel.tree.link(f"/sys/bus/pci/devices/{function}/driver", "../../../../bus/pci/drivers/vfio-pci")
+    node.kernel.writes.clear()
+    assert is_settled(node.follow({"vfs": {"count": 1, "defaults": {"driver": "vfio-pci"}}}))
+    assert [where for where, _ in node.kernel.writes if where.endswith(("bind", "driver_override", "new_id"))] == []
+    assert is_settled(node.follow({"vfs": {"count": 1, "defaults": {"driver": "netdevice"}}}))
+    assert node.kernel.driver(function) == "igbvf"
+
+
+def test_a_vf_that_leaves_vfio_has_no_override_any_more(node: Node) -> None:
+    """Its own driver is refused as long as there is one (opae-sdk 2729)."""
+    node.follow({"vfs": {"count": 1, "defaults": {"driver": "vfio-pci"}}})
+    override = f"/sys/bus/pci/devices/{vf(node, 0)}/driver_override"
+    assert node.kernel.files.read(override) == "vfio-pci"
+    assert is_settled(node.follow({"vfs": {"count": 1, "defaults": {"driver": "netdevice"}}}))
+    assert (node.kernel.driver(vf(node, 0)), node.kernel.files.read(override)) == ("igbvf", "(null)")
+
+
+@pytest.mark.parametrize("lacking", [pytest.param(1, id="sriov-network-operator-1046")])
+def test_a_plugin_that_saw_a_vf_without_its_driver_is_started_again(node: Node, tmp_path: Path, lacking: int) -> None:
+    spec: dict[str, Any] = {"vfs": {"count": 4, "defaults": {"driver": "vfio-pci"}}}
+
+    in_force = SpecInForce(tmp_path, tmp_path)
+
+    def devices() -> str:
+        return of_pass(node.follow(spec), in_force, 0.0).devices
+
+    whole = devices()
+    node.kernel.unbind(vf(node, lacking))
+    node.kernel.fault = lambda operation, where, value: error(errno.EBUSY, where) if where == DRIVERS_PROBE else None
+    without = devices()
+    node.kernel.fault = no_fault
+    assert devices() == whole != without
+    # The plugin's resources are chosen by the driver, too.
+    spec["vfs"]["defaults"]["driver"] = "netdevice"
+    assert devices() not in (whole, without)
