@@ -68,8 +68,8 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
                 has, lower = "no SR-IOV as it is set up", "take vfs out of the spec"
             blocker = f"NIC {nic.nic.name} has {has}, the spec wants {count}{'' if state.total else ' VFs'}"
             remedy = (
-                f"{lower}, or raise the limit in the NIC's firmware (SRIOV_EN, NUM_OF_VFS), which the inventory's key "
-                "firmware does for Mellanox NICs"
+                f"{lower}, or raise the limit in the NIC's firmware (Mellanox: SRIOV_EN, NUM_OF_VFS, set by the inventory's "
+                "key firmware)"
             )
             change = Change(NAME, address, "count", state.count, count, blocker=blocker, remedy=remedy)
         elif state.count:

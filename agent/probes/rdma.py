@@ -212,7 +212,7 @@ def _ports(nic: WantedNic, wanted: RdmaDevices, target: str, device: RdmaDevice,
         yield "its files in sysfs cannot be read (see the kernel log, dmesg)"
         return
     if wanted.link_layer is not None and port.link_layer != wanted.link_layer:
-        yield f"link layer {port.link_layer}, not {wanted.link_layer} (LINK_TYPE in the NIC's firmware)"
+        yield f"link layer {port.link_layer}, not {wanted.link_layer} (the NIC's firmware decides; Mellanox: LINK_TYPE)"
     if port.state != "ACTIVE":
         yield f"state {port.state}/{port.physical_state or 'unknown'} ({_state_remedy(device, port, target)})"
     rate = None if family_of(nic.function.driver).invents_rate else wanted.rate
