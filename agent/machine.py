@@ -281,6 +281,12 @@ class Kubelet(Protocol):
         :raises OSError: there is a kubelet, and it does not answer.
         """
 
+    def cpus(self) -> Mapping[str, frozenset[int]]:
+        """The CPUs that only the pods have to which each device of :meth:`allocations` is allocated.
+
+        :raises OSError: there is a kubelet, and it does not answer.
+        """
+
     def started(self) -> float:
         """When it was last started (seconds since the epoch); 0: there is no kubelet."""
 

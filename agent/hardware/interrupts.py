@@ -26,6 +26,7 @@ class Irq:
 
     ``action``: what the driver calls it; read only of management interrupts. ``linked``: the kernel itself says which queue it
     serves; otherwise its name does. ``managed``: the kernel places it and lets nobody move it, as far as that is known.
+    ``of_pod``: the CPUs of the pod that has the function, if the spec has the interrupt go there.
     """
 
     number: int
@@ -35,6 +36,7 @@ class Irq:
     action: str = ""
     linked: bool = False
     managed: bool = False
+    of_pod: frozenset[int] = frozenset()
 
     @property
     def name(self) -> str:

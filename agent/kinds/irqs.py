@@ -10,11 +10,11 @@ from __future__ import annotations
 import errno
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from agent.documents import load
 from agent.driver_families import is_passed_through
@@ -24,6 +24,7 @@ from agent.hardware.placement import Key, Pool, place, pool, without
 from agent.hardware.sysfs import ranges, read_or
 from agent.hardware.topology import Topology
 from agent.kinds import Reading
+from agent.kinds.pod_cpus import with_pods
 from agent.machine import Files, Machine
 from agent.report.names import RUN_FOLDER
 from agent.report.records import HOST, Change
@@ -41,7 +42,7 @@ OTHER_WRITERS = ("irqbalance", "tuned", "crio")
 OFF = "irqs.pin: false"
 
 FOLLOWING = frozenset({NAME, "napi_threads", "rps", "rps_netdevs", "xps"})
-"""The kinds whose values follow from the owners of CPUs."""
+"""The kinds whose values follow from :func:`followed`."""
 
 # The file with the CPUs that have no free interrupt vector, so that `trackbed plan` knows them, too. The kernel shows this only
 # by refusing a write (ENOSPC). A CPU counts as full until it goes offline, when its interrupts go elsewhere, or until the next
@@ -80,10 +81,16 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Any]:
     """
     if not _places(want):
         return {}
+    functions = functions_in_scope(machine.files, want, scope)
     irqs: dict[str, Any] = {
-        address: {target: _placeable(machine, pci) for target, pci in functions.items()}
-        for address, functions in functions_in_scope(machine.files, want, scope).items()
+        address: {target: _placeable(machine, pci) for target, pci in of_pf.items()}
+        for address, of_pf in functions.items()
     }
+    for target, cpus in with_pods(machine, want, functions).items():
+        of_pf = irqs[device_of(target)]
+        # If the kubelet does not say who has the VF, its interrupts stay where they are.
+        there = frozenset(cpu for irq in of_pf[target] for cpu in irq.affinity) if cpus is None else cpus
+        of_pf[target] = tuple(evolve(irq, of_pod=there) for irq in of_pf[target])
     files = machine.files
     kept = Kept(_full(files), _managed(files), _parsed(read_or(files, PLACED, "")))
     return {**irqs, HOST: kept} if kept != Kept() else irqs
@@ -97,7 +104,7 @@ def remember(machine: Machine, want: Wanted, have: Snapshot) -> None:
     before, full = _kept(have).placed, _kept(have).full
     if not full <= have.topology.cpus.keys():
         machine.files.replace(FULL, format_ranges(full & have.topology.cpus.keys()))
-    placed = {**before, **_placement(want, have).homes}
+    placed = {**before, **placement(want, have).homes}
     if want.spec.irqs.pin and placed != before:
         queues: dict[str, dict[str, int]] = {}
         for (target, queue), cpu in sorted(placed.items()):
@@ -113,6 +120,11 @@ def _parsed(text: str) -> Mapping[Key, int]:
     except (ValueError, AttributeError):
         return {}
     return {(target, queue): cpu for target, queue, cpu in placed if isinstance(cpu, int)}
+
+
+def followed(have: Snapshot) -> object:
+    """What pods change at any time: the owners of CPUs, and the CPUs of pods to which interrupts of VFs go."""
+    return have.topology.owners, {target: irq.of_pod for _, target, irq in _each(have) if irq.of_pod}
 
 
 def _kept(have: Snapshot) -> Kept:
@@ -178,26 +190,23 @@ def _pools(nodes: Mapping[str, int], excluded: frozenset[int], topology: Topolog
 
 @frozen
 class Placement:
-    """``pools``: the CPUs that may serve each queue, by target and queue; ``cpus``: the CPU that serves it.
+    """``pools``: the CPUs that may serve each queue, by target and queue; ``cpus``: the CPU that serves it, its receive and
+    transmit interrupts alike.
 
-    ``homes``: the CPU that serves it while no CPU has an owner.
+    ``homes``: the CPU that serves it while no CPU has an owner. ``of_pods``: by VF, the CPUs of the pod that has it, if its
+    interrupts go there.
     """
 
     pools: Mapping[Key, Pool]
     cpus: Mapping[Key, int]
     homes: Mapping[Key, int]
+    of_pods: Mapping[str, Pool] = field(factory=dict)
 
 
-def placement(want: Wanted, have: Snapshot) -> Mapping[Key, int]:
-    """The CPU of each queue, by target and queue; a queue's receive and transmit interrupts share it.
-
-    Several kinds need it in each pass, and in most passes interrupts and CPUs are those of the pass before: it is the same
+def placement(want: Wanted, have: Snapshot) -> Placement:
+    """Several kinds need it in each pass, and in most passes interrupts and CPUs are those of the pass before: it is the same
     object then.
     """
-    return _placement(want, have).cpus
-
-
-def _placement(want: Wanted, have: Snapshot) -> Placement:
     local = pools(want, have)
     return have.memo.get("placement", (local, have[NAME], have.topology), lambda: _place(local, have))
 
@@ -208,7 +217,12 @@ def _place(local: Mapping[str, Pool], have: Snapshot) -> Placement:
     free: dict[Key, Pool] = {}
     owned = have.topology.owners.of
     affinities: dict[Key, set[tuple[int, ...]]] = {}
+    of_pods: dict[str, Pool] = {}
+    own: dict[Key, Pool] = {}
     for address, target, irq in _each(have):
+        # The kubelet of Kubernetes 1.20 also tells CPUs that pods share. These have no owner in its file.
+        if cpus := irq.of_pod & have.topology.owners.pods.keys() & have.topology.cpus.keys():
+            of_pods[target] = Pool(tuple(sorted(cpus)))
         if irq.role != MANAGEMENT and address in local:
             key = (target, str(irq.queue))
             affinities.setdefault(key, set()).add(irq.affinity)
@@ -216,6 +230,8 @@ def _place(local: Mapping[str, Pool], have: Snapshot) -> Placement:
             fixed = [cpu for cpu in irq.affinity if cpu in have.topology.cpus] if managed(have, target, irq) else []
             keys[key] = Pool((fixed[0],)) if fixed else local[address]
             free[key] = without(keys[key], kept.full | owned.keys())
+            if target in of_pods and not fixed:
+                own[key] = of_pods[target]
     # A netdev that is down, as while a pod starts, has no interrupts. Its queues keep their CPUs, so that no other queue moves.
     down = {
         target: local[address]
@@ -231,10 +247,13 @@ def _place(local: Mapping[str, Pool], have: Snapshot) -> Placement:
     # A queue whose CPU has an owner goes elsewhere in its pool meanwhile, and all others stay. If each CPU of the pool has an
     # owner, it stays, too. Its present CPU counts here: nothing else says where it went before.
     guests = {key: free[key] for key in keys if homes[key] in owned and owned.keys().isdisjoint(free[key].cpus)}
-    present = {key: affinity[0] for key in guests for affinity in sorted(affinities[key]) if len(affinity) == 1}
+    own = _with_vectors(own, {key: affinities[key] for key in own}, kept)
+    present = {key: affinity[0] for key in guests | own for affinity in sorted(affinities[key]) if len(affinity) == 1}
     busy = [cpu for key, cpu in homes.items() if key not in guests]
     homes = {key: cpu for key, cpu in homes.items() if key in keys}
-    return Placement(every | guests, homes | place(have.topology, guests, present, busy), homes)
+    # A queue that goes to a pod keeps its place among the guests, so that no other one moves.
+    placed = homes | place(have.topology, guests, present, busy) | place(have.topology, own, present)
+    return Placement(every | guests | own, placed, homes, of_pods)
 
 
 def _with_vectors(
@@ -273,14 +292,14 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
     """
     if not want.spec.irqs.pin:
         return []
-    placed, full, owned = _placement(want, have), _kept(have).full, have.topology.owners.of
+    placed, full, owned = placement(want, have), _kept(have).full, have.topology.owners.of
     local = pools(want, have)
     changes = []
     for address, target, irq in _each(have):
         if address not in local or managed(have, target, irq):
             continue
         key = (target, str(irq.queue))
-        pool = without(local[address], owned) if irq.role == MANAGEMENT else placed.pools[key]
+        pool = placed.pools[key] if irq.role != MANAGEMENT else any_cpu(placed, local[address], target, owned)
         one = irq.role != MANAGEMENT and _has_vectors(pool, full)
         after = (placed.cpus[key],) if one else tuple(sorted(pool.cpus))
         if irq.affinity != after:
@@ -289,11 +308,19 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
     return changes
 
 
+def any_cpu(placed: Placement, local: Pool, target: str, owned: Collection[int]) -> Pool:
+    """The CPUs that may serve what belongs to no queue of a function."""
+    return placed.of_pods.get(target) or without(local, owned)
+
+
 def _note(key: Key, now: Placement, have: Snapshot) -> str:
     """Why a queue leaves the CPU that it had in the last verified pass; empty if it does not, or if the spec is the reason."""
     placed, online, home = _kept(have).placed, have.topology.cpus, now.homes[key]
-    if home != now.cpus[key]:
-        return f"CPU {home} belongs to {have.topology.owners.of[home]}"
+    goes_to, owners = now.cpus[key], have.topology.owners.of
+    if key[0] in now.of_pods:
+        return f"CPU {goes_to} belongs to {owners[goes_to]}, which has the VF"
+    if home != goes_to:
+        return f"CPU {home} belongs to {owners[home]}"
     was = placed.get(key)
     if was in (None, home):
         return ""

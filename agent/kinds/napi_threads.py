@@ -13,7 +13,6 @@ from attrs import frozen
 
 from agent.hardware.functions import pci_of
 from agent.hardware.interrupts import MANAGEMENT
-from agent.hardware.placement import without
 from agent.hardware.sysfs import whole
 from agent.kinds import Reading, irqs
 from agent.kinds.ethtool import given
@@ -76,10 +75,11 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
 
 
 def _plan(want: Wanted, have: Snapshot) -> Iterator[Change]:
-    placed, pools, owned = irqs.placement(want, have), irqs.pools(want, have), have.topology.owners.of
+    placement, pools, owned = irqs.placement(want, have), irqs.pools(want, have), have.topology.owners.of
+    placed = placement.cpus
     for address in sorted(have[NAME].keys() & pools.keys()):
-        any_cpu = tuple(sorted(without(pools[address], owned).cpus))
         for target, threads in have[NAME][address].items():
+            any_cpu = tuple(sorted(irqs.any_cpu(placement, pools[address], target, owned).cpus))
             of_queues = (irq for irq in have[irqs.NAME].get(address, {}).get(target, ()) if irq.role != MANAGEMENT)
             cpus = {irq.number: (placed[target, str(irq.queue)],) for irq in of_queues}
             for place, thread in threads.items():

@@ -31,13 +31,15 @@ from agent.state.wanted import Wanted
 XPS: Final = "xps"
 RFS = "rfs"
 ENTRIES = "net.core.rps_sock_flow_entries"
+NOWHERE = frozenset[int]()
 
 
 def _plan_rps(want: Wanted, have: Snapshot) -> list[Change]:
     """The masks that differ from those that follow from the placement of the queues' interrupts."""
     if not want.spec.rps.enable:
         return []
-    placed = irqs.placement(want, have)
+    placement = irqs.placement(want, have)
+    placed = placement.cpus
     local = irqs.pools(want, have)
     changes = []
     # By PF, number of queues, and CPU of the interrupt: netdevs of one PF mostly have the same masks.
@@ -49,7 +51,8 @@ def _plan_rps(want: Wanted, have: Snapshot) -> list[Change]:
             if (cpu := placed.get((target, str(queue)))) is None:
                 continue  # a netdev that is down has no interrupts
             question = address, len(observed.rps), cpu
-            if (after := masks.get(question)) is None:
+            # With interrupts on the CPUs of a pod, no other CPU processes its packets.
+            if (after := NOWHERE if target in placement.of_pods else masks.get(question)) is None:
                 after = masks[question] = steering(have.topology, local[address], len(observed.rps), cpu)
             if before != after:
                 changes.append(Change(queues.RPS, target, f"rx-{queue}", format_ranges(before), format_ranges(after)))
@@ -79,7 +82,8 @@ def _plan_xps(want: Wanted, have: Snapshot) -> list[Change]:
     """The masks that differ, of netdevs with several transmit queues. Queues without an interrupt are left alone."""
     if not want.spec.xps.enable:
         return []
-    placed = irqs.placement(want, have)
+    placement = irqs.placement(want, have)
+    placed = placement.cpus
     excluded = want.spec.irqs.exclude_cpus
     senders = have.memo.get("senders", (placed, have.topology, excluded), lambda: _senders(have.topology, excluded))
     changes = []
@@ -87,7 +91,9 @@ def _plan_xps(want: Wanted, have: Snapshot) -> list[Change]:
         if address not in want.nics:
             continue
         served = {queue: cpu for queue in observed.xps if (cpu := placed.get((target, str(queue)))) is not None}
-        for queue, after in senders.transmitting(served).items() if served else ():
+        own = placement.of_pods.get(target)
+        sending = Senders(have.topology, own.cpus) if own else senders
+        for queue, after in sending.transmitting(served).items() if served else ():
             before = observed.xps[queue]
             if before != after:
                 changes.append(Change(XPS, target, f"tx-{queue}", format_ranges(before), format_ranges(after)))

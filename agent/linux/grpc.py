@@ -5,7 +5,7 @@ frames, header compression and flow control. grpcio would add 7 MB of compiled c
 threads.
 
 A message of Protocol buffers is a series of fields, each a number and a wire type, then the value (protobuf.dev, "Encoding").
-Only a few strings are read, so this needs neither protobuf's compiled package nor generated classes.
+Only a few strings and lists of numbers are read, so this needs neither protobuf's compiled package nor generated classes.
 """
 
 from __future__ import annotations
@@ -190,6 +190,17 @@ def fields(message: bytes) -> Iterator[tuple[int, bytes]]:
             raise ValueError(f"field {number} has wire type {wire}, which does not exist")
         if position > len(message):
             raise ValueError(f"field {number} goes on beyond the message's end")
+
+
+def numbers(content: bytes) -> Iterator[int]:
+    """The numbers of a repeated field that has a length (``[packed=true]``, proto3's default).
+
+    :raises ValueError: one has no end.
+    """
+    position = 0
+    while position < len(content):
+        number, position = _varint(content, position)
+        yield number
 
 
 def _varint(message: bytes, position: int) -> tuple[int, int]:

@@ -1,4 +1,5 @@
-"""The kubelet's allocations: List of its PodResources API (k8s.io/kubelet/pkg/apis/podresources/v1/api.proto).
+"""The devices and the CPUs of pods: List of the kubelet's PodResources API
+(k8s.io/kubelet/pkg/apis/podresources/v1/api.proto).
 
 The device plugin, or the driver of dynamic resource allocation (DRA), chooses a device's name. By their sources, it is:
 
@@ -21,10 +22,11 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from typing import TypeVar
 
 from attrs import define
 
-from agent.linux.grpc import Schema, fields, strings
+from agent.linux.grpc import Schema, fields, numbers, strings
 from agent.report.names import KUBELET_FOLDERS
 
 SOCKETS = tuple(f"{folder}/pod-resources/kubelet.sock" for folder in KUBELET_FOLDERS)
@@ -43,8 +45,8 @@ RATE = 100.0
 
 REMEDIES = {errno.ENOSYS: "this kubelet is older than Kubernetes 1.20, which brought version 1 of the PodResources API"}
 
-# Field numbers of api.proto: of ListPodResourcesResponse, and what is read of a PodResources.
-PODS = 1
+# Field numbers of api.proto: of ListPodResourcesResponse, of a PodResources, of a container; and which texts are read of a pod.
+PODS, CONTAINERS, CPU_IDS = 1, 3, 3
 POD: Schema = {
     1: "name",
     2: "namespace",
@@ -57,6 +59,7 @@ PCI_ADDRESS = re.compile(r"(?<![0-9a-z])([0-9a-f]{4,8})[:-]([0-9a-f]{2})[:-]([0-
 
 
 Allocations = Mapping[str, tuple[str, ...]]
+T = TypeVar("T")
 
 
 @define
@@ -69,13 +72,21 @@ class LinuxKubelet:
     _failure: tuple[float, int, str] | None = None
 
     def allocations(self) -> Allocations:
-        """Request the list. After a failure, the same error is raised without a request for :data:`PAUSE` seconds."""
+        """Request the list."""
+        return self._read(_by_device)
+
+    def cpus(self) -> Mapping[str, frozenset[int]]:
+        """Request the list."""
+        return self._read(_cpus_by_device)
+
+    def _read(self, decode: Callable[[bytes], Mapping[str, T]]) -> Mapping[str, T]:
+        """What the list says. After a failure, the same error is raised without a request for :data:`PAUSE` seconds."""
         if self._failure is not None and self.clock() < self._failure[0]:
             raise OSError(*self._failure[1:])
         for path in self.sockets:
             try:
                 if (response := _response(path, self.timeout)) is not None:
-                    return _by_device(response)
+                    return decode(response)
             except (OSError, ValueError) as error:
                 number, message = _explain(path, error)
                 self._failure = (self.clock() + PAUSE, number, message)
@@ -146,6 +157,22 @@ def _by_device(response: bytes) -> Allocations:
             for device in _devices(pod_fields):
                 by_device.setdefault(device, set()).add(f"{names.get('namespace', '')}/{names.get('name', '')}")
     return {device: tuple(sorted(pods)) for device, pods in by_device.items()}
+
+
+def _cpus_by_device(response: bytes) -> Mapping[str, frozenset[int]]:
+    """The CPUs of the pods of each device in such a message.
+
+    :raises ValueError: the response is not such a message.
+    """
+    by_device: dict[str, frozenset[int]] = {}
+    for number, pod in fields(response):
+        if number == PODS:
+            containers = [container for number, container in fields(pod) if number == CONTAINERS]
+            given = (content for each in containers for number, content in fields(each) if number == CPU_IDS)
+            cpus = frozenset(cpu for content in given for cpu in numbers(content))
+            for device in _devices(list(strings(pod, POD))):
+                by_device[device] = by_device.get(device, cpus) | cpus
+    return by_device
 
 
 def _devices(fields: list[tuple[str, str]]) -> Iterator[str]:

@@ -18,9 +18,8 @@ from attrs import define, field, frozen
 
 from agent.engine.contention import suspects
 from agent.engine.converge import Pass
-from agent.hardware.cpu_owners import CpuOwners
 from agent.kinds import other_writers
-from agent.kinds.irqs import FOLLOWING
+from agent.kinds.irqs import FOLLOWING, followed
 from agent.report.drift import Drift
 from agent.report.history import History
 from agent.report.records import Report, Result
@@ -118,7 +117,7 @@ class PassRecords:
     drift: Drift
     log: PassLog = field(factory=PassLog)
     _due: _Record | None = field(default=None, init=False)
-    _owners: CpuOwners | None = field(default=None, init=False)
+    _followed: object = field(default=None, init=False)
 
     @classmethod
     def kept(cls, state: Path, run: Path) -> PassRecords:
@@ -143,11 +142,11 @@ class PassRecords:
         if record is None:
             return
         if (result := record.result) is not None:
-            repairs, owners = self.drift.repairs(result.outcomes), result.have.topology.owners
-            if self._owners not in (None, owners):
-                # A pod with CPUs of its own has started or ended, and no program has undone a change.
+            repairs, now = self.drift.repairs(result.outcomes), followed(result.have)
+            if self._followed not in (None, now):
+                # A pod with CPUs of its own, or with a VF, has started or ended, and no program has undone a change.
                 repairs = [change for change in repairs if change.kind not in FOLLOWING]
-            self._owners = owners
+            self._followed = now
             running = {change.kind: suspects(change.kind, result.have.processes) for change in repairs}
             in_force = spec_hash(result.want.spec)
             if gap := self.history.record(result.outcomes, in_force, record.trigger, running):

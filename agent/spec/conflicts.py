@@ -32,14 +32,14 @@ _EXCLUDING = (
 
 # Keys that set a VF's netdev. If the defaults have one and a group binds its VFs to vfio-pci, that is no conflict: a group
 # cannot unset a key, and the other VFs have netdevs.
-_OF_NETDEVS = ("channels", "rings", "coalescing", "offloads", "napi")
+_OF_NETDEVS = ("channels", "rings", "coalescing", "offloads", "napi", "irqs_on_pod_cpus")
 
 # Module parameters of drivers that create VFs when the module is loaded.
 _VF_PARAMETERS = ("max_vfs", "num_vfs")
 
 
-def nic_conflicts(nics: tuple[Nic, ...]) -> Iterator[str]:
-    """Conflicts between NICs, and between the keys of each."""
+def nic_conflicts(nics: tuple[Nic, ...], pin: bool) -> Iterator[str]:
+    """Conflicts between NICs, and between the keys of each. ``pin``: irqs.pin."""
     keys = {f"nics[{index}]": nic for index, nic in enumerate(nics)}
     names = sum(nic.select.most * (1 + len(nic.altnames)) for nic in nics)
     if names > MOST_NAMES:
@@ -53,7 +53,7 @@ def nic_conflicts(nics: tuple[Nic, ...]) -> Iterator[str]:
     yield from _one_function(keys)
     yield from _one_address(keys)
     for key, nic in keys.items():
-        yield from _within(key, nic)
+        yield from _within(key, nic, pin)
 
 
 def _twice(given: Iterable[tuple[str, Hashable]]) -> Iterator[tuple[str, str, Hashable]]:
@@ -138,7 +138,7 @@ def _one_address(keys: Mapping[str, Nic]) -> Iterator[str]:
                 yield f"{owner}.{place} and {key}.{name} are both {value}; {remedy}"
 
 
-def _within(key: str, nic: Nic) -> Iterator[str]:
+def _within(key: str, nic: Nic, pin: bool) -> Iterator[str]:
     """Keys of one NIC that contradict each other."""
     rdma = nic.rdma
     if (
@@ -159,6 +159,8 @@ def _within(key: str, nic: Nic) -> Iterator[str]:
     }
     for place, vf in places.items():
         yield from _among_offloads(place, vf.offloads)
+        if vf.irqs_on_pod_cpus and not pin:
+            yield f"irqs.pin false and {place}.irqs_on_pod_cpus: the agent places no interrupt then; keep one"
         driver = place if vf.driver is not None else f"{key}.vfs.defaults"
         if (vf.driver or nic.vfs.defaults.driver) == "vfio-pci":
             for name in _OF_NETDEVS:

@@ -127,7 +127,8 @@ class VfAttributes:
 
     Rates are in Mbit/s, 0 is none. ``link_state`` is the link that the PF shows to the VF (on InfiniBand the link policy);
     ``auto`` shows the PF's own. GUIDs are InfiniBand's, from vendor documents: not run on such a NIC. A VF whose ``driver`` is
-    ``vfio-pci`` has no netdev, so it has neither ``mtu``, ``txqueuelen`` nor ``state``.
+    ``vfio-pci`` has no netdev, so it has neither ``mtu``, ``txqueuelen`` nor ``state``. ``irqs_on_pod_cpus``: while a pod has
+    the VF's netdev and CPUs that no other pod may use, these serve its interrupts.
     """
 
     mtu: int | None = field(default=None, validator=_MTU)
@@ -141,6 +142,7 @@ class VfAttributes:
     napi: Napi | None = None
     txqueuelen: int | None = field(default=None, validator=_TXQUEUELEN)
     driver: VfDriver | None = None
+    irqs_on_pod_cpus: bool | None = None
 
     if TYPE_CHECKING:
         # The fields come from the records in agent/spec/vf_attributes.

@@ -334,7 +334,7 @@ class NodeSpec:
         return hashlib.sha256(to_json(self).encode()).hexdigest()[:16]
 
     def _faults(self) -> Iterator[str]:
-        yield from nic_conflicts(self.nics)
+        yield from nic_conflicts(self.nics, self.irqs.pin)
         yield from address_conflicts(self.nics, self.node_number, self.sysctls)
         netns_mode = self.rdma.netns_mode is not None
         yield from setting_conflicts(self.sysctls, self.module_parameters, self._by_sysctl(), self.nics, netns_mode)

@@ -75,8 +75,12 @@ class WantedNic:
 
     def settings(self, key: str) -> dict[str, Any]:
         """What the spec sets under ``key`` for the netdevs of the PF and its VFs, by target; unset ones are left out."""
-        address, vfs = self.function.address, self.nic.vfs
-        given = {address: getattr(self.nic, key)}
+        own = getattr(self.nic, key)
+        return ({} if own is None else {self.function.address: own}) | self.vf_settings(key)
+
+    def vf_settings(self, key: str) -> dict[str, Any]:
+        """What the spec sets under ``key`` for the VFs, by target."""
+        address, vfs, given = self.function.address, self.nic.vfs, dict[str, Any]()
         if vfs is not None:
             # The same as vfs.attributes(index) for each VF, but fast for a thousand.
             if (default := getattr(vfs.defaults, key)) is not None:
@@ -84,7 +88,7 @@ class WantedNic:
             for group in vfs.groups:
                 if (value := getattr(group, key)) is not None:
                     given |= {vf_target(address, index): value for index in parse_ranges(group.index)}
-        return {target: value for target, value in given.items() if value is not None}
+        return given
 
     def vf_wanted(self, index: int) -> VfAttributes:
         """:meth:`vf`, or no attributes for a VF that the spec does not have."""

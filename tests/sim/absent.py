@@ -15,6 +15,9 @@ class NoKubelet:
     def allocations(self) -> dict[str, tuple[str, ...]]:
         return {}
 
+    def cpus(self) -> dict[str, frozenset[int]]:
+        return {}
+
     def started(self) -> float:
         return 0.0
 

@@ -14,7 +14,7 @@ class SimHost:
 
     ``open``: who holds a device node; ``affinities``: the CPUs of each kernel thread, by its number; ``installed``: a module's
     srcversion on disk; ``disciplined``: whether the clock is synchronised, None: nobody says; ``allocated``: the kubelet's pods
-    by device.
+    by device; ``exclusive``: the CPUs that these pods have for themselves.
     """
 
     processes: set[str] = field(factory=set)
@@ -26,6 +26,7 @@ class SimHost:
     installed: dict[str, str] = field(factory=dict)
     disciplined: bool | None = True
     allocated: dict[str, tuple[str, ...]] = field(factory=dict)
+    exclusive: dict[str, frozenset[int]] = field(factory=dict)
     kubelet_error: OSError | None = None
     kubelet_started: float = 0.0
     asked: Callable[[], None] = lambda: None
@@ -73,6 +74,10 @@ class SimHost:
         if self.kubelet_error is not None:
             raise self.kubelet_error
         return self.allocated
+
+    def cpus(self) -> dict[str, frozenset[int]]:
+        """A device without an entry in ``exclusive`` is that of a pod without CPUs of its own."""
+        return {device: self.exclusive.get(device, frozenset()) for device in self.allocations()}
 
     def started(self) -> float:
         return self.kubelet_started

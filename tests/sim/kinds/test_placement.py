@@ -337,7 +337,7 @@ def test_interrupts_that_the_kernel_places_are_left_there_and_the_node_is_ready(
     assert said.reason == "PlacedByKernel"
     assert said.message.endswith(f": {len(kernel.interrupts.managed)} of {PF0}")
     # RPS and XPS follow the CPUs that the queues have.
-    placed = {queue: cpu for (target, queue), cpu in placement(result.want, result.have).items() if target == PF0}
+    placed = {queue: cpu for (target, queue), cpu in placement(result.want, result.have).cpus.items() if target == PF0}
     queues = [irq for irq in function_irqs(kernel.machine(), PF0) if irq.role != MANAGEMENT]
     assert placed == {str(irq.queue): irq.affinity[0] for irq in queues}
 

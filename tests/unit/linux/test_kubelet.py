@@ -173,6 +173,14 @@ def test_a_claimed_device_counts_where_its_name_has_a_pci_address(
     assert list(served.allocations(claimant("a", **claimed))) == devices
 
 
+def test_a_device_has_the_cpus_of_all_containers_of_its_pod(served: Served) -> None:
+    both = pod("a", "0000:3b:00.2")
+    both["containers"][0]["cpu_ids"] = [0, 127]
+    served.does("answer", encoded(both, claimant("b", device_name="0000-3b-00-3")))
+    cpus = LinuxKubelet((served.path,), timeout=20).cpus()
+    assert cpus == {"0000:3b:00.2": {0, 1, 127, 300, 2**40}, "0000:3b:00.3": frozenset()}
+
+
 def test_pods_without_devices_have_no_allocations(served: Served) -> None:
     assert served.allocations() == {}
     assert served.allocations(pod("a"), claimant("b")) == {}
