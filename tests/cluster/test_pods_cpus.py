@@ -22,6 +22,8 @@ POD = "with-cpus-of-its-own"
 PINGS = "pings-of-a-test"
 WINDOW = 60
 """Seconds for which interrupts are counted. Also without traffic, igb has each queue's interrupt arrive every two seconds."""
+QUIET = 600
+"""Seconds for which none may arrive on the CPUs of the pod."""
 
 pytestmark = pytest.mark.campaign
 
@@ -74,10 +76,10 @@ def avoids(node: Node, cpus: frozenset[int]) -> bool:
     return all(cpus.isdisjoint(parse_ranges(text)) for text in affinities(node).values())
 
 
-def arrived(node: Node) -> dict[int, int]:
-    """How many interrupts of the NICs arrive at each CPU in :data:`WINDOW` seconds."""
+def arrived(node: Node, seconds: int = WINDOW) -> dict[int, int]:
+    """How many interrupts of the NICs arrive at each CPU in this time."""
     table, ours = "cat /proc/interrupts", numbers(node)
-    before, after = node.sh(f"{table}; sleep {WINDOW}; echo; {table}", timeout=LONG + WINDOW).split("\n\n")
+    before, after = node.sh(f"{table}; sleep {seconds}; echo; {table}", timeout=LONG + seconds).split("\n\n")
     counts = [
         [words[1:] for line in text.splitlines() if (words := line.split())[0].rstrip(":") in ours]
         for text in (before, after)
@@ -103,13 +105,14 @@ def test_no_nic_interrupts_the_cpus_of_a_pod_while_it_runs(static: Member, say: 
     assert ready(node)
     # On x86 an interrupt moves when the next one arrives (agent/kinds/irqs.py), so each may arrive once more.
     eventually("none arrives any more", lambda: not any(arrived(node)[cpu] for cpu in cpus), LONG)
-    during = arrived(node)
+    during = arrived(node, QUIET)
     plane.kubectl("delete", "pod", POD, timeout=LONG)
     eventually("the kubelet has the CPU back", lambda: not cpus_of_pods(node), LONG)
     eventually("the interrupts are back", lambda: affinities(node) == places, within=45)
     after = arrived(node)
     say(
-        f"interrupts of NICs in {WINDOW} s, by CPU: {before} before, {during} while a pod has {set(cpus)}, {after} after"
+        f"interrupts of NICs by CPU: {before} in {WINDOW} s before, {during} in {QUIET} s while a pod has {set(cpus)}, "
+        f"{after} in {WINDOW} s after"
     )
     assert all(before[cpu] > 0 and after[cpu] > 0 for cpu in cpus)
     assert [during[cpu] for cpu in cpus] == [0] * len(cpus)
