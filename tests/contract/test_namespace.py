@@ -39,6 +39,18 @@ def test_this_kernel_behaves_as_the_contract_says(case: Case) -> None:
     check_in_namespace(MADE, check, within=60)
 
 
+def test_the_kernel_tells_no_interrupt_of_a_veth() -> None:
+    def check() -> None:
+        with devices({ADDRESS: "fab0"}) as root:
+            kernel = machine(root)
+            index = ifindex_of(kernel.files, ADDRESS)
+            kernel.ethtool.set("features", index, {"rx-gro": True})
+            assert kernel.netlink.queue_irqs(index) == {}
+            assert not any("irq" in has for has in kernel.netlink.napis(index).values())
+
+    check_in_namespace(MADE, check, within=60)
+
+
 def test_an_address_that_another_node_has_is_a_duplicate() -> None:
     def check() -> None:
         with devices({ADDRESS: "fab0"}) as root:
