@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from agent.hardware.functions import pci_of
 from agent.machine import Event
 from agent.report import drift
 from agent.report.drift import read_drift
@@ -34,6 +35,31 @@ def test_interrupts_that_leave_the_cpus_of_a_new_pod_and_come_back_are_no_drift(
         # If the event is lost, the agent reads everything again only after a minute.
         soon(lambda said=said, before=before: moved(said, before), said, 45.0)  # type: ignore[misc]
     kernel.netlink.set_link(kernel.netdev(PF0).ifindex, mtu=1500)
+    announced.announce(Event(ifindex=kernel.netdev(PF0).ifindex))
+    soon(lambda: read_drift(tmp_path / drift.NAME).repairs["links"] or None, "the repair", 45.0)
+    assert read_drift(tmp_path / drift.NAME).repairs.total() == 1
+    assert not any(entry.suspects for entry in read_history(tmp_path) if entry.outcome.change.kind == "irqs")
+
+
+def test_the_event_of_a_vf_that_goes_to_a_pod_brings_its_interrupts_there_and_that_is_no_drift(
+    node: Node, announced: Announced, worker: Callable[[str], Out], tmp_path: Path
+) -> None:
+    kernel = node.kernel
+    kernel.host.processes.add("crio")
+    kernel.tree.put(KUBELET_CPUS[0], json.dumps({"entries": {"pod": {"app": "1"}}}))
+    out = worker(one(9000, altnames=["fabric"], vfs={"count": 1, "defaults": {"irqs_on_pod_cpus": True}}))
+    out.until(lambda report: report.ready)
+    vf = pci_of(kernel.files, f"{PF0}#0")
+    number = kernel.files.names(f"/sys/bus/pci/devices/{vf}/msi_irqs")[-1]
+    affinity = f"/proc/irq/{number}/smp_affinity_list"
+    home, index = kernel.files.read(affinity), kernel.netdev(vf).ifindex
+    assert home != "1"
+    kernel.host.allocated[vf], kernel.host.exclusive[vf] = ("team/trader",), frozenset({1})
+    kernel.move_away(vf)
+    announced.announce(Event(ifindex=index))
+    # If the event is lost, the agent reads everything again only after a minute.
+    soon(lambda: kernel.files.read(affinity) == "1" or None, "the interrupts are on the CPU of the pod", 45.0)
+    kernel.netlink.remove_altname(kernel.netdev(PF0).ifindex, "fabric")
     announced.announce(Event(ifindex=kernel.netdev(PF0).ifindex))
     soon(lambda: read_drift(tmp_path / drift.NAME).repairs["links"] or None, "the repair", 45.0)
     assert read_drift(tmp_path / drift.NAME).repairs.total() == 1
