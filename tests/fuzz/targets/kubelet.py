@@ -12,7 +12,7 @@ from h2.connection import H2Connection
 
 from agent.hardware.cpu_owners import assigned
 from agent.linux.grpc import LARGEST, call
-from agent.linux.kubelet import _by_device
+from agent.linux.kubelet import _by_device, _cpus_by_device
 from tests.fuzz.targets import choose, chosen
 
 TIMEOUT = 15.0
@@ -32,6 +32,8 @@ def _call(data: bytes) -> None:
 def _message(data: bytes) -> None:
     with suppress(ValueError):
         _by_device(data)
+    with suppress(ValueError):
+        _cpus_by_device(data)
 
 
 def _file(data: bytes) -> None:
