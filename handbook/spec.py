@@ -36,7 +36,6 @@ SECTIONS: Mapping[str, tuple[str, str]] = {
     "Napi": ("netdev", "napi."),
     "RdmaDevices": ("nic_rdma", ""),
     "Roce": ("roce", ""),
-    "Dcqcn": ("dcqcn", ""),
     "Rdma": ("rdma", ""),
     "Irqs": ("steering", "irqs."),
     "Rps": ("steering", "rps."),

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from attrs import Attribute, evolve, field, fields, frozen
 
 from agent.spec.addresses import MOST_RAILS, Address
-from agent.spec.dcqcn import Dcqcn
 from agent.spec.ranges import parse_ranges
 from agent.spec.selector import INDEX, NIC_NAME, Selector, name_of, netdev_name, nic_name
 from agent.spec.validators import Each, Matches, OneOf, Within, cpu_list, vf_list
@@ -313,7 +312,6 @@ class Roce:
     ``pfc`` and ``ecn`` are the priorities with priority flow control and with congestion notification, as ``3`` or ``3-4``;
     the empty text is none. ``cm_tos`` and ``cm_mode`` are the rdma_cm's defaults for connections. ``traffic_class`` is set on
     all queue pairs, whatever the application asks for. Both numbers are octets of IP's ToS: 106 is DSCP 26 and ECT(0).
-    ``cnp_dscp`` is the DSCP of congestion notification packets (CNP); ``dcqcn`` says how the sender reacts to them.
     """
 
     trust: Trust | None = None
@@ -322,8 +320,6 @@ class Roce:
     cm_tos: int | None = field(default=None, validator=_TOS)
     cm_mode: RoceVersion | None = None
     traffic_class: int | None = field(default=None, validator=_TOS)
-    cnp_dscp: int | None = field(default=None, validator=Within(0, 63, "(DSCP)"))
-    dcqcn: Dcqcn | None = None
 
 
 @frozen

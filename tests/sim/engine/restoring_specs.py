@@ -13,7 +13,6 @@ PFS = {PF0: NAME0, PF1: NAME1}
 MACS = {PF0: MAC0, PF1: MAC1}
 # The first two are those of igb. The first NIC may have two modes, as those of bnxt.
 CHANNELS = ({"combined": 1}, {"combined": 2}, {"rx": 1, "tx": 2}, {"rx": 2, "tx": 2}, {"rx": 1})
-DCQCN = ("time_reset", "ai_rate")
 SYSCTLS = {
     "net.core.somaxconn": ("512", "4096"),
     "vm.dirty_bytes": ("1073741824",),
@@ -65,7 +64,6 @@ def _nic(chance: random.Random, able: bool, number: int, pf: str) -> dict[str, A
         **maybe("pfc", pick(["3", "3-4"])),
         **maybe("ecn", pick(["3-4", "0-7"])),
         **maybe("cm_tos", pick([96, 106])),
-        **maybe("dcqcn", {f"rpg_{name}": pick([7, 9]) for name in DCQCN if chance.random() < 0.7}),
     }
     vf = {
         **maybe("vlan", pick([5, 7, 100])),

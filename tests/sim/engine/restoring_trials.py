@@ -30,7 +30,7 @@ from agent.hardware.functions import vf_addresses
 from agent.machine import DcbState
 from agent.report.records import HOST
 from agent.spec.addresses import FIRST_TABLE
-from tests.sim.engine.restoring_specs import DCQCN, MACS, PFS, random_document, spec_of
+from tests.sim.engine.restoring_specs import MACS, PFS, random_document, spec_of
 from tests.sim.kernel import NET, Kernel, no_fault
 from tests.sim.two_nics import NAME0, NAME1, PF0, PF1
 
@@ -85,8 +85,6 @@ class Trial:
         for role in ("roce_np", "roce_rp"):
             for priority in range(8):
                 self.kernel.tree.put(f"{NET}/{name}/ecn/{role}/enable/{priority}", "0")
-        for parameter in DCQCN:
-            self.kernel.tree.put(f"{NET}/{name}/ecn/roce_rp/rpg_{parameter}", "5")
 
     def _administrate(self) -> None:
         """Values that an administrator has set before. The second NIC's driver is loaded again, so it has its own."""

@@ -68,7 +68,7 @@ NIC: dict[str, Any] = {
     "offloads": {"rx-gro": False},
     "napi": {"gro_flush_timeout": 20000, "threaded": True},
     "max_read_request": 1024,
-    "roce": {"trust": "dscp", "pfc": "3", "cm_tos": 106, "cm_mode": "RoCE v2", "dcqcn": {"rpg_ai_rate": 7}},
+    "roce": {"trust": "dscp", "pfc": "3", "cm_tos": 106, "cm_mode": "RoCE v2"},
     "vfs": {"count": 3, "defaults": VF_VALUES, "groups": [{"index": "1", "driver": "vfio-pci"}]},
 }
 SPEC = from_mapping(
@@ -105,7 +105,6 @@ class Node:
         self.kernel.rdma.dcb[NAME] = DcbState(frozenset())
         self.kernel.rdma.add(PF, "rocep33s0", NAME)
         self.kernel.add_virtual("cali1")
-        self.kernel.tree.put(f"/sys/class/net/{NAME}/ecn/roce_rp/rpg_ai_rate", "5")
         self.kernel.host.processes.add("irqbalance")
         self.kernel.host.command_lines["irqbalance"] = ("/usr/sbin/irqbalance", f"--policyscript={SCRIPT}")
 
