@@ -16,6 +16,7 @@ from gevent import Timeout
 from pyinfra.api.host import Host
 
 from agent.spec.validators import Within
+from tasks.common import answers
 from tasks.common.commands import fail
 from tasks.common.data import Key, record
 
@@ -51,18 +52,28 @@ def of(host: Host) -> TimeLimits:
     return _known[host]
 
 
+def within(limit: int, call: Callable[[], T]) -> T:
+    """Make the call.
+
+    :raises TimeoutError: it took longer than its limit.
+    """
+    with Timeout(limit + MARGIN, TimeoutError):
+        return call()
+
+
 def bounded(host: Host, limit: int, call: Callable[[], T]) -> T:
     """Make the call. If it takes longer than its limit, say so: pyinfra then fails the host.
 
     :raises TimeoutError: it took longer.
     """
     try:
-        with Timeout(limit + MARGIN, TimeoutError):
-            return call()
+        return within(limit, call)
     except TimeoutError:
+        fact = answers.being_read(host)
+        asked = f" to {fact.__name__}" if fact else ""
         fail(
             host,
-            f"no answer within {limit} s, so the deploy goes on without this host; log in, and see what hangs (ps -eo "
+            f"no answer{asked} within {limit} s, so the deploy goes on without this host; log in, and see what hangs (ps -eo "
             f"pid,stat,wchan,args); if it only takes long, raise {LIMITS.name}",
         )
         raise

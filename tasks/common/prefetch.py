@@ -123,8 +123,8 @@ class HostFacts:
     """The commands of this deploy's facts, by phase; the keys are in the order in which the facts were read."""
     _arguments: dict[str, Any] | None = field(init=False, default=None)
     """The connector's arguments (such as the user) of the first fact. Facts with others are not prefetched."""
-    _changed: bool = field(init=False, default=False)
-    """Whether this deploy has changed the host."""
+    _ended: bool = field(init=False, default=False)
+    """Whether no fact is prefetched any more."""
     _answers: dict[str, list[str]] = field(init=False, factory=dict)
     """The prefetched answers, by command."""
     _fetched: tuple[str, float] | None = field(init=False, default=None)
@@ -140,7 +140,7 @@ class HostFacts:
     ) -> tuple[bool, CommandOutput]:
         """Answer a fact's command: take the answer if it was prefetched, else ask the node.
 
-        :param send: sends a command as it is.
+        :param send: sends a command as it is; raises TimeoutError after the limit of the fact.
         """
         answer = self._answer(fact, send, command, arguments)
         if answer is not None:
@@ -172,9 +172,9 @@ class HostFacts:
         checks = self._state.should_check_for_changes()  # type: ignore[no-untyped-call]
         return stage if self._state.is_executing or checks else f"{stage} -y"
 
-    def note_change(self) -> None:
-        """The host is changed: no fact is prefetched from now on."""
-        self._changed = True
+    def end(self) -> None:
+        """No fact is prefetched from now on: this deploy has changed the host, or the facts together take too long."""
+        self._ended = True
         self.drop_answers()
 
     def _answer(self, fact: type, send: Send, command: Any, arguments: dict[str, Any]) -> list[str] | None:
@@ -188,7 +188,7 @@ class HostFacts:
             return None
         phase = self._phase()
         self._used.setdefault(phase, {})[text] = None
-        if not self._changed and not self._is_usable(phase):
+        if not self._ended and not self._is_usable(phase):
             self._fetch(send, phase, text, arguments)
         return self._answers.get(text)
 
@@ -205,9 +205,13 @@ class HostFacts:
         mark = answers.new_mark()
         script = framed(commands, shlex.quote(arguments.get("_shell_executable") or "sh"), mark)
         sent_at = time.monotonic()
-        # On standard input: the kernel allows an argument no more than 128 KiB.
-        # All facts together may take longer than one.
-        succeeded, output = send(StringCommand("sh"), **{**arguments, "_stdin": script, "_timeout": None})
+        try:
+            # On standard input: the kernel allows an argument no more than 128 KiB.
+            succeeded, output = send(StringCommand("sh"), **{**arguments, "_stdin": script})
+        except TimeoutError:
+            # One of them hangs, or all together take longer than one may. Asked one by one, each has its own limit.
+            self.end()
+            return
         whole = answers.whole(output.stdout_lines, mark)
         if succeeded and len(whole) == len(commands):
             # pyinfra sends a command that failed again, and reports why.

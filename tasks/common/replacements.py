@@ -106,21 +106,28 @@ def _running(run: Callable[..., tuple[bool, CommandOutput]]) -> Callable[..., tu
     def run_in_time(
         self: Host, command: Any, print_output: bool = False, print_input: bool = False, **arguments: Any
     ) -> tuple[bool, CommandOutput]:
-        def send(command: Any, **given: Any) -> tuple[bool, CommandOutput]:
-            limit = given.get("_timeout") or time_limits.of(self).command
-            return time_limits.bounded(self, limit, lambda: run(self, command, **{**given, "_timeout": limit}))
-
+        limit = arguments.get("_timeout") or time_limits.of(self).command
         shown = {"print_output": print_output, "print_input": print_input}
+
+        def send(command: Any, **given: Any) -> tuple[bool, CommandOutput]:
+            return run(self, command, **{**given, "_timeout": limit})
+
+        def send_or_fail(command: Any) -> tuple[bool, CommandOutput]:
+            return time_limits.bounded(self, limit, lambda: send(command, **shown, **arguments))
+
         known = prefetch.of(self)
         if (fact := answers.being_read(self)) is None:
             if known:
-                known.note_change()
-            return send(command, **shown, **arguments)
+                known.end()
+            return send_or_fail(command)
+
+        def send_in_time(command: Any, **given: Any) -> tuple[bool, CommandOutput]:
+            return time_limits.within(limit, lambda: send(command, **given))
 
         def ask() -> tuple[bool, CommandOutput]:
-            return answers.asked(self, command, lambda framed: send(framed, **shown, **arguments))
+            return answers.asked(self, command, send_or_fail)
 
-        return known.run(fact, command, arguments, send, ask) if known else ask()
+        return known.run(fact, command, arguments, send_in_time, ask) if known else ask()
 
     return run_in_time
 
@@ -131,7 +138,7 @@ def _uploading(put_file: Callable[..., bool]) -> Callable[..., bool]:
     @wraps(put_file)
     def put_noted(self: Host, *arguments: Any, **named: Any) -> bool:
         if known := prefetch.of(self):
-            known.note_change()
+            known.end()
         return in_time(self, *arguments, **named)
 
     return put_noted

@@ -182,6 +182,20 @@ def test_a_fact_that_the_last_deploy_did_not_read_is_read_by_itself(deploy: Depl
     assert (again.seen, again.commands) == (SAW, 2)
 
 
+def test_a_fact_that_hangs_fails_the_host_by_its_own_name_after_the_limit_of_a_fact(deploy: Deploy) -> None:
+    deploy.write(NOTES)
+    data = "--data", 'time_limits={"fact": 1, "command": 600, "build": 600}'
+    deploy.run("-y", *data)
+    os.mkfifo(deploy.folder / "pipe")
+    (deploy.folder / "two").unlink()
+    (deploy.folder / "two").symlink_to("pipe")
+    hanging = deploy.run("-y", *data)
+    assert hanging.failed
+    assert "no answer to Content within 1 s, so the deploy goes on without this host" in hanging.output
+    # The prefetch, the first fact by itself, and the one that hangs.
+    assert (hanging.seen, hanging.commands) == (SAW[:1], 3)
+
+
 def test_a_long_answer_is_not_kept_in_memory(deploy: Deploy) -> None:
     (deploy.folder / "one").write_text("x" * (prefetch.LONGEST_ANSWER + 1))
     deploy.write(NOTES)
