@@ -25,12 +25,14 @@ class Goal:
 
     ``verified``: the last spec that the node was seen to match. A change that only a newer spec asks for does not make the
     node unready while it is deferred or blocked. ``allow``: the most disruptive level that an administrator allows for this
-    pass; None leaves it to the spec's policy. ``at``: the time of day (UTC), for maintenance windows.
+    pass; None leaves it to the spec's policy. ``only``: the NIC for which alone it is allowed; empty: for all devices.
+    ``at``: the time of day (UTC), for maintenance windows.
     """
 
     spec: NodeSpec
     verified: NodeSpec | None = None
     allow: Disruption | None = None
+    only: str = ""
     at: datetime = field(factory=lambda: datetime.now(timezone.utc))
 
 

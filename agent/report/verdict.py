@@ -10,7 +10,7 @@ from threading import Lock
 from attrs import evolve, frozen
 
 from agent.documents import LARGEST_REPORT, read
-from agent.report.records import Condition, Report, report_from_json
+from agent.report.records import Condition, NicVerdict, Outcome, Report, report_from_json
 from agent.runtime import boot_id, uptime
 
 STALE = 30.0
@@ -156,6 +156,20 @@ def why_not_ready(report: Report, boot: str, now: float, wanted_hash: str | None
         reasons += map(explained, failing(report.conditions))
     # A report that is not ready says why in its conditions. One that gives no condition is not ready either.
     return reasons or ([] if report.ready else ["the agent does not call it ready"])
+
+
+def nic_faults(nic: NicVerdict, outcomes: Iterable[Outcome]) -> list[str]:
+    """Why a NIC is not as the newest spec has it; empty if it is.
+
+    :param outcomes: those of the last pass.
+    """
+    faults = [] if nic.ready else [f"{nic.name} is not ready ({nic.reason}): {nic.message}"]
+    waiting = [
+        outcome
+        for outcome in outcomes
+        if outcome.result in ("deferred", "blocked") and outcome.change.required and outcome.change.device == nic.pci
+    ]
+    return [*faults, *(f"{outcome.change}: {outcome.error}" for outcome in waiting)]
 
 
 def explained(condition: Condition) -> str:

@@ -1,7 +1,8 @@
 """The unix socket by which `trackbed apply` asks the running service to allow a more disruptive change once.
 
-The client sends one line of JSON, ``{"allow": "link-flap"}`` (null: only what the spec allows). While it is connected, the
-worker sends it the result of each pass, and the allowance holds. Only root can connect: the socket's mode is 0600.
+The client sends one line of JSON, ``{"allow": "link-flap"}`` (null: only what the spec allows), with ``"only": "rail0"`` if
+that is for one NIC. While it is connected, the worker sends it the result of each pass, and the allowance holds. Only root can
+connect: the socket's mode is 0600.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from attrs import frozen
 
 from agent.documents import LARGEST_REPORT, load
-from agent.report.records import Condition, Disruption, Outcome, from_plain, to_plain
+from agent.report.records import Condition, Disruption, NicVerdict, Outcome, from_plain, to_plain
 from agent.runtime import journal
 
 NAME = "apply.sock"
@@ -40,6 +41,7 @@ class Progress:
     outcomes: tuple[Outcome, ...] = ()
     conditions: tuple[Condition, ...] = ()
     waiting: bool = False
+    nics: tuple[NicVerdict, ...] = ()
 
 
 class Requests:
@@ -60,7 +62,7 @@ class Requests:
             self._socket.listen(4)
         self._socket.setblocking(False)
         self._client: socket.socket | None = None
-        self._allow: Disruption | None = None
+        self._allow: tuple[Disruption | None, str] = (None, "")
 
     def fileno(self) -> int:
         """A descriptor that becomes readable when a client connects."""
@@ -74,8 +76,9 @@ class Requests:
             return False
         client.settimeout(TIMEOUT)
         try:
-            level = load(client.recv(LONGEST_REQUEST), LONGEST_REQUEST)["allow"]
-            allow = None if level is None else Disruption.parse(level)
+            request = load(client.recv(LONGEST_REQUEST), LONGEST_REQUEST)
+            level = request["allow"]
+            allow = None if level is None else Disruption.parse(level), str(request.get("only", ""))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             return self._refuse(client, f"the request is not understood: {error}")
         if self.has_client():
@@ -102,9 +105,9 @@ class Requests:
             self._forget()
         return not gone
 
-    def allowed(self) -> Disruption | None:
-        """The level that the client allows. None: only what the spec allows."""
-        return self._allow if self.has_client() else None
+    def allowed(self) -> tuple[Disruption | None, str]:
+        """The level that the client allows, and the only NIC for which; empty: all. None: only what the spec allows."""
+        return self._allow if self.has_client() else (None, "")
 
     def send(self, progress: Progress) -> None:
         """Send the result of a pass to the client, if there is one."""
@@ -121,7 +124,7 @@ class Requests:
     def _forget(self) -> None:
         if self._client is not None:
             self._client.close()
-        self._client, self._allow = None, None
+        self._client, self._allow = None, (None, "")
 
     @staticmethod
     def _refuse(client: socket.socket, reason: str) -> bool:
@@ -138,9 +141,10 @@ class ApplyRefused(Exception):
     """The worker refuses the request or does not answer. The message says why."""
 
 
-def ask(path: Path, allow: Disruption | None, timeout: float) -> Iterator[Progress]:
+def ask(path: Path, allow: Disruption | None, timeout: float, only: str = "") -> Iterator[Progress]:
     """The client's end of the socket: the result of each pass, until the caller stops or ``timeout`` seconds are over.
 
+    :param only: the NIC for which alone the level is allowed; empty: for all devices.
     :raises ApplyRefused: there is no worker, it refused, or it went away.
     """
     deadline = time.monotonic() + timeout
@@ -148,7 +152,8 @@ def ask(path: Path, allow: Disruption | None, timeout: float) -> Iterator[Progre
         try:
             connection.settimeout(max(0.001, timeout))
             connection.connect(str(path))
-            connection.sendall(json.dumps({"allow": None if allow is None else str(allow)}).encode() + b"\n")
+            request = {"allow": None if allow is None else str(allow), "only": only}
+            connection.sendall(json.dumps(request).encode() + b"\n")
             with connection.makefile("rb") as lines:
                 while line := lines.readline(LARGEST_REPORT + 1):
                     document = load(line, LARGEST_REPORT)

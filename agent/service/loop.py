@@ -146,7 +146,8 @@ class Loop:
             judge=self.probes.judge,
             doing=self.activity.doing,
         )
-        goal = Goal(spec, verified=self.in_force.verified, allow=self.requests.allowed())
+        allow, only = self.requests.allowed()
+        goal = Goal(spec, verified=self.in_force.verified, allow=allow, only=only)
         try:
             self.last = converge(
                 self.machine, goal, self.memory, last.have if last else None, scope, callbacks, just_read
@@ -258,7 +259,7 @@ class Loop:
             self.output.forget()
 
     def _send(self, report: Report) -> None:
-        self.requests.send(Progress(report.ready, report.outcomes, report.conditions))
+        self.requests.send(Progress(report.ready, report.outcomes, report.conditions, nics=report.nics))
 
     def _publish(self, report: Report, scope: Scope) -> bool:
         """Publish the result of a pass, unless it says Ready and its devices have changed since: the next pass decides.

@@ -12,7 +12,7 @@ import click
 from agent.report.options import seconds
 from agent.report.printable import printable
 from agent.report.records import Disruption, Outcome, to_plain
-from agent.report.verdict import explained, failing
+from agent.report.verdict import explained, failing, nic_faults
 from agent.service import lock
 from agent.service.apply_socket import NAME, ApplyRefused, Progress, ask
 from agent.spec.node import NodeSpec, spec_hash
@@ -28,14 +28,19 @@ AGAIN = 0.5
 @click.option(
     "--timeout", type=seconds, default=60.0, show_default=True, help="Seconds for devices to come up after a change."
 )
+@click.option(
+    "--device", "nic", default="", metavar="NIC", help="Only this NIC of the spec; wait until its users are gone."
+)
 @_common.as_json
-def apply(spec_file: str | None, allow: str | None, timeout: float, as_json: bool) -> None:
+def apply(spec_file: str | None, allow: str | None, timeout: float, nic: str, as_json: bool) -> None:
     """Make the node match its spec, once, and verify it.
 
     If the service runs, the service makes the changes: --allow applies while this command runs, and changes that failed or were
     given up are tried again. If the service does not run, this command makes the changes itself.
 
-    Exit code: 0 the node is ready and the whole spec is applied, 1 not.
+    With --device, --allow is for this NIC alone, and the command ends well once the NIC is as its spec says.
+
+    Exit code: 0 the node (with --device: the NIC) is ready and its whole spec is applied, 1 not.
 
     Example: trackbed apply --allow link-flap
     """
@@ -50,9 +55,9 @@ def apply(spec_file: str | None, allow: str | None, timeout: float, as_json: boo
         )
     deadline = time.monotonic() + timeout
     if not lock.held(_common.RUN):
-        passes = _by_ourselves(spec, limit, deadline)
+        passes = _by_ourselves(spec, limit, nic, deadline)
     elif spec_file is None:
-        passes = _by_the_service(limit, timeout)
+        passes = _by_the_service(limit, nic, timeout)
     else:
         raise _common.Failed(
             f"the service is running, and keeps {_common.SPEC} true; write the spec there and `systemctl reload trackbed`, "
@@ -64,22 +69,40 @@ def apply(spec_file: str | None, allow: str | None, timeout: float, as_json: boo
     line = _common.WaitingLine(timeout)
     for progress in passes:
         applied += [outcome for outcome in progress.outcomes if outcome.result == "applied"]
+        faults = _faults(progress, nic)
         # A netdev, a carrier or a probe's answer may still come, so wait. A refused change will not be made by waiting.
-        refused = any(outcome.result in ("deferred", "unsupported") for outcome in progress.outcomes)
-        if _is_done(progress) or (refused and not progress.waiting) or time.monotonic() >= deadline:
+        refused = any(_is_refused(outcome, limit if nic else None) for outcome in progress.outcomes)
+        if not faults or (refused and not progress.waiting) or time.monotonic() >= deadline:
             break
-        line.show([explained(condition) for condition in failing(progress.conditions)])
+        line.show(faults)
     line.clear()
-    _say(progress, applied, as_json)
-    sys.exit(0 if _is_done(progress) else 1)
+    done = bool(progress.conditions) and not _faults(progress, nic)
+    _say(progress, applied, nic, done, as_json)
+    sys.exit(0 if done else 1)
 
 
-def _is_done(progress: Progress) -> bool:
-    """Whether the node is ready with the newest spec. While a part of that waits, Ready refers to the spec before it."""
-    return progress.ready and all(c.status == "True" for c in progress.conditions if c.type == "UpToDate")
+def _faults(progress: Progress, nic: str) -> list[str]:
+    """Why the node, or this NIC, is not ready with the newest spec; empty if it is."""
+    of_spec = [c for c in progress.conditions if c.type == "UpToDate" and c.status != "True"]
+    if nic:
+        refused = [explained(c) for c in of_spec if c.reason == "Refused"]
+        verdict = next((each for each in progress.nics if each.name == nic), None)
+        known = ", ".join(each.name for each in progress.nics)
+        none = f"the last pass has no verdict on a NIC {nic}; it has: {known or 'none'}"
+        return [*refused, *(nic_faults(verdict, progress.outcomes) if verdict else [none])]
+    # While a part of the newest spec waits, Ready refers to the spec before it.
+    faults = [explained(condition) for condition in (*failing(progress.conditions), *of_spec)]
+    return faults or ([] if progress.ready else ["the agent does not call it ready"])
 
 
-def _by_ourselves(spec: NodeSpec, limit: Disruption | None, deadline: float) -> Iterator[Progress]:
+def _is_refused(outcome: Outcome, awaited: Disruption | None) -> bool:
+    """Whether waiting does not help. ``awaited``: the level up to which users of the device are waited for."""
+    if outcome.result == "deferred":
+        return awaited is None or outcome.change.disruption > awaited
+    return outcome.result == "unsupported"
+
+
+def _by_ourselves(spec: NodeSpec, limit: Disruption | None, nic: str, deadline: float) -> Iterator[Progress]:
     from agent import linux
     from agent.engine.context import Callbacks, Goal, Memory
     from agent.engine.converge import converge
@@ -109,19 +132,20 @@ def _by_ourselves(spec: NodeSpec, limit: Disruption | None, deadline: float) -> 
     while True:
         result = converge(
             machine,
-            Goal(spec, allow=limit),
+            Goal(spec, allow=limit, only=nic),
             Memory(time.monotonic, failures, originals),
             callbacks=Callbacks(judge=probes.judge),
         )
         if _common.STATE.is_dir() and (gap := history.record(result.outcomes, spec_hash(spec), "apply")):
             click.echo(printable(f"trackbed: {gap}"), err=True)
-        yield Progress(is_ready(result.conditions), result.outcomes, result.conditions, probes.waiting())
+        ready, waiting = is_ready(result.conditions), probes.waiting()
+        yield Progress(ready, result.outcomes, result.conditions, waiting, result.nics)
         inbox.wait(min(max(0.0, deadline - time.monotonic()), AGAIN))
 
 
-def _by_the_service(limit: Disruption | None, timeout: float) -> Iterator[Progress]:
+def _by_the_service(limit: Disruption | None, nic: str, timeout: float) -> Iterator[Progress]:
     try:
-        yield from ask(_common.RUN / NAME, limit, timeout)
+        yield from ask(_common.RUN / NAME, limit, timeout, nic)
     except ApplyRefused as error:
         raise _common.Failed(
             f"the service is running and refuses this: {error}; see why with `trackbed doctor`, "
@@ -129,12 +153,12 @@ def _by_the_service(limit: Disruption | None, timeout: float) -> Iterator[Progre
         ) from None
 
 
-def _say(progress: Progress, applied: list[Outcome], as_json: bool) -> None:
+def _say(progress: Progress, applied: list[Outcome], nic: str, done: bool, as_json: bool) -> None:
     remaining = [outcome for outcome in progress.outcomes if outcome.result != "applied"]
     if as_json:
         document = {
             "ready": progress.ready,
-            "done": _is_done(progress),
+            "done": done,
             "outcomes": to_plain([*applied, *remaining]),
             "conditions": to_plain(progress.conditions),
         }
@@ -147,10 +171,7 @@ def _say(progress: Progress, applied: list[Outcome], as_json: bool) -> None:
             click.echo(printable(f"{condition.type} {condition.status} {condition.reason}: {condition.text}"))
     if not progress.conditions:
         click.echo("the service did not answer within the time; see: trackbed doctor", err=True)
-    click.echo(
-        "ready"
-        if _is_done(progress)
-        else "ready, but a part of the spec is not applied"
-        if progress.ready
-        else "not ready"
-    )
+    if nic:
+        click.echo("\n".join(map(printable, _faults(progress, nic))) or f"{nic} is ready")
+        return
+    click.echo("ready" if done else "ready, but a part of the spec is not applied" if progress.ready else "not ready")

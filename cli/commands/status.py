@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 
@@ -13,7 +14,7 @@ from agent.report import names, published
 from agent.report.age import say_age
 from agent.report.printable import printable
 from agent.report.records import Condition, NicVerdict, Report, VfVerdict, to_plain
-from agent.report.verdict import Verdict, judge, warnings
+from agent.report.verdict import Verdict, judge, nic_faults, warnings
 from agent.runtime import uptime
 from cli.commands import _common
 
@@ -24,16 +25,22 @@ LOOK = 0.2
 @click.command()
 @click.option("--watch", is_flag=True, help="Show every change of the report, until Ctrl-C.")
 @click.option("--devices", is_flag=True, help="Show the verdict on each NIC and its VFs in place of the conditions.")
+@click.option("--device", metavar="NIC", help="Only this NIC of the spec: its name, or a PCI address or netdev of it.")
 @_common.as_json
-def status(watch: bool, devices: bool, as_json: bool) -> None:
+def status(watch: bool, devices: bool, device: str | None, as_json: bool) -> None:
     """Show whether the node is ready, and if not, why.
 
     --watch is a live view on a terminal, or else prints a line for each change; with --json, a document for each change.
 
-    Exit code: 0 a fresh report of this boot says that the node is ready, 1 not. With --watch, the last state counts.
+    Exit code: 0 a fresh report of this boot says that the node (with --device: the NIC) is ready, 1 not. With --watch, the last
+    state counts.
 
     Example: trackbed status --json
     """
+    if device is not None:
+        if watch or devices:
+            raise click.UsageError("--device shows one NIC, once; give it without --watch and --devices")
+        sys.exit(_one_nic(device, as_json))
     if watch:
         sys.exit(_watch(as_json, devices))
     verdict = _judge()
@@ -50,6 +57,27 @@ def status(watch: bool, devices: bool, as_json: bool) -> None:
         for reason in () if sys.stdout.isatty() else verdict.reasons:
             click.echo(printable(f"trackbed: {reason}"), err=True)
     sys.exit(0 if verdict.ready else 1)
+
+
+def _one_nic(device: str, as_json: bool) -> int:
+    """Show the verdict on one NIC, and why it is not as the newest spec has it. :returns: the exit code."""
+    verdict = _judge()
+    nics = verdict.report.nics if verdict.report else ()
+    link = Path("/sys/class/net") / device / "device"
+    pci = link.resolve().name if "/" not in device and link.is_symlink() else device.lower()
+    nic = next((each for each in nics if device == each.name or pci in (each.pci.lower(), *each.vfs)), None)
+    if verdict.report is None or nic is None:
+        known = ", ".join(each.name for each in nics)
+        raise _common.Failed(f"the report has no NIC {device}; it has: {known or 'none'}; see: trackbed status")
+    stale = [] if verdict.fresh else list(verdict.reasons[:1])
+    refused = [f"the newest spec was refused: {verdict.report.refusal}"] if verdict.report.refusal else []
+    faults = [*stale, *refused, *nic_faults(nic, verdict.report.outcomes)]
+    if as_json:
+        click.echo(json.dumps({"nic": to_plain(nic), "faults": faults}))
+    else:
+        for line in (*_nic(nic, len(nic.name)), *(f"  {printable(fault)}" for fault in faults if nic.ready)):
+            click.echo(line)
+    return 1 if faults else 0
 
 
 def _judge() -> Verdict:

@@ -384,3 +384,10 @@ def test_channels_wait_for_those_who_have_queues_although_the_link_stays_up(kern
     kernel.sockets.clear()
     assert is_ready(settle(kernel, channels(2)).conditions)
     assert kernel.ethtool.settings("channels", kernel.netdev(PF).ifindex)["combined"].value == 2
+
+
+@pytest.mark.parametrize(("only", "changed"), [("rail0", True), ("rail1", False)])
+def test_what_is_allowed_for_one_nic_is_allowed_for_no_other(kernel: Kernel, only: str, changed: bool) -> None:
+    settle(kernel, spec())
+    settle(kernel, spec(6, {"allow": "none"}), allow=Disruption.VF_RESET, only=only)
+    assert (len(kernel.vfs(PF)) == 6) == changed

@@ -9,7 +9,7 @@ from pathlib import Path
 from attrs import evolve
 
 from agent.report import names
-from agent.report.records import Condition, Disruption
+from agent.report.records import Condition, Disruption, NicVerdict
 from agent.service import lock
 from agent.service.apply_socket import NAME, Progress, Requests
 from tests.unit.commands.node_folder import CONDITIONS, OUTCOME, report, spec, trackbed
@@ -38,7 +38,7 @@ def test_with_the_service_apply_lets_it_make_the_changes(tmp_path: Path) -> None
     spec(tmp_path)
     lock.take(tmp_path)
     requests = Requests(tmp_path / NAME)
-    allowed: list[Disruption | None] = []
+    allowed: list[tuple[Disruption | None, str]] = []
 
     def serve() -> None:
         wait_for_request(requests)
@@ -50,7 +50,7 @@ def test_with_the_service_apply_lets_it_make_the_changes(tmp_path: Path) -> None
     server.start()
     applied = trackbed(tmp_path, "apply", "--allow", "vf-reset")
     server.join()
-    assert allowed == [Disruption.VF_RESET]
+    assert allowed == [(Disruption.VF_RESET, "")]
     assert applied.returncode == 0
     assert "applied     vfs 0000:21:00.0 count: 4 -> 5" in applied.stdout
     assert applied.stdout.splitlines()[-1] == "ready"
@@ -73,6 +73,30 @@ def test_apply_fails_if_the_node_is_ready_only_by_the_former_spec(tmp_path: Path
     server.join()
     assert applied.returncode == 1
     assert applied.stdout.splitlines()[-1] == "ready, but a part of the spec is not applied"
+
+
+def test_apply_for_one_nic_waits_for_its_users_and_for_no_other_nic(tmp_path: Path) -> None:
+    spec(tmp_path)
+    lock.take(tmp_path)
+    requests = Requests(tmp_path / NAME)
+    used = evolve(OUTCOME, result="deferred", error="it would disturb pod team/a", remedy="move it away")
+    other = evolve(used, change=evolve(OUTCOME.change, target="0000:41:00.0"))
+    waits = Condition("UpToDate", "False", "Deferred", "vfs ...", severity="warn")
+    nics = (NicVerdict("rail0", "0000:21:00.0", True, True), NicVerdict("rail1", "0000:41:00.0", True, False, "NoLink"))
+    asked = []
+
+    def serve() -> None:
+        wait_for_request(requests)
+        asked.append(requests.allowed())
+        requests.send(Progress(False, (used, other), (waits,), nics=nics))
+        requests.send(Progress(False, (OUTCOME, other), (waits,), nics=nics))
+
+    server = threading.Thread(target=serve)
+    server.start()
+    applied = trackbed(tmp_path, "apply", "--allow", "vf-reset", "--device", "rail0", "--timeout", "30")
+    server.join()
+    assert asked == [(Disruption.VF_RESET, "rail0")]
+    assert (applied.returncode, applied.stdout.splitlines()[-1]) == (0, "rail0 is ready")
 
 
 def test_apply_is_refused_while_the_service_has_the_lock(tmp_path: Path) -> None:

@@ -80,6 +80,24 @@ def test_status_shows_each_nic_and_the_vfs_that_differ(tmp_path: Path) -> None:
     ]
 
 
+def test_status_of_one_nic_says_why_it_is_not_as_its_spec(tmp_path: Path) -> None:
+    waits = evolve(OUTCOME, result="deferred", error="it would disturb pod team/a")
+    nics = (
+        NicVerdict("rail0", "0000:21:00.0", True, True, vfs=("0000:21:10.0",)),
+        NicVerdict("rail1", "0000:41:00.0", True, True),
+    )
+    report(tmp_path, ready=False, nics=nics, outcomes=(waits,))
+    assert trackbed(tmp_path, "status", "--device", "rail1").returncode == 0
+    for device in ("rail0", "0000:21:00.0", "0000:21:10.0"):
+        shown = trackbed(tmp_path, "status", "--device", device, "--json")
+        document = json.loads(shown.stdout)
+        assert (shown.returncode, document["nic"]["name"]) == (1, "rail0")
+        assert document["faults"] == ["vfs 0000:21:00.0 count: 4 -> 5: it would disturb pod team/a"]
+    report(tmp_path, nics=nics, uptime=runtime.uptime() - 60)
+    assert "heartbeat" in trackbed(tmp_path, "status", "--device", "rail1").stdout
+    assert "it has: rail0, rail1" in trackbed(tmp_path, "status", "--device", "rail2").stderr
+
+
 def test_status_begins_with_readiness_number_of_warnings_and_since_when(tmp_path: Path) -> None:
     report(tmp_path, since=runtime.uptime() - 7510)
     lines = trackbed(tmp_path, "status").stdout.splitlines()

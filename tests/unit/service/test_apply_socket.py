@@ -38,15 +38,15 @@ def client(path: Path, requests: Requests) -> Iterator[socket.socket]:
 
 
 def test_what_a_client_allows_ends_when_it_disconnects(client: socket.socket, requests: Requests) -> None:
-    assert requests.allowed() is None
-    client.sendall(b'{"allow": "link-flap"}\n')
+    assert requests.allowed() == (None, "")
+    client.sendall(b'{"allow": "link-flap", "only": "rail0"}\n')
     assert requests.accept()
-    assert requests.allowed() is Disruption.LINK_FLAP
+    assert requests.allowed() == (Disruption.LINK_FLAP, "rail0")
     requests.send(READY)
     assert json.loads(client.recv(1 << 16))["ready"] is True
-    assert requests.allowed() is Disruption.LINK_FLAP
+    assert requests.allowed() == (Disruption.LINK_FLAP, "rail0")
     client.close()
-    assert requests.allowed() is None
+    assert requests.allowed() == (None, "")
     requests.send(READY)
 
 
@@ -57,7 +57,7 @@ def test_a_malformed_request_is_refused_and_allows_nothing(
     client.sendall(request_line)
     assert not requests.accept()
     assert "not understood" in json.loads(client.recv(4096))["refused"]
-    assert requests.allowed() is None
+    assert requests.allowed() == (None, "")
 
 
 def test_a_second_client_is_told_to_wait(client: socket.socket, requests: Requests, path: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_second_client_is_told_to_wait(client: socket.socket, requests: Reques
         second.sendall(b'{"allow": "reboot"}\n')
         assert not requests.accept()
         assert "another `trackbed apply`" in json.loads(second.recv(4096))["refused"]
-    assert requests.allowed() is None
+    assert requests.allowed() == (None, "")
     assert requests.has_client()
 
 
