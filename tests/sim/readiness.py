@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import time
 from datetime import date
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TextIO
 
@@ -68,7 +68,7 @@ class Node:
 
     def woken(self) -> dict[str, Condition]:
         """The conditions after readings have ended."""
-        assert select.select([self.probes], [], [], 20)[0], "no reading has ended"
+        assert wait([self.probes.fileno()], 20), "no reading has ended"
         self.probes.drain()
         return self.again()
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import select
 import threading
+from multiprocessing.connection import wait
 from pathlib import Path
 
 from attrs import evolve
@@ -30,7 +30,7 @@ def test_in_observe_mode_apply_changes_nothing(tmp_path: Path) -> None:
 
 def wait_for_request(requests: Requests) -> None:
     """Wait for a client, and hear it."""
-    assert select.select([requests], [], [], 60)[0], "nobody came"
+    assert wait([requests.fileno()], 60), "nobody came"
     assert requests.accept()
 
 

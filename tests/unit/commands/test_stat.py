@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import select
 import signal
 import socket
 import subprocess
 from collections.abc import Callable
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,7 @@ def talk(until: Callable[[], bool]) -> None:
         ours.bind(("127.0.0.1", 0))
         while not until():
             ours.sendto(bytes(1000), ours.getsockname())
-            if select.select([ours], [], [], 1)[0]:
+            if wait([ours], 1):
                 ours.recv(2000)
 
 

@@ -1,6 +1,6 @@
 """The kernel's own inotify reports files that are replaced, as the kubelet's file of the CPUs of pods."""
 
-import select
+from multiprocessing.connection import wait
 from pathlib import Path
 
 from agent.linux.events import replaced
@@ -10,7 +10,7 @@ from agent.runtime import write_atomically
 
 def heard(source: EventSource, timeout: float = 10) -> list[Event]:
     """The events that come, once anything has."""
-    ready, _, _ = select.select([source.fileno()], [], [], timeout)
+    ready = wait([source.fileno()], timeout)
     events, lost = source.receive() if ready else ([], False)
     assert not lost
     return events

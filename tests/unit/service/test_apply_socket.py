@@ -2,11 +2,11 @@
 
 import json
 import os
-import select
 import socket
 import stat
 import threading
 from collections.abc import Iterator
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import pytest
@@ -80,7 +80,7 @@ def test_only_root_may_connect_and_a_socket_left_behind_is_replaced(path: Path) 
 
 def test_the_client_sees_each_pass(path: Path, requests: Requests) -> None:
     def serve() -> None:
-        assert select.select([requests], [], [], 60)[0], "no client connected"
+        assert wait([requests.fileno()], 60), "no client connected"
         assert requests.accept()
         requests.send(evolve(READY, ready=False))
         requests.send(READY)
