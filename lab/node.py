@@ -266,7 +266,7 @@ class Node:
                 vfs = vf_state.save(self._files.test_port, self.machine)
                 # savevm first deletes the older snapshot. If it then fails (a full disk), there is none of that name.
                 self._vfs_of(name).unlink(missing_ok=True)
-                _human(monitor, f"savevm {name}")
+                monitor.human(f"savevm {name}")
                 self._vfs_of(name).write_text(json.dumps(vfs))
             finally:
                 monitor.execute("cont")
@@ -285,7 +285,7 @@ class Node:
         self._forget_ssh()
         with self._monitor() as monitor:
             monitor.execute("stop")
-            _human(monitor, f"loadvm {name}")
+            monitor.human(f"loadvm {name}")
             vf_state.load(self._files.test_port, json.loads(self._vfs_of(name).read_text()))
             monitor.execute("cont")
         self.wait_ssh(RESTORE_S)
@@ -306,6 +306,11 @@ class Node:
     def replug(self) -> None:
         """Have the node rescan its PCI bus, which brings back unplugged devices."""
         self.sh("echo 1 > /sys/bus/pci/rescan")
+
+    def connect(self, nic: Nic, *, cable: bool) -> None:
+        """Plug a NIC's cable in, or pull it out at this end only."""
+        with self._monitor() as monitor:
+            monitor.execute("set_link", name=nic.name, up=cable)
 
     def _inlet(self, machine: Machine, nic: Nic) -> Path:
         """The socket at which a NIC's QEMU receives frames."""
@@ -392,8 +397,3 @@ def _check_snapshot_name(name: str) -> None:
         raise BadInput(
             f"{name!r} is not a valid name for a snapshot", "Start with a letter; then letters, digits, . _ and -."
         )
-
-
-def _human(monitor: Monitor, line: str) -> None:
-    if complaint := monitor.human(line):
-        raise LabError(f"QEMU refused {line}: {complaint}")

@@ -55,6 +55,7 @@ class Monitor:
         node = self._path.parent.name
         return f"`python -m lab power-cut {node}`, then `python -m lab power-on {node}` start it anew; its disk stays."
 
-    def human(self, line: str) -> str:
+    def human(self, line: str) -> None:
         """Run a line of the human monitor, which has commands that QMP lacks. It prints something only if the line fails."""
-        return str(self.execute("human-monitor-command", **{"command-line": line})).strip()
+        if complaint := str(self.execute("human-monitor-command", **{"command-line": line})).strip():
+            raise LabError(f"QEMU refused {line}: {complaint}")
