@@ -188,6 +188,10 @@ if [ -r "$folder/installed" ]; then held=$(tail -n +3 "$folder/installed"); fi
 if [ -n "$held" ]; then release $held; fi
 rm -f "$folder/installed"
 cd "${installer%/*}"
+# mlnxofedinstall runs dpkg, which does not wait for another one. To read no selections takes its locks and changes nothing.
+if [ -d DEBS ]; then
+  marking dpkg --set-selections < /dev/null || fail 'dpkg cannot be used, as it says above; deploy again once it can'
+fi
 code=0
 ./mlnxofedinstall "$@" || code=$?
 # shellcheck disable=SC2086  # a package is a word

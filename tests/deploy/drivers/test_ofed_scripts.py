@@ -252,22 +252,44 @@ def test_an_unloaded_module_is_loaded_again_although_others_could_not_be_unloade
     assert "loads nvme_rdma" in sh(text, "nvme_rdma", "", PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}")
 
 
-def test_an_installer_that_fails_fails_the_deploy_and_its_packages_are_held_again(tmp_path: Path) -> None:
-    # It runs apt, after which needrestart would restart services.
-    program(tmp_path / "MLNX/mlnxofedinstall", "exit $((NEEDRESTART_SUSPEND + 2))")
-    bundle = tmp_path / "bundle.tgz"
+def install(root: Path, installer: str) -> subprocess.CompletedProcess[str]:
+    """Install a bundle with this installer on a node of Debian's family, with the programs of ``root / "bin"``."""
+    program(root / "MLNX/mlnxofedinstall", installer)
+    (root / "MLNX/DEBS").mkdir()
+    bundle = root / "bundle.tgz"
     with tarfile.open(bundle, "w:gz") as made:
-        made.add(tmp_path / "MLNX", "MLNX")
-    (tmp_path / "var").mkdir()
-    (tmp_path / "var/installed").write_text("sha256\nMLNX_OFED\nold-package\n")
-    program(tmp_path / "bin/apt-mark", f'if [ "$1" = hold ]; then echo "$2" >> {tmp_path}/held; fi')
-    text = holds.NOTED + mlnx_ofed.HOLDS["debian"] + mlnx_ofed._INSTALL.replace("/lib/modules/$kernel", str(tmp_path))
-    (tmp_path / "build/include").mkdir(parents=True)
+        made.add(root / "MLNX", "MLNX")
+    (root / "var").mkdir()
+    (root / "var/installed").write_text("sha256\nMLNX_OFED\nold-package\n")
+    program(root / "bin/apt-mark", f'if [ "$1" = hold ]; then echo "$2" >> {root}/held; fi')
+    text = holds.NOTED + mlnx_ofed.HOLDS["debian"] + mlnx_ofed._INSTALL.replace("/lib/modules/$kernel", str(root))
+    (root / "build/include").mkdir(parents=True)
     sha256 = hashlib.sha256(bundle.read_bytes()).hexdigest()
-    done = subprocess.run(
-        ["sh", "-ec", text, "sh", str(bundle), sha256, str(tmp_path / "var"), str(tmp_path / "holds")],
-        env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}, capture_output=True, text=True, check=False,
+    return subprocess.run(
+        ["sh", "-ec", text, "sh", str(bundle), sha256, str(root / "var"), str(root / "holds")],
+        env={"PATH": f"{root / 'bin'}:/usr/bin:/bin"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(("held", "runs"), [(2, True), (100, False)])
+def test_an_installer_waits_for_another_dpkg(tmp_path: Path, held: int, runs: bool) -> None:
+    log = tmp_path / "log"
+    log.touch()
+    # As dpkg 1.21.22 prints it.
+    said = "dpkg: error: dpkg frontend lock was locked by another process with pid 612"
+    program(tmp_path / "bin/dpkg", f'if [ "$(wc -l < {log})" -lt {held} ]; then echo "{said}" >&2; exit 2; fi')
+    program(tmp_path / "bin/sleep", f"echo slept >> {log}")
+    program(tmp_path / "bin/ofed_info", "echo MLNX_OFED")
+    done = install(tmp_path, f"echo installs; echo ran >> {log}")
+    assert (done.returncode, "installs" in done.stdout) == (0 if runs else 1, runs), done.stderr
+    assert (said in done.stderr) != runs
+    assert log.read_text() == ("slept\n" * 2 + "ran\n" if runs else "slept\n" * 59)
+
+
+def test_an_installer_that_fails_fails_the_deploy_and_its_packages_are_held_again(tmp_path: Path) -> None:
+    program(tmp_path / "bin/dpkg", "")
+    # It runs apt, after which needrestart would restart services.
+    done = install(tmp_path, "exit $((NEEDRESTART_SUSPEND + 2))")
     assert (done.returncode, "mlnxofedinstall failed" in done.stderr) == (1, True), done.stderr
     assert (tmp_path / "held").read_text() == "old-package\n"
     assert not (tmp_path / "var/installed").exists()
