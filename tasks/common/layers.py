@@ -54,11 +54,13 @@ def value_of(key: str, of_host: Iterable[Layer]) -> Value:
     value: Any = None
     given: dict[Path, tuple[Layer, str]] = {}
     name = overrides_of(key)
+    # Beside a key of the site's own, KEY_overrides is just another one.
+    overridable = key in _overridable()
     for layer in of_host:
         if key in layer.data:
             value = layer.data[key]
             given = dict.fromkeys((path for path, _ in parts(value)), (layer, key))
-        over = layer.data.get(name)
+        over = layer.data.get(name) if overridable else None
         if over is None:
             continue
         try:
@@ -89,12 +91,16 @@ def _without_parts(key: str) -> Any:
     return default if isinstance(default, tuple | str | int) else None
 
 
+def _overridable() -> tuple[str, ...]:
+    return *SPEC_KEYS, *(each.name for each in task_keys())
+
+
 def merge(host: Host) -> list[str]:
     """Set the keys of which the host has overrides to their merged values; a message for each that is wrong."""
     faults = []
     of_host = layers(host)
     given = {name for layer in of_host for name, over in layer.data.items() if over is not None}
-    for key in (*SPEC_KEYS, *(each.name for each in task_keys())):
+    for key in _overridable():
         if overrides_of(key) in given:
             try:
                 setattr(host.data, key, value_of(key, of_host).value)

@@ -56,6 +56,13 @@ def test_each_layer_is_over_those_before_and_a_key_replaces_them_all() -> None:
     assert merged({"sysctls": {"z": "9"}}, first, later=later)[0]["sysctls"] == {"z": "9"}
 
 
+def test_overrides_of_a_key_of_the_site_s_own_are_another_such_key_for_the_deploy_and_for_what_explains_it() -> None:
+    given = {"site_rack": {"row": 7}, "site_rack_overrides": {"row": 8}}
+    data, faults = merged(given)
+    assert (data, faults) == (given, [])
+    assert layers.value_of("site_rack", [Layer("host", given)]).value == {"row": 7}
+
+
 def test_a_mapping_in_a_mapping_is_merged_and_a_list_replaced() -> None:
     given: dict[str, Any] = {"labels": {"policy": {"rack": "b7", "team": "ml"}, "capabilities": ["rdma"]}}
     data, _ = merged({"labels_overrides": {"policy": {"team": "hpc"}, "capabilities": []}}, given)
