@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -39,25 +38,6 @@ def test_each_queue_of_a_pf_is_at_the_cpu_where_its_interrupt_arrives(node: Node
     }
     assert {netdev for netdev, _ in expected} == {nic.netdev for nic in node.machine.nics}
     assert {key: shown.get(key) for key in expected} == expected
-
-
-def test_the_kernel_and_the_names_agree_on_the_queue_of_each_interrupt(
-    node: Node, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It prints, by driver: the interrupts, those of which the kernel knows the queue, and those whose name says the same."""
-    counts: dict[str, Counter[str]] = {}
-    for function in json.loads(node.sh("trackbed inspect --json"))["functions"]:
-        for irq in function["interrupts"]:
-            number = re.search(r"\d+$", irq["name"])
-            agrees = irq["linked"] and number is not None and number[0] == irq["queue"].rpartition("-")[2]
-            of_driver = counts.setdefault(function["driver"], Counter())
-            of_driver.update(requested=1, linked=irq["linked"], agreeing=agrees)
-    kernel = node.sh("uname -r").strip()
-    with capsys.disabled():
-        for driver, of_driver in sorted(counts.items()):
-            print(f"\n{kernel} {driver}: {dict(of_driver)}")  # noqa: T201
-    assert counts.keys() >= {"igb", "igbvf"}
-    assert all(of_driver["agreeing"] == of_driver["linked"] for of_driver in counts.values())
 
 
 def test_the_host_draws_the_topology_of_a_node(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
