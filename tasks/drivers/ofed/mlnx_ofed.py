@@ -182,16 +182,16 @@ tar -xf "$bundle" -C "$work" --no-same-owner
 installer=$(find "$work" -mindepth 1 -maxdepth 2 -type f -name mlnxofedinstall)
 [ -n "$installer" ] || fail 'the bundle has no mlnxofedinstall; give the .tgz of MLNX_OFED_LINUX'
 if enforced; then accept_rpms ofed "${installer%/*}"/RPMS/kmod-*.rpm; fi
-held=
-if [ -r "$folder/installed" ]; then held=$(tail -n +3 "$folder/installed"); fi
-# shellcheck disable=SC2086  # a package is a word
-if [ -n "$held" ]; then release $held; fi
-rm -f "$folder/installed"
 cd "${installer%/*}"
 # mlnxofedinstall runs dpkg, which does not wait for another one. To read no selections takes its locks and changes nothing.
 if [ -d DEBS ]; then
   marking dpkg --set-selections < /dev/null || fail 'dpkg cannot be used, as it says above; deploy again once it can'
 fi
+held=
+if [ -r "$folder/installed" ]; then held=$(tail -n +3 "$folder/installed"); fi
+# shellcheck disable=SC2086  # a package is a word
+if [ -n "$held" ]; then release $held; fi
+rm -f "$folder/installed"
 code=0
 ./mlnxofedinstall "$@" || code=$?
 # shellcheck disable=SC2086  # a package is a word

@@ -261,7 +261,10 @@ def install(root: Path, installer: str) -> subprocess.CompletedProcess[str]:
         made.add(root / "MLNX", "MLNX")
     (root / "var").mkdir()
     (root / "var/installed").write_text("sha256\nMLNX_OFED\nold-package\n")
-    program(root / "bin/apt-mark", f'if [ "$1" = hold ]; then echo "$2" >> {root}/held; fi')
+    program(
+        root / "bin/apt-mark",
+        f'case $1 in hold) echo "$2" >> {root}/held ;; unhold) echo "$2" >> {root}/released ;; esac',
+    )
     text = holds.NOTED + mlnx_ofed.HOLDS["debian"] + mlnx_ofed._INSTALL.replace("/lib/modules/$kernel", str(root))
     (root / "build/include").mkdir(parents=True)
     sha256 = hashlib.sha256(bundle.read_bytes()).hexdigest()
@@ -283,6 +286,9 @@ def test_an_installer_waits_for_another_dpkg(tmp_path: Path, held: int, runs: bo
     done = install(tmp_path, f"echo installs; echo ran >> {log}")
     assert (done.returncode, "installs" in done.stdout) == (0 if runs else 1, runs), done.stderr
     assert (said in done.stderr) != runs
+    # A bundle that is not replaced stays held and recorded.
+    assert ("old-package" in (tmp_path / "var/installed").read_text()) != runs
+    assert (tmp_path / "released").exists() == runs
     assert log.read_text() == ("slept\n" * 2 + "ran\n" if runs else "slept\n" * 59)
 
 
