@@ -13,7 +13,7 @@ import re
 import shlex
 import statistics
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -180,16 +180,18 @@ def _measure(ends: tuple[End, End], way: Way, as_found: bool, seconds: int) -> d
     return {name: float(value) * UNITS[unit] for name, value, unit in values}
 
 
+def picture_option(default: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The option that names the picture's file."""
+    path = click.Path(path_type=Path, dir_okay=False)
+    return click.option(
+        "--picture", default=default, show_default=True, type=path, help="The file to draw: .svg or .png."
+    )
+
+
 @click.command()
 @click.option("--rounds", default=3, show_default=True, help="Measurements of each way.")
 @click.option("--seconds", default=5, show_default=True, help="How long each measurement takes.")
-@click.option(
-    "--picture",
-    default="tuning.svg",
-    show_default=True,
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="The file to draw: .svg or .png.",
-)
+@picture_option("tuning.svg")
 @click.option(
     "--hosts",
     nargs=2,

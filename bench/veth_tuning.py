@@ -41,6 +41,7 @@ from agent.hardware.placement import mask, pool, without
 from agent.hardware.topology import read_topology
 from agent.linux.namespaces import inside
 from agent.machine import Namespace
+from bench.tuning import picture_option
 
 RECORD = Path(__file__).parents[1] / "docs/campaign/veth_tuning.json"
 ENDS = ("server", "client")
@@ -58,6 +59,7 @@ COLUMNS = {
     "cpu": "CPU per request, µs",
     "gap": "Longest stop in each ms of a spinning program: p99, µs",
 }
+MEASURED = ("rate", "p99", "cpu", "gap")
 
 
 @frozen
@@ -155,15 +157,19 @@ def _set(setting: Setting) -> None:
                 queues = [name for name in files.names(f"{NET}/{netdev}/queues") if name.startswith("rx-")]
                 for queue in queues if setting.rps and netdev != "lo" else ():
                     files.write(f"{NET}/{netdev}/queues/{queue}/rps_cpus", mask(cpus))
-                if setting.napi is not None and netdev in ("eth0", *ENDS, "wire0", "wire1") and _has_napi(end, netdev):
+                if (
+                    setting.napi is not None
+                    and netdev in ("eth0", *ENDS, "wire0", "wire1")
+                    and _turn_on_gro(end, netdev)
+                ):
                     for name, value in setting.napi.items():
                         files.write(f"{NET}/{netdev}/{name}", value)
                         written += 1
     _expect(setting, written)
 
 
-def _has_napi(end: str, netdev: str) -> bool:
-    """Whether a netdev has NAPI instances. A veth has some while GRO is on (veth_set_features, drivers/net/veth.c)."""
+def _turn_on_gro(end: str, netdev: str) -> bool:
+    """Turn GRO on. A veth has NAPI instances only then (veth_set_features, drivers/net/veth.c): whether this netdev has any."""
     machine = linux.machine()
     with inside(_namespace(end)):
         index = socket.if_nametoindex(netdev)
@@ -178,7 +184,7 @@ def _expect(setting: Setting, written: int) -> None:
 
 
 def _child(function: Callable[..., Any], *given: Any, end: str = "", cpus: Sequence[int] = ()) -> Any:
-    """Start a function in a process of its own, in a namespace, on these CPUs. Returns the process and the end of a pipe."""
+    """Start a function in a new process, in a namespace and on these CPUs. Returns the process, and our end of a pipe to it."""
     ours, theirs = multiprocessing.Pipe()
 
     def run() -> None:
@@ -299,10 +305,9 @@ def rows(results: Mapping[tuple[str, str], Sequence[Mapping[str, float]]]) -> li
         {
             "way": way,
             "setting": setting,
-            **{key: _shown([each[key] for each in rounds if key in each]) for key in shown},
+            **{key: _shown([each[key] for each in rounds if key in each]) for key in MEASURED},
         }
         for (way, setting), rounds in results.items()
-        for shown in [("rate", "p99", "cpu", "gap")]
     ]
 
 
@@ -313,10 +318,9 @@ def _shown(values: Sequence[float]) -> str:
 
 
 def drawn(runs: Sequence[Mapping[str, str]]) -> Figure:
-    """A picture of the rows: for each way and setting a bar of the median of each column."""
-    keys = [key for key in COLUMNS if key not in ("way", "setting")]
+    """A bar chart for each column, in which each row has a bar: the median."""
     figure = Figure(figsize=(13, 0.8 + 0.3 * len(runs)), layout="constrained")
-    for axes, key in zip(figure.subplots(1, len(keys), sharey=True), keys, strict=True):
+    for axes, key in zip(figure.subplots(1, len(MEASURED), sharey=True), MEASURED, strict=True):
         medians = [float(run[key].split()[0]) if run[key] else 0.0 for run in runs]
         axes.barh(range(len(runs)), medians, 0.7, color="#2f6fb7")
         for place, run in enumerate(runs):
@@ -337,15 +341,9 @@ def drawn(runs: Sequence[Mapping[str, str]]) -> Figure:
 @click.option(
     "--record", is_flag=True, help="Write docs/campaign/veth_tuning.json, from which `make docs` makes the table."
 )
-@click.option(
-    "--picture",
-    default="veth-tuning.svg",
-    show_default=True,
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="The file to draw: .svg or .png.",
-)
+@picture_option("veth-tuning.svg")
 def main(rounds: int, seconds: float, record: bool, picture: Path) -> None:
-    """Print and draw requests a second, p99 and CPU time of each way with each setting."""
+    """Print and draw the requests a second of each way with each setting, their p99, and their CPU time."""
     results: dict[tuple[str, str], list[dict[str, float]]] = {}
     # Each round measures everything once, so that what else the machine does meanwhile is spread over all.
     for number in range(rounds):

@@ -122,9 +122,9 @@ def _parsed(text: str) -> Mapping[Key, int]:
     return {(target, queue): cpu for target, queue, cpu in placed if isinstance(cpu, int)}
 
 
-def followed(have: Snapshot) -> object:
-    """What pods change at any time: the owners of CPUs, and the CPUs of pods to which interrupts of VFs go."""
-    return have.topology.owners, {target: irq.of_pod for _, target, irq in _each(have) if irq.of_pod}
+def followed(want: Wanted, have: Snapshot) -> object:
+    """What pods change at any time: the owner of each CPU, and the CPUs of a pod that serve its VF's interrupts."""
+    return have.topology.owners, placement(want, have).of_pods
 
 
 def _kept(have: Snapshot) -> Kept:
@@ -204,8 +204,10 @@ class Placement:
 
 
 def placement(want: Wanted, have: Snapshot) -> Placement:
-    """Several kinds need it in each pass, and in most passes interrupts and CPUs are those of the pass before: it is the same
-    object then.
+    """Place all queues.
+
+    Several kinds need this in each pass, and in most passes interrupts and CPUs are those of the pass before: the result is the
+    same object then.
     """
     local = pools(want, have)
     return have.memo.get("placement", (local, have[NAME], have.topology), lambda: _place(local, have))

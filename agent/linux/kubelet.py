@@ -45,7 +45,8 @@ RATE = 100.0
 
 REMEDIES = {errno.ENOSYS: "this kubelet is older than Kubernetes 1.20, which brought version 1 of the PodResources API"}
 
-# Field numbers of api.proto: of ListPodResourcesResponse, of a PodResources, of a container; and which texts are read of a pod.
+# Field numbers of api.proto: the response's `pod_resources`, a pod's `containers`, a container's `cpu_ids`. POD: the texts that
+# are read of a pod.
 PODS, CONTAINERS, CPU_IDS = 1, 3, 3
 POD: Schema = {
     1: "name",

@@ -159,7 +159,7 @@ def why_not_ready(report: Report, boot: str, now: float, wanted_hash: str | None
 
 
 def nic_faults(nic: NicVerdict, outcomes: Iterable[Outcome]) -> list[str]:
-    """Why a NIC is not as the newest spec has it; empty if it is.
+    """Why a NIC does not match the newest spec; empty if it does.
 
     :param outcomes: those of the last pass.
     """

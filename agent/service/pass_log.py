@@ -142,7 +142,7 @@ class PassRecords:
         if record is None:
             return
         if (result := record.result) is not None:
-            repairs, now = self.drift.repairs(result.outcomes), followed(result.have)
+            repairs, now = self.drift.repairs(result.outcomes), followed(result.want, result.have)
             if self._followed not in (None, now):
                 # A pod with CPUs of its own, or with a VF, has started or ended, and no program has undone a change.
                 repairs = [change for change in repairs if change.kind not in FOLLOWING]

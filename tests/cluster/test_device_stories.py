@@ -114,7 +114,7 @@ class Rails:
         api.close()
 
     def claim(self, pod: str, template: str) -> None:
-        """Create a pod with a claim by a template."""
+        """Create a pod whose claim is made from this template."""
         made = manifests.pod(pod, ["sleep", "infinity"], selector={"kubernetes.io/hostname": self.name})
         made["metadata"]["namespace"] = NAMESPACE
         made["spec"]["resourceClaims"] = [{"name": "devices", "resourceClaimTemplateName": template}]

@@ -105,7 +105,7 @@ def test_else_they_stay_off_the_cpus_of_pods(kernel: Kernel, asked: bool, target
 def test_they_go_to_the_cpus_of_all_containers_also_of_another_numa_node_or_excluded_ones(kernel: Kernel) -> None:
     entries = {"pod": {"app": "3", "proxy": "12"}}
     kernel.tree.put(KUBELET_CPUS[0], json.dumps({**NONE, "entries": entries}))
-    # CRI-O can make a partition of a container.
+    # CRI-O can make the cgroup of a container a cpuset partition.
     kernel.tree.put(f"{CGROUPS}/kubepods.slice/cpuset.cpus.partition", "isolated")
     kernel.tree.put(f"{CGROUPS}/kubepods.slice/cpuset.cpus.effective", "3,5,12")
     wanted = spec(irqs={"exclude_cpus": "3"})
@@ -136,7 +136,7 @@ def test_they_stay_while_the_kubelet_does_not_say_who_has_the_vf(kernel: Kernel,
         kernel.host.allocated.clear()
     else:
         kernel.host.kubelet_error = OSError(110, "no answer")
-    # A worker that has just started knows nothing of before.
+    # A worker that has just started has seen no earlier pass.
     last = settle(kernel, spec())
     assert served(kernel) == during
     assert cpus_of(kernel, pci) == {1, 2}
@@ -159,11 +159,13 @@ def test_a_pod_whose_cpus_have_no_free_vector_is_a_failure_by_name(kernel: Kerne
 def test_what_a_pod_brings_is_no_drift(kernel: Kernel) -> None:
     give(kernel, {"one": "1-2"})
     last = settle(kernel, spec())
-    before = followed(last.have)
+    before = followed(last.want, last.have)
     take(kernel, {1, 2})
     after = settle(kernel, spec(), last)
-    assert followed(after.have) != before
-    assert followed(settle(kernel, spec(), after).have) == followed(after.have)
+    now = followed(after.want, after.have)
+    assert now != before
+    later = settle(kernel, spec(), after)
+    assert followed(later.want, later.have) == now
 
 
 def test_a_spec_that_places_no_interrupts_cannot_ask_for_it() -> None:
