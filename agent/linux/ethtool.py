@@ -19,7 +19,7 @@ from pyroute2.netlink.generic.ethtool import ETHTOOL_GENL_NAME, ETHTOOL_GENL_VER
 
 from agent.linux import ethtool_ioctl
 from agent.linux.messages import ignoring
-from agent.linux.sockets import closed_in_the_end
+from agent.linux.sockets import close_with
 from agent.machine import Group, Setting
 
 FEATURES_GET, FEATURES_SET = 11, 12
@@ -168,13 +168,15 @@ class LinuxEthtool:
 
     def _open(self) -> Any:
         if self._socket is None:
-            opened: Any = closed_in_the_end(GenericNetlinkSocket(ext_ack=True))
+            opened: Any = GenericNetlinkSocket(ext_ack=True)
             # Otherwise pyroute2 writes to standard error if the family is missing.
             opened.asyncore.module_err_level = "debug"
             try:
                 opened.bind(ETHTOOL_GENL_NAME, genlmsg)
             except NetlinkError as error:
+                opened.close()
                 raise OSError(errno.EOPNOTSUPP, "this kernel's ethtool has no netlink (Linux 5.6 has)") from error
+            close_with(self, opened)
             self._socket = opened
         return self._socket
 

@@ -44,7 +44,7 @@ from agent.inotify import CREATE, DELETE, IGNORED, MOVED_TO, Q_OVERFLOW, events,
 from agent.linux import routing
 from agent.linux.messages import ATTRIBUTE, HEADER, IFINFOMSG, attributes, layout, numbers, widen
 from agent.linux.namespaces import own_number
-from agent.linux.sockets import closed_in_the_end
+from agent.linux.sockets import close_with
 from agent.machine import Event, EventSource
 from agent.report.names import KUBELET_CPUS
 from agent.spec.selector import PCI_ADDRESS
@@ -96,7 +96,7 @@ Decode = Callable[[bytes, bool], Iterator[Event]]
 
 @frozen
 class NetlinkSource:
-    """One subscribed socket. ``owner``: pyroute2's object; the socket is closed when nothing refers to that."""
+    """One subscribed socket, which is closed when nothing refers to the source. ``owner``: pyroute2's object."""
 
     owner: Any
     channel: socket.socket
@@ -163,35 +163,42 @@ def _links() -> NetlinkSource:
     return source
 
 
+def _source(owner: Any, channel: socket.socket, decode: Decode) -> NetlinkSource:
+    source = NetlinkSource(owner, channel, decode)
+    close_with(source, owner)
+    return source
+
+
 def _rtnetlink(groups: int, decode: Decode) -> NetlinkSource:
-    owner = closed_in_the_end(IPRSocket(groups=0))
+    owner = IPRSocket(groups=0)
     widen(owner.socket, BUFFER)
     owner.bind(groups=groups)
-    return NetlinkSource(owner, owner.socket, decode)
+    return _source(owner, owner.socket, decode)
 
 
 def _uevents() -> NetlinkSource:
     """Uevents of both groups: the kernel's own, and udev's when it has handled the device."""
-    owner = closed_in_the_end(UeventSocket())
+    owner = UeventSocket()
     channel = owner.asyncore.socket
     widen(channel, BUFFER)
     owner.bind(groups=MONITOR_GROUP_KERNEL | MONITOR_GROUP_UDEV)
-    return NetlinkSource(owner, channel, uevent_events)
+    return _source(owner, channel, uevent_events)
 
 
 def _ethtool() -> list[NetlinkSource]:
     """ethtool's notifications; nothing on a kernel whose ethtool has no netlink (before Linux 5.6)."""
-    owner: Any = closed_in_the_end(GenericNetlinkSocket())
+    owner: Any = GenericNetlinkSocket()
     # A missing family is no error here; pyroute2 would write it to standard error.
     owner.asyncore.module_err_level = "debug"
     try:
         owner.bind(ETHTOOL_GENL_NAME, genlmsg)
     except NetlinkError:
+        owner.close()
         return []
     channel = owner.asyncore.socket
     widen(channel, BUFFER)
     owner.add_membership(ETHTOOL_MONITOR)
-    return [NetlinkSource(owner, channel, ethtool_events)]
+    return [_source(owner, channel, ethtool_events)]
 
 
 @frozen

@@ -51,7 +51,7 @@ from agent.linux.messages import (
     text,
     u32,
 )
-from agent.linux.sockets import closed_in_the_end
+from agent.linux.sockets import close_with
 from agent.machine import Connection, Link, QueueIrq, QueueUser, Route, Rule
 
 _IFLA = numbers(ifinfmsg)
@@ -94,7 +94,8 @@ class LinuxNetlink:
     def __init__(self, each_alone: bool = False) -> None:
         self._each_alone = each_alone
         # Not IPRoute: it runs an event loop for each request, so that a request takes 1.2 ms instead of 0.2 ms.
-        self._socket: Any = closed_in_the_end(IPRSocket(groups=0, ext_ack=True))
+        self._socket: Any = IPRSocket(groups=0, ext_ack=True)
+        close_with(self, self._socket)
         self._sequence = 0
 
     def link(self, name: str) -> Link | None:

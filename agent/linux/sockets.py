@@ -11,13 +11,14 @@ from contextlib import suppress
 from typing import Any
 
 
-def closed_in_the_end(opened: Any) -> Any:
-    """``opened``, one of pyroute2's sockets, which is closed once nothing refers to it, or when the process ends.
+def close_with(holder: object, opened: Any) -> None:
+    """Close ``opened``, one of pyroute2's sockets, once nothing refers to its holder, or when the process ends.
 
-    The thread that opened it must also be the last that refers to it: the loop is that thread's.
+    pyroute2's object refers to itself, so Python collects it at any later moment, also while the loop of another socket runs;
+    then its own loop cannot be closed. The holder must not refer to itself, and the thread that opened the socket must be the
+    last that refers to the holder: the loop is that thread's.
     """
-    weakref.finalize(opened, _close, opened.asyncore)
-    return opened
+    weakref.finalize(holder, _close, opened.asyncore)
 
 
 def _close(core: Any) -> None:

@@ -465,3 +465,23 @@ def test_a_process_that_has_used_netlink_ends_without_a_complaint() -> None:
     )
     ended = subprocess.run([sys.executable, "-X", "dev", "-c", used], capture_output=True, text=True, check=True)
     assert (ended.stdout, ended.stderr) == ("lo True\n", "")
+
+
+def test_sockets_are_closed_with_their_holder_and_wait_for_no_garbage_collection() -> None:
+    """A collection may come while the loop of another socket runs, and then pyroute2 cannot close the loop of this one."""
+    used = (
+        "import gc, os\n"
+        "from contextlib import suppress\n"
+        "from agent import linux\n"
+        "gc.disable()\n"
+        "before = len(os.listdir('/proc/self/fd'))\n"
+        "machine = linux.machine()\n"
+        "sources = machine.events.subscribe()\n"
+        "lo = machine.netlink.link('lo')\n"
+        "with suppress(OSError): machine.ethtool.settings('features', lo.ifindex)\n"
+        "opened = len(os.listdir('/proc/self/fd')) - before\n"
+        "del machine, sources\n"
+        "print(opened > 10, len(os.listdir('/proc/self/fd')) - before)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", used], capture_output=True, text=True, check=True)
+    assert (ended.stdout, ended.stderr) == ("True 0\n", "")
