@@ -14,12 +14,11 @@ from typing import Any
 from attrs import frozen
 from pyroute2.netlink import NLM_F_ACK, NLM_F_REQUEST, genlmsg
 from pyroute2.netlink.exceptions import NetlinkError
-from pyroute2.netlink.generic import GenericNetlinkSocket
 from pyroute2.netlink.generic.ethtool import ETHTOOL_GENL_NAME, ETHTOOL_GENL_VERSION, ethtoolbitset, ethtoolheader
 
 from agent.linux import ethtool_ioctl
 from agent.linux.messages import ignoring
-from agent.linux.sockets import close_with
+from agent.linux.sockets import close_with, generic
 from agent.machine import Group, Setting
 
 FEATURES_GET, FEATURES_SET = 11, 12
@@ -168,14 +167,9 @@ class LinuxEthtool:
 
     def _open(self) -> Any:
         if self._socket is None:
-            opened: Any = GenericNetlinkSocket(ext_ack=True)
-            # Otherwise pyroute2 writes to standard error if the family is missing.
-            opened.asyncore.module_err_level = "debug"
-            try:
-                opened.bind(ETHTOOL_GENL_NAME, genlmsg)
-            except NetlinkError as error:
-                opened.close()
-                raise OSError(errno.EOPNOTSUPP, "this kernel's ethtool has no netlink (Linux 5.6 has)") from error
+            opened = generic(ETHTOOL_GENL_NAME)
+            if opened is None:
+                raise OSError(errno.EOPNOTSUPP, "this kernel's ethtool has no netlink (Linux 5.6 has)")
             close_with(self, opened)
             self._socket = opened
         return self._socket

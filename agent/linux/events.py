@@ -18,8 +18,6 @@ from typing import Any
 
 from attrs import frozen
 from pyroute2.netlink import NETLINK_LISTEN_ALL_NSID, SOL_NETLINK, genlmsg
-from pyroute2.netlink.exceptions import NetlinkError
-from pyroute2.netlink.generic import GenericNetlinkSocket
 from pyroute2.netlink.generic.ethtool import ETHTOOL_GENL_NAME, ethtoolheader
 from pyroute2.netlink.rtnl import (
     RTM_DELADDR,
@@ -44,7 +42,7 @@ from agent.inotify import CREATE, DELETE, IGNORED, MOVED_TO, Q_OVERFLOW, events,
 from agent.linux import routing
 from agent.linux.messages import ATTRIBUTE, HEADER, IFINFOMSG, attributes, layout, numbers, widen
 from agent.linux.namespaces import own_number
-from agent.linux.sockets import close_with
+from agent.linux.sockets import close_with, generic
 from agent.machine import Event, EventSource
 from agent.report.names import KUBELET_CPUS
 from agent.spec.selector import PCI_ADDRESS
@@ -96,9 +94,8 @@ Decode = Callable[[bytes, bool], Iterator[Event]]
 
 @frozen
 class NetlinkSource:
-    """One subscribed socket, which is closed when nothing refers to the source. ``owner``: pyroute2's object."""
+    """One subscribed socket. It is closed when nothing refers to the source any more."""
 
-    owner: Any
     channel: socket.socket
     decode: Decode
 
@@ -163,42 +160,36 @@ def _links() -> NetlinkSource:
     return source
 
 
-def _source(owner: Any, channel: socket.socket, decode: Decode) -> NetlinkSource:
-    source = NetlinkSource(owner, channel, decode)
-    close_with(source, owner)
+def _source(opened: Any, decode: Decode) -> NetlinkSource:
+    source = NetlinkSource(opened.asyncore.socket, decode)
+    close_with(source, opened)
+    widen(source.channel, BUFFER)
     return source
 
 
 def _rtnetlink(groups: int, decode: Decode) -> NetlinkSource:
-    owner = IPRSocket(groups=0)
-    widen(owner.socket, BUFFER)
-    owner.bind(groups=groups)
-    return _source(owner, owner.socket, decode)
+    opened = IPRSocket(groups=0)
+    source = _source(opened, decode)
+    opened.bind(groups=groups)
+    return source
 
 
 def _uevents() -> NetlinkSource:
     """Uevents of both groups: the kernel's own, and udev's when it has handled the device."""
-    owner = UeventSocket()
-    channel = owner.asyncore.socket
-    widen(channel, BUFFER)
-    owner.bind(groups=MONITOR_GROUP_KERNEL | MONITOR_GROUP_UDEV)
-    return _source(owner, channel, uevent_events)
+    opened = UeventSocket()
+    source = _source(opened, uevent_events)
+    opened.bind(groups=MONITOR_GROUP_KERNEL | MONITOR_GROUP_UDEV)
+    return source
 
 
 def _ethtool() -> list[NetlinkSource]:
     """ethtool's notifications; nothing on a kernel whose ethtool has no netlink (before Linux 5.6)."""
-    owner: Any = GenericNetlinkSocket()
-    # A missing family is no error here; pyroute2 would write it to standard error.
-    owner.asyncore.module_err_level = "debug"
-    try:
-        owner.bind(ETHTOOL_GENL_NAME, genlmsg)
-    except NetlinkError:
-        owner.close()
+    opened = generic(ETHTOOL_GENL_NAME)
+    if opened is None:
         return []
-    channel = owner.asyncore.socket
-    widen(channel, BUFFER)
-    owner.add_membership(ETHTOOL_MONITOR)
-    return [_source(owner, channel, ethtool_events)]
+    source = _source(opened, ethtool_events)
+    opened.add_membership(ETHTOOL_MONITOR)
+    return [source]
 
 
 @frozen

@@ -1,4 +1,4 @@
-"""Closes pyroute2's sockets.
+"""The life of pyroute2's sockets.
 
 pyroute2 0.9 runs an event loop of asyncio for each socket, and only ``close()`` closes that loop. A loop that Python collects
 unclosed, at the latest when the process ends, prints "Exception ignored in: <function BaseEventLoop.__del__ ...>".
@@ -10,17 +10,43 @@ import weakref
 from contextlib import suppress
 from typing import Any
 
+from pyroute2.netlink import genlmsg
+from pyroute2.netlink.exceptions import NetlinkError
+from pyroute2.netlink.generic import GenericNetlinkSocket
+
 
 def close_with(holder: object, opened: Any) -> None:
-    """Close ``opened``, one of pyroute2's sockets, once nothing refers to its holder, or when the process ends.
+    """Close ``opened``, a socket of pyroute2, when its holder is freed or the process ends.
 
-    pyroute2's object refers to itself, so Python collects it at any later moment, also while the loop of another socket runs;
-    then its own loop cannot be closed. The holder must not refer to itself, and the thread that opened the socket must be the
-    last that refers to the holder: the loop is that thread's.
+    The socket refers to itself, so without this only a garbage collection frees it. A collection may come while the event loop
+    of another socket runs, and then pyroute2 cannot close the loop of this one.
+
+    Python frees the holder by its reference count if the holder does not refer to itself. The loop belongs to the thread that
+    opened the socket, so that thread must drop the last reference to the holder.
     """
-    weakref.finalize(holder, _close, opened.asyncore)
+    weakref.finalize(holder, close, opened)
 
 
-def _close(core: Any) -> None:
+def close(opened: Any) -> None:
+    """Close a socket of pyroute2."""
     with suppress(OSError):  # the socket failed before, and pyroute2 raises that error again
-        core.close()
+        opened.asyncore.close()
+
+
+def generic(family: str) -> Any | None:
+    """Open a socket for a family of generic netlink; None if the kernel lacks the family.
+
+    :raises OSError: the kernel refuses a socket.
+    """
+    opened: Any = GenericNetlinkSocket(ext_ack=True)
+    # Otherwise pyroute2 writes to standard error if the family is missing.
+    opened.asyncore.module_err_level = "debug"
+    try:
+        opened.bind(family, genlmsg)
+    except NetlinkError:
+        close(opened)
+        return None
+    except OSError:
+        close(opened)
+        raise
+    return opened

@@ -468,7 +468,7 @@ def test_a_process_that_has_used_netlink_ends_without_a_complaint() -> None:
 
 
 def test_sockets_are_closed_with_their_holder_and_wait_for_no_garbage_collection() -> None:
-    """A collection may come while the loop of another socket runs, and then pyroute2 cannot close the loop of this one."""
+    """Garbage collection would be too late: it may come while the loop of another socket runs, and then the close fails."""
     used = (
         "import gc, os\n"
         "from contextlib import suppress\n"
