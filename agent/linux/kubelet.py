@@ -45,9 +45,9 @@ RATE = 100.0
 
 REMEDIES = {errno.ENOSYS: "this kubelet is older than Kubernetes 1.20, which brought version 1 of the PodResources API"}
 
-# Field numbers of api.proto: the response's `pod_resources`, a pod's `containers`, a container's `cpu_ids`. POD: the texts that
-# are read of a pod.
-PODS, CONTAINERS, CPU_IDS = 1, 3, 3
+# Field numbers of api.proto: the response's `pod_resources`; a pod's `containers`, and its `cpu_ids` (Kubernetes 1.37), which
+# include those of containers that share them; a container's `cpu_ids`. POD: the texts that are read of a pod.
+PODS, CONTAINERS, POD_CPU_IDS, CPU_IDS = 1, 3, 4, 3
 POD: Schema = {
     1: "name",
     2: "namespace",
@@ -168,8 +168,8 @@ def _cpus_by_device(response: bytes) -> Mapping[str, frozenset[int]]:
     by_device: dict[str, frozenset[int]] = {}
     for number, pod in fields(response):
         if number == PODS:
-            containers = [container for number, container in fields(pod) if number == CONTAINERS]
-            given = (content for each in containers for number, content in fields(each) if number == CPU_IDS)
+            holders = [(pod, POD_CPU_IDS), *((each, CPU_IDS) for number, each in fields(pod) if number == CONTAINERS)]
+            given = (content for holder, own in holders for number, content in fields(holder) if number == own)
             cpus = frozenset(cpu for content in given for cpu in numbers(content))
             for device in _devices(list(strings(pod, POD))):
                 by_device[device] = by_device.get(device, cpus) | cpus

@@ -54,7 +54,9 @@ def seeds() -> Sequence[bytes]:
     """A pod with three devices; the same in a whole answer; an answer with an error; two files."""
     devices = b"".join(_field(2, _field(2, name)) for name in (b"0000:21:10.0", b"erdma_0/17", b"0000-3b-00-2"))
     claim = _field(5, _field(4, _field(1, _field(1, b"a/b=0000-3b-00-2")) + _field(4, b"0000-3b-00-2")))
-    message = _field(1, _field(1, b"pod") + _field(2, b"team") + _field(3, devices + claim + b"\x18\x01"))
+    message = _field(
+        1, _field(1, b"pod") + _field(2, b"team") + _field(3, devices + claim + b"\x18\x01") + _field(4, b"\x01")
+    )
     state = (
         b'{"policyName":"static","defaultCpuSet":"0","entries":{"pod":{"app":"1-2"}},"podEntries":{"p":{"cpuSet":"3"}}}'
     )

@@ -7,7 +7,13 @@ from google.protobuf import descriptor_pb2, descriptor_pool, json_format, messag
 # k8s.io/kubelet/pkg/apis/podresources/v1/api.proto, as far as it says which device a pod has; `*` is "repeated".
 API = {
     "ListPodResourcesResponse": {1: "*PodResources pod_resources"},
-    "PodResources": {1: "string name", 2: "string namespace", 3: "*ContainerResources containers"},
+    "PodResources": {
+        1: "string name",
+        2: "string namespace",
+        3: "*ContainerResources containers",
+        4: "*int64 cpu_ids",
+        5: "*ContainerMemory memory",
+    },
     "ContainerResources": {
         1: "string name",
         2: "*ContainerDevices devices",

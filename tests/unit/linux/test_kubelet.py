@@ -181,6 +181,16 @@ def test_a_device_has_the_cpus_of_all_containers_of_its_pod(served: Served) -> N
     assert cpus == {"0000:3b:00.2": {0, 1, 127, 300, 2**40}, "0000:3b:00.3": frozenset()}
 
 
+def test_a_device_has_the_cpus_that_the_containers_of_its_pod_share(served: Served) -> None:
+    """With PodLevelResourceManagers, such a container lists none (pkg/kubelet/apis/podresources/server_v1.go)."""
+    shared = claimant("a", device_name="0000-3b-00-2")
+    shared |= {"cpu_ids": [2, 3, 300], "memory": [{"memory_type": "memory", "size": 2**50}]}
+    exclusive = pod("b", "0000:3b:00.3") | {"cpu_ids": [1, 4, 300, 2**40]}
+    served.does("answer", encoded(shared, exclusive))
+    cpus = LinuxKubelet((served.path,), timeout=20).cpus()
+    assert cpus == {"0000:3b:00.2": {2, 3, 300}, "0000:3b:00.3": {1, 4, 300, 2**40}}
+
+
 def test_pods_without_devices_have_no_allocations(served: Served) -> None:
     assert served.allocations() == {}
     assert served.allocations(pod("a"), claimant("b")) == {}
