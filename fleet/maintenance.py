@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Event
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any, Literal, TypeVar
 
 import httpx2
@@ -19,36 +19,24 @@ from attrs import evolve, field, frozen
 from lightkube import ALL_NS, ApiError
 from lightkube.models.meta_v1 import ObjectMeta, StatusCause
 from lightkube.resources.core_v1 import Node, Pod
-from lightkube.types import PatchType
 
 from agent.report import names
 from agent.report.records import Disruption
-from fleet.api import ABSENT, CONFLICTS, Api, Failed, answers, code, errors
-from fleet.connection import TEMPORARY, unreachable
+from fleet import node_patch
+from fleet.api import ABSENT, Api, Failed, answers, code, errors
+from fleet.connection import TEMPORARY
 from fleet.eviction import Rules, drain, full_name, is_terminating
 from fleet.inventory import Inventory
 from fleet.maintenance_record import Record, Step, annotated, finished, not_finished, record_of
-from fleet.objects import CHANGED, is_cordoned, metadata_of, unready, version_of
+from fleet.node_patch import if_temporary
+from fleet.objects import CHANGED, is_cordoned, metadata_of, unready
 from fleet.reading import PlainPod, read
-
-CHECK_INTERVAL = 2.0
-"""Seconds between two checks of a node's pods or conditions."""
-
-CLEAN_UP = 30.0
-"""Seconds for which a step is tried again once the command is to stop. systemd waits 90 s before it sends SIGKILL."""
 
 MARGIN = 60.0
 """Seconds that the connection to a node may take beyond the change."""
 
-TRIES = 5
-"""How often a patch of a Node is tried, if others write the Node at the same time."""
-
 REFUSED = 429
 """HTTP status code of an eviction that a PodDisruptionBudget forbids for now."""
-
-NO_LEADER = 500
-"""HTTP status code also of a request during which etcd has no leader ("etcdserver: leader changed"). For an eviction it means
-that several PodDisruptionBudgets cover the pod, too."""
 
 TERMINATING = "NamespaceTerminating"
 """Cause of a refused eviction (403) in a namespace that is being deleted: its pods will end (NamespaceTerminatingCause,
@@ -75,9 +63,9 @@ class CannotDrain(Exception):
 class Maintenance:
     """How nodes are maintained: the connections, what the agents may do, and the timeouts in seconds.
 
-    ``resume``: continue the maintenance of a node that an earlier run has begun. ``again``: what goes on with a node, if it is
-    not this command; then only its own records are resumed. ``conditions``: those that a node must have to be uncordoned.
-    ``boot_id``: see :func:`unready`.
+    ``resume``: continue, or undo, the maintenance of a node that an earlier run has begun. ``again``: what goes on with a node,
+    if it is not this command; then only its own records are resumed. ``conditions``: those that a node must have to be
+    uncordoned. ``boot_id``: see :func:`unready`. ``since``: when this run began, which tells its records from others.
     """
 
     api: Api
@@ -93,6 +81,11 @@ class Maintenance:
     again: str = ""
     conditions: tuple[str, ...] = CHANGED
     boot_id: str = ""
+    since: str = field(init=False)
+
+    @since.default
+    def _(self) -> str:
+        return self.api.now.isoformat()
 
     def run(self, nodes: Sequence[str], at_once: int) -> dict[str, tuple[NodeResult, str]]:
         """Maintain nodes, so many at the same time, until one fails. Returns the result and its reason by node."""
@@ -119,16 +112,12 @@ class Maintenance:
             return "not started", ""
         try:
             with self._errors(name):
-                self.undo(name)
+                self._end(name, self.resumes)
         except Lost as error:
             return "failed", str(error)
         except Failed as error:
             return "failed", error.message
         return "undone", ""
-
-    def undo(self, name: str) -> None:
-        """Undo a node's maintenance: remove the record, and uncordon the node if the maintenance cordoned it."""
-        self.tell(f"{name}: {self._patch(name, finished)}")
 
     def take_out(self, name: str) -> tuple[NodeResult, str]:
         """Cordon and drain a node, so that it can be changed; the result and its reason. A drain that fails is undone."""
@@ -147,11 +136,14 @@ class Maintenance:
 
     def bring_back(self, name: str) -> tuple[NodeResult, str]:
         """Wait until a node that was taken out is ready, and uncordon it; the result and its reason."""
-        return self._step(name, lambda: self._return(name))
+        return self._step(name, lambda: self._return(name, self.resumes))
 
     def resumes(self, record: Record) -> bool:
         """Whether this run goes on with the maintenance that an earlier one has recorded."""
         return self.resume and self.again in ("", record.again)
+
+    def _is_own(self, record: Record) -> bool:
+        return (record.by, record.since) == (self.api.user, self.since)
 
     def _maintain(self, name: str) -> tuple[NodeResult, str]:
         result = self.take_out(name)
@@ -195,9 +187,9 @@ class Maintenance:
                     self._drain(name)
                 self._check_stop()
             except (CannotDrain, Interrupted, Failed, ApiError) as error:
-                self.undo(name)
+                self._end(name, self._is_own)
                 return "undone", str(error) or "interrupted before anything was changed"
-            self._note(name, "apply")
+            self._note(name, "apply", self._is_own)
         self._check_stop()
         return "done", ""
 
@@ -208,14 +200,14 @@ class Maintenance:
             if self._unready(name, (names.READY,)):
                 raise
             # Nothing was harmed, and to stay cordoned frees no device: a pod of a DaemonSet has one, which the message names.
-            self.undo(name)
+            self._end(name, self._is_own)
             return "undone", error.message
-        return self._return(name)
+        return self._return(name, self._is_own)
 
-    def _return(self, name: str) -> tuple[NodeResult, str]:
-        self._note(name, "wait")
+    def _return(self, name: str, takes: Callable[[Record], bool]) -> tuple[NodeResult, str]:
+        self._note(name, "wait", takes)
         self._wait(name)
-        self.undo(name)
+        self._end(name, self._is_own)
         return "done", ""
 
     def _begin(self, name: str) -> Record:
@@ -224,11 +216,10 @@ class Maintenance:
         :raises Interrupted: the command is to stop, and the node has no record of this run.
         :raises Lost: there is a record, and this run resumes none.
         """
-        since = self.api.now.isoformat()
 
         def change(node: Node) -> tuple[dict[str, Any] | None, Record]:
             recorded = record_of(node)
-            if recorded and (recorded.by, recorded.since) == (self.api.user, since):
+            if recorded and self._is_own(recorded):
                 return None, recorded
             self._check_stop()
             if recorded and not self.resumes(recorded):
@@ -237,21 +228,41 @@ class Maintenance:
             cordoned = recorded.cordoned if recorded else not is_cordoned(node)
             # Do not drain again after a drain: a drain that fails is undone, but the node may be half changed by now.
             step = recorded.step if recorded else "drain"
-            record = Record(self.api.user, since, step, cordoned, str(self.allow), self.again)
+            record = Record(self.api.user, self.since, step, cordoned, str(self.allow), self.again)
             return {**annotated(record), "spec": {"unschedulable": True}}, record
 
         record = self._patch(name, change)
         self.tell(f"{name}: cordoned")
         return record
 
-    def _note(self, name: str, step: Step) -> None:
+    def _note(self, name: str, step: Step, takes: Callable[[Record], bool]) -> None:
+        """Record a step. The record is then this run's own; ``takes``: which one this run may write.
+
+        :raises Lost: there is no record, or one that this run may not write.
+        """
+
         def change(node: Node) -> tuple[dict[str, Any], None]:
             record = record_of(node)
             if record is None:
                 raise Lost("its maintenance was undone by somebody else")
-            return annotated(evolve(record, step=step)), None
+            if not takes(record):
+                raise Lost(not_finished(name, record))
+            return annotated(evolve(record, by=self.api.user, since=self.since, step=step)), None
 
         self._patch(name, change)
+
+    def _end(self, name: str, takes: Callable[[Record], bool]) -> None:
+        """Remove the record, and uncordon the node if the maintenance cordoned it; ``takes``: which record this run may end.
+
+        :raises Lost: there is a record that this run may not end.
+        """
+
+        def change(node: Node) -> tuple[dict[str, Any] | None, str]:
+            if (record := record_of(node)) and not takes(record):
+                raise Lost(not_finished(name, record))
+            return finished(node)
+
+        self.tell(f"{name}: {self._patch(name, change)}")
 
     def blockers(self, name: str) -> tuple[str, ...]:
         """Why a drain of the node would be refused; empty: it would not."""
@@ -268,7 +279,7 @@ class Maintenance:
             try:
                 left, why = self._evict_all(name, announced)
             except (ApiError, httpx2.TransportError) as error:
-                left, why = "its pods", _if_temporary(error)
+                left, why = "its pods", if_temporary(error)
             if not left:
                 return
             if monotonic() >= deadline:
@@ -334,56 +345,18 @@ class Maintenance:
             return unready(self.api.node(name)[0], conditions, self.boot_id)
         except (ApiError, httpx2.TransportError) as error:
             # The change may interrupt the connection to the API server: go on waiting.
-            return [_if_temporary(error)]
+            return [if_temporary(error)]
 
     def _patch(self, name: str, change: Callable[[Node], tuple[dict[str, Any] | None, T]]) -> T:
-        """Patch the Node with the first value that ``change`` returns for it; its second is the result.
-
-        A conflict is retried, and so is an API server that cannot be reached or is overloaded, until ``ready_timeout``, or for
-        CLEAN_UP seconds once the command is to stop. A patch whose answer was lost may have been made, so ``change`` may see a
-        Node that has it.
-        """
-        stopping = self.stop.is_set()
-        deadline = monotonic() + (CLEAN_UP if stopping else self.ready_timeout)
-        left = TRIES
-        while True:
-            try:
-                node, _ = self.api.node(name)
-                body, result = change(node)
-                if body is not None:
-                    body["metadata"] = {**body.get("metadata", {}), "resourceVersion": version_of(node)}
-                    self.api.patch_node(name, body, PatchType.MERGE)
-                return result
-            except (ApiError, httpx2.TransportError) as error:
-                if isinstance(error, ApiError) and code(error) in CONFLICTS:
-                    left -= 1
-                    if not left:
-                        raise
-                else:
-                    _if_temporary(error)
-                    if monotonic() >= deadline:
-                        raise
-                    if stopping:
-                        sleep(CHECK_INTERVAL)
-                    elif self.stop.wait(CHECK_INTERVAL):
-                        stopping, deadline = True, min(deadline, monotonic() + CLEAN_UP)
+        return node_patch.patch(self.api, name, change, self.stop, self.ready_timeout)
 
     def _check_stop(self) -> None:
         if self.stop.is_set():
             raise Interrupted
 
     def _pause(self) -> None:
-        if self.stop.wait(CHECK_INTERVAL):
+        if self.stop.wait(node_patch.CHECK_INTERVAL):
             raise Interrupted
-
-
-def _if_temporary(error: ApiError | httpx2.TransportError) -> str:
-    """Describe an error after which a retry may succeed; raise any other error again."""
-    if isinstance(error, ApiError):
-        if code(error) not in (*TEMPORARY, NO_LEADER):
-            raise error
-        return f"the API server answers {code(error)}: {error.status.message}"
-    return unreachable(error)
 
 
 def _causes(error: ApiError) -> Sequence[StatusCause]:

@@ -102,7 +102,7 @@ def maintain(
             apply_timeout=apply_timeout,
             ready_timeout=ready_timeout,
             tell=lambda line: interruption.say(line, err=as_json),
-            resume=resume,
+            resume=resume or undo,
             stop=interruption.stop,
         )
         results = {name: maintenance.give_back(name) for name in wanted} if undo else maintenance.run(wanted, at_once)

@@ -98,7 +98,7 @@ def cluster() -> Cluster:
 @pytest.fixture
 def host(node: Node, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     monkeypatch.setattr(reboot, "POLL_INTERVAL", 0)
-    monkeypatch.setattr("fleet.maintenance.CHECK_INTERVAL", 0.01)
+    monkeypatch.setattr("fleet.node_patch.CHECK_INTERVAL", 0.01)
     monkeypatch.setattr("tasks.kubernetes.maintenance.POLL_INTERVAL", 0.01)
     OfCluster.machine = Machine(cluster)
     with api_server(tmp_path, cluster.answer) as (url, authority):
@@ -225,6 +225,23 @@ def test_a_user_that_the_drain_does_not_end_has_it_undone(host: Node, cluster: C
     assert deferred(deploy(host)) == "in use: nvme0 is NVMe over RDMA"
     assert cluster.events == ["cordoned", "evicted job", "uncordoned"]
     assert not OfCluster.machine.drained
+
+
+class TakenOver(OfCluster):
+    """A host whose Node an operator's maintenance takes over as soon as it is drained."""
+
+    def run_shell_command(self, command: Any, *positional: Any, **arguments: Any) -> Any:
+        if "evicted job" in self.machine.cluster.events:
+            self.machine.cluster.note("node-a", Record("ann", "2026", "apply", True, "rebind"))
+        return super().run_shell_command(command, *positional, **arguments)
+
+
+def test_a_drain_that_somebody_else_has_taken_over_is_not_undone(host: Node, cluster: Cluster) -> None:
+    OfCluster.machine.users = [["end"], ["end"], ["nvme0 is NVMe over RDMA", "end"]]
+    result = deploy(evolve(host, connector=TakenOver))
+    assert any("not rebooted: ann began to maintain node-a at 2026" in each for each in result.errors)
+    assert cluster.events == ["cordoned", "evicted job"]
+    assert '"ann"' in cluster.recorded()["node-a"]
 
 
 def test_a_host_that_has_not_joined_is_rebooted_without_a_drain(host: Node, cluster: Cluster) -> None:

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attrs import define, field
+from attrs import asdict, define, field
 
 from agent.report import names
+from fleet.maintenance_record import Record
 from tests.http_server import Request, serving
 from tests.unit.fleet.nodes_api import Cluster
 from tests.unit.fleet.test_fleet import ROOT, node
@@ -90,6 +91,57 @@ def check(commands: Running, running: subprocess.Popen[str], said: str) -> None:
     assert (commands.cluster.cordoned(), commands.cluster.recorded()) == ([], {})
     assert {line.split(": ")[1] for line in err.splitlines() if line.startswith("trackbed: ")} == {said, *NODES}, err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("by", ["bob", "deployer"])
+@pytest.mark.parametrize("stopped", [True, False], ids=["undone", "drained"])
+def test_a_record_of_another_run_is_left_to_it(commands: Running, by: str, stopped: bool) -> None:
+    """Another run has taken the maintenance over (--resume) while this one waited for pods."""
+    started, other = threading.Event(), Record(by, "2026", "wait", True, "rebind")
+
+    def received(what: str, body: Any) -> None:
+        started.wait(60)
+        if evicts(what, body):
+            for name in NODES:
+                commands.cluster.note(name, other)
+            if stopped:
+                running.send_signal(signal.SIGINT)
+            commands.cluster.pods = []
+
+    commands.received = received
+    running = start(commands)
+    started.set()
+    _, err = running.communicate(timeout=120)
+    assert running.returncode == (130 if stopped else 1), err
+    assert f"trackbed: a: failed: {by} began to maintain a at 2026 and has not finished" in err
+    assert {name: json.loads(text) for name, text in commands.cluster.recorded().items()} == dict.fromkeys(
+        NODES, asdict(other)
+    )
+    assert commands.cluster.cordoned() == list(NODES)
+
+
+@pytest.mark.parametrize("stopped", [True, False], ids=["undone", "drained"])
+def test_a_maintenance_without_its_record_writes_no_other(commands: Running, stopped: bool) -> None:
+    """Somebody has undone it while it waited for pods, and then cordoned the node by hand."""
+    started = threading.Event()
+
+    def received(what: str, body: Any) -> None:
+        started.wait(60)
+        if evicts(what, body):
+            for each in commands.cluster.nodes.values():
+                each["metadata"]["annotations"] = {}
+            if stopped:
+                running.send_signal(signal.SIGINT)
+            commands.cluster.pods = []
+
+    commands.received = received
+    running = start(commands)
+    started.set()
+    out, err = running.communicate(timeout=120)
+    said = "trackbed: a: undone: " if stopped else "trackbed: a: failed: its maintenance was undone by somebody else\n"
+    assert said in err
+    assert ("a: no maintenance is recorded, and it is cordoned" in out) == stopped
+    assert (commands.cluster.recorded(), commands.cluster.cordoned()) == ({}, list(NODES))
 
 
 @pytest.mark.parametrize(

@@ -64,14 +64,14 @@ Serve = Callable[[Answers], tuple[Scripted, Maintenance]]
 @pytest.fixture
 def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
     """Start such a server, and a maintenance that uses it."""
-    monkeypatch.setattr("fleet.maintenance.CHECK_INTERVAL", 0.01)
+    monkeypatch.setattr("fleet.node_patch.CHECK_INTERVAL", 0.01)
     with ExitStack() as running:
 
         def begin(answers: Answers) -> tuple[Scripted, Maintenance]:
             script = Scripted(answers)
             url = running.enter_context(serving(lambda request: script.answer(f"{request.method} {request.path}")))
             config = KubeConfig.from_one(cluster=Cluster(server=url), user=User(), context_name="a")
-            api = Api(Client(config), "me", NOW)
+            api = Api(Client(config), "me", NOW, clock=lambda: 0.0)
             inventory = Inventory(tmp_path, {"a": Host("a", "a")})
             limits = (60.0, 60.0, 60.0)
             return script, Maintenance(api, inventory, Disruption.VF_RESET, Rules(), *limits, lambda line: None)
@@ -104,7 +104,7 @@ def test_while_etcd_elects_a_leader_a_maintenance_waits(serve: Serve) -> None:
     )
     maintenance._drain("a")
     maintenance._wait("a")
-    assert maintenance.give_back("a") == ("undone", "")
+    assert evolve(maintenance, resume=True).give_back("a") == ("undone", "")
     assert script.asked[-4:] == [f"GET {NODE}", f"PATCH {NODE}", f"GET {NODE}", f"PATCH {NODE}"]
 
 
@@ -160,7 +160,7 @@ def test_an_api_server_that_does_not_answer_while_the_drain_is_undone_leaves_a_n
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script, maintenance = serve({PODS: [NO_PODS], f"GET {NODE}": [UNUSED, BUSY], f"PATCH {NODE}": [(200, {})]})
-    monkeypatch.setattr("fleet.maintenance.monotonic", lambda: 10.0 * script.asked.count(f"GET {NODE}"))
+    monkeypatch.setattr("fleet.node_patch.monotonic", lambda: 10.0 * script.asked.count(f"GET {NODE}"))
     script.before = lambda what: maintenance.stop.set() if what == PODS else None
     result, reason = evolve(maintenance, ready_timeout=3600.0).run(["a"], 1)["a"]
     assert (result, reason.startswith("the API server refuses: it is being restarted")) == ("failed", True)
@@ -171,11 +171,11 @@ def test_an_api_server_that_does_not_answer_while_the_drain_is_undone_leaves_a_n
 def test_a_node_that_is_gone_does_not_keep_others_from_being_given_back(serve: Serve) -> None:
     gone = (404, {"kind": "Status", "code": 404, "message": 'nodes "a" not found'})
     _, maintenance = serve({f"GET {NODE}": [gone]})
-    result, reason = maintenance.give_back("a")
+    result, reason = evolve(maintenance, resume=True).give_back("a")
     assert (result, 'nodes "a" not found' in reason) == ("failed", True)
 
 
-def recorded(step: str, by: str = "me", since: str = "2026") -> tuple[int, dict[str, Any]]:
+def recorded(step: str, by: str = "me", since: str = NOW.isoformat()) -> tuple[int, dict[str, Any]]:
     """A Node with the record of a maintenance."""
     record = {"by": by, "since": since, "step": step, "cordoned": True, "allow": "rebind"}
     notes = {names.MAINTENANCE: json.dumps(record)}
@@ -183,7 +183,9 @@ def recorded(step: str, by: str = "me", since: str = "2026") -> tuple[int, dict[
 
 
 def test_a_node_that_another_run_has_begun_meanwhile_is_left_to_it(serve: Serve) -> None:
-    script, maintenance = serve({f"GET {NODE}": [recorded("apply", by="bob")], f"PATCH {NODE}": [(200, {})]})
+    script, maintenance = serve(
+        {f"GET {NODE}": [recorded("apply", by="bob", since="2026")], f"PATCH {NODE}": [(200, {})]}
+    )
     assert maintenance.run(["a", "b"], 1) == {
         "a": (
             "failed",
@@ -218,7 +220,7 @@ def test_an_answer_that_is_no_json_fails_its_node_alone(serve: Serve, answer: tu
     _, maintenance = serve({f"GET {NODE}": [answer]})
     results = maintenance.run(["a", "b"], 1)
     assert (results["a"][0], results["b"][0]) == ("failed", "not started")
-    result, reason = maintenance.give_back("a")
+    result, reason = evolve(maintenance, resume=True).give_back("a")
     assert (result, "API server" in reason) == ("failed", True)
 
 
@@ -247,18 +249,18 @@ def test_a_step_is_recorded_and_undone_although_the_api_server_restarts(serve: S
     script, maintenance = serve(
         {f"GET {NODE}": [busy, recorded("apply")], f"PATCH {NODE}": [busy, (200, {}), busy, (200, {})]}
     )
-    maintenance._note("a", "wait")
+    maintenance._note("a", "wait", maintenance._is_own)
     assert script.asked == [f"GET {NODE}", f"GET {NODE}", f"PATCH {NODE}", f"GET {NODE}", f"PATCH {NODE}"]
-    assert maintenance.give_back("a") == ("undone", "")
+    assert evolve(maintenance, resume=True).give_back("a") == ("undone", "")
     _, maintenance = serve({f"GET {NODE}": [busy]})
     assert evolve(maintenance, ready_timeout=0.05).give_back("a")[0] == "failed"
 
 
 def test_a_record_whose_answer_was_lost_is_this_runs_own(serve: Serve) -> None:
-    written = recorded("drain", since=NOW.isoformat())
-    script, maintenance = serve({f"GET {NODE}": [UNUSED, written], f"PATCH {NODE}": [(504, "<html>time-out")]})
-    stopped = Api(maintenance.api.client, "me", NOW, clock=lambda: 0.0)
-    assert evolve(maintenance, api=stopped)._begin("a") == Record("me", NOW.isoformat(), "drain", True, "rebind")
+    script, maintenance = serve(
+        {f"GET {NODE}": [UNUSED, recorded("drain")], f"PATCH {NODE}": [(504, "<html>time-out")]}
+    )
+    assert maintenance._begin("a") == Record("me", NOW.isoformat(), "drain", True, "rebind")
     assert script.asked == [f"GET {NODE}", f"PATCH {NODE}", f"GET {NODE}"]
 
 
@@ -285,7 +287,7 @@ def test_a_node_that_is_gone_has_no_maintenance_to_go_on_with(serve: Serve) -> N
     _, maintenance = serve({f"GET {NODE}": [gone]})
     said = ("failed", 'there is no Node a: nodes "a" not found; see: trackbed fleet status')
     assert maintenance.run(["a"], 1)["a"] == said
-    assert maintenance.give_back("a") == said
+    assert evolve(maintenance, resume=True).give_back("a") == said
 
 
 def test_an_interruption_before_the_cordon_is_confirmed_does_not_say_that_it_is_there(serve: Serve) -> None:
