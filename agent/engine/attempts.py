@@ -112,7 +112,6 @@ def attempts(
 
 
 def _attempt(context: PassContext, want: Wanted, have: Snapshot, kind: Kind, change: Change) -> Outcome | None:
-    """Make a change if it may be made; None if it is left to the function's owner."""
     try:
         if change.skip_if_owned and is_owned(context.users.recent(want, change, complete=False), change.target):
             return None

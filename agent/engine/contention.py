@@ -55,8 +55,6 @@ def say_running(kind: str, processes: frozenset[str]) -> str:
 
 @frozen
 class _Contended:
-    """A change that is left alone until a time."""
-
     outcome: Outcome
     until: float
 

@@ -65,7 +65,6 @@ class _State:
     remaining: tuple[Outcome, ...] = ()
 
     def adding(self, outcomes: Sequence[Outcome]) -> _State:
-        """The state after more changes."""
         applied = tuple(outcome for outcome in outcomes if outcome.result == "applied")
         remaining = tuple(outcome for outcome in outcomes if outcome.result != "applied")
         return evolve(self, applied=self.applied + applied, remaining=self.remaining + remaining)
@@ -210,7 +209,6 @@ def _round(
 
 
 def _asked(want: Wanted) -> dict[str, Nic]:
-    """The NICs that are wanted, each with its settings."""
     return {address: wanted.nic for address, wanted in want.nics.items()}
 
 
@@ -249,7 +247,6 @@ def _restore_devices_that_left(context: PassContext, state: _State) -> _State:
 
 
 def _flapped(applied: Sequence[Outcome]) -> frozenset[str]:
-    """The PFs whose links these changes may have taken down."""
     return frozenset(
         o.change.device for o in applied if o.change.disruption >= Disruption.LINK_FLAP or sets_state(o.change)
     )
@@ -291,7 +288,6 @@ def _remember(memory: Memory, state: _State, whole: bool) -> None:
 
 
 def _reread(change: Change) -> frozenset[str]:
-    """The scope that must be read again after a change."""
     if by_name()[change.kind].REACH == "device" or change.device == HOST:
         return frozenset({change.device})
     # The attributes that a PF grants to a VF are read from the PF.

@@ -98,12 +98,10 @@ class _Rule:
         )
 
     def is_silenced(self, today: date) -> bool:
-        """Whether the check only warns today."""
         return self.silence is not None and today <= date.fromisoformat(self.silence.until)
 
 
 def _rules(readiness: Readiness) -> list[_Rule]:
-    """The rules of the probes that are not off."""
     rules = []
     for probe in probes():
         policy = readiness.probes.get(probe.name, ProbePolicy())

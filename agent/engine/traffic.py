@@ -149,7 +149,6 @@ def _mounts(machine: Machine, netdevs: Mapping[int, str]) -> Iterator[tuple[int,
 
 
 def _servers(files: Files) -> dict[str, set[str]]:
-    """The mounts of each server (an IP address)."""
     servers: dict[str, set[str]] = {}
     # The source of a mount may be any text. The kernel escapes the blanks, tabs and line ends in it (mangle(),
     # fs/proc_namespace.c), but no other white space, at which str.split() and str.splitlines() would split it.

@@ -184,10 +184,6 @@ def _allocations_or_unknown(machine: Machine, want: Wanted, functions: _Function
 
 
 def _allocations(machine: Machine, want: Wanted, functions: _Functions) -> Users:
-    """The functions that the kubelet has allocated to pods.
-
-    :raises OSError: the kubelet gives no answer.
-    """
     return _pods(machine, functions, machine.kubelet.allocations())
 
 

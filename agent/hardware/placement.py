@@ -143,8 +143,6 @@ def _by_rank(pools: Mapping[Key, Pool], rank: Mapping[Key, int]) -> list[tuple[i
 
 
 class _Load:
-    """How many queues each core, cache and CPU serves."""
-
     def __init__(self, topology: Topology) -> None:
         self._cpus = topology.cpus
         self._core: Counter[int] = Counter()

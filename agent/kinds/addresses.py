@@ -231,7 +231,6 @@ def _plan_netdev(want: Wanted, address: str, netdev: Netdev) -> Iterator[Change]
 
 
 def _blocker(netdev: Netdev, name: str) -> tuple[str, str]:
-    """Why a field cannot be set, and the remedy; both empty if it can."""
     ip = _ip_of(name)
     if netdev.vrf is not None and name.startswith("route "):
         remedy = (

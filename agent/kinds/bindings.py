@@ -244,7 +244,6 @@ def _probe(files: Files, vf: str, override: str) -> None:
 
 
 def _set_override(files: Files, vf: str, override: str) -> str:
-    """Set a VF's driver_override if it is another one, and return what it was."""
     path = f"{PCI}/{vf}/driver_override"
     before = read_or(files, path, NO_OVERRIDE)
     if before != override:

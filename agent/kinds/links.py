@@ -146,7 +146,6 @@ def _settings_of_netdev(nic: Nic, only_rdma: bool) -> list[str]:
 
 
 def _plan_without_netdev(address: str, nic: Nic, link_status: LinkStatus | None) -> Iterator[Change]:
-    """A change that cannot be made, if the spec has settings of a netdev for a function whose driver creates none."""
     if link_status is None:
         return
     bound, only_rdma = link_status.driver, link_status.only_rdma

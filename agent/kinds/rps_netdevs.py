@@ -69,12 +69,10 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Matchi
 
 
 def _rule(want: Wanted, name: str) -> SteeredNetdevs | None:
-    """The first entry whose pattern matches a netdev's name."""
     return next((rule for rule in want.spec.rps.netdevs if rule.matches(name)), None)
 
 
 def _physical_function(files: Files, name: str) -> str | None:
-    """The address of the function of a netdev, or of that VF's PF."""
     device = target_of(files, f"{NET}/{name}/device")
     return None if device is None else physical_function(files, device)  # None: as a veth, or it is gone
 

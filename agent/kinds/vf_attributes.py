@@ -143,7 +143,6 @@ def reading(machine: Machine, want: Wanted, have: Snapshot, kept: Change) -> Rea
 
 
 def _in_order(wanted: VfAttributes, reported: VfInfo | None) -> tuple[str, ...]:
-    """The names of the attributes in the order of the writes."""
     late = tuple(name for name, last in _MAY_BE_LAST if reported is not None and last(wanted, reported))
     return (*(name for name in _NAMES if name not in late), *late) if late else _NAMES
 

@@ -41,7 +41,6 @@ class LinuxDcb:
     """Data Center Bridging over netlink. Each request opens a socket."""
 
     def state(self, netdev: str) -> DcbState | None:
-        """Read everything (DCB_CMD_IEEE_GET)."""
         with ignoring(errno.EOPNOTSUPP, errno.ENODEV):
             return decode(_get(netdev))
         return None
@@ -54,7 +53,6 @@ class LinuxDcb:
         _send(IEEE_SET, netdev, attribute(ATTR_IEEE_PFC, with_priorities(record, priorities)))
 
     def add_dscp(self, netdev: str, entries: frozenset[tuple[int, int]]) -> None:
-        """Send the entries in one message."""
         _send(IEEE_SET, netdev, app_table(entries))
 
     def remove_dscp(self, netdev: str, entries: frozenset[tuple[int, int]]) -> None:

@@ -33,23 +33,18 @@ class LinuxFiles:
     """Files by their real paths."""
 
     def read(self, path: str) -> str:
-        """Read a file of unknown size."""
         return read_all(path)
 
     def write(self, path: str, text: str) -> None:
-        """Write in one call, to a file that is there."""
         write_all(path, text)
 
     def replace(self, path: str, text: str) -> None:
-        """Write beside it, and rename."""
         write_atomically(Path(path), text, 0o644)
 
     def names(self, path: str) -> list[str]:
-        """List a directory."""
         return sorted(os.listdir(path))  # noqa: PTH208  Path objects cost three times as much, thousands of times a pass
 
     def target(self, path: str) -> str:
-        """Read a link."""
         return os.readlink(path).rpartition("/")[2]  # noqa: PTH115  as above
 
     def writable(self, path: str) -> bool:
@@ -57,7 +52,6 @@ class LinuxFiles:
         return bool(os.stat(path).st_mode & 0o222)  # noqa: PTH116  as above
 
     def read_at(self, path: str, offset: int, size: int) -> bytes:
-        """One pread(2)."""
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             return os.pread(descriptor, size, offset)
@@ -65,7 +59,6 @@ class LinuxFiles:
             os.close(descriptor)
 
     def write_at(self, path: str, offset: int, data: bytes) -> None:
-        """One pwrite(2)."""
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.pwrite(descriptor, data, offset)

@@ -126,7 +126,6 @@ class _Answer:
     ended: bool = False
 
     def take(self, event: Event) -> None:
-        """Add an event."""
         if isinstance(event, (ResponseReceived, TrailersReceived)):
             self.headers.update(event.headers)
         elif isinstance(event, DataReceived):
@@ -138,7 +137,6 @@ class _Answer:
         self.ended = self.ended or isinstance(event, StreamEnded)
 
     def message(self) -> bytes:
-        """The message of a complete answer."""
         if self.headers.get(b":status") != b"200" or not re.fullmatch(
             b"[0-9]{1,9}", self.headers.get(b"grpc-status", b"")
         ):

@@ -43,7 +43,6 @@ class LinuxNamespaces:
         self._searchable: bool | None = None
 
     def searchable(self) -> bool:
-        """Try once to mount the sysfs of the own namespace."""
         if self._searchable is None:
             try:
                 os.close(mount.detached("sysfs"))

@@ -14,23 +14,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from attrs import evolve
-from pyroute2.netlink import NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST, NLMSG_ERROR
+from pyroute2.netlink import NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST, NLMSG_ERROR, rtnl
 from pyroute2.netlink.exceptions import NetlinkError
-from pyroute2.netlink.rtnl import (
-    RTM_DELADDR,
-    RTM_DELLINKPROP,
-    RTM_DELROUTE,
-    RTM_DELRULE,
-    RTM_GETADDR,
-    RTM_GETLINK,
-    RTM_GETROUTE,
-    RTM_GETRULE,
-    RTM_NEWADDR,
-    RTM_NEWLINKPROP,
-    RTM_NEWROUTE,
-    RTM_NEWRULE,
-    RTM_SETLINK,
-)
 from pyroute2.netlink.rtnl.ifinfmsg import IFF_UP, ifinfmsg
 from pyroute2.netlink.rtnl.iprsocket import IPRSocket
 
@@ -99,7 +84,6 @@ class LinuxNetlink:
         self._sequence = 0
 
     def link(self, name: str) -> Link | None:
-        """Request one link (RTM_GETLINK)."""
         with ignoring(errno.ENODEV):
             with _naming_errors(f"link {name}"):
                 link = _with_vfs(name, self._each_alone)
@@ -112,41 +96,31 @@ class LinuxNetlink:
     def set_link(
         self, ifindex: int, *, mtu: int | None = None, up: bool | None = None, txqueuelen: int | None = None
     ) -> None:
-        """Set a link's values in one request."""
         attrs = [(name, value) for name, value in (("IFLA_MTU", mtu), ("IFLA_TXQLEN", txqueuelen)) if value is not None]
         flags = {} if up is None else {"flags": IFF_UP if up else 0, "change": IFF_UP}
-        with _naming_errors(f"set {_said(mtu=mtu, up=up, txqueuelen=txqueuelen)}"):
-            self._request(RTM_SETLINK, _link_message(ifindex, attrs, **flags))
+        self._change_link(f"set {_said(mtu=mtu, up=up, txqueuelen=txqueuelen)}", ifindex, attrs, **flags)
 
     def queue_irqs(self, ifindex: int) -> Mapping[int, QueueIrq]:
-        """Ask the generic netlink family netdev."""
         with _naming_errors("interrupts of queues"):
             return queues.queue_irqs(ifindex)
 
     def queue_users(self, ifindex: int) -> tuple[QueueUser, ...]:
-        """Ask the generic netlink family netdev, and sock_diag."""
         with _naming_errors("users of queues"):
             return queues.queue_users(ifindex, connections.xdp_sockets())
 
     def napis(self, ifindex: int) -> Mapping[int, Mapping[str, int]]:
-        """Ask the generic netlink family netdev (NETDEV_CMD_NAPI_GET)."""
         with _naming_errors("NAPI instances"):
             return queues.napis(ifindex)
 
     def set_napi(self, napi: int, given: Mapping[str, int]) -> None:
-        """Set values in one request (NETDEV_CMD_NAPI_SET)."""
         with _naming_errors(f"set {_said(**given)} of NAPI {napi}"):
             queues.set_napi(napi, given)
 
     def add_altname(self, ifindex: int, name: str) -> None:
-        """Add one property (RTM_NEWLINKPROP)."""
-        with _naming_errors(f"add the alternative name {name}"):
-            self._request(RTM_NEWLINKPROP, _link_message(ifindex, [_altname(name)]))
+        self._change_link(f"add the alternative name {name}", ifindex, [_altname(name)], rtnl.RTM_NEWLINKPROP)
 
     def remove_altname(self, ifindex: int, name: str) -> None:
-        """Remove one property (RTM_DELLINKPROP)."""
-        with _naming_errors(f"remove the alternative name {name}"):
-            self._request(RTM_DELLINKPROP, _link_message(ifindex, [_altname(name)]))
+        self._change_link(f"remove the alternative name {name}", ifindex, [_altname(name)], rtnl.RTM_DELLINKPROP)
 
     def rename(self, ifindex: int, name: str) -> None:
         """Set the name. The kernel refuses a name that is an alternative name of this netdev, so that one is removed first.
@@ -155,13 +129,12 @@ class LinuxNetlink:
         """
         for last in (False, True):
             with _naming_errors(f"rename to {name}"):
-                (answer,) = ask(socket.NETLINK_ROUTE, RTM_GETLINK, asked_links(ifindex=ifindex))
+                (answer,) = ask(socket.NETLINK_ROUTE, rtnl.RTM_GETLINK, asked_links(ifindex=ifindex))
             taken = name in decode_link(answer).altnames
             if taken:
                 self.remove_altname(ifindex, name)
             try:
-                with _naming_errors(f"rename to {name}"):
-                    self._request(RTM_SETLINK, _link_message(ifindex, [("IFLA_IFNAME", name)]))
+                self._change_link(f"rename to {name}", ifindex, [("IFLA_IFNAME", name)])
                 return
             except OSError as error:
                 if taken:
@@ -171,28 +144,33 @@ class LinuxNetlink:
                     raise
 
     def set_vf(self, ifindex: int, index: int, **given: Any) -> None:
-        """Set a VF's values through its PF."""
-        with _naming_errors(f"set {_said(**given)} of VF {index}"):
-            self._request(RTM_SETLINK, vf_config.request(ifindex, index, given))
+        self._request(f"set {_said(**given)} of VF {index}", rtnl.RTM_SETLINK, vf_config.request(ifindex, index, given))
 
-    def _request(self, kind: int, message: Any, flags: int = 0) -> list[Any]:
-        """Send a pyroute2 message and return the messages that come before its acknowledgement.
+    def _change_link(self, what: str, ifindex: int, attrs: Any, kind: int = rtnl.RTM_SETLINK, **fields: int) -> None:
+        message: Any = ifinfmsg()
+        message.update(index=ifindex, attrs=attrs, **fields)
+        self._request(what, kind, message)
 
-        :raises NetlinkError: the kernel's refusal.
+    def _request(self, what: str, kind: int, message: Any, flags: int = 0) -> None:
+        """Send a pyroute2 message, and wait for its acknowledgement.
+
+        :param what: names the request in the error.
+        :raises OSError: the kernel's refusal.
         """
         self._sequence += 1
-        self._socket.put(message, msg_type=kind, msg_flags=NLM_F_REQUEST | NLM_F_ACK | flags, msg_seq=self._sequence)
-        answers: list[Any] = []
-        while True:
-            for answer in self._socket.get():
-                header = answer["header"]
-                if header["sequence_number"] != self._sequence:
-                    continue  # the answer to an earlier request, which was interrupted
-                if header["error"] is not None:
-                    raise header["error"]
-                if header["type"] == NLMSG_ERROR:
-                    return answers
-                answers.append(answer)
+        with _naming_errors(what):
+            self._socket.put(
+                message, msg_type=kind, msg_flags=NLM_F_REQUEST | NLM_F_ACK | flags, msg_seq=self._sequence
+            )
+            while True:
+                for answer in self._socket.get():
+                    header = answer["header"]
+                    if header["sequence_number"] != self._sequence:
+                        continue  # the answer to an earlier request, which was interrupted
+                    if header["error"] is not None:
+                        raise header["error"]
+                    if header["type"] == NLMSG_ERROR:
+                        return
 
     def gateway_ifindexes(self, without: Collection[int] = ()) -> frozenset[int]:
         """Dump the routes of both families, and the nexthop objects if a route names one instead of its netdevs."""
@@ -213,81 +191,81 @@ class LinuxNetlink:
     def _routes(self) -> Iterator[bytes]:
         with _naming_errors("dump of routes"):
             for family in routing.FAMILIES:
-                yield from dump(socket.NETLINK_ROUTE, RTM_GETROUTE, routing.RTMSG.pack(family, *bytes(8)))
+                yield from dump(socket.NETLINK_ROUTE, rtnl.RTM_GETROUTE, routing.RTMSG.pack(family, *bytes(8)))
 
     def uppers_elsewhere(self) -> dict[int, tuple[str, ...]]:
-        """Dump the links of each other namespace."""
         with _naming_errors("dump of the netdevs in other network namespaces"):
             return uppers.elsewhere()
 
     def connections(self) -> tuple[Connection, ...]:
-        """Dump the sockets of both families."""
         with _naming_errors("list of TCP connections (by the kernel's module tcp_diag)"):
             return tuple(connections.established())
 
     def route_ifindex(self, address: str, source: str | None = None) -> int | None:
-        """Request the route."""
         # The last two are the answers of a blackhole and of a prohibit route (fib_props, net/ipv4/fib_semantics.c).
         unreachable = ignoring(errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EINVAL, errno.EACCES)
         with unreachable, _naming_errors(f"route to {address}"):
-            routes = ask(socket.NETLINK_ROUTE, RTM_GETROUTE, routing.asked_route(address, source))
+            routes = ask(socket.NETLINK_ROUTE, rtnl.RTM_GETROUTE, routing.asked_route(address, source))
             return next(map(routing.decode_oif, routes), None)
         return None
 
     def addresses(self, duplicate: bool = False) -> dict[int, tuple[str, ...]]:
-        """Dump those of both families (RTM_GETADDR)."""
         by_ifindex: dict[int, list[str]] = {}
         with _naming_errors("dump of addresses"):
-            for body in dump(socket.NETLINK_ROUTE, RTM_GETADDR, routing.IFADDRMSG.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
+            for body in dump(
+                socket.NETLINK_ROUTE, rtnl.RTM_GETADDR, routing.IFADDRMSG.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
+            ):
                 decoded = routing.decode_address(body)
                 if decoded is not None and decoded[2] is duplicate:
                     by_ifindex.setdefault(decoded[0], []).append(decoded[1])
         return {ifindex: tuple(addresses) for ifindex, addresses in by_ifindex.items()}
 
     def add_address(self, ifindex: int, address: str) -> None:
-        """Add one (RTM_NEWADDR)."""
-        with _naming_errors(f"add the address {address}"):
-            self._request(RTM_NEWADDR, routing.address_message(ifindex, address), NLM_F_CREATE | NLM_F_EXCL)
+        self._request(
+            f"add the address {address}",
+            rtnl.RTM_NEWADDR,
+            routing.address_message(ifindex, address),
+            NLM_F_CREATE | NLM_F_EXCL,
+        )
 
     def remove_address(self, ifindex: int, address: str) -> None:
-        """Remove one (RTM_DELADDR)."""
-        with _naming_errors(f"remove the address {address}"):
-            self._request(RTM_DELADDR, routing.address_message(ifindex, address))
+        self._request(f"remove the address {address}", rtnl.RTM_DELADDR, routing.address_message(ifindex, address))
 
     def routes(self, tables: Collection[int]) -> tuple[Route, ...]:
-        """Dump the routes of both families, and keep those of the tables."""
         decoded = (routing.decode_route(body) for body in self._routes())
         return tuple(route for route in decoded if route is not None and route.table in tables)
 
     def add_route(self, route: Route) -> None:
-        """Add or replace one (RTM_NEWROUTE)."""
-        with _naming_errors(f"add the route to {route.destination} in table {route.table}"):
-            self._request(RTM_NEWROUTE, routing.route_message(route), NLM_F_CREATE | NLM_F_REPLACE)
+        self._request(
+            f"add the route to {route.destination} in table {route.table}",
+            rtnl.RTM_NEWROUTE,
+            routing.route_message(route),
+            NLM_F_CREATE | NLM_F_REPLACE,
+        )
 
     def remove_route(self, route: Route) -> None:
-        """Remove one (RTM_DELROUTE)."""
-        with _naming_errors(f"remove the route to {route.destination} from table {route.table}"):
-            self._request(RTM_DELROUTE, routing.route_message(route))
+        self._request(
+            f"remove the route to {route.destination} from table {route.table}",
+            rtnl.RTM_DELROUTE,
+            routing.route_message(route),
+        )
 
     def rules(self) -> tuple[Rule, ...]:
-        """Dump the rules of both families (RTM_GETRULE)."""
         with _naming_errors("dump of rules"):
             bodies = [
                 body
                 for family in routing.FAMILIES
-                for body in dump(socket.NETLINK_ROUTE, RTM_GETRULE, routing.FIBMSG.pack(family, *bytes(8)))
+                for body in dump(socket.NETLINK_ROUTE, rtnl.RTM_GETRULE, routing.FIBMSG.pack(family, *bytes(8)))
             ]
         return tuple(rule for rule in map(routing.decode_rule, bodies) if rule is not None)
 
     def add_rule(self, rule: Rule) -> None:
-        """Add one (RTM_NEWRULE)."""
-        with _naming_errors(f"add the rule for {rule.source}"):
-            self._request(RTM_NEWRULE, routing.rule_message(rule), NLM_F_CREATE | NLM_F_EXCL)
+        self._request(
+            f"add the rule for {rule.source}", rtnl.RTM_NEWRULE, routing.rule_message(rule), NLM_F_CREATE | NLM_F_EXCL
+        )
 
     def remove_rule(self, rule: Rule) -> None:
-        """Remove one (RTM_DELRULE)."""
-        with _naming_errors(f"remove the rule for {rule.source}"):
-            self._request(RTM_DELRULE, routing.rule_message(rule))
+        self._request(f"remove the rule for {rule.source}", rtnl.RTM_DELRULE, routing.rule_message(rule))
 
 
 def _with_vfs(name: str, alone: bool) -> Link:
@@ -304,25 +282,19 @@ def _with_vfs(name: str, alone: bool) -> Link:
     """
     asked, named = asked_links(RTEXT_FILTER_VF), attribute(IFLA_IFNAME, os.fsencode(name) + b"\0")
     try:
-        (answer,) = ask(socket.NETLINK_ROUTE, RTM_GETLINK, asked + named)
+        (answer,) = ask(socket.NETLINK_ROUTE, rtnl.RTM_GETLINK, asked + named)
         return decode_link(answer)
     except OSError as error:
         if error.errno != errno.EMSGSIZE:
             raise
     if alone:
-        (answer,) = ask(socket.NETLINK_ROUTE, RTM_GETLINK, asked_links() + named)
+        (answer,) = ask(socket.NETLINK_ROUTE, rtnl.RTM_GETLINK, asked_links() + named)
         return decode_link(answer)
-    for answer in dump(socket.NETLINK_ROUTE, RTM_GETLINK, asked):
+    for answer in dump(socket.NETLINK_ROUTE, rtnl.RTM_GETLINK, asked):
         link = decode_link(answer)
         if name in (link.name, *link.altnames):
             return link
     raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
-
-
-def _link_message(ifindex: int, attrs: list[tuple[str, Any]], **fields: int) -> Any:
-    message: Any = ifinfmsg()
-    message.update(index=ifindex, attrs=attrs, **fields)
-    return message
 
 
 def _altname(name: str) -> tuple[str, Any]:

@@ -14,11 +14,9 @@ class LinuxProcesses:
     """The processes, by /proc."""
 
     def running(self) -> frozenset[str]:
-        """Every process's name."""
         return frozenset(name for _, name in _commands())
 
     def holders(self, paths: frozenset[str]) -> Mapping[str, tuple[str, ...]]:
-        """Read the link of every descriptor."""
         by_path: dict[str, list[str]] = {}
         for pid in _pids():
             for path in sorted(paths.intersection(_open_files(pid))):
@@ -27,7 +25,6 @@ class LinuxProcesses:
         return {path: tuple(holders) for path, holders in by_path.items()}
 
     def memlock(self, names: frozenset[str]) -> Mapping[str, int]:
-        """prlimit(2) of each process of these names."""
         lowest: dict[str, int] = {}
         for pid, name in _named(names):
             with suppress(ProcessLookupError):  # ended meanwhile
@@ -37,7 +34,6 @@ class LinuxProcesses:
         return lowest
 
     def arguments(self, name: str) -> tuple[tuple[str, ...], ...]:
-        """Read the command line of each."""
         command_lines = []
         for pid, _ in _named({name}):
             with suppress(FileNotFoundError, ProcessLookupError):
@@ -47,17 +43,14 @@ class LinuxProcesses:
         return tuple(command_lines)
 
     def hang_up(self, name: str) -> None:
-        """Send the signal to each."""
         for pid, _ in _named({name}):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGHUP)
 
     def affinity(self, pid: int) -> tuple[int, ...]:
-        """Ask sched_getaffinity(2)."""
         return tuple(sorted(os.sched_getaffinity(pid)))
 
     def set_affinity(self, pid: int, cpus: Collection[int]) -> None:
-        """Call sched_setaffinity(2)."""
         os.sched_setaffinity(pid, cpus)
 
 
@@ -66,7 +59,6 @@ def _pids() -> list[int]:
 
 
 def _commands() -> Iterator[tuple[int, str]]:
-    """Each process and its `comm`."""
     for pid in _pids():
         with suppress(OSError):  # it has ended
             yield pid, _command(pid)

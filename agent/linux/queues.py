@@ -130,7 +130,6 @@ def _numbers(entry: bytes, *wanted: int) -> tuple[int, ...]:
 
 @cache
 def _family() -> int | None:
-    """The number of the family; None if the kernel does not have it."""
     name = attribute(CONTROL["CTRL_ATTR_FAMILY_NAME"], FAMILY.encode() + b"\0")
     with ignoring(errno.ENOENT):
         (answer,) = ask(NETLINK_GENERIC, GENL_ID_CTRL, GENL.pack(GETFAMILY, 1, 0) + name)

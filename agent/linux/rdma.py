@@ -52,7 +52,6 @@ class LinuxRdma:
         self._configfs: Path | None = None
 
     def netns_mode(self) -> str | None:
-        """Read it by RDMA_NLDEV_CMD_SYS_GET."""
         # ib_core is not loaded, or the kernel has no modes (before Linux 5.3).
         with ignoring(errno.EPROTONOSUPPORT, errno.ECONNREFUSED, errno.EOPNOTSUPP, errno.EINVAL):
             values = (each for answer in ask(NETLINK_RDMA, NLDEV | SYS_GET, b"") for each in attributes(answer))
@@ -60,7 +59,6 @@ class LinuxRdma:
         return None
 
     def set_netns_mode(self, mode: str) -> None:
-        """Set it by RDMA_NLDEV_CMD_SYS_SET, which needs CAP_NET_ADMIN."""
         ask(NETLINK_RDMA, NLDEV | SYS_SET, attribute(SYS_ATTR_NETNS_MODE, bytes([MODES.index(mode)])))
 
     def queue_pairs(self, device: str) -> tuple[QueuePair, ...]:
@@ -78,7 +76,6 @@ class LinuxRdma:
         return named(pairs, connections)
 
     def cm_defaults(self, device: str, port: int) -> CmDefaults | None:
-        """Read default_roce_tos and default_roce_mode (cma_configfs.c)."""
         try:
             with self._cm_folder(device) as folder:
                 mode = (folder / f"{port}/default_roce_mode").read_text().strip()

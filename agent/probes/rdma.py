@@ -94,7 +94,6 @@ def _of_function(fault: Fault, reason: str) -> FunctionFault:
 
 
 def _whose_by_what(faults: Iterable[Fault]) -> dict[str, list[str]]:
-    """Who has each fault."""
     grouped: dict[str, list[str]] = {}
     for fault in faults:
         grouped.setdefault(fault.what, []).append(fault.whose)
@@ -132,7 +131,6 @@ def _in_ports(faults: Callable[[WantedNic, RdmaDevices, str, RdmaDevice, RdmaPor
 
 
 def _expected(nic: WantedNic, wanted: RdmaDevices, devices: Devices) -> list[str]:
-    """The targets for which the spec expects an RDMA device."""
     address = nic.function.address
     count = nic.vf_count()
     vfs = devices if count is None else (vf_target(address, index) for index in range(count))

@@ -185,7 +185,6 @@ class Inbox:
         return 0.0 < since <= time.monotonic() - ANSWERED_WITHIN / 2
 
     def _keep(self, descriptor: int) -> list[Event]:
-        """Take and return the events that wait in a source."""
         events, lost = self._sources[descriptor].receive()
         # What was read for an equal event was read before this one.
         self._kept |= dict.fromkeys(events, NOTHING)

@@ -170,7 +170,6 @@ class Loop:
         return self._report(self.last), math.inf if retry is None else max(SOONEST, retry - time.monotonic())
 
     def _gives_up(self) -> bool:
-        """Whether the spec in force was given up for the last verified one."""
         if self._crashes >= REPEATED:
             return self.in_force.gives_up_crashing(self._last_crash)
         return self.last is not None and self.in_force.gives_up(self.last, time.monotonic())
@@ -250,7 +249,6 @@ class Loop:
         return now + due, "resync" if due == resync else "retry"
 
     def _probes_due(self) -> float:
-        """The seconds until the last pass must be judged again by the probes; infinite if it ended early."""
         return self.probes.timeout() if self.last else math.inf
 
     def _answer(self) -> None:

@@ -244,7 +244,6 @@ class SpecInForce:
         return self.spec or self.observed or self.verified
 
     def _replaceable(self, spec: NodeSpec) -> bool:
-        """Whether the verified spec may replace a spec that fails."""
         return spec.mode == "enforce" and self.observed is None and self.verified not in (None, spec)
 
     def _note_observed(self, spec: NodeSpec) -> None:
@@ -288,7 +287,6 @@ def _checked(machine: Machine, candidate: NodeSpec, present: NodeSpec) -> tuple[
 
 
 def _unchanged(candidate: NodeSpec, present: NodeSpec) -> NodeSpec:
-    """A spec with those NICs that are the same in both."""
     same = {nic.name for nic in candidate.nics if nic in present.nics}
     nics = (nic for nic in candidate.nics if nic.name in same and same.issuperset(nic.select.without))
     return evolve(candidate, nics=tuple(nics))

@@ -84,7 +84,6 @@ class _Worker:
     ready: bool = False
 
     def is_leaving(self) -> bool:
-        """Whether it was asked to end."""
         return self.leave_by < math.inf
 
     def was_well(self, until: float) -> bool:
@@ -180,7 +179,6 @@ class _Supervisor:
         return min([self.worker.leave_by, *retries, self.look_at, self._withdrawn_at(self.worker), ends])
 
     def _ends(self, step: Step) -> float:
-        """When the call counts as hung."""
         return step.since + (self.limits.write if step.mode == "write" else self.limits.read)
 
     def _withdrawn_at(self, worker: _Worker) -> float:
@@ -234,14 +232,12 @@ class _Supervisor:
                 self.asked = False
 
     def _release(self, worker: _Worker) -> None:
-        """Close the pipes and the memory shared with a worker."""
         self.selector.unregister(worker.output)
         for held in (worker.output, worker.input, worker.view):
             held.close()
         self.worker = None
 
     def _listen(self, worker: _Worker) -> None:
-        """Read the worker's messages, or handle the end of its output."""
         chunk = os.read(worker.output.fileno(), 1 << 16)
         worker.unread += chunk
         if not chunk:
@@ -301,7 +297,6 @@ class _Supervisor:
             self._lost(worker.at_fault or f"ended with status {status}", worker.was_well(now))
 
     def _lost(self, why: str, was_well: bool = False) -> None:
-        """Handle the end of a worker that crashed or misbehaved."""
         self._count_death(why, was_well)
         self.publisher.publish_unattended("WorkerLost", f"the worker {why}; it is started again")
 

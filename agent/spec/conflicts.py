@@ -101,7 +101,6 @@ def _netdev_names(keys: Mapping[str, Nic]) -> Iterator[tuple[str, str]]:
 
 
 def _one_function(keys: Mapping[str, Nic]) -> Iterator[str]:
-    """NICs that select the same physical function."""
     remedy = "an entry is one physical function: make them one, or select another"
     for name in ("pci", "mac"):
         given = ((f"{key}.select.{name}", getattr(nic.select, name)) for key, nic in keys.items())
@@ -139,7 +138,6 @@ def _one_address(keys: Mapping[str, Nic]) -> Iterator[str]:
 
 
 def _within(key: str, nic: Nic, pin: bool) -> Iterator[str]:
-    """Keys of one NIC that contradict each other."""
     rdma = nic.rdma
     if (
         nic.roce is not None

@@ -73,7 +73,6 @@ def may_be(spec: NodeSpec, functions: Sequence[Function], function: Function) ->
 
 
 def _may_change(function: Function) -> Collection[str]:
-    """The keys of a selector whose values may be others later."""
     return {
         "netdev",
         "driver",

@@ -234,7 +234,6 @@ def _not_known(nic: Nic, undecided: Sequence[Function]) -> Condition:
 
 
 def _function_fault(nic: Nic, function: Function) -> Condition | None:
-    """Why a NIC's function cannot be used; None if it can."""
     if function.hung:
         message = f"a call to {function.address} (NIC {nic.name}) never returned, so it is left alone for now"
         return _lacking([nic], HUNG, message)

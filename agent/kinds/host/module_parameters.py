@@ -46,7 +46,6 @@ def _path(module: str) -> str:
 
 
 def _file(field: str) -> str:
-    """The file of a parameter, ``module.parameter``."""
     module, _, name = field.partition(".")
     return f"{_path(module)}/{name}"
 

@@ -86,7 +86,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.is_too_long = len(head) == LONGEST_REQUEST and not _END.search(head)
 
     def do_GET(self) -> None:
-        """Answer."""
         if self.is_too_long:
             self.send_error(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
             return
@@ -210,7 +209,6 @@ def serve(
 
 
 def _answer(where: str, make: Callable[[], _Server], server: _Server | str, ended: SimpleQueue[Exception]) -> None:
-    """Answer the requests of one socket, which is opened once that is possible."""
     try:
         while isinstance(server, str):
             time.sleep(AGAIN)

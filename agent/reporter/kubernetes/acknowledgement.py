@@ -45,7 +45,6 @@ class Acknowledgement:
 
 
 def _acknowledged(one: Published) -> Published:
-    """Only what the API server has acknowledged."""
     return evolve(one, error="", refused=False)
 
 

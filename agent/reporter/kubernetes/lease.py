@@ -76,7 +76,6 @@ class LeaseWriter:
                 self._last = self._ask("POST", LEASES, self._renewed(without_absent(wanted)), JSON)
 
     def _renewed(self, content: dict[str, Any]) -> dict[str, Any]:
-        """The content of a write, with the present time."""
         return {**content, "spec": {**content.get("spec", {}), "renewTime": time_stamp(self.now(), micro=True)}}
 
     def _ask(self, method: str, path: str, body: Any, content_type: str) -> dict[str, Any]:

@@ -178,16 +178,13 @@ class Publication:
             self.watch.relist()
 
     def _troubles(self) -> dict[str, str]:
-        """Why the present report is not published completely, by step."""
         relevant = self._taken | {"identity", "absent", "calm", "labels"}
         return {name: trouble for name, trouble in self.steps.trouble.items() if name in relevant}
 
     def _node_differs(self) -> bool:
-        """Whether the Node differs from the report."""
         return not self._troubles().keys().isdisjoint(ON_NODE)
 
     def _keep_identity(self, clock: float) -> float:
-        """Renew the identity if it is due; the seconds until it is due again."""
         if clock >= self._identity_due:
             # At most an hour: a token ends at a time of day, and somebody may set the clock.
             self._identity_due = clock + min(self.identity.keep(self.now(), self._writer.api), LONGEST_SLEEP)

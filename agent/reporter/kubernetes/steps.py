@@ -53,7 +53,6 @@ class Steps:
         return due
 
     def _left(self, name: str) -> float:
-        """Seconds until a step may be taken."""
         return self.not_before.get(name, 0.0) - self.clock()
 
     def _take(self, name: str, step: Step, later: Sequence[str], last: float) -> float:
