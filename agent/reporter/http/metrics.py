@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from typing import get_args
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, get_args
 
 from attrs import frozen
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
@@ -16,7 +16,8 @@ from agent.report.drift import Counts
 from agent.report.records import Condition, LinkState, NicVerdict, Result, Status
 from agent.report.verdict import Verdict
 
-STATUSES = get_args(Status)
+Samples = Mapping[Any, float]
+"""Numbers by the values of their labels."""
 # If several conditions have one type, the worst counts.
 _WORST = ("True", "Unknown", "False")
 
@@ -45,52 +46,35 @@ class _Served(Collector):
 
 def _metrics(verdict: Verdict, drift: Counts) -> Iterator[Metric]:
     report = verdict.report
-    yield _gauge("ready", "1 if a fresh report of this boot says that the node is ready, else 0", verdict.ready)
-    yield _gauge(
-        "report_fresh", "1 if the report is of this boot and its heartbeat is not stale, else 0", verdict.fresh
+    yield _gauge("ready", "1 if a fresh report of this boot says that the node is ready, else 0", {(): verdict.ready})
+    fresh = "1 if the report is of this boot and its heartbeat is not stale, else 0"
+    yield _gauge("report_fresh", fresh, {(): verdict.fresh})
+    repairs = "Repairs since the boot (changes made after the spec had been true), by kind of state"
+    by_kind = {(kind,): count for kind, count in sorted(drift.repairs.items())}
+    yield _filled(CounterMetricFamily("trackbed_drift_repairs", repairs, labels=("kind",)), by_kind)
+    suspects = "Of these, the repairs that were made while a program ran that is known to set such state"
+    labels = ("kind", "program")
+    yield _filled(
+        CounterMetricFamily("trackbed_drift_suspects", suspects, labels=labels), dict(sorted(drift.suspects.items()))
     )
-    repairs = CounterMetricFamily(
-        "trackbed_drift_repairs",
-        "Repairs since the boot (changes made after the spec had been true), by kind of state",
-        labels=("kind",),
-    )
-    for kind, count in sorted(drift.repairs.items()):
-        repairs.add_metric((kind,), count)
-    yield repairs
-    suspects = CounterMetricFamily(
-        "trackbed_drift_suspects",
-        "Of these, the repairs that were made while a program ran that is known to set such state",
-        labels=("kind", "program"),
-    )
-    for pair, count in sorted(drift.suspects.items()):
-        suspects.add_metric(pair, count)
-    yield suspects
     if report is None:
         return
-    yield _gauge("up_to_date", "1 if the node follows the newest spec that it was given, else 0", report.up_to_date)
+    up_to_date = "1 if the node follows the newest spec that it was given, else 0"
+    yield _gauge("up_to_date", up_to_date, {(): report.up_to_date})
+    generation = "Grows whenever the content of the report changes; it starts over at a boot"
+    yield _gauge("generation", generation, {(): report.generation})
+    heartbeat = "Time of the report's last heartbeat, by the node's clock"
+    yield _gauge("heartbeat_timestamp_seconds", heartbeat, {(): report.heartbeat})
     yield _gauge(
-        "generation", "Grows whenever the content of the report changes; it starts over at a boot", report.generation
-    )
-    yield _gauge(
-        "heartbeat_timestamp_seconds",
-        "Time of the report's last heartbeat, by the node's clock",
-        report.heartbeat,
-    )
-    conditions = GaugeMetricFamily(
-        "trackbed_condition",
+        "condition",
         "1 for the condition's present status, 0 for the other two",
-        labels=("type", "status", "severity"),
+        {(c.type, s, c.severity): c.status == s for c in _by_type(report.conditions) for s in get_args(Status)},
+        ("type", "status", "severity"),
     )
-    for condition in _by_type(report.conditions):
-        for status in STATUSES:
-            conditions.add_metric((condition.type, status, condition.severity), float(condition.status == status))
-    yield conditions
     yield from _of_nics(report.nics, verdict.fresh)
-    outcomes = GaugeMetricFamily("trackbed_outcomes", "Changes of the last pass, by result", labels=("result",))
     counted = Counter(outcome.result for outcome in report.outcomes)
-    for result in get_args(Result):
-        outcomes.add_metric((result,), counted[result])
-    yield outcomes
+    results = {(result,): counted[result] for result in get_args(Result)}
+    yield _gauge("outcomes", "Changes of the last pass, by result", results, ("result",))
     yield InfoMetricFamily("trackbed_build", "1, with the agent's version", {"version": report.agent_version})
     yield InfoMetricFamily(
         "trackbed_spec",
@@ -101,37 +85,32 @@ def _metrics(verdict: Verdict, drift: Counts) -> Iterator[Metric]:
 
 def _of_nics(nics: Iterable[NicVerdict], fresh: bool) -> Iterator[Metric]:
     """The labels are bounded: the names of the NICs in the spec."""
-    ready = GaugeMetricFamily(
-        "trackbed_nic_ready", "1 if a fresh report says that the NIC is ready, else 0", labels=("nic",)
+    by_name = {(nic.name,): nic for nic in nics}
+    ready = {name: nic.ready and fresh for name, nic in by_name.items()}
+    yield _gauge("nic_ready", "1 if a fresh report says that the NIC is ready, else 0", ready, ("nic",))
+    ready_vfs = {name: nic.ready_vfs * fresh for name, nic in by_name.items()}
+    yield _gauge("nic_ready_vfs", "VFs of the NIC that are ready by a fresh report", ready_vfs, ("nic",))
+    yield _gauge("nic_vfs", "VFs of the NIC", {name: len(nic.vfs) for name, nic in by_name.items()}, ("nic",))
+    links = {(*name, state): nic.link == state for name, nic in by_name.items() for state in get_args(LinkState)}
+    yield _gauge(
+        "nic_link", "1 for the state of the NIC's link by its losses of carrier, else 0", links, ("nic", "state")
     )
-    ready_vfs = GaugeMetricFamily(
-        "trackbed_nic_ready_vfs", "VFs of the NIC that are ready by a fresh report", labels=("nic",)
-    )
-    vfs = GaugeMetricFamily("trackbed_nic_vfs", "VFs of the NIC", labels=("nic",))
-    link = GaugeMetricFamily(
-        "trackbed_nic_link",
-        "1 for the state of the NIC's link by its losses of carrier, else 0",
-        labels=("nic", "state"),
-    )
-    for nic in nics:
-        for state in get_args(LinkState):
-            link.add_metric((nic.name, state), float(nic.link == state))
-        ready.add_metric((nic.name,), float(nic.ready and fresh))
-        ready_vfs.add_metric((nic.name,), float(nic.ready_vfs * fresh))
-        vfs.add_metric((nic.name,), len(nic.vfs))
-    yield from (ready, ready_vfs, vfs, link)
 
 
-def _gauge(name: str, documentation: str, value: float) -> Metric:
-    return GaugeMetricFamily(f"trackbed_{name}", documentation, value=float(value))
+def _gauge(name: str, meaning: str, samples: Samples, labels: Sequence[str] = ()) -> Metric:
+    return _filled(GaugeMetricFamily(f"trackbed_{name}", meaning, labels=labels), samples)
+
+
+def _filled(family: Any, samples: Samples) -> Metric:
+    for values, number in samples.items():
+        family.add_metric(values, float(number))
+    made: Metric = family
+    return made
 
 
 def _by_type(conditions: tuple[Condition, ...]) -> list[Condition]:
-    worst: dict[str, Condition] = {}
-    for condition in conditions:
-        kept = worst.setdefault(condition.type, condition)
-        if _rank(condition) > _rank(kept):
-            worst[condition.type] = condition
+    # Of several, the worst is the last and stays; of equals it is the first.
+    worst = {condition.type: condition for condition in sorted(reversed(conditions), key=_rank)}
     return [worst[type] for type in sorted(worst)]
 
 
