@@ -162,7 +162,9 @@ def _vfs(machine: Machine, nic: Nic, function: Function, granted: Mapping[int, V
     derive = bool(permanent) and all(i in keep for i in addresses)
     guid = port_guid(function.link)
     derived = {index: derived_guid(guid, index) for index in addresses} if guid else {}
-    derive_guids = all(i in granted and _guids(granted[i]) == {derived[i]} for i in derived)
+    derive_guids = all(
+        i in granted and granted[i].node_guid == granted[i].port_guid == own for i, own in derived.items()
+    )
     each = {
         index: {
             **(_granted(granted[index], derive_guids and bool(guid)) if index in granted else {}),
@@ -185,10 +187,6 @@ def _vfs(machine: Machine, nic: Nic, function: Function, granted: Mapping[int, V
         derive_macs=derive or not addresses,
         derive_guids=derive_guids or not addresses,
     )
-
-
-def _guids(vf: VfInfo) -> set[str | None]:
-    return {vf.node_guid, vf.port_guid}
 
 
 def _granted(vf: VfInfo, without_guids: bool) -> Values:

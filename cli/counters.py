@@ -155,64 +155,48 @@ def _number(files: Files, path: str) -> int | None:
     return whole(read_or(files, path, ""))
 
 
-@frozen
-class Rate:
-    """One counter over the intervals so far: its rates per second, and the total."""
-
-    now: float
-    maximum: float
-    average: float
-    minimum: float
-    total: int
-
-
 @define
-class _Series:
+class Rate:
+    """One counter over the intervals so far: its rates per second, and the total. ``last``: its value."""
+
     last: int
     total: int = 0
     now: float = 0.0
     maximum: float = 0.0
+    average: float = 0.0
     minimum: float = float("inf")
 
 
 @define
 class Meter:
-    """The rates of one source."""
+    """The rates of one source. ``elapsed``: seconds since the first reading."""
 
     source: Source
-    _series: dict[str, _Series] = field(factory=dict)
-    _began: float | None = None
-    _read: float = 0.0
+    elapsed: float = field(default=0.0, init=False)
+    _rates: dict[str, Rate] = field(factory=dict, init=False)
+    _read: float | None = field(default=None, init=False)
 
     def take(self, totals: Mapping[str, int], now: float) -> None:
         """Add a reading made at ``now`` (seconds of a monotonic clock)."""
-        elapsed = now - self._read
-        if self._began is None:
-            self._began = now
-        for name in self._series.keys() - totals.keys():
-            self._series[name].now = 0.0
+        interval = 0.0 if self._read is None else now - self._read
+        self.elapsed, self._read = self.elapsed + interval, now
+        for name in self._rates.keys() - totals.keys():
+            self._rates[name].now = 0.0
         for name, value in totals.items():
-            series = self._series.get(name)
+            rate = self._rates.get(name)
             # A counter that went back was reset, or its device was created again: count from here.
-            if series is None or value < series.last:
-                self._series.setdefault(name, _Series(value)).last = value
+            if rate is None or value < rate.last:
+                self._rates.setdefault(name, Rate(value)).last = value
                 continue
-            grown, series.last = value - series.last, value
-            series.total += grown
-            series.now = grown / elapsed
-            series.maximum = max(series.maximum, series.now)
-            series.minimum = min(series.minimum, series.now)
-        self._read = now
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds since the first reading."""
-        return self._read - (self._read if self._began is None else self._began)
+            grown, rate.last = value - rate.last, value
+            rate.total += grown
+            rate.now = grown / interval
+            rate.maximum, rate.minimum = max(rate.maximum, rate.now), min(rate.minimum, rate.now)
+        for rate in self._rates.values():
+            rate.average = rate.total / self.elapsed if self.elapsed else 0.0
 
     def rates(self) -> Iterator[tuple[str, Rate]]:
         """The rates of the counters that exist, in the order of :data:`FIELDS`; none before the second reading."""
         for name in FIELDS:
-            series = self._series.get(name)
-            if series is not None and series.minimum != float("inf"):
-                average = series.total / self.elapsed
-                yield name, Rate(series.now, series.maximum, average, series.minimum, series.total)
+            if name in self._rates and self._rates[name].minimum != float("inf"):
+                yield name, self._rates[name]

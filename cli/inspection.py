@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TypeVar
 
-from attrs import evolve, frozen
+from attrs import evolve, fields, frozen
 
 from agent.driver_families import family_of
 from agent.hardware.bonds import bonded, master, rdma_devices
@@ -237,19 +237,12 @@ class _Reader:
         return below or _unless_gone(lambda: port_netdevs(self._files, address)) or []
 
     def _netdev(self, link: Link) -> Netdev:
+        shared = {f.name: getattr(link, f.name) for f in fields(Netdev) if hasattr(link, f.name)}
         return Netdev(
-            name=link.name,
-            ifindex=link.ifindex,
-            up=link.up,
-            carrier=link.carrier,
-            mtu=link.mtu,
-            mac=link.mac,
-            permanent_mac=link.permanent_mac,
-            altnames=link.altnames,
+            **shared,
             addresses=self._addresses.get(link.ifindex, ()),
             firmware=self._machine.ethtool.firmware(link.name),
             master=master(self._files, link.name),
-            member_of=link.member_of,
         )
 
     def rdma_device(self, name: str, served: Mapping[int, str] = NO_NETDEVS) -> RdmaDevice:

@@ -343,7 +343,8 @@ def _unknown(record: _Record) -> Condition | None:
     if record.taken is None:
         return Condition(probe.type, "Unknown", "NotYetRead", "its first reading is under way")
     if record.taken.error:
-        return _failed(probe, record.taken.error)
+        message = f"it could not be read: {record.taken.error}"
+        return Condition(probe.type, "Unknown", "ProbeFailed", message)
     return None
 
 
@@ -351,10 +352,6 @@ def _described(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return f"{type(error).__name__}: {error}"
-
-
-def _failed(probe: Probe, error: str) -> Condition:
-    return Condition(probe.type, "Unknown", "ProbeFailed", f"it could not be read: {error}")
 
 
 def _damped(record: _Record, rule: _Rule, answer: list[Condition], is_new: bool) -> list[Condition]:

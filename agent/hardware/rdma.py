@@ -114,27 +114,14 @@ class RdmaDevice:
     board_id: str | None = None
 
 
-def gid_index(
-    port: RdmaPort, type: str | None = None, *, netdev: str | None = None, family: Family | None = None
-) -> int | None:
-    """The lowest index of a GID of the given type, netdev and address family; None if the port has none.
-
-    The index for applications (NCCL_IB_GID_INDEX, `-x` of perftest) is not constant: the kernel fills the table in the
-    order in which addresses are added.
-    """
-    fits = (gid.index for gid in port.gids if gid_fits(gid, type, netdev=netdev, family=family))
-    return next(fits, None)
-
-
-def gid_fits(gid: Gid, type: str | None, *, netdev: str | None = None, family: Family | None = None) -> bool:
-    """Whether a GID is of the given type, netdev and address family, as far as they are given.
+def gid_fits(gid: Gid, type: str | None, family: Family | None = None) -> bool:
+    """Whether a GID is of the given type and address family, as far as they are given.
 
     If a family is given, a link-local address does not count: a netdev gets one by itself, and no router passes it on.
     """
     if family is not None and gid.address.startswith(LINK_LOCAL):
         return False
-    given = ((type, gid.type), (netdev, gid.netdev), (family, gid.family))
-    return all(wanted is None or wanted == value for wanted, value in given)
+    return type in (None, gid.type) and family in (None, gid.family)
 
 
 def transport(node_type: str, link_layer: str | None) -> str | None:

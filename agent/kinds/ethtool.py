@@ -5,14 +5,15 @@ from __future__ import annotations
 import difflib
 import errno
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 from attrs import fields, has
 
 from agent.driver_families import family_of
-from agent.hardware.functions import device_path, driver, ifindex, ifindex_of, netdev, pci_of
+from agent.hardware.functions import device_path, driver, ifindex_of, pci_of
 from agent.hardware.sysfs import names_in
-from agent.kinds.settings import Asked, Observed, Read, Settings, beyond, is_ready
+from agent.kinds.settings import Asked, Observed, Read, Settings, beyond, is_ready, of_netdev
 from agent.machine import Group, Machine
 from agent.report.records import Change
 from agent.state.wanted import WantedNic
@@ -66,17 +67,9 @@ def _by_name(settings: Any) -> Asked:
 
 
 def _read(group: Group) -> Callable[[Machine, str, Collection[str]], Read | None]:
-    """Reads the settings of a function's netdev; None if that is gone, or in another network namespace."""
-
     def read(machine: Machine, pci: str, names: Collection[str]) -> Read | None:
-        name = netdev(machine.files, pci)
-        index = ifindex(machine.files, name) if name else 0
-        try:
-            return machine.ethtool.settings(group, index) if index else None
-        except OSError as error:
-            if error.errno == errno.ENODEV:
-                return None
-            raise
+        found = of_netdev(machine, pci, partial(machine.ethtool.settings, group))
+        return None if found is None else found[1]
 
     return read
 

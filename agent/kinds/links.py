@@ -108,13 +108,8 @@ def usable(want: Wanted, have: Snapshot) -> list[tuple[str, WantedNic]]:
     return [
         (address, nic)
         for address, nic in sorted(want.nics.items())
-        if can_have_vfs(statuses.get(address, {}).get(address))
+        if (status := statuses.get(address, {}).get(address)) and (status.ready or not status.has_netdev)
     ]
-
-
-def can_have_vfs(link_status: LinkStatus | None) -> bool:
-    """Whether a PF's VFs can be configured."""
-    return link_status is not None and (link_status.ready or not link_status.has_netdev)
 
 
 def plan(want: Wanted, have: Snapshot) -> list[Change]:

@@ -10,11 +10,11 @@ import errno
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from agent.hardware.functions import NET, ifindex, ifindex_of, netdev, pci_of
+from agent.hardware.functions import NET, ifindex_of, netdev, pci_of
 from agent.hardware.sysfs import parsed, read_or
 from agent.kinds import links
 from agent.kinds.ethtool import given
-from agent.kinds.settings import Asked, Read, Settings, is_ready
+from agent.kinds.settings import Asked, Read, Settings, is_ready, of_netdev
 from agent.machine import Machine, Setting
 from agent.state.wanted import WantedNic
 
@@ -44,16 +44,7 @@ def _read(machine: Machine, pci: str, names: Collection[str]) -> Read | None:
 
 def instances_of(machine: Machine, pci: str) -> tuple[str, Mapping[int, Mapping[str, int]]] | None:
     """The name of a function's netdev, and its instances; None if it is not in the host's network namespace."""
-    name = netdev(machine.files, pci)
-    index = ifindex(machine.files, name) if name else 0
-    if not name or not index:
-        return None
-    try:
-        return name, machine.netlink.napis(index)
-    except OSError as error:
-        if error.errno == errno.ENODEV:
-            return None
-        raise
+    return of_netdev(machine, pci, machine.netlink.napis)
 
 
 def _of_file(machine: Machine, name: str, setting: str) -> list[int]:
@@ -98,14 +89,13 @@ def _given(names: Collection[str]) -> Callable[[WantedNic], Mapping[str, Asked]]
     every = given("napi")
 
     def of_nic(nic: WantedNic) -> Mapping[str, Asked]:
-        of_names = ((target, _among(asked, names)) for target, asked in every(nic).items())
-        return {target: asked for target, asked in of_names if asked}
+        of_names = {
+            target: {name: value for name, value in asked.items() if name in names}
+            for target, asked in every(nic).items()
+        }
+        return {target: asked for target, asked in of_names.items() if asked}
 
     return of_nic
-
-
-def _among(asked: Asked, names: Collection[str]) -> Asked:
-    return {name: value for name, value in asked.items() if name in names}
 
 
 _PARTS: dict[str, Any] = {"read": _read, "write": _write}

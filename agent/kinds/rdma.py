@@ -67,7 +67,7 @@ def _gids(reader: Reader, device: RdmaDevice, number: int, expected: RdmaDevices
     missing = {*(expected.gid_families or (None,))}
     for gid in reader.gids(device, number):
         gids.append(gid)
-        missing = {family for family in missing if not gid_fits(gid, expected.gid_type, family=family)}
+        missing = {family for family in missing if not gid_fits(gid, expected.gid_type, family)}
         if not missing:
             break
     return tuple(gids)

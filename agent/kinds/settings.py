@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from attrs import evolve, frozen
 
 from agent.driver_families import DriverFamily, family_of
-from agent.hardware.functions import pci_of
+from agent.hardware.functions import ifindex, netdev, pci_of
 from agent.kinds import Kind, Reading, links, vf_links
 from agent.machine import Machine, Setting
 from agent.report.records import Change, Disruption, Numbers, Value
@@ -17,6 +18,7 @@ from agent.state.scope import Scope, functions_in_scope, in_scope
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted, WantedNic
 
+T = TypeVar("T")
 Read = Mapping[str, Setting]
 Asked = Mapping[str, Value]
 
@@ -35,6 +37,18 @@ class Observed:
     def driver(self) -> str | None:
         """The function's driver, if that is known."""
         return self.status.driver if self.status is not None else None
+
+
+def of_netdev(machine: Machine, pci: str, read: Callable[[int], T]) -> tuple[str, T] | None:
+    """A function's netdev, and what ``read`` reads of it by its index; None if it is not in the host's network namespace."""
+    name = netdev(machine.files, pci)
+    index = ifindex(machine.files, name) if name else 0
+    try:
+        return (name, read(index)) if name and index else None
+    except OSError as error:
+        if error.errno == errno.ENODEV:
+            return None
+        raise
 
 
 def is_ready(status: links.LinkStatus | None) -> bool:

@@ -50,7 +50,9 @@ class LinuxDcb:
         record = dict(attributes(_get(netdev))).get(ATTR_IEEE_PFC)
         if record is None:
             raise OSError(errno.EOPNOTSUPP, f"the driver of {netdev} reports no PFC")
-        _send(IEEE_SET, netdev, attribute(ATTR_IEEE_PFC, with_priorities(record, priorities)))
+        enabled = bytes([sum(1 << priority for priority in priorities)])
+        changed = record[:PFC_ENABLED] + enabled + record[PFC_ENABLED + 1 :]
+        _send(IEEE_SET, netdev, attribute(ATTR_IEEE_PFC, changed))
 
     def add_dscp(self, netdev: str, entries: frozenset[tuple[int, int]]) -> None:
         _send(IEEE_SET, netdev, app_table(entries))
@@ -58,12 +60,6 @@ class LinuxDcb:
     def remove_dscp(self, netdev: str, entries: frozenset[tuple[int, int]]) -> None:
         """Send the entries in one message. The kernel finds an entry only by DSCP and priority together."""
         _send(IEEE_DEL, netdev, app_table(entries))
-
-
-def with_priorities(record: bytes, priorities: Iterable[int]) -> bytes:
-    """A struct ieee_pfc with other enabled priorities."""
-    enabled = sum(1 << priority for priority in set(priorities))
-    return record[:PFC_ENABLED] + bytes([enabled]) + record[PFC_ENABLED + 1 :]
 
 
 def app_table(entries: Iterable[tuple[int, int]]) -> bytes:

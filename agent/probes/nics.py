@@ -17,11 +17,6 @@ from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
 
 
-def _present(want: Wanted, have: Snapshot, facts: None) -> list[Condition]:
-    """One condition for each NIC that was not found; its severity is a warning if the NIC is not required."""
-    return list(want.missing) or [condition("NicsPresent", "AllPresent")]
-
-
 def _answer(want: Wanted, have: Snapshot, facts: None) -> list[Condition]:
     hung = [function.address for function in have.functions if function.hung]
     unreadable = [f"{each.address} ({each.unreadable})" for each in have.functions if each.unreadable and not each.hung]
@@ -99,7 +94,8 @@ PROBES = (
         type="NicsPresent",
         stage="device",
         holds="Each NIC of the spec matches exactly one device.",
-        judge=_present,
+        # A NIC that is not required gives a warning.
+        judge=lambda want, have, facts: list(want.missing) or [condition("NicsPresent", "AllPresent")],
     ),
     Probe(
         name="hung",

@@ -12,7 +12,7 @@ from functools import partial
 from attrs import frozen
 
 from agent.driver_families import family_of
-from agent.hardware.rdma import CHAR_DEVICES, Family, RdmaDevice, RdmaPort, gid_index
+from agent.hardware.rdma import CHAR_DEVICES, Family, RdmaDevice, RdmaPort, gid_fits
 from agent.kinds import rdma, vf_links
 from agent.probes import Probe
 from agent.report.reasons import condition
@@ -225,7 +225,7 @@ def _ports(nic: WantedNic, wanted: RdmaDevices, target: str, device: RdmaDevice,
         yield f"no {wanted.gid_type} GID ({IWARP if iwarp else NO_ROCE})"
         return
     for family in wanted.gid_families or (None,) if wanted.gid_type is not None else ():
-        if gid_index(port, wanted.gid_type, family=family) is None:
+        if not any(gid_fits(gid, wanted.gid_type, family) for gid in port.gids):
             mapped = f" of an {family} address" if family else ""
             remedy = "see the subnet manager" if wanted.gid_type == "IB" else _gid_remedy(nic, family, target)
             yield f"no {wanted.gid_type} GID{mapped} ({remedy})"

@@ -87,14 +87,11 @@ def judge(want: Wanted, have: Snapshot, facts: Mapping[str, Presence]) -> list[C
         (MISSING, "no network namespace that the agent can enter has the netdevs of"),
         (UNSTABLE, "the driver removes and creates again and again the netdevs of"),
     ):
-        named = [fault.message for fault in faults if fault.reason == reason and _is_required(want, fault)]
+        required = (each for each in faults if want.nics[device_of(each.target)].nic.required)
+        named = [fault.message for fault in required if fault.reason == reason]
         if named:
             return [condition(TYPE, reason, f"{says} {', '.join(named)}", faults=faults)]
     return [condition(TYPE, "AllCreated", faults=faults)]
-
-
-def _is_required(want: Wanted, fault: FunctionFault) -> bool:
-    return want.nics[device_of(fault.target)].nic.required
 
 
 # Severity: it may be in a network namespace that the agent cannot enter, and serve a container there.

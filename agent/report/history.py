@@ -65,8 +65,10 @@ class History:
         new = [o for o in outcomes if o not in self._last and o.error != SETTLING]
         self._last = remaining
         now = time.time()
+        running = [suspects.get(o.change.kind, ()) if o.result == "applied" else () for o in new]
         entries = [
-            Entry(now, self.boot_id, spec_hash, trigger, outcome, _suspects_of(outcome, suspects)) for outcome in new
+            Entry(now, self.boot_id, spec_hash, trigger, outcome, tuple(each))
+            for outcome, each in zip(new, running, strict=True)
         ]
         lines = [json.dumps(to_plain(entry)) + "\n" for entry in entries]
         if not lines:
@@ -93,10 +95,6 @@ class History:
             os.close(descriptor)
         if size + len(text) > LARGEST:
             path.replace(path.with_name(f"{NAME}.1"))
-
-
-def _suspects_of(outcome: Outcome, suspects: Suspects) -> tuple[str, ...]:
-    return tuple(suspects.get(outcome.change.kind, ())) if outcome.result == "applied" else ()
 
 
 def read(folder: Path, damaged: Callable[[Path, int], None] = lambda path, lines: None) -> Iterator[Entry]:

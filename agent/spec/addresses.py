@@ -106,7 +106,8 @@ class Address:
 
         :raises ValueError: there is no such address, or no host can have it.
         """
-        interface = self._derived(rail, node_number) if self.address is None else _given(self.address)
+        given = self.address
+        interface = self._derived(rail, node_number) if given is None else _parsed("address", ip_interface, given, 0)
         if (why := _unusable(interface)) is not None:
             raise ValueError(f"{interface}: {why}")
         gateway = self._router(rail, interface.network)
@@ -133,10 +134,6 @@ class Address:
         if network.version == 4 and (why := _unusable(ip_interface(f"{gateway}/{network.prefixlen}"))) is not None:
             raise ValueError(f"gateway: {gateway}: {why}")
         return gateway
-
-
-def _given(text: str) -> Interface:
-    return _parsed("address", ip_interface, text, 0)
 
 
 def _parsed(name: str, parse: Callable[[str], T], text: str, rail: int) -> T:

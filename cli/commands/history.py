@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 
 import click
@@ -19,6 +20,8 @@ from agent.report.target import is_vf, vf_index
 from agent.spec.ranges import format_ranges
 from cli.commands import _common
 
+PASS = attrgetter("boot_id", "time", "trigger", "spec_hash")
+"""The key by which entries belong to one pass."""
 FEW = 3
 """If a pass made more writes than this to one device, they are shown as one line."""
 
@@ -61,9 +64,7 @@ def history(every: bool, last: int | None, since: float | None, device: str | No
         for entry in entries[-last:] if last else entries:
             click.echo(json.dumps(to_plain(entry)))
         return
-    passes = (
-        [[entry] for entry in entries] if every else [list(one_pass) for _, one_pass in groupby(entries, key=_pass_of)]
-    )
+    passes = [[entry] for entry in entries] if every else [list(one_pass) for _, one_pass in groupby(entries, key=PASS)]
     boot = ""
     for one_pass in passes[-last:] if last else passes:
         if one_pass[0].boot_id != boot:
@@ -73,11 +74,6 @@ def history(every: bool, last: int | None, since: float | None, device: str | No
             click.echo(line)
     if not entries and not damaged:
         click.echo("no change of this device or time is kept" if kept else "nothing was changed yet")
-
-
-def _pass_of(entry: Entry) -> tuple[str, float, str, str]:
-    """The key by which entries belong to one pass."""
-    return entry.boot_id, entry.time, entry.trigger, entry.spec_hash
 
 
 def _write(entry: Entry) -> Iterator[str]:

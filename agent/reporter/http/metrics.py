@@ -109,8 +109,9 @@ def _filled(family: Any, samples: Samples) -> Metric:
 
 
 def _by_type(conditions: tuple[Condition, ...]) -> list[Condition]:
-    # Of several, the worst is the last and stays; of equals it is the first.
-    worst = {condition.type: condition for condition in sorted(reversed(conditions), key=_rank)}
+    worst: dict[str, Condition] = {}
+    for condition in sorted(conditions, key=_rank, reverse=True):
+        worst.setdefault(condition.type, condition)
     return [worst[type] for type in sorted(worst)]
 
 

@@ -8,19 +8,19 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from http import HTTPStatus
 from http.client import HTTPException, HTTPResponse, HTTPSConnection
 from math import inf
 from pathlib import Path
-from threading import Timer
+from queue import Empty, SimpleQueue
+from threading import Thread, Timer
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from attrs import define, field, frozen
 
 from agent.documents import load
-from agent.reporter.kubernetes.addresses import addresses
 from agent.reporter.kubernetes.backoff import LAST_WAIT
 
 JSON = "application/json"
@@ -328,26 +328,20 @@ class Api:
         If it has several, each gets a share of the time: an API server that has lost its power answers nothing, and must leave
         enough time for the next one and for the request.
         """
-        found = addresses(host, port, TIMEOUT / 2)
+        found = _addresses(host, port, TIMEOUT / 2)
         share = TIMEOUT / (len(found) + 1) if len(found) > 1 else TIMEOUT
         failed = OSError("its name has no address")
         for family, kind, protocol, _, address in found:
             try:
-                self._busy = plain = socket.socket(family, kind, protocol)
-            except OSError as error:  # the kernel has no IPv6
+                with ExitStack() as opened:
+                    self._busy = plain = opened.enter_context(socket.socket(family, kind, protocol))
+                    plain.settimeout(share)
+                    self._go_on(end)
+                    plain.connect(address)
+                    opened.pop_all()
+            except OSError as error:  # also if the kernel has no IPv6
                 failed = error
                 continue
-            plain.settimeout(share)
-            try:
-                self._go_on(end)
-                plain.connect(address)
-            except OSError as error:
-                plain.close()
-                failed = error
-                continue
-            except Abandoned:
-                plain.close()
-                raise
             plain.settimeout(TIMEOUT)
             with suppress(OSError):
                 plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -355,6 +349,32 @@ class Api:
                     plain.setsockopt(socket.IPPROTO_TCP, option, value)
             return plain
         raise failed
+
+
+def _addresses(host: str, port: int, within: float) -> list[Any]:
+    """The addresses of a host, as getaddrinfo(3) gives them.
+
+    That function has no time limit: while no name server answers, it may take minutes. So a thread calls it, and is left alone
+    if it takes longer than ``within`` seconds.
+
+    :raises OSError: there is none, or none in time.
+    """
+    answers: SimpleQueue[list[Any] | OSError] = SimpleQueue()
+
+    def look() -> None:
+        try:
+            answers.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except OSError as error:
+            answers.put(error)
+
+    Thread(target=look, name=f"resolve {host}", daemon=True).start()
+    try:
+        answer = answers.get(timeout=within)
+    except Empty:
+        raise OSError(f"no name server answers for {host} in time") from None
+    if isinstance(answer, OSError):
+        raise answer
+    return answer
 
 
 def read_document(text: bytes) -> dict[str, Any]:

@@ -37,7 +37,8 @@ class PluginLabels:
         :param clock: seconds since the boot.
         """
         devices = devices or self.devices
-        allocatable = any(node.can_give(resource) for resource in plugin_resources(labels))
+        plugins = (label for label in labels if label.role == "plugin")
+        allocatable = any(label.resource is not None and node.can_give(label.resource) for label in plugins)
         if self._absent_since is None:
             if devices == self.devices or self._none_started(labels, node, allocatable):
                 self.devices = devices
@@ -56,8 +57,3 @@ class PluginLabels:
         """
         keys = {label.key for label in labels if label.role == "plugin"}
         return not self.devices or (not keys & node.labels.keys() and not allocatable)
-
-
-def plugin_resources(labels: Collection[Label]) -> tuple[str, ...]:
-    """The extended resources that the device plugins make allocatable."""
-    return tuple(label.resource for label in labels if label.role == "plugin" and label.resource)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.hardware.rdma import Gid, RdmaPort, gid_index, transport
+from agent.hardware.rdma import Family, Gid, RdmaPort, gid_fits, transport
 from agent.spec.node import SpecError, from_mapping
 
 
@@ -23,24 +23,28 @@ def test_the_transport_follows_from_node_type_and_link_layer(
     assert transport(node_type, link_layer) == expected
 
 
-PORT = RdmaPort(
-    1, "ens1", "Ethernet", "ACTIVE", "LinkUp", "100 Gb/sec (4X EDR)",
-    gids=(
-        Gid(0, "RoCE v1", "fe80::1", "ens1"),
-        Gid(1, "RoCE v2", "fe80::1", "ens1"),
-        Gid(4, "RoCE v2", "10.0.0.1", "ens1.100"),
-        Gid(5, "RoCE v1", "10.0.0.2", "ens1"),
-        Gid(7, "RoCE v2", "10.0.0.2", "ens1"),
-    ),
-)  # fmt: skip
+GIDS = (
+    Gid(0, "RoCE v1", "fe80::1", "ens1"),
+    Gid(1, "RoCE v2", "fe80::1", "ens1"),
+    Gid(4, "RoCE v2", "10.0.0.1", "ens1.100"),
+    Gid(5, "RoCE v1", "10.0.0.2", "ens1"),
+)
 
 
-def test_a_gid_s_index_is_the_first_that_fits() -> None:
-    assert gid_index(PORT) == 0
-    assert gid_index(PORT, "RoCE v2") == 1
-    assert gid_index(PORT, "RoCE v2", family="IPv4") == 4
-    assert gid_index(PORT, "RoCE v2", family="IPv4", netdev="ens1") == 7
-    assert gid_index(PORT, "IB") is None
+@pytest.mark.parametrize(
+    ("type", "family", "indexes"),
+    [
+        (None, None, [0, 1, 4, 5]),
+        ("RoCE v2", None, [1, 4]),
+        ("RoCE v2", "IPv4", [4]),
+        (None, "IPv6", []),
+        ("IB", None, []),
+    ],
+)
+def test_a_gid_fits_by_its_type_and_a_link_local_one_by_no_family(
+    type: str | None, family: Family | None, indexes: list[int]
+) -> None:
+    assert [gid.index for gid in GIDS if gid_fits(gid, type, family)] == indexes
 
 
 @pytest.mark.parametrize(
