@@ -117,7 +117,7 @@ def test_a_new_netdev_that_is_steered_does_not_withdraw_ready() -> None:
         ours.setblocking(False)
         theirs.send(named_message(99, b"cali1f"))
         view = View.new()
-        inbox = Inbox([NetlinkSource(None, ours, link_events)], Activity.at(view.descriptor), lambda: None)
+        inbox = Inbox([NetlinkSource(ours, link_events)], Activity.at(view.descriptor), lambda: None)
         inbox.known = known
         assert inbox.wait(0.0) == frozenset({HOST})
         assert not view.waits()
@@ -236,7 +236,7 @@ def test_a_burst_is_one_wake_up() -> None:
         except BlockingIOError:
             pass
         assert sent > 1
-        inbox = Inbox([NetlinkSource(None, ours, link_events)], Activity.at(None), lambda: None)
+        inbox = Inbox([NetlinkSource(ours, link_events)], Activity.at(None), lambda: None)
         inbox.known = KNOWN
         assert inbox.wait(0.0) == frozenset({PF})
         assert inbox.wait(0.0) == frozenset()
