@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections import Counter
@@ -10,8 +9,9 @@ from pathlib import Path
 
 from attrs import frozen
 
+from handbook import campaign
+
 ROOT = Path(__file__).parents[1]
-RECORDS = ROOT / "docs/campaign/mutants.json"
 
 # mutmut's words for mutants that the tests noticed; a test that could not finish has noticed its mutant, too.
 KILLED = ("killed", "timeout", "segfault", "suspicious")
@@ -65,8 +65,7 @@ def main() -> None:
     measured = modules(subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout)
     if not measured:
         sys.exit("there are no results; get some: make mutants")
-    recorded = {"columns": COLUMNS, "runs": [module.row() for module in measured]}
-    RECORDS.write_text(json.dumps(recorded, indent=2, ensure_ascii=False) + "\n")
+    campaign.write("mutants", COLUMNS, [module.row() for module in measured])
     for module in measured:
         for mutant in module.survivors:
             print(f"survived: {module.name}.{mutant}")  # noqa: T201

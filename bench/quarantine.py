@@ -6,7 +6,6 @@ through the agent's own rule (agent/probes/link_flaps.py). The rates are assumpt
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterator, Sequence
 from statistics import quantiles
@@ -16,7 +15,7 @@ from attrs import frozen
 
 from agent.probes.link_flaps import DAY, Health, Loss
 from agent.spec.node import Flaps
-from handbook.campaign import DOCS
+from handbook.campaign import DOCS, write
 from handbook.markdown import table
 
 HOUR = 3600.0
@@ -195,8 +194,7 @@ def main(nodes: int, rails: int, days: int, flaps: float, bad: float, restarts: 
     rows = [row(links, days * DAY, settings) for settings in SETTINGS]
     click.echo(table([*COLUMNS.values()], [[*each.values()] for each in rows]))
     if record:
-        path = DOCS / "campaign" / "quarantine.json"
-        path.write_text(json.dumps({"columns": COLUMNS, "runs": rows}, indent=2, ensure_ascii=False) + "\n")
+        write("quarantine", COLUMNS, rows, DOCS)
 
 
 if __name__ == "__main__":

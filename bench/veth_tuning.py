@@ -13,26 +13,18 @@ is on, so that is a setting of its own. macvlan is on top of a veth.
 from __future__ import annotations
 
 import gc
-import json
 import multiprocessing
 import os
-import select
 import socket
-import statistics
 import subprocess
-import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import click
 from attrs import evolve, frozen
-from matplotlib.figure import Figure
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
 
 from agent import linux
 from agent.hardware.cpu_owners import CpuOwners
@@ -41,25 +33,16 @@ from agent.hardware.placement import mask, pool, without
 from agent.hardware.topology import read_topology
 from agent.linux.namespaces import inside
 from agent.machine import Namespace
-from bench.tuning import picture_option
+from bench import comparison, exchange
+from bench.comparison import compare, options
 
-RECORD = Path(__file__).parents[1] / "docs/campaign/veth_tuning.json"
+NAME = "veth_tuning"
 ENDS = ("server", "client")
 HOST = "host"
-CONNECTIONS = 8
-MESSAGE = bytes(64)
-PORT = 7000
+SERVER = "10.99.0.1"
 MILLISECOND = 1_000_000
 
-COLUMNS = {
-    "way": "Way",
-    "setting": "Setting",
-    "rate": "Requests/s",
-    "p99": "p99, µs",
-    "cpu": "CPU per request, µs",
-    "gap": "Longest stop in each ms of a spinning program: p99, µs",
-}
-MEASURED = ("rate", "p99", "cpu", "gap")
+COLUMNS = comparison.COLUMNS | {"gap": "Longest stop in each ms of a spinning program: p99, µs"}
 
 
 @frozen
@@ -199,49 +182,11 @@ def _child(function: Callable[..., Any], *given: Any, end: str = "", cpus: Seque
 
 
 def _answer(pipe: Any) -> None:
-    """Send back whatever comes, until the process is ended."""
-    listener = socket.create_server(("10.99.0.1", PORT), backlog=CONNECTIONS)
-    poll = select.epoll()
-    poll.register(listener, select.EPOLLIN)
-    peers: dict[int, socket.socket] = {}
-    pipe.send("serving")
-    while True:
-        for number, _ in poll.poll():
-            if number == listener.fileno():
-                peer, _ = listener.accept()
-                peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                peers[peer.fileno()] = peer
-                poll.register(peer, select.EPOLLIN)
-            else:
-                data = b""
-                with suppress(ConnectionError):  # the client has ended
-                    data = peers[number].recv(4096)
-                    peers[number].sendall(data)
-                if not data:
-                    poll.unregister(number)
+    exchange.answer(SERVER, lambda: pipe.send("serving"))
 
 
 def _request(pipe: Any, seconds: float) -> None:
-    """Send on each connection, wait for the answer, send again; the times of all, in nanoseconds."""
-    poll, sent, times = select.epoll(), {}, []
-    peers = {}
-    for _ in range(CONNECTIONS):
-        peer = socket.create_connection(("10.99.0.1", PORT), timeout=20)
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        peers[peer.fileno()] = peer
-        poll.register(peer, select.EPOLLIN)
-    end = time.perf_counter_ns() + int(seconds * 1e9)
-    for number, peer in peers.items():
-        sent[number] = time.perf_counter_ns()
-        peer.sendall(MESSAGE)
-    while (now := time.perf_counter_ns()) < end:
-        for number, _ in poll.poll(1):
-            peers[number].recv(4096)
-            now = time.perf_counter_ns()
-            times.append(now - sent[number])
-            sent[number] = now
-            peers[number].sendall(MESSAGE)
-    pipe.send(times)
+    pipe.send(exchange.request(SERVER, seconds, one_machine=True))
 
 
 def _spin(pipe: Any, seconds: float) -> None:
@@ -261,16 +206,6 @@ def _spin(pipe: Any, seconds: float) -> None:
     pipe.send(longest)
 
 
-def _busy() -> float:
-    """CPU seconds that all programs and the kernel have used: /proc/stat without idle and iowait."""
-    fields = [int(word) for word in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
-    return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
-
-
-def _p99(values: Sequence[int]) -> float:
-    return statistics.quantiles(values, n=100)[98] / 1000 if len(values) > 1 else 0.0
-
-
 def measure(way: str, setting: Setting, seconds: float) -> dict[str, float]:
     """One round: requests a second, their p99, CPU time of a request, and the p99 of how long the spinning program stopped."""
     every = sorted(os.sched_getaffinity(0))
@@ -281,12 +216,10 @@ def measure(way: str, setting: Setting, seconds: float) -> dict[str, float]:
         spinning = spinner = None
         try:
             serving.recv()
-            before = _busy()
             client, answered = _child(_request, seconds, end=ENDS[1], cpus=cpus)
             if setting.spin:
                 spinner, spinning = _child(_spin, seconds, cpus=every[-1:])
-            times = answered.recv()
-            used = _busy() - before
+            result: dict[str, float] = answered.recv()
             gaps = spinning.recv() if spinning else []
             client.join()
         finally:
@@ -294,74 +227,27 @@ def measure(way: str, setting: Setting, seconds: float) -> dict[str, float]:
                 if process is not None:
                     process.kill()
                     process.join()
-    result = {"rate": len(times) / seconds, "p99": _p99(times)}
+    if not setting.spin:
+        return result
     # The spinning program would count as work for the requests.
-    return result | ({"gap": _p99(gaps)} if setting.spin else {"cpu": used * 1e6 / len(times)})
-
-
-def rows(results: Mapping[tuple[str, str], Sequence[Mapping[str, float]]]) -> list[dict[str, str]]:
-    """A row for each way and setting: the medians of the rounds, with their range."""
-    return [
-        {
-            "way": way,
-            "setting": setting,
-            **{key: _shown([each[key] for each in rounds if key in each]) for key in MEASURED},
-        }
-        for (way, setting), rounds in results.items()
-    ]
-
-
-def _shown(values: Sequence[float]) -> str:
-    if not values:
-        return ""
-    return f"{statistics.median(values):.0f} ({min(values):.0f} to {max(values):.0f})"
-
-
-def drawn(runs: Sequence[Mapping[str, str]]) -> Figure:
-    """A bar chart for each column, in which each row has a bar: the median."""
-    figure = Figure(figsize=(13, 0.8 + 0.3 * len(runs)), layout="constrained")
-    for axes, key in zip(figure.subplots(1, len(MEASURED), sharey=True), MEASURED, strict=True):
-        medians = [float(run[key].split()[0]) if run[key] else 0.0 for run in runs]
-        axes.barh(range(len(runs)), medians, 0.7, color="#2f6fb7")
-        for place, run in enumerate(runs):
-            axes.annotate(
-                run[key].split(" ")[0], (medians[place], place), (3, 0), textcoords="offset points", va="center"
-            )
-        axes.set_title(textwrap.fill(COLUMNS[key], 28), fontsize=9)
-        axes.set_yticks(range(len(runs)), [f"{run['way']}, {run['setting']}" for run in runs], fontsize=8)
-        axes.margins(x=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.axes[0].invert_yaxis()
-    return figure
+    return {"rate": result["rate"], "p99": result["p99"], "gap": exchange.p99(gaps)}
 
 
 @click.command()
-@click.option("--rounds", default=3, show_default=True, help="Measurements of each way and setting.")
+@options(NAME)
 @click.option("--seconds", default=4.0, show_default=True, help="How long each measurement takes.")
-@click.option(
-    "--record", is_flag=True, help="Write docs/campaign/veth_tuning.json, from which `make docs` makes the table."
-)
-@picture_option("veth-tuning.svg")
 def main(rounds: int, seconds: float, record: bool, picture: Path) -> None:
     """Print and draw the requests a second of each way with each setting, their p99, and their CPU time."""
-    results: dict[tuple[str, str], list[dict[str, float]]] = {}
-    # Each round measures everything once, so that what else the machine does meanwhile is spread over all.
-    for number in range(rounds):
-        every = [(way, setting) for way in WAYS for setting in SETTINGS]
-        for way, setting in track(every, f"round {number + 1} of {rounds}", console=Console(stderr=True)):
-            results.setdefault((way, setting.name), []).append(measure(way, setting, seconds))
-    runs = rows(results)
-    table = Table(
-        *COLUMNS.values(),
-        title=f"median (range) of {rounds} rounds of {seconds:g} s on {len(os.sched_getaffinity(0))} CPUs",
+    settings = {setting.name: setting for setting in SETTINGS}
+    compare(
+        NAME,
+        [(way, setting) for way in WAYS for setting in settings],
+        lambda way, setting: measure(way, settings[setting], seconds),
+        rounds=rounds,
+        picture=picture,
+        record=record,
+        columns=COLUMNS,
     )
-    for run in runs:
-        table.add_row(*(run[key] for key in COLUMNS))
-    Console(width=150).print(table)
-    drawn(runs).savefig(picture)
-    click.echo(f"the picture is {picture}")
-    if record:
-        RECORD.write_text(json.dumps({"columns": COLUMNS, "runs": runs}, indent=2, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

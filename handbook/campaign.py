@@ -36,17 +36,21 @@ def main(results: list[str], docs: Path = DOCS) -> None:
 
 def runs(name: str, docs: Path = DOCS) -> str:
     """The table of the records in the file of this name."""
-    recorded = _load(docs, name)
-    columns: Mapping[str, str] = recorded["columns"]
-    return table([*columns.values()], [[run[key] for key in columns] for run in recorded["runs"]])
+    columns, recorded = _load(docs, name)
+    return table([*columns.values()], [[run[key] for key in columns] for run in recorded])
 
 
 def record(results: Path, docs: Path) -> None:
     """Add the runs of a file of `pytest --junitxml` to the records."""
     for name, run in _runs(results):
-        recorded = _load(docs, name)
-        recorded["runs"] = _with(recorded["runs"], {key: run[key] for key in recorded["columns"]}, run["file"])
-        (docs / "campaign" / f"{name}.json").write_text(json.dumps(recorded, indent=2, ensure_ascii=False) + "\n")
+        columns, earlier = _load(docs, name)
+        write(name, columns, _with(earlier, {key: run[key] for key in columns}, run["file"]), docs)
+
+
+def write(name: str, columns: Mapping[str, str], recorded: Sequence[Mapping[str, Any]], docs: Path = DOCS) -> None:
+    """Write the records of this name: the titles of the columns by their keys, and a run for each row."""
+    content = {"columns": columns, "runs": recorded}
+    (docs / "campaign" / f"{name}.json").write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def _with(runs: Sequence[Run], run: Run, file: str) -> list[Run]:
@@ -60,9 +64,9 @@ def _with(runs: Sequence[Run], run: Run, file: str) -> list[Run]:
     return [*kept[:place], {**run, **shows}, *kept[place:]]
 
 
-def _load(docs: Path, name: str) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((docs / "campaign" / f"{name}.json").read_text())
-    return content
+def _load(docs: Path, name: str) -> tuple[Mapping[str, str], Sequence[Run]]:
+    content = json.loads((docs / "campaign" / f"{name}.json").read_text())
+    return content["columns"], content["runs"]
 
 
 def _runs(results: Path) -> Iterator[tuple[str, Run]]:

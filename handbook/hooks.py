@@ -29,7 +29,6 @@ FROM_THE_CODE: Mapping[str, Callable[..., str]] = {
     "terminal": pictures.terminal,
     "topology_picture": pictures.topology,
     "trials": lambda name: trials.TABLES[name](trials.load(campaign.DOCS)),
-    "tuning_picture": pictures.tuning,
     "zoo": zoo.made,
 }
 """By NAME: the function whose text replaces the lines from `<!-- from the code: NAME WORD -->` to `<!-- end -->` in a page.

@@ -10,13 +10,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from matplotlib import rc_context
-
-from bench.tuning import drawn
 from cli.hwloc import LOADS, NotDrawn, draw
 from cli.topology import NumaNode, render
 from fleet.fabric.page import heat_map
-from fleet.page import INK, LEGEND_STYLE, to_svg
+from fleet.page import LEGEND_STYLE
 from fleet.report import pictures as report
 from handbook import samples
 from handbook.recordings import RECORDINGS
@@ -90,24 +87,6 @@ def _tree(nodes: Sequence[NumaNode]) -> Iterator[str]:
     for line, load in render(nodes, LINE):
         text = html.escape(line)
         yield text if load == "none" else f'<span style="background:{LOADS[load]};color:#000000">{text}</span>'
-
-
-def tuning() -> str:
-    """The picture of the comparison of interrupts as found and as planned."""
-    with rc_context(
-        {
-            "text.color": INK,
-            "axes.edgecolor": INK,
-            "axes.facecolor": "none",
-            "figure.facecolor": "none",
-            "xtick.color": INK,
-            "ytick.color": INK,
-        }
-    ):
-        figure = drawn(samples.tuning())
-        figure.set_size_inches(WIDTH, 4.0)
-        image = to_svg(figure)
-    return _shown("The numbers are made up, and show only how the picture is read. Nothing was measured.", image)
 
 
 def terminal(name: str) -> str:

@@ -1,10 +1,7 @@
-"""Made-up data of the pictures in the site: a fabric, a fleet, a server, interrupts in two ways. Nothing was measured."""
+"""Made-up data of the pictures in the site: a fabric, a fleet, a server. Nothing was measured."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from bench.tuning import WAYS, Results
 from cli.topology import Cache, Core, Device, NumaNode, Served
 from fleet.fabric.ends import Ends
 from fleet.fabric.stages import FabricSettings
@@ -92,18 +89,3 @@ def topology() -> tuple[NumaNode, ...]:
 
 def _queue(netdev: str, number: int, cpu: int, misplaced: bool = False) -> Served:
     return Served(netdev, f"comp-{number}", misplaced, cpu)
-
-
-def tuning() -> Results:
-    """Three rounds of each way. The numbers only show how the picture is read."""
-    return {
-        (way.name, as_found): list(_rounds(place, as_found))
-        for place, way in enumerate(WAYS)
-        for as_found in (True, False)
-    }
-
-
-def _rounds(place: int, as_found: bool) -> Iterator[dict[str, float]]:
-    worse = (0.3, 0.1, 0.0, -0.05)[place] if as_found else 0.0
-    for noise in (0.95, 1.0, 1.08):
-        yield {"latency": (40.0 + 10 * place) * noise * (1 + worse), "bw": (1e9 - 1.5e8 * place) * noise * (1 - worse)}

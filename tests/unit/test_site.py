@@ -76,7 +76,6 @@ def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
         ("fabric.html", 1, "simulated fabric", "node00012"),
         ("fleet.html", 4, "Simulated", "gpu-04.example.net"),
         ("cli.html", 4, "simulated server", ""),
-        ("campaign/benchmarks.html", 1, "numbers are made up", "macvlan"),
     ],
 )
 def test_a_page_shows_its_pictures_and_says_that_their_data_are_made_up(
@@ -103,7 +102,7 @@ def test_the_recordings_show_what_the_commands_print() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("page", ["fabric.html", "fleet.html", "campaign/benchmarks.html"])
+@pytest.mark.parametrize("page", ["fabric.html", "fleet.html"])
 def test_the_pictures_can_be_read(site: Path, page: str, scheme: Scheme, tmp_path: Path) -> None:
     assert illegible(site / page, scheme, tmp_path, ".picture text, .picture em, .picture span") == []
 
