@@ -172,7 +172,7 @@ def an_interrupt_s_affinity_is_written_and_read(machine: Machine, pf: str) -> No
 
 
 def the_kernel_knows_the_queues_that_the_names_of_interrupts_say(machine: Machine, pf: str) -> None:
-    """It knows none before Linux 6.13, where igb began to tell it (igb_set_queue_napi in igb_main.c)."""
+    """It knows none before Linux 6.16, where igb began to tell it (igb_set_queue_napi in igb_main.c)."""
     _fresh(machine, pf)
     for number, queues in machine.netlink.queue_irqs(_link(machine, pf).ifindex).items():
         role, queue = machine.files.read(f"/sys/kernel/irq/{number}/actions").rsplit("-", 2)[1:]
