@@ -82,12 +82,10 @@ def derive_spec(
     irqs = Irqs(irqbalance="untouched") if "irqbalance" in processes else Irqs()
     spec = NodeSpec(node_name, nics, irqs)
     # Interrupts first: the plans of RPS and XPS depend on where the interrupts are.
-    if any(change.kind == "irqs" for change in dry_run(machine, spec).changes):
-        spec = evolve(spec, irqs=evolve(spec.irqs, pin=False))
-    if any(change.kind == "rps" for change in dry_run(machine, spec).changes):
-        spec = evolve(spec, rps=Rps(enable=False))
-    if any(change.kind == "xps" for change in dry_run(machine, spec).changes):
-        spec = evolve(spec, xps=Xps(enable=False))
+    without: Values = {"irqs": evolve(irqs, pin=False), "rps": Rps(enable=False), "xps": Xps(enable=False)}
+    for kind, off in without.items():
+        if any(change.kind == kind for change in dry_run(machine, spec).changes):
+            spec = evolve(spec, **{kind: off})
     left = dry_run(machine, spec)
     return DerivedSpec(spec, (*map(str, left.changes), *left.errors, *unread))
 

@@ -326,7 +326,8 @@ def _block(function: NetworkFunction, width: int, indent: str = "") -> list[str]
     inner = indent + "  "
     lines += wrapped(inner, "", facts, width)
     if function.granted is not None:
-        lines += wrapped(inner, "granted", _granted(function.granted), width)
+        granted = [fact for attribute in ordered() for fact in attribute.shown(function.granted)]
+        lines += wrapped(inner, "granted", granted, width)
     for label, netdevs in (("netdev", function.netdevs), ("representor", function.representors)):
         lines += [line for each in netdevs for line in wrapped(inner, label, _netdev_facts(each), width)]
     lacking = function.driver and not function.netdevs and not function.rdma
@@ -339,10 +340,6 @@ def _block(function: NetworkFunction, width: int, indent: str = "") -> list[str]
         known = ["(the kernel knows their queues)"] if any(irq.linked for irq in function.interrupts) else []
         lines += wrapped(inner, "irqs", [*map(_irq_fact, function.interrupts), *known], width)
     return lines + [line for each in function.vfs for line in _block(each, width, inner)]
-
-
-def _granted(vf: VfInfo) -> list[str]:
-    return [fact for attribute in ordered() for fact in attribute.shown(vf)]
 
 
 def _netdev_facts(netdev: Netdev) -> list[str]:

@@ -278,7 +278,12 @@ def _verbs(machine: Machine, want: Wanted, functions: _Functions) -> Users:
         if (target, device) not in of_function
     ]
     devices = [*own, *others]
-    nodes = [(f"{CHAR_DEVICES}/{node}", key) for device, pci, key in devices for node in _uverbs(reader, pci, device)]
+    nodes = [
+        (f"{CHAR_DEVICES}/{node}", key)
+        for device, pci, key in devices
+        for node in reader.char_devices_of(pci, device)
+        if node.startswith("uverbs")
+    ]
     _raise_if_incomplete(reader)
     of_kernel = [(key, User(name)) for device, _, key in devices for name in _of_kernel(machine.rdma, device)]
     for (target, port), user in (*_held(machine, nodes, owns=False), *of_kernel):
@@ -286,10 +291,6 @@ def _verbs(machine: Machine, want: Wanted, functions: _Functions) -> Users:
             yield target, evolve(user, name=f"{user.name} on {port}", by_lag=True, only_by_lag=True)
         else:
             yield target, evolve(user, by_lag=target in functions.bonds)
-
-
-def _uverbs(reader: Reader, pci: str, device: str) -> list[str]:
-    return [name for name in reader.char_devices_of(pci, device) if name.startswith("uverbs")]
 
 
 def _of_kernel(rdma: Rdma, device: str) -> list[str]:

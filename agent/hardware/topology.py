@@ -49,7 +49,9 @@ def read_topology(machine: Machine, owners: CpuOwners = NOBODY) -> Topology:
     nodes = numbered(names_in(files, NODE), "node")
     node_of = {id: node for node, name in nodes.items() for id in numbers(f"{NODE}/{name}/cpulist")}
     distances = {
-        node: dict(zip(nodes, numbers(f"{NODE}/{name}/distance", _numbers), strict=False))
+        node: dict(
+            zip(nodes, numbers(f"{NODE}/{name}/distance", lambda text: (*map(int, text.split()),)), strict=False)
+        )
         for node, name in nodes.items()
     }
     kept_free = ((f"{CPU}/{name}", read_or(files, f"{CPU}/{name}", "")) for name in ("isolated", "nohz_full"))
@@ -67,7 +69,3 @@ def read_topology(machine: Machine, owners: CpuOwners = NOBODY) -> Topology:
         node = node_of.get(id, 0)
         cpus[id] = Cpu(id, node, core[0] if core else id, llc[0] if llc else node)
     return Topology(cpus, frozenset().union(*isolated), distances, read_owners(files, owners))
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(word) for word in text.split())

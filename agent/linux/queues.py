@@ -73,9 +73,10 @@ def _taken(entry: bytes) -> list[tuple[int, str]]:
 
 def _dumped(command: int, index: int, ifindex: int) -> list[bytes]:
     family = _family()
+    request = GENL.pack(command, 1, 0) + attribute(index, U32.pack(ifindex))
     # Linux 6.7 has the family without these requests.
     with ignoring(errno.EOPNOTSUPP):
-        return [] if family is None else dump(NETLINK_GENERIC, family, _request(command, index, ifindex))
+        return [] if family is None else dump(NETLINK_GENERIC, family, request)
     return []
 
 
@@ -116,10 +117,6 @@ def set_napi(napi: int, given: Mapping[str, int]) -> None:
     kinds = {name: kind for kind, name in NAPI_SETTINGS.items()}
     values = (attribute(kinds[name], (U32 if value >> 32 == 0 else U64).pack(value)) for name, value in given.items())
     ask(NETLINK_GENERIC, family, GENL.pack(NAPI_SET, 1, 0) + attribute(NAPI_ID, U32.pack(napi)) + b"".join(values))
-
-
-def _request(command: int, index: int, ifindex: int) -> bytes:
-    return GENL.pack(command, 1, 0) + attribute(index, U32.pack(ifindex))
 
 
 def _numbers(entry: bytes, *wanted: int) -> tuple[int, ...]:

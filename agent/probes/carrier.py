@@ -39,7 +39,8 @@ def _without_carrier(want: Wanted, have: Snapshot) -> Iterator[tuple[WantedNic, 
             statuses: Mapping[str, links.LinkStatus] = have[kind].get(address, {})
             for target, status in statuses.items():
                 link = status.link if status.has_netdev else None
-                if link is not None and link.up and not link.carrier and not _held_down(nic, target):
+                held_down = is_vf(target) and nic.vf_wanted(vf_index(target)).link_state == "disable"
+                if link is not None and link.up and not link.carrier and not held_down:
                     yield nic, target, link.name
 
 
@@ -51,10 +52,6 @@ def _holds_down(have: Snapshot, address: str, target: str) -> bool:
     granted: Mapping[int, VfInfo] = have[vf_attributes.NAME].get(address, {})
     vf = granted.get(vf_index(target)) if is_vf(target) else None
     return vf is not None and vf.link_state == "disable"
-
-
-def _held_down(nic: WantedNic, target: str) -> bool:
-    return is_vf(target) and nic.vf_wanted(vf_index(target)).link_state == "disable"
 
 
 PROBES = (Probe(name="carrier", type=TYPE, stage="network", judge=judge),)

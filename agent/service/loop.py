@@ -116,7 +116,7 @@ class Loop:
         """Another spec is in force: the next pass reads everything and tries everything."""
         self.last, self._crashes = None, 0
         self.memory.failures.forget()
-        self.records.start_over()
+        self.records.drift.start_over()
 
     def _reload(self) -> bool:
         """Read the spec's file if that is asked for. :returns: whether another spec is in force now."""

@@ -124,10 +124,6 @@ class PassRecords:
         """Continue with what is kept in these folders."""
         return cls(History(state), Drift.load(run, other_writers()))
 
-    def start_over(self) -> None:
-        """Another spec is in force: the changes that it brings are no drift."""
-        self.drift.start_over()
-
     def note(self, report: Report, trigger: str, seconds: float, result: Pass | None) -> None:
         """Note a pass, which :meth:`write` records."""
         self._due = _Record(report, trigger, seconds, result)

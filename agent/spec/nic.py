@@ -170,10 +170,6 @@ class VfGroup(VfAttributes):
 _VF = fields(VfAttributes)
 
 
-def _first(value: Any, fallback: Any) -> Any:
-    return fallback if value is None else value
-
-
 @frozen
 class Vfs:
     """How many VFs a PF has, and their attributes: ``defaults`` for all, ``groups`` for some.
@@ -219,8 +215,8 @@ class Vfs:
         return self.defaults
 
     def _merged(self, group: VfGroup) -> VfAttributes:
-        merged = {f.name: _first(getattr(group, f.name), getattr(self.defaults, f.name)) for f in _VF}
-        return VfAttributes(**merged)
+        given = {f.name: value for f in _VF if (value := getattr(group, f.name)) is not None}
+        return self.defaults.having(**given)
 
 
 def _agree(where: str, vf: VfAttributes) -> None:

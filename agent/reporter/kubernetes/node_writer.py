@@ -87,7 +87,7 @@ class NodeWriter:
                 raise
             # Somebody has just changed what the patch tests, or a policy forbids one of the two. The taint must not wait until
             # the watch has brought the Node as it is, and each is written without the other.
-            node = self._read()
+            node = self._received(self.api.ask("GET", f"{NODES}/{self.name}"))
             for patch in (taint_patch, label_patch):
                 if operations := patch(desired, node):
                     with suppress(Refused):
@@ -98,9 +98,6 @@ class NodeWriter:
 
     def _write_node(self, operations: list[Operation]) -> Node:
         return self._patch(f"{NODES}/{self.name}", operations, JSON_PATCH)
-
-    def _read(self) -> Node:
-        return self._received(self.api.ask("GET", f"{NODES}/{self.name}"))
 
     def _patch(self, path: str, body: Any, content_type: str) -> Node:
         return self._received(self.api.ask("PATCH", path, {"fieldManager": MANAGER}, body, content_type))
