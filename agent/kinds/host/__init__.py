@@ -2,8 +2,3 @@
 
 SYSCTLS = "sysctls"
 """The name of the kind of kernel parameters. The addresses of a NIC set some of its netdev's, too."""
-
-
-def words(text: str) -> str:
-    """A parameter's value in the form in which values are compared."""
-    return " ".join(text.split())

@@ -14,7 +14,7 @@ from attrs import evolve, frozen
 from agent.hardware.functions import NET
 from agent.hardware.sysfs import names_in
 from agent.kinds import ANY_VALUE, Reading, addresses
-from agent.kinds.host import SYSCTLS, words
+from agent.kinds.host import SYSCTLS
 from agent.machine import Machine
 from agent.report.records import HOST, Change
 from agent.spec.sysctl_names import either, folders_along, meaning, netdevs, path, values_along
@@ -55,11 +55,15 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mappin
 
 def _read(machine: Machine, name: str) -> Sysctl:
     try:
-        return Sysctl(words(machine.files.read(path(name))))
+        return Sysctl(_words(machine.files.read(path(name))))
     except (FileNotFoundError, NotADirectoryError):
         return Sysctl(None)
     except OSError as error:
         return Sysctl(None, f"it cannot be read ({error.strerror}): it is an action, or has no value yet")
+
+
+def _words(text: str) -> str:
+    return " ".join(text.split())
 
 
 def plan(want: Wanted, have: Snapshot) -> list[Change]:
@@ -67,7 +71,7 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
     changes = []
     parameters: Mapping[str, Sysctl] = have[NAME].get(HOST, {})
     for name, wanted in sorted(want.spec.sysctls.items()):
-        now, after = parameters.get(name, Sysctl(None)), words(wanted)
+        now, after = parameters.get(name, Sysctl(None)), _words(wanted)
         if now.error:
             remedy = f"take {name} out of the spec"
             changes.append(Change(NAME, HOST, name, None, after, blocker=now.error, remedy=remedy))
