@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from hashlib import sha256
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -64,6 +65,8 @@ def _count(name: str, seed: int, count: int, out: Path) -> int:
 
 def _guided(name: str, seed: int, seconds: int, out: Path) -> int:
     """In a process of its own: libFuzzer ends the process when it is done."""
+    if find_spec("atheris") is None:
+        sys.exit("atheris is not installed; run `make fuzz`, or give --cases instead of --seconds")
     with tempfile.TemporaryDirectory(prefix="trackbed-fuzz-") as folder:
         for number, data in enumerate(targets.load(name).seeds()):
             (Path(folder) / f"seed-{number}").write_bytes(data)

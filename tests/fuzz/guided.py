@@ -5,10 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-try:
-    import atheris
-except ImportError:
-    sys.exit("atheris is not installed; run `make fuzz`, or give --cases instead of --seconds")
+import atheris
 
 with atheris.instrument_imports(include=["agent", "cli", "fleet", "tasks", "h2", "hpack", "hyperframe", "cattrs"]):
     CHECK = importlib.import_module(f"tests.fuzz.targets.{sys.argv[1]}").check

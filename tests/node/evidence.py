@@ -14,6 +14,7 @@ from attrs import field, frozen
 from testinfra.host import Host
 
 from agent.driver_families import family_of
+from agent.hardware.cpu_owners import assigned
 from agent.spec.nic import Nic as WantedNic
 from agent.spec.nic import VfAttributes
 from agent.spec.node import NodeSpec, parse
@@ -260,8 +261,6 @@ class Node:
         unusable = set(parse_ranges(self.spec.irqs.exclude_cpus))
         for kept_free in self.run("cat /sys/devices/system/cpu/isolated /sys/devices/system/cpu/nohz_full").split():
             unusable.update(parse_ranges(kept_free) if kept_free != "(null)" else ())
-        state = json.loads(self.run("cat /var/lib/kubelet/cpu_manager_state 2>/dev/null || echo {}"))
-        of_containers = (text for pod in state.get("entries", {}).values() for text in pod.values())
         nearest = {}
         for line in self.run("grep . /sys/devices/system/node/node*/distance /dev/null").splitlines():
             path, _, distances = line.partition(":")
@@ -276,7 +275,7 @@ class Node:
             cache={int(row[0]): row[-1].rpartition(":")[2] for row in rows},
             usable=frozenset(core) - unusable,
             nearest=nearest,
-            owned=frozenset(cpu for text in of_containers for cpu in parse_ranges(text)),
+            owned=frozenset(assigned(self.run("cat /var/lib/kubelet/cpu_manager_state 2>/dev/null || echo {}"))),
         )
 
     @cached_property

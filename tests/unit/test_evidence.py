@@ -189,3 +189,16 @@ def test_the_functions_of_a_node_are_read_without_representors_other_ports_and_n
     found = printed.rpartition("pf|")[0]
     nics = read_node(Shell({"nics": [rails(max=2)]}, **{"permanent=": found})).nics()  # type: ignore[arg-type]
     assert [(nic.pci, nic.netdev) for nic in nics] == [("0000:18:00.0", "ens1"), ("0000:41:00.0", "eth2")]
+
+
+def test_cpus_that_the_containers_of_a_pod_share_are_owned() -> None:
+    shell = Shell(
+        {},
+        lspci="",
+        msi_irqs="",
+        lscpu="0,0,0,0:0\n1,1,0,0:0\n2,2,0,0:0\n",
+        isolated="",
+        cpu_manager_state='{"entries": {"a": {"app": "0"}}, "podEntries": {"b": {"cpuSet": "2"}}}',
+        distance="",
+    )
+    assert read_node(shell).cpus.owned == {0, 2}  # type: ignore[arg-type]
