@@ -155,46 +155,36 @@ def _features(device: Observed, wanted: Asked) -> tuple[str, str]:
     return kept, "see `ethtool -k`, and give the features that it depends on as well"
 
 
-CHANNELS = Settings(
-    name="channels",
+def _row(name: str, after: str, group: Group, **parts: Any) -> Settings:
+    """The settings of the spec's key ``name``, which are one of ethtool's groups."""
+    common = {"given": given(name), "read": _read(group), "write": _write(group), "usable": is_ready}
+    return Settings(name=name, after=(after,), **common | parts)
+
+
+CHANNELS = _row(
+    "channels",
     # A driver may reset its channels when VFs are created or removed (igb_sriov_reinit), and may allow the PF fewer.
-    after=("vf_links",),
-    given=given("channels"),
-    read=_read("channels"),
+    "vf_links",
+    "channels",
     write=_set_channels,
-    usable=is_ready,
     flaps=lambda family, _: family.channels_flap,
     limit=_most_channels,
     one_request=True,
     excluded=_excluded,
 )
-RINGS = Settings(
-    name="rings",
-    after=("channels",),
-    given=given("rings"),
-    read=_read("rings"),
-    write=_write("rings"),
-    usable=is_ready,
+RINGS = _row(
+    "rings",
+    "channels",
+    "rings",
     flaps=lambda family, _: family.rings_flap,
     limit=_ring_sizes,
     one_request=True,
 )
-COALESCING = Settings(
-    name="coalescing",
-    after=("rings",),
-    given=given("coalescing"),
-    read=_read("coalescing"),
-    write=_write("coalescing"),
-    usable=is_ready,
-    order=_adaptive_mode,
-)
-OFFLOADS = Settings(
-    name="offloads",
-    after=("coalescing",),
-    given=given("offloads"),
-    read=_read("features"),
-    write=_write("features"),
-    usable=is_ready,
+COALESCING = _row("coalescing", "rings", "coalescing", order=_adaptive_mode)
+OFFLOADS = _row(
+    "offloads",
+    "coalescing",
+    "features",
     flaps=lambda family, name: family.offloads_flap is None or name in family.offloads_flap,
     limit=_features,
 )
