@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import errno
+from functools import partial
 from typing import Any
 
 from agent.spec.validators import Within
 from agent.spec.vf_attributes import Refusal, Together, Values, VfAttribute, word
-
-_RATE = Within(0, 2**32 - 1, "Mbit/s (0 is none)")
-_UNIT = "Mbit/s; 0 is none"
 
 
 def _message(index: int, values: Values) -> tuple[str, Values]:
@@ -54,34 +52,31 @@ def _shown(vf: Any) -> tuple[str, ...]:
     return tuple(f"{bound} {rate} Mbit/s" for bound, rate in given if rate)
 
 
+_rate = partial(
+    VfAttribute,
+    type=int,
+    unit="Mbit/s; 0 is none",
+    validator=Within(0, 2**32 - 1, "Mbit/s (0 is none)"),
+    netlink="IFLA_VF_RATE",
+    unreported=0,
+    together=_TOGETHER,
+)
 ATTRIBUTES = (
-    VfAttribute(
+    _rate(
         name="max_tx_rate",
-        type=int,
         meaning="the highest transmit rate of the VF",
-        unit=_UNIT,
         order=70,
-        validator=_RATE,
-        netlink="IFLA_VF_RATE",
         read=word(2),
-        unreported=0,
-        together=_TOGETHER,
         last=_minimum_first,
         explain=_too_fast,
         show=_shown,
     ),
-    VfAttribute(
+    _rate(
         name="min_tx_rate",
-        type=int,
         meaning="the transmit rate that the VF is guaranteed; needs `max_tx_rate`",
-        unit=_UNIT,
         order=80,
-        validator=_RATE,
         check=_needs_maximum,
-        netlink="IFLA_VF_RATE",
         read=word(1),
-        unreported=0,
-        together=_TOGETHER,
         explain=_no_minimum,
         show=lambda vf: (),
     ),

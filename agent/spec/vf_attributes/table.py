@@ -9,6 +9,12 @@ from agent.spec.vf_attributes import VfAttribute, switch, word
 LINK_STATES = ("auto", "enable", "disable")
 _number = word(1)
 
+
+def _switch(name: str, key: str, order: int, meaning: str) -> VfAttribute:
+    netlink = f"IFLA_VF_{key.upper()}"
+    return VfAttribute(name=name, type=bool, meaning=meaning, order=order, netlink=netlink, read=switch, key=key)
+
+
 ATTRIBUTES = (
     VfAttribute(
         name="mac",
@@ -25,33 +31,9 @@ ATTRIBUTES = (
         remakes_netdev=True,
         show=lambda vf: (vf.mac,),
     ),
-    VfAttribute(
-        name="trust",
-        type=bool,
-        meaning="the VF may change its address and be promiscuous",
-        order=30,
-        netlink="IFLA_VF_TRUST",
-        read=switch,
-        key="trust",
-    ),
-    VfAttribute(
-        name="spoofchk",
-        type=bool,
-        meaning="the PF drops frames of the VF whose source is not its address",
-        order=40,
-        netlink="IFLA_VF_SPOOFCHK",
-        read=switch,
-        key="spoofchk",
-    ),
-    VfAttribute(
-        name="rss_query",
-        type=bool,
-        meaning="the VF may ask for the RSS table and key",
-        order=50,
-        netlink="IFLA_VF_RSS_QUERY_EN",
-        read=switch,
-        key="rss_query_en",
-    ),
+    _switch("trust", "trust", 30, "the VF may change its address and be promiscuous"),
+    _switch("spoofchk", "spoofchk", 40, "the PF drops frames of the VF whose source is not its address"),
+    _switch("rss_query", "rss_query_en", 50, "the VF may ask for the RSS table and key"),
     VfAttribute(
         name="link_state",
         type=Literal["auto", "enable", "disable"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import struct
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 from agent.spec.validators import Within
@@ -49,8 +50,9 @@ def _shown(vf: Any) -> tuple[str, ...]:
     return (f"vlan {vf.vlan}{priority}{protocol}",)
 
 
+_of_vlan = partial(VfAttribute, together=_TOGETHER, explain=_unknown_protocol)
 ATTRIBUTES = (
-    VfAttribute(
+    _of_vlan(
         name="vlan",
         type=int,
         meaning="the VLAN of the VF; the PF adds and removes the tag",
@@ -60,11 +62,9 @@ ATTRIBUTES = (
         netlink="IFLA_VF_VLAN",
         read=word(1),
         unreported=0,
-        together=_TOGETHER,
-        explain=_unknown_protocol,
         show=_shown,
     ),
-    VfAttribute(
+    _of_vlan(
         name="qos",
         type=int,
         meaning="priority in the tag of that VLAN; needs `vlan`",
@@ -76,11 +76,9 @@ ATTRIBUTES = (
         netlink="IFLA_VF_VLAN",
         read=word(2),
         unreported=0,
-        together=_TOGETHER,
-        explain=_unknown_protocol,
         show=lambda vf: (),
     ),
-    VfAttribute(
+    _of_vlan(
         name="vlan_protocol",
         type=Literal["802.1Q", "802.1ad"],
         meaning='`"802.1Q"` or `"802.1ad"`; needs `vlan`',
@@ -90,8 +88,6 @@ ATTRIBUTES = (
         netlink="IFLA_VF_VLAN_LIST",
         read=_protocol,
         unreported="802.1Q",
-        together=_TOGETHER,
-        explain=_unknown_protocol,
         show=lambda vf: (),
     ),
 )
