@@ -103,10 +103,11 @@ class Api:
         with answers(self.client):
             return read_all(self.client.list(PlainLease, namespace=names.NAMESPACE, chunk_size=PAGE), Lease)
 
-    def device_rules(self) -> list[Mapping[str, Any]]:
-        """Every reporter's DeviceTaintRule, as JSON."""
+    def device_rules(self, label: str) -> list[Mapping[str, Any]]:
+        """Every DeviceTaintRule with this label, as JSON."""
         with answers(self.client):
-            return list(self.client.list(PlainDeviceTaintRule, chunk_size=PAGE, labels={names.OF_NODE: exists()}))
+            found = self.client.list(PlainDeviceTaintRule, chunk_size=PAGE, labels={label: exists()})
+            return [each for each in found if label in (each["metadata"].get("labels") or {})]
 
     def shut_out(self) -> Mapping[str, str] | None:
         """Why each Node is shut out, by its name (docs/kubernetes.md); None: this user may not read that.

@@ -1,4 +1,4 @@
-"""The DeviceTaintRules of the reporters, as a sweep sees them: which it removes, and for which it evicts pods.
+"""The DeviceTaintRules of reporters and of maintenances, as a sweep sees them: which it removes, and for which it evicts pods.
 
 A reporter keeps new claims from a bad device, and evicts nobody: it cannot know whether its NIC is bad, or a switch, or
 Trackbed itself, on all nodes at once. A sweep sees all nodes. It needs no memory: the rules say since when, and how many.
@@ -23,7 +23,10 @@ EVICTS = "NoExecute"
 
 @frozen
 class DeviceRule:
-    """A rule. ``node``: the Node's name, and ``owner`` its uid. ``evict_after``: seconds from ``created``; None: never."""
+    """A rule. ``node``: the Node's name, and ``owner`` its uid. ``evict_after``: seconds from ``created``; None: never.
+
+    ``maintains``: a maintenance of a NIC has made it (fleet/nic_devices.py), and no reporter.
+    """
 
     name: str
     version: str
@@ -33,6 +36,7 @@ class DeviceRule:
     effect: str
     created: datetime | None
     evict_after: int | None
+    maintains: bool = False
 
     def is_due(self, now: datetime) -> bool:
         """Whether the pods that use its device may be evicted."""
@@ -64,6 +68,7 @@ def plan(
     halted: bool,
     allowed: int,
     now: datetime,
+    maintained: Collection[str] = (),
 ) -> DevicePlan:
     """Decide which rules to remove, and which devices to take from their users.
 
@@ -72,11 +77,15 @@ def plan(
     :param uids: the uid of each Node.
     :param silent: the nodes without a heartbeat: nobody knows whether their devices are still bad, and the nodes are tainted.
     :param speaking: those whose condition says whether they are ready. Others have no fresh report, and evict nobody.
+    :param maintained: those with the record of a maintenance. Rules of a maintenance without its record are left over.
     :param halted: more nodes are silent than may be, so nothing is done to these, nor is anybody evicted.
     """
     remove, due, evicting = [], [], set()
     for rule in sorted(rules, key=lambda each: each.name):
-        if uids.get(rule.node) != rule.owner or (rule.node in silent and not halted):
+        if rule.maintains:
+            if rule.node not in maintained:
+                remove.append(rule)
+        elif uids.get(rule.node) != rule.owner or (rule.node in silent and not halted):
             remove.append(rule)
         elif rule.node in speaking and rule.is_due(now):
             due.append(rule)
@@ -88,14 +97,14 @@ def plan(
 
 
 def listed(api: Api) -> list[DeviceRule]:
-    """Every reporter's rule; none if the cluster does not know them, or this user may not list them."""
+    """Every rule of reporters and of maintenances; none if the cluster does not know them, or this user may not list them."""
     try:
-        found = api.device_rules()
+        found = [*api.device_rules(names.OF_NODE), *api.device_rules(names.MAINTENANCE)]
     except ApiError as error:
         if code(error) not in (ABSENT, FORBIDDEN):
             raise
         return []
-    return [_read(document) for document in found]
+    return [read(document) for document in found]
 
 
 def remove(api: Api, rule: DeviceRule) -> bool:
@@ -121,7 +130,7 @@ def evict(api: Api, rule: DeviceRule) -> bool:
     return True
 
 
-def _read(document: Mapping[str, Any]) -> DeviceRule:
+def read(document: Mapping[str, Any]) -> DeviceRule:
     """Read a rule. A reporter's are bounded by fleet/cluster/devices-policy.yaml; a person may have changed one."""
     metadata, spec = document["metadata"], document["spec"]
     labels, selector = metadata.get("labels") or {}, spec.get("deviceSelector") or {}
@@ -130,10 +139,11 @@ def _read(document: Mapping[str, Any]) -> DeviceRule:
     return DeviceRule(
         str(metadata["name"]),
         str(metadata["resourceVersion"]),
-        str(labels.get(names.OF_NODE, "")),
+        str(labels.get(names.OF_NODE) or labels.get(names.MAINTENANCE, "")),
         str(owners[0].get("uid", "")),
         f"{selector.get('device', '')} of {selector.get('driver', '')}",
         str(spec["taint"].get("effect", "")),
         read_time(metadata.get("creationTimestamp")),
         int(evict_after) if evict_after.isdecimal() else None,
+        names.MAINTENANCE in labels,
     )

@@ -1,20 +1,26 @@
-"""Pure functions: which pods a drain evicts, which stay, and which forbid the drain. The rules are those of kubectl drain."""
+"""Pure functions: which pods a drain evicts, which stay, and what forbids the drain. The rules are those of kubectl drain."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from attrs import frozen
 from lightkube.models.core_v1 import Volume
-from lightkube.models.meta_v1 import OwnerReference
+from lightkube.models.meta_v1 import LabelSelector, ObjectMeta, OwnerReference
 from lightkube.resources.core_v1 import Pod
+from lightkube.resources.policy_v1 import PodDisruptionBudget
 
-from fleet.objects import annotations_of, metadata_of
+from fleet.api import Failed
+from fleet.objects import annotations_of, labels_of, metadata_of
 
 MIRROR = "kubernetes.io/config.mirror"
 """Annotation of the API object of a static pod. The kubelet runs that from a file, so deleting the object has no effect."""
 
 FINISHED = ("Succeeded", "Failed")
+
+
+class CannotDrain(Failed):
+    """Pods cannot be evicted; the message says which, and the remedy."""
 
 
 @frozen
@@ -49,6 +55,41 @@ def drain(pods: Iterable[Pod], rules: Rules) -> Drain:
                 f"{full_name(pod)} has local data (emptyDir {', '.join(names)}), which is lost; give --delete-emptydir-data"
             )
     return Drain(tuple(evict), tuple(blockers))
+
+
+def forbidding(budgets: Iterable[PodDisruptionBudget], pods: Collection[Pod]) -> list[str]:
+    """Which PodDisruptionBudgets the eviction of all these pods at once would violate, and why."""
+    found = []
+    for budget in budgets:
+        metadata, status, spec = budget.metadata or ObjectMeta(), budget.status, budget.spec
+        covered = [
+            full_name(pod)
+            for pod in pods
+            if metadata_of(pod).namespace == metadata.namespace
+            and _selects(spec.selector if spec else None, labels_of(pod))
+        ]
+        # As the eviction API: a status of an earlier generation allows nothing.
+        current = status is not None and (status.observedGeneration or 0) >= (metadata.generation or 0)
+        allowed = (status.disruptionsAllowed or 0) if status is not None and current else 0
+        if len(covered) > allowed:
+            name = f"{metadata.namespace}/{metadata.name}"
+            found.append(
+                f"the PodDisruptionBudget {name} allows {allowed} disruptions now, not that of {', '.join(covered)}"
+            )
+    return found
+
+
+def _selects(selector: LabelSelector | None, labels: Mapping[str, str]) -> bool:
+    """Whether a label selector selects an object. An empty one selects all, and none selects nothing."""
+    if selector is None or any(labels.get(key) != value for key, value in (selector.matchLabels or {}).items()):
+        return False
+    holds = {
+        "In": lambda key, values: labels.get(key) in values,
+        "NotIn": lambda key, values: labels.get(key) not in values,
+        "Exists": lambda key, values: key in labels,
+        "DoesNotExist": lambda key, values: key not in labels,
+    }
+    return all(holds[each.operator](each.key, each.values or ()) for each in selector.matchExpressions or ())
 
 
 def full_name(pod: Pod) -> str:

@@ -22,12 +22,13 @@ from lightkube.resources.core_v1 import Node, Pod
 
 from agent.report import names
 from agent.report.records import Disruption
-from fleet import node_patch
+from fleet import nic_devices, node_patch
 from fleet.api import ABSENT, Api, Failed, answers, code, errors
 from fleet.connection import TEMPORARY
-from fleet.eviction import Rules, drain, full_name, is_terminating
+from fleet.eviction import CannotDrain, Rules, drain, full_name, is_terminating
 from fleet.inventory import Inventory
 from fleet.maintenance_record import Record, Step, annotated, finished, not_finished, record_of
+from fleet.nic_devices import NicDevices
 from fleet.node_patch import if_temporary
 from fleet.objects import CHANGED, is_cordoned, metadata_of, unready
 from fleet.reading import PlainPod, read
@@ -55,17 +56,14 @@ class Lost(Exception):
     """The node has no maintenance of this run, or no longer; the message says why."""
 
 
-class CannotDrain(Exception):
-    """The node's pods cannot be evicted; the message says which, and the remedy."""
-
-
 @frozen
 class Maintenance:
     """How nodes are maintained: the connections, what the agents may do, and the timeouts in seconds.
 
     ``resume``: continue, or undo, the maintenance of a node that an earlier run has begun. ``again``: what goes on with a node,
     if it is not this command; then only its own records are resumed. ``conditions``: those that a node must have to be
-    uncordoned. ``boot_id``: see :func:`unready`. ``since``: when this run began, which tells its records from others.
+    uncordoned. ``boot_id``: see :func:`unready`. ``nic``: the only NIC to change; then its devices are tainted, and no node is
+    cordoned. ``since``: when this run began, which tells its records from others.
     """
 
     api: Api
@@ -81,6 +79,7 @@ class Maintenance:
     again: str = ""
     conditions: tuple[str, ...] = CHANGED
     boot_id: str = ""
+    nic: str = ""
     since: str = field(init=False)
 
     @since.default
@@ -127,11 +126,11 @@ class Maintenance:
                 began = self._begin(name)
         except Interrupted:
             # Also if it was not cordoned when it was read: a request without an answer may still be carried out.
-            return "interrupted", f"it may be cordoned; if it is, give it back: {command} --undo"
+            return "interrupted", f"it may be {self._held}; if it is, give it back: {command} --undo"
         except Lost as error:
             return "failed", str(error)
         except Failed as error:
-            return "failed", f"{error.message}; it may be cordoned; then {self._go_on(name)}, or {command} --undo"
+            return "failed", f"{error.message}; it may be {self._held}; then {self._go_on(name)}, or {command} --undo"
         return self._step(name, lambda: self._empty(name, began))
 
     def bring_back(self, name: str) -> tuple[NodeResult, str]:
@@ -149,21 +148,28 @@ class Maintenance:
         result = self.take_out(name)
         return result if result[0] != "done" else self._step(name, lambda: self._change(name))
 
+    @property
+    def _held(self) -> str:
+        return f"in maintenance, with {self.nic} tainted" if self.nic else "cordoned"
+
     def _go_on(self, name: str) -> str:
-        return self.again or f"trackbed fleet maintain {name} {self.inventory.words} --allow {self.allow} --resume"
+        device = f" --device {self.nic}" if self.nic else ""
+        return (
+            self.again or f"trackbed fleet maintain {name} {self.inventory.words} --allow {self.allow}{device} --resume"
+        )
 
     def _step(self, name: str, step: Callable[[], tuple[NodeResult, str]]) -> tuple[NodeResult, str]:
-        """Do a step with a node that is cordoned."""
+        """Do a step with a node that is cordoned, or whose NIC is tainted."""
         go_on, undo = self._go_on(name), f"trackbed fleet maintain {name} --undo"
         try:
             with self._errors(name):
                 return step()
         except Interrupted:
-            return "interrupted", f"it stays cordoned; go on: {go_on}; or give it back: {undo}"
+            return "interrupted", f"it stays {self._held}; go on: {go_on}; or give it back: {undo}"
         except Lost as error:
             return "failed", str(error)
         except Failed as error:
-            return "failed", f"{error.message}; it stays cordoned; then {go_on}, or {undo}"
+            return "failed", f"{error.message}; it stays {self._held}; then {go_on}, or {undo}"
 
     @contextmanager
     def _errors(self, name: str) -> Iterator[None]:
@@ -181,12 +187,15 @@ class Maintenance:
                 raise Lost(f"there is no Node {name}: {error.status.message}; see: trackbed fleet status") from None
 
     def _empty(self, name: str, began: Record) -> tuple[NodeResult, str]:
-        if began.step == "drain":
+        # What a killed run has left of the rules is not known, so a NIC is tainted again.
+        if began.step == "drain" or self.nic:
             try:
                 with answers(self.api.client):
-                    self._drain(name)
+                    self._drain(name, began.step != "drain")
                 self._check_stop()
-            except (CannotDrain, Interrupted, Failed, ApiError) as error:
+            except (Interrupted, Failed, ApiError) as error:
+                if began.step != "drain":
+                    raise
                 self._end(name, self._is_own)
                 return "undone", str(error) or "interrupted before anything was changed"
             self._note(name, "apply", self._is_own)
@@ -197,7 +206,8 @@ class Maintenance:
         try:
             self._apply(name)
         except Failed as error:
-            if self._unready(name, (names.READY,)):
+            bad = self.nic and not nic_devices.is_good(self.inventory, name, self.nic)
+            if bad or (not self.nic and self._unready(name, (names.READY,))):
                 raise
             # Nothing was harmed, and to stay cordoned frees no device: a pod of a DaemonSet has one, which the message names.
             self._end(name, self._is_own)
@@ -205,8 +215,10 @@ class Maintenance:
         return self._return(name, self._is_own)
 
     def _return(self, name: str, takes: Callable[[Record], bool]) -> tuple[NodeResult, str]:
-        self._note(name, "wait", takes)
-        self._wait(name)
+        # The NIC is as its spec says, by the command on the node. Other NICs may wait for a maintenance of their own.
+        if not self.nic:
+            self._note(name, "wait", takes)
+            self._wait(name)
         self._end(name, self._is_own)
         return "done", ""
 
@@ -222,17 +234,17 @@ class Maintenance:
             if recorded and self._is_own(recorded):
                 return None, recorded
             self._check_stop()
-            if recorded and not self.resumes(recorded):
+            if recorded and not (self.resumes(recorded) and recorded.device == self.nic):
                 # It was not there when the command began.
                 raise Lost(not_finished(name, recorded))
-            cordoned = recorded.cordoned if recorded else not is_cordoned(node)
+            cordoned = recorded.cordoned if recorded else not (self.nic or is_cordoned(node))
             # Do not drain again after a drain: a drain that fails is undone, but the node may be half changed by now.
             step = recorded.step if recorded else "drain"
-            record = Record(self.api.user, self.since, step, cordoned, str(self.allow), self.again)
-            return {**annotated(record), "spec": {"unschedulable": True}}, record
+            record = Record(self.api.user, self.since, step, cordoned, str(self.allow), self.again, self.nic)
+            return {**annotated(record), **({} if self.nic else {"spec": {"unschedulable": True}})}, record
 
         record = self._patch(name, change)
-        self.tell(f"{name}: cordoned")
+        self.tell(f"{name}: the maintenance of {self.nic} begins" if self.nic else f"{name}: cordoned")
         return record
 
     def _note(self, name: str, step: Step, takes: Callable[[Record], bool]) -> None:
@@ -260,7 +272,11 @@ class Maintenance:
         def change(node: Node) -> tuple[dict[str, Any] | None, str]:
             if (record := record_of(node)) and not takes(record):
                 raise Lost(not_finished(name, record))
-            return finished(node)
+            body, said = finished(node)
+            # A run that was killed between two steps of an undo may have left rules.
+            if record.device if record else self.resume and not self.again:
+                said += nic_devices.release(self.api, name, record is not None)
+            return body, said
 
         self.tell(f"{name}: {self._patch(name, change)}")
 
@@ -271,13 +287,18 @@ class Maintenance:
         except CannotDrain as error:
             return (str(error),)
 
-    def _drain(self, name: str) -> None:
+    def _drain(self, name: str, begun: bool = False) -> None:
+        devices: NicDevices | None = None
         deadline = monotonic() + self.drain_timeout
         announced: set[str] = set()
         while True:
             self._check_stop()
             try:
-                left, why = self._evict_all(name, announced)
+                if self.nic:
+                    devices = devices or self._devices(name, begun)
+                    left, why = devices.take(self._pods(name), self.rules, self.tell), "they do not end"
+                else:
+                    left, why = self._evict_all(name, announced)
             except (ApiError, httpx2.TransportError) as error:
                 left, why = "its pods", if_temporary(error)
             if not left:
@@ -285,6 +306,10 @@ class Maintenance:
             if monotonic() >= deadline:
                 raise CannotDrain(f"after {self.drain_timeout:.0f} s there are still {left}: {why}")
             self._pause()
+
+    def _devices(self, name: str, begun: bool) -> NicDevices:
+        nic = nic_devices.ask(self.inventory, name, self.nic)
+        return NicDevices(self.api, name, metadata_of(self.api.node(name)[0]).uid or "", nic, begun)
 
     def _evict_all(self, name: str, announced: set[str]) -> tuple[str, str]:
         """Request the eviction of the node's remaining pods; their names, and why they are still there."""
@@ -328,6 +353,7 @@ class Maintenance:
     def _apply(self, name: str) -> None:
         self.tell(f"{name}: making the changes of its spec, up to {self.allow}")
         words = [names.COMMAND, "apply", "--allow", str(self.allow), "--timeout", f"{self.apply_timeout:.0f}"]
+        words += ["--device", self.nic] if self.nic else []
         ran = self.inventory.run(name, words, self.apply_timeout + MARGIN)
         if ran.failed:
             raise Failed(f"trackbed apply on the node failed: {ran.output}")

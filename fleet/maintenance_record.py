@@ -21,7 +21,8 @@ Step = Literal["drain", "apply", "wait"]
 class Record:
     """The annotation's content. ``cordoned``: the maintenance cordoned the node, so it also uncordons it.
 
-    ``again``: what goes on with it, if it is not `trackbed fleet maintain --resume`.
+    ``again``: what goes on with it, if it is not `trackbed fleet maintain --resume`. ``device``: the NIC whose devices it
+    taints; empty: it is of the whole node.
     """
 
     by: str
@@ -30,6 +31,7 @@ class Record:
     cordoned: bool
     allow: str
     again: str = ""
+    device: str = ""
 
 
 def record_of(node: Node) -> Record | None:
@@ -52,9 +54,10 @@ def record_of(node: Node) -> Record | None:
 def not_finished(name: str, record: Record) -> str:
     """Why a node with this record gets no other maintenance, and the remedy."""
     again = f"{record.again}, or " if record.again else ""
+    device = f"--device {record.device} " if record.device else ""
     return (
         f"{record.by} began to maintain {name} at {record.since} and has not finished; if that run is over, {again}give "
-        "--resume or --undo"
+        f"{device}--resume or --undo"
     )
 
 
@@ -69,6 +72,8 @@ def finished(node: Node) -> tuple[dict[str, Any] | None, str]:
     if record is None:
         return None, f"no maintenance is recorded, and it is {'' if is_cordoned(node) else 'not '}cordoned"
     body: dict[str, Any] = {"metadata": {"annotations": {names.MAINTENANCE: None}}}
+    if record.device:
+        return body, f"the maintenance of {record.device} has ended"
     if not record.cordoned:
         return body, "left cordoned, as it was before"
     return {**body, "spec": {"unschedulable": None}}, "uncordoned"

@@ -18,6 +18,7 @@ from lightkube.generic_resource import (
     GenericGlobalStatus,
     GenericNamespacedResource,
     create_global_resource,
+    create_namespaced_resource,
 )
 from lightkube.resources.coordination_v1 import Lease
 from lightkube.resources.core_v1 import ConfigMap, Node, NodeStatus, Pod
@@ -56,6 +57,12 @@ class PlainPod(GenericNamespacedResource):
 
     _api_info = Pod._api_info
 
+
+PlainResourceSlice = create_global_resource("resource.k8s.io", "v1", "ResourceSlice", "resourceslices")
+"""A ResourceSlice as JSON."""
+
+PlainResourceClaim = create_namespaced_resource("resource.k8s.io", "v1", "ResourceClaim", "resourceclaims")
+"""A ResourceClaim as JSON."""
 
 PlainDeviceTaintRule = create_global_resource("resource.k8s.io", "v1", "DeviceTaintRule", "devicetaintrules")
 """A DeviceTaintRule as JSON."""

@@ -6,7 +6,8 @@ not ready, because the reporter may not write the Node: then the Node is tainted
 fails if somebody has written the same Node since it was read; then the Node is read again. Two sweeps at the same time
 therefore do the same as one. A reporter that returns sees that its Node was changed, and publishes again.
 
-A sweep also removes the DeviceTaintRules of silent and deleted nodes, and raises those that are due (fleet/device_rules.py).
+A sweep also removes the DeviceTaintRules of silent and deleted nodes, and those of a maintenance without its record, and raises
+those that are due (fleet/device_rules.py).
 
 A Lease that was deleted says nothing about its node. The reporter renews it only every six minutes, so a sweep may come
 first. The sweep then creates another Lease, and the node has its full duration to renew it.
@@ -35,7 +36,16 @@ from fleet import device_rules
 from fleet.api import ABSENT, CONFLICTS, Api, Failed, answers, code
 from fleet.connection import why
 from fleet.device_rules import DevicePlan, DeviceRule
-from fleet.objects import condition_of, conditions_of, is_tainted, labels_of, metadata_of, taints_of, version_of
+from fleet.objects import (
+    annotations_of,
+    condition_of,
+    conditions_of,
+    is_tainted,
+    labels_of,
+    metadata_of,
+    taints_of,
+    version_of,
+)
 from fleet.reading import PlainLease, PlainNodeStatus, read
 from fleet.standing import UNREADABLE, Standing, standing, standings, unreadable
 
@@ -121,7 +131,8 @@ def decide(api: Api, share: float, evict_share: float = 0.0) -> Plan:
     # A Node of which nothing can be read is there.
     rules = [rule for rule in rules if rule.node in uids or rule.node not in nodes.faults]
     allowed = at_most(evict_share, decided.fleet)
-    devices = device_rules.plan(rules, uids, decided.expired, speaking, decided.refused, allowed, api.now)
+    maintained = {name for name, node in nodes.objects.items() if names.MAINTENANCE in annotations_of(node)}
+    devices = device_rules.plan(rules, uids, decided.expired, speaking, decided.refused, allowed, api.now, maintained)
     return evolve(decided, devices=devices)
 
 

@@ -12,6 +12,7 @@ from lightkube import ApiError
 from agent.report import names
 from agent.report.options import seconds
 from agent.report.records import Disruption
+from fleet import nic_devices
 from fleet.api import ABSENT, Api, Failed, code, node_name, options
 from fleet.eviction import Rules
 from fleet.interruption import INTERRUPTED, Interruption, interruptible
@@ -31,6 +32,9 @@ from fleet.objects import condition_of
     default="vf-reset",
     show_default=True,
     help="The most disruptive level of changes to make.",
+)
+@click.option(
+    "--device", "nic", default="", metavar="NIC", help="Change only this NIC; evict only its pods, and cordon no node."
 )
 @click.option(
     "--at-once", default=1, show_default=True, type=click.IntRange(1), help="How many nodes at the same time."
@@ -57,6 +61,7 @@ def maintain(
     inventory: Path | None,
     limit: tuple[str, ...],
     allow: str,
+    nic: str,
     at_once: int,
     force: bool,
     delete_emptydir_data: bool,
@@ -73,6 +78,9 @@ def maintain(
     drain cannot be finished, it is undone, and so is a maintenance whose change fails while the node is still ready: a pod that
     stayed has a device. If the change fails otherwise, the node stays cordoned. No other node is started then. Each step is
     recorded in the Node, so after a crash --resume and --undo work from any control host.
+
+    With --device (DRA, Kubernetes 1.37) the node is not cordoned. DeviceTaintRules have Kubernetes delete the pods that use the
+    NIC or its VFs; if a PodDisruptionBudget forbids that now, nothing is begun. Other pods are left alone.
 
     Ctrl-C, SIGTERM, SIGHUP and an output that cannot be written (any more) stop the command: it undoes a drain, finishes a
     change that has begun, and says which nodes stay cordoned, and what ends that.
@@ -91,6 +99,8 @@ def maintain(
         raise click.UsageError("--inventory is missing: give the inventory with the connection data of the nodes")
     else:
         known = Inventory.read(inventory, limit)
+        if nic:
+            nic_devices.require(api)
         _check(api, known, wanted, resume)
     with interruptible("a change that has begun on a node is finished first, and a drain undone") as interruption:
         maintenance = Maintenance(
@@ -104,6 +114,7 @@ def maintain(
             tell=lambda line: interruption.say(line, err=as_json),
             resume=resume or undo,
             stop=interruption.stop,
+            nic=nic,
         )
         results = {name: maintenance.give_back(name) for name in wanted} if undo else maintenance.run(wanted, at_once)
         good = _print(interruption, results, "undone" if undo else "done", as_json)

@@ -12,11 +12,13 @@ import click
 from attrs import asdict
 from rich.text import Text
 
+from agent.report import names
 from agent.report.printable import printable
-from fleet import columns
+from fleet import columns, device_rules
 from fleet.api import Api, options
 from fleet.inventory import Inventory
 from fleet.inventory import options as inventory_options
+from fleet.objects import annotations_of
 from fleet.standing import Standing, since, standings, unreadable, unready
 
 NOT_READY = 2
@@ -34,13 +36,16 @@ def status(api: Api, inventory: Path | None, limit: tuple[str, ...], as_json: bo
 
     If the Lease of a node has expired, the node is unknown, also before a sweep. If its kubelet is not ready, the node is not
     ready. A node of the inventory is shown even if the cluster has no Node of its name. Nodes that are shut out are named, also
-    if there is no Node.
+    if there is no Node, and so are devices that a maintenance has tainted (`fleet maintain --device`).
 
     Exit code: 0 every node is ready, 2 some are not or there is none, 1 the cluster did not answer.
 
     Example: trackbed fleet status --json
     """
+    # Rules come first: a maintenance records itself before it makes them.
+    rules = [rule for rule in device_rules.listed(api) if rule.maintains]
     nodes, leases, shut_out = api.nodes(), api.leases(), api.shut_out()
+    recorded = {name for name, node in nodes.objects.items() if names.MAINTENANCE in annotations_of(node)}
     expected = Inventory.given(inventory, limit).hosts
     listed = standings(nodes.objects, leases.objects, api.now, unreadable(nodes.faults, leases.faults), expected)
     others = len(nodes.objects.keys() - {one.name for one in listed})
@@ -51,10 +56,18 @@ def status(api: Api, inventory: Path | None, limit: tuple[str, ...], as_json: bo
             "ready": ready,
             "other_nodes": others,
             "shut_out": shut_out,
+            "maintenance_rules": [
+                {"name": rule.name, "node": rule.node, "device": rule.device, "recorded": rule.node in recorded}
+                for rule in rules
+            ],
         }
         click.echo(json.dumps(document))
     else:
         print_nodes(listed, api.now, others, shut_out or {})
+        for rule in rules:
+            left = "is not recorded; trackbed fleet sweep removes the taint"
+            has = "has not ended" if rule.node in recorded else left
+            click.echo(printable(f"{rule.node}: {rule.device} is tainted by a maintenance that {has}"))
     if shut_out is None:
         click.echo("trackbed: this user may not read which nodes are shut out (rights: docs/fleet.md)", err=True)
     if not listed:

@@ -42,8 +42,8 @@ def sweep(api: Api, max_share: float, max_evict_share: float, dry: bool, as_json
     A node is silent if its Lease has expired. If a Lease says that its node is not ready, but the Node does not say so, the
     command taints the Node, too, and sets its condition to False. If a Lease was deleted, the command makes a new one.
 
-    The DeviceTaintRules of silent and deleted nodes are removed. Where a node's policy asks for it (quarantine.evict_after),
-    the pods that use a bad device are evicted after that time.
+    The DeviceTaintRules of silent and deleted nodes, and of a maintenance that is not recorded, are removed. Where a node's
+    policy asks for it (quarantine.evict_after), the pods that use a bad device are evicted after that time.
 
     Run this command from a timer, as often as you like; two runs at once do no harm.
 
@@ -94,7 +94,8 @@ def _print(result: SweepResult, dry: bool, as_json: bool) -> None:
             would = "would be made" if dry else "was made"
             click.echo(f"{name}: its Lease is gone; another one {would}, good for {names.LEASE_DURATION} s")
         for rule in decided.devices.remove if dry else result.removed:
-            click.echo(f"{rule.node}: the node is silent or gone; its rule for {rule.device} {_would_be(dry)} removed")
+            why = "no maintenance is recorded" if rule.maintains else "the node is silent or gone"
+            click.echo(f"{rule.node}: {why}; its rule for {rule.device} {'would be' if dry else 'is'} removed")
         for rule in decided.devices.evict if dry else result.evicting:
             click.echo(f"{rule.node}: {rule.device} is bad for {rule.evict_after} s; its pods {_would_be(dry)} evicted")
         for name in result.recovered:

@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 import pytest
 from attrs import field, frozen
 
+from agent.report.dra_devices import read_devices
 from agent.reporter.kubernetes import device_rules
 from agent.reporter.settings import Quarantine
 from lab.cluster.control_plane import ControlPlane
@@ -115,7 +116,7 @@ class Claims:
 
     def taint(self, rails: Collection[str]) -> None:
         """Make the rules that the Node's reporter makes while these rails are bad."""
-        devices, _ = device_rules.read_devices(self.plane.get("resourceslices"), NODE)
+        devices, _ = read_devices(self.plane.get("resourceslices"), NODE)
         uid = self.plane.get("node", NODE)["metadata"]["uid"]
         for rail in (rail for rail in RAILS if rail.name in rails):
             bad = dict.fromkeys((rail.address, *map(rail.vf, range(VFS))), False)

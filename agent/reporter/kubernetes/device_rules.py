@@ -1,7 +1,7 @@
 """Pure functions: which DeviceTaintRules a node should have by its report, and what must be written for that.
 
 A DeviceTaintRule taints one device that a driver of DRA (Kubernetes' dynamic resource allocation) publishes in a ResourceSlice,
-so that no new claim gets it. Drivers name their devices as they like, so a device is found by its PCI address.
+so that no new claim gets it.
 """
 
 from __future__ import annotations
@@ -12,25 +12,13 @@ from typing import Any
 
 from attrs import frozen
 
+from agent.report.dra_devices import Device
 from agent.report.names import EVICT_AFTER, OF_NODE, QUARANTINE
 from agent.report.records import NicVerdict
 from agent.reporter.settings import Quarantine
 
 MOST = 1000
 """Rules of a node. Their names end with a number below this, so that stolen credentials cannot fill the API server."""
-
-STANDARD_ADDRESS = "resource.kubernetes.io/pciBusID"
-"""The attribute that Kubernetes defines for a device's PCI address (k8s.io/dynamic-resource-allocation, deviceattribute).
-dra-driver-sriov has it; dranet has only its own, pciAddress."""
-
-
-@frozen(order=True)
-class Device:
-    """A device as its driver publishes it; the pool has the Node's name. ``pci``: its address in lower case."""
-
-    driver: str
-    name: str
-    pci: str
 
 
 @frozen(order=True)
@@ -160,29 +148,6 @@ def _document(name: str, node: str, owner: str, policy: Quarantine, device: Devi
 
 def _evict_after(policy: Quarantine) -> str:
     return "" if policy.evict_after is None else str(policy.evict_after)
-
-
-def read_devices(listing: Mapping[str, Any], node: str) -> tuple[list[Device], list[Device]]:
-    """The devices with a PCI address in the API server's list of a node's ResourceSlices: in pools of its name, and in others.
-
-    :raises KeyError, TypeError, AttributeError: it is something else.
-    """
-    own: list[Device] = []
-    others: list[Device] = []
-    for each in listing["items"]:
-        spec = each["spec"]
-        driver = str(spec["driver"])
-        for device in spec.get("devices") or ():
-            if pci := _address(driver, device.get("attributes") or {}):
-                (own if spec["pool"]["name"] == node else others).append(Device(driver, str(device["name"]), pci))
-    return own, others
-
-
-def _address(driver: str, attributes: Mapping[str, Any]) -> str:
-    # An attribute without a domain is of the driver's own.
-    names = (STANDARD_ADDRESS, f"{driver}/pciAddress", "pciAddress")
-    values = (attributes[name].get("string") for name in names if name in attributes)
-    return next((str(value).lower() for value in values if value), "")
 
 
 def read_rules(listing: Mapping[str, Any], node: str) -> list[Rule]:

@@ -13,10 +13,11 @@ from typing import Any, TypeVar
 
 from attrs import define, field
 
+from agent.report.dra_devices import read_devices
 from agent.report.names import OF_NODE
 from agent.report.verdict import Verdict
 from agent.reporter.kubernetes.api import TROUBLE, Api, Refused
-from agent.reporter.kubernetes.device_rules import Judged, Rule, judged, read_devices, read_rules, writes
+from agent.reporter.kubernetes.device_rules import Judged, Rule, judged, read_rules, writes
 from agent.reporter.kubernetes.node import MANAGER, Node
 from agent.reporter.kubernetes.steps import LONGEST_SLEEP
 from agent.reporter.settings import Settings

@@ -14,11 +14,12 @@ from lightkube.resources.coordination_v1 import Lease
 from lightkube.resources.core_v1 import Node
 
 from agent.report import names
+from agent.report.dra_devices import read_devices
 from agent.report.printable import printable
 from agent.report.records import NicVerdict
 from agent.report.verdict import Verdict
 from agent.reporter.kubernetes.api import Refused, read_document
-from agent.reporter.kubernetes.device_rules import judged, read_devices, read_rules, writes
+from agent.reporter.kubernetes.device_rules import judged, read_rules, writes
 from agent.reporter.kubernetes.node import desired, node_patch, read_node, status_patch
 from agent.reporter.kubernetes.tokens import claims_of
 from agent.reporter.settings import Quarantine, Settings

@@ -14,6 +14,65 @@ REFUSED = (429, "Too many requests, please try again later.")
 
 
 @define
+class Dra:
+    """What a cluster has for DRA (resource.k8s.io) and PodDisruptionBudgets.
+
+    ``users``: the uids of the pods that use each device. A rule with NoExecute ends them, unless they are in ``tolerating``.
+    """
+
+    devices: dict[str, str]
+    users: dict[str, list[str]]
+    tolerating: set[str] = field(factory=set)
+    budgets: list[Any] = field(factory=list)
+    rules: dict[str, Any] = field(factory=dict)
+    made: int = 0
+    pool: str = "a"
+
+    def answer(self, method: str, path: str, body: Any) -> tuple[int, Any] | None:
+        """The answer; None: the path is of something else. ``devices``: the PCI address of each."""
+        *_, over, name = path.split("/")
+        if name == "poddisruptionbudgets":
+            return 200, {"items": self.budgets}
+        if name == "resourceslices":
+            return 200, {"items": [{"metadata": {"name": "s"}, "spec": self._slice()}]}
+        if name == "resourceclaims":
+            return 200, {"items": [self._claim(each) for each in self.users]}
+        if name == "devicetaintrules":
+            return (201, self._make(body)) if method == "POST" else (200, {"items": list(self.rules.values())})
+        if over == "devicetaintrules":
+            return (
+                (200, {}) if self.rules.pop(name, None) else (404, {"kind": "Status", "code": 404, "message": "gone"})
+            )
+        return None
+
+    def _slice(self) -> dict[str, Any]:
+        devices = [
+            {"name": each, "attributes": {"resource.kubernetes.io/pciBusID": {"string": pci}}}
+            for each, pci in self.devices.items()
+        ]
+        return {"driver": "sriov", "pool": {"name": self.pool}, "devices": devices}
+
+    def _claim(self, device: str) -> dict[str, Any]:
+        result = {"driver": "sriov", "pool": self.pool, "device": device, "request": "r"}
+        reserved = [{"resource": "pods", "name": uid.removeprefix("u-"), "uid": uid} for uid in self.users[device]]
+        status = {"allocation": {"devices": {"results": [result]}}, "reservedFor": reserved}
+        return {"metadata": {"name": f"of-{device}", "namespace": "ml"}, "status": status}
+
+    def _make(self, rule: Any) -> Any:
+        self.made += 1
+        name = f"{rule['metadata']['generateName']}{self.made}"
+        self.rules[name] = {**rule, "metadata": {**rule["metadata"], "name": name, "resourceVersion": "1"}}
+        if rule["spec"]["taint"]["effect"] == "NoExecute":
+            device = rule["spec"]["deviceSelector"]["device"]
+            self.users[device] = [uid for uid in self.users.get(device, ()) if uid in self.tolerating]
+        return self.rules[name]
+
+    def tainted(self) -> list[str]:
+        """The devices that a rule taints."""
+        return sorted(each["spec"]["deviceSelector"]["device"] for each in self.rules.values())
+
+
+@define
 class Cluster:
     """``nodes``: their documents, by name. ``events``: what happened to Nodes and pods, in its order.
 
@@ -25,6 +84,7 @@ class Cluster:
     events: list[str] = field(factory=list)
     starting: int = 0
     evicts: bool = True
+    dra: Dra | None = None
 
     def answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
         if self.starting:
@@ -34,6 +94,8 @@ class Cluster:
         if name == "selfsubjectreviews":
             user = {"userInfo": {"username": "deployer"}}
             return 201, {"metadata": {"creationTimestamp": "2026-01-01T00:00:00Z"}, "status": user}
+        if self.dra and (answered := self.dra.answer(method, path, body)):
+            return answered
         if name == "leases":
             return (201, body) if method == "POST" else (200, {"items": []})
         if name in ("nodes", "pods"):

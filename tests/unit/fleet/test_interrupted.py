@@ -59,11 +59,11 @@ def commands(tmp_path: Path) -> Iterator[Running]:
             each.kill()
 
 
-def start(commands: Running, before: Sequence[str] = ()) -> subprocess.Popen[str]:
-    """Start to maintain both nodes at once."""
+def start(commands: Running, before: Sequence[str] = (), nodes: Sequence[str] = NODES) -> subprocess.Popen[str]:
+    """Start to maintain nodes, two at once."""
     inventory = commands.kubeconfig.with_name("fleet.py")
     inventory.write_text(f"hosts = {list(NODES)!r}\n")
-    return run(commands, [*before, *TRACKBED, "maintain", *NODES, "--at-once", "2", "--inventory", str(inventory)])
+    return run(commands, [*before, *TRACKBED, "maintain", *nodes, "--at-once", "2", "--inventory", str(inventory)])
 
 
 def run(commands: Running, words: list[str]) -> subprocess.Popen[str]:
@@ -102,22 +102,19 @@ def test_a_record_of_another_run_is_left_to_it(commands: Running, by: str, stopp
     def received(what: str, body: Any) -> None:
         started.wait(60)
         if evicts(what, body):
-            for name in NODES:
-                commands.cluster.note(name, other)
+            commands.cluster.note("a", other)
             if stopped:
                 running.send_signal(signal.SIGINT)
             commands.cluster.pods = []
 
     commands.received = received
-    running = start(commands)
+    running = start(commands, nodes=["a"])
     started.set()
     _, err = running.communicate(timeout=120)
     assert running.returncode == (130 if stopped else 1), err
     assert f"trackbed: a: failed: {by} began to maintain a at 2026 and has not finished" in err
-    assert {name: json.loads(text) for name, text in commands.cluster.recorded().items()} == dict.fromkeys(
-        NODES, asdict(other)
-    )
-    assert commands.cluster.cordoned() == list(NODES)
+    assert {name: json.loads(text) for name, text in commands.cluster.recorded().items()} == {"a": asdict(other)}
+    assert commands.cluster.cordoned() == ["a"]
 
 
 @pytest.mark.parametrize("stopped", [True, False], ids=["undone", "drained"])
@@ -128,20 +125,19 @@ def test_a_maintenance_without_its_record_writes_no_other(commands: Running, sto
     def received(what: str, body: Any) -> None:
         started.wait(60)
         if evicts(what, body):
-            for each in commands.cluster.nodes.values():
-                each["metadata"]["annotations"] = {}
+            commands.cluster.nodes["a"]["metadata"]["annotations"] = {}
             if stopped:
                 running.send_signal(signal.SIGINT)
             commands.cluster.pods = []
 
     commands.received = received
-    running = start(commands)
+    running = start(commands, nodes=["a"])
     started.set()
     out, err = running.communicate(timeout=120)
     said = "trackbed: a: undone: " if stopped else "trackbed: a: failed: its maintenance was undone by somebody else\n"
     assert said in err
     assert ("a: no maintenance is recorded, and it is cordoned" in out) == stopped
-    assert (commands.cluster.recorded(), commands.cluster.cordoned()) == ({}, list(NODES))
+    assert (commands.cluster.recorded(), commands.cluster.cordoned()) == ({}, ["a"])
 
 
 @pytest.mark.parametrize(

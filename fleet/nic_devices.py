@@ -1,0 +1,194 @@
+"""The devices that drivers of DRA publish for one NIC: their users, and the DeviceTaintRules that take them from their users.
+
+Such a rule taints one device with NoExecute: Kubernetes deletes the pods that use the device, and gives it to no other pod. It
+has the operator's own key and label, so a reporter and a sweep's quarantine leave it alone. It ends with its Node.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+from attrs import frozen
+from lightkube import ALL_NS, ApiError
+from lightkube.resources.core_v1 import Pod
+from lightkube.resources.policy_v1 import PodDisruptionBudget
+
+from agent.report import names
+from agent.report.dra_devices import Device, read_devices
+from fleet import device_rules
+from fleet.api import ABSENT, FORBIDDEN, PAGE, Api, Failed, code
+from fleet.device_rules import EVICTS, DeviceRule
+from fleet.eviction import CannotDrain, Rules, drain, forbidding, is_terminating
+from fleet.inventory import Inventory
+from fleet.objects import metadata_of
+from fleet.reading import PlainDeviceTaintRule, PlainResourceClaim, PlainResourceSlice
+
+ANSWER = 60.0
+"""Seconds for a node's answer about its NIC."""
+
+
+@frozen
+class Nic:
+    """What a node's agent says of a NIC. ``functions``: the PCI addresses of the NIC and its VFs, in lower case."""
+
+    name: str
+    ready: bool
+    functions: frozenset[str]
+
+
+def ask(inventory: Inventory, node: str, name: str) -> Nic:
+    """Ask a node's agent for a NIC of its spec.
+
+    :raises Failed: the node does not answer, or has no NIC of this name.
+    """
+    ran = inventory.run(node, [names.COMMAND, "status", "--device", name, "--json"], ANSWER)
+    try:
+        # The command's exit code is not 0 while a change of the NIC waits, and then pyinfra adds lines.
+        document, _ = json.JSONDecoder().raw_decode(ran.output, max(ran.output.find("{"), 0))
+        found = document["nic"]
+        functions = frozenset(str(each).lower() for each in (found["pci"], *found["vfs"]) if each)
+        nic = Nic(str(found["name"]), found["ready"] is True, functions)
+    except (ValueError, LookupError, TypeError):
+        raise Failed(f"its NIC {name} cannot be found: {ran.output}") from None
+    if nic.name != name:
+        raise Failed(f"its NIC {name} is named {nic.name} in its spec; give --device {nic.name}")
+    return nic
+
+
+def is_good(inventory: Inventory, node: str, name: str) -> bool:
+    """Whether a node's agent says that a NIC is ready."""
+    try:
+        return ask(inventory, node, name).ready
+    except Failed:
+        return False
+
+
+def require(api: Api) -> None:
+    """Check that this user may list DeviceTaintRules, before any node is changed.
+
+    :raises Failed: the cluster has none.
+    """
+    try:
+        api.device_rules(names.MAINTENANCE)
+    except ApiError as error:
+        if code(error) != ABSENT:
+            raise
+        raise Failed(
+            "the cluster has no DeviceTaintRule of resource.k8s.io/v1 (Kubernetes 1.37): give no --device"
+        ) from None
+
+
+@frozen
+class NicDevices:
+    """The devices of a NIC. ``uid``: its Node's. ``begun``: the NIC may be half changed, so nothing refuses any more."""
+
+    api: Api
+    node: str
+    uid: str
+    nic: Nic
+    begun: bool
+
+    def take(self, pods: Iterable[Pod], rules: Rules, tell: Callable[[str], object]) -> str:
+        """Taint the devices that are not tainted yet. :returns: the pods that still use a device.
+
+        A driver may publish devices late, so this is called until no pod is left.
+
+        :param pods: those of the node.
+        :raises CannotDrain: the node's drivers publish no such device, or the eviction of its users is forbidden.
+        """
+        devices = self._published()
+        tainted = {rule.device for rule in listed(self.api, self.node)}
+        new = [device for device in devices if _words(device) not in tainted]
+        if not devices and not tainted and not self.begun:
+            raise CannotDrain(
+                f"no driver of DRA publishes a device of {self.nic.name}; maintain the node without --device"
+            )
+        if new and not self.begun and (users := self._users(new)):
+            self._check(users, [pod for pod in pods if metadata_of(pod).uid in users], rules)
+        for device in new:
+            self.api.client.create(PlainDeviceTaintRule.from_dict(self._rule(device)))
+            tell(f"{self.node}: tainted {_words(device)}")
+        return ", ".join(sorted(self._users(devices).values()))
+
+    def _published(self) -> list[Device]:
+        slices = self.api.client.list(PlainResourceSlice, fields={"spec.nodeName": self.node})
+        own, others = read_devices({"items": list(slices)}, self.node)
+        if foreign := sorted({device.driver for device in others if device.pci in self.nic.functions}):
+            raise CannotDrain(f"{', '.join(foreign)} publishes {self.nic.name} in a pool that is not named as the Node")
+        return sorted(device for device in own if device.pci in self.nic.functions)
+
+    def _users(self, devices: Collection[Device]) -> dict[str, str]:
+        """The pods for which claims of these devices are reserved, by their uid.
+
+        The rule's condition EvictionInProgress does not suffice: it is False once the last pod is being deleted
+        (countPendingPods, pkg/controller/devicetainteviction/device_taint_eviction.go), and does not count pods that tolerate
+        the taint. A claim is reserved until its pod has ended.
+        """
+        wanted = {(device.driver, self.node, device.name) for device in devices}
+        found: dict[str, str] = {}
+        for claim in self.api.client.list(PlainResourceClaim, namespace=ALL_NS, chunk_size=PAGE):
+            status = claim.get("status") or {}
+            results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or ()
+            if any((each["driver"], each["pool"], each["device"]) in wanted for each in results):
+                namespace = claim["metadata"]["namespace"]
+                for user in status.get("reservedFor") or ():
+                    found[user["uid"]] = f"{namespace}/{user['name']}"
+        return found
+
+    def _check(self, users: Mapping[str, str], pods: Collection[Pod], rules: Rules) -> None:
+        """Refuse what a drain would refuse, since NoExecute asks nobody. Pods of DaemonSets are deleted, too."""
+        unknown = sorted(users[uid] for uid in users.keys() - {metadata_of(pod).uid for pod in pods})
+        budgets = self.api.client.list(PodDisruptionBudget, namespace=ALL_NS, chunk_size=PAGE)
+        refusals = [
+            *(f"{user} uses a device, and is no pod of the node" for user in unknown),
+            *drain(pods, rules).blockers,
+            *forbidding(budgets, [pod for pod in pods if not is_terminating(pod)]),
+        ]
+        if refusals:
+            raise CannotDrain("; ".join(refusals))
+
+    def _rule(self, device: Device) -> dict[str, Any]:
+        return {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "DeviceTaintRule",
+            "metadata": {
+                # A sweep may delete a rule that it listed before: the rule of a later maintenance has another name.
+                "generateName": f"{self.node}.maintenance-",
+                "labels": {names.MAINTENANCE: self.node},
+                "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": self.node, "uid": self.uid}],
+            },
+            "spec": {
+                "deviceSelector": {"driver": device.driver, "pool": self.node, "device": device.name},
+                "taint": {"key": names.MAINTENANCE, "value": device.pci.replace(":", "-"), "effect": EVICTS},
+            },
+        }
+
+
+def _words(device: Device) -> str:
+    return f"{device.name} of {device.driver}"
+
+
+def listed(api: Api, node: str) -> list[DeviceRule]:
+    """The rules of a node's maintenance."""
+    rules = [device_rules.read(each) for each in api.device_rules(names.MAINTENANCE)]
+    return [rule for rule in rules if rule.node == node]
+
+
+def release(api: Api, node: str, recorded: bool) -> str:
+    """Remove the rules of a node's maintenance; what was done, for a message.
+
+    :param recorded: a maintenance of a NIC is recorded. Without one, the user may lack the right to list rules.
+    """
+    try:
+        rules = listed(api, node)
+    except ApiError as error:
+        if code(error) == ABSENT:
+            return ""
+        if code(error) != FORBIDDEN or recorded:
+            raise
+        return "; this user may not list DeviceTaintRules, so some may be left (rights: docs/fleet.md)"
+    for rule in rules:
+        device_rules.remove(api, rule)
+    return "".join(f"; {rule.device} is no longer tainted" for rule in rules)

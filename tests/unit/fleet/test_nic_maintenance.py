@@ -1,0 +1,444 @@
+"""A maintenance of one NIC: its devices are tainted, its pods end, the NIC is changed, and nothing stays tainted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+from attrs import define, evolve, field, frozen
+from lightkube import Client, KubeConfig
+from lightkube.config.models import Cluster as ClusterConfig
+from lightkube.config.models import User
+from lightkube.models.meta_v1 import LabelSelector, LabelSelectorRequirement, ObjectMeta
+from lightkube.models.policy_v1 import PodDisruptionBudgetSpec, PodDisruptionBudgetStatus
+from lightkube.resources.policy_v1 import PodDisruptionBudget
+
+from agent.report import names
+from agent.report.records import Disruption
+from fleet.api import Api
+from fleet.device_rules import listed
+from fleet.eviction import Rules, forbidding
+from fleet.inventory import CommandResult, Host, Inventory
+from fleet.maintenance import Maintenance
+from fleet.maintenance_record import Record
+from fleet.sweeping import decide, sweep
+from tests.http_server import Request, serving
+from tests.unit.fleet.nodes_api import Cluster, Dra
+from tests.unit.fleet.test_device_rules import there
+from tests.unit.fleet.test_kubeconfig import KUBECONFIG, trackbed
+from tests.unit.fleet.test_maintenance import NOW, pod
+
+PF, VF0, VF1 = "0000:3b:00.0", "0000:3b:00.2", "0000:3b:00.3"
+NIC = {"name": "rail0", "pci": PF, "ready": True, "vfs": [VF0, ""]}
+FORBIDDEN = (403, {"kind": "Status", "code": 403, "message": "nobody may do this"})
+LOST = (504, "<html>time-out")
+
+
+@frozen
+class Connected(Inventory):
+    """A fleet whose one host answers as a node's `trackbed` does. ``asked``: what it ran. ``nic``: what its agent says."""
+
+    asked: list[Sequence[str]] = field(factory=list)
+    nic: dict[str, Any] = field(factory=lambda: dict(NIC))
+    applies: Callable[[], bool] = lambda: True
+
+    def run(self, node: str, command: Sequence[str], timeout: float) -> CommandResult:
+        self.asked.append(command)
+        if command[1] == "apply":
+            return CommandResult(not self.applies(), "a pod has it")
+        if command[3] not in (self.nic["name"], self.nic["pci"]):
+            return CommandResult(True, "trackbed: the report has no NIC rail7; it has: rail0")
+        # A change of the NIC waits, so the command fails, and pyinfra says so.
+        return CommandResult(True, json.dumps({"nic": self.nic, "faults": ["a change waits"]}) + "; Error: executed 0")
+
+    def applied(self) -> int:
+        return sum(command[1] == "apply" for command in self.asked)
+
+
+@define
+class Fleet:
+    """A cluster, its one node's host, and commands for them.
+
+    ``refuse_from``: the number of the first request that is refused, and so are all later ones: as if the run were killed
+    there, or its rights were taken. ``lose``: that of the one request that is carried out, and whose answer is lost.
+    """
+
+    cluster: Cluster
+    node: Connected
+    url: str = ""
+    requests: int = 0
+    refuse_from: int | None = None
+    lose: int | None = None
+    received: Callable[[str], None] = lambda what: None
+
+    def answer(self, request: Request) -> tuple[int, Any]:
+        number, self.requests = self.requests, self.requests + 1
+        if self.refuse_from is not None and number >= self.refuse_from:
+            return FORBIDDEN
+        self.received(f"{request.method} {request.path}")
+        answered = self.cluster.answer(request.method, request.path, json.loads(request.body or "null"))
+        return LOST if number == self.lose else answered
+
+    @property
+    def dra(self) -> Dra:
+        assert self.cluster.dra
+        return self.cluster.dra
+
+    def api(self, user: str = "me") -> Api:
+        config = KubeConfig.from_one(cluster=ClusterConfig(server=self.url), user=User(), context_name="a")
+        return Api(Client(config), user, NOW, clock=lambda: 0.0)
+
+    def maintenance(self, user: str = "me", **more: Any) -> Maintenance:
+        limits = (60.0, 60.0, 60.0)
+        made = Maintenance(self.api(user), self.node, Disruption.VF_RESET, Rules(), *limits, lambda line: None)
+        return evolve(made, nic="rail0", **more)
+
+    def state(self) -> tuple[list[str], list[str]]:
+        """The tainted devices, and the nodes with a record. Nothing is ever cordoned, and no pod is evicted by the command."""
+        assert self.cluster.events == []
+        return self.dra.tainted(), list(self.cluster.recorded())
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
+    monkeypatch.setattr("fleet.node_patch.CHECK_INTERVAL", 0.01)
+    dra = Dra({"pf": PF, "vf0": VF0, "other": "0000:5e:00.0"}, {"vf0": ["u-job"], "other": ["u-web"]})
+    pods = [pod(name).to_dict() for name in ("job", "web", "daemon")]
+    for each in pods:
+        each["metadata"] |= {"uid": f"u-{each['metadata']['name']}", "labels": {"app": each["metadata"]["name"]}}
+    made = Fleet(Cluster({"a": there("a")}, pods, dra=dra), Connected(tmp_path, {"a": Host("a", "a")}))
+    with serving(made.answer) as url:
+        made.url = url
+        yield made
+
+
+CLEAN: tuple[list[str], list[str]] = ([], [])
+DONE = {"a": ("done", "")}
+
+
+def test_the_nics_pods_alone_end_before_it_is_changed(fleet: Fleet) -> None:
+    def applies() -> bool:
+        assert fleet.state() == (["pf", "vf0"], ["a"])
+        assert fleet.dra.users == {"vf0": [], "pf": [], "other": ["u-web"]}
+        return True
+
+    fleet.node = evolve(fleet.node, applies=applies)
+    assert fleet.maintenance().run(["a"], 1) == DONE
+    assert fleet.state() == CLEAN
+    assert fleet.node.asked[-1][1:4] == ["apply", "--allow", "vf-reset"]
+    assert fleet.node.asked[-1][-2:] == ["--device", "rail0"]
+
+
+def noted_rules(fleet: Fleet) -> list[Any]:
+    """The rules that are there while the NIC changes: a list that is filled then."""
+    rules: list[Any] = []
+
+    def applies() -> bool:
+        rules.extend(fleet.dra.rules.values())
+        return True
+
+    fleet.node = evolve(fleet.node, applies=applies)
+    return rules
+
+
+def test_a_rule_is_of_one_device_and_ends_with_its_node(fleet: Fleet) -> None:
+    rules = noted_rules(fleet)
+    fleet.maintenance().run(["a"], 1)
+    rule = rules[0]
+    assert rule["spec"]["deviceSelector"] == {"driver": "sriov", "pool": "a", "device": "pf"}
+    assert rule["spec"]["taint"] == {"key": names.MAINTENANCE, "value": "0000-3b-00.0", "effect": "NoExecute"}
+    assert rule["metadata"]["ownerReferences"] == [{"apiVersion": "v1", "kind": "Node", "name": "a", "uid": "u-a"}]
+    # A reporter must not take it for its own.
+    assert rule["metadata"]["labels"] == {names.MAINTENANCE: "a"}
+
+
+@pytest.mark.parametrize("again", ["resume", "undo"])
+def test_a_run_that_is_killed_at_any_request_is_resumed_or_undone(fleet: Fleet, again: str) -> None:
+    for number in range(100):
+        fleet.dra.users["vf0"], fleet.requests, fleet.refuse_from = ["u-job"], 0, number
+        before = fleet.node.applied()
+        result = fleet.maintenance(user="first").run(["a"], 1)["a"]
+        fleet.refuse_from = None
+        if result == ("done", ""):
+            assert number > 10
+            break
+        tainted, recorded = fleet.state()
+        assert not tainted or recorded, f"request {number}: nobody would know of {tainted}"
+        if recorded and number:
+            assert result[0] == "failed"
+            assert "trackbed fleet maintain a --undo" in result[1]
+        second = fleet.maintenance(user="second", resume=True)
+        if again == "undo":
+            assert second.give_back("a") == ("undone", "")
+        else:
+            assert second.run(["a"], 1) == DONE
+            assert fleet.node.applied() > before
+        assert fleet.state() == CLEAN, f"request {number}"
+    else:
+        pytest.fail("it is never done")
+
+
+def test_a_lost_answer_is_no_lost_rule(fleet: Fleet) -> None:
+    for number in range(100):
+        fleet.dra.users["vf0"], fleet.requests, fleet.lose = ["u-job"], 0, number
+        assert fleet.maintenance().run(["a"], 1) == DONE, number
+        assert fleet.state() == CLEAN, number
+        if fleet.requests <= number:
+            assert number > 10
+            return
+    pytest.fail("it is never done")
+
+
+def test_a_run_that_is_killed_while_the_node_changes_is_resumed_with_its_rules(fleet: Fleet) -> None:
+    """The VFs are gone in the middle of the change, and a rule was deleted by hand."""
+    fleet.cluster.note("a", Record("first", "2026", "apply", False, "vf-reset", device="rail0"))
+    fleet.cluster.nodes["a"]["spec"] = {}
+    fleet.dra.devices = {}
+    assert fleet.maintenance(resume=True).run(["a"], 1) == DONE
+    fleet.cluster.note("a", Record("first", "2026", "apply", False, "vf-reset", device="rail0"))
+    fleet.cluster.nodes["a"]["spec"] = {}
+    fleet.dra.devices = {"pf": PF, "vf0": VF0}
+    rules = noted_rules(fleet)
+    assert fleet.maintenance(resume=True).run(["a"], 1) == DONE
+    assert [each["spec"]["deviceSelector"]["device"] for each in rules] == ["pf", "vf0"]
+    assert fleet.state() == CLEAN
+
+
+def test_a_device_that_appears_while_pods_end_is_tainted_too(fleet: Fleet) -> None:
+    fleet.dra.tolerating = {"u-job"}
+    fleet.node.nic["vfs"] = [VF0, VF1]
+
+    def received(what: str) -> None:
+        if what.endswith("/resourceclaims") and fleet.dra.tainted() == ["pf", "vf0"]:
+            fleet.dra.devices["vf1"] = VF1
+        if fleet.dra.tainted() == ["pf", "vf0", "vf1"]:
+            fleet.dra.users["vf0"] = []
+
+    fleet.received = received
+    assert fleet.maintenance().run(["a"], 1) == DONE
+    assert fleet.dra.made == 3
+    assert fleet.state() == CLEAN
+
+
+def test_a_pod_that_does_not_end_has_the_taints_removed(fleet: Fleet) -> None:
+    fleet.dra.tolerating = {"u-job"}
+    said = "after 0 s there are still ml/job: they do not end"
+    assert fleet.maintenance(drain_timeout=0.0).run(["a"], 1) == {"a": ("undone", said)}
+    assert (fleet.state(), fleet.node.applied()) == (CLEAN, 0)
+
+
+def budget(
+    allowed: int, selector: LabelSelector | None, generation: int = 1, namespace: str = "ml"
+) -> PodDisruptionBudget:
+    status = PodDisruptionBudgetStatus(
+        currentHealthy=1, desiredHealthy=1, disruptionsAllowed=allowed, expectedPods=1, observedGeneration=1
+    )
+    metadata = ObjectMeta(name="b", namespace=namespace, generation=generation)
+    return PodDisruptionBudget(metadata=metadata, spec=PodDisruptionBudgetSpec(selector=selector), status=status)
+
+
+def test_a_budget_that_the_eviction_would_violate_is_named_before_anything_is_tainted(fleet: Fleet) -> None:
+    fleet.dra.budgets = [budget(0, LabelSelector(matchLabels={"app": "job"})).to_dict()]
+    said = "the PodDisruptionBudget ml/b allows 0 disruptions now, not that of ml/job"
+    assert fleet.maintenance().run(["a"], 1) == {"a": ("undone", said)}
+    assert (fleet.state(), fleet.dra.made) == (CLEAN, 0)
+    # That of other pods does not matter.
+    fleet.dra.budgets = [budget(0, LabelSelector(matchLabels={"app": "web"})).to_dict()]
+    assert fleet.maintenance().run(["a"], 1) == DONE
+
+
+def needs(operator: str, *values: str) -> LabelSelector:
+    return LabelSelector(matchExpressions=[LabelSelectorRequirement("app", operator, list(values) or None)])
+
+
+@pytest.mark.parametrize(
+    ("one", "forbids"),
+    [
+        (budget(1, LabelSelector()), False),
+        (budget(0, LabelSelector()), True),
+        (budget(0, None), False),
+        (budget(0, LabelSelector(), namespace="other"), False),
+        (budget(5, LabelSelector(), generation=2), True),
+        (budget(0, LabelSelector(matchLabels={"app": "other"})), False),
+        (budget(0, needs("In", "job", "x")), True),
+        (budget(0, needs("In", "x")), False),
+        (budget(0, needs("NotIn", "job")), False),
+        (budget(0, needs("NotIn", "x")), True),
+        (budget(0, needs("Exists")), True),
+        (budget(0, needs("DoesNotExist")), False),
+        (PodDisruptionBudget(metadata=ObjectMeta(name="b", namespace="ml"), spec=PodDisruptionBudgetSpec()), False),
+    ],
+)
+def test_a_budget_counts_the_pods_that_it_selects(one: PodDisruptionBudget, forbids: bool) -> None:
+    job = pod("job")
+    assert job.metadata
+    job.metadata.labels = {"app": "job"}
+    assert bool(forbidding([one], [job])) == forbids
+
+
+def test_two_pods_of_one_budget_are_two_disruptions(fleet: Fleet) -> None:
+    fleet.dra.users["pf"] = ["u-web"]
+    fleet.dra.budgets = [budget(1, LabelSelector()).to_dict()]
+    result, why = fleet.maintenance().run(["a"], 1)["a"]
+    assert (result, "allows 1 disruptions now, not that of ml/job, ml/web" in why) == ("undone", True)
+
+
+def test_pods_that_a_drain_would_not_evict_refuse_the_eviction(fleet: Fleet) -> None:
+    del fleet.cluster.pods[0]["metadata"]["ownerReferences"]
+    result, why = fleet.maintenance().run(["a"], 1)["a"]
+    assert (result, "ml/job has no controller" in why, fleet.dra.made) == ("undone", True, 0)
+    fleet.cluster.pods.pop(0)
+    assert fleet.maintenance().run(["a"], 1)["a"] == ("undone", "ml/job uses a device, and is no pod of the node")
+
+
+def test_a_nic_without_a_device_is_not_maintained_alone(fleet: Fleet) -> None:
+    """Its pods have it by a device plugin."""
+    fleet.dra.devices = {"other": "0000:5e:00.0"}
+    said = "no driver of DRA publishes a device of rail0; maintain the node without --device"
+    assert fleet.maintenance().run(["a"], 1) == {"a": ("undone", said)}
+    assert (fleet.state(), fleet.node.applied()) == (CLEAN, 0)
+
+
+def test_a_pool_that_is_not_the_nodes_is_not_tainted(fleet: Fleet) -> None:
+    fleet.dra.pool = "shared"
+    said = "sriov publishes rail0 in a pool that is not named as the Node"
+    assert fleet.maintenance().run(["a"], 1) == {"a": ("undone", said)}
+
+
+def test_a_nic_that_the_node_does_not_have_is_named(fleet: Fleet) -> None:
+    result, why = evolve(fleet.maintenance(), nic="rail7").run(["a"], 1)["a"]
+    assert result == "undone"
+    assert why == "its NIC rail7 cannot be found: trackbed: the report has no NIC rail7; it has: rail0"
+    assert evolve(fleet.maintenance(), nic=PF).run(["a"], 1)["a"][1].endswith("give --device rail0")
+    assert fleet.state() == CLEAN
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_a_change_that_fails_leaves_a_nic_tainted_unless_it_is_good(fleet: Fleet, good: bool) -> None:
+    fleet.node = evolve(fleet.node, applies=lambda: False)
+    fleet.node.nic["ready"] = good
+    result, why = fleet.maintenance().run(["a"], 1)["a"]
+    assert why.startswith("trackbed apply on the node failed: a pod has it")
+    assert (result, fleet.state()) == (("undone", CLEAN) if good else ("failed", (["pf", "vf0"], ["a"])))
+    assert ("it stays in maintenance, with rail0 tainted" in why) == (not good)
+    assert fleet.maintenance(resume=True).give_back("a") == ("undone", "")
+    assert fleet.state() == CLEAN
+
+
+def test_a_second_run_leaves_the_nic_to_the_first(fleet: Fleet) -> None:
+    results: list[Any] = []
+
+    def applies() -> bool:
+        results.append(fleet.maintenance(user="second").run(["a"], 1)["a"])
+        results.append(evolve(fleet.maintenance(user="third", resume=True), nic="rail1").run(["a"], 1)["a"])
+        results.append(evolve(fleet.maintenance(user="fourth", resume=True), nic="").run(["a"], 1)["a"])
+        assert fleet.state() == (["pf", "vf0"], ["a"])
+        return True
+
+    fleet.node = evolve(fleet.node, applies=applies)
+    assert fleet.maintenance(user="first").run(["a"], 1) == DONE
+    for result, why in results:
+        assert (result, why.startswith("first began to maintain a at 2026-01-01")) == ("failed", True)
+        assert why.endswith("give --device rail0 --resume or --undo")
+
+
+def test_a_run_whose_maintenance_was_undone_does_not_change_the_nic(fleet: Fleet) -> None:
+    def received(what: str) -> None:
+        if what.startswith("POST"):
+            fleet.received = lambda what: None
+            fleet.cluster.nodes["a"]["metadata"]["annotations"] = {}
+
+    fleet.received = received
+    assert fleet.maintenance().run(["a"], 1) == {"a": ("failed", "its maintenance was undone by somebody else")}
+    assert fleet.node.applied() == 0
+
+
+def leave_a_rule(fleet: Fleet) -> None:
+    """As an undo of an earlier version that knows nothing of rules."""
+    fleet.node = evolve(fleet.node, applies=lambda: False)
+    fleet.node.nic["ready"] = False
+    fleet.maintenance().run(["a"], 1)
+    fleet.cluster.nodes["a"]["metadata"]["annotations"] = {}
+
+
+def test_rules_without_a_record_are_removed_by_an_undo_and_by_a_sweep_alone(fleet: Fleet) -> None:
+    leave_a_rule(fleet)
+    assert fleet.maintenance(resume=True).give_back("a") == ("undone", "")
+    assert fleet.state() == CLEAN
+    leave_a_rule(fleet)
+    api = fleet.api()
+    assert [rule.device for rule in sweep(api, decide(api, 1.0), Event()).removed] == ["pf of sriov", "vf0 of sriov"]
+    assert fleet.state() == CLEAN
+
+
+def test_a_sweep_leaves_the_rules_of_a_maintenance_that_is_recorded(fleet: Fleet) -> None:
+    fleet.node = evolve(fleet.node, applies=lambda: False)
+    fleet.node.nic["ready"] = False
+    fleet.maintenance().run(["a"], 1)
+    api = fleet.api()
+    assert decide(api, 1.0).devices.remove == ()
+    assert [rule.maintains for rule in listed(api)] == [True, True]
+
+
+def test_an_undo_that_may_not_list_rules_says_so(fleet: Fleet) -> None:
+    said: list[str] = []
+    answer, fleet.cluster.dra = fleet.dra.answer, Dra({}, {})
+
+    @define
+    class Refusing(Dra):
+        def answer(self, method: str, path: str, body: Any) -> tuple[int, Any] | None:
+            return FORBIDDEN if path.endswith("/devicetaintrules") else answer(method, path, body)
+
+    fleet.cluster.dra = Refusing({}, {})
+    undone = evolve(fleet.maintenance(resume=True), tell=said.append, nic="")
+    assert undone.give_back("a") == ("undone", "")
+    assert said[0].endswith("this user may not list DeviceTaintRules, so some may be left (rights: docs/fleet.md)")
+
+
+def test_status_and_sweep_name_the_devices_that_a_maintenance_has_tainted(fleet: Fleet, tmp_path: Path) -> None:
+    (tmp_path / "kubeconfig").write_text(KUBECONFIG.replace("https://127.0.0.1:1", fleet.url))
+    options = ("--kubeconfig", str(tmp_path / "kubeconfig"))
+    leave_a_rule(fleet)
+    shown = trackbed("status", *options).stdout
+    assert "a: pf of sriov is tainted by a maintenance that is not recorded; trackbed fleet sweep removes" in shown
+    swept = trackbed("sweep", *options, "--max-share", "1").stdout
+    assert "a: no maintenance is recorded; its rule for pf of sriov is removed" in swept
+    fleet.maintenance().run(["a"], 1)
+    listed = json.loads(trackbed("status", *options, "--json").stdout)["maintenance_rules"]
+    assert [(each["node"], each["device"], each["recorded"]) for each in listed] == [
+        ("a", "pf of sriov", True),
+        ("a", "vf0 of sriov", True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("dra", "said"),
+    [
+        (None, "the cluster has no DeviceTaintRule of resource.k8s.io/v1 (Kubernetes 1.37): give no --device"),
+        (0, "nobody"),
+    ],
+)
+def test_a_cluster_or_user_without_these_rules_is_refused_before_anything_is_begun(
+    fleet: Fleet, tmp_path: Path, dra: int | None, said: str
+) -> None:
+    (tmp_path / "kubeconfig").write_text(KUBECONFIG.replace("https://127.0.0.1:1", fleet.url))
+    (tmp_path / "fleet.py").write_text('hosts = ["a"]\n')
+    words = (
+        "--kubeconfig",
+        str(tmp_path / "kubeconfig"),
+        "--inventory",
+        str(tmp_path / "fleet.py"),
+        "--device",
+        "rail0",
+    )
+    if dra is None:
+        fleet.cluster.dra = None
+    else:
+        # Its name is its first request.
+        fleet.refuse_from = 1
+    refused = trackbed("maintain", "a", *words)
+    assert (refused.returncode, said in refused.stderr, fleet.cluster.recorded()) == (1, True, {})
