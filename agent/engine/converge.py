@@ -14,7 +14,7 @@ from agent.engine.nic_verdicts import nic_verdicts, of_needed_nics
 from agent.engine.observation import Observed, not_observed, observed, unreadable
 from agent.engine.readiness import Judge, at_once
 from agent.hardware.functions import links_to_vfs, rediscover
-from agent.kinds import Kind, by_name, links, ordered, vf_links, vfs
+from agent.kinds import Kind, by_name, irqs, links, ordered, vf_links, vfs
 from agent.machine import Machine
 from agent.report.records import HOST, Change, Condition, Disruption, FunctionFault, NicVerdict, Outcome, Status
 from agent.report.target import device_of
@@ -95,7 +95,8 @@ def converge(
     if whole:
         state = _restore_devices_that_left(context, state)
     state = state.adding(_unreadable(context, state.want, state.have))
-    state = evolve(state, have=evolve(state.have, flapped=_flapped(state.applied)))
+    load = irqs.with_moves(state.want, state.have)
+    state = evolve(state, have=evolve(state.have, flapped=_flapped(state.applied), load=load))
     _remember(memory, state, whole)
     waiting = _waiting(goal, state.have, state.remaining)
     callbacks.doing("probes", "read")

@@ -66,12 +66,14 @@ class Function:
 class Asked:
     """What else to read of each function: to read its Vital Product Data takes about a tenth of a second.
 
-    ``known``: functions as they were read before; what cannot change is taken from them.
+    ``known``: functions as they were read before; what cannot change is taken from them. ``load``: also read how much time CPUs
+    spend on packets.
     """
 
     serials: bool = False
     nvlink_bridges: bool = False
     known: tuple[Function, ...] = ()
+    load: bool = False
 
 
 NOTHING = Asked()

@@ -20,6 +20,7 @@ from agent.documents import load
 from agent.driver_families import is_passed_through
 from agent.hardware.functions import driver, pci_of
 from agent.hardware.interrupts import MANAGEMENT, Irq, function_irqs, hint
+from agent.hardware.load import Load, Move, balance, loads
 from agent.hardware.placement import Key, Pool, place, pool, without
 from agent.hardware.sysfs import ranges, read_or
 from agent.hardware.topology import Topology
@@ -104,7 +105,9 @@ def remember(machine: Machine, want: Wanted, have: Snapshot) -> None:
     before, full = _kept(have).placed, _kept(have).full
     if not full <= have.topology.cpus.keys():
         machine.files.replace(FULL, format_ranges(full & have.topology.cpus.keys()))
-    placed = {**before, **placement(want, have).homes}
+    now = placement(want, have)
+    # The moves that are made stand in the load: those that are left failed.
+    placed = {**before, **now.homes, **{key: move.was for key, move in now.moves.items()}}
     if want.spec.irqs.pin and placed != before:
         queues: dict[str, dict[str, int]] = {}
         for (target, queue), cpu in sorted(placed.items()):
@@ -123,8 +126,19 @@ def _parsed(text: str) -> Mapping[Key, int]:
 
 
 def followed(want: Wanted, have: Snapshot) -> object:
-    """What pods change at any time: the owner of each CPU, and the CPUs of a pod that serve its VF's interrupts."""
-    return have.topology.owners, placement(want, have).of_pods
+    """What pods and the load change at any time: the owner of each CPU, the CPUs of a pod that serve its VF's interrupts, and
+    the queues that have moved."""
+    return have.topology.owners, placement(want, have).of_pods, have.load.moves
+
+
+def with_moves(want: Wanted, have: Snapshot) -> Load:
+    """The load, with the moves that this pass has made."""
+    made = dict(placement(want, have).moves) if want.spec.irqs.follow_load else {}
+    for _, target, irq in _each(have) if made else ():
+        key = (target, str(irq.queue))
+        if irq.role != MANAGEMENT and key in made and irq.affinity != (made[key].cpu,):
+            del made[key]
+    return evolve(have.load, moves={**have.load.moves, **made}) if made else have.load
 
 
 def _kept(have: Snapshot) -> Kept:
@@ -194,13 +208,18 @@ class Placement:
     transmit interrupts alike.
 
     ``homes``: the CPU that serves it while no CPU has an owner. ``of_pods``: by VF, the CPUs of the pod that has it, if its
-    interrupts go there.
+    interrupts go there. ``moves``: the queues that follow the load to another CPU now.
     """
 
     pools: Mapping[Key, Pool]
     cpus: Mapping[Key, int]
     homes: Mapping[Key, int]
     of_pods: Mapping[str, Pool] = field(factory=dict)
+    moves: Mapping[Key, Move] = field(factory=dict)
+
+    def settled(self, target: str) -> bool:
+        """Whether no queue of a function moves. What a move brings is not required: the node stays ready meanwhile."""
+        return all(target != moved for moved, _ in self.moves)
 
 
 def placement(want: Wanted, have: Snapshot) -> Placement:
@@ -210,10 +229,11 @@ def placement(want: Wanted, have: Snapshot) -> Placement:
     same object then.
     """
     local = pools(want, have)
-    return have.memo.get("placement", (local, have[NAME], have.topology), lambda: _place(local, have))
+    load = have.load if want.spec.irqs.follow_load else None
+    return have.memo.get("placement", (local, have[NAME], have.topology, load), lambda: _place(local, have, load))
 
 
-def _place(local: Mapping[str, Pool], have: Snapshot) -> Placement:
+def _place(local: Mapping[str, Pool], have: Snapshot, load: Load | None) -> Placement:
     kept = _kept(have)
     keys: dict[Key, Pool] = {}
     free: dict[Key, Pool] = {}
@@ -221,12 +241,14 @@ def _place(local: Mapping[str, Pool], have: Snapshot) -> Placement:
     affinities: dict[Key, set[tuple[int, ...]]] = {}
     of_pods: dict[str, Pool] = {}
     own: dict[Key, Pool] = {}
+    serving: dict[int, Key] = {}
     for address, target, irq in _each(have):
         # The kubelet of Kubernetes 1.20 also tells CPUs that pods share. These have no owner in its file.
         if cpus := irq.of_pod & have.topology.owners.pods.keys() & have.topology.cpus.keys():
             of_pods[target] = Pool(tuple(sorted(cpus)))
         if irq.role != MANAGEMENT and address in local:
             key = (target, str(irq.queue))
+            serving[irq.number] = key
             affinities.setdefault(key, set()).add(irq.affinity)
             # Of a managed one the CPU is given.
             fixed = [cpu for cpu in irq.affinity if cpu in have.topology.cpus] if managed(have, target, irq) else []
@@ -245,7 +267,7 @@ def _place(local: Mapping[str, Pool], have: Snapshot) -> Placement:
     every = _with_vectors(every, affinities, kept)
     # Another interrupt's present CPU does not count: it depends on irqbalance, and on the order in which devices appeared, so
     # each boot would have another placement.
-    homes = place(have.topology, every, kept.placed)
+    homes = place(have.topology, every if load is None else _standing(every, kept.placed, load), kept.placed)
     # A queue whose CPU has an owner goes elsewhere in its pool meanwhile, and all others stay. If each CPU of the pool has an
     # owner, it stays, too. Its present CPU counts here: nothing else says where it went before.
     guests = {key: free[key] for key in keys if homes[key] in owned and owned.keys().isdisjoint(free[key].cpus)}
@@ -255,7 +277,21 @@ def _place(local: Mapping[str, Pool], have: Snapshot) -> Placement:
     homes = {key: cpu for key, cpu in homes.items() if key in keys}
     # A queue that goes to a pod keeps its place among the guests, so that no other one moves.
     placed = homes | place(have.topology, guests, present, busy) | place(have.topology, own, present)
-    return Placement(every | guests | own, placed, homes, of_pods)
+    moves: dict[Key, Move] = {}
+    if load is not None and load.readings:
+        taken = kept.full | owned.keys()
+        to = {key: Pool(tuple(cpu for cpu in keys[key].cpus if cpu not in taken)) for key in keys if key not in own}
+        queues, of_cpus = loads(load, serving, placed)
+        movable = {key: queue for key, queue in queues.items() if key in to and homes[key] not in owned}
+        moves = balance(movable, of_cpus, load.moves, load.readings[-1].at, to)
+    moved = {key: move.cpu for key, move in moves.items()}
+    return Placement(every | guests | own, placed | moved, homes | moved, of_pods, moves)
+
+
+def _standing(every: Mapping[Key, Pool], placed: Mapping[Key, int], load: Load) -> dict[Key, Pool]:
+    """Each queue's pool: only the CPU where it is, or to which it has moved, if that is still one of the pool's."""
+    cpus = {**placed, **{key: move.cpu for key, move in load.moves.items()}}
+    return {key: Pool((cpus[key],)) if cpus.get(key) in pool.cpus else pool for key, pool in every.items()}
 
 
 def _with_vectors(
@@ -306,7 +342,8 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
         after = (placed.cpus[key],) if one else tuple(sorted(pool.cpus))
         if irq.affinity != after:
             before, note = format_ranges(irq.affinity), _note(key, placed, have) if one else ""
-            changes.append(Change(NAME, target, irq.name, before, format_ranges(after), note=note))
+            required = not one or key not in placed.moves
+            changes.append(Change(NAME, target, irq.name, before, format_ranges(after), required=required, note=note))
     return changes
 
 
@@ -319,6 +356,8 @@ def _note(key: Key, now: Placement, have: Snapshot) -> str:
     """Why a queue leaves the CPU that it had in the last verified pass; empty if it does not, or if the spec is the reason."""
     placed, online, home = _kept(have).placed, have.topology.cpus, now.homes[key]
     goes_to, owners = now.cpus[key], have.topology.owners.of
+    if key in now.moves:
+        return f"CPU {now.moves[key].was} is busy with packets"
     if key[0] in now.of_pods:
         return f"CPU {goes_to} belongs to {owners[goes_to]}, which has the VF"
     if home != goes_to:

@@ -85,7 +85,8 @@ def _plan(want: Wanted, have: Snapshot) -> Iterator[Change]:
             for place, thread in threads.items():
                 after = cpus.get(thread.irq, any_cpu)
                 if thread.cpus != after:
-                    yield Change(NAME, target, f"{FIELD}{place}", format_ranges(thread.cpus), format_ranges(after))
+                    values = format_ranges(thread.cpus), format_ranges(after)
+                    yield Change(NAME, target, f"{FIELD}{place}", *values, required=placement.settled(target))
 
 
 def reading(machine: Machine, want: Wanted, have: Snapshot, kept: Change) -> Reading | None:

@@ -55,7 +55,8 @@ def _plan_rps(want: Wanted, have: Snapshot) -> list[Change]:
             if (after := NOWHERE if target in placement.of_pods else masks.get(question)) is None:
                 after = masks[question] = steering(have.topology, local[address], len(observed.rps), cpu)
             if before != after:
-                changes.append(Change(queues.RPS, target, f"rx-{queue}", format_ranges(before), format_ranges(after)))
+                values = format_ranges(before), format_ranges(after)
+                changes.append(Change(queues.RPS, target, f"rx-{queue}", *values, required=placement.settled(target)))
     return changes
 
 
@@ -96,7 +97,8 @@ def _plan_xps(want: Wanted, have: Snapshot) -> list[Change]:
         for queue, after in sending.transmitting(served).items() if served else ():
             before = observed.xps[queue]
             if before != after:
-                changes.append(Change(XPS, target, f"tx-{queue}", format_ranges(before), format_ranges(after)))
+                values = format_ranges(before), format_ranges(after)
+                changes.append(Change(XPS, target, f"tx-{queue}", *values, required=placement.settled(target)))
     return changes
 
 

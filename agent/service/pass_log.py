@@ -140,7 +140,8 @@ class PassRecords:
         if (result := record.result) is not None:
             repairs, now = self.drift.repairs(result.outcomes), followed(result.want, result.have)
             if self._followed not in (None, now):
-                # A pod with CPUs of its own, or with a VF, has started or ended, and no program has undone a change.
+                # A pod with CPUs of its own, or with a VF, has started or ended, or a queue has moved with the load, and no
+                # program has undone a change.
                 repairs = [change for change in repairs if change.kind not in FOLLOWING]
             self._followed = now
             running = {change.kind: suspects(change.kind, result.have.processes) for change in repairs}

@@ -77,11 +77,15 @@ def _distinct_patterns(_: object, attribute: Attribute[Any], value: tuple[Steere
 
 @frozen
 class Irqs:
-    """Interrupt placement of the fabric NICs. CPUs in ``exclude_cpus`` get no interrupt."""
+    """Interrupt placement of the fabric NICs. CPUs in ``exclude_cpus`` get no interrupt.
+
+    ``follow_load``: queues may move from a CPU that is busy with packets to an idle one of the same NUMA node.
+    """
 
     pin: bool = True
     exclude_cpus: str = field(default="", validator=cpu_list)
     irqbalance: IrqbalancePolicy = "disabled"
+    follow_load: bool = False
 
 
 @frozen
@@ -335,6 +339,8 @@ class NodeSpec:
 
     def _faults(self) -> Iterator[str]:
         yield from nic_conflicts(self.nics, self.irqs.pin)
+        if self.irqs.follow_load and not self.irqs.pin:
+            yield "irqs.pin false and irqs.follow_load: the agent places no interrupt then; keep one"
         yield from address_conflicts(self.nics, self.node_number, self.sysctls)
         netns_mode = self.rdma.netns_mode is not None
         yield from setting_conflicts(self.sysctls, self.module_parameters, self._by_sysctl(), self.nics, netns_mode)

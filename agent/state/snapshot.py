@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from attrs import define, evolve, field, frozen
 
 from agent.hardware.functions import NOTHING, Asked, Function, discover
+from agent.hardware.load import Load, read_load
 from agent.hardware.topology import Topology, read_topology
 from agent.machine import Machine
 from agent.spec.nic import Nic
@@ -43,7 +44,7 @@ class Snapshot:
 
     ``processes``: the command names of the running processes. ``nics``: the NICs whose state was read, by the PCI address of
     their functions. How much is read of a NIC depends on what the spec sets for it. ``flapped``: the PFs whose links the
-    changes of this pass may have taken down.
+    changes of this pass may have taken down. ``load``: what the CPUs did, if interrupts follow the load.
     """
 
     functions: tuple[Function, ...]
@@ -53,6 +54,7 @@ class Snapshot:
     memo: Memo = field(factory=Memo, eq=False, repr=False)
     nics: Mapping[str, Nic] = field(factory=dict)
     flapped: frozenset[str] = frozenset()
+    load: Load = field(factory=Load)
 
     def __getitem__(self, kind: str) -> Mapping[str, Any]:
         return self.states.get(kind, {})
@@ -71,7 +73,7 @@ class Snapshot:
     def _with(self, kind: str, state: Mapping[str, Any]) -> Snapshot:
         # Not evolve(), which is slow: a pass calls this fifty times.
         states = {**self.states, kind: state}
-        return Snapshot(self.functions, self.topology, self.processes, states, self.memo, self.nics)
+        return Snapshot(self.functions, self.topology, self.processes, states, self.memo, self.nics, load=self.load)
 
     def without(self, address: str, why: str) -> Snapshot:
         """Without the state of a device that cannot be read; ``why`` stands in its function."""
@@ -91,14 +93,16 @@ def _joined(before: Any, now: Any) -> Any:
 
 
 def read_basis(machine: Machine, asked: Asked = NOTHING, last: Snapshot | None = None) -> Snapshot:
-    """Read the functions, CPUs and processes, as each full reading begins.
+    """Read the functions, CPUs, processes and, if it is asked for, the load, as each full reading begins.
 
-    :param last: the snapshot of the pass before. Its memo is kept, and what cannot change of its functions.
+    :param last: the snapshot of the pass before. Its memo and load are kept, and what cannot change of its functions.
     """
     memo = Memo() if last is None else last.memo
     topology = read_topology(machine) if last is None else read_topology(machine, last.topology.owners)
     functions = discover(machine, asked if last is None else evolve(asked, known=last.functions))
-    return Snapshot(functions, topology, machine.processes.running(), memo=memo)
+    before = Load() if last is None else last.load
+    load = read_load(machine.files, before) if asked.load else Load()
+    return Snapshot(functions, topology, machine.processes.running(), memo=memo, load=load)
 
 
 def nics_now(machine: Machine, spec: NodeSpec) -> Mapping[str, WantedNic]:

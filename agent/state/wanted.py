@@ -138,9 +138,10 @@ def derived_mac(permanent: str, index: int) -> str:
 
 
 def asked(spec: NodeSpec) -> Asked:
-    """What the selectors of a spec need of Vital Product Data."""
+    """What the selectors of a spec need of Vital Product Data, and whether its interrupts follow the load."""
     selectors = [nic.select for nic in spec.nics]
-    return Asked(any(each.serial for each in selectors), any(each.each for each in selectors))
+    serials, bridges = any(each.serial for each in selectors), any(each.each for each in selectors)
+    return Asked(serials, bridges, load=spec.irqs.follow_load)
 
 
 def resolve(spec: NodeSpec, functions: tuple[Function, ...]) -> Wanted:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Collection, Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from math import inf
 
 from attrs import define, field
@@ -15,6 +16,8 @@ from tests.sim.tree import Tree, error
 PCI = "/sys/bus/pci/devices"
 CPU = "/sys/devices/system/cpu"
 NODE = "/sys/devices/system/node"
+LOAD = ("/proc/uptime", "/proc/stat", "/proc/net/softnet_stat", "/proc/interrupts")
+"""The files from which it is read what CPUs do."""
 
 
 @define
@@ -22,7 +25,9 @@ class Interrupts:
     """``cpus`` and NUMA ``nodes``: how many there are; each node has as many CPUs as any other.
 
     ``vectors``: how many interrupts a CPU can serve, for a CPU whose number is limited. ``serving``: each interrupt's CPU.
-    ``managed``: the interrupts that the kernel places itself, by the paths of their affinity.
+    ``managed``: the interrupts that the kernel places itself, by the paths of their affinity. ``seconds`` since the boot, of
+    which a CPU has spent ``busy`` ticks of 10 ms on packets. ``squeezed``: how often it left some for later. ``counts``: how
+    often a CPU served an interrupt, by number and CPU.
     """
 
     tree: Tree
@@ -31,6 +36,10 @@ class Interrupts:
     vectors: dict[int, int] = field(factory=dict)
     serving: dict[str, int] = field(factory=dict)
     managed: set[str] = field(factory=set)
+    seconds: float = 1000.0
+    busy: Counter[int] = field(factory=Counter)
+    squeezed: Counter[int] = field(factory=Counter)
+    counts: Counter[tuple[int, int]] = field(factory=Counter)
     _next: int = 24
 
     def boot(self) -> None:
@@ -43,6 +52,33 @@ class Interrupts:
             for cpu in self._of_node(node):
                 self.tree.put(f"{CPU}/cpu{cpu}/topology/core_cpus_list", str(cpu))
                 self.tree.put(f"{CPU}/cpu{cpu}/cache/index3/shared_cpu_list", format_ranges(self._of_node(node)))
+
+    def show_load(self) -> None:
+        """Write the counters of :data:`LOAD`, as they are now, into the tree."""
+        online = parse_ranges(self.tree.files[f"{CPU}/online"])
+        self.tree.put("/proc/uptime", f"{self.seconds:.2f} 0.00")
+        ticks = [(cpu, self.busy[cpu], round(100 * self.seconds)) for cpu in online]
+        stat = [f"cpu{cpu} 0 0 0 {every - busy} 0 0 {busy} 0 0 0" for cpu, busy, every in ticks]
+        self.tree.put("/proc/stat", "\n".join(["cpu  0 0 0 0 0 0 0 0 0 0", *stat, "ctxt 1", "btime 1700000000"]))
+        zeros = " ".join(["00000000"] * 9)
+        softnet = [f"00000000 00000000 {self.squeezed[cpu]:08x} {zeros} {cpu:08x} 00000000 00000000" for cpu in online]
+        self.tree.put("/proc/net/softnet_stat", "\n".join(softnet))
+        rows = [
+            f"{number:>4}: {' '.join(f'{self.counts[int(number), cpu]:>10}' for cpu in online)}  PCI-MSIX  {number}-edge  nic"
+            for number in sorted(self.serving, key=int)
+        ]
+        header = " ".join(f"CPU{cpu}" for cpu in online)
+        self.tree.put(
+            "/proc/interrupts", "\n".join([header, *rows, f" LOC: {' '.join('7' for _ in online)}  Local timer"])
+        )
+
+    def pass_time(self, seconds: float, needs: Mapping[int, float]) -> None:
+        """Time goes by, in which each of these interrupts takes a share of its CPU's time, wherever it is served."""
+        self.seconds += seconds
+        for number, share in needs.items():
+            cpu = self.serving[str(number)]
+            self.busy[cpu] += round(100 * seconds * share)
+            self.counts[number, cpu] += round(seconds * share * 1000)
 
     def _of_node(self, node: int) -> range:
         per_node = self.cpus // self.nodes

@@ -6,6 +6,9 @@ from contextlib import contextmanager
 
 from agent.hardware.config_space import device_control, max_read_request, with_max_read_request
 from agent.hardware.functions import PCI
+from agent.hardware.interrupts import function_irqs
+from agent.hardware.load import Load, read_load
+from agent.hardware.topology import read_topology
 from agent.kinds.host import hugepages
 from agent.machine import Machine
 from agent.spec import sysctl_names
@@ -42,6 +45,17 @@ def numbers_of_a_sysctl_are_read_as_c_reads_them_and_shown_in_decimal(machine: M
             assert machine.files.read(path) == shown
         for text in ("+4096", "08", "4096x", "1e3", "true"):
             assert _errno(machine, path, text) == errno.EINVAL
+
+
+def the_time_that_each_cpu_spends_on_packets_is_read(machine: Machine, pf: str) -> None:
+    first = read_load(machine.files, Load())
+    (reading,) = first.readings
+    cpus = read_topology(machine).cpus.keys()
+    assert reading.at > 0
+    assert reading.ticks.keys() == reading.squeezed.keys() == cpus
+    assert all(0 <= reading.busy[cpu] <= reading.ticks[cpu] for cpu in cpus)
+    assert {irq.number for irq in function_irqs(machine, pf)} <= reading.interrupts.keys()
+    assert read_load(machine.files, first) is first
 
 
 def of_a_sysctl_with_several_numbers_the_first_ones_may_be_written(machine: Machine, pf: str) -> None:

@@ -36,6 +36,7 @@ SPEC = from_mapping(
         **{name: {"enable": True} for name in ("rps", "rfs", "xps")},
         "sysctls": {"net.core.somaxconn": "4096"},
         "hugepages": [{"size": "2M", "count": 16}],
+        "irqs": {"follow_load": True},
     }
 )
 PASSES = 2

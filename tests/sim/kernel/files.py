@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from tests.sim import config_space, hugepages, napi, variables
+from tests.sim import config_space, hugepages, interrupts, napi, variables
 from tests.sim.tree import error
 
 NET = "/sys/class/net"
@@ -34,6 +34,8 @@ class SimFiles:
         if path in self._kernel.pipes:
             self._kernel.piped.append(path)
             return Path(self._kernel.pipes[path]).read_text().rstrip()
+        if path in interrupts.LOAD:
+            self._kernel.interrupts.show_load()
         return self._kernel.tree.read(path)
 
     def _enter(self, path: str) -> None:
