@@ -15,7 +15,7 @@ from gevent import GreenletExit
 from pyinfra.api.command import FileUploadCommand, FunctionCommand
 from pyinfra.api.config import Config
 from pyinfra.api.connect import connect_all
-from pyinfra.api.exceptions import DeployError, PyinfraError
+from pyinfra.api.exceptions import PyinfraError
 from pyinfra.api.host import Host
 from pyinfra.api.inventory import Inventory
 from pyinfra.api.operations import run_ops
@@ -202,18 +202,6 @@ class Node:
             [record.getMessage() for record in self.caplog.records],
             [record.getMessage() for record in self.caplog.records if record.levelno == logging.ERROR],
         )
-
-    def refuses(
-        self, data: dict[str, Any], code: Callable[[], object], message: str, answers: Answers | None = None
-    ) -> None:
-        """A deploy with these data ends before the node is touched. Its message names the host, the key and the fault."""
-        self.data = data
-        with pytest.raises(DeployError) as caught:
-            self.deploy(code, answers or {})
-        said = str(caught.value)
-        assert said.startswith(f"@fake/node-a.{next(iter(data))}")
-        assert message in said
-        assert "\n" not in said
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -16,15 +16,17 @@ from typing import Any
 import pytest
 from pyinfra.api.exceptions import DeployError
 
-from tasks import fabric, firmware, nccl, node_spec, readiness, reboot
+from agent.spec.node import NodeSpec
+from tasks import fabric, firmware, kubernetes, nccl, node_spec, pull, readiness, reboot
 from tasks.containers import container_engine, container_runtime
 from tasks.drivers import erdma, gpu_driver, ofed, peer_memory
 from tasks.host import kernel, kernel_modules, limits
-from tasks.kubernetes import kubelet, labels, manifests
+from tasks.kubernetes import kubelet, labels, manifests, reporter
 from tests.deploy.conftest import DEBIAN, Node
 from tests.deploy.hardware import CONNECTX, has
 from tests.deploy.host import test_boot
 
+ROOT = Path(__file__).parents[2]
 FILE = Path(__file__).with_name("refused.txt")
 
 
@@ -42,13 +44,16 @@ TASKS: dict[str, Callable[[], object]] = {
     "kernel_module_options": kernel_modules.configure,
     "kernel_modules": kernel_modules.configure,
     "kubelet": kubelet.gate,
+    "kubernetes": lambda: kubernetes.configure(spec=NodeSpec("node-a")),
     "labels": labels.publish,
     "limits": limits.lift,
     "nccl": nccl.configure,
     "ofed": ofed.install,
     "peer_memory": peer_memory.configure,
+    "pull": pull.serve,
     "ready_timeout": partial(readiness.wait, version="1-a", spec_hash="abc"),
     "reboot": reboot.by_policy,
+    "reporter_listen": partial(reporter.serve, version="1-a"),
 }
 """The task of each key; other keys are those of the spec and of pyinfra."""
 
@@ -60,7 +65,7 @@ def message(node: Node, data: dict[str, Any]) -> str:
             node_spec.node_spec(data, "gpu-01")
         else:
             node.deploy(task, {**DEBIAN, **has(CONNECTX), **test_boot.GRUB})
-    return str(refused.value).replace("\n", "\n    ")
+    return str(refused.value).replace("\n", "\n    ").replace(f"{ROOT}/", "")
 
 
 def test_bad_data_is_refused_with_the_host_the_key_and_the_remedy(node: Node) -> None:

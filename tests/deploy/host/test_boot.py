@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyinfra.api.exceptions import DeployError
 
 from agent.spec.node import HugepagePool, from_mapping
 from tasks import reboot
@@ -283,4 +284,6 @@ def test_new_options_of_a_module_in_the_initramfs_rebuild_it(node: Node) -> None
 
 def test_an_unknown_key_that_is_no_text_is_refused(node: Node) -> None:
     known = "known keys: arguments, hugepages, sysctls"
-    node.refuses({"boot": {1: [], "argument": []}}, configure, f"unknown key 1; {known}; unknown key 'argument'", GRUB)
+    node.data = {"boot": {1: [], "argument": []}}
+    with pytest.raises(DeployError, match=f"unknown key 1; {known}; unknown key 'argument'"):
+        node.deploy(configure, GRUB)

@@ -303,26 +303,6 @@ def test_refused_credentials_are_recognised_whatever_the_reporter_says_of_them(
     assert kubernetes.NodeCredentials().process(done.stdout.splitlines()).refused is (said is True)
 
 
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({"server": "http://10.0.0.1:6443"}, "is not an API server's URL"),
-        ({"server": "10.0.0.1"}, "is not an API server's URL"),
-        ({"days": 366}, "days: 366 is not valid; give 1 to 365"),
-        ({"required_resources": ["cpu"]}, "'cpu' is not an extended resource"),
-        # Earlier versions had these keys.
-        ({"identity": "token"}, "identity"),
-        ({"approved_by": "deploy"}, "approved_by"),
-        ({"ca_file": "~no-such-user/ca.pem"}, "~no-such-user/ca.pem'; give the cluster's authority"),
-        ({"ca_file": "/nowhere/ca.pem"}, "give the cluster's authority, a PEM file"),
-        ({"servers": "x"}, "did you mean 'server'"),
-    ],
-)
-def test_bad_data_stops_the_run(node: Node, key: dict[str, Any], change: dict[str, Any], why: str) -> None:
-    with pytest.raises(DeployError, match=why):
-        evolve(node, data={"kubernetes": {**key, **change}}).deploy(configure, DEBIAN)
-
-
 @pytest.mark.parametrize("kind", ["link", "pipe", "endless"])
 def test_root_follows_no_link_of_the_reporter(tmp_path: Path, kind: str) -> None:
     """A reporter that was taken over owns its folder: root must neither show another file there nor wait for ever."""

@@ -70,13 +70,6 @@ def test_a_node_that_deploys_itself_writes_no_manifests(node: Node, tmp_path: Pa
     assert not (tmp_path / "made").exists()
 
 
-def test_a_folder_of_a_user_who_does_not_exist_is_refused(node: Node) -> None:
-    with pytest.raises(
-        DeployError, match=r"node-a\.device_plugins\.folder: ~no-such-user/made is no folder of this control"
-    ):
-        deploy(node, Path("~no-such-user/made"), has(RAIL0))
-
-
 def test_deploys_of_several_shards_write_the_same_files(tmp_path: Path) -> None:
     """Each host is a shard of its own, and all have one folder. No deploy may take away what another is about to rename."""
     plugins = {"folder": str(tmp_path / "made")}

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 from jinja2 import Template
-from pyinfra.api.exceptions import DeployError
 
 from tasks import agent
 from tasks.common import systemd_reload
@@ -91,26 +90,6 @@ def test_where_systemd_has_no_credentials_the_unit_makes_a_copy(node: Node) -> N
     ) in old
     assert "\nRestart=always\n" in old
     assert settings("systemd 252 (252.39-1~deb12u1)") == settings() == unit(node, **PUBLISHES)
-
-
-@pytest.mark.parametrize(
-    ("data", "why"),
-    [
-        (
-            {"reporter_listen": "0.0.0.0:9809"},
-            "node-a.reporter_listen: other machines can reach 0.0.0.0, and the reporter has no TLS",
-        ),
-        ({"reporter_listen": "[::]:9809"}, "other machines can reach ::"),
-        ({"reporter_listen": "node:9809"}, "'node:9809' is not an address"),
-        ({"reporter_listen": 9809}, "'9809' is not an address"),
-        ({"reporter_listen": "127.0.0.1:0"}, "'127.0.0.1:0' is not valid; give the port"),
-    ],
-)
-def test_an_address_that_other_machines_can_reach_stops_the_deploy(
-    node: Node, data: dict[str, object], why: str
-) -> None:
-    with pytest.raises(DeployError, match=why):
-        unit(node, **data)
 
 
 @pytest.mark.parametrize("version", ["systemd 239", "systemd 252"])

@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tasks import pull
 from tasks.common.commands import script
 from tasks.common.present import Present
@@ -59,24 +57,6 @@ def test_without_the_key_there_is_no_timer(node: Node) -> None:
     assert node.deploy(pull.serve, {}).flat == []
     (removed,) = node.deploy(pull.serve, {of(Present): [pull.SETTINGS]}).flat
     assert removed.endswith(" ".join(("sh", pull.TIMER, *pull.PATHS)))
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"url": "ftp://x"}, "url: 'ftp://x' is not valid; give a URL"),
-        ({"inventory": "/etc/passwd"}, "inventory: '/etc/passwd' is not valid; give it as inventories/prod.py"),
-        ({"every": 1}, "every: 1 is out of range; give 5 to 10080 minutes"),
-        (
-            {"keyring": "nowhere.gpg"},
-            "nowhere.gpg is not a file of public keys; make it by `gpg --export KEY > nowhere.gpg`",
-        ),
-        ({"keyring": "~no-such-user/fleet.gpg"}, "~no-such-user/fleet.gpg is not a file of public keys"),
-        ({"keyring": "README.md"}, "README.md is not a file of public keys"),
-    ],
-)
-def test_bad_data_is_refused(node: Node, keys: Path, given: Any, message: str) -> None:
-    node.refuses({"pull": data(keys, **given)}, pull.serve, message)
 
 
 def test_an_inventory_that_this_project_lacks_is_a_warning(node: Node, keys: Path) -> None:

@@ -3,7 +3,6 @@
 import pytest
 
 from agent.hardware.rdma import Family, Gid, RdmaPort, gid_fits, transport
-from agent.spec.node import SpecError, from_mapping
 
 
 @pytest.mark.parametrize(
@@ -53,27 +52,3 @@ def test_a_gid_fits_by_its_type_and_a_link_local_one_by_no_family(
 )
 def test_a_rate_is_a_number_of_gigabits(rate: str | None, gigabits: float | None) -> None:
     assert RdmaPort(1, None, None, None, None, rate).gigabits == gigabits
-
-
-@pytest.mark.parametrize(
-    ("nic", "node", "said"),
-    [
-        ({"rdma": {"pf": False}}, {}, "it asks for no device"),
-        ({"rdma": {"gid_ipv4": True}}, {}, 'give gid_type "RoCE v2" as well'),
-        ({"rdma": {"gid_ipv6": True, "gid_type": "IB"}}, {}, "gid_ipv6: only a RoCE GID is made from an IPv6 address"),
-        (
-            {"rdma": {"gid_type": "IB", "link_layer": "Ethernet"}},
-            {},
-            "whose link layer is Ethernet has no GID of type IB",
-        ),
-        ({"rdma": {"rate": 0}}, {}, "give 1 to 3200 Gbit/s"),
-        ({"roce": {"pfc": "3,8"}}, {}, "priorities go from 0 to 7"),
-        ({"roce": {"ecn": "x"}}, {}, "give numbers and ranges"),
-        ({"roce": {"cm_tos": 256}}, {}, "give 0 to 255"),
-        ({"rdma": {}}, {"rdma": {"at_least": 2}}, "2 is more than the 1 NICs that have rdma"),
-    ],
-)
-def test_senseless_rdma_settings_are_refused(nic: dict[str, object], node: dict[str, object], said: str) -> None:
-    nics = [{"name": "rail0", "select": {"driver": "mlx5_core"}, **nic}]
-    with pytest.raises(SpecError, match=said):
-        from_mapping({"node_name": "n1", "nics": nics, **node})
