@@ -9,6 +9,7 @@ from agent.engine.converge import Pass, converge
 from agent.engine.originals import Originals
 from agent.engine.retry import Failures
 from agent.machine import Machine
+from agent.report.records import Condition, Outcome, Report
 from agent.spec.node import NodeSpec, from_mapping
 from agent.state.scope import Scope
 from agent.state.snapshot import Snapshot
@@ -36,6 +37,17 @@ def settle(
     memory = Memory(lambda: now, failures or Failures(), originals or Originals())
     have = last.have if isinstance(last, Pass) else last
     return converge(machine, Goal(wanted, **goal), memory, have, scope, callbacks)
+
+
+def condition(result: Pass | Report, type: str) -> Condition:
+    """The one condition of this type."""
+    (found,) = (each for each in result.conditions if each.type == type)
+    return found
+
+
+def undone(result: Pass, kind: str = "") -> list[Outcome]:
+    """What a pass has left undone, of a kind or at all."""
+    return [each for each in result.outcomes if each.result != "applied" and kind in ("", each.change.kind)]
 
 
 def applied(result: Pass) -> int:

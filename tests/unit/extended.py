@@ -41,7 +41,7 @@ def main(folder: str, given: dict[str, Any]) -> None:
     kernel.tree.put(TEMPERATURE, "91000")
     for file, text in (("class", "0x020000"), ("vendor", "0x1234"), ("device", "0x5678"), ("numa_node", "1")):
         kernel.tree.put(f"{PCI}/{NIC}/{file}", text)
-    kernel.tree.link(f"{PCI}/{NIC}/driver", "../../../../bus/pci/drivers/acme")
+    kernel.set_driver(NIC, "acme")
     kernel.interrupts.request(NIC, IRQS["management"], f"acme-admin@pci:{NIC}")
     kernel.interrupts.request(NIC, IRQS["queue"], f"acme-ring0@pci:{NIC}")
     kernel.add_nic(PF, "ens1", "02:00:00:00:00:01")

@@ -154,7 +154,7 @@ def test_both_ports_of_roce_lag_are_nics() -> None:
 def test_a_function_that_no_network_driver_has_is_left_out(kernel: Kernel, driver: str | None) -> None:
     kernel.unbind(SECOND)
     if driver:
-        kernel.tree.link(f"/sys/bus/pci/devices/{SECOND}/driver", f"../../../../bus/pci/drivers/{driver}")
+        kernel.set_driver(SECOND, driver)
     derived = derive_inventory(kernel.machine(), "n1", "n1", ())
     assert [nic.select.pci for nic in executed(derived.text)[1].nics] == [FIRST, THIRD]
 

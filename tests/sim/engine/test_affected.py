@@ -73,10 +73,12 @@ def test_users_of_an_rdma_device_of_two_ports_are_users_of_both(kernel: Kernel) 
     assert deferred(settle(kernel, more)) == (f"nccl (pid 4711) ({second})",)
 
 
-def test_a_kubelet_that_does_not_answer_defers_disruptive_changes(kernel: Kernel) -> None:
+@pytest.mark.parametrize("error", [TimeoutError("no answer within 2 s"), ConnectionRefusedError(111, "refused")])
+def test_a_kubelet_that_does_not_answer_defers_disruptive_changes(kernel: Kernel, error: OSError) -> None:
     settle(kernel, spec())
-    kernel.host.kubelet_error = TimeoutError("no answer within 2 s")
-    assert all("the kubelet does not say" in user for user in deferred(settle(kernel, spec(6))))
+    kernel.host.kubelet_error = error
+    said = f"unknown pods, since the kubelet does not say: {error.args[-1]}"
+    assert all(user.startswith(said) for user in deferred(settle(kernel, spec(6))))
 
 
 def test_while_the_kubelet_does_not_answer_no_attribute_of_a_bound_vf_is_changed(kernel: Kernel) -> None:
@@ -99,6 +101,10 @@ def test_while_the_kubelet_does_not_answer_no_attribute_of_a_bound_vf_is_changed
         ("[fd00::9]:/export /data nfs rw,addr=fd00::9 0 0", "fd00::9"),
         ("1.2.3.999:6789,10.0.0.10:6789:/ /data ceph rw 0 0", "10.0.0.10"),
         ("10.0.0.9:/volume /data fuse.glusterfs rw,relatime,user_id=0,group_id=0 0 0", "10.0.0.9"),
+        ("proc /proc proc rw 0 0\n10.0.0.9:/export /data nfs4 rw 0 0\n", "10.0.0.9"),
+        ("nas:/e /data nfs4 rw,vers=4.2,proto=tcp6,clientaddr=fd00::5,local_lock=none,addr=fd00::9 0 0", "fd00::9"),
+        ("nas:/e /data nfs4 rw,addr=fd00::9%enp33s0 0 0", "fd00::9"),
+        ("//nas/e /data nfs4 rw,vers=3.1.1,ip=fd00:0000:0000:0000:0000:0000:0000:0009 0 0", "fd00::9"),
     ],
 )
 def test_a_nic_through_which_storage_is_reached_is_not_disturbed(kernel: Kernel, mounts: str, server: str) -> None:
@@ -160,7 +166,7 @@ def test_another_number_of_vfs_disturbs_users_of_the_pf_only_if_its_link_goes_do
     kernel.routed.add("enp33s0")
     kernel.netlink.set_link(kernel.netdev(PF).ifindex, up=True)
     assert deferred(settle(kernel, spec(6))) == (f"a route through enp33s0 ({PF})",)
-    kernel.tree.link(f"/sys/bus/pci/devices/{PF}/driver", "../../../bus/pci/drivers/mlx5_core")
+    kernel.set_driver(PF, "mlx5_core")
     hand_to_pod(kernel, 2)
     assert deferred(settle(kernel, spec(6))) == (f"pod team/trainer-0 ({PF}#2)",)
     kernel.host.allocated.clear()

@@ -6,11 +6,11 @@ from agent.engine.contention import LIMIT, PAUSE, WINDOW, Contention, say_runnin
 from agent.engine.converge import Pass
 from agent.engine.retry import Failures
 from agent.hardware.functions import vf_addresses
-from agent.report.records import Condition, Outcome
+from agent.report.records import Outcome
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec
 from tests.sim.kernel import Kernel
-from tests.sim.passes import applied, settle, spec_of
+from tests.sim.passes import applied, condition, settle, spec_of
 
 PF = "0000:21:00.0"
 SPEC = spec_of(
@@ -54,10 +54,6 @@ def node() -> Node:
     return Node()
 
 
-def contended(result: Pass) -> Condition:
-    return next(condition for condition in result.conditions if condition.type == "Uncontended")
-
-
 def blocked(result: Pass) -> list[Outcome]:
     return [outcome for outcome in result.outcomes if outcome.result == "blocked"]
 
@@ -72,13 +68,13 @@ def contend(node: Node, rounds: int = LIMIT, every: float = 10.0) -> Pass:
 
 
 def test_a_change_that_is_undone_too_often_is_left_alone_and_the_node_is_not_ready(node: Node) -> None:
-    assert contended(node.last).status == "True"
+    assert condition(node.last, "Uncontended").status == "True"
     result = contend(node)
     assert node.mtu() == 1500
     assert not is_ready(result.conditions)
-    assert (contended(result).status, contended(result).reason) == ("False", "Contended")
+    assert (condition(result, "Uncontended").status, condition(result, "Uncontended").reason) == ("False", "Contended")
     (outcome,) = blocked(result)
-    assert [fault.target for fault in contended(result).faults] == [outcome.change.target]
+    assert [fault.target for fault in condition(result, "Uncontended").faults] == [outcome.change.target]
     assert outcome.change.field == "mtu"
     assert f"put back {LIMIT} times within 10 minutes" in outcome.error
 
@@ -140,7 +136,7 @@ def test_after_the_pause_one_write_is_tried_and_if_undone_the_next_pause_begins(
     assert node.mtu() == 9000
     node.now += 10
     node.another_program_sets_the_mtu()
-    assert contended(node.look()).status == "False"
+    assert condition(node.look(), "Uncontended").status == "False"
     assert node.mtu() == 1500
 
 
@@ -167,7 +163,7 @@ def test_irqbalance_is_named_if_it_runs(node: Node) -> None:
         node.now += 10
         node.move_irq()
         node.look()
-    assert "minutes; irqbalance runs, known to set such values" in contended(node.last).message
+    assert "minutes; irqbalance runs, known to set such values" in condition(node.last, "Uncontended").message
 
 
 def test_an_interrupt_that_its_driver_puts_where_it_wants_it_is_left_there_and_the_node_is_ready(node: Node) -> None:
@@ -181,14 +177,14 @@ def test_an_interrupt_that_its_driver_puts_where_it_wants_it_is_left_there_and_t
     assert is_ready(result.conditions)
     (outcome,) = blocked(result)
     assert outcome.error == f"put back {LIMIT} times within 10 minutes; the driver igb sets it itself"
-    assert next(c for c in result.conditions if c.type == "Converged").reason == "OptionalDiffers"
+    assert condition(result, "Converged").reason == "OptionalDiffers"
     node.kernel.host.processes.add("irqbalance")
     node.failures.forget()
     for _ in range(LIMIT + 1):
         node.now += 10
         node.kernel.interrupts.hint(number, 3)
         result = node.look()
-    assert "irqbalance runs" in contended(result).message
+    assert "irqbalance runs" in condition(result, "Uncontended").message
 
 
 def test_changes_that_follow_from_a_driver_reload_do_not_count(node: Node) -> None:
@@ -226,7 +222,7 @@ def test_a_vf_that_never_keeps_its_mac_is_bound_again_only_up_to_the_limit(node:
         result = node.look()
         rebound += sum(o.result == "applied" and o.change.kind == "bindings" for o in result.outcomes)
     assert rebound <= LIMIT * 2
-    assert contended(result).status == "False"
+    assert condition(result, "Uncontended").status == "False"
     assert not is_ready(result.conditions)
 
 

@@ -16,7 +16,7 @@ from agent.report.verdict import is_ready
 from agent.state.wanted import derived_mac
 from tests.sim.engine.passes import spec
 from tests.sim.kernel import Kernel, no_fault
-from tests.sim.passes import settle, spec_of
+from tests.sim.passes import condition, settle, spec_of
 from tests.sim.two_nics import MAC0, PF0, PF1
 
 
@@ -133,9 +133,8 @@ def test_a_nic_that_was_removed_or_reloaded_is_configured_again(kernel: Kernel, 
     else:
         kernel.remove_nic(PF0)
         result = settle(kernel, spec(), result)
-        missing = [c for c in result.conditions if c.type == "NicsPresent"]
-        assert [(c.status, c.reason) for c in missing] == [("False", "NicMissing")]
-        assert "rail0" in missing[0].message
+        missing = condition(result, "NicsPresent")
+        assert (missing.status, missing.reason, "rail0" in missing.message) == ("False", "NicMissing", True)
         kernel.add_nic(PF0, "enp33s0", MAC0, node=0)
     result = settle(kernel, spec(), result)
     assert is_ready(result.conditions)

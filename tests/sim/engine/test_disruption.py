@@ -14,7 +14,7 @@ from agent.report.records import Change, Disruption
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
 from tests.sim.kernel import Kernel
-from tests.sim.passes import settle, spec_of
+from tests.sim.passes import condition, settle, spec_of
 from tests.sim.seams import seen
 from tests.sim.two_nics import two_nics
 
@@ -68,7 +68,7 @@ def test_rdma_devices_of_waiting_vfs_are_not_reported_missing(kernel: Kernel) ->
         return spec_of(nic)
 
     def devices(result: Pass) -> str:
-        return next(condition.status for condition in result.conditions if condition.type == "RdmaDevices")
+        return condition(result, "RdmaDevices").status
 
     kernel.rdma.rxe = True
     assert devices(settle(kernel, with_rdma(4))) == "True"
@@ -328,8 +328,7 @@ def test_a_vf_that_gets_an_owner_before_any_read_keeps_its_attributes(step: floa
 
 def of_ice(kernel: Kernel) -> None:
     """The PF has the driver ice, which resets a VF when its VLAN is set."""
-    kernel.tree.unlink(f"/sys/bus/pci/devices/{PF}/driver")
-    kernel.tree.link(f"/sys/bus/pci/devices/{PF}/driver", "../../../../bus/pci/drivers/ice")
+    kernel.set_driver(PF, "ice")
 
 
 def test_an_attribute_for_which_the_driver_resets_the_vf_waits_for_the_users_of_the_vf(kernel: Kernel) -> None:
@@ -370,7 +369,7 @@ def test_channels_wait_for_those_who_have_queues_although_the_link_stays_up(kern
         nic = {"name": "rail0", "select": {"pci": PF}, "channels": {"combined": count}}
         return from_mapping({"node_name": "n1", "nics": [nic], "disruption": {"allow": "link-flap"}})
 
-    kernel.tree.link(f"/sys/bus/pci/devices/{PF}/driver", f"../../../../bus/pci/drivers/{driver}")
+    kernel.set_driver(PF, driver)
     assert is_ready(settle(kernel, channels(4)).conditions)
     kernel.queue_users[PF] = (QueueUser(3, "AF_XDP"),)
     connected = (f"a connection with 10.9.9.9:2049 ({PF})",) if driver == "igb" else ()

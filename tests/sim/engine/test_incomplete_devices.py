@@ -12,7 +12,7 @@ from agent.spec.node import NodeSpec
 from agent.state.wanted import derived_mac
 from tests.sim.engine.passes import spec
 from tests.sim.kernel import Kernel
-from tests.sim.passes import settle, spec_of
+from tests.sim.passes import condition, settle, spec_of
 from tests.sim.two_nics import MAC1, PF0, PF1
 
 
@@ -179,7 +179,7 @@ def test_malformed_content_of_a_host_file_is_an_error_that_names_the_file(kernel
 def test_malformed_content_of_a_device_file_is_reported_with_its_path(kernel: Kernel, path: str) -> None:
     kernel.tree.put(path, "N/A")
     result = settle(kernel, only())
-    (missing,) = [condition for condition in result.conditions if condition.type == "NicsPresent"]
+    missing = condition(result, "NicsPresent")
     assert (missing.status, missing.reason) == ("Unknown", "DeviceUnreadable")
     assert "the file has an unexpected value: 'N/A'" in missing.message and path in missing.message
 

@@ -19,6 +19,7 @@ from tests.sim.engine.one_nic import Killed, Node, follow_or_die, left, wanting
 from tests.sim.hugepages import NODE
 from tests.sim.hugepages import Memory as Memory2M
 from tests.sim.kernel import NET, Kernel, no_fault
+from tests.sim.passes import condition
 from tests.sim.two_nics import NAME0, PF0
 
 ECN = f"{NET}/{NAME0}/ecn"
@@ -85,7 +86,7 @@ def test_a_rate_that_the_driver_refuses_without_a_link_is_restored_when_the_link
         result = node.follow(down)
         ((_, refused, why),) = left(result)
         assert (refused, why.partition(":")[0]) == ("failed", "EINVAL")
-        assert "(as it was before): EINVAL" in next(c.message for c in result.conditions if c.type == "Converged")
+        assert "(as it was before): EINVAL" in condition(result, "Converged").message
     if restarts:
         node.restart()
     assert left(node.follow({**down, "state": "up"})) == []

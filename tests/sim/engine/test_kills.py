@@ -23,7 +23,7 @@ from agent.report.verdict import is_ready
 from agent.spec.addresses import ARP
 from agent.spec.node import NodeSpec
 from tests.sim.kernel import Kernel, no_fault
-from tests.sim.passes import settle, spec_of
+from tests.sim.passes import condition, settle, spec_of
 
 pytestmark = pytest.mark.slow
 
@@ -205,7 +205,7 @@ def test_a_lost_original_is_reported_and_not_replaced_by_another_value(tmp_path:
         assert kept.condition is not None
         assert kept.condition.reason == "Unreadable"
     changed = settle(node.kernel, wanting({**TRUSTED, "nic": {"mtu": 4000}}), originals=originals)
-    (lost,) = [condition for condition in changed.conditions if condition.type == "OriginalsKept"]
+    lost = condition(changed, "OriginalsKept")
     assert (lost.status, lost.severity) == ("False", "warn")
     node.follow(NOTHING)
     assert node.kernel.netdev(PF).mtu == 4000, "the agent wrote 9000, so it is no original"

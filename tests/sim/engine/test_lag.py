@@ -24,7 +24,7 @@ def kernel() -> Kernel:
     kernel = Kernel()
     for number, (pf, name) in enumerate(NAMES.items()):
         kernel.add_nic(pf, name, f"02:00:00:00:01:0{number}")
-        kernel.tree.link(f"/sys/bus/pci/devices/{pf}/driver", "../../../../bus/pci/drivers/mlx5_core")
+        kernel.set_driver(pf, "mlx5_core")
         kernel.enslave(pf, "bond0", "bond")
     kernel.netdevs["bond0"] = Netdev("", Link(90, "bond0", "02:00:00:00:01:00", "", 1500, True, True))
     kernel.tree.put("/sys/class/net/bond0/ifindex", "90")
@@ -134,7 +134,7 @@ def on_two_buses(first: str, second: str, driver: str = "mlx5_core") -> Kernel:
     kernel = Kernel()
     for pf, name, own in ((first, "enp0", "mlx5_core"), (second, "enp1", driver)):
         kernel.add_nic(pf, name, f"02:00:00:00:01:{pf[5:7]}")
-        kernel.tree.link(f"/sys/bus/pci/devices/{pf}/driver", f"../../../../bus/pci/drivers/{own}")
+        kernel.set_driver(pf, own)
         kernel.enslave(pf, "bond0", "bond")
     kernel.netdevs["bond0"] = Netdev("", Link(90, "bond0", "02:00:00:00:01:00", "", 1500, True, True))
     kernel.tree.put("/sys/class/net/bond0/ifindex", "90")

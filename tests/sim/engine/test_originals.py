@@ -18,7 +18,7 @@ from agent.machine import DcbState, Group
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec
 from tests.sim import passes
-from tests.sim.kernel import Kernel, no_fault
+from tests.sim.kernel import Kernel
 from tests.sim.passes import spec_of
 from tests.sim.two_nics import PF0, PF1
 
@@ -323,16 +323,6 @@ def refuse(kernel: Kernel, mtu: int) -> None:
         return OSError(errno.EBUSY, "busy") if operation == "set_link" and f"mtu={mtu}" in value else None
 
     kernel.fault = fault
-
-
-def test_a_failed_restore_is_tried_again(kernel: Kernel, originals: Originals) -> None:
-    settle(kernel, one({"mtu": 9000}), originals)
-    refuse(kernel, 1500)
-    result = settle(kernel, one({}), originals)
-    assert [outcome.result for outcome in result.outcomes] == ["failed"]
-    kernel.fault = no_fault
-    settle(kernel, one({}), originals)
-    assert kernel.netdev(PF0).mtu == 1500
 
 
 def test_a_value_that_the_device_does_not_support_now_is_restored_once_it_does(

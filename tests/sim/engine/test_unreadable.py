@@ -20,7 +20,7 @@ from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec
 from agent.state.scope import Scope
 from tests.sim.kernel import Kernel
-from tests.sim.passes import spec_of
+from tests.sim.passes import condition, spec_of
 from tests.sim.seams import seen
 
 pytestmark = pytest.mark.slow
@@ -171,7 +171,7 @@ def test_the_condition_of_an_unreadable_required_nic_names_the_file_and_a_remedy
     node, wanted = settled(required=True)
     node.broken = ("files.read", "/sys/class/net/ens1/queues/rx-0/rps_cpus")
     result = node.turn(wanted)
-    (missing,) = [c for c in result.conditions if c.type == "NicsPresent"]
+    missing = condition(result, "NicsPresent")
     assert (missing.status, missing.reason, missing.severity) == ("Unknown", "DeviceUnreadable", "required")
     assert FAULTY in missing.message and "rps_cpus" in missing.message and "dmesg" in missing.remedy
     assert node.failures.next_try() is not None, "it is read again soon"

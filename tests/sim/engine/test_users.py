@@ -42,11 +42,6 @@ def test_nobody_uses_vfs_that_were_just_made(kernel: Kernel) -> None:
     assert users_of(kernel) == {}
 
 
-def test_a_vf_whose_netdev_is_in_another_network_namespace_has_an_owner(kernel: Kernel) -> None:
-    kernel.move_away(vf_addresses(kernel.files, PF)[1])
-    assert users_of(kernel) == owning(kernel) == {f"{PF}#1": (User("another network namespace", owns=True),)}
-
-
 def test_a_vf_without_a_driver_is_in_no_namespace(kernel: Kernel) -> None:
     kernel.unbind(vf_addresses(kernel.files, PF)[1])
     assert users_of(kernel) == {}
@@ -61,9 +56,13 @@ def of_vfio(kernel: Kernel) -> str:
     return vf_addresses(kernel.files, PF)[1]
 
 
-@pytest.mark.parametrize("node", ["{group}", "noiommu-{group}", "devices/vfio3"])
-def test_a_virtual_machine_owns_the_vf_that_it_has_open(kernel: Kernel, of_vfio: str, node: str) -> None:
+@pytest.mark.parametrize(
+    ("bound", "node"),
+    [*(("vfio-pci", node) for node in ("{group}", "noiommu-{group}", "devices/vfio3")), ("mlx5_vfio_pci", "{group}")],
+)
+def test_a_virtual_machine_owns_the_vf_that_it_has_open(kernel: Kernel, of_vfio: str, bound: str, node: str) -> None:
     folder = f"/sys/bus/pci/devices/{of_vfio}"
+    kernel.set_driver(of_vfio, bound)
     kernel.tree.folder(f"{folder}/vfio-dev/vfio3")
     assert owning(kernel) == {}
     kernel.host.open[f"/dev/vfio/{node.format(group=kernel.files.target(f'{folder}/iommu_group'))}"] = (
@@ -74,10 +73,8 @@ def test_a_virtual_machine_owns_the_vf_that_it_has_open(kernel: Kernel, of_vfio:
 
 @pytest.mark.parametrize("bound", ["uio_pci_generic", "igb_uio"])
 def test_a_process_owns_the_vf_that_it_has_open_by_uio(kernel: Kernel, of_vfio: str, bound: str) -> None:
-    folder = f"/sys/bus/pci/devices/{of_vfio}"
-    kernel.tree.unlink(f"{folder}/driver")
-    kernel.tree.link(f"{folder}/driver", f"../../../../bus/pci/drivers/{bound}")
-    kernel.tree.folder(f"{folder}/uio/uio0")
+    kernel.set_driver(of_vfio, bound)
+    kernel.tree.folder(f"/sys/bus/pci/devices/{of_vfio}/uio/uio0")
     assert owning(kernel) == {}
     kernel.host.open["/dev/uio0"] = ("dpdk-testpmd (pid 7)",)
     assert users_of(kernel) == owning(kernel) == {f"{PF}#1": (User("dpdk-testpmd (pid 7)", owns=True),)}
@@ -88,19 +85,8 @@ def test_a_vf_of_xen_s_pciback_has_an_owner_and_one_of_pci_stub_has_none(
     kernel: Kernel, of_vfio: str, bound: str, found: tuple[User, ...]
 ) -> None:
     """Only Xen knows whether a virtual machine has it."""
-    folder = f"/sys/bus/pci/devices/{of_vfio}"
-    kernel.tree.unlink(f"{folder}/driver")
-    kernel.tree.link(f"{folder}/driver", f"../../../../bus/pci/drivers/{bound}")
+    kernel.set_driver(of_vfio, bound)
     assert users_of(kernel).get(f"{PF}#1", ()) == owning(kernel).get(f"{PF}#1", ()) == found
-
-
-def test_a_virtual_machine_owns_the_vf_of_a_driver_of_vfio_for_its_family(kernel: Kernel, of_vfio: str) -> None:
-    folder = f"/sys/bus/pci/devices/{of_vfio}"
-    kernel.tree.unlink(f"{folder}/driver")
-    kernel.tree.link(f"{folder}/driver", "../../../../bus/pci/drivers/mlx5_vfio_pci")
-    assert owning(kernel) == {}
-    kernel.host.open[f"/dev/vfio/{kernel.files.target(f'{folder}/iommu_group')}"] = (VIRTUAL_MACHINE.name,)
-    assert users_of(kernel) == owning(kernel) == {f"{PF}#1": (VIRTUAL_MACHINE,)}
 
 
 def test_the_netdev_of_virtio_has_users(kernel: Kernel) -> None:
@@ -109,8 +95,7 @@ def test_the_netdev_of_virtio_has_users(kernel: Kernel) -> None:
     before = users_of(kernel)
     assert before[PF] == (User("a route through enp33s0"),)
     kernel.tree.remove(f"{folder}/net")
-    kernel.tree.unlink(f"{folder}/driver")
-    kernel.tree.link(f"{folder}/driver", "../../../../bus/pci/drivers/virtio-pci")
+    kernel.set_driver(PF, "virtio-pci")
     kernel.tree.folder(f"{folder}/virtio3/net/enp33s0")
     assert users_of(kernel) == before
 
@@ -121,13 +106,6 @@ def test_a_group_that_is_open_is_no_user_of_a_vf_with_a_network_driver(kernel: K
         VIRTUAL_MACHINE.name,
     )
     assert users_of(kernel) == {}
-
-
-def test_a_process_with_an_open_rdma_device_is_a_user_and_no_owner(kernel: Kernel) -> None:
-    kernel.rdma.add(vf_addresses(kernel.files, PF)[1], "rocep33s0v1", None)
-    kernel.host.open["/dev/infiniband/uverbs0"] = ("ib_write_bw (pid 4711)",)
-    assert users_of(kernel) == {f"{PF}#1": (User("ib_write_bw (pid 4711)", owns=False),)}
-    assert owning(kernel) == {}
 
 
 OTHER = "0000:41:00.0"
@@ -324,27 +302,6 @@ def test_a_virtual_machine_with_the_vdpa_device_of_a_subfunction_uses_the_functi
     assert users_of(kernel) == {PF: (evolve(VIRTUAL_MACHINE, owns=False),)}
 
 
-@pytest.mark.parametrize(
-    "mount",
-    [
-        "nas:/e /data nfs4 rw,vers=4.2,proto=tcp6,clientaddr=fd00::5,local_lock=none,addr=fd00::9 0 0",
-        "nas:/e /data nfs4 rw,addr=fd00::9%enp33s0 0 0",
-        "//nas/e /data nfs4 rw,vers=3.1.1,ip=fd00:0000:0000:0000:0000:0000:0000:0009 0 0",
-    ],
-)
-def test_the_options_of_a_mount_by_name_have_the_server_s_address(kernel: Kernel, mount: str) -> None:
-    kernel.tree.put("/proc/1/mounts", mount)
-    kernel.servers["fd00::9"] = "enp33s0"
-    kernel.netlink.set_link(kernel.netdev(PF).ifindex, up=True)
-    assert users_of(kernel) == {PF: (User("nfs4 on /data of fd00::9"),)}
-
-
-def test_each_mount_is_looked_at(kernel: Kernel) -> None:
-    kernel.tree.put("/proc/1/mounts", "proc /proc proc rw 0 0\n10.0.0.9:/export /data nfs4 rw 0 0\n")
-    kernel.servers["10.0.0.9"] = "enp33s0"
-    assert users_of(kernel) == {PF: (User("nfs4 on /data of 10.0.0.9"),)}
-
-
 def test_a_server_without_a_route_is_reached_through_no_nic(kernel: Kernel) -> None:
     kernel.tree.put("/proc/1/mounts", "10.0.0.9:/export /data nfs4 rw 0 0")
     assert users_of(kernel) == {}
@@ -363,8 +320,7 @@ def test_a_route_in_the_agent_s_own_tables_is_no_user(kernel: Kernel) -> None:
 
 def test_an_efa_function_never_has_a_netdev_and_so_is_in_no_other_namespace(kernel: Kernel) -> None:
     kernel.lose_netdev(PF)
-    kernel.tree.unlink(f"/sys/bus/pci/devices/{PF}/driver")
-    kernel.tree.link(f"/sys/bus/pci/devices/{PF}/driver", "../../../../bus/pci/drivers/efa")
+    kernel.set_driver(PF, "efa")
     kernel.rdma.add(PF, "rdmap33s0", None)
     assert users_of(kernel) == owning(kernel) == {}
 
@@ -375,17 +331,6 @@ def test_a_netdev_s_master_uses_it_unless_it_is_a_vrf(kernel: Kernel, kind: str,
     assert users_of(kernel) == ({PF: (User("master0 on enp33s0"),)} if uses else {})
     kernel.tree.put("/sys/class/net/enp33s0/upper_vlan7/ifindex", "7")
     assert User("vlan7 on enp33s0") in users_of(kernel)[PF]
-
-
-def test_a_kubelet_that_does_not_answer_is_named_with_its_error(kernel: Kernel) -> None:
-    kernel.host.kubelet_error = TimeoutError("no answer within 2 s")
-    assert {user for users in users_of(kernel).values() for user in users} == {
-        User("unknown pods, since the kubelet does not say: no answer within 2 s")
-    }
-    kernel.host.kubelet_error = ConnectionRefusedError(111, "Connection refused")
-    assert {user for users in users_of(kernel).values() for user in users} == {
-        User("unknown pods, since the kubelet does not say: Connection refused")
-    }
 
 
 def test_a_change_of_a_vf_affects_its_own_users_only(kernel: Kernel) -> None:

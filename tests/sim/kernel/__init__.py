@@ -193,7 +193,7 @@ class Kernel:
         """A function without a netdev of its own."""
         for file, text in (("class", "0x020000"), ("vendor", "0x1ded"), ("device", "0x107f"), ("numa_node", str(node))):
             self.tree.put(f"{PCI}/{address}/{file}", text)
-        self.tree.link(f"{PCI}/{address}/driver", "../../../../bus/pci/drivers/erdma")
+        self.set_driver(address, "erdma")
         for number, action in ((90, f"erdma-common@pci:{address}"), (91, f"erdma-ceq0@pci:{address}")):
             self.interrupts.request(address, number, action)
 
@@ -317,9 +317,9 @@ class Kernel:
 
     def lose_netdev(self, function: str) -> None:
         """Its driver gives the netdev up and stays bound, as mlx5's does when the firmware dies."""
-        bound = self.tree.links[f"{PCI}/{function}/driver"]
+        bound = self.driver(function)
         self.unbind(function)
-        self.tree.link(f"{PCI}/{function}/driver", bound)
+        self.set_driver(function, bound)
 
     def lose_away(self, function: str) -> None:
         """The pod's namespace ends, and its netdev is nowhere: the driver has given it up."""
@@ -402,8 +402,12 @@ class Kernel:
     def driver(self, function: str) -> str:
         return self.tree.links.get(f"{PCI}/{function}/driver", "").rpartition("/")[2]
 
-    def bind(self, function: str, name: str, mac: str, driver: str = "igb") -> None:
+    def set_driver(self, function: str, driver: str) -> None:
+        """Another driver has the function. Its netdevs and RDMA devices stay."""
         self.tree.link(f"{PCI}/{function}/driver", f"../../../../bus/pci/drivers/{driver}")
+
+    def bind(self, function: str, name: str, mac: str, driver: str = "igb") -> None:
+        self.set_driver(function, driver)
         self.tree.folder(f"/sys/bus/pci/drivers/{driver}")
         own = [Netdev(function, Link(0, name, mac, mac, 1500, False, False))] if name else []
         netdevs = self.made.get(function, own)

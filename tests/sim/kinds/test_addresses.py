@@ -11,14 +11,13 @@ from agent.engine.dry_run import dry_run
 from agent.engine.originals import Originals
 from agent.hardware.functions import vf_addresses
 from agent.machine import Route, Rule
-from agent.report.records import Outcome
 from agent.report.verdict import is_ready
 from agent.spec.addresses import PRIORITY
 from agent.spec.node import NodeSpec
 from agent.state.scope import own
 from cli.as_spec import derive_spec
 from tests.sim.kernel import Kernel, no_fault
-from tests.sim.passes import spec_of
+from tests.sim.passes import condition, spec_of, undone
 from tests.sim.two_nics import PF0, PF1
 
 DERIVED = [{"network": "10.{rail}.0.0/16"}, {"network": "fd00:0:0:{rail}::/64"}]
@@ -44,10 +43,6 @@ def settle(kernel: Kernel, wanted: NodeSpec, originals: Originals | None = None,
     return result
 
 
-def remaining(result: Pass) -> list[Outcome]:
-    return [outcome for outcome in result.outcomes if outcome.result != "applied"]
-
-
 def index(kernel: Kernel, pf: str) -> int:
     return kernel.netdev(pf).ifindex
 
@@ -58,7 +53,8 @@ def own_addresses(kernel: Kernel, pf: str) -> tuple[str, ...]:
 
 def test_each_rail_gets_its_addresses_its_table_and_its_rules(kernel: Kernel) -> None:
     gateway = {"network": "10.{rail}.0.0/16", "gateway": "10.{rail}.255.254"}
-    settle(kernel, spec([gateway, DERIVED[1]], DERIVED))
+    wanted = spec([gateway, DERIVED[1]], DERIVED)
+    settle(kernel, wanted)
     first, second = index(kernel, PF0), index(kernel, PF1)
     assert own_addresses(kernel, PF0) == ("10.0.0.17/16", "fd00::11/64")
     assert own_addresses(kernel, PF1) == ("10.1.0.17/16", "fd00:0:0:1::11/64")
@@ -82,14 +78,8 @@ def test_each_rail_gets_its_addresses_its_table_and_its_rules(kernel: Kernel) ->
             kernel.files.read(f"{CONF}/{name}/{setting}") for setting in ("arp_ignore", "arp_announce", "rp_filter")
         ]
         assert settings == ["1", "2", "2"]
-
-
-def test_a_second_pass_finds_nothing_to_do(kernel: Kernel) -> None:
-    wanted = spec(DERIVED, DERIVED)
-    settle(kernel, wanted)
     kernel.writes.clear()
-    assert settle(kernel, wanted).outcomes == ()
-    assert kernel.writes == []
+    assert (settle(kernel, wanted).outcomes, kernel.writes) == ((), [])
 
 
 def test_ipv6_alone_leaves_arp_alone(kernel: Kernel) -> None:
@@ -240,7 +230,7 @@ def test_an_address_changes_within_its_network_although_the_kernel_removes_it_wi
 def test_addresses_of_one_network_leave_together(kernel: Kernel, originals: Originals) -> None:
     # The kernel removes the second with the first.
     settle(kernel, spec(["192.0.2.11/24", "192.0.2.12/24"]), originals)
-    assert remaining(settle(kernel, spec(), originals)) == []
+    assert undone(settle(kernel, spec(), originals)) == []
     assert (kernel.netlink.addresses(), kernel.netlink.routes({479100}), kernel.netlink.rules()) == ({}, (), ())
 
 
@@ -256,7 +246,7 @@ def test_an_address_in_use_is_removed_once_its_user_is_gone(kernel: Kernel, orig
     settle(kernel, spec(DERIVED), originals)
     kernel.host.open["/dev/infiniband/uverbs0"] = ("ib_write_bw (pid 4711)",)
     result = run(kernel, spec(), originals)
-    assert "ib_write_bw (pid 4711)" in remaining(result)[0].error
+    assert "ib_write_bw (pid 4711)" in undone(result)[0].error
     assert set(own_addresses(kernel, PF0)) == {"10.0.0.17/16", "fd00::11/64"}
     kernel.host.open.clear()
     settle(kernel, spec(), originals)
@@ -281,7 +271,7 @@ def test_the_agent_s_own_gateway_is_no_user_of_the_nic(kernel: Kernel) -> None:
 def test_an_address_that_another_netdev_has_is_blocked(kernel: Kernel) -> None:
     settle(kernel, spec())
     kernel.ip["enp65s0"] = ("10.0.0.17/8",)
-    outcomes = remaining(run(kernel, spec(DERIVED[:1])))
+    outcomes = undone(run(kernel, spec(DERIVED[:1])))
     assert {(outcome.result, outcome.error) for outcome in outcomes} == {
         ("blocked", "enp65s0 has the address 10.0.0.17")
     }
@@ -328,13 +318,13 @@ def test_a_setting_that_sysctls_and_then_addresses_set_has_one_original(
 def test_an_ipv6_address_with_another_prefix_length_is_named(kernel: Kernel) -> None:
     settle(kernel, spec())
     kernel.netlink.add_address(index(kernel, PF0), "fd00::7/48")
-    outcome = remaining(run(kernel, spec(["fd00::7/64"])))[0]
+    outcome = undone(run(kernel, spec(["fd00::7/64"])))[0]
     assert (outcome.error, outcome.remedy) == ("enp33s0 has fd00::7 with another prefix length", "remove that")
 
 
 def test_an_ipv6_address_gets_another_prefix_length_in_one_pass(kernel: Kernel, originals: Originals) -> None:
     settle(kernel, spec(["fd00::7/64"]), originals)
-    assert remaining(settle(kernel, spec(["fd00::7/80"]), originals)) == []
+    assert undone(settle(kernel, spec(["fd00::7/80"]), originals)) == []
     assert own_addresses(kernel, PF0) == ("fd00::7/80",)
 
 
@@ -345,7 +335,7 @@ def test_a_prefix_length_that_waits_for_a_user_does_not_make_unready(kernel: Ker
     goal = Goal(spec(["fd00::7/80"]), verified=first)
     result = converge(kernel.machine(), goal, Memory(lambda: 0.0, originals=originals))
     assert is_ready(result.conditions), result.conditions
-    assert {outcome.result for outcome in remaining(result)} == {"blocked", "deferred"}
+    assert {outcome.result for outcome in undone(result)} == {"blocked", "deferred"}
     kernel.routed.clear()
     settle(kernel, spec(["fd00::7/80"]), originals)
     assert own_addresses(kernel, PF0) == ("fd00::7/80",)
@@ -364,7 +354,7 @@ def test_an_address_of_others_stays_although_the_kernel_would_remove_it_with_the
 def test_ipv6_that_is_disabled_is_named(kernel: Kernel) -> None:
     settle(kernel, spec())
     kernel.fault = lambda operation, where, what: OSError(errno.EACCES, "denied") if operation == "address" else None
-    assert "IPv6 is disabled" in remaining(run(kernel, spec(["fd00::7/64"])))[0].error
+    assert "IPv6 is disabled" in undone(run(kernel, spec(["fd00::7/64"])))[0].error
     kernel.fault = no_fault
     settle(kernel, spec(["fd00::7/64"]))
 
@@ -372,7 +362,7 @@ def test_ipv6_that_is_disabled_is_named(kernel: Kernel) -> None:
 def test_a_netdev_that_udev_has_not_named_yet_gets_no_address(kernel: Kernel) -> None:
     kernel.udev_lags(PF0)
     result = run(kernel, spec(DERIVED))
-    assert f"links {PF0} udev entry: none -> present" in [str(outcome.change) for outcome in remaining(result)]
+    assert f"links {PF0} udev entry: none -> present" in [str(outcome.change) for outcome in undone(result)]
     assert own_addresses(kernel, PF0) == ()
     kernel.udev_catches_up(PF0)
     settle(kernel, spec(DERIVED))
@@ -386,7 +376,7 @@ def test_a_gid_of_an_ipv4_address_comes_with_the_address_and_its_index_is_found(
     expected = {"rdma": {"gid_type": "RoCE v2", "gid_ipv4": True}}
 
     def said(wanted: NodeSpec) -> str:
-        return next(c.message for c in run(kernel, wanted).conditions if c.type == "RdmaPorts")
+        return condition(run(kernel, wanted), "RdmaPorts").message
 
     without = said(spec(nic=expected))
     assert "no RoCE v2 GID of an IPv4 address (give the NIC `addresses`: the kernel makes a GID from each)" in without
@@ -407,7 +397,7 @@ def test_an_address_that_another_node_has_is_not_taken_for_one_that_works(kernel
     kernel.netlink.set_link(index(kernel, PF0), up=True)
     kernel.netlink.add_address(index(kernel, PF0), address)
     kernel.routing.duplicates.add(address)
-    first, *others = remaining(run(kernel, spec([address])))
+    first, *others = undone(run(kernel, spec([address])))
     assert (first.change.field, first.result) == (f"address {address}", "blocked")
     assert first.error == "another node has fd00::11, so the kernel does not use it on enp33s0"
     assert "ip address del fd00::11/64 dev enp33s0" in first.remedy

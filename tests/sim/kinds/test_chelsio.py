@@ -21,7 +21,7 @@ def kernel() -> Kernel:
     kernel = Kernel()
     for pf, name, vfs in ((PF, "", 16), (PORTS, "enp4s0f4", 0)):
         kernel.add_nic(pf, name, f"02:00:00:00:01:0{pf[-1]}", total_vfs=vfs)
-        kernel.tree.link(f"{PCI}/{pf}/driver", "../../../../bus/pci/drivers/cxgb4")
+        kernel.set_driver(pf, "cxgb4")
     kernel.lose_netdev(PF)
     kernel.sriov.able.add(PF)
     return kernel

@@ -6,19 +6,17 @@ from collections.abc import Mapping
 
 import pytest
 
-from agent.engine.converge import Pass
 from agent.engine.dry_run import dry_run
 from agent.engine.retry import Failures
 from agent.hardware.functions import targets
 from agent.hardware.placement import from_mask
 from agent.kinds.irqs import FULL
 from agent.report.names import KUBELET_CPUS
-from agent.report.records import Condition
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec
 from agent.spec.ranges import format_ranges, parse_ranges
 from tests.sim.kernel import Kernel
-from tests.sim.passes import settle, spec_of
+from tests.sim.passes import condition, settle, spec_of
 from tests.sim.two_nics import PF0, PF1, two_nics
 
 STATE = KUBELET_CPUS[0]
@@ -88,10 +86,6 @@ def masks(kernel: Kernel, kind: str) -> frozenset[int]:
     """The CPUs in all masks of RPS or XPS."""
     paths = [path for path in kernel.tree.files if path.endswith(f"/{kind}_cpus")]
     return frozenset().union(*(from_mask(kernel.files.read(path)) for path in paths))
-
-
-def verdict(result: Pass) -> Condition:
-    return next(each for each in result.conditions if each.type == "QueueInterrupts")
 
 
 @pytest.mark.parametrize("version", FORMATS)
@@ -168,12 +162,12 @@ def test_queues_stay_if_each_cpu_of_their_pool_has_an_owner_and_the_report_names
     give(kernel, {"one": "0-3", "two": "4-7"})
     result = settle(kernel, spec(), result)
     assert (served(kernel), is_ready(result.conditions)) == (before, True)
-    said = verdict(result)
+    said = condition(result, "QueueInterrupts")
     assert (said.status, said.reason) == ("True", "CpusOwned")
     assert f"{PF0} (CPUs 0-7: pod one, pod two)" in said.message
     give(kernel, {"one": "0-3"})
     result = settle(kernel, spec(), result)
-    assert verdict(result).reason == "Recognised"
+    assert condition(result, "QueueInterrupts").reason == "Recognised"
     of_pf0 = [cpus for (pci, _), cpus in served(kernel).items() if pci.startswith(PF0[:7])]
     assert frozenset().union(*of_pf0) == frozenset(range(4, 8))
 
@@ -190,12 +184,15 @@ def test_a_damaged_file_of_the_kubelet_moves_nothing_and_is_named(kernel: Kernel
     kernel.tree.put(STATE, content)
     result = settle(kernel, spec(), result)
     assert (served(kernel), is_ready(result.conditions)) == (during, True)
-    assert (verdict(result).reason, verdict(result).severity) == ("OwnersUnknown", "warn")
-    assert STATE in verdict(result).message
+    assert (condition(result, "QueueInterrupts").reason, condition(result, "QueueInterrupts").severity) == (
+        "OwnersUnknown",
+        "warn",
+    )
+    assert STATE in condition(result, "QueueInterrupts").message
     give(kernel, {"one": "1-2"})
-    assert verdict(settle(kernel, spec(), result)).reason == "Recognised"
+    assert condition(settle(kernel, spec(), result), "QueueInterrupts").reason == "Recognised"
     kernel.tree.remove(STATE)
-    assert verdict(settle(kernel, spec(), result)).reason == "Recognised"
+    assert condition(settle(kernel, spec(), result), "QueueInterrupts").reason == "Recognised"
     assert served(kernel) == before
 
 
@@ -208,10 +205,13 @@ def test_a_cgroup_that_cannot_be_read_moves_nothing_and_is_named(kernel: Kernel)
     kernel.unreadable.add(partition)
     result = settle(kernel, spec(), result)
     assert (served(kernel), is_ready(result.conditions)) == (during, True)
-    assert (verdict(result).reason, verdict(result).severity) == ("OwnersUnknown", "warn")
-    assert partition in verdict(result).message
+    assert (condition(result, "QueueInterrupts").reason, condition(result, "QueueInterrupts").severity) == (
+        "OwnersUnknown",
+        "warn",
+    )
+    assert partition in condition(result, "QueueInterrupts").message
     kernel.unreadable.clear()
-    assert verdict(settle(kernel, spec(), result)).reason == "Recognised"
+    assert condition(settle(kernel, spec(), result), "QueueInterrupts").reason == "Recognised"
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def settle(
 
 def only(result: Pass, kind: str) -> Outcome:
     """The one change of a kind that was not made."""
-    (outcome,) = [o for o in result.outcomes if o.change.kind == kind and o.result != "applied"]
+    (outcome,) = passes.undone(result, kind)
     return outcome
 
 

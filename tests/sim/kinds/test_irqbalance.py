@@ -7,7 +7,7 @@ from agent.kinds.host.irqbalance import LIST, SCRIPT
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec
 from tests.sim.kernel import Kernel
-from tests.sim.passes import settle, spec_of
+from tests.sim.passes import condition, settle, spec_of
 from tests.sim.two_nics import two_nics
 
 PF = "0000:21:00.0"
@@ -77,5 +77,5 @@ def test_a_list_that_cannot_be_read_is_a_failure_and_the_condition_unknown(kerne
     (failed,) = result.outcomes
     assert (failed.change.kind, failed.change.field, failed.result) == ("irqbalance", "state", "failed")
     assert LIST in failed.error
-    (policy,) = (condition for condition in result.conditions if condition.type == "IrqbalancePolicy")
+    policy = condition(result, "IrqbalancePolicy")
     assert (policy.status, policy.reason) == ("Unknown", "NotRead")

@@ -13,7 +13,7 @@ from agent.report.verdict import is_ready
 from agent.spec.addresses import TABLES
 from agent.spec.node import NodeSpec
 from tests.sim.kernel import Kernel
-from tests.sim.passes import spec_of
+from tests.sim.passes import condition, spec_of
 
 PF = "0000:21:00.0"
 NETWORKD, NM = "/run/systemd/netif/links", "/run/NetworkManager/devices"
@@ -155,7 +155,7 @@ def test_at_boot_a_manager_that_is_to_start_is_waited_for(
     failures = Failures()
     result = run(kernel, "192.0.2.11/24", failures=failures)
     assert {outcome.result for outcome in result.outcomes if outcome.change.kind == "addresses"} == {"blocked"}
-    assert who in next(c.message for c in result.conditions if c.type == "Converged")
+    assert who in condition(result, "Converged").message
     assert kernel.netlink.addresses() == {}
     # There is no event when the network manager has decided, so the agent reads again.
     again = failures.next_try()

@@ -17,7 +17,7 @@ from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec
 from agent.state.scope import own
 from tests.sim.kernel import Kernel
-from tests.sim.passes import applied, settle, spec_of
+from tests.sim.passes import applied, condition, settle, spec_of
 from tests.sim.two_nics import PF0, PF1, two_nics
 
 
@@ -47,7 +47,7 @@ def affinities(kernel: Kernel) -> dict[tuple[str, str], str]:
 )
 def test_an_interrupt_of_the_driver_itself_is_no_queue_s(control: str) -> None:
     kernel = two_nics(cpus=8)
-    kernel.tree.link(f"/sys/bus/pci/devices/{PF0}/driver", "../../../../bus/pci/drivers/ice")
+    kernel.set_driver(PF0, "ice")
     given = spec_of({"name": "rail0", "select": {"pci": PF0}})
     settle(kernel, given)
     kernel.interrupts.request_all(PF0, [control])
@@ -98,7 +98,7 @@ NAMES = {
 @pytest.mark.parametrize("named", NAMES)
 def test_the_interrupts_of_a_queue_are_recognised_by_their_names(named: str) -> None:
     kernel = two_nics(cpus=8)
-    kernel.tree.link(f"/sys/bus/pci/devices/{PF0}/driver", f"../../../../bus/pci/drivers/{named.partition(' ')[0]}")
+    kernel.set_driver(PF0, named.partition(" ")[0])
     given = spec_of({"name": "rail0", "select": {"pci": PF0}})
     settle(kernel, given)
     kernel.interrupts.free(PF0)
@@ -119,7 +119,7 @@ def test_bnxt_s_interrupts_are_pinned_although_their_names_are_cut_off(kernel: K
     """In Linux 6.10 and earlier a name has at most 17 characters: ``enp65s0f0np0-TxRx`` for each queue."""
     given = spec_of({"name": "rail0", "select": {"pci": PF0}})
     settle(kernel, given)
-    kernel.tree.link(f"/sys/bus/pci/devices/{PF0}/driver", "../../../../bus/pci/drivers/bnxt_en")
+    kernel.set_driver(PF0, "bnxt_en")
     kernel.interrupts.free(PF0)
     names = [f"{netdev}-TxRx-{queue}"[:17] for queue in range(12)]
     kernel.interrupts.request_all(PF0, [*names, f"bnxt_re-nq-0@pci:{PF0}"])
@@ -142,7 +142,7 @@ SAME_NAME = {
 def test_the_queues_of_interrupts_with_the_same_name_are_numbered_in_their_order(kernel: Kernel, driver: str) -> None:
     name, served = SAME_NAME[driver]
     settle(kernel, spec(0))
-    kernel.tree.link(f"/sys/bus/pci/devices/{PF0}/driver", f"../../../../bus/pci/drivers/{driver}")
+    kernel.set_driver(PF0, driver)
     kernel.interrupts.free(PF0)
     kernel.interrupts.request_all(PF0, [name] * len(served))
     changes = [change for change in dry_run(kernel.machine(), spec(0)).changes if change.kind == "irqs"]
@@ -158,7 +158,7 @@ def test_the_queues_of_interrupts_with_the_same_name_are_numbered_in_their_order
 def test_ionic_s_interrupts_are_pinned(kernel: Kernel) -> None:
     """Between the role and the number of their queue there is nothing."""
     settle(kernel, spec(0))
-    kernel.tree.link(f"/sys/bus/pci/devices/{PF0}/driver", "../../../../bus/pci/drivers/ionic")
+    kernel.set_driver(PF0, "ionic")
     kernel.interrupts.free(PF0)
     own = [f"ionic-{PF0}-L0-adminq0", "ionic-enp33s0-L0-hwstamp_rx4"]
     kernel.interrupts.request_all(PF0, [*(f"ionic-enp33s0-L0-rx{queue}" for queue in range(4)), *own])
@@ -333,7 +333,7 @@ def test_interrupts_that_the_kernel_places_are_left_there_and_the_node_is_ready(
     assert is_ready(result.conditions)
     assert {path: kernel.files.read(path) for path in before} == before
     assert not kernel.interrupts.managed.intersection(path for path, _ in kernel.writes)
-    (said,) = [each for each in result.conditions if each.type == "QueueInterrupts"]
+    said = condition(result, "QueueInterrupts")
     assert said.reason == "PlacedByKernel"
     assert said.message.endswith(f": {len(kernel.interrupts.managed)} of {PF0}")
     # RPS and XPS follow the CPUs that the queues have.

@@ -10,7 +10,7 @@ from agent.hardware.placement import from_mask
 from agent.kinds.irqs import followed
 from agent.report.names import KUBELET_CPUS
 from agent.report.verdict import is_ready
-from agent.spec.node import NodeSpec, SpecError
+from agent.spec.node import NodeSpec
 from tests.sim.kernel import Kernel
 from tests.sim.kinds.test_cpu_owners import CGROUPS, FORMATS, NONE, give, served
 from tests.sim.passes import settle, spec_of
@@ -166,8 +166,3 @@ def test_what_a_pod_brings_is_no_drift(kernel: Kernel) -> None:
     assert now != before
     later = settle(kernel, spec(), after)
     assert followed(later.want, later.have) == now
-
-
-def test_a_spec_that_places_no_interrupts_cannot_ask_for_it() -> None:
-    with pytest.raises(SpecError, match=r"irqs\.pin false and nics\[0\]\.vfs\.groups\[0\]\.irqs_on_pod_cpus"):
-        spec(irqs={"pin": False})

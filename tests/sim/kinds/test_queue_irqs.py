@@ -6,7 +6,7 @@ from agent.hardware.interrupts import Irq, function_irqs
 from agent.machine import QueueIrq
 from agent.report.verdict import is_ready
 from tests.sim.kernel import Kernel
-from tests.sim.passes import settle, spec_of
+from tests.sim.passes import condition, settle, spec_of
 from tests.sim.two_nics import PF0, two_nics
 
 SPEC = spec_of({"name": "rail0", "select": {"pci": PF0}})
@@ -38,7 +38,7 @@ def test_interrupts_whose_names_say_nothing_are_placed_as_the_kernel_knows_them(
     assert [irq.name for irq in irqs] == ["management-0", "queue-0", "queue-1", "queue-2"]
     done = settle(kernel, SPEC)
     assert is_ready(done.conditions)
-    assert next(each for each in done.conditions if each.type == "QueueInterrupts").reason == "Recognised"
+    assert condition(done, "QueueInterrupts").reason == "Recognised"
     management, *queues = cpus(kernel)
     assert management == "0-3"
     assert len({*queues}) == 3, "each on a CPU of its own"

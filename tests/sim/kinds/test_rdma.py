@@ -10,14 +10,14 @@ from agent.engine.originals import Originals
 from agent.engine.retry import Failures
 from agent.hardware.functions import vf_addresses
 from agent.hardware.rdma import Reader
-from agent.report.records import HOST, Condition
+from agent.report.records import HOST
 from agent.report.verdict import is_ready
 from cli import counters
 from cli.as_inventory import derive_inventory
 from cli.inspection import inspect, render
 from tests.sim import passes
 from tests.sim.kernel import Kernel
-from tests.sim.passes import spec_of
+from tests.sim.passes import condition, spec_of
 from tests.sim.seams import seen
 from tests.sim.two_nics import NAME0, NAME1, PF0, PF1
 
@@ -35,10 +35,6 @@ def settle(
     nics = [{"name": f"rail{n}", "select": {"pci": pf}, **nic} for n, (pf, nic) in enumerate(given)]
     spec = spec_of(*nics, **more)
     return passes.settle(kernel, spec, now=clock, failures=failures, originals=originals)
-
-
-def condition_of(result: Pass, type: str) -> Condition:
-    return next(condition for condition in result.conditions if condition.type == type)
 
 
 def refused(result: Pass) -> dict[str, tuple[str, str]]:
@@ -62,15 +58,15 @@ def test_each_vf_s_device_is_expected_named_when_it_goes_and_fine_when_it_is_bac
         "rdma": {"pf": False, "vfs": True, "link_layer": "Ethernet", "rate": 2, "gid_type": "RoCE v2"},
     }
     result = settle(kernel, wanted)
-    assert (condition_of(result, "RdmaDevices").status, condition_of(result, "RdmaPorts").status) == ("True", "True")
+    assert (condition(result, "RdmaDevices").status, condition(result, "RdmaPorts").status) == ("True", "True")
     vf = vf_addresses(kernel.files, PF0)[1]
     name = Reader(kernel.files).of(vf)[0]
     kernel.rdma.delete(name)
-    lacking = condition_of(settle(kernel, wanted), "RdmaDevices")
+    lacking = condition(settle(kernel, wanted), "RdmaDevices")
     assert (lacking.status, lacking.reason, lacking.stage) == ("False", "DeviceMissing", "device")
     assert lacking.message.startswith(f"NIC rail0: {PF0}#1: no RDMA device (load the RDMA driver of igb;")
     kernel.rdma.add(vf, name, kernel.netdev(vf).name, umad=False)
-    assert condition_of(settle(kernel, wanted), "RdmaDevices").status == "True"
+    assert condition(settle(kernel, wanted), "RdmaDevices").status == "True"
 
 
 def test_an_event_of_one_vf_has_its_device_read_again_and_no_other(kernel: Kernel) -> None:
@@ -86,8 +82,8 @@ def test_an_event_of_one_vf_has_its_device_read_again_and_no_other(kernel: Kerne
     kernel.rdma.set_cm_defaults(second, 1, tos=0)
     scope = frozenset({f"{PF0}#1"})
     result = passes.settle(kernel, spec, result, scope)
-    assert first in condition_of(result, "RdmaPorts").message
-    assert second not in condition_of(result, "RdmaPorts").message
+    assert first in condition(result, "RdmaPorts").message
+    assert second not in condition(result, "RdmaPorts").message
     assert [o.change.target for o in result.outcomes] == [f"{PF0}#1"]
 
 
@@ -109,11 +105,11 @@ def test_a_port_that_is_not_as_wanted_is_named_with_the_remedy(
     kernel.rdma.add(PF0, "rocep33s0", NAME0)
     kernel.rdma.set_port("rocep33s0", **state)
     result = settle(kernel, {"rdma": wanted})
-    ports = condition_of(result, "RdmaPorts")
+    ports = condition(result, "RdmaPorts")
     assert (ports.status, ports.reason, ports.stage) == ("False", "PortNotReady", "network")
     assert ports.message.startswith(f"NIC rail0: rocep33s0 port 1 ({PF0}): ")
     assert said in ports.message
-    assert condition_of(result, "RdmaDevices").status == "True"
+    assert condition(result, "RdmaDevices").status == "True"
 
 
 def test_a_gid_is_found_wherever_in_the_table_it_is(kernel: Kernel) -> None:
@@ -121,7 +117,7 @@ def test_a_gid_is_found_wherever_in_the_table_it_is(kernel: Kernel) -> None:
     kernel.rdma.set_gid("rocep33s0", 2, "fe80::1", "IB/RoCE v1", NAME0)
     kernel.rdma.set_gid("rocep33s0", 7, "0000:0000:0000:0000:0000:ffff:0a00:0001", "RoCE v2", NAME0)
     result = settle(kernel, {"rdma": {"gid_type": "RoCE v2", "gid_ipv4": True, "rate": 100}})
-    assert condition_of(result, "RdmaPorts").status == "True"
+    assert condition(result, "RdmaPorts").status == "True"
     gids = result.have["rdma"][PF0][PF0][0].ports[0].gids
     assert [(gid.index, gid.type, gid.address) for gid in gids][1:] == [
         (2, "RoCE v1", "fe80::1"),
@@ -134,18 +130,18 @@ def test_a_gid_that_comes_back_at_another_index_is_found(kernel: Kernel) -> None
     kernel.rdma.add(PF0, "rocep33s0", NAME0)
     kernel.rdma.set_gid("rocep33s0", 3, "0000:0000:0000:0000:0000:ffff:0a00:0001", "RoCE v2", NAME0)
     wanted: dict[str, object] = {"rdma": {"gid_type": "RoCE v2", "gid_ipv4": True}}
-    assert condition_of(settle(kernel, wanted), "RdmaPorts").status == "True"
+    assert condition(settle(kernel, wanted), "RdmaPorts").status == "True"
     kernel.rdma.set_gid("rocep33s0", 3, "0000:0000:0000:0000:0000:0000:0000:0000", "RoCE v2", NAME0)
-    assert condition_of(settle(kernel, wanted), "RdmaPorts").status == "False"
+    assert condition(settle(kernel, wanted), "RdmaPorts").status == "False"
     kernel.rdma.set_gid("rocep33s0", 8, "0000:0000:0000:0000:0000:ffff:0a00:0001", "RoCE v2", NAME0)
-    assert condition_of(settle(kernel, wanted), "RdmaPorts").status == "True"
+    assert condition(settle(kernel, wanted), "RdmaPorts").status == "True"
 
 
 def test_an_empty_gid_does_not_count_as_one_of_the_wanted_type(kernel: Kernel) -> None:
     kernel.rdma.add(PF0, "rocep33s0", NAME0)
     kernel.rdma.set_gid("rocep33s0", 2, "N/A", "RoCE v2", NAME0)
     result = settle(kernel, {"rdma": {"gid_type": "RoCE v2", "gid_ipv4": True}})
-    assert condition_of(result, "RdmaPorts").status == "False"
+    assert condition(result, "RdmaPorts").status == "False"
 
 
 def test_a_gid_behind_64_empty_entries_is_not_looked_for(kernel: Kernel) -> None:
@@ -155,16 +151,16 @@ def test_a_gid_behind_64_empty_entries_is_not_looked_for(kernel: Kernel) -> None
     wanted: dict[str, object] = {"rdma": {"gid_type": "RoCE v2", "gid_ipv4": True}}
     mapped = "0000:0000:0000:0000:0000:ffff:0a00:0001"
     kernel.rdma.set_gid("rocep33s0", 65, mapped, "RoCE v2", NAME0)
-    assert condition_of(settle(kernel, wanted), "RdmaPorts").status == "False"
+    assert condition(settle(kernel, wanted), "RdmaPorts").status == "False"
     kernel.rdma.set_gid("rocep33s0", 64, mapped, "RoCE v2", NAME0)
-    assert condition_of(settle(kernel, wanted), "RdmaPorts").status == "True"
+    assert condition(settle(kernel, wanted), "RdmaPorts").status == "True"
 
 
 def test_a_port_that_waits_for_a_subnet_manager_is_reported_as_such(kernel: Kernel) -> None:
     kernel.rdma.add(PF0, "ibp33s0", None, link_layer="InfiniBand")
     kernel.rdma.set_gid("ibp33s0", 0, "fe80::0002:c903:0000:0001", "IB/RoCE v1", "")
     kernel.rdma.set_port("ibp33s0", state="2: INIT")
-    ports = condition_of(settle(kernel, {"rdma": {"link_layer": "InfiniBand", "gid_type": "IB"}}), "RdmaPorts")
+    ports = condition(settle(kernel, {"rdma": {"link_layer": "InfiniBand", "gid_type": "IB"}}), "RdmaPorts")
     assert ports.message == f"NIC rail0: ibp33s0 port 1 ({PF0}): state INIT/LinkUp (it waits for a subnet manager)"
 
 
@@ -172,22 +168,22 @@ def test_at_least_as_many_good_nics_as_rdma_at_least_make_a_node_ready(kernel: K
     kernel.rdma.add(PF0, "erdma_0", NAME0)
     kernel.rdma.add(PF1, "erdma_1", NAME1)
     kernel.rdma.set_port("erdma_1", state="1: DOWN")
-    assert condition_of(settle(kernel, {"rdma": {}}, {"rdma": {}}), "RdmaPorts").status == "False"
-    enough = condition_of(settle(kernel, {"rdma": {}}, {"rdma": {}}, rdma={"at_least": 1}), "RdmaPorts")
+    assert condition(settle(kernel, {"rdma": {}}, {"rdma": {}}), "RdmaPorts").status == "False"
+    enough = condition(settle(kernel, {"rdma": {}}, {"rdma": {}}, rdma={"at_least": 1}), "RdmaPorts")
     assert (enough.status, enough.reason) == ("True", "EnoughOfThem")
     assert "NIC rail1: erdma_1 port 1" in enough.message
-    few = condition_of(settle(kernel, {"rdma": {}}, {"rdma": {}}, rdma={"at_least": 2}), "RdmaPorts")
+    few = condition(settle(kernel, {"rdma": {}}, {"rdma": {}}, rdma={"at_least": 2}), "RdmaPorts")
     assert (few.status, few.message.partition(";")[0]) == ("False", "1 of 2 NICs are as expected, at least 2 must be")
 
 
 def test_an_optional_nic_is_reported_and_does_not_count(kernel: Kernel) -> None:
     kernel.rdma.add(PF0, "rocep33s0", NAME0)
     result = settle(kernel, {"rdma": {}}, {"rdma": {}, "required": False})
-    assert (condition_of(result, "RdmaDevices").status, condition_of(result, "RdmaDevices").reason) == (
+    assert (condition(result, "RdmaDevices").status, condition(result, "RdmaDevices").reason) == (
         "True",
         "OptionalDiffers",
     )
-    assert f"NIC rail1: {PF1}: no RDMA device" in condition_of(result, "RdmaDevices").message
+    assert f"NIC rail1: {PF1}: no RDMA device" in condition(result, "RdmaDevices").message
 
 
 def test_a_vf_that_a_container_has_is_not_missed(kernel: Kernel) -> None:
@@ -198,9 +194,9 @@ def test_a_vf_that_a_container_has_is_not_missed(kernel: Kernel) -> None:
     name = Reader(kernel.files).of(vf)[0]
     kernel.move_away(vf)
     kernel.rdma.set_port(name, state="1: DOWN")
-    assert condition_of(settle(kernel, wanted), "RdmaPorts").status == "True"
+    assert condition(settle(kernel, wanted), "RdmaPorts").status == "True"
     kernel.rdma.delete(name)
-    assert condition_of(settle(kernel, wanted), "RdmaDevices").status == "True"
+    assert condition(settle(kernel, wanted), "RdmaDevices").status == "True"
 
 
 def test_a_vf_that_is_kept_for_a_virtual_machine_is_not_missed(kernel: Kernel) -> None:
@@ -209,9 +205,9 @@ def test_a_vf_that_is_kept_for_a_virtual_machine_is_not_missed(kernel: Kernel) -
     settle(kernel, wanted)
     vf = vf_addresses(kernel.files, PF0)[1]
     kernel.unbind(vf)
-    kernel.tree.link(f"/sys/bus/pci/devices/{vf}/driver", "../../../../bus/pci/drivers/vfio-pci")
+    kernel.set_driver(vf, "vfio-pci")
     kernel.tree.link(f"/sys/bus/pci/devices/{vf}/iommu_group", "../../../../kernel/iommu_groups/7")
-    assert condition_of(settle(kernel, wanted), "RdmaDevices").status == "True"
+    assert condition(settle(kernel, wanted), "RdmaDevices").status == "True"
 
 
 def test_a_rate_that_a_driver_invents_is_not_judged(kernel: Kernel) -> None:
@@ -243,7 +239,7 @@ def test_one_device_serves_both_ports_of_a_lag(kernel: Kernel) -> None:
         counting = [source.name for source in counters.sources(kernel.files, device)]
         assert counting == ["mlx5_bond_0", "enp33s0f1"]
     kernel.rdma.delete("mlx5_bond_0")
-    lacking = condition_of(settled(), "RdmaDevices")
+    lacking = condition(settled(), "RdmaDevices")
     assert f"{PF0}: no RDMA device" in lacking.message
     assert f"{second}: no RDMA device" in lacking.message
 
@@ -276,10 +272,10 @@ def test_efa_has_no_umad_and_none_is_missed(kernel: Kernel) -> None:
 )
 def test_a_character_device_that_is_missing_is_named(kernel: Kernel, gone: str, said: str) -> None:
     kernel.rdma.add(PF0, "rocep33s0", NAME0)
-    assert condition_of(settle(kernel, {"rdma": {}}), "RdmaCharDevices").status == "True"
+    assert condition(settle(kernel, {"rdma": {}}), "RdmaCharDevices").status == "True"
     kernel.tree.remove(gone)
     kernel.tree.remove("/sys/class/infiniband_mad") if "mad" in gone else None
-    result = condition_of(settle(kernel, {"rdma": {}}), "RdmaCharDevices")
+    result = condition(settle(kernel, {"rdma": {}}), "RdmaCharDevices")
     assert (result.status, result.message) == ("False", f"not in /dev/infiniband: {said}")
     assert [fault.target for fault in result.faults] == [HOST if "rdma_cm" in gone else PF0]
 
@@ -350,7 +346,7 @@ def test_one_device_without_a_readable_firmware_version_hides_no_other(kernel: K
     shown = {function.address: function.rdma for function in inspect(kernel.machine()).functions}
     assert [device.firmware for device in (*shown[PF0], *shown[PF1])] == [None, "22.41.1000"]
     wanted: dict[str, object] = {"rdma": {"gid_type": "RoCE v2"}}
-    assert condition_of(settle(kernel, wanted), "RdmaDevices").status == "True"
+    assert condition(settle(kernel, wanted), "RdmaDevices").status == "True"
 
 
 def test_a_pass_does_not_read_what_only_inspect_shows(kernel: Kernel) -> None:
@@ -385,8 +381,8 @@ def test_without_ib_uverbs_each_device_lacks_its_character_device(kernel: Kernel
         kernel.rdma.add(PF0, name, None, link_layer="InfiniBand", uverbs=False)
     wanted = spec_of({"name": "rail0", "select": {"pci": PF0}, "rdma": {}})
     result = passes.settle(kernel, wanted)
-    (lacking,) = (c for c in result.conditions if c.type == "RdmaCharDevices")
-    assert lacking.message == "not in /dev/infiniband: uverbs of mlx5_0, uverbs of mlx5_1 (load ib_uverbs)"
+    lacking = condition(result, "RdmaCharDevices").message
+    assert lacking == "not in /dev/infiniband: uverbs of mlx5_0, uverbs of mlx5_1 (load ib_uverbs)"
 
 
 @pytest.mark.parametrize("present", [True, False])
@@ -398,6 +394,5 @@ def test_whether_rdma_cm_is_there_does_not_depend_on_a_nic_that_is_missing(kerne
     result = passes.settle(kernel, wanted)
     for last, scope in ((None, None), (result.have, frozenset({PF0}))):
         result = passes.settle(kernel, wanted, last, scope)
-        (judged,) = (c for c in result.conditions if c.type == "RdmaCharDevices")
-        assert judged.status == str(present)
-    assert [c.reason for c in result.conditions if c.type == "NicsPresent"] == ["NicMissing"]
+        assert condition(result, "RdmaCharDevices").status == str(present)
+    assert condition(result, "NicsPresent").reason == "NicMissing"

@@ -120,7 +120,7 @@ def test_firmware_that_manages_dcb_is_named_where_a_driver_refuses_for_it(
 ) -> None:
     kernel.rdma.dcb[NAME0] = DcbState(frozenset())
     kernel.rdma.managed = {NAME0}
-    kernel.tree.link(f"/sys/bus/pci/devices/{PF0}/driver", f"../../../../bus/pci/drivers/{name}")
+    kernel.set_driver(PF0, name)
     last_pass = settle(kernel, {"roce": {"trust": "dscp", "pfc": "3"}})
     for result, message in refused(last_pass).values():
         assert result == "failed"
@@ -153,7 +153,7 @@ def test_pfc_waits_for_whoever_uses_a_vf_since_it_takes_the_link_down(kernel: Ke
 def test_a_change_is_judged_by_what_the_driver_does_for_it(kernel: Kernel, driver: str, flaps: set[str]) -> None:
     """Also where it puts back what was there before."""
     kernel.rdma.dcb[NAME0] = DcbState(frozenset())
-    kernel.tree.link(f"/sys/bus/pci/devices/{PF0}/driver", f"../../../../bus/pci/drivers/{driver}")
+    kernel.set_driver(PF0, driver)
     originals = Originals()
     given: dict[str, object] = {"roce": {"trust": "dscp", "pfc": "3"}}
     for wanted in (given, {}):

@@ -7,16 +7,15 @@ from pathlib import Path
 import pytest
 
 from agent.engine.context import Callbacks
-from agent.engine.converge import Pass
 from agent.engine.dry_run import dry_run
 from agent.engine.originals import ORIGINALS, Originals
 from agent.engine.retry import Failures
 from agent.kinds import rps_netdevs
-from agent.report.records import HOST, Outcome
+from agent.report.records import HOST
 from agent.report.verdict import is_ready
-from agent.spec.node import NodeSpec, SpecError
+from agent.spec.node import NodeSpec
 from tests.sim.kernel import Kernel
-from tests.sim.passes import settle, spec_of
+from tests.sim.passes import settle, spec_of, undone
 
 PF = "0000:21:00.0"
 NET = "/sys/class/net"
@@ -39,10 +38,6 @@ def spec(*netdevs: dict[str, str], **more: object) -> NodeSpec:
 
 def mask(kernel: Kernel, name: str, queue: int = 0) -> int:
     return int(kernel.files.read(f"{NET}/{name}/queues/rx-{queue}/rps_cpus"), 16)
-
-
-def left(result: Pass) -> list[Outcome]:
-    return [o for o in result.outcomes if o.change.kind == rps_netdevs.NAME and o.result != "applied"]
 
 
 def test_a_matching_netdev_spreads_over_all_cpus_and_others_are_left_alone(kernel: Kernel) -> None:
@@ -76,7 +71,7 @@ def test_cpus_that_cannot_be_used_are_a_blocker_and_the_node_is_ready(kernel: Ke
     kernel.interrupts.isolate("6-7")
     kernel.add_virtual("cali2")
     result = settle(kernel, spec({"match": "cali*", "cpus": "6-7"}))
-    assert [(o.result, o.error) for o in left(result)] == [
+    assert [(o.result, o.error) for o in undone(result, rps_netdevs.NAME)] == [
         ("blocked", "none of the CPUs 6-7 is online and not isolated")
     ]
     assert is_ready(result.conditions)
@@ -119,7 +114,7 @@ def test_a_write_that_is_refused_is_reported_and_the_node_is_ready(kernel: Kerne
     refusal = OSError(errno.EPERM, os.strerror(errno.EPERM))
     kernel.fault = lambda operation, where, value: refusal if "/cali1f/" in where else None
     result = settle(kernel, spec())
-    assert [o.result for o in left(result)] == ["failed"]
+    assert [o.result for o in undone(result, rps_netdevs.NAME)] == ["failed"]
     assert is_ready(result.conditions)
 
 
@@ -144,7 +139,7 @@ def test_no_more_netdevs_than_the_bound_are_set(kernel: Kernel) -> None:
     assert (
         sum(mask(kernel, name) != 0 for name in kernel.files.names(NET) if name.startswith("cali")) == rps_netdevs.MOST
     )
-    (outcome,) = left(result)
+    (outcome,) = undone(result, rps_netdevs.NAME)
     assert outcome.error == "the patterns of rps.netdevs match 1025 netdevs; 1024 are steered"
     assert is_ready(result.conditions)
 
@@ -182,26 +177,5 @@ def test_a_mask_that_another_program_writes_again_and_again_is_left_to_it(kernel
     for _ in range(10):
         result = settle(kernel, spec(), failures=failures)
         kernel.files.write(f"{NET}/cali1f/queues/rx-0/rps_cpus", "01")
-    assert "put back" in left(settle(kernel, spec(), failures=failures))[0].error
+    assert "put back" in undone(settle(kernel, spec(), failures=failures), rps_netdevs.NAME)[0].error
     assert is_ready(result.conditions)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"netdevs": [{"match": "*"}]}, "no wildcard in front"),
-        ({"netdevs": [{"match": "cali-with-a-long-name*"}]}, "at most 15 characters"),
-        ({"netdevs": [{"match": "cali*", "cpus": ""}]}, "name at least one CPU"),
-        ({"netdevs": [{"match": "cali*"}, {"match": "cali*"}]}, "the pattern cali* is given twice; keep one"),
-    ],
-)
-def test_bad_data_is_refused_with_the_remedy(given: object, message: str) -> None:
-    with pytest.raises(SpecError) as caught:
-        spec_of(rps=given)
-    assert message in str(caught.value)
-
-
-def test_the_kernel_s_own_default_mask_may_not_be_set_as_well() -> None:
-    with pytest.raises(SpecError) as caught:
-        spec_of(rps={"netdevs": [{"match": "cali*"}]}, sysctls={"net.core.rps_default_mask": "f"})
-    assert "sysctls['net.core.rps_default_mask'] and rps.netdevs set the same; keep one" in str(caught.value)

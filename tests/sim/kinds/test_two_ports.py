@@ -6,14 +6,13 @@ import pytest
 
 from agent.engine.converge import Pass
 from agent.machine import Link
-from agent.report.records import Condition
 from agent.report.verdict import is_ready
 from cli.as_inventory import derive_inventory
 from cli.inspection import inspect
 from tests.sim import passes
 from tests.sim.cli.test_as_inventory import executed
 from tests.sim.kernel import NET, PCI, Kernel
-from tests.sim.passes import spec_of
+from tests.sim.passes import condition, spec_of
 
 PF = "0000:03:00.0"
 # The names sort, and the netdevs appeared, in the order that is not the ports'.
@@ -26,7 +25,7 @@ def kernel() -> Kernel:
     kernel = Kernel()
     kernel.add_nic(PF, SECOND, MACS[SECOND], total_vfs=4)
     kernel.register(PF, Link(0, FIRST, MACS[FIRST], MACS[FIRST], 1500, False, False))
-    kernel.tree.link(f"{PCI}/{PF}/driver", "../../../../bus/pci/drivers/mlx4_core")
+    kernel.set_driver(PF, "mlx4_core")
     for number, name in enumerate(MACS):
         kernel.tree.put(f"{NET}/{name}/dev_port", str(number))
     kernel.rdma.add(PF, "mlx4_0", FIRST)
@@ -38,10 +37,6 @@ def settle(kernel: Kernel, *selects: dict[str, str], **nic: Any) -> Pass:
     nics = [{"name": f"port{place}", "select": select, "mtu": 9000, **nic} for place, select in enumerate(selects)]
     spec = spec_of(*nics)
     return passes.settle(kernel, spec)
-
-
-def condition_of(result: Pass, type: str) -> Condition:
-    return next(condition for condition in result.conditions if condition.type == type)
 
 
 def mtus(kernel: Kernel) -> dict[str, int]:
@@ -58,7 +53,7 @@ def test_the_first_port_is_managed(kernel: Kernel, select: dict[str, str]) -> No
 @pytest.mark.parametrize("select", [{"netdev": SECOND}, {"mac": MACS[SECOND]}, {"pci": PF, "netdev": SECOND}], ids=str)
 def test_another_port_is_refused_and_the_first_one_still_managed(kernel: Kernel, select: dict[str, str]) -> None:
     result = settle(kernel, select, {"netdev": FIRST})
-    refused = condition_of(result, "NicsPresent")
+    refused = condition(result, "NicsPresent")
     assert (refused.status, refused.reason) == ("False", "NicNotFirstPort")
     assert f"port0 ({', '.join(f'{key}={value}' for key, value in select.items())})" in refused.message
     assert f"{PF} ({FIRST})" in refused.remedy
@@ -70,13 +65,13 @@ def test_the_rdma_port_of_the_other_netdev_is_not_judged(kernel: Kernel, down: i
     kernel.tree.put(f"/sys/class/infiniband/mlx4_0/ports/{down}/state", "1: DOWN")
     result = settle(kernel, {"pci": PF}, rdma={})
     assert is_ready(result.conditions) is fine
-    assert f"mlx4_0 port {down}" in condition_of(result, "RdmaPorts").message or fine
+    assert f"mlx4_0 port {down}" in condition(result, "RdmaPorts").message or fine
 
 
 def test_both_rdma_ports_of_a_function_with_one_netdev_are_judged(kernel: Kernel) -> None:
     kernel.tree.remove(f"{PCI}/{PF}/net/{SECOND}")
     kernel.tree.put("/sys/class/infiniband/mlx4_0/ports/2/state", "1: DOWN")
-    assert "mlx4_0 port 2" in condition_of(settle(kernel, {"pci": PF}, rdma={}), "RdmaPorts").message
+    assert "mlx4_0 port 2" in condition(settle(kernel, {"pci": PF}, rdma={}), "RdmaPorts").message
 
 
 def test_the_inventory_of_such_a_server_asks_nothing_of_the_other_port(kernel: Kernel) -> None:

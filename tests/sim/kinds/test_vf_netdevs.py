@@ -17,7 +17,7 @@ from cli import counters
 from cli.inspection import inspect, render
 from tests.sim.kernel import Kernel, Netdev
 from tests.sim.kinds.test_sriov import MAC, NAME, OTHER, OTHER_MAC, PF, address, group, made, spec, vf_attributes
-from tests.sim.passes import settle
+from tests.sim.passes import condition, settle
 
 
 @pytest.fixture
@@ -113,12 +113,6 @@ def test_altnames_are_added_to_those_of_others(kernel: Kernel) -> None:
     assert settle(kernel, spec(altnames=["storage"])).outcomes == ()
 
 
-def test_an_altname_that_another_netdev_has_is_an_error(kernel: Kernel) -> None:
-    kernel.add_nic(OTHER, "enp65s0", OTHER_MAC)
-    (failed,) = [o for o in settle(kernel, spec(altnames=["enp65s0"])).outcomes if o.result == "failed"]
-    assert failed.error == "the name of a netdev is enp65s0; give another altname"
-
-
 def test_vfs_take_the_nic_s_txqueuelen_unless_they_have_their_own(kernel: Kernel) -> None:
     assert is_ready(settle(kernel, spec(group(txqueuelen=300), txqueuelen=5000)).conditions)
     assert [kernel.netdev(address(kernel, index)).txqueuelen for index in range(3)] == [5000, 300, 5000]
@@ -170,8 +164,7 @@ def test_a_link_that_lost_its_carrier_long_ago_gets_the_same_time_to_settle_as_a
 
 def test_only_a_vf_whose_driver_may_miss_its_carrier_is_set_down_and_up_for_it(kernel: Kernel) -> None:
     """In switchdev mode a VF has no carrier while its representor is down (mlx5e_rep_open in en_rep.c)."""
-    kernel.tree.unlink(f"/sys/bus/pci/devices/{PF}/driver")
-    kernel.tree.link(f"/sys/bus/pci/devices/{PF}/driver", "../../../../bus/pci/drivers/mlx5_core")
+    kernel.set_driver(PF, "mlx5_core")
     failures, time = Failures(), iter(range(1000))
     converge(kernel.machine(), Goal(spec({"count": 2})), Memory(lambda: 10.0 * next(time), failures))
     kernel.lose_carrier(address(kernel, 1), slow=True)
@@ -179,7 +172,7 @@ def test_only_a_vf_whose_driver_may_miss_its_carrier_is_set_down_and_up_for_it(k
     for _ in range(3):
         result = converge(kernel.machine(), Goal(spec({"count": 2})), Memory(lambda: 10.0 * next(time), failures))
     assert kernel.writes == []
-    assert [c.message for c in result.conditions if c.type == "Carrier"] == [f"no carrier on enp33s0v1 ({PF}#1)"]
+    assert condition(result, "Carrier").message == f"no carrier on enp33s0v1 ({PF}#1)"
 
 
 @pytest.mark.parametrize("link_file", ["/usr/lib/systemd/network/99-default.link", "/etc/systemd/network/10-vfs.link"])
@@ -216,8 +209,7 @@ def test_a_vf_that_its_pf_is_resetting_is_looked_at_again_soon(kernel: Kernel) -
     kernel.writes.clear()
     result = settle(kernel, spec(group(trust=True)), failures=failures)
     assert not is_ready(result.conditions)
-    (converged,) = [condition for condition in result.conditions if condition.type == "Converged"]
-    assert "its PF reports nothing of it now" in converged.message
+    assert "its PF reports nothing of it now" in condition(result, "Converged").message
     assert kernel.writes == []
     assert failures.next_try() == 0.25
     kernel.sriov.resetting.clear()

@@ -51,9 +51,7 @@ def test_a_bound_vf_goes_to_vfio_and_back(kernel: Kernel) -> None:
 
 def test_a_driver_of_vfio_for_the_vf_s_family_is_as_good_as_vfio_pci(kernel: Kernel) -> None:
     settle(kernel, spec(group(driver="vfio-pci")))
-    folder = f"{PCI}/{address(kernel, 1)}"
-    kernel.tree.unlink(f"{folder}/driver")
-    kernel.tree.link(f"{folder}/driver", "../../../../bus/pci/drivers/mlx5_vfio_pci")
+    kernel.set_driver(address(kernel, 1), "mlx5_vfio_pci")
     assert not dry_run(kernel.machine(), spec(group(driver="vfio-pci"))).changes
     (change,) = [c for c in dry_run(kernel.machine(), spec(group(driver="netdevice"))).changes if c.kind == "bindings"]
     assert (change.before, change.after) == ("mlx5_vfio_pci", "netdevice")
@@ -124,7 +122,7 @@ def test_the_spec_s_network_driver_ends_another_program_s_override_to_vfio(kerne
 
 def test_a_pf_for_vfio_is_not_ready_with_settings_of_a_netdev_unless_a_virtual_machine_has_it(kernel: Kernel) -> None:
     kernel.unbind(PF)
-    kernel.tree.link(f"{PCI}/{PF}/driver", "../../vfio-pci")
+    kernel.set_driver(PF, "vfio-pci")
     kernel.tree.link(f"{PCI}/{PF}/iommu_group", "../../kernel/iommu_groups/7")
     assert is_ready(settle(kernel, spec()).conditions)
     (refused,) = settle(kernel, spec(mtu=9000)).outcomes

@@ -70,8 +70,7 @@ def test_a_vf_with_a_driver_that_creates_no_netdev_need_not_have_one(node: Node,
     node.look()
     vf = vf_addresses(node.kernel.files, PF0)[1]
     node.kernel.lose_netdev(vf)
-    node.kernel.tree.unlink(f"/sys/bus/pci/devices/{vf}/driver")
-    node.kernel.tree.link(f"/sys/bus/pci/devices/{vf}/driver", f"../../../../bus/pci/drivers/{bound}")
+    node.kernel.set_driver(vf, bound)
     node.kernel.sriov.set(PF0, node.kernel.netdev(PF0), 1, trust=False)
     fresh = Node(node.kernel, more=node.more)
     fresh.look()

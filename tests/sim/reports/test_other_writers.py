@@ -18,6 +18,7 @@ from agent.machine import DcbState
 from agent.report.records import Condition
 from tests.sim.engine.one_nic import wanting
 from tests.sim.kernel import Kernel
+from tests.sim.passes import condition
 from tests.sim.two_nics import NAME0, PF0, two_nics
 
 SYSCTLS = (
@@ -47,7 +48,7 @@ def contended(kernel: Kernel, program: str, undo: Callable[[Kernel], None], nic:
         memory = Memory(lambda now=now: float(now), failures)  # type: ignore[misc]
         result = converge(kernel.machine(), Goal(spec), memory)
         undo(kernel)
-    return next(condition for condition in result.conditions if condition.type == "Uncontended")
+    return condition(result, "Uncontended")
 
 
 def _sysctl(name: str, value: str, kernel: Kernel) -> None:

@@ -13,6 +13,7 @@ from agent.hardware.functions import vf_addresses
 from agent.report.verdict import is_ready
 from tests.sim.engine.one_nic import Node, is_settled
 from tests.sim.kernel import Kernel
+from tests.sim.passes import condition
 from tests.sim.readiness import Node as Probed
 from tests.sim.tree import error
 from tests.sim.two_nics import MAC0, MAC1, NAME0, NAME1, PF0, PF1, two_nics
@@ -47,10 +48,10 @@ def test_two_functions_with_one_permanent_address_are_named(tmp_path: Path) -> N
     for function, name in ((PF0, NAME0), (PF1, NAME1)):
         kernel.add_nic(function, name, MAC0)
     result = Node(kernel, tmp_path / "originals.json").follow({"select": {"mac": MAC0}})
-    (condition,) = [each for each in result.conditions if each.type == "NicsPresent"]
-    assert (condition.status, is_ready(result.conditions)) == ("False", False)
-    assert PF0 in condition.message
-    assert PF1 in condition.message
+    missing = condition(result, "NicsPresent")
+    assert (missing.status, is_ready(result.conditions)) == ("False", False)
+    assert PF0 in missing.message
+    assert PF1 in missing.message
 
 
 @pytest.mark.parametrize(
@@ -174,7 +175,7 @@ def test_an_interrupt_that_the_kernel_places_itself_is_named_and_left_alone(node
     node.kernel.fault = lambda operation, where, value: error(number, where) if where.endswith(IRQ) else None
     result = node.follow({}, irqs={"irqbalance": "untouched"})
     assert is_ready(result.conditions)
-    (said,) = [each for each in result.conditions if each.type == "QueueInterrupts"]
+    said = condition(result, "QueueInterrupts")
     assert said.message.startswith("the kernel places these interrupts, as their driver asks: ")
 
 
@@ -195,7 +196,7 @@ def test_the_queues_interrupts_are_found_by_the_names_that_a_driver_gives_them(
     node: Node, driver: str, actions: list[str], pinned: int
 ) -> None:
     node.kernel.interrupts.free(PF0)
-    node.kernel.tree.link(f"/sys/bus/pci/devices/{PF0}/driver", f"../../../../bus/pci/drivers/{driver}")
+    node.kernel.set_driver(PF0, driver)
     node.kernel.netlink.set_link(node.kernel.netdev(PF0).ifindex, up=True)
     node.kernel.interrupts.free(PF0)
     for number, action in enumerate(actions, 300):
@@ -244,7 +245,7 @@ def test_vfs_whose_netdevs_come_late_are_configured_then(node: Node, seconds: in
 
 def test_interrupts_that_a_driver_requests_again_are_placed_again(node: Node) -> None:
     """ena resets itself after a timeout, and one CPU serves all (scylladb 3408)."""
-    node.kernel.tree.link(f"/sys/bus/pci/devices/{PF0}/driver", "../../../../bus/pci/drivers/ena")
+    node.kernel.set_driver(PF0, "ena")
     node.kernel.netlink.set_link(node.kernel.netdev(PF0).ifindex, up=True)
     for first in (300, 310):
         node.kernel.interrupts.free(PF0)

@@ -31,7 +31,7 @@ def test_a_vf_goes_to_vfio_and_back_however_it_came_there(node: Node) -> None:
     node.follow({"vfs": {"count": 1}})
     function = vf(node, 0)
     node.kernel.unbind(function)
-    node.kernel.tree.link(f"/sys/bus/pci/devices/{function}/driver", "../../../../bus/pci/drivers/vfio-pci")
+    node.kernel.set_driver(function, "vfio-pci")
     node.kernel.writes.clear()
     assert is_settled(node.follow({"vfs": {"count": 1, "defaults": {"driver": "vfio-pci"}}}))
     assert [where for where, _ in node.kernel.writes if where.endswith(("bind", "driver_override", "new_id"))] == []

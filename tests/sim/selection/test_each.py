@@ -20,7 +20,7 @@ from agent.state.wanted import derived_mac, resolve
 from cli.as_spec import derive_spec
 from cli.inspection import inspect, render
 from tests.sim.kernel import Kernel
-from tests.sim.passes import settle, spec_of
+from tests.sim.passes import condition, settle, spec_of
 from tests.sim.seams import seen
 
 FIRST, SECOND, THIRD = PFS = ("0000:21:00.0", "0000:41:00.0", "0000:c1:00.0")
@@ -223,7 +223,7 @@ def test_probes_name_each_nic_and_count_all_of_them(kernel: Kernel) -> None:
 def test_a_required_nic_of_each_must_have_its_rdma_device(kernel: Kernel) -> None:
     kernel.rdma.add(FIRST, "rocep33s0", "ens2")
     result = settle(kernel, spec({**RAILS, "rdma": {}}))
-    assert [c.status for c in result.conditions if c.type == "RdmaDevices"] == ["False"]
+    assert condition(result, "RdmaDevices").status == "False"
 
 
 def test_a_required_nic_of_each_must_have_its_character_devices(kernel: Kernel) -> None:

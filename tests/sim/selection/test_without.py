@@ -169,7 +169,7 @@ class Node:
 
     def pass_through(self, pf: str) -> None:
         self.unbind(pf)
-        self.kernel.tree.link(f"{PCI}/{pf}/driver", "../../../../bus/pci/drivers/vfio-pci")
+        self.kernel.set_driver(pf, "vfio-pci")
 
     def lose_netdev(self, pf: str) -> None:
         self.kernel.sriov.set_count(pf, 0)
@@ -274,7 +274,7 @@ def test_a_function_whose_driver_makes_no_netdev_is_no_nic_that_is_named_by_its_
     node = Node(pfs=PFS[1:3])
     for pf in node.pfs:
         node.unbind(pf)
-        node.kernel.tree.link(f"{PCI}/{pf}/driver", "../../../../bus/pci/drivers/efa")
+        node.kernel.set_driver(pf, "efa")
     nics = [
         {"name": "storage", "select": {"netdev": name_of(STORAGE)}, "required": False},
         {"name": "efa{index}", "select": {**VENDOR, "without": ["storage"]}},

@@ -10,7 +10,7 @@ from typing import Any
 from attrs import define, field
 
 from agent.machine import Event, EventSource
-from agent.report.records import Condition, Report, from_plain
+from agent.report.records import Report, from_plain
 from tests.sim.two_nics import PF0, PF1
 
 STUCK = "/sys/module/ib_core/srcversion"
@@ -81,10 +81,6 @@ class Endless:
 
     def receive(self) -> tuple[list[Event], bool]:
         return [self.event], False
-
-
-def condition(report: Report, type: str) -> Condition:
-    return next(c for c in report.conditions if c.type == type)
 
 
 def one(mtu: int, **more: object) -> str:

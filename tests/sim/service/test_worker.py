@@ -25,8 +25,9 @@ from tests.contract.asking import soon
 from tests.journald import heard, listening
 from tests.sim.kernel import no_fault
 from tests.sim.kernel.files import SimFiles
+from tests.sim.passes import condition
 from tests.sim.readiness import Node, writer
-from tests.sim.service.running import STUCK, Announced, Endless, Out, both, condition, one
+from tests.sim.service.running import STUCK, Announced, Endless, Out, both, one
 from tests.sim.two_nics import PF0, PF1
 
 

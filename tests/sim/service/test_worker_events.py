@@ -23,8 +23,9 @@ from agent.service.apply_socket import ask
 from agent.spec.node import from_mapping
 from tests.contract.asking import soon
 from tests.sim.kernel import no_fault
+from tests.sim.passes import condition
 from tests.sim.readiness import Node, writer
-from tests.sim.service.running import STUCK, Announced, Endless, Out, condition, one
+from tests.sim.service.running import STUCK, Announced, Endless, Out, one
 from tests.sim.two_nics import MAC1, NAME0, NAME1, PF0, PF1
 
 TWO = json.dumps(

@@ -18,8 +18,9 @@ from agent.service.activity import View
 from agent.service.apply_socket import ask
 from agent.spec.node import PROBES
 from tests.contract.asking import soon
+from tests.sim.passes import condition
 from tests.sim.readiness import Node, writer
-from tests.sim.service.running import STUCK, Announced, Endless, Out, both, condition, one
+from tests.sim.service.running import STUCK, Announced, Endless, Out, both, one
 from tests.sim.two_nics import PF0, PF1
 
 NEVER = 10**9
