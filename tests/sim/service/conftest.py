@@ -17,7 +17,7 @@ from agent.service.pass_log import PassRecords
 from agent.service.spec_in_force import SpecInForce
 from agent.service.worker import work
 from tests.sim.readiness import Node
-from tests.sim.service.running import Announced, Out
+from tests.sim.service.running import Announced, Out, Worker
 
 
 @pytest.fixture
@@ -53,9 +53,7 @@ def pipe() -> tuple[int, int]:
 
 
 @pytest.fixture
-def worker(
-    node: Node, view: View, tmp_path: Path, awaited: Queue[str], pipe: tuple[int, int]
-) -> Iterator[Callable[[str], Out]]:
+def worker(node: Node, view: View, tmp_path: Path, awaited: Queue[str], pipe: tuple[int, int]) -> Iterator[Worker]:
     control, end = pipe
     threads = []
 

@@ -42,6 +42,12 @@ class Out:
                     return report
 
 
+Worker = Callable[[str], Out]
+"""Starts the worker with a spec."""
+Reload = Callable[[str], None]
+"""Gives the worker another spec."""
+
+
 @define
 class Announced:
     """What the kernel announces, when a test says so: both the subscription and its one source."""

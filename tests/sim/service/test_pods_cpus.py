@@ -1,7 +1,6 @@
 """Interrupts that follow the CPUs of pods, by the worker's loop on the simulated kernel."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 from agent.hardware.functions import pci_of
@@ -12,12 +11,12 @@ from agent.report.history import read as read_history
 from agent.report.names import KUBELET_CPUS
 from tests.contract.asking import soon
 from tests.sim.readiness import Node
-from tests.sim.service.running import Announced, Out, one
+from tests.sim.service.running import Announced, Worker, one
 from tests.sim.two_nics import PF0
 
 
 def test_interrupts_that_leave_the_cpus_of_a_new_pod_and_come_back_are_no_drift(
-    node: Node, announced: Announced, worker: Callable[[str], Out], tmp_path: Path
+    node: Node, announced: Announced, worker: Worker, tmp_path: Path
 ) -> None:
     kernel = node.kernel
     kernel.host.processes.add("crio")
@@ -42,7 +41,7 @@ def test_interrupts_that_leave_the_cpus_of_a_new_pod_and_come_back_are_no_drift(
 
 
 def test_the_event_of_a_vf_that_goes_to_a_pod_brings_its_interrupts_there_and_that_is_no_drift(
-    node: Node, announced: Announced, worker: Callable[[str], Out], tmp_path: Path
+    node: Node, announced: Announced, worker: Worker, tmp_path: Path
 ) -> None:
     kernel = node.kernel
     kernel.host.processes.add("crio")

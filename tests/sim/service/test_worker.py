@@ -4,7 +4,6 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from queue import Queue
@@ -27,16 +26,16 @@ from tests.sim.kernel import no_fault
 from tests.sim.kernel.files import SimFiles
 from tests.sim.passes import condition
 from tests.sim.readiness import Node, writer
-from tests.sim.service.running import STUCK, Announced, Endless, Out, both, one
+from tests.sim.service.running import STUCK, Announced, Endless, Reload, Worker, both, one
 from tests.sim.two_nics import PF0, PF1
 
 
-def test_the_node_is_ready_once_all_probes_have_answered(worker: Callable[[str], Out]) -> None:
+def test_the_node_is_ready_once_all_probes_have_answered(worker: Worker) -> None:
     out = worker('{"node_name": "n1", "readiness": {"probes": {"pcie_link": {"severity": "required"}}}}')
     assert condition(out.until(lambda report: report.ready), "PcieLink").status == "True"
 
 
-def test_a_device_that_cannot_be_read_is_reported_and_read_again(node: Node, worker: Callable[[str], Out]) -> None:
+def test_a_device_that_cannot_be_read_is_reported_and_read_again(node: Node, worker: Worker) -> None:
     unreadable = f"/sys/bus/pci/devices/{PF0}/numa_node"
     node.kernel.unreadable.add(unreadable)
     out = worker(f'{{"node_name": "n1", "nics": [{{"name": "rail0", "select": {{"pci": "{PF0}"}}}}]}}')
@@ -46,7 +45,7 @@ def test_a_device_that_cannot_be_read_is_reported_and_read_again(node: Node, wor
     assert out.until(lambda report: report.ready)
 
 
-def test_an_unreadable_file_of_no_device_is_reported_and_read_again(node: Node, worker: Callable[[str], Out]) -> None:
+def test_an_unreadable_file_of_no_device_is_reported_and_read_again(node: Node, worker: Worker) -> None:
     node.kernel.unreadable.add("/sys/devices/system/cpu/online")
     out = worker('{"node_name": "n1"}')
     report = out.until(lambda report: condition(report, "Converged").reason == "DeviceLost")
@@ -55,7 +54,7 @@ def test_an_unreadable_file_of_no_device_is_reported_and_read_again(node: Node, 
     assert out.until(lambda report: report.ready)
 
 
-def test_in_mode_observe_a_pass_that_ends_early_leaves_the_node_ready(node: Node, worker: Callable[[str], Out]) -> None:
+def test_in_mode_observe_a_pass_that_ends_early_leaves_the_node_ready(node: Node, worker: Worker) -> None:
     """The node may be in service, and an agent that only looks must not take that away."""
     node.kernel.unreadable.add("/sys/devices/system/cpu/online")
     out = worker('{"node_name": "n1", "mode": "observe"}')
@@ -63,9 +62,7 @@ def test_in_mode_observe_a_pass_that_ends_early_leaves_the_node_ready(node: Node
 
 
 @pytest.mark.parametrize("mode", ["enforce", "observe"])
-def test_only_a_spec_that_the_agent_enforces_is_verified(
-    worker: Callable[[str], Out], tmp_path: Path, mode: str
-) -> None:
+def test_only_a_spec_that_the_agent_enforces_is_verified(worker: Worker, tmp_path: Path, mode: str) -> None:
     """In mode observe every node counts as ready, whatever it is like."""
     (tmp_path / "state").mkdir()
     assert worker(json.dumps({"node_name": "n1", "mode": mode})).until(lambda report: report.ready)
@@ -73,7 +70,7 @@ def test_only_a_spec_that_the_agent_enforces_is_verified(
 
 
 def test_while_a_probe_hangs_the_others_are_reported_and_then_its_timeout(
-    node: Node, worker: Callable[[str], Out], view: View, fifo: Path
+    node: Node, worker: Worker, view: View, fifo: Path
 ) -> None:
     node.kernel.pipes[STUCK] = str(fifo)
     out = worker(
@@ -94,7 +91,7 @@ def test_while_a_probe_hangs_the_others_are_reported_and_then_its_timeout(
 
 
 def test_a_disruptive_change_waits_until_its_announcement_is_published(
-    node: Node, worker: Callable[[str], Out], awaited: Queue[str]
+    node: Node, worker: Worker, awaited: Queue[str]
 ) -> None:
     node.kernel.files.write(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs", "2")
     out = worker(
@@ -107,7 +104,7 @@ def test_a_disruptive_change_waits_until_its_announcement_is_published(
 
 
 def test_a_netdev_that_a_pattern_matches_is_steered_when_it_is_announced(
-    node: Node, announced: Announced, worker: Callable[[str], Out]
+    node: Node, announced: Announced, worker: Worker
 ) -> None:
     written = Queue[str]()
 
@@ -125,11 +122,9 @@ def test_a_netdev_that_a_pattern_matches_is_steered_when_it_is_announced(
 
 
 def test_a_repair_is_counted_as_drift_and_a_change_of_the_spec_is_not(
-    node: Node, announced: Announced, worker: Callable[[str], Out], tmp_path: Path
+    node: Node, announced: Announced, worker: Worker, tmp_path: Path
 ) -> None:
-    out = worker(
-        f'{{"node_name": "n1", "nics": [{{"name": "a", "select": {{"pci": "{PF0}"}}, "vfs": {{"count": 3}}}}]}}'
-    )
+    out = worker(one(9000, vfs={"count": 3}))
     out.until(lambda report: report.ready)
     counts = read_drift(tmp_path / drift.NAME)
     assert set(counts.repairs) == set(by_name())
@@ -148,12 +143,10 @@ def test_a_repair_is_counted_as_drift_and_a_change_of_the_spec_is_not(
 
 
 def test_a_repair_names_the_programs_that_ran_and_set_such_values_and_a_change_of_the_spec_does_not(
-    node: Node, announced: Announced, worker: Callable[[str], Out], tmp_path: Path
+    node: Node, announced: Announced, worker: Worker, tmp_path: Path
 ) -> None:
     node.kernel.host.processes |= {"NetworkManager", "sriov-network-c", "tuned"}
-    out = worker(
-        f'{{"node_name": "n1", "nics": [{{"name": "a", "select": {{"pci": "{PF0}"}}, "vfs": {{"count": 3}}}}]}}'
-    )
+    out = worker(one(9000, vfs={"count": 3}))
     out.until(lambda report: report.ready)
     node.kernel.files.write(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs", "0")
     announced.announce(Event(function=PF0, is_pci=True))
@@ -165,14 +158,10 @@ def test_a_repair_names_the_programs_that_ran_and_set_such_values_and_a_change_o
     assert (made.suspects, repaired.suspects) == ((), suspects)
 
 
-def test_each_pass_is_an_entry_of_the_journal(
-    worker: Callable[[str], Out], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_pass_is_an_entry_of_the_journal(worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with listening(tmp_path / "journal") as journald:
         monkeypatch.setattr(pass_log, "SOCKET", tmp_path / "journal")
-        out = worker(
-            f'{{"node_name": "n1", "nics": [{{"name": "a", "select": {{"pci": "{PF0}"}}, "vfs": {{"count": 3}}}}]}}'
-        )
+        out = worker(one(9000, vfs={"count": 3}))
         spec_hash = out.until(lambda report: report.ready).spec_hash
         entry = heard(journald)
     assert entry["TRACKBED_TRIGGER"] == ["spec"]
@@ -183,7 +172,7 @@ def test_each_pass_is_an_entry_of_the_journal(
 
 @pytest.mark.parametrize("reason", ["DeviceLost", "PassCrashed"])
 def test_after_a_pass_that_ended_early_any_event_leads_to_a_full_reading(
-    node: Node, announced: Announced, worker: Callable[[str], Out], reason: str
+    node: Node, announced: Announced, worker: Worker, reason: str
 ) -> None:
     def crash(operation: str, where: str, value: str) -> None:
         raise KeyError(where)
@@ -208,7 +197,7 @@ def test_after_a_pass_that_ended_early_any_event_leads_to_a_full_reading(
     assert [kernel.netdev(pf).mtu for pf in (PF0, PF1)] == [9000, 9000]
 
 
-def test_the_worker_first_says_that_it_serves(worker: Callable[[str], Out]) -> None:
+def test_the_worker_first_says_that_it_serves(worker: Worker) -> None:
     out = worker('{"node_name": "n1"}')
     out.until(lambda report: report.ready)
     assert out.said[0] == {"serving": True}
@@ -216,7 +205,7 @@ def test_the_worker_first_says_that_it_serves(worker: Callable[[str], Out]) -> N
 
 
 def test_the_supervisor_is_told_at_once_of_an_event_about_a_required_device(
-    node: Node, announced: Announced, worker: Callable[[str], Out], view: View
+    node: Node, announced: Announced, worker: Worker, view: View
 ) -> None:
     out = worker(one(9000))
     out.until(lambda report: report.ready)
@@ -228,9 +217,7 @@ def test_the_supervisor_is_told_at_once_of_an_event_about_a_required_device(
     soon(lambda: (node.kernel.netdev(PF0).mtu == 9000 and not view.waits()) or None, "a repair", 60.0)
 
 
-def test_a_reload_brings_another_spec_into_force(
-    node: Node, worker: Callable[[str], Out], reload: Callable[[str], None]
-) -> None:
+def test_a_reload_brings_another_spec_into_force(node: Node, worker: Worker, reload: Reload) -> None:
     out = worker(one(9000))
     before = out.until(lambda report: report.ready)
     reload(one(4000))
@@ -239,7 +226,7 @@ def test_a_reload_brings_another_spec_into_force(
 
 
 def test_what_was_read_to_check_a_new_spec_is_not_read_again_by_its_first_pass(
-    node: Node, worker: Callable[[str], Out], reload: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    node: Node, worker: Worker, reload: Reload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only what the pass itself has changed is read again."""
     reads: Counter[str] = Counter()
@@ -257,11 +244,7 @@ def test_what_was_read_to_check_a_new_spec_is_not_read_again_by_its_first_pass(
 
 
 def test_a_change_by_others_after_a_new_spec_was_checked_is_repaired(
-    node: Node,
-    announced: Announced,
-    worker: Callable[[str], Out],
-    reload: Callable[[str], None],
-    monkeypatch: pytest.MonkeyPatch,
+    node: Node, announced: Announced, worker: Worker, reload: Reload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The check has read the MTU of a NIC, and another program sets it before the first pass begins."""
     out = worker(both(9000))
@@ -283,7 +266,7 @@ def test_a_change_by_others_after_a_new_spec_was_checked_is_repaired(
 
 
 def test_a_spec_that_was_given_up_is_tried_again_if_somebody_asks(
-    node: Node, worker: Callable[[str], Out], reload: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    node: Node, worker: Worker, reload: Reload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def crash(operation: str, where: str, value: str) -> None:
         if "mtu=4000" in value:
@@ -304,7 +287,7 @@ def test_a_spec_that_was_given_up_is_tried_again_if_somebody_asks(
 
 
 def test_a_file_that_was_refused_is_read_again_without_being_asked(
-    worker: Callable[[str], Out], reload: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    worker: Worker, reload: Reload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "RESYNC", 0.2)
     out = worker(one(9000))
@@ -316,7 +299,7 @@ def test_a_file_that_was_refused_is_read_again_without_being_asked(
 
 
 def test_a_file_in_force_is_not_read_again_without_being_asked(
-    node: Node, worker: Callable[[str], Out], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    node: Node, worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "RESYNC", 0.2)
     out = worker(one(9000))
@@ -336,9 +319,7 @@ def test_a_file_in_force_is_not_read_again_without_being_asked(
     assert set(triggers()) == {"spec", "resync"}
 
 
-def test_a_client_of_apply_has_a_pass_with_what_it_allows(
-    node: Node, worker: Callable[[str], Out], tmp_path: Path
-) -> None:
+def test_a_client_of_apply_has_a_pass_with_what_it_allows(node: Node, worker: Worker, tmp_path: Path) -> None:
     node.kernel.files.write(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs", "2")
     spec = one(9000, vfs={"count": 3}, disruption={"allow": "none"})
     out = worker(spec)
@@ -349,16 +330,14 @@ def test_a_client_of_apply_has_a_pass_with_what_it_allows(
     soon(lambda: [entry.trigger for entry in read_history(tmp_path)][-1] == "apply" or None, "history")
 
 
-def test_ready_is_published_although_events_never_end(
-    node: Node, announced: Announced, worker: Callable[[str], Out]
-) -> None:
+def test_ready_is_published_although_events_never_end(node: Node, announced: Announced, worker: Worker) -> None:
     node.kernel.events = Endless(announced.descriptor, Event(ifindex=node.kernel.netdev(PF0).ifindex))
     os.eventfd_write(announced.descriptor, 1)
     assert worker(one(9000)).until(lambda report: report.ready)
 
 
 def test_a_disk_that_hangs_delays_no_report_and_is_not_taken_for_the_device_read_last(
-    node: Node, worker: Callable[[str], Out], view: View, tmp_path: Path
+    node: Node, worker: Worker, view: View, tmp_path: Path
 ) -> None:
     history = tmp_path / "history.jsonl"
     os.mkfifo(history)
@@ -366,7 +345,7 @@ def test_a_disk_that_hangs_delays_no_report_and_is_not_taken_for_the_device_read
     with suppress(BlockingIOError):
         while True:
             os.write(pipe, bytes(1 << 16))
-    out = worker(f'{{"node_name": "n1", "nics": [{{"name": "rail0", "select": {{"pci": "{PF0}"}}, "mtu": 4000}}]}}')
+    out = worker(one(4000))
     assert out.until(lambda report: report.ready)
     step = soon(lambda: step if (step := view.step()) and step.kind == "records" else None, "record of the write", 60.0)
     assert (step.mode, step.device) == ("write", "")

@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import time
-from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from tests.contract.asking import soon
 from tests.sim.kernel import no_fault
 from tests.sim.passes import condition
 from tests.sim.readiness import Node, writer
-from tests.sim.service.running import STUCK, Announced, Endless, Out, one
+from tests.sim.service.running import STUCK, Announced, Endless, Reload, Worker, one
 from tests.sim.two_nics import MAC1, NAME0, NAME1, PF0, PF1
 
 TWO = json.dumps(
@@ -53,7 +52,7 @@ def sleeps(view: View) -> bool | None:
 
 
 def test_after_a_burst_of_events_passes_come_at_a_limited_rate(
-    node: Node, announced: Announced, worker: Callable[[str], Out], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    node: Node, announced: Announced, worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wake, "BURST", 2)
     monkeypatch.setattr(wake, "RATE", 10.0)
@@ -67,7 +66,7 @@ def test_after_a_burst_of_events_passes_come_at_a_limited_rate(
 
 
 def test_after_an_event_only_its_device_is_read(
-    node: Node, announced: Announced, worker: Callable[[str], Out], tmp_path: Path
+    node: Node, announced: Announced, worker: Worker, tmp_path: Path
 ) -> None:
     kernel = node.kernel
     worker(TWO).until(lambda report: report.ready)
@@ -81,7 +80,7 @@ def test_after_an_event_only_its_device_is_read(
 
 
 def test_everything_is_read_again_in_time_although_events_of_one_device_never_end(
-    node: Node, announced: Announced, worker: Callable[[str], Out], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    node: Node, announced: Announced, worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "RESYNC", 1.0)
     kernel = node.kernel
@@ -95,7 +94,7 @@ def test_everything_is_read_again_in_time_although_events_of_one_device_never_en
 
 
 def test_an_event_of_the_first_pass_about_a_device_that_is_not_known_yet_is_not_lost(
-    node: Node, announced: Announced, worker: Callable[[str], Out]
+    node: Node, announced: Announced, worker: Worker
 ) -> None:
     kernel = node.kernel
     other = kernel.netdev(PF1).ifindex
@@ -119,7 +118,7 @@ def test_an_event_of_the_first_pass_about_a_device_that_is_not_known_yet_is_not_
 
 
 def test_an_event_about_a_netdev_that_was_made_again_since_the_last_pass_is_not_lost(
-    node: Node, announced: Announced, worker: Callable[[str], Out]
+    node: Node, announced: Announced, worker: Worker
 ) -> None:
     kernel = node.kernel
 
@@ -149,7 +148,7 @@ def test_an_event_about_a_netdev_that_was_made_again_since_the_last_pass_is_not_
 
 
 def test_an_event_that_a_pass_turns_out_to_have_answered_waits_no_longer(
-    node: Node, announced: Announced, worker: Callable[[str], Out], view: View, fifo: Path
+    node: Node, announced: Announced, worker: Worker, view: View, fifo: Path
 ) -> None:
     """A pod takes a VF's netdev while a pass reads the PF. The pass does not find the index of which the event speaks."""
     kernel, count = node.kernel, f"/sys/bus/pci/devices/{PF0}/sriov_numvfs"
@@ -170,7 +169,7 @@ def test_an_event_that_a_pass_turns_out_to_have_answered_waits_no_longer(
 
 
 def test_after_an_event_about_a_device_outside_the_spec_the_worker_sleeps(
-    announced: Announced, worker: Callable[[str], Out], view: View
+    announced: Announced, worker: Worker, view: View
 ) -> None:
     worker(one(9000)).until(lambda report: report.ready)
     soon(lambda: sleeps(view), "sleep before it", 60.0)
@@ -181,11 +180,7 @@ def test_after_an_event_about_a_device_outside_the_spec_the_worker_sleeps(
 
 
 def test_while_passes_under_a_new_spec_end_early_the_worker_sleeps_between_them(
-    node: Node,
-    worker: Callable[[str], Out],
-    reload: Callable[[str], None],
-    view: View,
-    monkeypatch: pytest.MonkeyPatch,
+    node: Node, worker: Worker, reload: Reload, view: View, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(operation: str, where: str, value: str) -> None:
         if "mtu=4000" in value:
@@ -204,7 +199,7 @@ def test_while_passes_under_a_new_spec_end_early_the_worker_sleeps_between_them(
 
 
 def test_the_first_report_has_the_answers_of_probes_that_end_soon(
-    worker: Callable[[str], Out], monkeypatch: pytest.MonkeyPatch
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop_module, "PROBES_WAIT", 600.0)
     first = worker('{"node_name": "n1"}').until(lambda report: True)
@@ -212,7 +207,7 @@ def test_the_first_report_has_the_answers_of_probes_that_end_soon(
 
 
 def test_a_result_does_not_wait_for_probes_that_have_answered(
-    node: Node, announced: Announced, worker: Callable[[str], Out], monkeypatch: pytest.MonkeyPatch
+    node: Node, announced: Announced, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop_module, "PROBES_WAIT", 600.0)
     out = worker(one(9000))
@@ -224,7 +219,7 @@ def test_a_result_does_not_wait_for_probes_that_have_answered(
 
 
 def test_a_client_of_apply_sees_what_a_probe_answers_after_the_pass(
-    node: Node, worker: Callable[[str], Out], fifo: Path, tmp_path: Path
+    node: Node, worker: Worker, fifo: Path, tmp_path: Path
 ) -> None:
     node.kernel.pipes[STUCK] = str(fifo)
     out = worker(

@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from agent.spec.node import PROBES
 from tests.contract.asking import soon
 from tests.sim.passes import condition
 from tests.sim.readiness import Node, writer
-from tests.sim.service.running import STUCK, Announced, Endless, Out, both, one
+from tests.sim.service.running import STUCK, Announced, Endless, Reload, Worker, both, one
 from tests.sim.two_nics import PF0, PF1
 
 NEVER = 10**9
@@ -46,7 +45,7 @@ def disturb(node: Node, announced: Announced) -> None:
 
 
 def test_while_events_of_an_optional_nic_wait_ready_is_postponed(
-    node: Node, announced: Announced, worker: Callable[[str], Out], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    node: Node, announced: Announced, worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop_module, "POSTPONED", NEVER)
     monkeypatch.setattr(wake, "BURST", NEVER)
@@ -60,14 +59,14 @@ def test_while_events_of_an_optional_nic_wait_ready_is_postponed(
 
 
 def test_endless_events_of_an_optional_nic_postpone_ready_only_so_often(
-    node: Node, announced: Announced, worker: Callable[[str], Out]
+    node: Node, announced: Announced, worker: Worker
 ) -> None:
     disturb(node, announced)
     assert worker(OPTIONAL).until(lambda report: report.ready)
 
 
 def test_ready_is_not_published_while_an_event_of_a_required_nic_is_overdue(
-    node: Node, announced: Announced, worker: Callable[[str], Out], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    node: Node, announced: Announced, worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However often it was postponed."""
     monkeypatch.setattr(loop_module, "POSTPONED", 0)
@@ -83,7 +82,7 @@ def test_ready_is_not_published_while_an_event_of_a_required_nic_is_overdue(
 
 
 def test_a_result_that_is_not_ready_is_published_although_events_wait(
-    node: Node, announced: Announced, worker: Callable[[str], Out], monkeypatch: pytest.MonkeyPatch
+    node: Node, announced: Announced, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop_module, "POSTPONED", NEVER)
     node.kernel.unreadable.add(f"/sys/bus/pci/devices/{PF0}/numa_node")
@@ -91,16 +90,12 @@ def test_a_result_that_is_not_ready_is_published_although_events_wait(
     worker(OPTIONAL).until(lambda report: condition(report, "NicsPresent").reason == "DeviceUnreadable")
 
 
-def test_ready_is_published_at_once_if_no_event_waits(
-    worker: Callable[[str], Out], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ready_is_published_at_once_if_no_event_waits(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_module, "POSTPONED", NEVER)
     assert worker(OPTIONAL).until(lambda report: report.ready)
 
 
-def test_without_probes_the_first_report_waits_for_nothing(
-    worker: Callable[[str], Out], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_probes_the_first_report_waits_for_nothing(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     # Everything is read again, and a result is published at the latest then, after this test.
     monkeypatch.setattr(loop, "RESYNC", 600.0)
     monkeypatch.setattr(loop_module, "PROBES_WAIT", 600.0)
@@ -108,7 +103,7 @@ def test_without_probes_the_first_report_waits_for_nothing(
 
 
 def test_a_probe_may_answer_after_a_pass_that_ended_early(
-    node: Node, worker: Callable[[str], Out], fifo: Path, tmp_path: Path
+    node: Node, worker: Worker, fifo: Path, tmp_path: Path
 ) -> None:
     node.kernel.pipes[STUCK] = str(fifo)
     out = worker('{"node_name": "n1", "readiness": {"probes": {"kernel_modules": {"severity": "required"}}}}')
@@ -124,11 +119,7 @@ def test_a_probe_may_answer_after_a_pass_that_ended_early(
 
 
 def test_a_read_that_hangs_while_a_new_spec_is_checked_is_named(
-    node: Node,
-    worker: Callable[[str], Out],
-    reload: Callable[[str], None],
-    view: View,
-    fifo: Path,
+    node: Node, worker: Worker, reload: Reload, view: View, fifo: Path
 ) -> None:
     path = f"/sys/bus/pci/devices/{PF0}/numa_node"
     out = worker(one(9000))
@@ -144,7 +135,7 @@ def test_a_read_that_hangs_while_a_new_spec_is_checked_is_named(
 
 
 def test_an_event_does_not_have_another_devices_failed_change_tried_again(
-    node: Node, announced: Announced, worker: Callable[[str], Out], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    node: Node, announced: Announced, worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retry, "FIRST_RETRY", 600.0)
     monkeypatch.setattr(retry, "HASTENED_RETRY", 0.0)
@@ -169,7 +160,7 @@ def test_an_event_does_not_have_another_devices_failed_change_tried_again(
 
 
 def test_once_ready_was_postponed_often_enough_it_is_published_although_an_event_waits(
-    node: Node, announced: Announced, worker: Callable[[str], Out], monkeypatch: pytest.MonkeyPatch
+    node: Node, announced: Announced, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop_module, "POSTPONED", 0)
     disturb(node, announced)
@@ -179,7 +170,7 @@ def test_once_ready_was_postponed_often_enough_it_is_published_although_an_event
 
 
 def test_a_published_result_ends_the_row_of_postponed_ones(
-    node: Node, announced: Announced, worker: Callable[[str], Out], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    node: Node, announced: Announced, worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop_module, "POSTPONED", 1)
     index = node.kernel.netdev(PF0).ifindex
@@ -195,7 +186,7 @@ def test_a_published_result_ends_the_row_of_postponed_ones(
 
 
 def test_a_repair_after_the_same_spec_was_read_again_is_not_the_specs(
-    node: Node, worker: Callable[[str], Out], reload: Callable[[str], None], tmp_path: Path
+    node: Node, worker: Worker, reload: Reload, tmp_path: Path
 ) -> None:
     worker(one(9000)).until(lambda report: report.ready)
     made = soon(lambda: len(list(read_history(tmp_path))) or None, "record of the first pass", 60.0)
@@ -206,7 +197,7 @@ def test_a_repair_after_the_same_spec_was_read_again_is_not_the_specs(
 
 
 def test_a_nic_that_is_about_to_be_changed_is_not_ready_and_the_others_are(
-    node: Node, announced: Announced, worker: Callable[[str], Out]
+    node: Node, announced: Announced, worker: Worker
 ) -> None:
     out = worker(both(9000))
     out.until(lambda report: report.ready)

@@ -13,7 +13,9 @@ from agent.reporter.kubernetes.api import Api, NoCredentials, Session, trust
 from agent.reporter.kubernetes.publish import Files, Publication
 from agent.runtime import boot_id, uptime
 from tests.unit.reporter.scripted import Answer, api_server, merged
-from tests.unit.reporter.test_node import SETTINGS, apply, document, node
+from tests.unit.reporter.test_node import NO_CARRIER, REPORT, SETTINGS, apply, document, node
+
+UNREADY = evolve(REPORT, ready=False, conditions=(NO_CARRIER,))
 
 
 @frozen
@@ -118,8 +120,11 @@ class Clocks:
         self.day, self.boot = self.day + seconds, self.boot + seconds
 
 
+Running = tuple[Publication, Cluster, Clocks]
+
+
 @contextmanager
-def publishing(folder: Path) -> Iterator[tuple[Publication, Cluster, Clocks]]:
+def publishing(folder: Path) -> Iterator[Running]:
     """A reporter whose Node has just been registered by its kubelet."""
     cluster, clocks = Cluster(), Clocks()
     report, labels, out, memory = (folder / name for name in ("report", "labels", "out", "memory"))

@@ -1,33 +1,27 @@
 """When a node is no longer ready, its taint is written before its condition, also after faults on the way to the API server."""
 
 import random
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from attrs import evolve
 
 from agent.reporter.kubernetes.backoff import LAST_URGENT_WAIT
 from agent.reporter.kubernetes.node import read_node
-from agent.reporter.kubernetes.publish import Publication
-from tests.unit.reporter.publication import Clocks, Cluster, publishing, say
+from tests.unit.reporter.publication import UNREADY, Running, say
 from tests.unit.reporter.test_node import NO_CARRIER, REPORT, document
-
-UNREADY = evolve(REPORT, ready=False, conditions=(NO_CARRIER,))
-Running = tuple[Publication, Cluster, Clocks]
 
 
 @pytest.fixture
-def ready(tmp_path: Path) -> Iterator[Running]:
+def ready(running: Running) -> Running:
     """A reporter that has published Ready, and whose Node has no taint. Its connection is idle."""
-    with publishing(tmp_path) as (reporter, cluster, clocks):
-        cluster.node = document(spec={})
-        reporter.watch.node = read_node(cluster.node)
-        say(reporter, REPORT)
-        reporter.turn()
-        assert reporter.acknowledged.now.ready
-        cluster.writes.clear()
-        yield reporter, cluster, clocks
+    reporter, cluster, _ = running
+    cluster.node = document(spec={})
+    reporter.watch.node = read_node(cluster.node)
+    say(reporter, REPORT)
+    reporter.turn()
+    assert reporter.acknowledged.now.ready
+    cluster.writes.clear()
+    return running
 
 
 def test_a_node_that_loses_ready_is_tainted_first(ready: Running) -> None:

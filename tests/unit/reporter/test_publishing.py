@@ -1,7 +1,7 @@
 """When the reporter publishes, and what it then writes: its Publication, without a cluster."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,11 @@ from agent.report.verdict import STALE, Verdict, judge
 from agent.reporter.kubernetes.backoff import LAST_WAIT
 from agent.reporter.kubernetes.calm import LASTING, LOSSES
 from agent.reporter.kubernetes.lease import LEASE_EVERY
-from agent.reporter.kubernetes.node import (
-    read_node,
-)
+from agent.reporter.kubernetes.node import read_node
 from agent.reporter.kubernetes.plugins import PLUGIN_PAUSE
 from agent.reporter.kubernetes.publish import Files, Publication
 from agent.runtime import boot_id, uptime
-from tests.unit.reporter.publication import Clocks, Cluster, Fixed, publishing, say
+from tests.unit.reporter.publication import UNREADY, Fixed, Running, say
 from tests.unit.reporter.test_node import (
     LABELS,
     NO_CARRIER,
@@ -36,15 +34,7 @@ from tests.unit.reporter.test_node import (
 HOURS = 8 * 3600.0
 
 
-@pytest.fixture
-def running(tmp_path: Path) -> Iterator[tuple[Publication, Cluster, Clocks]]:
-    with publishing(tmp_path) as parts:
-        yield parts
-
-
-def test_setting_the_clock_back_delays_neither_a_retry_nor_the_lease(
-    running: tuple[Publication, Cluster, Clocks],
-) -> None:
+def test_setting_the_clock_back_delays_neither_a_retry_nor_the_lease(running: Running) -> None:
     reporter, cluster, clocks = running
     say(reporter, REPORT)
     cluster.busy = True
@@ -61,9 +51,7 @@ def test_setting_the_clock_back_delays_neither_a_retry_nor_the_lease(
     assert cluster.writes.count("lease") == 2
 
 
-def test_a_renewal_sends_only_the_time_and_restores_what_somebody_has_changed(
-    running: tuple[Publication, Cluster, Clocks],
-) -> None:
+def test_a_renewal_sends_only_the_time_and_restores_what_somebody_has_changed(running: Running) -> None:
     reporter, cluster, clocks = running
     say(reporter, REPORT)
     reporter.turn()
@@ -89,21 +77,19 @@ def test_a_renewal_sends_only_the_time_and_restores_what_somebody_has_changed(
     assert [made["metadata"] for made in renew()] == [first["metadata"]]
 
 
-def test_an_outage_is_reported_without_writing_to_the_disk(running: tuple[Publication, Cluster, Clocks]) -> None:
+def test_an_outage_is_reported_without_writing_to_the_disk(running: Running) -> None:
     reporter, cluster, _ = running
     say(reporter, REPORT)
     reporter.turn()
     before = reporter.files.memory.stat().st_ino
     cluster.busy = True
-    say(reporter, evolve(REPORT, ready=False, conditions=(NO_CARRIER,)))
+    say(reporter, UNREADY)
     reporter.turn()
     assert "503" in reporter.files.acknowledgement.read_text()
     assert reporter.files.memory.stat().st_ino == before
 
 
-def test_for_a_ready_node_the_lease_is_written_first_and_else_the_taint(
-    running: tuple[Publication, Cluster, Clocks],
-) -> None:
+def test_for_a_ready_node_the_lease_is_written_first_and_else_the_taint(running: Running) -> None:
     reporter, cluster, _ = running
     say(reporter, REPORT)
     reporter.turn()
@@ -112,7 +98,7 @@ def test_for_a_ready_node_the_lease_is_written_first_and_else_the_taint(
     # Another Node, which has neither.
     cluster.node = {"metadata": {"uid": "u2", "resourceVersion": "9"}}
     reporter.watch.node = read_node(cluster.node)
-    say(reporter, evolve(REPORT, ready=False, conditions=(NO_CARRIER,)))
+    say(reporter, UNREADY)
     reporter.turn()
     assert cluster.writes == ["n1", "status", "lease"]
 
@@ -134,9 +120,7 @@ def test_a_heartbeat_is_a_change_only_after_a_stale_one(tmp_path: Path) -> None:
     assert heard(0.0, generation=2) != heard(0.0, generation=1)
 
 
-def test_a_ready_that_comes_and_goes_is_published_only_after_it_has_lasted(
-    running: tuple[Publication, Cluster, Clocks],
-) -> None:
+def test_a_ready_that_comes_and_goes_is_published_only_after_it_has_lasted(running: Running) -> None:
     reporter, cluster, clocks = running
     checking = evolve(REPORT, ready=False, conditions=(Condition("Converged", "Unknown", "Checking", "it waits"),))
     published: list[bool] = []
@@ -168,30 +152,26 @@ def test_a_ready_that_comes_and_goes_is_published_only_after_it_has_lasted(
     assert (reporter.acknowledged.now.ready, reporter.acknowledged.now.error) == (True, "")
 
 
-def test_a_wrong_clock_does_not_keep_not_ready_from_being_published(
-    running: tuple[Publication, Cluster, Clocks],
-) -> None:
+def test_a_wrong_clock_does_not_keep_not_ready_from_being_published(running: Running) -> None:
     reporter, cluster, clocks = running
     for clocks.day in (-1e12, 1e15):
         cluster.writes.clear()
         reporter.watch.node = node()
-        say(reporter, evolve(REPORT, ready=False, conditions=(NO_CARRIER,)))
+        say(reporter, UNREADY)
         reporter.turn()
         assert (reporter.acknowledged.now.error, cluster.writes[:1]) == ("", ["status"])
 
 
-def test_an_answer_that_is_no_node_is_reported_as_an_error(running: tuple[Publication, Cluster, Clocks]) -> None:
+def test_an_answer_that_is_no_node_is_reported_as_an_error(running: Running) -> None:
     reporter, cluster, _ = running
     cluster.node = {"kind": "Status"}
-    say(reporter, evolve(REPORT, ready=False, conditions=(NO_CARRIER,)))
+    say(reporter, UNREADY)
     reporter.turn()
     assert "something that is not a Node" in reporter.acknowledged.now.error
 
 
 @pytest.mark.parametrize("metadata", [None, [], 5, {"annotations": []}, {"annotations": None}])
-def test_an_answer_that_is_no_lease_is_reported_as_an_error(
-    running: tuple[Publication, Cluster, Clocks], metadata: Any
-) -> None:
+def test_an_answer_that_is_no_lease_is_reported_as_an_error(running: Running, metadata: Any) -> None:
     reporter, cluster, clocks = running
     say(reporter, REPORT)
     reporter.turn()

@@ -1,8 +1,6 @@
 """What turns of the reporter do to a Node's labels and taint, and when a message may be written again."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,21 +15,20 @@ from agent.reporter.kubernetes.node_writer import MESSAGE_EVERY
 from agent.reporter.kubernetes.plugins import PLUGIN_PAUSE
 from agent.reporter.kubernetes.publish import Publication
 from agent.runtime import boot_id, uptime
-from tests.unit.reporter.publication import Clocks, Cluster, publishing, say
+from tests.unit.reporter.publication import UNREADY, Cluster, Running, say
 from tests.unit.reporter.test_node import NO_CARRIER, OURS, PLUGIN, REPORT, RESOURCE, labelled
 
-UNREADY = evolve(REPORT, ready=False, conditions=(NO_CARRIER,))
 WITH, WITHOUT = {PLUGIN.key: PLUGIN.value, READY_LABEL: "true"}, {READY_LABEL: "true"}
 TAINT_GONE, PLUGIN_GONE = ("remove", "/spec/taints/0"), ("remove", f"/metadata/labels/{PLUGIN.key}")
 PLUGIN_BACK = ("add", f"/metadata/labels/{PLUGIN.key}")
 
 
 @pytest.fixture
-def running(tmp_path: Path) -> Iterator[tuple[Publication, Cluster, Clocks]]:
-    with publishing(tmp_path) as parts:
-        label = {"key": PLUGIN.key, "value": PLUGIN.value, "role": "plugin", "resource": RESOURCE}
-        parts[0].files.labels.write_text(json.dumps({"labels": [label]}))
-        yield parts
+def running(running: Running) -> Running:
+    label = {"key": PLUGIN.key, "value": PLUGIN.value, "role": "plugin", "resource": RESOURCE}
+    reporter, *_ = running
+    reporter.files.labels.write_text(json.dumps({"labels": [label]}))
+    return running
 
 
 def said(reporter: Publication) -> list[dict[str, str]]:
@@ -62,9 +59,7 @@ def shows(
 
 
 @pytest.mark.parametrize("report", [REPORT, UNREADY], ids=["ready", "not ready"])
-def test_a_plugins_label_is_away_for_a_while_after_its_devices_have_changed(
-    running: tuple[Publication, Cluster, Clocks], report: Report
-) -> None:
+def test_a_plugins_label_is_away_for_a_while_after_its_devices_have_changed(running: Running, report: Report) -> None:
     reporter, cluster, clocks = running
     say(reporter, evolve(report, devices="four"))
     shows(reporter, cluster, WITH, [OURS], allocatable={RESOURCE: "4"})
@@ -87,7 +82,7 @@ def test_a_plugins_label_is_away_for_a_while_after_its_devices_have_changed(
     assert PLUGIN_BACK in changed(cluster)
 
 
-def test_a_report_that_is_out_of_date_removes_no_plugins_label(running: tuple[Publication, Cluster, Clocks]) -> None:
+def test_a_report_that_is_out_of_date_removes_no_plugins_label(running: Running) -> None:
     reporter, cluster, _ = running
     say(reporter, evolve(REPORT, devices="four"))
     shows(reporter, cluster, WITH, [OURS], allocatable={RESOURCE: "4"})
@@ -100,9 +95,7 @@ def test_a_report_that_is_out_of_date_removes_no_plugins_label(running: tuple[Pu
 
 
 @pytest.mark.parametrize("ahead", [-10.0, 10.0], ids=["restarted", "the clock was set back since"])
-def test_the_taint_stays_until_a_restarted_kubelet_has_reported(
-    running: tuple[Publication, Cluster, Clocks], ahead: float
-) -> None:
+def test_the_taint_stays_until_a_restarted_kubelet_has_reported(running: Running, ahead: float) -> None:
     reporter, cluster, clocks = running
     say(reporter, evolve(REPORT, kubelet=clocks.day + ahead))
     before = {"type": "Ready", "status": "True", "lastHeartbeatTime": "2001-09-09T01:46:10Z"}
@@ -113,7 +106,7 @@ def test_the_taint_stays_until_a_restarted_kubelet_has_reported(
         assert (TAINT_GONE in changed(cluster)) is (heartbeat is after or ahead > 0)
 
 
-def test_what_the_taint_of_a_ready_node_waits_for_is_said(running: tuple[Publication, Cluster, Clocks]) -> None:
+def test_what_the_taint_of_a_ready_node_waits_for_is_said(running: Running) -> None:
     """Else nobody sees why a node that is ready gets no pods: its device plugin does not run, or offers another resource."""
     reporter, cluster, clocks = running
 
@@ -138,9 +131,7 @@ OTHER = evolve(UNREADY, conditions=(evolve(NO_CARRIER, message="no carrier on en
 
 
 @pytest.mark.parametrize(("first", "second"), [(REPORT, WARNED), (UNREADY, OTHER)], ids=["ready", "not ready"])
-def test_a_new_message_alone_is_written_at_most_once_a_minute(
-    running: tuple[Publication, Cluster, Clocks], first: Report, second: Report
-) -> None:
+def test_a_new_message_alone_is_written_at_most_once_a_minute(running: Running, first: Report, second: Report) -> None:
     reporter, cluster, clocks = running
     say(reporter, first)
     reporter.turn()
@@ -155,9 +146,7 @@ def test_a_new_message_alone_is_written_at_most_once_a_minute(
     assert cluster.writes == ["status"]
 
 
-def test_conditions_that_the_node_already_has_are_not_written(
-    running: tuple[Publication, Cluster, Clocks],
-) -> None:
+def test_conditions_that_the_node_already_has_are_not_written(running: Running) -> None:
     reporter, cluster, _ = running
     say(reporter, UNREADY)
     reporter.watch.node = read_node(labelled({}))
@@ -168,9 +157,7 @@ def test_conditions_that_the_node_already_has_are_not_written(
     assert cluster.writes == ["n1", "lease"]
 
 
-def test_an_error_of_the_labels_is_cleared_once_the_labels_are_published(
-    running: tuple[Publication, Cluster, Clocks],
-) -> None:
+def test_an_error_of_the_labels_is_cleared_once_the_labels_are_published(running: Running) -> None:
     reporter, _, clocks = running
     good = reporter.files.labels.read_text()
     reporter.files.labels.write_text("nonsense")

@@ -23,20 +23,11 @@ from agent.reporter.kubernetes.publish import Publication
 from agent.reporter.kubernetes.steps import LONGEST_SLEEP
 from agent.runtime import boot_id, uptime
 from tests.contract.asking import soon
-from tests.unit.reporter.publication import Clocks, Cluster, publishing, say
+from tests.unit.reporter.publication import UNREADY, Running, say
 from tests.unit.reporter.test_node import NO_CARRIER, REPORT, document, node
 
 
-@pytest.fixture
-def running(tmp_path: Path) -> Iterator[tuple[Publication, Cluster, Clocks]]:
-    with publishing(tmp_path) as parts:
-        yield parts
-
-
-UNREADY = evolve(REPORT, ready=False, conditions=(NO_CARRIER,))
-
-
-def test_the_error_names_a_missing_node_until_the_cluster_has_it(running: tuple[Publication, Cluster, Clocks]) -> None:
+def test_the_error_names_a_missing_node_until_the_cluster_has_it(running: Running) -> None:
     reporter, cluster, _ = running
     say(reporter, REPORT)
     reporter.watch.node = None
@@ -48,7 +39,7 @@ def test_the_error_names_a_missing_node_until_the_cluster_has_it(running: tuple[
     assert (reporter.acknowledged.now.ready, reporter.acknowledged.now.boot_id) == (True, boot_id())
 
 
-def test_nothing_is_written_before_the_node_was_read(running: tuple[Publication, Cluster, Clocks]) -> None:
+def test_nothing_is_written_before_the_node_was_read(running: Running) -> None:
     reporter, cluster, _ = running
     say(reporter, REPORT)
     reporter.watch.known, reporter.watch.trouble = False, "the API server does not answer in time"
@@ -56,7 +47,7 @@ def test_nothing_is_written_before_the_node_was_read(running: tuple[Publication,
     assert (reporter.acknowledged.now.error, cluster.writes) == ("the API server does not answer in time", [])
 
 
-def test_an_error_of_several_steps_is_reported_once(running: tuple[Publication, Cluster, Clocks]) -> None:
+def test_an_error_of_several_steps_is_reported_once(running: Running) -> None:
     reporter, cluster, _ = running
     say(reporter, UNREADY)
     cluster.busy = True
@@ -66,9 +57,7 @@ def test_an_error_of_several_steps_is_reported_once(running: tuple[Publication, 
     assert (len(said), said[-1]) == (2, "it waits")
 
 
-def test_what_is_published_says_whether_the_credentials_are_refused(
-    running: tuple[Publication, Cluster, Clocks],
-) -> None:
+def test_what_is_published_says_whether_the_credentials_are_refused(running: Running) -> None:
     reporter, cluster, clocks = running
     say(reporter, REPORT)
     for status, refused in ((401, True), (403, False), (401, True), (None, False)):
@@ -98,7 +87,7 @@ class Renewing:
         return self.after
 
 
-def test_credentials_are_renewed_when_they_are_due(running: tuple[Publication, Cluster, Clocks]) -> None:
+def test_credentials_are_renewed_when_they_are_due(running: Running) -> None:
     reporter, _, clocks = running
     reporter.identity = who = Renewing(reporter.identity.session(), 20.0)
     say(reporter, REPORT)
@@ -121,9 +110,7 @@ class Expired:
         raise OSError("no route to the authority")
 
 
-def test_credentials_that_cannot_be_renewed_are_reported_and_still_used(
-    running: tuple[Publication, Cluster, Clocks],
-) -> None:
+def test_credentials_that_cannot_be_renewed_are_reported_and_still_used(running: Running) -> None:
     reporter, cluster, _ = running
     reporter.identity = Expired(reporter.identity.session)
     say(reporter, REPORT)
@@ -135,7 +122,7 @@ def test_credentials_that_cannot_be_renewed_are_reported_and_still_used(
 @pytest.mark.parametrize("what", ["n1", "status", "lease"])
 @pytest.mark.parametrize("status", [400, 403, 404, 409, 422, 500])
 def test_the_node_is_read_again_if_a_refusal_shows_that_it_has_changed(
-    running: tuple[Publication, Cluster, Clocks], what: str, status: int
+    running: Running, what: str, status: int
 ) -> None:
     reporter, cluster, _ = running
     cluster.node = document(spec={})
@@ -148,9 +135,7 @@ def test_the_node_is_read_again_if_a_refusal_shows_that_it_has_changed(
     assert reporter.watch.known is not (what != "lease" and status in (404, 409, 422))
 
 
-def test_while_the_node_cannot_say_that_it_is_not_ready_its_lease_does(
-    running: tuple[Publication, Cluster, Clocks],
-) -> None:
+def test_while_the_node_cannot_say_that_it_is_not_ready_its_lease_does(running: Running) -> None:
     reporter, cluster, clocks = running
     cluster.refusing["status"] = 403
 
@@ -173,7 +158,7 @@ def test_while_the_node_cannot_say_that_it_is_not_ready_its_lease_does(
     assert notice() is None
 
 
-def test_a_lease_is_not_renewed_without_a_fresh_report(running: tuple[Publication, Cluster, Clocks]) -> None:
+def test_a_lease_is_not_renewed_without_a_fresh_report(running: Running) -> None:
     reporter, cluster, _ = running
     reporter.turn()
     assert cluster.writes == ["status"]
@@ -184,9 +169,7 @@ def test_a_lease_is_not_renewed_without_a_fresh_report(running: tuple[Publicatio
 
 
 @pytest.mark.parametrize("report", [REPORT, UNREADY])
-def test_the_next_turn_is_just_after_the_heartbeat_would_be_stale(
-    running: tuple[Publication, Cluster, Clocks], report: Report
-) -> None:
+def test_the_next_turn_is_just_after_the_heartbeat_would_be_stale(running: Running, report: Report) -> None:
     reporter, _, _ = running
     began = uptime()
     say(reporter, report)
@@ -195,7 +178,7 @@ def test_the_next_turn_is_just_after_the_heartbeat_would_be_stale(
     assert STALE + 1.0 - (uptime() - began) <= due <= STALE + 1.0
 
 
-def test_labels_of_a_node_that_cannot_be_read_leave_it_tainted(running: tuple[Publication, Cluster, Clocks]) -> None:
+def test_labels_of_a_node_that_cannot_be_read_leave_it_tainted(running: Running) -> None:
     reporter, cluster, clocks = running
     reporter.files.labels.write_text("nonsense")
     say(reporter, REPORT)
@@ -218,7 +201,7 @@ def test_labels_of_a_node_that_cannot_be_read_leave_it_tainted(running: tuple[Pu
     assert said.get("/metadata/labels/example.net~1rail") == "8", cluster.patches
 
 
-def test_a_change_wakes_the_reporter_and_a_heartbeat_does_not(running: tuple[Publication, Cluster, Clocks]) -> None:
+def test_a_change_wakes_the_reporter_and_a_heartbeat_does_not(running: Running) -> None:
     reporter, _, _ = running
     say(reporter, REPORT)
     reporter.turn()
@@ -251,7 +234,7 @@ def publishing_itself(reporter: Publication) -> Iterator[None]:
 
 
 def test_systemd_hears_that_the_publishing_thread_lives_until_it_hangs(
-    running: tuple[Publication, Cluster, Clocks], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    running: Running, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("agent.reporter.kubernetes.api.TIMEOUT", 600.0)
     monkeypatch.setattr("agent.reporter.kubernetes.publish.LOOK_EVERY", 0.02)
@@ -276,7 +259,7 @@ def test_systemd_hears_that_the_publishing_thread_lives_until_it_hangs(
 
 @pytest.mark.parametrize("hanging", ["lease", "status"])
 def test_a_write_that_hangs_does_not_delay_the_message_that_the_node_is_not_ready(
-    running: tuple[Publication, Cluster, Clocks], monkeypatch: pytest.MonkeyPatch, hanging: str
+    running: Running, monkeypatch: pytest.MonkeyPatch, hanging: str
 ) -> None:
     monkeypatch.setattr("agent.reporter.kubernetes.api.TIMEOUT", 600.0)
     reporter, cluster, _ = running
@@ -304,7 +287,7 @@ class Due:
 
 
 def test_a_renewal_that_hangs_does_not_delay_the_message_that_the_node_is_not_ready(
-    running: tuple[Publication, Cluster, Clocks], monkeypatch: pytest.MonkeyPatch
+    running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api_module, "TIMEOUT", 600.0)
     reporter, cluster, _ = running
@@ -340,7 +323,7 @@ class Counted:
     [(REPORT, ["identity", "lease", "status"]), (UNREADY, ["n1", "status", "lease", "identity"])],
 )
 def test_that_a_node_is_not_ready_is_written_before_its_identity_is_renewed(
-    running: tuple[Publication, Cluster, Clocks], report: Report, writes: list[str]
+    running: Running, report: Report, writes: list[str]
 ) -> None:
     reporter, cluster, _ = running
     cluster.node = document(spec={})
@@ -351,9 +334,7 @@ def test_that_a_node_is_not_ready_is_written_before_its_identity_is_renewed(
     assert cluster.writes[: len(writes)] == writes
 
 
-def test_the_reporter_publishes_until_it_ends(
-    running: tuple[Publication, Cluster, Clocks],
-) -> None:
+def test_the_reporter_publishes_until_it_ends(running: Running) -> None:
     reporter, cluster, _ = running
     reporter.watch.known = False
     say(reporter, REPORT)

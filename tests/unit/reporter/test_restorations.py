@@ -1,8 +1,5 @@
 """The reporter and somebody who changes again and again what it writes, as another machine of the same name does."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from attrs import evolve
 
@@ -11,20 +8,19 @@ from agent.reporter.kubernetes.backoff import LAST_WAIT
 from agent.reporter.kubernetes.node import read_node
 from agent.reporter.kubernetes.publish import Publication
 from agent.reporter.kubernetes.restorations import AT_ONCE, FORGOTTEN
-from tests.unit.reporter.publication import Clocks, Cluster, publishing, say
+from tests.unit.reporter.publication import UNREADY, Cluster, Running, say
 from tests.unit.reporter.test_node import NO_CARRIER, REPORT, document
 
-UNREADY = evolve(REPORT, ready=False, conditions=(NO_CARRIER,))
 OTHER = evolve(UNREADY, conditions=(evolve(NO_CARRIER, reason="NoCable"),))
 
 
 @pytest.fixture
-def running(tmp_path: Path) -> Iterator[tuple[Publication, Cluster, Clocks]]:
-    with publishing(tmp_path) as parts:
-        # After each write the Node is as it was: without condition, label and taint.
-        parts[1].node = document(spec={})
-        parts[0].watch.node = read_node(parts[1].node)
-        yield parts
+def running(running: Running) -> Running:
+    # After each write the Node is as it was: without condition, label and taint.
+    reporter, cluster, _ = running
+    cluster.node = document(spec={})
+    reporter.watch.node = read_node(cluster.node)
+    return running
 
 
 def written(reporter: Publication, cluster: Cluster, turns: int) -> list[str]:
@@ -37,7 +33,7 @@ def written(reporter: Publication, cluster: Cluster, turns: int) -> list[str]:
 
 @pytest.mark.parametrize("report", [REPORT, UNREADY], ids=["ready", "not ready"])
 def test_what_somebody_changes_again_and_again_is_written_at_most_once_a_minute(
-    running: tuple[Publication, Cluster, Clocks], report: Report
+    running: Running, report: Report
 ) -> None:
     reporter, cluster, clocks = running
     say(reporter, report)
@@ -58,9 +54,7 @@ def test_what_somebody_changes_again_and_again_is_written_at_most_once_a_minute(
     assert written(reporter, cluster, 100) == ["n1"] * AT_ONCE + ["status"] * AT_ONCE
 
 
-def test_another_state_of_the_node_is_written_at_once_all_the_same(
-    running: tuple[Publication, Cluster, Clocks],
-) -> None:
+def test_another_state_of_the_node_is_written_at_once_all_the_same(running: Running) -> None:
     reporter, cluster, _ = running
     say(reporter, REPORT)
     written(reporter, cluster, 100)
@@ -71,9 +65,7 @@ def test_another_state_of_the_node_is_written_at_once_all_the_same(
     assert written(reporter, cluster, 1) == ["status"]
 
 
-def test_a_state_that_returns_is_written_at_once_although_the_one_between_needed_no_write(
-    running: tuple[Publication, Cluster, Clocks],
-) -> None:
+def test_a_state_that_returns_is_written_at_once_although_the_one_between_needed_no_write(running: Running) -> None:
     """A sweep may have written that the node is not ready, in place of the reporter."""
     reporter, cluster, _ = running
     say(reporter, REPORT)
@@ -88,7 +80,7 @@ def test_a_state_that_returns_is_written_at_once_although_the_one_between_needed
     assert written(reporter, cluster, 1) == ["n1", "status"]
 
 
-def test_a_node_that_was_created_anew_is_written_at_once(running: tuple[Publication, Cluster, Clocks]) -> None:
+def test_a_node_that_was_created_anew_is_written_at_once(running: Running) -> None:
     reporter, cluster, _ = running
     say(reporter, UNREADY)
     written(reporter, cluster, 100)
