@@ -335,6 +335,12 @@ def test_if_containerd_does_not_accept_a_file_the_former_one_is_restored(tmp_pat
     assert machine.main.read_text() == "version = 2\n"
 
 
+def asked(folder: Path, question: str, engine: str) -> list[str]:
+    """What a function of the shared part prints; the engine's programs are in this folder."""
+    text = f"{engine_files.SHARED}engine=$1\n{question}\n"
+    return sh(text, engine, PATH=f"{folder}:{os.environ['PATH']}")
+
+
 @pytest.mark.parametrize(
     ("info", "reason"),
     [
@@ -347,8 +353,7 @@ def test_a_restart_of_docker_stops_containers_unless_live_restore_is_on(
     tmp_path: Path, info: str, reason: list[str]
 ) -> None:
     program(tmp_path / "docker", f"echo {info}")
-    text = engine_files.SHARED + "engine=$1\nstopped_by_restart\n"
-    assert sh(text, "docker", PATH=f"{tmp_path}:{os.environ['PATH']}") == reason
+    assert asked(tmp_path, "stopped_by_restart", "docker") == reason
 
 
 @pytest.mark.parametrize(
@@ -365,11 +370,8 @@ def test_a_restart_of_containerd_stops_containers_unless_its_unit_spares_them(
 ) -> None:
     program(tmp_path / "pgrep", "exit 0")
     program(tmp_path / "systemctl", f"echo {mode}")
-    text = engine_files.SHARED + "engine=$1\nstopped_by_restart\n"
-    said = sh(text, "containerd", PATH=f"{tmp_path}:{os.environ['PATH']}")
-    assert said == (
-        [f"with KillMode={mode} in its unit would stop all containers; set KillMode=process"] if told else []
-    )
+    said = [f"with KillMode={mode} in its unit would stop all containers; set KillMode=process"]
+    assert asked(tmp_path, "stopped_by_restart", "containerd") == (said if told else [])
 
 
 @pytest.mark.parametrize(
@@ -388,8 +390,7 @@ def test_containers_of_a_docker_that_does_not_answer_are_known_by_their_processe
 ) -> None:
     program(tmp_path / "docker", docker)
     program(tmp_path / "pgrep", "exit 0" if shims else "exit 1")
-    text = engine_files.SHARED + "engine=$1\ncontainers_run\n"
-    assert sh(text, engine, PATH=f"{tmp_path}:{os.environ['PATH']}") == (["running"] if run else [])
+    assert asked(tmp_path, "containers_run", engine) == (["running"] if run else [])
 
 
 def test_a_file_that_is_a_link_out_of_etc_is_refused(tmp_path: Path) -> None:

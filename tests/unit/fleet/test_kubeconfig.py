@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import reduce
 from pathlib import Path
 
 import httpx2
@@ -25,9 +26,9 @@ from tests.unit.reporter.scripted import api_server
 ROOT = Path(__file__).parents[3]
 
 
-def trackbed(*arguments: str) -> subprocess.CompletedProcess[str]:
+def trackbed(*arguments: str, typed: str | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "cli", "fleet", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, input=typed)
 
 
 KUBECONFIG = """
@@ -38,6 +39,32 @@ users: [{name: u, user: {token: secret-token}}]
 contexts: [{name: c, context: {cluster: c, user: u}}]
 current-context: c
 """
+
+
+NOWHERE, USER = "https://127.0.0.1:1", "token: secret-token"
+TIME = '{"metadata": {"creationTimestamp": "2026-01-01T00:00:00Z"}, "items": %s}'
+
+
+@contextmanager
+def server(body: str, status: int = 200) -> Iterator[tuple[str, list[str | None]]]:
+    """A server here that answers each request with this body and status; its URL, and the credentials that it was sent."""
+    sent: list[str | None] = []
+
+    def answer(request: Request) -> tuple[int, bytes]:
+        sent.append(request.credentials)
+        return status, body.encode()
+
+    with serving(answer) as url:
+        yield url, sent
+
+
+def swept(file: Path, *changes: tuple[str, str], named: str = "") -> set[str | None]:
+    """The credentials that a sweep sends, which follows a kubeconfig with these changes and is typed at."""
+    with server(TIME % "[]") as (url, sent):
+        file.write_text(reduce(lambda text, change: text.replace(*change), changes, KUBECONFIG.replace(NOWHERE, url)))
+        done = trackbed("sweep", "--dry", "--kubeconfig", named or str(file), typed="typed")
+    assert done.returncode == 0, done.stderr
+    return set(sent)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +99,6 @@ def of_both(file: Path) -> tuple[str, str]:
 
 
 CLUSTER = 'cluster: {server: "https://127.0.0.1:1"'
-USER = "token: secret-token"
 
 
 @pytest.mark.parametrize(
@@ -167,27 +193,19 @@ def test_what_is_no_file_is_no_kubeconfig(tmp_path: Path, name: str) -> None:
 
 
 def test_null_and_an_empty_text_mean_that_there_is_no_such_key(tmp_path: Path) -> None:
-    with server(TIME % "[]") as (url, sent):
-        text = KUBECONFIG.replace("https://127.0.0.1:1", url).replace(
-            "token: secret-token", "token: t, tokenFile: '', client-certificate-data: '', exec: null"
-        )
-        text = text.replace("server:", "certificate-authority-data: null, insecure-skip-tls-verify: null, server:")
+    sent = swept(
+        tmp_path / "kubeconfig",
+        (USER, "token: t, tokenFile: '', client-certificate-data: '', exec: null"),
+        ("server:", "certificate-authority-data: null, insecure-skip-tls-verify: null, server:"),
         # Other contexts may be unfinished.
-        text = text.replace("contexts: [", "contexts: [{name: d, context: {namespace: e}}, {name: f, context: null}, ")
-        (tmp_path / "kubeconfig").write_text(text)
-        done = trackbed("sweep", "--dry", "--kubeconfig", str(tmp_path / "kubeconfig"))
-    assert done.returncode == 0, done.stderr
-    assert set(sent) == {"Bearer t"}
+        ("contexts: [", "contexts: [{name: d, context: {namespace: e}}, {name: f, context: null}, "),
+    )
+    assert sent == {"Bearer t"}
 
 
 @pytest.mark.parametrize("context", ["{cluster: c}", "{cluster: c, user: ''}", "{cluster: c, user: null}"])
 def test_a_context_without_a_user_has_no_credentials(tmp_path: Path, context: str) -> None:
-    with server(TIME % "[]") as (url, sent):
-        text = KUBECONFIG.replace("https://127.0.0.1:1", url).replace("{cluster: c, user: u}", context)
-        (tmp_path / "kubeconfig").write_text(text)
-        done = trackbed("sweep", "--dry", "--kubeconfig", str(tmp_path / "kubeconfig"))
-    assert done.returncode == 0, done.stderr
-    assert set(sent) == {None}
+    assert swept(tmp_path / "kubeconfig", ("{cluster: c, user: u}", context)) == {None}
 
 
 IGNORED = [
@@ -199,7 +217,7 @@ IGNORED = [
 @pytest.mark.parametrize(("before", "key", "whose"), [*IGNORED, ("server:", "tls-server-name: api", "the cluster 'c'")])
 def test_a_key_that_has_no_effect_here_is_refused(tmp_path: Path, before: str, key: str, whose: str) -> None:
     with server(TIME % "[]") as (url, sent):
-        text = KUBECONFIG.replace("https://127.0.0.1:1", url).replace(before, f"{key}, {before}")
+        text = KUBECONFIG.replace(NOWHERE, url).replace(before, f"{key}, {before}")
         file = tmp_path / "kubeconfig"
         file.write_text(text)
         done = trackbed("status", "--kubeconfig", str(file))
@@ -211,11 +229,7 @@ def test_a_key_that_has_no_effect_here_is_refused(tmp_path: Path, before: str, k
 
 
 def test_the_keys_of_another_context_do_not_count(tmp_path: Path) -> None:
-    with server(TIME % "[]") as (url, _):
-        text = KUBECONFIG.replace("https://127.0.0.1:1", url).replace("users: [", "users: [{name: v, user: {as: w}}, ")
-        (tmp_path / "kubeconfig").write_text(text)
-        done = trackbed("sweep", "--dry", "--kubeconfig", str(tmp_path / "kubeconfig"))
-    assert done.returncode == 0, done.stderr
+    assert swept(tmp_path / "kubeconfig", ("users: [", "users: [{name: v, user: {as: w}}, ")) == {"Bearer secret-token"}
 
 
 def test_an_empty_kubeconfig_in_the_environment_counts_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,26 +303,10 @@ def test_several_files_in_the_environment_are_refused(tmp_path: Path, monkeypatc
     assert "https://127.0.0.1:1 cannot be reached" in trackbed("status").stderr
 
 
-@contextmanager
-def server(body: str, status: int = 200) -> Iterator[tuple[str, list[str | None]]]:
-    """A server here that answers each request with this body and status; its URL, and the credentials that it was sent."""
-    sent: list[str | None] = []
-
-    def answer(request: Request) -> tuple[int, bytes]:
-        sent.append(request.credentials)
-        return status, body.encode()
-
-    with serving(answer) as url:
-        yield url, sent
-
-
-TIME = '{"metadata": {"creationTimestamp": "2026-01-01T00:00:00Z"}, "items": %s}'
-
-
 @pytest.mark.parametrize("body", ["<html>", "", "null", "5", TIME % "null", TIME % "[{}]", '{"metadata": {}}'])
 def test_a_server_that_is_no_api_server_is_named(tmp_path: Path, body: str) -> None:
     with server(body) as (url, _):
-        (tmp_path / "kubeconfig").write_text(KUBECONFIG.replace("https://127.0.0.1:1", url))
+        (tmp_path / "kubeconfig").write_text(KUBECONFIG.replace(NOWHERE, url))
         done = trackbed("status", "--kubeconfig", str(tmp_path / "kubeconfig"))
         with pytest.raises(NotGiven) as refused:
             bound_token(str(tmp_path / "kubeconfig"), "n1", 600)
@@ -322,7 +320,7 @@ def test_a_plugins_token_with_a_line_break_is_not_shown(tmp_path: Path) -> None:
     program(tmp_path / "plugin", 'printf %s \'{"status": {"token": "secret-token\\n"}}\'')
     with server("") as (url, _):
         user = "exec: {apiVersion: client.authentication.k8s.io/v1, command: ./plugin}"
-        text = KUBECONFIG.replace("https://127.0.0.1:1", url).replace("token: secret-token", user)
+        text = KUBECONFIG.replace(NOWHERE, url).replace("token: secret-token", user)
         (tmp_path / "kubeconfig").write_text(text)
         both = of_both(tmp_path / "kubeconfig")
     for said in both:
@@ -334,14 +332,8 @@ def test_a_plugins_token_with_a_line_break_is_not_shown(tmp_path: Path) -> None:
 def test_a_credential_plugin_learns_its_version_and_its_token_is_used(tmp_path: Path, version: str) -> None:
     plugin = tmp_path / "plugin"
     program(plugin, 'echo "$KUBERNETES_EXEC_INFO" > "$0.info"\necho \'{"status": {"token": "t"}}\'')
-    with server(TIME % "[]") as (url, sent):
-        config = KUBECONFIG.replace("https://127.0.0.1:1", url).replace(
-            "token: secret-token", f"exec: {{apiVersion: client.authentication.k8s.io/{version}, command: {plugin}}}"
-        )
-        (tmp_path / "kubeconfig").write_text(config)
-        done = trackbed("sweep", "--dry", "--kubeconfig", str(tmp_path / "kubeconfig"))
-    assert done.returncode == 0, done.stderr
-    assert set(sent) == {"Bearer t"}
+    user = f"exec: {{apiVersion: client.authentication.k8s.io/{version}, command: {plugin}}}"
+    assert swept(tmp_path / "kubeconfig", (USER, user)) == {"Bearer t"}
     info = yaml.safe_load((tmp_path / "plugin.info").read_text())
     assert info["apiVersion"] == f"client.authentication.k8s.io/{version}"
 
@@ -373,23 +365,8 @@ def test_a_credential_plugin_that_fails_is_named(tmp_path: Path, plugin: str, mo
 
 def test_a_credential_plugin_is_not_given_the_terminal(tmp_path: Path) -> None:
     program(tmp_path / "plugin", 'echo "{\\"status\\": {\\"token\\": \\"t$(cat)\\"}}"')
-    with server(TIME % "[]") as (url, sent):
-        user = "exec: {apiVersion: client.authentication.k8s.io/v1, command: ./plugin}"
-        text = KUBECONFIG.replace("https://127.0.0.1:1", url).replace("token: secret-token", user)
-        (tmp_path / "kubeconfig").write_text(text)
-        command = [
-            sys.executable,
-            "-m",
-            "cli",
-            "fleet",
-            "sweep",
-            "--dry",
-            "--kubeconfig",
-            str(tmp_path / "kubeconfig"),
-        ]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, input="typed")
-    assert done.returncode == 0, done.stderr
-    assert set(sent) == {"Bearer t"}
+    user = "exec: {apiVersion: client.authentication.k8s.io/v1, command: ./plugin}"
+    assert swept(tmp_path / "kubeconfig", (USER, user)) == {"Bearer t"}
 
 
 @pytest.mark.parametrize(
@@ -398,9 +375,5 @@ def test_a_credential_plugin_is_not_given_the_terminal(tmp_path: Path) -> None:
 def test_files_are_looked_for_from_the_kubeconfigs_folder(tmp_path: Path, user: str) -> None:
     (tmp_path / "token").write_text("t")
     program(tmp_path / "plugin", 'echo \'{"status": {"token": "t"}}\'')
-    with server(TIME % "[]") as (url, sent):
-        config = KUBECONFIG.replace("https://127.0.0.1:1", url).replace("token: secret-token", user)
-        (tmp_path / "kubeconfig").write_text(config)
-        done = trackbed("sweep", "--dry", "--kubeconfig", os.path.relpath(tmp_path / "kubeconfig", ROOT))
-    assert done.returncode == 0, done.stderr
-    assert set(sent) == {"Bearer t"}
+    file = tmp_path / "kubeconfig"
+    assert swept(file, (USER, user), named=os.path.relpath(file, ROOT)) == {"Bearer t"}

@@ -47,13 +47,28 @@ def stopped(state: Path, text: str = "") -> None:
     (folder / "lab.json").write_text(text or json.dumps(plan))
 
 
-def test_a_lab_that_is_down_says_how_to_start_it(state: Path) -> None:
-    asked = lab(state, "status", "--ready")
-    assert asked.returncode == 1
-    assert "`python -m lab up` starts it" in asked.stderr
-    failed = lab(state, "power-cut", "node1")
-    assert failed.returncode == 1
-    assert "lab: lab t is down\n`python -m lab up` starts it." in failed.stderr
+@pytest.mark.parametrize(
+    ("plan", "command", "status", "message"),
+    [
+        (None, "status --ready", 1, "`python -m lab up` starts it"),
+        (None, "power-cut node1", 1, "lab: lab t is down\n`python -m lab up` starts it."),
+        ("", "snapshot node1 before", 1, "lab: node1 is off\n`python -m lab power-on node1` boots it."),
+        ("", "power-on node3", 2, "lab: the lab has no node3\n`python -m lab status` shows its nodes."),
+        ("", "up --nodes 3", 2, "lab: lab t has 2 nodes\nRun `python -m lab down`, then `up`."),
+        ("", "restore node1 1st", 2, "Start with a letter"),
+        ("", "cluster join", 1, "the control plane of lab t does not run\n`python -m lab cluster up` starts it."),
+        ("{", "status", 1, "Run `python -m lab down`"),
+    ],
+)
+def test_a_command_that_cannot_be_done_says_what_to_do(
+    state: Path, plan: str | None, command: str, status: int, message: str
+) -> None:
+    if plan is not None:
+        stopped(state, plan)
+    failed = lab(state, *command.split())
+    assert failed.returncode == status
+    assert message in failed.stderr
+    assert not (state / "trackbed" / "lab" / "t" / "cluster").exists()
 
 
 def test_status_says_of_each_node_what_to_do(state: Path) -> None:
@@ -62,34 +77,6 @@ def test_status_says_of_each_node_what_to_do(state: Path) -> None:
     assert asked.returncode == 1
     for name in ("node1", "node2"):
         assert f"{name} is off: `python -m lab power-on {name}` boots it" in asked.stderr
-
-
-def test_a_node_that_is_off_says_how_to_boot_it(state: Path) -> None:
-    stopped(state)
-    failed = lab(state, "snapshot", "node1", "before")
-    assert failed.returncode == 1
-    assert "lab: node1 is off\n`python -m lab power-on node1` boots it." in failed.stderr
-
-
-def test_a_node_that_the_lab_does_not_have_is_bad_input(state: Path) -> None:
-    stopped(state)
-    refused = lab(state, "power-on", "node3")
-    assert refused.returncode == 2
-    assert "lab: the lab has no node3\n`python -m lab status` shows its nodes." in refused.stderr
-
-
-def test_a_lab_keeps_its_number_of_nodes(state: Path) -> None:
-    stopped(state)
-    refused = lab(state, "up", "--nodes", "3")
-    assert refused.returncode == 2
-    assert "lab: lab t has 2 nodes\nRun `python -m lab down`, then `up`." in refused.stderr
-
-
-def test_a_damaged_plan_says_what_to_do(state: Path) -> None:
-    stopped(state, "{")
-    failed = lab(state, "status")
-    assert failed.returncode == 1
-    assert "Run `python -m lab down`" in failed.stderr
 
 
 @pytest.mark.parametrize("command", ["status", "up", "down"])
@@ -128,14 +115,6 @@ def test_a_cluster_of_a_lab_that_is_down_is_refused_before_anything_is_made(stat
     assert failed.returncode == 1
     assert "lab: lab t is down\n`python -m lab up` starts it." in failed.stderr
     assert list(state.iterdir()) == []
-
-
-def test_nodes_join_no_control_plane_that_does_not_run(state: Path) -> None:
-    stopped(state)
-    failed = lab(state, "cluster", "join")
-    assert failed.returncode == 1
-    assert "lab: the control plane of lab t does not run\n`python -m lab cluster up` starts it." in failed.stderr
-    assert not (state / "trackbed" / "lab" / "t" / "cluster").exists()
 
 
 # Answers as QEMU does on a full disk: on its monitor, and on its test port, where no NIC has VFs. It has stopped the guest.
@@ -342,13 +321,6 @@ def test_an_interrupted_up_says_that_nodes_may_run(state: Path) -> None:
         rest = up.stderr.read()
     assert up.returncode == 1
     assert "interrupted: `python -m lab up` goes on from here, `python -m lab down` stops the nodes that run" in rest
-
-
-def test_a_bad_name_of_a_snapshot_is_bad_input(state: Path) -> None:
-    stopped(state)
-    refused = lab(state, "restore", "node1", "1st")
-    assert refused.returncode == 2
-    assert "Start with a letter" in refused.stderr
 
 
 def test_an_error_without_a_remedy_of_its_own_says_where_to_look() -> None:
