@@ -181,11 +181,7 @@ FAULTS = (
         f"ip link property del dev other0 altname {PF} || true; {_rename('other0', PF)}",
         5.0,
     ),
-    Fault(
-        "a VF renamed",
-        "a device",
-        _rename(VF, "other1"),
-    ),
+    Fault("a VF renamed", "a device", _rename(VF, "other1")),
     Fault(
         "a CPU offline for 5 s",
         "a device",

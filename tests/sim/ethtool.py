@@ -157,11 +157,7 @@ class SimEthtool:
         rx, tx = netdev.separate
         if function in self.separate_only:
             return {"rx": Setting(rx or netdev.queues, most), "tx": Setting(tx or netdev.queues, most)}
-        return {
-            "rx": Setting(rx, most),
-            "tx": Setting(tx, most),
-            "combined": Setting(0 if rx else netdev.queues, most),
-        }
+        return {"rx": Setting(rx, most), "tx": Setting(tx, most), "combined": Setting(0 if rx else netdev.queues, most)}
 
     def _set_channels(self, ifindex: int, given: Mapping[str, int]) -> None:
         function, netdev = self._written(ifindex, "channels", given)

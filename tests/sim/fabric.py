@@ -30,9 +30,7 @@ DROPS = 0.5
 
 def ends(nodes: int, rails: int) -> Ends:
     """A fleet in which all NICs are alike."""
-    return by_name(
-        tuple(End(f"node{n:05}", f"rail{r}", r, "400 Gb/s") for n in range(nodes) for r in range(rails)),
-    )
+    return by_name(tuple(End(f"node{n:05}", f"rail{r}", r, "400 Gb/s") for n in range(nodes) for r in range(rails)))
 
 
 @define

@@ -12,11 +12,7 @@ from tests.sim.host import SimHost
 from tests.sim.tree import Tree, error
 
 NET = "/sys/class/net"
-FILES = {
-    "defer_hard_irqs": "napi_defer_hard_irqs",
-    "gro_flush_timeout": "gro_flush_timeout",
-    "threaded": "threaded",
-}
+FILES = {"defer_hard_irqs": "napi_defer_hard_irqs", "gro_flush_timeout": "gro_flush_timeout", "threaded": "threaded"}
 MOST = 2**31 - 1
 
 

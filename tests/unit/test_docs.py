@@ -80,10 +80,7 @@ def _begins(message: str, reason: str) -> bool:
 
 def unknown_commands(text: str) -> list[str]:
     """Calls of our command lines in ``text`` with a command or an option that there is not, and what is unknown of them."""
-    calls = (
-        (re.compile(r"(?:^|[/\s])trackbed ([a-z].*)"), cli),
-        (re.compile(r"python -m lab ((?!ssh)[a-z].*)"), lab),
-    )
+    calls = ((re.compile(r"(?:^|[/\s])trackbed ([a-z].*)"), cli), (re.compile(r"python -m lab ((?!ssh)[a-z].*)"), lab))
     wrong = []
     for line in (*fenced(text), *inline(text)):
         for pattern, group in calls:

@@ -85,12 +85,7 @@ def make_node(plane: ControlPlane, name: str, ready: str = "True", life: int = 9
     labels = {names.READY_LABEL: "true", "kubernetes.io/hostname": name}
     plane.kubectl("delete", "node", name, "--ignore-not-found")
     plane.apply(
-        {
-            "apiVersion": "v1",
-            "kind": "Node",
-            "metadata": {"name": name, "labels": labels},
-            "spec": {"taints": [OTHERS]},
-        }
+        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}, "spec": {"taints": [OTHERS]}}
     )
     status = {
         "conditions": conditions(ready),

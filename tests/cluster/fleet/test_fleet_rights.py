@@ -10,13 +10,7 @@ import pytest
 from agent.report import names
 from fleet import credentials
 from lab.cluster.control_plane import ControlPlane
-from tests.cluster.fleet.fleet_commands import (
-    ended,
-    make_node,
-    no_nodes,
-    plane,
-    start,
-)
+from tests.cluster.fleet.fleet_commands import ended, make_node, no_nodes, plane, start
 
 __all__ = ["no_nodes", "plane"]
 

@@ -9,13 +9,7 @@ import pytest
 
 from agent.report import names
 from lab.cluster.control_plane import ControlPlane
-from tests.cluster.fleet.fleet_commands import (
-    conditions,
-    fleet,
-    make_node,
-    no_nodes,
-    plane,
-)
+from tests.cluster.fleet.fleet_commands import conditions, fleet, make_node, no_nodes, plane
 
 __all__ = ["no_nodes", "plane"]
 

@@ -37,14 +37,7 @@ def test_a_connection_does_not_wait_for_acknowledgements_and_wakes_up_seldom() -
         assert client.gettimeout() == WAKE_S
 
 
-@pytest.mark.parametrize(
-    "stays_away",
-    [
-        pytest.param("banner", id="netmiko-1259"),
-        "handshake",
-        "auth",
-    ],
-)
+@pytest.mark.parametrize("stays_away", [pytest.param("banner", id="netmiko-1259"), "handshake", "auth"])
 def test_a_busy_host_has_longer_for_the_handshake_than_paramiko_gives_it(stays_away: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
         transport = TransportFactory()(client, gss_kex=False)

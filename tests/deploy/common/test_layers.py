@@ -103,10 +103,7 @@ def test_a_mapping_in_a_mapping_is_merged_and_a_list_replaced() -> None:
             {"nics": [RAILS[0], RAILS[0]], "nic_overrides": {"rail0": {"mtu": 9000}}},
             "a.nic_overrides (host): nics has entries of one name; give each another",
         ),
-        (
-            {"mode_overrides": {"x": "y"}},
-            "a.mode_overrides (host): mode is 'enforce', which has no parts: give mode",
-        ),
+        ({"mode_overrides": {"x": "y"}}, "a.mode_overrides (host): mode is 'enforce', which has no parts: give mode"),
         (
             {"kernel_modules_overrides": {"x": "y"}},
             "a.kernel_modules_overrides (host): kernel_modules is a list of entries without names, which is replaced as a "

@@ -106,10 +106,7 @@ def test_links_that_systemd_needs_are_made_before_the_reload(tmp_path: Path) -> 
         assert (tmp_path / "dev/char/238:1").readlink() == Path("../nvidia-caps/nvidia-cap1")
 
 
-INSTALLING = [
-    *(vendor_repository._APT, vendor_repository._DNF, doca._LIBRARIES),
-    *(erdma._INSTALL, mlnx_ofed._INSTALL),
-]
+INSTALLING = [*(vendor_repository._APT, vendor_repository._DNF, doca._LIBRARIES), *(erdma._INSTALL, mlnx_ofed._INSTALL)]
 
 
 @pytest.mark.parametrize("text", INSTALLING)

@@ -152,13 +152,7 @@ def test_modules_not_loaded_after_openibd_s_restart_fail_the_host(node: Node) ->
 
 def test_modules_without_a_srcversion_are_compared_by_build_id(node: Node) -> None:
     other = {
-        of(ModuleState): [
-            "path /lib/modules/K/updates/dkms/rdma_rxe.ko",
-            "installed ",
-            "users 0",
-            "loaded ",
-            "other",
-        ]
+        of(ModuleState): ["path /lib/modules/K/updates/dkms/rdma_rxe.ko", "installed ", "users 0", "loaded ", "other"]
     }
     result = node.deploy(in_force, {**stack("", ""), USERS: "end", **other, **NO_REQUEST})
     assert RELOAD in result.flat[0]
@@ -294,8 +288,7 @@ def test_a_fresh_rocky_9_gets_docas_repository_and_packages(node: Node) -> None:
 
 
 @pytest.mark.parametrize(
-    ("current", "refused"),
-    [("MLNX_OFED_LINUX-24.10-1.1.4.0:", True), ("OFED-internal-25.10-1.2.3:", False)],
+    ("current", "refused"), [("MLNX_OFED_LINUX-24.10-1.1.4.0:", True), ("OFED-internal-25.10-1.2.3:", False)]
 )
 def test_doca_is_refused_beside_mlnx_ofed_whoever_installed_it(node: Node, current: str, refused: bool) -> None:
     node.data = {"ofed": {"doca": DOCA}}
@@ -341,10 +334,7 @@ def test_older_folders_of_doca_name_debian_s_minor_release(node: Node) -> None:
             "doca does not support Ubuntu 23.10; it supports Ubuntu 22.04, 24.04; Debian 12, 13",
         ),
         ({"ID": "fedora", "VERSION_ID": "41"}, "doca does not support Fedora 41"),
-        (
-            {"ID": "ol", "VERSION_ID": "9.4"},
-            "doca.repository: NVIDIA's folder for Oracle Linux 9.4 is not known",
-        ),
+        ({"ID": "ol", "VERSION_ID": "9.4"}, "doca.repository: NVIDIA's folder for Oracle Linux 9.4 is not known"),
     ],
 )
 def test_a_distribution_that_doca_does_not_support_is_refused(

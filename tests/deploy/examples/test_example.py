@@ -138,10 +138,7 @@ GROUPS = {
 }
 # No driver is built for the running kernel yet.
 FRESH = {"uname -m": "x86_64", of(ModuleState): ["path"]}
-ALINUX = {
-    "*-release": ["/etc/os-release", "ID=alinux", 'VERSION_ID="3"', "---"],
-    "uname -r": "5.10.134-18.al8.x86_64",
-}
+ALINUX = {"*-release": ["/etc/os-release", "ID=alinux", 'VERSION_ID="3"', "---"], "uname -r": "5.10.134-18.al8.x86_64"}
 
 
 @cache

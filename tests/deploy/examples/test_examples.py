@@ -228,10 +228,7 @@ def test_the_tfjob_is_what_arena_writes_for_the_training_operator_too() -> None:
         kind: (spec["replicas"], spec["template"]["spec"]["containers"][0]["resources"]["limits"])
         for kind, spec in job["spec"]["tfReplicaSpecs"].items()
     }
-    assert replicas == {
-        "PS": (1, {"rdma/hca": "1"}),
-        "Worker": (1, {"nvidia.com/gpu": "8", "rdma/hca": "1"}),
-    }
+    assert replicas == {"PS": (1, {"rdma/hca": "1"}), "Worker": (1, {"nvidia.com/gpu": "8", "rdma/hca": "1"})}
 
 
 def test_deepspeed_s_launcher_has_the_secret_that_the_readme_makes_and_its_workers_the_gpus() -> None:

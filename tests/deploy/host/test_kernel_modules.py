@@ -23,10 +23,7 @@ def load(module: str) -> str:
 
 
 def test_a_fresh_node_gets_the_files_and_loads_the_modules(node: Node) -> None:
-    node.data = {
-        "kernel_modules": ["ib_umad", "rdma_ucm"],
-        "kernel_module_options": {"erdma": {"compat_mode": False}},
-    }
+    node.data = {"kernel_modules": ["ib_umad", "rdma_ucm"], "kernel_module_options": {"erdma": {"compat_mode": False}}}
     result = node.deploy(kernel_modules.configure, {PENDING: ["ib_umad", "rdma_ucm"]})
     assert result.uploads == {kernel_modules.OPTIONS: OPTIONS.encode(), kernel_modules.AT_BOOT: BOOT.encode()}
     assert result.commands["Kernel modules now"] == [load("ib_umad"), load("rdma_ucm")]
@@ -40,10 +37,7 @@ def test_names_may_have_capitals(node: Node) -> None:
 
 
 def test_nothing_is_done_if_all_is_in_place(node: Node) -> None:
-    node.data = {
-        "kernel_modules": ["ib_umad", "rdma_ucm"],
-        "kernel_module_options": {"erdma": {"compat_mode": False}},
-    }
+    node.data = {"kernel_modules": ["ib_umad", "rdma_ucm"], "kernel_module_options": {"erdma": {"compat_mode": False}}}
     there = file_answers(kernel_modules.AT_BOOT, BOOT) | file_answers(kernel_modules.OPTIONS, OPTIONS)
     result = node.deploy(kernel_modules.configure, there)
     assert not any(result.planned.values())

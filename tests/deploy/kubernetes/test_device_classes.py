@@ -39,10 +39,7 @@ def node(*cards: dict[str, Any], gpus: bool = False, mode: str | None = None) ->
     return discover(hardware(*cards, others=GPUS if gpus else ()), spec, {})
 
 
-RAILS = (
-    card("rail0", "18", vf("0000:18:00.1", 0), vf("0000:18:00.2", 1)),
-    card("rail1", "40", vf("0000:40:00.1", 0)),
-)
+RAILS = (card("rail0", "18", vf("0000:18:00.1", 0), vf("0000:18:00.2", 1)), card("rail1", "40", vf("0000:40:00.1", 0)))
 
 
 def objects(wanted: DevicePlugins, **nodes: Discovered) -> dict[tuple[str, str], Any]:

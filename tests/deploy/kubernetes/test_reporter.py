@@ -26,12 +26,7 @@ RUNS = {
     ],
 }
 LOOPBACK = Template(reporter.UNIT_TEMPLATE.read_text(), keep_trailing_newline=True).render(
-    command=COMMAND,
-    listen="127.0.0.1:9809",
-    allowed="localhost",
-    secret=None,
-    copied=False,
-    options="",
+    command=COMMAND, listen="127.0.0.1:9809", allowed="localhost", secret=None, copied=False, options=""
 )
 """The unit on a node without any settings."""
 PUBLISHES = {"kubernetes": {"server": "https://10.0.0.1:6443", "ca_file": "/nowhere"}}

@@ -105,7 +105,7 @@ def test_nothing_is_done_when_all_is_installed(node: Node) -> None:
 def test_fresh_rocky_9_gets_a_newer_python(node: Node) -> None:
     result = node.deploy(base, {**ROCKY_9, **rpm("python3", "kmod")})
     assert result.flat == [
-        str(dnf_install("iproute", "ethtool", "pciutils", "rdma-core", "libibverbs-utils", "jq", "tar", "python3.11")),
+        str(dnf_install("iproute", "ethtool", "pciutils", "rdma-core", "libibverbs-utils", "jq", "tar", "python3.11"))
     ]
 
 

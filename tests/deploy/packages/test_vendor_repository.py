@@ -281,11 +281,7 @@ def test_a_web_page_in_place_of_the_key_is_refused(keys: dict[str, Path], tmp_pa
         ("[main]\nproxy=http://proxy.example.net:3128 \t\r\n", ['proxy = "http://proxy.example.net:3128"']),
         (
             '[main]\nproxy = http://proxy.example.net:3128\nproxy_username=fleet\nproxy_password=a:"b\\c\nsslcacert=/etc/own.pem\n',
-            [
-                'proxy = "http://proxy.example.net:3128"',
-                'proxy-user = "fleet:a:\\"b\\\\c"',
-                'cacert = "/etc/own.pem"',
-            ],
+            ['proxy = "http://proxy.example.net:3128"', 'proxy-user = "fleet:a:\\"b\\\\c"', 'cacert = "/etc/own.pem"'],
         ),
     ],
 )

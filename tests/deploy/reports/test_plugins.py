@@ -191,10 +191,7 @@ def test_a_plugin_does_not_start_where_the_kubelet_has_its_folders_elsewhere(fil
 
 @pytest.mark.parametrize(
     ("given", "named"),
-    [
-        pytest.param({}, True, id="nccl-1298"),
-        pytest.param({"topology": "/opt/topo.xml"}, False, id="nccl-1008"),
-    ],
+    [pytest.param({}, True, id="nccl-1298"), pytest.param({"topology": "/opt/topo.xml"}, False, id="nccl-1008")],
 )
 def test_a_topology_of_the_image_is_not_lost_without_a_word_and_its_graph_is_not_kept(
     node: Node, given: dict[str, str], named: bool

@@ -182,12 +182,7 @@ def deploy(
 ) -> subprocess.CompletedProcess[str]:
     """The deploy of the first node, with the toolkit from the test's repository."""
     made, url = vendor
-    given = {
-        "engines": list(engines),
-        "version": nvidia.VERSION,
-        "repository": made.given(url),
-        **more,
-    }
+    given = {"engines": list(engines), "version": nvidia.VERSION, "repository": made.given(url), **more}
     data = ("--data", f"container_runtime={json.dumps(given)}")
     return pyinfra("-y", "--json", "inventories/lab.py", "deploy.py", "--limit", "node1", *data)
 

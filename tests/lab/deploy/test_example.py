@@ -99,10 +99,7 @@ def test_a_gpu_node_with_roce_rails(node: Node, tmp_path: Path) -> None:
                     "key": f"{doca}/key.asc",
                 }
             },
-            "container_runtime": {
-                "engines": ["containerd"],
-                "repository": toolkit.given(runtime),
-            },
+            "container_runtime": {"engines": ["containerd"], "repository": toolkit.given(runtime)},
             "device_plugins": {
                 "folder": str(tmp_path / "manifests"),
                 "shared_rdma": {"resource_name": "hca", "rails": True},

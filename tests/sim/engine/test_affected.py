@@ -118,10 +118,7 @@ def test_a_nic_through_which_storage_is_reached_is_not_disturbed(kernel: Kernel,
 
 @pytest.mark.parametrize(
     ("local", "peer", "named"),
-    [
-        ("10.20.0.5:22", "10.20.0.10:51234", "10.20.0.10:51234"),
-        ("fd00::5:38712", "fd00::10:6443", "[fd00::10]:6443"),
-    ],
+    [("10.20.0.5:22", "10.20.0.10:51234", "10.20.0.10:51234"), ("fd00::5:38712", "fd00::10:6443", "[fd00::10]:6443")],
 )
 def test_an_mtu_that_takes_the_link_down_waits_for_a_connection_with_a_neighbour(
     kernel: Kernel, local: str, peer: str, named: str

@@ -284,8 +284,5 @@ class Faults(RuleBasedStateMachine):
 
 TestFaults = Faults.TestCase
 TestFaults.settings = settings(
-    max_examples=100,
-    stateful_step_count=25,
-    suppress_health_check=list(HealthCheck),
-    phases=[Phase.generate],
+    max_examples=100, stateful_step_count=25, suppress_health_check=list(HealthCheck), phases=[Phase.generate]
 )

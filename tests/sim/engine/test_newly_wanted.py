@@ -122,8 +122,7 @@ def test_what_is_wanted_only_now_is_read_in_the_same_pass(
 
 def test_as_long_as_the_same_nics_are_wanted_only_what_is_named_is_read(kernel: Kernel) -> None:
     wanted = spec(
-        {"name": "a", "select": {"pci": PF0}, "mtu": 9000},
-        {"name": "b", "select": {"pci": PF1}, "mtu": 9000},
+        {"name": "a", "select": {"pci": PF0}, "mtu": 9000}, {"name": "b", "select": {"pci": PF1}, "mtu": 9000}
     )
     before = settled(kernel.machine(), wanted)
     kernel.unreadable.add(f"/sys/bus/pci/devices/{PF1}/sriov_numvfs")

@@ -25,21 +25,13 @@ VM = "/proc/sys/vm"
 
 # What a spec may say of one variable, by any key. {} says nothing.
 WAYS: dict[str, list[dict[str, Any]]] = {
-    "flow entries": [
-        {},
-        {"rfs": {"enable": True, "entries": 4096}},
-        {"rfs": {"enable": True, "entries": 8192}},
-    ],
+    "flow entries": [{}, {"rfs": {"enable": True, "entries": 4096}}, {"rfs": {"enable": True, "entries": 8192}}],
     "ports": [
         {},
         {"sysctls": {"net.ipv4.ip_local_reserved_ports": "30000-30000"}},
         {"sysctls": {"net/ipv4/ip_local_reserved_ports": "30001,30000"}},
     ],
-    "connections": [
-        {},
-        {"sysctls": {"net.core.somaxconn": "0x403"}},
-        {"sysctls": {"net/core/somaxconn": "1027"}},
-    ],
+    "connections": [{}, {"sysctls": {"net.core.somaxconn": "0x403"}}, {"sysctls": {"net/core/somaxconn": "1027"}}],
     "idmapping": [
         {},
         {"module_parameters": {"nfs": {"nfs4-disable-idmapping": "1"}}},
@@ -57,11 +49,7 @@ WAYS: dict[str, list[dict[str, Any]]] = {
         {"sysctls": {"vm.dirty_background_ratio": "5", "vm.dirty_background_bytes": "0"}},
         {"sysctls": {"vm.dirty_background_ratio": "30"}},
     ],
-    "overcommit": [
-        {},
-        {"sysctls": {"vm.overcommit_kbytes": "4000000"}},
-        {"sysctls": {"vm.overcommit_ratio": "80"}},
-    ],
+    "overcommit": [{}, {"sysctls": {"vm.overcommit_kbytes": "4000000"}}, {"sysctls": {"vm.overcommit_ratio": "80"}}],
     "huge pages": [
         {},
         {"hugepages": [{"size": "2048K", "count": 5}]},

@@ -310,11 +310,7 @@ def test_an_altname_moves_from_one_nic_to_another(kernel: Kernel, originals: Ori
     settle(kernel, on(["storage"], []), originals)
     failures, time = Failures(), iter(range(1000))
     for _ in range(2):
-        converge(
-            kernel.machine(),
-            Goal(on([], ["storage"])),
-            Memory(lambda: float(next(time)), failures, originals),
-        )
+        converge(kernel.machine(), Goal(on([], ["storage"])), Memory(lambda: float(next(time)), failures, originals))
     assert (kernel.netdev(PF0).altnames, kernel.netdev(PF1).altnames) == ((), ("storage",))
 
 

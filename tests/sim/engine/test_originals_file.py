@@ -82,11 +82,7 @@ def test_what_another_program_sets_after_a_change_back_to_the_original_is_the_ne
 
 @pytest.mark.parametrize(
     ("kind", "change"),
-    [
-        (VFS, Change("vfs", PF0, "count", 0, 4)),
-        (LINKS, mtu(9000, 1500, original=True)),
-        (LINKS, mtu(None, 9000)),
-    ],
+    [(VFS, Change("vfs", PF0, "count", 0, 4)), (LINKS, mtu(9000, 1500, original=True)), (LINKS, mtu(None, 9000))],
     ids=["of a kind without originals", "that restores", "of an unknown value"],
 )
 def test_a_change_that_replaces_no_original_is_not_noted(

@@ -26,9 +26,7 @@ def spec(policy: str = "banned") -> NodeSpec:
     return spec_of(*nics, irqs={"irqbalance": policy})
 
 
-def test_the_wanted_functions_are_listed_and_irqbalance_notified_before_interrupts_are_placed(
-    kernel: Kernel,
-) -> None:
+def test_the_wanted_functions_are_listed_and_irqbalance_notified_before_interrupts_are_placed(kernel: Kernel) -> None:
     kernel.host.command_lines["irqbalance"] = WITH_OURS
     assert is_ready(settle(kernel, spec()).conditions)
     assert kernel.files.read(LIST) == f"{PF}\n"

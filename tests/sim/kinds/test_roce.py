@@ -48,10 +48,7 @@ def test_roce_that_another_changed_is_set_again(kernel: Kernel) -> None:
     kernel.rdma.set_cm_defaults("rocep33s0", 1, tos=0)
     kernel.rdma.set_pfc(NAME0, frozenset())
     result = settle(kernel, {"roce": ROCE})
-    assert [str(o.change) for o in result.outcomes] == [
-        f"roce {PF0} pfc: none -> 3",
-        f"roce {PF0} cm_tos: 0 -> 106",
-    ]
+    assert [str(o.change) for o in result.outcomes] == [f"roce {PF0} pfc: none -> 3", f"roce {PF0} cm_tos: 0 -> 106"]
     assert is_ready(result.conditions)
 
 

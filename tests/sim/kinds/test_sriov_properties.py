@@ -49,10 +49,7 @@ def specs(draw: st.DrawFn) -> NodeSpec:
     split = draw(st.integers(0, count))
     mtu = draw(st.sampled_from([1500, 9000]))
     groups = [{"index": str(index), **draw(attributes(index, mtu))} for index in range(split)]
-    more: dict[str, Any] = {
-        "mtu": mtu,
-        "altnames": draw(st.sampled_from([[], ["a"], ["b", "a"]])),
-    }
+    more: dict[str, Any] = {"mtu": mtu, "altnames": draw(st.sampled_from([[], ["a"], ["b", "a"]]))}
     return spec({"count": count, "groups": groups, "defaults": draw(attributes(None, mtu))}, **more)
 
 

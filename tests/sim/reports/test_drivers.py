@@ -34,10 +34,7 @@ def said(result: Pass) -> str:
 
 @pytest.mark.parametrize(
     ("mtu", "partition", "kept"),
-    [
-        pytest.param(4092, 2044, 2044, id="opensm-31"),
-        pytest.param(65520, 4092, 1500, id="networkmanager-334"),
-    ],
+    [pytest.param(4092, 2044, 2044, id="opensm-31"), pytest.param(65520, 4092, 1500, id="networkmanager-334")],
 )
 def test_an_mtu_that_ipoib_cannot_have_is_named_with_what_limits_it(
     tmp_path: Path, mtu: int, partition: int, kept: int

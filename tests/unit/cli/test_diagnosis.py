@@ -89,11 +89,7 @@ def test_what_kubernetes_is_not_told_is_a_problem_if_it_shows_another_readiness(
 
 def test_if_the_agent_is_dead_nothing_else_is_reported() -> None:
     dark = Condition("Carrier", "False", "NoCarrier", "no carrier on x; check the cable", stage="network")
-    evidence = evolve(
-        WELL,
-        service=Service("inactive", "dead", "enabled"),
-        report=evolve(REPORT, conditions=(dark,)),
-    )
+    evidence = evolve(WELL, service=Service("inactive", "dead", "enabled"), report=evolve(REPORT, conditions=(dark,)))
     assert [finding.stage for finding in diagnose(evidence)] == ["agent"]
     assert [finding.stage for finding in diagnose(evolve(evidence, service=RUNS, not_fresh=["old"]))] == ["agent"]
     assert [finding.stage for finding in diagnose(evolve(evidence, service=None))] == ["network"]

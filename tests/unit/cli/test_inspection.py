@@ -14,14 +14,7 @@ from agent.hardware.rdma import CharDevice, Gid, RdmaDevice, RdmaPort
 from agent.machine import Link, VfInfo
 from agent.report.records import to_plain
 from cli import pci_ids
-from cli.inspection import (
-    Inspection,
-    Interrupt,
-    Netdev,
-    NetworkFunction,
-    inspect,
-    render,
-)
+from cli.inspection import Inspection, Interrupt, Netdev, NetworkFunction, inspect, render
 from tests.sim import absent
 from tests.sim.file_tree import FileTree
 
@@ -189,18 +182,7 @@ def test_a_bond_of_ports_that_have_rdma_devices_of_their_own_shares_none() -> No
 
 
 def port(netdev: str) -> RdmaPort:
-    return RdmaPort(
-        1,
-        netdev,
-        "Ethernet",
-        "ACTIVE",
-        "LinkUp",
-        "100 Gb/sec (4X EDR)",
-        gids=GIDS,
-        lid=0,
-        lmc=0,
-        sm_lid=0,
-    )
+    return RdmaPort(1, netdev, "Ethernet", "ACTIVE", "LinkUp", "100 Gb/sec (4X EDR)", gids=GIDS, lid=0, lmc=0, sm_lid=0)
 
 
 INFINIBAND = RdmaPort(

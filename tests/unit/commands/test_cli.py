@@ -146,12 +146,7 @@ def test_a_character_that_the_terminals_encoding_lacks_is_escaped() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        ("plan", "--spec"),
-        ("topology", "--input"),
-        ("reporter", "--socket"),
-        ("fleet", "fabric", "report", "--results"),
-    ],
+    [("plan", "--spec"), ("topology", "--input"), ("reporter", "--socket"), ("fleet", "fabric", "report", "--results")],
     ids=" ".join,
 )
 def test_a_fifo_is_refused_and_not_waited_for(arguments: tuple[str, ...], tmp_path: Path) -> None:

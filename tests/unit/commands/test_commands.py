@@ -19,16 +19,7 @@ from agent import runtime
 from agent.report import names, published
 from agent.report.history import History
 from agent.report.published import Published
-from agent.report.records import (
-    Change,
-    Condition,
-    FunctionFault,
-    NicVerdict,
-    Outcome,
-    Result,
-    VfVerdict,
-    to_plain,
-)
+from agent.report.records import Change, Condition, FunctionFault, NicVerdict, Outcome, Result, VfVerdict, to_plain
 from cli.commands import Commands
 from tests.unit.commands.node_folder import CONDITIONS, OUTCOME, ROOT, command, on_a_terminal, report, spec, trackbed
 

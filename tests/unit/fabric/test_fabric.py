@@ -140,8 +140,7 @@ def test_results_are_read_from_what_perftest_prints() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "kind"),
-    [("slow", "slow"), ("blocked", "blocked"), ("sends slowly", "slow"), ("receives slowly", "slow")],
+    ("fault", "kind"), [("slow", "slow"), ("blocked", "blocked"), ("sends slowly", "slow"), ("receives slowly", "slow")]
 )
 @pytest.mark.parametrize("nodes", [3, 4, 9, 40])
 def test_the_bad_end_is_blamed_and_no_other(nodes: int, fault: Kind, kind: str) -> None:

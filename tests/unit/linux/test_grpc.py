@@ -12,10 +12,7 @@ from tests.unit.linux.pod_resources import encoded
 
 
 @given(
-    st.lists(
-        st.tuples(st.text(max_size=200), st.lists(st.text(), max_size=3), st.integers(0, 2**64 - 1)),
-        max_size=3,
-    )
+    st.lists(st.tuples(st.text(max_size=200), st.lists(st.text(), max_size=3), st.integers(0, 2**64 - 1)), max_size=3)
 )
 def test_strings_are_read_as_protobuf_wrote_them(pods: list[tuple[str, list[str], int]]) -> None:
     memory = [{"memory": [{"size": size}]} for _, _, size in pods]

@@ -13,15 +13,7 @@ import pytest
 from agent.linux.messages import IFINFOMSG, S32, U32, attribute
 from agent.linux.namespaces import OWN, own_number
 from agent.linux.netlink import LinuxNetlink
-from agent.linux.uppers import (
-    IFLA_IFNAME,
-    IFLA_INFO_KIND,
-    IFLA_LINK,
-    IFLA_LINK_NETNSID,
-    IFLA_LINKINFO,
-    Upper,
-    _decoded,
-)
+from agent.linux.uppers import IFLA_IFNAME, IFLA_INFO_KIND, IFLA_LINK, IFLA_LINK_NETNSID, IFLA_LINKINFO, Upper, _decoded
 from tests.private_namespace import check_in_namespace
 
 MADE = "ip link add fab0 type veth peer name fab1; ip link add fab2 type veth peer name fab3"

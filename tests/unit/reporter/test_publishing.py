@@ -19,17 +19,7 @@ from agent.reporter.kubernetes.plugins import PLUGIN_PAUSE
 from agent.reporter.kubernetes.publish import Files, Publication
 from agent.runtime import boot_id, uptime
 from tests.unit.reporter.publication import UNREADY, Fixed, Running, say
-from tests.unit.reporter.test_node import (
-    LABELS,
-    NO_CARRIER,
-    OURS,
-    PLUGIN,
-    REPORT,
-    RESOURCE,
-    SETTINGS,
-    labelled,
-    node,
-)
+from tests.unit.reporter.test_node import LABELS, NO_CARRIER, OURS, PLUGIN, REPORT, RESOURCE, SETTINGS, labelled, node
 
 HOURS = 8 * 3600.0
 
@@ -223,9 +213,7 @@ def test_a_plugins_label_returns_once_its_resource_is_gone(begin: Callable[[], P
     assert not away(reporter, "eight", labelled(WITHOUT), 22.0 + PLUGIN_PAUSE)
 
 
-def test_a_restart_of_the_reporter_does_not_set_the_label_too_early(
-    begin: Callable[[], Publication],
-) -> None:
+def test_a_restart_of_the_reporter_does_not_set_the_label_too_early(begin: Callable[[], Publication]) -> None:
     first = begin()
     assert not away(first, "four", labelled(WITH, allocatable={RESOURCE: "4"}), 0.0)
     assert away(first, "eight", labelled(WITH, allocatable={RESOURCE: "4"}), 10.0)

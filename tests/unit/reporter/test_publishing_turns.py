@@ -319,8 +319,7 @@ class Counted:
 
 
 @pytest.mark.parametrize(
-    ("report", "writes"),
-    [(REPORT, ["identity", "lease", "status"]), (UNREADY, ["n1", "status", "lease", "identity"])],
+    ("report", "writes"), [(REPORT, ["identity", "lease", "status"]), (UNREADY, ["n1", "status", "lease", "identity"])]
 )
 def test_that_a_node_is_not_ready_is_written_before_its_identity_is_renewed(
     running: Running, report: Report, writes: list[str]
