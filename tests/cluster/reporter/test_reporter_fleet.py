@@ -10,28 +10,31 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from attrs import asdict, define
+from attrs import define
 
 from agent.report import published
 from agent.report.names import ACCOUNT, NAMESPACE
+from agent.report.records import NicVerdict, to_plain
 from agent.reporter.kubernetes.api import MERGE_PATCH, Api, Session, trust
 from agent.reporter.kubernetes.identity import RENEWED, TOKENS, BoundToken
 from agent.reporter.kubernetes.lease import LEASE_EVERY, LEASES
 from agent.reporter.kubernetes.node import time_stamp
 from agent.reporter.kubernetes.tokens import Claims, claims_of
-from agent.reporter.settings import Settings
+from agent.reporter.settings import Quarantine, Settings
 from lab.cluster.control_plane import ControlPlane
 from tests.cluster.planes import received
+from tests.cluster.reporter.fleet_process import Member, Said
 from tests.cluster.reporter.reporters import Fixed, by_admin, node, prepare, until
 
 ROOT = Path(__file__).parents[3]
 FLEET = int(os.environ.get("TRACKBED_TEST_FLEET", "1000"))
+NAMES = tuple(f"fleet-{index}" for index in range(FLEET))
 # Nodes that kubectl is given at once.
 BATCH = 50
 STEADY = 300.0
@@ -71,7 +74,7 @@ def events(plane: ControlPlane, mark: int) -> list[dict[str, Any]]:
     return [event for event in plane.audit()[mark:] if event["user"]["username"] == USER]
 
 
-def tokens_of(plane: ControlPlane, names: list[str], seconds: int = 86400) -> dict[str, str]:
+def tokens_of(plane: ControlPlane, names: Iterable[str], seconds: int = 86400) -> dict[str, str]:
     """A token for each Node's reporter, as a deploy requests them."""
     api = Api(plane.url, by_admin(plane).session)
 
@@ -93,29 +96,28 @@ class Fleet:
     process: subprocess.Popen[str]
 
     @classmethod
-    def start(cls, plane: ControlPlane, folder: Path) -> "Fleet":
-        names = [f"fleet-{index}" for index in range(FLEET)]
+    def start(
+        cls,
+        plane: ControlPlane,
+        folder: Path,
+        quarantine: Quarantine | None = None,
+        nics: tuple[NicVerdict, ...] = (),
+    ) -> "Fleet":
         for first in range(0, FLEET, BATCH):
-            some = names[first : first + BATCH]
-            plane.apply(*[node(name) for name in some])
-        tokens = tokens_of(plane, names)
+            plane.apply(*map(node, NAMES[first : first + BATCH]))
+        tokens = tokens_of(plane, NAMES)
         ca = str(plane.authority.pair.certificate)
-        each = [
-            {
-                "folder": str(folder / name),
-                "settings": asdict(Settings(name, plane.url, ca)),
-                "token": token,
-            }
+        members = [
+            Member(str(folder / name), Settings(name, plane.url, ca, quarantine=quarantine), token, nics)
             for name, token in tokens.items()
         ]
-        (folder / "fleet.json").write_text(json.dumps(each))
+        (folder / "fleet.json").write_text(json.dumps(to_plain(members)))
         command = [sys.executable, "-m", "tests.cluster.reporter.fleet_process", str(folder / "fleet.json")]
         return cls(plane, folder, tokens, subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, text=True))
 
-    def say(self, ready: bool) -> None:
-        """What all agents report."""
+    def say(self, said: Said) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write("ready\n" if ready else "not ready\n")
+        self.process.stdin.write(json.dumps(to_plain(said)) + "\n")
         self.process.stdin.flush()
 
     def all_published(self, ready: bool, deadline: float) -> None:
@@ -158,7 +160,7 @@ def test_a_thousand_reporters_are_quiet_come_back_spread_and_cost_little_more_th
     idle = cpu_during(plane, 60.0)
     fleet = Fleet.start(plane, folder)
     try:
-        fleet.say(True)
+        fleet.say(Said(True))
         fleet.all_published(True, 600.0)
         time.sleep(LEASE_EVERY[1])  # the first renewals came all at once
         mark = len(plane.audit())
@@ -169,7 +171,7 @@ def test_a_thousand_reporters_are_quiet_come_back_spread_and_cost_little_more_th
 
         mark = len(plane.audit())
         plane.kill_api_server()
-        fleet.say(False)
+        fleet.say(Said(False))
         time.sleep(OUTAGE)
         plane.start_api_server()
         fleet.all_published(False, 300.0)
