@@ -187,8 +187,8 @@ class Maintenance:
                 raise Lost(f"there is no Node {name}: {error.status.message}; see: trackbed fleet status") from None
 
     def _empty(self, name: str, began: Record) -> tuple[NodeResult, str]:
-        # What a killed run has left of the rules is not known, so a NIC is tainted again.
-        if began.step == "drain" or self.nic:
+        # What a killed run has left of the rules is not known, so a NIC is tainted again, unless nothing is left to change.
+        if began.step == "drain" or (self.nic and not nic_devices.ask(self.inventory, name, self.nic).settled):
             try:
                 with answers(self.api.client):
                     self._drain(name, began.step != "drain")

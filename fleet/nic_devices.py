@@ -31,10 +31,14 @@ ANSWER = 60.0
 
 @frozen
 class Nic:
-    """What a node's agent says of a NIC. ``functions``: the PCI addresses of the NIC and its VFs, in lower case."""
+    """What a node's agent says of a NIC. ``settled``: it is ready, and no change of it waits.
+
+    ``functions``: the PCI addresses of the NIC and its VFs, in lower case.
+    """
 
     name: str
     ready: bool
+    settled: bool
     functions: frozenset[str]
 
 
@@ -49,7 +53,7 @@ def ask(inventory: Inventory, node: str, name: str) -> Nic:
         document, _ = json.JSONDecoder().raw_decode(ran.output, max(ran.output.find("{"), 0))
         found = document["nic"]
         functions = frozenset(str(each).lower() for each in (found["pci"], *found["vfs"]) if each)
-        nic = Nic(str(found["name"]), found["ready"] is True, functions)
+        nic = Nic(str(found["name"]), found["ready"] is True, document["faults"] == [], functions)
     except (ValueError, LookupError, TypeError):
         raise Failed(f"its NIC {name} cannot be found: {ran.output}") from None
     if nic.name != name:

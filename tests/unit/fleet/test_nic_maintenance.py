@@ -45,6 +45,7 @@ class Connected(Inventory):
     asked: list[Sequence[str]] = field(factory=list)
     nic: dict[str, Any] = field(factory=lambda: dict(NIC))
     applies: Callable[[], bool] = lambda: True
+    faults: list[str] = field(factory=lambda: ["a change waits"])
 
     def run(self, node: str, command: Sequence[str], timeout: float) -> CommandResult:
         self.asked.append(command)
@@ -53,7 +54,7 @@ class Connected(Inventory):
         if command[3] not in (self.nic["name"], self.nic["pci"]):
             return CommandResult(True, "trackbed: the report has no NIC rail7; it has: rail0")
         # A change of the NIC waits, so the command fails, and pyinfra says so.
-        return CommandResult(True, json.dumps({"nic": self.nic, "faults": ["a change waits"]}) + "; Error: executed 0")
+        return CommandResult(True, json.dumps({"nic": self.nic, "faults": self.faults}) + "; Error: executed 0")
 
     def applied(self) -> int:
         return sum(command[1] == "apply" for command in self.asked)
@@ -123,6 +124,7 @@ DONE = {"a": ("done", "")}
 def test_the_nics_pods_alone_end_before_it_is_changed(fleet: Fleet) -> None:
     def applies() -> bool:
         assert fleet.state() == (["pf", "vf0"], ["a"])
+        assert json.loads(fleet.cluster.recorded()["a"])["cordoned"] is False
         assert fleet.dra.users == {"vf0": [], "pf": [], "other": ["u-web"]}
         return True
 
@@ -206,6 +208,27 @@ def test_a_run_that_is_killed_while_the_node_changes_is_resumed_with_its_rules(f
     assert fleet.maintenance(resume=True).run(["a"], 1) == DONE
     assert [each["spec"]["deviceSelector"]["device"] for each in rules] == ["pf", "vf0"]
     assert fleet.state() == CLEAN
+
+
+def test_a_run_that_is_killed_after_the_change_is_resumed_without_another_eviction(fleet: Fleet) -> None:
+    """Its rules are gone, its record is not, and pods have come back."""
+    fleet.cluster.note("a", Record("first", "2026", "apply", False, "vf-reset", device="rail0"))
+    fleet.cluster.nodes["a"]["spec"] = {}
+    fleet.node.faults.clear()
+    assert fleet.maintenance(resume=True).run(["a"], 1) == DONE
+    assert (fleet.state(), fleet.dra.made, fleet.dra.users["vf0"]) == (CLEAN, 0, ["u-job"])
+
+
+def test_a_nic_that_may_be_half_changed_stays_tainted_although_a_pod_has_it(fleet: Fleet) -> None:
+    fleet.cluster.note("a", Record("first", "2026", "apply", False, "vf-reset", device="rail0"))
+    fleet.cluster.nodes["a"]["spec"] = {}
+    fleet.dra.tolerating = {"u-job"}
+    result, why = fleet.maintenance(resume=True, drain_timeout=0.0).run(["a"], 1)["a"]
+    assert (result, why.startswith("after 0 s there are still ml/job: they do not end; it stays in maintenance")) == (
+        "failed",
+        True,
+    )
+    assert (fleet.state(), fleet.node.applied()) == ((["pf", "vf0"], ["a"]), 0)
 
 
 def test_a_device_that_appears_while_pods_end_is_tainted_too(fleet: Fleet) -> None:
