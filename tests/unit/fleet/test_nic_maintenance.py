@@ -196,7 +196,8 @@ def test_a_lost_answer_is_no_lost_rule(fleet: Fleet) -> None:
 
 
 def test_a_run_that_is_killed_while_the_node_changes_is_resumed_with_its_rules(fleet: Fleet) -> None:
-    """The VFs are gone in the middle of the change, and a rule was deleted by hand."""
+    """The VFs are gone in the middle of the change, a rule was deleted by hand, and a budget forbids evictions by now."""
+    fleet.dra.budgets = [budget(0, LabelSelector()).to_dict()]
     fleet.cluster.note("a", Record("first", "2026", "apply", False, "vf-reset", device="rail0"))
     fleet.cluster.nodes["a"]["spec"] = {}
     fleet.dra.devices = {}
