@@ -25,7 +25,7 @@ from fleet.inventory import Inventory
 from fleet.objects import metadata_of
 from fleet.reading import PlainDeviceTaintRule, PlainResourceClaim, PlainResourceSlice
 
-ANSWER = 60.0
+ANSWER = 180.0
 """Seconds for a node's answer about its NIC."""
 
 
@@ -55,7 +55,7 @@ def ask(inventory: Inventory, node: str, name: str) -> Nic:
         functions = frozenset(str(each).lower() for each in (found["pci"], *found["vfs"]) if each)
         nic = Nic(str(found["name"]), found["ready"] is True, document["faults"] == [], functions)
     except (ValueError, LookupError, TypeError):
-        raise Failed(f"its NIC {name} cannot be found: {ran.output}") from None
+        raise Failed(f"the node does not say what its NIC {name} is: {ran.output}") from None
     if nic.name != name:
         raise Failed(f"its NIC {name} is named {nic.name} in its spec; give --device {nic.name}")
     return nic

@@ -336,7 +336,7 @@ def test_a_pool_that_is_not_the_nodes_is_not_tainted(fleet: Fleet) -> None:
 def test_a_nic_that_the_node_does_not_have_is_named(fleet: Fleet) -> None:
     result, why = evolve(fleet.maintenance(), nic="rail7").run(["a"], 1)["a"]
     assert result == "undone"
-    assert why == "its NIC rail7 cannot be found: trackbed: the report has no NIC rail7; it has: rail0"
+    assert why == "the node does not say what its NIC rail7 is: trackbed: the report has no NIC rail7; it has: rail0"
     assert evolve(fleet.maintenance(), nic=PF).run(["a"], 1)["a"][1].endswith("give --device rail0")
     assert fleet.state() == CLEAN
 
