@@ -1,0 +1,154 @@
+"""Surgery on a busy node: the VFs of one rail are made anew while a pod on the other rail moves RDMA data.
+
+The node and its driver of DRA are those of test_device_stories.py. RDMA devices of software (rxe) work in pods with
+TRACKBED_LAB_DEBIAN=13-backports.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from attrs import frozen
+
+from agent.report.names import MAINTENANCE
+from lab import Node
+from lab.hardware import Nic
+from tests.cluster import rendered
+from tests.cluster.conftest import LONG, Cluster, Say, is_open
+from tests.cluster.fleet.fleet_commands import start
+from tests.cluster.test_device_stories import Rails, deployed, pytestmark, rails
+from tests.cluster.test_operations import vfs
+from tests.cluster.test_sriov_plugin import give, spec
+from tests.lab.conftest import eventually
+
+__all__ = ["deployed", "pytestmark", "rails"]
+
+UNIT = "neighbour"
+SERVER, CLIENT = "10.88.0.2", "10.88.0.1"
+SECONDS = 300
+# One message at a time, and an acknowledgement may take 17 s: an emulated node that stands still loses no packet by it.
+PERFTEST = f"ib_send_lat --duration={SECONDS} --size=1024 --qp-timeout=22"
+SENT, RECEIVED = "sent_pkts", "rcvd_pkts"
+AGAIN = ("duplicate_request", "out_of_seq_request", "rcvd_seq_err", "completer_retry_err", "retry_exceeded_err")
+
+
+@frozen
+class End:
+    """An end of the traffic: a VF, by its address and its netdev in the network namespace that ``inside`` enters."""
+
+    node: Node
+    pci: str
+    netdev: str
+    address: str
+    inside: str = ""
+
+    @property
+    def device(self) -> str:
+        """The VF's RDMA device. The lab makes one for each VF that the host has; it goes when the netdev moves to a pod."""
+        folder = f"/sys/bus/pci/devices/{self.pci}/infiniband"
+        made = f"{self.inside} rdma link add {UNIT} type rxe netdev {self.netdev}"
+        return self.node.sh(f"[ -e {folder} ] || {made}; ls {folder}").strip()
+
+    def begin(self, *peer: str) -> None:
+        """Give the netdev its address, and start perftest."""
+        words = f"ip address add {self.address}/24 dev {self.netdev}", f"ip link set {self.netdev} up"
+        self.node.sh("; ".join(f"{self.inside} {each}" for each in words))
+        eventually("a GID of the address", lambda: self.gid() is not None, LONG)
+        command = f"{PERFTEST} -d {self.device} -x {self.gid()} {' '.join(peer)}"
+        self.node.sh(f"systemd-run --quiet --unit={UNIT} {self.inside} {command}")
+
+    def gid(self) -> int | None:
+        """The index of the address in the GID table."""
+        table = self.node.sh(f"cd /sys/class/infiniband/{self.device}/ports/1/gids; grep -s . * || true")
+        mapped = "ffff:" + "{:02x}{:02x}:{:02x}{:02x}".format(*map(int, self.address.split(".")))
+        found = re.search(rf"^(\d+):\S*{mapped}$", table, re.MULTILINE)
+        return int(found[1]) if found else None
+
+    def counters(self) -> dict[str, int]:
+        """Rxe's counters of packets."""
+        text = self.node.sh(f"cd /sys/class/infiniband/{self.device}/ports/1/hw_counters; grep . *")
+        return {name: int(value) for name, value in (line.split(":") for line in text.splitlines())}
+
+    def runs(self) -> bool:
+        """Whether perftest runs; it fails the test if perftest has failed."""
+        state = self.node.sh(f"systemctl show --value --property=ActiveState {UNIT}").strip()
+        assert state != "failed", self.node.sh(f"journalctl --unit={UNIT}")
+        return state == "active"
+
+    def end(self) -> None:
+        """Stop perftest, and take the address back."""
+        undo = f"{self.inside} ip address del {self.address}/24 dev {self.netdev}"
+        self.node.run(["sh", "-c", f"systemctl stop {UNIT}; systemctl reset-failed {UNIT}; {undo}"])
+
+
+@contextmanager
+def traffic(server: End, client: End) -> Iterator[None]:
+    """RDMA data from one end to the other and back."""
+    try:
+        server.begin()
+        eventually("perftest listens", lambda: ":18515 " in server.node.sh("ss --listening --tcp --numeric"), LONG)
+        client.begin(server.address)
+        eventually("data move", lambda: client.counters()[RECEIVED] > 100, LONG)
+        yield
+    finally:
+        client.end()
+        server.end()
+
+
+def in_pod(node: Node, rail: Nic, address: str) -> End:
+    """The end in the pod that has a VF of this rail."""
+    names = f"s|^[0-9]*: \\({rail.netdev}v[0-9]*\\):.*|$each \\1|p"
+    found = node.sh(f'for each in /run/netns/*; do nsenter --net=$each ip -oneline link | sed -n "{names}"; done')
+    ((namespace, netdev),) = [line.split() for line in found.splitlines()]
+    return End(node, rail.vf_pcis[int(netdev.rpartition("v")[2])], netdev, address, f"nsenter --net={namespace}")
+
+
+def test_surgery_on_a_rail_disturbs_no_pod_on_the_other(fresh_cluster: Cluster, rails: Rails, say: Say) -> None:
+    rendered.needs_roce_in_pods(fresh_cluster)
+    node, other = fresh_cluster.nodes
+    changed, good = node.machine.nics
+    rails.claim_of("leaves", changed)
+    rails.claim_of("works", good)
+    rails.wait_runs_with("leaves", (changed,))
+    rails.wait_runs_with("works", (good,))
+    uid, before = rails.pod("works")["metadata"]["uid"], spec(node)
+    count = vfs(node, changed.pci)
+    wanted = spec(node)
+    (nic,) = (each for each in wanted["nics"] if each["name"] == changed.name)
+    nic["vfs"]["count"] = count - 1
+    server, client = End(other, good.vf_pcis[0], f"{good.netdev}v0", SERVER), in_pod(node, good, CLIENT)
+    try:
+        began = [end.counters() for end in (client, server)]
+        with traffic(server, client):
+            give(node, wanted)
+            words = ("--device", changed.name, "--inventory", rails.inventory, "--allow", "vf-reset", "--force")
+            process = start(rails.plane.admin, "maintain", rails.name, *words)
+            output = "".join(process.communicate(timeout=LONG))
+            assert process.returncode == 0, output
+            assert client.runs(), "the traffic ended before the surgery"
+            assert vfs(node, changed.pci) == count - 1
+            eventually("the traffic ends", lambda: not client.runs(), LONG)
+            counted = [end.counters() for end in (client, server)]
+            packets = [
+                (each[SENT] - old[SENT], each[RECEIVED] - old[RECEIVED])
+                for each, old in zip(counted, began, strict=True)
+            ]
+            again = [each[name] - old[name] for each, old in zip(counted, began, strict=True) for name in AGAIN]
+            say(f"packets sent and received by the client: {packets[0]}, by the server: {packets[1]}; again: {again}")
+            assert packets[0] == packets[1][::-1]
+            assert not any(again)
+        assert rails.pod("works")["metadata"]["uid"] == uid
+        assert rails.runs("works")
+        assert "unschedulable" not in rails.plane.get("node", rails.name)["spec"]
+        assert not rails.plane.get("devicetaintrules", f"--selector={MAINTENANCE}")["items"]
+        rails.start_driver()
+        rails.claim_of("comes", changed)
+        rails.wait_runs_with("comes", (changed,))
+        eventually("the node is open", lambda: is_open(rails.plane, rails.name), LONG)
+    finally:
+        rails.plane.kubectl("delete", "pods", "--all", "-n", "rails", timeout=LONG)
+        give(node, before)
+        eventually("all VFs again", lambda: vfs(node, changed.pci) == count, LONG)
+        rails.start_driver()
