@@ -9,12 +9,10 @@ what it can do.
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from math import pi, sin
-from pathlib import Path
 from statistics import mean, quantiles
 
 import click
@@ -23,8 +21,8 @@ from attrs import define, field, frozen
 from agent.hardware.load import Load, Move, Reading, balance, loads
 from agent.hardware.placement import Key, Pool, place
 from agent.hardware.topology import Cpu, Topology
+from handbook import campaign
 
-RECORD = Path(__file__).parents[1] / "docs/campaign/follow_load.json"
 COLUMNS = {"of": "of made", "static": "static", "following": "irqs.follow_load", "moves": "moves"}
 
 MINUTES, DAY = 240, 1440
@@ -194,7 +192,7 @@ def _moves(trials: Sequence[Trial]) -> str:
 @click.command(help=__doc__)
 @click.option("--servers", default=200, show_default=True, help="How many random servers.")
 @click.option("--days", default=20, show_default=True, help="How many made days, which differ by their flows.")
-@click.option("--record", is_flag=True, help=f"Write the table to {RECORD.relative_to(RECORD.parents[2])}.")
+@click.option("--record", is_flag=True, help="Write the table to docs/campaign/follow_load.json.")
 def main(servers: int, days: int, record: bool) -> None:
     """Print the table."""
     runs = rows(
@@ -202,7 +200,7 @@ def main(servers: int, days: int, record: bool) -> None:
     )
     click.echo("\n".join(" | ".join(run.values()) for run in [COLUMNS, *runs]))
     if record:
-        RECORD.write_text(json.dumps({"columns": COLUMNS, "runs": runs}, indent=2) + "\n")
+        campaign.write("follow_load", COLUMNS, runs)
 
 
 if __name__ == "__main__":

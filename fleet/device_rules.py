@@ -97,7 +97,7 @@ def plan(
 
 
 def listed(api: Api) -> list[DeviceRule]:
-    """Every rule of reporters and of maintenances; none if the cluster does not know them, or this user may not list them."""
+    """List all rules of reporters and maintenances; none if the cluster has no such kind, or if this user may not list them."""
     try:
         found = [*api.device_rules(names.OF_NODE), *api.device_rules(names.MAINTENANCE)]
     except ApiError as error:

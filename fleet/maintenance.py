@@ -206,8 +206,11 @@ class Maintenance:
         try:
             self._apply(name)
         except Failed as error:
-            bad = self.nic and not nic_devices.is_good(self.inventory, name, self.nic)
-            if bad or (not self.nic and self._unready(name, (names.READY,))):
+            if self.nic:
+                harmed = not nic_devices.is_good(self.inventory, name, self.nic)
+            else:
+                harmed = bool(self._unready(name, (names.READY,)))
+            if harmed:
                 raise
             # Nothing was harmed, and to stay cordoned frees no device: a pod of a DaemonSet has one, which the message names.
             self._end(name, self._is_own)
@@ -273,8 +276,9 @@ class Maintenance:
             if (record := record_of(node)) and not takes(record):
                 raise Lost(not_finished(name, record))
             body, said = finished(node)
-            # A run that was killed between two steps of an undo may have left rules.
-            if record.device if record else self.resume and not self.again:
+            # Without a record, an undo that was killed may have left rules.
+            of_nic = bool(record.device) if record else self.resume and not self.again
+            if of_nic:
                 said += nic_devices.release(self.api, name, record is not None)
             return body, said
 
@@ -296,7 +300,7 @@ class Maintenance:
             try:
                 if self.nic:
                     devices = devices or self._devices(name, begun)
-                    left, why = devices.take(self._pods(name), self.rules, self.tell), "they do not end"
+                    left, why = devices.take(lambda: self._pods(name), self.rules, self.tell), "they do not end"
                 else:
                     left, why = self._evict_all(name, announced)
             except (ApiError, httpx2.TransportError) as error:

@@ -43,7 +43,7 @@ class Nic:
 
 
 def ask(inventory: Inventory, node: str, name: str) -> Nic:
-    """Ask a node's agent for a NIC of its spec.
+    """Ask a node's agent about a NIC of its spec.
 
     :raises Failed: the node does not answer, or has no NIC of this name.
     """
@@ -94,12 +94,12 @@ class NicDevices:
     nic: Nic
     begun: bool
 
-    def take(self, pods: Iterable[Pod], rules: Rules, tell: Callable[[str], object]) -> str:
+    def take(self, pods: Callable[[], Iterable[Pod]], rules: Rules, tell: Callable[[str], object]) -> str:
         """Taint the devices that are not tainted yet. :returns: the pods that still use a device.
 
         A driver may publish devices late, so this is called until no pod is left.
 
-        :param pods: those of the node.
+        :param pods: reads those of the node.
         :raises CannotDrain: the node's drivers publish no such device, or the eviction of its users is forbidden.
         """
         devices = self._published()
@@ -110,7 +110,7 @@ class NicDevices:
                 f"no driver of DRA publishes a device of {self.nic.name}; maintain the node without --device"
             )
         if new and not self.begun and (users := self._users(new)):
-            self._check(users, [pod for pod in pods if metadata_of(pod).uid in users], rules)
+            self._check(users, [pod for pod in pods() if metadata_of(pod).uid in users], rules)
         for device in new:
             self.api.client.create(PlainDeviceTaintRule.from_dict(self._rule(device)))
             tell(f"{self.node}: tainted {_words(device)}")

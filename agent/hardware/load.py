@@ -18,7 +18,7 @@ APART = 30.0
 """Seconds between two readings that are kept, at least: what a pass reads again soon after says nothing about a load."""
 
 SPAN = 200.0
-"""Seconds over which loads are averaged, three passes: a burst is no reason to move a queue."""
+"""Seconds over which loads are averaged. They are three passes long, so that a short burst moves no queue."""
 
 MOST, WITHIN = 2, 60.0
 """How many queues may move within so many seconds."""
@@ -101,7 +101,7 @@ def ticks_of(text: str) -> dict[int, tuple[int, int]]:
 
 
 def squeezes_of(text: str, online: Collection[int]) -> dict[int, int]:
-    """The time_squeeze of each CPU in /proc/net/softnet_stat (softnet_seq_show, net/core/net-procfs.c): the third column.
+    """Read each CPU's time_squeeze, the third column of /proc/net/softnet_stat (softnet_seq_show, net/core/net-procfs.c).
 
     Since Linux 5.10 the thirteenth column is the CPU. Before, the lines are those of the CPUs that are online.
     """
@@ -145,7 +145,7 @@ class QueueLoad:
 def loads(
     load: Load, serving: Mapping[int, Key], placed: Mapping[Key, int]
 ) -> tuple[dict[Key, QueueLoad], dict[int, CpuLoad]]:
-    """The load of each queue and CPU over the readings; both empty if there are less than two.
+    """Calculate the load of each queue and of each CPU from the readings. Both are empty if there are fewer than two readings.
 
     A CPU's time is divided among the queues by the interrupts that it has served of each. Then the load of a CPU is that of the
     queues which are placed on it now, also if they were elsewhere before.

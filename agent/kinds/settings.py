@@ -40,7 +40,10 @@ class Observed:
 
 
 def of_netdev(machine: Machine, pci: str, read: Callable[[int], T]) -> tuple[str, T] | None:
-    """A function's netdev, and what ``read`` reads of it by its index; None if it is not in the host's network namespace."""
+    """Call ``read`` with the index of a function's netdev.
+
+    :returns: the netdev's name and what ``read`` returned; None if the netdev is not in the host's network namespace.
+    """
     name = netdev(machine.files, pci)
     index = ifindex(machine.files, name) if name else 0
     try:

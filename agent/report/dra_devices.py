@@ -1,4 +1,4 @@
-"""The devices that a node's drivers of DRA (Kubernetes' dynamic resource allocation) publish in ResourceSlices.
+"""Reads the devices that DRA drivers publish for a node in ResourceSlices. DRA: Kubernetes' dynamic resource allocation.
 
 Drivers name their devices as they like, so a device is found by its PCI address.
 """

@@ -76,26 +76,31 @@ def kubelets(plane: ControlPlane, *nodes: str) -> Iterator[None]:
 
 def workload(plane: ControlPlane, name: str, node_name: str) -> None:
     """Create a ReplicaSet of one pod that can run on that node only."""
+    plane.apply(replica_set(name, node_name))
+    until(lambda: pods(plane, name, node_name), f"the pod of {name} runs")
+
+
+def replica_set(name: str, node_name: str, *claims: dict[str, str]) -> dict[str, Any]:
+    """A ReplicaSet of one pod that can run on that node only, with these claims of DRA."""
     labels = {"app": name}
+    resources = {"claims": [{"name": claim["name"]} for claim in claims]}
     pod = {
         "nodeSelector": {"kubernetes.io/hostname": node_name},
         # Not a toleration of every taint: that would include the cordon's.
         "tolerations": [{"key": OTHERS["key"], "operator": "Exists"}],
-        "containers": [{"name": "c", "image": "example.net/pause:1"}],
+        "containers": [{"name": "c", "image": "example.net/pause:1", "resources": resources}],
+        "resourceClaims": [*claims],
     }
-    plane.apply(
-        {
-            "apiVersion": "apps/v1",
-            "kind": "ReplicaSet",
-            "metadata": {"name": name, "namespace": "default"},
-            "spec": {
-                "replicas": 1,
-                "selector": {"matchLabels": labels},
-                "template": {"metadata": {"labels": labels}, "spec": pod},
-            },
-        }
-    )
-    until(lambda: pods(plane, name, node_name), f"the pod of {name} runs")
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "ReplicaSet",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {
+            "replicas": 1,
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": pod},
+        },
+    }
 
 
 def pods(plane: ControlPlane, name: str, node_name: str) -> list[str]:

@@ -15,8 +15,8 @@ from agent.report import names
 from agent.reporter.kubernetes.api import Api, Refused
 from agent.reporter.kubernetes.quarantine import RULES
 from lab.cluster.control_plane import ControlPlane
-from tests.cluster.fleet.fleet_commands import OTHERS, Done, ended, fleet, make_node, start, until
-from tests.cluster.fleet.test_fleet_maintain import cordoned, forbid, kubelets, pods
+from tests.cluster.fleet.fleet_commands import Done, ended, fleet, make_node, start, until
+from tests.cluster.fleet.test_fleet_maintain import cordoned, forbid, kubelets, pods, replica_set
 from tests.cluster.fleet.test_fleet_rights import rule, user_with
 from tests.cluster.reporter.reporters import by_token, prepare
 
@@ -79,13 +79,6 @@ def claim(plane: ControlPlane, name: str, vf: str) -> None:
     """Create a ReplicaSet of one pod that claims this VF."""
     here = f"device.attributes['resource.kubernetes.io'].pciBusID == '{vf}'"
     exactly = {"deviceClassName": "vf", "selectors": [{"cel": {"expression": here}}]}
-    pod = {
-        "nodeSelector": {"kubernetes.io/hostname": NODE},
-        "tolerations": [{"key": OTHERS["key"], "operator": "Exists"}],
-        "containers": [{"name": "c", "image": "example.net/pause:1", "resources": {"claims": [{"name": "vf"}]}}],
-        "resourceClaims": [{"name": "vf", "resourceClaimTemplateName": name}],
-    }
-    labels = {"app": name}
     plane.apply(
         {
             "apiVersion": f"{GROUP}/v1",
@@ -93,16 +86,7 @@ def claim(plane: ControlPlane, name: str, vf: str) -> None:
             "metadata": {"name": name, "namespace": "default"},
             "spec": {"spec": {"devices": {"requests": [{"name": "vf", "exactly": exactly}]}}},
         },
-        {
-            "apiVersion": "apps/v1",
-            "kind": "ReplicaSet",
-            "metadata": {"name": name, "namespace": "default"},
-            "spec": {
-                "replicas": 1,
-                "selector": {"matchLabels": labels},
-                "template": {"metadata": {"labels": labels}, "spec": pod},
-            },
-        },
+        replica_set(name, NODE, {"name": "vf", "resourceClaimTemplateName": name}),
     )
 
 

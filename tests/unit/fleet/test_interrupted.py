@@ -93,39 +93,14 @@ def check(commands: Running, running: subprocess.Popen[str], said: str) -> None:
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("by", ["bob", "deployer"])
-@pytest.mark.parametrize("stopped", [True, False], ids=["undone", "drained"])
-def test_a_record_of_another_run_is_left_to_it(commands: Running, by: str, stopped: bool) -> None:
-    """Another run has taken the maintenance over (--resume) while this one waited for pods."""
-    started, other = threading.Event(), Record(by, "2026", "wait", True, "rebind")
-
-    def received(what: str, body: Any) -> None:
-        started.wait(60)
-        if evicts(what, body):
-            commands.cluster.note("a", other)
-            if stopped:
-                running.send_signal(signal.SIGINT)
-            commands.cluster.pods = []
-
-    commands.received = received
-    running = start(commands, nodes=["a"])
-    started.set()
-    _, err = running.communicate(timeout=120)
-    assert running.returncode == (130 if stopped else 1), err
-    assert f"trackbed: a: failed: {by} began to maintain a at 2026 and has not finished" in err
-    assert {name: json.loads(text) for name, text in commands.cluster.recorded().items()} == {"a": asdict(other)}
-    assert commands.cluster.cordoned() == ["a"]
-
-
-@pytest.mark.parametrize("stopped", [True, False], ids=["undone", "drained"])
-def test_a_maintenance_without_its_record_writes_no_other(commands: Running, stopped: bool) -> None:
-    """Somebody has undone it while it waited for pods, and then cordoned the node by hand."""
+def during_the_drain(commands: Running, happens: Callable[[], object], stopped: bool) -> tuple[int, str, str]:
+    """Maintain a node while something happens to it, and perhaps stop the command then: its exit code and what it printed."""
     started = threading.Event()
 
     def received(what: str, body: Any) -> None:
         started.wait(60)
         if evicts(what, body):
-            commands.cluster.nodes["a"]["metadata"]["annotations"] = {}
+            happens()
             if stopped:
                 running.send_signal(signal.SIGINT)
             commands.cluster.pods = []
@@ -134,6 +109,29 @@ def test_a_maintenance_without_its_record_writes_no_other(commands: Running, sto
     running = start(commands, nodes=["a"])
     started.set()
     out, err = running.communicate(timeout=120)
+    return running.returncode, out, err
+
+
+@pytest.mark.parametrize("by", ["bob", "deployer"])
+@pytest.mark.parametrize("stopped", [True, False], ids=["undone", "drained"])
+def test_a_record_of_another_run_is_left_to_it(commands: Running, by: str, stopped: bool) -> None:
+    """Another run has taken the maintenance over (--resume) while this one waited for pods."""
+    other = Record(by, "2026", "wait", True, "rebind")
+    code, _, err = during_the_drain(commands, lambda: commands.cluster.note("a", other), stopped)
+    assert code == (130 if stopped else 1), err
+    assert f"trackbed: a: failed: {by} began to maintain a at 2026 and has not finished" in err
+    assert {name: json.loads(text) for name, text in commands.cluster.recorded().items()} == {"a": asdict(other)}
+    assert commands.cluster.cordoned() == ["a"]
+
+
+@pytest.mark.parametrize("stopped", [True, False], ids=["undone", "drained"])
+def test_a_maintenance_without_its_record_writes_no_other(commands: Running, stopped: bool) -> None:
+    """Somebody has undone it while it waited for pods, and then cordoned the node by hand."""
+
+    def undone() -> None:
+        commands.cluster.nodes["a"]["metadata"]["annotations"] = {}
+
+    _, out, err = during_the_drain(commands, undone, stopped)
     said = "trackbed: a: undone: " if stopped else "trackbed: a: failed: its maintenance was undone by somebody else\n"
     assert said in err
     assert ("a: no maintenance is recorded, and it is cordoned" in out) == stopped
