@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from functools import cache
 
 # linux/inotify.h
+MODIFY = 0x2
 CLOSE_WRITE = 0x8
 MOVED_TO = 0x80
 CREATE = 0x100
 DELETE = 0x200
 Q_OVERFLOW = 0x4000
 IGNORED = 0x8000
+ISDIR = 0x40000000
 _EVENT = struct.Struct("=iIII")
 
 

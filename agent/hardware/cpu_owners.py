@@ -16,10 +16,9 @@ from attrs import evolve, field, frozen
 from agent.documents import load
 from agent.hardware.sysfs import names_in, ranges, read_or
 from agent.machine import Files
-from agent.report.names import KUBELET_CPUS
+from agent.report.names import CGROUPS, KUBELET_CPUS
 from agent.spec.ranges import parse_ranges
 
-CGROUPS = "/sys/fs/cgroup"
 PARTITION = "cpuset.cpus.partition"
 LARGEST = 1 << 20
 """Bytes of the kubelet's file. That of 110 pods has ten thousand."""

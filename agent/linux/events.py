@@ -1,4 +1,4 @@
-"""The kernel's events: rtnetlink, uevents and ethtool, by pyroute2's sockets; and of the kubelet's files, by inotify.
+"""The kernel's events: rtnetlink, uevents and ethtool, by pyroute2's sockets; and of who owns CPUs, by inotify.
 
 pyroute2 opens and subscribes the sockets, and recvmsg(2) reads them: pyroute2's own readers give up a socket that overran
 (ENOBUFS), and leave out the ancillary data that marks the events of other namespaces. Only what names a device is decoded.
@@ -11,8 +11,7 @@ import os
 import re
 import socket
 import struct
-import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -38,13 +37,12 @@ from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 from pyroute2.netlink.rtnl.iprsocket import IPRSocket
 from pyroute2.netlink.uevent import MONITOR_GROUP_KERNEL, MONITOR_GROUP_UDEV, UeventSocket
 
-from agent.inotify import CREATE, DELETE, IGNORED, MOVED_TO, Q_OVERFLOW, events, opened, watch
-from agent.linux import routing
+from agent.linux import file_events, routing
 from agent.linux.messages import ATTRIBUTE, HEADER, IFINFOMSG, attributes, layout, numbers, widen
 from agent.linux.namespaces import own_number
 from agent.linux.sockets import close_with, generic
 from agent.machine import Event, EventSource
-from agent.report.names import KUBELET_CPUS
+from agent.report.names import CGROUPS, KUBELET_CPUS
 from agent.spec.selector import PCI_ADDRESS
 
 BUFFER = 16 << 20
@@ -145,7 +143,7 @@ class LinuxEvents:
         """Subscribe to links in all namespaces, and in this one to addresses, routes, uevents and ethtool's notifications."""
         # Addresses and routes have another socket than links, which would receive those of every pod, too.
         kernel = [_links(), _rtnetlink(ROUTING_GROUPS, routing_events), _uevents(), *_ethtool()]
-        return [*kernel, *replaced(KUBELET_CPUS)]
+        return [*kernel, *file_events.subscribe(KUBELET_CPUS, CGROUPS)]
 
 
 def _links() -> NetlinkSource:
@@ -190,45 +188,6 @@ def _ethtool() -> list[NetlinkSource]:
     source = _source(opened, ethtool_events)
     opened.add_membership(ETHTOOL_MONITOR)
     return [source]
-
-
-@frozen
-class ReplacedFiles:
-    """Files that concern every device. Of a folder that is missing, the nearest folder above is watched."""
-
-    paths: Collection[str]
-    descriptor: int
-
-    def fileno(self) -> int:
-        """The descriptor to wait for."""
-        return self.descriptor
-
-    def receive(self) -> tuple[list[Event], bool]:
-        """Take the events that wait. Those of other files in the same folders are none."""
-        names = {name for path in self.paths for name in path.split("/")}
-        came: list[tuple[int, int, str]] = []
-        with suppress(BlockingIOError):
-            came += events(os.read(self.descriptor, 1 << 16))
-        self.watch()
-        concerned = any(mask & (IGNORED | Q_OVERFLOW) or name in names for _, mask, name in came)
-        return [Event(every_device=True)] if concerned else [], False
-
-    def watch(self) -> None:
-        """Watch each folder, as far as it exists by now."""
-        for path in self.paths:
-            folder, mask = os.path.dirname(path), MOVED_TO | DELETE  # noqa: PTH120
-            while watch(self.descriptor, folder, mask) < 0 and folder != "/":
-                folder, mask = os.path.dirname(folder), CREATE | MOVED_TO  # noqa: PTH120
-
-
-def replaced(paths: Collection[str]) -> list[EventSource]:
-    """Subscribe to the replacement of files; nothing if the kernel has no more instances: a full reading comes regularly."""
-    with suppress(OSError):
-        source = ReplacedFiles(paths, opened(os.O_NONBLOCK))
-        weakref.finalize(source, os.close, source.descriptor)
-        source.watch()
-        return [source]
-    return []
 
 
 def link_events(message: bytes, elsewhere: bool) -> Iterator[Event]:

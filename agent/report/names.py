@@ -16,6 +16,9 @@ KUBELET_FOLDERS = ("/var/lib/kubelet", "/var/lib/k0s/kubelet", "/var/snap/microk
 KUBELET_CPUS = tuple(f"{folder}/cpu_manager_state" for folder in KUBELET_FOLDERS)
 """The kubelet's files of the CPUs that it has given to pods."""
 
+CGROUPS = "/sys/fs/cgroup"
+"""The root of the cgroups. Those that are partitions of cpusets own CPUs."""
+
 REPORT = "report.json"
 """The report file in the runtime directory: the agent writes it, and the reporter and the commands read it."""
 
