@@ -23,13 +23,14 @@ EVICTS = "NoExecute"
 
 @frozen
 class DeviceRule:
-    """A rule. ``node``: the Node's name, and ``owner`` its uid. ``evict_after``: seconds from ``created``; None: never.
+    """A rule. ``uid``: the rule's own. ``node``: the Node's name, and ``owner`` its uid.
 
+    ``evict_after``: seconds from ``created``; None: never.
     ``maintains``: a maintenance of a NIC has made it (fleet/nic_devices.py), and no reporter.
     """
 
     name: str
-    version: str
+    uid: str
     node: str
     owner: str
     device: str
@@ -119,10 +120,16 @@ def remove(api: Api, rule: DeviceRule) -> bool:
 
 
 def evict(api: Api, rule: DeviceRule) -> bool:
-    """Have Kubernetes evict the pods that use the device; False: the rule is gone, or somebody has changed it."""
-    body = {"metadata": {"resourceVersion": rule.version}, "spec": {"taint": {"effect": EVICTS}}}
+    """Have Kubernetes evict the pods that use the device; False: the rule is gone, is another one, or has another effect."""
+    # Not the resourceVersion: Kubernetes writes each rule's status within seconds.
+    effect = "/spec/taint/effect"
+    body = [
+        {"op": "test", "path": "/metadata/uid", "value": rule.uid},
+        {"op": "test", "path": effect, "value": rule.effect},
+        {"op": "replace", "path": effect, "value": EVICTS},
+    ]
     try:
-        api.client.patch(PlainDeviceTaintRule, rule.name, body, patch_type=PatchType.MERGE)
+        api.client.patch(PlainDeviceTaintRule, rule.name, body, patch_type=PatchType.JSON)
     except ApiError as error:
         if code(error) in (*CONFLICTS, ABSENT):
             return False
@@ -138,7 +145,7 @@ def read(document: Mapping[str, Any]) -> DeviceRule:
     evict_after = str(labels.get(names.EVICT_AFTER, ""))
     return DeviceRule(
         str(metadata["name"]),
-        str(metadata["resourceVersion"]),
+        str(metadata["uid"]),
         str(labels.get(names.OF_NODE) or labels.get(names.MAINTENANCE, "")),
         str(owners[0].get("uid", "")),
         f"{selector.get('device', '')} of {selector.get('driver', '')}",

@@ -16,6 +16,8 @@ from agent.reporter.kubernetes.api import JSON, JSON_PATCH, MERGE_PATCH, STRATEG
 from agent.reporter.kubernetes.identity import BoundToken
 from agent.reporter.kubernetes.quarantine import RULES
 from agent.reporter.settings import Quarantine, Settings
+from fleet import device_rules
+from fleet.api import api
 from lab.cluster.control_plane import ControlPlane
 from tests.cluster.fleet.fleet_commands import ended, make_node
 from tests.cluster.fleet.fleet_commands import start as run
@@ -152,6 +154,31 @@ def test_a_sweep_evicts_by_the_nodes_policy_and_removes_the_rules_of_silent_node
     assert {each["metadata"]["name"] for each in rules(plane, reporter.name)} == names
     reporter.say(True, nics=(GOOD,))
     until(lambda: not rules(plane, reporter.name), "the rules go")
+
+
+def test_a_rule_evicts_if_only_its_status_was_written_since_it_was_listed(plane: ControlPlane) -> None:
+    """Kubernetes writes the status of a new rule within seconds."""
+    name = "devices-listed"
+    plane.apply(node(name))
+    plane.apply(rule(plane, name))
+    with api(plane.admin) as admin:
+        (listed,) = (each for each in device_rules.listed(admin) if each.node == name)
+        condition = {
+            "type": "Seen",
+            "status": "True",
+            "reason": "Seen",
+            "message": "",
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        }
+        status = json.dumps({"status": {"conditions": [condition]}})
+        plane.kubectl("patch", "devicetaintrule", listed.name, "--subresource=status", "--type=merge", "-p", status)
+        assert device_rules.evict(admin, listed)
+        assert [each["spec"]["taint"]["effect"] for each in rules(plane, name)] == ["NoExecute"]
+        assert not device_rules.evict(admin, listed)
+        plane.kubectl("delete", "devicetaintrule", listed.name)
+        plane.apply(rule(plane, name))
+        assert not device_rules.evict(admin, listed)
+        assert [each["spec"]["taint"]["effect"] for each in rules(plane, name)] == ["NoSchedule"]
 
 
 def test_the_rules_of_a_deleted_node_go_with_it(plane: ControlPlane, start: Callable[..., Reporter]) -> None:

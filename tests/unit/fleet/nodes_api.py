@@ -61,7 +61,7 @@ class Dra:
     def _make(self, rule: Any) -> Any:
         self.made += 1
         name = f"{rule['metadata']['generateName']}{self.made}"
-        self.rules[name] = {**rule, "metadata": {**rule["metadata"], "name": name, "resourceVersion": "1"}}
+        self.rules[name] = {**rule, "metadata": {**rule["metadata"], "name": name, "uid": f"u-{name}"}}
         if rule["spec"]["taint"]["effect"] == "NoExecute":
             device = rule["spec"]["deviceSelector"]["device"]
             self.users[device] = [uid for uid in self.users.get(device, ()) if uid in self.tolerating]

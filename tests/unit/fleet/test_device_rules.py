@@ -22,7 +22,7 @@ RULES = "/apis/resource.k8s.io/v1/devicetaintrules"
 
 def rule(of: str, age: float = 700.0, effect: str = "NoSchedule", evict_after: int | None = 600) -> DeviceRule:
     created = NOW - timedelta(seconds=age)
-    return DeviceRule(f"{of}.7", "9", of, f"u-{of}", "0000-3b-00-2 of x", effect, created, evict_after)
+    return DeviceRule(f"{of}.7", f"u-{of}.7", of, f"u-{of}", "0000-3b-00-2 of x", effect, created, evict_after)
 
 
 def decided(
@@ -86,7 +86,7 @@ def document(of: str, age: float, **more: Any) -> dict[str, Any]:
     created = (NOW - timedelta(seconds=age)).strftime("%Y-%m-%dT%H:%M:%SZ")
     owners = [{"apiVersion": "v1", "kind": "Node", "name": of, "uid": f"u-{of}"}]
     labels = {names.OF_NODE: of, names.EVICT_AFTER: "600"}
-    metadata = {"name": f"{of}.7", "resourceVersion": "9", "creationTimestamp": created}
+    metadata = {"name": f"{of}.7", "uid": f"u-{of}.7", "creationTimestamp": created}
     selector = {"driver": "dra.net", "pool": of, "device": "pci-0000-3b-00-0"}
     taint = {"key": names.QUARANTINE, "value": "0000-3b-00.0", "effect": "NoSchedule"}
     spec = {"deviceSelector": selector, "taint": taint}
@@ -101,7 +101,7 @@ def there(name: str) -> dict[str, Any]:
 
 def test_a_sweep_removes_and_raises_rules_and_notes_what_fails(serve: Serve) -> None:
     listing = [document("a", 700.0), document("b", 700.0), document("gone", 0.0), document("lost", 0.0)]
-    listing.append({"metadata": {"name": "theirs", "resourceVersion": "1"}, "spec": {"taint": {}}})
+    listing.append({"metadata": {"name": "theirs", "uid": "u-theirs"}, "spec": {"taint": {}}})
     script, maintenance = serve(
         {
             f"GET {RULES}": [(200, {"items": listing})],
