@@ -38,11 +38,14 @@ def test_interrupts_leave_the_cpu_of_a_partition_and_come_back(
     assert there
     files = " ".join(f"/proc/irq/{number}/smp_affinity_list" for number in there)
     node.sh(f"echo +cpuset > /sys/fs/cgroup/cgroup.subtree_control; mkdir {GROUP}; echo {CPU} > {GROUP}/cpuset.cpus")
-    left = moved(node, f"echo {kind} > {GROUP}/cpuset.cpus.partition", f"! grep --quiet --line-regexp {CPU} {files}")
+    left = moved(
+        node, f"echo {kind} > {GROUP}/cpuset.cpus.partition", f"! cat {files} | grep --quiet --word-regexp {CPU}"
+    )
     assert node.sh(f"cat {GROUP}/cpuset.cpus.partition").strip() == kind
     settled(node)
     assert not any(CPU in parse_ranges(cpus) for cpus in affinities(node).values())
-    back = moved(node, f"rmdir {GROUP}", f"[ $(grep --line-regexp {CPU} {files} | wc --lines) = {len(there)} ]")
+    as_before = " ".join(before[number] for number in there)
+    back = moved(node, f"rmdir {GROUP}", f'[ "$(echo $(cat {files}))" = "{as_before}" ]')
     settled(node)
     assert affinities(node) == before
     with capsys.disabled():
