@@ -1,16 +1,16 @@
 """Pure functions: what is wrong with a node, and what to do about it. Causes come before their consequences.
 
 Findings are sorted by stage: agent (without it nothing else is known), device, network, cluster. Within a stage, problems come
-before warnings, and both follow the order of kinds.
+before warnings, and refused changes are in the order of the report.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from attrs import field, frozen
+from attrs import frozen
 
 from agent.hardware.sysfs import whole
 from agent.report.published import Published
@@ -34,21 +34,19 @@ FEW = 3
 
 @frozen
 class Finding:
-    """One thing that is wrong. ``order`` sorts findings of the same stage and severity."""
+    """One thing that is wrong."""
 
     stage: Stage
     severity: Severity
     what: str
     remedy: str
-    order: int = 0
 
 
 @frozen
 class Service:
-    """The unit's state as `systemctl show` prints it: ActiveState, SubState, UnitFileState, Result, NRestarts."""
+    """The unit's state as `systemctl show` prints it: ActiveState, UnitFileState, Result, NRestarts."""
 
     active: str
-    sub: str
     enabled: str
     result: str = "success"
     restarts: int = 0
@@ -60,20 +58,8 @@ class Service:
         if "ActiveState" not in properties:
             return None
         active = "not installed" if properties.get("LoadState") == "not-found" else properties["ActiveState"]
-        sub, enabled, result = (properties.get(name, "") for name in ("SubState", "UnitFileState", "Result"))
-        return cls(active, sub, enabled, result, whole(properties.get("NRestarts", "")) or 0)
-
-
-def managed_netdevs(listed: str) -> frozenset[str]:
-    """The netdevs that NetworkManager manages, from `nmcli --terse --fields DEVICE,STATE device`.
-
-    "connected (externally)" is a netdev with addresses of others: NetworkManager shows it and changes nothing (its source,
-    nm-device.h: NM_DEVICE_SYS_IFACE_STATE_EXTERNAL).
-    """
-    states = dict(line.rsplit(":", 1) for line in listed.splitlines() if ":" in line)
-    return frozenset(
-        name for name, state in states.items() if state != "unmanaged" and not state.endswith("(externally)")
-    )
+        enabled, result = (properties.get(name, "") for name in ("UnitFileState", "Result"))
+        return cls(active, enabled, result, whole(properties.get("NRestarts", "")) or 0)
 
 
 def redirecting(listed: str) -> frozenset[str]:
@@ -89,22 +75,11 @@ def redirecting(listed: str) -> frozenset[str]:
 
 
 @frozen
-class SriovFact:
-    """A PF of which the spec wants VFs. ``total``: its sriov_totalvfs; None: the function has no SR-IOV."""
-
-    address: str
-    nic: str
-    wanted: int
-    total: int | None
-
-
-@frozen
 class Evidence:
     """What is known about the node. ``service`` None: systemd does not run here. ``no_report``: why there is no report.
 
     ``not_fresh``: why the report may be out of date. ``spec_fault``: what is wrong with the spec's file.
-    ``iommu``: the kernel has IOMMU groups. ``redirecting``: PCI bridges above NICs and GPUs that redirect what these write to
-    each other. ``managed``: wanted netdevs that NetworkManager manages.
+    ``redirecting``: PCI bridges above NICs and GPUs that redirect what these write to each other.
     ``publishes``: the reporter should publish the node in Kubernetes. ``published``: what it has published.
     """
 
@@ -115,12 +90,8 @@ class Evidence:
     spec: NodeSpec | None = None
     spec_hash: str = ""
     spec_fault: str = ""
-    sriov: Sequence[SriovFact] = ()
-    iommu: bool = True
     redirecting: Sequence[str] = ()
     processes: frozenset[str] = frozenset()
-    managed: Sequence[str] = ()
-    kinds: Sequence[str] = field(factory=tuple)
     publishes: bool = False
     published: Published | None = None
 
@@ -129,9 +100,9 @@ def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
     """What is wrong, in the order in which to repair it."""
     findings = [*_agent(evidence), *_hints(evidence)]
     if evidence.report is not None and not evidence.not_fresh and _runs(evidence.service) is not False:
-        findings += _report(evidence.report, evidence.kinds)
         findings += _publication(evidence.report, evidence.published) if evidence.publishes else ()
-    return tuple(sorted(findings, key=lambda f: (STAGES.index(f.stage), f.severity != "required", f.order)))
+        findings += _report(evidence.report)
+    return tuple(sorted(findings, key=lambda f: (STAGES.index(f.stage), f.severity != "required")))
 
 
 def _runs(service: Service | None) -> bool | None:
@@ -147,43 +118,31 @@ def _agent(evidence: Evidence) -> Iterator[Finding]:
     if service is not None and not running:
         why = f" ({service.result})" if service.result != "success" else ""
         remedy = "systemctl start trackbed; if it ends again: journalctl -u trackbed -n 50"
-        yield Finding("agent", "required", f"the service trackbed is {service.active}{why}", remedy, 1)
+        yield Finding("agent", "required", f"the service trackbed is {service.active}{why}", remedy)
         return
     if service is not None and service.restarts > 2:
         what = f"systemd has restarted the service {service.restarts} times"
-        yield Finding("agent", "warn", what, "see why: journalctl -u trackbed -n 100", 2)
+        yield Finding("agent", "warn", what, "see why: journalctl -u trackbed -n 100")
     if service is not None and service.enabled not in ("enabled", "enabled-runtime"):
-        yield Finding("agent", "warn", "the service is not started at boot", "systemctl enable trackbed", 3)
+        yield Finding("agent", "warn", "the service is not started at boot", "systemctl enable trackbed")
     if evidence.no_report is not None:
-        yield Finding("agent", "required", evidence.no_report.reason, evidence.no_report.remedy, 2)
+        yield Finding("agent", "required", evidence.no_report.reason, evidence.no_report.remedy)
     for reason in evidence.not_fresh:
         hung = "it runs, but may hang in a driver: see dmesg for blocked tasks. " if running else ""
-        yield Finding("agent", "required", reason, f"{hung}systemctl restart trackbed", 2)
+        yield Finding("agent", "required", reason, f"{hung}systemctl restart trackbed")
     report = evidence.report
     if report is None or evidence.not_fresh:
         return
     if report.refusal:
         remedy = "correct the spec and deploy again; until then the spec before it is kept true"
-        yield Finding("agent", "required", f"the newest spec was refused: {report.refusal}", remedy, 4)
+        yield Finding("agent", "required", f"the newest spec was refused: {report.refusal}", remedy)
     elif evidence.spec is not None and evidence.spec_hash != report.spec_hash:
         what = f"the agent follows spec {report.spec_hash or 'none'}, the file has {evidence.spec_hash}"
-        yield Finding("agent", "required", what, "systemctl reload trackbed", 4)
+        yield Finding("agent", "required", what, "systemctl reload trackbed")
 
 
 def _hints(evidence: Evidence) -> Iterator[Finding]:
     """Findings that are not in the report, and may explain its conditions."""
-    for fact in evidence.sriov:
-        if fact.total is None:
-            what = f"NIC {fact.nic} ({fact.address}) should have {fact.wanted} VFs, and shows no SR-IOV"
-            remedy = (
-                "turn SR-IOV on in the BIOS and in the NIC's firmware (mlx5: mlxconfig -d ADDRESS set SRIOV_EN=1 "
-                "NUM_OF_VFS=N, then a cold boot); a driver without SR-IOV support shows the same"
-            )
-            yield Finding("device", "required", what, remedy, -3)
-    if evidence.spec is not None and _binds_vfio(evidence.spec) and not evidence.iommu:
-        what = "functions should be bound to vfio-pci, and the kernel has no IOMMU groups"
-        remedy = "turn VT-d or AMD-Vi on in the BIOS and boot with intel_iommu=on (Intel) iommu=pt"
-        yield Finding("device", "required", what, remedy, -2)
     if evidence.redirecting:
         what = (
             "transfers between GPUs and NICs take the way by the CPU, or fail, since PCI access control (ACS) redirects them "
@@ -193,31 +152,20 @@ def _hints(evidence: Evidence) -> Iterator[Finding]:
             "unless virtual machines need the isolation, turn ACS off in the BIOS, or boot with pci=disable_acs_redir=ADDRESS "
             "(several, with ; between them)"
         )
-        yield Finding("device", "warn", what, remedy, -1)
-    if evidence.managed:
-        what = f"NetworkManager manages {', '.join(evidence.managed)}: it may set MTU and state again"
-        remedy = "exclude them: [keyfile] unmanaged-devices= in /etc/NetworkManager/conf.d/, then nmcli general reload"
-        yield Finding("network", "warn", what, remedy, -1)
+        yield Finding("device", "warn", what, remedy)
     pins = evidence.spec is not None and evidence.spec.irqs.pin and evidence.spec.irqs.irqbalance == "untouched"
     if pins and "irqbalance" in evidence.processes:
         what = "irqbalance runs while the agent places interrupts: each undoes the other's work"
-        yield Finding("device", "warn", what, "set irqs.irqbalance to disabled, or irqs.pin to false", -1)
+        yield Finding("device", "warn", what, "set irqs.irqbalance to disabled, or irqs.pin to false")
 
 
-def _binds_vfio(spec: NodeSpec) -> bool:
-    vfs = (nic.vfs for nic in spec.nics if nic.vfs is not None)
-    drivers = {attributes.driver for each in vfs for attributes in (each.defaults, *each.groups)}
-    return "vfio-pci" in drivers | {nic.select.driver for nic in spec.nics}
-
-
-def _report(report: Report, kinds: Sequence[str]) -> Iterator[Finding]:
+def _report(report: Report) -> Iterator[Finding]:
     differing = [outcome for outcome in report.outcomes if outcome.result != "applied"]
-    yield from _outcomes(differing, kinds)
-    for condition in report.conditions:
-        # All outcomes are listed above.
-        explained = condition.type in REPEAT_OUTCOMES and (differing or report.refusal)
-        if condition.status != "True" and not explained:
-            yield _finding(condition)
+    repeated = REPEAT_OUTCOMES if differing or report.refusal else ()
+    wrong = [each for each in report.conditions if each.status != "True" and each.type not in repeated]
+    yield from (_finding(each) for cause in CAUSES for each in wrong if each.type == cause)
+    yield from _outcomes(differing)
+    yield from (_finding(each) for each in wrong if each.type not in CAUSES)
 
 
 def _publication(report: Report, published: Published | None) -> Iterator[Finding]:
@@ -237,12 +185,10 @@ def _finding(condition: Condition) -> Finding:
     what = f"{condition.type} is {condition.status} ({condition.reason}): {condition.message}"
     known = declared(condition.type, condition.reason)
     remedy = condition.remedy or (known.remedy if known is not None else "") or "see: trackbed status"
-    order = CAUSES.index(condition.type) - 100 if condition.type in CAUSES else 1000
-    return Finding(condition.stage, condition.severity, what, remedy, order)
+    return Finding(condition.stage, condition.severity, what, remedy)
 
 
-def _outcomes(outcomes: Iterable[Outcome], kinds: Sequence[str]) -> Iterator[Finding]:
-    outcomes = list(outcomes)
+def _outcomes(outcomes: Sequence[Outcome]) -> Iterator[Finding]:
     listed: Counter[tuple[str, ...]] = Counter()
     alike = Counter(_reason(outcome) for outcome in outcomes)
     for outcome in outcomes:
@@ -254,9 +200,8 @@ def _outcomes(outcomes: Iterable[Outcome], kinds: Sequence[str]) -> Iterator[Fin
         what = f"{outcome.change}: {outcome.result}: {outcome.error}" + (
             f" (and {more} more alike)" if more > 0 else ""
         )
-        order = kinds.index(outcome.change.kind) if outcome.change.kind in kinds else len(kinds)
         severity: Severity = "required" if outcome.change.required else "warn"
-        yield Finding("device", severity, what, outcome.remedy or "see: trackbed history", order)
+        yield Finding("device", severity, what, outcome.remedy or "see: trackbed history")
 
 
 def _reason(outcome: Outcome) -> tuple[str, ...]:

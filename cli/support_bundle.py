@@ -90,26 +90,21 @@ def collectors(trackbed: Iterable[str], folders: Iterable[Path]) -> Iterator[Col
     for path in (*kept, *(path for path in map(Path, FILES) if path.exists())):
         yield Collector(f"files{path}", ("cat", str(path)))
     yield from (Collector(name, tuple(command.split())) for name, command in PROGRAMS)
-    for name, folder, patterns in ATTRIBUTES:
-        paths = sorted(str(path) for pattern in patterns for path in Path(folder).glob(pattern))
-        # Without a path there is no command: grep would read standard input.
-        for part, first in enumerate(range(0, len(paths), MOST_PATHS), 1):
-            file = name if part == 1 else name.replace(".", f"-{part}.")
-            yield Collector(file, ("grep", "-Hs", "", *paths[first : first + MOST_PATHS]), ANY_ANSWER)
+    for name, folder, pattern, files in ATTRIBUTES:
+        # Without a path grep would read the working directory. It enters no links in a folder, as to a PCI device.
+        if paths := sorted(map(str, Path(folder).glob(pattern))):
+            yield Collector(name, ("grep", "-rHs", "", *(f"--include={file}" for file in files), *paths), ANY_ANSWER)
     for device in sorted(path.parent.name for path in Path(NET).glob("*/device")):
         for option in ("-i", "-k", "-l", "-g", "-S"):
             yield Collector(f"ethtool/{device}{option}.txt", ("ethtool", option, device))
 
 
-MOST_PATHS = 10_000
-"""The most paths in one command. Linux allows 2 MiB of arguments (ARG_MAX), and a path has about a hundred bytes."""
-
 # Globbing reads only directories, which never hangs.
 ATTRIBUTES = (
-    ("sriov.txt", PCI, ("*/sriov_*",)),
-    ("rdma-ports.txt", RDMA, ("*/node_guid", "*/fw_ver", "*/ports/*/state", "*/ports/*/phys_state")),
-    ("irq-affinity.txt", "/proc/irq", ("*/smp_affinity_list", "*/effective_affinity_list")),
-    ("steering.txt", NET, ("*/queues/*/rps_cpus", "*/queues/*/rps_flow_cnt", "*/queues/*/xps_cpus")),
+    ("sriov.txt", PCI, "*/sriov_*", ("sriov_*",)),
+    ("rdma-ports.txt", RDMA, "*", ("node_guid", "fw_ver", "state", "phys_state")),
+    ("irq-affinity.txt", "/proc/irq", "*", ("smp_affinity_list", "effective_affinity_list")),
+    ("steering.txt", NET, "*/queues", ("rps_cpus", "rps_flow_cnt", "xps_cpus")),
 )
 
 FILES = (

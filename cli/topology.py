@@ -93,8 +93,7 @@ def gpus(files: Files) -> Iterator[tuple[str, int]]:
     for address in names_in(files, PCI):
         path = device_path(address)
         if read_or(files, f"{path}/vendor", "") == NVIDIA and read_or(files, f"{path}/class", "")[:6] in GPU_CLASSES:
-            numa = whole(read_or(files, f"{path}/numa_node", ""))
-            yield address, EVERYWHERE if numa is None else numa
+            yield address, _node(whole(read_or(files, f"{path}/numa_node", "")))
 
 
 def arrange(machine: Machine, spec: NodeSpec | None = None) -> tuple[NumaNode, ...]:

@@ -27,7 +27,6 @@ FROM_THE_CODE: Mapping[str, Callable[..., str]] = {
     "runs": campaign.runs,
     "spec": spec.page,
     "terminal": pictures.terminal,
-    "topology_picture": pictures.topology,
     "trials": lambda name: trials.TABLES[name](trials.load(campaign.DOCS)),
     "zoo": zoo.made,
 }

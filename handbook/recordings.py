@@ -21,7 +21,8 @@ from agent.report.records import Outcome, Report
 from agent.report.verdict import Verdict, is_ready, why_not_ready
 from agent.runtime import boot_id, uptime, version
 from agent.spec.node import NodeSpec, from_mapping, spec_hash
-from cli.commands import history, status
+from cli.commands import history, status, topology
+from handbook import samples
 from handbook.samples import MIDNIGHT
 from tests.sim.kernel import Kernel
 
@@ -57,7 +58,12 @@ def watch() -> str:
     return _drawn("watch", "trackbed status --watch", status.view(_verdict(_pass(kernel, spec), spec)))
 
 
-RECORDINGS = {"plan": plan, "repair": repair, "watch": watch}
+def queues() -> str:
+    """The queues of a NIC are on few cores, and one is on the wrong socket."""
+    return _drawn("queues", "trackbed topology", topology.lines(samples.topology(), COLUMNS))
+
+
+RECORDINGS = {"plan": plan, "repair": repair, "watch": watch, "queues": queues}
 
 
 def _server() -> tuple[Kernel, NodeSpec]:

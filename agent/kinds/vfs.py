@@ -65,7 +65,7 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
         if count > state.total:
             has, lower = f"{state.total} VFs at most", f"lower vfs.count to {state.total}"
             if not state.total:
-                has, lower = "no SR-IOV as it is set up", "take vfs out of the spec"
+                has, lower = "no SR-IOV as it is set up", "turn SR-IOV on in the BIOS, take vfs out of the spec"
             blocker = f"NIC {nic.nic.name} has {has}, the spec wants {count}{'' if state.total else ' VFs'}"
             remedy = (
                 f"{lower}, or raise the limit in the NIC's firmware (Mellanox: SRIOV_EN, NUM_OF_VFS, set by the inventory's "

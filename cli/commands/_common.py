@@ -21,7 +21,6 @@ from agent.spec.node import NodeSpec, SpecError, parse
 SPEC = Path(names.SPEC_FILE)
 RUN = Path(names.RUN_FOLDER)
 STATE = Path(names.STATE_FOLDER)
-STDIN = "stdin"
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 spec_option = click.option(
@@ -46,39 +45,37 @@ def read_spec(spec_file: str | None) -> NodeSpec:
     :raises Failed: it does not exist, or is wrong.
     """
     given = str(SPEC) if spec_file is None else spec_file
-    absent = "run the deploy, or give --spec FILE" if spec_file is None else "check the path"
-    text = read_input(given, LARGEST_SPEC, "a spec", absent)
+    name = "stdin" if given == "-" else given
     try:
-        return parse(text, STDIN if given == "-" else given)
+        return parse(_read_stdin() if given == "-" else read(Path(given), LARGEST_SPEC), name)
     except SpecError as error:
         raise Failed(str(error)) from None
-
-
-def read_input(given: str, largest: int, content: str, absent: str = "check the path") -> str:
-    """The text of a file of at most ``largest`` bytes; "-" is standard input.
-
-    :param content: what the file should have, for the message.
-    :param absent: the remedy if there is no such file.
-    :raises Failed: it cannot be read, or is not such a text.
-    """
-    name = STDIN if given == "-" else given
-    try:
-        if given != "-":
-            return read(Path(given), largest)
-        if sys.stdin is None:
-            raise Failed(f"{STDIN} is closed; give {content} there, or a file")
-        text = sys.stdin.buffer.read(largest + 1)
-        if len(text) > largest:
-            raise ValueError(too_large(largest))
-        return text.decode()
     except FileNotFoundError as error:
+        absent = "run the deploy, or give --spec FILE" if spec_file is None else "check the path"
         raise Failed(f"{name}: {error.strerror}; {absent}") from None
     except UnicodeDecodeError as error:
         raise Failed(f"{name}: not UTF-8 text: {error}") from None
     except PermissionError as error:
         raise Failed(f"{name}: {error.strerror}; run as root") from None
     except (OSError, ValueError) as error:
-        raise Failed(f"{name!r} cannot be read: {error}; give a file with {content}") from None
+        raise Failed(f"{name!r} cannot be read: {error}; give a file with a spec") from None
+
+
+def _read_stdin() -> str:
+    if sys.stdin is None:
+        raise Failed("stdin is closed; give a spec there, or a file")
+    text = sys.stdin.buffer.read(LARGEST_SPEC + 1)
+    if len(text) > LARGEST_SPEC:
+        raise ValueError(too_large(LARGEST_SPEC))
+    return text.decode()
+
+
+def present_spec() -> NodeSpec | None:
+    """The node's spec; None if it has none that can be read."""
+    try:
+        return read_spec(None)
+    except Failed:
+        return None
 
 
 _COLOURS = {"applied": "green", "failed": "red", "unsupported": "yellow", "deferred": "yellow", "blocked": "red"}

@@ -17,14 +17,11 @@ from agent.report.verdict import NoReport, read_report, why_not_fresh
 from agent.runtime import boot_id, uptime
 from agent.spec.node import NodeSpec, spec_hash
 from cli.commands import _common
-from cli.diagnosis import Evidence, Service, SriovFact, diagnose, managed_netdevs, redirecting
+from cli.diagnosis import Evidence, Service, diagnose, redirecting
 from cli.programs import run
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from agent.machine import Machine
-    from agent.state.wanted import WantedNic
 
 DEADLINE = 5.0
 """Seconds that each program it runs may take."""
@@ -61,14 +58,10 @@ _LABELS: dict[Severity, str] = {
 
 def _evidence() -> Evidence:
     from agent import linux
-    from agent.kinds import ordered
-    from agent.state.snapshot import nics_now
 
     report, no_report, not_fresh = _read_report()
     spec, fault = _read_spec()
     machine = linux.machine()
-    processes = machine.processes.running()
-    nics = nics_now(machine, spec) if spec else {}
     return Evidence(
         service=_service(),
         report=report,
@@ -77,12 +70,8 @@ def _evidence() -> Evidence:
         spec=spec,
         spec_hash=spec_hash(spec) if spec else "",
         spec_fault=fault,
-        sriov=_sriov(machine, nics),
-        iommu=_has_iommu(machine),
-        redirecting=_redirecting(machine, nics) if spec and spec.gpus and spec.gpus.peer_memory else (),
-        processes=processes,
-        managed=_managed(machine, nics) if "NetworkManager" in processes else (),
-        kinds=[kind.NAME for kind in ordered()],
+        redirecting=_redirecting(machine, spec) if spec and spec.gpus and spec.gpus.peer_memory else (),
+        processes=machine.processes.running(),
         publishes=published.SETTINGS.exists(),
         published=published.read(published.PATH),
     )
@@ -107,7 +96,7 @@ def _read_spec() -> tuple[NodeSpec | None, str]:
 
 
 def _service() -> Service | None:
-    properties = "ActiveState,SubState,UnitFileState,Result,NRestarts,LoadState"
+    properties = "ActiveState,UnitFileState,Result,NRestarts,LoadState"
     try:
         ran = run(["systemctl", "show", f"--property={properties}", UNIT], DEADLINE)
     except OSError:
@@ -115,46 +104,17 @@ def _service() -> Service | None:
     return Service.shown(ran.output) if ran.code == 0 else None
 
 
-def _sriov(machine: Machine, nics: Mapping[str, WantedNic]) -> list[SriovFact]:
-    from agent.hardware.functions import device_path
-    from agent.hardware.sysfs import read_or, whole
-
-    facts = []
-    for address, wanted in nics.items():
-        if count := wanted.vf_count():
-            total = read_or(machine.files, f"{device_path(address)}/sriov_totalvfs", "")
-            facts.append(SriovFact(address, wanted.nic.name, count, whole(total)))
-    return facts
-
-
-def _has_iommu(machine: Machine) -> bool:
-    from agent.hardware.sysfs import names_in
-
-    return bool(names_in(machine.files, "/sys/kernel/iommu_groups"))
-
-
-def _redirecting(machine: Machine, nics: Mapping[str, WantedNic]) -> list[str]:
+def _redirecting(machine: Machine, spec: NodeSpec) -> list[str]:
     """The PCI bridges above the spec's NICs and the GPUs that redirect what one of them writes to another."""
     from agent.hardware.functions import device_path
+    from agent.state.snapshot import nics_now
     from cli.topology import gpus
 
     try:
         ran = run(["lspci", "-D", "-vv"], DEADLINE)
     except OSError:
         return []
-    devices = [*nics, *(address for address, _ in gpus(machine.files))]
+    devices = [*nics_now(machine, spec), *(address for address, _ in gpus(machine.files))]
     # Each folder on the way to a device is that of a bridge above it.
     above = {part for address in devices for part in Path(device_path(address)).resolve().parent.parts}
     return sorted(redirecting(ran.output) & above)
-
-
-def _managed(machine: Machine, nics: Mapping[str, WantedNic]) -> list[str]:
-    """The netdevs of the spec, with those of VFs, that NetworkManager manages."""
-    from agent.hardware.functions import netdev, targets
-
-    try:
-        ran = run(["nmcli", "--terse", "--fields", "DEVICE,STATE", "device"], DEADLINE)
-    except OSError:
-        return []
-    ours = {netdev(machine.files, pci) for address in nics for pci in targets(machine.files, address).values()}
-    return sorted(managed_netdevs(ran.output).intersection(ours))

@@ -9,22 +9,16 @@ import sys
 import click
 
 from agent.report.records import to_plain
-from agent.spec.node import NodeSpec
 from cli.commands import _common
 
 
 @click.command()
 @click.option("--as-spec", is_flag=True, help="Write what the node has now as a spec whose plan is empty.")
 @click.option("--as-inventory", is_flag=True, help="Write an inventory to start from, with the data of a group.")
-@click.option(
-    "--as-machine", is_flag=True, help="Write this server as a machine for Trackbed's tests, without MACs and GUIDs."
-)
 @click.option("--nic", "nics", multiple=True, help="With --as-...: this NIC (netdev or PCI address); repeatable.")
 @click.option("--node-name", default=None, help="With --as-...: the Node's name; else the spec's, or the host's.")
 @_common.as_json
-def inspect(
-    as_spec: bool, as_inventory: bool, as_machine: bool, nics: tuple[str, ...], node_name: str | None, as_json: bool
-) -> None:
+def inspect(as_spec: bool, as_inventory: bool, nics: tuple[str, ...], node_name: str | None, as_json: bool) -> None:
     """Show every network function: addresses, driver, firmware, netdev, RDMA device, VFs, NUMA node, interrupts.
 
     --as-spec prints a spec of the NICs that have SR-IOV or RDMA, or of those of --nic, as JSON for `plan --spec` and for
@@ -34,21 +28,10 @@ def inspect(
     same kind and settings have one entry. The inventory requires the RDMA devices and GPUs that work now. With --json it prints
     the data that deploys/discover.py makes groups from: one entry for each NIC, and the hardware.
 
-    --as-machine prints the kinds of the CPUs, NICs and GPUs as a file of tests/zoo, without MACs, GUIDs, serial numbers and IP
-    addresses, so that the server becomes a test.
-
     Exit code: 0 done, 1 an error. With --as-spec or --as-inventory, 2 if the plan of the result is not empty (it is printed).
 
     Example: trackbed inspect --as-spec | trackbed plan --spec -
     """
-    if as_machine:
-        if as_spec or as_inventory or as_json or nics or node_name is not None:
-            raise click.UsageError("--as-machine writes a file of its own form; leave the other options out")
-        from agent import linux
-        from cli.as_machine import describe
-
-        click.echo(json.dumps(describe(linux.machine()), indent=2))
-        return
     if as_spec or as_inventory:
         if as_inventory and as_spec:
             raise click.UsageError("--as-inventory and --as-spec exclude each other")
@@ -59,7 +42,7 @@ def inspect(
     from agent import linux
     from cli.inspection import inspect, render
 
-    inspection = inspect(linux.machine(), _spec())
+    inspection = inspect(linux.machine(), _common.present_spec())
     click.echo(json.dumps(to_plain(inspection)) if as_json else render(inspection))
 
 
@@ -69,14 +52,18 @@ def _write(as_inventory: bool, nics: tuple[str, ...], node_name: str | None, as_
     from cli.as_inventory import derive_inventory
     from cli.as_spec import NotFound, derive_spec
 
-    name = _name() if node_name is None else node_name
+    present, host = _common.present_spec(), socket.gethostname().lower()
+    if node_name is None and present is None and _common.SPEC.exists():
+        click.echo(f"{_common.SPEC} cannot be read, so node_name is this host's name; see: trackbed plan", err=True)
+    own = present.node_name if present else host
+    name = own if node_name is None else node_name
     try:
         if as_inventory:
-            starter = derive_inventory(linux.machine(), _host(), name, nics)
+            starter = derive_inventory(linux.machine(), host, name, nics)
             text = f"{json.dumps(starter.facts)}\n" if as_json else starter.text
             remaining = starter.remaining
         else:
-            derived = derive_spec(linux.machine(), name, nics, _spec())
+            derived = derive_spec(linux.machine(), name, nics, present)
             text, remaining = to_json(derived.spec), derived.remaining
     except NotFound as error:
         raise _common.Failed(str(error)) from None
@@ -91,23 +78,3 @@ def _write(as_inventory: bool, nics: tuple[str, ...], node_name: str | None, as_
         click.echo(f"trackbed: the plan of this spec is not empty: {line}", err=True)
     if remaining:
         sys.exit(2)
-
-
-def _spec() -> NodeSpec | None:
-    """The node's spec; None if it has none that can be read."""
-    try:
-        return _common.read_spec(None)
-    except _common.Failed:
-        return None
-
-
-def _name() -> str:
-    if spec := _spec():
-        return spec.node_name
-    if _common.SPEC.exists():
-        click.echo(f"{_common.SPEC} cannot be read, so node_name is this host's name; see: trackbed plan", err=True)
-    return _host()
-
-
-def _host() -> str:
-    return socket.gethostname().lower()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Iterator
@@ -58,25 +59,19 @@ def stat(device: str | None, live: bool, interval: float | None, count: int | No
     meters = [Meter(source) for source in chosen]
     screen = _common.Screen() if _common.live() and not as_json else None
     try:
-        for number in range((count or 0) + 1) if count else _forever():
+        for number in itertools.count():
             due = time.monotonic() + (1.0 if interval is None else interval)
             for meter in meters:
                 meter.take(read(files, meter.source), time.monotonic())
             if number:
                 _show(meters, screen, as_json)
-            if number != count:
-                time.sleep(max(0.0, due - time.monotonic()))
+            if number == count:
+                break
+            time.sleep(max(0.0, due - time.monotonic()))
     except KeyboardInterrupt:
         pass
     if not as_json:
         _sum_up(meters, screen)
-
-
-def _forever() -> Iterator[int]:
-    number = 0
-    while True:
-        yield number
-        number += 1
 
 
 def _totals(totals: dict[Source, dict[str, int]], as_json: bool) -> None:

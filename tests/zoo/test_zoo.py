@@ -8,9 +8,9 @@ import pytest
 
 from cli import topology
 from cli.as_inventory import derive_inventory
-from cli.as_machine import describe
 from cli.inspection import inspect, render
 from tests.sim.machine_file import load
+from tests.zoo.describe import describe
 from tests.zoo.walk import HOST, machines, result
 
 MADE_UP = re.compile(r"[0-9a-f:]*(?:[0-9a-f]{2}:){5}[0-9a-f]{2}|(?:[0-9a-f]{4}:){3}[0-9a-f]{4}|fe80::[0-9a-f:]*")
@@ -28,7 +28,6 @@ def shown(file: Path) -> str:
 
 @pytest.mark.parametrize("file", machines(), ids=lambda file: file.stem)
 def test_a_machine_that_describes_itself_is_the_same(file: Path, tmp_path: Path) -> None:
-    """`trackbed inspect --as-machine`"""
     described = tmp_path / "described.yaml"
     text = json.dumps(describe(load(file).kernel.machine()))
     assert all(each.startswith("0200:00ff:fe00:") for each in MADE_UP.findall(text)), "it has an address of the server"

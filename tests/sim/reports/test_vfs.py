@@ -182,6 +182,7 @@ def test_a_vf_that_cannot_come_up_while_its_pf_is_down(node: Node) -> None:
         pytest.param(8, errno.EBUSY, "the device is being reset", id="k8s-rdma-sriov-dev-plugin-12"),
         pytest.param(0, None, "no SR-IOV as it is set up, the spec wants 4 VFs", id="nasty-614"),
         (8, errno.EPERM, "dmesg says how many it makes"),
+        (None, None, "turn SR-IOV on in the BIOS"),
     ],
 )
 def test_vfs_that_cannot_be_made_are_named_with_the_remedy(

@@ -9,12 +9,12 @@ from agent.report.published import Published
 from agent.report.records import Change, Condition, Outcome, Report
 from agent.report.verdict import NoReport
 from agent.spec.node import from_mapping
-from cli.diagnosis import Evidence, Finding, Service, SriovFact, diagnose, managed_netdevs, redirecting
+from cli.diagnosis import Evidence, Finding, Service, diagnose, redirecting
 
-RUNS = Service("active", "running", "enabled")
+RUNS = Service("active", "enabled")
 REPORT = Report("n1", "h1", "boot", "0.1", ready=True, up_to_date=True)
 SPEC = from_mapping({"node_name": "n1", "irqs": {"irqbalance": "untouched"}})
-WELL = Evidence(service=RUNS, report=REPORT, spec=SPEC, spec_hash="h1", kinds=("links", "vfs", "irqs"))
+WELL = Evidence(service=RUNS, report=REPORT, spec=SPEC, spec_hash="h1")
 
 
 def text(findings: tuple[Finding, ...]) -> str:
@@ -30,15 +30,15 @@ def test_a_healthy_node_has_no_findings() -> None:
     ("output", "service"),
     [
         (
-            "Result=success\nNRestarts=3\nActiveState=active\nSubState=running\nUnitFileState=enabled\nLoadState=loaded",
-            Service("active", "running", "enabled", "success", 3),
+            "Result=success\nNRestarts=3\nActiveState=active\nUnitFileState=enabled\nLoadState=loaded",
+            Service("active", "enabled", "success", 3),
         ),
         (
-            "ActiveState=inactive\nSubState=dead\nLoadState=not-found\nNRestarts=",
-            Service("not installed", "dead", "", ""),
+            "ActiveState=inactive\nLoadState=not-found\nNRestarts=",
+            Service("not installed", "", ""),
         ),
-        ("ActiveState=active\nSubState=running\nNRestarts=[not set]\nodd", Service("active", "running", "", "")),
-        ("ActiveState=active\nNRestarts=\u00b2", Service("active", "", "", "")),
+        ("ActiveState=active\nNRestarts=[not set]\nodd", Service("active", "", "")),
+        ("ActiveState=active\nNRestarts=\u00b2", Service("active", "", "")),
         ("", None),
     ],
 )
@@ -49,17 +49,15 @@ def test_the_output_of_systemctl_show_is_parsed(output: str, service: Service | 
 @pytest.mark.parametrize(
     ("changed", "what", "remedy"),
     [
-        ({"service": Service("failed", "failed", "enabled", "exit-code")}, "trackbed is failed (exit-code)", "systemctl start"),
-        ({"service": Service("not installed", "dead", "")}, "trackbed is not installed", "systemctl start"),
-        ({"service": Service("active", "running", "disabled")}, "not started at boot", "systemctl enable trackbed"),
-        ({"service": Service("active", "running", "enabled", restarts=9)}, "restarted the service 9 times", "journalctl"),
+        ({"service": Service("failed", "enabled", "exit-code")}, "trackbed is failed (exit-code)", "systemctl start"),
+        ({"service": Service("not installed", "")}, "trackbed is not installed", "systemctl start"),
+        ({"service": Service("active", "disabled")}, "not started at boot", "systemctl enable trackbed"),
+        ({"service": Service("active", "enabled", restarts=9)}, "restarted the service 9 times", "journalctl"),
         ({"report": None, "no_report": NoReport("it is not there", "start it")}, "it is not there", "start it"),
         ({"not_fresh": ["the last heartbeat is 90 s old"]}, "90 s old", "may hang in a driver"),
         ({"spec": None, "spec_fault": "node.json: mtu: 1 is out of range; give 68"}, "mtu: 1 is out", "write a correct spec"),
         ({"report": evolve(REPORT, up_to_date=False, refusal="no such NIC")}, "refused: no such NIC", "correct the spec"),
         ({"spec_hash": "h2"}, "follows spec h1, the file has h2", "systemctl reload trackbed"),
-        ({"sriov": [SriovFact("0000:3b:00.0", "rail0", 8, None)]}, "shows no SR-IOV", "SRIOV_EN=1"),
-        ({"managed": ["ens1f0"]}, "NetworkManager manages ens1f0", "unmanaged-devices"),
         ({"processes": frozenset({"irqbalance"})}, "irqbalance runs while", "irqs.pin"),
         ({"publishes": True}, "the reporter does not publish the node", "systemctl restart trackbed-reporter"),
         ({"publishes": True, "published": Published("boot", error="no route")}, "Kubernetes: no route", "journalctl -u"),
@@ -89,7 +87,7 @@ def test_what_kubernetes_is_not_told_is_a_problem_if_it_shows_another_readiness(
 
 def test_if_the_agent_is_dead_nothing_else_is_reported() -> None:
     dark = Condition("Carrier", "False", "NoCarrier", "no carrier on x; check the cable", stage="network")
-    evidence = evolve(WELL, service=Service("inactive", "dead", "enabled"), report=evolve(REPORT, conditions=(dark,)))
+    evidence = evolve(WELL, service=Service("inactive", "enabled"), report=evolve(REPORT, conditions=(dark,)))
     assert [finding.stage for finding in diagnose(evidence)] == ["agent"]
     assert [finding.stage for finding in diagnose(evolve(evidence, service=RUNS, not_fresh=["old"]))] == ["agent"]
     assert [finding.stage for finding in diagnose(evolve(evidence, service=None))] == ["network"]
@@ -114,8 +112,8 @@ def test_causes_come_before_consequences() -> None:
         Condition("NicsPresent", "False", "NicMissing", "NIC rail1 is not there; look at the slot"),
     )
     outcomes = (
-        Outcome(Change("irqs", "0000:3b:00.0", "rx-0", "0-1", "1"), "failed", "EIO", "see dmesg"),
         Outcome(Change("vfs", "0000:3b:00.0", "count", 0, 8), "failed", "ENOSPC", "lower vfs.count"),
+        Outcome(Change("irqs", "0000:3b:00.0", "rx-0", "0-1", "1"), "failed", "EIO", "see dmesg"),
         Outcome(Change("links", "0000:3b:00.0", "mtu", 1500, 9000), "applied"),
     )
     evidence = evolve(WELL, report=evolve(REPORT, ready=False, conditions=conditions, outcomes=outcomes))
@@ -149,25 +147,6 @@ def test_many_equal_findings_are_shortened() -> None:
     findings = diagnose(evolve(WELL, report=evolve(REPORT, outcomes=outcomes)))
     assert len(findings) == 3
     assert "(and 61 more alike)" in findings[-1].what
-
-
-@pytest.mark.parametrize(
-    "nic",
-    [
-        {"select": {"driver": "vfio-pci"}},
-        {"select": {"netdev": "a"}, "vfs": {"count": 2, "defaults": {"driver": "vfio-pci"}}},
-        {"select": {"netdev": "a"}, "vfs": {"count": 2, "groups": [{"index": "1", "driver": "vfio-pci"}]}},
-    ],
-)
-def test_vfio_without_an_iommu_is_named(nic: dict[str, object]) -> None:
-    spec = from_mapping({"node_name": "n1", "nics": [{"name": "rail0", **nic}]})
-    assert "IOMMU" in text(diagnose(evolve(WELL, spec=spec, iommu=False)))
-    assert diagnose(evolve(WELL, iommu=False)) == ()
-
-
-def test_a_netdev_that_network_manager_only_watches_is_not_managed() -> None:
-    listed = "ens1f0:connected\nens1f1:connected (externally)\nens1f2:unmanaged\nens1f3:disconnected\n"
-    assert managed_netdevs(listed) == {"ens1f0", "ens1f3"}
 
 
 LSPCI = """\

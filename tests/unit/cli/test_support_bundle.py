@@ -157,10 +157,16 @@ def test_report_spec_and_history_are_collected_and_nothing_of_kubernetes(tmp_pat
     assert all(len(collector.command) > 3 for collector in wanted if collector.command[0] == "grep")
 
 
-def test_the_queues_of_hundreds_of_vfs_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number in range(5):
-        (tmp_path / f"queue{number}").touch()
-    monkeypatch.setattr(support_bundle, "ATTRIBUTES", (("steering.txt", str(tmp_path), ("queue*",)),))
-    monkeypatch.setattr(support_bundle, "MOST_PATHS", 2)
-    made = {one.name: len(one.command) - 3 for one in collectors((), ()) if one.name.startswith("steering")}
-    assert made == {"steering.txt": 2, "steering-2.txt": 2, "steering-3.txt": 1}
+def test_attributes_below_links_are_collected_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = tmp_path / "devices/eth0/queues/rx-0"
+    queue.mkdir(parents=True)
+    for name in ("rps_cpus", "byte_queue_limits"):
+        (queue / name).write_text(f"{name} of eth0\n")
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net/eth0").symlink_to("../devices/eth0")
+    monkeypatch.setattr(
+        support_bundle, "ATTRIBUTES", (("steering.txt", f"{tmp_path}/net", "*/queues", ("rps_cpus", "xps_cpus")),)
+    )
+    made = tmp_path / "bundle.tar.gz"
+    assert write(made, [one for one in collectors((), ()) if one.name == "steering.txt"]) == {}
+    assert content(made)["steering.txt"] == f"{tmp_path}/net/eth0/queues/rx-0/rps_cpus:rps_cpus of eth0\n"

@@ -12,7 +12,6 @@ from click.testing import CliRunner
 from cli.__main__ import cli
 
 ROOT = Path(__file__).parents[3]
-TOPOLOGY = '[{"number": %s, "socket": 0, "caches": [{"cores": [{"cpus": [%s], "serves": []}]}], "devices": []}]'
 
 
 def trackbed(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -57,32 +56,16 @@ def test_the_installed_command_is_this_project_wherever_it_is_called(tmp_path: P
         (("plan", "--spec", "/nonexistent"), "", "No such file"),
         (("plan", "--spce", "x"), "", "No such option"),
         (("plan", "--spec", "/"), "", "'/' cannot be read: [Errno 22] it is not a regular file: '/'"),
+        (("plan", "--spec", "/dev/zero"), "", "it is not a regular file"),
         (("plan", "--spec", "-"), "\udcff", "stdin: not UTF-8 text"),
         (("plna",), "", "No such command 'plna'.; see: trackbed --help"),
-        (("topology", "--input", "/nonexistent"), "", "/nonexistent: No such file or directory; check the path"),
-        (("topology", "--input", "/"), "", "'/' cannot be read: [Errno 22] it is not a regular file"),
-        (("topology", "--input", "/dev/zero"), "", "it is not a regular file"),
-        (("topology", "--input", "-"), "\udcff", "stdin: not UTF-8 text"),
-        (("topology", "--input", "-"), "{}x", "stdin is not what `trackbed topology --json` prints"),
-        (("topology", "--input", "-"), "[]", "it has no NUMA node"),
-        (("topology", "--input", "-"), '[{"number": 7}]', "not a NumaNode of this agent: required field missing @ $"),
-        (("topology", "--input", "-"), TOPOLOGY % ("0", "1000000000"), "a number that the kernel does not give"),
-        (("topology", "--input", "-"), TOPOLOGY % ("1000000000", "0"), "a number that the kernel does not give"),
-        (("topology", "--input", "-"), TOPOLOGY % ("0", ""), "a core without CPUs"),
         (("plan", "--spec", "-"), '{"node_number": %s}' % ("9" * 5000), "a number has too many digits"),
-        (("completion",), "", "Choose from: bash, zsh, fish; see: trackbed completion --help"),
         (("wait", "--first-pass", "--hash", "x"), "", "--hash does not belong to --first-pass"),
         (("stat", "--count", "3"), "", "--interval and --count belong to -l"),
         (("stat", "--interval", "1"), "", "--interval and --count belong to -l"),
         (("apply", "--spec", "-", "--allow", ""), '{"node_name": "n1"}', "'' is not a disruption; one of none"),
         (("wait", "--let-go", "3"), "", "--let-go belongs to --first-pass"),
-        (
-            ("topology", "--picture", "x.gif"),
-            "",
-            "x.gif ends with none of .svg, .png, .xml; see: trackbed topology --help",
-        ),
         (("inspect", "--as-inventory", "--as-spec"), "", "exclude each other"),
-        (("inspect", "--as-machine", "--json"), "", "leave the other options out"),
         (("inspect", "--node-name", ""), "", "--nic and --node-name belong to --as-spec and --as-inventory"),
         (("bundle", "--output", "/nonexistent/x"), "", "/nonexistent/x cannot be written: No such file"),
         (("reporter", "--kubernetes-secret", "/dev/null"), "", "--kubernetes and --kubernetes-secret belong together"),
@@ -107,9 +90,8 @@ def test_every_error_is_one_message_and_exit_code_1(arguments: tuple[str, ...], 
     assert "a fault of trackbed" not in failed.stderr
 
 
-@pytest.mark.parametrize("arguments", [("plan", "--spec", "-"), ("topology", "--input", "-")])
-def test_a_closed_standard_input_is_one_message(arguments: tuple[str, ...]) -> None:
-    command = ["sh", "-c", 'exec "$@" <&-', "sh", sys.executable, "-m", "cli", *arguments]
+def test_a_closed_standard_input_is_one_message() -> None:
+    command = ["sh", "-c", 'exec "$@" <&-', "sh", sys.executable, "-m", "cli", "plan", "--spec", "-"]
     failed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert failed.returncode == 1
     assert failed.stderr.startswith("trackbed: stdin is closed; give ")
@@ -133,20 +115,9 @@ def test_an_output_that_is_full_is_one_message() -> None:
     assert failed.stderr == "trackbed: standard output cannot be written: No space left on device; make room\n"
 
 
-def test_a_character_that_the_terminals_encoding_lacks_is_escaped() -> None:
-    text = TOPOLOGY.replace('"devices": []', '"devices": [{"address": "0000:21:00.0", "netdevs": ["\\u4e2d"]}]')
-    command = [sys.executable, "-m", "cli", "topology", "--input", "-"]
-    environment = {**os.environ, "PYTHONIOENCODING": "iso-8859-1"}
-    shown = subprocess.run(
-        command, cwd=ROOT, env=environment, input=text % (0, 0), capture_output=True, text=True, check=False
-    )
-    assert (shown.returncode, shown.stderr) == (0, "")
-    assert "NIC 0000:21:00.0 \\u4e2d\n" in shown.stdout
-
-
 @pytest.mark.parametrize(
     "arguments",
-    [("plan", "--spec"), ("topology", "--input"), ("reporter", "--socket"), ("fleet", "fabric", "report", "--results")],
+    [("plan", "--spec"), ("reporter", "--socket"), ("fleet", "fabric", "report", "--results")],
     ids=" ".join,
 )
 def test_a_fifo_is_refused_and_not_waited_for(arguments: tuple[str, ...], tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def test_every_command_has_help_with_its_exit_codes_and_an_example(name: str, tm
     assert helped.returncode == 0
     assert "Exit code: 0" in helped.stdout
     assert "Example: " in helped.stdout
-    assert name in ("run", "completion", "init", "reporter") or "--json" in helped.stdout
+    assert name in ("run", "init", "reporter") or "--json" in helped.stdout
 
 
 def test_status_is_0_only_for_a_fresh_report_of_this_boot(tmp_path: Path) -> None:
@@ -221,6 +221,15 @@ def test_text_from_outside_is_escaped_on_the_terminal(tmp_path: Path) -> None:
         assert SHOWN in text
 
 
+def test_a_character_that_the_terminals_encoding_lacks_is_escaped(tmp_path: Path) -> None:
+    report(tmp_path, refusal="\u4e2d")
+    environment = {**os.environ, "PYTHONIOENCODING": "iso-8859-1"}
+    shown = subprocess.run(
+        command(tmp_path, "status"), cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert "refused    \\u4e2d\n" in shown.stdout
+
+
 def test_doctor_names_a_remedy_on_a_node_without_an_agent(tmp_path: Path) -> None:
     said = trackbed(tmp_path, "doctor")
     assert said.returncode == 1
@@ -232,16 +241,18 @@ def test_doctor_names_a_remedy_on_a_node_without_an_agent(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("shell", "word"), [("bash", "complete"), ("zsh", "#compdef"), ("fish", "complete")])
-def test_completion_prints_a_script_for_each_shell(shell: str, word: str, tmp_path: Path) -> None:
-    assert word in trackbed(tmp_path, "completion", shell).stdout
+def test_each_shell_gets_a_script_that_completes_commands(shell: str, word: str) -> None:
+    assert word in completed(f"{shell}_source")
+    assert sorted(completed("bash_complete").splitlines()) == ["plain,stat", "plain,status"]
 
 
-def test_the_completion_script_completes_commands() -> None:
-    environment = {**os.environ, "_TRACKBED_COMPLETE": "bash_complete", "COMP_WORDS": "trackbed st", "COMP_CWORD": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "cli"], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
-    )
-    assert sorted(done.stdout.splitlines()) == ["plain,stat", "plain,status"]
+def completed(instruction: str) -> str:
+    """What click answers to the variable that docs/cli.md names."""
+    words = {"_TRACKBED_COMPLETE": instruction, "COMP_WORDS": "trackbed st", "COMP_CWORD": "1"}
+    program = [sys.executable, "-m", "cli"]
+    return subprocess.run(
+        program, cwd=ROOT, env={**os.environ, **words}, capture_output=True, text=True, check=True
+    ).stdout
 
 
 def test_a_node_that_has_not_joined_a_cluster_is_not_waited_for(tmp_path: Path) -> None:

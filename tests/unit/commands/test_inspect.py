@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent.spec.node import from_mapping
-from tests.unit.commands.node_folder import trackbed
+from tests.unit.commands.node_folder import ROOT, trackbed
 
 pytestmark = pytest.mark.slow
 
@@ -41,6 +43,8 @@ def test_as_spec_says_that_it_cannot_take_the_name_from_a_damaged_spec(tmp_path:
     assert "node_name" not in trackbed(tmp_path, "inspect", "--as-spec", "--node-name", "n1").stderr
 
 
-def test_as_machine_prints_this_machine(tmp_path: Path) -> None:
-    written = trackbed(tmp_path, "inspect", "--as-machine")
-    assert (written.returncode, bool(json.loads(written.stdout)["cpus"]["nodes"])) == (0, True)
+def test_a_program_for_nodes_describes_this_machine() -> None:
+    program = (ROOT / "tests/zoo/describe.py").read_text()
+    words = [sys.executable, "-"]
+    described = subprocess.run(words, cwd=ROOT, input=program, capture_output=True, text=True, check=True)
+    assert json.loads(described.stdout)["cpus"]["nodes"]

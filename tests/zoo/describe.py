@@ -1,16 +1,19 @@
-"""Describes this server as a file of the zoo of machines (tests/zoo), so that it becomes a test by one command.
+"""Describes a server as a file of the zoo of machines, so that it becomes a test. docs/campaign/zoo.md has the command.
 
-It has no name, serial number, IP address, MAC or GUID of the server: whoever loads the file makes MACs and GUIDs up. Which RDMA
-devices are of one card is kept. VFs, and netdevs that are not on top of a NIC, are left out. The keys are those of
-tests/sim/machine_file.py.
+A node's own Python runs this file, with the modules of the agent that is installed there. The description has no name, serial
+number, IP address, MAC or GUID of the server: whoever loads the file makes MACs and GUIDs up. Which RDMA devices are of one
+card is kept. VFs, and netdevs that are not on top of a NIC, are left out. The keys are those of tests/sim/machine_file.py.
 """
 
 from __future__ import annotations
 
+import json
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any
 
+from agent import linux
 from agent.hardware.bonds import on_top
 from agent.hardware.functions import NET, PCI, device_path, ifindexes, virtio_children
 from agent.hardware.rdma import RdmaDevice
@@ -152,3 +155,7 @@ def _above(files: Files, netdevs: list[Netdev], routed: list[str]) -> list[Facts
     alone = [name for name in routed if name not in known and not names_in(files, f"{NET}/{name}/device")]
     every: Mapping[str, list[str]] = {**below, **{name: [] for name in alone}}
     return [_given(name=name, kind=kinds.get(name, "other"), of=lower) for name, lower in every.items()]
+
+
+if __name__ == "__main__":
+    json.dump(describe(linux.machine()), sys.stdout, indent=2)
