@@ -1,4 +1,4 @@
-"""What docs/extending.md promises: a task and a vendor's driver are each added by one new file in tasks/.
+"""What docs/adding-a-task.md promises: a task and a vendor's driver are each added by one new file in tasks/.
 
 The files are the examples of that page.
 """
@@ -27,7 +27,7 @@ from tasks.packages.vendor_repository import KeyFingerprints
 from tasks.reboot import NodeRebootRequests
 from tests.deploy.conftest import DEBIAN, Answers, Node, of
 
-PAGE = (ROOT / "docs" / "extending.md").read_text()
+PAGE = (ROOT / "docs" / "adding-a-task.md").read_text()
 FINGERPRINT = "83DB6997E7844970861FCB6BEA39500F9B4DFB6F"
 REPOSITORY = {"uri": "http://repo.example.net", "key": "http://repo.example.net/key.asc", "fingerprint": FINGERPRINT}
 ACME = {"acme": {"repository": REPOSITORY, "version": "1.1"}}
