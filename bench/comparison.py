@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -21,7 +21,9 @@ COLUMNS = {
     "rate": "Requests/s",
     "p99": "p99, µs",
     "cpu": "CPU per request, µs",
+    "gap": "Longest stop in each ms of a spinning program: p99, µs",
 }
+MEASURED = [key for key in COLUMNS if key not in ("way", "setting")]
 
 Run = Mapping[str, str]
 Measure = Callable[[str, str], Mapping[str, float]]
@@ -62,7 +64,6 @@ def compare(
     rounds: int,
     picture: Path,
     record: bool,
-    columns: Mapping[str, str] = COLUMNS,
 ) -> None:
     """Measure the cases, each a way and a setting, in some rounds; print the table, draw it, and record it if asked to.
 
@@ -72,33 +73,27 @@ def compare(
     for number in range(rounds):
         for case in track(cases, f"round {number + 1} of {rounds}", console=Console(stderr=True)):
             results.setdefault(case, []).append(measure(*case))
-    runs = rows(results, columns)
-    printed = Table(*columns.values(), title=f"median (range) of {rounds} rounds")
+    runs = rows(results)
+    printed = Table(*COLUMNS.values(), title=f"median (range) of {rounds} rounds")
     for run in runs:
-        printed.add_row(*(run[key] for key in columns))
+        printed.add_row(*(run[key] for key in COLUMNS))
     Console(width=150).print(printed)
-    drawn(runs, columns).savefig(picture)
+    drawn(runs).savefig(picture)
     click.echo(f"the picture is {picture}")
     if record:
-        campaign.write(name, columns, runs)
+        campaign.write(name, COLUMNS, runs)
 
 
-def rows(
-    results: Mapping[tuple[str, str], Sequence[Mapping[str, float]]], columns: Mapping[str, str] = COLUMNS
-) -> list[dict[str, str]]:
+def rows(results: Mapping[tuple[str, str], Sequence[Mapping[str, float]]]) -> list[dict[str, str]]:
     """A row for each way and setting: the medians of the rounds, with their range."""
     return [
         {
             "way": way,
             "setting": setting,
-            **{key: _shown([each[key] for each in rounds if key in each]) for key in _measured(columns)},
+            **{key: _shown([each[key] for each in rounds if key in each]) for key in MEASURED},
         }
         for (way, setting), rounds in results.items()
     ]
-
-
-def _measured(columns: Iterable[str]) -> list[str]:
-    return [key for key in columns if key not in ("way", "setting")]
 
 
 def _shown(values: Sequence[float]) -> str:
@@ -107,18 +102,17 @@ def _shown(values: Sequence[float]) -> str:
     return f"{statistics.median(values):.0f} ({min(values):.0f} to {max(values):.0f})"
 
 
-def drawn(runs: Sequence[Run], columns: Mapping[str, str] = COLUMNS) -> Figure:
+def drawn(runs: Sequence[Run]) -> Figure:
     """A bar chart for each column, in which each row has a bar: the median."""
-    measured = _measured(columns)
     figure = Figure(figsize=(13, 0.8 + 0.3 * len(runs)), layout="constrained")
-    for axes, key in zip(figure.subplots(1, len(measured), sharey=True), measured, strict=True):
+    for axes, key in zip(figure.subplots(1, len(MEASURED), sharey=True), MEASURED, strict=True):
         medians = [float(run[key].split()[0]) if run[key] else 0.0 for run in runs]
         axes.barh(range(len(runs)), medians, 0.7, color="#2f6fb7")
         for place, run in enumerate(runs):
             axes.annotate(
                 run[key].split(" ")[0], (medians[place], place), (3, 0), textcoords="offset points", va="center"
             )
-        axes.set_title(textwrap.fill(columns[key], 28), fontsize=9)
+        axes.set_title(textwrap.fill(COLUMNS[key], 28), fontsize=9)
         axes.set_yticks(range(len(runs)), [f"{run['way']}, {run['setting']}" for run in runs], fontsize=8)
         axes.margins(x=0.25)
         axes.spines[["top", "right"]].set_visible(False)

@@ -1,11 +1,12 @@
-"""Small requests over TCP, and their answers: the load of the benchmarks of tuning.
+"""Small requests over TCP, their answers, and a program that spins beside them: the load of the benchmarks of tuning.
 
 It needs only Python's standard library, because `bench.tuning` sends this file to the nodes: `answer ADDRESS` answers until it
-is ended, and `request ADDRESS SECONDS` prints what it measured as JSON.
+is ended, and `request ADDRESS SECONDS` and `spin SECONDS` print what they measured as JSON.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import select
@@ -21,6 +22,7 @@ CONNECTIONS = 8
 MESSAGE = bytes(64)
 PORT = 7000
 WAIT_S = 20
+MILLISECOND = 1_000_000
 ASK_BUSY = b"busy"
 """The message that is answered with the CPU time of the answering machine."""
 
@@ -91,6 +93,26 @@ def request(address: str, seconds: float, *, one_machine: bool) -> dict[str, flo
     return {"rate": len(times) / seconds, "p99": p99(times), "cpu": used * 1e6 / len(times)}
 
 
+def spin(seconds: float) -> dict[str, float]:
+    """Spin, and note the longest time in each millisecond for which the program did not run.
+
+    :returns: ``gap``, the p99 of these times in microseconds, and ``longest``, the longest of all.
+    """
+    gc.disable()
+    longest = []
+    clock = time.perf_counter_ns
+    last = clock()
+    end = last + int(seconds * 1e9)
+    while last < end:
+        until, most = last + MILLISECOND, 0
+        while last < until:
+            now = clock()
+            most = max(most, now - last)
+            last = now
+        longest.append(most)
+    return {"gap": p99(longest), "longest": max(longest) / 1000}
+
+
 def p99(times: Sequence[int]) -> float:
     """The 99th percentile, in microseconds, of times in nanoseconds."""
     return statistics.quantiles(times, n=100)[98] / 1000 if len(times) > 1 else 0.0
@@ -107,11 +129,12 @@ def _busy_there(peer: socket.socket) -> float:
     return float(peer.recv(4096))
 
 
-def main(command: str, address: str, seconds: str = "1") -> None:
-    """Run one end on a node."""
+def main(command: str, *words: str) -> None:
+    """Run one end on a node, or the program that spins."""
     if command == "answer":
-        answer(address, lambda: None)
-    print(json.dumps(request(address, float(seconds), one_machine=False)))  # noqa: T201
+        answer(words[0], lambda: None)
+    measured = spin(float(words[0])) if command == "spin" else request(words[0], float(words[1]), one_machine=False)
+    print(json.dumps(measured))  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -2,9 +2,10 @@
 
 Two hosts exchange small requests from PF to PF, and between two network namespaces, as containers have them: by a bridge, by
 macvlan, and by a VF of their own. Each path is measured as a kernel and its drivers leave interrupts and queues (each interrupt
-on any CPU, neither RPS nor XPS), as the agent placed them, and then also with interrupts deferred or NAPI in threads. The hosts
-are two nodes of the lab, whose emulated CPUs make the differences small, or two servers of yours (`--hosts`) that have an
-agent and no jobs: the PF carries nothing else meanwhile.
+on any CPU, neither RPS nor XPS), as the agent placed them, and then also with interrupts deferred or NAPI in threads. A program
+that spins on a CPU with interrupts of the client's netdev notes how long it did not run: beside interrupts as placed, and once
+that CPU has an owner, a cgroup that is a cpuset partition. The hosts are two nodes of the lab, whose emulated CPUs make the
+differences small, or two servers of yours (`--hosts`) that have an agent and no jobs: the PF carries nothing else meanwhile.
 """
 
 from __future__ import annotations
@@ -52,14 +53,48 @@ def _napi(defer: int, timeout_ns: int, threaded: int) -> str:
     )
 
 
-SETTINGS = {
-    "as found": NO_STEERING,
-    "as placed": "",
-    "as placed, deferred NAPI": _napi(2, 20000, 0),
-    "as placed, threaded NAPI": _napi(0, 0, 1),
-}
-"""What a script sets after the agent has placed everything. It runs in the namespace of the path, too, since /sys shows the
-netdevs of one namespace."""
+@frozen
+class Setting:
+    """``script`` runs after the agent has placed everything. It runs in the namespace of the path, too, since /sys shows the
+    netdevs of one namespace.
+
+    ``spin``: a program spins on a CPU of the client that serves a queue of the path's netdev, and the client's other CPUs send
+    the requests. ``owned``: that CPU has an owner.
+    """
+
+    name: str
+    script: str = ""
+    spin: bool = False
+    owned: bool = False
+
+
+SETTINGS = (
+    Setting("as found", NO_STEERING),
+    Setting("as placed"),
+    Setting("as placed, deferred NAPI", _napi(2, 20000, 0)),
+    Setting("as placed, threaded NAPI", _napi(0, 0, 1)),
+    Setting("beside a spinning program: as placed", spin=True),
+    Setting("beside it: its CPU has an owner", spin=True, owned=True),
+)
+
+GROUP = "/sys/fs/cgroup/tuning"
+"""The cgroup that owns a CPU."""
+
+# The kernel accepts a partition that cannot be one, and its file then says why it is invalid.
+OWN = """
+echo +cpuset > /sys/fs/cgroup/cgroup.subtree_control; mkdir {group}; echo {cpu} > {group}/cpuset.cpus
+echo root > {group}/cpuset.cpus.partition
+grep -qx root {group}/cpuset.cpus.partition || {{{{ cat {group}/cpuset.cpus.partition >&2; exit 1; }}}}
+"""
+
+# While the program spins, the group has a process and cannot be removed.
+DISOWN = f"until [ ! -e {GROUP} ] || rmdir {GROUP} 2>/dev/null; do sleep 0.2; done"
+
+# The interrupts of queues have one CPU each, others have more.
+SERVING = """
+for irq in /sys/class/net/{netdev}/device/msi_irqs/*; do cat /proc/irq/${{{{irq##*/}}}}/smp_affinity_list; done |
+  grep -x '[0-9]*' | sort -n | tail -n 1
+"""
 
 
 class Host(Protocol):
@@ -119,12 +154,13 @@ class End:
 
 @frozen
 class Way:
-    """A path between the hosts: scripts that create and remove its end, and where programs run."""
+    """A path between the hosts: scripts that create and remove its end, where programs run, and its netdev with interrupts."""
 
     name: str
     make: str
     remove: str
     prefix: str = IN
+    netdev: str = "{pf}"
 
 
 def _inside(netdev: str) -> str:
@@ -156,33 +192,58 @@ WAYS = (
         "a VF",
         f"ip netns add tuning; ip link set {{vf}} netns tuning; {_inside('{vf}')}",
         f"{IN} ip link set {{vf}} netns 1; ip netns del tuning; ip link set {{vf}} up",
+        netdev="{vf}",
     ),
 )
 
 
-def _measure(ends: tuple[End, End], way: Way, setting: str, seconds: int) -> dict[str, float]:
-    """What :func:`bench.exchange.request` measures. The agent is stopped meanwhile: it would repair the settings."""
+def _cpus(client: End, way: Way) -> tuple[str, str]:
+    """The last CPU that serves a queue of the way's netdev, and the client's other CPUs."""
+    spinning = client.sh(SERVING.format(netdev=way.netdev)).strip()
+    if not spinning:
+        raise click.ClickException(f"way {way.name}: no queue has its interrupt on one CPU; see: trackbed inspect")
+    others = [str(cpu) for cpu in range(int(client.sh("nproc --all"))) if str(cpu) != spinning]
+    return spinning, ",".join(others)
+
+
+def measure(ends: tuple[End, End], way: Way, setting: Setting, seconds: int) -> dict[str, float]:
+    """What :func:`bench.exchange.request` measures, and :func:`bench.exchange.spin` beside it.
+
+    The agent is stopped meanwhile: it would repair the settings.
+    """
     server, client = ends
     program = shlex.join(["python3", "-c", inspect.getsource(exchange).replace("{", "{{").replace("}", "}}")])
+    # Not `wait`, which may see a report that is older than the change of the settings.
+    place = "trackbed apply >/dev/null"
+    asked = f"{way.prefix} {program} request {server.ip} {seconds}"
     try:
         for end in ends:
-            # Not `wait`, which may see a report that is older than the change of the settings.
-            end.sh("trackbed apply >/dev/null && systemctl stop trackbed", timeout=300)
+            end.sh(place, timeout=300)
+        if setting.spin:
+            cpu, others = _cpus(client, way)
+            enter = f"echo 0 > {GROUP}/cgroup.procs;" if setting.owned else ""
+            asked = f"({enter} exec taskset -c {cpu} {program} spin {seconds}) & taskset -c {others} {asked} && wait $!"
+            if setting.owned:
+                client.sh(OWN.format(group=GROUP, cpu=cpu))
+                client.sh(place, timeout=300)
+        for end in ends:
+            end.sh("systemctl stop trackbed", timeout=300)
             end.sh(way.make)
-            end.sh((AS_FOUND if setting == "as found" else "") + SETTINGS[setting])
+            end.sh((AS_FOUND if setting.name == "as found" else "") + setting.script)
             if way.prefix:
-                end.sh(SETTINGS[setting], prefix=way.prefix)
+                end.sh(setting.script, prefix=way.prefix)
         server.sh(f"systemd-run --quiet --collect --unit=tuning {way.prefix} {program} answer {server.ip}")
         client.sh(
             f"until {way.prefix} {program} request {server.ip} 0.1 >/dev/null 2>&1; do sleep 0.2; done", timeout=120
         )
-        measured: dict[str, float] = json.loads(
-            client.sh(f"{way.prefix} {program} request {server.ip} {seconds}", timeout=60 + 4 * seconds)
-        )
+        lines = client.sh(asked, timeout=60 + 4 * seconds).splitlines()
     finally:
         for end in ends:
             end.sh(f"systemctl stop tuning 2>/dev/null || true; {{{{ {way.remove}; }}}} || true")
-            end.sh(f"{_napi(0, 0, 0)} systemctl start trackbed", timeout=300)
+            end.sh(f"{_napi(0, 0, 0)} {DISOWN}; systemctl start trackbed", timeout=300)
+    measured: dict[str, float] = {key: value for line in lines for key, value in json.loads(line).items()}
+    if setting.spin:
+        del measured["cpu"]  # the spinning program would count as work for the requests
     return measured
 
 
@@ -197,14 +258,14 @@ def _measure(ends: tuple[End, End], way: Way, setting: str, seconds: int) -> dic
 )
 @click.option("--pf", default=PF, show_default=True, help="The netdev of the PF, on both hosts.")
 def main(rounds: int, seconds: int, picture: Path, record: bool, hosts: tuple[str, str] | None, pf: str) -> None:
-    """Print and draw the requests a second of each way with each setting, their p99, and their CPU time."""
+    """Print and draw the requests a second of each way with each setting, their p99 and CPU time, and a program's stops."""
     server, client = map(Server, hosts) if hosts else nodes()[:2]
     ends = End.of(server, pf, "10.99.0.1"), End.of(client, pf, "10.99.0.2")
-    ways = {way.name: way for way in WAYS}
+    ways, settings = {way.name: way for way in WAYS}, {setting.name: setting for setting in SETTINGS}
     compare(
         NAME,
-        [(way, setting) for way in ways for setting in SETTINGS],
-        lambda way, setting: _measure(ends, ways[way], setting, seconds),
+        [(way, setting) for way in ways for setting in settings],
+        lambda way, setting: measure(ends, ways[way], settings[setting], seconds),
         rounds=rounds,
         picture=picture,
         record=record,

@@ -12,12 +12,10 @@ is on, so that is a setting of its own. macvlan is on top of a veth.
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import os
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -33,16 +31,13 @@ from agent.hardware.placement import mask, pool, without
 from agent.hardware.topology import read_topology
 from agent.linux.namespaces import inside
 from agent.machine import Namespace
-from bench import comparison, exchange
+from bench import exchange
 from bench.comparison import compare, options
 
 NAME = "veth_tuning"
 ENDS = ("server", "client")
 HOST = "host"
 SERVER = "10.99.0.1"
-MILLISECOND = 1_000_000
-
-COLUMNS = comparison.COLUMNS | {"gap": "Longest stop in each ms of a spinning program: p99, µs"}
 
 
 @frozen
@@ -190,20 +185,7 @@ def _request(pipe: Any, seconds: float) -> None:
 
 
 def _spin(pipe: Any, seconds: float) -> None:
-    """The longest time for which the program did not run, of each millisecond, in nanoseconds."""
-    gc.disable()
-    longest = []
-    clock = time.perf_counter_ns
-    last = clock()
-    end = last + int(seconds * 1e9)
-    while last < end:
-        until, most = last + MILLISECOND, 0
-        while last < until:
-            now = clock()
-            most = max(most, now - last)
-            last = now
-        longest.append(most)
-    pipe.send(longest)
+    pipe.send(exchange.spin(seconds))
 
 
 def measure(way: str, setting: Setting, seconds: float) -> dict[str, float]:
@@ -220,7 +202,7 @@ def measure(way: str, setting: Setting, seconds: float) -> dict[str, float]:
             if setting.spin:
                 spinner, spinning = _child(_spin, seconds, cpus=every[-1:])
             result: dict[str, float] = answered.recv()
-            gaps = spinning.recv() if spinning else []
+            stops = spinning.recv() if spinning else {}
             client.join()
         finally:
             for process in (server, spinner):
@@ -230,7 +212,7 @@ def measure(way: str, setting: Setting, seconds: float) -> dict[str, float]:
     if not setting.spin:
         return result
     # The spinning program would count as work for the requests.
-    return {"rate": result["rate"], "p99": result["p99"], "gap": exchange.p99(gaps)}
+    return {"rate": result["rate"], "p99": result["p99"], "gap": stops["gap"]}
 
 
 @click.command()
@@ -246,7 +228,6 @@ def main(rounds: int, seconds: float, record: bool, picture: Path) -> None:
         rounds=rounds,
         picture=picture,
         record=record,
-        columns=COLUMNS,
     )
 
 
