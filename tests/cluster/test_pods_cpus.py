@@ -4,14 +4,17 @@ the pod's own VF does, if the spec says so (`irqs_on_pod_cpus`).
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from agent.report.names import KUBELET_CPUS
 from agent.spec.ranges import parse_ranges
+from bench import exchange
 from lab import Node
 from lab.cluster import dra_driver, join, manifests
 from lab.cluster.control_plane import ControlPlane
@@ -88,7 +91,7 @@ def claimable(static: Member) -> Iterator[Member]:
 def pod(name: str, command: list[str]) -> dict[str, Any]:
     """A pod for the Node of this name, which gets a CPU of its own."""
     made = manifests.pod(POD, command, selector={"kubernetes.io/hostname": name})
-    made["spec"]["containers"][0]["resources"] = {"limits": {"cpu": "1", "memory": "32Mi"}}
+    made["spec"]["containers"][0]["resources"] = {"limits": {"cpu": "1", "memory": "128Mi"}}
     return made
 
 
@@ -154,6 +157,19 @@ def counted(node: Node, seconds: int, some: Collection[str]) -> tuple[dict[int, 
     return counts(every.difference(some)), counts(some)
 
 
+def beside_the_loop(plane: ControlPlane, node: Node, seconds: int) -> tuple[dict[int, int], str]:
+    """How many interrupts of the NICs arrive at each CPU while the pod spins for this time, and for how long it did not run."""
+    words = ("python3", "-c", inspect.getsource(exchange), "spin", str(seconds))
+    with ThreadPoolExecutor() as pool:
+        spinning = pool.submit(plane.kubectl, "exec", POD, "--", *words, timeout=LONG + seconds)
+        during = arrived(node, seconds)
+        stops = json.loads(spinning.result())
+    return (
+        during,
+        f"stops of its loop: p99 of the longest in each ms {stops['gap']:.0f} µs, of all {stops['longest']:.0f} µs",
+    )
+
+
 def test_no_nic_interrupts_the_cpus_of_a_pod_while_it_runs(static: Member, say: Say) -> None:
     plane, node, name = static
     places, before = affinities(node), arrived(node)
@@ -166,16 +182,25 @@ def test_no_nic_interrupts_the_cpus_of_a_pod_while_it_runs(static: Member, say: 
     assert ready(node)
     # On x86 an interrupt moves when the next one arrives (agent/kinds/irqs.py), so each may arrive once more.
     eventually("none arrives any more", lambda: not any(arrived(node)[cpu] for cpu in cpus), LONG)
-    during = arrived(node, QUIET)
+    during, stops = beside_the_loop(plane, node, QUIET)
+    # For comparison: the same loop, and the interrupts where they were before the pod.
+    node.sh("systemctl stop trackbed", timeout=LONG)
+    try:
+        node.sh("; ".join(f"echo {text} > /proc/irq/{number}/smp_affinity_list" for number, text in places.items()))
+        left, stops_left = beside_the_loop(plane, node, WINDOW)
+    finally:
+        node.sh("systemctl start trackbed", timeout=LONG)
+    eventually("the agent has them go elsewhere again", lambda: are_on(node, cpus), LONG)
     plane.kubectl("delete", "pod", POD, timeout=LONG)
     eventually("the kubelet has the CPU back", lambda: not cpus_of_pods(node), LONG)
     eventually("the interrupts are back", lambda: affinities(node) == places, within=45)
     after = arrived(node)
     say(
-        f"interrupts of NICs by CPU: {before} in {WINDOW} s before, {during} in {QUIET} s while a pod has {set(cpus)}, "
-        f"{after} in {WINDOW} s after"
+        f"interrupts of NICs by CPU: {before} in {WINDOW} s before, "
+        f"{during} in {QUIET} s while a pod has {set(cpus)} ({stops}), "
+        f"{left} in {WINDOW} s while the pod has it and no agent runs ({stops_left}), {after} in {WINDOW} s after"
     )
-    assert all(before[cpu] > 0 and after[cpu] > 0 for cpu in cpus)
+    assert all(before[cpu] > 0 and left[cpu] > 0 and after[cpu] > 0 for cpu in cpus)
     assert [during[cpu] for cpu in cpus] == [0] * len(cpus)
     assert sum(during.values()) > 0
     entries = (json.loads(line)["outcome"]["change"] for line in node.sh("trackbed history --json").splitlines())
