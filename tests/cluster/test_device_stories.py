@@ -93,7 +93,7 @@ class Rails:
     def devices(self, rail: Nic) -> set[str]:
         """The devices of a rail that the driver publishes."""
         slices = self.plane.get("resourceslices", f"--field-selector=spec.nodeName={self.name}")["items"]
-        published = [device for each in slices for device in each["spec"]["devices"]]
+        published = [device for each in slices for device in each["spec"].get("devices", ())]
         of_rail = {"string": rail.pci}
         return {each["name"] for each in published if each["attributes"][f"{SRIOV_DRIVER}/pfPciAddress"] == of_rail}
 

@@ -12,7 +12,7 @@ from tests.cluster.fleet.fleet_commands import start
 from tests.cluster.test_device_stories import Rails, deployed, pytestmark, rails
 from tests.cluster.test_operations import vfs
 from tests.cluster.test_sriov_plugin import give, spec
-from tests.lab.conftest import eventually
+from tests.lab.conftest import eventually, settled
 
 __all__ = ["deployed", "pytestmark", "rails"]
 
@@ -57,6 +57,8 @@ def test_a_surgery_whose_node_loses_power_leaves_nothing_tainted(rails: Rails, s
             assert "--resume" in output
             assert (recorded(rails), bool(tainted(rails))) == ("apply", True)
         node.boot()
+        # What its Node says is of the boot before, until the reporter has published this one.
+        settled(node)
         eventually("the node is ready", lambda: is_open(plane, rails.name), LONG)
         rails.start_driver()
         if step == "apply":
