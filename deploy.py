@@ -18,7 +18,7 @@ from tasks import (
 from tasks.containers import container_engine, container_runtime
 from tasks.drivers import erdma, gpu_driver, ofed, peer_memory
 from tasks.host import boot, irqbalance, kernel, kernel_modules, limits, network_managers
-from tasks.kubernetes import kubelet, labels, manifests, reporter
+from tasks.kubernetes import kubelet, labels, manifests, nics, reporter
 
 spec = node_spec.read()
 addresses.check(spec)
@@ -42,6 +42,7 @@ version = agent.release()
 agent.stage(version=version)
 node_spec.deliver(spec=spec, version=version)
 agent.activate(version=version, spec_hash=spec_hash(spec))
+nics.maintain(spec=spec, version=version)
 hardware.settle(version=version, spec_hash=spec_hash(spec))
 labels.publish()
 nccl.configure()

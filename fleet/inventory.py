@@ -10,10 +10,10 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import click
 from attrs import frozen
@@ -56,6 +56,17 @@ class CommandResult:
 
     failed: bool
     output: str
+
+
+class Hosts(Protocol):
+    """Runs commands on the hosts of nodes."""
+
+    @property
+    def words(self) -> str:
+        """The options that give a command these hosts, for a shell."""
+
+    def run(self, node: str, command: Sequence[str], timeout: float) -> CommandResult:
+        """Run a command on a node's host; ``timeout``: in seconds."""
 
 
 @frozen
@@ -106,7 +117,7 @@ class Inventory:
 
     @property
     def words(self) -> str:
-        """The options that give it, for a shell."""
+        """As in :class:`Hosts`."""
         return shlex.join(["--inventory", str(self.path), *(word for each in self.limit for word in ("--limit", each))])
 
     def run(self, node: str, command: Sequence[str], timeout: float) -> CommandResult:
@@ -120,9 +131,14 @@ class Inventory:
         except OSError as error:
             return CommandResult(True, f"pyinfra cannot be started: {error.strerror}")
         # pyinfra indents its own messages.
-        lines = (line for line in done.stderr.splitlines() if line.startswith(f"[{host}]"))
-        printed = [line.removeprefix(f"[{host}]").strip() for line in lines]
-        return CommandResult(done.returncode != 0, "; ".join(filter(None, printed[-LINES:])) or _last(done.stderr))
+        lines = [line for line in done.stderr.splitlines() if line.startswith(f"[{host}]")]
+        printed = last_lines(line.removeprefix(f"[{host}]") for line in lines)
+        return CommandResult(done.returncode != 0, printed or _last(done.stderr))
+
+
+def last_lines(printed: Iterable[str]) -> str:
+    """The last lines that a command has printed, in one."""
+    return "; ".join(filter(None, map(str.strip, [*printed][-LINES:])))
 
 
 def _limited(path: Path, listing: Sequence[Any], limit: Sequence[str]) -> list[Any]:

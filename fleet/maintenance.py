@@ -26,7 +26,7 @@ from fleet import nic_devices, node_patch
 from fleet.api import ABSENT, Api, Failed, answers, code, errors
 from fleet.connection import TEMPORARY
 from fleet.eviction import CannotDrain, Rules, drain, full_name, is_terminating
-from fleet.inventory import Inventory
+from fleet.inventory import Hosts
 from fleet.maintenance_record import Record, Step, annotated, finished, not_finished, record_of
 from fleet.nic_devices import NicDevices
 from fleet.node_patch import if_temporary
@@ -67,7 +67,7 @@ class Maintenance:
     """
 
     api: Api
-    inventory: Inventory
+    hosts: Hosts
     allow: Disruption
     rules: Rules
     drain_timeout: float
@@ -94,7 +94,7 @@ class Maintenance:
         def maintain_unless_stopped(node: str) -> None:
             if not failed.is_set() and not self.stop.is_set():
                 try:
-                    results[node] = self._maintain(node)
+                    results[node] = self.maintain(node)
                 finally:
                     if results[node][0] != "done":
                         failed.set()
@@ -144,7 +144,8 @@ class Maintenance:
     def _is_own(self, record: Record) -> bool:
         return (record.by, record.since) == (self.api.user, self.since)
 
-    def _maintain(self, name: str) -> tuple[NodeResult, str]:
+    def maintain(self, name: str) -> tuple[NodeResult, str]:
+        """Take a node out, change it, and bring it back; the result and its reason."""
         result = self.take_out(name)
         return result if result[0] != "done" else self._step(name, lambda: self._change(name))
 
@@ -154,9 +155,7 @@ class Maintenance:
 
     def _go_on(self, name: str) -> str:
         device = f" --device {self.nic}" if self.nic else ""
-        return (
-            self.again or f"trackbed fleet maintain {name} {self.inventory.words} --allow {self.allow}{device} --resume"
-        )
+        return self.again or f"trackbed fleet maintain {name} {self.hosts.words} --allow {self.allow}{device} --resume"
 
     def _step(self, name: str, step: Callable[[], tuple[NodeResult, str]]) -> tuple[NodeResult, str]:
         """Do a step with a node that is cordoned, or whose NIC is tainted."""
@@ -188,7 +187,7 @@ class Maintenance:
 
     def _empty(self, name: str, began: Record) -> tuple[NodeResult, str]:
         # What a killed run has left of the rules is not known, so a NIC is tainted again, unless nothing is left to change.
-        if began.step == "drain" or (self.nic and not nic_devices.ask(self.inventory, name, self.nic).settled):
+        if began.step == "drain" or (self.nic and not nic_devices.ask(self.hosts, name, self.nic).settled):
             try:
                 with answers(self.api.client):
                     self._drain(name, began.step != "drain")
@@ -207,7 +206,7 @@ class Maintenance:
             self._apply(name)
         except Failed as error:
             if self.nic:
-                harmed = not nic_devices.is_good(self.inventory, name, self.nic)
+                harmed = not nic_devices.is_good(self.hosts, name, self.nic)
             else:
                 harmed = bool(self._unready(name, (names.READY,)))
             if harmed:
@@ -312,7 +311,7 @@ class Maintenance:
             self._pause()
 
     def _devices(self, name: str, begun: bool) -> NicDevices:
-        nic = nic_devices.ask(self.inventory, name, self.nic)
+        nic = nic_devices.ask(self.hosts, name, self.nic)
         return NicDevices(self.api, name, metadata_of(self.api.node(name)[0]).uid or "", nic, begun)
 
     def _evict_all(self, name: str, announced: set[str]) -> tuple[str, str]:
@@ -358,7 +357,7 @@ class Maintenance:
         self.tell(f"{name}: making the changes of its spec, up to {self.allow}")
         words = [names.COMMAND, "apply", "--allow", str(self.allow), "--timeout", f"{self.apply_timeout:.0f}"]
         words += ["--device", self.nic] if self.nic else []
-        ran = self.inventory.run(name, words, self.apply_timeout + MARGIN)
+        ran = self.hosts.run(name, words, self.apply_timeout + MARGIN)
         if ran.failed:
             raise Failed(f"trackbed apply on the node failed: {ran.output}")
 

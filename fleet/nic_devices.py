@@ -21,7 +21,7 @@ from fleet import device_rules
 from fleet.api import ABSENT, FORBIDDEN, PAGE, Api, Failed, code
 from fleet.device_rules import EVICTS, DeviceRule
 from fleet.eviction import CannotDrain, Rules, drain, forbidding, is_terminating
-from fleet.inventory import Inventory
+from fleet.inventory import Hosts
 from fleet.objects import metadata_of
 from fleet.reading import PlainDeviceTaintRule, PlainResourceClaim, PlainResourceSlice
 
@@ -42,12 +42,12 @@ class Nic:
     functions: frozenset[str]
 
 
-def ask(inventory: Inventory, node: str, name: str) -> Nic:
+def ask(hosts: Hosts, node: str, name: str) -> Nic:
     """Ask a node's agent about a NIC of its spec.
 
     :raises Failed: the node does not answer, or has no NIC of this name.
     """
-    ran = inventory.run(node, [names.COMMAND, "status", "--device", name, "--json"], ANSWER)
+    ran = hosts.run(node, [names.COMMAND, "status", "--device", name, "--json"], ANSWER)
     try:
         # The command's exit code is not 0 while a change of the NIC waits, and then pyinfra adds lines.
         document, _ = json.JSONDecoder().raw_decode(ran.output, max(ran.output.find("{"), 0))
@@ -61,10 +61,10 @@ def ask(inventory: Inventory, node: str, name: str) -> Nic:
     return nic
 
 
-def is_good(inventory: Inventory, node: str, name: str) -> bool:
+def is_good(hosts: Hosts, node: str, name: str) -> bool:
     """Whether a node's agent says that a NIC is ready."""
     try:
-        return ask(inventory, node, name).ready
+        return ask(hosts, node, name).ready
     except Failed:
         return False
 

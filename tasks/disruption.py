@@ -18,7 +18,8 @@ from pyinfra.context import host
 from agent.report.disruption_policy import allowed
 from agent.report.printable import printable
 from agent.report.records import Disruption
-from agent.spec.nic import DisruptionPolicy
+from agent.spec.nic import DisruptionPolicy, Nic
+from agent.spec.node import NodeSpec
 from agent.spec.strict import structure
 from tasks.common.commands import warn
 from tasks.common.data import host_data
@@ -37,12 +38,19 @@ def why_not(level: Disruption, of_nics: bool) -> str:
 
     :param of_nics: the policies of the NICs count, too, since they would be interrupted.
     """
-    now = datetime.now(timezone.utc)
-    for key, policy in _policies(of_nics):
-        may = allowed(policy, None, None, now)
-        if may.level < level:
-            return f"{key} allows {may.level} now, and this is {level}{may.until}"
-    return ""
+    return next(filter(None, (_below(key, policy, level) for key, policy in _policies(of_nics))), "")
+
+
+def of_nic(spec: NodeSpec, nic: Nic, level: Disruption) -> tuple[Disruption, str]:
+    """What the spec's policy allows now for a NIC alone, and why that is less than this level; empty: it is not."""
+    key = "disruption" if nic.disruption is None else f"nics[{spec.nics.index(nic)}].disruption"
+    policy = nic.disruption or spec.disruption
+    return allowed(policy, None, None, datetime.now(timezone.utc)).level, _below(key, policy, level)
+
+
+def _below(key: str, policy: DisruptionPolicy, level: Disruption) -> str:
+    may = allowed(policy, None, None, datetime.now(timezone.utc))
+    return "" if may.level >= level else f"{key} allows {may.level} now, and this is {level}{may.until}"
 
 
 def deferred(step: str, level: Disruption, of_nics: bool, hindrance: Callable[[], str] = str) -> bool:

@@ -105,7 +105,7 @@ def maintain(
     with interruptible("a change that has begun on a node is finished first, and a drain undone") as interruption:
         maintenance = Maintenance(
             api=api,
-            inventory=known,
+            hosts=known,
             allow=Disruption.parse(allow),
             rules=Rules(force, delete_emptydir_data),
             drain_timeout=drain_timeout,

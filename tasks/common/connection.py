@@ -30,12 +30,14 @@ from attrs import frozen
 from gevent import Timeout
 from paramiko import ChannelException, Transport
 from pyinfra import logger
+from pyinfra.api.arguments import CONNECTOR_ARGUMENT_KEYS, pop_global_arguments
 from pyinfra.api.command import QuoteString, StringCommand
 from pyinfra.api.exceptions import ConnectError, ConnectorDataTypeError, PyinfraError
 from pyinfra.api.host import Host, HostData
 from pyinfra.connectors.base import BaseConnector
 from pyinfra.connectors.local import LocalConnector
 from pyinfra.connectors.ssh import SSHConnector
+from pyinfra.context import ctx_host
 
 from agent.report.printable import printable
 
@@ -210,6 +212,13 @@ def login_fault(connector: BaseConnector) -> str:
 def deploys_itself(host: Host) -> bool:
     """Whether the deploy runs on the node itself, as in pull mode."""
     return isinstance(host.connector, LocalConnector)
+
+
+def arguments(host: Host) -> dict[str, Any]:
+    """The arguments with which the host's data have a command run (`_sudo`)."""
+    with ctx_host.use(host):
+        known, _ = pop_global_arguments(host.state, host, {})
+    return {key: known[key] for key in CONNECTOR_ARGUMENT_KEYS if key in known}  # type: ignore[literal-required]
 
 
 @frozen

@@ -24,17 +24,16 @@ from attrs import define, field, frozen
 from gevent import Timeout
 from gevent.pool import Pool
 from paramiko import SSHException
-from pyinfra.api.arguments import CONNECTOR_ARGUMENT_KEYS, pop_global_arguments
 from pyinfra.api.command import StringCommand
 from pyinfra.api.host import Host
 from pyinfra.api.state import State
-from pyinfra.context import ctx_host
 from pyinfra.progress import progress_spinner
 
 from agent.report.printable import printable
 from tasks import time_limits
 from tasks.common import answers, progress
 from tasks.common.commands import fail, script, warn
+from tasks.common.connection import arguments
 
 FILE = "/var/lib/trackbed-deploy.lock"
 STEAL = "TRACKBED_STEAL_LOCK"
@@ -142,11 +141,11 @@ class Deploy:
             _each(state, list(self.held), self.renew)
 
     def _ask(self, state: State, host: Host, over: str) -> Answer:
-        return _run(state, host, script(TAKE, FILE, self.token, str(GOOD_FOR), self.owner, over))
+        return _run(host, script(TAKE, FILE, self.token, str(GOOD_FOR), self.owner, over))
 
     def give_back(self, state: State, host: Host) -> None:
         """Give a host's lock back; one that has gone away keeps it until it expires."""
-        _run(state, host, script(GIVE_BACK, FILE, self.token))
+        _run(host, script(GIVE_BACK, FILE, self.token))
 
 
 def running(run: Callable[..., None]) -> Callable[..., None]:
@@ -190,11 +189,9 @@ def _each(state: State, hosts: list[Host], do: Callable[[State, Host], None]) ->
     pool.join()
 
 
-def _run(state: State, host: Host, command: StringCommand) -> Answer:
+def _run(host: Host, command: StringCommand) -> Answer:
     """Run a command with the host's own arguments (`_sudo`)."""
-    with ctx_host.use(host):
-        arguments, _ = pop_global_arguments(state, host, {})
-    given = {key: arguments[key] for key in CONNECTOR_ARGUMENT_KEYS if key in arguments}  # type: ignore[literal-required]
+    given = arguments(host)
     try:
         # By the connector: the host's method takes it for a change of the host, after which no fact is prefetched.
         with Timeout(ANSWER_S + time_limits.MARGIN, TimeoutError):

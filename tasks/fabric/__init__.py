@@ -14,14 +14,13 @@ import gevent
 from attrs import field, frozen
 from gevent.pool import Pool
 from paramiko import SSHException
-from pyinfra.api.arguments import CONNECTOR_ARGUMENT_KEYS, pop_global_arguments
 from pyinfra.api.command import FileUploadCommand, FunctionCommand, StringCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.exceptions import DeployError
 from pyinfra.api.host import Host
 from pyinfra.api.operation import operation
 from pyinfra.api.state import State
-from pyinfra.context import ctx_host, host
+from pyinfra.context import host
 
 from agent.report.fabric import RESULTS_FILE, FabricResults, NicResult, results_to_json
 from agent.report.printable import printable
@@ -36,6 +35,7 @@ from fleet.fabric.verdict import Verdict
 from tasks.common import answers
 from tasks.common.archive import ROOT
 from tasks.common.commands import Commands, refuse, script
+from tasks.common.connection import arguments
 from tasks.common.data import Key, host_data, record
 from tasks.common.status import COMMAND
 from tasks.fabric.ends import FACTS, rails_of, read_ends, with_rdma
@@ -127,10 +127,7 @@ class Connected(Nodes):
     def output(self, node: str, command: StringCommand, stdin: str | None, timeout: float) -> list[str] | None:
         """The lines that a command prints; None if it fails or the connection is lost."""
         asked = self.hosts[node]
-        with ctx_host.use(asked):
-            arguments, _ = pop_global_arguments(self.state, asked, {})
-        given = {key: arguments[key] for key in CONNECTOR_ARGUMENT_KEYS if key in arguments}  # type: ignore[literal-required]
-        given |= {"_stdin": stdin, "_timeout": int(timeout)}
+        given = {**arguments(asked), "_stdin": stdin, "_timeout": int(timeout)}
         try:
             with gevent.Timeout(timeout + 10, TimeoutError("no answer")):
                 done, printed, _ = answers.ask(command, partial(asked.run_shell_command, **given))

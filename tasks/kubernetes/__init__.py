@@ -50,7 +50,8 @@ class Kubernetes:
     ``server``: the API server's URL for nodes. ``ca_file``: the cluster's certificate authority, a file on the control host.
     ``kubeconfig``: on the control host; default $KUBECONFIG or ~/.kube/config. ``days``: the lifetime of a token.
     ``required_resources``: they must be allocatable before the taint is removed. ``taint_lifted_by``: who sets and removes it.
-    ``quarantine``: how the devices of a bad NIC are tainted; None: they are not.
+    ``quarantine``: how the devices of a bad NIC are tainted; None: they are not. ``maintain_nics``: a deploy takes a NIC from
+    its pods for a change that waits for them.
     """
 
     server: str
@@ -60,6 +61,7 @@ class Kubernetes:
     required_resources: tuple[str, ...] = ()
     taint_lifted_by: Literal["reporter", "node-readiness-controller"] = "reporter"
     quarantine: Quarantine | None = None
+    maintain_nics: bool = False
 
     def __attrs_post_init__(self) -> None:
         faults = []

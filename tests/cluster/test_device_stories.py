@@ -115,14 +115,22 @@ class Rails:
 
     def claim(self, pod: str, template: str) -> None:
         """Create a pod whose claim is made from this template."""
+        self.plane.apply(self.claiming(pod, template))
+
+    def claiming(self, pod: str, template: str) -> dict[str, Any]:
+        """The manifest of such a pod."""
         made = manifests.pod(pod, ["sleep", "infinity"], selector={"kubernetes.io/hostname": self.name})
         made["metadata"]["namespace"] = NAMESPACE
         made["spec"]["resourceClaims"] = [{"name": "devices", "resourceClaimTemplateName": template}]
         made["spec"]["containers"][0]["resources"] = {"claims": [{"name": "devices"}]}
-        self.plane.apply(made)
+        return made
 
     def claim_of(self, pod: str, rail: Nic) -> None:
-        """Create a pod with a claim of one rail's VF, by the rail's rendered DeviceClass."""
+        """Create a pod with a claim of one rail's VF."""
+        self.claim(pod, self.template_of(rail))
+
+    def template_of(self, rail: Nic) -> str:
+        """Make a template for claims of one rail's VF, by the rail's rendered DeviceClass; its name."""
         template = f"vf-of-{rail.name}"
         request = {"name": "vf", "exactly": {"deviceClassName": f"vf-{rail.name}"}}
         self.plane.apply(
@@ -133,7 +141,7 @@ class Rails:
                 "spec": {"spec": {"devices": {"requests": [request]}}},
             }
         )
-        self.claim(pod, template)
+        return template
 
     def pod(self, name: str) -> dict[str, Any]:
         return self.plane.get("-n", NAMESPACE, "pod", name)

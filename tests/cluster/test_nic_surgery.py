@@ -7,9 +7,13 @@ TRACKBED_LAB_DEBIAN=13-backports.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from string import Template
+from typing import Any
 
+import pytest
 from attrs import frozen
 
 from agent.report.names import MAINTENANCE
@@ -21,16 +25,37 @@ from tests.cluster.fleet.fleet_commands import start
 from tests.cluster.test_device_stories import Rails, deployed, pytestmark, rails
 from tests.cluster.test_operations import vfs
 from tests.cluster.test_sriov_plugin import give, spec
-from tests.lab.conftest import eventually
+from tests.lab.conftest import eventually, pyinfra
 
 __all__ = ["deployed", "pytestmark", "rails"]
 
 UNIT = "neighbour"
 SERVER, CLIENT = "10.88.0.2", "10.88.0.1"
-SECONDS = 300
 # One message at a time, and an acknowledgement may take 17 s: an emulated node that stands still loses no packet by it.
-PERFTEST = f"ib_send_lat --duration={SECONDS} --size=1024 --qp-timeout=22"
+PERFTEST = "ib_send_lat --size=1024 --qp-timeout=22"
 SENT, RECEIVED = "sent_pkts", "rcvd_pkts"
+# The inventory of a node, in which one rail has another number of VFs, and a deploy may change NICs in use.
+INVENTORY = """
+import runpy as _runpy
+
+((_name, _data),) = _runpy.run_path($inventory)["lab"]
+
+
+def _nic(nic):
+    return {**nic, "vfs": {**nic["vfs"], "count": $count}} if nic["name"] == $rail else nic
+
+
+lab = [
+    (
+        _name,
+        {
+            **_data,
+            "nics": [_nic(nic) for nic in _data["nics"]],
+            "kubernetes": {**_data["kubernetes"], "maintain_nics": True},
+        },
+    )
+]
+"""
 AGAIN = ("duplicate_request", "out_of_seq_request", "rcvd_seq_err", "completer_retry_err", "retry_exceeded_err")
 
 
@@ -51,12 +76,12 @@ class End:
         made = f"{self.inside} rdma link add {UNIT} type rxe netdev {self.netdev}"
         return self.node.sh(f"[ -e {folder} ] || {made}; ls {folder}").strip()
 
-    def begin(self, *peer: str) -> None:
-        """Give the netdev its address, and start perftest."""
+    def begin(self, seconds: int, *peer: str) -> None:
+        """Give the netdev its address, and start perftest for so long."""
         words = f"ip address add {self.address}/24 dev {self.netdev}", f"ip link set {self.netdev} up"
         self.node.sh("; ".join(f"{self.inside} {each}" for each in words))
         eventually("a GID of the address", lambda: self.gid() is not None, LONG)
-        command = f"{PERFTEST} -d {self.device} -x {self.gid()} {' '.join(peer)}"
+        command = f"{PERFTEST} --duration={seconds} -d {self.device} -x {self.gid()} {' '.join(peer)}"
         self.node.sh(f"systemd-run --quiet --unit={UNIT} {self.inside} {command}")
 
     def gid(self) -> int | None:
@@ -84,12 +109,12 @@ class End:
 
 
 @contextmanager
-def traffic(server: End, client: End) -> Iterator[None]:
-    """RDMA data from one end to the other and back."""
+def traffic(server: End, client: End, seconds: int) -> Iterator[None]:
+    """RDMA data from one end to the other and back, for so long."""
     try:
-        server.begin()
+        server.begin(seconds)
         eventually("perftest listens", lambda: ":18515 " in server.node.sh("ss --listening --tcp --numeric"), LONG)
-        client.begin(server.address)
+        client.begin(seconds, server.address)
         eventually("data move", lambda: client.counters()[RECEIVED] > 100, LONG)
         yield
     finally:
@@ -105,31 +130,74 @@ def in_pod(node: Node, rail: Nic, address: str) -> End:
     return End(node, rail.vf_pcis[int(netdev.rpartition("v")[2])], netdev, address, f"nsenter --net={namespace}")
 
 
-def test_surgery_on_a_rail_disturbs_no_pod_on_the_other(fresh_cluster: Cluster, rails: Rails, say: Say) -> None:
+def by_the_command(rails: Rails, rail: Nic, count: int, folder: Path) -> str:
+    """Give the node the spec with another number of VFs, and maintain the NIC; what is printed."""
+    wanted = spec(rails.node)
+    (nic,) = (each for each in wanted["nics"] if each["name"] == rail.name)
+    nic["vfs"]["count"] = count
+    give(rails.node, wanted)
+    words = ("--device", rail.name, "--inventory", rails.inventory, "--allow", "vf-reset")
+    process = start(rails.plane.admin, "maintain", rails.name, *words)
+    output = "".join(process.communicate(timeout=LONG))
+    assert process.returncode == 0, output
+    return output
+
+
+def by_a_deploy(rails: Rails, rail: Nic, count: int, folder: Path) -> str:
+    """Deploy the node with another number of VFs, and with `maintain_nics`; what is printed."""
+    # The file's name makes pyinfra read lab_cluster.py of the group data.
+    file = folder / "lab_cluster.py"
+    text = Template(INVENTORY).substitute(inventory=repr(rails.inventory), count=count, rail=repr(rail.name))
+    file.write_text(text)
+    done = pyinfra("-y", "--group-data", "group_data", str(file), "deploy.py", timeout=3600)
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output
+    assert f"deferred: maintenance of {rail.name}" not in output, output
+    return output
+
+
+def job(rails: Rails, name: str, rail: Nic) -> str:
+    """Create a Job whose pod claims a VF of the rail, and is not started again; the pod's name."""
+    claiming = rails.claiming(name, rails.template_of(rail))
+    made: dict[str, Any] = {"apiVersion": "batch/v1", "kind": "Job", "metadata": claiming["metadata"]}
+    rails.plane.apply({**made, "spec": {"backoffLimit": 0, "template": {"spec": claiming["spec"]}}})
+
+    def pods() -> list[Any]:
+        found: list[Any] = rails.plane.get("-n", "rails", "pods", f"--selector=job-name={name}")["items"]
+        return found
+
+    eventually("the pod of the Job", lambda: bool(pods()), LONG)
+    return str(pods()[0]["metadata"]["name"])
+
+
+# A whole deploy takes longer.
+@pytest.mark.parametrize(("surgery", "seconds"), [(by_the_command, 300), (by_a_deploy, 900)])
+def test_surgery_on_a_rail_disturbs_no_pod_on_the_other(
+    fresh_cluster: Cluster,
+    rails: Rails,
+    say: Say,
+    tmp_path: Path,
+    surgery: Callable[[Rails, Nic, int, Path], str],
+    seconds: int,
+) -> None:
     rendered.needs_roce_in_pods(fresh_cluster)
     node, other = fresh_cluster.nodes
     changed, good = node.machine.nics
-    rails.claim_of("leaves", changed)
+    leaves = job(rails, "leaves", changed)
     rails.claim_of("works", good)
-    rails.wait_runs_with("leaves", (changed,))
+    rails.wait_runs_with(leaves, (changed,))
     rails.wait_runs_with("works", (good,))
     uid, before = rails.pod("works")["metadata"]["uid"], spec(node)
     count = vfs(node, changed.pci)
-    wanted = spec(node)
-    (nic,) = (each for each in wanted["nics"] if each["name"] == changed.name)
-    nic["vfs"]["count"] = count - 1
     server, client = End(other, good.vf_pcis[0], f"{good.netdev}v0", SERVER), in_pod(node, good, CLIENT)
     try:
         began = [end.counters() for end in (client, server)]
-        with traffic(server, client):
-            give(node, wanted)
-            words = ("--device", changed.name, "--inventory", rails.inventory, "--allow", "vf-reset", "--force")
-            process = start(rails.plane.admin, "maintain", rails.name, *words)
-            output = "".join(process.communicate(timeout=LONG))
-            assert process.returncode == 0, output
+        with traffic(server, client, seconds):
+            output = surgery(rails, changed, count - 1, tmp_path)
+            assert f"{changed.name} has ended" in output, output
             assert client.runs(), "the traffic ended before the surgery"
             assert vfs(node, changed.pci) == count - 1
-            eventually("the traffic ends", lambda: not client.runs(), LONG)
+            eventually("the traffic ends", lambda: not client.runs(), seconds + LONG)
             counted = [end.counters() for end in (client, server)]
             packets = [
                 (each[SENT] - old[SENT], each[RECEIVED] - old[RECEIVED])
@@ -148,7 +216,7 @@ def test_surgery_on_a_rail_disturbs_no_pod_on_the_other(fresh_cluster: Cluster, 
         rails.wait_runs_with("comes", (changed,))
         eventually("the node is open", lambda: is_open(rails.plane, rails.name), LONG)
     finally:
-        rails.plane.kubectl("delete", "pods", "--all", "-n", "rails", timeout=LONG)
+        rails.plane.kubectl("delete", "jobs,pods", "--all", "-n", "rails", timeout=LONG)
         give(node, before)
         eventually("all VFs again", lambda: vfs(node, changed.pci) == count, LONG)
         rails.start_driver()

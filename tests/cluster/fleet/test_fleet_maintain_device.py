@@ -1,4 +1,7 @@
-"""`trackbed fleet maintain --device` on a real control plane: pods claim VFs by DRA, on a Node that is an object only."""
+"""A maintenance of one NIC, by its command and by a deploy, on a real control plane.
+
+Pods claim VFs by DRA, on a Node that is an object only.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from agent.report import names
 from agent.reporter.kubernetes.api import Api, Refused
@@ -19,6 +23,10 @@ from tests.cluster.fleet.fleet_commands import Done, ended, fleet, make_node, st
 from tests.cluster.fleet.test_fleet_maintain import cordoned, forbid, kubelets, pods, replica_set
 from tests.cluster.fleet.test_fleet_rights import rule, user_with
 from tests.cluster.reporter.reporters import by_token, prepare
+from tests.deploy.conftest import Node
+from tests.deploy.kubernetes import test_nics
+from tests.deploy.kubernetes.test_nics import Machine, OfMachine, deferred
+from tests.unit.fleet.nodes_api import Cluster
 
 NODE = "d1"
 DRIVER, GROUP = "sriovnetwork.k8snetworkplumbingwg.io", "resource.k8s.io"
@@ -129,6 +137,34 @@ def test_a_disruption_budget_is_named_and_nothing_tainted(
     done = maintain(operator, tmp_path)
     assert (done.code, "the PodDisruptionBudget default/rail0 allows 0 disruptions now" in done.err) == (1, True), done
     assert (tainted(running), cordoned(running, NODE)) == ([], (False, False))
+    assert pods(running, "rail0", NODE) == before
+
+
+@pytest.fixture
+def host(running: ControlPlane, operator: Path, caplog: pytest.LogCaptureFixture) -> Node:
+    """A simulated host of that Node, on which a change of rail0 waits for the pod."""
+    user = test_nics.USER.format("rail0", NIC["pci"])
+    OfMachine.machine = Machine(Cluster({}), {"rail0": test_nics.count("rail0", user)})
+    authority = str(running.authority.pair.certificate)
+    key = {"server": "https://10.0.0.1:6443", "ca_file": authority, "kubeconfig": str(operator), "maintain_nics": True}
+    data = {"node_name": NODE, "kubernetes": key, "nics": test_nics.WANTED}
+    return evolve(Node(caplog), data=data, connector=OfMachine)
+
+
+def test_a_deploy_maintains_a_nic_with_the_same_rights(host: Node, running: ControlPlane) -> None:
+    before = {rail: pods(running, rail, NODE) for rail in VFS}
+    result = test_nics.deploy(host)
+    assert not result.failed, result.errors
+    assert (OfMachine.machine.asked, tainted(running), cordoned(running, NODE)) == (["rail0"], [], (False, False))
+    until(lambda: pods(running, "rail0", NODE) not in ([], before["rail0"]), "another pod has the VF")
+    assert pods(running, "rail1", NODE) == before["rail1"]
+
+
+def test_a_disruption_budget_defers_what_the_deploy_would_do(host: Node, running: ControlPlane) -> None:
+    forbid(running, "rail0")
+    before = pods(running, "rail0", NODE)
+    assert deferred(test_nics.deploy(host)).startswith("the PodDisruptionBudget default/rail0 allows 0 disruptions now")
+    assert (OfMachine.machine.asked, tainted(running), cordoned(running, NODE)) == ([], [], (False, False))
     assert pods(running, "rail0", NODE) == before
 
 

@@ -274,10 +274,10 @@ def test_a_pod_of_a_namespace_that_is_being_deleted_is_waited_for(serve: Serve) 
 
 def test_a_failed_maintenance_names_the_whole_commands_that_go_on(serve: Serve) -> None:
     _, maintenance = serve({f"GET {NODE}": [recorded("wait")], f"PATCH {NODE}": [FORBIDDEN]})
-    limited = evolve(maintenance.inventory, limit=("own_cluster", "gpu-0*"))
-    result, reason = evolve(maintenance, resume=True, inventory=limited).run(["a"], 1)["a"]
+    limited = Inventory(Path("/site/prod.py"), {"a": Host("a", "a")}, ("own_cluster", "gpu-0*"))
+    result, reason = evolve(maintenance, resume=True, hosts=limited).run(["a"], 1)["a"]
     command = "trackbed fleet maintain a"
-    chosen = f"--inventory {maintenance.inventory.path} --limit own_cluster --limit 'gpu-0*'"
+    chosen = "--inventory /site/prod.py --limit own_cluster --limit 'gpu-0*'"
     go_on = f"{command} {chosen} --allow vf-reset --resume"
     assert (result, reason.partition("; then ")[2]) == ("failed", f"{go_on}, or {command} --undo")
 

@@ -101,7 +101,7 @@ def test_a_change_that_a_pod_of_a_daemon_set_forbids_does_not_keep_a_ready_node_
         }
     )
     inventory = Inventory.read(tmp_path / "fleet.py")
-    result, reason = evolve(maintenance, inventory=inventory).run(["a"], 1)["a"]
+    result, reason = evolve(maintenance, hosts=inventory).run(["a"], 1)["a"]
     assert result == ("undone" if ready == "True" else "failed")
     assert why in reason
     # To cordon, to note the step, and to undo.
