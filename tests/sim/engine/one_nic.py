@@ -17,11 +17,8 @@ from agent.hardware.functions import vf_addresses
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
 from tests.sim.kernel import Kernel
+from tests.sim.killed import Killed
 from tests.sim.two_nics import PF0
-
-
-class Killed(BaseException):
-    """The agent was killed; what it had in memory is lost."""
 
 
 @define

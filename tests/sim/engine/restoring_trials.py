@@ -32,16 +32,13 @@ from agent.report.records import HOST
 from agent.spec.addresses import FIRST_TABLE
 from tests.sim.engine.restoring_specs import MACS, PFS, random_document, spec_of
 from tests.sim.kernel import NET, Kernel, no_fault
+from tests.sim.killed import Killed
 from tests.sim.two_nics import NAME0, NAME1, PF0, PF1
 
 ERRNOS = (errno.EINVAL, errno.EBUSY, errno.EOPNOTSUPP, errno.ENOSPC)
 LATE = ("spoofchk", "trust", "vlan", "max_tx_rate")
 # What follows from other values, or is nobody's setting.
 DERIVED = ("/uevent", "/address", "/ifindex", "base_reachable_time")
-
-
-class Killed(BaseException):
-    """The agent is killed; what it had in memory is lost."""
 
 
 @define

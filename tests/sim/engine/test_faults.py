@@ -19,6 +19,7 @@ from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
 from agent.state.scope import Scope
 from tests.sim.kernel import Kernel
+from tests.sim.killed import Killed
 
 pytestmark = pytest.mark.slow
 
@@ -74,10 +75,6 @@ def node() -> Kernel:
         kernel.add_nic(address, f"ens{number}", mac, node=number, total_vfs=TOTAL)
     kernel.load_vfio()
     return kernel
-
-
-class Killed(BaseException):
-    """The worker dies at this write: what it knew is gone."""
 
 
 class Faults(RuleBasedStateMachine):

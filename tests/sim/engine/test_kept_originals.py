@@ -15,10 +15,11 @@ from agent.engine.converge import converge
 from agent.engine.originals import LOOKS, ORIGINALS
 from agent.machine import DcbState
 from agent.report.verdict import is_ready
-from tests.sim.engine.one_nic import Killed, Node, follow_or_die, left, wanting
+from tests.sim.engine.one_nic import Node, follow_or_die, left, wanting
 from tests.sim.hugepages import NODE
 from tests.sim.hugepages import Memory as Memory2M
 from tests.sim.kernel import NET, Kernel, no_fault
+from tests.sim.killed import Killed
 from tests.sim.passes import condition
 from tests.sim.two_nics import NAME0, PF0
 

@@ -23,6 +23,7 @@ from agent.report.verdict import is_ready
 from agent.spec.addresses import ARP
 from agent.spec.node import NodeSpec
 from tests.sim.kernel import Kernel, no_fault
+from tests.sim.killed import Killed
 from tests.sim.passes import condition, settle, spec_of
 
 pytestmark = pytest.mark.slow
@@ -55,10 +56,6 @@ nic_values = st.fixed_dictionaries(
 specs = st.fixed_dictionaries(
     {"vf": vf_values, "nic": nic_values, "pin": st.booleans(), "queue": st.sampled_from([None, "4096", "128", "512"])}
 )
-
-
-class Killed(BaseException):
-    """The worker was killed; what it had in memory is lost."""
 
 
 def wanting(desired: dict[str, Any]) -> NodeSpec:

@@ -17,6 +17,7 @@ from agent.spec.addresses import PRIORITY
 from agent.spec.node import NodeSpec
 from tests.sim import passes
 from tests.sim.kernel import Kernel, no_fault
+from tests.sim.killed import Killed
 from tests.sim.passes import spec_of
 from tests.sim.two_nics import MAC0, NAME1, PF0, PF1, two_nics
 
@@ -184,10 +185,6 @@ def test_an_address_that_others_have_moved_to_a_netdev_is_not_taken_for_the_agen
     kernel.netlink.add_address(kernel.netdev(PF1).ifindex, "10.5.0.7/16")
     errors = {outcome.error for outcome in run(kernel, wanted, originals).outcomes if outcome.result == "blocked"}
     assert errors == {f"{NAME1} has the address 10.5.0.7"}
-
-
-class Killed(BaseException):
-    """The agent is killed; what it had in memory is lost."""
 
 
 def test_a_kill_before_any_write_of_a_move_leaves_nothing_behind(tmp_path: Path) -> None:

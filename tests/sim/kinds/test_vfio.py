@@ -13,6 +13,7 @@ from agent.hardware.functions import PCI, driver
 from agent.report.records import Disruption
 from agent.report.verdict import is_ready
 from tests.sim.kernel import Kernel, no_fault
+from tests.sim.killed import Killed
 from tests.sim.kinds.test_sriov import MAC, NAME, PF, address, group, made, spec
 from tests.sim.passes import settle
 
@@ -58,10 +59,6 @@ def test_a_driver_of_vfio_for_the_vf_s_family_is_as_good_as_vfio_pci(kernel: Ker
 
 
 MACS = ("02:aa:00:00:00:01", "02:aa:00:00:00:02")
-
-
-class Killed(BaseException):
-    """The worker was killed before a write."""
 
 
 def override(kernel: Kernel, index: int = 1) -> str:

@@ -1,0 +1,5 @@
+"""The end of an agent that is killed."""
+
+
+class Killed(BaseException):
+    """The agent is killed; what it had in memory is lost."""
