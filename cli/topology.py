@@ -60,7 +60,7 @@ class Cache:
 
 @frozen
 class Device:
-    """A PF, or a GPU. ``vfs``: the numbers of its VFs; ``nic``: its name in the spec."""
+    """A PF, or a GPU. ``vfs``: the numbers of its VFs; ``nic``: its name in the spec. ``queues_by``: what tells its queues."""
 
     address: str
     netdevs: tuple[str, ...] = ()
@@ -69,6 +69,7 @@ class Device:
     nic: str | None = None
     vfs: str = ""
     kind: str = "NIC"
+    queues_by: str = ""
 
 
 @frozen
@@ -120,6 +121,7 @@ def _node(numa: int | None) -> int:
 
 
 def _device(function: NetworkFunction) -> Device:
+    by = "the kernel" if any(irq.linked for irq in function.interrupts) else "names"
     return Device(
         function.address,
         tuple(netdev.name for netdev in function.netdevs),
@@ -127,6 +129,7 @@ def _device(function: NetworkFunction) -> Device:
         function.driver,
         function.nic,
         format_ranges(vf.index for vf in function.vfs if vf.index is not None),
+        queues_by=by if function.interrupts else "",
     )
 
 
@@ -184,7 +187,8 @@ def _line(device: Device) -> str:
     words = [device.kind, device.address, *device.netdevs, *device.rdma]
     words += [f"({device.driver})"] if device.driver else []
     words += [f"NIC {device.nic} of the spec"] if device.nic else []
-    return " ".join([*words, f"VFs {device.vfs}"] if device.vfs else words)
+    words += [f"VFs {device.vfs}"] if device.vfs else []
+    return " ".join([*words, f"queues by {device.queues_by}"] if device.queues_by else words)
 
 
 def _shortened(core: Core, width: int) -> str:

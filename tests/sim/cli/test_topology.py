@@ -7,6 +7,7 @@ import re
 import click
 import pytest
 
+from agent.machine import QueueIrq
 from cli.commands import topology
 from cli.topology import EVERYWHERE, arrange, render
 from tests.sim.kernel import Kernel
@@ -44,17 +45,23 @@ def test_devices_and_queues_are_shown_at_their_place(kernel: Kernel) -> None:
     assert lines(kernel) == [
         "socket 0",
         "  NUMA node 0",
-        f"    NIC {PF0} {NAME0} (igb) NIC rail0 of the spec",
+        f"    NIC {PF0} {NAME0} (igb) NIC rail0 of the spec queues by names",
         "    last-level cache of CPUs 0-1",
         f"      CPU 0: {NAME0} txrx-0, {NAME0} txrx-1",
         f"      CPU 1: {NAME1} txrx-0!",
         "socket 1",
         "  NUMA node 1",
-        f"    NIC {PF1} {NAME1} (igb)",
+        f"    NIC {PF1} {NAME1} (igb) queues by names",
         "    last-level cache of CPUs 2-3",
         "      CPU 2",
         "      CPU 3",
     ]
+
+
+def test_it_is_said_whether_the_kernel_or_names_tell_the_queues(kernel: Kernel) -> None:
+    kernel.linked[PF0] = (QueueIrq(0, 0), QueueIrq(1, 1))
+    told = [line.partition(" queues by ")[2] for line in lines(kernel) if "    NIC " in line]
+    assert told == ["the kernel", "names"]
 
 
 def test_the_load_of_a_core_is_compared_with_the_even_share_of_its_numa_node(kernel: Kernel) -> None:
