@@ -94,7 +94,7 @@ def request(address: str, seconds: float, *, one_machine: bool) -> dict[str, flo
 
 
 def spin(seconds: float) -> dict[str, float]:
-    """Spin, and note the longest time in each millisecond for which the program did not run.
+    """Spin, and measure in each millisecond the longest time for which the program did not run.
 
     :returns: ``gap``, the p99 of these times in microseconds, and ``longest``, the longest of all.
     """

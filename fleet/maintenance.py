@@ -275,7 +275,7 @@ class Maintenance:
             if (record := record_of(node)) and not takes(record):
                 raise Lost(not_finished(name, record))
             body, said = finished(node)
-            # Without a record, an undo that was killed may have left rules.
+            # An undo that was killed may have removed the record and left rules.
             of_nic = bool(record.device) if record else self.resume and not self.again
             if of_nic:
                 said += nic_devices.release(self.api, name, record is not None)

@@ -43,7 +43,7 @@ class Nic:
 
 
 def ask(hosts: Hosts, node: str, name: str) -> Nic:
-    """Ask a node's agent about a NIC of its spec.
+    """Ask the agent of a node about one NIC of the node's spec.
 
     :raises Failed: the node does not answer, or has no NIC of this name.
     """

@@ -15,7 +15,7 @@ from pyinfra.api.host import Host
 from pyinfra.api.state import BaseStateCallback, State
 from pyinfra.context import host
 
-from agent.report.disruption_policy import allowed
+from agent.report.disruption_policy import Allowed, allowed
 from agent.report.printable import printable
 from agent.report.records import Disruption
 from agent.spec.nic import DisruptionPolicy, Nic
@@ -38,18 +38,21 @@ def why_not(level: Disruption, of_nics: bool) -> str:
 
     :param of_nics: the policies of the NICs count, too, since they would be interrupted.
     """
-    return next(filter(None, (_below(key, policy, level) for key, policy in _policies(of_nics))), "")
+    return next(filter(None, (_below(key, _now(policy), level) for key, policy in _policies(of_nics))), "")
 
 
 def of_nic(spec: NodeSpec, nic: Nic, level: Disruption) -> tuple[Disruption, str]:
     """What the spec's policy allows now for a NIC alone, and why that is less than this level; empty: it is not."""
     key = "disruption" if nic.disruption is None else f"nics[{spec.nics.index(nic)}].disruption"
-    policy = nic.disruption or spec.disruption
-    return allowed(policy, None, None, datetime.now(timezone.utc)).level, _below(key, policy, level)
+    may = _now(nic.disruption or spec.disruption)
+    return may.level, _below(key, may, level)
 
 
-def _below(key: str, policy: DisruptionPolicy, level: Disruption) -> str:
-    may = allowed(policy, None, None, datetime.now(timezone.utc))
+def _now(policy: DisruptionPolicy) -> Allowed:
+    return allowed(policy, None, None, datetime.now(timezone.utc))
+
+
+def _below(key: str, may: Allowed, level: Disruption) -> str:
     return "" if may.level >= level else f"{key} allows {may.level} now, and this is {level}{may.until}"
 
 

@@ -145,7 +145,7 @@ class QueueLoad:
 def loads(
     load: Load, serving: Mapping[int, Key], placed: Mapping[Key, int]
 ) -> tuple[dict[Key, QueueLoad], dict[int, CpuLoad]]:
-    """Calculate the load of each queue and of each CPU from the readings. Both are empty if there are fewer than two readings.
+    """Calculate the load of each queue and of each CPU from the readings. With fewer than two readings, both are empty.
 
     A CPU's time is divided among the queues by the interrupts that it has served of each. Then the load of a CPU is that of the
     queues which are placed on it now, also if they were elsewhere before.

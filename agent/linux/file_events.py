@@ -87,9 +87,11 @@ class FileSource:
 
 
 def subscribe(replaced: Collection[str], cgroups: str) -> list[EventSource]:
-    """Subscribe to the files that are replaced, and to the cpusets below a root.
+    """Subscribe to events of files that are replaced as a whole, and of the cpusets of cgroups.
 
-    Nothing if the kernel has no more instances: a full reading comes regularly.
+    If the kernel has no more inotify instances, a source is left out: a full reading comes regularly.
+
+    :param replaced: the paths of the files. ``cgroups``: the root of the cgroups.
     """
     sources: list[EventSource] = []
     for files in (ReplacedFiles(replaced), Cpusets(cgroups)):

@@ -43,7 +43,7 @@ def topology(as_json: bool) -> None:
 
 
 def lines(nodes: Sequence[NumaNode], width: int) -> Iterator[str]:
-    """The tree, with the load of each core as its colour."""
+    """The lines of the tree. The colour of a core's line shows the core's load."""
     from cli.topology import MISPLACED, render
 
     for line, load in render(nodes, width):

@@ -1,4 +1,4 @@
-"""Makes the changes of NICs that wait for pods: these are taken from a NIC by taints, as `fleet maintain --device` does.
+"""Makes the changes of NICs that wait for pods. Taints end the pods of such a NIC, as those of `fleet maintain --device` do.
 
 It runs before the tasks that read the hardware, so that they read what the changes have made.
 """
@@ -134,7 +134,7 @@ def _step(nic: str) -> str:
 
 
 def _entry(spec: NodeSpec, name: str) -> Nic | None:
-    """The entry of the spec's `nics` that a NIC has its name from."""
+    """Find the entry of the spec's `nics` that gives a NIC this name."""
     return next(
         (
             entry

@@ -47,7 +47,7 @@ def deployed(
     :returns: the folder of the manifests.
     """
     plane, folder = cluster.plane, work / "manifests"
-    # The file's name makes pyinfra read lab_cluster.py of the group data.
+    # pyinfra reads group_data/lab_cluster.py, since this inventory has that name.
     file = work / "lab_cluster.py"
     file.write_text(Template(inventory).substitute(folder=repr(str(folder)), first=FIRST_NUMBER))
     with ThreadPoolExecutor() as pool:

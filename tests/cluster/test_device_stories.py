@@ -184,7 +184,7 @@ class Rails:
 def deployed(fresh_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rails]:
     """The node, deployed for claims and joined, with the driver."""
     plane, node, work = fresh_cluster.plane, fresh_cluster.nodes[0], tmp_path_factory.mktemp("rails")
-    # The file's name makes pyinfra read lab_cluster.py of the group data.
+    # pyinfra reads group_data/lab_cluster.py, since this inventory has that name.
     file, folder, before = work / "lab_cluster.py", work / "manifests", commands.rendered(instance.named())
     file.write_text(Template(INVENTORY).substitute(folder=repr(str(folder)), flaps=PATIENT, evict_after=EVICT_AFTER))
     kinds = (

@@ -24,7 +24,7 @@ from tests.cluster.conftest import LONG, Cluster, Say, is_open
 from tests.cluster.fleet.fleet_commands import start
 from tests.cluster.test_device_stories import Rails, deployed, pytestmark, rails
 from tests.cluster.test_operations import vfs
-from tests.cluster.test_sriov_plugin import give, spec
+from tests.cluster.test_sriov_plugin import give, give_vfs, spec
 from tests.lab.conftest import eventually, pyinfra
 
 __all__ = ["deployed", "pytestmark", "rails"]
@@ -132,10 +132,7 @@ def in_pod(node: Node, rail: Nic, address: str) -> End:
 
 def by_the_command(rails: Rails, rail: Nic, count: int, folder: Path) -> str:
     """Give the node the spec with another number of VFs, and maintain the NIC; what is printed."""
-    wanted = spec(rails.node)
-    (nic,) = (each for each in wanted["nics"] if each["name"] == rail.name)
-    nic["vfs"]["count"] = count
-    give(rails.node, wanted)
+    give_vfs(rails.node, rail, count)
     words = ("--device", rail.name, "--inventory", rails.inventory, "--allow", "vf-reset")
     process = start(rails.plane.admin, "maintain", rails.name, *words)
     output = "".join(process.communicate(timeout=LONG))
@@ -145,7 +142,7 @@ def by_the_command(rails: Rails, rail: Nic, count: int, folder: Path) -> str:
 
 def by_a_deploy(rails: Rails, rail: Nic, count: int, folder: Path) -> str:
     """Deploy the node with another number of VFs, and with `maintain_nics`; what is printed."""
-    # The file's name makes pyinfra read lab_cluster.py of the group data.
+    # pyinfra reads group_data/lab_cluster.py, since this inventory has that name.
     file = folder / "lab_cluster.py"
     text = Template(INVENTORY).substitute(inventory=repr(rails.inventory), count=count, rail=repr(rail.name))
     file.write_text(text)

@@ -11,7 +11,7 @@ from tests.cluster.conftest import LONG, is_open
 from tests.cluster.fleet.fleet_commands import start
 from tests.cluster.test_device_stories import Rails, deployed, pytestmark, rails
 from tests.cluster.test_operations import vfs
-from tests.cluster.test_sriov_plugin import give, spec
+from tests.cluster.test_sriov_plugin import give, give_vfs, spec
 from tests.lab.conftest import eventually, settled
 
 __all__ = ["deployed", "pytestmark", "rails"]
@@ -34,13 +34,10 @@ def test_a_surgery_whose_node_loses_power_leaves_nothing_tainted(rails: Rails, s
     node, plane = rails.node, rails.plane
     changed, other = node.machine.nics
     count, before = vfs(node, changed.pci), spec(node)
-    wanted = spec(node)
-    (nic,) = (each for each in wanted["nics"] if each["name"] == changed.name)
-    nic["vfs"]["count"] = count - 1
     maintain = ("maintain", rails.name, "--device", changed.name, "--inventory", rails.inventory, "--force")
     rails.claim_of("leaves", changed)
     rails.wait_runs_with("leaves", (changed,))
-    give(node, wanted)
+    give_vfs(node, changed, count - 1)
     try:
         # A drain that waits for a pod on a node without power gives up after this time.
         process = start(plane.admin, *maintain, "--allow", "vf-reset", "--drain-timeout", "90")

@@ -16,6 +16,7 @@ from lab import LabError, Node
 from lab.cluster import manifests as pods
 from lab.cluster import programs
 from lab.go import go_programs
+from lab.hardware import Nic
 from tasks.hardware import NodeHardware
 from tasks.kubernetes.manifests.device_plugins import DevicePlugins, Sriov
 from tasks.kubernetes.manifests.discovered import discover
@@ -91,6 +92,14 @@ def spec(node: Node) -> dict[str, Any]:
 def give(node: Node, wanted: dict[str, Any]) -> None:
     node.run(["sh", "-c", "cat > /etc/trackbed/node.json"], check=True, stdin=json.dumps(wanted))
     node.sh("systemctl reload trackbed")
+
+
+def give_vfs(node: Node, rail: Nic, count: int) -> None:
+    """Give the node its spec with another number of VFs of one NIC."""
+    wanted = spec(node)
+    (nic,) = (each for each in wanted["nics"] if each["name"] == rail.name)
+    nic["vfs"]["count"] = count
+    give(node, wanted)
 
 
 def plan(node: Node) -> str:
