@@ -105,13 +105,22 @@ def ignore_vfs(spec: NodeSpec) -> None:
     mark(name="Mark VFs", want=want)
 
 
-# A change event neither renames a netdev nor sets it down.
-_APPLY = """
+# A change event neither renames a netdev nor sets it down. The VFs are looked up here once more: while a boot's first pass
+# creates VFs, udev renames their netdevs, and what it renames after the reload is marked by that event.
+_APPLY = (
+    """
 udevadm control --reload
-for netdev; do udevadm trigger --action=change "/sys/class/net/$netdev"; done
+unmarked=$("""
+    + _UNMARKED
+    + """)
+for netdev in $unmarked; do
+  netdev="$1/sys/class/net/$netdev"
+  udevadm trigger --action=change "$netdev" || [ ! -e "$netdev" ]
+done
 udevadm settle --timeout=30 || true
 if systemctl --quiet is-active systemd-networkd; then networkctl reload; fi
 """
+)
 
 
 @operation()
@@ -120,5 +129,5 @@ def mark(want: dict[str, str]) -> Commands:
     have = host.get_fact(Texts, paths=(RULE, NETWORK))
     unmarked = host.get_fact(UnmarkedVfs) if want else []
     if have == want and unmarked:
-        yield script(_APPLY, *unmarked)
-    yield from replace(have, want, _APPLY, *unmarked)
+        yield script(_APPLY, "")
+    yield from replace(have, want, _APPLY, "")

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
+import pytest
 from attrs import evolve
 
 from agent.spec.node import NodeSpec, from_mapping
@@ -16,6 +19,8 @@ from tasks.host.network_managers import (
     UnmarkedVfs,
 )
 from tests.deploy.conftest import Answers, Node, Result, file_answers, files, of
+from tests.deploy.scripts import sh
+from tests.stand_ins import program
 
 MANAGERS = of(NetworkManagers)
 UNMARKED = of(UnmarkedVfs)
@@ -37,7 +42,8 @@ def test_both_managers_get_files_and_existing_vfs_are_marked(node: Node) -> None
     result = deploy(node, {MANAGERS: BOTH, UNMARKED: ["ens1f0v0", "ens1f0v1"]})
     assert result.uploads == {NEW_RULE: RULE_TEXT.encode(), NEW_NETWORK: NETWORK_TEXT.encode()}
     command = result.flat[-1]
-    assert command.endswith(f" sh put {RULE} put {NETWORK} -- ens1f0v0 ens1f0v1")
+    assert f" sh put {RULE} put {NETWORK} -- " in command
+    assert "udevadm trigger" in command
     assert "networkctl reload" in command
 
 
@@ -57,7 +63,42 @@ def test_a_vf_older_than_the_rule_is_marked_by_the_next_deploy(node: Node) -> No
     there = files(**{RULE: RULE_TEXT, NETWORK: NETWORK_TEXT})
     result = deploy(node, {**there, MANAGERS: BOTH, UNMARKED: ["ens1f0v1"]})
     assert len(result.flat) == 1
-    assert result.flat[0].endswith(" sh ens1f0v1")
+    assert "udevadm trigger" in result.flat[0]
+
+
+@pytest.fixture
+def vfs(tmp_path: Path) -> Path:
+    """A node with two VFs, of which udev has marked the first: the folder of its netdevs."""
+    (tmp_path / "run/udev/data").mkdir(parents=True)
+    (tmp_path / "run/udev/data/n1").write_text("E:TRACKBED_VF=1\n")
+    for index, name in enumerate(("ens1f0v0", "eth1"), 1):
+        (tmp_path / "sys/class/net" / name / "device/physfn").mkdir(parents=True)
+        (tmp_path / "sys/class/net" / name / "ifindex").write_text(f"{index}\n")
+    program(tmp_path / "bin/systemctl", "exit 1")
+    return tmp_path / "sys/class/net"
+
+
+def mark(vfs: Path, trigger: str) -> list[str]:
+    """Mark the VFs with a udevadm that does this for `udevadm trigger`; return the netdevs that it was called for."""
+    root = vfs.parents[2]
+    calls = root / "calls"
+    program(root / "bin/udevadm", f'[ "$1" = trigger ] || exit 0\necho "$3" >> {calls}\n{trigger}')
+    sh(network_managers._APPLY, root, PATH=f"{root}/bin:{os.environ['PATH']}")
+    return [Path(line).name for line in calls.read_text().splitlines()]
+
+
+def test_only_what_udev_has_not_marked_is_marked(vfs: Path) -> None:
+    assert mark(vfs, "exit 0") == ["eth1"]
+
+
+def test_a_netdev_that_udev_renames_meanwhile_does_not_stop_the_deploy(vfs: Path) -> None:
+    """During the first pass of a boot. The renaming is an event after the rules were read again, so it marks the VF."""
+    assert mark(vfs, f"mv {vfs}/eth1 {vfs}/ens1f0v1; exit 1") == ["eth1"]
+
+
+def test_a_vf_that_cannot_be_marked_stops_the_deploy(vfs: Path) -> None:
+    with pytest.raises(AssertionError):
+        mark(vfs, "exit 1")
 
 
 def test_in_observe_mode_the_managers_keep_what_they_manage(node: Node) -> None:
@@ -76,7 +117,7 @@ def test_without_a_network_manager_nothing_is_written(node: Node) -> None:
 def test_without_vfs_the_files_are_removed(node: Node) -> None:
     result = deploy(node, {MANAGERS: BOTH, **files(**{RULE: RULE_TEXT, NETWORK: NETWORK_TEXT})}, spec(0))
     (command,) = result.flat
-    assert command.endswith(f" sh remove {RULE} remove {NETWORK} --")
+    assert f" sh remove {RULE} remove {NETWORK} -- " in command
     assert "networkctl reload" in command
     assert result.uploads == {}
 
