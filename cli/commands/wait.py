@@ -43,7 +43,7 @@ def wait(
     timeout: float,
     as_json: bool,
 ) -> None:
-    """Wait until the node is ready.
+    """Wait until the node is ready. Changes that are deferred it does not wait for; `trackbed status` names them.
 
     --json prints ``ready`` and the ``reasons`` why it is not; ``ready`` is null if the command does not wait, due to --joined.
 

@@ -179,6 +179,26 @@ def watched(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.parametrize(
+    ("result", "refusal", "of", "code"),
+    [
+        ("applied", "", "h1", 0),
+        ("deferred", "", "h1", 0),
+        ("blocked", "", "h1", 1),
+        ("deferred", "no such NIC", "h2", 1),
+    ],
+)
+def test_what_waits_for_users_does_not_keep_a_node_from_being_ready_with_a_spec(
+    tmp_path: Path, result: Result, refusal: str, of: str, code: int
+) -> None:
+    why = Condition("UpToDate", "False" if result != "applied" else "True", "Deferred", "in use", severity="warn")
+    waits = Outcome(OUTCOME.change, result, "in use")
+    report(tmp_path, up_to_date=result == "applied", outcomes=(waits,), conditions=(why,), refusal=refusal)
+    done = trackbed(tmp_path, "wait", "--hash", of, "--timeout", "0.1")
+    assert (done.returncode, "in use" in done.stderr) == (code, result == "blocked")
+    assert refusal in done.stderr
+
+
 def test_watch_prints_a_line_for_each_change_and_ends_with_ctrl_c(tmp_path: Path) -> None:
     report(tmp_path)
     process = watched(tmp_path)
