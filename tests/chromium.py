@@ -141,7 +141,7 @@ def illegible(page: Path, scheme: Scheme, folder: Path, within: str = "body *") 
     """
     # The page's own policy lets no script run, so a copy without it is measured.
     text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page.read_text())
-    copy = page.with_name(f"{page.stem}-measured.html")
+    copy = page.with_name(f"{page.stem}-{scheme}.html")  # beside the page, as its links are relative
     copy.write_text(text.replace("</body>", f"{MEASURE.replace('WITHIN', within)}</body>"))
     (answer,) = re.findall(r'data-measured="([^"]+)"', _chromium(copy, scheme, folder, "--dump-dom"))
     copy.unlink()
