@@ -13,7 +13,7 @@ from tasks import (
     packages,
     pull,
     readiness,
-    reboot,
+    reboot_policy,
 )
 from tasks.containers import container_engine, container_runtime
 from tasks.drivers import erdma, gpu_driver, ofed, peer_memory
@@ -37,7 +37,7 @@ irqbalance.policy(spec.irqs.irqbalance, spec.mode)
 network_managers.ignore_vfs(spec=spec)
 boot.configure(spec=spec)
 firmware.configure()
-reboot.by_policy()
+reboot_policy.by_policy()
 version = agent.release()
 agent.stage(version=version)
 node_spec.deliver(spec=spec, version=version)
@@ -52,4 +52,4 @@ reporter.serve(version=version)
 kubelet.gate()
 pull.serve()
 readiness.wait(version=version, spec_hash=spec_hash(spec))
-reboot.return_to_service()
+reboot_policy.return_to_service()

@@ -1,7 +1,4 @@
-"""Who uses a host in a way that a reboot would break, and that no drain ends: see docs/disruption.md.
-
-A module of its own: the drivers' tasks request reboots, so they import tasks/reboot.py.
-"""
+"""Who uses a host in a way that a reboot would break, and that no drain ends: see docs/disruption.md."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 from attrs import evolve, frozen
 from pyinfra.context import host
 
-from tasks import disruption, reboot
+from tasks import disruption, reboot_policy
 from tasks.containers import container_engine
 from tasks.containers.engine_files import ContainersRun
 from tasks.drivers import erdma, gpu_driver
@@ -52,7 +52,7 @@ def boots() -> Answers:
 
 
 STEPS = [
-    Step("reboot", "reboot", {"reboot": {"policy": "allow"}}, reboot.by_policy, boots(), "systemctl reboot"),
+    Step("reboot", "reboot", {"reboot": {"policy": "allow"}}, reboot_policy.by_policy, boots(), "systemctl reboot"),
     Step(
         "reload of OFED's modules", "vf-reset", {}, test_ofed.in_force,
         {**test_ofed.stack(loaded="CD"), test_ofed.USERS: "end", **test_ofed.NO_REQUEST, **test_ofed.UNAME},
@@ -82,7 +82,7 @@ BELOW = {"reboot": "vf-reset", "vf-reset": "link-flap", "rebind": "none"}
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reboot, "POLL_INTERVAL", 0)
+    monkeypatch.setattr(reboot_policy, "POLL_INTERVAL", 0)
 
 
 def makes(node: Node, step: Step, policy: dict[str, Any]) -> tuple[bool, str]:
@@ -171,7 +171,7 @@ class Changing(Connector):
     ("code", "data", "before", "later"),
     [
         (limits.lift, {"limits": {}}, {LOSERS: ["cri-containerd-a.scope", "end"]}, {}),
-        (reboot.by_policy, {**STEPS[0].data, **careful()}, boots(), {of(NodeRebootRequests): ["boot-1"]}),
+        (reboot_policy.by_policy, {**STEPS[0].data, **careful()}, boots(), {of(NodeRebootRequests): ["boot-1"]}),
     ],
 )
 def test_what_is_no_longer_deferred_when_the_operations_run_is_not_named_at_the_end(
@@ -190,7 +190,7 @@ def test_what_is_no_longer_deferred_when_the_operations_run_is_not_named_at_the_
 def test_the_summary_comes_with_the_last_operation(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     def code() -> None:
         host.state.add_callback_handler(disruption.Summary())  # type: ignore[no-untyped-call]
-        reboot.by_policy()
+        reboot_policy.by_policy()
 
     node.data = {**STEPS[0].data, **careful()}
     result = node.deploy(code, STEPS[0].answers)

@@ -13,7 +13,7 @@ from pyinfra.api.operation import operation
 from pyinfra.context import host
 from pyinfra.operations import server
 
-from tasks import reboot
+from tasks import reboot, reboot_policy
 from tasks.common.commands import Commands, script
 from tasks.reboot import NodeRebootRequests
 from tests.deploy.conftest import Connector, Node, OwnConnector, of
@@ -99,26 +99,26 @@ def test_a_satisfied_reboot_request_is_withdrawn(node: Node) -> None:
 
 def test_without_a_request_nothing_happens(node: Node) -> None:
     node.data = {"reboot": {"policy": "allow"}}
-    result = node.deploy(reboot.by_policy, {REQUESTS: ["boot-1"]})
+    result = node.deploy(reboot_policy.by_policy, {REQUESTS: ["boot-1"]})
     assert result.planned == {"Reboot": False}
     assert result.flat == []
 
 
 def test_a_host_is_not_rebooted_unless_the_policy_allows_it(node: Node) -> None:
-    result = node.deploy(reboot.by_policy, {REQUESTS: ["boot-1", f"boot boot-1 {REASON} "]})
+    result = node.deploy(reboot_policy.by_policy, {REQUESTS: ["boot-1", f"boot boot-1 {REASON} "]})
     assert not result.failed
     assert result.flat == []
     assert any("the host is not rebooted (reboot.policy is 'never')" in line for line in result.log)
 
 
 def test_a_rebooted_host_runs_the_deploy_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reboot, "POLL_INTERVAL", 0)
+    monkeypatch.setattr(reboot_policy, "POLL_INTERVAL", 0)
     node.data = {"reboot": {"policy": "allow"}, "ready_timeout": 7}
 
     def code() -> None:
         server.shell(name="Driver", commands=["build-driver"], _env={"LEVEL": "1"})
         need_no_reboot(name="Satisfied")
-        reboot.by_policy()
+        reboot_policy.by_policy()
         server.shell(name="After", commands=["after"])
 
     due = ["boot-1", f"boot boot-1 {REASON} "]
@@ -132,9 +132,9 @@ def test_a_rebooted_host_runs_the_deploy_again(node: Node, monkeypatch: pytest.M
     assert not result.failed
     assert later[BOOT_ID] == [["boot-2"]]
     assert result.commands["Reboot"] == [
-        str(script(reboot._REBOOT)),
+        str(script(reboot_policy._REBOOT)),
         "refuse: boot-1",
-        str(script(reboot._SETTLED, "120")),
+        str(script(reboot_policy._SETTLED, "120")),
         "build-driver",
         "rm -f /var/lib/trackbed/reboots/boot",
     ]
@@ -143,13 +143,13 @@ def test_a_rebooted_host_runs_the_deploy_again(node: Node, monkeypatch: pytest.M
 
 
 def test_a_new_request_after_each_reboot_ends_at_the_limit(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reboot, "POLL_INTERVAL", 0)
+    monkeypatch.setattr(reboot_policy, "POLL_INTERVAL", 0)
     node.data = {"reboot": {"policy": "allow"}}
     readings = [[f"boot-{n}", f"boot boot-{n} {n} is too many "] for n in range(1, 5)]
     later = {REQUESTS: Turns(readings), BOOT_ID: Turns([["boot-2"], ["boot-3"], ["boot-4"]])}
-    result = node.deploy(reboot.by_policy, {REQUESTS: readings[0]}, later)
+    result = node.deploy(reboot_policy.by_policy, {REQUESTS: readings[0]}, later)
     assert result.failed
-    assert sum(command == str(script(reboot._REBOOT)) for command in result.flat) == reboot.MAX_REBOOTS
+    assert sum(command == str(script(reboot_policy._REBOOT)) for command in result.flat) == reboot_policy.MAX_REBOOTS
     assert result.flat[-1] == (
         "refuse: rebooted 3 times in this deploy, and another reboot is still wanted: boot: 4 is too many"
     )
@@ -161,14 +161,14 @@ def test_a_new_request_after_each_reboot_ends_at_the_limit(node: Node, monkeypat
 def test_a_reboot_that_fails_is_a_failure_whatever_the_inventory_says_of_errors(
     node: Node, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(reboot, "POLL_INTERVAL", 0)
+    monkeypatch.setattr(reboot_policy, "POLL_INTERVAL", 0)
     node.data = {"reboot": {"policy": "allow", "timeout": 30}, **given}
     clock = itertools.count()
-    monkeypatch.setattr("tasks.reboot.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("tasks.reboot_policy.time.monotonic", lambda: next(clock))
     due = ["boot-1", f"boot boot-1 {REASON} "]
-    result = node.deploy(reboot.by_policy, {REQUESTS: due}, {REQUESTS: due, BOOT_ID: ["boot-1"]})
+    result = node.deploy(reboot_policy.by_policy, {REQUESTS: due}, {REQUESTS: due, BOOT_ID: ["boot-1"]})
     assert result.failed
-    assert sum(command == str(script(reboot._REBOOT)) for command in result.flat) == 1
+    assert sum(command == str(script(reboot_policy._REBOOT)) for command in result.flat) == 1
     assert not any("deferred" in line for line in result.log)
     assert any("did not shut down within 30 s" in line for line in result.errors)
 
@@ -182,21 +182,21 @@ class Silent(list[str]):
 
 
 def test_an_attempt_that_hangs_times_out_and_is_repeated(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reboot, "POLL_INTERVAL", 0)
-    monkeypatch.setattr(reboot, "ATTEMPT_TIMEOUT", 1)
+    monkeypatch.setattr(reboot_policy, "POLL_INTERVAL", 0)
+    monkeypatch.setattr(reboot_policy, "ATTEMPT_TIMEOUT", 1)
     node.data = {"reboot": {"policy": "allow"}}
     due = ["boot-1", f"boot boot-1 {REASON} "]
     later = {REQUESTS: Turns([due, ["boot-2"]]), BOOT_ID: Turns([["boot-1"], Silent(), ["boot-2"]])}
     # Fails the test instead of hanging it.
     with gevent.Timeout(60):
-        result = node.deploy(reboot.by_policy, {REQUESTS: due}, later)
+        result = node.deploy(reboot_policy.by_policy, {REQUESTS: due}, later)
     assert not result.failed
 
 
 def test_the_program_that_gives_sudo_its_password_is_not_deleted_by_the_old_connection(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reboot, "POLL_INTERVAL", 0)
+    monkeypatch.setattr(reboot_policy, "POLL_INTERVAL", 0)
     node.data = {"reboot": {"policy": "allow"}}
 
     @operation()
@@ -207,7 +207,7 @@ def test_the_program_that_gives_sudo_its_password_is_not_deleted_by_the_old_conn
 
     def code() -> None:
         answer_sudo(name="Password")
-        reboot.by_policy()
+        reboot_policy.by_policy()
 
     due = ["boot-1", f"boot boot-1 {REASON} "]
     later = {REQUESTS: Turns([due, ["boot-2"]]), BOOT_ID: ["boot-2"], "rm -f /tmp/pyinfra-sudo-askpass": Silent()}
@@ -218,7 +218,7 @@ def test_the_program_that_gives_sudo_its_password_is_not_deleted_by_the_old_conn
 
 
 def test_the_old_connection_is_closed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reboot, "POLL_INTERVAL", 0)
+    monkeypatch.setattr(reboot_policy, "POLL_INTERVAL", 0)
     closed = []
 
     class WithClient(Connector):
@@ -232,17 +232,17 @@ def test_the_old_connection_is_closed(node: Node, monkeypatch: pytest.MonkeyPatc
     reachable = evolve(node, data={"reboot": {"policy": "allow"}}, connector=WithClient)
     due = ["boot-1", f"boot boot-1 {REASON} "]
     result = reachable.deploy(
-        reboot.by_policy, {REQUESTS: due}, {REQUESTS: Turns([due, ["boot-2"]]), BOOT_ID: ["boot-2"]}
+        reboot_policy.by_policy, {REQUESTS: due}, {REQUESTS: Turns([due, ["boot-2"]]), BOOT_ID: ["boot-2"]}
     )
     assert not result.failed
     assert closed == ["closed"]
 
 
 def test_a_host_that_does_not_come_back_fails(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reboot, "POLL_INTERVAL", 0)
+    monkeypatch.setattr(reboot_policy, "POLL_INTERVAL", 0)
     clock = iter(range(0, 1000, 20))
-    monkeypatch.setattr("tasks.reboot.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("tasks.reboot_policy.time.monotonic", lambda: next(clock))
     node.data = {"reboot": {"policy": "allow", "timeout": 60}}
-    result = node.deploy(reboot.by_policy, {REQUESTS: ["boot-1", f"boot boot-1 {REASON} "], BOOT_ID: ["boot-1"]})
+    result = node.deploy(reboot_policy.by_policy, {REQUESTS: ["boot-1", f"boot boot-1 {REASON} "], BOOT_ID: ["boot-1"]})
     assert result.failed
     assert any("the host did not shut down within 60 s of its reboot" in line for line in result.log)

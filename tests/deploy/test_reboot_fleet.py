@@ -19,7 +19,7 @@ from pyinfra.api.state import State, StateStage
 from pyinfra.context import ctx_host, ctx_state
 from pyinfra.operations import server
 
-from tasks import disruption, reboot
+from tasks import disruption, reboot_policy
 from tasks.common import failures
 from tasks.common.turns import Turns, hosts_of
 from tasks.reboot import NodeRebootRequests
@@ -91,8 +91,8 @@ class Simulated(Connector):
 @pytest.fixture(autouse=True)
 def machines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machines]:
     clock = itertools.count()
-    monkeypatch.setattr(reboot, "POLL_INTERVAL", 0)
-    monkeypatch.setattr("tasks.reboot.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr(reboot_policy, "POLL_INTERVAL", 0)
+    monkeypatch.setattr("tasks.reboot_policy.time.monotonic", lambda: next(clock))
     MACHINES.append(Machines())
     yield MACHINES[-1]
     MACHINES.pop()
@@ -103,7 +103,7 @@ def deploy(groups: dict[str, tuple[list[str], dict[str, Any]]], code: Callable[[
 
     def steps() -> None:
         server.shell(name="Last step before the reboot", commands=["last step"])
-        reboot.by_policy()
+        reboot_policy.by_policy()
         server.shell(name="After", commands=["after"])
 
     names = [(name, {"fake_delay": 0, "fake_delay_jitter": 0}) for hosts, _ in groups.values() for name in hosts]

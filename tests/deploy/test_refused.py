@@ -17,7 +17,7 @@ import pytest
 from pyinfra.api.exceptions import DeployError
 
 from agent.spec.node import NodeSpec
-from tasks import fabric, firmware, kubernetes, nccl, node_spec, pull, readiness, reboot
+from tasks import fabric, firmware, kubernetes, nccl, node_spec, pull, readiness, reboot_policy
 from tasks.containers import container_engine, container_runtime
 from tasks.drivers import erdma, gpu_driver, ofed, peer_memory
 from tasks.host import kernel, kernel_modules, limits
@@ -52,7 +52,7 @@ TASKS: dict[str, Callable[[], object]] = {
     "peer_memory": peer_memory.configure,
     "pull": pull.serve,
     "ready_timeout": partial(readiness.wait, version="1-a", spec_hash="abc"),
-    "reboot": reboot.by_policy,
+    "reboot": reboot_policy.by_policy,
     "reporter_listen": partial(reporter.serve, version="1-a"),
 }
 """The task of each key; other keys are those of the spec and of pyinfra."""

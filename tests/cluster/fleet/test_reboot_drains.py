@@ -9,7 +9,7 @@ import pytest
 from attrs import evolve
 
 from lab.cluster.control_plane import ControlPlane
-from tasks import reboot
+from tasks import reboot_policy
 from tests.cluster.fleet.fleet_commands import make_node, no_nodes, plane, until
 from tests.cluster.fleet.test_fleet_maintain import cordoned, forbid, kubelets, pods, workload
 from tests.cluster.fleet.test_fleet_rights import rule, user_with
@@ -25,7 +25,7 @@ def host(
     plane: ControlPlane, no_nodes: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Node]:
     """A host that needs a reboot. It is simulated, and its Node m1 is an object only."""
-    monkeypatch.setattr(reboot, "POLL_INTERVAL", 0)
+    monkeypatch.setattr(reboot_policy, "POLL_INTERVAL", 0)
     make_node(plane, "m1")
     OfCluster.machine = Machine(Cluster({}))
     rights = [

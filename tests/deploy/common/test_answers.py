@@ -13,7 +13,7 @@ from pyinfra.facts.deb import DebPackages
 from pyinfra.facts.files import FileContents
 from pyinfra.facts.server import Hostname, LinuxDistribution, Which
 
-from tasks import reboot
+from tasks import reboot_policy
 from tasks.original_state import Recorded
 from tasks.packages.dkms import RunningKernel
 from tasks.reboot import NodeRebootRequests
@@ -102,11 +102,11 @@ def test_a_command_that_fails_is_no_answer(node: Node, succeeds: bool) -> None:
 
 def test_text_before_the_boot_id_is_no_other_boot(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count()
-    monkeypatch.setattr(reboot, "POLL_INTERVAL", 0)
-    monkeypatch.setattr("tasks.reboot.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr(reboot_policy, "POLL_INTERVAL", 0)
+    monkeypatch.setattr("tasks.reboot_policy.time.monotonic", lambda: next(clock))
     node.connector = Noisy
     node.data = {"reboot": {"policy": "allow", "timeout": 30}}
     still = {of(NodeRebootRequests): ANSWERS[of(NodeRebootRequests)], "cat /proc/sys/kernel/random/boot_id": [BOOT]}
-    result = node.deploy(reboot.by_policy, still)
+    result = node.deploy(reboot_policy.by_policy, still)
     assert result.failed
     assert any("did not shut down within 30 s" in line for line in result.errors)

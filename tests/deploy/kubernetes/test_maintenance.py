@@ -17,7 +17,7 @@ from pyinfra.operations import server
 
 from agent.report import names
 from fleet.maintenance_record import Record
-from tasks import reboot
+from tasks import reboot_policy
 from tasks.reboot import NodeRebootRequests
 from tasks.reboot_users import RebootUsers
 from tests.deploy.conftest import Connector, Node, Result, of, status
@@ -97,7 +97,7 @@ def cluster() -> Cluster:
 
 @pytest.fixture
 def host(node: Node, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
-    monkeypatch.setattr(reboot, "POLL_INTERVAL", 0)
+    monkeypatch.setattr(reboot_policy, "POLL_INTERVAL", 0)
     monkeypatch.setattr("fleet.node_patch.CHECK_INTERVAL", 0.01)
     monkeypatch.setattr("tasks.kubernetes.maintenance.POLL_INTERVAL", 0.01)
     OfCluster.machine = Machine(cluster)
@@ -110,9 +110,9 @@ def host(node: Node, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.Monke
 def deploy(host: Node) -> Result:
     def code() -> None:
         server.shell(name="First", commands=["first step"])
-        reboot.by_policy()
+        reboot_policy.by_policy()
         server.shell(name="Spec", commands=["deliver the spec"])
-        reboot.return_to_service()
+        reboot_policy.return_to_service()
 
     return host.deploy(code, {})
 

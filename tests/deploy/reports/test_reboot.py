@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks import reboot
+from tasks import reboot_policy
 from tests.deploy.scripts import sh
 from tests.stand_ins import program
 
@@ -25,7 +25,7 @@ def reboots(root: Path, *answers: str) -> None:
     program(root / "bin/busctl", f"cd {root}; cat locks.0; if [ -e locks.1 ]; then mv locks.1 locks.0; fi")
     program(root / "bin/sleep", f"echo waited >> {root}/log")
     program(root / "bin/systemd-run", f"echo rebooted >> {root}/log")
-    sh(reboot._REBOOT, PATH=f"{root}/bin:{os.environ['PATH']}")
+    sh(reboot_policy._REBOOT, PATH=f"{root}/bin:{os.environ['PATH']}")
 
 
 @pytest.mark.parametrize("lock", [pytest.param(APT, id="systemd-38428"), pytest.param(APT, id="subiquity-2182")])
