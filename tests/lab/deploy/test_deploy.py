@@ -4,7 +4,7 @@ import json
 import subprocess
 
 from lab import MACHINES, Node
-from tests.lab.conftest import changed, pyinfra, ready
+from tests.lab.conftest import changed, inventory_data, pyinfra, ready, said
 
 PF = MACHINES[0].nics[0].netdev
 
@@ -59,6 +59,17 @@ def test_more_vfs_than_the_device_has_stop_the_deploy_with_the_remedy(node: Node
     assert "NIC rail0 has 7 VFs at most, the spec wants 8; lower vfs.count to 7" in text
     assert node.sh("cat /etc/trackbed/node.json") == before
     assert node.sh(f"cat /sys/class/net/{PF}/device/sriov_numvfs").strip() == "7"
+
+
+def test_a_change_that_the_policy_does_not_allow_is_named_and_the_deploy_goes_on(node: Node) -> None:
+    nics = json.loads(node.sh("cat /etc/trackbed/node.json"))["nics"]
+    nics[0]["vfs"]["count"] = 5
+    data = inventory_data({"nics": nics, "disruption": {"allow": "none"}})
+    done = pyinfra("-y", "inventories/lab.py", "deploy.py", "--limit", "node1", *data)
+    assert done.returncode == 0, said(done)
+    assert "deferred on 1 of 1 hosts: vfs 0000:21:00.0 count: 7 -> 5: vf-reset is not allowed now" in said(done)
+    assert node.sh(f"cat /sys/class/net/{PF}/device/sriov_numvfs").strip() == "7"
+    assert ready(node)
 
 
 def test_an_unknown_key_stops_the_deploy_before_a_node_is_touched(node: Node) -> None:
