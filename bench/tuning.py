@@ -15,7 +15,6 @@ import json
 import shlex
 import subprocess
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Protocol
 
 import click
@@ -257,8 +256,8 @@ def measure(ends: tuple[End, End], way: Way, setting: Setting, seconds: int) -> 
     help="Two servers of yours instead of the lab's nodes; ssh logs in as root.",
 )
 @click.option("--pf", default=PF, show_default=True, help="The netdev of the PF, on both hosts.")
-def main(rounds: int, seconds: int, picture: Path, record: bool, hosts: tuple[str, str] | None, pf: str) -> None:
-    """Print and draw the requests a second of each way with each setting, their p99 and CPU time, and a program's stops."""
+def main(rounds: int, seconds: int, record: bool, hosts: tuple[str, str] | None, pf: str) -> None:
+    """Print the requests a second of each way with each setting, their p99 and CPU time, and a program's stops."""
     server, client = map(Server, hosts) if hosts else nodes()[:2]
     ends = End.of(server, pf, "10.99.0.1"), End.of(client, pf, "10.99.0.2")
     ways, settings = {way.name: way for way in WAYS}, {setting.name: setting for setting in SETTINGS}
@@ -267,7 +266,6 @@ def main(rounds: int, seconds: int, picture: Path, record: bool, hosts: tuple[st
         [(way, setting) for way in ways for setting in settings],
         lambda way, setting: measure(ends, ways[way], settings[setting], seconds),
         rounds=rounds,
-        picture=picture,
         record=record,
     )
 

@@ -218,15 +218,14 @@ def measure(way: str, setting: Setting, seconds: float) -> dict[str, float]:
 @click.command()
 @options(NAME)
 @click.option("--seconds", default=4.0, show_default=True, help="How long each measurement takes.")
-def main(rounds: int, seconds: float, record: bool, picture: Path) -> None:
-    """Print and draw the requests a second of each way with each setting, their p99, and their CPU time."""
+def main(rounds: int, seconds: float, record: bool) -> None:
+    """Print the requests a second of each way with each setting, their p99, and their CPU time."""
     settings = {setting.name: setting for setting in SETTINGS}
     compare(
         NAME,
         [(way, setting) for way in WAYS for setting in settings],
         lambda way, setting: measure(way, settings[setting], seconds),
         rounds=rounds,
-        picture=picture,
         record=record,
     )
 
