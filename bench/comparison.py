@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from typing import TypeVar
 
 import click
 from rich.console import Console
@@ -22,8 +24,8 @@ COLUMNS = {
 }
 MEASURED = [key for key in COLUMNS if key not in ("way", "setting")]
 
-Measure = Callable[[str, str], Mapping[str, float]]
-"""Measures a way with a setting, both by name. Its keys are those of the columns."""
+W = TypeVar("W")
+S = TypeVar("S")
 
 
 def options(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -35,15 +37,26 @@ def options(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return lambda command: record(rounds(command))
 
 
-def compare(name: str, cases: Sequence[tuple[str, str]], measure: Measure, *, rounds: int, record: bool) -> None:
-    """Measure the cases, each a way and a setting, in some rounds; print the table, and record it if asked to.
+def compare(
+    name: str,
+    ways: Mapping[str, W],
+    settings: Mapping[str, S],
+    measure: Callable[[W, S], Mapping[str, float]],
+    *,
+    rounds: int,
+    record: bool,
+) -> None:
+    """Measure each way with each setting in some rounds; print the table, and record it if asked to.
 
     Each round measures every case once, so that what else the machines do meanwhile is spread over all cases.
+
+    :param measure: its keys are those of the columns.
     """
     results: dict[tuple[str, str], list[Mapping[str, float]]] = {}
     for number in range(rounds):
-        for case in track(cases, f"round {number + 1} of {rounds}", console=Console(stderr=True)):
-            results.setdefault(case, []).append(measure(*case))
+        cases = [*product(ways, settings)]
+        for way, setting in track(cases, f"round {number + 1} of {rounds}", console=Console(stderr=True)):
+            results.setdefault((way, setting), []).append(measure(ways[way], settings[setting]))
     runs = rows(results)
     printed = Table(*COLUMNS.values(), title=f"median (range) of {rounds} rounds")
     for run in runs:

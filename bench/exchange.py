@@ -1,7 +1,7 @@
 """Small requests over TCP, their answers, and a program that spins beside them: the load of the benchmarks of tuning.
 
-It needs only Python's standard library, because `bench.tuning` sends this file to the nodes: `answer ADDRESS` answers until it
-is ended, and `request ADDRESS SECONDS` and `spin SECONDS` print what they measured as JSON.
+It needs only Python's standard library, because `bench.tuning` sends this file to the nodes: `answer ADDRESS` prints a line
+once it listens, and answers until it is ended. `request ADDRESS SECONDS` and `spin SECONDS` print what they measured as JSON.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import socket
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,16 +27,13 @@ ASK_BUSY = b"busy"
 """The message that is answered with the CPU time of the answering machine."""
 
 
-def answer(address: str, listening: Callable[[], object]) -> None:
-    """Send back whatever comes, until the process is ended.
-
-    :param listening: called once the socket listens.
-    """
+def answer(address: str) -> None:
+    """Send back whatever comes, until the process is ended."""
     listener = socket.create_server((address, PORT), backlog=CONNECTIONS)
     poll = select.epoll()
     poll.register(listener, select.EPOLLIN)
     peers: dict[int, socket.socket] = {}
-    listening()
+    print("listening", flush=True)  # noqa: T201
     while True:
         for number, _ in poll.poll():
             if number == listener.fileno():
@@ -53,12 +50,11 @@ def answer(address: str, listening: Callable[[], object]) -> None:
                     poll.unregister(number)
 
 
-def request(address: str, seconds: float, *, one_machine: bool) -> dict[str, float]:
+def request(address: str, seconds: float) -> dict[str, float]:
     """Send on each connection, wait for the answer, send again.
 
-    :param one_machine: both ends run on this machine, so its CPU time is that of both.
     :returns: ``rate``, requests a second; ``p99``, of their times in microseconds; ``cpu``, CPU microseconds of a request on
-        both ends together.
+        the machines of both ends together. If both ends are on one machine, its time counts twice.
     :raises TimeoutError: the other end does not answer.
     """
     poll, sent, times = select.epoll(), {}, []
@@ -68,7 +64,7 @@ def request(address: str, seconds: float, *, one_machine: bool) -> dict[str, flo
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         peers[peer.fileno()] = peer
     asked = next(iter(peers.values()))
-    before = busy() + (0.0 if one_machine else _busy_there(asked))
+    before = busy() + _busy_there(asked)
     for number in peers:
         poll.register(number, select.EPOLLIN)
     end = time.perf_counter_ns() + int(seconds * 1e9)
@@ -89,7 +85,7 @@ def request(address: str, seconds: float, *, one_machine: bool) -> dict[str, flo
                 peers[number].sendall(MESSAGE)
             else:
                 waiting -= 1
-    used = busy() + (0.0 if one_machine else _busy_there(asked)) - before
+    used = busy() + _busy_there(asked) - before
     return {"rate": len(times) / seconds, "p99": p99(times), "cpu": used * 1e6 / len(times)}
 
 
@@ -132,8 +128,8 @@ def _busy_there(peer: socket.socket) -> float:
 def main(command: str, *words: str) -> None:
     """Run one end on a node, or the program that spins."""
     if command == "answer":
-        answer(words[0], lambda: None)
-    measured = spin(float(words[0])) if command == "spin" else request(words[0], float(words[1]), one_machine=False)
+        answer(words[0])
+    measured = spin(float(words[0])) if command == "spin" else request(words[0], float(words[1]))
     print(json.dumps(measured))  # noqa: T201
 
 

@@ -260,11 +260,11 @@ def main(rounds: int, seconds: int, record: bool, hosts: tuple[str, str] | None,
     """Print the requests a second of each way with each setting, their p99 and CPU time, and a program's stops."""
     server, client = map(Server, hosts) if hosts else nodes()[:2]
     ends = End.of(server, pf, "10.99.0.1"), End.of(client, pf, "10.99.0.2")
-    ways, settings = {way.name: way for way in WAYS}, {setting.name: setting for setting in SETTINGS}
     compare(
         NAME,
-        [(way, setting) for way in ways for setting in settings],
-        lambda way, setting: measure(ends, ways[way], settings[setting], seconds),
+        {way.name: way for way in WAYS},
+        {setting.name: setting for setting in SETTINGS},
+        lambda way, setting: measure(ends, way, setting, seconds),
         rounds=rounds,
         record=record,
     )

@@ -12,14 +12,14 @@ is on, so that is a setting of its own. macvlan is on top of a veth.
 
 from __future__ import annotations
 
-import multiprocessing
+import json
 import os
 import socket
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import click
 from attrs import evolve, frozen
@@ -99,12 +99,12 @@ def _ip(words: str, check: bool = True) -> None:
 
 
 @contextmanager
-def _made(way: str) -> Iterator[None]:
-    """The namespaces and netdevs of a way."""
+def _made(way: Sequence[str]) -> Iterator[None]:
+    """The namespaces, and the netdevs that these commands of ``ip`` make."""
     try:
         for end in (HOST, *ENDS):
             _ip(f"netns add {_name(end)}")
-        for words in WAYS[way]:
+        for words in way:
             _ip(words)
         for number, end in enumerate(ENDS, 1):
             _ip(f"-n {_name(end)} address add 10.99.0.{number}/24 dev eth0")
@@ -161,58 +161,39 @@ def _expect(setting: Setting, written: int) -> None:
         raise click.ClickException(f"no veth has NAPI instances, so {setting.name} cannot be measured on this kernel")
 
 
-def _child(function: Callable[..., Any], *given: Any, end: str = "", cpus: Sequence[int] = ()) -> Any:
-    """Start a function in a new process, in a namespace and on these CPUs. Returns the process, and our end of a pipe to it."""
-    ours, theirs = multiprocessing.Pipe()
-
-    def run() -> None:
-        os.sched_setaffinity(0, cpus)
-        with inside(_namespace(end)) if end else nullcontext():
-            function(theirs, *given)
-
-    process = multiprocessing.get_context("fork").Process(target=run, daemon=True)
-    process.start()
-    theirs.close()
-    return process, ours
+def _run(words: str, cpus: Sequence[int], end: str = "") -> subprocess.Popen[str]:
+    """Start one of the programs of :mod:`bench.exchange` on these CPUs, and in the namespace of an end."""
+    inside = f"ip netns exec {_name(end)}" if end else ""
+    command = [*inside.split(), "taskset", "-c", ",".join(map(str, cpus)), sys.executable, "-I", exchange.__file__]
+    return subprocess.Popen([*command, *words.split()], stdout=subprocess.PIPE, text=True)
 
 
-def _answer(pipe: Any) -> None:
-    exchange.answer(SERVER, lambda: pipe.send("serving"))
+def _measured(program: subprocess.Popen[str]) -> dict[str, float]:
+    output, _ = program.communicate()
+    if program.returncode:
+        raise click.ClickException("the requests or the spinning program failed: its error stands above")
+    result: dict[str, float] = json.loads(output)
+    return result
 
 
-def _request(pipe: Any, seconds: float) -> None:
-    pipe.send(exchange.request(SERVER, seconds, one_machine=True))
-
-
-def _spin(pipe: Any, seconds: float) -> None:
-    pipe.send(exchange.spin(seconds))
-
-
-def measure(way: str, setting: Setting, seconds: float) -> dict[str, float]:
+def measure(way: Sequence[str], setting: Setting, seconds: float) -> dict[str, float]:
     """One round: requests a second, their p99, CPU time of a request, and the p99 of how long the spinning program stopped."""
     every = sorted(os.sched_getaffinity(0))
     cpus = every[:-1] or every if setting.spin else every
-    with _made(way):
+    with _made(way), ExitStack() as started:
         _set(setting)
-        server, serving = _child(_answer, end=ENDS[0], cpus=cpus)
-        spinning = spinner = None
-        try:
-            serving.recv()
-            client, answered = _child(_request, seconds, end=ENDS[1], cpus=cpus)
-            if setting.spin:
-                spinner, spinning = _child(_spin, seconds, cpus=every[-1:])
-            result: dict[str, float] = answered.recv()
-            stops = spinning.recv() if spinning else {}
-            client.join()
-        finally:
-            for process in (server, spinner):
-                if process is not None:
-                    process.kill()
-                    process.join()
-    if not setting.spin:
-        return result
-    # The spinning program would count as work for the requests.
-    return {"rate": result["rate"], "p99": result["p99"], "gap": stops["gap"]}
+        server = started.enter_context(_run(f"answer {SERVER}", cpus, ENDS[0]))
+        started.callback(server.kill)
+        if not (server.stdout and server.stdout.readline()):
+            raise click.ClickException("the server did not start: its error stands above")
+        client = _run(f"request {SERVER} {seconds}", cpus, ENDS[1])
+        if not setting.spin:
+            result = _measured(client)
+            # Both ends asked this machine for its time.
+            return {**result, "cpu": result["cpu"] / 2}
+        # The spinning program would count as work for the requests.
+        stops, result = _measured(_run(f"spin {seconds}", every[-1:])), _measured(client)
+        return {"rate": result["rate"], "p99": result["p99"], "gap": stops["gap"]}
 
 
 @click.command()
@@ -220,11 +201,11 @@ def measure(way: str, setting: Setting, seconds: float) -> dict[str, float]:
 @click.option("--seconds", default=4.0, show_default=True, help="How long each measurement takes.")
 def main(rounds: int, seconds: float, record: bool) -> None:
     """Print the requests a second of each way with each setting, their p99, and their CPU time."""
-    settings = {setting.name: setting for setting in SETTINGS}
     compare(
         NAME,
-        [(way, setting) for way in WAYS for setting in settings],
-        lambda way, setting: measure(way, settings[setting], seconds),
+        WAYS,
+        {setting.name: setting for setting in SETTINGS},
+        lambda way, setting: measure(way, setting, seconds),
         rounds=rounds,
         record=record,
     )
