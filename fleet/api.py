@@ -49,9 +49,6 @@ ABSENT, FORBIDDEN = 404, 403
 SHUT_OUT = "shut-out"
 """The ConfigMap with the names of the Nodes that are shut out, each with the reason."""
 
-TIMEOUT = httpx2.Timeout(10.0, read=30.0)
-"""Seconds for the connection, and for the answer: a list of thousands of Nodes takes a while."""
-
 PAGE = 500
 """Objects in one answer to a list."""
 
@@ -186,18 +183,14 @@ def api(kubeconfig: Path | None, context: str | None = None) -> Iterator[Api]:
 
     :raises Failed: the API server does not say its time.
     """
-    with _client(kubeconfig, context) as client:
-        user, now = _user_and_time(client)
+    with client(kubeconfig, context) as connected:
+        with answers(connected):
+            review = connected.create(SelfSubjectReview())
+            user = review.status.userInfo.username if review.status and review.status.userInfo else None
+            now = review.metadata.creationTimestamp if review.metadata else None
         if now is None:
-            raise Failed(f"{client.config.cluster.server} does not say its time, which needs Kubernetes 1.28")
-        yield Api(client, user or "unknown", now)
-
-
-def _user_and_time(client: Client) -> tuple[str | None, datetime | None]:
-    with answers(client):
-        review = client.create(SelfSubjectReview())
-        user = review.status.userInfo.username if review.status and review.status.userInfo else None
-        return user, review.metadata.creationTimestamp if review.metadata else None
+            raise Failed(f"{connected.config.cluster.server} does not say its time, which needs Kubernetes 1.28")
+        yield Api(connected, user or "unknown", now)
 
 
 @contextmanager
@@ -236,9 +229,12 @@ def _from_environment(context: str | None) -> SingleConfig:
         ) from None
 
 
-def _client(kubeconfig: Path | None, context: str | None) -> Client:
-    config = _from_environment(context) if kubeconfig is None else from_kubeconfig(kubeconfig, context)
-    return connect(config, "trackbed-fleet", TIMEOUT)
+def client(kubeconfig: Path | None, context: str | None = None) -> Client:
+    """A client of a kubeconfig's cluster; without one, of that of the environment.
+
+    :raises ConfigError: the kubeconfig, its context, or what they name cannot be used.
+    """
+    return connect(_from_environment(context) if kubeconfig is None else from_kubeconfig(kubeconfig, context))
 
 
 @contextmanager
@@ -253,7 +249,7 @@ def errors() -> Iterator[None]:
     except (Misconfigured, PluginFailed) as error:
         raise Failed(str(error)) from None
     except ConfigError as error:
-        raise Failed(f"{error}; give --kubeconfig FILE (and --context NAME)") from None
+        raise Failed(f"{error}; give another kubeconfig, or another context") from None
     except ApiError as error:
         raise (Unavailable if code(error) in TEMPORARY else Failed)(explain(error)) from None
     except httpx2.LocalProtocolError as error:

@@ -92,13 +92,6 @@ def unreachable(error: httpx2.TransportError) -> str:
     return f"the API server cannot be reached: {str(error) or type(error).__name__}"
 
 
-def why(error: httpx2.HTTPError) -> str:
-    """Why a request to the API server failed."""
-    if isinstance(error, httpx2.TransportError):
-        return unreachable(error)
-    return (error.status.message if isinstance(error, ApiError) else None) or str(error)
-
-
 def _with_status(e: httpx2.HTTPError) -> httpx2.HTTPError:
     """The API server's error, also for an answer that is no JSON, or has no Content-Type, which lightkube's function expects.
 
@@ -154,16 +147,21 @@ def _transport(config: SingleConfig) -> httpx2.HTTPTransport | None:
     return _Proxied(httpx2.URL(cluster.proxy_url), trust)
 
 
-def connect(config: SingleConfig, name: str, timeout: httpx2.Timeout | None = None) -> Client:
+TIMEOUT = httpx2.Timeout(10.0, read=30.0)
+"""Seconds for the connection, and for the answer: a list of thousands of Nodes takes a while."""
+
+
+def connect(config: SingleConfig) -> Client:
     """A client of this cluster.
 
-    :param name: the field manager of what it writes.
     :raises Misconfigured: the kubeconfig's credential plugin is not installed; a certificate, a key or a proxy cannot be used.
     """
     config = _with_exec_info(config)
     files = "a certificate or key of the kubeconfig or of SSL_CERT_FILE"
     return made(
-        lambda: Client(config, timeout=timeout, field_manager=name, transport=_transport(config)), files, REMEDY
+        lambda: Client(config, timeout=TIMEOUT, field_manager="trackbed-fleet", transport=_transport(config)),
+        files,
+        REMEDY,
     )
 
 

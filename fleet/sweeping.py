@@ -22,7 +22,6 @@ from datetime import datetime
 from threading import Event
 from typing import Any
 
-import httpx2
 from attrs import evolve, field, frozen
 from lightkube import ApiError
 from lightkube.models.coordination_v1 import LeaseSpec
@@ -33,8 +32,7 @@ from lightkube.types import PatchType
 
 from agent.report import names
 from fleet import device_rules
-from fleet.api import ABSENT, CONFLICTS, Api, Failed, answers, code
-from fleet.connection import why
+from fleet.api import ABSENT, CONFLICTS, Api, Failed, answers, code, errors
 from fleet.device_rules import DevicePlan, DeviceRule
 from fleet.objects import (
     annotations_of,
@@ -173,10 +171,8 @@ def sweep(api: Api, decided: Plan, stop: Event) -> SweepResult:
 def _noting(api: Api, failed: dict[str, str], name: str, what: str = "") -> Iterator[None]:
     """Note the error of a node, so that the sweep goes on with the next one."""
     try:
-        with answers(api.client):
+        with errors(), answers(api.client):
             yield
-    except httpx2.HTTPError as error:
-        failed[name] = f"{what}{why(error)}"
     except Failed as error:
         failed[name] = f"{what}{error.message}"
 

@@ -252,12 +252,13 @@ def _get_token(state: State, host: Host, want: ReporterSetup, new_token: NewToke
         return fail(host, f"{KUBERNETES.name}.kubeconfig: no token for {want.node}: {shared}")
     # Imported only where it is used: importing the client takes a tenth of the time of a deploy that changes nothing.
     from fleet import credentials
+    from fleet.api import Failed
 
     try:
         new_token.token = credentials.bound_token(kubeconfig_of(want.key), want.node, want.key.days * DAY)
     except credentials.NotJoined as error:
         # Before it joins, a node has no Node to which a token could be bound. That is no error.
-        warn(host, f"{error}: once it has, run deploys/token.py, or deploy again")
-    except credentials.NotGiven as error:
-        return fail(host, f"{KUBERNETES.name}.kubeconfig: no token for {want.node}: {error}")
+        warn(host, f"{error.message}: once it has, run deploys/token.py, or deploy again")
+    except Failed as error:
+        return fail(host, f"{KUBERNETES.name}.kubeconfig: no token for {want.node}: {error.message}")
     return True

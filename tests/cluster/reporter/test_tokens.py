@@ -13,7 +13,8 @@ from agent.reporter.kubernetes.api import JSON, MERGE_PATCH, Api, Refused
 from agent.reporter.kubernetes.identity import RENEWED, TOKENS, BoundToken
 from agent.reporter.kubernetes.tokens import claims_of
 from agent.reporter.settings import Settings
-from fleet import credentials
+from fleet.api import Failed
+from fleet.credentials import bound_token
 from lab.cluster.control_plane import ControlPlane
 from tests.cluster.reporter.reporters import Fixed, Reporter, by_admin, by_token, holder, node, prepare, session, until
 from tests.cluster.reporter.thief import ACCOUNTS, LEASES, Thief, labels, lease
@@ -155,10 +156,10 @@ def test_a_node_that_is_shut_out_stays_out_until_a_person_lets_it_in(plane: Cont
     assert plane.try_kubectl("label", "node", name, "example.net/kubelet=x").returncode == 0
     made_anew(plane, name)
     # What a routine deploy asks for: also with the rights of an administrator.
-    with pytest.raises(credentials.NotGiven, match=r"untrusted is shut out \(its disk was stolen\)"):
-        credentials.bound_token(str(plane.admin), name, 3600)
+    with pytest.raises(Failed, match=r"untrusted is shut out \(its disk was stolen\)"):
+        bound_token(str(plane.admin), name, 3600)
     shut_out(plane, name, None)
-    assert credentials.bound_token(str(plane.admin), name, 3600)
+    assert bound_token(str(plane.admin), name, 3600)
     second = Thief(plane, by_token(plane, name))
     assert second.tries("PATCH", f"/api/v1/nodes/{name}", labels(rdma="hca"), MERGE_PATCH) == 200
     # A copy of the first token is good for nothing.

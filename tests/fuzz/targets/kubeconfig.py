@@ -30,7 +30,7 @@ def check(data: bytes) -> None:
     with tempfile.TemporaryDirectory(prefix="trackbed-fuzz-kubeconfig-") as name:
         file = Path(name) / "kubeconfig"
         file.write_bytes(data)
-        with suppress(ConfigError), connect(from_kubeconfig(file), "fuzz"):
+        with suppress(ConfigError), connect(from_kubeconfig(file)):
             pass
 
 

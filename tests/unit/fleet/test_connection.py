@@ -16,9 +16,10 @@ import pytest
 from click.testing import CliRunner
 from lightkube.resources.core_v1 import Node
 
+from fleet.api import Failed
 from fleet.commands import fleet
 from fleet.connection import connect
-from fleet.credentials import NotGiven, bound_token
+from fleet.credentials import bound_token
 from fleet.kubeconfig import from_kubeconfig
 from tests.unit.reporter.scripted import api_server, check_strictly
 
@@ -40,7 +41,7 @@ def a_node(method: str, path: str, body: object) -> tuple[int, dict[str, object]
 
 
 def name_of_the_node(file: Path) -> str | None:
-    with connect(from_kubeconfig(file), "test") as client:
+    with connect(from_kubeconfig(file)) as client:
         node = client.get(Node, "n")
     return node.metadata.name if node.metadata else None
 
@@ -139,6 +140,6 @@ def both_say(file: Path) -> tuple[str, str]:
     """What a command of the fleet and the deploy say of a kubeconfig."""
     done = CliRunner().invoke(fleet, ["status", "--kubeconfig", str(file)])
     assert done.exit_code == 1, done.output
-    with pytest.raises(NotGiven) as refused:
+    with pytest.raises(Failed) as refused:
         bound_token(str(file), "n1", 600)
     return done.output, str(refused.value)

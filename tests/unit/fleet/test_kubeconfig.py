@@ -15,9 +15,9 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from fleet.api import _from_environment
+from fleet.api import Failed, _from_environment
 from fleet.commands import fleet
-from fleet.credentials import NotGiven, bound_token
+from fleet.credentials import bound_token
 from tests.http_server import Request, serving
 from tests.stand_ins import program
 from tests.unit.reporter.local_user import as_nobody, public_folder
@@ -71,9 +71,9 @@ def swept(file: Path, *changes: tuple[str, str], named: str = "") -> set[str | N
     ("text", "options", "message"),
     [
         (KUBECONFIG, (), "https://127.0.0.1:1 cannot be reached"),
-        (KUBECONFIG, ("--context", "d"), "kubeconfig has no context 'd'; give --kubeconfig FILE (and --context NAME)"),
+        (KUBECONFIG, ("--context", "d"), "kubeconfig has no context 'd'; give another kubeconfig, or another context"),
         (KUBECONFIG.replace("token: secret-token", "token: [secret-token]"), (), "- at `$.users[0].user.token`; check"),
-        (None, (), "not found; give --kubeconfig FILE"),
+        (None, (), "not found; give another kubeconfig"),
     ],
 )
 def test_without_a_cluster_there_is_one_message(
@@ -93,7 +93,7 @@ def of_both(file: Path) -> tuple[str, str]:
     """What a command of the fleet and the deploy say of a kubeconfig."""
     done = CliRunner().invoke(fleet, ["status", "--kubeconfig", str(file)])
     assert done.exit_code == 1, done.output
-    with pytest.raises(NotGiven) as refused:
+    with pytest.raises(Failed) as refused:
         bound_token(str(file), "n1", 600)
     return done.output.removeprefix("Error: ").rstrip("\n"), str(refused.value)
 
@@ -221,7 +221,7 @@ def test_a_key_that_has_no_effect_here_is_refused(tmp_path: Path, before: str, k
         file = tmp_path / "kubeconfig"
         file.write_text(text)
         done = trackbed("status", "--kubeconfig", str(file))
-        with pytest.raises(NotGiven) as refused:
+        with pytest.raises(Failed) as refused:
             bound_token(str(file), "n1", 600)
     assert (done.returncode, len(done.stderr.splitlines()), sent) == (1, 1, [])
     said = f"{file}: {whose} has {key.partition(':')[0]}, which cannot be used here"
@@ -295,7 +295,7 @@ def test_in_a_pod_whose_home_cannot_be_read_the_service_account_is_used(monkeypa
 def test_several_files_in_the_environment_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "kubeconfig").write_text(KUBECONFIG)
     monkeypatch.setenv("KUBECONFIG", f"a:{tmp_path}/kubeconfig")
-    with pytest.raises(NotGiven) as refused:
+    with pytest.raises(Failed) as refused:
         bound_token(None, "n1", 600)
     for said in (trackbed("status").stderr, str(refused.value)):
         assert "KUBECONFIG names 2 files, and one can be used; set it to that one" in said
@@ -308,7 +308,7 @@ def test_a_server_that_is_no_api_server_is_named(tmp_path: Path, body: str) -> N
     with server(body) as (url, _):
         (tmp_path / "kubeconfig").write_text(KUBECONFIG.replace(NOWHERE, url))
         done = trackbed("status", "--kubeconfig", str(tmp_path / "kubeconfig"))
-        with pytest.raises(NotGiven) as refused:
+        with pytest.raises(Failed) as refused:
             bound_token(str(tmp_path / "kubeconfig"), "n1", 600)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
     assert done.stderr.startswith(f"trackbed: {url} ")
@@ -355,7 +355,7 @@ def test_a_credential_plugin_that_fails_is_named(tmp_path: Path, plugin: str, mo
     user = f"exec: {{apiVersion: client.authentication.k8s.io/v1, command: {file}}}"
     (tmp_path / "kubeconfig").write_text(KUBECONFIG.replace("token: secret-token", user))
     done = trackbed("status", "--kubeconfig", str(tmp_path / "kubeconfig"))
-    with pytest.raises(NotGiven) as refused:
+    with pytest.raises(Failed) as refused:
         bound_token(str(tmp_path / "kubeconfig"), "n1", 600)
     for said in (done.stderr, f"trackbed: {refused.value}\n"):
         assert said.startswith(f"trackbed: the kubeconfig's exec command '{file}' {message}")
