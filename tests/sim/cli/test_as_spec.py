@@ -58,14 +58,6 @@ def test_observe_reports_the_plan_and_writes_nothing(kernel: Kernel) -> None:
     assert (converged.type, converged.status, converged.reason) == ("Converged", "False", "Observing")
 
 
-def test_observe_mode_requires_no_condition(kernel: Kernel) -> None:
-    kernel.host.processes.add("irqbalance")
-    result = settle(kernel, wanted(mode="observe"))
-    assert is_ready(result.conditions)
-    assert "IrqbalanceRunning" in {c.reason for c in result.conditions if c.status == "False"}
-    assert not is_ready(settle(kernel, wanted()).conditions)
-
-
 def test_observe_and_then_enforce(kernel: Kernel) -> None:
     settle(kernel, wanted(mode="observe"))
     assert is_ready(settle(kernel, wanted()).conditions)

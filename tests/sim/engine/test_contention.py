@@ -156,16 +156,6 @@ def test_contention_ends_when_the_value_is_as_wanted(node: Node) -> None:
     assert is_ready(node.look().conditions)
 
 
-def test_irqbalance_is_named_if_it_runs(node: Node) -> None:
-    node.kernel.host.processes.add("irqbalance")
-    # The first pinning followed from bringing the link up, and does not count.
-    for _ in range(LIMIT + 1):
-        node.now += 10
-        node.move_irq()
-        node.look()
-    assert "minutes; irqbalance runs, known to set such values" in condition(node.last, "Uncontended").message
-
-
 def test_an_interrupt_that_its_driver_puts_where_it_wants_it_is_left_there_and_the_node_is_ready(node: Node) -> None:
     """gve, ionic, sfc and others set the affinity whenever they request an interrupt, and show it in affinity_hint."""
     number = node.queue_irq()

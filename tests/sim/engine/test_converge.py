@@ -11,12 +11,11 @@ from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import dry_run
 from agent.engine.retry import LAST_RETRY, Failures
 from agent.hardware.functions import vf_addresses
-from agent.report.records import Disruption
 from agent.report.verdict import is_ready
 from agent.state.wanted import derived_mac
 from tests.sim.engine.passes import spec
 from tests.sim.kernel import Kernel, no_fault
-from tests.sim.passes import condition, settle, spec_of
+from tests.sim.passes import settle, spec_of
 from tests.sim.two_nics import MAC0, PF0, PF1
 
 
@@ -33,36 +32,6 @@ def test_one_pass_makes_a_fresh_machine_match_the_spec(kernel: Kernel) -> None:
         link = kernel.netdev(address)
         assert (link.mac, link.mtu, link.up) == (derived_mac(MAC0, index), 9000, True)
     assert not dry_run(kernel.machine(), spec()).changes
-
-
-def test_a_second_pass_writes_nothing(kernel: Kernel) -> None:
-    result = settle(kernel, spec())
-    kernel.writes.clear()
-    again = settle(kernel, spec(), result)
-    assert kernel.writes == []
-    assert again.outcomes == ()
-
-
-def test_a_change_that_was_not_read_again_is_not_reported_as_converged(kernel: Kernel) -> None:
-    """Each repair is followed by new drift. The number of rounds is limited, so the last write is not verified."""
-    wanted = spec_of({"name": "a", "select": {"pci": PF0}, "vfs": {"count": 7, "defaults": {"vlan": 9}}})
-    settle(kernel, wanted)
-    pf = kernel.netdev(PF0).ifindex
-    kernel.netlink.set_vf(pf, 0, vlan=77)
-
-    def drift(operation: str, where: str, value: str) -> OSError | None:
-        if operation == "set_vf":
-            kernel.fault = no_fault
-            kernel.netlink.set_vf(pf, (int(value.split()[0]) + 1) % 7, vlan=77)
-            kernel.fault = drift
-        return None
-
-    kernel.fault = drift
-    result = settle(kernel, wanted)
-    assert [vf.vlan for vf in kernel.vfs(PF0)].count(77) == 1
-    assert not is_ready(result.conditions)
-    kernel.fault = no_fault
-    assert is_ready(settle(kernel, wanted).conditions)
 
 
 def test_the_last_round_leaves_its_events_to_the_next_pass(kernel: Kernel) -> None:
@@ -123,41 +92,6 @@ def test_deleted_vfs_are_created_again_with_the_same_attributes(kernel: Kernel) 
     result = settle(kernel, spec(), result, frozenset({PF0}))
     assert is_ready(result.conditions)
     assert kernel.netlink.link("enp33s0") == before
-
-
-@pytest.mark.parametrize("happening", ["reload", "remove"])
-def test_a_nic_that_was_removed_or_reloaded_is_configured_again(kernel: Kernel, happening: str) -> None:
-    result = settle(kernel, spec())
-    if happening == "reload":
-        kernel.reload_driver(PF0)
-    else:
-        kernel.remove_nic(PF0)
-        result = settle(kernel, spec(), result)
-        missing = condition(result, "NicsPresent")
-        assert (missing.status, missing.reason, "rail0" in missing.message) == ("False", "NicMissing", True)
-        kernel.add_nic(PF0, "enp33s0", MAC0, node=0)
-    result = settle(kernel, spec(), result)
-    assert is_ready(result.conditions)
-    assert not dry_run(kernel.machine(), spec()).changes
-
-
-def test_vfs_in_use_are_not_reset(kernel: Kernel) -> None:
-    result = settle(kernel, spec())
-    kernel.move_away(vf_addresses(kernel.files, PF0)[3])
-    kernel.writes.clear()
-    result = settle(kernel, spec(5), result)
-    (deferred,) = [outcome for outcome in result.outcomes if outcome.result == "deferred"]
-    assert deferred.change.disruption is Disruption.VF_RESET
-    assert deferred.change.affected == (f"another network namespace ({PF0}#3)",)
-    assert kernel.writes == []
-
-
-def test_the_netdev_with_the_default_route_is_not_disturbed(kernel: Kernel) -> None:
-    kernel.netlink.set_link(kernel.netdev(PF0).ifindex, up=True)
-    kernel.routed.add("enp33s0")
-    result = settle(kernel, spec())
-    assert {o.result for o in result.outcomes if o.change.target == PF0 and o.change.kind == "vfs"} == {"deferred"}
-    assert kernel.netdev(PF0).mtu == 1500
 
 
 def test_a_change_that_the_driver_refuses_is_unsupported_and_not_tried_again_at_once(kernel: Kernel) -> None:
@@ -295,26 +229,6 @@ def test_the_old_vfs_are_restored_if_the_new_number_cannot_be_created(kernel: Ke
     assert kernel.files.read(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs") == "7"
 
 
-@pytest.mark.parametrize(
-    ("refusal", "said"),
-    [
-        (errno.ENOMEM, "no bus numbers are left"),
-        (errno.ENOMEM, "boot with pci=realloc"),
-        (errno.ENOENT, "its driver makes no VFs by sysfs; mlx4_core has the parameter num_vfs (kernel_module_options)"),
-    ],
-)
-def test_a_refused_number_of_vfs_has_the_kernel_s_reasons(kernel: Kernel, refusal: int, said: str) -> None:
-    """sriov_enable and sriov_numvfs_store in drivers/pci/iov.c."""
-
-    def fault(operation: str, where: str, value: str) -> OSError | None:
-        return OSError(refusal, os.strerror(refusal)) if where.endswith("sriov_numvfs") else None
-
-    kernel.fault = fault
-    failed = [outcome for outcome in settle(kernel, spec()).outcomes if outcome.change.kind == "vfs"]
-    assert failed
-    assert all(said in outcome.error for outcome in failed)
-
-
 def test_a_driver_that_makes_fewer_vfs_is_named_and_asked_once(kernel: Kernel) -> None:
     """As bnxt does for lack of rings (bnxt_sriov_enable): the kernel takes fewer for a success (sriov_numvfs_store)."""
     kernel.sriov.room[PF0] = 3
@@ -386,31 +300,12 @@ def test_if_the_vfs_before_cannot_be_made_again_either_the_message_says_both(ker
     assert failed.error.endswith("; now it has none, for the 7 before cannot be made again (Cannot allocate memory)")
 
 
-def test_a_running_irqbalance_makes_the_node_not_ready(kernel: Kernel) -> None:
-    kernel.host.processes.add("irqbalance")
-    result = settle(kernel, spec())
-    assert [c.reason for c in result.conditions if c.status == "False"] == ["IrqbalanceRunning"]
-    assert is_ready(settle(kernel, spec(irqs={"irqbalance": "untouched"})).conditions)
-
-
 def test_the_interrupts_of_a_function_without_a_netdev_are_pinned(kernel: Kernel) -> None:
     kernel.add_erdma("0000:61:00.0", node=1)
     wanted = spec_of({"name": "erdma0", "select": {"vendor": "1ded", "device": "107f"}})
     assert is_ready(settle(kernel, wanted).conditions)
     assert kernel.files.read("/proc/irq/90/smp_affinity_list") == "2-3"
     assert kernel.files.read("/proc/irq/91/smp_affinity_list") == "2"
-
-
-def test_settings_of_a_netdev_that_the_driver_never_creates_are_refused(kernel: Kernel) -> None:
-    kernel.add_erdma("0000:61:00.0", node=1)
-    given = {"name": "erdma0", "select": {"driver": "erdma"}, "mtu": 9000, "altnames": ["x"], "state": "down"}
-    result = settle(kernel, spec_of(given))
-    (refused,) = (outcome for outcome in result.outcomes if outcome.result != "applied")
-    assert refused.result == "blocked"
-    assert refused.error == (
-        "its driver erdma creates no netdev for it, and NIC erdma0 has settings of one: mtu, altnames, state"
-    )
-    assert not is_ready(result.conditions)
 
 
 def test_devices_named_by_events_between_two_rounds_are_read_in_the_second(kernel: Kernel) -> None:

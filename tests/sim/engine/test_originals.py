@@ -10,10 +10,8 @@ from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import dry_run
 from agent.engine.originals import ORIGINALS, Originals
-from agent.engine.retry import Failures
 from agent.hardware.config_space import device_control, max_read_request
 from agent.hardware.functions import vf_addresses
-from agent.kinds.queues import ENTRIES
 from agent.machine import DcbState, Group
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec
@@ -81,25 +79,6 @@ def test_a_vf_that_is_bound_again_for_its_mac_gets_back_what_its_netdev_had(
     assert (kernel.netdev(vf).up, kernel.netdev(vf).mtu) == (True, 1300)
     settle(kernel, spec_of(), originals)
     assert (kernel.netdev(vf).up, kernel.netdev(vf).mtu) == (True, 1300)
-
-
-def test_the_values_of_a_nic_that_leaves_the_spec_are_restored(kernel: Kernel, originals: Originals) -> None:
-    settle(kernel, spec(mtu=9000), originals)
-    assert kernel.netdev(PF1).mtu == 9000
-    settle(kernel, spec(mtu=9000, second=False), originals)
-    assert (kernel.netdev(PF1).mtu, kernel.netdev(PF1).up) == (1500, False)
-    assert kernel.netdev(PF0).mtu == 9000
-
-
-def test_a_nic_that_cannot_be_found_now_has_not_left_the_spec(kernel: Kernel, originals: Originals) -> None:
-    by_name = {"name": "rail1", "select": {"netdev": "enp65s0"}, "mtu": 9000}
-    wanted = spec_of(by_name)
-    settle(kernel, wanted, originals)
-    kernel.unbind(PF1)
-    kernel.bind(PF1, "eth0", "02:00:00:00:01:01")
-    kernel.netlink.set_link(kernel.netdev(PF1).ifindex, mtu=9000)
-    passes.settle(kernel, wanted, originals=originals)
-    assert kernel.netdev(PF1).mtu == 9000
 
 
 def test_a_value_that_another_program_has_set_since_is_not_restored(kernel: Kernel, originals: Originals) -> None:
@@ -246,17 +225,6 @@ def test_settings_of_the_host_stay_when_a_device_leaves_the_spec(full_node: Kern
     assert [full_node.files.read(path) for path in (TCP_RMEM, IO_TIMEOUT, HUGEPAGES)] == changed
 
 
-def test_the_table_of_flows_is_restored_although_it_is_read_only_with_rfs(kernel: Kernel, originals: Originals) -> None:
-    kernel.tree.put(ENTRIES, "512")
-    settle(kernel, one({}, rfs={"enable": True}), originals)
-    assert kernel.files.read(ENTRIES) != "512"
-    settle(kernel, one({}), originals)
-    assert kernel.files.read(ENTRIES) == "512"
-    kernel.writes.clear()
-    assert settle(kernel, one({}), originals).outcomes == ()
-    assert kernel.writes == []
-
-
 def test_while_a_function_cannot_be_read_no_device_counts_as_removed_from_the_spec(
     kernel: Kernel, originals: Originals
 ) -> None:
@@ -266,17 +234,6 @@ def test_while_a_function_cannot_be_read_no_device_counts_as_removed_from_the_sp
     wanted = spec_of(second)
     passes.settle(kernel, wanted, originals=originals)
     assert kernel.netdev(PF0).mtu == 9000
-
-
-def test_a_setting_that_another_program_has_changed_since_is_not_restored(
-    full_node: Kernel, originals: Originals
-) -> None:
-    settle(full_node, one({"coalescing": {"rx_usecs": 50}}, **OF_THE_HOST), originals)
-    full_node.machine().ethtool.set("coalescing", full_node.netdev(PF0).ifindex, {"rx_usecs": 70})
-    full_node.tree.put(IO_TIMEOUT, "60")
-    settle(full_node, one({}), originals)
-    assert full_node.machine().ethtool.settings("coalescing", full_node.netdev(PF0).ifindex)["rx_usecs"].value == 70
-    assert full_node.files.read(IO_TIMEOUT) == "60"
 
 
 def test_only_altnames_that_the_agent_added_are_removed(kernel: Kernel, originals: Originals) -> None:
@@ -299,19 +256,6 @@ def test_an_altname_that_another_program_has_added_again_stays(kernel: Kernel, o
     kernel.netlink.add_altname(kernel.netdev(PF0).ifindex, "rail0")
     settle(kernel, one({}), originals)
     assert kernel.netdev(PF0).altnames == ("rail0",)
-
-
-def test_an_altname_moves_from_one_nic_to_another(kernel: Kernel, originals: Originals) -> None:
-    def on(*altnames: list[str]) -> NodeSpec:
-        pfs = zip((PF0, PF1), altnames, strict=True)
-        nics = [{"name": pf[5:7], "select": {"pci": pf}, "altnames": names} for pf, names in pfs]
-        return spec_of(*nics)
-
-    settle(kernel, on(["storage"], []), originals)
-    failures, time = Failures(), iter(range(1000))
-    for _ in range(2):
-        converge(kernel.machine(), Goal(on([], ["storage"])), Memory(lambda: float(next(time)), failures, originals))
-    assert (kernel.netdev(PF0).altnames, kernel.netdev(PF1).altnames) == ((), ("storage",))
 
 
 def refuse(kernel: Kernel, mtu: int) -> None:

@@ -87,13 +87,6 @@ def test_a_pass_also_says_what_it_reads_for_a_device_that_has_left_the_spec(
     assert read == [("devices", "read"), *KINDS, *KINDS, ("probes", "read")]
 
 
-def test_after_an_event_only_its_device_is_read_in_all_rounds(kernel: Kernel) -> None:
-    last = settle(kernel, BOTH)
-    drift(kernel, PF0, PF1)
-    assert applied(settle(kernel, BOTH, last, frozenset({PF0}))) == 1
-    assert mtus(kernel, PF0, PF1) == [9000, 1500]
-
-
 def test_after_an_event_of_a_vf_only_that_vf_is_read(kernel: Kernel) -> None:
     wanted = spec_of(nic(PF0, vfs=VFS))
     last = settle(kernel, wanted)
@@ -256,14 +249,6 @@ def test_an_event_has_a_failed_change_tried_again_soon_and_not_at_once(kernel: K
     assert failures.next_try() == 40.0 + HASTENED_RETRY
 
 
-def test_while_the_netdev_of_a_pf_is_elsewhere_it_gets_no_vfs(kernel: Kernel) -> None:
-    """They would get no MAC."""
-    kernel.move_away(PF0)
-    result = settle(kernel, spec_of(nic(PF0, vfs=VFS)))
-    assert vf_addresses(kernel.files, PF0) == {}
-    assert [o.result for o in result.outcomes if o.change.kind == "vfs"] == ["blocked"]
-
-
 # --- What it concludes ----------------------------------------------------------------------------------------
 
 
@@ -406,14 +391,6 @@ def test_in_observe_mode_nothing_is_stored(kernel: Kernel) -> None:
     kernel.writes.clear()
     settle(kernel, spec_of(nic(PF0), nic(PF1), mode="observe"))
     assert kernel.writes == []
-
-
-def test_a_full_run_folder_leaves_the_node_ready(kernel: Kernel) -> None:
-    def full(operation: str, where: str, value: str) -> OSError | None:
-        return OSError(errno.ENOSPC, "No space left on device") if where == PLACED else None
-
-    kernel.fault = full
-    assert is_ready(settle(kernel, BOTH).conditions)
 
 
 # --- VFs that the kernel deletes -------------------------------------------------------------------------------

@@ -279,21 +279,6 @@ def test_an_address_that_another_netdev_has_is_blocked(kernel: Kernel) -> None:
     assert (kernel.netlink.routes({479100}), kernel.netlink.rules()) == ((), ())
 
 
-def test_addresses_move_between_rails(kernel: Kernel, originals: Originals) -> None:
-    settle(kernel, spec(["10.0.0.17/16", "fd00::7/64"], ["10.1.0.17/16"]), originals)
-    swapped = spec(["10.1.0.17/16"], ["10.0.0.17/16", "fd00::7/64"])
-    assert dry_run(kernel.machine(), swapped, originals).errors == ()
-    settle(kernel, swapped, originals)
-    assert own_addresses(kernel, PF0) == ("10.1.0.17/16",)
-    assert own_addresses(kernel, PF1) == ("10.0.0.17/16", "fd00::7/64")
-    assert set(kernel.netlink.rules()) == {
-        Rule("10.1.0.17", 479100, PRIORITY),
-        Rule("10.0.0.17", 479101, PRIORITY),
-        Rule("fd00::7", 479101, PRIORITY),
-    }
-    settle(kernel, swapped, originals)
-
-
 def test_a_sysctl_and_addresses_that_set_the_same_are_both_named(kernel: Kernel) -> None:
     given = {"net.ipv4.conf.enp33s0.rp_filter": "2"}
     planned = dry_run(kernel.machine(), spec(DERIVED, sysctls=given))

@@ -1,6 +1,5 @@
 """Channels, rings, coalescing and offloads on the simulated kernel."""
 
-import errno
 from collections.abc import Callable, Mapping
 
 import pytest
@@ -41,44 +40,12 @@ def of_kind(result: Pass, kind: str) -> list[Outcome]:
     return [outcome for outcome in result.outcomes if outcome.change.kind == kind]
 
 
-def test_an_offload_that_the_driver_does_not_report_now_is_given_back_later(
-    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    memory = Memory(lambda: 0.0)
-    converge(kernel.machine(), Goal(spec(offloads={"rx-gro": False})), memory)
-    with monkeypatch.context() as patched:
-        patched.setattr(SimEthtool, "settings", lambda self, group, ifindex: {})
-        assert is_ready(converge(kernel.machine(), Goal(spec()), memory).conditions)
-    assert is_ready(converge(kernel.machine(), Goal(spec()), memory).conditions)
-    assert kernel.ethtool.settings("features", kernel.netdev(PF).ifindex)["rx-gro"].value
-
-
 EVERYTHING: dict[str, Mapping[str, object]] = {
     "channels": {"combined": 1},
     "rings": {"rx": 1024, "tx": 512},
     "coalescing": {"rx_usecs": 50, "tx_usecs": 60},
     "offloads": {"rx-gro": False, "rx-all": True},
 }
-
-
-def test_a_netdev_becomes_what_the_spec_says_and_stays_so(kernel: Kernel) -> None:
-    assert is_ready(settle(kernel, spec(**EVERYTHING)).conditions)
-    index = kernel.netdev(PF).ifindex
-    ethtool = kernel.machine().ethtool
-    assert ethtool.settings("channels", index)["combined"].value == 1
-    assert ethtool.settings("rings", index) == {"rx": Setting(1024, 4096), "tx": Setting(512, 4096)}
-    assert ethtool.settings("coalescing", index) == {"rx_usecs": Setting(50), "tx_usecs": Setting(60)}
-    assert not ethtool.settings("features", index)["rx-gro"].value
-    assert ethtool.settings("features", index)["rx-all"].value
-    kernel.writes.clear()
-    assert settle(kernel, spec(**EVERYTHING)).outcomes == ()
-    assert kernel.writes == []
-    assert not dry_run(kernel.machine(), spec(**EVERYTHING)).changes
-
-
-def test_both_rings_are_set_in_one_step(kernel: Kernel) -> None:
-    settle(kernel, spec(rings={"rx": 1024, "tx": 512}))
-    assert writes(kernel, "rings") == ["rings {'rx': 1024, 'tx': 512}"]
 
 
 def test_a_spec_in_another_order_has_the_same_plan(kernel: Kernel) -> None:
@@ -112,12 +79,6 @@ def test_only_netdevs_with_settings_are_read(kernel: Kernel) -> None:
 
     dry_run(evolve(kernel.machine(), ethtool=Listening(kernel)), wanted)
     assert asked == [kernel.netdev(vf_addresses(kernel.files, PF)[1]).ifindex]
-
-
-def test_a_dry_run_says_nothing_about_values_that_the_spec_does_not_give(kernel: Kernel) -> None:
-    planned = {change.kind for change in dry_run(kernel.machine(), spec({"count": 3}, rings={"rx": 512})).changes}
-    assert "rings" in planned
-    assert not planned & {"channels", "coalescing", "offloads"}
 
 
 def test_new_channels_have_their_interrupts_placed_in_the_same_pass(kernel: Kernel) -> None:
@@ -235,13 +196,6 @@ def test_a_netdev_in_use_keeps_its_link(kernel: Kernel, wanted: dict[str, object
     assert any(writes(kernel, word) for word in ("channels", "rings", "coalescing", "feature")) is not flaps
 
 
-def test_a_pf_keeps_its_link_while_pods_have_its_vfs(kernel: Kernel) -> None:
-    settle(kernel, spec({"count": 3}))
-    kernel.move_away(vf_addresses(kernel.files, PF)[1])
-    (outcome,) = of_kind(settle(kernel, spec({"count": 3}, rings={"rx": 512})), "rings")
-    assert (outcome.result, outcome.change.affected) == ("deferred", (f"another network namespace ({PF}#1)",))
-
-
 @pytest.mark.parametrize(("owner", "size"), [("user", 1024), ("trackbed", 512)])
 def test_a_vf_s_settings_are_its_owner_s_unless_the_spec_says_otherwise(kernel: Kernel, owner: str, size: int) -> None:
     settle(kernel, spec({"count": 1, "defaults": {"state": "down"}}))
@@ -250,12 +204,6 @@ def test_a_vf_s_settings_are_its_owner_s_unless_the_spec_says_otherwise(kernel: 
     given = {"owner": owner, "state": "down", "rings": {"rx": 512}}
     assert is_ready(settle(kernel, spec({"count": 1, "defaults": given})).conditions)
     assert kernel.ethtool.settings("rings", kernel.netdev(vf).ifindex)["rx"].value == size
-
-
-def test_a_netdev_that_is_down_has_no_link_to_lose(kernel: Kernel) -> None:
-    kernel.routed.add(NETDEV)
-    result = settle(kernel, spec(state="down", channels={"combined": 1}, rings={"rx": 512}))
-    assert {outcome.result for outcome in result.outcomes} == {"applied"}
 
 
 def test_vfs_have_features_of_their_own(kernel: Kernel) -> None:
@@ -301,15 +249,6 @@ def test_a_value_that_the_driver_rounds_is_not_written_for_ever(kernel: Kernel) 
     assert (failed.result, failed.error) == ("failed", "written 2 times, and it still reads rx=64")
     assert not is_ready(result.conditions)
     assert len(writes(kernel, "rings")) == 2
-
-
-def test_the_kernel_s_reason_is_in_the_outcome(kernel: Kernel) -> None:
-    def fault(operation: str, where: str, value: str) -> OSError | None:
-        return OSError(errno.EINVAL, "ethtool: the firmware says no") if value.startswith("coalescing") else None
-
-    kernel.fault = fault
-    (failed,) = of_kind(settle(kernel, spec(coalescing={"rx_usecs": 50})), "coalescing")
-    assert (failed.result, failed.error) == ("failed", "ethtool: the firmware says no")
 
 
 def test_adaptive_goes_off_before_the_numbers_and_on_after_them() -> None:

@@ -17,7 +17,7 @@ from agent.kinds.irqs import PLACED
 from agent.report.records import Report
 from agent.report.verdict import is_ready
 from agent.service.pass_log import PassRecords
-from agent.spec.node import NodeSpec, SpecError
+from agent.spec.node import NodeSpec
 from tests.sim.interrupts import LOAD
 from tests.sim.kernel import Kernel
 from tests.sim.kinds.test_cpu_owners import give
@@ -192,8 +192,3 @@ def test_at_most_so_many_queues_move_in_a_pass(kernel: Kernel) -> None:
         (target, queue) for target in after for queue in after[target] if before[target][queue] != after[target][queue]
     ]
     assert 0 < len(moved) <= MOST
-
-
-def test_a_spec_that_places_no_interrupts_cannot_ask_for_it() -> None:
-    with pytest.raises(SpecError, match=r"irqs\.pin false and irqs\.follow_load"):
-        spec_of(irqs={"pin": False, "follow_load": True})

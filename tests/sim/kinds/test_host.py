@@ -6,7 +6,6 @@ import os
 import pytest
 
 from agent.engine.converge import Pass
-from agent.engine.dry_run import dry_run
 from agent.engine.originals import Originals
 from agent.engine.retry import Failures
 from agent.report.records import Disruption, Outcome
@@ -47,18 +46,6 @@ def only(result: Pass, kind: str) -> Outcome:
     """The one change of a kind that was not made."""
     (outcome,) = passes.undone(result, kind)
     return outcome
-
-
-@pytest.mark.parametrize(
-    ("name", "path"),
-    [
-        ("net.core.somaxconn", "/proc/sys/net/core/somaxconn"),
-        ("net.ipv4.conf.eth0/100.rp_filter", "/proc/sys/net/ipv4/conf/eth0.100/rp_filter"),
-        ("net/ipv4/conf/eth0.100/rp_filter", "/proc/sys/net/ipv4/conf/eth0.100/rp_filter"),
-    ],
-)
-def test_a_sysctl_s_name_is_parsed_as_by_sysctl(name: str, path: str) -> None:
-    assert sysctl_names.path(name) == path
 
 
 def test_sysctls_are_set_and_their_white_space_does_not_count(kernel: Kernel) -> None:
@@ -222,14 +209,6 @@ def test_a_module_that_is_not_loaded_and_a_parameter_that_it_lacks_are_blockers(
     ]
 
 
-def test_huge_pages_are_allocated_on_the_wanted_numa_node(kernel: Kernel) -> None:
-    result = settle(kernel, hugepages=[{"size": "2M", "count": 16, "numa_node": 1}, {"size": "1G", "count": 2}])
-    assert is_ready(result.conditions)
-    assert kernel.files.read(NODE1) == "16"
-    assert kernel.files.read("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages") == "16"
-    assert kernel.files.read("/sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages") == "2"
-
-
 def test_fewer_huge_pages_than_were_asked_for_is_a_failure_that_says_how_many_there_are(kernel: Kernel) -> None:
     result = settle(kernel, hugepages=[{"size": "2M", "count": 100, "numa_node": 1}])
     outcome = only(result, "hugepages")
@@ -268,20 +247,6 @@ def test_the_largest_read_request_is_set_and_the_rest_of_the_register_kept(kerne
     assert kernel.writes.count((CONFIG, "1058")) == 1
 
 
-def test_a_device_that_keeps_its_read_request_is_named_after_two_tries(kernel: Kernel) -> None:
-    kernel.config[CONFIG] = IgnoresWrites(kernel.config[CONFIG])
-    outcome = only(settle(kernel, {"max_read_request": 4096}), "max_read_request")
-    assert (outcome.result, outcome.error) == ("failed", "written 2 times, and it still reads 512")
-    assert "setpci" in outcome.remedy
-
-
-class IgnoresWrites(bytearray):
-    """A configuration space that ignores writes."""
-
-    def __setitem__(self, *_: object) -> None:
-        pass
-
-
 def test_a_function_without_pci_express_is_a_blocker(kernel: Kernel) -> None:
     kernel.config[CONFIG][0x06] = 0
     outcome = only(settle(kernel, {"max_read_request": 512}), "max_read_request")
@@ -303,22 +268,3 @@ def test_a_locked_down_kernel_makes_the_read_request_unsupported(kernel: Kernel)
     outcome = only(settle(kernel, {"max_read_request": 4096}), "max_read_request")
     assert outcome.result == "unsupported"
     assert "locked down" in outcome.error
-
-
-def test_a_driver_that_resets_the_function_has_its_read_request_set_again(kernel: Kernel) -> None:
-    nic = {"name": "rail0", "select": {"pci": PF}, "max_read_request": 4096}
-    spec = spec_of(nic)
-    result = passes.settle(kernel, spec)
-    kernel.config[CONFIG] = config_space.made()
-    result = passes.settle(kernel, spec, result, frozenset({PF}))
-    assert passes.applied(result) == 1
-
-
-def test_a_dry_run_names_what_the_host_lacks_and_writes_nothing(kernel: Kernel) -> None:
-    spec = spec_of(sysctls={"net.ipv4.ip_local_port_range": "1 2"}, hugepages=[{"size": "2M", "count": 1}])
-    planned = dry_run(kernel.machine(), spec)
-    assert [(c.kind, c.target, c.field, c.before, c.after) for c in planned.changes] == [
-        ("hugepages", "host", "2M", 0, 1),
-        ("sysctls", "host", "net.ipv4.ip_local_port_range", "32768 60999", "1 2"),
-    ]
-    assert kernel.writes == []

@@ -12,7 +12,7 @@ from agent.engine.retry import Failures
 from agent.hardware.functions import vf_addresses
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, to_json
-from agent.state.guids import derived_guid, port_guid
+from agent.state.guids import derived_guid
 from cli.as_spec import derive_spec
 from cli.inspection import inspect, render
 from tests.sim.kernel import Kernel
@@ -118,13 +118,6 @@ def test_two_functions_with_the_same_guid_are_left_alone(kernel: Kernel) -> None
     missing = condition(result, "NicsPresent")
     assert (missing.status, missing.reason) == ("False", "AddressGivenTwice")
     assert f"{OTHER} and {PF}#1 would both have {derived_guid(GUID, 1)}" in missing.message
-
-
-def test_the_netdev_s_address_ends_with_the_port_s_guid(kernel: Kernel) -> None:
-    assert port_guid(kernel.netdev(PF)) == GUID
-    kernel.add_nic(OTHER, "enp65s0", "02:00:00:00:01:00")
-    assert port_guid(kernel.netdev(OTHER)) == ""
-    assert port_guid(None) == ""
 
 
 def test_derived_guids_are_local_unicast_and_differ_for_all_vfs_of_a_vendor_s_ports() -> None:
@@ -260,12 +253,6 @@ def test_a_missing_key_is_named_with_the_program_that_assigns_it(
     assert (found.status, found.reason, found.stage) == ("False", "KeyMissing", "network")
     assert found.message.startswith(f"NIC rail0: ibp33s0 port 1 ({PF}): {said}")
     assert not is_ready(result.conditions)
-
-
-def test_a_full_member_is_more_than_a_limited_one(kernel: Kernel) -> None:
-    with_port(kernel)
-    keys(kernel, "0x8001")
-    assert condition(settle(kernel, spec(rdma={"pkeys": ["0x0001"]})), "PartitionKeys").status == "True"
 
 
 def test_keys_that_nobody_requires_are_not_read(kernel: Kernel) -> None:

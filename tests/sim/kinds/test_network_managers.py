@@ -199,13 +199,6 @@ def test_a_gateway_of_a_netdev_in_a_vrf_is_left_to_the_vrf(kernel: Kernel) -> No
     assert outcome.remedy == "add the route to vrf0 with the program that makes vrf0, and take gateway out of the spec"
 
 
-def test_a_member_of_a_bond_gets_no_address_of_its_own(kernel: Kernel) -> None:
-    kernel.enslave(PF, "bond0", "bond")
-    outcomes = [outcome for outcome in run(kernel, "192.0.2.11/24").outcomes if outcome.change.kind == "addresses"]
-    assert {(outcome.result, outcome.error) for outcome in outcomes} == {("blocked", "enp33s0 is a member of bond0")}
-    assert {outcome.remedy for outcome in outcomes} == {"leave the addresses to bond0, or take enp33s0 out of it"}
-
-
 def test_the_agent_s_address_is_removed_even_if_a_manager_configures_the_netdev_now(kernel: Kernel) -> None:
     originals = Originals()
     assert is_ready(run(kernel, "192.0.2.11/24", originals=originals).conditions)

@@ -4,7 +4,6 @@ import errno
 import os
 
 import pytest
-from attrs import evolve
 
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
@@ -91,6 +90,12 @@ NAMES = {
         **{f"mlx4-comp-0@pci:{PF0}": "comp-0", f"mlx4-comp-1@pci:{PF0}": "comp-1", f"mlx4-async@pci:{PF0}": ""}
     },
     "hfi1": {"hfi1_0": "", "hfi1_0 sdma0": "sdma-0", "hfi1_0 kctxt1": "kctxt-1", "hfi1_0 nd kctxt2": "kctxt-2"},
+    # Between the role and the number of their queue there is nothing.
+    "ionic": {
+        f"ionic-{PF0}-L0-adminq0": "",
+        "ionic-enp33s0-L0-hwstamp_rx4": "",
+        **{f"ionic-enp33s0-L0-rx{queue}": f"rx-{queue}" for queue in range(4)},
+    },
     "be2net": {"enp33s0-q0": "q-0", "enp33s0-q1": "q-1", "ocrdma0-0": ""},
 }
 
@@ -153,19 +158,6 @@ def test_the_queues_of_interrupts_with_the_same_name_are_numbered_in_their_order
     numbers = sorted(kernel.files.names(f"/sys/bus/pci/devices/{PF0}/msi_irqs"), key=int)
     cpus = [kernel.files.read(f"/proc/irq/{number}/smp_affinity_list") for number in numbers]
     assert cpus == [queues.get(queue, "0-3") for queue in served]
-
-
-def test_ionic_s_interrupts_are_pinned(kernel: Kernel) -> None:
-    """Between the role and the number of their queue there is nothing."""
-    settle(kernel, spec(0))
-    kernel.set_driver(PF0, "ionic")
-    kernel.interrupts.free(PF0)
-    own = [f"ionic-{PF0}-L0-adminq0", "ionic-enp33s0-L0-hwstamp_rx4"]
-    kernel.interrupts.request_all(PF0, [*(f"ionic-enp33s0-L0-rx{queue}" for queue in range(4)), *own])
-    assert is_ready(settle(kernel, spec(0)).conditions)
-    served = affinities(kernel)
-    assert sorted(cpus for (_, name), cpus in served.items() if "-L0-rx" in name) == ["0", "1", "2", "3"]
-    assert {served[PF0, name] for name in own} == {"0-3"}
 
 
 def test_renumbered_interrupts_move_nothing(kernel: Kernel) -> None:
@@ -313,15 +305,6 @@ def test_where_interrupts_are_not_placed_no_placement_is_stored(kernel: Kernel) 
     for _ in range(2):
         assert settle(kernel, unpinned).as_wanted
     assert PLACED not in kernel.tree.files
-
-
-def test_in_observe_mode_no_placement_is_stored(kernel: Kernel) -> None:
-    settle(kernel, spec())
-    before = kernel.files.read(PLACED)
-    swap_two(kernel)
-    swapped = affinities(kernel)
-    settle(kernel, evolve(spec(), mode="observe"))
-    assert (affinities(kernel), kernel.files.read(PLACED)) == (swapped, before)
 
 
 def test_interrupts_that_the_kernel_places_are_left_there_and_the_node_is_ready(kernel: Kernel) -> None:

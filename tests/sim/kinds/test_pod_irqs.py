@@ -7,7 +7,6 @@ import pytest
 
 from agent.hardware.functions import pci_of
 from agent.hardware.placement import from_mask
-from agent.kinds.irqs import followed
 from agent.report.names import KUBELET_CPUS
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec
@@ -154,15 +153,3 @@ def test_a_pod_whose_cpus_have_no_free_vector_is_a_failure_by_name(kernel: Kerne
     take(kernel, {1})
     failed = {outcome.error for outcome in settle(kernel, spec(), last).outcomes if outcome.result == "failed"}
     assert any("no interrupt vector left" in error for error in failed)
-
-
-def test_what_a_pod_brings_is_no_drift(kernel: Kernel) -> None:
-    give(kernel, {"one": "1-2"})
-    last = settle(kernel, spec())
-    before = followed(last.want, last.have)
-    take(kernel, {1, 2})
-    after = settle(kernel, spec(), last)
-    now = followed(after.want, after.have)
-    assert now != before
-    later = settle(kernel, spec(), after)
-    assert followed(later.want, later.have) == now

@@ -112,19 +112,6 @@ def test_a_port_that_is_not_as_wanted_is_named_with_the_remedy(
     assert condition(result, "RdmaDevices").status == "True"
 
 
-def test_a_gid_is_found_wherever_in_the_table_it_is(kernel: Kernel) -> None:
-    kernel.rdma.add(PF0, "rocep33s0", NAME0)
-    kernel.rdma.set_gid("rocep33s0", 2, "fe80::1", "IB/RoCE v1", NAME0)
-    kernel.rdma.set_gid("rocep33s0", 7, "0000:0000:0000:0000:0000:ffff:0a00:0001", "RoCE v2", NAME0)
-    result = settle(kernel, {"rdma": {"gid_type": "RoCE v2", "gid_ipv4": True, "rate": 100}})
-    assert condition(result, "RdmaPorts").status == "True"
-    gids = result.have["rdma"][PF0][PF0][0].ports[0].gids
-    assert [(gid.index, gid.type, gid.address) for gid in gids][1:] == [
-        (2, "RoCE v1", "fe80::1"),
-        (7, "RoCE v2", "10.0.0.1"),
-    ]
-
-
 def test_a_gid_that_comes_back_at_another_index_is_found(kernel: Kernel) -> None:
     """It was at index 3 for hours, and is at index 8 after a flap (https://github.com/NVIDIA/nccl/issues/1333)."""
     kernel.rdma.add(PF0, "rocep33s0", NAME0)
@@ -156,14 +143,6 @@ def test_a_gid_behind_64_empty_entries_is_not_looked_for(kernel: Kernel) -> None
     assert condition(settle(kernel, wanted), "RdmaPorts").status == "True"
 
 
-def test_a_port_that_waits_for_a_subnet_manager_is_reported_as_such(kernel: Kernel) -> None:
-    kernel.rdma.add(PF0, "ibp33s0", None, link_layer="InfiniBand")
-    kernel.rdma.set_gid("ibp33s0", 0, "fe80::0002:c903:0000:0001", "IB/RoCE v1", "")
-    kernel.rdma.set_port("ibp33s0", state="2: INIT")
-    ports = condition(settle(kernel, {"rdma": {"link_layer": "InfiniBand", "gid_type": "IB"}}), "RdmaPorts")
-    assert ports.message == f"NIC rail0: ibp33s0 port 1 ({PF0}): state INIT/LinkUp (it waits for a subnet manager)"
-
-
 def test_at_least_as_many_good_nics_as_rdma_at_least_make_a_node_ready(kernel: Kernel) -> None:
     kernel.rdma.add(PF0, "erdma_0", NAME0)
     kernel.rdma.add(PF1, "erdma_1", NAME1)
@@ -174,16 +153,6 @@ def test_at_least_as_many_good_nics_as_rdma_at_least_make_a_node_ready(kernel: K
     assert "NIC rail1: erdma_1 port 1" in enough.message
     few = condition(settle(kernel, {"rdma": {}}, {"rdma": {}}, rdma={"at_least": 2}), "RdmaPorts")
     assert (few.status, few.message.partition(";")[0]) == ("False", "1 of 2 NICs are as expected, at least 2 must be")
-
-
-def test_an_optional_nic_is_reported_and_does_not_count(kernel: Kernel) -> None:
-    kernel.rdma.add(PF0, "rocep33s0", NAME0)
-    result = settle(kernel, {"rdma": {}}, {"rdma": {}, "required": False})
-    assert (condition(result, "RdmaDevices").status, condition(result, "RdmaDevices").reason) == (
-        "True",
-        "OptionalDiffers",
-    )
-    assert f"NIC rail1: {PF1}: no RDMA device" in condition(result, "RdmaDevices").message
 
 
 def test_a_vf_that_a_container_has_is_not_missed(kernel: Kernel) -> None:
@@ -293,22 +262,10 @@ def test_the_netns_mode_is_set_once(kernel: Kernel) -> None:
     assert kernel.writes == []
 
 
-def test_a_netns_mode_that_the_kernel_refuses_now_names_the_module_parameter(kernel: Kernel) -> None:
-    kernel.rdma.other_netns = True
-    last_pass = settle(kernel, {}, rdma={"netns_mode": "exclusive"})
-    result, error = refused(last_pass)["netns_mode"]
-    assert result == "failed"
-    assert 'kernel_module_options {"ib_core": {"netns_mode": False}}, then reboot' in error
-    assert not is_ready(last_pass.conditions)
-
-
 def test_a_node_without_rdma_says_that_it_has_none(kernel: Kernel) -> None:
     kernel.rdma.mode = None
     result = settle(kernel, {}, rdma={"netns_mode": "shared"})
     assert "load ib_core" in refused(result)["netns_mode"][1]
-
-
-# --- roce --------------------------------------------------------------------------------------------------
 
 
 # --- what people see of a device ---------------------------------------------------------------------------
@@ -374,15 +331,6 @@ def test_a_device_for_management_alone_is_not_judged(kernel: Kernel, name: str) 
     assert inspection.other_rdma == ()
     assert re.search(rf"rdma +{name}  for management only", render(inspection))
     assert '"rate": 800' in derive_inventory(kernel.machine(), "h1", "n1", []).text
-
-
-def test_without_ib_uverbs_each_device_lacks_its_character_device(kernel: Kernel) -> None:
-    for name in ("mlx5_0", "mlx5_1"):
-        kernel.rdma.add(PF0, name, None, link_layer="InfiniBand", uverbs=False)
-    wanted = spec_of({"name": "rail0", "select": {"pci": PF0}, "rdma": {}})
-    result = passes.settle(kernel, wanted)
-    lacking = condition(result, "RdmaCharDevices").message
-    assert lacking == "not in /dev/infiniband: uverbs of mlx5_0, uverbs of mlx5_1 (load ib_uverbs)"
 
 
 @pytest.mark.parametrize("present", [True, False])

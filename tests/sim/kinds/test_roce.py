@@ -41,17 +41,6 @@ def test_roce_is_set_on_the_port_and_on_every_device_and_stays(kernel: Kernel) -
     assert kernel.writes == []
 
 
-def test_roce_that_another_changed_is_set_again(kernel: Kernel) -> None:
-    kernel.rdma.add(PF0, "rocep33s0", NAME0)
-    kernel.rdma.dcb[NAME0] = DcbState(frozenset())
-    settle(kernel, {"roce": ROCE})
-    kernel.rdma.set_cm_defaults("rocep33s0", 1, tos=0)
-    kernel.rdma.set_pfc(NAME0, frozenset())
-    result = settle(kernel, {"roce": ROCE})
-    assert [str(o.change) for o in result.outcomes] == [f"roce {PF0} pfc: none -> 3", f"roce {PF0} cm_tos: 0 -> 106"]
-    assert is_ready(result.conditions)
-
-
 def test_trust_goes_back_to_pcp_when_the_last_dscp_is_gone(kernel: Kernel) -> None:
     kernel.rdma.dcb[NAME0] = DcbState(frozenset({3}), frozenset({(26, 3), (48, 6)}))
     settle(kernel, {"roce": {"trust": "pcp", "pfc": ""}})

@@ -81,19 +81,12 @@ def test_a_netdev_that_appears_later_is_steered_by_a_pass_over_the_host_alone(ke
     first = settle(kernel, spec())
     kernel.add_virtual("cali77")
     kernel.writes.clear()
-    result = settle(kernel, spec(), first.have, frozenset({HOST}))
+    announced: list[object] = []
+    result = settle(kernel, spec(), first.have, frozenset({HOST}), Callbacks(announce=announced.append))
     assert mask(kernel, "cali77") == 0xFF
+    assert announced == [], "the node stays ready"
     assert [path for path, _ in kernel.writes] == [f"{NET}/cali77/queues/rx-0/rps_cpus"]
     assert is_ready(result.conditions)
-
-
-def test_the_node_stays_ready_while_a_netdev_is_steered(kernel: Kernel) -> None:
-    announced: list[object] = []
-    first = settle(kernel, spec())
-    kernel.add_virtual("cali77")
-    settle(kernel, spec(), first, frozenset({HOST}), Callbacks(announce=announced.append))
-    assert mask(kernel, "cali77") == 0xFF
-    assert announced == []
 
 
 @pytest.mark.parametrize("number", [errno.ENOENT, errno.ENODEV])

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from typing import Any
 
 import pytest
 from attrs import asdict
 
 from agent.engine.dry_run import dry_run
-from agent.hardware.functions import netdev, vf_addresses
+from agent.hardware.functions import vf_addresses
 from agent.report.records import Disruption
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec
 from tests.sim.kernel import Kernel
 from tests.sim.passes import settle, spec_of
-from tests.sim.two_nics import IPOIB
 
 PF, OTHER = "0000:21:00.0", "0000:41:00.0"
 MAC, OTHER_MAC = "02:00:00:00:01:00", "02:00:00:00:01:01"
@@ -97,18 +94,6 @@ def test_a_largest_rate_below_the_smallest_one_that_was_left_alone_says_so(kerne
     assert (outcome.result, outcome.error) == ("failed", "EINVAL: its min_tx_rate is 200; set that as well")
 
 
-def test_two_vfs_that_come_back_with_each_other_s_names_get_their_own(kernel: Kernel) -> None:
-    wanted = spec(group())
-    settle(kernel, wanted)
-    first, second = address(kernel, 1), address(kernel, 2)
-    kernel.move_away(first)
-    kernel.move_away(second)
-    kernel.come_back(first, f"{NAME}v2")
-    kernel.come_back(second, f"{NAME}v1")
-    assert is_ready(settle(kernel, wanted).conditions)
-    assert [netdev(kernel.files, vf) for vf in (first, second)] == [f"{NAME}v1", f"{NAME}v2"]
-
-
 def test_a_name_that_another_netdev_has_is_an_error(kernel: Kernel) -> None:
     wanted = spec(group())
     settle(kernel, wanted)
@@ -147,18 +132,6 @@ def test_what_igb_refuses_is_unsupported_and_ready_follows_required(
     assert vf_attributes(kernel, 1)["vlan"] == more.get("vlan", 0)
 
 
-def test_a_rate_waits_for_the_link_and_is_not_unsupported(kernel: Kernel) -> None:
-    settle(kernel, spec(group()))
-
-    def fault(operation: str, where: str, value: str) -> OSError | None:
-        return OSError(errno.EINVAL, os.strerror(errno.EINVAL)) if operation == "set_vf" else None
-
-    kernel.fault = fault
-    (outcome,) = settle(kernel, spec(group(max_tx_rate=500))).outcomes
-    assert outcome.result == "failed"
-    assert "has no link yet, or is slower than 500 Mbit/s" in outcome.error
-
-
 def test_a_vf_of_another_guid_is_bound_again(kernel: Kernel) -> None:
     kernel.sriov.able.add(PF)
     wanted = spec(group(node_guid="00:11:22:33:44:55:66:77"))
@@ -173,18 +146,6 @@ def test_a_vf_of_another_guid_is_bound_again(kernel: Kernel) -> None:
     kernel.sriov.able.clear()
     other = spec(group(node_guid="00:11:22:33:44:55:66:99"))
     assert not [change for change in settle(kernel, other).outcomes if change.change.kind == "bindings"]
-
-
-def test_a_vf_of_an_infiniband_pf_is_given_no_ethernet_address(kernel: Kernel) -> None:
-    kernel.add_nic(OTHER, "ibs1", IPOIB)
-    kernel.sriov.able.add(OTHER)
-    wanted = spec(group(node_guid="00:11:22:33:44:55:66:77", link_state="enable"), select={"pci": OTHER})
-    result = settle(kernel, wanted)
-    assert is_ready(result.conditions)
-    assert "mac" not in {o.change.field for o in result.outcomes}
-    given = [o.change for o in result.outcomes if o.change.kind == "vf_attributes" and o.change.target == f"{OTHER}#1"]
-    assert [change.field for change in given] == ["link_state", "node_guid", "port_guid"]
-    assert given[1].after == "00:11:22:33:44:55:66:77"
 
 
 def test_trusted_vfs_that_somebody_made_get_their_addresses_at_once(kernel: Kernel) -> None:

@@ -77,21 +77,6 @@ def test_a_vf_that_is_up_is_taken_down_for_its_name_only_if_the_kernel_needs_tha
     assert any(where == "net1" and "up=False" in value for where, value in kernel.writes) is not live
 
 
-def test_names_that_the_host_gives_by_its_own_rules_are_kept(kernel: Kernel) -> None:
-    wanted = spec(group())
-    settle(kernel, wanted)
-    kernel.netlink.set_link(kernel.netdev(PF).ifindex, up=False)
-    kernel.netlink.rename(kernel.netdev(PF).ifindex, "rail0")
-    for index in range(4):
-        kernel.move_away(address(kernel, index))
-        kernel.come_back(address(kernel, index), f"rail0v{index}")
-    result = settle(kernel, wanted)
-    assert is_ready(result.conditions)
-    assert [netdev(kernel.files, address(kernel, index)) for index in range(4)] == [
-        f"rail0v{index}" for index in range(4)
-    ]
-
-
 def test_a_name_too_long_for_a_netdev_is_not_given(kernel: Kernel) -> None:
     kernel.add_nic(OTHER, "enp193s0f1d100", OTHER_MAC)
     wanted = spec(group(), select={"pci": OTHER})
@@ -102,15 +87,6 @@ def test_a_name_too_long_for_a_netdev_is_not_given(kernel: Kernel) -> None:
     kernel.come_back(vf, "net1")
     assert is_ready(settle(kernel, wanted).conditions)
     assert netdev(kernel.files, vf) == "net1"
-
-
-def test_altnames_are_added_to_those_of_others(kernel: Kernel) -> None:
-    kernel.netlink.add_altname(kernel.netdev(PF).ifindex, "somebody-s")
-    result = settle(kernel, spec(altnames=["rail0", "storage"], txqueuelen=5000))
-    assert is_ready(result.conditions)
-    assert kernel.netdev(PF).altnames == ("somebody-s", "rail0", "storage")
-    assert kernel.netdev(PF).txqueuelen == 5000
-    assert settle(kernel, spec(altnames=["storage"])).outcomes == ()
 
 
 def test_vfs_take_the_nic_s_txqueuelen_unless_they_have_their_own(kernel: Kernel) -> None:
@@ -242,13 +218,6 @@ def test_a_vf_in_a_bond_keeps_its_own_address_behind_the_bond_s(kernel: Kernel) 
     kernel.tree.put(f"/sys/class/net/{vf.name}/bonding_slave/perm_hwaddr", vf.mac)
     kernel.tree.put(f"/sys/class/net/{vf.name}/upper_bond0/ifindex", "99")
     assert settle(kernel, spec(group())).outcomes == ()
-
-
-@pytest.mark.parametrize("mtus", [(1500, 9000), (9000, 1500)])
-def test_the_mtu_is_raised_and_lowered_on_all(kernel: Kernel, mtus: tuple[int, int]) -> None:
-    for mtu in mtus:
-        assert is_ready(settle(kernel, spec(group(), mtu=mtu)).conditions)
-        assert {kernel.netdev(function).mtu for function in (PF, *vf_addresses(kernel.files, PF).values())} == {mtu}
 
 
 def test_a_vf_of_a_pf_that_is_down_is_not_bound_again_and_again(kernel: Kernel) -> None:

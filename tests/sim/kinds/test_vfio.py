@@ -128,17 +128,6 @@ def test_a_pf_for_vfio_is_not_ready_with_settings_of_a_netdev_unless_a_virtual_m
     assert is_ready(settle(kernel, spec(mtu=9000)).conditions)
 
 
-@pytest.mark.parametrize("node", ["{group}", "noiommu-{group}", "devices/vfio3"])
-def test_a_vf_that_a_virtual_machine_has_open_keeps_its_driver(kernel: Kernel, node: str) -> None:
-    settle(kernel, spec(group(driver="vfio-pci")))
-    number = kernel.files.target(f"{PCI}/{address(kernel, 1)}/iommu_group")
-    kernel.tree.folder(f"{PCI}/{address(kernel, 1)}/vfio-dev/vfio3")
-    kernel.host.open[f"/dev/vfio/{node.format(group=number)}"] = ("qemu-system-x86 (pid 77)",)
-    (deferred,) = [o for o in settle(kernel, spec(group(driver="netdevice"))).outcomes if o.result == "deferred"]
-    assert deferred.change.affected == (f"qemu-system-x86 (pid 77) ({PF}#1)",)
-    assert driver(kernel.files, address(kernel, 1)) == "vfio-pci"
-
-
 def test_an_open_iommu_group_counts_for_all_of_its_vfs(kernel: Kernel) -> None:
     """Behind a bridge that does not isolate its devices (no ACS) they have one group."""
     two = {"count": 4, "groups": [{"index": "1-2", "driver": "vfio-pci"}]}
@@ -161,14 +150,6 @@ def test_without_vfio_pci_the_plan_has_the_remedy_and_the_rest_is_applied() -> N
     assert [o.change.target for o in result.outcomes if o.result != "applied"] == [f"{PF}#1"]
     assert driver(kernel.files, address(kernel, 1)) is None
     assert driver(kernel.files, address(kernel, 2)) == "igbvf"
-
-
-def test_without_an_iommu_there_is_no_vfio(kernel: Kernel) -> None:
-    settle(kernel, spec(group()))
-    kernel.without_iommu(address(kernel, 1))
-    (error,) = dry_run(kernel.machine(), spec(group(driver="vfio-pci"))).errors
-    assert "no IOMMU isolates it" in error
-    assert "intel_iommu=on" in error
 
 
 def test_interrupts_of_a_virtual_machine_are_its_own(kernel: Kernel) -> None:

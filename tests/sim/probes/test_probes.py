@@ -82,21 +82,6 @@ def test_a_vf_with_a_driver_that_creates_no_netdev_need_not_have_one(node: Node,
     assert node.kernel.vfs(PF0)[1].trust is True
 
 
-def test_a_vf_s_netdev_may_be_nowhere_while_a_pod_s_namespace_ends(node: Node) -> None:
-    node.more = {"nics": [{"name": "rail0", "select": {"pci": PF0}, "vfs": {"count": 3}}]}
-    node.look()
-    vf = vf_addresses(node.kernel.files, PF0)[1]
-    node.kernel.move_away(vf)
-    node.look()
-    node.kernel.namespaces.clear()
-    node.now += 29
-    assert node.look()["VfNetdevs"].status == "True"
-    node.now += 1
-    assert node.look()["VfNetdevs"].status == "False"
-    node.kernel.come_back(vf, "eth1")
-    assert node.look()["VfNetdevs"].status == "True"
-
-
 def test_a_kernel_that_shows_no_other_namespace_gives_no_warning_of_vfs_in_pods(node: Node) -> None:
     """Before Linux 5.2."""
     node.more = {"nics": [{"name": "rail0", "select": {"pci": PF0}, "vfs": {"count": 3}}]}
@@ -144,16 +129,6 @@ def test_errors_of_an_rdma_port_count_and_missing_counters_do_not(node: Node) ->
     node.kernel.tree.put(f"{port}/hw_counters/packet_seq_err", "5")
     node.now += 60
     assert "mlx5_0/1 packet_seq_err +5" in node.look()["ErrorCounters"].message
-
-
-def test_a_runtime_that_limits_locked_memory_is_named_with_the_remedy(node: Node) -> None:
-    node.kernel.host.locked_memory = {"containerd": 8 << 20, "crio": -1}
-    condition = node.look()["ContainerMemlock"]
-    assert state(condition) == ("False", "MemlockLimited", "warn")
-    assert "containerd 8388608 bytes (containerd.service); set LimitMEMLOCK=infinity in a drop-in of" in condition.text
-    node.kernel.host.locked_memory["containerd"] = -1
-    node.now += 60
-    assert node.look()["ContainerMemlock"].reason == "Unlimited"
 
 
 def test_an_unsynchronised_clock_is_a_warning(node: Node) -> None:

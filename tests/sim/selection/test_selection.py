@@ -44,14 +44,6 @@ def nic_conditions(kernel: Kernel, *nics: dict[str, Any]) -> list[Condition]:
     return each_order[0]
 
 
-@pytest.mark.parametrize("second", [{"mac": MAC}, {"netdev": "enp33s0"}], ids=str)
-def test_two_entries_that_select_one_function_are_both_refused(kernel: Kernel, second: dict[str, str]) -> None:
-    (condition,) = nic_conditions(kernel, nic("a", {"pci": PF}), nic("b", second))
-    assert (condition.status, condition.reason, condition.severity) == ("False", "NicClaimedTwice", "required")
-    assert f"NICs a and b all select {PF}" in condition.message
-    assert kernel.writes == []
-
-
 def test_two_entries_for_one_function_are_refused_even_if_one_is_optional(kernel: Kernel) -> None:
     (condition,) = nic_conditions(kernel, nic("a", {"pci": PF}), {**nic("b", {"mac": MAC}), "required": False})
     assert condition.severity == "required"

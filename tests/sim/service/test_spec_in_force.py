@@ -9,7 +9,7 @@ from attrs import define, evolve
 
 from agent.machine import Files
 from agent.report.verdict import is_ready
-from agent.service.spec_in_force import OBSERVED, TRIAL, SpecInForce
+from agent.service.spec_in_force import OBSERVED, SpecInForce
 from agent.spec.node import NodeSpec, from_mapping, to_json
 from tests.sim.kernel import Kernel
 from tests.sim.service.specs import PF, Agent, refuse_five, spec
@@ -20,41 +20,6 @@ def agent(tmp_path: Path) -> Agent:
     kernel = Kernel()
     kernel.add_nic(PF, "enp33s0", "02:00:00:00:01:00")
     return Agent(tmp_path, kernel)
-
-
-def test_a_spec_that_fails_falls_back_to_the_last_verified_one(agent: Agent) -> None:
-    agent.give(spec(3))
-    assert is_ready(agent.look().conditions)
-    agent.kernel.fault = refuse_five
-    agent.give(spec(5))
-    assert not is_ready(agent.look().conditions)
-    assert agent.in_force.spec == spec(5)
-    agent.now += TRIAL
-    assert is_ready(agent.look().conditions)
-    assert agent.in_force.spec == spec(3)
-    assert "out of MSI-X vectors" in agent.in_force.refusal
-    assert agent.vfs() == "3"
-
-
-def test_what_has_failed_is_tried_again_only_if_the_file_changes_or_somebody_asks(agent: Agent) -> None:
-    agent.give(spec(3))
-    agent.look()
-    agent.kernel.fault = refuse_five
-    agent.give(spec(5))
-    agent.try_out()
-    for again in (agent.read, agent.start):
-        again()
-        assert (agent.in_force.spec, bool(agent.in_force.refusal)) == (spec(3), True)
-    agent.give(spec(4))
-    assert (agent.in_force.spec, agent.in_force.refusal) == (spec(4), "")
-    agent.give(spec(5))
-    agent.try_out()
-    assert agent.in_force.spec == spec(3)
-    agent.read(asked=True)
-    assert (agent.in_force.spec, agent.in_force.refusal) == (spec(5), "")
-    agent.try_out()
-    agent.reboot()
-    assert agent.in_force.spec == spec(5)
 
 
 def test_an_unreadable_device_during_the_check_of_a_new_spec_keeps_the_old_one(agent: Agent) -> None:
@@ -153,18 +118,6 @@ def test_a_failure_of_a_device_whose_changes_wait_for_users_is_no_fault_of_a_new
     results = {outcome.result for outcome in agent.try_out().outcomes}
     assert results >= {"deferred", "failed"}
     assert (agent.in_force.spec, agent.in_force.refusal) == (one(5, txqueuelen=500), "")
-
-
-def test_a_spec_of_which_a_part_waits_is_not_verified_although_the_node_is_ready(agent: Agent) -> None:
-    agent.give(spec(3))
-    agent.look()
-    agent.kernel.routed.add("enp33s0")
-    agent.give(spec(5))
-    assert is_ready(agent.try_out().conditions)
-    assert agent.in_force.verified == spec(3)
-    agent.kernel.routed.clear()
-    agent.look()
-    assert agent.in_force.verified == spec(5)
 
 
 def observing(count: int) -> NodeSpec:
