@@ -3,37 +3,21 @@
 from __future__ import annotations
 
 import base64
-import json
 import socket
 import ssl
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from lightkube.resources.core_v1 import Node
 
-from fleet.api import Failed
-from fleet.commands import fleet
 from fleet.connection import connect
-from fleet.credentials import bound_token
 from fleet.kubeconfig import from_kubeconfig
+from tests.unit.fleet.test_kubeconfig import NOWHERE, kubeconfig, of_both
 from tests.unit.reporter.scripted import api_server, check_strictly
-
-
-def kubeconfig(folder: Path, cluster: Mapping[str, object]) -> Path:
-    document = {
-        "clusters": [{"name": "c", "cluster": cluster}],
-        "users": [{"name": "u", "user": {"token": "t"}}],
-        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-        "current-context": "x",
-    }
-    file = folder / "kubeconfig"
-    file.write_text(json.dumps(document))
-    return file
 
 
 def a_node(method: str, path: str, body: object) -> tuple[int, dict[str, object]]:
@@ -49,7 +33,7 @@ def name_of_the_node(file: Path) -> str | None:
 def test_an_authority_without_identifiers_of_keys_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_strictly(monkeypatch)
     with api_server(tmp_path, a_node) as (url, authority):
-        assert name_of_the_node(kubeconfig(tmp_path, {"server": url, "certificate-authority": str(authority)})) == "n"
+        assert name_of_the_node(kubeconfig(tmp_path, url, f"certificate-authority: {authority}")) == "n"
 
 
 @contextmanager
@@ -108,9 +92,9 @@ def test_requests_go_through_the_proxy_of_the_kubeconfig_and_not_that_of_the_env
         api_server(tmp_path, a_node) as (url, authority),
         proxy(tmp_path / "server.pem" if scheme == "https" else None) as (at, asked),
     ):
-        through = f"{scheme}://operator:p%40ss@{at}"
-        cluster = {"server": url, "certificate-authority": str(authority), "proxy-url": through}
-        assert name_of_the_node(kubeconfig(tmp_path, cluster)) == "n"
+        through = f"proxy-url: '{scheme}://operator:p%40ss@{at}'"
+        file = kubeconfig(tmp_path, url, f"certificate-authority: {authority}, {through}")
+        assert name_of_the_node(file) == "n"
     credentials = base64.b64encode(b"operator:p@ss").decode()
     assert asked == [(url.removeprefix("https://"), f"Basic {credentials}")]
 
@@ -120,26 +104,16 @@ def test_an_empty_proxy_of_the_kubeconfig_leaves_the_environments(
 ) -> None:
     with api_server(tmp_path, a_node) as (url, authority), proxy() as (at, asked):
         monkeypatch.setenv("HTTPS_PROXY", f"http://{at}")
-        cluster = {"server": url, "certificate-authority": str(authority), "proxy-url": ""}
-        assert name_of_the_node(kubeconfig(tmp_path, cluster)) == "n"
+        file = kubeconfig(tmp_path, url, f"certificate-authority: {authority}, proxy-url: ''")
+        assert name_of_the_node(file) == "n"
     assert asked == [(url.removeprefix("https://"), None)]
 
 
 def test_a_proxy_that_does_not_let_through_is_named_without_its_password(tmp_path: Path) -> None:
     with proxy(refuse=403) as (at, _):
-        file = kubeconfig(tmp_path, {"server": "https://127.0.0.1:1", "proxy-url": f"http://operator:secret@{at}"})
-        said = both_say(file)
-    gone = kubeconfig(tmp_path, {"server": "https://127.0.0.1:1", "proxy-url": f"http://operator:secret@{at}"})
-    for text, why in [*((each, "403 Forbidden") for each in said), *((each, "refused") for each in both_say(gone))]:
+        file = kubeconfig(tmp_path, NOWHERE, f"proxy-url: 'http://operator:secret@{at}'")
+        refused = of_both(file)
+    for text, why in [*((each, "403 Forbidden") for each in refused), *((each, "refused") for each in of_both(file))]:
         assert f"cannot be reached: through the proxy http://{at}: " in text
         assert why in text
         assert ("secret" in text, len(text.splitlines())) == (False, 1)
-
-
-def both_say(file: Path) -> tuple[str, str]:
-    """What a command of the fleet and the deploy say of a kubeconfig."""
-    done = CliRunner().invoke(fleet, ["status", "--kubeconfig", str(file)])
-    assert done.exit_code == 1, done.output
-    with pytest.raises(Failed) as refused:
-        bound_token(str(file), "n1", 600)
-    return done.output, str(refused.value)

@@ -21,7 +21,7 @@ from fleet.commands.status import print_nodes
 from fleet.reading import read_all
 from fleet.standing import Standing, standing
 from tests.unit.fleet.test_fleet import NOW, lease, node
-from tests.unit.fleet.test_kubeconfig import KUBECONFIG, TIME, server, trackbed
+from tests.unit.fleet.test_kubeconfig import KUBECONFIG, TIME, kubeconfig, server, trackbed
 
 
 @pytest.mark.parametrize(
@@ -31,44 +31,48 @@ def test_an_age_has_two_units(seconds: float, said: str) -> None:
     assert say_age(seconds) == said
 
 
-def test_a_cluster_without_a_node_of_trackbeds_is_not_ready(tmp_path: Path) -> None:
+@pytest.fixture
+def empty_cluster(tmp_path: Path) -> Iterator[tuple[str, str]]:
+    """The option for the kubeconfig of a cluster without Nodes."""
     with server(TIME % "[]") as (url, _):
-        (tmp_path / "kubeconfig").write_text(KUBECONFIG.replace("https://127.0.0.1:1", url))
-        options = ["--kubeconfig", str(tmp_path / "kubeconfig")]
-        shown, listed = trackbed("status", *options), trackbed("status", *options, "--json")
+        yield "--kubeconfig", str(kubeconfig(tmp_path, url))
+
+
+def test_a_cluster_without_a_node_of_trackbeds_is_not_ready(empty_cluster: tuple[str, str]) -> None:
+    shown, listed = trackbed("status", *empty_cluster), trackbed("status", *empty_cluster, "--json")
     assert (shown.returncode, listed.returncode, json.loads(listed.stdout)["ready"]) == (2, 2, False)
     assert shown.stdout.startswith("0 of 0 nodes are ready")
-    assert "the cluster has no node of Trackbed's; is it the right cluster?" in shown.stderr
+    assert "is it the right cluster?" in shown.stderr
 
 
-def test_a_limit_is_of_an_inventory(tmp_path: Path) -> None:
-    with server(TIME % "[]") as (url, _):
-        (tmp_path / "kubeconfig").write_text(KUBECONFIG.replace("https://127.0.0.1:1", url))
-        (tmp_path / "fleet.py").write_text('a = ["n1", "n2"]\nb = ["n3"]\n')
-        words = ("status", "--kubeconfig", str(tmp_path / "kubeconfig"), "--limit", "a")
-        refused, shown = trackbed(*words), trackbed(*words, "--inventory", str(tmp_path / "fleet.py"), "--json")
-    assert (refused.returncode, "--limit chooses hosts of an inventory: give --inventory, too" in refused.stderr) == (
-        1,
-        True,
-    )
+def test_a_limit_is_of_an_inventory(empty_cluster: tuple[str, str], tmp_path: Path) -> None:
+    (tmp_path / "fleet.py").write_text('a = ["n1", "n2"]\nb = ["n3"]\n')
+    words = ("status", *empty_cluster, "--limit", "a")
+    refused, shown = trackbed(*words), trackbed(*words, "--inventory", str(tmp_path / "fleet.py"), "--json")
+    assert (refused.returncode, "give --inventory, too" in refused.stderr) == (1, True)
     assert [one["name"] for one in json.loads(shown.stdout)["nodes"]] == ["n1", "n2"]
 
 
-def test_an_interrupted_maintenance_is_either_resumed_or_undone(tmp_path: Path) -> None:
-    with server(TIME % "[]") as (url, _):
-        (tmp_path / "kubeconfig").write_text(KUBECONFIG.replace("https://127.0.0.1:1", url))
-        options = ["--kubeconfig", str(tmp_path / "kubeconfig"), "--inventory", str(tmp_path / "kubeconfig")]
-        refused = trackbed("maintain", "gpu-01", *options, "--resume", "--undo")
-    assert (refused.returncode, refused.stdout) == (1, "")
-    assert "--resume and --undo exclude each other" in refused.stderr
+@pytest.mark.parametrize(
+    ("inventory", "options", "said"),
+    [
+        (True, ("--resume", "--undo"), "--resume and --undo exclude each other"),
+        (True, ("--allow", "explode"), "'explode' is not one of 'none', 'rebind', 'link-flap'"),
+        (False, (), "--inventory is missing"),
+    ],
+)
+def test_wrong_options_of_a_maintenance_are_refused(
+    empty_cluster: tuple[str, str], tmp_path: Path, inventory: bool, options: tuple[str, ...], said: str
+) -> None:
+    file = tmp_path / "fleet.py"
+    file.write_text("hosts = []\n")
+    given = ("--inventory", str(file)) if inventory else ()
+    refused = trackbed("maintain", "gpu-01", *empty_cluster, *given, *options)
+    assert (refused.returncode, refused.stdout, said in refused.stderr) == (1, "", True)
 
 
-def test_undo_needs_no_inventory_and_says_that_nothing_is_recorded(tmp_path: Path) -> None:
-    with server(TIME % "[]") as (url, _):
-        (tmp_path / "kubeconfig").write_text(KUBECONFIG.replace("https://127.0.0.1:1", url))
-        words = ("maintain", "gpu-01", "--kubeconfig", str(tmp_path / "kubeconfig"))
-        refused, undone = trackbed(*words), trackbed(*words, "--undo")
-    assert (refused.returncode, "--inventory is missing" in refused.stderr) == (1, True)
+def test_undo_needs_no_inventory_and_says_that_nothing_is_recorded(empty_cluster: tuple[str, str]) -> None:
+    undone = trackbed("maintain", "gpu-01", *empty_cluster, "--undo")
     assert (undone.returncode, undone.stderr) == (0, "")
     assert undone.stdout == "gpu-01: no maintenance is recorded, and it is not cordoned\n"
 
@@ -104,13 +108,8 @@ def test_the_table_names_a_ready_node_that_is_tainted_still(capsys: pytest.Captu
 
 
 def test_the_table_uses_the_words_of_trackbed_status(capsys: pytest.CaptureFixture[str]) -> None:
-    warned, dark = node("a"), node("b", ready="False", reason="NoCarrier")
-    for each, message in (
-        (warned, "the node is as its spec says, with 1 warning: ClockSynchronised"),
-        (dark, "no carrier"),
-    ):
-        assert each.status and each.status.conditions
-        each.status.conditions[-1].message = message
+    warned = node("a", message="the node is as its spec says, with 1 warning: ClockSynchronised")
+    dark = node("b", ready="False", reason="NoCarrier", message="no carrier")
     nodes = [standing("a", warned, lease(), NOW), standing("b", dark, lease("b"), NOW), standing("c", None, None, NOW)]
     print_nodes(nodes, NOW, others=0, shut_out={})
     heading, *rows, last = capsys.readouterr().out.splitlines()
@@ -148,10 +147,8 @@ def test_who_is_shut_out_is_read_from_the_cluster(status: int, body: str, shut_o
 
 
 def dark(name: str) -> Standing:
-    each = node(name, ready="False", reason="NoCarrier")
-    assert each.status and each.status.conditions
-    each.status.conditions[-1].message = "no carrier on rail0; " + "is the cable in its port? " * 40
-    return standing(name, each, lease(name), NOW)
+    message = "no carrier on rail0; " + "is the cable in its port? " * 40
+    return standing(name, node(name, ready="False", reason="NoCarrier", message=message), lease(name), NOW)
 
 
 @pytest.mark.parametrize("width", [40, 80, 120, 400])

@@ -19,7 +19,7 @@ from fleet.maintenance_record import Record
 from tests.http_server import Request, serving
 from tests.unit.fleet.nodes_api import Cluster
 from tests.unit.fleet.test_fleet import ROOT, node
-from tests.unit.fleet.test_kubeconfig import KUBECONFIG
+from tests.unit.fleet.test_kubeconfig import kubeconfig
 from tests.unit.fleet.test_maintenance import pod
 
 NODES = ("a", "b")
@@ -51,9 +51,9 @@ class Running:
 @pytest.fixture
 def commands(tmp_path: Path) -> Iterator[Running]:
     cluster = Cluster({name: node(name).to_dict() for name in NODES}, [pod("job").to_dict()], evicts=False)
-    made = Running(cluster, tmp_path / "kubeconfig")
+    made = Running(cluster, tmp_path)
     with serving(made.answer) as url:
-        made.kubeconfig.write_text(KUBECONFIG.replace("https://127.0.0.1:1", url))
+        made.kubeconfig = kubeconfig(tmp_path, url)
         yield made
         for each in made.started:
             each.kill()

@@ -24,12 +24,11 @@ from lightkube.resources.core_v1 import Node, Pod
 
 from agent.report import names
 from fleet.api import Failed
-from fleet.eviction import MIRROR, Rules, drain, full_name
+from fleet.eviction import MIRROR, Rules, drain
 from fleet.inventory import Inventory
 from fleet.maintenance_record import Record, record_of
 from fleet.objects import CHANGED, unready
 from tests.unit.fleet.test_fleet import node
-from tests.unit.fleet.test_kubeconfig import trackbed
 
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
@@ -53,43 +52,42 @@ def pod(
     return Pod(metadata=metadata, spec=spec, status=PodStatus(phase=phase))
 
 
-def test_daemons_static_and_finished_pods_stay() -> None:
-    pods = [
-        pod("job"),
-        pod("plugin", owner="DaemonSet"),
-        pod("static", owner="Node", annotations={MIRROR: "x"}),
-        pod("done", phase="Succeeded"),
-        pod("failed", phase="Failed"),
-        pod("pending", phase="Pending"),
-    ]
-    planned = drain(pods, Rules())
-    assert [full_name(one) for one in planned.evict] == ["ml/job", "ml/pending"]
-    assert planned.blockers == ()
+@pytest.mark.parametrize(
+    ("one", "evicted"),
+    [
+        (pod("job"), True),
+        (pod("pending", phase="Pending"), True),
+        # It is waited for, and forbids no drain.
+        (pod("bare", owner=None, ending=True), True),
+        *((pod("a", emptydir=EmptyDirVolumeSource(medium=medium)), True) for medium in ("Memory", "HugePages-2Mi")),
+        (pod("plugin", owner="DaemonSet"), False),
+        (pod("static", owner="Node", annotations={MIRROR: "x"}), False),
+        (pod("done", phase="Succeeded"), False),
+        (pod("failed", phase="Failed"), False),
+    ],
+)
+def test_daemons_static_and_finished_pods_stay(one: Pod, evicted: bool) -> None:
+    planned = drain([one], Rules())
+    assert (len(planned.evict), planned.blockers) == (evicted, ())
 
 
-def test_a_pod_without_a_controller_is_evicted_only_with_force() -> None:
-    assert "ml/bare has no controller" in drain([pod("bare", owner=None)], Rules()).blockers[0]
-    assert drain([pod("bare", owner=None)], Rules(force=True)).blockers == ()
+BARE, SCRATCH = Rules(force=True), Rules(delete_emptydir_data=True)
 
 
-@pytest.mark.parametrize("controller", [None, False])
-def test_an_owner_that_is_not_the_controller_starts_no_pod_again(controller: bool | None) -> None:
-    bare = pod("bare", owner="ConfigMap", controller=controller)
-    assert "ml/bare has no controller" in drain([bare], Rules()).blockers[0]
-    assert drain([bare], Rules(force=True)).blockers == ()
-
-
-def test_local_data_is_deleted_only_on_request_and_shared_memory_does_not_count() -> None:
-    for disk in (EmptyDirVolumeSource(), EmptyDirVolumeSource(medium="")):
-        assert "emptyDir scratch" in drain([pod("a", emptydir=disk)], Rules()).blockers[0]
-        assert drain([pod("a", emptydir=disk)], Rules(delete_emptydir_data=True)).blockers == ()
-    for medium in ("Memory", "HugePages", "HugePages-2Mi"):
-        assert drain([pod("a", emptydir=EmptyDirVolumeSource(medium=medium))], Rules()).blockers == ()
-
-
-def test_a_pod_that_is_being_deleted_is_waited_for_and_forbids_no_drain() -> None:
-    planned = drain([pod("bare", owner=None, ending=True)], Rules())
-    assert (len(planned.evict), planned.blockers) == (1, ())
+@pytest.mark.parametrize(
+    ("one", "why", "rules"),
+    [
+        (pod("bare", owner=None), "ml/bare has no controller", BARE),
+        # An owner that is not the controller starts no pod again.
+        (pod("bare", owner="ConfigMap", controller=None), "ml/bare has no controller", BARE),
+        (pod("bare", owner="ConfigMap", controller=False), "ml/bare has no controller", BARE),
+        (pod("a", emptydir=EmptyDirVolumeSource()), "emptyDir scratch", SCRATCH),
+        (pod("a", emptydir=EmptyDirVolumeSource(medium="")), "emptyDir scratch", SCRATCH),
+    ],
+)
+def test_a_pod_that_would_lose_something_is_evicted_only_on_request(one: Pod, why: str, rules: Rules) -> None:
+    assert why in drain([one], Rules()).blockers[0]
+    assert drain([one], rules).blockers == ()
 
 
 def noted(text: str) -> Node:
@@ -219,11 +217,3 @@ def test_a_command_runs_on_a_host_alone_that_has_the_name_of_a_group(tmp_path: P
         (tmp_path / file).write_text(text.format(*hosts))
         assert Inventory.read(tmp_path / file).run("gpu1", ["true"], 60).failed
     assert set(connected) == {"gpu1"}
-
-
-def test_an_unknown_level_is_refused_before_any_request(tmp_path: Path) -> None:
-    file = tmp_path / "fleet.py"
-    file.write_text("hosts = []\n")
-    done = trackbed("maintain", "a", "--inventory", str(file), "--allow", "explode")
-    assert done.returncode == 1
-    assert "'explode' is not one of 'none', 'rebind', 'link-flap'" in done.stderr

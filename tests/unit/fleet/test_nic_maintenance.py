@@ -29,7 +29,7 @@ from fleet.sweeping import decide, sweep
 from tests.http_server import Request, serving
 from tests.unit.fleet.nodes_api import Cluster, Dra
 from tests.unit.fleet.test_device_rules import there
-from tests.unit.fleet.test_kubeconfig import KUBECONFIG, trackbed
+from tests.unit.fleet.test_kubeconfig import kubeconfig, trackbed
 from tests.unit.fleet.test_maintenance import NOW, pod
 
 PF, VF0, VF1 = "0000:3b:00.0", "0000:3b:00.2", "0000:3b:00.3"
@@ -122,10 +122,13 @@ DONE = {"a": ("done", "")}
 
 
 def test_the_nics_pods_alone_end_before_it_is_changed(fleet: Fleet) -> None:
+    rules: list[Any] = []
+
     def applies() -> bool:
         assert fleet.state() == (["pf", "vf0"], ["a"])
         assert json.loads(fleet.cluster.recorded()["a"])["cordoned"] is False
         assert fleet.dra.users == {"vf0": [], "pf": [], "other": ["u-web"]}
+        rules.extend(fleet.dra.rules.values())
         return True
 
     fleet.node = evolve(fleet.node, applies=applies)
@@ -133,29 +136,20 @@ def test_the_nics_pods_alone_end_before_it_is_changed(fleet: Fleet) -> None:
     assert fleet.state() == CLEAN
     assert fleet.node.asked[-1][1:4] == ["apply", "--allow", "vf-reset"]
     assert fleet.node.asked[-1][-2:] == ["--device", "rail0"]
-
-
-def noted_rules(fleet: Fleet) -> list[Any]:
-    """The rules that are there while the NIC changes: a list that is filled then."""
-    rules: list[Any] = []
-
-    def applies() -> bool:
-        rules.extend(fleet.dra.rules.values())
-        return True
-
-    fleet.node = evolve(fleet.node, applies=applies)
-    return rules
-
-
-def test_a_rule_is_of_one_device_and_ends_with_its_node(fleet: Fleet) -> None:
-    rules = noted_rules(fleet)
-    fleet.maintenance().run(["a"], 1)
+    # Each rule is of one device, and ends with its node.
     rule = rules[0]
     assert rule["spec"]["deviceSelector"] == {"driver": "sriov", "pool": "a", "device": "pf"}
     assert rule["spec"]["taint"] == {"key": names.MAINTENANCE, "value": "0000-3b-00.0", "effect": "NoExecute"}
     assert rule["metadata"]["ownerReferences"] == [{"apiVersion": "v1", "kind": "Node", "name": "a", "uid": "u-a"}]
     # A reporter must not take it for its own.
     assert rule["metadata"]["labels"] == {names.MAINTENANCE: "a"}
+
+
+def killed_before(fleet: Fleet) -> Maintenance:
+    """A run that resumes one which was killed while the node was about to change, or just after."""
+    fleet.cluster.note("a", Record("first", "2026", "apply", False, "vf-reset", device="rail0"))
+    fleet.cluster.nodes["a"]["spec"] = {}
+    return fleet.maintenance(resume=True)
 
 
 @pytest.mark.parametrize("again", ["resume", "undo"])
@@ -198,37 +192,31 @@ def test_a_lost_answer_is_no_lost_rule(fleet: Fleet) -> None:
 def test_a_run_that_is_killed_while_the_node_changes_is_resumed_with_its_rules(fleet: Fleet) -> None:
     """The VFs are gone in the middle of the change, a rule was deleted by hand, and a budget forbids evictions by now."""
     fleet.dra.budgets = [budget(0, LabelSelector()).to_dict()]
-    fleet.cluster.note("a", Record("first", "2026", "apply", False, "vf-reset", device="rail0"))
-    fleet.cluster.nodes["a"]["spec"] = {}
-    fleet.dra.devices = {}
-    assert fleet.maintenance(resume=True).run(["a"], 1) == DONE
-    fleet.cluster.note("a", Record("first", "2026", "apply", False, "vf-reset", device="rail0"))
-    fleet.cluster.nodes["a"]["spec"] = {}
-    fleet.dra.devices = {"pf": PF, "vf0": VF0}
-    rules = noted_rules(fleet)
-    assert fleet.maintenance(resume=True).run(["a"], 1) == DONE
-    assert [each["spec"]["deviceSelector"]["device"] for each in rules] == ["pf", "vf0"]
+    tainted: list[list[str]] = []
+
+    def applies() -> bool:
+        tainted.append(fleet.dra.tainted())
+        return True
+
+    fleet.node = evolve(fleet.node, applies=applies)
+    for devices in ({}, {"pf": PF, "vf0": VF0}):
+        fleet.dra.devices = devices
+        assert killed_before(fleet).run(["a"], 1) == DONE
+    assert tainted == [[], ["pf", "vf0"]]
     assert fleet.state() == CLEAN
 
 
 def test_a_run_that_is_killed_after_the_change_is_resumed_without_another_eviction(fleet: Fleet) -> None:
     """Its rules are gone, its record is not, and pods have come back."""
-    fleet.cluster.note("a", Record("first", "2026", "apply", False, "vf-reset", device="rail0"))
-    fleet.cluster.nodes["a"]["spec"] = {}
     fleet.node.faults.clear()
-    assert fleet.maintenance(resume=True).run(["a"], 1) == DONE
+    assert killed_before(fleet).run(["a"], 1) == DONE
     assert (fleet.state(), fleet.dra.made, fleet.dra.users["vf0"]) == (CLEAN, 0, ["u-job"])
 
 
 def test_a_nic_that_may_be_half_changed_stays_tainted_although_a_pod_has_it(fleet: Fleet) -> None:
-    fleet.cluster.note("a", Record("first", "2026", "apply", False, "vf-reset", device="rail0"))
-    fleet.cluster.nodes["a"]["spec"] = {}
     fleet.dra.tolerating = {"u-job"}
-    result, why = fleet.maintenance(resume=True, drain_timeout=0.0).run(["a"], 1)["a"]
-    assert (result, why.startswith("after 0 s there are still ml/job: they do not end; it stays in maintenance")) == (
-        "failed",
-        True,
-    )
+    result, why = evolve(killed_before(fleet), drain_timeout=0.0).run(["a"], 1)["a"]
+    assert (result, "still ml/job" in why, "it stays in maintenance" in why) == ("failed", True, True)
     assert (fleet.state(), fleet.node.applied()) == ((["pf", "vf0"], ["a"]), 0)
 
 
@@ -319,18 +307,21 @@ def test_pods_that_a_drain_would_not_evict_refuse_the_eviction(fleet: Fleet) -> 
     assert fleet.maintenance().run(["a"], 1)["a"] == ("undone", "ml/job uses a device, and is no pod of the node")
 
 
-def test_a_nic_without_a_device_is_not_maintained_alone(fleet: Fleet) -> None:
-    """Its pods have it by a device plugin."""
-    fleet.dra.devices = {"other": "0000:5e:00.0"}
-    said = "no driver of DRA publishes a device of rail0; maintain the node without --device"
-    assert fleet.maintenance().run(["a"], 1) == {"a": ("undone", said)}
+@pytest.mark.parametrize(
+    ("devices", "pool", "said"),
+    [
+        # Its pods have it by a device plugin.
+        ({"other": "0000:5e:00.0"}, "a", "no driver of DRA publishes a device of rail0; maintain the node without"),
+        ({"pf": PF}, "shared", "sriov publishes rail0 in a pool that is not named as the Node"),
+    ],
+)
+def test_a_nic_without_a_device_of_the_node_is_not_maintained_alone(
+    fleet: Fleet, devices: dict[str, str], pool: str, said: str
+) -> None:
+    fleet.dra.devices, fleet.dra.pool = devices, pool
+    result, why = fleet.maintenance().run(["a"], 1)["a"]
+    assert (result, said in why) == ("undone", True)
     assert (fleet.state(), fleet.node.applied()) == (CLEAN, 0)
-
-
-def test_a_pool_that_is_not_the_nodes_is_not_tainted(fleet: Fleet) -> None:
-    fleet.dra.pool = "shared"
-    said = "sriov publishes rail0 in a pool that is not named as the Node"
-    assert fleet.maintenance().run(["a"], 1) == {"a": ("undone", said)}
 
 
 def test_a_nic_that_the_node_does_not_have_is_named(fleet: Fleet) -> None:
@@ -381,11 +372,16 @@ def test_a_run_whose_maintenance_was_undone_does_not_change_the_nic(fleet: Fleet
     assert fleet.node.applied() == 0
 
 
-def leave_a_rule(fleet: Fleet) -> None:
-    """As an undo of an earlier version that knows nothing of rules."""
+def fails_to_apply(fleet: Fleet) -> None:
+    """Its NIC stays tainted, for it may be half changed."""
     fleet.node = evolve(fleet.node, applies=lambda: False)
     fleet.node.nic["ready"] = False
     fleet.maintenance().run(["a"], 1)
+
+
+def leave_a_rule(fleet: Fleet) -> None:
+    """As an undo of an earlier version that knows nothing of rules."""
+    fails_to_apply(fleet)
     fleet.cluster.nodes["a"]["metadata"]["annotations"] = {}
 
 
@@ -400,9 +396,7 @@ def test_rules_without_a_record_are_removed_by_an_undo_and_by_a_sweep_alone(flee
 
 
 def test_a_sweep_leaves_the_rules_of_a_maintenance_that_is_recorded(fleet: Fleet) -> None:
-    fleet.node = evolve(fleet.node, applies=lambda: False)
-    fleet.node.nic["ready"] = False
-    fleet.maintenance().run(["a"], 1)
+    fails_to_apply(fleet)
     api = fleet.api()
     assert decide(api, 1.0).devices.remove == ()
     assert [rule.maintains for rule in listed(api)] == [True, True]
@@ -424,8 +418,7 @@ def test_an_undo_that_may_not_list_rules_says_so(fleet: Fleet) -> None:
 
 
 def test_status_and_sweep_name_the_devices_that_a_maintenance_has_tainted(fleet: Fleet, tmp_path: Path) -> None:
-    (tmp_path / "kubeconfig").write_text(KUBECONFIG.replace("https://127.0.0.1:1", fleet.url))
-    options = ("--kubeconfig", str(tmp_path / "kubeconfig"))
+    options = ("--kubeconfig", str(kubeconfig(tmp_path, fleet.url)))
     leave_a_rule(fleet)
     shown = trackbed("status", *options).stdout
     assert "a: pf of sriov is tainted by a maintenance that is not recorded; trackbed fleet sweep removes" in shown
@@ -440,29 +433,17 @@ def test_status_and_sweep_name_the_devices_that_a_maintenance_has_tainted(fleet:
 
 
 @pytest.mark.parametrize(
-    ("dra", "said"),
-    [
-        (None, "the cluster has no DeviceTaintRule of resource.k8s.io/v1 (Kubernetes 1.37): give no --device"),
-        (0, "nobody"),
-    ],
+    ("has_rules", "said"), [(False, "the cluster has no DeviceTaintRule of resource.k8s.io/v1"), (True, "nobody")]
 )
 def test_a_cluster_or_user_without_these_rules_is_refused_before_anything_is_begun(
-    fleet: Fleet, tmp_path: Path, dra: int | None, said: str
+    fleet: Fleet, tmp_path: Path, has_rules: bool, said: str
 ) -> None:
-    (tmp_path / "kubeconfig").write_text(KUBECONFIG.replace("https://127.0.0.1:1", fleet.url))
     (tmp_path / "fleet.py").write_text('hosts = ["a"]\n')
-    words = (
-        "--kubeconfig",
-        str(tmp_path / "kubeconfig"),
-        "--inventory",
-        str(tmp_path / "fleet.py"),
-        "--device",
-        "rail0",
-    )
-    if dra is None:
+    words = ("--kubeconfig", str(kubeconfig(tmp_path, fleet.url)), "--inventory", str(tmp_path / "fleet.py"))
+    if not has_rules:
         fleet.cluster.dra = None
     else:
         # Its name is its first request.
         fleet.refuse_from = 1
-    refused = trackbed("maintain", "a", *words)
+    refused = trackbed("maintain", "a", *words, "--device", "rail0")
     assert (refused.returncode, said in refused.stderr, fleet.cluster.recorded()) == (1, True, {})

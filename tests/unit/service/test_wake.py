@@ -5,7 +5,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 from attrs import define, evolve
@@ -35,144 +35,36 @@ from tests.sim.service.running import Announced
 from tests.sim.two_nics import PF0, PF1, two_nics
 
 PF, VF = "0000:21:00.0", "0000:21:10.2"
-KNOWN = KnownDevices(by_ifindex={7: PF}, by_address={PF: PF, VF: PF})
+KNOWN = KnownDevices(by_ifindex={7: PF}, by_address={PF: PF, VF: PF}, by_table={479100: PF})
+STEERED = evolve(KNOWN, steered=(SteeredNetdevs("cali*"), SteeredNetdevs("veth?")))
+WITH_SYSCTLS = evolve(KNOWN, with_sysctls=frozenset({"ens1f0"}))
+# A domain of five digits, whose end is the address of another function.
+VMD = "10002:01:00.0"
+WITH_VMD = KnownDevices({}, {VMD: VMD, VMD[1:]: "another"})
+VMD_PATH = f"/devices/pci0000:e0/0000:e0:00.5/pci10002:00/10002:00:02.0/{VMD}"
 
 
-def joined(events: Iterable[Event], known: KnownDevices) -> set[str] | None:
+def scope(events: Iterable[Event], known: KnownDevices) -> set[str] | None:
     """What all of the events concern."""
     scopes = [scope_of(event, known) for event in events]
     return None if None in scopes else {name for scope in scopes for name in scope or ()}
 
 
-def link_scope(message: bytes, elsewhere: bool, known: KnownDevices) -> set[str] | None:
-    return joined(link_events(message, elsewhere), known)
-
-
-def ethtool_scope(message: bytes, elsewhere: bool, known: KnownDevices) -> set[str] | None:
-    return joined(ethtool_events(message, elsewhere), known)
-
-
-def uevent_scope(message: bytes, elsewhere: bool, known: KnownDevices) -> set[str] | None:
-    return joined(uevent_events(message, elsewhere), known)
-
-
-def link_message(*ifindexes: int) -> bytes:
-    body = IFINFOMSG.size
+def link_message(*ifindexes: int, attributes: bytes = b"") -> bytes:
+    size = HEADER.size + IFINFOMSG.size + len(attributes)
     return b"".join(
-        HEADER.pack(HEADER.size + body, RTM_NEWLINK, 0, 0, 0) + IFINFOMSG.pack(0, 1, index, 0, 0) for index in ifindexes
+        HEADER.pack(size, RTM_NEWLINK, 0, 0, 0) + IFINFOMSG.pack(0, 1, index, 0, 0) + attributes for index in ifindexes
     )
 
 
-def uevent(action: str, path: str, subsystem: str, udev: bool = False) -> bytes:
-    fields = f"ACTION={action}\0DEVPATH={path}\0SUBSYSTEM={subsystem}\0SEQNUM=1\0".encode()
-    if not udev:
-        return f"{action}@{path}\0".encode() + fields
-    return b"libudev\0" + struct.pack("=IIIIIIII", 0xFEEDCAFE, 40, 40, len(fields), 0, 0, 0, 0) + fields
-
-
-def test_a_link_of_a_wanted_function_names_it() -> None:
-    assert link_scope(link_message(3, 7), False, KNOWN) == {PF}
-
-
-def test_events_of_links_outside_the_spec_wake_nobody() -> None:
-    assert link_scope(link_message(1, 2, 3), False, KNOWN) == set()
-
-
-def named_message(ifindex: int, name: bytes) -> bytes:
+def named(ifindex: int, name: bytes) -> bytes:
     """RTM_NEWLINK as the kernel begins it: the name is the first attribute, then other ones."""
-    attributes = struct.pack("=HH", 4 + len(name) + 1, 3) + name + b"\0"
-    attributes += bytes(-len(attributes) % 4) + struct.pack("=HHI", 8, 13, 1000)
-    head = HEADER.pack(HEADER.size + IFINFOMSG.size + len(attributes), RTM_NEWLINK, 0, 0, 0)
-    return head + IFINFOMSG.pack(0, 1, ifindex, 0, 0) + attributes
+    return link_message(ifindex, attributes=attribute(3, name + b"\0") + attribute(13, struct.pack("=I", 1000)))
 
 
-STEERED = evolve(KNOWN, steered=(SteeredNetdevs("cali*"), SteeredNetdevs("veth?")))
-
-
-def test_a_new_netdev_that_the_spec_steers_concerns_the_host() -> None:
-    assert link_scope(named_message(99, b"cali1f"), False, STEERED) == {HOST}
-    assert link_scope(named_message(99, b"cali1f"), False, KNOWN) == set()
-    assert link_scope(named_message(99, b"veth12"), False, STEERED) == set()
-    assert link_scope(named_message(7, b"cali1f"), False, STEERED) == {PF}
-    assert link_scope(named_message(99, b"cali1f"), True, STEERED) == set()
-
-
-def test_a_netdev_with_sysctls_that_comes_back_concerns_the_host() -> None:
-    known = evolve(KNOWN, with_sysctls=frozenset({"ens1f0"}))
-    assert link_scope(named_message(99, b"ens1f0"), False, known) == {HOST}
-    assert link_scope(named_message(7, b"ens1f0"), False, known) == {PF}
-    assert link_scope(named_message(99, b"ens1f0"), False, KNOWN) == set()
-
-
-def test_a_message_that_is_cut_within_the_name_wakes_nobody() -> None:
-    whole = named_message(99, b"cali1f")
-    first = HEADER.size + IFINFOMSG.size
-    assert [link_scope(whole[:length], False, STEERED) for length in range(first + 8)] == [set()] * (first + 8)
-
-
-def test_a_new_netdev_that_is_steered_does_not_withdraw_ready() -> None:
-    known = evolve(STEERED, required=frozenset({PF}))
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-    with ours, theirs:
-        ours.setblocking(False)
-        theirs.send(named_message(99, b"cali1f"))
-        view = View.new()
-        inbox = Inbox([NetlinkSource(ours, link_events)], Activity.at(view.descriptor), lambda: None)
-        inbox.known = known
-        assert inbox.wait(0.0) == frozenset({HOST})
-        assert not view.waits()
-        inbox.close()
-        view.close()
-
-
-def test_an_index_of_another_namespace_is_not_ours() -> None:
-    assert link_scope(link_message(7), True, KNOWN) == set()
-
-
-def test_a_vf_in_another_namespace_is_known_by_its_parent() -> None:
-    parent = attribute(IFLA_PARENT_DEV_NAME, VF.encode() + b"\0")
-    size = HEADER.size + IFINFOMSG.size + len(parent)
-    message = HEADER.pack(size, RTM_NEWLINK, 0, 0, 0) + IFINFOMSG.pack(0, 1, 3, 0, 0) + parent
-    assert link_scope(message, True, KNOWN) == {PF}
-    assert link_scope(message.replace(VF.encode(), b"0000:99:10.2"), True, KNOWN) == set()
-
-
-VMD = "10002:01:00.0"
-
-
-def test_a_function_in_a_domain_of_five_digits_is_not_taken_for_another_one() -> None:
-    known = KnownDevices({}, {VMD: VMD, VMD[1:]: "another"})
-    path = f"/devices/pci0000:e0/0000:e0:00.5/pci10002:00/10002:00:02.0/{VMD}"
-    assert uevent_scope(uevent("bind", path, "pci"), False, known) == {VMD}
-    assert uevent_scope(uevent("add", f"{path}/net/ens1", "net", udev=True), False, known) == {VMD}
-    parent = attribute(IFLA_PARENT_DEV_NAME, VMD.encode() + b"\0")
-    size = HEADER.size + IFINFOMSG.size + len(parent)
-    message = HEADER.pack(size, RTM_NEWLINK, 0, 0, 0) + IFINFOMSG.pack(0, 1, 3, 0, 0) + parent
-    assert link_scope(message, True, known) == {VMD}
-
-
-def test_a_table_that_lost_a_route_names_its_nic() -> None:
-    known = evolve(KNOWN, by_table={479100: PF})
-    assert scope_of(Event(table=479100), known) == {PF}
-    assert scope_of(Event(table=254), known) == set()
-
-
-def test_a_table_that_is_no_number_is_the_one_of_the_header() -> None:
-    body = bytes([2, 24, 0, 0, 7, 0, 0, 1]) + bytes(4) + attribute(15, b"\1\2")
-    message = HEADER.pack(HEADER.size + len(body), RTM_DELROUTE, 0, 0, 0) + body
-    assert [event.table for event in routing_events(message, False)] == [7]
-
-
-def test_a_message_of_routing_without_its_whole_header_wakes_nobody() -> None:
-    for kind in (RTM_DELADDR, RTM_DELROUTE):
-        whole = HEADER.pack(HEADER.size + 12, kind, 0, 0, 0) + bytes(12)
-        assert [list(routing_events(whole[:length], False)) for length in range(24)] == [[]] * 24
-        assert list(routing_events(HEADER.pack(HEADER.size, kind, 0, 0, 0) + bytes(12), False)) == []
-
-
-def test_a_truncated_message_is_ignored() -> None:
-    assert link_scope(link_message(7)[:20], False, KNOWN) == set()
-    assert link_scope(b"", False, KNOWN) == set()
+def child_of(address: str) -> bytes:
+    """RTM_NEWLINK of a netdev whose parent is this function."""
+    return link_message(3, attributes=attribute(IFLA_PARENT_DEV_NAME, address.encode() + b"\0"))
 
 
 def ethtool_message(ifindex: int) -> bytes:
@@ -183,44 +75,102 @@ def ethtool_message(ifindex: int) -> bytes:
     return HEADER.pack(20 + len(attributes), 21, 0, 0, 0) + b"\x13\x01\0\0" + attributes
 
 
-def test_a_change_by_ethtool_names_the_netdev_s_function() -> None:
-    assert ethtool_scope(ethtool_message(7), False, KNOWN) == {PF}
-    assert ethtool_scope(ethtool_message(8), False, KNOWN) == set()
+def uevent(action: str, path: str, subsystem: str, udev: bool = False) -> Iterable[Event]:
+    fields = f"ACTION={action}\0DEVPATH={path}\0SUBSYSTEM={subsystem}\0SEQNUM=1\0".encode()
+    if not udev:
+        return uevent_events(f"{action}@{path}\0".encode() + fields, False)
+    head = b"libudev\0" + struct.pack("=IIIIIIII", 0xFEEDCAFE, 40, 40, len(fields), 0, 0, 0, 0)
+    return uevent_events(head + fields, False)
 
 
-def test_an_incomplete_ethtool_message_wakes_nobody() -> None:
-    message = ethtool_message(7)
-    assert [ethtool_scope(message[:length], False, KNOWN) for length in range(29)] == [set()] * 29
+RAIL_NET, RENAMED = f"/devices/pci0000:20/0000:20:00.0/{VF}/net/v1", "/devices/pci0000:20/0000:99:00.0/net/ens1f0"
 
 
-def test_a_vf_s_event_names_its_pf() -> None:
-    path = f"/devices/pci0000:20/0000:20:00.0/{VF}/net/enp33s0v1"
-    assert uevent_scope(uevent("add", path, "net"), False, KNOWN) == {PF}
-    assert uevent_scope(uevent("add", path, "net", udev=True), False, KNOWN) == {PF}
+@pytest.mark.parametrize(
+    ("events", "known", "concerns"),
+    [
+        (link_events(link_message(3, 7), False), KNOWN, {PF}),
+        (link_events(link_message(1, 2, 3), False), KNOWN, set()),
+        # A new netdev that the spec steers.
+        (link_events(named(99, b"cali1f"), False), STEERED, {HOST}),
+        (link_events(named(99, b"cali1f"), False), KNOWN, set()),
+        (link_events(named(99, b"veth12"), False), STEERED, set()),
+        (link_events(named(7, b"cali1f"), False), STEERED, {PF}),
+        (link_events(named(99, b"ens1f0"), False), WITH_SYSCTLS, {HOST}),
+        (link_events(named(7, b"ens1f0"), False), WITH_SYSCTLS, {PF}),
+        (link_events(named(99, b"ens1f0"), False), KNOWN, set()),
+        # In another namespace, the index and the name are not ours, and the parent is.
+        (link_events(named(99, b"cali1f"), True), STEERED, set()),
+        (link_events(link_message(7), True), KNOWN, set()),
+        (link_events(child_of(VF), True), KNOWN, {PF}),
+        (link_events(child_of("0000:99:10.2"), True), KNOWN, set()),
+        (link_events(child_of(VMD), True), WITH_VMD, {VMD}),
+        (uevent("bind", VMD_PATH, "pci"), WITH_VMD, {VMD}),
+        (uevent("add", f"{VMD_PATH}/net/ens1", "net", udev=True), WITH_VMD, {VMD}),
+        (ethtool_events(ethtool_message(7), False), KNOWN, {PF}),
+        (ethtool_events(ethtool_message(8), False), KNOWN, set()),
+        # A VF's event is its PF's.
+        (uevent("add", RAIL_NET, "net"), KNOWN, {PF}),
+        (uevent("add", RAIL_NET, "net", udev=True), KNOWN, {PF}),
+        (uevent("remove", f"/devices/pci0000:20/0000:20:00.0/{PF}/net/a/queues/rx-3", "queues"), KNOWN, {PF}),
+        # A new function, or a CPU that goes, concerns everything.
+        (uevent("add", "/devices/pci0000:20/0000:99:00.0", "pci"), KNOWN, None),
+        (uevent("offline", "/devices/system/cpu/cpu3", "cpu"), KNOWN, None),
+        # It may be the name of a NIC that was not found.
+        (uevent("move", RENAMED, "net", udev=True), KNOWN, set()),
+        (uevent("move", RENAMED, "net", udev=True), evolve(KNOWN, incomplete=True), None),
+        (uevent("add", f"/devices/pci0000:20/{PF}/block/sda", "block"), KNOWN, set()),
+        (uevent("add", "/devices/virtual/net/veth0", "net"), KNOWN, set()),
+        ([Event(table=479100)], KNOWN, {PF}),
+        ([Event(table=254)], KNOWN, set()),
+    ],
+)
+def test_an_event_concerns_the_devices_that_may_have_changed(
+    events: Iterable[Event], known: KnownDevices, concerns: set[str] | None
+) -> None:
+    assert scope(events, known) == concerns
 
 
-def test_a_channel_change_names_its_device() -> None:
-    path = f"/devices/pci0000:20/0000:20:00.0/{PF}/net/enp33s0/queues/rx-3"
-    assert uevent_scope(uevent("remove", path, "queues"), False, KNOWN) == {PF}
+@pytest.mark.parametrize(
+    ("events", "whole", "needed"),
+    [
+        # Within the name.
+        (link_events, named(99, b"cali1f"), HEADER.size + IFINFOMSG.size + 8),
+        (link_events, link_message(7), HEADER.size + IFINFOMSG.size),
+        (ethtool_events, ethtool_message(7), 29),
+        *((routing_events, HEADER.pack(28, kind, 0, 0, 0) + bytes(12), 24) for kind in (RTM_DELADDR, RTM_DELROUTE)),
+    ],
+)
+def test_a_message_that_is_cut_wakes_nobody(
+    events: Callable[[bytes, bool], Iterable[Event]], whole: bytes, needed: int
+) -> None:
+    assert [scope(events(whole[:length], False), STEERED) for length in range(needed)] == [set()] * needed
 
 
-def test_a_new_function_concerns_everything() -> None:
-    assert uevent_scope(uevent("add", "/devices/pci0000:20/0000:99:00.0", "pci"), False, KNOWN) is None
+def test_a_new_netdev_that_is_steered_does_not_withdraw_ready() -> None:
+    known = evolve(STEERED, required=frozenset({PF}))
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with ours, theirs:
+        ours.setblocking(False)
+        theirs.send(named(99, b"cali1f"))
+        view = View.new()
+        inbox = Inbox([NetlinkSource(ours, link_events)], Activity.at(view.descriptor), lambda: None)
+        inbox.known = known
+        assert inbox.wait(0.0) == frozenset({HOST})
+        assert not view.waits()
+        inbox.close()
+        view.close()
 
 
-def test_a_netdev_that_gets_its_name_may_be_that_of_a_nic_that_was_not_found() -> None:
-    event = uevent("move", "/devices/pci0000:20/0000:99:00.0/net/ens1f0", "net", udev=True)
-    assert uevent_scope(event, False, KNOWN) == set()
-    assert uevent_scope(event, False, evolve(KNOWN, incomplete=True)) is None
+def test_a_table_that_is_no_number_is_the_one_of_the_header() -> None:
+    body = bytes([2, 24, 0, 0, 7, 0, 0, 1]) + bytes(4) + attribute(15, b"\1\2")
+    message = HEADER.pack(HEADER.size + len(body), RTM_DELROUTE, 0, 0, 0) + body
+    assert [event.table for event in routing_events(message, False)] == [7]
 
 
-def test_a_cpu_that_comes_or_goes_concerns_everything() -> None:
-    assert uevent_scope(uevent("offline", "/devices/system/cpu/cpu3", "cpu"), False, KNOWN) is None
-
-
-def test_other_subsystems_wake_nobody() -> None:
-    assert uevent_scope(uevent("add", f"/devices/pci0000:20/{PF}/block/sda", "block"), False, KNOWN) == set()
-    assert uevent_scope(uevent("add", "/devices/virtual/net/veth0", "net"), False, KNOWN) == set()
+@pytest.mark.parametrize("kind", [RTM_DELADDR, RTM_DELROUTE])
+def test_a_message_of_routing_that_says_it_ends_with_its_header_wakes_nobody(kind: int) -> None:
+    assert list(routing_events(HEADER.pack(HEADER.size, kind, 0, 0, 0) + bytes(12), False)) == []
 
 
 def test_a_burst_is_one_wake_up() -> None:
