@@ -6,7 +6,6 @@ that changes the value, and ends when the agent or the loop has read the right v
 
 from __future__ import annotations
 
-import multiprocessing
 import statistics
 import time
 from collections.abc import Callable
@@ -20,20 +19,20 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.agent import MTU, keep
-from bench.namespace import apart
+from bench.namespace import apart, child
 
 NETDEV, BROKEN = "fab0", 1400
 READY = '"ready": true'
 
-Repairer = Callable[[Connection, str], None]
+Repairer = Callable[[Connection], None]
 
 
-def _bare(done: Connection, netdev: str) -> None:
+def _bare(done: Connection) -> None:
     """Listen, get, set, get: the shortest loop with pyroute2."""
     ip: Any = IPRoute()
     events: Any = IPRoute()
     events.bind(groups=RTMGRP_LINK)
-    (index,) = ip.link_lookup(ifname=netdev)
+    (index,) = ip.link_lookup(ifname=NETDEV)
     done.send("ready")
     while True:
         for event in events.get():
@@ -64,52 +63,37 @@ class _Reports:
         """Do nothing: lines are not buffered."""
 
 
-def _agent(done: Connection, netdev: str) -> None:
+def _agent(done: Connection) -> None:
     """The agent's worker, as the service runs it."""
     reports: Any = _Reports(done)
-    keep(netdev, reports)
+    keep(NETDEV, reports)
 
 
 def measure(repairer: Repairer, rounds: int) -> list[float]:
     """Milliseconds of each round."""
-    ip: Any = IPRoute()
-    (index,) = ip.link_lookup(ifname=NETDEV)
-    ours, theirs = multiprocessing.Pipe()
-    child = multiprocessing.get_context("fork").Process(target=repairer, args=(theirs, NETDEV), daemon=True)
-    child.start()
-    if not ours.poll(30):
-        raise click.ClickException(f"{repairer.__name__} did not start")
-    ours.recv()
     took = []
-    for _ in range(rounds):
-        began = time.monotonic_ns()
-        ip.link("set", index=index, mtu=BROKEN)
-        if not ours.poll(10):
-            raise click.ClickException(f"{repairer.__name__} did not repair within 10 s")
-        took.append((ours.recv() - began) / 1e6)
-        # Wait for the passes that the repair's own events cause: they do not belong to the next round.
-        time.sleep(0.02)
-    child.kill()
-    child.join()
-    ip.close()
+    with IPRoute() as ip, child(repairer) as (_, repaired):
+        (index,) = ip.link_lookup(ifname=NETDEV)
+        repaired.recv()
+        for _ in range(rounds):
+            began = time.monotonic_ns()
+            ip.link("set", index=index, mtu=BROKEN)
+            if not repaired.poll(10):
+                raise click.ClickException(f"{repairer.__name__} did not repair within 10 s")
+            took.append((repaired.recv() - began) / 1e6)
+            # Wait for the passes that the repair's own events cause: they do not belong to the next round.
+            time.sleep(0.02)
     return took
-
-
-def _others(count: int) -> None:
-    ip: Any = IPRoute()
-    for number in range(count // 2):
-        ip.link("add", ifname=f"other{number}", kind="veth", peer=f"peer{number}")
-    ip.close()
 
 
 def _measured(others: int, rounds: int) -> tuple[list[float], list[float]]:
     """Milliseconds of the agent and of the bare loop, beside ``others`` more netdevs."""
-    ip: Any = IPRoute()
-    ip.link("add", ifname=NETDEV, kind="veth", peer="fab1")
-    for name in (NETDEV, "fab1"):
-        ip.link("set", index=ip.link_lookup(ifname=name)[0], state="up")
-    ip.close()
-    _others(others)
+    with IPRoute() as ip:
+        ip.link("add", ifname=NETDEV, kind="veth", peer="fab1")
+        for name in (NETDEV, "fab1"):
+            ip.link("set", index=ip.link_lookup(ifname=name)[0], state="up")
+        for number in range(others // 2):
+            ip.link("add", ifname=f"other{number}", kind="veth", peer=f"peer{number}")
     bare = measure(_bare, rounds)
     return measure(_agent, rounds), bare
 

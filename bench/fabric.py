@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 import click
@@ -80,13 +81,11 @@ HEADINGS = (
     "good paths blamed",
 )
 
-COUNTS = ("good", "blamed", "bad", "missed", "paths", "paths_missed", "paths_blamed")
-
 
 def simulate(nodes: int, rails: int, runs: int, bad_paths: float, settings: FabricSettings) -> Outcome:
     """Simulate runs, each with other faults."""
     all_ends = ends(nodes, rails)
-    totals = [0] * len(COUNTS)
+    counts: Counter[str] = Counter()
     rounds: list[Round] = []
     began = time.process_time()
     for run in range(runs):
@@ -97,20 +96,19 @@ def simulate(nodes: int, rails: int, runs: int, bad_paths: float, settings: Fabr
         judged = verdict(all_ends, results, True)
         blamed = {each.end for each in judged.ends if each.status != "good"}
         path_blamed = set(map(_data_path, judged.paths))
-        of_run = (
-            len(all_ends) - len(bad),
-            len(blamed - bad.keys()),
-            len(bad),
-            len(bad.keys() - blamed),
-            len(paths),
-            len(paths - path_blamed),
-            len(path_blamed - paths),
+        counts.update(
+            good=len(all_ends) - len(bad),
+            blamed=len(blamed - bad.keys()),
+            bad=len(bad),
+            missed=len(bad.keys() - blamed),
+            paths=len(paths),
+            paths_missed=len(paths - path_blamed),
+            paths_blamed=len(path_blamed - paths),
         )
-        totals = [total + each for total, each in zip(totals, of_run, strict=True)]
     cpu = (time.process_time() - began) / runs
-    counts = dict(zip(COUNTS, totals, strict=True))
-    wall = assumed_seconds(rounds, settings)
-    return Outcome(nodes, bad_paths, runs, rounds=len(rounds), wall=wall, cpu=cpu, **counts)
+    return Outcome(
+        nodes, bad_paths, runs, rounds=len(rounds), wall=assumed_seconds(rounds, settings), cpu=cpu, **counts
+    )
 
 
 def _data_path(path: PathVerdict) -> Pair:
@@ -152,8 +150,7 @@ def main(rails: int, sizes: tuple[int, ...], least: int) -> None:
         # A fleet that tests all pairs has many tests in a run, so fewer runs suffice.
         runs = min(max(1, least // (nodes * rails)), 20)
         outcomes += [simulate(nodes, rails, runs, share, settings) for share in BAD_PATHS]
-    title = f"{rails} rails, {BAD_ENDS:.0%} bad ends; {', '.join(settings.tests)}"
-    table = Table(title=title)
+    table = Table(title=f"{rails} rails, {BAD_ENDS:.0%} bad ends; {', '.join(settings.tests)}")
     for heading in HEADINGS:
         table.add_column(heading, justify="right")
     for each in outcomes:

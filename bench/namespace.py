@@ -10,9 +10,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+import click
 from attrs import evolve
 
 from agent import linux
@@ -27,6 +29,7 @@ CLONE_NEWNS = 0x00020000
 CLONE_NEWNET = 0x40000000
 MS_REC_PRIVATE = 0x4000 | (1 << 18)
 ADDRESS = "0000:01:00.0"
+START_S = 30
 
 
 class Overlay(LinuxFiles):
@@ -88,6 +91,24 @@ def apart(measure: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         sys.exit(1)
     process.join()
     return result
+
+
+@contextmanager
+def child(work: Callable[[Connection], None]) -> Iterator[tuple[int, Connection]]:
+    """Run a function in a child process until the block ends. It sends something once it has started.
+
+    Gives the process's id, and this end of the pipe that the function gets.
+    """
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=work, args=(theirs,), daemon=True)
+    process.start()
+    try:
+        if not ours.poll(START_S):
+            raise click.ClickException(f"{work.__name__} did not start")
+        yield process.pid or 0, ours
+    finally:
+        process.kill()
+        process.join()
 
 
 @contextmanager

@@ -7,10 +7,10 @@ The counterpart is a socket that receives the same events and decodes none.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import socket
 import subprocess
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -24,28 +24,22 @@ from agent.linux.events import BUFFER
 from agent.linux.messages import widen
 from agent.service import loop
 from bench.agent import keep
-from bench.namespace import apart
+from bench.namespace import apart, child
 
 OURS, OTHER = "fab0", "other0"
 QUIET = 1.0
 """Seconds without an event after which a storm is over."""
 
 
-class _Passes:
-    """Reports each of the worker's passes."""
+def _agent(pipe: Connection) -> None:
+    converge: Any = vars(loop)["converge"]
 
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe = pipe
-        self._converge: Any = vars(loop)["converge"]
-
-    def __call__(self, *given: Any, **more: Any) -> Any:
-        result = self._converge(*given, **more)
-        self._pipe.send(None)
+    def reported(*given: Any, **more: Any) -> Any:
+        result = converge(*given, **more)
+        pipe.send(None)
         return result
 
-
-def _agent(pipe: Connection) -> None:
-    vars(loop)["converge"] = _Passes(pipe)
+    vars(loop)["converge"] = reported
     with open(os.devnull, "w") as nowhere:  # noqa: PTH123  it is no file of a folder
         keep(OURS, nowhere)
 
@@ -60,33 +54,26 @@ def _bare(pipe: Connection) -> None:
             pipe.send(None)
 
 
-def _listen(target: Any, storm_on: str, events: int) -> tuple[int, float]:
+def _listen(target: Callable[[Connection], None], storm_on: str, events: int) -> tuple[int, float]:
     """How often a child process acted during a storm, and its CPU seconds."""
-    ours, theirs = multiprocessing.Pipe()
-    child = multiprocessing.get_context("fork").Process(target=target, args=(theirs,), daemon=True)
-    child.start()
-    if not ours.poll(30):
-        raise click.ClickException(f"{target.__name__} did not start")
-    while ours.poll(QUIET):
-        ours.recv()
-    before = _cpu(child.pid)
     lines = "".join(f"link set dev {storm_on} txqueuelen {1000 + number % 2}\n" for number in range(events))
-    storm = subprocess.Popen(["ip", "-batch", "-"], stdin=subprocess.PIPE, text=True)
-    assert storm.stdin is not None  # noqa: S101  PIPE was asked for
-    storm.stdin.write(lines)
-    storm.stdin.close()
     times = 0
-    while storm.poll() is None or ours.poll(QUIET):
-        while ours.poll(0.01):
-            ours.recv()
-            times += 1
-    after = _cpu(child.pid)
-    child.kill()
-    child.join()
-    return times, after - before
+    with child(target) as (pid, acted):
+        while acted.poll(QUIET):
+            acted.recv()
+        before = _cpu(pid)
+        storm = subprocess.Popen(["ip", "-batch", "-"], stdin=subprocess.PIPE, text=True)
+        assert storm.stdin is not None  # noqa: S101  PIPE was asked for
+        storm.stdin.write(lines)
+        storm.stdin.close()
+        while storm.poll() is None or acted.poll(QUIET):
+            while acted.poll(0.01):
+                acted.recv()
+                times += 1
+        return times, _cpu(pid) - before
 
 
-def _cpu(pid: int | None) -> float:
+def _cpu(pid: int) -> float:
     used = psutil.Process(pid).cpu_times()
     return used.user + used.system
 
