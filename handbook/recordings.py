@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from io import StringIO
 
 import click
@@ -94,20 +92,9 @@ def _verdict(done: Pass, spec: NodeSpec) -> Verdict:
     return Verdict(report, tuple(why_not_ready(report, report.boot_id, now)), 0.0, True)
 
 
-@contextmanager
-def _columns() -> Iterator[None]:
-    before = os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = str(COLUMNS)
-    try:
-        yield
-    finally:
-        os.environ.pop("COLUMNS") if before is None else os.environ.update(COLUMNS=before)
-
-
 def _drawn(name: str, command: str, lines: Iterable[str]) -> str:
     """The picture of a terminal in which the command was typed."""
-    with _columns():
-        console = Console(record=True, width=COLUMNS, file=StringIO(), force_terminal=True, color_system="truecolor")
-        console.print(Text.from_ansi("\n".join([f"root@gpu-01:~# {command}", *lines])))
+    console = Console(record=True, width=COLUMNS, file=StringIO(), force_terminal=True, color_system="truecolor")
+    console.print(Text.from_ansi("\n".join([f"root@gpu-01:~# {command}", *lines])))
     picture = console.export_svg(title="gpu-01", unique_id=f"terminal-{name}")
     return re.sub(r"\n\s*\n", "\n", FONT.sub("", picture))
