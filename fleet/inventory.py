@@ -43,14 +43,6 @@ def options(help: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 @frozen
-class Host:
-    """A host of the inventory; ``node`` is the name of its Kubernetes Node."""
-
-    name: str
-    node: str
-
-
-@frozen
 class CommandResult:
     """The result of a command on a host. ``output``: the last lines that it printed."""
 
@@ -71,10 +63,13 @@ class Hosts(Protocol):
 
 @frozen
 class Inventory:
-    """An inventory's file and its hosts, by their Nodes' names. ``limit``: the groups and hosts that were chosen; none: all."""
+    """An inventory's file, and the names of its hosts by their Nodes' names.
+
+    ``limit``: the groups and hosts that were chosen; none: all.
+    """
 
     path: Path
-    hosts: dict[str, Host]
+    hosts: dict[str, str]
     limit: tuple[str, ...] = ()
 
     @classmethod
@@ -102,15 +97,16 @@ class Inventory:
             listing = json.loads(done.stdout[_start(done.stdout) :])
         except ValueError:
             raise Failed(f"{path} is not an inventory that pyinfra can read: {_error(done.stderr)}") from None
-        hosts: dict[str, Host] = {}
+        hosts: dict[str, str] = {}
         for one in _limited(path, listing, limit):
-            host = Host(one["name"], str(one["data"].get("node_name") or one["name"]))
-            other = hosts.setdefault(host.node, host)
+            host = one["name"]
+            node = str(one["data"].get("node_name") or host)
+            other = hosts.setdefault(node, host)
             if other != host:
                 # The deploy accepts this of two clusters, by their kubernetes.server. It is the URL that nodes use, which
                 # the kubeconfig may not have, so it does not say here which of the hosts is meant.
                 raise Failed(
-                    f"{path}: {other.name} and {host.name} have the same node_name, {host.node}; give one another, or if they "
+                    f"{path}: {other} and {host} have the same node_name, {node}; give one another, or if they "
                     "are in two clusters, choose one cluster's hosts with --limit GROUP"
                 )
         return cls(path, hosts, limit)
@@ -122,7 +118,7 @@ class Inventory:
 
     def run(self, node: str, command: Sequence[str], timeout: float) -> CommandResult:
         """Run a command on a node's host, as the user that the inventory's connection data give."""
-        host = self.hosts[node].name
+        host = self.hosts[node]
         words = ("-y", str(self.path), "--limit", _only(host), "exec", "--", shlex.join(command))
         try:
             done = _pyinfra(*words, timeout=timeout)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from attrs import frozen
 from agent.documents import load, read
 from agent.report.records import from_plain, to_plain
 from agent.runtime import write_atomically
+from fleet.paths import state
 
 LARGEST = 16 << 20
 """Bytes. A deploy of 8,000 hosts has less than one million."""
@@ -45,8 +45,7 @@ class LastDeploy:
 
 def default_path() -> Path:
     """The path of the file."""
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(base) / "trackbed" / "deploy.json"
+    return state() / "deploy.json"
 
 
 def write(path: Path, deploy: LastDeploy) -> None:

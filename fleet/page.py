@@ -6,11 +6,15 @@ import html
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attrs import define, field
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+
+from agent.runtime import write_atomically
+from fleet.api import Failed
 
 if TYPE_CHECKING:
     from matplotlib.typing import RcKeyType
@@ -63,6 +67,17 @@ def document(title: str, parts: Iterable[str]) -> str:
         f"<style>{STYLE}{LEGEND_STYLE}</style></head><body>",
     ]
     return "\n".join([*head, *parts, "</body></html>", ""])
+
+
+def write(file: Path, text: str) -> None:
+    """Write a page.
+
+    :raises Failed: it cannot be written.
+    """
+    try:
+        write_atomically(file, text, 0o644)
+    except OSError as error:
+        raise Failed(f"{file} cannot be written: {error.strerror}; give another path with --html") from None
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -10,3 +10,8 @@ def expanded(path: str | Path) -> Path:
     """The path with ~ as a home folder. If there is no such user, or no home, the path as it is given."""
     # Path.expanduser raises RuntimeError then.
     return Path(os.path.expanduser(path))  # noqa: PTH111
+
+
+def state() -> Path:
+    """The folder in which commands and deploys keep what later ones read."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "trackbed"

@@ -258,30 +258,25 @@ def taint_patch(node: Node) -> list[dict[str, Any]]:
 def unknown(node: Node, one: Standing, now: datetime) -> dict[str, str]:
     """The condition of a node that has lost its heartbeat."""
     was = condition_of(node, names.READY)
-    stamp = now.strftime("%Y-%m-%dT%H:%M:%SZ")
     before = f"{was.status} ({was.reason})"[: names.LONGEST_NOTE] if was and was.status != "Unknown" else ""
     last = f"; it was {before} before" if before else ""
     silent = ": the agent, its reporter, the node or its network is down"
     message = f"{one.message[: names.LONGEST_MESSAGE // 2]}{'' if one.reason == UNREADABLE else silent}{last}; "
-    return {
-        "type": names.READY,
-        "status": "Unknown",
-        "reason": names.EXPIRED,
-        "message": message + "see: systemctl status trackbed trackbed-reporter",
-        "lastHeartbeatTime": stamp,
-        "lastTransitionTime": stamp,
-    }
+    return _condition("Unknown", names.EXPIRED, message + "see: systemctl status trackbed trackbed-reporter", now)
 
 
 def not_ready(one: Standing, now: datetime) -> dict[str, str]:
     """The condition of a node whose Lease says that it is not ready."""
+    return _condition("False", names.NOTICE, f"its Lease says: {one.notice}"[: names.LONGEST_MESSAGE], now)
+
+
+def _condition(status: str, reason: str, message: str, now: datetime) -> dict[str, str]:
     stamp = now.strftime("%Y-%m-%dT%H:%M:%SZ")
-    message = f"its Lease says: {one.notice}"
     return {
         "type": names.READY,
-        "status": "False",
-        "reason": names.NOTICE,
-        "message": message[: names.LONGEST_MESSAGE],
+        "status": status,
+        "reason": reason,
+        "message": message,
         "lastHeartbeatTime": stamp,
         "lastTransitionTime": stamp,
     }

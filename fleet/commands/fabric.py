@@ -11,7 +11,6 @@ from attrs import asdict
 from rich.text import Text
 
 from agent.report.printable import printable
-from agent.runtime import write_atomically
 from fleet import columns
 from fleet.api import Failed
 from fleet.fabric.ends import Ends
@@ -57,7 +56,11 @@ def report(path: Path | None, page_file: Path | None, as_json: bool) -> None:
     ends = journal.run.by_name()
     judged = verdict(ends, journal.results, journal.ended is not None, journal.collectives)
     if page_file is not None:
-        _write_page(page_file, journal, ends, judged)
+        # Imported here, since importing matplotlib takes a second.
+        from fleet.fabric.page import page
+        from fleet.page import write
+
+        write(page_file, page(ends, judged, journal.run.began, journal.run.absent))
     proven = judged.proven and not journal.run.absent
     if as_json:
         for end in judged.ends:
@@ -85,16 +88,6 @@ def _read(path: Path) -> Journal:
         raise Failed(f"{path} does not exist; test first: pyinfra INVENTORY deploys/fabric.py") from None
     except (Damaged, OSError) as error:
         raise Failed(str(error)) from None
-
-
-def _write_page(path: Path, journal: Journal, ends: Ends, verdict: Verdict) -> None:
-    # Imported here, since importing matplotlib takes a second.
-    from fleet.fabric.page import page
-
-    try:
-        write_atomically(path, page(ends, verdict, journal.run.began, journal.run.absent), 0o644)
-    except OSError as error:
-        raise Failed(f"{path} cannot be written: {error.strerror}; give another path") from None
 
 
 def _print(journal: Journal, ends: Ends, judged: Verdict) -> None:

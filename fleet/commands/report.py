@@ -10,7 +10,6 @@ import cattrs
 import click
 
 from agent.report.options import number
-from agent.runtime import write_atomically
 from fleet.api import Failed
 from fleet.last_deploy import LastDeploy, default_path, last_deploy
 from fleet.report.history import read_history
@@ -47,12 +46,10 @@ def report(url: str, hours: float, page_file: Path, as_json: bool) -> None:
         click.echo(json.dumps(cattrs.unstructure({"history": history, "deploy": deploy})))
         return
     # Imported here, since importing matplotlib takes a second.
+    from fleet.page import write
     from fleet.report.page import page
 
-    try:
-        write_atomically(page_file, page(history, deploy), 0o644)
-    except OSError as error:
-        raise Failed(f"{page_file} cannot be written: {error.strerror}; give another path with --html") from None
+    write(page_file, page(history, deploy))
     ready = sum(history.is_ready.values())
     click.echo(f"{ready} of {len(history.is_ready)} nodes are ready; the page is {page_file}")
 

@@ -19,6 +19,7 @@ from fleet.fabric.ends import End, Ends, by_name
 from fleet.fabric.results import FabricResult
 from fleet.fabric.stages import FabricSettings
 from fleet.fabric.tests import TESTS
+from fleet.paths import state
 
 _converter = cattrs.Converter()
 
@@ -28,8 +29,7 @@ LARGEST = 1 << 30
 
 def default_path() -> Path:
     """The file of the last run, on the control host."""
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(base) / "trackbed" / "fabric" / "results.jsonl"
+    return state() / "fabric" / "results.jsonl"
 
 
 class Damaged(ValueError):

@@ -18,7 +18,7 @@ from agent.report import names
 from agent.report.records import Disruption
 from fleet.api import Api
 from fleet.eviction import Rules
-from fleet.inventory import Host, Inventory
+from fleet.inventory import Inventory
 from fleet.maintenance import Maintenance
 from fleet.maintenance_record import Record
 from fleet.sweeping import decide, sweep
@@ -72,7 +72,7 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
             url = running.enter_context(serving(lambda request: script.answer(f"{request.method} {request.path}")))
             config = KubeConfig.from_one(cluster=Cluster(server=url), user=User(), context_name="a")
             api = Api(Client(config), "me", NOW, clock=lambda: 0.0)
-            inventory = Inventory(tmp_path, {"a": Host("a", "a")})
+            inventory = Inventory(tmp_path, {"a": "a"})
             limits = (60.0, 60.0, 60.0)
             return script, Maintenance(api, inventory, Disruption.VF_RESET, Rules(), *limits, lambda line: None)
 
@@ -274,7 +274,7 @@ def test_a_pod_of_a_namespace_that_is_being_deleted_is_waited_for(serve: Serve) 
 
 def test_a_failed_maintenance_names_the_whole_commands_that_go_on(serve: Serve) -> None:
     _, maintenance = serve({f"GET {NODE}": [recorded("wait")], f"PATCH {NODE}": [FORBIDDEN]})
-    limited = Inventory(Path("/site/prod.py"), {"a": Host("a", "a")}, ("own_cluster", "gpu-0*"))
+    limited = Inventory(Path("/site/prod.py"), {"a": "a"}, ("own_cluster", "gpu-0*"))
     result, reason = evolve(maintenance, resume=True, hosts=limited).run(["a"], 1)["a"]
     command = "trackbed fleet maintain a"
     chosen = "--inventory /site/prod.py --limit own_cluster --limit 'gpu-0*'"

@@ -22,7 +22,7 @@ from agent.report.records import Disruption
 from fleet.api import Api
 from fleet.device_rules import listed
 from fleet.eviction import Rules, forbidding
-from fleet.inventory import CommandResult, Host, Inventory
+from fleet.inventory import CommandResult, Inventory
 from fleet.maintenance import Maintenance
 from fleet.maintenance_record import Record
 from fleet.sweeping import decide, sweep
@@ -111,7 +111,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
     pods = [pod(name).to_dict() for name in ("job", "web", "daemon")]
     for each in pods:
         each["metadata"] |= {"uid": f"u-{each['metadata']['name']}", "labels": {"app": each["metadata"]["name"]}}
-    made = Fleet(Cluster({"a": there("a")}, pods, dra=dra), Connected(tmp_path, {"a": Host("a", "a")}))
+    made = Fleet(Cluster({"a": there("a")}, pods, dra=dra), Connected(tmp_path, {"a": "a"}))
     with serving(made.answer) as url:
         made.url = url
         yield made
