@@ -163,7 +163,10 @@ for unit; do
   fi
   pid=$(echo "$properties" | sed -n 's/^MainPID=//p')
   [ "$pid" != 0 ] || continue
-  for pid in $(processes "$pid"); do prlimit --pid "$pid" --memlock=unlimited:unlimited; done
+  for pid in $(processes "$pid"); do
+    # A kubelet that has not joined ends and starts every few seconds. The next process has the limit of its unit.
+    prlimit --pid "$pid" --memlock=unlimited:unlimited || [ ! -e "$root/proc/$pid" ]
+  done
 done
 """
 )

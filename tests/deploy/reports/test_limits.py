@@ -57,3 +57,20 @@ def test_the_service_that_starts_containers_has_no_limit_and_neither_has_its_con
     drop_in = tmp_path / f"etc/systemd/system/{unit}.service.d" / limits.DROP_IN
     assert drop_in.read_text() == limits.DROP_IN_TEXT
     assert (tmp_path / "raised").read_text().split() == [UNIT, CONTAINERD]
+
+
+def lift(root: Path, raising: str) -> None:
+    """Lift the limits of a node whose kubelet has not joined, with a prlimit that does this."""
+    environment = programs(root, "kubelet")
+    (root / "proc" / UNIT).mkdir(parents=True)
+    program(root / "bin/prlimit", f"{raising}; echo 'prlimit: failed to get the MEMLOCK resource limit' >&2; exit 1")
+    sh(limits._LIFT, root, limits.DROP_IN, limits.DROP_IN_TEXT, root / "logins", "", "kubelet", **environment)
+
+
+def test_a_daemon_that_ends_meanwhile_does_not_stop_the_deploy(tmp_path: Path) -> None:
+    lift(tmp_path, f"rm -rf {tmp_path}/proc/{UNIT}")
+
+
+def test_a_limit_that_stays_stops_the_deploy(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="failed to get the MEMLOCK"):
+        lift(tmp_path, "true")
