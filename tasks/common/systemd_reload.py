@@ -28,6 +28,12 @@ done
 RELOAD = f"{_LINKS}systemctl daemon-reload\n"
 """A script that makes the links that are missing, and has systemd read its units again."""
 
+# For a unit that is gone, as with its package, try-restart ends with an error.
+RESTART = f"""{RELOAD}
+if [ "$(systemctl show --property=LoadState --value "$1")" != not-found ]; then systemctl try-restart "$1"; fi
+"""
+"""A script that does so, and then restarts the unit, $1, if it runs."""
+
 # A scope has the name that its engine chose: docker-ID, nerdctl-ID. A container that may use all devices has the policy auto
 # and no list, as the scope of a login has.
 _LOSERS = r"""
@@ -44,8 +50,9 @@ systemctl show --property=Id,ControlGroup,DevicePolicy,DeviceAllow '*.scope' 2>/
   process=$(cat "$root/sys/fs/cgroup$group/cgroup.procs" "$root/sys/fs/cgroup/systemd$group/cgroup.procs" 2>/dev/null |
     head -n 1)
   for node in "$root/proc/$process/root/dev"/nvidia[0-9]*; do
-    [ -c "$node" ] || continue
-    number=$((0x$(stat -L -c %t "$node"))):$((0x$(stat -L -c %T "$node")))
+    # The container may end meanwhile.
+    numbers=$(stat -L -c '0x%t 0x%T' "$node" 2>/dev/null) && [ -c "$node" ] || continue
+    number=$((${numbers% *})):$((${numbers#* }))
     case " $allow " in
     *" char-nvidia"* | *' char-* '* | *" /dev/${node##*/} "* | *" /dev/char/$number "*) ;;
     *) echo "$scope"; break ;;

@@ -94,9 +94,6 @@ def off() -> Commands:
         yield StringCommand("systemctl", "disable", UNIT)
 
 
-_RESTART = f'{systemd_reload.RELOAD}systemctl try-restart "$1"\n'
-
-
 @operation()
 def use_script(banned: bool) -> Commands:
     """Write the drop-in that names the policy script, or remove it. Restart the service if it runs without the script."""
@@ -110,4 +107,4 @@ def use_script(banned: bool) -> Commands:
         yield StringCommand("systemctl", "try-restart", UNIT)
     if have != want and systemd_reload.deferred("irqbalance's drop-in"):
         return
-    yield from replace(have, want, _RESTART, UNIT)
+    yield from replace(have, want, systemd_reload.RESTART, UNIT)

@@ -12,7 +12,7 @@ from pyinfra.context import host
 from tasks.common import units
 from tasks.common.commands import Commands
 from tasks.common.facts import FactBase
-from tasks.common.systemd_reload import RELOAD, deferred
+from tasks.common.systemd_reload import RELOAD, RESTART, deferred
 from tasks.common.texts import HEADER, Texts, replace
 from tasks.drivers.gpu_driver import modules
 from tasks.host import kernel
@@ -55,9 +55,6 @@ class DaemonCommand(FactBase[str | None]):
         return next((line.strip() for line in reversed(output) if line.strip()), None)
 
 
-_RESTART = f'{RELOAD}systemctl try-restart "$1"\n'
-
-
 @operation()
 def persistence_mode(wanted: bool) -> Commands:
     """Take the option out of the daemon's command line by which the GPUs are not persistent, or remove what did so."""
@@ -72,7 +69,7 @@ def persistence_mode(wanted: bool) -> Commands:
     want = {DROP_IN: text} if text else {}
     if have != want and deferred("the mode of nvidia-persistenced"):
         return
-    yield from replace(have, want, RELOAD if stays else _RESTART, f"{PERSISTENCE}.service")
+    yield from replace(have, want, RELOAD if stays else RESTART, f"{PERSISTENCE}.service")
 
 
 @operation()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -163,3 +164,21 @@ def test_what_needs_a_reload_waits_while_that_would_take_gpus(
     assert any("deferred: " in line and "(cri-containerd-a.scope)" in line for line in result.log)
     unknown = node.deploy(code, {**answers, LOSERS: []})
     assert unknown.flat == []
+
+
+@pytest.mark.parametrize(("state", "restarted"), [("loaded", ["unit.service"]), ("not-found", [])])
+def test_a_unit_that_is_gone_is_not_restarted(tmp_path: Path, state: str, restarted: list[str]) -> None:
+    """As irqbalance.service once its package is removed: the deploy has a drop-in of it left to remove."""
+    restart = f"[ {state} = loaded ] || {{ echo Unit $2 not found. >&2; exit 5; }}; echo $2"
+    program(
+        tmp_path / "bin/systemctl", f"case $1 in show) echo {state} ;; try-restart) {restart} ;; daemon-reload) ;; esac"
+    )
+    path = f"{tmp_path}/bin:{os.environ['PATH']}"
+    assert sh(systemd_reload.RESTART, "unit.service", PATH=path) == restarted
+
+
+def test_a_container_that_ends_meanwhile_hides_no_other(tmp_path: Path) -> None:
+    first, second = (container(tmp_path, name, ("nvidia0",)) for name in ("docker-a", "docker-b"))
+    [ended] = tmp_path.glob("proc/10")
+    program(tmp_path / "bin/stat", f'rm -rf {ended}; exec {shutil.which("stat")} "$@"')
+    assert losers(tmp_path, shown(first, "/dev/null"), shown(second, "/dev/null")) == [second]
