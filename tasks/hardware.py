@@ -18,6 +18,7 @@ from pyinfra.context import host
 
 from agent.spec.node import NodeSpec
 from tasks import node_spec
+from tasks.common import prefetch
 from tasks.common.commands import Commands, script
 from tasks.common.data import host_data
 from tasks.common.facts import FactBase
@@ -207,6 +208,8 @@ _converter.register_structure_hook(int, lambda value, _: int(value))
 
 _HARDWARE = """
 [ -x "$1" ] || exit 0
+# udev renames netdevs and RDMA devices a moment after they appear, as during the first pass of a boot.
+udevadm settle --timeout=30 2>/dev/null || true
 for d in "$2"/sys/bus/pci/devices/*; do
   [ -e "$d/class" ] || continue
   read -r class < "$d/class"; read -r vendor < "$d/vendor"
@@ -257,15 +260,9 @@ class NodeHardware(FactBase[Hardware | None]):
         )
 
 
-UDEV_S = 30
-"""Seconds for udev, which renames RDMA devices a moment after they appear."""
-
 # If the node does not become ready in time, the deploy goes on with the hardware that it has; the last task says why it is
 # not ready.
-_SETTLE = """
-"$1" wait --hash "$2" --timeout "$3" >/dev/null 2>&1 || true
-udevadm settle --timeout="$4" || true
-"""
+_SETTLE = '"$1" wait --hash "$2" --timeout "$3" >/dev/null 2>&1 || true'
 
 
 def settle(version: str, spec_hash: str) -> None:
@@ -273,8 +270,7 @@ def settle(version: str, spec_hash: str) -> None:
     if all(host_data().get(key) is None for key in DEPENDENT_KEYS):
         return
     timeout = TIMEOUT.here()
-    longest = timeout + UDEV_S + MARGIN
-    wait(name="Hardware settled", version=version, spec_hash=spec_hash, timeout=timeout, _timeout=longest)
+    wait(name="Hardware settled", version=version, spec_hash=spec_hash, timeout=timeout, _timeout=timeout + MARGIN)
 
 
 @operation()
@@ -282,6 +278,10 @@ def wait(version: str, spec_hash: str, timeout: int) -> Commands:
     """Wait on the node, unless it is ready with this spec and this agent."""
     status = host.get_fact(NodeStatus)
     if status and status.is_ready_by(version, spec_hash):
+        # What was prefetched may be from before the node was ready, when its VFs did not all exist.
+        recent = status.report.uptime - status.report.since < prefetch.USABLE_S
+        if recent and (known := prefetch.of(host.state.inventory.get_host(host.name))):
+            known.drop_answers()
         host.noop("the node's hardware has settled")
         return
-    yield script(_SETTLE, COMMAND, spec_hash, str(timeout), str(UDEV_S))
+    yield script(_SETTLE, COMMAND, spec_hash, str(timeout))

@@ -55,6 +55,8 @@ echo end
 class RebootUsers(FactBase[list[str] | None]):
     """The users, one line each; None: unknown."""
 
+    prefetched = False
+
     def command(self, of: Of) -> StringCommand:
         """List the users. The last line is a marker, since pyinfra takes no output for no result."""
         return self.script(_USERS, "", " ".join(ofed.STORAGE), " ".join(ofed.PEER_MEMORY), of)

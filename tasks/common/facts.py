@@ -33,7 +33,8 @@ class FactBase(_FactBase[T]):
     """A fact whose ``process`` may raise the usual exceptions of parsers: they become FactProcessError."""
 
     prefetched = True
-    """Whether an answer may be some seconds old (tasks/common/prefetch.py)."""
+    """Whether an answer may be up to two minutes old (tasks/common/prefetch.py). In these a job may begin, so who uses a device
+    is asked anew."""
 
     def script(self, text: str, *arguments: str) -> StringCommand:
         """A script that is named after the fact."""

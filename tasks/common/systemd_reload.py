@@ -84,6 +84,8 @@ MACHINE: the root folder; only tests set it.
 class GpuLosers(FactBase[list[str]]):
     """The scopes of running containers that would lose their GPUs at a reload, although it makes the links."""
 
+    prefetched = False
+
     @staticmethod
     def default() -> list[str]:
         """There was no answer."""

@@ -171,6 +171,8 @@ def no_other(wanted: ContainerEngine, family: Family) -> Commands:
 class StoppedByRestart(FactBase[str | None]):
     """Why a restart of an engine would stop running containers; None if it would not."""
 
+    prefetched = False
+
     def command(self, engine: Name) -> StringCommand:
         """Ask systemd or docker."""
         return self.script(engine_files.STOPPED_BY_RESTART, engine)

@@ -64,6 +64,7 @@ class ContainersRun(FactBase[bool]):
     """Whether an engine has running containers."""
 
     default = bool
+    prefetched = False
 
     def command(self, engine: Engine) -> StringCommand:
         """Ask docker, or look for the processes that the others start for each container."""

@@ -131,6 +131,7 @@ class LoadedDriver(FactBase[LoadedErdma]):
     """The loaded driver's mode as the kernel reports it, and its users."""
 
     default = LoadedErdma
+    prefetched = False
 
     def command(self) -> StringCommand:
         """Print nothing if the driver is not loaded."""

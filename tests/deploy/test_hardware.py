@@ -121,6 +121,17 @@ def test_a_node_without_ipv4_has_the_netdev_of_its_ipv6_default_route(root: Path
     assert [fact and fact.route for fact in (of_both, of_ipv6)] == ["eth2", "eth0"]
 
 
+def test_the_hardware_is_read_once_udev_has_renamed_its_devices(root: Path) -> None:
+    """As those of VFs, which the first pass of a boot makes."""
+    named = {**CONNECTX, "rdma": [{"name": "rocep33s0f0", "transport": "RoCE"}]}
+    (root / "renamed").write_text(json.dumps({"functions": [named], "other_rdma": [], "rdma_cm": True}))
+    program(root / "bin/udevadm", f'[ "$1" = settle ] && mv {root}/renamed {root}/inspection')
+    program(root / "trackbed", f"cat {root}/inspection")
+    fact = NodeHardware().process(_read(root / "trackbed", root))
+    assert fact is not None
+    assert [device.name for device in fact.functions[0].rdma] == ["rocep33s0f0"]
+
+
 def test_a_node_without_modules_and_routes_is_read(tmp_path: Path) -> None:
     command = tmp_path / "trackbed"
     program(command, 'echo \'{"functions": [], "other_rdma": [], "rdma_cm": false}\'')
@@ -255,9 +266,9 @@ def test_a_task_that_reads_the_hardware_waits_until_the_node_is_ready_or_a_timeo
     node.data = {"labels": {}, "ready_timeout": 7}
     result = node.deploy(settle, {})
     (waits,) = result.flat
-    assert waits.endswith("sh /usr/local/bin/trackbed abc 7 30")
-    # The agent's time and udev's, and some for the connection.
-    assert dict(result.arguments)[waits]["_timeout"] == 7 + 30 + MARGIN
+    assert waits.endswith("sh /usr/local/bin/trackbed abc 7")
+    # The agent's time, and some for the connection.
+    assert dict(result.arguments)[waits]["_timeout"] == 7 + MARGIN
     assert node.deploy(settle, status(REPORT)).flat == []
 
 

@@ -50,6 +50,8 @@ echo end
 class GpuUsers(FactBase[list[str] | None]):
     """The processes that have a GPU open, each as `python3 (4711)`; None: unknown."""
 
+    prefetched = False
+
     def command(self) -> StringCommand:
         """Read /proc. The last line is a marker, since pyinfra takes no output for no result."""
         return self.script(_USERS, "")

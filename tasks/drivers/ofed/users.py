@@ -107,6 +107,8 @@ done
 class OfedUsers(FactBase[list[str] | None]):
     """The users of the given modules, one line each; None: unknown."""
 
+    prefetched = False
+
     def command(self, modules: tuple[str, ...]) -> StringCommand:
         """List the users. The last line is a marker, since pyinfra takes no output for no result."""
         return self.script(USERS + "echo end\n", "", " ".join(STORAGE), " ".join(PEER_MEMORY), *modules)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from attrs import frozen
 
+from agent.report.records import Report, report_to_json
 from tasks.common import answers, lock, prefetch
 from tasks.common.answers import Answer
 from tasks.common.archive import ROOT
@@ -159,6 +160,78 @@ def test_a_fact_that_must_be_current_is_not_prefetched(deploy: Deploy) -> None:
     deploy.write(NOTES + 'note(path="one", fact=Now)\n')
     deploy.run()
     assert deploy.run().commands == 2
+
+
+USERS = """
+from tasks.common.systemd_reload import GpuLosers
+from tasks.containers.container_engine import StoppedByRestart
+from tasks.containers.engine_files import ContainersRun
+from tasks.drivers.erdma import LoadedDriver
+from tasks.drivers.gpu_driver.modules import GpuUsers
+from tasks.drivers.ofed.users import OfedUsers
+from tasks.reboot_users import RebootUsers
+
+
+@operation()
+def look():
+    host.get_fact(GpuLosers)
+    host.get_fact(StoppedByRestart, engine="docker")
+    host.get_fact(ContainersRun, engine="containerd")
+    host.get_fact(LoadedDriver)
+    host.get_fact(GpuUsers)
+    host.get_fact(OfedUsers, modules=("mlx5_core",))
+    host.get_fact(RebootUsers, of="host")
+    yield from ()
+
+
+look()
+"""
+
+
+def test_who_uses_the_node_is_asked_when_it_is_disturbed(deploy: Deploy) -> None:
+    """A job may begin after the deploy's other facts were read."""
+    deploy.write(NOTES + USERS)
+    first, second = deploy.run(), deploy.run()
+    assert (first.failed, second.failed) == (False, False)
+    assert (first.commands, second.commands) == (3 + 7, 1 + 7)
+
+
+@pytest.mark.parametrize(("ready_s", "read"), [(prefetch.USABLE_S + 60, ["VFs"]), (5, ["VFs", "more VFs"])])
+def test_what_was_read_before_a_node_became_ready_is_read_again(
+    deploy: Deploy, ready_s: float, read: list[str]
+) -> None:
+    """The first pass of a boot makes the VFs, which labels and nccl.conf depend on."""
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    uptime = float(Path("/proc/uptime").read_text().split()[0])
+    report = Report("a", "abc", boot_id, "1", True, True, uptime=uptime, since=uptime - ready_s)
+    (deploy.folder / "report.json").write_text(report_to_json(report))
+    deploy.write(
+        """
+from tasks import hardware
+from tasks.common import status
+
+status.REPORT = str(FOLDER / "report.json")
+
+
+@operation()
+def finish():
+    (FOLDER / "one").write_text("more VFs")
+    yield from ()
+
+
+note(path="two")
+note(path="one")
+finish()
+hardware.settle(version="1", spec_hash="abc")
+note(path="one")
+"""
+    )
+    (deploy.folder / "one").write_text("VFs")
+    options = "-y", "--data", "labels={}"
+    deploy.run(*options)
+    (deploy.folder / "one").write_text("VFs")
+    seen = deploy.run(*options).seen[1:]
+    assert list(dict.fromkeys(each.split("'")[1] for each in seen)) == read
 
 
 def test_a_fact_that_fails_is_read_again_and_the_reason_is_printed(deploy: Deploy) -> None:
