@@ -134,6 +134,17 @@ def test_an_engine_without_containers_is_restarted(node: Node) -> None:
     assert made
 
 
+def test_a_gpu_driver_is_not_replaced_if_another_is_loaded_only_after_pyinfra_prepared(node: Node) -> None:
+    """In a boot: programs of the new version would not work with the loaded modules, which may not be loaded again now."""
+    step = STEPS[4]
+    node.data = {**step.data, **careful()}
+    result = node.deploy(step.code, {**step.answers, gpu_node.IN_MEMORY: []}, later=step.answers)
+    assert result.flat == [
+        f"refuse: gpu_driver: nvidia-open, nvidia-persistenced {gpu_node.VERSION} is not installed beside 570.86.15: "
+        "disruption allows none now, and this is vf-reset; deploy again"
+    ]
+
+
 def test_another_window_is_named(node: Node) -> None:
     window = {"start": "22:00", "end": "22:01", "days": ["Sat"], "allow": "reboot"}
     _, printed = makes(

@@ -272,7 +272,10 @@ def _remedy(version: str, names: Sequence[str]) -> str:
 
 @operation()
 def refuse_while_in_use(names: tuple[str, ...], version: str, family: Family) -> Commands:
-    """Refuse to install the driver, or another version of a package, while a process has a GPU open."""
+    """Refuse to install the driver, or another version of a package, while a process has a GPU open.
+
+    And once the policy allows no reload any more: a window may have ended, or udev loaded the driver, after pyinfra prepared.
+    """
     have = packages.installed(family)
     wrong = [name for name in versions.missing(names, version, family) if name in have or name == names[0]]
     wrong += [name for name in versions.left(version, family) if name not in wrong]
@@ -281,6 +284,10 @@ def refuse_while_in_use(names: tuple[str, ...], version: str, family: Family) ->
             "gpu_driver: the node has a driver of NVIDIA's installer (.run), with whose files those of packages would be "
             f"mixed; drain the node, remove that driver ({RUN_FILE} --silent), and deploy again"
         )
+        return
+    loaded = host.get_fact(modules.LoadedVersion) if wrong and host.state.is_executing else None
+    if loaded not in (None, version) and (why := disruption.why_not(disruption.DRIVER_RELOAD, of_nics=False)):
+        yield refuse(f"gpu_driver: {', '.join(wrong)} {version} is not installed beside {loaded}: {why}; deploy again")
         return
     users = host.get_fact(modules.GpuUsers) if wrong else []
     if users is None or users:
