@@ -402,6 +402,48 @@ def test_a_sweep_leaves_the_rules_of_a_maintenance_that_is_recorded(fleet: Fleet
     assert [rule.maintains for rule in listed(api)] == [True, True]
 
 
+OF_EARLIER_VERSION = {"by": "first", "since": "2025", "step": "apply", "cordoned": False, "allow": "vf-reset"}
+
+
+@pytest.mark.parametrize("record", [json.dumps(OF_EARLIER_VERSION), "of a later version"])
+def test_a_sweep_leaves_the_rules_of_a_node_whose_record_is_of_another_version(fleet: Fleet, record: str) -> None:
+    leave_a_rule(fleet)
+    fleet.cluster.nodes["a"]["metadata"]["annotations"] = {names.MAINTENANCE: record}
+    api = fleet.api()
+    assert sweep(api, decide(api, 1.0), Event()).removed == ()
+    assert fleet.state() == (["pf", "vf0"], ["a"])
+
+
+def test_a_sweep_removes_the_rules_once_the_record_of_an_earlier_version_is_undone(fleet: Fleet) -> None:
+    leave_a_rule(fleet)
+    fleet.cluster.nodes["a"]["metadata"]["annotations"] = {names.MAINTENANCE: json.dumps(OF_EARLIER_VERSION)}
+    assert fleet.maintenance(resume=True).give_back("a") == ("undone", "")
+    api = fleet.api()
+    assert len(sweep(api, decide(api, 1.0), Event()).removed) == 2
+    assert fleet.state() == CLEAN
+
+
+def test_several_nodes_are_maintained_one_after_the_other_until_one_fails(fleet: Fleet) -> None:
+    fleet.cluster.nodes |= {name: there(name) for name in ("b", "c")}
+    fleet.node.hosts.update(b="b", c="c")
+
+    def received(what: str) -> None:
+        # The driver of the node that is maintained now.
+        if what.startswith("PATCH /api/v1/nodes/"):
+            fleet.dra.pool, fleet.dra.users["vf0"] = what.rpartition("/")[2], ["u-job"]
+
+    def applies() -> bool:
+        (name,) = fleet.cluster.recorded()
+        assert {rule["metadata"]["labels"][names.MAINTENANCE] for rule in fleet.dra.rules.values()} == {name}
+        fleet.node.nic["ready"] = name != "b"
+        return name != "b"
+
+    fleet.received, fleet.node = received, evolve(fleet.node, applies=applies)
+    results = fleet.maintenance().run(["a", "b", "c"], 1)
+    assert {name: result for name, (result, _) in results.items()} == {"a": "done", "b": "failed", "c": "not started"}
+    assert (fleet.state(), fleet.node.applied()) == ((["pf", "vf0"], ["b"]), 2)
+
+
 def test_an_undo_that_may_not_list_rules_says_so(fleet: Fleet) -> None:
     said: list[str] = []
     answer, fleet.cluster.dra = fleet.dra.answer, Dra({}, {})
