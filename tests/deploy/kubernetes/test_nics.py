@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from attrs import define, evolve, field
+from pyinfra.api.config import Config
+from pyinfra.api.connect import connect_all
+from pyinfra.api.inventory import Inventory
+from pyinfra.api.operations import run_ops
+from pyinfra.api.state import State, StateStage
+from pyinfra.context import ctx_host, ctx_state
 from pyinfra.context import host as this_host
 
 from agent.report.records import Change, Disruption, NicVerdict, Outcome, Report
@@ -19,7 +26,18 @@ from agent.spec.node import spec_hash
 from fleet.maintenance_record import Record
 from tasks import disruption, node_spec
 from tasks.kubernetes import maintenance, nics
-from tests.deploy.conftest import PYTHON, Connector, Node, OwnConnector, Result, status
+from tests.deploy.conftest import (
+    ASKED,
+    ORDINARY,
+    OTHERWISE,
+    PYTHON,
+    Connector,
+    Node,
+    OwnConnector,
+    Result,
+    replaced,
+    status,
+)
 from tests.deploy.kubernetes.test_kubernetes import KUBECONFIG
 from tests.deploy.test_disruption import careful
 from tests.deploy.test_node_spec import plan
@@ -28,6 +46,7 @@ from tests.unit.fleet.test_maintenance import pod
 from tests.unit.fleet.test_maintenance_requests import HEALTHY
 from tests.unit.reporter.scripted import api_server
 
+ROOT = Path(__file__).parents[3]
 VERSION = "2-b"
 PCI = {"rail0": "0000:3b:00.0", "rail1": "0000:5e:00.0"}
 WANTED = [{"name": rail, "select": {"pci": pci}} for rail, pci in PCI.items()]
@@ -81,7 +100,7 @@ class Machine:
 class OfMachine(Connector):
     """A connection to that host."""
 
-    machine: ClassVar[Machine]
+    machine: Machine
 
     def run_shell_command(self, command: Any, *positional: Any, **arguments: Any) -> Any:
         text, machine = str(command), self.machine
@@ -382,3 +401,64 @@ def test_a_dry_run_says_what_would_be_done(host: Node, cluster: Cluster) -> None
     result = host.deploy(lambda: nics.maintain(spec=node_spec.read(), version=VERSION), {})
     assert result.planned == {"NICs in use": False}
     assert any("deferred: maintenance of rail0: in use: sshd" in line for line in result.log)
+
+
+def deploy_to(names: Sequence[str], host: Node, machines: Mapping[str, Machine]) -> None:
+    """Deploy to several hosts at once."""
+    data = {"fake_delay": 0, "fake_delay_jitter": 0, **host.data}
+    state = State(Inventory(([(f"@fake/{name}", {**data, "node_name": name}) for name in names], {})), Config())  # type: ignore[no-untyped-call]
+    state.cwd = str(ROOT)
+    state.add_callback_handler(disruption.Summary())  # type: ignore[no-untyped-call]
+    with host.caplog.at_level(logging.INFO, "pyinfra"), ctx_state.use(state), replaced(*ASKED):
+        for each in state.inventory:
+            connector = OfMachine(state, each)
+            connector.machine = machines[each.data.node_name]
+            connector.data["fake_responses"] = {**ORDINARY, **OTHERWISE}
+            each.connector = connector
+        connect_all(state)
+        state.set_stage(StateStage.Prepare)
+        for each in state.inventory:
+            with ctx_host.use(each):
+                nics.maintain(spec=node_spec.read(), version=VERSION)
+        state.set_stage(StateStage.Execute)
+        run_ops(state)
+
+
+def test_the_hosts_of_a_deploy_are_done_one_after_the_other_until_one_fails(
+    host: Node, cluster: Cluster, tmp_path: Path
+) -> None:
+    """The budgets count what the host before has evicted."""
+    names = ("node-a", "node-b", "node-c")
+    cluster.nodes |= {
+        name: {**deepcopy(cluster.nodes["node-a"]), "metadata": {"name": name, "uid": name, "resourceVersion": "7"}}
+        for name in names
+    }
+    changed: list[str] = []
+
+    def answer(method: str, path: str, body: Any) -> tuple[int, Any]:
+        assert cluster.dra
+        if method == "PATCH" and path.startswith("/api/v1/nodes/"):
+            # The driver of the node that is maintained now.
+            cluster.dra.pool, cluster.dra.users["rail0"] = path.rpartition("/")[2], ["u-job"]
+        return cluster.answer(method, path, body)
+
+    def applies(nic: str) -> bool:
+        (name,) = cluster.recorded()
+        changed.append(name)
+        machines[name].good = len(changed) == 1
+        return machines[name].good
+
+    waits = OfMachine.machine.waiting
+    hashes = {name: spec_hash(node_spec.node_spec({"node_name": name, **host.data}, name)) for name in names}
+    machines = {name: Machine(cluster, dict(waits), applies, hash=hashes[name]) for name in names}
+    with api_server(tmp_path, answer) as (url, authority):
+        host.data["kubernetes"] |= {"server": url, "ca_file": str(authority)}
+        (tmp_path / "kubeconfig").write_text(KUBECONFIG.format(url=url, authority=authority))
+        deploy_to(names, host, machines)
+    _, failed = changed
+    (left,) = set(names) - set(changed)
+    assert list(cluster.recorded()) == [failed]
+    assert machines[left].asked == []
+    why = f"that on @fake/{failed} has failed; mend that, and deploy again"
+    said = f"deferred on 1 of 3 hosts: maintenance of rail0: {why}: @fake/{left}"
+    assert said in [record.getMessage() for record in host.caplog.records]
