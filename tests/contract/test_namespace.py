@@ -8,7 +8,7 @@ import mmap
 import os
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -17,6 +17,7 @@ from agent.hardware.functions import ifindex_of
 from agent.hardware.sysfs import numbered
 from agent.linux.connections import AF_XDP
 from agent.linux.files import LinuxFiles
+from agent.machine import Machine
 from bench.namespace import ADDRESS, devices, machine
 from tests.contract.asking import errno_of, soon
 from tests.contract.cases import CASES, Case, addresses, napi
@@ -27,41 +28,45 @@ SOL_XDP = 283
 HERE = [case for case in CASES if case.__module__ in (addresses.__name__, napi.__name__)]
 
 
-@pytest.mark.parametrize("case", HERE, ids=lambda case: case.__name__)
-def test_this_kernel_behaves_as_the_contract_says(case: Case) -> None:
-    def check() -> None:
+def in_namespace(check: Callable[[Machine, int], None], made: str = MADE) -> None:
+    """Run a check in a network namespace, with its machine and the index of fab0."""
+
+    def run() -> None:
         with devices({ADDRESS: "fab0"}) as root:
             kernel = machine(root)
-            # With GRO a veth's queues have NAPI instances.
-            kernel.ethtool.set("features", ifindex_of(kernel.files, ADDRESS), {"rx-gro": True})
-            case(kernel, ADDRESS)
+            check(kernel, ifindex_of(kernel.files, ADDRESS))
 
-    check_in_namespace(MADE, check, within=60)
+    check_in_namespace(made, run, within=60)
+
+
+@pytest.mark.parametrize("case", HERE, ids=lambda case: case.__name__)
+def test_this_kernel_behaves_as_the_contract_says(case: Case) -> None:
+    def check(kernel: Machine, index: int) -> None:
+        # With GRO a veth's queues have NAPI instances.
+        kernel.ethtool.set("features", index, {"rx-gro": True})
+        case(kernel, ADDRESS)
+
+    in_namespace(check)
 
 
 def test_the_kernel_tells_no_interrupt_of_a_veth() -> None:
-    def check() -> None:
-        with devices({ADDRESS: "fab0"}) as root:
-            kernel = machine(root)
-            index = ifindex_of(kernel.files, ADDRESS)
-            kernel.ethtool.set("features", index, {"rx-gro": True})
-            assert kernel.netlink.napis(index)
-            assert kernel.netlink.queue_irqs(index) == {}
-            assert not any("irq" in has for has in kernel.netlink.napis(index).values())
+    def check(kernel: Machine, index: int) -> None:
+        kernel.ethtool.set("features", index, {"rx-gro": True})
+        assert kernel.netlink.napis(index)
+        assert kernel.netlink.queue_irqs(index) == {}
+        assert not any("irq" in has for has in kernel.netlink.napis(index).values())
 
-    check_in_namespace(MADE, check, within=60)
+    in_namespace(check)
 
 
 def test_an_address_that_another_node_has_is_a_duplicate() -> None:
-    def check() -> None:
-        with devices({ADDRESS: "fab0"}) as root:
-            netlink, index = machine(root).netlink, ifindex_of(machine(root).files, ADDRESS)
-            failed = soon(lambda: netlink.addresses(duplicate=True) or None, "duplicate")
-            assert failed == {index: ("2001:db8:77::7/64",)}
-            assert "2001:db8:77::7/64" not in netlink.addresses()[index]
+    def check(kernel: Machine, index: int) -> None:
+        failed = soon(lambda: kernel.netlink.addresses(duplicate=True) or None, "duplicate")
+        assert failed == {index: ("2001:db8:77::7/64",)}
+        assert "2001:db8:77::7/64" not in kernel.netlink.addresses()[index]
 
     both = "ip addr add 2001:db8:77::7/64 dev fab1 nodad; ip addr add 2001:db8:77::7/64 dev fab0"
-    check_in_namespace(f"{MADE}; {both}", check, within=60)
+    in_namespace(check, f"{MADE}; {both}")
 
 
 def test_an_interrupt_that_the_kernel_places_has_no_write_bit_and_refuses() -> None:
@@ -76,21 +81,17 @@ def test_an_interrupt_that_the_kernel_places_has_no_write_bit_and_refuses() -> N
 
 
 def test_an_af_xdp_socket_is_a_user_of_its_queue_which_the_kernel_does_not_remove() -> None:
-    def check() -> None:
-        with devices({ADDRESS: "fab0"}) as root:
-            kernel = machine(root)
-            index = ifindex_of(kernel.files, ADDRESS)
-            assert kernel.netlink.queue_users(index) == ()
-            with bound_to(index, queue=1):
-                (user,) = kernel.netlink.queue_users(index)
-                assert (user.queue, user.how) == (1, "AF_XDP")
-                assert errno_of(lambda: kernel.ethtool.set("channels", index, {"rx": 1, "tx": 1})) == errno.EINVAL
-            soon(lambda: True if kernel.netlink.queue_users(index) == () else None, "free queue")
-            kernel.ethtool.set("channels", index, {"rx": 1, "tx": 1})
+    def check(kernel: Machine, index: int) -> None:
+        assert kernel.netlink.queue_users(index) == ()
+        with bound_to(index, queue=1):
+            (user,) = kernel.netlink.queue_users(index)
+            assert (user.queue, user.how) == (1, "AF_XDP")
+            assert errno_of(lambda: kernel.ethtool.set("channels", index, {"rx": 1, "tx": 1})) == errno.EINVAL
+        soon(lambda: True if kernel.netlink.queue_users(index) == () else None, "free queue")
+        kernel.ethtool.set("channels", index, {"rx": 1, "tx": 1})
 
     two = "numrxqueues 2 numtxqueues 2"
-    made = MADE.replace("fab0 type veth peer name fab1", f"fab0 {two} type veth peer name fab1 {two}")
-    check_in_namespace(made, check, within=60)
+    in_namespace(check, MADE.replace("fab0 type veth peer name fab1", f"fab0 {two} type veth peer name fab1 {two}"))
 
 
 @contextmanager

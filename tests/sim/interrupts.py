@@ -72,6 +72,20 @@ class Interrupts:
             "/proc/interrupts", "\n".join([header, *rows, f" LOC: {' '.join('7' for _ in online)}  Local timer"])
         )
 
+    def affinities(self, *functions: str) -> dict[tuple[str, str], str]:
+        """The CPUs of each interrupt, by function and by what the driver calls it. Without ``functions``: of all."""
+        numbers = {
+            function: self.tree.folders.get(f"{PCI}/{function}/msi_irqs", ())
+            for function in functions or sorted(self.tree.folders[PCI])
+        }
+        return {
+            (function, self.tree.read(f"/sys/kernel/irq/{number}/actions")): self.tree.read(
+                f"/proc/irq/{number}/smp_affinity_list"
+            )
+            for function, of_function in numbers.items()
+            for number in sorted(of_function, key=int)
+        }
+
     def pass_time(self, seconds: float, needs: Mapping[int, float]) -> None:
         """Time goes by, in which each of these interrupts takes a share of its CPU's time, wherever it is served."""
         self.seconds += seconds

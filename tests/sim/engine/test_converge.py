@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from agent.engine.context import Callbacks, Goal, Memory
-from agent.engine.converge import Pass, converge
+from agent.engine.converge import converge
 from agent.engine.dry_run import dry_run
 from agent.engine.retry import LAST_RETRY, Failures
 from agent.hardware.functions import vf_addresses
@@ -67,12 +67,8 @@ def test_the_last_round_leaves_its_events_to_the_next_pass(kernel: Kernel) -> No
 def test_queues_are_pinned_to_cpus_of_the_nics_numa_node_and_spread(kernel: Kernel) -> None:
     settle(kernel, spec())
     for pf, cpus in ((PF0, {"0", "1"}), (PF1, {"2", "3"})):
-        taken = [
-            kernel.files.read(f"/proc/irq/{number}/smp_affinity_list")
-            for address in [pf, *vf_addresses(kernel.files, pf).values()]
-            for number in kernel.files.names(f"/sys/bus/pci/devices/{address}/msi_irqs")
-            if "-" in kernel.files.read(f"/sys/kernel/irq/{number}/actions")
-        ]
+        served = kernel.interrupts.affinities(pf, *vf_addresses(kernel.files, pf).values())
+        taken = [cpu for (_, action), cpu in served.items() if "-" in action]
         assert set(taken) == cpus
         assert abs(taken.count(min(cpus)) - taken.count(max(cpus))) <= 2
 
@@ -110,26 +106,6 @@ def test_a_change_that_the_driver_refuses_is_unsupported_and_not_tried_again_at_
     assert not kernel.writes
 
 
-def test_a_vf_without_carrier_is_brought_up_again_after_the_grace_period(kernel: Kernel) -> None:
-    failures = Failures()
-    result = settle(kernel, spec(), failures=failures)
-    kernel.lose_carrier(vf_addresses(kernel.files, PF0)[3])
-    kernel.writes.clear()
-    now = 100.0
-
-    def look() -> Pass:
-        return settle(kernel, spec(), result, frozenset({PF0}), now=now, failures=failures)
-
-    assert not is_ready(look().conditions)
-    failures.hasten(None)
-    now += 2
-    assert not is_ready(look().conditions)
-    assert kernel.writes == []
-    now += 4
-    assert is_ready(look().conditions)
-    assert len(kernel.writes) >= 2
-
-
 @pytest.mark.parametrize("slow", [True, False], ids=["no-carrier", "carrier-for-a-second"])
 def test_a_vf_that_does_not_keep_its_carrier_is_set_down_less_and_less_often(kernel: Kernel, slow: bool) -> None:
     failures = Failures()
@@ -149,22 +125,6 @@ def test_a_vf_that_does_not_keep_its_carrier_is_set_down_less_and_less_often(ker
     assert flaps == [5, *quick, *([53, 63, 83, 123, 203, 363] if slow else [68, 79, 100, 141, 222, 383])]
     kernel.regain_carrier(vf)
     assert is_ready(settle(kernel, spec(), result, failures=failures).conditions)
-
-
-@pytest.mark.slow
-def test_a_vf_that_never_gets_a_carrier_is_set_down_some_fifty_times_a_day(kernel: Kernel) -> None:
-    failures = Failures()
-    result = settle(kernel, spec(), failures=failures)
-    vf = vf_addresses(kernel.files, PF0)[3]
-    now, flaps = 0.0, 0
-    memory = Memory(lambda: now, failures)
-    for now in (*range(0, 600, 2), *range(600, 86_400, 60)):  # noqa: B007  memory reads it
-        kernel.lose_carrier(vf, True)
-        kernel.writes.clear()
-        failures.hasten(None)
-        converge(kernel.machine(), Goal(spec()), memory, result.have, frozenset({PF0}))
-        flaps += sum("up=False" in value for _, value in kernel.writes)
-    assert 40 < flaps < 60
 
 
 def test_a_vf_that_a_pod_returns_during_a_pass_gets_its_values_back_in_that_pass(kernel: Kernel) -> None:

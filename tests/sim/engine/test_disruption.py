@@ -114,19 +114,6 @@ def test_deferred_drift_makes_the_node_not_ready(kernel: Kernel) -> None:
     assert not result.waiting
 
 
-def test_a_pods_vf_keeps_the_attributes_that_its_network_plugin_set(kernel: Kernel) -> None:
-    wanted = spec(vlan=7, trust=False)
-    settle(kernel, wanted)
-    hand_to_pod(kernel, 2)
-    index = kernel.netdev(PF).ifindex
-    for vf in (1, 2):
-        kernel.netlink.set_vf(index, vf, vlan=99, mac="02:aa:00:00:00:01")
-    result = settle(kernel, wanted)
-    assert is_ready(result.conditions)
-    assert [vf.vlan for vf in kernel.vfs(PF)] == [7, 7, 99, 7]
-    assert kernel.vfs(PF)[2].mac == "02:aa:00:00:00:01"
-
-
 def test_with_owner_trackbed_a_pods_vf_gets_the_attributes_of_the_spec(kernel: Kernel) -> None:
     wanted = spec(vlan=7, owner="trackbed")
     settle(kernel, wanted)

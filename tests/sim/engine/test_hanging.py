@@ -10,13 +10,12 @@ from attrs import evolve
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
 from agent.machine import Link, Machine
-from agent.report.records import Condition
 from agent.report.verdict import is_ready
 from agent.service.activity import Activity, View
 from agent.service.traced_machine import traced
 from agent.spec.node import NodeSpec
 from tests.sim.kernel import Hang, Kernel
-from tests.sim.passes import spec_of
+from tests.sim.passes import condition, spec_of
 from tests.sim.two_nics import MAC0, NAME0, NAME1, PF0, PF1, two_nics
 
 ADDRESSES = {"rail": 0, "addresses": [{"network": "10.0.0.0/16"}]}
@@ -36,10 +35,6 @@ def spec(**select: str) -> NodeSpec:
 def follow(machine: Machine, wanted: NodeSpec, last: Pass | None = None, *events: str) -> Pass:
     have, scope = (last.have, frozenset(events)) if last else (None, None)
     return converge(machine, Goal(wanted), Memory(lambda: 0.0), have, scope)
-
-
-def present(result: Pass) -> Condition:
-    return next(condition for condition in result.conditions if condition.type == "NicsPresent")
 
 
 def to_hang(kernel: Kernel, device: str, after: int) -> bool:
@@ -85,8 +80,9 @@ def test_no_call_enters_a_driver_that_hangs_and_the_other_nic_is_kept_true(kerne
     for wanted in (spec(), spec(netdev=NAME0), spec(mac=MAC0), spec(driver="igb", netdev=NAME0)):
         result = follow(machine, wanted)
         result = follow(machine, wanted, result, PF0)
-        assert (present(result).status, present(result).reason) == ("Unknown", "DeviceHung")
-        assert f"a call to {PF0} (NIC a) never returned" in present(result).message
+        present = condition(result, "NicsPresent")
+        assert (present.status, present.reason) == ("Unknown", "DeviceHung")
+        assert f"a call to {PF0} (NIC a) never returned" in present.message
     kernel.netdevs[NAME1].link = evolve(kernel.netdev(PF1), mtu=1500)
     follow(machine, spec(), result, PF1)
     assert kernel.netdev(PF1).mtu == 9000
@@ -102,11 +98,11 @@ def test_a_name_or_an_address_that_only_its_driver_would_tell_is_unknown_and_not
     kernel.hanging[PF0] = 0
     machine = evolve(kernel.machine(), hung=frozenset({PF0}))
     for wanted in (spec(netdev="storage"), spec(mac=MAC0)):
-        condition = present(follow(machine, wanted))
-        assert (condition.status, condition.reason) == ("Unknown", "DeviceHung")
-        assert f"a function that cannot be read ({PF0}: it hangs)" in condition.message
+        present = condition(follow(machine, wanted), "NicsPresent")
+        assert (present.status, present.reason) == ("Unknown", "DeviceHung")
+        assert f"a function that cannot be read ({PF0}: it hangs)" in present.message
     # What is certainly another device's is missing.
-    assert present(follow(machine, spec(netdev="storage", vendor="15b3"))).reason == "NicMissing"
+    assert condition(follow(machine, spec(netdev="storage", vendor="15b3")), "NicsPresent").reason == "NicMissing"
     kernel.hanging.clear()
     for wanted in (spec(netdev="storage"), spec(mac=MAC0)):
         assert is_ready(follow(kernel.machine(), wanted).conditions)

@@ -1,5 +1,7 @@
 """RoCE LAG of ConnectX: two ports in one bond share an RDMA device, which the first VFs of a port take from its users."""
 
+from collections.abc import Mapping
+
 import pytest
 
 from agent.engine.converge import Pass
@@ -20,15 +22,19 @@ NCCL = "nccl (pid 4711)"
 
 @pytest.fixture
 def kernel() -> Kernel:
-    """Both ports are in bond0, and have no VFs."""
+    return bonded(NAMES)
+
+
+def bonded(names: Mapping[str, str], driver: str = "mlx5_core") -> Kernel:
+    """Two functions whose netdevs are in bond0, and which have no VFs. ``driver``: that of the second one."""
     kernel = Kernel()
-    for number, (pf, name) in enumerate(NAMES.items()):
+    for number, ((pf, name), own) in enumerate(zip(names.items(), ("mlx5_core", driver), strict=True)):
         kernel.add_nic(pf, name, f"02:00:00:00:01:0{number}")
-        kernel.set_driver(pf, "mlx5_core")
+        kernel.set_driver(pf, own)
         kernel.enslave(pf, "bond0", "bond")
     kernel.netdevs["bond0"] = Netdev("", Link(90, "bond0", "02:00:00:00:01:00", "", 1500, True, True))
     kernel.tree.put("/sys/class/net/bond0/ifindex", "90")
-    kernel.tree.put("/sys/class/net/bond0/bonding/slaves", " ".join(NAMES.values()))
+    kernel.tree.put("/sys/class/net/bond0/bonding/slaves", " ".join(names.values()))
     return kernel
 
 
@@ -129,30 +135,16 @@ def test_other_changes_of_a_port_do_not_disturb_the_users_of_the_other_port(kern
     assert not [user for user in change.affected if NCCL in user]
 
 
-def on_two_buses(first: str, second: str, driver: str = "mlx5_core") -> Kernel:
-    """Two functions, on different buses, whose netdevs are in bond0."""
-    kernel = Kernel()
-    for pf, name, own in ((first, "enp0", "mlx5_core"), (second, "enp1", driver)):
-        kernel.add_nic(pf, name, f"02:00:00:00:01:{pf[5:7]}")
-        kernel.set_driver(pf, own)
-        kernel.enslave(pf, "bond0", "bond")
-    kernel.netdevs["bond0"] = Netdev("", Link(90, "bond0", "02:00:00:00:01:00", "", 1500, True, True))
-    kernel.tree.put("/sys/class/net/bond0/ifindex", "90")
-    kernel.tree.put("/sys/class/net/bond0/bonding/slaves", "enp0 enp1")
-    return kernel
-
-
-PASSED_THROUGH = ("0101:00:00.0", "0102:01:00.1")
-
-
-SOCKET_DIRECT = ("0000:06:00.0", "0000:87:00.0")
+# On different buses.
+PASSED_THROUGH = {"0101:00:00.0": "enp0", "0102:01:00.1": "enp1"}
+SOCKET_DIRECT = {"0000:06:00.0": "enp0", "0000:87:00.0": "enp1"}
 
 
 @pytest.mark.parametrize("ports", [PASSED_THROUGH, SOCKET_DIRECT])
 @pytest.mark.parametrize("name", ["mlx5_bond_0", "rocep6s0f0"])
-def test_ports_of_a_card_on_different_buses_share_the_bond_s_rdma_device(ports: tuple[str, str], name: str) -> None:
-    kernel = on_two_buses(*ports)
-    kernel.rdma.add(ports[0], name, "bond0")
+def test_ports_of_a_card_on_different_buses_share_the_bond_s_rdma_device(ports: dict[str, str], name: str) -> None:
+    kernel = bonded(ports)
+    kernel.rdma.add(next(iter(ports)), name, "bond0")
     assert [rdma_devices(kernel.files, pf) for pf in ports] == [[name]] * 2
     kernel.host.open["/dev/infiniband/uverbs0"] = (NCCL,)
     assert [planned(kernel, pf, 4).affected for pf in ports] == [(f"{NCCL} ({pf})",) for pf in ports]
@@ -160,14 +152,15 @@ def test_ports_of_a_card_on_different_buses_share_the_bond_s_rdma_device(ports: 
 
 def test_a_bonded_nic_of_another_family_does_not_share_the_rdma_device() -> None:
     # Without RoCE LAG the kernel gives a device GIDs of the bond, too.
-    kernel = on_two_buses(*PASSED_THROUGH, driver="igb")
-    kernel.rdma.add(PASSED_THROUGH[0], "mlx5_0", "bond0")
-    assert rdma_devices(kernel.files, PASSED_THROUGH[1]) == []
+    kernel = bonded(PASSED_THROUGH, driver="igb")
+    first, second = PASSED_THROUGH
+    kernel.rdma.add(first, "mlx5_0", "bond0")
+    assert rdma_devices(kernel.files, second) == []
 
 
 @pytest.mark.parametrize(("guid", "bond"), [("0200:00ff:fe00:0001", "bond0"), ("0200:00ff:fe00:0002", None)])
 def test_two_ports_are_of_one_card_by_their_system_image_guid(guid: str, bond: str | None) -> None:
-    kernel = on_two_buses(*PASSED_THROUGH)
+    kernel = bonded(PASSED_THROUGH)
     for number, pf in enumerate(PASSED_THROUGH):
         kernel.rdma.add(pf, f"mlx5_{number}", f"enp{number}")
     kernel.tree.put("/sys/class/infiniband/mlx5_1/sys_image_guid", guid)
@@ -179,10 +172,10 @@ NO_GUID = "0000:0000:0000:0000"
 
 @pytest.mark.parametrize("second", [None, NO_GUID, "0200:00ff:fe00:0002"])
 def test_a_system_image_guid_of_0_pairs_no_ports(second: str | None) -> None:
-    kernel = on_two_buses(*PASSED_THROUGH)
-    for number, guid in enumerate((NO_GUID, second)):
+    kernel = bonded(PASSED_THROUGH)
+    for number, (pf, guid) in enumerate(zip(PASSED_THROUGH, (NO_GUID, second), strict=True)):
         if guid is not None:
-            kernel.rdma.add(PASSED_THROUGH[number], f"mlx5_{number}", "bond0")
+            kernel.rdma.add(pf, f"mlx5_{number}", "bond0")
             kernel.tree.put(f"/sys/class/infiniband/mlx5_{number}/sys_image_guid", guid)
     assert [bond_of_ports(kernel.files, pf) for pf in PASSED_THROUGH] == [None, None]
     own = [[f"mlx5_{number}"] if guid else [] for number, guid in enumerate((NO_GUID, second))]

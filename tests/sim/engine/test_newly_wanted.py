@@ -5,15 +5,13 @@ from typing import Any
 
 import pytest
 
-from agent.engine.context import Goal, Memory
-from agent.engine.converge import Pass, converge
-from agent.machine import Machine
+from agent.engine.converge import Pass
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec
-from agent.state.scope import Scope, own
+from agent.state.scope import own
 from agent.state.wanted import derived_mac
 from tests.sim.kernel import Kernel
-from tests.sim.passes import spec_of
+from tests.sim.passes import settle, spec_of
 from tests.sim.two_nics import MAC1, NAME0, NAME1, PF0, PF1
 
 TAKEN = {"count": 1, "groups": [{"index": "0", "mac": derived_mac(MAC1, 0)}]}
@@ -43,10 +41,6 @@ def swap(kernel: Kernel) -> None:
     rename(kernel, PF0, "free")
     rename(kernel, PF1, first)
     rename(kernel, PF0, second)
-
-
-def settled(machine: Machine, wanted: NodeSpec, last: Pass | None = None, scope: Scope = None) -> Pass:
-    return converge(machine, Goal(wanted), Memory(lambda: 0.0), last.have if last else None, scope)
 
 
 def read(result: Pass) -> dict[str, Any]:
@@ -110,10 +104,10 @@ def test_what_is_wanted_only_now_is_read_in_the_same_pass(
     kernel: Kernel, wanted: NodeSpec, happens: Callable[[Kernel], None], named: str
 ) -> None:
     machine = kernel.machine()
-    before = settled(machine, wanted)
+    before = settle(machine, wanted)
     happens(kernel)
-    result = settled(machine, wanted, before, frozenset({own(named)}))
-    again = settled(machine, wanted, result)
+    result = settle(machine, wanted, before, frozenset({own(named)}))
+    again = settle(machine, wanted, result)
     assert result.want.nics == again.want.nics
     assert read(result) == read(again)
     assert not again.outcomes
@@ -124,12 +118,12 @@ def test_as_long_as_the_same_nics_are_wanted_only_what_is_named_is_read(kernel: 
     wanted = spec(
         {"name": "a", "select": {"pci": PF0}, "mtu": 9000}, {"name": "b", "select": {"pci": PF1}, "mtu": 9000}
     )
-    before = settled(kernel.machine(), wanted)
+    before = settle(kernel.machine(), wanted)
     kernel.unreadable.add(f"/sys/bus/pci/devices/{PF1}/sriov_numvfs")
-    failing = settled(kernel.machine(), wanted, before)
+    failing = settle(kernel.machine(), wanted, before)
     assert PF1 not in failing.want.nics
     for pf in (PF0, PF1):
         kernel.netlink.set_link(kernel.netdev(pf).ifindex, mtu=1500)
     kernel.unreadable.clear()
-    settled(kernel.machine(), wanted, failing, frozenset({own(PF0)}))
+    settle(kernel.machine(), wanted, failing, frozenset({own(PF0)}))
     assert (kernel.netdev(PF0).mtu, kernel.netdev(PF1).mtu) == (9000, 1500)

@@ -44,14 +44,6 @@ def lines(path: Path) -> list[Any]:
     return [json.loads(line.partition(" ")[2]) for line in path.read_text().splitlines()]
 
 
-def test_a_change_is_noted_before_it_is_made_and_once_its_effect_was_read(path: Path, originals: Originals) -> None:
-    for before, after in ((1500, 9000), (9000, 4000)):
-        originals.keep(MACHINE, WANT, LINKS, mtu(before, after))
-        originals.seen(MACHINE, LINKS, mtu(before, after))
-    noted = ["links", PF0, "mtu", 1500]
-    assert lines(path) == [[*noted, [1500, 9000]], [*noted, [9000]], [*noted, [9000, 4000]], [*noted, [4000]]]
-
-
 def test_a_value_that_cannot_be_read_after_the_change_is_the_agents_own(path: Path, originals: Originals) -> None:
     kernel, pages = Kernel(), Change("hugepages", HOST, "2M", 0, 4)
     originals.keep(kernel.machine(), WANT, HUGEPAGES, pages)
@@ -66,18 +58,6 @@ def test_the_same_change_again_is_not_noted_again(path: Path, originals: Origina
     for _ in range(2):
         originals.keep(MACHINE, WANT, LINKS, mtu(1500, 9000))
     assert len(lines(path)) == 1
-
-
-def test_what_another_program_sets_after_a_change_back_to_the_original_is_the_new_one(
-    path: Path, originals: Originals
-) -> None:
-    for before, after in ((1500, 9000), (9000, 1500)):
-        originals.keep(MACHINE, WANT, LINKS, mtu(before, after))
-        originals.seen(MACHINE, LINKS, mtu(before, after))
-    assert lines(path)[-1] == ["links", PF0, "mtu", 1500, [1500]]
-    originals = Originals.load(path)
-    originals.keep(MACHINE, WANT, LINKS, mtu(2000, 1500))
-    assert lines(path)[-1] == ["links", PF0, "mtu", 2000, [2000, 1500]]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from agent.state.scope import Scope, own
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
 from tests.sim.kernel import Kernel, no_fault
-from tests.sim.passes import applied, settle, spec_of
+from tests.sim.passes import applied, condition, settle, spec_of
 from tests.sim.seams import seen
 from tests.sim.selection.test_selectors import DSN, VPD
 from tests.sim.two_nics import PF0, PF1
@@ -57,10 +57,6 @@ def refusing(*pfs: str) -> Callable[[str, str, str], OSError | None]:
         return OSError(errno.EBUSY, "Device or resource busy") if refused else None
 
     return fault
-
-
-def converged(result: Pass) -> Condition:
-    return next(condition for condition in result.conditions if condition.type == "Converged")
 
 
 # --- What it reads --------------------------------------------------------------------------------------------
@@ -220,7 +216,7 @@ def test_after_the_last_round_what_was_written_counts_as_failed_and_is_tried_aga
     assert len(written) == ROUNDS
     assert [outcome.result for outcome in result.outcomes] == ["applied"] * ROUNDS + ["failed"]
     failed = result.outcomes[-1]
-    assert converged(result).reason == "Failed" and failed.error in converged(result).message
+    assert condition(result, "Converged").reason == "Failed" and failed.error in condition(result, "Converged").message
     assert failed.error and failed.remedy
     assert failures.next_try() is not None
 
@@ -254,7 +250,7 @@ def test_an_event_has_a_failed_change_tried_again_soon_and_not_at_once(kernel: K
 
 def test_converged_is_true_if_the_node_is_as_wanted(kernel: Kernel) -> None:
     result = settle(kernel, BOTH)
-    assert (converged(result), result.as_wanted) == (Condition("Converged", "True", "AsWanted"), True)
+    assert (condition(result, "Converged"), result.as_wanted) == (Condition("Converged", "True", "AsWanted"), True)
 
 
 @pytest.mark.parametrize("required", [True, False])
@@ -269,9 +265,9 @@ def test_the_first_change_that_is_not_made_is_named(kernel: Kernel, required: bo
     more = f" (and {len(failed) - 1} more)"
     message = f"{failed[0].change}: {failed[0].error}{more if len(failed) > 1 else ''}"
     wanted = Condition("Converged", "True", "OptionalDiffers", message, remedy=failed[0].remedy)
-    said = evolve(converged(result), faults=())
+    said = evolve(condition(result, "Converged"), faults=())
     assert said == (evolve(wanted, status="False", reason="Failed") if required else wanted)
-    assert {fault.target for fault in converged(result).faults} == {*pfs}
+    assert {fault.target for fault in condition(result, "Converged").faults} == {*pfs}
     assert failed[0].remedy and len(failed) == count
 
 
@@ -286,7 +282,7 @@ def test_a_device_that_cannot_be_read_makes_the_node_not_ready_only_if_it_is_req
     kernel.unreadable.add("/sys/class/net/enp33s0/queues/rx-0/rps_cpus")
     result = settle(kernel, spec_of(nic(PF0, required=required), nic(PF1)))
     assert {o.change.kind for o in result.outcomes if o.change.device == PF0} == {"links", "devices"}
-    assert converged(result).reason == ("Failed" if required else "OptionalDiffers")
+    assert condition(result, "Converged").reason == ("Failed" if required else "OptionalDiffers")
     assert is_ready(result.conditions) is not required
 
 
@@ -295,8 +291,8 @@ def test_a_required_change_is_named_before_one_that_is_not(kernel: Kernel) -> No
     drift(kernel, PF0, PF1)
     kernel.fault = refusing(PF0, PF1)
     result = settle(kernel, spec_of(nic(PF0, required=False), nic(PF1)))
-    assert converged(result).reason == "Failed"
-    assert PF1 in converged(result).message and "more" not in converged(result).message
+    assert condition(result, "Converged").reason == "Failed"
+    assert PF1 in condition(result, "Converged").message and "more" not in condition(result, "Converged").message
 
 
 def test_in_observe_mode_no_condition_is_required(kernel: Kernel) -> None:
@@ -304,7 +300,7 @@ def test_in_observe_mode_no_condition_is_required(kernel: Kernel) -> None:
     first, *others = result.outcomes
     message = f"{first.change}: {first.error} (and {len(others)} more)"
     said = Condition("Converged", "False", "Observing", message, remedy=first.remedy, severity="warn")
-    assert evolve(converged(result), faults=()) == said
+    assert evolve(condition(result, "Converged"), faults=()) == said
     assert first.remedy and is_ready(result.conditions)
     assert {condition.severity for condition in result.conditions} == {"warn"}
     assert {condition.severity for condition in settle(kernel, BOTH).conditions} > {"warn"}
@@ -327,7 +323,7 @@ def test_a_change_that_fails_does_not_wait_although_only_a_newer_spec_asks_for_i
     kernel.fault = refusing(PF0)
     result = settle(kernel, spec_of(nic(PF0, mtu=4000), nic(PF1)), verified=BOTH)
     assert result.waiting == ()
-    assert converged(result).reason == "Failed"
+    assert condition(result, "Converged").reason == "Failed"
 
 
 def test_once_nothing_waits_the_probes_compare_with_the_newer_spec(kernel: Kernel) -> None:
@@ -459,5 +455,5 @@ def test_vfs_that_wait_to_be_made_are_not_announced_as_lost(kernel: Kernel) -> N
     kernel.routed.add("enp33s0")
     wanted = spec_of(nic(PF0, vfs={**VFS, "count": 5}))
     last = settle(kernel, wanted)
-    assert converged(last).reason == "Deferred"
+    assert condition(last, "Converged").reason == "Deferred"
     assert not any(call.startswith(f"vfs {PF0}") for call in calls_until_announced(kernel, wanted, last, None))

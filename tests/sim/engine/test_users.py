@@ -38,10 +38,6 @@ def owning(kernel: Kernel) -> dict[str, tuple[User, ...]]:
     return users(kernel.machine(), wanted(kernel), PF, complete=False)
 
 
-def test_nobody_uses_vfs_that_were_just_made(kernel: Kernel) -> None:
-    assert users_of(kernel) == {}
-
-
 def test_a_vf_without_a_driver_is_in_no_namespace(kernel: Kernel) -> None:
     kernel.unbind(vf_addresses(kernel.files, PF)[1])
     assert users_of(kernel) == {}

@@ -197,13 +197,6 @@ class Kernel:
         for number, action in ((90, f"erdma-common@pci:{address}"), (91, f"erdma-ceq0@pci:{address}")):
             self.interrupts.request(address, number, action)
 
-    def add_rdma(self, function: str, uverbs: str, name: str = "", node_guid: str = "") -> None:
-        """An RDMA device of a function, by the name of its device node, and by its own if that matters."""
-        self.tree.folder(f"{PCI}/{function}/infiniband_verbs/{uverbs}")
-        if name:
-            self.tree.folder(f"{PCI}/{function}/infiniband/{name}")
-            self.tree.put(f"/sys/class/infiniband/{name}/node_guid", node_guid)
-
     def vfs(self, function: str) -> tuple[VfInfo, ...]:
         """A PF's VFs as the PF reports them."""
         link = self.netlink.link(self.netdev(function).name)

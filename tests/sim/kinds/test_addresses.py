@@ -87,19 +87,6 @@ def test_ipv6_alone_leaves_arp_alone(kernel: Kernel) -> None:
     assert kernel.files.read(f"{CONF}/enp33s0/arp_ignore") == "0"
 
 
-def test_a_dry_run_names_all_changes_and_writes_nothing(kernel: Kernel) -> None:
-    planned = dry_run(kernel.machine(), spec(["192.0.2.11/24"]))
-    assert [str(change) for change in planned.changes if change.kind == "addresses"] == [
-        f"addresses {PF0} arp_ignore: 0 -> 1",
-        f"addresses {PF0} arp_announce: 0 -> 2",
-        f"addresses {PF0} rp_filter: 0 -> 2",
-        f"addresses {PF0} address 192.0.2.11/24: absent -> present",
-        f"addresses {PF0} route 192.0.2.0/24 src 192.0.2.11 table 479100: absent -> present",
-        f"addresses {PF0} from 192.0.2.11 lookup 479100: absent -> present",
-    ]
-    assert kernel.writes == []
-
-
 @pytest.mark.parametrize("what", ["address", "address6", "route", "rule", "setting"])
 def test_an_event_restores_what_another_program_removed(kernel: Kernel, what: str) -> None:
     wanted = spec(DERIVED, DERIVED)

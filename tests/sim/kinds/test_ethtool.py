@@ -1,6 +1,6 @@
 """Channels, rings, coalescing and offloads on the simulated kernel."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import pytest
 from attrs import evolve
@@ -53,20 +53,6 @@ def test_a_spec_in_another_order_has_the_same_plan(kernel: Kernel) -> None:
     assert dry_run(kernel.machine(), spec(**EVERYTHING)) == dry_run(kernel.machine(), spec(**turned))
 
 
-class RefusesReads:
-    def __getattr__(self, name: str) -> Callable[[int], object]:
-        def asked(ifindex: int) -> object:
-            raise AssertionError(f"{name} of {ifindex} was asked for")
-
-        return asked
-
-
-def test_a_nic_without_settings_is_not_read(kernel: Kernel) -> None:
-    machine = evolve(kernel.machine(), ethtool=RefusesReads())  # type: ignore[arg-type]
-    result = converge(machine, Goal(spec({"count": 3})), Memory(lambda: 0.0))
-    assert is_ready(result.conditions)
-
-
 def test_only_netdevs_with_settings_are_read(kernel: Kernel) -> None:
     wanted = spec({"count": 3, "groups": [{"index": "1", "rings": {"rx": 512}}]})
     settle(kernel, wanted)
@@ -84,12 +70,7 @@ def test_only_netdevs_with_settings_are_read(kernel: Kernel) -> None:
 def test_new_channels_have_their_interrupts_placed_in_the_same_pass(kernel: Kernel) -> None:
     result = settle(kernel, spec(channels={"combined": 6}))
     assert is_ready(result.conditions)
-    actions = {
-        kernel.files.read(f"/sys/kernel/irq/{number}/actions"): kernel.files.read(
-            f"/proc/irq/{number}/smp_affinity_list"
-        )
-        for number in kernel.files.names(f"/sys/bus/pci/devices/{PF}/msi_irqs")
-    }
+    actions = {action: cpus for (_, action), cpus in kernel.interrupts.affinities(PF).items()}
     assert actions.pop(NETDEV) == "0-1"
     assert sorted(actions) == [f"{NETDEV}-TxRx-{queue}" for queue in range(6)]
     assert sorted(actions.values()) == ["0", "0", "0", "1", "1", "1"]
@@ -204,29 +185,6 @@ def test_a_vf_s_settings_are_its_owner_s_unless_the_spec_says_otherwise(kernel: 
     given = {"owner": owner, "state": "down", "rings": {"rx": 512}}
     assert is_ready(settle(kernel, spec({"count": 1, "defaults": given})).conditions)
     assert kernel.ethtool.settings("rings", kernel.netdev(vf).ifindex)["rx"].value == size
-
-
-def test_vfs_have_features_of_their_own(kernel: Kernel) -> None:
-    vfs = {
-        "count": 3,
-        "defaults": {"offloads": {"rx-gro": False}},
-        "groups": [{"index": "1", "offloads": {"tx-scatter-gather": False, "tx-tcp-segmentation": False}}],
-    }
-    assert is_ready(settle(kernel, spec(vfs)).conditions)
-    features = [
-        kernel.ethtool.settings("features", kernel.netdev(vf).ifindex)
-        for _, vf in sorted(vf_addresses(kernel.files, PF).items())
-    ]
-    assert [netdev["rx-gro"].value for netdev in features] == [False, True, False]
-    assert [netdev["tx-scatter-gather"].value for netdev in features] == [True, False, True]
-    assert settle(kernel, spec(vfs)).outcomes == ()
-
-
-def test_a_feature_that_needs_another_comes_with_it(kernel: Kernel) -> None:
-    off = {"tx-scatter-gather": False, "tx-tcp-segmentation": False}
-    assert is_ready(settle(kernel, spec(offloads=off)).conditions)
-    assert is_ready(settle(kernel, spec(offloads=dict.fromkeys(off, True))).conditions)
-    assert not dry_run(kernel.machine(), spec(offloads=dict.fromkeys(off, True))).changes
 
 
 def test_a_feature_that_the_driver_keeps_off_is_reported(kernel: Kernel) -> None:

@@ -20,8 +20,8 @@ from agent.machine import Files, Machine
 from agent.report.verdict import is_ready
 from agent.spec.node import from_mapping
 from agent.spec.ranges import parse_ranges
-from tests.sim.kernel import Kernel
-from tests.sim.kinds.test_placement import affinities, spec
+from tests.sim.kernel import Fault, Kernel
+from tests.sim.kinds.test_placement import spec
 from tests.sim.passes import settle, undone
 from tests.sim.two_nics import MAC0, MAC1, NAME0, NAME1, PF0, PF1, two_nics
 
@@ -135,6 +135,15 @@ def kernel() -> Kernel:
     return two_nics(cpus=8)
 
 
+def without_vectors(cpu: str) -> Fault:
+    """A fault: a CPU is full. x86 has about 200 vectors a CPU: the write says ENOSPC, and changes nothing."""
+
+    def full(operation: str, where: str, value: str) -> OSError | None:
+        return OSError(errno.ENOSPC, "no space") if where.endswith("smp_affinity_list") and value == cpu else None
+
+    return full
+
+
 def after_four_passes(machine: Machine) -> Pass:
     """The last of four passes with one memory, a second apart."""
     failures, time = Failures(), iter(range(1000))
@@ -144,17 +153,12 @@ def after_four_passes(machine: Machine) -> Pass:
 
 
 def test_an_interrupt_that_finds_its_cpu_full_goes_to_the_next_one(kernel: Kernel) -> None:
-    """x86 has about 200 vectors a CPU: the write says ENOSPC, and changes nothing."""
-
-    def full(operation: str, where: str, value: str) -> OSError | None:
-        return OSError(errno.ENOSPC, "no space") if where.endswith("smp_affinity_list") and value == "2" else None
-
-    kernel.fault = full
+    kernel.fault = without_vectors("2")
     machine = kernel.machine()
     last = after_four_passes(machine)
     assert not last.outcomes
     assert any(where.endswith("smp_affinity_list") and value == "2" for where, value in kernel.writes)
-    assert "2" not in affinities(kernel).values()
+    assert "2" not in kernel.interrupts.affinities().values()
     assert not dry_run(machine, spec()).changes
     another_process = evolve(machine, files=cast(Files, SameFiles(kernel)))
     assert not dry_run(another_process, spec()).changes
@@ -163,7 +167,7 @@ def test_an_interrupt_that_finds_its_cpu_full_goes_to_the_next_one(kernel: Kerne
 def test_a_full_cpu_that_was_offline_serves_queues_again(kernel: Kernel) -> None:
     """Its interrupts go elsewhere when it goes offline, so it comes back with all of its vectors."""
     settle(kernel, spec())
-    before = affinities(kernel)
+    before = kernel.interrupts.affinities()
     kernel.reload_driver(PF0)
     taken = list(kernel.interrupts.serving.values()).count(2)
     kernel.interrupts.vectors[2] = taken
@@ -174,7 +178,7 @@ def test_a_full_cpu_that_was_offline_serves_queues_again(kernel: Kernel) -> None
             converge(kernel.machine(), Goal(spec()), Memory(lambda: float(next(time)), failures))
 
     follow()
-    assert "2" not in {cpus for (pci, _), cpus in affinities(kernel).items() if pci == PF0}
+    assert "2" not in {cpus for (pci, _), cpus in kernel.interrupts.affinities().items() if pci == PF0}
     kernel.interrupts.vectors.clear()
     follow()
     assert kernel.files.read("/run/trackbed/full-cpus") == "2", "each try would make the node unready"
@@ -183,7 +187,7 @@ def test_a_full_cpu_that_was_offline_serves_queues_again(kernel: Kernel) -> None
     kernel.interrupts.set_online("0-7")
     follow()
     assert kernel.files.read("/run/trackbed/full-cpus") == ""
-    assert affinities(kernel) == before
+    assert kernel.interrupts.affinities() == before
 
 
 def test_a_full_cpu_that_cannot_be_recorded_is_in_the_message(kernel: Kernel) -> None:
@@ -202,26 +206,22 @@ def test_a_full_cpu_that_cannot_be_recorded_is_in_the_message(kernel: Kernel) ->
 def test_a_record_of_full_cpus_that_is_damaged_ends_no_pass(kernel: Kernel) -> None:
     kernel.tree.put("/run/trackbed/full-cpus", "1-x")
     assert is_ready(settle(kernel, spec()).conditions)
-    assert set(affinities(kernel).values()) != {"0-7"}
+    assert set(kernel.interrupts.affinities().values()) != {"0-7"}
 
 
 def test_a_queue_stays_on_a_cpu_that_becomes_full(kernel: Kernel) -> None:
     settle(kernel, spec())
-    before = affinities(kernel)
+    before = kernel.interrupts.affinities()
     machine = kernel.machine()
     numbers = kernel.files.names(f"/sys/bus/pci/devices/{PF0}/msi_irqs")
     irq = next(number for number in numbers if "-" in kernel.files.read(f"/sys/kernel/irq/{number}/actions"))
     home = kernel.files.read(f"/proc/irq/{irq}/smp_affinity_list")
     kernel.files.write(f"/proc/irq/{irq}/smp_affinity_list", "3" if home != "3" else "1")
-
-    def full(operation: str, where: str, value: str) -> OSError | None:
-        return OSError(errno.ENOSPC, "no space") if where.endswith("smp_affinity_list") and value == home else None
-
-    kernel.fault = full
+    kernel.fault = without_vectors(home)
     last = after_four_passes(machine)
     assert not last.outcomes
     there = {key for key, cpus in before.items() if cpus == home}
-    after = affinities(kernel)
+    after = kernel.interrupts.affinities()
     assert {key for key in there if after[key] != home} == {(PF0, kernel.files.read(f"/sys/kernel/irq/{irq}/actions"))}
 
 
@@ -239,7 +239,7 @@ def test_a_queue_moves_as_a_whole_if_its_second_interrupt_gets_no_vector(kernel:
     machine = kernel.machine()
     last = after_four_passes(machine)
     assert not last.outcomes
-    assert list(affinities(kernel).values()).count("2") <= room
+    assert list(kernel.interrupts.affinities().values()).count("2") <= room
     assert not dry_run(machine, spec()).changes
 
 
@@ -285,7 +285,9 @@ def test_a_full_cpu_keeps_no_more_than_its_share_of_the_queues(kernel: Kernel) -
     kernel.files.replace("/run/trackbed/full-cpus", "1")
     kernel.files.replace(PLACED, "{}")
     settle(kernel, spec())
-    placed = [cpus for (function, name), cpus in affinities(kernel).items() if "-" in name and int(cpus) < 4]
+    placed = [
+        cpus for (function, name), cpus in kernel.interrupts.affinities().items() if "-" in name and int(cpus) < 4
+    ]
     # Of seven queues a CPU serves two at most. Each VF's queue has two interrupts.
     assert sorted(set(placed)) == ["0", "1", "2", "3"]
     assert max(Counter(placed).values()) <= 4

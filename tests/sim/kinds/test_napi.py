@@ -3,7 +3,6 @@
 import pytest
 
 from agent.engine.converge import Pass
-from agent.engine.dry_run import dry_run
 from agent.engine.originals import Originals
 from agent.hardware.functions import vf_addresses
 from agent.machine import QueueIrq
@@ -125,17 +124,6 @@ def test_what_leaves_the_spec_is_as_before(kernel: Kernel, each_alone: bool) -> 
     kernel.writes.clear()
     settle(kernel, spec(), originals=originals)
     assert kernel.writes == []
-
-
-def test_a_dry_run_says_what_would_be_set(kernel: Kernel) -> None:
-    changes = dry_run(kernel.machine(), spec(napi=ALL)).changes
-    assert [str(change) for change in changes if change.kind.startswith("napi")] == [
-        f"napi {PF} defer_hard_irqs: 0 -> 2",
-        f"napi {PF} gro_flush_timeout: 0 -> 20000",
-        f"napi_instances {PF} irq_suspend_timeout: 0 -> 1000000",
-        f"napi_instances {PF} threaded: off -> on",
-        f"napi_threads {PF} *: none -> known after napi_instances",
-    ]
 
 
 def threads(kernel: Kernel, function: str = PF) -> list[tuple[int, ...]]:

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from agent.engine.context import Goal, Memory
-from agent.engine.converge import Pass, converge
+from agent.engine.converge import Pass
 from agent.engine.dry_run import dry_run
 from agent.engine.originals import Originals
 from agent.engine.retry import Failures
@@ -13,7 +12,7 @@ from agent.report.verdict import is_ready
 from agent.spec.addresses import TABLES
 from agent.spec.node import NodeSpec
 from tests.sim.kernel import Kernel
-from tests.sim.passes import condition, spec_of
+from tests.sim.passes import condition, settle, spec_of
 
 PF = "0000:21:00.0"
 NETWORKD, NM = "/run/systemd/netif/links", "/run/NetworkManager/devices"
@@ -28,15 +27,8 @@ def spec(*addresses: Any) -> NodeSpec:
     return spec_of(nic)
 
 
-def run(
-    kernel: Kernel,
-    *addresses: Any,
-    failures: Failures | None = None,
-    originals: Originals | None = None,
-    now: float = 0.0,
-) -> Pass:
-    memory = Memory(lambda: now, failures or Failures(), originals or Originals())
-    return converge(kernel.machine(), Goal(spec(*addresses)), memory)
+def run(kernel: Kernel, *addresses: Any, **more: Any) -> Pass:
+    return settle(kernel, spec(*addresses), **more)
 
 
 def put(kernel: Kernel, **files: str) -> None:

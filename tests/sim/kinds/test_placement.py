@@ -30,17 +30,6 @@ def spec(count: int = 5) -> NodeSpec:
     return spec_of(*[{**nic, "vfs": {"count": count}} for nic in nics])
 
 
-def affinities(kernel: Kernel) -> dict[tuple[str, str], str]:
-    """By function and by what the driver calls the interrupt."""
-    affinities = {}
-    for pf in (PF0, PF1):
-        for pci in targets(kernel.files, pf).values():
-            for number in kernel.files.names(f"/sys/bus/pci/devices/{pci}/msi_irqs"):
-                name = kernel.files.read(f"/sys/kernel/irq/{number}/actions")
-                affinities[pci, name] = kernel.files.read(f"/proc/irq/{number}/smp_affinity_list")
-    return affinities
-
-
 @pytest.mark.parametrize(
     "control", [f"i40e-{PF0}:fdir-TxRx-0", f"ice-{PF0}:ctrl-TxRx-0", "enp33s0-TxRx-0"], ids=["i40e", "ice", "twice"]
 )
@@ -162,24 +151,24 @@ def test_the_queues_of_interrupts_with_the_same_name_are_numbered_in_their_order
 
 def test_renumbered_interrupts_move_nothing(kernel: Kernel) -> None:
     settle(kernel, spec())
-    before = affinities(kernel)
+    before = kernel.interrupts.affinities()
     kernel.interrupts.renumber()
-    assert affinities(kernel) == before
+    assert kernel.interrupts.affinities() == before
     assert not dry_run(kernel.machine(), spec()).changes
 
 
 def test_a_cpu_off_and_on_again_gets_its_interrupts_back(kernel: Kernel) -> None:
     settle(kernel, spec())
-    before = affinities(kernel)
+    before = kernel.interrupts.affinities()
     kernel.interrupts.set_online("0-1,3-7")
     settle(kernel, spec())
-    meanwhile = affinities(kernel)
+    meanwhile = kernel.interrupts.affinities()
     assert "2" not in meanwhile.values()
     queues = {key for key, cpus in before.items() if "-" in key[1]}
     assert {key for key in queues if meanwhile[key] != before[key]} == {key for key in queues if before[key] == "2"}
     kernel.interrupts.set_online("0-7")
     settle(kernel, spec())
-    assert affinities(kernel) == before
+    assert kernel.interrupts.affinities() == before
 
 
 def test_a_queue_that_makes_room_when_a_cpu_goes_offline_says_so() -> None:
@@ -226,16 +215,6 @@ def swap_two(kernel: Kernel) -> None:
     kernel.files.write(f"/proc/irq/{second}/smp_affinity_list", one)
 
 
-def test_queues_that_somebody_exchanges_come_back(kernel: Kernel) -> None:
-    settle(kernel, spec())
-    before = affinities(kernel)
-    swap_two(kernel)
-    assert affinities(kernel) != before
-    settle(kernel, spec())
-    assert affinities(kernel) == before
-    assert not applied(settle(kernel, spec()))
-
-
 def test_the_first_placement_of_a_boot_does_not_depend_on_where_interrupts_were(kernel: Kernel) -> None:
     settle(kernel, spec())
     other = two_nics(cpus=8)
@@ -243,22 +222,22 @@ def test_the_first_placement_of_a_boot_does_not_depend_on_where_interrupts_were(
     other.files.replace(PLACED, "")
     swap_two(other)
     settle(other, spec())
-    assert affinities(other) == affinities(kernel)
+    assert other.interrupts.affinities() == kernel.interrupts.affinities()
 
 
 @pytest.mark.parametrize("index", range(5))
 def test_a_pod_that_starts_moves_no_interrupt_of_another_device(kernel: Kernel, index: int) -> None:
     settle(kernel, spec())
-    before = affinities(kernel)
+    before = kernel.interrupts.affinities()
     vf = targets(kernel.files, PF0)[f"{PF0}#{index}"]
     # Linux takes the netdev down when it moves it, and the driver then frees the interrupts.
     kernel.move_away(vf)
     kernel.interrupts.free(vf)
     settle(kernel, spec())
-    assert affinities(kernel) == {key: cpus for key, cpus in before.items() if key[0] != vf}
+    assert kernel.interrupts.affinities() == {key: cpus for key, cpus in before.items() if key[0] != vf}
     kernel.come_back(vf, "eth9")
     settle(kernel, spec())
-    assert affinities(kernel) == before
+    assert kernel.interrupts.affinities() == before
 
 
 @pytest.mark.parametrize(
@@ -267,10 +246,10 @@ def test_a_pod_that_starts_moves_no_interrupt_of_another_device(kernel: Kernel, 
 def test_a_damaged_placement_is_computed_again(kernel: Kernel, content: str) -> None:
     settle(kernel, spec())
     good = kernel.files.read(PLACED)
-    before = affinities(kernel)
+    before = kernel.interrupts.affinities()
     kernel.files.replace(PLACED, content)
     assert not applied(settle(kernel, spec()))
-    assert (affinities(kernel), kernel.files.read(PLACED)) == (before, good)
+    assert (kernel.interrupts.affinities(), kernel.files.read(PLACED)) == (before, good)
 
 
 def test_a_placement_that_cannot_be_written_does_not_end_the_pass(kernel: Kernel) -> None:
@@ -281,10 +260,10 @@ def test_a_placement_that_cannot_be_written_does_not_end_the_pass(kernel: Kernel
     assert settle(kernel, spec()).as_wanted
     kernel.fault = lambda operation, where, value: None
     settle(kernel, spec())
-    before = affinities(kernel)
+    before = kernel.interrupts.affinities()
     swap_two(kernel)
     settle(kernel, spec())
-    assert affinities(kernel) == before
+    assert kernel.interrupts.affinities() == before
 
 
 def test_a_drifted_mtu_is_put_back_without_placing_all_interrupts_anew(kernel: Kernel) -> None:

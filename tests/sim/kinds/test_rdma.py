@@ -7,7 +7,6 @@ import pytest
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
 from agent.engine.originals import Originals
-from agent.engine.retry import Failures
 from agent.hardware.functions import vf_addresses
 from agent.hardware.rdma import Reader
 from agent.report.records import HOST
@@ -26,15 +25,13 @@ def settle(
     kernel: Kernel,
     rail0: dict[str, object],
     rail1: dict[str, object] | None = None,
-    failures: Failures | None = None,
-    clock: float = 0.0,
     originals: Originals | None = None,
     **more: object,
 ) -> Pass:
     given = [(PF0, rail0), *([(PF1, rail1)] if rail1 is not None else [])]
     nics = [{"name": f"rail{n}", "select": {"pci": pf}, **nic} for n, (pf, nic) in enumerate(given)]
     spec = spec_of(*nics, **more)
-    return passes.settle(kernel, spec, now=clock, failures=failures, originals=originals)
+    return passes.settle(kernel, spec, originals=originals)
 
 
 def refused(result: Pass) -> dict[str, tuple[str, str]]:
@@ -49,24 +46,6 @@ def test_without_rdma_in_the_spec_there_is_no_condition(kernel: Kernel) -> None:
     result = settle(kernel, {})
     assert not [c for c in result.conditions if c.type.startswith("Rdma")]
     assert result.have["rdma"] == {}
-
-
-def test_each_vf_s_device_is_expected_named_when_it_goes_and_fine_when_it_is_back(kernel: Kernel) -> None:
-    kernel.rdma.rxe = True
-    wanted = {
-        "vfs": {"count": 3},
-        "rdma": {"pf": False, "vfs": True, "link_layer": "Ethernet", "rate": 2, "gid_type": "RoCE v2"},
-    }
-    result = settle(kernel, wanted)
-    assert (condition(result, "RdmaDevices").status, condition(result, "RdmaPorts").status) == ("True", "True")
-    vf = vf_addresses(kernel.files, PF0)[1]
-    name = Reader(kernel.files).of(vf)[0]
-    kernel.rdma.delete(name)
-    lacking = condition(settle(kernel, wanted), "RdmaDevices")
-    assert (lacking.status, lacking.reason, lacking.stage) == ("False", "DeviceMissing", "device")
-    assert lacking.message.startswith(f"NIC rail0: {PF0}#1: no RDMA device (load the RDMA driver of igb;")
-    kernel.rdma.add(vf, name, kernel.netdev(vf).name, umad=False)
-    assert condition(settle(kernel, wanted), "RdmaDevices").status == "True"
 
 
 def test_an_event_of_one_vf_has_its_device_read_again_and_no_other(kernel: Kernel) -> None:

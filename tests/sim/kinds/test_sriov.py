@@ -136,7 +136,8 @@ def test_a_vf_of_another_guid_is_bound_again(kernel: Kernel) -> None:
     kernel.sriov.able.add(PF)
     wanted = spec(group(node_guid="00:11:22:33:44:55:66:77"))
     assert is_ready(settle(kernel, wanted).conditions)
-    kernel.add_rdma(address(kernel, 1), "uverbs1", "rocep1", "0000:0000:0000:0001")
+    kernel.rdma.add(address(kernel, 1), "rocep1", None)
+    kernel.tree.put("/sys/class/infiniband/rocep1/node_guid", "0000:0000:0000:0001")
     (change,) = [change for change in dry_run(kernel.machine(), wanted).changes if change.kind == "bindings"]
     assert (change.field, change.before, change.disruption) == (
         "node_guid",

@@ -34,23 +34,6 @@ def comes_back_up(kernel: Kernel) -> str:
     return vf
 
 
-@pytest.mark.parametrize("called", ["net1", "eth0", f"{NAME}v2"])
-def test_a_vf_that_comes_back_from_a_container_gets_its_name_back(kernel: Kernel, called: str) -> None:
-    wanted = spec(group())
-    settle(kernel, wanted)
-    vf = address(kernel, 1)
-    kernel.move_away(vf)
-    assert settle(kernel, wanted).outcomes == ()
-    kernel.come_back(vf, called)
-    assert netdev(kernel.files, vf) != f"{NAME}v1"
-    result = settle(kernel, wanted)
-    assert is_ready(result.conditions)
-    (renamed,) = [o.change for o in result.outcomes if o.change.kind == "vf_names"]
-    assert renamed.disruption is Disruption.NONE
-    assert netdev(kernel.files, vf) == f"{NAME}v1"
-    assert kernel.netdev(vf).up
-
-
 def test_a_vf_that_is_up_is_renamed_only_if_its_link_may_flap(kernel: Kernel) -> None:
     wanted = spec(group())
     settle(kernel, wanted)

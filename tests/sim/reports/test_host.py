@@ -27,11 +27,8 @@ def settle(kernel: Kernel, last: Pass | None = None, nics: Any = (ON_NODE_0,), *
 
 
 def cpus_of_queues(kernel: Kernel) -> set[int]:
-    cpus: set[int] = set()
-    for number in kernel.files.names(f"/sys/bus/pci/devices/{PF0}/msi_irqs"):
-        if "-" in kernel.files.read(f"/sys/kernel/irq/{number}/actions"):
-            cpus |= set(parse_ranges(kernel.files.read(f"/proc/irq/{number}/smp_affinity_list")))
-    return cpus
+    served = kernel.interrupts.affinities(PF0).items()
+    return {cpu for (_, action), cpus in served if "-" in action for cpu in parse_ranges(cpus)}
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from attrs import define, field
 
 from agent.machine import Event, EventSource
 from agent.report.records import Report, from_plain
+from tests.sim.readiness import Node
 from tests.sim.two_nics import PF0, PF1
 
 STUCK = "/sys/module/ib_core/srcversion"
@@ -87,6 +88,19 @@ class Endless:
 
     def receive(self) -> tuple[list[Event], bool]:
         return [self.event], False
+
+
+def lower_mtu(node: Node, announced: Announced) -> None:
+    """Another program sets the MTU of the first NIC, and the kernel announces that."""
+    index = node.kernel.netdev(PF0).ifindex
+    node.kernel.netlink.set_link(index, mtu=1500)
+    announced.announce(Event(ifindex=index))
+
+
+def disturb(node: Node, announced: Announced, function: str) -> None:
+    """Let events of a NIC come one after the other."""
+    node.kernel.events = Endless(announced.descriptor, Event(ifindex=node.kernel.netdev(function).ifindex))
+    os.eventfd_write(announced.descriptor, 1)
 
 
 def one(mtu: int, **more: object) -> str:

@@ -11,7 +11,7 @@ from agent.report.history import read as read_history
 from agent.report.names import KUBELET_CPUS
 from tests.contract.asking import soon
 from tests.sim.readiness import Node
-from tests.sim.service.running import Announced, Worker, one
+from tests.sim.service.running import Announced, Worker, lower_mtu, one
 from tests.sim.two_nics import PF0
 
 
@@ -33,8 +33,7 @@ def test_interrupts_that_leave_the_cpus_of_a_new_pod_and_come_back_are_no_drift(
         announced.announce(Event(every_device=True))
         # If the event is lost, the agent reads everything again only after a minute.
         soon(lambda said=said, before=before: moved(said, before), said, 45.0)  # type: ignore[misc]
-    kernel.netlink.set_link(kernel.netdev(PF0).ifindex, mtu=1500)
-    announced.announce(Event(ifindex=kernel.netdev(PF0).ifindex))
+    lower_mtu(node, announced)
     soon(lambda: read_drift(tmp_path / drift.NAME).repairs["links"] or None, "the repair", 45.0)
     assert read_drift(tmp_path / drift.NAME).repairs.total() == 1
     assert not any(entry.suspects for entry in read_history(tmp_path) if entry.outcome.change.kind == "irqs")

@@ -16,15 +16,21 @@ from tests.sim.service.specs import PF, Agent, refuse_five, spec
 
 
 @pytest.fixture
-def agent(tmp_path: Path) -> Agent:
+def fresh(tmp_path: Path) -> Agent:
     kernel = Kernel()
     kernel.add_nic(PF, "enp33s0", "02:00:00:00:01:00")
     return Agent(tmp_path, kernel)
 
 
+@pytest.fixture
+def agent(fresh: Agent) -> Agent:
+    """One that has verified a spec of three VFs."""
+    fresh.give(spec(3))
+    fresh.look()
+    return fresh
+
+
 def test_an_unreadable_device_during_the_check_of_a_new_spec_keeps_the_old_one(agent: Agent) -> None:
-    agent.give(spec(3))
-    agent.look()
     agent.kernel.unreadable.add(f"/sys/bus/pci/devices/{PF}/numa_node")
     agent.give(spec(5))
     assert agent.in_force.spec == spec(3)
@@ -35,8 +41,6 @@ def test_an_unreadable_device_during_the_check_of_a_new_spec_keeps_the_old_one(a
 
 
 def test_damaged_files_are_refused(agent: Agent) -> None:
-    agent.give(spec(3))
-    agent.look()
     agent.file.write_bytes(b"\xff\xfe\x00")
     agent.start()
     assert agent.in_force.spec == spec(3)
@@ -48,8 +52,6 @@ def test_damaged_files_are_refused(agent: Agent) -> None:
 
 @pytest.mark.parametrize("text", ["{", to_json(spec(8)), None], ids=["unparsable", "impossible", "absent"])
 def test_after_a_restart_a_refused_file_leaves_the_last_verified_spec_in_force(agent: Agent, text: str | None) -> None:
-    agent.give(spec(3))
-    agent.look()
     agent.file.unlink() if text is None else agent.file.write_text(text)
     agent.reboot()
     assert agent.in_force.spec == spec(3)
@@ -57,16 +59,16 @@ def test_after_a_restart_a_refused_file_leaves_the_last_verified_spec_in_force(a
     assert is_ready(agent.look().conditions)
 
 
-def test_without_a_verified_spec_the_first_is_in_force_even_if_it_does_not_fit(agent: Agent) -> None:
-    agent.give(spec(8))
-    assert not is_ready(agent.try_out().conditions)
-    assert (agent.in_force.spec, agent.in_force.refusal) == (spec(8), "")
+def test_without_a_verified_spec_the_first_is_in_force_even_if_it_does_not_fit(fresh: Agent) -> None:
+    fresh.give(spec(8))
+    assert not is_ready(fresh.try_out().conditions)
+    assert (fresh.in_force.spec, fresh.in_force.refusal) == (spec(8), "")
 
 
-def test_a_state_folder_that_cannot_be_written_does_not_stop_the_agent(agent: Agent) -> None:
-    (agent.folder / "state").rmdir()
-    agent.give(spec(3))
-    assert is_ready(agent.look().conditions)
+def test_a_state_folder_that_cannot_be_written_does_not_stop_the_agent(fresh: Agent) -> None:
+    (fresh.folder / "state").rmdir()
+    fresh.give(spec(3))
+    assert is_ready(fresh.look().conditions)
 
 
 @pytest.mark.parametrize(
@@ -82,8 +84,6 @@ def test_a_state_folder_that_cannot_be_written_does_not_stop_the_agent(agent: Ag
     ids=["value", "key", "reason", "no UTF-8", "deep", "large"],
 )
 def test_a_file_that_cannot_be_written_again_is_refused_and_the_spec_before_kept(agent: Agent, content: bytes) -> None:
-    agent.give(spec(3))
-    agent.look()
     agent.file.write_bytes(content)
     agent.read()
     assert agent.in_force.spec == spec(3)
@@ -93,8 +93,6 @@ def test_a_file_that_cannot_be_written_again_is_refused_and_the_spec_before_kept
 
 
 def test_a_device_that_cannot_be_read_is_no_fault_of_a_new_spec(agent: Agent) -> None:
-    agent.give(spec(3))
-    agent.look()
     agent.give(spec(4))
     agent.kernel.unreadable.add("/sys/class/net/enp33s0/queues/rx-0/rps_cpus")
     assert not is_ready(agent.try_out().conditions)
@@ -110,8 +108,6 @@ def one(count: int, **more: object) -> NodeSpec:
 
 def test_a_failure_of_a_device_whose_changes_wait_for_users_is_no_fault_of_a_new_spec(agent: Agent) -> None:
     """What fails may need what waits."""
-    agent.give(spec(3))
-    agent.look()
     agent.kernel.routed.add("enp33s0")
     agent.kernel.fault = lambda operation, where, value: OSError(errno.EIO, "no") if "txqueuelen" in value else None
     agent.give(one(5, txqueuelen=500))
@@ -129,8 +125,6 @@ def test_in_mode_observe_the_verified_spec_does_not_come_back_if_passes_crash(
     agent: Agent, crashed: str | None
 ) -> None:
     """The agent would write to a node that it should only look at."""
-    agent.give(spec(3))
-    agent.look()
     agent.give(observing(5))
     assert not agent.in_force.gives_up_crashing("a fault")
     agent.in_force = SpecInForce(agent.folder / "state", agent.folder / "run", crashed=crashed)
@@ -142,8 +136,6 @@ def test_in_mode_observe_the_verified_spec_does_not_come_back_if_passes_crash(
 def test_after_a_restart_in_mode_observe_a_refused_file_leaves_the_agent_observing(
     agent: Agent, text: str | None
 ) -> None:
-    agent.give(spec(3))
-    agent.look()
     agent.give(observing(5))
     agent.look()
     agent.file.unlink() if text is None else agent.file.write_text(text)
@@ -158,8 +150,6 @@ def test_after_a_restart_in_mode_observe_a_refused_file_leaves_the_agent_observi
 
 def test_until_a_spec_is_verified_after_the_observing_no_older_one_comes_back(agent: Agent) -> None:
     """The deploy returns to the observed spec, too, if it rolls the agent back."""
-    agent.give(spec(3))
-    agent.look()
     agent.give(observing(4))
     agent.kernel.fault = refuse_five
     agent.give(spec(5))
@@ -173,8 +163,6 @@ def test_until_a_spec_is_verified_after_the_observing_no_older_one_comes_back(ag
 
 def test_a_spec_of_mode_observe_comes_into_force_although_the_node_does_not_fit_it(agent: Agent) -> None:
     """The node may be broken, and somebody wants the agent to leave it alone."""
-    agent.give(spec(3))
-    agent.look()
     agent.give(observing(8))
     assert (agent.in_force.spec, agent.in_force.refusal) == (observing(8), "")
     assert is_ready(agent.look().conditions)
@@ -183,8 +171,6 @@ def test_a_spec_of_mode_observe_comes_into_force_although_the_node_does_not_fit_
 
 def test_an_observed_spec_that_cannot_be_used_makes_the_agent_write_by_no_other(agent: Agent) -> None:
     """Another version of the agent has written it."""
-    agent.give(spec(3))
-    agent.look()
     agent.give(observing(5))
     for file in (agent.file, agent.folder / "state" / "observed.json"):
         file.write_text('{"node_name": "n1", "key_of_another_version": 1}')
@@ -194,8 +180,6 @@ def test_an_observed_spec_that_cannot_be_used_makes_the_agent_write_by_no_other(
 
 def test_an_observed_spec_that_cannot_be_used_is_removed_once_another_is_in_force(agent: Agent) -> None:
     """Else the agent would have no verified spec after each restart."""
-    agent.give(spec(3))
-    agent.look()
     (agent.folder / "state" / OBSERVED).write_text('{"node_name": "n1", "key_of_another_version": 1}')
     agent.start()
     assert is_ready(agent.look().conditions)
@@ -204,10 +188,10 @@ def test_an_observed_spec_that_cannot_be_used_is_removed_once_another_is_in_forc
     assert agent.in_force.spec == spec(3)
 
 
-def test_a_state_folder_that_cannot_be_read_does_not_stop_the_agent(agent: Agent) -> None:
-    agent.in_force = SpecInForce(agent.folder / ("s" * 300), agent.folder / "run")
-    agent.give(spec(3))
-    assert is_ready(agent.look().conditions)
+def test_a_state_folder_that_cannot_be_read_does_not_stop_the_agent(fresh: Agent) -> None:
+    fresh.in_force = SpecInForce(fresh.folder / ("s" * 300), fresh.folder / "run")
+    fresh.give(spec(3))
+    assert is_ready(fresh.look().conditions)
 
 
 @define
@@ -226,8 +210,6 @@ class Broken:
 
 
 def test_a_spec_whose_check_crashes_is_refused(agent: Agent) -> None:
-    agent.give(spec(3))
-    agent.look()
     agent.file.write_text(to_json(spec(4)))
     machine = evolve(agent.kernel.machine(), files=cast(Files, Broken(agent.kernel)))
     agent.in_force.reload(machine, agent.file, agent.now, asked=True)

@@ -25,7 +25,7 @@ from tests.sim.kernel import no_fault
 from tests.sim.kernel.files import SimFiles
 from tests.sim.passes import condition
 from tests.sim.readiness import Node, writer
-from tests.sim.service.running import STUCK, Announced, Endless, Reload, Worker, both, one
+from tests.sim.service.running import STUCK, Announced, Reload, Worker, both, disturb, lower_mtu, one
 from tests.sim.two_nics import PF0, PF1
 
 
@@ -165,8 +165,7 @@ def test_after_a_pass_that_ended_early_any_event_leads_to_a_full_reading(
         raise KeyError(where)
 
     kernel = node.kernel
-    nics = [{"name": name, "select": {"pci": pf}, "mtu": 9000} for name, pf in (("a", PF0), ("b", PF1))]
-    out = worker(json.dumps({"node_name": "n1", "nics": nics}))
+    out = worker(both(9000))
     assert out.until(lambda report: report.ready)
     for pf in (PF0, PF1):  # PF0's drift sends no event
         kernel.netlink.set_link(kernel.netdev(pf).ifindex, mtu=1500)
@@ -197,19 +196,9 @@ def test_the_supervisor_is_told_at_once_of_an_event_about_a_required_device(
     out = worker(one(9000))
     out.until(lambda report: report.ready)
     assert {"checking": True} not in out.said
-    index = node.kernel.netdev(PF0).ifindex
-    node.kernel.netlink.set_link(index, mtu=1500)
-    announced.announce(Event(ifindex=index))
+    lower_mtu(node, announced)
     soon(lambda: {"checking": True} in out.said or None, "checking", 60.0)
     soon(lambda: (node.kernel.netdev(PF0).mtu == 9000 and not view.waits()) or None, "a repair", 60.0)
-
-
-def test_a_reload_brings_another_spec_into_force(node: Node, worker: Worker, reload: Reload) -> None:
-    out = worker(one(9000))
-    before = out.until(lambda report: report.ready)
-    reload(one(4000))
-    after = out.until(lambda report: report.ready and report.spec_hash != before.spec_hash)
-    assert (node.kernel.netdev(PF0).mtu, after.up_to_date) == (4000, True)
 
 
 def test_what_was_read_to_check_a_new_spec_is_not_read_again_by_its_first_pass(
@@ -318,8 +307,7 @@ def test_a_client_of_apply_has_a_pass_with_what_it_allows(node: Node, worker: Wo
 
 
 def test_ready_is_published_although_events_never_end(node: Node, announced: Announced, worker: Worker) -> None:
-    node.kernel.events = Endless(announced.descriptor, Event(ifindex=node.kernel.netdev(PF0).ifindex))
-    os.eventfd_write(announced.descriptor, 1)
+    disturb(node, announced, PF0)
     assert worker(one(9000)).until(lambda report: report.ready)
 
 

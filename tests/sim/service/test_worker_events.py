@@ -2,7 +2,6 @@
 
 import errno
 import json
-import os
 import time
 from itertools import islice
 from pathlib import Path
@@ -24,15 +23,10 @@ from tests.contract.asking import soon
 from tests.sim.kernel import no_fault
 from tests.sim.passes import condition
 from tests.sim.readiness import Node, writer
-from tests.sim.service.running import STUCK, Announced, Endless, Reload, Worker, one
+from tests.sim.service.running import STUCK, Announced, Reload, Worker, both, disturb, lower_mtu, one
 from tests.sim.two_nics import MAC1, NAME0, NAME1, PF0, PF1
 
-TWO = json.dumps(
-    {
-        "node_name": "n1",
-        "nics": [{"name": name, "select": {"pci": pf}, "mtu": 9000} for name, pf in (("a", PF0), ("b", PF1))],
-    }
-)
+TWO = both(9000)
 
 BEFORE_A_RESYNC = 45.0
 """Seconds. After a minute everything is read again, whether an event has come or not."""
@@ -56,8 +50,7 @@ def test_after_a_burst_of_events_passes_come_at_a_limited_rate(
 ) -> None:
     monkeypatch.setattr(wake, "BURST", 2)
     monkeypatch.setattr(wake, "RATE", 10.0)
-    node.kernel.events = Endless(announced.descriptor, Event(ifindex=node.kernel.netdev(PF0).ifindex))
-    os.eventfd_write(announced.descriptor, 1)
+    disturb(node, announced, PF0)
     worker(one(9000)).until(lambda report: report.ready)
     # A client receives the result of each pass, and another one if probes have answered meanwhile.
     began = time.monotonic()
@@ -84,8 +77,7 @@ def test_everything_is_read_again_in_time_although_events_of_one_device_never_en
 ) -> None:
     monkeypatch.setattr(loop, "RESYNC", 1.0)
     kernel = node.kernel
-    kernel.events = Endless(announced.descriptor, Event(ifindex=kernel.netdev(PF1).ifindex))
-    os.eventfd_write(announced.descriptor, 1)
+    disturb(node, announced, PF1)
     worker(TWO).until(lambda report: report.ready)
     soon(lambda: entries(tmp_path) or None, "record of the first pass", 60.0)
     kernel.netlink.set_link(kernel.netdev(PF0).ifindex, mtu=1500)
@@ -212,9 +204,7 @@ def test_a_result_does_not_wait_for_probes_that_have_answered(
     monkeypatch.setattr(loop_module, "PROBES_WAIT", 600.0)
     out = worker(one(9000))
     out.until(lambda report: report.ready)
-    index = node.kernel.netdev(PF0).ifindex
-    node.kernel.netlink.set_link(index, mtu=1500)
-    announced.announce(Event(ifindex=index))
+    lower_mtu(node, announced)
     soon(lambda: out.said[-1].get("outcomes") or None, "report of the repair", BEFORE_A_RESYNC)
 
 

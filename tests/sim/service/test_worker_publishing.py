@@ -14,12 +14,12 @@ from agent.report.history import read as read_history
 from agent.service import inbox, loop, wake
 from agent.service import loop as loop_module
 from agent.service.activity import View
-from agent.service.apply_socket import ask
+from agent.service.apply_socket import Progress, ask
 from agent.spec.node import PROBES
 from tests.contract.asking import soon
 from tests.sim.passes import condition
 from tests.sim.readiness import Node, writer
-from tests.sim.service.running import STUCK, Announced, Endless, Reload, Worker, both, one
+from tests.sim.service.running import STUCK, Announced, Endless, Reload, Worker, both, disturb, lower_mtu, one
 from tests.sim.two_nics import PF0, PF1
 
 NEVER = 10**9
@@ -38,10 +38,10 @@ OPTIONAL = json.dumps(
 )
 
 
-def disturb(node: Node, announced: Announced) -> None:
-    """Let events of PF1 come one after the other."""
-    node.kernel.events = Endless(announced.descriptor, Event(ifindex=node.kernel.netdev(PF1).ifindex))
-    os.eventfd_write(announced.descriptor, 1)
+def results(folder: Path) -> list[Progress]:
+    """Those of twenty passes, published or not, as a client receives them."""
+    soon((folder / "apply.sock").exists, "socket", 60.0)
+    return list(islice(ask(folder / "apply.sock", None, 60.0), 20))
 
 
 def test_while_events_of_an_optional_nic_wait_ready_is_postponed(
@@ -49,19 +49,16 @@ def test_while_events_of_an_optional_nic_wait_ready_is_postponed(
 ) -> None:
     monkeypatch.setattr(loop_module, "POSTPONED", NEVER)
     monkeypatch.setattr(wake, "BURST", NEVER)
-    disturb(node, announced)
+    disturb(node, announced, PF1)
     out = worker(OPTIONAL)
-    soon((tmp_path / "apply.sock").exists, "socket", 60.0)
-    # A client receives the result of each pass, published or not.
-    results = list(islice(ask(tmp_path / "apply.sock", None, 60.0), 20))
-    assert results[-1].ready
+    assert results(tmp_path)[-1].ready
     assert not any(message.get("ready") for message in out.said)
 
 
 def test_endless_events_of_an_optional_nic_postpone_ready_only_so_often(
     node: Node, announced: Announced, worker: Worker
 ) -> None:
-    disturb(node, announced)
+    disturb(node, announced, PF1)
     assert worker(OPTIONAL).until(lambda report: report.ready)
 
 
@@ -72,12 +69,9 @@ def test_ready_is_not_published_while_an_event_of_a_required_nic_is_overdue(
     monkeypatch.setattr(loop_module, "POSTPONED", 0)
     monkeypatch.setattr(inbox, "ANSWERED_WITHIN", 0.0)
     monkeypatch.setattr(wake, "BURST", NEVER)
-    node.kernel.events = Endless(announced.descriptor, Event(ifindex=node.kernel.netdev(PF0).ifindex))
-    os.eventfd_write(announced.descriptor, 1)
+    disturb(node, announced, PF0)
     out = worker(OPTIONAL)
-    soon((tmp_path / "apply.sock").exists, "socket", 60.0)
-    results = list(islice(ask(tmp_path / "apply.sock", None, 60.0), 20))
-    assert results[-1].ready
+    assert results(tmp_path)[-1].ready
     assert not any(message.get("ready") for message in out.said)
 
 
@@ -86,7 +80,7 @@ def test_a_result_that_is_not_ready_is_published_although_events_wait(
 ) -> None:
     monkeypatch.setattr(loop_module, "POSTPONED", NEVER)
     node.kernel.unreadable.add(f"/sys/bus/pci/devices/{PF0}/numa_node")
-    disturb(node, announced)
+    disturb(node, announced, PF1)
     worker(OPTIONAL).until(lambda report: condition(report, "NicsPresent").reason == "DeviceUnreadable")
 
 
@@ -149,12 +143,10 @@ def test_an_event_does_not_have_another_devices_failed_change_tried_again(
 
     node.kernel.netlink.set_link(node.kernel.netdev(PF1).ifindex, mtu=9000)
     node.kernel.fault = refuse
-    disturb(node, announced)
+    disturb(node, announced, PF1)
     worker(OPTIONAL)
-    soon((tmp_path / "apply.sock").exists, "socket", 60.0)
     soon(lambda: tried or None, "first try", 60.0)
-    for _ in islice(ask(tmp_path / "apply.sock", None, 60.0), 20):
-        pass
+    assert results(tmp_path)
     # One more, since a client has everything tried.
     assert len(tried) <= 2
 
@@ -163,7 +155,7 @@ def test_once_ready_was_postponed_often_enough_it_is_published_although_an_event
     node: Node, announced: Announced, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop_module, "POSTPONED", 0)
-    disturb(node, announced)
+    disturb(node, announced, PF1)
     # No probe's answer is waited for, and the next pass would have nothing to change.
     spec = json.dumps({**json.loads(OPTIONAL), "readiness": {"probes": OFF}})
     assert worker(spec).until(lambda report: report.ready).outcomes
@@ -201,9 +193,7 @@ def test_a_nic_that_is_about_to_be_changed_is_not_ready_and_the_others_are(
 ) -> None:
     out = worker(both(9000))
     out.until(lambda report: report.ready)
-    index = node.kernel.netdev(PF0).ifindex
-    node.kernel.netlink.set_link(index, mtu=1500)
-    announced.announce(Event(ifindex=index))
+    lower_mtu(node, announced)
     report = out.until(lambda report: bool(report.announcement))
     assert [(nic.name, nic.ready, nic.reason) for nic in report.nics] == [("a", False, "Converging"), ("b", True, "")]
     assert all(nic.ready for nic in out.until(lambda report: report.ready).nics)
