@@ -71,24 +71,23 @@ def test_an_mtu_beyond_what_the_kernel_takes_is_named_with_the_largest(
     assert is_settled(Node(kernel, tmp_path / "more.json").follow({"mtu": most}))
 
 
-def test_rings_that_a_driver_refuses_while_its_link_is_down_are_set_when_it_is_up(tmp_path: Path) -> None:
+def test_rings_that_a_driver_refuses_while_its_link_is_down_are_set_when_it_is_up(node: Node) -> None:
     """ethtool fails for a netdev that udev has just named (systemd 28696)."""
-    kernel = two_nics()
+    kernel = node.kernel
     kernel.netlink.set_link(_index(kernel), up=False)
     kernel.fault = lambda operation, where, value: (
         error(errno.EINVAL, where)
         if operation == "ethtool" and value.startswith("rings") and not kernel.netdev(PF0).up
         else None
     )
-    assert is_settled(Node(kernel, tmp_path / "originals.json").follow({"rings": {"rx": 1024, "tx": 1024}}))
+    assert is_settled(node.follow({"rings": {"rx": 1024, "tx": 1024}}))
     assert kernel.netdev(PF0).up
     assert kernel.ethtool.settings("rings", _index(kernel))["rx"].value == 1024
 
 
-def test_a_read_request_size_that_a_reset_takes_back_is_set_again(tmp_path: Path) -> None:
+def test_a_read_request_size_that_a_reset_takes_back_is_set_again(node: Node) -> None:
     """It does not persist (nic-configuration-operator 131)."""
-    kernel = two_nics()
-    node = Node(kernel, tmp_path / "originals.json")
+    kernel = node.kernel
     for _ in range(2):
         assert is_settled(node.follow({"max_read_request": 4096}))
         assert max_read_request(kernel.config[f"{PCI}/{PF0}/config"][config_space.DEVICE_CONTROL + 1] << 8) == 4096
@@ -112,12 +111,12 @@ def test_a_slot_that_is_slower_than_its_card_only_warns() -> None:
 @pytest.mark.parametrize(
     "name", [pytest.param("adaptive_rx", id="amzn-drivers-60"), pytest.param("adaptive_tx", id="amzn-drivers-305")]
 )
-def test_adaptive_moderation_that_a_driver_does_not_have_is_named_with_the_remedy(tmp_path: Path, name: str) -> None:
-    kernel = two_nics()
+def test_adaptive_moderation_that_a_driver_does_not_have_is_named_with_the_remedy(node: Node, name: str) -> None:
+    kernel = node.kernel
     kernel.fault = lambda operation, where, value: (
         error(errno.EOPNOTSUPP, where) if operation == "ethtool" and name in value else None
     )
-    made = Node(kernel, tmp_path / "originals.json").follow({"coalescing": {name: True}})
+    made = node.follow({"coalescing": {name: True}})
     (outcome,) = [each for each in made.outcomes if each.result != "applied"]
     assert (outcome.result, f"take {name} out of the spec" in outcome.remedy) == ("unsupported", True)
 
@@ -130,15 +129,13 @@ def test_adaptive_moderation_that_a_driver_does_not_have_is_named_with_the_remed
         (errno.EINVAL, "failed"),
     ],
 )
-def test_a_setting_that_a_driver_does_not_know_is_said_to_be_unsupported(
-    tmp_path: Path, number: int, result: str
-) -> None:
+def test_a_setting_that_a_driver_does_not_know_is_said_to_be_unsupported(node: Node, number: int, result: str) -> None:
     """Some drivers answer with a number that only the kernel knows (ENOTSUPP)."""
-    kernel = two_nics()
+    kernel = node.kernel
     kernel.fault = lambda operation, where, value: (
         error(number, where) if operation == "ethtool" and "rx_frames" in value else None
     )
-    made = Node(kernel, tmp_path / "originals.json").follow({"coalescing": {"rx_frames": 1}})
+    made = node.follow({"coalescing": {"rx_frames": 1}})
     (outcome,) = [each for each in made.outcomes if each.result != "applied"]
     assert outcome.result == result
     assert "Unknown error" not in outcome.error
@@ -171,10 +168,9 @@ def test_a_number_of_vfs_that_the_driver_cannot_set_now_is_set_later(tmp_path: P
     assert is_settled(node.follow({"vfs": {"count": 2}}))
 
 
-def test_no_vfs_are_made_while_the_firmware_of_their_pf_is_dead(tmp_path: Path) -> None:
+def test_no_vfs_are_made_while_the_firmware_of_their_pf_is_dead(node: Node) -> None:
     """mlx5 gives the netdev up, and each new VF would wait two minutes for the firmware (doca-platform 62)."""
-    kernel = two_nics()
-    node = Node(kernel, tmp_path / "originals.json")
+    kernel = node.kernel
     kernel.lose_netdev(PF0)
     result = node.follow({"vfs": {"count": 4}})
     assert not [path for path, _ in kernel.writes if path.endswith("sriov_numvfs")]
@@ -183,9 +179,8 @@ def test_no_vfs_are_made_while_the_firmware_of_their_pf_is_dead(tmp_path: Path) 
     assert is_settled(node.follow({"vfs": {"count": 4}}))
 
 
-def test_a_number_of_vfs_is_written_once_and_never_over_another_one(tmp_path: Path) -> None:
+def test_a_number_of_vfs_is_written_once_and_never_over_another_one(node: Node) -> None:
     """The kernel answers EBUSY to both (doca-platform 58)."""
-    node = Node(two_nics(), tmp_path / "originals.json")
     for count in (2, 2, 4, 4):
         assert is_settled(node.follow({"vfs": {"count": count}}))
     assert [text for path, text in node.kernel.writes if path.endswith("sriov_numvfs")] == ["2", "0", "4"]
@@ -194,19 +189,18 @@ def test_a_number_of_vfs_is_written_once_and_never_over_another_one(tmp_path: Pa
 @pytest.mark.parametrize(
     "number", [pytest.param(errno.EIO, id="kubevirt-2444"), pytest.param(errno.EINVAL, id="linux-uek-20")]
 )
-def test_a_pf_that_makes_no_vfs_does_not_keep_the_others_from_theirs(tmp_path: Path, number: int) -> None:
-    kernel = two_nics()
+def test_a_pf_that_makes_no_vfs_does_not_keep_the_others_from_theirs(node: Node, number: int) -> None:
+    kernel = node.kernel
     refused = f"{PCI}/{PF0}/sriov_numvfs"
     kernel.fault = lambda operation, where, value: error(number, where) if where == refused and value != "0" else None
     nics = [{"name": f"rail{n}", "select": {"pci": pf}, "vfs": {"count": 2}} for n, pf in enumerate((PF0, PF1))]
-    result = Node(kernel, tmp_path / "originals.json").follow(None, nics=nics)
+    result = node.follow(None, nics=nics)
     assert len(kernel.vfs(PF1)) == 2
     assert {outcome.change.device for outcome in result.outcomes if outcome.result != "applied"} == {PF0}
 
 
-def test_a_vf_whose_driver_fails_at_first_is_bound_later(tmp_path: Path) -> None:
+def test_a_vf_whose_driver_fails_at_first_is_bound_later(node: Node) -> None:
     """The driver's probe fails until the firmware is ready, and only dmesg says so (rshim-user-space 369)."""
-    node = Node(two_nics(), tmp_path / "originals.json")
     node.kernel.sriov.unready.add(PF0)
     result = node.follow({"vfs": {"count": 2}})
     assert "dmesg" in said(result)
@@ -261,11 +255,11 @@ def test_channels_that_a_driver_does_not_have_are_named_with_those_it_has(
     assert {name: each.value for name, each in kernel.ethtool.settings("channels", _index(kernel)).items()} == instead
 
 
-def test_rings_longer_than_another_version_of_the_driver_has_them_are_named_and_left(tmp_path: Path) -> None:
+def test_rings_longer_than_another_version_of_the_driver_has_them_are_named_and_left(node: Node) -> None:
     """PF_RING 900."""
-    kernel = two_nics()
+    kernel = node.kernel
     before = kernel.ethtool.settings("rings", _index(kernel))
-    result = Node(kernel, tmp_path / "originals.json").follow({"rings": {"rx": 32768, "tx": 4096}})
+    result = node.follow({"rings": {"rx": 32768, "tx": 4096}})
     assert "rx is 4096 at most, the spec wants 32768" in said(result)
     assert kernel.ethtool.settings("rings", _index(kernel)) == before
 
@@ -339,10 +333,9 @@ def test_a_pf_is_not_mistaken_for_a_representor_that_comes_first(tmp_path: Path,
 @pytest.mark.parametrize(
     "moved", [pytest.param("0000:22:00.0", id="coreboot-392"), pytest.param("0000:05:00.0", id="openmediavault-1888")]
 )
-def test_a_card_that_has_another_address_is_the_same_nic_by_its_mac(tmp_path: Path, moved: str) -> None:
+def test_a_card_that_has_another_address_is_the_same_nic_by_its_mac(node: Node, moved: str) -> None:
     """A card in another slot shifts the numbers of the buses."""
-    kernel = two_nics()
-    node = Node(kernel, tmp_path / "originals.json")
+    kernel = node.kernel
     nic: dict[str, Any] = {"select": {"mac": MAC0}, "vfs": {"count": 2}, "mtu": 9000}
     assert is_settled(node.follow(nic))
     kernel.remove_nic(PF0)
@@ -366,12 +359,11 @@ def test_a_nic_that_is_late_at_boot_is_configured_when_it_is_there(tmp_path: Pat
     assert (len(kernel.vfs(PF0)), kernel.netdev(PF0).mtu) == (2, 9000)
 
 
-def test_a_function_without_a_driver_is_named_and_the_others_are_served(tmp_path: Path) -> None:
+def test_a_function_without_a_driver_is_named_and_the_others_are_served(node: Node) -> None:
     """One port of a card has lost its driver (sriov-network-device-plugin 310).
 
     The driver may be loaded and have refused it, since its firmware does not start (innova2_flex_xcku15p_notes 8).
     """
-    node = Node(two_nics(), tmp_path / "originals.json")
     node.kernel.unbind(PF0)
     others = [{"name": "rail1", "select": {"pci": PF1}, "vfs": {"count": 2}}]
     result = node.follow(None, nics=[{"name": "rail0", "select": {"pci": PF0}, "mtu": 9000}, *others])

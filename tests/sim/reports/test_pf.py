@@ -21,9 +21,9 @@ from tests.sim.two_nics import MAC0, MAC1, NAME0, NAME1, PF0, PF1, two_nics
 IRQ = "smp_affinity_list"
 
 
-@pytest.fixture
-def node(tmp_path: Path) -> Node:
-    return Node(two_nics(), tmp_path / "originals.json")
+def with_vfs(kernel: Kernel) -> Probed:
+    """A node with probes, and two VFs of the first NIC."""
+    return Probed(kernel, more={"nics": [{"name": "rail0", "select": {"pci": PF0}, "vfs": {"count": 2}}]})
 
 
 # --- selection -----------------------------------------------------------------------------------------------------
@@ -210,10 +210,10 @@ def test_the_queues_interrupts_are_found_by_the_names_that_a_driver_gives_them(
 def test_a_vf_whose_driver_never_gets_an_answer_of_its_pf_is_named() -> None:
     """iavf tries again and again, and makes no netdev (ethernet-linux-i40e 26)."""
     kernel = two_nics()
-    probed = Probed(kernel, more={"nics": [{"name": "rail0", "select": {"pci": PF0}, "vfs": {"count": 2}}]})
+    probed = with_vfs(kernel)
     probed.look()
     kernel.lose_netdev(vf_addresses(kernel.files, PF0)[1])
-    fresh = Probed(kernel, more=probed.more)
+    fresh = with_vfs(kernel)
     fresh.look()
     fresh.now += 60
     lost = fresh.look()["VfNetdevs"]
@@ -271,7 +271,7 @@ def test_an_interrupt_for_which_no_cpu_has_a_vector_is_named_with_the_remedy(nod
 def test_a_vf_that_is_nowhere_after_its_pod_is_named() -> None:
     """It is bound to iavf, and no network namespace has its netdev (sriov-cni 349)."""
     kernel = two_nics()
-    probed = Probed(kernel, more={"nics": [{"name": "rail0", "select": {"pci": PF0}, "vfs": {"count": 2}}]})
+    probed = with_vfs(kernel)
     probed.look()
     vf = vf_addresses(kernel.files, PF0)[1]
     kernel.move_away(vf)
@@ -290,7 +290,7 @@ def test_a_vf_that_is_nowhere_after_its_pod_is_named() -> None:
 def test_a_vf_whose_driver_creates_ever_new_netdevs_is_named(lasts: int, reason: str) -> None:
     """Its PF refuses what iavf asks for, and iavf removes the netdev and begins anew."""
     kernel = two_nics()
-    probed = Probed(kernel, more={"nics": [{"name": "rail0", "select": {"pci": PF0}, "vfs": {"count": 2}}]})
+    probed = with_vfs(kernel)
     probed.look()
     vf = vf_addresses(kernel.files, PF0)[1]
     for _ in range(8):
