@@ -191,14 +191,15 @@ def test_addresses_of_others_stay(kernel: Kernel, originals: Originals) -> None:
     assert (kernel.netlink.routes({479100}), kernel.netlink.rules()) == ((), ())
 
 
+@pytest.mark.parametrize("left", [spec(), spec_of()], ids=["the NICs stay", "the NICs leave"])
 def test_an_address_that_leaves_the_spec_is_removed_with_its_table_and_rule(
-    kernel: Kernel, originals: Originals
+    kernel: Kernel, originals: Originals, left: NodeSpec
 ) -> None:
     settle(kernel, spec(DERIVED, DERIVED), originals)
     settle(kernel, spec(["192.0.2.11/24"], DERIVED), originals)
     assert own_addresses(kernel, PF0) == ("192.0.2.11/24",)
     assert {route.destination for route in kernel.netlink.routes({479100})} == {"192.0.2.0/24"}
-    settle(kernel, spec(), originals)
+    settle(kernel, left, originals)
     assert kernel.netlink.addresses() == {}
     assert (kernel.netlink.routes({479100, 479101}), kernel.netlink.rules()) == ((), ())
     assert {kernel.files.read(f"{CONF}/{name}/arp_ignore") for name in ("enp33s0", "enp65s0")} == {"0"}
@@ -219,13 +220,6 @@ def test_addresses_of_one_network_leave_together(kernel: Kernel, originals: Orig
     settle(kernel, spec(["192.0.2.11/24", "192.0.2.12/24"]), originals)
     assert undone(settle(kernel, spec(), originals)) == []
     assert (kernel.netlink.addresses(), kernel.netlink.routes({479100}), kernel.netlink.rules()) == ({}, (), ())
-
-
-def test_a_nic_that_leaves_the_spec_loses_its_addresses(kernel: Kernel, originals: Originals) -> None:
-    settle(kernel, spec(DERIVED, DERIVED), originals)
-    settle(kernel, spec_of(), originals)
-    assert kernel.netlink.addresses() == {}
-    assert (kernel.netlink.routes({479100, 479101}), kernel.netlink.rules()) == ((), ())
 
 
 def test_an_address_in_use_is_removed_once_its_user_is_gone(kernel: Kernel, originals: Originals) -> None:

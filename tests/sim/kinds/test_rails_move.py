@@ -110,50 +110,37 @@ def test_two_rails_that_change_places_do_not_block_each_other_in_the_plan(
     assert has(kernel, PF1) == set(FIVE)
 
 
-@pytest.mark.parametrize("stays", [False, True])
-def test_a_rail_moves_to_another_pf_in_one_spec(kernel: Kernel, originals: Originals, stays: bool) -> None:
-    settle(kernel, spec_of(rail(5, FIVE, pci=PF0)), originals)
-    moved = spec_of(rail(5, FIVE, pci=PF1), *([{"name": "spare", "select": {"pci": PF0}}] if stays else []))
-    assert dry_run(kernel.machine(), moved).errors == ()
-    settle(kernel, moved, originals)
-    is_on(kernel, PF1)
-    assert has(kernel, PF0) == set()
+ON_PF0, ON_PF1 = rail(5, FIVE, pci=PF0), rail(5, FIVE, pci=PF1)
 
 
-@pytest.mark.parametrize("numbers", [(5, 6), (6, 5)])
-def test_two_rails_swap_their_pfs_in_one_spec(kernel: Kernel, originals: Originals, numbers: tuple[int, int]) -> None:
-    settle(kernel, spec_of(rail(5, FIVE, pci=PF0), rail(6, SIX, pci=PF1)), originals)
-    # Either the addresses go with the rails' numbers, or the numbers alone are swapped.
-    pfs = (PF1, PF0) if numbers == (5, 6) else (PF0, PF1)
-    first, second = numbers
-    settle(kernel, spec_of(rail(first, FIVE, pci=pfs[0]), rail(second, SIX, pci=pfs[1])), originals)
-    assert rules(kernel) == {(ip, 479100 + first) for ip, _ in FIVES_RULES} | {("10.6.0.7", 479100 + second)}
-    assert tables(kernel) == {479100 + first: {pfs[0]}, 479100 + second: {pfs[1]}}
-    assert (has(kernel, pfs[0]), has(kernel, pfs[1])) == (set(FIVE), {"10.6.0.7/16"})
-
-
-def test_a_rail_gets_another_number_on_its_pf(kernel: Kernel, originals: Originals) -> None:
-    settle(kernel, spec_of(rail(5, FIVE, pci=PF0)), originals)
-    settle(kernel, spec_of(rail(7, FIVE, pci=PF0)), originals)
-    assert rules(kernel) == {(ip, 479107) for ip, _ in FIVES_RULES}
-    assert tables(kernel) == {479107: {PF0}}
-
-
-def test_a_rail_moves_with_another_number(kernel: Kernel, originals: Originals) -> None:
-    settle(kernel, spec_of(rail(5, FIVE, pci=PF0)), originals)
-    moved = spec_of(rail(7, FIVE, pci=PF1))
-    assert dry_run(kernel.machine(), moved).errors == ()
-    settle(kernel, moved, originals)
-    assert rules(kernel) == {(ip, 479107) for ip, _ in FIVES_RULES}
-    assert tables(kernel) == {479107: {PF1}}
-    assert has(kernel, PF0) == set()
-
-
-def test_the_old_pf_gets_another_rail(kernel: Kernel, originals: Originals) -> None:
-    settle(kernel, spec_of(rail(5, FIVE, pci=PF0)), originals)
-    settle(kernel, spec_of(rail(5, FIVE, pci=PF1), rail(6, SIX, pci=PF0)), originals)
-    assert rules(kernel) == {*FIVES_RULES, ("10.6.0.7", 479106)}
-    assert tables(kernel) == {479105: {PF1}, 479106: {PF0}}
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param([ON_PF0], [ON_PF1], id="to another PF"),
+        pytest.param([ON_PF0], [ON_PF1, {"name": "spare", "select": {"pci": PF0}}], id="and the old one stays"),
+        pytest.param([ON_PF0], [ON_PF1, rail(6, SIX, pci=PF0)], id="and the old one gets another rail"),
+        pytest.param([ON_PF0], [rail(7, FIVE, pci=PF0)], id="another number"),
+        pytest.param([ON_PF0], [rail(7, FIVE, pci=PF1)], id="to another PF with another number"),
+        pytest.param([ON_PF0, rail(6, SIX, pci=PF1)], [ON_PF1, rail(6, SIX, pci=PF0)], id="two change places"),
+        pytest.param([ON_PF0, rail(6, SIX, pci=PF1)], [rail(6, FIVE, pci=PF0), rail(5, SIX, pci=PF1)], id="numbers"),
+    ],
+)
+def test_rails_move_in_one_spec(
+    kernel: Kernel, originals: Originals, before: list[dict[str, Any]], after: list[dict[str, Any]]
+) -> None:
+    settle(kernel, spec_of(*before), originals)
+    assert dry_run(kernel.machine(), spec_of(*after)).errors == ()
+    settle(kernel, spec_of(*after), originals)
+    given = {PF0: set[str](), PF1: set[str]()}
+    sources: set[tuple[str, int]] = set()
+    for nic in after:
+        for address in nic.get("addresses", ()):
+            text = address if isinstance(address, str) else address["address"]
+            given[nic["select"]["pci"]].add(text)
+            sources.add((text.partition("/")[0], 479100 + nic["rail"]))
+    assert {pf: has(kernel, pf) for pf in given} == given
+    assert rules(kernel) == sources
+    assert tables(kernel) == {479100 + nic["rail"]: {nic["select"]["pci"]} for nic in after if "rail" in nic}
 
 
 def test_the_rules_of_a_rail_without_its_nic_stay_until_the_rail_leaves_the_spec(
