@@ -11,7 +11,7 @@ import subprocess
 import time
 from base64 import b64encode
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,9 @@ from lab.hardware import ALL_MACHINES, Machine, Nic
 from lab.image import Image
 from lab.instance import Instance
 from lab.progress import say
-from lab.qemu import vf_state
+from lab.qemu import monitor, vf_state
 from lab.qemu.accelerator import Accelerator
 from lab.qemu.arguments import QemuFiles, arguments, boot_from, nic_between
-from lab.qemu.monitor import TIMEOUT_S as MONITOR_S
-from lab.qemu.monitor import Monitor
 
 EXIT_S = 15.0
 RESTORE_S = 120.0
@@ -177,8 +175,8 @@ class Node:
     def lacks_room(self) -> bool:
         """Whether QEMU has stopped the node, since this host had no room for the node's disk (werror=enospc, the default)."""
         try:
-            with self._monitor(5.0) as monitor:
-                return bool(monitor.execute("query-status")["status"] == "io-error")
+            with self._monitor(5.0) as qemu:
+                return bool(qemu.execute("query-status")["status"] == "io-error")
         except LabError:
             return False
 
@@ -260,16 +258,16 @@ class Node:
     def snapshot(self, name: str) -> None:
         """Save memory, devices and disk under a name. An older snapshot of that name is replaced."""
         _check_snapshot_name(name)
-        with self._monitor() as monitor:
-            monitor.execute("stop")
+        with self._monitor() as qemu:
+            qemu.execute("stop")
             try:
                 vfs = vf_state.save(self._files.test_port, self.machine)
                 # savevm first deletes the older snapshot. If it then fails (a full disk), there is none of that name.
                 self._vfs_of(name).unlink(missing_ok=True)
-                monitor.human(f"savevm {name}")
+                qemu.human(f"savevm {name}")
                 self._vfs_of(name).write_text(json.dumps(vfs))
             finally:
-                monitor.execute("cont")
+                qemu.execute("cont")
 
     def has(self, snapshot: str) -> bool:
         """Whether there is a snapshot of that name."""
@@ -283,11 +281,11 @@ class Node:
             raise BadInput(f"{self.name} has no snapshot {name!r}", f"It has: {has}.")
         self.power_on()
         self._forget_ssh()
-        with self._monitor() as monitor:
-            monitor.execute("stop")
-            monitor.human(f"loadvm {name}")
+        with self._monitor() as qemu:
+            qemu.execute("stop")
+            qemu.human(f"loadvm {name}")
             vf_state.load(self._files.test_port, json.loads(self._vfs_of(name).read_text()))
-            monitor.execute("cont")
+            qemu.execute("cont")
         self.wait_ssh(RESTORE_S)
         # The guest's clock shows the time of the snapshot, so set it from this host's clock.
         self.sh(f"date -s @{time.time():.3f} >/dev/null")
@@ -309,8 +307,8 @@ class Node:
 
     def connect(self, nic: Nic, *, cable: bool) -> None:
         """Plug a NIC's cable in, or pull it out at this end only."""
-        with self._monitor() as monitor:
-            monitor.execute("set_link", name=nic.name, up=cable)
+        with self._monitor() as qemu:
+            qemu.execute("set_link", name=nic.name, up=cable)
 
     def _inlet(self, machine: Machine, nic: Nic) -> Path:
         """The socket at which a NIC's QEMU receives frames."""
@@ -323,10 +321,10 @@ class Node:
     def _vfs_of(self, snapshot: str) -> Path:
         return self.folder / f"{snapshot}.snapshot"
 
-    def _monitor(self, timeout_s: float = MONITOR_S) -> Monitor:
+    def _monitor(self, timeout_s: float = monitor.TIMEOUT_S) -> AbstractContextManager[monitor.Monitor]:
         if self.pid() is None:
             raise LabError(f"{self.name} is off", f"`python -m lab power-on {self.name}` boots it.")
-        return Monitor(self._files.monitor, timeout_s)
+        return monitor.connected(self._files.monitor, timeout_s)
 
     def log_in_anew(self) -> None:
         """Have the next command log in: a login keeps the limits that it began with. Commands that run now go on."""
