@@ -92,7 +92,7 @@ def request(address: str, seconds: float) -> dict[str, float]:
 def spin(seconds: float) -> dict[str, float]:
     """Spin, and measure in each millisecond the longest time for which the program did not run.
 
-    :returns: ``gap``, the p99 of these times in microseconds, and ``longest``, the longest of all.
+    :returns: ``gap``, the p99 of these times in microseconds.
     """
     gc.disable()
     longest = []
@@ -106,7 +106,7 @@ def spin(seconds: float) -> dict[str, float]:
             most = max(most, now - last)
             last = now
         longest.append(most)
-    return {"gap": p99(longest), "longest": max(longest) / 1000}
+    return {"gap": p99(longest)}
 
 
 def p99(times: Sequence[int]) -> float:
