@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TextIO
 
+from agent import linux
 from agent.engine.contention import Contention
 from agent.engine.context import Memory
 from agent.engine.originals import ORIGINALS, Originals
@@ -19,7 +20,7 @@ from agent.service.pass_log import PassRecords
 from agent.service.spec_in_force import SpecInForce
 from agent.service.worker import work
 from agent.spec.node import from_mapping, to_json
-from bench.namespace import ADDRESS, devices, machine
+from bench.namespace import ADDRESS, devices
 
 MTU = 1500
 SPEC = {"node_name": "bench", "nics": [{"name": "rail0", "select": {"pci": ADDRESS}, "mtu": MTU}]}
@@ -29,7 +30,7 @@ def keep(netdev: str, out: TextIO, wanted: Mapping[str, object] = SPEC) -> None:
     """Keep a netdev as the spec says, until killed. The worker's messages go to ``out``."""
     # On a node /run is in memory, too.
     with (
-        devices({ADDRESS: netdev}) as root,
+        devices({ADDRESS: netdev}),
         TemporaryDirectory() as name,
         TemporaryDirectory(dir="/dev/shm") as volatile,
     ):
@@ -45,4 +46,4 @@ def keep(netdev: str, out: TextIO, wanted: Mapping[str, object] = SPEC) -> None:
             PassRecords.kept(folder, run),
         )
         activity = Activity.at(None)
-        work(machine(root), spec, in_force, memory, records, activity, control, out, requests)
+        work(linux.machine(), spec, in_force, memory, records, activity, control, out, requests)

@@ -80,17 +80,18 @@ def serve(folder: Path) -> None:
 
 def work(folder: Path, activity: int) -> None:
     """Run the worker of :func:`serve`."""
+    from agent import linux
     from agent.service import worker
     from agent.spec.node import from_mapping, to_json
-    from bench.namespace import devices, enter, machine
+    from bench.namespace import devices, enter
 
     enter()
     _network()
 
     nics = [{"name": f"rail{n}", "select": {"pci": f"0000:{n + 1:02x}:00.0"}, "mtu": 1500} for n in range(NICS)]
     (folder / "node.json").write_text(to_json(from_mapping({"node_name": "bench", "nics": nics})))
-    with devices({f"0000:{n + 1:02x}:00.0": f"fab{n}" for n in range(NICS)}) as root:
-        worker.main(machine(root), folder / "node.json", folder, folder, (), activity)
+    with devices({f"0000:{n + 1:02x}:00.0": f"fab{n}" for n in range(NICS)}):
+        worker.main(linux.machine(), folder / "node.json", folder, folder, (), activity)
 
 
 def _network() -> None:

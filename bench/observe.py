@@ -10,9 +10,10 @@ from pyroute2.iproute.linux import IPRoute
 from rich.console import Console
 from rich.table import Table
 
+from agent import linux
 from agent.engine.dry_run import dry_run
 from agent.spec.node import from_mapping
-from bench.namespace import apart, devices, machine
+from bench.namespace import apart, devices
 
 NICS = 8
 
@@ -26,8 +27,8 @@ def _measured(netdevs: int, rounds: int) -> tuple[float, float]:
     nics = [{"name": netdev, "select": {"pci": address}} for address, netdev in functions.items()]
     spec = from_mapping({"node_name": "bench", "nics": nics})
     bare, ours = [], []
-    with devices(functions) as root:
-        node = machine(root)
+    with devices(functions):
+        node = linux.machine()
         for _ in range(rounds):
             began = time.perf_counter()
             list(ip.link("dump"))

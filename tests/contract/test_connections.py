@@ -14,6 +14,7 @@ from typing import Protocol
 import pytest
 from attrs import define, field
 
+from agent import linux
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import converge
 from agent.engine.users import User, users
@@ -21,7 +22,7 @@ from agent.hardware.functions import PCI, discover, ifindex_of
 from agent.machine import Machine, Route, Rule
 from agent.spec.node import from_mapping
 from agent.state.wanted import resolve
-from bench.namespace import ADDRESS, devices, machine
+from bench.namespace import ADDRESS, devices
 from tests.contract.asking import soon
 from tests.private_namespace import check_in_namespace
 from tests.sim.kernel import Kernel
@@ -234,11 +235,11 @@ def a_peer() -> Iterator[None]:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_this_kernel_behaves_as_the_contract_says(case: Callable[[World], None]) -> None:
     def check() -> None:
-        with a_peer(), devices({ADDRESS: NETDEV}) as root, ExitStack() as stack:
+        with a_peer(), devices({ADDRESS: NETDEV}), ExitStack() as stack:
             # igb sets an MTU by taking the link down.
-            driver = Path(f"{root}{PCI}/{ADDRESS}/driver")
+            driver = Path(f"{PCI}/{ADDRESS}/driver")
             driver.unlink()
             driver.symlink_to("../drivers/igb")
-            case(Real(machine(root), stack))
+            case(Real(linux.machine(), stack))
 
     check_in_namespace(MADE, check, within=60)

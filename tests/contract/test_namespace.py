@@ -13,12 +13,13 @@ from contextlib import contextmanager
 
 import pytest
 
+from agent import linux
 from agent.hardware.functions import ifindex_of
 from agent.hardware.sysfs import numbered
 from agent.linux.connections import AF_XDP
 from agent.linux.files import LinuxFiles
 from agent.machine import Machine
-from bench.namespace import ADDRESS, devices, machine
+from bench.namespace import ADDRESS, devices
 from tests.contract.asking import errno_of, soon
 from tests.contract.cases import CASES, Case, addresses, napi
 from tests.private_namespace import check_in_namespace
@@ -32,8 +33,8 @@ def in_namespace(check: Callable[[Machine, int], None], made: str = MADE) -> Non
     """Run a check in a network namespace, with its machine and the index of fab0."""
 
     def run() -> None:
-        with devices({ADDRESS: "fab0"}) as root:
-            kernel = machine(root)
+        with devices({ADDRESS: "fab0"}):
+            kernel = linux.machine()
             check(kernel, ifindex_of(kernel.files, ADDRESS))
 
     check_in_namespace(made, run, within=60)

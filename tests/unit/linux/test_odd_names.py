@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from agent import linux
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import converge
 from agent.engine.originals import ORIGINALS, Originals
@@ -17,7 +18,7 @@ from agent.report.records import Outcome, from_plain, to_plain
 from agent.service.activity import Activity, View
 from agent.service.traced_machine import traced
 from agent.spec.node import from_mapping
-from bench.namespace import ADDRESS, devices, machine
+from bench.namespace import ADDRESS, devices
 from cli.inspection import inspect, render
 from tests.private_namespace import check_in_namespace
 from tests.sim.kernel import Kernel
@@ -76,8 +77,8 @@ def test_inspect_shows_an_odd_name_with_escapes(kernel: Kernel) -> None:
 
 def test_this_kernel_gives_the_same_odd_name_in_sysfs_and_netlink() -> None:
     def check() -> None:
-        with devices({ADDRESS: "fab0"}) as root:
-            real = machine(root)
+        with devices({ADDRESS: "fab0"}):
+            real = linux.machine()
             index = ifindex_of(real.files, ADDRESS)
             assert netdev_of(real.files, ADDRESS) == "fab0"
             subprocess.run(["ip", "link", "set", "fab0", "name", os.fsencode(ODD)], check=True)

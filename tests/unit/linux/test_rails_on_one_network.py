@@ -7,10 +7,11 @@ import subprocess
 import sys
 from typing import Any
 
+from agent import linux
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import converge
 from agent.spec.node import from_mapping
-from bench.namespace import devices, machine
+from bench.namespace import devices
 from tests.contract.asking import soon
 from tests.private_namespace import check_in_namespace
 
@@ -66,8 +67,8 @@ def answered_by(address: str) -> str | None:
 def own_rail_alone_answers() -> None:
     """Compare who answers with the agent's settings, and without them."""
     neighbour("sh", "-euc", NEIGHBOUR)
-    with devices(PFS) as root:
-        this = machine(root)
+    with devices(PFS):
+        this = linux.machine()
         link = this.netlink.link("fab2")
         assert link is not None
         converge(this, Goal(from_mapping(SPEC)), Memory(lambda: 0.0))
