@@ -51,14 +51,9 @@ def test_a_single_transmit_queue_is_left_alone(kernel: Kernel) -> None:
     assert not dry_run(kernel.machine(), spec()).changes
 
 
-def test_without_xps_no_mask_is_written(kernel: Kernel) -> None:
+def test_masks_and_flow_tables_are_left_alone_unless_asked_for(kernel: Kernel) -> None:
     settle(kernel, spec(xps={"enable": False}))
-    assert not [path for path, _ in kernel.writes if path.endswith("xps_cpus")]
-
-
-def test_flow_tables_are_left_alone_unless_asked_for(kernel: Kernel) -> None:
-    settle(kernel, spec())
-    assert not [path for path, _ in kernel.writes if "flow" in path]
+    assert not [path for path, _ in kernel.writes if path.endswith("xps_cpus") or "flow" in path]
 
 
 def test_each_queue_has_its_share_of_the_node_s_flows(kernel: Kernel) -> None:

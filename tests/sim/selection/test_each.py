@@ -163,11 +163,8 @@ def test_a_function_that_cannot_be_read_keeps_its_number(kernel: Kernel) -> None
 
 
 def test_while_a_match_is_uncertain_no_function_is_numbered(kernel: Kernel) -> None:
-    def broken(_: str, where: str) -> None:
-        if where == f"/sys/bus/pci/devices/{SECOND}/vendor":
-            raise OSError(errno.EIO, "Input/output error", where)
-
-    (condition,) = nic_conditions(result := settle(seen(kernel.machine(), broken), spec(RAILS)))
+    kernel.unreadable.add(f"/sys/bus/pci/devices/{SECOND}/vendor")
+    (condition,) = nic_conditions(result := settle(kernel, spec(RAILS)))
     assert (condition.status, condition.reason) == ("Unknown", "DeviceUnreadable")
     assert f"not known now which functions are meant ({SECOND}: " in condition.message
     assert (names(result), kernel.writes) == ({}, [])
