@@ -33,27 +33,6 @@ def facts(report: Report) -> tuple[Any, ...]:
     return report.ready, [(c.type, c.status, c.reason, c.message) for c in report.conditions]
 
 
-def test_before_the_first_pass_the_report_is_not_ready(tmp_path: Path) -> None:
-    begin(tmp_path)
-    report = read(tmp_path)
-    assert (report.boot_id, report.agent_version, report.node_name, report.spec_hash) == ("boot-1", "v1", "", "")
-    assert not report.up_to_date
-    message = "the agent has not looked at the devices yet"
-    assert facts(report) == (False, [("Converged", "Unknown", "Starting", message)])
-
-
-def test_a_pass_is_published_with_this_boot_and_version(tmp_path: Path) -> None:
-    publisher = begin(tmp_path)
-    first = read(tmp_path)
-    publisher.publish_pass(body())
-    report = read(tmp_path)
-    assert publisher.ready
-    assert (report.boot_id, report.agent_version, report.node_name, report.spec_hash) == ("boot-1", "v1", "n1", "h1")
-    assert report.generation == first.generation + 1
-    assert first.uptime <= report.uptime <= uptime()
-    assert first.heartbeat <= report.time <= report.heartbeat
-
-
 def nic(name: str, ready: bool, *faulty: int) -> NicVerdict:
     return NicVerdict(name, "", True, ready, faulty_vfs=tuple(VfVerdict(index, "NoCarrier", "") for index in faulty))
 
@@ -80,35 +59,6 @@ def test_while_no_worker_watches_nothing_is_known_of_any_nic(tmp_path: Path) -> 
     assert (lost.ready, lost.reason, lost.certainty, lost.faulty_vfs) == (False, "WorkerLost", "unknown", ())
 
 
-def test_an_equal_result_does_not_change_the_report(tmp_path: Path) -> None:
-    publisher = begin(tmp_path)
-    publisher.publish_pass(body())
-    once = read(tmp_path)
-    publisher.publish_pass(body())
-    again = read(tmp_path)
-    assert (again.generation, again.time, again.heartbeat) == (once.generation, once.time, once.heartbeat)
-
-
-def test_a_heartbeat_changes_neither_the_generation_nor_the_time_of_the_change(tmp_path: Path) -> None:
-    publisher = begin(tmp_path)
-    publisher.publish_pass(body())
-    once = read(tmp_path)
-    publisher.renew_heartbeat()
-    again = read(tmp_path)
-    assert (again.generation, again.time, facts(again)) == (once.generation, once.time, facts(once))
-    assert again.heartbeat > once.heartbeat
-    assert again.uptime > once.uptime
-
-
-def test_after_a_restart_in_one_boot_generations_are_higher(tmp_path: Path) -> None:
-    publisher = begin(tmp_path)
-    for number in range(20):
-        publisher.publish_pass(body(number % 2 == 0))
-    last = read(tmp_path).generation
-    begin(tmp_path)
-    assert read(tmp_path).generation > last
-
-
 def test_without_a_worker_the_report_keeps_the_last_result_and_has_the_reason(tmp_path: Path) -> None:
     publisher = begin(tmp_path)
     publisher.publish_pass(body())
@@ -129,15 +79,6 @@ def test_while_a_device_is_checked_no_other_condition_changes(tmp_path: Path) ->
     checked = [("Converged", "Unknown", "Checking", "reading takes long"), ("Uncontended", "True", "Alone", "")]
     assert facts(read(tmp_path)) == (False, checked)
     assert not publisher.ready
-
-
-def test_a_malformed_body_is_refused_and_the_last_report_stays(tmp_path: Path) -> None:
-    publisher = begin(tmp_path)
-    publisher.publish_pass(body())
-    before = (tmp_path / "report.json").read_text()
-    with pytest.raises(ValueError):
-        publisher.publish_pass({"ready": "perhaps"})
-    assert (tmp_path / "report.json").read_text() == before
 
 
 def test_the_gate_opens_with_the_first_verified_pass_and_stays_open(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """When the reporter publishes, and what it then writes: its Publication, without a cluster."""
 
 import copy
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +8,15 @@ import pytest
 from attrs import evolve
 
 from agent.report.names import READY, READY_LABEL, UP_TO_DATE
-from agent.report.records import Condition, Report, report_to_json
+from agent.report.records import Condition, report_to_json
 from agent.report.verdict import STALE, Verdict, judge
 from agent.reporter.kubernetes.backoff import LAST_WAIT
 from agent.reporter.kubernetes.calm import LASTING, LOSSES
 from agent.reporter.kubernetes.lease import LEASE_EVERY
 from agent.reporter.kubernetes.node import read_node
-from agent.reporter.kubernetes.plugins import PLUGIN_PAUSE
-from agent.reporter.kubernetes.publish import Files, Publication
 from agent.runtime import boot_id, uptime
-from tests.unit.reporter.publication import UNREADY, Fixed, Running, say
-from tests.unit.reporter.test_node import LABELS, NO_CARRIER, OURS, PLUGIN, REPORT, RESOURCE, SETTINGS, labelled, node
+from tests.unit.reporter.publication import UNREADY, Running, say
+from tests.unit.reporter.test_node import NO_CARRIER, OURS, REPORT, labelled, node
 
 HOURS = 8 * 3600.0
 
@@ -174,55 +171,3 @@ def test_an_answer_that_is_no_lease_is_reported_as_an_error(running: Running, me
     clocks.goes_on(LAST_WAIT)
     reporter.turn()
     assert reporter.acknowledged.now.error == ""
-
-
-# --- a plugin does not follow a change of its devices ------------------------------------------------------------
-
-
-@pytest.fixture
-def begin(tmp_path: Path) -> Callable[[], Publication]:
-    """Start a reporter, with the files that an earlier one has left."""
-
-    def make() -> Publication:
-        report, labels, out, memory = (tmp_path / f"{name}.json" for name in ("report", "labels", "out", "memory"))
-        return Publication(SETTINGS, Fixed(), Files(report, labels, out, memory))
-
-    return make
-
-
-def away(publication: Publication, devices: str, there: dict[str, Any], now: float) -> bool:
-    """Whether the plugin's label is absent after a report of these devices."""
-    report = Report("n1", "h1", boot_id(), "v", True, True, devices=devices)
-    absent, _ = publication._plugins_absent(Verdict(report, (), 1.0, True), LABELS, read_node(there), now)
-    # The state once everything else is written.
-    publication.acknowledged.now = evolve(publication.acknowledged.now, boot_id=report.boot_id)
-    publication._acknowledge()
-    return absent
-
-
-WITH, WITHOUT = {PLUGIN.key: "hca", READY_LABEL: "true"}, {READY_LABEL: "true"}
-
-
-def test_a_plugins_label_returns_once_its_resource_is_gone(begin: Callable[[], Publication]) -> None:
-    reporter = begin()
-    assert not away(reporter, "four", labelled({}), 0.0)
-    assert not away(reporter, "four", labelled(WITH, allocatable={RESOURCE: "4"}), 10.0)
-    assert away(reporter, "eight", labelled(WITH, allocatable={RESOURCE: "4"}), 20.0)
-    assert away(reporter, "eight", labelled(WITHOUT, allocatable={RESOURCE: "4"}), 20.0 + PLUGIN_PAUSE)
-    assert not away(reporter, "eight", labelled(WITHOUT, allocatable={RESOURCE: "0"}), 21.0 + PLUGIN_PAUSE)
-    assert not away(reporter, "eight", labelled(WITHOUT), 22.0 + PLUGIN_PAUSE)
-
-
-def test_a_restart_of_the_reporter_does_not_set_the_label_too_early(begin: Callable[[], Publication]) -> None:
-    first = begin()
-    assert not away(first, "four", labelled(WITH, allocatable={RESOURCE: "4"}), 0.0)
-    assert away(first, "eight", labelled(WITH, allocatable={RESOURCE: "4"}), 10.0)
-    second = begin()
-    assert away(second, "eight", labelled(WITHOUT, allocatable={RESOURCE: "4"}), 12.0)
-    assert not away(begin(), "eight", labelled(WITHOUT, allocatable={RESOURCE: "0"}), 14.0)
-
-
-def test_devices_that_change_before_the_first_plugin_started_remove_no_label(begin: Callable[[], Publication]) -> None:
-    reporter = begin()
-    for devices in ("none", "four"):
-        assert not away(reporter, devices, labelled({}), 0.0)

@@ -82,6 +82,28 @@ def test_a_plugins_label_is_away_for_a_while_after_its_devices_have_changed(runn
     assert PLUGIN_BACK in changed(cluster)
 
 
+def test_a_restart_of_the_reporter_does_not_set_the_plugins_label_too_early(running: Running) -> None:
+    reporter, cluster, clocks = running
+
+    def change(devices: str, labels: dict[str, str], allocatable: str) -> list[tuple[str, str]]:
+        say(reporter, evolve(REPORT, devices=devices))
+        shows(reporter, cluster, labels, [OURS], allocatable={RESOURCE: allocatable})
+        reporter.turn()
+        return changed(cluster)
+
+    # Until the first plugin has started, other devices remove no label.
+    for devices in ("none", "four"):
+        assert PLUGIN_BACK in change(devices, {}, "0")
+    change("four", WITH, "4")
+    assert PLUGIN_GONE in change("eight", WITH, "4")
+    # The reporter starts again.
+    reporter.__attrs_post_init__()
+    reporter.watch.known = True
+    for seconds, allocatable, returns in ((2.0, "4", False), (PLUGIN_PAUSE, "4", False), (1.0, "0", True)):
+        clocks.goes_on(seconds)
+        assert (PLUGIN_BACK in change("eight", WITHOUT, allocatable)) is returns
+
+
 def test_a_report_that_is_out_of_date_removes_no_plugins_label(running: Running) -> None:
     reporter, cluster, _ = running
     say(reporter, evolve(REPORT, devices="four"))

@@ -56,11 +56,6 @@ def test_each_crash_in_a_row_doubles_the_wait() -> None:
     assert doubling(FIRST_RESPAWN, 100_000, LAST_RESPAWN) == 30.0
 
 
-def test_a_worker_that_crashed_is_restarted_without_waiting_for_a_heartbeat(start: Start) -> None:
-    supervised = start(NOTED + "if starts == 1: sys.exit(3)\nreport(True); sys.stdin.read()", read=QUIET)
-    supervised.wait_for(lambda report: report.ready)
-
-
 def test_a_write_that_hangs_is_noticed_at_its_limit(start: Start) -> None:
     body = NOTES_REPORT + f"if starts == 1: {HANGS}report(True); sys.stdin.read()"
     supervised = start(NOTED + body, read=QUIET, write=1.0)
@@ -148,28 +143,6 @@ time.sleep(600)
 """
     supervised = start(NOTED + body, read=QUIET, silence=1.0, well=0.0)
     supervised.wait_until_noted(*["start", ""] * 4)
-
-
-def test_ready_is_withdrawn_while_an_event_waits(start: Start) -> None:
-    body = """report(True)
-if sys.stdin.readline():
-    activity.doing("vfs", "read"); activity.call(PF, "sriov_numvfs")
-    activity.waits(time.monotonic()); say({"checking": True})
-    sys.stdin.readline(); activity.idle(); activity.waits(0.0)
-    report(False); report(True, "h2")
-sys.stdin.read()
-"""
-    supervised = start(NOTED + body, read=QUIET)
-    supervised.wait_for(lambda report: report.ready)
-    supervised.process.send_signal(signal.SIGHUP)
-    checking = supervised.wait_for(lambda report: not report.ready)
-    assert (checking.conditions[0].status, checking.conditions[0].reason) == ("Unknown", "Checking")
-    assert checking.conditions[0].message == (
-        "a required device may have changed, and reading it takes more than 0.5 s"
-        " (vfs: sriov_numvfs (device 0000:21:00.0))"
-    )
-    supervised.process.send_signal(signal.SIGHUP)
-    supervised.wait_for(lambda report: report.ready and report.spec_hash == "h2")
 
 
 def test_while_an_event_waits_outside_of_any_call_no_call_is_named(start: Start) -> None:

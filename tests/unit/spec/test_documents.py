@@ -13,7 +13,7 @@ from agent.documents import DEEPEST, LARGEST_SPEC, load, read
 from agent.report.names import REPORT
 from agent.report.records import Report, report_from_json, report_to_json
 from agent.report.verdict import NoReport, read_report
-from agent.service.apply_socket import NAME, ApplyRefused, Requests, ask
+from agent.service.apply_socket import NAME, ApplyRefused, ask
 from agent.spec.node import SpecError, parse
 
 KEYS = ",".join(f'"k{number}": 1' for number in range(250_000))
@@ -157,16 +157,6 @@ def test_a_huge_report_counts_as_none(tmp_path: Path) -> None:
     os.truncate(tmp_path / "report.json", 1 << 40)
     with pytest.raises(NoReport, match="more than"):
         read_report(tmp_path / REPORT)
-
-
-@pytest.mark.parametrize("said", [b"[" * 4096, b"[]", b"5", b'{"allow": NaN}', b'{"allow": "\\ud800"}', b"\xff"])
-def test_a_client_that_sends_nonsense_is_refused(tmp_path: Path, said: bytes) -> None:
-    requests = Requests(tmp_path / NAME)
-    with socket.socket(socket.AF_UNIX) as client:
-        client.connect(str(tmp_path / NAME))
-        client.sendall(said)
-        assert not requests.accept()
-        assert "not understood" in json.loads(client.makefile().readline())["refused"]
 
 
 @pytest.mark.parametrize("answer", [b"[1]\n", b"5\n", b"[" * 5000 + b"\n", b'"refused"\n', b"\xff\n"])
