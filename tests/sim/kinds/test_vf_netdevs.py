@@ -60,6 +60,21 @@ def test_a_vf_that_is_up_is_taken_down_for_its_name_only_if_the_kernel_needs_tha
     assert any(where == "net1" and "up=False" in value for where, value in kernel.writes) is not live
 
 
+def test_names_that_the_host_gives_by_its_own_rules_are_kept(kernel: Kernel) -> None:
+    wanted = spec(group())
+    settle(kernel, wanted)
+    kernel.netlink.set_link(kernel.netdev(PF).ifindex, up=False)
+    kernel.netlink.rename(kernel.netdev(PF).ifindex, "rail0")
+    for index in range(4):
+        kernel.move_away(address(kernel, index))
+        kernel.come_back(address(kernel, index), f"rail0v{index}")
+    result = settle(kernel, wanted)
+    assert is_ready(result.conditions)
+    assert [netdev(kernel.files, address(kernel, index)) for index in range(4)] == [
+        f"rail0v{index}" for index in range(4)
+    ]
+
+
 def test_a_name_too_long_for_a_netdev_is_not_given(kernel: Kernel) -> None:
     kernel.add_nic(OTHER, "enp193s0f1d100", OTHER_MAC)
     wanted = spec(group(), select={"pci": OTHER})
