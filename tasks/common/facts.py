@@ -61,6 +61,16 @@ def _guarded(name: str, process: Callable[[Any, list[str]], T]) -> Callable[[Any
     return guarded
 
 
+class Lines(FactBase[list[str]]):
+    """A fact that is the lines of its answer."""
+
+    default = list
+
+    def process(self, output: list[str]) -> list[str]:
+        """Return the lines unchanged."""
+        return output
+
+
 def reading(read: Callable[..., None]) -> Callable[..., None]:
     """read_buffer: a byte that is not UTF-8 is read as \\xNN.
 

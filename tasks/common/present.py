@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from pyinfra.api.command import StringCommand
 
-from tasks.common.facts import FactBase
+from tasks.common.facts import Lines
 
 
-class Present(FactBase[list[str]]):
+class Present(Lines):
     """The given paths that exist. A link counts, wherever it leads."""
-
-    default = list
 
     def command(self, paths: tuple[str, ...]) -> StringCommand:
         """Test each path."""
         return self.script('for path; do if [ -e "$path" ] || [ -L "$path" ]; then echo "$path"; fi; done', *paths)
-
-    def process(self, output: list[str]) -> list[str]:
-        """Take one path from each line."""
-        return output

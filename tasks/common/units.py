@@ -8,7 +8,7 @@ from pyinfra.context import host
 
 from tasks.common import systemd_reload
 from tasks.common.commands import Commands, refuse, script
-from tasks.common.facts import FactBase
+from tasks.common.facts import Lines
 
 STALE = """
 stale() {  # arguments: a unit, and the property with the time of its start
@@ -37,18 +37,12 @@ for unit; do systemctl show --property=LoadState,UnitFileState,ActiveState "$uni
 """
 
 
-class UnitStates(FactBase[list[str]]):
+class UnitStates(Lines):
     """The state of units, one line for each: `ActiveState=active LoadState=loaded UnitFileState=enabled`."""
-
-    default = list
 
     def command(self, units: tuple[str, ...]) -> StringCommand:
         """Print systemd's properties of each unit."""
         return self.script(_STATES, *units)
-
-    def process(self, output: list[str]) -> list[str]:
-        """Return the lines unchanged."""
-        return output
 
 
 def is_missing(state: str) -> bool:

@@ -10,7 +10,7 @@ from pyinfra.operations import files
 from agent.spec.node import IrqbalancePolicy, Mode
 from tasks.common import archive, systemd_reload, units
 from tasks.common.commands import Commands, refuse
-from tasks.common.facts import FactBase
+from tasks.common.facts import FactBase, Lines
 from tasks.common.texts import Texts, replace
 
 UNIT = "irqbalance.service"
@@ -27,18 +27,12 @@ if [ "${pid:-0}" != 0 ] && [ -r "/proc/$pid/cmdline" ]; then tr '\\0' '\\n' < "/
 """
 
 
-class IrqbalanceCommand(FactBase[list[str]]):
+class IrqbalanceCommand(Lines):
     """The command line of the running irqbalance service; empty if it does not run."""
-
-    default = list
 
     def command(self) -> StringCommand:
         """Get the process from systemd, and its command line from the kernel."""
         return self.script(_COMMAND, UNIT)
-
-    def process(self, output: list[str]) -> list[str]:
-        """Take one argument from each line."""
-        return output
 
 
 # What `semanage permissive -a irqbalance_t` installs (set_permissive in policycoreutils' seobject.py).

@@ -12,7 +12,7 @@ from pyinfra.context import host
 from agent.spec.node import MODULE_NAME
 from tasks.common.commands import Commands, script
 from tasks.common.data import Key
-from tasks.common.facts import FactBase
+from tasks.common.facts import Lines
 from tasks.common.texts import HEADER, written
 from tasks.host import kernel
 
@@ -71,18 +71,12 @@ done
 """
 
 
-class PendingModules(FactBase[list[str]]):
+class PendingModules(Lines):
     """The given modules that are neither loaded nor built into the kernel."""
-
-    default = list
 
     def command(self, modules: tuple[str, ...]) -> StringCommand:
         """Test each module."""
         return self.script(_PENDING, *modules)
-
-    def process(self, output: list[str]) -> list[str]:
-        """Take one name from each line."""
-        return output
 
 
 # Ubuntu and RHEL have modules in packages of their own, which images for clouds leave out.

@@ -18,7 +18,7 @@ from pyinfra.context import host
 
 from agent.spec.node import NodeSpec
 from tasks.common.commands import Commands, script
-from tasks.common.facts import FactBase
+from tasks.common.facts import Lines
 from tasks.common.texts import HEADER, Texts, replace, written
 
 RULE = "/etc/udev/rules.d/70-trackbed-vfs.rules"
@@ -48,18 +48,12 @@ done
 """
 
 
-class NetworkManagers(FactBase[list[str]]):
+class NetworkManagers(Lines):
     """Which of the two are installed, in a version that can ignore VFs."""
-
-    default = list
 
     def command(self) -> StringCommand:
         """Look for their programs in the distributions' folders."""
         return self.script(_MANAGERS, "")
-
-    def process(self, output: list[str]) -> list[str]:
-        """Take one name from each line."""
-        return output
 
 
 _UNMARKED = """
@@ -71,18 +65,12 @@ done
 """
 
 
-class UnmarkedVfs(FactBase[list[str]]):
+class UnmarkedVfs(Lines):
     """The netdevs of VFs that udev has not marked, since it processed them before the rule existed."""
-
-    default = list
 
     def command(self) -> StringCommand:
         """Read udev's database."""
         return self.script(_UNMARKED, "")
-
-    def process(self, output: list[str]) -> list[str]:
-        """Take one netdev from each line."""
-        return output
 
 
 @deploy("Network managers")

@@ -11,7 +11,7 @@ from pyinfra.api.operation import operation
 from pyinfra.context import host
 
 from tasks.common.commands import Commands, refuse, script
-from tasks.common.facts import FactBase
+from tasks.common.facts import FactBase, Lines
 from tasks.time_limits import LIMITS
 
 OUT_OF_TREE = ("/updates/", "/extra/", "/weak-updates/")
@@ -157,18 +157,12 @@ done
 """
 
 
-class OtherModules(FactBase[list[str]]):
+class OtherModules(Lines):
     """The modules of a build that differ from the kernel's in version or sources. Signatures are not compared."""
-
-    default = list
 
     def command(self, module: str, version: str, kernel: str) -> StringCommand:
         """Compare each module in DKMS's tree with the kernel's."""
         return self.script(_OTHERS, module, version, kernel)
-
-    def process(self, output: list[str]) -> list[str]:
-        """Take a line for each module."""
-        return output
 
 
 def is_installed(builds: Iterable[Build], kernel: str) -> bool:

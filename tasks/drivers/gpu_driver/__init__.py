@@ -31,7 +31,7 @@ from agent.spec.validators import Matches
 from tasks import disruption, packages
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key, record
-from tasks.common.facts import FactBase
+from tasks.common.facts import Lines
 from tasks.common.failures import NodeError
 from tasks.common.present import Present
 from tasks.common.texts import HEADER, Texts
@@ -329,22 +329,16 @@ printf '%s\\n' "$output" | sort -u | sed "s/^/$word /"
 )
 
 
-class SmiReport(FactBase[list[str]]):
+class SmiReport(Lines):
     """The output of nvidia-smi.
 
     A line `version VERSION` for each version that a GPU reports, and `fabric TEXT` for each GPU that NVLink's fabric has not
     registered; or `failed TEXT`, or `missing`.
     """
 
-    default = list
-
     def command(self) -> StringCommand:
         """Ask for the driver's version of each GPU, and for its fabric."""
         return self.script(_CHECK)
-
-    def process(self, output: list[str]) -> list[str]:
-        """Return the lines unchanged."""
-        return output
 
 
 @operation()

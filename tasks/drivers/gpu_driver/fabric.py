@@ -13,7 +13,7 @@ from pyinfra.api.operation import operation
 from pyinfra.context import host
 
 from tasks.common.commands import Commands
-from tasks.common.facts import FactBase
+from tasks.common.facts import Lines
 from tasks.common.texts import HEADER, Texts, replace
 from tasks.packages import Family, vendor_repository
 from tasks.packages.vendor_repository import Package
@@ -65,18 +65,12 @@ done
 """
 
 
-class NvSwitches(FactBase[list[str]]):
+class NvSwitches(Lines):
     """The PCI addresses of the functions by which NVSwitches of NVLink 5 are managed."""
-
-    default = list
 
     def command(self) -> StringCommand:
         """Search the product data of Mellanox functions."""
         return self.script(_SWITCHES, "")
-
-    def process(self, output: list[str]) -> list[str]:
-        """Take one address from each line."""
-        return output
 
 
 @operation()

@@ -14,7 +14,7 @@ from pyinfra.context import host
 
 from tasks import disruption, reboot
 from tasks.common.commands import Commands, refuse, script, warn
-from tasks.common.facts import FactBase
+from tasks.common.facts import FactBase, Lines
 from tasks.drivers.ofed.users import PEER_MEMORY, STORAGE, OfedUsers
 from tasks.host import kernel
 from tasks.packages import dkms, signatures
@@ -182,18 +182,12 @@ done
 """
 
 
-class ModuleHolders(FactBase[list[str]]):
+class ModuleHolders(Lines):
     """Which modules keep the given ones from being unloaded, one line each."""
-
-    default = list
 
     def command(self, modules: tuple[str, ...]) -> StringCommand:
         """Read sysfs."""
         return self.script(_HOLDERS, *modules)
-
-    def process(self, output: list[str]) -> list[str]:
-        """Return the lines unchanged."""
-        return output
 
 
 # An initramfs that contains an older version of a module would load that at the next boot.
@@ -211,18 +205,12 @@ done
 """
 
 
-class OldInitramfs(FactBase[list[str]]):
+class OldInitramfs(Lines):
     """The names of the given modules of which the running kernel's initramfs has an older version."""
-
-    default = list
 
     def command(self, files: tuple[str, ...]) -> StringCommand:
         """List the initramfs only if it is older than a file."""
         return self.script(_OLD_INITRAMFS, "", *files)
-
-    def process(self, output: list[str]) -> list[str]:
-        """Take one name from each line."""
-        return output
 
 
 def not_loaded_again(before: Stack, after: Stack) -> list[str]:
