@@ -115,6 +115,13 @@ class NodePlan(FactBase[Plan | None]):
             return Plan(version, errors=(f"the plan of agent {version} cannot be read: {error!r}",))
 
 
+def planned(spec: NodeSpec, version: str) -> Plan | None:
+    """For an operation: the plan of the node's agent, of this version if it is staged; None: the node has no agent."""
+    python = host.get_fact(NodePython) or INTERPRETERS[0]
+    plan: Plan | None = host.get_fact(NodePlan, version=version, python=python, _stdin=to_json(spec))
+    return plan
+
+
 def _document(printed: list[str]) -> dict[str, Any] | None:
     """The line with the JSON object. A library may have printed warnings before it."""
     for line in printed:
@@ -196,8 +203,7 @@ def write(spec: NodeSpec, version: str, printer: PlanPrinter) -> Commands:
     if executing and same:
         host.noop("the node has this spec")
         return
-    python = host.get_fact(NodePython) or INTERPRETERS[0]
-    plan = host.get_fact(NodePlan, version=version, python=python, _stdin=text)
+    plan = planned(spec, version)
     printer.print_once(plan, version, spec)
     if same:
         return

@@ -29,8 +29,8 @@ from tasks.common.systemd_reload import RELOAD
 from tasks.common.texts import Texts
 from tasks.host import irqbalance, kernel_modules
 from tasks.kubernetes import reporter
-from tasks.node_spec import NodePlan, Plan
-from tasks.packages import INTERPRETERS, NodePython, holds
+from tasks.node_spec import planned
+from tasks.packages import holds
 from tasks.readiness import MARGIN, TIMEOUT
 
 
@@ -119,14 +119,8 @@ def _is_restored(spec: NodeSpec) -> bool:
     """Whether the agent has nothing left to change for this spec; also if no agent has run on the node yet."""
     if host.get_fact(AgentVersions).current is None:
         return True
-    plan = _plan(spec)
+    plan = planned(spec, host.get_fact(AgentVersions).current or "")
     return plan is not None and not plan.changes and not plan.errors
-
-
-def _plan(spec: NodeSpec) -> Plan | None:
-    """What the node's present agent would change for a spec; None: it has no agent that can say."""
-    python, agent = host.get_fact(NodePython) or INTERPRETERS[0], host.get_fact(AgentVersions).current or ""
-    return host.get_fact(NodePlan, version=agent, python=python, _stdin=to_json(spec))
 
 
 def _original_vfs(present: NodeSpec) -> tuple[Nic, ...]:
@@ -142,7 +136,7 @@ def _original_vfs(present: NodeSpec) -> tuple[Nic, ...]:
     if not none or was is None or not any(vfs.count for vfs in was.vfs.values()):
         return none
     # The record has PCI addresses, the spec has selectors. The node's planner resolves them: it plans to remove all VFs.
-    plan = _plan(NodeSpec(present.node_name, none))
+    plan = planned(NodeSpec(present.node_name, none), host.get_fact(AgentVersions).current or "")
     addresses = sorted({change.target for change in plan.changes if change.kind == "vfs"}) if plan else []
     return tuple(
         _with_vfs(address.replace(":", "-"), Selector(pci=address), was.vfs[address].count if address in was.vfs else 0)

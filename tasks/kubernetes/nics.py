@@ -6,7 +6,7 @@ It runs before the tasks that read the hardware, so that they read what the chan
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,7 +20,7 @@ from pyinfra.context import host
 
 from agent.report.records import Change, Disruption
 from agent.spec.nic import Nic
-from agent.spec.node import NodeSpec, spec_hash, to_json
+from agent.spec.node import NodeSpec, spec_hash
 from agent.spec.selector import MOST_NICS, name_of
 from tasks import disruption
 from tasks.common.commands import Commands, fail
@@ -28,8 +28,7 @@ from tasks.common.connection import BY_CONTROL_HOST, deploys_itself
 from tasks.common.status import NodeStatus, Status
 from tasks.common.turns import Turns
 from tasks.kubernetes import KUBERNETES, maintenance
-from tasks.node_spec import NodePlan
-from tasks.packages import INTERPRETERS, NodePython
+from tasks.node_spec import planned
 from tasks.readiness import TIMEOUT
 
 _turns: WeakKeyDictionary[State, Turns] = WeakKeyDictionary()
@@ -61,7 +60,8 @@ def change(spec: NodeSpec, version: str, ready_timeout: int) -> Commands:
     """
     left = _left(spec)
     if not host.state.is_executing:
-        if left or _due(spec, _planned(spec, version), host.get_fact(NodeStatus)):
+        plan = planned(spec, version)
+        if left or _due(spec, plan.changes if plan else (), host.get_fact(NodeStatus)):
             yield FunctionCommand(_carry_out, (), {})
         return
     if left:
@@ -90,13 +90,6 @@ def _waiting(spec: NodeSpec, version: str, timeout: int) -> list[_Step]:
     for each in status.report.nics:
         disruption.settle(_step(each.name))
     return _due(spec, [each.change for each in status.report.outcomes if each.result == "deferred"], status)
-
-
-def _planned(spec: NodeSpec, version: str) -> Sequence[Change]:
-    """What the spec will change, by the node's own plan."""
-    python = host.get_fact(NodePython) or INTERPRETERS[0]
-    plan = host.get_fact(NodePlan, version=version, python=python, _stdin=to_json(spec))
-    return plan.changes if plan else ()
 
 
 def _left(spec: NodeSpec) -> _Step | None:
