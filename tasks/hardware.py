@@ -115,34 +115,25 @@ class InspectedFunction:
         return bool(self.rdma)
 
 
-class Shared(Protocol):
-    """What :func:`shared` must know of a function."""
+class _Function(Protocol):
+    """What :func:`shared` must know of a function, as in :class:`InspectedFunction`."""
 
     @property
-    def vendor(self) -> str:
-        """As in :class:`InspectedFunction`."""
-
+    def vendor(self) -> str: ...
     @property
-    def device(self) -> str:
-        """As in :class:`InspectedFunction`."""
-
+    def device(self) -> str: ...
     @property
-    def index(self) -> int | None:
-        """As in :class:`InspectedFunction`."""
-
+    def index(self) -> int | None: ...
     @property
-    def nic(self) -> str | None:
-        """As in :class:`InspectedFunction`."""
-
+    def nic(self) -> str | None: ...
     @property
-    def has_rdma(self) -> bool:
-        """As in :class:`InspectedFunction`."""
+    def has_rdma(self) -> bool: ...
 
 
-Candidate = TypeVar("Candidate", bound=Shared)
+Candidate = TypeVar("Candidate", bound=_Function)
 
 
-def is_erdma(function: Shared) -> bool:
+def is_erdma(function: _Function) -> bool:
     """Whether it is an Elastic RDMA interface of Alibaba Cloud, by PCI ID."""
     return (function.vendor, function.device) == ERDMA
 
