@@ -22,6 +22,7 @@ from lab.lock import exclusive
 from lab.node import wait
 from lab.qemu.accelerator import TCG
 from tests.stand_ins import program
+from tests.unit.lab.test_time_source import free_port
 
 ROOT = Path(__file__).parents[3]
 
@@ -261,7 +262,7 @@ def test_the_operators_checks_judge_a_new_login(state: Path) -> None:
 def test_a_node_whose_start_was_interrupted_gets_its_time_source(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(state))
     with full(state):
-        node = evolve(fleet.nodes("t")[0], ssh_port=free_udp_port())
+        node = evolve(fleet.nodes("t")[0], ssh_port=free_port())
         node.power_on()
         wait(lambda: is_taken(node.ssh_port), 60, "the time source")
 
@@ -278,12 +279,6 @@ def test_a_lab_that_is_up_gets_the_time_source_that_an_interrupted_start_left_ou
         threading.Thread(target=lambda: sshd.accept()[0].sendall(b"SSH-2.0-x"), daemon=True).start()
         assert fleet.up("t") is False
         wait(lambda: is_taken(port), 60, "the time source")
-
-
-def free_udp_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def is_taken(port: int) -> bool:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import socket
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from lab import companions
+from lab.node import wait
 
 FRAME = b"frame"
 
@@ -23,14 +23,6 @@ def folder() -> Iterator[Path]:
         yield Path(made)
 
 
-@pytest.fixture
-def qemu() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that stands for the sender's QEMU."""
-    with subprocess.Popen(["sleep", "600"]) as process:
-        yield process
-        process.kill()
-
-
 def nic(path: Path) -> socket.socket:
     """The socket of another node's NIC."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -39,18 +31,12 @@ def nic(path: Path) -> socket.socket:
     return made
 
 
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-
-
 @pytest.fixture
 def outlet(folder: Path, qemu: subprocess.Popen[bytes]) -> Iterator[socket.socket]:
     """Where the node's QEMU sends; the NICs of the others are folder/b and folder/c."""
     path = folder / "a"
     companions.start_splitter({path: [folder / "b", folder / "c"]}, qemu.pid, folder / "log")
-    until(path.exists)
+    wait(path.exists, 60, "the splitter")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as made:
         made.settimeout(60)
         made.connect(str(path))
@@ -83,7 +69,7 @@ def test_a_node_that_is_off_or_started_again_holds_up_no_other(folder: Path, out
             outlet.send(b"again")
             assert one.recv(100) == b"again"
             # It may have been started again before the frame that was sent while it was off was dropped.
-            until(lambda: other.recv(100) == b"again")
+            wait(lambda: other.recv(100) == b"again", 60, "the frame")
 
 
 def test_the_splitter_ends_with_qemu(folder: Path, outlet: socket.socket, qemu: subprocess.Popen[bytes]) -> None:
@@ -97,5 +83,5 @@ def test_the_splitter_ends_with_qemu(folder: Path, outlet: socket.socket, qemu: 
             return True
         return False
 
-    until(refused)
+    wait(refused, 60, "the end")
     assert (folder / "log").read_text() == ""

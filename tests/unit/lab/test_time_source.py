@@ -5,12 +5,12 @@ from __future__ import annotations
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from lab import companions, time_source
+from lab.node import wait
 from lab.time_source import EPOCH, HEADER
 
 QUESTION = 0x1234_5678_9ABC_DEF0
@@ -21,24 +21,10 @@ def question(first: int = 4 << 3 | 3) -> bytes:
     return HEADER.pack(first, 0, 4, 0, 0, 0, b"", 0, 0, 0, QUESTION)
 
 
-@pytest.fixture
-def qemu() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that stands for a node's QEMU."""
-    with subprocess.Popen(["sleep", "600"]) as process:
-        yield process
-        process.kill()
-
-
 def free_port() -> int:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
 
 
 def asked(port: int) -> bytes:
@@ -65,7 +51,7 @@ def test_the_time_source_answers_while_qemu_runs(qemu: subprocess.Popen[bytes], 
         answers.append(asked(port))
         return answers[-1] != b""
 
-    until(answered)
+    wait(answered, 60, "an answer")
     # `up` may ask for it again.
     companions.start_time_source(port, qemu.pid, log)
     first, stratum, *_, origin, received, sent = HEADER.unpack(answers[-1])
@@ -73,7 +59,7 @@ def test_the_time_source_answers_while_qemu_runs(qemu: subprocess.Popen[bytes], 
     assert before <= received / 2**32 - EPOCH <= sent / 2**32 - EPOCH <= time.time()
     qemu.kill()
     qemu.wait()
-    until(lambda: asked(port) == b"")
+    wait(lambda: asked(port) == b"", 60, "the end")
     assert log.read_text() == ""
 
 
@@ -81,7 +67,7 @@ def test_a_taken_port_is_in_the_log(qemu: subprocess.Popen[bytes], tmp_path: Pat
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
         other.bind(("127.0.0.1", 0))
         companions.start_time_source(other.getsockname()[1], qemu.pid, tmp_path / "log")
-        until(lambda: (tmp_path / "log").read_text() != "")
+        wait(lambda: (tmp_path / "log").read_text() != "", 60, "a line of the log")
     assert "the node gets no time from this host: " in (tmp_path / "log").read_text()
 
 

@@ -127,11 +127,6 @@ def test_resources_reported_before_a_boot_do_not_lift_the_taint(taints: list[Any
     assert patched(REPORT.boot_id) == patched("") == []
 
 
-def test_a_ready_node_that_loses_a_resource_is_not_tainted_again() -> None:
-    there = read_node(labelled({READY_LABEL: "true"}, allocatable={RESOURCE: "0"}))
-    assert desired(READY_NOW, SETTINGS, LABELS, there, away=False).taint is None
-
-
 @pytest.mark.parametrize("amount", ["0", "", "0k", "00"])
 def test_a_resource_with_the_amount_0_is_not_allocatable(amount: str) -> None:
     assert not node(status={"allocatable": {RESOURCE: amount}}).can_give(RESOURCE)
@@ -160,13 +155,6 @@ def test_a_stale_heartbeat_makes_the_node_unknown_and_tainted() -> None:
 def test_a_heartbeat_alone_changes_nothing_on_the_node() -> None:
     older = evolve(SILENT, reasons=("the agent's last heartbeat is 99 s old",), age=99.0)
     assert desired(SILENT, SETTINGS, LABELS, node(), away=False) == desired(older, SETTINGS, LABELS, node(), away=False)
-
-
-def test_the_plugins_label_is_absent_while_its_devices_change() -> None:
-    was = labelled({FACT.key: "true", PLUGIN.key: "hca", READY_LABEL: "true"})
-    wanted = desired(READY_NOW, SETTINGS, LABELS, read_node(was), away=True)
-    after = apply(node_patch(wanted, read_node(was)), was)
-    assert after is not None and after["metadata"]["labels"] == {FACT.key: "true", READY_LABEL: "true"}
 
 
 def test_the_taint_stays_while_a_plugin_restarts_and_its_old_resource_is_still_allocatable() -> None:
@@ -242,15 +230,6 @@ def test_another_controllers_taint_is_left_alone() -> None:
     lifted = evolve(SETTINGS, taint_lifted_by="node-readiness-controller")
     for verdict in (READY_NOW, NOT_READY):
         assert desired(verdict, lifted, (), node(), away=False).taint is None
-
-
-def test_nothing_is_written_if_the_node_already_says_everything() -> None:
-    wanted = desired(READY_NOW, SETTINGS, (), node(), away=False)
-    body = status_patch(wanted, node(), 0.0)
-    assert body is not None
-    done = read_node(labelled({READY_LABEL: "true"}, [OURS], conditions=body["status"]["conditions"]))
-    assert status_patch(wanted, done, 60.0) is None
-    assert not changes_more_than_messages(wanted, done)
 
 
 def test_only_another_status_changes_the_time_of_the_last_transition() -> None:

@@ -14,7 +14,6 @@ from agent.report import published
 from agent.report.names import NOT_READY as NOTICE
 from agent.report.records import Report, report_to_json
 from agent.report.verdict import STALE
-from agent.reporter.kubernetes import api as api_module
 from agent.reporter.kubernetes.api import Api, NoCredentials, Session
 from agent.reporter.kubernetes.backoff import LAST_WAIT
 from agent.reporter.kubernetes.identity import TOKENS
@@ -101,18 +100,29 @@ def test_credentials_are_renewed_when_they_are_due(running: Running) -> None:
 
 
 @define
-class Expired:
-    """Credentials that cannot be renewed."""
+class Credentials:
+    """Credentials, and what their renewal does: the seconds until the next one."""
 
     session: Callable[[], Session]
+    renewed: Callable[[Api], float]
 
     def keep(self, now: float, api: Api) -> float:
-        raise OSError("no route to the authority")
+        return self.renewed(api)
+
+
+def without_a_taint(running: Running) -> None:
+    """The Node has none."""
+    reporter, cluster, _ = running
+    cluster.node = document(spec={})
+    reporter.watch.node = read_node(cluster.node)
 
 
 def test_credentials_that_cannot_be_renewed_are_reported_and_still_used(running: Running) -> None:
+    def expired(api: Api) -> float:
+        raise OSError("no route to the authority")
+
     reporter, cluster, _ = running
-    reporter.identity = Expired(reporter.identity.session)
+    reporter.identity = Credentials(reporter.identity.session, expired)
     say(reporter, REPORT)
     reporter.turn()
     assert reporter.acknowledged.now.error.endswith("no route to the authority")
@@ -124,9 +134,8 @@ def test_credentials_that_cannot_be_renewed_are_reported_and_still_used(running:
 def test_the_node_is_read_again_if_a_refusal_shows_that_it_has_changed(
     running: Running, what: str, status: int
 ) -> None:
+    without_a_taint(running)
     reporter, cluster, _ = running
-    cluster.node = document(spec={})
-    reporter.watch.node = read_node(cluster.node)
     cluster.refusing[what] = status
     say(reporter, UNREADY)
     reporter.turn()
@@ -257,44 +266,20 @@ def test_systemd_hears_that_the_publishing_thread_lives_until_it_hangs(
         assert notified.recv(100) == b"WATCHDOG=1"
 
 
-@pytest.mark.parametrize("hanging", ["lease", "status"])
+@pytest.mark.parametrize("hanging", ["lease", "status", "token"])
 def test_a_write_that_hangs_does_not_delay_the_message_that_the_node_is_not_ready(
     running: Running, monkeypatch: pytest.MonkeyPatch, hanging: str
 ) -> None:
-    monkeypatch.setattr("agent.reporter.kubernetes.api.TIMEOUT", 600.0)
-    reporter, cluster, _ = running
-    cluster.hanging, cluster.node = hanging, document(spec={})
-    reporter.watch.node = read_node(cluster.node)
-    say(reporter, REPORT)
-    with publishing_itself(reporter):
-        assert cluster.hung.wait(60.0)
-        say(reporter, UNREADY)
-        reporter.report_written()
-        soon(lambda: "n1" in cluster.writes or None, "taint", within=30.0)
-        assert next(write for write in cluster.writes if write != "lease") == "n1"
-        cluster.over.set()
-
-
-@define
-class Due:
-    """Credentials that are always due."""
-
-    session: Callable[[], Session]
-
-    def keep(self, now: float, api: Api) -> float:
+    def due(api: Api) -> float:
         api.ask("POST", TOKENS, body={})
         return float("inf")
 
-
-def test_a_renewal_that_hangs_does_not_delay_the_message_that_the_node_is_not_ready(
-    running: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(api_module, "TIMEOUT", 600.0)
+    monkeypatch.setattr("agent.reporter.kubernetes.api.TIMEOUT", 600.0)
+    without_a_taint(running)
     reporter, cluster, _ = running
-    cluster.node = document(spec={})
-    reporter.watch.node = read_node(cluster.node)
-    reporter.identity = Due(reporter.identity.session)
-    cluster.hanging = "token"
+    cluster.hanging = hanging
+    if hanging == "token":
+        reporter.identity = Credentials(reporter.identity.session, due)
     say(reporter, REPORT)
     with publishing_itself(reporter):
         assert cluster.hung.wait(60.0)
@@ -302,20 +287,8 @@ def test_a_renewal_that_hangs_does_not_delay_the_message_that_the_node_is_not_re
         say(reporter, UNREADY)
         reporter.report_written()
         soon(lambda: "n1" in cluster.writes or None, "taint", within=30.0)
-        assert cluster.writes[0] == "n1"
+        assert next(write for write in cluster.writes if write != "lease") == "n1"
         cluster.over.set()
-
-
-@define
-class Counted:
-    """Credentials that note each renewal in the list of writes."""
-
-    session: Callable[[], Session]
-    writes: list[str]
-
-    def keep(self, now: float, api: Api) -> float:
-        self.writes.append("identity")
-        return float("inf")
 
 
 @pytest.mark.parametrize(
@@ -324,10 +297,13 @@ class Counted:
 def test_that_a_node_is_not_ready_is_written_before_its_identity_is_renewed(
     running: Running, report: Report, writes: list[str]
 ) -> None:
+    def noted(api: Api) -> float:
+        cluster.writes.append("identity")
+        return float("inf")
+
+    without_a_taint(running)
     reporter, cluster, _ = running
-    cluster.node = document(spec={})
-    reporter.watch.node = read_node(cluster.node)
-    reporter.identity = Counted(reporter.identity.session, cluster.writes)
+    reporter.identity = Credentials(reporter.identity.session, noted)
     say(reporter, report)
     reporter.turn()
     assert cluster.writes[: len(writes)] == writes

@@ -96,13 +96,6 @@ def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
         read(file, 10)
 
 
-def test_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path / "pipe", Path("/dev/zero")):
-        with pytest.raises(OSError, match="not a regular file"):
-            read(path, 10)
-
-
 @pytest.mark.parametrize(
     "text",
     [
