@@ -145,6 +145,12 @@ def test_a_report_with_an_infinite_time_counts_as_none() -> None:
         )
 
 
+def test_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / REPORT)
+    with pytest.raises(NoReport, match="not a regular file"):
+        read_report(tmp_path / REPORT)
+
+
 def test_a_huge_report_counts_as_none(tmp_path: Path) -> None:
     (tmp_path / "report.json").touch()
     os.truncate(tmp_path / "report.json", 1 << 40)
