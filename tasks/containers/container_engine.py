@@ -30,9 +30,10 @@ from tasks.common.commands import Commands, refuse
 from tasks.common.data import Key, record
 from tasks.common.facts import FactBase
 from tasks.common.failures import NodeError
+from tasks.common.present import Present
 from tasks.containers import engine_files
 from tasks.containers.engine_files import DryRun, Mode
-from tasks.packages import Family, OperatingSystem, elsewhere, vendor_repository
+from tasks.packages import Family, OperatingSystem, vendor_repository
 from tasks.packages.vendor_repository import PACKAGE_VERSION, Package, Repository
 
 Name = Literal["containerd", "docker"]
@@ -63,6 +64,9 @@ _OTHERS: dict[Source, tuple[str, ...]] = {
     "vendor": ("containerd", "docker.io", "moby-engine"),
 }
 """The packages of the other source. Installing those of this source would remove them."""
+
+# In the second folder where distributions follow the file hierarchy standard, as the RHEL family.
+SNAPS = ("/snap/docker/current", "/var/lib/snapd/snap/docker/current")
 
 
 @frozen
@@ -159,7 +163,7 @@ def no_other(wanted: ContainerEngine, family: Family) -> Commands:
             f"container_engine: the node has {', '.join(others)}, which the packages of the source '{wanted.source}' replace; "
             "drain the node and remove them first, or give the other source"
         )
-    elif wanted.name == "docker" and elsewhere.is_snap("docker"):
+    elif wanted.name == "docker" and host.get_fact(Present, paths=SNAPS):
         yield refuse(
             "container_engine: the node has docker as a snap, beside which docker of a package would be a second engine with "
             "containers of its own; drain the node and remove it first (snap remove docker)"
