@@ -8,7 +8,6 @@ after OFED.
 from __future__ import annotations
 
 import re
-from io import StringIO
 from typing import Any, Literal
 
 from attrs import field, frozen
@@ -17,17 +16,15 @@ from pyinfra.api.deploy import deploy
 from pyinfra.api.exceptions import DeployError
 from pyinfra.api.operation import operation
 from pyinfra.context import host
-from pyinfra.operations import files
 
 from agent.report.names import STATE_FOLDER
 from agent.spec.validators import Matches
 from tasks import disruption, packages, reboot
-from tasks.common import texts
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key, record
 from tasks.common.facts import FactBase
 from tasks.common.failures import NodeError
-from tasks.common.texts import HEADER
+from tasks.common.texts import HEADER, written
 from tasks.host import kernel
 from tasks.host.kernel_modules import MODULE_OPTIONS
 from tasks.packages import UNDISTURBED, Family, OperatingSystem, dkms, signatures, vendor_repository
@@ -177,9 +174,9 @@ def install() -> None:
     options = f"{HEADER}softdep erdma pre: ib_uverbs\n"
     if wanted.compat_mode is not None and wanted.source != "in-tree":
         options += f"options erdma compat_mode={_letter(wanted.compat_mode)}\n"
-    files.put(name="Driver's options", src=StringIO(options), dest=OPTIONS, mode="644")
+    written(name="Driver's options", path=OPTIONS, text=options)
     text = build_options(bool(wanted.compat_mode)) if wanted.source != "in-tree" else ""
-    texts.written("Build's options", BUILD_OPTIONS, text)
+    written(name="Build's options", path=BUILD_OPTIONS, text=text)
     pinned = kernel.KERNEL.here()
     release = pinned.release if pinned else None
     if wanted.dkms is not None and wanted.source == "dkms":
@@ -194,7 +191,7 @@ def install() -> None:
         run_installer(name="Installer", installer=wanted.installer, compat_mode=bool(wanted.compat_mode))
     if wanted.source != "in-tree":
         build(name="Driver built", release=release, package=wanted.source == "dkms")
-    files.put(name="Driver at boot", src=StringIO(f"{HEADER}ib_core\nib_uverbs\nerdma\n"), dest=AT_BOOT, mode="644")
+    written(name="Driver at boot", path=AT_BOOT, text=f"{HEADER}ib_core\nib_uverbs\nerdma\n")
     load(name="Driver loaded", wanted=wanted, release=release)
 
 

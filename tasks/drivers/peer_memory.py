@@ -7,7 +7,6 @@ documents; not run on GPUs. The lab has stand-ins: modules of the same names.
 
 from __future__ import annotations
 
-from io import StringIO
 from typing import Literal
 
 from attrs import frozen
@@ -15,12 +14,11 @@ from pyinfra.api.command import StringCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.operation import operation
 from pyinfra.context import host
-from pyinfra.operations import files
 
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key, record
 from tasks.common.facts import FactBase
-from tasks.common.texts import HEADER
+from tasks.common.texts import HEADER, written
 from tasks.host import kernel
 
 MODULE = "nvidia_peermem"
@@ -86,10 +84,10 @@ def configure() -> None:
         return
     if wanted.method == "nvidia_peermem":
         load(name=f"{MODULE} now")
-        files.put(name=f"{MODULE} at boot", src=StringIO(f"{HEADER}{MODULE}\n"), dest=AT_BOOT, mode="644")
+        written(name=f"{MODULE} at boot", path=AT_BOOT, text=f"{HEADER}{MODULE}\n")
     else:
         dma_buf(name="dma-buf")
-        files.file(name=f"No {MODULE} at boot", path=AT_BOOT, present=False)
+        written(name=f"No {MODULE} at boot", path=AT_BOOT, text="")
 
 
 # If ib_core lacks the interface, loading fails with EINVAL (nvidia-peermem.c in NVIDIA's open kernel modules).

@@ -16,7 +16,6 @@ again; if one cannot be unloaded, a reboot is requested.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from io import StringIO
 from typing import Literal
 
 from attrs import field, frozen
@@ -25,7 +24,6 @@ from pyinfra.api.deploy import deploy
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 from pyinfra.facts.server import Arch
-from pyinfra.operations import files
 
 from agent.spec.validators import Matches
 from tasks import disruption, packages
@@ -34,7 +32,7 @@ from tasks.common.data import Key, record
 from tasks.common.facts import Lines
 from tasks.common.failures import NodeError
 from tasks.common.present import Present
-from tasks.common.texts import HEADER, Texts
+from tasks.common.texts import HEADER, Texts, written
 from tasks.drivers.gpu_driver import fabric, modules, services, versions
 from tasks.drivers.gpu_driver.services import FABRIC_MANAGER, PERSISTENCE
 from tasks.host import kernel
@@ -123,7 +121,7 @@ def install() -> None:
     # Before the packages: they may load the driver.
     text = "".join(f"blacklist {name}\n" for name in modules.REPLACED)
     text = f"{HEADER}{text}options {modules.NOUVEAU} modeset=0\n"
-    files.put(name="The kernel's own drivers not loaded", src=StringIO(text), dest=BLACKLIST, mode="644")
+    written(name="The kernel's own drivers not loaded", path=BLACKLIST, text=text)
     if wanted.source == "vendor":
         repository = wanted.repository or cuda_repository(system, host.get_fact(Arch))
         vendor_repository.add(REPOSITORY, repository, system.family)
@@ -131,7 +129,7 @@ def install() -> None:
         vendor_repository.remove(REPOSITORY, system.family)
     # Before the packages: the first one depends on others, of which the newest would be installed.
     if system.family == "debian":
-        files.put(name="Version", src=StringIO(preferences(wanted.version)), dest=PREFERENCES, mode="644")
+        written(name="Version", path=PREFERENCES, text=preferences(wanted.version))
     else:
         enable_stream(name="Module stream", names=names, version=wanted.version, streams=wanted.streams())
         lock(name="Version", version=wanted.version)

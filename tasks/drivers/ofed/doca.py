@@ -6,7 +6,6 @@ Written from vendor documents; not run with NVIDIA's own packages. The lab has s
 from __future__ import annotations
 
 import re
-from io import StringIO
 from typing import Literal
 
 from attrs import field, frozen
@@ -14,14 +13,13 @@ from pyinfra.api.command import StringCommand
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 from pyinfra.facts.deb import DebPackages
-from pyinfra.operations import files
 
 from agent.spec.validators import Matches
 from tasks import packages
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.facts import FactBase
 from tasks.common.failures import NodeError
-from tasks.common.texts import HEADER
+from tasks.common.texts import HEADER, written
 from tasks.drivers.ofed import mlnx_ofed, modules
 from tasks.host import kernel
 from tasks.packages import Family, OperatingSystem, dkms, vendor_repository
@@ -102,7 +100,7 @@ def install(wanted: Doca, family: Family, repository: Repository) -> None:
     no_bundle(name="No MLNX_OFED")
     vendor_repository.add(REPOSITORY, repository, family)
     if family == "debian":
-        files.put(name="The vendor's rdma-core is preferred", src=StringIO(PREFERRED), dest=PREFERENCES, mode="644")
+        written(name="The vendor's rdma-core is preferred", path=PREFERENCES, text=PREFERRED)
     headers(name="Kernel headers")
     profile(name="DOCA-OFED", wanted=Package(wanted.profile, wanted.version), family=family)
     release(name="Packages of the same release", uri=repository.uri, family=family)
