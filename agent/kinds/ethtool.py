@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import errno
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
@@ -16,6 +15,7 @@ from agent.hardware.sysfs import names_in
 from agent.kinds.settings import Asked, Observed, Read, Settings, beyond, is_ready, of_netdev
 from agent.machine import Group, Machine
 from agent.report.records import Change
+from agent.spec.strict import did_you_mean
 from agent.state.wanted import WantedNic
 
 ADAPTIVE = ("adaptive_rx", "adaptive_tx")
@@ -143,9 +143,8 @@ def _features(device: Observed, wanted: Asked) -> tuple[str, str]:
     if not known:
         return "", ""  # nothing was read: the write reports the kernel's own error
     if name not in known:
-        near = [ETHTOOL_NAMES[name]] if name in ETHTOOL_NAMES else difflib.get_close_matches(name, known, n=1)
-        remedy = f"did you mean {near[0]!r}?" if near else "see `ethtool -k` for those there are"
-        return f"this kernel knows no feature {name!r}", remedy
+        otherwise = "see `ethtool -k` for those there are"
+        return f"this kernel knows no feature {name!r}", did_you_mean(ETHTOOL_NAMES.get(name, name), known, otherwise)
     differing = [(read[each], after) for each, after in device.asked.items() if each in known]
     differing = [(setting, after) for setting, after in differing if setting.value != after]
     # All were requested before and did not change: a further request would change nothing.

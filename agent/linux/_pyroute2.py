@@ -1,31 +1,36 @@
-"""Imports pyroute2 without the modules that it imports for its users and its tests (NDB, IPDB, SQLite, unittest).
+"""Imports pyroute2 without the modules that it imports for its users and its tests (NDB, IPDB, SQLite, unittest, TLS).
 
-They have seven megabytes. So `from pyroute2 import IPRoute` fails in a process that has imported this; `from
-pyroute2.iproute.linux import IPRoute` works.
+They have eight megabytes. So `from pyroute2 import IPRoute` fails in a process that has imported this; `from
+pyroute2.iproute.linux import IPRoute` works. asyncio, which pyroute2 imports, has no TLS in such a process.
 """
+
+from __future__ import annotations
 
 import sys
 from importlib.util import find_spec, module_from_spec
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 
-class _Mock:
-    """In place of unittest's: pyroute2 makes one for the queue that a synchronous socket does not have."""
+class _Nothing:
+    """In place of a module that nothing here uses. Its names, and what they return when called, are nothing, too."""
 
-    def __getattr__(self, name: str) -> Any:
-        return lambda *_, **__: None
+    def __getattr__(self, name: str) -> _Nothing:
+        if name.startswith("__"):  # the importer's own questions
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *_: Any, **__: Any) -> _Nothing:
+        return self
 
 
 if "pyroute2" not in sys.modules and (_spec := find_spec("pyroute2")) is not None:
     sys.modules["pyroute2"] = module_from_spec(_spec)  # its __init__ is not run
 
-_unittest = sys.modules.get("unittest")
-if _unittest is None:
-    sys.modules["unittest"] = ModuleType("unittest")
-    vars(sys.modules["unittest"])["mock"] = SimpleNamespace(Mock=_Mock)
+_unused = [name for name in ("ssl", "unittest") if name not in sys.modules]
+for _name in _unused:
+    sys.modules[_name] = _Nothing()  # type: ignore[assignment]
 
 import pyroute2.iproute  # noqa: E402, F401  first: pyroute2.netlink.rtnl.iprsocket cannot be imported before it
 
-if _unittest is None:
-    del sys.modules["unittest"]
+for _name in _unused:
+    del sys.modules[_name]

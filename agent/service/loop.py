@@ -6,11 +6,11 @@ docs/architecture.md has a picture.
 from __future__ import annotations
 
 import math
+import os
 import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from uuid import uuid4
 
 from attrs import define, field
 
@@ -176,7 +176,7 @@ class Loop:
 
     def _announce(self, change: Change, last: Pass | None) -> None:
         """Publish that the node is about to be changed, and so is not ready."""
-        self._announcement = uuid4().hex
+        self._announcement = os.urandom(16).hex()
         self.output.write(messages.of_announcement(change, self._announcement, last, self.in_force))
 
     def _wait_until_published(self, change: Change) -> None:

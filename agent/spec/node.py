@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import re
@@ -18,7 +17,7 @@ from agent.documents import LARGEST_SPEC, load, too_large
 from agent.spec.conflicts import address_conflicts, nic_conflicts, setting_conflicts
 from agent.spec.nic import DisruptionPolicy, Nic
 from agent.spec.selector import name_of
-from agent.spec.strict import MOST_FAULTS, Faults, plain, structure
+from agent.spec.strict import MOST_FAULTS, Faults, did_you_mean, plain, structure
 from agent.spec.sysctl_names import of_module_parameter
 from agent.spec.sysctl_names import parsed as parsed_sysctls
 from agent.spec.validators import Matches, OneOf, Within, cpu_list, is_date, some_cpus
@@ -63,8 +62,7 @@ _POWER_OF_TWO = OneOf(
 
 def _probe_names(_: object, attribute: Attribute[Any], value: Mapping[str, object]) -> None:
     for name in value.keys() - PROBES:
-        near = difflib.get_close_matches(name, PROBES, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known probes: {', '.join(sorted(PROBES))}"
+        hint = did_you_mean(name, PROBES, f"known probes: {', '.join(sorted(PROBES))}")
         raise ValueError(f"{attribute.name}: unknown probe {name!r}; {hint}")
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
@@ -171,6 +170,14 @@ def _plain(kind: Any) -> Any:
     return lambda record: made()(record)
 
 
+def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
+    """The remedy for an unknown name: the known one that looks like it, or else another text."""
+    import difflib  # a worker with a good spec does without its memory
+
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {near[0]!r}?" if near else otherwise
+
+
 def _of(origin: Any) -> Callable[[Any], bool]:
     return lambda hint: get_origin(hint) is origin
 
@@ -181,8 +188,7 @@ def _describe(error: BaseException, kind: type | None) -> str:
         lines = []
         # An inventory is Python: a key may also be a number or None.
         for key in sorted(error.extra_fields, key=str)[: MOST_FAULTS + 1]:
-            near = difflib.get_close_matches(str(key)[:_SHOWN], known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known) or 'none'}"
+            hint = did_you_mean(str(key)[:_SHOWN], known, f"known keys: {', '.join(known) or 'none'}")
             lines.append(f"unknown key {_short(repr(key))}; {hint}")
         return "\n".join(lines)
     if isinstance(error, KeyError):

@@ -20,7 +20,7 @@ from pyinfra.context import host
 
 import tasks
 from agent.spec.node import NodeSpec
-from agent.spec.strict import Faults, structure
+from agent.spec.strict import Faults, did_you_mean, structure
 
 T = TypeVar("T")
 
@@ -126,8 +126,7 @@ def unknown_keys(data: Mapping[str, object], host_name: str) -> list[str]:
             continue
         if key in known_keys() or key.startswith(("_", SITE)):
             continue
-        near = difflib.get_close_matches(key, known_keys(), n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "see docs/inventory.md"
+        hint = did_you_mean(key, known_keys(), "see docs/inventory.md")
         faults.append(f"{host_name}: unknown key {key!r}; {hint} (keys of your own begin with {SITE!r})")
     return faults
 
