@@ -41,8 +41,8 @@ ENTRIES = "/proc/sys/net/core/rps_sock_flow_entries"
 class Queues:
     """A netdev's queues by their numbers.
 
-    ``rps``: the CPUs that process each receive queue's packets. ``flows``: the size of each receive queue's flow table; not
-    read on a node without RFS. ``xps``: the CPUs that send through each transmit queue; empty if there is only one queue.
+    ``rps``: the CPUs that process each receive queue's packets. ``flows``: the size of each receive queue's flow table, read
+    if the spec has RFS. ``xps``: the CPUs that send through each transmit queue; empty if there is only one queue.
     """
 
     rps: Mapping[int, frozenset[int]]
@@ -55,8 +55,7 @@ NONE = Queues({}, {}, {})
 
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mapping[str, Queues]]:
     """The queues of each PF and its VFs, by target; empty for a netdev that cannot be reached."""
-    functions = functions_in_scope(machine.files, want, scope)
-    flows = want.spec.rfs.enable or read_or(machine.files, ENTRIES, "0") != "0"
+    functions, flows = functions_in_scope(machine.files, want, scope), want.spec.rfs.enable
     away = [pci for of_pf in functions.values() for pci in of_pf.values() if is_away(machine.files, pci)]
     places = machine.namespaces.holding(away) if away else {}
     queues: dict[str, dict[str, Queues]] = {}
@@ -114,7 +113,7 @@ def mask_reading(want: Wanted, have: Snapshot, kept: Change, masks: Masks, wante
 
 
 def flows(machine: Machine, want: Wanted, have: Snapshot, kept: Change) -> int:
-    """The size of a receive queue's flow table. It is not observed once the node has none.
+    """The size of a receive queue's flow table. It is not observed once the spec has no RFS.
 
     :raises OSError: there is no such netdev or queue.
     """
