@@ -85,7 +85,7 @@ def child(work: Callable[[Connection], None]) -> Iterator[tuple[int, Connection]
 
 @contextmanager
 def devices(netdevs: Mapping[str, str]) -> Iterator[None]:
-    """Show this process a function at each given address, with a netdev, in place of sysfs's PCI devices.
+    """Show this process one PCI function with a netdev at each given address, instead of the machine's PCI devices.
 
     A virtual netdev has no PCI device.
     """

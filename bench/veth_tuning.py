@@ -189,7 +189,7 @@ def measure(way: Sequence[str], setting: Setting, seconds: float) -> dict[str, f
         client = _run(f"request {SERVER} {seconds}", cpus, ENDS[1])
         if not setting.spin:
             result = _measured(client)
-            # Both ends asked this machine for its time.
+            # Both ends add the CPU time of this machine, so the sum has it twice.
             return {**result, "cpu": result["cpu"] / 2}
         # The spinning program would count as work for the requests.
         stops, result = _measured(_run(f"spin {seconds}", every[-1:])), _measured(client)

@@ -116,7 +116,7 @@ class InspectedFunction:
 
 
 class _Function(Protocol):
-    """What :func:`shared` must know of a function, as in :class:`InspectedFunction`."""
+    """The properties of a function that :func:`shared` reads. :class:`InspectedFunction` explains them."""
 
     @property
     def vendor(self) -> str: ...

@@ -1,7 +1,7 @@
 """Imports pyroute2 without the modules that it imports for its users and its tests (NDB, IPDB, SQLite, unittest, TLS).
 
-They have eight megabytes. So `from pyroute2 import IPRoute` fails in a process that has imported this; `from
-pyroute2.iproute.linux import IPRoute` works. asyncio, which pyroute2 imports, has no TLS in such a process.
+Those modules take eight megabytes of memory. In a process that has imported this module, `from pyroute2 import IPRoute` fails,
+and `from pyroute2.iproute.linux import IPRoute` works. asyncio, which pyroute2 imports, has no TLS there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class _Nothing:
-    """In place of a module that nothing here uses. Its names, and what they return when called, are nothing, too."""
+    """Stands for a module that nothing here uses. Each attribute, and the result of each call, is this object again."""
 
     def __getattr__(self, name: str) -> _Nothing:
         if name.startswith("__"):  # the importer's own questions

@@ -144,12 +144,13 @@ def why_not_ready(report: Report, boot: str, now: float, wanted_hash: str | None
 
     :param boot: the present boot's identifier.
     :param now: seconds since that boot.
-    :param wanted_hash: the spec by which the node should be ready; any, if None. Changes of it may be deferred.
+    :param wanted_hash: the spec by which the node should be ready; any, if None. Deferred changes do not count.
     """
     reasons = why_not_fresh(report, boot, now)
     if wanted_hash is not None and report.spec_hash != wanted_hash:
         reasons.append(f"it follows spec {report.spec_hash or 'none'}, not {wanted_hash}")
         reasons += [f"the new spec was refused: {report.refusal}"] if report.refusal else []
+    # The agent makes a deferred change later. A blocked change needs an operator.
     elif wanted_hash is not None and not report.up_to_date and any(o.result == "blocked" for o in report.outcomes):
         reasons += [explained(c) for c in report.conditions if c.type == "UpToDate"]
     if not report.ready or reasons:

@@ -43,7 +43,7 @@ def wait(
     timeout: float,
     as_json: bool,
 ) -> None:
-    """Wait until the node is ready. Changes that are deferred it does not wait for; `trackbed status` names them.
+    """Wait until the node is ready. The command does not wait for deferred changes, which `trackbed status` names.
 
     --json prints ``ready`` and the ``reasons`` why it is not; ``ready`` is null if the command does not wait, due to --joined.
 

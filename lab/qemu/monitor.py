@@ -17,7 +17,7 @@ TIMEOUT_S = 120.0
 
 @attrs.frozen
 class Monitor:
-    """A connection to the monitor at this path."""
+    """A connection to QEMU's monitor. ``path``: its socket."""
 
     path: Path
     _lines: TextIO
@@ -49,7 +49,7 @@ def connected(path: Path, timeout_s: float = TIMEOUT_S) -> Iterator[Monitor]:
     with ExitStack() as opened:
         try:
             lines = opened.enter_context(connection(path, timeout_s))
-            # The greeting, once QEMU has ended its connection to another command.
+            # QEMU sends its greeting when no other command is connected any more.
             lines.readline()
         except OSError as error:
             raise LabError(f"no answer from QEMU at {path}: {error}", _remedy(path)) from None

@@ -32,7 +32,7 @@ RELOAD = f"{_LINKS}systemctl daemon-reload\n"
 RESTART = f"""{RELOAD}
 if [ "$(systemctl show --property=LoadState --value "$1")" != not-found ]; then systemctl try-restart "$1"; fi
 """
-"""A script that does so, and then restarts the unit, $1, if it runs."""
+"""A script that runs :data:`RELOAD`, and then restarts the unit $1 if the unit runs."""
 
 # A scope has the name that its engine chose: docker-ID, nerdctl-ID. A container that may use all devices has the policy auto
 # and no list, as the scope of a login has.

@@ -73,7 +73,7 @@ class Interrupts:
         )
 
     def affinities(self, *functions: str) -> dict[tuple[str, str], str]:
-        """The CPUs of each interrupt, by function and by what the driver calls it. Without ``functions``: of all."""
+        """The CPUs of each interrupt, by function and by the driver's name for it. No ``functions``: all functions."""
         numbers = {
             function: self.tree.folders.get(f"{PCI}/{function}/msi_irqs", ())
             for function in functions or sorted(self.tree.folders[PCI])

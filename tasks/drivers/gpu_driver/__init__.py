@@ -272,7 +272,8 @@ def _remedy(version: str, names: Sequence[str]) -> str:
 def refuse_while_in_use(names: tuple[str, ...], version: str, family: Family) -> Commands:
     """Refuse to install the driver, or another version of a package, while a process has a GPU open.
 
-    And once the policy allows no reload any more: a window may have ended, or udev loaded the driver, after pyinfra prepared.
+    Refuse also if the policy does not allow a reload now: after pyinfra prepared, a window may have ended, or udev may have
+    loaded the driver.
     """
     have = packages.installed(family)
     wrong = [name for name in versions.missing(names, version, family) if name in have or name == names[0]]

@@ -71,7 +71,7 @@ def give(kernel: Kernel, pods: Mapping[str, str]) -> None:
 
 
 def served(kernel: Kernel) -> dict[tuple[str, str], frozenset[int]]:
-    """The CPUs of each interrupt, by function and by what the driver calls it."""
+    """The CPUs of each interrupt, by function and by the driver's name for the interrupt."""
     return {key: frozenset(parse_ranges(cpus)) for key, cpus in kernel.interrupts.affinities().items()}
 
 
@@ -166,7 +166,7 @@ def test_queues_stay_if_each_cpu_of_their_pool_has_an_owner_and_the_report_names
 
 
 def unknown_by(result: Pass, path: str) -> bool:
-    """Whether the report names this file as the reason why owners are not known."""
+    """Whether the report says that the owners of CPUs are unknown because of this file."""
     said = condition(result, "QueueInterrupts")
     return (said.reason, said.severity, path in said.message) == ("OwnersUnknown", "warn", True)
 

@@ -136,7 +136,7 @@ def test_the_nics_pods_alone_end_before_it_is_changed(fleet: Fleet) -> None:
     assert fleet.state() == CLEAN
     assert fleet.node.asked[-1][1:4] == ["apply", "--allow", "vf-reset"]
     assert fleet.node.asked[-1][-2:] == ["--device", "rail0"]
-    # Each rule is of one device, and ends with its node.
+    # Each rule taints one device, and is deleted with its Node.
     rule = rules[0]
     assert rule["spec"]["deviceSelector"] == {"driver": "sriov", "pool": "a", "device": "pf"}
     assert rule["spec"]["taint"] == {"key": names.MAINTENANCE, "value": "0000-3b-00.0", "effect": "NoExecute"}

@@ -124,7 +124,7 @@ def test_on_sigterm_a_worker_that_cannot_be_killed_is_waited_for(start: Start, e
 
 
 def test_a_worker_that_keeps_crashing_is_restarted_with_growing_delays(start: Start) -> None:
-    # No heartbeat wakes the supervisor meanwhile.
+    # No heartbeat is due that would wake the supervisor.
     supervised = start(NOTED + "note(str(time.monotonic()))", read=600.0)
     soon(lambda: len(supervised.noted()) >= 8 or None, "four starts", 60.0)
     began = [float(line) for line in supervised.noted()[1:8:2]]
