@@ -5,7 +5,6 @@ It also refuses a limit that leaves no host: a deploy to no host would do nothin
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,8 @@ from pyinfra.api.exceptions import InventoryError, PyinfraError
 from pyinfra.api.host import Host
 from pyinfra.api.inventory import Inventory
 from pyinfra.connectors.ssh import SSHConnector
+
+from agent.spec.strict import did_you_mean
 
 GROUP = "a group of hosts is a list of names, or of tuples ('name', {'key': value})"
 
@@ -111,7 +112,6 @@ def _unknown_settings(hosts: Iterable[Any]) -> list[str]:
     for host in hosts:
         for key in sorted(key for key in map(str, host.data.dict()) if key.startswith("ssh_")):
             if key not in SSHConnector.data_meta:
-                near = difflib.get_close_matches(key, SSHConnector.data_meta, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else "see docs/inventory.md"
+                hint = did_you_mean(key, SSHConnector.data_meta, "see docs/inventory.md")
                 faults.append(f"{host.name}: unknown key {key!r}; {hint}")
     return faults
