@@ -14,6 +14,8 @@ from mutmut.state import state
 
 SUPERVISOR, WORKER = "agent.service.supervisor", "agent.service.worker"
 CONVERGE, ORIGINALS, USERS = "agent.engine.converge", "agent.engine.originals", "agent.engine.users"
+INBOX, LOOP, SPEC_IN_FORCE = "agent.service.inbox", "agent.service.loop", "agent.service.spec_in_force"
+SERVING = (WORKER, INBOX, LOOP, SPEC_IN_FORCE)
 PUBLISH = "agent.reporter.kubernetes.publish"
 
 SUBJECTS: dict[str, tuple[str, ...]] = {
@@ -23,6 +25,7 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
     "test_host_originals.py": (ORIGINALS,),
     "test_hung_device.py": ("agent.service.hung_device",),
     "test_incomplete_devices.py": (CONVERGE,),
+    "test_interleavings.py": (INBOX, LOOP),
     "test_kills.py": (ORIGINALS,),
     "test_originals.py": (CONVERGE, ORIGINALS),
     "test_originals_file.py": (ORIGINALS,),
@@ -31,16 +34,19 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
     "test_publishing.py": (PUBLISH,),
     "test_publishing_labels.py": (PUBLISH,),
     "test_publishing_turns.py": (PUBLISH,),
+    "test_spec_in_force.py": (LOOP, SPEC_IN_FORCE),
+    "test_spec_states.py": (SPEC_IN_FORCE,),
     "test_supervisor.py": (SUPERVISOR,),
     "test_supervisor_deadlines.py": (SUPERVISOR,),
     "test_supervisor_messages.py": (SUPERVISOR,),
     "test_supervisor_systemd.py": (SUPERVISOR,),
     "test_unreadable.py": (CONVERGE,),
     "test_users.py": (USERS,),
-    "test_worker.py": (WORKER,),
-    "test_worker_events.py": (WORKER,),
+    "test_wake.py": (INBOX,),
+    "test_worker.py": SERVING,
+    "test_worker_events.py": SERVING,
     "test_worker_process.py": (WORKER,),
-    "test_worker_publishing.py": (WORKER,),
+    "test_worker_publishing.py": SERVING,
 }
 """Of which modules the mutants are tried with the tests in a file. The others do not run."""
 

@@ -28,6 +28,7 @@ from tasks.common.facts import FactBase
 from tasks.common.failures import NodeError
 from tasks.common.texts import HEADER, written
 from tasks.host import kernel_modules, sysctls
+from tasks.reboot import NodeRebootRequests
 
 DROP_IN = "/etc/default/grub.d/95-trackbed.cfg"
 GRUBBY_STATE = f"{STATE_FOLDER}/kernel-arguments"
@@ -262,6 +263,17 @@ check_next grubby "$(next_by_grubby)" "$2" "set it by hand (grubby(8))"
 )
 
 
+_STILL_IN_EFFECT = "kernel arguments {} are still in effect"
+
+
+def _removed_in_this_boot() -> list[str]:
+    """For an operation: the arguments for whose removal a reboot of this boot is requested already."""
+    have = host.get_fact(NodeRebootRequests)
+    before, after = _STILL_IN_EFFECT.split("{}")
+    reasons = [each.reason for each in have.due() if each.task == "boot-former"] if have else []
+    return [word for reason in reasons for word in reason.removeprefix(before).removesuffix(after).split()]
+
+
 @operation()
 def set_arguments(wanted: tuple[str, ...]) -> Commands:
     """Set kernel arguments for the next boot, and remove those that Trackbed has set and that are no longer wanted.
@@ -283,8 +295,11 @@ def set_arguments(wanted: tuple[str, ...]) -> Commands:
         host.noop("the boot loader has these arguments")
         return
     # First: after an interruption in between, the next deploy would find nothing to remove, and request nothing.
-    if active := [argument for argument in former if not missing_arguments((argument,), have.running)]:
-        yield from reboot.request("boot-former", f"kernel arguments {' '.join(active)} are still in effect")
+    removed = missing_arguments((*_removed_in_this_boot(), *former), text)
+    if active := [argument for argument in dict.fromkeys(removed) if not missing_arguments((argument,), have.running)]:
+        yield from reboot.request("boot-former", _STILL_IN_EFFECT.format(" ".join(active)))
+    else:
+        yield from reboot.withdraw("boot-former")
     if have.loader == "grub":
         yield script(_GRUB, DROP_IN, text, HEADER.strip(), GRUB_PENDING, "")
     else:

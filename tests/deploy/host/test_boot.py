@@ -90,6 +90,24 @@ def test_arguments_that_are_no_longer_wanted_are_removed(node: Node) -> None:
     assert commands(node, gone) == ["rm -f /var/lib/trackbed/reboots/boot-former"]
 
 
+def test_an_argument_that_is_wanted_again_in_the_same_boot_requests_no_reboot(node: Node) -> None:
+    there = [f"{RUNNING} iommu=pt pci=realloc", "loader grub", "next root=/dev/vda1 ro quiet", "ours "]
+    one = {ARGUMENTS: there, REQUESTS: ["boot-1", "boot-former boot-1 kernel arguments iommu=pt are still in effect "]}
+    both = ["boot-1", "boot-former boot-1 kernel arguments iommu=pt pci=realloc are still in effect "]
+    assert commands(node, one, arguments=["iommu=pt"])[0] == "rm -f /var/lib/trackbed/reboots/boot-former"
+    assert commands(node, {ARGUMENTS: there, REQUESTS: both}, arguments=["iommu=pt"])[0] == record(
+        "boot-former", "kernel arguments pci=realloc are still in effect"
+    )
+
+
+def test_arguments_that_are_removed_one_after_the_other_are_all_named(node: Node) -> None:
+    there = [f"{RUNNING} iommu=pt pci=realloc", "loader grub", "next root=/dev/vda1 ro quiet iommu=pt", "ours iommu=pt"]
+    requested = ["boot-1", "boot-former boot-1 kernel arguments pci=realloc are still in effect "]
+    assert commands(node, {ARGUMENTS: there, REQUESTS: requested})[0] == record(
+        "boot-former", "kernel arguments pci=realloc iommu=pt are still in effect"
+    )
+
+
 def test_on_rhel_grubby_sets_the_arguments(node: Node) -> None:
     assert commands(node, GRUBBY, arguments=["iommu=pt", "isolcpus=managed_irq,domain,2-7"]) == [
         str(script(boot._GRUBBY, boot.GRUBBY_STATE, "iommu=pt isolcpus=managed_irq,domain,2-7", "pci=realloc")),
