@@ -7,6 +7,7 @@ from collections.abc import Generator
 from typing import Any, Literal
 
 import gevent
+from attrs import evolve
 from gevent import Timeout
 from paramiko import SSHException
 from pyinfra.api.command import FunctionCommand, PyinfraCommand, QuoteString, StringCommand
@@ -22,6 +23,7 @@ from tasks import disruption, inhibitors
 from tasks.common import answers
 from tasks.common.commands import Commands, fail, refuse, script, warn
 from tasks.common.connection import deploys_itself
+from tasks.common.data import task_keys
 from tasks.common.replay import earlier_operations
 from tasks.common.status import COMMAND, NodeStatus
 from tasks.common.turns import turns_of
@@ -113,8 +115,13 @@ def uncordon() -> Commands:
 
 
 def _due(policy: Reboot) -> RebootRequests | None:
-    """For an operation: the host's requests if a reboot is due, and allowed now. If it is due, say what follows."""
+    """For an operation: the host's requests if a reboot is due, and allowed now. If it is due, say what follows.
+
+    The request of a task whose key has left the inventory does not count: nobody wants what it is for.
+    """
     have: RebootRequests | None = host.get_fact(NodeRebootRequests)
+    gone = {key.name for key in task_keys() if key.here() is None}
+    have = have and evolve(have, requests=tuple(each for each in have.requests if each.task not in gone))
     if have is None or not have.due():
         disruption.settle("reboot")
         host.noop("no reboot is wanted")

@@ -111,6 +111,19 @@ def test_a_host_is_not_rebooted_unless_the_policy_allows_it(node: Node) -> None:
     assert any("the host is not rebooted (reboot.policy is 'never')" in line for line in result.log)
 
 
+@pytest.mark.parametrize(("key", "reboots"), [({}, 0), ({"kernel": {"release": "6.1.0-10-amd64"}}, 1)])
+def test_the_request_of_a_task_whose_key_is_gone_does_not_count(
+    node: Node, monkeypatch: pytest.MonkeyPatch, key: dict[str, Any], reboots: int
+) -> None:
+    monkeypatch.setattr(reboot_policy, "POLL_INTERVAL", 0)
+    node.data = {"reboot": {"policy": "allow"}, **key}
+    due = ["boot-1", "kernel boot-1 kernel 6.1.0-10-amd64 is installed, and 6.1.0-9-amd64 runs "]
+    later = {REQUESTS: Turns([due, ["boot-2"]]), BOOT_ID: ["boot-2"]}
+    result = node.deploy(reboot_policy.by_policy, {REQUESTS: due}, later)
+    assert result.planned == {"Reboot": bool(reboots)}
+    assert result.flat.count(str(script(reboot_policy._REBOOT))) == reboots
+
+
 def test_a_rebooted_host_runs_the_deploy_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reboot_policy, "POLL_INTERVAL", 0)
     node.data = {"reboot": {"policy": "allow"}, "ready_timeout": 7}
