@@ -60,11 +60,22 @@ def written(name: str, path: str, text: str) -> OperationMeta:
     return files.file(name=name, path=path, present=False)
 
 
-# The rename shows readers the old file or the new one. NFD, which reads a whole folder, ignores dotfiles.
+# The rename shows readers the old file or the new one. NFD, which reads a whole folder, ignores dotfiles. If a later command
+# fails, the old files return: the next deploy would see no difference, and succeed.
 _REPLACE = """
+replaced=
+trap 'code=$?
+for file in $replaced; do
+  old=${file%/*}/.${file##*/}.old
+  if [ "$code" = 0 ]; then rm -f "$old"; elif [ -e "$old" ]; then mv -T "$old" "$file"; else rm -f "$file"; fi
+done' EXIT
+trap 'exit 129' HUP INT TERM
 while [ "$1" != -- ]; do
-  new=${2%/*}/.${2##*/}.new
-  if [ "$1" = put ]; then chmod 644 "$new"; mv -T "$new" "$2"; else rm -f "$2"; fi
+  beside=${2%/*}/.${2##*/}
+  rm -f "$beside.old"
+  if [ -e "$2" ]; then ln "$2" "$beside.old"; fi
+  replaced="$replaced $2"
+  if [ "$1" = put ]; then chmod 644 "$beside.new"; mv -T "$beside.new" "$2"; else rm -f "$2"; fi
   shift 2
 done
 shift
