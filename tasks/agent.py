@@ -266,7 +266,8 @@ def serve(
     """
     have = host.get_fact(AgentService, unit=name)
     unit_changes = have.stale or changes(unit)
-    if unit_changes:
+    # systemd also reads its units again when one is enabled.
+    if unit_changes or not have.enabled:
         if why := systemd_reload.would_take_gpus():
             yield refuse(f"{name}: {why}")
             return False

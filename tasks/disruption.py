@@ -71,12 +71,12 @@ def deferred(step: str, level: Disruption, of_nics: bool, hindrance: Callable[[]
 
 def settle(step: str) -> None:
     """Note that a step on the current host is not left out: it is made, or not needed any more."""
-    _here().pop(step, None)
+    here().pop(step, None)
 
 
 def defer(step: str, why: str) -> None:
     """Note that a step on the current host is left out, and say so, unless that was just said."""
-    steps = _here()
+    steps = here()
     if steps.get(step) != why:
         warn(host, f"deferred: {step}: {why}")
     steps[step] = why
@@ -84,7 +84,7 @@ def defer(step: str, why: str) -> None:
 
 def forget() -> None:
     """Forget what is deferred on the current host: its operations run again, and judge it anew."""
-    _here().clear()
+    here().clear()
 
 
 def is_given() -> bool:
@@ -119,7 +119,8 @@ def summary(by_host: Mapping[str, Mapping[str, str]]) -> list[str]:
     ]
 
 
-def _here() -> dict[str, str]:
+def here() -> dict[str, str]:
+    """What is deferred on the current host: the reasons, by the steps."""
     # pyinfra's `host` is a proxy, of which no weak reference can be kept.
     return _of(host.state.inventory.get_host(host.name))
 

@@ -164,20 +164,17 @@ class TimerState(FactBase[dict[str, str]]):
 def run(units: tuple[OperationMeta, ...]) -> Commands:
     """Enable and start the timer; restart it if a unit has changed."""
     state = host.get_fact(TimerState)
-    if any(map(changes, units)) or state.get("NeedDaemonReload") == "yes":
-        if systemd_reload.deferred("the timer of pull mode"):
-            return
+    current = not any(map(changes, units)) and state.get("NeedDaemonReload") != "yes"
+    if current and (state.get("ActiveState"), state.get("UnitFileState")) == ("active", "enabled"):
+        host.noop("the timer runs")
+    elif not systemd_reload.deferred("the timer of pull mode"):
         yield script(systemd_reload.RELOAD)
         yield StringCommand("systemctl", "enable", TIMER)
         yield StringCommand("systemctl", "restart", TIMER)
-    elif (state.get("ActiveState"), state.get("UnitFileState")) != ("active", "enabled"):
-        yield StringCommand("systemctl", "enable", "--now", TIMER)
-    else:
-        host.noop("the timer runs")
 
 
 # The service is not stopped: a run in progress, which may be this one, must complete.
-_REMOVE = f"""
+_REMOVE = f"""{systemd_reload.LINKS}
 timer=$1; shift
 systemctl disable --now --quiet "$timer" || true
 rm -f -- "$@"
@@ -187,10 +184,10 @@ rm -f -- "$@"
 @operation()
 def remove() -> Commands:
     """Stop the timer and delete its files."""
-    if host.get_fact(Present, paths=PATHS):
-        yield script(_REMOVE, TIMER, *PATHS)
-    else:
+    if not host.get_fact(Present, paths=PATHS):
         host.noop("the node has no timer")
+    elif not systemd_reload.deferred("no timer of pull mode"):
+        yield script(_REMOVE, TIMER, *PATHS)
 
 
 def _issued() -> int:

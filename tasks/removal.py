@@ -19,13 +19,13 @@ from agent.report.names import STATE_FOLDER
 from agent.spec.nic import DisruptionPolicy, Nic, Vfs
 from agent.spec.node import Irqs, NodeSpec, Rps, SpecError, Xps, parse, spec_hash, to_json
 from agent.spec.selector import Selector
-from tasks import kubernetes, original_state, reboot
+from tasks import disruption, kubernetes, original_state, reboot
 from tasks.agent import BASE, UNIT, UNIT_FILE, AgentVersions
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import leftovers, task_keys
 from tasks.common.present import Present
 from tasks.common.status import COMMAND, SPEC
-from tasks.common.systemd_reload import RELOAD
+from tasks.common.systemd_reload import LINKS, RELOAD, would_take_gpus
 from tasks.common.texts import Texts
 from tasks.host import irqbalance, kernel_modules
 from tasks.kubernetes import reporter
@@ -146,7 +146,8 @@ def _original_vfs(present: NodeSpec) -> tuple[Nic, ...]:
 
 # What is missing already is not an error: an earlier removal may have been interrupted.
 _REMOVE = (
-    """
+    LINKS
+    + """
 base=$1 state=$2 reporter=$3; shift 3
 for unit in trackbed-reporter.service trackbed.service; do
   if systemctl cat "$unit" >/dev/null 2>&1; then systemctl disable --now --quiet "$unit"; fi
@@ -169,11 +170,21 @@ rm -rf "$base" "$state" "$reporter" "${reporter%/*}/private/${reporter##*/}" /ru
 @deploy("Removal")
 def remove_all() -> None:
     """Restore the original state of the services, drivers and packages, then remove the agent and all state."""
+    refuse_to_leave_parts(name="Nothing else waits")
     restore_original_state(name="Original state restored")
     remove(name="Agent and state")
 
 
-_RESTORE_SERVICE = """
+@operation()
+def refuse_to_leave_parts() -> Commands:
+    """Refuse while something is deferred, such as the kubelet's gate, which runs the agent's command; or a reload would be."""
+    if not host.get_fact(Present, paths=(BASE, STATE_FOLDER)):
+        host.noop("the node has no agent")
+    elif why := next(iter(disruption.here().values()), "") or would_take_gpus():
+        yield refuse(f"Trackbed is not removed: {why}")
+
+
+_RESTORE_SERVICE = f"""{LINKS}
 unit=$1 enabled=$2 active=$3; shift 3
 if [ "$enabled" = yes ]; then systemctl enable --quiet "$unit"; fi
 if [ "$active" = yes ]; then systemctl start "$unit"; fi

@@ -18,14 +18,16 @@ from agent.report.records import Disruption
 from tasks import disruption
 from tasks.common.facts import FactBase
 
-_LINKS = """
+LINKS = """
 for node in /dev/nvidia* /dev/nvidia-caps/*; do
   [ -c "$node" ] || continue
   link=/dev/char/$((0x$(stat -c %t "$node"))):$((0x$(stat -c %T "$node")))
   [ -e "$link" ] || ln -s "..${node#/dev}" "$link"
 done
 """
-RELOAD = f"{_LINKS}systemctl daemon-reload\n"
+"""A script that makes the links that are missing. It comes before `systemctl enable` and `disable`: they reload, too."""
+
+RELOAD = f"{LINKS}systemctl daemon-reload\n"
 """A script that makes the links that are missing, and has systemd read its units again."""
 
 # For a unit that is gone, as with its package, try-restart ends with an error.
@@ -74,7 +76,7 @@ if [ -n "$losers" ]; then
     "containers (${{losers% }}): {_CAUSE}" >&2
   exit 1
 fi
-{_LINKS}"""
+{LINKS}"""
 """The start of a script in which packages are installed. It ends the script if a reload by a package would take GPUs.
 
 MACHINE: the root folder; only tests set it.

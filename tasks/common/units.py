@@ -69,7 +69,7 @@ _START = """
 unit=$1 remedy=$2
 systemctl start "$unit" || { journalctl --unit="$unit" --lines=10 --output=cat --no-pager; echo "$remedy"; exit 1; } >&2
 """
-_ENABLE = f'systemctl enable --quiet "$1"\n{_START}'
+_ENABLE = f'{systemd_reload.LINKS}systemctl enable --quiet "$1"\n{_START}'
 
 
 def enable(unit: str, missing: str, failed: str) -> Commands:

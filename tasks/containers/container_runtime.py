@@ -30,7 +30,8 @@ from pyinfra.api.operation import operation
 from pyinfra.context import host
 
 from tasks import packages
-from tasks.common.commands import Commands, refuse
+from tasks.common import systemd_reload
+from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key, record
 from tasks.common.facts import FactBase
 from tasks.common.units import UnitStates, is_active, is_enabled, is_missing
@@ -112,8 +113,8 @@ def enable_cdi_refresh() -> Commands:
         )
     elif is_enabled(path) and is_active(path) and is_enabled(service):
         host.noop("the units that refresh CDI specifications are enabled")
-    else:
-        yield StringCommand("systemctl", "enable", "--now", *REFRESH)
+    elif not systemd_reload.deferred("CDI specifications kept up to date"):
+        yield script(f'{systemd_reload.LINKS}systemctl enable --now "$@"', *REFRESH)
 
 
 def _command(mode: Mode, engine: Engine, set_as_default: bool, cdi: bool) -> StringCommand:

@@ -9,7 +9,7 @@ from pyinfra.operations import files
 
 from agent.spec.node import IrqbalancePolicy, Mode
 from tasks.common import archive, systemd_reload, units
-from tasks.common.commands import Commands, refuse
+from tasks.common.commands import Commands, refuse, script
 from tasks.common.facts import FactBase, Lines
 from tasks.common.texts import Texts, replace
 
@@ -85,7 +85,7 @@ def off() -> Commands:
         yield StringCommand("systemctl", "stop", UNIT)
     # systemctl has systemd read its units again when it disables one.
     if units.is_enabled(state) and not systemd_reload.deferred("irqbalance not started at boot"):
-        yield StringCommand("systemctl", "disable", UNIT)
+        yield script(f'{systemd_reload.LINKS}systemctl disable "$1"', UNIT)
 
 
 @operation()

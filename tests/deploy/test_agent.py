@@ -148,7 +148,7 @@ def test_a_unit_that_systemd_has_not_read_is_read(node: Node) -> None:
 
 def test_a_stopped_and_disabled_service_is_enabled_and_started(node: Node) -> None:
     result = node.deploy(activate, {**SETTLED, **service(None, ActiveState="failed", UnitFileState="disabled")})
-    assert result.flat == ["systemctl enable trackbed.service", control("start")]
+    assert result.flat == [str(script(RELOAD)), "systemctl enable trackbed.service", control("start")]
 
 
 def test_another_spec_reloads_the_agent(node: Node) -> None:

@@ -26,10 +26,11 @@ from tasks.common.texts import Texts
 from tasks.drivers.ofed import doca
 from tasks.host.kernel_modules import PendingModules
 from tasks.kubernetes import labels
+from tasks.kubernetes.kubelet import Gates, Kubelet
 from tasks.original_state import Current, Recorded
 from tasks.packages import holds
 from tasks.reboot import NodeRebootRequests
-from tests.deploy.conftest import PLAN, PYTHON, VERSIONS, Answers, Node, file_answers, files, of
+from tests.deploy.conftest import LOSERS, PLAN, PYTHON, VERSIONS, Answers, Node, file_answers, file_lines, files, of
 from tests.deploy.scripts import sh
 from tests.stand_ins import program
 
@@ -209,6 +210,23 @@ def test_a_node_without_files_of_trackbed_is_left_alone(node: Node) -> None:
     result = node.deploy(removal.remove_all, {})
     assert result.flat == []
     assert not any(result.planned.values())
+
+
+def test_trackbed_stays_while_something_that_needs_it_waits_for_a_reload_that_would_take_gpus(node: Node) -> None:
+    """The kubelet's gate runs the agent's command: without the command the kubelet would not start at the next boot."""
+    gate = {of(Gates): file_lines({Kubelet("hold").drop_in: Kubelet("hold").text})}
+    there = {**spec(GIVEN), **gate, of(Present): [BASE], NOTED_BEFORE: ["here", "irqbalance enabled active"]}
+    present = {**there, PRESENT: ["irqbalance disabled inactive"]}
+    losers = {LOSERS: ["docker-a.scope", "end"]}
+    for answers, later in (({**present, **losers}, None), (present, {**present, **losers})):
+        result = node.deploy(lambda: runpy.run_path(str(ROOT / "deploys/remove.py")), answers, later)
+        assert result.failed
+        assert not any(
+            word in each for each in result.flat for word in ("daemon-reload", "systemctl enable", "disable")
+        )
+        assert any("Trackbed is not removed: " in line and "docker-a.scope" in line for line in result.errors)
+    result = node.deploy(lambda: runpy.run_path(str(ROOT / "deploys/remove.py")), present)
+    assert not result.failed
 
 
 def test_the_keys_of_all_tasks_are_removed(node: Node) -> None:

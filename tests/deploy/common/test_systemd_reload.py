@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -11,14 +12,19 @@ from typing import Any
 
 import pytest
 
+from tasks import agent, original_state, pull, removal
+from tasks.agent import AgentService
 from tasks.common import systemd_reload, units
+from tasks.common.present import Present
+from tasks.common.status import COMMAND
+from tasks.containers import container_runtime
 from tasks.drivers import erdma
 from tasks.drivers.gpu_driver import services
 from tasks.drivers.ofed import doca, mlnx_ofed
 from tasks.host import irqbalance, limits
-from tasks.kubernetes import kubelet
-from tasks.packages import vendor_repository
-from tests.deploy.conftest import LOSERS, Answers, Node
+from tasks.kubernetes import kubelet, reporter
+from tasks.packages import INTERPRETERS, vendor_repository
+from tests.deploy.conftest import LOSERS, Answers, Node, file_answers, of
 from tests.deploy.scripts import sh
 from tests.stand_ins import program
 
@@ -164,6 +170,47 @@ def test_what_needs_a_reload_waits_while_that_would_take_gpus(
     assert any("deferred: " in line and "(cri-containerd-a.scope)" in line for line in result.log)
     unknown = node.deploy(code, {**answers, LOSERS: []})
     assert unknown.flat == []
+
+
+STOPPED: Answers = {
+    of(units.UnitStates, "nvidia"): ["ActiveState=inactive LoadState=loaded UnitFileState=disabled "] * 2,
+    of(units.UnitStates): ["ActiveState=inactive LoadState=loaded UnitFileState=disabled "],
+}
+STARTED: Answers = {
+    of(AgentService): ["ActiveState=active", "UnitFileState=disabled", "NeedDaemonReload=no"],
+    **file_answers(COMMAND, agent.launcher_text(INTERPRETERS[0]), mode="-rwxr-xr-x"),
+}
+REMOVABLE: Answers = {
+    of(Present): [agent.BASE],
+    of(original_state.Recorded): ["here", "irqbalance enabled active"],
+    of(original_state.Current): ["irqbalance disabled inactive"],
+}
+
+
+@pytest.mark.parametrize(
+    ("code", "answers"),
+    [
+        (lambda: container_runtime.enable_cdi_refresh(name="x"), STOPPED),
+        (lambda: pull.run(name="x", units=()), {}),
+        (pull.serve, {of(Present): [pull.SETTINGS]}),
+        (lambda: reporter.run(name="x", version="1.0", unit=agent.launcher(name="y")), STARTED),
+        (lambda: units.enabled(name="x", unit="x.service", missing="", failed=""), STOPPED),
+        (lambda: irqbalance.policy("disabled"), {of(units.UnitStates): ["ActiveState=active UnitFileState=enabled "]}),
+        (removal.remove_all, REMOVABLE),
+    ],
+    ids=["CDI's units", "timer", "no timer", "reporter", "unit", "irqbalance", "removal"],
+)
+def test_no_unit_is_enabled_or_disabled_while_that_would_take_gpus(
+    node: Node, code: Callable[[], object], answers: Answers
+) -> None:
+    """systemctl has systemd read its units again then, so the links of those that lose none must be there, too."""
+    enabling = re.compile("systemctl (enable|disable)")
+    commands = "\n".join(node.deploy(code, answers).flat)
+    [links, first] = [commands.find(systemd_reload.LINKS), *(each.start() for each in enabling.finditer(commands))][:2]
+    assert 0 <= links < first
+    result = node.deploy(code, {**answers, **TAKEN})
+    assert not any(map(enabling.search, result.flat))
+    assert any("(cri-containerd-a.scope)" in line for line in result.log)
 
 
 @pytest.mark.parametrize(("state", "restarted"), [("loaded", ["unit.service"]), ("not-found", [])])

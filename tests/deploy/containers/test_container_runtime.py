@@ -119,8 +119,8 @@ def test_the_units_that_write_specifications_are_enabled(node: Node) -> None:
     engines(node, "containerd", cdi=True)
     there = {**installed(), DRY_RUN: "ran"}
     off = ENABLED.replace("enabled", "disabled")
-    command = "systemctl enable --now nvidia-cdi-refresh.path nvidia-cdi-refresh.service"
-    assert node.deploy(container_runtime.configure, {**there, UNITS: [off, ENABLED]}).flat == [command]
+    (command,) = node.deploy(container_runtime.configure, {**there, UNITS: [off, ENABLED]}).flat
+    assert command.endswith("""systemctl enable --now "$@"' sh nvidia-cdi-refresh.path nvidia-cdi-refresh.service""")
     assert node.deploy(container_runtime.configure, {**there, UNITS: [ENABLED, off]}).flat == [command]
     missing = "ActiveState=inactive LoadState=not-found UnitFileState= "
     [refused] = node.deploy(container_runtime.configure, {**there, UNITS: [missing, missing]}).flat
