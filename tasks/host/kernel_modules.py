@@ -66,7 +66,7 @@ KEYS = (MODULES, MODULE_OPTIONS)
 # modules are pending.
 _PENDING = """
 for module; do
-  if ! would=$(modprobe --dry-run --verbose -- "$module" 2>&1) || [ -n "$would" ]; then echo "$module"; fi
+  if ! would=$(modprobe --dry-run --verbose -- "$module" 2>/dev/null) || [ -n "$would" ]; then echo "$module"; fi
 done
 """
 

@@ -11,6 +11,7 @@ from tasks.common.commands import script
 from tasks.host import kernel_modules
 from tasks.host.kernel_modules import PendingModules
 from tests.deploy.conftest import Node, file_answers, of
+from tests.deploy.scripts import sh
 from tests.stand_ins import program
 
 PENDING = of(PendingModules)
@@ -59,6 +60,22 @@ def test_a_module_that_the_running_kernel_lacks_waits_for_the_next_one(node: Nod
     assert "|| echo" in loaded
     result = node.deploy(kernel_modules.configure, {PENDING: "ib_umad", "uname -r": "6.1.0-10-amd64"})
     assert result.commands["Kernel modules now"] == [load("ib_umad")]
+
+
+# As libkmod's own words are (kmod 30).
+WARNED = "echo \"libkmod: ERROR kmod_config_parse: /etc/modprobe.d/a.conf line 1: ignoring bad line starting with 'foo'\" >&2"
+
+
+@pytest.mark.parametrize(
+    ("modprobe", "pending"),
+    [(":", False), (WARNED, False), ("echo insmod /lib/modules/ib_umad.ko", True), (f"{WARNED}; exit 1", True)],
+)
+def test_a_module_is_pending_if_modprobe_would_load_it_whatever_it_says_of_its_files(
+    tmp_path: Path, modprobe: str, pending: bool
+) -> None:
+    program(tmp_path / "modprobe", modprobe)
+    answer = sh(kernel_modules._PENDING, "ib_umad", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert answer == ["ib_umad"] * pending
 
 
 @pytest.mark.parametrize(("known", "said"), [(1, "the kernel 6.8.0-9-kvm has no module ib_umad; install the"), (0, "")])
