@@ -49,11 +49,8 @@ containerd_view() {
   flat <raw >"$1"
 }
 
-# Whether the daemon has started since the file was written. In UTC: the abbreviations of other time zones are ambiguous.
-started_since() {
-  started=$(date -d "$(TZ=UTC systemctl show --property=ExecMainStartTimestamp --value "$engine")" +%s)
-  [ "$(stat -L -c %Y "$1")" -le "$started" ]
-}
+# Whether the daemon has started since the file was written (tasks/common/units.py).
+started_since() { [ -z "$(stale "$engine" ExecMainStartTimestamp "$1")" ]; }
 # Why a restart would stop running containers; nothing if it would not.
 stopped_by_restart() {
   case $engine in

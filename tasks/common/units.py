@@ -11,11 +11,11 @@ from tasks.common.commands import Commands, refuse, script
 from tasks.common.facts import Lines
 
 STALE = """
-stale() {  # arguments: a unit, and the property with the time of its start
-  file=$(systemctl show --property=FragmentPath --value "$1")
+stale() {  # arguments: a unit, the property with the time of its start, and a file; if none is given, the unit's own
+  file=${3-$(systemctl show --property=FragmentPath --value "$1")}
   started=$(TZ=UTC systemctl show --property="$2" --value "$1")
   [ -e "$file" ] && [ -n "$started" ] || return 0
-  written=$(stat -c %Y "$file") now=$(date +%s) started=$(date -d "$started" +%s)
+  written=$(stat -L -c %Y "$file") now=$(date +%s) started=$(date -d "$started" +%s)
   since_boot=$(systemctl show --property="$2Monotonic" --value "$1")
   read -r uptime _ < /proc/uptime
   corrected=$((now - ${uptime%%.*} + ${since_boot:-0} / 1000000 - 1))
@@ -23,7 +23,7 @@ stale() {  # arguments: a unit, and the property with the time of its start
   if [ "$written" -gt "$started" ] && [ "$written" -le "$now" ]; then echo NeedDaemonReload=yes; fi
 }
 """
-"""A shell function. It prints systemd's line NeedDaemonReload=yes if a unit's file is newer than the unit's start.
+"""A shell function. It prints systemd's line NeedDaemonReload=yes if the file is newer than the unit's start.
 
 systemd's own line does not suffice: any daemon-reload clears it, also if the restart that should follow was lost with the
 connection. The time is in UTC, since abbreviations of other time zones are ambiguous. systemd keeps the time that the clock

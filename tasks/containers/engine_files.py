@@ -15,11 +15,12 @@ from pyinfra.context import host
 
 from agent.report.records import Disruption
 from tasks import disruption
+from tasks.common import units
 from tasks.common.archive import ROOT
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.facts import FactBase
 
-SHARED = (ROOT / "templates" / "engine-files.sh").read_text()
+SHARED = units.STALE + (ROOT / "templates" / "engine-files.sh").read_text()
 
 Engine = Literal["docker", "containerd", "crio"]
 STOPPED_BY_RESTART = f"{SHARED}engine=$1\nstopped_by_restart\n"

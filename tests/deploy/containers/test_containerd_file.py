@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,7 @@ echo "$*" >> {log}
 case "$1" in
 is-active) echo active ;;
 restart) touch {started}; {restart} ;;
-show) case "$*" in *KillMode*) echo {kill_mode} ;; *) date -u -r {started} '+%a %F %T UTC' ;; esac ;;
+show) case "$*" in *KillMode*) echo {kill_mode} ;; *Monotonic*) echo {since_boot} ;; *) date -u -r {started} '+%a %F %T UTC' ;; esac ;;
 esac
 """
 
@@ -74,7 +75,13 @@ class Machine:
     """A folder that stands for a node with containerd. ``log`` has the calls of systemctl."""
 
     def __init__(
-        self, folder: Path, release: str, shim: bool = False, kill_mode: str = "process", restart: str = ":"
+        self,
+        folder: Path,
+        release: str,
+        shim: bool = False,
+        kill_mode: str = "process",
+        restart: str = ":",
+        since_boot: object = "",
     ) -> None:
         self.folder = folder
         self.real, self.work, self.log = folder / "real", folder / "work", folder / "log"
@@ -86,7 +93,9 @@ class Machine:
         os.utime(started, (1_700_000_000, 1_700_000_000))
         program(
             self.bin / "systemctl",
-            SYSTEMCTL.format(log=self.log, started=started, kill_mode=kill_mode, restart=restart),
+            SYSTEMCTL.format(
+                log=self.log, started=started, kill_mode=kill_mode, restart=restart, since_boot=since_boot
+            ),
         )
         program(self.bin / "containerd")
         main = self.work / "etc/containerd/config.toml"
@@ -206,6 +215,22 @@ def test_a_correct_file_is_not_changed(tmp_path: Path) -> None:
     machine.run("apply")
     assert machine.main.read_text().startswith("# mine\n")
     assert "restart containerd" in machine.log.read_text()
+    # A restart would not change this, so each deploy would do one.
+    os.utime(machine.main, (4_000_000_000, 4_000_000_000))
+    assert machine.run("dry-run") == engine_files.DryRun()
+
+
+@pytest.mark.parametrize(("age", "pending"), [(200, False), (50, True)], ids=["before the start", "after the start"])
+def test_a_clock_that_was_set_after_containerd_s_start_makes_its_file_no_newer(
+    tmp_path: Path, age: int, pending: bool
+) -> None:
+    """systemd shows the start by the clock of that moment: here years too early."""
+    since_boot = int((time.clock_gettime(time.CLOCK_BOOTTIME) - 100) * 1_000_000)
+    machine = Machine(tmp_path, "1.7.24", since_boot=since_boot)
+    machine.write(f"version = 2\n{RUNC_2}")
+    written = time.time() - age
+    os.utime(machine.main, (written, written))
+    assert machine.run("dry-run").pending == pending
 
 
 @pytest.mark.parametrize("release", ["v2.0.4", "v2.2.9"])
