@@ -60,7 +60,12 @@ echo "$*" >> {log}
 case "$1" in
 is-active) echo active ;;
 restart) touch {started}; {restart} ;;
-show) case "$*" in *KillMode*) echo {kill_mode} ;; *Monotonic*) echo {since_boot} ;; *) date -u -r {started} '+%a %F %T UTC' ;; esac ;;
+show)
+  case "$*" in
+  *KillMode*) echo {kill_mode} ;;
+  *Monotonic*) echo {since_boot} ;;
+  *) date -u -r {started} '+%a %F %T UTC' ;;
+  esac ;;
 esac
 """
 
