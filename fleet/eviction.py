@@ -5,18 +5,27 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from attrs import frozen
+from lightkube import ApiError
 from lightkube.models.core_v1 import Volume
 from lightkube.models.meta_v1 import LabelSelector, ObjectMeta, OwnerReference
 from lightkube.resources.core_v1 import Pod
 from lightkube.resources.policy_v1 import PodDisruptionBudget
 
-from fleet.api import Failed
+from fleet.api import Failed, code
 from fleet.objects import annotations_of, labels_of, metadata_of
 
 MIRROR = "kubernetes.io/config.mirror"
 """Annotation of the API object of a static pod. The kubelet runs that from a file, so deleting the object has no effect."""
 
 FINISHED = ("Succeeded", "Failed")
+
+REFUSED = (409, 429)
+"""HTTP status codes of an eviction that is refused for now (pkg/registry/core/pod/storage/eviction.go): others write the pod or
+its PodDisruptionBudget, or another pod has its name by now; the budget forbids it."""
+
+TERMINATING = "NamespaceTerminating"
+"""Cause of a refused eviction (403) in a namespace that is being deleted: its pods will end (NamespaceTerminatingCause,
+staging/src/k8s.io/api/core/v1/types.go)."""
 
 
 class CannotDrain(Failed):
@@ -55,6 +64,14 @@ def drain(pods: Iterable[Pod], rules: Rules) -> Drain:
                 f"{full_name(pod)} has local data (emptyDir {', '.join(names)}), which is lost; give --delete-emptydir-data"
             )
     return Drain(tuple(evict), tuple(blockers))
+
+
+def why_not_now(error: ApiError) -> str:
+    """Why an eviction is refused for now; empty if it failed for another reason."""
+    causes = (error.status.details.causes if error.status.details else None) or ()
+    if code(error) not in REFUSED and all(cause.reason != TERMINATING for cause in causes):
+        return ""
+    return " ".join([error.status.message or "refused", *(cause.message for cause in causes if cause.message)])
 
 
 def forbidding(budgets: Iterable[PodDisruptionBudget], pods: Collection[Pod]) -> list[str]:

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 import httpx2
 from attrs import evolve, field, frozen
 from lightkube import ALL_NS, ApiError
-from lightkube.models.meta_v1 import ObjectMeta, StatusCause
+from lightkube.models.meta_v1 import DeleteOptions, ObjectMeta, Preconditions
 from lightkube.resources.core_v1 import Node, Pod
 
 from agent.report import names
@@ -25,23 +25,16 @@ from agent.report.records import Disruption
 from fleet import nic_devices, node_patch
 from fleet.api import ABSENT, Api, Failed, answers, code, errors
 from fleet.connection import TEMPORARY
-from fleet.eviction import CannotDrain, Rules, drain, full_name, is_terminating
+from fleet.eviction import CannotDrain, Rules, drain, full_name, is_terminating, why_not_now
 from fleet.inventory import Hosts
 from fleet.maintenance_record import Record, Step, annotated, finished, not_finished, record_of
 from fleet.nic_devices import NicDevices
 from fleet.node_patch import if_temporary
-from fleet.objects import CHANGED, is_cordoned, metadata_of, unready
+from fleet.objects import CHANGED, is_cordoned, metadata_of, name_of, unready
 from fleet.reading import PlainPod, read
 
 MARGIN = 60.0
 """Seconds that the connection to a node may take beyond the change."""
-
-REFUSED = 429
-"""HTTP status code of an eviction that a PodDisruptionBudget forbids for now."""
-
-TERMINATING = "NamespaceTerminating"
-"""Cause of a refused eviction (403) in a namespace that is being deleted: its pods will end (NamespaceTerminatingCause,
-staging/src/k8s.io/api/core/v1/types.go)."""
 
 T = TypeVar("T")
 
@@ -256,14 +249,24 @@ class Maintenance:
         """
 
         def change(node: Node) -> tuple[dict[str, Any], None]:
-            record = record_of(node)
-            if record is None:
-                raise Lost("its maintenance was undone by somebody else")
-            if not takes(record):
-                raise Lost(not_finished(name, record))
+            record = self._recorded(node, takes)
             return annotated(evolve(record, by=self.api.user, since=self.since, step=step)), None
 
         self._patch(name, change)
+
+    def _recorded(self, node: Node, takes: Callable[[Record], bool]) -> Record:
+        """The record of the node's maintenance; ``takes``: which one this run may write.
+
+        :raises Lost: there is no record, or one that this run may not write.
+        """
+        if (record := record_of(node)) is None:
+            if self.nic:
+                # Also the rules that this run has made since.
+                nic_devices.release(self.api, name_of(node), recorded=True)
+            raise Lost("its maintenance was undone by somebody else")
+        if not takes(record):
+            raise Lost(not_finished(name_of(node), record))
+        return record
 
     def _end(self, name: str, takes: Callable[[Record], bool]) -> None:
         """Remove the record, and uncordon the node if the maintenance cordoned it; ``takes``: which record this run may end.
@@ -276,7 +279,7 @@ class Maintenance:
                 raise Lost(not_finished(name, record))
             body, said = finished(node)
             # An undo that was killed may have removed the record and left rules.
-            of_nic = bool(record.device) if record else self.resume and not self.again
+            of_nic = bool(record.device) if record else bool(self.nic) or (self.resume and not self.again)
             if of_nic:
                 said += nic_devices.release(self.api, name, record is not None)
             return body, said
@@ -297,8 +300,13 @@ class Maintenance:
         while True:
             self._check_stop()
             try:
+                # Pods that are evicted from a node that somebody has given back meanwhile come back.
+                node, _ = self.api.node(name)
+                self._recorded(node, self._is_own)
+                if not (self.nic or is_cordoned(node)):
+                    raise CannotDrain("somebody has uncordoned it")
                 if self.nic:
-                    devices = devices or self._devices(name, begun)
+                    devices = devices or self._devices(node, begun)
                     left, why = devices.take(lambda: self._pods(name), self.rules, self.tell), "they do not end"
                 else:
                     left, why = self._evict_all(name, announced)
@@ -310,9 +318,9 @@ class Maintenance:
                 raise CannotDrain(f"after {self.drain_timeout:.0f} s there are still {left}: {why}")
             self._pause()
 
-    def _devices(self, name: str, begun: bool) -> NicDevices:
-        nic = nic_devices.ask(self.hosts, name, self.nic)
-        return NicDevices(self.api, name, metadata_of(self.api.node(name)[0]).uid or "", nic, begun)
+    def _devices(self, node: Node, begun: bool) -> NicDevices:
+        nic = nic_devices.ask(self.hosts, name_of(node), self.nic)
+        return NicDevices(self.api, name_of(node), metadata_of(node).uid or "", nic, begun)
 
     def _evict_all(self, name: str, announced: set[str]) -> tuple[str, str]:
         """Request the eviction of the node's remaining pods; their names, and why they are still there."""
@@ -335,16 +343,17 @@ class Maintenance:
     def _evict(self, node: str, pod: Pod, announced: set[str]) -> str:
         """Request a pod's eviction; why it is refused, or an empty text."""
         metadata = metadata_of(pod)
-        body = Pod.Eviction(metadata=ObjectMeta(name=metadata.name, namespace=metadata.namespace))
+        # A StatefulSet may have started another pod of this name, on another node.
+        same = DeleteOptions(preconditions=Preconditions(uid=metadata.uid))
+        named = ObjectMeta(name=metadata.name, namespace=metadata.namespace)
+        body = Pod.Eviction(metadata=named, deleteOptions=same)
         try:
             self.api.client.create(body, metadata.name or "", namespace=metadata.namespace or "")
         except ApiError as error:
             if code(error) == ABSENT:
                 return ""
-            if code(error) == REFUSED:
-                return f"{full_name(pod)}: {_budget(error)}"
-            if any(cause.reason == TERMINATING for cause in _causes(error)):
-                return f"{full_name(pod)}: {error.status.message}"
+            if why := why_not_now(error):
+                return f"{full_name(pod)}: {why}"
             if code(error) in TEMPORARY:
                 raise
             raise CannotDrain(f"{full_name(pod)}: {error.status.message}") from None
@@ -386,12 +395,3 @@ class Maintenance:
     def _pause(self) -> None:
         if self.stop.wait(node_patch.CHECK_INTERVAL):
             raise Interrupted
-
-
-def _causes(error: ApiError) -> Sequence[StatusCause]:
-    details = error.status.details
-    return (details.causes if details else None) or ()
-
-
-def _budget(error: ApiError) -> str:
-    return " ".join([error.status.message or "refused", *(cause.message for cause in _causes(error) if cause.message)])

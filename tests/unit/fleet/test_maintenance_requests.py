@@ -22,10 +22,11 @@ from fleet.inventory import Inventory
 from fleet.maintenance import Maintenance
 from fleet.maintenance_record import Record
 from fleet.sweeping import decide, sweep
-from tests.http_server import serving
+from tests.http_server import Request, serving
 from tests.unit.fleet.nodes_api import REFUSED
 from tests.unit.fleet.test_fleet import node
 from tests.unit.fleet.test_maintenance import NOW, pod
+from tests.unit.reporter.scripted import merged
 
 PODS, EVICTION, NODE = "GET /api/v1/pods", "POST /api/v1/namespaces/ml/pods/job/eviction", "/api/v1/nodes/a"
 BUSY = (503, {"kind": "Status", "code": 503, "message": "it is being restarted"})
@@ -45,15 +46,21 @@ Answers = dict[str, list[tuple[int, dict[str, Any] | str]]]
 
 @define
 class Scripted:
-    """An API server that answers each request with the next of its answers, then always the last. ``asked``: the requests."""
+    """An API server that answers each request with the next of its answers, then always the last.
+
+    ``asked``: the requests; ``bodies``: the last body of each.
+    """
 
     answers: Answers
     asked: list[str] = field(factory=list)
+    bodies: dict[str, bytes] = field(factory=dict)
     before: Callable[[str], None] = lambda what: None
 
-    def answer(self, what: str) -> tuple[int, dict[str, Any] | str]:
+    def answer(self, request: Request) -> tuple[int, dict[str, Any] | str]:
+        what = f"{request.method} {request.path}"
         self.before(what)
         self.asked.append(what)
+        self.bodies[what] = request.body
         left = self.answers[what]
         return left.pop(0) if len(left) > 1 else left[0]
 
@@ -69,7 +76,7 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
 
         def begin(answers: Answers) -> tuple[Scripted, Maintenance]:
             script = Scripted(answers)
-            url = running.enter_context(serving(lambda request: script.answer(f"{request.method} {request.path}")))
+            url = running.enter_context(serving(script.answer))
             config = KubeConfig.from_one(cluster=Cluster(server=url), user=User(), context_name="a")
             api = Api(Client(config), "me", NOW, clock=lambda: 0.0)
             inventory = Inventory(tmp_path, {"a": "a"})
@@ -81,24 +88,27 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
 
 @pytest.mark.parametrize("busy", [BUSY, REFUSED, BAD_GATEWAY], ids=["JSON", "text", "proxy"])
 def test_a_restarting_api_server_is_asked_again(serve: Serve, busy: tuple[int, Any]) -> None:
+    own = recorded("drain")
     script, maintenance = serve(
         {
             PODS: [busy, ONE_POD, ONE_POD, busy, NO_PODS],
             EVICTION: [busy, (201, {})],
-            f"GET {NODE}": [busy, (200, HEALTHY)],
+            f"GET {NODE}": [busy, *[own] * 5, busy, own],
         }
     )
     maintenance._drain("a")
-    assert script.asked == [PODS, PODS, EVICTION, PODS, EVICTION, PODS, PODS]
+    asked = [each for each in script.asked if each != f"GET {NODE}"]
+    assert asked == [PODS, PODS, EVICTION, PODS, EVICTION, PODS, PODS]
     maintenance._wait("a")
 
 
 def test_while_etcd_elects_a_leader_a_maintenance_waits(serve: Serve) -> None:
     elects = (500, {"kind": "Status", "code": 500, "message": "etcdserver: leader changed"})
+    own = recorded("drain")
     script, maintenance = serve(
         {
             PODS: [elects, NO_PODS],
-            f"GET {NODE}": [elects, (200, HEALTHY), elects, recorded("wait")],
+            f"GET {NODE}": [elects, own, own, elects, own, elects, own],
             f"PATCH {NODE}": [elects, (200, {})],
         }
     )
@@ -159,13 +169,15 @@ def test_an_interruption_during_the_last_look_at_the_pods_begins_no_change(serve
 def test_an_api_server_that_does_not_answer_while_the_drain_is_undone_leaves_a_node_that_is_named(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script, maintenance = serve({PODS: [NO_PODS], f"GET {NODE}": [UNUSED, BUSY], f"PATCH {NODE}": [(200, {})]})
+    script, maintenance = serve(
+        {PODS: [NO_PODS], f"GET {NODE}": [UNUSED, recorded("drain"), BUSY], f"PATCH {NODE}": [(200, {})]}
+    )
     monkeypatch.setattr("fleet.node_patch.monotonic", lambda: 10.0 * script.asked.count(f"GET {NODE}"))
     script.before = lambda what: maintenance.stop.set() if what == PODS else None
     result, reason = evolve(maintenance, ready_timeout=3600.0).run(["a"], 1)["a"]
     assert (result, reason.startswith("the API server refuses: it is being restarted")) == ("failed", True)
     assert "; it stays cordoned; then trackbed fleet maintain a --inventory" in reason
-    assert script.asked.count(f"GET {NODE}") == 4
+    assert script.asked.count(f"GET {NODE}") == 5
 
 
 def test_a_node_that_is_gone_does_not_keep_others_from_being_given_back(serve: Serve) -> None:
@@ -179,7 +191,8 @@ def recorded(step: str, by: str = "me", since: str = NOW.isoformat()) -> tuple[i
     """A Node with the record of a maintenance."""
     record = {"by": by, "since": since, "step": step, "cordoned": True, "allow": "rebind"}
     notes = {names.MAINTENANCE: json.dumps(record)}
-    return 200, {"metadata": {"name": "a", "resourceVersion": "7", "annotations": notes}, **HEALTHY}
+    metadata = {"name": "a", "resourceVersion": "7", "annotations": notes}
+    return 200, {"metadata": metadata, "spec": {"unschedulable": True}, **HEALTHY}
 
 
 def test_a_node_that_another_run_has_begun_meanwhile_is_left_to_it(serve: Serve) -> None:
@@ -267,9 +280,39 @@ def test_a_record_whose_answer_was_lost_is_this_runs_own(serve: Serve) -> None:
 def test_a_pod_of_a_namespace_that_is_being_deleted_is_waited_for(serve: Serve) -> None:
     causes = [{"reason": "NamespaceTerminating", "message": "namespace ml is being terminated"}]
     terminating = {**FORBIDDEN[1], "details": {"causes": causes}}
-    script, maintenance = serve({PODS: [ONE_POD, NO_PODS], EVICTION: [(403, terminating)]})
+    script, maintenance = serve(
+        {PODS: [ONE_POD, NO_PODS], EVICTION: [(403, terminating)], f"GET {NODE}": [recorded("drain")]}
+    )
     maintenance._drain("a")
-    assert script.asked == [PODS, EVICTION, PODS]
+    assert script.asked == [f"GET {NODE}", PODS, EVICTION, f"GET {NODE}", PODS]
+
+
+def test_the_pod_that_was_listed_is_evicted_and_no_other_of_its_name(serve: Serve) -> None:
+    """A StatefulSet has started another one meanwhile, on another node."""
+    other = (409, {"kind": "Status", "code": 409, "message": "Precondition failed: UID in precondition: u-job"})
+    listed = {"items": [merged(pod("job").to_dict(), {"metadata": {"uid": "u-job"}})]}
+    script, maintenance = serve({PODS: [(200, listed), NO_PODS], EVICTION: [other], f"GET {NODE}": [recorded("drain")]})
+    maintenance._drain("a")
+    assert json.loads(script.bodies[EVICTION])["deleteOptions"]["preconditions"] == {"uid": "u-job"}
+
+
+@pytest.mark.parametrize(
+    ("notes", "result"),
+    [
+        ({names.MAINTENANCE: None}, ("failed", "its maintenance was undone by somebody else")),
+        ({}, ("undone", "somebody has uncordoned it")),
+    ],
+)
+def test_a_node_that_somebody_has_given_back_is_not_drained_any_further(
+    serve: Serve, notes: dict[str, None], result: tuple[str, str]
+) -> None:
+    """Its pods come back to it."""
+    own = recorded("drain")
+    given_back = (200, merged(own[1], {"metadata": {"annotations": notes}, "spec": {"unschedulable": None}}))
+    answers: Answers = {PODS: [ONE_POD], EVICTION: [(201, {})], f"GET {NODE}": [UNUSED, own, given_back]}
+    script, maintenance = serve({**answers, f"PATCH {NODE}": [(200, {})]})
+    assert maintenance.run(["a"], 1) == {"a": result}
+    assert script.asked.count(EVICTION) == 1
 
 
 def test_a_failed_maintenance_names_the_whole_commands_that_go_on(serve: Serve) -> None:

@@ -361,7 +361,10 @@ def test_a_second_run_leaves_the_nic_to_the_first(fleet: Fleet) -> None:
         assert why.endswith("give --device rail0 --resume or --undo")
 
 
-def test_a_run_whose_maintenance_was_undone_does_not_change_the_nic(fleet: Fleet) -> None:
+@pytest.mark.parametrize("tolerating", ["", "u-job"], ids=["its pods end", "a pod stays"])
+def test_a_run_whose_maintenance_was_undone_changes_nothing_and_leaves_no_rule(fleet: Fleet, tolerating: str) -> None:
+    fleet.dra.tolerating = {tolerating}
+
     def received(what: str) -> None:
         if what.startswith("POST"):
             fleet.received = lambda what: None
@@ -369,7 +372,7 @@ def test_a_run_whose_maintenance_was_undone_does_not_change_the_nic(fleet: Fleet
 
     fleet.received = received
     assert fleet.maintenance().run(["a"], 1) == {"a": ("failed", "its maintenance was undone by somebody else")}
-    assert fleet.node.applied() == 0
+    assert (fleet.state(), fleet.dra.made, fleet.node.applied()) == (CLEAN, 2, 0)
 
 
 def fails_to_apply(fleet: Fleet) -> None:
