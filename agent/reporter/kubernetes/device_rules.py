@@ -68,7 +68,7 @@ def judged(nics: Sequence[NicVerdict]) -> Judged:
             if pci := nic.vfs[vf.index] if vf.index < len(nic.vfs) else "":
                 functions[pci.lower()] = None if vf.certainty == "unknown" else False
     away = any(not nic.pci or not all(nic.vfs) for nic in nics)
-    return Judged(functions, bool(nics) and all(functions.values()) and not away)
+    return Judged(functions, all(functions.values()) and not away)
 
 
 @frozen

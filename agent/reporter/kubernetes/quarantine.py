@@ -54,7 +54,8 @@ class DeviceTaints:
         :raises ValueError: the API server's answer cannot be read.
         """
         report = verdict.report
-        if not verdict.fresh or report is None or not report.nics:
+        # A pass that ended early says nothing of any NIC. After a complete one the spec may have none (any more).
+        if not verdict.fresh or report is None or not (report.nics or report.devices):
             return LONGEST_SLEEP
         if clock < self._absent_until:
             return self._absent_until - clock

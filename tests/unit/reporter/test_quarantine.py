@@ -213,6 +213,15 @@ def test_the_rule_of_a_nic_that_left_the_spec_goes_once_all_others_are_good(node
     assert node.dra.rules == {}
 
 
+def test_the_rules_of_the_only_nic_go_once_the_spec_has_none(node: Running) -> None:
+    node.says(BAD0)
+    node.says()  # of a pass that ended early
+    assert node.dra.tainted == ALL_OF_RAIL0
+    say(node.reporter, evolve(REPORT, devices="of no NIC"))
+    node.settles()
+    assert node.dra.rules == {}
+
+
 def test_rules_that_somebody_has_deleted_come_back_and_are_not_fought_for(node: Running) -> None:
     node.says(BAD0, RAIL1)
     node.dra.rules.clear()
