@@ -145,7 +145,8 @@ class Deploy:
 
     def give_back(self, state: State, host: Host) -> None:
         """Give a host's lock back; one that has gone away keeps it until it expires."""
-        _run(host, script(GIVE_BACK, FILE, self.token))
+        if host.connected:
+            _run(host, script(GIVE_BACK, FILE, self.token))
 
 
 def running(run: Callable[..., None]) -> Callable[..., None]:

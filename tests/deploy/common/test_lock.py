@@ -15,6 +15,7 @@ import gevent
 import pytest
 from click import Command, Context
 from gevent import Timeout
+from paramiko import SSHClient
 from pyinfra.api.config import Config
 from pyinfra.api.connect import connect_all
 from pyinfra.api.inventory import Inventory
@@ -117,6 +118,14 @@ def test_a_lock_is_renewed_while_the_deploy_runs_and_one_that_was_taken_over_is_
         connect_all(state)
         lock.running(run)(state)
     assert file.read_text().startswith(BOB)
+
+
+def test_the_lock_of_a_host_that_is_away_stays() -> None:
+    """As of one that did not come back from its reboot: its SSH client has no connection."""
+    state = State(Inventory((["node-a"], {})), Config())  # type: ignore[no-untyped-call]
+    host = state.inventory.get_host("node-a")
+    host.connector.client = SSHClient()
+    lock.Deploy(held=[host]).give_back(state, host)
 
 
 DEPLOY = "from pyinfra.operations import server\nserver.shell(name='Change', commands=['true'])\n"
