@@ -345,8 +345,11 @@ def load(wanted: Erdma, release: str | None) -> Commands:
     if not module.stale and mode in (None, have.compat_mode):
         yield from reboot.withdraw(MODULE)
         return
+    # The srcversion makes the reason another one after an upgrade.
     reason = (
-        "another build of erdma than the installed one is loaded" if module.stale else f"compat_mode={letter} is wanted"
+        f"the installed erdma ({module.installed}) is not the loaded one"
+        if module.stale
+        else f"compat_mode={letter} is wanted"
     )
     if have.users:
         yield from reboot.request(MODULE, f"{reason}, and the loaded driver is in use")

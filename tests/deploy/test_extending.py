@@ -119,9 +119,7 @@ def test_a_vendors_driver_is_one_file(node: Node, add: Add) -> None:
     assert fresh.commands["ACME | Driver loaded"] == ["modprobe acme"]
     assert node.deploy(acme.install, installed("loaded AB")).commands["ACME | Driver loaded"] == []
     [request] = node.deploy(acme.install, installed("loaded CD")).commands["ACME | Driver loaded"]
-    assert request.endswith(
-        " sh /var/lib/trackbed/reboots acme 'another build of acme than the installed one is loaded'"
-    )
+    assert request.endswith(" sh /var/lib/trackbed/reboots acme 'the installed acme (AB) is not the loaded one'")
 
 
 def test_the_removal_deletes_the_files_of_a_vendors_driver(add: Add) -> None:

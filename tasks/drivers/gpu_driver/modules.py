@@ -217,26 +217,28 @@ def load(wanted_open: bool, version: str) -> Commands:
     if _is_current(module, version):
         yield from reboot.withdraw(TASK)
         return
+    # The srcversion makes it another reason after a build for another OFED.
+    installed = f"the driver {version} ({module.installed})"
     users = host.get_fact(GpuUsers) if module.is_loaded else []
     if users is None or users:
         host.log(printable(f"gpu_driver: the loaded driver is in use by {named(users)}"))
-        yield from _request_reboot(f"the driver {version} is installed, and another is loaded and in use")
+        yield from _request_reboot(f"{installed} is installed, and another is loaded and in use")
         return
     if module.is_loaded and disruption.deferred("reload of the GPU driver", disruption.DRIVER_RELOAD, of_nics=False):
-        yield from _request_reboot(f"the driver {version} is installed, and another is loaded")
+        yield from _request_reboot(f"{installed} is installed, and another is loaded")
         return
     yield script(_LOAD, "yes" if module.is_loaded else "no", _NOT_LOADED)
     if not module.is_loaded or not host.state.is_executing:
         yield from reboot.withdraw(TASK)
     elif not _is_current(host.get_fact(dkms.ModuleState, module=MODULE), version):
-        yield from _request_reboot(f"the driver {version} is installed, and another could not be unloaded")
+        yield from _request_reboot(f"{installed} is installed, and another could not be unloaded")
     else:
         yield from reboot.withdraw(TASK)
 
 
 def _request_reboot(reason: str) -> Commands:
     requests = host.get_fact(reboot.NodeRebootRequests)
-    if requests is None or requests.of(TASK) is None:
+    if requests is None or (present := requests.of(TASK)) is None or present.reason != reason:
         # It may contain the kernel's own drivers, or the former modules.
         yield script(dkms.MAKE_INITRAMFS)
     yield from reboot.request(TASK, reason)

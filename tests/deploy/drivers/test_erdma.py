@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import subprocess
 import tarfile
 from pathlib import Path
@@ -136,6 +137,19 @@ def test_another_build_or_mode_is_loaded_again_unless_it_is_in_use(node: Node, a
     else:
         assert "and the loaded driver is in use" in command
         assert "modprobe" not in command
+
+
+def test_a_build_after_a_reboot_that_no_deploy_has_seen_is_another_reason_for_a_reboot(node: Node) -> None:
+    node.data = {"erdma": DKMS, "reboot": {"policy": "allow"}}
+    requests = of(NodeRebootRequests)
+    in_use = {**there(), LOADED: ["mode Y", "users 1"], MODULE: [PATH, "installed CD", "users 1", "loaded AB"]}
+    [request] = node.deploy(erdma.install, in_use).commands["eRDMA | Driver loaded"]
+    *_, reason = shlex.split(request)
+    upgraded = {**in_use, MODULE: [PATH, "installed EF", "users 1", "loaded CD"], "uname -r": "6.1.0-9-amd64"}
+    result = node.deploy(erdma.install, {**upgraded, requests: ["boot-2", f"erdma boot-1 {reason} "]})
+    assert not result.failed
+    [request] = result.commands["eRDMA | Driver loaded"]
+    assert " sh /var/lib/trackbed/reboots erdma " in request
 
 
 @pytest.mark.parametrize("loaded", [["users 0", "loaded CD"], []])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
 from tasks.drivers import gpu_driver
@@ -33,7 +35,7 @@ def test_another_loaded_driver_is_replaced_if_nothing_uses_it(node: Node) -> Non
     assert "rmmod" in reloaded
     assert " sh yes " in reloaded
     assert "update-initramfs -u" in initramfs
-    assert request.endswith(f"gpu_driver 'the driver {VERSION} is installed, and another could not be unloaded'")
+    assert request.endswith(f"gpu_driver 'the driver {VERSION} (AB) is installed, and another could not be unloaded'")
 
 
 @pytest.mark.parametrize(
@@ -61,8 +63,32 @@ def test_another_loaded_driver_in_use_requests_a_reboot(node: Node) -> None:
     initramfs, request = result.commands[f"{PREFIX}Loaded modules"]
     assert "update-initramfs -u" in initramfs
     # The reason stays the same while others use it.
-    assert request.endswith(f"'the driver {VERSION} is installed, and another is loaded and in use'")
+    assert request.endswith(f"'the driver {VERSION} (AB) is installed, and another is loaded and in use'")
     assert any("gpu_driver: the loaded driver is in use by python3 (7)" in line for line in result.log)
+
+
+def test_a_build_after_a_reboot_that_no_deploy_has_seen_is_another_reason_for_a_reboot(node: Node) -> None:
+    wants(node)
+    node.data["reboot"] = {"policy": "allow"}
+    used = {USERS: ["python3 (7)", "end"]}
+    *_, request = node.deploy(gpu_driver.install, there(nvidia=STALE, **used)).commands[f"{PREFIX}Loaded modules"]
+    *_, reason = shlex.split(request)
+    built_for_ofed = [*STALE[:1], "installed EF", *STALE[2:]]
+    later = there(nvidia=built_for_ofed, **used, **{REQUESTS: [f"{BOOT}2", f"gpu_driver {BOOT}1 {reason} "]})
+    result = node.deploy(gpu_driver.install, later)
+    assert not result.failed
+    assert " sh /var/lib/trackbed/reboots gpu_driver " in result.commands[f"{PREFIX}Loaded modules"][-1]
+
+
+def test_a_request_for_another_reason_makes_the_initramfs_again(node: Node) -> None:
+    """It may contain the modules of the version before, which the boot would load."""
+    wants(node)
+    requested = {
+        REQUESTS: [f"{BOOT}2", f"gpu_driver {BOOT}1 the driver 570.86.15 is installed, and another is loaded "]
+    }
+    result = node.deploy(gpu_driver.install, {**there(nvidia=STALE, **{USERS: ["python3 (7)", "end"]}), **requested})
+    initramfs, _ = result.commands[f"{PREFIX}Loaded modules"]
+    assert "update-initramfs -u" in initramfs
 
 
 def test_a_loaded_driver_of_another_version_is_not_the_installed_one(node: Node) -> None:
