@@ -120,11 +120,11 @@ def test_a_lock_is_renewed_while_the_deploy_runs_and_one_that_was_taken_over_is_
     assert file.read_text().startswith(BOB)
 
 
-def test_the_lock_of_a_host_that_is_away_stays() -> None:
+def test_the_lock_of_a_host_that_is_away_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of one that did not come back from its reboot: its SSH client has no connection."""
     state = State(Inventory((["node-a"], {})), Config())  # type: ignore[no-untyped-call]
     host = state.inventory.get_host("node-a")
-    host.connector.client = SSHClient()
+    monkeypatch.setattr(host.connector, "client", SSHClient())
     lock.Deploy(held=[host]).give_back(state, host)
 
 
