@@ -84,6 +84,7 @@ def forbidding(budgets: Iterable[PodDisruptionBudget], pods: Collection[Pod]) ->
             for pod in pods
             if metadata_of(pod).namespace == metadata.namespace
             and _selects(spec.selector if spec else None, labels_of(pod))
+            and not _is_unguarded(pod, budget)
         ]
         # As the eviction API: a status of an earlier generation allows nothing.
         current = status is not None and (status.observedGeneration or 0) >= (metadata.generation or 0)
@@ -94,6 +95,21 @@ def forbidding(budgets: Iterable[PodDisruptionBudget], pods: Collection[Pod]) ->
                 f"the PodDisruptionBudget {name} allows {allowed} disruptions now, not that of {', '.join(covered)}"
             )
     return found
+
+
+def _is_unguarded(pod: Pod, budget: PodDisruptionBudget) -> bool:
+    """Whether the eviction API evicts a pod whatever its budget allows (pkg/registry/core/pod/storage/eviction.go).
+
+    A pod that is not ready is a disruption already.
+    """
+    if pod.status is None or pod.status.phase in ("Pending", *FINISHED):
+        return True
+    if any((each.type, each.status) == ("Ready", "True") for each in pod.status.conditions or ()):
+        return False
+    status = budget.status
+    healthy, desired = (status.currentHealthy or 0, status.desiredHealthy or 0) if status else (0, 0)
+    always = budget.spec is not None and budget.spec.unhealthyPodEvictionPolicy == "AlwaysAllow"
+    return always or healthy >= desired > 0
 
 
 def _selects(selector: LabelSelector | None, labels: Mapping[str, str]) -> bool:

@@ -15,6 +15,7 @@ from lightkube.models.core_v1 import (
     EmptyDirVolumeSource,
     NodeCondition,
     NodeStatus,
+    PodCondition,
     PodSpec,
     PodStatus,
     Volume,
@@ -49,7 +50,8 @@ def pod(
     )
     volumes = [Volume(name="scratch", emptyDir=emptydir)] if emptydir else None
     spec = PodSpec(containers=[Container(name="c")], volumes=volumes)
-    return Pod(metadata=metadata, spec=spec, status=PodStatus(phase=phase))
+    ready = [PodCondition("True", "Ready")] if phase == "Running" else []
+    return Pod(metadata=metadata, spec=spec, status=PodStatus(phase=phase, conditions=ready))
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from attrs import define, evolve, field, frozen
 from lightkube import Client, KubeConfig
 from lightkube.config.models import Cluster as ClusterConfig
 from lightkube.config.models import User
+from lightkube.models.core_v1 import PodCondition
 from lightkube.models.meta_v1 import LabelSelector, LabelSelectorRequirement, ObjectMeta
 from lightkube.models.policy_v1 import PodDisruptionBudgetSpec, PodDisruptionBudgetStatus
 from lightkube.resources.policy_v1 import PodDisruptionBudget
@@ -289,6 +290,28 @@ def test_a_budget_counts_the_pods_that_it_selects(one: PodDisruptionBudget, forb
     job = pod("job")
     assert job.metadata
     job.metadata.labels = {"app": "job"}
+    assert bool(forbidding([one], [job])) == forbids
+
+
+@pytest.mark.parametrize(
+    ("phase", "healthy", "policy", "forbids"),
+    [
+        ("Running", 2, None, False),
+        ("Running", 1, None, True),
+        ("Running", 1, "IfHealthyBudget", True),
+        ("Running", 1, "AlwaysAllow", False),
+        ("Pending", 1, None, False),
+        ("Failed", 1, None, False),
+    ],
+)
+def test_a_budget_does_not_keep_a_pod_that_the_eviction_api_would_evict_without_it(
+    phase: str, healthy: int, policy: str | None, forbids: bool
+) -> None:
+    """A pod that a bad NIC has made unready counts as a disruption already."""
+    job, one = pod("job", phase=phase), budget(0, LabelSelector())
+    assert job.status and one.status and one.spec
+    job.status.conditions = [PodCondition("False", "Ready")]
+    one.status.currentHealthy, one.status.desiredHealthy, one.spec.unhealthyPodEvictionPolicy = healthy, 2, policy
     assert bool(forbidding([one], [job])) == forbids
 
 
