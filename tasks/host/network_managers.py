@@ -3,7 +3,8 @@
 A udev rule marks VFs by their PCI function's link to the PF, which does not depend on name or driver (mlx5_core drives PFs
 and VFs). NetworkManager reads the mark NM_UNMANAGED (NetworkManager(8), "UDEV PROPERTIES"). networkd matches it by Property=
 (systemd.network(5)), since systemd 243; an older networkd would ignore that key and match every interface, so it gets no
-file. To have a VF managed all the same, add a udev rule with a later name that sets both properties to 0.
+file. Of the files that match, networkd uses the first one by name, and netplan's are 10-netplan-ID.network. To have a VF
+managed all the same, add a udev rule with a later name that sets both properties to 0.
 
 networkd also removes routing rules that are not its own, whenever it starts. If the spec gives addresses, a file tells it to
 leave them (ManageForeignRoutingPolicyRules=, since systemd 249). It reads that when it starts, so nothing is restarted.
@@ -22,7 +23,7 @@ from tasks.common.facts import Lines
 from tasks.common.texts import HEADER, Texts, replace, written
 
 RULE = "/etc/udev/rules.d/70-trackbed-vfs.rules"
-NETWORK = "/etc/systemd/network/10-trackbed-vfs.network"
+NETWORK = "/etc/systemd/network/00-trackbed-vfs.network"
 NETWORKD_CONF = "/etc/systemd/networkd.conf.d/10-trackbed.conf"
 
 

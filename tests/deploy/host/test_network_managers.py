@@ -25,7 +25,7 @@ from tests.stand_ins import program
 MANAGERS = of(NetworkManagers)
 UNMARKED = of(UnmarkedVfs)
 NEW_RULE = "/etc/udev/rules.d/.70-trackbed-vfs.rules.new"
-NEW_NETWORK = "/etc/systemd/network/.10-trackbed-vfs.network.new"
+NEW_NETWORK = "/etc/systemd/network/.00-trackbed-vfs.network.new"
 BOTH = ["NetworkManager", "systemd-networkd"]
 
 
@@ -45,6 +45,12 @@ def test_both_managers_get_files_and_existing_vfs_are_marked(node: Node) -> None
     assert f" sh put {RULE} put {NETWORK} -- " in command
     assert "udevadm trigger" in command
     assert "networkctl reload" in command
+
+
+def test_the_file_for_vfs_comes_before_those_of_netplan_and_cloud_init() -> None:
+    """networkd uses the first file by name that matches (systemd.network(5)). Those of netplan's may match en*."""
+    others = ("10-netplan-all-en.network", "10-cloud-init-eth0.network")
+    assert min(Path(NETWORK).name, *others) not in others
 
 
 def test_without_networkd_only_the_rule_for_networkmanager_is_written(node: Node) -> None:
