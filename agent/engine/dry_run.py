@@ -81,8 +81,7 @@ def dry_run(machine: Machine, spec: NodeSpec, originals: Originals | None = None
         planned += changes
     errors += [c.text for c in want.missing if c.severity == "required"]
     errors += [f"{c}: {c.blocker}; {c.remedy}" for c in planned if c.blocker and not _is_pending(c, pending)]
-    changes = [evolve(c, blocker="", remedy="") if _is_pending(c, pending) else c for c in planned]
-    changes = _as_made(changes)
+    changes = _as_made([evolve(c, blocker="", remedy="") if _is_pending(c, pending) else c for c in planned])
     names = {address: wanted.nic.name for address, wanted in want.nics.items()}
     is_complete = not errors and not any(function.unreadable for function in have.functions)
     return DryRun(

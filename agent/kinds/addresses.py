@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
 from ipaddress import ip_interface
 
 from attrs import evolve, field, frozen
@@ -371,23 +370,14 @@ def _add_address(machine: Machine, target: str, address: str) -> None:
 
 
 def _remove_address(machine: Machine, target: str, address: str) -> None:
+    """Remove an address. Without promote_secondaries the kernel removes an IPv4 one with later ones of the same network."""
     ifindex = ifindex_of(machine.files, target)
-    if ":" in address:
-        machine.netlink.remove_address(ifindex, address)
-        return
-    with _others_stay(machine.files, netdev_of(machine.files, target)):
-        machine.netlink.remove_address(ifindex, address)
-
-
-@contextmanager
-def _others_stay(files: Files, name: str) -> Iterator[None]:
-    """Turn promote_secondaries on: without it the kernel removes an IPv4 address with later ones of the same network."""
-    promotes = f"{CONF}/{name}/{PROMOTE}"
-    before = read_or(files, promotes, "1")
+    promotes = f"{CONF}/{netdev_of(machine.files, target)}/{PROMOTE}"
+    before = "1" if ":" in address else read_or(machine.files, promotes, "1")
     if before == "0":
-        files.write(promotes, "1")
+        machine.files.write(promotes, "1")
     try:
-        yield
+        machine.netlink.remove_address(ifindex, address)
     finally:
         if before == "0":
-            files.write(promotes, before)
+            machine.files.write(promotes, before)

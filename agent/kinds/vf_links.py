@@ -34,13 +34,9 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mappin
     search = bool(away) and machine.namespaces.searchable()
     nowhere = set(away) - machine.namespaces.holding(away).keys() if search else set()
     missing = {vf for vf in nowhere if not links.has_rdma(machine.files, vf)}
-    return {
-        address: {
-            target: evolve(status, missing=True) if status.pci in missing else status
-            for target, status in of_pf.items()
-        }
-        for address, of_pf in statuses.items()
-    }
+    for of_pf in statuses.values():
+        of_pf.update({at: evolve(status, missing=True) for at, status in of_pf.items() if status.pci in missing})
+    return statuses
 
 
 def index(have: Snapshot, target: str) -> int:
