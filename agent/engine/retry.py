@@ -101,13 +101,13 @@ class Failures:
         self._failures[key] = _Failure(outcome, count, now, now + wait)
 
     def hasten(self, scope: Scope) -> None:
-        """Try the changes of the devices in ``scope`` again soon, since an event named them.
+        """Try those changes of the devices in ``scope`` again soon that disturb nobody, since an event named them.
 
         Not at once: the write that failed may itself have caused the event, and the next try would cause the next event.
         """
         for key, failure in self._failures.items():
             concerned = scope is None or failure.outcome.change.device in devices(scope)
-            if concerned and not _is_costly(failure.outcome.change):
+            if concerned and failure.outcome.change.disruption == Disruption.NONE:
                 soon = min(failure.not_before, failure.tried + HASTENED_RETRY)
                 self._failures[key] = evolve(failure, not_before=soon)
 
