@@ -118,7 +118,7 @@ def apply(machine: Machine, change: Change) -> None:
     # A driver may make fewer, which the kernel takes for a success (sriov_numvfs_store, drivers/pci/iov.c).
     made = vf_count(machine.files, change.device)
     if made != change.after:
-        raise OSError(errno.ENOSPC, _differs(made, change.number))
+        raise OSError(errno.ENOSPC, f"{_differs(made, change.number)}{_put_back(machine, path, change)}")
 
 
 def _differs(made: int, asked: int) -> str:

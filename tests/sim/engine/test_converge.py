@@ -207,6 +207,16 @@ def test_a_driver_that_makes_no_vf_need_not_lack_room(kernel: Kernel) -> None:
     assert failed.error.startswith("there are 0 VFs, not 5, and the driver has refused nothing; see dmesg, and whether")
 
 
+def test_the_vfs_of_before_are_made_again_if_the_driver_makes_none_and_says_nothing(kernel: Kernel) -> None:
+    """bnxt_sriov_configure returns the number that was asked for, also if bnxt_sriov_enable has failed."""
+    settle(kernel, spec(3))
+    kernel.sriov.room[PF0] = 0
+    kernel.writes.clear()
+    settle(kernel, spec(5))
+    path = f"/sys/bus/pci/devices/{PF0}/sriov_numvfs"
+    assert [text for where, text in kernel.writes if where == path] == ["0", "5", "3"]
+
+
 def test_a_driver_that_makes_fewer_vfs_is_not_soon_asked_again(kernel: Kernel) -> None:
     """Each further try resets the VFs that there are. So an event does not hasten it."""
     kernel.sriov.room[PF0] = 3
