@@ -12,6 +12,10 @@ from agent.spec.validators import Within
 from agent.spec.vf_attributes import Refusal, Together, Values, VfAttribute, word
 
 PROTOCOLS = {"802.1Q": 0x8100, "802.1ad": 0x88A8}
+VGT = 4095
+"""The VLAN that mlx4 reports of a VF without one (mlx4_set_vf_vlan, drivers/net/ethernet/mellanox/mlx4/cmd.c)."""
+
+_number = word(1)
 
 
 def _message(index: int, values: Values) -> tuple[str, Values]:
@@ -60,7 +64,7 @@ ATTRIBUTES = (
         order=20,
         validator=Within(0, 4094, "(0 is untagged)"),
         netlink="IFLA_VF_VLAN",
-        read=word(1),
+        read=lambda content: _number(content) % VGT,
         unreported=0,
         show=_shown,
     ),

@@ -90,6 +90,11 @@ print(bytes(message.data).hex())
     assert struct.unpack_from("=H", inner(bytes.fromhex(ran.stdout)), 4) == (4 + 16,)
 
 
+def test_mlx4_says_with_4095_that_a_vf_has_no_vlan() -> None:
+    base = {"mac": "02:00:00:00:00:01", "qos": 0}
+    assert [decode(inner(encoded(0, {**base, "vlan": vlan}))).vlan for vlan in (0, 1, 4094, 4095)] == [0, 1, 4094, 0]
+
+
 def test_what_is_not_given_is_not_written() -> None:
     assert inner(encoded(0, {"trust": None, "vlan": None})) == inner(encoded(0, {})) == b""
     written = entry(encoded(0, {"trust": False}))
