@@ -13,6 +13,9 @@ from agent.spec.vf_attributes import with_reported
 ARPHRD_INFINIBAND = 32
 """The hardware type of an IPoIB netdev (include/uapi/linux/if_arp.h)."""
 
+IFNAMSIZ = 16
+"""A name of this length or more can only be an alternative name."""
+
 
 @frozen(field_transformer=with_reported)
 class VfInfo:

@@ -294,10 +294,8 @@ def _set_mtu(machine: Machine, target: str, mtu: int) -> None:
 def _add_altname(machine: Machine, target: str, name: str) -> None:
     try:
         machine.netlink.add_altname(ifindex_of(machine.files, target), name)
-    except OSError as error:
-        if error.errno == errno.EEXIST:
-            raise OSError(errno.EEXIST, _who_is_called(machine, name)) from error
-        raise
+    except FileExistsError as error:
+        raise OSError(errno.EEXIST, _who_is_called(machine, name)) from error
 
 
 def _who_is_called(machine: Machine, name: str) -> str:

@@ -17,7 +17,7 @@ from agent.hardware.functions import PCI, driver, has_netdev, ifindex, link_of, 
 from agent.hardware.sysfs import names_in
 from agent.hardware.udev import udev_entry
 from agent.kinds import links
-from agent.machine import Files, Machine
+from agent.machine import IFNAMSIZ, Files, Machine
 from agent.report.records import Change, Disruption
 from agent.report.target import vf_index, vf_target
 from agent.state.scope import Scope, functions_in_scope
@@ -28,8 +28,6 @@ NAME = "vf_names"
 AFTER = ("bindings",)
 
 LINK_FILE = "ID_NET_LINK_FILE"
-# A name of this length or more can only be an alternative name.
-IFNAMSIZ = 16
 # systemd.link(5), NamePolicy=: what udev derives from the device alone, in the order of its default policy.
 RULES = ("ID_NET_NAME_FROM_DATABASE", "ID_NET_NAME_ONBOARD", "ID_NET_NAME_SLOT", "ID_NET_NAME_PATH", "ID_NET_NAME_MAC")
 

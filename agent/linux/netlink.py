@@ -37,7 +37,7 @@ from agent.linux.messages import (
     u32,
 )
 from agent.linux.sockets import close_with
-from agent.machine import Connection, Link, QueueIrq, QueueUser, Route, Rule
+from agent.machine import IFNAMSIZ, Connection, Link, QueueIrq, QueueUser, Route, Rule
 
 _IFLA = numbers(ifinfmsg)
 IFLA_ADDRESS, IFLA_IFNAME, IFLA_MTU = _IFLA["IFLA_ADDRESS"], _IFLA["IFLA_IFNAME"], _IFLA["IFLA_MTU"]
@@ -280,7 +280,9 @@ def _with_vfs(name: str, alone: bool) -> Link:
     net/netlink/af_netlink.c), but calls all drivers. If one hangs in it, the device that was asked for is blamed. The next
     worker asks for each link ``alone``, and so finds the one that hangs; until it answers, such a PF reports no VF.
     """
-    asked, named = asked_links(RTEXT_FILTER_VF), attribute(IFLA_IFNAME, os.fsencode(name) + b"\0")
+    # For a longer IFLA_IFNAME the kernel answers ERANGE (ifla_policy).
+    kind = IFLA_IFNAME if len(os.fsencode(name)) < IFNAMSIZ else IFLA_ALT_IFNAME
+    asked, named = asked_links(RTEXT_FILTER_VF), attribute(kind, os.fsencode(name) + b"\0")
     try:
         (answer,) = ask(socket.NETLINK_ROUTE, rtnl.RTM_GETLINK, asked + named)
         return decode_link(answer)

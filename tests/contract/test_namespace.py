@@ -60,6 +60,15 @@ def test_the_kernel_tells_no_interrupt_of_a_veth() -> None:
     in_namespace(check)
 
 
+def test_a_netdev_is_found_by_an_alternative_name_that_is_too_long_for_a_name() -> None:
+    def check(kernel: Machine, index: int) -> None:
+        kernel.netlink.add_altname(index, "name_of_thirty_characters_here")
+        found = kernel.netlink.link("name_of_thirty_characters_here")
+        assert (found and found.ifindex, kernel.netlink.link("another_name_of_thirty_letters")) == (index, None)
+
+    in_namespace(check)
+
+
 def test_an_address_that_another_node_has_is_a_duplicate() -> None:
     def check(kernel: Machine, index: int) -> None:
         failed = soon(lambda: kernel.netlink.addresses(duplicate=True) or None, "duplicate")
