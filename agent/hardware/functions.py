@@ -169,6 +169,12 @@ def physical_function(files: Attributes, address: str) -> str:
     return target_of(files, f"{PCI}/{address}/physfn") or address
 
 
+def function_of(files: Attributes, name: str) -> str | None:
+    """The address of the PF that a netdev or its VF belongs to; None for one without (a veth), and if it is gone."""
+    device = target_of(files, f"{NET}/{name}/device")
+    return None if device is None else physical_function(files, device)
+
+
 def total_vfs(files: Files, address: str) -> int:
     """How many VFs a PF can have; 0 without SR-IOV."""
     return number_or(files, f"{PCI}/{address}/sriov_totalvfs", 0)

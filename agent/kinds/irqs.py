@@ -33,7 +33,7 @@ from agent.report.target import device_of, is_vf, vf_index
 from agent.spec.ranges import format_ranges, parse_ranges
 from agent.state.scope import Scope, functions_in_scope
 from agent.state.snapshot import Snapshot
-from agent.state.wanted import Wanted
+from agent.state.wanted import Wanted, absent_among
 
 NAME = "irqs"
 # Interrupts belong to channels, and a driver may request them again when its rings change.
@@ -230,10 +230,12 @@ def placement(want: Wanted, have: Snapshot) -> Placement:
     """
     local = pools(want, have)
     load = have.load if want.spec.irqs.follow_load else None
-    return have.memo.get("placement", (local, have[NAME], have.topology, load), lambda: _place(local, have, load))
+    absent = absent_among(want, have.functions, (device_of(target) for target, _ in _kept(have).placed))
+    made_from = local, have[NAME], have.topology, load, absent
+    return have.memo.get("placement", made_from, lambda: _place(local, have, load, absent))
 
 
-def _place(local: Mapping[str, Pool], have: Snapshot, load: Load | None) -> Placement:
+def _place(local: Mapping[str, Pool], have: Snapshot, load: Load | None, absent: Collection[str]) -> Placement:
     kept = _kept(have)
     keys: dict[Key, Pool] = {}
     free: dict[Key, Pool] = {}
@@ -264,6 +266,9 @@ def _place(local: Mapping[str, Pool], have: Snapshot, load: Load | None) -> Plac
         if not irqs
     }
     every = {key: down[key[0]] for key in kept.placed if key[0] in down} | keys
+    # So do those of a NIC that is missing for a while, whose interrupts and pool are unknown.
+    placed_before = ((key, cpu) for key, cpu in kept.placed.items() if device_of(key[0]) in absent)
+    every |= {key: Pool((cpu,)) for key, cpu in placed_before if cpu in have.topology.cpus}
     every = _with_vectors(every, affinities, kept)
     # Another interrupt's present CPU does not count: it depends on irqbalance, and on the order in which devices appeared, so
     # each boot would have another placement.

@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterator, Mapping
 
 from attrs import evolve, frozen
 
-from agent.hardware.functions import NET, ifindex, netdev, pci_of, physical_function
+from agent.hardware.functions import NET, function_of, ifindex, ifindex_now
 from agent.hardware.placement import mask, pool
-from agent.hardware.sysfs import names_in, target_of, whole
+from agent.hardware.sysfs import names_in, whole
 from agent.kinds import Reading, queues
 from agent.machine import Files, Machine
 from agent.report.reasons import UNREADABLE_DEVICE
@@ -61,7 +61,7 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Matchi
     names = [
         name
         for name in names_in(machine.files, NET)
-        if _rule(want, name) and _physical_function(machine.files, name) not in ours
+        if _rule(want, name) and function_of(machine.files, name) not in ours
     ]
     read = {name: _read(machine.files, name) for name in names[:MOST]}
     there = {name: steered for name, steered in read.items() if steered.ifindex or steered.unreadable}
@@ -70,11 +70,6 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Matchi
 
 def _rule(want: Wanted, name: str) -> SteeredNetdevs | None:
     return next((rule for rule in want.spec.rps.netdevs if rule.matches(name)), None)
-
-
-def _physical_function(files: Files, name: str) -> str | None:
-    device = target_of(files, f"{NET}/{name}/device")
-    return None if device is None else physical_function(files, device)  # None: as a veth, or it is gone
 
 
 def _read(files: Files, name: str) -> Steered:
@@ -156,16 +151,10 @@ def originals_of(machine: Machine, change: Change, known: Collection[tuple[str, 
     """The netdev's mask; as that of a NIC's queue if it was noted as that while the NIC was in the spec."""
     name, _, queue = change.field.rpartition("/")
     for kind, target, field in known:
-        if kind == queues.RPS and field == queue and _netdev(machine.files, target) == name:
+        same = kind == queues.RPS and field == queue and ifindex_now(machine.files, target)
+        if same and same == ifindex(machine.files, name):
             return [evolve(change, kind=kind, target=target, field=field)]
     return [change]
-
-
-def _netdev(files: Files, target: str) -> str | None:
-    try:
-        return netdev(files, pci_of(files, target))
-    except FileNotFoundError:
-        return None
 
 
 def reading(machine: Machine, want: Wanted, have: Snapshot, kept: Change) -> Reading | None:
@@ -175,7 +164,7 @@ def reading(machine: Machine, want: Wanted, have: Snapshot, kept: Change) -> Rea
     number = whole(queue.removeprefix("rx-"))
     if number not in masks:
         return Reading(kept.before)
-    function = _physical_function(machine.files, name)
+    function = function_of(machine.files, name)
     if function in want.left_alone:
         return None
     wanted = want.spec.rps.enable if function in want.nics else _rule(want, name) is not None

@@ -261,7 +261,7 @@ class Report:
     ``refusal`` says why.
     ``generation`` grows within the boot ``boot_id`` whenever anything but the times changes.
     ``announcement`` identifies the announcement of a change that the agent makes once it is published.
-    ``devices``: a hash of the spec's PFs and their numbers of VFs.
+    ``devices``: a hash of the spec's PFs and their VFs' drivers; empty if it is unknown.
     ``kubelet``: when the kubelet was last started (seconds since the epoch); 0: there is none.
     ``since``: when ``ready`` last changed, in seconds since the boot, as ``uptime``.
     ``nics``: a verdict for each NIC of the spec; none if the last pass ended early.

@@ -87,10 +87,12 @@ def _up_to_date(result: Pass, in_force: SpecInForce) -> Condition:
 
 
 def _devices(result: Pass) -> str:
-    """A hash of the spec's PFs and the driver of each of their VFs. If it changes, device plugins must be started again.
+    """A hash of the spec's PFs and the driver of each of their VFs; empty while one of them hangs or cannot be read.
 
-    sriov-network-device-plugin leaves a VF out that has no driver when it starts, and chooses by the driver.
+    If it changes, device plugins start again: sriov-network-device-plugin lists VFs when it starts, by their drivers.
     """
+    if any(each.address in result.want.left_alone and (each.hung or each.unreadable) for each in result.have.functions):
+        return ""
     of_pfs: Mapping[str, bindings.Bindings] = result.have[bindings.NAME]
     present = [
         (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -18,7 +18,7 @@ from agent.spec.nic import Nic, VfAttributes
 from agent.spec.node import NodeSpec
 from agent.spec.ranges import parse_ranges
 from agent.state.guids import derived_guid, port_guid
-from agent.state.selection import Selection, selections, unknown, with_other_port
+from agent.state.selection import Selection, may_be, selections, unknown, with_other_port
 
 
 @frozen
@@ -175,6 +175,13 @@ def resolve(spec: NodeSpec, functions: tuple[Function, ...]) -> Wanted:
     missing += _without_shared_addresses(nics, functions)
     meant = {f.address for selection in selected for f in (*selection.functions, *selection.undecided)}
     return Wanted(spec, nics, tuple(missing), unreadable, frozenset(meant - nics.keys()), tuple(asked))
+
+
+def absent_among(want: Wanted, functions: tuple[Function, ...], devices: Iterable[str]) -> frozenset[str]:
+    """Those of these devices that may be NICs of the spec that are missing now: one hangs, or its driver is reloaded."""
+    there = {function.address: function for function in functions}
+    lacking = set(devices) - want.nics.keys() if want.missing else ()
+    return frozenset(each for each in lacking if each not in there or may_be(want.spec, functions, there[each]))
 
 
 def _contested(selected: Sequence[Selection]) -> dict[str, list[Nic]]:

@@ -16,7 +16,7 @@ from agent.report.names import STATE_FOLDER
 from agent.report.records import HOST, Change
 from agent.state.scope import Scope, host_in_scope
 from agent.state.snapshot import Snapshot
-from agent.state.wanted import Wanted
+from agent.state.wanted import Wanted, absent_among
 
 NAME = "irqbalance"
 
@@ -59,11 +59,11 @@ def _policy_script(command: tuple[str, ...]) -> str | None:
 
 
 def plan(want: Wanted, have: Snapshot) -> list[Change]:
-    """One change if the list differs from the wanted NICs."""
+    """One change if the list differs from the wanted NICs. One that is missing now stays on it."""
     bans: Bans | None = have[NAME].get(HOST)
     if want.spec.irqs.irqbalance != "banned" or bans is None:
         return []
-    wanted = tuple(sorted(want.nics))
+    wanted = tuple(sorted(want.nics.keys() | absent_among(want, have.functions, bans.functions)))
     if bans.functions == wanted:
         return []
     return [Change(NAME, HOST, "banned", ",".join(bans.functions) or None, ",".join(wanted) or None)]
@@ -71,6 +71,5 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
 
 def apply(machine: Machine, change: Change) -> None:
     """Write the list, and make irqbalance ask again."""
-    functions = str(change.after or "").split(",")
-    machine.files.replace(LIST, "".join(f"{function}\n" for function in functions if function))
+    machine.files.replace(LIST, "".join(f"{function}\n" for function in str(change.after or "").split(",") if function))
     machine.processes.hang_up(PROCESS)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 
 from attrs import evolve, frozen
 
-from agent.hardware.functions import NET
+from agent.hardware.functions import NET, function_of
 from agent.hardware.sysfs import names_in
 from agent.kinds import ANY_VALUE, Reading, addresses
 from agent.kinds.host import SYSCTLS
@@ -88,7 +88,9 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
 
 
 def reading(machine: Machine, want: Wanted, have: Snapshot, kept: Change) -> Reading | None:
-    """A parameter as it is now; of a pair, both parameters."""
+    """A parameter as it is now; of a pair, both parameters. None for a netdev that is left alone, as all of its device is."""
+    if any(function_of(machine.files, name) in want.left_alone for name in netdevs([kept.field])):
+        return None
     if any(name in want.spec.sysctls or _is_of_rail(machine, want, name) for name in kept.field.split(SEPARATOR)):
         return None
     now = _read_each(machine, kept.field)

@@ -56,6 +56,16 @@ def test_an_irqbalance_without_our_script_makes_the_node_not_ready(
     )
 
 
+def test_a_nic_that_cannot_be_read_stays_on_the_list(kernel: Kernel) -> None:
+    """Without it irqbalance would move the interrupts that the NIC still has."""
+    kernel.host.command_lines["irqbalance"] = WITH_OURS
+    settle(kernel, spec())
+    kernel.unreadable.add(f"/sys/bus/pci/devices/{PF}/numa_node")
+    kernel.host.hung_up.clear()
+    assert "DeviceUnreadable" in {each.reason for each in settle(kernel, spec()).conditions}
+    assert (kernel.files.read(LIST), kernel.host.hung_up) == (f"{PF}\n", [])
+
+
 def test_without_irqbalance_no_list_is_written(kernel: Kernel) -> None:
     kernel.host.processes.clear()
     assert is_ready(settle(kernel, spec()).conditions)

@@ -2,22 +2,27 @@
 
 import errno
 import os
+from collections.abc import Callable
 
 import pytest
+from attrs import evolve
 
-from agent.engine.context import Goal, Memory
+from agent.engine.context import Callbacks, Goal, Memory
 from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import dry_run
 from agent.engine.retry import Failures
 from agent.hardware.functions import targets
 from agent.hardware.interrupts import MANAGEMENT, function_irqs
 from agent.kinds.irqs import PLACED, placement
+from agent.machine import Machine
+from agent.report.records import Change
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec
 from agent.state.scope import own
 from tests.sim.kernel import Kernel
 from tests.sim.passes import applied, condition, settle, spec_of
-from tests.sim.two_nics import PF0, PF1, two_nics
+from tests.sim.seams import seen
+from tests.sim.two_nics import MAC0, MAC1, NAME0, NAME1, PF0, PF1, two_nics
 
 
 @pytest.fixture
@@ -238,6 +243,60 @@ def test_a_pod_that_starts_moves_no_interrupt_of_another_device(kernel: Kernel, 
     kernel.come_back(vf, "eth9")
     settle(kernel, spec())
     assert kernel.interrupts.affinities() == before
+
+
+def hangs(kernel: Kernel) -> Machine:
+    return evolve(kernel.machine(), hung=frozenset({PF0}))
+
+
+def cannot_be_read(kernel: Kernel) -> Machine:
+    def fail(what: str, where: str) -> None:
+        if (what, where) == ("netlink.link", NAME0):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), where)
+
+    return seen(kernel.machine(), fail)
+
+
+def has_no_driver(kernel: Kernel) -> Machine:
+    kernel.unbind(PF0)
+    return kernel.machine()
+
+
+def is_removed(kernel: Kernel) -> Machine:
+    kernel.remove_nic(PF0)
+    return kernel.machine()
+
+
+@pytest.mark.parametrize("selector", [{"pci": PF0}, {"netdev": NAME0}], ids=["pci", "netdev"])
+@pytest.mark.parametrize("away", [hangs, cannot_be_read, has_no_driver, is_removed])
+def test_a_nic_that_is_missing_moves_no_interrupt_of_another(
+    away: Callable[[Kernel], Machine], selector: dict[str, str]
+) -> None:
+    kernel = Kernel(cpus=8, nodes=1)
+    kernel.add_nic(PF0, NAME0, MAC0)
+    kernel.add_nic(PF1, NAME1, MAC1)
+    few = {"channels": {"combined": 2}}
+    other = {"name": "rail1", "select": {"pci": PF1}, **few}
+    both = spec_of({"name": "rail0", "select": selector, "required": False, **few}, other)
+    settle(kernel, both)
+    before = kernel.interrupts.affinities()
+    machine, announced = away(kernel), list[Change]()
+    for _ in range(2):
+        assert is_ready(settle(machine, both, callbacks=Callbacks(announce=announced.append)).conditions)
+    assert kernel.interrupts.affinities(PF1).items() <= before.items()
+    assert not announced
+    if away is is_removed:
+        kernel.add_nic(PF0, NAME0, MAC0)
+    elif away is has_no_driver:
+        kernel.bind(PF0, NAME0, MAC0)
+    settle(kernel, both)
+    assert kernel.interrupts.affinities() == before
+    # If the NIC leaves the spec, its CPUs are free, also while an entry of the spec lacks another one.
+    settle(kernel, spec_of(other, {"name": "none", "select": {"pci": "0000:61:00.0"}, "required": False}))
+    alone = Kernel(cpus=8, nodes=1)
+    alone.add_nic(PF1, NAME1, MAC1)
+    settle(alone, spec_of(other))
+    assert kernel.interrupts.affinities(PF1) == alone.interrupts.affinities(PF1)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from agent.engine.converge import Pass
 from agent.engine.dry_run import dry_run
@@ -19,7 +20,7 @@ from tests.sim import passes
 from tests.sim.kernel import Kernel, no_fault
 from tests.sim.killed import Killed
 from tests.sim.passes import spec_of
-from tests.sim.two_nics import MAC0, NAME1, PF0, PF1, two_nics
+from tests.sim.two_nics import MAC0, NAME0, NAME1, PF0, PF1, two_nics
 
 FIVE = ["10.5.0.7/16", "10.5.0.8/16", "fd00::5:7/112"]
 SIX = [{"address": "10.6.0.7/16", "gateway": "10.6.255.254"}]
@@ -43,6 +44,19 @@ def settle(kernel: Kernel, wanted: NodeSpec, originals: Originals) -> None:
     kernel.writes.clear()
     result = run(kernel, wanted, originals)
     assert (kernel.writes, result.outcomes) == ([], ())
+
+
+@pytest.mark.parametrize("of", ["hung", "unreadable"])
+def test_a_sysctl_that_a_rail_has_taken_over_stays_while_its_nic_is_left_alone(of: str) -> None:
+    kernel, originals = two_nics(), Originals()
+    nic = {"name": "rail0", "select": {"pci": PF0}, "rail": 0}
+    settle(kernel, spec_of(nic, sysctls={f"net.ipv4.conf.{NAME0}.arp_ignore": "1"}), originals)
+    wanted = spec_of({**nic, "addresses": FIVE})
+    settle(kernel, wanted, originals)
+    machine = evolve(kernel.machine(), hung=frozenset({PF0} if of == "hung" else ()))
+    kernel.unreadable |= {f"/sys/bus/pci/devices/{PF0}/numa_node"} if of == "unreadable" else set()
+    passes.settle(machine, wanted, originals=originals)
+    assert kernel.writes == []
 
 
 def rules(kernel: Kernel) -> set[tuple[str, int]]:

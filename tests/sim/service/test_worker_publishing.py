@@ -84,6 +84,21 @@ def test_a_result_that_is_not_ready_is_published_although_events_wait(
     worker(OPTIONAL).until(lambda report: condition(report, "NicsPresent").reason == "DeviceUnreadable")
 
 
+def test_while_a_nic_cannot_be_read_the_devices_are_unknown_and_not_others(
+    node: Node, worker: Worker, tmp_path: Path
+) -> None:
+    """Other ones would have the device plugins started again."""
+    out = worker(OPTIONAL)
+    before = out.until(lambda report: report.ready).devices
+    node.kernel.unreadable.add(f"/sys/bus/pci/devices/{PF1}/numa_node")
+    for _ in ask(tmp_path / "apply.sock", None, 60.0):
+        break
+    unread = out.until(lambda report: condition(report, "NicsPresent").reason == "DeviceUnreadable")
+    assert (unread.ready, bool(before), unread.devices) == (True, True, "")
+    node.kernel.unreadable.clear()
+    assert out.until(lambda report: condition(report, "NicsPresent").status == "True").devices == before
+
+
 def test_ready_is_published_at_once_if_no_event_waits(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_module, "POSTPONED", NEVER)
     assert worker(OPTIONAL).until(lambda report: report.ready)
