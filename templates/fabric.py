@@ -80,11 +80,11 @@ def serve(jobs: list[dict[str, Any]]) -> dict[str, str]:
             if job["id"] in answers:
                 continue
             if code.exists():
-                answers[job["id"]] = f"exit status {code.read_text().strip()}: {log.read_text()[-LONGEST:]}"
+                answers[job["id"]] = f"exit status {code.read_text().strip()}: {_printed(log)}"
             elif waited > UP if job["rdma_cm"] or job["port"] in taken else job["port"] in ports:
                 answers[job["id"]] = ""
             elif waited > START:
-                answers[job["id"]] = f"it does not listen after {START:.0f} s: {log.read_text()[-LONGEST:]}"
+                answers[job["id"]] = f"it does not listen after {START:.0f} s: {_printed(log)}"
         time.sleep(0.05)
     return answers
 
@@ -128,7 +128,7 @@ def collect(jobs: list[dict[str, Any]]) -> dict[str, list[Any]]:
         status = int(code.read_text()) if code.exists() else None
         stop(job)
         shutil.rmtree(_folder(job), ignore_errors=True)
-        answers[job["id"]] = [status, log.read_text(errors="replace")[-LONGEST:] if log.exists() else ""]
+        answers[job["id"]] = [status, _printed(log) if log.exists() else ""]
     return answers
 
 
@@ -177,6 +177,10 @@ def _limited(job: dict[str, Any]) -> list[str]:
     # timeout(1) makes a process group of its own, which stop() would not reach.
     words = [word.replace("@FILES@", str(_folder(job))) for word in job["argv"]]
     return ["timeout", "--foreground", "-k", "2", str(job["seconds"]), *words]
+
+
+def _printed(log: Path) -> str:
+    return log.read_text(errors="replace")[-LONGEST:]
 
 
 def _files(job: dict[str, Any]) -> tuple[Path, Path, Path]:

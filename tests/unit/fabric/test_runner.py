@@ -206,6 +206,11 @@ def test_a_node_answers_although_a_client_does_not_end(
         os.kill(int((tmp_path / "pid").read_text()), 9)
 
 
+def test_a_server_that_prints_bytes_that_are_no_text_is_a_result(node: dict[str, Any]) -> None:
+    job = {"id": "a b", "argv": ["printf", r"caf\351"], "port": 1, "seconds": 60, "rdma_cm": False}
+    assert node["serve"]([job]) == {"a b": "exit status 0: caf\ufffd"}
+
+
 def test_another_programs_port_is_not_taken_for_that_of_the_server(node: dict[str, Any]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
