@@ -266,11 +266,15 @@ check_next grubby "$(next_by_grubby)" "$2" "set it by hand (grubby(8))"
 _STILL_IN_EFFECT = "kernel arguments {} are still in effect"
 
 
-def _removed_in_this_boot() -> list[str]:
-    """For an operation: the arguments for whose removal a reboot of this boot is requested already."""
+def _removed_before(pending: bool) -> list[str]:
+    """For an operation: the arguments for whose removal a reboot is requested already, and none has followed.
+
+    :param pending: the removal has not ended, so that a reboot has not helped.
+    """
     have = host.get_fact(NodeRebootRequests)
     before, after = _STILL_IN_EFFECT.split("{}")
-    reasons = [each.reason for each in have.due() if each.task == "boot-former"] if have else []
+    requests = (have.requests if pending else have.due()) if have else ()
+    reasons = [each.reason for each in requests if each.task == "boot-former"]
     return [word for reason in reasons for word in reason.removeprefix(before).removesuffix(after).split()]
 
 
@@ -295,8 +299,9 @@ def set_arguments(wanted: tuple[str, ...]) -> Commands:
         host.noop("the boot loader has these arguments")
         return
     # First: after an interruption in between, the next deploy would find nothing to remove, and request nothing.
-    removed = missing_arguments((*_removed_in_this_boot(), *former), text)
+    removed = missing_arguments((*_removed_before(bool(have.pending)), *former), text)
     if active := [argument for argument in dict.fromkeys(removed) if not missing_arguments((argument,), have.running)]:
+        yield from reboot.expire("boot-former")
         yield from reboot.request("boot-former", _STILL_IN_EFFECT.format(" ".join(active)))
     else:
         yield from reboot.withdraw("boot-former")

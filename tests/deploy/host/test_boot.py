@@ -18,6 +18,7 @@ from tasks.host.sysctls import LaterSettings, SysctlValues
 from tasks.reboot import NodeRebootRequests
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, file_answers, of
 from tests.deploy.scripts import sh
+from tests.deploy.test_reboot import Turns
 
 ARGUMENTS = of(KernelArguments)
 REQUESTS = of(NodeRebootRequests)
@@ -98,6 +99,21 @@ def test_an_argument_that_is_wanted_again_in_the_same_boot_requests_no_reboot(no
     assert commands(node, {ARGUMENTS: there, REQUESTS: both}, arguments=["iommu=pt"])[0] == record(
         "boot-former", "kernel arguments pci=realloc are still in effect"
     )
+
+
+def test_a_removal_that_update_grub_did_not_complete_before_a_reboot_requests_another(node: Node) -> None:
+    node.data = {"reboot": {"policy": "allow"}}
+    there = [f"{RUNNING} iommu=pt", "loader grub", "next root=/dev/vda1 ro quiet iommu=pt", "ours ", "pending yes"]
+    requested = "boot-former boot-1 kernel arguments iommu=pt are still in effect "
+    answers = {ARGUMENTS: there, REQUESTS: ["boot-2", requested]}
+    readings = Turns([["boot-2", requested], ["boot-2", requested], ["boot-2"]])
+    result = node.deploy(configure, {**DEBIAN, **answers}, {**DEBIAN, **answers, REQUESTS: readings})
+    assert not result.failed
+    assert result.commands["Boot | Kernel arguments"] == [
+        "rm -f /var/lib/trackbed/reboots/boot-former",
+        record("boot-former", "kernel arguments iommu=pt are still in effect"),
+        str(script(boot._GRUB, boot.DROP_IN, "", HEADER.strip(), boot.GRUB_PENDING, "")),
+    ]
 
 
 def test_arguments_that_are_removed_one_after_the_other_are_all_named(node: Node) -> None:
