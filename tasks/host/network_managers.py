@@ -24,6 +24,7 @@ from tasks.common.texts import HEADER, Texts, replace, written
 
 RULE = "/etc/udev/rules.d/70-trackbed-vfs.rules"
 NETWORK = "/etc/systemd/network/00-trackbed-vfs.network"
+NETWORK_OF_1_0_0 = "/etc/systemd/network/10-trackbed-vfs.network"
 NETWORKD_CONF = "/etc/systemd/networkd.conf.d/10-trackbed.conf"
 
 
@@ -115,7 +116,7 @@ if systemctl --quiet is-active systemd-networkd; then networkctl reload; fi
 @operation()
 def mark(want: dict[str, str]) -> Commands:
     """Write the files, make udev process the VFs that it has not marked, and networkd read its files again."""
-    have = host.get_fact(Texts, paths=(RULE, NETWORK))
+    have = host.get_fact(Texts, paths=(RULE, NETWORK, NETWORK_OF_1_0_0))
     unmarked = host.get_fact(UnmarkedVfs) if want else []
     if have == want and unmarked:
         yield script(_APPLY, "")

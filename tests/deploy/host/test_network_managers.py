@@ -11,6 +11,7 @@ from agent.spec.node import NodeSpec, from_mapping
 from tasks.host import network_managers
 from tasks.host.network_managers import (
     NETWORK,
+    NETWORK_OF_1_0_0,
     NETWORK_TEXT,
     NETWORKD_CONF,
     RULE,
@@ -51,6 +52,13 @@ def test_the_file_for_vfs_comes_before_those_of_netplan_and_cloud_init() -> None
     """networkd uses the first file by name that matches (systemd.network(5)). Those of netplan's may match en*."""
     others = ("10-netplan-all-en.network", "10-cloud-init-eth0.network")
     assert min(Path(NETWORK).name, *others) not in others
+
+
+def test_the_file_of_version_1_0_0_is_removed(node: Node) -> None:
+    there = files(**{RULE: RULE_TEXT, NETWORK_OF_1_0_0: NETWORK_TEXT})
+    assert f" sh put {NETWORK} remove {NETWORK_OF_1_0_0} -- " in deploy(node, {MANAGERS: BOTH, **there}).flat[-1]
+    gone = deploy(node, {MANAGERS: BOTH, **there}, spec(0)).flat[-1]
+    assert f" sh remove {RULE} remove {NETWORK_OF_1_0_0} -- " in gone
 
 
 def test_without_networkd_only_the_rule_for_networkmanager_is_written(node: Node) -> None:
