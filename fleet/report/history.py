@@ -40,7 +40,7 @@ SILENT = "(1 - clamp(min by (instance) (avg_over_time(up{0}[{1}])), 0, 1) >= 0)"
 # Repairs in a step. increase() misses those between the last scrape of a step and the first of the next. If a step has few
 # scrapes, these are many. A counter that has decreased was reset by a boot.
 COUNT = 'trackbed_drift_repairs_total{kind!=""}'
-REPAIRED = f"({COUNT} - {COUNT} offset $step) >= 0 or ({COUNT} < {COUNT} offset $step)"
+REPAIRED = f"({COUNT} - {COUNT} offset $step) >= 0 or ({COUNT} < {COUNT} offset $step) >= 0"
 REPAIRED_AT_ALL = f"increase({COUNT}[$range]) > 0"
 SUSPECTED_AT_ALL = 'increase(trackbed_drift_suspects_total{kind!="",program!=""}[$range]) > 0'
 

@@ -23,7 +23,7 @@ from fleet.report.page import page
 from fleet.report.pictures import KINDS, LONGEST, NOT_READY, READY, SILENT
 from fleet.report.prometheus import connected
 from tests.chromium import Scheme, illegible, shown
-from tests.fleet_samples import BROKEN, DRIFTING, EVERY, FLAPPING, name, samples
+from tests.fleet_samples import BROKEN, DRIFTING, EVERY, FLAPPING, POINTS, name, samples
 from tests.fleet_samples import SILENT as SILENT_NODE
 from tests.prometheus_server import Prometheus, remembering
 from tests.unit.fleet.test_kubeconfig import server
@@ -120,6 +120,9 @@ def test_repairs_are_counted_by_what_was_repaired_and_where(eight: Prometheus) -
 def lies(instance: str, end: int) -> Iterator[str]:
     """What root on a node may answer a scrape with: numbers that are none, no labels or too many, a series named up."""
     of = f'job="trackbed",instance="{instance}"'
+    # A counter that falls all day.
+    for number in range(POINTS):
+        yield f'trackbed_drift_repairs_total{{{of},kind="links",more="1"}} {-number} {end - (POINTS - 1 - number) * EVERY}'
     for number in range(3):
         when = end - (2 - number) * EVERY
         yield f"up{{{of}}} 1 {when}"
