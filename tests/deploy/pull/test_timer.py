@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tasks import pull
+from tasks import pull, time_limits
 from tasks.common.commands import script
 from tasks.common.present import Present
 from tasks.common.systemd_reload import RELOAD
@@ -39,6 +39,8 @@ def test_the_timer_and_its_files_are_installed(node: Node, keys: Path) -> None:
     service = result.uploads["/etc/systemd/system/trackbed-pull.service"].decode()
     assert "for python in /usr/bin/python3 /usr/bin/python3.11; do" in service
     assert f'echo "{NO_PYTHON}" >&2; exit 1' in service
+    # A run that systemd ends begins its builds again, each of which may take two hours.
+    assert f"TimeoutStartSec={time_limits.LONGEST}\n" in service
     assert result.commands["Pull | Timer runs"] == [
         str(script(RELOAD)),
         "systemctl enable trackbed-pull.timer",
