@@ -84,6 +84,9 @@ containers_run() {
   esac
 }
 
+# Where another file may be beside one: above its folder of drop-ins. CRI-O reads every file in that (UpdateFromPath in its
+# pkg/config/config.go).
+beside() { folder=${1%/*}; echo "${folder%/*.d}/${1##*/}"; }
 # Installs the overlay's files as the real ones, and keeps the former ones as FILE.previous. An unchanged file is left alone. Only
 # the drop-in is always written, since started_since compares its time.
 install_files() {
@@ -92,18 +95,22 @@ install_files() {
     to=$(real "$file")
     if [ ! -e "$file" ] || { [ "$file" != "$own" ] && cmp -s "$file" "$to"; }; then continue; fi
     mkdir -p "${to%/*}"
-    rm -f "$to.previous"
-    if [ -e "$to" ]; then cp -p "$to" "$to.previous"; fi
-    cp -p "$file" "$to.new"
-    touch "$to.new"
-    sync "$to.new"
-    mv -T "$to.new" "$to"
+    near=$(beside "$to")
+    rm -f "$near.previous"
+    if [ -e "$to" ]; then cp -p "$to" "$near.previous"; fi
+    cp -p "$file" "$near.new"
+    touch "$near.new"
+    sync "$near.new"
+    mv -T "$near.new" "$to"
     changed="$changed $to"
   done
 }
 give_up() {
   journal=$(journalctl --unit="$engine" --lines=4 --output=cat --no-pager)
-  for to in $changed; do if [ -e "$to.previous" ]; then mv -T "$to.previous" "$to"; else rm -f "$to"; fi; done
+  for to in $changed; do
+    near=$(beside "$to")
+    if [ -e "$near.previous" ]; then mv -T "$near.previous" "$to"; else rm -f "$to"; fi
+  done
   if [ "$engine" = docker ] && systemctl --quiet is-active docker; then systemctl reload docker; else systemctl restart "$engine"; fi
   fault "$*; its former files are restored. Its journal ends: $journal"
 }

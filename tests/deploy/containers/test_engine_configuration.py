@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tasks.common import archive
+from tasks.containers import engine_files
 from tests.stand_ins import program
 
 SCRIPT = (archive.ROOT / "templates" / "engine-configuration.sh").read_text()
@@ -42,6 +43,28 @@ def test_the_keys_that_nvidia_ctk_would_lose_from_dockers_file_are_found(
     (tmp_path / "result").write_text('runtimes.nvidia.path = "nvidia-container-runtime"\n')
     subprocess.run(["sh", "-ec", f"{FIND_LOST}find_lost"], cwd=tmp_path, check=True)
     assert [line.partition(" = ")[0] for line in (tmp_path / "lost").read_text().splitlines()] == lost
+
+
+@pytest.mark.parametrize(("accepted", "left"), [(True, "new"), (False, "old")])
+def test_the_former_drop_in_is_not_in_a_folder_of_which_cri_o_reads_every_file(
+    tmp_path: Path, accepted: bool, left: str
+) -> None:
+    """99-nvidia.toml.previous would override 99-nvidia.toml (github.com/cri-o/cri-o/issues/6190)."""
+    for root, text in (("node", "old"), ("overlay", "new")):
+        (tmp_path / root / "crio/crio.conf.d").mkdir(parents=True)
+        (tmp_path / root / "crio/crio.conf.d/99-nvidia.toml").write_text(text)
+    for name in ("systemctl", "journalctl"):
+        program(tmp_path / "bin" / name)
+    real = f'real() {{ echo "{tmp_path}/node${{1#{tmp_path}/overlay}}"; }}'
+    end = ":" if accepted else "give_up 'it does not start'"
+    text = f"{engine_files.SHARED}{real}\nengine=crio own=$1\ninstall_files $own\n{end}"
+    subprocess.run(
+        ["sh", "-ec", text, "sh", str(tmp_path / "overlay/crio/crio.conf.d/99-nvidia.toml")],
+        env={**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}, capture_output=True, check=accepted,
+    )  # fmt: skip
+    drop_ins = {file.name: file.read_text() for file in (tmp_path / "node/crio/crio.conf.d").iterdir()}
+    assert drop_ins == {"99-nvidia.toml": left}
+    assert (tmp_path / "node/crio/99-nvidia.toml.previous").exists() == accepted
 
 
 # As dockerd compares them (findConfigurationConflicts, daemon/config/config.go of moby).
