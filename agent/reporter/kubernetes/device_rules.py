@@ -90,6 +90,7 @@ def writes(
     verdicts: Judged,
     devices: Collection[Device],
     rules: Collection[Rule],
+    taken: Collection[str] = (),
 ) -> Writes:
     """What must be written so that exactly the bad devices are tainted.
 
@@ -97,6 +98,7 @@ def writes(
     :param owner: its uid. The garbage collector deletes its rules with it.
     :param devices: those that the node's drivers publish in pools of its name.
     :param rules: the node's present rules.
+    :param taken: names that other rules have.
     """
     if policy is None:
         return Writes(delete=tuple(sorted(rules)))
@@ -108,7 +110,7 @@ def writes(
         elif rule.follows(policy, owner) and rule.device not in kept:
             kept[rule.device] = rule
     wanted = sorted(device for device in set(devices) if verdicts.bad(device) and device not in kept)
-    taken = {rule.name for rule in rules}
+    taken = {*taken, *(rule.name for rule in rules)}
     free = wanted[: MOST - len(taken)]
     create = []
     for device in free:

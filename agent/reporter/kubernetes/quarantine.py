@@ -43,6 +43,7 @@ class DeviceTaints:
     trouble: str = field(default="", init=False)
     _create: list[dict[str, Any]] = field(factory=list, init=False)
     _delete: list[Rule] = field(factory=list, init=False)
+    _taken: set[str] = field(factory=set, init=False)
     _seen: tuple[str, Judged] | None = field(default=None, init=False)
     _look_at: float = field(default=0.0, init=False)
     _absent_until: float = field(default=0.0, init=False)
@@ -67,8 +68,11 @@ class DeviceTaints:
         if self._create or self._delete:
             try:
                 self._write()
-            except TROUBLE:
+            except TROUBLE as error:
                 self._seen = None
+                if self._create and isinstance(error, Refused) and error.status == HTTPStatus.CONFLICT:
+                    # Somebody has changed the rule of this name, so that it is no longer one of this node's.
+                    self._taken.add(self._create[0]["metadata"]["name"])
                 raise
             return 0.0
         return self._look_at - clock
@@ -91,7 +95,7 @@ class DeviceTaints:
         # The API server may answer from its cache: the next look finds what is not there yet.
         query = {"fieldSelector": f"spec.nodeName={name}", "resourceVersion": "0"}
         own, others = self._read(SLICES, query, read_devices) if bad else ([], [])
-        needed = writes(name, uid, policy, verdicts, own, rules)
+        needed = writes(name, uid, policy, verdicts, own, rules, self._taken)
         self._create, self._delete = list(needed.create), list(needed.delete)
         foreign = {device.driver for device in others if verdicts.bad(device)}
         left = [f"{driver} publishes a bad NIC in a pool that is not named as the Node" for driver in sorted(foreign)]

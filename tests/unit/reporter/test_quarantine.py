@@ -222,6 +222,21 @@ def test_the_rules_of_the_only_nic_go_once_the_spec_has_none(node: Running) -> N
     assert node.dra.rules == {}
 
 
+def test_a_rule_that_somebody_has_changed_keeps_its_name_and_stops_no_other(node: Running) -> None:
+    """It is of no single device any more, so it is left alone, and its device gets another rule."""
+    node.says(BAD0, RAIL1)
+    changed = next(name for name, rule in node.dra.rules.items() if rule["spec"]["deviceSelector"]["driver"] == DRANET)
+    del node.dra.rules[changed]["spec"]["deviceSelector"]["device"]
+    for _ in range(3):
+        node.clocks.goes_on(60.0)
+        node.says(BAD0, BAD1)
+    left = node.dra.rules.pop(changed)
+    assert (node.dra.tainted, node.error) == (ALL_OF_RAIL0 | ONLY_RAIL1, "")
+    node.dra.rules[changed] = left
+    node.says(RAIL0, RAIL1)
+    assert list(node.dra.rules) == [changed]
+
+
 def test_rules_that_somebody_has_deleted_come_back_and_are_not_fought_for(node: Running) -> None:
     node.says(BAD0, RAIL1)
     node.dra.rules.clear()
