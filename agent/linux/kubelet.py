@@ -95,11 +95,12 @@ class LinuxKubelet:
         return {}
 
     def started(self) -> float:
-        """The time of its socket: a kubelet creates it again at each start, whatever its program is called."""
+        """The time of its newest socket: a kubelet creates it again at each start, whatever its program is called."""
+        made = [0.0]
         for path in self.sockets:
             with suppress(OSError):  # the path of another distribution
-                return os.stat(path).st_mtime  # noqa: PTH116  each pass asks, and a Path costs more than the call
-        return 0.0
+                made.append(os.stat(path).st_mtime)  # noqa: PTH116  each pass asks, and a Path costs more than the call
+        return max(made)
 
 
 def _response(path: str, timeout: float) -> bytes | None:
