@@ -104,15 +104,11 @@ def converge(
     result = Pass(state.want, state.have, outcomes, engine, waiting, *_baseline(context, state, waiting))
     result = judged(result, callbacks.judge or at_once(context.cache.machine))
     if result.as_wanted and goal.spec.mode == "enforce":
-        _let_kinds_remember(machine, result)
+        for kind in by_name().values():
+            # If /run is full, the report says so already, and the next such pass tries again.
+            with suppress(OSError):
+                kind.remember(machine, result.want, result.have)
     return result
-
-
-def _let_kinds_remember(machine: Machine, result: Pass) -> None:
-    for kind in by_name().values():
-        # If /run is full, the report says so already, and the next such pass tries again.
-        with suppress(OSError):
-            kind.remember(machine, result.want, result.have)
 
 
 def _rounds(context: PassContext, last: Snapshot | None, scope: Scope, just_read: Snapshot | None) -> _State:

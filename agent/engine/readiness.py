@@ -133,8 +133,8 @@ class _Reading:
     finished: bool = False
 
     def is_of(self, want: Wanted) -> bool:
-        """Whether it was made for the same NICs. Otherwise its facts are not used."""
-        return self.want.nics.keys() == want.nics.keys()
+        """Whether it was made for all of these NICs, or is of none. Otherwise its facts are not used."""
+        return not self.probe.of_nics or want.nics.keys() <= self.want.nics.keys()
 
 
 @define
@@ -317,7 +317,9 @@ def _due(record: _Record) -> float:
 
 def _collect(record: _Record, want: Wanted, now: float) -> bool:
     """Take the result of the reading under way; True if there is a new one."""
-    if record.taken is not None and not record.taken.is_of(want):
+    if record.taken is not None and record.taken.is_of(want):
+        record.taken.want = want  # a NIC that is missing now is read again once it is back
+    else:
         record.taken = None
     reading = record.under_way
     if reading is None:

@@ -42,7 +42,7 @@ class Probe:
 
     A condition names the functions for which it does not hold as its ``faults``, also those of NICs that are not required.
     Without faults it is about the node as a whole. ``severity_of_function``: that of its faults, if not ``severity``.
-    ``of_nics``: while the probe has no answer, none is known of any NIC.
+    ``of_nics``: it reads each wanted NIC, so while it has no answer, none is known of any NIC.
 
     ``period`` and ``deadline`` of ``read`` are in seconds; ``recheck`` is the period while the condition is False. It becomes
     False after ``fail_after`` failures within the last ``of`` checks.

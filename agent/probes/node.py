@@ -159,7 +159,7 @@ PROBES = (
         holds="The loaded drivers are the installed ones: after an upgrade the old code runs until the module is loaded again.",
         read=_read_modules,
         judge=_modules,
-        period=300.0,  # a reading opens and unpacks the files of the modules, and its result is not urgent
+        period=300.0,  # a reading opens and unpacks the files of the modules, and also a new NIC's driver is not urgent
     ),
     Probe(
         name="kubelet_hugepages",

@@ -9,7 +9,7 @@ from agent.engine.readiness import HANDOVER, SLACK
 from agent.probes import DEADLINE, probes
 from agent.report.verdict import is_ready
 from tests.sim.readiness import Node, writer
-from tests.sim.two_nics import PF0, PF1
+from tests.sim.two_nics import MAC1, NAME1, PF0, PF1
 
 WIDTH = f"/sys/bus/pci/devices/{PF0}/current_link_width"
 
@@ -110,10 +110,18 @@ def test_a_reading_that_keeps_failing_is_tried_less_often_up_to_the_probes_perio
     assert wait() == 10
 
 
-def test_a_reading_of_other_devices_is_not_used(node: Node) -> None:
-    assert node.look()["PcieLink"].status == "True"
+def test_a_reading_of_more_nics_is_used_and_one_of_fewer_is_not_unless_it_is_of_the_node(node: Node) -> None:
+    """A node that waits for a slow answer would not be ready whenever a NIC that it need not have goes or comes."""
+    node.look()
     node.kernel.remove_nic(PF1)
-    assert node.begin()["PcieLink"].reason == "NotYetRead"
+    conditions = node.begin()
+    assert (conditions["PcieLink"].reason, conditions["ClockSynchronised"].reason) == (
+        "FullWidthAndSpeed",
+        "Synchronised",
+    )
+    node.kernel.add_nic(PF1, NAME1, MAC1)
+    conditions = node.begin()
+    assert (conditions["PcieLink"].reason, conditions["ClockSynchronised"].reason) == ("NotYetRead", "Synchronised")
     node.until("PcieLink", "FullWidthAndSpeed")
 
 
