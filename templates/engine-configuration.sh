@@ -58,6 +58,12 @@ configure() {
   set -- --runtime="$engine" "$@"
   if [ "$default" = yes ]; then set -- "$@" --set-as-default; fi
   if [ "$cdi" = yes ] && [ "$engine" != crio ]; then set -- "$@" --cdi.enabled; fi
+  # Its own choice is a path that CRI-O does not read, and in 1.18.0 one that containerd does not read by default.
+  if [ -n "$own" ]; then
+    nvidia-ctk runtime configure --help 2>&1 | grep -q -e --drop-in-config ||
+      fault "nvidia-ctk makes no $own; install nvidia-container-toolkit 1.18 or later"
+    set -- "$@" --drop-in-config="$own"
+  fi
   nvidia-ctk --quiet runtime configure "$@" >output 2>&1 || fault "nvidia-ctk cannot change $main: $(last_output 2)"
   if [ "$engine" = containerd ] && [ -e original ]; then keep_imports; fi
   # The drop-in gets the mode of the file it was made from. A dump may come from any file, so only root may read it.

@@ -22,6 +22,7 @@ CHOOSE = (
 )
 VALIDATE = SCRIPT[SCRIPT.index("validate() {") : SCRIPT.index("has() ")]
 KEEP_IMPORTS = SCRIPT[SCRIPT.index("imported() {") : SCRIPT.index("configure() {")]
+CONFIGURE = SCRIPT[SCRIPT.index("configure() {") : SCRIPT.index("# An empty runtimeArgs")]
 USABLE = SCRIPT[SCRIPT.index("usable() {") : SCRIPT.index("comm -13 present")]
 FIND_LOST = SCRIPT[SCRIPT.index("ours=") : SCRIPT.index("# dockerd does")]
 
@@ -43,6 +44,29 @@ def test_the_keys_that_nvidia_ctk_would_lose_from_dockers_file_are_found(
     (tmp_path / "result").write_text('runtimes.nvidia.path = "nvidia-container-runtime"\n')
     subprocess.run(["sh", "-ec", f"{FIND_LOST}find_lost"], cwd=tmp_path, check=True)
     assert [line.partition(" = ")[0] for line in (tmp_path / "lost").read_text().splitlines()] == lost
+
+
+# Its default path for CRI-O is one that CRI-O does not read (github.com/NVIDIA/nvidia-container-toolkit/pull/1829).
+NVIDIA_CTK = """
+case "$*" in *--help) echo '   --drop-in-config string  path to the NVIDIA-specific config file to create'; exit ;; esac
+for word; do case $word in --drop-in-config=*) echo made >"${word#*=}" ;; esac; done
+"""
+
+
+@pytest.mark.parametrize(("nvidia_ctk", "made"), [(NVIDIA_CTK, True), (":", False)], ids=["1.18", "1.17"])
+@pytest.mark.parametrize("engine", ["crio", "containerd"])
+def test_nvidia_ctk_writes_the_drop_in_that_the_engine_reads(
+    tmp_path: Path, engine: str, nvidia_ctk: str, made: bool
+) -> None:
+    program(tmp_path / "bin/nvidia-ctk", nvidia_ctk)
+    own = tmp_path / "99-nvidia.toml"
+    text = f"{engine_files.SHARED}{CONFIGURE}\nengine={engine} main=/nowhere own=$1 default=yes cdi=no\nconfigure\n"
+    done = subprocess.run(
+        ["sh", "-ec", text, "sh", str(own)], cwd=tmp_path,
+        env={**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode == 0, own.exists()) == (made, made), done.stderr
+    assert made or f"fault {engine}: nvidia-ctk makes no {own}; install nvidia-container-toolkit 1.18" in done.stdout
 
 
 @pytest.mark.parametrize(("accepted", "left"), [(True, "new"), (False, "old")])
