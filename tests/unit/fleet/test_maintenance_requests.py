@@ -20,7 +20,7 @@ from fleet.api import Api
 from fleet.eviction import Rules
 from fleet.inventory import Inventory
 from fleet.maintenance import Maintenance
-from fleet.maintenance_record import Record
+from fleet.maintenance_record import Record, annotated
 from fleet.sweeping import decide, sweep
 from tests.http_server import Request, serving
 from tests.unit.fleet.nodes_api import REFUSED
@@ -213,6 +213,25 @@ def test_a_node_that_an_earlier_run_has_begun_is_taken_over_on_request(serve: Se
     _, maintenance = serve({f"GET {NODE}": [recorded("apply", by="bob")], f"PATCH {NODE}": [(200, {})]})
     taken = evolve(maintenance, resume=True)._begin("a")
     assert (taken.by, taken.step, taken.cordoned) == ("me", "apply", True)
+
+
+def test_a_node_that_somebody_has_uncordoned_since_is_drained_again_and_uncordoned_in_the_end(serve: Serve) -> None:
+    """It has pods again, also if it was cordoned before its maintenance."""
+    uncordoned = merged(UNUSED[1], annotated(Record("bob", "2026", "apply", False, "rebind")))
+    script, maintenance = serve(
+        {
+            PODS: [ONE_POD, NO_PODS],
+            EVICTION: [(201, {})],
+            f"GET {NODE}": [(200, uncordoned), recorded("drain")],
+            f"PATCH {NODE}": [(200, {})],
+        }
+    )
+    cordons: list[Any] = []
+    script.before = lambda what: cordons.append(script.bodies.get(f"PATCH {NODE}"))
+    assert evolve(maintenance, resume=True).take_out("a") == ("done", "")
+    assert EVICTION in script.asked
+    first = json.loads(next(filter(None, cordons)))
+    assert json.loads(first["metadata"]["annotations"][names.MAINTENANCE])["cordoned"] is True
 
 
 @pytest.mark.parametrize(
