@@ -234,8 +234,8 @@ class Maintenance:
                 raise Lost(not_finished(name, recorded))
             uncordoned = not (self.nic or is_cordoned(node))
             cordoned = uncordoned or (recorded is not None and recorded.cordoned)
-            # Do not drain again after a drain: a drain that fails is undone, but the node may be half changed by now. A node that
-            # somebody has uncordoned since has pods again.
+            # Do not drain again after a drain: a drain that fails is undone, but the node may be half changed by now. But a
+            # node that somebody has uncordoned since has pods again.
             step = recorded.step if recorded and not uncordoned else "drain"
             record = Record(self.api.user, self.since, step, cordoned, str(self.allow), self.again, self.nic)
             return {**annotated(record), **({} if self.nic else {"spec": {"unschedulable": True}})}, record
