@@ -153,7 +153,8 @@ def _evict_after(policy: Quarantine) -> str:
 
 
 def read_rules(listing: Mapping[str, Any], node: str) -> list[Rule]:
-    """The node's rules in the API server's list. One that somebody has changed so that it is of no single device is left alone.
+    """The node's rules in the API server's list. One that somebody has copied, or changed so that it is of no single device, is
+    left alone.
 
     :raises KeyError, TypeError, AttributeError: it is something else.
     """
@@ -162,7 +163,8 @@ def read_rules(listing: Mapping[str, Any], node: str) -> list[Rule]:
         metadata, taint = each["metadata"], each["spec"]["taint"]
         selector = each["spec"].get("deviceSelector") or {}
         owners = [owner["uid"] for owner in metadata.get("ownerReferences") or ()]
-        if selector.get("pool") == node and selector.get("driver") and selector.get("device"):
+        own = str(metadata["name"]).startswith(f"{node}.") and selector.get("pool") == node
+        if own and selector.get("driver") and selector.get("device"):
             pci = str(taint.get("value", "")).replace("-", ":")
             device = Device(str(selector["driver"]), str(selector["device"]), pci)
             evict_after = str(metadata.get("labels", {}).get(EVICT_AFTER, ""))

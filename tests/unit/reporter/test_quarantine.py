@@ -18,6 +18,7 @@ from agent.reporter.kubernetes.steps import LONGEST_SLEEP
 from agent.reporter.settings import Quarantine
 from agent.runtime import boot_id, uptime
 from tests.unit.reporter.publication import Clocks, Cluster, publishing, say
+from tests.unit.reporter.scripted import merged
 from tests.unit.reporter.test_node import NO_CARRIER, REPORT, document
 
 # The names and attributes of dranet 1.4 (pkg/inventory/db.go) and of dra-driver-sriov (pkg/devicestate/discovery.go).
@@ -235,6 +236,19 @@ def test_a_rule_that_somebody_has_changed_keeps_its_name_and_stops_no_other(node
     node.dra.rules[changed] = left
     node.says(RAIL0, RAIL1)
     assert list(node.dra.rules) == [changed]
+
+
+def test_a_rule_that_somebody_has_copied_is_left_to_them(node: Running) -> None:
+    """The admission policy forbids a reporter to delete a rule of another name, and the rules after it would stay, too."""
+    node.says(BAD0, RAIL1)
+    own = node.dra.rules.copy()
+    node.dra.rules["copy"] = merged(next(iter(own.values())), {"metadata": {"name": "copy", "uid": "of-copy"}})
+    for _ in range(2):
+        node.clocks.goes_on(60.0)
+        node.says(BAD0, RAIL1)
+    assert node.dra.rules.keys() == {*own, "copy"}
+    node.says(RAIL0, RAIL1)
+    assert list(node.dra.rules) == ["copy"]
 
 
 def test_rules_that_somebody_has_deleted_come_back_and_are_not_fought_for(node: Running) -> None:
