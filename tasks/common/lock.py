@@ -50,8 +50,9 @@ HELD = 75
 
 ANSWER_S = 60
 
-# A file that was removed while this shell waited for it is another deploy's old lock.
+# A file that was removed while this shell waited for it is another deploy's old lock. Who may read a file may lock it (flock(2)).
 _OPEN = """
+umask 077
 while :; do
   exec 9>>"$1"
   flock 9

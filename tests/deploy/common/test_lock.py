@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ from pyinfra.api.state import State
 from pyinfra.context import ctx_state
 
 from tasks.common import archive, lock
+from tasks.common.commands import script
 from tests.deploy.fake import deployed
 
 ALICE, BOB = "boot/1:1:1:a", "boot/2:2:2:b"
@@ -48,6 +50,13 @@ def test_a_lock_that_is_held_says_by_whom_until_it_is_given_back(tmp_path: Path)
     give_back(file, ALICE)
     assert not file.exists()
     assert take(file, BOB) == (0, [])
+
+
+def test_another_user_cannot_open_the_lock_and_keep_deploys_waiting(tmp_path: Path) -> None:
+    file = tmp_path / "lock"
+    words = shlex.split(str(script(lock.TAKE, str(file), ALICE, "60", "alice", "none")))
+    subprocess.run(words, check=True)
+    assert oct(file.stat().st_mode)[-3:] == "600"
 
 
 @pytest.mark.parametrize(("over", "code"), [("all", 0), (ALICE, 0), ("none", lock.HELD), ("boot/3:3:3:c", lock.HELD)])
