@@ -50,7 +50,7 @@ HELD = 75
 
 ANSWER_S = 60
 
-# A file that was removed while this shell waited for it is another deploy's old lock. Who may read a file may lock it (flock(2)).
+# A file that was removed while this shell waited for it is another deploy's old lock. Whoever may read a file may lock it.
 _OPEN = """
 umask 077
 while :; do
