@@ -22,10 +22,11 @@ LINKS = """
 for node in /dev/nvidia* /dev/nvidia-caps/*; do
   [ -c "$node" ] || continue
   link=/dev/char/$((0x$(stat -c %t "$node"))):$((0x$(stat -c %T "$node")))
-  [ -e "$link" ] || ln -s "..${node#/dev}" "$link"
+  [ "$link" -ef "$node" ] || ln -sfn "..${node#/dev}" "$link"
 done
 """
-"""A script that makes the links that are missing. It comes before `systemctl enable` and `disable`: they reload, too."""
+"""A script that makes the links that are missing or of another device. It comes before `systemctl enable` and `disable`, which
+reload, too."""
 
 RELOAD = f"{LINKS}systemctl daemon-reload\n"
 """A script that makes the links that are missing, and has systemd read its units again."""
