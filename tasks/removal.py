@@ -21,7 +21,7 @@ from agent.spec.node import Irqs, NodeSpec, Rps, SpecError, Xps, parse, spec_has
 from agent.spec.selector import Selector
 from tasks import disruption, kubernetes, original_state, reboot
 from tasks.agent import BASE, UNIT, UNIT_FILE, AgentVersions
-from tasks.common.commands import Commands, refuse, script
+from tasks.common.commands import Commands, refuse, script, warn
 from tasks.common.data import leftovers, task_keys
 from tasks.common.present import Present
 from tasks.common.status import COMMAND, SPEC
@@ -238,6 +238,8 @@ def remove() -> Commands:
     reboots = host.get_fact(reboot.NodeRebootRequests)
     for request in reboots.due() if reboots else ():
         host.log(f"the node returns to its original state only at its next boot: {request}")
+    if reboots and reboots.drained:
+        warn(host, "the Node stays cordoned, as a deploy has left it for a reboot; bring it back by `kubectl uncordon`")
     was = host.get_fact(original_state.Recorded)
     created = [folder for folder in original_state.FOLDERS if folder not in was.folders] if was else []
     yield script(_REMOVE, BASE, STATE_FOLDER, kubernetes.STATE_FOLDER, *files, "--", *created)

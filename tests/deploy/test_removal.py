@@ -171,6 +171,13 @@ def test_state_that_the_agent_does_not_keep_is_restored(node: Node) -> None:
     )
 
 
+def test_a_node_that_an_interrupted_deploy_has_cordoned_is_named(node: Node) -> None:
+    there = {of(Present): [BASE], of(NodeRebootRequests): ["boot-1", "drained"]}
+    message = "the Node stays cordoned, as a deploy has left it for a reboot; bring it back by `kubectl uncordon`"
+    assert any(message in line for line in node.deploy(removal.remove, there).log)
+    assert not any(message in line for line in node.deploy(removal.remove, {of(Present): [BASE]}).log)
+
+
 def test_a_hold_that_an_interrupted_deploy_set_is_released(node: Node) -> None:
     present = {NOTED_BEFORE: ["here"], PRESENT: ["held mine", "held ours"]}
     before = {**present, **files(**{holds.BEFORE: "mine\n"})}
