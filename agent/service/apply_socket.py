@@ -11,6 +11,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from attrs import frozen
@@ -128,12 +129,8 @@ class Requests:
 
     @staticmethod
     def _refuse(client: socket.socket, reason: str) -> bool:
-        try:
+        with client, suppress(OSError):  # it has disconnected
             client.sendall(json.dumps({"refused": reason}).encode() + b"\n")
-        except OSError:
-            pass  # the client has disconnected
-        finally:
-            client.close()
         return False
 
 

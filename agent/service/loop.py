@@ -125,7 +125,7 @@ class Loop:
         before = self.in_force.spec
         self.activity.doing("plan", "read")
         # What is read to check the new spec is not read again. The events that come meanwhile are kept.
-        just_read = self.in_force.reload(self.machine, self.path, time.monotonic(), self.inbox.retry_spec)
+        just_read = self.in_force.reload(self.machine, self.path, time.monotonic(), self.inbox.retry_spec, self.last)
         self.inbox.reload = self.inbox.retry_spec = False
         if self.in_force.spec == before:
             return False

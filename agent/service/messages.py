@@ -94,13 +94,8 @@ def _devices(result: Pass) -> str:
     if any(each.address in result.want.left_alone and (each.hung or each.unreadable) for each in result.have.functions):
         return ""
     of_pfs: Mapping[str, bindings.Bindings] = result.have[bindings.NAME]
-    present = [
-        (
-            address,
-            [(index, vf.driver) for index, vf in sorted(of_pfs[address].vfs.items())] if address in of_pfs else [],
-        )
-        for address in sorted(result.want.nics)
-    ]
+    drivers = {pf: sorted((index, vf.driver) for index, vf in each.vfs.items()) for pf, each in of_pfs.items()}
+    present = [(pf, drivers.get(pf, [])) for pf in sorted(result.want.nics)]
     return sha256(json.dumps(present).encode()).hexdigest()[:12]
 
 

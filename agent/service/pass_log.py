@@ -11,6 +11,7 @@ import struct
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import get_args
 
@@ -153,14 +154,12 @@ class PassRecords:
 
 
 def _sent(fields: list[tuple[str, str]]) -> bool:
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as made:
-            made.setblocking(False)  # a pass must not wait for a journald that hangs
-            made.connect(str(SOCKET))
-            made.send(b"".join(_encoded(name, value[:LONGEST]) for name, value in fields))
-    except OSError:
-        return False
-    return True
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as made:
+        made.setblocking(False)  # a pass must not wait for a journald that hangs
+        made.connect(str(SOCKET))
+        made.send(b"".join(_encoded(name, value[:LONGEST]) for name, value in fields))
+        return True
+    return False
 
 
 def _encoded(name: str, value: str) -> bytes:

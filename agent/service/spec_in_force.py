@@ -18,7 +18,7 @@ from agent.engine.attempts import is_required
 from agent.engine.converge import Pass
 from agent.engine.dry_run import dry_run
 from agent.machine import Machine
-from agent.report.records import from_plain, to_plain
+from agent.report.records import Outcome, from_plain, to_plain
 from agent.runtime import fault, journal, write_atomically
 from agent.spec.node import NodeSpec, SpecError, parse, spec_hash, to_json
 from agent.state.snapshot import Snapshot
@@ -56,14 +56,16 @@ one to return to."""
 
 @frozen
 class _Known:
-    """What is known of a spec, by its hash, until the boot ends. ``hung``: the devices that hung when it came.
+    """What is known of a spec, by its hash, until the boot ends.
 
+    ``hung``: the devices that hung when it came. ``failing``: what the required changes set that failed then.
     ``why``: why it was given up. The agent does not try it again by itself: the node would go back and forth between two.
     """
 
     spec: str
     state: State
     hung: tuple[str, ...] = ()
+    failing: tuple[str, ...] = ()
     why: str = ""
 
 
@@ -110,7 +112,7 @@ class SpecInForce:
             return "on trial"
         return "verified" if self.spec == self.verified else "kept"
 
-    def reload(self, machine: Machine, path: Path, now: float, asked: bool) -> Snapshot | None:
+    def reload(self, machine: Machine, path: Path, now: float, asked: bool, last: Pass | None) -> Snapshot | None:
         """Put the file's spec in force, unless it is invalid, does not fit this node, or has failed before.
 
         If there is no other spec, a spec that does not fit is put in force all the same, and the node is not ready. One of mode
@@ -118,6 +120,7 @@ class SpecInForce:
 
         :param now: seconds of a monotonic clock.
         :param asked: an operator asked for this, so a spec that failed before is tried again.
+        :param last: the last pass by the spec before.
         :returns: what was read to check whether a new spec, now in force, fits this node. Its first pass begins by it.
         """
         self._trial_ends = now + TRIAL if self._trial_ends is None else self._trial_ends
@@ -142,7 +145,9 @@ class SpecInForce:
                 return None
         if candidate != self.spec:
             hung = machine.hung | self.hung_writes.keys()
-            on_trial = _Known(spec_hash(candidate), "on trial", tuple(sorted(hung)))
+            # While another new spec is on trial, that one may have brought what fails now.
+            failing = self._known.failing if self._known else tuple(_failing(last)) if last else ()
+            on_trial = _Known(spec_hash(candidate), "on trial", tuple(sorted(hung)), failing)
             self._learn(on_trial if self._replaceable(candidate) else None)
             self._trial_ends = now + TRIAL
         self._put(candidate)
@@ -165,15 +170,14 @@ class SpecInForce:
         if self.trial_left(now) > 0.0:
             return False
         # The failures of some devices do not count. If a change waits for users, the changes that need it fail. A device that
-        # cannot be read fails under any spec.
+        # cannot be read fails under any spec, and what failed before would fail under the verified one, too.
+        before = self._known.failing if self._known else ()
         excused = {outcome.change.device for outcome in result.outcomes if outcome.result == "deferred"}
         excused |= result.want.unreadable.keys()
         failed = [
             outcome
-            for outcome in result.outcomes
-            if outcome.result == "failed"
-            and outcome.change.device not in excused
-            and is_required(result.want, outcome.change)
+            for place, outcome in _failing(result).items()
+            if outcome.change.device not in excused and place not in before
         ]
         why = "; ".join(f"{outcome.change}: {outcome.error}" for outcome in failed[:3])
         return self._happens("trial failed" if failed else "trial over", self.spec, self.state(), why)
@@ -255,6 +259,12 @@ class SpecInForce:
             _write(self.folder / OBSERVED, to_json(spec))
 
 
+def _failing(result: Pass) -> dict[str, Outcome]:
+    """The required changes that have failed, by what they set."""
+    failed = (outcome for outcome in result.outcomes if outcome.result == "failed")
+    return {" ".join(each.change.place): each for each in failed if is_required(result.want, each.change)}
+
+
 def _parsed(path: Path) -> NodeSpec | str:
     """The file's spec, or why it has none."""
     try:
@@ -307,10 +317,8 @@ def _kept(path: Path) -> NodeSpec | None:
 def _may_exist(path: Path) -> bool:
     try:
         path.lstat()
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
+    except OSError as error:
+        return not isinstance(error, FileNotFoundError)
     return True
 
 

@@ -34,6 +34,7 @@ class Agent:
     hung: frozenset[str] = frozenset()
     failures: Failures = field(factory=Failures)
     in_force: SpecInForce = field(init=False)
+    last: Pass | None = None
 
     def __attrs_post_init__(self) -> None:
         self.start()
@@ -46,6 +47,7 @@ class Agent:
         """Another worker."""
         (self.folder / "state").mkdir(exist_ok=True)
         (self.folder / "run").mkdir(exist_ok=True)
+        self.last = None
         self.in_force = SpecInForce(
             self.folder / "state", self.folder / "run", crashed=crashed, hung_writes=hung_writes or {}
         )
@@ -61,7 +63,7 @@ class Agent:
 
     def read(self, asked: bool = False) -> None:
         self.failures.forget()
-        self.in_force.reload(self.machine(), self.file, self.now, asked)
+        self.in_force.reload(self.machine(), self.file, self.now, asked, self.last)
 
     def give(self, wanted: NodeSpec) -> None:
         self.file.write_text(to_json(wanted))
@@ -71,6 +73,7 @@ class Agent:
         assert self.in_force.spec is not None
         goal = Goal(self.in_force.spec, verified=self.in_force.verified)
         result = converge(self.machine(), goal, Memory(lambda: self.now, self.failures))
+        self.last = result
         if is_ready(result.conditions) and self.in_force.spec.mode == "enforce":
             self.in_force.ready(result)
         if self.in_force.gives_up(result, self.now):

@@ -212,6 +212,6 @@ class Broken:
 def test_a_spec_whose_check_crashes_is_refused(agent: Agent) -> None:
     agent.file.write_text(to_json(spec(4)))
     machine = evolve(agent.kernel.machine(), files=cast(Files, Broken(agent.kernel)))
-    agent.in_force.reload(machine, agent.file, agent.now, asked=True)
+    agent.in_force.reload(machine, agent.file, agent.now, asked=True, last=agent.last)
     assert agent.in_force.spec == spec(3)
     assert "a fault of trackbed itself: KeyError: 'a fault'" in agent.in_force.refusal

@@ -1,5 +1,6 @@
 """The states of the spec in the file: the table of docs/spec-in-force.md, and what a hanging device does to the others."""
 
+import errno
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -247,6 +248,27 @@ def test_the_other_devices_do_not_alternate_between_two_specs_while_a_write_hang
         agent.start()
         assert agent.in_force.spec == two(3, 9000 if hung_before else 1500)
     assert ("did not return" in agent.in_force.refusal) is not bool(hung_before)
+
+
+def test_what_failed_before_a_new_spec_came_is_no_fault_of_that(agent: Agent) -> None:
+    """Otherwise nothing of a node with one bad value could be changed, and the others would go to and fro."""
+    agent.give(two(3, 1500))
+    agent.look()
+    agent.kernel.sriov.set_count(PF, 0)
+    agent.kernel.fault = lambda operation, where, value: (
+        OSError(errno.ENOSPC, "no space") if where.endswith("sriov_numvfs") or "mtu=4000" in value else None
+    )
+    agent.try_out()
+    agent.give(two(3, 9000))
+    agent.try_out()
+    assert (agent.in_force.spec, agent.kernel.netdev(PF1).mtu) == (two(3, 9000), 9000)
+    # What a new spec has brought is its fault, also if another one follows before its trial ends.
+    for given in (two(3, 4000), two(2, 4000)):
+        agent.give(given)
+        agent.look()
+    agent.try_out()
+    assert f"links {PF1} mtu" in agent.in_force.refusal
+    assert f"{PF} count" not in agent.in_force.refusal
 
 
 def test_what_fails_on_a_nic_that_is_not_required_is_no_fault_of_a_new_spec(agent: Agent) -> None:

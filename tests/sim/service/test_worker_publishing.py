@@ -11,7 +11,7 @@ import pytest
 from agent.engine import retry
 from agent.machine import Event
 from agent.report.history import read as read_history
-from agent.service import inbox, loop, wake
+from agent.service import inbox, loop, spec_in_force, wake
 from agent.service import loop as loop_module
 from agent.service.activity import View
 from agent.service.apply_socket import Progress, ask
@@ -141,6 +141,29 @@ def test_a_read_that_hangs_while_a_new_spec_is_checked_is_named(
         file.write("0\n")
     assert (step.kind, step.mode, step.device) == ("plan", "read", PF0)
     assert out.until(lambda report: report.ready and report.up_to_date)
+
+
+def test_what_failed_before_a_new_spec_came_ends_the_trial_of_that_without_giving_it_up(
+    node: Node, worker: Worker, reload: Reload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spec_in_force, "TRIAL", 0.1)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "state").mkdir()
+    known = tmp_path / "run" / spec_in_force.STATE
+    out = worker(both(9000))
+    out.until(lambda report: report.ready)
+    second = node.kernel.netdev(PF1)
+    node.kernel.netlink.set_link(second.ifindex, mtu=1500)
+    node.kernel.fault = lambda operation, where, value: (
+        OSError(errno.EBUSY, "busy") if (operation, where) == ("set_link", second.name) else None
+    )
+    for _ in ask(tmp_path / "apply.sock", None, 60.0):
+        break
+    out.until(lambda report: condition(report, "Converged").reason == "Failed")
+    reload(both(4000))
+    soon(lambda: node.kernel.netdev(PF0).mtu == 4000 or None, "new spec", 60.0)
+    soon(lambda: not known.exists() or "given up" in known.read_text() or None, "end of its trial", 60.0)
+    assert not known.exists()
 
 
 def test_an_event_does_not_have_another_devices_failed_change_tried_again(
