@@ -26,7 +26,7 @@ CONFLIST = "/etc/cni/net.d/00-vf.conflist"
 DROP_INS = "/run/systemd/system/trackbed.service.d"
 SUBNET = "192.168.62"
 # Where every pass of the agent begins.
-BEGINNING = "        spec = self.in_force.spec\n        if spec is None:\n"
+BEGINNING = "        if (spec := self.in_force.spec) is None:\n"
 PORT = 5001
 OUTAGE = 180.0
 # What an emulated node adds to the bounds of docs/readiness.md.
@@ -232,10 +232,10 @@ def test_an_agent_that_fails_its_first_pass_is_taken_back_and_the_node_not_ready
     current = node.sh("readlink /opt/trackbed/current")
     checkout = tmp_path / "trackbed"
     shutil.copytree(ROOT, checkout, ignore=shutil.ignore_patterns(".git", ".venv", ".*_cache", "__pycache__"))
-    passes = checkout / "agent" / "service" / "passes.py"
-    whole = passes.read_text()
+    loop = checkout / "agent" / "service" / "loop.py"
+    whole = loop.read_text()
     assert whole.count(BEGINNING) == 1
-    passes.write_text(whole.replace(BEGINNING, f'        raise RuntimeError("broken on purpose")\n{BEGINNING}'))
+    loop.write_text(whole.replace(BEGINNING, f'        raise RuntimeError("broken on purpose")\n{BEGINNING}'))
     began = node.sh("date +@%s").strip()
     words = ["-y", INVENTORY, "deploy.py", "--limit", node.name, "--data", "ready_timeout=60"]
     done = subprocess.run(
