@@ -155,10 +155,12 @@ sed -E 's/^/lost /; s/ = .*//' lost | sort -u
 
 # Whether the running engine has loaded its files. dockerd can be asked. The others read their files when they start, so the files
 # must not be newer than the process.
+# Version 1.0.0 kept the former drop-in where CRI-O reads it.
+left_by_1_0_0() { [ "$engine" = crio ] && [ -e "$(real "$own").previous" ]; }
 info() { timeout 60 docker info --format "$1" 2>/dev/null; }
 loaded() {
   if [ "$engine" != docker ]; then
-    started_since "$(real "$own")"
+    ! left_by_1_0_0 && started_since "$(real "$own")"
     return
   fi
   case $(info '{{.DefaultRuntime}}:{{range $name, $_ := .Runtimes}} {{$name}} {{end}}') in
@@ -189,6 +191,7 @@ if [ -s wanted ] || [ -s stale ]; then
   # shellcheck disable=SC2086  # none, or one file
   install_files "$main" $own
 fi
+if left_by_1_0_0; then rm "$(real "$own").previous"; fi
 [ "$active" = active ] || exit 0
 
 if [ "$engine" = docker ]; then

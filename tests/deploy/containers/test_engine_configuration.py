@@ -23,6 +23,8 @@ CHOOSE = (
 VALIDATE = SCRIPT[SCRIPT.index("validate() {") : SCRIPT.index("has() ")]
 KEEP_IMPORTS = SCRIPT[SCRIPT.index("imported() {") : SCRIPT.index("configure() {")]
 CONFIGURE = SCRIPT[SCRIPT.index("configure() {") : SCRIPT.index("# An empty runtimeArgs")]
+LOADED = SCRIPT[SCRIPT.index("# Version 1.0.0") : SCRIPT.index("active=$(")]
+REMOVED = SCRIPT[SCRIPT.index("if left_by_1_0_0") : SCRIPT.index('[ "$active" = active ] || exit 0\n\nif')]
 USABLE = SCRIPT[SCRIPT.index("usable() {") : SCRIPT.index("comm -13 present")]
 FIND_LOST = SCRIPT[SCRIPT.index("ours=") : SCRIPT.index("# dockerd does")]
 
@@ -89,6 +91,24 @@ def test_the_former_drop_in_is_not_in_a_folder_of_which_cri_o_reads_every_file(
     drop_ins = {file.name: file.read_text() for file in (tmp_path / "node/crio/crio.conf.d").iterdir()}
     assert drop_ins == {"99-nvidia.toml": left}
     assert (tmp_path / "node/crio/99-nvidia.toml.previous").exists() == accepted
+
+
+@pytest.mark.parametrize(("engine", "pending"), [("crio", True), ("containerd", False)])
+def test_a_former_drop_in_of_version_1_0_0_is_removed_where_cri_o_reads_it(
+    tmp_path: Path, engine: str, pending: bool
+) -> None:
+    own, former = tmp_path / "99-nvidia.toml", tmp_path / "99-nvidia.toml.previous"
+    for file in (own, former):
+        file.write_text("")
+    program(tmp_path / "bin/systemctl")
+    text = f'{engine_files.SHARED}real() {{ echo "$1"; }}\nengine={engine} own=$1\n{LOADED}'
+    for step, code in (("loaded", pending), (REMOVED, 0), ("loaded", 0)):
+        done = subprocess.run(
+            ["sh", "-ec", f"{text}{step}", "sh", str(own)],
+            env={**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}, check=False,
+        )  # fmt: skip
+        assert done.returncode == code
+    assert former.exists() is not pending
 
 
 # As dockerd compares them (findConfigurationConflicts, daemon/config/config.go of moby).
