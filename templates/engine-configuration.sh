@@ -153,10 +153,10 @@ comm -23 present result | comm -23 - operator >stale
 cat wanted stale | sed -E 's/^/change /; s/ = .*//' | sort -u
 sed -E 's/^/lost /; s/ = .*//' lost | sort -u
 
-# Whether the running engine has loaded its files. dockerd can be asked. The others read their files when they start, so the files
-# must not be newer than the process.
 # Version 1.0.0 kept the former drop-in where CRI-O reads it.
 left_by_1_0_0() { [ "$engine" = crio ] && [ -e "$(real "$own").previous" ]; }
+# Whether the running engine has loaded its files. dockerd can be asked. The others read their files when they start, so the files
+# must not be newer than the process.
 info() { timeout 60 docker info --format "$1" 2>/dev/null; }
 loaded() {
   if [ "$engine" != docker ]; then
