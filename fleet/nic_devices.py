@@ -121,7 +121,7 @@ class NicDevices:
         own, others = read_devices({"items": list(slices)}, self.node)
         if foreign := sorted({device.driver for device in others if device.pci in self.nic.functions}):
             raise CannotDrain(f"{', '.join(foreign)} publishes {self.nic.name} in a pool that is not named as the Node")
-        return sorted(device for device in own if device.pci in self.nic.functions)
+        return sorted({device for device in own if device.pci in self.nic.functions})
 
     def _users(self, devices: Collection[Device]) -> dict[str, str]:
         """The pods for which claims of these devices are reserved, by their uid.

@@ -18,6 +18,7 @@ class Dra:
     """What a cluster has for DRA (resource.k8s.io) and PodDisruptionBudgets.
 
     ``users``: the uids of the pods that use each device. A rule with NoExecute ends them, unless they are in ``tolerating``.
+    ``generations``: in how many ResourceSlices a driver publishes each device. Those before the last stay for a moment.
     """
 
     devices: dict[str, str]
@@ -27,6 +28,7 @@ class Dra:
     rules: dict[str, Any] = field(factory=dict)
     made: int = 0
     pool: str = "a"
+    generations: int = 1
 
     def answer(self, method: str, path: str, body: Any) -> tuple[int, Any] | None:
         """The answer; None: the path is of something else. ``devices``: the PCI address of each."""
@@ -34,7 +36,7 @@ class Dra:
         if name == "poddisruptionbudgets":
             return 200, {"items": self.budgets}
         if name == "resourceslices":
-            return 200, {"items": [{"metadata": {"name": "s"}, "spec": self._slice()}]}
+            return 200, {"items": [{"metadata": {"name": "s"}, "spec": self._slice()}] * self.generations}
         if name == "resourceclaims":
             return 200, {"items": [self._claim(each) for each in self.users]}
         if name == "devicetaintrules":

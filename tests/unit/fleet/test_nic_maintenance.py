@@ -221,6 +221,12 @@ def test_a_nic_that_may_be_half_changed_stays_tainted_although_a_pod_has_it(flee
     assert (fleet.state(), fleet.node.applied()) == ((["pf", "vf0"], ["a"]), 0)
 
 
+def test_a_device_that_is_published_anew_is_tainted_once(fleet: Fleet) -> None:
+    fleet.dra.generations = 2
+    assert fleet.maintenance().run(["a"], 1) == DONE
+    assert (fleet.dra.made, fleet.state()) == (2, CLEAN)
+
+
 def test_a_device_that_appears_while_pods_end_is_tainted_too(fleet: Fleet) -> None:
     fleet.dra.tolerating = {"u-job"}
     fleet.node.nic["vfs"] = [VF0, VF1]
