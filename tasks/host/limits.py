@@ -96,6 +96,10 @@ for file in "$root"/etc/systemd/system/*.service.d/"$drop_in"; do
   unit=${file%.service.d/*}; unit=${unit##*/}
   case " $* " in *" $unit "*) if same "$file" "$text"; then echo "current $unit"; fi ;; *) echo "old $unit" ;; esac
 done
+for file in "$root"/etc/systemd/system/*.service.d/"$drop_in".old; do
+  unit=${file%.service.d/*}
+  if [ -e "$file" ]; then echo "old ${unit##*/}"; fi
+done
 for unit; do
   properties=$(systemctl show --property=LoadState,LimitMEMLOCK,LimitMEMLOCKSoft,MainPID "$unit.service")
   case $properties in *LoadState=loaded*) ;; *) continue ;; esac
@@ -138,7 +142,8 @@ def lift() -> None:
     memlock(name="Locked memory", wanted=LIMITS.here() or Limits((), logins=False))
 
 
-# The rename makes a file appear complete. systemd ignores the temporary name, which does not end in .conf.
+# The rename makes a file appear complete. systemd ignores names that do not end in .conf, such as the temporary one. A removed
+# file keeps such a name until systemd has read its units without it, so that the next deploy sees what was interrupted.
 _LIFT = (
     _PROCESSES
     + """
@@ -146,13 +151,18 @@ put() { mkdir -p "${1%/*}"; printf %s "$2" > "$1.new"; chmod 644 "$1.new"; mv -T
 root=$1 drop_in=$2 text=$3 logins=$4 logins_text=$5; shift 5
 if [ -n "$logins_text" ]; then put "$logins" "$logins_text"; else rm -f "$logins"; fi
 for file in "$root"/etc/systemd/system/*.service.d/"$drop_in"; do
+  [ -e "$file" ] || continue
   unit=${file%.service.d/*}; unit=${unit##*/}
-  case " $* " in *" $unit "*) ;; *) rm -f "$file"; rmdir --ignore-fail-on-non-empty "${file%/*}" 2>/dev/null || true ;; esac
+  case " $* " in *" $unit "*) ;; *) mv "$file" "$file.old" ;; esac
 done
 for unit; do put "$root/etc/systemd/system/$unit.service.d/$drop_in" "$text"; done
 """
     + systemd_reload.RELOAD
     + """
+for file in "$root"/etc/systemd/system/*.service.d/"$drop_in".old; do
+  rm -f "$file"
+  rmdir --ignore-fail-on-non-empty "${file%/*}" 2>/dev/null || true
+done
 for unit; do
   properties=$(systemctl show --property=LoadState,LimitMEMLOCK,LimitMEMLOCKSoft,MainPID "$unit.service")
   case $properties in *LoadState=loaded*) ;; *) continue ;; esac

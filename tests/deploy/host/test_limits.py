@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from tasks.host import limits
 from tasks.host.limits import MemoryLimits
 from tests.deploy.conftest import Answers, Node, of
+from tests.deploy.scripts import sh
+from tests.stand_ins import program
 
 FIND = of(MemoryLimits)
 UNITS = limits.DAEMONS
@@ -45,6 +50,30 @@ def test_what_left_the_inventory_leaves_the_node(node: Node) -> None:
     [command] = node.deploy(limits.lift, {FIND: ["old containerd"]}).flat
     # Neither services nor a text for logins.
     assert command.endswith(f"{limits.LOGINS} ''")
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_systemd_is_told_of_a_drop_in_that_is_gone_although_it_did_not_read_its_units_before(
+    tmp_path: Path, others: bool
+) -> None:
+    folder = tmp_path / "etc/systemd/system/slurmd.service.d"
+    folder.mkdir(parents=True)
+    (folder / limits.DROP_IN).write_text(limits.DROP_IN_TEXT)
+    if others:
+        (folder / "mine.conf").write_text("")
+    given = (tmp_path, limits.DROP_IN, limits.DROP_IN_TEXT, tmp_path / "logins", "")
+    path = f"{tmp_path}/bin:{os.environ['PATH']}"
+    program(tmp_path / "bin/systemctl", "exit 1")
+    with pytest.raises(AssertionError):
+        sh(limits._LIFT, *given, PATH=path)
+    assert not (folder / limits.DROP_IN).exists()
+    assert MemoryLimits().process(sh(limits._STATE, *given, PATH=path)).old == {"slurmd"}
+    program(tmp_path / "bin/systemctl", f"echo $1 > {tmp_path}/asked")
+    sh(limits._LIFT, *given, PATH=path)
+    assert (tmp_path / "asked").read_text() == "daemon-reload\n"
+    assert [file.name for file in folder.glob("*")] == ["mine.conf"] * others
+    assert folder.exists() is others
+    assert MemoryLimits().process(sh(limits._STATE, *given, PATH=path)).old == frozenset()
 
 
 def test_the_files_are_written_if_the_fact_has_no_output(node: Node) -> None:
