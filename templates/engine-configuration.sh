@@ -116,6 +116,16 @@ if [ "$engine" = containerd ] && { [ -s lost ] || lacks_systemd_cgroup; }; then
   find_lost
 fi
 
+# CRI-O reads its drop-ins by their names, and the last one counts.
+refuse_later_default() {
+  for file in "${own%/*}"/*; do
+    if [ "$(printf '%s\n' "$file" "$own" | sort | tail -n 1)" != "$own" ] &&
+      grep -E '^[[:space:]]*default_runtime[[:space:]]*=' "$file" | grep -qv '"nvidia"'; then
+      fault "$file sets another default_runtime after $own; remove it there, or give set_as_default False"
+    fi
+  done
+}
+
 case $engine in
 docker)
   if [ "$cdi" = yes ] && [ "$(version | cut -d. -f1)" -lt 25 ]; then
@@ -138,6 +148,8 @@ containerd)
     fault "containerd $(version) ignores what nvidia-ctk writes; $main needs version = 2 or later"
   [ "$default" != yes ] || has '\.default_runtime_name = ["'\'']nvidia["'\'']' ||
     fault "containerd would still have another default runtime; a file that it imports after 99-nvidia.toml sets it" ;;
+crio)
+  if [ "$default" = yes ]; then refuse_later_default; fi ;;
 esac
 
 # It reads its own file first, whatever it is asked (rt.Run in nvidia-container-toolkit). No container would start with a fault there.

@@ -25,6 +25,7 @@ KEEP_IMPORTS = SCRIPT[SCRIPT.index("imported() {") : SCRIPT.index("configure() {
 CONFIGURE = SCRIPT[SCRIPT.index("configure() {") : SCRIPT.index("# An empty runtimeArgs")]
 LOADED = SCRIPT[SCRIPT.index("# Version 1.0.0") : SCRIPT.index("active=$(")]
 REMOVED = SCRIPT[SCRIPT.index("if left_by_1_0_0") : SCRIPT.index('[ "$active" = active ] || exit 0\n\nif')]
+LATER = SCRIPT[SCRIPT.index("# CRI-O reads its drop-ins") : SCRIPT.index("case $engine in\ndocker)\n  if [")]
 USABLE = SCRIPT[SCRIPT.index("usable() {") : SCRIPT.index("comm -13 present")]
 FIND_LOST = SCRIPT[SCRIPT.index("ours=") : SCRIPT.index("# dockerd does")]
 
@@ -91,6 +92,27 @@ def test_the_former_drop_in_is_not_in_a_folder_of_which_cri_o_reads_every_file(
     drop_ins = {file.name: file.read_text() for file in (tmp_path / "node/crio/crio.conf.d").iterdir()}
     assert drop_ins == {"99-nvidia.toml": left}
     assert (tmp_path / "node/crio/99-nvidia.toml.previous").exists() == accepted
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "refused"),
+    [
+        ("99-zz.conf", '  default_runtime = "crun"', True),
+        ("99-zz.conf", '  default_runtime = "nvidia"', False),
+        ("99-zz.conf", '  # default_runtime = "crun"', False),
+        ("10-crio.conf", '  default_runtime = "crun"', False),
+    ],
+)
+def test_a_drop_in_of_cri_o_that_sets_another_default_runtime_afterwards_is_named(
+    tmp_path: Path, name: str, text: str, refused: bool
+) -> None:
+    (tmp_path / "99-nvidia.toml").write_text('  default_runtime = "nvidia"')
+    (tmp_path / name).write_text(f"[crio.runtime]\n{text}\n")
+    shell = f"{engine_files.SHARED}engine=crio own=$1\n{LATER}refuse_later_default\n"
+    done = subprocess.run(
+        ["sh", "-ec", shell, "sh", str(tmp_path / "99-nvidia.toml")], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode == 1, f"{tmp_path}/{name} sets" in done.stdout) == (refused, refused), done.stderr
 
 
 @pytest.mark.parametrize(("engine", "pending"), [("crio", True), ("containerd", False)])
