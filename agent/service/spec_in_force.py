@@ -299,7 +299,7 @@ def _checked(machine: Machine, candidate: NodeSpec, present: NodeSpec) -> tuple[
 def _unchanged(candidate: NodeSpec, present: NodeSpec) -> NodeSpec:
     same = {nic.name for nic in candidate.nics if nic in present.nics}
     nics = (nic for nic in candidate.nics if nic.name in same and same.issuperset(nic.select.without))
-    return evolve(candidate, nics=tuple(nics))
+    return evolve(present, nics=tuple(nics))
 
 
 def _kept(path: Path) -> NodeSpec | None:

@@ -65,6 +65,19 @@ def test_without_a_verified_spec_the_first_is_in_force_even_if_it_does_not_fit(f
     assert (fresh.in_force.spec, fresh.in_force.refusal) == (spec(8), "")
 
 
+def test_a_new_spec_is_refused_for_what_the_host_lacks_unless_the_spec_before_lacks_it_too(fresh: Agent) -> None:
+    def wanting(vfs: int, pages: int) -> NodeSpec:
+        nic = {"name": "rail0", "select": {"pci": PF}, "vfs": {"count": vfs}}
+        return from_mapping({"node_name": "n1", "nics": [nic], "hugepages": [{"size": "16G", "count": pages}]})
+
+    for given in (wanting(3, 1), wanting(4, 1)):
+        fresh.give(given)
+        assert (fresh.in_force.spec, fresh.in_force.refusal) == (given, "")
+    fresh.give(wanting(4, 2))
+    assert fresh.in_force.spec == wanting(4, 1)
+    assert fresh.in_force.refusal.startswith("hugepages host 16G: none -> 2: there are no huge pages of 16G")
+
+
 def test_a_state_folder_that_cannot_be_written_does_not_stop_the_agent(fresh: Agent) -> None:
     (fresh.folder / "state").rmdir()
     fresh.give(spec(3))
