@@ -136,12 +136,13 @@ class Api:
     A new connection resumes the TLS session of the one before. When a Lease is renewed, the handshake costs the API server more
     than anything but the write, and after an outage all nodes connect at once.
 
-    ``refused``: by its last answer the server does not know the credentials. ``_busy``: the socket of the request or the watch
-    that is under way; None: there is none.
+    ``begins`` is called before each request. ``refused``: by its last answer the server does not know the credentials.
+    ``_busy``: the socket of the request or the watch that is under way; None: there is none.
     """
 
     server: str
     session: Callable[[], Session]
+    begins: Callable[[], None] = lambda: None
     refused: bool = field(default=False, init=False)
     _connection: HTTPSConnection | None = field(default=None, init=False)
     _session: Session | None = field(default=None, init=False)
@@ -167,6 +168,7 @@ class Api:
         :raises HTTPException: its answer is not HTTP.
         """
         self._stop_if_abandoned()
+        self.begins()
         end = time.monotonic() + TIMEOUT
         # A socket's own time limit begins again with each byte. With a server that sends a byte now and then it never ends.
         timer = Timer(TIMEOUT, self.interrupt)

@@ -122,11 +122,11 @@ class Publication:
 
     def __attrs_post_init__(self) -> None:
         name, server = self.settings.node_name, self.settings.server
-        api = Api(server, self.identity.session)
+        api = Api(server, self.identity.session, alive)
         self.watch = NodeWatch(Api(server, self.identity.session), name, self.wake)
         self.acknowledged = Acknowledgement(self.files.acknowledgement, self.files.memory)
         self.plugins = PluginLabels(self.acknowledged.now.devices)
-        self.steps = Steps(self.clock, self._step_failed, alive)
+        self.steps = Steps(self.clock, self._step_failed)
         self._writer = NodeWriter(name, api, self.watch, self.now)
         self._lease = LeaseWriter(self.settings, api, self.now)
         self._device_taints = DeviceTaints(self.settings, api)

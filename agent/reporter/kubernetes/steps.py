@@ -22,12 +22,11 @@ class Steps:
     """Why each step fails, and when a step that failed may be tried again.
 
     ``clock``: seconds since the boot. ``failed`` is called with the name and the error of each step that failed at the API
-    server or on the way to it, ``begins`` before each step. ``trouble``: why, by the step's name. ``not_before``: by ``clock``.
+    server or on the way to it. ``trouble``: why, by the step's name. ``not_before``: by ``clock``.
     """
 
     clock: Callable[[], float]
     failed: Callable[[str, Exception], None]
-    begins: Callable[[], None]
     trouble: dict[str, str] = field(factory=dict, init=False)
     not_before: dict[str, float] = field(factory=dict, init=False)
     _backoffs: dict[str, Backoff] = field(factory=dict, init=False)
@@ -57,7 +56,6 @@ class Steps:
 
     def _take(self, name: str, step: Step, later: Sequence[str], last: float) -> float:
         backoff = self._backoffs.setdefault(name, Backoff(last))
-        self.begins()
         try:
             wait = step(self.clock())
         except TROUBLE as error:

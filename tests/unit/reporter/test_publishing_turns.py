@@ -22,7 +22,7 @@ from agent.reporter.kubernetes.publish import Publication
 from agent.reporter.kubernetes.steps import LONGEST_SLEEP
 from agent.runtime import boot_id, uptime
 from tests.contract.asking import soon
-from tests.unit.reporter.publication import UNREADY, Running, say
+from tests.unit.reporter.publication import UNREADY, Cluster, Running, publishing, say
 from tests.unit.reporter.test_node import NO_CARRIER, REPORT, document, node
 
 
@@ -264,6 +264,34 @@ def test_systemd_hears_that_the_publishing_thread_lives_until_it_hangs(
         cluster.over.set()
         notified.settimeout(60.0)
         assert notified.recv(100) == b"WATCHDOG=1"
+
+
+def test_systemd_hears_before_each_request_that_the_publishing_thread_lives(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each may take ten seconds, and the taint may need four of them."""
+    answer, heard = Cluster.answer, list[int]()
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
+        notified.bind(str(tmp_path / "notify"))
+        notified.setblocking(False)
+
+        def answered(cluster: Cluster, method: str, path: str, body: Any) -> tuple[int, dict[str, Any]] | None:
+            heard.append(0)
+            with suppress(BlockingIOError):
+                while notified.recv(100):
+                    heard[-1] += 1
+            return answer(cluster, method, path, body)
+
+        monkeypatch.setattr(Cluster, "answer", answered)
+        with publishing(tmp_path) as running:
+            without_a_taint(running)
+            reporter, cluster, _ = running
+            cluster.conflicts = ["n1"]
+            say(reporter, UNREADY)
+            reporter.turn()
+    assert len(heard) > 2
+    assert all(heard), heard
 
 
 @pytest.mark.parametrize("hanging", ["lease", "status", "token"])
