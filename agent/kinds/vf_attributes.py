@@ -183,6 +183,6 @@ def _reported(machine: Machine, address: str, index: int) -> VfInfo:
 def _explain(error: OSError, attribute: VfAttribute, refusal: Refusal) -> tuple[int, str]:
     if (explained := attribute.explain(refusal)) is not None:
         return explained
-    if refusal.errno == errno.EOPNOTSUPP:
+    if refusal.errno in (errno.EOPNOTSUPP, errno.EPROTONOSUPPORT):  # the latter is mlx4's (mlx4_set_vf_spoofchk, cmd.c)
         return errno.EOPNOTSUPP, f"the driver of {refusal.netdev} cannot set {attribute.name} of a VF"
     return refusal.errno, error.strerror or str(error)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from typing import Any
 
 import pytest
@@ -130,6 +132,14 @@ def test_what_igb_refuses_is_unsupported_and_ready_follows_required(
     assert reason in outcome.error
     assert is_ready(result.conditions) is not required
     assert vf_attributes(kernel, 1)["vlan"] == more.get("vlan", 0)
+
+
+def test_what_mlx4_refuses_is_unsupported(kernel: Kernel) -> None:
+    """It has another errno for what its firmware lacks (mlx4_set_vf_spoofchk)."""
+    refusal = OSError(errno.EPROTONOSUPPORT, os.strerror(errno.EPROTONOSUPPORT))
+    kernel.fault = lambda operation, where, value: refusal if "spoofchk" in value else None
+    (outcome,) = [each for each in settle(kernel, spec(group(spoofchk=False))).outcomes if each.result != "applied"]
+    assert (outcome.result, outcome.error) == ("unsupported", f"the driver of {NAME} cannot set spoofchk of a VF")
 
 
 def test_a_vf_of_another_guid_is_bound_again(kernel: Kernel) -> None:
