@@ -11,6 +11,7 @@ from tests.lab.conftest import changed, pyinfra, ready
 pytestmark = pytest.mark.campaign
 
 REQUESTS = "/var/lib/trackbed/reboots"
+REASON = "kernel arguments quiet are still in effect"
 # A node that boots is slow.
 REBOOT = ("--data", f"reboot={json.dumps({'policy': 'allow', 'timeout': 900})}", "--data", "ready_timeout=900")
 
@@ -21,25 +22,25 @@ def booted(node: Node) -> float:
     return float(now) - float(up)
 
 
-def request(node: Node, task: str, text: str) -> None:
-    node.sh(f"mkdir -p {REQUESTS}; (echo {boot_id(node)}; echo {text!r}) > {REQUESTS}/{task}")
+def request(node: Node) -> None:
+    """Request what the task boot withdraws after a reboot."""
+    node.sh(f"mkdir -p {REQUESTS}; (echo {boot_id(node)}; echo {REASON}) > {REQUESTS}/boot-former")
 
 
 def test_a_reboot_request_is_announced_and_by_default_nothing_is_rebooted(node: Node) -> None:
     before = boot_id(node)
-    request(node, "kernel", "another kernel is installed")
+    request(node)
     done = pyinfra("-y", "--limit", "node1", "inventories/lab.py", "deploy.py")
     text = done.stdout + done.stderr
     assert done.returncode == 0, text
-    assert "reboot wanted: kernel: another kernel is installed; the host is not rebooted" in text
+    assert f"reboot wanted: boot-former: {REASON}; the host is not rebooted" in text
     assert boot_id(node) == before
 
 
 def test_hosts_reboot_one_after_the_other_and_the_deploy_goes_on(nodes: tuple[Node, ...]) -> None:
     before = [boot_id(node) for node in nodes]
     for node in nodes:
-        # The task boot withdraws it after the reboot.
-        request(node, "boot-former", "kernel arguments quiet are still in effect")
+        request(node)
     done = pyinfra("-y", "inventories/lab.py", "deploy.py", *REBOOT, timeout=1800)
     assert done.returncode == 0, done.stdout + done.stderr
     assert all(boot_id(node) != was for node, was in zip(nodes, before, strict=True))
