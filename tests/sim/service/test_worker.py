@@ -255,6 +255,7 @@ def test_a_spec_that_was_given_up_is_tried_again_if_somebody_asks(
     reload(one(4000))
     given_up = out.until(lambda report: report.ready and not report.up_to_date)
     assert given_up.spec_hash == before.spec_hash
+    assert any("KeyError" in condition.message for condition in given_up.conditions)
     node.kernel.fault = no_fault
     node.kernel.netlink.set_link(node.kernel.netdev(PF0).ifindex, mtu=2000)
     soon(lambda: node.kernel.netdev(PF0).mtu == 9000 or None, "a full pass, which does not try it again", 60.0)
