@@ -42,6 +42,7 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
     "test_supervisor_systemd.py": (SUPERVISOR,),
     "test_unreadable.py": (CONVERGE,),
     "test_users.py": (USERS,),
+    "test_wake.py": (INBOX,),
     "test_worker.py": SERVING,
     "test_worker_events.py": SERVING,
     "test_worker_process.py": (WORKER,),

@@ -88,41 +88,45 @@ RAIL_NET, RENAMED = f"/devices/pci0000:20/0000:20:00.0/{VF}/net/v1", "/devices/p
 
 @pytest.mark.parametrize(
     ("events", "known", "concerns"),
+    # Lists, since mutmut runs the tests several times in one process.
     [
-        (link_events(link_message(3, 7), False), KNOWN, {PF}),
-        (link_events(link_message(1, 2, 3), False), KNOWN, set()),
-        # A new netdev that the spec steers.
-        (link_events(named(99, b"cali1f"), False), STEERED, {HOST}),
-        (link_events(named(99, b"cali1f"), False), KNOWN, set()),
-        (link_events(named(99, b"veth12"), False), STEERED, set()),
-        (link_events(named(7, b"cali1f"), False), STEERED, {PF}),
-        (link_events(named(99, b"ens1f0"), False), WITH_SYSCTLS, {HOST}),
-        (link_events(named(7, b"ens1f0"), False), WITH_SYSCTLS, {PF}),
-        (link_events(named(99, b"ens1f0"), False), KNOWN, set()),
-        # In another namespace, the index and the name are not ours, and the parent is.
-        (link_events(named(99, b"cali1f"), True), STEERED, set()),
-        (link_events(link_message(7), True), KNOWN, set()),
-        (link_events(child_of(VF), True), KNOWN, {PF}),
-        (link_events(child_of("0000:99:10.2"), True), KNOWN, set()),
-        (link_events(child_of(VMD), True), WITH_VMD, {VMD}),
-        (uevent("bind", VMD_PATH, "pci"), WITH_VMD, {VMD}),
-        (uevent("add", f"{VMD_PATH}/net/ens1", "net", udev=True), WITH_VMD, {VMD}),
-        (ethtool_events(ethtool_message(7), False), KNOWN, {PF}),
-        (ethtool_events(ethtool_message(8), False), KNOWN, set()),
-        # A VF's event is its PF's.
-        (uevent("add", RAIL_NET, "net"), KNOWN, {PF}),
-        (uevent("add", RAIL_NET, "net", udev=True), KNOWN, {PF}),
-        (uevent("remove", f"/devices/pci0000:20/0000:20:00.0/{PF}/net/a/queues/rx-3", "queues"), KNOWN, {PF}),
-        # A new function, or a CPU that goes, concerns everything.
-        (uevent("add", "/devices/pci0000:20/0000:99:00.0", "pci"), KNOWN, None),
-        (uevent("offline", "/devices/system/cpu/cpu3", "cpu"), KNOWN, None),
-        # It may be the name of a NIC that was not found.
-        (uevent("move", RENAMED, "net", udev=True), KNOWN, set()),
-        (uevent("move", RENAMED, "net", udev=True), evolve(KNOWN, incomplete=True), None),
-        (uevent("add", f"/devices/pci0000:20/{PF}/block/sda", "block"), KNOWN, set()),
-        (uevent("add", "/devices/virtual/net/veth0", "net"), KNOWN, set()),
-        ([Event(table=479100)], KNOWN, {PF}),
-        ([Event(table=254)], KNOWN, set()),
+        (list(events), known, concerns)
+        for events, known, concerns in (
+            (link_events(link_message(3, 7), False), KNOWN, {PF}),
+            (link_events(link_message(1, 2, 3), False), KNOWN, set()),
+            # A new netdev that the spec steers.
+            (link_events(named(99, b"cali1f"), False), STEERED, {HOST}),
+            (link_events(named(99, b"cali1f"), False), KNOWN, set()),
+            (link_events(named(99, b"veth12"), False), STEERED, set()),
+            (link_events(named(7, b"cali1f"), False), STEERED, {PF}),
+            (link_events(named(99, b"ens1f0"), False), WITH_SYSCTLS, {HOST}),
+            (link_events(named(7, b"ens1f0"), False), WITH_SYSCTLS, {PF}),
+            (link_events(named(99, b"ens1f0"), False), KNOWN, set()),
+            # In another namespace, the index and the name are not ours, and the parent is.
+            (link_events(named(99, b"cali1f"), True), STEERED, set()),
+            (link_events(link_message(7), True), KNOWN, set()),
+            (link_events(child_of(VF), True), KNOWN, {PF}),
+            (link_events(child_of("0000:99:10.2"), True), KNOWN, set()),
+            (link_events(child_of(VMD), True), WITH_VMD, {VMD}),
+            (uevent("bind", VMD_PATH, "pci"), WITH_VMD, {VMD}),
+            (uevent("add", f"{VMD_PATH}/net/ens1", "net", udev=True), WITH_VMD, {VMD}),
+            (ethtool_events(ethtool_message(7), False), KNOWN, {PF}),
+            (ethtool_events(ethtool_message(8), False), KNOWN, set()),
+            # A VF's event is its PF's.
+            (uevent("add", RAIL_NET, "net"), KNOWN, {PF}),
+            (uevent("add", RAIL_NET, "net", udev=True), KNOWN, {PF}),
+            (uevent("remove", f"/devices/pci0000:20/0000:20:00.0/{PF}/net/a/queues/rx-3", "queues"), KNOWN, {PF}),
+            # A new function, or a CPU that goes, concerns everything.
+            (uevent("add", "/devices/pci0000:20/0000:99:00.0", "pci"), KNOWN, None),
+            (uevent("offline", "/devices/system/cpu/cpu3", "cpu"), KNOWN, None),
+            # It may be the name of a NIC that was not found.
+            (uevent("move", RENAMED, "net", udev=True), KNOWN, set()),
+            (uevent("move", RENAMED, "net", udev=True), evolve(KNOWN, incomplete=True), None),
+            (uevent("add", f"/devices/pci0000:20/{PF}/block/sda", "block"), KNOWN, set()),
+            (uevent("add", "/devices/virtual/net/veth0", "net"), KNOWN, set()),
+            ([Event(table=479100)], KNOWN, {PF}),
+            ([Event(table=254)], KNOWN, set()),
+        )
     ],
 )
 def test_an_event_concerns_the_devices_that_may_have_changed(
@@ -224,6 +228,20 @@ def test_a_command_is_taken_at_once_although_events_are_paced() -> None:
     inbox.close()
     os.close(write)
     os.close(read)
+
+
+def test_events_that_come_while_the_next_pass_is_put_off_are_judged_again_after_it() -> None:
+    source = Announced()
+    inbox = Inbox([source], Activity.at(None), lambda: None)
+    inbox.known = KNOWN
+    for _ in range(BURST + 5):
+        inbox._pace.pause(time.monotonic())
+    source.announce(Event(ifindex=8))
+    assert inbox.gather() == frozenset()
+    inbox.known = evolve(KNOWN, by_ifindex={8: PF})
+    assert inbox.wait(0.0) == frozenset({PF})
+    inbox.close()
+    os.close(source.descriptor)
 
 
 @define
