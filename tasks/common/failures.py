@@ -65,9 +65,12 @@ def running(run: Callable[[State, Host, str], Any]) -> Callable[[State, Host, st
         try:
             return run(state, host, op_hash)
         except Exception as error:
-            if ends_all(error):
-                raise
-            _say(host, error)
+            # If too many hosts have failed, pyinfra says so again after the operation, and ends the deploy. Raised here, in the
+            # host's own greenlet, gevent would print its traceback.
+            if host not in state.failed_hosts:
+                if ends_all(error):
+                    raise
+                _say(host, error)
             state.trigger_callbacks("operation_host_error", host, op_hash)
             return False
 

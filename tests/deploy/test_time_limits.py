@@ -13,6 +13,7 @@ from gevent.event import Event
 from pyinfra.api.command import FileDownloadCommand, FileUploadCommand, FunctionCommand, StringCommand
 from pyinfra.api.config import Config
 from pyinfra.api.connect import connect_all
+from pyinfra.api.exceptions import PyinfraError
 from pyinfra.api.inventory import Inventory
 from pyinfra.api.operation import operation
 from pyinfra.api.operations import run_ops
@@ -85,50 +86,72 @@ def after() -> Commands:
 HOST = "pyinfra.api.host:Host"
 
 
-@pytest.mark.parametrize("hanging", [fact, command, upload, download, function, "prepare"])
-def test_a_host_that_hangs_is_given_up_and_the_other_is_deployed(
-    hanging: Any, caplog: pytest.LogCaptureFixture, replace: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+Deploy = Callable[..., tuple[State, dict[str, Stuck]]]
+
+
+@pytest.fixture
+def deploy(replace: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> Deploy:
+    """Deploy an operation that hangs on `@fake/stuck`, then another one. The result: the state, and each host's connector."""
     monkeypatch.setattr(time_limits, "MARGIN", 0)
     replace(*(f"{HOST}.{name}" for name in ("get_fact", "run_shell_command", "put_file", "get_file")))
     replace("pyinfra.api.operations:_run_host_op_with_context")
-    hosts = [
-        (
-            name,
-            {
-                "fake_delay": 0,
-                "fake_delay_jitter": 0,
-                "time_limits": dict.fromkeys(("fact", "command", "build"), limit),
-            },
-        )
-        for name, limit in (("@fake/stuck", 1), ("@fake/fine", 600))
-    ]
-    state = State(Inventory((hosts, {})), Config())  # type: ignore[no-untyped-call]
-    state.cwd = "."
 
-    def code() -> None:
-        if hanging == "prepare":
-            host.get_fact(Hangs)
-        else:
-            hanging(name="hanging")
-        after(name="after")
+    def run(hanging: Any, **limits: int) -> tuple[State, dict[str, Stuck]]:
+        def code() -> None:
+            if hanging == "prepare":
+                host.get_fact(Hangs)
+            else:
+                hanging(name="hanging")
+            after(name="after")
 
-    with caplog.at_level(logging.INFO, "pyinfra"), ctx_state.use(state):
-        connectors = {}
-        for each in state.inventory:
-            each.connector = connectors[each.name] = Stuck(state, each)
-        connect_all(state)
-        state.set_stage(StateStage.Prepare)
-        for each in state.inventory:
-            with ctx_host.use(each):
-                try:
-                    failures.prepared(state, code)
-                except GreenletExit:
-                    assert hanging == "prepare"
-        state.set_stage(StateStage.Execute)
-        run_ops(state)
+        hosts = [
+            (
+                f"@fake/{name}",
+                {
+                    "fake_delay": 0,
+                    "fake_delay_jitter": 0,
+                    "time_limits": dict.fromkeys(("fact", "command", "build"), limit),
+                },
+            )
+            for name, limit in limits.items()
+        ]
+        state = State(Inventory((hosts, {})), Config())  # type: ignore[no-untyped-call]
+        state.cwd = "."
+        with ctx_state.use(state):
+            connectors = {}
+            for each in state.inventory:
+                each.connector = connectors[each.name] = Stuck(state, each)
+            connect_all(state)
+            state.set_stage(StateStage.Prepare)
+            for each in state.inventory:
+                with ctx_host.use(each):
+                    try:
+                        failures.prepared(state, code)
+                    except GreenletExit:
+                        assert hanging == "prepare"
+            state.set_stage(StateStage.Execute)
+            run_ops(state)
+        return state, connectors
+
+    return run
+
+
+@pytest.mark.parametrize("hanging", [fact, command, upload, download, function, "prepare"])
+def test_a_host_that_hangs_is_given_up_and_the_other_is_deployed(
+    hanging: Any, caplog: pytest.LogCaptureFixture, deploy: Deploy
+) -> None:
+    with caplog.at_level(logging.INFO, "pyinfra"):
+        state, connectors = deploy(hanging, stuck=1, fine=600)
     assert [each.name for each in state.failed_hosts] == ["@fake/stuck"]
     assert "after" in [ran for ran, _ in connectors["@fake/fine"].ran]
     assert "after" not in [ran for ran, _ in connectors["@fake/stuck"].ran]
     asked = " to Hangs" if hanging in (fact, "prepare") else ""
     assert f"[@fake/stuck] no answer{asked} within 1 s, so the deploy goes on without this host; " in caplog.text
+
+
+def test_if_the_only_host_hangs_the_deploy_ends_without_a_traceback(
+    capfd: pytest.CaptureFixture[str], deploy: Deploy
+) -> None:
+    with pytest.raises(PyinfraError, match="No hosts remaining"):
+        deploy(fact, stuck=1)
+    assert "Traceback" not in capfd.readouterr().err
