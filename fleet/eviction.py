@@ -24,8 +24,8 @@ REFUSED = (409, 429)
 its PodDisruptionBudget, or another pod has its name by now; the budget forbids it."""
 
 TERMINATING = "NamespaceTerminating"
-"""Cause of a refused eviction (403) in a namespace that is being deleted: its pods will end (NamespaceTerminatingCause,
-staging/src/k8s.io/api/core/v1/types.go)."""
+"""The cause that a refusal (403) names if the pod's namespace is being deleted. The pod will end without an eviction
+(NamespaceTerminatingCause, staging/src/k8s.io/api/core/v1/types.go)."""
 
 
 class CannotDrain(Failed):
@@ -67,7 +67,7 @@ def drain(pods: Iterable[Pod], rules: Rules) -> Drain:
 
 
 def why_not_now(error: ApiError) -> str:
-    """Why an eviction is refused for now; empty if it failed for another reason."""
+    """Why the API server refuses an eviction that may be tried again; empty for any other error."""
     causes = (error.status.details.causes if error.status.details else None) or ()
     if code(error) not in REFUSED and all(cause.reason != TERMINATING for cause in causes):
         return ""

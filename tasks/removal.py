@@ -177,7 +177,7 @@ def remove_all() -> None:
 
 @operation()
 def refuse_to_leave_parts() -> Commands:
-    """Refuse while something is deferred, such as the kubelet's gate, which runs the agent's command; or a reload would be."""
+    """Refuse while a step is deferred, or a reload would take GPUs: a kubelet's gate that stays needs the agent's command."""
     if not host.get_fact(Present, paths=(BASE, STATE_FOLDER)):
         host.noop("the node has no agent")
     elif why := next(iter(disruption.here().values()), "") or would_take_gpus():

@@ -133,7 +133,7 @@ class _Reading:
     finished: bool = False
 
     def is_of(self, want: Wanted) -> bool:
-        """Whether it was made for all of these NICs, or is of none. Otherwise its facts are not used."""
+        """Whether it read all of these NICs, or its probe reads none. Otherwise its facts are not used."""
         return not self.probe.of_nics or want.nics.keys() <= self.want.nics.keys()
 
 

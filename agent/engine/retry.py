@@ -101,9 +101,9 @@ class Failures:
         self._failures[key] = _Failure(outcome, count, now, now + wait)
 
     def hasten(self, scope: Scope) -> None:
-        """Try those changes of the devices in ``scope`` again soon that disturb nobody, since an event named them.
+        """Try failed changes again soon, since an event named the devices in ``scope``. Only changes that disturb nobody.
 
-        Not at once: the write that failed may itself have caused the event, and the next try would cause the next event.
+        Not at once: a write that fails may cause an event. If each event caused a write at once, this would never end.
         """
         for key, failure in self._failures.items():
             concerned = scope is None or failure.outcome.change.device in devices(scope)

@@ -266,7 +266,7 @@ def _place(local: Mapping[str, Pool], have: Snapshot, load: Load | None, absent:
         if not irqs
     }
     every = {key: down[key[0]] for key in kept.placed if key[0] in down} | keys
-    # So do those of a NIC that is missing for a while, whose interrupts and pool are unknown.
+    # The queues of a NIC that is missing for a while keep their CPUs, too. Its interrupts and its pool are unknown.
     placed_before = ((key, cpu) for key, cpu in kept.placed.items() if device_of(key[0]) in absent)
     every |= {key: Pool((cpu,)) for key, cpu in placed_before if cpu in have.topology.cpus}
     every = _with_vectors(every, affinities, kept)

@@ -56,7 +56,7 @@ one to return to."""
 
 @frozen
 class _Known:
-    """What is known of a spec, by its hash, until the boot ends.
+    """What the agent knows of one spec. It is forgotten at the next boot. ``spec``: the spec's hash.
 
     ``hung``: the devices that hung when it came. ``failing``: what the required changes set that failed then.
     ``why``: why it was given up. The agent does not try it again by itself: the node would go back and forth between two.
@@ -317,8 +317,10 @@ def _kept(path: Path) -> NodeSpec | None:
 def _may_exist(path: Path) -> bool:
     try:
         path.lstat()
-    except OSError as error:
-        return not isinstance(error, FileNotFoundError)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
     return True
 
 

@@ -49,7 +49,7 @@ def connected(path: Path, timeout_s: float = TIMEOUT_S) -> Iterator[Monitor]:
     with ExitStack() as opened:
         try:
             lines = opened.enter_context(connection(path, timeout_s))
-            # QEMU sends its greeting when no other command is connected any more.
+            # QEMU serves one connection after the other, and begins each with a greeting.
             lines.readline()
         except OSError as error:
             raise LabError(f"no answer from QEMU at {path}: {error}", _remedy(path)) from None

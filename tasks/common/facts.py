@@ -33,8 +33,8 @@ class FactBase(_FactBase[T]):
     """A fact whose ``process`` may raise the usual exceptions of parsers: they become FactProcessError."""
 
     prefetched = True
-    """Whether an answer may be up to two minutes old (tasks/common/prefetch.py). A job may begin within two
-    minutes, so the facts about users of devices set this to False."""
+    """Whether an answer may be up to two minutes old (tasks/common/prefetch.py). A fact about the users of a device sets this
+    to False, since a job may start to use the device in that time."""
 
     def script(self, text: str, *arguments: str) -> StringCommand:
         """A script that is named after the fact."""

@@ -25,8 +25,8 @@ for node in /dev/nvidia* /dev/nvidia-caps/*; do
   [ "$link" -ef "$node" ] || ln -sfn "..${node#/dev}" "$link"
 done
 """
-"""A script that makes the links that are missing or of another device. It comes before `systemctl enable` and `disable`, which
-reload, too."""
+"""A script that makes the links in /dev/char that are missing, or that lead to another device. Run it before `systemctl enable`
+and `disable`: systemd reads its units again then, too."""
 
 RELOAD = f"{LINKS}systemctl daemon-reload\n"
 """A script that makes the links that are missing, and has systemd read its units again."""

@@ -267,9 +267,9 @@ _STILL_IN_EFFECT = "kernel arguments {} are still in effect"
 
 
 def _removed_before(pending: bool) -> list[str]:
-    """For an operation: the arguments for whose removal a reboot is requested already, and none has followed.
+    """For an operation: the arguments that were removed before, and whose removal still needs a reboot.
 
-    :param pending: the removal has not ended, so that a reboot has not helped.
+    :param pending: the boot loader's change has not ended, so a reboot since the request did not remove them either.
     """
     have = host.get_fact(NodeRebootRequests)
     before, after = _STILL_IN_EFFECT.split("{}")

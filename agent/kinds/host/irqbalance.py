@@ -59,7 +59,7 @@ def _policy_script(command: tuple[str, ...]) -> str | None:
 
 
 def plan(want: Wanted, have: Snapshot) -> list[Change]:
-    """One change if the list differs from the wanted NICs. One that is missing now stays on it."""
+    """One change if the list differs from the wanted NICs. A NIC that is missing now stays on the list."""
     bans: Bans | None = have[NAME].get(HOST)
     if want.spec.irqs.irqbalance != "banned" or bans is None:
         return []
@@ -71,5 +71,6 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
 
 def apply(machine: Machine, change: Change) -> None:
     """Write the list, and make irqbalance ask again."""
-    machine.files.replace(LIST, "".join(f"{function}\n" for function in str(change.after or "").split(",") if function))
+    functions = str(change.after or "").split(",")
+    machine.files.replace(LIST, "".join(f"{function}\n" for function in functions if function))
     machine.processes.hang_up(PROCESS)

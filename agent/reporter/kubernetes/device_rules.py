@@ -153,8 +153,9 @@ def _evict_after(policy: Quarantine) -> str:
 
 
 def read_rules(listing: Mapping[str, Any], node: str) -> list[Rule]:
-    """The node's rules in the API server's list. One that somebody has copied, or changed so that it is of no single device, is
-    left alone.
+    """The node's rules in the API server's list, without those that are not the reporter's any more.
+
+    These are rules that somebody has copied under another name, or changed so that they select no single device.
 
     :raises KeyError, TypeError, AttributeError: it is something else.
     """

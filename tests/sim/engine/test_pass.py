@@ -234,7 +234,7 @@ def test_a_failure_is_forgotten_once_its_change_is_no_longer_planned(kernel: Ker
 def test_an_event_has_a_failed_change_tried_again_soon_and_not_at_once_if_it_flaps_no_link(
     kernel: Kernel, driver: str, soonest: float
 ) -> None:
-    """The write that failed may have caused the event, and the next one would cause the next event.
+    """A write that fails may cause an event. If each event caused a write at once, this would never end.
 
     igb takes the link down for an MTU. If it did so once a second until it has the memory, nobody could use the link.
     """

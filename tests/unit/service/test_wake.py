@@ -102,7 +102,7 @@ RAIL_NET, RENAMED = f"/devices/pci0000:20/0000:20:00.0/{VF}/net/v1", "/devices/p
             (link_events(named(99, b"ens1f0"), False), WITH_SYSCTLS, {HOST}),
             (link_events(named(7, b"ens1f0"), False), WITH_SYSCTLS, {PF}),
             (link_events(named(99, b"ens1f0"), False), KNOWN, set()),
-            # In another namespace, the index and the name are not ours, and the parent is.
+            # An event of another network namespace: only the parent, a PCI function, tells whose netdev it is.
             (link_events(named(99, b"cali1f"), True), STEERED, set()),
             (link_events(link_message(7), True), KNOWN, set()),
             (link_events(child_of(VF), True), KNOWN, {PF}),
@@ -116,7 +116,7 @@ RAIL_NET, RENAMED = f"/devices/pci0000:20/0000:20:00.0/{VF}/net/v1", "/devices/p
             (uevent("add", RAIL_NET, "net"), KNOWN, {PF}),
             (uevent("add", RAIL_NET, "net", udev=True), KNOWN, {PF}),
             (uevent("remove", f"/devices/pci0000:20/0000:20:00.0/{PF}/net/a/queues/rx-3", "queues"), KNOWN, {PF}),
-            # A new function, or a CPU that goes, concerns everything.
+            # A new PCI function, and a CPU that goes offline, may concern every device.
             (uevent("add", "/devices/pci0000:20/0000:99:00.0", "pci"), KNOWN, None),
             (uevent("offline", "/devices/system/cpu/cpu3", "cpu"), KNOWN, None),
             # It may be the name of a NIC that was not found.
