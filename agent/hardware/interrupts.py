@@ -51,7 +51,6 @@ def function_irqs(machine: Machine, pci: str) -> tuple[Irq, ...]:
     since it is older or the driver does not tell it, the interrupt's name says it.
     """
     files = machine.files
-    linked = _linked(machine, pci)
     family = family_of(driver(files, pci))
     requested = []
     for number in numbered(names_in(files, f"{PCI}/{pci}/msi_irqs")):
@@ -59,6 +58,7 @@ def function_irqs(machine: Machine, pci: str) -> tuple[Irq, ...]:
         affinity = ranges(files, f"/proc/irq/{number}/smp_affinity_list")
         if action and affinity:
             requested.append((number, action, _named(family.queue_irqs, action), affinity))
+    linked = _linked(machine, pci) if requested else {}
     named = sum(name is not None for _, _, name, _ in requested)
     management = 0
     irqs = []

@@ -74,6 +74,13 @@ class Kept:
     managed: frozenset[str] = frozenset()
     placed: Mapping[Key, int] = field(factory=dict)
 
+    def is_managed(self, target: str, irq: Irq) -> bool:
+        """Whether the kernel places an interrupt itself."""
+        return irq.managed or (bool(self.managed) and _line(target, irq.number, irq.name) in self.managed)
+
+
+NOTHING_KEPT = Kept()
+
 
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Any]:
     """The interrupts of each PF and its VFs, by target; none for a function that is passed through (vfio).
@@ -94,7 +101,7 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Any]:
         of_pf[target] = tuple(evolve(irq, of_pod=there) for irq in of_pf[target])
     files = machine.files
     kept = Kept(_full(files), _managed(files), _parsed(read_or(files, PLACED, "")))
-    return {**irqs, HOST: kept} if kept != Kept() else irqs
+    return {**irqs, HOST: kept} if kept != NOTHING_KEPT else irqs
 
 
 def remember(machine: Machine, want: Wanted, have: Snapshot) -> None:
@@ -102,7 +109,7 @@ def remember(machine: Machine, want: Wanted, have: Snapshot) -> None:
 
     :raises OSError: it cannot be written; then the placement before is kept.
     """
-    before, full = _kept(have).placed, _kept(have).full
+    before, full = kept_of(have).placed, kept_of(have).full
     if not full <= have.topology.cpus.keys():
         machine.files.replace(FULL, format_ranges(full & have.topology.cpus.keys()))
     now = placement(want, have)
@@ -141,8 +148,9 @@ def with_moves(want: Wanted, have: Snapshot) -> Load:
     return evolve(have.load, moves={**have.load.moves, **made}) if made else have.load
 
 
-def _kept(have: Snapshot) -> Kept:
-    kept: Kept = have[NAME].get(HOST, Kept())
+def kept_of(have: Snapshot) -> Kept:
+    """What is kept of this boot."""
+    kept: Kept = have[NAME].get(HOST, NOTHING_KEPT)
     return kept
 
 
@@ -164,11 +172,6 @@ def _managed(files: Files) -> frozenset[str]:
 
 def _line(target: str, number: int, name: str) -> str:
     return f"{target} {number} {name}"
-
-
-def managed(have: Snapshot, target: str, irq: Irq) -> bool:
-    """Whether the kernel places an interrupt itself."""
-    return irq.managed or _line(target, irq.number, irq.name) in _kept(have).managed
 
 
 def _placeable(machine: Machine, pci: str) -> tuple[Irq, ...]:
@@ -230,15 +233,14 @@ def placement(want: Wanted, have: Snapshot) -> Placement:
     """
     local = pools(want, have)
     load = have.load if want.spec.irqs.follow_load else None
-    absent = absent_among(want, have.functions, (device_of(target) for target, _ in _kept(have).placed))
+    absent = absent_among(want, have.functions, (device_of(target) for target, _ in kept_of(have).placed))
     made_from = local, have[NAME], have.topology, load, absent
     return have.memo.get("placement", made_from, lambda: _place(local, have, load, absent))
 
 
 def _place(local: Mapping[str, Pool], have: Snapshot, load: Load | None, absent: Collection[str]) -> Placement:
-    kept = _kept(have)
+    kept = kept_of(have)
     keys: dict[Key, Pool] = {}
-    free: dict[Key, Pool] = {}
     owned = have.topology.owners.of
     affinities: dict[Key, set[tuple[int, ...]]] = {}
     of_pods: dict[str, Pool] = {}
@@ -253,9 +255,8 @@ def _place(local: Mapping[str, Pool], have: Snapshot, load: Load | None, absent:
             serving[irq.number] = key
             affinities.setdefault(key, set()).add(irq.affinity)
             # Of a managed one the CPU is given.
-            fixed = [cpu for cpu in irq.affinity if cpu in have.topology.cpus] if managed(have, target, irq) else []
+            fixed = [cpu for cpu in irq.affinity if cpu in have.topology.cpus] if kept.is_managed(target, irq) else []
             keys[key] = Pool((fixed[0],)) if fixed else local[address]
-            free[key] = without(keys[key], kept.full | owned.keys())
             if target in of_pods and not fixed:
                 own[key] = of_pods[target]
     # A netdev that is down, as while a pod starts, has no interrupts. Its queues keep their CPUs, so that no other queue moves.
@@ -275,7 +276,9 @@ def _place(local: Mapping[str, Pool], have: Snapshot, load: Load | None, absent:
     homes = place(have.topology, every if load is None else _standing(every, kept.placed, load), kept.placed)
     # A queue whose CPU has an owner goes elsewhere in its pool meanwhile, and all others stay. If each CPU of the pool has an
     # owner, it stays, too. Its present CPU counts here: nothing else says where it went before.
-    guests = {key: free[key] for key in keys if homes[key] in owned and owned.keys().isdisjoint(free[key].cpus)}
+    taken = kept.full | owned.keys()
+    free = {key: without(keys[key], taken) for key in keys if homes[key] in owned}
+    guests = {key: pool for key, pool in free.items() if owned.keys().isdisjoint(pool.cpus)}
     own = _with_vectors(own, {key: affinities[key] for key in own}, kept)
     present = {key: affinity[0] for key in guests | own for affinity in sorted(affinities[key]) if len(affinity) == 1}
     busy = [cpu for key, cpu in homes.items() if key not in guests]
@@ -284,7 +287,6 @@ def _place(local: Mapping[str, Pool], have: Snapshot, load: Load | None, absent:
     placed = homes | place(have.topology, guests, present, busy) | place(have.topology, own, present)
     moves: dict[Key, Move] = {}
     if load is not None and load.readings:
-        taken = kept.full | owned.keys()
         to = {key: Pool(tuple(cpu for cpu in keys[key].cpus if cpu not in taken)) for key in keys if key not in own}
         queues, of_cpus = loads(load, serving, placed)
         movable = {key: queue for key, queue in queues.items() if key in to and homes[key] not in owned}
@@ -335,15 +337,15 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
     """
     if not want.spec.irqs.pin:
         return []
-    placed, full, owned = placement(want, have), _kept(have).full, have.topology.owners.of
+    placed, kept, owned = placement(want, have), kept_of(have), have.topology.owners.of
     local = pools(want, have)
     changes = []
     for address, target, irq in _each(have):
-        if address not in local or managed(have, target, irq):
+        if address not in local or kept.is_managed(target, irq):
             continue
         key = (target, str(irq.queue))
         pool = placed.pools[key] if irq.role != MANAGEMENT else any_cpu(placed, local[address], target, owned)
-        one = irq.role != MANAGEMENT and _has_vectors(pool, full)
+        one = irq.role != MANAGEMENT and _has_vectors(pool, kept.full)
         after = (placed.cpus[key],) if one else tuple(sorted(pool.cpus))
         if irq.affinity != after:
             before, note = format_ranges(irq.affinity), _note(key, placed, have) if one else ""
@@ -359,7 +361,7 @@ def any_cpu(placed: Placement, local: Pool, target: str, owned: Collection[int])
 
 def _note(key: Key, now: Placement, have: Snapshot) -> str:
     """Why a queue leaves the CPU that it had in the last verified pass; empty if it does not, or if the spec is the reason."""
-    placed, online, home = _kept(have).placed, have.topology.cpus, now.homes[key]
+    placed, online, home = kept_of(have).placed, have.topology.cpus, now.homes[key]
     goes_to, owners = now.cpus[key], have.topology.owners.of
     if key in now.moves:
         return f"CPU {now.moves[key].was} is busy with packets"

@@ -45,9 +45,9 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mappin
     """The names of each PF's VFs, by target; a netdev outside the host's network namespace has none."""
     names = {}
     for address, functions in functions_in_scope(machine.files, want, scope).items():
-        rule, link_file = _naming(machine.files, address)
-        vfs = ((target, vf) for target, vf in functions.items() if target != address)
-        names[address] = {target: _name(machine, vf, rule, link_file) for target, vf in vfs}
+        vfs = {target: vf for target, vf in functions.items() if target != address}
+        rule, link_file = _naming(machine.files, address) if vfs else ("", "")
+        names[address] = {target: _name(machine, vf, rule, link_file) for target, vf in vfs.items()}
     return names
 
 

@@ -71,11 +71,12 @@ def _owned(want: Wanted, have: Snapshot) -> Condition | None:
 
 def _placed_by_kernel(want: Wanted, have: Snapshot) -> Condition | None:
     """Which interrupts nobody can pin, since their driver asked the kernel to place them; None if there are none."""
+    kept = irqs.kept_of(have)
     managed = {
         target: len(names)
         for address in sorted(want.nics)
         for target, requested in have[irqs.NAME].get(address, {}).items()
-        if (names := [irq.name for irq in requested if irqs.managed(have, target, irq)])
+        if (names := [irq.name for irq in requested if kept.is_managed(target, irq)])
     }
     if not managed:
         return None

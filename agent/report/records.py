@@ -287,19 +287,19 @@ class Report:
     nics: tuple[NicVerdict, ...] = ()
 
 
+def _shown(value: str) -> str:
+    """The text with escapes for bytes that are not UTF-8: a netdev's name may have any bytes."""
+    return value if value.isascii() else value.encode(errors="backslashreplace").decode()
+
+
 _converter = cattrs.Converter()
 _converter.register_unstructure_hook(Disruption, str)
 _converter.register_structure_hook(Disruption, lambda value, _: Disruption.parse(value))
 _converter.register_structure_hook_func(lambda t: t == Value, lambda value, _: value_from_plain(value))
-_converter.register_unstructure_hook(str, lambda value: _shown(value))
+_converter.register_unstructure_hook(str, _shown)
 _converter.register_unstructure_hook(Numbers, lambda numbers: dict(numbers.values))
 _converter.register_structure_hook(str, lambda value, _: _encodable(str(value)))
 _converter.register_structure_hook(float, lambda value, _: _finite(value))
-
-
-def _shown(value: str) -> str:
-    """The text with escapes for bytes that are not UTF-8: a netdev's name may have any bytes."""
-    return value if value.isascii() else value.encode(errors="backslashreplace").decode()
 
 
 def _encodable(value: Any) -> Any:

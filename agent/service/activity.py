@@ -63,9 +63,8 @@ class Activity:
 
     def call(self, device: str, call: str) -> None:
         """A call begins."""
-        self._store(
-            time.monotonic(), f"{self._prefix}{device}\n{call}".encode(errors="replace")[: _TEXT_END - _TEXT_AT]
-        )
+        text = f"{self._prefix}{device}\n{call}".encode("utf-8", "replace")
+        self._store(time.monotonic(), text[: _TEXT_END - _TEXT_AT])
 
     def idle(self) -> None:
         """The worker waits for a wake-up."""

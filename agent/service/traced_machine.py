@@ -34,7 +34,7 @@ class _Tracer:
         self._device = ""
 
     def record(self, name: str, arguments: tuple[Any, ...]) -> None:
-        text = " ".join(map(str, arguments)) if arguments else ""
+        text = str(arguments[0]) if len(arguments) == 1 else " ".join(map(str, arguments))
         if text.startswith(_DEVICES):
             self._device = text[len(_DEVICES) :].partition("/")[0]
         elif (not text or text.startswith("/")) and not text.startswith(_FOUND_BY_ADDRESS):

@@ -99,6 +99,7 @@ class Kernel:
     partition_mtu: int = 4092
     udev_runs: bool = True
     _pf_names: dict[str, str] = field(factory=dict)
+    _by_ifindex: dict[int, str] = field(factory=dict)
     _away: dict[str, Netdev] = field(factory=dict)
     next_ifindex: int = 2
     interrupts: Interrupts = field(init=False)
@@ -375,11 +376,15 @@ class Kernel:
             self.hanging[function] -= 1
 
     def by_ifindex(self, ifindex: int) -> Netdev:
-        for netdev in self.netdevs.values():
-            if netdev.link.ifindex == ifindex:
-                self.enter(netdev.function)
-                return netdev
-        raise error(errno.ENODEV, str(ifindex))
+        name = self._by_ifindex.get(ifindex, "")
+        if name not in self.netdevs or self.netdevs[name].link.ifindex != ifindex:
+            self._by_ifindex = {each.link.ifindex: name for name, each in self.netdevs.items()}
+            name = self._by_ifindex.get(ifindex, "")
+        if name not in self.netdevs:
+            raise error(errno.ENODEV, str(ifindex))
+        netdev = self.netdevs[name]
+        self.enter(netdev.function)
+        return netdev
 
     def carrier(self, netdev: Netdev) -> bool:
         physical = self.sriov.physical(netdev.function)

@@ -40,11 +40,10 @@ class SimFiles:
 
     def _enter(self, path: str) -> None:
         """Of a function's folder the PCI core answers, but it waits for the driver that makes VFs, and the card has the VPD."""
-        folder, _, file = path.rpartition("/")
-        if file in ("sriov_numvfs", "vpd"):
-            self._kernel.enter(folder.rpartition("/")[2])
-        elif file in ("phys_port_name", "phys_switch_id", "speed") and folder.startswith(NET):
-            netdev = self._kernel.netdevs.get(folder.rpartition("/")[2])
+        if path.endswith(("/sriov_numvfs", "/vpd")):
+            self._kernel.enter(path.split("/")[-2])
+        elif path.endswith(("/phys_port_name", "/phys_switch_id", "/speed")) and path.startswith(NET):
+            netdev = self._kernel.netdevs.get(path.split("/")[-2])
             self._kernel.enter(netdev.function if netdev else "")
 
     def write(self, path: str, text: str) -> None:
