@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from datetime import datetime, timezone
+from pathlib import PurePosixPath
 from typing import Any
 
 from lab import Node
@@ -11,9 +12,12 @@ from lab.cluster.control_plane import ControlPlane
 from tests.cluster.conftest import LONG, Cluster, Member, condition, joined, restore, tainted
 from tests.cluster.test_gate import phase, plugin_pods, unschedulable
 from tests.lab.conftest import eventually
-from tests.lab.test_gate import VERIFIED, first_said_at, started, unit
+from tests.lab.test_gate import BLOCKER, VERIFIED, first_said_at, started, unit
 
 SIZE = 4096
+
+NO_GATE = PurePosixPath("/etc/systemd/system/kubelet.service.d/99-no-gate.conf")
+"""A drop-in that takes the gate away."""
 
 
 def allocatable(plane: ControlPlane, name: str, resource: str = manifests.RESOURCE) -> str:
@@ -97,6 +101,7 @@ def test_after_a_power_cut_no_container_starts_before_the_node_is_verified(membe
     plane, node, name = member
     plane.apply(manifests.pod("bound-before", ["sleep", "infinity"], rdma=1, selector={"kubernetes.io/hostname": name}))
     eventually("the pod", lambda: phase(plane, "bound-before") == "Running", LONG)
+    plugin = plugin_pods(plane, name)[0]["metadata"]["uid"]
     node.sh("sync")
     cut = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S")
     node.power_cut()
@@ -110,9 +115,35 @@ def test_after_a_power_cut_no_container_starts_before_the_node_is_verified(membe
     boot = node.sh("cat /proc/sys/kernel/random/boot_id").strip()
     published = first_write(plane, name, cut, lambda e: boot in body(e))
     assert published < first_write(plane, name, cut, lifts)
+    # Behind the gate the plugin saw all devices when it started.
+    assert [pod["metadata"]["uid"] for pod in plugin_pods(plane, name)] == [plugin]
     plane.apply(manifests.pod("after", ["ibv_devices"], rdma=1, selector={"kubernetes.io/hostname": name}))
     run_to_end(plane, "after")
     plane.kubectl("delete", "pod", "after", "bound-before", "--wait=false")
+
+
+def test_without_a_gate_a_plugin_that_started_before_its_devices_starts_again(member: Member) -> None:
+    plane, node, name = member
+    eventually("the plugin", lambda: allocatable(plane, name) == str(manifests.SHARES), LONG)
+    plugin = plugin_pods(plane, name)[0]["metadata"]["uid"]
+    node.sh(f"mkdir -p {NO_GATE.parent}; printf '[Service]\\nExecStartPre=\\n' > {NO_GATE}")
+    node.sh(f"echo 'install igbvf /bin/false' > {BLOCKER}; sync")
+    try:
+        node.power_cut()
+        node.boot()
+        eventually("the kubelet", lambda: unit(node, "kubelet", "SubState") == ["running"], LONG)
+        boot = node.sh("cat /proc/sys/kernel/random/boot_id").strip()
+        eventually("the Node of this boot", lambda: shown_boot(plane, name) == boot, LONG)
+        assert condition(plane, name) != "True"
+    finally:
+        node.sh(f"rm -f {BLOCKER} {NO_GATE}; systemctl daemon-reload; modprobe igbvf")
+    eventually("ready again", lambda: condition(plane, name) == "True" and not tainted(plane, name), LONG)
+    assert plugin not in [pod["metadata"]["uid"] for pod in plugin_pods(plane, name)]
+    assert allocatable(plane, name) == str(manifests.SHARES)
+
+
+def shown_boot(plane: ControlPlane, name: str) -> str:
+    return str(plane.get("node", name)["status"]["nodeInfo"]["bootID"])
 
 
 def test_a_pod_that_wants_a_device_waits_for_a_node_that_has_lost_readiness(member: Member) -> None:

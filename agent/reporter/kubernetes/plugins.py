@@ -30,17 +30,20 @@ class PluginLabels:
     devices: str = ""
     _absent_since: float | None = field(default=None, init=False)
 
-    def absent(self, devices: str, labels: Collection[Label], node: Node, clock: float) -> tuple[bool, float]:
+    def absent(
+        self, devices: str, labels: Collection[Label], node: Node, boot: str, clock: float
+    ) -> tuple[bool, float]:
         """Whether the labels must be absent, and the seconds until that may change by itself.
 
         :param devices: the hash of the present devices; empty if they are unknown.
+        :param boot: the ID of the present boot.
         :param clock: seconds since the boot.
         """
         devices = devices or self.devices
         plugins = (label for label in labels if label.role == "plugin")
         allocatable = any(label.resource is not None and node.can_give(label.resource) for label in plugins)
         if self._absent_since is None:
-            if devices == self.devices or self._none_started(labels, node, allocatable):
+            if devices == self.devices or self._none_started(labels, node, boot, allocatable):
                 self.devices = devices
                 return False, LONGEST_SLEEP
             self._absent_since = clock
@@ -50,10 +53,14 @@ class PluginLabels:
             return False, LONGEST_SLEEP
         return True, max(shortest if shortest > 0 else longest, 1.0)
 
-    def _none_started(self, labels: Collection[Label], node: Node, allocatable: bool) -> bool:
+    def _none_started(self, labels: Collection[Label], node: Node, boot: str, allocatable: bool) -> bool:
         """Whether no plugin has started yet: one that starts sees the devices of now.
 
-        If the label is absent while the resource is allocatable, an earlier process of this reporter removed the label.
+        Before this boot's first complete report, a kubelet that runs already may have started a plugin whose label the boot
+        before has left. Later, if the label is absent while the resource is allocatable, an earlier process of this reporter
+        removed the label.
         """
         keys = {label.key for label in labels if label.role == "plugin"}
-        return not self.devices or (not keys & node.labels.keys() and not allocatable)
+        if not self.devices:
+            return node.boot_id != boot or not keys & node.ours
+        return not keys & node.labels.keys() and not allocatable

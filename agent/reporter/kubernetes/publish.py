@@ -276,7 +276,7 @@ class Publication:
         self, verdict: Verdict, labels: tuple[Label, ...], node: Node, clock: float
     ) -> tuple[bool, float]:
         devices = verdict.report.devices if verdict.fresh and verdict.report is not None else ""
-        absent = self.plugins.absent(devices, labels, node, clock)
+        absent = self.plugins.absent(devices, labels, node, boot_id(), clock)
         self.acknowledged.now = evolve(self.acknowledged.now, devices=self.plugins.devices)
         return absent
 

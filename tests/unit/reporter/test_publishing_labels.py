@@ -104,6 +104,28 @@ def test_a_restart_of_the_reporter_does_not_set_the_plugins_label_too_early(runn
         assert (PLUGIN_BACK in change("eight", WITHOUT, allocatable)) is returns
 
 
+@pytest.mark.parametrize(("boot", "starts_again"), [(None, True), ("the boot before", False)])
+def test_after_a_boot_a_plugin_that_may_have_started_before_its_devices_starts_again(
+    running: Running, boot: str | None, starts_again: bool
+) -> None:
+    """A kubelet without a gate starts its pods at once, also before the agent's first pass has made the VFs."""
+    reporter, cluster, clocks = running
+    say(reporter, UNREADY)  # the first pass is not complete
+    info = {"bootID": boot or boot_id()}
+    shows(reporter, cluster, WITH, [OURS], allocatable={RESOURCE: "1"}, nodeInfo=info)
+    reporter.turn()
+    say(reporter, evolve(REPORT, devices="eight"))
+    shows(reporter, cluster, WITH, [OURS], allocatable={RESOURCE: "1"}, nodeInfo=info)
+    changed(cluster)
+    reporter.turn()
+    assert (PLUGIN_GONE in changed(cluster)) is starts_again
+    clocks.goes_on(PLUGIN_PAUSE)
+    shows(reporter, cluster, WITHOUT, [OURS], allocatable={RESOURCE: "0"}, nodeInfo=info)
+    say(reporter, evolve(REPORT, devices="eight"))
+    reporter.turn()
+    assert PLUGIN_BACK in changed(cluster)
+
+
 def test_a_report_that_is_out_of_date_removes_no_plugins_label(running: Running) -> None:
     reporter, cluster, _ = running
     say(reporter, evolve(REPORT, devices="four"))
