@@ -27,6 +27,7 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
     "test_incomplete_devices.py": (CONVERGE,),
     "test_interleavings.py": (INBOX, LOOP),
     "test_kills.py": (ORIGINALS,),
+    "test_loop.py": (LOOP,),
     "test_originals.py": (CONVERGE, ORIGINALS),
     "test_originals_file.py": (ORIGINALS,),
     "test_pass.py": (CONVERGE,),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Queue
@@ -11,6 +12,7 @@ from attrs import define, field
 
 from agent.machine import Event, EventSource
 from agent.report.records import Report, from_plain
+from agent.service.activity import View
 from tests.sim.readiness import Node
 from tests.sim.two_nics import PF0, PF1
 
@@ -88,6 +90,13 @@ class Endless:
 
     def receive(self) -> tuple[list[Event], bool]:
         return [self.event], False
+
+
+def sleeps(view: View) -> bool | None:
+    """Whether the worker makes no call for a while; None if it makes one."""
+    before = view.last()
+    time.sleep(0.3)
+    return view.last() == before or None
 
 
 def lower_mtu(node: Node, announced: Announced) -> None:

@@ -154,7 +154,7 @@ def test_each_pass_is_an_entry_of_the_journal(worker: Worker, tmp_path: Path, mo
     assert entry["TRACKBED_TRIGGER"] == ["spec"]
     assert entry["TRACKBED_SPEC_HASH"] == [spec_hash]
     assert f"applied: vfs {PF0} count: 0 -> 3" in entry["TRACKBED_CHANGE"]
-    assert int(entry["TRACKBED_DURATION_USEC"][0]) > 0
+    assert 0 < int(entry["TRACKBED_DURATION_USEC"][0]) < 60_000_000
 
 
 @pytest.mark.parametrize("reason", ["DeviceLost", "PassCrashed"])
@@ -323,8 +323,9 @@ def test_a_disk_that_hangs_delays_no_report_and_is_not_taken_for_the_device_read
             os.write(pipe, bytes(1 << 16))
     out = worker(one(4000))
     assert out.until(lambda report: report.ready)
-    step = soon(lambda: step if (step := view.step()) and step.kind == "records" else None, "record of the write", 60.0)
-    assert (step.mode, step.device) == ("write", "")
+    call = "write the history and the drift"
+    step = soon(lambda: step if (step := view.step()) and step.call == call else None, "record of the write", 60.0)
+    assert (step.kind, step.mode, step.device) == ("records", "write", "")
     os.read(pipe, 1 << 16)
     soon(lambda: view.step() is None or None, "a wait for events", 60.0)
     os.close(pipe)

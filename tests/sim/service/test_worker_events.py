@@ -23,7 +23,7 @@ from tests.contract.asking import soon
 from tests.sim.kernel import no_fault
 from tests.sim.passes import condition
 from tests.sim.readiness import Node, writer
-from tests.sim.service.running import STUCK, Announced, Reload, Worker, both, disturb, lower_mtu, one
+from tests.sim.service.running import STUCK, Announced, Reload, Worker, both, disturb, lower_mtu, one, sleeps
 from tests.sim.two_nics import MAC1, NAME0, NAME1, PF0, PF1
 
 TWO = both(9000)
@@ -36,13 +36,6 @@ def entries(folder: Path) -> list[str]:
     """Why the passes that have changed something were run."""
     triggers = [entry.trigger for entry in read_history(folder)]
     return [trigger for trigger, before in zip(triggers, ["", *triggers], strict=False) if trigger != before]
-
-
-def sleeps(view: View) -> bool | None:
-    """Whether the worker makes no call for a while; None if it makes one."""
-    before = view.last()
-    time.sleep(0.3)
-    return view.last() == before or None
 
 
 def test_after_a_burst_of_events_passes_come_at_a_limited_rate(
