@@ -254,7 +254,7 @@ def _place(local: Mapping[str, Pool], have: Snapshot, load: Load | None, absent:
             key = (target, str(irq.queue))
             serving[irq.number] = key
             affinities.setdefault(key, set()).add(irq.affinity)
-            # Of a managed one the CPU is given.
+            # The kernel has chosen the CPU of a managed interrupt.
             fixed = [cpu for cpu in irq.affinity if cpu in have.topology.cpus] if kept.is_managed(target, irq) else []
             keys[key] = Pool((fixed[0],)) if fixed else local[address]
             if target in of_pods and not fixed:

@@ -65,8 +65,8 @@ def running(run: Callable[[State, Host, str], Any]) -> Callable[[State, Host, st
         try:
             return run(state, host, op_hash)
         except Exception as error:
-            # If too many hosts have failed, pyinfra says so again after the operation, and ends the deploy. Raised here, in the
-            # host's own greenlet, gevent would print its traceback.
+            # This runs in a greenlet of the host. If it raised the error that too many hosts have failed, gevent would print a
+            # traceback. pyinfra raises that error again after the operation, and ends the deploy.
             if host not in state.failed_hosts:
                 if ends_all(error):
                     raise

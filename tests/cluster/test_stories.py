@@ -17,7 +17,7 @@ from tests.lab.test_gate import BLOCKER, VERIFIED, first_said_at, started, unit
 SIZE = 4096
 
 NO_GATE = PurePosixPath("/etc/systemd/system/kubelet.service.d/99-no-gate.conf")
-"""A drop-in that takes the gate away."""
+"""A drop-in of the kubelet's unit. With it the kubelet starts without waiting at the gate."""
 
 
 def allocatable(plane: ControlPlane, name: str, resource: str = manifests.RESOURCE) -> str:

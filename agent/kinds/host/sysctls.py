@@ -88,7 +88,7 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
 
 
 def reading(machine: Machine, want: Wanted, have: Snapshot, kept: Change) -> Reading | None:
-    """A parameter as it is now; of a pair, both parameters. None if the netdev's device is left alone."""
+    """The present value of a parameter, or of both parameters of a pair. None if the agent leaves the netdev's device alone."""
     if any(function_of(machine.files, name) in want.left_alone for name in netdevs([kept.field])):
         return None
     if any(name in want.spec.sysctls or _is_of_rail(machine, want, name) for name in kept.field.split(SEPARATOR)):

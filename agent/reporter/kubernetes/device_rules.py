@@ -153,9 +153,9 @@ def _evict_after(policy: Quarantine) -> str:
 
 
 def read_rules(listing: Mapping[str, Any], node: str) -> list[Rule]:
-    """The node's rules in the API server's list, without those that are not the reporter's any more.
+    """The rules that the reporter made for the node, from the API server's list.
 
-    These are rules that somebody has copied under another name, or changed so that they select no single device.
+    A rule is left out if somebody has copied it under another name, or changed it so that it selects no single device.
 
     :raises KeyError, TypeError, AttributeError: it is something else.
     """

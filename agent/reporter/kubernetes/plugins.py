@@ -56,9 +56,9 @@ class PluginLabels:
     def _none_started(self, labels: Collection[Label], node: Node, boot: str, allocatable: bool) -> bool:
         """Whether no plugin has started yet: one that starts sees the devices of now.
 
-        Before this boot's first complete report, a kubelet that runs already may have started a plugin whose label the boot
-        before has left. Later, if the label is absent while the resource is allocatable, an earlier process of this reporter
-        removed the label.
+        At the first complete report of a boot: if the kubelet of this boot runs already, and the Node has a plugin's label from
+        the boot before, the kubelet may have started that plugin. Later: if the label is absent while the resource is
+        allocatable, an earlier process of this reporter removed the label.
         """
         keys = {label.key for label in labels if label.role == "plugin"}
         if not self.devices:

@@ -5,12 +5,14 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from queue import Queue
 from typing import Any
 
 from attrs import define, field
 
 from agent.machine import Event, EventSource
+from agent.report.history import read as read_history
 from agent.report.records import Report, from_plain
 from agent.service.activity import View
 from tests.sim.readiness import Node
@@ -92,8 +94,13 @@ class Endless:
         return [self.event], False
 
 
+def triggers(folder: Path) -> list[str]:
+    """Why each pass that changed something was run."""
+    return [entry.trigger for entry in read_history(folder)]
+
+
 def sleeps(view: View) -> bool | None:
-    """Whether the worker makes no call for a while; None if it makes one."""
+    """True if the worker makes no call within 0.3 s; else None."""
     before = view.last()
     time.sleep(0.3)
     return view.last() == before or None

@@ -20,16 +20,11 @@ from tests.contract.asking import soon
 from tests.sim.kernel import no_fault
 from tests.sim.passes import condition
 from tests.sim.readiness import Node
-from tests.sim.service.running import Announced, Reload, Worker, both, one, sleeps
+from tests.sim.service.running import Announced, Reload, Worker, both, one, sleeps, triggers
 from tests.sim.two_nics import PF0, PF1
 
 LATER = 600.0
 """Seconds after which something would happen by itself: after any of these tests."""
-
-
-def triggers(folder: Path) -> list[str]:
-    """Why each pass that changed something was run."""
-    return [entry.trigger for entry in read_history(folder)]
 
 
 def mtus(folder: Path) -> list[Entry]:

@@ -25,7 +25,7 @@ from tests.sim.kernel import no_fault
 from tests.sim.kernel.files import SimFiles
 from tests.sim.passes import condition
 from tests.sim.readiness import Node, writer
-from tests.sim.service.running import STUCK, Announced, Reload, Worker, both, disturb, lower_mtu, one
+from tests.sim.service.running import STUCK, Announced, Reload, Worker, both, disturb, lower_mtu, one, triggers
 from tests.sim.two_nics import PF0, PF1
 
 
@@ -283,17 +283,14 @@ def test_a_file_in_force_is_not_read_again_without_being_asked(
     out.until(lambda report: report.ready)
     (tmp_path / "node.json").write_text(one(4000))
 
-    def triggers() -> list[str]:
-        return [entry.trigger for entry in read_history(tmp_path)]
-
-    soon(lambda: triggers() or None, "record of the first pass", 60.0)
+    soon(lambda: triggers(tmp_path) or None, "record of the first pass", 60.0)
     for _ in range(2):
-        before = len(triggers())
+        before = len(triggers(tmp_path))
         node.kernel.netlink.set_link(node.kernel.netdev(PF0).ifindex, mtu=1500)
         # Once it is recorded, the value was read back: drift before that would be a write that failed.
-        soon(lambda before=before: len(triggers()) > before or None, "a full pass", 60.0)  # type: ignore[misc]
+        soon(lambda before=before: len(triggers(tmp_path)) > before or None, "a full pass", 60.0)  # type: ignore[misc]
     assert node.kernel.netdev(PF0).mtu == 9000
-    assert set(triggers()) == {"spec", "resync"}
+    assert set(triggers(tmp_path)) == {"spec", "resync"}
 
 
 def test_a_client_of_apply_has_a_pass_with_what_it_allows(node: Node, worker: Worker, tmp_path: Path) -> None:
@@ -304,7 +301,7 @@ def test_a_client_of_apply_has_a_pass_with_what_it_allows(node: Node, worker: Wo
     results = ask(tmp_path / "apply.sock", Disruption.VF_RESET, 60.0)
     assert next(result for result in results if result.ready).outcomes
     assert out.until(lambda report: report.ready)
-    soon(lambda: [entry.trigger for entry in read_history(tmp_path)][-1] == "apply" or None, "history")
+    soon(lambda: triggers(tmp_path)[-1] == "apply" or None, "history")
 
 
 def test_ready_is_published_although_events_never_end(node: Node, announced: Announced, worker: Worker) -> None:

@@ -13,7 +13,6 @@ from agent.engine.context import Goal, Memory
 from agent.engine.converge import converge
 from agent.hardware.functions import vf_addresses
 from agent.machine import Event
-from agent.report.history import read as read_history
 from agent.service import loop, spec_in_force, wake
 from agent.service import loop as loop_module
 from agent.service.activity import View
@@ -23,7 +22,7 @@ from tests.contract.asking import soon
 from tests.sim.kernel import no_fault
 from tests.sim.passes import condition
 from tests.sim.readiness import Node, writer
-from tests.sim.service.running import STUCK, Announced, Reload, Worker, both, disturb, lower_mtu, one, sleeps
+from tests.sim.service.running import STUCK, Announced, Reload, Worker, both, disturb, lower_mtu, one, sleeps, triggers
 from tests.sim.two_nics import MAC1, NAME0, NAME1, PF0, PF1
 
 TWO = both(9000)
@@ -34,8 +33,8 @@ BEFORE_A_RESYNC = 45.0
 
 def entries(folder: Path) -> list[str]:
     """Why the passes that have changed something were run."""
-    triggers = [entry.trigger for entry in read_history(folder)]
-    return [trigger for trigger, before in zip(triggers, ["", *triggers], strict=False) if trigger != before]
+    each = triggers(folder)
+    return [trigger for trigger, before in zip(each, ["", *each], strict=False) if trigger != before]
 
 
 def test_after_a_burst_of_events_passes_come_at_a_limited_rate(
@@ -61,8 +60,8 @@ def test_after_an_event_only_its_device_is_read(
     announced.announce(Event(ifindex=kernel.netdev(PF1).ifindex))
     soon(lambda: kernel.netdev(PF1).mtu == 9000 or None, "repair", BEFORE_A_RESYNC)
     assert kernel.netdev(PF0).mtu == 1500
-    triggers = soon(lambda: repairs if len(repairs := entries(tmp_path)) > 1 else None, "record of it", BEFORE_A_RESYNC)
-    assert triggers == ["spec", f"event {PF1}#pf"]
+    why = soon(lambda: repairs if len(repairs := entries(tmp_path)) > 1 else None, "record of it", BEFORE_A_RESYNC)
+    assert why == ["spec", f"event {PF1}#pf"]
 
 
 def test_everything_is_read_again_in_time_although_events_of_one_device_never_end(

@@ -191,7 +191,7 @@ def test_an_event_does_not_have_another_devices_failed_change_tried_again(
         node.kernel.netlink.set_link(node.kernel.netdev(pf).ifindex, mtu=9000)
     node.kernel.fault = refuse
     disturb(node, announced, PF1)
-    # Such a change disturbs nobody, so events of its own device have it tried again soon.
+    # A change of txqueuelen disturbs nobody. So an event of the first NIC would have it tried again soon.
     worker(OPTIONAL.replace('"mtu": 9000', '"mtu": 9000, "txqueuelen": 500', 1))
     soon(lambda: tried or None, "first try", 60.0)
     assert results(tmp_path)
