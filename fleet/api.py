@@ -18,6 +18,8 @@ from attrs import field, frozen
 from lightkube import ApiError, Client, KubeConfig
 from lightkube.config.kubeconfig import SERVICE_ACCOUNT, SingleConfig
 from lightkube.core.exceptions import ConfigError
+from lightkube.generic_resource import GenericGlobalResource
+from lightkube.models.meta_v1 import DeleteOptions, Preconditions
 from lightkube.operators import exists
 from lightkube.resources.authentication_v1 import SelfSubjectReview
 from lightkube.resources.coordination_v1 import Lease
@@ -144,6 +146,13 @@ class Api:
         """Remove times that cannot be read from a node's Lease, since its reporter could not renew such a Lease."""
         document = self.client.get(PlainLease, name, namespace=names.NAMESPACE)
         self.client.replace(PlainLease.from_dict(without_bad_times(document)), name, namespace=names.NAMESPACE)
+
+    def delete(self, kind: type[GenericGlobalResource], name: str, uid: str) -> None:
+        """Delete the object that has this uid, and no other one of its name. lightkube's function takes no preconditions."""
+        generic = self.client._client
+        request = generic.prepare_request("delete", kind, name=name)
+        request.data = DeleteOptions(preconditions=Preconditions(uid=uid))
+        generic.handle_response("delete", generic.send(generic.build_adapter_request(request)), request)
 
     def patch_node(self, name: str, body: dict[str, Any] | list[dict[str, Any]], kind: PatchType) -> Node:
         """Patch a Node; the Node after it.

@@ -6,7 +6,7 @@ Trackbed itself, on all nodes at once. A sweep sees all nodes. It needs no memor
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -109,14 +109,8 @@ def listed(api: Api) -> list[DeviceRule]:
 
 
 def remove(api: Api, rule: DeviceRule) -> bool:
-    """Remove a rule; False: it is gone already."""
-    try:
-        api.client.delete(PlainDeviceTaintRule, rule.name)
-    except ApiError as error:
-        if code(error) == ABSENT:
-            return False
-        raise
-    return True
+    """Remove a rule; False: it is gone already, or there is another one of its name."""
+    return _written(lambda: api.delete(PlainDeviceTaintRule, rule.name, rule.uid))
 
 
 def evict(api: Api, rule: DeviceRule) -> bool:
@@ -128,8 +122,13 @@ def evict(api: Api, rule: DeviceRule) -> bool:
         {"op": "test", "path": effect, "value": rule.effect},
         {"op": "replace", "path": effect, "value": EVICTS},
     ]
+    return _written(lambda: api.client.patch(PlainDeviceTaintRule, rule.name, body, patch_type=PatchType.JSON))
+
+
+def _written(write: Callable[[], object]) -> bool:
+    """Whether a rule is as it was when it was read, so that the write is made."""
     try:
-        api.client.patch(PlainDeviceTaintRule, rule.name, body, patch_type=PatchType.JSON)
+        write()
     except ApiError as error:
         if code(error) in (*CONFLICTS, ABSENT):
             return False

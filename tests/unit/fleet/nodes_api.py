@@ -42,9 +42,7 @@ class Dra:
         if name == "devicetaintrules":
             return (201, self._make(body)) if method == "POST" else (200, {"items": list(self.rules.values())})
         if over == "devicetaintrules":
-            return (
-                (200, {}) if self.rules.pop(name, None) else (404, {"kind": "Status", "code": 404, "message": "gone"})
-            )
+            return self._delete(name, body)
         return None
 
     def _slice(self) -> dict[str, Any]:
@@ -68,6 +66,14 @@ class Dra:
             device = rule["spec"]["deviceSelector"]["device"]
             self.users[device] = [uid for uid in self.users.get(device, ()) if uid in self.tolerating]
         return self.rules[name]
+
+    def _delete(self, name: str, options: Any) -> tuple[int, Any]:
+        if name not in self.rules:
+            return 404, {"kind": "Status", "code": 404, "message": "gone"}
+        if options and options["preconditions"] != {"uid": self.rules[name]["metadata"]["uid"]}:
+            return 409, {"kind": "Status", "code": 409, "message": "the UID in the precondition is another one"}
+        del self.rules[name]
+        return 200, {}
 
     def tainted(self) -> list[str]:
         """The devices that a rule taints."""

@@ -427,6 +427,18 @@ def test_rules_without_a_record_are_removed_by_an_undo_and_by_a_sweep_alone(flee
     assert fleet.state() == CLEAN
 
 
+def test_a_sweep_leaves_a_rule_that_somebody_has_made_anew_since_it_looked(fleet: Fleet) -> None:
+    """A node that returns gives its rules the same names as before."""
+    leave_a_rule(fleet)
+    api = fleet.api()
+    decided = decide(api, 1.0)
+    anew, *_ = fleet.dra.rules.values()
+    anew["metadata"]["uid"] = "u-anew"
+    swept = sweep(api, decided, Event())
+    assert ([rule.device for rule in swept.removed], swept.failed) == (["vf0 of sriov"], {})
+    assert fleet.dra.tainted() == ["pf"]
+
+
 def test_a_sweep_leaves_the_rules_of_a_maintenance_that_is_recorded(fleet: Fleet) -> None:
     fails_to_apply(fleet)
     api = fleet.api()
