@@ -7,10 +7,10 @@ has the operator's own key and label, so a reporter and a sweep's quarantine lea
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from attrs import frozen
+from attrs import field, frozen
 from lightkube import ALL_NS, ApiError
 from lightkube.resources.core_v1 import Pod
 from lightkube.resources.policy_v1 import PodDisruptionBudget
@@ -86,13 +86,17 @@ def require(api: Api) -> None:
 
 @frozen
 class NicDevices:
-    """The devices of a NIC. ``uid``: its Node's. ``begun``: the NIC may be half changed, so nothing refuses any more."""
+    """The devices of a NIC. ``uid``: its Node's. ``begun``: the NIC may be half changed, so nothing refuses any more.
+
+    ``_claims``: those that had a device when all claims of the cluster were last read, by namespace and name.
+    """
 
     api: Api
     node: str
     uid: str
     nic: Nic
     begun: bool
+    _claims: set[tuple[str, str]] = field(factory=set, init=False)
 
     def take(self, pods: Callable[[], Iterable[Pod]], rules: Rules, tell: Callable[[str], object]) -> str:
         """Taint the devices that are not tainted yet. :returns: the pods that still use a device.
@@ -114,7 +118,9 @@ class NicDevices:
         for device in new:
             self.api.client.create(PlainDeviceTaintRule.from_dict(self._rule(device)))
             tell(f"{self.node}: tainted {_words(device)}")
-        return ", ".join(sorted(self._users(devices).values()))
+        # All claims of a large cluster take long, so they are read again only once these are free.
+        left = self._users(devices, () if new else tuple(self._claims)) or self._users(devices)
+        return ", ".join(sorted(left.values()))
 
     def _published(self) -> list[Device]:
         slices = self.api.client.list(PlainResourceSlice, fields={"spec.nodeName": self.node})
@@ -123,23 +129,34 @@ class NicDevices:
             raise CannotDrain(f"{', '.join(foreign)} publishes {self.nic.name} in a pool that is not named as the Node")
         return sorted({device for device in own if device.pci in self.nic.functions})
 
-    def _users(self, devices: Collection[Device]) -> dict[str, str]:
+    def _users(self, devices: Collection[Device], among: Collection[tuple[str, str]] | None = None) -> dict[str, str]:
         """The pods for which claims of these devices are reserved, by their uid.
 
         The rule's condition EvictionInProgress does not suffice: it is False once the last pod is being deleted
         (countPendingPods, pkg/controller/devicetainteviction/device_taint_eviction.go), and does not count pods that tolerate
         the taint. A claim is reserved until its pod has ended.
+
+        :param among: the claims to read; None: all of the cluster.
         """
         wanted = {(device.driver, self.node, device.name) for device in devices}
         found: dict[str, str] = {}
-        for claim in self.api.client.list(PlainResourceClaim, namespace=ALL_NS, chunk_size=PAGE):
+        if among is None:
+            self._claims.clear()
+        for claim in self._read_claims(among):
             status = claim.get("status") or {}
             results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or ()
             if any((each["driver"], each["pool"], each["device"]) in wanted for each in results):
                 namespace = claim["metadata"]["namespace"]
                 for user in status.get("reservedFor") or ():
+                    self._claims.add((namespace, claim["metadata"]["name"]))
                     found[user["uid"]] = f"{namespace}/{user['name']}"
         return found
+
+    def _read_claims(self, among: Collection[tuple[str, str]] | None) -> Iterator[Mapping[str, Any]]:
+        if among is None:
+            yield from self.api.client.list(PlainResourceClaim, namespace=ALL_NS, chunk_size=PAGE)
+        for namespace, name in among or ():
+            yield from self.api.client.list(PlainResourceClaim, namespace=namespace, fields={"metadata.name": name})
 
     def _check(self, users: Mapping[str, str], pods: Collection[Pod], rules: Rules) -> None:
         """Refuse what a drain would refuse, since NoExecute asks nobody. Pods of DaemonSets are deleted, too."""
@@ -158,7 +175,6 @@ class NicDevices:
             "apiVersion": "resource.k8s.io/v1",
             "kind": "DeviceTaintRule",
             "metadata": {
-                # A sweep may delete a rule that it listed before: the rule of a later maintenance has another name.
                 "generateName": f"{self.node}.maintenance-",
                 "labels": {names.MAINTENANCE: self.node},
                 "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": self.node, "uid": self.uid}],

@@ -15,12 +15,13 @@ from attrs import frozen
 
 @frozen
 class Request:
-    """``path``: without the query. ``credentials``: the header Authorization."""
+    """``path``: without the ``query``. ``credentials``: the header Authorization."""
 
     method: str
     path: str
     body: bytes
     credentials: str | None
+    query: str = ""
 
 
 Document = str | bytes | object
@@ -44,8 +45,8 @@ def serving(
 
         def handle_request(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            path = self.path.partition("?")[0]
-            answered = answer(Request(self.command, path, body, self.headers["Authorization"]))
+            path, _, query = self.path.partition("?")
+            answered = answer(Request(self.command, path, body, self.headers["Authorization"], query))
             if answered is None:
                 self.close_connection = True
                 return

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from threading import Event
 from typing import Any
+from urllib.parse import parse_qs
 
 import pytest
 from attrs import define, evolve, field, frozen
@@ -82,8 +83,11 @@ class Fleet:
         if self.refuse_from is not None and number >= self.refuse_from:
             return FORBIDDEN
         self.received(f"{request.method} {request.path}")
-        answered = self.cluster.answer(request.method, request.path, json.loads(request.body or "null"))
-        return LOST if number == self.lose else answered
+        status, answer = self.cluster.answer(request.method, request.path, json.loads(request.body or "null"))
+        field, _, name = "".join(parse_qs(request.query).get("fieldSelector", ())).partition("=")
+        if field == "metadata.name":
+            answer = {"items": [each for each in answer["items"] if each["metadata"]["name"] == name]}
+        return LOST if number == self.lose else (status, answer)
 
     @property
     def dra(self) -> Dra:
@@ -240,6 +244,25 @@ def test_a_device_that_appears_while_pods_end_is_tainted_too(fleet: Fleet) -> No
     fleet.received = received
     assert fleet.maintenance().run(["a"], 1) == DONE
     assert fleet.dra.made == 3
+    assert fleet.state() == CLEAN
+
+
+def test_while_pods_end_only_their_claims_are_read_and_at_the_end_all_claims_are(fleet: Fleet) -> None:
+    """A large cluster has tens of thousands of claims. One of them may have got a device just before it was tainted."""
+    fleet.dra.tolerating = {"u-job", "u-web"}
+    asked: list[str] = []
+
+    def received(what: str) -> None:
+        if what.endswith("/resourceclaims"):
+            asked.append(what)
+            fleet.dra.users["vf0"] = ["u-job"] if len(asked) < 20 else []
+            fleet.dra.users["pf"] = ["u-web"] if 20 <= len(asked) < 30 else []
+
+    fleet.received = received
+    assert fleet.maintenance().run(["a"], 1) == DONE
+    of_cluster = [at for at, what in enumerate(asked) if "/namespaces/" not in what]
+    # Before the first taint, after it, and after the known claims are free: another one, and then none.
+    assert of_cluster == [0, 1, 20, 30]
     assert fleet.state() == CLEAN
 
 
