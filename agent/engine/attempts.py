@@ -188,9 +188,9 @@ def _deferred(
     change = with_affected(change, want, users)
     nic = want.nics.get(change.device)
     own = nic.nic.disruption if nic else None
-    goal = context.goal
-    asked = goal.allow if goal.only in ("", nic.nic.name if nic else HOST) else None
-    policy = allowed(want.spec.disruption, own, asked, goal.at)
+    asked, only = context.goal.asked()
+    asked = asked if only in ("", nic.nic.name if nic else HOST) else None
+    policy = allowed(want.spec.disruption, own, asked, context.goal.time_of_day())
     if change.disruption > policy.level:
         error = f"{change.disruption} is not allowed now (at most {policy.level}{policy.until})"
         remedy = change.remedy or f"allow it: trackbed apply --allow {change.disruption}"

@@ -24,16 +24,15 @@ class Goal:
     """The spec that a pass makes true, and how disruptive its changes may be.
 
     ``verified``: the last spec that the node was seen to match. A change that only a newer spec asks for does not make the
-    node unready while it is deferred or blocked. ``allow``: the most disruptive level that an administrator allows for this
-    pass; None leaves it to the spec's policy. ``only``: the NIC for which alone it is allowed; empty: for all devices.
-    ``at``: the time of day (UTC), for maintenance windows.
+    node unready while it is deferred or blocked. ``asked``: returns the most disruptive level that an administrator allows now
+    (None leaves it to the spec's policy), and the NIC for which alone it is allowed (empty: for all devices). ``time_of_day``
+    (UTC): for maintenance windows. Both are asked right before each disruptive change, since a pass may take minutes.
     """
 
     spec: NodeSpec
     verified: NodeSpec | None = None
-    allow: Disruption | None = None
-    only: str = ""
-    at: datetime = field(factory=lambda: datetime.now(timezone.utc))
+    asked: Callable[[], tuple[Disruption | None, str]] = lambda: (None, "")
+    time_of_day: Callable[[], datetime] = lambda: datetime.now(timezone.utc)
 
 
 @frozen

@@ -146,8 +146,7 @@ class Loop:
             judge=self.probes.judge,
             doing=self.activity.doing,
         )
-        allow, only = self.requests.allowed()
-        goal = Goal(spec, verified=self.in_force.verified, allow=allow, only=only)
+        goal = Goal(spec, self.in_force.verified, self.requests.allowed)
         try:
             self.last = converge(
                 self.machine, goal, self.memory, last.have if last else None, scope, callbacks, just_read

@@ -132,7 +132,7 @@ def _by_ourselves(spec: NodeSpec, limit: Disruption | None, nic: str, deadline: 
     while True:
         result = converge(
             machine,
-            Goal(spec, allow=limit, only=nic),
+            Goal(spec, asked=lambda: (limit, nic)),
             Memory(time.monotonic, failures, originals),
             callbacks=Callbacks(judge=probes.judge),
         )

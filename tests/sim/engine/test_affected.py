@@ -13,7 +13,7 @@ from agent.hardware.functions import discover, vf_addresses
 from agent.report.records import Disruption
 from agent.spec.node import NodeSpec
 from agent.state.wanted import resolve
-from tests.sim.engine.test_disruption import NOON, PF, deferred, hand_to_pod, spec
+from tests.sim.engine.test_disruption import PF, deferred, hand_to_pod, spec
 from tests.sim.kernel import Kernel
 from tests.sim.passes import settle, spec_of
 from tests.sim.seams import seen
@@ -194,7 +194,7 @@ def test_a_device_whose_rdma_users_cannot_be_read_is_not_disturbed(kernel: Kerne
             raise OSError(errno.EIO, "Input/output error", where)
 
     machine = seen(kernel.machine(), broken)
-    result = converge(machine, Goal(spec(6), at=NOON), Memory(lambda: 0.0))
+    result = converge(machine, Goal(spec(6)), Memory(lambda: 0.0))
     (failed,) = [outcome for outcome in result.outcomes if outcome.result == "failed"]
     assert failed.error.startswith("its users cannot be determined")
     assert len(kernel.vfs(PF)) == 4
@@ -222,7 +222,7 @@ def told(kernel: Kernel, wanted: NodeSpec) -> list[str]:
         announce=lambda change: calls.append(f"announce {change.field}"),
         wait_until_published=lambda change: calls.append("wait"),
     )
-    settle(kernel, wanted, at=NOON, callbacks=callbacks)
+    settle(kernel, wanted, callbacks=callbacks)
     return calls
 
 

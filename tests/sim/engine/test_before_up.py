@@ -112,7 +112,7 @@ def test_no_other_link_is_taken_down_for_its_settings_before_the_one_that_is_dow
     assert [(o.change.target, o.result) for o in before.outcomes] == [(f"{PF}#0", "deferred")]
     node.set_up(second, up=False)
     node.kernel.writes.clear()
-    goal = Goal(wanted, allow=Disruption.LINK_FLAP)
+    goal = Goal(wanted, asked=lambda: (Disruption.LINK_FLAP, ""))
     assert is_ready(converge(node.kernel.machine(), goal, node.memory, before.have, frozenset({f"{PF}#1"})).conditions)
     links = [node.kernel.netdev(vf).name for vf in (second, first)]
     assert [where for where, _ in node.kernel.writes if where in links][:2] == links, node.kernel.writes

@@ -1,7 +1,7 @@
 """Users keep their devices: what the policy allows when, and which changes of a new spec wait."""
 
 from collections.abc import Callable
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 
 import pytest
 
@@ -41,7 +41,7 @@ def hand_to_pod(kernel: Kernel, index: int) -> None:
 def test_only_force_in_the_spec_disturbs_users(kernel: Kernel) -> None:
     settle(kernel, spec())
     hand_to_pod(kernel, 2)
-    assert deferred(settle(kernel, spec(6), allow=Disruption.REBOOT))
+    assert deferred(settle(kernel, spec(6), asked=lambda: (Disruption.REBOOT, "")))
     assert deferred(settle(kernel, spec(6, {"force": True, "allow": "link-flap"}))), "force is about users alone"
     assert is_ready(settle(kernel, spec(6, {"force": True})).conditions)
 
@@ -107,7 +107,7 @@ def test_while_changes_wait_the_probes_judge_by_the_verified_spec(
 
 def test_deferred_drift_makes_the_node_not_ready(kernel: Kernel) -> None:
     wanted = spec(disruption={"allow": "none"})
-    settle(kernel, wanted, allow=Disruption.VF_RESET)
+    settle(kernel, wanted, asked=lambda: (Disruption.VF_RESET, ""))
     kernel.files.write(f"/sys/bus/pci/devices/{PF}/sriov_numvfs", "0")
     result = settle(kernel, wanted, verified=wanted)
     assert not is_ready(result.conditions)
@@ -152,7 +152,7 @@ def test_a_maintenance_window_allows_more_while_it_is_open(
     kernel: Kernel, windows: dict[str, object], now: datetime, open_: bool
 ) -> None:
     settle(kernel, spec())
-    result = settle(kernel, spec(6, windows), at=now)
+    result = settle(kernel, spec(6, windows), time_of_day=lambda: now)
     assert is_ready(result.conditions) is open_
     if not open_:
         (outcome,) = [outcome for outcome in result.outcomes if outcome.result == "deferred"]
@@ -166,12 +166,31 @@ def test_a_nics_policy_replaces_the_nodes_policy(kernel: Kernel) -> None:
     assert not is_ready(result.conditions)
 
 
+@pytest.mark.parametrize("by", ["window", "apply"])
+def test_what_is_allowed_no_more_when_not_ready_is_published_is_not_done(kernel: Kernel, by: str) -> None:
+    """Publication may take most of a minute. Meanwhile the window closes, or the operator ends `trackbed apply`."""
+    settle(kernel, spec())
+    over: list[Change] = []
+
+    def asked() -> tuple[Disruption | None, str]:
+        return (None if over or by == "window" else Disruption.VF_RESET), ""
+
+    result = settle(
+        kernel,
+        spec(6, NOONISH if by == "window" else {"allow": "none"}),
+        callbacks=Callbacks(wait_until_published=over.append),
+        asked=asked,
+        time_of_day=lambda: NOON if over else NOON - timedelta(seconds=1),
+    )
+    assert deferred(result) == () and over and len(kernel.vfs(PF)) == 4
+
+
 def converge_with(
     kernel: Kernel, wanted: NodeSpec, wait_until_published: Callable[[Change], None], clock: Callable[[], float]
 ) -> Pass:
     return converge(
         kernel.machine(),
-        Goal(wanted, at=NOON),
+        Goal(wanted),
         Memory(clock),
         callbacks=Callbacks(wait_until_published=wait_until_published),
     )
@@ -234,7 +253,7 @@ class Slow:
 
     def converge(self) -> list[str]:
         machine = seen(self.kernel.machine(), self.see)
-        converge(machine, Goal(spec(driver="vfio-pci"), at=NOON), Memory(lambda: self.now))
+        converge(machine, Goal(spec(driver="vfio-pci")), Memory(lambda: self.now))
         return self.log
 
 
@@ -270,7 +289,7 @@ def test_a_vf_that_gets_an_owner_while_other_vfs_are_changed_keeps_its_attribute
         hand_to_pod(kernel, 3)
 
     kernel.fault = write
-    settle(kernel, spec(trust=True), at=NOON, now=seconds[-1])
+    settle(kernel, spec(trust=True), now=seconds[-1])
     assert [vf.trust for vf in kernel.vfs(PF)] == [True, True, True, False]
 
 
@@ -294,7 +313,7 @@ def test_a_vf_that_gets_an_owner_before_any_read_keeps_its_attributes(step: floa
             log.append(f"vf {value.partition(' ')[0]}" if operation == "set_vf" else operation)
 
         kernel.fault = write
-        converge(seen(kernel.machine(), see), Goal(spec(trust=True), at=NOON), Memory(lambda: step * len(log)))
+        converge(seen(kernel.machine(), see), Goal(spec(trust=True)), Memory(lambda: step * len(log)))
         written = log.index("vf 2") if "vf 2" in log else -1
         looks = [number for number, what in enumerate(log[: max(written, 0)]) if what == "kubelet.allocations"]
         return written, max(looks, default=-1), kernel.granted(vf).trust
@@ -367,5 +386,5 @@ def test_channels_wait_for_those_who_have_queues_although_the_link_stays_up(kern
 @pytest.mark.parametrize(("only", "changed"), [("rail0", True), ("rail1", False)])
 def test_what_is_allowed_for_one_nic_is_allowed_for_no_other(kernel: Kernel, only: str, changed: bool) -> None:
     settle(kernel, spec())
-    settle(kernel, spec(6, {"allow": "none"}), allow=Disruption.VF_RESET, only=only)
+    settle(kernel, spec(6, {"allow": "none"}), asked=lambda: (Disruption.VF_RESET, only))
     assert (len(kernel.vfs(PF)) == 6) == changed
