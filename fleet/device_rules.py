@@ -147,9 +147,14 @@ def read(document: Mapping[str, Any]) -> DeviceRule:
         str(metadata["uid"]),
         str(labels.get(names.OF_NODE) or labels.get(names.MAINTENANCE, "")),
         str(owners[0].get("uid", "")),
-        f"{selector.get('device', '')} of {selector.get('driver', '')}",
+        device_words(selector.get("driver", ""), selector.get("device", "")),
         str(spec["taint"].get("effect", "")),
         read_time(metadata.get("creationTimestamp")),
         int(evict_after) if evict_after.isdecimal() else None,
         names.MAINTENANCE in labels,
     )
+
+
+def device_words(driver: str, device: str) -> str:
+    """A device of a node, in words. No two devices of a node have the same."""
+    return f"{device} of {driver}"

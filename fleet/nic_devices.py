@@ -19,7 +19,7 @@ from agent.report import names
 from agent.report.dra_devices import Device, read_devices
 from fleet import device_rules
 from fleet.api import ABSENT, FORBIDDEN, PAGE, Api, Failed, code
-from fleet.device_rules import EVICTS, DeviceRule
+from fleet.device_rules import EVICTS, DeviceRule, device_words
 from fleet.eviction import CannotDrain, Rules, drain, forbidding, is_terminating
 from fleet.inventory import Hosts
 from fleet.objects import metadata_of
@@ -113,13 +113,15 @@ class NicDevices:
             raise CannotDrain(
                 f"no driver of DRA publishes a device of {self.nic.name}; maintain the node without --device"
             )
-        if new and not self.begun and (users := self._users(new)):
+        if new and not self.begun and (users := self._users(map(_words, new))):
             self._check(users, [pod for pod in pods() if metadata_of(pod).uid in users], rules)
         for device in new:
             self.api.client.create(PlainDeviceTaintRule.from_dict(self._rule(device)))
             tell(f"{self.node}: tainted {_words(device)}")
+        # Also those that are not published for now: a driver that ends takes its ResourceSlices along, and pods go on.
+        taken = {*tainted, *map(_words, devices)}
         # All claims of a large cluster take long, so they are read again only once these are free.
-        left = self._users(devices, () if new else tuple(self._claims)) or self._users(devices)
+        left = self._users(taken, () if new else tuple(self._claims)) or self._users(taken)
         return ", ".join(sorted(left.values()))
 
     def _published(self) -> list[Device]:
@@ -129,7 +131,7 @@ class NicDevices:
             raise CannotDrain(f"{', '.join(foreign)} publishes {self.nic.name} in a pool that is not named as the Node")
         return sorted({device for device in own if device.pci in self.nic.functions})
 
-    def _users(self, devices: Collection[Device], among: Collection[tuple[str, str]] | None = None) -> dict[str, str]:
+    def _users(self, devices: Iterable[str], among: Collection[tuple[str, str]] | None = None) -> dict[str, str]:
         """The pods for which claims of these devices are reserved, by their uid.
 
         The rule's condition EvictionInProgress does not suffice: it is False once the last pod is being deleted
@@ -138,14 +140,14 @@ class NicDevices:
 
         :param among: the claims to read; None: all of the cluster.
         """
-        wanted = {(device.driver, self.node, device.name) for device in devices}
+        wanted = {(self.node, device) for device in devices}
         found: dict[str, str] = {}
         if among is None:
             self._claims.clear()
         for claim in self._read_claims(among):
             status = claim.get("status") or {}
             results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or ()
-            if any((each["driver"], each["pool"], each["device"]) in wanted for each in results):
+            if any((each["pool"], device_words(each["driver"], each["device"])) in wanted for each in results):
                 namespace = claim["metadata"]["namespace"]
                 for user in status.get("reservedFor") or ():
                     self._claims.add((namespace, claim["metadata"]["name"]))
@@ -187,7 +189,7 @@ class NicDevices:
 
 
 def _words(device: Device) -> str:
-    return f"{device.name} of {device.driver}"
+    return device_words(device.driver, device.name)
 
 
 def listed(api: Api, node: str) -> list[DeviceRule]:

@@ -266,6 +266,19 @@ def test_while_pods_end_only_their_claims_are_read_and_at_the_end_all_claims_are
     assert fleet.state() == CLEAN
 
 
+def test_a_pod_is_waited_for_although_its_device_is_no_longer_published(fleet: Fleet) -> None:
+    """The driver is updated, or has crashed: the kubelet then deletes its ResourceSlices."""
+    fleet.dra.tolerating = {"u-job"}
+
+    def received(what: str) -> None:
+        if what.endswith("/resourceclaims") and fleet.dra.tainted() == ["pf", "vf0"]:
+            fleet.dra.devices = {}
+
+    fleet.received = received
+    result, why = fleet.maintenance(drain_timeout=0.2).run(["a"], 1)["a"]
+    assert (result, "still ml/job" in why, fleet.node.applied()) == ("undone", True, 0)
+
+
 def test_a_pod_that_does_not_end_has_the_taints_removed(fleet: Fleet) -> None:
     fleet.dra.tolerating = {"u-job"}
     said = "after 0 s there are still ml/job: they do not end"
