@@ -14,6 +14,7 @@ from pyinfra.api.operation import operation
 from pyinfra.context import host
 
 from agent.report.names import STATE_FOLDER
+from tasks.common import units
 from tasks.common.commands import Commands, script
 from tasks.common.facts import FactBase
 from tasks.drivers.gpu_driver import services
@@ -23,9 +24,9 @@ from tasks.packages import holds
 
 PATH = f"{STATE_FOLDER}/before"
 
-_DROP_INS = tuple(f"{kubelet.UNITS}/{places.unit}.d/{kubelet.NAME}" for places in kubelet.DISTRIBUTIONS.values())
+_DROP_INS = tuple(f"{units.FOLDER}/{places.unit}.d/{kubelet.NAME}" for places in kubelet.DISTRIBUTIONS.values())
 _IN_FOLDERS = (labels.NFD, labels.DROP_IN, irqbalance.DROP_IN, irqbalance.SCRIPT, services.DROP_IN, *_DROP_INS)
-_EVERYWHERE = {"/", "/etc", "/usr", "/usr/local", "/etc/systemd", kubelet.UNITS}
+_EVERYWHERE = {"/", "/etc", "/usr", "/usr/local", "/etc/systemd", units.FOLDER}
 _PARENTS = {str(parent) for path in _IN_FOLDERS for parent in PurePosixPath(path).parents} - _EVERYWHERE
 FOLDERS = sorted(_PARENTS, key=lambda folder: (-len(folder), folder))
 """Folders that Trackbed's files may create, the deepest first.

@@ -153,7 +153,7 @@ for unit in trackbed-reporter.service trackbed.service; do
   if systemctl cat "$unit" >/dev/null 2>&1; then systemctl disable --now --quiet "$unit"; fi
   rm -f "/etc/systemd/system/$unit"
 done
-while [ "$1" != -- ]; do rm -f "$1"; shift; done
+while [ "$1" != -- ]; do rm -f "$1" "${1%/*}/.${1##*/}.unread"; shift; done
 shift
 """
     # After the files: one of them is a drop-in of a unit.

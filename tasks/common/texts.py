@@ -21,9 +21,13 @@ HEADER = f"{MARK} changes here are overwritten.\n"
 # $a\\ ends the last line of a file that has no final line end.
 READ = """
 for path; do
-  if [ -f "$path" ]; then echo "file $path"; sed -e 's/^/:/' -e '$a\\' "$path"; fi
+  unread=${path%/*}/.${path##*/}.unread
+  if [ -f "$path" ] || [ -e "$unread" ]; then echo "file $path"; fi
+  if [ -f "$path" ]; then sed -e 's/^/:/' -e '$a\\' "$path"; fi
+  if [ -e "$unread" ]; then echo ':# not read yet'; fi
 done
 """
+"""A script that prints files. One that :func:`replace` left unread, also by removing it, has a last line that no other has."""
 
 
 class Texts(FactBase[dict[str, str]]):
@@ -60,34 +64,27 @@ def written(name: str, path: str, text: str) -> OperationMeta:
     return files.file(name=name, path=path, present=False)
 
 
-# The rename shows readers the old file or the new one. NFD, which reads a whole folder, ignores dotfiles. If a later command
-# fails, the old files return: the next deploy would see no difference, and succeed.
+# The rename shows readers the old file or the new one. NFD, which reads a whole folder, ignores dotfiles.
 _REPLACE = """
-replaced=
-trap 'code=$?
-for file in $replaced; do
-  old=${file%/*}/.${file##*/}.old
-  if [ "$code" = 0 ]; then rm -f "$old"; elif [ -e "$old" ]; then mv -T "$old" "$file"; else rm -f "$file"; fi
-done' EXIT
-trap 'exit 129' HUP INT TERM
+marks=
 while [ "$1" != -- ]; do
   beside=${2%/*}/.${2##*/}
-  rm -f "$beside.old"
-  if [ -e "$2" ]; then ln "$2" "$beside.old"; fi
-  replaced="$replaced $2"
+  : > "$beside.unread"
+  marks="$marks $beside.unread"
   if [ "$1" = put ]; then chmod 644 "$beside.new"; mv -T "$beside.new" "$2"; else rm -f "$2"; fi
   shift 2
 done
 shift
 """
+_READ_NOW = 'for mark in $marks; do rm "$mark"; done\n'
 
 
 def replace(have: Mapping[str, str], want: Mapping[str, str], after: str = "", *arguments: str) -> Commands:
     """For an operation: replace the files that differ, each in one step, and remove those with no text in ``want``.
 
     :param have: the texts by path, as on the node.
-    :param after: a constant shell script that makes a program read the files, with these ``arguments``. One command replaces
-        the files and runs it: after a deploy that was interrupted in between, the next one would see no difference.
+    :param after: a constant shell script that makes a program read the files, with these ``arguments``. If it fails, or the
+        deploy or the host ends before it does, the files stay marked as unread: the next deploy sees a difference.
     """
     differ = [path for path in {**want, **have} if have.get(path, "") != want.get(path, "")]
     if not differ:
@@ -100,4 +97,4 @@ def replace(have: Mapping[str, str], want: Mapping[str, str], after: str = "", *
         new = f"{folder}/.{name}.new"
         yield FileUploadCommand(StringIO(want[path]), new, remote_temp_filename=host.get_temp_filename(new))
     words = [word for path in differ for word in ("put" if path in put else "remove", path)]
-    yield script(_REPLACE + after, *words, "--", *arguments)
+    yield script(_REPLACE + after + _READ_NOW, *words, "--", *arguments)

@@ -8,7 +8,11 @@ from pyinfra.context import host
 
 from tasks.common import systemd_reload
 from tasks.common.commands import Commands, refuse, script
-from tasks.common.facts import Lines
+from tasks.common.facts import FactBase, Lines
+from tasks.common.texts import READ, parsed
+
+FOLDER = "/etc/systemd/system"
+"""The folder of units and drop-ins that are no package's."""
 
 STALE = """
 stale() {  # arguments: a unit, the property with the time of its start, and a file; if none is given, the unit's own
@@ -43,6 +47,27 @@ class UnitStates(Lines):
     def command(self, units: tuple[str, ...]) -> StringCommand:
         """Print systemd's properties of each unit."""
         return self.script(_STATES, *units)
+
+
+_DROP_INS = f"""
+name=$2
+for folder in "$1"/*.d; do set -- "$@" "$folder/$name"; done
+shift 2
+{READ}"""
+
+
+class DropIns(FactBase[dict[str, str]]):
+    """The drop-ins of a name in the folders of all units, by path. ``others``: more files, for which no fact is needed then."""
+
+    default = dict
+
+    def command(self, file: str, others: tuple[str, ...] = ()) -> StringCommand:
+        """Look for the name in each folder."""
+        return self.script(_DROP_INS, FOLDER, file, *others)
+
+    def process(self, output: list[str]) -> dict[str, str]:
+        """Parse what the script prints."""
+        return parsed(output)
 
 
 def is_missing(state: str) -> bool:

@@ -15,11 +15,11 @@ from pyinfra.api.deploy import deploy
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
-from tasks.common import systemd_reload
+from tasks.common import systemd_reload, units
 from tasks.common.commands import Commands, script
 from tasks.common.data import Key, record
-from tasks.common.facts import FactBase
-from tasks.common.texts import HEADER
+from tasks.common.facts import Lines
+from tasks.common.texts import HEADER, replace
 
 DROP_IN = "trackbed-limits.conf"
 DROP_IN_TEXT = f"{HEADER}[Service]\nLimitMEMLOCK=infinity\n"
@@ -61,45 +61,16 @@ LIMITS = Key[Limits | None]("limits", None, record(Limits))
 KEYS = (LIMITS,)
 
 
-@frozen
-class LimitState:
-    """The present state. ``logins``: the file for logins is as wanted.
-
-    The others are sets of services. ``current``: with the wanted drop-in. ``old``: with a drop-in that is not wanted.
-    ``limited``: systemd reports a limit. ``running``: the running process has a limit in /proc/PID/limits.
-    """
-
-    logins: bool = False
-    current: frozenset[str] = frozenset()
-    old: frozenset[str] = frozenset()
-    limited: frozenset[str] = frozenset()
-    running: frozenset[str] = frozenset()
-
-
 _PROCESSES = """
 # shellcheck disable=SC2046  # a process is a word
 processes() { echo "$1" $(pgrep --parent "$1" --exact containerd || true); }  # a unit's process, and its own containerd
 """
 
 # Older versions of systemd print infinity as a number.
-_STATE = (
+_LIMITED = (
     _PROCESSES
     + """
-same() { [ "$(cat "$1"; echo .)" = "$2." ]; }
-root=$1 drop_in=$2 text=$3 logins=$4 logins_text=$5; shift 5
-if [ -z "$logins_text" ]; then
-  if [ ! -e "$logins" ]; then echo logins; fi
-elif [ -e "$logins" ] && same "$logins" "$logins_text"; then echo logins
-fi
-for file in "$root"/etc/systemd/system/*.service.d/"$drop_in"; do
-  [ -e "$file" ] || continue
-  unit=${file%.service.d/*}; unit=${unit##*/}
-  case " $* " in *" $unit "*) if same "$file" "$text"; then echo "current $unit"; fi ;; *) echo "old $unit" ;; esac
-done
-for file in "$root"/etc/systemd/system/*.service.d/"$drop_in".old; do
-  unit=${file%.service.d/*}
-  if [ -e "$file" ]; then echo "old ${unit##*/}"; fi
-done
+root=$1; shift
 for unit; do
   properties=$(systemctl show --property=LoadState,LimitMEMLOCK,LimitMEMLOCKSoft,MainPID "$unit.service")
   case $properties in *LoadState=loaded*) ;; *) continue ;; esac
@@ -116,24 +87,12 @@ done
 )
 
 
-class MemoryLimits(FactBase[LimitState]):
-    """The drop-ins, the limits that systemd reports, and those of the running processes."""
+class LimitedDaemons(Lines):
+    """The daemons with a limit: `limited NAME` if systemd reports one, `running NAME` if a process has one."""
 
-    default = LimitState
-
-    def command(self, wanted: Limits) -> StringCommand:
-        """Read everything by one script."""
-        return self.script(
-            _STATE, "", DROP_IN, DROP_IN_TEXT, LOGINS, LOGINS_TEXT if wanted.logins else "", *wanted.daemons
-        )
-
-    def process(self, output: list[str]) -> LimitState:
-        """Parse lines such as `current containerd`."""
-        lines = {(*line.split(), "")[:2] for line in output}
-        sets = ("current", "old", "limited", "running")
-        return LimitState(
-            ("logins", "") in lines, *(frozenset(name for word, name in lines if word == each) for each in sets)
-        )
+    def command(self, daemons: tuple[str, ...]) -> StringCommand:
+        """Ask systemd, and read /proc/PID/limits."""
+        return self.script(_LIMITED, "", *daemons)
 
 
 @deploy("Limits")
@@ -142,27 +101,10 @@ def lift() -> None:
     memlock(name="Locked memory", wanted=LIMITS.here() or Limits((), logins=False))
 
 
-# The rename makes a file appear complete. systemd ignores names that do not end in .conf, such as the temporary one. A removed
-# file keeps such a name until systemd has read its units without it, so that the next deploy sees what was interrupted.
 _LIFT = (
-    _PROCESSES
+    f"{systemd_reload.RELOAD}{_PROCESSES}"
     + """
-put() { mkdir -p "${1%/*}"; printf %s "$2" > "$1.new"; chmod 644 "$1.new"; mv -T "$1.new" "$1"; }
-root=$1 drop_in=$2 text=$3 logins=$4 logins_text=$5; shift 5
-if [ -n "$logins_text" ]; then put "$logins" "$logins_text"; else rm -f "$logins"; fi
-for file in "$root"/etc/systemd/system/*.service.d/"$drop_in"; do
-  [ -e "$file" ] || continue
-  unit=${file%.service.d/*}; unit=${unit##*/}
-  case " $* " in *" $unit "*) ;; *) mv "$file" "$file.old" ;; esac
-done
-for unit; do put "$root/etc/systemd/system/$unit.service.d/$drop_in" "$text"; done
-"""
-    + systemd_reload.RELOAD
-    + """
-for file in "$root"/etc/systemd/system/*.service.d/"$drop_in".old; do
-  rm -f "$file"
-  rmdir --ignore-fail-on-non-empty "${file%/*}" 2>/dev/null || true
-done
+root=$1; shift
 for unit; do
   properties=$(systemctl show --property=LoadState,LimitMEMLOCK,LimitMEMLOCKSoft,MainPID "$unit.service")
   case $properties in *LoadState=loaded*) ;; *) continue ;; esac
@@ -185,11 +127,18 @@ done
 @operation()
 def memlock(wanted: Limits) -> Commands:
     """Write the drop-ins and the file for logins, and remove the limit of the running daemons."""
-    have = host.get_fact(MemoryLimits, wanted=wanted)
-    daemons = frozenset(wanted.daemons)
-    if have == LimitState(logins=True, current=daemons):
-        host.noop("locked memory is unlimited" if daemons or wanted.logins else "Trackbed has set no limits")
+    want = {f"{units.FOLDER}/{daemon}.service.d/{DROP_IN}": DROP_IN_TEXT for daemon in wanted.daemons}
+    if wanted.logins:
+        want[LOGINS] = LOGINS_TEXT
+    have = host.get_fact(units.DropIns, file=DROP_IN, others=(LOGINS,))
+    limited = host.get_fact(LimitedDaemons, daemons=wanted.daemons) if wanted.daemons else []
+    if have == want and not limited:
+        host.noop("locked memory is unlimited" if want else "Trackbed has set no limits")
         return
     if systemd_reload.deferred("limits of locked memory"):
         return
-    yield script(_LIFT, "", DROP_IN, DROP_IN_TEXT, LOGINS, LOGINS_TEXT if wanted.logins else "", *wanted.daemons)
+    if have == want:
+        yield script(_LIFT, "", *wanted.daemons)
+    yield from replace(have, want, _LIFT, "", *wanted.daemons)
+    if gone := sorted(path.removesuffix(f"/{DROP_IN}") for path in {*have} - {*want, LOGINS}):
+        yield script('rmdir --ignore-fail-on-non-empty "$@"', *gone)

@@ -218,8 +218,9 @@ def deliver(want: ReporterSetup | None) -> Commands:
     have = host.get_fact(Texts, paths=(SETTINGS, AUTHORITY))
     credentials = host.get_fact(NodeCredentials)
     if want is None:
-        if have or credentials.secret:
-            yield script('rm -rf "$1" "$2" "$3"', SETTINGS, AUTHORITY, SECRET)
+        yield from replace(have, {})
+        if credentials.secret:
+            yield StringCommand("rm", "-f", SECRET)
         if credentials.kept:
             yield script(_FORGET, STATE_FOLDER)
         if not (have or credentials.secret or credentials.kept):

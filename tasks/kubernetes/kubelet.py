@@ -12,24 +12,21 @@ import re
 from typing import Literal
 
 from attrs import frozen
-from pyinfra.api.command import StringCommand
 from pyinfra.api.exceptions import DeployError
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
-from tasks.common import archive, systemd_reload
+from tasks.common import archive, systemd_reload, units
 from tasks.common.commands import Commands
 from tasks.common.data import Key, record
-from tasks.common.facts import FactBase
 from tasks.common.status import COMMAND
-from tasks.common.texts import READ, parsed, replace
+from tasks.common.texts import replace
 from tasks.kubernetes import KUBERNETES
 
 Policy = Literal["hold", "start-tainted"]
 Distribution = Literal["kubeadm", "k3s", "rke2"]
 
 NAME = "20-trackbed-gate.conf"
-UNITS = "/etc/systemd/system"
 TEMPLATE = archive.ROOT / "templates" / "kubelet-gate.conf"
 LONGEST = 86400
 # The values become part of a unit file, where white space and '%' are special.
@@ -83,7 +80,7 @@ class Kubelet:
     @property
     def drop_in(self) -> str:
         """The path of the drop-in."""
-        return f"{UNITS}/{self.unit or DISTRIBUTIONS[self.distribution].unit}.d/{NAME}"
+        return f"{units.FOLDER}/{self.unit or DISTRIBUTIONS[self.distribution].unit}.d/{NAME}"
 
     @property
     def text(self) -> str:
@@ -96,24 +93,6 @@ class Kubelet:
 
 KUBELET: Key[Kubelet | None] = Key("kubelet", None, record(Kubelet))
 KEYS = (KUBELET,)
-
-_GATES = f"""
-set -- "$1"/*.d/"$2"
-{READ}"""
-
-
-class Gates(FactBase[dict[str, str]]):
-    """Trackbed's drop-ins on the node, by path."""
-
-    default = dict
-
-    def command(self) -> StringCommand:
-        """Look for them in the drop-in folders of all units."""
-        return self.script(_GATES, UNITS, NAME)
-
-    def process(self, output: list[str]) -> dict[str, str]:
-        """Parse what the script prints."""
-        return parsed(output)
 
 
 def gate() -> None:
@@ -133,7 +112,7 @@ def gate() -> None:
 @operation()
 def place(want: dict[str, str]) -> Commands:
     """Write the drop-in if it differs, remove others of Trackbed's, and reload systemd. The kubelet is not restarted."""
-    have = host.get_fact(Gates)
+    have = host.get_fact(units.DropIns, file=NAME)
     if have == want:
         host.noop("the kubelet's gate is up to date")
     elif not systemd_reload.deferred("the kubelet's gate"):

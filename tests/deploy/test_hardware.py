@@ -244,16 +244,6 @@ def test_several_files_are_read_byte_for_byte(tmp_path: Path) -> None:
     assert texts.Texts().process(sh(texts.READ, *paths)) == {paths[0]: ":x\n\n# file b\n", paths[1]: ""}
 
 
-def test_files_are_replaced_as_a_whole_and_read_by_the_same_command(tmp_path: Path) -> None:
-    (tmp_path / ".a.new").write_text("new\n")
-    for name in ("a", "b"):
-        (tmp_path / name).write_text("old\n")
-    read = 'cat "$1/a"; ls "$1"'
-    assert sh(texts._REPLACE + read, "put", tmp_path / "a", "remove", tmp_path / "b", "--", tmp_path) == ["new", "a"]
-    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o644
-    assert [path.name for path in tmp_path.iterdir()] == ["a"]
-
-
 def settle() -> None:
     hardware.settle(version="1-a", spec_hash="abc")
 

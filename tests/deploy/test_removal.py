@@ -23,10 +23,11 @@ from tasks.common.data import host_data
 from tasks.common.present import Present
 from tasks.common.status import SPEC
 from tasks.common.texts import Texts
+from tasks.common.units import DropIns
 from tasks.drivers.ofed import doca
 from tasks.host.kernel_modules import PendingModules
 from tasks.kubernetes import labels
-from tasks.kubernetes.kubelet import Gates, Kubelet
+from tasks.kubernetes.kubelet import Kubelet
 from tasks.original_state import Current, Recorded
 from tasks.packages import holds
 from tasks.reboot import NodeRebootRequests
@@ -221,7 +222,7 @@ def test_a_node_without_files_of_trackbed_is_left_alone(node: Node) -> None:
 
 def test_trackbed_stays_while_something_that_needs_it_waits_for_a_reload_that_would_take_gpus(node: Node) -> None:
     """The kubelet's gate runs the agent's command: without the command the kubelet would not start at the next boot."""
-    gate = {of(Gates): file_lines({Kubelet("hold").drop_in: Kubelet("hold").text})}
+    gate = {of(DropIns): file_lines({Kubelet("hold").drop_in: Kubelet("hold").text})}
     there = {**spec(GIVEN), **gate, of(Present): [BASE], NOTED_BEFORE: ["here", "irqbalance enabled active"]}
     present = {**there, PRESENT: ["irqbalance disabled inactive"]}
     losers = {LOSERS: ["docker-a.scope", "end"]}

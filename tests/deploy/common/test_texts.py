@@ -1,4 +1,4 @@
-"""Files that are replaced together, before a program reads them: the script, as a shell runs it."""
+"""Files that are replaced together, before a program reads them: what the operation runs, as a shell runs it."""
 
 from __future__ import annotations
 
@@ -7,28 +7,75 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from pyinfra.api.operation import operation
 
 from tasks.common import texts
-from tasks.common.commands import script
+from tasks.common.commands import Commands
+from tests.deploy.conftest import Node
+from tests.deploy.scripts import sh
+
+PROGRAM = 'ls "$1"; cat "$1/changed"\n'
+HAVE = {"changed": "old\n", "removed": "old\n", "same": "old\n"}
+WANT = {"changed": "new\n", "added": "new\n", "same": "old\n"}
+
+
+@operation()
+def replace(have: dict[str, str], want: dict[str, str], after: str, folder: str) -> Commands:
+    yield from texts.replace(have, want, after, folder)
+
+
+def replaced(node: Node, folder: Path, after: str, want: dict[str, str] = WANT) -> subprocess.CompletedProcess[str]:
+    """Replace a folder's files."""
+    have, paths = read(folder), {str(folder / name): text for name, text in want.items()}
+    result = node.deploy(lambda: replace(have=have, want=paths, after=after, folder=str(folder)), {})
+    for path, text in result.uploads.items():
+        if path.endswith(".new"):
+            Path(path).write_bytes(text)
+    return subprocess.run(shlex.split(result.flat[-1]), capture_output=True, text=True, check=False, timeout=60)
+
+
+def read(folder: Path) -> dict[str, str]:
+    """The files as the next deploy reads them."""
+    return texts.Texts().process(sh(texts.READ, *(folder / name for name in sorted({*HAVE, *WANT}))))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    for name, text in HAVE.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def test_files_are_replaced_as_a_whole_and_read_by_the_same_command(node: Node, folder: Path) -> None:
+    done = replaced(node, folder, PROGRAM)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["added", "changed", "same", "new"]
+    assert {file.name: file.read_text() for file in folder.iterdir()} == WANT
+    assert (folder / "changed").stat().st_mode & 0o777 == 0o644
+    assert read(folder) == {str(folder / name): text for name, text in WANT.items()}
 
 
 @pytest.mark.parametrize(
-    ("after", "code", "left"),
-    [
-        ("", 0, {"changed": "new", "added": "new"}),
-        ('[ "$(cat "$1/changed")" = new ]\n', 0, {"changed": "new", "added": "new"}),
-        ("(exit 3)\n", 3, {"changed": "old", "removed": "old"}),
-        ("kill -HUP $$; exec sleep 60\n", 129, {"changed": "old", "removed": "old"}),
-    ],
+    "after",
+    ["(exit 3)\n", "kill -HUP $$; exec sleep 60\n", "kill -KILL $$; exec sleep 60\n"],
+    ids=["fails", "is hung up", "is killed"],
 )
-def test_files_that_a_program_did_not_read_are_as_before(
-    tmp_path: Path, after: str, code: int, left: dict[str, str]
-) -> None:
-    """Otherwise the next deploy would see no difference, and succeed."""
-    for name, text in {"changed": "old", "removed": "old", ".changed.new": "new", ".added.new": "new"}.items():
-        (tmp_path / name).write_text(text)
-    words = ["put", "changed", "put", "added", "remove", "removed"]
-    paths = [word if word in ("put", "remove") else str(tmp_path / word) for word in words]
-    command = shlex.split(str(script(texts._REPLACE + after, *paths, "--", str(tmp_path))))
-    assert subprocess.run(command, check=False, timeout=60).returncode == code
-    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == left
+def test_files_that_a_program_did_not_read_are_replaced_again(node: Node, folder: Path, after: str) -> None:
+    """A kill stands for a loss of power, too: nothing of the command runs after it."""
+    before = read(folder)
+    assert replaced(node, folder, after).returncode != 0
+    again = replaced(node, folder, PROGRAM)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.split() == ["added", "changed", "same", "new"]
+    assert {file.name: file.read_text() for file in folder.iterdir()} == WANT
+    assert read(folder) != before
+
+
+def test_what_did_not_read_that_its_only_file_is_gone_is_run_again(node: Node, tmp_path: Path) -> None:
+    (tmp_path / "removed").write_text("old\n")
+    assert replaced(node, tmp_path, "kill -KILL $$\n", {}).returncode != 0
+    assert not (tmp_path / "removed").exists()
+    assert replaced(node, tmp_path, "echo again\n", {}).stdout == "again\n"
+    assert list(tmp_path.iterdir()) == []

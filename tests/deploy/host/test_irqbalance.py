@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from agent.kinds.host.irqbalance import LIST, SCRIPT
-from tasks.common import systemd_reload
+from tasks.common import systemd_reload, texts
 from tasks.common.units import UnitStates
 from tasks.host import irqbalance
 from tasks.host.irqbalance import Confined, IrqbalanceCommand
@@ -15,7 +15,7 @@ from tests.deploy.scripts import sh
 RUNS = {of(UnitStates): ["ActiveState=active LoadState=loaded UnitFileState=enabled "]}
 ABSENT = {of(UnitStates): ["ActiveState=inactive LoadState=not-found UnitFileState= "]}
 MAIN_PID = of(IrqbalanceCommand)
-RESTART = systemd_reload.RESTART
+RESTART = systemd_reload.RESTART + texts._READ_NOW
 NEW = "/etc/systemd/system/irqbalance.service.d/.trackbed.conf.new"
 RUNS_WITH_OURS = ["/usr/sbin/irqbalance", "--foreground", f"--policyscript={SCRIPT}"]
 

@@ -5,18 +5,20 @@ from typing import Any
 import pytest
 from pyinfra.api.exceptions import DeployError
 
+from tasks.common import texts
+from tasks.common.units import DropIns
 from tasks.kubernetes import kubelet
-from tasks.kubernetes.kubelet import Gates
 from tests.deploy.conftest import Answers, Node, file_lines, of
 
 DROP_IN = "/etc/systemd/system/kubelet.service.d/20-trackbed-gate.conf"
 K3S = "/etc/systemd/system/k3s-agent.service.d/20-trackbed-gate.conf"
 NEW = "/etc/systemd/system/kubelet.service.d/.20-trackbed-gate.conf.new"
+READS = f"systemctl daemon-reload\n{texts._READ_NOW}"
 HOLD = "ExecStartPre=/usr/local/bin/trackbed wait --first-pass --joined /etc/kubernetes/kubelet.conf"
 
 
 def has(*paths: str) -> Answers:
-    return {of(Gates): file_lines(dict.fromkeys(paths, "another text"))}
+    return {of(DropIns): file_lines(dict.fromkeys(paths, "another text"))}
 
 
 def gate(node: Node, answers: Answers, **data: Any) -> tuple[list[str], str]:
@@ -34,7 +36,7 @@ def test_without_the_key_there_is_no_gate(node: Node) -> None:
 def test_the_kubelet_is_held_and_not_restarted(node: Node) -> None:
     commands, text = gate(node, has(), kubelet={"policy": "hold"})
     assert commands[-2] == f"upload {NEW}"
-    assert commands[-1].endswith(f"systemctl daemon-reload\n' sh put {DROP_IN} --")
+    assert commands[-1].endswith(f"{READS}' sh put {DROP_IN} --")
     assert text.splitlines()[-1] == HOLD
     assert {"Wants=trackbed.service", "TimeoutStartSec=infinity"} <= set(text.splitlines())
     # Any of these would carry a restart of the agent over to the kubelet.
@@ -43,7 +45,7 @@ def test_the_kubelet_is_held_and_not_restarted(node: Node) -> None:
 
 def test_a_second_run_changes_nothing(node: Node) -> None:
     wanted = kubelet.Kubelet("hold")
-    assert gate(node, {of(Gates): file_lines({DROP_IN: wanted.text})}, kubelet={"policy": "hold"}) == ([], "")
+    assert gate(node, {of(DropIns): file_lines({DROP_IN: wanted.text})}, kubelet={"policy": "hold"}) == ([], "")
 
 
 @pytest.mark.parametrize(
@@ -61,13 +63,13 @@ def test_start_tainted_needs_a_reporter_that_publishes(node: Node, given: dict[s
 
 def test_another_distributions_gate_is_removed(node: Node) -> None:
     commands, text = gate(node, has(DROP_IN), kubelet={"policy": "hold", "distribution": "k3s"})
-    assert commands[-1].endswith(f"systemctl daemon-reload\n' sh put {K3S} remove {DROP_IN} --")
+    assert commands[-1].endswith(f"{READS}' sh put {K3S} remove {DROP_IN} --")
     assert "--joined /var/lib/rancher/k3s/agent/kubelet.kubeconfig" in text
 
 
 def test_without_the_key_the_gate_is_removed(node: Node) -> None:
     (command,) = gate(node, has(DROP_IN))[0]
-    assert command.endswith(f"systemctl daemon-reload\n' sh remove {DROP_IN} --")
+    assert command.endswith(f"{READS}' sh remove {DROP_IN} --")
 
 
 def test_a_managed_clusters_own_paths(node: Node) -> None:

@@ -285,7 +285,9 @@ def test_a_secret_is_in_no_argument() -> None:
 
 def test_without_the_key_nothing_stays(node: Node, key: dict[str, Any], tmp_path: Path) -> None:
     answers = {**DEBIAN, **texts(key, node, tmp_path), CREDENTIALS: ["brought "]}
-    assert node.deploy(configure, answers).flat == [str(script('rm -rf "$1" "$2" "$3"', SETTINGS, AUTHORITY, SECRET))]
+    files, secret = node.deploy(configure, answers).flat
+    assert files.endswith(f" sh remove {SETTINGS} remove {AUTHORITY} --")
+    assert secret == f"rm -f {SECRET}"
     assert node.deploy(configure, DEBIAN).flat == []
 
 

@@ -49,13 +49,9 @@ def test_the_service_that_starts_containers_has_no_limit_and_neither_has_its_con
         (tmp_path / "proc" / process).mkdir(parents=True)
         text = LIMITED if process == limited else LIMITED.replace("8388608", "unlimited")
         (tmp_path / "proc" / process / "limits").write_text(text)
-    wanted = limits.Limits()
-    given: list[Any] = [tmp_path, limits.DROP_IN, limits.DROP_IN_TEXT, tmp_path / "logins", "", *wanted.daemons]
-    state = limits.MemoryLimits().process(sh(limits._STATE, *given, **environment))
-    assert state.running == {unit}
+    given: list[Any] = [tmp_path, *limits.Limits().daemons]
+    assert sh(limits._LIMITED, *given, **environment) == [f"running {unit}"]
     sh(limits._LIFT, *given, **environment)
-    drop_in = tmp_path / f"etc/systemd/system/{unit}.service.d" / limits.DROP_IN
-    assert drop_in.read_text() == limits.DROP_IN_TEXT
     assert (tmp_path / "raised").read_text().split() == [UNIT, CONTAINERD]
 
 
@@ -64,7 +60,7 @@ def lift(root: Path, raising: str) -> None:
     environment = programs(root, "kubelet")
     (root / "proc" / UNIT).mkdir(parents=True)
     program(root / "bin/prlimit", f"{raising}; echo 'prlimit: failed to get the MEMLOCK resource limit' >&2; exit 1")
-    sh(limits._LIFT, root, limits.DROP_IN, limits.DROP_IN_TEXT, root / "logins", "", "kubelet", **environment)
+    sh(limits._LIFT, root, "kubelet", **environment)
 
 
 def test_a_daemon_that_ends_meanwhile_does_not_stop_the_deploy(tmp_path: Path) -> None:
