@@ -30,7 +30,7 @@ from fleet.inventory import Hosts
 from fleet.maintenance_record import Record, Step, annotated, finished, not_finished, record_of
 from fleet.nic_devices import NicDevices
 from fleet.node_patch import if_temporary
-from fleet.objects import CHANGED, is_cordoned, metadata_of, name_of, unready
+from fleet.objects import CHANGED, IN_SERVICE, is_cordoned, metadata_of, name_of, unready
 from fleet.reading import PlainPod, read
 
 MARGIN = 60.0
@@ -198,11 +198,10 @@ class Maintenance:
         try:
             self._apply(name)
         except Failed as error:
-            if self.nic:
-                harmed = not nic_devices.is_good(self.hosts, name, self.nic)
-            else:
-                harmed = bool(self._unready(name, (names.READY,)))
-            if harmed:
+            unharmed = (
+                nic_devices.is_good(self.hosts, name, self.nic) if self.nic else not self._unready(name, IN_SERVICE)
+            )
+            if not unharmed:
                 raise
             # Nothing was harmed, and to stay cordoned frees no device: a pod of a DaemonSet has one, which the message names.
             self._end(name, self._is_own)

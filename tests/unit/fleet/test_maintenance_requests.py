@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from agent.report import names
 from agent.report.records import Disruption
 from fleet.api import Api
 from fleet.eviction import Rules
-from fleet.inventory import Inventory
+from fleet.inventory import CommandResult, Inventory
 from fleet.maintenance import Maintenance
 from fleet.maintenance_record import Record, annotated
 from fleet.sweeping import decide, sweep
@@ -332,6 +332,24 @@ def test_a_node_that_somebody_has_given_back_is_not_drained_any_further(
     script, maintenance = serve({**answers, f"PATCH {NODE}": [(200, {})]})
     assert maintenance.run(["a"], 1) == {"a": result}
     assert script.asked.count(EVICTION) == 1
+
+
+class Unreachable(Inventory):
+    def run(self, node: str, command: Sequence[str], timeout: float) -> CommandResult:
+        return CommandResult(True, "no answer from a within 120 s")
+
+
+@pytest.mark.parametrize(("kubelet", "result"), [("True", "undone"), ("Unknown", "failed")])
+def test_a_node_that_does_not_answer_after_its_change_began_is_given_back_only_if_its_kubelet_is_ready(
+    serve: Serve, kubelet: str, result: str
+) -> None:
+    """The change may have cut the node off, and then its Node says for a while what was true before."""
+    conditions = [{"type": names.READY, "status": "True"}, {"type": "Ready", "status": kubelet}]
+    own = (200, {**recorded("apply")[1], "status": {"conditions": conditions}})
+    script, maintenance = serve({f"GET {NODE}": [own], f"PATCH {NODE}": [(200, {})]})
+    ended = evolve(maintenance, hosts=Unreachable(Path(), {"a": "a"}), resume=True).run(["a"], 1)["a"]
+    assert (ended[0], ended[1].startswith("trackbed apply on the node failed: no answer")) == (result, True)
+    assert (f"PATCH {NODE}" in script.asked) == (result == "undone")
 
 
 def test_a_failed_maintenance_names_the_whole_commands_that_go_on(serve: Serve) -> None:
