@@ -25,6 +25,10 @@ GAP = 64
 CHAR_DEVICE_CLASSES = ("infiniband_verbs", "infiniband_mad")
 NO_NETDEVS: Mapping[int, str] = MappingProxyType({})
 
+MOST_PORTS = 2
+"""Ports of a card with RoCE. In switchdev mode mlx5's device has one for each representor that there may be, most of them DOWN.
+It only passes raw packets, without GIDs (mlx5_ib_vport_rep_load, ib_rep.c; mlx5_port_rep_immutable, main.c; not run)."""
+
 Family = Literal["IPv4", "IPv6"]
 # 169.254.0.0/16 and fe80::/10
 LINK_LOCAL = ("169.254.", "fe8", "fe9", "fea", "feb")
@@ -96,8 +100,8 @@ class CharDevice:
 class RdmaDevice:
     """An RDMA device, by /sys/class/infiniband.
 
-    ``transport`` (InfiniBand, RoCE, iWARP) follows from node_type and link layer; it is the kernel's word for a node
-    of another type.
+    ``transport`` (InfiniBand, RoCE, iWARP, raw packets) follows from node_type, link layer and the number of ports; it is the
+    kernel's word for a node of another type.
     ``sys_image_guid``: the same for all devices of one card or system. ``hw_rev`` (the hardware's revision, hw_ver of
     ibv_devinfo) and ``board_id`` are files of some drivers, among them mlx5 (drivers/infiniband/hw/mlx5/main.c), as these print
     them. :meth:`Reader.detailed` reads the three.
@@ -221,7 +225,8 @@ class Reader:
         return [
             (name, number)
             for name in self.of(address)
-            for number in self.port_numbers(name)
+            if len(numbers := self.port_numbers(name)) <= MOST_PORTS
+            for number in numbers
             if transport(self._node_type(name), self._text(f"{RDMA}/{name}/ports/{number}/link_layer")) == "RoCE"
         ]
 
@@ -233,9 +238,12 @@ class Reader:
         """
         path = f"{RDMA}/{name}"
         ports = tuple(self._port(name, number, beside.get(number)) for number in self.port_numbers(name))
+        kind = transport(self._node_type(name), ports[0].link_layer if ports else None)
+        if kind == "RoCE" and len(ports) > MOST_PORTS:
+            kind, ports = "raw packets", tuple(port for port in ports if port.state == "ACTIVE") or ports[:1]
         return RdmaDevice(
             name=name,
-            transport=transport(self._node_type(name), ports[0].link_layer if ports else None),
+            transport=kind,
             node_guid=self._text(f"{path}/node_guid") or None,
             firmware=self._text(f"{path}/fw_ver") or None,
             ports=ports,
