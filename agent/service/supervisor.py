@@ -382,8 +382,10 @@ class _Supervisor:
 def _stop(worker: _Worker) -> None:
     """End the worker. This process holds the lock until it has ended, so that no other process writes at the same time."""
     worker.input.close()
+    worker.process.stdin = None  # else communicate() flushes it, although it is closed
     try:
-        worker.process.wait(LEAVE_WAIT)
+        # Its last messages are read, too. A worker that waits for room in the pipe would be killed before it records its pass.
+        worker.process.communicate(timeout=LEAVE_WAIT)
     except subprocess.TimeoutExpired:
         worker.process.kill()
         worker.process.wait()

@@ -355,6 +355,15 @@ def test_on_sigterm_a_worker_that_does_not_end_is_killed(start: Start) -> None:
     assert not Path("/proc", supervised.noted()[1]).exists()
 
 
+def test_on_sigterm_a_worker_writes_its_last_report_however_large(start: Start) -> None:
+    """It records a pass after that. The report has more than a pipe holds."""
+    supervised = start(NOTED + "report(True); sys.stdin.read(); report(True, 'h' * (1 << 18)); note('recorded')")
+    supervised.wait_for(lambda report: report.ready)
+    supervised.process.send_signal(signal.SIGTERM)
+    assert supervised.process.wait(60) == 0
+    assert supervised.noted()[1:] == ["recorded"]
+
+
 def test_many_signals_at_once_leave_no_traceback(start: Start) -> None:
     # Python gives signals their defaults back at its end, so the worker ends after the last signal.
     sent = start.folder / "sent"
