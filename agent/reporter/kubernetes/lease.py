@@ -44,6 +44,7 @@ class LeaseWriter:
         :param clock: seconds since the boot.
         """
         if clock >= self._renew_at or self._node != node.uid or notice != self._notice:
+            self._renew_at = 0.0  # a write that seems to fail may have been made, so the next turn writes again
             self._write(lease(self.settings, node, report, notice), create=True)
             self._renew_at, self._node = clock + random.uniform(*LEASE_EVERY), node.uid  # noqa: S311  no secret
         return self._renew_at - clock

@@ -39,9 +39,9 @@ class Cluster:
 
     ``busy``: it answers 503. ``refusing``: the status of what it refuses, by the last part of the path. ``conflicts``: the last
     parts of the paths whose next patch finds that somebody has written meanwhile. ``devices`` answers for the API group of
-    DRA, resource.k8s.io. ``keeps``: the Node is as it was written, and else as it was before. ``hanging``: the last
-    part of the path whose writes it does not answer until ``over``; ``hung``: there is one. ``writes``: the last parts of the
-    paths; ``patches``: what was written to the Node.
+    DRA, resource.k8s.io. ``keeps``: the Node is as it was written, and else as it was before. ``unconfirmed``: the status that
+    answers writes of the Lease, although they are made. ``hanging``: the last part of the path whose writes it does not answer
+    until ``over``; ``hung``: there is one. ``writes``: the last parts of the paths; ``patches``: what was written to the Node.
     """
 
     node: dict[str, Any] = field(factory=document)
@@ -58,6 +58,7 @@ class Cluster:
     over: Event = field(factory=Event)
     devices: Answer = field(default=lambda method, path, body: (404, {}))
     keeps: bool = False
+    unconfirmed: int = 0
 
     def answer(self, method: str, path: str, body: Any) -> tuple[int, dict[str, Any]] | None:
         if self.busy:
@@ -76,7 +77,8 @@ class Cluster:
             self.conflicts.remove(what)
             return 422, {"message": "testing value /spec/taints failed"}
         if what == "lease":
-            return self.renewed(method, body)
+            status, lease = self.renewed(method, body)
+            return self.unconfirmed or status, lease
         self.writes.append(what)
         self.patches.append(body)
         if self.keeps:

@@ -167,6 +167,25 @@ def test_while_the_node_cannot_say_that_it_is_not_ready_its_lease_does(running: 
     assert notice() is None
 
 
+def test_a_notice_in_a_lease_whose_writing_was_not_confirmed_is_removed_once_the_node_is_ready(running: Running) -> None:
+    """A sweep would withdraw Ready by it. The API server, or a proxy before it, may have carried out what it answers 504 to."""
+    reporter, cluster, clocks = running
+    say(reporter, REPORT)
+    reporter.turn()
+    cluster.refusing["status"], cluster.unconfirmed = 403, 504
+    say(reporter, UNREADY)
+    for _ in range(2):
+        clocks.goes_on(LAST_WAIT)
+        reporter.turn()
+    assert cluster.lease and NOTICE in cluster.lease["metadata"]["annotations"]
+    cluster.refusing.clear()
+    cluster.unconfirmed = 0
+    say(reporter, REPORT)
+    clocks.goes_on(LAST_WAIT)
+    reporter.turn()
+    assert NOTICE not in cluster.lease["metadata"]["annotations"]
+
+
 def test_a_lease_is_not_renewed_without_a_fresh_report(running: Running) -> None:
     reporter, cluster, _ = running
     reporter.turn()
