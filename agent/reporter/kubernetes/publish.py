@@ -56,32 +56,30 @@ class Acknowledgement:
     """Writes what is published.
 
     ``file`` is in memory, for the agent and `trackbed status`. ``memory`` is on a disk, for this reporter after a restart.
-    ``now``: what is published, and may not be written yet.
+    ``now``: what is published, and may not be written yet. ``_written`` and ``_kept``: what the two files have; None: unknown.
     """
 
     file: Path
     memory: Path
     now: Published = field(init=False)
     _written: Published | None = field(default=None, init=False)
+    _kept: Published | None = field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
         before = published.read(self.memory)
         self.now = _acknowledged(before) if before is not None and before.boot_id == boot_id() else Published()
 
     def write(self, time: float) -> None:
-        """Write the files if something has changed.
+        """Write the files that differ from what is published.
 
         :param time: seconds since the epoch.
         """
-        before = self._written
-        if before is not None and not _differ(self.now, before):
-            return
-        self.now = self._written = evolve(self.now, since=time)
-        if not published.write(self.file, self.now):
-            self._written = None
+        if self._written is None or _differ(self.now, self._written):
+            self.now = evolve(self.now, since=time)
+            self._written = self.now if published.write(self.file, self.now) else None
         # Each try during an outage may end with another error. A new error alone is not written to the disk.
-        if before is None or _differ(_acknowledged(self.now), _acknowledged(before)):
-            published.write(self.memory, self.now)
+        if self._kept is None or _differ(_acknowledged(self.now), _acknowledged(self._kept)):
+            self._kept = self.now if published.write(self.memory, self.now) else None
 
 
 def _acknowledged(one: Published) -> Published:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
+from agent.report import published
 from agent.report.names import READY, READY_LABEL, UP_TO_DATE
 from agent.report.records import Condition, report_to_json
 from agent.report.verdict import STALE, Verdict, judge
@@ -74,6 +75,18 @@ def test_an_outage_is_reported_without_writing_to_the_disk(running: Running) -> 
     reporter.turn()
     assert "503" in reporter.files.acknowledgement.read_text()
     assert reporter.files.memory.stat().st_ino == before
+
+
+def test_what_is_published_is_kept_once_the_disk_has_room_again(running: Running) -> None:
+    reporter, *_ = running
+    in_the_way = reporter.files.memory.with_name(".memory.new")
+    in_the_way.mkdir()
+    say(reporter, REPORT)
+    reporter.turn()
+    assert not reporter.files.memory.exists()
+    in_the_way.rmdir()
+    reporter.turn()
+    assert published.read(reporter.files.memory) == published.read(reporter.files.acknowledgement)
 
 
 def test_for_a_ready_node_the_lease_is_written_first_and_else_the_taint(running: Running) -> None:
