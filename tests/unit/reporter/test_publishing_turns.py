@@ -167,7 +167,7 @@ def test_while_the_node_cannot_say_that_it_is_not_ready_its_lease_does(running: 
     assert notice() is None
 
 
-def test_a_notice_in_a_lease_whose_writing_was_not_confirmed_is_removed_once_the_node_is_ready(running: Running) -> None:
+def test_a_notice_whose_writing_was_not_confirmed_is_removed_once_the_node_is_ready(running: Running) -> None:
     """A sweep would withdraw Ready by it. The API server, or a proxy before it, may have carried out what it answers 504 to."""
     reporter, cluster, clocks = running
     say(reporter, REPORT)
