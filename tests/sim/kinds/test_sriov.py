@@ -142,6 +142,15 @@ def test_what_mlx4_refuses_is_unsupported(kernel: Kernel) -> None:
     assert (outcome.result, outcome.error) == ("unsupported", f"the driver of {NAME} cannot set spoofchk of a VF")
 
 
+def test_an_attribute_that_its_driver_takes_and_does_not_report_says_so(kernel: Kernel) -> None:
+    """As older ixgbe do with link_state."""
+    kernel.sriov.able.add(PF)
+    kernel.sriov.late.add("link_state")
+    (outcome,) = [o for o in settle(kernel, spec(group(link_state="disable"))).outcomes if o.result != "applied"]
+    assert (outcome.result, outcome.error) == ("failed", "written 2 times, and it still reads auto")
+    assert outcome.remedy.endswith("if it does not report it, take link_state out of the spec")
+
+
 def test_a_vf_of_another_guid_is_bound_again(kernel: Kernel) -> None:
     kernel.sriov.able.add(PF)
     wanted = spec(group(node_guid="00:11:22:33:44:55:66:77"))
