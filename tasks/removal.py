@@ -9,7 +9,7 @@ from __future__ import annotations
 from io import StringIO
 
 from attrs import evolve
-from pyinfra.api.command import FileUploadCommand
+from pyinfra.api.command import FileUploadCommand, StringCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.operation import operation
 from pyinfra.context import host
@@ -25,7 +25,7 @@ from tasks.common.commands import Commands, refuse, script, warn
 from tasks.common.data import leftovers, task_keys
 from tasks.common.present import Present
 from tasks.common.status import COMMAND, SPEC
-from tasks.common.systemd_reload import LINKS, RELOAD, would_take_gpus
+from tasks.common.systemd_reload import ENABLE, LINKS, RELOAD, would_take_gpus
 from tasks.common.texts import Texts
 from tasks.host import irqbalance, kernel_modules
 from tasks.kubernetes import reporter
@@ -184,12 +184,7 @@ def refuse_to_leave_parts() -> Commands:
         yield refuse(f"Trackbed is not removed: {why}")
 
 
-_RESTORE_SERVICE = f"""{LINKS}
-unit=$1 enabled=$2 active=$3; shift 3
-if [ "$enabled" = yes ]; then systemctl enable --quiet "$unit"; fi
-if [ "$active" = yes ]; then systemctl start "$unit"; fi
-for device; do echo 1 > "$device"; done
-"""
+_PROBE = 'for device; do echo 1 > "$device"; done'
 
 _RELEASE = (
     holds.MARKING
@@ -216,9 +211,13 @@ def restore_original_state() -> Commands:
         for address, vfs in was.vfs.items()
         if vfs.autoprobe and address in now.vfs and not now.vfs[address].autoprobe and not now.vfs[address].count
     )
-    if any(service) or probed:
-        files = (f"/sys/bus/pci/devices/{address}/sriov_drivers_autoprobe" for address in probed)
-        yield script(_RESTORE_SERVICE, irqbalance.UNIT, *("yes" if each else "no" for each in service), *files)
+    enabled, active = service
+    if enabled:
+        yield script(ENABLE, irqbalance.UNIT)
+    if active:
+        yield StringCommand("systemctl", "start", irqbalance.UNIT)
+    if probed:
+        yield script(_PROBE, *(f"/sys/bus/pci/devices/{address}/sriov_drivers_autoprobe" for address in probed))
     yield from holds.finish()
     noted = host.get_fact(Texts, paths=(holds.PATH,)).get(holds.PATH, "").splitlines()
     if held := sorted((now.held & set(noted)) - was.held):

@@ -25,8 +25,11 @@ for node in /dev/nvidia* /dev/nvidia-caps/*; do
   [ "$link" -ef "$node" ] || ln -sfn "..${node#/dev}" "$link"
 done
 """
-"""A script that makes the links in /dev/char that are missing, or that lead to another device. Run it before `systemctl enable`
-and `disable`: systemd reads its units again then, too."""
+"""A script that makes the links in /dev/char that are missing, or that lead to another device. Run it before
+`systemctl disable`: systemd reads its units again then, too."""
+
+ENABLE = f'{LINKS}systemctl enable --quiet "$1"\n'
+"""A script that makes the links that are missing, and enables the unit $1."""
 
 RELOAD = f"{LINKS}systemctl daemon-reload\n"
 """A script that makes the links that are missing, and has systemd read its units again."""

@@ -37,12 +37,12 @@ than any restart.
 """
 
 _STATES = """
-for unit; do systemctl show --property=LoadState,UnitFileState,ActiveState "$unit" | sort | tr '\\n' ' '; echo; done
+for unit; do systemctl show --property=LoadState,UnitFileState,ActiveState,Type "$unit" | sort | tr '\\n' ' '; echo; done
 """
 
 
 class UnitStates(Lines):
-    """The state of units, one line for each: `ActiveState=active LoadState=loaded UnitFileState=enabled`."""
+    """The state of units, one line for each: `ActiveState=active LoadState=loaded Type=simple UnitFileState=enabled`."""
 
     def command(self, units: tuple[str, ...]) -> StringCommand:
         """Print systemd's properties of each unit."""
@@ -94,7 +94,6 @@ _START = """
 unit=$1 remedy=$2
 systemctl start "$unit" || { journalctl --unit="$unit" --lines=10 --output=cat --no-pager; echo "$remedy"; exit 1; } >&2
 """
-_ENABLE = f'{systemd_reload.LINKS}systemctl enable --quiet "$1"\n{_START}'
 
 
 def enable(unit: str, missing: str, failed: str) -> Commands:
@@ -104,16 +103,18 @@ def enable(unit: str, missing: str, failed: str) -> Commands:
     :param failed: the remedy, printed after the unit's journal if it does not start.
     """
     [state] = host.get_fact(UnitStates, units=(unit,)) or [""]
+    # One that ends by itself, as a oneshot does, has run when it was enabled, and at the boot.
+    runs = is_active(state) or ("Type=oneshot" in state and is_enabled(state))
     if is_missing(state) and host.state.is_executing:
         yield refuse(missing)
-    elif (is_enabled(state) or is_static(state)) and is_active(state):
+    elif (is_enabled(state) or is_static(state)) and runs:
         host.noop(f"{unit} runs, now and at every boot")
     elif not is_enabled(state) and systemd_reload.deferred(f"{unit} at every boot"):
         # systemctl has systemd read its units again when it enables one.
-        if not is_active(state):
+        if not runs:
             yield script(_START, unit, failed)
     else:
-        yield script(_ENABLE, unit, failed)
+        yield script(systemd_reload.ENABLE + _START, unit, failed)
 
 
 @operation()

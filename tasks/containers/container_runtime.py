@@ -30,11 +30,10 @@ from pyinfra.api.operation import operation
 from pyinfra.context import host
 
 from tasks import packages
-from tasks.common import systemd_reload
-from tasks.common.commands import Commands, refuse, script
+from tasks.common import units
+from tasks.common.commands import Commands, refuse
 from tasks.common.data import Key, record
 from tasks.common.facts import FactBase
-from tasks.common.units import UnitStates, is_active, is_enabled, is_missing
 from tasks.containers import engine_files
 from tasks.containers.engine_files import DryRun, Engine, Mode
 from tasks.packages import Family, vendor_repository
@@ -106,15 +105,12 @@ def configure() -> None:
 @operation()
 def enable_cdi_refresh() -> Commands:
     """Enable the units. The path unit watches driver and toolkit; the service writes the specification, then and at boot."""
-    path, service = [*host.get_fact(UnitStates, units=REFRESH), "", ""][:2]
-    if is_missing(path):
-        yield refuse(
-            f"container_runtime: the node has no {REFRESH[0]}, which needs {PACKAGE} 1.18 or later; install that"
+    for unit in REFRESH:
+        yield from units.enable(
+            unit,
+            missing=f"container_runtime: the node has no {unit}, which needs {PACKAGE} 1.18 or later; install that",
+            failed=f"container_runtime: {unit} does not start; its journal is above",
         )
-    elif is_enabled(path) and is_active(path) and is_enabled(service):
-        host.noop("the units that refresh CDI specifications are enabled")
-    elif not systemd_reload.deferred("CDI specifications kept up to date"):
-        yield script(f'{systemd_reload.LINKS}systemctl enable --now "$@"', *REFRESH)
 
 
 def _command(mode: Mode, engine: Engine, set_as_default: bool, cdi: bool) -> StringCommand:

@@ -162,8 +162,10 @@ def test_state_that_the_agent_does_not_keep_is_restored(node: Node) -> None:
     requests = {of(NodeRebootRequests): ["boot-1", "boot-former boot-1 kernel arguments iommu=pt are still in effect "]}
     there = {of(Present): [BASE]}
     result = node.deploy(removal.remove_all, {NOTED_BEFORE: was, PRESENT: now, **requests, **there, **noted})
-    put_back, released = result.commands["Removal | Original state restored"]
-    assert put_back.endswith("sh irqbalance.service yes yes /sys/bus/pci/devices/0000:21:00.0/sriov_drivers_autoprobe")
+    enabled, started, probed, released = result.commands["Removal | Original state restored"]
+    assert enabled.endswith("""systemctl enable --quiet "$1"\n' sh irqbalance.service""")
+    assert started == "systemctl start irqbalance.service"
+    assert probed.endswith("sh /sys/bus/pci/devices/0000:21:00.0/sriov_drivers_autoprobe")
     assert released.endswith("sh linux-image-amd64")
     assert len(result.commands["Removal | Agent and state"]) == 1
     assert any(

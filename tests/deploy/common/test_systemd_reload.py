@@ -177,7 +177,6 @@ def test_what_needs_a_reload_waits_while_that_would_take_gpus(
 
 
 STOPPED: Answers = {
-    of(units.UnitStates, "nvidia"): ["ActiveState=inactive LoadState=loaded UnitFileState=disabled "] * 2,
     of(units.UnitStates): ["ActiveState=inactive LoadState=loaded UnitFileState=disabled "],
 }
 STARTED: Answers = {

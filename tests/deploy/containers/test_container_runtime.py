@@ -4,14 +4,13 @@ from typing import Any
 
 import pytest
 
+from tasks.common.units import UnitStates
 from tasks.containers import container_runtime
 from tasks.packages.holds import HeldPackages
 from tasks.packages.vendor_repository import KeyFingerprints
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, file_answers, of
 
 DRY_RUN = "sh dry-run "
-UNITS = "nvidia-cdi-refresh"
-ENABLED = "ActiveState=active LoadState=loaded UnitFileState=enabled "
 SOURCE = """\
 # Written by Trackbed; changes here are overwritten.
 Types: deb
@@ -65,7 +64,11 @@ def test_a_fresh_rocky_gets_repository_packages_and_files(node: Node) -> None:
 
 def test_nothing_is_done_if_all_is_in_place(node: Node) -> None:
     engines(node, "containerd", "docker", cdi=True)
-    there = {**installed(), DRY_RUN: "ran", UNITS: [ENABLED, ENABLED]}
+    there = {
+        **installed(),
+        DRY_RUN: "ran",
+        of(UnitStates): "ActiveState=active LoadState=loaded UnitFileState=enabled ",
+    }
     result = node.deploy(container_runtime.configure, there)
     assert not any(result.planned.values())
     assert result.flat == []
@@ -115,13 +118,36 @@ def test_what_cannot_work_is_refused_with_the_remedy(node: Node, output: list[st
     assert refused in command
 
 
-def test_the_units_that_write_specifications_are_enabled(node: Node) -> None:
+@pytest.mark.parametrize(
+    ("path", "service", "enabled"),
+    [
+        ("disabled", "enabled", ["path"]),
+        ("enabled", "disabled", ["service"]),
+        ("disabled", "disabled", ["path", "service"]),
+        ("enabled", "enabled", []),
+    ],
+)
+def test_the_units_that_write_specifications_are_enabled(
+    node: Node, path: str, service: str, enabled: list[str]
+) -> None:
     engines(node, "containerd", cdi=True)
-    there = {**installed(), DRY_RUN: "ran"}
-    off = ENABLED.replace("enabled", "disabled")
-    (command,) = node.deploy(container_runtime.configure, {**there, UNITS: [off, ENABLED]}).flat
-    assert command.endswith("""systemctl enable --now "$@"' sh nvidia-cdi-refresh.path nvidia-cdi-refresh.service""")
-    assert node.deploy(container_runtime.configure, {**there, UNITS: [ENABLED, off]}).flat == [command]
-    missing = "ActiveState=inactive LoadState=not-found UnitFileState= "
-    [refused] = node.deploy(container_runtime.configure, {**there, UNITS: [missing, missing]}).flat
-    assert "needs nvidia-container-toolkit 1.18" in refused
+    states = {
+        "nvidia-cdi-refresh.path": [f"ActiveState=active LoadState=loaded UnitFileState={path} "],
+        # It has ended, or did not need to run.
+        "nvidia-cdi-refresh.service": [f"ActiveState=inactive LoadState=loaded Type=oneshot UnitFileState={service} "],
+    }
+    answers = {of(UnitStates, unit): state for unit, state in states.items()}
+    commands = node.deploy(container_runtime.configure, {**installed(), DRY_RUN: "ran", **answers}).flat
+    assert len(commands) == len(enabled)
+    for command, unit in zip(commands, enabled, strict=True):
+        assert "systemctl enable --quiet" in command
+        assert "systemctl start" in command
+        assert f" sh nvidia-cdi-refresh.{unit} " in command
+
+
+def test_without_these_units_the_toolkit_is_too_old(node: Node) -> None:
+    engines(node, "containerd", cdi=True)
+    missing = {of(UnitStates): ["ActiveState=inactive LoadState=not-found UnitFileState= "]}
+    result = node.deploy(container_runtime.configure, {**installed(), DRY_RUN: "ran", **missing})
+    assert result.failed
+    assert "needs nvidia-container-toolkit 1.18" in result.flat[0]
