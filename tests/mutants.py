@@ -20,6 +20,7 @@ PUBLISH = "agent.reporter.kubernetes.publish"
 
 SUBJECTS: dict[str, tuple[str, ...]] = {
     "test_affected.py": (CONVERGE, USERS),
+    "test_checking.py": (SPEC_IN_FORCE,),
     "test_converge.py": (CONVERGE,),
     "test_disruption.py": (CONVERGE, USERS),
     "test_host_originals.py": (ORIGINALS,),
@@ -52,6 +53,7 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
 """Of which modules the mutants are tried with the tests in a file. The others do not run."""
 
 OF_ITS_OWN = {
+    "test_checking.py": (SPEC_IN_FORCE,),
     "test_supervisor.py": (SUPERVISOR,),
     "test_supervisor_deadlines.py": (SUPERVISOR,),
     "test_supervisor_messages.py": (SUPERVISOR,),

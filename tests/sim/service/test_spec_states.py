@@ -283,6 +283,23 @@ def test_what_fails_on_a_nic_that_is_not_required_is_no_fault_of_a_new_spec(agen
     assert (agent.in_force.spec, agent.in_force.refusal) == (given, "")
 
 
+def test_a_spec_with_which_the_node_is_ready_although_a_part_waits_is_tried_no_longer_and_not_verified(
+    agent: Agent,
+) -> None:
+    """What fails later is no fault of it, and the node could not return to it: nobody has seen all of it work."""
+    agent.give(two(3, 1500))
+    agent.look()
+    agent.kernel.routed.add("enp33s0")
+    given = two(5, 9000, required=False)
+    agent.give(given)
+    agent.look()
+    assert (agent.in_force.state(), agent.in_force.verified) == ("kept", two(3, 1500))
+    agent.kernel.fault = lambda operation, where, value: OSError(errno.EIO, "no") if "mtu=9000" in value else None
+    agent.kernel.netlink.set_link(agent.kernel.netdev(PF1).ifindex, mtu=1500)
+    assert "failed" in {outcome.result for outcome in agent.try_out().outcomes}
+    assert (agent.in_force.spec, agent.in_force.refusal) == (given, "")
+
+
 def test_a_spec_that_changes_what_an_entry_leaves_out_is_refused_for_what_the_entry_lacks(agent: Agent) -> None:
     def wanting(mtu: int) -> NodeSpec:
         others = {"driver": "igb", "each": True, "min": 1, "without": ["a"]}
