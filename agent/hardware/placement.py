@@ -7,17 +7,16 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 from heapq import heapify, heapreplace
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from agent.hardware.topology import Cpu, Topology
 
 
 @frozen
 class Pool:
-    """The CPUs that may serve a device, in the order in which they are taken. ``degraded``: they are not local to it."""
+    """The CPUs that may serve a device, in the order in which they are taken."""
 
     cpus: tuple[int, ...]
-    degraded: bool = False
 
 
 def pool(topology: Topology, numa_node: int, exclude: frozenset[int] = frozenset()) -> Pool:
@@ -29,16 +28,15 @@ def pool(topology: Topology, numa_node: int, exclude: frozenset[int] = frozenset
     housekeeping = topology.cpus.keys() - topology.isolated
     allowed = housekeeping - exclude
     if not allowed:
-        return Pool(_order(topology, housekeeping or topology.cpus), degraded=True)
+        return Pool(_order(topology, housekeeping or topology.cpus))
     if numa_node < 0:
         return Pool(_order(topology, allowed))
     distances = topology.distances.get(numa_node, {})
-    nodes = sorted(
+    nearest = min(
         {topology.cpus[id].node for id in allowed},
         key=lambda node: (node != numa_node, distances.get(node, 255), node),
     )
-    local = [id for id in allowed if topology.cpus[id].node == nodes[0]]
-    return Pool(_order(topology, local), degraded=nodes[0] != numa_node)
+    return Pool(_order(topology, [id for id in allowed if topology.cpus[id].node == nearest]))
 
 
 def _order(topology: Topology, ids: Iterable[int]) -> tuple[int, ...]:
@@ -63,7 +61,7 @@ def without(pool: Pool, taken: Collection[int]) -> Pool:
     if not taken:
         return pool  # quick, since each of thousands of interrupts asks, and few nodes have a CPU that is taken
     left = tuple(id for id in pool.cpus if id not in taken)
-    return evolve(pool, cpus=left) if left else pool
+    return Pool(left) if left else pool
 
 
 Key = tuple[str, str]

@@ -82,10 +82,10 @@ nics_with_nodes = st.lists(st.tuples(st.integers(0, 4), st.integers(1, 40)), min
         (machine(nodes=1, cores=4, threads=1, caches=2), 0, (), Pool((2, 1, 3, 0))),
         (machine(isolated=frozenset(range(4, 8))), 1, (12,), Pool((13, 14, 15))),
         # A node without a usable CPU gives way to the nearest.
-        (machine(nodes=3, cores=2, threads=1, isolated=frozenset({4, 5})), 2, (), Pool((2, 3), degraded=True)),
+        (machine(nodes=3, cores=2, threads=1, isolated=frozenset({4, 5})), 2, (), Pool((2, 3))),
         # If all CPUs are excluded, the pool has them nevertheless, but not the isolated ones.
-        (machine(nodes=1, cores=2, threads=1), 0, (0, 1), Pool((1, 0), degraded=True)),
-        (machine(nodes=1, cores=4, threads=1, isolated=frozenset({2, 3})), 0, (0, 1), Pool((1, 0), degraded=True)),
+        (machine(nodes=1, cores=2, threads=1), 0, (0, 1), Pool((1, 0))),
+        (machine(nodes=1, cores=4, threads=1, isolated=frozenset({2, 3})), 0, (0, 1), Pool((1, 0))),
     ],
 )
 def test_a_pool_has_the_cpus_of_its_node_in_the_order_in_which_they_are_taken(
