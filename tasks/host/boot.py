@@ -340,6 +340,8 @@ done
 _UPDATE_INITRAMFS = f"""{reboot.REQUEST}
 options=$1 state=$2 image=$3 requests=$4 task=$5 reason=$6
 shift 6
+boot=$(cat /proc/sys/kernel/random/boot_id) sum=$(sha256sum < "$options" 2>/dev/null || true)
+mkdir -p "$(dirname "$state")"
 if [ ! -e "$options" ] || [ "$options" -nt "$image" ]; then
   if command -v lsinitramfs >/dev/null; then list=$(lsinitramfs "$image"); else list=$(lsinitrd "$image"); fi
   wanted=
@@ -348,13 +350,21 @@ if [ ! -e "$options" ] || [ "$options" -nt "$image" ]; then
     if printf '%s\\n' "$list" | tr - _ | grep -q "/$(printf %s "$module" | tr - _)\\.ko"; then wanted=yes; fi
   done
   if [ -n "$wanted" ]; then
+    # The host has booted with the options of the last check, if that was of this image, and no change followed in this boot.
+    if ! grep -qs "^$boot " "$state.boot"; then
+      of=$image was=''
+      if [ -e "$state" ]; then read -r of _ _ was < "$state" || true; fi
+      if [ "$of" != "$image" ]; then was=unknown; fi
+      echo "$boot $was" > "$state.boot"
+    fi
+    echo "$image 0 0 unknown" > "$state"
     # First: after an interruption in between, the image would be newer than the options, and nothing would request the reboot.
     request "$requests" "$task" "$reason"
     if command -v update-initramfs >/dev/null; then update-initramfs -u -k "$(uname -r)"; else dracut --force "$image"; fi
   fi
 fi
-mkdir -p "$(dirname "$state")"
-echo "$image $(stat -c '%Y %s' "$image") $(sha256sum < "$options" 2>/dev/null || true)" > "$state"
+if [ "$(cat "$state.boot" 2>/dev/null || true)" = "$boot $sum" ]; then rm -f "$requests/$task"; fi
+echo "$image $(stat -c '%Y %s' "$image") $sum" > "$state"
 """
 
 
@@ -375,7 +385,10 @@ class Initramfs(FactBase[tuple[str, str] | None]):
 
 @operation()
 def initramfs(modules: tuple[str, ...]) -> Commands:
-    """Rebuild the initramfs if the options of a module in it have changed; they take effect at the next boot."""
+    """Rebuild the initramfs if the options of a module in it have changed; they take effect at the next boot.
+
+    If they are again what the host has booted with, the request of a reboot is withdrawn.
+    """
     yield from reboot.expire("initramfs")
     have = host.get_fact(Initramfs)
     if have is None or (not modules and not have[1]) or have[0] == have[1]:

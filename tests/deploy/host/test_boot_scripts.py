@@ -160,3 +160,40 @@ def test_an_initramfs_is_made_again_if_it_has_the_module(tmp_path: Path, module:
     # It is newer than the options now.
     look("ib-core")
     assert image.read_text() == "oneagain\n"
+
+
+def test_options_that_are_again_those_of_this_boot_need_no_reboot(tmp_path: Path) -> None:
+    image, options, request = tmp_path / "image", tmp_path / "options", tmp_path / "reboots/initramfs"
+    image.touch()
+    program(tmp_path / "bin" / "lsinitramfs", "echo kernel/drivers/infiniband/core/ib_core.ko.xz")
+    program(tmp_path / "bin" / "update-initramfs", f"touch {image}")
+
+    def change(text: str | None, of: Path = image) -> bool:
+        if text is None:
+            options.unlink()
+        else:
+            options.write_text(text)
+        os.utime(of, (1, 1))
+        given = (options, tmp_path / "state", of, tmp_path / "reboots", "initramfs", "changed", "ib-core")
+        sh(boot._UPDATE_INITRAMFS, *given, PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
+        return request.exists()
+
+    def reboot_host() -> None:
+        kept = tmp_path / "state.boot"
+        kept.write_text(f"of-an-earlier-boot {kept.read_text().split(' ', 1)[1]}")
+        request.unlink(missing_ok=True)
+
+    assert change("options ib-core a=N\n")
+    assert not change(None)
+    assert change("options ib-core a=N\n")
+    assert change("options ib-core a=Y\n")
+    reboot_host()
+    assert change("options ib-core a=N\n")
+    assert not change("options ib-core a=Y\n")
+    assert change(None)
+    reboot_host()
+    # The image of another kernel may have been made with other options.
+    other = tmp_path / "other"
+    other.touch()
+    assert change("options ib-core a=N\n", other)
+    assert change(None, other)
