@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from datetime import datetime
 
 from attrs import frozen
 from lightkube import ApiError
-from lightkube.models.core_v1 import Volume
+from lightkube.models.core_v1 import Toleration, Volume
 from lightkube.models.meta_v1 import LabelSelector, ObjectMeta, OwnerReference
 from lightkube.resources.core_v1 import Pod
 from lightkube.resources.policy_v1 import PodDisruptionBudget
@@ -16,6 +17,9 @@ from fleet.objects import annotations_of, labels_of, metadata_of
 
 MIRROR = "kubernetes.io/config.mirror"
 """Annotation of the API object of a static pod. The kubelet runs that from a file, so deleting the object has no effect."""
+
+CORDON = ("node.kubernetes.io/unschedulable", "NoSchedule")
+"""Key and effect of the taint that a cordoned Node gets."""
 
 FINISHED = ("Succeeded", "Failed")
 
@@ -48,9 +52,16 @@ class Drain:
     blockers: tuple[str, ...]
 
 
-def drain(pods: Iterable[Pod], rules: Rules) -> Drain:
-    """Decide which of a node's pods to evict: all but static and finished ones and those of DaemonSets."""
-    evict = [pod for pod in pods if not (_is_mirror(pod) or _is_daemon(pod) or _is_finished(pod))]
+def drain(pods: Iterable[Pod], rules: Rules, since: datetime | None = None) -> Drain:
+    """Decide which of a node's pods to evict: all but static and finished ones and those of DaemonSets.
+
+    :param since: when the drain began. A pod that tolerates the cordon, and was made later, stays: evicted, it would come back.
+    """
+    evict = [
+        pod
+        for pod in pods
+        if not (_is_mirror(pod) or _is_daemon(pod) or _is_finished(pod) or _has_come_back(pod, since))
+    ]
     blockers = []
     for pod in evict:
         if is_terminating(pod):
@@ -151,6 +162,18 @@ def _controller(pod: Pod) -> OwnerReference | None:
 
 def _is_finished(pod: Pod) -> bool:
     return pod.status is not None and pod.status.phase in FINISHED
+
+
+def _has_come_back(pod: Pod, since: datetime | None) -> bool:
+    made, tolerations = metadata_of(pod).creationTimestamp, (pod.spec.tolerations if pod.spec else None) or ()
+    return since is not None and made is not None and made > since and any(map(_tolerates_cordon, tolerations))
+
+
+def _tolerates_cordon(toleration: Toleration) -> bool:
+    """Whether a pod with it may start on a cordoned node (ToleratesTaint, staging/src/k8s.io/api/core/v1/toleration.go)."""
+    key, effect = CORDON
+    of_value = toleration.operator == "Exists" or not toleration.value
+    return of_value and toleration.key in (None, "", key) and toleration.effect in (None, "", effect)
 
 
 def _local_data(pod: Pod) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import datetime
 from threading import Event
 from time import monotonic
 from typing import Any, Literal, TypeVar
@@ -296,7 +297,7 @@ class Maintenance:
 
     def _drain(self, name: str, begun: bool = False) -> None:
         devices: NicDevices | None = None
-        deadline = monotonic() + self.drain_timeout
+        began, deadline = self.api.now, monotonic() + self.drain_timeout
         announced: set[str] = set()
         while True:
             self._check_stop()
@@ -310,7 +311,7 @@ class Maintenance:
                     devices = devices or self._devices(node, begun)
                     left, why = devices.take(lambda: self._pods(name), self.rules, self.tell), "they do not end"
                 else:
-                    left, why = self._evict_all(name, announced)
+                    left, why = self._evict_all(name, began, announced)
             except (ApiError, httpx2.TransportError) as error:
                 left, why = "its pods", if_temporary(error)
             if not left:
@@ -323,9 +324,9 @@ class Maintenance:
         nic = nic_devices.ask(self.hosts, name_of(node), self.nic)
         return NicDevices(self.api, name_of(node), metadata_of(node).uid or "", nic, begun)
 
-    def _evict_all(self, name: str, announced: set[str]) -> tuple[str, str]:
+    def _evict_all(self, name: str, since: datetime, announced: set[str]) -> tuple[str, str]:
         """Request the eviction of the node's remaining pods; their names, and why they are still there."""
-        plan = drain(self._pods(name), self.rules)
+        plan = drain(self._pods(name), self.rules, since)
         if plan.blockers:
             raise CannotDrain("; ".join(plan.blockers))
         refused = [self._evict(name, pod, announced) for pod in plan.evict if not is_terminating(pod)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from socketserver import BaseRequestHandler, TCPServer
 
@@ -18,6 +18,7 @@ from lightkube.models.core_v1 import (
     PodCondition,
     PodSpec,
     PodStatus,
+    Toleration,
     Volume,
 )
 from lightkube.models.meta_v1 import ObjectMeta, OwnerReference
@@ -71,6 +72,35 @@ def pod(
 def test_daemons_static_and_finished_pods_stay(one: Pod, evicted: bool) -> None:
     planned = drain([one], Rules())
     assert (len(planned.evict), planned.blockers) == (evicted, ())
+
+
+EVERYTHING, CORDON = Toleration(operator="Exists"), "node.kubernetes.io/unschedulable"
+OF_CORDON = Toleration(key=CORDON, operator="Exists", effect="NoSchedule")
+
+
+@pytest.mark.parametrize(
+    ("toleration", "age", "evicted"),
+    [
+        (EVERYTHING, -1, False),
+        (EVERYTHING, 1, True),
+        (OF_CORDON, -1, False),
+        (OF_CORDON, 1, True),
+        (Toleration(key=CORDON), -1, False),
+        (Toleration(key=CORDON, value="x"), -1, True),
+        (Toleration(key=CORDON, operator="Exists", effect="NoExecute"), -1, True),
+        (Toleration(key="example.net/busy", operator="Exists"), -1, True),
+        (None, -1, True),
+    ],
+)
+def test_a_pod_that_comes_back_to_a_cordoned_node_stays(
+    toleration: Toleration | None, age: float, evicted: bool
+) -> None:
+    """Otherwise it would be evicted every two seconds until the time is over, as a network's operator that runs anywhere."""
+    one = pod("operator", owner="ReplicaSet")
+    assert one.spec and one.metadata
+    one.spec.tolerations = [toleration] if toleration else None
+    one.metadata.creationTimestamp = NOW - timedelta(seconds=age)
+    assert len(drain([one], Rules(), NOW).evict) == evicted
 
 
 BARE, SCRATCH = Rules(force=True), Rules(delete_emptydir_data=True)

@@ -102,8 +102,13 @@ def test_a_restarting_api_server_is_asked_again(serve: Serve, busy: tuple[int, A
     maintenance._wait("a")
 
 
-def test_while_etcd_elects_a_leader_a_maintenance_waits(serve: Serve) -> None:
-    elects = (500, {"kind": "Status", "code": 500, "message": "etcdserver: leader changed"})
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [(500, "etcdserver: leader changed"), (410, "The provided continue parameter is too old")],
+    ids=["etcd elects a leader", "a long list has expired"],
+)
+def test_a_maintenance_waits_until_a_request_can_be_answered(serve: Serve, status: int, message: str) -> None:
+    elects = (status, {"kind": "Status", "code": status, "message": message})
     own = recorded("drain")
     script, maintenance = serve(
         {
@@ -304,6 +309,16 @@ def test_a_pod_of_a_namespace_that_is_being_deleted_is_waited_for(serve: Serve) 
     )
     maintenance._drain("a")
     assert script.asked == [f"GET {NODE}", PODS, EVICTION, f"GET {NODE}", PODS]
+
+
+def test_a_pod_that_comes_back_to_the_cordoned_node_is_evicted_once(serve: Serve) -> None:
+    first = pod("job").to_dict()
+    first["spec"]["tolerations"] = [{"operator": "Exists"}]
+    another = merged(first, {"metadata": {"creationTimestamp": "2026-01-01T00:00:07Z"}})
+    pods: list[tuple[int, dict[str, Any] | str]] = [(200, {"items": [each]}) for each in (first, another)]
+    script, maintenance = serve({PODS: pods, EVICTION: [(201, {})], f"GET {NODE}": [recorded("drain")]})
+    maintenance._drain("a")
+    assert script.asked.count(EVICTION) == 1
 
 
 def test_the_pod_that_was_listed_is_evicted_and_no_other_of_its_name(serve: Serve) -> None:
