@@ -60,7 +60,7 @@ def reporter(listen: str, unix: Path | None, settings: Path | None, secret: Path
 
 
 def _publish(file: Path, secret: Path) -> None:
-    """Publish in one thread, and in another one listen for changes of the report and the labels."""
+    """Publish in one thread, watch the Node in another, and in a third one listen for changes of the report and the labels."""
     from agent.reporter import inotify
     from agent.reporter.kubernetes.identity import BoundToken
     from agent.reporter.kubernetes.publish import Files, Publication
@@ -78,7 +78,7 @@ def _publish(file: Path, secret: Path) -> None:
         inotify.Folder(_common.RUN, publication.report_written),
         inotify.Folder(LABELS.parent, publication.wake, written=True),
     )
-    for work in (publication.run, lambda: inotify.listen(*folders)):
+    for work in (publication.run, publication.watch.follow, lambda: inotify.listen(*folders)):
         threading.Thread(target=_or_end, args=(work,), daemon=True).start()
 
 

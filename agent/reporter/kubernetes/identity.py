@@ -12,6 +12,7 @@ import ssl
 from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
+from threading import Lock
 from typing import Protocol
 
 from attrs import define, field
@@ -70,10 +71,12 @@ class BoundToken:
     brought: Path
     _share: float = field(factory=lambda: random.uniform(*RENEW_AT), init=False)  # noqa: S311  no secret
     _context: ssl.SSLContext | None = field(default=None, init=False)
+    _making: Lock = field(factory=Lock, init=False)
 
     def session(self) -> Session:
-        """The token that the files have now."""
-        self._context = self._context or trust(Path(self.settings.ca_file))
+        """The token that the files have now. Any thread may call this."""
+        with self._making:  # a connection cannot resume a TLS session of another context
+            self._context = self._context or trust(Path(self.settings.ca_file))
         return Session(self._context, self._current()[0])
 
     def _current(self) -> tuple[str, Claims]:

@@ -1,10 +1,10 @@
-"""Watches the node's own Node object, in a thread of its own."""
+"""Watches the node's own Node object."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from threading import Event, Lock, Thread
+from threading import Event, Lock
 
 from attrs import define, field
 
@@ -33,10 +33,6 @@ class NodeWatch:
     _lock: Lock = field(factory=Lock, init=False)
     _again: Event = field(factory=Event, init=False)
 
-    def start(self) -> None:
-        """Follow the Node from now on."""
-        Thread(target=self._follow, name=f"watch {self.name}", daemon=True).start()
-
     def answered(self, node: Node) -> None:
         """Take over the Node from the answer to another request."""
         with self._lock:
@@ -49,7 +45,8 @@ class NodeWatch:
         self._again.set()
         self.api.interrupt()
 
-    def _follow(self) -> None:
+    def follow(self) -> None:
+        """Follow the Node, in a thread of its own. This never returns."""
         backoff = Backoff()
         while True:
             wait = 0.0

@@ -148,8 +148,7 @@ class Publication:
             self.wake()
 
     def run(self) -> None:
-        """Publish until the process ends."""
-        self.watch.start()
+        """Publish until the process ends. Another thread runs ``watch.follow``."""
         while True:
             alive()
             self._changed.wait(min(self.turn(), LOOK_EVERY))

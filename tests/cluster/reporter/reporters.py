@@ -137,7 +137,8 @@ class Reporter:
         reporter = cls(plane, Publication(settings, identity, Files(report, labels, out, memory)))
         reporter.report = Report(settings.node_name, "h1", boot_id(), "v1", False, True)
         reporter.say(False)
-        threading.Thread(target=reporter.publication.run, daemon=True).start()
+        for work in (reporter.publication.run, reporter.publication.watch.follow):
+            threading.Thread(target=work, daemon=True).start()
         return reporter
 
     @property

@@ -28,7 +28,7 @@ Answer = Callable[[str, str, Any], tuple[int, dict[str, Any]] | None]
 DAY = datetime.timedelta(days=1)
 
 
-def _certificates(folder: Path) -> tuple[Path, Path]:
+def certificates(folder: Path) -> tuple[Path, Path]:
     """An authority's, and the server's with its key: with no more in them than those of a managed cluster may have."""
     now = datetime.datetime.now(datetime.timezone.utc)
     keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(2)]
@@ -73,7 +73,7 @@ def token_of(node: str, uid: str = "u1", issued: float = 0.0, life: float = 3600
 @contextmanager
 def api_server(folder: Path, answer: Answer, headers: Mapping[str, str] | None = None) -> Iterator[tuple[str, Path]]:
     """Serve until it is left; its URL, and the authority that it is known by."""
-    authority, certificate = _certificates(folder)
+    authority, certificate = certificates(folder)
 
     def answered(request: Request) -> tuple[int, dict[str, Any]] | None:
         return answer(request.method, request.path, json.loads(request.body) if request.body else None)
@@ -143,7 +143,7 @@ ENDINGS: dict[str, Callable[[ssl.SSLSocket], object]] = {
 @contextmanager
 def ending_server(folder: Path, ends: Callable[[ssl.SSLSocket], object]) -> Iterator[tuple[str, Path, list[str]]]:
     """Serve a connection after the other: the first one ends so after one answer. Also a list with an item for each."""
-    authority, certificate = _certificates(folder)
+    authority, certificate = certificates(folder)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     connections: list[str] = []
@@ -175,7 +175,7 @@ _BEGINNINGS = {
 @contextmanager
 def dripping_server(folder: Path, part: str) -> Iterator[tuple[str, Path]]:
     """As :func:`api_server`, but a part of what it sends comes a byte at a time, for five seconds: handshake, headers, body."""
-    authority, certificate = _certificates(folder)
+    authority, certificate = certificates(folder)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     over = threading.Event()

@@ -66,7 +66,7 @@ def followed(folder: Path, answer: Answer, look: Callable[[NodeWatch], T]) -> It
             return known
 
         watch = NodeWatch(Api(url, session), "a", lambda: seen.put(look(watch)))
-        watch.start()
+        threading.Thread(target=watch.follow, name="watch a", daemon=True).start()
         yield lambda: seen.get(timeout=10)
         over.set()
         watch.relist()

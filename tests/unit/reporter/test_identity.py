@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from attrs import define, field
+from attrs import define, evolve, field
 
 from agent.reporter.kubernetes.api import Api, NoCredentials, Refused
 from agent.reporter.kubernetes.identity import LEAST_WAIT, RENEW_AT, RENEWED, TOKENS, BoundToken
@@ -40,6 +41,14 @@ def issuer(tmp_path: Path) -> Iterator[tuple[Issuer, BoundToken]]:
 
 def api_of(identity: BoundToken) -> Api:
     return Api(identity.settings.server, identity.session)
+
+
+def test_threads_that_begin_at_once_share_one_tls_context(issuer: tuple[Issuer, BoundToken]) -> None:
+    """A connection cannot resume a TLS session of another context: each further one of that thread would fail."""
+    with ThreadPoolExecutor(2) as threads:
+        for identity in (evolve(issuer[1]) for _ in range(50)):
+            first, second = threads.map(lambda session: session().tls, [identity.session] * 2)
+            assert first is second
 
 
 def test_it_requests_the_next_token_for_the_same_node_before_its_own_ends(issuer: tuple[Issuer, BoundToken]) -> None:

@@ -254,6 +254,7 @@ def publishing_itself(reporter: Publication) -> Iterator[None]:
 
     thread = threading.Thread(target=publish, daemon=True)
     thread.start()
+    threading.Thread(target=reporter.watch.follow, daemon=True).start()
     yield
     reporter.clock = end
     reporter.wake()

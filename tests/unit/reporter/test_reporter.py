@@ -28,7 +28,7 @@ from agent.reporter.settings import Settings, to_json
 from agent.runtime import NOTIFY_TIMEOUT, boot_id, uptime
 from cli.__main__ import cli
 from tests.notify_socket import full_socket, wait_for
-from tests.unit.reporter.scripted import api_server, token_of
+from tests.unit.reporter.scripted import api_server, certificates, token_of
 
 ROOT = Path(__file__).parents[3]
 UNIT = ROOT / "templates" / "trackbed-reporter.service.j2"
@@ -340,6 +340,18 @@ def test_it_publishes_although_its_port_is_taken(served: Served, tmp_path: Path)
                 assert asked.get(timeout=60)
             process.terminate()
             assert process.wait(timeout=60) == 0
+
+
+def test_it_ends_if_the_thread_that_watches_the_node_does(tmp_path: Path) -> None:
+    """Otherwise it would go on, and see no change of the Node. systemd starts it again."""
+    secret, settings = tmp_path / "token", tmp_path / "settings.json"
+    secret.write_text(token_of("n1"))
+    settings.write_text(to_json(Settings("n1", "https://127.0.0.1:65536", str(certificates(tmp_path)[0]))))
+    words = ("--listen", "127.0.0.1:0", "--kubernetes", settings, "--kubernetes-secret", secret)
+    here = {**os.environ, "STATE_DIRECTORY": str(tmp_path)}
+    command = [sys.executable, "-m", "cli", "reporter", *map(str, words)]
+    ended = subprocess.run(command, capture_output=True, text=True, env=here, timeout=60)
+    assert ended.returncode == 1 and "Port out of range" in ended.stderr
 
 
 def test_systemd_learns_that_the_reporter_is_ready_although_its_socket_was_full(tmp_path: Path) -> None:
