@@ -34,7 +34,11 @@ from fleet.objects import condition_of
     help="The most disruptive level of changes to make.",
 )
 @click.option(
-    "--device", "nic", default="", metavar="NIC", help="Change only this NIC; evict only its pods, and cordon no node."
+    "--device",
+    "nic",
+    default="",
+    metavar="NIC",
+    help="Change only this NIC, on one node after the other; evict only its pods, and cordon no node.",
 )
 @click.option(
     "--at-once", default=1, show_default=True, type=click.IntRange(1), help="How many nodes at the same time."
@@ -91,6 +95,9 @@ def maintain(
     """
     if resume and undo:
         raise click.UsageError("--resume and --undo exclude each other; give one of them")
+    if nic and at_once > 1:
+        # The taints of two nodes could evict more pods than a budget allows: it is asked before, and does not count them.
+        raise click.UsageError("--device is for one node after the other; give no --at-once")
     wanted = list(dict.fromkeys(nodes))
     if undo:
         # The record suffices: the inventory may be on another control host, or wrong by now.

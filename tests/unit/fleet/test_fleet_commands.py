@@ -57,6 +57,7 @@ def test_a_limit_is_of_an_inventory(empty_cluster: tuple[str, str], tmp_path: Pa
     ("inventory", "options", "said"),
     [
         (True, ("--resume", "--undo"), "--resume and --undo exclude each other"),
+        (True, ("--device", "rail0", "--at-once", "2"), "--device is for one node after the other"),
         (True, ("--allow", "explode"), "'explode' is not one of 'none', 'rebind', 'link-flap'"),
         (False, (), "--inventory is missing"),
     ],
