@@ -25,10 +25,6 @@ GAP = 64
 CHAR_DEVICE_CLASSES = ("infiniband_verbs", "infiniband_mad")
 NO_NETDEVS: Mapping[int, str] = MappingProxyType({})
 
-MOST_PORTS = 2
-"""Ports of a card with RoCE. In switchdev mode mlx5's device has one for each representor that there may be, most of them DOWN.
-It only passes raw packets, without GIDs (mlx5_ib_vport_rep_load, ib_rep.c; mlx5_port_rep_immutable, main.c; not run)."""
-
 Family = Literal["IPv4", "IPv6"]
 # 169.254.0.0/16 and fe80::/10
 LINK_LOCAL = ("169.254.", "fe8", "fe9", "fea", "feb")
@@ -100,8 +96,8 @@ class CharDevice:
 class RdmaDevice:
     """An RDMA device, by /sys/class/infiniband.
 
-    ``transport`` (InfiniBand, RoCE, iWARP, raw packets) follows from node_type, link layer and the number of ports; it is the
-    kernel's word for a node of another type.
+    ``transport`` (InfiniBand, RoCE, iWARP, raw packets) follows from node_type, link layer and whether there are GIDs; it is
+    the kernel's word for a node of another type.
     ``sys_image_guid``: the same for all devices of one card or system. ``hw_rev`` (the hardware's revision, hw_ver of
     ibv_devinfo) and ``board_id`` are files of some drivers, among them mlx5 (drivers/infiniband/hw/mlx5/main.c), as these print
     them. :meth:`Reader.detailed` reads the three.
@@ -225,7 +221,7 @@ class Reader:
         return [
             (name, number)
             for name in self.of(address)
-            if len(numbers := self.port_numbers(name)) <= MOST_PORTS
+            if not self._passes_raw_packets(name, numbers := self.port_numbers(name))
             for number in numbers
             if transport(self._node_type(name), self._text(f"{RDMA}/{name}/ports/{number}/link_layer")) == "RoCE"
         ]
@@ -239,7 +235,7 @@ class Reader:
         path = f"{RDMA}/{name}"
         ports = tuple(self._port(name, number, beside.get(number)) for number in self.port_numbers(name))
         kind = transport(self._node_type(name), ports[0].link_layer if ports else None)
-        if kind == "RoCE" and len(ports) > MOST_PORTS:
+        if kind == "RoCE" and self._passes_raw_packets(name, [port.number for port in ports]):
             kind, ports = "raw packets", tuple(port for port in ports if port.state == "ACTIVE") or ports[:1]
         return RdmaDevice(
             name=name,
@@ -249,6 +245,14 @@ class Reader:
             ports=ports,
             char_devices=tuple(CharDevice(char_device, char_device in self._present) for char_device in char_devices),
         )
+
+    def _passes_raw_packets(self, device: str, ports: list[int]) -> bool:
+        """Whether it is the device of a PF in switchdev mode, by which no program does RoCE.
+
+        mlx5 gives it a port for each representor that there may be, most of them DOWN, and none has a GID table
+        (mlx5_ib_vport_rep_load in ib_rep.c, mlx5_query_port_roce in main.c; not run).
+        """
+        return len(ports) > 1 and not self._names(f"{RDMA}/{device}/ports/{ports[0]}/gids")
 
     def detailed(self, device: RdmaDevice) -> RdmaDevice:
         """The device with what only people look at. Each of a port's files makes its driver ask the device (ib_query_port).

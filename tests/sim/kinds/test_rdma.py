@@ -214,8 +214,10 @@ def test_in_switchdev_mode_the_device_of_a_pf_passes_raw_packets_by_one_active_p
     """mlx5 gives it a port for each VF that there may be. The last one is the PF's."""
     port = (None, "Ethernet", "100 Gb/sec (4X EDR)")
     kernel.rdma.add(PF0, "mlx5_0", NAME0, umad=False, other_ports=[port] * 6)
-    for number in {*range(1, 8)} - {up}:
-        kernel.tree.put(f"/sys/class/infiniband/mlx5_0/ports/{number}/state", "1: DOWN")
+    ports = "/sys/class/infiniband/mlx5_0/ports"
+    for number in range(1, 8):
+        kernel.tree.remove(f"{ports}/{number}/gids")
+        kernel.tree.put(f"{ports}/{number}/state", "4: ACTIVE" if number == up else "1: DOWN")
     result = settle(kernel, {"rdma": {"rate": 100}})
     assert is_ready(result.conditions) is fine
     said = condition(result, "RdmaPorts").message
@@ -227,6 +229,13 @@ def test_in_switchdev_mode_the_device_of_a_pf_passes_raw_packets_by_one_active_p
     (device,) = inspect(kernel.machine()).functions[0].rdma
     assert (device.transport, [each.number for each in device.ports]) == ("raw packets", [up or 1])
     assert refused(settle(kernel, {"roce": {"cm_tos": 106}}))["cm_tos"][0] == "unsupported"
+
+
+def test_a_device_with_many_ports_and_gids_does_roce(kernel: Kernel) -> None:
+    """As mana's, which has a port for each netdev of the function."""
+    kernel.rdma.add(PF0, "mana_0", NAME0, other_ports=[(None, "Ethernet", "100 Gb/sec (4X EDR)")] * 3)
+    (device,) = inspect(kernel.machine()).functions[0].rdma
+    assert (device.transport, len(device.ports)) == ("RoCE", 4)
 
 
 @pytest.mark.parametrize(
