@@ -88,6 +88,20 @@ def off() -> Commands:
         yield script(f'{systemd_reload.LINKS}systemctl disable "$1"', UNIT)
 
 
+_WITH_SCRIPT = """
+if [ "$(systemctl show --property=LoadState --value "$1")" = loaded ]; then
+  case $(systemctl show --property=ExecStart --value "$1") in
+  *"--policyscript=$2 "*) systemctl try-restart "$1" ;;
+  *)
+    echo "irqs.irqbalance: $1 has no policy script of 'banned', since a later drop-in sets ExecStart; remove it there" \\
+      "(\\`systemctl cat $1\\` shows which), or give another policy" >&2
+    exit 1
+    ;;
+  esac
+fi
+"""
+
+
 @operation()
 def use_script(banned: bool) -> Commands:
     """Write the drop-in that names the policy script, or remove it. Restart the service if it runs without the script."""
@@ -98,7 +112,9 @@ def use_script(banned: bool) -> Commands:
     want = {DROP_IN: DROP_IN_SOURCE.read_text()} if banned else {}
     running = host.get_fact(IrqbalanceCommand)
     if have == want and running and banned and f"--policyscript={SCRIPT}" not in running:
-        yield StringCommand("systemctl", "try-restart", UNIT)
+        yield script(_WITH_SCRIPT, UNIT, SCRIPT)
     if have != want and systemd_reload.deferred("irqbalance's drop-in"):
         return
-    yield from replace(have, want, systemd_reload.RESTART, UNIT)
+    yield from replace(
+        have, want, systemd_reload.RELOAD + _WITH_SCRIPT if banned else systemd_reload.RESTART, UNIT, SCRIPT
+    )

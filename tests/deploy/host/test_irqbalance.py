@@ -1,21 +1,24 @@
 from __future__ import annotations
 
+import os
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from agent.kinds.host.irqbalance import LIST, SCRIPT
-from tasks.common import systemd_reload, texts
+from tasks.common import systemd_reload
 from tasks.common.units import UnitStates
 from tasks.host import irqbalance
 from tasks.host.irqbalance import Confined, IrqbalanceCommand
 from tests.deploy.conftest import LOSERS, Answers, Node, file_answers, files, of
 from tests.deploy.scripts import sh
+from tests.stand_ins import program
 
 RUNS = {of(UnitStates): ["ActiveState=active LoadState=loaded UnitFileState=enabled "]}
 ABSENT = {of(UnitStates): ["ActiveState=inactive LoadState=not-found UnitFileState= "]}
 MAIN_PID = of(IrqbalanceCommand)
-RESTART = systemd_reload.RESTART + texts._READ_NOW
 NEW = "/etc/systemd/system/irqbalance.service.d/.trackbed.conf.new"
 RUNS_WITH_OURS = ["/usr/sbin/irqbalance", "--foreground", f"--policyscript={SCRIPT}"]
 
@@ -61,7 +64,8 @@ def test_with_the_policy_banned_irqbalance_runs_with_our_script(node: Node) -> N
     result = node.deploy(lambda: irqbalance.policy("banned"), RUNS)
     assert f"--policyscript={irqbalance.SCRIPT}" in result.uploads[NEW].decode()
     assert f" {LIST}; then echo ban=true" in result.uploads[irqbalance.SCRIPT].decode()
-    assert result.flat[-1].endswith(f"{RESTART}' sh put {irqbalance.DROP_IN} -- irqbalance.service")
+    assert systemd_reload.RELOAD in result.flat[-1]
+    assert result.flat[-1].endswith(f" sh put {irqbalance.DROP_IN} -- irqbalance.service {irqbalance.SCRIPT}")
 
 
 def test_what_is_in_place_and_runs_is_left_alone(node: Node) -> None:
@@ -69,11 +73,34 @@ def test_what_is_in_place_and_runs_is_left_alone(node: Node) -> None:
     assert result.flat == []
 
 
-def test_one_that_runs_without_our_script_is_restarted(node: Node) -> None:
+@pytest.mark.parametrize(
+    ("shown", "restarted", "error"),
+    [
+        (f"--foreground $IRQBALANCE_ARGS --policyscript={SCRIPT} ; ignore_errors=no", True, ""),
+        ("--foreground $IRQBALANCE_ARGS ; ignore_errors=no", False, "since a later drop-in sets ExecStart"),
+    ],
+)
+def test_one_that_runs_without_our_script_is_restarted_unless_it_would_again(
+    node: Node, tmp_path: Path, shown: str, restarted: bool, error: str
+) -> None:
+    """Otherwise each deploy would restart it, and succeed."""
     result = node.deploy(
         lambda: irqbalance.policy("banned"), {**RUNS, **in_place(), MAIN_PID: ["/usr/sbin/irqbalance"]}
     )
-    assert result.flat == ["systemctl try-restart irqbalance.service"]
+    [command] = result.flat
+    program(
+        tmp_path / "bin/systemctl",
+        f"""case $1,$2 in
+        show,*LoadState) echo loaded ;;
+        show,*ExecStart) echo '{{ path=/usr/sbin/irqbalance ; argv[]=/usr/sbin/irqbalance {shown} ; }}' ;;
+        try-restart,irqbalance.service) touch {tmp_path}/restarted ;;
+        esac""",
+    )
+    path = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+    done = subprocess.run(shlex.split(command), capture_output=True, text=True, check=False, env=path)
+    assert (tmp_path / "restarted").exists() is restarted
+    assert error in done.stderr
+    assert (done.returncode == 0) is restarted
 
 
 @pytest.mark.parametrize(
@@ -103,7 +130,8 @@ def test_where_selinux_keeps_irqbalance_from_its_script_the_policy_is_refused(
 def test_another_policy_removes_the_drop_in(node: Node) -> None:
     result = node.deploy(lambda: irqbalance.policy("untouched"), {**RUNS, **in_place(), MAIN_PID: RUNS_WITH_OURS})
     (command,) = result.flat
-    assert command.endswith(f"{RESTART}' sh remove {irqbalance.DROP_IN} -- irqbalance.service")
+    assert systemd_reload.RESTART in command
+    assert command.endswith(f" sh remove {irqbalance.DROP_IN} -- irqbalance.service {irqbalance.SCRIPT}")
 
 
 def test_deploy_and_agent_name_the_same_files() -> None:
