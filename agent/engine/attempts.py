@@ -169,7 +169,6 @@ def announce(context: PassContext, want: Wanted, change: Change) -> None:
         context.callbacks.announce(change)
     if context.announced and not context.published and change.disruption > Disruption.NONE:
         context.published = True
-        context.callbacks.doing("publication", "read")
         context.callbacks.wait_until_published(context.announced)
 
 

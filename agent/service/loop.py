@@ -179,6 +179,7 @@ class Loop:
         self.output.write(messages.of_announcement(change, self._announcement, last, self.in_force))
 
     def _wait_until_published(self, change: Change) -> None:
+        self.activity.idle()  # the wait may be longer than a read may take, and no device hangs
         if cause := self.wait_until_published(self._announcement):
             journal(f"{cause}; going on with {change}")
 

@@ -11,7 +11,7 @@ from typing import TextIO, cast
 import pytest
 
 from agent.engine.context import Memory
-from agent.service.activity import Activity, View
+from agent.service.activity import Activity, Step, View
 from agent.service.apply_socket import Requests
 from agent.service.pass_log import PassRecords
 from agent.service.spec_in_force import SpecInForce
@@ -41,8 +41,8 @@ def view() -> Iterator[View]:
 
 
 @pytest.fixture
-def awaited() -> Queue[str]:
-    """The announcements whose publication the worker has waited for."""
+def awaited() -> Queue[tuple[str, Step | None]]:
+    """The announcements whose publication the worker has waited for, and in which call it seemed to be meanwhile."""
     return Queue()
 
 
@@ -53,12 +53,14 @@ def pipe() -> tuple[int, int]:
 
 
 @pytest.fixture
-def worker(node: Node, view: View, tmp_path: Path, awaited: Queue[str], pipe: tuple[int, int]) -> Iterator[Worker]:
+def worker(
+    node: Node, view: View, tmp_path: Path, awaited: Queue[tuple[str, Step | None]], pipe: tuple[int, int]
+) -> Iterator[Worker]:
     control, end = pipe
     threads = []
 
     def wait_until_published(announcement: str) -> str:
-        awaited.put(announcement)
+        awaited.put((announcement, view.step()))
         return ""
 
     def start(spec: str) -> Out:
