@@ -189,6 +189,7 @@ class Loop:
             self.activity.call("", "write the verified spec")
             self.in_force.ready(result)
             self._crashes = 0
+        self.activity.doing("kubelet", "read")
         return messages.of_pass(result, self.in_force, self.machine.kubelet.started())
 
     def _sleep(self, report: Report, retry: float) -> tuple[Scope, str]:

@@ -103,6 +103,20 @@ def test_a_disruptive_change_waits_until_its_announcement_is_published(
     assert out.until(lambda report: report.ready).announcement == ""
 
 
+def test_to_ask_when_the_kubelet_started_may_take_no_longer_than_a_read(
+    node: Node, worker: Worker, view: View, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = list[Step | None]()
+
+    def started(host: object) -> float:
+        steps.append(view.step())
+        return 0.0
+
+    monkeypatch.setattr(type(node.kernel.host), "started", started)
+    assert worker(one(9000)).until(lambda report: report.ready)
+    assert {step and (step.kind, step.mode, step.device) for step in steps} == {("kubelet", "read", "")}
+
+
 def test_a_netdev_that_a_pattern_matches_is_steered_when_it_is_announced(
     node: Node, announced: Announced, worker: Worker
 ) -> None:
