@@ -62,13 +62,13 @@ _UNMARKED = """
 for link in "$1"/sys/class/net/*/device/physfn; do
   [ -e "$link" ] || continue
   netdev=${link%/device/physfn}
-  grep -qsx E:TRACKBED_VF=1 "$1/run/udev/data/n$(cat "$netdev/ifindex")" || basename "$netdev"
+  grep -qs ^E:TRACKBED_VF= "$1/run/udev/data/n$(cat "$netdev/ifindex")" || basename "$netdev"
 done
 """
 
 
 class UnmarkedVfs(Lines):
-    """The netdevs of VFs that udev has not marked, since it processed them before the rule existed."""
+    """The netdevs of VFs that udev has not marked, since it processed them before the rule existed. A mark of 0 is one, too."""
 
     def command(self) -> StringCommand:
         """Read udev's database."""

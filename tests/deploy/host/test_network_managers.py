@@ -105,6 +105,13 @@ def test_only_what_udev_has_not_marked_is_marked(vfs: Path) -> None:
     assert mark(vfs, "exit 0") == ["eth1"]
 
 
+def test_a_vf_that_a_later_rule_lets_be_managed_is_left_alone(vfs: Path) -> None:
+    """Otherwise each deploy would have udev process it, and networkd read its files."""
+    root = vfs.parents[2]
+    (root / "run/udev/data/n2").write_text("E:NM_UNMANAGED=0\nE:TRACKBED_VF=0\n")
+    assert UnmarkedVfs().process(sh(network_managers._UNMARKED, root)) == []
+
+
 def test_a_netdev_that_udev_renames_meanwhile_does_not_stop_the_deploy(vfs: Path) -> None:
     """During the first pass of a boot. The renaming is an event after the rules were read again, so it marks the VF."""
     assert mark(vfs, f"mv {vfs}/eth1 {vfs}/ens1f0v1; exit 1") == ["eth1"]
