@@ -139,7 +139,9 @@ bundle_packages() {
   done
 }
 hold() { noted "$holds" apt-mark hold "$@"; }
-release() { marking apt-mark unhold "$@"; }
+release() {
+  for package; do if dpkg-query -W "$package" >/dev/null 2>&1; then marking apt-mark unhold "$package"; fi; done
+}
 """,
     "rhel": """
 bundle_packages() {
@@ -191,7 +193,9 @@ held=
 if [ -r "$folder/installed" ]; then held=$(tail -n +3 "$folder/installed"); fi
 # shellcheck disable=SC2086  # a package is a word
 if [ -n "$held" ]; then release $held; fi
-rm -f "$folder/installed"
+# If the installer fails, or is interrupted, the next deploy releases them again.
+{ echo none; echo none; for package in $held; do echo "$package"; done; } > "$folder/installed.new"
+mv "$folder/installed.new" "$folder/installed"
 code=0
 ./mlnxofedinstall "$@" || code=$?
 # shellcheck disable=SC2086  # a package is a word

@@ -255,18 +255,20 @@ def test_an_unloaded_module_is_loaded_again_although_others_could_not_be_unloade
 def install(root: Path, installer: str) -> subprocess.CompletedProcess[str]:
     """Install a bundle with this installer on a node of Debian's family, with the programs of ``root / "bin"``."""
     program(root / "MLNX/mlnxofedinstall", installer)
-    (root / "MLNX/DEBS").mkdir()
+    (root / "MLNX/DEBS").mkdir(exist_ok=True)
     bundle = root / "bundle.tgz"
     with tarfile.open(bundle, "w:gz") as made:
         made.add(root / "MLNX", "MLNX")
-    (root / "var").mkdir()
-    (root / "var/installed").write_text("sha256\nMLNX_OFED\nold-package\n")
+    if not (root / "var").exists():
+        (root / "var").mkdir()
+        (root / "var/installed").write_text("sha256\nMLNX_OFED\nold-package\n")
+    program(root / "bin/dpkg-query", "")
     program(
         root / "bin/apt-mark",
         f'case $1 in hold) echo "$2" >> {root}/held ;; unhold) echo "$2" >> {root}/released ;; esac',
     )
     text = holds.NOTED + mlnx_ofed.HOLDS["debian"] + mlnx_ofed._INSTALL.replace("/lib/modules/$kernel", str(root))
-    (root / "build/include").mkdir(parents=True)
+    (root / "build/include").mkdir(parents=True, exist_ok=True)
     sha256 = hashlib.sha256(bundle.read_bytes()).hexdigest()
     return subprocess.run(
         ["sh", "-ec", text, "sh", str(bundle), sha256, str(root / "var"), str(root / "holds")],
@@ -298,4 +300,24 @@ def test_an_installer_that_fails_fails_the_deploy_and_its_packages_are_held_agai
     done = install(tmp_path, "exit $((NEEDRESTART_SUSPEND + 2))")
     assert (done.returncode, "mlnxofedinstall failed" in done.stderr) == (1, True), done.stderr
     assert (tmp_path / "held").read_text() == "old-package\n"
-    assert not (tmp_path / "var/installed").exists()
+    assert (tmp_path / "var/installed").read_text().split() == ["none", "none", "old-package"]
+
+
+@pytest.mark.parametrize("ends", ["exit 1", "kill -KILL $PPID"])
+def test_an_installer_that_runs_again_finds_no_package_held(tmp_path: Path, ends: str) -> None:
+    """It removes those of the bundle before."""
+    program(tmp_path / "bin/dpkg", "")
+    program(tmp_path / "bin/ofed_info", "echo MLNX_OFED")
+    assert install(tmp_path, ends).returncode != 0
+    (tmp_path / "released").unlink()
+    assert install(tmp_path, f'[ "$(cat {tmp_path}/released)" = old-package ]').returncode == 0
+    assert "old-package" not in (tmp_path / "var/installed").read_text()
+
+
+def test_a_package_that_an_interrupted_installer_has_removed_is_not_released(tmp_path: Path) -> None:
+    """apt-mark fails for a package that it does not know."""
+    program(tmp_path / "bin/dpkg-query", "exit 1")
+    program(tmp_path / "bin/apt-mark", f"touch {tmp_path}/asked; exit 100")
+    path = f"{tmp_path}/bin:{os.environ['PATH']}"
+    sh(f"{holds.NOTED}{mlnx_ofed.HOLDS['debian']}release old-package", PATH=path)
+    assert not (tmp_path / "asked").exists()
