@@ -127,7 +127,8 @@ class Api:
 
         :raises Failed: nothing of it can be read.
         """
-        return _if_readable(name, *read(self.client.get(PlainNode, name), Node))
+        with answers(self.client):
+            return _if_readable(name, *read(self.client.get(PlainNode, name), Node))
 
     def remove_bad_times(self, name: str) -> None:
         """Remove times that cannot be read from a Node.

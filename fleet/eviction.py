@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
+from typing import Any
 
 from attrs import frozen
 from lightkube import ApiError
@@ -14,6 +15,7 @@ from lightkube.resources.policy_v1 import PodDisruptionBudget
 
 from fleet.api import Failed, code
 from fleet.objects import annotations_of, labels_of, metadata_of
+from fleet.reading import read
 
 MIRROR = "kubernetes.io/config.mirror"
 """Annotation of the API object of a static pod. The kubelet runs that from a file, so deleting the object has no effect."""
@@ -50,6 +52,24 @@ class Drain:
 
     evict: tuple[Pod, ...]
     blockers: tuple[str, ...]
+
+
+def read_pod(document: Mapping[str, Any]) -> Pod:
+    """Read what a drain asks of a pod. Other parts may be of a version of Kubernetes that lightkube does not know.
+
+    :raises CannotDrain: it cannot be read.
+    """
+    spec, status = document.get("spec") or {}, document.get("status") or {}
+    volumes = [{"name": each["name"], "emptyDir": each.get("emptyDir")} for each in spec.get("volumes") or ()]
+    asked = {
+        "metadata": document["metadata"],
+        "spec": {"containers": [], "volumes": volumes, "tolerations": spec.get("tolerations")},
+        "status": {"phase": status.get("phase"), "conditions": status.get("conditions")},
+    }
+    pod, fault = read(asked, Pod)
+    if pod is None:
+        raise CannotDrain(f"{document['metadata']['name']} cannot be read: {fault}")
+    return pod
 
 
 def drain(pods: Iterable[Pod], rules: Rules, since: datetime | None = None) -> Drain:

@@ -26,13 +26,13 @@ from agent.report.records import Disruption
 from fleet import nic_devices, node_patch
 from fleet.api import ABSENT, Api, Failed, answers, code, errors
 from fleet.connection import TEMPORARY
-from fleet.eviction import CannotDrain, Rules, drain, full_name, is_terminating, why_not_now
+from fleet.eviction import CannotDrain, Rules, drain, full_name, is_terminating, read_pod, why_not_now
 from fleet.inventory import Hosts
 from fleet.maintenance_record import Record, Step, annotated, finished, not_finished, record_of
 from fleet.nic_devices import NicDevices
 from fleet.node_patch import if_temporary
 from fleet.objects import CHANGED, IN_SERVICE, is_cordoned, metadata_of, name_of, unready
-from fleet.reading import PlainPod, read
+from fleet.reading import PlainPod
 
 MARGIN = 60.0
 """Seconds that the connection to a node may take beyond the change."""
@@ -334,13 +334,8 @@ class Maintenance:
         return ", ".join(map(full_name, plan.evict)), why or "they do not end"
 
     def _pods(self, name: str) -> list[Pod]:
-        pods = []
-        for document in self.api.client.list(PlainPod, namespace=ALL_NS, fields={"spec.nodeName": name}):
-            pod, fault = read(document, Pod)
-            if pod is None:
-                raise CannotDrain(f"{document['metadata']['name']} cannot be read: {fault}")
-            pods.append(pod)
-        return pods
+        listed = self.api.client.list(PlainPod, namespace=ALL_NS, fields={"spec.nodeName": name})
+        return [read_pod(document) for document in listed]
 
     def _evict(self, node: str, pod: Pod, announced: set[str]) -> str:
         """Request a pod's eviction; why it is refused, or an empty text."""

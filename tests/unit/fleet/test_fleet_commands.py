@@ -7,6 +7,7 @@ import re
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -20,6 +21,8 @@ from fleet.api import Api
 from fleet.commands.status import print_nodes
 from fleet.reading import read_all
 from fleet.standing import Standing, standing
+from tests.http_server import Request, serving
+from tests.unit.fleet.nodes_api import Cluster
 from tests.unit.fleet.test_fleet import NOW, lease, node
 from tests.unit.fleet.test_kubeconfig import KUBECONFIG, TIME, kubeconfig, server, trackbed
 
@@ -70,6 +73,20 @@ def test_wrong_options_of_a_maintenance_are_refused(
     given = ("--inventory", str(file)) if inventory else ()
     refused = trackbed("maintain", "gpu-01", *empty_cluster, *given, *options)
     assert (refused.returncode, refused.stdout, said in refused.stderr) == (1, "", True)
+
+
+def test_a_maintenance_names_a_server_that_answers_with_a_page_for_a_login(tmp_path: Path) -> None:
+    cluster = Cluster({})
+
+    def answer(request: Request) -> tuple[int, Any]:
+        of_node = request.path == "/api/v1/nodes/a"
+        return (200, "<html>please log in") if of_node else cluster.answer(request.method, request.path, None)
+
+    (tmp_path / "fleet.py").write_text('hosts = ["a"]\n')
+    with serving(answer) as url:
+        options = ("--kubeconfig", str(kubeconfig(tmp_path, url)), "--inventory", str(tmp_path / "fleet.py"))
+        refused = trackbed("maintain", "a", *options)
+    assert (refused.returncode, f"{url} gives no answer of an API server" in refused.stderr) == (1, True)
 
 
 def test_undo_needs_no_inventory_and_says_that_nothing_is_recorded(empty_cluster: tuple[str, str]) -> None:

@@ -321,6 +321,17 @@ def test_a_pod_that_comes_back_to_the_cordoned_node_is_evicted_once(serve: Serve
     assert script.asked.count(EVICTION) == 1
 
 
+def test_a_pod_with_fields_that_another_version_of_kubernetes_has_is_evicted(serve: Serve) -> None:
+    """Fields of alpha features change their types: this one needs a priority in 1.37."""
+    later = merged(pod("job").to_dict(), {"spec": {"evictionResponders": [{"name": "x"}]}, "status": {"hostIPs": "x"}})
+    later["spec"]["volumes"] = [{"name": "v", "fabric": 1}]
+    script, maintenance = serve(
+        {PODS: [(200, {"items": [later]}), NO_PODS], EVICTION: [(201, {})], f"GET {NODE}": [recorded("drain")]}
+    )
+    maintenance._drain("a")
+    assert EVICTION in script.asked
+
+
 def test_the_pod_that_was_listed_is_evicted_and_no_other_of_its_name(serve: Serve) -> None:
     """A StatefulSet has started another one meanwhile, on another node."""
     other = (409, {"kind": "Status", "code": 409, "message": "Precondition failed: UID in precondition: u-job"})
