@@ -92,7 +92,7 @@ class NetworkFunction:
     ``nic``: the name of the NIC of the spec whose function it is, or of which it is a VF. ``netdevs``: one for each of its
     ports; ``representors``: the others in its folder, which represent VFs and subfunctions (switchdev). ``total_vfs`` is 0
     without SR-IOV. With RoCE LAG the two ports of a card have one RDMA device, and both show it in ``rdma``.
-    ``management_rdma``: its RDMA devices that carry no data (:meth:`Reader.carrying`). ``nvlink_bridge``: it is no NIC, but
+    ``management_rdma``: its RDMA devices that do no RDMA (:meth:`Reader.carrying`). ``nvlink_bridge``: it is no NIC, but
     connects the host to NVLink switches.
     """
 
@@ -335,7 +335,7 @@ def _block(function: NetworkFunction, width: int, indent: str = "") -> list[str]
         lines += [f"{inner}{'netdev':<8} none in this network namespace"]
     for device in function.rdma:
         lines += rdma_lines(device, inner, width)
-    lines += [f"{inner}{'rdma':<8} {name}  for management only" for name in function.management_rdma]
+    lines += [f"{inner}{'rdma':<8} {name}  for management or raw packets only" for name in function.management_rdma]
     if function.interrupts:
         known = ["(the kernel knows their queues)"] if any(irq.linked for irq in function.interrupts) else []
         lines += wrapped(inner, "irqs", [*map(_irq_fact, function.interrupts), *known], width)

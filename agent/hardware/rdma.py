@@ -177,15 +177,15 @@ class Reader:
         return sorted({device for device, owner in self._owners() if owner in names})
 
     def carrying(self, address: str, names: list[str]) -> list[str]:
-        """Those of a function's RDMA devices that carry data, which is all but those for management alone.
+        """Those of a function's RDMA devices that do RDMA, which is all but those for management or raw packets alone.
 
-        An XDR port has such a device for the subnet manager of its planes (RDMA_DEVICE_TYPE_SMI). It has no uverbs
+        An XDR port has a device for the subnet manager of its planes (RDMA_DEVICE_TYPE_SMI). It has no uverbs
         (ib_uverbs_add_one, drivers/infiniband/core/uverbs_main.c). If no device has any, the module is not loaded.
         """
         if len(names) < 2:
             return names
-        of_each = {name: self.char_devices_of(address, name) for name in names}
-        return [name for name in names if any(each.startswith("uverbs") for each in of_each[name])] or names
+        of_each = {name: self.char_devices_of(address, name) for name in names if self._has_gids(name, 1)}
+        return [name for name, each in of_each.items() if any(one.startswith("uverbs") for one in each)] or names
 
     def _in_lag(self, address: str) -> list[str]:
         try:
@@ -221,9 +221,9 @@ class Reader:
         return [
             (name, number)
             for name in self.of(address)
-            if not self._passes_raw_packets(name, numbers := self.port_numbers(name))
-            for number in numbers
+            for number in self.port_numbers(name)
             if transport(self._node_type(name), self._text(f"{RDMA}/{name}/ports/{number}/link_layer")) == "RoCE"
+            and self._has_gids(name, number)
         ]
 
     def device(self, name: str, char_devices: Iterable[str], beside: Mapping[int, str] = NO_NETDEVS) -> RdmaDevice:
@@ -235,7 +235,7 @@ class Reader:
         path = f"{RDMA}/{name}"
         ports = tuple(self._port(name, number, beside.get(number)) for number in self.port_numbers(name))
         kind = transport(self._node_type(name), ports[0].link_layer if ports else None)
-        if kind == "RoCE" and self._passes_raw_packets(name, [port.number for port in ports]):
+        if kind == "RoCE" and not self._has_gids(name, ports[0].number):
             kind, ports = "raw packets", tuple(port for port in ports if port.state == "ACTIVE") or ports[:1]
         return RdmaDevice(
             name=name,
@@ -246,13 +246,13 @@ class Reader:
             char_devices=tuple(CharDevice(char_device, char_device in self._present) for char_device in char_devices),
         )
 
-    def _passes_raw_packets(self, device: str, ports: list[int]) -> bool:
-        """Whether it is the device of a PF in switchdev mode, by which no program does RoCE.
+    def _has_gids(self, device: str, port: int) -> bool:
+        """Whether a port has a GID table. Without one it only passes raw packets, by DPDK for one (not run).
 
-        mlx5 gives it a port for each representor that there may be, most of them DOWN, and none has a GID table
-        (mlx5_ib_vport_rep_load in ib_rep.c, mlx5_query_port_roce in main.c; not run).
+        So do mana's device `manae` (mana_ib_probe in device.c), and the device of a PF of mlx5 in switchdev mode, with a port
+        for each representor that there may be, most of them DOWN (mlx5_ib_vport_rep_load in ib_rep.c, mlx5_query_port_roce).
         """
-        return len(ports) > 1 and not self._names(f"{RDMA}/{device}/ports/{ports[0]}/gids")
+        return bool(self._text(f"{RDMA}/{device}/ports/{port}/gids/0"))
 
     def detailed(self, device: RdmaDevice) -> RdmaDevice:
         """The device with what only people look at. Each of a port's files makes its driver ask the device (ib_query_port).

@@ -231,11 +231,15 @@ def test_in_switchdev_mode_the_device_of_a_pf_passes_raw_packets_by_one_active_p
     assert refused(settle(kernel, {"roce": {"cm_tos": 106}}))["cm_tos"][0] == "unsupported"
 
 
-def test_a_device_with_many_ports_and_gids_does_roce(kernel: Kernel) -> None:
-    """As mana's, which has a port for each netdev of the function."""
-    kernel.rdma.add(PF0, "mana_0", NAME0, other_ports=[(None, "Ethernet", "100 Gb/sec (4X EDR)")] * 3)
-    (device,) = inspect(kernel.machine()).functions[0].rdma
-    assert (device.transport, len(device.ports)) == ("RoCE", 4)
+def test_a_second_device_that_only_passes_raw_packets_is_not_judged(kernel: Kernel) -> None:
+    """As mana's on Azure: one does RoCE, and one is for DPDK."""
+    kernel.rdma.add(PF0, "mana_0", NAME0)
+    kernel.rdma.add(PF0, "manae_0", NAME0, umad=False)
+    kernel.tree.remove("/sys/class/infiniband/manae_0/ports/1/gids")
+    assert is_ready(settle(kernel, {"rdma": {"gid_type": "RoCE v2"}, "roce": {"cm_tos": 106}}).conditions)
+    inspection = inspect(kernel.machine())
+    assert [device.name for device in inspection.functions[0].rdma] == ["mana_0"]
+    assert re.search(r"rdma +manae_0  for management or raw packets only", render(inspection))
 
 
 @pytest.mark.parametrize(
@@ -339,7 +343,7 @@ def test_a_device_for_management_alone_is_not_judged(kernel: Kernel, name: str) 
     shown = next(function for function in inspection.functions if function.address == PF0)
     assert ([device.name for device in shown.rdma], shown.management_rdma) == (["mlx5_0"], (name,))
     assert inspection.other_rdma == ()
-    assert re.search(rf"rdma +{name}  for management only", render(inspection))
+    assert re.search(rf"rdma +{name}  for management or raw packets only", render(inspection))
     assert '"rate": 800' in derive_inventory(kernel.machine(), "h1", "n1", []).text
 
 
