@@ -226,7 +226,7 @@ def apply(machine: Machine, change: Change) -> None:
         reader, function = Reader(machine.files), pci_of(machine.files, change.target)
         ports = reader.roce_ports(function)
         if not ports and (own := reader.below(function)):
-            raise OSError(errno.EOPNOTSUPP, f"{', '.join(own)} has no RoCE port (InfiniBand, iWARP, switchdev mode)")
+            raise OSError(errno.EOPNOTSUPP, f"{', '.join(own)} has no RoCE port: it is InfiniBand, iWARP or switchdev")
         if not ports:
             raise FileNotFoundError(
                 errno.ENODEV, f"{change.target} and its VFs have no RoCE device; load its RDMA driver; {LOG_IF_LOADED}"
