@@ -1,4 +1,4 @@
-"""pyinfra's questions, where there is no terminal, as in a job of cron: each is an error instead of a traceback."""
+"""pyinfra's questions, where nobody answers, as in a job of cron: each is an error instead of a traceback."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from functools import wraps
 
 import click
 from paramiko import SSHException
+from pyinfra.api.config import Config
 from pyinfra.api.exceptions import ConnectError, PyinfraError
+from pyinfra.api.state import State
 
-Ask = Callable[[str], str]
+Ask = Callable[[str], object]
 
 
 def check_options() -> None:
-    """For config.py: refuse options with which pyinfra would ask nobody, or show nothing.
+    """For config.py: refuse options with which pyinfra would ask nobody, show nothing, hide failures, or raise.
 
     With -y pyinfra does not print the changes, so `--dry -y` would show nothing. Its JSON is complete.
 
@@ -22,22 +24,42 @@ def check_options() -> None:
     """
     context = click.get_current_context(silent=True)
     given = context.params if context else {}
+    is_deploy = given.get("operations", ("",))[0].endswith(".py")
+    if alone := [each for each in given.get("data", ()) if "=" not in each]:
+        raise PyinfraError(f"--data {alone[0]!r} has no value; give it as --data key=value")
+    if (parallel := given.get("parallel")) is not None and parallel < 1:
+        raise PyinfraError(f"--parallel {parallel} is no number of hosts; give 1 or more, or leave it out")
+    if is_deploy and given.get("no_wait"):
+        raise PyinfraError("with --no-wait pyinfra ends with 0 although operations have failed; leave it out")
     if given.get("json_output"):
         return
     if given.get("dry") and given.get("yes"):
         raise PyinfraError("--dry with -y prints no changes; leave out -y: a dry run asks nothing")
-    is_deploy = given.get("operations", ("",))[0].endswith(".py")
     asks = is_deploy and not any(given.get(option) for option in ("yes", "dry", "debug_operations", "debug_facts"))
     if asks and not sys.stdin.isatty():
         raise PyinfraError("there is no terminal to answer; give -y, with which pyinfra does not ask, or --dry")
 
 
+def asking_after_failures(ask: Callable[[State, Config], None]) -> Callable[[State, Config], None]:
+    """_set_fail_prompts: after a failure, whether to go on is only asked where somebody can answer.
+
+    Elsewhere, as in a dry run of a CI, the hosts that may fail are as many as with -y (tasks/common/failures.py).
+    """
+
+    @wraps(ask)
+    def ask_on_terminal(state: State, config: Config) -> None:
+        if sys.stdin.isatty():
+            ask(state, config)
+
+    return ask_on_terminal
+
+
 def asking(error: Exception) -> Callable[[Ask], Ask]:
-    """getpass: the error, if there is no terminal. pyinfra then fails the host."""
+    """The error, if there is no terminal, or its user presses Ctrl-D."""
 
     def replacement(ask: Ask) -> Ask:
         @wraps(ask)
-        def ask_or_fail(question: str) -> str:
+        def ask_or_fail(question: str) -> object:
             try:
                 return ask(question)
             except EOFError:
@@ -48,6 +70,7 @@ def asking(error: Exception) -> Callable[[Ask], Ask]:
     return replacement
 
 
+asking_to_go_on = asking(PyinfraError("the question had no answer (Ctrl-D), so the deploy stops here"))
 asking_for_key = asking(
     ConnectError(
         "the private key is encrypted, and there is no terminal to enter its password: have ssh-agent hold the key, and leave "

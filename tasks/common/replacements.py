@@ -177,6 +177,8 @@ REPLACEMENTS: dict[str, Callable[[Any], Any]] = {
     "pyinfra.connectors.util:getpass": questions.asking_for_sudo,
     "pyinfra.connectors.util:read_buffer": facts.reading,
     "pyinfra.progress:_print_spinner": progress.showing,
+    "pyinfra_cli.cli:_do_confirm": questions.asking_to_go_on,
+    "pyinfra_cli.cli:_set_fail_prompts": questions.asking_after_failures,
     "pyinfra_cli.cli:run_ops": lock.running,
     "pyinfra_cli.inventory:make_inventory_from_files": site.reading,
     "pyinfra_cli.inventory:_get_groups_from_filename": lambda _: inventory.groups_of_file,

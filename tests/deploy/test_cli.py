@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -84,6 +86,47 @@ def test_a_dry_run_that_would_show_nothing_is_refused(inventory: Path) -> None:
     assert "--dry with -y prints no changes; leave out -y" in done.stderr
     assert "Connecting to hosts" not in done.stderr
     assert pyinfra(inventory, "--dry", "-y", "--json", a=(FRESH, {})).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--data", "mode"], "--data 'mode' has no value; give it as --data key=value"),
+        (["--parallel", "-1"], "--parallel -1 is no number of hosts; give 1 or more, or leave it out"),
+        (["--parallel", "0"], "--parallel 0 is no number of hosts"),
+        (["-y", "--no-wait"], "with --no-wait pyinfra ends with 0 although operations have failed; leave it out"),
+    ],
+)
+def test_an_option_that_pyinfra_misreads_is_one_error(inventory: Path, options: list[str], said: str) -> None:
+    done = pyinfra(inventory, *options, a=(FRESH, {}))
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert "exception" not in done.stderr and "Connecting to hosts" not in done.stderr
+
+
+def test_a_dry_run_without_a_terminal_shows_the_other_hosts_if_one_is_away(inventory: Path) -> None:
+    # Nothing listens there.
+    away = ("127.0.0.1", {"ssh_port": 1, "node_name": "away"})
+    done = deployed(inventory, repr([away, ("@fake/a", {**DATA, "fake_responses": FRESH})]), "--dry")
+    assert done.returncode == 1
+    assert "[@fake/a] plan: unknown until the agent is on the node" in " ".join(done.stderr.split())
+    assert "continue?" not in done.stderr and "exception" not in done.stderr
+
+
+def test_ctrl_d_at_the_question_is_one_error_and_nothing_is_done(inventory: Path) -> None:
+    inventory.write_text(f"{IMPORT}hosts = {[('@fake/a', {**DATA, 'fake_responses': FRESH})]!r}\n")
+    ours, theirs = pty.openpty()
+    # A terminal turns this byte into the end of input, also if it is there before the question.
+    os.write(ours, b"\x04")
+    done = subprocess.run(
+        [sys.executable, "-m", "pyinfra", str(inventory), "deploy.py"],
+        cwd=archive.ROOT, stdin=theirs, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    os.close(ours)
+    os.close(theirs)
+    assert done.returncode == 1
+    assert "the question had no answer (Ctrl-D), so the deploy stops here" in done.stderr
+    assert "exception" not in done.stderr and "Beginning operation run" not in done.stderr
 
 
 FAILING = """

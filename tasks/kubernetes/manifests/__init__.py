@@ -94,8 +94,8 @@ _unwritten: WeakKeyDictionary[State, dict[Path, set[str]]] = WeakKeyDictionary()
 def _writes(folder: Path) -> bool:
     """For an operation: whether this host writes the folder's manifests, for all hosts whose hardware is collected.
 
-    Once is enough, by the first host that has not failed: all hosts are collected then. With --serial or --no-wait they are
-    not, and each host writes in its turn.
+    Once is enough, by the first host that has not failed: all hosts are collected then. With --serial they are not, and each
+    host writes in its turn.
     """
     if not host.state.is_executing:
         sharing, _ = _sharing[host.state][folder]

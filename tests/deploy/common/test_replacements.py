@@ -47,11 +47,12 @@ import inspect, json, sys
 from pathlib import Path
 from pyinfra.api.state import State
 from pyinfra.context import ctx_state
-from pyinfra_cli import inventory, util
+from pyinfra_cli import cli, inventory, util
 Path("hosts.py").write_text("hosts = {'a': {}}")
 with ctx_state.use(State()):
     groups = inventory._get_groups_from_filename("hosts.py")
-print(json.dumps([groups == {}, "raise result" in inspect.getsource(util._parallel_load_hosts)]))
+said = [inspect.getsource(each) for each in (util._parallel_load_hosts, cli._do_confirm, cli._set_fail_prompts)]
+print(json.dumps([groups == {}, "raise result" in said[0], "EOFError" not in said[1], "isatty" not in said[2]]))
 """
 
 
@@ -168,9 +169,11 @@ def test_pyinfras_command_line_needs_these_replacements(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", CLI], cwd=tmp_path, capture_output=True, text=True, check=True
     )
-    assert json.loads(done.stdout) == [True, True], "pyinfra refuses a mapping, or fails one host for its exception"
+    mended = "pyinfra refuses a mapping, fails one host for its exception, or knows that nobody answers"
+    assert json.loads(done.stdout) == [True] * 4, mended
 
 
+QUESTIONS = {"pyinfra_cli.cli:_do_confirm", "pyinfra_cli.cli:_set_fail_prompts"}
 AT_THE_SITE = {"pyinfra_cli.inventory:_get_groups_from_filename", "pyinfra_cli.inventory:make_inventory_from_files"}
 
 
@@ -178,7 +181,7 @@ def test_each_replacement_is_in_the_docs_with_what_it_gains() -> None:
     page = (ROOT / "docs" / "pyinfra.md").read_text()
     assert [place for place in REPLACEMENTS if f"`{place.rpartition(':')[2]}`" not in page] == []
     of_one_host = {"pyinfra.api.operations:_run_host_op_with_context", "pyinfra_cli.util:_parallel_load_hosts"}
-    assert set(REPLACEMENTS) == {*NEEDED, *of_one_host, *AT_THE_SITE}
+    assert set(REPLACEMENTS) == {*NEEDED, *of_one_host, *AT_THE_SITE, *QUESTIONS}
 
 
 # Both are called on the same line, since they return line numbers.
