@@ -15,7 +15,7 @@ from typing import Any, get_args
 from attrs import frozen
 
 from agent.engine.dry_run import dry_run
-from agent.hardware.rdma import RdmaPort
+from agent.hardware.rdma import RAW, RdmaPort
 from agent.hardware.sysfs import names_in
 from agent.machine import Files, Machine
 from agent.probes.gpus import GPUS, PEER_MEMORY
@@ -119,9 +119,10 @@ def _all_ports(function: NetworkFunction) -> Iterator[RdmaPort]:
 
 
 def _ports(function: NetworkFunction) -> Iterator[RdmaPort]:
-    """Its RDMA ports, without those of netdevs that are not managed: only the first is."""
+    """Its RDMA ports, without those of netdevs that are not managed: only the first is. Raw packets are no RDMA."""
     others = {netdev.name for netdev in function.netdevs[1:]}
-    return (port for device in function.rdma for port in device.ports if port.netdev not in others)
+    devices = (device for device in function.rdma if device.transport != RAW)
+    return (port for device in devices for port in device.ports if port.netdev not in others)
 
 
 def _active(function: NetworkFunction) -> bool:
@@ -136,9 +137,10 @@ def _rdma(function: NetworkFunction, alike: Sequence[NetworkFunction]) -> Entry:
     """The ``nics[].rdma`` of a function. Its values are those of the ACTIVE ports of all functions ``alike``."""
     ports = [port for each in alike for port in _all_ports(each) if port.state == "ACTIVE"]
     vfs = bool(function.vfs) and all(_active(vf) for vf in function.vfs)
-    if not ports or not (function.rdma or vfs):
+    own = any(_ports(function))
+    if not ports or not (own or vfs):
         return {}
-    given: Entry = {**({} if function.rdma else {"pf": False}), **({"vfs": True} if vfs else {})}
+    given: Entry = {**({} if own else {"pf": False}), **({"vfs": True} if vfs else {})}
     layers = {port.link_layer for port in ports}
     # The kernel has a third word, Unknown, for devices such as EFA.
     if len(layers) == 1 and layers <= set(get_args(LinkLayer)):

@@ -25,6 +25,7 @@ GAP = 64
 CHAR_DEVICE_CLASSES = ("infiniband_verbs", "infiniband_mad")
 NO_NETDEVS: Mapping[int, str] = MappingProxyType({})
 
+RAW = "raw packets"
 Family = Literal["IPv4", "IPv6"]
 # 169.254.0.0/16 and fe80::/10
 LINK_LOCAL = ("169.254.", "fe8", "fe9", "fea", "feb")
@@ -236,7 +237,7 @@ class Reader:
         ports = tuple(self._port(name, number, beside.get(number)) for number in self.port_numbers(name))
         kind = transport(self._node_type(name), ports[0].link_layer if ports else None)
         if kind == "RoCE" and not self._has_gids(name, ports[0].number):
-            kind, ports = "raw packets", tuple(port for port in ports if port.state == "ACTIVE") or ports[:1]
+            kind, ports = RAW, tuple(port for port in ports if port.state == "ACTIVE") or ports[:1]
         return RdmaDevice(
             name=name,
             transport=kind,

@@ -12,7 +12,7 @@ from functools import partial
 from attrs import frozen
 
 from agent.driver_families import family_of
-from agent.hardware.rdma import CHAR_DEVICES, Family, RdmaDevice, RdmaPort, gid_fits
+from agent.hardware.rdma import CHAR_DEVICES, RAW, Family, RdmaDevice, RdmaPort, gid_fits
 from agent.kinds import rdma, vf_links
 from agent.probes import Probe
 from agent.report.reasons import condition
@@ -208,6 +208,9 @@ def _guid_remedy(device: RdmaDevice, target: str) -> str:
 def _ports(nic: WantedNic, wanted: RdmaDevices, target: str, device: RdmaDevice, port: RdmaPort) -> Iterator[str]:
     if port.link_layer is None or port.state is None:
         yield "its files in sysfs cannot be read (see the kernel log, dmesg)"
+        return
+    if device.transport == RAW:
+        yield f"no GIDs, so no RoCE ({NO_ROCE})"
         return
     if wanted.link_layer is not None and port.link_layer != wanted.link_layer:
         yield f"link layer {port.link_layer}, not {wanted.link_layer} (the NIC's firmware decides; Mellanox: LINK_TYPE)"
