@@ -9,7 +9,7 @@ from attrs import define, evolve
 
 from agent.machine import Files
 from agent.report.verdict import is_ready
-from agent.service.spec_in_force import OBSERVED, SpecInForce
+from agent.service.spec_in_force import OBSERVED, TRIAL, SpecInForce
 from agent.spec.node import NodeSpec, from_mapping, to_json
 from tests.sim.kernel import Kernel
 from tests.sim.service.specs import PF, Agent, refuse_five, spec
@@ -30,6 +30,15 @@ def agent(fresh: Agent) -> Agent:
     return fresh
 
 
+def test_a_spec_that_is_verified_writes_nothing_into_the_journal(
+    fresh: Agent, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fresh.give(spec(3))
+    fresh.look()
+    assert fresh.in_force.state() == "verified"
+    assert not capsys.readouterr().err
+
+
 def test_an_unreadable_device_during_the_check_of_a_new_spec_keeps_the_old_one(agent: Agent) -> None:
     agent.kernel.unreadable.add(f"/sys/bus/pci/devices/{PF}/numa_node")
     agent.give(spec(5))
@@ -40,14 +49,18 @@ def test_an_unreadable_device_during_the_check_of_a_new_spec_keeps_the_old_one(a
     assert (agent.in_force.spec, agent.in_force.refusal) == (spec(5), "")
 
 
-def test_damaged_files_are_refused(agent: Agent) -> None:
+def test_damaged_files_are_refused(agent: Agent, capsys: pytest.CaptureFixture[str]) -> None:
     agent.file.write_bytes(b"\xff\xfe\x00")
     agent.start()
     assert agent.in_force.spec == spec(3)
     assert f"{agent.file}: not UTF-8 text" in agent.in_force.refusal
-    (agent.folder / "state" / "verified.json").write_bytes(b"\xff\xfe\x00")
+    verified = agent.folder / "state" / "verified.json"
+    verified.write_bytes(b"\xff\xfe\x00")
     agent.reboot()
     assert agent.in_force.spec is None
+    verified.write_text("{")
+    agent.start()
+    assert str(verified) in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["{", to_json(spec(8)), None], ids=["unparsable", "impossible", "absent"])
@@ -108,10 +121,57 @@ def test_a_file_that_cannot_be_written_again_is_refused_and_the_spec_before_kept
 def test_a_device_that_cannot_be_read_is_no_fault_of_a_new_spec(agent: Agent) -> None:
     agent.give(spec(4))
     agent.kernel.unreadable.add("/sys/class/net/enp33s0/queues/rx-0/rps_cpus")
-    assert not is_ready(agent.try_out().conditions)
+    result = agent.look()
+    assert not is_ready(result.conditions)
+    assert not agent.in_force.gives_up(result, agent.now + TRIAL)
+    assert agent.in_force.state() == "kept"
     agent.kernel.unreadable.clear()
     assert is_ready(agent.look().conditions)
     assert agent.in_force.spec == spec(4)
+
+
+def test_a_new_spec_is_tried_for_half_a_minute_however_often_the_file_is_read(agent: Agent) -> None:
+    agent.kernel.fault = refuse_five
+    agent.give(spec(5))
+    for _ in range(2):
+        agent.now += TRIAL / 2 - 0.25
+        agent.read()
+        assert not agent.in_force.gives_up(agent.look(), agent.now)
+        assert agent.in_force.spec == spec(5)
+    result = agent.look()
+    agent.now += 0.5
+    assert agent.in_force.gives_up(result, agent.now)
+    assert agent.in_force.spec == spec(3)
+
+
+def test_the_trial_of_a_spec_begins_again_with_another_worker(agent: Agent) -> None:
+    """That worker has not tried it yet."""
+    agent.kernel.fault = refuse_five
+    agent.give(spec(5))
+    agent.now += TRIAL
+    agent.start()
+    assert agent.in_force.trial_left(agent.now) == TRIAL
+    agent.look()
+    assert agent.in_force.spec == spec(5)
+
+
+@pytest.mark.parametrize("in_force", [True, False])
+def test_a_spec_that_is_given_up_for_crashes_says_how_the_workers_crashed(agent: Agent, in_force: bool) -> None:
+    """Also one that crashed the workers before it was in force."""
+    if in_force:
+        agent.give(spec(5))
+    else:
+        agent.file.write_text(to_json(spec(5)))
+    agent.start(crashed="the worker ended with status 3, 3 times in a row")
+    assert agent.in_force.spec == spec(3)
+    assert "the worker ended with status 3, 3 times in a row; see: journalctl -u trackbed" in agent.in_force.refusal
+
+
+def test_a_spec_that_is_refused_has_a_line_for_each_reason(agent: Agent) -> None:
+    nic = {"name": "rail0", "select": {"pci": PF}, "vfs": {"count": 8}}
+    pages = [{"size": "16G", "count": 1}]
+    agent.give(from_mapping({"node_name": "n1", "nics": [nic], "hugepages": pages}))
+    assert {line.split()[0] for line in agent.in_force.refusal.splitlines()} == {"vfs", "hugepages"}
 
 
 def one(count: int, **more: object) -> NodeSpec:
@@ -169,6 +229,16 @@ def test_until_a_spec_is_verified_after_the_observing_no_older_one_comes_back(ag
     assert not is_ready(agent.try_out().conditions)
     assert not agent.in_force.gives_up_crashing("a fault")
     assert (agent.in_force.spec, agent.in_force.refusal) == (spec(5), "")
+    agent.file.unlink()
+    agent.reboot()
+    assert agent.in_force.spec == observing(4)
+
+
+def test_a_spec_of_which_a_part_waits_after_the_observing_is_no_reason_to_forget_the_observed_one(agent: Agent) -> None:
+    agent.give(observing(4))
+    agent.kernel.routed.add("enp33s0")
+    agent.give(one(5, required=False))
+    assert is_ready(agent.look().conditions)
     agent.file.unlink()
     agent.reboot()
     assert agent.in_force.spec == observing(4)
