@@ -16,6 +16,7 @@ nccl.configure()
 labels.publish()
 kubernetes.configure(spec=empty)
 # As in a deploy, before the boot: the initramfs has the modules' options, too.
+kernel_modules.set_options()
 kernel_modules.configure()
 boot.configure(spec=empty)
 network_managers.ignore_vfs(spec=empty)

@@ -92,12 +92,19 @@ exit 1
 """
 
 
-def configure() -> None:
-    """Write both files (or remove an empty one), and load the modules that are not loaded."""
-    modules, options = MODULES.here(), MODULE_OPTIONS.here()
-    # Options first: a module reads them when it is loaded.
-    lines = [_option_line(name, parameters) for name, parameters in options.items()]
+def set_options() -> None:
+    """Write the file of options, or remove it. It comes before the tasks that install drivers.
+
+    A module reads its options when it is loaded, as a driver's package may do, and the initramfs of a new kernel has those of
+    its installation.
+    """
+    lines = [_option_line(name, parameters) for name, parameters in MODULE_OPTIONS.here().items()]
     written(name="Kernel module options", path=OPTIONS, text=_text(lines))
+
+
+def configure() -> None:
+    """Write the file of modules, or remove it, and load the modules that are not loaded."""
+    modules = MODULES.here()
     written(name="Kernel modules at boot", path=AT_BOOT, text=_text(modules))
     load(name="Kernel modules now", modules=modules)
 

@@ -41,7 +41,7 @@ TASKS: dict[str, Callable[[], object]] = {
     "firmware": firmware.configure,
     "gpu_driver": gpu_driver.install,
     "kernel": kernel.pin,
-    "kernel_module_options": kernel_modules.configure,
+    "kernel_module_options": kernel_modules.set_options,
     "kernel_modules": kernel_modules.configure,
     "kubelet": kubelet.gate,
     "kubernetes": lambda: kubernetes.configure(spec=NodeSpec("node-a")),

@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 import os
+import runpy
 import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from tasks.common.archive import ROOT
 from tasks.common.commands import script
 from tasks.host import kernel_modules
 from tasks.host.kernel_modules import PendingModules
-from tests.deploy.conftest import Node, file_answers, of
+from tasks.packages.dkms import RunningKernel
+from tests.deploy.conftest import DEBIAN, Node, file_answers, of
 from tests.deploy.scripts import sh
 from tests.stand_ins import program
 
@@ -19,13 +22,18 @@ BOOT = "# Written by Trackbed; changes here are overwritten.\nib_umad\nrdma_ucm\
 OPTIONS = "# Written by Trackbed; changes here are overwritten.\noptions erdma compat_mode=N\n"
 
 
+def both() -> None:
+    kernel_modules.set_options()
+    kernel_modules.configure()
+
+
 def load(module: str) -> str:
     return str(script(kernel_modules._LOAD, module))
 
 
 def test_a_fresh_node_gets_the_files_and_loads_the_modules(node: Node) -> None:
     node.data = {"kernel_modules": ["ib_umad", "rdma_ucm"], "kernel_module_options": {"erdma": {"compat_mode": False}}}
-    result = node.deploy(kernel_modules.configure, {PENDING: ["ib_umad", "rdma_ucm"]})
+    result = node.deploy(both, {PENDING: ["ib_umad", "rdma_ucm"]})
     assert result.uploads == {kernel_modules.OPTIONS: OPTIONS.encode(), kernel_modules.AT_BOOT: BOOT.encode()}
     assert result.commands["Kernel modules now"] == [load("ib_umad"), load("rdma_ucm")]
     assert list(result.commands) == ["Kernel module options", "Kernel modules at boot", "Kernel modules now"]
@@ -33,14 +41,14 @@ def test_a_fresh_node_gets_the_files_and_loads_the_modules(node: Node) -> None:
 
 def test_names_may_have_capitals(node: Node) -> None:
     node.data = {"kernel_module_options": {"nvidia": {"NVreg_RestrictProfilingToAdminUsers": 0}}}
-    uploaded = node.deploy(kernel_modules.configure, {}).uploads[kernel_modules.OPTIONS].decode()
+    uploaded = node.deploy(kernel_modules.set_options, {}).uploads[kernel_modules.OPTIONS].decode()
     assert uploaded.endswith("\noptions nvidia NVreg_RestrictProfilingToAdminUsers=0\n")
 
 
 def test_nothing_is_done_if_all_is_in_place(node: Node) -> None:
     node.data = {"kernel_modules": ["ib_umad", "rdma_ucm"], "kernel_module_options": {"erdma": {"compat_mode": False}}}
     there = file_answers(kernel_modules.AT_BOOT, BOOT) | file_answers(kernel_modules.OPTIONS, OPTIONS)
-    result = node.deploy(kernel_modules.configure, there)
+    result = node.deploy(both, there)
     assert not any(result.planned.values())
     assert result.flat == []
 
@@ -97,3 +105,17 @@ def test_what_left_the_inventory_leaves_the_node(node: Node) -> None:
     result = node.deploy(kernel_modules.configure, there)
     assert result.commands["Kernel modules at boot"] == [f"rm -f {kernel_modules.AT_BOOT}"]
     assert result.commands["Kernel modules now"] == []
+
+
+def test_the_options_are_there_before_anything_loads_a_driver_or_makes_an_initramfs(node: Node) -> None:
+    """A module reads its options when it is loaded."""
+    node.data = {
+        "kernel": {"release": "6.1.0-9-amd64"},
+        "gpu_driver": {"version": "580.95.05"},
+        "kernel_module_options": {"nvidia": {"NVreg_RestrictProfilingToAdminUsers": 0}},
+    }
+    answers = {**DEBIAN, of(RunningKernel): "6.1.0-9-amd64", "uname -m": "x86_64"}
+    order = list(node.deploy(lambda: runpy.run_path(str(ROOT / "deploy.py")), answers).planned)
+    options = order.index("Kernel module options")
+    assert options < order.index("Kernel | Kernel and headers")
+    assert options < order.index("GPU driver | Packages")
