@@ -55,12 +55,12 @@ def test_damaged_files_are_refused(agent: Agent, capsys: pytest.CaptureFixture[s
     assert agent.in_force.spec == spec(3)
     assert f"{agent.file}: not UTF-8 text" in agent.in_force.refusal
     verified = agent.folder / "state" / "verified.json"
+    verified.write_text("{")
+    agent.reboot()
+    assert str(verified) in capsys.readouterr().err
     verified.write_bytes(b"\xff\xfe\x00")
     agent.reboot()
     assert agent.in_force.spec is None
-    verified.write_text("{")
-    agent.start()
-    assert str(verified) in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["{", to_json(spec(8)), None], ids=["unparsable", "impossible", "absent"])
