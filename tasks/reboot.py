@@ -147,6 +147,12 @@ def request(task: str, reason: str) -> Commands:
             yield refuse(unmet)
 
 
+def awaited_by(*tasks: str) -> bool:
+    """For an operation: whether a request of one of these tasks is due."""
+    have = host.get_fact(NodeRebootRequests)
+    return have is not None and any(each.task in tasks for each in have.due())
+
+
 def withdraw(task: str) -> Commands:
     """For an operation: the task needs no reboot; remove its request if there is one."""
     have = host.get_fact(NodeRebootRequests)

@@ -15,6 +15,7 @@ from pyinfra.api.deploy import deploy
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
+from tasks import reboot
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key, record
 from tasks.common.facts import FactBase
@@ -114,6 +115,9 @@ def load() -> Commands:
                 f"peer_memory: the running kernel has no module {MODULE}, which is part of NVIDIA's driver (470 or later); "
                 "install that after OFED, or give the method 'dma-buf'"
             )
+    # What the module needs may be loaded only by the boot, which comes after this task.
+    elif host.state.is_executing and reboot.awaited_by(*kernel.BUILT_BY_DKMS):
+        host.noop(f"{MODULE} is loaded once its drivers are")
     else:
         yield script(_LOAD, MODULE, NOT_LOADED)
 

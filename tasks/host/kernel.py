@@ -38,7 +38,7 @@ RHEL = re.compile(r"kernel(-(core|modules|modules-core|modules-extra|devel|devel
 _OLD_REAL_TIME = re.compile(r"\.rt\d+\.")
 _ELREPO = re.compile(r"\.elrepo$")
 _WITH_MATCHED = ("rhel", "centos", "rocky", "almalinux", "ol", "fedora")
-_BUILT_BY_DKMS = ("erdma", "gpu_driver", "ofed")
+BUILT_BY_DKMS = ("erdma", "gpu_driver", "ofed")
 """The inventory's keys whose drivers DKMS may build."""
 
 
@@ -207,7 +207,7 @@ def _matched(release: str, system: OperatingSystem) -> tuple[Package, ...]:
         return ()
     # A node that has the headers may run a kernel that the repositories have no more.
     has_headers = version in have.get(f"{kernel}-devel", ())
-    if has_headers and name not in have and all(host_data().get(key) is None for key in _BUILT_BY_DKMS):
+    if has_headers and name not in have and all(host_data().get(key) is None for key in BUILT_BY_DKMS):
         return ()
     return (Package(name, version),)
 

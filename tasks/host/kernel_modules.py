@@ -10,6 +10,7 @@ from pyinfra.api.operation import operation
 from pyinfra.context import host
 
 from agent.spec.node import MODULE_NAME
+from tasks import reboot
 from tasks.common.commands import Commands, script
 from tasks.common.data import Key
 from tasks.common.facts import Lines
@@ -119,14 +120,15 @@ def _text(lines: Sequence[str]) -> str:
 
 @operation()
 def load(modules: tuple[str, ...]) -> Commands:
-    """Load the modules that are not loaded. While another kernel is to run, one that does not load is no error."""
+    """Load the modules that are not loaded. While another kernel or driver is to run, one that does not load is no error."""
     pending = host.get_fact(PendingModules, modules=modules) if modules else []
     if not pending:
         host.noop("all kernel modules are loaded")
         return
-    release = kernel.pending_release()
+    # The reboot comes after this task.
+    waits = kernel.pending_release() or reboot.awaited_by(*kernel.BUILT_BY_DKMS)
     for module in pending:
-        if release:
-            yield script('modprobe -- "$1" || echo "$1 is loaded once the kernel $2 runs"', module, release)
+        if waits:
+            yield script('modprobe -- "$1" || echo "$1 is loaded at the next boot"', module)
         else:
             yield script(_LOAD, module)

@@ -4,6 +4,7 @@ import pytest
 
 from tasks.drivers import peer_memory
 from tasks.drivers.peer_memory import PeerMemorySupport
+from tasks.reboot import NodeRebootRequests
 from tests.deploy.conftest import Node, file_answers, of
 
 SUPPORT = of(PeerMemorySupport)
@@ -43,6 +44,19 @@ def test_the_kernel_that_is_to_run_is_waited_for(node: Node, method: str) -> Non
     assert not result.failed
     assert not any("modprobe" in command for command in result.flat)
     assert node.deploy(peer_memory.configure, {SUPPORT: [], "uname -r": "6.1.0-10-amd64"}).failed
+
+
+@pytest.mark.parametrize("task", ["gpu_driver", "ofed"])
+def test_the_module_waits_for_the_reboot_that_loads_what_it_needs(node: Node, task: str) -> None:
+    """With the kernel's own drivers loaded it does not load; if that failed the host, the reboot would never come."""
+    node.data = {"peer_memory": {"method": "nvidia_peermem"}, "reboot": {"policy": "allow"}}
+    requests = {of(NodeRebootRequests): ["boot-1", f"{task} boot-1 nouveau is loaded "]}
+    result = node.deploy(peer_memory.configure, {SUPPORT: ["installed", OPEN], **requests})
+    assert not result.failed
+    assert not any("modprobe" in command for command in result.flat)
+    assert result.uploads == {peer_memory.AT_BOOT: AT_BOOT.encode()}
+    other = {of(NodeRebootRequests): ["boot-1", "kernel boot-1 another runs "]}
+    assert "modprobe" in node.deploy(peer_memory.configure, {SUPPORT: ["installed", OPEN], **other}).flat[0]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from tasks.common.commands import script
 from tasks.host import kernel_modules
 from tasks.host.kernel_modules import PendingModules
 from tasks.packages.dkms import RunningKernel
+from tasks.reboot import NodeRebootRequests
 from tests.deploy.conftest import DEBIAN, Node, file_answers, of
 from tests.deploy.scripts import sh
 from tests.stand_ins import program
@@ -64,10 +65,25 @@ def test_a_module_that_the_running_kernel_lacks_waits_for_the_next_one(node: Nod
     [loaded] = node.deploy(kernel_modules.configure, {PENDING: "ib_umad", "uname -r": "6.1.0-10-cloud-amd64"}).commands[
         "Kernel modules now"
     ]
-    assert loaded.endswith(" sh ib_umad 6.1.0-10-amd64")
+    assert loaded.endswith(" sh ib_umad")
     assert "|| echo" in loaded
     result = node.deploy(kernel_modules.configure, {PENDING: "ib_umad", "uname -r": "6.1.0-10-amd64"})
     assert result.commands["Kernel modules now"] == [load("ib_umad")]
+
+
+@pytest.mark.parametrize(
+    ("asked", "waits"),
+    [("ofed boot-1", True), ("gpu_driver boot-1", True), ("ofed boot-0", False), ("firmware boot-1", False)],
+)
+def test_a_module_that_does_not_fit_the_loaded_drivers_waits_for_the_reboot(
+    node: Node, asked: str, waits: bool
+) -> None:
+    """OFED's ib_umad does not load beside the kernel's own ib_core; if that failed the host, the reboot would never come."""
+    node.data = {"kernel_modules": ["ib_umad"], "reboot": {"policy": "allow"}}
+    requests = {of(NodeRebootRequests): ["boot-1", f"{asked} installed modules are not the loaded ones "]}
+    [command] = node.deploy(kernel_modules.configure, {PENDING: "ib_umad", **requests}).commands["Kernel modules now"]
+    assert ("|| echo" in command) is waits
+    assert (command == load("ib_umad")) is not waits
 
 
 # As libkmod's own words are (kmod 30).
