@@ -114,7 +114,7 @@ def random_server(seed: int) -> Server:
     """A server with 4 to 32 CPUs, one to four NICs, and flows of a random number, size and length."""
     chance = random.Random(seed)  # noqa: S311  the same servers in every run
     cpus, nodes = chance.choice([4, 8, 8, 16]), chance.choice([1, 1, 2])
-    of_node = [Pool(tuple(range(node * cpus, (node + 1) * cpus))) for node in range(nodes)]
+    of_node = [tuple(range(node * cpus, (node + 1) * cpus)) for node in range(nodes)]
     pools: dict[Key, Pool] = {}
     for nic in range(chance.randint(1, 4)):
         local, queues = chance.choice(of_node), chance.choice([cpus // 2, cpus, cpus, 4, 8])
@@ -148,7 +148,7 @@ def made_day(seed: int) -> Server:
     reads through twelve from 20:00 to 23:00. From 9:00 to 18:00 eight streams come and go, for an hour on average.
     """
     chance = random.Random(seed)  # noqa: S311  the same days in every run
-    cpus = Pool(tuple(range(16)))
+    cpus = tuple(range(16))
     functions = [(f"0000:{nic:02x}:00.0", 16) for nic in range(2)] + [(f"0000:00:00.0#{vf}", 2) for vf in range(8)]
     keys = [(function, str(queue)) for function, count in functions for queue in range(count)]
     flows = [(120, 240, key, 0.4) for key in chance.sample(keys, 4)]

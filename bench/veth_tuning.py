@@ -128,7 +128,7 @@ def _set(setting: Setting) -> None:
     if setting.owned:
         topology = evolve(topology, owners=CpuOwners(pods={last: "pod of the benchmark"}))
     written = 0
-    cpus = without(pool(topology, -1), topology.owners.of).cpus
+    cpus = without(pool(topology, -1), topology.owners.of)
     for end in (HOST, *ENDS):
         with machine.namespaces.files(_namespace(end)) as files:
             for netdev in files.names(NET):

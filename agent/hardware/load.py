@@ -215,7 +215,7 @@ def balance(
 
 def _step(key: Key, queue: QueueLoad, busy: Mapping[int, float], pool: Pool) -> tuple[float, Key, int]:
     """By how much a queue's best move relieves the busier of both CPUs, the queue, and where it goes."""
-    others = [cpu for cpu in pool.cpus if cpu in busy and cpu != queue.cpu]
+    others = [cpu for cpu in pool if cpu in busy and cpu != queue.cpu]
     if not others:
         return 0.0, key, queue.cpu
     coolest = min(others, key=lambda cpu: busy[cpu])

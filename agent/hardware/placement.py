@@ -7,16 +7,10 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 from heapq import heapify, heapreplace
 
-from attrs import frozen
-
 from agent.hardware.topology import Cpu, Topology
 
-
-@frozen
-class Pool:
-    """The CPUs that may serve a device, in the order in which they are taken."""
-
-    cpus: tuple[int, ...]
+Pool = tuple[int, ...]
+"""The CPUs that may serve a device, in the order in which they are taken."""
 
 
 def pool(topology: Topology, numa_node: int, exclude: frozenset[int] = frozenset()) -> Pool:
@@ -28,15 +22,15 @@ def pool(topology: Topology, numa_node: int, exclude: frozenset[int] = frozenset
     housekeeping = topology.cpus.keys() - topology.isolated
     allowed = housekeeping - exclude
     if not allowed:
-        return Pool(_order(topology, housekeeping or topology.cpus))
+        return _order(topology, housekeeping or topology.cpus)
     if numa_node < 0:
-        return Pool(_order(topology, allowed))
+        return _order(topology, allowed)
     distances = topology.distances.get(numa_node, {})
     nearest = min(
         {topology.cpus[id].node for id in allowed},
         key=lambda node: (node != numa_node, distances.get(node, 255), node),
     )
-    return Pool(_order(topology, [id for id in allowed if topology.cpus[id].node == nearest]))
+    return _order(topology, [id for id in allowed if topology.cpus[id].node == nearest])
 
 
 def _order(topology: Topology, ids: Iterable[int]) -> tuple[int, ...]:
@@ -60,8 +54,7 @@ def without(pool: Pool, taken: Collection[int]) -> Pool:
     """A pool without the CPUs that are taken; all of it if none is left."""
     if not taken:
         return pool  # quick, since each of thousands of interrupts asks, and few nodes have a CPU that is taken
-    left = tuple(id for id in pool.cpus if id not in taken)
-    return Pool(left) if left else pool
+    return tuple(id for id in pool if id not in taken) or pool
 
 
 Key = tuple[str, str]
@@ -86,7 +79,7 @@ def place(
     """
     rank = _ranks(pools)
     fresh = _fresh(topology, pools, rank, busy)
-    kept = {key: cpu for key, cpu in previous.items() if key in pools and cpu in pools[key].cpus}
+    kept = {key: cpu for key, cpu in previous.items() if key in pools and cpu in pools[key]}
     if not kept or kept == fresh:
         return fresh
     missing = Counter((rank[key], cpu) for key, cpu in fresh.items())
@@ -111,9 +104,9 @@ def place(
 
 def _ranks(pools: Mapping[Key, Pool]) -> dict[Key, int]:
     """The number of each queue's pool. Equal pools have one number, and a pool with fewer CPUs has a lower number."""
-    distinct = sorted({pool.cpus for pool in pools.values()}, key=lambda cpus: (len(cpus), cpus))
+    distinct = sorted({*pools.values()}, key=lambda cpus: (len(cpus), cpus))
     number = {cpus: position for position, cpus in enumerate(distinct)}
-    return {key: number[pool.cpus] for key, pool in pools.items()}
+    return {key: number[pool] for key, pool in pools.items()}
 
 
 def _fresh(
@@ -131,15 +124,15 @@ def _fresh(
     order: dict[int, _Order] = {}
     for key in sorted(pools, key=lambda key: (rank[key], key)):
         if rank[key] not in order:
-            order[rank[key]] = _Order(load, pools[key].cpus)
+            order[rank[key]] = _Order(load, pools[key])
         placed[key] = order[rank[key]].least_loaded()
         load.add(placed[key])
     return placed
 
 
-def _by_rank(pools: Mapping[Key, Pool], rank: Mapping[Key, int]) -> list[tuple[int, tuple[int, ...]]]:
+def _by_rank(pools: Mapping[Key, Pool], rank: Mapping[Key, int]) -> list[tuple[int, Pool]]:
     """The distinct pools, those with the fewest CPUs first."""
-    return sorted({rank[key]: pools[key].cpus for key in pools}.items())
+    return sorted({rank[key]: pools[key] for key in pools}.items())
 
 
 class _Load:
@@ -205,7 +198,7 @@ def steering(topology: Topology, pool: Pool, queues: int, irq_cpu: int) -> froze
 
     :param queues: how many receive queues the netdev has.
     """
-    unowned = frozenset(pool.cpus) - topology.owners.of.keys()
+    unowned = frozenset(pool) - topology.owners.of.keys()
     if queues >= len(unowned):
         return frozenset()
     others = unowned - topology.isolated - {irq_cpu}

@@ -249,14 +249,14 @@ def _place(local: Mapping[str, Pool], have: Snapshot, load: Load | None, absent:
     for address, target, irq in _each(have):
         # The kubelet of Kubernetes 1.20 also tells CPUs that pods share. These have no owner in its file.
         if cpus := irq.of_pod & have.topology.owners.pods.keys() & have.topology.cpus.keys():
-            of_pods[target] = Pool(tuple(sorted(cpus)))
+            of_pods[target] = tuple(sorted(cpus))
         if irq.role != MANAGEMENT and address in local:
             key = (target, str(irq.queue))
             serving[irq.number] = key
             affinities.setdefault(key, set()).add(irq.affinity)
             # The kernel has chosen the CPU of a managed interrupt.
             fixed = [cpu for cpu in irq.affinity if cpu in have.topology.cpus] if kept.is_managed(target, irq) else []
-            keys[key] = Pool((fixed[0],)) if fixed else local[address]
+            keys[key] = (fixed[0],) if fixed else local[address]
             if target in of_pods and not fixed:
                 own[key] = of_pods[target]
     # A netdev that is down, as while a pod starts, has no interrupts. Its queues keep their CPUs, so that no other queue moves.
@@ -269,7 +269,7 @@ def _place(local: Mapping[str, Pool], have: Snapshot, load: Load | None, absent:
     every = {key: down[key[0]] for key in kept.placed if key[0] in down} | keys
     # The queues of a NIC that is missing for a while keep their CPUs, too. Its interrupts and its pool are unknown.
     placed_before = ((key, cpu) for key, cpu in kept.placed.items() if device_of(key[0]) in absent)
-    every |= {key: Pool((cpu,)) for key, cpu in placed_before if cpu in have.topology.cpus}
+    every |= {key: (cpu,) for key, cpu in placed_before if cpu in have.topology.cpus}
     every = _with_vectors(every, affinities, kept)
     # Another interrupt's present CPU does not count: it depends on irqbalance, and on the order in which devices appeared, so
     # each boot would have another placement.
@@ -278,7 +278,7 @@ def _place(local: Mapping[str, Pool], have: Snapshot, load: Load | None, absent:
     # owner, it stays, too. Its present CPU counts here: nothing else says where it went before.
     taken = kept.full | owned.keys()
     free = {key: without(keys[key], taken) for key in keys if homes[key] in owned}
-    guests = {key: pool for key, pool in free.items() if owned.keys().isdisjoint(pool.cpus)}
+    guests = {key: pool for key, pool in free.items() if owned.keys().isdisjoint(pool)}
     own = _with_vectors(own, {key: affinities[key] for key in own}, kept)
     present = {key: affinity[0] for key in guests | own for affinity in sorted(affinities[key]) if len(affinity) == 1}
     busy = [cpu for key, cpu in homes.items() if key not in guests]
@@ -287,7 +287,7 @@ def _place(local: Mapping[str, Pool], have: Snapshot, load: Load | None, absent:
     placed = homes | place(have.topology, guests, present, busy) | place(have.topology, own, present)
     moves: dict[Key, Move] = {}
     if load is not None and load.readings:
-        to = {key: Pool(tuple(cpu for cpu in keys[key].cpus if cpu not in taken)) for key in keys if key not in own}
+        to = {key: tuple(cpu for cpu in keys[key] if cpu not in taken) for key in keys if key not in own}
         queues, of_cpus = loads(load, serving, placed)
         movable = {key: queue for key, queue in queues.items() if key in to and homes[key] not in owned}
         moves = balance(movable, of_cpus, load.moves, load.readings[-1].at, to)
@@ -298,7 +298,7 @@ def _place(local: Mapping[str, Pool], have: Snapshot, load: Load | None, absent:
 def _standing(every: Mapping[Key, Pool], placed: Mapping[Key, int], load: Load) -> dict[Key, Pool]:
     """Each queue's pool: only the CPU where it is, or to which it has moved, if that is still one of the pool's."""
     cpus = {**placed, **{key: move.cpu for key, move in load.moves.items()}}
-    return {key: Pool((cpus[key],)) if cpus.get(key) in pool.cpus else pool for key, pool in every.items()}
+    return {key: (cpus[key],) if cpus.get(key) in pool else pool for key, pool in every.items()}
 
 
 def _with_vectors(
@@ -312,20 +312,20 @@ def _with_vectors(
     served: dict[tuple[tuple[int, ...], int], list[Key]] = {}
     for key, of_queue in affinities.items():
         (first, *more), *others = sorted(of_queue)
-        if not more and not others and first in kept.full and first in every[key].cpus:
-            served.setdefault((every[key].cpus, first), []).append(key)
-    roomy = {pool.cpus: without(pool, kept.full) for pool in every.values()}
-    count = Counter(pool.cpus for pool in every.values())
-    result = {key: roomy[pool.cpus] for key, pool in every.items()}
+        if not more and not others and first in kept.full and first in every[key]:
+            served.setdefault((every[key], first), []).append(key)
+    roomy = {pool: without(pool, kept.full) for pool in every.values()}
+    count = Counter(every.values())
+    result = {key: roomy[pool] for key, pool in every.items()}
     for (cpus, cpu), queues in served.items():
         share = -(-count[cpus] // len(cpus)) if _has_vectors(roomy[cpus], kept.full) else len(queues)
         for key in sorted(queues, key=lambda key: (kept.placed.get(key) != cpu, key))[:share]:
-            result[key] = Pool((cpu,))
+            result[key] = (cpu,)
     return result
 
 
 def _has_vectors(pool: Pool, full: frozenset[int]) -> bool:
-    return not full.issuperset(pool.cpus)
+    return not full.issuperset(pool)
 
 
 def plan(want: Wanted, have: Snapshot) -> list[Change]:
@@ -346,7 +346,7 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
         key = (target, str(irq.queue))
         pool = placed.pools[key] if irq.role != MANAGEMENT else any_cpu(placed, local[address], target, owned)
         one = irq.role != MANAGEMENT and _has_vectors(pool, kept.full)
-        after = (placed.cpus[key],) if one else tuple(sorted(pool.cpus))
+        after = (placed.cpus[key],) if one else tuple(sorted(pool))
         if irq.affinity != after:
             before, note = format_ranges(irq.affinity), _note(key, placed, have) if one else ""
             required = not one or key not in placed.moves
@@ -374,7 +374,7 @@ def _note(key: Key, now: Placement, have: Snapshot) -> str:
         return ""
     if was not in online:
         return f"CPU {was} went offline"
-    if was not in now.pools[key].cpus:
+    if was not in now.pools[key]:
         return ""
     offline = {cpu for queue in now.cpus if (cpu := placed.get(queue)) is not None and cpu not in online}
     if offline:

@@ -79,7 +79,7 @@ def _plan(want: Wanted, have: Snapshot) -> Iterator[Change]:
     placed = placement.cpus
     for address in sorted(have[NAME].keys() & pools.keys()):
         for target, threads in have[NAME][address].items():
-            any_cpu = tuple(sorted(irqs.any_cpu(placement, pools[address], target, owned).cpus))
+            any_cpu = tuple(sorted(irqs.any_cpu(placement, pools[address], target, owned)))
             of_queues = (irq for irq in have[irqs.NAME].get(address, {}).get(target, ()) if irq.role != MANAGEMENT)
             cpus = {irq.number: (placed[target, str(irq.queue)],) for irq in of_queues}
             for place, thread in threads.items():

@@ -128,7 +128,7 @@ def _cpus(want: Wanted, have: Snapshot, rule: SteeredNetdevs, receive_queues: in
     if rule.cpus is not None:
         named = frozenset(have.topology.cpus) & frozenset(parse_ranges(rule.cpus)) - have.topology.isolated
         return named - owned or named
-    usable = frozenset(pool(have.topology, -1, frozenset(parse_ranges(want.spec.irqs.exclude_cpus))).cpus) - owned
+    usable = frozenset(pool(have.topology, -1, frozenset(parse_ranges(want.spec.irqs.exclude_cpus)))) - owned
     # A netdev that has a queue for each CPU needs no steering (Documentation/networking/scaling.rst).
     return frozenset() if receive_queues >= len(usable) else usable - have.topology.isolated
 

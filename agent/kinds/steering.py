@@ -76,7 +76,7 @@ def _rps_originals(machine: Machine, change: Change, known: Collection[tuple[str
 
 def _senders(topology: Topology, excluded: str) -> Senders:
     usable = pool(topology, -1, frozenset(parse_ranges(excluded)))
-    return Senders(topology, without(usable, topology.owners.of).cpus)
+    return Senders(topology, without(usable, topology.owners.of))
 
 
 def _plan_xps(want: Wanted, have: Snapshot) -> list[Change]:
@@ -93,7 +93,7 @@ def _plan_xps(want: Wanted, have: Snapshot) -> list[Change]:
             continue
         served = {queue: cpu for queue in observed.xps if (cpu := placed.get((target, str(queue)))) is not None}
         own = placement.of_pods.get(target)
-        sending = Senders(have.topology, own.cpus) if own else senders
+        sending = Senders(have.topology, own) if own else senders
         for queue, after in sending.transmitting(served).items() if served else ():
             before = observed.xps[queue]
             if before != after:

@@ -57,10 +57,10 @@ def _owned(want: Wanted, have: Snapshot) -> Condition | None:
         return condition(TYPE, "OwnersUnknown", owners.fault)
     told = []
     for address, pool in irqs.pools(want, have).items():
-        names = list(dict.fromkeys(owners.of.get(cpu, "") for cpu in sorted(pool.cpus)))
+        names = list(dict.fromkeys(owners.of.get(cpu, "") for cpu in sorted(pool)))
         if "" not in names:
             more = ", ..." if len(names) > SHOWN else ""
-            told.append(f"{address} (CPUs {format_ranges(pool.cpus)}: {', '.join(names[:SHOWN])}{more})")
+            told.append(f"{address} (CPUs {format_ranges(pool)}: {', '.join(names[:SHOWN])}{more})")
     if not told:
         return None
     message = (

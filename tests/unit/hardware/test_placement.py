@@ -76,16 +76,16 @@ nics_with_nodes = st.lists(st.tuples(st.integers(0, 4), st.integers(1, 40)), min
     ("topology", "node", "exclude", "chosen"),
     [
         # First threads first, and CPU 0 last.
-        (machine(), 0, (), Pool((1, 2, 3, 8, 9, 10, 11, 0))),
-        (machine(), 1, (), Pool((4, 5, 6, 7, 12, 13, 14, 15))),
+        (machine(), 0, (), (1, 2, 3, 8, 9, 10, 11, 0)),
+        (machine(), 1, (), (4, 5, 6, 7, 12, 13, 14, 15)),
         # It goes round the caches.
-        (machine(nodes=1, cores=4, threads=1, caches=2), 0, (), Pool((2, 1, 3, 0))),
-        (machine(isolated=frozenset(range(4, 8))), 1, (12,), Pool((13, 14, 15))),
+        (machine(nodes=1, cores=4, threads=1, caches=2), 0, (), (2, 1, 3, 0)),
+        (machine(isolated=frozenset(range(4, 8))), 1, (12,), (13, 14, 15)),
         # A node without a usable CPU gives way to the nearest.
-        (machine(nodes=3, cores=2, threads=1, isolated=frozenset({4, 5})), 2, (), Pool((2, 3))),
+        (machine(nodes=3, cores=2, threads=1, isolated=frozenset({4, 5})), 2, (), (2, 3)),
         # If all CPUs are excluded, the pool has them nevertheless, but not the isolated ones.
-        (machine(nodes=1, cores=2, threads=1), 0, (0, 1), Pool((1, 0))),
-        (machine(nodes=1, cores=4, threads=1, isolated=frozenset({2, 3})), 0, (0, 1), Pool((1, 0))),
+        (machine(nodes=1, cores=2, threads=1), 0, (0, 1), (1, 0)),
+        (machine(nodes=1, cores=4, threads=1, isolated=frozenset({2, 3})), 0, (0, 1), (1, 0)),
     ],
 )
 def test_a_pool_has_the_cpus_of_its_node_in_the_order_in_which_they_are_taken(
@@ -97,14 +97,12 @@ def test_a_pool_has_the_cpus_of_its_node_in_the_order_in_which_they_are_taken(
 def test_a_thread_that_is_off_changes_no_other_core_s_turn() -> None:
     """Two caches of two cores with two threads: without CPU 4, its core's second thread, CPU 6 is still before CPU 5."""
     cpus = {id: Cpu(id, 0, id % 4, id % 4 // 2) for id in range(8)}
-    orders = [
-        pool(Topology({id: cpus[id] for id in ids}, frozenset(), {}), 0).cpus for ids in (range(8), {*range(8)} - {4})
-    ]
+    orders = [pool(Topology({id: cpus[id] for id in ids}, frozenset(), {}), 0) for ids in (range(8), {*range(8)} - {4})]
     assert orders == [(2, 1, 3, 4, 6, 5, 7, 0), (2, 1, 3, 6, 5, 7, 0)]
 
 
 def test_the_pool_of_an_unknown_numa_node_has_all_cpus() -> None:
-    assert set(pool(machine(), -1).cpus) == set(range(16))
+    assert set(pool(machine(), -1)) == set(range(16))
 
 
 @given(machines, st.data())
@@ -120,9 +118,9 @@ def test_on_any_machine_any_queues_are_spread_evenly_and_stay(topology: Topology
     placed = place(topology, pools, previous)
 
     assert placed.keys() == pools.keys()
-    assert all(placed[key] in pools[key].cpus for key in pools)
+    assert all(placed[key] in pools[key] for key in pools)
     for shared in set(pools.values()):
-        cores = {topology.cpus[id].core: 0 for id in shared.cpus}
+        cores = {topology.cpus[id].core: 0 for id in shared}
         for key, taken in pools.items():
             if taken == shared:
                 cores[topology.cpus[placed[key]].core] += 1
@@ -151,7 +149,7 @@ def test_rps_leaves_out_the_interrupt_s_own_cpu(topology: Topology, queues: int,
 
 
 def test_rps_uses_only_cpus_of_the_pool() -> None:
-    assert steering(machine(nodes=1, cores=4, threads=1, caches=4), Pool((1, 2, 3)), 1, 2) == {1, 3}
+    assert steering(machine(nodes=1, cores=4, threads=1, caches=4), (1, 2, 3), 1, 2) == {1, 3}
 
 
 def test_of_queues_that_are_equally_near_a_cpu_sends_through_the_one_with_the_fewest_senders() -> None:
@@ -179,10 +177,10 @@ def pools_of(topology: Topology, wanted: list[tuple[int, int]]) -> Pools:
 
 def with_full(pools: Pools, full: frozenset[int], chance: random.Random) -> Pools:
     """Some CPUs have no free vector. Some queues stay on one of them; others have the rest of their pool, if there is any."""
-    left = {key: tuple(id for id in taken.cpus if id not in full) or taken.cpus for key, taken in pools.items()}
-    there = {key: [id for id in taken.cpus if id in full] for key, taken in pools.items()}
+    left = {key: tuple(id for id in taken if id not in full) or taken for key, taken in pools.items()}
+    there = {key: [id for id in taken if id in full] for key, taken in pools.items()}
     return {
-        key: Pool((chance.choice(there[key]),) if there[key] and chance.random() < 0.4 else cpus)
+        key: (chance.choice(there[key]),) if there[key] and chance.random() < 0.4 else cpus
         for key, cpus in left.items()
     }
 
@@ -199,7 +197,7 @@ def most_even(topology: Topology, pools: Pools) -> list[int]:
     One queue after another takes the least loaded core that it, or a queue that makes room for it, can reach. This is
     algorithm ASM1 of Harvey and others, "Semi-matchings for bipartite graphs and load balancing", which proves it optimal.
     """
-    cores = {key: {topology.cpus[id].core for id in taken.cpus} for key, taken in pools.items()}
+    cores = {key: {topology.cpus[id].core for id in taken} for key, taken in pools.items()}
     at: dict[Key, int] = {}
     load = Counter({cpu.core: 0 for cpu in topology.cpus.values()})
     for new in pools:
@@ -224,7 +222,7 @@ def uneven_siblings(topology: Topology, pools: Pools, placed: dict[Key, int]) ->
     return [
         (key, other)
         for key, cpu in placed.items()
-        for other in pools[key].cpus
+        for other in pools[key]
         if topology.cpus[other].core == topology.cpus[cpu].core and load[cpu] - load[other] > 1
     ]
 
@@ -246,7 +244,7 @@ def test_two_pools_are_disjoint_or_one_contains_the_other(
 ) -> None:
     """The placement depends on it, for CPUs and for cores."""
     topology = evolve(topology, isolated=isolated & topology.cpus.keys())
-    every = [set(pool(topology, node, excluded).cpus) for node in range(-1, 5)]
+    every = [set(pool(topology, node, excluded)) for node in range(-1, 5)]
     for left in ([cpus - full or cpus for cpus in every], every):
         for one, other in combinations(left, 2):
             for place_of in (int, lambda id: topology.cpus[id].core):
@@ -307,7 +305,7 @@ def test_no_placement_is_more_even(
     optimum = most_even(topology, pools)
     for placed in (place(topology, pools, previous), place(topology, pools, {})):
         assert placed.keys() == pools.keys()
-        assert all(cpu in pools[key].cpus for key, cpu in placed.items())
+        assert all(cpu in pools[key] for key, cpu in placed.items())
         assert loads(topology, placed) == optimum
         assert not uneven_siblings(topology, pools, placed)
 
@@ -318,9 +316,9 @@ def test_no_more_queues_move_than_a_first_placement_s_loads_need(
     topology: Topology, wanted: list[tuple[int, int]], full: frozenset[int], chance: random.Random
 ) -> None:
     pools = with_full(pools_of(topology, wanted), full, chance)
-    previous = {key: chance.choice(pools[key].cpus) for key in pools}
-    first = Counter((pools[key].cpus, cpu) for key, cpu in place(topology, pools, {}).items())
-    surplus = Counter((pools[key].cpus, cpu) for key, cpu in previous.items()) - first
+    previous = {key: chance.choice(pools[key]) for key in pools}
+    first = Counter((pools[key], cpu) for key, cpu in place(topology, pools, {}).items())
+    surplus = Counter((pools[key], cpu) for key, cpu in previous.items()) - first
     assert len(moved(previous, place(topology, pools, previous))) == surplus.total()
 
 
@@ -336,7 +334,7 @@ def test_whatever_changes_some_cpu_of_the_pool_serves_each_queue(
         rest = without_cpus(topology, off)
         pools = pools_of(rest, wanted)
         placed = place(rest, pools, placed)
-        assert all(placed[key] in pools[key].cpus for key in pools)
+        assert all(placed[key] in pools[key] for key in pools)
         assert place(rest, pools, placed) == placed
 
 
