@@ -26,7 +26,11 @@ AGAIN = 0.5
 @_common.spec_option
 @click.option("--allow", default=None, help="The most disruptive level: none, rebind, link-flap, vf-reset, reboot.")
 @click.option(
-    "--timeout", type=seconds, default=60.0, show_default=True, help="Seconds for devices to come up after a change."
+    "--timeout",
+    type=seconds,
+    default=60.0,
+    show_default=True,
+    help="Seconds for the changes, and for devices to come up.",
 )
 @click.option(
     "--device", "nic", default="", metavar="NIC", help="Only this NIC of the spec; wait until its users are gone."
@@ -170,7 +174,9 @@ def _say(progress: Progress, applied: list[Outcome], nic: str, done: bool, as_js
         if condition.status != "True":
             click.echo(printable(f"{condition.type} {condition.status} {condition.reason}: {condition.text}"))
     if not progress.conditions:
-        click.echo("the service did not answer within the time; see: trackbed doctor", err=True)
+        click.echo(
+            "the service did not answer within the time; give a longer --timeout, or see: trackbed doctor", err=True
+        )
     if nic:
         click.echo("\n".join(map(printable, _faults(progress, nic))) or f"{nic} is ready")
         return
