@@ -29,7 +29,7 @@ from pyinfra.api.deploy import deploy
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
-from tasks import packages
+from tasks import packages, reboot
 from tasks.common import units
 from tasks.common.commands import Commands, refuse
 from tasks.common.data import Key, record
@@ -105,6 +105,10 @@ def configure() -> None:
 @operation()
 def enable_cdi_refresh() -> Commands:
     """Enable the units. The path unit watches driver and toolkit; the service writes the specification, then and at boot."""
+    # Without the driver the service fails.
+    if host.state.is_executing and reboot.awaited_by("gpu_driver"):
+        host.noop("the units are enabled once the GPU driver is loaded")
+        return
     for unit in REFRESH:
         yield from units.enable(
             unit,

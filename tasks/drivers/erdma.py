@@ -338,12 +338,16 @@ def load(wanted: Erdma, release: str | None) -> Commands:
     if other and (problem := signatures.refusal(MODULE, other)):
         yield refuse(problem)
         return
+    if module.is_loaded and not module.stale and mode in (None, have.compat_mode):
+        yield from reboot.withdraw(MODULE)
+        return
+    # It is built against OFED's modules, which that reboot loads.
+    if host.state.is_executing and reboot.awaited_by("ofed"):
+        host.noop("the driver is loaded once OFED's modules are")
+        return
     if not module.is_loaded:
         yield from reboot.withdraw(MODULE)
         yield script(_LOAD, letter, "no")
-        return
-    if not module.stale and mode in (None, have.compat_mode):
-        yield from reboot.withdraw(MODULE)
         return
     # The srcversion makes the reason another one after an upgrade.
     reason = (

@@ -8,6 +8,7 @@ from tasks.common.units import UnitStates
 from tasks.containers import container_runtime
 from tasks.packages.holds import HeldPackages
 from tasks.packages.vendor_repository import KeyFingerprints
+from tasks.reboot import NodeRebootRequests
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, file_answers, of
 
 DRY_RUN = "sh dry-run "
@@ -143,6 +144,17 @@ def test_the_units_that_write_specifications_are_enabled(
         assert "systemctl enable --quiet" in command
         assert "systemctl start" in command
         assert f" sh nvidia-cdi-refresh.{unit} " in command
+
+
+@pytest.mark.parametrize(("boot", "waits"), [("boot-1", True), ("boot-0", False)])
+def test_the_units_wait_for_the_reboot_that_loads_the_driver(node: Node, boot: str, waits: bool) -> None:
+    """Without the driver the service fails. If that failed the host, the reboot would never come."""
+    engines(node, "containerd", cdi=True)
+    node.data["reboot"] = {"policy": "allow"}
+    off = {of(UnitStates): ["ActiveState=inactive LoadState=loaded UnitFileState=disabled "]}
+    requests = {of(NodeRebootRequests): ["boot-1", f"gpu_driver {boot} nouveau is loaded "]}
+    result = node.deploy(container_runtime.configure, {**installed(), DRY_RUN: "ran", **off, **requests})
+    assert (result.flat == []) is waits
 
 
 def test_without_these_units_the_toolkit_is_too_old(node: Node) -> None:

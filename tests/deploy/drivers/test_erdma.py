@@ -183,6 +183,18 @@ def test_the_kernel_that_is_to_run_counts_and_loading_waits_for_it(node: Node) -
     assert result.commands["eRDMA | Driver loaded"] == []
 
 
+@pytest.mark.parametrize(("boot", "waits"), [("boot-1", True), ("boot-0", False)])
+def test_a_driver_that_does_not_fit_the_loaded_modules_waits_for_ofeds_reboot(
+    node: Node, boot: str, waits: bool
+) -> None:
+    """It is built against OFED's ib_core. If it failed the host, the reboot would never come."""
+    node.data = {"erdma": DKMS, "reboot": {"policy": "allow"}}
+    requests = {of(NodeRebootRequests): ["boot-1", f"ofed {boot} installed modules are not the loaded ones "]}
+    unloaded = {MODULE: [PATH, "installed AB"], LOADED: []}
+    loads = node.deploy(erdma.install, {**there(), **unloaded, **requests}).commands["eRDMA | Driver loaded"]
+    assert any("modprobe erdma" in command for command in loads) is not waits
+
+
 def test_the_installer_waits_for_the_kernel_that_is_to_run(node: Node) -> None:
     node.data = {"erdma": INSTALLER, "kernel": {"release": "6.1.0-10-amd64"}}
     result = node.deploy(erdma.install, {**there(), **ROCKY_8, erdma.INSTALLED: [], STATUS: []})
