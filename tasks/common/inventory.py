@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import GeneratorType
 from typing import Any
 
 from pyinfra.api.exceptions import InventoryError, PyinfraError
@@ -25,10 +26,16 @@ def check(hosts: Inventory, limited: list[Host] | None) -> None:
     :raises PyinfraError: there is none, or one has a key that is misspelt.
     """
     if not len(hosts):
-        raise PyinfraError(f"the inventory has no hosts; {GROUP}, not a mapping")
+        if file() is None:  # pyinfra has printed what was given
+            raise PyinfraError(
+                "the inventory is no file, and no host that ssh finds; give the path of an inventory's file"
+            )
+        raise PyinfraError(f"the inventory has no hosts; {GROUP}")
     if limited is not None and not limited:
         # pyinfra only warns of a pattern that matches no host.
-        raise PyinfraError("--limit and --exclude leave no host of the inventory; give the name of a host or a group")
+        raise PyinfraError(
+            "--limit and --exclude leave no host of the inventory; give the name of a host or a group, each by its own --limit"
+        )
     # The deploy checks all keys, but only of the hosts to which it could connect.
     if faults := _unknown_settings(hosts if limited is None else limited):
         raise PyinfraError("\n".join(faults))
@@ -45,7 +52,8 @@ def file() -> Path | None:
 def groups_of_file(filename: str) -> dict[str, Any]:
     """The groups of an inventory's file.
 
-    pyinfra takes only lists and tuples for groups. It ignores a mapping, and a list with anything else than hosts in it.
+    pyinfra takes only lists and tuples for groups. It would leave out, without a word, the hosts of a mapping, a set or a
+    generator, and with a warning those of a list that also has something else.
 
     :raises InventoryError: an entry is none.
     """
@@ -54,12 +62,7 @@ def groups_of_file(filename: str) -> dict[str, Any]:
 
     _file.append(Path(filename).resolve())
     values = files.exec_file(filename, return_locals=True)
-    # pyinfra takes the first item of any tuple for a list of hosts.
-    groups = {
-        name: value
-        for name, value in values.items()
-        if (isinstance(value, tuple) and not name.startswith("_")) or files._is_inventory_group(name, value)
-    }
+    groups = {name: value for name, value in values.items() if not name.startswith("_") and _resembles_group(value)}
     if fault := fault_of(groups):
         raise InventoryError(f"{filename}: {fault}; a value that is no group begins with _")
     return groups
@@ -85,8 +88,17 @@ def _names(group: Any) -> set[str]:
     return {entry[0] if isinstance(entry, tuple) else entry for entry in _entries(group)}
 
 
+def _resembles_group(value: Any) -> bool:
+    """Whether somebody may mean hosts. A mapping of texts, as the settings of a cluster, means none."""
+    if isinstance(value, Mapping):
+        return bool(value) and all(isinstance(data, Mapping) for data in value.values())
+    return isinstance(value, list | tuple | set | frozenset | GeneratorType)
+
+
 def _fault(group: Any) -> str:
     """What is wrong with a group of an inventory's file; empty: nothing."""
+    if not isinstance(group, list | tuple):
+        return f"it is a {type(group).__name__}"
     if isinstance(group, tuple) and (
         len(group) != 2 or not isinstance(group[0], list | tuple) or not isinstance(group[1], Mapping)
     ):
@@ -95,7 +107,9 @@ def _fault(group: Any) -> str:
     for entry in _entries(group):
         name, *data = entry if isinstance(entry, tuple) and entry else (entry, {})
         if not isinstance(name, str) or not name:
-            return f"{name!r} is not the name of a host"
+            # Without what is in a list or a mapping, which may be a password.
+            shown = f"a {type(name).__name__}" if isinstance(name, list | Mapping) else repr(name)
+            return f"{shown} is not the name of a host"
         if len(data) != 1 or not isinstance(data[0], Mapping):
             # Without the data, which may have a password.
             return f"the entry of {name!r} is not a name and a mapping"

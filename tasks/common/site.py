@@ -75,6 +75,8 @@ def reading(read: Callable[..., Inventory]) -> Callable[..., Inventory]:
         if given.is_dir():
             example = root_of(given / "prod.py") / "inventories/prod.py"
             raise InventoryError(f"{file} is a folder; give the file of an inventory, such as {example}")
+        if given.resolve() == ROOT / "deploy.py" or given.resolve().parent == ROOT / "deploys":
+            raise InventoryError(f"{file} is no inventory; give the inventory before it: pyinfra INVENTORY {file}")
         if not given.exists() and not all(file.split(",")):
             raise InventoryError(f"{file!r} has an empty name; give an inventory's file, or hosts as a,b")
         if given.is_file():
@@ -89,7 +91,8 @@ def reading(read: Callable[..., Inventory]) -> Callable[..., Inventory]:
             logger.debug("", exc_info=raised)
             # pyinfra_cli wraps what a file raises while it runs.
             error = getattr(raised, "exception", raised)
-            said = error.msg if isinstance(error, SyntaxError) else error
+            # Whoever comes from another tool may give YAML.
+            said = f"{error.msg} (the file is read as Python)" if isinstance(error, SyntaxError) else error
             raise InventoryError(f"{_place(error, cwd)}: {type(error).__name__}: {said}; correct the file") from None
         _warn_of_misnamed(Path(cwd or ".") / "group_data", made)
         return made
@@ -98,10 +101,12 @@ def reading(read: Callable[..., Inventory]) -> Callable[..., Inventory]:
 
 
 def _warn_of_misnamed(folder: Path, hosts: Inventory) -> None:
-    """Name a file of group data whose group the inventory lacks, if its name resembles that of a group without a file.
+    """Name a file of group data that is not Python, or whose group the inventory lacks, if it resembles one without a file.
 
     Other files may be of the groups of other inventories.
     """
+    for other in sorted(each for each in folder.glob("*") if each.suffix in (".yml", ".yaml", ".json")):
+        logger.warning(f"{other} is not read: group data are Python, as in {other.stem}.py")
     files = {each.stem for each in folder.glob("*.py")}
     for name in sorted(files - {"all", *hosts.groups}):
         if near := difflib.get_close_matches(name, set(hosts.groups) - files, n=1, cutoff=0.8):

@@ -220,12 +220,21 @@ def test_bad_data_is_one_message_before_any_node_is_touched(inventory: Path, opt
     assert "Starting operation" not in done.stderr
 
 
-@pytest.mark.parametrize("hosts", ["[]", '{"@fake/a": {}}', '["@fake/a", 5]'])
-def test_a_deploy_to_no_host_does_not_succeed(inventory: Path, hosts: str) -> None:
-    done = deployed(inventory, hosts, "-y")
+def test_a_deploy_to_no_host_does_not_succeed(inventory: Path) -> None:
+    done = deployed(inventory, "[]", "-y")
     assert done.returncode == 1
     assert "the inventory has no hosts; a group of hosts is a list of names" in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
+
+
+def test_a_path_of_no_inventory_is_one_error() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pyinfra", "~/fleet/inventories/absent.py", "deploy.py", "--dry"],
+        cwd=archive.ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "~/fleet/inventories/absent.py is neither an inventory file" in done.stderr
+    assert "the inventory is no file, and no host that ssh finds; give the path of an inventory's file" in done.stderr
 
 
 @pytest.mark.parametrize("options", [["--limit", "typo"], ["--exclude", "@fake/*"]])
@@ -239,6 +248,11 @@ def test_a_limit_that_no_host_matches_does_not_succeed(inventory: Path, options:
     ("hosts", "message"),
     [
         ('[("@fake/a", "hunter2")]', "hosts: the entry of '@fake/a' is not a name and a mapping"),
+        (
+            '["@fake/a"]\nCLUSTER = {"server": "https://10.0.0.1:6443"}\nstorage = {"@fake/b": {}}',
+            "fleet.py: storage: it is a dict; a group of hosts is a list of names, or of tuples",
+        ),
+        ('["@fake/a"]\nracks = ["@fake/b", 5]', "racks: 5 is not the name of a host"),
         ('["@fake/a"]\nPORTS = (1, 2)', "PORTS: a tuple is a list of hosts and the group's data"),
         (
             '["@fake/a", "@fake/b"]\nall = ["@fake/a"]',

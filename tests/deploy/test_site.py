@@ -104,7 +104,7 @@ def test_relative_paths_begin_at_the_site(site: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "content", "said"),
     [
-        ("inventories/prod.py", b"servers = [", "prod.py:1: SyntaxError: '[' was never closed"),
+        ("inventories/prod.py", b"servers = [", "prod.py:1: SyntaxError: '[' was never closed (the file is read as"),
         (
             "group_data/servers.py",
             b"\nimport no_such\n",
@@ -136,8 +136,17 @@ def test_group_data_of_a_mistyped_name_are_named(site: Path) -> None:
     said = f"{site}/group_data/server.py is of no group of this inventory; did you mean servers.py?"
     assert said not in ran(PYINFRA, inventory, "debug-inventory").stderr
     (site / "group_data/servers.py").unlink()
+    (site / "group_data/all.yml").write_text("site_rack: 7\n")
     done = ran(PYINFRA, inventory, "debug-inventory")
     assert said in done.stderr and "storage.py" not in done.stderr
+    assert f"{site}/group_data/all.yml is not read: group data are Python, as in all.py" in done.stderr
+
+
+@pytest.mark.parametrize("deploy", ["deploy.py", f"{ROOT}/deploys/remove.py"])
+def test_a_deploy_in_the_place_of_the_inventory_is_one_error(site: Path, deploy: str) -> None:
+    done = ran(PYINFRA, deploy, site / "inventories/prod.py", "--dry")
+    assert done.returncode == 1
+    assert f"{deploy} is no inventory; give the inventory before it: pyinfra INVENTORY {deploy}" in done.stderr
 
 
 @pytest.mark.parametrize("given", ["", "inventories"])
