@@ -339,6 +339,7 @@ class Maintenance:
 
     def _evict(self, node: str, pod: Pod, announced: set[str]) -> str:
         """Request a pod's eviction; why it is refused, or an empty text."""
+        self._check_stop()
         metadata = metadata_of(pod)
         # A StatefulSet may have started another pod of this name, on another node.
         same = DeleteOptions(preconditions=Preconditions(uid=metadata.uid))

@@ -171,6 +171,16 @@ def test_an_interruption_during_the_last_look_at_the_pods_begins_no_change(serve
     assert maintenance.run(["a"], 1) == {"a": ("undone", "interrupted before anything was changed")}
 
 
+def test_an_interruption_during_an_eviction_evicts_no_other_pod(serve: Serve) -> None:
+    pods = (200, {"items": [pod(name).to_dict() for name in ("job", "other")]})
+    script, maintenance = serve(
+        {PODS: [pods], EVICTION: [(201, {})], f"GET {NODE}": [UNUSED, recorded("drain")], f"PATCH {NODE}": [(200, {})]}
+    )
+    script.before = lambda what: maintenance.stop.set() if what == EVICTION else None
+    assert maintenance.run(["a"], 1) == {"a": ("undone", "interrupted before anything was changed")}
+    assert script.asked[-3:] == [EVICTION, f"GET {NODE}", f"PATCH {NODE}"]
+
+
 def test_an_api_server_that_does_not_answer_while_the_drain_is_undone_leaves_a_node_that_is_named(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
