@@ -90,7 +90,8 @@ def test_a_change_that_a_pod_of_a_daemon_set_forbids_does_not_keep_a_ready_node_
     data = {"node_name": "a", "fake_delay": 0, "fake_delay_jitter": 0, "fake_responses": refused}
     (tmp_path / "fleet.py").write_text(f"hosts = {[('@fake/a', data)]!r}")
     code, begun = recorded("drain")
-    conditions = [{"type": names.READY, "status": ready}, {"type": names.UP_TO_DATE, "status": "False"}]
+    states = {"Ready": "True", names.READY: ready, names.UP_TO_DATE: "False"}
+    conditions = [{"type": name, "status": status} for name, status in states.items()]
     unused = {"metadata": {"name": "a", "resourceVersion": "7"}}
     pods = {"items": [pod("capture", owner="DaemonSet").to_dict()]}
     script, maintenance = serve(
