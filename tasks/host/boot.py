@@ -357,7 +357,6 @@ if [ ! -e "$options" ] || [ "$options" -nt "$image" ]; then
       if [ "$of" != "$image" ]; then was=unknown; fi
       echo "$boot $was" > "$state.boot"
     fi
-    echo "$image 0 0 unknown" > "$state"
     # First: after an interruption in between, the image would be newer than the options, and nothing would request the reboot.
     request "$requests" "$task" "$reason"
     if command -v update-initramfs >/dev/null; then update-initramfs -u -k "$(uname -r)"; else dracut --force "$image"; fi
