@@ -19,6 +19,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from http import HTTPStatus
 from threading import Event
 from typing import Any
 
@@ -219,14 +220,20 @@ def _create_lease(api: Api, name: str) -> bool:
     """Create another Lease for a node; False: there is one again, or the Node is gone."""
     try:
         node, _ = api.node(name)
-        owner = OwnerReference(apiVersion="v1", kind="Node", name=name, uid=metadata_of(node).uid or "")
-        # The API server requires a fraction of a second here, and the client leaves out one that is zero.
-        now = api.now.replace(microsecond=1)
-        spec = LeaseSpec(holderIdentity=name, leaseDurationSeconds=names.LEASE_DURATION, renewTime=now)
-        metadata = ObjectMeta(name=name, namespace=names.NAMESPACE, ownerReferences=[owner])
+    except ApiError as error:
+        if code(error) == ABSENT:
+            return False
+        raise
+    owner = OwnerReference(apiVersion="v1", kind="Node", name=name, uid=metadata_of(node).uid or "")
+    # The API server requires a fraction of a second here, and the client leaves out one that is zero.
+    now = api.now.replace(microsecond=1)
+    spec = LeaseSpec(holderIdentity=name, leaseDurationSeconds=names.LEASE_DURATION, renewTime=now)
+    metadata = ObjectMeta(name=name, namespace=names.NAMESPACE, ownerReferences=[owner])
+    try:
         api.client.create(Lease(metadata=metadata, spec=spec))
     except ApiError as error:
-        if code(error) in (*CONFLICTS, ABSENT):
+        # If it is absent (404), the namespace is.
+        if code(error) == HTTPStatus.CONFLICT:
             return False
         raise
     return True

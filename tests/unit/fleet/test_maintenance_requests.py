@@ -291,6 +291,33 @@ def test_an_answer_that_is_no_json_keeps_no_other_node_from_being_swept(serve: S
     assert swept.failed["a"].startswith("its Lease was deleted and cannot be created again: ")
 
 
+@pytest.mark.parametrize(
+    ("of_node", "of_lease", "why"),
+    [
+        (200, 404, 'namespaces "trackbed-system" not found'),
+        (200, 422, "a policy denies it"),
+        # It has a Lease again, or is gone.
+        (200, 409, ""),
+        (404, 201, ""),
+    ],
+)
+def test_a_lease_that_cannot_be_made_anew_is_not_called_a_node_that_came_back(
+    serve: Serve, of_node: int, of_lease: int, why: str
+) -> None:
+    _, maintenance = serve(
+        {
+            "GET /api/v1/nodes": [(200, {"items": [node("a").to_dict()]})],
+            f"GET {LEASES}": [(200, {"items": []})],
+            "GET /apis/resource.k8s.io/v1/devicetaintrules": [(200, {"items": []})],
+            f"GET {NODE}": [(of_node, node("a").to_dict() if of_node == 200 else {"kind": "Status"})],
+            f"POST {LEASES}": [(of_lease, {"kind": "Status", "message": why})],
+        }
+    )
+    swept = sweep(maintenance.api, decide(maintenance.api, 0.25), threading.Event())
+    assert (swept.renewed, swept.recovered) == ((), () if why else ("a",))
+    assert why in swept.failed.get("a", "")
+
+
 @pytest.mark.parametrize("busy", [BUSY, REFUSED, BAD_GATEWAY], ids=["JSON", "text", "proxy"])
 def test_a_step_is_recorded_and_undone_although_the_api_server_restarts(serve: Serve, busy: tuple[int, Any]) -> None:
     script, maintenance = serve(
