@@ -65,8 +65,7 @@ class Kubernetes:
 
     def __attrs_post_init__(self) -> None:
         faults = []
-        address = urlsplit(self.server)
-        if address.scheme != "https" or not address.hostname or address.path.strip("/") or address.query:
+        if not _is_api_server(self.server):
             faults.append(f"server: {self.server!r} is not an API server's URL; give one as https://10.0.0.1:6443")
         try:
             without_password(self.server)
@@ -83,6 +82,16 @@ class Kubernetes:
         ]
         if faults:
             raise ValueError("; ".join(faults))
+
+
+def _is_api_server(url: str) -> bool:
+    try:
+        address = urlsplit(url)
+        has_port = address.port != 0
+    except ValueError:
+        return False
+    beyond = address.path.strip("/") or address.query or address.fragment
+    return address.scheme == "https" and bool(address.hostname) and has_port and not beyond
 
 
 KUBERNETES: Key[Kubernetes | None] = Key("kubernetes", None, record(Kubernetes))
