@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from io import StringIO
 from typing import Any
 
@@ -11,6 +11,7 @@ from attrs import define, field, frozen
 from pyinfra.api.command import FileUploadCommand, StringCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.exceptions import DeployError
+from pyinfra.api.host import Host
 from pyinfra.api.operation import operation
 from pyinfra.api.state import State
 from pyinfra.context import host
@@ -21,6 +22,7 @@ from agent.report.diff import summary
 from agent.report.printable import printable
 from agent.report.records import Change, Disruption, changes_from_plain
 from agent.spec.node import NodeSpec, SpecError, from_mapping, to_json
+from agent.spec.strict import MOST_FAULTS
 from tasks.agent import BASE, folder
 from tasks.common.archive import ROOT
 from tasks.common.commands import Commands, refuse, script, warn
@@ -51,14 +53,34 @@ def node_spec(data: Mapping[str, object], host_name: str) -> NodeSpec:
 def read() -> NodeSpec:
     """The current host's spec. Bad data stops the deploy here, before any node is changed.
 
-    :raises DeployError: the data are wrong, or pyinfra has not read config.py, as in another folder than the checkout.
+    :raises DeployError: the data of this host are wrong; also names the faults of all other hosts that are deployed. Or pyinfra
+        has not read config.py, as in another folder than the checkout.
     """
     if pyinfra.is_cli and not hasattr(State.init, "__wrapped__"):
         raise DeployError(
             f"pyinfra has not read {ROOT / 'config.py'}: run it in {ROOT}, and give the inventory by its path, as "
             "~/fleet/inventories/prod.py"
         )
-    return node_spec(host_data(), host.name)
+    try:
+        return node_spec(host_data(), host.name)
+    except DeployError:
+        deployed = (each for each in host.state.inventory if host.state.is_host_in_limit(each))
+        raise DeployError("\n".join(_faults(deployed)[:MOST_FAULTS])) from None
+
+
+def _faults(hosts: Iterable[Host]) -> list[str]:
+    """What is wrong with the hosts' data. A fault that several hosts have, as one of their group, is named once."""
+    names: dict[str, list[str]] = {}
+    for each in hosts:
+        try:
+            node_spec(each.data.dict(), each.name)  # type: ignore[no-untyped-call]
+        except DeployError as error:
+            for line in str(error).splitlines():
+                names.setdefault(line.removeprefix(each.name), []).append(each.name)
+    return [
+        f"{having[0]}{fault}" + (f" (on {len(having)} hosts)" if len(having) > 1 else "")
+        for fault, having in names.items()
+    ]
 
 
 @frozen
