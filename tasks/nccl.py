@@ -315,5 +315,6 @@ def write(wanted: Nccl | None) -> Commands:
         yield script('mv -T "$1" "$2"', PREVIOUS, PATH)
         return
     if have and not have.startswith(MARK):
-        yield script('cp -p "$1" "$2"', PATH, PREVIOUS)
+        # No copy: after a power cut that could be empty, and the file itself replaced.
+        yield script('ln -f "$1" "$2"', PATH, PREVIOUS)
     yield from replace({PATH: have}, {PATH: want})

@@ -97,7 +97,8 @@ install_files() {
     mkdir -p "${to%/*}"
     near=$(beside "$to")
     rm -f "$near.previous"
-    if [ -e "$to" ]; then cp -p "$to" "$near.previous"; fi
+    # No copy: after a power cut that could be empty, and the file itself replaced.
+    if [ -e "$to" ]; then ln "$to" "$near.previous"; fi
     cp -p "$file" "$near.new"
     touch "$near.new"
     sync "$near.new"

@@ -170,10 +170,10 @@ def test_without_the_key_only_trackbed_s_file_is_removed(node: Node) -> None:
 
 def test_another_s_file_is_kept_and_restored(node: Node) -> None:
     result = deploy(node, {"network_type": 1}, {**has(CONNECTX, SECOND), **files(**{nccl.PATH: "NCCL_TOPO_FILE=/x"})})
-    assert result.flat[0] == str(script('cp -p "$1" "$2"', nccl.PATH, "/etc/nccl.conf.previous"))
+    assert result.flat[0] == str(script('ln -f "$1" "$2"', nccl.PATH, "/etc/nccl.conf.previous"))
     assert result.uploads[NEW].decode() == ROCE
     other = {**has(CONNECTX), **files(**{nccl.PATH: ROCE, nccl.PREVIOUS: "NCCL_TOPO_FILE=/x"})}
-    assert not any("cp -p" in command for command in deploy(node, {"network_type": 1}, other).flat)
+    assert not any("ln -f" in command for command in deploy(node, {"network_type": 1}, other).flat)
     assert deploy(node, None, other).flat == [str(script('mv -T "$1" "$2"', nccl.PREVIOUS, nccl.PATH))]
 
 
