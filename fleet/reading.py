@@ -71,6 +71,10 @@ PlainDeviceTaintRule = create_global_resource("resource.k8s.io", "v1", "DeviceTa
 # JSON can express half of a surrogate pair, which UTF-8 cannot.
 _UNREADABLE = (msgspec.ValidationError, UnicodeEncodeError)
 
+USED = {"spec": ("taints", "unschedulable"), "status": ("conditions", "nodeInfo")}
+"""What is read of a Node's spec and status. The rest takes most of the memory of a list of thousands of Nodes, and may be of a
+version of Kubernetes that lightkube does not know."""
+
 # Fields whose values are texts, even if they look like times.
 _TEXTS = ("annotations", "labels")
 
@@ -95,24 +99,23 @@ def read_all(documents: Iterable[Mapping[str, Any]], kind: type[T]) -> Read[T]:
         name = str(document["metadata"]["name"])
         thing, fault = read(document, kind)
         if thing is not None:
-            _forget_bulk(thing)
+            if isinstance(thing, Node) and thing.metadata:
+                thing.metadata.managedFields = None
             result.objects[name] = thing
         if fault:
             result.faults[name] = fault
     return result
 
 
-def _forget_bulk(thing: object) -> None:
-    """Leave out of a Node what takes most of its memory and is not used: a list has thousands of Nodes."""
-    if isinstance(thing, Node):
-        if thing.metadata:
-            thing.metadata.managedFields = None
-        if thing.status:
-            thing.status.images = None
+def _used(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    given = {part: document[part] for part in USED if isinstance(document.get(part), Mapping)}
+    return {**document, **{part: {key: of[key] for key in USED[part] if key in of} for part, of in given.items()}}
 
 
 def read(document: Mapping[str, Any], kind: type[T]) -> tuple[T | None, str]:
     """Decode an object; the object, and what cannot be read of it. Times that cannot be read are left out."""
+    if kind is Node:
+        document = _used(document)
     try:
         return convert(document, kind), ""
     except _UNREADABLE as error:

@@ -25,6 +25,7 @@ from tests.http_server import Request, serving
 from tests.unit.fleet.nodes_api import Cluster
 from tests.unit.fleet.test_fleet import NOW, lease, node
 from tests.unit.fleet.test_kubeconfig import KUBECONFIG, TIME, kubeconfig, server, trackbed
+from tests.unit.reporter.scripted import merged
 
 
 @pytest.mark.parametrize(
@@ -46,6 +47,21 @@ def test_a_cluster_without_a_node_of_trackbeds_is_not_ready(empty_cluster: tuple
     assert (shown.returncode, listed.returncode, json.loads(listed.stdout)["ready"]) == (2, 2, False)
     assert shown.stdout.startswith("0 of 0 nodes are ready")
     assert "is it the right cluster?" in shown.stderr
+
+
+def test_a_node_with_fields_that_another_version_of_kubernetes_has_is_shown(tmp_path: Path) -> None:
+    """Fields of alpha features change their types: this one is a list in 1.37."""
+    later = merged(node("a").to_dict(), {"status": {"declaredFeatures": {"a": 1}}, "spec": {"podCIDRs": 1}})
+
+    def answer(request: Request) -> tuple[int, Any]:
+        return Cluster({"a": later}).answer(request.method, request.path, None)
+
+    with serving(answer) as url:
+        (shown,) = json.loads(trackbed("status", "--kubeconfig", str(kubeconfig(tmp_path, url)), "--json").stdout)[
+            "nodes"
+        ]
+    # No reporter has a Lease here.
+    assert (shown["name"], shown["reason"]) == ("a", names.EXPIRED)
 
 
 def test_a_limit_is_of_an_inventory(empty_cluster: tuple[str, str], tmp_path: Path) -> None:
