@@ -78,6 +78,8 @@ _RECORD = (
 if [ -e "$3" ]; then exit 0; fi
 mkdir -p "$(dirname "$3")"
 state "$1" "$2" > "$3.new"
+# Otherwise a power cut may leave an empty file, by which the removal would restore nothing.
+sync "$3.new"
 mv -T "$3.new" "$3"
 """
 )

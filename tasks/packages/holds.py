@@ -82,6 +82,8 @@ noted() {  # arguments: the file, and the command that sets holds
   mkdir -p "${file%/*}"
   note "$file"
   holds '' > "$file.new"
+  # If a power cut left it empty, all holds would count as the deploy's.
+  sync "$file.new"
   mv "$file.new" "$file.before"
   # No variable for the exit status: a function shares all variables with the script that calls it.
   if marking "$@"; then set -- 0; else set -- "$?"; fi

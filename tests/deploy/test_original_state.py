@@ -47,12 +47,15 @@ def test_the_script_records_services_vfs_and_holds(tmp_path: Path) -> None:
     for name, text in (
         ("systemctl", 'case "$1" in is-enabled) echo enabled ;; *) echo inactive; exit 3 ;; esac'),
         ("apt-mark", "echo linux-image-amd64; echo foo"),
+        # What is on the disk when the file gets its name.
+        ("sync", f'cat "$1" > {tmp_path}/synced; [ ! -e {tmp_path}/var/before ]'),
     ):
         program(tmp_path / "bin" / name, text)
     (tmp_path / "etc/dnf/plugins").mkdir(parents=True)
     (tmp_path / "etc/dnf/plugins/versionlock.list").write_text("\n# Added lock on Sun\nkernel-0:5.14.0-427.el9.*\n")
     file, path = tmp_path / "var/before", f"{tmp_path}/bin:/usr/bin:/bin"
     sh(original_state._RECORD, "irqbalance.service", tmp_path, file, PATH=path)
+    assert (tmp_path / "synced").read_text() == file.read_text()
     (device / "sriov_numvfs").write_text("7\n")
     sh(original_state._RECORD, "irqbalance.service", tmp_path, file, PATH=path)
     assert original_state.parse(file.read_text().splitlines()) == original_state.OriginalState(

@@ -195,6 +195,7 @@ if [ -r "$folder/installed" ]; then held=$(tail -n +3 "$folder/installed"); fi
 if [ -n "$held" ]; then release $held; fi
 # If the installer fails, or is interrupted, the next deploy releases them again.
 { echo none; echo none; for package in $held; do echo "$package"; done; } > "$folder/installed.new"
+sync "$folder/installed.new"
 mv "$folder/installed.new" "$folder/installed"
 code=0
 ./mlnxofedinstall "$@" || code=$?
@@ -215,6 +216,7 @@ cd /
 # shellcheck disable=SC2086  # a package is a word
 if [ -n "$packages" ]; then hold $packages; fi
 { echo "$sha256"; ofed_info -s; for package in $packages; do echo "$package"; done; } > "$folder/installed.new"
+sync "$folder/installed.new"
 mv "$folder/installed.new" "$folder/installed"
 """
 )

@@ -49,6 +49,13 @@ def test_only_holds_that_a_command_sets_are_noted(tmp_path: Path, held: Path, ot
     assert [path.name for path in (tmp_path / "var").iterdir()] == ["holds"]
 
 
+def test_the_holds_from_before_are_on_the_disk_before_others_are_set(tmp_path: Path, held: Path) -> None:
+    held.write_text("mine\n")
+    program(tmp_path / "bin/sync", f'cat "$1" {held} > {tmp_path}/synced')
+    assert hold(tmp_path, "ours") == 0
+    assert (tmp_path / "synced").read_text() == "mine\nmine\n"
+
+
 @pytest.mark.parametrize("others", ["", "mine\n"])
 def test_holds_of_an_interrupted_deploy_are_noted_by_the_next(tmp_path: Path, held: Path, others: str) -> None:
     held.write_text(others)
