@@ -121,8 +121,8 @@ def _all_ports(function: NetworkFunction) -> Iterator[RdmaPort]:
 def _ports(function: NetworkFunction) -> Iterator[RdmaPort]:
     """Its RDMA ports, without those of netdevs that are not managed: only the first is. Raw packets are no RDMA."""
     others = {netdev.name for netdev in function.netdevs[1:]}
-    devices = (device for device in function.rdma if device.transport != RAW)
-    return (port for device in devices for port in device.ports if port.netdev not in others)
+    ports = (port for device in function.rdma if device.transport != RAW for port in device.ports)
+    return (port for port in ports if port.netdev not in others)
 
 
 def _active(function: NetworkFunction) -> bool:

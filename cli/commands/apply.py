@@ -26,11 +26,7 @@ AGAIN = 0.5
 @_common.spec_option
 @click.option("--allow", default=None, help="The most disruptive level: none, rebind, link-flap, vf-reset, reboot.")
 @click.option(
-    "--timeout",
-    type=seconds,
-    default=60.0,
-    show_default=True,
-    help="Seconds for the changes, and for devices to come up.",
+    "--timeout", type=seconds, default=60.0, show_default=True, help="Seconds for changes, and for devices to come up."
 )
 @click.option(
     "--device", "nic", default="", metavar="NIC", help="Only this NIC of the spec; wait until its users are gone."
@@ -130,16 +126,11 @@ def _by_ourselves(spec: NodeSpec, limit: Disruption | None, nic: str, deadline: 
         ) from None
     probes = Probes(machine)
     inbox = Inbox(machine.events.subscribe(), Activity.at(None), lambda: None, probes=probes)
-    failures = Failures()
-    originals = Originals.load(_common.RUN / ORIGINALS)
+    goal = Goal(spec, asked=lambda: (limit, nic))
+    memory = Memory(time.monotonic, Failures(), Originals.load(_common.RUN / ORIGINALS))
     history = History(_common.STATE)
     while True:
-        result = converge(
-            machine,
-            Goal(spec, asked=lambda: (limit, nic)),
-            Memory(time.monotonic, failures, originals),
-            callbacks=Callbacks(judge=probes.judge),
-        )
+        result = converge(machine, goal, memory, callbacks=Callbacks(judge=probes.judge))
         if _common.STATE.is_dir() and (gap := history.record(result.outcomes, spec_hash(spec), "apply")):
             click.echo(printable(f"trackbed: {gap}"), err=True)
         ready, waiting = is_ready(result.conditions), probes.waiting()
@@ -174,9 +165,7 @@ def _say(progress: Progress, applied: list[Outcome], nic: str, done: bool, as_js
         if condition.status != "True":
             click.echo(printable(f"{condition.type} {condition.status} {condition.reason}: {condition.text}"))
     if not progress.conditions:
-        click.echo(
-            "the service did not answer within the time; give a longer --timeout, or see: trackbed doctor", err=True
-        )
+        click.echo("no answer of the service in time; give a longer --timeout, or see: trackbed doctor", err=True)
     if nic:
         click.echo("\n".join(map(printable, _faults(progress, nic))) or f"{nic} is ready")
         return
