@@ -35,10 +35,10 @@ RELOAD = f"{LINKS}systemctl daemon-reload\n"
 """A script that makes the links that are missing, and has systemd read its units again."""
 
 # For a unit that is gone, as with its package, try-restart ends with an error.
-RESTART = f"""{RELOAD}
+RESTART = """
 if [ "$(systemctl show --property=LoadState --value "$1")" != not-found ]; then systemctl try-restart "$1"; fi
 """
-"""A script that runs :data:`RELOAD`, and then restarts the unit $1 if the unit runs."""
+"""A script that restarts the unit $1 if the unit runs."""
 
 # A scope has the name that its engine chose: docker-ID, nerdctl-ID. A container that may use all devices has the policy auto
 # and no list, as the scope of a login has.

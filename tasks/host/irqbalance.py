@@ -116,5 +116,9 @@ def use_script(banned: bool) -> Commands:
     if have != want and systemd_reload.deferred("irqbalance's drop-in"):
         return
     yield from replace(
-        have, want, systemd_reload.RELOAD + _WITH_SCRIPT if banned else systemd_reload.RESTART, UNIT, SCRIPT
+        have,
+        want,
+        systemd_reload.RELOAD + _WITH_SCRIPT if banned else systemd_reload.RELOAD + systemd_reload.RESTART,
+        UNIT,
+        SCRIPT,
     )

@@ -28,6 +28,7 @@ from tasks.common.commands import Commands, fail, script, warn
 from tasks.common.connection import BY_CONTROL_HOST, deploys_itself
 from tasks.common.data import Key, record, without_password
 from tasks.common.facts import FactBase
+from tasks.common.systemd_reload import RESTART
 from tasks.common.texts import Texts, replace
 from tasks.kubernetes.authorities import read_authorities, removes_authorities
 from tasks.kubernetes.clusters import shared_kubeconfig
@@ -207,10 +208,6 @@ class NewToken:
     token: str = ""
 
 
-_RESTART = """
-systemctl try-restart "$1" 2>/dev/null || true
-"""
-
 # What the reporter keeps: its own token, and a certificate of an earlier version.
 _FORGET = 'rm -f "$1"/token "$1"/reporter.pem "$1"/requested.*'
 
@@ -247,8 +244,8 @@ def deliver(want: ReporterSetup | None) -> Commands:
         yield FunctionCommand(_get_token, (want, new_token), {})
         # On standard input the token is in no argument, no log, and no file of other users.
         keep = (SECRET, STATE_FOLDER, UNIT)
-        yield script(_KEEP + _RESTART if have == texts else _KEEP, *keep, stdin=new_token.token)
-    yield from replace(have, texts, _RESTART, UNIT)
+        yield script(_KEEP + RESTART if have == texts else _KEEP, *keep, stdin=new_token.token)
+    yield from replace(have, texts, RESTART, UNIT)
 
 
 # pyinfra calls a function that has parameters `state` and `host` directly; its result says whether the command succeeded.

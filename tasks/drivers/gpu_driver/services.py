@@ -69,7 +69,7 @@ def persistence_mode(wanted: bool) -> Commands:
     want = {DROP_IN: text} if text else {}
     if have != want and deferred("the mode of nvidia-persistenced"):
         return
-    yield from replace(have, want, RELOAD if stays else RESTART, f"{PERSISTENCE}.service")
+    yield from replace(have, want, RELOAD if stays else RELOAD + RESTART, f"{PERSISTENCE}.service")
 
 
 @operation()

@@ -227,6 +227,15 @@ def test_a_unit_that_is_gone_is_not_restarted(tmp_path: Path, state: str, restar
     assert sh(systemd_reload.RESTART, "unit.service", PATH=path) == restarted
 
 
+def test_a_unit_that_cannot_be_restarted_is_an_error(tmp_path: Path) -> None:
+    """Otherwise it would go on with its former files, although the deploy has succeeded."""
+    program(
+        tmp_path / "bin/systemctl", "case $1 in show) echo loaded ;; try-restart) echo Job failed. >&2; exit 1 ;; esac"
+    )
+    with pytest.raises(AssertionError, match="Job failed"):
+        sh(systemd_reload.RESTART, "unit.service", PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
+
+
 def test_a_container_that_ends_meanwhile_hides_no_other(tmp_path: Path) -> None:
     first, second = (container(tmp_path, name, ("nvidia0",)) for name in ("docker-a", "docker-b"))
     [ended] = tmp_path.glob("proc/10")
