@@ -62,7 +62,9 @@ def groups_of_file(filename: str) -> dict[str, Any]:
 
     _file.append(Path(filename).resolve())
     values = files.exec_file(filename, return_locals=True)
-    groups = {name: value for name, value in values.items() if not name.startswith("_") and _resembles_group(value)}
+    groups = {
+        name: value for name, value in values.items() if not name.startswith("_") and _resembles_group(name, value)
+    }
     if fault := fault_of(groups):
         raise InventoryError(f"{filename}: {fault}; a value that is no group begins with _")
     return groups
@@ -88,11 +90,16 @@ def _names(group: Any) -> set[str]:
     return {entry[0] if isinstance(entry, tuple) else entry for entry in _entries(group)}
 
 
-def _resembles_group(value: Any) -> bool:
-    """Whether somebody may mean hosts. A mapping of texts, as the settings of a cluster, means none."""
+def _resembles_group(name: str, value: Any) -> bool:
+    """Whether somebody may mean hosts. What pyinfra takes for none is none if its name is in capitals, as a constant's.
+
+    Nor is a mapping of texts, as the settings of a cluster.
+    """
+    if isinstance(value, list | tuple) or name.isupper():
+        return isinstance(value, list | tuple)
     if isinstance(value, Mapping):
         return bool(value) and all(isinstance(data, Mapping) for data in value.values())
-    return isinstance(value, list | tuple | set | frozenset | GeneratorType)
+    return isinstance(value, set | frozenset | GeneratorType)
 
 
 def _fault(group: Any) -> str:

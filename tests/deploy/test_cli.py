@@ -261,7 +261,8 @@ def test_a_limit_that_no_host_matches_does_not_succeed(inventory: Path, options:
     [
         ('[("@fake/a", "hunter2")]', "hosts: the entry of '@fake/a' is not a name and a mapping"),
         (
-            '["@fake/a"]\nCLUSTER = {"server": "https://10.0.0.1:6443"}\nstorage = {"@fake/b": {}}',
+            '["@fake/a"]\nRAILS = {"rail0": {"mtu": 9000}}\nVLANS = {1, 2}\ncluster = {"server": "https://10.0.0.1"}\n'
+            'storage = {"@fake/b": {}}',
             "fleet.py: storage: it is a dict; a group of hosts is a list of names, or of tuples",
         ),
         ('["@fake/a"]\nracks = ["@fake/b", 5]', "racks: 5 is not the name of a host"),
