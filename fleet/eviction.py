@@ -59,16 +59,20 @@ def read_pod(document: Mapping[str, Any]) -> Pod:
 
     :raises CannotDrain: it cannot be read.
     """
-    spec, status = document.get("spec") or {}, document.get("status") or {}
-    volumes = [{"name": each["name"], "emptyDir": each.get("emptyDir")} for each in spec.get("volumes") or ()]
-    asked = {
-        "metadata": document["metadata"],
-        "spec": {"containers": [], "volumes": volumes, "tolerations": spec.get("tolerations")},
-        "status": {"phase": status.get("phase"), "conditions": status.get("conditions")},
-    }
+    name = document["metadata"]["name"]
+    try:
+        spec, status = document.get("spec") or {}, document.get("status") or {}
+        volumes = [{"name": each["name"], "emptyDir": each.get("emptyDir")} for each in spec.get("volumes") or ()]
+        asked = {
+            "metadata": document["metadata"],
+            "spec": {"containers": [], "volumes": volumes, "tolerations": spec.get("tolerations")},
+            "status": {"phase": status.get("phase"), "conditions": status.get("conditions")},
+        }
+    except (AttributeError, LookupError, TypeError) as error:
+        raise CannotDrain(f"{name} cannot be read: {error!r}") from None
     pod, fault = read(asked, Pod)
     if pod is None:
-        raise CannotDrain(f"{document['metadata']['name']} cannot be read: {fault}")
+        raise CannotDrain(f"{name} cannot be read: {fault}")
     return pod
 
 

@@ -22,6 +22,7 @@ from tests.deploy.conftest import DEBIAN, Node, of
 from tests.deploy.examples.inventories import inventory_of
 from tests.deploy.kubernetes.test_kubernetes import certificate
 
+OPTIONS = "Kernel module options"
 KERNEL = ["Kernel | Kernel and headers", "Kernel | Kernel updates held", "Kernel | Kernel of the next boot"]
 DOCA = [
     "OFED | No MLNX_OFED",
@@ -71,7 +72,6 @@ ERDMA = [
 ]
 REST = [
     "Limits | Locked memory",
-    "Kernel module options",
     "Kernel modules at boot",
     "Kernel modules now",
     "irqbalance off",
@@ -109,6 +109,7 @@ GROUPS = {
     "gpu-01.example.net": [
         "Original state",
         "Base packages",
+        OPTIONS,
         *KERNEL,
         *DOCA,
         *GPU_DRIVER,
@@ -121,11 +122,12 @@ GROUPS = {
         "Container runtime | NVIDIA's runtime in containerd",
         *REST,
     ],
-    "spark-01.example.net": ["Original state", "Base packages", "OFED | Inbox", *REST],
+    "spark-01.example.net": ["Original state", "Base packages", OPTIONS, "OFED | Inbox", *REST],
     "10.0.1.11": [
         "Original state",
         "Base packages",
         "RDMA tools",
+        OPTIONS,
         *KERNEL,
         *ERDMA,
         "Container runtime | nvidia-container-toolkit: key of its repository",
@@ -134,7 +136,7 @@ GROUPS = {
         "Container runtime | NVIDIA's runtime in containerd",
         *REST,
     ],
-    "10.0.1.21": ["Original state", "Base packages", "RDMA tools", *KERNEL, *ERDMA, *REST],
+    "10.0.1.21": ["Original state", "Base packages", "RDMA tools", OPTIONS, *KERNEL, *ERDMA, *REST],
 }
 # No driver is built for the running kernel yet.
 FRESH = {"uname -m": "x86_64", of(ModuleState): ["path"]}
