@@ -18,7 +18,7 @@ from statistics import mean, quantiles
 import click
 from attrs import define, field, frozen
 
-from agent.hardware.load import Load, Move, Reading, balance, loads
+from agent.hardware.load import CpuCounters, Load, Move, balance, loads
 from agent.hardware.placement import Key, Pool, place
 from agent.hardware.topology import Cpu, Topology
 from handbook import campaign
@@ -62,7 +62,7 @@ class Server:
             of_cpus[placed[key]] += need
         return of_cpus
 
-    def read(self, minute: int, needs: Mapping[Key, float], placed: Mapping[Key, int]) -> Reading:
+    def read(self, minute: int, needs: Mapping[Key, float], placed: Mapping[Key, int]) -> CpuCounters:
         """The counters after a minute."""
         of_cpus = self.load(needs, placed)
         for cpu, demand in of_cpus.items():
@@ -73,7 +73,7 @@ class Server:
             self._served.setdefault(number, Counter())[placed[key]] += count
         ticks = dict.fromkeys(of_cpus, TICKS * (minute + 1))
         interrupts = {number: dict(served) for number, served in self._served.items()}
-        return Reading(60.0 * (minute + 1), dict(self._busy), ticks, {}, interrupts)
+        return CpuCounters(60.0 * (minute + 1), dict(self._busy), ticks, {}, interrupts)
 
     def _off(self, most: float) -> float:
         return self.chance.uniform(1 - most, 1 + most)

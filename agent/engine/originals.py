@@ -35,7 +35,7 @@ ORIGINALS = "originals.jsonl"
 """The file's name in the runtime directory."""
 
 UNREADABLE = "originals that cannot be read"
-"""Stands for a kind in the line of a rewritten file that says: the file before it had lines that could not be read."""
+"""The kind that a rewritten file gives in a line of its own if lines of the file before it could not be read."""
 
 SPARE = 1000
 """How many superseded lines the file may have before it is rewritten."""

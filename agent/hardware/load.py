@@ -37,7 +37,7 @@ GAIN = 0.1
 
 
 @frozen
-class Reading:
+class CpuCounters:
     """The kernel's counters, ``at`` so many seconds since the boot.
 
     By CPU, ``busy``: the ticks in interrupts and softirqs; ``ticks``: all ticks; ``squeezed``: how often it left packets for
@@ -64,10 +64,10 @@ class Move:
 class Load:
     """The readings of the last :data:`SPAN` seconds, and the moves that this process has made."""
 
-    readings: tuple[Reading, ...] = ()
+    readings: tuple[CpuCounters, ...] = ()
     moves: Mapping[Key, Move] = field(factory=dict)
 
-    def adding(self, now: Reading) -> Load:
+    def adding(self, now: CpuCounters) -> Load:
         """The load with a new reading, and without those that are too old for it."""
         return Load((*(reading for reading in self.readings if now.at - reading.at <= SPAN), now), self.moves)
 
@@ -78,7 +78,7 @@ def read_load(files: Files, before: Load) -> Load:
     if before.readings and at - before.readings[-1].at < APART:
         return before
     ticks = ticks_of(read_or(files, "/proc/stat", ""))
-    now = Reading(
+    now = CpuCounters(
         at,
         {cpu: busy for cpu, (busy, _) in ticks.items()},
         {cpu: every for cpu, (_, every) in ticks.items()},

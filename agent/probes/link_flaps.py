@@ -66,21 +66,21 @@ class Carrier:
 
 
 @frozen
-class Memory:
+class Carriers:
     """``kept``: by the PF's address. ``now``: when that was read."""
 
     kept: Mapping[str, Carrier] = field(factory=dict)
     now: float = 0.0
 
 
-def remember(before: Memory | None, now: float, have: Snapshot, facts: None) -> Memory:
+def remember(before: Carriers | None, now: float, have: Snapshot, facts: None) -> Carriers:
     """The carrier of each PF, with the snapshot's state added. A NIC that is gone for a moment keeps its losses."""
     kept = dict(before.kept) if before is not None else {}
     for address, statuses in have[links.NAME].items():
         status: links.LinkStatus | None = statuses.get(address)
         if status is not None and status.link is not None:
             kept[address] = _read(kept.get(address), status.link, now, address in have.flapped)
-    return Memory(kept, now)
+    return Carriers(kept, now)
 
 
 def _read(before: Carrier | None, link: Link, now: float, flapped: bool) -> Carrier:
@@ -155,7 +155,7 @@ def health(losses: Iterable[Loss], now: float, flaps: Flaps) -> Health:
     return current.at(now, flaps)
 
 
-def judge(want: Wanted, have: Snapshot, facts: Memory) -> list[Condition]:
+def judge(want: Wanted, have: Snapshot, facts: Carriers) -> list[Condition]:
     """False if the link of a required NIC is quarantined; the message names its netdev."""
     flaps = want.spec.readiness.flaps
     faults = []
@@ -192,7 +192,7 @@ PROBES = (
         severity="warn",  # replacing one switch would make every node behind it unready
         severity_of_function="required",
         remember=remember,
-        kept=Memory,
+        kept=Carriers,
         judge=judge,
     ),
 )
