@@ -194,7 +194,10 @@ def _has_come_back(pod: Pod, since: datetime | None) -> bool:
 
 
 def _tolerates_cordon(toleration: Toleration) -> bool:
-    """Whether a pod with it may start on a cordoned node (ToleratesTaint, staging/src/k8s.io/api/core/v1/toleration.go)."""
+    """Whether a pod with this toleration may start on a cordoned node.
+
+    As ToleratesTaint in staging/src/k8s.io/api/core/v1/toleration.go.
+    """
     key, effect = CORDON
     of_value = toleration.operator == "Exists" or not toleration.value
     return of_value and toleration.key in (None, "", key) and toleration.effect in (None, "", effect)

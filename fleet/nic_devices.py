@@ -86,9 +86,9 @@ def require(api: Api) -> None:
 
 @frozen
 class NicDevices:
-    """The devices of a NIC. ``uid``: its Node's. ``begun``: the NIC may be half changed, so nothing refuses any more.
+    """The devices of a NIC. ``uid``: the Node's. ``begun``: the NIC may be half changed, so users are no reason to refuse.
 
-    ``_claims``: those that had a device when all claims of the cluster were last read, by namespace and name.
+    ``_claims``: namespace and name of each claim that had one of the devices when all claims of the cluster were last read.
     """
 
     api: Api

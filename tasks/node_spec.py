@@ -69,7 +69,7 @@ def read() -> NodeSpec:
 
 
 def _faults(hosts: Iterable[Host]) -> list[str]:
-    """What is wrong with the hosts' data. A fault that several hosts have, as one of their group, is named once."""
+    """What is wrong with the hosts' data. A fault that several hosts share, as from their group, is named once."""
     names: dict[str, list[str]] = {}
     for each in hosts:
         try:

@@ -178,7 +178,7 @@ class Reader:
         return sorted({device for device, owner in self._owners() if owner in names})
 
     def carrying(self, address: str, names: list[str]) -> list[str]:
-        """Those of a function's RDMA devices that do RDMA, which is all but those for management or raw packets alone.
+        """A function's RDMA devices, without the devices that are only for management or only for raw packets.
 
         An XDR port has a device for the subnet manager of its planes (RDMA_DEVICE_TYPE_SMI). It has no uverbs
         (ib_uverbs_add_one, drivers/infiniband/core/uverbs_main.c). If no device has any, the module is not loaded.

@@ -178,7 +178,7 @@ def resolve(spec: NodeSpec, functions: tuple[Function, ...]) -> Wanted:
 
 
 def absent_among(want: Wanted, functions: tuple[Function, ...], devices: Iterable[str]) -> frozenset[str]:
-    """Which of ``devices`` may be NICs of the spec that are missing now: a NIC hangs, or its driver is reloaded."""
+    """Which ``devices`` may be missing NICs of the spec. A NIC is missing while it hangs, or its driver is reloaded."""
     there = {function.address: function for function in functions}
     lacking = set(devices) - want.nics.keys() if want.missing else ()
     return frozenset(each for each in lacking if each not in there or may_be(want.spec, functions, there[each]))

@@ -91,12 +91,15 @@ def _names(group: Any) -> set[str]:
 
 
 def _resembles_group(name: str, value: Any) -> bool:
-    """Whether somebody may mean hosts. What pyinfra takes for none is none if its name is in capitals, as a constant's.
+    """Whether somebody may mean a group of hosts by this value.
 
-    Nor is a mapping of texts, as the settings of a cluster.
+    pyinfra takes each list and tuple for a group. Another value is no group if its name is in capitals, as a constant's. A
+    mapping of texts, such as the settings of a cluster, is no group either.
     """
-    if isinstance(value, list | tuple) or name.isupper():
-        return isinstance(value, list | tuple)
+    if isinstance(value, list | tuple):
+        return True
+    if name.isupper():
+        return False
     if isinstance(value, Mapping):
         return bool(value) and all(isinstance(data, Mapping) for data in value.values())
     return isinstance(value, set | frozenset | GeneratorType)

@@ -228,7 +228,7 @@ def test_a_unit_that_is_gone_is_not_restarted(tmp_path: Path, state: str, restar
 
 
 def test_a_unit_that_cannot_be_restarted_is_an_error(tmp_path: Path) -> None:
-    """Otherwise it would go on with its former files, although the deploy has succeeded."""
+    """Otherwise the deploy would succeed, and the unit would go on with its former files."""
     program(
         tmp_path / "bin/systemctl", "case $1 in show) echo loaded ;; try-restart) echo Job failed. >&2; exit 1 ;; esac"
     )

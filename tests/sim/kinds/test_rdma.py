@@ -227,7 +227,7 @@ def test_in_switchdev_mode_the_device_of_a_pf_passes_raw_packets(kernel: Kernel,
 
 
 def test_a_second_device_that_only_passes_raw_packets_is_not_judged(kernel: Kernel) -> None:
-    """As mana's on Azure: one does RoCE, and one is for DPDK."""
+    """mana on Azure has two RDMA devices for a function: one does RoCE, the other one only passes raw packets, for DPDK."""
     kernel.rdma.add(PF0, "mana_0", NAME0)
     kernel.rdma.add(PF0, "manae_0", NAME0, umad=False)
     kernel.tree.remove("/sys/class/infiniband/manae_0/ports/1/gids")

@@ -42,7 +42,7 @@ def view() -> Iterator[View]:
 
 @pytest.fixture
 def awaited() -> Queue[tuple[str, Step | None]]:
-    """The announcements whose publication the worker has waited for, and in which call it seemed to be meanwhile."""
+    """The announcements for whose publication the worker has waited, and the call that its memory named during each wait."""
     return Queue()
 
 

@@ -145,7 +145,7 @@ def test_a_new_spec_is_tried_for_half_a_minute_however_often_the_file_is_read(ag
 
 
 def test_the_trial_of_a_spec_begins_again_with_another_worker(agent: Agent) -> None:
-    """That worker has not tried it yet."""
+    """The new worker has not tried the spec yet."""
     agent.kernel.fault = refuse_five
     agent.give(spec(5))
     agent.now += TRIAL
@@ -157,7 +157,7 @@ def test_the_trial_of_a_spec_begins_again_with_another_worker(agent: Agent) -> N
 
 @pytest.mark.parametrize("in_force", [True, False])
 def test_a_spec_that_is_given_up_for_crashes_says_how_the_workers_crashed(agent: Agent, in_force: bool) -> None:
-    """Also one that crashed the workers before it was in force."""
+    """The spec may also crash the workers before it is in force."""
     if in_force:
         agent.give(spec(5))
     else:

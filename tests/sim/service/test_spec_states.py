@@ -286,7 +286,7 @@ def test_what_fails_on_a_nic_that_is_not_required_is_no_fault_of_a_new_spec(agen
 def test_a_spec_with_which_the_node_is_ready_although_a_part_waits_is_tried_no_longer_and_not_verified(
     agent: Agent,
 ) -> None:
-    """What fails later is no fault of it, and the node could not return to it: nobody has seen all of it work."""
+    """A failure that comes later is not the spec's fault. Nor can the node return to this spec: a part of it was never made."""
     agent.give(two(3, 1500))
     agent.look()
     agent.kernel.routed.add("enp33s0")

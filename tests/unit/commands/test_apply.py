@@ -57,7 +57,7 @@ def test_with_the_service_apply_lets_it_make_the_changes(tmp_path: Path) -> None
 
 
 def test_an_apply_that_ends_before_its_first_pass_names_the_time_that_it_waits(tmp_path: Path) -> None:
-    """With the command ends what it allows, so the pass makes no further disruptive change."""
+    """What the command allows ends with the command, so the pass makes no further disruptive change."""
     spec(tmp_path)
     lock.take(tmp_path)
     requests = Requests(tmp_path / NAME)

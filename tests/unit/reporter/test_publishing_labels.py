@@ -108,7 +108,7 @@ def test_a_restart_of_the_reporter_does_not_set_the_plugins_label_too_early(runn
 def test_after_a_boot_a_plugin_that_may_have_started_before_its_devices_starts_again(
     running: Running, boot: str | None, starts_again: bool
 ) -> None:
-    """Without a gate the kubelet starts its pods at once. The VFs may be made only later, by the agent's first pass."""
+    """Without a gate the kubelet starts its pods at once, and the agent's first pass may make the VFs only after that."""
     reporter, cluster, clocks = running
     say(reporter, UNREADY)  # the first pass is not complete
     info = {"bootID": boot or boot_id()}
