@@ -82,6 +82,7 @@ class SpecInForce:
     spec that is read, unless it is the verified one.
     ``hung_writes``: the writes in which the workers before this one hung, by device; empty for no single device.
     ``_known``: the spec that is on trial or given up. ``_trial_ends``: by a monotonic clock; None: no reading has begun yet.
+    ``_unwritten``: the content of each file that could not be written.
     """
 
     folder: Path
@@ -94,6 +95,7 @@ class SpecInForce:
     hung_writes: Mapping[str, str] = field(factory=dict)
     _known: _Known | None = None
     _trial_ends: float | None = None
+    _unwritten: dict[Path, str] = field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
         self.observed = _kept(self.folder / OBSERVED)
@@ -157,10 +159,12 @@ class SpecInForce:
 
     def ready(self, result: Pass) -> None:
         """Note that the node is ready after a pass. The spec is then verified, unless part of it still waits."""
+        for path, text in list(self._unwritten.items()):
+            self._write(path, text)
         self._happens("trial over" if result.waiting else "ready", self.spec, self.state())
         if self.observed and not result.waiting:
             self.observed = None
-            _remove(self.folder / OBSERVED)
+            self._remove(self.folder / OBSERVED)
 
     def gives_up(self, result: Pass, now: float) -> bool:
         """After a pass: give up a new spec that still fails at the end of its trial. :returns: whether it was given up.
@@ -218,7 +222,7 @@ class SpecInForce:
         self._learn(None)
         if after == "verified":
             self.verified = spec
-            _write(self.folder / VERIFIED, to_json(spec))
+            self._write(self.folder / VERIFIED, to_json(spec))
         return False
 
     def _is(self, state: State, spec: NodeSpec | None) -> bool:
@@ -230,13 +234,13 @@ class SpecInForce:
             return
         self._known = known
         if known is None:
-            _remove(self.run / STATE)
+            self._remove(self.run / STATE)
         else:
-            _write(self.run / STATE, json.dumps(to_plain(known)) + "\n")
+            self._write(self.run / STATE, json.dumps(to_plain(known)) + "\n")
 
     def _put(self, spec: NodeSpec | None) -> None:
         if spec is not None and spec != self.spec:
-            _write(self.run / IN_FORCE, to_json(spec))
+            self._write(self.run / IN_FORCE, to_json(spec))
         self.spec = spec
 
     def _refuse(self, reason: str) -> None:
@@ -253,10 +257,27 @@ class SpecInForce:
     def _note_observed(self, spec: NodeSpec) -> None:
         if spec.mode == "enforce":
             if self.observed is None:
-                _remove(self.folder / OBSERVED)  # one that cannot be used
+                self._remove(self.folder / OBSERVED)  # one that cannot be used
         elif spec != self.observed:
             self.observed = spec
-            _write(self.folder / OBSERVED, to_json(spec))
+            self._write(self.folder / OBSERVED, to_json(spec))
+
+    def _write(self, path: Path, text: str) -> None:
+        """Write a file. A full or read-only disk must not stop the agent: it tries again after the next pass that is ready."""
+        failed_before = self._unwritten.pop(path, None) is not None
+        try:
+            write_atomically(path, text)
+        except OSError as error:
+            self._unwritten[path] = text
+            if not failed_before:
+                journal(f"{path} cannot be written: {error.strerror}; until it can, a restart forgets its content")
+
+    def _remove(self, path: Path) -> None:
+        self._unwritten.pop(path, None)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            journal(f"{path} cannot be removed: {error.strerror}; remove it")
 
 
 def _failing(result: Pass) -> dict[str, Outcome]:
@@ -310,7 +331,9 @@ def _kept(path: Path) -> NodeSpec | None:
         return None
     except (OSError, ValueError) as error:
         # Another version of the agent may have written it, or the disk is damaged.
-        journal(f"the spec that was kept cannot be used: {error}")
+        # The parser's errors begin with the path, those of the file's content do not.
+        where = "" if str(path) in str(error) else f"{path}: "
+        journal(f"the spec that was kept cannot be used: {where}{error}")
         return None
 
 
@@ -326,18 +349,3 @@ def _may_exist(path: Path) -> bool:
 
 def _see_journal(crashed: str) -> str:
     return f"{crashed}; see: journalctl -u trackbed"
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file. A full or read-only disk must not stop the agent, so an error is only logged."""
-    try:
-        write_atomically(path, text)
-    except OSError as error:
-        journal(f"{path} cannot be written: {error.strerror}; the agent will not know its content after a restart")
-
-
-def _remove(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        journal(f"{path} cannot be removed: {error.strerror}; remove it")

@@ -110,6 +110,7 @@ def supervise(command: list[str], publisher: Publisher, limits: Limits = Limits(
 class _Supervisor:
     """Keeps one writer: the next worker starts when the last one has ended, or hangs in a device that the next one avoids.
 
+    ``deaths``, ``unstarted``: the workers that ended, and the starts that failed, one after the other.
     ``asked``: the worker is still to be told to read the spec again. ``look_at``: when to check whether an event still waits.
     """
 
@@ -119,6 +120,7 @@ class _Supervisor:
     selector: selectors.BaseSelector = field(factory=selectors.DefaultSelector)
     worker: _Worker | None = None
     deaths: int = 0
+    unstarted: int = 0
     last_death: str = ""
     asked: bool = False
     respawn_at: float = 0.0
@@ -209,8 +211,13 @@ class _Supervisor:
         except OSError as error:
             if view is not None:
                 view.close()
-            self._lost(f"could not be started: {error}")
+            # The machine's fault (no memory, no descriptors), and not the spec's: it counts as no worker that crashed.
+            self.unstarted += 1
+            self.respawn_at = time.monotonic() + doubling(FIRST_RESPAWN, self.unstarted, LAST_RESPAWN)
+            message = f"the worker could not be started: {error}; it is started again"
+            self.publisher.publish_unattended("WorkerLost", message)
             return
+        self.unstarted = 0
         assert process.stdin is not None and process.stdout is not None  # noqa: S101  PIPE was asked for
         self.worker = _Worker(process, process.stdin, process.stdout, time.monotonic(), view)
         os.set_blocking(self.worker.input.fileno(), False)

@@ -35,7 +35,14 @@ def _is_altname(name: str) -> None:
         raise ValueError(f"{name!r} has more than 127 bytes; give a shorter one")
 
 
+def _is_one_netdev(name: str) -> None:
+    _is_altname(name)
+    if any(sign in name for sign in "*?["):
+        raise ValueError(f"{name!r} is a pattern; give one name, or select by other keys with each")
+
+
 netdev_name = Matches(ALTNAME, "give up to 127 bytes, no white space, '/' or ':', and no dot in front", _is_altname)
+_netdev = evolve(netdev_name, check=_is_one_netdev)
 nic_name = Matches(NIC_NAME, "use letters, digits, '-', '_' and '.'")
 
 _PCI_ID = Matches(PCI_ID, "give the four hexadecimal digits that `lspci -n` prints, such as 15b3")
@@ -61,7 +68,7 @@ class Selector:
 
     pci: str | None = field(default=None, validator=Matches(PCI_ADDRESS, "write it as 0000:3b:00.0"))
     mac: str | None = field(default=None, validator=unicast_mac)
-    netdev: str | None = field(default=None, validator=netdev_name)
+    netdev: str | None = field(default=None, validator=_netdev)
     vendor: str | None = field(default=None, validator=_PCI_ID)
     device: str | None = field(default=None, validator=_PCI_ID)
     driver: str | None = field(default=None, validator=Matches(WORDS, "give it as `lspci -k` prints it"))

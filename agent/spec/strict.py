@@ -106,7 +106,9 @@ def _each(items: Any, inner: Any, what: str) -> dict[Any, Any]:
 
 
 def _json(value: object) -> str:
-    return _short(json.dumps(value, default=str))
+    # An inventory is Python: a value that only resembles JSON (a date, a member of an enum) is shown as Python writes it.
+    is_json = type(value) in (str, int, float, bool, list, tuple, dict, type(None))
+    return _short(json.dumps(value, default=repr) if is_json else repr(value))
 
 
 def _short(text: str) -> str:

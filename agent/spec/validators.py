@@ -14,8 +14,8 @@ from agent.spec.ranges import LARGEST, parse_ranges
 
 MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
 DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
-NUMBERS = re.compile(r"[0-9, -]*")
 SOME_NUMBERS = re.compile(r"[0-9, -]*[0-9][0-9, -]*")
+NUMBERS = re.compile(rf"({SOME_NUMBERS.pattern})?")
 MOST_VFS = 4096
 
 

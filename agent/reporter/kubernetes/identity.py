@@ -22,7 +22,7 @@ from agent.report.names import ACCOUNT, NAMESPACE
 from agent.reporter.kubernetes.api import Api, NoCredentials, Refused, Session, trust
 from agent.reporter.kubernetes.tokens import Claims, claims_of
 from agent.reporter.settings import Settings
-from agent.runtime import write_atomically
+from agent.runtime import journal, write_atomically
 
 TOKENS = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{ACCOUNT}/token"
 
@@ -64,12 +64,16 @@ class Identity(Protocol):
 
 @define
 class BoundToken:
-    """The token that was issued last: the one that the deploy has ``brought``, or the reporter's own in ``folder``."""
+    """The token that was issued last: the one that the deploy has ``brought``, or the reporter's own in ``folder``.
+
+    ``_renewed``: the one that it has requested in this run, also if the disk is full.
+    """
 
     settings: Settings
     folder: Path
     brought: Path
     _share: float = field(factory=lambda: random.uniform(*RENEW_AT), init=False)  # noqa: S311  no secret
+    _renewed: tuple[str, Claims] = field(default=("", Claims()), init=False)
     _context: ssl.SSLContext | None = field(default=None, init=False)
     _making: Lock = field(factory=Lock, init=False)
 
@@ -80,7 +84,7 @@ class BoundToken:
         return Session(self._context, self._current()[0])
 
     def _current(self) -> tuple[str, Claims]:
-        tokens = []
+        tokens = [self._renewed]
         with suppress(OSError, ValueError):  # it has not renewed the token yet, or the file is damaged
             tokens.append(_token(read(self.folder / RENEWED, LONGEST_TOKEN)))
         try:
@@ -116,10 +120,11 @@ class BoundToken:
         text, renewed = _token(str(status.get("token"))) if isinstance(status, dict) else ("", Claims())
         if (renewed.node, renewed.uid) != (claims.node, claims.uid):
             raise Refused(HTTPStatus.OK, f"something that is not a token for the Node {claims.node}")
+        self._renewed = text, renewed
         try:
             write_atomically(self.folder / RENEWED, text + "\n")
         except OSError as error:
-            raise NoCredentials(f"the next token cannot be kept in {self.folder}: {error.strerror or error}") from None
+            journal(f"{self.folder / RENEWED} cannot be written: {error.strerror}; a restart forgets the next token")
         return renewed.issued + (renewed.expires - renewed.issued) * self._share
 
 

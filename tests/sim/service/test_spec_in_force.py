@@ -60,6 +60,7 @@ def test_damaged_files_are_refused(agent: Agent, capsys: pytest.CaptureFixture[s
     assert str(verified) in capsys.readouterr().err
     verified.write_bytes(b"\xff\xfe\x00")
     agent.reboot()
+    assert str(verified) in capsys.readouterr().err
     assert agent.in_force.spec is None
 
 
@@ -95,6 +96,22 @@ def test_a_state_folder_that_cannot_be_written_does_not_stop_the_agent(fresh: Ag
     (fresh.folder / "state").rmdir()
     fresh.give(spec(3))
     assert is_ready(fresh.look().conditions)
+
+
+def test_a_verified_spec_that_could_not_be_kept_is_kept_once_the_disk_has_room(
+    fresh: Agent, capfd: pytest.CaptureFixture[str]
+) -> None:
+    state = fresh.folder / "state"
+    state.rmdir()
+    fresh.give(spec(3))
+    for _ in range(2):
+        assert is_ready(fresh.look().conditions)
+    assert capfd.readouterr().err.count("verified.json cannot be written: No such file or directory") == 1
+    state.mkdir()
+    fresh.look()
+    fresh.file.write_text("no spec")
+    fresh.reboot()
+    assert fresh.in_force.spec == spec(3)
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,18 @@ def test_it_requests_the_next_token_for_the_same_node_before_its_own_ends(issuer
     assert identity.session().token == token_of("n1", "u2", issued=LIFE + 1)
 
 
+def test_on_a_full_disk_it_uses_the_next_token_until_it_ends(
+    issuer: tuple[Issuer, BoundToken], capfd: pytest.CaptureFixture[str]
+) -> None:
+    server, identity = issuer
+    (identity.folder / RENEWED).mkdir()
+    identity.keep(LIFE, api_of(identity))
+    assert "cannot be written" in capfd.readouterr().err
+    assert identity.session().token == token_of("n1", issued=LIFE, life=LIFE)
+    identity.keep(LIFE + 1, api_of(identity))
+    assert len(server.asked) == 1
+
+
 def test_nodes_that_got_their_tokens_at_once_do_not_renew_them_at_once(issuer: tuple[Issuer, BoundToken]) -> None:
     _, identity = issuer
     fleet = [

@@ -1,5 +1,8 @@
 """Which specs are accepted, and how others are refused."""
 
+from datetime import date
+from enum import Enum, IntEnum
+
 import pytest
 
 from agent.spec.node import SpecError, from_mapping, parse, spec_hash, to_json
@@ -82,3 +85,25 @@ def test_names_have_one_notation() -> None:
     assert spec.sysctls == {"net.ipv4.conf.eth0/1.rp_filter": "1", "net.core.somaxconn": "2"}
     assert spec.module_parameters == {"nvme_core": {"io_timeout": "30"}}
     assert [pool.name for pool in spec.hugepages] == ["2M", "1G"]
+
+
+class Mode(str, Enum):
+    OBSERVE = "observe"
+
+
+class Size(IntEnum):
+    JUMBO = 9000
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ({"mode": Mode.OBSERVE}, "<Mode.OBSERVE: 'observe'> is not one of enforce, observe"),
+        ({"nics": Size.JUMBO}, "<Size.JUMBO: 9000> is not a list"),
+        ({"sysctls": {"vm.swappiness": date(2026, 12, 31)}}, "datetime.date(2026, 12, 31) is not a string"),
+    ],
+)
+def test_a_value_that_only_python_has_is_shown_as_python_writes_it(given: dict[str, object], shown: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        from_mapping({"node_name": "n1", **given})
+    assert refused.value.faults[0].endswith(f": {shown}")
