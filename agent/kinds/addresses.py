@@ -50,7 +50,7 @@ ANOTHER_LENGTH = "with another prefix length"
 
 
 @frozen
-class Netdev:
+class Addressing:
     """A PF's netdev: its addresses, the routes of its table and the rules that select that, as fields; and its ARP settings.
 
     ``elsewhere``: the wanted addresses that others have given to netdevs, with the names of those. ``duplicates``: those
@@ -67,7 +67,7 @@ class Netdev:
     vrf: str | None = None
 
 
-def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Netdev | None]:
+def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Addressing | None]:
     """The netdevs of the PFs for which the spec gives addresses; None while there is none that can be configured."""
     pfs = [address for address in pfs_in_scope(want, scope) if want.nics[address].nic.addresses]
     if not pfs:
@@ -78,7 +78,7 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Netdev
         ifindex: tuple(each for each in given if not _is_ours(each, ifindex, routes, rules))
         for ifindex, given in addresses.items()
     }
-    netdevs: dict[str, Netdev | None] = {}
+    netdevs: dict[str, Addressing | None] = {}
     for address in pfs:
         status = links.status(machine, address)
         if status.link is None or not status.ready:
@@ -88,7 +88,7 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Netdev
         fields = [f"address {each}" for each in addresses.get(ifindex, ())]
         fields += [_route_field(route) for route in routes if (route.table, route.ifindex) == (table, ifindex)]
         fields += [_rule_field(rule) for rule in rules if (rule.table, rule.priority) == (table, PRIORITY)]
-        netdevs[address] = Netdev(
+        netdevs[address] = Addressing(
             status.link.name,
             frozenset(fields),
             _settings(machine, status.link.name),
@@ -204,13 +204,13 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
     """What is missing, and the ARP settings that differ."""
     changes = []
     for address in sorted(want.nics):
-        netdev: Netdev | None = have[NAME].get(address)
+        netdev: Addressing | None = have[NAME].get(address)
         if netdev is not None:
             changes += list(_plan_netdev(want, address, netdev))
     return changes
 
 
-def _plan_netdev(want: Wanted, address: str, netdev: Netdev) -> Iterator[Change]:
+def _plan_netdev(want: Wanted, address: str, netdev: Addressing) -> Iterator[Change]:
     nic = want.nics[address].nic.name
     for name, after in wanted(want, address).items():
         if netdev.vrf is not None and _is_the_vrf_s(name):
@@ -229,7 +229,7 @@ def _plan_netdev(want: Wanted, address: str, netdev: Netdev) -> Iterator[Change]
             yield evolve(change, blocker=blocker, remedy=remedy)
 
 
-def _blocker(netdev: Netdev, name: str) -> tuple[str, str]:
+def _blocker(netdev: Addressing, name: str) -> tuple[str, str]:
     ip = _ip_of(name)
     if netdev.vrf is not None and name.startswith("route "):
         remedy = (
@@ -256,7 +256,7 @@ def _is_the_vrf_s(name: str) -> bool:
     return isinstance(item, Rule) or (isinstance(item, Route) and item.gateway is None)
 
 
-def _has_another_length(netdev: Netdev, name: str) -> bool:
+def _has_another_length(netdev: Addressing, name: str) -> bool:
     """Whether the netdev has an IPv6 address with another prefix length. It cannot have one with both."""
     kind, _, address = name.partition(" ")
     if kind != "address" or ":" not in address:
