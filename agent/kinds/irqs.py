@@ -9,33 +9,44 @@ from __future__ import annotations
 
 import errno
 import json
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from attrs import evolve, field, frozen
+from attrs import evolve
 
 from agent.documents import load
 from agent.driver_families import is_passed_through
 from agent.hardware.functions import driver, pci_of
 from agent.hardware.interrupts import MANAGEMENT, Irq, function_irqs, hint
-from agent.hardware.load import Load, Move, balance, loads
-from agent.hardware.placement import Key, Pool, place, pool, without
+from agent.hardware.load import Load
+from agent.hardware.placement import Key
 from agent.hardware.sysfs import ranges, read_or
-from agent.hardware.topology import Topology
 from agent.kinds import Reading
+from agent.kinds.irq_placement import (
+    IRQS,
+    NOTHING_KEPT,
+    Kept,
+    Placement,
+    any_cpu,
+    each,
+    has_vectors,
+    kept_of,
+    line_of,
+    placement,
+    pools,
+)
 from agent.kinds.pod_cpus import with_pods
 from agent.machine import Files, Machine
 from agent.report.names import RUN_FOLDER
 from agent.report.records import HOST, Change
-from agent.report.target import device_of, is_vf, vf_index
+from agent.report.target import device_of
 from agent.spec.ranges import format_ranges, parse_ranges
 from agent.state.scope import Scope, functions_in_scope
 from agent.state.snapshot import Snapshot
-from agent.state.wanted import Wanted, absent_among
+from agent.state.wanted import Wanted
 
-NAME = "irqs"
+NAME = IRQS
 # Interrupts belong to channels, and a driver may request them again when its rings change.
 AFTER = ("channels", "irqbalance", "rings")
 UNKNOWN_UNTIL = ("vfs", "bindings", "links", "vf_links", "channels")
@@ -64,22 +75,6 @@ MANAGED = f"{RUN_FOLDER}/managed-irqs"
 
 TOO_MANY = "ask for fewer VFs or channels, or leave fewer CPUs out (irqs.exclude_cpus)"
 """What to do if no CPU of a pool has a free vector."""
-
-
-@frozen
-class Kept:
-    """The content of these three files: facts about this boot's interrupts that the kernel does not report."""
-
-    full: frozenset[int] = frozenset()
-    managed: frozenset[str] = frozenset()
-    placed: Mapping[Key, int] = field(factory=dict)
-
-    def is_managed(self, target: str, irq: Irq) -> bool:
-        """Whether the kernel places an interrupt itself."""
-        return irq.managed or (bool(self.managed) and _line(target, irq.number, irq.name) in self.managed)
-
-
-NOTHING_KEPT = Kept()
 
 
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Any]:
@@ -141,17 +136,11 @@ def followed(want: Wanted, have: Snapshot) -> object:
 def with_moves(want: Wanted, have: Snapshot) -> Load:
     """The load, with the moves that this pass has made."""
     made = dict(placement(want, have).moves) if want.spec.irqs.follow_load else {}
-    for _, target, irq in _each(have) if made else ():
+    for _, target, irq in each(have) if made else ():
         key = (target, str(irq.queue))
         if irq.role != MANAGEMENT and key in made and irq.affinity != (made[key].cpu,):
             del made[key]
     return evolve(have.load, moves={**have.load.moves, **made}) if made else have.load
-
-
-def kept_of(have: Snapshot) -> Kept:
-    """What is kept of this boot."""
-    kept: Kept = have[NAME].get(HOST, NOTHING_KEPT)
-    return kept
 
 
 def _places(want: Wanted) -> bool:
@@ -170,162 +159,8 @@ def _managed(files: Files) -> frozenset[str]:
     return frozenset(read_or(files, MANAGED, "").splitlines())
 
 
-def _line(target: str, number: int, name: str) -> str:
-    return f"{target} {number} {name}"
-
-
 def _placeable(machine: Machine, pci: str) -> tuple[Irq, ...]:
     return () if is_passed_through(driver(machine.files, pci)) else function_irqs(machine, pci)
-
-
-def _each(have: Snapshot) -> Iterator[tuple[str, str, Irq]]:
-    for address in sorted(have[NAME].keys() - {HOST}):
-        functions: Mapping[str, tuple[Irq, ...]] = have[NAME][address]
-        for target, irqs in sorted(functions.items(), key=lambda item: _natural(item[0])):
-            for irq in irqs:
-                yield address, target, irq
-
-
-def _natural(target: str) -> tuple[str, int]:
-    return device_of(target), vf_index(target) if is_vf(target) else -1
-
-
-def pools(want: Wanted, have: Snapshot) -> dict[str, Pool]:
-    """The CPUs that may serve each wanted PF and its VFs, by the PF's address."""
-    nodes = {address: nic.function.numa_node for address, nic in want.nics.items()}
-    excluded = want.spec.irqs.exclude_cpus
-    return have.memo.get(
-        "pools",
-        (nodes, excluded, have.topology),
-        lambda: _pools(nodes, frozenset(parse_ranges(excluded)), have.topology),
-    )
-
-
-def _pools(nodes: Mapping[str, int], excluded: frozenset[int], topology: Topology) -> dict[str, Pool]:
-    return {address: pool(topology, node, excluded) for address, node in nodes.items()}
-
-
-@frozen
-class Placement:
-    """``pools``: the CPUs that may serve each queue, by target and queue; ``cpus``: the CPU that serves it, its receive and
-    transmit interrupts alike.
-
-    ``homes``: the CPU that serves it while no CPU has an owner. ``of_pods``: by VF, the CPUs of the pod that has it, if its
-    interrupts go there. ``moves``: the queues that follow the load to another CPU now.
-    """
-
-    pools: Mapping[Key, Pool]
-    cpus: Mapping[Key, int]
-    homes: Mapping[Key, int]
-    of_pods: Mapping[str, Pool] = field(factory=dict)
-    moves: Mapping[Key, Move] = field(factory=dict)
-
-    def settled(self, target: str) -> bool:
-        """Whether no queue of a function moves. What a move brings is not required: the node stays ready meanwhile."""
-        return all(target != moved for moved, _ in self.moves)
-
-
-def placement(want: Wanted, have: Snapshot) -> Placement:
-    """Place all queues.
-
-    Several kinds need this in each pass, and in most passes interrupts and CPUs are those of the pass before: the result is the
-    same object then.
-    """
-    local = pools(want, have)
-    load = have.load if want.spec.irqs.follow_load else None
-    absent = absent_among(want, have.functions, (device_of(target) for target, _ in kept_of(have).placed))
-    made_from = local, have[NAME], have.topology, load, absent
-    return have.memo.get("placement", made_from, lambda: _place(local, have, load, absent))
-
-
-def _place(local: Mapping[str, Pool], have: Snapshot, load: Load | None, absent: Collection[str]) -> Placement:
-    kept = kept_of(have)
-    keys: dict[Key, Pool] = {}
-    owned = have.topology.owners.of
-    affinities: dict[Key, set[tuple[int, ...]]] = {}
-    of_pods: dict[str, Pool] = {}
-    own: dict[Key, Pool] = {}
-    serving: dict[int, Key] = {}
-    for address, target, irq in _each(have):
-        # The kubelet of Kubernetes 1.20 also tells CPUs that pods share. These have no owner in its file.
-        if cpus := irq.of_pod & have.topology.owners.pods.keys() & have.topology.cpus.keys():
-            of_pods[target] = tuple(sorted(cpus))
-        if irq.role != MANAGEMENT and address in local:
-            key = (target, str(irq.queue))
-            serving[irq.number] = key
-            affinities.setdefault(key, set()).add(irq.affinity)
-            # The kernel has chosen the CPU of a managed interrupt.
-            fixed = [cpu for cpu in irq.affinity if cpu in have.topology.cpus] if kept.is_managed(target, irq) else []
-            keys[key] = (fixed[0],) if fixed else local[address]
-            if target in of_pods and not fixed:
-                own[key] = of_pods[target]
-    # A netdev that is down, as while a pod starts, has no interrupts. Its queues keep their CPUs, so that no other queue moves.
-    down = {
-        target: local[address]
-        for address in have[NAME].keys() & local.keys()
-        for target, irqs in have[NAME][address].items()
-        if not irqs
-    }
-    every = {key: down[key[0]] for key in kept.placed if key[0] in down} | keys
-    # The queues of a NIC that is missing for a while keep their CPUs, too. Its interrupts and its pool are unknown.
-    placed_before = ((key, cpu) for key, cpu in kept.placed.items() if device_of(key[0]) in absent)
-    every |= {key: (cpu,) for key, cpu in placed_before if cpu in have.topology.cpus}
-    every = _with_vectors(every, affinities, kept)
-    # Another interrupt's present CPU does not count: it depends on irqbalance, and on the order in which devices appeared, so
-    # each boot would have another placement.
-    homes = place(have.topology, every if load is None else _standing(every, kept.placed, load), kept.placed)
-    # A queue whose CPU has an owner goes elsewhere in its pool meanwhile, and all others stay. If each CPU of the pool has an
-    # owner, it stays, too. Its present CPU counts here: nothing else says where it went before.
-    taken = kept.full | owned.keys()
-    free = {key: without(keys[key], taken) for key in keys if homes[key] in owned}
-    guests = {key: pool for key, pool in free.items() if owned.keys().isdisjoint(pool)}
-    own = _with_vectors(own, {key: affinities[key] for key in own}, kept)
-    present = {key: affinity[0] for key in guests | own for affinity in sorted(affinities[key]) if len(affinity) == 1}
-    busy = [cpu for key, cpu in homes.items() if key not in guests]
-    homes = {key: cpu for key, cpu in homes.items() if key in keys}
-    # A queue that goes to a pod keeps its place among the guests, so that no other one moves.
-    placed = homes | place(have.topology, guests, present, busy) | place(have.topology, own, present)
-    moves: dict[Key, Move] = {}
-    if load is not None and load.readings:
-        to = {key: tuple(cpu for cpu in keys[key] if cpu not in taken) for key in keys if key not in own}
-        queues, of_cpus = loads(load, serving, placed)
-        movable = {key: queue for key, queue in queues.items() if key in to and homes[key] not in owned}
-        moves = balance(movable, of_cpus, load.moves, load.readings[-1].at, to)
-    moved = {key: move.cpu for key, move in moves.items()}
-    return Placement(every | guests | own, placed | moved, homes | moved, of_pods, moves)
-
-
-def _standing(every: Mapping[Key, Pool], placed: Mapping[Key, int], load: Load) -> dict[Key, Pool]:
-    """Each queue's pool: only the CPU where it is, or to which it has moved, if that is still one of the pool's."""
-    cpus = {**placed, **{key: move.cpu for key, move in load.moves.items()}}
-    return {key: (cpus[key],) if cpus.get(key) in pool else pool for key, pool in every.items()}
-
-
-def _with_vectors(
-    every: Mapping[Key, Pool], affinities: Mapping[Key, set[tuple[int, ...]]], kept: Kept
-) -> dict[Key, Pool]:
-    """Each queue's pool without the CPUs that have no free vector; all of the pool if no CPU of it has one.
-
-    A queue whose interrupts are all on one such CPU stays there, up to the CPU's share of the pool's queues. If one of its
-    interrupts is elsewhere, the whole queue goes elsewhere: it would find no vector there.
-    """
-    served: dict[tuple[tuple[int, ...], int], list[Key]] = {}
-    for key, of_queue in affinities.items():
-        (first, *more), *others = sorted(of_queue)
-        if not more and not others and first in kept.full and first in every[key]:
-            served.setdefault((every[key], first), []).append(key)
-    roomy = {pool: without(pool, kept.full) for pool in every.values()}
-    count = Counter(every.values())
-    result = {key: roomy[pool] for key, pool in every.items()}
-    for (cpus, cpu), queues in served.items():
-        share = -(-count[cpus] // len(cpus)) if _has_vectors(roomy[cpus], kept.full) else len(queues)
-        for key in sorted(queues, key=lambda key: (kept.placed.get(key) != cpu, key))[:share]:
-            result[key] = (cpu,)
-    return result
-
-
-def _has_vectors(pool: Pool, full: frozenset[int]) -> bool:
-    return not full.issuperset(pool)
 
 
 def plan(want: Wanted, have: Snapshot) -> list[Change]:
@@ -340,23 +175,18 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
     placed, kept, owned = placement(want, have), kept_of(have), have.topology.owners.of
     local = pools(want, have)
     changes = []
-    for address, target, irq in _each(have):
+    for address, target, irq in each(have):
         if address not in local or kept.is_managed(target, irq):
             continue
         key = (target, str(irq.queue))
         pool = placed.pools[key] if irq.role != MANAGEMENT else any_cpu(placed, local[address], target, owned)
-        one = irq.role != MANAGEMENT and _has_vectors(pool, kept.full)
+        one = irq.role != MANAGEMENT and has_vectors(pool, kept.full)
         after = (placed.cpus[key],) if one else tuple(sorted(pool))
         if irq.affinity != after:
             before, note = format_ranges(irq.affinity), _note(key, placed, have) if one else ""
             required = not one or key not in placed.moves
             changes.append(Change(NAME, target, irq.name, before, format_ranges(after), required=required, note=note))
     return changes
-
-
-def any_cpu(placed: Placement, local: Pool, target: str, owned: Collection[int]) -> Pool:
-    """The CPUs that may serve what belongs to no queue of a function."""
-    return placed.of_pods.get(target) or without(local, owned)
 
 
 def _note(key: Key, now: Placement, have: Snapshot) -> str:
@@ -402,7 +232,7 @@ def apply(machine: Machine, change: Change) -> None:
     except OSError as error:
         # EPERM (EIO before Linux 6.12): the kernel manages this interrupt's affinity itself.
         if error.errno in (errno.EPERM, errno.EIO):
-            line = _line(change.target, number, change.field)
+            line = line_of(change.target, number, change.field)
             machine.files.replace(MANAGED, "\n".join(sorted({line, *_managed(machine.files)})))
             raise OSError(error.errno, "the kernel places this interrupt itself; it is left alone") from error
         if error.errno == errno.ENOSPC:

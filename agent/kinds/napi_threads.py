@@ -14,7 +14,7 @@ from attrs import frozen
 from agent.hardware.functions import pci_of
 from agent.hardware.interrupts import MANAGEMENT
 from agent.hardware.sysfs import whole
-from agent.kinds import Reading, irqs
+from agent.kinds import Reading, irq_placement, irqs
 from agent.kinds.ethtool import given
 from agent.kinds.napi import INSTANCES, SWITCH, instances_of
 from agent.machine import Machine
@@ -75,11 +75,15 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
 
 
 def _plan(want: Wanted, have: Snapshot) -> Iterator[Change]:
-    placement, pools, owned = irqs.placement(want, have), irqs.pools(want, have), have.topology.owners.of
+    placement, pools, owned = (
+        irq_placement.placement(want, have),
+        irq_placement.pools(want, have),
+        have.topology.owners.of,
+    )
     placed = placement.cpus
     for address in sorted(have[NAME].keys() & pools.keys()):
         for target, threads in have[NAME][address].items():
-            any_cpu = tuple(sorted(irqs.any_cpu(placement, pools[address], target, owned)))
+            any_cpu = tuple(sorted(irq_placement.any_cpu(placement, pools[address], target, owned)))
             of_queues = (irq for irq in have[irqs.NAME].get(address, {}).get(target, ()) if irq.role != MANAGEMENT)
             cpus = {irq.number: (placed[target, str(irq.queue)],) for irq in of_queues}
             for place, thread in threads.items():

@@ -20,7 +20,7 @@ from agent.hardware.functions import netdev, pci_of
 from agent.hardware.placement import Senders, pool, steering, without
 from agent.hardware.sysfs import number_or
 from agent.hardware.topology import Topology
-from agent.kinds import Kind, Reading, irqs, queues, rps_netdevs, vf_links
+from agent.kinds import Kind, Reading, irq_placement, queues, rps_netdevs, vf_links
 from agent.machine import Machine
 from agent.report.records import HOST, Change
 from agent.spec.ranges import format_ranges, parse_ranges
@@ -38,9 +38,9 @@ def _plan_rps(want: Wanted, have: Snapshot) -> list[Change]:
     """The masks that differ from those that follow from the placement of the queues' interrupts."""
     if not want.spec.rps.enable:
         return []
-    placement = irqs.placement(want, have)
+    placement = irq_placement.placement(want, have)
     placed = placement.cpus
-    local = irqs.pools(want, have)
+    local = irq_placement.pools(want, have)
     changes = []
     # By PF, number of queues, and CPU of the interrupt: netdevs of one PF mostly have the same masks.
     masks: dict[tuple[str, int, int], frozenset[int]] = have.memo.get("rps masks", (placed, local, have.topology), dict)
@@ -83,7 +83,7 @@ def _plan_xps(want: Wanted, have: Snapshot) -> list[Change]:
     """The masks that differ, of netdevs with several transmit queues. Queues without an interrupt are left alone."""
     if not want.spec.xps.enable:
         return []
-    placement = irqs.placement(want, have)
+    placement = irq_placement.placement(want, have)
     placed = placement.cpus
     excluded = want.spec.irqs.exclude_cpus
     senders = have.memo.get("senders", (placed, have.topology, excluded), lambda: _senders(have.topology, excluded))

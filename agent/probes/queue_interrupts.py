@@ -7,7 +7,7 @@ interrupts of the NIC count as management interrupts, and no queue is pinned to 
 from collections.abc import Iterator
 
 from agent.hardware.interrupts import MANAGEMENT, Irq
-from agent.kinds import irqs, links, vf_links
+from agent.kinds import irq_placement, irqs, links, vf_links
 from agent.machine import Link
 from agent.probes import Probe
 from agent.report.reasons import condition
@@ -56,7 +56,7 @@ def _owned(want: Wanted, have: Snapshot) -> Condition | None:
     if owners.fault:
         return condition(TYPE, "OwnersUnknown", owners.fault)
     told = []
-    for address, pool in irqs.pools(want, have).items():
+    for address, pool in irq_placement.pools(want, have).items():
         names = list(dict.fromkeys(owners.of.get(cpu, "") for cpu in sorted(pool)))
         if "" not in names:
             more = ", ..." if len(names) > SHOWN else ""
@@ -71,7 +71,7 @@ def _owned(want: Wanted, have: Snapshot) -> Condition | None:
 
 def _placed_by_kernel(want: Wanted, have: Snapshot) -> Condition | None:
     """Which interrupts nobody can pin, since their driver asked the kernel to place them; None if there are none."""
-    kept = irqs.kept_of(have)
+    kept = irq_placement.kept_of(have)
     managed = {
         target: len(names)
         for address in sorted(want.nics)

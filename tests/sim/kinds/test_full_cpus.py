@@ -14,7 +14,7 @@ from agent.engine.dry_run import dry_run
 from agent.engine.retry import LAST_RETRY, Failures
 from agent.hardware.functions import targets
 from agent.hardware.interrupts import MANAGEMENT
-from agent.kinds import irqs
+from agent.kinds import irq_placement, irqs
 from agent.kinds.irqs import PLACED, TOO_MANY
 from agent.machine import Files, Machine
 from agent.report.verdict import is_ready
@@ -104,7 +104,7 @@ def test_each_queue_finds_a_cpu_if_one_has_a_vector(seed: int) -> None:
         left = undone(result, irqs.NAME)
         later = [outcome.change for outcome in undone(node.look(), irqs.NAME)]
         assert later == [outcome.change for outcome in left], "it is not sent from one to another"
-        local = irqs.pools(result.want, result.have)
+        local = irq_placement.pools(result.want, result.have)
         for outcome in left:
             assert "interrupt vector left" in outcome.error
             assert outcome.error.endswith(irqs.TOO_MANY)

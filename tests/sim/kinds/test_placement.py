@@ -13,7 +13,8 @@ from agent.engine.dry_run import dry_run
 from agent.engine.retry import Failures
 from agent.hardware.functions import targets
 from agent.hardware.interrupts import MANAGEMENT, function_irqs
-from agent.kinds.irqs import PLACED, placement
+from agent.kinds.irq_placement import placement
+from agent.kinds.irqs import PLACED
 from agent.machine import Machine
 from agent.report.records import Change
 from agent.report.verdict import is_ready
