@@ -13,6 +13,11 @@ from tests.unit.reporter.scripted import merged
 REFUSED = (429, "Too many requests, please try again later.")
 
 
+def status(code: int, message: str) -> tuple[int, dict[str, Any]]:
+    """An answer of an API server that is no object."""
+    return code, {"kind": "Status", "code": code, "message": message}
+
+
 @define
 class Dra:
     """What a cluster has for DRA (resource.k8s.io) and PodDisruptionBudgets.
@@ -69,9 +74,9 @@ class Dra:
 
     def _delete(self, name: str, options: Any) -> tuple[int, Any]:
         if name not in self.rules:
-            return 404, {"kind": "Status", "code": 404, "message": "gone"}
+            return status(404, "gone")
         if options and options["preconditions"] != {"uid": self.rules[name]["metadata"]["uid"]}:
-            return 409, {"kind": "Status", "code": 409, "message": "the UID in the precondition is another one"}
+            return status(409, "the UID in the precondition is another one")
         del self.rules[name]
         return 200, {}
 
@@ -97,7 +102,7 @@ class Cluster:
     def answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
         if self.starting:
             self.starting -= 1
-            return 503, {"kind": "Status", "code": 503, "message": "the server is starting"}
+            return status(503, "the server is starting")
         *_, over, name = path.split("/")
         if name == "selfsubjectreviews":
             user = {"userInfo": {"username": "deployer"}}
@@ -111,7 +116,7 @@ class Cluster:
         if name == "eviction":
             return self._evict(over) if self.evicts else REFUSED
         if name not in self.nodes:
-            return 404, {"kind": "Status", "code": 404, "message": "not found"}
+            return status(404, "not found")
         if method == "PATCH":
             self.nodes[name] = merged(self.nodes[name], body)
             if "unschedulable" in body.get("spec", {}):

@@ -12,12 +12,11 @@ from agent.report import names
 from fleet.api import Api
 from fleet.device_rules import DevicePlan, DeviceRule, plan
 from fleet.sweeping import at_most, decide, sweep
-from tests.unit.fleet.test_fleet import NOW, lease, node
-from tests.unit.fleet.test_maintenance_requests import LEASES, Serve, serve
+from tests.unit.fleet.nodes_api import status
+from tests.unit.fleet.test_fleet import NOW, lease
+from tests.unit.fleet.test_maintenance_requests import NODES, RULES, Serve, serve, sweeps, swept
 
 __all__ = ["serve"]
-
-RULES = "/apis/resource.k8s.io/v1/devicetaintrules"
 
 
 def rule(of: str, age: float = 700.0, effect: str = "NoSchedule", evict_after: int | None = 600) -> DeviceRule:
@@ -49,20 +48,24 @@ def test_pods_are_evicted_only_where_the_policy_asks_for_it_and_after_its_time(o
     assert decided([one]).evict == ((one,) if due else ())
 
 
-def test_rules_of_silent_and_deleted_nodes_are_removed_and_evict_nobody() -> None:
-    gone, anew = rule("z"), evolve(rule("b"), owner="u-before")
-    assert decided([rule("a"), gone, anew, rule("c", age=0.0)], silent="a") == DevicePlan(
-        remove=(rule("a"), anew, gone), allowed=5
-    )
+GONE, ANEW = rule("z"), evolve(rule("b"), owner="u-before")
 
 
-def test_where_nobody_knows_how_the_node_is_nobody_is_evicted() -> None:
-    assert decided([rule("a")], unsure="a") == DevicePlan(allowed=5)
-
-
-def test_if_too_many_nodes_are_silent_their_rules_stay_and_nobody_is_evicted_anywhere() -> None:
-    assert decided([rule("a"), rule("z"), rule("h")], silent="abcde", halted=True).remove == (rule("z"),)
-    assert decided([rule("h")], silent="abcde", halted=True).evict == ()
+@pytest.mark.parametrize(
+    ("rules", "nodes", "removed"),
+    [
+        ([rule("a"), GONE, ANEW, rule("c", age=0.0)], {"silent": "a"}, (rule("a"), ANEW, GONE)),
+        ([rule("a")], {"unsure": "a"}, ()),
+        # Too many nodes are silent.
+        ([rule("a"), GONE, rule("h")], {"silent": "abcde", "halted": True}, (GONE,)),
+    ],
+    ids=["silent and deleted", "nobody knows", "halted"],
+)
+def test_rules_of_silent_and_deleted_nodes_are_removed_and_evict_nobody(
+    rules: list[DeviceRule], nodes: dict[str, Any], removed: tuple[DeviceRule, ...]
+) -> None:
+    made = decided(rules, **nodes)
+    assert (made.remove, made.evict, made.refused) == (removed, (), False)
 
 
 def test_a_switch_that_takes_a_rail_of_many_nodes_evicts_nobody() -> None:
@@ -93,57 +96,36 @@ def document(of: str, age: float, **more: Any) -> dict[str, Any]:
     return {"metadata": {**metadata, "labels": labels, "ownerReferences": owners, **more}, "spec": spec}
 
 
-def there(name: str) -> dict[str, Any]:
-    made: dict[str, Any] = node(name).to_dict()
-    made["metadata"]["uid"] = f"u-{name}"
-    return made
-
-
 def test_a_sweep_removes_and_raises_rules_and_notes_what_fails(serve: Serve) -> None:
-    listing = [document("a", 700.0), document("b", 700.0), document("gone", 0.0), document("lost", 0.0)]
-    listing.append({"metadata": {"name": "theirs", "uid": "u-theirs"}, "spec": {"taint": {}}})
+    rules = [document("a", 700.0), document("b", 700.0), document("gone", 0.0), document("lost", 0.0)]
+    rules.append({"metadata": {"name": "theirs", "uid": "u-theirs"}, "spec": {"taint": {}}})
+    path = RULES.removeprefix("GET ")
     script, maintenance = serve(
         {
-            f"GET {RULES}": [(200, {"items": listing})],
-            "GET /api/v1/nodes": [(200, {"items": [there("a"), there("b")]})],
-            f"GET {LEASES}": [(200, {"items": [lease("a").to_dict(), lease("b").to_dict()]})],
-            f"PATCH {RULES}/a.7": [(200, {})],
-            f"PATCH {RULES}/b.7": [(409, {"kind": "Status", "code": 409, "message": "has been modified"})],
-            f"DELETE {RULES}/gone.7": [(200, {})],
-            f"DELETE {RULES}/lost.7": [(403, {"kind": "Status", "code": 403, "message": "no"})],
-            f"DELETE {RULES}/theirs": [(404, {"kind": "Status", "code": 404, "message": "no"})],
+            **sweeps("ab", rules, [lease("a"), lease("b")]),
+            f"PATCH {path}/a.7": [(200, {})],
+            f"PATCH {path}/b.7": [status(409, "has been modified")],
+            f"DELETE {path}/gone.7": [(200, {})],
+            f"DELETE {path}/lost.7": [status(403, "no")],
+            f"DELETE {path}/theirs": [status(404, "no")],
         }
     )
-    api = Api(maintenance.api.client, "me", NOW)
-    swept = sweep(api, decide(api, 0.25, 1.0), threading.Event())
-    assert [each.name for each in swept.removed] == ["gone.7"]
-    assert [each.name for each in swept.evicting] == ["a.7"]
-    assert list(swept.failed) == ["lost"]
-    assert swept.failed["lost"].startswith("its DeviceTaintRule lost.7: ")
-    assert script.asked.index(f"GET {RULES}") < script.asked.index("GET /api/v1/nodes")
+    done = swept(Api(maintenance.api.client, "me", NOW), devices=1.0)
+    assert [each.name for each in done.removed] == ["gone.7"]
+    assert [each.name for each in done.evicting] == ["a.7"]
+    assert list(done.failed) == ["lost"]
+    assert done.failed["lost"].startswith("its DeviceTaintRule lost.7: ")
+    assert script.asked.index(RULES) < script.asked.index(NODES)
 
 
-@pytest.mark.parametrize("status", [403, 404])
-def test_a_cluster_or_a_user_without_rules_is_swept_nevertheless(serve: Serve, status: int) -> None:
-    refusal = (status, {"kind": "Status", "code": status, "message": "no"})
-    _, maintenance = serve(
-        {
-            f"GET {RULES}": [refusal],
-            "GET /api/v1/nodes": [(200, {"items": [there("a")]})],
-            f"GET {LEASES}": [(200, {"items": [lease("a").to_dict()]})],
-        }
-    )
+@pytest.mark.parametrize("code", [403, 404])
+def test_a_cluster_or_a_user_without_rules_is_swept_nevertheless(serve: Serve, code: int) -> None:
+    _, maintenance = serve({**sweeps("a", leases=[lease("a")]), RULES: [status(code, "no")]})
     assert decide(maintenance.api, 0.25).devices == DevicePlan(allowed=1)
 
 
 def test_a_sweep_that_is_stopped_leaves_its_rules_to_the_next_one(serve: Serve) -> None:
-    _, maintenance = serve(
-        {
-            f"GET {RULES}": [(200, {"items": [document("gone", 0.0)]})],
-            "GET /api/v1/nodes": [(200, {"items": []})],
-            f"GET {LEASES}": [(200, {"items": []})],
-        }
-    )
+    _, maintenance = serve(sweeps("", [document("gone", 0.0)]))
     stopped = threading.Event()
     stopped.set()
     assert sweep(maintenance.api, decide(maintenance.api, 0.25), stopped).left == ("gone.7",)

@@ -40,7 +40,7 @@ def node(
     if ready:
         conditions.append(NodeCondition(ready, names.READY, reason=reason, message=message, lastTransitionTime=NOW))
     return Node(
-        metadata=ObjectMeta(name=name, resourceVersion="7", labels=labels),
+        metadata=ObjectMeta(name=name, uid=f"u-{name}", resourceVersion="7", labels=labels),
         spec=NodeSpec(taints=[Taint("NoSchedule", key) for key in taints] or None),
         status=NodeStatus(conditions=conditions),
     )

@@ -46,9 +46,8 @@ def pod(
 ) -> Pod:
     owners = [OwnerReference(apiVersion="v1", kind=owner, name="o", uid="u", controller=controller)] if owner else None
     deleted = NOW if ending else None
-    metadata = ObjectMeta(
-        name=name, namespace="ml", annotations=annotations, ownerReferences=owners, deletionTimestamp=deleted
-    )
+    metadata = ObjectMeta(name=name, namespace="ml", uid=f"u-{name}", labels={"app": name}, annotations=annotations)
+    metadata.ownerReferences, metadata.deletionTimestamp = owners, deleted
     volumes = [Volume(name="scratch", emptyDir=emptydir)] if emptydir else None
     spec = PodSpec(containers=[Container(name="c")], volumes=volumes)
     ready = [PodCondition("True", "Ready")] if phase == "Running" else []

@@ -13,6 +13,7 @@ import pytest
 from attrs import define, evolve, field
 from lightkube import Client, KubeConfig
 from lightkube.config.models import Cluster, User
+from lightkube.resources.coordination_v1 import Lease
 
 from agent.report import names
 from agent.report.records import Disruption
@@ -21,19 +22,22 @@ from fleet.eviction import Rules
 from fleet.inventory import CommandResult, Inventory
 from fleet.maintenance import Maintenance
 from fleet.maintenance_record import Record, annotated
-from fleet.sweeping import decide, sweep
+from fleet.sweeping import SweepResult, decide, sweep
 from tests.http_server import Request, serving
-from tests.unit.fleet.nodes_api import REFUSED
+from tests.unit.fleet.nodes_api import REFUSED, status
 from tests.unit.fleet.test_fleet import node
 from tests.unit.fleet.test_maintenance import NOW, pod
 from tests.unit.reporter.scripted import merged
 
 PODS, EVICTION, NODE = "GET /api/v1/pods", "POST /api/v1/namespaces/ml/pods/job/eviction", "/api/v1/nodes/a"
-BUSY = (503, {"kind": "Status", "code": 503, "message": "it is being restarted"})
+GET, PATCH = f"GET {NODE}", f"PATCH {NODE}"
+NODES, RULES = "GET /api/v1/nodes", "GET /apis/resource.k8s.io/v1/devicetaintrules"
+LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{names.NAMESPACE}/leases"
+BUSY = status(503, "it is being restarted")
 BAD_GATEWAY = (502, "<html>bad gateway")
 LOGIN = (200, "<html>please log in")
 FIREWALL = (403, "<html>not from here")
-FORBIDDEN: tuple[int, dict[str, Any]] = (403, {"kind": "Status", "code": 403, "message": "nobody may do this"})
+FORBIDDEN = status(403, "nobody may do this")
 UNUSED: tuple[int, dict[str, Any]] = (200, {"metadata": {"name": "a", "resourceVersion": "7"}})
 NO_PODS: tuple[int, dict[str, Any]] = (200, {"items": []})
 HEALTHY: dict[str, Any] = {
@@ -42,6 +46,26 @@ HEALTHY: dict[str, Any] = {
 ONE_POD = (200, {"items": [pod("job").to_dict()]})
 
 Answers = dict[str, list[tuple[int, dict[str, Any] | str]]]
+
+
+def recorded(step: str, by: str = "me", since: str = NOW.isoformat()) -> tuple[int, dict[str, Any]]:
+    """A Node with the record of a maintenance."""
+    record = {"by": by, "since": since, "step": step, "cordoned": True, "allow": "rebind"}
+    notes = {names.MAINTENANCE: json.dumps(record)}
+    metadata = {"name": "a", "resourceVersion": "7", "annotations": notes}
+    return 200, {"metadata": metadata, "spec": {"unschedulable": True}, **HEALTHY}
+
+
+def drains() -> Answers:
+    """The answers to a maintenance that cordons a node without pods, and drains it."""
+    return {PODS: [NO_PODS], EVICTION: [(201, {})], GET: [UNUSED, recorded("drain")], PATCH: [(200, {})]}
+
+
+def sweeps(nodes: str, rules: Sequence[dict[str, Any]] = (), leases: Sequence[Lease] = ()) -> Answers:
+    """The answers to a sweep of nodes that are named by a letter each."""
+    there = [node(name).to_dict() for name in nodes]
+    listed = {NODES: there, f"GET {LEASES}": [each.to_dict() for each in leases], RULES: rules}
+    return {what: [(200, {"items": [*items]})] for what, items in listed.items()}
 
 
 @define
@@ -70,12 +94,12 @@ Serve = Callable[[Answers], tuple[Scripted, Maintenance]]
 
 @pytest.fixture
 def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
-    """Start such a server, and a maintenance that uses it."""
+    """Start such a server, and a maintenance that uses it. The answers come before those of :func:`drains`."""
     monkeypatch.setattr("fleet.node_patch.CHECK_INTERVAL", 0.01)
     with ExitStack() as running:
 
         def begin(answers: Answers) -> tuple[Scripted, Maintenance]:
-            script = Scripted(answers)
+            script = Scripted({**drains(), **answers})
             url = running.enter_context(serving(script.answer))
             config = KubeConfig.from_one(cluster=Cluster(server=url), user=User(), context_name="a")
             api = Api(Client(config), "me", NOW, clock=lambda: 0.0)
@@ -86,6 +110,10 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
         yield begin
 
 
+def swept(api: Api, share: float = 0.25, devices: float = 0.0) -> SweepResult:
+    return sweep(api, decide(api, share, devices), threading.Event())
+
+
 @pytest.mark.parametrize("busy", [BUSY, REFUSED, BAD_GATEWAY], ids=["JSON", "text", "proxy"])
 def test_a_restarting_api_server_is_asked_again(serve: Serve, busy: tuple[int, Any]) -> None:
     own = recorded("drain")
@@ -93,40 +121,33 @@ def test_a_restarting_api_server_is_asked_again(serve: Serve, busy: tuple[int, A
         {
             PODS: [busy, ONE_POD, ONE_POD, busy, NO_PODS],
             EVICTION: [busy, (201, {})],
-            f"GET {NODE}": [busy, *[own] * 5, busy, own],
+            GET: [busy, *[own] * 5, busy, own],
         }
     )
     maintenance._drain("a")
-    asked = [each for each in script.asked if each != f"GET {NODE}"]
+    asked = [each for each in script.asked if each != GET]
     assert asked == [PODS, PODS, EVICTION, PODS, EVICTION, PODS, PODS]
     maintenance._wait("a")
 
 
 @pytest.mark.parametrize(
-    ("status", "message"),
+    ("code", "message"),
     [(500, "etcdserver: leader changed"), (410, "The provided continue parameter is too old")],
     ids=["etcd elects a leader", "a long list has expired"],
 )
-def test_a_maintenance_waits_until_a_request_can_be_answered(serve: Serve, status: int, message: str) -> None:
-    elects = (status, {"kind": "Status", "code": status, "message": message})
-    own = recorded("drain")
+def test_a_maintenance_waits_until_a_request_can_be_answered(serve: Serve, code: int, message: str) -> None:
+    elects, own = status(code, message), recorded("drain")
     script, maintenance = serve(
-        {
-            PODS: [elects, NO_PODS],
-            f"GET {NODE}": [elects, own, own, elects, own, elects, own],
-            f"PATCH {NODE}": [elects, (200, {})],
-        }
+        {PODS: [elects, NO_PODS], GET: [elects, own, own, elects, own, elects, own], PATCH: [elects, (200, {})]}
     )
     maintenance._drain("a")
     maintenance._wait("a")
     assert evolve(maintenance, resume=True).give_back("a") == ("undone", "")
-    assert script.asked[-4:] == [f"GET {NODE}", f"PATCH {NODE}", f"GET {NODE}", f"PATCH {NODE}"]
+    assert script.asked[-4:] == [GET, PATCH, GET, PATCH]
 
 
 def test_a_pod_of_several_budgets_undoes_the_drain(serve: Serve) -> None:
-    several = (500, {"kind": "Status", "code": 500, "message": "This pod has more than one PodDisruptionBudget"})
-    answers: Answers = {PODS: [ONE_POD], EVICTION: [several], f"GET {NODE}": [UNUSED, recorded("drain")]}
-    _, maintenance = serve({**answers, f"PATCH {NODE}": [(200, {})]})
+    _, maintenance = serve({PODS: [ONE_POD], EVICTION: [status(500, "This pod has more than one PodDisruptionBudget")]})
     assert maintenance.run(["a"], 1)["a"] == ("undone", "ml/job: This pod has more than one PodDisruptionBudget")
 
 
@@ -143,89 +164,51 @@ def test_a_pod_that_may_never_be_evicted_undoes_the_drain_in_time_and_is_named(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     """Public reports of drains that wait for ever for a PodDisruptionBudget, or for who answers like one."""
-    refused = (429, {"kind": "Status", "code": 429, "message": why})
-    answers: Answers = {PODS: [ONE_POD], EVICTION: [refused], f"GET {NODE}": [UNUSED, recorded("drain")]}
-    script, maintenance = serve({**answers, f"PATCH {NODE}": [(200, {})]})
+    script, maintenance = serve({PODS: [ONE_POD], EVICTION: [status(429, why)]})
     monkeypatch.setattr("fleet.maintenance.monotonic", lambda: 10.0 * script.asked.count(EVICTION))
     result, reason = maintenance.run(["a"], 1)["a"]
-    assert result == "undone"
-    assert "ml/job" in reason
-    assert why in reason
+    assert (result, "ml/job" in reason, why in reason) == ("undone", True, True)
     assert script.asked.count(EVICTION) == 6
-    assert script.asked[-2:] == [f"GET {NODE}", f"PATCH {NODE}"]
+    assert script.asked[-2:] == [GET, PATCH]
 
 
 def test_a_drain_that_is_forbidden_is_undone(serve: Serve) -> None:
-    script, maintenance = serve(
-        {PODS: [FORBIDDEN], f"GET {NODE}": [UNUSED, recorded("drain")], f"PATCH {NODE}": [(200, {})]}
-    )
+    script, maintenance = serve({PODS: [FORBIDDEN]})
     assert maintenance.run(["a"], 1) == {"a": ("undone", "nobody may do this")}
-    assert script.asked[-2:] == [f"GET {NODE}", f"PATCH {NODE}"]
+    assert script.asked[-2:] == [GET, PATCH]
 
 
-def test_an_interruption_during_the_last_look_at_the_pods_begins_no_change(serve: Serve) -> None:
-    script, maintenance = serve(
-        {PODS: [NO_PODS], f"GET {NODE}": [UNUSED, recorded("drain")], f"PATCH {NODE}": [(200, {})]}
-    )
-    script.before = lambda what: maintenance.stop.set() if what == PODS else None
+@pytest.mark.parametrize("during", [PODS, EVICTION], ids=["the last look at the pods", "an eviction"])
+def test_an_interruption_evicts_no_further_pod_and_begins_no_change(serve: Serve, during: str) -> None:
+    pods = [pod(name).to_dict() for name in ("job", "other")] if during == EVICTION else []
+    script, maintenance = serve({PODS: [(200, {"items": pods})]})
+    script.before = lambda what: maintenance.stop.set() if what == during else None
     assert maintenance.run(["a"], 1) == {"a": ("undone", "interrupted before anything was changed")}
-
-
-def test_an_interruption_during_an_eviction_evicts_no_other_pod(serve: Serve) -> None:
-    pods = (200, {"items": [pod(name).to_dict() for name in ("job", "other")]})
-    script, maintenance = serve(
-        {PODS: [pods], EVICTION: [(201, {})], f"GET {NODE}": [UNUSED, recorded("drain")], f"PATCH {NODE}": [(200, {})]}
-    )
-    script.before = lambda what: maintenance.stop.set() if what == EVICTION else None
-    assert maintenance.run(["a"], 1) == {"a": ("undone", "interrupted before anything was changed")}
-    assert script.asked[-3:] == [EVICTION, f"GET {NODE}", f"PATCH {NODE}"]
+    assert script.asked[-3:] == [during, GET, PATCH]
 
 
 def test_an_api_server_that_does_not_answer_while_the_drain_is_undone_leaves_a_node_that_is_named(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script, maintenance = serve(
-        {PODS: [NO_PODS], f"GET {NODE}": [UNUSED, recorded("drain"), BUSY], f"PATCH {NODE}": [(200, {})]}
-    )
-    monkeypatch.setattr("fleet.node_patch.monotonic", lambda: 10.0 * script.asked.count(f"GET {NODE}"))
+    script, maintenance = serve({GET: [UNUSED, recorded("drain"), BUSY]})
+    monkeypatch.setattr("fleet.node_patch.monotonic", lambda: 10.0 * script.asked.count(GET))
     script.before = lambda what: maintenance.stop.set() if what == PODS else None
     result, reason = evolve(maintenance, ready_timeout=3600.0).run(["a"], 1)["a"]
     assert (result, reason.startswith("the API server refuses: it is being restarted")) == ("failed", True)
     assert "; it stays cordoned; then trackbed fleet maintain a --inventory" in reason
-    assert script.asked.count(f"GET {NODE}") == 5
-
-
-def test_a_node_that_is_gone_does_not_keep_others_from_being_given_back(serve: Serve) -> None:
-    gone = (404, {"kind": "Status", "code": 404, "message": 'nodes "a" not found'})
-    _, maintenance = serve({f"GET {NODE}": [gone]})
-    result, reason = evolve(maintenance, resume=True).give_back("a")
-    assert (result, 'nodes "a" not found' in reason) == ("failed", True)
-
-
-def recorded(step: str, by: str = "me", since: str = NOW.isoformat()) -> tuple[int, dict[str, Any]]:
-    """A Node with the record of a maintenance."""
-    record = {"by": by, "since": since, "step": step, "cordoned": True, "allow": "rebind"}
-    notes = {names.MAINTENANCE: json.dumps(record)}
-    metadata = {"name": "a", "resourceVersion": "7", "annotations": notes}
-    return 200, {"metadata": metadata, "spec": {"unschedulable": True}, **HEALTHY}
+    assert script.asked.count(GET) == 5
 
 
 def test_a_node_that_another_run_has_begun_meanwhile_is_left_to_it(serve: Serve) -> None:
-    script, maintenance = serve(
-        {f"GET {NODE}": [recorded("apply", by="bob", since="2026")], f"PATCH {NODE}": [(200, {})]}
-    )
-    assert maintenance.run(["a", "b"], 1) == {
-        "a": (
-            "failed",
-            "bob began to maintain a at 2026 and has not finished; if that run is over, give --resume or --undo",
-        ),
-        "b": ("not started", ""),
-    }
-    assert script.asked == [f"GET {NODE}"]
+    script, maintenance = serve({GET: [recorded("apply", by="bob", since="2026")]})
+    results = maintenance.run(["a", "b"], 1)
+    assert (results["a"][0], results["b"]) == ("failed", ("not started", ""))
+    assert results["a"][1].startswith("bob began to maintain a at 2026 and has not finished")
+    assert script.asked == [GET]
 
 
 def test_a_node_that_an_earlier_run_has_begun_is_taken_over_on_request(serve: Serve) -> None:
-    _, maintenance = serve({f"GET {NODE}": [recorded("apply", by="bob")], f"PATCH {NODE}": [(200, {})]})
+    _, maintenance = serve({GET: [recorded("apply", by="bob")]})
     taken = evolve(maintenance, resume=True)._begin("a")
     assert (taken.by, taken.step, taken.cordoned) == ("me", "apply", True)
 
@@ -233,16 +216,9 @@ def test_a_node_that_an_earlier_run_has_begun_is_taken_over_on_request(serve: Se
 def test_a_node_that_somebody_has_uncordoned_since_is_drained_again_and_uncordoned_in_the_end(serve: Serve) -> None:
     """It has pods again, also if it was cordoned before its maintenance."""
     uncordoned = merged(UNUSED[1], annotated(Record("bob", "2026", "apply", False, "rebind")))
-    script, maintenance = serve(
-        {
-            PODS: [ONE_POD, NO_PODS],
-            EVICTION: [(201, {})],
-            f"GET {NODE}": [(200, uncordoned), recorded("drain")],
-            f"PATCH {NODE}": [(200, {})],
-        }
-    )
+    script, maintenance = serve({PODS: [ONE_POD, NO_PODS], GET: [(200, uncordoned), recorded("drain")]})
     cordons: list[Any] = []
-    script.before = lambda what: cordons.append(script.bodies.get(f"PATCH {NODE}"))
+    script.before = lambda what: cordons.append(script.bodies.get(PATCH))
     assert evolve(maintenance, resume=True).take_out("a") == ("done", "")
     assert EVICTION in script.asked
     first = json.loads(next(filter(None, cordons)))
@@ -255,40 +231,28 @@ def test_a_node_that_somebody_has_uncordoned_since_is_drained_again_and_uncordon
 def test_an_answer_that_is_no_json_undoes_the_drain_and_begins_no_other_node(
     serve: Serve, answer: tuple[int, str], why: str
 ) -> None:
-    answers: Answers = {PODS: [answer], f"GET {NODE}": [UNUSED, recorded("drain")], f"PATCH {NODE}": [(200, {})]}
-    script, maintenance = serve(answers)
+    script, maintenance = serve({PODS: [answer]})
     results = maintenance.run(["a", "b"], 1)
     assert (results["a"][0], why in results["a"][1], results["b"][0]) == ("undone", True, "not started")
-    assert script.asked[-2:] == [f"GET {NODE}", f"PATCH {NODE}"]
+    assert script.asked[-2:] == [GET, PATCH]
 
 
 @pytest.mark.parametrize("answer", [LOGIN, FIREWALL], ids=["log in", "firewall"])
 def test_an_answer_that_is_no_json_fails_its_node_alone(serve: Serve, answer: tuple[int, str]) -> None:
-    _, maintenance = serve({f"GET {NODE}": [answer]})
+    _, maintenance = serve({GET: [answer]})
     results = maintenance.run(["a", "b"], 1)
     assert (results["a"][0], results["b"][0]) == ("failed", "not started")
     result, reason = evolve(maintenance, resume=True).give_back("a")
     assert (result, "API server" in reason) == ("failed", True)
 
 
-LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{names.NAMESPACE}/leases"
-
-
 @pytest.mark.parametrize("answer", [LOGIN, FIREWALL, BAD_GATEWAY], ids=["log in", "firewall", "proxy"])
 def test_an_answer_that_is_no_json_keeps_no_other_node_from_being_swept(serve: Serve, answer: tuple[int, str]) -> None:
-    _, maintenance = serve(
-        {
-            "GET /api/v1/nodes": [(200, {"items": [node("a").to_dict(), node("b").to_dict()]})],
-            f"GET {LEASES}": [(200, {"items": []})],
-            "GET /apis/resource.k8s.io/v1/devicetaintrules": [(200, {"items": []})],
-            f"GET {NODE}": [answer],
-            "GET /api/v1/nodes/b": [(200, node("b").to_dict())],
-            f"POST {LEASES}": [(201, {})],
-        }
-    )
-    swept = sweep(maintenance.api, decide(maintenance.api, 0.25), threading.Event())
-    assert (swept.renewed, list(swept.failed)) == (("b",), ["a"])
-    assert swept.failed["a"].startswith("its Lease was deleted and cannot be created again: ")
+    there: Answers = {f"{NODES}/b": [(200, node("b").to_dict())], f"POST {LEASES}": [(201, {})]}
+    _, maintenance = serve({**sweeps("ab"), GET: [answer], **there})
+    done = swept(maintenance.api)
+    assert (done.renewed, list(done.failed)) == (("b",), ["a"])
+    assert done.failed["a"].startswith("its Lease was deleted and cannot be created again: ")
 
 
 @pytest.mark.parametrize(
@@ -304,56 +268,44 @@ def test_an_answer_that_is_no_json_keeps_no_other_node_from_being_swept(serve: S
 def test_a_lease_that_cannot_be_made_anew_is_not_called_a_node_that_came_back(
     serve: Serve, of_node: int, of_lease: int, why: str
 ) -> None:
-    _, maintenance = serve(
-        {
-            "GET /api/v1/nodes": [(200, {"items": [node("a").to_dict()]})],
-            f"GET {LEASES}": [(200, {"items": []})],
-            "GET /apis/resource.k8s.io/v1/devicetaintrules": [(200, {"items": []})],
-            f"GET {NODE}": [(of_node, node("a").to_dict() if of_node == 200 else {"kind": "Status"})],
-            f"POST {LEASES}": [(of_lease, {"kind": "Status", "message": why})],
-        }
-    )
-    swept = sweep(maintenance.api, decide(maintenance.api, 0.25), threading.Event())
-    assert (swept.renewed, swept.recovered) == ((), () if why else ("a",))
-    assert why in swept.failed.get("a", "")
+    there = (200, node("a").to_dict()) if of_node == 200 else status(of_node, "")
+    _, maintenance = serve({**sweeps("a"), GET: [there], f"POST {LEASES}": [status(of_lease, why)]})
+    done = swept(maintenance.api)
+    assert (done.renewed, done.recovered) == ((), () if why else ("a",))
+    assert why in done.failed.get("a", "")
 
 
 @pytest.mark.parametrize("busy", [BUSY, REFUSED, BAD_GATEWAY], ids=["JSON", "text", "proxy"])
 def test_a_step_is_recorded_and_undone_although_the_api_server_restarts(serve: Serve, busy: tuple[int, Any]) -> None:
-    script, maintenance = serve(
-        {f"GET {NODE}": [busy, recorded("apply")], f"PATCH {NODE}": [busy, (200, {}), busy, (200, {})]}
-    )
+    script, maintenance = serve({GET: [busy, recorded("apply")], PATCH: [busy, (200, {}), busy, (200, {})]})
     maintenance._note("a", "wait", maintenance._is_own)
-    assert script.asked == [f"GET {NODE}", f"GET {NODE}", f"PATCH {NODE}", f"GET {NODE}", f"PATCH {NODE}"]
+    assert script.asked == [GET, GET, PATCH, GET, PATCH]
     assert evolve(maintenance, resume=True).give_back("a") == ("undone", "")
-    _, maintenance = serve({f"GET {NODE}": [busy]})
+    _, maintenance = serve({GET: [busy]})
     assert evolve(maintenance, ready_timeout=0.05).give_back("a")[0] == "failed"
 
 
 def test_a_record_whose_answer_was_lost_is_this_runs_own(serve: Serve) -> None:
-    script, maintenance = serve(
-        {f"GET {NODE}": [UNUSED, recorded("drain")], f"PATCH {NODE}": [(504, "<html>time-out")]}
-    )
+    script, maintenance = serve({PATCH: [(504, "<html>time-out")]})
     assert maintenance._begin("a") == Record("me", NOW.isoformat(), "drain", True, "rebind")
-    assert script.asked == [f"GET {NODE}", f"PATCH {NODE}", f"GET {NODE}"]
+    assert script.asked == [GET, PATCH, GET]
 
 
 def test_a_pod_of_a_namespace_that_is_being_deleted_is_waited_for(serve: Serve) -> None:
     causes = [{"reason": "NamespaceTerminating", "message": "namespace ml is being terminated"}]
     terminating = {**FORBIDDEN[1], "details": {"causes": causes}}
-    script, maintenance = serve(
-        {PODS: [ONE_POD, NO_PODS], EVICTION: [(403, terminating)], f"GET {NODE}": [recorded("drain")]}
-    )
+    script, maintenance = serve({PODS: [ONE_POD, NO_PODS], EVICTION: [(403, terminating)], GET: [recorded("drain")]})
     maintenance._drain("a")
-    assert script.asked == [f"GET {NODE}", PODS, EVICTION, f"GET {NODE}", PODS]
+    assert script.asked == [GET, PODS, EVICTION, GET, PODS]
 
 
 def test_a_pod_that_comes_back_to_the_cordoned_node_is_evicted_once(serve: Serve) -> None:
     first = pod("job").to_dict()
     first["spec"]["tolerations"] = [{"operator": "Exists"}]
     another = merged(first, {"metadata": {"creationTimestamp": "2026-01-01T00:00:07Z"}})
-    pods: list[tuple[int, dict[str, Any] | str]] = [(200, {"items": [each]}) for each in (first, another)]
-    script, maintenance = serve({PODS: pods, EVICTION: [(201, {})], f"GET {NODE}": [recorded("drain")]})
+    script, maintenance = serve(
+        {PODS: [(200, {"items": [each]}) for each in (first, another)], GET: [recorded("drain")]}
+    )
     maintenance._drain("a")
     assert script.asked.count(EVICTION) == 1
 
@@ -362,18 +314,15 @@ def test_a_pod_with_fields_that_another_version_of_kubernetes_has_is_evicted(ser
     """Fields of alpha features change their types: this one needs a priority in 1.37."""
     later = merged(pod("job").to_dict(), {"spec": {"evictionResponders": [{"name": "x"}]}, "status": {"hostIPs": "x"}})
     later["spec"]["volumes"] = [{"name": "v", "fabric": 1}]
-    script, maintenance = serve(
-        {PODS: [(200, {"items": [later]}), NO_PODS], EVICTION: [(201, {})], f"GET {NODE}": [recorded("drain")]}
-    )
+    script, maintenance = serve({PODS: [(200, {"items": [later]}), NO_PODS], GET: [recorded("drain")]})
     maintenance._drain("a")
     assert EVICTION in script.asked
 
 
 def test_the_pod_that_was_listed_is_evicted_and_no_other_of_its_name(serve: Serve) -> None:
     """A StatefulSet has started another one meanwhile, on another node."""
-    other = (409, {"kind": "Status", "code": 409, "message": "Precondition failed: UID in precondition: u-job"})
-    listed = {"items": [merged(pod("job").to_dict(), {"metadata": {"uid": "u-job"}})]}
-    script, maintenance = serve({PODS: [(200, listed), NO_PODS], EVICTION: [other], f"GET {NODE}": [recorded("drain")]})
+    other = status(409, "Precondition failed: UID in precondition: u-job")
+    script, maintenance = serve({PODS: [ONE_POD, NO_PODS], EVICTION: [other], GET: [recorded("drain")]})
     maintenance._drain("a")
     assert json.loads(script.bodies[EVICTION])["deleteOptions"]["preconditions"] == {"uid": "u-job"}
 
@@ -391,8 +340,7 @@ def test_a_node_that_somebody_has_given_back_is_not_drained_any_further(
     """Its pods come back to it."""
     own = recorded("drain")
     given_back = (200, merged(own[1], {"metadata": {"annotations": notes}, "spec": {"unschedulable": None}}))
-    answers: Answers = {PODS: [ONE_POD], EVICTION: [(201, {})], f"GET {NODE}": [UNUSED, own, given_back]}
-    script, maintenance = serve({**answers, f"PATCH {NODE}": [(200, {})]})
+    script, maintenance = serve({PODS: [ONE_POD], GET: [UNUSED, own, given_back]})
     assert maintenance.run(["a"], 1) == {"a": result}
     assert script.asked.count(EVICTION) == 1
 
@@ -408,15 +356,14 @@ def test_a_node_that_does_not_answer_after_its_change_began_is_given_back_only_i
 ) -> None:
     """The change may have cut the node off, and then its Node says for a while what was true before."""
     conditions = [{"type": names.READY, "status": "True"}, {"type": "Ready", "status": kubelet}]
-    own = (200, {**recorded("apply")[1], "status": {"conditions": conditions}})
-    script, maintenance = serve({f"GET {NODE}": [own], f"PATCH {NODE}": [(200, {})]})
+    script, maintenance = serve({GET: [(200, {**recorded("apply")[1], "status": {"conditions": conditions}})]})
     ended = evolve(maintenance, hosts=Unreachable(Path(), {"a": "a"}), resume=True).run(["a"], 1)["a"]
     assert (ended[0], ended[1].startswith("trackbed apply on the node failed: no answer")) == (result, True)
-    assert (f"PATCH {NODE}" in script.asked) == (result == "undone")
+    assert (PATCH in script.asked) == (result == "undone")
 
 
 def test_a_failed_maintenance_names_the_whole_commands_that_go_on(serve: Serve) -> None:
-    _, maintenance = serve({f"GET {NODE}": [recorded("wait")], f"PATCH {NODE}": [FORBIDDEN]})
+    _, maintenance = serve({GET: [recorded("wait")], PATCH: [FORBIDDEN]})
     limited = Inventory(Path("/site/prod.py"), {"a": "a"}, ("own_cluster", "gpu-0*"))
     result, reason = evolve(maintenance, resume=True, hosts=limited).run(["a"], 1)["a"]
     command = "trackbed fleet maintain a"
@@ -426,15 +373,14 @@ def test_a_failed_maintenance_names_the_whole_commands_that_go_on(serve: Serve) 
 
 
 def test_a_node_that_is_gone_has_no_maintenance_to_go_on_with(serve: Serve) -> None:
-    gone = (404, {"kind": "Status", "code": 404, "message": 'nodes "a" not found'})
-    _, maintenance = serve({f"GET {NODE}": [gone]})
+    _, maintenance = serve({GET: [status(404, 'nodes "a" not found')]})
     said = ("failed", 'there is no Node a: nodes "a" not found; see: trackbed fleet status')
     assert maintenance.run(["a"], 1)["a"] == said
     assert evolve(maintenance, resume=True).give_back("a") == said
 
 
 def test_an_interruption_before_the_cordon_is_confirmed_does_not_say_that_it_is_there(serve: Serve) -> None:
-    script, maintenance = serve({f"GET {NODE}": [UNUSED], f"PATCH {NODE}": [BUSY]})
-    script.before = lambda what: maintenance.stop.set() if what == f"PATCH {NODE}" else None
+    script, maintenance = serve({GET: [UNUSED], PATCH: [BUSY]})
+    script.before = lambda what: maintenance.stop.set() if what == PATCH else None
     said = "it may be cordoned; if it is, give it back: trackbed fleet maintain a --undo"
     assert maintenance.run(["a"], 1) == {"a": ("interrupted", said)}

@@ -29,14 +29,14 @@ from fleet.maintenance import Maintenance
 from fleet.maintenance_record import Record
 from fleet.sweeping import decide, sweep
 from tests.http_server import Request, serving
-from tests.unit.fleet.nodes_api import Cluster, Dra
-from tests.unit.fleet.test_device_rules import there
+from tests.unit.fleet.nodes_api import Cluster, Dra, status
+from tests.unit.fleet.test_fleet import node
 from tests.unit.fleet.test_kubeconfig import kubeconfig, trackbed
 from tests.unit.fleet.test_maintenance import NOW, pod
 
 PF, VF0, VF1 = "0000:3b:00.0", "0000:3b:00.2", "0000:3b:00.3"
 NIC = {"name": "rail0", "pci": PF, "ready": True, "vfs": [VF0, ""]}
-FORBIDDEN = (403, {"kind": "Status", "code": 403, "message": "nobody may do this"})
+FORBIDDEN = status(403, "nobody may do this")
 LOST = (504, "<html>time-out")
 
 
@@ -114,9 +114,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
     monkeypatch.setattr("fleet.node_patch.CHECK_INTERVAL", 0.01)
     dra = Dra({"pf": PF, "vf0": VF0, "other": "0000:5e:00.0"}, {"vf0": ["u-job"], "other": ["u-web"]})
     pods = [pod(name).to_dict() for name in ("job", "web", "daemon")]
-    for each in pods:
-        each["metadata"] |= {"uid": f"u-{each['metadata']['name']}", "labels": {"app": each["metadata"]["name"]}}
-    made = Fleet(Cluster({"a": there("a")}, pods, dra=dra), Connected(tmp_path, {"a": "a"}))
+    made = Fleet(Cluster({"a": node("a").to_dict()}, pods, dra=dra), Connected(tmp_path, {"a": "a"}))
     with serving(made.answer) as url:
         made.url = url
         yield made
@@ -329,10 +327,7 @@ def needs(operator: str, *values: str) -> LabelSelector:
     ],
 )
 def test_a_budget_counts_the_pods_that_it_selects(one: PodDisruptionBudget, forbids: bool) -> None:
-    job = pod("job")
-    assert job.metadata
-    job.metadata.labels = {"app": "job"}
-    assert bool(forbidding([one], [job])) == forbids
+    assert bool(forbidding([one], [pod("job")])) == forbids
 
 
 @pytest.mark.parametrize(
@@ -504,7 +499,7 @@ def test_a_sweep_removes_the_rules_once_the_record_of_an_earlier_version_is_undo
 
 
 def test_several_nodes_are_maintained_one_after_the_other_until_one_fails(fleet: Fleet) -> None:
-    fleet.cluster.nodes |= {name: there(name) for name in ("b", "c")}
+    fleet.cluster.nodes |= {name: node(name).to_dict() for name in ("b", "c")}
     fleet.node.hosts.update(b="b", c="c")
 
     def received(what: str) -> None:
