@@ -14,7 +14,7 @@ from lab import LabError, Node, fleet, instance
 from lab.cluster import commands, join, manifests
 from lab.cluster.control_plane import ControlPlane
 from tests.cluster.planes import WITH_DEVICE_TAINTS, running
-from tests.lab.conftest import eventually, pyinfra, pytest_runtest_protocol, settled
+from tests.lab.conftest import eventually, pyinfra, pytest_runtest_protocol, settled, succeeded
 
 __all__ = ["pytest_runtest_protocol"]
 
@@ -95,8 +95,7 @@ def fresh_cluster() -> Iterator[Cluster]:
     fleet.up()
     plane = commands.bring_up(lab)
     nodes = fleet.nodes()
-    done = pyinfra("-y", "inventories/lab_cluster.py", "deploy.py")
-    assert done.returncode == 0, done.stdout + done.stderr
+    succeeded(pyinfra("-y", "inventories/lab_cluster.py", "deploy.py"))
     manifests.apply(plane, commands.rendered(lab))
     for node in nodes:
         settled(node)
@@ -124,8 +123,7 @@ def joined(plane: ControlPlane, node: Node, inventory: str = "inventories/lab_cl
     """Join a node, wait until it has a Node, and bring its reporter's token, as an operator does; the Node's name."""
     name = join.join(plane, node)
     eventually(f"{name}: its kubelet registers", lambda: plane.try_kubectl("get", "node", name).returncode == 0, LONG)
-    done = pyinfra("-y", inventory, "deploys/token.py", "--limit", node.name)
-    assert done.returncode == 0, done.stdout + done.stderr
+    succeeded(pyinfra("-y", inventory, "deploys/token.py", "--limit", node.name))
     return name
 
 

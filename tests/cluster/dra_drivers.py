@@ -18,6 +18,7 @@ from attrs import frozen
 from agent.spec.node import from_mapping
 from tasks.kubernetes.manifests.device_plugins import SRIOV_DRIVER
 from tasks.kubernetes.manifests.discovered import Discovered, discover
+from tests.cluster import objects
 from tests.deploy.hardware import function, hardware, nic, nics, rdma
 
 DRANET, GPU_DRIVER, STANDARD = "dra.net", "gpu.nvidia.com", "resource.kubernetes.io"
@@ -154,15 +155,5 @@ DEVICES = {DRANET: dranet, SRIOV_DRIVER: sriov, GPU_DRIVER: gpus}
 
 
 def resource_slice(node: str, driver: str) -> dict[str, Any]:
-    """The only slice of a driver's pool on a node."""
-    return {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceSlice",
-        "metadata": {"name": f"{node}-{driver}"},
-        "spec": {
-            "driver": driver,
-            "nodeName": node,
-            "pool": {"name": node, "generation": 1, "resourceSliceCount": 1},
-            "devices": DEVICES[driver](),
-        },
-    }
+    """What a driver publishes of a node."""
+    return objects.resource_slice(node, driver, DEVICES[driver](), f"{node}-{driver}")

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.deploy.fake import IMPORT
 from tests.deploy.hardware import GPUS, function, has, nic, rdma
-from tests.lab.conftest import ROOT, pyinfra
+from tests.lab.conftest import ROOT, pyinfra, succeeded
 
 RAILS = runpy.run_path(str(ROOT / "group_data" / "connectx_roce.py"))["nics"]
 CLUSTERS = ("own_cluster", "managed_cluster")
@@ -55,6 +55,5 @@ def rendered(folder: Path) -> dict[str, Path]:
         lines.append(f"{group} = ({made!r}, {data!r})")
     (folder / "fleet.py").write_text(IMPORT + "\n".join(lines) + "\n")
     (folder / "deploy.py").write_text("from tasks.kubernetes import manifests\nmanifests.render()\n")
-    done = pyinfra("-y", "--group-data", "group_data", str(folder / "fleet.py"), str(folder / "deploy.py"))
-    assert done.returncode == 0, done.stdout + done.stderr
+    succeeded(pyinfra("-y", "--group-data", "group_data", str(folder / "fleet.py"), str(folder / "deploy.py")))
     return {name: folder / name for name in CLUSTERS}

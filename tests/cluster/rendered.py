@@ -21,7 +21,7 @@ from lab.cluster.control_plane import ControlPlane
 from tests.cluster.conftest import LONG, Cluster, is_open, joined, restore
 from tests.cluster.test_gate import phase
 from tests.cluster.test_stories import allocatable, listens
-from tests.lab.conftest import eventually, pyinfra
+from tests.lab.conftest import eventually, pyinfra, succeeded
 
 FIRST_NUMBER = 11
 """The number of the first node, which its rails' addresses end with."""
@@ -52,8 +52,7 @@ def deployed(
     file.write_text(Template(inventory).substitute(folder=repr(str(folder)), first=FIRST_NUMBER))
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda node: prepare(plane, node), cluster.nodes))
-    done = pyinfra("-y", "--group-data", "group_data", str(file), "deploy.py", timeout=3600)
-    assert done.returncode == 0, done.stdout + done.stderr
+    succeeded(pyinfra("-y", "--group-data", "group_data", str(file), "deploy.py", timeout=3600))
     before = lab_commands.rendered(instance.named())
     plane.kubectl("delete", "-k", str(before), "--ignore-not-found", timeout=LONG)
     manifests.apply(plane, folder)

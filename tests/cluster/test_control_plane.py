@@ -12,6 +12,7 @@ from cryptography.x509.oid import NameOID
 from lab.cluster.control_plane import ControlPlane
 from lab.cluster.programs import kubernetes_version
 from lab.node import wait
+from tests.cluster.objects import manifest
 
 
 def test_the_control_plane_has_the_requested_version(control_plane: ControlPlane) -> None:
@@ -36,7 +37,7 @@ def test_a_users_certificate_is_its_name_and_its_groups(control_plane: ControlPl
 
 
 def test_writes_to_nodes_are_in_the_audit_log_with_their_bodies(control_plane: ControlPlane) -> None:
-    control_plane.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "audited"}})
+    control_plane.apply(manifest("v1", "Node", "audited"))
     control_plane.kubectl("label", "node", "audited", "colour=green")
     patches = [event for event in control_plane.audit() if event["verb"] == "patch"]
     assert any(
@@ -53,24 +54,15 @@ def test_certificate_requests_are_signed_once_approved(control_plane: ControlPla
     pem = request.sign(ec.generate_private_key(ec.SECP256R1()), hashes.SHA256()).public_bytes(
         serialization.Encoding.PEM
     )
-    control_plane.apply(
-        {
-            "apiVersion": "certificates.k8s.io/v1",
-            "kind": "CertificateSigningRequest",
-            "metadata": {"name": "signed"},
-            "spec": {
-                "request": base64.b64encode(pem).decode(),
-                "signerName": "kubernetes.io/kube-apiserver-client",
-                "usages": ["client auth"],
-            },
-        }
-    )
+    signer = {"signerName": "kubernetes.io/kube-apiserver-client", "usages": ["client auth"]}
+    spec = {"request": base64.b64encode(pem).decode(), **signer}
+    control_plane.apply(manifest("certificates.k8s.io/v1", "CertificateSigningRequest", "signed", spec=spec))
     control_plane.kubectl("certificate", "approve", "signed")
     wait(lambda: "certificate" in control_plane.get("csr", "signed")["status"], 30, "a certificate")
 
 
 def test_the_control_plane_returns_after_an_outage_and_after_it_lost_everything(control_plane: ControlPlane) -> None:
-    control_plane.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "lasting"}})
+    control_plane.apply(manifest("v1", "Node", "lasting"))
     control_plane.kill_api_server()
     assert control_plane.try_kubectl("get", "nodes").returncode != 0
     control_plane.start_api_server()

@@ -28,11 +28,11 @@ from lab.hardware import Nic
 from tasks.kubernetes.manifests.device_plugins import SRIOV_DRIVER
 from tests.cluster.conftest import LONG, Cluster, Say, is_open, joined, restore
 from tests.cluster.fleet.fleet_commands import fleet
+from tests.cluster.objects import claim_template
 from tests.cluster.planes import WITH_DEVICE_TAINTS
 from tests.cluster.reporter.reporters import by_admin
-from tests.cluster.test_dra import custom
-from tests.cluster.test_sriov_plugin import give, spec
-from tests.lab.conftest import eventually, pyinfra, report
+from tests.cluster.test_dra import with_kinds
+from tests.lab.conftest import eventually, give, pyinfra, report, spec, succeeded
 
 NAMESPACE = "rails"
 OUTAGE = 180.0
@@ -132,15 +132,7 @@ class Rails:
     def template_of(self, rail: Nic) -> str:
         """Make a template for claims of one rail's VF, by the rail's rendered DeviceClass; its name."""
         template = f"vf-of-{rail.name}"
-        request = {"name": "vf", "exactly": {"deviceClassName": f"vf-{rail.name}"}}
-        self.plane.apply(
-            {
-                "apiVersion": "resource.k8s.io/v1",
-                "kind": "ResourceClaimTemplate",
-                "metadata": {"name": template, "namespace": NAMESPACE},
-                "spec": {"spec": {"devices": {"requests": [request]}}},
-            }
-        )
+        self.plane.apply(claim_template(template, NAMESPACE, deviceClassName=f"vf-{rail.name}"))
         return template
 
     def pod(self, name: str) -> dict[str, Any]:
@@ -187,19 +179,9 @@ def deployed(fresh_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -
     # pyinfra reads group_data/lab_cluster.py, since this inventory has that name.
     file, folder, before = work / "lab_cluster.py", work / "manifests", commands.rendered(instance.named())
     file.write_text(Template(INVENTORY).substitute(folder=repr(str(folder)), flaps=PATIENT, evict_after=EVICT_AFTER))
-    kinds = (
-        custom("k8s.cni.cncf.io", "network-attachment-definitions", "NetworkAttachmentDefinition", "v1"),
-        custom(SRIOV_DRIVER, "sriovresourcepolicies", "SriovResourcePolicy", "v1alpha1"),
-    )
-    namespaces = (
-        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": each}}
-        for each in (NAMESPACE, "dra-driver-sriov")
-    )
-    plane.apply(*kinds, *namespaces)
-    plane.wait_established(*(f"crd/{each['metadata']['name']}" for each in kinds))
+    with_kinds(plane, NAMESPACE)
     restore(plane, node)
-    done = pyinfra("-y", "--group-data", "group_data", str(file), "deploy.py", timeout=3600)
-    assert done.returncode == 0, done.stdout + done.stderr
+    succeeded(pyinfra("-y", "--group-data", "group_data", str(file), "deploy.py", timeout=3600))
     plane.kubectl("delete", "-k", str(before), "--ignore-not-found", timeout=LONG)
     manifests.apply(plane, folder)
     name = joined(plane, node, str(file))

@@ -20,25 +20,15 @@ from lab.cluster.control_plane import ControlPlane
 from tasks.kubernetes.manifests.device_plugins import SRIOV_DRIVER, DevicePlugins, Dra, Networks
 from tasks.kubernetes.manifests.rendered import manifests
 from tests.cluster.dra_drivers import DEVICES, DRANET, GPU_DRIVER, RAILS, VFS, discovered, resource_slice
+from tests.cluster.objects import device_class, manifest
 from tests.cluster.reporter.reporters import STATUS, until
 from tests.lab.conftest import ROOT
 
 DEADLINE = 120.0
 NODE, NAMESPACE = "dgx", "training"
-GPU_CLASS = {
-    "apiVersion": "resource.k8s.io/v1",
-    "kind": "DeviceClass",
-    "metadata": {"name": GPU_DRIVER},
-    "spec": {
-        "selectors": [
-            {
-                "cel": {
-                    "expression": f"device.driver == '{GPU_DRIVER}' && device.attributes['{GPU_DRIVER}'].type == 'gpu'"
-                }
-            }
-        ]
-    },
-}
+GPU_CLASS = device_class(
+    GPU_DRIVER, f"device.driver == '{GPU_DRIVER}' && device.attributes['{GPU_DRIVER}'].type == 'gpu'"
+)
 """As the manifests of NVIDIA's driver have it."""
 
 
@@ -51,12 +41,21 @@ def custom(group: str, plural: str, kind: str, version: str) -> dict[str, Any]:
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     served = {"name": version, "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
     names = {"plural": plural, "kind": kind}
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{plural}.{group}"},
-        "spec": {"group": group, "scope": "Namespaced", "names": names, "versions": [served]},
-    }
+    spec = {"group": group, "scope": "Namespaced", "names": names, "versions": [served]}
+    return manifest("apiextensions.k8s.io/v1", "CustomResourceDefinition", f"{plural}.{group}", spec=spec)
+
+
+KINDS = (
+    custom("k8s.cni.cncf.io", "network-attachment-definitions", "NetworkAttachmentDefinition", "v1"),
+    custom(SRIOV_DRIVER, "sriovresourcepolicies", "SriovResourcePolicy", "v1alpha1"),
+)
+"""The kinds of the manifests that are rendered for DRA."""
+
+
+def with_kinds(plane: ControlPlane, *namespaces: str) -> None:
+    """Give the control plane these kinds and namespaces."""
+    plane.apply(*KINDS, *(manifest("v1", "Namespace", name) for name in (*namespaces, "dra-driver-sriov")))
+    plane.wait_established(*(f"crd/{each['metadata']['name']}" for each in KINDS))
 
 
 @frozen
@@ -71,17 +70,9 @@ class Claims:
     def pod(self, name: str, template: str) -> None:
         """Create a pod with a claim by a rendered template."""
         container = {"name": "main", "image": "example.net/none:1", "resources": {"claims": [{"name": "devices"}]}}
-        self.plane.apply(
-            {
-                "apiVersion": "v1",
-                "kind": "Pod",
-                "metadata": {"name": name, "namespace": NAMESPACE},
-                "spec": {
-                    "containers": [container],
-                    "resourceClaims": [{"name": "devices", "resourceClaimTemplateName": template}],
-                },
-            }
-        )
+        claims = [{"name": "devices", "resourceClaimTemplateName": template}]
+        spec = {"containers": [container], "resourceClaims": claims}
+        self.plane.apply(manifest("v1", "Pod", name, NAMESPACE, spec=spec))
 
     def devices(self, name: str) -> dict[str, Any]:
         """The devices of a pod by its requests, as their driver publishes them, once it is on the Node."""
@@ -147,18 +138,9 @@ def rendered(
     )
     file = tmp_path_factory.mktemp("manifests") / "device-classes.yaml"
     file.write_text(manifests(wanted, {NODE: discovered()})[file.name])
-    namespaces = [
-        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
-        for name in (NAMESPACE, "dra-driver-sriov")
-    ]
-    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}, "status": STATUS}
     slices = [resource_slice(NODE, each) for each in (driver, GPU_DRIVER)]
-    kinds = (
-        custom("k8s.cni.cncf.io", "network-attachment-definitions", "NetworkAttachmentDefinition", "v1"),
-        custom(SRIOV_DRIVER, "sriovresourcepolicies", "SriovResourcePolicy", "v1alpha1"),
-    )
-    plane.apply(*kinds, *namespaces, node, *slices, GPU_CLASS)
-    plane.wait_established(*(f"crd/{each['metadata']['name']}" for each in kinds))
+    with_kinds(plane, NAMESPACE)
+    plane.apply(manifest("v1", "Node", NODE, status=STATUS), *slices, GPU_CLASS)
     account = ("-n", NAMESPACE, "serviceaccount", "default")
     until(lambda: plane.try_kubectl("get", *account).returncode == 0, "the namespace's account", DEADLINE)
     yield plane, driver, file

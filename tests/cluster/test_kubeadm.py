@@ -11,6 +11,8 @@ from lab.cluster import join, programs
 from lab.cluster.control_plane import ControlPlane
 from lab.node import Node
 from tests.cluster.conftest import LONG, Cluster, restore
+from tests.cluster.fleet.test_fleet_rights import RBAC, rule
+from tests.cluster.objects import manifest
 from tests.cluster.test_gate import has_our_taint, make_unverifiable
 from tests.lab.test_gate import BLOCKER, unit
 
@@ -21,8 +23,7 @@ pytestmark = pytest.mark.campaign
 
 
 def config_map(namespace: str, name: str, data: dict[str, str]) -> dict[str, Any]:
-    metadata = {"name": name, "namespace": namespace}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+    return manifest("v1", "ConfigMap", name, namespace, data=data)
 
 
 def initialised(plane: ControlPlane, node: Node) -> None:
@@ -37,12 +38,7 @@ def initialised(plane: ControlPlane, node: Node) -> None:
     plane.apply(
         config_map("kube-system", "kubeadm-config", {"ClusterConfiguration": json.dumps(cluster)}),
         config_map("kube-system", "kubelet-config", {"kubelet": node.sh(f"cat {CONFIG}")}),
-        {
-            "apiVersion": "rbac.authorization.k8s.io/v1",
-            "kind": "ClusterRole",
-            "metadata": {"name": "lab:kubeadm"},
-            "rules": [{"apiGroups": [""], "resources": ["configmaps", "nodes"], "verbs": ["get"]}],
-        },
+        manifest(f"{RBAC}/v1", "ClusterRole", "lab:kubeadm", rules=[rule("", ("configmaps", "nodes"), ("get",))]),
         join.binding("kubeadm", "lab:kubeadm", join.BOOTSTRAPPERS),
         config_map("kube-public", "cluster-info", {}),
     )

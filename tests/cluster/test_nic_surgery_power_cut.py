@@ -11,8 +11,8 @@ from tests.cluster.conftest import LONG, is_open
 from tests.cluster.fleet.fleet_commands import start
 from tests.cluster.test_device_stories import Rails, deployed, pytestmark, rails
 from tests.cluster.test_operations import vfs
-from tests.cluster.test_sriov_plugin import give, give_vfs, spec
-from tests.lab.conftest import eventually, settled
+from tests.cluster.test_sriov_plugin import give_vfs
+from tests.lab.conftest import eventually, give, settled, spec
 
 __all__ = ["deployed", "pytestmark", "rails"]
 

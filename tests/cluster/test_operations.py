@@ -16,6 +16,8 @@ from lab import Node
 from lab.cluster import manifests
 from lab.cluster.control_plane import ControlPlane
 from tests.cluster.conftest import LONG, Cluster, Member, Say, condition, is_open, opened, tainted
+from tests.cluster.fleet.fleet_commands import answer, fleet
+from tests.cluster.objects import LEASES, budget, patch_lease, replica_set
 from tests.cluster.planes import received
 from tests.cluster.reporter.reporters import wrote
 from tests.cluster.test_gate import phase
@@ -49,19 +51,6 @@ with socket.create_connection(("{SUBNET}.1", {PORT})) as peer:
     peer.sendall(bytes({MEBIBYTES} << 20))
 print(f"{{{MEBIBYTES} / (time.monotonic() - began):.2f}} MiB/s")
 """
-
-
-def fleet_command(plane: ControlPlane, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run `trackbed fleet` as the cluster's administrator."""
-    return subprocess.run(
-        [sys.executable, "-m", "cli", "fleet", *words],
-        cwd=ROOT,
-        env={**os.environ, "KUBECONFIG": str(plane.admin)},
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
 
 
 def reason(plane: ControlPlane, name: str) -> str:
@@ -126,41 +115,22 @@ def test_the_sweep_taints_a_node_whose_reporter_is_gone_and_a_new_reporter_lifts
     node.sh("systemctl stop trackbed-reporter")
     assert is_open(plane, name)
     # A quarter of an hour, shortened: it counts from the last renewal.
-    short = json.dumps({"spec": {"leaseDurationSeconds": 1}})
-    plane.kubectl("-n", "trackbed-system", "patch", "lease", name, "--type=merge", "-p", short)
-    swept = fleet_command(plane, "sweep")
-    assert swept.returncode == 0, swept.stdout + swept.stderr
+    patch_lease(plane, name, {"spec": {"leaseDurationSeconds": 1}})
+    swept = fleet(plane, "sweep")
+    assert swept.code == 0, swept
     assert (condition(plane, name), tainted(plane, name)) == ("Unknown", True)
     assert "trackbed.internal/ready" not in plane.get("node", name)["metadata"]["labels"]
-    status = json.loads(fleet_command(plane, "status", "--json").stdout)
-    assert {one["name"]: one["ready"] for one in status["nodes"]}[name] == "Unknown"
+    assert {one["name"]: one["ready"] for one in answer(plane, "status")["nodes"]}[name] == "Unknown"
     node.sh("systemctl start trackbed-reporter")
     eventually("ready again", lambda: is_open(plane, name), LONG)
-    assert plane.get("-n", "trackbed-system", "lease", name)["spec"]["leaseDurationSeconds"] == 900
+    assert plane.get("lease", name, LEASES)["spec"]["leaseDurationSeconds"] == 900
 
 
 def busy(name: str, command: Sequence[str]) -> list[dict[str, object]]:
     """A ReplicaSet of one pod on a node, and a budget that forbids its eviction."""
-    labels = {"app": "busy"}
     template = manifests.pod("busy", command, rdma=1, selector={"kubernetes.io/hostname": name})["spec"]
     template["restartPolicy"] = "Always"
-    return [
-        {
-            "apiVersion": "apps/v1",
-            "kind": "ReplicaSet",
-            "metadata": {"name": "busy"},
-            "spec": {
-                "selector": {"matchLabels": labels},
-                "template": {"metadata": {"labels": labels}, "spec": template},
-            },
-        },
-        {
-            "apiVersion": "policy/v1",
-            "kind": "PodDisruptionBudget",
-            "metadata": {"name": "busy"},
-            "spec": {"minAvailable": 1, "selector": {"matchLabels": labels}},
-        },
-    ]
+    return [replica_set("busy", {"app": "busy"}, template), budget("busy", {"app": "busy"})]
 
 
 def is_busy(plane: ControlPlane) -> bool:
@@ -182,17 +152,17 @@ def test_a_change_waits_for_the_pod_that_it_would_disturb_and_maintenance_makes_
     eventually("the change is deferred", lambda: condition(plane, name, "TrackbedUpToDate") == "False", LONG)
     assert is_open(plane, name)
     asked = ("maintain", name, "--inventory", INVENTORY, "--allow", "vf-reset")
-    forbidden = fleet_command(plane, *asked, "--drain-timeout", "15")
-    assert forbidden.returncode == 1, forbidden.stdout + forbidden.stderr
-    assert "disruption budget" in forbidden.stderr
+    forbidden = fleet(plane, *asked, "--drain-timeout", "15", timeout=900)
+    assert forbidden.code == 1, forbidden
+    assert "disruption budget" in forbidden.err
     document = plane.get("node", name)
     assert "unschedulable" not in document["spec"]
     assert "trackbed.internal/maintenance" not in document["metadata"].get("annotations", {})
     assert is_busy(plane)
     assert vfs(node, nic.pci) == 4
     plane.kubectl("delete", "poddisruptionbudget", "busy")
-    done = fleet_command(plane, *asked)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = fleet(plane, *asked, timeout=900)
+    assert done.code == 0, done
     assert vfs(node, nic.pci) == 5
     assert "unschedulable" not in plane.get("node", name)["spec"]
     assert condition(plane, name, "TrackbedUpToDate") == "True"

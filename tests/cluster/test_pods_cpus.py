@@ -20,9 +20,9 @@ from lab.cluster import dra_driver, join, manifests
 from lab.cluster.control_plane import ControlPlane
 from tasks.kubernetes.manifests.device_plugins import SRIOV_DRIVER
 from tests.cluster.conftest import LONG, Member, Say
+from tests.cluster.objects import claim_template, device_class
 from tests.cluster.test_gate import phase
-from tests.cluster.test_sriov_plugin import give, spec
-from tests.lab.conftest import eventually, ready, settled
+from tests.lab.conftest import eventually, give, ready, settled, spec
 
 CONFIG = "/var/lib/kubelet/config.yaml"
 STATE = KUBELET_CPUS[0]
@@ -67,18 +67,7 @@ def claimable(static: Member) -> Iterator[Member]:
         nic["vfs"]["defaults"]["irqs_on_pod_cpus"] = True
     give(node, wanted)
     settled(node)
-    selector = {"cel": {"expression": f"device.driver == '{SRIOV_DRIVER}'"}}
-    request = {"name": "vf", "exactly": {"deviceClassName": VF}}
-    specs = {
-        "DeviceClass": {"selectors": [selector]},
-        "ResourceClaimTemplate": {"spec": {"devices": {"requests": [request]}}},
-    }
-    plane.apply(
-        *(
-            {"apiVersion": "resource.k8s.io/v1", "kind": kind, "metadata": {"name": VF}, "spec": each}
-            for kind, each in specs.items()
-        )
-    )
+    plane.apply(device_class(VF, f"device.driver == '{SRIOV_DRIVER}'"), claim_template(VF, deviceClassName=VF))
     dra_driver.start(node)
     yield static
     objects = (f"pod/{POD}", f"deviceclass/{VF}", f"resourceclaimtemplate/{VF}")

@@ -4,10 +4,8 @@ The kubelet of MicroK8s, a snap, has another root directory. A test gives the la
 """
 
 import io
-import json
 import tarfile
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -24,7 +22,7 @@ from tasks.kubernetes.manifests.rendered import manifests
 from tests.cluster.conftest import LONG, Member
 from tests.cluster.test_operations import logs
 from tests.cluster.test_stories import allocatable
-from tests.lab.conftest import eventually
+from tests.lab.conftest import eventually, give, spec
 from tests.lab.deploy.test_manifests import config
 
 PLUGIN = "sriov-plugin-of-a-test"
@@ -82,16 +80,6 @@ def root_dir(plugin: Member, request: pytest.FixtureRequest) -> Iterator[str]:
     node.sh(f"cp {FLAGS} /run/kubelet-flags; sed -i 's,$, --root-dir={folder},' {FLAGS}; systemctl restart kubelet")
     yield folder
     node.sh(f"cp /run/kubelet-flags {FLAGS}; systemctl restart kubelet; umount {mounted}")
-
-
-def spec(node: Node) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(node.sh("cat /etc/trackbed/node.json"))
-    return document
-
-
-def give(node: Node, wanted: dict[str, Any]) -> None:
-    node.run(["sh", "-c", "cat > /etc/trackbed/node.json"], check=True, stdin=json.dumps(wanted))
-    node.sh("systemctl reload trackbed")
 
 
 def give_vfs(node: Node, rail: Nic, count: int) -> None:

@@ -23,26 +23,48 @@ from lab import LabError, Node, fleet, logs, repository
 ROOT = Path(__file__).parent.parent.parent
 FRESH = "fresh"
 DEPLOYED = "deployed"
+SPEC = "/etc/trackbed/node.json"
 # For hangs, not for speed: emulated nodes share whatever this host has left.
 DEADLINE = 300.0
 STALL = re.compile(r"rcu: INFO: \w+ (?:self-)?detected|kthread (?:timer wakeup didn't happen|starved)|soft lockup")
 
 
-def pyinfra(*arguments: str, timeout: float = 1800) -> subprocess.CompletedProcess[str]:
+Done = subprocess.CompletedProcess[str]
+
+
+def pyinfra(*arguments: str, timeout: float = 1800) -> Done:
     """Run pyinfra as an operator does, from the project's root."""
     command = [str(Path(sys.executable).with_name("pyinfra")), *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False)
 
 
-def said(done: subprocess.CompletedProcess[str]) -> str:
+def deploy(**data: object) -> Done:
+    """Deploy the first node, with these values in place of the inventory's."""
+    return pyinfra("-y", "--json", "inventories/lab.py", "deploy.py", "--limit", "node1", *inventory_data(data))
+
+
+def said(done: Done) -> str:
     """What a deploy printed, as one line."""
     return " ".join((done.stdout + done.stderr).split())
 
 
-def changed(done: subprocess.CompletedProcess[str], names: tuple[str, ...] = ("node1",)) -> list[str]:
-    """The operations that did something on one of these nodes. The deploy was run with --json, and must have succeeded."""
+def succeeded(done: Done) -> Done:
+    """A deploy that must have succeeded."""
     assert done.returncode == 0, said(done)
-    operations = json.loads(done.stdout)["results"]["operations"]
+    return done
+
+
+def refusal(done: Done) -> str:
+    """What a deploy printed that must have failed, and without a traceback."""
+    text = said(done)
+    assert done.returncode != 0, text
+    assert "Traceback" not in text
+    return text
+
+
+def changed(done: Done, names: tuple[str, ...] = ("node1",)) -> list[str]:
+    """The operations that did something on one of these nodes. The deploy was run with --json, and must have succeeded."""
+    operations = json.loads(succeeded(done).stdout)["results"]["operations"]
     return [operation["name"] for operation in operations if operation["no_change"] != [*names]]
 
 
@@ -73,7 +95,7 @@ def kept() -> bool:
         return False
 
 
-def deployed_once(nodes: tuple[Node, ...]) -> subprocess.CompletedProcess[str]:
+def deployed_once(nodes: tuple[Node, ...]) -> Done:
     """The deploy of fresh nodes, with snapshots before and after it. One of an earlier run is not done again."""
     if kept():
         return subprocess.CompletedProcess([], 0, "", "")
@@ -95,15 +117,15 @@ def fresh_nodes() -> Iterator[tuple[Node, ...]]:
 
 
 @pytest.fixture(scope="session")
-def first_deploy(fresh_nodes: tuple[Node, ...]) -> subprocess.CompletedProcess[str]:
+def first_deploy(fresh_nodes: tuple[Node, ...]) -> Done:
     """The deploy of the fresh nodes; every other test starts from what it left."""
     return deployed_once(fresh_nodes)
 
 
 @pytest.fixture(scope="session")
-def deployed(first_deploy: subprocess.CompletedProcess[str], fresh_nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+def deployed(first_deploy: Done, fresh_nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     """The nodes; a snapshot of each after the first deploy exists."""
-    assert first_deploy.returncode == 0, first_deploy.stdout + first_deploy.stderr
+    succeeded(first_deploy)
     return fresh_nodes
 
 
@@ -136,6 +158,29 @@ def report(node: Node) -> dict[str, Any]:
     """The node's report, read from its file."""
     document: dict[str, Any] = json.loads(node.sh("cat /run/trackbed/report.json"))
     return document
+
+
+def condition(node: Node, type: str) -> dict[str, Any]:
+    """A condition of the report, empty if it is not there."""
+    return next((each for each in report(node)["conditions"] if each["type"] == type), {})
+
+
+def spec(node: Node) -> dict[str, Any]:
+    """The node's spec, read from its file."""
+    document: dict[str, Any] = json.loads(node.sh(f"cat {SPEC}"))
+    return document
+
+
+def give(node: Node, wanted: Mapping[str, Any]) -> None:
+    """Replace the node's spec."""
+    node.run(["sh", "-c", f"cat > {SPEC}; systemctl reload trackbed"], check=True, stdin=json.dumps(wanted))
+
+
+def take_up(node: Node, wanted: Mapping[str, Any]) -> None:
+    """Replace the node's spec by another one, and wait until the report is of that."""
+    before = report(node)["spec_hash"]
+    give(node, wanted)
+    eventually("a report of the new spec", lambda: report(node)["spec_hash"] != before)
 
 
 def ready(node: Node) -> bool:

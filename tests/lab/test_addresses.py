@@ -7,9 +7,8 @@ from ipaddress import ip_address
 import pytest
 
 from lab import Node, checks
-from tests.lab.conftest import DEPLOYED, eventually, ready, report, wait_ready
+from tests.lab.conftest import DEPLOYED, condition, eventually, ready, spec, take_up, wait_ready
 from tests.lab.drivers.test_ofed import between
-from tests.lab.test_rdma import said
 
 NETWORK = "10.77.{rail}.0/24"
 ADDRESSED = "addressed"
@@ -21,7 +20,7 @@ def give_addresses(node: Node, number: int) -> None:
     node.sh("modprobe -a rdma_rxe rdma_ucm ib_umad")
     for nic in node.machine.nics:
         node.sh(f"rdma link add rxe_{nic.netdev} type rxe netdev {nic.netdev}")
-    spec = json.loads(node.sh("cat /etc/trackbed/node.json"))
+    before = spec(node)
     nics = [
         {
             **nic,
@@ -29,13 +28,9 @@ def give_addresses(node: Node, number: int) -> None:
             "addresses": [{"network": NETWORK}, {"network": "fd77:0:0:{rail}::/64"}],
             "rdma": {"gid_type": "RoCE v2", "gid_ipv4": True},
         }
-        for rail, nic in enumerate(spec["nics"])
+        for rail, nic in enumerate(before["nics"])
     ]
-    before = report(node)["spec_hash"]
-    wanted = json.dumps({**spec, "nics": nics, "node_number": number})
-    node.run(["sh", "-c", "cat > /etc/trackbed/node.json"], check=True, stdin=wanted)
-    node.sh("systemctl reload trackbed")
-    eventually("a report of the new spec", lambda: report(node)["spec_hash"] != before)
+    take_up(node, {**before, "nics": nics, "node_number": number})
     wait_ready(node)
 
 
@@ -74,7 +69,7 @@ def test_each_rail_s_packets_leave_by_its_own_device(rails: tuple[Node, ...]) ->
         assert addresses(node, nic.netdev) == {f"10.77.{rail}.11", str(ip_address(f"fd77:0:0:{rail}::b"))}
         way = node.sh(f"ip route get 10.77.{rail}.12 from 10.77.{rail}.11")
         assert f"dev {nic.netdev} table {479100 + rail}" in way
-    assert said(node, "RdmaPorts")["status"] == "True"
+    assert condition(node, "RdmaPorts")["status"] == "True"
 
 
 def test_the_operators_checks_of_addresses_pass_and_fail_if_something_is_broken(rails: tuple[Node, ...]) -> None:
@@ -110,7 +105,7 @@ def test_a_netdev_of_networkd_is_left_alone_and_networkd_is_named(rails: tuple[N
     eventually("not ready", lambda: not ready(node))
     eventually(
         "networkd's name",
-        lambda: f"systemd-networkd configures {netdev} ({FOREIGN})" in said(node, "Converged")["message"],
+        lambda: f"systemd-networkd configures {netdev} ({FOREIGN})" in condition(node, "Converged")["message"],
     )
     assert "10.77.0.11" not in addresses(node, netdev)
     node.sh(f"rm {FOREIGN}; networkctl reload; networkctl reconfigure {netdev} || true")

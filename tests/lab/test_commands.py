@@ -8,29 +8,27 @@ from pathlib import Path
 from typing import Any
 
 from lab import MACHINES, Node
-from tests.lab.conftest import DEADLINE, eventually, ready, report, wait_ready
+from tests.lab.conftest import DEADLINE, SPEC, condition, eventually, give, ready, spec, wait_ready
 
 NICS = MACHINES[0].nics
-SPEC = "/etc/trackbed/node.json"
 PROLOG = Path(__file__).parents[2] / "examples" / "slurm" / "prolog.sh"
 
 
 def change_spec(node: Node, **changes: Any) -> None:
-    """Write the node's spec with other values at its top, and reload."""
-    spec = {**json.loads(node.sh(f"cat {SPEC}")), **changes}
-    node.run(["sh", "-c", f"cat > {SPEC}; systemctl reload trackbed"], check=True, stdin=json.dumps(spec))
+    """Give the node its spec with other values at its top."""
+    give(node, {**spec(node), **changes})
 
 
 def fewer_vfs(node: Node, count: int) -> list[Any]:
     """The spec's NICs with another VF count on the first."""
-    nics: list[Any] = json.loads(node.sh(f"cat {SPEC}"))["nics"]
+    nics: list[Any] = spec(node)["nics"]
     nics[0]["vfs"]["count"] = count
     return nics
 
 
-def condition(node: Node, kind: str) -> tuple[str, str]:
+def status(node: Node, kind: str) -> tuple[str, str]:
     """Status and reason of one of the report's conditions."""
-    return next(((c["status"], c["reason"]) for c in report(node)["conditions"] if c["type"] == kind), ("", ""))
+    return condition(node, kind).get("status", ""), condition(node, kind).get("reason", "")
 
 
 def apply(node: Node, *options: str) -> None:
@@ -43,7 +41,7 @@ def apply(node: Node, *options: str) -> None:
 def test_apply_may_allow_more_disruption_once(node: Node) -> None:
     numvfs = f"/sys/bus/pci/devices/{NICS[0].pci}/sriov_numvfs"
     change_spec(node, nics=fewer_vfs(node, 5), disruption={"allow": "none"})
-    eventually("the deferral", lambda: condition(node, "UpToDate") == ("False", "Deferred"))
+    eventually("the deferral", lambda: status(node, "UpToDate") == ("False", "Deferred"))
     refused = node.run(["trackbed", "apply"], timeout=120)
     assert refused.returncode == 1
     assert "vf-reset is not allowed now" in refused.stdout
@@ -62,7 +60,7 @@ def test_a_value_that_another_program_undoes_again_and_again_is_left_alone(node:
 
     def put_back() -> bool:
         node.sh(f"test $(cat /sys/class/net/{netdev}/mtu) = 1400 || ip link set {netdev} mtu 1400")
-        return condition(node, "Uncontended") == ("False", "Contended")
+        return status(node, "Uncontended") == ("False", "Contended")
 
     eventually("the end of the fight", put_back)
     assert not ready(node)
@@ -74,7 +72,7 @@ def test_a_value_that_another_program_undoes_again_and_again_is_left_alone(node:
 def test_a_node_that_is_only_observed_is_left_as_it_is(node: Node) -> None:
     change_spec(node, mode="observe")
     node.sh(f"ip link set {NICS[0].netdev}v0 mtu 1400")
-    eventually("the report of it", lambda: condition(node, "Converged") == ("False", "Observing"))
+    eventually("the report of it", lambda: status(node, "Converged") == ("False", "Observing"))
     assert node.sh(f"cat /sys/class/net/{NICS[0].netdev}v0/mtu").strip() == "1400"
     # Another event of the same change has the node checked once more.
     eventually("readiness", lambda: ready(node))

@@ -1,13 +1,20 @@
 """Drift is repaired by itself, on the kernel's events."""
 
-import json
-from typing import Any
-
 import pytest
 
 from lab import MACHINES, Node
 from tests.boots import reboot
-from tests.lab.conftest import eventually, ready, report, settled, wait_first_pass, wait_ready
+from tests.lab.conftest import (
+    condition,
+    eventually,
+    ready,
+    report,
+    settled,
+    spec,
+    take_up,
+    wait_first_pass,
+    wait_ready,
+)
 
 PF, OTHER = MACHINES[0].nics
 SYSFS = f"/sys/bus/pci/devices/{PF.pci}"
@@ -71,13 +78,10 @@ def test_a_vf_that_appears_while_udev_is_stopped_is_named_later(node: Node) -> N
 
 def test_an_unplugged_nic_is_not_ready_and_comes_back(node: Node) -> None:
     node.unplug(PF.pci)
-
-    def missing() -> dict[str, Any]:
-        return next(c for c in report(node)["conditions"] if c["type"] == "NicsPresent")
-
     # The first report after the event may say only that the node is being checked.
-    eventually("its name", lambda: (missing()["status"], missing()["reason"]) == ("False", "NicMissing"))
-    assert PF.pci in missing()["message"]
+    eventually("its name", lambda: condition(node, "NicsPresent")["reason"] == "NicMissing")
+    assert condition(node, "NicsPresent")["status"] == "False"
+    assert PF.pci in condition(node, "NicsPresent")["message"]
     assert not ready(node)
     node.replug()
     settled(node)
@@ -123,11 +127,8 @@ def test_an_impossible_spec_is_refused_and_the_old_one_kept(node: Node) -> None:
 
 
 def test_netdevs_that_appear_later_are_steered_by_their_pattern(node: Node) -> None:
-    spec = json.loads(node.sh("cat /etc/trackbed/node.json"))
-    spec["rps"] = {**spec.get("rps", {}), "netdevs": [{"match": "cali*", "cpus": "1"}]}
-    node.run(["tee", "/etc/trackbed/node.json"], check=True, stdin=json.dumps(spec))
-    node.sh("systemctl reload trackbed")
-    eventually("the new spec", lambda: report(node)["up_to_date"])
+    before = spec(node)
+    take_up(node, {**before, "rps": {**before.get("rps", {}), "netdevs": [{"match": "cali*", "cpus": "1"}]}})
     node.sh("ip link add cali1f type veth peer name veth1f")
     steered = ["grep", "-q", "^0*2$", "/sys/class/net/cali1f/queues/rx-0/rps_cpus"]
     # The next reading of everything comes after a minute: sooner, it was the event.

@@ -8,7 +8,7 @@ from typing import Any
 from agent.spec.node import from_mapping, to_json
 from lab import MACHINES, Node
 from lab.checks import run
-from tests.lab.conftest import eventually, ready, report, wait_ready
+from tests.lab.conftest import eventually, ready, report, spec, take_up, wait_ready
 from tests.lab.test_commands import change_spec
 
 PFS = sorted(nic.pci for nic in MACHINES[0].nics)
@@ -22,9 +22,7 @@ def rails(**select: int) -> list[dict[str, Any]]:
 
 
 def test_each_nic_has_its_name_and_number(node: Node) -> None:
-    before = report(node)["spec_hash"]
-    change_spec(node, nics=rails(min=2, max=2))
-    eventually("a report of the new spec", lambda: report(node)["spec_hash"] != before)
+    take_up(node, {**spec(node), "nics": rails(min=2, max=2)})
     wait_ready(node)
     functions = json.loads(node.sh("trackbed inspect --json"))["functions"]
     named = {function["address"]: function["nic"] for function in functions if function["nic"]}
@@ -52,7 +50,7 @@ def test_an_inventory_of_the_node_changes_nothing_on_it(node: Node) -> None:
     exec(node.sh("trackbed inspect --as-inventory --node-name node1"), scope)  # noqa: S102  what pyinfra does with it
     hosts, data = scope["servers"]
     assert len(hosts) == 1
-    spec = from_mapping({"node_name": "node1", **data})
-    assert len(spec.nics) == 2
-    planned = node.run(["trackbed", "plan", "--spec", "-"], timeout=60, stdin=to_json(spec))
+    derived = from_mapping({"node_name": "node1", **data})
+    assert len(derived.nics) == 2
+    planned = node.run(["trackbed", "plan", "--spec", "-"], timeout=60, stdin=to_json(derived))
     assert (planned.returncode, planned.stdout) == (0, "nothing to change\n")

@@ -12,7 +12,19 @@ import pytest
 
 from fleet.fabric.journal import Journal, default_path
 from lab import ALL_MACHINES, Node
-from tests.lab.conftest import DEPLOYED, ROOT, booted, deployed_once, eventually, pyinfra, report, wait_ready
+from tests.lab.conftest import (
+    DEPLOYED,
+    ROOT,
+    Done,
+    booted,
+    condition,
+    deployed_once,
+    eventually,
+    inventory_data,
+    pyinfra,
+    succeeded,
+    wait_ready,
+)
 
 pytestmark = pytest.mark.campaign
 
@@ -37,8 +49,7 @@ def three_nodes() -> Iterator[tuple[Node, ...]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRACKBED_LAB", f"{os.environ['TRACKBED_LAB']}-3")
         with booted(3) as nodes:
-            done = deployed_once(nodes)
-            assert done.returncode == 0, done.stdout + done.stderr
+            succeeded(deployed_once(nodes))
             yield nodes
 
 
@@ -54,9 +65,10 @@ def addressed(three_nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     return three_nodes
 
 
-def run_fabric(*more: str) -> tuple[subprocess.CompletedProcess[str], list[dict[str, Any]]]:
+def run_fabric(settings: dict[str, Any]) -> tuple[Done, list[dict[str, Any]]]:
     """Run the test, then the report."""
-    done = pyinfra("-y", "--fail-percent", "100", "inventories/lab.py", "deploys/fabric.py", *more)
+    given = inventory_data({"fabric": settings})
+    done = pyinfra("-y", "--fail-percent", "100", "inventories/lab.py", "deploys/fabric.py", *given)
     words = [sys.executable, "-m", "cli", "fleet", "fabric", "report", "--json"]
     ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode in (0, 2), done.stdout + done.stderr + ended.stderr
@@ -67,22 +79,17 @@ def not_good(lines: list[dict[str, Any]]) -> dict[str, str]:
     return {line["end"]: line["status"] for line in lines if line.get("status", "good") != "good"}
 
 
-def proven(node: Node) -> str:
-    conditions = [each for each in report(node)["conditions"] if each["type"] == "FabricProven"]
-    return str(conditions[0]["status"]) if conditions else "none"
-
-
 def test_a_good_fabric_is_proven_and_the_nodes_say_so(addressed: tuple[Node, ...]) -> None:
-    done, lines = run_fabric("--data", f"fabric={json.dumps(STEADY)}")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done, lines = run_fabric(STEADY)
+    succeeded(done)
     assert lines[-1]["proven"] is True, lines
     assert len([line for line in lines if "end" in line]) == 6
     for node in addressed:
-        eventually("FabricProven", lambda node=node: proven(node) == "True")  # type: ignore[misc]
+        eventually("FabricProven", lambda n=node: condition(n, "FabricProven").get("status") == "True")  # type: ignore[misc]
 
 
 def test_each_nic_is_read_from_by_30_queue_pairs(addressed: tuple[Node, ...]) -> None:
-    run_fabric("--data", f"fabric={json.dumps(READ)}")
+    run_fabric(READ)
     assert {result.server for result in Journal.read(default_path()).results if result.value} == {
         f"{node.name}/{nic.name}" for node in addressed for nic in node.machine.nics
     }
@@ -92,7 +99,7 @@ def test_a_slow_end_and_a_blocked_one_are_named_and_no_other(addressed: tuple[No
     # A tenth of the emulated link's rate. With a longer delay RDMA would count packets as lost.
     addressed[0].sh(f"tc qdisc add dev {VFS[0]} root netem rate 200kbit")
     addressed[2].sh(f"tc qdisc add dev {VFS[1]} root netem loss 100%")
-    done, lines = run_fabric("--data", f"fabric={json.dumps(ONE_TEST)}")
+    done, lines = run_fabric(ONE_TEST)
     assert done.returncode != 0
     assert not_good(lines) == {"node1/fab0": "bad", "node3/fab1": "bad"}
 
@@ -101,7 +108,7 @@ def test_a_node_that_loses_power_in_the_middle_is_named_and_no_other_is_blamed(a
     lost, results = addressed[2], default_path()
     results.unlink(missing_ok=True)
     with ThreadPoolExecutor() as pool:
-        running = pool.submit(run_fabric, "--data", f"fabric={json.dumps(ONE_TEST)}")
+        running = pool.submit(run_fabric, ONE_TEST)
         # A line for the run, then one for each result.
         eventually("the first result", lambda: results.exists() and len(results.read_text().splitlines()) > 1)
         lost.power_cut()
@@ -115,7 +122,7 @@ def test_the_nics_of_each_rail_reduce_together_by_mpi(addressed: tuple[Node, ...
     with ThreadPoolExecutor() as pool:
         command = f"apt-get update -q && apt-get install -qy --no-install-recommends {MPI}"
         list(pool.map(lambda node: node.sh(command, timeout=1200), addressed))
-    done, lines = run_fabric("--data", f"fabric={json.dumps(REDUCE)}")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done, lines = run_fabric(REDUCE)
+    succeeded(done)
     collectives = [line["collective"] for line in lines if "collective" in line]
     assert len(collectives) == len(VFS), lines

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from lab import Node
-from tests.lab.conftest import eventually, pyinfra, wait_ready
+from tests.lab.conftest import deploy, eventually, succeeded, wait_ready
 
 VERIFIED = "the node is verified, for the first time in this boot"
 JOINED = "/etc/kubernetes/kubelet.conf"
@@ -41,18 +41,7 @@ def started(node: Node, name: str) -> float:
 def gated(node: Node) -> Node:
     """The first node, with the gate deployed, and with a unit of the kubelet's name that has not been started."""
     node.run(["sh", "-c", "cat > /etc/systemd/system/kubelet.service"], check=True, stdin=STAND_IN)
-    given = (
-        "-y",
-        "--json",
-        "inventories/lab.py",
-        "deploy.py",
-        "--limit",
-        "node1",
-        "--data",
-        'kubelet={"policy": "hold"}',
-    )
-    done = pyinfra(*given)
-    assert done.returncode == 0, done.stdout + done.stderr
+    succeeded(deploy(kubelet={"policy": "hold"}))
     node.sh("systemctl enable kubelet")
     return node
 

@@ -9,10 +9,9 @@ import pytest
 
 from lab import Node
 from lab.packages import toolchain
-from tests.lab.conftest import eventually, ready, wait_ready
+from tests.lab.conftest import condition, eventually, ready, wait_ready
 from tests.lab.drivers.test_erdma import as_debian_makes_it
 from tests.lab.test_addresses import addresses, give_addresses
-from tests.lab.test_rdma import said
 
 pytestmark = pytest.mark.campaign
 
@@ -53,7 +52,7 @@ def left_alone(node: Node, netdev: str, who: str) -> None:
     """Wait until the node says who configures the netdev, and look that its address stays away."""
     eventually("their address", lambda: THEIRS in node.sh(f"ip address show dev {netdev}"))
     node.sh(f"ip address del {OURS}/24 dev {netdev} || true")
-    eventually("their name", lambda: who in said(node, "Converged").get("message", ""))
+    eventually("their name", lambda: who in condition(node, "Converged").get("message", ""))
     assert not ready(node)
     assert OURS not in addresses(node, netdev)
 

@@ -1,10 +1,9 @@
 """VFs on a real kernel: their attributes, their drivers, their names, and the network managers that ignore them."""
 
-import json
 from typing import Any
 
 from lab import MACHINES, Node
-from tests.lab.conftest import eventually, report, settled
+from tests.lab.conftest import eventually, settled, spec, take_up
 
 PF, OTHER = MACHINES[0].nics
 VFS = [f"/sys/bus/pci/devices/{address}" for address in PF.vf_pcis]
@@ -12,13 +11,10 @@ VFS = [f"/sys/bus/pci/devices/{address}" for address in PF.vf_pcis]
 
 def change_vfs(node: Node, **vf: Any) -> None:
     """Give VF 6 of the first NIC these attributes, and wait until the node is ready by that spec."""
-    spec = json.loads(node.sh("cat /etc/trackbed/node.json"))
-    nic = next(nic for nic in spec["nics"] if nic["name"] == PF.name)
+    wanted = spec(node)
+    nic = next(nic for nic in wanted["nics"] if nic["name"] == PF.name)
     nic["vfs"]["groups"] = [{"index": "6", **vf}]
-    before = report(node)["spec_hash"]
-    node.run(["sh", "-c", "cat > /etc/trackbed/node.json"], check=True, stdin=json.dumps(spec))
-    node.sh("systemctl reload trackbed")
-    eventually("the new spec", lambda: report(node)["spec_hash"] != before)
+    take_up(node, wanted)
     settled(node)
 
 

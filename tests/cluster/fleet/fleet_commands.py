@@ -16,6 +16,7 @@ from attrs import frozen
 
 from agent.report import names
 from lab.cluster.control_plane import ControlPlane
+from tests.cluster.objects import LEASES, manifest, patch_status
 from tests.cluster.planes import running
 from tests.cluster.reporter import reporters
 
@@ -54,14 +55,19 @@ def start(kubeconfig: Path, *words: str) -> subprocess.Popen[str]:
     )
 
 
-def ended(process: subprocess.Popen[str]) -> Done:
-    out, err = process.communicate(timeout=120)
+def ended(process: subprocess.Popen[str], timeout: float = 120) -> Done:
+    out, err = process.communicate(timeout=timeout)
     assert "Traceback" not in err
     return Done(process.returncode, out, err)
 
 
-def fleet(plane: ControlPlane, *words: str) -> Done:
-    return ended(start(plane.admin, *words))
+def fleet(plane: ControlPlane, *words: str, timeout: float = 120) -> Done:
+    return ended(start(plane.admin, *words), timeout)
+
+
+def answer(plane: ControlPlane, *words: str) -> Any:
+    """What `trackbed fleet` prints as JSON, whatever its exit code."""
+    return fleet(plane, *words, "--json").document
 
 
 def until(look: Callable[[], object], what: str) -> None:
@@ -84,34 +90,17 @@ def make_node(plane: ControlPlane, name: str, ready: str = "True", life: int = 9
     """Create a Node as its reporter publishes it, with a Lease that expires after so many seconds."""
     labels = {names.READY_LABEL: "true", "kubernetes.io/hostname": name}
     plane.kubectl("delete", "node", name, "--ignore-not-found")
-    plane.apply(
-        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}, "spec": {"taints": [OTHERS]}}
-    )
-    status = {
-        "conditions": conditions(ready),
-        "capacity": {"cpu": "4", "memory": "8Gi", "pods": "110"},
-        "allocatable": {"cpu": "4", "memory": "8Gi", "pods": "110"},
+    plane.apply(manifest("v1", "Node", name, metadata={"labels": labels}, spec={"taints": [OTHERS]}))
+    has = {"cpu": "4", "memory": "8Gi", "pods": "110"}
+    patch_status(plane, name, {"status": {"conditions": conditions(ready), "capacity": has, "allocatable": has}})
+    notes = {names.SPEC_HASH: "0123456789abcdef", names.AGENT_VERSION: "0.1.0-abc"}
+    renewal = {
+        "holderIdentity": name,
+        "leaseDurationSeconds": life,
+        "renewTime": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
     }
-    plane.kubectl("patch", "node", name, "--subresource=status", "--type=merge", "-p", json.dumps({"status": status}))
-    renew(plane, name, life)
-
-
-def renew(plane: ControlPlane, name: str, life: int = 900) -> None:
-    lease = {
-        "apiVersion": "coordination.k8s.io/v1",
-        "kind": "Lease",
-        "metadata": {
-            "name": name,
-            "namespace": names.NAMESPACE,
-            "annotations": {names.SPEC_HASH: "0123456789abcdef", names.AGENT_VERSION: "0.1.0-abc"},
-        },
-        "spec": {
-            "holderIdentity": name,
-            "leaseDurationSeconds": life,
-            "renewTime": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-        },
-    }
-    plane.apply(lease)
+    kind = ("coordination.k8s.io/v1", "Lease")
+    plane.apply(manifest(*kind, name, names.NAMESPACE, metadata={"annotations": notes}, spec=renewal))
 
 
 def node(plane: ControlPlane, name: str) -> Any:
@@ -131,4 +120,4 @@ def taints(plane: ControlPlane, name: str) -> list[dict[str, str]]:
 @pytest.fixture
 def no_nodes(plane: ControlPlane) -> None:
     plane.kubectl("delete", "nodes", "--all")
-    plane.kubectl("delete", "leases", "--all", f"--namespace={names.NAMESPACE}")
+    plane.kubectl("delete", "leases", "--all", LEASES)

@@ -16,6 +16,7 @@ from lightkube.types import PatchType
 
 from agent.report import names
 from lab.cluster.control_plane import ControlPlane
+from tests.cluster import objects
 from tests.cluster.fleet.fleet_commands import (
     OTHERS,
     conditions,
@@ -82,7 +83,6 @@ def workload(plane: ControlPlane, name: str, node_name: str) -> None:
 
 def replica_set(name: str, node_name: str, *claims: dict[str, str]) -> dict[str, Any]:
     """A ReplicaSet of one pod that can run on that node only, with these claims of DRA."""
-    labels = {"app": name}
     resources = {"claims": [{"name": claim["name"]} for claim in claims]}
     pod = {
         "nodeSelector": {"kubernetes.io/hostname": node_name},
@@ -91,16 +91,7 @@ def replica_set(name: str, node_name: str, *claims: dict[str, str]) -> dict[str,
         "containers": [{"name": "c", "image": "example.net/pause:1", "resources": resources}],
         "resourceClaims": [*claims],
     }
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "ReplicaSet",
-        "metadata": {"name": name, "namespace": "default"},
-        "spec": {
-            "replicas": 1,
-            "selector": {"matchLabels": labels},
-            "template": {"metadata": {"labels": labels}, "spec": pod},
-        },
-    }
+    return objects.replica_set(name, {"app": name}, pod, "default")
 
 
 def pods(plane: ControlPlane, name: str, node_name: str) -> list[str]:
@@ -115,14 +106,7 @@ def pods(plane: ControlPlane, name: str, node_name: str) -> list[str]:
 
 def forbid(plane: ControlPlane, name: str) -> None:
     """Create a budget that forbids the eviction of the workload, and wait until it is in force."""
-    plane.apply(
-        {
-            "apiVersion": "policy/v1",
-            "kind": "PodDisruptionBudget",
-            "metadata": {"name": name, "namespace": "default"},
-            "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": name}}},
-        }
-    )
+    plane.apply(objects.budget(name, {"app": name}, "default"))
     until(lambda: plane.get("pdb", name).get("status", {}).get("currentHealthy") == 1, "the budget counts its pod")
 
 
@@ -243,7 +227,7 @@ def test_an_interrupted_drain_is_resumed_or_undone(plane: ControlPlane, inventor
 
 def test_every_fault_is_named_before_a_node_is_touched(plane: ControlPlane, inventory: Path) -> None:
     make_node(plane, "m1")
-    plane.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "bare"}})
+    plane.apply(objects.manifest("v1", "Node", "bare"))
     done = fleet(plane, "maintain", "m1", "nobody", "bare", "--inventory", str(inventory))
     assert done.code == 1
     assert "nobody is the Node of no host in" in done.err

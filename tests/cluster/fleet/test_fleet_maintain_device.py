@@ -22,6 +22,7 @@ from lab.cluster.control_plane import ControlPlane
 from tests.cluster.fleet.fleet_commands import Done, ended, fleet, make_node, start, until
 from tests.cluster.fleet.test_fleet_maintain import cordoned, forbid, kubelets, pods, replica_set
 from tests.cluster.fleet.test_fleet_rights import rule, user_with
+from tests.cluster.objects import claim_template, device_class, resource_slice, vf_device
 from tests.cluster.reporter.reporters import by_token, prepare
 from tests.deploy.conftest import Node
 from tests.deploy.kubernetes import test_nics
@@ -57,21 +58,8 @@ def operator(plane: ControlPlane) -> Path:
 def running(plane: ControlPlane) -> Iterator[ControlPlane]:
     """A pod has a VF of each rail."""
     make_node(plane, NODE)
-    devices = [
-        {"name": rail, "attributes": {"resource.kubernetes.io/pciBusID": {"string": vf}}} for rail, vf in VFS.items()
-    ]
-    pool = {"name": NODE, "generation": 1, "resourceSliceCount": 1}
-    published = {"driver": DRIVER, "nodeName": NODE, "pool": pool, "devices": devices}
-    by_driver = [{"cel": {"expression": f"device.driver == '{DRIVER}'"}}]
-    plane.apply(
-        {"apiVersion": f"{GROUP}/v1", "kind": "ResourceSlice", "metadata": {"name": NODE}, "spec": published},
-        {
-            "apiVersion": f"{GROUP}/v1",
-            "kind": "DeviceClass",
-            "metadata": {"name": "vf"},
-            "spec": {"selectors": by_driver},
-        },
-    )
+    devices = [vf_device(rail, vf) for rail, vf in VFS.items()]
+    plane.apply(resource_slice(NODE, DRIVER, devices), device_class("vf", f"device.driver == '{DRIVER}'"))
     with kubelets(plane, NODE):
         for rail, vf in VFS.items():
             claim(plane, rail, vf)
@@ -86,14 +74,8 @@ def running(plane: ControlPlane) -> Iterator[ControlPlane]:
 def claim(plane: ControlPlane, name: str, vf: str) -> None:
     """Create a ReplicaSet of one pod that claims this VF."""
     here = f"device.attributes['resource.kubernetes.io'].pciBusID == '{vf}'"
-    exactly = {"deviceClassName": "vf", "selectors": [{"cel": {"expression": here}}]}
     plane.apply(
-        {
-            "apiVersion": f"{GROUP}/v1",
-            "kind": "ResourceClaimTemplate",
-            "metadata": {"name": name, "namespace": "default"},
-            "spec": {"spec": {"devices": {"requests": [{"name": "vf", "exactly": exactly}]}}},
-        },
+        claim_template(name, "default", deviceClassName="vf", selectors=[{"cel": {"expression": here}}]),
         replica_set(name, NODE, {"name": "vf", "resourceClaimTemplateName": name}),
     )
 

@@ -11,6 +11,8 @@ from agent.report import names
 from fleet import credentials
 from lab.cluster.control_plane import ControlPlane
 from tests.cluster.fleet.fleet_commands import ended, make_node, no_nodes, plane, start
+from tests.cluster.objects import LEASES as IN_NAMESPACE
+from tests.cluster.objects import manifest
 
 __all__ = ["no_nodes", "plane"]
 
@@ -23,21 +25,22 @@ def rule(group: str, resources: tuple[str, ...], verbs: tuple[str, ...], *object
     return {**made, "resourceNames": list(objects)} if objects else made
 
 
-def user_with(plane: ControlPlane, name: str, cluster: list[dict[str, Any]], own: list[dict[str, Any]]) -> Path:
-    """A kubeconfig of a user with these rights in the whole cluster, and with those in the namespace trackbed-system."""
-    subject = {"kind": "User", "name": name, "apiGroup": RBAC}
-    for kind, rules, place in (("ClusterRole", cluster, {}), ("Role", own, {"namespace": names.NAMESPACE})):
-        metadata = {"name": f"test:{name}", **place}
+def grant(
+    plane: ControlPlane, subject: dict[str, Any], cluster: list[dict[str, Any]], own: list[dict[str, Any]]
+) -> None:
+    """Give somebody these rights in the whole cluster, and those in the namespace trackbed-system."""
+    name, version = f"test:{subject['name']}", f"{RBAC}/v1"
+    for kind, rules, place in (("ClusterRole", cluster, ""), ("Role", own, names.NAMESPACE)):
+        role = {"apiGroup": RBAC, "kind": kind, "name": name}
         plane.apply(
-            {"apiVersion": f"{RBAC}/v1", "kind": kind, "metadata": metadata, "rules": rules},
-            {
-                "apiVersion": f"{RBAC}/v1",
-                "kind": f"{kind}Binding",
-                "metadata": metadata,
-                "roleRef": {"apiGroup": RBAC, "kind": kind, "name": f"test:{name}"},
-                "subjects": [subject],
-            },
+            manifest(version, kind, name, place, rules=rules),
+            manifest(version, f"{kind}Binding", name, place, roleRef=role, subjects=[subject]),
         )
+
+
+def user_with(plane: ControlPlane, name: str, cluster: list[dict[str, Any]], own: list[dict[str, Any]]) -> Path:
+    """A kubeconfig of a user with these rights and no others."""
+    grant(plane, {"kind": "User", "name": name, "apiGroup": RBAC}, cluster, own)
     return plane.identity(name)
 
 
@@ -46,7 +49,7 @@ def test_the_rights_of_status_and_sweep_suffice(plane: ControlPlane) -> None:
     make_node(plane, "a")
     make_node(plane, "b", life=1)
     make_node(plane, "c")
-    plane.kubectl("delete", "lease", "c", f"--namespace={names.NAMESPACE}")
+    plane.kubectl("delete", "lease", "c", IN_NAMESPACE)
     listed = [rule(*LEASES, ("list",)), rule("", ("configmaps",), ("get",), "shut-out")]
     looks = user_with(plane, "looks", [rule("", ("nodes",), ("list",))], listed)
     shown = ended(start(looks, "status"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from agent.report import names
 from lab.cluster.control_plane import ControlPlane
 from tests.cluster.fleet.fleet_commands import conditions, fleet, make_node, no_nodes, plane
+from tests.cluster.objects import LEASES, manifest, patch_lease, patch_status
 
 __all__ = ["no_nodes", "plane"]
 
@@ -17,7 +17,7 @@ __all__ = ["no_nodes", "plane"]
 @pytest.mark.usefixtures("no_nodes")
 def test_status_shows_every_node_and_its_exit_code_says_whether_all_are_ready(plane: ControlPlane) -> None:
     make_node(plane, "a")
-    plane.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "others"}})
+    plane.apply(manifest("v1", "Node", "others"))
     done = fleet(plane, "status", "--json")
     assert done.code == 0
     (row,) = done.document["nodes"]
@@ -34,8 +34,7 @@ def test_status_shows_every_node_and_its_exit_code_says_whether_all_are_ready(pl
 @pytest.mark.usefixtures("no_nodes")
 def test_a_heartbeat_in_the_nodes_own_wrong_time_counts(plane: ControlPlane) -> None:
     make_node(plane, "a")
-    wrong = {"spec": {"renewTime": "1970-01-01T00:00:00.000000Z"}}
-    plane.kubectl("patch", "lease", "a", f"--namespace={names.NAMESPACE}", "--type=merge", "-p", json.dumps(wrong))
+    patch_lease(plane, "a", {"spec": {"renewTime": "1970-01-01T00:00:00.000000Z"}})
     assert fleet(plane, "sweep", "--json").document["expired"] == []
 
 
@@ -43,8 +42,7 @@ def test_a_heartbeat_in_the_nodes_own_wrong_time_counts(plane: ControlPlane) -> 
 def test_a_node_whose_kubelet_is_lost_is_not_ready(plane: ControlPlane) -> None:
     make_node(plane, "a")
     lost = [{**one, "status": "Unknown"} if one["type"] == "Ready" else one for one in conditions("True")]
-    body = json.dumps({"status": {"conditions": lost}})
-    plane.kubectl("patch", "node", "a", "--subresource=status", "--type=merge", "-p", body)
+    patch_status(plane, "a", {"status": {"conditions": lost}})
     done = fleet(plane, "status")
     assert done.code == 2
     assert "KubeletNotReady: the kubelet's condition Ready is Unknown" in done.out
@@ -55,7 +53,7 @@ def test_a_node_that_was_deleted_is_shown(plane: ControlPlane, tmp_path: Path) -
     for name in ("a", "b"):
         make_node(plane, name)
     plane.kubectl("delete", "node", "a")
-    plane.kubectl("delete", "leases", "a", f"--namespace={names.NAMESPACE}")
+    plane.kubectl("delete", "leases", "a", LEASES)
     inventory = tmp_path / "inventory.py"
     inventory.write_text('hosts = [("host", {"node_name": "c"}), ("other", {"node_name": "a"})]\n')
     done = fleet(plane, "status", "--inventory", str(inventory), "--json")
@@ -74,8 +72,7 @@ MORE_ESCAPES = "\x9b2J\x9d0;mine\x9c\x85\u202e\u2066\u200f\u2028"
 def test_text_that_a_node_writes_is_escaped_on_the_terminal(plane: ControlPlane) -> None:
     make_node(plane, "a", ready="False")
     broken = [{**one, "reason": "Broken", "message": ESCAPES} for one in conditions("False")]
-    body = json.dumps({"status": {"conditions": broken}})
-    plane.kubectl("patch", "node", "a", "--subresource=status", "--type=merge", "-p", body)
+    patch_status(plane, "a", {"status": {"conditions": broken}})
     out = fleet(plane, "status").out
     assert "Broken: \\x1b[2J\\x1b]0;mine\\x07[bold red]" in out
     assert "\x1b" not in out
@@ -83,11 +80,9 @@ def test_text_that_a_node_writes_is_escaped_on_the_terminal(plane: ControlPlane)
     make_node(plane, "b")
     lost = [{**one, "reason": MORE_ESCAPES, "message": MORE_ESCAPES, "status": "?"} for one in conditions("True")]
     lost = [one if one["type"] == "Ready" else {**one, "status": "True"} for one in lost]
-    body = json.dumps({"status": {"conditions": lost}})
-    plane.kubectl("patch", "node", "b", "--subresource=status", "--type=merge", "-p", body)
+    patch_status(plane, "b", {"status": {"conditions": lost}})
     notes = {names.SPEC_HASH: MORE_ESCAPES, names.AGENT_VERSION: MORE_ESCAPES}
-    body = json.dumps({"metadata": {"annotations": notes}})
-    plane.kubectl("patch", "lease", "b", f"--namespace={names.NAMESPACE}", "--type=merge", "-p", body)
+    patch_lease(plane, "b", {"metadata": {"annotations": notes}})
     for done in (fleet(plane, "status"), fleet(plane, "status", "--json"), fleet(plane, "sweep", "--dry", "--json")):
         assert all(one.isprintable() or one == "\n" for one in done.out + done.err), done
     assert "\\x9b2J\\x9d0;mine\\x9c\\x85\\u202e\\u2066\\u200f\\u2028" in fleet(plane, "status").out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from agent.report import names
+from lab import LabError
 from lab.cluster.control_plane import ControlPlane
 from tests.cluster.fleet.fleet_commands import (
     OTHERS,
@@ -31,12 +31,25 @@ from tests.cluster.fleet.fleet_commands import (
     taints,
     until,
 )
+from tests.cluster.fleet.test_fleet_rights import grant, rule, user_with
+from tests.cluster.objects import LEASES, patch, patch_lease, patch_status
 
 __all__ = ["no_nodes", "plane"]
 
 YEAR_0 = "0000-01-01T00:00:00Z"
 # In UTC, which is what the API server writes, it is the year 10000.
 YEAR_10000 = "9999-12-31T23:59:59-23:59"
+UNREADABLE = {"spec": {"acquireTime": YEAR_10000.replace("59-", "59.000000-")}}
+
+
+def managed_at(plane: ControlPlane, when: str, *of: str) -> dict[str, Any]:
+    """A change of the Node of a, or of its Lease, after which its field managers have this time.
+
+    A label goes with it: the API server stores no write that changes times alone.
+    """
+    managers = plane.get(*of, "a", "--show-managed-fields")["metadata"]["managedFields"]
+    managed = [{**entry, "time": when} for entry in managers]
+    return {"metadata": {"managedFields": managed, "labels": {"example.net/a": "b"}}}
 
 
 @pytest.mark.usefixtures("no_nodes")
@@ -85,17 +98,16 @@ def test_if_most_of_the_fleet_is_silent_no_node_is_tainted(plane: ControlPlane) 
 def test_a_healthy_node_whose_lease_was_deleted_keeps_its_pods(plane: ControlPlane) -> None:
     for name in ("a", "b", "c", "d"):
         make_node(plane, name)
-    plane.kubectl("delete", "lease", "a", f"--namespace={names.NAMESPACE}")
+    plane.kubectl("delete", "lease", "a", LEASES)
     assert fleet(plane, "status", "--json").document["nodes"][0]["ready"] == "Unknown"
     done = fleet(plane, "sweep", "--json")
     assert (done.code, done.document["tainted"], done.document["renewed"]) == (0, [], ["a"])
     assert (taints(plane, "a"), condition(plane, "a")["status"]) == ([OTHERS], "True")
-    made = plane.get("lease", "a", f"--namespace={names.NAMESPACE}")
+    made = plane.get("lease", "a", LEASES)
     assert made["metadata"]["ownerReferences"][0]["name"] == "a"
     assert fleet(plane, "status", "--json").document["nodes"][0]["reason"] != "LeaseExpired"
     # A node that is dead lets that one expire.
-    body = json.dumps({"spec": {"leaseDurationSeconds": 1}})
-    plane.kubectl("patch", "lease", "a", f"--namespace={names.NAMESPACE}", "--type=merge", "-p", body)
+    patch_lease(plane, "a", {"spec": {"leaseDurationSeconds": 1}})
     until(lambda: fleet(plane, "sweep", "--json").document["tainted"] == ["a"], "it is swept")
 
 
@@ -103,7 +115,7 @@ def test_a_healthy_node_whose_lease_was_deleted_keeps_its_pods(plane: ControlPla
 def test_deleted_leases_are_created_again_and_no_node_is_swept(plane: ControlPlane) -> None:
     for name in ("a", "b", "c", "d"):
         make_node(plane, name)
-    plane.kubectl("delete", "leases", "--all", f"--namespace={names.NAMESPACE}")
+    plane.kubectl("delete", "leases", "--all", LEASES)
     assert fleet(plane, "sweep", "--dry", "--json").document["renewed"] == ["a", "b", "c", "d"]
     assert fleet(plane, "sweep").code == 2
     assert fleet(plane, "sweep").code == 0
@@ -134,21 +146,13 @@ def test_a_time_that_cannot_be_read_does_not_affect_other_nodes(plane: ControlPl
     if where == "renewTime":
         # Whoever may write every Lease; the policy does not let a node write this one.
         micro = when.replace("00Z", "00.000000Z").replace("59-", "59.000000-")
-        words: tuple[str, ...] = ("lease", "a", f"--namespace={names.NAMESPACE}")
-        change: dict[str, Any] = {"spec": {"renewTime": micro}}
+        patch_lease(plane, "a", {"spec": {"renewTime": micro}})
     elif where == "timeAdded":
-        words, change = ("node", "a"), {"spec": {"taints": [{**OTHERS, where: when}]}}
+        patch(plane, "node", "a", {"spec": {"taints": [{**OTHERS, where: when}]}})
     elif where == "managedFields":
-        managers = plane.get("node", "a", "--show-managed-fields")["metadata"]["managedFields"]
-        # A change goes with it: the API server stores no write that changes times alone.
-        words, change = (
-            ("node", "a"),
-            {"metadata": {"labels": {"a": "b"}, where: [{**one, "time": when} for one in managers]}},
-        )
+        patch(plane, "node", "a", managed_at(plane, when, "node"))
     else:
-        words = ("node", "a", "--subresource=status")
-        change = {"status": {"conditions": [{**conditions("True")[0], where: when}]}}
-    plane.kubectl("patch", *words, "--type=merge", "-p", json.dumps(change))
+        patch_status(plane, "a", {"status": {"conditions": [{**conditions("True")[0], where: when}]}})
     until(lambda: fleet(plane, "status", "--json").document["nodes"][1]["ready"] == "Unknown", "b expires")
     done = fleet(plane, "status")
     assert done.code == 2
@@ -166,18 +170,12 @@ def test_a_time_that_cannot_be_read_does_not_affect_other_nodes(plane: ControlPl
 def test_after_a_sweep_a_lease_with_a_time_that_cannot_be_read_can_be_renewed(plane: ControlPlane, where: str) -> None:
     """The API server refuses each patch of such a Lease, unless the patch replaces that very time."""
     make_node(plane, "a")
-    words = ("patch", "lease", "a", f"--namespace={names.NAMESPACE}", "--type=merge", "-p")
-    if where == "acquireTime":
-        change: dict[str, Any] = {"spec": {where: YEAR_10000.replace("59-", "59.000000-")}}
-    else:
-        lease = plane.get("lease", "a", f"--namespace={names.NAMESPACE}", "--show-managed-fields")
-        managers = [{**entry, "time": YEAR_10000} for entry in lease["metadata"]["managedFields"]]
-        change = {"metadata": {"managedFields": managers, "labels": {"example.net/a": "b"}}}
-    plane.kubectl(*words, json.dumps(change))
-    renewal = json.dumps({"spec": {"renewTime": "2026-01-01T00:00:00.000000Z"}})
-    assert plane.try_kubectl(*words, renewal).returncode == 1
+    patch_lease(plane, "a", UNREADABLE if where == "acquireTime" else managed_at(plane, YEAR_10000, "lease", LEASES))
+    renewal = {"spec": {"renewTime": "2026-01-01T00:00:00.000000Z"}}
+    with pytest.raises(LabError, match="failed with status 1"):
+        patch_lease(plane, "a", renewal)
     assert fleet(plane, "sweep", "--json").document["tainted"] == ["a"]
-    plane.kubectl(*words, renewal)
+    patch_lease(plane, "a", renewal)
     (row,) = fleet(plane, "status", "--json").document["nodes"]
     assert not row["expired"]
 
@@ -185,22 +183,12 @@ def test_after_a_sweep_a_lease_with_a_time_that_cannot_be_read_can_be_renewed(pl
 @pytest.mark.usefixtures("no_nodes")
 def test_without_the_right_to_repair_a_lease_its_node_is_swept_nevertheless(plane: ControlPlane) -> None:
     make_node(plane, "a")
-    change = {"spec": {"acquireTime": YEAR_10000.replace("59-", "59.000000-")}}
-    words = ("patch", "lease", "a", f"--namespace={names.NAMESPACE}", "--type=merge", "-p", json.dumps(change))
-    plane.kubectl(*words)
-    rules = [
-        {"apiGroups": [""], "resources": ["nodes", "nodes/status"], "verbs": ["get", "list", "patch"]},
-        {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "list", "create"]},
+    patch_lease(plane, "a", UNREADABLE)
+    rights = [
+        rule("", ("nodes", "nodes/status"), ("get", "list", "patch")),
+        rule("coordination.k8s.io", ("leases",), ("get", "list", "create")),
     ]
-    group, name = "rbac.authorization.k8s.io", {"name": "sweeps-without-updates"}
-    role = {"apiGroup": group, "kind": "ClusterRole", **name}
-    subjects = [{"apiGroup": group, "kind": "User", **name}]
-    version = f"{group}/v1"
-    plane.apply(
-        {"apiVersion": version, "kind": "ClusterRole", "metadata": name, "rules": rules},
-        {"apiVersion": version, "kind": "ClusterRoleBinding", "metadata": name, "roleRef": role, "subjects": subjects},
-    )
-    done = ended(start(plane.identity(name["name"]), "sweep"))
+    done = ended(start(user_with(plane, "sweeps-without-updates", rights, []), "sweep"))
     assert done.code == 1
     assert 'cannot update resource "leases"' in done.err
     assert (taints(plane, "a"), condition(plane, "a")["status"]) == ([OTHERS, OURS], "Unknown")
@@ -216,7 +204,7 @@ cp "$1"/* /run/secrets/kubernetes.io/serviceaccount/ && shift && exec "$@"
 def sweep_in_a_pod(plane: ControlPlane, folder: Path, account: str, *words: str) -> Done:
     """Run a sweep as this service account of trackbed-system."""
     folder.mkdir()
-    token = plane.kubectl("create", "token", account, f"--namespace={names.NAMESPACE}").strip()
+    token = plane.kubectl("create", "token", account, LEASES).strip()
     authority = plane.authority.pair.certificate.read_text()
     for name, text in (("token", token), ("namespace", names.NAMESPACE), ("ca.crt", authority)):
         (folder / name).write_text(text)
@@ -228,31 +216,16 @@ def sweep_in_a_pod(plane: ControlPlane, folder: Path, account: str, *words: str)
     return Done(done.returncode, done.stdout, done.stderr)
 
 
-def give(plane: ControlPlane, account: str, kind: str, place: dict[str, str], *rules: tuple[str, str, str]) -> None:
-    """Give a service account of trackbed-system rights: each is an API group, its resources and the verbs."""
-    group, metadata = "rbac.authorization.k8s.io", {"name": account, **place}
-    listed = [{"apiGroups": [api], "resources": what.split(), "verbs": verbs.split()} for api, what, verbs in rules]
-    role = {"apiGroup": group, "kind": kind, "name": account}
-    who = [{"kind": "ServiceAccount", "name": account, "namespace": names.NAMESPACE}]
-    version = f"{group}/v1"
-    plane.apply(
-        {"apiVersion": version, "kind": kind, "metadata": metadata, "rules": listed},
-        {"apiVersion": version, "kind": f"{kind}Binding", "metadata": metadata, "roleRef": role, "subjects": who},
-    )
-
-
 @pytest.mark.usefixtures("no_nodes")
 def test_in_a_pod_it_needs_the_rights_of_the_docs_and_no_others(plane: ControlPlane, tmp_path: Path) -> None:
-    plane.kubectl("create", "serviceaccount", "sweep", f"--namespace={names.NAMESPACE}")
-    give(plane, "sweep", "ClusterRole", {}, ("", "nodes", "list get"), ("", "nodes nodes/status", "patch update"))
-    leases = ("coordination.k8s.io", "leases", "list get create update")
-    give(plane, "sweep", "Role", {"namespace": names.NAMESPACE}, leases)
+    plane.kubectl("create", "serviceaccount", "sweep", LEASES)
+    account = {"kind": "ServiceAccount", "name": "sweep", "namespace": names.NAMESPACE}
+    rights = [rule("", ("nodes",), ("list", "get")), rule("", ("nodes", "nodes/status"), ("patch", "update"))]
+    grant(plane, account, rights, [rule("coordination.k8s.io", ("leases",), ("list", "get", "create", "update"))])
     for each in ("silent", "gone", "unreadable", "well"):
         make_node(plane, each, life=1 if each == "silent" else 900)
-    plane.kubectl("delete", "lease", "gone", f"--namespace={names.NAMESPACE}")
-    change = {"spec": {"acquireTime": YEAR_10000.replace("59-", "59.000000-")}}
-    words = ("patch", "lease", "unreadable", f"--namespace={names.NAMESPACE}", "--type=merge", "-p", json.dumps(change))
-    plane.kubectl(*words)
+    plane.kubectl("delete", "lease", "gone", LEASES)
+    patch_lease(plane, "unreadable", UNREADABLE)
     until(lambda: "silent" in fleet(plane, "sweep", "--dry", "--json").document["expired"], "it expires")
     done = sweep_in_a_pod(plane, tmp_path / "account", "sweep", "--max-share", "1", "--json")
     assert (done.code, done.err) == (0, "")
@@ -263,10 +236,7 @@ def test_in_a_pod_it_needs_the_rights_of_the_docs_and_no_others(plane: ControlPl
 def test_a_heartbeat_from_the_future_does_not_count(plane: ControlPlane) -> None:
     """A client may write the times of a Lease's field managers, from which the time of its renewal is read."""
     make_node(plane, "a")
-    lease = plane.get("lease", "a", f"--namespace={names.NAMESPACE}", "--show-managed-fields")
-    managers = [{**entry, "time": "2099-01-01T00:00:00Z"} for entry in lease["metadata"]["managedFields"]]
-    body = json.dumps({"metadata": {"managedFields": managers, "labels": {"example.net/a": "b"}}})
-    plane.kubectl("patch", "lease", "a", f"--namespace={names.NAMESPACE}", "--type=merge", "-p", body)
+    patch_lease(plane, "a", managed_at(plane, "2099-01-01T00:00:00Z", "lease", LEASES))
     (row,) = fleet(plane, "status", "--json").document["nodes"]
     assert (row["ready"], row["reason"]) == ("Unknown", "Unreadable")
     assert fleet(plane, "sweep", "--json").document["tainted"] == ["a"]
@@ -276,7 +246,7 @@ def test_a_heartbeat_from_the_future_does_not_count(plane: ControlPlane) -> None
 def test_of_two_conditions_of_a_silent_node_one_is_left(plane: ControlPlane) -> None:
     make_node(plane, "a", life=1)
     more = [{"op": "add", "path": f"/status/conditions/{at}", "value": conditions("True")[0]} for at in ("0", "-")]
-    plane.kubectl("patch", "node", "a", "--subresource=status", "--type=json", "-p", json.dumps(more))
+    patch_status(plane, "a", more, how="json")
     until(lambda: fleet(plane, "sweep", "--json").document["tainted"] == ["a"], "it is swept")
     statuses = [one["status"] for one in node(plane, "a")["status"]["conditions"] if one["type"] == names.READY]
     assert statuses == ["Unknown"]
@@ -287,6 +257,6 @@ def test_of_two_conditions_of_a_silent_node_one_is_left(plane: ControlPlane) -> 
 def test_trackbeds_taint_with_another_effect_does_not_keep_the_sweep_from_tainting(plane: ControlPlane) -> None:
     make_node(plane, "a", life=1)
     weak = {**OURS, "effect": "PreferNoSchedule"}
-    plane.kubectl("patch", "node", "a", "--type=merge", "-p", json.dumps({"spec": {"taints": [weak]}}))
+    patch(plane, "node", "a", {"spec": {"taints": [weak]}})
     until(lambda: fleet(plane, "sweep", "--json").document["tainted"] == ["a"], "it is swept")
     assert taints(plane, "a") == [weak, OURS]

@@ -13,6 +13,7 @@ from tasks import reboot_policy
 from tests.cluster.fleet.fleet_commands import make_node, no_nodes, plane, until
 from tests.cluster.fleet.test_fleet_maintain import cordoned, forbid, kubelets, pods, workload
 from tests.cluster.fleet.test_fleet_rights import rule, user_with
+from tests.cluster.objects import manifest
 from tests.deploy.conftest import Node
 from tests.deploy.kubernetes.test_maintenance import Machine, OfCluster, deferred, deploy
 from tests.unit.fleet.nodes_api import Cluster
@@ -70,8 +71,7 @@ def test_a_budget_undoes_the_drain_and_defers_the_reboot(
 
 def test_a_pod_without_a_controller_defers_the_reboot_and_is_named(host: Node, plane: ControlPlane) -> None:
     pod = {"nodeName": "m1", "containers": [{"name": "c", "image": "example.net/pause:1"}]}
-    metadata = {"name": "bare", "namespace": "default"}
-    plane.apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod})
+    plane.apply(manifest("v1", "Pod", "bare", "default", spec=pod))
     assert deferred(deploy(host)).startswith("default/bare has no controller")
     assert OfCluster.machine.cluster.events == []
     assert cordoned(plane, "m1") == (False, False)

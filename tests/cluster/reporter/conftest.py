@@ -10,6 +10,7 @@ import pytest
 from agent.reporter.kubernetes.identity import BoundToken
 from agent.reporter.settings import Settings
 from lab.cluster.control_plane import ControlPlane
+from tests.cluster.objects import patch_status
 from tests.cluster.reporter.reporters import BROUGHT, STATUS, Reporter, bring, by_token, node, prepare
 from tests.cluster.reporter.thief import OTHER, OWN, Thief, status
 
@@ -28,9 +29,7 @@ def cluster(control_plane: ControlPlane) -> ControlPlane:
     prepare(control_plane)
     for name in (OWN, OTHER):
         control_plane.apply(node(name))
-        control_plane.kubectl(
-            "patch", "node", name, "--subresource=status", "--type=merge", "-p", json.dumps(status(**STATUS))
-        )
+        patch_status(control_plane, name, status(**STATUS))
     return control_plane
 
 

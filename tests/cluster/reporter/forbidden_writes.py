@@ -15,7 +15,6 @@ from tests.cluster.reporter.thief import (
     READY,
     THEIRS,
     add,
-    labels,
     remove,
     status,
     taints,
@@ -52,57 +51,54 @@ class Attack:
         }
 
 
-RACK = "/metadata/labels/example.net~1rack"
-NO_RACK = {"metadata": {"labels": {"example.net/rack": None}}}
+def put(name: str, path: str, value: Any, **more: Any) -> Attack:
+    """Sets the field at a path of a JSON patch."""
+    return Attack(name, _at(path, value), add(path, value), **more)
+
+
+def without(name: str, path: str) -> Attack:
+    """Removes the field at a path."""
+    return Attack(name, _at(path, None), remove(path))
+
+
+def _at(path: str, value: Any) -> Any:
+    """The merge by which the field at a path has this value; None: it is removed."""
+    for part in reversed(path.split("/")[1:]):
+        value = {part.replace("~1", "/"): value}
+    return value
+
+
+def taint(name: str, added: dict[str, Any], on: str = OWN) -> Attack:
+    """Adds a taint to that of others."""
+    return Attack(name, taints(THEIRS, added), add("/spec/taints/-", added), on=on)
+
+
+GPU, RACK = "/metadata/labels/example.net~1gpu", "/metadata/labels/example.net~1rack"
 DROP_TAINTS = {"spec": {"taints": [{"$patch": "replace"}, OURS]}}
 DROP_CONDITIONS = {"status": {"conditions": [{"$patch": "replace"}, READY]}}
 
 
 # At index 1 of the conditions is one of others, wherever the reporter has put its own.
 ATTACKS = [
-    Attack("another label", labels(**{"example.net/gpu": "yes"}), add("/metadata/labels/example.net~1gpu", "yes")),
-    Attack(
-        "a role",
-        labels(**{"node-role.kubernetes.io/control-plane": ""}),
-        add("/metadata/labels/node-role.kubernetes.io~1control-plane", ""),
-    ),
-    Attack("another's label's value", labels(**{"example.net/rack": "8"}), add(RACK, "8")),
-    Attack("another's label removed", NO_RACK, remove(RACK)),
+    put("another label", GPU, "yes"),
+    put("a role", "/metadata/labels/node-role.kubernetes.io~1control-plane", ""),
+    put("another's label's value", RACK, "8"),
+    without("another's label removed", RACK),
     Attack(
         "all labels replaced",
         {"metadata": {"labels": None}},
         add("/metadata/labels", {"rdma": "hca"}),
         strategic={"metadata": {"labels": {"$patch": "replace", "rdma": "hca"}}},
     ),
-    Attack("an annotation", {"metadata": {"annotations": {"example.net/a": "b"}}}, add("/metadata/annotations/a", "b")),
-    Attack("annotations removed", {"metadata": {"annotations": None}}, remove("/metadata/annotations")),
-    Attack(
-        "a finalizer",
-        {"metadata": {"finalizers": ["example.net/never"]}},
-        add("/metadata/finalizers", ["example.net/never"]),
-    ),
-    Attack(
-        "an owner that is gone", {"metadata": {"ownerReferences": [OWNER]}}, add("/metadata/ownerReferences", [OWNER])
-    ),
-    Attack("the field managers forgotten", {"metadata": {"managedFields": [{}]}}, add("/metadata/managedFields", [{}])),
-    Attack(
-        "another taint",
-        taints(THEIRS, {"key": "x", "effect": "NoSchedule"}),
-        add("/spec/taints/-", {"key": "x", "effect": "NoSchedule"}),
-    ),
-    Attack(
-        "evicting all pods",
-        taints(THEIRS, {**OURS, "effect": "NoExecute"}),
-        add("/spec/taints/-", {**OURS, "effect": "NoExecute"}),
-    ),
-    Attack(
-        "a preference",
-        taints(THEIRS, {**OURS, "effect": "PreferNoSchedule"}),
-        add("/spec/taints/-", {**OURS, "effect": "PreferNoSchedule"}),
-    ),
-    Attack(
-        "our taint with a value", taints(THEIRS, {**OURS, "value": "x"}), add("/spec/taints/-", {**OURS, "value": "x"})
-    ),
+    put("an annotation", "/metadata/annotations/example.net~1a", "b"),
+    without("annotations removed", "/metadata/annotations"),
+    put("a finalizer", "/metadata/finalizers", ["example.net/never"]),
+    put("an owner that is gone", "/metadata/ownerReferences", [OWNER]),
+    put("the field managers forgotten", "/metadata/managedFields", [{}]),
+    taint("another taint", {"key": "x", "effect": "NoSchedule"}),
+    taint("evicting all pods", {**OURS, "effect": "NoExecute"}),
+    taint("a preference", {**OURS, "effect": "PreferNoSchedule"}),
+    taint("our taint with a value", {**OURS, "value": "x"}),
     Attack("another's taint replaced by ours", taints(OURS), add("/spec/taints", [OURS]), strategic=DROP_TAINTS),
     Attack(
         "another's taint removed",
@@ -115,24 +111,22 @@ ATTACKS = [
         taints({**THEIRS, "effect": "PreferNoSchedule"}),
         add("/spec/taints/0/effect", "PreferNoSchedule"),
     ),
-    Attack("cordoned", {"spec": {"unschedulable": True}}, add("/spec/unschedulable", True)),
+    put("cordoned", "/spec/unschedulable", True),
     Attack(
         "a pod network",
         {"spec": {"podCIDR": "10.9.0.0/24", "podCIDRs": ["10.9.0.0/24"]}},
         [*add("/spec/podCIDR", "10.9.0.0/24"), *add("/spec/podCIDRs", ["10.9.0.0/24"])],
     ),
-    Attack("a provider's machine", {"spec": {"providerID": "cloud://x"}}, add("/spec/providerID", "cloud://x")),
-    Attack(
-        "capacity past the subresource", status(capacity={"cpu": "64"}), add("/status/capacity/cpu", "64"), ignored=True
-    ),
-    Attack("capacity", status(capacity={"cpu": "64"}), add("/status/capacity/cpu", "64"), status=True),
+    put("a provider's machine", "/spec/providerID", "cloud://x"),
+    put("capacity past the subresource", "/status/capacity/cpu", "64", ignored=True),
+    put("capacity", "/status/capacity/cpu", "64", status=True),
     Attack(
         "a resource",
         status(capacity={"rdma/x": "9"}, allocatable={"rdma/x": "9"}),
         add("/status/allocatable/rdma~1x", "9"),
         status=True,
     ),
-    Attack("allocatable", status(allocatable={"cpu": "1"}), add("/status/allocatable/cpu", "1"), status=True),
+    put("allocatable", "/status/allocatable/cpu", "1", status=True),
     Attack(
         "an address",
         status(addresses=[{"type": "InternalIP", "address": "192.0.2.9"}]),
@@ -181,49 +175,13 @@ ATTACKS = [
         status=True,
         strategic=DROP_CONDITIONS,
     ),
-    Attack(
-        "a volume",
-        status(volumesAttached=[{"name": "v", "devicePath": "/dev/sda"}]),
-        add("/status/volumesAttached", [{"name": "v", "devicePath": "/dev/sda"}]),
-        status=True,
-    ),
-    Attack(
-        "the kubelet's port",
-        status(daemonEndpoints={"kubeletEndpoint": {"Port": 1}}),
-        add("/status/daemonEndpoints", {"kubeletEndpoint": {"Port": 1}}),
-        status=True,
-    ),
-    Attack(
-        "the kubelet's version",
-        status(nodeInfo={"kubeletVersion": "v9"}),
-        add("/status/nodeInfo/kubeletVersion", "v9"),
-        status=True,
-    ),
-    Attack(
-        "a label by the status",
-        labels(**{"example.net/gpu": "yes"}),
-        add("/metadata/labels/example.net~1gpu", "yes"),
-        status=True,
-    ),
-    Attack(
-        "an annotation by the status",
-        {"metadata": {"annotations": {"a": "b"}}},
-        add("/metadata/annotations/a", "b"),
-        status=True,
-    ),
-    Attack(
-        "a finalizer by the status",
-        {"metadata": {"finalizers": ["x/y"]}},
-        add("/metadata/finalizers", ["x/y"]),
-        status=True,
-    ),
-    Attack(
-        "cordoned by the status",
-        {"spec": {"unschedulable": True}},
-        add("/spec/unschedulable", True),
-        status=True,
-        ignored=True,
-    ),
+    put("a volume", "/status/volumesAttached", [{"name": "v", "devicePath": "/dev/sda"}], status=True),
+    put("the kubelet's port", "/status/daemonEndpoints", {"kubeletEndpoint": {"Port": 1}}, status=True),
+    put("the kubelet's version", "/status/nodeInfo/kubeletVersion", "v9", status=True),
+    put("a label by the status", GPU, "yes", status=True),
+    put("an annotation by the status", "/metadata/annotations/a", "b", status=True),
+    put("a finalizer by the status", "/metadata/finalizers", ["x/y"], status=True),
+    put("cordoned by the status", "/spec/unschedulable", True, status=True, ignored=True),
     Attack(
         "another node's condition",
         status(conditions=[READY]),
@@ -231,7 +189,7 @@ ATTACKS = [
         status=True,
         on=OTHER,
     ),
-    Attack("another node's label", labels(rdma="hca"), add("/metadata/labels/rdma", "hca"), on=OTHER),
-    Attack("another node's taint", taints(THEIRS, OURS), add("/spec/taints/-", OURS), on=OTHER),
+    put("another node's label", "/metadata/labels/rdma", "hca", on=OTHER),
+    taint("another node's taint", OURS, on=OTHER),
 ]
 KINDS = ("json", "merge", "strategic", "apply")

@@ -19,6 +19,7 @@ from agent.reporter.settings import Settings
 from agent.runtime import boot_id, uptime
 from lab.cluster.certificates import Pair
 from lab.cluster.control_plane import ControlPlane
+from tests.cluster.objects import LEASES, manifest
 
 CLUSTER = Path(__file__).parents[3] / "fleet" / "cluster"
 DEADLINE = 30.0
@@ -47,16 +48,12 @@ def until(look: Callable[[], T], what: str, deadline: float = DEADLINE) -> T:
 
 def node(name: str) -> dict[str, Any]:
     """A Node as a kubelet registers it, with labels and taints of others."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {
-            "name": name,
-            "labels": {"example.net/rack": "7", "kubernetes.io/hostname": name},
-            "annotations": {"example.net/note": "theirs"},
-        },
-        "spec": {"taints": [{"key": "example.net/busy", "effect": "NoSchedule"}]},
+    theirs = {
+        "labels": {"example.net/rack": "7", "kubernetes.io/hostname": name},
+        "annotations": {"example.net/note": "theirs"},
     }
+    taint = {"key": "example.net/busy", "effect": "NoSchedule"}
+    return manifest("v1", "Node", name, metadata=theirs, spec={"taints": [taint]})
 
 
 def prepare(plane: ControlPlane) -> None:
@@ -118,7 +115,7 @@ def bring(plane: ControlPlane, name: str, folder: Path) -> None:
 
 def holder(plane: ControlPlane, account: str, *options: str) -> Fixed:
     """Credentials: a token of an account."""
-    token = plane.kubectl("create", "token", account, "--namespace=trackbed-system", *options).strip()
+    token = plane.kubectl("create", "token", account, LEASES, *options).strip()
     return Fixed(Session(trust(plane.authority.pair.certificate), token))
 
 
@@ -180,6 +177,11 @@ class Reporter:
         conditions: list[dict[str, Any]] = self.node().get("status", {}).get("conditions", [])
         return next((c for c in conditions if c["type"] == type), {})
 
+    def opened(self) -> None:
+        """Report that the node is ready, and wait until the taint is lifted."""
+        self.acknowledged(self.say(True))
+        until(lambda: not self.is_tainted(), "the taint is lifted")
+
     def is_tainted(self) -> bool:
         return any(is_ours(taint) for taint in self.node()["spec"].get("taints", []))
 
@@ -202,10 +204,10 @@ def wrote(event: dict[str, Any], name: str) -> bool:
 
 def notice(plane: ControlPlane, name: str) -> str:
     """What a Lease says of a node that cannot say it by its Node."""
-    lease = plane.get("lease", name, "--namespace=trackbed-system")
+    lease = plane.get("lease", name, LEASES)
     return str(lease["metadata"].get("annotations", {}).get("trackbed.internal/not-ready", ""))
 
 
 def renewed(plane: ControlPlane, name: str) -> str:
     """When a Lease was last renewed."""
-    return str(plane.get("lease", name, "--namespace=trackbed-system")["spec"]["renewTime"])
+    return str(plane.get("lease", name, LEASES)["spec"]["renewTime"])

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,8 @@ import pytest
 from agent.report import names
 from agent.reporter.kubernetes.api import JSON, JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH
 from lab.cluster.control_plane import ControlPlane
+from tests.cluster.fleet.fleet_commands import answer
+from tests.cluster.objects import manifest
 from tests.cluster.reporter.reporters import Fixed, by_token, node, prepare, session
 from tests.cluster.reporter.thief import (
     ACCOUNTS,
@@ -42,7 +42,7 @@ SYSTEM = names.NAMESPACE
 @pytest.fixture(scope="module")
 def plane(control_plane: ControlPlane) -> ControlPlane:
     prepare(control_plane)
-    control_plane.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": TENANT}})
+    control_plane.apply(manifest("v1", "Namespace", TENANT))
     words = ("--clusterrole=admin", "--user=tenant", f"--namespace={TENANT}")
     control_plane.kubectl("create", "rolebinding", "tenant", *words)
     for name in (OWN, OTHER):
@@ -125,19 +125,12 @@ def test_a_user_of_one_namespace_touches_no_node(plane: ControlPlane, path: str)
     assert thief.tries("PATCH", path, labels(rdma="hca"), MERGE_PATCH) == 403
 
 
-def fleet(plane: ControlPlane, *words: str) -> Any:
-    """The answer of `trackbed fleet`; whatever its exit code."""
-    command = [sys.executable, "-m", "cli", "fleet", *words, "--json", f"--kubeconfig={plane.admin}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=dict(os.environ))
-    return json.loads(done.stdout)
-
-
 def test_a_lease_with_a_nodes_name_in_another_namespace_is_ignored(plane: ControlPlane) -> None:
     thief = tenant(plane)
     made = lease("attacked-c", TENANT)
     made["metadata"]["annotations"] = {names.NOT_READY: "Made: up"}
     assert thief.tries("POST", LEASES.format(TENANT), made) in (200, 403)
-    assert "attacked-c" not in [one["name"] for one in fleet(plane, "status")["nodes"]]
+    assert "attacked-c" not in [one["name"] for one in answer(plane, "status")["nodes"]]
 
 
 # --- as a reporter: what is read in two ways -----------------------------------------------------------------------
@@ -179,13 +172,8 @@ def test_an_ambiguous_text_changes_nothing_else(
     done = subprocess.run(
         [
             *("curl", "--silent", "--show-error", "--request", "PATCH", "--header", f"Content-Type: {APPLY}"),
-            *(
-                "--cacert",
-                str(plane.authority.pair.certificate),
-                "--header",
-                f"Authorization: Bearer {identity.known.token}",
-            ),
-            *("--data-binary", f"@{file}", url),
+            *("--cacert", str(plane.authority.pair.certificate)),
+            *("--header", f"Authorization: Bearer {identity.known.token}", "--data-binary", f"@{file}", url),
         ],
         capture_output=True,
         text=True,

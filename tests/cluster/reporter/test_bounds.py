@@ -1,7 +1,6 @@
 """What a reporter writes in its Lease is bounded, by every way to write it."""
 
 import itertools
-import json
 from contextlib import suppress
 from datetime import datetime, timezone
 from typing import Any
@@ -14,6 +13,8 @@ from agent.reporter.kubernetes.api import MERGE_PATCH, Api, Refused
 from fleet.reading import read
 from fleet.standing import renewed
 from lab.cluster.control_plane import ControlPlane
+from tests.cluster.objects import LEASES as NAMESPACED
+from tests.cluster.objects import manifest, patch_lease
 from tests.cluster.reporter.reporters import by_admin, by_token, node, prepare
 from tests.cluster.reporter.thief import APPLY, LEASES, Thief
 
@@ -51,13 +52,11 @@ def lease(plane: ControlPlane, metadata: dict[str, Any], spec: dict[str, Any]) -
     """A Lease as a reporter writes it, and what is different in it."""
     uid = plane.get("node", OWN)["metadata"]["uid"]
     made = {
-        "name": OWN,
-        "namespace": names.NAMESPACE,
         "annotations": {names.SPEC_HASH: "a" * 64, names.AGENT_VERSION: "0.1.0"},
         "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": OWN, "uid": uid}],
     }
     renewal = {"holderIdentity": OWN, "leaseDurationSeconds": 900, "renewTime": "2026-01-01T00:00:00.000000Z"}
-    return {"apiVersion": GROUP, "kind": "Lease", "metadata": {**made, **metadata}, "spec": {**renewal, **spec}}
+    return manifest(GROUP, "Lease", OWN, names.NAMESPACE, metadata={**made, **metadata}, spec={**renewal, **spec})
 
 
 LARGE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -89,13 +88,13 @@ def test_a_lease_is_bounded_in_size_and_time(thief: Thief, what: str) -> None:
     place = f"{PLACE}/{OWN}"
     metadata, spec = LARGE[what]
     bad, good = lease(thief.plane, metadata, spec), lease(thief.plane, {}, {})
-    thief.plane.kubectl("delete", "lease", OWN, f"--namespace={names.NAMESPACE}", "--ignore-not-found")
+    thief.plane.kubectl("delete", "lease", OWN, NAMESPACED, "--ignore-not-found")
     assert thief.tries("POST", PLACE, bad) == 403
     assert thief.tries("POST", PLACE, good) == 200
-    before = thief.plane.get("lease", OWN, f"--namespace={names.NAMESPACE}")
+    before = thief.plane.get("lease", OWN, NAMESPACED)
     for kind in (MERGE_PATCH, APPLY):
         assert thief.tries("PATCH", place, bad, kind) in (400, 403), kind
-    assert thief.plane.get("lease", OWN, f"--namespace={names.NAMESPACE}") == before
+    assert thief.plane.get("lease", OWN, NAMESPACED) == before
     renewed = {"spec": {"renewTime": "2026-01-01T00:10:00.000000Z"}}
     assert thief.tries("PATCH", place, renewed, MERGE_PATCH) == 200
 
@@ -103,28 +102,24 @@ def test_a_lease_is_bounded_in_size_and_time(thief: Thief, what: str) -> None:
 def test_a_reporter_can_write_its_lease_whatever_others_have_put_into_it(thief: Thief) -> None:
     """The Lease is where a reporter says that its node is not ready if it can write nothing else."""
     place, plane = f"{PLACE}/{OWN}", thief.plane
-    plane.kubectl("delete", "lease", OWN, f"--namespace={names.NAMESPACE}", "--ignore-not-found")
+    plane.kubectl("delete", "lease", OWN, NAMESPACED, "--ignore-not-found")
     assert thief.tries("POST", PLACE, lease(plane, {}, {})) == 200
     # One that exists: the garbage collector would delete the Lease.
-    uid = plane.get("configmap", "reporter", f"--namespace={names.NAMESPACE}")["metadata"]["uid"]
+    uid = plane.get("configmap", "reporter", NAMESPACED)["metadata"]["uid"]
     owners = [
         *lease(plane, {}, {})["metadata"]["ownerReferences"],
         {"apiVersion": "v1", "kind": "ConfigMap", "name": "reporter", "uid": uid},
     ]
     notes = {names.SPEC_HASH: "a" * 500, "example.net/a": "b"}
     body = {
-        "metadata": {
-            "annotations": notes,
-            "labels": {"example.net/a": "b"},
-            "ownerReferences": owners,
-        },
+        "metadata": {"annotations": notes, "labels": {"example.net/a": "b"}, "ownerReferences": owners},
         "spec": {"leaseDurationSeconds": 86400, "renewTime": "0000-01-01T00:00:00.000000Z", "leaseTransitions": 5},
     }
-    plane.kubectl("patch", "lease", OWN, f"--namespace={names.NAMESPACE}", "--type=merge", "-p", json.dumps(body))
+    patch_lease(plane, OWN, body)
     notice = {"metadata": {"annotations": {names.NOT_READY: "NoCarrier: no carrier"}}}
     assert thief.tries("PATCH", place, notice, MERGE_PATCH) == 200
     assert thief.tries("PATCH", place, lease(plane, {}, {}), MERGE_PATCH) == 200
-    written = plane.get("lease", OWN, f"--namespace={names.NAMESPACE}")
+    written = plane.get("lease", OWN, NAMESPACED)
     assert written["spec"]["leaseDurationSeconds"] == 900
     assert written["metadata"]["annotations"]["example.net/a"] == "b"
 
@@ -140,13 +135,12 @@ def test_any_number_of_other_field_managers_refuses_no_renewal_and_no_notice(
 ) -> None:
     """The API server keeps all who apply, and folds all but ten of those who update, the reporter's own entry among them."""
     place, plane = f"{PLACE}/{OWN}", thief.plane
-    plane.kubectl("delete", "lease", OWN, f"--namespace={names.NAMESPACE}", "--ignore-not-found")
+    plane.kubectl("delete", "lease", OWN, NAMESPACED, "--ignore-not-found")
     assert thief.tries("POST", PLACE, lease(plane, {}, {})) == 200
     others = Api(plane.url, by_admin(plane).session)
     for number in range(count if operation == "Apply" else 12):
         notes = {f"example.net/a-{number}-{field}": "x" for field in range(fields)}
-        metadata = {"name": OWN, "namespace": names.NAMESPACE, "annotations": notes}
-        body = {"apiVersion": GROUP, "kind": "Lease", "metadata": metadata}
+        body = manifest(GROUP, "Lease", OWN, names.NAMESPACE, metadata={"annotations": notes})
         kind = APPLY if operation == "Apply" else MERGE_PATCH
         others.ask("PATCH", place, {"fieldManager": f"other-{number}"}, body, kind)
     for notice in ({names.NOT_READY: "NoCarrier: no carrier"}, {names.NOT_READY: "None: two"}, {names.NOT_READY: None}):

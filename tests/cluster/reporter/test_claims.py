@@ -9,9 +9,10 @@ from attrs import evolve
 from agent.report.records import NicVerdict
 from agent.reporter.settings import Quarantine
 from lab.cluster.control_plane import ControlPlane
+from tests.cluster.fleet.fleet_commands import fleet
+from tests.cluster.objects import RESOURCE, device_class, manifest, patch_status, resource_slice, vf_device
 from tests.cluster.reporter.reporters import STATUS, Reporter, until
 from tests.cluster.reporter.test_device_rules import SRIOV, plane, rules, start
-from tests.cluster.reporter.test_refusals import fleet
 
 __all__ = ["plane", "start"]
 
@@ -23,52 +24,24 @@ BAD = evolve(RAIL0, ready=False, reason="NoCarrier")
 
 def schedulable(plane: ControlPlane, name: str) -> None:
     """Let the scheduler use the Node of this name, and give it a VF of each rail."""
-    plane.kubectl("patch", "node", name, "--subresource=status", "--type=merge", "-p", json.dumps({"status": STATUS}))
-    devices = [
-        {"name": device, "attributes": {"resource.kubernetes.io/pciBusID": {"string": nic.vfs[0]}}}
-        for device, nic in ((VF0, RAIL0), (VF1, RAIL1))
-    ]
-    pool = {"name": name, "generation": 1, "resourceSliceCount": 1}
-    group = "resource.k8s.io/v1"
-    plane.apply(
-        {
-            "apiVersion": group,
-            "kind": "ResourceSlice",
-            "metadata": {"name": name},
-            "spec": {"driver": SRIOV, "nodeName": name, "pool": pool, "devices": devices},
-        },
-        {
-            "apiVersion": group,
-            "kind": "DeviceClass",
-            "metadata": {"name": "vf"},
-            "spec": {"selectors": [{"cel": {"expression": f"device.driver == '{SRIOV}'"}}]},
-        },
-    )
+    patch_status(plane, name, {"status": STATUS})
+    devices = [vf_device(device, nic.vfs[0]) for device, nic in ((VF0, RAIL0), (VF1, RAIL1))]
+    plane.apply(resource_slice(name, SRIOV, devices), device_class("vf", f"device.driver == '{SRIOV}'"))
 
 
 def claim(plane: ControlPlane, name: str, on: str) -> None:
     """Make a pod on a node with a claim for one VF."""
     request = {"name": "vf", "exactly": {"deviceClassName": "vf", "count": 1}}
     container = {"name": "c", "image": "example.net/pause:1", "resources": {"claims": [{"name": "vf"}]}}
-    metadata = {"name": name, "namespace": "default"}
+    pod = {
+        "nodeSelector": {"kubernetes.io/hostname": on},
+        "tolerations": [{"operator": "Exists"}],
+        "resourceClaims": [{"name": "vf", "resourceClaimName": name}],
+        "containers": [container],
+    }
     plane.apply(
-        {
-            "apiVersion": "resource.k8s.io/v1",
-            "kind": "ResourceClaim",
-            "metadata": metadata,
-            "spec": {"devices": {"requests": [request]}},
-        },
-        {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": metadata,
-            "spec": {
-                "nodeSelector": {"kubernetes.io/hostname": on},
-                "tolerations": [{"operator": "Exists"}],
-                "resourceClaims": [{"name": "vf", "resourceClaimName": name}],
-                "containers": [container],
-            },
-        },
+        manifest(RESOURCE, "ResourceClaim", name, "default", spec={"devices": {"requests": [request]}}),
+        manifest("v1", "Pod", name, "default", spec=pod),
     )
 
 
@@ -115,10 +88,10 @@ def test_the_pod_of_a_device_that_goes_bad_stays_until_the_policys_time_is_over_
     until(lambda: rules(plane, reporter.name), "its VF is tainted")
     assert "deletionTimestamp" not in plane.get("pod", "user")["metadata"]
     fleet(plane, "sweep", "--max-share=1", "--max-evict-share=1")
-    until(
-        lambda: (
-            plane.try_kubectl("get", "pod", "user").returncode != 0
-            or "deletionTimestamp" in plane.get("pod", "user")["metadata"]
-        ),
-        "Kubernetes evicts the pod",
-    )
+    there = ("get", "pod", "user", "--ignore-not-found", "-o", "json")
+
+    def evicted() -> bool:
+        left = plane.kubectl(*there)
+        return not left or "deletionTimestamp" in json.loads(left)["metadata"]
+
+    until(evicted, "Kubernetes evicts the pod")

@@ -23,6 +23,8 @@ from tests.cluster.fleet.fleet_commands import ended, make_node
 from tests.cluster.fleet.fleet_commands import start as run
 from tests.cluster.fleet.test_fleet_rights import LEASES, user_with
 from tests.cluster.fleet.test_fleet_rights import rule as right
+from tests.cluster.objects import LEASES as NAMESPACED
+from tests.cluster.objects import RESOURCE, manifest, patch, resource_slice
 from tests.cluster.reporter.reporters import BROUGHT, Reporter, bring, by_token, holder, node, prepare, until
 from tests.cluster.reporter.test_bounds import DATED, DEEP, LONG, MANY
 from tests.cluster.reporter.thief import APPLY, OTHER, OWN, Thief, add
@@ -67,10 +69,7 @@ def publish(plane: ControlPlane, name: str) -> None:
         (SRIOV, "0000-3b-00-2", {"resource.kubernetes.io/pciBusID": VF, f"{SRIOV}/pfPciAddress": PF}),
     ):
         described = {"name": device, "attributes": {key: {"string": value} for key, value in attributes.items()}}
-        pool = {"name": name, "generation": 1, "resourceSliceCount": 1}
-        spec = {"driver": driver, "nodeName": name, "pool": pool, "devices": [described]}
-        metadata = {"name": f"{name}-{driver}"}
-        plane.apply({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": metadata, "spec": spec})
+        plane.apply(resource_slice(name, driver, [described], f"{name}-{driver}"))
 
 
 def rules(plane: ControlPlane, name: str) -> list[dict[str, Any]]:
@@ -170,8 +169,8 @@ def test_a_rule_evicts_if_only_its_status_was_written_since_it_was_listed(plane:
             "message": "",
             "lastTransitionTime": "2026-01-01T00:00:00Z",
         }
-        status = json.dumps({"status": {"conditions": [condition]}})
-        plane.kubectl("patch", "devicetaintrule", listed.name, "--subresource=status", "--type=merge", "-p", status)
+        body = {"status": {"conditions": [condition]}}
+        patch(plane, "devicetaintrule", listed.name, body, "--subresource=status")
         assert device_rules.evict(admin, listed)
         assert [each["spec"]["taint"]["effect"] for each in rules(plane, name)] == ["NoExecute"]
         assert not device_rules.evict(admin, listed)
@@ -197,19 +196,13 @@ def uid_of(plane: ControlPlane, name: str) -> str:
 
 def rule(plane: ControlPlane, of: str = OWN, number: int | str = 7, **more: Any) -> dict[str, Any]:
     """A rule as a reporter makes it; ``more``: other values by the path of their field, with "__" between its parts."""
-    made: dict[str, Any] = {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "DeviceTaintRule",
-        "metadata": {
-            "name": f"{of}.{number}",
-            "labels": {OF_NODE: of},
-            "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": of, "uid": uid_of(plane, of)}],
-        },
-        "spec": {
-            "deviceSelector": {"driver": SRIOV, "pool": of, "device": "0000-3b-00-2"},
-            "taint": {"key": QUARANTINE, "value": "0000-3b-00.2", "effect": "NoSchedule"},
-        },
+    owner = {"apiVersion": "v1", "kind": "Node", "name": of, "uid": uid_of(plane, of)}
+    spec = {
+        "deviceSelector": {"driver": SRIOV, "pool": of, "device": "0000-3b-00-2"},
+        "taint": {"key": QUARANTINE, "value": "0000-3b-00.2", "effect": "NoSchedule"},
     }
+    metadata = {"labels": {OF_NODE: of}, "ownerReferences": [owner]}
+    made = manifest(RESOURCE, "DeviceTaintRule", f"{of}.{number}", metadata=metadata, spec=spec)
     for path, value in more.items():
         *folders, last = path.split("__")
         place = made
@@ -222,12 +215,7 @@ def rule(plane: ControlPlane, of: str = OWN, number: int | str = 7, **more: Any)
     return made
 
 
-ENTRY = {
-    "manager": "trackbed-reporter",
-    "operation": "Update",
-    "apiVersion": "resource.k8s.io/v1",
-    "fieldsType": "FieldsV1",
-}
+ENTRY = {"manager": "trackbed-reporter", "operation": "Update", "apiVersion": RESOURCE, "fieldsType": "FieldsV1"}
 GONE = {"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "u"}
 REFUSED: dict[str, dict[str, Any]] = {
     "another's name": {"metadata__name": f"{OTHER}.7"},
@@ -312,8 +300,7 @@ def test_a_node_that_is_shut_out_makes_and_deletes_no_rule(thief: Thief) -> None
     plane = thief.plane
 
     def shut_out(why: str | None) -> None:
-        body = json.dumps({"data": {OWN: why}})
-        plane.kubectl("patch", "configmap", "shut-out", "--namespace=trackbed-system", "--type=merge", "--patch", body)
+        patch(plane, "configmap", "shut-out", {"data": {OWN: why}}, NAMESPACED)
 
     plane.kubectl("delete", "devicetaintrules", "--all")
     plane.apply(rule(plane))

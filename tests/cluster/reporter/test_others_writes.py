@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from agent.report.names import READY_LABEL, TAINT
+from agent.report.names import READY_LABEL
 from lab.cluster.control_plane import ControlPlane
+from tests.cluster.objects import LEASES, manifest, patch, patch_status
 from tests.cluster.reporter.conftest import Start
 from tests.cluster.reporter.reporters import notice, renewed, until
 from tests.cluster.reporter.test_publishing import BUSY, PLUGIN
-
-OURS = {"key": TAINT, "effect": "NoSchedule"}
+from tests.cluster.reporter.thief import OURS, add
 
 
 def test_what_others_write_at_the_same_time_survives(plane: ControlPlane, start: Start) -> None:
@@ -24,7 +24,7 @@ def test_what_others_write_at_the_same_time_survives(plane: ControlPlane, start:
             plane.kubectl("taint", "node", reporter.name, f"other-{turn % 3}=x:NoSchedule", "--overwrite")
             plane.kubectl("label", "node", reporter.name, f"example.net/turn-{turn}=x")
             body = {"status": {"conditions": [{"type": f"Other{turn}", "status": "True"}]}}
-            plane.kubectl("patch", "node", reporter.name, "--subresource=status", "-p", json.dumps(body))
+            patch_status(plane, reporter.name, body, how="strategic")
         stop.set()
 
     thread = threading.Thread(target=others)
@@ -46,10 +46,8 @@ def test_what_others_write_at_the_same_time_survives(plane: ControlPlane, start:
 
 def applied(plane: ControlPlane, name: str, *options: str, **fields: Any) -> None:
     """Write as a GitOps tool does, which by force becomes the owner of each field that it applies."""
-    document = {"apiVersion": "v1", "kind": "Node", **fields}
-    document["metadata"] = {"name": name, **fields.get("metadata", {})}
     words = ("--server-side", "--force-conflicts", "--field-manager=argocd-controller", *options)
-    plane.kubectl("apply", *words, "--filename=-", stdin=json.dumps(document))
+    plane.kubectl("apply", *words, "--filename=-", stdin=json.dumps(manifest("v1", "Node", name, **fields)))
 
 
 LIED = [{"type": "TrackbedReady", "status": "True", "reason": "Applied", "message": "as it is in git"}]
@@ -88,8 +86,7 @@ def test_whatever_others_own_by_server_side_apply_a_node_that_is_not_ready_says_
         return reporter.is_tainted() and READY_LABEL not in labels and reporter.condition()["status"] == "False"
 
     reporter = start(f"gitops-{request.node.callspec.id}", [PLUGIN])
-    reporter.acknowledged(reporter.say(True))
-    until(lambda: not reporter.is_tainted(), "the taint is lifted")
+    reporter.opened()
     for options, fields in manifests:
         applied(plane, reporter.name, *options, **fields)
     reporter.acknowledged(reporter.say(False))
@@ -100,8 +97,6 @@ def test_whatever_others_own_by_server_side_apply_a_node_that_is_not_ready_says_
     until(says_so, "it says so again")
     until(lambda: not reporter.published().error, "and nothing is in the way")
 
-
-LEASE_KIND = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
 
 ON_LEASE: dict[str, tuple[str, dict[str, Any]]] = {
     "its-time": ("patch", {"spec": {"renewTime": "2026-01-01T00:00:00.000000Z"}}),
@@ -127,18 +122,17 @@ def test_whatever_others_have_written_in_its_lease_it_is_renewed(
 ) -> None:
     monkeypatch.setattr("agent.reporter.kubernetes.lease.LEASE_EVERY", (0.5, 0.5))
     reporter = start(f"owned-{what}")
-    reporter.acknowledged(reporter.say(True))
-    until(lambda: not reporter.is_tainted(), "the taint is lifted")
+    reporter.opened()
     how, body = ON_LEASE[what]
-    place = ("--namespace=trackbed-system", "--field-manager=somebody")
+    place = (LEASES, "--field-manager=somebody")
     if how == "apply":
-        document = {**LEASE_KIND, "metadata": {"name": reporter.name}, **body}
+        document = manifest("coordination.k8s.io/v1", "Lease", reporter.name, **body)
         plane.kubectl("apply", "--server-side", "--force-conflicts", *place, "--filename=-", stdin=json.dumps(document))
     else:
-        plane.kubectl("patch", "lease", reporter.name, *place, "--type=merge", "-p", json.dumps(body))
+        patch(plane, "lease", reporter.name, body, *place)
 
     def restored() -> bool:
-        lease = plane.get("lease", reporter.name, "--namespace=trackbed-system")
+        lease = plane.get("lease", reporter.name, LEASES)
         return lease["spec"]["leaseDurationSeconds"] == 900 and bool(lease["metadata"].get("ownerReferences"))
 
     until(restored, "it is as the reporter writes it")
@@ -156,16 +150,14 @@ def test_if_a_node_has_two_conditions_of_its_type_the_reporter_leaves_one(plane:
         return [one["status"] for one in conditions if one["type"] == "TrackbedReady"]
 
     reporter = start("doubled")
-    reporter.acknowledged(reporter.say(True))
-    until(lambda: not reporter.is_tainted(), "the taint is lifted")
+    reporter.opened()
     lie = {"type": "TrackbedReady", "status": "True", "reason": "Doubled", "message": ""}
     for path in ("/status/conditions/-", "/status/conditions/0"):
-        body = json.dumps([{"op": "add", "path": path, "value": lie}])
-        plane.kubectl("patch", "node", reporter.name, "--subresource=status", "--type=json", "-p", body)
+        patch_status(plane, reporter.name, add(path, lie), how="json")
         until(lambda: said() == ["True"], "one is left")
     reporter.acknowledged(reporter.say(False))
     mark = len(plane.audit())
-    plane.kubectl("patch", "node", reporter.name, "--subresource=status", "--type=json", "-p", body)
+    patch_status(plane, reporter.name, add("/status/conditions/0", lie), how="json")
     until(lambda: said() == ["False"], "one is left, and it says so")
     plane.kubectl("label", "node", reporter.name, "example.net/after=x")
     until(lambda: reporter.published().error == "", "nothing is in the way")
@@ -174,8 +166,7 @@ def test_if_a_node_has_two_conditions_of_its_type_the_reporter_leaves_one(plane:
 
 def test_trackbeds_taint_with_a_value_is_left_alone_and_writes_succeed(plane: ControlPlane, start: Start) -> None:
     reporter = start("valued")
-    reporter.acknowledged(reporter.say(True))
-    until(lambda: not reporter.is_tainted(), "the taint is lifted")
+    reporter.opened()
     valued = {**OURS, "value": "by-somebody"}
     applied(plane, reporter.name, spec={"taints": [BUSY, valued]})
     reporter.acknowledged(reporter.say(False))

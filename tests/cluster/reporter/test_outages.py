@@ -71,8 +71,7 @@ def test_a_watch_on_a_dead_path_is_started_again(
     monkeypatch.setattr("agent.reporter.kubernetes.api.SILENCE", 3.0)
     relay = Relay(plane.ports.api)
     reporter = start("path", server=relay.start())
-    reporter.acknowledged(reporter.say(True))
-    until(lambda: not reporter.is_tainted(), "the taint is lifted")
+    reporter.opened()
     relay.swallow()
     # Only the watch can announce this, since the report does not change.
     plane.kubectl("label", "node", reporter.name, f"{READY_LABEL}-")
@@ -86,8 +85,7 @@ def test_after_a_proxy_has_ended_idle_connections_the_taint_is_written_first_and
     relay = Relay(plane.ports.api)
     reporter = start(f"proxied-{reset}".lower(), server=relay.start())
     for _ in range(2):
-        reporter.acknowledged(reporter.say(True))
-        until(lambda: not reporter.is_tainted(), "the taint is lifted")
+        reporter.opened()
         mark = len(plane.audit())
         relay.end(reset)
         reporter.acknowledged(reporter.say(False))

@@ -9,6 +9,7 @@ import pytest
 from agent.report.names import READY_LABEL
 from agent.runtime import boot_id
 from lab.cluster.control_plane import ControlPlane
+from tests.cluster.objects import LEASES, patch_status
 from tests.cluster.reporter.conftest import Start
 from tests.cluster.reporter.reporters import until
 
@@ -20,8 +21,7 @@ BUSY = {"key": "example.net/busy", "effect": "NoSchedule"}
 
 def give(plane: ControlPlane, name: str, **amounts: str) -> None:
     """Play the kubelet: resources become allocatable."""
-    body = {"status": {"capacity": amounts, "allocatable": amounts}}
-    plane.kubectl("patch", "node", name, "--subresource=status", "--type=merge", "-p", json.dumps(body))
+    patch_status(plane, name, {"status": {"capacity": amounts, "allocatable": amounts}})
 
 
 def test_a_nodes_first_day(plane: ControlPlane, start: Start) -> None:
@@ -38,21 +38,15 @@ def test_a_nodes_first_day(plane: ControlPlane, start: Start) -> None:
     give(plane, reporter.name, **{RESOURCE: "4"})
     until(lambda: not reporter.is_tainted(), "the taint is lifted")
     assert reporter.node()["spec"]["taints"] == [BUSY]
-    assert [event["objectRef"].get("subresource", "") for event in reporter.writes()] == [
-        "",
-        "status",
-        "status",
-        "",
-        "",
-    ]
+    written = [event["objectRef"].get("subresource", "") for event in reporter.writes()]
+    assert written == ["", "status", "status", "", ""]
 
 
 def test_after_a_boot_the_taint_stays_until_the_kubelet_has_reported(plane: ControlPlane, start: Start) -> None:
     reporter = start("booted", required_resources=(RESOURCE,))
 
     def kubelet_says(boot: str) -> None:
-        body = json.dumps({"status": {"nodeInfo": {"bootID": boot}}})
-        plane.kubectl("patch", "node", reporter.name, "--subresource=status", "--type=merge", "-p", body)
+        patch_status(plane, reporter.name, {"status": {"nodeInfo": {"bootID": boot}}})
 
     # This first report sets the taint. Without the wait, the reporter may publish only the next one.
     reporter.acknowledged(1)
@@ -73,8 +67,7 @@ def test_after_a_restart_of_the_kubelet_the_taint_stays_until_it_has_reported(
     def kubelet_speaks(at: float) -> None:
         stamp = datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "lastHeartbeatTime": stamp}
-        body = json.dumps({"status": {"conditions": [ready]}})
-        plane.kubectl("patch", "node", reporter.name, "--subresource=status", "--type=strategic", "-p", body)
+        patch_status(plane, reporter.name, {"status": {"conditions": [ready]}}, how="strategic")
 
     # This first report sets the taint. Without the wait, the reporter may publish only the next one.
     reporter.acknowledged(1)
@@ -90,8 +83,7 @@ def test_after_a_restart_of_the_kubelet_the_taint_stays_until_it_has_reported(
 
 def test_losing_readiness_keeps_the_plugins_pod_and_taints(plane: ControlPlane, start: Start) -> None:
     reporter = start("loses", [PLUGIN])
-    reporter.acknowledged(reporter.say(True))
-    until(lambda: not reporter.is_tainted(), "the taint is lifted")
+    reporter.opened()
     mark = len(plane.audit())
     reporter.acknowledged(reporter.say(False))
     labels = reporter.node()["metadata"]["labels"]
@@ -142,9 +134,8 @@ def test_a_label_returns_after_ten_minutes_if_its_resource_stays_allocatable(
 
 def test_the_lease_is_the_heartbeat_and_is_deleted_with_its_node(plane: ControlPlane, start: Start) -> None:
     reporter = start("lives")
-    text = until(
-        lambda: plane.try_kubectl("get", "lease", "-n", "trackbed-system", "lives", "-o", "json").stdout, "a Lease"
-    )
+    there = ("get", "lease", LEASES, "lives", "-o", "json")
+    text = until(lambda: plane.try_kubectl(*there).stdout, "a Lease")
     lease = json.loads(text)
     assert lease["spec"]["leaseDurationSeconds"] == 900
     assert lease["spec"]["holderIdentity"] == reporter.name
@@ -152,5 +143,4 @@ def test_the_lease_is_the_heartbeat_and_is_deleted_with_its_node(plane: ControlP
     renewed = datetime.fromisoformat(lease["spec"]["renewTime"].replace("Z", "+00:00"))
     assert abs((datetime.now(renewed.tzinfo) - renewed).total_seconds()) < 60
     plane.kubectl("delete", "node", reporter.name)
-    gone = lambda: plane.try_kubectl("get", "lease", "-n", "trackbed-system", "lives").returncode  # noqa: E731
-    until(gone, "the Lease is collected", 60.0)
+    until(lambda: plane.try_kubectl(*there).returncode, "the Lease is collected", 60.0)

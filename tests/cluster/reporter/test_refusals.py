@@ -1,16 +1,15 @@
 """A reporter whose writes are partly refused still publishes that its node is not ready, against a real API server."""
 
-import json
-import subprocess
-import sys
 import time
 from typing import Any
 
 from agent.report.names import READY_LABEL
 from agent.reporter.kubernetes.api import MERGE_PATCH, STRATEGIC_PATCH, Api, Refused
 from lab.cluster.control_plane import ControlPlane
+from tests.cluster.fleet.fleet_commands import answer
+from tests.cluster.objects import LEASES, manifest, patch
 from tests.cluster.reporter.conftest import Start
-from tests.cluster.reporter.reporters import CLUSTER, by_token, notice, until
+from tests.cluster.reporter.reporters import CLUSTER, Reporter, by_token, notice, until
 from tests.cluster.reporter.test_publishing import FACT
 
 # The name of the Node of whoever writes, in a list; an empty one for a kubelet.
@@ -19,29 +18,15 @@ OF_NODE = "request.userInfo.?extra[?'authentication.kubernetes.io/node-name'].or
 
 def forbid(plane: ControlPlane, name: str, resource: str, expression: str = "false") -> None:
     """Somebody else's admission policy: a node's reporter may not write this any more."""
-    group = "admissionregistration.k8s.io/v1"
-    called = f"theirs-{name}"
-    policy = {
-        "apiVersion": group,
-        "kind": "ValidatingAdmissionPolicy",
-        "metadata": {"name": called},
-        "spec": {
-            "matchConstraints": {
-                "resourceRules": [
-                    {"apiGroups": [""], "apiVersions": ["*"], "resources": [resource], "operations": ["UPDATE"]}
-                ]
-            },
-            "matchConditions": [{"name": "it", "expression": f"'{name}' in {OF_NODE}"}],
-            "validations": [{"expression": expression, "reason": "Forbidden"}],
-        },
+    kind, called = ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy"), f"theirs-{name}"
+    updates = {"apiGroups": [""], "apiVersions": ["*"], "resources": [resource], "operations": ["UPDATE"]}
+    spec = {
+        "matchConstraints": {"resourceRules": [updates]},
+        "matchConditions": [{"name": "it", "expression": f"'{name}' in {OF_NODE}"}],
+        "validations": [{"expression": expression, "reason": "Forbidden"}],
     }
-    binding = {
-        "apiVersion": group,
-        "kind": "ValidatingAdmissionPolicyBinding",
-        "metadata": {"name": called},
-        "spec": {"policyName": called, "validationActions": ["Deny"]},
-    }
-    plane.apply(policy, binding)
+    bound = {"policyName": called, "validationActions": ["Deny"]}
+    plane.apply(manifest(*kind, called, spec=spec), manifest(kind[0], f"{kind[1]}Binding", called, spec=bound))
     status = resource.partition("/")[2]
     api = Api(plane.url, by_token(plane, name).session)
     conditions = [{"type": "TrackbedUpToDate", "status": "Unknown", "reason": "Probe", "message": ""}]
@@ -66,22 +51,15 @@ def allow(plane: ControlPlane, name: str) -> None:
     plane.kubectl("delete", "validatingadmissionpolicy", f"theirs-{name}")
 
 
-def fleet(plane: ControlPlane, *words: str) -> Any:
-    """The answer of `trackbed fleet`; whatever its exit code."""
-    command = [sys.executable, "-m", "cli", "fleet", *words, "--json", f"--kubeconfig={plane.admin}"]
-    return json.loads(subprocess.run(command, capture_output=True, text=True, timeout=120, check=False).stdout)
-
-
 def standing(plane: ControlPlane, name: str) -> Any:
-    return next(one for one in fleet(plane, "status")["nodes"] if one["name"] == name)
+    return next(one for one in answer(plane, "status")["nodes"] if one["name"] == name)
 
 
 def test_where_the_node_may_not_be_written_its_condition_and_lease_say_that_it_is_not_ready(
     plane: ControlPlane, start: Start
 ) -> None:
     reporter = start("forbidden-node")
-    reporter.acknowledged(reporter.say(True))
-    until(lambda: not reporter.is_tainted(), "the taint is lifted")
+    reporter.opened()
     until(lambda: not reporter.published().error, "the Lease is there")
     forbid(plane, reporter.name, "nodes")
     reporter.say(False)
@@ -90,7 +68,7 @@ def test_where_the_node_may_not_be_written_its_condition_and_lease_say_that_it_i
     assert "NoCarrier" in notice(plane, reporter.name)
     assert "theirs-forbidden-node" in reporter.published().error
     assert standing(plane, reporter.name)["ready"] == "False"
-    assert reporter.name in fleet(plane, "sweep")["tainted"]
+    assert reporter.name in answer(plane, "sweep")["tainted"]
     assert reporter.is_tainted()
     allow(plane, reporter.name)
     until(lambda: not notice(plane, reporter.name), "the Lease has nothing more to say", deadline=90.0)
@@ -102,23 +80,21 @@ def test_if_the_condition_may_not_be_written_the_node_is_tainted_and_the_sweep_s
     plane: ControlPlane, start: Start
 ) -> None:
     reporter = start("forbidden-status")
-    reporter.acknowledged(reporter.say(True))
-    until(lambda: not reporter.is_tainted(), "the taint is lifted")
+    reporter.opened()
     forbid(plane, reporter.name, "nodes/status")
     reporter.say(False)
     until(reporter.is_tainted, "the taint comes")
     until(lambda: notice(plane, reporter.name), "the Lease says so")
     assert reporter.condition()["status"] == "True"
     assert (standing(plane, reporter.name)["ready"], standing(plane, reporter.name)["condition"]) == ("False", "True")
-    assert reporter.name in fleet(plane, "sweep")["tainted"]
+    assert reporter.name in answer(plane, "sweep")["tainted"]
     assert reporter.condition()["status"] == "False" and "NoCarrier" in reporter.condition()["message"]
-    assert reporter.name not in fleet(plane, "sweep")["tainted"]
+    assert reporter.name not in answer(plane, "sweep")["tainted"]
 
 
 def test_if_a_label_may_not_be_removed_the_node_is_tainted_nevertheless(plane: ControlPlane, start: Start) -> None:
     reporter = start("forbidden-label")
-    reporter.acknowledged(reporter.say(True))
-    until(lambda: not reporter.is_tainted(), "the taint is lifted")
+    reporter.opened()
     forbid(plane, reporter.name, "nodes", "object.metadata.labels == oldObject.metadata.labels")
     reporter.say(False)
     until(reporter.is_tainted, "the taint comes")
@@ -140,41 +116,40 @@ def test_what_is_refused_to_a_ready_node_does_not_delay_its_loss_of_readiness(
 
 def test_unreadable_labels_are_reported_and_do_not_delay_a_loss_of_readiness(plane: ControlPlane, start: Start) -> None:
     reporter = start("unreadable")
-    reporter.acknowledged(reporter.say(True))
-    until(lambda: not reporter.is_tainted(), "the taint is lifted")
+    reporter.opened()
     reporter.publication.files.labels.write_text("{")
     reporter.acknowledged(reporter.say(False))
     assert reporter.is_tainted() and reporter.condition()["status"] == "False"
     assert "labels.json" in reporter.published().error
 
 
+LABEL = str(FACT["key"])
+
+
+def labelled(plane: ControlPlane, reporter: Reporter, labels: dict[str, str | None]) -> bool:
+    """Whether the reporter's credentials may make this change of its Node's labels, which is then made."""
+    api = Api(plane.url, by_token(plane, reporter.name).session)
+    try:
+        api.ask("PATCH", f"/api/v1/nodes/{reporter.name}", {}, {"metadata": {"labels": labels}}, MERGE_PATCH)
+    except Refused:
+        return False
+    return True
+
+
 def test_a_label_that_is_no_longer_listed_can_be_removed(plane: ControlPlane, start: Start) -> None:
-    listed = plane.get("configmap", "reporter", "--namespace=trackbed-system")["data"]["labels"]
+    listed = plane.get("configmap", "reporter", LEASES)["data"]["labels"]
 
     def list_labels(text: str) -> None:
-        body = json.dumps({"data": {"labels": text}})
-        plane.kubectl("patch", "configmap", "reporter", "--namespace=trackbed-system", "--type=merge", "-p", body)
+        patch(plane, "configmap", "reporter", {"data": {"labels": text}}, LEASES)
 
     reporter = start("delisted", [FACT])
-    reporter.acknowledged(reporter.say(True))
-    until(lambda: not reporter.is_tainted(), "the taint is lifted")
+    reporter.opened()
     try:
         list_labels("example.net/other")
-        api = Api(plane.url, by_token(plane, reporter.name).session)
-
-        def in_force() -> bool:
-            try:
-                change = {"metadata": {"labels": {FACT["key"]: str(time.monotonic_ns())}}}
-                api.ask("PATCH", f"/api/v1/nodes/{reporter.name}", {}, change, MERGE_PATCH)
-            except Refused:
-                return True
-            return False
-
-        until(in_force, "the list is in force")
+        until(lambda: not labelled(plane, reporter, {LABEL: str(time.monotonic_ns())}), "the list is in force")
         reporter.acknowledged(reporter.say(False))
         assert reporter.is_tainted() and READY_LABEL not in reporter.node()["metadata"]["labels"]
-        assert api.ask("PATCH", f"/api/v1/nodes/{reporter.name}", {}, {"metadata": {"labels": {FACT["key"]: None}}},
-                       MERGE_PATCH)  # fmt: skip
+        assert labelled(plane, reporter, {LABEL: None})
     finally:
         list_labels(listed)
 
@@ -183,17 +158,11 @@ def test_without_the_list_of_labels_only_labels_stay_unwritten_and_readiness_is_
     plane: ControlPlane, start: Start
 ) -> None:
     def changed(labels: dict[str, str | None]) -> bool:
-        try:
-            api.ask("PATCH", f"/api/v1/nodes/{reporter.name}", {}, {"metadata": {"labels": labels}}, MERGE_PATCH)
-        except Refused:
-            return False
-        return True
+        return labelled(plane, reporter, labels)
 
     reporter = start("no-list", [FACT])
-    reporter.acknowledged(reporter.say(True))
-    until(lambda: not reporter.is_tainted(), "the taint is lifted")
-    api = Api(plane.url, by_token(plane, reporter.name).session)
-    plane.kubectl("delete", "configmap", "reporter", "--namespace=trackbed-system")
+    reporter.opened()
+    plane.kubectl("delete", "configmap", "reporter", LEASES)
     try:
         until(lambda: changed({"example.net/unlisted": str(time.monotonic_ns())}), "the list is gone")
         assert plane.try_kubectl("annotate", "node", reporter.name, "example.net/kubelet=x").returncode == 0

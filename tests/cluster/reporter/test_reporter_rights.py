@@ -3,12 +3,14 @@
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
 from agent.reporter.kubernetes.api import JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH, Api, Refused
 from lab.cluster.control_plane import ControlPlane
+from tests.cluster.objects import manifest, patch, patch_status
 from tests.cluster.reporter.forbidden_writes import ATTACKS, KINDS, Attack
 from tests.cluster.reporter.reporters import by_token
 from tests.cluster.reporter.thief import (
@@ -56,22 +58,12 @@ ARGO = "argocd-controller"
 BOTH = ("", "/status")
 
 
-def entry(managed: Managed, manager: str = ARGO) -> dict[str, Any]:
-    return next(one for one in managed if one["manager"] == manager)
+def entry(managed: Managed) -> dict[str, Any]:
+    return next(one for one in managed if one["manager"] == ARGO)
 
 
 def dropped(managed: Managed) -> Managed:
     return [one for one in managed if one["manager"] != ARGO]
-
-
-def renamed(managed: Managed) -> Managed:
-    entry(managed)["manager"] = "somebody"
-    return managed
-
-
-def taken_over(managed: Managed) -> Managed:
-    entry(managed)["manager"] = "trackbed-reporter"
-    return managed
 
 
 def exchanged(managed: Managed) -> Managed:
@@ -80,92 +72,75 @@ def exchanged(managed: Managed) -> Managed:
     return managed
 
 
-def updated(managed: Managed) -> Managed:
-    entry(managed)["operation"] = "Update"
-    return managed
-
-
-def without_a_field(managed: Managed) -> Managed:
-    del entry(managed)["fieldsV1"]["f:metadata"]["f:labels"]["f:example.net/tier"]
-    return managed
-
-
-def no_annotations(managed: Managed) -> Managed:
-    del entry(managed)["fieldsV1"]["f:metadata"]["f:annotations"]
-    return managed
-
-
-def with_another_field(managed: Managed) -> Managed:
-    # What it no longer applies, it would take away: here the cordon.
-    entry(managed)["fieldsV1"].setdefault("f:spec", {})["f:unschedulable"] = {}
-    return managed
-
-
-def another_label(managed: Managed) -> Managed:
-    entry(managed)["fieldsV1"]["f:metadata"]["f:labels"]["f:example.net/rack"] = {}
-    return managed
-
-
-def made_up(managed: Managed) -> Managed:
-    return [*managed, {**entry(managed), "manager": "somebody", "fieldsV1": {"f:spec": {"f:unschedulable": {}}}}]
-
-
 def with_merged_changes(managed: Managed) -> Managed:
     return [*dropped(managed), {**entry(managed), "manager": "ancient-changes", "operation": "Update"}]
-
-
-def claimed(managed: Managed) -> Managed:
-    mine = {**entry(managed), "manager": "trackbed-reporter", "operation": "Update"}
-    return [*managed, {**mine, "fieldsV1": {"f:spec": {"f:unschedulable": {}}}}]
-
-
-def dated(managed: Managed) -> Managed:
-    entry(managed)["time"] = "2001-01-01T00:00:00Z"
-    return managed
-
-
-def with_an_entry_of_the_reporter(managed: Managed, fields: dict[str, Any]) -> Managed:
-    return [*managed, {**entry(managed), "manager": "trackbed-reporter", "operation": "Update", "fieldsV1": fields}]
-
-
-def deep_label(managed: Managed) -> Managed:
-    return with_an_entry_of_the_reporter(
-        managed, {"f:metadata": {"f:labels": {"f:rdma": {f"f:x{number}": {} for number in range(2000)}}}}
-    )
-
-
-def deep_condition(managed: Managed) -> Managed:
-    inside: dict[str, Any] = {f"f:x{number}": {} for number in range(2000)}
-    return with_an_entry_of_the_reporter(
-        managed, {"f:status": {"f:conditions": {'k:{"type":"TrackbedReady"}': inside}}}
-    )
 
 
 def without_entries(managed: Managed) -> Managed:
     return []
 
 
-TAMPERED = [
-    dropped,
-    renamed,
-    taken_over,
-    exchanged,
-    updated,
-    without_a_field,
-    no_annotations,
-    with_another_field,
-    another_label,
-    made_up,
-    with_merged_changes,
-]
-TAMPERED += [claimed, dated, without_entries, deep_label, deep_condition]
+def with_values(values: dict[str, Any], managed: Managed) -> Managed:
+    entry(managed).update(values)
+    return managed
+
+
+def with_fields(change: Any, managed: Managed) -> Managed:
+    """As if the entry had these fields as well; None: as if it had not."""
+
+    def merge(into: dict[str, Any], change: dict[str, Any]) -> None:
+        for name, inside in change.items():
+            if inside is None:
+                del into[name]
+            else:
+                merge(into.setdefault(name, {}), inside)
+
+    merge(entry(managed)["fieldsV1"], change)
+    return managed
+
+
+def with_another(values: dict[str, Any], managed: Managed) -> Managed:
+    return [*managed, {**entry(managed), **values}]
+
+
+CORDON: dict[str, Any] = {"f:spec": {"f:unschedulable": {}}}
+DEEP: dict[str, Any] = {f"f:x{number}": {} for number in range(2000)}
+OURS_BY_UPDATE = {"manager": "trackbed-reporter", "operation": "Update"}
+VALUES: dict[str, dict[str, Any]] = {
+    "renamed": {"manager": "somebody"},
+    "taken_over": {"manager": "trackbed-reporter"},
+    "updated": {"operation": "Update"},
+    "dated": {"time": "2001-01-01T00:00:00Z"},
+}
+FIELDS: dict[str, Any] = {
+    "without_a_field": {"f:metadata": {"f:labels": {"f:example.net/tier": None}}},
+    "no_annotations": {"f:metadata": {"f:annotations": None}},
+    # What it no longer applies, it would take away: here the cordon.
+    "with_another_field": CORDON,
+    "another_label": {"f:metadata": {"f:labels": {"f:example.net/rack": {}}}},
+}
+ADDED: dict[str, dict[str, Any]] = {
+    "made_up": {"manager": "somebody", "fieldsV1": CORDON},
+    "claimed": {**OURS_BY_UPDATE, "fieldsV1": CORDON},
+    "deep_label": {**OURS_BY_UPDATE, "fieldsV1": {"f:metadata": {"f:labels": {"f:rdma": DEEP}}}},
+    "deep_condition": {
+        **OURS_BY_UPDATE,
+        "fieldsV1": {"f:status": {"f:conditions": {'k:{"type":"TrackbedReady"}': DEEP}}},
+    },
+}
+TAMPERED: dict[str, Callable[[Managed], Managed]] = {
+    **{each.__name__: each for each in (dropped, exchanged, with_merged_changes, without_entries)},
+    **{name: partial(with_values, values) for name, values in VALUES.items()},
+    **{name: partial(with_fields, change) for name, change in FIELDS.items()},
+    **{name: partial(with_another, values) for name, values in ADDED.items()},
+}
 
 
 @pytest.fixture
 def owned(cluster: ControlPlane) -> ControlPlane:
     """Another manager applies taints, labels, annotations and a condition of the Node."""
-    metadata = {"labels": {"example.net/tier": "gpu"}, "annotations": {"example.net/by": "git"}, "name": OWN}
-    applied = {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {"taints": [THEIRS]}}
+    metadata = {"labels": {"example.net/tier": "gpu"}, "annotations": {"example.net/by": "git"}}
+    applied = manifest("v1", "Node", OWN, metadata=metadata, spec={"taints": [THEIRS]})
     words = ("apply", "--server-side", "--force-conflicts", f"--field-manager={ARGO}", "--filename=-")
     cluster.kubectl(*words, stdin=json.dumps(applied))
     return cluster
@@ -177,7 +152,7 @@ def managers(plane: ControlPlane) -> Managed:
 
 
 @pytest.mark.parametrize("subresource", BOTH, ids=["node", "status"])
-@pytest.mark.parametrize("tamper", TAMPERED, ids=lambda tamper: tamper.__name__)
+@pytest.mark.parametrize("tamper", TAMPERED.values(), ids=TAMPERED)
 def test_a_reporter_cannot_change_the_ownership_of_fields(
     owned: ControlPlane, tamper: Callable[[Managed], Managed], subresource: str
 ) -> None:
@@ -199,7 +174,7 @@ def test_a_reporter_cannot_change_the_ownership_of_fields(
 def test_a_reporter_cannot_write_as_another_manager(owned: ControlPlane, content_type: str) -> None:
     before = managers(owned)
     api = Api(owned.url, by_token(owned, OWN).session)
-    body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": OWN, "labels": {"rdma": "hca"}}}
+    body = manifest("v1", "Node", OWN, **labels(rdma="hca"))
     query = {"fieldManager": ARGO, **({"force": "true"} if content_type == APPLY else {})}
     with pytest.raises(Refused) as refused:
         api.ask("PATCH", f"/api/v1/nodes/{OWN}", query, body, content_type)
@@ -227,8 +202,8 @@ def test_writes_to_a_node_with_many_fields_of_many_managers_are_admitted(owned: 
 
     def applied(number: int, count: int) -> None:
         keys = [f"example.net/many-{number}-{each}" for each in range(count)]
-        metadata = {"name": OWN, "labels": dict.fromkeys(keys, "x"), "annotations": dict.fromkeys(keys, "x")}
-        body = json.dumps({"apiVersion": "v1", "kind": "Node", "metadata": metadata})
+        metadata = {"labels": dict.fromkeys(keys, "x"), "annotations": dict.fromkeys(keys, "x")}
+        body = json.dumps(manifest("v1", "Node", OWN, metadata=metadata))
         owned.kubectl("apply", "--server-side", f"--field-manager=many-{number}", "--filename=-", stdin=body)
 
     for number in range(8):
@@ -264,8 +239,7 @@ UNBOUNDED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("type", ["TrackbedReady", "TrackbedUpToDate", "TrackbedDevicesReady"])
 @pytest.mark.parametrize("different", UNBOUNDED.values(), ids=UNBOUNDED.keys())
-def test_a_condition_has_bounds(cluster: ControlPlane, different: dict[str, str], type: str) -> None:
-    thief = Thief(cluster, by_token(cluster, OWN))
+def test_a_condition_has_bounds(thief: Thief, different: dict[str, str], type: str) -> None:
     before = thief.seen(OWN)
     for kind, body in (
         (STRATEGIC_PATCH, status(conditions=[{**SAID, **different, "type": type}])),
@@ -276,8 +250,7 @@ def test_a_condition_has_bounds(cluster: ControlPlane, different: dict[str, str]
 
 
 @pytest.mark.parametrize("more", [1, 2000])
-def test_there_is_one_condition_of_each_type(cluster: ControlPlane, more: int) -> None:
-    thief = Thief(cluster, by_token(cluster, OWN))
+def test_there_is_one_condition_of_each_type(thief: Thief, more: int) -> None:
     own = f"/api/v1/nodes/{OWN}/status"
     assert thief.tries("PATCH", own, status(conditions=[SAID]), STRATEGIC_PATCH) == 200
     before = thief.seen(OWN)
@@ -285,8 +258,7 @@ def test_there_is_one_condition_of_each_type(cluster: ControlPlane, more: int) -
     assert thief.seen(OWN) == before
 
 
-def test_the_order_of_others_conditions_stays(cluster: ControlPlane) -> None:
-    thief = Thief(cluster, by_token(cluster, OWN))
+def test_the_order_of_others_conditions_stays(thief: Thief) -> None:
     before = thief.seen(OWN)
     others = [c for c in before["status"]["conditions"] if not c["type"].startswith("Trackbed")]
     body = add("/status/conditions", [*reversed(others), {**SAID, "reason": "Reversed"}])
@@ -294,14 +266,14 @@ def test_the_order_of_others_conditions_stays(cluster: ControlPlane) -> None:
     assert thief.seen(OWN) == before
 
 
-def test_a_reporter_cannot_write_a_time_into_its_taint(cluster: ControlPlane) -> None:
-    thief = Thief(cluster, by_token(cluster, OWN))
+def test_a_reporter_cannot_write_a_time_into_its_taint(thief: Thief) -> None:
     body = add("/spec/taints/-", {**OURS, "timeAdded": "2001-01-01T00:00:00Z"})
     assert thief.tries("PATCH", f"/api/v1/nodes/{OWN}", body, JSON_PATCH) == 403
 
 
-def test_an_old_value_out_of_bounds_does_not_keep_not_ready_from_being_written(cluster: ControlPlane) -> None:
+def test_an_old_value_out_of_bounds_does_not_keep_not_ready_from_being_written(thief: Thief) -> None:
     """As an earlier version of the policies let it through."""
+    cluster = thief.plane
     bad = [
         {**SAID, "message": "x" * 5000},
         {**SAID, "status": "Maybe"},
@@ -309,17 +281,12 @@ def test_an_old_value_out_of_bounds_does_not_keep_not_ready_from_being_written(c
     ]
     conditions = cluster.get("node", OWN)["status"]["conditions"]
     others = [c for c in conditions if not c["type"].startswith("Trackbed")]
-    body = json.dumps(add("/status/conditions", [*bad, *others]))
-    cluster.kubectl("patch", "node", OWN, "--subresource=status", "--type=json", "-p", body)
-    taint = json.dumps(add("/spec/taints/-", {**OURS, "timeAdded": "2001-01-01T00:00:00Z"}))
-    cluster.kubectl("patch", "node", OWN, "--type=json", "-p", taint)
+    patch_status(cluster, OWN, add("/status/conditions", [*bad, *others]), how="json")
+    patch(cluster, "node", OWN, add("/spec/taints/-", {**OURS, "timeAdded": "2001-01-01T00:00:00Z"}), how="json")
     cluster.kubectl("label", "node", OWN, "trackbed.internal/ready=true")
-    thief = Thief(cluster, by_token(cluster, OWN))
     own = f"/api/v1/nodes/{OWN}"
     not_ready = {**SAID, "status": "False", "reason": "NoCarrier"}
     assert thief.tries("PATCH", f"{own}/status", status(conditions=[not_ready]), STRATEGIC_PATCH) == 200
     assert thief.tries("PATCH", own, remove("/metadata/labels/trackbed.internal~1ready"), JSON_PATCH) == 200
-    cluster.kubectl(
-        "patch", "node", OWN, "--subresource=status", "--type=json", "-p", json.dumps(add("/status/conditions", others))
-    )
-    cluster.kubectl("patch", "node", OWN, "--type=json", "-p", json.dumps(add("/spec/taints", [THEIRS])))
+    patch_status(cluster, OWN, add("/status/conditions", others), how="json")
+    patch(cluster, "node", OWN, add("/spec/taints", [THEIRS]), how="json")

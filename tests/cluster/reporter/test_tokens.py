@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,13 @@ from agent.reporter.settings import Settings
 from fleet.api import Failed
 from fleet.credentials import bound_token
 from lab.cluster.control_plane import ControlPlane
+from tests.cluster.objects import LEASES as SYSTEM
+from tests.cluster.objects import patch
 from tests.cluster.reporter.reporters import Fixed, Reporter, by_admin, by_token, holder, node, prepare, session, until
 from tests.cluster.reporter.thief import ACCOUNTS, LEASES, Thief, labels, lease
 
 OWN, OTHER = "bound-a", "bound-b"
 YEAR = 365 * 86400
-SYSTEM = f"--namespace={names.NAMESPACE}"
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +51,7 @@ def made_anew(plane: ControlPlane, name: str) -> None:
 
 def shut_out(plane: ControlPlane, name: str, reason: str | None) -> None:
     """Shut a node out, or let it in again; until that is in force."""
-    body = json.dumps({"data": {name: reason}})
-    plane.kubectl("patch", "configmap", "shut-out", SYSTEM, "--type=merge", "--patch", body)
+    patch(plane, "configmap", "shut-out", {"data": {name: reason}}, SYSTEM)
     admin = Api(plane.url, by_admin(plane).session)
 
     def in_force() -> bool:

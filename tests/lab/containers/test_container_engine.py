@@ -1,14 +1,12 @@
 """containerd on a real node: Debian's, and one like Docker's containerd.io, which disables the plugin of Kubernetes."""
 
-import json
-import subprocess
 from collections.abc import Iterator
 
 import pytest
 
 from lab import Node, repository
 from lab.packages import docker, toolchain
-from tests.lab.conftest import changed, pyinfra, said
+from tests.lab.conftest import changed, deploy, refusal, succeeded
 from tests.lab.containers.test_container_runtime import dump, running, write
 from tests.lab.drivers.test_erdma import as_debian_makes_it
 
@@ -32,15 +30,12 @@ def bare(node: Node) -> Iterator[Node]:
         yield made
 
 
-def deploy(**wanted: object) -> subprocess.CompletedProcess[str]:
-    """The deploy of the first node."""
-    data = ("--data", f"container_engine={json.dumps({'name': 'containerd', **wanted})}")
-    return pyinfra("-y", "--json", "inventories/lab.py", "deploy.py", "--limit", "node1", *data)
+DISTRIBUTION = {"name": "containerd"}
 
 
 def from_vendor(url: str, vendor: repository.Repository) -> dict[str, object]:
     """The data for the test's repository."""
-    return {"source": "vendor", "version": docker.VERSION, "repository": vendor.given(url)}
+    return {**DISTRIBUTION, "source": "vendor", "version": docker.VERSION, "repository": vendor.given(url)}
 
 
 def is_set_for_kubernetes(node: Node) -> None:
@@ -62,46 +57,38 @@ def start_container(node: Node) -> list[str]:
 
 
 def test_containerd_of_the_distribution(bare: Node) -> None:
-    first = deploy()
-    assert first.returncode == 0, said(first)
+    succeeded(deploy(container_engine=DISTRIBUTION))
     is_set_for_kubernetes(bare)
     # Debian's own settings are still there.
     assert 'bin_dir = "/usr/lib/cni"' in bare.sh(f"cat {MAIN}")
-    again = deploy()
-    assert again.returncode == 0, said(again)
-    assert changed(again) == []
+    assert changed(deploy(container_engine=DISTRIBUTION)) == []
 
 
 def test_containerd_of_the_vendor_serves_kubernetes(bare: Node, url: str, vendor: repository.Repository) -> None:
     wanted = from_vendor(url, vendor)
-    first = deploy(**wanted)
-    assert first.returncode == 0, said(first)
+    succeeded(deploy(container_engine=wanted))
     is_set_for_kubernetes(bare)
     # The packaged comments are there, and so is the former file.
     assert "#root = " in bare.sh(f"cat {MAIN}")
     assert bare.sh(f"cat {MAIN}.previous") == docker.CONFIG
     assert bare.sh("apt-mark showhold").split() == ["containerd.io"]
-    again = deploy(**wanted)
-    assert again.returncode == 0, said(again)
-    assert changed(again) == []
+    assert changed(deploy(container_engine=wanted)) == []
 
-    refused = deploy()
-    assert refused.returncode != 0
-    assert "the node has containerd.io, which the packages of the source 'distribution' replace" in said(refused)
+    refused = refusal(deploy(container_engine=DISTRIBUTION))
+    assert "the node has containerd.io, which the packages of the source 'distribution' replace" in refused
     is_set_for_kubernetes(bare)
 
 
 def test_containers_keep_running_while_the_file_is_changed(bare: Node, url: str, vendor: repository.Repository) -> None:
     wanted = from_vendor(url, vendor)
-    assert deploy(**wanted).returncode == 0
+    succeeded(deploy(container_engine=wanted))
     # busybox asks for another initramfs: minutes of an emulated CPU.
     write(bare, "/etc/initramfs-tools/update-initramfs.conf", "update_initramfs=no\n")
     bare.sh("apt-get -q -y install busybox-static", timeout=600)
     containers = start_container(bare)
     assert len(containers) == 1
     write(bare, MAIN, 'version = 2\n# mine\noom_score = -10\n[metrics]\n  address = "127.0.0.1:1338"\n')
-    done = deploy(**wanted)
-    assert done.returncode == 0, said(done)
+    succeeded(deploy(container_engine=wanted))
     is_set_for_kubernetes(bare)
     text = bare.sh(f"cat {MAIN}")
     assert "# mine" in text
@@ -110,15 +97,14 @@ def test_containers_keep_running_while_the_file_is_changed(bare: Node, url: str,
 
 
 def test_if_containerd_does_not_accept_a_file_the_former_one_is_restored(bare: Node) -> None:
-    assert deploy().returncode == 0
+    succeeded(deploy(container_engine=DISTRIBUTION))
     unit = f"[Service]\nExecStartPre=/usr/bin/sh -c '! grep -q \"{CGROUP}\" {MAIN}'\n"
     write(bare, "/etc/systemd/system/containerd.service.d/refuses.conf", unit)
     write(bare, MAIN, "version = 2\n")
     bare.sh("systemctl daemon-reload; systemctl restart containerd")
-    done = deploy()
-    assert done.returncode != 0
-    assert "containerd: it does not start with SystemdCgroup and the CRI plugin; its former files are restored" in said(
-        done
+    refused = refusal(deploy(container_engine=DISTRIBUTION))
+    assert (
+        "containerd: it does not start with SystemdCgroup and the CRI plugin; its former files are restored" in refused
     )
     assert bare.sh(f"cat {MAIN}") == "version = 2\n"
     assert bare.sh("systemctl is-active containerd").strip() == "active"

@@ -15,7 +15,8 @@ from lab import MACHINES, Node, repository
 from lab.cluster.programs import CONTAINERD
 from lab.go import go_programs
 from lab.packages import crio, nvidia
-from tests.lab.conftest import DEPLOYED, changed, eventually, kept, pyinfra, wait_ready
+from tests.lab.conftest import DEPLOYED, Done, changed, eventually, kept, refusal, succeeded, wait_ready
+from tests.lab.conftest import deploy as deploy_node
 from tests.lab.containers import cri
 
 pytestmark = pytest.mark.campaign
@@ -177,14 +178,11 @@ def write(node: Node, path: str, text: str, mode: str = "644") -> None:
     node.run(["sh", "-ec", script, "sh", path, mode], check=True, stdin=text)
 
 
-def deploy(
-    vendor: tuple[repository.Repository, str], *engines: str, **more: object
-) -> subprocess.CompletedProcess[str]:
+def deploy(vendor: tuple[repository.Repository, str], *engines: str, **more: object) -> Done:
     """The deploy of the first node, with the toolkit from the test's repository."""
     made, url = vendor
     given = {"engines": list(engines), "version": nvidia.VERSION, "repository": made.given(url), **more}
-    data = ("--data", f"container_runtime={json.dumps(given)}")
-    return pyinfra("-y", "--json", "inventories/lab.py", "deploy.py", "--limit", "node1", *data)
+    return deploy_node(container_runtime=given)
 
 
 def running(node: Node) -> list[str]:
@@ -203,6 +201,19 @@ def dump(node: Node) -> set[str]:
     return settings
 
 
+def refuses_gpus(engine: cri.Cri, pod: tuple[bytes, bytes]) -> None:
+    with pytest.raises(grpc.RpcError, match=r"(?i)nvml"):
+        engine.container(pod, SANDBOX, *SLEEP, NVIDIA_VISIBLE_DEVICES="all")
+
+
+def injects_cdi_devices(engine: cri.Cri, pod: tuple[bytes, bytes]) -> None:
+    """By itself, one that there is and no other."""
+    assert engine.run(engine.container(pod, SANDBOX, *SLEEP, cdi=DEVICE), *PROOF) == "yes\n"
+    with pytest.raises(grpc.RpcError, match=r"trackbed\.internal/test=two"):
+        engine.container(pod, SANDBOX, *SLEEP, cdi="trackbed.internal/test=two")
+    refuses_gpus(engine, pod)
+
+
 def test_docker_and_containerd_get_the_runtime_and_keep_all_else(
     engines: Node, vendor: tuple[repository.Repository, str]
 ) -> None:
@@ -210,8 +221,7 @@ def test_docker_and_containerd_get_the_runtime_and_keep_all_else(
     containers, before = running(node), dump(node)
     assert len(containers) == 2
     docker_since = node.sh("systemctl show -p ExecMainStartTimestampMonotonic docker")
-    done = deploy(vendor, "containerd", "docker")
-    assert done.returncode == 0, done.stdout + done.stderr
+    succeeded(deploy(vendor, "containerd", "docker"))
 
     # By each engine's own word.
     info = json.loads(node.sh("docker info --format '{{json .}}'"))
@@ -246,13 +256,10 @@ def test_docker_and_containerd_get_the_runtime_and_keep_all_else(
         # A process that is started later in the container has containerd's environment, without the runtime's additions.
         container = containerd.container(pod, SANDBOX, *TELLS, NVIDIA_VISIBLE_DEVICES=DEVICE)
         eventually("the device, and its variable", lambda: containerd.run(container, *TOLD) == "yes\n")
-        with pytest.raises(grpc.RpcError, match=r"(?i)nvml"):
-            containerd.container(pod, SANDBOX, *SLEEP, NVIDIA_VISIBLE_DEVICES="all")
+        refuses_gpus(containerd, pod)
         containers = running(node)
 
-    again = deploy(vendor, "containerd", "docker")
-    assert again.returncode == 0, again.stderr
-    assert changed(again) == []
+    assert changed(deploy(vendor, "containerd", "docker")) == []
     assert running(node) == containers
 
 
@@ -287,10 +294,8 @@ def test_a_file_that_cannot_be_changed_stops_the_deploy_and_stays(
     text = node.sh(f"cat {path}")
     assert old in text
     write(node, path, text.replace(old, new, 1))
-    done = deploy(vendor, "docker" if "docker" in path else "containerd")
-    assert done.returncode != 0
-    assert re.search(said, done.stdout + done.stderr), done.stdout + done.stderr
-    assert "Traceback" not in done.stdout + done.stderr
+    refused = refusal(deploy(vendor, "docker" if "docker" in path else "containerd"))
+    assert re.search(said, refused), refused
     assert node.sh(f"cat {path}") == text.replace(old, new, 1)
     assert node.run(["test", "-e", "/etc/containerd/conf.d/99-nvidia.toml"]).returncode != 0
     assert len(running(node)) == 2
@@ -303,10 +308,9 @@ def test_if_an_engine_does_not_accept_its_files_the_former_ones_are_restored(
     containers, before = running(node), node.sh("cat /etc/docker/daemon.json")
     # dockerd refuses a key that is given twice: as an option, and in its file.
     node.sh("echo DOCKER_OPTS=--default-runtime=site > /etc/default/docker; systemctl restart docker", timeout=300)
-    done = deploy(vendor, "docker")
-    assert done.returncode != 0
-    assert "its former files are restored" in done.stdout + done.stderr
-    assert "default-runtime" in done.stdout + done.stderr
+    refused = refusal(deploy(vendor, "docker"))
+    assert "its former files are restored" in refused
+    assert "default-runtime" in refused
     assert node.sh("cat /etc/docker/daemon.json") == before
     assert node.sh("docker info --format '{{.DefaultRuntime}}'").strip() == "site"
 
@@ -317,9 +321,8 @@ def test_if_an_engine_does_not_accept_its_files_the_former_ones_are_restored(
         "[Service]\nExecStartPre=/usr/bin/test ! -e /etc/containerd/conf.d/99-nvidia.toml\n",
     )
     node.sh("systemctl daemon-reload")
-    done = deploy(vendor, "containerd")
-    assert done.returncode != 0
-    assert "containerd: it does not start with nvidia-ctk's configuration" in done.stdout + done.stderr
+    refused = refusal(deploy(vendor, "containerd"))
+    assert "containerd: it does not start with nvidia-ctk's configuration" in refused
     assert node.run(["test", "-e", "/etc/containerd/conf.d/99-nvidia.toml"]).returncode != 0
     assert node.sh("systemctl is-active containerd docker").split() == ["active", "active"]
     assert running(node) == containers
@@ -341,8 +344,7 @@ def test_containerd_2_injects_cdi_devices_by_itself(engines: Node, vendor: tuple
     with cri.connect(node) as containerd:
         containerd.pod("before")
     containers = running(node)
-    done = deploy(vendor, "containerd", cdi=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    succeeded(deploy(vendor, "containerd", cdi=True))
     assert running(node) == containers
     now = dump(node)
     assert {line for line in before - now if "default_runtime_name" not in line} == set()
@@ -350,12 +352,7 @@ def test_containerd_2_injects_cdi_devices_by_itself(engines: Node, vendor: tuple
     assert any("enable_cdi = true" in line for line in now)
     assert node.sh("systemctl is-enabled nvidia-cdi-refresh.path nvidia-cdi-refresh.service").split() == ["enabled"] * 2
     with cri.connect(node) as containerd:
-        pod = containerd.pod("after")
-        assert containerd.run(containerd.container(pod, SANDBOX, *SLEEP, cdi=DEVICE), *PROOF) == "yes\n"
-        with pytest.raises(grpc.RpcError, match=r"trackbed\.internal/test=two"):
-            containerd.container(pod, SANDBOX, *SLEEP, cdi="trackbed.internal/test=two")
-        with pytest.raises(grpc.RpcError, match=r"(?i)nvml"):
-            containerd.container(pod, SANDBOX, *SLEEP, NVIDIA_VISIBLE_DEVICES="all")
+        injects_cdi_devices(containerd, containerd.pod("after"))
 
 
 @pytest.fixture
@@ -394,21 +391,14 @@ def test_cri_o_gets_the_runtime_and_injects_cdi_devices_by_itself(
     containers = running(node)
     # The sandbox is one, too.
     assert len(containers) == 2
-    done = deploy(vendor, "crio")
-    assert done.returncode == 0, done.stdout + done.stderr
+    succeeded(deploy(vendor, "crio"))
     assert default_runtime(node) == "nvidia"
     assert running(node) == containers
     with cri.connect(node, cri.CRIO) as engine:
         pod = engine.pod("after")
         told = engine.container(pod, SANDBOX, *TELLS, NVIDIA_VISIBLE_DEVICES=DEVICE)
         eventually("the device, and its variable", lambda: engine.run(told, *TOLD) == "yes\n")
-        assert engine.run(engine.container(pod, SANDBOX, *SLEEP, cdi=DEVICE), *PROOF) == "yes\n"
-        with pytest.raises(grpc.RpcError, match=r"trackbed\.internal/test=two"):
-            engine.container(pod, SANDBOX, *SLEEP, cdi="trackbed.internal/test=two")
-        with pytest.raises(grpc.RpcError, match=r"(?i)nvml"):
-            engine.container(pod, SANDBOX, *SLEEP, NVIDIA_VISIBLE_DEVICES="all")
+        injects_cdi_devices(engine, pod)
         containers = running(node)
-    again = deploy(vendor, "crio")
-    assert again.returncode == 0, again.stderr
-    assert changed(again) == []
+    assert changed(deploy(vendor, "crio")) == []
     assert running(node) == containers

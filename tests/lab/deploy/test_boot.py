@@ -9,7 +9,7 @@ from lab import Node, repository
 from lab.packages import toolchain
 from lab.qemu import boot_loader
 from tests.boots import boot_id
-from tests.lab.conftest import inventory_data, pyinfra, ready, wait_ready
+from tests.lab.conftest import inventory_data, pyinfra, ready, said, succeeded, wait_ready
 
 pytestmark = pytest.mark.campaign
 
@@ -42,10 +42,7 @@ def loaded(node: Node, tmp_path: Path) -> Iterator[Node]:
 def deploy(**data: object) -> str:
     data["ready_timeout"] = TIMEOUT
     given = inventory_data(data)
-    done = pyinfra("-y", "--limit", "node1", "inventories/lab.py", "deploy.py", *given, timeout=1800)
-    text = done.stdout + done.stderr
-    assert done.returncode == 0, text
-    return text
+    return said(succeeded(pyinfra("-y", "--limit", "node1", "inventories/lab.py", "deploy.py", *given)))
 
 
 def arguments(node: Node) -> list[str]:

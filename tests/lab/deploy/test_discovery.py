@@ -10,7 +10,7 @@ from tasks.agent import folder
 from tasks.common import archive
 from tasks.node_spec import node_spec
 from tests.deploy.examples.inventories import inventory_of
-from tests.lab.conftest import FRESH, pyinfra, said
+from tests.lab.conftest import FRESH, pyinfra, succeeded
 
 
 def test_two_equal_nodes_are_one_group_and_nothing_would_change(deployed: tuple[Node, ...], tmp_path: Path) -> None:
@@ -19,8 +19,7 @@ def test_two_equal_nodes_are_one_group_and_nothing_would_change(deployed: tuple[
     asked = tmp_path / "inventories" / "prod.py"
     asked.parent.mkdir()
     asked.write_text(f"servers = {[(node.name, node.connection) for node in deployed]!r}\n")
-    done = pyinfra("-y", str(asked), "deploys/discover.py")
-    assert done.returncode == 0, said(done)
+    succeeded(pyinfra("-y", str(asked), "deploys/discover.py"))
     assert [file.name for file in (tmp_path / "group_data").iterdir()] == ["igb_x2.py"]
     found = inventory_of(asked.with_name("prod_by_hardware.py"))
     assert {host.name for host in found if {"igb_x2", "servers"} <= set(host.groups)} == {
@@ -29,5 +28,4 @@ def test_two_equal_nodes_are_one_group_and_nothing_would_change(deployed: tuple[
     for node in deployed:
         spec = node_spec(found.get_host(node.name).data.dict(), node.name)
         command = ["python3", "-I", folder(archive.version("x86_64")), "plan", "--spec", "-"]
-        planned = node.run(command, stdin=to_json(spec))
-        assert planned.returncode == 0, planned.stdout + planned.stderr
+        succeeded(node.run(command, stdin=to_json(spec)))

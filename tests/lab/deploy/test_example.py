@@ -1,7 +1,6 @@
 """The worked example on a real node: the groups of inventories/prod.py, with stand-ins for their hardware and vendors."""
 
 import json
-import subprocess
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,13 +13,14 @@ from group_data import erdma_cpu
 from lab import Node, repository
 from lab.packages import erdma, nvidia, ofed, toolchain
 from tasks.kubernetes.labels import LABELS, NFD
-from tests.lab.conftest import changed, pyinfra, ready, report
-from tests.lab.deploy.test_manifests import config
+from tests.lab.conftest import Done, changed, condition, pyinfra, ready
+from tests.lab.deploy.test_manifests import config, devices_of_nccl
 from tests.lab.drivers.test_erdma import as_debian_makes_it
-from tests.lab.drivers.test_ofed import FIRST
+from tests.lab.drivers.test_ofed import FIRST, in_inventory
 from tests.lab.drivers.test_peer_memory import install_modules
 
 FEATURE = "feature.node.kubernetes.io"
+VFS_WITH_RDMA = {f"{FEATURE}/network-{each}": "true" for each in ("rdma.capable", "sriov.capable", "sriov.configured")}
 # The lab's node in a group of the example: what is given for the host overrides the group's data. Emulated VFs have RDMA
 # devices, their PFs have none.
 INVENTORY = """
@@ -32,7 +32,7 @@ _data = {**_lab, "nics": _nics, "kernel_modules": ["igbvf", "ib_uverbs", "ib_uma
 """
 
 
-def deploy(folder: Path, groups: tuple[str, ...], **given: Any) -> subprocess.CompletedProcess[str]:
+def deploy(folder: Path, groups: tuple[str, ...], **given: Any) -> Done:
     """Deploy the first node as a host of these groups; ``given``: data of the host."""
     inventory = folder / "fleet.py"
     given = {"kubelet": None, "device_plugins": {"folder": str(folder / "manifests")}, **given}
@@ -49,11 +49,6 @@ def labels(node: Node) -> dict[str, str]:
     return {each["key"]: each["value"] for each in of_reporter} | dict(line.split("=", 1) for line in features)
 
 
-def conditions(node: Node) -> dict[str, str]:
-    """The status of each condition of the node."""
-    return {each["type"]: each["status"] for each in report(node)["conditions"]}
-
-
 def test_a_node_for_spark_and_horovod(node: Node, tmp_path: Path) -> None:
     group = ("bare_metal_sriov",)
     # In the example's cluster the GPU nodes publish the label of the shared plugin. Here no node does.
@@ -61,10 +56,9 @@ def test_a_node_for_spark_and_horovod(node: Node, tmp_path: Path) -> None:
     assert "Limits | Locked memory" in changed(deploy(tmp_path, group, device_plugins=plugins))
     assert changed(deploy(tmp_path, group, device_plugins=plugins)) == []
     assert ready(node)
-    assert conditions(node)["RdmaDevices"] == "True"
+    assert condition(node, "RdmaDevices")["status"] == "True"
     assert labels(node) == {
-        **dict.fromkeys((f"{FEATURE}/network-{each}" for each in ("rdma.capable", "sriov.capable")), "true"),
-        f"{FEATURE}/network-sriov.configured": "true",
+        **VFS_WITH_RDMA,
         "workload": "spark",
     }
     assert "LimitMEMLOCK=infinity" in node.sh("cat /etc/systemd/system/containerd.service.d/*trackbed*.conf")
@@ -91,14 +85,7 @@ def test_a_gpu_node_with_roce_rails(node: Node, tmp_path: Path) -> None:
             timeout=900,
         )
         given: dict[str, Any] = {
-            "ofed": {
-                "doca": {
-                    "version": FIRST,
-                    "fingerprint": drivers.fingerprint,
-                    "repository": doca,
-                    "key": f"{doca}/key.asc",
-                }
-            },
+            "ofed": in_inventory(drivers, doca, FIRST),
             "container_runtime": {"engines": ["containerd"], "repository": toolkit.given(runtime)},
             "device_plugins": {
                 "folder": str(tmp_path / "manifests"),
@@ -117,14 +104,10 @@ def test_a_gpu_node_with_roce_rails(node: Node, tmp_path: Path) -> None:
     assert ready(node)
     assert labels(node) == {
         "rdma": "hca",
-        **dict.fromkeys(
-            (f"{FEATURE}/network-{each}" for each in ("rdma.capable", "sriov.capable", "sriov.configured")), "true"
-        ),
+        **VFS_WITH_RDMA,
         "gpu-use-type": "exclusive",
     }
-    devices = set(node.sh("ls /sys/class/infiniband").split())
-    (hcas,) = [line for line in node.sh("cat /etc/nccl.conf").splitlines() if line.startswith("NCCL_IB_HCA==")]
-    assert set(hcas.removeprefix("NCCL_IB_HCA==").split(",")) == devices
+    devices_of_nccl(node)
     assert "nvidia-container-runtime" in node.sh("containerd config dump")
     kinds = [
         each["kind"]

@@ -17,7 +17,7 @@ from tasks.kubernetes.manifests.device_plugins import DevicePlugins, SharedRdma
 from tasks.kubernetes.manifests.discovered import discover
 from tasks.kubernetes.manifests.rendered import manifests
 from tests.deploy.hardware import RAIL0, SECOND, SELECTED, hardware
-from tests.lab.conftest import ROOT, inventory_data, pyinfra
+from tests.lab.conftest import ROOT, Done, deploy, inventory_data, pyinfra, succeeded
 
 SPEC = from_mapping({"node_name": "a", "nics": [{"name": "rail0", "select": {"pci": "0000:21:00.0"}}]})
 PARSER = Build("plugin-config", (".",), ROOT / "lab" / "go" / "plugin-config", usual_s=40)
@@ -29,7 +29,15 @@ def config(text: str) -> str:
     return str(config_map["data"]["config.json"])
 
 
-def parse(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def devices_of_nccl(node: Node) -> set[str]:
+    """The RDMA devices of NCCL's file, which are all that the node has."""
+    devices = set(node.sh("ls /sys/class/infiniband").split())
+    (hcas,) = [line for line in node.sh("cat /etc/nccl.conf").splitlines() if line.startswith("NCCL_IB_HCA==")]
+    assert set(hcas.removeprefix("NCCL_IB_HCA==").split(",")) == devices
+    return devices
+
+
+def parse(text: str, folder: Path) -> Done:
     """Let k8s-rdma-shared-dev-plugin's own code read it."""
     path = folder / "config.json"
     path.write_text(text)
@@ -82,19 +90,14 @@ def test_labels_nccl_and_manifests_are_of_what_the_nodes_have(nodes: tuple[Node,
         "nccl": {"network_type": 1},
         "device_plugins": {"folder": str(tmp_path), "networks": {"subnet": "10.56.217.0/24"}},
     }
-    given = inventory_data(data)
     for _ in range(2):
-        done = pyinfra("-y", "--json", "inventories/lab.py", "deploy.py", *given)
-        assert done.returncode == 0, done.stdout + done.stderr
+        done = succeeded(pyinfra("-y", "--json", "inventories/lab.py", "deploy.py", *inventory_data(data)))
     results = json.loads(done.stdout)["results"]
     assert results["totals"]["success"] == 0, [each["name"] for each in results["operations"] if each["success"]]
 
     labels = {each["key"]: each for each in json.loads(node.sh("cat /etc/trackbed/labels.json"))["labels"]}
     assert labels["rdma"]["resource"] == "rdma/hca_shared_devices_b"
-    devices = set(node.sh("ls /sys/class/infiniband").split())
-    assert len(devices) == 11
-    (hcas,) = [line for line in node.sh("cat /etc/nccl.conf").splitlines() if line.startswith("NCCL_IB_HCA==")]
-    assert set(hcas.removeprefix("NCCL_IB_HCA==").split(",")) == devices
+    assert len(devices_of_nccl(node)) == 11
 
     shared = json.loads(config((tmp_path / "rdma-shared-device-plugin.yaml").read_text()))
     assert shared["configList"][0]["selectors"] == {"vendors": ["8086"], "deviceIDs": ["10ca"]}
@@ -112,8 +115,7 @@ def test_a_kubelet_that_has_not_joined_gets_its_first_labels_and_the_taint(node:
     node.sh(f"printf '[Service]\\n{unit}' > /etc/systemd/system/kubelet.service")
     node.sh("printf 'KUBELET_EXTRA_ARGS=\"--v=4\"\\n' > /etc/default/kubelet; systemctl daemon-reload")
     given = {"policy": {"gpu-use-type": "exclusive"}, "writers": {"gpu-use-type": "kubelet"}, "register_tainted": True}
-    done = pyinfra("-y", "inventories/lab.py", "deploy.py", "--limit", "node1", "--data", f"labels={json.dumps(given)}")
-    assert done.returncode == 0, done.stdout + done.stderr
+    succeeded(deploy(labels=given))
     # By systemd's own reading of the files: the operator's argument stays, ours come after it.
     node.sh("systemctl start kubelet")
     journal = node.sh("journalctl -u kubelet -o cat --no-pager")

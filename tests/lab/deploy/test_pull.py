@@ -15,7 +15,7 @@ import pytest
 from lab import Node
 from tasks import pull as pull_mode
 from tests.deploy.pull.keys import gpg, make_key
-from tests.lab.conftest import ROOT, pyinfra, ready
+from tests.lab.conftest import ROOT, deploy, ready, succeeded
 
 pytestmark = pytest.mark.campaign
 
@@ -53,10 +53,7 @@ def test_a_node_deploys_itself(node: Node, tmp_path: Path, server: str) -> None:
     pull_mode.build(archive, ("3.11-x86_64",), site(tmp_path / "site", {"nics": nics, "pull": pull}))
     gpg(tmp_path / "k", "--detach-sign", str(archive))
 
-    pushed = pyinfra(
-        "-y", "--limit", "node1", "inventories/lab.py", "deploy.py", "--data", f"pull={json.dumps(pull)}", timeout=900
-    )
-    assert pushed.returncode == 0, pushed.stdout + pushed.stderr
+    succeeded(deploy(pull=pull))
     assert node.sh("systemctl is-active trackbed-pull.timer").strip() == "active"
     assert '"mtu": 9000' in node.sh("cat /etc/trackbed/node.json")
 

@@ -3,7 +3,7 @@
 import pytest
 
 from lab import MACHINES, Node
-from tests.lab.conftest import FRESH, changed, pyinfra, wait_ready
+from tests.lab.conftest import FRESH, changed, pyinfra, succeeded, wait_ready
 
 pytestmark = pytest.mark.campaign
 
@@ -41,8 +41,7 @@ def test_a_node_is_given_back_as_it_was(node: Node) -> None:
     node.restore("deployed")
     wait_ready(node)
     assert any("trackbed" in line for line in footprint(node))
-    removed = pyinfra("-y", "--limit", "node1", "inventories/lab.py", "deploys/remove.py")
-    assert removed.returncode == 0, removed.stdout + removed.stderr
+    succeeded(pyinfra("-y", "--limit", "node1", "inventories/lab.py", "deploys/remove.py"))
     after = footprint(node)
     assert [line for line in after if line not in before] == []
     assert [line for line in before if line not in after] == []

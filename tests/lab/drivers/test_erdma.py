@@ -5,7 +5,6 @@ kernel, and does nothing else. No device is there for it.
 """
 
 import hashlib
-import json
 import os
 import shutil
 import subprocess
@@ -21,7 +20,8 @@ from lab.command import run
 from lab.image import Image
 from lab.packages import erdma, toolchain
 from tasks.drivers import erdma as task
-from tests.lab.conftest import changed, inventory_data, pyinfra, said
+from tests.lab.conftest import Done, changed, refusal, said, succeeded
+from tests.lab.conftest import deploy as deploy_node
 
 RING = "/etc/apt/keyrings/trackbed-erdma.gpg"
 SOURCE = "/etc/apt/sources.list.d/trackbed-erdma.sources"
@@ -56,12 +56,11 @@ def bare(node: Node) -> Iterator[Node]:
         yield made
 
 
-def deploy(url: str, fingerprint: str, version: str, **more: object) -> subprocess.CompletedProcess[str]:
+def deploy(url: str, fingerprint: str, version: str, **more: object) -> Done:
     """The deploy of the first node, in compatibility mode."""
     given = {"uri": url, "key": f"{url}/key.asc", "fingerprint": fingerprint}
     wanted = {"source": "dkms", "dkms": {"repository": given, "version": version}, "compat_mode": True}
-    data = inventory_data({"erdma": wanted, **more})
-    return pyinfra("-y", "--json", "inventories/lab.py", "deploy.py", "--limit", "node1", *data)
+    return deploy_node(erdma=wanted, **more)
 
 
 def state(node: Node) -> str:
@@ -84,22 +83,16 @@ def test_a_key_with_another_fingerprint_is_refused_and_the_node_left_as_it_was(
     bare: Node, url: str, vendor: repository.Repository
 ) -> None:
     before = state(bare)
-    refused = deploy(url, WRONG, "1.0")
-    assert refused.returncode != 0
-    assert f"has the fingerprint {vendor.fingerprint}, expected is {WRONG}" in said(refused)
-    assert "Traceback" not in said(refused)
+    assert f"has the fingerprint {vendor.fingerprint}, expected is {WRONG}" in refusal(deploy(url, WRONG, "1.0"))
     assert state(bare) == before
 
 
 def test_the_driver_is_built_on_the_node_loaded_in_its_mode_and_then_left_alone(
     bare: Node, vendor: repository.Repository, url: str
 ) -> None:
-    first = deploy(url, vendor.fingerprint, "1.0", kernel={})
-    assert first.returncode == 0, said(first)
+    succeeded(deploy(url, vendor.fingerprint, "1.0", kernel={}))
     loaded(bare, "1.0")
-    again = deploy(url, vendor.fingerprint, "1.0", kernel={})
-    assert again.returncode == 0, said(again)
-    assert changed(again) == []
+    assert changed(deploy(url, vendor.fingerprint, "1.0", kernel={})) == []
 
 
 def corrupted(vendor: repository.Repository, version: str, folder: Path) -> Path:
@@ -116,15 +109,11 @@ def corrupted(vendor: repository.Repository, version: str, folder: Path) -> Path
 def test_an_upgrade_that_is_corrupted_leaves_the_driver_and_a_good_one_replaces_it(
     bare: Node, vendor: repository.Repository, url: str, tmp_path: Path
 ) -> None:
-    first = deploy(url, vendor.fingerprint, "1.0", kernel={})
-    assert first.returncode == 0, said(first)
+    succeeded(deploy(url, vendor.fingerprint, "1.0", kernel={}))
     with repository.serve(corrupted(vendor, "1.1", tmp_path / "corrupted")) as bad:
-        refused = deploy(bad, vendor.fingerprint, "1.1", kernel={})
-    assert refused.returncode != 0
-    assert "Hash Sum mismatch" in said(refused)
+        assert "Hash Sum mismatch" in refusal(deploy(bad, vendor.fingerprint, "1.1", kernel={}))
     loaded(bare, "1.0")
-    upgraded = deploy(url, vendor.fingerprint, "1.1", kernel={})
-    assert upgraded.returncode == 0, said(upgraded)
+    succeeded(deploy(url, vendor.fingerprint, "1.1", kernel={}))
     loaded(bare, "1.1")
 
 
@@ -139,11 +128,10 @@ def test_a_build_that_fails_shows_its_cause(bare: Node, vendor: repository.Repos
     repository.dkms_deb(pool, "erdma", "1.2", source, erdma.CONF)
     repository.sign(pool)
     with repository.serve(pool) as url:
-        failed = deploy(url, repository.Repository(pool).fingerprint, "1.2", kernel={})
-    assert failed.returncode != 0
-    assert "the build of erdma failed; from /var/lib/dkms/erdma/1.2/build/make.log:" in said(failed)
-    assert "erdma_cm.c:" in said(failed)
-    assert "error: unknown type name" in said(failed)
+        failed = refusal(deploy(url, repository.Repository(pool).fingerprint, "1.2", kernel={}))
+    assert "the build of erdma failed; from /var/lib/dkms/erdma/1.2/build/make.log:" in failed
+    assert "erdma_cm.c:" in failed
+    assert "error: unknown type name" in failed
 
 
 def boot_into(node: Node, release: str, folder: Path) -> Node:
@@ -167,10 +155,8 @@ def test_the_driver_follows_another_kernel(node: Node, vendor: repository.Reposi
     release = own.release.replace("-amd64", "-rt-amd64")
     packages = [f"linux-{kind}-{release}={own.version}" for kind in ("image", "headers")]
     with as_debian_makes_it(node, toolchain.mirror(node.image, *packages)):
-        first = deploy(url, vendor.fingerprint, "1.0", kernel={})
-        assert first.returncode == 0, said(first)
-        pending = deploy(url, vendor.fingerprint, "1.0", kernel={"release": release})
-        assert pending.returncode == 0, said(pending)
+        succeeded(deploy(url, vendor.fingerprint, "1.0", kernel={}))
+        pending = succeeded(deploy(url, vendor.fingerprint, "1.0", kernel={"release": release}))
         assert f"kernel {release} is installed, and {own.release} runs" in said(pending)
         assert f"erdma/1.0, {release}, x86_64: installed" in node.sh("dkms status")
         try:
@@ -178,8 +164,7 @@ def test_the_driver_follows_another_kernel(node: Node, vendor: repository.Reposi
             # The lab's RDMA devices are built for its own kernel alone, and under emulation a real-time kernel's PF answers its
             # VFs too late.
             others = {"nccl": {"network_type": 2}, "nics": []}
-            booted = deploy(url, vendor.fingerprint, "1.0", kernel={"release": release}, **others)
-            assert booted.returncode == 0, said(booted)
+            succeeded(deploy(url, vendor.fingerprint, "1.0", kernel={"release": release}, **others))
             assert other.sh("cat /sys/module/erdma/version").strip() == "1.0"
             assert f"/{release}/updates/dkms/erdma.ko" in other.sh("modinfo -n erdma")
             assert other.run(["test", "-e", "/var/lib/trackbed/reboots/kernel"]).returncode != 0
@@ -202,16 +187,12 @@ def test_the_installer_runs_with_its_checksum_alone_and_once(with_needs: Node) -
     archive = erdma.installer(bare.image)
     with repository.serve(archive.parent) as url:
 
-        def install(sha256: str) -> subprocess.CompletedProcess[str]:
+        def install(sha256: str) -> Done:
             wanted = {"source": "installer", "installer": {"url": f"{url}/{archive.name}", "sha256": sha256}}
-            data = ["--data", f"erdma={json.dumps({**wanted, 'compat_mode': True})}", "--data", "kernel={}"]
-            return pyinfra("-y", "--json", "inventories/lab.py", "deploy.py", "--limit", "node1", *data)
+            return deploy_node(erdma={**wanted, "compat_mode": True}, kernel={})
 
-        refused = install("0" * 64)
-        assert refused.returncode != 0
-        assert "it was not run" in said(refused)
+        assert "it was not run" in refusal(install("0" * 64))
         assert bare.run(["test", "-e", "/usr/src/erdma-1.0"]).returncode != 0
-        done = install(hashlib.sha256(archive.read_bytes()).hexdigest())
-        assert done.returncode == 0, said(done)
+        succeeded(install(hashlib.sha256(archive.read_bytes()).hexdigest()))
         assert bare.sh("cat /sys/module/erdma/version /sys/module/erdma/parameters/compat_mode").split() == ["1.0", "Y"]
         assert changed(install(hashlib.sha256(archive.read_bytes()).hexdigest())) == []

@@ -1,13 +1,13 @@
 """NVIDIA's driver on a real node, by packages that have the names of NVIDIA's (lab/packages/gpu_driver.py) and no GPU."""
 
-import subprocess
 from collections.abc import Iterator
 
 import pytest
 
 from lab import Node, repository
 from lab.packages import gpu_driver, toolchain
-from tests.lab.conftest import changed, inventory_data, pyinfra, said
+from tests.lab.conftest import Done, changed, refusal, succeeded
+from tests.lab.conftest import deploy as deploy_node
 from tests.lab.drivers.test_erdma import as_debian_makes_it
 
 OLD, NEW = gpu_driver.VERSIONS
@@ -42,10 +42,9 @@ def bare(node: Node) -> Iterator[Node]:
         yield made
 
 
-def deploy(url: str, vendor: repository.Repository, version: str, **more: object) -> subprocess.CompletedProcess[str]:
+def deploy(url: str, vendor: repository.Repository, version: str, **more: object) -> Done:
     """The deploy of the first node. The test's repository is a flat one at its root."""
-    data = {"gpu_driver": {"version": version, "repository": vendor.given(url), **more}, "kernel": {}}
-    return pyinfra("-y", "--json", "inventories/lab.py", "deploy.py", "--limit", "node1", *inventory_data(data))
+    return deploy_node(gpu_driver={"version": version, "repository": vendor.given(url), **more}, kernel={})
 
 
 def versions(node: Node) -> set[str]:
@@ -58,9 +57,7 @@ def versions(node: Node) -> set[str]:
 def test_the_driver_is_installed_at_its_version_and_then_left_alone(
     bare: Node, url: str, vendor: repository.Repository
 ) -> None:
-    first = deploy(url, vendor, OLD)
-    assert first.returncode == 0, said(first)
-    assert set(FRESH) <= set(changed(first))
+    assert set(FRESH) <= set(changed(deploy(url, vendor, OLD)))
     # The repository has a newer one, on which the packages could depend as well.
     assert versions(bare) == {OLD}
     assert bare.sh("systemctl is-enabled nvidia-persistenced; systemctl is-active nvidia-persistenced").split() == [
@@ -68,70 +65,54 @@ def test_the_driver_is_installed_at_its_version_and_then_left_alone(
         "active",
     ]
     assert "blacklist nouveau" in bare.sh("modprobe --showconfig")
-    again = deploy(url, vendor, OLD)
-    assert again.returncode == 0, said(again)
-    assert changed(again) == []
+    assert changed(deploy(url, vendor, OLD)) == []
 
 
 def test_a_driver_in_use_is_not_replaced(bare: Node, url: str, vendor: repository.Repository) -> None:
-    first = deploy(url, vendor, OLD)
-    assert first.returncode == 0, said(first)
+    succeeded(deploy(url, vendor, OLD))
     # A job, as far as the deploy can see: a process that has the device open.
     bare.sh("mknod /dev/nvidia0 c 1 3; systemd-run --unit=job sh -c 'exec sleep infinity </dev/nvidia0'")
-    refused = deploy(url, vendor, NEW)
-    assert refused.returncode != 0
-    assert "is not installed while GPUs are in use by sleep (" in said(refused)
-    assert "Traceback" not in said(refused)
+    assert "is not installed while GPUs are in use by sleep (" in refusal(deploy(url, vendor, NEW))
     assert versions(bare) == {OLD}
 
     bare.sh("systemctl stop job")
-    upgraded = deploy(url, vendor, NEW)
-    assert upgraded.returncode == 0, said(upgraded)
+    succeeded(deploy(url, vendor, NEW))
     assert versions(bare) == {NEW}
     assert bare.sh("systemctl is-active nvidia-persistenced").strip() == "active"
     assert bare.run(["test", "-e", REQUEST]).returncode != 0
     # The newer dependencies would do for the older packages. They are replaced all the same.
-    older = deploy(url, vendor, OLD)
-    assert older.returncode == 0, said(older)
+    succeeded(deploy(url, vendor, OLD))
     assert versions(bare) == {OLD}
 
 
 def test_a_module_that_cannot_be_unloaded_requests_a_reboot(
     bare: Node, url: str, vendor: repository.Repository
 ) -> None:
-    first = deploy(url, vendor, OLD)
-    assert first.returncode == 0, said(first)
+    succeeded(deploy(url, vendor, OLD))
     # As memory that an RDMA device has registered: the module has a user, and no process has a GPU open.
     bare.sh("modprobe nvidia_peermem; systemd-run --unit=holder sh -c 'exec sleep infinity </dev/gpu-memory'")
-    done = deploy(url, vendor, NEW)
-    assert done.returncode == 0, said(done)
+    succeeded(deploy(url, vendor, NEW))
     assert "another could not be unloaded" in bare.sh(f"cat {REQUEST}")
     assert bare.sh("cat /sys/module/nvidia/version").strip() == OLD
 
 
 def test_nouveau_waits_for_a_reboot(bare: Node, url: str, vendor: repository.Repository) -> None:
     bare.sh("modprobe nouveau")
-    first = deploy(url, vendor, OLD)
-    assert first.returncode == 0, said(first)
+    succeeded(deploy(url, vendor, OLD))
     assert "nouveau is loaded" in bare.sh(f"cat {REQUEST}")
     assert bare.run(["test", "-e", "/sys/module/nvidia"]).returncode != 0
-    again = deploy(url, vendor, OLD)
-    assert again.returncode == 0, said(again)
-    assert changed(again) == []
+    assert changed(deploy(url, vendor, OLD)) == []
     # As after the reboot.
     bare.sh("modprobe -r nouveau")
-    last = deploy(url, vendor, OLD)
-    assert last.returncode == 0, said(last)
+    succeeded(deploy(url, vendor, OLD))
     assert versions(bare) == {OLD}
     assert bare.run(["test", "-e", REQUEST]).returncode != 0
 
 
 def test_the_fabric_manager_needs_nvswitches(bare: Node, url: str, vendor: repository.Repository) -> None:
-    refused = deploy(url, vendor, OLD, fabric_manager=True)
-    assert refused.returncode != 0
-    assert "gpu_driver.fabric_manager: nvidia-fabricmanager does not start" in said(refused)
+    refused = refusal(deploy(url, vendor, OLD, fabric_manager=True))
+    assert "gpu_driver.fabric_manager: nvidia-fabricmanager does not start" in refused
     bare.sh(f"touch {gpu_driver.NVSWITCH}; systemctl reset-failed nvidia-fabricmanager")
-    done = deploy(url, vendor, OLD, fabric_manager=True)
-    assert done.returncode == 0, said(done)
+    succeeded(deploy(url, vendor, OLD, fabric_manager=True))
     assert versions(bare) == {OLD}
     assert bare.sh("systemctl is-active nvidia-fabricmanager").strip() == "active"

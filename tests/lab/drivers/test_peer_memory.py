@@ -1,6 +1,5 @@
 """GPU peer memory on a real node, with modules that have the names of NVIDIA's (lab/packages/gpu) and no GPU."""
 
-import json
 import shlex
 import subprocess
 
@@ -8,17 +7,13 @@ import pytest
 
 from lab import Node
 from lab.packages import gpu
-from tests.lab.conftest import changed, pyinfra
+from tests.lab.conftest import changed, deploy, refusal
 
 AT_BOOT = "/etc/modules-load.d/trackbed-peer-memory.conf"
 LOADED = "test -e /sys/module/nvidia_peermem"
 
 
-def deploy(method: str) -> subprocess.CompletedProcess[str]:
-    given = json.dumps({"method": method})
-    return pyinfra(
-        "-y", "--json", "inventories/lab.py", "deploy.py", "--limit", "node1", "--data", f"peer_memory={given}"
-    )
+MODULE, DMA_BUF = {"method": "nvidia_peermem"}, {"method": "dma-buf"}
 
 
 def install_modules(node: Node) -> None:
@@ -32,19 +27,17 @@ def install_modules(node: Node) -> None:
 
 @pytest.mark.campaign
 def test_the_module_is_loaded_now_and_at_boot_and_dma_buf_needs_none(node: Node) -> None:
-    refused = deploy("nvidia_peermem")
-    assert refused.returncode != 0
-    assert "the running kernel has no module nvidia_peermem" in refused.stderr
+    assert "the running kernel has no module nvidia_peermem" in refusal(deploy(peer_memory=MODULE))
     assert node.run(["test", "-e", AT_BOOT]).returncode != 0
 
     install_modules(node)
-    assert changed(deploy("nvidia_peermem")) == [
+    assert changed(deploy(peer_memory=MODULE)) == [
         "GPU peer memory | nvidia_peermem now",
         "GPU peer memory | nvidia_peermem at boot",
     ]
     node.sh(LOADED)
-    assert changed(deploy("nvidia_peermem")) == []
+    assert changed(deploy(peer_memory=MODULE)) == []
     # As systemd does at boot.
     node.sh(f"modprobe -r nvidia_peermem; /usr/lib/systemd/systemd-modules-load; {LOADED}")
 
-    assert changed(deploy("dma-buf")) == ["GPU peer memory | No nvidia_peermem at boot"]
+    assert changed(deploy(peer_memory=DMA_BUF)) == ["GPU peer memory | No nvidia_peermem at boot"]

@@ -1,7 +1,6 @@
 """Nodes that look like another distribution than Debian, each in a lab of its own."""
 
 import os
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,7 +8,7 @@ import attrs
 import pytest
 
 from lab import Node, lookalikes
-from tests.lab.conftest import DEPLOYED, booted, deployed_once, wait_ready
+from tests.lab.conftest import DEPLOYED, Done, booted, deployed_once, succeeded, wait_ready
 
 
 @attrs.frozen
@@ -17,7 +16,7 @@ class System:
     """A node, and the first deploy of it."""
 
     node: Node
-    first_deploy: subprocess.CompletedProcess[str]
+    first_deploy: Done
 
 
 @contextmanager
@@ -32,7 +31,7 @@ def system(name: str) -> Iterator[System]:
 
 def as_deployed(made: System) -> Node:
     """The node as the first deploy left it."""
-    assert made.first_deploy.returncode == 0, made.first_deploy.stdout + made.first_deploy.stderr
+    succeeded(made.first_deploy)
     made.node.restore(DEPLOYED)
     wait_ready(made.node)
     return made.node

@@ -4,7 +4,6 @@ The node is a Debian that looks like Rocky Linux 9 (lab/lookalikes/rocky.py). gr
 NetworkManager were not run.
 """
 
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -12,11 +11,11 @@ import pytest
 
 from lab import Node, repository, rpm
 from lab.packages import docker, erdma, gpu_driver, nvidia, ofed, toolchain
-from tests.lab.conftest import changed, inventory_data, pyinfra, ready, said
+from tests.lab.conftest import changed, deploy, pyinfra, ready, refusal, said, succeeded
 from tests.lab.containers.test_container_engine import is_set_for_kubernetes
 from tests.lab.containers.test_container_runtime import dump, write
 from tests.lab.drivers.test_erdma import WRONG
-from tests.lab.drivers.test_ofed import bundle, loaded
+from tests.lab.drivers.test_ofed import bundle, in_inventory, loaded
 from tests.lab.systems.conftest import System, as_deployed, system
 
 # Two of them need a compiler on an emulated CPU, or Go programs that are built here.
@@ -36,11 +35,6 @@ def rocky() -> Iterator[System]:
 def node(rocky: System) -> Node:
     """The node in its state after the first deploy. What earlier tests changed is undone."""
     return as_deployed(rocky)
-
-
-def deploy(**data: object) -> subprocess.CompletedProcess[str]:
-    """The deploy of the node with these values of the inventory."""
-    return pyinfra("-y", "--json", "inventories/lab.py", "deploy.py", *inventory_data(data))
 
 
 def locks(node: Node) -> list[str]:
@@ -63,9 +57,7 @@ def test_a_fresh_node_is_ready_after_one_deploy_and_a_second_one_changes_nothing
     agent = node.sh("readlink /proc/$(systemctl show -P MainPID trackbed)/exe").strip()
     assert agent == "/usr/bin/python3.11"
     assert {"python3.11", "jq", "libibverbs-utils"} <= installed(node)
-    again = deploy()
-    assert again.returncode == 0, said(again)
-    assert changed(again) == []
+    assert changed(deploy()) == []
 
 
 def test_the_container_engine_and_nvidia_s_runtime_come_from_signed_repositories(node: Node) -> None:
@@ -86,14 +78,11 @@ def test_the_container_engine_and_nvidia_s_runtime_come_from_signed_repositories
                 "repository": {**toolkit.given(toolkit_url), "repo_gpgcheck": True},
             },
         }
-        first = deploy(**wanted)
-        assert first.returncode == 0, said(first)
+        succeeded(deploy(**wanted))
         is_set_for_kubernetes(node)
         assert any('default_runtime_name = "nvidia"' in line for line in dump(node))
         assert f"containerd.io-0:{docker.VERSION}.*" in locks(node)
-        again = deploy(**wanted)
-        assert again.returncode == 0, said(again)
-        assert changed(again) == []
+        assert changed(deploy(**wanted)) == []
 
 
 @contextmanager
@@ -123,25 +112,20 @@ def test_a_driver_is_built_by_dkms_locked_upgraded_and_no_longer_locked_after_th
             given = {**vendor.given(url), "fingerprint": fingerprint}
             return {"source": "dkms", "dkms": {"repository": given, "version": version}, "compat_mode": True}
 
-        refused = deploy(erdma=wanted("1.0-1", WRONG))
-        assert refused.returncode != 0
-        assert f"has the fingerprint {vendor.fingerprint}, expected is {WRONG}" in said(refused)
+        refused = refusal(deploy(erdma=wanted("1.0-1", WRONG)))
+        assert f"has the fingerprint {vendor.fingerprint}, expected is {WRONG}" in refused
         assert node.run(["rpm", "-q", "erdma-dkms"]).returncode != 0
         for version in erdma.VERSIONS:
-            done = deploy(erdma=wanted(f"{version}-1", vendor.fingerprint))
-            assert done.returncode == 0, said(done)
+            succeeded(deploy(erdma=wanted(f"{version}-1", vendor.fingerprint)))
             assert node.sh("cat /sys/module/erdma/version /sys/module/erdma/parameters/compat_mode").split() == [
                 version,
                 "Y",
             ]
             assert f"/{release}/extra/erdma.ko" in node.sh("modinfo -n erdma")
             assert [line for line in locks(node) if "erdma" in line] == [f"erdma-dkms-0:{version}-1.*"]
-        again = deploy(erdma=wanted(f"{version}-1", vendor.fingerprint))
-        assert again.returncode == 0, said(again)
-        assert changed(again) == []
+        assert changed(deploy(erdma=wanted(f"{version}-1", vendor.fingerprint))) == []
 
-    removed = pyinfra("-y", "inventories/lab.py", "deploys/remove.py")
-    assert removed.returncode == 0, said(removed)
+    succeeded(pyinfra("-y", "inventories/lab.py", "deploys/remove.py"))
     assert locks(node) == []
     assert node.sh("ls /etc/yum.repos.d /etc/pki/rpm-gpg | grep trackbed || true") == ""
 
@@ -156,8 +140,7 @@ def test_doca_is_built_locked_and_loaded_and_in_use_it_gets_into_the_initramfs(n
         def wanted(version: str) -> dict[str, object]:
             made = rpm.like(f"doca-{version}", ofed.vendor(node.image, version, ofed.RHEL))
             url = served.enter_context(repository.serve(made.folder))
-            given = {"version": version, "fingerprint": made.fingerprint, "repository": url, "key": f"{url}/key.asc"}
-            return {"ofed": {"doca": given}}
+            return {"ofed": in_inventory(made, url, version)}
 
         older, newer = wanted(first), wanted(second)
         done = deploy(**older)
@@ -207,8 +190,7 @@ def test_mlnx_ofed_is_installed_from_its_bundle_locked_loaded_and_upgraded(node:
         kernel = f"24.10.OFED.{version.replace('-', '.')}"
         assert sorted(locks(node)) == [f"{part}-0:{kernel}-1.*" for part in parts]
         assert changed(deploy(**wanted(version))) == []
-    removed = pyinfra("-y", "inventories/lab.py", "deploys/remove.py")
-    assert removed.returncode == 0, said(removed)
+    succeeded(pyinfra("-y", "inventories/lab.py", "deploys/remove.py"))
     assert locks(node) == []
 
 
@@ -228,8 +210,7 @@ def test_the_gpu_driver_is_locked_at_its_version_before_it_is_installed_and_repl
         def wanted(version: str) -> dict[str, object]:
             return {"gpu_driver": {"version": version, "repository": vendor.given(url)}}
 
-        first = deploy(**wanted(old))
-        assert first.returncode == 0, said(first)
+        succeeded(deploy(**wanted(old)))
         # The repository also has newer packages, which fulfil the dependencies as well.
         assert versions() == {old}
         assert locked() == {f"{old}-1.*"}
@@ -239,18 +220,14 @@ def test_the_gpu_driver_is_locked_at_its_version_before_it_is_installed_and_repl
         ]
         assert changed(deploy(**wanted(old))) == []
         node.sh("mknod /dev/nvidia0 c 1 3; systemd-run --unit=job sh -c 'exec sleep infinity </dev/nvidia0'")
-        refused = deploy(**wanted(new))
-        assert refused.returncode != 0
-        assert "is not installed while GPUs are in use by sleep (" in said(refused)
+        assert "is not installed while GPUs are in use by sleep (" in refusal(deploy(**wanted(new)))
         assert versions() == {old}
         node.sh("systemctl stop job")
-        upgraded = deploy(**wanted(new))
-        assert upgraded.returncode == 0, said(upgraded)
+        succeeded(deploy(**wanted(new)))
         assert versions() == {new}
         assert locked() == {f"{new}-1.*"}
         # The scripts of the older packages have DKMS install the module, and DKMS keeps the newer one.
-        back = deploy(**wanted(old))
-        assert back.returncode == 0, said(back)
+        succeeded(deploy(**wanted(old)))
         assert versions() == {old}
         assert locked() == {f"{old}-1.*"}
         assert changed(deploy(**wanted(old))) == []
@@ -260,23 +237,17 @@ def test_kernel_updates_are_held_and_allowed_again(node: Node) -> None:
     def held() -> list[str]:
         return sorted(line.split("-0:")[0] for line in locks(node))
 
-    first = deploy(kernel={"headers": False, "hold": True})
-    assert first.returncode == 0, said(first)
+    succeeded(deploy(kernel={"headers": False, "hold": True}))
     assert held() == ["kernel", "kernel-core", "kernel-modules"]
-    again = deploy(kernel={"headers": False, "hold": True})
-    assert again.returncode == 0, said(again)
-    assert changed(again) == []
-    allowed = deploy(kernel={"headers": False, "hold": False})
-    assert allowed.returncode == 0, said(allowed)
+    assert changed(deploy(kernel={"headers": False, "hold": True})) == []
+    succeeded(deploy(kernel={"headers": False, "hold": False}))
     assert held() == []
 
 
 def test_the_distribution_s_rdma_tools_are_installed(node: Node) -> None:
     tools = {"librdmacm-utils", "infiniband-diags", "perftest"}
     assert installed(node) & tools == set()
-    done = deploy(ofed={"inbox": {}})
-    assert done.returncode == 0, said(done)
+    succeeded(deploy(ofed={"inbox": {}}))
     assert installed(node) >= tools
     node.sh("ibstat -l; command -v rping ib_write_bw")
-    again = deploy(ofed={"inbox": {}})
-    assert changed(again) == []
+    assert changed(deploy(ofed={"inbox": {}})) == []

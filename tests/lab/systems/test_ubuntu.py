@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from lab import Node
-from tests.lab.conftest import FRESH, changed, eventually, pyinfra, ready, said
+from tests.lab.conftest import FRESH, changed, deploy, eventually, ready, succeeded
 from tests.lab.systems.conftest import System, as_deployed, system
 
 # A lab of its own: boots and deploys.
@@ -41,9 +41,7 @@ def test_a_fresh_node_is_ready_after_one_deploy_and_a_second_one_changes_nothing
     assert node.sh(". /etc/os-release; echo $ID $VERSION_ID").split() == ["ubuntu", "22.04"]
     assert "netplan" in node.sh("networkctl --no-pager status | cat; ls /run/systemd/network")
     assert ready(node)
-    again = pyinfra("-y", "--json", "inventories/lab.py", "deploy.py")
-    assert again.returncode == 0, said(again)
-    assert changed(again) == []
+    assert changed(deploy()) == []
 
 
 def test_a_deploy_waits_for_the_upgrades_that_have_apt_s_lock(ubuntu: System) -> None:
@@ -51,7 +49,6 @@ def test_a_deploy_waits_for_the_upgrades_that_have_apt_s_lock(ubuntu: System) ->
     node.restore(FRESH)
     node.run(["systemd-run", "--quiet", "--unit=upgrades", "python3", "-c", LOCK], check=True)
     eventually("apt's lock", lambda: node.run(["test", "-e", "/run/locked"]).returncode == 0)
-    done = pyinfra("-y", "inventories/lab.py", "deploy.py")
-    assert done.returncode == 0, said(done)
+    succeeded(deploy())
     assert node.run(["test", "-e", "/run/waited-for"]).returncode == 0
     assert ready(node)
