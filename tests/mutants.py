@@ -27,7 +27,6 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
     "test_hung_device.py": ("agent.service.hung_device",),
     "test_incomplete_devices.py": (CONVERGE,),
     "test_interleavings.py": (INBOX, LOOP),
-    "test_kills.py": (ORIGINALS,),
     "test_loop.py": (LOOP,),
     "test_originals.py": (CONVERGE, ORIGINALS),
     "test_originals_file.py": (ORIGINALS,),
@@ -65,9 +64,6 @@ OF_ITS_OWN = {
 LONG = (
     "test_a_vf_that_does_not_keep_its_carrier_is_set_down_less_and_less_often",
     "test_a_vf_that_gets_a_user_while_other_vfs_are_rebound_is_not_unbound",
-    "test_after_any_kills_values_that_leave_the_spec_are_restored",
-    "test_overwritten_bytes_in_the_file_never_become_an_original",
-    "test_the_file_of_originals_stays_small",
 )
 """Tests that take seconds, and do not run. Each would run for every mutant that no other test notices."""
 

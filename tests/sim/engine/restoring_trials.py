@@ -175,17 +175,21 @@ class Trial:
             ["", "", "mtu=", "rings", "enable/4", "disable_ipv6", "hugepages", "max_tx_rate", "altname"]
         )
         able = bool(self.kernel.sriov.able)
+        noted = self._noted()
         self.kernel.sriov.late = set(self.random.sample(LATE, self.random.choice([0, 0, 1, 4]))) if able else set()
         self.told.append(
             f"  refused {share}, always {stubborn!r}, killed after {kill}, late {sorted(self.kernel.sriov.late)}"
         )
 
         def fault(operation: str, where: str, value: str) -> OSError | None:
+            nonlocal noted
             if left[0] is not None:
                 left[0] -= 1
                 if left[0] < 0:
                     left[0] = None
+                    self._tear(noted)
                     raise Killed
+            noted = self._noted()
             refused = self.random.random() < share or (stubborn and stubborn in f"{operation} {where} {value}")
             return OSError(self.random.choice(ERRNOS), "refused") if refused else None
 
@@ -194,6 +198,15 @@ class Trial:
             yield
         finally:
             self.kernel.fault = no_fault
+
+    def _noted(self) -> bytes:
+        return self.path.read_bytes() if self.path.exists() else b""
+
+    def _tear(self, before: bytes) -> None:
+        """Of what the file of originals has got since the last write, the killed worker wrote only a part."""
+        now = self._noted()
+        if now.startswith(before):
+            self.path.write_bytes(now[: self.random.randint(len(before), len(now))])
 
     @contextmanager
     def pod(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""The file of originals: what each change leaves in it."""
+"""The file of originals: what each change leaves in it, and what kills, a full file system and damage make of it."""
 
 import json
 import resource
@@ -14,13 +14,19 @@ from agent.kinds import ANY_VALUE, by_name
 from agent.report.records import HOST, Change
 from agent.spec.node import NodeSpec
 from agent.state.wanted import Wanted
+from tests.sim.engine.one_nic import Node, follow_or_die, vf, wanting
 from tests.sim.hugepages import NODE
-from tests.sim.kernel import Kernel
+from tests.sim.kernel import Kernel, no_fault
+from tests.sim.killed import Killed
+from tests.sim.passes import condition, settle
+from tests.sim.two_nics import PF0, PF1
 
 MACHINE = Kernel().machine()
 WANT = Wanted(NodeSpec("n1"))
 LINKS, VFS, HUGEPAGES = (by_name()[name] for name in ("links", "vfs", "hugepages"))
-PF0, PF1 = "0000:21:00.0", "0000:41:00.0"
+
+VALUES: dict[str, Any] = {"mtu": 9000, "vfs": {"count": 2, "defaults": {"trust": True}}}
+NO_VALUES: dict[str, Any] = {"vfs": {"count": 2}}
 
 
 def mtu(before: int | None, after: int, of: str = PF0, **more: Any) -> Change:
@@ -33,8 +39,12 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def originals(path: Path) -> Originals:
-    return Originals.load(path)
+def node(kernel: Kernel, path: Path) -> Node:
+    return Node(kernel, path)
+
+
+def values(node: Node) -> tuple[int, list[bool]]:
+    return node.kernel.netdev(PF0).mtu, [each.trust for each in node.kernel.vfs(PF0)]
 
 
 def lines(path: Path) -> list[Any]:
@@ -72,23 +82,6 @@ def test_a_change_that_replaces_no_original_is_not_noted(
     assert lines(path) == []
 
 
-def test_once_originals_are_lost_no_present_value_is_stored_as_one(path: Path) -> None:
-    path.write_text("junk\n")
-    originals = Originals.load(path)
-    originals.keep(MACHINE, WANT, LINKS, mtu(9000, 4000))
-    assert [line for line in lines(path) if line[0] == LINKS.NAME] == []
-    condition = Originals.load(path).condition
-    assert condition is not None and condition.reason == "Unreadable"
-
-
-def test_an_unreadable_file_of_originals_counts_as_lost(path: Path) -> None:
-    path.mkdir()
-    originals = Originals.load(path)
-    path.rmdir()
-    originals.keep(MACHINE, WANT, LINKS, mtu(9000, 4000))
-    assert lines(path) == []
-
-
 def test_the_file_is_written_anew_once_it_has_too_many_superseded_lines(path: Path, originals: Originals) -> None:
     for of in (PF0, PF1):
         originals.keep(MACHINE, WANT, LINKS, mtu(1500, 9000, of))
@@ -117,6 +110,92 @@ def test_a_line_of_which_only_a_part_was_written_is_not_kept(path: Path, origina
     originals.keep(MACHINE, WANT, LINKS, mtu(1500, 9000))
     with no_file_larger_than(path.stat().st_size + 10):
         originals.keep(MACHINE, WANT, LINKS, mtu(1500, 9000, PF1))
-    condition = originals.condition
-    assert condition is not None
-    assert condition.message.startswith(f"{path} cannot be written: No space left on device; ")
+    kept = originals.condition
+    assert kept is not None
+    assert kept.message.startswith(f"{path} cannot be written: No space left on device; ")
+
+
+# --- kills, damage and a full file system, in whole passes ------------------------------------------------------
+
+
+def test_a_lost_original_is_reported_and_not_replaced_by_another_value(node: Node) -> None:
+    node.follow(VALUES)
+    node.path.write_bytes(b"\xff\xfe[[[[\n" + node.path.read_bytes().replace(b"9000", b"9001"))
+    for _ in range(2):  # the second reads what the first wrote
+        node.restart()
+        lost = condition(node.follow({**VALUES, "mtu": 4000}), "OriginalsKept")
+        assert (lost.status, lost.reason, lost.severity) == ("False", "Unreadable", "warn")
+    node.follow(NO_VALUES)
+    assert values(node) == (4000, [False, False]), "the agent wrote 9000, so it is no original; the others are known"
+
+
+def test_a_reader_of_the_file_does_not_write_to_it(node: Node) -> None:
+    node.follow(VALUES)
+    before = node.path.read_bytes()
+    settle(node.kernel, wanting(NO_VALUES), originals=Originals.load(node.path, keep=False))
+    assert node.kernel.netdev(PF0).mtu == 1500
+    assert node.path.read_bytes() == before
+
+
+def test_a_file_that_cannot_be_read_is_reported_and_counts_as_lost(node: Node) -> None:
+    node.path.mkdir()
+    lost = Originals.load(node.path, keep=False).condition
+    assert lost is not None
+    assert (lost.status, lost.reason, lost.severity) == ("False", "Unreadable", "warn")
+    assert lost.remedy == "set those by hand"
+    node.restart()
+    node.path.rmdir()
+    node.follow(VALUES)
+    node.follow(NO_VALUES)
+    assert node.kernel.netdev(PF0).mtu == 9000
+
+
+def test_values_that_a_write_brought_back_stay_forgotten_after_a_restart(node: Node) -> None:
+    node.follow(VALUES)
+    node.follow(NO_VALUES)
+    assert node.kernel.netdev(PF0).mtu == 1500
+    node.kernel.netlink.set_link(node.kernel.netdev(PF0).ifindex, mtu=9000)
+    node.restart()
+    node.follow(NO_VALUES)
+    assert node.kernel.netdev(PF0).mtu == 9000, "an operator has set it since: there is nothing to restore"
+
+
+def test_if_originals_cannot_be_written_repairs_go_on_and_it_is_reported(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node.follow(NO_VALUES)
+    capsys.readouterr()
+    with no_file_larger_than(0):
+        kept = condition(node.follow(VALUES), "OriginalsKept")
+    assert node.kernel.netdev(PF0).mtu == 9000
+    why = f"{node.path} cannot be written: File too large"
+    assert kept.message == f"{why}; they are lost if the agent ends now"
+    assert (kept.status, kept.reason, kept.severity) == ("False", "NotWritten", "warn")
+    assert kept.remedy == "make room in /run"
+    said = f"{why}; until it can be, a restart of the agent forgets what values were before"
+    assert capsys.readouterr().err.splitlines() == [said], "said once"
+    result = node.follow({**VALUES, "mtu": 4000})
+    assert "OriginalsKept" not in {each.type for each in result.conditions}
+    node.restart()
+    node.follow(NO_VALUES)
+    assert values(node) == (1500, [False, False])
+
+
+def test_a_link_that_a_kill_left_down_is_not_noted_as_down_before(node: Node) -> None:
+    node.follow(NO_VALUES)
+    node.path.unlink()  # as after a reboot: the agent finds the VFs up
+    node.restart()
+    function = vf(node, 0)
+    node.kernel.lose_carrier(function)
+
+    def kill(operation: str, where: str, value: str) -> None:
+        if operation == "set_link" and "up=True" in value:
+            raise Killed
+
+    node.kernel.fault = kill
+    follow_or_die(node, NO_VALUES)
+    assert not node.kernel.netdev(function).up
+    node.kernel.fault = no_fault
+    node.follow(NO_VALUES)
+    node.follow(None)
+    assert node.kernel.netdev(function).up
