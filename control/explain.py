@@ -12,15 +12,19 @@ from attrs import asdict, frozen, has
 from pyinfra.api.exceptions import PyinfraError
 from pyinfra.api.host import Host
 from pyinfra.api.state import State
+from pyinfra.connectors.ssh import SSHConnector
 from pyinfra.context import ctx_state
 
 from agent.report.printable import printable
+from agent.spec.strict import did_you_mean
 from tasks.common import layers, replacements, site
 from tasks.common.data import SITE, SPEC_KEYS, task_keys
 from tasks.common.layers import Layer
 from tasks.node_spec import node_spec
 
 DEFAULT = "default"
+SECRET = ("ssh_password", "ssh_key_password", "ssh_paramiko_connect_kwargs")
+"""The connection's keys with a password, which is not printed."""
 
 
 @frozen
@@ -112,15 +116,17 @@ def _lines(host: Host, inventory: Path, key: str | None) -> tuple[list[Line], st
     of_host = layers.layers(host)
     faults = layers.merge(host)
     data = host.data.dict()  # type: ignore[no-untyped-call]
-    own = sorted(
-        each for each in data if type(each) is str and each.startswith((SITE, "ssh_")) and "password" not in each
-    )
-    known = dict.fromkeys((*SPEC_KEYS, *(each.name for each in task_keys()), *own))
+    own = sorted(each for each in data if type(each) is str and each.startswith(SITE))
+    connection = {name: meta.default for name, meta in SSHConnector.data_meta.items() if name not in SECRET}
+    known = (*SPEC_KEYS, *(each.name for each in task_keys()), *own, *connection)
+    if key in SECRET:
+        raise click.ClickException(f"{key} is a secret, which is not shown")
     if key is not None and key not in known:
-        raise click.ClickException(f"{key} is not a key; see docs/inventory.md")
+        raise click.ClickException(f"{key} is not a key; {did_you_mean(key.lower(), known, 'see docs/inventory.md')}")
     try:
         defaults: dict[str, Any] = _plain(node_spec(data, host.name))
         defaults |= {each.name: _plain(each.read(data, host.name)) for each in task_keys()}
+        defaults |= connection if key is not None else {}
     except PyinfraError as error:
         defaults = {}
         faults = faults or [str(error)]

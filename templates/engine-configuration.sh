@@ -3,7 +3,7 @@
 #
 #   dry-run|apply docker|containerd|crio DEFAULT CDI    (the last two: yes or no)
 #
-# It prints `ran`, then lines of `fault TEXT`, `change KEY`, `lost KEY`, `pending`; nothing if nvidia-ctk or jq is missing.
+# It prints `ran`, then lines of `fault TEXT`, `warning TEXT`, `change KEY`, `lost KEY`, `pending`; nothing if nvidia-ctk or jq is missing.
 
 mode=$1 engine=$2 default=$3 cdi=$4 made="nvidia-ctk's configuration"
 case $engine in
@@ -183,6 +183,11 @@ loaded() {
 }
 cdi_loaded() { [ "$engine" != docker ] || [ "$cdi" != yes ] || info '{{json .CDISpecDirs}}' | grep -q /; }
 active=$(systemctl is-active "$engine" || true)
+case $active in
+active) ;;
+failed) fault "it has failed, so nothing can load $made; mend it (journalctl --unit=$engine), start it, and deploy again" ;;
+*) echo "warning $engine is $active: whether it accepts $made shows only when it starts; start it and deploy again" ;;
+esac
 if [ "$active" = active ] && ! { loaded && cdi_loaded; }; then echo pending; fi
 if [ "$engine" = containerd ] && [ "$active" = active ] && [ -s wanted ]; then
   reason=$(stopped_by_restart)

@@ -126,7 +126,8 @@ def unknown_keys(data: Mapping[str, object], host_name: str) -> list[str]:
             continue
         if key in known_keys() or key.startswith(("_", SITE)):
             continue
-        hint = did_you_mean(key, known_keys(), "see docs/inventory.md")
+        # Whoever takes a key for a constant writes it in capitals.
+        hint = did_you_mean(key.lower(), known_keys(), "see docs/inventory.md")
         faults.append(f"{host_name}: unknown key {key!r}; {hint} (keys of your own begin with {SITE!r})")
     return faults
 

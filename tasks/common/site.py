@@ -23,6 +23,7 @@ from pyinfra.context import state
 from agent.runtime import version
 from fleet.paths import expanded
 from tasks.common.archive import ROOT
+from tasks.common.data import known_keys
 
 PIN = ".trackbed-version"
 """The file with the version of Trackbed that a site is for, one line."""
@@ -94,20 +95,35 @@ def reading(read: Callable[..., Inventory]) -> Callable[..., Inventory]:
             # Whoever comes from another tool may give YAML.
             said = f"{error.msg} (the file is read as Python)" if isinstance(error, SyntaxError) else error
             raise InventoryError(f"{_place(error, cwd)}: {type(error).__name__}: {said}; correct the file") from None
-        _warn_of_misnamed(Path(cwd or ".") / "group_data", made)
+        _warn_of_unread(Path(cwd or "."), made)
         return made
 
     return read_site
 
 
-def _warn_of_misnamed(folder: Path, hosts: Inventory) -> None:
-    """Name a file of group data that is not Python, or whose group the inventory lacks, if it resembles one without a file.
+def _warn_of_unread(root: Path, hosts: Inventory) -> None:
+    """Name what somebody may take for data of this inventory, and pyinfra does not read.
 
-    Other files may be of the groups of other inventories.
+    Other files of group data may be of the groups of other inventories, and a folder there a package of Python's.
     """
+    folder = root / "group_data"
+    files = {each.stem for each in folder.glob("*.py")}
+    for name in sorted({*hosts.group_data} - {*hosts.groups} - files):
+        if name.lower() in known_keys():
+            logger.warning(
+                f"{name} is a group without hosts in this inventory; did you mean the key {name.lower()!r}? give it in the "
+                f"data of a group ({folder}) or of a host"
+            )
+    for each in (root / name for name in ("host_data", "host_vars", "group_vars")):
+        if each.is_dir():
+            logger.warning(
+                f"{each} is not read: data of a host are in the inventory, those of a group in group_data/NAME.py"
+            )
+    for name in sorted({"all", *hosts.groups}):
+        if (folder / name).is_dir():
+            logger.warning(f"{folder / name} is not read: the data of a group are one file, {name}.py")
     for other in sorted(each for each in folder.glob("*") if each.suffix in (".yml", ".yaml", ".json")):
         logger.warning(f"{other} is not read: group data are Python, as in {other.stem}.py")
-    files = {each.stem for each in folder.glob("*.py")}
     for name in sorted(files - {"all", *hosts.groups}):
         if near := difflib.get_close_matches(name, set(hosts.groups) - files, n=1, cutoff=0.8):
             logger.warning(f"{folder / name}.py is of no group of this inventory; did you mean {near[0]}.py?")

@@ -17,7 +17,7 @@ from agent.report.records import Disruption
 from tasks import disruption
 from tasks.common import units
 from tasks.common.archive import ROOT
-from tasks.common.commands import Commands, refuse, script
+from tasks.common.commands import Commands, refuse, script, warn
 from tasks.common.facts import FactBase
 
 SHARED = units.STALE + (ROOT / "templates" / "engine-files.sh").read_text()
@@ -33,10 +33,12 @@ Mode = Literal["dry-run", "apply"]
 class DryRun:
     """The result of a script's dry run. ``changes`` and ``lost`` are keys as the engine names them.
 
-    ``lost``: the operator's keys that it would remove or change. ``pending``: the running engine has not loaded its files.
+    ``warnings``: what does not keep the files from being written. ``lost``: the operator's keys that it would remove or change.
+    ``pending``: the running engine has not loaded its files.
     """
 
     faults: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     changes: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
     pending: bool = False
@@ -55,10 +57,10 @@ def command(text: str, mode: Mode, *arguments: str) -> StringCommand:
 def parse(output: list[str]) -> DryRun:
     """Parse lines such as `change runtimes.nvidia.path`."""
     lines = [line.split(" ", 1) for line in output]
-    faults, changes, lost = (
-        tuple(line[1] for line in lines if line[0] == word) for word in ("fault", "change", "lost")
+    faults, warnings, changes, lost = (
+        tuple(line[1] for line in lines if line[0] == word) for word in ("fault", "warning", "change", "lost")
     )
-    return DryRun(faults, changes, lost, ["pending"] in lines)
+    return DryRun(faults, warnings, changes, lost, ["pending"] in lines)
 
 
 class ContainersRun(FactBase[bool]):
@@ -96,6 +98,9 @@ def configure(
 
     ``would_lose``: the message for these settings; messages name the inventory's ``key``. ``done``: there is nothing to do.
     """
+    # Before that, another operation may still start the engine.
+    for warning in dry_run.warnings if host.state.is_executing else ():
+        warn(host, f"{key}: {warning}")
     if dry_run.faults:
         yield refuse("\n".join(f"{key}: {fault}" for fault in dry_run.faults))
     elif dry_run.changes and dry_run.lost:

@@ -142,6 +142,18 @@ def test_group_data_of_a_mistyped_name_are_named(site: Path) -> None:
     assert f"{site}/group_data/all.yml is not read: group data are Python, as in all.py" in done.stderr
 
 
+def test_what_may_be_meant_for_data_and_is_not_read_is_named(site: Path) -> None:
+    inventory = site / "inventories/prod.py"
+    for name in ("host_data", "group_data/servers", "group_data/shared"):
+        (site / name).mkdir()
+    inventory.write_text(f"{inventory.read_text()}NICS = []\ncanary = []\n")
+    said = ran(PYINFRA, inventory, "debug-inventory").stderr
+    assert f"{site}/host_data is not read" in said
+    assert f"{site}/group_data/servers is not read: the data of a group are one file, servers.py" in said
+    assert "NICS is a group without hosts in this inventory; did you mean the key 'nics'?" in said
+    assert "shared" not in said and "canary" not in said
+
+
 @pytest.mark.parametrize("deploy", ["deploy.py", f"{ROOT}/deploys/remove.py"])
 def test_a_deploy_in_the_place_of_the_inventory_is_one_error(site: Path, deploy: str) -> None:
     done = ran(PYINFRA, deploy, site / "inventories/prod.py", "--dry")
@@ -264,9 +276,8 @@ def test_an_override_reaches_the_deploy_and_one_of_another_host_does_not_stop_it
 
 
 def test_explain_names_the_file_of_each_value_and_the_defaults(site: Path) -> None:
-    hosts = [
-        ("gpu-01", {"nic_overrides": {"rail0": {"vfs": {"count": 4}}}, "ssh_user": "ops", "_sudo_password": "hunter2"})
-    ]
+    secrets = {"_sudo_password": "hunter2", "ssh_paramiko_connect_kwargs": {"passphrase": "hunter2"}}
+    hosts = [("gpu-01", {"nic_overrides": {"rail0": {"vfs": {"count": 4}}}, "ssh_user": "ops", **secrets})]
     (site / "inventories/prod.py").write_text(f"servers = ({hosts!r}, {{'irqs': {{'exclude_cpus': '0-1'}}}})\n")
     (site / "group_data/all.py").write_text("site_rack = 7\nrps = {'enable': False}\nirqs = {'pin': False}\n")
     lines = explained(site, "gpu-01")
@@ -295,8 +306,20 @@ def test_explain_knows_the_worked_example() -> None:
     assert f"disruption.allow = 'none'  # {ROOT}/inventories/prod.py, group careful\n" in done.stdout
     absent = trackbed("explain", "gpu-99", "--inventory", ROOT / "inventories/prod.py")
     assert (absent.returncode, "has no host gpu-99; its hosts are" in absent.stderr) == (1, True)
-    unknown = trackbed("explain", "gpu-07.example.net", "nisc", "--inventory", ROOT / "inventories/prod.py")
-    assert "nisc is not a key" in unknown.stderr
+
+
+@pytest.mark.parametrize(
+    ("key", "code", "said"),
+    [
+        ("nisc", 1, "nisc is not a key; did you mean 'nics'?"),
+        ("ssh_port", 0, "ssh_port = None  # default"),
+        ("ssh_connect_retries", 0, "ssh_connect_retries = 0  # default"),
+        ("ssh_password", 1, "ssh_password is a secret, which is not shown"),
+    ],
+)
+def test_explain_knows_each_key_of_the_connection_and_shows_no_secret(key: str, code: int, said: str) -> None:
+    done = trackbed("explain", "gpu-07.example.net", key, "--inventory", ROOT / "inventories/prod.py")
+    assert (done.returncode, said in done.stdout + done.stderr) == (code, True), done.stdout + done.stderr
 
 
 def test_explain_of_wrong_data_says_what_is_wrong(site: Path) -> None:

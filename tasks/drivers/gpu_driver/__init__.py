@@ -345,8 +345,8 @@ def check(version: str, fabric_manager: bool) -> Commands:
     """Fail unless nvidia-smi prints the version, and the fabric has registered all GPUs. This changes nothing."""
     if kernel.skip_until_booted("the driver is checked"):
         return
-    if not host.state.is_executing or modules.reboot_due():
-        host.noop("the driver is checked once it is loaded")
+    if not host.state.is_executing or modules.reboot_due() or fabric.awaits_reboot():
+        host.noop("the driver is checked once it and the fabric's drivers are loaded")
         return
     report = host.get_fact(SmiReport)
     if _unregistered(report) and fabric_manager:

@@ -12,9 +12,11 @@ from pyinfra.api.command import StringCommand
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
+from tasks import reboot
 from tasks.common.commands import Commands
 from tasks.common.facts import Lines
 from tasks.common.texts import HEADER, Texts, replace
+from tasks.host import kernel
 from tasks.packages import Family, vendor_repository
 from tasks.packages.vendor_repository import Package
 
@@ -73,6 +75,11 @@ class NvSwitches(Lines):
         return self.script(_SWITCHES, "")
 
 
+def awaits_reboot() -> bool:
+    """For an operation: whether the fabric is set up only after OFED's reboot: its ib_umad may not load before that."""
+    return reboot.awaited_by("ofed") and bool(host.get_fact(NvSwitches))
+
+
 @operation()
 def subnet_manager(family: Family) -> Commands:
     """Install nvlsm, and load the module through which it reaches NVSwitches, if the node has NVSwitches that need them."""
@@ -86,5 +93,6 @@ def subnet_manager(family: Family) -> Commands:
         "the source 'vendor', or install it from there",
     )
     # Before the fabric manager starts, which checks for it.
+    now = "" if kernel.pending_release() or awaits_reboot() else "modprobe ib_umad\n"
     have = host.get_fact(Texts, paths=(AT_BOOT,))
-    yield from replace(have, {AT_BOOT: f"{HEADER}ib_umad\n"}, "modprobe ib_umad\n")
+    yield from replace(have, {AT_BOOT: f"{HEADER}ib_umad\n"}, now)

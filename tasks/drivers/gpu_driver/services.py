@@ -14,7 +14,7 @@ from tasks.common.commands import Commands
 from tasks.common.facts import FactBase
 from tasks.common.systemd_reload import RELOAD, RESTART, deferred
 from tasks.common.texts import HEADER, Texts, replace
-from tasks.drivers.gpu_driver import modules
+from tasks.drivers.gpu_driver import fabric, modules
 from tasks.host import kernel
 
 PERSISTENCE = "nvidia-persistenced"
@@ -77,8 +77,8 @@ def service(unit: str, key: str, remedy: str) -> Commands:
     """Have a service of the driver run, now and at every boot; with a reboot due, after that."""
     if kernel.skip_until_booted(f"{unit} is started"):
         return
-    if host.state.is_executing and modules.reboot_due():
-        host.noop(f"{unit} is started once the driver is loaded")
+    if host.state.is_executing and (modules.reboot_due() or (unit == FABRIC_MANAGER and fabric.awaits_reboot())):
+        host.noop(f"{unit} is started once its drivers are loaded")
         return
     missing = f"the node has no {unit}.service, which a package of the driver brings: install that, or give {key} False"
     yield from units.enable(

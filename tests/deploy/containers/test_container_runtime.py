@@ -119,6 +119,15 @@ def test_what_cannot_work_is_refused_with_the_remedy(node: Node, output: list[st
     assert refused in command
 
 
+def test_an_engine_that_does_not_run_gets_its_files_and_is_named(node: Node) -> None:
+    engines(node, "docker")
+    stopped = ["ran", "change x", "warning docker is inactive: whether it"]
+    result = node.deploy(container_runtime.configure, {**installed(), DRY_RUN: stopped})
+    assert (result.failed, len(result.flat)) == (False, 1)
+    [warning] = [line for line in result.log if "docker is inactive" in line]
+    assert "container_runtime: " in warning
+
+
 @pytest.mark.parametrize(
     ("path", "service", "enabled"),
     [

@@ -27,6 +27,7 @@ LOADED = SCRIPT[SCRIPT.index("# Version 1.0.0") : SCRIPT.index("active=$(")]
 REMOVED = SCRIPT[SCRIPT.index("if left_by_1_0_0") : SCRIPT.index('[ "$active" = active ] || exit 0\n\nif')]
 LATER = SCRIPT[SCRIPT.index("# CRI-O reads its drop-ins") : SCRIPT.index("case $engine in\ndocker)\n  if [")]
 USABLE = SCRIPT[SCRIPT.index("usable() {") : SCRIPT.index("comm -13 present")]
+STATE = SCRIPT[SCRIPT.index("active=$(") : SCRIPT.index('if [ "$active" = active ] && ! {')]
 FIND_LOST = SCRIPT[SCRIPT.index("ours=") : SCRIPT.index("# dockerd does")]
 
 
@@ -243,3 +244,16 @@ def test_a_file_of_the_runtime_s_own_that_it_does_not_accept_is_named(
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert (f"config.toml: {said}; correct it there" in done.stdout) is is_fault
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [("active", ""), ("failed", "fault docker: it has failed"), ("inactive", "warning docker is inactive: ")],
+)
+def test_an_engine_that_does_not_run_is_named(tmp_path: Path, state: str, said: str) -> None:
+    program(tmp_path / "bin/systemctl", f"echo {state}; [ {state} = active ]")
+    done = subprocess.run(
+        ["sh", "-ec", f"{engine_files.SHARED}engine=docker mode=dry-run\n{STATE}"],
+        env={**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.startswith(said) and bool(done.stdout) == bool(said)

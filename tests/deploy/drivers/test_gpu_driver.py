@@ -15,11 +15,13 @@ from tasks.packages.holds import LOCK_PLUGIN
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, of
 from tests.deploy.drivers.gpu_node import (
     ABSENT,
+    BOOT,
     BUILDS,
     KERNEL,
     NO_NOUVEAU,
     PINS,
     PREFIX,
+    REQUESTS,
     RUNNING,
     SMI,
     SOURCE,
@@ -263,3 +265,19 @@ def test_nvswitches_of_nvlink_5_get_their_subnet_manager(
     assert [" nvlsm" in command for command in commands][:1] == [True] * installed
     assert any("modprobe ib_umad" in command for command in commands) == installed
     assert any(content.endswith(b"\nib_umad\n") for content in result.uploads.values()) == installed
+
+
+@pytest.mark.parametrize(("boot", "waits"), [("1", True), ("0", False)])
+def test_nvlink_5_waits_for_the_reboot_that_loads_ofeds_modules(node: Node, boot: str, waits: bool) -> None:
+    """OFED's ib_umad may not load beside the kernel's own ib_core. If that failed the host, the reboot would never come."""
+    wants(node, fabric_manager=True)
+    node.data["reboot"] = {"policy": "allow"}
+    off = {STATE: ["ActiveState=inactive LoadState=loaded UnitFileState=disabled "]}
+    due = {REQUESTS: [f"{BOOT}1", f"ofed {BOOT}{boot} installed modules are not the loaded ones "]}
+    seen = {"SW_MNG": ["0000:05:00.0"], SMI: [f"version {VERSION}", UNREGISTERED]}
+    answers = {**there(**off, **due, **seen), **debs(f"{VERSION}-1", "nvidia-fabricmanager")}
+    result = node.deploy(gpu_driver.install, answers)
+    assert result.failed is not waits
+    assert any("modprobe ib_umad" in command for command in result.flat) is not waits
+    assert (result.commands[f"{PREFIX}Fabric manager"] == []) is waits
+    assert any(content.endswith(b"\nib_umad\n") for content in result.uploads.values())
