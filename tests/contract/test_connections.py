@@ -23,8 +23,7 @@ from agent.machine import Machine, Route, Rule
 from agent.spec.node import from_mapping
 from agent.state.wanted import resolve
 from bench.namespace import ADDRESS, devices
-from tests.contract.asking import soon
-from tests.private_namespace import check_in_namespace
+from tests.private_namespace import in_namespace, ip, pod, sh
 from tests.sim.kernel import Kernel
 
 OWN, OWN6, PEER, PEER6, PORT = "198.51.100.7", "2001:db8:77::7", "198.51.100.9", "2001:db8:77::9", 7000
@@ -209,37 +208,26 @@ class Real:
             self._connections.pop().close()
 
 
-def namespace(pid: int) -> Path:
-    return Path(f"/proc/{pid}/ns/net").readlink()
-
-
 @contextmanager
 def a_peer() -> Iterator[None]:
     """A process with fab1 in a network namespace of its own, which answers at PORT."""
-    command = ["unshare", "--net", "sh", "-c", 'read go && exec "$0" -c "$1"', sys.executable, LISTEN]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as peer:
-        assert peer.stdin is not None
-        assert peer.stdout is not None
-        try:
-            soon(lambda: namespace(peer.pid) != namespace(os.getpid()) or None, "namespace of the peer")
-            subprocess.run(["ip", "link", "set", "fab1", "netns", str(peer.pid)], check=True)
-            subprocess.run(["nsenter", "-t", str(peer.pid), "-n", "sh", "-euc", OF_PEER], check=True)
-            peer.stdin.write(b"go\n")
-            peer.stdin.flush()
+    with pod() as namespace:
+        ip("link", "set", "fab1", "netns", namespace)
+        sh(f"nsenter -t {namespace} -n sh -euc '{OF_PEER}'")
+        command = ["nsenter", "-t", namespace, "-n", sys.executable, "-c", LISTEN]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as peer:
+            assert peer.stdout is not None
             assert peer.stdout.readline() == b"listens\n"
             yield
-        finally:
             peer.kill()
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+@in_namespace(MADE)
 def test_this_kernel_behaves_as_the_contract_says(case: Callable[[World], None]) -> None:
-    def check() -> None:
-        with a_peer(), devices({ADDRESS: NETDEV}), ExitStack() as stack:
-            # igb sets an MTU by taking the link down.
-            driver = Path(f"{PCI}/{ADDRESS}/driver")
-            driver.unlink()
-            driver.symlink_to("../drivers/igb")
-            case(Real(linux.machine(), stack))
-
-    check_in_namespace(MADE, check, within=60)
+    with a_peer(), devices({ADDRESS: NETDEV}), ExitStack() as stack:
+        # igb sets an MTU by taking the link down.
+        driver = Path(f"{PCI}/{ADDRESS}/driver")
+        driver.unlink()
+        driver.symlink_to("../drivers/igb")
+        case(Real(linux.machine(), stack))

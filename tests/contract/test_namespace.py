@@ -8,7 +8,7 @@ import mmap
 import os
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -22,61 +22,54 @@ from agent.machine import Machine
 from bench.namespace import ADDRESS, devices
 from tests.contract.asking import errno_of, soon
 from tests.contract.cases import CASES, Case, addresses, napi
-from tests.private_namespace import check_in_namespace
+from tests.private_namespace import in_namespace
 
 MADE = "ip link set lo up; ip link add fab0 type veth peer name fab1; ip link set fab1 up; ip link set fab0 up"
+TWO = "numrxqueues 2 numtxqueues 2"
 SOL_XDP = 283
 HERE = [case for case in CASES if case.__module__ in (addresses.__name__, napi.__name__)]
 
 
-def in_namespace(check: Callable[[Machine, int], None], made: str = MADE) -> None:
-    """Run a check in a network namespace, with its machine and the index of fab0."""
-
-    def run() -> None:
-        with devices({ADDRESS: "fab0"}):
-            kernel = linux.machine()
-            check(kernel, ifindex_of(kernel.files, ADDRESS))
-
-    check_in_namespace(made, run, within=60)
+@contextmanager
+def this_kernel() -> Iterator[tuple[Machine, int]]:
+    """The machine, and the index of fab0."""
+    with devices({ADDRESS: "fab0"}):
+        kernel = linux.machine()
+        index = ifindex_of(kernel.files, ADDRESS)
+        # With GRO a veth's queues have NAPI instances.
+        kernel.ethtool.set("features", index, {"rx-gro": True})
+        yield kernel, index
 
 
 @pytest.mark.parametrize("case", HERE, ids=lambda case: case.__name__)
+@in_namespace(MADE)
 def test_this_kernel_behaves_as_the_contract_says(case: Case) -> None:
-    def check(kernel: Machine, index: int) -> None:
-        # With GRO a veth's queues have NAPI instances.
-        kernel.ethtool.set("features", index, {"rx-gro": True})
+    with this_kernel() as (kernel, _):
         case(kernel, ADDRESS)
 
-    in_namespace(check)
 
-
+@in_namespace(MADE)
 def test_the_kernel_tells_no_interrupt_of_a_veth() -> None:
-    def check(kernel: Machine, index: int) -> None:
-        kernel.ethtool.set("features", index, {"rx-gro": True})
+    with this_kernel() as (kernel, index):
         assert kernel.netlink.napis(index)
         assert kernel.netlink.queue_irqs(index) == {}
         assert not any("irq" in has for has in kernel.netlink.napis(index).values())
 
-    in_namespace(check)
 
-
+@in_namespace(MADE)
 def test_a_netdev_is_found_by_an_alternative_name_that_is_too_long_for_a_name() -> None:
-    def check(kernel: Machine, index: int) -> None:
+    with this_kernel() as (kernel, index):
         kernel.netlink.add_altname(index, "name_of_thirty_characters_here")
         found = kernel.netlink.link("name_of_thirty_characters_here")
         assert (found and found.ifindex, kernel.netlink.link("another_name_of_thirty_letters")) == (index, None)
 
-    in_namespace(check)
 
-
+@in_namespace(f"{MADE}; ip addr add 2001:db8:77::7/64 dev fab1 nodad; ip addr add 2001:db8:77::7/64 dev fab0")
 def test_an_address_that_another_node_has_is_a_duplicate() -> None:
-    def check(kernel: Machine, index: int) -> None:
+    with this_kernel() as (kernel, index):
         failed = soon(lambda: kernel.netlink.addresses(duplicate=True) or None, "duplicate")
         assert failed == {index: ("2001:db8:77::7/64",)}
         assert "2001:db8:77::7/64" not in kernel.netlink.addresses()[index]
-
-    both = "ip addr add 2001:db8:77::7/64 dev fab1 nodad; ip addr add 2001:db8:77::7/64 dev fab0"
-    in_namespace(check, f"{MADE}; {both}")
 
 
 def test_an_interrupt_that_the_kernel_places_has_no_write_bit_and_refuses() -> None:
@@ -90,8 +83,9 @@ def test_an_interrupt_that_the_kernel_places_has_no_write_bit_and_refuses() -> N
         assert errno_of(lambda path=path: files.write(path, files.read(path))) == errno.EPERM  # type: ignore[misc]
 
 
+@in_namespace(MADE.replace("fab0 type veth peer name fab1", f"fab0 {TWO} type veth peer name fab1 {TWO}"))
 def test_an_af_xdp_socket_is_a_user_of_its_queue_which_the_kernel_does_not_remove() -> None:
-    def check(kernel: Machine, index: int) -> None:
+    with this_kernel() as (kernel, index):
         assert kernel.netlink.queue_users(index) == ()
         with bound_to(index, queue=1):
             (user,) = kernel.netlink.queue_users(index)
@@ -99,9 +93,6 @@ def test_an_af_xdp_socket_is_a_user_of_its_queue_which_the_kernel_does_not_remov
             assert errno_of(lambda: kernel.ethtool.set("channels", index, {"rx": 1, "tx": 1})) == errno.EINVAL
         soon(lambda: True if kernel.netlink.queue_users(index) == () else None, "free queue")
         kernel.ethtool.set("channels", index, {"rx": 1, "tx": 1})
-
-    two = "numrxqueues 2 numtxqueues 2"
-    in_namespace(check, MADE.replace("fab0 type veth peer name fab1", f"fab0 {two} type veth peer name fab1 {two}"))
 
 
 @contextmanager

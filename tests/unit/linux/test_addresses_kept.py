@@ -6,8 +6,10 @@ Its full reading comes once a minute, and no wait here is as long.
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ from agent.spec.addresses import PRIORITY
 from bench.agent import keep
 from bench.namespace import ADDRESS
 from tests.contract.asking import soon
-from tests.private_namespace import check_in_namespace
+from tests.private_namespace import in_namespace, ip, sh
 
 TABLE = 479103
 SPEC = {
@@ -46,7 +48,6 @@ mkdir -p /run/NetworkManager/devices /run/systemd/netif/links
 echo ADMIN_STATE=unmanaged > /run/systemd/netif/links/$(cat /sys/class/net/fab0/ifindex)
 """
 MESSAGES = Path("/run/messages")
-Check = Callable[[LinuxNetlink, int], None]
 
 
 def whole(netlink: LinuxNetlink, ifindex: int) -> bool:
@@ -75,58 +76,50 @@ def wait_until_kept(netlink: LinuxNetlink, ifindex: int) -> None:
     soon(kept, "addresses, routes and rules")
 
 
-def comes_back_after(*commands: str) -> Check:
-    def check(netlink: LinuxNetlink, ifindex: int) -> None:
-        wait_until_kept(netlink, ifindex)
-        for command in commands:
-            subprocess.run(["ip", *command.split()], check=True)
-            wait_until_kept(netlink, ifindex)
-
-    return check
-
-
-def packets_leave_by_the_rail(netlink: LinuxNetlink, ifindex: int) -> None:
-    wait_until_kept(netlink, ifindex)
-    # Another netdev on the same network, with a better route in the table main.
-    made = "ip link add fab2 type veth peer name fab3; ip link set fab2 up; ip link set fab3 up"
-    subprocess.run(["sh", "-euc", f"{made}; ip address add 10.3.0.200/16 dev fab2"], check=True)
-    subprocess.run(["sh", "-euc", "ip route del 10.3.0.0/16 dev fab0 table main"], check=True)
-
-    def way(*words: str) -> str:
-        return subprocess.run(["ip", "route", "get", *words], check=True, capture_output=True, text=True).stdout
-
-    assert "dev fab2" in way("10.3.0.99")
-    assert f"dev fab0 table {TABLE}" in way("10.3.0.99", "from", "10.3.0.17")
-    assert f"via 10.3.255.254 dev fab0 table {TABLE}" in way("10.9.0.99", "from", "10.3.0.17")
-
-
-def beside_a_worker(check: Check) -> None:
-    """Run a check while the agent's worker keeps the spec."""
-    worker = os.fork()
-    if not worker:
+@contextmanager
+def worker() -> Iterator[tuple[LinuxNetlink, int]]:
+    """The agent's worker keeps the spec, and everything is there. Gives netlink, and the index of fab0."""
+    child = os.fork()
+    if not child:
         with MESSAGES.open("w") as out:
             keep("fab0", out, SPEC)
         os._exit(1)
     try:
-        netlink = LinuxNetlink()
-        link = netlink.link("fab0")
-        assert link is not None
-        check(netlink, link.ifindex)
+        netlink, ifindex = LinuxNetlink(), socket.if_nametoindex("fab0")
+        wait_until_kept(netlink, ifindex)
+        yield netlink, ifindex
     finally:
-        os.kill(worker, 9)
-        os.waitpid(worker, 0)
+        os.kill(child, 9)
+        os.waitpid(child, 0)
 
 
 @pytest.mark.parametrize(
-    "check",
+    "commands",
     [
-        comes_back_after("address del 10.3.0.17/16 dev fab0", "-6 address del fd00:0:0:3::11/64 dev fab0"),
-        comes_back_after(f"route del 10.3.0.0/16 table {TABLE}", f"-6 route flush table {TABLE}"),
-        comes_back_after("rule del from 10.3.0.17", "-6 rule del from fd00:0:0:3::11"),
-        comes_back_after("link set fab0 down"),
-        packets_leave_by_the_rail,
+        ("address del 10.3.0.17/16 dev fab0", "-6 address del fd00:0:0:3::11/64 dev fab0"),
+        (f"route del 10.3.0.0/16 table {TABLE}", f"-6 route flush table {TABLE}"),
+        ("rule del from 10.3.0.17", "-6 rule del from fd00:0:0:3::11"),
+        ("link set fab0 down",),
     ],
-    ids=["addresses", "routes", "rules", "link", "source"],
+    ids=["addresses", "routes", "rules", "link"],
 )
-def test_addresses_and_routes_are_kept_on_this_kernel(check: Check) -> None:
-    check_in_namespace(MADE, lambda: beside_a_worker(check), within=90)
+@in_namespace(MADE, within=90)
+def test_addresses_and_routes_are_kept_on_this_kernel(commands: tuple[str, ...]) -> None:
+    with worker() as (netlink, ifindex):
+        for command in commands:
+            ip(*command.split())
+            wait_until_kept(netlink, ifindex)
+
+
+@in_namespace(MADE, within=90)
+def test_packets_from_the_rail_s_address_leave_by_the_rail() -> None:
+    def way(*words: str) -> str:
+        return subprocess.run(["ip", "route", "get", *words], check=True, capture_output=True, text=True).stdout
+
+    with worker():
+        # Another netdev on the same network, with a better route in the table main.
+        sh("ip link add fab2 type veth peer name fab3; ip link set fab2 up; ip link set fab3 up")
+        sh("ip address add 10.3.0.200/16 dev fab2; ip route del 10.3.0.0/16 dev fab0 table main")
+        assert "dev fab2" in way("10.3.0.99")
+        assert f"dev fab0 table {TABLE}" in way("10.3.0.99", "from", "10.3.0.17")
+        assert f"via 10.3.255.254 dev fab0 table {TABLE}" in way("10.9.0.99", "from", "10.3.0.17")

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from agent.linux import mount as detached_mounts
 from agent.linux.namespaces import LinuxNamespaces, mounted
 from agent.machine import Namespace
+from tests import private_namespace
 
 OWN, MOUNTS = Path("/proc/thread-self/ns/net"), Path("/proc/self/mountinfo")
 MOUNTINFO = """\
@@ -30,20 +30,9 @@ VETH = "ip link add eth1 numrxqueues 2 numtxqueues 4 type veth peer name eth2"
 @contextmanager
 def namespace(*unshared: str, setup: str = "true") -> Iterator[Namespace]:
     """A network namespace with a veth pair, for as long as a process lives in it."""
-    command = ["unshare", "--net", *unshared, "sh", "-c", f"{VETH} && {setup} && echo made && exec sleep 60"]
-    made = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert made.stdout is not None
-    assert made.stderr is not None
-    try:
-        if made.stdout.readline() != b"made\n":
-            pytest.skip(f"no such namespace can be made here: {made.stderr.read().decode()}")
-        path = f"/proc/{made.pid}/ns/net"
+    with private_namespace.pod(*unshared, setup=f"{VETH} && {setup}") as made:
+        path = f"/proc/{made}/ns/net"
         yield Namespace(Path(path).stat().st_ino, path)
-    finally:
-        made.kill()
-        made.wait()
-        made.stdout.close()
-        made.stderr.close()
 
 
 @pytest.fixture

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import errno
 import json
-import multiprocessing
 import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -37,9 +36,10 @@ from agent.linux.netlink import (
     LinuxNetlink,
     decode_link,
 )
-from agent.machine import Route
+from agent.machine import Link, Route
 from agent.spec.validators import MOST_VFS
-from bench.namespace import enter
+from tests.contract.asking import errno_of
+from tests.private_namespace import in_namespace, ip, sh
 
 VF = numbers(ifinfmsg.vflist.vfinfo)
 
@@ -66,167 +66,114 @@ def _ip(*words: str) -> Any:
     return json.loads(subprocess.run(["ip", "-json", "-details", *words], capture_output=True, check=True).stdout)
 
 
-def _inside(look: Callable[[LinuxNetlink], Any], more: str) -> Any:
-    """What ``look`` returns in a namespace of its own; the process that made it ends with it."""
-    ours, theirs = multiprocessing.Pipe()
-
-    def run() -> None:
-        try:
-            enter()
-            subprocess.run(["sh", "-euc", MADE + more], check=True)
-        except (OSError, subprocess.CalledProcessError) as error:
-            theirs.send(("skipped", f"no network namespace can be made here: {error}"))
-            return
-        theirs.send(("found", look(LinuxNetlink())))
-
-    process = multiprocessing.get_context("fork").Process(target=run)
-    process.start()
-    how, answer = ours.recv() if ours.poll(60) else ("failed", "it did not come back")
-    process.join()
-    if how == "skipped":
-        pytest.skip(answer)
-    assert how == "found", answer
-    return answer
-
-
-@pytest.fixture
-def inside() -> Iterator[Callable[..., Any]]:
-    yield lambda look, more="": _inside(look, more)
-
-
-def test_links_are_read_as_ip_prints_them(inside: Callable[..., Any]) -> None:
-    def look(netlink: LinuxNetlink) -> Any:
-        printed = _ip("link")
-        return [netlink.link(each["ifname"]) for each in printed], printed, netlink.link("gone")
-
-    links, printed, none = inside(look)
-    assert none is None
-    assert [(link.name, link.ifindex, link.mtu, link.max_mtu, link.txqueuelen) for link in links] == [
+@in_namespace(MADE)
+def test_links_are_read_as_ip_prints_them() -> None:
+    printed = _ip("link")
+    links = [LinuxNetlink().link(each["ifname"]) for each in printed]
+    assert LinuxNetlink().link("gone") is None
+    assert [link and (link.name, link.ifindex, link.mtu, link.max_mtu, link.txqueuelen) for link in links] == [
         (each["ifname"], each["ifindex"], each["mtu"], each["max_mtu"], each["txqlen"]) for each in printed
     ]
-    assert [(link.mac, link.up, link.carrier) for link in links] == [
+    assert [link and (link.mac, link.up, link.carrier) for link in links] == [
         (each["address"], "UP" in each["flags"], "LOWER_UP" in each["flags"]) for each in printed
     ]
-    assert [list(link.altnames) for link in links] == [each.get("altnames", []) for each in printed]
+    assert [link and list(link.altnames) for link in links] == [each.get("altnames", []) for each in printed]
 
 
-def test_a_link_has_the_kind_of_its_master(inside: Callable[..., Any]) -> None:
+def _link(name: str, netlink: LinuxNetlink | None = None) -> Link:
+    link = (netlink or LinuxNetlink()).link(name)
+    assert link is not None
+    return link
+
+
+@in_namespace(MADE + "ip link add br0 type bridge\nip link set fab2 master br0")
+def test_a_link_has_the_kind_of_its_master() -> None:
     """A bridge, since a kernel may have no VRFs: it fills in the kind of each master in the same way."""
-    more = "ip link add br0 type bridge\nip link set fab2 master br0"
-    names = ("fab0", "fab2", "br0")
-    links = inside(lambda netlink: [netlink.link(name) for name in names], more)
-    assert [link.member_of for link in links] == ["", "bridge", ""]
+    assert [_link(name).member_of for name in ("fab0", "fab2", "br0")] == ["", "bridge", ""]
 
 
-def test_a_link_is_found_by_any_of_its_names_and_set_in_one_request(inside: Callable[..., Any]) -> None:
-    def look(netlink: LinuxNetlink) -> Any:
-        link = netlink.link("rail0")
-        assert link is not None
-        netlink.set_link(link.ifindex, mtu=1300, up=False, txqueuelen=88)
-        netlink.add_altname(link.ifindex, "rail1")
-        netlink.remove_altname(link.ifindex, "a-name-of-more-than-15-characters")
-        try:
-            netlink.set_link(link.ifindex, mtu=1)
-        except OSError as error:
-            return link, netlink.link("fab0"), error
-        return link, None, None
-
-    before, after, refused = inside(look)
-    assert (before.name, before.mtu, before.up, before.altnames) == (
-        "fab0",
-        1400,
-        True,
-        ("rail0", "a-name-of-more-than-15-characters"),
-    )
+@in_namespace(MADE)
+def test_a_link_is_found_by_any_of_its_names_and_set_in_one_request() -> None:
+    netlink, before = LinuxNetlink(), _link("rail0")
+    assert (before.name, before.mtu, before.up) == ("fab0", 1400, True)
+    assert before.altnames == ("rail0", "a-name-of-more-than-15-characters")
+    netlink.set_link(before.ifindex, mtu=1300, up=False, txqueuelen=88)
+    netlink.add_altname(before.ifindex, "rail1")
+    netlink.remove_altname(before.ifindex, "a-name-of-more-than-15-characters")
+    after = _link("fab0")
     assert (after.mtu, after.up, after.txqueuelen, after.altnames) == (1300, False, 88, ("rail0", "rail1"))
-    assert (refused.errno, refused.strerror) == (
-        errno.EINVAL,
-        "set mtu 1: Invalid argument: mtu less than device minimum",
-    )
 
 
 @pytest.mark.parametrize(
-    ("refused", "why"),
+    ("refused", "number", "why"),
     [
         pytest.param(
+            lambda netlink, ifindex: netlink.set_link(ifindex, mtu=1),
+            errno.EINVAL,
+            "set mtu 1: Invalid argument: mtu less than device minimum",
+            id="mtu",
+        ),
+        pytest.param(
             lambda netlink, ifindex: netlink.set_link(ifindex, mtu=1 << 20),
+            errno.EINVAL,
             "set mtu 1048576: Invalid argument: mtu greater than device maximum",
             id="netlink-731",
         ),
         pytest.param(
             lambda netlink, ifindex: netlink.add_route(Route("10.20.0.0/16", 100, ifindex, gateway="10.99.0.1")),
+            errno.ENETUNREACH,
             "add the route to 10.20.0.0/16 in table 100: Network is unreachable: Nexthop has invalid gateway",
             id="systemd-5038",
         ),
     ],
 )
+@in_namespace(MADE)
 def test_a_refusal_has_the_reason_that_the_kernel_gives(
-    inside: Callable[..., Any], refused: Callable[[LinuxNetlink, int], None], why: str
+    refused: Callable[[LinuxNetlink, int], None], number: int, why: str
 ) -> None:
-    def look(netlink: LinuxNetlink) -> Any:
-        link = netlink.link("fab0")
-        assert link is not None
-        try:
-            refused(netlink, link.ifindex)
-        except OSError as error:
-            return error.strerror
-        return None
-
-    assert inside(look) == why
+    with pytest.raises(OSError) as caught:
+        refused(LinuxNetlink(), _link("fab0").ifindex)
+    assert (caught.value.errno, caught.value.strerror) == (number, why)
 
 
-def test_a_netdev_takes_its_own_alternative_name_and_keeps_it_when_the_new_name_is_refused(
-    inside: Callable[..., Any],
-) -> None:
-    def look(netlink: LinuxNetlink) -> Any:
-        link = netlink.link("fab0")
-        assert link is not None
-        netlink.set_link(link.ifindex, up=False)
-        netlink.rename(link.ifindex, "rail0")
-        renamed = netlink.link("rail0")
-        try:
-            netlink.rename(link.ifindex, "fab2")
-        except OSError as error:
-            return renamed, netlink.link("rail0"), error.errno
-        return renamed, None, 0
-
-    renamed, after, refused = inside(look)
-    assert (renamed.name, renamed.altnames) == ("rail0", ("a-name-of-more-than-15-characters",))
-    assert (after.name, refused) == ("rail0", errno.EEXIST)
+@in_namespace(MADE)
+def test_a_netdev_takes_its_own_alternative_name_and_keeps_it_when_the_new_name_is_refused() -> None:
+    netlink, ifindex = LinuxNetlink(), _link("fab0").ifindex
+    netlink.set_link(ifindex, up=False)
+    netlink.rename(ifindex, "rail0")
+    assert _link("rail0").altnames == ("a-name-of-more-than-15-characters",)
+    assert errno_of(lambda: netlink.rename(ifindex, "fab2")) == errno.EEXIST
+    assert (_link("rail0").ifindex, _link("rail0").name) == (ifindex, "rail0")
 
 
-@pytest.mark.parametrize(
-    ("address", "through"),
-    [
+@in_namespace(MADE)
+def test_the_netdev_of_a_route_is_the_one_that_the_kernel_would_use() -> None:
+    names: dict[int | None, str] = dict(socket.if_nameindex())
+    for address, through in (
         *(("10.1.0.77", "fab0"), ("10.8.1.1", "fab2"), ("fd00::2", "fab0"), ("192.0.2.1", None), ("fd99::1", None)),
         *(("10.12.0.1", None), ("10.13.0.1", None), ("10.14.0.1", None)),
-    ],
-)
-def test_the_netdev_of_a_route_is_the_one_that_the_kernel_would_use(
-    inside: Callable[..., Any], address: str, through: str | None
-) -> None:
-    def look(netlink: LinuxNetlink) -> Any:
-        names = dict(socket.if_nameindex())
-        ifindex = netlink.route_ifindex(address)
-        return None if ifindex is None else names[ifindex]
-
-    assert inside(look) == through
+    ):
+        assert names.get(LinuxNetlink().route_ifindex(address)) == through, address
 
 
-def test_addresses_are_read_as_ip_prints_them(inside: Callable[..., Any]) -> None:
-    addresses_read, printed = inside(lambda netlink: (netlink.addresses(), _ip("address")))
-    expected = {
+@in_namespace(MADE)
+def test_addresses_are_read_as_ip_prints_them() -> None:
+    assert {ifindex: sorted(addresses) for ifindex, addresses in LinuxNetlink().addresses().items()} == {
         each["ifindex"]: sorted(f"{address['local']}/{address['prefixlen']}" for address in each["addr_info"])
-        for each in printed
+        for each in _ip("address")
         if each["addr_info"]
     }
-    assert {ifindex: sorted(addresses) for ifindex, addresses in addresses_read.items()} == expected
+
+
+def _with_gateways() -> set[str]:
+    names = dict(socket.if_nameindex())
+    return {names[ifindex] for ifindex in LinuxNetlink().gateway_ifindexes()}
 
 
 @pytest.mark.parametrize(
     ("more", "through"),
     [
-        ("", {"fab0"}),
+        ("true", {"fab0"}),
         ("ip route add default dev fab2", {"fab0", "fab2"}),
         ("ip route add default table 77 via 10.2.0.2", {"fab0", "fab1"}),
         ("ip -6 route add default via fe80::9 dev fab2", {"fab0", "fab2"}),
@@ -240,12 +187,10 @@ def test_addresses_are_read_as_ip_prints_them(inside: Callable[..., Any]) -> Non
     ],
     ids=["gateway", "default", "other-table", "ipv6", "multipath", "ipv6-multipath", "unreachable", "via"],
 )
-def test_netdevs_of_gateways_are_found(inside: Callable[..., Any], more: str, through: set[str]) -> None:
-    def look(netlink: LinuxNetlink) -> set[str]:
-        names = dict(socket.if_nameindex())
-        return {names[ifindex] for ifindex in netlink.gateway_ifindexes()}
-
-    assert inside(look, more) == through
+@in_namespace(MADE)
+def test_netdevs_of_gateways_are_found(more: str, through: set[str]) -> None:
+    sh(more)
+    assert _with_gateways() == through
 
 
 OBJECTS = """
@@ -273,44 +218,33 @@ ip nexthop add id 12 blackhole
     ],
     ids=["gateway", "group", "on-link", "default", "ipv6", "blackhole"],
 )
-def test_netdevs_of_nexthop_objects_are_found(
-    inside: Callable[..., Any], more: str, through: set[str], names_netdevs: str
-) -> None:
-    def look(netlink: LinuxNetlink) -> set[str]:
-        names = dict(socket.if_nameindex())
-        return {names[ifindex] for ifindex in netlink.gateway_ifindexes()}
-
-    mode = f"echo {names_netdevs} > /proc/sys/net/ipv4/nexthop_compat_mode\n"
-    assert inside(look, OBJECTS + mode + more) == through
+@in_namespace(MADE + OBJECTS)
+def test_netdevs_of_nexthop_objects_are_found(more: str, through: set[str], names_netdevs: str) -> None:
+    sh(f"echo {names_netdevs} > /proc/sys/net/ipv4/nexthop_compat_mode; {more}")
+    assert _with_gateways() == through
 
 
-def test_removed_addresses_routes_and_rules_are_announced(inside: Callable[..., Any]) -> None:
-    def look(netlink: LinuxNetlink) -> Any:
-        fab0 = netlink.link("fab0")
-        assert fab0 is not None
-        sources = LinuxEvents().subscribe()
+# Without link-local addresses, which the kernel announces once more when nobody else has them.
+@in_namespace("echo 1 > /proc/sys/net/ipv6/conf/default/addr_gen_mode" + MADE)
+def test_removed_addresses_routes_and_rules_are_announced() -> None:
+    fab0, sources = _link("fab0").ifindex, LinuxEvents().subscribe()
 
-        def heard(*words: str) -> list[tuple[int, int]]:
-            subprocess.run(["ip", *words], check=True)
-            # The kernel has queued its messages before the command has ended.
-            events = [event for source in sources for event in source.receive()[0]]
-            return sorted({(event.ifindex, event.table) for event in events if event.ifindex or event.table})
+    def heard(words: str) -> list[tuple[int, int]]:
+        ip(*words.split())
+        # The kernel has queued its messages before the command has ended.
+        events = [event for source in sources for event in source.receive()[0]]
+        # Those of links have the name of the netdev, and come late.
+        told = [event for event in events if event.table or (event.ifindex and not event.netdev)]
+        return sorted({(event.ifindex, event.table) for event in told})
 
-        return fab0.ifindex, [
-            heard("address", "add", "10.3.0.1/24", "dev", "fab0"),
-            heard("-6", "address", "del", "fd00::1/64", "dev", "fab0"),
-            heard("route", "add", "10.3.0.0/24", "dev", "fab0", "table", "479100"),
-            heard("rule", "add", "from", "10.3.0.1", "lookup", "479100"),
-            heard("-6", "rule", "add", "from", "fd00::1", "lookup", "479101"),
-            heard("route", "del", "10.3.0.0/24", "dev", "fab0", "table", "479100"),
-            heard("rule", "del", "from", "10.3.0.1", "lookup", "479100"),
-            heard("-6", "rule", "del", "from", "fd00::1", "lookup", "479101"),
-        ]
-
-    fab0, (added, gone, *others) = inside(look)
-    assert added == [(fab0, 0)]
-    assert (fab0, 0) in gone
-    assert others == [[], [], [], [(0, 479100)], [(0, 479100)], [(0, 479101)]]
+    assert heard("address add 10.3.0.1/24 dev fab0") == [(fab0, 0)]
+    assert (fab0, 0) in heard("-6 address del fd00::1/64 dev fab0")
+    assert heard("route add 10.3.0.0/24 dev fab0 table 479100") == []
+    assert heard("rule add from 10.3.0.1 lookup 479100") == []
+    assert heard("-6 rule add from fd00::1 lookup 479101") == []
+    assert heard("route del 10.3.0.0/24 dev fab0 table 479100") == [(0, 479100)]
+    assert heard("rule del from 10.3.0.1 lookup 479100") == [(0, 479100)]
+    assert heard("-6 rule del from fd00::1 lookup 479101") == [(0, 479101)]
 
 
 @pytest.mark.parametrize("count", [0, 7, 334, 335, 1024, 4096])
@@ -357,23 +291,16 @@ class Cramped(socket.socket):
         return refusal if self.refused else super().recv(size, flags)
 
 
-def test_a_link_whose_vfs_do_not_fit_into_an_answer_is_read_from_a_dump(
-    inside: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def look(netlink: LinuxNetlink) -> Any:
-        return [netlink.link(name) for name in ("fab0", "rail0", "nic0")]
-
-    asked = inside(look)
-    assert [link and link.mtu for link in asked] == [1400, 1400, None]
+@in_namespace(MADE)
+def test_a_link_whose_vfs_do_not_fit_into_an_answer_is_read_from_a_dump(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = _link("fab0")
     monkeypatch.setattr(socket, "socket", Cramped)
-    found = inside(look)
-    assert [link and (link.name, link.mtu, link.altnames) for link in found] == [
-        link and (link.name, link.mtu, link.altnames) for link in asked
-    ]
+    assert (_link("fab0"), _link("rail0"), LinuxNetlink().link("nic0")) == (asked, asked, None)
 
 
+@in_namespace(MADE)
 def test_while_a_driver_hangs_such_a_link_is_read_without_its_vfs_since_a_dump_would_ask_that_driver_too(
-    inside: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class NoDump(Cramped):
         def send(self, data: Any, flags: int = 0) -> int:
@@ -382,7 +309,7 @@ def test_while_a_driver_hangs_such_a_link_is_read_without_its_vfs_since_a_dump_w
             return super().send(data, flags)
 
     monkeypatch.setattr(socket, "socket", NoDump)
-    link = inside(lambda _: LinuxNetlink(each_alone=True).link("fab0"))
+    link = _link("fab0", LinuxNetlink(each_alone=True))
     assert (link.name, link.mtu, link.vfs) == ("fab0", 1400, ())
 
 

@@ -1,7 +1,6 @@
 """Events of links while the own namespace has a number of itself, on this machine's own kernel."""
 
 import socket
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -16,28 +15,17 @@ from agent.linux.events import LinuxEvents, NetlinkSource
 from agent.linux.messages import IFINFOMSG, S32, attribute, dump, numbers
 from agent.linux.namespaces import own_number
 from agent.machine import Event
-from tests.private_namespace import check_in_namespace
+from tests.private_namespace import in_namespace, ip, pod
 
 MADE = "ip link add fab0 type veth peer name fab1"
 
 
 @contextmanager
-def pod() -> Iterator[str]:
-    """A process in another namespace, which has fab1, by its number. The namespace has the number 0 here."""
-    with subprocess.Popen(
-        ["unshare", "--net", "sh", "-c", "echo made && exec sleep 60"], stdout=subprocess.PIPE
-    ) as held:
-        assert held.stdout is not None
-        assert held.stdout.readline() == b"made\n"
-        try:
-            ip("set", "fab1", "netns", str(held.pid))
-            yield str(held.pid)
-        finally:
-            held.kill()
-
-
-def ip(*words: str, of: str = "") -> None:
-    subprocess.run([*(["nsenter", "-t", of, "-n"] if of else []), "ip", "link", *words], check=True)
+def pod_with_fab1() -> Iterator[str]:
+    """A pod, by its process. Its namespace has the number 0 here."""
+    with pod() as other:
+        ip("link", "set", "fab1", "netns", other)
+        yield other
 
 
 def as_open_vswitch_lists() -> None:
@@ -71,52 +59,43 @@ def elsewhere(events: list[Event]) -> int:
     return len([event for event in events if event.netdev_of is not None])
 
 
+@in_namespace(MADE)
 def test_own_events_are_own_also_if_another_program_had_the_kernel_number_the_own_namespace() -> None:
-    def check() -> None:
-        with pod():
-            as_open_vswitch_lists()
-            number = own_number()
-            assert number is not None
-            for source in (links(), as_before_88b126b39f97(links(), number)):
-                ip("set", "fab0", "mtu", "1400")
-                ip("set", "fab0", "mtu", "1500")
-                assert own(source.receive()[0]) == {"fab0"}
-
-    check_in_namespace(MADE, check, within=60)
-
-
-def test_a_number_that_is_given_while_events_wait_is_known_when_they_are_taken() -> None:
-    def check() -> None:
-        with pod():
-            # The kernel gives the lowest free number.
-            source = as_before_88b126b39f97(links(), 1)
-            ip("set", "fab0", "mtu", "1400")
-            as_open_vswitch_lists()
+    with pod_with_fab1():
+        as_open_vswitch_lists()
+        number = own_number()
+        assert number is not None
+        for source in (links(), as_before_88b126b39f97(links(), number)):
+            ip("link", "set", "fab0", "mtu", "1400")
+            ip("link", "set", "fab0", "mtu", "1500")
             assert own(source.receive()[0]) == {"fab0"}
 
-    check_in_namespace(MADE, check, within=60)
 
-
-def test_an_event_with_the_number_of_no_namespace_is_own() -> None:
-    """Before Linux 70f8592ee905 the kernel may give -1, if a socket in another namespace hears the same event."""
-
-    def check() -> None:
-        source = as_before_88b126b39f97(links(), -1)
-        ip("set", "fab0", "mtu", "1400")
+@in_namespace(MADE)
+def test_a_number_that_is_given_while_events_wait_is_known_when_they_are_taken() -> None:
+    with pod_with_fab1():
+        # The kernel gives the lowest free number.
+        source = as_before_88b126b39f97(links(), 1)
+        ip("link", "set", "fab0", "mtu", "1400")
+        as_open_vswitch_lists()
         assert own(source.receive()[0]) == {"fab0"}
 
-    check_in_namespace(MADE, check, within=60)
+
+@in_namespace(MADE)
+def test_an_event_with_the_number_of_no_namespace_is_own() -> None:
+    """Before Linux 70f8592ee905 the kernel may give -1, if a socket in another namespace hears the same event."""
+    source = as_before_88b126b39f97(links(), -1)
+    ip("link", "set", "fab0", "mtu", "1400")
+    assert own(source.receive()[0]) == {"fab0"}
 
 
+@in_namespace(MADE)
 def test_an_event_of_a_pod_is_no_own_one_whether_the_own_namespace_has_a_number_or_not() -> None:
-    def check() -> None:
-        source = links()
-        with pod() as other:
-            source.receive()
-            for mtu in ("1400", "1500"):
-                ip("set", "fab1", "mtu", mtu, of=other)
-                events, _ = source.receive()
-                assert (own(events), elsewhere(events) > 0) == (set(), True)
-                as_open_vswitch_lists()
-
-    check_in_namespace(MADE, check, within=60)
+    source = links()
+    with pod_with_fab1() as other:
+        source.receive()
+        for mtu in ("1400", "1500"):
+            ip("link", "set", "fab1", "mtu", mtu, of=other)
+            events, _ = source.receive()
+            assert (own(events), elsewhere(events) > 0) == (set(), True)
+            as_open_vswitch_lists()

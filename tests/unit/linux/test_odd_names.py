@@ -20,7 +20,7 @@ from agent.service.traced_machine import traced
 from agent.spec.node import from_mapping
 from bench.namespace import ADDRESS, devices
 from cli.inspection import inspect, render
-from tests.private_namespace import check_in_namespace
+from tests.private_namespace import in_namespace
 from tests.sim.kernel import Kernel
 from tests.sim.two_nics import PF0, two_nics
 
@@ -75,18 +75,16 @@ def test_inspect_shows_an_odd_name_with_escapes(kernel: Kernel) -> None:
     shown.encode()
 
 
+@in_namespace("ip link set lo up; ip link add fab0 type veth peer name fab1")
 def test_this_kernel_gives_the_same_odd_name_in_sysfs_and_netlink() -> None:
-    def check() -> None:
-        with devices({ADDRESS: "fab0"}):
-            real = linux.machine()
-            index = ifindex_of(real.files, ADDRESS)
-            assert netdev_of(real.files, ADDRESS) == "fab0"
-            subprocess.run(["ip", "link", "set", "fab0", "name", os.fsencode(ODD)], check=True)
-            assert ODD in real.files.names("/sys/class/net")
-            link = real.netlink.link(ODD)
-            assert link is not None
-            assert (link.ifindex, link.name) == (index, ODD)
-            real.netlink.rename(index, "fab0")
-            assert netdev_of(real.files, ADDRESS) == "fab0"
-
-    check_in_namespace("ip link set lo up; ip link add fab0 type veth peer name fab1", check, within=60)
+    with devices({ADDRESS: "fab0"}):
+        real = linux.machine()
+        index = ifindex_of(real.files, ADDRESS)
+        assert netdev_of(real.files, ADDRESS) == "fab0"
+        subprocess.run(["ip", "link", "set", "fab0", "name", os.fsencode(ODD)], check=True)
+        assert ODD in real.files.names("/sys/class/net")
+        link = real.netlink.link(ODD)
+        assert link is not None
+        assert (link.ifindex, link.name) == (index, ODD)
+        real.netlink.rename(index, "fab0")
+        assert netdev_of(real.files, ADDRESS) == "fab0"

@@ -13,7 +13,7 @@ from agent.engine.converge import converge
 from agent.spec.node import from_mapping
 from bench.namespace import devices
 from tests.contract.asking import soon
-from tests.private_namespace import check_in_namespace
+from tests.private_namespace import in_namespace
 
 PFS = {"0000:01:00.0": "fab0", "0000:02:00.0": "fab2"}
 # The neighbour, in a namespace of its own, is at the other end of the second rail alone.
@@ -64,7 +64,8 @@ def answered_by(address: str) -> str | None:
     return soon(resolved, f"an end of ARP for {address}").get("lladdr")
 
 
-def own_rail_alone_answers() -> None:
+@in_namespace(MADE, within=90)
+def test_a_rail_answers_arp_for_its_own_address_only() -> None:
     """Compare who answers with the agent's settings, and without them."""
     neighbour("sh", "-euc", NEIGHBOUR)
     with devices(PFS):
@@ -77,7 +78,3 @@ def own_rail_alone_answers() -> None:
         for netdev in ("all", *PFS.values()):
             this.files.write(f"/proc/sys/net/ipv4/conf/{netdev}/arp_ignore", "0")
         assert answered_by("10.3.0.17") == link.mac
-
-
-def test_a_rail_answers_arp_for_its_own_address_only() -> None:
-    check_in_namespace(MADE, own_rail_alone_answers, within=90)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
@@ -14,113 +12,80 @@ from agent.linux.messages import IFINFOMSG, S32, U32, attribute
 from agent.linux.namespaces import OWN, own_number
 from agent.linux.netlink import LinuxNetlink
 from agent.linux.uppers import IFLA_IFNAME, IFLA_INFO_KIND, IFLA_LINK, IFLA_LINK_NETNSID, IFLA_LINKINFO, Upper, _decoded
-from tests.private_namespace import check_in_namespace
+from tests.private_namespace import in_namespace, ip, pod, sh
 
 MADE = "ip link add fab0 type veth peer name fab1; ip link add fab2 type veth peer name fab3"
 
 
-@contextmanager
-def pod() -> Iterator[str]:
-    """A process in a network namespace below the present one, by its number."""
-    command = ["unshare", "--net", "sh", "-c", "echo made && exec sleep 60"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    try:
-        assert process.stdout.readline() == b"made\n"
-        yield str(process.pid)
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-
-
-def ip(*words: str, of: str = "") -> None:
-    subprocess.run([*(["nsenter", "-t", of, "-n"] if of else []), "ip", *words], check=True)
-
-
+@in_namespace(f"{MADE}; mount -t sysfs sysfs /mnt")
 def test_a_macvlan_that_was_moved_away_or_made_there_is_found_and_the_ends_of_pairs_are_not() -> None:
-    def check() -> None:
-        netlink = LinuxNetlink()
-        assert netlink.uppers_elsewhere() == {}
-        with pod() as one, pod() as other:
-            ip("link", "add", "net1", "link", "fab0", "netns", one, "type", "macvlan", "mode", "bridge")
-            ip("link", "set", "fab3", "netns", one)
-            ip("link", "add", "net2", "link", "fab0", "type", "macvlan", "mode", "bridge")
-            ip("link", "set", "net2", "netns", other)
-            # A netdev that is on top of one of the pod's own.
-            ip("link", "add", "net3", "link", "fab3", "type", "macvlan", "mode", "bridge", of=one)
-            below = socket.if_nametoindex("fab0")
-            assert netlink.uppers_elsewhere() == {below: ("net1", "net2")}
-            assert not [name for name in os.listdir("/mnt/class/net/fab0") if name.startswith("upper_")]  # noqa: PTH208
-            ip("link", "delete", "net2", of=other)
-            assert netlink.uppers_elsewhere() == {below: ("net1",)}
-            assert own_number() is None, "the search gives the own namespace no number of itself"
-
-    check_in_namespace(f"{MADE}; mount -t sysfs sysfs /mnt", check, within=60)
+    netlink = LinuxNetlink()
+    assert netlink.uppers_elsewhere() == {}
+    with pod() as one, pod() as other:
+        ip("link", "add", "net1", "link", "fab0", "netns", one, "type", "macvlan", "mode", "bridge")
+        ip("link", "set", "fab3", "netns", one)
+        ip("link", "add", "net2", "link", "fab0", "type", "macvlan", "mode", "bridge")
+        ip("link", "set", "net2", "netns", other)
+        # A netdev that is on top of one of the pod's own.
+        ip("link", "add", "net3", "link", "fab3", "type", "macvlan", "mode", "bridge", of=one)
+        below = socket.if_nametoindex("fab0")
+        assert netlink.uppers_elsewhere() == {below: ("net1", "net2")}
+        assert not [name for name in os.listdir("/mnt/class/net/fab0") if name.startswith("upper_")]  # noqa: PTH208
+        ip("link", "delete", "net2", of=other)
+        assert netlink.uppers_elsewhere() == {below: ("net1",)}
+        assert own_number() is None, "the search gives the own namespace no number of itself"
 
 
+@in_namespace(MADE)
 def test_in_a_namespace_without_a_number_a_macvlan_is_found_and_none_of_the_namespace_s_own() -> None:
-    def check() -> None:
+    netlink = LinuxNetlink()
+    below = socket.if_nametoindex("fab0")
+    with pod() as one:
+        ip("link", "add", "net1", "link", "fab0", "netns", one, "type", "macvlan", "mode", "bridge")
+        ip("link", "add", "in0", "type", "veth", "peer", "name", "in1", of=one)
+        ip("link", "add", "net2", "link", "in0", "type", "macvlan", "mode", "bridge", of=one)
+        here = os.readlink(OWN)  # noqa: PTH115
+        assert netlink.uppers_elsewhere() == {below: ("net1",)}
+        numbered = subprocess.run(["ip", "netns", "list-id"], check=True, capture_output=True, text=True)
+        assert numbered.stdout == "", "the search gives no numbers"
+        assert os.readlink(OWN) == here  # noqa: PTH115
+    assert netlink.uppers_elsewhere() == {}
+
+
+@in_namespace(f"mount -t tmpfs tmpfs /mnt; {MADE}")
+def test_a_namespace_whose_mount_is_hidden_by_another_one_is_left_out() -> None:
+    with pod() as one:
+        sh(f"touch /mnt/net; mount --bind /proc/{one}/ns/net /mnt/net; mount -t tmpfs tmpfs /mnt; touch /mnt/net")
+        ip("link", "add", "net1", "link", "fab0", "netns", one, "type", "macvlan", "mode", "bridge")
         netlink = LinuxNetlink()
         below = socket.if_nametoindex("fab0")
-        with pod() as one:
-            ip("link", "add", "net1", "link", "fab0", "netns", one, "type", "macvlan", "mode", "bridge")
-            ip("link", "add", "in0", "type", "veth", "peer", "name", "in1", of=one)
-            ip("link", "add", "net2", "link", "in0", "type", "macvlan", "mode", "bridge", of=one)
-            here = os.readlink(OWN)  # noqa: PTH115
-            assert netlink.uppers_elsewhere() == {below: ("net1",)}
-            numbered = subprocess.run(["ip", "netns", "list-id"], check=True, capture_output=True, text=True)
-            assert numbered.stdout == "", "the search gives no numbers"
-            assert os.readlink(OWN) == here  # noqa: PTH115
-        assert netlink.uppers_elsewhere() == {}
-
-    check_in_namespace(MADE, check, within=60)
+        assert netlink.uppers_elsewhere() == {below: ("net1",)}
 
 
-def test_a_namespace_whose_mount_is_hidden_by_another_one_is_left_out() -> None:
-    def check() -> None:
-        with pod() as one:
-            hide = (
-                f"touch /mnt/net; mount --bind /proc/{one}/ns/net /mnt/net; mount -t tmpfs tmpfs /mnt; touch /mnt/net"
-            )
-            subprocess.run(["sh", "-euc", hide], check=True)
-            ip("link", "add", "net1", "link", "fab0", "netns", one, "type", "macvlan", "mode", "bridge")
-            netlink = LinuxNetlink()
-            below = socket.if_nametoindex("fab0")
-            assert netlink.uppers_elsewhere() == {below: ("net1",)}
-
-    check_in_namespace(f"mount -t tmpfs tmpfs /mnt; {MADE}", check, within=60)
-
-
+@in_namespace(MADE)
 def test_a_pair_whose_end_is_in_a_namespace_of_a_namespace_is_not_taken_for_an_upper() -> None:
-    def check() -> None:
-        with pod() as one, pod() as other:
-            ip("link", "set", "fab3", "netns", one)
-            ip("link", "add", "in0", "type", "veth", "peer", "name", "in1", of=one)
-            ip("link", "set", "in1", "netns", other, of=one)
-            ip("link", "add", "mv0", "link", "in0", "type", "macvlan", of=one)
-            ip("link", "set", "mv0", "netns", other, of=one)
-            assert LinuxNetlink().uppers_elsewhere() == {}
-
-    check_in_namespace(MADE, check, within=60)
+    with pod() as one, pod() as other:
+        ip("link", "set", "fab3", "netns", one)
+        ip("link", "add", "in0", "type", "veth", "peer", "name", "in1", of=one)
+        ip("link", "set", "in1", "netns", other, of=one)
+        ip("link", "add", "mv0", "link", "in0", "type", "macvlan", of=one)
+        ip("link", "set", "mv0", "netns", other, of=one)
+        assert LinuxNetlink().uppers_elsewhere() == {}
 
 
+@in_namespace(MADE)
 def test_a_tunnel_is_on_top_of_nothing_also_if_its_index_is_that_of_a_netdev_of_the_host() -> None:
     """Of a tunnel that was made from here the kernel says that it is on top of its own index (nla_put_iflink)."""
-
-    def check() -> None:
-        netlink = LinuxNetlink()
-        below = socket.if_nametoindex("fab0")
-        with pod() as one, pod() as other:
-            ip("link", "set", "fab1", "netns", one)
-            ip("link", "set", "fab3", "netns", other)
-            there = ("index", str(below), "netns")
-            ip("link", "add", "vx0", *there, one, "type", "vxlan", "id", "5", "remote", "192.0.2.1", "dstport", "4789")
-            assert netlink.uppers_elsewhere() == {}
-            ip("link", "add", "net1", "link", "fab0", *there, other, "type", "macvlan", "mode", "bridge")
-            assert netlink.uppers_elsewhere() == {below: ("net1",)}
-
-    check_in_namespace(MADE, check, within=60)
+    netlink = LinuxNetlink()
+    below = socket.if_nametoindex("fab0")
+    with pod() as one, pod() as other:
+        ip("link", "set", "fab1", "netns", one)
+        ip("link", "set", "fab3", "netns", other)
+        there = ("index", str(below), "netns")
+        ip("link", "add", "vx0", *there, one, "type", "vxlan", "id", "5", "remote", "192.0.2.1", "dstport", "4789")
+        assert netlink.uppers_elsewhere() == {}
+        ip("link", "add", "net1", "link", "fab0", *there, other, "type", "macvlan", "mode", "bridge")
+        assert netlink.uppers_elsewhere() == {below: ("net1",)}
 
 
 @pytest.mark.parametrize(("kind", "found"), [(b"macvlan", (Upper("net1", 7, 2),)), (b"vxlan", ())])

@@ -18,7 +18,7 @@ from agent.reporter.kubernetes.api import Abandoned, Api, Refused, Session, Unre
 from agent.reporter.kubernetes.backoff import LAST_WAIT
 from agent.reporter.kubernetes.node import read_node
 from agent.reporter.kubernetes.node_watch import NodeWatch
-from tests.private_namespace import check_in_namespace
+from tests.private_namespace import in_namespace
 from tests.unit.reporter.scripted import (
     ENDINGS,
     Answer,
@@ -148,19 +148,17 @@ def test_a_request_on_a_connection_that_was_ended_while_idle_is_tried_again(
     assert len(connections) == 2
 
 
+@in_namespace("ip link set lo up")
 def test_a_path_that_has_vanished_is_noticed_long_before_the_end_of_the_request(tmp_path: Path) -> None:
-    def check() -> None:
-        api_module.TIMEOUT = 30.0
-        with api_server(tmp_path, lambda method, path, body: (200, {"kind": "List"})) as (url, authority):
-            session = Session(trust(authority))
-            api = Api(url, lambda: session)
+    api_module.TIMEOUT = 30.0
+    with api_server(tmp_path, lambda method, path, body: (200, {"kind": "List"})) as (url, authority):
+        session = Session(trust(authority))
+        api = Api(url, lambda: session)
+        api.ask("GET", "/")
+        # Packets to it are lost from now on, and nobody says so.
+        subprocess.run(["ip", "address", "del", "127.0.0.1/8", "dev", "lo"], check=True)
+        with pytest.raises(Unreachable):
             api.ask("GET", "/")
-            # Packets to it are lost from now on, and nobody says so.
-            subprocess.run(["ip", "address", "del", "127.0.0.1/8", "dev", "lo"], check=True)
-            with pytest.raises(Unreachable):
-                api.ask("GET", "/")
-
-    check_in_namespace("ip link set lo up", check, 60.0)
 
 
 def test_a_connection_that_is_idle_is_not_ended_by_what_a_more_urgent_request_needs(tmp_path: Path) -> None:
