@@ -2,7 +2,7 @@
 
 import errno
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -21,6 +21,7 @@ from agent.spec.node import NodeSpec
 from tests.sim.ethtool import SimEthtool
 from tests.sim.kernel import Kernel, no_fault
 from tests.sim.passes import spec_of
+from tests.sim.refusing import refusing
 
 PF, NETDEV = "0000:21:00.0", "enp33s0"
 
@@ -171,16 +172,6 @@ def key(change: Change) -> tuple[str, str, str]:
 # --- drivers that need their link up --------------------------------------------------------------------------
 
 
-def refuses_while_down(node: Node, word: str, error: int) -> Callable[[str, str, str], OSError | None]:
-    """As qlcnic_set_intr_coalesce does."""
-
-    def fault(operation: str, where: str, value: str) -> OSError | None:
-        refused = operation == "ethtool" and value.startswith(word) and not node.kernel.netdev(PF).up
-        return OSError(error, "the link is down") if refused else None
-
-    return fault
-
-
 @pytest.mark.parametrize(
     ("key", "word"),
     [("channels", "channels"), ("rings", "rings"), ("coalescing", "coalescing"), ("offloads", "feature")],
@@ -189,7 +180,8 @@ def refuses_while_down(node: Node, word: str, error: int) -> Callable[[str, str,
 def test_what_a_driver_refuses_while_its_link_is_down_is_judged_as_it_is_then(
     node: Node, key: str, word: str, error: int
 ) -> None:
-    node.kernel.fault = refuses_while_down(node, word, error)
+    """As qlcnic_set_intr_coalesce does."""
+    node.kernel.fault = refusing(error, "ethtool", f" {word} ", when=lambda: not node.kernel.netdev(PF).up)
     node.follow({key: SETTINGS[key]})
     assert node.kernel.netdev(PF).up
     result = node.follow({key: SETTINGS[key]})
@@ -202,10 +194,7 @@ def test_what_a_driver_refuses_while_its_link_is_down_is_judged_as_it_is_then(
 
 
 def test_what_a_driver_refuses_also_with_its_link_up_is_tried_again_after_minutes(node: Node) -> None:
-    def fault(operation: str, where: str, value: str) -> OSError | None:
-        return OSError(errno.EOPNOTSUPP, "Operation not supported") if value.startswith("coalescing") else None
-
-    node.kernel.fault = fault
+    node.kernel.fault = refusing(errno.EOPNOTSUPP, "coalescing")
     for _ in range(20):
         node.follow({"coalescing": SETTINGS["coalescing"]})
     # Once before the link came up, and once after that.

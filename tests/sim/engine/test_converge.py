@@ -16,6 +16,7 @@ from agent.state.wanted import derived_mac
 from tests.sim.engine.passes import spec
 from tests.sim.kernel import Kernel, no_fault
 from tests.sim.passes import settle, spec_of
+from tests.sim.refusing import refusing
 from tests.sim.two_nics import MAC0, PF0, PF1
 
 
@@ -91,11 +92,7 @@ def test_deleted_vfs_are_created_again_with_the_same_attributes(kernel: Kernel) 
 
 
 def test_a_change_that_the_driver_refuses_is_unsupported_and_not_tried_again_at_once(kernel: Kernel) -> None:
-    def fault(operation: str, where: str, value: str) -> OSError | None:
-        refused = operation == "set_vf" and "trust" in value and "'trust': True" in value
-        return OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP)) if refused else None
-
-    kernel.fault = fault
+    kernel.fault = refusing(errno.EOPNOTSUPP, "set_vf", "'trust': True")
     failures = Failures()
     result = settle(kernel, spec(), failures=failures)
     assert {o.result for o in result.outcomes if o.change.field == "trust"} == {"unsupported"}
@@ -178,11 +175,7 @@ def test_a_difference_is_announced_before_the_first_write(kernel: Kernel) -> Non
 
 def test_the_old_vfs_are_restored_if_the_new_number_cannot_be_created(kernel: Kernel) -> None:
     result = settle(kernel, spec())
-
-    def fault(operation: str, where: str, value: str) -> OSError | None:
-        return OSError(errno.ENOSPC, "no space") if where.endswith("sriov_numvfs") and value == "5" else None
-
-    kernel.fault = fault
+    kernel.fault = refusing(errno.ENOSPC, "sriov_numvfs 5")
     result = settle(kernel, spec(5), result)
     (failed,) = [o for o in result.outcomes if o.result == "failed"]
     assert "out of MSI-X vectors" in failed.error

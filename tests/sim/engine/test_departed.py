@@ -19,6 +19,7 @@ from agent.report.records import Condition
 from agent.report.verdict import is_ready
 from tests.sim.kernel import Kernel, no_fault
 from tests.sim.passes import settle, spec_of
+from tests.sim.refusing import refusing
 from tests.sim.seams import seen
 from tests.sim.selection.test_selectors import DSN, VPD
 from tests.sim.two_nics import MAC0, MAC1, NAME0, NAME1, PF0, PF1
@@ -133,7 +134,7 @@ def test_a_nic_whose_vf_would_have_another_s_address_has_not_left(kernel: Kernel
 
 def test_passes_for_events_do_not_hasten_a_restoring_that_is_refused(kernel: Kernel, originals: Originals) -> None:
     follow(kernel, originals, A, B)
-    kernel.fault = lambda operation, where, value: OSError(errno.EINVAL, "no") if "mtu=1500" in value else None
+    kernel.fault = refusing(errno.EINVAL, "mtu=1500")
     goal, failures = Goal(spec_of(B)), Failures()
     last: Pass | None = None
     kernel.writes.clear()
@@ -149,7 +150,7 @@ def test_a_pf_that_left_is_taken_down_only_once_its_other_values_are_restored(
 ) -> None:
     """Without a link a driver may refuse them."""
     follow(kernel, originals, A, B)
-    kernel.fault = lambda operation, where, value: OSError(errno.EINVAL, "no") if "mtu=1500" in value else None
+    kernel.fault = refusing(errno.EINVAL, "mtu=1500")
     follow(kernel, originals, B)
     assert (kernel.netdev(PF0).mtu, kernel.netdev(PF0).up) == (9000, True)
     kernel.fault = no_fault

@@ -21,6 +21,7 @@ from tests.sim.hugepages import Memory as Memory2M
 from tests.sim.kernel import NET, Kernel, no_fault
 from tests.sim.killed import Killed
 from tests.sim.passes import condition
+from tests.sim.refusing import refusing
 from tests.sim.two_nics import NAME0, PF0
 
 ECN = f"{NET}/{NAME0}/ecn"
@@ -121,7 +122,7 @@ def test_a_write_that_was_refused_does_not_count_as_written_without_effect(node:
 
 def test_a_pf_that_was_down_goes_down_after_its_vfs_have_their_rates_again(node: Node) -> None:
     node.follow({"state": "up", "vfs": {"count": 1, "defaults": {"max_tx_rate": 100}}})
-    node.kernel.fault = lambda operation, where, value: OSError(errno.EBUSY, "busy") if "max_tx_rate" in value else None
+    node.kernel.fault = refusing(errno.EBUSY, "max_tx_rate")
     waiting = ("state", "blocked", "its other values are restored first")
     assert waiting in left(node.follow(None))
     assert node.kernel.netdev(PF0).up
@@ -199,7 +200,7 @@ def test_a_refused_write_does_not_shorten_the_wait_for_a_late_one(node: Node) ->
     off = {"vfs": {"count": 1, "defaults": {"spoofchk": False}}}
     node.follow(vfs)
     node.kernel.sriov.able.add(PF0)
-    node.kernel.fault = lambda operation, where, value: OSError(errno.EBUSY, "no") if "spoofchk" in value else None
+    node.kernel.fault = refusing(errno.EBUSY, "spoofchk")
     node.follow(off, passes=1)
     node.kernel.fault = no_fault
     node.follow(vfs, passes=LOOKS - 1)

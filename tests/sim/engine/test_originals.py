@@ -18,6 +18,7 @@ from agent.spec.node import NodeSpec
 from tests.sim import passes
 from tests.sim.kernel import Kernel
 from tests.sim.passes import spec_of
+from tests.sim.refusing import refusing
 from tests.sim.two_nics import PF0, PF1
 
 
@@ -258,13 +259,6 @@ def test_an_altname_that_another_program_has_added_again_stays(kernel: Kernel, o
     assert kernel.netdev(PF0).altnames == ("rail0",)
 
 
-def refuse(kernel: Kernel, mtu: int) -> None:
-    def fault(operation: str, where: str, value: str) -> OSError | None:
-        return OSError(errno.EBUSY, "busy") if operation == "set_link" and f"mtu={mtu}" in value else None
-
-    kernel.fault = fault
-
-
 def test_a_value_that_the_device_does_not_support_now_is_restored_once_it_does(
     kernel: Kernel, originals: Originals
 ) -> None:
@@ -290,7 +284,7 @@ def test_after_a_refused_write_the_value_before_it_is_restored_when_it_leaves_th
     kernel: Kernel, originals: Originals
 ) -> None:
     settle(kernel, one({"mtu": 9000}), originals)
-    refuse(kernel, 4000)
+    kernel.fault = refusing(errno.EBUSY, "mtu=4000")
     passes.settle(kernel, one({"mtu": 4000}), originals=originals)
     assert kernel.netdev(PF0).mtu == 9000
     settle(kernel, one({}), originals)

@@ -13,6 +13,7 @@ from agent.engine.originals import ORIGINALS
 from agent.report.verdict import is_ready
 from tests.sim.engine.one_nic import Node, left, wanting
 from tests.sim.kernel import Kernel, no_fault
+from tests.sim.refusing import refusing
 from tests.sim.two_nics import NAME0, PF0
 
 
@@ -84,9 +85,7 @@ def test_redirects_are_as_they_were_also_after_a_router_by_a_killed_agent(node: 
     path, router = f"{CONF4}/all/accept_redirects", {"net.ipv4.ip_forward": "1"}
     node.kernel.tree.put(path, "0")
     node.follow(None, sysctls=router)
-    node.kernel.fault = lambda operation, where, value: (
-        OSError(errno.EBUSY, "busy") if where.endswith("ip_forward") else None
-    )
+    node.kernel.fault = refusing(errno.EBUSY, "ip_forward")
     node.follow(None)
     node.kernel.fault = no_fault
     for sysctls in ({}, router, {}):

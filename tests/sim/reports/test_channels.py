@@ -11,7 +11,7 @@ from attrs import evolve
 
 from tests.sim.engine.one_nic import Node
 from tests.sim.kernel import Kernel
-from tests.sim.tree import error
+from tests.sim.refusing import refusing
 from tests.sim.two_nics import NAME0, PF0
 
 MAC = "02:00:00:00:01:00"
@@ -23,11 +23,7 @@ def refused(tmp_path: Path, driver: str, with_rdma: bool) -> str:
     kernel.add_nic(PF0, NAME0, MAC, driver=driver)
     if with_rdma:
         kernel.rdma.add(PF0, "rocep33s0", NAME0)
-
-    def fault(operation: str, where: str, value: str) -> OSError | None:
-        return error(errno.EBUSY, where) if operation == "ethtool" and value.startswith("channels") else None
-
-    kernel.fault = fault
+    kernel.fault = refusing(errno.EBUSY, "ethtool", "channels")
     result = Node(kernel, tmp_path / "originals.json").follow({"channels": {"combined": 1}})
     (outcome,) = (each for each in result.outcomes if each.change.kind == "channels")
     assert outcome.result == "failed"
@@ -66,8 +62,7 @@ def test_a_setting_that_a_driver_refuses_with_an_xdp_program_names_it(
 ) -> None:
     kernel = Kernel()
     kernel.add_nic(PF0, NAME0, MAC)
-    kernel.fault = lambda written, where, value: error(errno.EINVAL, where) if written == operation else None
-
+    kernel.fault = refusing(errno.EINVAL, operation)
     (netdev,) = kernel.netdevs.values()
     netdev.link = evolve(netdev.link, xdp=xdp, up=True)
     result = Node(kernel, tmp_path / "originals.json").follow(nic)

@@ -18,7 +18,7 @@ from tests.sim import config_space
 from tests.sim.engine.one_nic import Node, is_settled
 from tests.sim.kernel import Kernel
 from tests.sim.readiness import Node as Probed
-from tests.sim.tree import error
+from tests.sim.refusing import refusing
 from tests.sim.two_nics import IPOIB, MAC0, NAME0, PF0, PF1, two_nics
 
 PCI = "/sys/bus/pci/devices"
@@ -75,11 +75,7 @@ def test_rings_that_a_driver_refuses_while_its_link_is_down_are_set_when_it_is_u
     """ethtool fails for a netdev that udev has just named (systemd 28696)."""
     kernel = node.kernel
     kernel.netlink.set_link(_index(kernel), up=False)
-    kernel.fault = lambda operation, where, value: (
-        error(errno.EINVAL, where)
-        if operation == "ethtool" and value.startswith("rings") and not kernel.netdev(PF0).up
-        else None
-    )
+    kernel.fault = refusing(errno.EINVAL, "ethtool", "rings", when=lambda: not kernel.netdev(PF0).up)
     assert is_settled(node.follow({"rings": {"rx": 1024, "tx": 1024}}))
     assert kernel.netdev(PF0).up
     assert kernel.ethtool.settings("rings", _index(kernel))["rx"].value == 1024
@@ -112,10 +108,7 @@ def test_a_slot_that_is_slower_than_its_card_only_warns() -> None:
     "name", [pytest.param("adaptive_rx", id="amzn-drivers-60"), pytest.param("adaptive_tx", id="amzn-drivers-305")]
 )
 def test_adaptive_moderation_that_a_driver_does_not_have_is_named_with_the_remedy(node: Node, name: str) -> None:
-    kernel = node.kernel
-    kernel.fault = lambda operation, where, value: (
-        error(errno.EOPNOTSUPP, where) if operation == "ethtool" and name in value else None
-    )
+    node.kernel.fault = refusing(errno.EOPNOTSUPP, "ethtool", name)
     made = node.follow({"coalescing": {name: True}})
     (outcome,) = [each for each in made.outcomes if each.result != "applied"]
     assert (outcome.result, f"take {name} out of the spec" in outcome.remedy) == ("unsupported", True)
@@ -131,10 +124,7 @@ def test_adaptive_moderation_that_a_driver_does_not_have_is_named_with_the_remed
 )
 def test_a_setting_that_a_driver_does_not_know_is_said_to_be_unsupported(node: Node, number: int, result: str) -> None:
     """Some drivers answer with a number that only the kernel knows (ENOTSUPP)."""
-    kernel = node.kernel
-    kernel.fault = lambda operation, where, value: (
-        error(number, where) if operation == "ethtool" and "rx_frames" in value else None
-    )
+    node.kernel.fault = refusing(number, "ethtool", "rx_frames")
     made = node.follow({"coalescing": {"rx_frames": 1}})
     (outcome,) = [each for each in made.outcomes if each.result != "applied"]
     assert outcome.result == result
@@ -158,11 +148,7 @@ def test_a_number_of_vfs_that_the_driver_cannot_set_now_is_set_later(tmp_path: P
     """i40e is still busy with another request (openshift/sriov-network-operator 1182)."""
     kernel = two_nics()
     busy = iter([True] * 2)
-
-    def fault(operation: str, where: str, value: str) -> OSError | None:
-        return error(errno.EAGAIN, where) if where.endswith("sriov_numvfs") and next(busy, False) else None
-
-    kernel.fault = fault
+    kernel.fault = refusing(errno.EAGAIN, "sriov_numvfs", when=lambda: next(busy, False))
     node = Node(kernel, tmp_path / "originals.json")
     assert not is_ready(node.follow({"vfs": {"count": 2}}, passes=1).conditions)
     assert is_settled(node.follow({"vfs": {"count": 2}}))
@@ -191,8 +177,7 @@ def test_a_number_of_vfs_is_written_once_and_never_over_another_one(node: Node) 
 )
 def test_a_pf_that_makes_no_vfs_does_not_keep_the_others_from_theirs(node: Node, number: int) -> None:
     kernel = node.kernel
-    refused = f"{PCI}/{PF0}/sriov_numvfs"
-    kernel.fault = lambda operation, where, value: error(number, where) if where == refused and value != "0" else None
+    kernel.fault = refusing(number, f"{PCI}/{PF0}/sriov_numvfs 2")
     nics = [{"name": f"rail{n}", "select": {"pci": pf}, "vfs": {"count": 2}} for n, pf in enumerate((PF0, PF1))]
     result = node.follow(None, nics=nics)
     assert len(kernel.vfs(PF1)) == 2

@@ -15,7 +15,7 @@ from tests.sim.engine.one_nic import Node, is_settled
 from tests.sim.kernel import Kernel
 from tests.sim.passes import condition
 from tests.sim.readiness import Node as Probed
-from tests.sim.tree import error
+from tests.sim.refusing import refusing
 from tests.sim.two_nics import MAC0, MAC1, NAME0, NAME1, PF0, PF1, two_nics
 
 IRQ = "smp_affinity_list"
@@ -152,11 +152,7 @@ def test_vfs_go_when_the_spec_wants_none(node: Node) -> None:
 )
 def test_a_vf_that_is_still_being_reset_is_set_in_a_later_pass(node: Node, field: str, number: int) -> None:
     refusals = iter([True] * 2)
-
-    def fault(operation: str, where: str, value: str) -> OSError | None:
-        return error(number, where) if operation == "set_vf" and field in value and next(refusals, False) else None
-
-    node.kernel.fault = fault
+    node.kernel.fault = refusing(number, "set_vf", field, when=lambda: next(refusals, False))
     vfs = {"count": 2, "defaults": {"vlan": 7, "trust": True}}
     assert is_settled(node.follow({"vfs": vfs}))
     assert [(vf.vlan, vf.trust) for vf in node.kernel.vfs(PF0)] == [(7, True)] * 2
@@ -172,7 +168,7 @@ def test_a_vf_that_is_still_being_reset_is_set_in_a_later_pass(node: Node, field
     ],
 )
 def test_an_interrupt_that_the_kernel_places_itself_is_named_and_left_alone(node: Node, number: int) -> None:
-    node.kernel.fault = lambda operation, where, value: error(number, where) if where.endswith(IRQ) else None
+    node.kernel.fault = refusing(number, IRQ)
     result = node.follow({}, irqs={"irqbalance": "untouched"})
     assert is_ready(result.conditions)
     said = condition(result, "QueueInterrupts")

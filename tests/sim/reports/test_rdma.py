@@ -13,7 +13,7 @@ from agent.report.records import Condition
 from agent.report.verdict import is_ready
 from tests.sim.kernel import Kernel
 from tests.sim.readiness import Node
-from tests.sim.tree import error
+from tests.sim.refusing import refusing
 from tests.sim.two_nics import IPOIB, NAME0, PF0
 
 DEVICE = "rocep33s0"
@@ -163,7 +163,7 @@ def test_a_vf_that_comes_back_without_its_rdma_device_is_named(kernel: Kernel) -
 def test_a_mode_that_the_kernel_refuses_now_names_the_module_parameter(kernel: Kernel, mode: str, refused: int) -> None:
     kernel.rdma.mode = "shared" if mode == "exclusive" else "exclusive"
     kernel.rdma.other_netns = True
-    kernel.fault = lambda operation, where, value: error(refused, where) if where == "netns_mode" else None
+    kernel.fault = refusing(refused, "netns_mode")
     node = Node(kernel, more={"nics": [], "rdma": {"netns_mode": mode}})
     assert not is_ready(node.look().values())
     assert node.last is not None
@@ -174,7 +174,7 @@ def test_a_mode_that_the_kernel_refuses_now_names_the_module_parameter(kernel: K
 @pytest.mark.parametrize("mode", [pytest.param("exclusive", id="sriov-network-operator-959")])
 def test_a_mode_that_the_node_has_already_is_not_set_again(kernel: Kernel, mode: str) -> None:
     kernel.rdma.mode = mode
-    kernel.fault = lambda operation, where, value: error(errno.EBUSY, where) if where == "netns_mode" else None
+    kernel.fault = refusing(errno.EBUSY, "netns_mode")
     node = Node(kernel, more={"nics": [], "rdma": {"netns_mode": mode}})
     assert is_ready(node.look().values())
     assert node.last is not None

@@ -13,7 +13,7 @@ from agent.service.messages import of_pass
 from agent.service.spec_in_force import SpecInForce
 from tests.sim.engine.one_nic import Node, is_settled, vf
 from tests.sim.kernel import no_fault
-from tests.sim.tree import error
+from tests.sim.refusing import refusing
 from tests.sim.two_nics import NAME0
 
 
@@ -59,7 +59,7 @@ def test_a_plugin_that_saw_a_vf_without_its_driver_is_started_again(node: Node, 
 
     whole = devices()
     node.kernel.unbind(vf(node, lacking))
-    node.kernel.fault = lambda operation, where, value: error(errno.EBUSY, where) if where == DRIVERS_PROBE else None
+    node.kernel.fault = refusing(errno.EBUSY, DRIVERS_PROBE)
     without = devices()
     node.kernel.fault = no_fault
     assert devices() == whole != without

@@ -13,6 +13,7 @@ from agent.hardware.functions import vf_addresses
 from agent.report.verdict import is_ready
 from tests.sim.engine.one_nic import Node, is_settled, left, vf
 from tests.sim.kernel import Kernel
+from tests.sim.refusing import refusing
 from tests.sim.tree import error
 from tests.sim.two_nics import IPOIB, MAC0, NAME0, PF0, two_nics
 
@@ -139,12 +140,9 @@ def test_vfs_of_a_driver_that_makes_them_only_while_its_pf_is_up(node: Node, up:
 
 def test_a_vf_that_cannot_come_up_while_its_pf_is_down(node: Node) -> None:
     """ixgbevf answers ENETDOWN then (lxd 5041)."""
-
-    def fault(operation: str, where: str, value: str) -> OSError | None:
-        is_vf = operation == "set_link" and where != NAME0 and "up=True" in value
-        return error(errno.ENETDOWN, where) if is_vf and not node.kernel.netdev(PF0).up else None
-
-    node.kernel.fault = fault
+    node.kernel.fault = refusing(
+        errno.ENETDOWN, f"set_link {NAME0}v", "up=True", when=lambda: not node.kernel.netdev(PF0).up
+    )
     assert is_settled(node.follow({"vfs": {"count": 2, "defaults": {"state": "up"}}}))
     assert node.kernel.netdev(vf(node, 0)).up
 
@@ -201,9 +199,7 @@ def test_a_vf_without_a_vlan_has_no_protocol_of_one_either(node: Node) -> None:
 
 def test_a_check_that_the_driver_does_not_know_is_named_and_all_else_is_set(node: Node) -> None:
     """A BlueField's VFs have no spoofchk, not even to turn it off (https://github.com/lxc/incus/pull/2021)."""
-    node.kernel.fault = lambda operation, where, value: (
-        error(errno.EOPNOTSUPP, where) if operation == "set_vf" and "spoofchk" in value else None
-    )
+    node.kernel.fault = refusing(errno.EOPNOTSUPP, "set_vf", "spoofchk")
     made = node.follow({"vfs": {"count": 2, "defaults": {"spoofchk": False, "vlan": 7}}})
     refused = [each for each in made.outcomes if each.result != "applied"]
     assert {(each.change.field, each.result) for each in refused} == {("spoofchk", "unsupported")}
@@ -219,11 +215,7 @@ def test_a_check_that_the_driver_does_not_know_is_named_and_all_else_is_set(node
     ],
 )
 def test_a_rate_that_the_driver_does_not_know_is_named(node: Node, rates: dict[str, Any], said: str) -> None:
-    def fault(operation: str, where: str, value: str) -> OSError | None:
-        refused = operation == "set_vf" and "max_tx_rate" in value and "5000" in value
-        return error(errno.EOPNOTSUPP, where) if refused else None
-
-    node.kernel.fault = fault
+    node.kernel.fault = refusing(errno.EOPNOTSUPP, "set_vf", "max_tx_rate", "5000")
     outcomes = [each for each in node.follow({"vfs": {"count": 2, "defaults": rates}}).outcomes if each.error]
     assert {each.result for each in outcomes} == {"unsupported"}
     assert all(said in each.error and "take m" in each.remedy for each in outcomes)
@@ -253,9 +245,7 @@ def test_a_group_of_the_boot_before_is_no_user_unless_another_vf_has_its_number(
 
 def test_a_vf_with_a_trunk_of_vlans_gets_no_vlan_0(node: Node) -> None:
     """Its driver refuses each VLAN then, also 0, which it has (sriov-cni 291)."""
-    node.kernel.fault = lambda operation, where, value: (
-        error(errno.EPERM, where) if operation == "set_vf" and "vlan" in value else None
-    )
+    node.kernel.fault = refusing(errno.EPERM, "set_vf", "vlan")
     assert is_settled(node.follow({"vfs": {"count": 2, "defaults": {"trust": True, "vlan": 0}}}))
     assert is_settled(node.follow(None))
     assert {(each.vlan, each.trust) for each in node.kernel.vfs(PF0)} <= {(0, False)}

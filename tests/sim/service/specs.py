@@ -14,6 +14,7 @@ from agent.report.verdict import is_ready
 from agent.service.spec_in_force import TRIAL, SpecInForce
 from agent.spec.node import NodeSpec, from_mapping, to_json
 from tests.sim.kernel import Kernel
+from tests.sim.refusing import refusing
 
 PF = "0000:21:00.0"
 
@@ -90,5 +91,4 @@ class Agent:
         return self.kernel.files.read(f"/sys/bus/pci/devices/{PF}/sriov_numvfs")
 
 
-def refuse_five(operation: str, where: str, value: str) -> OSError | None:
-    return OSError(errno.ENOSPC, "no space") if where.endswith("sriov_numvfs") and value == "5" else None
+refuse_five = refusing(errno.ENOSPC, "sriov_numvfs 5")

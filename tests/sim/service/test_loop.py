@@ -20,6 +20,7 @@ from tests.contract.asking import soon
 from tests.sim.kernel import no_fault
 from tests.sim.passes import condition
 from tests.sim.readiness import Node
+from tests.sim.refusing import refusing
 from tests.sim.service.running import Announced, Reload, Worker, both, one, sleeps, triggers
 from tests.sim.two_nics import PF0, PF1
 
@@ -59,7 +60,7 @@ def test_a_pass_that_tries_a_failed_change_again_is_a_retry(
     node: Node, worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retry, "FIRST_RETRY", 0.05)
-    node.kernel.fault = lambda operation, where, value: OSError(errno.EBUSY, "busy") if "mtu=9000" in value else None
+    node.kernel.fault = refusing(errno.EBUSY, "mtu=9000")
     out = worker(one(9000))
     out.until(lambda report: condition(report, "Converged").reason == "Failed")
     node.kernel.fault = no_fault
@@ -101,12 +102,7 @@ def test_a_new_spec_that_fails_is_given_up_when_its_trial_ends_although_nothing_
     monkeypatch.setattr(spec_in_force, "TRIAL", 0.1)
     out = worker(both(9000))
     before = out.until(lambda report: report.ready)
-    second = node.kernel.netdev(PF1)
-    node.kernel.fault = lambda operation, where, value: (
-        OSError(errno.EINVAL, "no")
-        if (operation, where, "mtu=2000" in value) == ("set_link", second.name, True)
-        else None
-    )
+    node.kernel.fault = refusing(errno.EINVAL, f"set_link {node.kernel.netdev(PF1).name} mtu=2000")
     reload(both(4000).replace('"mtu": 9000', '"mtu": 2000'))
     given_up = out.until(lambda report: report.ready and not report.up_to_date)
     assert given_up.spec_hash == before.spec_hash

@@ -12,6 +12,7 @@ from agent.report.verdict import is_ready
 from agent.service.spec_in_force import OBSERVED, TRIAL, SpecInForce
 from agent.spec.node import NodeSpec, from_mapping, to_json
 from tests.sim.kernel import Kernel
+from tests.sim.refusing import refusing
 from tests.sim.service.specs import PF, Agent, refuse_five, spec
 
 
@@ -199,7 +200,7 @@ def one(count: int, **more: object) -> NodeSpec:
 def test_a_failure_of_a_device_whose_changes_wait_for_users_is_no_fault_of_a_new_spec(agent: Agent) -> None:
     """What fails may need what waits."""
     agent.kernel.routed.add("enp33s0")
-    agent.kernel.fault = lambda operation, where, value: OSError(errno.EIO, "no") if "txqueuelen" in value else None
+    agent.kernel.fault = refusing(errno.EIO, "txqueuelen")
     agent.give(one(5, txqueuelen=500))
     results = {outcome.result for outcome in agent.try_out().outcomes}
     assert results >= {"deferred", "failed"}

@@ -11,6 +11,7 @@ import pytest
 from agent.service.spec_in_force import AFTER
 from agent.spec.node import NodeSpec, from_mapping, to_json
 from tests.sim.kernel import Kernel
+from tests.sim.refusing import refusing
 from tests.sim.service.specs import PF, Agent, refuse_five, spec
 from tests.sim.two_nics import PF1
 
@@ -294,7 +295,7 @@ def test_a_spec_with_which_the_node_is_ready_although_a_part_waits_is_tried_no_l
     agent.give(given)
     agent.look()
     assert (agent.in_force.state(), agent.in_force.verified) == ("kept", two(3, 1500))
-    agent.kernel.fault = lambda operation, where, value: OSError(errno.EIO, "no") if "mtu=9000" in value else None
+    agent.kernel.fault = refusing(errno.EIO, "mtu=9000")
     agent.kernel.netlink.set_link(agent.kernel.netdev(PF1).ifindex, mtu=1500)
     assert "failed" in {outcome.result for outcome in agent.try_out().outcomes}
     assert (agent.in_force.spec, agent.in_force.refusal) == (given, "")

@@ -20,6 +20,7 @@ from agent.spec.node import PROBES
 from tests.contract.asking import soon
 from tests.sim.passes import condition
 from tests.sim.readiness import Node, writer
+from tests.sim.refusing import refusing
 from tests.sim.service.running import STUCK, Announced, Endless, Reload, Worker, both, disturb, lower_mtu, one
 from tests.sim.two_nics import PF0, PF1
 
@@ -162,9 +163,7 @@ def test_what_failed_before_a_new_spec_came_ends_the_trial_of_that_without_givin
     out.until(lambda report: report.ready)
     second = node.kernel.netdev(PF1)
     node.kernel.netlink.set_link(second.ifindex, mtu=1500)
-    node.kernel.fault = lambda operation, where, value: (
-        OSError(errno.EBUSY, "busy") if (operation, where) == ("set_link", second.name) else None
-    )
+    node.kernel.fault = refusing(errno.EBUSY, f"set_link {second.name} ")
     for _ in ask(tmp_path / "apply.sock", None, 60.0):
         break
     out.until(lambda report: condition(report, "Converged").reason == "Failed")
