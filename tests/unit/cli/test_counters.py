@@ -83,37 +83,35 @@ def test_all_counters_by_their_own_names() -> None:
     assert counters(FileTree(netdev("lo")), Source("lo"))["rx_errors"] == 7
 
 
-def test_rates_use_the_time_that_really_passed() -> None:
+def measured(*readings: tuple[float, int | None]) -> Meter:
+    """A meter that has taken these values of a counter at these times; None: the device is gone."""
     meter = Meter(Source("lo"))
-    for now, value in ((10.0, 1000), (12.0, 5000), (13.0, 5000), (15.0, 8000)):
-        meter.take({"rx_bytes": value}, now)
+    for now, value in readings:
+        meter.take({} if value is None else {"rx_bytes": value}, now)
+    return meter
+
+
+def test_rates_use_the_time_that_really_passed() -> None:
+    meter = measured((10.0, 1000), (12.0, 5000), (13.0, 5000), (15.0, 8000))
     ((name, rate),) = meter.rates()
     assert name == "rx_bytes"
     assert (rate.now, rate.maximum, rate.average, rate.minimum, rate.total) == (1500, 2000, 1400, 0, 7000)
     assert meter.elapsed == 5.0
 
 
-def test_a_counter_that_was_reset_gives_no_negative_rate() -> None:
-    meter = Meter(Source("lo"))
-    for now, value in ((0.0, 5000), (1.0, 100), (2.0, 300)):
-        meter.take({"rx_bytes": value}, now)
-    ((_, rate),) = meter.rates()
-    assert (rate.now, rate.total) == (200, 200)
-
-
-def test_a_device_that_is_gone_has_no_traffic() -> None:
-    meter = Meter(Source("lo"))
-    meter.take({"rx_bytes": 0}, 0.0)
-    meter.take({"rx_bytes": 100}, 1.0)
-    meter.take({}, 2.0)
-    ((_, rate),) = meter.rates()
-    assert (rate.now, rate.total) == (0, 100)
-
-
-def test_before_the_second_reading_there_are_no_rates() -> None:
-    meter = Meter(Source("lo"))
-    meter.take({"rx_bytes": 5}, 0.0)
-    assert list(meter.rates()) == []
+@pytest.mark.parametrize(
+    ("readings", "rates"),
+    [
+        ([(0.0, 5)], []),
+        ([(0.0, 5000), (1.0, 100), (2.0, 300)], [(200, 200)]),
+        ([(0.0, 0), (1.0, 100), (2.0, None)], [(0, 100)]),
+    ],
+    ids=["one reading", "a reset is no negative rate", "a device that is gone has no traffic"],
+)
+def test_a_rate_needs_two_readings_that_follow_each_other(
+    readings: list[tuple[float, int | None]], rates: list[tuple[int, int]]
+) -> None:
+    assert [(rate.now, rate.total) for _, rate in measured(*readings).rates()] == rates
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
+from subprocess import CompletedProcess
 
 from attrs import evolve
 
@@ -13,6 +15,8 @@ from agent.report.records import Condition, Disruption, NicVerdict
 from agent.service import lock
 from agent.service.apply_socket import NAME, Progress, Requests
 from tests.unit.commands.node_folder import CONDITIONS, OUTCOME, report, spec, trackbed
+
+WAITS = Condition("UpToDate", "False", "Deferred", "vfs ...", severity="warn")
 
 
 def test_without_the_service_apply_makes_the_changes(tmp_path: Path) -> None:
@@ -28,28 +32,38 @@ def test_in_observe_mode_apply_changes_nothing(tmp_path: Path) -> None:
     assert "mode: observe" in refused.stderr
 
 
-def wait_for_request(requests: Requests) -> None:
-    """Wait for a client, and hear it."""
-    assert wait([requests.fileno()], 60), "nobody came"
-    assert requests.accept()
+def service(folder: Path) -> Requests:
+    """A service that runs."""
+    spec(folder)
+    lock.take(folder)
+    return Requests(folder / NAME)
 
 
-def test_with_the_service_apply_lets_it_make_the_changes(tmp_path: Path) -> None:
-    spec(tmp_path)
-    lock.take(tmp_path)
-    requests = Requests(tmp_path / NAME)
-    allowed: list[tuple[Disruption | None, str]] = []
+Allowed = list[tuple[Disruption | None, str]]
+
+
+def applied_by(folder: Path, passes: Sequence[Progress], *words: str) -> tuple[CompletedProcess[str], Allowed]:
+    """The command, while the service makes these passes, and what it allows the service."""
+    requests = service(folder)
+    allowed: Allowed = []
 
     def serve() -> None:
-        wait_for_request(requests)
+        assert wait([requests.fileno()], 60), "nobody came"
+        assert requests.accept()
         allowed.append(requests.allowed())
-        requests.send(Progress(False, (OUTCOME,), CONDITIONS))
-        requests.send(Progress(True, (), CONDITIONS))
+        for each in passes:
+            requests.send(each)
 
     server = threading.Thread(target=serve)
     server.start()
-    applied = trackbed(tmp_path, "apply", "--allow", "vf-reset")
+    done = trackbed(folder, "apply", *words)
     server.join()
+    return done, allowed
+
+
+def test_with_the_service_apply_lets_it_make_the_changes(tmp_path: Path) -> None:
+    passes = [Progress(False, (OUTCOME,), CONDITIONS), Progress(True, (), CONDITIONS)]
+    applied, allowed = applied_by(tmp_path, passes, "--allow", "vf-reset")
     assert allowed == [(Disruption.VF_RESET, "")]
     assert applied.returncode == 0
     assert "applied     vfs 0000:21:00.0 count: 4 -> 5" in applied.stdout
@@ -58,9 +72,7 @@ def test_with_the_service_apply_lets_it_make_the_changes(tmp_path: Path) -> None
 
 def test_an_apply_that_ends_before_its_first_pass_names_the_time_that_it_waits(tmp_path: Path) -> None:
     """What the command allows ends with the command, so the pass makes no further disruptive change."""
-    spec(tmp_path)
-    lock.take(tmp_path)
-    requests = Requests(tmp_path / NAME)
+    requests = service(tmp_path)
     applied = trackbed(tmp_path, "apply", "--allow", "vf-reset", "--timeout", "0.5")
     assert requests.accept() and not requests.has_client()
     assert applied.returncode == 1
@@ -68,45 +80,19 @@ def test_an_apply_that_ends_before_its_first_pass_names_the_time_that_it_waits(t
 
 
 def test_apply_fails_if_the_node_is_ready_only_by_the_former_spec(tmp_path: Path) -> None:
-    spec(tmp_path)
-    lock.take(tmp_path)
-    requests = Requests(tmp_path / NAME)
-    waits = Condition("UpToDate", "False", "Deferred", "vfs ...", severity="warn")
     deferred = evolve(OUTCOME, result="deferred", error="not allowed now", remedy="allow it")
-
-    def serve() -> None:
-        wait_for_request(requests)
-        requests.send(Progress(True, (deferred,), (waits,)))
-
-    server = threading.Thread(target=serve)
-    server.start()
-    applied = trackbed(tmp_path, "apply")
-    server.join()
+    applied, _ = applied_by(tmp_path, [Progress(True, (deferred,), (WAITS,))])
     assert applied.returncode == 1
     assert applied.stdout.splitlines()[-1] == "ready, but a part of the spec is not applied"
 
 
 def test_apply_for_one_nic_waits_for_its_users_and_for_no_other_nic(tmp_path: Path) -> None:
-    spec(tmp_path)
-    lock.take(tmp_path)
-    requests = Requests(tmp_path / NAME)
     used = evolve(OUTCOME, result="deferred", error="it would disturb pod team/a", remedy="move it away")
     other = evolve(used, change=evolve(OUTCOME.change, target="0000:41:00.0"))
-    waits = Condition("UpToDate", "False", "Deferred", "vfs ...", severity="warn")
     nics = (NicVerdict("rail0", "0000:21:00.0", True, True), NicVerdict("rail1", "0000:41:00.0", True, False, "NoLink"))
-    asked = []
-
-    def serve() -> None:
-        wait_for_request(requests)
-        asked.append(requests.allowed())
-        requests.send(Progress(False, (used, other), (waits,), nics=nics))
-        requests.send(Progress(False, (OUTCOME, other), (waits,), nics=nics))
-
-    server = threading.Thread(target=serve)
-    server.start()
-    applied = trackbed(tmp_path, "apply", "--allow", "vf-reset", "--device", "rail0", "--timeout", "30")
-    server.join()
-    assert asked == [(Disruption.VF_RESET, "rail0")]
+    passes = [Progress(False, (each, other), (WAITS,), nics=nics) for each in (used, OUTCOME)]
+    applied, allowed = applied_by(tmp_path, passes, "--allow", "vf-reset", "--device", "rail0", "--timeout", "30")
+    assert allowed == [(Disruption.VF_RESET, "rail0")]
     assert (applied.returncode, applied.stdout.splitlines()[-1]) == (0, "rail0 is ready")
 
 

@@ -68,6 +68,7 @@ def test_the_installed_command_is_this_project_wherever_it_is_called(tmp_path: P
         (("inspect", "--as-inventory", "--as-spec"), "", "exclude each other"),
         (("inspect", "--node-name", ""), "", "--nic and --node-name belong to --as-spec and --as-inventory"),
         (("bundle", "--output", "/nonexistent/x"), "", "/nonexistent/x cannot be written: No such file"),
+        (("reporter", "--listen", "x:1"), "", "'x:1' is not an address; give an IP address and a port from 0 to 65535"),
         (("reporter", "--kubernetes-secret", "/dev/null"), "", "--kubernetes and --kubernetes-secret belong together"),
         (("fleet", "maintain", "\udcff", "--inventory", "/dev/null"), "", "'\\udcff' is not the name of a Node"),
         (("fleet", "maintain", "x" * 300, "--undo"), "", "is not the name of a Node"),
@@ -130,12 +131,6 @@ def test_a_fifo_is_refused_and_not_waited_for(arguments: tuple[str, ...], tmp_pa
     assert (tmp_path / "fifo").is_fifo()
 
 
-def test_errors_of_a_plan_as_json_are_in_the_json() -> None:
-    failed = trackbed("plan", "--json", "--spec", "-", stdin='{"node_nam": "n1"}')
-    assert failed.returncode == 1
-    assert "did you mean 'node_name'?" in " ".join(json.loads(failed.stdout)["errors"])
-
-
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", "1e300", "soon", ""])
 @pytest.mark.parametrize(
     "option",
@@ -160,32 +155,13 @@ def test_an_invalid_number_is_refused(option: tuple[str, ...], value: str) -> No
 
 
 @pytest.mark.parametrize(
-    "address",
-    ["127.0.0.1:99999", "127.0.0.1:65536", "127.0.0.1:-1", "127.0.0.1:", "127.0.0.1:9_809", "[::1]: 80", "x:1"],
+    ("path", "said"),
+    [("-", "did you mean 'node_name'?"), ("/nonexistent", "/nonexistent: No such"), ("/", "'/' cannot"), ("", "'' ")],
 )
-def test_an_invalid_address_is_refused(address: str) -> None:
-    refused = trackbed("reporter", "--listen", address)
-    assert refused.returncode == 1
-    assert refused.stderr.startswith(
-        f"trackbed: {address!r} is not an address; give an IP address and a port from 0 to 65535"
-    )
-    assert len(refused.stderr.splitlines()) == 1
-
-
-def test_sigterm_ends_the_reporter_with_exit_code_0() -> None:
-    command = [sys.executable, "-m", "cli", "reporter", "--listen", "127.0.0.1:0"]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as reporter:
-        assert reporter.stderr is not None
-        assert reporter.stderr.readline().startswith("serving ")
-        reporter.terminate()
-    assert reporter.returncode == 0
-
-
-@pytest.mark.parametrize("path", ["/nonexistent", "/", ""])
-def test_a_plan_as_json_says_in_json_that_its_spec_cannot_be_read(path: str) -> None:
-    failed = trackbed("plan", "--json", "--spec", path)
+def test_errors_of_a_plan_as_json_are_in_the_json(path: str, said: str) -> None:
+    failed = trackbed("plan", "--json", "--spec", path, stdin='{"node_nam": "n1"}')
     assert (failed.returncode, failed.stderr) == (1, "")
-    assert json.loads(failed.stdout)["errors"][0].strip("'").startswith(path)
+    assert said in " ".join(json.loads(failed.stdout)["errors"])
 
 
 def test_commands_that_need_a_report_name_the_remedy(tmp_path: Path) -> None:

@@ -155,13 +155,6 @@ def bad(said: Verdict) -> dict[str, tuple[str, str]]:
     return {each.end: (each.status, each.kind) for each in said.ends if each.status != "good"}
 
 
-def test_three_good_nodes_are_proven(programs: Path) -> None:
-    said, results = run(programs, fleet(), Local(programs))
-    assert said.proven
-    assert {result.value for result in results} == {100.0}
-    assert len(results) == 6
-
-
 @pytest.mark.parametrize(
     ("device", "fault", "kind"),
     [("blocked", "client", "blocked"), ("absent", "no-server", "blocked"), ("one-sided", "server", "blocked")],
@@ -322,13 +315,6 @@ def test_a_second_run_at_the_same_time_is_refused_and_leaves_the_first_one_its_f
         assert Journal.read(tmp_path / "results.jsonl").run.ends == tuple(fleet("abc").values())
         first.kill()
     assert journal(tmp_path, fleet(nodes)).run.ends == tuple(fleet(nodes).values())
-
-
-def test_a_damaged_file_is_named_with_its_line(tmp_path: Path) -> None:
-    path = tmp_path / "results.jsonl"
-    path.write_text("{}\n")
-    with pytest.raises(Damaged, match=r"results.jsonl, line 1, .*move the file away"):
-        Journal.read(path)
 
 
 @pytest.mark.parametrize(("key", "value"), [("test", "ib_new_bw"), ("server", "zz/rail0")])

@@ -142,3 +142,15 @@ def publishing(folder: Path) -> Iterator[Running]:
 
 def say(publication: Publication, report: Report) -> None:
     publication.files.report.write_text(report_to_json(evolve(report, boot_id=boot_id(), uptime=uptime())))
+
+
+def turn(publication: Publication, report: Report) -> float:
+    """A turn once the agent says this; the seconds until the next one is due."""
+    say(publication, report)
+    return publication.turn()
+
+
+def later(publication: Publication, clocks: Clocks, seconds: float) -> float:
+    """A turn so many seconds later."""
+    clocks.goes_on(seconds)
+    return publication.turn()

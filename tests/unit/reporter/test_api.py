@@ -24,6 +24,7 @@ from tests.unit.reporter.scripted import (
     Answer,
     answer_one,
     api_server,
+    certificates,
     check_strictly,
     dripping_server,
     ending_server,
@@ -35,21 +36,28 @@ T = TypeVar("T")
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
 
+def lists(method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
+    return 200, {"kind": "List"}
+
+
+def client(url: str, authority: Path) -> Api:
+    session = Session(trust(authority))
+    return Api(url, lambda: session)
+
+
 def test_an_authority_without_identifiers_of_keys_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_strictly(monkeypatch)
-    with api_server(tmp_path, lambda method, path, body: (200, {"kind": "List"})) as (url, authority):
-        session = Session(trust(authority))
-        assert Api(url, lambda: session).ask("GET", "/api/v1/nodes") == {"kind": "List"}
+    with api_server(tmp_path, lists) as server:
+        assert client(*server).ask("GET", "/api/v1/nodes") == {"kind": "List"}
 
 
 def test_a_new_connection_resumes_the_session_of_the_one_before(tmp_path: Path) -> None:
-    with api_server(tmp_path, lambda method, path, body: (200, {"kind": "List"})) as (url, authority):
-        known = Session(trust(authority))
-        api = Api(url, lambda: known)
+    with api_server(tmp_path, lists) as server:
+        api = client(*server)
         for _ in range(3):
             api.ask("GET", "/api/v1/nodes")
             api.close()
-        assert known.tls.session_stats()["hits"] == 2
+        assert api.session().tls.session_stats()["hits"] == 2
 
 
 @contextmanager
@@ -107,10 +115,9 @@ def test_a_server_that_sends_a_byte_now_and_then_does_not_hold_a_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drips: str
 ) -> None:
     monkeypatch.setattr("agent.reporter.kubernetes.api.TIMEOUT", 0.5)
-    with dripping_server(tmp_path, drips) as (url, authority):
-        session = Session(trust(authority))
+    with dripping_server(tmp_path, drips) as server:
         with pytest.raises((TimeoutError, Unreachable)) as raised:
-            Api(url, lambda: session).ask("GET", "/")
+            client(*server).ask("GET", "/")
         assert explain(raised.value) == "the API server does not answer in time"
 
 
@@ -118,10 +125,9 @@ def test_name_servers_that_do_not_answer_do_not_hold_a_request(tmp_path: Path, m
     monkeypatch.setattr("agent.reporter.kubernetes.api.TIMEOUT", 3.0)
     over = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: over.wait(60))
-    with api_server(tmp_path, lambda method, path, body: (200, {})) as (_, authority):
-        session = Session(trust(authority))
-        with pytest.raises(Unreachable, match="no name server answers for api"):
-            Api("https://api.example.net", lambda: session).ask("GET", "/")
+    authority, _ = certificates(tmp_path)
+    with pytest.raises(Unreachable, match="no name server answers for api"):
+        client("https://api.example.net", authority).ask("GET", "/")
     over.set()
 
 
@@ -138,8 +144,7 @@ def test_a_request_on_a_connection_that_was_ended_while_idle_is_tried_again(
         ended.set()
 
     with ending_server(tmp_path, end) as (url, authority, connections):
-        session = Session(trust(authority))
-        api = Api(url, lambda: session)
+        api = client(url, authority)
         api.ask("GET", "/api/v1/nodes")
         idle.set()
         assert ends.startswith("no answer") or ended.wait(10)
@@ -151,9 +156,8 @@ def test_a_request_on_a_connection_that_was_ended_while_idle_is_tried_again(
 @in_namespace("ip link set lo up")
 def test_a_path_that_has_vanished_is_noticed_long_before_the_end_of_the_request(tmp_path: Path) -> None:
     api_module.TIMEOUT = 30.0
-    with api_server(tmp_path, lambda method, path, body: (200, {"kind": "List"})) as (url, authority):
-        session = Session(trust(authority))
-        api = Api(url, lambda: session)
+    with api_server(tmp_path, lists) as server:
+        api = client(*server)
         api.ask("GET", "/")
         # Packets to it are lost from now on, and nobody says so.
         subprocess.run(["ip", "address", "del", "127.0.0.1/8", "dev", "lo"], check=True)
@@ -167,8 +171,7 @@ def test_a_connection_that_is_idle_is_not_ended_by_what_a_more_urgent_request_ne
             pass
 
     with ending_server(tmp_path, go_on) as (url, authority, connections):
-        session = Session(trust(authority))
-        api = Api(url, lambda: session)
+        api = client(url, authority)
         api.ask("GET", "/")
         api.abandon()
         with pytest.raises(Abandoned):
@@ -192,7 +195,7 @@ def test_an_api_server_that_answers_nothing_leaves_time_for_the_next_address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agent.reporter.kubernetes.api.TIMEOUT", 20.0)
-    with api_server(tmp_path, lambda method, path, body: (200, {"kind": "List"})) as (url, authority):
+    with api_server(tmp_path, lists) as (url, authority):
         port = urlsplit(url).port or 0
         with silent_address(port) as silent:
             stream = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "")
@@ -200,8 +203,7 @@ def test_an_api_server_that_answers_nothing_leaves_time_for_the_next_address(
             monkeypatch.setattr(
                 socket, "getaddrinfo", lambda *_, **__: [(*stream, (each, port)) for each in (silent, "127.0.0.1")]
             )
-            session = Session(trust(authority))
-            assert Api(url, lambda: session).ask("GET", "/api/v1/nodes") == {"kind": "List"}
+            assert client(url, authority).ask("GET", "/api/v1/nodes") == {"kind": "List"}
 
 
 @pytest.mark.parametrize("text", [b"[" * 100_000, b'{"a":' * 100_000, b"\xff", b"[]", b'{"a": 1, "a": 2}'])
@@ -217,10 +219,8 @@ def test_a_large_retry_after_does_not_silence_the_reporter(tmp_path: Path, given
     def answer(method: str, path: str, body: Any) -> tuple[int, Any]:
         return 429, {"message": "later"}
 
-    with api_server(tmp_path, answer, {"Retry-After": given}) as (url, authority):
-        session = Session(trust(authority))
-        with pytest.raises(Refused) as refused:
-            Api(url, lambda: session).ask("GET", "/")
+    with api_server(tmp_path, answer, {"Retry-After": given}) as server, pytest.raises(Refused) as refused:
+        client(*server).ask("GET", "/")
     assert refused.value.retry_after == waits
 
 

@@ -115,14 +115,6 @@ def test_an_answer_that_is_no_token_for_its_node_is_not_kept(issuer: tuple[Issue
     assert identity.session().token == token_of("n1", issued=0.0, life=LIFE)
 
 
-def test_a_token_that_cannot_be_renewed_is_used_further(issuer: tuple[Issuer, BoundToken]) -> None:
-    server, identity = issuer
-    server.status = 403
-    with pytest.raises(Refused, match="403"):
-        identity.keep(LIFE, api_of(identity))
-    assert identity.session().token == token_of("n1", issued=0.0, life=LIFE)
-
-
 @pytest.mark.parametrize("damage", [b"", b"\xff", b"x" * (1 << 20), b"a.b.c"])
 def test_a_damaged_file_of_its_own_leaves_the_token_of_the_deploy(
     issuer: tuple[Issuer, BoundToken], damage: bytes

@@ -27,6 +27,7 @@ from agent.reporter.settings import Label, Settings
 
 RESOURCE = "rdma/hca_shared_devices_b"
 SETTINGS = Settings("n1", "https://127.0.0.1:6443", "/ca.pem", required_resources=(RESOURCE,))
+NO_RESOURCES = evolve(SETTINGS, required_resources=())
 FACT, PLUGIN = Label("aliyun.accelerator/erdma", "true"), Label("rdma", "hca", "plugin", RESOURCE)
 LABELS = (FACT, PLUGIN)
 OURS = {"key": TAINT, "effect": "NoSchedule"}
@@ -87,11 +88,24 @@ def apply(patch: Sequence[dict[str, Any]], to: dict[str, Any]) -> dict[str, Any]
     return result
 
 
-def test_a_fresh_node_gets_its_labels_first_and_keeps_the_taint_until_the_resource_is_there() -> None:
-    first = desired(READY_NOW, SETTINGS, LABELS, node(), away=False)
-    assert {type: said.status for type, said in first.conditions.items()} == {READY: "True", UP_TO_DATE: "True"}
-    after = apply(node_patch(first, node()), document())
+def wanted(
+    verdict: Verdict, there: Node, labels: Sequence[Label] = (), settings: Settings = SETTINGS, away: bool = False
+) -> Desired:
+    return desired(verdict, settings, labels, there, away)
+
+
+def written(verdict: Verdict, was: dict[str, Any], labels: Sequence[Label] = (), away: bool = False) -> dict[str, Any]:
+    """The Node after the reporter's patch."""
+    there = read_node(was)
+    after = apply(node_patch(wanted(verdict, there, labels, away=away), there), was)
     assert after is not None
+    return after
+
+
+def test_a_fresh_node_gets_its_labels_first_and_keeps_the_taint_until_the_resource_is_there() -> None:
+    first = wanted(READY_NOW, node(), LABELS)
+    assert {type: said.status for type, said in first.conditions.items()} == {READY: "True", UP_TO_DATE: "True"}
+    after = written(READY_NOW, document(), LABELS)
     assert after["metadata"]["labels"] == {
         "kubernetes.io/os": "linux",
         FACT.key: "true",
@@ -99,14 +113,13 @@ def test_a_fresh_node_gets_its_labels_first_and_keeps_the_taint_until_the_resour
         READY_LABEL: "true",
     }
     assert after["spec"]["taints"] == [OURS]
-    there = read_node({**after, "status": {"allocatable": {RESOURCE: "4"}}})
-    last = apply(node_patch(desired(READY_NOW, SETTINGS, LABELS, there, away=False), there), after)
-    assert last is not None and last["spec"]["taints"] == []
+    last = written(READY_NOW, {**after, "status": {"allocatable": {RESOURCE: "4"}}}, LABELS)
+    assert last["spec"]["taints"] == []
 
 
 def test_a_node_that_registered_without_the_taint_gets_it_while_the_resource_is_missing() -> None:
     bare = node(spec={})
-    assert desired(READY_NOW, SETTINGS, LABELS, bare, away=False).taint is True
+    assert wanted(READY_NOW, bare).taint is True
     assert node_patch(Desired({}, {}, frozenset(), True), bare) == [
         {"op": "test", "path": "/spec/taints", "value": None},
         {"op": "add", "path": "/spec/taints", "value": [OURS]},
@@ -117,11 +130,7 @@ def test_a_node_that_registered_without_the_taint_gets_it_while_the_resource_is_
 def test_resources_reported_before_a_boot_do_not_lift_the_taint(taints: list[Any] | None) -> None:
     def patched(boot: str) -> list[Any]:
         was = labelled({READY_LABEL: "true"}, taints, allocatable={RESOURCE: "4"}, nodeInfo={"bootID": boot})
-        wanted = desired(READY_NOW, SETTINGS, (), read_node(was), away=False)
-        after = apply(node_patch(wanted, read_node(was)), was)
-        assert after is not None
-        afterwards: list[Any] = after["spec"].get("taints", [])
-        return afterwards
+        return list(written(READY_NOW, was)["spec"].get("taints", []))
 
     assert patched("the boot before") == [OURS]
     assert patched(REPORT.boot_id) == patched("") == []
@@ -135,119 +144,103 @@ def test_a_resource_with_the_amount_0_is_not_allocatable(amount: str) -> None:
 
 def test_a_node_that_is_no_longer_ready_is_tainted_and_keeps_the_plugins_label() -> None:
     was = labelled({FACT.key: "true", PLUGIN.key: "hca", READY_LABEL: "true"}, [THEIRS])
-    lost = desired(NOT_READY, SETTINGS, LABELS, read_node(was), away=False)
-    assert lost.conditions[READY].status == "False"
-    assert lost.conditions[READY].reason == "NoCarrier"
-    after = apply(node_patch(lost, read_node(was)), was)
-    assert after is not None
+    lost = wanted(NOT_READY, read_node(was), LABELS).conditions[READY]
+    assert (lost.status, lost.reason) == ("False", "NoCarrier")
+    after = written(NOT_READY, was, LABELS)
     assert after["metadata"]["labels"] == {FACT.key: "true", PLUGIN.key: "hca"}
     assert after["spec"]["taints"] == [THEIRS, OURS]
 
 
 def test_a_stale_heartbeat_makes_the_node_unknown_and_tainted() -> None:
-    silent = desired(SILENT, SETTINGS, LABELS, node(), away=False)
+    silent = wanted(SILENT, node(), LABELS)
     assert (silent.conditions[READY].status, silent.conditions[READY].reason) == ("Unknown", "AgentSilent")
     assert silent.taint is True
-    missing = desired(Verdict(None, ("no report",)), SETTINGS, LABELS, node(), away=False)
-    assert missing.conditions[READY].status == "Unknown"
+    assert wanted(Verdict(None, ("no report",)), node(), LABELS).conditions[READY].status == "Unknown"
 
 
 def test_a_heartbeat_alone_changes_nothing_on_the_node() -> None:
     older = evolve(SILENT, reasons=("the agent's last heartbeat is 99 s old",), age=99.0)
-    assert desired(SILENT, SETTINGS, LABELS, node(), away=False) == desired(older, SETTINGS, LABELS, node(), away=False)
+    assert wanted(SILENT, node(), LABELS) == wanted(older, node(), LABELS)
 
 
 def test_the_taint_stays_while_a_plugin_restarts_and_its_old_resource_is_still_allocatable() -> None:
     was = labelled({PLUGIN.key: "hca", READY_LABEL: "true"}, [OURS], allocatable={RESOURCE: "8"})
     for away, taints in ((True, [OURS]), (False, [])):
-        after = apply(node_patch(desired(READY_NOW, SETTINGS, LABELS, read_node(was), away), read_node(was)), was)
-        assert after is not None and after["spec"].get("taints", []) == taints
+        assert written(READY_NOW, was, LABELS, away)["spec"].get("taints", []) == taints
+
+
+SPOKE = "2026-01-01T00:00:00Z"  # 1767225600
+
+
+def tainted(started: float, spoke: str | None, now: float) -> bool | None:
+    """Whether a ready node with the taint keeps it, whose kubelet has started and has reported at these times."""
+    ready = {"type": "Ready", "status": "True", "lastHeartbeatTime": spoke}
+    there = node(status={"allocatable": {RESOURCE: "4"}, "conditions": [ready]})
+    verdict = evolve(READY_NOW, report=evolve(REPORT, kubelet=started))
+    return desired(verdict, SETTINGS, (), there, away=False, now=now).taint
 
 
 @pytest.mark.parametrize(
     ("started", "spoke", "lifted"),
     [
-        (0.0, "2026-01-01T00:00:00Z", True),  # no kubelet is known
-        (1767225590.0, "2026-01-01T00:00:00Z", True),
-        (1767225599.9, "2026-01-01T00:00:00Z", True),
-        (1767225601.0, "2026-01-01T00:00:00Z", False),
-        (1767225700.0, "2026-01-01T00:00:00Z", False),
+        (0.0, SPOKE, True),  # no kubelet is known
+        (1767225590.0, SPOKE, True),
+        (1767225599.9, SPOKE, True),
+        (1767225601.0, SPOKE, False),
+        (1767225700.0, SPOKE, False),
         (1767225700.0, "some day", True),
         (1767225700.0, None, True),
-        (1767229900.0, "2026-01-01T00:00:00Z", True),  # by a clock that has been put back
+        (1767229900.0, SPOKE, True),  # by a clock that has been put back
     ],
 )
 def test_resources_reported_before_a_kubelet_restart_do_not_lift_the_taint(
     started: float, spoke: str | None, lifted: bool
 ) -> None:
-    ready = {"type": "Ready", "status": "True", "lastHeartbeatTime": spoke}
-    there = node(status={"allocatable": {RESOURCE: "4"}, "conditions": [ready]})
-    verdict = evolve(READY_NOW, report=evolve(REPORT, kubelet=started))
-    assert desired(verdict, SETTINGS, (), there, away=False, now=1767226000.0).taint is (not lifted)
+    assert tainted(started, spoke, now=1767226000.0) is (not lifted)
 
 
 @pytest.mark.parametrize("started", [1767225600.0, 1767225600.4, 1767225600.999])
-@pytest.mark.parametrize(
-    "spoke", ["2026-01-01T00:00:00Z", "2026-01-01T03:00:00Z"], ids=["same second", "clock set back"]
-)
+@pytest.mark.parametrize("spoke", [SPOKE, "2026-01-01T03:00:00Z"], ids=["same second", "clock set back"])
 def test_a_heartbeat_that_may_be_of_either_kubelet_lifts_the_taint_once_the_new_one_has_reported(
     started: float, spoke: str
 ) -> None:
-    ready = {"type": "Ready", "status": "True", "lastHeartbeatTime": spoke}
-    there = node(status={"allocatable": {RESOURCE: "4"}, "conditions": [ready]})
-    verdict = evolve(READY_NOW, report=evolve(REPORT, kubelet=started))
-    taints = [desired(verdict, SETTINGS, (), there, False, started + age).taint for age in (0.0, 59.9, 60.0, 3600.0)]
-    assert taints == [True, True, False, False]
+    assert [tainted(started, spoke, started + age) for age in (0.0, 59.9, 60.0, 3600.0)] == [True, True, False, False]
 
 
 def test_a_kubelet_that_starts_twice_within_a_second_lifts_the_taint_by_its_next_heartbeat() -> None:
     # The first of the two has reported in that second.
-    verdict = evolve(READY_NOW, report=evolve(REPORT, kubelet=1767225600.9))
-
-    def tainted(spoke: str) -> bool | None:
-        ready = {"type": "Ready", "status": "True", "lastHeartbeatTime": spoke}
-        there = node(status={"allocatable": {RESOURCE: "4"}, "conditions": [ready]})
-        return desired(verdict, SETTINGS, (), there, False, 1767225602.0).taint
-
-    assert (tainted("2026-01-01T00:00:00Z"), tainted("2026-01-01T00:00:01Z")) == (True, False)
+    twice = [tainted(1767225600.9, spoke, 1767225602.0) for spoke in (SPOKE, "2026-01-01T00:00:01Z")]
+    assert twice == [True, False]
 
 
 def test_a_kubelet_restart_does_not_taint_a_ready_node() -> None:
-    ready = {"type": "Ready", "status": "True", "lastHeartbeatTime": "2026-01-01T00:00:00Z"}
+    ready = {"type": "Ready", "status": "True", "lastHeartbeatTime": SPOKE}
     there = read_node(labelled({READY_LABEL: "true"}, conditions=[ready], allocatable={RESOURCE: "4"}))
-    verdict = evolve(READY_NOW, report=evolve(REPORT, kubelet=1767225700.0))
-    assert desired(verdict, SETTINGS, (), there, away=False).taint is None
-
-
-def test_a_label_that_the_inventory_no_longer_has_is_removed_and_others_stay() -> None:
-    was = labelled({FACT.key: "true", READY_LABEL: "true"})
-    was["metadata"]["labels"]["example.net/rack"] = "7"
-    after = apply(node_patch(desired(READY_NOW, SETTINGS, (), read_node(was), away=False), read_node(was)), was)
-    assert after is not None and after["metadata"]["labels"] == {READY_LABEL: "true", "example.net/rack": "7"}
+    assert wanted(evolve(READY_NOW, report=evolve(REPORT, kubelet=1767225700.0)), there).taint is None
 
 
 def test_another_controllers_taint_is_left_alone() -> None:
     lifted = evolve(SETTINGS, taint_lifted_by="node-readiness-controller")
     for verdict in (READY_NOW, NOT_READY):
-        assert desired(verdict, lifted, (), node(), away=False).taint is None
+        assert wanted(verdict, node(), settings=lifted).taint is None
 
 
 def test_only_another_status_changes_the_time_of_the_last_transition() -> None:
-    first = status_patch(desired(NOT_READY, SETTINGS, (), node(), away=False), node(), 0.0)
+    first = status_patch(wanted(NOT_READY, node()), node(), 0.0)
     assert first is not None
     said = read_node(labelled({}, [OURS], conditions=first["status"]["conditions"]))
-    other = evolve(NOT_READY, reasons=("Carrier is False (NoCarrier): two ports",))
-    message = status_patch(desired(other, SETTINGS, (), said, away=False), said, 60.0)
+    other = wanted(evolve(NOT_READY, reasons=("Carrier is False (NoCarrier): two ports",)), said)
+    message = status_patch(other, said, 60.0)
     assert message is not None
     (condition,) = message["status"]["conditions"]
     assert (condition["type"], condition["lastTransitionTime"]) == (READY, "1970-01-01T00:00:00Z")
-    assert not changes_more_than_messages(desired(other, SETTINGS, (), said, away=False), said)
+    assert not changes_more_than_messages(other, said)
 
 
 def test_messages_and_reasons_stay_within_limits() -> None:
     odd = evolve(NO_CARRIER, reason="not a word")
     verdict = Verdict(evolve(REPORT, ready=False, conditions=(odd,)), ("x" * 5000,), 1.0, True)
-    said = desired(verdict, SETTINGS, (), node(), away=False).conditions[READY]
+    said = wanted(verdict, node()).conditions[READY]
     assert (said.reason, len(said.message)) == ("NotReady", LONGEST_MESSAGE)
 
 
@@ -274,8 +267,7 @@ def test_a_patch_keeps_what_others_have_written_or_fails(
         }
 
     seen, then = read_node(build(labels, taints)), build(labels_then, taints_then)
-    wanted = desired(verdict, evolve(SETTINGS, required_resources=()), (FACT,), seen, away=False)
-    patch = node_patch(wanted, seen)
+    patch = node_patch(wanted(verdict, seen, (FACT,), NO_RESOURCES), seen)
     json.dumps(patch)
     try:
         after = apply(patch, then)
@@ -293,34 +285,34 @@ def test_a_patch_keeps_what_others_have_written_or_fails(
 def test_the_condition_of_a_ready_node_says_which_warnings_it_has() -> None:
     clock = Condition("ClockSynchronised", "False", "NotSynchronised", "hours", severity="warn")
     warned = evolve(READY_NOW, report=evolve(REPORT, conditions=(*REPORT.conditions, clock)))
-    said = desired(warned, SETTINGS, LABELS, node(), away=False).conditions[READY]
+    said = wanted(warned, node()).conditions[READY]
     assert (said.status, said.message) == ("True", "the node is as its spec says, with 1 warning: ClockSynchronised")
 
 
 def test_trackbeds_taint_with_a_value_counts_and_is_left_alone() -> None:
     """The API server accepts one taint of a key and an effect: ours beside it would be refused for ever."""
     valued = node(spec={"taints": [{**OURS, "value": "x"}]})
-    assert node_patch(desired(NOT_READY, SETTINGS, LABELS, valued, False), valued) == []
-    assert node_patch(desired(READY_NOW, evolve(SETTINGS, required_resources=()), (), valued, False), valued) == [
+    assert node_patch(wanted(NOT_READY, valued, LABELS), valued) == []
+    assert node_patch(wanted(READY_NOW, valued, settings=NO_RESOURCES), valued) == [
         {"op": "add", "path": f"/metadata/labels/{READY_LABEL.replace('/', '~1')}", "value": "true"}
     ]
     weaker = node(spec={"taints": [{**OURS, "effect": "PreferNoSchedule"}]})
-    assert node_patch(desired(NOT_READY, SETTINGS, LABELS, weaker, False), weaker)[-1]["value"] == OURS
+    assert node_patch(wanted(NOT_READY, weaker), weaker)[-1]["value"] == OURS
 
 
 def test_of_several_conditions_of_one_type_one_is_left() -> None:
     """A client may write two with a JSON patch. A patch that merges by the type changes the first, and who reads the last one
     would be told something else."""
-    wanted = desired(NOT_READY, SETTINGS, LABELS, node(), False)
+    lost = wanted(NOT_READY, node())
     said = [
         {"type": type, "status": content.status, "reason": content.reason, "message": content.message}
-        for type, content in wanted.conditions.items()
+        for type, content in lost.conditions.items()
     ]
     for conditions in ([*said, {**said[0], "status": "True"}], [{**said[0], "status": "True"}, *said]):
         there = node(status={"conditions": conditions})
-        patch = status_patch(wanted, there, 0.0)
-        assert patch is not None and changes_more_than_messages(wanted, there)
+        patch = status_patch(lost, there, 0.0)
+        assert patch is not None and changes_more_than_messages(lost, there)
         first, second = patch["status"]["conditions"]
         assert first == {"$patch": "delete", "type": READY}
         assert (second["type"], second["status"]) == (READY, "False")
-    assert status_patch(wanted, node(status={"conditions": said}), 0.0) is None
+    assert status_patch(lost, node(status={"conditions": said}), 0.0) is None

@@ -7,7 +7,7 @@ from attrs import evolve
 
 from agent.reporter.kubernetes.backoff import LAST_URGENT_WAIT
 from agent.reporter.kubernetes.node import read_node
-from tests.unit.reporter.publication import UNREADY, Running, say
+from tests.unit.reporter.publication import UNREADY, Running, later, say, turn
 from tests.unit.reporter.test_node import NO_CARRIER, REPORT, document
 
 
@@ -17,19 +17,10 @@ def ready(running: Running) -> Running:
     reporter, cluster, _ = running
     cluster.node = document(spec={})
     reporter.watch.node = read_node(cluster.node)
-    say(reporter, REPORT)
-    reporter.turn()
+    turn(reporter, REPORT)
     assert reporter.acknowledged.now.ready
     cluster.writes.clear()
     return running
-
-
-def test_a_node_that_loses_ready_is_tainted_first(ready: Running) -> None:
-    reporter, cluster, _ = ready
-    say(reporter, UNREADY)
-    reporter.report_written()
-    reporter.turn()
-    assert (cluster.writes, reporter.acknowledged.now.error) == (["n1", "status"], "")
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -44,8 +35,7 @@ def test_after_an_outage_the_taint_is_still_the_first(ready: Running, seed: int)
     cluster.busy = False
     back = clocks.boot
     while not cluster.writes:
-        clocks.goes_on(0.25)
-        reporter.turn()
+        later(reporter, clocks, 0.25)
     assert cluster.writes[:2] == ["n1", "status"]
     assert clocks.boot - back <= LAST_URGENT_WAIT + 0.25
 
@@ -53,8 +43,7 @@ def test_after_an_outage_the_taint_is_still_the_first(ready: Running, seed: int)
 def test_a_change_by_somebody_else_does_not_delay_the_taint(ready: Running) -> None:
     reporter, cluster, _ = ready
     cluster.conflicts.append("n1")
-    say(reporter, UNREADY)
-    reporter.turn()
+    turn(reporter, UNREADY)
     assert cluster.writes == ["n1"]
 
 

@@ -16,7 +16,7 @@ from agent.reporter.kubernetes.calm import LASTING, LOSSES
 from agent.reporter.kubernetes.lease import LEASE_EVERY
 from agent.reporter.kubernetes.node import read_node
 from agent.runtime import boot_id, uptime
-from tests.unit.reporter.publication import UNREADY, Running, say
+from tests.unit.reporter.publication import UNREADY, Running, later, say, turn
 from tests.unit.reporter.test_node import NO_CARRIER, OURS, REPORT, labelled, node
 
 HOURS = 8 * 3600.0
@@ -30,27 +30,23 @@ def test_setting_the_clock_back_delays_neither_a_retry_nor_the_lease(running: Ru
     assert "503" in reporter.acknowledged.now.error
     cluster.busy = False
     clocks.day -= HOURS
-    clocks.goes_on(LAST_WAIT)
-    reporter.turn()
+    later(reporter, clocks, LAST_WAIT)
     assert (reporter.acknowledged.now.error, cluster.writes.count("lease")) == ("", 1)
     clocks.day -= HOURS
-    clocks.goes_on(LEASE_EVERY[1])
-    reporter.turn()
+    later(reporter, clocks, LEASE_EVERY[1])
     assert cluster.writes.count("lease") == 2
 
 
 def test_a_renewal_sends_only_the_time_and_restores_what_somebody_has_changed(running: Running) -> None:
     reporter, cluster, clocks = running
-    say(reporter, REPORT)
-    reporter.turn()
+    turn(reporter, REPORT)
     first = copy.deepcopy(cluster.lease)
     assert first is not None
     assert cluster.renewals == [first]
 
     def renew() -> list[Any]:
         cluster.renewals.clear()
-        clocks.goes_on(LEASE_EVERY[1])
-        reporter.turn()
+        later(reporter, clocks, LEASE_EVERY[1])
         return cluster.renewals
 
     (patch,) = renew()
@@ -67,12 +63,10 @@ def test_a_renewal_sends_only_the_time_and_restores_what_somebody_has_changed(ru
 
 def test_an_outage_is_reported_without_writing_to_the_disk(running: Running) -> None:
     reporter, cluster, _ = running
-    say(reporter, REPORT)
-    reporter.turn()
+    turn(reporter, REPORT)
     before = reporter.files.memory.stat().st_ino
     cluster.busy = True
-    say(reporter, UNREADY)
-    reporter.turn()
+    turn(reporter, UNREADY)
     assert "503" in reporter.files.acknowledgement.read_text()
     assert reporter.files.memory.stat().st_ino == before
 
@@ -81,26 +75,11 @@ def test_what_is_published_is_kept_once_the_disk_has_room_again(running: Running
     reporter, *_ = running
     in_the_way = reporter.files.memory.with_name(".memory.new")
     in_the_way.mkdir()
-    say(reporter, REPORT)
-    reporter.turn()
+    turn(reporter, REPORT)
     assert not reporter.files.memory.exists()
     in_the_way.rmdir()
     reporter.turn()
     assert published.read(reporter.files.memory) == published.read(reporter.files.acknowledgement)
-
-
-def test_for_a_ready_node_the_lease_is_written_first_and_else_the_taint(running: Running) -> None:
-    reporter, cluster, _ = running
-    say(reporter, REPORT)
-    reporter.turn()
-    assert cluster.writes == ["lease", "status", "n1"]
-    cluster.writes.clear()
-    # Another Node, which has neither.
-    cluster.node = {"metadata": {"uid": "u2", "resourceVersion": "9"}}
-    reporter.watch.node = read_node(cluster.node)
-    say(reporter, UNREADY)
-    reporter.turn()
-    assert cluster.writes == ["n1", "status", "lease"]
 
 
 def test_a_heartbeat_is_a_change_only_after_a_stale_one(tmp_path: Path) -> None:
@@ -126,8 +105,7 @@ def test_a_ready_that_comes_and_goes_is_published_only_after_it_has_lasted(runni
     published: list[bool] = []
     for generation in range(100):
         for report in (REPORT, checking):
-            say(reporter, evolve(report, generation=generation))
-            reporter.turn()
+            turn(reporter, evolve(report, generation=generation))
             published.append(reporter.acknowledged.now.ready)
             assert not (reporter.acknowledged.now.ready and not report.ready)
             # As the API server would send it.
@@ -147,8 +125,7 @@ def test_a_ready_that_comes_and_goes_is_published_only_after_it_has_lasted(runni
     left = reporter.turn()
     assert (reporter.acknowledged.now.ready, left) == (False, LASTING)
     assert "Ready was lost 3 times" in reporter.acknowledged.now.error
-    clocks.goes_on(left)
-    reporter.turn()
+    later(reporter, clocks, left)
     assert (reporter.acknowledged.now.ready, reporter.acknowledged.now.error) == (True, "")
 
 
@@ -157,30 +134,25 @@ def test_a_wrong_clock_does_not_keep_not_ready_from_being_published(running: Run
     for clocks.day in (-1e12, 1e15):
         cluster.writes.clear()
         reporter.watch.node = node()
-        say(reporter, UNREADY)
-        reporter.turn()
+        turn(reporter, UNREADY)
         assert (reporter.acknowledged.now.error, cluster.writes[:1]) == ("", ["status"])
 
 
 def test_an_answer_that_is_no_node_is_reported_as_an_error(running: Running) -> None:
     reporter, cluster, _ = running
     cluster.node = {"kind": "Status"}
-    say(reporter, UNREADY)
-    reporter.turn()
+    turn(reporter, UNREADY)
     assert "something that is not a Node" in reporter.acknowledged.now.error
 
 
 @pytest.mark.parametrize("metadata", [None, [], 5, {"annotations": []}, {"annotations": None}])
 def test_an_answer_that_is_no_lease_is_reported_as_an_error(running: Running, metadata: Any) -> None:
     reporter, cluster, clocks = running
-    say(reporter, REPORT)
-    reporter.turn()
+    turn(reporter, REPORT)
     assert cluster.lease is not None
     good, cluster.lease = cluster.lease, {"metadata": metadata}
-    clocks.goes_on(LEASE_EVERY[1])
-    reporter.turn()
+    later(reporter, clocks, LEASE_EVERY[1])
     assert "something that is not a Lease" in reporter.acknowledged.now.error
     cluster.lease = good
-    clocks.goes_on(LAST_WAIT)
-    reporter.turn()
+    later(reporter, clocks, LAST_WAIT)
     assert reporter.acknowledged.now.error == ""

@@ -9,13 +9,12 @@ from attrs import evolve
 from agent.report.names import READY, READY_LABEL, UP_TO_DATE
 from agent.report.records import Condition, Report, report_to_json
 from agent.report.verdict import STALE, judge
-from agent.reporter.kubernetes.backoff import LAST_WAIT
 from agent.reporter.kubernetes.node import read_node, ready_condition
 from agent.reporter.kubernetes.node_writer import MESSAGE_EVERY
 from agent.reporter.kubernetes.plugins import PLUGIN_PAUSE
 from agent.reporter.kubernetes.publish import Publication
 from agent.runtime import boot_id, uptime
-from tests.unit.reporter.publication import UNREADY, Cluster, Running, say
+from tests.unit.reporter.publication import UNREADY, Cluster, Running, later, say, turn
 from tests.unit.reporter.test_node import NO_CARRIER, OURS, PLUGIN, REPORT, RESOURCE, labelled
 
 WITH, WITHOUT = {PLUGIN.key: PLUGIN.value, READY_LABEL: "true"}, {READY_LABEL: "true"}
@@ -73,8 +72,7 @@ def test_a_plugins_label_is_away_for_a_while_after_its_devices_have_changed(runn
     assert reporter.turn() == 5.0
     # Its pod is gone, and with it the resource.
     shows(reporter, cluster, {} if report is UNREADY else WITHOUT, [OURS], allocatable={RESOURCE: "0"})
-    clocks.goes_on(5.0)
-    reporter.turn()
+    later(reporter, clocks, 5.0)
     assert (PLUGIN_BACK in changed(cluster)) is report.ready  # a node that is not ready gets no labels
     say(reporter, evolve(REPORT, devices="eight"))
     shows(reporter, cluster, WITHOUT, [OURS], allocatable={RESOURCE: "0"})
@@ -121,8 +119,7 @@ def test_after_a_boot_a_plugin_that_may_have_started_before_its_devices_starts_a
     assert (PLUGIN_GONE in changed(cluster)) is starts_again
     clocks.goes_on(PLUGIN_PAUSE)
     shows(reporter, cluster, WITHOUT, [OURS], allocatable={RESOURCE: "0"}, nodeInfo=info)
-    say(reporter, evolve(REPORT, devices="eight"))
-    reporter.turn()
+    turn(reporter, evolve(REPORT, devices="eight"))
     assert PLUGIN_BACK in changed(cluster)
 
 
@@ -177,16 +174,14 @@ OTHER = evolve(UNREADY, conditions=(evolve(NO_CARRIER, message="no carrier on en
 @pytest.mark.parametrize(("first", "second"), [(REPORT, WARNED), (UNREADY, OTHER)], ids=["ready", "not ready"])
 def test_a_new_message_alone_is_written_at_most_once_a_minute(running: Running, first: Report, second: Report) -> None:
     reporter, cluster, clocks = running
-    say(reporter, first)
-    reporter.turn()
+    turn(reporter, first)
     labels, taints = (WITH, []) if first.ready else ({}, [OURS])
     shows(reporter, cluster, labels, taints, allocatable={RESOURCE: "4"})
     cluster.writes.clear()
     say(reporter, second)
     clocks.goes_on(MESSAGE_EVERY - 5.0)
     assert (reporter.turn(), cluster.writes) == (5.0, [])
-    clocks.goes_on(5.0)
-    reporter.turn()
+    later(reporter, clocks, 5.0)
     assert cluster.writes == ["status"]
 
 
@@ -199,17 +194,3 @@ def test_conditions_that_the_node_already_has_are_not_written(running: Running) 
     cluster.node["metadata"]["resourceVersion"] = "9"
     reporter.turn()
     assert cluster.writes == ["n1", "lease"]
-
-
-def test_an_error_of_the_labels_is_cleared_once_the_labels_are_published(running: Running) -> None:
-    reporter, _, clocks = running
-    good = reporter.files.labels.read_text()
-    reporter.files.labels.write_text("nonsense")
-    say(reporter, UNREADY)
-    reporter.turn()
-    assert "the deploy writes it" in reporter.acknowledged.now.error
-    reporter.files.labels.write_text(good)
-    say(reporter, REPORT)
-    clocks.goes_on(LAST_WAIT)
-    reporter.turn()
-    assert reporter.acknowledged.now.error == ""

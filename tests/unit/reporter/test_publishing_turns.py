@@ -22,7 +22,7 @@ from agent.reporter.kubernetes.publish import Publication
 from agent.reporter.kubernetes.steps import LONGEST_SLEEP
 from agent.runtime import boot_id, uptime
 from tests.contract.asking import soon
-from tests.unit.reporter.publication import UNREADY, Cluster, Running, publishing, say
+from tests.unit.reporter.publication import UNREADY, Cluster, Running, later, publishing, say, turn
 from tests.unit.reporter.test_node import NO_CARRIER, REPORT, document, node
 
 
@@ -61,8 +61,7 @@ def test_what_is_published_says_whether_the_credentials_are_refused(running: Run
     say(reporter, REPORT)
     for status, refused in ((401, True), (403, False), (401, True), (None, False)):
         cluster.refusing = {} if status is None else dict.fromkeys(("lease", "status", "n1"), status)
-        clocks.goes_on(LAST_WAIT)
-        reporter.turn()
+        later(reporter, clocks, LAST_WAIT)
         latest = published.read(reporter.acknowledged.file)
         assert latest is not None and latest.refused is refused, (status, latest)
 
@@ -123,8 +122,7 @@ def test_credentials_that_cannot_be_renewed_are_reported_and_still_used(running:
 
     reporter, cluster, _ = running
     reporter.identity = Credentials(reporter.identity.session, expired)
-    say(reporter, REPORT)
-    reporter.turn()
+    turn(reporter, REPORT)
     assert reporter.acknowledged.now.error.endswith("no route to the authority")
     assert cluster.writes == ["lease", "status", "n1"]
 
@@ -137,8 +135,7 @@ def test_the_node_is_read_again_if_a_refusal_shows_that_it_has_changed(
     without_a_taint(running)
     reporter, cluster, _ = running
     cluster.refusing[what] = status
-    say(reporter, UNREADY)
-    reporter.turn()
+    turn(reporter, UNREADY)
     gone = what == "lease" and status == 404  # then another one is made
     assert gone or f"answers {status}" in reporter.acknowledged.now.error
     assert reporter.watch.known is not (what != "lease" and status in (404, 409, 422))
@@ -150,8 +147,7 @@ def test_while_the_node_cannot_say_that_it_is_not_ready_its_lease_does(running: 
 
     def notice() -> Any:
         for _ in range(2):
-            clocks.goes_on(LAST_WAIT)
-            reporter.turn()
+            later(reporter, clocks, LAST_WAIT)
         return (cluster.lease or {})["metadata"]["annotations"].get(NOTICE)
 
     say(reporter, REPORT)
@@ -170,19 +166,16 @@ def test_while_the_node_cannot_say_that_it_is_not_ready_its_lease_does(running: 
 def test_a_notice_whose_writing_was_not_confirmed_is_removed_once_the_node_is_ready(running: Running) -> None:
     """A sweep would withdraw Ready by it. The API server, or a proxy before it, may have carried out what it answers 504 to."""
     reporter, cluster, clocks = running
-    say(reporter, REPORT)
-    reporter.turn()
+    turn(reporter, REPORT)
     cluster.refusing["status"], cluster.unconfirmed = 403, 504
     say(reporter, UNREADY)
     for _ in range(2):
-        clocks.goes_on(LAST_WAIT)
-        reporter.turn()
+        later(reporter, clocks, LAST_WAIT)
     assert cluster.lease and NOTICE in cluster.lease["metadata"]["annotations"]
     cluster.refusing.clear()
     cluster.unconfirmed = 0
     say(reporter, REPORT)
-    clocks.goes_on(LAST_WAIT)
-    reporter.turn()
+    later(reporter, clocks, LAST_WAIT)
     assert NOTICE not in cluster.lease["metadata"]["annotations"]
 
 
@@ -200,8 +193,7 @@ def test_a_lease_is_not_renewed_without_a_fresh_report(running: Running) -> None
 def test_the_next_turn_is_just_after_the_heartbeat_would_be_stale(running: Running, report: Report) -> None:
     reporter, _, _ = running
     began = uptime()
-    say(reporter, report)
-    reporter.turn()  # the conditions are written
+    turn(reporter, report)  # the conditions are written
     due = reporter.turn()
     assert STALE + 1.0 - (uptime() - began) <= due <= STALE + 1.0
 
@@ -209,21 +201,19 @@ def test_the_next_turn_is_just_after_the_heartbeat_would_be_stale(running: Runni
 def test_labels_of_a_node_that_cannot_be_read_leave_it_tainted(running: Running) -> None:
     reporter, cluster, clocks = running
     reporter.files.labels.write_text("nonsense")
-    say(reporter, REPORT)
-    reporter.turn()
+    turn(reporter, REPORT)
     assert cluster.writes == ["lease"]
     assert "the deploy writes it" in reporter.acknowledged.now.error
     reporter.watch.node = node(spec={})
-    say(reporter, UNREADY)
-    reporter.turn()
-    assert cluster.writes == ["lease", "n1", "status"]
-    assert "the deploy writes it" in reporter.acknowledged.now.error
-    reporter.files.labels.write_text('{"labels": [{"key": "example.net/rail", "value": "8"}]}')
-    clocks.goes_on(LAST_WAIT)
-    reporter.turn()
-    assert reporter.acknowledged.now.error == ""
-    say(reporter, REPORT)  # only a node that is ready gets its labels
-    reporter.turn()
+    for report in (UNREADY, REPORT):  # only a node that is ready gets its labels
+        reporter.files.labels.write_text("nonsense")
+        turn(reporter, UNREADY)
+        assert cluster.writes[:3] == ["lease", "n1", "status"]
+        assert "the deploy writes it" in reporter.acknowledged.now.error
+        reporter.files.labels.write_text('{"labels": [{"key": "example.net/rail", "value": "8"}]}')
+        say(reporter, report)
+        later(reporter, clocks, LAST_WAIT)
+        assert reporter.acknowledged.now.error == ""
     patch = next(each for each in reversed(cluster.patches) if isinstance(each, list))
     said = {operation["path"]: operation.get("value") for operation in patch}
     assert said.get("/metadata/labels/example.net~1rail") == "8", cluster.patches
@@ -231,8 +221,7 @@ def test_labels_of_a_node_that_cannot_be_read_leave_it_tainted(running: Running)
 
 def test_a_change_wakes_the_reporter_and_a_heartbeat_does_not(running: Running) -> None:
     reporter, _, _ = running
-    say(reporter, REPORT)
-    reporter.turn()
+    turn(reporter, REPORT)
     say(reporter, evolve(REPORT, heartbeat=1.0))
     reporter.report_written()
     assert not reporter._changed.is_set()
@@ -308,8 +297,7 @@ def test_systemd_hears_before_each_request_that_the_publishing_thread_lives(
             without_a_taint(running)
             reporter, cluster, _ = running
             cluster.conflicts = ["n1"]
-            say(reporter, UNREADY)
-            reporter.turn()
+            turn(reporter, UNREADY)
     assert len(heard) > 2
     assert all(heard), heard
 
@@ -352,8 +340,7 @@ def test_that_a_node_is_not_ready_is_written_before_its_identity_is_renewed(
     without_a_taint(running)
     reporter, cluster, _ = running
     reporter.identity = Credentials(reporter.identity.session, noted)
-    say(reporter, report)
-    reporter.turn()
+    turn(reporter, report)
     assert cluster.writes[: len(writes)] == writes
 
 

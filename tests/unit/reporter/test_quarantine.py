@@ -108,6 +108,10 @@ class Running:
         self.reporter.__attrs_post_init__()
         self.reporter.watch.known, self.reporter.watch.node = True, read_node(self.cluster.node)
 
+    def later(self, seconds: float) -> float:
+        self.clocks.goes_on(seconds)
+        return self.settles()
+
     def settles(self) -> float:
         """Take turns until there is nothing to do now."""
         for _ in range(3 * MOST):
@@ -136,8 +140,7 @@ def node(tmp_path: Path) -> Iterator[Running]:
 
 def test_a_bad_nic_taints_what_its_node_publishes_of_it_and_a_good_one_loses_the_taint(node: Running) -> None:
     node.says(RAIL0, RAIL1)
-    node.clocks.goes_on(LONGEST_SLEEP - 1.0)
-    node.settles()
+    node.later(LONGEST_SLEEP - 1.0)
     assert node.dra.asked == [f"GET {RULES}"]
     node.says(BAD0, RAIL1)
     assert node.dra.tainted == ALL_OF_RAIL0
@@ -184,8 +187,7 @@ def test_a_report_that_is_not_fresh_changes_nothing(node: Running) -> None:
     for stale in (evolve(fresh, boot_id="another"), evolve(fresh, uptime=uptime() - STALE - 1.0)):
         node.reporter.files.report.write_text(report_to_json(stale))
         node.settles()
-        node.clocks.goes_on(LONGEST_SLEEP)
-        node.settles()
+        node.later(LONGEST_SLEEP)
         assert (node.dra.rules, node.dra.asked) == (before, [])
 
 
@@ -194,8 +196,7 @@ def test_devices_that_are_published_later_are_tainted_too(node: Running) -> None
     node.says(BAD0, RAIL1)
     assert node.dra.rules == {}
     node.dra.slices = slices
-    node.clocks.goes_on(LOOK_EVERY[1])
-    node.settles()
+    node.later(LOOK_EVERY[1])
     assert node.dra.tainted == ALL_OF_RAIL0
 
 
@@ -257,8 +258,7 @@ def test_rules_that_somebody_has_deleted_come_back_and_are_not_fought_for(node: 
     node.dra.writes()
     node.settles()
     assert node.dra.asked == []
-    node.clocks.goes_on(LOOK_EVERY[1])
-    node.settles()
+    node.later(LOOK_EVERY[1])
     assert node.dra.writes() == ["POST"] * 3
 
 
@@ -329,8 +329,7 @@ def test_without_a_policy_a_cluster_that_knows_no_rules_is_no_trouble(node: Runn
     node.follows(None)
     node.dra.refusing = [status]
     node.says(BAD0, RAIL1)
-    node.clocks.goes_on(LONGEST_SLEEP - 1.0)
-    node.settles()
+    node.later(LONGEST_SLEEP - 1.0)
     assert (node.error, node.dra.asked) == ("", [f"GET {RULES}"])
 
 
@@ -341,8 +340,7 @@ def test_a_cluster_without_the_api_is_asked_once_an_hour_and_status_says_so(node
         assert (node.error, len(node.dra.asked)) == (ABSENT, 1)
     assert node.reporter.acknowledged.now.ready
     node.dra.refusing = []
-    node.clocks.goes_on(LONGEST_SLEEP)
-    node.settles()
+    node.later(LONGEST_SLEEP)
     assert (node.dra.tainted, node.error) == (ALL_OF_RAIL0 | ONLY_RAIL1, "")
 
 

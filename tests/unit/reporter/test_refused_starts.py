@@ -20,7 +20,17 @@ from cli.__main__ import cli
         ),
         ("[::]:9809", "other machines can reach ::"),
         ("192.0.2.1:9809", "other machines can reach 192.0.2.1"),
-        ("localhost:9809", "give an IP address and a port"),
+        *(
+            (address, f"{address!r} is not an address; give an IP address and a port")
+            for address in (
+                "localhost:9809",
+                "127.0.0.1:65536",
+                "127.0.0.1:-1",
+                "127.0.0.1:",
+                "127.0.0.1:9_809",
+                "[::1]: 80",
+            )
+        ),
     ],
 )
 def test_only_this_machine_can_reach_the_reporter(address: str, why: str) -> None:

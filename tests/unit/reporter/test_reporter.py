@@ -219,12 +219,6 @@ def test_each_nic_has_its_metrics_and_a_stale_report_says_that_none_is_ready(ser
     assert (metrics["trackbed_nic_ready", rail0], metrics["trackbed_nic_ready_vfs", rail0]) == (0, 0)
 
 
-def test_the_report_is_read_at_each_request(served: Served) -> None:
-    assert served.get("/readyz")[0] == 200
-    served.give(report(ready=False))
-    assert served.get("/readyz")[0] == 503
-
-
 def test_slow_clients_are_cut_off(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "TIMEOUT", 0.5)
     served = start()

@@ -8,7 +8,7 @@ from agent.reporter.kubernetes.backoff import LAST_WAIT
 from agent.reporter.kubernetes.node import read_node
 from agent.reporter.kubernetes.publish import Publication
 from agent.reporter.kubernetes.restorations import AT_ONCE, FORGOTTEN
-from tests.unit.reporter.publication import UNREADY, Cluster, Running, say
+from tests.unit.reporter.publication import UNREADY, Cluster, Running, later, say
 from tests.unit.reporter.test_node import NO_CARRIER, REPORT, document
 
 OTHER = evolve(UNREADY, conditions=(evolve(NO_CARRIER, reason="NoCable"),))
@@ -42,8 +42,7 @@ def test_what_somebody_changes_again_and_again_is_written_at_most_once_a_minute(
     # Only YAML and JSON have the managed fields: https://kubernetes.io/docs/reference/kubectl/generated/kubectl_get/
     assert "see: kubectl get node n1 -o yaml --show-managed-fields" in reporter.acknowledged.now.error
     for _ in range(10):
-        clocks.goes_on(LAST_WAIT)
-        reporter.turn()
+        later(reporter, clocks, LAST_WAIT)
     # By now the waits have grown to a minute.
     for _ in range(3):
         assert len(written(reporter, cluster, 100)) <= 2
