@@ -59,6 +59,7 @@ class Announced:
 
     descriptor: int = field(factory=lambda: os.eventfd(0, os.EFD_NONBLOCK))
     waiting: list[Event] = field(factory=list)
+    lost: bool = False
 
     def subscribe(self) -> list[EventSource]:
         return [self]
@@ -73,8 +74,9 @@ class Announced:
     def receive(self) -> tuple[list[Event], bool]:
         with suppress(BlockingIOError):
             os.eventfd_read(self.descriptor)
-        taken, self.waiting = self.waiting, []
-        return taken, False
+        taken, lost = self.waiting, self.lost
+        self.waiting, self.lost = [], False
+        return taken, lost
 
 
 @define

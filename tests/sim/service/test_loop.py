@@ -15,6 +15,7 @@ from agent.report.records import Disruption
 from agent.service import loop, spec_in_force
 from agent.service.activity import View
 from agent.service.apply_socket import ask
+from agent.service.spec_in_force import IN_FORCE
 from agent.service.supervisor import REPEATED
 from tests.contract.asking import soon
 from tests.sim.kernel import no_fault
@@ -67,6 +68,13 @@ def test_a_pass_that_tries_a_failed_change_again_is_a_retry(
     assert out.until(lambda report: report.ready)
     recorded = soon(lambda: mtus(tmp_path) or None, "record of the try that succeeds", 60.0)
     assert recorded[-1].trigger == "retry"
+
+
+def test_the_first_pass_of_a_worker_that_replaces_another_is_its_start(worker: Worker, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / IN_FORCE).write_text(one(9000))
+    worker(one(9000)).until(lambda report: report.ready)
+    assert soon(lambda: triggers(tmp_path) or None, "record of the first pass", 60.0)[0] == "start"
 
 
 def test_after_everything_was_read_again_the_worker_sleeps(

@@ -244,6 +244,34 @@ def test_events_that_come_while_the_next_pass_is_put_off_are_judged_again_after_
     os.close(source.descriptor)
 
 
+def test_after_events_were_lost_everything_is_read_again_once() -> None:
+    source, view = Announced(), View.new()
+    inbox = Inbox([source], Activity.at(view.descriptor), lambda: None)
+    inbox.known = evolve(KNOWN, required=frozenset({PF}))
+    source.lost = True
+    source.announce(Event(ifindex=8))
+    assert inbox.wait(0.0, ends=False) is None
+    assert view.waits()
+    assert inbox.wait(0.0) == frozenset()
+    inbox.close()
+    view.close()
+    os.close(source.descriptor)
+
+
+def test_more_events_than_can_be_kept_count_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbox_module, "MOST_KEPT", 3)
+    source = Announced()
+    inbox = Inbox([source], Activity.at(None), lambda: None)
+    inbox.known = KNOWN
+    scopes = []
+    for index in (11, 12, 13, 14):
+        source.announce(Event(ifindex=index))
+        scopes.append(inbox.wait(0.0, ends=False))
+    assert scopes == [frozenset()] * 3 + [None]
+    inbox.close()
+    os.close(source.descriptor)
+
+
 @define
 class Failing:
     """A source whose socket fails the first time."""
@@ -290,7 +318,7 @@ class Clock:
         return self.now
 
 
-@pytest.mark.parametrize(("later", "again"), [(0.0, False), (0.1, False), (0.499, True), (0.5, True), (3.0, True)])
+@pytest.mark.parametrize(("later", "again"), [(0.0, False), (0.2, False), (0.499, True), (0.5, True), (3.0, True)])
 def test_a_result_is_sent_again_if_the_supervisor_may_still_see_that_an_event_waits(
     monkeypatch: pytest.MonkeyPatch, later: float, again: bool
 ) -> None:
