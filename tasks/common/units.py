@@ -37,12 +37,12 @@ than any restart.
 """
 
 _STATES = """
-for unit; do systemctl show --property=LoadState,UnitFileState,ActiveState,Type "$unit" | sort | tr '\\n' ' '; echo; done
+for unit; do systemctl show --property=LoadState,UnitFileState,ActiveState,Type,Result "$unit" | sort | tr '\\n' ' '; echo; done
 """
 
 
 class UnitStates(Lines):
-    """The state of units, one line for each: `ActiveState=active LoadState=loaded Type=simple UnitFileState=enabled`."""
+    """The state of units, one line for each: `ActiveState=active LoadState=loaded Result=success ...`."""
 
     def command(self, units: tuple[str, ...]) -> StringCommand:
         """Print systemd's properties of each unit."""
@@ -90,9 +90,12 @@ def is_active(state: str) -> bool:
     return "ActiveState=active" in state
 
 
+# systemctl ends with 0 if ExecCondition= had the unit skipped.
 _START = """
 unit=$1 remedy=$2
-systemctl start "$unit" || { journalctl --unit="$unit" --lines=10 --output=cat --no-pager; echo "$remedy"; exit 1; } >&2
+if ! systemctl start "$unit" || [ "$(systemctl show --property=Result --value "$unit")" = exec-condition ]; then
+  { journalctl --unit="$unit" --lines=10 --output=cat --no-pager; echo "$remedy"; exit 1; } >&2
+fi
 """
 
 
@@ -103,8 +106,8 @@ def enable(unit: str, missing: str, failed: str) -> Commands:
     :param failed: the remedy, printed after the unit's journal if it does not start.
     """
     [state] = host.get_fact(UnitStates, units=(unit,)) or [""]
-    # One that ends by itself, as a oneshot does, has run when it was enabled, and at the boot.
-    runs = is_active(state) or ("Type=oneshot" in state and is_enabled(state))
+    # One that ends by itself, as a oneshot does, has run when it was enabled, and at the boot; unless it failed or was skipped.
+    runs = is_active(state) or ("Type=oneshot" in state and is_enabled(state) and "Result=success" in state)
     if is_missing(state) and host.state.is_executing:
         yield refuse(missing)
     elif (is_enabled(state) or is_static(state)) and runs:

@@ -50,7 +50,10 @@ _HOME = "https://download.docker.com/linux"
 _APT_KEY = "9DC858229FC7DD38854AE2D88D81803C0EBFCD88"
 _DNF_KEY = "060A61C51B558A7F742B77AAC52FEB6B621E9F35"
 # The repository's name of a distribution, and the suite of its release. The rebuilds of RHEL use CentOS's.
-_SUITES = {"debian": {"12": "bookworm", "13": "trixie"}, "ubuntu": {"22.04": "jammy", "24.04": "noble"}}
+_SUITES = {
+    "debian": {"12": "bookworm", "13": "trixie"},
+    "ubuntu": {"22.04": "jammy", "24.04": "noble", "26.04": "resolute"},
+}
 _RPMS = {"rhel": "rhel", "fedora": "fedora", **dict.fromkeys(("centos", "rocky", "almalinux", "ol"), "centos")}
 
 # Debian has the client in a package of its own since release 13.

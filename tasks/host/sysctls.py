@@ -25,13 +25,15 @@ KUBELET_VALUES = {
 }
 """What the kubelet sets when it starts, or demands if it protects them (setupKernelTunables, pkg/kubelet/cm)."""
 
-# RKE2's profile for CIS includes it (docs.rke2.io/security/hardening_guide).
+# RKE2's profile for CIS includes it (docs.rke2.io/security/hardening_guide). The kubelet's own files are YAML or JSON. Those
+# of kubespray and EKS are in /etc/kubernetes, those of k3s in its agent's folder.
 _PROTECTED = r"""
-pattern='^protectKernelDefaults: *true|^protect-kernel-defaults: *"?true|^profile: *"?cis'
+pattern='(^|[{,])[[:space:]]*"?protectKernelDefaults"?:[[:space:]]*true|^protect-kernel-defaults: *"?true|^profile: *"?cis'
 pattern=$pattern'|--protect-kernel-defaults(=true|[[:space:]"]|$)'
 cd "$1/"
-if grep -qsrE -e "$pattern" -- var/lib/kubelet/config.yaml var/lib/kubelet/kubeadm-flags.env etc/default/kubelet \
-  etc/sysconfig/kubelet etc/rancher etc/systemd/system; then echo protected; fi
+if grep -qsrE -e "$pattern" -- var/lib/kubelet/config* var/lib/kubelet/kubeadm-flags.env etc/default/kubelet \
+  etc/sysconfig/kubelet etc/kubernetes etc/rancher etc/systemd/system var/lib/rancher/*/agent/etc \
+  var/lib/k0s/kubelet-config.yaml; then echo protected; fi
 """
 
 
@@ -41,7 +43,7 @@ class ProtectedDefaults(FactBase[bool]):
     default = bool
 
     def command(self) -> StringCommand:
-        """Look into the files of kubeadm, k3s and RKE2, and into the units."""
+        """Look into the files of the kubelet, k3s and RKE2, and into the units."""
         return self.script(_PROTECTED, "")
 
     def process(self, output: list[str]) -> bool:

@@ -9,6 +9,7 @@ from handbook.spec import section
 from tasks.common.units import UnitStates
 from tasks.containers import container_engine
 from tasks.containers.container_engine import StoppedByRestart
+from tasks.packages import DISTRIBUTIONS, OperatingSystem
 from tasks.packages.holds import HeldPackages
 from tasks.packages.vendor_repository import KeyFingerprints
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, file_answers, of
@@ -84,6 +85,14 @@ def test_debians_docker_is_installed_with_its_client(node: Node, system: Answers
     wants(node, name="docker")
     [apt] = node.deploy(container_engine.install, {**system, STATE: [RUNNING]}).commands[f"{PREFIX}Packages"]
     assert apt.endswith(f" sh '' '' {names}")
+
+
+@pytest.mark.parametrize(
+    ("release", "suite"), [("24.04", "noble"), pytest.param("26.04", "resolute", id="devcontainers-features-1640")]
+)
+def test_docker_has_a_suite_for_each_lts_of_ubuntu(release: str, suite: str) -> None:
+    system = OperatingSystem(DISTRIBUTIONS["ubuntu"], "ubuntu", release)
+    assert container_engine.docker_repository(system).suite == suite
 
 
 def test_a_fresh_rocky_gets_packages_repository_and_service(node: Node) -> None:

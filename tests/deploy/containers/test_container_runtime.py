@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tasks.common import units
 from tasks.common.units import UnitStates
 from tasks.containers import container_runtime
 from tasks.packages.holds import HeldPackages
 from tasks.packages.vendor_repository import KeyFingerprints
 from tasks.reboot import NodeRebootRequests
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, file_answers, of
+from tests.stand_ins import program
 
 DRY_RUN = "sh dry-run "
 SOURCE = """\
@@ -19,6 +23,7 @@ URIs: https://nvidia.github.io/libnvidia-container/stable/deb/$(ARCH)
 Suites: /
 Signed-By: /etc/apt/keyrings/trackbed-nvidia-container-toolkit.gpg
 """
+ENDED = "ActiveState=inactive LoadState=loaded Result={} Type=oneshot "
 FINGERPRINT = "C95B321B61E88C1809C4F759DDCAE044F796ECB0"
 
 
@@ -144,7 +149,7 @@ def test_the_units_that_write_specifications_are_enabled(
     states = {
         "nvidia-cdi-refresh.path": [f"ActiveState=active LoadState=loaded UnitFileState={path} "],
         # It has ended, or did not need to run.
-        "nvidia-cdi-refresh.service": [f"ActiveState=inactive LoadState=loaded Type=oneshot UnitFileState={service} "],
+        "nvidia-cdi-refresh.service": [f"{ENDED.format('success')}UnitFileState={service} "],
     }
     answers = {of(UnitStates, unit): state for unit, state in states.items()}
     commands = node.deploy(container_runtime.configure, {**installed(), DRY_RUN: "ran", **answers}).flat
@@ -153,6 +158,36 @@ def test_the_units_that_write_specifications_are_enabled(
         assert "systemctl enable --quiet" in command
         assert "systemctl start" in command
         assert f" sh nvidia-cdi-refresh.{unit} " in command
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        # The module of Debian's own driver is nvidia-current, which the condition of 1.18.0 does not know.
+        pytest.param("exec-condition", id="nvidia-container-toolkit-1395"),
+        pytest.param("exit-code", id="nvidia-container-toolkit-1517"),
+        pytest.param("start-limit-hit", id="nvidia-container-toolkit-1611"),
+    ],
+)
+def test_a_service_that_wrote_no_specification_at_the_boot_is_started_again(node: Node, result: str) -> None:
+    engines(node, "containerd", cdi=True)
+    service = {of(UnitStates, "nvidia-cdi-refresh.service"): [f"{ENDED.format(result)}UnitFileState=enabled "]}
+    path = {of(UnitStates, "nvidia-cdi-refresh.path"): ["ActiveState=active LoadState=loaded UnitFileState=enabled "]}
+    [started] = node.deploy(container_runtime.configure, {**installed(), DRY_RUN: "ran", **service, **path}).flat
+    assert " sh nvidia-cdi-refresh.service " in started
+
+
+@pytest.mark.parametrize(
+    ("ends", "result", "failed"), [(0, "success", False), (0, "exec-condition", True), (1, "exit-code", True)]
+)
+def test_a_service_that_is_skipped_has_not_started(tmp_path: Path, ends: int, result: str, failed: bool) -> None:
+    program(tmp_path / "systemctl", f"case $1 in start) exit {ends} ;; *) echo {result} ;; esac")
+    program(tmp_path / "journalctl", "echo Skipped.")
+    done = subprocess.run(
+        ["sh", "-ec", units._START, "sh", "x.service", "the remedy"], capture_output=True, text=True, check=False,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+    )  # fmt: skip
+    assert (done.returncode == 1, done.stderr == "Skipped.\nthe remedy\n") == (failed, failed)
 
 
 @pytest.mark.parametrize(("boot", "waits"), [("boot-1", True), ("boot-0", False)])

@@ -142,6 +142,32 @@ PROTECTED = of(sysctls.ProtectedDefaults)
     [
         pytest.param("var/lib/kubelet/config.yaml", "protectKernelDefaults: true\n", "0", True, id="bottlerocket-3780"),
         pytest.param("etc/rancher/rke2/config.yaml", 'profile: "cis-1.23"\n', "0", True, id="rke2-3804"),
+        pytest.param(
+            "etc/kubernetes/kubelet-config.yaml", "protectKernelDefaults: true\n", "0", True, id="kubespray-6611"
+        ),
+        pytest.param(
+            "etc/kubernetes/kubelet/kubelet-config.json",
+            '{\n  "protectKernelDefaults": true,\n',
+            "0",
+            True,
+            id="pulumi-eks-293",
+        ),
+        pytest.param(
+            "etc/kubernetes/kubelet/config.json.d/00-nodeadm.conf",
+            '{"x":1,"protectKernelDefaults":true}',
+            "0",
+            True,
+            id="amazon-eks-ami-1988",
+        ),
+        pytest.param(
+            "var/lib/rancher/k3s/agent/etc/kubelet.conf.d/a.conf",
+            "protectKernelDefaults: true\n",
+            "0",
+            True,
+            id="k3s-docs-433",
+        ),
+        pytest.param("var/lib/k0s/kubelet-config.yaml", "protectKernelDefaults: true\n", "0", True, id="k0s-681"),
+        ("etc/kubernetes/kubelet-config.yaml", "# protectKernelDefaults: true\n", "0", False),
         ("etc/rancher/k3s/config.yaml.d/a.yaml", "protect-kernel-defaults: true\n", "0", True),
         ("etc/default/kubelet", 'KUBELET_EXTRA_ARGS="--protect-kernel-defaults"\n', "0", True),
         ("etc/systemd/system/k3s.service.d/a.conf", "ExecStart=/x --protect-kernel-defaults=true\n", "0", True),
