@@ -1,12 +1,12 @@
 """A supervisor with scripted workers: real processes, a real notify socket, real signals."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -71,7 +71,18 @@ class Supervised:
         soon(lambda: self.noted()[: len(lines)] == list(lines) or None, f"{lines} in {self.noted()}", 60.0)
 
     def report(self) -> Report:
-        return report_from_json((self.folder / "report.json").read_text())
+        return report_in(self.folder)
+
+    def reload(self) -> None:
+        """Ask for a reload, and wait until the supervisor has begun it."""
+        self.process.send_signal(signal.SIGHUP)
+        while not self.notified.recv(200).startswith(b"RELOADING=1"):
+            pass
+
+    def end(self) -> None:
+        """Stop it as systemd does."""
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(60) == 0
 
     def changes(self, report: Report) -> int:
         """How often the report has changed since the first worker started."""
@@ -79,17 +90,25 @@ class Supervised:
         return report.generation - first.generation
 
     def wait_for(self, holds: Callable[[Report], bool]) -> Report:
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                report = self.report()
-                if holds(report):
-                    return report
-            except FileNotFoundError:
-                pass
-            assert time.monotonic() < deadline, (self.folder / "report.json").read_text()
-            assert self.process.poll() is None, "the supervisor ended"
-            time.sleep(0.02)
+        return wait_for_report(self.folder, self.process, holds)
+
+
+def report_in(run: Path) -> Report:
+    """The report in an agent's run-time folder."""
+    return report_from_json((run / "report.json").read_text())
+
+
+def wait_for_report(run: Path, supervisor: subprocess.Popen[bytes], holds: Callable[[Report], bool]) -> Report:
+    """The first report there for which ``holds`` is true."""
+
+    def looked() -> Report | None:
+        assert supervisor.poll() is None, "the supervisor ended"
+        with suppress(FileNotFoundError):
+            report = report_in(run)
+            return report if holds(report) else None
+        return None
+
+    return soon(looked, "such report", 120.0)
 
 
 @frozen

@@ -16,9 +16,9 @@ import pytest
 from attrs import frozen
 
 from agent.report import history
-from agent.report.records import Report, report_from_json
+from agent.report.records import Report
 from agent.spec.node import parse, spec_hash
-from tests.unit.service.supervised import hanging_file
+from tests.unit.service.supervised import hanging_file, needs_fuse, report_in, wait_for_report
 
 pytestmark = pytest.mark.slow
 
@@ -116,20 +116,10 @@ class Agent:
     process: subprocess.Popen[bytes]
 
     def report(self) -> Report | None:
-        try:
-            return report_from_json((self.run / "report.json").read_text())
-        except FileNotFoundError:
-            return None
+        return report_in(self.run) if (self.run / "report.json").exists() else None
 
     def wait_for(self, holds: Callable[[Report], bool]) -> Report:
-        matching: list[Report] = []
-
-        def matches() -> bool:
-            matching[:] = [report] if (report := self.report()) is not None else []
-            return bool(matching) and holds(matching[0])
-
-        self.wait_until(matches)
-        return matching[0]
+        return wait_for_report(self.run, self.process, holds)
 
     def wait_until(self, holds: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 120
@@ -172,19 +162,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
         run.mkdir()
         command = [sys.executable, "-c", SUPERVISOR, str(run), WORKER, str(tmp_path), str(run), str(real)]
         if tmpfs:
-            command = [
-                "unshare",
-                "-m",
-                "--propagation",
-                "private",
-                "sh",
-                "-c",
-                MOUNTED,
-                "sh",
-                tmpfs,
-                str(run),
-                *command,
-            ]
+            alone = ["unshare", "-m", "--propagation", "private"]
+            command = [*alone, "sh", "-c", MOUNTED, "sh", tmpfs, str(run), *command]
         with (tmp_path / "stderr").open("w") as stderr:
             process = subprocess.Popen(command, cwd=ROOT, stderr=stderr)
         seen = Path(f"/proc/{process.pid}/root{run}") if tmpfs else run
@@ -234,7 +213,7 @@ def test_a_device_that_hangs_is_avoided_while_the_others_are_converged_and_is_tr
     assert reasons(healed)["DevicesAnswer"][0] == "True"
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or not Path("/dev/fuse").exists(), reason="needs root and /dev/fuse")
+@needs_fuse
 def test_a_process_that_cannot_be_killed_is_abandoned_and_its_device_is_avoided_until_the_process_ends(
     start: Start, tmp_path: Path
 ) -> None:
@@ -315,9 +294,18 @@ def test_a_node_converges_without_any_room_in_run_and_the_journal_names_each_fil
     agent.wait_until((agent.run / "first-pass").exists)
 
 
-@pytest.mark.parametrize(("count", "why"), [(6, "KeyError: 'no such plan'"), (7, "ended with status -9")])
-def test_a_new_spec_that_no_pass_or_worker_survives_is_given_up_for_the_last_verified_one(
-    start: Start, answers: Path, count: int, why: str
+@pytest.mark.parametrize(
+    ("count", "why", "tries", "recorded"),
+    [
+        pytest.param(6, "KeyError: 'no such plan'", 0, False, id="no pass survives it"),
+        pytest.param(7, "ended with status -9", 0, False, id="no worker survives it"),
+        # The device is left alone, then tried again with the verified spec.
+        pytest.param(1, f"{PF0}/sriov_numvfs 1 (device {PF0}) did not return", 1, False, id="its write hangs"),
+        pytest.param(5, "out of MSI-X vectors", 0, True, id="its write fails"),
+    ],
+)
+def test_a_new_spec_that_cannot_be_made_true_is_given_up_for_the_last_verified_one(
+    start: Start, answers: Path, count: int, why: str, tries: int, recorded: bool
 ) -> None:
     agent = start(answers)
     good = agent.wait_for(lambda r: r.ready)
@@ -327,34 +315,11 @@ def test_a_new_spec_that_no_pass_or_worker_survives_is_given_up_for_the_last_ver
     refused = spec_hash(parse(spec(count), "spec"))
     assert refused in back.refusal and why in back.refusal
     assert reasons(back)["UpToDate"][1:] == ("Refused", back.refusal)
+    assert agent.stderr().count("sriov_numvfs 1") == tries
+    if recorded:
+        assert refused in [entry.spec_hash for entry in history.read(agent.folder)]
     agent.give(spec(4))
     assert agent.wait_for(lambda r: r.ready and r.up_to_date).spec_hash not in (good.spec_hash, refused)
-
-
-def test_a_new_spec_whose_write_hangs_is_given_up_for_the_last_verified_one(start: Start, answers: Path) -> None:
-    agent = start(answers)
-    good = agent.wait_for(lambda r: r.ready)
-    agent.give(spec(1))
-    # The device is left alone, then tried again with the verified spec.
-    back = agent.wait_for(lambda r: r.ready and bool(r.refusal))
-    assert (back.spec_hash, back.up_to_date) == (good.spec_hash, False)
-    assert f"{PF0}/sriov_numvfs 1 (device {PF0}) did not return" in back.refusal
-    assert agent.stderr().count("sriov_numvfs 1") == 1
-    agent.give(spec(4))
-    assert agent.wait_for(lambda r: r.ready and r.up_to_date).spec_hash != good.spec_hash
-
-
-def test_a_new_spec_that_fails_is_given_up_for_the_last_verified_one(start: Start, answers: Path) -> None:
-    agent = start(answers)
-    good = agent.wait_for(lambda r: r.ready)
-    agent.give(spec(5))
-    tried = spec_hash(parse(spec(5), "spec"))
-    back = agent.wait_for(lambda r: r.ready and bool(r.refusal))
-    assert tried in [entry.spec_hash for entry in history.read(agent.folder)]
-    assert (back.spec_hash, back.up_to_date) == (good.spec_hash, False)
-    assert "out of MSI-X vectors" in back.refusal
-    agent.give(spec(4))
-    assert agent.wait_for(lambda r: r.ready and r.up_to_date).spec_hash not in (good.spec_hash, tried)
 
 
 def abandoned(agent: Agent) -> list[str]:

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -16,9 +15,10 @@ from pathlib import Path
 import pytest
 from attrs import frozen
 
-from agent.report.records import Condition, Report, report_from_json
+from agent.report.records import Condition, Report
 from tests.contract.asking import soon
 from tests.sim.readiness import writer
+from tests.unit.service.supervised import report_in, wait_for_report
 
 ROOT = Path(__file__).parents[3]
 REQUIRED, OPTIONAL = "0000:21:00.0", "0000:41:00.0"
@@ -98,15 +98,10 @@ class Agent:
     process: subprocess.Popen[bytes]
 
     def report(self) -> Report:
-        return report_from_json((self.folder / "report.json").read_text())
+        return report_in(self.folder)
 
     def wait_for(self, holds: Callable[[Report], bool]) -> Report:
-        deadline = time.monotonic() + 30
-        while not holds(report := self.report()):
-            assert self.process.poll() is None, "the supervisor ended"
-            assert time.monotonic() < deadline, report
-            time.sleep(0.01)
-        return report
+        return wait_for_report(self.folder, self.process, holds)
 
     def ip(self, *lines: str) -> None:
         """Commands of ip(8) in the namespace."""
@@ -168,6 +163,21 @@ class Agent:
         with writer(pipe):
             (self.folder / "free").write_text("")
             (self.folder / "free").replace(pipe)
+
+    def unblock_until_ready(self, pipe: Path) -> Report:
+        """Do that, and wait until the node is ready."""
+        self.unblock(pipe)
+        return self.wait_for(lambda r: r.ready)
+
+    def checks_an_event(self, pipe: Path) -> None:
+        """An event of the required device is noticed while its reading waits, and answered when it returns."""
+        self.event(REQUIRED)
+        self.wait_for(is_checking)
+        self.unblock_until_ready(pipe)
+
+    def is_as(self, before: Report, after: Report) -> None:
+        """No report between these two said anything else than Ready."""
+        assert (after.ready, after.generation) == (True, before.generation)
 
 
 Start = Callable[..., Agent]
@@ -236,8 +246,7 @@ def test_an_event_about_a_required_device_takes_ready_back_while_its_reading_wai
     checking = agent.wait_for(lambda r: not r.ready)
     assert (condition(checking).status, condition(checking).reason) == ("Unknown", "Checking")
     assert f"{REQUIRED}/sriov_numvfs" in condition(checking).message
-    agent.unblock(pipe)
-    assert condition(agent.wait_for(lambda r: r.ready)).reason == "AsWanted"
+    assert condition(agent.unblock_until_ready(pipe)).reason == "AsWanted"
 
 
 def test_while_the_kernel_deletes_vfs_the_first_event_takes_ready_back_before_anything_waits(start: Start) -> None:
@@ -247,8 +256,7 @@ def test_while_the_kernel_deletes_vfs_the_first_event_takes_ready_back_before_an
     agent.event(REQUIRED)
     lost = agent.wait_for(lambda r: not r.ready)
     assert condition(lost).message == f"vfs {REQUIRED} count: 0 -> 2"
-    agent.unblock(pipe)
-    agent.wait_for(lambda r: r.ready)
+    agent.unblock_until_ready(pipe)
 
 
 @pytest.mark.slow  # each event must be answered in time, also on a busy machine
@@ -260,8 +268,7 @@ def test_a_hundred_harmless_events_change_nothing_in_the_report(start: Start) ->
         agent.event(REQUIRED, times=5)
         agent.wait_for_reading(REQUIRED, reads)
     # By then an event that was taken for unanswered would have been noticed.
-    after = agent.heartbeats(12)
-    assert (after.ready, after.generation) == (True, before.generation)
+    agent.is_as(before, agent.heartbeats(12))
 
 
 def test_events_of_optional_devices_do_not_withdraw_ready_even_while_another_reading_waits(start: Start) -> None:
@@ -272,13 +279,9 @@ def test_events_of_optional_devices_do_not_withdraw_ready_even_while_another_rea
     agent.wait_for_reading(OPTIONAL, reads)
     agent.event(OPTIONAL)
     agent.event("")
-    after = agent.heartbeats(2)
-    assert (after.ready, after.generation) == (True, before.generation)
+    agent.is_as(before, agent.heartbeats(2))
     # The reading of the devices still waits; the event is noticed nevertheless.
-    agent.event(REQUIRED)
-    agent.wait_for(is_checking)
-    agent.unblock(pipe)
-    agent.wait_for(lambda r: r.ready)
+    agent.checks_an_event(pipe)
 
 
 def test_a_slow_reading_without_an_event_keeps_ready(start: Start) -> None:
@@ -288,12 +291,8 @@ def test_a_slow_reading_without_an_event_keeps_ready(start: Start) -> None:
     agent.process.send_signal(signal.SIGHUP)
     agent.wait_for_reading(REQUIRED, reads)
     agent.event("")
-    after = agent.heartbeats(2)
-    assert (after.ready, after.generation) == (True, before.generation)
-    agent.event(REQUIRED)
-    agent.wait_for(is_checking)
-    agent.unblock(pipe)
-    agent.wait_for(lambda r: r.ready)
+    agent.is_as(before, agent.heartbeats(2))
+    agent.checks_an_event(pipe)
 
 
 def test_lost_events_may_have_been_about_a_required_device(start: Start) -> None:
@@ -301,8 +300,7 @@ def test_lost_events_may_have_been_about_a_required_device(start: Start) -> None
     pipe = agent.block()
     agent.lose_events()
     agent.wait_for(is_checking)
-    agent.unblock(pipe)
-    agent.wait_for(lambda r: r.ready)
+    agent.unblock_until_ready(pipe)
 
 
 def test_after_lost_events_everything_is_read_and_put_right(start: Start) -> None:
@@ -328,8 +326,7 @@ def test_in_observe_mode_ready_is_not_withdrawn(start: Start) -> None:
     pipe, reads = agent.block(), agent.reads()
     agent.event(REQUIRED)
     agent.wait_for_reading(REQUIRED, reads)
-    after = agent.heartbeats(2)
-    assert (after.ready, after.generation) == (True, before.generation)
+    agent.is_as(before, agent.heartbeats(2))
     agent.unblock(pipe)
 
 
@@ -344,8 +341,7 @@ def test_ready_is_not_reported_while_an_event_waits(start: Start) -> None:
         agent.event(REQUIRED)
         agent.go_on_to_the_next_reading(pipe)
         assert not agent.heartbeats(1).ready
-    agent.unblock(pipe)
-    agent.wait_for(lambda r: r.ready)
+    agent.unblock_until_ready(pipe)
 
 
 def test_an_event_during_the_first_pass_is_answered_after_it(start: Start) -> None:
@@ -367,8 +363,7 @@ def test_with_endless_events_a_device_that_is_not_read_in_time_is_not_ready(star
         agent.heartbeats(1)
         agent.go_on_to_the_next_reading(pipe)
     assert agent.heartbeats(1).generation == checking.generation
-    agent.unblock(pipe)
-    agent.wait_for(lambda r: r.ready)
+    agent.unblock_until_ready(pipe)
 
 
 def test_after_a_failed_reading_the_node_is_not_ready_until_the_device_was_read(start: Start) -> None:

@@ -69,16 +69,6 @@ def test_what_cannot_be_understood_is_reported_with_the_beginning_of_the_line(st
     )
 
 
-def test_workers_that_are_not_understood_have_crashed_in_a_row(start: Start) -> None:
-    body = """note(os.environ.get("TRACKBED_CRASHED", ""))
-os.write(1, b"nonsense" + bytes([10])); sys.stdin.read()
-"""
-    supervised = start(NOTED + body)
-    soon(lambda: supervised.noted()[7:] or None, "four starts", 60.0)
-    crashes = [crashed.partition(":")[0] for crashed in supervised.noted()[1:8:2]]
-    assert crashes == ["", "", "", "the worker sent a message that cannot be understood"]
-
-
 def test_half_a_line_of_a_worker_that_ends_is_not_published(start: Start) -> None:
     supervised = start(NOTED + 'if starts == 1: os.write(1, b"{\\"ready\\": tr"); sys.exit(4)\nsys.stdin.read()')
     lost = supervised.wait_for(lambda report: report.conditions[-1].reason == "WorkerLost")

@@ -15,8 +15,7 @@ def test_the_supervisor_runs_on_without_a_usable_notify_socket(start: Start, add
     supervised = start("report(True); sys.stdin.read()", notify=address)
     before = supervised.wait_for(lambda report: report.ready)
     supervised.wait_for(lambda report: report.heartbeat > before.heartbeat)
-    supervised.process.send_signal(signal.SIGTERM)
-    assert supervised.process.wait(timeout=20) == 0
+    supervised.end()
 
 
 def test_the_supervisor_runs_on_if_the_notify_socket_is_full(start: Start, tmp_path: Path) -> None:
