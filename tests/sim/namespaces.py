@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from attrs import frozen
 
 from agent.machine import Attributes, Namespace
+from tests.sim.tree import error
 
 PCI = "/sys/bus/pci/devices"
 NET = "/sys/class/net"
@@ -51,7 +51,7 @@ class SimNamespaces:
     @contextmanager
     def files(self, namespace: Namespace) -> Iterator[Attributes]:
         if namespace.path not in self.names:
-            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), namespace.path)
+            raise error(errno.ENOENT, namespace.path)
         self.opened.append(namespace.path)
         try:
             yield _View(self.kernel, namespace.path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import itertools
-import os
 from collections.abc import Mapping, Sequence
 from ipaddress import IPv6Address
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import define, evolve, field
 
 from agent.machine import CmDefaults, DcbState, QueuePair
+from tests.sim.tree import error
 
 if TYPE_CHECKING:
     from tests.sim.kernel import Kernel
@@ -22,10 +22,6 @@ GIDS = 8
 """The length of a GID table; rxe has 1,024 entries, mlx5 256."""
 
 ZERO = ":".join(["0000"] * 8)
-
-
-def _error(number: int, what: str) -> OSError:
-    return OSError(number, os.strerror(number), what)
 
 
 def _gid(address: str) -> str:
@@ -240,27 +236,27 @@ class Subsystem:
         return self.mode
 
     def set_netns_mode(self, mode: str) -> None:
-        self._writing("netns_mode", mode)
+        self.kernel.refuse("rdma", "netns_mode", mode)
         if self.mode is None:
-            raise _error(errno.EPROTONOSUPPORT, mode)
+            raise error(errno.EPROTONOSUPPORT, mode)
         if self.other_netns and mode != self.mode:
-            raise _error(errno.EBUSY, mode)
+            raise error(errno.EBUSY, mode)
         self.mode = mode
 
     def cm_defaults(self, device: str, port: int) -> CmDefaults | None:
         return self._cm.get((device, port))
 
     def set_cm_defaults(self, device: str, port: int, *, tos: int | None = None, mode: str | None = None) -> None:
-        self._writing(f"rdma_cm/{device}/{port}", f"tos={tos} mode={mode}")
+        self.kernel.refuse("rdma", f"rdma_cm/{device}/{port}", f"tos={tos} mode={mode}")
         if (device, port) not in self._cm:
-            raise _error(errno.ENODEV, device)
+            raise error(errno.ENODEV, device)
         if tos is not None:
             if tos > 255:
-                raise _error(errno.ERANGE, device)
+                raise error(errno.ERANGE, device)
             self._cm[device, port] = evolve(self._cm[device, port], tos=tos)
         if mode is not None:
             if mode == "RoCE v1":
-                raise _error(errno.EINVAL, device)  # rxe has RoCE v2 alone
+                raise error(errno.EINVAL, device)  # rxe has RoCE v2 alone
             self._cm[device, port] = evolve(self._cm[device, port], mode=mode)
 
     # --- Dcb ------------------------------------------------------------------------------------------------
@@ -271,13 +267,13 @@ class Subsystem:
     def set_pfc(self, netdev: str, priorities: frozenset[int]) -> None:
         state = self._dcb(netdev, f"pfc {sorted(priorities)}")
         if priorities & self.refused_priorities:
-            raise _error(errno.EOPNOTSUPP, netdev)
+            raise error(errno.EOPNOTSUPP, netdev)
         self.dcb[netdev] = evolve(state, pfc=priorities)
 
     def add_dscp(self, netdev: str, entries: frozenset[tuple[int, int]]) -> None:
         state = self._dcb(netdev, f"add {len(entries)}")
         if entries & state.dscp:
-            raise _error(errno.EEXIST, netdev)
+            raise error(errno.EEXIST, netdev)
         given = {dscp for dscp, _ in entries} if self.replaces_dscp else set()
         kept = {(dscp, priority) for dscp, priority in state.dscp if dscp not in given}
         self.dcb[netdev] = evolve(state, dscp=entries | kept)
@@ -285,20 +281,15 @@ class Subsystem:
     def remove_dscp(self, netdev: str, entries: frozenset[tuple[int, int]]) -> None:
         state = self._dcb(netdev, f"remove {len(entries)}")
         if not entries <= state.dscp:
-            raise _error(errno.ENOENT, netdev)
+            raise error(errno.ENOENT, netdev)
         self.dcb[netdev] = evolve(state, dscp=state.dscp - entries)
 
     def _dcb(self, netdev: str, what: str) -> DcbState:
-        self._writing(netdev, what)
+        self.kernel.refuse("rdma", netdev, what)
         if self.kernel.netlink.link(netdev) is None:
-            raise _error(errno.ENODEV, netdev)
+            raise error(errno.ENODEV, netdev)
         if netdev not in self.dcb:
-            raise _error(errno.EOPNOTSUPP, netdev)
+            raise error(errno.EOPNOTSUPP, netdev)
         if netdev in self.managed:
-            raise _error(errno.EINVAL, netdev)
+            raise error(errno.EINVAL, netdev)
         return self.dcb[netdev]
-
-    def _writing(self, where: str, what: str) -> None:
-        self.kernel.writes.append((where, what))
-        if (refused := self.kernel.fault("rdma", where, what)) is not None:
-            raise refused

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Callable, Collection
 from ipaddress import ip_address, ip_interface, ip_network
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 from attrs import define, evolve, field
 
 from agent.machine import Route, Rule
+from tests.sim.tree import error
 
 if TYPE_CHECKING:
     from tests.sim.kernel import Kernel
@@ -19,10 +19,6 @@ MAIN = 254
 LOOPBACK = 1
 CONF = "/proc/sys/net/ipv4/conf"
 SETTINGS = ("arp_ignore", "arp_announce", "rp_filter", "promote_secondaries")
-
-
-def _error(number: int, what: str) -> OSError:
-    return OSError(number, os.strerror(number), what)
 
 
 @define
@@ -68,23 +64,23 @@ class Routing:
     # --- Netlink ----------------------------------------------------------------------------------------------
 
     def add_address(self, ifindex: int, address: str) -> None:
-        name, up = self._writing(ifindex, f"address {address}")
+        link = self.kernel.written(ifindex, "address", f"address {address}").link
         interface = ip_interface(address)
         present = self.assigned.get(ifindex, ())
         # IPv6 compares without the prefix length (ipv6_add_addr), IPv4 with it (__inet_insert_ifa).
         same = {str(ip_interface(other).ip if interface.version == 6 else ip_interface(other)) for other in present}
         if str(interface.ip if interface.version == 6 else interface) in same:
-            raise _error(errno.EEXIST, address)
+            raise error(errno.EEXIST, address)
         self.assigned[ifindex] = (*present, str(interface))
-        if up:
+        if link.up:
             self._connect(ifindex, str(interface))
-        self.kernel.rdma.address_added(name, str(interface.ip))
+        self.kernel.rdma.address_added(link.name, str(interface.ip))
 
     def remove_address(self, ifindex: int, address: str) -> None:
-        self._writing(ifindex, f"address {address} away")
+        self.kernel.written(ifindex, "address", f"address {address} away")
         present = self.assigned.get(ifindex, ())
         if address not in present:
-            raise _error(errno.EADDRNOTAVAIL, address)
+            raise error(errno.EADDRNOTAVAIL, address)
         self.lose_address(ifindex, address)
 
     def lose_address(self, ifindex: int, address: str) -> None:
@@ -121,19 +117,18 @@ class Routing:
         return tuple(route for route in self._routes if route.table in tables)
 
     def add_route(self, route: Route) -> None:
-        _, up = self._writing(route.ifindex, f"route {route.destination} table {route.table}")
-        if not up:
-            raise _error(errno.ENETDOWN, route.destination)
+        if not self.kernel.written(route.ifindex, "address", f"route {route.destination} table {route.table}").link.up:
+            raise error(errno.ENETDOWN, route.destination)
         local = {str(ip_interface(address).ip) for addresses in self.assigned.values() for address in addresses}
         if route.source is not None and route.source not in local:
-            raise _error(errno.EINVAL, route.destination)
+            raise error(errno.EINVAL, route.destination)
         self._forget(lambda other: (other.destination, other.table) == (route.destination, route.table))
         self._routes.append(route)
 
     def remove_route(self, route: Route) -> None:
-        self._writing(route.ifindex, f"route {route.destination} table {route.table} away")
+        self.kernel.written(route.ifindex, "address", f"route {route.destination} table {route.table} away")
         if route not in self._routes:
-            raise _error(errno.ESRCH, route.destination)
+            raise error(errno.ESRCH, route.destination)
         self._routes.remove(route)
 
     def rules(self) -> tuple[Rule, ...]:
@@ -142,13 +137,13 @@ class Routing:
     def add_rule(self, rule: Rule) -> None:
         self.kernel.refuse("rule", "rules", f"from {rule.source} table {rule.table}")
         if rule in self._rules:
-            raise _error(errno.EEXIST, rule.source)
+            raise error(errno.EEXIST, rule.source)
         self._rules.append(rule)
 
     def remove_rule(self, rule: Rule) -> None:
         self.kernel.refuse("rule", "rules", f"from {rule.source} table {rule.table} away")
         if rule not in self._rules:
-            raise _error(errno.ENOENT, rule.source)
+            raise error(errno.ENOENT, rule.source)
         self._rules.remove(rule)
 
     def gateways(self, without: Collection[int]) -> set[int]:
@@ -185,10 +180,3 @@ class Routing:
 
     def _forget(self, which: Callable[[Route], bool]) -> None:
         self._routes = [route for route in self._routes if not which(route)]
-
-    def _writing(self, ifindex: int, what: str) -> tuple[str, bool]:
-        """The name of a netdev that is written to, and whether it is up."""
-        name = self.kernel.function_and_link(ifindex)[1].name
-        self.kernel.refuse("address", name, what)
-        link = self.kernel.function_and_link(ifindex)[1]  # the fault may have been that it went
-        return link.name, link.up

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from attrs import define, evolve, field
 
-from agent.machine import Connection, Events, Link, Machine, QueueIrq, QueueUser, VfInfo
+from agent.machine import Connection, Events, EventSource, Link, Machine, QueueIrq, QueueUser, VfInfo
 from tests.sim import config_space, hugepages, variables
-from tests.sim.absent import NoEvents
 from tests.sim.drivers import DRIVERS
 from tests.sim.ethtool import SimEthtool
 from tests.sim.host import SimHost
@@ -34,6 +33,11 @@ class Hang(BaseException):
 
 def no_fault(operation: str, where: str, value: str) -> OSError | None:
     return None
+
+
+class NoEvents:
+    def subscribe(self) -> list[EventSource]:
+        return []
 
 
 @define
@@ -130,6 +134,14 @@ class Kernel:
         self.read_only.add("/sys/module/ib_core/parameters/netns_mode")
         self.tree.folder("/sys/bus/pci/drivers/igb")
         self.tree.folder("/sys/bus/pci/drivers/igbvf")
+
+    @classmethod
+    def with_files(cls, files: Mapping[str, str]) -> Kernel:
+        """A machine without NICs, with these texts of files by their paths."""
+        made = cls()
+        for path, text in files.items():
+            made.tree.put(path, text)
+        return made
 
     def machine(self) -> Machine:
         return Machine(
@@ -329,7 +341,7 @@ class Kernel:
         netdev.link = evolve(netdev.link, name=name, up=False)
         self.appear(netdev)
 
-    # --- for the simulated ethtool -----------------------------------------------------------
+    # --- for the other parts -----------------------------------------------------------
 
     def function_and_link(self, ifindex: int) -> tuple[str, Link]:
         netdev = self.by_ifindex(ifindex)
@@ -349,6 +361,11 @@ class Kernel:
         self.writes.append((where, value))
         if (refused := self.fault(operation, where, value)) is not None:
             raise refused
+
+    def written(self, ifindex: int, operation: str, value: str) -> Netdev:
+        """A netdev that is written to; the fault may have been that it went."""
+        self.refuse(operation, self.by_ifindex(ifindex).link.name, value)
+        return self.by_ifindex(ifindex)
 
     def queues_of(self, ifindex: int) -> tuple[str, int]:
         link = self.by_ifindex(ifindex).link

@@ -48,9 +48,7 @@ class SimFiles:
 
     def write(self, path: str, text: str) -> None:
         self._enter(path)
-        self._kernel.writes.append((path, text))
-        if (refused := self._kernel.fault("write", path, text)) is not None:
-            raise refused
+        self._kernel.refuse("write", path, text)
         if path == "/sys/bus/pci/drivers_probe":
             self._kernel.sriov.probe(text)
         elif path.endswith("/driver/unbind"):
@@ -88,9 +86,7 @@ class SimFiles:
             self._kernel.tree.put(path, text)
 
     def replace(self, path: str, text: str) -> None:
-        self._kernel.writes.append((path, text))
-        if (refused := self._kernel.fault("replace", path, text)) is not None:
-            raise refused
+        self._kernel.refuse("replace", path, text)
         self._kernel.tree.put(path, text)
 
     def names(self, path: str) -> list[str]:
@@ -112,7 +108,5 @@ class SimFiles:
         return bytes(self._kernel.config[path][offset : offset + size])
 
     def write_at(self, path: str, offset: int, data: bytes) -> None:
-        self._kernel.writes.append((path, data.hex()))
-        if (refused := self._kernel.fault("write", path, data.hex())) is not None:
-            raise refused
+        self._kernel.refuse("write", path, data.hex())
         config_space.write(self._kernel.config[path], offset, data)

@@ -39,12 +39,8 @@ class SimNetlink:
     def set_link(
         self, ifindex: int, *, mtu: int | None = None, up: bool | None = None, txqueuelen: int | None = None
     ) -> None:
-        netdev = self._kernel.by_ifindex(ifindex)
         given = f"mtu={mtu} up={up}" if txqueuelen is None else f"txqueuelen={txqueuelen}"
-        self._kernel.writes.append((netdev.link.name, given))
-        if (refused := self._kernel.fault("set_link", netdev.link.name, given)) is not None:
-            raise refused
-        netdev = self._kernel.by_ifindex(ifindex)  # the fault may have been that it went
+        netdev = self._kernel.written(ifindex, "set_link", given)
         if mtu is not None:
             infiniband = len(netdev.link.mac) > 17
             if mtu > min(netdev.link.max_mtu, 4092 if infiniband else mtu):
@@ -80,21 +76,13 @@ class SimNetlink:
         self._kernel.napi.set(napi, given)
 
     def add_altname(self, ifindex: int, name: str) -> None:
-        netdev = self._kernel.by_ifindex(ifindex)
-        self._kernel.writes.append((netdev.link.name, f"altname={name}"))
-        if (refused := self._kernel.fault("altname", netdev.link.name, name)) is not None:
-            raise refused
-        netdev = self._kernel.by_ifindex(ifindex)  # as above
+        netdev = self._kernel.written(ifindex, "altname", f"altname={name}")
         if self._kernel.named(name):
             raise error(errno.EEXIST, name)
         netdev.link = evolve(netdev.link, altnames=(*netdev.link.altnames, name))
 
     def remove_altname(self, ifindex: int, name: str) -> None:
-        netdev = self._kernel.by_ifindex(ifindex)
-        self._kernel.writes.append((netdev.link.name, f"altname={name} away"))
-        if (refused := self._kernel.fault("altname", netdev.link.name, name)) is not None:
-            raise refused
-        netdev = self._kernel.by_ifindex(ifindex)  # as above
+        netdev = self._kernel.written(ifindex, "altname", f"altname={name} away")
         if not self._kernel.named(name):
             raise error(errno.ENOENT, name)
         if name not in netdev.link.altnames:
@@ -103,12 +91,7 @@ class SimNetlink:
         netdev.link = evolve(netdev.link, altnames=left)
 
     def rename(self, ifindex: int, name: str) -> None:
-        netdev = self._kernel.by_ifindex(ifindex)
-        old = netdev.link.name
-        self._kernel.writes.append((old, f"name={name}"))
-        if (refused := self._kernel.fault("rename", old, name)) is not None:
-            raise refused
-        netdev = self._kernel.by_ifindex(ifindex)  # as above
+        netdev = self._kernel.written(ifindex, "rename", f"name={name}")
         old = netdev.link.name
         altnames = tuple(altname for altname in netdev.link.altnames if altname != name)
         if netdev.link.up and not self._kernel.renames_running:
@@ -123,11 +106,7 @@ class SimNetlink:
         self._kernel.routing.renamed(old, name)
 
     def set_vf(self, ifindex: int, index: int, **given: Any) -> None:
-        netdev = self._kernel.by_ifindex(ifindex)
-        self._kernel.writes.append((netdev.link.name, f"vf {index} {given}"))
-        if (refused := self._kernel.fault("set_vf", netdev.link.name, f"{index} {given}")) is not None:
-            raise refused
-        netdev = self._kernel.by_ifindex(ifindex)  # as above
+        netdev = self._kernel.written(ifindex, "set_vf", f"{index} {given}")
         self._kernel.sriov.set(netdev.function, netdev.link, index, **given)
 
     def uppers_elsewhere(self) -> dict[int, tuple[str, ...]]:

@@ -4,7 +4,7 @@ import pytest
 
 from cli.commands.stat import rate_text
 from cli.counters import Meter, NoDevice, Source, counters, read, sources
-from tests.sim.file_tree import FileTree
+from tests.sim.kernel import Kernel
 
 PF = "0000:3b:00.0"
 
@@ -50,11 +50,11 @@ def netdev(name: str) -> dict[str, str]:
     ids=["infiniband and mlx5", "erdma, Alibaba's", "erdma, Linux's", "irdma", "rxe", "bnxt_re without a PMA", "siw"],
 )  # fmt: skip
 def test_every_vendors_counters_are_found(files: dict[str, str], expected: dict[str, int]) -> None:
-    assert read(FileTree(rdma("dev0", 1, **files)), Source("dev0", 1)) == expected
+    assert read(Kernel.with_files(rdma("dev0", 1, **files)).files, Source("dev0", 1)) == expected
 
 
 def test_a_device_is_found_by_each_of_its_names() -> None:
-    tree = FileTree(
+    tree = Kernel.with_files(
         {
             **rdma("mlx5_0", counters__port_rcv_data="1", gid_attrs__ndevs__0="ens1"),
             **netdev("ens1"),
@@ -62,7 +62,7 @@ def test_a_device_is_found_by_each_of_its_names() -> None:
             f"/sys/bus/pci/devices/{PF}/infiniband/mlx5_0/x": "",
             f"/sys/bus/pci/devices/{PF}/net/ens1/x": "",
         }
-    )
+    ).files
     both = (Source("mlx5_0", 1), Source("ens1"))
     assert sources(tree, "mlx5_0") == sources(tree, "ens1") == sources(tree, PF) == sources(tree, None) == both
     assert sources(tree, "lo") == (Source("lo"),)
@@ -72,15 +72,15 @@ def test_a_device_is_found_by_each_of_its_names() -> None:
 
 def test_without_a_name_there_must_be_one_rdma_device() -> None:
     with pytest.raises(NoDevice, match="one of a, b"):
-        sources(FileTree({**rdma("a", state="x"), **rdma("b", state="x")}), None)
+        sources(Kernel.with_files({**rdma("a", state="x"), **rdma("b", state="x")}).files, None)
     with pytest.raises(NoDevice, match="no RDMA device"):
-        sources(FileTree(netdev("lo")), None)
+        sources(Kernel.with_files(netdev("lo")).files, None)
 
 
 def test_all_counters_by_their_own_names() -> None:
-    tree = FileTree(rdma("dev0", counters__link_downed="1", hw_counters__lifespan="10", hw_counters__out_of_buffer="2"))
-    assert counters(tree, Source("dev0", 1)) == {"link_downed": 1, "out_of_buffer": 2}
-    assert counters(FileTree(netdev("lo")), Source("lo"))["rx_errors"] == 7
+    files = rdma("dev0", counters__link_downed="1", hw_counters__lifespan="10", hw_counters__out_of_buffer="2")
+    assert counters(Kernel.with_files(files).files, Source("dev0", 1)) == {"link_downed": 1, "out_of_buffer": 2}
+    assert counters(Kernel.with_files(netdev("lo")).files, Source("lo"))["rx_errors"] == 7
 
 
 def measured(*readings: tuple[float, int | None]) -> Meter:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attrs import fields
+from attrs import evolve, fields
 
 from agent.hardware.bonds import rdma_devices
 from agent.hardware.rdma import CharDevice, Gid, RdmaDevice, RdmaPort
@@ -15,8 +15,7 @@ from agent.machine import Link, VfInfo
 from agent.report.records import to_plain
 from cli import pci_ids
 from cli.inspection import Inspection, Interrupt, Netdev, NetworkFunction, inspect, render
-from tests.sim import absent
-from tests.sim.file_tree import FileTree
+from tests.sim.kernel import Kernel
 
 PCI_IDS = """\
 # a comment
@@ -107,7 +106,9 @@ def test_devices_that_go_while_they_are_read_leave_gaps_not_errors(error: int) -
         },
         error,
     )
-    inspection = inspect(absent.machine(files, Silent(), Silent(), Silent()))  # type: ignore[arg-type]
+    silent: Any = Silent()
+    machine = evolve(Kernel().machine(), files=files, netlink=silent, processes=silent, ethtool=silent)
+    inspection = inspect(machine)
     assert [function.address for function in inspection.functions] == ["0000:01:00.0"]
     assert [device.name for device in inspection.functions[0].rdma] == ["rocep1s0"]
     assert [device.name for device in inspection.other_rdma] == ["siw0"]
@@ -126,9 +127,9 @@ GIDS = (
 PORTS = {"0000:3b:00.0": "ens1f0np0", "0000:3b:00.1": "ens1f1np1", "0000:5e:00.0": "ens2f0np0"}
 
 
-def lag_tree() -> FileTree:
+def lag() -> Kernel:
     """Two cards: RoCE LAG bonds the two ports of the first; the second one's port is in a bond with nobody."""
-    tree = FileTree(
+    kernel = Kernel.with_files(
         {
             "/sys/class/net/bond0/bonding/slaves": "ens1f0np0 ens1f1np1 ens2f0np0",
             "/sys/class/infiniband/mlx5_bond_0/node_type": "1: CA",
@@ -139,11 +140,11 @@ def lag_tree() -> FileTree:
         }
     )
     for address, name in PORTS.items():
-        tree.files[f"/sys/bus/pci/devices/{address}/class"] = "0x020000"
-        tree.files[f"/sys/bus/pci/devices/{address}/net/{name}/x"] = ""
-        tree.links[f"/sys/class/net/{name}/device"] = address
-        tree.links[f"/sys/class/net/{name}/master"] = "bond0"
-    return tree
+        kernel.tree.put(f"/sys/bus/pci/devices/{address}/class", "0x020000")
+        kernel.tree.folder(f"/sys/bus/pci/devices/{address}/net/{name}")
+        kernel.tree.link(f"/sys/class/net/{name}/device", f"../{address}")
+        kernel.tree.link(f"/sys/class/net/{name}/master", "../bond0")
+    return kernel
 
 
 class Ports(Silent):
@@ -158,7 +159,7 @@ class Ports(Silent):
 
 
 def test_with_roce_lag_both_ports_show_the_one_rdma_device_and_it_shows_both_netdevs() -> None:
-    inspection = inspect(absent.machine(lag_tree(), Ports(), Silent(), Silent()))  # type: ignore[arg-type]
+    inspection = inspect(evolve(lag().machine(), netlink=Ports()))  # type: ignore[arg-type]
     first, second, other = inspection.functions
     assert first.rdma == second.rdma
     (device,) = first.rdma
@@ -169,16 +170,16 @@ def test_with_roce_lag_both_ports_show_the_one_rdma_device_and_it_shows_both_net
 
 
 def test_a_bond_of_ports_that_have_rdma_devices_of_their_own_shares_none() -> None:
-    tree = lag_tree()
-    tree.files["/sys/bus/pci/devices/0000:3b:00.1/infiniband/mlx5_1/x"] = ""
-    tree.files["/sys/class/infiniband/mlx5_1/ports/1/gid_attrs/ndevs/0"] = "ens1f1np1"
-    inspection = inspect(absent.machine(tree, Ports(), Silent(), Silent()))  # type: ignore[arg-type]
+    kernel, ports = lag(), Ports()
+    kernel.tree.folder("/sys/bus/pci/devices/0000:3b:00.1/infiniband/mlx5_1")
+    kernel.tree.put("/sys/class/infiniband/mlx5_1/ports/1/gid_attrs/ndevs/0", "ens1f1np1")
+    inspection = inspect(evolve(kernel.machine(), netlink=ports))  # type: ignore[arg-type]
     assert [[device.name for device in function.rdma] for function in inspection.functions] == [
         ["mlx5_bond_0"],
         ["mlx5_1"],
         [],
     ]
-    assert rdma_devices(tree, "0000:3b:00.1") == ["mlx5_1"]
+    assert rdma_devices(kernel.files, "0000:3b:00.1") == ["mlx5_1"]
 
 
 def port(netdev: str) -> RdmaPort:

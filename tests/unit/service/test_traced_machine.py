@@ -8,10 +8,11 @@ from functools import partial
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from agent.service.activity import SIZE, Activity, View
 from agent.service.traced_machine import traced
-from tests.sim import absent
+from tests.sim.kernel import Kernel
 
 PF, VF = "0000:21:00.0", "0000:21:10.2"
 SYS = "/sys/bus/pci/devices"
@@ -37,7 +38,7 @@ def activity(view: View) -> Activity:
 @pytest.fixture
 def machine(activity: Activity) -> Any:
     part: Any = Anything()
-    return traced(absent.machine(part, part, part, part), activity)
+    return traced(evolve(Kernel().machine(), files=part, netlink=part, processes=part, ethtool=part), activity)
 
 
 def test_a_call_is_recorded_before_it_is_made(machine: Any, activity: Activity, view: View) -> None:
