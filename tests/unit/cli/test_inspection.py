@@ -93,7 +93,7 @@ class Silent:
 @pytest.mark.parametrize("error", [errno.ENOENT, errno.ENODEV, errno.EIO, errno.EACCES, errno.ENOTDIR])
 def test_devices_that_go_while_they_are_read_leave_gaps_not_errors(error: int) -> None:
     pf = "/sys/bus/pci/devices/0000:01:00.0"
-    files = Refusing(
+    files: Any = Refusing(
         {
             "/sys/bus/pci/devices": ["0000:01:00.0"],
             pf: ["infiniband", "net", "virtfn0"],
