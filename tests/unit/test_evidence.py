@@ -21,14 +21,17 @@ pf|0000:01:00.0|8086|10c9|igb|eno1|0|02:00:00:00:09:00|-
 """
 
 
+CPUS = {"lscpu": "0,0,0,0:0\n1,1,0,0:0\n", "isolated": "", "cpu_manager_state": "{}", "distance": ""}
+
+
 class Shell:
-    """A host on which `cat` prints the spec, the script of the functions LISTED, and `ip` nothing."""
+    """A host on which `cat` prints the spec, the script of the functions LISTED, and `ip` nothing. It has two CPUS."""
 
     backend: Any
 
     def __init__(self, spec: dict[str, Any], **answers: str) -> None:
         self.backend = self
-        self._answers = answers
+        self._answers = CPUS | answers
         self._spec = to_json(from_mapping({"node_name": "n1", **spec}))
 
     def get_pytest_id(self) -> str:
@@ -102,17 +105,7 @@ def test_programs_do_not_translate_what_they_print(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_a_queue_is_recognised_by_the_name_of_its_interrupt(name: str, queue: int | None) -> None:
-    shell = Shell(
-        {},
-        lspci="Slot:\t0000:21:00.0\nDriver:\ti40e\n",
-        msi_irqs=f"0000:21:00.0|40|1|1\n           CPU0       CPU1\n 40:  5  6  PCI-MSI 1-edge  {name}\n",
-        lscpu="0,0,0,0:0\n1,1,0,0:0\n",
-        isolated="",
-        cpu_manager_state="{}",
-        distance="",
-    )
-    [interrupt] = read_node(shell).interrupts["0000:21:00.0"]  # type: ignore[arg-type]
-    assert (interrupt.name, interrupt.queue) == (name, queue)
+    assert by_driver("i40e", [name]) == [queue]
 
 
 def by_driver(driver: str, names: list[str]) -> list[int | None]:
@@ -124,13 +117,11 @@ def by_driver(driver: str, names: list[str]) -> list[int | None]:
         msi_irqs="".join(f"0000:21:00.0|{n}|1|1\n" for n, _ in sorted(listed, key=lambda each: str(each[0])))
         + "           CPU0       CPU1\n"
         + "".join(f" {n}:  5  6  PCI-MSI 1-edge  {name}\n" for n, name in listed),
-        lscpu="0,0,0,0:0\n1,1,0,0:0\n",
-        isolated="",
-        cpu_manager_state="{}",
-        distance="",
     )
     interrupts = read_node(shell).interrupts["0000:21:00.0"]  # type: ignore[arg-type]
-    return [interrupt.queue for interrupt in sorted(interrupts, key=lambda each: each.number)]
+    ordered = sorted(interrupts, key=lambda each: each.number)
+    assert [interrupt.name for interrupt in ordered] == names
+    return [interrupt.queue for interrupt in ordered]
 
 
 def test_each_family_names_the_interrupts_of_its_queues_in_its_own_way() -> None:
@@ -140,11 +131,8 @@ def test_each_family_names_the_interrupts_of_its_queues_in_its_own_way() -> None
     assert by_driver("gve", gve) == [0, 1, 0, 1, None]
     assert by_driver("sfc", ["ens1-0", "ens1-1", "ens1-ptp"]) == [0, 1, None]
     assert by_driver("bnxt_en", ["enp65s0f0np0-TxRx"] * 3) == [0, 1, 2]
-    assert by_driver("ionic", ["ionic-0000:21:00.0-L0-adminq0", "ionic-ens1-L0-rx0", "ionic-ens1-L0-rx1"]) == [
-        None,
-        0,
-        1,
-    ]
+    ionic = ["ionic-0000:21:00.0-L0-adminq0", "ionic-ens1-L0-rx0", "ionic-ens1-L0-rx1"]
+    assert by_driver("ionic", ionic) == [None, 0, 1]
     assert by_driver("mlx5_core", ["mlx5_async0@pci:0000:21:00.0", "mlx5_comp7@pci:0000:21:00.0"]) == [None, 7]
     assert by_driver("igb", ["ens1", "ens1-TxRx-0", "ens1-TxRx-0"]) == [None, 0, None]
     assert by_driver("mana", ["mana_intr"] * 3) == [None, 0, 1]
@@ -192,13 +180,6 @@ def test_the_functions_of_a_node_are_read_without_representors_other_ports_and_n
 
 
 def test_cpus_that_the_containers_of_a_pod_share_are_owned() -> None:
-    shell = Shell(
-        {},
-        lspci="",
-        msi_irqs="",
-        lscpu="0,0,0,0:0\n1,1,0,0:0\n2,2,0,0:0\n",
-        isolated="",
-        cpu_manager_state='{"entries": {"a": {"app": "0"}}, "podEntries": {"b": {"cpuSet": "2"}}}',
-        distance="",
-    )
+    owned = '{"entries": {"a": {"app": "0"}}, "podEntries": {"b": {"cpuSet": "2"}}}'
+    shell = Shell({}, lspci="", msi_irqs="", lscpu=f"{CPUS['lscpu']}2,2,0,0:0\n", cpu_manager_state=owned)
     assert read_node(shell).cpus.owned == {0, 2}  # type: ignore[arg-type]

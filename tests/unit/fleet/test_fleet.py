@@ -202,27 +202,25 @@ def test_a_nodes_lease_counts_whoever_holds_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("there", "noted", "taint"),
+    ("there", "noted", "taint", "renew"),
     [
-        (node(), lease(age=1000), True),
-        (SWEPT, lease(age=1000), False),
-        (AGENT_SILENT, lease(age=1000), False),
+        (node(), lease(age=1000), ("a",), ()),
+        (SWEPT, lease(age=1000), (), ()),
+        (AGENT_SILENT, lease(age=1000), (), ()),
         # An earlier sweep was interrupted.
-        (node("a", "Unknown", names.EXPIRED), lease(age=1000), True),
-        (node("a", "True", "Ready", (names.TAINT,)), lease(age=1000), True),
-        (node(), noticed(age=1000), True),
+        (node("a", "Unknown", names.EXPIRED), lease(age=1000), ("a",), ()),
+        (node("a", "True", "Ready", (names.TAINT,)), lease(age=1000), ("a",), ()),
+        (node(), noticed(age=1000), ("a",), ()),
         # Its Lease is gone.
-        (node(), None, False),
-        (SWEPT, None, False),
+        (node(), None, (), ("a",)),
+        (SWEPT, None, (), ()),
     ],
 )
-def test_a_sweep_taints_a_silent_node_once(there: Node, noted: Lease | None, taint: bool) -> None:
-    assert sweeping.plan([standing("a", there, noted, NOW)], 0.25).taint == (("a",) if taint else ())
-
-
-def test_a_node_whose_lease_is_gone_gets_another_one_unless_it_is_swept() -> None:
-    assert sweeping.plan([standing("a", node(), None, NOW)], 0.25).renew == ("a",)
-    assert sweeping.plan([standing("a", SWEPT, None, NOW)], 0.25).renew == ()
+def test_a_sweep_taints_a_silent_node_once_and_makes_a_lease_that_is_gone_anew(
+    there: Node, noted: Lease | None, taint: tuple[str, ...], renew: tuple[str, ...]
+) -> None:
+    planned = sweeping.plan([standing("a", there, noted, NOW)], 0.25)
+    assert (planned.taint, planned.renew) == (taint, renew)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,8 @@ Step = Callable[[str, Any], bool]
 class Running:
     """Commands that run against such a cluster.
 
-    ``received``: is told each request before it is carried out. ``unanswered``: which requests get no answer.
+    ``received``: is told each request before it is carried out. ``unanswered``: which requests get no answer. ``begun``: the
+    command that sends requests has been started.
     """
 
     cluster: Cluster
@@ -39,8 +40,13 @@ class Running:
     received: Callable[[str, Any], None] = lambda what, body: None
     unanswered: Step = lambda what, body: False
     started: list[subprocess.Popen[str]] = field(factory=list)
+    begun: threading.Event = field(factory=threading.Event)
+
+    def signal(self, number: signal.Signals) -> None:
+        self.started[-1].send_signal(number)
 
     def answer(self, request: Request) -> tuple[int, Any] | None:
+        self.begun.wait(60)
         what, body = f"{request.method} {request.path}", json.loads(request.body or "null")
         self.received(what, body)
         dropped = self.unanswered(what, body)
@@ -70,6 +76,7 @@ def run(commands: Running, words: list[str]) -> subprocess.Popen[str]:
     command = [*words, "--kubeconfig", str(commands.kubeconfig)]
     made = subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     commands.started.append(made)
+    commands.begun.set()
     return made
 
 
@@ -95,19 +102,16 @@ def check(commands: Running, running: subprocess.Popen[str], said: str) -> None:
 
 def during_the_drain(commands: Running, happens: Callable[[], object], stopped: bool) -> tuple[int, str, str]:
     """Maintain a node while something happens to it, and perhaps stop the command then: its exit code and what it printed."""
-    started = threading.Event()
 
     def received(what: str, body: Any) -> None:
-        started.wait(60)
         if evicts(what, body):
             happens()
             if stopped:
-                running.send_signal(signal.SIGINT)
+                commands.signal(signal.SIGINT)
             commands.cluster.pods = []
 
     commands.received = received
     running = start(commands, nodes=["a"])
-    started.set()
     out, err = running.communicate(timeout=120)
     return running.returncode, out, err
 
@@ -151,18 +155,14 @@ def test_a_maintenance_without_its_record_writes_no_other(commands: Running, sto
 def test_signals_leave_no_node_cordoned(
     commands: Running, number: signal.Signals, said: str, steps: list[Step]
 ) -> None:
-    started = threading.Event()
 
     def received(what: str, body: Any) -> None:
-        started.wait(60)
         if any(step(what, body) for step in steps):
             for _ in range(3):
-                running.send_signal(number)
+                commands.signal(number)
 
     commands.received = received
-    running = start(commands)
-    started.set()
-    check(commands, running, said)
+    check(commands, start(commands), said)
 
 
 def test_a_pipe_whose_reader_has_ended_leaves_no_node_cordoned(commands: Running) -> None:
@@ -175,36 +175,29 @@ def test_a_pipe_whose_reader_has_ended_leaves_no_node_cordoned(commands: Running
 
 
 def test_a_request_without_an_answer_leaves_no_node_cordoned(commands: Running) -> None:
-    started, lost = threading.Event(), set()
+    lost = set()
 
     def unanswered(what: str, body: Any) -> bool:
-        started.wait(60)
         if not cordons(what, body) or what in lost:
             return False
         lost.add(what)
-        running.send_signal(signal.SIGINT)
+        commands.signal(signal.SIGINT)
         return True
 
     commands.unanswered = unanswered
-    running = start(commands)
-    started.set()
-    check(commands, running, "Ctrl-C")
+    check(commands, start(commands), "Ctrl-C")
 
 
 def test_a_signal_that_is_ignored_when_the_command_starts_stays_ignored(commands: Running) -> None:
-    started = threading.Event()
 
     def received(what: str, body: Any) -> None:
-        started.wait(60)
         if cordons(what, body):
-            running.send_signal(signal.SIGHUP)
+            commands.signal(signal.SIGHUP)
         if evicts(what, body):
-            running.send_signal(signal.SIGTERM)
+            commands.signal(signal.SIGTERM)
 
     commands.received = received
-    running = start(commands, before=["nohup"])
-    started.set()
-    check(commands, running, "SIGTERM")
+    check(commands, start(commands, before=["nohup"]), "SIGTERM")
 
 
 def test_a_sweep_that_is_stopped_finishes_its_node_and_says_what_it_did(commands: Running) -> None:
@@ -219,7 +212,7 @@ def test_a_sweep_that_is_stopped_finishes_its_node_and_says_what_it_did(commands
     running = run(commands, [*TRACKBED, "sweep", "--max-share", "1"])
     assert running.stderr
     assert asked.wait(60)
-    running.send_signal(signal.SIGTERM)
+    commands.signal(signal.SIGTERM)
     assert running.stderr.readline().startswith("trackbed: SIGTERM: stopping")
     said.set()
     out, err = running.communicate(timeout=60)
