@@ -89,10 +89,18 @@ validate() {
   fi
 }
 has() { grep -qE "$1" result; }
-# nvidia-ctk copies runc's entry from the main file. Another file may have it: since 2.1 containerd merges a plugin's keys.
-lacks_systemd_cgroup() {
+# nvidia-ctk copies runc's entry from the main file. Since 2.1 containerd merges a plugin's keys, so another file may have them, or
+# none, where they have their default values. nvidia-ctk before 1.20 then leaves out the type, too. Its drop-in from a dump may be of
+# a later version than the main file, which containerd 2.3 refuses (github.com/NVIDIA/aicr/issues/1688).
+complete_entry() {
+  at='^ *\[.*\.runtimes\.nvidia'
+  if ! has "\.runtimes\.['\"]?nvidia['\"]?\.runtime_type = ['\"][^'\"]"; then
+    sed -i "/$at\]/a runtime_type = \"io.containerd.runc.v2\"" "$own"
+  fi
   set=options.SystemdCgroup\ =\ true
-  has "\.runtimes\.['\"]?runc['\"]?\.$set" && ! has "\.runtimes\.['\"]?nvidia['\"]?\.$set"
+  if has "\.runtimes\.['\"]?runc['\"]?\.$set" && ! has "\.runtimes\.['\"]?nvidia['\"]?\.$set"; then
+    sed -i "/$at\.options\]/a SystemdCgroup = true" "$own"
+  fi
 }
 
 command -v "$daemon" >/dev/null || fault "$daemon is not installed; install it, or remove $engine from engines"
@@ -108,10 +116,14 @@ if [ -e "$main" ]; then cp -p "$main" original; fi
 configure
 view result
 find_lost
-if [ "$engine" = containerd ] && { [ -s lost ] || lacks_systemd_cgroup; }; then
-  rm -f "$own" "$main"
-  cp -p original "$main"
-  configure --config-source=command
+if [ "$engine" = containerd ]; then
+  if [ -s lost ]; then
+    rm -f "$own" "$main"
+    cp -p original "$main"
+    configure --config-source=command
+    view result
+  fi
+  complete_entry
   view result
   find_lost
 fi

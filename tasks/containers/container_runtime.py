@@ -8,10 +8,9 @@ the one of the operator's files alone, and the one that nvidia-ctk makes. Only n
 hold passwords.
 
 Before 2.1, containerd takes a plugin's section from the last file that has it (seen with 1.6.20). nvidia-ctk's drop-in
-therefore hides what other files say in that section. If that loses a key of the operator's, or nvidia's runtime lacks the
-cgroup driver that another file gives runc, the drop-in is made from `containerd config dump` (--config-source=command), which
-has all keys. nvidia-ctk also replaces the whole entry `nvidia`:
-dockerd's `runtimeArgs` in it would be lost.
+therefore hides what other files say in that section. If that loses a key of the operator's, the drop-in is made from
+`containerd config dump` (--config-source=command), which has all keys. What runc has and nvidia's entry lacks is added to the
+drop-in. nvidia-ctk also replaces the whole entry `nvidia`: dockerd's `runtimeArgs` in it would be lost.
 
 Tested: the dry run; on a node of the lab with nvidia-ctk 1.20.1 the reload of dockerd 20.10.24, the restart of containerd
 1.6.20, the roll-back, CDI by containerd 2, and CRI-O 1.34.0; on a node with dnf the installation; with one H100 the files for

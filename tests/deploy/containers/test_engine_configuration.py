@@ -174,30 +174,45 @@ def test_a_file_is_checked_beside_the_arguments_of_the_running_docker(
     assert (checked.returncode == 0, "specified both" not in checked.stderr) == (accepted, accepted), checked
 
 
+MADE = """\
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.nvidia]
+  {type}
+  [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.nvidia.options]
+    BinaryName = "/usr/bin/nvidia-container-runtime"
+"""
+TYPE = 'runtime_type = "io.containerd.runc.v2"'
+
+
 @pytest.mark.parametrize(
-    ("runc", "sources"),
+    ("runc", "given", "added"),
     [
-        pytest.param("SystemdCgroup = true", ["", "--config-source=command"], id="nvidia-container-toolkit-497"),
-        pytest.param("SystemdCgroup = false", [""], id="cgroupfs"),
+        pytest.param("SystemdCgroup = true", TYPE, ["SystemdCgroup = true"], id="nvidia-container-toolkit-497"),
+        # containerd 2.3 refuses a drop-in that is made from its dump.
+        pytest.param("SystemdCgroup = true", TYPE, ["SystemdCgroup = true"], id="aicr-1688"),
+        pytest.param("SystemdCgroup = false", 'runtime_path = ""', [TYPE], id="nvidia-container-toolkit-1956"),
+        pytest.param("SystemdCgroup = false", TYPE, [], id="cgroupfs"),
     ],
 )
-def test_nvidias_runtime_has_the_cgroup_driver_of_runc_in_whatever_file_that_is(
-    tmp_path: Path, runc: str, sources: list[str]
+def test_nvidias_runtime_has_what_runc_has_in_whatever_file_that_is(
+    tmp_path: Path, runc: str, given: str, added: list[str]
 ) -> None:
-    """The main file only imports the one with runc's options. From containerd's dump nvidia-ctk copies them."""
-    at = "plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes"
-    stubs = f"""
-        configure() {{ echo "$*" >>asked; }}
-        view() {{
-          echo "{at}.runc.options.{runc}" >"$1"
-          if grep -q command asked; then echo "{at}.nvidia.options.{runc}" >>"$1"; fi
-        }}
+    """The main file only imports the one with runc's options, and has no entry of runc or only a part of one."""
+    made = MADE.format(type=given)
+    (tmp_path / "runc").write_text(
+        f"[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]\n  {runc}\n"
+    )
+    (tmp_path / "made").write_text(made)
+    (tmp_path / "config.toml").touch()
+    stubs = """
+        configure() { echo "$*" >>asked; cp made "$own"; }
+        view() { cat runc "$own" 2>/dev/null | flat >"$1"; }
         engine=containerd main=config.toml own=99-nvidia.toml
     """
-    for name in ("config.toml", "asked"):
-        (tmp_path / name).touch()
-    subprocess.run(["sh", "-ec", f"{stubs}{FIND_LOST}{CHOOSE}"], cwd=tmp_path, check=True)
-    assert (tmp_path / "asked").read_text().splitlines() == sources
+    text = f"{engine_files.SHARED}{stubs}{FIND_LOST}{CHOOSE}"
+    subprocess.run(["sh", "-ec", text], cwd=tmp_path, check=True)
+    assert (tmp_path / "asked").read_text() == "\n"
+    lines = (tmp_path / "99-nvidia.toml").read_text().splitlines()
+    assert [line for line in lines if line not in made.splitlines()] == added
 
 
 OURS = '"/etc/containerd/conf.d/*.toml"'
