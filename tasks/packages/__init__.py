@@ -110,8 +110,13 @@ apt_update() {
     case $output in *"Could not get lock"*) ;; *) left=0 ;; esac
     if [ "$left" -gt 0 ]; then sleep 5; continue; fi
     printf '%s\\n' "$output" >&2
-    case $output in *" changed its '"*)
+    case $output in
+    *" changed its '"*)
       echo "if its owner has announced this, accept it on the node: apt-get update --allow-releaseinfo-change" >&2 ;;
+    *" is not bound:"*)
+      echo "the key's own signatures are of a kind that apt accepts no more (SHA1). Its owner may have renewed them:" \\
+        "remove its file on the node (Signed-By of the entry) and deploy again, which fetches it; else use a repository" \\
+        "with another key" >&2 ;;
     esac
     return 1
   done

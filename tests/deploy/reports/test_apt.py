@@ -135,3 +135,18 @@ def test_a_repository_that_says_to_be_another_is_named(
             continue
         with pytest.raises(AssertionError, match=f"changed its '{field}' value from .*\n.* --allow-releaseinfo-change"):
             sh(f"{packages.APT}apt_update", **environment)
+
+
+# As apt 3.0.4 of Debian 13 prints it.
+UNBOUND = """\
+Err:1 https://repo.example.net/deb  InRelease
+  Sub-process /usr/bin/sqv returned an error code (1), error message is: Signing key on 67E8609C is not bound:         \
+   No binding signature at time 2026-11-30T08:19:23Z   because: SHA1 is not considered secure since 2026-02-01T00:00:00Z
+E: The repository 'https://repo.example.net/deb  InRelease' is not signed.
+"""
+
+
+def test_a_key_that_apt_accepts_no_more_is_to_be_fetched_again(tmp_path: Path) -> None:
+    program(tmp_path / "bin/apt-get", f"cat <<'END'\n{UNBOUND}END\nexit 100")
+    with pytest.raises(AssertionError, match=r"not signed\.\n(?s:.*)remove its file on the node \(Signed-By"):
+        sh(f"{packages.APT}apt_update", PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
