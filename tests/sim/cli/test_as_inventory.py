@@ -10,7 +10,6 @@ from agent.machine import Link
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
 from cli.as_inventory import derive_inventory
-from cli.as_spec import NotFound
 from tests.sim import passes
 from tests.sim.kernel import Kernel, Netdev
 from tests.sim.machine_file import load
@@ -270,11 +269,6 @@ def test_a_server_without_a_fabric_nic_is_one_message() -> None:
     derived = derive_inventory(Kernel().machine(), "n1", "n1", ())
     assert executed(derived.text)[1].nics == ()
     assert "no NIC with SR-IOV or RDMA" in derived.text
-
-
-def test_an_unknown_nic_is_one_message(kernel: Kernel) -> None:
-    with pytest.raises(NotFound, match="ens9: no such NIC"):
-        derive_inventory(kernel.machine(), "n1", "n1", ["ens9"])
 
 
 def test_a_roce_port_that_is_active_while_its_netdev_is_down_is_not_required() -> None:

@@ -48,16 +48,6 @@ def derived(kernel: Kernel, *chosen: str) -> NodeSpec:
 # --- mode: observe -----------------------------------------------------------------------------------------
 
 
-def test_observe_reports_the_plan_and_writes_nothing(kernel: Kernel) -> None:
-    result = settle(kernel, wanted(mode="observe"))
-    assert kernel.writes == []
-    assert {outcome.result for outcome in result.outcomes} == {"deferred", "blocked"}
-    count = next(outcome for outcome in result.outcomes if outcome.change.kind == "vfs")
-    assert "mode: observe" in count.error
-    converged = result.conditions[0]
-    assert (converged.type, converged.status, converged.reason) == ("Converged", "False", "Observing")
-
-
 def test_observe_and_then_enforce(kernel: Kernel) -> None:
     settle(kernel, wanted(mode="observe"))
     assert is_ready(settle(kernel, wanted()).conditions)

@@ -17,7 +17,7 @@ from tests.sim.engine.passes import spec
 from tests.sim.kernel import Kernel, no_fault
 from tests.sim.passes import settle, spec_of
 from tests.sim.refusing import refusing
-from tests.sim.two_nics import MAC0, PF0, PF1
+from tests.sim.two_nics import MAC0, PF0
 
 
 def test_one_pass_makes_a_fresh_machine_match_the_spec(kernel: Kernel) -> None:
@@ -65,30 +65,12 @@ def test_the_last_round_leaves_its_events_to_the_next_pass(kernel: Kernel) -> No
     assert f"{PF0}#{drifted}" in events
 
 
-def test_queues_are_pinned_to_cpus_of_the_nics_numa_node_and_spread(kernel: Kernel) -> None:
-    settle(kernel, spec())
-    for pf, cpus in ((PF0, {"0", "1"}), (PF1, {"2", "3"})):
-        served = kernel.interrupts.affinities(pf, *vf_addresses(kernel.files, pf).values())
-        taken = [cpu for (_, action), cpu in served.items() if "-" in action]
-        assert set(taken) == cpus
-        assert abs(taken.count(min(cpus)) - taken.count(max(cpus))) <= 2
-
-
 def test_a_dry_run_writes_nothing_and_names_changes_that_depend_on_others(kernel: Kernel) -> None:
     planned = dry_run(kernel.machine(), spec())
     assert kernel.writes == []
     assert not planned.errors
     assert ("vfs", PF0, 0, 7) in [(c.kind, c.target, c.before, c.after) for c in planned.changes]
     assert ("irqs", PF0, "known after vfs") in [(c.kind, c.target, c.after) for c in planned.changes]
-
-
-def test_deleted_vfs_are_created_again_with_the_same_attributes(kernel: Kernel) -> None:
-    result = settle(kernel, spec())
-    before = kernel.netlink.link("enp33s0")
-    kernel.files.write(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs", "0")
-    result = settle(kernel, spec(), result, frozenset({PF0}))
-    assert is_ready(result.conditions)
-    assert kernel.netlink.link("enp33s0") == before
 
 
 def test_a_change_that_the_driver_refuses_is_unsupported_and_not_tried_again_at_once(kernel: Kernel) -> None:

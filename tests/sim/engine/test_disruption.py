@@ -226,17 +226,17 @@ def test_not_ready_is_published_once_before_the_first_disruptive_write_only(kern
 
 
 class Slow:
-    """A machine on which each read takes half a second. At read number ``at``, ``take`` gives a VF to a user.
+    """A machine on which each read takes ``step`` seconds. At read number ``at``, ``take`` gives VF 2 to a user.
 
-    ``log``: the reads, and the VFs that were unbound.
+    ``log``: the reads, and the VFs that were unbound, or whose attributes were set.
     """
 
-    def __init__(self, at: int, take: Callable[[Kernel, str], None]) -> None:
+    def __init__(self, at: int, take: Callable[[Kernel, str], None], step: float = 0.5) -> None:
         self.kernel = two_nics()
         self.kernel.load_vfio()
         settle(self.kernel, spec())
         self.vf = vf_addresses(self.kernel.files, PF)[2]
-        self.at, self.take = at, take
+        self.at, self.take, self.step = at, take, step
         self.now = 0.0
         self.log: list[str] = []
         self.kernel.fault = self.write
@@ -245,16 +245,26 @@ class Slow:
         if len(self.log) == self.at:
             self.take(self.kernel, self.vf)
         self.log.append(what)
-        self.now += 0.5
+        self.now += self.step
 
     def write(self, operation: str, where: str, value: str) -> None:
         if where.endswith("/driver/unbind"):
             self.log.append(f"unbind {value}")
+        elif operation == "set_vf":
+            self.log.append(f"set VF {value.partition(' ')[0]}")
 
-    def converge(self) -> list[str]:
+    def converge(self, **wanted: object) -> list[str]:
         machine = seen(self.kernel.machine(), self.see)
-        converge(machine, Goal(spec(driver="vfio-pci")), Memory(lambda: self.now))
+        converge(machine, Goal(spec(**wanted)), Memory(lambda: self.now))  # type: ignore[arg-type]
         return self.log
+
+
+def moments(log: list[str], written: str, look: str) -> list[int]:
+    """Where the reads are from the first lookup of users to the last one before a write, which must come right before it."""
+    at = log.index(written)
+    last = max(number for number in range(at) if log[number] == look)
+    assert at - last < 12, "many reads lie between the last lookup of users and the write"
+    return [number for number in range(log.index("kubelet.allocations"), last + 1) if " " not in log[number]]
 
 
 def give_to_pod(kernel: Kernel, vf: str) -> None:
@@ -270,14 +280,9 @@ def test_a_vf_that_gets_a_user_while_other_vfs_are_rebound_is_not_unbound(
     take: Callable[[Kernel, str], None], look: str
 ) -> None:
     undisturbed = Slow(-1, take)
-    log = undisturbed.converge()
-    unbound = log.index(f"unbind {undisturbed.vf}")
-    first = log.index("kubelet.allocations")
-    last = max(number for number in range(unbound) if log[number] == look)
-    assert unbound - last < 12, "many reads lie between the last lookup of users and the write"
-    for at in (number for number in range(first, last + 1) if not log[number].startswith("unbind")):
+    for at in moments(undisturbed.converge(driver="vfio-pci"), f"unbind {undisturbed.vf}", look):
         slow = Slow(at, take)
-        assert f"unbind {slow.vf}" not in slow.converge(), f"taken before read {at} of {last}, but unbound"
+        assert f"unbind {slow.vf}" not in slow.converge(driver="vfio-pci"), f"taken before read {at}, but unbound"
 
 
 def test_a_vf_that_gets_an_owner_while_other_vfs_are_changed_keeps_its_attributes(kernel: Kernel) -> None:
@@ -296,32 +301,10 @@ def test_a_vf_that_gets_an_owner_while_other_vfs_are_changed_keeps_its_attribute
 @pytest.mark.parametrize("step", [0.0, 0.5], ids=["quick", "slow"])
 def test_a_vf_that_gets_an_owner_before_any_read_keeps_its_attributes(step: float) -> None:
     """A lookup is of the VF itself and comes right before its write, however long reads take."""
-
-    def converged(at: int) -> tuple[int, int, bool]:
-        """Where in the log the VF's attribute is written, where its last lookup before that is, and its value afterwards."""
-        kernel = two_nics()
-        settle(kernel, spec())
-        vf = vf_addresses(kernel.files, PF)[2]
-        log: list[str] = []
-
-        def see(what: str, where: str) -> None:
-            if len(log) >= at:
-                give_to_pod(kernel, vf)
-            log.append(what)
-
-        def write(operation: str, where: str, value: str) -> None:
-            log.append(f"vf {value.partition(' ')[0]}" if operation == "set_vf" else operation)
-
-        kernel.fault = write
-        converge(seen(kernel.machine(), see), Goal(spec(trust=True)), Memory(lambda: step * len(log)))
-        written = log.index("vf 2") if "vf 2" in log else -1
-        looks = [number for number, what in enumerate(log[: max(written, 0)]) if what == "kubelet.allocations"]
-        return written, max(looks, default=-1), kernel.granted(vf).trust
-
-    written, last, _ = converged(at=10_000)
-    assert 0 < written - last < 12, "many reads lie between the last lookup of owners and the write"
-    for at in range(0, last + 1, 3):
-        assert not converged(at)[-1], f"taken before read {at} of {last}, but written"
+    for at in moments(Slow(-1, give_to_pod, step).converge(trust=True), "set VF 2", "kubelet.allocations")[::3]:
+        slow = Slow(at, give_to_pod, step)
+        slow.converge(trust=True)
+        assert not slow.kernel.granted(slow.vf).trust, f"taken before read {at}, but written"
 
 
 def of_ice(kernel: Kernel) -> None:
@@ -381,10 +364,3 @@ def test_channels_wait_for_those_who_have_queues_although_the_link_stays_up(kern
     kernel.sockets.clear()
     assert is_ready(settle(kernel, channels(2)).conditions)
     assert kernel.ethtool.settings("channels", kernel.netdev(PF).ifindex)["combined"].value == 2
-
-
-@pytest.mark.parametrize(("only", "changed"), [("rail0", True), ("rail1", False)])
-def test_what_is_allowed_for_one_nic_is_allowed_for_no_other(kernel: Kernel, only: str, changed: bool) -> None:
-    settle(kernel, spec())
-    settle(kernel, spec(6, {"allow": "none"}), asked=lambda: (Disruption.VF_RESET, only))
-    assert (len(kernel.vfs(PF)) == 6) == changed

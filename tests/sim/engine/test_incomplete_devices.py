@@ -8,11 +8,10 @@ from agent.engine.retry import Failures
 from agent.hardware.functions import vf_addresses
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec
-from agent.state.wanted import derived_mac
 from tests.sim.engine.passes import spec
 from tests.sim.kernel import Kernel
 from tests.sim.passes import condition, settle, spec_of
-from tests.sim.two_nics import MAC1, PF0, PF1
+from tests.sim.two_nics import PF0
 
 
 def test_vfs_are_not_created_before_udev_has_processed_the_pf(kernel: Kernel) -> None:
@@ -49,18 +48,6 @@ def test_the_event_of_a_netdev_that_udev_has_missed_is_sent_again(kernel: Kernel
     # The waits grow, since each event is more work for a late udev.
     assert sent == ([30] if runs else [30, 60, 120, 240])
     assert ready == [runs and second >= 30 for second in range(400)]
-
-
-def test_vfs_get_derived_macs_although_the_pfs_netdev_appears_late(kernel: Kernel) -> None:
-    kernel.unbind(PF1)
-    result = settle(kernel, spec())
-    assert not is_ready(result.conditions)
-    kernel.bind(PF1, "enp65s0", MAC1)
-    result = settle(kernel, spec(), result, frozenset({PF1}))
-    assert is_ready(result.conditions)
-    pf = kernel.netlink.link("enp65s0")
-    assert pf is not None
-    assert [vf.mac for vf in pf.vfs] == [derived_mac(MAC1, index) for index in range(2)]
 
 
 def only(vfs: object = None) -> NodeSpec:

@@ -158,25 +158,28 @@ def test_a_bonded_nic_of_another_family_does_not_share_the_rdma_device() -> None
     assert rdma_devices(kernel.files, second) == []
 
 
-@pytest.mark.parametrize(("guid", "bond"), [("0200:00ff:fe00:0001", "bond0"), ("0200:00ff:fe00:0002", None)])
-def test_two_ports_are_of_one_card_by_their_system_image_guid(guid: str, bond: str | None) -> None:
+NO_GUID, FIRST_GUID, SECOND_GUID = "0000:0000:0000:0000", "0200:00ff:fe00:0001", "0200:00ff:fe00:0002"
+
+
+@pytest.mark.parametrize(
+    ("guids", "bond"),
+    [
+        ((FIRST_GUID, FIRST_GUID), "bond0"),
+        ((FIRST_GUID, SECOND_GUID), None),
+        ((NO_GUID, NO_GUID), None),
+        ((NO_GUID, SECOND_GUID), None),
+        ((NO_GUID, None), None),
+    ],
+)
+def test_two_ports_are_of_one_card_by_their_system_image_guid_unless_it_is_0(
+    guids: tuple[str | None, ...], bond: str | None
+) -> None:
     kernel = bonded(PASSED_THROUGH)
-    for number, pf in enumerate(PASSED_THROUGH):
-        kernel.rdma.add(pf, f"mlx5_{number}", f"enp{number}")
-    kernel.tree.put("/sys/class/infiniband/mlx5_1/sys_image_guid", guid)
-    assert [bond_of_ports(kernel.files, pf) for pf in PASSED_THROUGH] == [bond, bond]
-
-
-NO_GUID = "0000:0000:0000:0000"
-
-
-@pytest.mark.parametrize("second", [None, NO_GUID, "0200:00ff:fe00:0002"])
-def test_a_system_image_guid_of_0_pairs_no_ports(second: str | None) -> None:
-    kernel = bonded(PASSED_THROUGH)
-    for number, (pf, guid) in enumerate(zip(PASSED_THROUGH, (NO_GUID, second), strict=True)):
+    for number, (pf, guid) in enumerate(zip(PASSED_THROUGH, guids, strict=True)):
         if guid is not None:
             kernel.rdma.add(pf, f"mlx5_{number}", "bond0")
             kernel.tree.put(f"/sys/class/infiniband/mlx5_{number}/sys_image_guid", guid)
-    assert [bond_of_ports(kernel.files, pf) for pf in PASSED_THROUGH] == [None, None]
-    own = [[f"mlx5_{number}"] if guid else [] for number, guid in enumerate((NO_GUID, second))]
-    assert [rdma_devices(kernel.files, pf) for pf in PASSED_THROUGH] == own
+    assert [bond_of_ports(kernel.files, pf) for pf in PASSED_THROUGH] == [bond, bond]
+    if bond is None:
+        own = [[f"mlx5_{number}"] if guid else [] for number, guid in enumerate(guids)]
+        assert [rdma_devices(kernel.files, pf) for pf in PASSED_THROUGH] == own

@@ -303,7 +303,9 @@ def test_a_required_change_is_named_before_one_that_is_not(kernel: Kernel) -> No
 
 
 def test_in_observe_mode_no_condition_is_required(kernel: Kernel) -> None:
-    result = settle(kernel, spec_of(nic(PF0), mode="observe"))
+    result = settle(kernel, spec_of(nic(PF0, vfs=VFS), mode="observe"))
+    assert kernel.writes == []
+    assert {outcome.result for outcome in result.outcomes} == {"deferred", "blocked"}
     first, *others = result.outcomes
     message = f"{first.change}: {first.error} (and {len(others)} more)"
     said = Condition("Converged", "False", "Observing", message, remedy=first.remedy, severity="warn")

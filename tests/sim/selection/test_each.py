@@ -11,12 +11,10 @@ from attrs import evolve
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import dry_run
-from agent.hardware.functions import discover
 from agent.report.records import Condition
 from agent.report.verdict import is_ready
 from agent.spec.addresses import FIRST_TABLE
 from agent.spec.node import NodeSpec
-from agent.state.wanted import resolve
 from cli.as_spec import derive_spec
 from cli.inspection import inspect, render
 from tests.sim.kernel import Kernel
@@ -68,23 +66,6 @@ def test_each_function_is_a_nic_in_the_order_of_the_addresses(kernel: Kernel) ->
     assert names(result) == ALL
     assert altnames(kernel) == {FIRST: ("rail0",), SECOND: ("rail1",), THIRD: ("rail2",)}
     assert {kernel.netdev(address).mtu for address in PFS} == {9000}
-
-
-def test_numbers_do_not_depend_on_the_order_of_reading(kernel: Kernel) -> None:
-    functions = discover(kernel.machine())
-    each_order = [resolve(spec(RAILS), each).nics for each in (functions, functions[::-1])]
-    assert each_order[0] == each_order[1]
-    assert {address: nic.index for address, nic in each_order[1].items()} == {FIRST: 0, SECOND: 1, THIRD: 2}
-
-
-def test_an_entry_with_each_equals_one_entry_for_each_nic(kernel: Kernel) -> None:
-    single = [
-        {**RAILS, "name": f"rail{index}", "altnames": [f"rail{index}"], "select": {"pci": address}}
-        for index, address in enumerate(PFS)
-    ]
-    changes = dry_run(kernel.machine(), spec(RAILS)).changes
-    assert changes
-    assert changes == dry_run(kernel.machine(), spec(*single)).changes
 
 
 @pytest.mark.parametrize(

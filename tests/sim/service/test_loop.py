@@ -125,6 +125,7 @@ def test_a_spec_is_given_up_after_as_many_passes_that_crash_as_are_allowed(
     node: Node, worker: Worker, reload: Reload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "FIRST_RETRY", 0.01)
+    monkeypatch.setattr(loop, "RESYNC", 0.2)
     crashes = []
 
     def crash(operation: str, where: str, value: str) -> None:
@@ -133,11 +134,15 @@ def test_a_spec_is_given_up_after_as_many_passes_that_crash_as_are_allowed(
             raise KeyError(where)
 
     out = worker(one(9000))
-    out.until(lambda report: report.ready)
+    before = out.until(lambda report: report.ready)
     node.kernel.fault = crash
     for times in (1, 2):  # a spec that is asked for again is tried as often again
         reload(one(4000))
-        out.until(lambda report: report.ready and not report.up_to_date)
+        given_up = out.until(lambda report: report.ready and not report.up_to_date)
+        assert given_up.spec_hash == before.spec_hash
+        assert any("KeyError" in condition.message for condition in given_up.conditions)
+        node.kernel.netlink.set_link(node.kernel.netdev(PF0).ifindex, mtu=2000)
+        soon(lambda: node.kernel.netdev(PF0).mtu == 9000 or None, "a full pass, which does not try it again", 60.0)
         assert len(crashes) == times * REPEATED
 
 
@@ -174,3 +179,4 @@ def test_a_client_is_told_of_each_nic_and_has_only_the_change_made_that_it_names
     result = next(each for each in client if any(outcome.result == "applied" for outcome in each.outcomes))
     assert {nic.pci for nic in result.nics} == {PF0, PF1}
     assert [node.kernel.files.read(f"/sys/bus/pci/devices/{pf}/sriov_numvfs") for pf in (PF0, PF1)] == ["2", "3"]
+    soon(lambda: triggers(tmp_path)[-1] == "apply" or None, "history")

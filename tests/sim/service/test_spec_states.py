@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from agent.service.spec_in_force import AFTER
 from agent.spec.node import NodeSpec, from_mapping, to_json
 from tests.sim.kernel import Kernel
 from tests.sim.refusing import refusing
@@ -156,22 +155,6 @@ def test_each_state_becomes_what_the_table_says(agent: Agent, before: str, event
     # Another worker changes nothing.
     agent.start()
     assert state(agent) == table()[event, before]
-
-
-CALLED = {
-    "ready": "the node is ready",
-    "trial over": "30 s are over, and changes wait",
-    "trial failed": "30 s are over, and a required change fails",
-    "write hung": "a write hangs",
-    "crashed": "three crashes",
-    "asked": "the unit is reloaded",
-}
-
-
-def test_the_table_is_that_of_the_code() -> None:
-    told = {(event, before): after for (event, before), after in table().items() if event in CALLED.values()}
-    unchanged = {(event, before): before for event, before in told}
-    assert told == unchanged | {(CALLED[event], before): after for (event, before), after in AFTER.items()}
 
 
 def two(count: int, mtu: int, **more: object) -> NodeSpec:

@@ -101,11 +101,6 @@ def test_while_a_nic_cannot_be_read_the_devices_are_unknown_and_not_others(
     assert out.until(lambda report: condition(report, "NicsPresent").status == "True").devices == before
 
 
-def test_ready_is_published_at_once_if_no_event_waits(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_module, "POSTPONED", NEVER)
-    assert worker(OPTIONAL).until(lambda report: report.ready)
-
-
 def test_without_probes_the_first_report_waits_for_nothing(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     # Everything is read again, and a result is published at the latest then, after this test.
     monkeypatch.setattr(loop, "RESYNC", 600.0)
