@@ -32,24 +32,18 @@ FEW, SMALL, SHORT = ("-n", "100"), ("-s", "4096"), ("-t", "4")
 
 @contextmanager
 def deployed(
-    cluster: Cluster,
-    work: Path,
-    inventory: str,
-    prepare: Callable[[ControlPlane, Node], None],
-    resource: str,
-    each: int,
+    cluster: Cluster, work: Path, inventory: str, prepare: Callable[[ControlPlane, Node], None], **values: object
 ) -> Iterator[Path]:
     """Deploy the nodes, apply what was rendered, let them join, and wait until they are open for pods.
 
-    :param inventory: its text, with ``$folder`` for that of the manifests and ``$first`` for the first node's number.
+    :param inventory: its text, with ``$folder`` for that of the manifests, and ``values``. The file is in the folder ``work``.
     :param prepare: what makes a node one that has not joined.
-    :param resource: what the nodes then have, and ``each`` of it.
     :returns: the folder of the manifests.
     """
     plane, folder = cluster.plane, work / "manifests"
     # pyinfra reads group_data/lab_cluster.py, since this inventory has that name.
     file = work / "lab_cluster.py"
-    file.write_text(Template(inventory).substitute(folder=repr(str(folder)), first=FIRST_NUMBER))
+    file.write_text(Template(inventory).substitute(folder=repr(str(folder)), **values))
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda node: prepare(plane, node), cluster.nodes))
     succeeded(pyinfra("-y", "--group-data", "group_data", str(file), "deploy.py", timeout=3600))
@@ -62,7 +56,6 @@ def deployed(
         join.wait_ready(plane, node)
         # The spec requires the plugin's resource, so a node is open once the rendered plugin has registered it.
         eventually(f"{name}: ready and untainted", lambda name=name: is_open(plane, name), LONG)  # type: ignore[misc]
-        assert allocatable(plane, name, resource) == str(each)
     yield folder
     # Other tests of a cluster that is kept find it as its own deploy made it.
     if (folder / "network-plugins").exists():
@@ -71,6 +64,12 @@ def deployed(
     manifests.apply(plane, before)
     for node in cluster.nodes:
         restore(plane, node)
+
+
+def have(cluster: Cluster, resource: str, each: int) -> None:
+    """Each node offers so many of a resource."""
+    for name in cluster.names:
+        assert allocatable(cluster.plane, name, resource) == str(each)
 
 
 def start(plane: ControlPlane, folder: Path, pods: str) -> None:

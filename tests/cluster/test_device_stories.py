@@ -12,27 +12,27 @@ import os
 import time
 from collections.abc import Iterator
 from datetime import datetime
-from string import Template
 from typing import Any
 
 import pytest
-from attrs import frozen
+from attrs import evolve, frozen
 
 from agent.report.names import OF_NODE
 from agent.reporter.kubernetes.api import Api
 from agent.reporter.kubernetes.quarantine import RULES
-from lab import Node, instance
-from lab.cluster import commands, dra_driver, join, manifests, programs
+from lab import Node
+from lab.cluster import dra_driver, join, manifests, programs
 from lab.cluster.control_plane import ControlPlane
 from lab.hardware import Nic
 from tasks.kubernetes.manifests.device_plugins import SRIOV_DRIVER
+from tests.cluster import rendered
 from tests.cluster.conftest import LONG, Cluster, Say, is_open, joined, restore
 from tests.cluster.fleet.fleet_commands import fleet
 from tests.cluster.objects import claim_template
 from tests.cluster.planes import WITH_DEVICE_TAINTS
 from tests.cluster.reporter.reporters import by_admin
 from tests.cluster.test_dra import with_kinds
-from tests.lab.conftest import eventually, give, pyinfra, report, spec, succeeded
+from tests.lab.conftest import eventually, give, report, spec
 
 NAMESPACE = "rails"
 OUTAGE = 180.0
@@ -175,25 +175,12 @@ class Rails:
 @pytest.fixture(scope="module")
 def deployed(fresh_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rails]:
     """The node, deployed for claims and joined, with the driver."""
-    plane, node, work = fresh_cluster.plane, fresh_cluster.nodes[0], tmp_path_factory.mktemp("rails")
-    # pyinfra reads group_data/lab_cluster.py, since this inventory has that name.
-    file, folder, before = work / "lab_cluster.py", work / "manifests", commands.rendered(instance.named())
-    file.write_text(Template(INVENTORY).substitute(folder=repr(str(folder)), flaps=PATIENT, evict_after=EVICT_AFTER))
-    with_kinds(plane, NAMESPACE)
-    restore(plane, node)
-    succeeded(pyinfra("-y", "--group-data", "group_data", str(file), "deploy.py", timeout=3600))
-    plane.kubectl("delete", "-k", str(before), "--ignore-not-found", timeout=LONG)
-    manifests.apply(plane, folder)
-    name = joined(plane, node, str(file))
-    join.wait_ready(plane, node)
-    eventually(f"{name}: ready and untainted", lambda: is_open(plane, name), LONG)
-    made = Rails(plane, node, name, str(file))
-    made.start_driver()
-    yield made
-    # Other tests of a cluster that is kept find it as its own deploy made it.
-    plane.kubectl("delete", "-k", str(folder), "--ignore-not-found", timeout=LONG)
-    manifests.apply(plane, before)
-    restore(plane, node)
+    work, alone = tmp_path_factory.mktemp("rails"), evolve(fresh_cluster, nodes=fresh_cluster.nodes[:1])
+    with_kinds(alone.plane, NAMESPACE)
+    with rendered.deployed(alone, work, INVENTORY, restore, flaps=PATIENT, evict_after=EVICT_AFTER):
+        made = Rails(alone.plane, alone.nodes[0], alone.names[0], str(work / "lab_cluster.py"))
+        made.start_driver()
+        yield made
 
 
 @pytest.fixture

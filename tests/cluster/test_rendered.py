@@ -77,7 +77,8 @@ def prepare(plane: ControlPlane, node: Node) -> None:
 def deployed(fresh_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, Path]]:
     """The cluster, whose nodes are ready and open for pods, and the folder of the rendered manifests."""
     work = tmp_path_factory.mktemp("rendered")
-    with rendered.deployed(fresh_cluster, work, INVENTORY, prepare, manifests.RESOURCE, manifests.SHARES) as folder:
+    with rendered.deployed(fresh_cluster, work, INVENTORY, prepare, first=FIRST_NUMBER) as folder:
+        rendered.have(fresh_cluster, manifests.RESOURCE, manifests.SHARES)
         yield fresh_cluster, folder
 
 

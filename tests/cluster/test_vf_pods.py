@@ -70,9 +70,8 @@ def deployed(fresh_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -
         pytest.skip(f"the Go module proxy does not serve {' and '.join(sorted(missing))}")
     if not network_plugins.has_sriov_device_plugin():
         pytest.skip("the Go module proxy does not serve sriov-network-device-plugin")
-    with rendered.deployed(
-        fresh_cluster, tmp_path_factory.mktemp("vf-pods"), INVENTORY, prepare, RESOURCE, 1
-    ) as folder:
+    with rendered.deployed(fresh_cluster, tmp_path_factory.mktemp("vf-pods"), INVENTORY, prepare) as folder:
+        rendered.have(fresh_cluster, RESOURCE, 1)
         yield fresh_cluster, folder
 
 

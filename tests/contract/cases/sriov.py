@@ -25,11 +25,40 @@ def _numvfs(machine: Machine, pf: str, count: int) -> None:
     machine.files.write(f"{PCI}/{pf}/sriov_numvfs", str(count))
 
 
-def _fresh(machine: Machine, pf: str) -> None:
-    """Remove all VFs and bring the PF up: while the PF is down, a VF's driver gets no address from it."""
-    machine.netlink.set_link(_link(machine, pf).ifindex, up=True)
-    machine.files.write(f"{PCI}/{pf}/sriov_drivers_autoprobe", "1")
+def _autoprobe(machine: Machine, pf: str, on: bool) -> None:
+    machine.files.write(f"{PCI}/{pf}/sriov_drivers_autoprobe", str(int(on)))
+
+
+def _probe(machine: Machine, function: str) -> None:
+    machine.files.write("/sys/bus/pci/drivers_probe", function)
+
+
+def _fresh(machine: Machine, pf: str) -> int:
+    """Remove all VFs and bring the PF up: while the PF is down, a VF's driver gets no address from it.
+
+    :returns: the index of the PF's netdev.
+    """
+    index = _link(machine, pf).ifindex
+    machine.netlink.set_link(index, up=True)
+    _autoprobe(machine, pf, True)
     _numvfs(machine, pf, 0)
+    return index
+
+
+def _one_vf(machine: Machine, pf: str, bound: bool = True) -> str:
+    """A VF of a fresh PF, with a driver if it is to be bound."""
+    _fresh(machine, pf)
+    _autoprobe(machine, pf, bound)
+    _numvfs(machine, pf, 1)
+    return vf_addresses(machine.files, pf)[0]
+
+
+def _grant_derived(machine: Machine, pf: str) -> str:
+    """Have the PF grant its first VF another address; that address."""
+    own = _link(machine, pf)
+    mac = derived_mac(own.permanent_mac, 0)
+    machine.netlink.set_vf(own.ifindex, 0, mac=mac)
+    return mac
 
 
 def vfs_appear_with_addresses_and_go_again(machine: Machine, pf: str) -> None:
@@ -58,67 +87,50 @@ def more_vfs_than_there_are_is_erange(machine: Machine, pf: str) -> None:
 
 
 def without_autoprobe_a_vf_stays_unbound_even_if_asked(machine: Machine, pf: str) -> None:
-    _fresh(machine, pf)
-    machine.files.write(f"{PCI}/{pf}/sriov_drivers_autoprobe", "0")
-    _numvfs(machine, pf, 1)
-    vf = vf_addresses(machine.files, pf)[0]
+    vf = _one_vf(machine, pf, bound=False)
     assert driver(machine.files, vf) is None
-    machine.files.write("/sys/bus/pci/drivers_probe", vf)
+    _probe(machine, vf)
     assert driver(machine.files, vf) is None
-    machine.files.write(f"{PCI}/{pf}/sriov_drivers_autoprobe", "1")
+    _autoprobe(machine, pf, True)
     assert driver(machine.files, vf) is None
-    machine.files.write("/sys/bus/pci/drivers_probe", vf)
+    _probe(machine, vf)
     assert driver(machine.files, vf) == "igbvf"
 
 
 def a_vf_has_the_address_that_was_set_before_its_driver_was_bound(machine: Machine, pf: str) -> None:
-    _fresh(machine, pf)
-    machine.files.write(f"{PCI}/{pf}/sriov_drivers_autoprobe", "0")
-    _numvfs(machine, pf, 1)
-    mac = derived_mac(_link(machine, pf).permanent_mac, 0)
-    machine.netlink.set_vf(_link(machine, pf).ifindex, 0, mac=mac)
-    machine.files.write(f"{PCI}/{pf}/sriov_drivers_autoprobe", "1")
-    vf = vf_addresses(machine.files, pf)[0]
-    machine.files.write("/sys/bus/pci/drivers_probe", vf)
+    vf = _one_vf(machine, pf, bound=False)
+    mac = _grant_derived(machine, pf)
+    _autoprobe(machine, pf, True)
+    _probe(machine, vf)
     assert _link(machine, vf).mac == mac
 
 
 def an_address_that_is_set_for_a_bound_vf_counts_once_it_is_bound_again(machine: Machine, pf: str) -> None:
-    _fresh(machine, pf)
-    _numvfs(machine, pf, 1)
-    vf = vf_addresses(machine.files, pf)[0]
+    vf = _one_vf(machine, pf)
     before = _link(machine, vf).mac
-    mac = derived_mac(_link(machine, pf).permanent_mac, 0)
-    machine.netlink.set_vf(_link(machine, pf).ifindex, 0, mac=mac)
+    mac = _grant_derived(machine, pf)
     assert _link(machine, vf).mac == before != mac
     machine.files.write(f"{PCI}/{vf}/driver/unbind", vf)
     assert driver(machine.files, vf) is None
     assert netdev(machine.files, vf) is None
-    machine.files.write("/sys/bus/pci/drivers_probe", vf)
+    _probe(machine, vf)
     assert _link(machine, vf).mac == mac
 
 
 def a_trusted_vf_whose_driver_is_unbound_sets_its_old_address_again(machine: Machine, pf: str) -> None:
-    _fresh(machine, pf)
-    _numvfs(machine, pf, 1)
-    vf = vf_addresses(machine.files, pf)[0]
-    before, own = _link(machine, vf), _link(machine, pf)
-    machine.netlink.set_vf(own.ifindex, 0, trust=True)
+    vf = _one_vf(machine, pf)
+    before = _link(machine, vf)
+    machine.netlink.set_vf(_link(machine, pf).ifindex, 0, trust=True)
     machine.netlink.set_link(before.ifindex, up=True)
-    machine.netlink.set_vf(own.ifindex, 0, mac=derived_mac(own.permanent_mac, 0))
-    assert _reported_mac(machine, pf) == derived_mac(own.permanent_mac, 0)
+    mac = _grant_derived(machine, pf)
+    assert _link(machine, pf).vfs[0].mac == mac
     machine.files.write(f"{PCI}/{vf}/driver/unbind", vf)
-    assert _reported_mac(machine, pf) == before.mac
-
-
-def _reported_mac(machine: Machine, pf: str) -> str:
-    return str(_link(machine, pf).vfs[0].mac)
+    assert _link(machine, pf).vfs[0].mac == before.mac
 
 
 def the_pf_reports_what_it_granted(machine: Machine, pf: str) -> None:
-    _fresh(machine, pf)
+    index = _fresh(machine, pf)
     _numvfs(machine, pf, 2)
-    index = _link(machine, pf).ifindex
     machine.netlink.set_vf(index, 1, vlan=100)
     machine.netlink.set_vf(index, 1, trust=True)
     machine.netlink.set_vf(index, 1, spoofchk=False)
@@ -129,8 +141,7 @@ def the_pf_reports_what_it_granted(machine: Machine, pf: str) -> None:
 
 
 def a_reset_of_the_count_forgets_what_was_granted(machine: Machine, pf: str) -> None:
-    _fresh(machine, pf)
-    _numvfs(machine, pf, 1)
+    _one_vf(machine, pf)
     machine.netlink.set_vf(_link(machine, pf).ifindex, 0, vlan=100)
     _numvfs(machine, pf, 0)
     _numvfs(machine, pf, 1)
@@ -138,9 +149,7 @@ def a_reset_of_the_count_forgets_what_was_granted(machine: Machine, pf: str) -> 
 
 
 def interrupts_come_when_the_link_goes_up_and_go_with_it(machine: Machine, pf: str) -> None:
-    _fresh(machine, pf)
-    _numvfs(machine, pf, 1)
-    vf = vf_addresses(machine.files, pf)[0]
+    vf = _one_vf(machine, pf)
     machine.netlink.set_link(_link(machine, vf).ifindex, up=True)
     assert [irq.name for irq in function_irqs(machine, vf)] == ["tx-0", "rx-0", "management-0"]
     assert "txrx-0" in [irq.name for irq in function_irqs(machine, pf)]
@@ -149,15 +158,11 @@ def interrupts_come_when_the_link_goes_up_and_go_with_it(machine: Machine, pf: s
 
 
 def a_vf_whose_pf_is_down_gets_another_address(machine: Machine, pf: str) -> None:
-    _fresh(machine, pf)
-    machine.files.write(f"{PCI}/{pf}/sriov_drivers_autoprobe", "0")
-    _numvfs(machine, pf, 1)
-    mac = derived_mac(_link(machine, pf).permanent_mac, 0)
-    machine.netlink.set_vf(_link(machine, pf).ifindex, 0, mac=mac)
+    vf = _one_vf(machine, pf, bound=False)
+    mac = _grant_derived(machine, pf)
     machine.netlink.set_link(_link(machine, pf).ifindex, up=False)
-    machine.files.write(f"{PCI}/{pf}/sriov_drivers_autoprobe", "1")
-    vf = vf_addresses(machine.files, pf)[0]
-    machine.files.write("/sys/bus/pci/drivers_probe", vf)
+    _autoprobe(machine, pf, True)
+    _probe(machine, vf)
     assert _link(machine, vf).mac != mac
 
 
@@ -191,9 +196,7 @@ def a_mask_is_hexadecimal_without_a_prefix(machine: Machine, pf: str) -> None:
 
 
 def a_vf_has_no_carrier_while_its_pf_is_down(machine: Machine, pf: str) -> None:
-    _fresh(machine, pf)
-    _numvfs(machine, pf, 1)
-    vf = vf_addresses(machine.files, pf)[0]
+    vf = _one_vf(machine, pf)
     machine.netlink.set_link(_link(machine, vf).ifindex, up=True)
     soon(lambda: _link(machine, vf).carrier or None, "carrier of the VF")
     machine.netlink.set_link(_link(machine, pf).ifindex, up=False)
@@ -211,8 +214,7 @@ def a_loss_of_carrier_is_counted(machine: Machine, pf: str) -> None:
 
 
 def an_mtu_beyond_the_device_is_refused(machine: Machine, pf: str) -> None:
-    _fresh(machine, pf)
-    index, most = _link(machine, pf).ifindex, _link(machine, pf).max_mtu
+    index, most = _fresh(machine, pf), _link(machine, pf).max_mtu
     machine.netlink.set_link(index, mtu=most)
     assert _link(machine, pf).mtu == most
     assert errno_of(lambda: machine.netlink.set_link(index, mtu=most + 1)) == errno.EINVAL

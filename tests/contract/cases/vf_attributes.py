@@ -6,15 +6,7 @@ from typing import Any
 from agent.hardware.functions import PCI, driver, netdev, vf_addresses
 from agent.machine import Machine, VfInfo
 from tests.contract.asking import errno_of, soon
-from tests.contract.cases.sriov import _fresh, _link, _numvfs
-
-
-def _one_vf(machine: Machine, pf: str) -> str:
-    _fresh(machine, pf)
-    _numvfs(machine, pf, 1)
-    vf = vf_addresses(machine.files, pf)[0]
-    _link(machine, vf)
-    return vf
+from tests.contract.cases.sriov import _autoprobe, _link, _one_vf, _probe
 
 
 def _set(machine: Machine, pf: str, **given: Any) -> int | None:
@@ -71,12 +63,8 @@ def what_igb_has_no_operation_for_is_eopnotsupp(machine: Machine, pf: str) -> No
     ):
         assert _set(machine, pf, **given) == errno.EOPNOTSUPP, given
     reported = _reported(machine, pf)
-    assert (reported.link_state, reported.rss_query, reported.node_guid, reported.port_guid) == (
-        "auto",
-        None,
-        None,
-        None,
-    )
+    assert reported.link_state == "auto"
+    assert (reported.rss_query, reported.node_guid, reported.port_guid) == (None, None, None)
 
 
 def a_txqueuelen_and_an_altname_are_reported(machine: Machine, pf: str) -> None:
@@ -128,18 +116,18 @@ def a_vf_with_an_override_is_bound_to_it_even_without_autoprobe(machine: Machine
     assert machine.files.read(f"{PCI}/{vf}/driver_override") == "(null)"
     machine.files.write(f"{PCI}/{vf}/driver_override", "vfio-pci")
     assert driver(machine.files, vf) == "igbvf"
-    machine.files.write(f"{PCI}/{pf}/sriov_drivers_autoprobe", "0")
+    _autoprobe(machine, pf, False)
     machine.files.write(f"{PCI}/{vf}/driver/unbind", vf)
-    machine.files.write("/sys/bus/pci/drivers_probe", vf)
+    _probe(machine, vf)
     assert driver(machine.files, vf) == "vfio-pci"
     assert netdev(machine.files, vf) is None
     machine.files.write(f"{PCI}/{vf}/driver_override", "\n")
     assert machine.files.read(f"{PCI}/{vf}/driver_override") == "(null)"
     machine.files.write(f"{PCI}/{vf}/driver/unbind", vf)
-    machine.files.write("/sys/bus/pci/drivers_probe", vf)
+    _probe(machine, vf)
     assert driver(machine.files, vf) is None
-    machine.files.write(f"{PCI}/{pf}/sriov_drivers_autoprobe", "1")
-    machine.files.write("/sys/bus/pci/drivers_probe", vf)
+    _autoprobe(machine, pf, True)
+    _probe(machine, vf)
     assert driver(machine.files, vf) == "igbvf"
 
 
@@ -147,6 +135,6 @@ def an_override_that_no_driver_has_leaves_the_vf_unbound(machine: Machine, pf: s
     vf = _one_vf(machine, pf)
     machine.files.write(f"{PCI}/{vf}/driver_override", "no-such-driver")
     machine.files.write(f"{PCI}/{vf}/driver/unbind", vf)
-    machine.files.write("/sys/bus/pci/drivers_probe", vf)
+    _probe(machine, vf)
     assert driver(machine.files, vf) is None
     machine.files.write(f"{PCI}/{vf}/driver_override", "\n")

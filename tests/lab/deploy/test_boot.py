@@ -10,13 +10,10 @@ from lab.packages import toolchain
 from lab.qemu import boot_loader
 from tests.boots import boot_id
 from tests.lab.conftest import inventory_data, pyinfra, ready, said, succeeded, wait_ready
+from tests.lab.containers.test_container_runtime import install
 
 pytestmark = pytest.mark.campaign
 
-APT = (
-    "apt-get -q -oDir::Etc::SourceList=/run/only.list -oDir::Etc::SourceParts=/dev/null -oAcquire::Languages=none"
-    " -oDir::State::Lists=/run/lists -oDpkg::Options::=--force-unsafe-io"
-)
 # A node that boots is slow.
 TIMEOUT = 900
 REBOOT = {"reboot": {"policy": "allow", "timeout": 900}}
@@ -28,11 +25,7 @@ def loaded(node: Node, tmp_path: Path) -> Iterator[Node]:
     """The node, booted by a boot loader of its own."""
     mirror = toolchain.mirror(node.image, "grub2-common", "grub-pc-bin")
     with repository.serve(mirror.folder) as url:
-        node.sh(
-            f"echo 'deb [trusted=yes] {url} ./' > /run/only.list; mkdir -p /run/lists/partial; {APT} update\n"
-            f"DEBIAN_FRONTEND=noninteractive {APT} -y install --no-install-recommends grub2-common grub-pc-bin",
-            timeout=900,
-        )
+        install(node, url, "grub2-common", "grub-pc-bin")
     made = boot_loader.install(node, tmp_path / "loader.raw")
     wait_ready(made, TIMEOUT)
     yield made

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from attrs import evolve
@@ -48,31 +49,26 @@ def test_the_wait_ends_once_the_generation_is_published(tmp_path: Path, wait: Ca
 
 
 @pytest.mark.parametrize(
-    "before", [{"generation": 6}, {"generation": 7, "ready": True}, {"generation": 9, "boot": "old"}]
+    ("announcement", "before"),
+    [
+        (ANNOUNCEMENT, {"generation": 6}),
+        (ANNOUNCEMENT, {"generation": 7, "ready": True}),
+        (ANNOUNCEMENT, {"generation": 9, "boot": "old"}),
+        ("an earlier announcement of the same change", {"generation": 7}),
+    ],
+    ids=["generation", "ready", "boot", "announcement"],
 )
-def test_older_publications_do_not_end_the_wait(
-    tmp_path: Path, wait: Callable[[float], str], before: dict[str, object]
+def test_other_publications_do_not_end_the_wait(
+    tmp_path: Path, wait: Callable[[float], str], announcement: str, before: dict[str, Any]
 ) -> None:
-    announce(tmp_path, 7)
-    publish(tmp_path, **before)  # type: ignore[arg-type]
+    announce(tmp_path, 7, announcement)
+    publish(tmp_path, **before)
     assert "could not be published" in wait(0.2)
-
-
-def test_a_report_with_another_announcement_does_not_end_the_wait(tmp_path: Path, wait: Callable[[float], str]) -> None:
-    announce(tmp_path, 7, "an earlier announcement of the same change")
-    publish(tmp_path, 7)
-    assert "could not be published" in wait(0.2)
-
-
-def test_an_unreachable_api_server_does_not_stop_the_repair(tmp_path: Path, wait: Callable[[float], str]) -> None:
-    announce(tmp_path, 7)
-    publish(tmp_path, 6, ready=True, error="the API server does not answer in time")
-    cause = wait(0.2)
-    assert "the API server does not answer in time" in cause
 
 
 @pytest.mark.parametrize("error", ["", "the API server does not answer in time"])
 def test_a_reporter_that_says_nothing_is_given_the_time_in_which_it_is_replaced(tmp_path: Path, error: str) -> None:
+    """If the reporter says why nothing is published, the repair waits no longer than for an API server."""
     announce(tmp_path, 7)
     publish(tmp_path, 6, ready=True, error=error)
     (tmp_path / "reporter.json").write_text("{}")

@@ -11,7 +11,7 @@ import pytest
 
 from agent.documents import DEEPEST, LARGEST_SPEC, load, read
 from agent.report.names import REPORT
-from agent.report.records import Report, report_from_json, report_to_json
+from agent.report.records import Report, report_to_json
 from agent.report.verdict import NoReport, read_report
 from agent.service.apply_socket import NAME, ApplyRefused, ask
 from agent.spec.node import SpecError, parse
@@ -119,30 +119,23 @@ GOOD = json.loads(report_to_json(Report("n1", "", "boot", "1", True, True)))
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"uptime": float("nan")},
-        {"uptime": "nan"},
-        {"heartbeat": float("inf")},
-        {"time": 10**400},
-        {"uptime": True},
-        {"refusal": "\ud800"},
-        {"conditions": [{"type": "A", "status": "True", "reason": "B", "message": "\udfff"}]},
-        {"outcomes": "[" * 10},
+        '"uptime": NaN',
+        '"uptime": "nan"',
+        '"heartbeat": Infinity',
+        '"uptime": 1e999',
+        f'"time": {10**400}',
+        '"uptime": true',
+        r'"refusal": "\ud800"',
+        r'"conditions": [{"type": "A", "status": "True", "reason": "B", "message": "\udfff"}]',
+        '"outcomes": "[[[["',
     ],
 )
-def test_a_malformed_report_counts_as_none(tmp_path: Path, wrong: dict[str, object]) -> None:
-    text = json.dumps({**GOOD, **wrong})
-    with pytest.raises(ValueError, match="not a"):
-        report_from_json(text)
-    (tmp_path / "report.json").write_text(text)
-    with pytest.raises(NoReport):
+def test_a_malformed_report_counts_as_none(tmp_path: Path, wrong: str) -> None:
+    name = json.loads(wrong.partition(":")[0])
+    kept = json.dumps({key: value for key, value in GOOD.items() if key != name})
+    (tmp_path / REPORT).write_text(f"{kept[:-1]}, {wrong}}}")
+    with pytest.raises(NoReport, match="not a"):
         read_report(tmp_path / REPORT)
-
-
-def test_a_report_with_an_infinite_time_counts_as_none() -> None:
-    with pytest.raises(ValueError, match="not a"):
-        report_from_json(
-            report_to_json(Report("n1", "", "boot", "1", True, True)).replace('"uptime": 0.0', '"uptime": 1e999')
-        )
 
 
 def test_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
