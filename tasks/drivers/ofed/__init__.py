@@ -61,7 +61,7 @@ KEYS = (OFED,)
 Releases = Mapping[str, tuple[str, ...]]
 _RHEL = ("rhel", "centos", "rocky", "almalinux", "ol")
 DOCA_ON: Releases = {
-    "ubuntu": ("22.04", "24.04"),
+    "ubuntu": ("22.04", "24.04", "26.04"),
     "debian": ("12", "13"),
     **dict.fromkeys(_RHEL, ("8", "9", "10")),
     "anolis": ("8",),

@@ -15,7 +15,7 @@ from pyinfra.context import host
 from tasks import disruption, reboot
 from tasks.common.commands import Commands, refuse, script, warn
 from tasks.common.facts import FactBase, Lines
-from tasks.drivers.ofed.users import PEER_MEMORY, STORAGE, OfedUsers
+from tasks.drivers.ofed.users import AUXILIARY, PEER_MEMORY, STORAGE, OfedUsers
 from tasks.host import kernel
 from tasks.packages import dkms, signatures
 from tasks.time_limits import LIMITS
@@ -143,11 +143,13 @@ def build() -> Commands:
             yield dkms.build(name, of_name[-1].version, running, LIMITS.here().build)
 
 
-# The vendor's procedure: unload the storage modules and mlx5_vdpa, then nvidia_peermem; restart openibd; load the former again.
+# The vendor's procedure (entrypoint.sh in Mellanox/doca-driver-build): unload the storage modules and the auxiliary drivers,
+# then nvidia_peermem; restart openibd; load the former again.
 # Exit codes are ignored, and the loaded modules are read afterwards: openibd's code is unreliable, and `modprobe -r` also fails
 # if it has removed the module but a dependency is in use. The init script is preferred: if systemd does not know that openibd
 # runs, `systemctl restart` only starts it, which unloads nothing.
-_RELOAD = """
+_RELOAD = (
+    """
 storage=$1 peers=$2
 unloaded=
 unload() {
@@ -158,7 +160,9 @@ unload() {
   done
 }
 # shellcheck disable=SC2086  # a module is a word
-{ unload $storage mlx5_vdpa; unload $peers; }
+{ unload $storage """
+    + AUXILIARY
+    + """; unload $peers; }
 failed=
 if [ -x /etc/init.d/openibd ]; then /etc/init.d/openibd restart || failed=$?
 elif systemctl cat openibd.service >/dev/null 2>&1; then systemctl restart openibd.service || failed=$?
@@ -172,6 +176,7 @@ fi
 for module in $unloaded; do modprobe "$module" || true; done
 udevadm settle --timeout=30 || true
 """
+)
 
 _HOLDERS = """
 for module; do

@@ -8,9 +8,14 @@ from tasks.common.facts import FactBase
 
 STORAGE = ("ib_iser", "ib_isert", "ib_srp", "ib_srpt", "nvme_rdma", "nvmet_rdma", "rpcrdma", "xprtrdma")
 PEER_MEMORY = ("nvidia_peermem", "nv_peer_mem")
+AUXILIARY = "mlx5_vdpa mlx5_fwctl mlx5_dpll"
+"""Drivers of mlx5_core's auxiliary devices. The kernel loads them by itself: mlx5_dpll since 6.7, mlx5_fwctl since 6.15."""
 
-USERS = """
-root=$1 storage=$2 peers=$3; shift 3
+USERS = (
+    """
+root=$1 storage=$2 peers=$3 auxiliary='"""
+    + AUXILIARY
+    + """'; shift 3
 affected=" $* "
 sys=$root/sys
 
@@ -23,6 +28,9 @@ others() {
 }
 for module in $peers; do
   if [ "$(others "$module")" -gt 0 ]; then echo "$module: $(others "$module") in use (GPU memory that is registered)"; fi
+done
+for module in $auxiliary; do
+  if [ "$(others "$module")" -gt 0 ]; then echo "$module: $(others "$module") in use"; fi
 done
 for module in $storage; do
   if [ "$(others "$module")" -gt 0 ]; then echo "$module: $(others "$module") in use (storage over RDMA)"; fi
@@ -40,7 +48,7 @@ awk '$4 ~ /(^|,)(proto=|trans=)?rdma6?(,|$)/ || ($3 == "lustre" && $1 $4 ~ /@o2i
 for module; do
   for holder in "$sys/module/$module"/holders/*; do
     [ -e "$holder" ] || continue
-    case "$affected$storage $peers mlx5_vdpa " in *" ${holder##*/} "*) ;; *) echo "${holder##*/} needs $module" ;; esac
+    case "$affected$storage $peers $auxiliary " in *" ${holder##*/} "*) ;; *) echo "${holder##*/} needs $module" ;; esac
   done
 done
 
@@ -101,6 +109,7 @@ for driver in "$sys"/bus/pci/drivers/*; do
   done
 done
 """
+)
 """A script that prints one line for each user. The last arguments are the modules that would be unloaded."""
 
 

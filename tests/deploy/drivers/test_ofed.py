@@ -16,7 +16,7 @@ from tasks.drivers.ofed.doca import KernelHeaders, LeftBehind
 from tasks.drivers.ofed.mlnx_ofed import InstalledBundle
 from tasks.drivers.ofed.modules import ModuleHolders, OfedStack, OldInitramfs
 from tasks.drivers.ofed.users import OfedUsers
-from tasks.packages import Family, dnf_install, holds
+from tasks.packages import DISTRIBUTIONS, Family, OperatingSystem, dnf_install, holds
 from tasks.packages.dkms import Builds, ModuleState
 from tasks.packages.holds import HeldPackages
 from tasks.packages.vendor_repository import KeyFingerprints
@@ -319,6 +319,20 @@ def test_the_kernel_that_is_to_run_is_waited_for(node: Node, given: dict[str, An
         assert result.commands.get(f"{OPS}{name}", []) == []
 
 
+@pytest.mark.parametrize(
+    ("identity", "version", "number", "folder"),
+    [
+        pytest.param("ubuntu", "26.04", "3.5.0", "ubuntu26.04", id="doca-driver-build-424"),
+        pytest.param("rocky", "10.2", "3.2.3", "rhel10", id="stackhpc-kayobe-config-2430"),
+    ],
+)
+def test_doca_is_known_for_new_releases(identity: str, version: str, number: str, folder: str) -> None:
+    system = OperatingSystem(DISTRIBUTIONS[identity], identity, version)
+    ofed._supported("doca", ofed.DOCA_ON, system)
+    wanted = doca.Doca(version=f"{number}-1", fingerprint="0" * 40)
+    assert doca.repository(wanted, system, "x86_64").uri == f"{doca.NVIDIA}/{number}/{folder}/x86_64/"
+
+
 def test_older_folders_of_doca_name_debian_s_minor_release(node: Node) -> None:
     node.data = {"ofed": {"doca": {**DOCA, "version": "3.1.0-091000"}}}
     result = node.deploy(ofed.install, {**DEBIAN, "uname -m": "x86_64"})
@@ -331,7 +345,7 @@ def test_older_folders_of_doca_name_debian_s_minor_release(node: Node) -> None:
     [
         (
             {"ID": "ubuntu", "VERSION_ID": "23.10"},
-            "doca does not support Ubuntu 23.10; it supports Ubuntu 22.04, 24.04; Debian 12, 13",
+            "doca does not support Ubuntu 23.10; it supports Ubuntu 22.04, 24.04, 26.04; Debian 12, 13",
         ),
         ({"ID": "fedora", "VERSION_ID": "41"}, "doca does not support Fedora 41"),
         ({"ID": "ol", "VERSION_ID": "9.4"}, "doca.repository: NVIDIA's folder for Oracle Linux 9.4 is not known"),

@@ -127,8 +127,13 @@ def test_a_file_system_over_rdma_is_a_user(root: Path, mount: str) -> None:
     assert users(root, "rdma_rxe") == ["/data is mounted over RDMA"]
 
 
+def test_an_auxiliary_driver_that_a_process_uses_is_a_user(root: Path) -> None:
+    module(root, "mlx5_fwctl", 1)
+    assert users(root, "mlx5_core") == ["mlx5_fwctl: 1 in use"]
+
+
 def test_a_module_that_needs_one_that_goes_is_a_user(root: Path) -> None:
-    module(root, "rdma_cm", 4, ("ksmbd", "mlx5_ib", "ib_iser", "mlx5_vdpa"))
+    module(root, "rdma_cm", 4, ("ksmbd", "mlx5_ib", "ib_iser", "mlx5_vdpa", "mlx5_fwctl", "mlx5_dpll"))
     assert users(root, "rdma_cm", "mlx5_ib") == ["ksmbd needs rdma_cm"]
 
 
@@ -243,13 +248,16 @@ def test_an_initramfs_that_is_older_than_its_module_is_found(tmp_path: Path) -> 
     assert sh(modules._OLD_INITRAMFS, tmp_path, *files, PATH=path) == []
 
 
-def test_an_unloaded_module_is_loaded_again_although_others_could_not_be_unloaded(tmp_path: Path) -> None:
-    loaded = module(tmp_path, "nvme_rdma")
+@pytest.mark.parametrize(
+    "name", ["nvme_rdma", "mlx5_vdpa", pytest.param("mlx5_fwctl", id="doca-driver-build-375"), "mlx5_dpll"]
+)
+def test_an_unloaded_module_is_loaded_again_although_others_could_not_be_unloaded(tmp_path: Path, name: str) -> None:
+    loaded = module(tmp_path, name)
     program(tmp_path / "bin/modprobe", f'[ "$1" = -r ] || {{ echo "loads $1"; exit; }}; rm -r {loaded}; exit 1')
     program(tmp_path / "bin/systemctl", "exit 1")
     program(tmp_path / "bin/udevadm", "")
     text = modules._RELOAD.replace("/sys/module", str(tmp_path / "sys/module"))
-    assert "loads nvme_rdma" in sh(text, "nvme_rdma", "", PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    assert f"loads {name}" in sh(text, "nvme_rdma", "", PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}")
 
 
 def install(root: Path, installer: str) -> subprocess.CompletedProcess[str]:
