@@ -93,6 +93,6 @@ def subnet_manager(family: Family) -> Commands:
         "the source 'vendor', or install it from there",
     )
     # Before the fabric manager starts, which checks for it.
-    now = "" if kernel.pending_release() or awaits_reboot() else "modprobe ib_umad\n"
+    waits = kernel.pending_release() or awaits_reboot()
     have = host.get_fact(Texts, paths=(AT_BOOT,))
-    yield from replace(have, {AT_BOOT: f"{HEADER}ib_umad\n"}, now)
+    yield from replace(have, {AT_BOOT: f"{HEADER}ib_umad\n"}, "" if waits else "modprobe ib_umad\n")
