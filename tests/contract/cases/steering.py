@@ -2,11 +2,11 @@
 
 import errno
 
-from agent.hardware.functions import netdev, vf_addresses
+from agent.hardware.functions import netdev
 from agent.hardware.placement import from_mask
 from agent.machine import Machine
 from tests.contract.asking import errno_of
-from tests.contract.cases.sriov import _fresh, _link, _numvfs
+from tests.contract.cases.sriov import _fresh, _link, _one_vf
 
 
 def _queues(machine: Machine, pf: str) -> str:
@@ -33,10 +33,9 @@ def a_flow_table_s_size_is_rounded_up_to_a_power_of_two(machine: Machine, pf: st
 
 
 def a_single_transmit_queue_has_no_mask(machine: Machine, pf: str) -> None:
-    _fresh(machine, pf)
-    _numvfs(machine, pf, 1)
-    _link(machine, vf_addresses(machine.files, pf)[0])
-    folder = _queues(machine, vf_addresses(machine.files, pf)[0])
+    vf = _one_vf(machine, pf)
+    _link(machine, vf)
+    folder = _queues(machine, vf)
     assert [name for name in machine.files.names(folder) if name.startswith("tx-")] == ["tx-0"]
     assert errno_of(lambda: machine.files.read(f"{folder}/tx-0/xps_cpus")) == errno.ENOENT
     assert errno_of(lambda: machine.files.write(f"{folder}/tx-0/xps_cpus", "00000001")) == errno.ENOENT

@@ -18,6 +18,7 @@ from agent.state.scope import own
 from cli.as_spec import derive_spec
 from tests.sim.kernel import Kernel, no_fault
 from tests.sim.passes import condition, spec_of, undone
+from tests.sim.refusing import refusing
 from tests.sim.two_nics import PF0, PF1
 
 DERIVED = [{"network": "10.{rail}.0.0/16"}, {"network": "fd00:0:0:{rail}::/64"}]
@@ -130,7 +131,7 @@ def test_after_a_link_was_down_or_a_driver_reloaded_addresses_routes_and_rules_r
 def test_a_route_that_the_kernel_refuses_while_its_link_flaps_is_there_later(kernel: Kernel, refused: int) -> None:
     """The link has been up only for a moment (https://github.com/bisdn/bisdn-linux/issues/130)."""
     wanted = spec([{"network": "10.{rail}.0.0/16", "gateway": "10.{rail}.255.254"}])
-    kernel.fault = lambda operation, where, what: OSError(refused, "") if what.startswith("route ") else None
+    kernel.fault = refusing(refused, " route ")
     first = run(kernel, wanted)
     assert not is_ready(first.conditions)
     assert kernel.netlink.routes({479100}) == ()
@@ -319,7 +320,7 @@ def test_an_address_of_others_stays_although_the_kernel_would_remove_it_with_the
 
 def test_ipv6_that_is_disabled_is_named(kernel: Kernel) -> None:
     settle(kernel, spec())
-    kernel.fault = lambda operation, where, what: OSError(errno.EACCES, "denied") if operation == "address" else None
+    kernel.fault = refusing(errno.EACCES, "address ")
     assert "IPv6 is disabled" in undone(run(kernel, spec(["fd00::7/64"])))[0].error
     kernel.fault = no_fault
     settle(kernel, spec(["fd00::7/64"]))

@@ -21,15 +21,14 @@ from agent.state.snapshot import read_basis
 from agent.state.wanted import resolve
 from tests.sim.ethtool import SimEthtool
 from tests.sim.kernel import Kernel
-from tests.sim.passes import applied, settle, spec_of
+from tests.sim.passes import applied, settle, spec_of, undone
 
 PF, MAC = "0000:21:00.0", "02:00:00:00:01:00"
 NETDEV = "enp33s0"
 
 
 def spec(vfs: object = None, **nic: object) -> NodeSpec:
-    given = {"name": "rail0", "select": {"pci": PF}, **nic, **({"vfs": vfs} if vfs else {})}
-    return spec_of(given)
+    return spec_of({"name": "rail0", "select": {"pci": PF}, **nic, **({"vfs": vfs} if vfs else {})})
 
 
 def writes(kernel: Kernel, word: str) -> list[str]:
@@ -132,9 +131,7 @@ def test_what_the_driver_does_not_have_is_unsupported(
 ) -> None:
     assert not dry_run(kernel.machine(), spec(required=required, **wanted)).errors
     result = settle(kernel, spec(required=required, **wanted))
-    assert [(outcome.result, outcome.change.field) for outcome in result.outcomes if outcome.result != "applied"] == [
-        ("unsupported", field)
-    ]
+    assert [(outcome.result, outcome.change.field) for outcome in undone(result)] == [("unsupported", field)]
     assert is_ready(result.conditions) is not required
 
 
@@ -188,9 +185,7 @@ def test_a_vf_s_settings_are_its_owner_s_unless_the_spec_says_otherwise(kernel: 
 
 
 def test_a_feature_that_the_driver_keeps_off_is_reported(kernel: Kernel) -> None:
-    (blocked,) = [
-        o for o in settle(kernel, spec(offloads={"tx-vlan-hw-insert": False})).outcomes if o.result != "applied"
-    ]
+    (blocked,) = undone(settle(kernel, spec(offloads={"tx-vlan-hw-insert": False})))
     assert (blocked.result, blocked.change.field) == ("blocked", "tx-vlan-hw-insert")
     assert "it was requested, but the driver or a feature that it depends on keeps it on" in blocked.error
     assert writes(kernel, "feature") == ["feature {'tx-vlan-hw-insert': False}"]
@@ -209,13 +204,11 @@ def test_a_value_that_the_driver_rounds_is_not_written_for_ever(kernel: Kernel) 
     assert len(writes(kernel, "rings")) == 2
 
 
-def test_adaptive_goes_off_before_the_numbers_and_on_after_them() -> None:
+def test_adaptive_goes_off_before_the_numbers_and_on_after_them(kernel: Kernel) -> None:
     status = links.LinkStatus(PF, "mlx5_core", Link(2, NETDEV, MAC, MAC, 1500, True, True), True)
     present: dict[str, int | bool] = {"adaptive_rx": True, "adaptive_tx": False, "rx_usecs": 8, "tx_usecs": 8}
     read = {name: Setting(value) for name, value in present.items()}
     wanted = {"adaptive_rx": False, "adaptive_tx": True, "rx_usecs": 16, "tx_usecs": 16}
-    kernel = Kernel()
-    kernel.add_nic(PF, NETDEV, MAC)
     snapshot = read_basis(kernel.machine())
     have = snapshot.merged(links.NAME, None, {PF: {PF: status}}).merged(COALESCING.name, None, {PF: {PF: read}})
     planned = COALESCING.plan(resolve(spec(coalescing=wanted), snapshot.functions), have)

@@ -2,7 +2,6 @@
 
 import errno
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from tests.sim.interrupts import LOAD
 from tests.sim.kernel import Kernel
 from tests.sim.kinds.test_cpu_owners import give
 from tests.sim.passes import settle, spec_of
+from tests.sim.refusing import refusing
 from tests.sim.two_nics import PF0, PF1, two_nics
 
 VFS = 5
@@ -172,9 +172,7 @@ def test_a_cpu_that_leaves_packets_for_later_gives_queues_away_sooner(kernel: Ke
 def test_a_move_that_the_kernel_refuses_costs_no_readiness(kernel: Kernel) -> None:
     last = settle(kernel, spec())
     cpu, (one, other, *_) = crowded(kernel)
-    kernel.fault = lambda operation, where, value: (
-        OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)) if where.endswith("smp_affinity_list") else None
-    )
+    kernel.fault = refusing(errno.ENOMEM, "smp_affinity_list")
     for _ in range(3):
         last = minute(kernel, last, {one: 0.5, other: 0.4})
         assert is_ready(last.conditions)

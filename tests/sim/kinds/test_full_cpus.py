@@ -3,7 +3,8 @@
 import errno
 import random
 from collections import Counter
-from typing import Any, cast
+from copy import copy
+from typing import Any
 
 import pytest
 from attrs import define, evolve, field
@@ -16,13 +17,14 @@ from agent.hardware.functions import targets
 from agent.hardware.interrupts import MANAGEMENT
 from agent.kinds import irq_placement, irqs
 from agent.kinds.irqs import PLACED, TOO_MANY
-from agent.machine import Files, Machine
+from agent.machine import Machine
 from agent.report.verdict import is_ready
 from agent.spec.node import from_mapping
 from agent.spec.ranges import parse_ranges
 from tests.sim.kernel import Fault, Kernel
 from tests.sim.kinds.test_placement import spec
 from tests.sim.passes import settle, undone
+from tests.sim.refusing import refusing
 from tests.sim.two_nics import MAC0, MAC1, NAME0, NAME1, PF0, PF1, two_nics
 
 NICS = (PF0, PF1)
@@ -120,16 +122,6 @@ def test_each_queue_finds_a_cpu_if_one_has_a_vector(seed: int) -> None:
                 assert pinned or left, irq
 
 
-class SameFiles:
-    """The same files in another object, as in another process."""
-
-    def __init__(self, kernel: Kernel) -> None:
-        self._kernel = kernel
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._kernel.files, name)
-
-
 @pytest.fixture
 def kernel() -> Kernel:
     return two_nics(cpus=8)
@@ -137,11 +129,7 @@ def kernel() -> Kernel:
 
 def without_vectors(cpu: str) -> Fault:
     """A fault: a CPU is full. x86 has about 200 vectors a CPU: the write says ENOSPC, and changes nothing."""
-
-    def full(operation: str, where: str, value: str) -> OSError | None:
-        return OSError(errno.ENOSPC, "no space") if where.endswith("smp_affinity_list") and value == cpu else None
-
-    return full
+    return refusing(errno.ENOSPC, f"smp_affinity_list {cpu}")
 
 
 def after_four_passes(machine: Machine) -> Pass:
@@ -160,7 +148,7 @@ def test_an_interrupt_that_finds_its_cpu_full_goes_to_the_next_one(kernel: Kerne
     assert any(where.endswith("smp_affinity_list") and value == "2" for where, value in kernel.writes)
     assert "2" not in kernel.interrupts.affinities().values()
     assert not dry_run(machine, spec()).changes
-    another_process = evolve(machine, files=cast(Files, SameFiles(kernel)))
+    another_process = evolve(machine, files=copy(kernel.files))
     assert not dry_run(another_process, spec()).changes
 
 
@@ -191,10 +179,8 @@ def test_a_full_cpu_that_was_offline_serves_queues_again(kernel: Kernel) -> None
 
 
 def test_a_full_cpu_that_cannot_be_recorded_is_in_the_message(kernel: Kernel) -> None:
-    def full(operation: str, where: str, value: str) -> OSError | None:
-        return OSError(errno.ENOSPC, "no space") if operation == "replace" or value == "2" else None
-
-    kernel.fault = full
+    full, unwritable = without_vectors("2"), refusing(errno.ENOSPC, "replace")
+    kernel.fault = lambda *write: full(*write) or unwritable(*write)
     last = settle(kernel, spec())
     errors = [outcome.error for outcome in last.outcomes if outcome.result == "failed"]
     assert errors
@@ -229,13 +215,11 @@ def test_a_queue_stays_on_a_cpu_that_becomes_full(kernel: Kernel) -> None:
 def test_a_queue_moves_as_a_whole_if_its_second_interrupt_gets_no_vector(kernel: Kernel, room: int) -> None:
     """A VF's queue has two: the last vector of its CPU may be taken by the first of them."""
 
-    def full(operation: str, where: str, value: str) -> OSError | None:
-        if not where.endswith("smp_affinity_list") or value != "2":
-            return None
+    def full() -> bool:
         there = [path for path, cpus in kernel.tree.files.items() if path.endswith("smp_affinity_list") and cpus == "2"]
-        return OSError(errno.ENOSPC, "no space") if len(there) >= room else None
+        return len(there) >= room
 
-    kernel.fault = full
+    kernel.fault = refusing(errno.ENOSPC, "smp_affinity_list 2", when=full)
     machine = kernel.machine()
     last = after_four_passes(machine)
     assert not last.outcomes

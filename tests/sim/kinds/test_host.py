@@ -1,7 +1,6 @@
 """Sysctls, module parameters and huge pages of the host, and the largest PCIe read request of a device."""
 
 import errno
-import os
 
 import pytest
 
@@ -14,6 +13,7 @@ from agent.spec import sysctl_names
 from tests.sim import config_space, hugepages, passes
 from tests.sim.kernel import Kernel
 from tests.sim.passes import spec_of
+from tests.sim.refusing import refusing
 from tests.sim.two_nics import two_nics
 
 PF = "0000:21:00.0"
@@ -252,10 +252,7 @@ def test_who_is_not_root_is_told_so_and_not_that_the_device_is_an_old_one(kernel
 
 
 def test_a_locked_down_kernel_makes_the_read_request_unsupported(kernel: Kernel) -> None:
-    def fault(operation: str, where: str, value: str) -> OSError | None:
-        return OSError(errno.EPERM, os.strerror(errno.EPERM)) if where == CONFIG else None
-
-    kernel.fault = fault
+    kernel.fault = refusing(errno.EPERM, CONFIG)
     outcome = only(settle(kernel, {"max_read_request": 4096}), "max_read_request")
     assert outcome.result == "unsupported"
     assert "locked down" in outcome.error

@@ -48,6 +48,9 @@ def test_each_vf_gets_guids_of_its_own_before_it_is_bound_and_they_stay(kernel: 
     kinds = [o.change.kind for o in result.outcomes if o.change.target == f"{PF}#1"]
     assert kinds.index("vf_attributes") < kinds.index("bindings")
     assert not dry_run(kernel.machine(), wanted).changes
+    kernel.reload_driver(PF)
+    settle(kernel, wanted)
+    assert [(vf.node_guid, vf.port_guid) for vf in kernel.vfs(PF)] == guids
 
 
 def test_no_guid_is_derived_from_a_port_without_one() -> None:
@@ -74,14 +77,6 @@ def test_a_vf_whose_node_guid_another_program_sets_again_and_again_is_bound_agai
     assert not is_ready(result.conditions)
     assert condition(result, "Uncontended").status == "False"
     assert rebound <= 4 * LIMIT
-
-
-def test_guids_that_a_reload_of_the_driver_lost_are_given_again(kernel: Kernel) -> None:
-    settle(kernel, spec(vfs={"count": 2}))
-    before = kernel.vfs(PF)
-    kernel.reload_driver(PF)
-    settle(kernel, spec(vfs={"count": 2}))
-    assert [vf.port_guid for vf in kernel.vfs(PF)] == [vf.port_guid for vf in before]
 
 
 def test_given_guids_stand_above_derived_ones(kernel: Kernel) -> None:
@@ -170,6 +165,11 @@ def test_a_vf_that_its_pf_holds_down_is_named_with_the_setting_that_lifts_it(ker
 # --- the subnet manager --------------------------------------------------------------------------------------------
 
 
+def keys(kernel: Kernel, *table: str) -> None:
+    for index, key in enumerate(table):
+        kernel.tree.put(f"{PORT}/pkeys/{index}", key)
+
+
 def with_port(kernel: Kernel, **texts: str) -> None:
     kernel.rdma.add(PF, "ibp33s0", None, link_layer="InfiniBand")
     kernel.rdma.set_gid("ibp33s0", 0, "fe80:0000:0000:0000:b83f:d203:0012:3456", "IB/RoCE v1", "")
@@ -185,20 +185,37 @@ def test_a_port_that_a_subnet_manager_has_configured(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize(
-    ("texts", "said"),
+    ("texts", "table", "type", "reason", "said"),
     [
-        ({"sm_lid": "0x0", "state": "2: INIT"}, "SM LID 0 (start opensm on a node of this subnet"),
-        ({"sm_lid": "0x0"}, "SM LID 0 (start opensm"),
-        ({"state": "3: ARMED"}, "state ARMED, SM LID 1 (start opensm"),
+        (
+            {"sm_lid": "0x0", "state": "2: INIT"},
+            ("0x8001",),
+            "SubnetManager",
+            "NotConfigured",
+            "SM LID 0 (start opensm on",
+        ),
+        ({"sm_lid": "0x0"}, ("0x8001",), "SubnetManager", "NotConfigured", "SM LID 0 (start opensm"),
+        ({"state": "3: ARMED"}, ("0x8001",), "SubnetManager", "NotConfigured", "state ARMED, SM LID 1 (start opensm"),
+        (
+            {},
+            ("0xffff",),
+            "PartitionKeys",
+            "KeyMissing",
+            "no P_Key 0x8001, it has 0xffff (the subnet manager assigns it",
+        ),
+        ({}, ("0x0000",), "PartitionKeys", "KeyMissing", "no P_Key 0x8001, it has none ("),
+        ({}, ("0x7fff", "0x0001"), "PartitionKeys", "KeyMissing", "only a limited member of partition 0x8001 ("),
     ],
+    ids=["initial", "no-manager", "armed", "other-key", "no-key", "limited"],
 )
-def test_a_port_that_waits_for_a_subnet_manager_is_named_with_the_remedy(
-    kernel: Kernel, texts: dict[str, str], said: str
+def test_a_port_that_waits_for_a_subnet_manager_or_lacks_a_key_of_it_is_named_with_the_remedy(
+    kernel: Kernel, texts: dict[str, str], table: tuple[str, ...], type: str, reason: str, said: str
 ) -> None:
     with_port(kernel, **texts)
-    result = settle(kernel, spec(rdma={}))
-    found = condition(result, "SubnetManager")
-    assert (found.status, found.reason) == ("False", "NotConfigured")
+    keys(kernel, *table)
+    result = settle(kernel, spec(rdma={"pkeys": ["0x8001"]}))
+    found = condition(result, type)
+    assert (found.status, found.reason, found.stage) == ("False", reason, "network")
     assert found.message.startswith(f"NIC rail0: ibp33s0 port 1 ({PF}): {said}")
     assert not is_ready(result.conditions)
 
@@ -221,11 +238,6 @@ def test_ethernet_and_nodes_without_expected_rdma_have_no_condition(kernel: Kern
 # --- partition keys ------------------------------------------------------------------------------------------------
 
 
-def keys(kernel: Kernel, *table: str) -> None:
-    for index, key in enumerate(table):
-        kernel.tree.put(f"{PORT}/pkeys/{index}", key)
-
-
 def test_required_keys_are_found_wherever_in_the_table_they_are(kernel: Kernel) -> None:
     with_port(kernel)
     keys(kernel, "0xffff", "0x0000", "0x0000", "0x8001")
@@ -233,26 +245,6 @@ def test_required_keys_are_found_wherever_in_the_table_they_are(kernel: Kernel) 
     assert condition(result, "PartitionKeys").status == "True"
     assert is_ready(result.conditions)
     assert not [path for path, _ in kernel.writes if "pkeys" in path]
-
-
-@pytest.mark.parametrize(
-    ("table", "wanted", "said"),
-    [
-        (("0xffff",), "0x8001", "no P_Key 0x8001, it has 0xffff (the subnet manager assigns it"),
-        (("0x0000",), "0x8001", "no P_Key 0x8001, it has none ("),
-        (("0x7fff", "0x0001"), "0x8001", "only a limited member of partition 0x8001 ("),
-    ],
-)
-def test_a_missing_key_is_named_with_the_program_that_assigns_it(
-    kernel: Kernel, table: tuple[str, ...], wanted: str, said: str
-) -> None:
-    with_port(kernel)
-    keys(kernel, *table)
-    result = settle(kernel, spec(rdma={"pkeys": [wanted]}))
-    found = condition(result, "PartitionKeys")
-    assert (found.status, found.reason, found.stage) == ("False", "KeyMissing", "network")
-    assert found.message.startswith(f"NIC rail0: ibp33s0 port 1 ({PF}): {said}")
-    assert not is_ready(result.conditions)
 
 
 def test_keys_that_nobody_requires_are_not_read(kernel: Kernel) -> None:

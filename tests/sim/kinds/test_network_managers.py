@@ -12,7 +12,7 @@ from agent.report.verdict import is_ready
 from agent.spec.addresses import TABLES
 from agent.spec.node import NodeSpec
 from tests.sim.kernel import Kernel
-from tests.sim.passes import condition, settle, spec_of
+from tests.sim.passes import condition, settle, spec_of, undone
 
 PF = "0000:21:00.0"
 NETWORKD, NM = "/run/systemd/netif/links", "/run/NetworkManager/devices"
@@ -23,8 +23,7 @@ STANZA = "auto lo\niface lo inet loopback\n\nallow-hotplug enp33s0\niface enp33s
 
 
 def spec(*addresses: Any) -> NodeSpec:
-    nic = {"name": "rail0", "select": {"pci": PF}, "rail": 0, "addresses": list(addresses)}
-    return spec_of(nic)
+    return spec_of({"name": "rail0", "select": {"pci": PF}, "rail": 0, "addresses": list(addresses)})
 
 
 def run(kernel: Kernel, *addresses: Any, **more: Any) -> Pass:
@@ -37,62 +36,50 @@ def put(kernel: Kernel, **files: str) -> None:
         kernel.tree.put(path.replace("IFINDEX", str(kernel.netdev(PF).ifindex)), text)
 
 
-def mask(kernel: Kernel, unit: str) -> None:
-    kernel.tree.link(f"/etc/systemd/system/{unit}", "/dev/null")
+OF_NETWORKD, OF_NM = f"{NETWORKD}/IFINDEX", f"{NM}/IFINDEX"
+FABRIC, NETPLAN = "/etc/systemd/network/20-fab.network", "/run/systemd/network/10-netplan-enp33s0.network"
+PROFILE = "/run/NetworkManager/system-connections/netplan-enp33s0.nmconnection"
+INTERFACES, STATE = "/etc/network/interfaces", "/run/network/ifstate"
+MANAGED = "[device]\nmanaged=true\n"
+BY_NM = ("NetworkManager configures enp33s0", "nmcli device set enp33s0 managed no")
 
 
 @pytest.mark.parametrize(
     ("files", "who", "remedy"),
     [
         (
-            {f"{NETWORKD}/IFINDEX": CONFIGURED.format("/etc/systemd/network/20-fab.network")},
-            "systemd-networkd configures enp33s0 (/etc/systemd/network/20-fab.network)",
+            {OF_NETWORKD: CONFIGURED.format(FABRIC)},
+            f"systemd-networkd configures enp33s0 ({FABRIC})",
             "networkctl reload",
         ),
+        ({OF_NETWORKD: "ADMIN_STATE=configuring\n"}, "systemd-networkd configures enp33s0 (no file)", "Unmanaged=yes"),
         (
-            {f"{NETWORKD}/IFINDEX": "ADMIN_STATE=configuring\n"},
-            "systemd-networkd configures enp33s0 (no file)",
-            "Unmanaged=yes",
+            {OF_NETWORKD: CONFIGURED.format(NETPLAN)},
+            f"netplan configures enp33s0, by systemd-networkd ({NETPLAN})",
+            "netplan apply",
         ),
+        ({OF_NM: f"{MANAGED}connection-uuid=7b0c\n"}, *BY_NM),
+        ({OF_NM: MANAGED, f"{WANTS}/systemd-networkd.service": ""}, *BY_NM),
         (
-            {f"{NETWORKD}/IFINDEX": CONFIGURED.format("/run/systemd/network/10-netplan-enp33s0.network")},
-            "netplan configures enp33s0, by systemd-networkd (/run/systemd/network/10-netplan-enp33s0.network)",
+            {OF_NM: MANAGED, PROFILE: "[connection]\ninterface-name=enp33s0\n"},
+            f"netplan configures enp33s0, by NetworkManager ({PROFILE})",
             "netplan apply",
         ),
         (
-            {f"{NM}/IFINDEX": "[device]\nmanaged=true\nconnection-uuid=7b0c\n"},
-            "NetworkManager configures enp33s0",
-            "nmcli device set enp33s0 managed no",
-        ),
-        (
-            {f"{NM}/IFINDEX": "[device]\nmanaged=true\n", f"{WANTS}/systemd-networkd.service": ""},
-            "NetworkManager configures enp33s0",
-            "nmcli device set enp33s0 managed no",
-        ),
-        (
-            {
-                f"{NM}/IFINDEX": "[device]\nmanaged=true\n",
-                "/run/NetworkManager/system-connections/netplan-enp33s0.nmconnection": "[connection]\ninterface-name=enp33s0\n",
-            },
-            "netplan configures enp33s0, by NetworkManager "
-            "(/run/NetworkManager/system-connections/netplan-enp33s0.nmconnection)",
-            "netplan apply",
-        ),
-        (
-            {"/etc/network/interfaces": STANZA.format("dhcp"), f"{WANTS}/networking.service": ""},
-            "ifupdown configures enp33s0 (/etc/network/interfaces)",
+            {INTERFACES: STANZA.format("dhcp"), f"{WANTS}/networking.service": ""},
+            f"ifupdown configures enp33s0 ({INTERFACES})",
             "ifdown enp33s0",
         ),
         (
             {
-                "/etc/network/interfaces": "source /etc/network/interfaces.d/*\n",
-                "/etc/network/interfaces.d/fab": STANZA.format("static"),
-                "/run/network/ifstate": "lo=lo\nenp33s0=enp33s0",
+                INTERFACES: f"source {INTERFACES}.d/*\n",
+                f"{INTERFACES}.d/fab": STANZA.format("static"),
+                STATE: "lo=lo\nenp33s0=enp33s0",
             },
-            "ifupdown configures enp33s0 (/etc/network/interfaces.d/fab)",
+            f"ifupdown configures enp33s0 ({INTERFACES}.d/fab)",
             "ifdown enp33s0",
         ),
-        ({"/run/network/ifstate.enp33s0": "enp33s0"}, "ifupdown configures enp33s0 (/run/network)", "ifdown enp33s0"),
+        ({f"{STATE}.enp33s0": "enp33s0"}, "ifupdown configures enp33s0 (/run/network)", "ifdown enp33s0"),
     ],
 )
 def test_a_netdev_that_a_manager_configures_gets_nothing_and_the_manager_is_named(
@@ -113,17 +100,14 @@ def test_a_netdev_that_a_manager_configures_gets_nothing_and_the_manager_is_name
 @pytest.mark.parametrize(
     "files",
     [
-        {f"{NETWORKD}/IFINDEX": UNMANAGED, f"{WANTS}/systemd-networkd.service": ""},
-        {f"{NETWORKD}/99": CONFIGURED.format("x.network"), f"{NETWORKD}/IFINDEX": UNMANAGED},
-        {f"{NM}/IFINDEX": "[device]\nmanaged=false\n", f"{WANTS}/NetworkManager.service": ""},
-        {f"{NM}/IFINDEX": "[device]\nperm-hw-addr-fake=02:00:00:00:00:01\n"},
-        {f"{NM}/99": "[device]\nmanaged=true\n", f"{WANTS}/NetworkManager.service": ""},
-        {"/etc/network/interfaces": STANZA.format("manual"), "/run/network/ifstate": "enp33s0=enp33s0"},
-        {"/etc/network/interfaces": STANZA.format("dhcp")},
-        {
-            "/etc/network/interfaces": STANZA.format("dhcp").replace("enp33s0", "enp33s0v0"),
-            f"{WANTS}/networking.service": "",
-        },
+        {OF_NETWORKD: UNMANAGED, f"{WANTS}/systemd-networkd.service": ""},
+        {f"{NETWORKD}/99": CONFIGURED.format("x.network"), OF_NETWORKD: UNMANAGED},
+        {OF_NM: "[device]\nmanaged=false\n", f"{WANTS}/NetworkManager.service": ""},
+        {OF_NM: "[device]\nperm-hw-addr-fake=02:00:00:00:00:01\n"},
+        {f"{NM}/99": MANAGED, f"{WANTS}/NetworkManager.service": ""},
+        {INTERFACES: STANZA.format("manual"), STATE: "enp33s0=enp33s0"},
+        {INTERFACES: STANZA.format("dhcp")},
+        {INTERFACES: STANZA.format("dhcp").replace("enp33s0", "enp33s0v0"), f"{WANTS}/networking.service": ""},
     ],
     ids=["networkd", "networkd-other", "nm", "nm-unknown", "nm-other", "manual", "no-ifupdown", "other-stanza"],
 )
@@ -136,7 +120,7 @@ def test_a_netdev_that_no_manager_configures_gets_its_address(kernel: Kernel, fi
 @pytest.mark.parametrize(
     ("enabled", "decided", "who"),
     [
-        ("systemd-networkd", {f"{NETWORKD}/IFINDEX": UNMANAGED}, "systemd-networkd has not decided yet"),
+        ("systemd-networkd", {OF_NETWORKD: UNMANAGED}, "systemd-networkd has not decided yet"),
         ("NetworkManager", {f"{NM}/2": "[device]\n"}, "NetworkManager has not started yet and may configure enp33s0"),
     ],
 )
@@ -158,7 +142,7 @@ def test_at_boot_a_manager_that_is_to_start_is_waited_for(
 
 
 def test_a_change_that_a_manager_blocks_for_good_is_not_tried_again(kernel: Kernel) -> None:
-    put(kernel, **{f"{NM}/IFINDEX": "[device]\nmanaged=true\n"})
+    put(kernel, **{OF_NM: MANAGED})
     failures = Failures()
     run(kernel, "192.0.2.11/24", failures=failures)
     assert failures.next_try() is None
@@ -166,7 +150,7 @@ def test_a_change_that_a_manager_blocks_for_good_is_not_tried_again(kernel: Kern
 
 def test_a_masked_manager_is_not_waited_for(kernel: Kernel) -> None:
     put(kernel, **{f"{WANTS}/NetworkManager.service": ""})
-    mask(kernel, "NetworkManager.service")
+    kernel.tree.link("/etc/systemd/system/NetworkManager.service", "/dev/null")
     assert is_ready(run(kernel, "192.0.2.11/24").conditions)
 
 
@@ -181,11 +165,8 @@ def test_a_netdev_in_a_vrf_gets_its_addresses_and_the_vrf_has_its_routes(kernel:
 
 def test_a_gateway_of_a_netdev_in_a_vrf_is_left_to_the_vrf(kernel: Kernel) -> None:
     kernel.enslave(PF, "vrf0", "vrf")
-    (outcome,) = [
-        outcome
-        for outcome in run(kernel, {"address": "192.0.2.11/24", "gateway": "192.0.2.1"}).outcomes
-        if outcome.result == "blocked"
-    ]
+    (outcome,) = undone(run(kernel, {"address": "192.0.2.11/24", "gateway": "192.0.2.1"}))
+    assert outcome.result == "blocked"
     assert outcome.change.field == "route 0.0.0.0/0 via 192.0.2.1 src 192.0.2.11 table 479100"
     assert outcome.error == "enp33s0 is in the VRF vrf0, which has its routes"
     assert outcome.remedy == "add the route to vrf0 with the program that makes vrf0, and take gateway out of the spec"
@@ -194,6 +175,6 @@ def test_a_gateway_of_a_netdev_in_a_vrf_is_left_to_the_vrf(kernel: Kernel) -> No
 def test_the_agent_s_address_is_removed_even_if_a_manager_configures_the_netdev_now(kernel: Kernel) -> None:
     originals = Originals()
     assert is_ready(run(kernel, "192.0.2.11/24", originals=originals).conditions)
-    put(kernel, **{f"{NM}/IFINDEX": "[device]\nmanaged=true\n"})
+    put(kernel, **{OF_NM: MANAGED})
     assert is_ready(run(kernel, originals=originals).conditions)
     assert (kernel.netlink.addresses(), kernel.netlink.rules()) == ({}, ())

@@ -8,7 +8,7 @@ import pytest
 from attrs import evolve
 
 from agent.engine.context import Callbacks, Goal, Memory
-from agent.engine.converge import Pass, converge
+from agent.engine.converge import converge
 from agent.engine.dry_run import dry_run
 from agent.engine.retry import Failures
 from agent.hardware.functions import targets
@@ -20,8 +20,9 @@ from agent.report.records import Change
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec
 from agent.state.scope import own
-from tests.sim.kernel import Kernel
+from tests.sim.kernel import Kernel, no_fault
 from tests.sim.passes import applied, condition, settle, spec_of
+from tests.sim.refusing import refusing
 from tests.sim.seams import seen
 from tests.sim.two_nics import MAC0, MAC1, NAME0, NAME1, PF0, PF1, two_nics
 
@@ -31,22 +32,29 @@ def kernel() -> Kernel:
     return two_nics(cpus=8)
 
 
+ONE = spec_of({"name": "rail0", "select": {"pci": PF0}})
+
+
 def spec(count: int = 5) -> NodeSpec:
     nics = [{"name": f"rail{number}", "select": {"pci": pci}} for number, pci in enumerate((PF0, PF1))]
     return spec_of(*[{**nic, "vfs": {"count": count}} for nic in nics])
 
 
+def cpus_of(kernel: Kernel) -> list[str]:
+    """The CPUs of each of PF0's interrupts, by its number: drivers give several the same name."""
+    numbers = sorted(kernel.files.names(f"/sys/bus/pci/devices/{PF0}/msi_irqs"), key=int)
+    return [kernel.files.read(f"/proc/irq/{number}/smp_affinity_list") for number in numbers]
+
+
 @pytest.mark.parametrize(
     "control", [f"i40e-{PF0}:fdir-TxRx-0", f"ice-{PF0}:ctrl-TxRx-0", "enp33s0-TxRx-0"], ids=["i40e", "ice", "twice"]
 )
-def test_an_interrupt_of_the_driver_itself_is_no_queue_s(control: str) -> None:
-    kernel = two_nics(cpus=8)
+def test_an_interrupt_of_the_driver_itself_is_no_queue_s(kernel: Kernel, control: str) -> None:
     kernel.set_driver(PF0, "ice")
-    given = spec_of({"name": "rail0", "select": {"pci": PF0}})
-    settle(kernel, given)
+    settle(kernel, ONE)
     kernel.interrupts.request_all(PF0, [control])
-    assert is_ready(settle(kernel, given).conditions)
-    assert not dry_run(kernel.machine(), given).changes
+    assert is_ready(settle(kernel, ONE).conditions)
+    assert not dry_run(kernel.machine(), ONE).changes
 
 
 # By driver, what it calls its interrupts (from its source), and the queue that each serves.
@@ -96,14 +104,12 @@ NAMES = {
 
 
 @pytest.mark.parametrize("named", NAMES)
-def test_the_interrupts_of_a_queue_are_recognised_by_their_names(named: str) -> None:
-    kernel = two_nics(cpus=8)
+def test_the_interrupts_of_a_queue_are_recognised_by_their_names(kernel: Kernel, named: str) -> None:
     kernel.set_driver(PF0, named.partition(" ")[0])
-    given = spec_of({"name": "rail0", "select": {"pci": PF0}})
-    settle(kernel, given)
+    settle(kernel, ONE)
     kernel.interrupts.free(PF0)
     kernel.interrupts.request_all(PF0, NAMES[named])
-    changes = dry_run(kernel.machine(), given).changes
+    changes = dry_run(kernel.machine(), ONE).changes
     planned = {change.field: str(change.after) for change in changes if change.kind == "irqs"}
     queues = {field: cpus for field, cpus in planned.items() if not field.startswith("management-")}
     assert sorted(queues) == sorted(queue for queue in NAMES[named].values() if queue)
@@ -117,18 +123,16 @@ def test_the_interrupts_of_a_queue_are_recognised_by_their_names(named: str) -> 
 @pytest.mark.parametrize("netdev", ["ens1f0np0", "enp65s0np0", "enp65s0f0np0", "enp193s0f0np0", "enP2p193s0f0np0"])
 def test_bnxt_s_interrupts_are_pinned_although_their_names_are_cut_off(kernel: Kernel, netdev: str) -> None:
     """In Linux 6.10 and earlier a name has at most 17 characters: ``enp65s0f0np0-TxRx`` for each queue."""
-    given = spec_of({"name": "rail0", "select": {"pci": PF0}})
-    settle(kernel, given)
+    settle(kernel, ONE)
     kernel.set_driver(PF0, "bnxt_en")
     kernel.interrupts.free(PF0)
     names = [f"{netdev}-TxRx-{queue}"[:17] for queue in range(12)]
     kernel.interrupts.request_all(PF0, [*names, f"bnxt_re-nq-0@pci:{PF0}"])
-    assert is_ready(settle(kernel, given).conditions)
-    numbers = sorted(kernel.files.names(f"/sys/bus/pci/devices/{PF0}/msi_irqs"), key=int)
-    cpus = [kernel.files.read(f"/proc/irq/{number}/smp_affinity_list") for number in numbers]
+    assert is_ready(settle(kernel, ONE).conditions)
+    cpus = cpus_of(kernel)
     assert [cpus[:12].count(str(cpu)) for cpu in range(4)] == [3, 3, 3, 3]
     assert cpus[12] == "0-3"
-    assert not dry_run(kernel.machine(), given).changes
+    assert not dry_run(kernel.machine(), ONE).changes
 
 
 # Families that give all interrupts the same name. In the order of their numbers, the queue that each serves.
@@ -150,9 +154,7 @@ def test_the_queues_of_interrupts_with_the_same_name_are_numbered_in_their_order
     assert sorted(queues) == [queue for queue in served if queue]
     assert len(set(queues.values())) == len(queues)
     settle(kernel, spec(0))
-    numbers = sorted(kernel.files.names(f"/sys/bus/pci/devices/{PF0}/msi_irqs"), key=int)
-    cpus = [kernel.files.read(f"/proc/irq/{number}/smp_affinity_list") for number in numbers]
-    assert cpus == [queues.get(queue, "0-3") for queue in served]
+    assert cpus_of(kernel) == [queues.get(queue, "0-3") for queue in served]
 
 
 def test_renumbered_interrupts_move_nothing(kernel: Kernel) -> None:
@@ -180,32 +182,26 @@ def test_a_cpu_off_and_on_again_gets_its_interrupts_back(kernel: Kernel) -> None
 def test_a_queue_that_makes_room_when_a_cpu_goes_offline_says_so() -> None:
     """The second NIC's node is unknown, so its queues may go to any CPU, and leave those that the first one's must have."""
     kernel = Kernel(cpus=8)
-    kernel.add_nic(PF0, "enp33s0", "02:00:00:00:01:00", node=0)
-    kernel.add_nic(PF1, "enp65s0", "02:00:00:00:01:01", node=-1)
-    nics = [
-        {"name": name, "select": {"pci": pci}, "vfs": {"count": count}}
-        for name, pci, count in (("rail0", PF0, 3), ("rail1", PF1, 7))
-    ]
-    wanted = spec_of(*nics)
+    kernel.add_nic(PF0, NAME0, MAC0, node=0)
+    kernel.add_nic(PF1, NAME1, MAC1, node=-1)
+    nics = (("rail0", PF0, 3), ("rail1", PF1, 7))
+    wanted = spec_of(*({"name": name, "select": {"pci": pci}, "vfs": {"count": count}} for name, pci, count in nics))
 
     def notes() -> dict[str, str]:
         """Why queues move, by where they are now."""
         changes = [change for change in dry_run(kernel.machine(), wanted).changes if change.kind == "irqs"]
         return {str(change.before): change.note for change in changes if not change.field.startswith("management-")}
 
-    def follow() -> Pass:
-        return settle(kernel, wanted)
-
-    follow()
+    settle(kernel, wanted)
     kernel.interrupts.set_online("0,2-7")
     moving = notes()
     assert moving.pop("0,2-7") == "CPU 1 went offline"
     assert set(moving.values()) == {"it makes room, since CPU 1 went offline"}, moving
-    said = [str(outcome.change) for outcome in follow().outcomes]
+    said = [str(outcome.change) for outcome in settle(kernel, wanted).outcomes]
     assert any(text.endswith("(it makes room, since CPU 1 went offline)") for text in said), said
     kernel.interrupts.set_online("0-7")
     assert set(notes().values()) == {"placed again, since CPUs or queues have come or gone"}
-    follow()
+    settle(kernel, wanted)
     swap_two(kernel)
     assert set(notes().values()) == {""}
 
@@ -313,12 +309,9 @@ def test_a_damaged_placement_is_computed_again(kernel: Kernel, content: str) -> 
 
 
 def test_a_placement_that_cannot_be_written_does_not_end_the_pass(kernel: Kernel) -> None:
-    def full(operation: str, where: str, value: str) -> OSError | None:
-        return OSError(errno.ENOSPC, "no space", where) if operation == "replace" else None
-
-    kernel.fault = full
+    kernel.fault = refusing(errno.ENOSPC, "replace")
     assert settle(kernel, spec()).as_wanted
-    kernel.fault = lambda operation, where, value: None
+    kernel.fault = no_fault
     settle(kernel, spec())
     before = kernel.interrupts.affinities()
     swap_two(kernel)
@@ -339,8 +332,7 @@ def test_a_drifted_mtu_is_put_back_without_placing_all_interrupts_anew(kernel: K
 
 def test_where_interrupts_are_not_placed_no_placement_is_stored(kernel: Kernel) -> None:
     """RPS depends on where the interrupts are, and irqbalance may have them anywhere."""
-    nics = [{"name": "a", "select": {"pci": PF0}}]
-    unpinned = spec_of(*nics, irqs={"pin": False}, rps={"enable": True})
+    unpinned = spec_of({"name": "a", "select": {"pci": PF0}}, irqs={"pin": False}, rps={"enable": True})
     for _ in range(2):
         assert settle(kernel, unpinned).as_wanted
     assert PLACED not in kernel.tree.files

@@ -6,16 +6,15 @@ from agent.hardware.interrupts import Irq, function_irqs
 from agent.machine import QueueIrq
 from agent.report.verdict import is_ready
 from tests.sim.kernel import Kernel
-from tests.sim.passes import condition, settle, spec_of
+from tests.sim.kinds.test_placement import ONE, cpus_of
+from tests.sim.passes import condition, settle
 from tests.sim.two_nics import PF0, two_nics
-
-SPEC = spec_of({"name": "rail0", "select": {"pci": PF0}})
 
 
 @pytest.fixture
 def kernel() -> Kernel:
     kernel = two_nics(cpus=8)
-    settle(kernel, SPEC)  # a netdev that comes up requests interrupts anew
+    settle(kernel, ONE)  # a netdev that comes up requests interrupts anew
     return kernel
 
 
@@ -27,19 +26,13 @@ def requested(kernel: Kernel, names: list[str], *queues: tuple[int | None, int |
     return function_irqs(kernel.machine(), PF0)
 
 
-def cpus(kernel: Kernel) -> list[str]:
-    return [
-        kernel.files.read(f"/proc/irq/{irq.number}/smp_affinity_list") for irq in function_irqs(kernel.machine(), PF0)
-    ]
-
-
 def test_interrupts_whose_names_say_nothing_are_placed_as_the_kernel_knows_them(kernel: Kernel) -> None:
     irqs = requested(kernel, ["acme"] * 4, None, (0, 0), (1, 1), (2, 2))
     assert [irq.name for irq in irqs] == ["management-0", "queue-0", "queue-1", "queue-2"]
-    done = settle(kernel, SPEC)
+    done = settle(kernel, ONE)
     assert is_ready(done.conditions)
     assert condition(done, "QueueInterrupts").reason == "Recognised"
-    management, *queues = cpus(kernel)
+    management, *queues = cpus_of(kernel)
     assert management == "0-3"
     assert len({*queues}) == 3, "each on a CPU of its own"
 
@@ -52,8 +45,8 @@ def test_the_kernel_is_right_where_a_name_says_another_queue(kernel: Kernel) -> 
 def test_a_receive_and_a_transmit_interrupt_of_one_number_share_a_cpu(kernel: Kernel) -> None:
     irqs = requested(kernel, ["acme"] * 4, (0, None), (None, 0), (1, None), (None, 1))
     assert [irq.name for irq in irqs] == ["rx-0", "tx-0", "rx-1", "tx-1"]
-    settle(kernel, SPEC)
-    first, second, third, fourth = cpus(kernel)
+    settle(kernel, ONE)
+    first, second, third, fourth = cpus_of(kernel)
     assert (first, third) == (second, fourth)
     assert first != third
 

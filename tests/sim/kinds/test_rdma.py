@@ -34,6 +34,10 @@ def settle(
     return passes.settle(kernel, spec, originals=originals)
 
 
+IPV4: dict[str, object] = {"rdma": {"gid_type": "RoCE v2", "gid_ipv4": True}}
+MAPPED = "0000:0000:0000:0000:0000:ffff:0a00:0001"
+
+
 def refused(result: Pass) -> dict[str, tuple[str, str]]:
     return {o.change.field: (o.result, o.error) for o in result.outcomes if o.result != "applied"}
 
@@ -51,16 +55,13 @@ def test_without_rdma_in_the_spec_there_is_no_condition(kernel: Kernel) -> None:
 def test_an_event_of_one_vf_has_its_device_read_again_and_no_other(kernel: Kernel) -> None:
     kernel.rdma.rxe = True
     wanted: dict[str, object] = {"vfs": {"count": 3}, "rdma": {"pf": False, "vfs": True}, "roce": {"cm_tos": 106}}
-    nics = [{"name": "rail0", "select": {"pci": PF0}, **wanted}]
-    spec = spec_of(*nics)
     result = settle(kernel, wanted)
     first, second = (Reader(kernel.files).of(vf_addresses(kernel.files, PF0)[index])[0] for index in (1, 2))
     kernel.rdma.set_port(first, state="1: DOWN")
     kernel.rdma.set_port(second, state="1: DOWN")
     kernel.rdma.set_cm_defaults(first, 1, tos=0)
     kernel.rdma.set_cm_defaults(second, 1, tos=0)
-    scope = frozenset({f"{PF0}#1"})
-    result = passes.settle(kernel, spec, result, scope)
+    result = passes.settle(kernel, result.want.spec, result, frozenset({f"{PF0}#1"}))
     assert first in condition(result, "RdmaPorts").message
     assert second not in condition(result, "RdmaPorts").message
     assert [o.change.target for o in result.outcomes] == [f"{PF0}#1"]
@@ -94,19 +95,18 @@ def test_a_port_that_is_not_as_wanted_is_named_with_the_remedy(
 def test_a_gid_that_comes_back_at_another_index_is_found(kernel: Kernel) -> None:
     """It was at index 3 for hours, and is at index 8 after a flap (https://github.com/NVIDIA/nccl/issues/1333)."""
     kernel.rdma.add(PF0, "rocep33s0", NAME0)
-    kernel.rdma.set_gid("rocep33s0", 3, "0000:0000:0000:0000:0000:ffff:0a00:0001", "RoCE v2", NAME0)
-    wanted: dict[str, object] = {"rdma": {"gid_type": "RoCE v2", "gid_ipv4": True}}
-    assert condition(settle(kernel, wanted), "RdmaPorts").status == "True"
+    kernel.rdma.set_gid("rocep33s0", 3, MAPPED, "RoCE v2", NAME0)
+    assert condition(settle(kernel, IPV4), "RdmaPorts").status == "True"
     kernel.rdma.set_gid("rocep33s0", 3, "0000:0000:0000:0000:0000:0000:0000:0000", "RoCE v2", NAME0)
-    assert condition(settle(kernel, wanted), "RdmaPorts").status == "False"
-    kernel.rdma.set_gid("rocep33s0", 8, "0000:0000:0000:0000:0000:ffff:0a00:0001", "RoCE v2", NAME0)
-    assert condition(settle(kernel, wanted), "RdmaPorts").status == "True"
+    assert condition(settle(kernel, IPV4), "RdmaPorts").status == "False"
+    kernel.rdma.set_gid("rocep33s0", 8, MAPPED, "RoCE v2", NAME0)
+    assert condition(settle(kernel, IPV4), "RdmaPorts").status == "True"
 
 
 def test_an_empty_gid_does_not_count_as_one_of_the_wanted_type(kernel: Kernel) -> None:
     kernel.rdma.add(PF0, "rocep33s0", NAME0)
     kernel.rdma.set_gid("rocep33s0", 2, "N/A", "RoCE v2", NAME0)
-    result = settle(kernel, {"rdma": {"gid_type": "RoCE v2", "gid_ipv4": True}})
+    result = settle(kernel, IPV4)
     assert condition(result, "RdmaPorts").status == "False"
 
 
@@ -114,12 +114,10 @@ def test_a_gid_behind_64_empty_entries_is_not_looked_for(kernel: Kernel) -> None
     kernel.rdma.add(PF0, "rocep33s0", NAME0)
     for index in range(1, 200):
         kernel.tree.put(f"/sys/class/infiniband/rocep33s0/ports/1/gids/{index}", ":".join(["0000"] * 8))
-    wanted: dict[str, object] = {"rdma": {"gid_type": "RoCE v2", "gid_ipv4": True}}
-    mapped = "0000:0000:0000:0000:0000:ffff:0a00:0001"
-    kernel.rdma.set_gid("rocep33s0", 65, mapped, "RoCE v2", NAME0)
-    assert condition(settle(kernel, wanted), "RdmaPorts").status == "False"
-    kernel.rdma.set_gid("rocep33s0", 64, mapped, "RoCE v2", NAME0)
-    assert condition(settle(kernel, wanted), "RdmaPorts").status == "True"
+    kernel.rdma.set_gid("rocep33s0", 65, MAPPED, "RoCE v2", NAME0)
+    assert condition(settle(kernel, IPV4), "RdmaPorts").status == "False"
+    kernel.rdma.set_gid("rocep33s0", 64, MAPPED, "RoCE v2", NAME0)
+    assert condition(settle(kernel, IPV4), "RdmaPorts").status == "True"
 
 
 def test_at_least_as_many_good_nics_as_rdma_at_least_make_a_node_ready(kernel: Kernel) -> None:
@@ -161,8 +159,7 @@ def test_a_vf_that_is_kept_for_a_virtual_machine_is_not_missed(kernel: Kernel) -
 def test_a_rate_that_a_driver_invents_is_not_judged(kernel: Kernel) -> None:
     kernel.add_erdma("0000:05:00.0")
     kernel.rdma.add("0000:05:00.0", "erdma_0", None, node_type="4: RNIC", rate="2.5 Gb/sec (1X SDR)")
-    wanted = {"name": "erdma", "select": {"driver": "erdma"}, "rdma": {"rate": 100}}
-    spec = spec_of(wanted)
+    spec = spec_of({"name": "erdma", "select": {"driver": "erdma"}, "rdma": {"rate": 100}})
     result = passes.settle(kernel, spec)
     assert is_ready(result.conditions), result.conditions
 
@@ -174,20 +171,15 @@ def test_one_device_serves_both_ports_of_a_lag(kernel: Kernel) -> None:
     for name in (NAME0, "enp33s0f1"):
         kernel.tree.link(f"/sys/class/net/{name}/master", "../bond0")
     kernel.tree.put("/sys/class/net/bond0/bonding/slaves", f"{NAME0} enp33s0f1")
-    nics = [{"name": f"port{n}", "select": {"pci": pf}, "rdma": {}} for n, pf in enumerate((PF0, second))]
-    spec = spec_of(*nics)
-
-    def settled() -> Pass:
-        return passes.settle(kernel, spec)
-
-    result = settled()
+    spec = spec_of(*({"name": f"port{pf[-1]}", "select": {"pci": pf}, "rdma": {}} for pf in (PF0, second)))
+    result = passes.settle(kernel, spec)
     assert [d.name for d in result.have["rdma"][second][second]] == ["mlx5_bond_0"]
     assert is_ready(result.conditions), result.conditions
     for device in ("enp33s0f1", second):
         counting = [source.name for source in counters.sources(kernel.files, device)]
         assert counting == ["mlx5_bond_0", "enp33s0f1"]
     kernel.rdma.delete("mlx5_bond_0")
-    lacking = condition(settled(), "RdmaDevices")
+    lacking = condition(passes.settle(kernel, spec), "RdmaDevices")
     assert f"{PF0}: no RDMA device" in lacking.message
     assert f"{second}: no RDMA device" in lacking.message
 
@@ -330,9 +322,7 @@ def test_a_device_for_management_alone_is_not_judged(kernel: Kernel, name: str) 
     """An XDR port has one, for the subnet manager of its planes."""
     kernel.rdma.add(PF0, "mlx5_0", None, link_layer="InfiniBand", rate="800 Gb/sec (4X XDR)")
     kernel.rdma.add(PF0, name, None, link_layer="InfiniBand", rate="200 Gb/sec (1X XDR)", uverbs=False)
-    nic = {"name": "rail0", "select": {"pci": PF0}, "rdma": {"link_layer": "InfiniBand", "rate": 800}}
-    wanted = spec_of(nic)
-    result = passes.settle(kernel, wanted)
+    result = settle(kernel, {"rdma": {"link_layer": "InfiniBand", "rate": 800}})
     assert is_ready(result.conditions), result.conditions
     inspection = inspect(kernel.machine())
     shown = next(function for function in inspection.functions if function.address == PF0)

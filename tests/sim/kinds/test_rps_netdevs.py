@@ -16,22 +16,22 @@ from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec
 from tests.sim.kernel import Kernel
 from tests.sim.passes import settle, spec_of, undone
+from tests.sim.refusing import refusing
+from tests.sim.two_nics import NAME1, PF0, two_nics
 
-PF = "0000:21:00.0"
 NET = "/sys/class/net"
 
 
 @pytest.fixture
 def kernel() -> Kernel:
-    kernel = Kernel(cpus=8)
-    kernel.add_nic(PF, "enp33s0", "02:00:00:00:01:00", node=0)
+    kernel = two_nics(cpus=8)
     kernel.add_virtual("cali1f")
     kernel.add_virtual("docker0")
     return kernel
 
 
 def spec(*netdevs: dict[str, str], **more: object) -> NodeSpec:
-    nic = {"name": "rail0", "select": {"pci": PF}, "vfs": {"count": 2}}
+    nic = {"name": "rail0", "select": {"pci": PF0}, "vfs": {"count": 2}}
     rps = {"netdevs": list(netdevs or ({"match": "cali*"},))}
     return spec_of(nic, rps=rps, **more)
 
@@ -104,8 +104,7 @@ def test_a_netdev_that_vanishes_before_the_write_is_no_fault(kernel: Kernel, num
 
 
 def test_a_write_that_is_refused_is_reported_and_the_node_is_ready(kernel: Kernel) -> None:
-    refusal = OSError(errno.EPERM, os.strerror(errno.EPERM))
-    kernel.fault = lambda operation, where, value: refusal if "/cali1f/" in where else None
+    kernel.fault = refusing(errno.EPERM, "/cali1f/")
     result = settle(kernel, spec())
     assert [o.result for o in undone(result, rps_netdevs.NAME)] == ["failed"]
     assert is_ready(result.conditions)
@@ -120,9 +119,8 @@ def test_netdevs_of_the_spec_s_nics_follow_rps_enable_and_never_a_pattern(kernel
 
 
 def test_a_function_that_is_not_in_the_spec_may_match(kernel: Kernel) -> None:
-    kernel.add_nic("0000:41:00.0", "eth1", "02:00:00:00:02:00", node=1)
-    settle(kernel, spec({"match": "eth*", "cpus": "4-6"}))
-    assert mask(kernel, "eth1") == 0b1110000
+    settle(kernel, spec({"match": "enp65*", "cpus": "4-6"}))
+    assert mask(kernel, NAME1) == 0b1110000
 
 
 def test_no_more_netdevs_than_the_bound_are_set(kernel: Kernel) -> None:
@@ -137,8 +135,7 @@ def test_no_more_netdevs_than_the_bound_are_set(kernel: Kernel) -> None:
     assert is_ready(result.conditions)
 
 
-def test_masks_that_leave_the_spec_are_restored(kernel: Kernel, tmp_path: Path) -> None:
-    originals = Originals.load(tmp_path / ORIGINALS)
+def test_masks_that_leave_the_spec_are_restored(kernel: Kernel, originals: Originals) -> None:
     kernel.files.write(f"{NET}/cali1f/queues/rx-0/rps_cpus", "01")
     settle(kernel, spec(), originals=originals)
     assert mask(kernel, "cali1f") == 0xFF
@@ -146,13 +143,14 @@ def test_masks_that_leave_the_spec_are_restored(kernel: Kernel, tmp_path: Path) 
     assert mask(kernel, "cali1f") == 1
 
 
-def test_the_original_of_a_netdev_that_is_gone_is_forgotten(kernel: Kernel, tmp_path: Path) -> None:
-    originals = Originals.load(tmp_path / ORIGINALS)
+def test_the_original_of_a_netdev_that_is_gone_is_forgotten(
+    kernel: Kernel, originals: Originals, tmp_path: Path
+) -> None:
     settle(kernel, spec(), originals=originals)
     assert "cali1f" in (tmp_path / ORIGINALS).read_text()
     kernel.remove_virtual("cali1f")
     settle(kernel, spec(), originals=originals)
-    assert "cali1f" not in [key[2] for key in Originals.load(tmp_path / ORIGINALS)._originals]
+    Originals.load(tmp_path / ORIGINALS)  # it writes what is left
     assert "cali1f" not in (tmp_path / ORIGINALS).read_text()
 
 

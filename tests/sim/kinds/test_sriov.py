@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 from typing import Any
 
 import pytest
@@ -15,7 +14,8 @@ from agent.report.records import Disruption
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec
 from tests.sim.kernel import Kernel
-from tests.sim.passes import settle, spec_of
+from tests.sim.passes import settle, spec_of, undone
+from tests.sim.refusing import refusing
 
 PF, OTHER = "0000:21:00.0", "0000:41:00.0"
 MAC, OTHER_MAC = "02:00:00:00:01:00", "02:00:00:00:01:01"
@@ -127,7 +127,7 @@ def test_what_igb_refuses_is_unsupported_and_ready_follows_required(
     needed = {"vlan_protocol": {"vlan": 100}, "min_tx_rate": {"max_tx_rate": 0}}
     more: dict[str, object] = {**needed.get(name, {})}
     result = settle(kernel, spec(group(**{name: value}, **more), required=required))
-    (outcome,) = [outcome for outcome in result.outcomes if outcome.result != "applied"]
+    (outcome,) = undone(result)
     assert (outcome.result, outcome.change.target, outcome.change.field) == ("unsupported", f"{PF}#1", name)
     assert reason in outcome.error
     assert is_ready(result.conditions) is not required
@@ -136,9 +136,8 @@ def test_what_igb_refuses_is_unsupported_and_ready_follows_required(
 
 def test_what_mlx4_refuses_is_unsupported(kernel: Kernel) -> None:
     """It has another errno for what its firmware lacks (mlx4_set_vf_spoofchk)."""
-    refusal = OSError(errno.EPROTONOSUPPORT, os.strerror(errno.EPROTONOSUPPORT))
-    kernel.fault = lambda operation, where, value: refusal if "spoofchk" in value else None
-    (outcome,) = [each for each in settle(kernel, spec(group(spoofchk=False))).outcomes if each.result != "applied"]
+    kernel.fault = refusing(errno.EPROTONOSUPPORT, "spoofchk")
+    (outcome,) = undone(settle(kernel, spec(group(spoofchk=False))))
     assert (outcome.result, outcome.error) == ("unsupported", f"the driver of {NAME} cannot set spoofchk of a VF")
 
 
@@ -146,7 +145,7 @@ def test_an_attribute_that_its_driver_takes_and_does_not_report_says_so(kernel: 
     """As older ixgbe do with link_state."""
     kernel.sriov.able.add(PF)
     kernel.sriov.late.add("link_state")
-    (outcome,) = [o for o in settle(kernel, spec(group(link_state="disable"))).outcomes if o.result != "applied"]
+    (outcome,) = undone(settle(kernel, spec(group(link_state="disable"))))
     assert (outcome.result, outcome.error) == ("failed", "written 2 times, and it still reads auto")
     assert outcome.remedy.endswith("if it does not report it, take link_state out of the spec")
 
@@ -176,8 +175,7 @@ def test_trusted_vfs_that_somebody_made_get_their_addresses_at_once(kernel: Kern
         kernel.netlink.set_vf(pf.ifindex, index, trust=True)
         kernel.netlink.set_link(kernel.netdev(vf).ifindex, up=True)
     wanted = spec({"count": 3, "defaults": {"trust": True}})
-    result = settle(kernel, wanted)
-    assert [outcome for outcome in result.outcomes if outcome.result != "applied"] == []
+    assert undone(settle(kernel, wanted)) == []
     assert not dry_run(kernel.machine(), wanted).changes
     macs = [kernel.netdev(vf).mac for vf in vf_addresses(kernel.files, PF).values()]
     assert [vf_attributes(kernel, index)["mac"] for index in range(3)] == macs

@@ -2,19 +2,18 @@
 
 import errno
 import os
-from pathlib import Path
 
 import pytest
 
-from agent.engine.converge import Pass
 from agent.engine.dry_run import dry_run
-from agent.engine.originals import ORIGINALS, Originals
+from agent.engine.originals import Originals
 from agent.hardware.functions import vf_addresses
-from agent.report.records import HOST, Outcome
+from agent.report.records import HOST
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec
 from tests.sim.kernel import Kernel
-from tests.sim.passes import settle, spec_of
+from tests.sim.passes import settle, spec_of, undone
+from tests.sim.two_nics import two_nics
 
 PF = "0000:21:00.0"
 NET = "/sys/class/net"
@@ -24,18 +23,12 @@ POD = "/namespaces/pod"
 
 @pytest.fixture
 def kernel() -> Kernel:
-    kernel = Kernel(cpus=8)
-    kernel.add_nic(PF, "enp33s0", "02:00:00:00:01:00", node=0)
-    return kernel
+    return two_nics(cpus=8)
 
 
 def spec(**more: object) -> NodeSpec:
     nic = {"name": "rail0", "select": {"pci": PF}, "vfs": {"count": 3}}
     return spec_of(nic, **more)
-
-
-def blocked(result: Pass) -> list[Outcome]:
-    return [outcome for outcome in result.outcomes if outcome.result == "blocked"]
 
 
 def test_each_cpu_sends_through_one_queue(kernel: Kernel) -> None:
@@ -78,7 +71,7 @@ def test_flows_that_could_be_steered_to_isolated_cpus_are_a_blocker(kernel: Kern
     assert "CPUs 6-7 are isolated" in error
     assert "rfs.isolated: true" in error
     result = settle(kernel, spec(rfs={"enable": True}))
-    assert [o.change.target for o in blocked(result)] == [HOST]
+    assert [(o.change.target, o.result) for o in undone(result)] == [(HOST, "blocked")]
     assert not is_ready(result.conditions)
     assert kernel.files.read(ENTRIES) == "0"
     assert is_ready(settle(kernel, spec(rfs={"enable": True, "isolated": True})).conditions)
@@ -140,15 +133,11 @@ def test_facts_that_only_an_earlier_spec_needed_may_be_unreadable(kernel: Kernel
     assert is_ready(result.conditions)
 
 
-def test_tables_and_masks_that_leave_the_spec_are_restored(kernel: Kernel, tmp_path: Path) -> None:
-    originals = Originals.load(tmp_path / ORIGINALS)
-
-    def settle_by(wanted: NodeSpec) -> Pass:
-        return settle(kernel, wanted, originals=originals)
-
-    settle_by(spec(rfs={"enable": True}))
+def test_tables_and_masks_that_leave_the_spec_are_restored(kernel: Kernel, originals: Originals) -> None:
+    settle(kernel, spec(rfs={"enable": True}), originals=originals)
     kernel.move_away(vf_addresses(kernel.files, PF)[1])
-    assert is_ready(settle_by(spec(xps={"enable": False}, rps={"enable": False})).conditions)
+    left = spec(xps={"enable": False}, rps={"enable": False})
+    assert is_ready(settle(kernel, left, originals=originals).conditions)
     assert kernel.files.read(ENTRIES) == "0"
     tables = [f"{NET}/enp33s0/queues/rx-0/rps_flow_cnt", f"{POD}{NET}/eth1/queues/rx-0/rps_flow_cnt"]
     masks = [f"{NET}/enp33s0/queues/tx-0/xps_cpus", f"{POD}{NET}/eth1/queues/rx-0/rps_cpus"]

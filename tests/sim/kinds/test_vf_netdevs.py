@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
+
 import pytest
 from attrs import evolve
 
 from agent.engine.context import Goal, Memory
-from agent.engine.converge import converge
+from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import dry_run
 from agent.engine.retry import Failures
 from agent.hardware.functions import netdev, vf_addresses
 from agent.machine import Link
 from agent.report.records import Disruption
 from agent.report.verdict import is_ready
+from agent.spec.node import NodeSpec
 from cli import counters
 from cli.inspection import inspect, render
 from tests.sim.kernel import Kernel, Netdev
@@ -32,6 +36,13 @@ def comes_back_up(kernel: Kernel) -> str:
     kernel.come_back(vf, "net1")
     kernel.netlink.set_link(kernel.netdev(vf).ifindex, up=True)
     return vf
+
+
+def passes_of(kernel: Kernel, wanted: NodeSpec) -> Callable[[int], Pass]:
+    """Makes so many passes, 10 s apart and with one memory, and returns the last one."""
+    time = itertools.count(step=10.0)
+    memory = Memory(lambda: next(time), Failures())
+    return lambda count: [converge(kernel.machine(), Goal(wanted), memory) for _ in range(count)][-1]
 
 
 def test_a_vf_that_is_up_is_renamed_only_if_its_link_may_flap(kernel: Kernel) -> None:
@@ -95,9 +106,8 @@ def test_vfs_take_the_nic_s_txqueuelen_unless_they_have_their_own(kernel: Kernel
 def test_a_vf_whose_link_its_pf_holds_down_needs_no_carrier(kernel: Kernel) -> None:
     kernel.sriov.able.add(PF)
     wanted = spec(group(link_state="disable"))
-    failures, time = Failures(), iter(range(1000))
-    for _ in range(3):
-        result = converge(kernel.machine(), Goal(wanted), Memory(lambda: 10.0 * next(time), failures))
+    follow = passes_of(kernel, wanted)
+    result = follow(3)
     assert result.outcomes == ()
     assert is_ready(result.conditions)
     link = kernel.netlink.link(kernel.netdev(address(kernel, 1)).name)
@@ -106,8 +116,7 @@ def test_a_vf_whose_link_its_pf_holds_down_needs_no_carrier(kernel: Kernel) -> N
     # Another program has disabled the link of a VF without link_state: to set it down and up would not help.
     kernel.netlink.set_vf(kernel.netdev(PF).ifindex, 2, link_state="disable")
     kernel.writes.clear()
-    for _ in range(3):
-        result = converge(kernel.machine(), Goal(wanted), Memory(lambda: 10.0 * next(time), failures))
+    result = follow(3)
     assert not is_ready(result.conditions)
     assert kernel.writes == []
 
@@ -139,12 +148,11 @@ def test_a_link_that_lost_its_carrier_long_ago_gets_the_same_time_to_settle_as_a
 def test_only_a_vf_whose_driver_may_miss_its_carrier_is_set_down_and_up_for_it(kernel: Kernel) -> None:
     """In switchdev mode a VF has no carrier while its representor is down (mlx5e_rep_open in en_rep.c)."""
     kernel.set_driver(PF, "mlx5_core")
-    failures, time = Failures(), iter(range(1000))
-    converge(kernel.machine(), Goal(spec({"count": 2})), Memory(lambda: 10.0 * next(time), failures))
+    follow = passes_of(kernel, spec({"count": 2}))
+    follow(1)
     kernel.lose_carrier(address(kernel, 1), slow=True)
     kernel.writes.clear()
-    for _ in range(3):
-        result = converge(kernel.machine(), Goal(spec({"count": 2})), Memory(lambda: 10.0 * next(time), failures))
+    result = follow(3)
     assert kernel.writes == []
     assert condition(result, "Carrier").message == f"no carrier on enp33s0v1 ({PF}#1)"
 

@@ -15,7 +15,8 @@ from agent.report.verdict import is_ready
 from tests.sim.kernel import Kernel, no_fault
 from tests.sim.killed import Killed
 from tests.sim.kinds.test_sriov import MAC, NAME, PF, address, group, made, spec
-from tests.sim.passes import settle
+from tests.sim.passes import settle, undone
+from tests.sim.refusing import refusing
 
 
 @pytest.fixture
@@ -65,27 +66,20 @@ def override(kernel: Kernel, index: int = 1) -> str:
     return kernel.files.read(f"{PCI}/{address(kernel, index)}/driver_override")
 
 
-def stop_at(kernel: Kernel, end: str, failure: BaseException) -> None:
-    """Writes to files whose path ends so, fail."""
-
-    def fault(operation: str, where: str, value: object) -> OSError | None:
-        if operation != "write" or not where.endswith(end):
-            return None
-        if isinstance(failure, OSError):
-            return failure
-        raise failure
-
-    kernel.fault = fault
-
-
 @pytest.mark.parametrize("back", [{}, {"driver": "netdevice"}])
-@pytest.mark.parametrize("failure", [OSError(errno.EBUSY, "busy"), Killed()])
+@pytest.mark.parametrize("killed", [False, True], ids=["refused", "killed"])
 @pytest.mark.parametrize("end", ["/driver_override", "/driver/unbind", "/drivers_probe"])
 def test_a_vf_whose_way_to_vfio_ended_half_way_stays_with_the_network_driver_if_the_spec_is_taken_back(
-    kernel: Kernel, end: str, failure: BaseException, back: dict[str, str]
+    kernel: Kernel, end: str, killed: bool, back: dict[str, str]
 ) -> None:
+    def stop(operation: str, where: str, value: str) -> OSError | None:
+        refused = refusing(errno.EBUSY, "write ", f"{end} ")(operation, where, value)
+        if refused and killed:
+            raise Killed
+        return refused
+
     settle(kernel, spec(group(mac=MACS[0])))
-    stop_at(kernel, end, failure)
+    kernel.fault = stop
     with suppress(Killed):
         settle(kernel, spec(group(mac=MACS[0], driver="vfio-pci")))
     kernel.fault = no_fault
@@ -147,7 +141,7 @@ def test_without_vfio_pci_the_plan_has_the_remedy_and_the_rest_is_applied() -> N
     assert "vfio-pci is not loaded" in error
     assert 'kernel_modules = ["vfio-pci"]' in error
     result = settle(kernel, spec(group(driver="vfio-pci")))
-    assert [o.change.target for o in result.outcomes if o.result != "applied"] == [f"{PF}#1"]
+    assert [o.change.target for o in undone(result)] == [f"{PF}#1"]
     assert driver(kernel.files, address(kernel, 1)) is None
     assert driver(kernel.files, address(kernel, 2)) == "igbvf"
 

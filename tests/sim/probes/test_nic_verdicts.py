@@ -14,6 +14,7 @@ from agent.report.records import Change, Disruption, NicVerdict
 from agent.report.verdict import is_ready, passes_first
 from agent.spec.node import from_mapping
 from tests.sim.readiness import Node
+from tests.sim.refusing import refusing
 from tests.sim.two_nics import PF0, PF1
 
 REQUIRED = {"pcie_link": {"severity": "required"}}
@@ -90,8 +91,7 @@ def test_a_fault_of_a_vf_is_that_vf_s_alone(node: Node) -> None:
 
 def test_what_cannot_be_changed_is_a_fault_of_its_function(node: Node) -> None:
     node.look()
-    refused = OSError(errno.EINVAL, "Invalid argument")
-    node.kernel.fault = lambda operation, where, value: refused if value.startswith("mtu=4000") else None
+    node.kernel.fault = refusing(errno.EINVAL, "mtu=4000")
     node.more = with_nics({"vfs": {"count": 3}}, {"vfs": {"count": 2}, "mtu": 4000}).more
     assert not is_ready(node.look().values())
     first, second = nics(node)
@@ -163,11 +163,13 @@ def test_errors_are_counted_for_the_nic_that_has_them(node: Node) -> None:
     assert [(nic.ready, nic.message) for nic in nics(node)] == [(True, ""), (False, "enp65s0 rx_crc_errors +2")]
 
 
-def test_in_observe_mode_every_nic_is_ready_as_the_node_is(node: Node) -> None:
+@pytest.mark.parametrize("needed", [{}, {"granularity": "device", "at_least": 2}], ids=["node", "device"])
+def test_in_observe_mode_every_nic_is_ready_as_the_node_is(node: Node, needed: dict[str, Any]) -> None:
+    both(node)
     node.look()
     node.more = {**node.more, "mode": "observe"}
     node.kernel.lose_carrier(PF0)
-    conditions = node.look()
+    conditions = node.look(**needed)
     assert is_ready(conditions.values())
     assert all(nic.ready for nic in nics(node))
     assert conditions["Carrier"].faults
@@ -214,8 +216,7 @@ def test_a_nic_that_is_gone_or_cannot_be_changed_costs_no_more_than_itself(node:
     conditions = node.look(**ONE)
     assert is_ready(conditions.values())
     assert (conditions["NicsPresent"].status, conditions["NicsPresent"].severity) == ("False", "warn")
-    refused = OSError(errno.EINVAL, "Invalid argument")
-    node.kernel.fault = lambda operation, where, value: refused if value.startswith("mtu=4000") else None
+    node.kernel.fault = refusing(errno.EINVAL, "mtu=4000")
     node.more = with_nics({"vfs": {"count": 3}, "mtu": 4000}, {}).more
     conditions = node.look(**ONE)
     assert conditions["Converged"].severity == "warn"
@@ -231,8 +232,7 @@ def test_a_check_that_only_an_optional_nic_fails_stays_required(node: Node) -> N
 
 def test_a_fault_of_the_host_costs_the_node_ready_whatever_the_nics(node: Node) -> None:
     both(node)
-    refused = OSError(errno.EINVAL, "Invalid argument")
-    node.kernel.fault = lambda operation, where, value: refused if "swappiness" in where else None
+    node.kernel.fault = refusing(errno.EINVAL, "swappiness")
     node.kernel.tree.put("/proc/sys/vm/swappiness", "60")
     node.more = {**node.more, "sysctls": {"vm.swappiness": "1"}}
     conditions = node.look(**ONE)
@@ -264,11 +264,3 @@ def test_a_repair_that_disturbs_nobody_is_announced_only_if_the_node_needs_the_n
     assert announced(1, Disruption.LINK_FLAP, **ONE), "nothing else tells the scheduler that the NIC is disturbed"
     assert announced(1, granularity="device", these=["rail0"])
     assert not announced(1, granularity="device", these=["rail1"])
-
-
-def test_in_observe_mode_the_needed_nics_cost_nothing(node: Node) -> None:
-    both(node)
-    node.look()
-    node.more = {**node.more, "mode": "observe"}
-    node.kernel.lose_carrier(PF0)
-    assert is_ready(node.look(granularity="device", at_least=2).values())

@@ -247,6 +247,15 @@ def test_removed_addresses_routes_and_rules_are_announced() -> None:
     assert heard("-6 rule del from fd00::1 lookup 479101") == [(0, 479101)]
 
 
+def _message(*more: bytes, vfs: int = 0) -> bytes:
+    """The kernel's message of fab0, with further attributes."""
+    names = [(IFLA_IFNAME, b"fab0\0"), (IFLA_MTU, struct.pack("=I", 9000)), (IFLA_NUM_VF, struct.pack("=I", vfs))]
+    return IFINFOMSG.pack(0, 1, 7, 1, 0) + b"".join([*(attribute(kind, value) for kind, value in names), *more])
+
+
+PERMANENT = attribute(54, bytes.fromhex("020000000001"))
+
+
 @pytest.mark.parametrize("count", [0, 7, 334, 335, 1024, 4096])
 def test_a_list_of_vfs_beyond_its_16_bit_length_is_read_whole(count: int) -> None:
     # As the kernel puts it together: 196 octets for each VF, then what follows the list.
@@ -258,9 +267,7 @@ def test_a_list_of_vfs_beyond_its_16_bit_length_is_read_whole(count: int) -> Non
     entries = b"".join(attribute(1, vf) for vf in vfs)
     assert len(entries) == 196 * count
     long = (len(entries) + 4 & 0xFFFF).to_bytes(2, "little") + (22).to_bytes(2, "little") + entries
-    names = [(3, b"fab0\0"), (4, (9000).to_bytes(4, "little")), (21, count.to_bytes(4, "little"))]
-    head = bytes(16) + b"".join(attribute(kind, value) for kind, value in names)
-    link = decode_link(head + (long if count else b"") + attribute(54, bytes.fromhex("020000000001")))
+    link = decode_link(_message(long if count else b"", PERMANENT, vfs=count))
     assert (link.name, link.mtu, link.permanent_mac) == ("fab0", 9000, "02:00:00:00:00:01")
     assert [vf.index for vf in link.vfs] == list(range(count))
 
@@ -270,8 +277,7 @@ def test_a_list_of_vfs_beyond_its_16_bit_length_is_read_whole(count: int) -> Non
     [(b"", False), (b"\0", False), (b"\1", True), (b"\2", False), (b"\3", True), (b"\4", True)],
 )
 def test_a_link_has_xdp_if_its_driver_runs_a_program(attached: bytes, by_driver: bool) -> None:
-    xdp = attribute(43, attribute(2, attached)) if attached else b""
-    assert decode_link(bytes(16) + attribute(3, b"fab0\0") + attribute(4, bytes(4)) + xdp).xdp is by_driver
+    assert decode_link(_message(attribute(43, attribute(2, attached)) if attached else b"")).xdp is by_driver
 
 
 class Cramped(socket.socket):
@@ -327,13 +333,11 @@ def test_a_kernel_without_ifla_perm_address_is_asked_by_ioctl(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("reported", [[], [0, 2], [1, 2]])
-@pytest.mark.parametrize("after", [attribute(54, bytes.fromhex("020000000001")), b""])
+@pytest.mark.parametrize("after", [PERMANENT, b""])
 def test_a_vf_that_its_pf_is_resetting_is_missing_from_the_list(reported: list[int], after: bytes) -> None:
     """ice reports no VF that is in reset (ice_get_vf_cfg), and the kernel leaves it out (rtnl_fill_vfinfo)."""
     entries = (attribute(1, attribute(VF["IFLA_VF_MAC"], struct.pack("=I", index) + bytes(32))) for index in reported)
-    names = [(IFLA_IFNAME, b"fab0\0"), (IFLA_MTU, struct.pack("=I", 9000)), (IFLA_NUM_VF, struct.pack("=I", 3))]
-    head = IFINFOMSG.pack(0, 1, 7, 1, 0) + b"".join(attribute(kind, value) for kind, value in names)
-    link = decode_link(head + attribute(IFLA_VFINFO_LIST, b"".join(entries)) + after)
+    link = decode_link(_message(attribute(IFLA_VFINFO_LIST, b"".join(entries)), after, vfs=3))
     assert [vf.index for vf in link.vfs] == reported
     assert link.permanent_mac == ("02:00:00:00:00:01" if after else "")
 
@@ -342,7 +346,7 @@ def test_a_vf_that_its_pf_is_resetting_is_missing_from_the_list(reported: list[i
 def test_a_list_of_vfs_that_has_no_end_is_refused(count: int, size: int) -> None:
     entries = attribute(IFLA_VFINFO_LIST, struct.pack("=HH", size, 1) * 8)
     with pytest.raises(OSError, match="the kernel's answer cannot be read") as refused:
-        decode_link(IFINFOMSG.pack(0, 1, 7, 1, 0) + attribute(IFLA_NUM_VF, struct.pack("=I", count)) + entries)
+        decode_link(_message(entries, vfs=count))
     assert refused.value.errno == errno.EPROTO
 
 
@@ -372,11 +376,8 @@ def test_a_refusal_with_a_number_that_is_no_errno_is_an_error() -> None:
 def test_a_driver_s_nonsense_is_an_error_of_its_device() -> None:
     # A link state that is none of the kernel's three.
     vf = attribute(VF["IFLA_VF_MAC"], bytes(36)) + attribute(VF["IFLA_VF_LINK_STATE"], struct.pack("=II", 0, 9))
-    body = (
-        IFINFOMSG.pack(0, 1, 7, 1, 0) + attribute(IFLA_IFNAME, b"ens1\0") + attribute(IFLA_MTU, struct.pack("=I", 1500))
-    )
     with pytest.raises(OSError, match="the kernel's answer cannot be read: IndexError"):
-        decode_link(body + attribute(IFLA_NUM_VF, struct.pack("=I", 1)) + attribute(IFLA_VFINFO_LIST, attribute(1, vf)))
+        decode_link(_message(attribute(IFLA_VFINFO_LIST, attribute(1, vf)), vfs=1))
 
 
 def test_a_process_that_has_used_netlink_ends_without_a_complaint() -> None:
