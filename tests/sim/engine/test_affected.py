@@ -20,9 +20,15 @@ from tests.sim.seams import seen
 from tests.sim.two_nics import MAC1, PF1
 
 
+@pytest.fixture
+def kernel(kernel: Kernel) -> Kernel:
+    """Four VFs of the first NIC are as the spec wants them."""
+    settle(kernel, spec())
+    return kernel
+
+
 @pytest.mark.parametrize("count", [6, 0])
 def test_a_pod_with_an_allocated_vf_defers_the_change(kernel: Kernel, count: int) -> None:
-    settle(kernel, spec())
     hand_to_pod(kernel, 2)
     result = settle(kernel, spec(count))
     assert deferred(result) == (f"pod team/trainer-0 ({PF}#2)",)
@@ -31,7 +37,6 @@ def test_a_pod_with_an_allocated_vf_defers_the_change(kernel: Kernel, count: int
 
 @pytest.mark.parametrize("part", ["infiniband/erdma_0", "mlx5_core.sf.4"])
 def test_a_pod_with_a_part_of_a_vf_defers_the_change_and_does_not_own_the_vf(kernel: Kernel, part: str) -> None:
-    settle(kernel, spec())
     kernel.tree.put(f"/sys/bus/pci/devices/{vf_addresses(kernel.files, PF)[1]}/{part}/uevent", "")
     name = part.rpartition("/")[2]
     kernel.host.allocated[name] = ("team/trainer-0",)
@@ -42,7 +47,6 @@ def test_a_pod_with_a_part_of_a_vf_defers_the_change_and_does_not_own_the_vf(ker
 
 
 def test_a_process_with_an_open_rdma_device_defers_the_change(kernel: Kernel) -> None:
-    settle(kernel, spec())
     kernel.rdma.add(vf_addresses(kernel.files, PF)[1], "rocep33s0v1", None)
     kernel.host.open["/dev/infiniband/uverbs0"] = ("ib_write_bw (pid 4711)",)
     kernel.host.open["/dev/infiniband/umad0"] = ("opensm (pid 4712)",)
@@ -52,7 +56,6 @@ def test_a_process_with_an_open_rdma_device_defers_the_change(kernel: Kernel) ->
 @pytest.mark.parametrize("node_type", ["1: CA", "4: RNIC"])
 def test_users_of_an_rdma_device_on_top_of_a_netdev_are_users_of_the_netdev(kernel: Kernel, node_type: str) -> None:
     """rxe and siw have no PCI function, and the PCI function of eRDMA is not that of its netdev."""
-    settle(kernel, spec())
     kernel.rdma.add(None, "rxe0", kernel.netdev(vf_addresses(kernel.files, PF)[1]).name, node_type=node_type)
     kernel.host.open["/dev/infiniband/uverbs0"] = ("ib_write_bw (pid 4711)",)
     assert deferred(settle(kernel, spec(6))) == (f"ib_write_bw (pid 4711) ({PF}#1)",)
@@ -75,7 +78,6 @@ def test_users_of_an_rdma_device_of_two_ports_are_users_of_both(kernel: Kernel) 
 
 @pytest.mark.parametrize("error", [TimeoutError("no answer within 2 s"), ConnectionRefusedError(111, "refused")])
 def test_a_kubelet_that_does_not_answer_defers_disruptive_changes(kernel: Kernel, error: OSError) -> None:
-    settle(kernel, spec())
     kernel.host.kubelet_error = error
     said = f"unknown pods, since the kubelet does not say: {error.args[-1]}"
     assert all(user.startswith(said) for user in deferred(settle(kernel, spec(6))))
@@ -83,7 +85,6 @@ def test_a_kubelet_that_does_not_answer_defers_disruptive_changes(kernel: Kernel
 
 def test_while_the_kubelet_does_not_answer_no_attribute_of_a_bound_vf_is_changed(kernel: Kernel) -> None:
     """The kubelet may be giving the VF to a pod: its CNI plugin sets attributes before it moves the netdev."""
-    settle(kernel, spec())
     kernel.netlink.set_vf(kernel.netdev(PF).ifindex, 1, vlan=7)
     kernel.host.kubelet_error = TimeoutError("no answer within 2 s")
     result = settle(kernel, spec(vlan=0))
@@ -108,7 +109,6 @@ def test_while_the_kubelet_does_not_answer_no_attribute_of_a_bound_vf_is_changed
     ],
 )
 def test_a_nic_through_which_storage_is_reached_is_not_disturbed(kernel: Kernel, mounts: str, server: str) -> None:
-    settle(kernel, spec())
     kernel.tree.put("/proc/1/mounts", mounts)
     kernel.servers[server] = "enp33s0"
     kernel.netlink.set_link(kernel.netdev(PF).ifindex, up=True)
@@ -139,7 +139,6 @@ def test_an_mtu_that_takes_the_link_down_waits_for_a_connection_with_a_neighbour
 
 
 def test_a_mount_of_this_machine_s_own_is_no_user(kernel: Kernel) -> None:
-    settle(kernel, spec())
     # Anybody may mount a FUSE file system, and name its source.
     forged = "me\u2028x:/e\u2003/data\u2003nfs4\u2003addr=10.0.0.9 /home/me/m fuse.sshfs rw 0 0"
     forged += "\n\x0cx:/e\x1c/data\x1cnfs4\x1caddr=10.0.0.9 /home/me/m fuse.sshfs rw 0 0"
@@ -151,7 +150,6 @@ def test_a_mount_of_this_machine_s_own_is_no_user(kernel: Kernel) -> None:
 
 
 def test_a_nic_with_the_nodes_address_or_in_a_bond_is_not_disturbed(kernel: Kernel) -> None:
-    settle(kernel, spec())
     kernel.ip["enp33s0"] = ("10.0.0.7/24",)
     kernel.tree.put("/sys/class/net/enp33s0/upper_bond0/ifindex", "9")
     affected = deferred(settle(kernel, spec(6, node_name="10.0.0.7")))
@@ -159,7 +157,6 @@ def test_a_nic_with_the_nodes_address_or_in_a_bond_is_not_disturbed(kernel: Kern
 
 
 def test_another_number_of_vfs_disturbs_users_of_the_pf_only_if_its_link_goes_down(kernel: Kernel) -> None:
-    settle(kernel, spec())
     kernel.routed.add("enp33s0")
     kernel.netlink.set_link(kernel.netdev(PF).ifindex, up=True)
     assert deferred(settle(kernel, spec(6))) == (f"a route through enp33s0 ({PF})",)
@@ -173,7 +170,6 @@ def test_another_number_of_vfs_disturbs_users_of_the_pf_only_if_its_link_goes_do
 
 @pytest.mark.parametrize("look", [users, partial(users, complete=False)])
 def test_a_lookup_for_one_vf_reads_nothing_of_the_others(kernel: Kernel, look: Any) -> None:
-    settle(kernel, spec())
     vfs = vf_addresses(kernel.files, PF)
     asked: list[str] = []
     machine = seen(kernel.machine(), lambda what, where: asked.append(where))
@@ -185,7 +181,6 @@ def test_a_lookup_for_one_vf_reads_nothing_of_the_others(kernel: Kernel, look: A
 
 
 def test_a_device_whose_rdma_users_cannot_be_read_is_not_disturbed(kernel: Kernel) -> None:
-    settle(kernel, spec())
     kernel.rdma.add(None, "rxe0", kernel.netdev(vf_addresses(kernel.files, PF)[1]).name)
     kernel.host.open["/dev/infiniband/uverbs0"] = ("ib_write_bw (pid 4711)",)
 

@@ -1,5 +1,7 @@
 """The messages of a worker on the simulated kernel, and the events of that kernel."""
 
+from __future__ import annotations
+
 import json
 import os
 import time
@@ -45,6 +47,11 @@ class Out:
                 report = from_plain(line, Report)
                 if holds(report):
                     return report
+
+    def ready(self) -> Out:
+        """The same, once a report has said Ready."""
+        self.until(lambda report: report.ready)
+        return self
 
 
 Worker = Callable[[str], Out]

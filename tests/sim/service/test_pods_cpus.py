@@ -20,8 +20,7 @@ def test_interrupts_that_leave_the_cpus_of_a_new_pod_and_come_back_are_no_drift(
 ) -> None:
     kernel = node.kernel
     kernel.host.processes.add("crio")
-    out = worker(one(9000))
-    out.until(lambda report: report.ready)
+    worker(one(9000)).ready()
 
     def moved(said: str, since: int) -> bool | None:
         changes = [entry.outcome.change for entry in read_history(tmp_path)][since:]
@@ -45,8 +44,7 @@ def test_the_event_of_a_vf_that_goes_to_a_pod_brings_its_interrupts_there_and_th
     kernel = node.kernel
     kernel.host.processes.add("crio")
     kernel.tree.put(KUBELET_CPUS[0], json.dumps({"entries": {"pod": {"app": "1"}}}))
-    out = worker(one(9000, altnames=["fabric"], vfs={"count": 1, "defaults": {"irqs_on_pod_cpus": True}}))
-    out.until(lambda report: report.ready)
+    worker(one(9000, altnames=["fabric"], vfs={"count": 1, "defaults": {"irqs_on_pod_cpus": True}})).ready()
     vf = pci_of(kernel.files, f"{PF0}#0")
     number = kernel.files.names(f"/sys/bus/pci/devices/{vf}/msi_irqs")[-1]
     affinity = f"/proc/irq/{number}/smp_affinity_list"

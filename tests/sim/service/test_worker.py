@@ -109,8 +109,7 @@ def test_a_netdev_that_a_pattern_matches_is_steered_when_it_is_announced(
             written.put(value)
 
     node.kernel.fault = note
-    out = worker('{"node_name": "n1", "rps": {"netdevs": [{"match": "cali*", "cpus": "1"}]}}')
-    assert out.until(lambda report: report.ready)
+    worker('{"node_name": "n1", "rps": {"netdevs": [{"match": "cali*", "cpus": "1"}]}}').ready()
     node.kernel.add_virtual("cali1f")
     announced.announce(Event(ifindex=99, netdev="cali1f"))
     # If the event is lost, the agent reads everything again only after a minute.
@@ -121,8 +120,7 @@ def test_a_repair_is_drift_and_names_the_programs_that_ran_and_a_change_of_the_s
     node: Node, announced: Announced, worker: Worker, tmp_path: Path
 ) -> None:
     node.kernel.host.processes |= {"NetworkManager", "sriov-network-c", "tuned"}
-    out = worker(one(9000, vfs={"count": 3}))
-    out.until(lambda report: report.ready)
+    worker(one(9000, vfs={"count": 3})).ready()
     counts = read_drift(tmp_path / drift.NAME)
     assert set(counts.repairs) == set(by_name())
     assert set(counts.repairs.values()) == {0}
@@ -162,8 +160,7 @@ def test_after_a_pass_that_ended_early_any_event_leads_to_a_full_reading(
         raise KeyError(where)
 
     kernel = node.kernel
-    out = worker(both(9000))
-    assert out.until(lambda report: report.ready)
+    out = worker(both(9000)).ready()
     for pf in (PF0, PF1):  # PF0's drift sends no event
         kernel.netlink.set_link(kernel.netdev(pf).ifindex, mtu=1500)
     if reason == "DeviceLost":
@@ -181,8 +178,7 @@ def test_after_a_pass_that_ended_early_any_event_leads_to_a_full_reading(
 
 
 def test_the_worker_first_says_that_it_serves(worker: Worker) -> None:
-    out = worker('{"node_name": "n1"}')
-    out.until(lambda report: report.ready)
+    out = worker('{"node_name": "n1"}').ready()
     assert out.said[0] == {"serving": True}
     assert [line for line in out.said if "serving" in line] == out.said[:1]
 
@@ -190,8 +186,7 @@ def test_the_worker_first_says_that_it_serves(worker: Worker) -> None:
 def test_the_supervisor_is_told_at_once_of_an_event_about_a_required_device(
     node: Node, announced: Announced, worker: Worker, view: View
 ) -> None:
-    out = worker(one(9000))
-    out.until(lambda report: report.ready)
+    out = worker(one(9000)).ready()
     assert {"checking": True} not in out.said
     lower_mtu(node, announced)
     soon(lambda: {"checking": True} in out.said or None, "checking", 60.0)
@@ -254,8 +249,7 @@ def test_a_file_in_force_is_not_read_again_without_being_asked(
     node: Node, worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "RESYNC", 0.2)
-    out = worker(one(9000))
-    out.until(lambda report: report.ready)
+    worker(one(9000)).ready()
     (tmp_path / "node.json").write_text(one(4000))
 
     soon(lambda: triggers(tmp_path) or None, "record of the first pass", 60.0)
@@ -277,8 +271,7 @@ def test_a_disk_that_hangs_delays_no_report_and_is_not_taken_for_the_device_read
     with suppress(BlockingIOError):
         while True:
             os.write(pipe, bytes(1 << 16))
-    out = worker(one(4000))
-    assert out.until(lambda report: report.ready)
+    worker(one(4000)).ready()
     call = "write the history and the drift"
     step = soon(lambda: step if (step := view.step()) and step.call == call else None, "record of the write", 60.0)
     assert (step.kind, step.mode, step.device) == ("records", "write", "")

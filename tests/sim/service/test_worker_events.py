@@ -174,8 +174,7 @@ def test_while_passes_under_a_new_spec_end_early_the_worker_sleeps_between_them(
     # The end of the trial is the reason for the first pass that ends early.
     monkeypatch.setattr(retry, "FIRST_RETRY", 3600.0)
     monkeypatch.setattr(spec_in_force, "TRIAL", 3.0)
-    out = worker(one(9000))
-    out.until(lambda report: report.ready)
+    out = worker(one(9000)).ready()
     node.kernel.fault = fail
     reload(one(4000))
     out.until(lambda report: condition(report, "Converged").reason == "DeviceLost")
@@ -194,8 +193,7 @@ def test_a_result_does_not_wait_for_probes_that_have_answered(
     node: Node, announced: Announced, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop_module, "PROBES_WAIT", 600.0)
-    out = worker(one(9000))
-    out.until(lambda report: report.ready)
+    out = worker(one(9000)).ready()
     lower_mtu(node, announced)
     soon(lambda: out.said[-1].get("outcomes") or None, "report of the repair", BEFORE_A_RESYNC)
 

@@ -128,8 +128,7 @@ def test_a_read_that_hangs_while_a_new_spec_is_checked_is_named(
     node: Node, worker: Worker, reload: Reload, view: View, fifo: Path
 ) -> None:
     path = f"/sys/bus/pci/devices/{PF0}/numa_node"
-    out = worker(one(9000))
-    out.until(lambda report: report.ready)
+    out = worker(one(9000)).ready()
     node.kernel.pipes[path] = str(fifo)
     reload(one(4000))
     with writer(fifo) as file:
@@ -154,8 +153,7 @@ def test_what_failed_before_a_new_spec_came_ends_the_trial_of_that_without_givin
     (tmp_path / "run").mkdir()
     (tmp_path / "state").mkdir()
     known = tmp_path / "run" / spec_in_force.STATE
-    out = worker(both(9000))
-    out.until(lambda report: report.ready)
+    out = worker(both(9000)).ready()
     second = node.kernel.netdev(PF1)
     node.kernel.netlink.set_link(second.ifindex, mtu=1500)
     node.kernel.fault = refusing(errno.EBUSY, f"set_link {second.name} ")
@@ -209,8 +207,7 @@ def test_a_published_result_ends_the_row_of_postponed_ones(
     monkeypatch.setattr(loop_module, "POSTPONED", 1)
     index = node.kernel.netdev(PF0).ifindex
     node.kernel.events = Endless(announced.descriptor, Event(ifindex=index))
-    out = worker(one(9000))
-    out.until(lambda report: report.ready)
+    out = worker(one(9000)).ready()
     before = len(out.said)
     made = soon(lambda: len(list(read_history(tmp_path))) or None, "record of the first pass", 60.0)
     node.kernel.netlink.set_link(index, mtu=1500)
@@ -233,8 +230,7 @@ def test_a_repair_after_the_same_spec_was_read_again_is_not_the_specs(
 def test_a_nic_that_is_about_to_be_changed_is_not_ready_and_the_others_are(
     node: Node, announced: Announced, worker: Worker
 ) -> None:
-    out = worker(both(9000))
-    out.until(lambda report: report.ready)
+    out = worker(both(9000)).ready()
     lower_mtu(node, announced)
     report = out.until(lambda report: bool(report.announcement))
     assert [(nic.name, nic.ready, nic.reason) for nic in report.nics] == [("a", False, "Converging"), ("b", True, "")]
