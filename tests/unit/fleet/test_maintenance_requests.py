@@ -110,8 +110,8 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
         yield begin
 
 
-def swept(api: Api, share: float = 0.25, devices: float = 0.0) -> SweepResult:
-    return sweep(api, decide(api, share, devices), threading.Event())
+def swept(api: Api, devices: float = 0.0) -> SweepResult:
+    return sweep(api, decide(api, 0.25, devices), threading.Event())
 
 
 @pytest.mark.parametrize("busy", [BUSY, REFUSED, BAD_GATEWAY], ids=["JSON", "text", "proxy"])

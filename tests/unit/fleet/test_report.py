@@ -175,14 +175,21 @@ def test_of_a_large_fleet_only_nodes_that_were_not_ready_have_a_course(many: Pro
     }
 
 
+def written(server: Prometheus, folder: Path) -> Path:
+    """The page of the fleet's day."""
+    path = folder / "fleet.html"
+    said = report(server.url, "--html", str(path))
+    assert said.exit_code == 0, said.output
+    return path
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("fleet", ["eight", "many"])
-def test_a_browser_shows_the_page_and_makes_no_request(
+def test_a_browser_shows_the_whole_page_legibly_and_makes_no_request(
     fleet: str, scheme: Scheme, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    page = tmp_path / "fleet.html"
-    said = report(request.getfixturevalue(fleet).url, "--html", str(page))
-    assert said.exit_code == 0, said.output
+    page = written(request.getfixturevalue(fleet), tmp_path)
+    assert illegible(page, scheme, tmp_path) == []
     seen = shown(page, scheme, tmp_path)
     assert seen.asked == frozenset()
     paper = {"light": "#ffffff", "dark": "#16181c"}
@@ -190,22 +197,11 @@ def test_a_browser_shows_the_page_and_makes_no_request(
     assert paper["dark" if scheme == "light" else "light"] not in seen.colours()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("fleet", ["eight", "many"])
-def test_all_of_the_page_can_be_read(
-    fleet: str, scheme: Scheme, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    page = tmp_path / "fleet.html"
-    assert report(request.getfixturevalue(fleet).url, "--html", str(page)).exit_code == 0
-    assert illegible(page, scheme, tmp_path) == []
-
-
 def test_long_names_can_be_read(eight: Prometheus, tmp_path: Path) -> None:
     host = "gpu-0004.rack-17.hall-2.example.net"
     operation = Operation("OFED | Packages from a repository of the vendor's", 8, 412.0, 301.0, host)
     write(default_path(), evolve(DEPLOY, operations=(operation, *DEPLOY.operations)))
-    page = tmp_path / "fleet.html"
-    assert report(eight.url, "--html", str(page)).exit_code == 0
+    page = written(eight, tmp_path)
     assert host in page.read_text()
     assert illegible(page, "light", tmp_path) == []
 
@@ -270,9 +266,7 @@ def test_a_name_is_not_drawn_as_a_formula_and_may_be_long(tmp_path: Path) -> Non
 
 def test_a_page_without_a_deploy_says_so(eight: Prometheus, tmp_path: Path) -> None:
     default_path().unlink()
-    page = tmp_path / "fleet.html"
-    assert report(eight.url, "--html", str(page)).exit_code == 0
-    assert "None was made from this control host." in page.read_text()
+    assert "None was made from this control host." in written(eight, tmp_path).read_text()
 
 
 def test_json_has_what_the_page_shows(eight: Prometheus) -> None:

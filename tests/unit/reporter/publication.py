@@ -1,6 +1,6 @@
 """The reporter's Publication with an API server of one Node, and clocks that a test sets."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
@@ -9,7 +9,7 @@ from typing import Any
 from attrs import define, evolve, field, frozen
 
 from agent.report.records import Report, report_to_json
-from agent.reporter.kubernetes.api import Api, NoCredentials, Session, trust
+from agent.reporter.kubernetes.api import Api, Session, trust
 from agent.reporter.kubernetes.publish import Files, Publication
 from agent.runtime import boot_id, uptime
 from tests.unit.reporter.scripted import Answer, api_server, merged
@@ -18,19 +18,17 @@ from tests.unit.reporter.test_node import NO_CARRIER, REPORT, SETTINGS, apply, d
 UNREADY = evolve(REPORT, ready=False, conditions=(NO_CARRIER,))
 
 
+def never(now: float, api: Api) -> float:
+    """The renewal of credentials that never change."""
+    return float("inf")
+
+
 @frozen
-class Fixed:
-    """Credentials that never change; None: there are none."""
+class Credentials:
+    """Credentials, and what keeps them: the seconds until their next renewal."""
 
-    known: Session | None = None
-
-    def session(self) -> Session:
-        if self.known is None:
-            raise NoCredentials("there is none")
-        return self.known
-
-    def keep(self, now: float, api: Api) -> float:
-        return float("inf")
+    session: Callable[[], Session]
+    keep: Callable[[float, Api], float] = never
 
 
 @define
@@ -132,7 +130,8 @@ def publishing(folder: Path) -> Iterator[Running]:
     report, labels, out, memory = (folder / name for name in ("report", "labels", "out", "memory"))
     with api_server(folder, cluster.answer) as (url, authority):
         settings = evolve(SETTINGS, server=url, ca_file=str(authority))
-        who = Fixed(Session(trust(authority)))
+        known = Session(trust(authority))
+        who = Credentials(lambda: known)
         publication = Publication(
             settings, who, Files(report, labels, out, memory), lambda: clocks.day, lambda: clocks.boot
         )

@@ -2,19 +2,19 @@
 
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from attrs import define, evolve, field
+from attrs import evolve
 
 from agent.report import published
 from agent.report.names import NOT_READY as NOTICE
 from agent.report.records import Report, report_to_json
 from agent.report.verdict import STALE
-from agent.reporter.kubernetes.api import Api, NoCredentials, Session
+from agent.reporter.kubernetes.api import Api
 from agent.reporter.kubernetes.backoff import LAST_WAIT
 from agent.reporter.kubernetes.identity import TOKENS
 from agent.reporter.kubernetes.node import read_node
@@ -22,7 +22,7 @@ from agent.reporter.kubernetes.publish import Publication
 from agent.reporter.kubernetes.steps import LONGEST_SLEEP
 from agent.runtime import boot_id, uptime
 from tests.contract.asking import soon
-from tests.unit.reporter.publication import UNREADY, Cluster, Running, later, publishing, say, turn
+from tests.unit.reporter.publication import UNREADY, Cluster, Credentials, Running, later, publishing, say, turn
 from tests.unit.reporter.test_node import NO_CARRIER, REPORT, document, node
 
 
@@ -66,47 +66,19 @@ def test_what_is_published_says_whether_the_credentials_are_refused(running: Run
         assert latest is not None and latest.refused is refused, (status, latest)
 
 
-@define
-class Renewing:
-    """Credentials that are there from the so manyth look on, and are renewed after some seconds."""
-
-    made: Session | None
-    after: float
-    from_look: int = 1
-    kept: list[float] = field(factory=list)
-
-    def session(self) -> Session:
-        if self.made is None or len(self.kept) < self.from_look:
-            raise NoCredentials("there is none")
-        return self.made
-
-    def keep(self, now: float, api: Api) -> float:
-        self.kept.append(now)
-        return self.after
-
-
 def test_credentials_are_renewed_when_they_are_due(running: Running) -> None:
     reporter, _, clocks = running
-    reporter.identity = who = Renewing(reporter.identity.session(), 20.0)
-    say(reporter, REPORT)
-    assert (reporter.turn(), who.kept) == (20.0, [clocks.day])
-    clocks.goes_on(19.0)
-    assert reporter.turn() == 1.0
-    assert len(who.kept) == 1
-    clocks.goes_on(1.0)
-    assert reporter.turn() == 20.0
-    assert who.kept[1:] == [clocks.day]
+    kept: list[float] = []
 
+    def renewed(now: float, api: Api) -> float:
+        kept.append(now)
+        return 20.0
 
-@define
-class Credentials:
-    """Credentials, and what their renewal does: the seconds until the next one."""
-
-    session: Callable[[], Session]
-    renewed: Callable[[Api], float]
-
-    def keep(self, now: float, api: Api) -> float:
-        return self.renewed(api)
+    reporter.identity = Credentials(reporter.identity.session, renewed)
+    assert (turn(reporter, REPORT), kept) == (20.0, [clocks.day])
+    assert (later(reporter, clocks, 19.0), len(kept)) == (1.0, 1)
+    assert later(reporter, clocks, 1.0) == 20.0
+    assert kept[1:] == [clocks.day]
 
 
 def without_a_taint(running: Running) -> None:
@@ -117,7 +89,7 @@ def without_a_taint(running: Running) -> None:
 
 
 def test_credentials_that_cannot_be_renewed_are_reported_and_still_used(running: Running) -> None:
-    def expired(api: Api) -> float:
+    def expired(now: float, api: Api) -> float:
         raise OSError("no route to the authority")
 
     reporter, cluster, _ = running
@@ -306,7 +278,7 @@ def test_systemd_hears_before_each_request_that_the_publishing_thread_lives(
 def test_a_write_that_hangs_does_not_delay_the_message_that_the_node_is_not_ready(
     running: Running, monkeypatch: pytest.MonkeyPatch, hanging: str
 ) -> None:
-    def due(api: Api) -> float:
+    def due(now: float, api: Api) -> float:
         api.ask("POST", TOKENS, body={})
         return float("inf")
 
@@ -333,7 +305,7 @@ def test_a_write_that_hangs_does_not_delay_the_message_that_the_node_is_not_read
 def test_that_a_node_is_not_ready_is_written_before_its_identity_is_renewed(
     running: Running, report: Report, writes: list[str]
 ) -> None:
-    def noted(api: Api) -> float:
+    def noted(now: float, api: Api) -> float:
         cluster.writes.append("identity")
         return float("inf")
 
