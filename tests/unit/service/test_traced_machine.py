@@ -63,25 +63,27 @@ def test_when_the_latest_call_or_wait_began_is_known(activity: Activity, view: V
     assert times == sorted(set(times))
 
 
-def test_a_call_without_an_address_belongs_to_the_device_named_last(machine: Any, view: View) -> None:
-    def device() -> str:
-        step = view.step()
-        assert step is not None
-        return step.device
+def device(view: View) -> str:
+    """The device of the call that is recorded."""
+    step = view.step()
+    assert step is not None
+    return step.device
 
+
+def test_a_call_without_an_address_belongs_to_the_device_named_last(machine: Any, view: View) -> None:
     machine.files.names(f"{SYS}/{VF}/net")
-    assert device() == VF
+    assert device(view) == VF
     machine.files.read("/sys/class/net/ens1f0v0/mtu")
-    assert device() == VF
+    assert device(view) == VF
     machine.netlink.link("ens1f0v0")
-    assert device() == VF
+    assert device(view) == VF
     machine.netlink.set_link(7, mtu=9000)
-    assert device() == VF
+    assert device(view) == VF
     machine.files.read("/sys/kernel/irq/30/actions")
     machine.files.write("/proc/irq/30/smp_affinity_list", "1")
-    assert device() == VF
+    assert device(view) == VF
     machine.files.write("/sys/bus/pci/drivers_probe", PF)
-    assert device() == PF
+    assert device(view) == PF
 
 
 @pytest.mark.parametrize(
@@ -90,21 +92,15 @@ def test_a_call_without_an_address_belongs_to_the_device_named_last(machine: Any
 def test_a_call_to_no_device_blames_none(machine: Any, view: View, path: str) -> None:
     machine.files.read(f"{SYS}/{PF}/class")
     machine.files.names(path)
-    step = view.step()
-    assert step is not None
-    assert step.device == ""
+    assert device(view) == ""
     machine.files.read(f"{SYS}/{PF}/class")
     machine.netlink.addresses()
-    step = view.step()
-    assert step is not None
-    assert step.device == ""
+    assert device(view) == ""
 
 
 def test_a_text_that_is_too_long_is_cut(machine: Any, view: View) -> None:
     machine.files.write(f"{SYS}/{PF}/resource", "x" * 2 * SIZE)
-    step = view.step()
-    assert step is not None
-    assert step.device == PF
+    assert device(view) == PF
 
 
 _CALLS = """

@@ -5,7 +5,8 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 
 import pytest
 from attrs import define, evolve
@@ -23,25 +24,54 @@ from agent.linux.events import (
     uevent_events,
 )
 from agent.linux.messages import HEADER, IFINFOMSG, attribute
-from agent.machine import Event
+from agent.machine import Event, EventSource
 from agent.report.records import HOST
 from agent.service import inbox as inbox_module
 from agent.service.activity import Activity, View
 from agent.service.inbox import Inbox
 from agent.service.wake import BURST, RATE, KnownDevices, Pace, known_devices, scope_of
 from agent.spec.node import SteeredNetdevs, from_mapping
-from tests.contract.asking import soon
+from tests.contract.asking import errno_of, soon
 from tests.sim.service.running import Announced
 from tests.sim.two_nics import PF0, PF1, two_nics
 
 PF, VF = "0000:21:00.0", "0000:21:10.2"
 KNOWN = KnownDevices(by_ifindex={7: PF}, by_address={PF: PF, VF: PF}, by_table={479100: PF})
+REQUIRED = evolve(KNOWN, required=frozenset({PF}))
 STEERED = evolve(KNOWN, steered=(SteeredNetdevs("cali*"), SteeredNetdevs("veth?")))
 WITH_SYSCTLS = evolve(KNOWN, with_sysctls=frozenset({"ens1f0"}))
 # A domain of five digits, whose end is the address of another function.
 VMD = "10002:01:00.0"
 WITH_VMD = KnownDevices({}, {VMD: VMD, VMD[1:]: "another"})
 VMD_PATH = f"/devices/pci0000:e0/0000:e0:00.5/pci10002:00/10002:00:02.0/{VMD}"
+
+
+@contextmanager
+def listening(known: KnownDevices, *sources: EventSource, control: int | None = None) -> Iterator[tuple[Inbox, View]]:
+    """An inbox of these sources, and what the supervisor sees of it."""
+    view = View.new()
+    inbox = Inbox(list(sources), Activity.at(view.descriptor), lambda: None, control)
+    inbox.known = known
+    yield inbox, view
+    inbox.close()
+    view.close()
+
+
+@contextmanager
+def announced() -> Iterator[Announced]:
+    source = Announced()
+    yield source
+    os.close(source.descriptor)
+
+
+@contextmanager
+def of_a_socket() -> Iterator[tuple[NetlinkSource, socket.socket]]:
+    """A source of link events, and the socket that they are sent to."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with ours, theirs:
+        ours.setblocking(False)
+        theirs.setblocking(False)
+        yield NetlinkSource(ours, link_events), theirs
 
 
 def scope(events: Iterable[Event], known: KnownDevices) -> set[str] | None:
@@ -153,17 +183,10 @@ def test_a_message_that_is_cut_wakes_nobody(
 
 def test_a_new_netdev_that_is_steered_does_not_withdraw_ready() -> None:
     known = evolve(STEERED, required=frozenset({PF}))
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-    with ours, theirs:
-        ours.setblocking(False)
+    with of_a_socket() as (source, theirs), listening(known, source) as (inbox, view):
         theirs.send(named(99, b"cali1f"))
-        view = View.new()
-        inbox = Inbox([NetlinkSource(ours, link_events)], Activity.at(view.descriptor), lambda: None)
-        inbox.known = known
         assert inbox.wait(0.0) == frozenset({HOST})
         assert not view.waits()
-        inbox.close()
-        view.close()
 
 
 def test_a_table_that_is_no_number_is_the_one_of_the_header() -> None:
@@ -178,23 +201,15 @@ def test_a_message_of_routing_that_says_it_ends_with_its_header_wakes_nobody(kin
 
 
 def test_a_burst_is_one_wake_up() -> None:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-    with ours, theirs:
-        ours.setblocking(False)
-        theirs.setblocking(False)
+    with of_a_socket() as (source, theirs), listening(KNOWN, source) as (inbox, _):
         sent = 0
-        try:
+        with suppress(BlockingIOError):
             while sent < 10_000:
                 theirs.send(link_message(7))
                 sent += 1
-        except BlockingIOError:
-            pass
         assert sent > 1
-        inbox = Inbox([NetlinkSource(ours, link_events)], Activity.at(None), lambda: None)
-        inbox.known = KNOWN
         assert inbox.wait(0.0) == frozenset({PF})
         assert inbox.wait(0.0) == frozenset()
-        inbox.close()
 
 
 def test_a_storm_is_a_few_passes_at_once_and_then_a_bounded_rate() -> None:
@@ -217,31 +232,26 @@ def test_after_a_quiet_time_the_first_event_is_taken_at_once() -> None:
 
 def test_a_command_is_taken_at_once_although_events_are_paced() -> None:
     read, write = os.pipe()
-    inbox = Inbox(LinuxEvents().subscribe(), Activity.at(None), lambda: None, read)
-    for _ in range(int(600 * RATE)):
-        inbox._pace.pause(time.monotonic())
-    os.write(write, b"reload\n")
-    began = time.monotonic()
-    assert inbox.gather() is None
-    assert inbox.reload
-    assert time.monotonic() - began < 60.0
-    inbox.close()
+    with listening(KNOWN, *LinuxEvents().subscribe(), control=read) as (inbox, _):
+        for _ in range(int(600 * RATE)):
+            inbox._pace.pause(time.monotonic())
+        os.write(write, b"reload\n")
+        began = time.monotonic()
+        assert inbox.gather() is None
+        assert inbox.reload
+        assert time.monotonic() - began < 60.0
     os.close(write)
     os.close(read)
 
 
 def test_events_that_come_while_the_next_pass_is_put_off_are_judged_again_after_it() -> None:
-    source = Announced()
-    inbox = Inbox([source], Activity.at(None), lambda: None)
-    inbox.known = KNOWN
-    for _ in range(BURST + 5):
-        inbox._pace.pause(time.monotonic())
-    source.announce(Event(ifindex=8))
-    assert inbox.gather() == frozenset()
-    inbox.known = evolve(KNOWN, by_ifindex={8: PF})
-    assert inbox.wait(0.0) == frozenset({PF})
-    inbox.close()
-    os.close(source.descriptor)
+    with announced() as source, listening(KNOWN, source) as (inbox, _):
+        for _ in range(BURST + 5):
+            inbox._pace.pause(time.monotonic())
+        source.announce(Event(ifindex=8))
+        assert inbox.gather() == frozenset()
+        inbox.known = evolve(KNOWN, by_ifindex={8: PF})
+        assert inbox.wait(0.0) == frozenset({PF})
 
 
 def test_after_events_were_lost_everything_is_read_again_once() -> None:
@@ -292,19 +302,10 @@ class Failing:
 def test_an_inbox_whose_thread_fails_raises_its_error_in_the_next_wait() -> None:
     """The worker ends with the error, and the next one listens."""
     source = Failing(os.eventfd(1, os.EFD_NONBLOCK))
-    inbox = Inbox([source], Activity.at(None), lambda: None)
-    with inbox.in_pass():
-        soon(lambda: source.asked or None, "event")
-
-    def fault() -> OSError | None:
-        try:
-            inbox.wait(0.0)
-        except OSError as error:
-            return error
-        return None
-
-    assert soon(fault, "error").errno == errno.ENOMEM
-    inbox.close()
+    with listening(KNOWN, source) as (inbox, _):
+        with inbox.in_pass():
+            soon(lambda: source.asked or None, "event")
+        assert soon(lambda: errno_of(lambda: inbox.wait(0.0)), "error") == errno.ENOMEM
     os.close(source.descriptor)
 
 
@@ -325,37 +326,26 @@ def test_a_result_is_sent_again_if_the_supervisor_may_still_see_that_an_event_wa
     """At 0.5 s the supervisor withdraws Ready if it still sees the event. What the worker writes may reach it late."""
     clock = Clock()
     monkeypatch.setattr(inbox_module, "time", clock)
-    source = Announced()
-    view = View.new()
-    inbox = Inbox([source], Activity.at(view.descriptor), lambda: None)
-    inbox.known = evolve(KNOWN, required=frozenset({PF}))
-    assert not inbox.answered()
-    source.announce(Event(ifindex=7))
-    assert inbox.wait(0.0) == frozenset({PF})
-    assert view.waits()
-    clock.now += later
-    assert inbox.answered() is again
-    assert not inbox.answered() and not view.waits()
-    inbox.close()
-    view.close()
-    os.close(source.descriptor)
+    with announced() as source, listening(REQUIRED, source) as (inbox, view):
+        assert not inbox.answered()
+        source.announce(Event(ifindex=7))
+        assert inbox.wait(0.0) == frozenset({PF})
+        assert view.waits()
+        clock.now += later
+        assert inbox.answered() is again
+        assert not inbox.answered() and not view.waits()
 
 
 def test_what_comes_during_a_pass_still_waits_after_the_events_before_it_are_answered() -> None:
-    source, view = Announced(), View.new()
-    inbox = Inbox([source], Activity.at(view.descriptor), lambda: None)
-    inbox.known = evolve(KNOWN, required=frozenset({PF}))
-    with inbox.in_pass():
-        source.announce(Event(ifindex=7))
-        came = soon(lambda: view.waits() or None, "event")
+    with announced() as source, listening(REQUIRED, source) as (inbox, view):
+        with inbox.in_pass():
+            source.announce(Event(ifindex=7))
+            came = soon(lambda: view.waits() or None, "event")
+            inbox.answered()
+            assert view.waits() == came
+        assert inbox.wait(0.0) == frozenset({PF})
         inbox.answered()
-        assert view.waits() == came
-    assert inbox.wait(0.0) == frozenset({PF})
-    inbox.answered()
-    assert not view.waits()
-    inbox.close()
-    view.close()
-    os.close(source.descriptor)
+        assert not view.waits()
 
 
 @pytest.mark.parametrize(("mode", "required"), [("enforce", {PF0}), ("observe", set())])
