@@ -72,18 +72,18 @@ def have(cluster: Cluster, resource: str, each: int) -> None:
         assert allocatable(cluster.plane, name, resource) == str(each)
 
 
-def start(plane: ControlPlane, folder: Path, pods: str) -> None:
-    """Create a file's two pods, and wait until they run, on two nodes."""
-    plane.kubectl("apply", "--validate=strict", "-f", str(folder / f"{pods}-pods.yaml"))
-    names = [f"{pods}-{role}" for role in ("server", "client")]
-    for name in names:
-        eventually(name, lambda name=name: phase(plane, name) == "Running", LONG)  # type: ignore[misc]
-    assert len({plane.get("pod", name)["spec"]["nodeName"] for name in names}) == 2
-
-
-def stop(plane: ControlPlane, folder: Path, pods: str) -> None:
-    """Delete a file's pods."""
-    plane.try_kubectl("delete", "--ignore-not-found", "-f", str(folder / f"{pods}-pods.yaml"), timeout=LONG)
+@contextmanager
+def running(plane: ControlPlane, folder: Path, pods: str) -> Iterator[None]:
+    """Create a file's two pods, and wait until they run, on two nodes. They are deleted in the end."""
+    file, names = str(folder / f"{pods}-pods.yaml"), [f"{pods}-{role}" for role in ("server", "client")]
+    try:
+        plane.kubectl("apply", "--validate=strict", "-f", file)
+        for name in names:
+            eventually(name, lambda name=name: phase(plane, name) == "Running", LONG)  # type: ignore[misc]
+        assert len({plane.get("pod", name)["spec"]["nodeName"] for name in names}) == 2
+        yield
+    finally:
+        plane.try_kubectl("delete", "--ignore-not-found", "-f", file, timeout=LONG)
 
 
 def with_little_load(command: str, device: str, address: str) -> list[str]:

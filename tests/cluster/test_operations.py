@@ -21,6 +21,7 @@ from tests.cluster.objects import LEASES, budget, patch_lease, replica_set
 from tests.cluster.planes import received
 from tests.cluster.reporter.reporters import wrote
 from tests.cluster.test_gate import phase
+from tests.cluster.test_stories import sleeping
 from tests.lab.conftest import ROOT, eventually, report, settled
 
 INVENTORY = "inventories/lab_cluster.py"
@@ -196,8 +197,7 @@ def test_an_agent_that_fails_its_first_pass_is_taken_back_and_the_node_not_ready
     member: Member, tmp_path: Path
 ) -> None:
     plane, node, name = member
-    plane.apply(manifests.pod("upgraded", ["sleep", "infinity"], rdma=1, selector={"kubernetes.io/hostname": name}))
-    eventually("the pod", lambda: phase(plane, "upgraded") == "Running", LONG)
+    sleeping(plane, name, "upgraded")
     before = plane.get("pod", "upgraded")
     current = node.sh("readlink /opt/trackbed/current")
     checkout = tmp_path / "trackbed"

@@ -19,7 +19,7 @@ from lab.cluster import bundle, manifests, network_plugins
 from lab.cluster.control_plane import ControlPlane
 from tests.cluster import rendered
 from tests.cluster.conftest import LONG, Cluster, restore
-from tests.cluster.rendered import FIRST_NUMBER, exchange, start, stop, with_little_load
+from tests.cluster.rendered import FIRST_NUMBER, exchange, running, with_little_load
 from tests.cluster.test_gate import phase
 from tests.deploy.examples.perftest_commands import commands
 from tests.lab.conftest import ROOT, eventually
@@ -86,11 +86,8 @@ def deployed(fresh_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -
 def on_the_hosts_network(deployed: tuple[Cluster, Path]) -> Iterator[Cluster]:
     """The cluster, with the rendered test pods that are in the nodes' network."""
     cluster, folder = deployed
-    try:
-        start(cluster.plane, folder, "rdma-test")
+    with running(cluster.plane, folder, "rdma-test"):
         yield cluster
-    finally:
-        stop(cluster.plane, folder, "rdma-test")
 
 
 def rdma_device(node: Node, rail: int) -> str:
@@ -152,11 +149,8 @@ def with_netdevs(deployed: tuple[Cluster, Path]) -> Iterator[Cluster]:
     missing = {"multus", "whereabouts"} - set(network_plugins.built())
     if missing:
         pytest.skip(f"the Go module proxy does not serve {' and '.join(sorted(missing))}")
-    try:
-        start(cluster.plane, folder, "macvlan-test")
+    with running(cluster.plane, folder, "macvlan-test"):
         yield cluster
-    finally:
-        stop(cluster.plane, folder, "macvlan-test")
 
 
 def test_data_between_two_pods_with_a_netdev_of_their_own(with_netdevs: Cluster) -> None:

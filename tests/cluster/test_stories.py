@@ -9,7 +9,7 @@ from typing import Any
 from lab import Node
 from lab.cluster import join, manifests
 from lab.cluster.control_plane import ControlPlane
-from tests.cluster.conftest import LONG, Cluster, Member, condition, joined, restore, tainted
+from tests.cluster.conftest import LONG, Cluster, Member, condition, is_open, joined, restore, tainted
 from tests.cluster.test_gate import phase, plugin_pods, unschedulable
 from tests.lab.conftest import eventually
 from tests.lab.test_gate import BLOCKER, VERIFIED, first_said_at, started, unit
@@ -48,6 +48,12 @@ def lifts(event: dict[str, Any]) -> bool:
     return '"op": "remove", "path": "/spec/taints' in body(event)
 
 
+def sleeping(plane: ControlPlane, node: str, pod: str) -> None:
+    """Create a pod that sleeps on a node and has a share of its RDMA devices, and wait until it runs."""
+    plane.apply(manifests.pod(pod, ["sleep", "infinity"], rdma=1, selector={"kubernetes.io/hostname": node}))
+    eventually("the pod", lambda: phase(plane, pod) == "Running", LONG)
+
+
 def run_to_end(plane: ControlPlane, pod: str) -> str:
     eventually(f"the end of {pod}", lambda: phase(plane, pod) in ("Succeeded", "Failed"), LONG)
     output = plane.kubectl("logs", pod)
@@ -80,8 +86,7 @@ def test_a_nodes_first_day_ends_with_a_pod_that_has_its_device(fresh_cluster: Cl
 
 def test_the_vf_driver_unloaded_under_a_running_pod(member: Member) -> None:
     plane, node, name = member
-    plane.apply(manifests.pod("stays", ["sleep", "infinity"], rdma=1, selector={"kubernetes.io/hostname": name}))
-    eventually("the pod", lambda: phase(plane, "stays") == "Running", LONG)
+    sleeping(plane, name, "stays")
     uid = plane.get("pod", "stays")["metadata"]["uid"]
     # Loading is made impossible first: the agent would repair it before anybody could look.
     node.sh("mkdir -p /run/modprobe.d; echo 'install igbvf /bin/false' > /run/modprobe.d/blocker.conf; rmmod igbvf")
@@ -92,15 +97,14 @@ def test_the_vf_driver_unloaded_under_a_running_pod(member: Member) -> None:
     pod = plane.get("pod", "stays")
     assert (pod["status"]["phase"], pod["metadata"]["uid"]) == ("Running", uid)
     node.sh("rm /run/modprobe.d/blocker.conf; modprobe igbvf")
-    eventually("ready again", lambda: condition(plane, name) == "True" and not tainted(plane, name), LONG)
+    eventually("ready again", lambda: is_open(plane, name), LONG)
     assert plane.get("pod", "stays")["metadata"]["uid"] == uid
     plane.kubectl("delete", "pod", "stays", "--wait=false")
 
 
 def test_after_a_power_cut_no_container_starts_before_the_node_is_verified(member: Member) -> None:
     plane, node, name = member
-    plane.apply(manifests.pod("bound-before", ["sleep", "infinity"], rdma=1, selector={"kubernetes.io/hostname": name}))
-    eventually("the pod", lambda: phase(plane, "bound-before") == "Running", LONG)
+    sleeping(plane, name, "bound-before")
     plugin = plugin_pods(plane, name)[0]["metadata"]["uid"]
     node.sh("sync")
     cut = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S")
@@ -109,7 +113,7 @@ def test_after_a_power_cut_no_container_starts_before_the_node_is_verified(membe
     eventually("the kubelet", lambda: unit(node, "kubelet", "SubState") == ["running"], LONG)
     verified = first_said_at(node, "trackbed", VERIFIED)
     assert started(node, "kubelet") > verified
-    eventually("ready again", lambda: condition(plane, name) == "True" and not tainted(plane, name), LONG)
+    eventually("ready again", lambda: is_open(plane, name), LONG)
     assert first_said_at(node, "containerd", "StartContainer|RunPodSandbox") > verified
     # What was allocatable before the boot lifts no taint: the kubelet has told the Node of this boot first.
     boot = node.sh("cat /proc/sys/kernel/random/boot_id").strip()
@@ -137,7 +141,7 @@ def test_without_a_gate_a_plugin_that_started_before_its_devices_starts_again(me
         assert condition(plane, name) != "True"
     finally:
         node.sh(f"rm -f {BLOCKER} {NO_GATE}; systemctl daemon-reload; modprobe igbvf")
-    eventually("ready again", lambda: condition(plane, name) == "True" and not tainted(plane, name), LONG)
+    eventually("ready again", lambda: is_open(plane, name), LONG)
     assert plugin not in [pod["metadata"]["uid"] for pod in plugin_pods(plane, name)]
     assert allocatable(plane, name) == str(manifests.SHARES)
 

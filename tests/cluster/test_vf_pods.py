@@ -86,11 +86,8 @@ def pods(
         assert text.count("/sriov-vf-rdma") == 2
         text = text.replace(PODS, HOST_DEVICE).replace("/sriov-vf-rdma", "/host-device-vf-rdma")
         (folder / f"{HOST_DEVICE}-pods.yaml").write_text(text)
-    try:
-        rendered.start(cluster.plane, folder, request.param)
+    with rendered.running(cluster.plane, folder, request.param):
         yield cluster, request.param, rendered.own_netdevs(cluster.plane, request.param)
-    finally:
-        rendered.stop(cluster.plane, folder, request.param)
 
 
 def test_a_pod_has_its_vf_and_the_vfs_rdma_device_and_no_other(

@@ -46,9 +46,7 @@ def plane(control_plane: ControlPlane) -> ControlPlane:
     words = ("--clusterrole=admin", "--user=tenant", f"--namespace={TENANT}")
     control_plane.kubectl("create", "rolebinding", "tenant", *words)
     for name in (OWN, OTHER):
-        control_plane.apply(
-            node(name), {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", **lease(name, SYSTEM)}
-        )
+        control_plane.apply(node(name), lease(name, SYSTEM))
     return control_plane
 
 

@@ -1,9 +1,7 @@
 """The reporter's DeviceTaintRules on a real control plane, and what an attacker with its credentials cannot do with them."""
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +11,8 @@ from agent.report.names import EVICT_AFTER, OF_NODE, QUARANTINE
 from agent.report.records import NicVerdict
 from agent.reporter.kubernetes import quarantine
 from agent.reporter.kubernetes.api import JSON, JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH
-from agent.reporter.kubernetes.identity import BoundToken
 from agent.reporter.kubernetes.quarantine import RULES
-from agent.reporter.settings import Quarantine, Settings
+from agent.reporter.settings import Quarantine
 from fleet import device_rules
 from fleet.api import api
 from lab.cluster.control_plane import ControlPlane
@@ -25,7 +22,8 @@ from tests.cluster.fleet.test_fleet_rights import LEASES, user_with
 from tests.cluster.fleet.test_fleet_rights import rule as right
 from tests.cluster.objects import LEASES as NAMESPACED
 from tests.cluster.objects import RESOURCE, manifest, patch, resource_slice
-from tests.cluster.reporter.reporters import BROUGHT, Reporter, bring, by_token, holder, node, prepare, until
+from tests.cluster.reporter.conftest import Start
+from tests.cluster.reporter.reporters import Reporter, by_token, holder, node, prepare, until
 from tests.cluster.reporter.test_bounds import DATED, DEEP, LONG, MANY
 from tests.cluster.reporter.thief import APPLY, OTHER, OWN, Thief, add
 
@@ -48,18 +46,10 @@ def thief(plane: ControlPlane) -> Thief:
 
 
 @pytest.fixture
-def start(plane: ControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Reporter]]:
+def start(start: Start, monkeypatch: pytest.MonkeyPatch) -> Start:
     """Start the reporter of a new Node, with quarantine; it looks again every second."""
     monkeypatch.setattr(quarantine, "LOOK_EVERY", (1.0, 1.0))
-
-    def begin(name: str, policy: Quarantine = Quarantine()) -> Reporter:  # noqa: B008  it is frozen
-        plane.apply(node(name))
-        (tmp_path / "labels.json").write_text(json.dumps({"labels": []}))
-        settings = Settings(name, plane.url, str(plane.authority.pair.certificate), quarantine=policy)
-        bring(plane, name, tmp_path)
-        return Reporter.start(plane, tmp_path, settings, BoundToken(settings, tmp_path, tmp_path / BROUGHT))
-
-    yield begin
+    return lambda name, policy=Quarantine(): start(name, quarantine=policy)  # noqa: B008  it is frozen
 
 
 def publish(plane: ControlPlane, name: str) -> None:

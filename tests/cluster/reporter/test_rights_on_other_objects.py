@@ -8,6 +8,7 @@ import pytest
 
 from agent.reporter.kubernetes.api import JSON, JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH
 from lab.cluster.control_plane import ControlPlane
+from tests.cluster.objects import manifest
 from tests.cluster.reporter.reporters import holder, node
 from tests.cluster.reporter.thief import (
     ACCOUNTS,
@@ -76,13 +77,8 @@ def test_a_reporter_may_do_nothing_else(thief: Thief, method: str, path: str, bo
 )
 def test_a_lease_that_is_not_its_own_cannot_be_renewed(thief: Thief, place: tuple[str, str], kind: str) -> None:
     namespace, name = place
-    thief.plane.apply({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", **lease(name, namespace)})
-    change: Any = {
-        "apiVersion": "coordination.k8s.io/v1",
-        "kind": "Lease",
-        "metadata": {"name": name},
-        "spec": {"leaseDurationSeconds": 1},
-    }
+    thief.plane.apply(lease(name, namespace))
+    change = manifest("coordination.k8s.io/v1", "Lease", name, spec={"leaseDurationSeconds": 1})
     body = add("/spec/leaseDurationSeconds", 1) if kind == JSON_PATCH else change
     assert thief.tries("PATCH", f"{LEASES.format(namespace)}/{name}", body, kind) == 403
 

@@ -6,6 +6,7 @@ from attrs import field, frozen
 
 from agent.reporter.kubernetes.api import JSON, Api, Refused
 from lab.cluster.control_plane import ControlPlane
+from tests.cluster.objects import manifest
 from tests.cluster.reporter.reporters import Fixed
 
 APPLY = "application/apply-patch+yaml"
@@ -73,4 +74,4 @@ RBAC = "/apis/rbac.authorization.k8s.io/v1"
 
 
 def lease(name: str, namespace: str, holder: str | None = None) -> dict[str, Any]:
-    return {"metadata": {"name": name, "namespace": namespace}, "spec": {"holderIdentity": holder or name}}
+    return manifest("coordination.k8s.io/v1", "Lease", name, namespace, spec={"holderIdentity": holder or name})
