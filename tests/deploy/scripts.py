@@ -5,15 +5,27 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
+from pathlib import Path
 
 from tasks.common.commands import script
 
 
-def sh(text: str, *arguments: object, **environment: str) -> list[str]:
-    """Run a script as a task does."""
-    done = subprocess.run(
-        shlex.split(str(script(text, *map(str, arguments)))),
-        capture_output=True, text=True, check=False, env={**os.environ, **environment},
+def ran(
+    command: object, programs: Path | str | None = None, cwd: Path | str | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command of a task, whatever its exit status. ``programs``: a folder that comes first in PATH."""
+    if programs:
+        environment["PATH"] = f"{programs}:{os.environ['PATH']}"
+    return subprocess.run(
+        shlex.split(str(command)),
+        cwd=cwd, capture_output=True, text=True, check=False, env={**os.environ, **environment},
     )  # fmt: skip
+
+
+def sh(
+    text: str, *arguments: object, programs: Path | str | None = None, cwd: Path | str | None = None, **environment: str
+) -> list[str]:
+    """Run a script as a task does; the lines that it prints."""
+    done = ran(script(text, *map(str, arguments)), programs, cwd, **environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()

@@ -25,7 +25,8 @@ from tasks.reboot import NodeRebootRequests
 from tests.deploy.conftest import DEBIAN, PYTHON, Answers, file_answers, of, status
 from tests.deploy.fake import IMPORT
 from tests.deploy.kubernetes.test_reporter import LOOPBACK
-from tests.deploy.packages.test_packages import DEB, dpkg
+from tests.deploy.packages.test_packages import DEB
+from tests.deploy.systems import dpkg
 from tests.deploy.test_agent import BASE, FILES, NEW, service, versions
 from tests.deploy.test_node_spec import ABSENT, COUNT, STUCK, plan
 

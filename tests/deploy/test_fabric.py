@@ -26,7 +26,8 @@ from tasks.common import archive
 from tasks.fabric.ends import FACTS, NodeEnds, ends_of, read_ends
 from tests.deploy.conftest import DEBIAN, Node
 from tests.deploy.examples.inventories import inventory_of
-from tests.deploy.packages.test_packages import dpkg, install
+from tests.deploy.packages.test_packages import install
+from tests.deploy.systems import dpkg
 from tests.stand_ins import program
 
 

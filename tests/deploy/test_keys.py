@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import yaml
+from attrs import fields
 
-from handbook.spec import KEYS
+from handbook.spec import KEYS, section
 from tasks.common.data import SPEC_KEYS, task_keys
+from tasks.containers.container_engine import ContainerEngine
+from tasks.drivers.gpu_driver import GpuDriver
 
 
 def test_each_key_is_described_and_no_other_one() -> None:
@@ -28,3 +32,9 @@ def test_each_section_of_a_key_begins_with_its_name() -> None:
         "ofed",
     ):
         assert all(key.startswith((f"{name}.", ".")) for key in sections[name])
+
+
+@pytest.mark.parametrize(("key", "record"), [("container_engine", ContainerEngine), ("gpu_driver", GpuDriver)])
+def test_each_part_of_a_key_is_described(key: str, record: type) -> None:
+    known = section(key)
+    assert [each.name for each in fields(record) if f"| `{key}.{each.name}` |" not in known] == []

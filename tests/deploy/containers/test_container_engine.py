@@ -3,9 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from attrs import fields
 
-from handbook.spec import section
 from tasks.common.units import UnitStates
 from tasks.containers import container_engine
 from tasks.containers.container_engine import StoppedByRestart
@@ -103,15 +101,6 @@ def test_a_fresh_rocky_gets_packages_repository_and_service(node: Node) -> None:
     key = result.commands[f"{PREFIX}docker: key of its repository"][-1]
     assert "https://download.docker.com/linux/centos/gpg 060A61C51B558A7F742B77AAC52FEB6B621E9F35 " in key
     assert result.commands[f"{PREFIX}Packages"][0].endswith(" containerd.io")
-
-
-def test_each_key_is_documented() -> None:
-    known = section("container_engine")
-    assert [
-        each.name
-        for each in fields(container_engine.ContainerEngine)
-        if f"| `container_engine.{each.name}` |" not in known
-    ] == []
 
 
 def test_nothing_is_done_if_all_is_in_place(node: Node) -> None:

@@ -131,7 +131,7 @@ class Machine:
         for outside in ("/var/lib/kubelet/", "/proc/"):
             own = own.replace(outside, f"{self.folder}{outside}")
         text = engine_files.SHARED + OVERLAY.format(real=self.real, work=self.work) + own
-        return engine_files.parse(sh(text, mode, PATH=f"{self.bin}:{os.environ['PATH']}"))
+        return engine_files.parse(sh(text, mode, programs=self.bin))
 
 
 ENABLED_CRI = "disabled_plugins = []"
@@ -368,7 +368,7 @@ def test_if_containerd_does_not_accept_a_file_the_former_one_is_restored(tmp_pat
 def asked(folder: Path, question: str, engine: str) -> list[str]:
     """What a function of the shared part prints; the engine's programs are in this folder."""
     text = f"{engine_files.SHARED}engine=$1\n{question}\n"
-    return sh(text, engine, PATH=f"{folder}:{os.environ['PATH']}")
+    return sh(text, engine, programs=folder)
 
 
 @pytest.mark.parametrize(

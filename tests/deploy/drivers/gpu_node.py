@@ -11,15 +11,15 @@ from tasks.packages.dkms import Builds, ModuleState
 from tasks.packages.vendor_repository import KeyFingerprints
 from tasks.reboot import NodeRebootRequests
 from tests.deploy.conftest import DEBIAN, Answers, Node, file_answers, of
+from tests.deploy.systems import dpkg
 
 VERSION = "580.95.05"
 KERNEL = "6.1.0-9-amd64"
 BOOT = "00000000-0000-4000-8000-00000000000"
 PREFIX = "GPU driver | "
 USERS, SMI, STATE, REQUESTS = of(GpuUsers), "--query-gpu", "UnitFileState", of(NodeRebootRequests)
-BUILDS, DPKG = of(Builds), "dpkg -l"
+BUILDS = of(Builds)
 RUNNING = "ActiveState=active LoadState=loaded UnitFileState=enabled "
-UBUNTU = {"*-release": ["/etc/os-release", "ID=ubuntu", "NAME=Ubuntu", 'VERSION_ID="22.04"', "---"]}
 HEADER = "# Written by Trackbed; changes here are overwritten.\n"
 SOURCE = f"""\
 {HEADER}Types: deb
@@ -43,8 +43,7 @@ def wants(node: Node, **data: Any) -> None:
 
 
 def debs(version: str = f"{VERSION}-1", *more: str) -> Answers:
-    names = ("nvidia-open", "nvidia-persistenced", *more)
-    return {DPKG: ["ii  gpg  2  amd64  x", *(f"ii  {name}  {version}  amd64  x" for name in names)]}
+    return dpkg("gpg", *(f"{name}={version}" for name in ("nvidia-open", "nvidia-persistenced", *more)))
 
 
 def modules(nvidia: list[str], nouveau: list[str] | None = None) -> Answers:
@@ -73,6 +72,11 @@ def there(nvidia: list[str] = LOADED, **more: Any) -> Answers:
         **file_answers(gpu_driver.BLACKLIST, NO_NOUVEAU),
         **more,
     }
+
+
+def due(task: str, reason: str = "x", boot: str = "1") -> Answers:
+    """A request of a task for a reboot, in the first boot or another, on a node in the second one."""
+    return {REQUESTS: [f"{BOOT}1", f"{task} {BOOT}{boot} {reason} "]}
 
 
 def fresh(distribution: Answers) -> Answers:

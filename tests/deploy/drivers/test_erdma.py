@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shlex
 import subprocess
 import tarfile
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tasks.common.commands import script
 from tasks.drivers import erdma
 from tasks.drivers.erdma import LoadedDriver
 from tasks.packages import dkms, dnf_install
@@ -18,7 +18,8 @@ from tasks.packages.holds import HeldPackages
 from tasks.packages.vendor_repository import KeyFingerprints
 from tasks.reboot import NodeRebootRequests
 from tests.deploy.conftest import DEBIAN, ROCKY_9, SIGNATURES, Answers, Node, file_answers, of
-from tests.deploy.scripts import sh
+from tests.deploy.scripts import ran, sh
+from tests.deploy.systems import ROCKY_8, UBUNTU, dpkg, rpm
 from tests.stand_ins import program
 
 FINGERPRINT = "83DB6997E7844970861FCB6BEA39500F9B4DFB6F"
@@ -30,8 +31,6 @@ INSTALLER: dict[str, Any] = {
     "installer": {"url": "http://mirror.example.net/erdma_installer-1.5.7.tar.gz", "sha256": SHA256},
     "compat_mode": False,
 }
-ROCKY_8 = {"*-release": ["/etc/os-release", 'ID="rocky"', 'NAME="Rocky Linux"', 'VERSION_ID="8.10"', "---"]}
-UBUNTU = {"*-release": ["/etc/os-release", "ID=ubuntu", "NAME=Ubuntu", 'VERSION_ID="22.04"', "---"]}
 HEADER = "# Written by Trackbed; changes here are overwritten.\n"
 OPTIONS = HEADER + "softdep erdma pre: ib_uverbs\noptions erdma compat_mode=Y\n"
 ENVIRONMENT = "ERDMA_CM_NO_BOUND_IF=1 ERDMA_FORCE_MAD_ENABLE=1"
@@ -47,8 +46,8 @@ PATH = "path /lib/modules/6.1.0-9-amd64/updates/dkms/erdma.ko"
 MODULE = of(ModuleState)
 LOADED = of(LoadedDriver)
 BEHIND = of(NewerInput)
-STATUS = of(Builds)
-KERNEL: Answers = {"uname -r\n": "6.1.0-9-amd64", of(NodeRebootRequests): ["boot-1"]}
+STATUS, REQUESTS = of(Builds), of(NodeRebootRequests)
+KERNEL = {"uname -r": "6.1.0-9-amd64"}
 
 
 def there() -> Answers:
@@ -60,16 +59,15 @@ def there() -> Answers:
         LOADED: ["mode Y", "users 0"],
         STATUS: "erdma/1.1, 6.1.0-9-amd64, x86_64: installed",
         "uname -r": "6.1.0-9-amd64",
-        of(NodeRebootRequests): ["boot-1"],
-        "dpkg -l": [f"ii  {name}  {version}  amd64  x" for name, version in (
-            ("gpg", "2.2"), ("erdma-dkms", "1.1"), ("ibverbs-providers", "44"))],
+        REQUESTS: ["boot-1"],
+        **dpkg("gpg", "erdma-dkms=1.1", "ibverbs-providers"),
         of(HeldPackages): "erdma-dkms",
         of(KeyFingerprints): FINGERPRINT,
         **file_answers(erdma.OPTIONS, OPTIONS),
         **file_answers(erdma.AT_BOOT, AT_BOOT),
         **file_answers(erdma.BUILD_OPTIONS, erdma.build_options(compat_mode=True)),
         **file_answers("/etc/apt/sources.list.d/trackbed-erdma.sources", SOURCE),
-    }  # fmt: skip
+    }
 
 
 def test_nothing_is_done_if_all_is_in_place(node: Node) -> None:
@@ -91,19 +89,10 @@ def test_nothing_is_done_if_all_is_in_place(node: Node) -> None:
 
 def test_a_fresh_node_gets_options_package_and_driver(node: Node) -> None:
     node.data = {"erdma": DKMS}
-    fresh = {
-        **DEBIAN,
-        MODULE: ["path "],
-        BEHIND: [],
-        LOADED: [],
-        STATUS: [],
-        "dpkg -l": ["ii  gpg  2.2  amd64  x"],
-        **KERNEL,
-    }
+    nothing: Answers = {MODULE: ["path "], BEHIND: [], LOADED: [], STATUS: [], REQUESTS: ["boot-1"]}
+    fresh = {**DEBIAN, **nothing, **dpkg("gpg"), **KERNEL}
     built = {MODULE: [PATH, "installed AB"], STATUS: "erdma/1.1, 6.1.0-9-amd64, x86_64: installed"}
-    result = node.deploy(
-        erdma.install, fresh | {"uname -r": "6.1.0-9-amd64"}, {**fresh, **built, "uname -r": "6.1.0-9-amd64"}
-    )
+    result = node.deploy(erdma.install, fresh, {**fresh, **built})
     assert not result.failed
     assert result.uploads[erdma.OPTIONS] == OPTIONS.encode()
     assert result.uploads[erdma.AT_BOOT] == AT_BOOT.encode()
@@ -130,7 +119,7 @@ def test_a_fresh_node_gets_options_package_and_driver(node: Node) -> None:
 )
 def test_another_build_or_mode_is_loaded_again_unless_it_is_in_use(node: Node, answers: Answers, reload: bool) -> None:
     node.data = {"erdma": DKMS}
-    result = node.deploy(erdma.install, {**answers, **{k: v for k, v in there().items() if k not in answers}})
+    result = node.deploy(erdma.install, {**there(), **answers})
     [command] = result.commands["eRDMA | Driver loaded"]
     if reload:
         assert command.endswith(" sh Y yes")
@@ -141,12 +130,11 @@ def test_another_build_or_mode_is_loaded_again_unless_it_is_in_use(node: Node, a
 
 def test_a_build_after_a_reboot_that_no_deploy_has_seen_is_another_reason_for_a_reboot(node: Node) -> None:
     node.data = {"erdma": DKMS, "reboot": {"policy": "allow"}}
-    requests = of(NodeRebootRequests)
     in_use = {**there(), LOADED: ["mode Y", "users 1"], MODULE: [PATH, "installed CD", "users 1", "loaded AB"]}
     [request] = node.deploy(erdma.install, in_use).commands["eRDMA | Driver loaded"]
     *_, reason = shlex.split(request)
-    upgraded = {**in_use, MODULE: [PATH, "installed EF", "users 1", "loaded CD"], "uname -r": "6.1.0-9-amd64"}
-    result = node.deploy(erdma.install, {**upgraded, requests: ["boot-2", f"erdma boot-1 {reason} "]})
+    upgraded = {**in_use, MODULE: [PATH, "installed EF", "users 1", "loaded CD"]}
+    result = node.deploy(erdma.install, {**upgraded, REQUESTS: ["boot-2", f"erdma boot-1 {reason} "]})
     assert not result.failed
     [request] = result.commands["eRDMA | Driver loaded"]
     assert " sh /var/lib/trackbed/reboots erdma " in request
@@ -155,16 +143,16 @@ def test_a_build_after_a_reboot_that_no_deploy_has_seen_is_another_reason_for_a_
 @pytest.mark.parametrize("loaded", [["users 0", "loaded CD"], []])
 def test_a_driver_that_the_kernel_would_refuse_is_not_loaded(node: Node, loaded: list[str]) -> None:
     node.data = {"erdma": DKMS}
-    refused = {SIGNATURES: ["refused erdma.ko: the key /var/lib/dkms/mok.pub is not enrolled", "end"]}
+    refused = {SIGNATURES: ["refused erdma.ko: the key mok.pub is not enrolled", "end"]}
     result = node.deploy(erdma.install, {**there(), **refused, MODULE: [PATH, "installed AB", *loaded]})
     assert result.failed
     [refusal] = result.flat
-    assert refusal.startswith("refuse: erdma: with Secure Boot the kernel would refuse the modules: erdma.ko: the key")
+    assert "erdma: with Secure Boot" in refusal and "erdma.ko: the key mok.pub" in refusal
 
 
 def test_a_satisfied_reboot_request_is_withdrawn(node: Node) -> None:
     node.data = {"erdma": DKMS}
-    result = node.deploy(erdma.install, {**there(), of(NodeRebootRequests): ["boot-2", "erdma boot-1 something "]})
+    result = node.deploy(erdma.install, {**there(), REQUESTS: ["boot-2", "erdma boot-1 something "]})
     assert result.flat == ["rm -f /var/lib/trackbed/reboots/erdma"]
 
 
@@ -189,7 +177,7 @@ def test_a_driver_that_does_not_fit_the_loaded_modules_waits_for_ofeds_reboot(
 ) -> None:
     """It is built against OFED's ib_core. If it failed the host, the reboot would never come."""
     node.data = {"erdma": DKMS, "reboot": {"policy": "allow"}}
-    requests = {of(NodeRebootRequests): ["boot-1", f"ofed {boot} installed modules are not the loaded ones "]}
+    requests = {REQUESTS: ["boot-1", f"ofed {boot} installed modules are not the loaded ones "]}
     unloaded = {MODULE: [PATH, "installed AB"], LOADED: []}
     loads = node.deploy(erdma.install, {**there(), **unloaded, **requests}).commands["eRDMA | Driver loaded"]
     assert any("modprobe erdma" in command for command in loads) is not waits
@@ -206,9 +194,7 @@ def test_the_installer_waits_for_the_kernel_that_is_to_run(node: Node) -> None:
 def test_the_vendors_installer_gets_its_url_and_checksum(node: Node) -> None:
     node.data = {"erdma": INSTALLER}
     answers = {**there(), **ROCKY_8, erdma.INSTALLED: []}
-    result = node.deploy(
-        erdma.install, {k: v for k, v in answers.items() if k != MODULE} | {MODULE: ["path "]}, answers
-    )
+    result = node.deploy(erdma.install, {**answers, MODULE: ["path "]}, answers)
     [run] = result.commands["eRDMA | Installer"]
     assert run.endswith(f" sh {INSTALLER['installer']['url']} {SHA256} {erdma.INSTALLED} no")
 
@@ -216,17 +202,15 @@ def test_the_vendors_installer_gets_its_url_and_checksum(node: Node) -> None:
 @pytest.mark.parametrize(
     ("system", "listing", "install"),
     [
-        (ROCKY_8, {"rpm --queryformat": ["dkms 3.0-1", "cmake 3.2-1"]}, str(dnf_install("gcc-c++"))),
-        (UBUNTU, {"dpkg -l": ["ii  dkms  3  amd64  x", "ii  debhelper  1  all  x", "ii  build-essential  1  amd64  x"]},
-            "apt_install install -- \"$@\"' sh autotools-dev libnl-3-dev libnl-route-3-dev cmake"),
+        (ROCKY_8, rpm("dkms", "cmake"), str(dnf_install("gcc-c++"))),
+        (UBUNTU, dpkg("dkms", "debhelper", "build-essential"), " sh autotools-dev libnl-3-dev libnl-route-3-dev cmake"),
     ],
-)  # fmt: skip
+)
 def test_what_the_installer_builds_with_is_installed_before_it(
     node: Node, system: Answers, listing: Answers, install: str
 ) -> None:
     node.data = {"erdma": INSTALLER}
-    mine = {**listing, **system, erdma.INSTALLED: []}
-    result = node.deploy(erdma.install, {**mine, **{k: v for k, v in there().items() if k not in mine}})
+    result = node.deploy(erdma.install, {**there(), **listing, **system, erdma.INSTALLED: []})
     (command,) = result.commands["eRDMA | Installer's packages"]
     assert command.endswith(install)
     names = list(result.commands)
@@ -235,16 +219,16 @@ def test_what_the_installer_builds_with_is_installed_before_it(
 
 def test_an_installer_that_has_run_is_not_run_again(node: Node) -> None:
     node.data = {"erdma": {**INSTALLER, "compat_mode": True}}
-    there_too = {"rpm --queryformat": [f"{name} 1-1" for name in erdma.INSTALLER_NEEDS["rhel"]]}
-    result = node.deploy(erdma.install, {erdma.INSTALLED: SHA256, **there_too, **there(), **ROCKY_8})
+    needs = rpm(*erdma.INSTALLER_NEEDS["rhel"])
+    result = node.deploy(erdma.install, {erdma.INSTALLED: SHA256, **needs, **there(), **ROCKY_8})
     assert result.commands["eRDMA | Installer's packages"] == result.commands["eRDMA | Installer"] == []
 
 
 def test_the_in_tree_driver_needs_only_options(node: Node) -> None:
     node.data = {"erdma": {"source": "in-tree", "compat_mode": False}}
     kernel_s = "path /lib/modules/6.1.0-9-amd64/kernel/drivers/infiniband/hw/erdma/erdma.ko"
-    mine = {MODULE: [kernel_s, "installed AB", "users 0", "loaded AB"]}
-    result = node.deploy(erdma.install, {**mine, **{k: v for k, v in there().items() if k not in mine}, **ROCKY_9})
+    of_kernel = {MODULE: [kernel_s, "installed AB", "users 0", "loaded AB"]}
+    result = node.deploy(erdma.install, {**there(), **of_kernel, **ROCKY_9})
     assert result.uploads[erdma.OPTIONS] == f"{HEADER}softdep erdma pre: ib_uverbs\n".encode()
     assert erdma.BUILD_OPTIONS not in result.uploads
     assert result.commands["eRDMA | Driver loaded"] == []
@@ -253,8 +237,8 @@ def test_the_in_tree_driver_needs_only_options(node: Node) -> None:
 @pytest.mark.parametrize(
     ("data", "module", "message"),
     [
-        ({"source": "in-tree"}, "path ", "does not have the module erdma (Debian's does not; give the source 'dkms')"),
-        ({"source": "in-tree"}, PATH, "to the kernel's own driver; remove its package"),
+        ({"source": "in-tree"}, "path ", "does not have the module erdma"),
+        ({"source": "in-tree"}, PATH, "to the kernel's own driver"),
         (DKMS, "path /lib/modules/6/kernel/erdma.ko", "to the one that DKMS built"),
     ],
 )
@@ -262,8 +246,7 @@ def test_what_cannot_work_is_refused_before_the_driver_is_loaded(
     node: Node, data: dict[str, Any], module: str, message: str
 ) -> None:
     node.data = {"erdma": data}
-    mine = {MODULE: [module]}
-    result = node.deploy(erdma.install, {**mine, **{k: v for k, v in there().items() if k not in mine}})
+    result = node.deploy(erdma.install, {**there(), MODULE: [module]})
     assert result.failed
     [refusal] = result.commands["eRDMA | Driver loaded"]
     assert message in refusal
@@ -274,19 +257,15 @@ def test_the_installer_on_a_system_that_it_does_not_support_is_refused(node: Nod
     result = node.deploy(erdma.install, DEBIAN)
     assert result.failed and not result.flat
     [error] = result.errors
-    assert (
-        "node-a.erdma.source: the installer does not support Debian 12; it supports Alibaba Cloud Linux 3, Ubu" in error
-    )
+    assert "node-a.erdma.source: the installer does not support Debian 12" in error
 
 
 # The installer's script, run here for real on an archive of the vendor's shape.
 
 
-def archive(folder: Path, script: str) -> Path:
+def archive(folder: Path, text: str) -> Path:
     tree = folder / "erdma_installer"
-    tree.mkdir()
-    (tree / "install.sh").write_text(script)
-    (tree / "install.sh").chmod(0o755)
+    program(tree / "install.sh", text)
     made = folder / "erdma_installer-1.tar.gz"
     with tarfile.open(made, "w:gz") as tar:
         tar.add(tree, "erdma_installer")
@@ -295,17 +274,12 @@ def archive(folder: Path, script: str) -> Path:
 
 def run_installer(made: Path, sha256: str, note: Path, mad: str = "no") -> subprocess.CompletedProcess[str]:
     text = erdma._INSTALL.replace('fetch "$url" "$work/archive"', 'cp "$url" "$work/archive"')
-    return subprocess.run(
-        ["sh", "-ec", text, "sh", str(made), sha256, str(note), mad], capture_output=True, text=True, check=False,
-        env={**os.environ, "DKMS": str(made.parent)},
-    )  # fmt: skip
+    return ran(script(text, str(made), sha256, str(note), mad), DKMS=str(made.parent))
 
 
 def test_the_installer_is_run_only_with_its_checksum(tmp_path: Path) -> None:
-    made = archive(
-        tmp_path,
-        f'#!/bin/sh\necho "$ERDMA_CM_NO_BOUND_IF $ERDMA_FORCE_MAD_ENABLE $NEEDRESTART_SUSPEND $*" > {tmp_path}/ran\n',
-    )
+    said = "$ERDMA_CM_NO_BOUND_IF $ERDMA_FORCE_MAD_ENABLE $NEEDRESTART_SUSPEND $*"
+    made = archive(tmp_path, f'echo "{said}" > {tmp_path}/ran')
     note = tmp_path / "lib" / "note"
     refused = run_installer(made, SHA256, note)
     checksum = hashlib.sha256(made.read_bytes()).hexdigest()
@@ -325,7 +299,7 @@ def test_an_installer_that_fails_shows_the_build_log_and_is_run_again(tmp_path: 
     log = tmp_path / "erdma/1.0/build/make.log"
     log.parent.mkdir(parents=True)
     log.write_text("erdma_cm.c:1:1: error: no such thing\n")
-    made = archive(tmp_path, "#!/bin/sh\nexit 3\n")
+    made = archive(tmp_path, "exit 3")
     note = tmp_path / "note"
     done = run_installer(made, hashlib.sha256(made.read_bytes()).hexdigest(), note)
     assert done.returncode == 1
@@ -349,20 +323,18 @@ exec $run
 def test_each_build_of_dkms_has_the_vendors_environment(tmp_path: Path, compat_mode: bool, built: str) -> None:
     program(tmp_path / "configure-dkms.sh", 'echo "$1 ${ERDMA_CM_NO_BOUND_IF-unset} ${ERDMA_FORCE_MAD_ENABLE-unset}"')
     (tmp_path / "erdma.conf").write_text(erdma.build_options(compat_mode))
-    command = ["bash", "-c", BUILD, "bash", str(tmp_path), "6.1.0", str(tmp_path / "erdma.conf")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout == f"{built}\n"
+    command = ("bash", "-c", BUILD, "bash", str(tmp_path), "6.1.0", str(tmp_path / "erdma.conf"))
+    assert ran(shlex.join(command)).stdout == f"{built}\n"
 
 
 def test_a_driver_that_was_built_with_other_options_is_built_again(node: Node, tmp_path: Path) -> None:
     module, options = tmp_path / "erdma.ko", tmp_path / "erdma.conf"
     program(tmp_path / "modinfo", f"echo {module}")
     program(tmp_path / "stat", 'cat "$4"')  # the change time of a file, which nobody can set
-    path = f"{tmp_path}:{os.environ['PATH']}"
     module.write_text("7")
     for changed, newer in (("6", []), ("7", []), ("8", [str(options)])):
         options.write_text(changed)
-        assert sh(dkms._NEWER_INPUT, "erdma", "6.1.0", options, PATH=path) == newer
+        assert sh(dkms._NEWER_INPUT, "erdma", "6.1.0", options, programs=tmp_path) == newer
     node.data = {"erdma": DKMS}
     [build] = node.deploy(erdma.install, {**there(), BEHIND: [erdma.BUILD_OPTIONS]}).commands["eRDMA | Driver built"]
     assert build.endswith(" sh erdma 1.1 6.1.0-9-amd64 again")

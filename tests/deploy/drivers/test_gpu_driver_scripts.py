@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
@@ -88,8 +87,7 @@ def test_gpus_that_the_fabric_has_not_registered_are_named(
 ) -> None:
     (tmp_path / "q").write_text(smi(*fabrics))
     program(tmp_path / "nvidia-smi", f"case $1 in -q) cat {tmp_path}/q ;; *) echo 580.95.05 ;; esac")
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    assert sh(gpu_driver._CHECK, PATH=path) == ["version 580.95.05", *report]
+    assert sh(gpu_driver._CHECK, programs=tmp_path) == ["version 580.95.05", *report]
 
 
 def test_a_fabric_that_registers_gpus_is_waited_for(tmp_path: Path) -> None:
@@ -98,10 +96,10 @@ def test_a_fabric_that_registers_gpus_is_waited_for(tmp_path: Path) -> None:
     program(tmp_path / "nvidia-smi", f"cat {tmp_path}/q")
     # What is slept for is that the state changes; the third time it has.
     program(tmp_path / "sleep", f'cd {tmp_path}; echo >> slept; if [ "$(wc -l < slept)" = 3 ]; then mv later q; fi')
-    sh(fabric.WAIT, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    sh(fabric.WAIT, programs=tmp_path)
     assert (tmp_path / "slept").read_text() == "\n" * 3
     (tmp_path / "q").write_text(smi(("In Progress", "N/A")))
-    sh(fabric.WAIT, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    sh(fabric.WAIT, programs=tmp_path)
     assert (tmp_path / "slept").read_text() == "\n" * 27
 
 
@@ -151,7 +149,7 @@ def test_versions_of_the_repositories_are_read(
         tmp_path / manager,
         f"printf '{output}'" if output else "echo 'Error: Cache-only enabled but no cache' >&2; exit 1",
     )
-    lines = sh(_AVAILABLE[family], "libcuda1", "nvidia-open", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    lines = sh(_AVAILABLE[family], "libcuda1", "nvidia-open", programs=tmp_path)
     available = AvailableVersions().process(lines)
     assert [(name, versions.is_at("580.95.05", version)) for name, version in available] == (
         [("libcuda1", True), ("nvidia-open", False)] if output else []
@@ -173,7 +171,7 @@ def load(
         f'case "$3" in {cases}) ;; *) [ "$2" != is-active ] || exit 3 ;; esac; echo "$*" >> {log}',
     )
     text = driver_modules._LOAD.replace("/sys/module/", f"{tmp_path}/module/")
-    sh(text, "yes" if loaded else "no", "remedy", PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
+    sh(text, "yes" if loaded else "no", "remedy", programs=tmp_path / "bin")
     calls = [line for line in log.read_text().splitlines() if "is-active" not in line]
     return calls, {path.name for path in (tmp_path / "module").iterdir()}
 
@@ -207,7 +205,7 @@ def test_a_driver_that_does_not_load_shows_the_remedy(tmp_path: Path) -> None:
     program(tmp_path / "modprobe", "exit 1")
     program(tmp_path / "dmesg", "echo 'NVRM: No NVIDIA GPU found.'")
     with pytest.raises(AssertionError, match=r"NVRM: No NVIDIA GPU found\.\s+the remedy"):
-        sh(driver_modules._LOAD, "no", "the remedy", PATH=f"{tmp_path}:{os.environ['PATH']}")
+        sh(driver_modules._LOAD, "no", "the remedy", programs=tmp_path)
 
 
 def test_the_daemon_s_command_is_that_of_the_operators_drop_in_and_not_of_ours(tmp_path: Path) -> None:
@@ -219,10 +217,11 @@ def test_the_daemon_s_command_is_that_of_the_operators_drop_in_and_not_of_ours(t
         tmp_path / "bin/systemctl",
         f'case "$*" in *FragmentPath*) echo {unit} ;; *) [ -z "$DROP_INS" ] || echo "$DROP_INS" ;; esac',
     )
-    path = f"{tmp_path}/bin:{os.environ['PATH']}"
 
     def command(drop_ins: str) -> str | None:
-        output = sh(services._COMMAND, "nvidia-persistenced.service", ours, PATH=path, DROP_INS=drop_ins)
+        output = sh(
+            services._COMMAND, "nvidia-persistenced.service", ours, programs=tmp_path / "bin", DROP_INS=drop_ins
+        )
         return services.DaemonCommand().process(output)
 
     assert command(str(ours)) == "/usr/bin/nvidia-persistenced --no-persistence-mode"

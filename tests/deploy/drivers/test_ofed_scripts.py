@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from pyinfra.api.exceptions import FactProcessError
 
+from tasks.common.commands import script
 from tasks.drivers.ofed import mlnx_ofed, modules
 from tasks.drivers.ofed.users import USERS, OfedUsers
 from tasks.packages import holds
-from tests.deploy.scripts import sh
+from tests.deploy.scripts import ran, sh
 from tests.stand_ins import program
 
 
@@ -44,8 +45,7 @@ def module(root: Path, name: str, refcnt: int = 0, holders: tuple[str, ...] = ()
 
 def test_the_modules_of_an_ofed_are_found(root: Path) -> None:
     program(root / "bin/modinfo", '[ "$1" = -F ] && echo CD || echo /lib/modules/K/updates/dkms/"$2".ko')
-    path = f"{root / 'bin'}:{os.environ['PATH']}"
-    fact = modules.OfedStack().process(sh(modules._STACK, root, *modules.NAMES, PATH=path))
+    fact = modules.OfedStack().process(sh(modules._STACK, root, *modules.NAMES, programs=root / "bin"))
     rxe = modules.OfedModule("rdma_rxe", "AB", "CD", "/lib/modules/K/updates/dkms/rdma_rxe.ko")
     assert fact == modules.Stack(os.uname().release, True, 2, (rxe,))
     assert rxe.stale and rxe.out_of_tree
@@ -56,27 +56,20 @@ def test_the_modules_of_an_ofed_are_found(root: Path) -> None:
 def test_modules_of_packages_without_dkms_count(tmp_path: Path) -> None:
     kernel = os.uname().release
     lib = tmp_path / f"lib/modules/{kernel}"
-    for file in (
-        lib / "extra/mlnx-ofa_kernel/drivers/net/mlx5_core.ko.xz",
-        lib / "weak-updates/iser/ib_iser.ko",
-        lib / "extra/other/other.ko",
-    ):
-        file.parent.mkdir(parents=True)
-        file.touch()
+    for file in ("extra/mlnx-ofa_kernel/net/mlx5_core.ko.xz", "weak-updates/iser/ib_iser.ko", "extra/other/other.ko"):
+        (lib / file).parent.mkdir(parents=True)
+        (lib / file).touch()
     listing = tmp_path / "var/lib/dpkg/info/mlnx-ofed-kernel-modules.list"
     listing.parent.mkdir(parents=True)
     listing.write_text(f"/lib/modules/{kernel}/updates/mlx5_ib.ko\n/lib/modules/1.2.3/updates/old.ko\n/usr/share/doc\n")
     message = sh(modules._STACK, tmp_path, *modules.NAMES)
-    assert [line for line in message if line.startswith("built")] == [
-        "built ib_iser",
-        "built mlx5_core",
-        "built mlx5_ib",
-    ]
+    built = [line.split()[1] for line in message if line.startswith("built")]
+    assert built == ["ib_iser", "mlx5_core", "mlx5_ib"]
 
 
 def users(root: Path, *loaded: str) -> list[str]:
     arguments = ("storage_rdma ib_iser", "nvidia_peermem", *loaded)
-    return OfedUsers().process(sh(USERS + "echo end\n", root, *arguments))
+    return OfedUsers().process(sh(USERS + "echo end\n", root, *arguments, programs=root / "bin"))
 
 
 def test_modules_held_only_by_other_modules_have_no_users(root: Path) -> None:
@@ -145,9 +138,8 @@ link mlx5_1/1 lqpn 10 rqpn 3 type RC state RTS sq-psn 0 pid 42 comm python3
 EOF"""
 
 
-def test_a_queue_pair_of_the_kernel_is_a_user(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queue_pair_of_the_kernel_is_a_user(root: Path) -> None:
     program(root / "bin/rdma", QUEUE_PAIRS)
-    monkeypatch.setenv("PATH", f"{root / 'bin'}:{os.environ['PATH']}")
     assert users(root, "rdma_rxe") == ["smc of the kernel has a queue pair of mlx5_0"]
 
 
@@ -166,7 +158,7 @@ esac
 """
 
 
-def test_users_of_netdevs_and_vfs_are_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_users_of_netdevs_and_vfs_are_named(root: Path) -> None:
     driver = root / "sys/bus/pci/drivers/mlx5_core"
     (driver / "0000:21:00.0/net/ens1").mkdir(parents=True)
     (driver / "0000:21:00.2").mkdir()
@@ -184,7 +176,7 @@ def test_users_of_netdevs_and_vfs_are_named(root: Path, monkeypatch: pytest.Monk
     (netdev / "upper_bond0").mkdir(parents=True)
     (netdev / "device").symlink_to("../../../bus/pci/drivers/mlx5_core/0000:21:00.0")
     (driver / "0000:21:00.0/driver").symlink_to("../../mlx5_core")
-    with_programs(root, monkeypatch, "10.0.0.7:22")
+    with_programs(root, "10.0.0.7:22")
     assert users(root, "mlx5_core") == [
         "ens1 carries a connection of sshd (10.0.0.7)",
         "bond0 is on top of ens1",
@@ -196,12 +188,11 @@ def test_users_of_netdevs_and_vfs_are_named(root: Path, monkeypatch: pytest.Monk
     assert users(root, "rdma_rxe") == []
 
 
-def with_programs(root: Path, monkeypatch: pytest.MonkeyPatch, *ends: str) -> None:
+def with_programs(root: Path, *ends: str) -> None:
     """A node's programs; ``ends``: of connections, as ss prints them, of sshd if the second is not given."""
     program(root / "bin/ip", IP)
     lines = [f"0 0 {end}" if " " in end else f'0 0 {end} 10.0.0.1:4000 users:(("sshd",pid=1,fd=4))' for end in ends]
     program(root / "bin/ss", "\n".join(f"echo '{line}'" for line in lines))
-    monkeypatch.setenv("PATH", f"{root / 'bin'}:{os.environ['PATH']}")
 
 
 @pytest.mark.parametrize(
@@ -221,7 +212,7 @@ def with_programs(root: Path, monkeypatch: pytest.MonkeyPatch, *ends: str) -> No
     ],
 )
 def test_a_connection_with_another_machine_is_a_user_however_ss_prints_its_ends(
-    root: Path, monkeypatch: pytest.MonkeyPatch, ends: str, found: str | None
+    root: Path, ends: str, found: str | None
 ) -> None:
     function = root / "sys/bus/pci/drivers/mlx5_core/0000:21:00.0"
     (root / "sys/module/mlx5_core").mkdir()
@@ -229,7 +220,7 @@ def test_a_connection_with_another_machine_is_a_user_however_ss_prints_its_ends(
     (function / "driver").mkdir(parents=True)
     (function / "driver/module").symlink_to(root / "sys/module/mlx5_core")
     (root / "sys/class/net/ens1/device").symlink_to(function)
-    with_programs(root, monkeypatch, ends)
+    with_programs(root, ends)
     assert users(root, "mlx5_core") == ([f"ens1 carries a connection of {found}"] if found else [])
 
 
@@ -241,11 +232,10 @@ def test_an_initramfs_that_is_older_than_its_module_is_found(tmp_path: Path) -> 
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (2_000_000_000, 2_000_000_000))
     program(tmp_path / "bin/lsinitramfs", "echo usr/lib/modules/K/kernel/drivers/mlx5_core.ko")
-    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
     files = (tmp_path / "mlx5_core.ko", tmp_path / "rdma_rxe.ko")
-    assert sh(modules._OLD_INITRAMFS, tmp_path, *files, PATH=path) == ["mlx5_core"]
+    assert sh(modules._OLD_INITRAMFS, tmp_path, *files, programs=tmp_path / "bin") == ["mlx5_core"]
     os.utime(image, (2_100_000_000, 2_100_000_000))
-    assert sh(modules._OLD_INITRAMFS, tmp_path, *files, PATH=path) == []
+    assert sh(modules._OLD_INITRAMFS, tmp_path, *files, programs=tmp_path / "bin") == []
 
 
 @pytest.mark.parametrize(
@@ -257,7 +247,7 @@ def test_an_unloaded_module_is_loaded_again_although_others_could_not_be_unloade
     program(tmp_path / "bin/systemctl", "exit 1")
     program(tmp_path / "bin/udevadm", "")
     text = modules._RELOAD.replace("/sys/module", str(tmp_path / "sys/module"))
-    assert f"loads {name}" in sh(text, "nvme_rdma", "", PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    assert f"loads {name}" in sh(text, "nvme_rdma", "", programs=tmp_path / "bin")
 
 
 def install(root: Path, installer: str) -> subprocess.CompletedProcess[str]:
@@ -278,10 +268,7 @@ def install(root: Path, installer: str) -> subprocess.CompletedProcess[str]:
     text = holds.NOTED + mlnx_ofed.HOLDS["debian"] + mlnx_ofed._INSTALL.replace("/lib/modules/$kernel", str(root))
     (root / "build/include").mkdir(parents=True, exist_ok=True)
     sha256 = hashlib.sha256(bundle.read_bytes()).hexdigest()
-    return subprocess.run(
-        ["sh", "-ec", text, "sh", str(bundle), sha256, str(root / "var"), str(root / "holds")],
-        env={"PATH": f"{root / 'bin'}:/usr/bin:/bin"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    return ran(script(text, str(bundle), sha256, f"{root}/var", f"{root}/holds"), root / "bin")
 
 
 @pytest.mark.parametrize(("held", "runs"), [(2, True), (100, False)])
@@ -326,6 +313,5 @@ def test_a_package_that_an_interrupted_installer_has_removed_is_not_released(tmp
     """apt-mark fails for a package that it does not know."""
     program(tmp_path / "bin/dpkg-query", "exit 1")
     program(tmp_path / "bin/apt-mark", f"touch {tmp_path}/asked; exit 100")
-    path = f"{tmp_path}/bin:{os.environ['PATH']}"
-    sh(f"{holds.NOTED}{mlnx_ofed.HOLDS['debian']}release old-package", PATH=path)
+    sh(f"{holds.NOTED}{mlnx_ofed.HOLDS['debian']}release old-package", programs=tmp_path / "bin")
     assert not (tmp_path / "asked").exists()

@@ -1,16 +1,17 @@
 from __future__ import annotations
 
-import os
-import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
 from attrs import define
 
+from tasks.common.commands import script
 from tasks.packages import dkms
 from tasks.packages.dkms import Builds, OtherModules
 from tests.deploy.conftest import Node, of
+from tests.deploy.scripts import ran, sh
+from tests.stand_ins import program
 
 KERNEL = {"uname -r": "6.1.0-9-amd64"}
 
@@ -59,39 +60,31 @@ def test_a_module_in_memory_is_compared_with_its_file(lines: list[str], stale: b
     assert (module.stale, module.out_of_tree) == (stale, out_of_tree)
 
 
-def test_a_module_installed_for_the_running_kernel_is_left_alone(node: Node) -> None:
-    result = node.deploy(installed, {**KERNEL, of(Builds): "erdma/1.0, 6.1.0-9-amd64, x86_64: installed"})
-    assert result.planned == {"built": False}
-    assert result.flat == []
+REPLACED = " (WARNING! Diff between built and installed module!)"
 
 
-def test_a_module_built_for_another_kernel_is_built_for_this_one(node: Node) -> None:
-    result = node.deploy(installed, {**KERNEL, of(Builds): "erdma/1.0, 6.1.0-8-amd64, x86_64: installed"})
-    assert result.flat[0].endswith(" sh erdma 1.0 6.1.0-9-amd64")
-
-
-REPLACED = "erdma/1.0, 6.1.0-9-amd64, x86_64: installed (WARNING! Diff between built and installed module!)"
-
-
-@pytest.mark.parametrize(("others", "changes"), [(["erdma"], True), ([], False)])
-def test_a_module_in_the_place_of_the_built_one_is_replaced_unless_only_its_signature_differs(
-    node: Node, others: list[str], changes: bool
+@pytest.mark.parametrize(
+    ("build", "others", "changes"),
+    [
+        ("6.1.0-9-amd64, x86_64: installed", [], False),
+        ("6.1.0-8-amd64, x86_64: installed", [], True),
+        (f"6.1.0-9-amd64, x86_64: installed{REPLACED}", ["erdma"], True),
+        (f"6.1.0-9-amd64, x86_64: installed{REPLACED}", [], False),
+    ],
+    ids=["installed", "for another kernel", "another in its place", "another signature"],
+)
+def test_a_module_is_built_unless_it_is_installed_for_the_running_kernel(
+    node: Node, build: str, others: list[str], changes: bool
 ) -> None:
-    result = node.deploy(
-        installed, {**KERNEL, of(Builds): REPLACED, of(OtherModules, "erdma", "1.0", "6.1.0-9-amd64"): others}
-    )
+    answers = {of(Builds): f"erdma/1.0, {build}", of(OtherModules, "erdma", "1.0", "6.1.0-9-amd64"): others}
+    result = node.deploy(installed, {**KERNEL, **answers})
     assert result.planned == {"built": changes}
     assert [command.endswith(" sh erdma 1.0 6.1.0-9-amd64") for command in result.flat] == [True] * changes
 
 
 def test_modules_of_a_build_are_compared_with_the_kernel_s_by_version_and_sources(tmp_path: Path) -> None:
-    program = tmp_path / "modinfo"
-    program.write_text("""#!/bin/sh
-for file; do :; done
-if [ "$1" = -k ]; then file=$KERNEL/$2/$file.ko.xz; shift 2; fi
-sed -n "s/^$2: //p" "$file"
-""")
-    program.chmod(0o755)
+    of_the_kernel = 'if [ "$1" = -k ]; then file=$KERNEL/$2/$file.ko.xz; shift 2; fi'
+    program(tmp_path / "modinfo", f'for file; do :; done\n{of_the_kernel}\nsed -n "s/^$2: //p" "$file"')
     tree, kernel = tmp_path / "dkms/mlnx/1.0/6.1/x86_64/module", tmp_path / "6.1"
     tree.mkdir(parents=True)
     kernel.mkdir()
@@ -104,20 +97,13 @@ sed -n "s/^$2: //p" "$file"
         (tree / f"{name}.ko").write_text(built)
         (kernel / f"{name}.ko.xz").write_text(text)
     (tree / "gone.ko.zst").write_text(built)
-    environment = {
-        **os.environ,
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
-        "KERNEL": str(tmp_path),
-        "DKMS": str(tmp_path / "dkms"),
-    }
     command = dkms.OtherModules().command("mlnx", "1.0", "6.1").get_raw_value()
-    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True, env=environment)
-    assert done.stdout.split() == ["gone", "older", "other"]
+    assert sh(command, programs=tmp_path, KERNEL=str(tmp_path), DKMS=f"{tmp_path}/dkms") == ["gone", "older", "other"]
 
 
 # As dkms 2.8.7 (Ubuntu 22.04) was seen to do it: --force changes nothing about what is built or installed, with exit code 0,
 # and an uninstallation that succeeds ends with 1.
-DKMS_2_8 = """#!/bin/sh
+DKMS_2_8 = """
 built=$DKMS/$3/$5/$7 active=$DKMS/$3/kernel-$7
 case $1 in
 build) [ -e "$built" ] || cp "$SOURCE" "$built" || exit 10 ;;
@@ -139,20 +125,14 @@ class Tree:
     active: Path
 
     def build(self, again: bool = False) -> subprocess.CompletedProcess[str]:
-        environment = {
-            **os.environ,
-            "PATH": f"{self.folder}:{os.environ['PATH']}",
-            **{"DKMS": str(self.folder / "tree"), "SOURCE": str(self.source), "KERNEL": str(self.kernel)},
-        }
-        command = dkms.build("erdma", "1.1", "6.1", 600, force=again).get_raw_value()
-        return subprocess.run(shlex.split(command), capture_output=True, text=True, check=False, env=environment)
+        files = {"DKMS": f"{self.folder}/tree", "SOURCE": str(self.source), "KERNEL": str(self.kernel)}
+        return ran(dkms.build("erdma", "1.1", "6.1", 600, force=again).get_raw_value(), self.folder, **files)
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Tree:
-    program, module = tmp_path / "dkms", tmp_path / "tree/erdma"
-    program.write_text(DKMS_2_8)
-    program.chmod(0o755)
+    program(tmp_path / "dkms", DKMS_2_8)
+    module = tmp_path / "tree/erdma"
     made = Tree(tmp_path, tmp_path / "source", tmp_path / "erdma.ko", module / "1.1/6.1", module / "kernel-6.1")
     made.built.parent.mkdir(parents=True)
     made.built.write_text("built")
@@ -198,12 +178,7 @@ def test_a_package_without_the_module_is_refused(node: Node) -> None:
 
 
 def cause(folder: Path) -> str:
-    environment = {**os.environ, "DKMS": str(folder)}
-    done = subprocess.run(
-        ["sh", "-ec", dkms.CAUSE + 'cause "$1" "$2"', "sh", "erdma", "0.0.0-none"],
-        capture_output=True, text=True, check=True, env=environment,
-    )  # fmt: skip
-    return done.stderr
+    return ran(script(f'{dkms.CAUSE}cause "$1" "$2"', "erdma", "0.0.0-none"), DKMS=str(folder)).stderr
 
 
 def test_the_cause_of_a_failed_build_is_shown(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import pytest
 from tasks import packages
 from tasks.common.commands import script
 from tasks.packages import holds
-from tests.deploy.scripts import sh
+from tests.deploy.scripts import ran, sh
 from tests.stand_ins import program
 
 
@@ -60,10 +59,9 @@ def test_the_holds_from_before_are_on_the_disk_before_others_are_set(tmp_path: P
 def test_holds_of_an_interrupted_deploy_are_noted_by_the_next(tmp_path: Path, held: Path, others: str) -> None:
     held.write_text(others)
     assert hold(tmp_path, "last") == -9
-    path = f"{tmp_path}/bin:/usr/bin:/bin"
-    sh(f'{holds.NOTED}note "$1"', tmp_path / "var/holds", PATH=path)
+    sh(f'{holds.NOTED}note "$1"', tmp_path / "var/holds", programs=tmp_path / "bin")
     held.write_text(f"{held.read_text()}mine too\n")
-    sh(f'{holds.NOTED}note "$1"', tmp_path / "var/holds", PATH=path)
+    sh(f'{holds.NOTED}note "$1"', tmp_path / "var/holds", programs=tmp_path / "bin")
     assert hold(tmp_path, "ours") == 0
     assert (tmp_path / "var/holds").read_text() == "last\nours\n"
 
@@ -84,10 +82,7 @@ def test_a_hold_waits_for_another_dpkg(tmp_path: Path, held: Path) -> None:
     assert (tmp_path / "var/holds").read_text() == "ours\n"
     (tmp_path / "log").unlink()
     program(tmp_path / "bin/apt-mark", f'echo "{said}" >&2; exit 100')
-    done = subprocess.run(
-        shlex.split(str(holds.release("apt-mark", "unhold", "ours"))),
-        env={"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = ran(holds.release("apt-mark", "unhold", "ours"), tmp_path / "bin")
     assert (done.returncode, done.stderr) == (100, f"{said}\n")
 
 
@@ -104,7 +99,7 @@ def test_another_apt_is_waited_for(tmp_path: Path) -> None:
         tmp_path / "bin/apt-get",
         f'echo "$*" >> {log}; if [ $(grep -c update {log}) -lt 3 ] && [ "$2" = update ]; then echo "{held}" >&2; exit 100; fi',
     )
-    sh(text, "jq", "kmod", PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
+    sh(text, "jq", "kmod", programs=tmp_path / "bin")
     *before, last = log.read_text().splitlines()
     assert before == ["-q update", "slept", "-q update", "slept", "-q update"]
     assert last.startswith("-q -y -o DPkg::Lock::Timeout=300 ")
@@ -116,7 +111,7 @@ def test_needrestart_does_not_restart_services_after_apt(tmp_path: Path) -> None
     hook = f'if [ -z "$NEEDRESTART_SUSPEND" ]; then touch {tmp_path}/restarted; fi'
     program(tmp_path / "bin/apt-get", f'echo "$*" >> {tmp_path}/ran; {hook}')
     text = f"{packages.APT}apt_update\napt_install install -- rdma-core"
-    sh(text, PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
+    sh(text, programs=tmp_path / "bin")
     assert len((tmp_path / "ran").read_text().splitlines()) == 2
     assert not (tmp_path / "restarted").exists()
 
@@ -125,7 +120,7 @@ def test_other_errors_of_apt_end_it_at_once(tmp_path: Path) -> None:
     program(tmp_path / "bin/sleep", f"touch {tmp_path}/slept")
     program(tmp_path / "bin/apt-get", "echo 'E: The repository is not signed.' >&2; exit 100")
     with pytest.raises(AssertionError, match=r"E: The repository is not signed\."):
-        sh(f"{packages.APT}apt_update", PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
+        sh(f"{packages.APT}apt_update", programs=tmp_path / "bin")
     assert not (tmp_path / "slept").exists()
 
 
@@ -137,28 +132,16 @@ exit {code}
 """
 
 
-def install_by_dnf(tmp_path: Path, **node: int) -> subprocess.CompletedProcess[str]:
-    program(tmp_path / "bin/dnf", LOCKED.format(**node))
+@pytest.mark.parametrize(
+    ("free_after", "code", "result"),
+    [(3, 0, (0, "", 4)), (1000, 0, (200, "metadata already locked by 42\n", 60)), (0, 1, (1, "", 1))],
+    ids=["it ends", "it never ends", "another failure"],
+)
+def test_another_dnf_is_waited_for(tmp_path: Path, free_after: int, code: int, result: tuple[int, str, int]) -> None:
+    program(tmp_path / "bin/dnf", LOCKED.format(free_after=free_after, code=code))
     program(tmp_path / "bin/sleep")
-    return subprocess.run(
-        shlex.split(str(packages.dnf_install("a b", "c"))),
-        cwd=tmp_path, env={"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-
-
-def test_another_dnf_is_waited_for(tmp_path: Path) -> None:
-    done = install_by_dnf(tmp_path, free_after=3, code=0)
-    assert (done.returncode, done.stdout.split()[-1], done.stderr) == (0, "installed", "")
-    assert set((tmp_path / "calls").read_text().splitlines()) == {"--setopt=exit_on_lock=1 install -y -- a b c"}
-
-
-def test_a_dnf_that_never_ends_is_named(tmp_path: Path) -> None:
-    done = install_by_dnf(tmp_path, free_after=1000, code=0)
-    assert (done.returncode, done.stderr) == (200, "metadata already locked by 42\n")
-    assert len((tmp_path / "calls").read_text().splitlines()) == 60
-
-
-def test_another_failure_of_dnf_is_not_tried_again(tmp_path: Path) -> None:
-    done = install_by_dnf(tmp_path, free_after=0, code=1)
-    assert done.returncode == 1
-    assert len((tmp_path / "calls").read_text().splitlines()) == 1
+    done = ran(packages.dnf_install("a b", "c"), tmp_path / "bin", tmp_path)
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert (done.returncode, done.stderr, len(calls)) == result
+    assert (done.stdout.split()[-1] == "installed") is (free_after < len(calls))
+    assert set(calls) == {"--setopt=exit_on_lock=1 install -y -- a b c"}

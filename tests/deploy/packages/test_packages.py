@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from tasks.common.commands import script
 from tasks.packages import dnf_install
 from tests.deploy.conftest import DEBIAN, PYTHON, ROCKY_9, Answers, Node
 from tests.deploy.scripts import sh
+from tests.deploy.systems import dpkg, release, rpm
 from tests.stand_ins import program
 
 DEB = ["python3", "iproute2", "ethtool", "pciutils", "kmod", "rdma-core", "ibverbs-utils", "jq"]
@@ -26,14 +26,6 @@ def base(*nics: Nic) -> None:
     packages.base(spec=NodeSpec("node-a", nics=nics))
 
 
-def dpkg(*names: str) -> Answers:
-    return {"dpkg -l": [f"ii  {name}:amd64  1.0-1  amd64  something" for name in names]}
-
-
-def rpm(*names: str) -> Answers:
-    return {"rpm --queryformat": [f"{name} 1.0-1" for name in names]}
-
-
 def install(*names: str) -> str:
     """What installs packages on Debian and Ubuntu."""
     return str(script(f'{packages.APT}apt_update\napt_install install -- "$@"', *names))
@@ -45,11 +37,11 @@ def test_a_fresh_debian_gets_the_base_packages(node: Node) -> None:
     assert result.flat == [install("iproute2", "ethtool", "pciutils", "rdma-core", "ibverbs-utils", "jq")]
 
 
-APT_GET = """#!/bin/sh
+APT_GET = """
 echo "apt-get $*" | sed 's/ -o [^ ]*//g' >> "$LOG"
 if [ -e "$DPKG_ADMINDIR/updates/0001" ]; then echo "E: dpkg was interrupted" >&2; exit 100; fi
 """
-DPKG = """#!/bin/sh
+DPKG = """
 echo "dpkg $*" >> "$LOG"
 rm -f "$DPKG_ADMINDIR/updates/0001"
 exit "$CODE"
@@ -59,13 +51,12 @@ exit "$CODE"
 @pytest.mark.parametrize(("code", "repaired"), [("0", []), ("1", ["--fix-broken --no-remove install"])])
 def test_what_a_power_cut_has_interrupted_is_completed_first(tmp_path: Path, code: str, repaired: list[str]) -> None:
     for name, text in {"apt-get": APT_GET, "dpkg": DPKG}.items():
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
+        program(tmp_path / name, text)
     updates, log = tmp_path / "admin/updates", tmp_path / "log"
     updates.mkdir(parents=True)
     (updates / "0001").touch()
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "DPKG_ADMINDIR": str(updates.parent), "LOG": str(log)}
-    sh(f'{packages.APT}apt_install install -- "$@"', "jq", **environment, CODE=code)
+    environment = {"DPKG_ADMINDIR": str(updates.parent), "LOG": str(log), "CODE": code}
+    sh(f'{packages.APT}apt_install install -- "$@"', "jq", programs=tmp_path, **environment)
     apt = "apt-get -q -y --no-install-recommends"
     assert log.read_text().splitlines() == [
         f"{apt} install -- jq",
@@ -79,9 +70,9 @@ def test_an_installation_that_fails_otherwise_is_not_repeated(tmp_path: Path) ->
     log = tmp_path / "log"
     program(tmp_path / "apt-get", 'echo ran >> "$LOG"\nexit 100')
     (tmp_path / "updates").mkdir()
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "DPKG_ADMINDIR": str(tmp_path), "LOG": str(log)}
+    environment = {"DPKG_ADMINDIR": str(tmp_path), "LOG": str(log)}
     with pytest.raises(AssertionError):
-        sh(f'{packages.APT}apt_install install -- "$@"', "jq", **environment)
+        sh(f'{packages.APT}apt_install install -- "$@"', "jq", programs=tmp_path, **environment)
     assert log.read_text() == "ran\n"
 
 
@@ -96,30 +87,38 @@ def test_with_ofed_these_programs_come_from_ofed(node: Node) -> None:
     assert node.deploy(lambda: base(RAIL), {**DEBIAN, **dpkg(*DEB)}).planned == {"Base packages": False}
 
 
-def test_nothing_is_done_when_all_is_installed(node: Node) -> None:
-    result = node.deploy(base, {**DEBIAN, **dpkg(*DEB)})
+@pytest.mark.parametrize(
+    "answers",
+    [
+        {**DEBIAN, **dpkg(*DEB)},
+        {**ROCKY_9, **rpm(*RPM, "python3.11"), PYTHON: "/usr/bin/python3.11"},
+        # Where python3 has another name.
+        {**release("rhel", "8.10"), **rpm("python36", *RPM[1:], "python3.11"), PYTHON: "/usr/bin/python3.11"},
+    ],
+    ids=["debian", "rocky-9", "rhel-8"],
+)
+def test_nothing_is_done_when_all_is_installed(node: Node, answers: Answers) -> None:
+    result = node.deploy(base, answers)
     assert result.planned == {"Base packages": False}
     assert result.flat == []
-
-
-def test_fresh_rocky_9_gets_a_newer_python(node: Node) -> None:
-    result = node.deploy(base, {**ROCKY_9, **rpm("python3", "kmod")})
-    assert result.flat == [
-        str(dnf_install("iproute", "ethtool", "pciutils", "rdma-core", "libibverbs-utils", "jq", "tar", "python3.11"))
-    ]
-
-
-def test_a_rocky_9_with_a_newer_python_needs_no_other(node: Node) -> None:
-    answers = {**ROCKY_9, **rpm(*RPM, "python3.11"), PYTHON: "/usr/bin/python3.11"}
-    assert node.deploy(base, answers).flat == []
-
-
-def test_rhel_8_has_its_python_under_another_name(node: Node) -> None:
-    rhel = {"*-release": ["/etc/os-release", "ID=rhel", 'VERSION_ID="8.10"', "---"]}
-    names = ["python36", *(name for name in RPM if name != "python3"), "python3.11"]
-    result = node.deploy(base, {**rhel, **rpm(*names), PYTHON: "/usr/bin/python3.11"})
-    assert result.flat == []
     assert not any("dnf" in command for command in result.ran)
+
+
+@pytest.mark.parametrize(
+    ("answers", "first", "last"),
+    [
+        ({**ROCKY_9, **rpm("python3", "kmod")}, [], ["python3.11"]),
+        ({**release("rhel", "10.0"), **rpm("kmod")}, ["python3"], []),
+    ],
+    ids=["rocky-9", "rhel-10"],
+)
+def test_a_fresh_node_with_dnf_gets_a_python_that_is_new_enough(
+    node: Node, answers: Answers, first: list[str], last: list[str]
+) -> None:
+    result = node.deploy(base, answers)
+    others = ("iproute", "ethtool", "pciutils", "rdma-core", "libibverbs-utils", "jq", "tar")
+    assert result.flat == [str(dnf_install(*first, *others, *last))]
+    assert not any("repoquery" in command for command in result.ran)
 
 
 def test_the_operating_system_is_read_once(node: Node) -> None:
@@ -129,20 +128,6 @@ def test_the_operating_system_is_read_once(node: Node) -> None:
 
     result = node.deploy(code, {**ROCKY_9, **rpm(*RPM, "python3.11"), PYTHON: "/usr/bin/python3.11"})
     assert len([command for command in result.ran if "-release" in command]) == 1
-    assert node.deploy(base, {**DEBIAN, **dpkg(*DEB)}).flat == []
-
-
-def test_no_repository_is_asked_about_what_is_missing(node: Node) -> None:
-    result = node.deploy(base, {**ROCKY_9, **rpm("python3", "kmod")})
-    assert not any("repoquery" in command for command in result.ran)
-
-
-def test_rhel_10_s_python_is_new_enough(node: Node) -> None:
-    rhel = {"*-release": ["/etc/os-release", "ID=rhel", 'VERSION_ID="10.0"', "---"]}
-    result = node.deploy(base, {**rhel, **rpm("kmod")})
-    assert result.flat == [
-        str(dnf_install("python3", "iproute", "ethtool", "pciutils", "rdma-core", "libibverbs-utils", "jq", "tar"))
-    ]
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from tasks.common.commands import script
 from tasks.packages import signatures, vendor_repository
 from tasks.packages.vendor_repository import Package
 from tests.deploy.conftest import SIGNATURES, Node
-from tests.deploy.packages.test_vendor_repository import dpkg
-from tests.deploy.scripts import sh
+from tests.deploy.scripts import ran, sh
+from tests.deploy.systems import dpkg
 from tests.stand_ins import program
 
 LOCKDOWN = "none [integrity] confidentiality\n"
@@ -47,8 +47,8 @@ class Machine:
         return file
 
     def refused(self, *files: str) -> list[str]:
-        path = f"{self.root}/bin:{os.environ['PATH']}"
-        return signatures.RefusedModules().process(sh(signatures._REFUSED, *files, MACHINE=str(self.root), PATH=path))
+        lines = sh(signatures._REFUSED, *files, programs=self.root / "bin", MACHINE=str(self.root))
+        return signatures.RefusedModules().process(lines)
 
 
 @pytest.mark.parametrize(
@@ -102,14 +102,9 @@ def test_packages_whose_modules_would_be_refused_are_not_installed(node: Node) -
     def code() -> None:
         vendor_repository.packages(wanted=(Package("erdma-dkms", "1.1"),), family="debian", module="erdma")
 
-    refused = node.deploy(
-        code, {**dpkg(), SIGNATURES: ["refused the key /var/lib/dkms/mok.pub is not enrolled", "end"]}
-    )
+    refused = node.deploy(code, {**dpkg(), SIGNATURES: ["refused the key mok.pub is not enrolled", "end"]})
     assert refused.failed
-    assert (
-        "erdma: with Secure Boot the kernel would refuse the modules: the key /var/lib/dkms/mok.pub"
-        in refused.errors[0]
-    )
+    assert "erdma: with Secure Boot the kernel would refuse the modules: the key mok.pub" in refused.errors[0]
     assert all(command.startswith("refuse") for command in refused.flat[:1])
     assert not node.deploy(code, dpkg()).failed
     silent = node.deploy(code, {**dpkg(), SIGNATURES: []})
@@ -141,9 +136,8 @@ class Packages:
     def install(self, module: str) -> tuple[str, list[str]]:
         """The error of an installation, and what dnf was asked for."""
         root = self.machine.root
-        environment = {**os.environ, "PATH": f"{root}/bin:{os.environ['PATH']}", "MACHINE": str(root)}
-        words = ["sh", "-ec", vendor_repository._DNF, "sh", module, "", "", "doca-ofed-3.2.1"]
-        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+        command = script(vendor_repository._DNF, module, "", "", "doca-ofed-3.2.1")
+        done = ran(command, root / "bin", MACHINE=str(root))
         assert done.returncode == bool(done.stderr), done.stderr
         asked = (root / "ran").read_text().splitlines()
         return done.stderr, ["download" if "--downloadonly" in each else "install" for each in asked]

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -8,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from tasks.common.commands import script
 from tasks.common.data import Key, leftovers, record
 from tasks.packages import Family, dnf_install, holds, vendor_repository
 from tasks.packages.holds import HeldPackages
 from tasks.packages.vendor_repository import KeyFingerprints, Package, Repository
-from tests.deploy.conftest import Answers, Node, file_answers, of
-from tests.deploy.scripts import sh
+from tests.deploy.conftest import Node, file_answers, of
+from tests.deploy.scripts import ran, sh
+from tests.deploy.systems import dpkg, rpm
 from tests.stand_ins import program
 
 FINGERPRINT = "83DB6997E7844970861FCB6BEA39500F9B4DFB6F"
@@ -42,14 +43,6 @@ gpgcheck=1
 gpgkey=file:///etc/pki/rpm-gpg/RPM-GPG-KEY-trackbed-doca
 """
 WANTED = (Package("erdma-dkms", "1.1"), Package("dkms"))
-
-
-def dpkg(*packages: str) -> Answers:
-    return {"dpkg -l": [f"ii  {package.replace('=', '  ')} amd64  something" for package in packages]}
-
-
-def rpm(*packages: str) -> Answers:
-    return {"rpm --queryformat": [package.replace("=", " ") for package in packages]}
 
 
 def add(family: Family = "debian") -> None:
@@ -91,9 +84,7 @@ def test_a_key_that_has_expired_and_stays_is_a_warning(node: Node) -> None:
     # The fact leaves out expired keys.
     result = node.deploy(add, {**dpkg("gpg=2.2"), of(KeyFingerprints): []})
     assert not result.failed
-    assert f"the key {FINGERPRINT} in {RING} has expired, and {GIVEN['key']} gave no extended one" in "".join(
-        result.log
-    )
+    assert any(f"the key {FINGERPRINT} in {RING} has expired" in line for line in result.log)
     extended = node.deploy(add, {**dpkg("gpg=2.2"), of(KeyFingerprints): FINGERPRINT})
     assert "has expired" not in "".join(extended.log)
 
@@ -118,10 +109,9 @@ def test_if_no_repository_has_dkms_the_error_says_where_it_is(tmp_path: Path, li
     program(tmp_path / "dnf", fake)
     for name in ("awk", "sh", "tr", "uname"):
         (tmp_path / name).symlink_to(str(shutil.which(name)))
-    done = subprocess.run(
-        ["sh", "-ec", vendor_repository._DNF, "sh", "erdma", "", "", "erdma-dkms-1.1"],
-        capture_output=True, text=True, check=False, env={"PATH": str(tmp_path), "DKMS": str(tmp_path)},
-    )  # fmt: skip
+    # No other program is found: the login's PATH ends with the folder, and so does the script's.
+    text = f"PATH={tmp_path}\n{vendor_repository._DNF}"
+    done = ran(script(text, "erdma", "", "", "erdma-dkms-1.1"), DKMS=str(tmp_path))
     assert done.returncode == 1
     assert ("no repository has dkms, which for the RHEL family is in EPEL" in done.stderr) == hinted
 
@@ -134,23 +124,21 @@ def test_a_package_is_installed_at_its_version_and_held(node: Node) -> None:
     assert hold.endswith("apt-mark hold erdma-dkms")
 
 
-def test_an_upgrade_is_held_again(node: Node) -> None:
-    result = node.deploy(have, {**dpkg("erdma-dkms=1.0", "dkms=3.0"), of(HeldPackages): "erdma-dkms"})
-    install, hold = result.flat
-    assert install.endswith(" sh erdma '' erdma-dkms=1.1")
-    assert hold.endswith("apt-mark hold erdma-dkms")
-
-
-def test_a_removed_hold_is_set_again(node: Node) -> None:
-    result = node.deploy(have, dpkg("erdma-dkms=1.1", "dkms=3.0"))
-    (hold,) = result.flat
-    assert hold.endswith(" apt-mark hold erdma-dkms")
-
-
-def test_packages_that_are_installed_and_held_are_left_alone(node: Node) -> None:
-    result = node.deploy(have, {**dpkg("erdma-dkms=1.1", "dkms=3.0"), of(HeldPackages): "erdma-dkms"})
-    assert result.planned == {"packages": False}
-    assert result.flat == []
+@pytest.mark.parametrize(
+    ("version", "held", "ends"),
+    [
+        ("1.0", "erdma-dkms", [" sh erdma '' erdma-dkms=1.1", " apt-mark hold erdma-dkms"]),
+        ("1.1", [], [" apt-mark hold erdma-dkms"]),
+        ("1.1", "erdma-dkms", []),
+    ],
+    ids=["upgrade", "removed hold", "in place"],
+)
+def test_an_upgrade_is_held_again_and_what_is_in_place_is_left_alone(
+    node: Node, version: str, held: str | list[str], ends: list[str]
+) -> None:
+    result = node.deploy(have, {**dpkg(f"erdma-dkms={version}", "dkms=3.0"), of(HeldPackages): held})
+    assert result.planned == {"packages": bool(ends)}
+    assert [command[-len(end) :] for command, end in zip(result.flat, ends, strict=True)] == ends
 
 
 def test_an_upgrade_by_dnf_removes_the_lock_first(node: Node) -> None:
@@ -231,16 +219,11 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def install_key(source: Path, want: str, ring: Path, *, armor: str = "") -> subprocess.CompletedProcess[str]:
     # In the place of a download: the rest of the script is what it is.
     text = vendor_repository._KEY.replace('fetch "$url" "$home/key"', 'cp "$url" "$home/key"')
-    return subprocess.run(
-        ["sh", "-ec", text, "sh", str(source), want, str(ring), armor], capture_output=True, text=True, check=False
-    )
+    return ran(script(text, str(source), want, str(ring), armor))
 
 
 def fingerprints(ring: Path) -> list[str]:
-    command = str(vendor_repository.KeyFingerprints().command(str(ring)))
-    return subprocess.run(
-        ["sh", "-c", command], capture_output=True, text=True, check=True, env={**os.environ}
-    ).stdout.split()
+    return sh(str(vendor_repository.KeyFingerprints().command(str(ring))))
 
 
 def test_only_the_wanted_key_of_a_file_is_installed(keys: dict[str, Path], tmp_path: Path) -> None:
@@ -292,9 +275,9 @@ def test_without_apt_a_file_is_fetched_by_dnfs_proxy_whose_password_is_in_no_arg
     if conf:
         (tmp_path / "dnf.conf").write_text(conf)
     log = tmp_path / "log"
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "LOG": str(log)}
-    environment |= {"APT_HELPER": str(tmp_path / "none"), "DNF_CONF": str(tmp_path / "dnf.conf")}
-    sh(f'{vendor_repository.FETCH}fetch "$1" "$2"', "https://repo.example.net/key", tmp_path / "key", **environment)
+    files = {"LOG": str(log), "APT_HELPER": f"{tmp_path}/none", "DNF_CONF": f"{tmp_path}/dnf.conf"}
+    text = f'{vendor_repository.FETCH}fetch "$1" "$2"'
+    sh(text, "https://repo.example.net/key", tmp_path / "key", programs=tmp_path, **files)
     assert (tmp_path / "log.settings").read_text().splitlines() == settings
     assert log.read_text().startswith("--config - --fail")
     assert "fleet" not in log.read_text()
