@@ -115,7 +115,7 @@ def test_a_deploy_that_is_killed_after_it_has_made_the_initramfs_has_requested_t
     program(tmp_path / "bin" / "update-initramfs", f'touch {image}; kill -9 "$PPID"')
     given = (options, tmp_path / "state", image, tmp_path / "reboots", "initramfs", "options have changed", "ib-core")
     with pytest.raises(AssertionError):
-        sh(boot._UPDATE_INITRAMFS, *given, PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
+        sh(boot._UPDATE_INITRAMFS, *given, programs=tmp_path / "bin")
     assert image.stat().st_mtime > options.stat().st_mtime - 1
     assert (tmp_path / "reboots/initramfs").read_text().splitlines()[1:] == ["options have changed"]
 
@@ -138,11 +138,10 @@ def test_an_initramfs_is_made_again_if_it_has_the_module(tmp_path: Path, module:
     options.write_text("options erdma compat_mode=Y\n")
     program(tmp_path / "bin" / "lsinitramfs", f"echo usr/lib/modules/6.1/kernel/drivers/{file}")
     program(tmp_path / "bin" / "update-initramfs", f"echo again >> {image}")
-    path = f"{tmp_path}/bin:{os.environ['PATH']}"
 
     def look(*modules: str) -> None:
         given = (options, tmp_path / "state", image, tmp_path / "reboots", "initramfs", "options have changed")
-        sh(boot._UPDATE_INITRAMFS, *given, *modules, PATH=path)
+        sh(boot._UPDATE_INITRAMFS, *given, *modules, programs=tmp_path / "bin")
         have = initramfs(tmp_path)
         assert have is not None
         assert have[0] == have[1]
@@ -175,7 +174,7 @@ def test_options_that_are_again_those_of_this_boot_need_no_reboot(tmp_path: Path
             options.write_text(text)
         os.utime(of, (1, 1))
         given = (options, tmp_path / "state", of, tmp_path / "reboots", "initramfs", "changed", "ib-core")
-        sh(boot._UPDATE_INITRAMFS, *given, PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
+        sh(boot._UPDATE_INITRAMFS, *given, programs=tmp_path / "bin")
         return request.exists()
 
     def reboot_host() -> None:

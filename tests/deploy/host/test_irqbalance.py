@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import os
-import shlex
-import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +11,7 @@ from tasks.common.units import UnitStates
 from tasks.host import irqbalance
 from tasks.host.irqbalance import Confined, IrqbalanceCommand
 from tests.deploy.conftest import LOSERS, Answers, Node, file_answers, files, of
-from tests.deploy.scripts import sh
+from tests.deploy.scripts import ran, sh
 from tests.stand_ins import program
 
 RUNS = {of(UnitStates): ["ActiveState=active LoadState=loaded UnitFileState=enabled "]}
@@ -44,33 +42,29 @@ def test_irqbalance_is_stopped_alone_while_disabling_it_would_take_gpus_from_con
     ]
 
 
-def test_a_node_without_irqbalance_needs_nothing(node: Node) -> None:
-    result = node.deploy(lambda: irqbalance.policy("disabled"), ABSENT)
-    assert set(result.planned.values()) == {False}
-    assert result.flat == []
-
-
-def test_with_the_policy_untouched_nothing_is_done(node: Node) -> None:
-    result = node.deploy(lambda: irqbalance.policy("untouched"), RUNS)
-    assert result.flat == []
-
-
-def test_in_observe_mode_irqbalance_is_left_alone(node: Node) -> None:
-    result = node.deploy(lambda: irqbalance.policy("disabled", "observe"), RUNS)
+@pytest.mark.parametrize(
+    ("policy", "mode", "answers"),
+    [
+        ("disabled", "enforce", ABSENT),
+        ("disabled", "observe", RUNS),
+        ("untouched", "enforce", RUNS),
+        ("banned", "enforce", {**RUNS, **in_place(), MAIN_PID: RUNS_WITH_OURS}),
+    ],
+    ids=["absent", "observed", "untouched", "in place"],
+)
+def test_irqbalance_is_left_alone(node: Node, policy: Any, mode: Any, answers: Answers) -> None:
+    result = node.deploy(lambda: irqbalance.policy(policy, mode), answers)
+    assert not any(result.planned.values())
     assert result.flat == []
 
 
 def test_with_the_policy_banned_irqbalance_runs_with_our_script(node: Node) -> None:
     result = node.deploy(lambda: irqbalance.policy("banned"), RUNS)
-    assert f"--policyscript={irqbalance.SCRIPT}" in result.uploads[NEW].decode()
+    # The agent looks for its own name of the file.
+    assert f"--policyscript={SCRIPT}" in result.uploads[NEW].decode()
     assert f" {LIST}; then echo ban=true" in result.uploads[irqbalance.SCRIPT].decode()
     assert systemd_reload.RELOAD in result.flat[-1]
     assert result.flat[-1].endswith(f" sh put {irqbalance.DROP_IN} -- irqbalance.service {irqbalance.SCRIPT}")
-
-
-def test_what_is_in_place_and_runs_is_left_alone(node: Node) -> None:
-    result = node.deploy(lambda: irqbalance.policy("banned"), {**RUNS, **in_place(), MAIN_PID: RUNS_WITH_OURS})
-    assert result.flat == []
 
 
 @pytest.mark.parametrize(
@@ -96,8 +90,7 @@ def test_one_that_runs_without_our_script_is_restarted_unless_it_would_again(
         try-restart,irqbalance.service) touch {tmp_path}/restarted ;;
         esac""",
     )
-    path = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
-    done = subprocess.run(shlex.split(command), capture_output=True, text=True, check=False, env=path)
+    done = ran(command, tmp_path / "bin")
     assert (tmp_path / "restarted").exists() is restarted
     assert error in done.stderr
     assert (done.returncode == 0) is restarted
@@ -132,7 +125,3 @@ def test_another_policy_removes_the_drop_in(node: Node) -> None:
     (command,) = result.flat
     assert systemd_reload.RESTART in command
     assert command.endswith(f" sh remove {irqbalance.DROP_IN} -- irqbalance.service {irqbalance.SCRIPT}")
-
-
-def test_deploy_and_agent_name_the_same_files() -> None:
-    assert irqbalance.SCRIPT == SCRIPT

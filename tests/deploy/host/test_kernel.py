@@ -8,19 +8,11 @@ from tasks.packages import dnf_install
 from tasks.packages.holds import HeldPackages
 from tasks.reboot import NodeRebootRequests
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, files, of
+from tests.deploy.systems import ALINUX, ROCKY_8, UBUNTU, dpkg, rpm
 
 RUNNING = {"uname -r": "6.1.0-9-amd64", of(NodeRebootRequests): ["boot-1"]}
 RHEL_RUNNING = {"uname -r": "5.14.0-427.el9.x86_64", of(NodeRebootRequests): ["boot-1"]}
-UBUNTU = {"*-release": ["/etc/os-release", "ID=ubuntu", "NAME=Ubuntu", 'VERSION_ID="22.04"', "---"]}
 NEXT = of(NextKernel)
-
-
-def dpkg(*names: str) -> Answers:
-    return {"dpkg -l": [f"ii  {name}  6.1-1  amd64  something" for name in names]}
-
-
-def rpm(*packages: str) -> Answers:
-    return {"rpm --queryformat": list(packages)}
 
 
 def test_the_headers_of_the_running_kernel_are_installed(node: Node) -> None:
@@ -55,7 +47,7 @@ def test_a_newer_kernel_that_grub_would_boot_is_refused(node: Node) -> None:
     there = {**DEBIAN, **RUNNING, **dpkg(), NEXT: "/boot/vmlinuz-6.1.0-11-amd64"}
     result = node.deploy(kernel.pin, there)
     assert result.failed
-    assert "GRUB boots 6.1.0-11-amd64, as the newest or by GRUB_DEFAULT; remove 6.1.0-11-amd64 (apt" in result.flat[-1]
+    assert "GRUB boots 6.1.0-11-amd64" in result.flat[-1] and "remove 6.1.0-11-amd64" in result.flat[-1]
 
 
 def test_ubuntu_has_drivers_in_a_package_of_their_own(node: Node) -> None:
@@ -68,12 +60,9 @@ def test_ubuntu_has_drivers_in_a_package_of_their_own(node: Node) -> None:
 
 def test_on_rhel_dnf_installs_and_locks_the_release(node: Node) -> None:
     node.data = {"kernel": {"release": "5.14.0-503.el9.x86_64", "hold": True}}
-    there = {
-        **ROCKY_9,
-        **RHEL_RUNNING,
-        **rpm("kernel 5.14.0-427.el9", "kernel-core 5.14.0-427.el9", "kernel-headers 5"),
-    }
-    result = node.deploy(kernel.pin, {**there, NEXT: "/boot/vmlinuz-5.14.0-427.el9.x86_64"})
+    have = rpm("kernel=5.14.0-427.el9", "kernel-core=5.14.0-427.el9", "kernel-headers=5")
+    there = {**ROCKY_9, **RHEL_RUNNING, **have, NEXT: "/boot/vmlinuz-5.14.0-427.el9.x86_64"}
+    result = node.deploy(kernel.pin, there)
     # What an earlier deploy has locked keeps no other release out.
     assert result.flat[0].endswith(
         " --disableplugin=versionlock kernel-5.14.0-503.el9 kernel-devel-5.14.0-503.el9 kernel-devel-matched-5.14.0-503.el9"
@@ -85,7 +74,7 @@ def test_on_rhel_dnf_installs_and_locks_the_release(node: Node) -> None:
     assert "5.14.0-427.el9.x86_64 runs" in result.flat[4]
 
 
-DNF5 = {**ROCKY_9, **RHEL_RUNNING, **rpm("kernel 6.12.4-200.fc41", "dnf5 5.2.10")}
+DNF5 = {**ROCKY_9, **RHEL_RUNNING, **rpm("kernel=6.12.4-200.fc41", "dnf5=5.2.10")}
 
 
 def test_holds_of_dnf5_are_refused(node: Node) -> None:
@@ -106,33 +95,26 @@ def test_on_dnf5_only_locks_of_the_kernel_that_there_are_cannot_be_removed(
     assert [f"`dnf versionlock delete {name}`" in command for command in result.flat] == [True] * locked
 
 
-ROCKY_8 = {"*-release": ["/etc/os-release", 'ID="rocky"', 'NAME="Rocky Linux"', 'VERSION_ID="8.10"', "---"]}
-ALINUX_3 = {"*-release": ["/etc/os-release", 'ID="alinux"', 'VERSION_ID="3"', "---"]}
-
-
 @pytest.mark.parametrize(
-    ("distribution", "release", "wanted"),
+    ("distribution", "release", "name", "version", "matched"),
     [
-        (
-            ROCKY_9,
-            "5.14.0-427.el9.aarch64+64k",
-            "kernel-64k-5.14.0-427.el9 kernel-64k-devel-5.14.0-427.el9 kernel-64k-devel-matched-5.14.0-427.el9",
-        ),
-        (ROCKY_9, "5.15.0-300.1.el9uek.x86_64", "kernel-uek-5.15.0-300.1.el9uek kernel-uek-devel-5.15.0-300.1.el9uek"),
+        (ROCKY_9, "5.14.0-427.el9.aarch64+64k", "kernel-64k", "5.14.0-427.el9", True),
+        (ROCKY_9, "5.15.0-300.1.el9uek.x86_64", "kernel-uek", "5.15.0-300.1.el9uek", False),
         pytest.param(
-            ROCKY_9,
-            "5.14.0-162.23.1.rt21.186.el9_1.x86_64",
-            "kernel-rt-5.14.0-162.23.1.rt21.186.el9_1 kernel-rt-devel-5.14.0-162.23.1.rt21.186.el9_1",
+            *(ROCKY_9, "5.14.0-162.23.1.rt21.186.el9_1.x86_64", "kernel-rt", "5.14.0-162.23.1.rt21.186.el9_1", False),
             id="legacy-rocm-build-2017",
         ),
-        (ROCKY_8, "4.18.0-553.el8_10.x86_64", "kernel-4.18.0-553.el8_10 kernel-devel-4.18.0-553.el8_10"),
-        (ALINUX_3, "5.10.134-16.3.al8.x86_64", "kernel-5.10.134-16.3.al8 kernel-devel-5.10.134-16.3.al8"),
+        (ROCKY_8, "4.18.0-553.el8_10.x86_64", "kernel", "4.18.0-553.el8_10", False),
+        (ALINUX, "5.10.134-16.3.al8.x86_64", "kernel", "5.10.134-16.3.al8", False),
     ],
 )
-def test_rhel_s_kernels_of_other_names(node: Node, distribution: Answers, release: str, wanted: str) -> None:
+def test_rhel_s_kernels_of_other_names(
+    node: Node, distribution: Answers, release: str, name: str, version: str, matched: bool
+) -> None:
     node.data = {"kernel": {"release": release}}
     result = node.deploy(kernel.pin, {**distribution, **RHEL_RUNNING, **rpm()})
-    assert result.flat[0].endswith(f" --disableplugin=versionlock {wanted}")
+    wanted = [f"{name}{part}-{version}" for part in ("", "-devel", "-devel-matched")[: 3 if matched else 2]]
+    assert result.flat[0].endswith(f" --disableplugin=versionlock {' '.join(wanted)}")
 
 
 @pytest.mark.parametrize(
@@ -141,32 +123,31 @@ def test_rhel_s_kernels_of_other_names(node: Node, distribution: Answers, releas
         ([], ["kernel-devel-matched-5.14.0-427.el9"]),
         # EPEL's dkms requires it in any version, so dnf would bring the newest, and with that the newest kernel-core.
         pytest.param(
-            ["dkms 3.4.1-1.el9", "kernel-devel-matched 5.14.0-400.el9"],
+            ["dkms=3.4.1-1.el9", "kernel-devel-matched=5.14.0-400.el9"],
             ["kernel-devel-matched-5.14.0-427.el9"],
             id="secureblue-2450",
         ),
-        (["dkms 3.4.1-1.el9", "kernel-devel-matched 5.14.0-427.el9"], []),
-        (["dkms 3.0.0-1.el9"], []),
+        (["dkms=3.4.1-1.el9", "kernel-devel-matched=5.14.0-427.el9"], []),
+        (["dkms=3.0.0-1.el9"], []),
     ],
 )
 def test_dkms_brings_no_newer_kernel(node: Node, have: list[str], wanted: list[str]) -> None:
     node.data = {"kernel": {}, "gpu_driver": {"version": "580.95.05"}}
-    result = node.deploy(kernel.pin, {**ROCKY_9, **RHEL_RUNNING, **rpm("kernel-devel 5.14.0-427.el9", *have)})
+    result = node.deploy(kernel.pin, {**ROCKY_9, **RHEL_RUNNING, **rpm("kernel-devel=5.14.0-427.el9", *have)})
     assert [command.split()[-1] for command in result.flat] == wanted
+
+
+HEADERS = ["kernel-devel-5.14.0-427.el9 kernel-devel-matched-5.14.0-427.el9"]
 
 
 @pytest.mark.parametrize(
     ("have", "wanted"),
     [
-        (["kernel-devel 5.14.0-427.el9"], []),
-        ([], ["kernel-devel-5.14.0-427.el9 kernel-devel-matched-5.14.0-427.el9"]),
-        pytest.param(
-            ["kernel-devel 5.14.0-503.el9"],
-            ["kernel-devel-5.14.0-427.el9 kernel-devel-matched-5.14.0-427.el9"],
-            id="ansible-role-nvidia-driver-18",
-        ),
+        (["kernel-devel=5.14.0-427.el9"], []),
+        ([], HEADERS),
+        pytest.param(["kernel-devel=5.14.0-503.el9"], HEADERS, id="ansible-role-nvidia-driver-18"),
         # An update has brought another kernel, and the node has not booted it yet.
-        (["kernel-devel 5.14.0-427.el9", "dkms 3.4.1-1.el9", "kernel-devel-matched 5.14.0-503.11.1.el9_5"], []),
+        (["kernel-devel=5.14.0-427.el9", "dkms=3.4.1-1.el9", "kernel-devel-matched=5.14.0-503.11.1.el9_5"], []),
     ],
 )
 def test_a_node_with_the_headers_needs_no_other_package_of_an_old_kernel_without_a_reason(
@@ -181,7 +162,7 @@ def test_a_node_with_the_headers_needs_no_other_package_of_an_old_kernel_without
 def test_an_update_does_not_fail_at_a_held_kernel(node: Node) -> None:
     """kernel-devel-matched requires a kernel-core of its version."""
     node.data = {"kernel": {"headers": False, "hold": True}}
-    have = rpm("kernel-core 5.14.0-427.el9", "kernel-devel-matched 5.14.0-427.el9", "kernel-rt-core 5.14.0-427.el9")
+    have = rpm("kernel-core=5.14.0-427.el9", "kernel-devel-matched=5.14.0-427.el9", "kernel-rt-core=5.14.0-427.el9")
     *_, lock = node.deploy(kernel.pin, {**ROCKY_9, **RHEL_RUNNING, **have}).flat
     assert lock.endswith(" dnf versionlock add kernel-core kernel-devel-matched kernel-rt-core")
 

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import os
 import shlex
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,7 @@ from tasks.common import units
 from tasks.host import limits
 from tasks.host.limits import LimitedDaemons
 from tests.deploy.conftest import Answers, Node, file_lines, of
-from tests.deploy.scripts import sh
+from tests.deploy.scripts import ran, sh
 from tests.stand_ins import program
 
 FILES, LIMITED = of(units.DropIns), of(LimitedDaemons)
@@ -40,17 +38,13 @@ def test_a_fresh_node_gets_the_files_and_its_daemons_the_limit(node: Node) -> No
     assert command.endswith(" containerd docker crio kubelet k3s k3s-agent rke2-server rke2-agent")
 
 
-def test_nothing_is_done_if_all_is_in_place(node: Node) -> None:
+@pytest.mark.parametrize(("more", "done"), [([], 0), (["running docker"], 1), (["limited docker"], 1)])
+def test_only_a_running_daemon_without_the_limit_gets_it_although_its_drop_in_is_there(
+    node: Node, more: list[str], done: int
+) -> None:
     node.data = {"limits": {}}
-    result = node.deploy(limits.lift, has(IN_PLACE))
-    assert set(result.planned.values()) == {False}
-    assert result.flat == []
-
-
-@pytest.mark.parametrize("more", ["running docker", "limited docker"])
-def test_a_running_daemon_without_the_limit_gets_it_although_its_drop_in_is_there(node: Node, more: str) -> None:
-    node.data = {"limits": {}}
-    assert len(node.deploy(limits.lift, has(IN_PLACE, more)).flat) == 1
+    result = node.deploy(limits.lift, has(IN_PLACE, *more))
+    assert (list(result.planned.values()), len(result.flat)) == ([bool(done)], done)
 
 
 def test_without_the_key_nothing_is_done(node: Node) -> None:
@@ -80,8 +74,7 @@ def test_systemd_is_told_of_a_drop_in_that_is_gone_although_it_did_not_read_its_
 
     def run() -> list[int]:
         commands = node.deploy(limits.lift, has(found())).flat
-        path = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
-        return [subprocess.run(shlex.split(each), check=False, env=path).returncode for each in commands]
+        return [ran(each, tmp_path / "bin").returncode for each in commands]
 
     program(tmp_path / "bin/systemctl", "exit 1")
     assert run()[0] == 1

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ UNMARKED = of(UnmarkedVfs)
 NEW_RULE = "/etc/udev/rules.d/.70-trackbed-vfs.rules.new"
 NEW_NETWORK = "/etc/systemd/network/.00-trackbed-vfs.network.new"
 BOTH = ["NetworkManager", "systemd-networkd"]
+IN_PLACE = files(**{RULE: RULE_TEXT, NETWORK: NETWORK_TEXT})
 
 
 def spec(count: int = 4) -> NodeSpec:
@@ -48,6 +48,30 @@ def test_both_managers_get_files_and_existing_vfs_are_marked(node: Node) -> None
     assert "networkctl reload" in command
 
 
+def test_without_networkd_only_the_rule_for_networkmanager_is_written(node: Node) -> None:
+    assert list(deploy(node, {MANAGERS: ["NetworkManager"]}).uploads) == [NEW_RULE]
+
+
+OBSERVED = evolve(spec(), mode="observe")
+
+
+@pytest.mark.parametrize(
+    ("answers", "wanted"),
+    [
+        ({**IN_PLACE, MANAGERS: BOTH, UNMARKED: []}, spec()),
+        ({MANAGERS: []}, spec()),
+        # NetworkManager takes the addresses off a netdev that it may no longer manage.
+        ({MANAGERS: BOTH, UNMARKED: ["ens1f0v0"]}, OBSERVED),
+        ({MANAGERS: BOTH, **file_answers(NETWORKD_CONF, "[Network]\n")}, OBSERVED),
+    ],
+    ids=["in place", "no manager", "observed", "observed with addresses"],
+)
+def test_the_managers_keep_what_they_manage(node: Node, answers: Answers, wanted: NodeSpec) -> None:
+    result = deploy(node, answers, wanted)
+    assert not any(result.planned.values())
+    assert (result.flat, result.uploads) == ([], {})
+
+
 def test_the_file_for_vfs_comes_before_those_of_netplan_and_cloud_init() -> None:
     """networkd uses the first file by name that matches (systemd.network(5)). Those of netplan's may match en*."""
     others = ("10-netplan-all-en.network", "10-cloud-init-eth0.network")
@@ -61,21 +85,8 @@ def test_the_file_of_version_1_0_0_is_removed(node: Node) -> None:
     assert f" sh remove {RULE} remove {NETWORK_OF_1_0_0} -- " in gone
 
 
-def test_without_networkd_only_the_rule_for_networkmanager_is_written(node: Node) -> None:
-    result = deploy(node, {MANAGERS: ["NetworkManager"]})
-    assert list(result.uploads) == [NEW_RULE]
-
-
-def test_nothing_is_done_if_all_is_in_place(node: Node) -> None:
-    there = files(**{RULE: RULE_TEXT, NETWORK: NETWORK_TEXT})
-    result = deploy(node, {**there, MANAGERS: BOTH, UNMARKED: []})
-    assert not any(result.planned.values())
-    assert result.flat == []
-
-
 def test_a_vf_older_than_the_rule_is_marked_by_the_next_deploy(node: Node) -> None:
-    there = files(**{RULE: RULE_TEXT, NETWORK: NETWORK_TEXT})
-    result = deploy(node, {**there, MANAGERS: BOTH, UNMARKED: ["ens1f0v1"]})
+    result = deploy(node, {**IN_PLACE, MANAGERS: BOTH, UNMARKED: ["ens1f0v1"]})
     assert len(result.flat) == 1
     assert "udevadm trigger" in result.flat[0]
 
@@ -97,7 +108,7 @@ def mark(vfs: Path, trigger: str) -> list[str]:
     root = vfs.parents[2]
     calls = root / "calls"
     program(root / "bin/udevadm", f'[ "$1" = trigger ] || exit 0\necho "$3" >> {calls}\n{trigger}')
-    sh(network_managers._APPLY, root, PATH=f"{root}/bin:{os.environ['PATH']}")
+    sh(network_managers._APPLY, root, programs=root / "bin")
     return [Path(line).name for line in calls.read_text().splitlines()]
 
 
@@ -122,21 +133,8 @@ def test_a_vf_that_cannot_be_marked_stops_the_deploy(vfs: Path) -> None:
         mark(vfs, "exit 1")
 
 
-def test_in_observe_mode_the_managers_keep_what_they_manage(node: Node) -> None:
-    """NetworkManager takes the addresses off a netdev that it may no longer manage."""
-    observed = evolve(spec(), mode="observe")
-    assert deploy(node, {MANAGERS: BOTH, UNMARKED: ["ens1f0v0"]}, observed).flat == []
-    assert deploy(node, {MANAGERS: BOTH, **file_answers(NETWORKD_CONF, "[Network]\n")}, observed).flat == []
-
-
-def test_without_a_network_manager_nothing_is_written(node: Node) -> None:
-    result = deploy(node, {MANAGERS: []})
-    assert result.flat == []
-    assert result.uploads == {}
-
-
 def test_without_vfs_the_files_are_removed(node: Node) -> None:
-    result = deploy(node, {MANAGERS: BOTH, **files(**{RULE: RULE_TEXT, NETWORK: NETWORK_TEXT})}, spec(0))
+    result = deploy(node, {MANAGERS: BOTH, **IN_PLACE}, spec(0))
     (command,) = result.flat
     assert f" sh remove {RULE} remove {NETWORK} -- " in command
     assert "networkctl reload" in command

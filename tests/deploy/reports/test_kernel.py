@@ -10,8 +10,9 @@ from tasks.host import kernel
 from tasks.host.kernel import NextKernel
 from tasks.packages import AvailableVersions
 from tests.deploy.conftest import ROCKY_9, Node, of
-from tests.deploy.host.test_kernel import RUNNING, UBUNTU, dpkg, rpm
+from tests.deploy.host.test_kernel import RUNNING
 from tests.deploy.scripts import sh
+from tests.deploy.systems import UBUNTU, dpkg, rpm
 
 
 @pytest.mark.parametrize(
@@ -39,15 +40,15 @@ LT = {of(AvailableVersions): "kernel-lt-core 6.12.9"}
 @pytest.mark.parametrize(
     ("there", "wanted"),
     [
-        pytest.param(["kernel-ml-core 6.12.9-1.el9.elrepo"], "kernel-ml", id="rtl8723de-23"),
-        pytest.param(["kernel-lt-core 6.12.9-1.el9.elrepo"], "kernel-lt", id="rtlwifi_new-375"),
+        pytest.param(["kernel-ml-core=6.12.9-1.el9.elrepo"], "kernel-ml", id="rtl8723de-23"),
+        pytest.param(["kernel-lt-core=6.12.9-1.el9.elrepo"], "kernel-lt", id="rtlwifi_new-375"),
         pytest.param([], "kernel-lt", id="neither is installed"),
     ],
 )
 def test_the_headers_of_elrepo_s_kernels_have_a_name_of_their_own(node: Node, there: list[str], wanted: str) -> None:
     running = {**RUNNING, "uname -r": "6.12.9-1.el9.elrepo.x86_64", **LT}
     node.data = {"kernel": {"hold": True}}
-    result = node.deploy(kernel.pin, {**ROCKY_9, **running, **rpm("python3-dnf-plugin-versionlock 4.3-1", *there)})
+    result = node.deploy(kernel.pin, {**ROCKY_9, **running, **rpm("python3-dnf-plugin-versionlock=4.3-1", *there)})
     assert result.flat[0].endswith(f" --disableplugin=versionlock {wanted}-devel-6.12.9-1.el9.elrepo")
     # An update must not bring another kernel.
     assert [command.endswith(f" add {wanted}-core") for command in result.flat[1:]] == [True] * len(there)
