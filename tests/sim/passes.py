@@ -39,6 +39,13 @@ def settle(
     return converge(machine, Goal(wanted, **goal), memory, have, scope, callbacks)
 
 
+def again(kernel: Kernel, wanted: NodeSpec, last: Pass | None = None, **more: Any) -> tuple[list[Any], tuple[Any, ...]]:
+    """What another pass writes, and its outcomes."""
+    kernel.writes.clear()
+    outcomes = settle(kernel, wanted, last, **more).outcomes
+    return kernel.writes, outcomes
+
+
 def condition(result: Pass | Report, type: str) -> Condition:
     """The one condition of this type."""
     (found,) = (each for each in result.conditions if each.type == type)

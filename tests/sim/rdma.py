@@ -116,10 +116,9 @@ class Subsystem:
             ("rate", rate),
             ("lid", "0x0"),
             ("lid_mask_count", "0"),
-            ("sm_lid", "0x0"),
+            ("sm_lid", "0x1" if link_layer == "InfiniBand" else "0x0"),
         ):
             put(f"{port}/{file}", text)
-        put(f"{port}/sm_lid", "0x1" if link_layer == "InfiniBand" else "0x0")
         put(f"{port}/pkeys/0", "0xffff")
         for index in range(GIDS):
             put(f"{port}/gids/{index}", ZERO)

@@ -18,6 +18,7 @@ WITH_OURS = ("/usr/sbin/irqbalance", "--foreground", f"--policyscript={SCRIPT}")
 def kernel() -> Kernel:
     kernel = two_nics()
     kernel.host.processes.add("irqbalance")
+    kernel.host.command_lines["irqbalance"] = WITH_OURS
     return kernel
 
 
@@ -27,7 +28,6 @@ def spec(policy: str = "banned") -> NodeSpec:
 
 
 def test_the_wanted_functions_are_listed_and_irqbalance_notified_before_interrupts_are_placed(kernel: Kernel) -> None:
-    kernel.host.command_lines["irqbalance"] = WITH_OURS
     assert is_ready(settle(kernel, spec()).conditions)
     assert kernel.files.read(LIST) == f"{PF}\n"
     assert kernel.host.hung_up == ["irqbalance"]
@@ -58,7 +58,6 @@ def test_an_irqbalance_without_our_script_makes_the_node_not_ready(
 
 def test_a_nic_that_cannot_be_read_stays_on_the_list(kernel: Kernel) -> None:
     """Without it irqbalance would move the interrupts that the NIC still has."""
-    kernel.host.command_lines["irqbalance"] = WITH_OURS
     settle(kernel, spec())
     kernel.unreadable.add(f"/sys/bus/pci/devices/{PF}/numa_node")
     kernel.host.hung_up.clear()
@@ -78,7 +77,6 @@ def test_another_policy_keeps_no_list(kernel: Kernel) -> None:
 
 
 def test_a_list_that_cannot_be_read_is_a_failure_and_the_condition_unknown(kernel: Kernel) -> None:
-    kernel.host.command_lines["irqbalance"] = WITH_OURS
     settle(kernel, spec())
     kernel.unreadable.add(LIST)
     result = settle(kernel, spec())

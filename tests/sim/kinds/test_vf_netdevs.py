@@ -29,11 +29,16 @@ def kernel() -> Kernel:
     return made()
 
 
-def comes_back_up(kernel: Kernel) -> str:
-    """A container gives a VF back with another name and up; the VF's address."""
-    vf = address(kernel, 1)
+def comes_back(kernel: Kernel, name: str = "net1", vf: str = "") -> str:
+    """A container gives a VF back with another name; the VF's address."""
+    vf = vf or address(kernel, 1)
     kernel.move_away(vf)
-    kernel.come_back(vf, "net1")
+    kernel.come_back(vf, name)
+    return vf
+
+
+def comes_back_up(kernel: Kernel) -> str:
+    vf = comes_back(kernel)
     kernel.netlink.set_link(kernel.netdev(vf).ifindex, up=True)
     return vf
 
@@ -77,8 +82,7 @@ def test_names_that_the_host_gives_by_its_own_rules_are_kept(kernel: Kernel) -> 
     kernel.netlink.set_link(kernel.netdev(PF).ifindex, up=False)
     kernel.netlink.rename(kernel.netdev(PF).ifindex, "rail0")
     for index in range(4):
-        kernel.move_away(address(kernel, index))
-        kernel.come_back(address(kernel, index), f"rail0v{index}")
+        comes_back(kernel, f"rail0v{index}", address(kernel, index))
     result = settle(kernel, wanted)
     assert is_ready(result.conditions)
     assert [netdev(kernel.files, address(kernel, index)) for index in range(4)] == [
@@ -92,8 +96,7 @@ def test_a_name_too_long_for_a_netdev_is_not_given(kernel: Kernel) -> None:
     settle(kernel, wanted)
     vf = vf_addresses(kernel.files, OTHER)[0]
     assert len(kernel.netdev(vf).name) == 16
-    kernel.move_away(vf)
-    kernel.come_back(vf, "net1")
+    comes_back(kernel, vf=vf)
     assert is_ready(settle(kernel, wanted).conditions)
     assert netdev(kernel.files, vf) == "net1"
 
@@ -160,10 +163,8 @@ def test_only_a_vf_whose_driver_may_miss_its_carrier_is_set_down_and_up_for_it(k
 @pytest.mark.parametrize("link_file", ["/usr/lib/systemd/network/99-default.link", "/etc/systemd/network/10-vfs.link"])
 def test_a_vf_with_a_link_file_of_its_own_keeps_the_name_that_it_has(kernel: Kernel, link_file: str) -> None:
     settle(kernel, spec({"count": 2}))
-    vf = address(kernel, 1)
-    usual = kernel.netdev(vf).name
-    kernel.move_away(vf)
-    kernel.come_back(vf, "fast0")
+    usual = kernel.netdev(address(kernel, 1)).name
+    vf = comes_back(kernel, "fast0")
     entry = f"/run/udev/data/n{kernel.netdev(vf).ifindex}"
     kernel.tree.put(entry, kernel.tree.read(entry).replace("/usr/lib/systemd/network/99-default.link", link_file))
     settle(kernel, spec({"count": 2}))
@@ -175,10 +176,8 @@ def test_a_vf_that_a_pod_has_keeps_the_pod_s_name_also_in_the_host_s_namespace(k
     """A pod of the host's network, as of a virtual machine."""
     wanted = spec({"count": 2, "defaults": {"owner": owner}})
     settle(kernel, wanted)
-    vf = address(kernel, 1)
-    usual = kernel.netdev(vf).name
-    kernel.move_away(vf)
-    kernel.come_back(vf, "net1")
+    usual = kernel.netdev(address(kernel, 1)).name
+    vf = comes_back(kernel)
     kernel.host.allocated[vf] = ("default/vm",)
     settle(kernel, wanted)
     assert kernel.netdev(vf).name == {"user": "net1", "trackbed": usual}[owner]

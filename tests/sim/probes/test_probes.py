@@ -17,6 +17,22 @@ def node() -> Node:
     return Node.with_two_nics()
 
 
+def with_vfs(node: Node, **defaults: object) -> str:
+    """The node has three VFs; the second one's address."""
+    vfs = {"count": 3, "defaults": defaults}
+    node.more = {"nics": [{"name": "rail0", "select": {"pci": PF0}, "vfs": vfs}]}
+    node.look()
+    return vf_addresses(node.kernel.files, PF0)[1]
+
+
+def a_minute_later(node: Node) -> dict[str, Condition]:
+    """What an agent says that has started a minute ago."""
+    fresh = Node(node.kernel, more=node.more)
+    fresh.look()
+    fresh.now += 60
+    return fresh.look()
+
+
 def state(condition: Condition) -> tuple[str, str, str]:
     return condition.status, condition.reason, condition.severity
 
@@ -47,10 +63,8 @@ def test_a_driver_that_is_not_the_installed_one_is_named(node: Node) -> None:
 
 def test_a_vf_whose_driver_creates_no_netdev_is_named_after_half_a_minute(node: Node) -> None:
     """iavf creates it late, when its PF has answered, and perhaps never."""
-    node.more = {"nics": [{"name": "rail0", "select": {"pci": PF0}, "vfs": {"count": 3}}]}
-    node.look()
-    lost, moved = (vf_addresses(node.kernel.files, PF0)[index] for index in (1, 2))
-    node.kernel.move_away(moved)
+    lost = with_vfs(node)
+    node.kernel.move_away(vf_addresses(node.kernel.files, PF0)[2])
     node.kernel.lose_netdev(lost)
     fresh = Node(node.kernel, more=node.more)
     assert fresh.look()["VfNetdevs"].status == "True"
@@ -66,16 +80,11 @@ def test_a_vf_whose_driver_creates_no_netdev_is_named_after_half_a_minute(node: 
 
 @pytest.mark.parametrize("bound", ["ifcvf", "vp-vdpa", "octep_vdpa", "pci-stub"])
 def test_a_vf_with_a_driver_that_creates_no_netdev_need_not_have_one(node: Node, bound: str) -> None:
-    node.more = {"nics": [{"name": "rail0", "select": {"pci": PF0}, "vfs": {"count": 3, "defaults": {"trust": True}}}]}
-    node.look()
-    vf = vf_addresses(node.kernel.files, PF0)[1]
+    vf = with_vfs(node, trust=True)
     node.kernel.lose_netdev(vf)
     node.kernel.set_driver(vf, bound)
     node.kernel.sriov.set(PF0, node.kernel.netdev(PF0), 1, trust=False)
-    fresh = Node(node.kernel, more=node.more)
-    fresh.look()
-    fresh.now += 60
-    conditions = fresh.look()
+    conditions = a_minute_later(node)
     assert state(conditions["VfNetdevs"]) == ("True", "AllCreated", "warn")
     assert is_ready(conditions.values())
     # Nobody has its vDPA device open, so it is not handed over.
@@ -84,14 +93,9 @@ def test_a_vf_with_a_driver_that_creates_no_netdev_need_not_have_one(node: Node,
 
 def test_a_kernel_that_shows_no_other_namespace_gives_no_warning_of_vfs_in_pods(node: Node) -> None:
     """Before Linux 5.2."""
-    node.more = {"nics": [{"name": "rail0", "select": {"pci": PF0}, "vfs": {"count": 3}}]}
-    node.look()
-    node.kernel.move_away(vf_addresses(node.kernel.files, PF0)[1])
+    node.kernel.move_away(with_vfs(node))
     node.kernel.hides_namespaces = True
-    fresh = Node(node.kernel, more=node.more)
-    fresh.look()
-    fresh.now += 60
-    assert state(fresh.look()["VfNetdevs"]) == ("True", "AllCreated", "warn")
+    assert state(a_minute_later(node)["VfNetdevs"]) == ("True", "AllCreated", "warn")
 
 
 def test_a_node_without_vfs_has_no_condition_of_their_netdevs(node: Node) -> None:
@@ -189,10 +193,10 @@ def test_a_kubelet_without_its_socket_for_two_checks_is_not_ready(node: Node) ->
     assert is_ready(node.look().values())
 
 
-def unnamed(node: Node) -> None:
+def unnamed(node: Node, *names: str) -> None:
     """PF0's driver requests interrupts whose names are not those of queues, as mana did once."""
     node.kernel.interrupts.free(PF0)
-    node.kernel.interrupts.request_all(PF0, ["mana_intr"] * 3)
+    node.kernel.interrupts.request_all(PF0, names or ["mana_intr"] * 3)
 
 
 def test_a_nic_of_whose_interrupts_none_is_recognised_as_a_queue_s_is_named(node: Node) -> None:
@@ -214,8 +218,7 @@ def test_a_netdev_that_is_down_need_not_have_the_interrupts_of_queues(node: Node
 
 def test_a_single_interrupt_serves_all_and_need_not_be_named_after_a_queue(node: Node) -> None:
     node.look()
-    node.kernel.interrupts.free(PF0)
-    node.kernel.interrupts.request_all(PF0, ["enp33s0"])
+    unnamed(node, "enp33s0")
     assert node.look()["QueueInterrupts"].status == "True"
 
 

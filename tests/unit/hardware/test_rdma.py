@@ -1,8 +1,8 @@
-"""RDMA devices: what follows from the files of sysfs, and which GID is chosen."""
+"""RDMA devices: what follows from the files of sysfs."""
 
 import pytest
 
-from agent.hardware.rdma import Family, Gid, RdmaPort, gid_fits, transport
+from agent.hardware.rdma import RdmaPort, transport
 
 
 @pytest.mark.parametrize(
@@ -20,30 +20,6 @@ def test_the_transport_follows_from_node_type_and_link_layer(
     node_type: str, link_layer: str | None, expected: str | None
 ) -> None:
     assert transport(node_type, link_layer) == expected
-
-
-GIDS = (
-    Gid(0, "RoCE v1", "fe80::1", "ens1"),
-    Gid(1, "RoCE v2", "fe80::1", "ens1"),
-    Gid(4, "RoCE v2", "10.0.0.1", "ens1.100"),
-    Gid(5, "RoCE v1", "10.0.0.2", "ens1"),
-)
-
-
-@pytest.mark.parametrize(
-    ("type", "family", "indexes"),
-    [
-        (None, None, [0, 1, 4, 5]),
-        ("RoCE v2", None, [1, 4]),
-        ("RoCE v2", "IPv4", [4]),
-        (None, "IPv6", []),
-        ("IB", None, []),
-    ],
-)
-def test_a_gid_fits_by_its_type_and_a_link_local_one_by_no_family(
-    type: str | None, family: Family | None, indexes: list[int]
-) -> None:
-    assert [gid.index for gid in GIDS if gid_fits(gid, type, family)] == indexes
 
 
 @pytest.mark.parametrize(
