@@ -1,7 +1,7 @@
 """What a sweep does to the DeviceTaintRules of reporters: it removes some, evicts by others, and stops for the whole fleet."""
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +15,7 @@ from fleet.sweeping import at_most, decide, sweep
 from tests.unit.fleet.nodes_api import status
 from tests.unit.fleet.test_fleet import NOW, lease
 from tests.unit.fleet.test_maintenance_requests import NODES, RULES, Serve, serve, sweeps, swept
+from tests.unit.reporter.scripted import merged
 
 __all__ = ["serve"]
 
@@ -96,13 +97,21 @@ def document(of: str, age: float, **more: Any) -> dict[str, Any]:
     return {"metadata": {**metadata, "labels": labels, "ownerReferences": owners, **more}, "spec": spec}
 
 
+def listings(*rules: Sequence[dict[str, Any]]) -> list[tuple[int, Any]]:
+    """The answers to the lists of a sweep: reporters' rules when it begins, those of maintenances, then reporters' rules."""
+    first, later = ((200, {"items": [*each]}) for each in rules)
+    return [first, (200, {"items": []}), later]
+
+
 def test_a_sweep_removes_and_raises_rules_and_notes_what_fails(serve: Serve) -> None:
     rules = [document("a", 700.0), document("b", 700.0), document("gone", 0.0), document("lost", 0.0)]
     rules.append({"metadata": {"name": "theirs", "uid": "u-theirs"}, "spec": {"taint": {}}})
+    without_b = [each for each in rules if each["metadata"]["name"] != "b.7"]
     path = RULES.removeprefix("GET ")
     script, maintenance = serve(
         {
             **sweeps("ab", rules, [lease("a"), lease("b")]),
+            RULES: listings(rules, without_b),
             f"PATCH {path}/a.7": [(200, {})],
             f"PATCH {path}/b.7": [status(409, "has been modified")],
             f"DELETE {path}/gone.7": [(200, {})],
@@ -116,6 +125,26 @@ def test_a_sweep_removes_and_raises_rules_and_notes_what_fails(serve: Serve) -> 
     assert list(done.failed) == ["lost"]
     assert done.failed["lost"].startswith("its DeviceTaintRule lost.7: ")
     assert script.asked.index(RULES) < script.asked.index(NODES)
+
+
+def test_a_write_that_a_policy_refuses_is_said_and_its_rule_is_not_gone(serve: Serve) -> None:
+    """ValidatingAdmissionPolicies answer 422 by default, as does a test of a JSON patch that fails."""
+    rules = [document(name, 700.0) for name in ("a", "b", "gone", "lost")]
+    changed = [rules[0], merged(rules[1], {"spec": {"taint": {"effect": "None"}}}), rules[2]]
+    denied, path = status(422, "a policy denies it"), RULES.removeprefix("GET ")
+    _, maintenance = serve(
+        {
+            **sweeps("ab", leases=[lease("a"), lease("b")]),
+            RULES: listings(rules, changed),
+            f"PATCH {path}/a.7": [denied],
+            f"PATCH {path}/b.7": [denied],
+            f"DELETE {path}/gone.7": [denied],
+            f"DELETE {path}/lost.7": [status(409, "another uid")],
+        }
+    )
+    done = swept(Api(maintenance.api.client, "me", NOW), devices=1.0)
+    assert (done.removed, done.evicting, sorted(done.failed)) == ((), (), ["a", "gone"])
+    assert "a policy denies it" in done.failed["a"]
 
 
 @pytest.mark.parametrize("code", [403, 404])
