@@ -10,12 +10,13 @@ from attrs import frozen
 from lightkube import ApiError
 from lightkube.models.core_v1 import Toleration, Volume
 from lightkube.models.meta_v1 import LabelSelector, ObjectMeta, OwnerReference
+from lightkube.models.policy_v1 import PodDisruptionBudgetSpec
 from lightkube.resources.core_v1 import Pod
 from lightkube.resources.policy_v1 import PodDisruptionBudget
 
 from fleet.api import Failed, code
 from fleet.objects import annotations_of, labels_of, metadata_of
-from fleet.reading import read
+from fleet.reading import ALL, read
 
 MIRROR = "kubernetes.io/config.mirror"
 """Annotation of the API object of a static pod. The kubelet runs that from a file, so deleting the object has no effect."""
@@ -32,6 +33,10 @@ its PodDisruptionBudget, or another pod has its name by now; the budget forbids 
 TERMINATING = "NamespaceTerminating"
 """The cause that a refusal (403) names if the pod's namespace is being deleted. The pod will end without an eviction
 (NamespaceTerminatingCause, staging/src/k8s.io/api/core/v1/types.go)."""
+
+
+NAMED = {"name": ALL, "namespace": ALL}
+"""The fields of an object's metadata that name it."""
 
 
 class CannotDrain(Failed):
@@ -55,24 +60,13 @@ class Drain:
 
 
 def read_pod(document: Mapping[str, Any]) -> Pod:
-    """Read what a drain asks of a pod. Other parts may be of a version of Kubernetes that lightkube does not know.
+    """Read what a drain asks of a pod.
 
     :raises CannotDrain: it cannot be read.
     """
-    name = document["metadata"]["name"]
-    try:
-        spec, status = document.get("spec") or {}, document.get("status") or {}
-        volumes = [{"name": each["name"], "emptyDir": each.get("emptyDir")} for each in spec.get("volumes") or ()]
-        asked = {
-            "metadata": document["metadata"],
-            "spec": {"containers": [], "volumes": volumes, "tolerations": spec.get("tolerations")},
-            "status": {"phase": status.get("phase"), "conditions": status.get("conditions")},
-        }
-    except (AttributeError, LookupError, TypeError) as error:
-        raise CannotDrain(f"{name} cannot be read: {error!r}") from None
-    pod, fault = read(asked, Pod)
+    pod, fault = read(document, Pod)
     if pod is None:
-        raise CannotDrain(f"{name} cannot be read: {fault}")
+        raise CannotDrain(f"{document['metadata']['name']} cannot be read: {fault}")
     return pod
 
 
@@ -109,10 +103,14 @@ def why_not_now(error: ApiError) -> str:
     return " ".join([error.status.message or "refused", *(cause.message for cause in causes if cause.message)])
 
 
-def forbidding(budgets: Iterable[PodDisruptionBudget], pods: Collection[Pod]) -> list[str]:
-    """Which PodDisruptionBudgets the eviction of all these pods at once would violate, and why."""
+def forbidding(budgets: Iterable[Mapping[str, Any]], pods: Collection[Pod]) -> list[str]:
+    """Which PodDisruptionBudgets the eviction of all these pods at once would violate, and why.
+
+    One that cannot be read allows nothing. If its selector cannot be read either, it counts for its whole namespace.
+    """
     found = []
-    for budget in budgets:
+    for document in budgets:
+        budget, fault = _read_budget(document)
         metadata, status, spec = budget.metadata or ObjectMeta(), budget.status, budget.spec
         covered = [
             full_name(pod)
@@ -125,11 +123,23 @@ def forbidding(budgets: Iterable[PodDisruptionBudget], pods: Collection[Pod]) ->
         current = status is not None and (status.observedGeneration or 0) >= (metadata.generation or 0)
         allowed = (status.disruptionsAllowed or 0) if status is not None and current else 0
         if len(covered) > allowed:
-            name = f"{metadata.namespace}/{metadata.name}"
+            said = f"cannot be read ({fault}), so it may forbid" if fault else f"allows {allowed} disruptions now, not"
             found.append(
-                f"the PodDisruptionBudget {name} allows {allowed} disruptions now, not that of {', '.join(covered)}"
+                f"the PodDisruptionBudget {metadata.namespace}/{metadata.name} {said} that of {', '.join(covered)}"
             )
     return found
+
+
+def _read_budget(document: Mapping[str, Any]) -> tuple[PodDisruptionBudget, str]:
+    """A budget, and why it cannot be read; then what is known of it."""
+    budget, fault = read(document, PodDisruptionBudget)
+    if budget is not None:
+        return budget, ""
+    selecting, _ = read(document, PodDisruptionBudget, {"metadata": NAMED, "spec": {"selector": ALL}})
+    if selecting is not None:
+        return selecting, fault
+    metadata = ObjectMeta(**{key: document["metadata"][key] for key in NAMED})
+    return PodDisruptionBudget(metadata=metadata, spec=PodDisruptionBudgetSpec(selector=LabelSelector())), fault
 
 
 def _is_unguarded(pod: Pod, budget: PodDisruptionBudget) -> bool:
@@ -157,7 +167,9 @@ def _selects(selector: LabelSelector | None, labels: Mapping[str, str]) -> bool:
         "Exists": lambda key, values: key in labels,
         "DoesNotExist": lambda key, values: key not in labels,
     }
-    return all(holds[each.operator](each.key, each.values or ()) for each in selector.matchExpressions or ())
+    # What an operator of a later version of Kubernetes selects is not known.
+    known = [each for each in selector.matchExpressions or () if each.operator in holds]
+    return all(holds[each.operator](each.key, each.values or ()) for each in known)
 
 
 def full_name(pod: Pod) -> str:

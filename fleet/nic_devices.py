@@ -13,7 +13,6 @@ from typing import Any
 from attrs import field, frozen
 from lightkube import ALL_NS, ApiError
 from lightkube.resources.core_v1 import Pod
-from lightkube.resources.policy_v1 import PodDisruptionBudget
 
 from agent.report import names
 from agent.report.dra_devices import Device, read_devices
@@ -23,7 +22,12 @@ from fleet.device_rules import EVICTS, DeviceRule, device_words
 from fleet.eviction import CannotDrain, Rules, drain, forbidding, is_terminating
 from fleet.inventory import Hosts
 from fleet.objects import metadata_of
-from fleet.reading import PlainDeviceTaintRule, PlainResourceClaim, PlainResourceSlice
+from fleet.reading import (
+    PlainDeviceTaintRule,
+    PlainPodDisruptionBudget,
+    PlainResourceClaim,
+    PlainResourceSlice,
+)
 
 ANSWER = 180.0
 """Seconds for a node's answer about its NIC."""
@@ -163,7 +167,7 @@ class NicDevices:
     def _check(self, users: Mapping[str, str], pods: Collection[Pod], rules: Rules) -> None:
         """Refuse what a drain would refuse, since NoExecute asks nobody. Pods of DaemonSets are deleted, too."""
         unknown = sorted(users[uid] for uid in users.keys() - {metadata_of(pod).uid for pod in pods})
-        budgets = self.api.client.list(PodDisruptionBudget, namespace=ALL_NS, chunk_size=PAGE)
+        budgets = self.api.client.list(PlainPodDisruptionBudget, namespace=ALL_NS, chunk_size=PAGE)
         refusals = [
             *(f"{user} uses a device, and is no pod of the node" for user in unknown),
             *drain(pods, rules).blockers,

@@ -22,10 +22,11 @@ from lightkube.generic_resource import (
 )
 from lightkube.resources.coordination_v1 import Lease
 from lightkube.resources.core_v1 import ConfigMap, Node, NodeStatus, Pod
+from lightkube.resources.policy_v1 import PodDisruptionBudget
 
 from fleet.decoding import convert
 
-T = TypeVar("T", Node, Lease, Pod)
+T = TypeVar("T", Node, Lease, Pod, PodDisruptionBudget)
 
 
 class PlainNode(GenericGlobalResource):
@@ -58,6 +59,12 @@ class PlainPod(GenericNamespacedResource):
     _api_info = Pod._api_info
 
 
+class PlainPodDisruptionBudget(GenericNamespacedResource):
+    """A PodDisruptionBudget as JSON."""
+
+    _api_info = PodDisruptionBudget._api_info
+
+
 PlainResourceSlice = create_global_resource("resource.k8s.io", "v1", "ResourceSlice", "resourceslices")
 """A ResourceSlice as JSON."""
 
@@ -71,9 +78,35 @@ PlainDeviceTaintRule = create_global_resource("resource.k8s.io", "v1", "DeviceTa
 # JSON can express half of a surrogate pair, which UTF-8 cannot.
 _UNREADABLE = (msgspec.ValidationError, UnicodeEncodeError)
 
-USED = {"spec": ("taints", "unschedulable"), "status": ("conditions", "nodeInfo")}
-"""What is read of a Node's spec and status. The rest takes most of the memory of a list of thousands of Nodes, and may be of a
-version of Kubernetes that lightkube does not know."""
+ALL: dict[str, Any] = {}
+"""The whole of a field."""
+
+USED: dict[type, dict[str, Any]] = {
+    Node: {
+        "metadata": ALL,
+        "spec": {"taints": ALL, "unschedulable": ALL},
+        "status": {"conditions": ALL, "nodeInfo": ALL},
+    },
+    Lease: {"metadata": ALL, "spec": {"holderIdentity": ALL, "leaseDurationSeconds": ALL, "renewTime": ALL}},
+    Pod: {
+        "metadata": ALL,
+        "spec": {
+            "containers": {"name": ALL},  # lightkube's type requires it
+            "volumes": {"name": ALL, "emptyDir": {"medium": ALL}},
+            "tolerations": ALL,
+        },
+        "status": {"phase": ALL, "conditions": ALL},
+    },
+    PodDisruptionBudget: {
+        "metadata": ALL,
+        "spec": {"selector": ALL, "unhealthyPodEvictionPolicy": ALL},
+        "status": dict.fromkeys(
+            ("observedGeneration", "disruptionsAllowed", "currentHealthy", "desiredHealthy", "expectedPods"), ALL
+        ),
+    },
+}
+"""The fields that are read. The rest takes most of the memory of a list of thousands of Nodes, and may be of a version of
+Kubernetes that lightkube does not know."""
 
 # Fields whose values are texts, even if they look like times.
 _TEXTS = ("annotations", "labels")
@@ -107,21 +140,26 @@ def read_all(documents: Iterable[Mapping[str, Any]], kind: type[T]) -> Read[T]:
     return result
 
 
-def _used(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    given = {part: document[part] for part in USED if isinstance(document.get(part), Mapping)}
-    return {**document, **{part: {key: of[key] for key in USED[part] if key in of} for part, of in given.items()}}
+def _used(value: Any, fields: Mapping[str, Any]) -> Any:
+    if isinstance(value, list):
+        return [_used(each, fields) for each in value]
+    if not (fields and isinstance(value, Mapping)):
+        return value
+    return {key: _used(value[key], of) for key, of in fields.items() if key in value}
 
 
-def read(document: Mapping[str, Any], kind: type[T]) -> tuple[T | None, str]:
-    """Decode an object; the object, and what cannot be read of it. Times that cannot be read are left out."""
-    if kind is Node:
-        document = _used(document)
+def read(document: Mapping[str, Any], kind: type[T], fields: Mapping[str, Any] | None = None) -> tuple[T | None, str]:
+    """Decode an object; the object, and what cannot be read of it. Times that cannot be read are left out.
+
+    :param fields: those to read, as in :data:`USED`.
+    """
+    used = _used(document, fields or USED[kind])
     try:
-        return convert(document, kind), ""
+        return convert(used, kind), ""
     except _UNREADABLE as error:
         fault = str(error)
     try:
-        return convert(without_bad_times(document), kind), fault
+        return convert(without_bad_times(used), kind), fault
     except _UNREADABLE:
         return None, fault
 

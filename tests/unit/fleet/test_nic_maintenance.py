@@ -32,6 +32,7 @@ from tests.unit.fleet.nodes_api import Cluster, Dra, status
 from tests.unit.fleet.test_fleet import node
 from tests.unit.fleet.test_kubeconfig import kubeconfig, trackbed
 from tests.unit.fleet.test_maintenance import NOW, pod
+from tests.unit.reporter.scripted import merged
 
 PF, VF0, VF1 = "0000:3b:00.0", "0000:3b:00.2", "0000:3b:00.3"
 NIC = {"name": "rail0", "pci": PF, "ready": True, "vfs": [VF0, ""]}
@@ -330,7 +331,7 @@ def needs(operator: str, *values: str) -> LabelSelector:
     ],
 )
 def test_a_budget_counts_the_pods_that_it_selects(one: PodDisruptionBudget, forbids: bool) -> None:
-    assert bool(forbidding([one], [pod("job")])) == forbids
+    assert bool(forbidding([one.to_dict()], [pod("job")])) == forbids
 
 
 @pytest.mark.parametrize(
@@ -352,7 +353,41 @@ def test_a_budget_does_not_keep_a_pod_that_the_eviction_api_would_evict_without_
     assert job.status and one.status and one.spec
     job.status.conditions = [PodCondition("False", "Ready")]
     one.status.currentHealthy, one.status.desiredHealthy, one.spec.unhealthyPodEvictionPolicy = healthy, 2, policy
-    assert bool(forbidding([one], [job])) == forbids
+    assert bool(forbidding([one.to_dict()], [job])) == forbids
+
+
+ODD = {"unhealthyPodEvictionPolicy": {"a": "policy of a later version"}}
+OTHERS = {"matchLabels": {"app": "other"}}
+
+
+@pytest.mark.parametrize(
+    ("odd", "refused"),
+    [
+        # What no drain asks.
+        ({"spec": {"minAvailable": [1]}, "status": {"disruptedPods": {"job": "10000-01-01T00:00:00Z"}}}, ""),
+        (
+            {"spec": ODD},
+            "cannot be read (Expected `str | null`, got `object` - at `$.spec.unhealthyPodEvictionPolicy`)",
+        ),
+        ({"spec": {**ODD, "selector": OTHERS}}, ""),
+        ({"spec": {"selector": {"matchLabels": "job"}}}, "cannot be read (Expected `object | null`, got `str`"),
+        ({"spec": {"selector": {"matchLabels": "job"}}, "metadata": {"namespace": "other"}}, ""),
+        (
+            {
+                "spec": {"selector": {"matchExpressions": [{"key": "app", "operator": "Like"}]}},
+                "status": {"disruptionsAllowed": 0},
+            },
+            "allows 0",
+        ),
+    ],
+)
+def test_a_budget_that_cannot_be_read_refuses_only_the_pods_that_it_may_select(
+    fleet: Fleet, odd: dict[str, Any], refused: str
+) -> None:
+    fleet.dra.budgets = [merged(budget(1, LabelSelector()).to_dict(), odd)]
+    result, why = fleet.maintenance().run(["a"], 1)["a"]
+    assert (result, refused in why, "ml/job" in why) == ("undone" if refused else "done", True, bool(refused))
+    assert fleet.dra.made == (0 if refused else 2)
 
 
 def test_two_pods_of_one_budget_are_two_disruptions(fleet: Fleet) -> None:
