@@ -130,6 +130,16 @@ class Api:
         with answers(self.client):
             return _if_readable(name, *read(self.client.get(PlainNode, name), Node))
 
+    def lease(self, name: str) -> tuple[Lease | None, str]:
+        """A node's Lease, if there is one, and what cannot be read of it."""
+        try:
+            with answers(self.client):
+                return read(self.client.get(PlainLease, name, namespace=names.NAMESPACE), Lease)
+        except ApiError as error:
+            if code(error) == ABSENT:
+                return None, ""
+            raise
+
     def remove_bad_times(self, name: str) -> None:
         """Remove times that cannot be read from a Node.
 

@@ -10,29 +10,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import datetime
 from threading import Event
 from time import monotonic
 from typing import Any, Literal, TypeVar
 
 import httpx2
 from attrs import evolve, field, frozen
-from lightkube import ALL_NS, ApiError
-from lightkube.models.meta_v1 import DeleteOptions, ObjectMeta, Preconditions
-from lightkube.resources.core_v1 import Node, Pod
+from lightkube import ApiError
+from lightkube.resources.core_v1 import Node
 
 from agent.report import names
 from agent.report.records import Disruption
 from fleet import nic_devices, node_patch
-from fleet.api import ABSENT, Api, Failed, answers, code, errors
-from fleet.connection import TEMPORARY
-from fleet.eviction import CannotDrain, Rules, drain, full_name, is_terminating, read_pod, why_not_now
+from fleet.api import ABSENT, FORBIDDEN, Api, Failed, answers, code, errors
+from fleet.eviction import CannotDrain, Rules, drain
 from fleet.inventory import Hosts
 from fleet.maintenance_record import Record, Step, annotated, finished, not_finished, record_of
 from fleet.nic_devices import NicDevices
 from fleet.node_patch import if_temporary
 from fleet.objects import CHANGED, IN_SERVICE, is_cordoned, metadata_of, name_of, unready
-from fleet.reading import PlainPod
+from fleet.pods import NodePods
+from fleet.standing import nothing_waits, standing
 
 MARGIN = 60.0
 """Seconds that the connection to a node may take beyond the change."""
@@ -48,6 +46,10 @@ class Interrupted(Exception):
 
 class Lost(Exception):
     """The node has no maintenance of this run, or no longer; the message says why."""
+
+
+class NothingWaits(Exception):
+    """No change of the node waits, by its report."""
 
 
 @frozen
@@ -89,6 +91,9 @@ class Maintenance:
             if not failed.is_set() and not self.stop.is_set():
                 try:
                     results[node] = self.maintain(node)
+                except NothingWaits:
+                    results[node] = "done", "by its report no change waits, so it is left as it is"
+                    self.tell(f"{node}: {results[node][1]}")
                 finally:
                     if results[node][0] != "done":
                         failed.set()
@@ -181,7 +186,7 @@ class Maintenance:
 
     def _empty(self, name: str, began: Record) -> tuple[NodeResult, str]:
         # What a killed run has left of the rules is not known, so a NIC is tainted again, unless nothing is left to change.
-        if began.step == "drain" or (self.nic and not nic_devices.ask(self.hosts, name, self.nic).settled):
+        if began.step == "drain" or self.nic:
             try:
                 with answers(self.api.client):
                     self._drain(name, began.step != "drain")
@@ -222,6 +227,7 @@ class Maintenance:
 
         :raises Interrupted: the command is to stop, and the node has no record of this run.
         :raises Lost: there is a record, and this run resumes none.
+        :raises NothingWaits: it has no record, and is to be changed only.
         """
 
         def change(node: Node) -> tuple[dict[str, Any] | None, Record]:
@@ -232,6 +238,9 @@ class Maintenance:
             if recorded and not (self.resumes(recorded) and recorded.device == self.nic):
                 # It was not there when the command began.
                 raise Lost(not_finished(name, recorded))
+            # A deploy may be ahead of the report, or drain for a reboot.
+            if not (recorded or self.again or self.nic) and self._nothing_waits(node):
+                raise NothingWaits
             uncordoned = not (self.nic or is_cordoned(node))
             cordoned = uncordoned or (recorded is not None and recorded.cordoned)
             # Do not drain again after a drain: a drain that fails is undone, but the node may be half changed by now. But a
@@ -243,6 +252,26 @@ class Maintenance:
         record = self._patch(name, change)
         self.tell(f"{name}: the maintenance of {self.nic} begins" if self.nic else f"{name}: cordoned")
         return record
+
+    def _nothing_waits(self, node: Node) -> bool:
+        """Whether the node's report says that no change waits. If that is not known, say so."""
+        name, why = name_of(node), "its Node does not say"
+        nothing = nothing_waits(node)
+        if nothing:
+            try:
+                lease, fault = self.api.lease(name)
+            except ApiError as error:
+                if code(error) != FORBIDDEN:
+                    raise
+                why = "this user may not read its Lease (rights: docs/fleet.md)"
+            else:
+                one = standing(name, node, lease, self.api.now, fault)
+                if not one.expired:
+                    return not one.notice
+                why = one.message
+        if nothing is not False:
+            self.tell(f"{name}: it is not known whether a change waits: {why}")
+        return False
 
     def _note(self, name: str, step: Step, takes: Callable[[Record], bool]) -> None:
         """Record a step. The record is then this run's own; ``takes``: which one this run may write.
@@ -291,14 +320,16 @@ class Maintenance:
     def blockers(self, name: str) -> tuple[str, ...]:
         """Why a drain of the node would be refused; empty: it would not."""
         try:
-            return drain(self._pods(name), self.rules).blockers
+            return drain(self._pods(name).read(), self.rules).blockers
         except CannotDrain as error:
             return (str(error),)
 
+    def _pods(self, name: str) -> NodePods:
+        return NodePods(self.api, name, self.rules, self.api.now, self.tell, self._check_stop)
+
     def _drain(self, name: str, begun: bool = False) -> None:
-        devices: NicDevices | None = None
-        began, deadline = self.api.now, monotonic() + self.drain_timeout
-        announced: set[str] = set()
+        taken: NodePods | NicDevices | None = None
+        pods, deadline = self._pods(name), monotonic() + self.drain_timeout
         while True:
             self._check_stop()
             try:
@@ -307,11 +338,8 @@ class Maintenance:
                 self._recorded(node, self._is_own)
                 if not (self.nic or is_cordoned(node)):
                     raise CannotDrain("somebody has uncordoned it")
-                if self.nic:
-                    devices = devices or self._devices(node, begun)
-                    left, why = devices.take(lambda: self._pods(name), self.rules, self.tell), "they do not end"
-                else:
-                    left, why = self._evict_all(name, began, announced)
+                taken = taken or (self._devices(node, pods, begun) if self.nic else pods)
+                left, why = taken.take()
             except (ApiError, httpx2.TransportError) as error:
                 left, why = "its pods", if_temporary(error)
             if not left:
@@ -320,45 +348,9 @@ class Maintenance:
                 raise CannotDrain(f"after {self.drain_timeout:.0f} s there are still {left}: {why}")
             self._pause()
 
-    def _devices(self, node: Node, begun: bool) -> NicDevices:
+    def _devices(self, node: Node, pods: NodePods, begun: bool) -> NicDevices:
         nic = nic_devices.ask(self.hosts, name_of(node), self.nic)
-        return NicDevices(self.api, name_of(node), metadata_of(node).uid or "", nic, begun)
-
-    def _evict_all(self, name: str, since: datetime, announced: set[str]) -> tuple[str, str]:
-        """Request the eviction of the node's remaining pods; their names, and why they are still there."""
-        plan = drain(self._pods(name), self.rules, since)
-        if plan.blockers:
-            raise CannotDrain("; ".join(plan.blockers))
-        refused = [self._evict(name, pod, announced) for pod in plan.evict if not is_terminating(pod)]
-        why = "; ".join(dict.fromkeys(filter(None, refused)))
-        return ", ".join(map(full_name, plan.evict)), why or "they do not end"
-
-    def _pods(self, name: str) -> list[Pod]:
-        listed = self.api.client.list(PlainPod, namespace=ALL_NS, fields={"spec.nodeName": name})
-        return [read_pod(document) for document in listed]
-
-    def _evict(self, node: str, pod: Pod, announced: set[str]) -> str:
-        """Request a pod's eviction; why it is refused, or an empty text."""
-        self._check_stop()
-        metadata = metadata_of(pod)
-        # A StatefulSet may have started another pod of this name, on another node.
-        same = DeleteOptions(preconditions=Preconditions(uid=metadata.uid))
-        named = ObjectMeta(name=metadata.name, namespace=metadata.namespace)
-        body = Pod.Eviction(metadata=named, deleteOptions=same)
-        try:
-            self.api.client.create(body, metadata.name or "", namespace=metadata.namespace or "")
-        except ApiError as error:
-            if code(error) == ABSENT:
-                return ""
-            if why := why_not_now(error):
-                return f"{full_name(pod)}: {why}"
-            if code(error) in TEMPORARY:
-                raise
-            raise CannotDrain(f"{full_name(pod)}: {error.status.message}") from None
-        if full_name(pod) not in announced:
-            announced.add(full_name(pod))
-            self.tell(f"{node}: evicting {full_name(pod)}")
-        return ""
+        return NicDevices(pods, metadata_of(node).uid or "", nic, begun)
 
     def _apply(self, name: str) -> None:
         self.tell(f"{name}: making the changes of its spec, up to {self.allow}")

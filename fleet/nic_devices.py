@@ -7,7 +7,7 @@ has the operator's own key and label, so a reporter and a sweep's quarantine lea
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from attrs import field, frozen
@@ -19,15 +19,11 @@ from agent.report.dra_devices import Device, read_devices
 from fleet import device_rules
 from fleet.api import ABSENT, FORBIDDEN, PAGE, Api, Failed, code
 from fleet.device_rules import EVICTS, DeviceRule, device_words
-from fleet.eviction import CannotDrain, Rules, drain, forbidding, is_terminating
+from fleet.eviction import CannotDrain, drain, forbidding, is_terminating
 from fleet.inventory import Hosts
 from fleet.objects import metadata_of
-from fleet.reading import (
-    PlainDeviceTaintRule,
-    PlainPodDisruptionBudget,
-    PlainResourceClaim,
-    PlainResourceSlice,
-)
+from fleet.pods import NodePods
+from fleet.reading import PlainDeviceTaintRule, PlainPodDisruptionBudget, PlainResourceClaim, PlainResourceSlice
 
 ANSWER = 180.0
 """Seconds for a node's answer about its NIC."""
@@ -90,47 +86,50 @@ def require(api: Api) -> None:
 
 @frozen
 class NicDevices:
-    """The devices of a NIC. ``uid``: the Node's. ``begun``: the NIC may be half changed, so users are no reason to refuse.
+    """The devices of a NIC, and the pods of its node. ``uid``: the Node's.
+
+    ``begun``: the NIC may be half changed, so users are no reason to refuse.
 
     ``_claims``: namespace and name of each claim that had one of the devices when all claims of the cluster were last read.
     """
 
-    api: Api
-    node: str
+    pods: NodePods
     uid: str
     nic: Nic
     begun: bool
     _claims: set[tuple[str, str]] = field(factory=set, init=False)
 
-    def take(self, pods: Callable[[], Iterable[Pod]], rules: Rules, tell: Callable[[str], object]) -> str:
-        """Taint the devices that are not tainted yet. :returns: the pods that still use a device.
+    def take(self) -> tuple[str, str]:
+        """Taint the devices that are not tainted yet; the pods that still use a device, and why.
 
         A driver may publish devices late, so this is called until no pod is left.
 
-        :param pods: reads those of the node.
         :raises CannotDrain: the node's drivers publish no such device, or the eviction of its users is forbidden.
         """
+        if self.nic.settled:
+            self.pods.tell(f"{self.pods.node}: no change of {self.nic.name} waits, so nothing is tainted")
+            return "", ""
         devices = self._published()
-        tainted = {rule.device for rule in listed(self.api, self.node)}
+        tainted = {rule.device for rule in listed(self.pods.api, self.pods.node)}
         new = [device for device in devices if _words(device) not in tainted]
         if not devices and not tainted and not self.begun:
             raise CannotDrain(
                 f"no driver of DRA publishes a device of {self.nic.name}; maintain the node without --device"
             )
         if new and not self.begun and (users := self._users(map(_words, new))):
-            self._check(users, [pod for pod in pods() if metadata_of(pod).uid in users], rules)
+            self._check(users, [pod for pod in self.pods.read() if metadata_of(pod).uid in users])
         for device in new:
-            self.api.client.create(PlainDeviceTaintRule.from_dict(self._rule(device)))
-            tell(f"{self.node}: tainted {_words(device)}")
+            self.pods.api.client.create(PlainDeviceTaintRule.from_dict(self._rule(device)))
+            self.pods.tell(f"{self.pods.node}: tainted {_words(device)}")
         # Also those that are not published for now: a driver that ends takes its ResourceSlices along, and pods go on.
         taken = {*tainted, *map(_words, devices)}
         # All claims of a large cluster take long, so they are read again only once these are free.
         left = self._users(taken, () if new else tuple(self._claims)) or self._users(taken)
-        return ", ".join(sorted(left.values()))
+        return ", ".join(sorted(left.values())), "they do not end"
 
     def _published(self) -> list[Device]:
-        slices = self.api.client.list(PlainResourceSlice, fields={"spec.nodeName": self.node})
-        own, others = read_devices({"items": list(slices)}, self.node)
+        slices = self.pods.api.client.list(PlainResourceSlice, fields={"spec.nodeName": self.pods.node})
+        own, others = read_devices({"items": list(slices)}, self.pods.node)
         if foreign := sorted({device.driver for device in others if device.pci in self.nic.functions}):
             raise CannotDrain(f"{', '.join(foreign)} publishes {self.nic.name} in a pool that is not named as the Node")
         return sorted({device for device in own if device.pci in self.nic.functions})
@@ -144,7 +143,7 @@ class NicDevices:
 
         :param among: the claims to read; None: all of the cluster.
         """
-        wanted = {(self.node, device) for device in devices}
+        wanted = {(self.pods.node, device) for device in devices}
         found: dict[str, str] = {}
         if among is None:
             self._claims.clear()
@@ -160,17 +159,19 @@ class NicDevices:
 
     def _read_claims(self, among: Collection[tuple[str, str]] | None) -> Iterator[Mapping[str, Any]]:
         if among is None:
-            yield from self.api.client.list(PlainResourceClaim, namespace=ALL_NS, chunk_size=PAGE)
+            yield from self.pods.api.client.list(PlainResourceClaim, namespace=ALL_NS, chunk_size=PAGE)
         for namespace, name in among or ():
-            yield from self.api.client.list(PlainResourceClaim, namespace=namespace, fields={"metadata.name": name})
+            yield from self.pods.api.client.list(
+                PlainResourceClaim, namespace=namespace, fields={"metadata.name": name}
+            )
 
-    def _check(self, users: Mapping[str, str], pods: Collection[Pod], rules: Rules) -> None:
+    def _check(self, users: Mapping[str, str], pods: Collection[Pod]) -> None:
         """Refuse what a drain would refuse, since NoExecute asks nobody. Pods of DaemonSets are deleted, too."""
         unknown = sorted(users[uid] for uid in users.keys() - {metadata_of(pod).uid for pod in pods})
-        budgets = self.api.client.list(PlainPodDisruptionBudget, namespace=ALL_NS, chunk_size=PAGE)
+        budgets = self.pods.api.client.list(PlainPodDisruptionBudget, namespace=ALL_NS, chunk_size=PAGE)
         refusals = [
             *(f"{user} uses a device, and is no pod of the node" for user in unknown),
-            *drain(pods, rules).blockers,
+            *drain(pods, self.pods.rules).blockers,
             *forbidding(budgets, [pod for pod in pods if not is_terminating(pod)]),
         ]
         if refusals:
@@ -181,12 +182,12 @@ class NicDevices:
             "apiVersion": "resource.k8s.io/v1",
             "kind": "DeviceTaintRule",
             "metadata": {
-                "generateName": f"{self.node}.maintenance-",
-                "labels": {names.MAINTENANCE: self.node},
-                "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": self.node, "uid": self.uid}],
+                "generateName": f"{self.pods.node}.maintenance-",
+                "labels": {names.MAINTENANCE: self.pods.node},
+                "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": self.pods.node, "uid": self.uid}],
             },
             "spec": {
-                "deviceSelector": {"driver": device.driver, "pool": self.node, "device": device.name},
+                "deviceSelector": {"driver": device.driver, "pool": self.pods.node, "device": device.name},
                 "taint": {"key": names.MAINTENANCE, "value": device.pci.replace(":", "-"), "effect": EVICTS},
             },
         }

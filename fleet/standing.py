@@ -219,6 +219,17 @@ def duration(lease: Lease) -> float:
     return float(min(given, names.LEASE_DURATION) if given is not None else names.LEASE_DURATION)
 
 
+def nothing_waits(node: Node) -> bool | None:
+    """Whether by its conditions no change of the node waits; None: they do not say. They may be of long ago."""
+    ready, up_to_date, devices = (
+        condition_of(node, type) for type in (names.READY, names.UP_TO_DATE, names.DEVICES_READY)
+    )
+    statuses = [one.status if one else "" for one in (ready, up_to_date)]
+    # A reporter that knows no NIC writes no condition of devices. A NIC that is not required may wait on a node that is ready.
+    statuses += [devices.status] if devices else []
+    return False if "False" in statuses else True if set(statuses) == {"True"} else None
+
+
 def unready(listed: Iterable[Standing]) -> list[Standing]:
     """The nodes that are not ready."""
     return [one for one in listed if one.ready != "True"]

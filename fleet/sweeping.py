@@ -45,7 +45,7 @@ from fleet.objects import (
     taints_of,
     version_of,
 )
-from fleet.reading import PlainLease, PlainNodeStatus, read
+from fleet.reading import PlainNodeStatus
 from fleet.standing import UNREADABLE, Standing, standing, standings, unreadable
 
 ALWAYS = 5
@@ -184,7 +184,7 @@ def _sweep_node(api: Api, name: str) -> bool:
     for left in reversed(range(TRIES)):
         try:
             node, node_fault = api.node(name)
-            lease, lease_fault = _lease(api, name)
+            lease, lease_fault = api.lease(name)
             faults = unreadable({name: node_fault} if node_fault else {}, {name: lease_fault} if lease_fault else {})
             # A fault counts even after remove_bad_times() has removed the unreadable part.
             fault = fault or faults.get(name, "")
@@ -237,16 +237,6 @@ def _create_lease(api: Api, name: str) -> bool:
             return False
         raise
     return True
-
-
-def _lease(api: Api, name: str) -> tuple[Lease | None, str]:
-    """A node's Lease, and what cannot be read of it."""
-    try:
-        return read(api.client.get(PlainLease, name, namespace=names.NAMESPACE), Lease)
-    except ApiError as error:
-        if code(error) == ABSENT:
-            return None, ""
-        raise
 
 
 def taint_patch(node: Node) -> list[dict[str, Any]]:

@@ -78,6 +78,8 @@ def maintain(
 ) -> None:
     """Make changes that are deferred because the nodes are in use: cordon, drain, apply, wait for ready, uncordon.
 
+    A node whose report says that no change waits is left as it is.
+
     The command evicts pods, so PodDisruptionBudgets are respected; pods of DaemonSets, static pods and finished pods stay. If a
     drain cannot be finished, it is undone, and so is a maintenance whose change fails while the node is still ready: a pod that
     stayed has a device. If the change fails otherwise, the node stays cordoned. No other node is started then. Each step is

@@ -78,8 +78,8 @@ def stamp() -> str:
     return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def conditions(ready: str) -> list[dict[str, str]]:
-    statuses = {names.READY: ready, names.UP_TO_DATE: "True", "Ready": "True"}
+def conditions(ready: str, up_to_date: str = "True") -> list[dict[str, str]]:
+    statuses = {names.READY: ready, names.UP_TO_DATE: up_to_date, "Ready": "True"}
     return [
         {"type": type, "status": status, "reason": "AsSpecified", "message": "as it is", "lastTransitionTime": stamp()}
         for type, status in statuses.items()

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 from lightkube import ALL_NS, ApiError, Client, KubeConfig
-from lightkube.resources.core_v1 import NodeStatus, Pod
+from lightkube.resources.core_v1 import Node, NodeStatus, Pod
 from lightkube.types import PatchType
 
 from agent.report import names
+from fleet.objects import metadata_of
 from lab.cluster.control_plane import ControlPlane
 from tests.cluster import objects
 from tests.cluster.fleet.fleet_commands import (
@@ -26,10 +27,12 @@ from tests.cluster.fleet.fleet_commands import (
     no_nodes,
     node,
     plane,
+    renew,
     stamp,
     start,
     until,
 )
+from tests.cluster.fleet.test_fleet_rights import LEASES, rule, user_with
 
 __all__ = ["no_nodes", "plane"]
 
@@ -41,15 +44,21 @@ def ready(name: str) -> str:
 
 @contextmanager
 def kubelets(plane: ControlPlane, *nodes: str) -> Iterator[None]:
-    """Play the kubelets of these Nodes: send heartbeats, run pods that are bound, and end pods that are deleted."""
+    """Play the kubelets and reporters of these Nodes: send heartbeats, run pods that are bound, and end those that are deleted.
+
+    A change waits on each of the nodes until a maintenance has made it.
+    """
     over = Event()
     client = Client(KubeConfig.from_file(plane.admin).get())
 
     def keep() -> None:
         while not over.wait(0.3):
             for name in nodes:
-                beats = [{**one, "lastHeartbeatTime": stamp()} for one in conditions(ready(name))]
                 with suppress(ApiError):
+                    notes = metadata_of(client.get(Node, name)).annotations or {}
+                    changed = '"step": "wait"' in notes.get(names.MAINTENANCE, "")
+                    said = conditions(ready(name), str(changed))
+                    beats = [{**one, "lastHeartbeatTime": stamp()} for one in said]
                     client.patch(NodeStatus, name, {"status": {"conditions": beats}}, patch_type=PatchType.STRATEGIC)
             for pod in client.list(Pod, namespace=ALL_NS):
                 with suppress(ApiError):
@@ -154,6 +163,28 @@ def test_a_node_is_drained_changed_and_brought_back(plane: ControlPlane, invento
     ]  # fmt: skip
     assert cordoned(plane, "m1") == (False, False)
     until(lambda: pods(plane, "job", "m1") not in ([], [before]), "another pod replaces it")
+
+
+def test_a_node_on_which_nothing_waits_is_drained_only_if_its_report_is_old(
+    plane: ControlPlane, no_nodes: None, inventory: Path
+) -> None:
+    """By a user with the rights that docs/fleet.md lists."""
+    make_node(plane, "m1")
+    rights = [
+        rule("", ("nodes",), ("get", "patch")),
+        rule("", ("pods",), ("list",)),
+        rule("", ("pods/eviction",), ("create",)),
+    ]
+    maintains = user_with(plane, "maintains", rights, [rule(*LEASES, ("get",))])
+    words = ("maintain", "m1", "--inventory", str(inventory))
+    left = ended(start(maintains, *words))
+    assert (left.code, left.out) == (0, "m1: by its report no change waits, so it is left as it is\n"), left
+    renew(plane, "m1", life=1)
+    until(lambda: fleet(plane, "status", "--json").document["nodes"][0]["expired"], "the Lease has expired")
+    drained = ended(start(maintains, *words))
+    unknown, *steps = drained.out.splitlines()
+    assert unknown.startswith("m1: it is not known whether a change waits: no heartbeat for "), drained
+    assert (drained.code, steps[0], steps[-1]) == (0, "m1: cordoned", "m1: uncordoned"), drained
 
 
 @pytest.mark.usefixtures("nodes")

@@ -87,7 +87,7 @@ def maintain(kubeconfig: Path, folder: Path, *words: str, succeeds: bool = True)
 
 def begin(kubeconfig: Path, folder: Path, *words: str, succeeds: bool = True) -> subprocess.Popen[str]:
     """Begin that with one of pyinfra's fake hosts."""
-    says = {"nic": {**NIC, "ready": succeeds}, "faults": []}
+    says = {"nic": {**NIC, "ready": succeeds}, "faults": ["a change waits"]}
     answers = {
         "trackbed status": {"stdout": json.dumps(says)},
         "trackbed apply": {"success": succeeds, "stderr": "" if succeeds else "vfs: deferred"},

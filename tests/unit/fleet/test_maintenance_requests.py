@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -343,6 +344,68 @@ def test_a_node_that_somebody_has_given_back_is_not_drained_any_further(
     script, maintenance = serve({PODS: [ONE_POD], GET: [UNUSED, own, given_back]})
     assert maintenance.run(["a"], 1) == {"a": result}
     assert script.asked.count(EVICTION) == 1
+
+
+LEASE = f"GET {LEASES}/a"
+ABSENT = status(404, "not found")
+
+
+def published(**statuses: str) -> tuple[int, dict[str, Any]]:
+    """A Node with these conditions; ready and up to date without others."""
+    types = {"READY": "True", "UP_TO_DATE": "True", **statuses}
+    conditions = [{"type": getattr(names, type), "status": status} for type, status in types.items() if status]
+    return 200, {**UNUSED[1], "status": {"conditions": conditions}}
+
+
+def renewed(seconds: float, **notes: str) -> tuple[int, dict[str, Any]]:
+    """The Lease of a reporter that renewed it so many seconds ago."""
+    when = (NOW - timedelta(seconds=seconds)).isoformat()
+    annotations = {getattr(names, key): note for key, note in notes.items()}
+    return 200, {"metadata": {"name": "a", "annotations": annotations}, "spec": {"renewTime": when}}
+
+
+def begins(serve: Serve, of_node: tuple[int, Any], lease: tuple[int, Any], **more: Any) -> tuple[Any, bool, list[str]]:
+    """Maintain a node whose drain is forbidden: the result, whether the Node was written, and what was said."""
+    said: list[str] = []
+    script, maintenance = serve({PODS: [FORBIDDEN], GET: [of_node, recorded("drain")], LEASE: [lease]})
+    results = evolve(maintenance, tell=said.append, **more).run(["a"], 1)
+    return results["a"], PATCH in script.asked, said
+
+
+@pytest.mark.parametrize("of_node", [published(), published(DEVICES_READY="True")], ids=["no NIC", "NICs"])
+def test_a_node_whose_report_says_that_nothing_waits_is_not_drained(serve: Serve, of_node: tuple[int, Any]) -> None:
+    left = "by its report no change waits, so it is left as it is"
+    assert begins(serve, of_node, renewed(899)) == (("done", left), False, [f"a: {left}"])
+
+
+@pytest.mark.parametrize(
+    ("of_node", "lease", "unknown"),
+    [
+        (published(UP_TO_DATE="False"), renewed(1), ""),
+        (published(READY="False"), renewed(1), ""),
+        # A NIC that the node does not require waits.
+        (published(DEVICES_READY="False"), renewed(1), ""),
+        (published(), renewed(1, NOT_READY="no carrier"), ""),
+        (published(), renewed(901), "no heartbeat for 15m1s"),
+        (published(), ABSENT, "its Lease is gone"),
+        (published(), FORBIDDEN, "this user may not read its Lease (rights: docs/fleet.md)"),
+        (published(UP_TO_DATE="Unknown"), renewed(1), "its Node does not say"),
+        (published(UP_TO_DATE=""), renewed(1), "its Node does not say"),
+        (published(DEVICES_READY="Unknown"), renewed(1), "its Node does not say"),
+    ],
+)
+def test_a_node_on_which_a_change_may_wait_is_drained(
+    serve: Serve, of_node: tuple[int, Any], lease: tuple[int, Any], unknown: str
+) -> None:
+    result, written, said = begins(serve, of_node, lease)
+    assert (result, written) == (("undone", "nobody may do this"), True)
+    expected = [f"a: it is not known whether a change waits: {unknown}"] if unknown else []
+    assert said[: said.index("a: cordoned")] == expected
+
+
+def test_a_deploy_drains_a_node_on_which_nothing_waits(serve: Serve) -> None:
+    """It reboots the node, or is ahead of the report."""
+    assert begins(serve, published(), renewed(1), again="deploy again")[1]
 
 
 class Unreachable(Inventory):

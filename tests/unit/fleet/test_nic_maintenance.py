@@ -220,6 +220,14 @@ def test_a_run_that_is_killed_after_the_change_is_resumed_without_another_evicti
     assert (fleet.state(), fleet.dra.made, fleet.dra.users["vf0"]) == (CLEAN, 0, ["u-job"])
 
 
+def test_a_nic_of_which_no_change_waits_is_taken_from_nobody(fleet: Fleet) -> None:
+    fleet.node.faults.clear()
+    said: list[str] = []
+    assert fleet.maintenance(tell=said.append).run(["a"], 1) == DONE
+    assert "a: no change of rail0 waits, so nothing is tainted" in said
+    assert (fleet.state(), fleet.dra.made, fleet.dra.users["vf0"]) == (CLEAN, 0, ["u-job"])
+
+
 def test_a_nic_that_may_be_half_changed_stays_tainted_although_a_pod_has_it(fleet: Fleet) -> None:
     fleet.dra.tolerating = {"u-job"}
     result, why = evolve(killed_before(fleet), drain_timeout=0.0).run(["a"], 1)["a"]
