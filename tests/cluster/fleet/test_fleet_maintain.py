@@ -27,7 +27,6 @@ from tests.cluster.fleet.fleet_commands import (
     no_nodes,
     node,
     plane,
-    renew,
     stamp,
     start,
     until,
@@ -179,7 +178,7 @@ def test_a_node_on_which_nothing_waits_is_drained_only_if_its_report_is_old(
     words = ("maintain", "m1", "--inventory", str(inventory))
     left = ended(start(maintains, *words))
     assert (left.code, left.out) == (0, "m1: by its report no change waits, so it is left as it is\n"), left
-    renew(plane, "m1", life=1)
+    make_node(plane, "m1", life=1)
     until(lambda: fleet(plane, "status", "--json").document["nodes"][0]["expired"], "the Lease has expired")
     drained = ended(start(maintains, *words))
     unknown, *steps = drained.out.splitlines()
