@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+import tarfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from pyinfra.context import ctx_host, ctx_state
 
 from agent.report.records import Report, report_to_json
 from tasks.agent import AgentService, AgentVersions
-from tasks.common import failures, lock
+from tasks.common import archive, failures, lock
 from tasks.common.facts import FactBase
 from tasks.common.replacements import REPLACEMENTS, found
 from tasks.common.status import NodeStatus
@@ -38,7 +39,7 @@ from tasks.packages import NodePython
 from tasks.packages.apt_sources import RepositoryEntries
 from tasks.packages.dkms import ModuleState
 from tasks.packages.signatures import RefusedModules
-from tests.deploy.fake import FRAME
+from tests.deploy.fake import FRAME, ROOT
 
 Answers = dict[str, Any]
 
@@ -149,6 +150,22 @@ def replaced(*places: str) -> Iterator[None]:
         yield
 
 
+def state_of(hosts: Iterable[Any], every: Mapping[str, Any] | None = None, /, **groups: Any) -> State:
+    """pyinfra's state of an inventory with these hosts, data of all of them, and groups."""
+    state = State(Inventory((list(hosts), every or {}), **groups), Config())  # type: ignore[no-untyped-call]
+    state.cwd = str(ROOT)
+    return state
+
+
+def prepare(state: State, code: Callable[[], object]) -> None:
+    """Connect to all hosts, and run deploy code for each in the first of pyinfra's phases."""
+    connect_all(state)
+    state.set_stage(StateStage.Prepare)
+    for host in state.inventory:
+        with ctx_host.use(host), suppress(GreenletExit):
+            failures.prepared(state, code)
+
+
 @contextmanager
 def _no_hosts_left() -> Iterator[None]:
     try:
@@ -169,19 +186,15 @@ class Node:
 
     def deploy(self, code: Callable[[], object], answers: Answers, later: Answers | None = None) -> Result:
         """Run deploy code in both of pyinfra's phases. ``later``: the answers in the second phase, execute."""
-        data = {"fake_delay": 0, "fake_delay_jitter": 0, "node_name": "node-a", **self.data}
-        state = State(Inventory(([(NAME, data)], {})), Config())  # type: ignore[no-untyped-call]
-        state.cwd = str(Path(__file__).parent.parent.parent)
+        state = state_of([(NAME, {"node_name": "node-a", **self.data})])
         state.add_callback_handler(Cordoned())  # type: ignore[no-untyped-call]
         host = state.inventory.get_host(NAME)
         connector = host.connector = self.connector(state, host)
         connector.data["fake_responses"] = {**ORDINARY, **answers, **OTHERWISE}
         self.caplog.clear()
         with self.caplog.at_level(logging.INFO, "pyinfra"), ctx_state.use(state), replaced(*self.replaced):
-            connect_all(state)
-            state.set_stage(StateStage.Prepare)
-            with ctx_host.use(host), suppress(GreenletExit), _no_hosts_left():
-                failures.prepared(state, code)
+            with _no_hosts_left():
+                prepare(state, code)
             operations = {
                 ", ".join(state.op_meta[made].names): state.ops[host][made].operation_meta
                 for made in state.get_op_order()  # type: ignore[no-untyped-call]
@@ -211,6 +224,15 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))
         yield folder
+
+
+@pytest.fixture(scope="session")
+def unpacked(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The agent as a node has it: its archive, unpacked."""
+    folder = tmp_path_factory.mktemp("unpacked")
+    with tarfile.open(archive.build("x86_64")) as tar:
+        tar.extractall(folder, filter="data")
+    return folder
 
 
 @pytest.fixture(autouse=True)

@@ -83,6 +83,11 @@ EFA = function(
 VIRTIO = function("0000:00:05.0", "1af4:1000", "ens5", driver="virtio-pci")
 GPUS = tuple(f"gpu 0000:{bus:02x}:00.0 nvidia" for bus in range(0x50, 0x58))
 RAIL0, RAIL1 = nic("rail0", CONNECTX), nic("rail1", SECOND)
+PLAIN = function("0000:21:00.2", "8086:10ca", "ens3f0v0", index=0, driver="igbvf")
+PASSED = function("0000:21:00.4", "8086:10ca", None, index=1, driver="vfio-pci")
+INTEL = nic("fabric0", function("0000:61:00.0", "8086:10c9", "ens3f0", driver="igb", total_vfs=7, vfs=[PASSED, PLAIN]))
+IB_VF = function("0000:42:00.1", "15b3:101c", "ib0v0", rdma("mlx5_3", transport="InfiniBand"), index=0)
+IB = nic("rail2", function("0000:42:00.0", "15b3:101b", "ib0", rdma("mlx5_2", transport="InfiniBand"), vfs=[IB_VF]))
 SELECTED = {
     **{"rdma": "hca", "aliyun.accelerator/erdma": "true", "nvidia.com/gpu.present": "true"},
     "feature.node.kubernetes.io/network-sriov.configured": "true",

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from hashlib import sha256
 
+import pytest
 from attrs import evolve
 
 from agent.report.records import Report
@@ -97,39 +98,42 @@ def test_a_fresh_node_gets_version_command_and_unit(node: Node) -> None:
     assert result.commands["Agent | Switch"][0].endswith(f"sh /opt/trackbed {NEW} ''")
     assert result.uploads == {COMMAND: TEXT.encode(), agent.UNIT_FILE: UNIT.encode()}
     assert f"chmod 755 {COMMAND}" in result.flat
-    assert result.commands["Agent | Service"] == [
-        str(script(RELOAD)),
-        "systemctl enable trackbed.service",
-        control("start"),
-    ]
+    assert result.commands["Agent | Service"] == [RELOADS, ENABLES, control("start")]
 
 
-def test_nothing_is_done_if_the_version_is_active(node: Node) -> None:
-    result = node.deploy(activate, SETTLED)
-    assert not any(result.planned.values()), result.planned
-    assert result.flat == []
+TRIAL = str(agent._restart_on_trial(readiness.TIMEOUT.default))
+RELOADS, ENABLES = str(script(RELOAD)), "systemctl enable trackbed.service"
+REPORTS = "systemctl reload trackbed.service"
+NEW_UNIT = (f"upload {agent.UNIT_FILE}", f"chmod 644 {agent.UNIT_FILE}")
+
+
+@pytest.mark.parametrize(
+    ("differs", "commands"),
+    [
+        ({}, []),
+        ({**service(OLD), **status(evolve(REPORT, ready=False))}, [control("restart")]),
+        (service(OLD), [TRIAL]),
+        (file_answers(agent.UNIT_FILE, "[Unit]"), [*NEW_UNIT, RELOADS, control("restart")]),
+        (service(NEW, NeedDaemonReload="yes"), [RELOADS, control("restart")]),
+        (service(None, ActiveState="failed", UnitFileState="disabled"), [RELOADS, ENABLES, control("start")]),
+        (status(evolve(REPORT, spec_hash="another")), [REPORTS]),
+        ({STATUS: ["boot 0.0", json.dumps({"ready": True})]}, [REPORTS]),
+    ],
+    ids=[
+        *("nothing", "the version that runs, and it is not ready", "the version that runs", "the unit"),
+        *("what systemd has read of the unit", "it has stopped and is disabled", "the spec", "the report's format"),
+    ],
+)
+def test_an_agent_that_differs_is_restarted_or_reloaded(node: Node, differs: Answers, commands: list[str]) -> None:
+    result = node.deploy(activate, {**SETTLED, **differs})
+    assert result.flat == commands
+    assert any(result.planned.values()) is bool(commands)
 
 
 def test_a_new_version_is_restarted_on_trial(node: Node) -> None:
     result = node.deploy(activate, {**SETTLED, **versions(OLD, OLD, NEW), **service(OLD)})
     assert result.flat[0].endswith(f"sh /opt/trackbed {NEW} {OLD}")
-    assert result.flat[1:] == [str(agent._restart_on_trial(readiness.TIMEOUT.default))]
-
-
-def test_on_a_node_that_is_not_ready_a_new_version_has_no_trial(node: Node) -> None:
-    result = node.deploy(activate, {**SETTLED, **service(OLD), **status(evolve(REPORT, ready=False))})
-    assert result.flat == [control("restart")]
-
-
-def test_a_restart_that_an_earlier_deploy_missed_is_made(node: Node) -> None:
-    result = node.deploy(activate, {**SETTLED, **service(OLD)})
-    assert result.flat == [str(agent._restart_on_trial(readiness.TIMEOUT.default))]
-
-
-def test_a_changed_unit_restarts_the_agent(node: Node) -> None:
-    result = node.deploy(activate, {**SETTLED, **file_answers(agent.UNIT_FILE, "[Unit]")})
-    assert result.planned["Agent | Service"]
-    assert result.commands["Agent | Service"] == [str(script(RELOAD)), control("restart")]
+    assert result.flat[1:] == [TRIAL]
 
 
 def test_a_changed_unit_is_refused_while_its_reload_would_take_gpus_from_containers(node: Node) -> None:
@@ -141,27 +145,7 @@ def test_a_changed_unit_is_refused_while_its_reload_would_take_gpus_from_contain
     assert not node.deploy(activate, {**SETTLED, **losers}).failed
 
 
-def test_a_unit_that_systemd_has_not_read_is_read(node: Node) -> None:
-    result = node.deploy(activate, {**SETTLED, **service(NEW, NeedDaemonReload="yes")})
-    assert result.flat == [str(script(RELOAD)), control("restart")]
-
-
-def test_a_stopped_and_disabled_service_is_enabled_and_started(node: Node) -> None:
-    result = node.deploy(activate, {**SETTLED, **service(None, ActiveState="failed", UnitFileState="disabled")})
-    assert result.flat == [str(script(RELOAD)), "systemctl enable trackbed.service", control("start")]
-
-
-def test_another_spec_reloads_the_agent(node: Node) -> None:
-    result = node.deploy(activate, {**SETTLED, **status(evolve(REPORT, spec_hash="another"))})
-    assert result.flat == ["systemctl reload trackbed.service"]
-
-
 def test_older_versions_are_removed(node: Node) -> None:
     result = node.deploy(activate, {**SETTLED, **versions(NEW, NEW, OLD, "0.0.8-0", previous=OLD)})
     assert result.flat[0].endswith(f"sh /opt/trackbed {NEW} {NEW}")
     assert len(result.flat) == 1
-
-
-def test_a_report_in_another_format_counts_as_no_status(node: Node) -> None:
-    result = node.deploy(activate, {**SETTLED, STATUS: ["boot 0.0", json.dumps({"ready": True})]})
-    assert result.flat == ["systemctl reload trackbed.service"]

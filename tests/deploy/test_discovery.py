@@ -15,19 +15,17 @@ from attrs import evolve
 
 from agent.engine.dry_run import dry_run
 from cli.as_inventory import derive_inventory
-from tasks.common import archive
 from tasks.discovery import NodeInventory
 from tasks.discovery.profiles import profiles, server
 from tasks.node_spec import node_spec
 from tests.deploy.conftest import Answers, of
 from tests.deploy.examples.inventories import inventory_of
-from tests.deploy.fake import IMPORT
+from tests.deploy.fake import inventory, pyinfra
 from tests.deploy.test_agent import BASE, NEW, versions
 from tests.sim.machine_file import SimMachine, load
 from tests.zoo.walk import machines
 
 COUNT = 200
-QUICK = {"fake_delay": 0, "fake_delay_jitter": 0}
 
 
 def servers(count: int) -> Iterator[tuple[str, SimMachine]]:
@@ -57,17 +55,14 @@ def answering(facts: object) -> Answers:
 def discover(
     folder: Path, hosts: dict[str, dict[str, Any]], *options: str, more: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    made = [(f"@fake/{name}", {**QUICK, "node_name": name, **data}) for name, data in hosts.items()]
+    made = [(f"@fake/{name}", {"node_name": name, **data}) for name, data in hosts.items()]
     (folder / "inventories").mkdir(exist_ok=True)
-    (folder / "inventories/site.py").write_text(f"{IMPORT}hosts = {made!r}\n{more}")
+    inventory(folder / "inventories/site.py", f"{made!r}\n{more}")
     return again(folder, *options)
 
 
 def again(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "pyinfra", "-y", str(folder / "inventories/site.py"), "deploys/discover.py", *options],
-        cwd=archive.ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    return pyinfra("-y", folder / "inventories/site.py", "deploys/discover.py", *options)
 
 
 def flat(done: subprocess.CompletedProcess[str]) -> str:
@@ -114,10 +109,10 @@ def test_the_files_read_as_a_person_would_write_them(tmp_path: Path) -> None:
     assert text.count('"mtu": ') == 1
     assert text.count("**_SETTINGS},") == 8
     assert re.search(r"^# 0000:\S+ \[15b3:\w+\] mlx5_core NUMA node 0$", text, re.MULTILINE)
-    inventory = (tmp_path / "inventories/site_by_hardware.py").read_text()
-    assert '    "@fake/gpu-1",\n' in inventory
-    assert '"node_name": "worker-2"' in inventory
-    assert f'"nic_overrides": {{"{odd["nics"][1]["name"]}": {{"mtu": 4050}}}}' in inventory
+    written = (tmp_path / "inventories/site_by_hardware.py").read_text()
+    assert '    "@fake/gpu-1",\n' in written
+    assert '"node_name": "worker-2"' in written
+    assert f'"nic_overrides": {{"{odd["nics"][1]["name"]}": {{"mtu": 4050}}}}' in written
     formatted = subprocess.run(
         [sys.executable, "-m", "ruff", "format", "--check", "--line-length", "128", str(tmp_path / "group_data")],
         capture_output=True, text=True, check=False,

@@ -95,10 +95,14 @@ def makes(node: Node, step: Step, policy: dict[str, Any]) -> tuple[bool, str]:
 @each_step
 def test_a_step_is_deferred_and_named_unless_its_level_is_allowed(node: Node, step: Step) -> None:
     for policy in (careful(), careful(BELOW[step.level]), {"disruption": {"allow": BELOW[step.level]}}):
-        made, printed = makes(node, step, policy)
-        assert not made
-        assert f"deferred: {step.name}: disruption allows " in printed
-        assert f" now, and this is {step.level}" in printed
+        node.data = {**step.data, **policy}
+        result = node.deploy(step.code, step.answers)
+        assert not any(step.command in command for command in result.flat)
+        assert not result.failed
+        # It is said once, although pyinfra runs the code twice.
+        (said,) = [line for line in result.log if "deferred: " in line]
+        assert f"deferred: {step.name}: disruption allows " in said
+        assert f" now, and this is {step.level}" in said
 
 
 @each_step
@@ -107,15 +111,6 @@ def test_a_step_is_made_once_its_level_is_allowed_or_a_window_is_open(node: Node
         made, printed = makes(node, step, policy)
         assert made
         assert "deferred" not in printed
-
-
-@each_step
-def test_a_deferred_step_fails_no_host(node: Node, step: Step) -> None:
-    node.data = {**step.data, **careful()}
-    result = node.deploy(step.code, step.answers)
-    assert not result.failed
-    # It is said once, although pyinfra runs the code twice.
-    assert sum("deferred: " in line for line in result.log) == 1
 
 
 @pytest.mark.parametrize("step", STEPS[:3], ids=lambda step: step.name)
@@ -127,10 +122,7 @@ def test_the_policy_of_a_nic_binds_what_interrupts_nics(node: Node, step: Step) 
 
 
 def test_an_engine_without_containers_is_restarted(node: Node) -> None:
-    step = STEPS[-1]
-    made, _ = makes(
-        node, Step(step.name, "", step.data, step.code, {**step.answers, RUNNING: []}, step.command), careful()
-    )
+    made, _ = makes(node, evolve(STEPS[-1], answers={**STEPS[-1].answers, RUNNING: []}), careful())
     assert made
 
 
@@ -139,17 +131,16 @@ def test_a_gpu_driver_is_not_replaced_if_another_is_loaded_only_after_pyinfra_pr
     step = STEPS[4]
     node.data = {**step.data, **careful()}
     result = node.deploy(step.code, {**step.answers, gpu_node.IN_MEMORY: []}, later=step.answers)
-    assert result.flat == [
-        f"refuse: gpu_driver: nvidia-open, nvidia-persistenced {gpu_node.VERSION} is not installed beside 570.86.15: "
-        "disruption allows none now, and this is vf-reset; deploy again"
-    ]
+    (refused,) = result.flat
+    assert (
+        refused.startswith("refuse: gpu_driver: ") and "is not installed beside 570.86.15: disruption allo" in refused
+    )
 
 
 def test_another_window_is_named(node: Node) -> None:
     window = {"start": "22:00", "end": "22:01", "days": ["Sat"], "allow": "reboot"}
-    _, printed = makes(
-        node, STEPS[0], {"disruption": {"allow": "none", "windows": [window, {**window, "allow": "none"}]}}
-    )
+    windows = [window, {**window, "allow": "none"}]
+    _, printed = makes(node, STEPS[0], {"disruption": {"allow": "none", "windows": windows}})
     assert "more in the window Sat 22:00-22:01 UTC (reboot)" in printed
 
 

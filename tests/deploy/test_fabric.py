@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyinfra.api.config import Config
 from pyinfra.api.exceptions import DeployError
-from pyinfra.api.inventory import Inventory
-from pyinfra.api.state import State, StateStage
+from pyinfra.api.state import StateStage
 from pyinfra.context import ctx_host, ctx_state
 
 from agent.report.fabric import RESULTS_FILE, results_from_json
@@ -24,7 +22,7 @@ from fleet.fabric.stages import FabricSettings
 from tasks import fabric
 from tasks.common import archive
 from tasks.fabric.ends import FACTS, NodeEnds, ends_of, read_ends
-from tests.deploy.conftest import DEBIAN, Node
+from tests.deploy.conftest import DEBIAN, Node, state_of
 from tests.deploy.examples.inventories import inventory_of
 from tests.deploy.packages.test_packages import install
 from tests.deploy.systems import dpkg
@@ -36,23 +34,14 @@ def gid(index: int, type: str, address: str) -> dict[str, Any]:
 
 
 def device(name: str, state: str = "ACTIVE", gids: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:
-    port = {
-        "number": 1,
-        "state": state,
-        "link_layer": "Ethernet",
-        "rate": "10 Gb/sec (4X)",
-        "netdev": "v0",
-        "gids": gids,
-    }
+    link = {"link_layer": "Ethernet", "rate": "10 Gb/sec (4X)", "netdev": "v0"}
+    port = {"number": 1, "state": state, "gids": gids, **link}
     return {"name": name, "transport": "RoCE", "firmware": "1.2", "node_guid": "0a:0b", "ports": [port]}
 
 
 GIDS = (
-    gid(0, "RoCE v1", "fe80::1"),
-    gid(1, "RoCE v2", "fe80::1"),
-    gid(2, "RoCE v1", "10.0.0.1"),
-    gid(3, "RoCE v2", "fd00::1"),
-    gid(5, "RoCE v2", "10.0.0.1"),
+    *(gid(0, "RoCE v1", "fe80::1"), gid(1, "RoCE v2", "fe80::1"), gid(2, "RoCE v1", "10.0.0.1")),
+    *(gid(3, "RoCE v2", "fd00::1"), gid(5, "RoCE v2", "10.0.0.1")),
 )
 
 
@@ -63,17 +52,17 @@ def function(address: str, nic: str | None, rdma: list[dict[str, Any]], vfs: lis
 
 def printed(*functions: dict[str, Any]) -> list[str]:
     cpus = [f"cpus {owner['address']} 4-7 SRC" for one in functions for owner in (one, *one["vfs"])]
-    return [
-        "program mpirun",
-        "program mpi4py",
-        "ipv6",
-        "address 10.0.0.1",
-        "address fd00::1",
-        *cpus,
-        "gpu 0000:3b:00.0 1",
-        "inspection",
-        json.dumps({"functions": functions}),
-    ]
+    own = ("program mpirun", "program mpi4py", "ipv6", "address 10.0.0.1", "address fd00::1")
+    return [*own, *cpus, "gpu 0000:3b:00.0 1", "inspection", json.dumps({"functions": functions})]
+
+
+FAB0 = function("0000:21:00.0", "fab0", [device("rx0", gids=GIDS)], [])
+FAB1_DOWN = function("0000:41:00.0", "fab1", [device("rx1", "DOWN", GIDS)], [])
+
+
+def kept(folder: Path) -> Journal:
+    """What a test's deploy has noted in its state."""
+    return Journal.read(folder / "state/trackbed/fabric/results.jsonl")
 
 
 def ends(*functions: dict[str, Any]) -> list[Any]:
@@ -81,7 +70,7 @@ def ends(*functions: dict[str, Any]) -> list[Any]:
 
 
 def test_an_end_is_the_device_of_the_nic_itself_with_the_gid_of_its_ipv4_address() -> None:
-    (end,) = ends(function("0000:21:00.0", "fab0", [device("rx0", gids=GIDS)], []))
+    (end,) = ends(FAB0)
     assert (end.name, end.device, end.address, end.gid_index, end.cpus) == ("n1/fab0", "rx0", "10.0.0.1", 5, "4-7")
     assert end.programs == ("mpi4py", "mpirun")
     assert (end.gpu, end.rail, dict(end.floors)) == ("0000:3b:00.0", 0, {"ib_write_bw": 90.0})
@@ -89,12 +78,8 @@ def test_an_end_is_the_device_of_the_nic_itself_with_the_gid_of_its_ipv4_address
 
 
 def test_the_client_s_address_has_the_name_that_the_node_s_perftest_knows() -> None:
-    lines = printed(function("0000:21:00.0", "fab0", [device("rx0", gids=GIDS)], []))
-    options = [
-        ends_of("n1", NodeEnds.parse(each), {}, {})[0][0].source_option
-        for each in (lines, ["source --bind_source_ip", *lines])
-    ]
-    assert options == ["--source_ip", "--bind_source_ip"]
+    for line, option in ((), "--source_ip"), (("source --bind_source_ip",), "--bind_source_ip"):
+        assert ends_of("n1", NodeEnds.parse([*line, *printed(FAB0)]), {}, {})[0][0].source_option == option
 
 
 def test_without_a_device_of_its_own_it_is_the_first_vf_that_can_be_reached() -> None:
@@ -125,18 +110,17 @@ def test_a_nic_with_ipv6_addresses_alone_needs_a_perftest_that_can_use_them() ->
 
 def test_a_nic_that_cannot_be_tested_is_named_and_the_others_of_the_node_are_tested() -> None:
     lines = printed(
-        function("0000:21:00.0", "fab0", [device("rx0", gids=GIDS)], []),
-        function("0000:41:00.0", "fab1", [device("rx1", "DOWN", GIDS)], []),
+        FAB0,
+        FAB1_DOWN,
         function("0000:61:00.0", "storage", [device("rx2", "DOWN", GIDS)], []),
         function("0000:81:00.0", "v6", [device("rx3", gids=GIDS[:4])], []),
     )
     lines.remove("ipv6")
     (end,), untested = read_ends("n1", lines, {}, {}, ("fab{index}", "v6"))
     assert end.nic == "fab0"
-    assert untested == {
-        "fab1": "none of its RDMA devices has an active port and an IP address of the node's own",
-        "v6": "it has only IPv6 addresses, which need perftest 23.07 or newer on the node",
-    }
+    assert untested.keys() == {"fab1", "v6"}
+    assert untested["fab1"].startswith("none of its RDMA devices has an active port")
+    assert untested["v6"].startswith("it has only IPv6 addresses")
 
 
 def test_the_node_says_what_its_perftest_can_do(tmp_path: Path) -> None:
@@ -157,13 +141,7 @@ def test_other_functions_are_not_tested_and_a_node_without_an_agent_is_named() -
 
 @pytest.mark.parametrize(
     "address",
-    [
-        "--out_json_file=/etc/passwd",
-        "10.0.0.1\n  ProxyCommand id",
-        "fd00::1%\n  ProxyCommand id",
-        "10.0.0.1,10.0.0.2",
-        "",
-    ],
+    ["--out_json_file=/x", "10.0.0.1\n  ProxyCommand id", "fd00::1%\n  ProxyCommand id", "10.0.0.1,10.0.0.2", ""],
 )
 @pytest.mark.parametrize("transport", ["RoCE", "InfiniBand"])
 def test_an_address_is_nothing_else_since_it_stands_on_the_command_lines_of_other_nodes(
@@ -188,7 +166,7 @@ def test_an_answer_that_is_nonsense_is_that_nodes_fault(answer: str) -> None:
 
 
 def test_cpus_are_a_list_of_cpus() -> None:
-    lines = printed(function("0000:21:00.0", "fab0", [device("rx0", gids=GIDS)], []))
+    lines = printed(FAB0)
     (end,), _ = read_ends("n1", [line.replace("4-7", ":") for line in lines], {}, {}, ())
     assert end.cpus == ""
 
@@ -208,16 +186,14 @@ def prove() -> None:
     fabric.prove(spec=from_mapping({"node_name": "node-a"}))
 
 
-def test_a_deploy_writes_its_results_to_the_node(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    facts = printed(function("0000:21:00.0", "fab0", [device("rx0", gids=GIDS)], []))
-    result = node.deploy(prove, {"inspect --json": facts})
-    kept = Journal.read(tmp_path / "trackbed" / "fabric" / "results.jsonl")
-    assert [end.device for end in kept.run.ends] == ["rx0"]
-    assert kept.ended is not None
+def test_a_deploy_writes_its_results_to_the_node(node: Node, tmp_path: Path) -> None:
+    result = node.deploy(prove, {"inspect --json": printed(FAB0)})
+    journal = kept(tmp_path)
+    assert [end.device for end in journal.run.ends] == ["rx0"]
+    assert journal.ended is not None
     # There is no other node to test it with, so it is not good.
     (seen,) = results_from_json(result.uploads[f"{RESULTS_FILE}.new"].decode()).nics
-    assert (seen.pci, seen.good, seen.identity) == ("0000:21:00.0", False, kept.run.ends[0].identity)
+    assert (seen.pci, seen.good, seen.identity) == ("0000:21:00.0", False, journal.run.ends[0].identity)
     assert result.failed
     assert any("no other node has a NIC of this rail" in line for line in result.log)
 
@@ -232,14 +208,10 @@ def prove_rdma(required: bool) -> None:
 
 @pytest.mark.parametrize("required", [True, False])
 def test_a_required_nic_that_was_not_tested_fails_the_deploy_and_is_in_the_results(
-    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, required: bool
+    node: Node, tmp_path: Path, required: bool
 ) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    up = function("0000:21:00.0", "fab0", [device("rx0", gids=GIDS)], [])
-    down = function("0000:41:00.0", "fab1", [device("rx1", "DOWN", GIDS)], [])
-    result = node.deploy(partial(prove_rdma, required), {"inspect --json": printed(up, down)})
-    kept = Journal.read(tmp_path / "trackbed" / "fabric" / "results.jsonl")
-    assert [*kept.run.absent] == (["@fake/node-a/fab1"] if required else [])
+    result = node.deploy(partial(prove_rdma, required), {"inspect --json": printed(FAB0, FAB1_DOWN)})
+    assert [*kept(tmp_path).run.absent] == (["@fake/node-a/fab1"] if required else [])
     assert result.failed
     said = any("fab1 was not tested: none of its RDMA devices has an active port" in line for line in result.log)
     assert said == required
@@ -248,7 +220,7 @@ def test_a_required_nic_that_was_not_tested_fails_the_deploy_and_is_in_the_resul
 @pytest.mark.parametrize(("limit", "refused"), [(("b", "c"), False), (("a", "b"), True), ((), True)])
 def test_only_hosts_that_are_tested_together_need_the_same_settings(limit: tuple[str, ...], refused: bool) -> None:
     settings = {name: {"fabric": {"size": size}} for name, size in (("a", 512), ("b", 4096), ("c", 4096))}
-    state = State(Inventory((list(settings.items()), {})), Config())  # type: ignore[no-untyped-call]
+    state = state_of(settings.items())
     if limit:
         state.limit_hosts = [state.inventory.get_host(name) for name in limit]
     state.set_stage(StateStage.Prepare)
@@ -257,22 +229,17 @@ def test_only_hosts_that_are_tested_together_need_the_same_settings(limit: tuple
         prove()
 
 
-def test_the_floors_of_the_profile_are_those_of_its_nodes_ends(
-    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+def test_the_floors_of_the_profile_are_those_of_its_nodes_ends(node: Node, tmp_path: Path) -> None:
     fleet = inventory_of(archive.ROOT / "inventories" / "prod.py")
     floors = {name: fleet.get_host(name).data.get("fabric_floors") for name in ("gpu-01.example.net", "10.0.1.11")}
     assert floors == {"gpu-01.example.net": {"ib_write_bw": 360}, "10.0.1.11": None}
     node.data["fabric_floors"] = floors["gpu-01.example.net"]
-    node.deploy(prove, {"inspect --json": printed(function("0000:21:00.0", "fab0", [device("rx0", gids=GIDS)], []))})
-    (end,) = Journal.read(tmp_path / "trackbed" / "fabric" / "results.jsonl").run.ends
+    node.deploy(prove, {"inspect --json": printed(FAB0)})
+    (end,) = kept(tmp_path).run.ends
     assert end.floors == {"ib_write_bw": 360.0}
 
 
-def test_a_node_without_an_agent_is_a_result(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+def test_a_node_without_an_agent_is_a_result(node: Node, tmp_path: Path) -> None:
     result = node.deploy(prove, {})
-    kept = Journal.read(tmp_path / "trackbed" / "fabric" / "results.jsonl")
-    assert list(kept.run.absent) == ["@fake/node-a"]
+    assert list(kept(tmp_path).run.absent) == ["@fake/node-a"]
     assert result.failed

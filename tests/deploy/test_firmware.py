@@ -58,34 +58,40 @@ def record(text: str) -> str:
     return str(script(reboot._REQUEST, reboot.FOLDER, "firmware", text))
 
 
-def test_new_settings_are_written_and_request_a_reboot(node: Node) -> None:
-    assert commands(node, answers(OFF), vfs=16, link_types=["ETH"]) == [
-        f"mstconfig -y -d {PCI} set SRIOV_EN=1 NUM_OF_VFS=16",
-        record(f"{PCI} SRIOV_EN is 0, not 1; {PCI} NUM_OF_VFS is 0, not 16"),
-    ]
+REQUEST = f"{PCI} SRIOV_EN is 0, not 1; {PCI} NUM_OF_VFS is 0, not 16"
+LOCKED = [line.replace("*        SRIOV_EN", "*RO      SRIOV_EN") for line in ON]
+OLD = f"rm -f {reboot.FOLDER}/firmware"
+
+
+def writes(settings: str) -> str:
+    return f"mstconfig -y -d {PCI} set {settings}"
+
+
+@pytest.mark.parametrize(
+    ("answered", "given", "made"),
+    [
+        (answers(OFF), {"vfs": 16, "link_types": ["ETH"]}, [writes("SRIOV_EN=1 NUM_OF_VFS=16"), record(REQUEST)]),
+        (answers(ON), {"vfs": 16, "sriov": True}, []),
+        (answers(ON, "firmware boot-0 else "), {"vfs": 16}, [OLD]),
+        (answers(LOCKED), {"sriov": True}, []),
+        (answers(LOCKED), {"sriov": False}, [writes("SRIOV_EN=0"), record(f"{PCI} SRIOV_EN is 1, not 0")]),
+        (
+            answers(ON), {"sriov": False, "link_types": ["IB"]},
+            [writes("SRIOV_EN=0 LINK_TYPE_P1=1"), record(f"{PCI} SRIOV_EN is 1, not 0; {PCI} LINK_TYPE_P1 is 2, not 1")],
+        ),
+    ],
+    ids=["new", "in effect", "in effect since the boot", "read-only", "read-only and another", "SR-IOV off, and InfiniBand"],
+)  # fmt: skip
+def test_settings_that_are_not_those_of_the_next_boot_are_written_and_request_a_reboot(
+    node: Node, answered: Answers, given: dict[str, Any], made: list[str]
+) -> None:
+    assert LOCKED != ON
+    assert commands(node, answered, **given) == made
 
 
 def test_settings_of_the_next_boot_still_request_the_reboot(node: Node) -> None:
-    request = f"{PCI} SRIOV_EN is 0, not 1; {PCI} NUM_OF_VFS is 0, not 16"
-    assert commands(node, answers(SET), vfs=16) == [record(request)]
-    assert commands(node, answers(SET, f"firmware boot-1 {request} "), vfs=16) == []
-
-
-def test_settings_in_effect_need_nothing(node: Node) -> None:
-    assert commands(node, answers(ON), vfs=16, sriov=True) == []
-    assert commands(node, answers(ON, "firmware boot-0 else "), vfs=16) == ["rm -f /var/lib/trackbed/reboots/firmware"]
-
-
-def test_a_setting_that_is_read_only_may_be_as_it_is(node: Node) -> None:
-    locked = [line.replace("*        SRIOV_EN", "*RO      SRIOV_EN") for line in ON]
-    assert locked != ON
-    assert commands(node, answers(locked), sriov=True) == []
-    assert commands(node, answers(locked), sriov=False)[0] == f"mstconfig -y -d {PCI} set SRIOV_EN=0"
-
-
-def test_sriov_off_and_another_link_type_are_set(node: Node) -> None:
-    made, _ = commands(node, answers(ON), sriov=False, link_types=["IB"])
-    assert made == f"mstconfig -y -d {PCI} set SRIOV_EN=0 LINK_TYPE_P1=1"
+    assert commands(node, answers(SET), vfs=16) == [record(REQUEST)]
+    assert commands(node, answers(SET, f"firmware boot-1 {REQUEST} "), vfs=16) == []
 
 
 def test_a_parameter_that_the_card_does_not_have_is_refused(node: Node) -> None:
@@ -98,9 +104,7 @@ def test_an_address_that_is_not_a_card_is_refused(node: Node) -> None:
     gone = {**answers([]), QUERY: [f"card {PCI}", "error -E- Failed to open the device"]}
     result = node.deploy(firmware.configure, gone)
     assert result.failed
-    assert result.flat[0].startswith(
-        f"refuse: firmware: mstconfig cannot read {PCI}: -E- Failed to open the device; check that it is"
-    )
+    assert result.flat[0].startswith(f"refuse: firmware: mstconfig cannot read {PCI}: -E- Failed to open the device")
 
 
 def test_the_tool_comes_from_the_distribution(node: Node) -> None:
@@ -114,22 +118,18 @@ def test_the_tool_comes_from_the_distribution(node: Node) -> None:
 
 
 def test_without_the_key_nothing_is_looked_at(node: Node) -> None:
-    result = node.deploy(firmware.configure, {REQUESTS: ["boot-1"]})
-    assert result.flat == []
-    assert not any(result.planned.values())
+    assert not any(node.deploy(firmware.configure, {REQUESTS: ["boot-1"]}).planned.values())
 
 
 def test_the_script_reads_settings_and_errors_of_mstconfig(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (
-        firmware.FirmwareSettings().process(sh(firmware._QUERY, PCI, PATH=str(tmp_path) + ":/usr/bin:/bin"))[PCI].error
-    )
+    path = f"{tmp_path}:/usr/bin:/bin"
+    assert firmware.FirmwareSettings().process(sh(firmware._QUERY, PCI, PATH=path))[PCI].error
     text = "\n".join(SET)
     program(
         tmp_path / "mstconfig",
         f"case \"$3\" in {PCI}) cat <<'END'\n{text}\nEND\n;; *) echo; echo '-E- none' >&2; exit 3 ;; esac",
     )
-    message = sh(firmware._QUERY, PCI, "0000:19:00.0", PATH=f"{tmp_path}:/usr/bin:/bin")
-    fact = firmware.FirmwareSettings().process(message)
+    fact = firmware.FirmwareSettings().process(sh(firmware._QUERY, PCI, "0000:19:00.0", PATH=path))
     assert fact["0000:19:00.0"].error == "-E- none"
     assert fact[PCI].settings == {
         "NUM_OF_VFS": firmware.Setting(0, 16),

@@ -12,7 +12,6 @@ import pytest
 from agent.report.records import Report
 from agent.spec.node import from_mapping
 from tasks import hardware
-from tasks.common import texts
 from tasks.hardware import Gpu, NodeHardware, shared
 from tasks.kubernetes.kubelet_arguments import _KUBELET, ENVIRONMENT, KubeletArguments, NodeKubelet
 from tasks.readiness import MARGIN
@@ -143,6 +142,16 @@ def test_the_hardware_of_a_node_without_an_agent_is_unknown(root: Path) -> None:
     assert NodeHardware().process(printed()[:-2]) is None
 
 
+def kubelet(root: Path, unit: str | None = None, environment: str = "", **files: str) -> KubeletArguments:
+    """What is read of a node whose kubelet has this unit, environment, and files with KUBELET_EXTRA_ARGS."""
+    for name, text in files.items():
+        (root / name[1:]).parent.mkdir(parents=True, exist_ok=True)
+        (root / name[1:]).write_text(f"{text}\n")
+    shown = f"case $1 in show) said='Environment={environment}' ;; *) said='{unit}' ;; esac; printf '%s\\n' \"$said\""
+    program(root / "bin/systemctl", shown if unit else "exit 1")
+    return NodeKubelet().process(sh(_KUBELET, root, ENVIRONMENT, PATH=f"{root / 'bin'}:/usr/bin:/bin"))
+
+
 @pytest.mark.parametrize(
     ("line", "arguments"),
     [
@@ -161,18 +170,14 @@ def test_the_hardware_of_a_node_without_an_agent_is_unknown(root: Path) -> None:
     ],
 )
 def test_the_kubelets_arguments_are_read(tmp_path: Path, line: str, arguments: str) -> None:
-    (tmp_path / "etc/default").mkdir(parents=True)
-    (tmp_path / "etc/default/kubelet").write_text(f"{line}\n")
-    fact = NodeKubelet().process(sh(_KUBELET, tmp_path, PATH=_systemctl(tmp_path, None)))
-    assert fact == KubeletArguments(arguments, None)
+    assert kubelet(tmp_path, **{"/etc/default/kubelet": line}) == KubeletArguments(arguments, None)
 
 
 @pytest.mark.parametrize(
     ("unit", "passes"), [("ExecStart=kubelet $KUBELET_EXTRA_ARGS", True), ("ExecStart=kubelet", False)]
 )
 def test_a_kubelet_whose_unit_does_not_pass_arguments_on_is_recognised(tmp_path: Path, unit: str, passes: bool) -> None:
-    fact = NodeKubelet().process(sh(_KUBELET, tmp_path, PATH=_systemctl(tmp_path, unit)))
-    assert fact == KubeletArguments("", passes)
+    assert kubelet(tmp_path, unit) == KubeletArguments("", passes)
 
 
 @pytest.mark.parametrize(
@@ -191,19 +196,9 @@ def test_arguments_in_the_units_environment_are_kept_unless_a_file_that_it_reads
     tmp_path: Path, environment: str, file: str | None, read: bool, arguments: str
 ) -> None:
     """As the nodes of EKS have them: a drop-in with Environment='KUBELET_EXTRA_ARGS=...'."""
-    if file is not None:
-        (tmp_path / "etc/sysconfig").mkdir(parents=True)
-        (tmp_path / "etc/sysconfig/kubelet").write_text(f"KUBELET_EXTRA_ARGS={file}\n")
-    (tmp_path / "unit").write_text(
-        "EnvironmentFile=-/etc/sysconfig/kubelet\n" * read + "ExecStart=kubelet $KUBELET_EXTRA_ARGS\n"
-    )
-    (tmp_path / "shown").write_text(f"Environment={environment}\n")
-    path = _systemctl(tmp_path, None)
-    (tmp_path / "bin/systemctl").write_text(
-        f'#!/bin/sh\nif [ "$1" = show ]; then cat {tmp_path}/shown; else cat {tmp_path}/unit; fi\n'
-    )
-    fact = NodeKubelet().process(sh(_KUBELET, tmp_path, PATH=path))
-    assert fact == KubeletArguments(arguments, True)
+    unit = "EnvironmentFile=-/etc/sysconfig/kubelet\n" * read + "ExecStart=kubelet $KUBELET_EXTRA_ARGS"
+    there = {} if file is None else {"/etc/sysconfig/kubelet": f"KUBELET_EXTRA_ARGS={file}"}
+    assert kubelet(tmp_path, unit, environment, **there) == KubeletArguments(arguments, True)
 
 
 @pytest.mark.parametrize(
@@ -220,28 +215,13 @@ def test_arguments_in_the_units_environment_are_kept_unless_a_file_that_it_reads
 )
 def test_arguments_in_whatever_file_the_unit_reads_are_kept(tmp_path: Path, unit: str, arguments: str) -> None:
     """As in clusters of Gardener: the drop-in names a file of its own. Trackbed's drop-in comes later, and overrides it."""
-    for name, given in (
-        ("/var/lib/kubelet/extra_args", "--node-ip=10.0.0.1"),
-        ("/etc/default/kubelet", "--v=4"),
-        (ENVIRONMENT, "--v=4 --register-with-taints=x"),
-    ):
-        (tmp_path / name[1:]).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name[1:]).write_text(f"KUBELET_EXTRA_ARGS={given}\n")
-    path = _systemctl(tmp_path, f"{unit}ExecStart=kubelet $KUBELET_EXTRA_ARGS")
-    fact = NodeKubelet().process(sh(_KUBELET, tmp_path, ENVIRONMENT, PATH=path))
-    assert fact == KubeletArguments(arguments, True)
-
-
-def _systemctl(folder: Path, unit: str | None) -> str:
-    program(folder / "bin/systemctl", f"echo '{unit}'" if unit else "exit 1")
-    return f"{folder / 'bin'}:/usr/bin:/bin"
-
-
-def test_several_files_are_read_byte_for_byte(tmp_path: Path) -> None:
-    (tmp_path / "a").write_text(":x\n\n# file b\n")
-    (tmp_path / "b").write_text("")
-    paths = [str(tmp_path / name) for name in ("a", "b", "c")]
-    assert texts.Texts().process(sh(texts.READ, *paths)) == {paths[0]: ":x\n\n# file b\n", paths[1]: ""}
+    there = {
+        "/var/lib/kubelet/extra_args": "KUBELET_EXTRA_ARGS=--node-ip=10.0.0.1",
+        "/etc/default/kubelet": "KUBELET_EXTRA_ARGS=--v=4",
+        ENVIRONMENT: "KUBELET_EXTRA_ARGS=--v=4 --register-with-taints=x",
+    }
+    made = kubelet(tmp_path, f"{unit}ExecStart=kubelet $KUBELET_EXTRA_ARGS", **there)
+    assert made == KubeletArguments(arguments, True)
 
 
 def settle() -> None:

@@ -68,32 +68,6 @@ def test_pyinfra_s_arguments_and_names_private_to_a_file_of_group_data_are_no_fa
     assert node_spec.node_spec({**given, **own}, "gpu-01") == NodeSpec("gpu-01")
 
 
-def test_all_faults_are_named_at_once() -> None:
-    with pytest.raises(DeployError) as caught:
-        node_spec.node_spec({"nic": [], "nics": [{**NIC, "mtu": 9}, {**NIC, "nam": 1}], "rps": {"enable": 1}}, "gpu-01")
-    assert len(str(caught.value).splitlines()) == 4
-
-
-def test_faults_of_the_tasks_keys_are_named_with_those_of_the_spec_s() -> None:
-    given = {
-        "nics": NIC,
-        "nccl": {},
-        "labels": {"capabilities": ["rmda"]},
-        "ready_timeout": 0,
-        "container_engine": "docker",
-    }
-    with pytest.raises(DeployError) as caught:
-        node_spec.node_spec(given, "gpu-01")
-    keys = [line.partition(":")[0] for line in str(caught.value).splitlines()]
-    assert sorted(keys) == [
-        "gpu-01.container_engine",
-        "gpu-01.labels",
-        "gpu-01.nccl",
-        "gpu-01.nics",
-        "gpu-01.ready_timeout",
-    ]
-
-
 # --- plan and write ------------------------------------------------------------------------------------------
 
 

@@ -21,6 +21,14 @@ from tests.deploy.conftest import Connector, Node, OwnConnector, of
 REQUESTS = of(NodeRebootRequests)
 BOOT_ID = "cat /proc/sys/kernel/random/boot_id"
 REASON = "kernel argument iommu=pt is not in effect"
+# Before the reboot, and if it has not helped.
+DUE, STILL = ["boot-1", f"boot boot-1 {REASON} "], ["boot-2", f"boot boot-1 {REASON} "]
+ALLOWED = {"reboot": {"policy": "allow"}}
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reboot_policy, "POLL_INTERVAL", 0)
 
 
 class Turns(list[list[str]]):
@@ -52,7 +60,7 @@ def test_a_new_request_is_written_and_announced_in_the_prepare_phase(node: Node)
 
 
 def test_a_request_is_written_once(node: Node) -> None:
-    result = node.deploy(request, {REQUESTS: ["boot-1", f"boot boot-1 {REASON} "]})
+    result = node.deploy(request, {REQUESTS: DUE})
     assert not result.planned["Request"]
     assert result.flat == []
 
@@ -63,60 +71,55 @@ def test_another_request_of_the_same_task_replaces_it(node: Node) -> None:
 
 
 def test_a_request_that_a_reboot_did_not_satisfy_fails_with_the_remedy(node: Node) -> None:
-    node.data = {"reboot": {"policy": "allow"}}
-    result = node.deploy(request, {REQUESTS: ["boot-2", f"boot boot-1 {REASON} "]})
+    node.data = ALLOWED
+    result = node.deploy(request, {REQUESTS: STILL})
     assert result.failed
     (message,) = result.flat
-    assert message.startswith(
-        f"refuse: boot: {REASON}: this is still so after a reboot, so the host is not rebooted for it again"
-    )
-    assert "to allow one more reboot, remove /var/lib/trackbed/reboots/boot on the host" in message
+    assert message.startswith(f"refuse: boot: {REASON}: this is still so after a reboot")
+    assert "remove /var/lib/trackbed/reboots/boot on the host" in message
 
 
 def test_an_unsatisfied_request_is_a_warning_if_reboots_are_not_allowed(node: Node) -> None:
-    result = node.deploy(request, {REQUESTS: ["boot-2", f"boot boot-1 {REASON} "]})
+    result = node.deploy(request, {REQUESTS: STILL})
     assert not result.failed
     assert result.flat == []
     assert any("this is still so after a reboot" in line for line in result.log)
 
 
 def test_a_host_that_deploys_itself_is_told_that_it_is_not_rebooted(node: Node) -> None:
-    itself = evolve(node, data={"reboot": {"policy": "allow"}}, connector=OwnConnector)
+    itself = evolve(node, data=ALLOWED, connector=OwnConnector)
     result = itself.deploy(request, {REQUESTS: ["boot-2"]})
     assert not any("the host is rebooted" in line for line in result.log)
     assert any("a host that deploys itself is not rebooted" in line for line in result.log)
-    result = itself.deploy(request, {REQUESTS: ["boot-2", f"boot boot-1 {REASON} "]})
+    result = itself.deploy(request, {REQUESTS: STILL})
     assert not result.failed
     assert any("this is still so after a reboot" in line for line in result.log)
 
 
 def test_a_satisfied_reboot_request_is_withdrawn(node: Node) -> None:
-    result = node.deploy(lambda: need_no_reboot(name="Satisfied"), {REQUESTS: ["boot-2", f"boot boot-1 {REASON} "]})
+    result = node.deploy(lambda: need_no_reboot(name="Satisfied"), {REQUESTS: STILL})
     assert result.flat == ["rm -f /var/lib/trackbed/reboots/boot"]
     result = node.deploy(lambda: need_no_reboot(name="Satisfied"), {REQUESTS: ["boot-2", "ofed boot-1 else "]})
     assert result.flat == []
 
 
 def test_without_a_request_nothing_happens(node: Node) -> None:
-    node.data = {"reboot": {"policy": "allow"}}
+    node.data = ALLOWED
     result = node.deploy(reboot_policy.by_policy, {REQUESTS: ["boot-1"]})
     assert result.planned == {"Reboot": False}
     assert result.flat == []
 
 
 def test_a_host_is_not_rebooted_unless_the_policy_allows_it(node: Node) -> None:
-    result = node.deploy(reboot_policy.by_policy, {REQUESTS: ["boot-1", f"boot boot-1 {REASON} "]})
+    result = node.deploy(reboot_policy.by_policy, {REQUESTS: DUE})
     assert not result.failed
     assert result.flat == []
     assert any("the host is not rebooted (reboot.policy is 'never')" in line for line in result.log)
 
 
 @pytest.mark.parametrize(("key", "reboots"), [({}, 0), ({"kernel": {"release": "6.1.0-10-amd64"}}, 1)])
-def test_the_request_of_a_task_whose_key_is_gone_does_not_count(
-    node: Node, monkeypatch: pytest.MonkeyPatch, key: dict[str, Any], reboots: int
-) -> None:
-    monkeypatch.setattr(reboot_policy, "POLL_INTERVAL", 0)
-    node.data = {"reboot": {"policy": "allow"}, **key}
+def test_the_request_of_a_task_whose_key_is_gone_does_not_count(node: Node, key: dict[str, Any], reboots: int) -> None:
+    node.data = {**ALLOWED, **key}
     due = ["boot-1", "kernel boot-1 kernel 6.1.0-10-amd64 is installed, and 6.1.0-9-amd64 runs "]
     later = {REQUESTS: Turns([due, ["boot-2"]]), BOOT_ID: ["boot-2"]}
     result = node.deploy(reboot_policy.by_policy, {REQUESTS: due}, later)
@@ -124,9 +127,8 @@ def test_the_request_of_a_task_whose_key_is_gone_does_not_count(
     assert result.flat.count(str(script(reboot_policy._REBOOT))) == reboots
 
 
-def test_a_rebooted_host_runs_the_deploy_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reboot_policy, "POLL_INTERVAL", 0)
-    node.data = {"reboot": {"policy": "allow"}, "ready_timeout": 7}
+def test_a_rebooted_host_runs_the_deploy_again(node: Node) -> None:
+    node.data = {**ALLOWED, "ready_timeout": 7}
 
     def code() -> None:
         server.shell(name="Driver", commands=["build-driver"], _env={"LEVEL": "1"})
@@ -134,14 +136,13 @@ def test_a_rebooted_host_runs_the_deploy_again(node: Node, monkeypatch: pytest.M
         reboot_policy.by_policy()
         server.shell(name="After", commands=["after"])
 
-    due = ["boot-1", f"boot boot-1 {REASON} "]
     # Read in turn: by the first fact of the execute phase, before the reboot, and after it.
     later = {
-        REQUESTS: Turns([["boot-1"], due, ["boot-2", due[1]], ["boot-2"]]),
+        REQUESTS: Turns([["boot-1"], DUE, STILL, ["boot-2"]]),
         BOOT_ID: Turns([["boot-1"], [], [""], ["boot-2"]]),
         "status --json": ["ready"],
     }
-    result = node.deploy(code, {REQUESTS: due}, later)
+    result = node.deploy(code, {REQUESTS: DUE}, later)
     assert not result.failed
     assert later[BOOT_ID] == [["boot-2"]]
     assert result.commands["Reboot"] == [
@@ -155,31 +156,27 @@ def test_a_rebooted_host_runs_the_deploy_again(node: Node, monkeypatch: pytest.M
     assert any(f"reboot wanted: boot: {REASON}; the host is rebooted" in line for line in result.log)
 
 
-def test_a_new_request_after_each_reboot_ends_at_the_limit(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reboot_policy, "POLL_INTERVAL", 0)
-    node.data = {"reboot": {"policy": "allow"}}
+def test_a_new_request_after_each_reboot_ends_at_the_limit(node: Node) -> None:
+    node.data = ALLOWED
     readings = [[f"boot-{n}", f"boot boot-{n} {n} is too many "] for n in range(1, 5)]
     later = {REQUESTS: Turns(readings), BOOT_ID: Turns([["boot-2"], ["boot-3"], ["boot-4"]])}
     result = node.deploy(reboot_policy.by_policy, {REQUESTS: readings[0]}, later)
     assert result.failed
     assert sum(command == str(script(reboot_policy._REBOOT)) for command in result.flat) == reboot_policy.MAX_REBOOTS
-    assert result.flat[-1] == (
-        "refuse: rebooted 3 times in this deploy, and another reboot is still wanted: boot: 4 is too many"
-    )
+    assert result.flat[-1].startswith("refuse: rebooted 3 times in this deploy")
+    assert result.flat[-1].endswith("boot: 4 is too many")
 
 
 @pytest.mark.parametrize(
-    "given", [{"_retries": 2, "_retry_delay": 0}, {"_ignore_errors": True}, {"_continue_on_error": True}]
+    "given", [{}, {"_retries": 2, "_retry_delay": 0}, {"_ignore_errors": True}, {"_continue_on_error": True}]
 )
 def test_a_reboot_that_fails_is_a_failure_whatever_the_inventory_says_of_errors(
     node: Node, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(reboot_policy, "POLL_INTERVAL", 0)
     node.data = {"reboot": {"policy": "allow", "timeout": 30}, **given}
     clock = itertools.count()
     monkeypatch.setattr("tasks.reboot_policy.time.monotonic", lambda: next(clock))
-    due = ["boot-1", f"boot boot-1 {REASON} "]
-    result = node.deploy(reboot_policy.by_policy, {REQUESTS: due}, {REQUESTS: due, BOOT_ID: ["boot-1"]})
+    result = node.deploy(reboot_policy.by_policy, {REQUESTS: DUE}, {REQUESTS: DUE, BOOT_ID: ["boot-1"]})
     assert result.failed
     assert sum(command == str(script(reboot_policy._REBOOT)) for command in result.flat) == 1
     assert not any("deferred" in line for line in result.log)
@@ -195,22 +192,17 @@ class Silent(list[str]):
 
 
 def test_an_attempt_that_hangs_times_out_and_is_repeated(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reboot_policy, "POLL_INTERVAL", 0)
     monkeypatch.setattr(reboot_policy, "ATTEMPT_TIMEOUT", 1)
-    node.data = {"reboot": {"policy": "allow"}}
-    due = ["boot-1", f"boot boot-1 {REASON} "]
-    later = {REQUESTS: Turns([due, ["boot-2"]]), BOOT_ID: Turns([["boot-1"], Silent(), ["boot-2"]])}
+    node.data = ALLOWED
+    later = {REQUESTS: Turns([DUE, ["boot-2"]]), BOOT_ID: Turns([["boot-1"], Silent(), ["boot-2"]])}
     # Fails the test instead of hanging it.
     with gevent.Timeout(60):
-        result = node.deploy(reboot_policy.by_policy, {REQUESTS: due}, later)
+        result = node.deploy(reboot_policy.by_policy, {REQUESTS: DUE}, later)
     assert not result.failed
 
 
-def test_the_program_that_gives_sudo_its_password_is_not_deleted_by_the_old_connection(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reboot_policy, "POLL_INTERVAL", 0)
-    node.data = {"reboot": {"policy": "allow"}}
+def test_the_program_that_gives_sudo_its_password_is_not_deleted_by_the_old_connection(node: Node) -> None:
+    node.data = ALLOWED
 
     @operation()
     def answer_sudo() -> Commands:
@@ -222,16 +214,14 @@ def test_the_program_that_gives_sudo_its_password_is_not_deleted_by_the_old_conn
         answer_sudo(name="Password")
         reboot_policy.by_policy()
 
-    due = ["boot-1", f"boot boot-1 {REASON} "]
-    later = {REQUESTS: Turns([due, ["boot-2"]]), BOOT_ID: ["boot-2"], "rm -f /tmp/pyinfra-sudo-askpass": Silent()}
+    later = {REQUESTS: Turns([DUE, ["boot-2"]]), BOOT_ID: ["boot-2"], "rm -f /tmp/pyinfra-sudo-askpass": Silent()}
     with gevent.Timeout(60):
-        result = node.deploy(code, {REQUESTS: due}, later)
+        result = node.deploy(code, {REQUESTS: DUE}, later)
     assert not result.failed
     assert not any("askpass" in command for command in result.ran)
 
 
-def test_the_old_connection_is_closed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reboot_policy, "POLL_INTERVAL", 0)
+def test_the_old_connection_is_closed(node: Node) -> None:
     closed = []
 
     class WithClient(Connector):
@@ -242,20 +232,8 @@ def test_the_old_connection_is_closed(node: Node, monkeypatch: pytest.MonkeyPatc
             def close() -> None:
                 closed.append("closed")
 
-    reachable = evolve(node, data={"reboot": {"policy": "allow"}}, connector=WithClient)
-    due = ["boot-1", f"boot boot-1 {REASON} "]
-    result = reachable.deploy(
-        reboot_policy.by_policy, {REQUESTS: due}, {REQUESTS: Turns([due, ["boot-2"]]), BOOT_ID: ["boot-2"]}
-    )
+    reachable = evolve(node, data=ALLOWED, connector=WithClient)
+    later = {REQUESTS: Turns([DUE, ["boot-2"]]), BOOT_ID: ["boot-2"]}
+    result = reachable.deploy(reboot_policy.by_policy, {REQUESTS: DUE}, later)
     assert not result.failed
     assert closed == ["closed"]
-
-
-def test_a_host_that_does_not_come_back_fails(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reboot_policy, "POLL_INTERVAL", 0)
-    clock = iter(range(0, 1000, 20))
-    monkeypatch.setattr("tasks.reboot_policy.time.monotonic", lambda: next(clock))
-    node.data = {"reboot": {"policy": "allow", "timeout": 60}}
-    result = node.deploy(reboot_policy.by_policy, {REQUESTS: ["boot-1", f"boot boot-1 {REASON} "], BOOT_ID: ["boot-1"]})
-    assert result.failed
-    assert any("the host did not shut down within 60 s of its reboot" in line for line in result.log)

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from attrs import define, field
 from pyinfra.api import operations
-from pyinfra.api.config import Config
-from pyinfra.api.connect import connect_all
 from pyinfra.api.exceptions import ConnectError
-from pyinfra.api.inventory import Inventory
 from pyinfra.api.operations import run_ops
 from pyinfra.api.state import State, StateStage
-from pyinfra.context import ctx_host, ctx_state
+from pyinfra.context import ctx_state
 from pyinfra.operations import server
 
 from tasks import disruption, reboot_policy
 from tasks.common import failures
 from tasks.common.turns import Turns, hosts_of
 from tasks.reboot import NodeRebootRequests
-from tests.deploy.conftest import Connector, of
+from tests.deploy.conftest import Connector, of, prepare, state_of
 
 ATTEMPTS = 5
 """How often a booting host is tried in vain."""
@@ -98,7 +95,7 @@ def machines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machines]:
     MACHINES.pop()
 
 
-def deploy(groups: dict[str, tuple[list[str], dict[str, Any]]], code: Callable[[], object] | None = None) -> State:
+def deploy(groups: dict[str, tuple[list[str], dict[str, Any]]]) -> State:
     """Deploy to all hosts at once."""
 
     def steps() -> None:
@@ -106,17 +103,12 @@ def deploy(groups: dict[str, tuple[list[str], dict[str, Any]]], code: Callable[[
         reboot_policy.by_policy()
         server.shell(name="After", commands=["after"])
 
-    names = [(name, {"fake_delay": 0, "fake_delay_jitter": 0}) for hosts, _ in groups.values() for name in hosts]
-    state = State(Inventory((names, {}), **groups), Config(PARALLEL=64))  # type: ignore[no-untyped-call]
-    state.cwd = "."
+    state = state_of((name for hosts, _ in groups.values() for name in hosts), **groups)
+    state.config.PARALLEL = 64
     with ctx_state.use(state):
         for host in state.inventory:
             host.connector = Simulated(state, host)
-        connect_all(state)
-        state.set_stage(StateStage.Prepare)
-        for host in state.inventory:
-            with ctx_host.use(host):
-                (code or steps)()
+        prepare(state, steps)
         state.set_stage(StateStage.Execute)
         run_ops(state)
     return state

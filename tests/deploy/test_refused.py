@@ -1,13 +1,8 @@
-"""Data that the deploy refuses before it touches a node: `refused.txt` has each and its whole message.
-
-`TRACKBED_REWRITE=1 .venv/bin/pytest tests/deploy/test_refused.py` writes the messages anew: `git diff` then shows which ones
-have changed.
-"""
+"""Data that the deploy refuses before it touches a node: `refused.txt` has each and its whole message."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,13 +13,15 @@ from pyinfra.api.exceptions import DeployError
 
 from agent.spec.node import NodeSpec
 from tasks import fabric, firmware, kubernetes, nccl, node_spec, pull, readiness, reboot_policy
+from tasks.common import layers
 from tasks.containers import container_engine, container_runtime
 from tasks.drivers import erdma, gpu_driver, ofed, peer_memory
 from tasks.host import kernel, kernel_modules, limits
 from tasks.kubernetes import kubelet, labels, manifests, reporter
-from tests.deploy.conftest import DEBIAN, Node
+from tests.deploy.conftest import DEBIAN, Node, state_of
 from tests.deploy.hardware import CONNECTX, has
 from tests.deploy.host import test_boot
+from tests.deploy.pinned import assert_pinned
 
 ROOT = Path(__file__).parents[2]
 FILE = Path(__file__).with_name("refused.txt")
@@ -62,21 +59,20 @@ def message(node: Node, data: dict[str, Any]) -> str:
     node.data, task = data, TASKS.get(next(iter(data)))
     with pytest.raises(DeployError) as refused:
         if task is None:
-            node_spec.node_spec(data, "gpu-01")
+            host = state_of([("gpu-01", data)]).inventory.get_host("gpu-01")
+            if faults := layers.merge(host):
+                raise DeployError("\n".join(faults))
+            node_spec.node_spec(host.data.dict(), "gpu-01")  # type: ignore[no-untyped-call]
         else:
             node.deploy(task, {**DEBIAN, **has(CONNECTX), **test_boot.GRUB})
     return str(refused.value).replace("\n", "\n    ").replace(f"{ROOT}/", "")
 
 
 def test_bad_data_is_refused_with_the_host_the_key_and_the_remedy(node: Node) -> None:
-    present = FILE.read_text()
     made = []
-    for line in present.splitlines():
+    for line in FILE.read_text().splitlines():
         if not line.startswith("    "):
             made.append(line)
         if line.startswith("{"):
             made.append(f"    {message(node, json.loads(line))}")
-    text = "\n".join(made) + "\n"
-    if os.environ.get("TRACKBED_REWRITE"):
-        FILE.write_text(text)
-    assert text == present
+    assert_pinned(FILE, "\n".join(made) + "\n")

@@ -14,8 +14,9 @@ import pytest
 
 import tasks
 from agent.report.names import STATE_FOLDER as STATE
+from agent.report.records import Change, Disruption, to_plain
 from agent.spec.node import parse, spec_hash
-from tasks import kubernetes, nccl, original_state, pull, reboot, removal
+from tasks import kubernetes, nccl, pull, reboot, removal
 from tasks.agent import BASE
 from tasks.common import lock
 from tasks.common.archive import ROOT
@@ -44,6 +45,11 @@ EMPTY = {
     "rps": {"enable": False},
     "xps": {"enable": False},
 }
+WITHOUT_VFS = {
+    **{"name": "rail0", "select": VFS["select"], "required": False},
+    "vfs": {"count": 0, "derive_macs": False, "derive_guids": False},
+}
+COUNT = Change("vfs", "0000:21:00.0", "count", 7, 0, Disruption.VF_RESET)
 NOTED_BEFORE = of(Recorded)
 PRESENT = of(Current)
 
@@ -52,8 +58,23 @@ def withdraw() -> None:
     removal.withdraw_spec(node_name="node-a")
 
 
+def restore_vfs() -> None:
+    removal.restore_values(name="VFs", node_name="node-a", vfs=True, timeout=7)
+
+
+def remove() -> None:
+    runpy.run_path(str(ROOT / "deploys/remove.py"))
+
+
 def spec(text: str) -> Answers:
     return file_answers(SPEC, text)
+
+
+def planned(*changes: Change) -> Answers:
+    """The answers of a node whose agent has made this plan."""
+    document = json.dumps({"changes": to_plain(changes), "errors": []})
+    plan = {PLAN: ["1.0", document, "2" if changes else "0"]}
+    return {**plan, VERSIONS: ["current 1.0"], PYTHON: "/usr/bin/python3"}
 
 
 def test_the_vfs_are_restored_before_all_other_values(node: Node) -> None:
@@ -61,15 +82,7 @@ def test_the_vfs_are_restored_before_all_other_values(node: Node) -> None:
     result = node.deploy(withdraw, {**spec(GIVEN), NOTED_BEFORE: ["here", "vfs 0000:21:00.0 0 1"]})
     vfs, rest = result.commands["Spec withdrawn | VFs"], result.commands["Spec withdrawn | All other values"]
     assert vfs[0] == rest[0] == f"upload {SPEC}.new"
-    without = [
-        {
-            "name": "rail0",
-            "select": {"mac": "02:00:00:00:01:00"},
-            "required": False,
-            "vfs": {"count": 0, "derive_macs": False, "derive_guids": False},
-        }
-    ]
-    hashes = [spec_hash(parse(json.dumps(each), "")) for each in ({**EMPTY, "nics": without}, EMPTY)]
+    hashes = [spec_hash(parse(json.dumps(each), "")) for each in ({**EMPTY, "nics": [WITHOUT_VFS]}, EMPTY)]
     assert [commands[1].rpartition(" sh ")[2] for commands in (vfs, rest)] == [
         f"{SPEC} /usr/local/bin/trackbed {each} 7 trackbed.service" for each in hashes
     ]
@@ -77,17 +90,8 @@ def test_the_vfs_are_restored_before_all_other_values(node: Node) -> None:
 
 
 def test_the_original_number_of_vfs_is_restored(node: Node) -> None:
-    changes = [
-        {"kind": "vfs", "target": "0000:21:00.0", "field": "count", "before": 7, "after": 0, "disruption": "vf-reset"}
-    ]
-    plan = ["1.0", json.dumps({"changes": changes, "errors": []}), "2"]
-    there = {**spec(GIVEN), PYTHON: "/usr/bin/python3", VERSIONS: ["current 1.0"], PLAN: plan}
-    wanted: Any = None
-
-    def code() -> None:
-        removal.restore_values(name="VFs", node_name="node-a", vfs=True, timeout=7)
-
-    result = node.deploy(code, {**there, NOTED_BEFORE: ["here", "vfs 0000:21:00.0 4 1", "vfs 0000:41:00.0 0 1"]})
+    before = {NOTED_BEFORE: ["here", "vfs 0000:21:00.0 4 1", "vfs 0000:41:00.0 0 1"]}
+    result = node.deploy(restore_vfs, {**spec(GIVEN), **planned(COUNT), **before})
     wanted = json.loads(result.uploads[f"{SPEC}.new"])["nics"]
     assert [(nic["select"], nic["vfs"]["count"]) for nic in wanted] == [({"pci": "0000:21:00.0"}, 4)]
 
@@ -98,10 +102,7 @@ def test_vfs_of_an_entry_with_each_go_from_however_many_functions_there_are(node
     storage = {"name": "storage", "select": {"mac": "02:00:00:00:01:00"}, "mtu": 9000}
     given = json.dumps({"node_name": "node-a", "nics": [rails, storage]})
 
-    def code() -> None:
-        removal.restore_values(name="VFs", node_name="node-a", vfs=True, timeout=7)
-
-    result = node.deploy(code, {**spec(given), NOTED_BEFORE: ["here"]})
+    result = node.deploy(restore_vfs, {**spec(given), NOTED_BEFORE: ["here"]})
     wanted = json.loads(result.uploads[f"{SPEC}.new"])["nics"]
     assert [(nic["name"], nic["select"]) for nic in wanted] == [
         ("rail{index}", {"vendor": "15b3", "each": True, "without": ["storage"]}),
@@ -116,35 +117,15 @@ def test_a_spec_without_settings_is_left_alone(node: Node) -> None:
     assert node.deploy(withdraw, {}).flat == []
 
 
-@pytest.mark.parametrize(
-    ("nics", "unfinished"),
-    [
-        ([{"name": "rail0", "select": {"mac": "02:00:00:00:01:00"}, "vfs": {"count": 0}}], "VFs"),
-        ([], "All other values"),
-    ],
-)
+@pytest.mark.parametrize(("nics", "unfinished"), [([WITHOUT_VFS], "VFs"), ([], "All other values")])
 def test_a_removal_that_was_interrupted_waits_again_for_what_is_left(
     node: Node, nics: list[dict[str, Any]], unfinished: str
 ) -> None:
-    none = {"derive_macs": False, "derive_guids": False}
-    written = [{**nic, "required": False, "vfs": {**nic["vfs"], **none}} for nic in nics]
-    there = {**spec(json.dumps({**EMPTY, "nics": written})), NOTED_BEFORE: ["here"], PYTHON: "/usr/bin/python3"}
-    left = {
-        "kind": "vfs",
-        "target": "0000:21:00.0",
-        "field": "count",
-        "before": 7,
-        "after": 0,
-        "disruption": "vf-reset",
-    }
-    plans = {
-        changed: ["1.0", json.dumps({"changes": [left] if changed else [], "errors": []}), "2" if changed else "0"]
-        for changed in (True, False)
-    }
+    there = {**spec(json.dumps({**EMPTY, "nics": nics})), NOTED_BEFORE: ["here"]}
     node.data = {"ready_timeout": 7}
-    result = node.deploy(withdraw, {**there, VERSIONS: ["current 1.0"], PLAN: plans[True]})
+    result = node.deploy(withdraw, {**there, **planned(COUNT)})
     assert result.commands[f"Spec withdrawn | {unfinished}"][1].endswith(" 7 trackbed.service")
-    result = node.deploy(withdraw, {**there, VERSIONS: ["current 1.0"], PLAN: plans[False]})
+    result = node.deploy(withdraw, {**there, **planned()})
     assert result.commands[f"Spec withdrawn | {unfinished}"] == []
 
 
@@ -168,10 +149,7 @@ def test_state_that_the_agent_does_not_keep_is_restored(node: Node) -> None:
     assert probed.endswith("sh /sys/bus/pci/devices/0000:21:00.0/sriov_drivers_autoprobe")
     assert released.endswith("sh linux-image-amd64")
     assert len(result.commands["Removal | Agent and state"]) == 1
-    assert any(
-        "the node returns to its original state only at its next boot: boot-former: kernel arguments" in line
-        for line in result.log
-    )
+    assert any("its original state only at its next boot: boot-former: kernel argu" in line for line in result.log)
 
 
 def test_a_node_that_an_interrupted_deploy_has_cordoned_is_named(node: Node) -> None:
@@ -184,9 +162,8 @@ def test_a_node_that_an_interrupted_deploy_has_cordoned_is_named(node: Node) -> 
 def test_a_hold_that_an_interrupted_deploy_set_is_released(node: Node) -> None:
     present = {NOTED_BEFORE: ["here"], PRESENT: ["held mine", "held ours"]}
     before = {**present, **files(**{holds.BEFORE: "mine\n"})}
-    result = node.deploy(
-        removal.restore_original_state, before, {**before, **files(**{holds.BEFORE: "", holds.PATH: "ours\n"})}
-    )
+    later = {**before, **files(**{holds.BEFORE: "", holds.PATH: "ours\n"})}
+    result = node.deploy(removal.restore_original_state, before, later)
     noted, released = result.flat
     assert noted.endswith(f" sh {holds.PATH}")
     assert released.endswith(" sh ours")
@@ -229,13 +206,12 @@ def test_trackbed_stays_while_something_that_needs_it_waits_for_a_reload_that_wo
     present = {**there, PRESENT: ["irqbalance disabled inactive"]}
     losers = {LOSERS: ["docker-a.scope", "end"]}
     for answers, later in (({**present, **losers}, None), (present, {**present, **losers})):
-        result = node.deploy(lambda: runpy.run_path(str(ROOT / "deploys/remove.py")), answers, later)
+        result = node.deploy(remove, answers, later)
         assert result.failed
-        assert not any(
-            word in each for each in result.flat for word in ("daemon-reload", "systemctl enable", "disable")
-        )
+        commands = "\n".join(result.flat)
+        assert not any(word in commands for word in ("daemon-reload", "systemctl enable", "disable"))
         assert any("Trackbed is not removed: " in line and "docker-a.scope" in line for line in result.errors)
-    result = node.deploy(lambda: runpy.run_path(str(ROOT / "deploys/remove.py")), present)
+    result = node.deploy(remove, present)
     assert not result.failed
 
 
@@ -284,33 +260,21 @@ def test_each_file_that_a_task_names_is_looked_for(node: Node) -> None:
     named = named_paths() - {lock.FILE}
     assert {kubernetes.SECRET, pull.PROGRAM, labels.NFD, doca.PREFERENCES} <= named
     there = {of(Present): [BASE]}
-    result = node.deploy(lambda: runpy.run_path(str(ROOT / "deploys/remove.py")), {**spec(GIVEN), **there})
+    result = node.deploy(remove, {**spec(GIVEN), **there})
     assert not result.failed
     message = "\n".join(result.ran)
     assert [path for path in sorted(named) if path not in message and not path.startswith((BASE, f"{STATE}/"))] == []
     assert nccl.PATH in message
 
 
-def test_the_initramfs_is_made_again_without_the_modules_options(node: Node) -> None:
-    result = node.deploy(lambda: runpy.run_path(str(ROOT / "deploys/remove.py")), spec(GIVEN))
-    order = list(result.planned)
-    assert order.index("Kernel module options") < order.index("Boot | Initramfs")
-
-
-def test_the_removal_writes_and_loads_nothing_that_a_deploy_does_by_default(node: Node) -> None:
-    pending = {of(PendingModules): ["ib_umad"]}
-    result = node.deploy(lambda: runpy.run_path(str(ROOT / "deploys/remove.py")), {**spec(GIVEN), **pending})
-    assert [path for path in result.uploads if not path.startswith(SPEC)] == []
-    assert not any("modprobe -- " in command for command in result.flat)
-
-
-def test_an_empty_record_is_an_empty_state() -> None:
-    assert original_state.parse([]) == original_state.OriginalState()
-
-
-def test_the_timer_of_pull_mode_is_removed_before_values_are_restored(node: Node) -> None:
+def test_the_removal_has_its_order_and_writes_and_loads_nothing_that_a_deploy_does_by_default(node: Node) -> None:
     node.data = {"ready_timeout": 7}
-    result = node.deploy(lambda: runpy.run_path(str(ROOT / "deploys/remove.py")), spec(GIVEN))
-    assert list(result.planned)[:2] == ["Pull | No timer", "Spec withdrawn | VFs"]
+    result = node.deploy(remove, {**spec(GIVEN), of(PendingModules): ["ib_umad"]})
+    order = list(result.planned)
+    assert order[:2] == ["Pull | No timer", "Spec withdrawn | VFs"]
+    # The initramfs is made again without the modules' options.
+    assert order.index("Kernel module options") < order.index("Boot | Initramfs")
     # The time limit of the inventory applies to the restoring.
     assert " 7 trackbed.service" in result.commands["Spec withdrawn | VFs"][1]
+    assert [path for path in result.uploads if not path.startswith(SPEC)] == []
+    assert not any("modprobe -- " in command for command in result.flat)

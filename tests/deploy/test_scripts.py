@@ -9,17 +9,9 @@ import pytest
 
 from agent.kinds.host.irqbalance import LIST
 from tasks import reboot
-from tasks.common import texts
 from tasks.host import irqbalance, network_managers
 from tests.deploy.scripts import sh
 from tests.stand_ins import program
-
-
-def test_a_file_without_a_final_line_end_does_not_hide_the_next(tmp_path: Path) -> None:
-    paths = [tmp_path / "one", tmp_path / "absent", tmp_path / "two"]
-    paths[0].write_text("a\nb")
-    paths[2].write_text("c\n")
-    assert texts.Texts().process(sh(texts.READ, *paths)) == {str(paths[0]): "a\nb\n", str(paths[2]): "c\n"}
 
 
 @pytest.mark.parametrize(

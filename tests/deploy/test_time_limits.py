@@ -8,23 +8,18 @@ from io import StringIO
 from typing import Any
 
 import pytest
-from gevent import GreenletExit
 from gevent.event import Event
 from pyinfra.api.command import FileDownloadCommand, FileUploadCommand, FunctionCommand, StringCommand
-from pyinfra.api.config import Config
-from pyinfra.api.connect import connect_all
 from pyinfra.api.exceptions import PyinfraError
-from pyinfra.api.inventory import Inventory
 from pyinfra.api.operation import operation
 from pyinfra.api.operations import run_ops
 from pyinfra.api.state import State, StateStage
-from pyinfra.context import ctx_host, ctx_state, host
+from pyinfra.context import ctx_state, host
 from pyinfra.facts.server import Hostname
 
 from tasks import time_limits
-from tasks.common import failures
 from tasks.common.commands import Commands
-from tests.deploy.conftest import Connector
+from tests.deploy.conftest import Connector, prepare, state_of
 
 
 class Stuck(Connector):
@@ -104,31 +99,13 @@ def deploy(replace: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> Dep
                 hanging(name="hanging")
             after(name="after")
 
-        hosts = [
-            (
-                f"@fake/{name}",
-                {
-                    "fake_delay": 0,
-                    "fake_delay_jitter": 0,
-                    "time_limits": dict.fromkeys(("fact", "command", "build"), limit),
-                },
-            )
-            for name, limit in limits.items()
-        ]
-        state = State(Inventory((hosts, {})), Config())  # type: ignore[no-untyped-call]
-        state.cwd = "."
+        given = {name: dict.fromkeys(("fact", "command", "build"), limit) for name, limit in limits.items()}
+        state = state_of((f"@fake/{name}", {"time_limits": each}) for name, each in given.items())
         with ctx_state.use(state):
             connectors = {}
             for each in state.inventory:
                 each.connector = connectors[each.name] = Stuck(state, each)
-            connect_all(state)
-            state.set_stage(StateStage.Prepare)
-            for each in state.inventory:
-                with ctx_host.use(each):
-                    try:
-                        failures.prepared(state, code)
-                    except GreenletExit:
-                        assert hanging == "prepare"
+            prepare(state, code)
             state.set_stage(StateStage.Execute)
             run_ops(state)
         return state, connectors

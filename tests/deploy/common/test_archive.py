@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -12,31 +11,20 @@ from tasks.common import archive
 from tasks.common.failures import NodeError
 
 
-@pytest.fixture(scope="module")
-def unpacked(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("unpacked")
-    with tarfile.open(archive.build("x86_64")) as tar:
-        tar.extractall(folder, filter="data")
-    return folder
-
-
 def test_the_version_names_machine_and_content() -> None:
     assert len(archive.version("x86_64").rpartition("-")[2]) == 12
     assert archive.version("x86_64") != archive.version("aarch64")
 
 
 def test_a_machine_type_without_an_agent_is_refused() -> None:
-    with pytest.raises(
-        NodeError, match="the agent does not support the machine type 's390x'; it supports x86_64, aarch64"
-    ):
+    with pytest.raises(NodeError, match="does not support the machine type 's390x'; it supports x86_64, aarch64"):
         archive.version("s390x")
 
 
 def test_the_archive_has_the_agent_and_what_python_3_10_needs(unpacked: Path) -> None:
     assert (unpacked / "VERSION").read_text() == archive.version("x86_64") + "\n"
-    assert (unpacked / "agent" / "spec" / "node.py").read_bytes() == (
-        archive.ROOT / "agent" / "spec" / "node.py"
-    ).read_bytes()
+    node = Path("agent/spec/node.py")
+    assert (unpacked / node).read_bytes() == (archive.ROOT / node).read_bytes()
     # Asked for by a marker that is false on the Python that runs the tests.
     assert (unpacked / "exceptiongroup").is_dir()
     # Imported only where there is a kubelet: nothing else would miss it.
@@ -52,15 +40,6 @@ def test_the_archive_runs_without_the_python_packages_of_the_host(unpacked: Path
         [sys.executable, "-I", str(unpacked), "--version"], capture_output=True, text=True, check=True
     ).stdout
     assert message.split()[-1] == archive.version("x86_64")
-
-
-def test_two_builds_give_the_same_bytes(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = archive.build("x86_64")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    second = archive.build("x86_64")
-    assert first != second
-    assert first.read_bytes() == second.read_bytes()
-    assert [path.name for path in second.parent.iterdir()] == [second.name]
 
 
 def test_pip_s_message_is_shown_when_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-from pyinfra.api.inventory import Inventory
-
 from tasks.common import layers
 from tasks.common.layers import Layer
 from tasks.node_spec import node_spec
+from tests.deploy.conftest import state_of
 
 RAILS = [{"name": f"rail{each}", "select": {"pci": f"0000:{each}8:00.0"}, "vfs": {"count": 8}} for each in range(3)]
 
@@ -18,8 +16,8 @@ def merged(
     host: dict[str, Any], every: dict[str, Any] | None = None, **groups: dict[str, Any]
 ) -> tuple[Any, list[str]]:
     """The data of a host of these groups, of which the last one counts, and what is wrong with its overrides."""
-    made = Inventory(([("a", host)], every or {}), **{name: (["a"], data) for name, data in groups.items()})  # type: ignore[no-untyped-call]
-    one = made.get_host("a")
+    made = state_of([("a", host)], every, **{name: (["a"], data) for name, data in groups.items()})
+    one = made.inventory.get_host("a")
     faults = layers.merge(one)
     return one.data.dict(), faults  # type: ignore[no-untyped-call]
 
@@ -69,50 +67,6 @@ def test_a_mapping_in_a_mapping_is_merged_and_a_list_replaced() -> None:
     assert data["labels"] == {"policy": {"rack": "b7", "team": "hpc"}, "capabilities": []}
     assert merged({"irqs_overrides": {"pin": False}})[0]["irqs"] == {"pin": False}
     assert given["labels"]["policy"]["team"] == "ml"
-
-
-@pytest.mark.parametrize(
-    ("host", "message"),
-    [
-        (
-            {"nic_overrides": {"rail7": {"mtu": 9000}}},
-            "a.nic_overrides (host): 'rail7' is not a name in nics; known names: rail0, rail1, rail2",
-        ),
-        (
-            {"nic_overrides": ["rail1"]},
-            "a.nic_overrides (host): it is not a mapping; give what it changes, as {'a': ...}",
-        ),
-        (
-            {"kernel_modules": ["x"], "kernel_modules_overrides": {"x": "y"}},
-            "a.kernel_modules_overrides (host): kernel_modules is a list of entries without names, which is replaced as a "
-            "whole: give kernel_modules",
-        ),
-        (
-            {"ready_timeout": 9, "ready_timeout_overrides": {"x": "y"}},
-            "a.ready_timeout_overrides (host): ready_timeout is 9, which has no parts: give ready_timeout",
-        ),
-        (
-            {"nic_overrides": {"rail0": {"name": {"x": "y"}}}},
-            "a.nic_overrides (host): nics.rail0.name is 'rail0', which has no parts: give nics.rail0.name",
-        ),
-        (
-            {"nics": None, "nic_overrides": {"rail0": {"mtu": 9000}}},
-            "a.nic_overrides (host): 'rail0' is not a name in nics; known names: none",
-        ),
-        (
-            {"nics": [RAILS[0], RAILS[0]], "nic_overrides": {"rail0": {"mtu": 9000}}},
-            "a.nic_overrides (host): nics has entries of one name; give each another",
-        ),
-        ({"mode_overrides": {"x": "y"}}, "a.mode_overrides (host): mode is 'enforce', which has no parts: give mode"),
-        (
-            {"kernel_modules_overrides": {"x": "y"}},
-            "a.kernel_modules_overrides (host): kernel_modules is a list of entries without names, which is replaced as a "
-            "whole: give kernel_modules",
-        ),
-    ],
-)
-def test_an_override_of_what_does_not_exist_is_refused(host: dict[str, Any], message: str) -> None:
-    assert merged(host, {"nics": RAILS})[1] == [message]
 
 
 def test_an_empty_override_has_given_nothing() -> None:

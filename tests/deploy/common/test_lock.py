@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 import shlex
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,15 +15,14 @@ import pytest
 from click import Command, Context
 from gevent import Timeout
 from paramiko import SSHClient
-from pyinfra.api.config import Config
 from pyinfra.api.connect import connect_all
-from pyinfra.api.inventory import Inventory
 from pyinfra.api.state import State
 from pyinfra.context import ctx_state
 
-from tasks.common import archive, lock
+from tasks.common import lock
 from tasks.common.commands import script
-from tests.deploy.fake import deployed
+from tests.deploy.conftest import state_of
+from tests.deploy.fake import deployed, pyinfra
 
 ALICE, BOB = "boot/1:1:1:a", "boot/2:2:2:b"
 
@@ -103,7 +100,7 @@ def test_a_lock_is_renewed_while_the_deploy_runs_and_one_that_was_taken_over_is_
     file = tmp_path / "lock"
     for name, value in (("FILE", str(file)), ("RENEWED_S", 0.05), ("GOOD_FOR", 7200)):
         monkeypatch.setattr(lock, name, value)
-    state = State(Inventory((["@local"], {})), Config())  # type: ignore[no-untyped-call]
+    state = state_of(["@local"])
 
     def expires() -> float:
         # It may be written just now.
@@ -131,7 +128,7 @@ def test_a_lock_is_renewed_while_the_deploy_runs_and_one_that_was_taken_over_is_
 
 def test_the_lock_of_a_host_that_is_away_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of one that did not come back from its reboot: its SSH client has no connection."""
-    state = State(Inventory((["node-a"], {})), Config())  # type: ignore[no-untyped-call]
+    state = state_of(["node-a"])
     host = state.inventory.get_host("node-a")
     monkeypatch.setattr(host.connector, "client", SSHClient())
     lock.Deploy(held=[host]).give_back(state, host)
@@ -154,8 +151,5 @@ def test_a_node_that_another_deploy_holds_fails_alone_and_says_who_has_it(tmp_pa
     assert "[@fake/a] Success" not in done.stderr
     files = (tmp_path / "fleet.py", tmp_path / "deploy.py")
     for harmless in (("--dry", *files), ("-y", files[0], "exec", "--", "true")):
-        done = subprocess.run(
-            [sys.executable, "-m", "pyinfra", *harmless],
-            cwd=archive.ROOT, env={**os.environ, lock.STEAL: ""}, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        done = pyinfra(*harmless, **{lock.STEAL: ""})
         assert (done.returncode, "alice" in done.stderr) == (0, False), done.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from attrs import frozen
 from agent.report.records import Report, report_to_json
 from tasks.common import answers, lock, prefetch
 from tasks.common.answers import Answer
-from tasks.common.archive import ROOT
+from tests.deploy.fake import pyinfra
 
 FACTS = """
 from pathlib import Path
@@ -77,23 +76,8 @@ class Deploy:
     def run(self, *options: str) -> Ran:
         seen = self.folder / "seen"
         seen.write_text("")
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "pyinfra",
-                "--debug",
-                *(options or ("-y",)),
-                "@local",
-                str(self.folder / "deploy.py"),
-            ],
-            cwd=ROOT,
-            env={**os.environ, "XDG_CACHE_HOME": str(self.folder / "cache"), "PYINFRA_PROGRESS": "off"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        words = ("--debug", *(options or ("-y",)), "@local", self.folder / "deploy.py")
+        done = pyinfra(*words, XDG_CACHE_HOME=str(self.folder / "cache"), PYINFRA_PROGRESS="off")
         output = done.stdout + done.stderr
         # Taking and giving back the lock is not a matter of facts.
         commands = output.count("Running command on") - output.count(f"sh {lock.FILE}")

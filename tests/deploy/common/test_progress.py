@@ -20,31 +20,32 @@ from fleet.last_deploy import last_deploy
 from tasks.common import progress
 from tasks.common.archive import ROOT
 from tasks.common.progress import say, shown, slowest
-from tests.deploy.fake import IMPORT
+from tests.deploy.fake import inventory, pyinfra
 
 DEPLOY = 'from pyinfra.operations import server\nserver.shell(name="Nothing", commands=["true"])\n'
-DELAY = "1.2"
+DELAY = 1.2
 
 
 def command(folder: Path) -> list[str]:
-    (folder / "inventory.py").write_text(f'{IMPORT}hosts = ["@fake/node1", "@fake/node2"]\n')
+    made = inventory(folder / "inventory.py", [(f"@fake/node{number}", {"fake_delay": DELAY}) for number in (1, 2)])
     (folder / "nothing.py").write_text(DEPLOY)
-    pyinfra = str(Path(sys.executable).with_name("pyinfra"))
-    return [pyinfra, "-y", str(folder / "inventory.py"), str(folder / "nothing.py")]
+    return [str(Path(sys.executable).with_name("pyinfra")), "-y", str(made), str(folder / "nothing.py")]
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
-    of_pyinfra = {"PYINFRA_FAKE_DELAY": DELAY, "PYINFRA_FAKE_DELAY_JITTER": "0"}
-    return {**os.environ, **of_pyinfra, "XDG_STATE_HOME": str(folder), **more}
+    return {**os.environ, "XDG_STATE_HOME": str(folder), **more}
+
+
+def run(folder: Path) -> subprocess.CompletedProcess[str]:
+    done = pyinfra(*command(folder)[1:], XDG_STATE_HOME=str(folder))
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 def test_an_operation_ends_with_the_time_of_each_host_and_the_deploy_with_that_of_each_operation(
     tmp_path: Path,
 ) -> None:
-    done = subprocess.run(
-        command(tmp_path), cwd=ROOT, env=environment(tmp_path), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    done = run(tmp_path)
     lines = [line.strip() for line in done.stderr.splitlines()]
     [took] = [line for line in lines if line.startswith("took ")]
     assert sorted(re.findall(r"@fake/(\w+) [\d.]+ s", took)) == ["node1", "node2"]
@@ -54,13 +55,13 @@ def test_an_operation_ends_with_the_time_of_each_host_and_the_deploy_with_that_o
 
 
 def test_a_deploy_notes_how_long_its_operations_took(tmp_path: Path) -> None:
-    subprocess.run(command(tmp_path), cwd=ROOT, env=environment(tmp_path), capture_output=True, check=True)
+    run(tmp_path)
     noted = last_deploy(tmp_path / "trackbed" / "deploy.json")
     assert noted is not None
     assert [Path(file).name for file in noted.files] == ["inventory.py", "nothing.py"]
     [operation] = noted.operations
     assert (operation.name, operation.hosts) == ("Nothing", 2)
-    assert operation.longest >= operation.median >= float(DELAY)
+    assert operation.longest >= operation.median >= DELAY
     assert noted.hosts[operation.slowest] == operation.longest == max(noted.hosts.values())
     assert noted.began < noted.noted
 
@@ -74,8 +75,10 @@ def test_a_deploy_that_is_stopped_says_so_and_has_noted_each_operation_up_to_the
     lines += [f'server.shell(name="{name}", commands=["true"])' for name in ("First", "Second")]
     lines += ['python.call(name="Third", function=lambda: time.sleep(600))']
     (tmp_path / "nothing.py").write_text("\n".join(lines) + "\n")
-    quick = environment(tmp_path, PYINFRA_FAKE_DELAY="0")
-    with subprocess.Popen(words, cwd=ROOT, env=quick, stderr=subprocess.PIPE, text=True) as running_deploy:
+    inventory(tmp_path / "inventory.py", ["@fake/node1"])
+    with subprocess.Popen(
+        words, cwd=ROOT, env=environment(tmp_path), stderr=subprocess.PIPE, text=True
+    ) as running_deploy:
         assert running_deploy.stderr is not None
         assert any("Third" in line for line in running_deploy.stderr)
         running_deploy.send_signal(stop)
@@ -89,7 +92,7 @@ def test_a_deploy_that_is_stopped_says_so_and_has_noted_each_operation_up_to_the
 def test_a_node_that_deploys_itself_notes_nothing(tmp_path: Path) -> None:
     words = command(tmp_path)
     (tmp_path / "inventory.py").write_text('hosts = ["@local"]\n')
-    subprocess.run(words, cwd=ROOT, env=environment(tmp_path), capture_output=True, check=True)
+    assert pyinfra(*words[1:], XDG_STATE_HOME=str(tmp_path)).returncode == 0
     assert not (tmp_path / "trackbed").exists()
 
 
@@ -146,8 +149,7 @@ server.shell(name="Last", commands=["true"])
 def slow(folder: Path, *hosts: Mapping[str, float]) -> list[str]:
     """The command of a deploy whose first operation takes these seconds, on a host each."""
     words = command(folder)
-    made = [(f"@fake/node{number}", {"fake_delay": 0, **data}) for number, data in enumerate(hosts)]
-    (folder / "inventory.py").write_text(f"{IMPORT}hosts = {made!r}\n")
+    inventory(folder / "inventory.py", [(f"@fake/node{number}", data) for number, data in enumerate(hosts)])
     (folder / "nothing.py").write_text(SLOW)
     return words
 

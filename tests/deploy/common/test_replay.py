@@ -27,16 +27,12 @@ def code() -> None:
     server.shell(name="After", commands=["after"])
 
 
-def test_earlier_operations_run_again_in_their_order(node: Node) -> None:
+def test_earlier_operations_run_again_in_their_order_with_their_own_arguments(node: Node) -> None:
     result = node.deploy(code, {"uname -n": "node-a"})
     assert not result.failed
     assert result.commands["Again"] == ["first", "second", "echo node-a"]
     assert result.commands["After"] == ["after"]
-
-
-def test_each_command_and_fact_has_the_arguments_of_its_own_operation(node: Node) -> None:
-    arguments = node.deploy(code, {"uname -n": "node-a"}).arguments
-    levels = [(command.split()[-1], given["_env"]["LEVEL"]) for command, given in arguments if given.get("_env")]
+    levels = [(command.split()[-1], given["_env"]["LEVEL"]) for command, given in result.arguments if given.get("_env")]
     executed = levels[-6:]
     assert executed == [
         ("first", "1"), ("second", "2"),

@@ -46,7 +46,9 @@ def built(folder: Path, umask: str, time: int, environment: dict[str, str]) -> b
     here = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "PYTHONPATH": str(checkout), **environment}
     done = subprocess.run(words, cwd=checkout, env=here, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return Path(done.stdout.strip()).read_bytes()
+    made = Path(done.stdout.strip())
+    assert list(made.parent.iterdir()) == [made]
+    return made.read_bytes()
 
 
 def test_the_same_commit_gives_the_same_bytes(tmp_path: Path) -> None:

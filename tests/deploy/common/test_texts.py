@@ -48,6 +48,14 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
+def test_several_files_are_read_byte_for_byte_but_for_a_final_line_end(tmp_path: Path) -> None:
+    there = {"one": "a\nb", "two": ":x\n\n# file b\n", "three": ""}
+    for name, text in there.items():
+        (tmp_path / name).write_text(text)
+    found = texts.Texts().process(sh(texts.READ, *(tmp_path / name for name in ("one", "absent", "two", "three"))))
+    assert {Path(path).name: text for path, text in found.items()} == {**there, "one": "a\nb\n"}
+
+
 def test_files_are_replaced_as_a_whole_and_read_by_the_same_command(node: Node, folder: Path) -> None:
     done = replaced(node, folder, PROGRAM)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""The worked example, inventories/prod.py: what the deploy declares for a node of each group, in order."""
+"""The worked example, inventories/prod.py: what the deploy declares for a node of each group, in order (operations.txt)."""
 
 from __future__ import annotations
 
@@ -21,123 +21,10 @@ from tasks.packages.dkms import ModuleState
 from tests.deploy.conftest import DEBIAN, Node, of
 from tests.deploy.examples.inventories import inventory_of
 from tests.deploy.kubernetes.test_kubernetes import certificate
+from tests.deploy.pinned import assert_pinned
 
-OPTIONS = "Kernel module options"
-KERNEL = ["Kernel | Kernel and headers", "Kernel | Kernel updates held", "Kernel | Kernel of the next boot"]
-DOCA = [
-    "OFED | No MLNX_OFED",
-    "OFED | doca: key of its repository",
-    "OFED | doca: repository",
-    "OFED | The vendor's rdma-core is preferred",
-    "OFED | Kernel headers",
-    "OFED | DOCA-OFED",
-    "OFED | Packages of the same release",
-    "OFED | The vendor's rdma-core",
-    "OFED | Modules for the running kernel",
-    "OFED | Loaded modules",
-]
-GPU_DRIVER = [
-    "GPU driver | No driver in use replaced",
-    "GPU driver | The kernel's own drivers not loaded",
-    "GPU driver | nvidia-driver: key of its repository",
-    "GPU driver | nvidia-driver: repository",
-    "GPU driver | Version",
-    "GPU driver | Packages",
-    "GPU driver | Modules for the running kernel",
-    "GPU driver | Loaded modules",
-    "GPU driver | NVLink subnet manager",
-    "GPU driver | Fabric manager",
-    "GPU driver | Persistence mode",
-    "GPU driver | Persistence daemon",
-    "GPU driver | nvidia-smi",
-]
-ENGINE = [
-    "Container engine | No engine of another source",
-    "Container engine | docker: no repository",
-    "Container engine | docker: no key of a repository",
-    "Container engine | Packages",
-    "Container engine | containerd enabled",
-    "Container engine | containerd for Kubernetes",
-]
-ERDMA = [
-    "eRDMA | erdma: no repository",
-    "eRDMA | erdma: no key of a repository",
-    "eRDMA | Driver's options",
-    "eRDMA | Build's options",
-    "eRDMA | Installer's packages",
-    "eRDMA | Installer",
-    "eRDMA | Driver built",
-    "eRDMA | Driver at boot",
-    "eRDMA | Driver loaded",
-]
-REST = [
-    "Limits | Locked memory",
-    "Kernel modules at boot",
-    "Kernel modules now",
-    "irqbalance off",
-    "irqbalance's drop-in",
-    "Network managers | networkd leaves rules",
-    "Network managers | Mark VFs",
-    "Boot | Kernel arguments",
-    "Boot | Kernel arguments of this boot",
-    "Boot | Sysctls at boot",
-    "Boot | Sysctls now",
-    "Boot | Initramfs",
-    "Firmware | Settings",
-    "Firmware | Settings of this boot",
-    "Reboot",
-    "Agent | Stage",
-    "Spec | Plan and write",
-    "Agent | Switch",
-    "Agent | Command",
-    "Agent | Unit",
-    "Agent | Service",
-    "Hardware settled",
-    "Labels | Files",
-    "NCCL",
-    "Manifests | Hardware of the node",
-    "Manifests | Write",
-    "Kubernetes | Settings and token",
-    "Reporter | Unit",
-    "Reporter | Service",
-    "Kubelet's gate",
-    "Pull | No timer",
-    "Ready",
-    "Back in service",
-]
-GROUPS = {
-    "gpu-01.example.net": [
-        "Original state",
-        "Base packages",
-        OPTIONS,
-        *KERNEL,
-        *DOCA,
-        *GPU_DRIVER,
-        "GPU peer memory | nvidia_peermem now",
-        "GPU peer memory | nvidia_peermem at boot",
-        *ENGINE,
-        "Container runtime | nvidia-container-toolkit: key of its repository",
-        "Container runtime | nvidia-container-toolkit: repository",
-        "Container runtime | Packages",
-        "Container runtime | NVIDIA's runtime in containerd",
-        *REST,
-    ],
-    "spark-01.example.net": ["Original state", "Base packages", OPTIONS, "OFED | Inbox", *REST],
-    "10.0.1.11": [
-        "Original state",
-        "Base packages",
-        "RDMA tools",
-        OPTIONS,
-        *KERNEL,
-        *ERDMA,
-        "Container runtime | nvidia-container-toolkit: key of its repository",
-        "Container runtime | nvidia-container-toolkit: repository",
-        "Container runtime | Packages",
-        "Container runtime | NVIDIA's runtime in containerd",
-        *REST,
-    ],
-    "10.0.1.21": ["Original state", "Base packages", "RDMA tools", OPTIONS, *KERNEL, *ERDMA, *REST],
-}
+NAMES = ("gpu-01.example.net", "spark-01.example.net", "10.0.1.11", "10.0.1.21")
+"""A host of each group."""
 # No driver is built for the running kernel yet.
 FRESH = {"uname -m": "x86_64", of(ModuleState): ["path"]}
 ALINUX = {"*-release": ["/etc/os-release", "ID=alinux", 'VERSION_ID="3"', "---"], "uname -r": "5.10.134-18.al8.x86_64"}
@@ -159,12 +46,14 @@ def authorities(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (folder / name).write_bytes(certificate(datetime.datetime.now(datetime.timezone.utc)))
 
 
-@pytest.mark.parametrize("name", GROUPS)
-def test_each_group_declares_its_operations_in_this_order(node: Node, name: str) -> None:
-    node.data = {key: value for key, value in hosts()[name].items() if not key.startswith("ssh_")}
-    system = ALINUX if name.startswith("10.") else DEBIAN
-    result = node.deploy(lambda: runpy.run_path(str(archive.ROOT / "deploy.py")), {**FRESH, **system})
-    assert list(result.planned) == GROUPS[name]
+def test_each_group_declares_its_operations_in_the_order_of_the_file(node: Node) -> None:
+    lines = []
+    for name in NAMES:
+        node.data = {key: value for key, value in hosts()[name].items() if not key.startswith("ssh_")}
+        system = ALINUX if name.startswith("10.") else DEBIAN
+        result = node.deploy(lambda: runpy.run_path(str(archive.ROOT / "deploy.py")), {**FRESH, **system})
+        lines += [name, *(f"    {operation}" for operation in result.planned)]
+    assert_pinned(Path(__file__).with_name("operations.txt"), "\n".join(lines) + "\n")
 
 
 def test_no_host_reaches_its_api_server_by_a_rail() -> None:

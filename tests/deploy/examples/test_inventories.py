@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ from cli.as_inventory import derive_inventory
 from tasks.common import archive
 from tasks.node_spec import node_spec
 from tests.deploy.examples.inventories import inventory_of
+from tests.deploy.fake import pyinfra
 from tests.sim.kernel import Kernel
 
 
@@ -29,10 +28,7 @@ def test_the_inventory_prod_gives_valid_specs() -> None:
 
 def test_the_inventory_of_a_lab_that_is_not_up_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACKBED_LAB", "never-started")
-    done = subprocess.run(
-        [sys.executable, "-m", "pyinfra", "inventories/lab.py", "debug-inventory"],
-        cwd=archive.ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = pyinfra("inventories/lab.py", "debug-inventory")
     assert done.returncode == 1
     assert "the lab is not up; run `make lab`" in done.stderr
     assert "Traceback" not in done.stderr

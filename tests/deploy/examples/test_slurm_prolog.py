@@ -11,13 +11,11 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
 from attrs import frozen
 
-from tasks.common import archive
 from tests.stand_ins import program
 
 ROOT = Path(__file__).parents[3]
@@ -70,15 +68,6 @@ def slurmd(request: pytest.FixtureRequest, tmp_path: Path) -> Slurmd:
     return Slurmd(tmp_path, request.param)
 
 
-@pytest.fixture(scope="module")
-def trackbed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The command of the node's archive."""
-    folder = tmp_path_factory.mktemp("archive")
-    with tarfile.open(archive.build("x86_64")) as tar:
-        tar.extractall(folder, filter="data")
-    return f'exec {shlex.join([sys.executable, "-I", str(folder)])} "$@"'
-
-
 def reason(refusal: Refusal) -> str:
     """The reason with which the node was drained, where nothing else was asked of Slurm."""
     ((*command, given),) = refusal.drained
@@ -94,8 +83,8 @@ def test_a_ready_node_takes_the_job_and_slurm_hears_nothing(slurmd: Slurmd) -> N
     assert slurmd.run() == Refusal(0, "", [])
 
 
-def test_a_node_that_is_not_ready_is_drained_with_the_agent_s_reason(slurmd: Slurmd, trackbed: str) -> None:
-    slurmd.provide("trackbed", trackbed)
+def test_a_node_that_is_not_ready_is_drained_with_the_agent_s_reason(slurmd: Slurmd, unpacked: Path) -> None:
+    slurmd.provide("trackbed", f'exec {shlex.join([sys.executable, "-I", str(unpacked)])} "$@"')
     text = reason(slurmd.run())
     assert text.startswith("not ready after 3 s; /run/trackbed/report.json does not exist: the agent has not run")
 

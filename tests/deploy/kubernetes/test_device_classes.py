@@ -165,23 +165,16 @@ REFUSED: dict[str, tuple[DevicePlugins, dict[str, Discovered], str]] = {
     "two rails of one name": (
         DRANET,
         {"a": node(card("rail_0", "18", vf("0000:18:00.1", 0)), card("rail-0", "40", vf("0000:40:00.1", 0)))},
-        "dra: NICs rail_0 and rail-0 both get the DeviceClass vf-rail-0; rename one of them",
+        "dra: NICs rail_0 and rail-0 both get the DeviceClass vf-rail-0",
     ),
-    "another rail at the address": (
-        DRANET,
-        {"a": node(*RAILS), "b": node(card("rail1", "18", vf("0000:18:00.1", 0)))},
-        r"the DeviceClass of NIC rail0 would also select 0000:18:00.1 of b \(.*NIC rail1\): on another host",
-    ),
-    "a VF for virtual machines at the address": (
-        DRANET,
-        {"a": node(*RAILS), "b": node(card("rail0", "18", vf("0000:18:00.1", 0, "vfio-pci")))},
-        r"would also select 0000:18:00.1 of b",
-    ),
-    "a PF at the address": (
-        DRANET,
-        {"a": node(*RAILS), "b": node(card("rail1", "18", port=1))},
-        r"would also select 0000:18:00.1 of b",
-    ),
+    **{
+        f"{what} at the address": (DRANET, {"a": node(*RAILS), "b": node(other)}, "would also select 0000:18:00.1 of b")
+        for what, other in (
+            ("another rail", card("rail1", "18", vf("0000:18:00.1", 0))),
+            ("a VF for virtual machines", card("rail0", "18", vf("0000:18:00.1", 0, "vfio-pci"))),
+            ("a PF", card("rail1", "18", port=1)),
+        )
+    },
     "a rail with a long name": (
         DRANET,
         {"a": node(card("r" * 64, "18", vf("0000:18:00.1", 0)))},
@@ -190,13 +183,13 @@ REFUSED: dict[str, tuple[DevicePlugins, dict[str, Discovered], str]] = {
     "more ranges than a class can name": (
         DRANET,
         {name: in_turn(0x12 + 16 * n) for n, name in enumerate("abc")},
-        r"the VFs of rail0 have addresses in 381 ranges, more than a DeviceClass can name",
+        "the VFs of rail0 have addresses in 381 ranges",
     ),
     "the SR-IOV driver without a network": (evolve(SRIOV, networks=None), {"a": node(*RAILS)}, "give networks"),
     "the SR-IOV driver in the exclusive mode": (
         SRIOV,
         {"a": node(*RAILS, mode="exclusive")},
-        "a has rdma.netns_mode exclusive, .* give rdma.netns_mode shared, or the driver dra.net",
+        "give rdma.netns_mode shared",
     ),
 }
 

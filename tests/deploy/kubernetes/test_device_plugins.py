@@ -29,19 +29,28 @@ from tasks.kubernetes.manifests.device_plugins import (
 )
 from tasks.kubernetes.manifests.discovered import Discovered, discover
 from tasks.kubernetes.manifests.rendered import manifests
-from tests.deploy.hardware import ERDMA, GPUS, RAIL0, RAIL1, SELECTED, VF, VIRTIO, function, hardware, nic, rdma
+from tests.deploy.hardware import (
+    ERDMA,
+    GPUS,
+    IB,
+    INTEL,
+    RAIL0,
+    RAIL1,
+    SELECTED,
+    VF,
+    VIRTIO,
+    function,
+    hardware,
+    nic,
+    rdma,
+)
 from tests.deploy.kubernetes.kubernetes_api import faults
 
 ERI = "aliyun.accelerator/erdma"
 TAINT = {"key": "readiness.k8s.io/trackbed", "operator": "Exists", "effect": "NoSchedule"}
 SPEC = from_mapping({"node_name": "node-a", "nics": [{"name": "rail0", "select": {"pci": "0000:21:00.0"}}]})
 WANTED = DevicePlugins("made", networks=Networks("10.56.217.0/24"))
-PLAIN = function("0000:21:00.2", "8086:10ca", "ens3f0v0", index=0, driver="igbvf")
-PASSED = function("0000:21:00.4", "8086:10ca", None, index=1, driver="vfio-pci")
-INTEL = nic("fabric0", function("0000:61:00.0", "8086:10c9", "ens3f0", driver="igb", total_vfs=7, vfs=[PASSED, PLAIN]))
 SECOND_VF = {**VF, "address": "0000:21:00.7", "index": 5, "rdma": [rdma("mlx5_7")]}
-IB_VF = function("0000:42:00.1", "15b3:101c", "ib0v0", rdma("mlx5_3", transport="InfiniBand"), index=0)
-IB = nic("rail2", function("0000:42:00.0", "15b3:101b", "ib0", rdma("mlx5_2", transport="InfiniBand"), vfs=[IB_VF]))
 
 
 def node_with(*functions: Any, nccl: str = "", **more: Any) -> Discovered:
@@ -72,8 +81,8 @@ def config(rendered: dict[str, str], plugin: str) -> Any:
     return json.loads(config_map["data"]["config.json"])
 
 
-def daemon_sets(rendered: dict[str, str]) -> list[dict[str, Any]]:
-    return [each for each in every(rendered) if each["kind"] == "DaemonSet"]
+def daemon_sets(rendered: dict[str, str]) -> dict[str, dict[str, Any]]:
+    return {each["metadata"]["name"]: each for each in every(rendered) if each["kind"] == "DaemonSet"}
 
 
 def test_shared_rdma_s_configuration() -> None:
@@ -81,9 +90,7 @@ def test_shared_rdma_s_configuration() -> None:
         "periodicUpdateInterval": 300,
         "configList": [
             {
-                "resourceName": "hca_shared_devices_b",
-                "resourcePrefix": "rdma",
-                "rdmaHcaMax": 63,
+                **{"resourceName": "hca_shared_devices_b", "resourcePrefix": "rdma", "rdmaHcaMax": 63},
                 "selectors": {"vendors": ["15b3"], "deviceIDs": ["101b"]},
             }
         ],
@@ -97,36 +104,16 @@ def test_another_resource_name_and_limits() -> None:
     assert settings["configList"][0]["resourceName"] == "hca"
 
 
+INTEL_VFS = {"vendors": ["8086"], "devices": ["10ca"]}
+MLX5_VFS = {"vendors": ["15b3"], "devices": ["101c"], "drivers": ["mlx5_core"], "isRdma": True}
+
+
 def test_sriov_s_configuration_has_a_resource_for_each_kind_of_vf() -> None:
     assert config(manifests(WANTED, FLEET), "sriov")["resourceList"] == [
-        {
-            "resourceName": "vf",
-            "selectors": {"vendors": ["8086"], "devices": ["10ca"], "drivers": ["igbvf"], "pfNames": ["ens3f0#0"]},
-        },
-        {
-            "resourceName": "vf_ib",
-            "selectors": {
-                "vendors": ["15b3"],
-                "devices": ["101c"],
-                "drivers": ["mlx5_core"],
-                "pfNames": ["ib0#0"],
-                "isRdma": True,
-            },
-        },
-        {
-            "resourceName": "vf_rdma",
-            "selectors": {
-                "vendors": ["15b3"],
-                "devices": ["101c"],
-                "drivers": ["mlx5_core"],
-                "pfNames": ["ens1f0#0,5"],
-                "isRdma": True,
-            },
-        },
-        {
-            "resourceName": "vf_vfio",
-            "selectors": {"vendors": ["8086"], "devices": ["10ca"], "drivers": ["vfio-pci"], "pfNames": ["ens3f0#1"]},
-        },
+        {"resourceName": "vf", "selectors": {**INTEL_VFS, "drivers": ["igbvf"], "pfNames": ["ens3f0#0"]}},
+        {"resourceName": "vf_ib", "selectors": {**MLX5_VFS, "pfNames": ["ib0#0"]}},
+        {"resourceName": "vf_rdma", "selectors": {**MLX5_VFS, "pfNames": ["ens1f0#0,5"]}},
+        {"resourceName": "vf_vfio", "selectors": {**INTEL_VFS, "drivers": ["vfio-pci"], "pfNames": ["ens3f0#1"]}},
     ]
 
 
@@ -179,16 +166,16 @@ def test_each_form_of_the_erdma_plugin_has_its_own_manifests(
     assert [limits(pod) for pod in documents(rendered["erdma-test-pods.yaml"])] == [{"rdma/hca": "1"}] * 2
 
 
-def test_the_erdma_controller_brings_its_own_manifests() -> None:
-    rendered = erdma("controller")
-    assert "erdma-device-plugin.yaml" not in rendered
-    assert [limits(pod) for pod in documents(rendered["erdma-test-pods.yaml"])] == [{"aliyun/erdma": "1"}] * 2
-
-
 def test_an_image_of_another_region_is_used() -> None:
     assert (
         'image: "registry.cn-beijing/x:1"' in erdma("ack", image="registry.cn-beijing/x:1")["erdma-device-plugin.yaml"]
     )
+
+
+def test_the_erdma_controller_brings_its_own_manifests() -> None:
+    rendered = erdma("controller")
+    assert "erdma-device-plugin.yaml" not in rendered
+    assert [limits(pod) for pod in documents(rendered["erdma-test-pods.yaml"])] == [{"aliyun/erdma": "1"}] * 2
 
 
 def limits(pod: dict[str, Any]) -> Any:
@@ -204,9 +191,7 @@ def test_no_two_config_maps_share_a_name() -> None:
 
 
 def test_each_plugin_selects_nodes_by_its_label_and_tolerates_the_taint() -> None:
-    pods = {
-        each["metadata"]["name"]: each["spec"]["template"]["spec"] for each in daemon_sets(manifests(WANTED, FLEET))
-    }
+    pods = {name: each["spec"]["template"]["spec"] for name, each in daemon_sets(manifests(WANTED, FLEET)).items()}
     assert {name: spec["nodeSelector"] for name, spec in pods.items()} == {
         "rdma-shared-device-plugin": {"rdma": "hca"},
         "sriov-device-plugin": {"feature.node.kubernetes.io/network-sriov.configured": "true"},
@@ -221,10 +206,10 @@ def test_each_plugin_selects_nodes_by_its_label_and_tolerates_the_taint() -> Non
 @pytest.mark.parametrize("name", ["rdma-shared-device-plugin", "sriov-device-plugin", "erdma-device-plugin"])
 def test_a_plugin_of_nics_runs_on_nodes_that_the_operator_keeps_for_some_pods(name: str, taint: str) -> None:
     """Without it such a node would never have the resource, and its taint would never be lifted."""
-    (daemon_set,) = [each for each in daemon_sets(manifests(WANTED, FLEET)) if each["metadata"]["name"] == name]
+    pod = daemon_sets(manifests(WANTED, FLEET))[name]["spec"]["template"]["spec"]
     assert any(
         each["operator"] == "Exists" and each.get("key", taint) == taint and each.get("effect") == "NoSchedule"
-        for each in daemon_set["spec"]["template"]["spec"]["tolerations"]
+        for each in pod["tolerations"]
     )
 
 
@@ -233,18 +218,15 @@ def test_a_plugin_is_made_of_the_nodes_that_its_daemon_set_selects() -> None:
     spark = evolve(node_with(nic("port0", card)), labels={"workload": "spark"})
     unwanted = evolve(node_with({**RAIL0, "nic": None}), labels={})
     only = manifests(WANTED, {"gpu-2": FLEET["gpu-2"]})
-    assert config(
-        manifests(WANTED, {"gpu-2": FLEET["gpu-2"], "spark-1": spark, "old-1": unwanted}), "rdma-shared"
-    ) == config(only, "rdma-shared")
+    mixed = manifests(WANTED, {"gpu-2": FLEET["gpu-2"], "spark-1": spark, "old-1": unwanted})
+    assert config(mixed, "rdma-shared") == config(only, "rdma-shared")
     with pytest.raises(ValueError, match=r"shared_rdma: .* none of the hosts that need the plugin \(spark-1\); add"):
         manifests(WANTED, {"spark-1": spark, "old-1": unwanted})
 
 
 def test_another_configuration_makes_new_pods() -> None:
     def digest(wanted: DevicePlugins) -> str:
-        (daemon_set,) = [
-            e for e in daemon_sets(manifests(wanted, FLEET)) if e["metadata"]["name"] == "rdma-shared-device-plugin"
-        ]
+        daemon_set = daemon_sets(manifests(wanted, FLEET))["rdma-shared-device-plugin"]
         return str(daemon_set["spec"]["template"]["metadata"]["annotations"]["trackbed.internal/config"])
 
     assert digest(WANTED) == digest(evolve(WANTED, namespace="rdma"))
@@ -297,10 +279,8 @@ def test_a_test_pod_has_a_netdev_with_an_address_for_its_gid() -> None:
 def test_the_macvlans_of_test_pods_are_on_a_rail_that_most_nodes_have() -> None:
     renamed = nic("rail0", function("0000:21:00.0", "15b3:101b", "ens0", rdma("mlx5_0")))
     by_name = pods(manifests(WANTED, {"a": node_with(renamed), "b": node_with(RAIL1), "c": node_with(RAIL1)}))
-    networks = [
-        pod["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"] for pod in by_name["macvlan-test-pods.yaml"]
-    ]
-    assert networks == ["default/macvlan-ens2f0"] * 2
+    asked = [pod["metadata"]["annotations"] for pod in by_name["macvlan-test-pods.yaml"]]
+    assert asked == [{"k8s.v1.cni.cncf.io/networks": "default/macvlan-ens2f0"}] * 2
 
 
 @pytest.mark.parametrize(
@@ -348,12 +328,10 @@ def test_the_kustomization_leaves_the_test_pods_out() -> None:
 
 def test_settings_reach_the_manifests() -> None:
     wanted = evolve(WANTED, nvidia=Nvidia(image="a.b/c:1", runtime_class="nvidia"), namespace="gpu")
-    (daemon_set,) = [
-        each for each in daemon_sets(manifests(wanted, FLEET)) if each["metadata"]["name"] == "nvidia-device-plugin"
-    ]
+    daemon_set = daemon_sets(manifests(wanted, FLEET))["nvidia-device-plugin"]
     assert daemon_set["metadata"]["namespace"] == "gpu"
-    assert daemon_set["spec"]["template"]["spec"]["runtimeClassName"] == "nvidia"
-    assert daemon_set["spec"]["template"]["spec"]["containers"][0]["image"] == "a.b/c:1"
+    pod = daemon_set["spec"]["template"]["spec"]
+    assert (pod["runtimeClassName"], pod["containers"][0]["image"]) == ("nvidia", "a.b/c:1")
 
 
 def test_every_file_that_may_be_rendered_is_known() -> None:

@@ -39,47 +39,28 @@ def selected(**nodes: Discovered) -> Any:
     return shared_rdma(SharedRdma(), nodes)["configList"][0]["selectors"]
 
 
-def test_pci_ids_are_enough_if_no_other_card_has_them() -> None:
-    assert selected(a=node(*RAILS, VIRTIO), b=node(RAILS[0], ERDMA)) == IDS
+NAMED = {**IDS, "ifNames": ["ens1f0", "ens2f0"]}
+OTHER = nic("fabric0", function("0000:61:00.0", "8086:1592", "ens3", rdma("irdma0")))
+NAMELESS = nic("rail1", SECOND, netdevs=[])
+SELECTED: dict[str, tuple[dict[str, Discovered], dict[str, Any]]] = {
+    "no other card has the PCI IDs": ({"a": node(*RAILS, VIRTIO), "b": node(RAILS[0], ERDMA)}, IDS),
+    "a storage card of the same PCI ID": ({"a": node(*RAILS, STORAGE), "b": node(*RAILS)}, NAMED),
+    "a storage card of another host": ({"a": node(*RAILS), "b": node(*RAILS, STORAGE)}, NAMED),
+    "a storage card without an RDMA device": ({"a": node(*RAILS, {**STORAGE, "rdma": []})}, IDS),
+    "a stranger with the vendor of one NIC and the device of another": (
+        {"a": node(*RAILS, OTHER, function("0000:62:00.0", "15b3:1592", "ens4", rdma("mlx5_7")))},
+        {"vendors": ["15b3", "8086"], "deviceIDs": ["101b", "1592"], "ifNames": ["ens1f0", "ens2f0", "ens3"]},
+    ),
+    "a VF with its PF's PCI ID": (
+        {"a": node(nic("rail0", CONNECTX, vfs=[{**VF, "device": "101b"}]))}, {**IDS, "ifNames": ["ens1f0"]},
+    ),
+    "a NIC without a netdev": ({"a": node(NAMELESS)}, IDS),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("where", ["a", "b"])
-def test_a_storage_card_of_the_same_pci_id_stays_out(where: str) -> None:
-    nodes = {"a": node(*RAILS), "b": node(*RAILS)} | {where: node(*RAILS, STORAGE)}
-    assert selected(**nodes) == {**IDS, "ifNames": ["ens1f0", "ens2f0"]}
-
-
-def test_a_storage_card_without_an_rdma_device_is_ignored_by_the_plugin() -> None:
-    assert selected(a=node(*RAILS, {**STORAGE, "rdma": []})) == IDS
-
-
-def test_a_stranger_with_the_vendor_of_one_nic_and_the_device_of_another_stays_out() -> None:
-    other = nic("fabric0", function("0000:61:00.0", "8086:1592", "ens3", rdma("irdma0")))
-    third = function("0000:62:00.0", "15b3:1592", "ens4", rdma("mlx5_7"))
-    assert selected(a=node(*RAILS, other, third))["ifNames"] == ["ens1f0", "ens2f0", "ens3"]
-
-
-def test_a_vf_with_its_pf_s_pci_id_is_no_rail() -> None:
-    vf = {**VF, "device": "101b"}
-    assert selected(a=node(nic("rail0", CONNECTX, vfs=[vf]))) == {**IDS, "ifNames": ["ens1f0"]}
-
-
-def test_an_unwanted_nic_with_the_name_of_another_host_s_nic_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"would also select 0000:c1:00.0 of b \(ens2f0, no NIC of the spec\)"
-    ) as caught:
-        selected(a=node(*RAILS), b=node(RAILS[0], {**STORAGE, "netdevs": SECOND["netdevs"]}))
-    assert "systemd.link" in str(caught.value)
-    assert "a folder of its own" in str(caught.value)
-
-
-def test_a_nic_without_a_netdev_cannot_be_told_from_an_unwanted_one() -> None:
-    nameless = nic("rail1", SECOND, netdevs=[])
-    assert selected(a=node(nameless)) == IDS
-    with pytest.raises(
-        ValueError, match=r"0000:41:00.0 of a \(NIC rail1\) has no netdev .* 0000:c1:00.0 of a .*ib_ipoib"
-    ):
-        selected(a=node(nameless, STORAGE))
+@pytest.mark.parametrize(("nodes", "selectors"), SELECTED.values(), ids=SELECTED)
+def test_the_selectors_match_the_nics_of_the_spec_alone(nodes: dict[str, Discovered], selectors: Any) -> None:
+    assert selected(**nodes) == selectors
 
 
 def test_without_a_nic_of_the_spec_there_is_nothing_to_share() -> None:
@@ -104,17 +85,22 @@ def rails(**nodes: Discovered) -> dict[str, Any]:
     return {each["resourceName"]: each["selectors"] for each in made}
 
 
-def test_each_rail_is_a_resource_besides_the_shared_one() -> None:
-    other = nic("rail1", SECOND, netdevs=[{"name": "ens5", "mtu": 9000}])
-    assert rails(a=node(*RAILS), b=node(RAILS[0], other), c=node(ERDMA)) == {
-        "hca": IDS,
-        "rail0": {**IDS, "ifNames": ["ens1f0"]},
-        "rail1": {**IDS, "ifNames": ["ens2f0", "ens5"]},
-    }
+ELSEWHERE = nic("rail1", SECOND, netdevs=[{"name": "ens5", "mtu": 9000}])
+RAIL_RESOURCES: dict[str, tuple[dict[str, Discovered], dict[str, Any]]] = {
+    "two rails": (
+        {"a": node(*RAILS), "b": node(RAILS[0], ELSEWHERE), "c": node(ERDMA)},
+        {"hca": IDS, "rail0": {**IDS, "ifNames": ["ens1f0"]}, "rail1": {**IDS, "ifNames": ["ens2f0", "ens5"]}},
+    ),
+    "a sole rail needs no netdev's name": ({"a": node(RAILS[0])}, {"hca": IDS, "rail0": IDS}),
+    "characters that the plugin does not allow": (
+        {"a": node(nic("rail.0-a", CONNECTX, vfs=[]))}, {"hca": IDS, "rail_0_a": IDS},
+    ),
+}  # fmt: skip
 
 
-def test_a_sole_rail_is_selected_without_its_netdev_s_name() -> None:
-    assert rails(a=node(RAILS[0])) == {"hca": IDS, "rail0": IDS}
+@pytest.mark.parametrize(("nodes", "resources"), RAIL_RESOURCES.values(), ids=RAIL_RESOURCES)
+def test_each_rail_is_a_resource_besides_the_shared_one(nodes: dict[str, Discovered], resources: Any) -> None:
+    assert rails(**nodes) == resources
 
 
 def test_the_rails_of_vfs_are_all_vfs_of_a_nic() -> None:
@@ -128,28 +114,34 @@ def test_the_rails_of_vfs_are_all_vfs_of_a_nic() -> None:
     }
 
 
-def test_a_netdev_s_name_that_is_another_rail_on_another_host_is_refused() -> None:
-    crossed = (nic("rail1", CONNECTX, vfs=[]), nic("rail0", SECOND))
-    with pytest.raises(
-        ValueError, match=r"would also select 0000:41:00.0 of a \(ens2f0, NIC rail1\), which is unwanted"
-    ):
-        rails(a=node(*RAILS), b=node(*crossed))
+CROSSED = (nic("rail1", CONNECTX, vfs=[]), nic("rail0", SECOND))
+REFUSED: dict[str, tuple[dict[str, Discovered], str]] = {
+    "an unwanted NIC with the name of another host's NIC": (
+        {"a": node(*RAILS), "b": node(RAILS[0], {**STORAGE, "netdevs": SECOND["netdevs"]})},
+        r"also select 0000:c1:00.0 of b \(ens2f0, no NIC of the spec\).*systemd.link",
+    ),
+    "a NIC without a netdev beside an unwanted one": (
+        {"a": node(NAMELESS, STORAGE)}, r"0000:41:00.0 of a \(NIC rail1\) has no netdev .* 0000:c1:00.0 of a .*ib_ipoib",
+    ),
+    "a name that is another rail on another host": (
+        {"a": node(*RAILS), "b": node(*CROSSED)}, r"would also select 0000:41:00.0 of a \(ens2f0, NIC rail1\)",
+    ),
+    **{
+        f"{first} and {second}": ({"a": node(nic(first, CONNECTX, vfs=[]), nic(second, SECOND))}, "would both be rdma/")
+        for first, second in (("rail-0", "rail.0"), ("hca", "rail1"))
+    },
+    **{
+        name: ({"a": node(nic(name, CONNECTX, vfs=[]))}, "which Kubernetes refuses") for name in ("rail-", "r" * 59)
+    },
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("first", "second"), [("rail-0", "rail.0"), ("hca", "rail1")])
-def test_rails_that_would_have_one_resource_are_refused(first: str, second: str) -> None:
-    with pytest.raises(ValueError, match=r"would both be rdma/.*; rename one of them"):
-        rails(a=node(nic(first, CONNECTX, vfs=[]), nic(second, SECOND)))
-
-
-@pytest.mark.parametrize("name", ["rail-", "r" * 59])
-def test_a_rail_whose_resource_kubernetes_would_refuse_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=r"which Kubernetes refuses; give it a shorter name, with a letter or a digit"):
-        rails(a=node(nic(name, CONNECTX, vfs=[])))
-
-
-def test_a_rail_s_resource_has_only_characters_that_the_plugin_allows() -> None:
-    assert set(rails(a=node(nic("rail.0-a", CONNECTX, vfs=[])))) == {"hca", "rail_0_a"}
+@pytest.mark.parametrize(("nodes", "message"), REFUSED.values(), ids=REFUSED)
+def test_nics_that_no_selector_tells_apart_and_names_that_no_resource_may_have_are_refused(
+    nodes: dict[str, Discovered], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        rails(**nodes)
 
 
 def test_vfs_of_unwanted_nics_are_in_no_pool() -> None:
@@ -196,10 +188,7 @@ def test_a_node_s_file_is_read_as_it_was_written(tmp_path: Path) -> None:
         ("{", "Expecting property name"),
         ("[]", "it is not a JSON object"),
         ('{"hcas": [["15b3", "1021"]]}', "extra fields found (hcas)"),
-        (
-            '{"functions": [{"address": "0000:21:00.0", "vendor": "15b3"}]}',
-            "required field missing @ $.functions[0].device",
-        ),
+        ('{"functions": [{"address": "0000:21:00.0", "vendor": "15b3"}]}', "field missing @ $.functions[0].device"),
         ("[" * 99 + "]" * 99, "nested"),
     ],
 )

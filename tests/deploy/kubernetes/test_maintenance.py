@@ -21,12 +21,11 @@ from tasks import reboot_policy
 from tasks.reboot import NodeRebootRequests
 from tasks.reboot_users import RebootUsers
 from tests.deploy.conftest import Connector, Node, Result, of, status
-from tests.deploy.kubernetes.test_kubernetes import KUBECONFIG
+from tests.deploy.kubernetes.test_kubernetes import cluster_at
 from tests.deploy.test_cli import REPORT
 from tests.unit.fleet.nodes_api import Cluster
 from tests.unit.fleet.test_maintenance import pod
 from tests.unit.fleet.test_maintenance_requests import HEALTHY
-from tests.unit.reporter.scripted import api_server
 
 USERS = of(RebootUsers)
 OF_DEPLOY = Record("deployer", "2026", "drain", True, "reboot", "deploy again")
@@ -101,9 +100,7 @@ def host(node: Node, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("fleet.node_patch.CHECK_INTERVAL", 0.01)
     monkeypatch.setattr("tasks.kubernetes.maintenance.POLL_INTERVAL", 0.01)
     OfCluster.machine = Machine(cluster)
-    with api_server(tmp_path, cluster.answer) as (url, authority):
-        (tmp_path / "kubeconfig").write_text(KUBECONFIG.format(url=url, authority=authority))
-        key = {"server": url, "ca_file": str(authority), "kubeconfig": str(tmp_path / "kubeconfig")}
+    with cluster_at(tmp_path, cluster.answer) as key:
         yield evolve(node, data={"reboot": {"policy": "allow"}, "kubernetes": key}, connector=OfCluster)
 
 
@@ -321,10 +318,8 @@ def test_a_host_that_fails_after_its_drain_says_that_its_node_stays_cordoned(hos
     OfCluster.machine.reports(ready=False)
     result = deploy(host)
     assert result.failed and cluster.cordoned()
-    assert result.errors[-1].endswith(
-        "the Node node-a was cordoned for a reboot, and stays so, since the host has failed; mend that and deploy again, which "
-        "brings it back; or trackbed fleet maintain node-a --undo"
-    )
+    assert "the Node node-a was cordoned for a reboot, and stays so, since the host has failed" in result.errors[-1]
+    assert result.errors[-1].endswith("or trackbed fleet maintain node-a --undo")
     # So does the next deploy that fails, also if it fails earlier. One that succeeds brings the Node back.
     OfCluster.machine.boot, OfCluster.machine.fails = 2, "first step"
     assert "the Node node-a was cordoned for a reboot, and stays so" in deploy(host).errors[-1]
@@ -335,23 +330,27 @@ def test_a_host_that_fails_after_its_drain_says_that_its_node_stays_cordoned(hos
     assert not any("stays so" in line for line in deploy(host).errors)
 
 
-def test_a_deploy_that_is_stopped_after_a_drain_says_that_the_node_stays_cordoned() -> None:
+def test_a_deploy_that_is_stopped_names_the_nodes_that_stay_cordoned_and_the_nics_that_stay_tainted() -> None:
     ends = """
 import sys
-from pyinfra.api import Config, Inventory, State
 from pyinfra.context import ctx_host
 from tasks.kubernetes import maintenance
-state = State(Inventory((["left", "back"], {})), Config())
-for name in "left", "back":
+from tests.deploy.conftest import state_of
+state = state_of(["left", "back", "tainted"])
+for name, notes in [
+    ("left", maintenance.note_cordoned), ("back", maintenance.note_cordoned), ("back", maintenance.give_back),
+    ("tainted", lambda: maintenance.note_nic("rail0")),
+]:
     with ctx_host.use(state.inventory.get_host(name)):
-        maintenance.note_cordoned()
-with ctx_host.use(state.inventory.get_host("back")):
-    maintenance.give_back()
+        notes()
 sys.exit(0)
 """
     done = subprocess.run([sys.executable, "-c", ends], capture_output=True, text=True, check=True)
-    assert "the Node left was cordoned for a reboot, and stays so, since the deploy was stopped" in done.stderr
-    assert "Node back" not in done.stderr
+    said = " ".join(done.stderr.split())
+    assert "the Node left was cordoned for a reboot, and stays so, since the deploy was stopped" in said
+    assert "Node tainted has rail0 in maintenance, with its devices tainted, and stays so" in said
+    assert "or trackbed fleet maintain tainted --undo" in said
+    assert "Node back" not in said
 
 
 def test_a_dry_run_names_what_defers_the_reboot(host: Node, cluster: Cluster) -> None:

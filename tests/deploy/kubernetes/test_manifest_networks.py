@@ -13,10 +13,9 @@ from agent.spec.node import from_mapping
 from tasks.kubernetes.manifests.device_plugins import DevicePlugins, Networks
 from tasks.kubernetes.manifests.discovered import Discovered, discover
 from tasks.kubernetes.manifests.rendered import manifests
-from tests.deploy.hardware import RAIL0, RAIL1, SELECTED, VF, function, hardware, nic, rdma
+from tests.deploy.hardware import IB, INTEL, PASSED, RAIL0, RAIL1, SELECTED, hardware
 
-PASSED = function("0000:21:00.4", "8086:10ca", None, index=1, driver="vfio-pci")
-INTEL = nic("fabric0", function("0000:61:00.0", "8086:10c9", "ens3f0", driver="igb", total_vfs=7, vfs=[PASSED]))
+PASSED_ON = {**INTEL, "vfs": [PASSED]}
 ADDRESSES = {"type": "whereabouts", "range": "10.56.217.0/24"}
 WANTED = DevicePlugins("made", networks=Networks("10.56.217.0/24"))
 EXCLUSIVE = evolve(WANTED, shared_rdma=None)
@@ -44,7 +43,7 @@ def networks(wanted: DevicePlugins = WANTED, **nodes: Discovered) -> dict[str, A
 
 def test_a_macvlan_on_each_rail_and_a_vf_of_each_pool() -> None:
     macvlan = {"type": "macvlan", "mode": "bridge", "mtu": 9000, "ipam": ADDRESSES}
-    assert networks(a=node(RAIL0, INTEL), b=node(RAIL1)) == {
+    assert networks(a=node(RAIL0, PASSED_ON), b=node(RAIL1)) == {
         "macvlan-ens1f0": ({**macvlan, "master": "ens1f0"}, None),
         "macvlan-ens2f0": ({**macvlan, "master": "ens2f0"}, None),
         "sriov-vf-rdma": ({"type": "sriov", "ipam": ADDRESSES}, "sriov/vf_rdma"),
@@ -91,14 +90,11 @@ def test_netdevs_whose_networks_would_have_one_name_are_refused() -> None:
 
 
 def test_ipoib_has_no_macvlans() -> None:
-    infiniband = nic("rail2", function("0000:42:00.0", "15b3:101b", "ib0", rdma("mlx5_2", transport="InfiniBand")))
-    assert list(networks(a=node(RAIL1, infiniband))) == ["macvlan-ens2f0"]
+    assert list(networks(a=node(RAIL1, {**IB, "vfs": []}))) == ["macvlan-ens2f0"]
 
 
 def test_vfs_on_infiniband_are_a_resource_of_their_own_and_are_moved_by_host_device() -> None:
-    vf = function("0000:42:00.1", "15b3:101c", "ib0v0", rdma("mlx5_3", transport="InfiniBand"), index=0)
-    port = function("0000:42:00.0", "15b3:101b", "ib0", rdma("mlx5_2", transport="InfiniBand"), total_vfs=8, vfs=[vf])
-    nodes = {"a": node(RAIL0, nic("rail2", port))}
+    nodes = {"a": node(RAIL0, IB)}
     made = networks(WANTED, **nodes)
     assert {name: resource for name, (_, resource) in made.items() if resource} == {
         "sriov-vf-rdma": "sriov/vf_rdma",
@@ -117,7 +113,7 @@ def test_host_local_addresses_are_assigned_on_each_node() -> None:
 
 
 def test_in_the_exclusive_mode_rdma_cni_moves_the_device_after_the_netdev() -> None:
-    rendered = networks(EXCLUSIVE, a=node(RAIL0, INTEL, mode="exclusive"))
+    rendered = networks(EXCLUSIVE, a=node(RAIL0, PASSED_ON, mode="exclusive"))
     sriov, host_device = {"type": "sriov", "ipam": ADDRESSES}, {"type": "host-device", "ipam": ADDRESSES}
     assert rendered["sriov-vf-rdma"] == ({"plugins": [sriov, {"type": "rdma"}]}, "sriov/vf_rdma")
     assert rendered["host-device-vf-rdma"] == ({"plugins": [host_device, {"type": "rdma"}]}, "sriov/vf_rdma")
@@ -132,10 +128,3 @@ def test_one_network_for_vfs_of_both_modes_is_refused() -> None:
 def test_nodes_without_vfs_may_be_in_another_mode() -> None:
     rendered = networks(EXCLUSIVE, a=node(RAIL0, mode="exclusive"), b=node({**RAIL0, "vfs": []}))
     assert "plugins" in rendered["sriov-vf-rdma"][0]
-
-
-def test_the_shared_plugin_does_not_start_in_the_exclusive_mode() -> None:
-    with pytest.raises(
-        ValueError, match=r"shared_rdma: b has rdma.netns_mode exclusive, and k8s-rdma-shared-dev-plugin does"
-    ):
-        networks(a=node(RAIL1), b=node({**RAIL1, "vfs": [VF]}, mode="exclusive"))

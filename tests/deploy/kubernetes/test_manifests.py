@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from attrs import evolve
-from pyinfra.api.exceptions import DeployError
 
 from tasks.kubernetes import manifests as task
 from tests.deploy.conftest import Answers, Node, OwnConnector, Result
@@ -21,7 +21,16 @@ CONFIGURED = f"{FEATURE}/network-sriov.configured"
 ERI, GPU = "aliyun.accelerator/erdma", "nvidia.com/gpu.present"
 LABELS = {"capabilities": ["rdma", ERI, CONFIGURED, GPU]}
 RENDER = "from tasks.kubernetes import manifests\nmanifests.render()\n"
-DATA = {"fake_responses": has(RAIL0), "labels": LABELS, "node_name": "a"}
+DATA = {"fake_responses": has(RAIL0), "labels": LABELS}
+
+
+def fleet(
+    folder: Path, hosts: Mapping[str, Mapping[str, Any]], *options: str, code: str = RENDER, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Render for hosts with a rail, into the folder `made` unless their data have another one."""
+    data = {**DATA, "device_plugins": {"folder": str(folder / "made")}}
+    made = {name: {**data, "node_name": name, **own} for name, own in hosts.items()}
+    return deployed(folder, made, code, *options, **environment)
 
 
 def deploy(node: Node, folder: Path, answers: Answers, **more: Any) -> Result:
@@ -72,12 +81,10 @@ def test_a_node_that_deploys_itself_writes_no_manifests(node: Node, tmp_path: Pa
 
 def test_deploys_of_several_shards_write_the_same_files(tmp_path: Path) -> None:
     """Each host is a shard of its own, and all have one folder. No deploy may take away what another is about to rename."""
-    plugins = {"folder": str(tmp_path / "made")}
-    hosts = {name: {**DATA, "node_name": name, "device_plugins": plugins} for name in "ab"}
     # As another shard leaves it while it writes.
     (tmp_path / "made/.kustomization.yaml.new").mkdir(parents=True)
     for shard in ("1/2", "2/2"):
-        done = deployed(tmp_path, hosts, RENDER, TRACKBED_SHARD=shard)
+        done = fleet(tmp_path, {"a": {}, "b": {}}, TRACKBED_SHARD=shard)
         assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in (tmp_path / "made/nodes").iterdir()) == ["@fake_a.json", "@fake_b.json"]
 
@@ -108,11 +115,8 @@ def test_a_folder_that_cannot_be_written_fails_the_host_with_the_reason(node: No
 
 
 def test_hosts_with_the_same_folder_must_have_the_same_value(tmp_path: Path) -> None:
-    keys = [{"folder": str(tmp_path / "made")}, {"folder": str(tmp_path / "made"), "namespace": "rdma"}]
-    data = {"fake_responses": has(RAIL0)}
-    done = deployed(
-        tmp_path, {name: {**data, "device_plugins": key} for name, key in zip("ab", keys, strict=True)}, RENDER
-    )
+    other = {"folder": str(tmp_path / "made"), "namespace": "rdma"}
+    done = fleet(tmp_path, {"a": {}, "b": {"device_plugins": other}})
     assert done.returncode == 1
     assert "has another value for the same folder" in done.stderr
     assert "Traceback" not in done.stderr
@@ -120,30 +124,21 @@ def test_hosts_with_the_same_folder_must_have_the_same_value(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("limit", [(), ("--limit", "@fake/b")])
 def test_the_hosts_of_a_cluster_must_have_the_same_folder(tmp_path: Path, limit: tuple[str, ...]) -> None:
-    clusters = {"a": "https://10.0.0.1:6443", "b": "https://10.0.0.1:6443", "c": "https://10.0.0.2:6443"}
-    data = {"fake_responses": has(RAIL0), "labels": LABELS}
-    hosts = {
-        name: {
-            **data,
-            "device_plugins": {"folder": str(tmp_path / name)},
-            "kubernetes": {"server": url, "ca_file": "ca.pem"},
-        }
-        for name, url in clusters.items()
-    }
-    done = deployed(tmp_path, hosts, RENDER, *limit)
+    one, other = ({"server": f"https://10.0.0.{number}:6443", "ca_file": "ca.pem"} for number in (1, 2))
+    clusters = {"a": one, "b": one, "c": other}
+    folders = {name: {"folder": str(tmp_path / name)} for name in clusters}
+    hosts = {name: {"device_plugins": folders[name], "kubernetes": key} for name, key in clusters.items()}
+    done = fleet(tmp_path, hosts, *limit)
     assert done.returncode == 1
-    assert "@fake/b.device_plugins.folder: @fake/a is in the same cluster, https://10.0.0.1:6443" in done.stderr
+    assert "@fake/b.device_plugins.folder: @fake/a is in the same cluster" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "b").exists()
 
 
 def test_a_host_that_gets_another_folder_or_none_leaves_the_former_one(tmp_path: Path) -> None:
     for folders in ({"a": "x", "b": "x", "c": "x/"}, {"a": "x", "b": "y", "c": None}):
-        keys = {
-            name: {"device_plugins": {"folder": f"{tmp_path}/{folder}"}} if folder else {}
-            for name, folder in folders.items()
-        }
-        done = deployed(tmp_path, {name: {**DATA, "node_name": name, **key} for name, key in keys.items()}, RENDER)
+        keys = {name: {"folder": f"{tmp_path}/{folder}"} if folder else None for name, folder in folders.items()}
+        done = fleet(tmp_path, {name: {"device_plugins": key} for name, key in keys.items()})
         assert done.returncode == 0, done.stderr
     assert [path.name for path in (tmp_path / "x/nodes").iterdir()] == ["@fake_a.json"]
     assert [path.name for path in (tmp_path / "y/nodes").iterdir()] == ["@fake_b.json"]
@@ -152,18 +147,15 @@ def test_a_host_that_gets_another_folder_or_none_leaves_the_former_one(tmp_path:
 def test_the_manifests_of_each_folder_are_written(tmp_path: Path) -> None:
     """Two clusters in one inventory, as in inventories/prod.py."""
     plugins = {name: {"folder": str(tmp_path / name[0])} for name in ("a1", "a2", "b1")}
-    hosts = {name: {**DATA, "node_name": name, "device_plugins": key} for name, key in plugins.items()}
-    done = deployed(tmp_path, hosts, RENDER)
+    done = fleet(tmp_path, {name: {"device_plugins": key} for name, key in plugins.items()})
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "a" / "kustomization.yaml").exists()
     assert (tmp_path / "b" / "kustomization.yaml").exists()
 
 
 def test_the_manifests_are_for_all_hosts_though_one_is_done_before_the_next_begins(tmp_path: Path) -> None:
-    data = {"labels": LABELS, "device_plugins": {"folder": str(tmp_path / "made")}}
     hardware = {"a": has(RAIL0), "b": has(ERDMA), "c": has(RAIL0, others=GPUS)}
-    hosts = {name: {**data, "node_name": name, "fake_responses": answers} for name, answers in hardware.items()}
-    done = deployed(tmp_path, hosts, RENDER, "--serial")
+    done = fleet(tmp_path, {name: {"fake_responses": answers} for name, answers in hardware.items()}, "--serial")
     assert done.returncode == 0, done.stderr
     plugins = {path.name for path in (tmp_path / "made").glob("*-device-plugin.yaml")}
     assert plugins == {f"{name}-device-plugin.yaml" for name in ("rdma-shared", "erdma", "nvidia", "sriov")}
@@ -171,9 +163,8 @@ def test_the_manifests_are_for_all_hosts_though_one_is_done_before_the_next_begi
 
 @pytest.mark.parametrize("failing", ["a", "b", "c"])
 def test_the_manifests_are_written_if_a_host_of_the_cluster_fails_earlier(tmp_path: Path, failing: str) -> None:
-    made = {"device_plugins": {"folder": str(tmp_path / "made")}}
-    hosts = {name: {**DATA, **made, "node_name": name} for name in "abc"}
-    done = deployed(tmp_path, hosts, BREAKS.format(failing=f"@fake/{failing}"), "--fail-percent", "50")
+    code = BREAKS.format(failing=f"@fake/{failing}")
+    done = fleet(tmp_path, {"a": {}, "b": {}, "c": {}}, "--fail-percent", "50", code=code)
     assert (done.returncode, f"[@fake/{failing}] it is broken" in done.stderr) == (1, True), done.stderr
     written = {path.stem for path in (tmp_path / "made" / "nodes").iterdir()}
     assert written == {f"@fake_{name}" for name in "abc" if name != failing}
@@ -207,15 +198,6 @@ def test_a_node_with_unknown_hardware_is_refused(node: Node, tmp_path: Path) -> 
     assert "hardware is unknown" in "\n".join(result.log)
 
 
-def test_plugin_and_label_must_have_the_same_resource(node: Node, tmp_path: Path) -> None:
-    node.data = {"device_plugins": {"folder": str(tmp_path), "shared_rdma": {"resource_name": "hca"}}, "labels": LABELS}
-    with pytest.raises(DeployError) as caught:
-        node.deploy(task.render, has(RAIL0))
-    assert "the plugin's resource is rdma/hca, but labels.resources has rdma/hca_shared" in str(caught.value)
-    node.data["labels"] = {**LABELS, "resources": {"rdma": "rdma/hca"}}
-    assert not node.deploy(task.render, has(RAIL0)).failed
-
-
 @pytest.mark.parametrize(
     ("pods", "networks", "warned"),
     [(64, {"subnet": "10.56.217.0/24"}, True), (63, {"subnet": "10.56.217.0/24"}, False), (1000, None, False)],
@@ -226,10 +208,7 @@ def test_more_pods_than_gids_of_a_roce_port_are_a_warning(
     plugins = {"folder": str(tmp_path), "shared_rdma": {"rdma_hca_max": pods}, "networks": networks}
     result = deploy(node, tmp_path, has(RAIL0), device_plugins=plugins)
     assert not result.failed
-    said = [
-        line for line in result.log if f"device_plugins.shared_rdma.rdma_hca_max: {pods} pods may share a port" in line
-    ]
-    assert len(said) == warned
+    assert sum(f"rdma_hca_max: {pods} pods may share a port" in line for line in result.log) == warned
 
 
 @pytest.mark.parametrize(
@@ -244,8 +223,7 @@ def test_network_plugins_in_folders_that_k3s_does_not_use_are_a_warning(
     kubelet = {"kubelet": {"policy": "hold", "distribution": distribution}} if distribution else {}
     result = deploy(node, tmp_path, has(RAIL0), device_plugins=given, **kubelet)
     assert not result.failed
-    said = [line for line in result.log if "network_plugins: they are installed in /opt/cni/bin" in line]
-    assert len(said) == warned
+    assert sum("they are installed in /opt/cni/bin" in line for line in result.log) == warned
 
 
 def without(key: str) -> dict[str, Any]:
@@ -290,8 +268,8 @@ def test_a_host_that_was_not_deployed_to_yet_may_publish_the_label(tmp_path: Pat
 
     def deploy_a(labels_of_b: dict[str, Any]) -> subprocess.CompletedProcess[str]:
         labels = {"a": without("rdma"), "b": labels_of_b}
-        hosts = {name: {**DATA, "device_plugins": plugins, "labels": labels[name]} for name in "ab"}
-        return deployed(tmp_path, hosts, RENDER, "--limit", "@fake/a")
+        hosts = {name: {"device_plugins": plugins, "labels": each} for name, each in labels.items()}
+        return fleet(tmp_path, hosts, "--limit", "@fake/a")
 
     refused = deploy_a(without("rdma"))
     assert refused.returncode == 1
@@ -302,35 +280,37 @@ def test_a_host_that_was_not_deployed_to_yet_may_publish_the_label(tmp_path: Pat
 
 
 def test_bad_labels_of_a_host_outside_the_limit_do_not_stop_the_deploy(tmp_path: Path) -> None:
-    labels: dict[str, Any] = {"a": LABELS, "b": {"policy": {"rack": "a b"}}}
-    plugins = {"folder": str(tmp_path / "made")}
-    hosts = {name: {**DATA, "device_plugins": plugins, "labels": labels[name]} for name in "ab"}
-    done = deployed(tmp_path, hosts, RENDER, "--limit", "@fake/a")
+    done = fleet(tmp_path, {"a": {}, "b": {"labels": {"policy": {"rack": "a b"}}}}, "--limit", "@fake/a")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "made/rdma-shared-device-plugin.yaml").exists()
     [warning] = [line for line in done.stderr.splitlines() if "@fake/b.labels: " in line]
     assert "made without the labels of this host" in warning
 
 
-def test_a_label_of_policy_may_select_a_plugin(node: Node, tmp_path: Path) -> None:
-    plugins = {"folder": str(tmp_path), **RACK}
-    labels = {**LABELS, "policy": {"rack": "7"}}
-    assert not deploy(node, tmp_path, has(RAIL0), labels=labels, device_plugins=plugins).failed
-
-
-def test_a_plugin_that_no_hardware_of_the_host_needs_may_select_any_label(node: Node, tmp_path: Path) -> None:
-    assert not deploy(node, tmp_path, has(ERDMA), labels={}).failed
+@pytest.mark.parametrize(
+    ("plugins", "labels", "hardware"),
+    [(RACK, {**LABELS, "policy": {"rack": "7"}}, has(RAIL0)), ({}, {}, has(ERDMA))],
+    ids=["a label of policy", "no hardware of the host needs the plugin"],
+)
+def test_a_daemon_set_whose_label_some_host_publishes_or_none_needs_is_written(
+    node: Node, tmp_path: Path, plugins: dict[str, Any], labels: dict[str, Any], hardware: Answers
+) -> None:
+    given = {"device_plugins": {"folder": str(tmp_path), **plugins}, "labels": labels}
+    assert not deploy(node, tmp_path, hardware, **given).failed
 
 
 @pytest.mark.parametrize(
-    ("plugin", "resource"), [("ack", "rdma/hca"), ("rdma-device-plugin", "rdma/hca"), ("controller", "aliyun/erdma")]
+    ("key", "plugin", "resource"),
+    [
+        ("rdma", {"shared_rdma": {"resource_name": "hca"}}, "rdma/hca"),
+        (ERI, {"erdma": {"plugin": "ack"}}, "rdma/hca"),
+        (ERI, {"erdma": {"plugin": "rdma-device-plugin"}}, "rdma/hca"),
+        (ERI, {"erdma": {"plugin": "controller"}}, "aliyun/erdma"),
+    ],
 )
-def test_the_erdma_label_must_have_the_resource_of_the_plugin(
-    node: Node, tmp_path: Path, plugin: str, resource: str
+def test_a_label_with_the_resource_of_its_plugin_is_accepted(
+    node: Node, tmp_path: Path, key: str, plugin: dict[str, Any], resource: str
 ) -> None:
-    plugins = {"folder": str(tmp_path), "erdma": {"plugin": plugin}}
-    other = "aliyun/erdma" if resource == "rdma/hca" else "rdma/hca"
-    with pytest.raises(DeployError, match=f"the plugin's resource is {resource}, but labels.resources has {other}"):
-        deploy(node, tmp_path, has(ERDMA), device_plugins=plugins, labels={**LABELS, "resources": {ERI: other}})
-    labels = {**LABELS, "resources": {ERI: resource}}
-    assert not deploy(node, tmp_path, has(ERDMA), device_plugins=plugins, labels=labels).failed
+    """refused.txt has labels with the resource of another plugin."""
+    given = {"device_plugins": {"folder": str(tmp_path), **plugin}, "labels": {**LABELS, "resources": {key: resource}}}
+    assert not deploy(node, tmp_path, has(RAIL0, ERDMA), **given).failed

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -13,12 +11,9 @@ from typing import Any
 
 import pytest
 from attrs import define, evolve, field
-from pyinfra.api.config import Config
-from pyinfra.api.connect import connect_all
-from pyinfra.api.inventory import Inventory
 from pyinfra.api.operations import run_ops
-from pyinfra.api.state import State, StateStage
-from pyinfra.context import ctx_host, ctx_state
+from pyinfra.api.state import StateStage
+from pyinfra.context import ctx_state
 from pyinfra.context import host as this_host
 
 from agent.report.records import Change, Disruption, NicVerdict, Outcome, Report
@@ -35,18 +30,18 @@ from tests.deploy.conftest import (
     Node,
     OwnConnector,
     Result,
+    prepare,
     replaced,
+    state_of,
     status,
 )
-from tests.deploy.kubernetes.test_kubernetes import KUBECONFIG
+from tests.deploy.kubernetes.test_kubernetes import cluster_at
 from tests.deploy.test_disruption import careful
 from tests.deploy.test_node_spec import plan
 from tests.unit.fleet.nodes_api import Cluster, Dra
 from tests.unit.fleet.test_maintenance import pod
 from tests.unit.fleet.test_maintenance_requests import HEALTHY
-from tests.unit.reporter.scripted import api_server
 
-ROOT = Path(__file__).parents[3]
 VERSION = "2-b"
 PCI = {"rail0": "0000:3b:00.0", "rail1": "0000:5e:00.0"}
 WANTED = [{"name": rail, "select": {"pci": pci}} for rail, pci in PCI.items()]
@@ -137,9 +132,7 @@ def host(node: Node, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("tasks.kubernetes.maintenance.POLL_INTERVAL", 0.01)
     waits = {"rail0": count("rail0", USER.format("job", PCI["rail0"]), f"another network namespace ({PCI['rail0']}#0)")}
     OfMachine.machine = Machine(cluster, waits)
-    with api_server(tmp_path, cluster.answer) as (url, authority):
-        (tmp_path / "kubeconfig").write_text(KUBECONFIG.format(url=url, authority=authority))
-        key = {"server": url, "ca_file": str(authority), "kubeconfig": str(tmp_path / "kubeconfig")}
+    with cluster_at(tmp_path, cluster.answer) as key:
         data = {"kubernetes": {**key, "maintain_nics": True}, "nics": deepcopy(WANTED), "ready_timeout": 1}
         yield evolve(node, data=data, connector=OfMachine)
 
@@ -377,24 +370,6 @@ def test_a_host_that_deploys_itself_defers_it(host: Node, cluster: Cluster) -> N
     assert untouched(cluster)
 
 
-def test_a_deploy_that_is_stopped_says_which_nic_stays_tainted() -> None:
-    ends = """
-import sys
-from pyinfra.api import Config, Inventory, State
-from pyinfra.context import ctx_host
-from tasks.kubernetes import maintenance
-state = State(Inventory((["left"], {})), Config())
-with ctx_host.use(state.inventory.get_host("left")):
-    maintenance.note_nic("rail0")
-sys.exit(0)
-"""
-    done = subprocess.run([sys.executable, "-c", ends], capture_output=True, text=True, check=True)
-    assert (
-        "the Node left has rail0 in maintenance, with its devices tainted, and stays so, since the deploy was stopped; "
-        "deploy again, which brings it back; or trackbed fleet maintain left --undo"
-    ) in " ".join(done.stderr.split())
-
-
 def test_a_dry_run_says_what_would_be_done(host: Node, cluster: Cluster) -> None:
     OfMachine.machine.hash = "older"
     a_process_has_the_pf(host, cluster)
@@ -405,9 +380,7 @@ def test_a_dry_run_says_what_would_be_done(host: Node, cluster: Cluster) -> None
 
 def deploy_to(names: Sequence[str], host: Node, machines: Mapping[str, Machine]) -> None:
     """Deploy to several hosts at once."""
-    data = {"fake_delay": 0, "fake_delay_jitter": 0, **host.data}
-    state = State(Inventory(([(f"@fake/{name}", {**data, "node_name": name}) for name in names], {})), Config())  # type: ignore[no-untyped-call]
-    state.cwd = str(ROOT)
+    state = state_of(((f"@fake/{name}", {"node_name": name}) for name in names), host.data)
     state.add_callback_handler(disruption.Summary())  # type: ignore[no-untyped-call]
     with host.caplog.at_level(logging.INFO, "pyinfra"), ctx_state.use(state), replaced(*ASKED):
         for each in state.inventory:
@@ -415,11 +388,7 @@ def deploy_to(names: Sequence[str], host: Node, machines: Mapping[str, Machine])
             connector.machine = machines[each.data.node_name]
             connector.data["fake_responses"] = {**ORDINARY, **OTHERWISE}
             each.connector = connector
-        connect_all(state)
-        state.set_stage(StateStage.Prepare)
-        for each in state.inventory:
-            with ctx_host.use(each):
-                nics.maintain(spec=node_spec.read(), version=VERSION)
+        prepare(state, lambda: nics.maintain(spec=node_spec.read(), version=VERSION))
         state.set_stage(StateStage.Execute)
         run_ops(state)
 
@@ -451,9 +420,8 @@ def test_the_hosts_of_a_deploy_are_done_one_after_the_other_until_one_fails(
     waits = OfMachine.machine.waiting
     hashes = {name: spec_hash(node_spec.node_spec({"node_name": name, **host.data}, name)) for name in names}
     machines = {name: Machine(cluster, dict(waits), applies, hash=hashes[name]) for name in names}
-    with api_server(tmp_path, answer) as (url, authority):
-        host.data["kubernetes"] |= {"server": url, "ca_file": str(authority)}
-        (tmp_path / "kubeconfig").write_text(KUBECONFIG.format(url=url, authority=authority))
+    with cluster_at(tmp_path, answer) as key:
+        host.data["kubernetes"] |= key
         deploy_to(names, host, machines)
     _, failed = changed
     (left,) = set(names) - set(changed)

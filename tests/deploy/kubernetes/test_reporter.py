@@ -50,15 +50,9 @@ def test_a_fresh_node_gets_unit_and_service(node: Node) -> None:
     ]
 
 
-def test_nothing_is_done_if_all_is_in_place(node: Node) -> None:
+def test_another_version_restarts_the_reporter_and_the_same_does_not(node: Node) -> None:
     settled: Answers = {**RUNS, **file_answers(reporter.UNIT_FILE, LOOPBACK)}
-    result = node.deploy(serve, settled)
-    assert result.flat == []
-    assert not any(result.planned.values())
-
-
-def test_another_version_restarts_the_reporter(node: Node) -> None:
-    settled: Answers = {**RUNS, **file_answers(reporter.UNIT_FILE, LOOPBACK)}
+    assert not any(node.deploy(serve, settled).planned.values())
     result = node.deploy(lambda: reporter.serve(version="0.1.0-another"), settled)
     assert result.flat == [str(script(agent._CONTROL, "restart", reporter.UNIT, agent.BASE))]
 

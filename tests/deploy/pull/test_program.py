@@ -28,6 +28,16 @@ PROGRAM = pull.TEMPLATES / "pull.py"
 LIBRARIES = f"lib-{sys.version_info.major}.{sys.version_info.minor}-{os.uname().machine}"
 
 
+UNPACK = r"https://a is signed, but cannot be unpacked: .*; build and sign it again"
+ISSUED = r"the file ISSUED does not contain a time \(.*\); https://a"
+SETTINGS = r"cannot be read: .*; run the deploy from the control host again"
+
+
+def called(function: str, *arguments: object) -> Any:
+    """What a function of the program returns."""
+    return runpy.run_path(str(PROGRAM))[function](*arguments)
+
+
 @define
 class Puller:
     """The program, with folders of its own."""
@@ -63,12 +73,12 @@ class Puller:
 
     def start(self) -> subprocess.Popen[str]:
         (self.folder / "pull.json").write_text(json.dumps({"url": f"file://{self.folder}/t.tar.gz"}))
-        names = {
+        files = {
             "SETTINGS": self.folder / "pull.json",
             "KEYRING": self.keys / "ours.gpg",
             "STATE": self.folder / "state",
         }
-        environment = {**os.environ, **{f"TRACKBED_PULL_{name}": str(path) for name, path in names.items()}}
+        environment = {**os.environ, **{f"TRACKBED_PULL_{name}": str(path) for name, path in files.items()}}
         return subprocess.Popen([sys.executable, "-I", PROGRAM], env=environment, stderr=subprocess.PIPE, text=True)
 
     @property
@@ -89,17 +99,13 @@ def puller(tmp_path: Path, keys: Path) -> Puller:
 
 def test_a_signed_archive_is_deployed_from_its_own_folder(puller: Puller) -> None:
     puller.publish(100)
+    # Of a run that was killed: `run` asserts that nothing of this kind stays.
+    (puller.folder / "state" / "new-killed").mkdir(parents=True)
     assert puller.run() == (0, "")
     ran = puller.ran
     assert ran is not None
     assert ran.startswith("-y inventories/local.py deploy.py" + str(puller.folder / "state" / "new-"))
     assert ran.endswith("/tree")
-
-
-def test_what_a_run_that_was_killed_left_is_removed(puller: Puller) -> None:
-    puller.publish(100)
-    (puller.folder / "state" / "new-killed").mkdir(parents=True)
-    assert puller.run() == (0, "")
 
 
 def test_a_run_that_is_stopped_removes_what_it_fetched(puller: Puller) -> None:
@@ -138,28 +144,24 @@ def test_a_transfer_that_ends_early_is_no_bad_signature(tmp_path: Path) -> None:
         threading.Thread(target=server.handle_request, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/t.tar.gz"
         with pytest.raises(SystemExit, match=r"t\.tar\.gz ended after 60 of 100 bytes"):
-            runpy.run_path(str(PROGRAM))["fetch"](url, tmp_path / "t")
+            called("fetch", url, tmp_path / "t")
 
 
 def test_a_host_name_that_is_none_is_a_one_line_error(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"https://host\.\.example\.net/t cannot be fetched"):
-        runpy.run_path(str(PROGRAM))["fetch"]("https://host..example.net/t", tmp_path / "t")
+        called("fetch", "https://host..example.net/t", tmp_path / "t")
 
 
-def test_an_archive_with_another_signature_is_not_unpacked(puller: Puller) -> None:
-    puller.publish(100, signer="other")
+@pytest.mark.parametrize(("signer", "changed"), [("other", False), ("ours", True)])
+def test_an_archive_with_another_signature_or_changed_after_signing_is_not_unpacked(
+    puller: Puller, signer: str, changed: bool
+) -> None:
+    archive = puller.publish(100, signer=signer)
+    if changed:
+        archive.write_bytes(archive.read_bytes()[:-1] + b"x")
     code, message = puller.run()
-    assert code == 1
-    assert "is not deployed" in message
-    assert "ours.gpg has signed it" in message
-    assert puller.ran is None
-
-
-def test_an_archive_changed_after_signing_is_not_unpacked(puller: Puller) -> None:
-    archive = puller.publish(100)
-    archive.write_bytes(archive.read_bytes()[:-1] + b"x")
-    assert puller.run()[0] == 1
-    assert puller.ran is None
+    assert (code, puller.ran) == (1, None)
+    assert "is not deployed" in message and "ours.gpg has signed it" in message
 
 
 def test_an_older_archive_is_refused_though_its_signature_is_good(puller: Puller) -> None:
@@ -170,7 +172,7 @@ def test_an_older_archive_is_refused_though_its_signature_is_good(puller: Puller
     puller.publish(99)
     code, message = puller.run()
     assert code == 1
-    assert "the archive is older than the last one deployed; build a new one, or remove" in message
+    assert "the archive is older than the last one deployed" in message
     assert puller.ran is None
 
 
@@ -243,7 +245,7 @@ def test_an_answer_that_is_not_http_is_a_one_line_error(tmp_path: Path, monkeypa
         answering = threading.Thread(target=answer)
         answering.start()
         with pytest.raises(SystemExit, match="cannot be fetched: 220 mail"):
-            runpy.run_path(str(PROGRAM))["fetch"](f"http://127.0.0.1:{server.getsockname()[1]}/", tmp_path / "archive")
+            called("fetch", f"http://127.0.0.1:{server.getsockname()[1]}/", tmp_path / "archive")
         answering.join()
 
 
@@ -251,32 +253,23 @@ def test_an_archive_for_other_machines_is_a_one_line_error(puller: Puller) -> No
     puller.publish(100, libraries="lib-3.10-riscv64")
     code, message = puller.run()
     assert code == 1
-    assert (
-        f"the archive has no libraries for {LIBRARIES.removeprefix('lib-')}, only for 3.10-riscv64; build it with that --for"
-        in message
-    )
+    assert f"no libraries for {LIBRARIES.removeprefix('lib-')}, only for 3.10-riscv64" in message
 
 
-@pytest.mark.parametrize("content", [b"", b"no archive", b"\x1f\x8b\x08\0" + bytes(20)])
-def test_a_signed_file_that_is_no_archive_is_a_one_line_error(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "archive").write_bytes(content)
-    with pytest.raises(
-        SystemExit, match=r"https://a is signed, but cannot be unpacked: .*; build and sign it again"
-    ) as said:
-        runpy.run_path(str(PROGRAM))["unpack"](tmp_path / "archive", tmp_path / "tree", "https://a")
-    assert "\n" not in str(said.value)
-
-
-@pytest.mark.parametrize("content", [None, "", "soon", "\ud800".encode(errors="surrogatepass").decode("latin-1")])
-def test_an_invalid_time_is_a_one_line_error(tmp_path: Path, content: str | None) -> None:
+@pytest.mark.parametrize(
+    ("function", "content", "message"),
+    [
+        *(("unpack", content, UNPACK) for content in (b"", b"no archive", b"\x1f\x8b\x08\0" + bytes(20))),
+        *(("issued", content, ISSUED) for content in (None, b"", b"soon", b"\xed\xa0\x80")),
+        *(("settings", content, SETTINGS) for content in (b"", b"{", b"[]", b"{}", b"[" * 100_000)),
+    ],
+)
+def test_a_file_that_is_not_what_it_is_signed_or_written_as_is_a_one_line_error(
+    tmp_path: Path, function: str, content: bytes | None, message: str
+) -> None:
     if content is not None:
-        (tmp_path / "ISSUED").write_text(content)
-    with pytest.raises(SystemExit, match=r"the file ISSUED does not contain a time \(.*\); https://a"):
-        runpy.run_path(str(PROGRAM))["issued"](tmp_path / "ISSUED", "https://a")
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", "[" * 100_000])
-def test_settings_that_cannot_be_read_are_a_one_line_error(tmp_path: Path, content: str) -> None:
-    (tmp_path / "pull.json").write_text(content)
-    with pytest.raises(SystemExit, match=r"cannot be read: .*; run the deploy from the control host again"):
-        runpy.run_path(str(PROGRAM))["settings"](tmp_path / "pull.json")
+        (tmp_path / "ISSUED").write_bytes(content)
+    more = {"unpack": (tmp_path / "tree", "https://a"), "issued": ("https://a",), "settings": ()}
+    with pytest.raises(SystemExit, match=message) as said:
+        called(function, tmp_path / "ISSUED", *more[function])
+    assert "\n" not in str(said.value)

@@ -15,23 +15,16 @@ from tests.deploy.conftest import LOSERS, Node, of
 
 
 def data(keys: Path, **more: Any) -> dict[str, Any]:
-    return {
-        "url": "https://example.net/t.tar.gz",
-        "keyring": str(keys / "ours.gpg"),
-        "inventory": "inventories/prod.py",
-        **more,
-    }
+    given = {"url": "https://example.net/t.tar.gz", "inventory": "inventories/prod.py"}
+    return {**given, "keyring": str(keys / "ours.gpg"), **more}
 
 
 def test_the_timer_and_its_files_are_installed(node: Node, keys: Path) -> None:
     node.data = {"pull": data(keys, every=30)}
     result = node.deploy(pull.serve, {})
     settings = json.loads(result.uploads[pull.SETTINGS])
-    assert settings == {
-        "url": "https://example.net/t.tar.gz",
-        "inventory": "inventories/prod.py",
-        "host": "@fake/node-a",
-    }
+    given = {key: node.data["pull"][key] for key in ("url", "inventory")}
+    assert settings == {**given, "host": "@fake/node-a"}
     assert result.uploads[pull.KEYRING] == (keys / "ours.gpg").read_bytes()
     timer = result.uploads["/etc/systemd/system/trackbed-pull.timer"].decode()
     assert "OnUnitInactiveSec=30min" in timer

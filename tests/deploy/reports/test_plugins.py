@@ -16,6 +16,7 @@ from tests.deploy.conftest import Node, files
 from tests.deploy.hardware import (
     CONNECTX,
     EFA,
+    IB,
     RAIL0,
     RAIL1,
     SECOND,
@@ -89,9 +90,7 @@ def test_the_shared_plugin_is_refused_where_it_would_not_start(mode: str) -> Non
     if mode == "shared":
         assert "rdma-shared-device-plugin.yaml" in manifests(DevicePlugins("made"), nodes)
         return
-    with pytest.raises(
-        ValueError, match=r"a has rdma\.netns_mode exclusive, and k8s-rdma-shared-dev-plugin does not start"
-    ):
+    with pytest.raises(ValueError, match=r"a has rdma\.netns_mode exclusive, and k8s-rdma-shared-dev-plugin does not"):
         manifests(DevicePlugins("made"), nodes)
 
 
@@ -107,9 +106,7 @@ def test_a_port_that_a_new_kernel_renamed_is_selected_by_its_new_name() -> None:
 
 def test_the_networks_of_infiniband_have_no_sriov_cni() -> None:
     """sriov-cni sets MAC addresses, and rebinding a VF makes its RDMA device anew (rdma-cni 21)."""
-    vf = function("0000:42:00.1", "15b3:101c", "ib0v0", rdma("mlx5_3", transport="InfiniBand"), index=0)
-    pf = function("0000:42:00.0", "15b3:101b", "ib0", rdma("mlx5_2", transport="InfiniBand"), vfs=[vf])
-    made = manifests(DevicePlugins("made", networks=Networks("10.56.217.0/24")), {"a": node(nic("rail2", pf))})
+    made = manifests(DevicePlugins("made", networks=Networks("10.56.217.0/24")), {"a": node(IB)})
     assert '"type": "host-device"' in made["networks.yaml"]
     assert '"type": "sriov"' not in made["networks.yaml"]
 
