@@ -11,13 +11,12 @@ from tasks.packages import DISTRIBUTIONS, OperatingSystem
 from tasks.packages.holds import HeldPackages
 from tasks.packages.vendor_repository import KeyFingerprints
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, file_answers, of
+from tests.deploy.systems import ALINUX, DEBIAN_13
 
 DRY_RUN = "sh dry-run"
 RUNNING = "ActiveState=active LoadState=loaded UnitFileState=enabled "
 STATE = of(UnitStates)
 RESTART = of(StoppedByRestart)
-DEBIAN_13 = {"*-release": ["/etc/os-release", "ID=debian", "NAME=Debian", 'VERSION_ID="13"', "---"]}
-ALINUX = {"*-release": ["/etc/os-release", 'ID="alinux"', 'NAME="Alibaba Cloud Linux"', 'VERSION_ID="3"', "---"]}
 PREFIX = "Container engine | "
 SOURCE = """\
 # Written by Trackbed; changes here are overwritten.
@@ -133,10 +132,8 @@ def test_an_engine_of_another_source_is_not_replaced(
     result = node.deploy(container_engine.install, {**DEBIAN, "dpkg -l": have(*installed)})
     assert result.failed
     [refused] = result.flat
-    assert refused.startswith(
-        f"refuse: container_engine: the node has {named}, which the packages of the source '{source}'"
-    )
-    assert "drain the node" in refused
+    assert refused.startswith(f"refuse: container_engine: the node has {named}, which the packages")
+    assert f"'{source}'" in refused and "drain the node" in refused
 
 
 def test_another_version_is_refused_while_its_restart_would_stop_containers(node: Node) -> None:
@@ -154,14 +151,8 @@ def test_another_version_is_refused_while_its_restart_would_stop_containers(node
 @pytest.mark.parametrize(
     ("output", "refused"),
     [
-        (
-            ["ran", "fault containerd: it cannot read its configuration: (4, 1): x"],
-            "it cannot read its configuration: (4, 1)",
-        ),
-        (
-            ["ran", "change a", "lost plugins.x.y"],
-            "your settings plugins.x.y would be lost; set what Kubernetes needs yourself",
-        ),
+        (["ran", "fault containerd: it cannot read (4, 1): x"], "containerd: it cannot read (4, 1)"),
+        (["ran", "change a", "lost plugins.x.y"], "your settings plugins.x.y would be lost"),
         ([], "the node has no containerd"),
     ],
 )
@@ -184,12 +175,8 @@ def test_a_file_that_containerd_has_not_loaded_is_loaded(node: Node) -> None:
 @pytest.mark.parametrize(
     ("system", "source", "message"),
     [
-        (ROCKY_9, "distribution", "Rocky Linux 9.4 has no package of docker; give the source 'vendor'"),
-        (
-            ALINUX,
-            "vendor",
-            "Docker documents no repository for Alibaba Cloud Linux 3; give container_engine.repository",
-        ),
+        (ROCKY_9, "distribution", "Rocky Linux 9.4 has no package of docker"),
+        (ALINUX, "vendor", "Docker documents no repository for Alibaba Cloud Linux 3"),
     ],
 )
 def test_a_distribution_without_such_packages_is_refused(

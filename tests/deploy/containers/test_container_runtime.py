@@ -13,6 +13,7 @@ from tasks.packages.holds import HeldPackages
 from tasks.packages.vendor_repository import KeyFingerprints
 from tasks.reboot import NodeRebootRequests
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, file_answers, of
+from tests.deploy.systems import dpkg
 from tests.stand_ins import program
 
 DRY_RUN = "sh dry-run "
@@ -30,10 +31,7 @@ FINGERPRINT = "C95B321B61E88C1809C4F759DDCAE044F796ECB0"
 def installed(version: str = "1.20.1-1") -> Answers:
     return {
         **DEBIAN,
-        "dpkg -l": [
-            "ii  gpg  2  amd64  x",
-            *(f"ii  {name}  {version}  amd64  x" for name in container_runtime.PACKAGES),
-        ],
+        **dpkg("gpg", *(f"{name}={version}" for name in container_runtime.PACKAGES)),
         of(HeldPackages): list(container_runtime.PACKAGES),
         of(KeyFingerprints): FINGERPRINT,
         **file_answers("/etc/apt/sources.list.d/trackbed-nvidia-container-toolkit.sources", SOURCE),
@@ -105,14 +103,8 @@ def test_the_operator_s_settings_do_not_matter_if_nothing_changes(node: Node) ->
     ("output", "refused"),
     [
         ([], "containerd cannot be configured: the node has no nvidia-ctk"),
-        (
-            ["fault containerd: it cannot read its configuration: (4, 1): x"],
-            "containerd: it cannot read its configuration: (4, 1)",
-        ),
-        (
-            ["ran", "change a", "lost plugins.x.annotations"],
-            "nvidia-ctk would change or remove your settings plugins.x.annotations; remove them",
-        ),
+        (["fault containerd: it cannot read (4, 1): x"], "containerd: it cannot read (4, 1)"),
+        (["ran", "change a", "lost plugins.x.y"], "would change or remove your settings plugins.x.y"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_remedy(node: Node, output: list[str], refused: str) -> None:

@@ -146,8 +146,7 @@ def test_a_list_of_devices_is_refused_with_grubby(node: Node) -> None:
     node.data = {"boot": {"arguments": ["pci=disable_acs_redir=0000:18:00.0;0000:3b:00.0"]}}
     result = node.deploy(configure, {**ROCKY_9, **GRUBBY})
     assert result.failed and not result.flat
-    assert "@fake/node-a.boot.arguments: pci=disable_acs_redir=0000:18:00.0;" in result.errors[0]
-    assert "has ';', at which GRUB ends" in result.errors[0]
+    assert "boot.arguments: pci=disable_acs_redir=0000:18:00.0;0000:3b:00.0 has ';'" in result.errors[0]
 
 
 def test_grubby_reserves_only_the_largest_page_size(node: Node) -> None:
@@ -189,9 +188,7 @@ def test_sysctls_are_written_and_loaded_now(node: Node) -> None:
     other = [values[0], "/proc/sys/net/ipv4/tcp_rmem 1 2 3"]
     first, second = node.deploy(configure, {**there, VALUES: other}).flat
     assert first == loaded
-    assert second.startswith(
-        "refuse: boot.sysctls: after /etc/sysctl.d/90-trackbed.conf was loaded, net.ipv4.tcp_rmem is 1 2 3,"
-    )
+    assert second.startswith("refuse: boot.sysctls: ") and "net.ipv4.tcp_rmem is 1 2 3," in second
 
 
 def test_a_sysctl_that_the_kernel_does_not_have_is_a_warning(node: Node) -> None:
@@ -284,9 +281,8 @@ def test_the_files_that_a_boot_reads_later_are_found(tmp_path: Path) -> None:
 def test_a_later_file_may_set_the_variable_by_its_other_name() -> None:
     later = [sysctls.Setting("/etc/sysctl.d/99-k.conf", "net/nf_conntrack_max", "2")]
     assert sysctls._overridden({"net.netfilter.nf_conntrack_max": "2"}, later) == {}
-    assert list(sysctls._overridden({"net.netfilter.nf_conntrack_max": "1"}, later)) == [
-        "net.netfilter.nf_conntrack_max"
-    ]
+    [name] = sysctls._overridden({"net.netfilter.nf_conntrack_max": "1"}, later)
+    assert name == "net.netfilter.nf_conntrack_max"
 
 
 def test_a_sysctl_in_another_notation_is_not_loaded_again(node: Node) -> None:
@@ -299,19 +295,10 @@ def test_a_sysctl_in_another_notation_is_not_loaded_again(node: Node) -> None:
 def test_new_options_of_a_module_in_the_initramfs_rebuild_it(node: Node) -> None:
     node.data = {"kernel_module_options": {"ib_core": {"netns_mode": "N"}}}
     before = "/boot/initrd.img-6.1 100 1 sum"
-    look = str(
-        script(
-            boot._UPDATE_INITRAMFS,
-            "/etc/modprobe.d/trackbed.conf",
-            boot.INITRAMFS_STATE,
-            "/boot/initrd.img-6.1",
-            *(reboot.FOLDER, "initramfs", "options of modules in /boot/initrd.img-6.1 have changed"),
-            "ib_core",
-        )
-    )
-
+    files = ("/etc/modprobe.d/trackbed.conf", boot.INITRAMFS_STATE, "/boot/initrd.img-6.1")
+    request = (reboot.FOLDER, "initramfs", "options of modules in /boot/initrd.img-6.1 have changed")
     result = node.deploy(configure, {**GRUB, INITRAMFS: [before]})
-    assert result.commands["Boot | Initramfs"] == [look]
+    assert result.commands["Boot | Initramfs"] == [str(script(boot._UPDATE_INITRAMFS, *files, *request, "ib_core"))]
     result = node.deploy(configure, {**GRUB, INITRAMFS: [before, before]})
     assert result.commands["Boot | Initramfs"] == []
 
