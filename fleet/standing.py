@@ -112,6 +112,8 @@ def standing(name: str, node: Node | None, lease: Lease | None, now: datetime, f
 
     :param fault: what cannot be read of its objects. Such a node is not ready, and its heartbeat does not count.
     """
+    if lease and node and not _is_of(lease, node):
+        lease = None
     ready = condition_of(node, names.READY) if node else None
     up_to_date = condition_of(node, names.UP_TO_DATE) if node else None
     at = renewed(lease) if lease else None
@@ -144,6 +146,12 @@ def standing(name: str, node: Node | None, lease: Lease | None, now: datetime, f
         missing=lease is None and ready is not None and not fault,
         notice=_notice(lease),
     )
+
+
+def _is_of(lease: Lease, node: Node) -> bool:
+    """Whether a Lease is this Node's. For a while there may still be one of a deleted Node with the same name."""
+    owners = metadata_of(lease).ownerReferences or ()
+    return not owners or any(owner.uid == metadata_of(node).uid for owner in owners)
 
 
 def _judged(

@@ -10,7 +10,7 @@ import yaml
 from lightkube import Client, KubeConfig
 from lightkube.models.coordination_v1 import LeaseSpec
 from lightkube.models.core_v1 import NodeCondition, NodeSpec, NodeStatus, Taint
-from lightkube.models.meta_v1 import ManagedFieldsEntry, ObjectMeta
+from lightkube.models.meta_v1 import ManagedFieldsEntry, ObjectMeta, OwnerReference
 from lightkube.resources.coordination_v1 import Lease
 from lightkube.resources.core_v1 import Node
 
@@ -67,6 +67,14 @@ def lease(
     )
 
 
+def owned(uid: str, age: float) -> Lease:
+    """A Lease of the Node with this uid."""
+    made = lease(age=age)
+    assert made.metadata
+    made.metadata.ownerReferences = [OwnerReference(apiVersion="v1", kind="Node", name="a", uid=uid)]
+    return made
+
+
 def noticed(age: float = 60) -> Lease:
     """A Lease that says why the node is not ready."""
     return lease(age=age, annotations={names.NOT_READY: NOTICE})
@@ -112,6 +120,9 @@ NEW = node(ready=None, taints=(names.TAINT,))
         (node(), None, {"expired": True}),
         # It has just registered, and cannot have lost its heartbeat.
         (NEW, None, {"expired": False, "ready": "Unknown", "reason": "NotPublished"}),
+        # It was made anew, and the Lease of the Node before it is still there.
+        (NEW, owned("before", age=1000), {"expired": False, "reason": "NotPublished", "renewed": None}),
+        (NEW, owned("u-a", age=1000), {"expired": True, "reason": names.EXPIRED}),
         (None, lease(), {"joined": False, "reason": "NotJoined"}),
         *(
             (node(kubelet=kubelet), lease(), {"ready": ready, "reason": reason})
