@@ -16,7 +16,7 @@ from attrs import frozen
 
 from fleet.fabric.baseline import LOWEST, upper_median
 from fleet.fabric.ends import End, Ends
-from fleet.fabric.results import LEAST, LONGEST_TEXT, MOST, TIMED_OUT, Fault
+from fleet.fabric.results import LEAST, LONGEST_TEXT, MOST, Fault, why_none
 from fleet.fabric.tests import ALL_REDUCE, pinned, rounded
 
 LARGEST_GROUP = 32
@@ -145,15 +145,8 @@ PROGRAMS: Mapping[str, Callable[[int], list[str]]] = {
 
 def outcome(group: Group, size: int, code: int, output: str) -> Collective:
     """The result of a launcher that has ended with an exit status, having printed ``output``."""
-    text = _messages(output)
-    if code == TIMED_OUT:
-        return Collective(group, None, "timeout", text)
-    if code != 0:
-        return Collective(group, None, "client", text or f"exit status {code}")
-    value = parse(group, size, output)
-    if value is None:
-        return Collective(group, None, "output", text or "it printed no result")
-    return Collective(group, value)
+    value = parse(group, size, output) if code == 0 else None
+    return Collective(group, value, *(why_none(code, _messages(output)) if value is None else ()))
 
 
 def _messages(output: str) -> str:

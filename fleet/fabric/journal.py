@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,17 +128,12 @@ class Journal:
         made._write([{"run": _converter.unstructure(run)}])
         return made
 
-    def add(self, results: Iterable[FabricResult]) -> None:
+    def add(self, results: Sequence[FabricResult], collectives: Sequence[Collective] = ()) -> None:
         """Append results; they are on the disk when this returns."""
-        new = list(results)
-        self._write([{"result": _converter.unstructure(result)} for result in new])
-        self.results += new
-
-    def add_collectives(self, collectives: Iterable[Collective]) -> None:
-        """Append results of the collective stage; they are on the disk when this returns."""
-        new = list(collectives)
-        self._write([{"collective": _converter.unstructure(each)} for each in new])
-        self.collectives += new
+        new = {"result": results, "collective": collectives}
+        self._write([{kind: _converter.unstructure(each)} for kind, all in new.items() for each in all])
+        self.results += results
+        self.collectives += collectives
 
     def finish(self) -> None:
         """Note that all tests are done."""

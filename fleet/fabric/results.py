@@ -49,14 +49,17 @@ def failed(made: Round, server: str, client: str, fault: Fault, text: str = "") 
 
 def measured(made: Round, server: str, client: str, code: int, output: str, load: Load) -> FabricResult:
     """The result of a client that has ended with an exit status, having printed ``output``."""
-    if code == TIMED_OUT:
-        return failed(made, server, client, "timeout", messages(output))
-    if code != 0:
-        return failed(made, server, client, "client", messages(output) or f"exit status {code}")
-    value = parse(TESTS[made.test], output, load)
+    value = parse(TESTS[made.test], output, load) if code == 0 else None
     if value is None:
-        return failed(made, server, client, "output", messages(output) or "perftest printed no result")
+        return failed(made, server, client, *why_none(code, messages(output)))
     return FabricResult(made.stage, made.number, made.test, made.across, server, client, value)
+
+
+def why_none(code: int, said: str) -> tuple[Fault, str]:
+    """Why a program that has ended with an exit status has no result. ``said``: its messages."""
+    if code == TIMED_OUT:
+        return "timeout", said
+    return ("client", said or f"exit status {code}") if code else ("output", said or "it printed no result")
 
 
 TIMED_OUT = 124

@@ -75,13 +75,11 @@ class Runner:
     nodes: Nodes
     journal: Journal
     tell: Callable[[str], None]
-    _results: list[FabricResult] = field(init=False)
     _lost: set[str] = field(init=False)
     _ports: dict[str, int] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._results = list(self.journal.results)
-        self._lost = lost_nodes(self._results, self.journal.collectives)
+        self._lost = lost_nodes(self.journal.results, self.journal.collectives)
         nics: Counter[str] = Counter()
         self._ports = {}
         for name, end in self.ends.items():
@@ -90,25 +88,23 @@ class Runner:
 
     def run(self) -> Verdict:
         """Do what is left of all stages; each result is on disk before the next round begins."""
-        done = {result.key for result in self._results}
+        done = {result.key for result in self.journal.results}
         for name, rounds_of in STAGES:
-            rounds = rounds_of(self.ends, self.settings, self._results)
+            rounds = rounds_of(self.ends, self.settings, self.journal.results)
             for each in rounds:
                 left = [pair for pair in each.pairs if (each.stage, each.number, *pair) not in done]
                 if left:
                     self.tell(f"{name}: round {each.number + 1} of {len(rounds)}: {each.test}, {len(left)} tests")
                 for pairs in self._portions(left):
-                    made = self._round(each, pairs)
-                    self.journal.add(made)
-                    self._results += made
+                    self.journal.add(self._round(each, pairs))
         if ALL_REDUCE in self.settings.tests:
             self._collectives()
         self.journal.finish()
-        return verdict(self.ends, self._results, True, self.journal.collectives)
+        return verdict(self.ends, self.journal.results, True, self.journal.collectives)
 
     def _collectives(self) -> None:
         """Do what is left of the collective stage: one rail after the other, since the NICs of a node may share its GPUs."""
-        planned = groups(self.ends, good_ends(self.ends, self._results), self.settings.seed)
+        planned = groups(self.ends, good_ends(self.ends, self.journal.results), self.settings.seed)
         done = {each.group.number for each in self.journal.collectives}
         if not planned:
             self.tell(
@@ -119,7 +115,7 @@ class Runner:
             if left:
                 self.tell(f"{ALL_REDUCE}: rail {rail}: {len(left)} groups")
             for portion in self._portions(left):
-                self.journal.add_collectives(self._reduce(portion))
+                self.journal.add((), self._reduce(portion))
 
     def _reduce(self, portion: Sequence[Group]) -> list[Collective]:
         """The results of some groups at the same time, in their order."""
@@ -161,10 +157,7 @@ class Runner:
         return {**words, "rdma_cm": False, "ends": False}
 
     def _send(self, do: str, jobs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        by_node: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        for job in jobs:
-            by_node[self._node(job["id"])].append(job)
-        return self._answers(do, by_node, self._limit + LAUNCH + ANSWER)
+        return self._answers(do, [(self._node(job["id"]), job) for job in jobs], self._limit + LAUNCH + ANSWER)
 
     @property
     def _limit(self) -> int:
@@ -209,7 +202,7 @@ class Runner:
 
         :param ending: the jobs whose servers end by themselves, since their clients have ended well.
         """
-        by_node: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        asked_of: list[tuple[str, dict[str, Any]]] = []
         limit = self._limit
         test = TESTS[made.test]
         servers, clients = ({self._node(job.ends[place]) for job in jobs} for place in (0, 1))
@@ -221,13 +214,16 @@ class Runner:
             load = (job.port, self.settings.load)
             argv = server(test, one, *load) if do != "measure" else client(test, other, one, *load)
             words = {"id": job.id, "argv": argv, "port": job.port, "seconds": seconds, "rdma_cm": test.rdma_cm}
-            by_node[asked.node].append({**words, "ends": job.id in ending})
-        return self._answers(do, by_node, limit + ANSWER)
+            asked_of.append((asked.node, {**words, "ends": job.id in ending}))
+        return self._answers(do, asked_of, limit + ANSWER)
 
-    def _answers(self, do: str, by_node: Mapping[str, list[dict[str, Any]]], timeout: float) -> dict[str, Any]:
-        """The answers by job. A node that does not answer is lost from now on."""
-        if not by_node:
+    def _answers(self, do: str, jobs: Sequence[tuple[str, dict[str, Any]]], timeout: float) -> dict[str, Any]:
+        """Ask nodes for jobs; the answers by job. A node that does not answer is lost from now on."""
+        if not jobs:
             return {}
+        by_node: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        for node, job in jobs:
+            by_node[node].append(job)
         requests = {node: {"do": do, "jobs": each} for node, each in sorted(by_node.items())}
         answers = self.nodes.ask(requests, timeout)
         collected: dict[str, Any] = {}

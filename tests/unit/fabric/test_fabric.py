@@ -133,7 +133,7 @@ def test_results_are_read_from_what_perftest_prints() -> None:
     assert outcome("ib_write_lat", 0, LATENCY.replace("1.83", "1e-320")).fault == "output"
     assert outcome("ib_write_bw", 0, RATE.replace("110.52", "1e308")).fault == "output"
     assert outcome("ib_write_bw", 124, RATE).fault == "timeout"
-    assert outcome("ib_write_bw", 0, "").text == "perftest printed no result"
+    assert outcome("ib_write_bw", 0, "").text == "it printed no result"
     failed = outcome("ib_write_bw", 1, RATE + STATUS_12)
     assert (failed.value, failed.fault) == (None, "client")
     assert "Failed status 12" in failed.text and "GID" not in failed.text

@@ -35,7 +35,7 @@ def written(
     fabric = Fabric(ends(nodes, 2), bad)
     journal = Journal.open(folder / "r.jsonl", Run(tuple(fabric.ends.values()), SETTINGS, absent or {}, 1.0e9))
     journal.add(fabric.run(SETTINGS)[1])
-    journal.add_collectives(collectives)
+    journal.add((), collectives)
     if finished:
         journal.finish()
     return journal.path
