@@ -43,18 +43,13 @@ def test_two_clusters_do_not_share_a_kubeconfig(
         "west": {"server": "https://west:6443", "ca_file": str(west), **kubeconfig},
     }
     said = messages(tmp_path, **keys)
-    assert (
-        f"@fake/east is of the cluster https://east:6443 and @fake/west of https://west:6443, and each has {each}, {ALONE}"
-        in said
-    )
-    assert (
-        f"@fake/west is of the cluster https://west:6443 and @fake/east of https://east:6443, and each has {each}, {ALONE}"
-        in said
-    )
+    for one, other in (("east", "west"), ("west", "east")):
+        both = f"@fake/{one} is of the cluster https://{one}:6443 and @fake/{other} of https://{other}:6443"
+        assert f"{both}, and each has {each}, {ALONE}" in said
     # The deploy of one of them asks the cluster of the kubeconfig.
-    one = messages(tmp_path, "--limit", "@fake/east", **keys)
-    assert ALONE not in one
-    assert "kubernetes.kubeconfig: no token for east: " in one
+    alone = messages(tmp_path, "--limit", "@fake/east", **keys)
+    assert ALONE not in alone
+    assert "kubernetes.kubeconfig: no token for east: " in alone
 
 
 def test_a_cluster_with_two_addresses_has_one_kubeconfig(tmp_path: Path, authority: Path) -> None:

@@ -104,6 +104,15 @@ def host(node: Node, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.Monke
         yield evolve(node, data={"reboot": {"policy": "allow"}, "kubernetes": key}, connector=OfCluster)
 
 
+@pytest.fixture
+def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deploy waits for nobody."""
+    monkeypatch.setattr("tasks.kubernetes.maintenance.READY_TIMEOUT", 0.0)
+
+
+impatient = pytest.mark.usefixtures("no_patience")
+
+
 def deploy(host: Node) -> Result:
     def code() -> None:
         server.shell(name="First", commands=["first step"])
@@ -136,31 +145,27 @@ def test_an_api_server_on_the_host_itself_is_waited_for_after_the_reboot(host: N
     assert cluster.events == ["cordoned", "evicted job", "rebooted", "uncordoned"]
 
 
-def test_an_api_server_that_does_not_come_back_fails_the_host(
-    host: Node, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tasks.kubernetes.maintenance.READY_TIMEOUT", 0.0)
+@impatient
+def test_an_api_server_that_does_not_come_back_fails_the_host(host: Node, cluster: Cluster) -> None:
     OfCluster.machine.starts = 1000
     result = deploy(host)
     assert result.failed
     assert any("the server is starting" in line for line in result.errors)
 
 
-def test_changes_that_wait_for_a_window_keep_no_node_cordoned(
-    host: Node, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tasks.kubernetes.maintenance.READY_TIMEOUT", 0.0)
+@impatient
+def test_changes_that_wait_for_a_window_keep_no_node_cordoned(host: Node, cluster: Cluster) -> None:
     for condition in cluster.nodes["node-a"]["status"]["conditions"]:
         condition["status"] = str(condition["type"] != names.UP_TO_DATE)
     assert not deploy(host).failed
     assert cluster.events == ["cordoned", "evicted job", "rebooted", "uncordoned"]
 
 
+@impatient
 @pytest.mark.parametrize(("boot", "is_back"), [("boot-1", False), ("boot-2", True)])
 def test_a_node_is_back_once_its_kubelet_has_reported_in_the_new_boot(
-    host: Node, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, boot: str, is_back: bool
+    host: Node, cluster: Cluster, boot: str, is_back: bool
 ) -> None:
-    monkeypatch.setattr("tasks.kubernetes.maintenance.READY_TIMEOUT", 0.0)
     info = NodeSystemInfo("", boot, "", "", "", "", "", "", "", "")
     cluster.nodes["node-a"]["status"]["nodeInfo"] = info.to_dict()
     result = deploy(host)
@@ -261,9 +266,10 @@ def test_a_deploy_that_was_interrupted_while_the_host_was_away_is_finished(host:
     assert not OfCluster.machine.drained
 
 
-def test_a_deploy_that_was_interrupted_before_the_reboot_goes_on(host: Node, cluster: Cluster) -> None:
+@pytest.mark.parametrize("drained", [True, False], ids=["", "the host was installed anew meanwhile"])
+def test_a_deploy_that_was_interrupted_before_the_reboot_goes_on(host: Node, cluster: Cluster, drained: bool) -> None:
     cluster.note("node-a", OF_DEPLOY)
-    OfCluster.machine.drained = True
+    OfCluster.machine.drained = drained
     assert not deploy(host).failed
     assert cluster.events == ["cordoned", "evicted job", "rebooted", "uncordoned"]
 
@@ -280,14 +286,6 @@ def test_the_maintenance_of_somebody_else_is_left_alone(host: Node, cluster: Clu
     assert not OfCluster.machine.drained
 
 
-def test_a_deploy_goes_on_with_the_node_of_a_host_that_was_installed_anew_meanwhile(
-    host: Node, cluster: Cluster
-) -> None:
-    cluster.note("node-a", OF_DEPLOY)
-    assert not deploy(host).failed
-    assert cluster.events == ["cordoned", "evicted job", "rebooted", "uncordoned"]
-
-
 @pytest.mark.parametrize(
     ("pods", "why"),
     [
@@ -301,10 +299,8 @@ def test_pods_that_cannot_be_read_defer_the_reboot(host: Node, cluster: Cluster,
     assert cluster.events == []
 
 
-def test_a_node_that_does_not_become_ready_stays_cordoned_and_fails(
-    host: Node, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tasks.kubernetes.maintenance.READY_TIMEOUT", 0.0)
+@impatient
+def test_a_node_that_does_not_become_ready_stays_cordoned_and_fails(host: Node, cluster: Cluster) -> None:
     OfCluster.machine.breaks = True
     result = deploy(host)
     assert result.failed
