@@ -55,7 +55,7 @@ class Limits:
 
     A write may wait for a device's firmware: some need minutes to create VFs. Each further hang of the device doubles
     ``retry``, up to an hour. ``silence``: seconds without a call. The worker reads everything again every minute, so one that
-    makes no call for longer was stopped (SIGSTOP) or waits for itself. ``start``: seconds until its first call.
+    makes no call for longer waits for itself. ``start``: seconds until its first call.
     """
 
     read: float = 30.0
@@ -111,7 +111,8 @@ class _Supervisor:
     """Keeps one writer: the next worker starts when the last one has ended, or hangs in a device that the next one avoids.
 
     ``deaths``, ``unstarted``: the workers that ended, and the starts that failed, one after the other.
-    ``asked``: the worker is still to be told to read the spec again. ``look_at``: when to check whether an event still waits.
+    ``asked``: the worker is still to be told to read the spec again. ``look_at``: when to check whether an event still waits,
+    or the worker is still stopped.
     """
 
     command: list[str]
@@ -159,6 +160,8 @@ class _Supervisor:
             return True
         if signal.SIGHUP in signals:
             self._reload()
+        if signal.SIGCHLD in signals:  # also of a worker that a signal has stopped
+            self.look_at = min(self.look_at, time.monotonic() + ANSWERED_WITHIN)
         return False
 
     def _hear_signals(self) -> socket.socket:
@@ -366,9 +369,14 @@ class _Supervisor:
         self.respawn_at = now if step.device or slow else hung.retry_at
 
     def _judge_wait(self, now: float) -> None:
-        """Withdraw Ready if an event about a required device has waited longer than a quick pass takes."""
+        """Withdraw Ready if an event about a required device has waited longer than a quick pass takes.
+
+        A worker that a signal has stopped takes no events, so nobody would know that one waits: another one takes its place.
+        """
         if now >= self.look_at:
             self.look_at = math.inf
+            if self.worker is not None and _is_stopped(self.worker):
+                self._replace(self.worker, None, "a signal has stopped the worker; it is replaced", now)
         if self.worker is not None and now >= self._withdrawn_at(self.worker):
             step = self.worker.view.step()
             what = f" ({step})" if step else ""
@@ -384,6 +392,11 @@ class _Supervisor:
             self.hung[device].abandoned.clear()
         if due and self.worker is not None:
             self._send_away(self.worker, "DeviceTried", f"{', '.join(due)} hung before, and is tried again")
+
+
+def _is_stopped(worker: _Worker) -> bool:
+    """Whether a signal has stopped the worker, and none has it go on."""
+    return os.waitid(os.P_PID, worker.process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _stop(worker: _Worker) -> None:

@@ -1,5 +1,6 @@
 """The supervisor acts at its deadlines: in most of these tests no heartbeat wakes it before."""
 
+import os
 import re
 import signal
 import subprocess
@@ -86,12 +87,30 @@ def test_two_devices_that_hung_are_both_avoided(start: Start) -> None:
 
 
 def test_silence_is_noticed_without_waiting_for_a_heartbeat(start: Start) -> None:
-    body = NOTES_REPORT + "activity.idle(); report(True)\nif starts == 1: os.kill(os.getpid(), 19)\nsys.stdin.read()"
+    body = NOTES_REPORT + "activity.idle(); report(True)\nif starts == 1: time.sleep(600)\nsys.stdin.read()"
     supervised = start(NOTED + body, read=QUIET, silence=1.0)
     soon(lambda: len(supervised.noted()) >= 4 or None, "two starts", 60.0)
     reason, message = said(supervised, 2)
     assert (reason, message.partition(" for")[0]) == ("WorkerStuck", "the worker has made no call")
     assert 1 <= seconds(message) < QUIET
+
+
+def test_a_worker_that_stays_stopped_by_a_signal_is_replaced_at_once(start: Start) -> None:
+    """It takes no events, so the report would say Ready whatever happens."""
+    body = NOTES_REPORT + "activity.idle(); report(True)\nif starts == 1: os.kill(os.getpid(), 19)\nsys.stdin.read()"
+    supervised = start(NOTED + body, read=QUIET)
+    soon(lambda: len(supervised.noted()) >= 4 or None, "two starts", 60.0)
+    assert said(supervised, 2) == ("WorkerStuck", "a signal has stopped the worker; it is replaced")
+
+
+def test_a_worker_that_goes_on_soon_after_it_was_stopped_stays(start: Start) -> None:
+    supervised = start(NOTED + "note(str(os.getpid())); report(True); sys.stdin.read()", read=2.0)
+    supervised.wait_for(lambda report: report.ready)
+    _, pid = supervised.noted()
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        os.kill(int(pid), number)
+    beats(supervised, 2)
+    assert (supervised.report().ready, supervised.noted()) == (True, ["start", pid])
 
 
 def test_a_record_that_is_being_written_is_no_silence(start: Start) -> None:
@@ -113,7 +132,7 @@ sys.stdin.read()
 
 
 def test_a_worker_that_makes_no_first_call_is_noticed_without_waiting_for_a_heartbeat(start: Start) -> None:
-    body = NOTES_REPORT + "if starts == 1: os.kill(os.getpid(), 19)\nactivity.idle(); report(True); sys.stdin.read()"
+    body = NOTES_REPORT + "if starts == 1: time.sleep(600)\nactivity.idle(); report(True); sys.stdin.read()"
     supervised = start(NOTED + body, read=QUIET, first=3.0)
     soon(lambda: len(supervised.noted()) >= 4 or None, "two starts", 60.0)
     assert 3 <= seconds(said(supervised, 2)[1]) < QUIET
