@@ -229,7 +229,7 @@ def _gpu_lines(files: Files) -> Iterator[str]:
     """A line for each GPU on the bus, also for one without a driver."""
     driven = names_in(files, GPUS)
     for address, node in topology.gpus(files):
-        known = [] if address in driven else ["(without the driver, so the key gpus does not count it)"]
+        known = [] if address in driven else ["(NVIDIA's driver does not have it, so the key gpus does not count it)"]
         yield " ".join(["GPU:", address, *_numa(None if node == topology.EVERYWHERE else node), *known])
 
 

@@ -16,8 +16,8 @@ from agent.spec.node import NodeSpec
 from agent.spec.ranges import format_ranges, parse_ranges
 from cli.inspection import NetworkFunction, inspect
 
-# NVIDIA's PCI ID, and the classes of GPUs with and without a display (VGA compatible, 3D controller).
-NVIDIA, GPU_CLASSES = "0x10de", ("0x0300", "0x0302")
+# The classes of GPUs by the PCI ID of NVIDIA and of AMD: VGA compatible, 3D, display controller, processing accelerator.
+GPU_CLASSES = {"0x10de": ("0x0300", "0x0302"), "0x1002": ("0x0300", "0x0302", "0x0380", "0x1200")}
 
 EVERYWHERE = -1
 """The NUMA node of a device for which the firmware gives none."""
@@ -93,7 +93,8 @@ def gpus(files: Files) -> Iterator[tuple[str, int]]:
     """The GPUs on the bus, also those without a driver: PCI address and NUMA node (-1: the kernel does not know it)."""
     for address in names_in(files, PCI):
         path = device_path(address)
-        if read_or(files, f"{path}/vendor", "") == NVIDIA and read_or(files, f"{path}/class", "")[:6] in GPU_CLASSES:
+        classes = GPU_CLASSES.get(read_or(files, f"{path}/vendor", ""), ())
+        if read_or(files, f"{path}/class", "")[:6] in classes:
             yield address, _node(whole(read_or(files, f"{path}/numa_node", "")))
 
 

@@ -87,8 +87,17 @@ def test_queues_that_do_not_fit_into_a_line_are_counted(kernel: Kernel) -> None:
     assert f"      CPU 0: {NAME0} txrx-0 and 1 more" in lines(kernel, width=40)
 
 
-def test_a_gpu_and_a_device_without_a_node_are_shown(kernel: Kernel) -> None:
-    for file, text in (("vendor", "0x10de"), ("device", "0x2330"), ("class", "0x030200"), ("numa_node", "-1")):
+@pytest.mark.parametrize(
+    ("vendor", "kind"),
+    [
+        ("0x10de", "0x030200"),
+        pytest.param("0x1002", "0x120000", id="cloudstack-11701"),
+        pytest.param("0x1002", "0x038000", id="cloudstack-12957"),
+        pytest.param("0x1002", "0x030000", id="mori-381"),
+    ],
+)
+def test_a_gpu_and_a_device_without_a_node_are_shown(kernel: Kernel, vendor: str, kind: str) -> None:
+    for file, text in (("vendor", vendor), ("device", "0x2330"), ("class", kind), ("numa_node", "-1")):
         kernel.tree.put(f"{GPU}/{file}", text)
     assert lines(kernel)[-2:] == ["no NUMA node", "    GPU 0000:65:00.0"]
     kernel.tree.link(f"{GPU}/driver", "../../../bus/pci/drivers/nvidia")
