@@ -185,7 +185,7 @@ class Reader:
         """
         if len(names) < 2:
             return names
-        of_each = {name: self.char_devices_of(address, name) for name in names if self._has_gids(name, 1)}
+        of_each = {name: self.char_devices_of(address, name) for name in names if self._with_gids(name)}
         return [name for name, each in of_each.items() if any(one.startswith("uverbs") for one in each)] or names
 
     def _in_lag(self, address: str) -> list[str]:
@@ -222,9 +222,8 @@ class Reader:
         return [
             (name, number)
             for name in self.of(address)
-            for number in self.port_numbers(name)
+            for number in self._with_gids(name)
             if transport(self._node_type(name), self._text(f"{RDMA}/{name}/ports/{number}/link_layer")) == "RoCE"
-            and self._has_gids(name, number)
         ]
 
     def device(self, name: str, char_devices: Iterable[str], beside: Mapping[int, str] = NO_NETDEVS) -> RdmaDevice:
@@ -236,8 +235,11 @@ class Reader:
         path = f"{RDMA}/{name}"
         ports = tuple(self._port(name, number, beside.get(number)) for number in self.port_numbers(name))
         kind = transport(self._node_type(name), ports[0].link_layer if ports else None)
-        if kind == "RoCE" and not self._has_gids(name, ports[0].number):
-            kind, ports = RAW, tuple(port for port in ports if port.state == "ACTIVE") or ports[:1]
+        if kind == "RoCE":
+            with_gids = self._with_gids(name)
+            active = tuple(port for port in ports if port.state == "ACTIVE") or ports[:1]
+            ports = tuple(port for port in ports if port.number in with_gids) or active
+            kind = kind if with_gids else RAW
         return RdmaDevice(
             name=name,
             transport=kind,
@@ -247,13 +249,14 @@ class Reader:
             char_devices=tuple(CharDevice(char_device, char_device in self._present) for char_device in char_devices),
         )
 
-    def _has_gids(self, device: str, port: int) -> bool:
-        """Whether a port has a GID table. Without one it only passes raw packets, by DPDK for one (not run).
+    def _with_gids(self, device: str) -> list[int]:
+        """The numbers of the ports with a GID table. A port without one only passes raw packets, by DPDK for one (not run).
 
-        So do mana's device `manae` (mana_ib_probe in device.c), and the device of a PF of mlx5 in switchdev mode, with a port
-        for each representor that there may be, most of them DOWN (mlx5_ib_vport_rep_load in ib_rep.c, mlx5_query_port_roce).
+        So does mana's device `manae` (mana_ib_probe in device.c). The device of a PF of mlx5 in switchdev mode has a port for
+        each representor that there may be, most of them DOWN (mlx5_ib_vport_rep_load in ib_rep.c, mlx5_query_port_roce). Of a
+        ConnectX-8 with four planes, ports 3, 6, 9 and 12 do RoCE.
         """
-        return bool(self._text(f"{RDMA}/{device}/ports/{port}/gids/0"))
+        return [port for port in self.port_numbers(device) if self._text(f"{RDMA}/{device}/ports/{port}/gids/0")]
 
     def detailed(self, device: RdmaDevice) -> RdmaDevice:
         """The device with what only people look at. Each of a port's files makes its driver ask the device (ib_query_port).

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from agent.report.verdict import is_ready
+from cli.inspection import inspect
 from tests.sim.kernel import Kernel
 from tests.sim.readiness import Node as Probed
 from tests.sim.two_nics import IPOIB, NAME0, NAME1, PF0, PF1, two_nics
@@ -70,6 +72,26 @@ def test_a_device_that_can_have_no_roce_gid_is_named_with_the_reason(
     assert (judged.status == "True") is (named == "")
     assert named in judged.message
     assert "addresses" not in judged.message
+
+
+@pytest.mark.parametrize("down", [0, 9])
+def test_of_the_ports_of_planes_those_that_do_roce_count(down: int) -> None:
+    """Of twelve ports of a ConnectX-8 with four planes, all but 3, 6, 9 and 12 are disabled (sichek 98)."""
+    kernel = two_nics()
+    kernel.rdma.add(PF0, "roce_r0", None, state="DOWN", other_ports=[(None, "Ethernet", "100 Gb/sec (1X NDR)")] * 11)
+    for number in range(1, 13):
+        port = f"/sys/class/infiniband/roce_r0/ports/{number}"
+        if number % 3:
+            kernel.tree.remove(f"{port}/gids")
+        else:
+            kernel.tree.put(f"{port}/state", "1: DOWN" if number == down else "4: ACTIVE")
+            kernel.tree.put(f"{port}/gids/0", "fe80:0000:0000:0000:0200:00ff:fe00:0001")
+            kernel.tree.put(f"{port}/gid_attrs/types/0", "RoCE v2")
+    nic = {"name": "rail0", "select": {"pci": PF0}, "rdma": {"gid_type": "RoCE v2"}}
+    judged = Probed(kernel, more={"nics": [nic]}).look()["RdmaPorts"]
+    assert (judged.status == "True") is (down == 0)
+    assert re.findall(r"port (\d+)", judged.message) == ([str(down)] if down else [])
+    assert [port.number for port in inspect(kernel.machine()).functions[0].rdma[0].ports] == [3, 6, 9, 12]
 
 
 def test_ports_of_one_card_may_be_ethernet_or_infiniband() -> None:
