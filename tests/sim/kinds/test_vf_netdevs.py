@@ -278,18 +278,20 @@ def test_of_netdevs_without_a_port_name_the_oldest_is_the_pf_s() -> None:
 
 
 @pytest.mark.parametrize("port", REPRESENTORS)
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("count", [pytest.param(0, id="mlnx-tools-157"), 1, 3])
 def test_a_representor_is_not_the_netdev_of_a_pf_whose_own_is_away(kernel: Kernel, count: int, port: str) -> None:
+    """On a BlueField the PF of a host has a representor, also where the card's other function has the only port."""
     settle(kernel, spec({"count": count}))
     kernel.move_away(PF)
-    for number in range(count):
-        represent(kernel, f"eth{number}", 90 + number, port)
+    names = [f"eth{number}" for number in range(count or 1)]
+    for number, name in enumerate(names):
+        represent(kernel, name, 90 + number, port)
     kernel.writes.clear()
     result = settle(kernel, spec({"count": count}, mtu=9000))
     assert not [written for written in kernel.writes if "eth" in written[0]]
     assert {each.link.mtu for each in kernel.netdevs.values() if each.function == PF} == {1500}
     assert result.have["links"][PF][PF].link is None
-    assert shown(kernel) == ([], [f"eth{number}" for number in range(count)])
+    assert shown(kernel) == ([], names)
 
 
 def test_a_vf_below_a_team_or_a_macvlan_is_not_bound_again_for_the_address_that_those_set(kernel: Kernel) -> None:
