@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from agent.hardware.sysfs import read_or
 from agent.machine import Files
 
@@ -15,11 +17,12 @@ def udev_entry(files: Files, ifindex: int) -> str:
 
 
 def initialised(files: Files, ifindex: int) -> bool:
-    """Whether udev has initialised a netdev (its database has an entry), or does not run on this machine.
+    """Whether udev has initialised a netdev (its database has the time of that), or does not run on this machine.
 
-    Before that, the netdev's names may still change.
+    Before that, the netdev's names may still change. udev also makes an entry just before it renames a new netdev
+    (rename_netif, src/udev/udev-event.c).
     """
-    if udev_entry(files, ifindex):
+    if re.search(r"^I:", udev_entry(files, ifindex), re.MULTILINE):
         return True
     # udev's database has an entry for each device of the node. To list it for every netdev would take too long.
     try:

@@ -107,13 +107,21 @@ def test_attributes_that_a_cni_plugin_gives_to_an_allocated_vf_stay(node: Node) 
     assert node.kernel.vfs(PF0)[2] == given
 
 
-def test_a_vf_that_udev_has_not_named_yet_is_left_alone(node: Node) -> None:
-    """A name such as eth0 may be another netdev's a moment later (sriov-network-operator 720)."""
+@pytest.mark.parametrize(
+    "entry",
+    [
+        pytest.param("", id="sriov-network-operator-720"),
+        pytest.param("E:ID_RENAMING=1\nE:ID_PROCESSING=1\nV:1", id="systemd-30138"),
+    ],
+)
+def test_a_vf_that_udev_has_not_named_yet_is_left_alone(node: Node, entry: str) -> None:
+    """A name such as eth0 may be another netdev's a moment later. udev makes an entry just before it renames."""
     node.follow(FOUR)
     function = vf(node, 1)
     node.kernel.udev_runs = False
     node.kernel.udev_lags(function)
     ifindex = node.kernel.netdev(function).ifindex
+    node.kernel.tree.put(f"/run/udev/data/n{ifindex}", entry)
     node.kernel.netlink.set_link(ifindex, mtu=1500)
     node.kernel.writes.clear()
     node.follow(FOUR, passes=1)
@@ -121,6 +129,23 @@ def test_a_vf_that_udev_has_not_named_yet_is_left_alone(node: Node) -> None:
     node.kernel.udev_runs = True
     assert is_settled(node.follow(FOUR))
     assert node.kernel.netdev(function).mtu == 9000
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        pytest.param("I:1\nE:ID_RENAMING=1\nV:1", id="systemd-24975"),
+        pytest.param("I:1\nE:ID_PROCESSING=1\nV:1", id="systemd-35332"),
+    ],
+)
+def test_a_vf_that_udev_looks_at_again_is_configured(node: Node, entry: str) -> None:
+    """A rename in the initramfs stays in udev's entry for ever, and a rule's program may run for minutes."""
+    node.follow(FOUR)
+    link = node.kernel.netdev(vf(node, 1))
+    node.kernel.tree.put(f"/run/udev/data/n{link.ifindex}", entry)
+    node.kernel.netlink.set_link(link.ifindex, mtu=1500)
+    assert is_settled(node.follow(FOUR))
+    assert node.kernel.netdev(vf(node, 1)).mtu == 9000
 
 
 @pytest.mark.parametrize("up", [pytest.param(False, id="systemd-40739"), pytest.param(True, id="lnst-344")])
