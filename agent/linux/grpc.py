@@ -154,11 +154,13 @@ class _Answer:
 
 
 def strings(message: bytes, schema: Schema) -> Iterator[tuple[str, str]]:
-    """The strings that the schema names, each with its name. Other fields are skipped.
+    """The strings that the schema names, each with its name. Other fields are skipped, and so is what a field repeats.
+
+    A kubelet may repeat a claim's devices 100,000 times, once for each time that it has prepared the claim.
 
     :raises ValueError: it is not a message.
     """
-    for number, content in fields(message):
+    for number, content in dict.fromkeys(fields(message)):
         wanted = schema.get(number)
         if isinstance(wanted, str):
             yield wanted, content.decode()

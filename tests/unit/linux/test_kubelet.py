@@ -146,6 +146,7 @@ def test_every_pod_of_a_device_is_named_once(served: Served) -> None:
     [
         ("0000:3B:00.2", "0000:3b:00.2"),
         ("erdma_0/17", "erdma_0"),
+        pytest.param("rdmap79s0", "rdmap79s0", id="aws-efa-eks-22"),
         ("mlx5_core.sf.4", "mlx5_core.sf.4"),
         ("GPU-a4f34abc-7715-3560-dcea-7238b9611a45", "GPU-a4f34abc-7715-3560-dcea-7238b9611a45"),
         ("volume-2026-03-04-12", "volume-2026-03-04-12"),
@@ -162,7 +163,7 @@ def test_a_device_is_its_pci_address_or_else_what_the_plugin_calls_it(
     ("claimed", "devices"),
     [
         ({"device_name": "0000-3b-00-2"}, ["0000:3b:00.2"]),
-        ({"device_name": "pci-0000-3b-00-2"}, ["0000:3b:00.2"]),
+        pytest.param({"device_name": "pci-0000-3b-00-2"}, ["0000:3b:00.2"], id="amazon-cloudwatch-agent-test-753"),
         ({"cdi_devices": [{"name": "d.io/vf=a4f34abc-7715-3560-dcea-7238b9611a45-0000-3b-00-2"}]}, ["0000:3b:00.2"]),
         ({"device_name": "gpu-0", "cdi_devices": [{"name": "nvidia.com/gpu=0"}]}, []),
     ],
