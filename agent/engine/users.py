@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import TypeVar
 
 from attrs import evolve, frozen
@@ -246,14 +247,19 @@ def _vdpa(machine: Machine, want: Wanted, functions: _Functions) -> Users:
     devices = frozenset(names_in(machine.files, VDPA))
     if not devices:
         return
-    auxiliary = frozenset(names_in(machine.files, AUXILIARY))
     own, parts = [], []
     for target, pci in functions.pci.items():
         own += [(node, target) for node in _vdpa_nodes(machine.files, f"{PCI}/{pci}", devices)]
-        for part in sorted(auxiliary.intersection(names_in(machine.files, f"{PCI}/{pci}"))):
-            parts += [(node, target) for node in _vdpa_nodes(machine.files, f"{PCI}/{pci}/{part}", devices)]
+        for part in _parts(machine.files, pci):
+            parts += [(node, target) for node in _vdpa_nodes(machine.files, part, devices)]
     yield from _held(machine, own, owns=True)
     yield from _held(machine, parts, owns=False)
+
+
+def _parts(files: Files, pci: str) -> list[str]:
+    """The folders of a function's auxiliary devices, such as its subfunctions."""
+    parts = frozenset(names_in(files, AUXILIARY)).intersection(names_in(files, f"{PCI}/{pci}"))
+    return [f"{PCI}/{pci}/{part}" for part in sorted(parts)]
 
 
 def _vdpa_nodes(files: Files, folder: str, devices: frozenset[str]) -> Iterator[str]:
@@ -263,12 +269,15 @@ def _vdpa_nodes(files: Files, folder: str, devices: frozenset[str]) -> Iterator[
 
 
 def _verbs(machine: Machine, want: Wanted, functions: _Functions) -> Users:
-    """Who uses an RDMA device of the function: its own, its bond's, or one on top of its netdev.
+    """Who uses an RDMA device of the function: its own, a subfunction's, its bond's, or one on top of its netdev.
 
     These are the processes that have it open, and the kernel's own connections (NVMe, iSER, SRP, NFS, SMB, Lustre).
     """
     reader = Reader(machine.files)
-    own = [(device, pci, (target, "")) for target, pci in functions.pci.items() for device in reader.of(pci)]
+    own = []
+    for target, pci in functions.pci.items():
+        of_parts = (names_in(machine.files, f"{part}/infiniband") for part in _parts(machine.files, pci))
+        own += [(device, pci, (target, "")) for device in dict.fromkeys([*reader.of(pci), *chain(*of_parts)])]
     of_function = {(target, device) for device, _, (target, _) in own}
     others = [
         (device, port, (target, port))

@@ -54,7 +54,11 @@ def of_vfio(kernel: Kernel) -> str:
 
 @pytest.mark.parametrize(
     ("bound", "node"),
-    [*(("vfio-pci", node) for node in ("{group}", "noiommu-{group}", "devices/vfio3")), ("mlx5_vfio_pci", "{group}")],
+    [
+        *(("vfio-pci", node) for node in ("{group}", "noiommu-{group}")),
+        pytest.param("vfio-pci", "devices/vfio3", id="kubevirt-enhancements-267"),
+        ("mlx5_vfio_pci", "{group}"),
+    ],
 )
 def test_a_virtual_machine_owns_the_vf_that_it_has_open(kernel: Kernel, of_vfio: str, bound: str, node: str) -> None:
     folder = f"/sys/bus/pci/devices/{of_vfio}"
@@ -296,6 +300,16 @@ def test_a_virtual_machine_with_the_vdpa_device_of_a_subfunction_uses_the_functi
     put_vdpa(kernel, f"{PF}/mlx5_core.sf.4", "vdpa0")
     kernel.host.open["/dev/vhost-vdpa-3"] = (VIRTUAL_MACHINE.name,)
     assert users_of(kernel) == {PF: (evolve(VIRTUAL_MACHINE, owns=False),)}
+
+
+def test_a_process_with_the_rdma_device_of_a_subfunction_uses_the_function(kernel: Kernel) -> None:
+    """Such a device is called rocep33s0f0S88 (rdma-core 1741)."""
+    kernel.tree.folder("/sys/bus/auxiliary/devices/mlx5_core.sf.4")
+    kernel.rdma.add(None, "rocep33s0f0S88", None)
+    kernel.tree.folder(f"/sys/bus/pci/devices/{PF}/mlx5_core.sf.4/infiniband/rocep33s0f0S88")
+    assert users_of(kernel) == {}
+    kernel.host.open["/dev/infiniband/uverbs0"] = ("nccl (pid 77)",)
+    assert users_of(kernel) == {PF: (User("nccl (pid 77)"),)}
 
 
 def test_a_server_without_a_route_is_reached_through_no_nic(kernel: Kernel) -> None:
