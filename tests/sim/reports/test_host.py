@@ -55,6 +55,27 @@ def test_queues_are_served_by_cpus_of_the_nic_s_node_that_are_not_isolated(
 
 
 @pytest.mark.parametrize(
+    ("nodes", "nic"),
+    [
+        pytest.param(34, 0, id="kubernetes-135541"),
+        pytest.param(9, 0, id="xpu-perf-129"),
+        # The firmware puts a device to the node of a GPU's memory.
+        pytest.param(34, 10, id="vllm-39361"),
+    ],
+)
+def test_queues_are_served_by_cpus_though_most_numa_nodes_have_none(nodes: int, nic: int) -> None:
+    kernel = two_nics(8)
+    for node in range(nodes):
+        near = [10 if other == node else 40 if {other, node} == {1, 10} else 80 for other in range(nodes)]
+        kernel.tree.put(f"/sys/devices/system/node/node{node}/distance", " ".join(map(str, near)))
+        if node > 1:
+            kernel.tree.put(f"/sys/devices/system/node/node{node}/cpulist", "")
+    kernel.tree.put(f"/sys/bus/pci/devices/{PF0}/numa_node", str(nic))
+    assert is_ready(settle(kernel).conditions)
+    assert cpus_of_queues(kernel) <= (set(range(4, 8)) if nic else set(range(4)))
+
+
+@pytest.mark.parametrize(
     "cpus",
     [
         pytest.param(128, id="tempesta-2684"),

@@ -83,7 +83,14 @@ def test_a_pf_that_is_called_otherwise_is_the_same_nic(node: Node, name: str) ->
 # --- what moves a PF ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("back_as", [pytest.param("eth1", id="dranet-33"), pytest.param(NAME0, id="dranet-245")])
+@pytest.mark.parametrize(
+    "back_as",
+    [
+        pytest.param("eth1", id="dranet-33"),
+        pytest.param(NAME0, id="dranet-245"),
+        pytest.param(NAME0, id="doca-platform-14"),
+    ],
+)
 def test_a_pf_that_was_in_a_pod_has_its_settings_and_address_again(node: Node, back_as: str) -> None:
     nic = {"mtu": 9000, "rail": 0, "addresses": ["10.0.0.1/24"]}
     assert is_settled(node.follow(nic))
