@@ -74,7 +74,7 @@ def test_a_device_that_can_have_no_roce_gid_is_named_with_the_reason(
     assert "addresses" not in judged.message
 
 
-@pytest.mark.parametrize("down", [0, 9])
+@pytest.mark.parametrize("down", [pytest.param(0, id="sichek-98"), 9])
 def test_of_the_ports_of_planes_those_that_do_roce_count(down: int) -> None:
     """Of twelve ports of a ConnectX-8 with four planes, all but 3, 6, 9 and 12 are disabled (sichek 98)."""
     kernel = two_nics()
