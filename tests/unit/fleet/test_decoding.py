@@ -14,9 +14,9 @@ import json, sys
 from threading import Barrier, Thread
 from lightkube.core import decoders
 from lightkube.models.meta_v1 import Status
-from lightkube.resources.certificates_v1 import CertificateSigningRequest
 from lightkube.resources.coordination_v1 import Lease
 from lightkube.resources.core_v1 import Node, Pod
+from lightkube.resources.policy_v1 import PodDisruptionBudget
 from lightkube.resources.rbac_authorization_v1 import RoleBinding
 from fleet import connection
 from fleet.reading import PlainPod, read
@@ -25,7 +25,7 @@ type, THREADS = eval(sys.argv[1]), 8
 if type is not Pod:
     # msgspec knows these sooner than Python takes the GIL away from a thread.
     sys.setswitchinterval(1e-6)
-spec = {"containers": [], "request": "", "signerName": ""}
+spec = {"containers": []}
 role = {"apiGroup": "", "kind": "", "name": ""}
 document = {"metadata": {"name": "x"}, "spec": spec, "roleRef": role, "status": "Success" if type is Status else {}}
 one, several = json.dumps(document).encode(), json.dumps({"metadata": {}, "items": [document]}).encode()
@@ -49,7 +49,7 @@ assert done == ["x"] * THREADS, done
 """
 
 WAYS = [
-    *((type, "read") for type in ("Pod", "Node", "Lease", "CertificateSigningRequest")),
+    *((type, "read") for type in ("Pod", "Node", "Lease", "PodDisruptionBudget")),
     *((type, "answer") for type in ("Pod", "Pod.Eviction", "Lease", "Status", "RoleBinding")),
     *((type, "list") for type in ("PlainPod", "Node", "RoleBinding")),
     *((type, "dict") for type in ("Status", "Pod")),
