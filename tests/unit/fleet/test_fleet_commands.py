@@ -13,6 +13,7 @@ import click
 import pytest
 import yaml
 from lightkube import Client, KubeConfig
+from lightkube.resources.coordination_v1 import Lease
 from lightkube.resources.core_v1 import Node
 
 from agent.report import names
@@ -228,3 +229,10 @@ def test_a_list_of_thousands_of_nodes_does_not_keep_their_images() -> None:
     assert (len(nodes.objects), nodes.faults) == (many, {})
     # With their images and field managers, each takes ten times as much.
     assert kept / many < 3000
+
+
+@pytest.mark.parametrize("time", ["renewTime", "acquireTime"])
+def test_any_time_of_a_lease_that_cannot_be_read_is_a_fault(time: str) -> None:
+    """The API server would let its reporter not renew it, so a sweep mends it."""
+    lease = {"metadata": {"name": "a"}, "spec": {time: "10000-01-01T00:00:00.000000Z"}}
+    assert list(read_all([lease], Lease).faults) == ["a"]
