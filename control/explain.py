@@ -24,7 +24,7 @@ from tasks.node_spec import node_spec
 
 DEFAULT = "default"
 SECRET = ("ssh_password", "ssh_key_password", "ssh_paramiko_connect_kwargs")
-"""The connection's keys with a password, which is not printed."""
+"""The connection's keys that may have a password: their values are not printed."""
 
 
 @frozen

@@ -235,7 +235,9 @@ def nothing_waits(node: Node) -> bool | None:
     statuses = [one.status if one else "" for one in (ready, up_to_date)]
     # A reporter that knows no NIC writes no condition of devices. A NIC that is not required may wait on a node that is ready.
     statuses += [devices.status] if devices else []
-    return False if "False" in statuses else True if set(statuses) == {"True"} else None
+    if "False" in statuses:
+        return False
+    return True if set(statuses) == {"True"} else None
 
 
 def unready(listed: Iterable[Standing]) -> list[Standing]:

@@ -135,7 +135,7 @@ def port_netdevs(files: Attributes, address: str) -> list[str]:
     Most functions have one port. Those of ConnectX-3 (mlx4) and PF 4 of Chelsio's cards have a netdev for each of several.
     """
     names = names_in(files, f"{PCI}/{address}/net")
-    # A VF, of which there may be a thousand, has no representors.
+    # A VF has no representors, and there may be a thousand VFs: no file of its netdev is read.
     if not names or (len(names) == 1 and physical_function(files, address) != address):
         return names
     own = [name for name in names if _OWN_PORT.fullmatch(read_or(files, f"{NET}/{name}/phys_port_name", ""))]

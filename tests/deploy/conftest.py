@@ -228,7 +228,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def unpacked(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The agent as a node has it: its archive, unpacked."""
+    """The agent's archive, unpacked as on a node."""
     folder = tmp_path_factory.mktemp("unpacked")
     with tarfile.open(archive.build("x86_64")) as tar:
         tar.extractall(folder, filter="data")

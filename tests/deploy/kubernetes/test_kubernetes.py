@@ -201,7 +201,7 @@ current-context: c
 
 @contextmanager
 def cluster_at(folder: Path, answer: Answer) -> Iterator[dict[str, Any]]:
-    """The inventory's key for an API server that answers so, with the operator's kubeconfig."""
+    """The inventory's key `kubernetes`, with a kubeconfig for an API server that gives these answers."""
     with api_server(folder, answer) as (url, authority):
         (folder / "kubeconfig").write_text(KUBECONFIG.format(url=url, authority=authority, token=OPERATORS))
         yield {"server": url, "ca_file": str(authority), "kubeconfig": str(folder / "kubeconfig")}
