@@ -20,6 +20,8 @@ STATE = "/var/lib/trackbed"
 RUN = "/run/trackbed"
 SPEC = "/etc/trackbed/node.json"
 HOLDER = "chaos-holder"
+# Beside a fault that removes the VF, nothing could be opened.
+CLOSE = f"systemctl stop {HOLDER} || true"
 RDMA = f"rdma link | sed -n 's,^link \\([^/]*\\)/.* netdev {VF} .*,\\1,p'"
 """Prints the name of the VF's RDMA device, which rdma-core's rules choose."""
 
@@ -204,7 +206,7 @@ FAULTS = (
         f"systemd-run --quiet --collect --unit={HOLDER}"
         f" sh -c 'while sleep 10; do ip address replace 192.0.2.99/32 dev {VF}; done';"
         f" echo 0 > /sys/class/net/{SECOND.netdev}v0/queues/rx-0/rps_cpus",
-        f"systemctl stop {HOLDER}; ip address del 192.0.2.99/32 dev {VF} || true",
+        f"{CLOSE}; ip address del 192.0.2.99/32 dev {VF} || true",
         90.0,
     ),
     Fault(
@@ -284,7 +286,7 @@ FAULTS = (
         f" echo $vf > {DEVICE}/virtfn3/driver/unbind; echo $vf > /sys/bus/pci/drivers_probe;"
         f" {_open(f'/dev/vfio/$(basename $(readlink {DEVICE}/virtfn3/iommu_group))')}",
         # The agent does not take the VF back (see unclaimed), so the fault does, as libvirt would.
-        f"systemctl stop {HOLDER}; vf={DEVICE}/virtfn3;"
+        f"{CLOSE}; vf={DEVICE}/virtfn3;"
         ' if [ "$(basename "$(readlink $vf/driver)")" = vfio-pci ]; then pci=$(basename $(readlink $vf));'
         " echo > $vf/driver_override; echo $pci > $vf/driver/unbind; echo $pci > /sys/bus/pci/drivers_probe; fi",
         10.0,
@@ -296,7 +298,7 @@ FAULTS = (
         "a VF in use",
         f'device=$(grep -lx "$({RDMA})" /sys/class/infiniband_verbs/uverbs*/ibdev | cut -d/ -f5);'
         f" {_open('/dev/infiniband/$device')}",
-        f"systemctl stop {HOLDER}",
+        CLOSE,
         10.0,
         needs=f'modprobe ib_uverbs && test -n "$({RDMA})"',
     ),
