@@ -65,10 +65,8 @@ class AgentVersions(FactBase[Versions]):
     """The agent's versions on the node."""
 
     default = Versions
-
-    def command(self) -> StringCommand:
-        """List the links and the folders."""
-        return self.script(_VERSIONS, BASE)
+    shell = _VERSIONS
+    words = (BASE,)
 
     def process(self, output: list[str]) -> Versions:
         """Parse lines such as `current 0.1.0-0123456789ab`."""

@@ -12,7 +12,6 @@ from typing import Literal, Protocol, TypeVar
 
 import cattrs
 from attrs import evolve, frozen
-from pyinfra.api.command import StringCommand
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
@@ -226,9 +225,8 @@ echo inspection
 class NodeHardware(FactBase[Hardware | None]):
     """The node's hardware; None: the node has no agent yet."""
 
-    def command(self) -> StringCommand:
-        """Read everything by one script, since each command costs a round trip."""
-        return self.script(_HARDWARE, COMMAND, "")
+    shell = _HARDWARE
+    words = (COMMAND,)
 
     def process(self, output: list[str]) -> Hardware | None:
         """Parse lines of a word and its values, then the JSON of `trackbed inspect`."""

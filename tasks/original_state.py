@@ -9,7 +9,6 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 
 from attrs import field, frozen
-from pyinfra.api.command import StringCommand
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
@@ -88,9 +87,8 @@ mv -T "$3.new" "$3"
 class Recorded(FactBase[OriginalState | None]):
     """The recorded state; None if nothing is recorded yet."""
 
-    def command(self) -> StringCommand:
-        """Print `here` and the file, which may be empty."""
-        return self.script('if [ -e "$1" ]; then echo here; cat "$1"; fi', PATH)
+    shell = 'if [ -e "$1" ]; then echo here; cat "$1"; fi'
+    words = (PATH,)
 
     def process(self, output: list[str]) -> OriginalState | None:
         """Parse the lines after `here`.
@@ -105,9 +103,8 @@ class Recorded(FactBase[OriginalState | None]):
 class Current(FactBase[OriginalState]):
     """The same state as it is now."""
 
-    def command(self) -> StringCommand:
-        """Print the state."""
-        return self.script(f'{STATE}\nstate "$1" "$2"', irqbalance.UNIT, "")
+    shell = f'{STATE}\nstate "$1" "$2"'
+    words = (irqbalance.UNIT, "")
 
     def process(self, output: list[str]) -> OriginalState:
         """Parse all lines."""

@@ -150,10 +150,8 @@ class TimerState(FactBase[dict[str, str]]):
     """The timer's properties in systemd."""
 
     default = dict
-
-    def command(self) -> StringCommand:
-        """Run `systemctl show`."""
-        return self.script(f"{units.STALE}{_TIMER}", TIMER)
+    shell = f"{units.STALE}{_TIMER}"
+    words = (TIMER,)
 
     def process(self, output: list[str]) -> dict[str, str]:
         """Parse lines of NAME=VALUE."""

@@ -88,9 +88,8 @@ if [ -e .drained ]; then echo drained; fi
 class NodeRebootRequests(FactBase[RebootRequests]):
     """The reboot requests on the node, and its boot ID (/proc/sys/kernel/random/boot_id)."""
 
-    def command(self) -> StringCommand:
-        """Print the boot ID, then one line for each request."""
-        return self.script(_REQUESTS, FOLDER)
+    shell = _REQUESTS
+    words = (FOLDER,)
 
     def process(self, output: list[str]) -> RebootRequests:
         """Parse lines such as `boot BOOT-ID kernel arguments iommu=pt are not in effect`."""

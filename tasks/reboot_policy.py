@@ -142,8 +142,6 @@ def _users(of: Literal["node to drain", "drained node"]) -> str:
     if disruption.forced() or not (disruption.is_given() or maintenance.is_member()):
         return ""
     users = host.get_fact(RebootUsers, of=of if maintenance.is_member() else "host")
-    if users is None:
-        return "it is unknown who uses the host"
     return f"in use: {', '.join(users)}" if users else ""
 
 

@@ -28,8 +28,6 @@ gpu_users() (
 )
 rdma=$(rdma_users "$1" "$2" "$3")
 gpus=$(gpu_users "$1")
-[ "${{gpus##*
-}}" = end ]
 vfio=$(find "$machine"/proc/[0-9]*/fd -lname '/dev/vfio/*' -printf '%h\\n' 2>/dev/null | sort -u | while read -r fd; do
   pid=${{fd%/fd}}; pid=${{pid##*/}}
   read -r comm < "$machine/proc/$pid/comm" 2>/dev/null || continue
@@ -40,7 +38,7 @@ done)
   printf '%s\\n' "$gpus" | sed 's/)$/) has a GPU open/'
   printf '%s\\n' "$vfio"
 }} | while IFS= read -r line; do
-  case $line in '' | end | nv-hostengine*) continue ;; esac
+  case $line in '' | nv-hostengine*) continue ;; esac
   pid=$(printf '%s\\n' "$line" | sed -n 's/.*(\\(pid \\)\\{{0,1\\}}\\([0-9][0-9]*\\)) has .*/\\2/p')
   if [ "$of" != host ] && [ -n "$pid" ] && grep -qs kubepods "$machine/proc/$pid/cgroup"; then continue; fi
   if [ "$of" = "node to drain" ]; then
@@ -48,25 +46,19 @@ done)
   fi
   printf '%s\\n' "$line"
 done
-echo end
 """
 
 
-class RebootUsers(FactBase[list[str] | None]):
-    """The users, one line each; None: unknown."""
+class RebootUsers(FactBase[list[str]]):
+    """The users, one line each."""
 
+    default = list
     prefetched = False
 
     def command(self, of: Of) -> StringCommand:
-        """List the users. The last line is a marker, since pyinfra takes no output for no result."""
+        """List the users."""
         return self.script(_USERS, "", " ".join(ofed.STORAGE), " ".join(ofed.PEER_MEMORY), of)
 
     def process(self, output: list[str]) -> list[str]:
-        """Take all lines but the marker. Without it, users may be missing.
-
-        :raises ValueError: there is no marker.
-        """
-        *users, end = output
-        if end != "end":
-            raise ValueError("the list does not end with 'end'")
-        return list(dict.fromkeys(users))
+        """Name each once."""
+        return list(dict.fromkeys(output))

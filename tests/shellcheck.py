@@ -1,6 +1,7 @@
 """Checks the project's shell with shellcheck: `python -m tests.shellcheck`.
 
-The shell of tasks/ is the argument of a call, most often of `script` (tasks/common/commands.py). It is checked as it is sent.
+The shell of tasks/ is the argument of a call, most often of `script` (tasks/common/commands.py), or an attribute `shell` of a
+fact. It is checked as it is sent.
 """
 
 from __future__ import annotations
@@ -23,7 +24,12 @@ ROOT = Path(__file__).parent.parent
 SENDERS = {"script": 0, "self.script": 0, "replace": 2, "engine_files.command": 0}
 """The functions that are given shell, and the position of that argument."""
 
-PASSED_ON = ("tasks/common/facts.py: text", "tasks/common/texts.py: after", "tasks/containers/engine_files.py: text")
+PASSED_ON = (
+    "tasks/common/facts.py: text",
+    "tasks/common/facts.py: self",
+    "tasks/common/texts.py: after",
+    "tasks/containers/engine_files.py: text",
+)
 """The parameters of these functions, which pass them to `script`: they are checked where they are given."""
 
 FILES = ("templates/irqbalance-policy.sh", "examples/slurm/prolog.sh")
@@ -41,12 +47,17 @@ def scripts() -> Iterator[tuple[str, str]]:
     for path in sorted((ROOT / "tasks").rglob("*.py")):
         file = path.relative_to(ROOT)
         module = vars(importlib.import_module(".".join(file.with_suffix("").parts).removesuffix(".__init__")))
-        for call in ast.walk(ast.parse(path.read_text())):
-            position = SENDERS.get(ast.unparse(call.func)) if isinstance(call, ast.Call) else None
-            if isinstance(call, ast.Call) and position is not None and len(call.args) > position:
-                for text in texts(call.args[position], module, file):
-                    # `sh -e` runs them.
-                    yield f"{file}:{call.lineno}", f"#!/bin/sh -e\n{BEGIN}\n{text}"
+        for sent in filter(None, map(_sent, ast.walk(ast.parse(path.read_text())))):
+            for text in texts(sent, module, file):
+                # `sh -e` runs them.
+                yield f"{file}:{sent.lineno}", f"#!/bin/sh -e\n{BEGIN}\n{text}"
+
+
+def _sent(node: ast.AST) -> ast.expr | None:
+    """The shell in a call, or the attribute of a fact (tasks/common/facts.py)."""
+    if isinstance(node, ast.Call) and (position := SENDERS.get(ast.unparse(node.func))) is not None:
+        return node.args[position] if len(node.args) > position else None
+    return node.value if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "shell" else None
 
 
 def texts(argument: ast.expr, module: Mapping[str, Any], file: Path) -> Iterator[str]:

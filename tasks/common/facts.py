@@ -30,11 +30,25 @@ SHOWN = 400
 
 
 class FactBase(_FactBase[T]):
-    """A fact whose ``process`` may raise the usual exceptions of parsers: they become FactProcessError."""
+    """A fact: a script, and ``process``, which may raise the usual exceptions of parsers: they become FactProcessError.
+
+    Without ``process`` the fact is what the script prints. If that is nothing, the fact is its ``default``: None, unless a
+    subclass says otherwise.
+    """
+
+    shell = ""
+    """The script."""
+
+    words: tuple[str, ...] = ()
+    """The script's arguments. Where tests give the root folder as a further one, a node has none."""
 
     prefetched = True
     """Whether an answer may be up to two minutes old (tasks/common/prefetch.py). A fact about the users of a device sets this
     to False, since a job may start to use the device in that time."""
+
+    def command(self, *_: Any, **__: Any) -> StringCommand:
+        """The command. A fact whose reader gives it arguments has its own."""
+        return self.script(self.shell, *self.words)
 
     def script(self, text: str, *arguments: str) -> StringCommand:
         """A script that is named after the fact."""
@@ -59,6 +73,16 @@ def _guarded(name: str, process: Callable[[Any, list[str]], T]) -> Callable[[Any
             ) from None
 
     return guarded
+
+
+class Yes(FactBase[bool]):
+    """A fact that is whether its script prints anything."""
+
+    default = bool
+
+    def process(self, output: list[str]) -> bool:
+        """Take any line for a yes."""
+        return True
 
 
 class Lines(FactBase[list[str]]):

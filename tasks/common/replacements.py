@@ -92,8 +92,10 @@ def _initialising(init: Callable[..., None]) -> Callable[..., None]:
 def _getting(get_fact: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(get_fact)
     def get_in_time(self: Host, fact: type, *arguments: Any, **named: Any) -> Any:
+        # With the inventory's own _ignore_errors pyinfra would go on with the default.
+        asked = {"_timeout": time_limits.of(self).fact, "_ignore_errors": False}
         with answers.reading(self, fact), progress.step(self, f"reading {fact.__name__}"):
-            value = get_fact(self, fact, *arguments, **{"_timeout": time_limits.of(self).fact, **named})
+            value = get_fact(self, fact, *arguments, **{**asked, **named})
         if self in self.state.failed_hosts:
             raise failures.HostFailed
         return value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from attrs import frozen
-from pyinfra.api.command import StringCommand
 
 from agent.report import names
 from agent.report.records import Report, report_from_json
@@ -44,10 +43,8 @@ class NodeStatus(FactBase[Status | None]):
     """The node's status; None: there is no agent, no report yet, or a report in another version's format."""
 
     prefetched = False
-
-    def command(self) -> StringCommand:
-        """Print the boot ID and the uptime, by which the report's age is judged, then the report."""
-        return self.script(_STATUS, REPORT)
+    shell = _STATUS
+    words = (REPORT,)
 
     def process(self, output: list[str]) -> Status | None:
         """Parse the report, and judge it as `trackbed status` does on the node."""

@@ -11,12 +11,11 @@ Run without a GPU, on files as systemd and the kernel show them.
 
 from __future__ import annotations
 
-from pyinfra.api.command import StringCommand
 from pyinfra.context import host
 
 from agent.report.records import Disruption
 from tasks import disruption
-from tasks.common.facts import FactBase
+from tasks.common.facts import Lines
 
 LINKS = """
 for node in /dev/nvidia* /dev/nvidia-caps/*; do
@@ -87,26 +86,11 @@ MACHINE: the root folder; only tests set it.
 """
 
 
-class GpuLosers(FactBase[list[str]]):
+class GpuLosers(Lines):
     """The scopes of running containers that would lose their GPUs at a reload, although it makes the links."""
 
     prefetched = False
-
-    @staticmethod
-    def default() -> list[str]:
-        """There was no answer."""
-        return ["it is not known which"]
-
-    def command(self) -> StringCommand:
-        """Compare the GPUs in each container's /dev with what its scope lists."""
-        return self.script(f"{_LOSERS}gpu_losers ''\necho end\n")
-
-    def process(self, output: list[str]) -> list[str]:
-        """Take all lines but the last, a mark."""
-        *scopes, end = output
-        if end != "end":
-            raise ValueError("the answer is not whole")
-        return scopes
+    shell = f"{_LOSERS}gpu_losers ''\n"
 
 
 def would_take_gpus() -> str:

@@ -184,10 +184,6 @@ class StoppedByRestart(FactBase[str | None]):
         """Ask systemd or docker."""
         return self.script(engine_files.STOPPED_BY_RESTART, engine)
 
-    def process(self, output: list[str]) -> str | None:
-        """Take the only line."""
-        return output[0] if output else None
-
 
 @operation()
 def install_packages(engine: Name, wanted: tuple[Package, ...], family: Family) -> Commands:

@@ -18,7 +18,7 @@ from tasks import disruption
 from tasks.common import units
 from tasks.common.archive import ROOT
 from tasks.common.commands import Commands, refuse, script, warn
-from tasks.common.facts import FactBase
+from tasks.common.facts import Yes
 
 SHARED = units.STALE + (ROOT / "templates" / "engine-files.sh").read_text()
 
@@ -63,19 +63,14 @@ def parse(output: list[str]) -> DryRun:
     return DryRun(faults, warnings, changes, lost, ["pending"] in lines)
 
 
-class ContainersRun(FactBase[bool]):
+class ContainersRun(Yes):
     """Whether an engine has running containers."""
 
-    default = bool
     prefetched = False
 
     def command(self, engine: Engine) -> StringCommand:
         """Ask docker, or look for the processes that the others start for each container."""
         return self.script(SHARED + "engine=$1\ncontainers_run\n", engine)
-
-    def process(self, output: list[str]) -> bool:
-        """Take any line for a yes."""
-        return bool(output)
 
 
 def restart_deferred(engine: Engine) -> bool:

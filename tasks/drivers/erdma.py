@@ -11,7 +11,6 @@ import re
 from typing import Any, Literal
 
 from attrs import field, frozen
-from pyinfra.api.command import StringCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.exceptions import DeployError
 from pyinfra.api.operation import operation
@@ -129,10 +128,7 @@ class LoadedDriver(FactBase[LoadedErdma]):
 
     default = LoadedErdma
     prefetched = False
-
-    def command(self) -> StringCommand:
-        """Print nothing if the driver is not loaded."""
-        return self.script(_LOADED)
+    shell = _LOADED
 
     def process(self, output: list[str]) -> LoadedErdma:
         """Parse lines of a word and its value, and count the queue pairs."""
@@ -144,13 +140,8 @@ class LoadedDriver(FactBase[LoadedErdma]):
 class CompletedInstaller(FactBase[str | None]):
     """The checksum of the installer that has completed on this node."""
 
-    def command(self) -> StringCommand:
-        """Read the file that the installation wrote."""
-        return self.script('if [ -e "$1" ]; then cat "$1"; fi', INSTALLED)
-
-    def process(self, output: list[str]) -> str | None:
-        """Take the only line."""
-        return output[0].strip() if output else None
+    shell = 'if [ -e "$1" ]; then cat "$1"; fi'
+    words = (INSTALLED,)
 
 
 @deploy("eRDMA")
@@ -261,9 +252,9 @@ echo "$want" > "$record"
 )
 
 
-def _newer_input(kernel: str) -> str | None:
-    """For an operation: what the driver was built with, if it has changed since."""
-    newer: str | None = host.get_fact(dkms.NewerInput, module=MODULE, kernel=kernel, options=BUILD_OPTIONS)
+def _newer_input(kernel: str) -> bool:
+    """For an operation: whether what the driver was built with has changed since."""
+    newer: bool = host.get_fact(dkms.NewerInput, module=MODULE, kernel=kernel, options=BUILD_OPTIONS)
     return newer
 
 
@@ -298,11 +289,11 @@ def build(release: str | None, package: bool) -> Commands:
         yield refuse(f"DKMS has no module {MODULE}: the package or installer did not install the driver's source")
         return
     installed = dkms.is_installed(builds, target)
-    newer = _newer_input(target) if installed else None
+    newer = installed and _newer_input(target)
     if installed and not newer:
         host.noop(f"{MODULE} is installed for {target}")
         return
-    yield dkms.build(MODULE, builds[-1].version, target, LIMITS.here().build, force=bool(newer))
+    yield dkms.build(MODULE, builds[-1].version, target, LIMITS.here().build, force=newer)
 
 
 # rmmod, since `modprobe -r` removes erdma but then fails if its soft dependency (our options name one) is in use.

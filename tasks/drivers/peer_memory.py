@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Literal
 
 from attrs import frozen
-from pyinfra.api.command import StringCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.operation import operation
 from pyinfra.context import host
@@ -65,10 +64,7 @@ class PeerMemorySupport(FactBase[Support]):
     """What the node has for the two methods."""
 
     default = Support
-
-    def command(self) -> StringCommand:
-        """Look for both. The symbol of dma-buf is in ib_uverbs, which every RDMA device loads."""
-        return self.script(_SUPPORT)
+    shell = _SUPPORT
 
     def process(self, output: list[str]) -> Support:
         """Parse lines of one or two words."""

@@ -12,7 +12,6 @@ from itertools import groupby
 from typing import Any
 
 from attrs import Attribute, field, frozen
-from pyinfra.api.command import StringCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.exceptions import DeployError
 from pyinfra.api.operation import operation
@@ -208,10 +207,8 @@ class KernelArguments(FactBase[Arguments]):
     """The kernel arguments of this boot (/proc/cmdline) and of the next."""
 
     default = Arguments
-
-    def command(self) -> StringCommand:
-        """Read them from /proc, from the boot loader, and from Trackbed's own files."""
-        return self.script(_ARGUMENTS, DROP_IN, GRUBBY_STATE, "", GRUB_PENDING)
+    shell = _ARGUMENTS
+    words = (DROP_IN, GRUBBY_STATE, "", GRUB_PENDING)
 
     def process(self, output: list[str]) -> Arguments:
         """Parse lines of NAME and text."""
@@ -373,9 +370,8 @@ class Initramfs(FactBase[tuple[str, str] | None]):
     None: there is no initramfs.
     """
 
-    def command(self) -> StringCommand:
-        """Print path, time and size of the initramfs, and the checksum of the options."""
-        return self.script(_INITRAMFS, kernel_modules.OPTIONS, INITRAMFS_STATE, "")
+    shell = _INITRAMFS
+    words = (kernel_modules.OPTIONS, INITRAMFS_STATE)
 
     def process(self, output: list[str]) -> tuple[str, str] | None:
         """Take one line or two."""

@@ -10,7 +10,7 @@ from pyinfra.operations import files
 from agent.spec.node import IrqbalancePolicy, Mode
 from tasks.common import archive, systemd_reload, units
 from tasks.common.commands import Commands, refuse, script
-from tasks.common.facts import FactBase, Lines
+from tasks.common.facts import Lines, Yes
 from tasks.common.texts import Texts, replace
 
 UNIT = "irqbalance.service"
@@ -30,9 +30,8 @@ if [ "${pid:-0}" != 0 ] && [ -r "/proc/$pid/cmdline" ]; then tr '\\0' '\\n' < "/
 class IrqbalanceCommand(Lines):
     """The command line of the running irqbalance service; empty if it does not run."""
 
-    def command(self) -> StringCommand:
-        """Get the process from systemd, and its command line from the kernel."""
-        return self.script(_COMMAND, UNIT)
+    shell = _COMMAND
+    words = (UNIT,)
 
 
 # What `semanage permissive -a irqbalance_t` installs (set_permissive in policycoreutils' seobject.py).
@@ -47,18 +46,10 @@ _REFUSED = (
 )
 
 
-class Confined(FactBase[bool]):
+class Confined(Yes):
     """Whether SELinux keeps irqbalance from running a script (github.com/fedora-selinux/selinux-policy/issues/1582)."""
 
-    default = bool
-
-    def command(self) -> StringCommand:
-        """Ask the kernel, and look for the module that makes irqbalance's domain permissive."""
-        return self.script(_CONFINED, "")
-
-    def process(self, output: list[str]) -> bool:
-        """Look for the word."""
-        return "confined" in output
+    shell = _CONFINED
 
 
 def policy(wanted: IrqbalancePolicy, mode: Mode = "enforce") -> None:

@@ -122,9 +122,7 @@ fi
 class NextKernel(FactBase[str | None]):
     """The release of the next boot: grubby's or GRUB's default, or without both the newest one."""
 
-    def command(self) -> StringCommand:
-        """Print a path such as /boot/vmlinuz-6.1.0-44-amd64."""
-        return self.script(_NEXT, "")
+    shell = _NEXT
 
     def process(self, output: list[str]) -> str | None:
         """Take the release from the path."""

@@ -12,7 +12,6 @@ leave them (ManageForeignRoutingPolicyRules=, since systemd 249). It reads that 
 
 from __future__ import annotations
 
-from pyinfra.api.command import StringCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.operation import operation
 from pyinfra.context import host
@@ -53,9 +52,7 @@ done
 class NetworkManagers(Lines):
     """Which of the two are installed, in a version that can ignore VFs."""
 
-    def command(self) -> StringCommand:
-        """Look for their programs in the distributions' folders."""
-        return self.script(_MANAGERS, "")
+    shell = _MANAGERS
 
 
 _UNMARKED = """
@@ -70,9 +67,7 @@ done
 class UnmarkedVfs(Lines):
     """The netdevs of VFs that udev has not marked, since it processed them before the rule existed. A mark of 0 is one, too."""
 
-    def command(self) -> StringCommand:
-        """Read udev's database."""
-        return self.script(_UNMARKED, "")
+    shell = _UNMARKED
 
 
 @deploy("Network managers")

@@ -11,7 +11,7 @@ from pyinfra.context import host
 
 from agent.spec.sysctl_names import SYSCTL, meaning, name_to_use, path, zeroed_by
 from tasks.common.commands import Commands, changes, refuse, script, warn
-from tasks.common.facts import FactBase
+from tasks.common.facts import FactBase, Yes
 
 PATH = "/etc/sysctl.d/90-trackbed.conf"
 
@@ -37,18 +37,10 @@ if grep -qsrE -e "$pattern" -- var/lib/kubelet/config* var/lib/kubelet/kubeadm-f
 """
 
 
-class ProtectedDefaults(FactBase[bool]):
+class ProtectedDefaults(Yes):
     """Whether the node's kubelet does not start if the kernel has other values than :data:`KUBELET_VALUES`."""
 
-    default = bool
-
-    def command(self) -> StringCommand:
-        """Look into the files of the kubelet, k3s and RKE2, and into the units."""
-        return self.script(_PROTECTED, "")
-
-    def process(self, output: list[str]) -> bool:
-        """Look for the word."""
-        return "protected" in output
+    shell = _PROTECTED
 
 
 @operation()
@@ -116,10 +108,8 @@ class LaterSettings(FactBase[list[Setting]]):
     """The settings that a boot makes after ours, in their order. A name with wildcards yields to a full one (sysctl.d(5))."""
 
     default = list
-
-    def command(self) -> StringCommand:
-        """Read the files whose names come after ours."""
-        return self.script(_LATER, PATH.rpartition("/")[2], "")
+    shell = _LATER
+    words = (PATH.rpartition("/")[2],)
 
     def process(self, output: list[str]) -> list[Setting]:
         """Parse lines of a file's name and path, and `name=value`."""

@@ -181,10 +181,8 @@ class NodeCredentials(FactBase[Credentials]):
     """The tokens that the node has."""
 
     default = Credentials
-
-    def command(self) -> StringCommand:
-        """Run one script, which prints nothing secret."""
-        return self.script(_CREDENTIALS, SECRET, STATE_FOLDER, PUBLISHED)
+    shell = _CREDENTIALS
+    words = (SECRET, STATE_FOLDER, PUBLISHED)
 
     def process(self, output: list[str]) -> Credentials:
         """Parse lines of a word and a value."""

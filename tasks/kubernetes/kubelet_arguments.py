@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 from attrs import frozen
-from pyinfra.api.command import StringCommand
 
 from tasks.common.facts import FactBase
 
@@ -48,9 +47,8 @@ class NodeKubelet(FactBase[KubeletArguments]):
         """No kubelet is installed yet. The unit of kubeadm's package will pass the arguments on."""
         return KubeletArguments("", None)
 
-    def command(self) -> StringCommand:
-        """Read the unit with its environment, and the files that it or kubeadm's unit reads."""
-        return self.script(_KUBELET, "", ENVIRONMENT)
+    shell = _KUBELET
+    words = ("", ENVIRONMENT)
 
     def process(self, output: list[str]) -> KubeletArguments:
         """Parse a line for the environment, one for each file with arguments, and one for the unit."""

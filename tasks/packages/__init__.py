@@ -202,13 +202,8 @@ done
 class NodePython(FactBase[str | None]):
     """The path of the first interpreter that is Python 3.10 or newer, which runs the agent; None if there is none yet."""
 
-    def command(self) -> StringCommand:
-        """Try all candidates by one script."""
-        return self.script(FIND_PYTHON, *INTERPRETERS)
-
-    def process(self, output: list[str]) -> str | None:
-        """Take the only line."""
-        return output[0]
+    shell = FIND_PYTHON
+    words = INTERPRETERS
 
 
 @frozen

@@ -44,7 +44,6 @@ targets() {
   if ! apt-get indextargets --no-release-info -o Dir::Etc::sourceparts="$work/$folder" "$@" --format "$format" \
     >"$work/$folder.targets" 2>"$work/errors"; then
     sed -n "s,$work/others/,$parts,g; s/^E: /broken /p" "$work/errors" | awk '!seen[$0]++'
-    echo end
     exit
   fi
 }
@@ -96,7 +95,6 @@ while read -r what name; do
   signed_by "$file" "${name##*:}" "$paragraphs" >"$work/signed"
   keys | sed 's/^/key /'
 done <"$work/found"
-echo end
 """
 )
 
@@ -141,10 +139,7 @@ class Entries:
 class RepositoryEntries(FactBase[Entries]):
     """The entries of apt's sources, apart from one file, that have the repository of that file."""
 
-    @staticmethod
-    def default() -> Entries:
-        """There was no answer."""
-        return Entries(broken=("the node does not say which it has",))
+    default = Entries
 
     def command(self, path: str, text: str) -> StringCommand:
         """Ask apt for the indexes of the entry in this file, and of all others."""
@@ -152,12 +147,9 @@ class RepositoryEntries(FactBase[Entries]):
 
     def process(self, output: list[str]) -> Entries:
         """Parse the script's lines."""
-        *lines, end = output
-        if end != "end":
-            raise ValueError("the answer is not whole")
         entries: list[tuple[str, set[str]]] = []
         other: dict[str, list[str]] = {"lacks": [], "broken": [], "unread": []}
-        for line in lines:
+        for line in output:
             what, _, value = line.partition(" ")
             if what == "entry":
                 entries.append((value, set()))

@@ -11,7 +11,7 @@ from pyinfra.api.operation import operation
 from pyinfra.context import host
 
 from tasks.common.commands import Commands, refuse, script
-from tasks.common.facts import FactBase, Lines
+from tasks.common.facts import FactBase, Lines, Yes
 from tasks.time_limits import LIMITS
 
 OUT_OF_TREE = ("/updates/", "/extra/", "/weak-updates/")
@@ -104,10 +104,7 @@ class Builds(FactBase[list[Build]]):
     """DKMS's builds, as far as it has the source; empty without DKMS."""
 
     default = list
-
-    def command(self) -> StringCommand:
-        """Run `dkms status`, which prints one line for each module, version and kernel."""
-        return self.script(_BUILDS)
+    shell = _BUILDS
 
     def process(self, output: list[str]) -> list[Build]:
         """Parse lines such as ``erdma/1.0, 6.1.0-9-amd64, x86_64: installed`` or ``erdma/1.0: added``.
@@ -225,10 +222,6 @@ class RunningKernel(FactBase[str]):
         """Run `uname -r`."""
         return StringCommand("uname", "-r")
 
-    def process(self, output: list[str]) -> str:
-        """Take the only line."""
-        return output[0]
-
 
 # Compares change times: they tell when a file was written to this disk. A modification time comes from the package.
 _NEWER_INPUT = """
@@ -244,16 +237,12 @@ if [ -e "$options" ] && [ "$(stat -c %Z -- "$options")" -gt "$built" ]; then ech
 """
 
 
-class NewerInput(FactBase[str | None]):
-    """OFED's Module.symvers, or the options of the build, if newer than an installed module: that was built with others."""
+class NewerInput(Yes):
+    """Whether OFED's Module.symvers or the options of the build are newer than an installed module, built with others then."""
 
     def command(self, module: str, kernel: str, options: str = "") -> StringCommand:
         """Compare each file with the module's."""
         return self.script(_NEWER_INPUT, module, kernel, options)
-
-    def process(self, output: list[str]) -> str | None:
-        """Take the path of the newer file."""
-        return output[0] if output else None
 
 
 # Without --force `dkms install` leaves a newer version of the kernel in place, with the exit code 0. DKMS before 3.0.10 (Ubuntu

@@ -75,7 +75,6 @@ if enforced; then
   if [ "$#" = 0 ]; then reason=$(built_refused); if [ -n "$reason" ]; then echo "refused $reason"; fi; fi
   for file; do file_refused "$file" | sed 's/^/refused /'; done
 fi
-echo end
 """
 
 _REMEDY = (
@@ -110,21 +109,15 @@ accept_rpms() {{  # arguments: the inventory's key, and the files of packages; i
 class RefusedModules(FactBase[list[str]]):
     """Why the kernel would refuse modules: a line for each file. If no file is given: the modules that DKMS will sign."""
 
-    @staticmethod
-    def default() -> list[str]:
-        """There was no answer."""
-        return ["it is not known whether the kernel checks signatures"]
+    default = list
 
     def command(self, files: tuple[str, ...]) -> StringCommand:
         """Ask the kernel whether it checks signatures, and mokutil whether the key is enrolled."""
         return self.script(_REFUSED, *files)
 
     def process(self, output: list[str]) -> list[str]:
-        """Take all lines but the last, a mark."""
-        *lines, end = output
-        if end != "end":
-            raise ValueError("the answer is not whole")
-        return [line.removeprefix("refused ") for line in lines]
+        """Take the reasons."""
+        return [line.removeprefix("refused ") for line in output]
 
 
 def refusal(key: str, *files: str) -> str | None:

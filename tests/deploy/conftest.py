@@ -61,9 +61,6 @@ PLAN = of(NodePlan)
 SOURCES = of(RepositoryEntries)
 SIGNATURES = of(RefusedModules)
 LOSERS = of(GpuLosers)
-# What a node answers unless a test says otherwise: no entry of apt's sources has a repository of the deploy, the kernel checks
-# no signatures of modules, and no container would lose a GPU.
-ORDINARY = {SOURCES: "end", SIGNATURES: "end", LOSERS: "end"}
 # After a test's own answers, of which one may be about a single module: the kernel has no other drivers for NVIDIA's GPUs.
 OTHERWISE = {of(ModuleState, "nova_"): "path "}
 
@@ -190,7 +187,7 @@ class Node:
         state.add_callback_handler(Cordoned())  # type: ignore[no-untyped-call]
         host = state.inventory.get_host(NAME)
         connector = host.connector = self.connector(state, host)
-        connector.data["fake_responses"] = {**ORDINARY, **answers, **OTHERWISE}
+        connector.data["fake_responses"] = {**answers, **OTHERWISE}
         self.caplog.clear()
         with self.caplog.at_level(logging.INFO, "pyinfra"), ctx_state.use(state), replaced(*self.replaced):
             with _no_hosts_left():
@@ -202,7 +199,7 @@ class Node:
             }
             planned = {name: bool(meta._maybe_is_change) for name, meta in operations.items()}
             state.set_stage(StateStage.Execute)
-            connector.data["fake_responses"] = {**ORDINARY, **(answers if later is None else later), **OTHERWISE}
+            connector.data["fake_responses"] = {**(answers if later is None else later), **OTHERWISE}
             with _no_hosts_left():
                 run_ops(state)
         return Result(

@@ -137,7 +137,7 @@ def test_a_new_version_is_restarted_on_trial(node: Node) -> None:
 
 
 def test_a_changed_unit_is_refused_while_its_reload_would_take_gpus_from_containers(node: Node) -> None:
-    losers = {LOSERS: ["docker-a.scope", "end"]}
+    losers = {LOSERS: ["docker-a.scope"]}
     result = node.deploy(activate, {**SETTLED, **losers, **file_answers(agent.UNIT_FILE, "[Unit]")})
     assert result.failed
     assert "would take the GPUs of running containers (docker-a.scope)" in result.errors[0]

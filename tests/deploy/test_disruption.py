@@ -17,7 +17,7 @@ from tasks.drivers import erdma, gpu_driver
 from tasks.host import limits
 from tasks.reboot import NodeRebootRequests
 from tasks.reboot_users import RebootUsers
-from tests.deploy.conftest import DEBIAN, LOSERS, ORDINARY, Answers, Connector, Node, of
+from tests.deploy.conftest import DEBIAN, LOSERS, Answers, Connector, Node, of
 from tests.deploy.containers import test_container_engine as engine
 from tests.deploy.drivers import gpu_node, test_erdma, test_ofed
 
@@ -47,7 +47,7 @@ def boots() -> Answers:
     return {
         of(NodeRebootRequests): ["boot-1", "boot boot-1 an argument is missing "],
         "cat /proc/sys/kernel": ["boot-2"],
-        of(RebootUsers): "end",
+        of(RebootUsers): [],
     }
 
 
@@ -55,7 +55,7 @@ STEPS = [
     Step("reboot", "reboot", {"reboot": {"policy": "allow"}}, reboot_policy.by_policy, boots(), "systemctl reboot"),
     Step(
         "reload of OFED's modules", "vf-reset", {}, test_ofed.in_force,
-        {**test_ofed.stack(loaded="CD"), test_ofed.USERS: "end", **test_ofed.NO_REQUEST, **test_ofed.UNAME},
+        {**test_ofed.stack(loaded="CD"), test_ofed.USERS: [], **test_ofed.NO_REQUEST, **test_ofed.UNAME},
         test_ofed.RELOAD,
     ),
     Step(
@@ -165,14 +165,14 @@ class Changing(Connector):
     later: ClassVar[Answers]
 
     def run_shell_command(self, command: Any, *positional: Any, **arguments: Any) -> Any:
-        self.data["fake_responses"] = {**ORDINARY, **(self.later if self.state.is_executing else self.before)}
+        self.data["fake_responses"] = self.later if self.state.is_executing else self.before
         return super().run_shell_command(command, *positional, **arguments)
 
 
 @pytest.mark.parametrize(
     ("code", "data", "before", "later"),
     [
-        (limits.lift, {"limits": {}}, {LOSERS: ["cri-containerd-a.scope", "end"]}, {}),
+        (limits.lift, {"limits": {}}, {LOSERS: ["cri-containerd-a.scope"]}, {}),
         (reboot_policy.by_policy, {**STEPS[0].data, **careful()}, boots(), {of(NodeRebootRequests): ["boot-1"]}),
     ],
 )

@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from typing import Literal
 
 from attrs import field, frozen
-from pyinfra.api.command import StringCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.operation import operation
 from pyinfra.context import host
@@ -289,7 +288,7 @@ def refuse_while_in_use(names: tuple[str, ...], version: str, family: Family) ->
         yield refuse(f"gpu_driver: {', '.join(wrong)} {version} is not installed beside {loaded}: {why}; deploy again")
         return
     users = host.get_fact(modules.GpuUsers) if wrong else []
-    if users is None or users:
+    if users:
         yield refuse(
             f"gpu_driver: {', '.join(wrong)} {version} is not installed while GPUs are in use by {modules.named(users)}: "
             "programs of the new version would not work with the loaded modules; drain the node, and deploy again"
@@ -335,9 +334,7 @@ class SmiReport(Lines):
     registered; or `failed TEXT`, or `missing`.
     """
 
-    def command(self) -> StringCommand:
-        """Ask for the driver's version of each GPU, and for its fabric."""
-        return self.script(_CHECK)
+    shell = _CHECK
 
 
 @operation()

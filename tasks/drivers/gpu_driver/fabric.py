@@ -8,7 +8,6 @@ From NVIDIA's Fabric Manager User Guide; not run on such a machine.
 
 from __future__ import annotations
 
-from pyinfra.api.command import StringCommand
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
@@ -70,9 +69,7 @@ done
 class NvSwitches(Lines):
     """The PCI addresses of the functions by which NVSwitches of NVLink 5 are managed."""
 
-    def command(self) -> StringCommand:
-        """Search the product data of Mellanox functions."""
-        return self.script(_SWITCHES, "")
+    shell = _SWITCHES
 
 
 def awaits_reboot() -> bool:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import re
 
-from pyinfra.api.command import StringCommand
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
 from agent.report.printable import printable
 from tasks import disruption, reboot
 from tasks.common.commands import Commands, refuse, script
-from tasks.common.facts import FactBase
+from tasks.common.facts import FactBase, Lines
 from tasks.drivers.peer_memory import MODULE as PEER_MODULE
 from tasks.drivers.peer_memory import OPEN, PEER_MEMORY, PeerMemorySupport
 from tasks.host import kernel
@@ -43,28 +42,18 @@ for process in "$root"/proc/[0-9]*; do
     esac
   done
 done
-echo end
 """
 
 
-class GpuUsers(FactBase[list[str] | None]):
-    """The processes that have a GPU open, each as `python3 (4711)`; None: unknown."""
+class GpuUsers(Lines):
+    """The processes that have a GPU open, each as `python3 (4711)`."""
 
     prefetched = False
-
-    def command(self) -> StringCommand:
-        """Read /proc. The last line is a marker, since pyinfra takes no output for no result."""
-        return self.script(_USERS, "")
-
-    def process(self, output: list[str]) -> list[str] | None:
-        """Take all lines but the marker."""
-        return output[:-1] if output[-1:] == ["end"] else None
+    shell = _USERS
 
 
-def named(users: list[str] | None) -> str:
+def named(users: list[str]) -> str:
     """The processes, for a message."""
-    if users is None:
-        return "unknown processes"
     return ", ".join(users[:8]) + (f" and {len(users) - 8} more" if len(users) > 8 else "")
 
 
@@ -85,7 +74,7 @@ def build(version: str) -> Commands:
     installed = dkms.is_installed(builds, running)
     peer_memory = PEER_MEMORY.here()
     needs_ofed = peer_memory is not None and peer_memory.method == PEER_MODULE
-    newer = installed and needs_ofed and bool(host.get_fact(dkms.NewerInput, module=PEER_MODULE, kernel=running))
+    newer = installed and needs_ofed and host.get_fact(dkms.NewerInput, module=PEER_MODULE, kernel=running)
     if installed and not newer:
         host.noop(f"{builds[-1].module} {version} is installed for {running}")
         return
@@ -124,13 +113,7 @@ _NOT_LOADED = (
 class LoadedVersion(FactBase[str | None]):
     """The version of the loaded driver; None: none is loaded."""
 
-    def command(self) -> StringCommand:
-        """Read sysfs."""
-        return self.script("cat /sys/module/nvidia/version 2>/dev/null || true")
-
-    def process(self, output: list[str]) -> str | None:
-        """Take the only line."""
-        return output[0].strip() if output else None
+    shell = "cat /sys/module/nvidia/version 2>/dev/null || true"
 
 
 def _is_current(module: dkms.Module, version: str) -> bool:
@@ -149,7 +132,6 @@ for device in "$root"/sys/bus/pci/devices/*; do
   driver=$(readlink "$device/driver" || true)
   echo "${device##*/} ${driver##*/}"
 done
-echo end
 """
 
 
@@ -157,17 +139,11 @@ class GpuDrivers(FactBase[dict[str, str]]):
     """The driver that each of NVIDIA's GPUs is bound to, by PCI address; empty: none."""
 
     default = dict
-
-    def command(self) -> StringCommand:
-        """Read sysfs: display controllers (class 0300) and 3D controllers (0302)."""
-        return self.script(_GPUS, "")
+    shell = _GPUS
 
     def process(self, output: list[str]) -> dict[str, str]:
-        """Parse a line for each GPU; the last line is a mark."""
-        *lines, end = output
-        if end != "end":
-            raise ValueError("the answer is not whole")
-        return {address: driver for address, _, driver in (line.partition(" ") for line in lines)}
+        """Parse a line for each GPU."""
+        return {address: driver for address, _, driver in (line.partition(" ") for line in output)}
 
 
 def _given_away() -> str | None:
@@ -220,7 +196,7 @@ def load(wanted_open: bool, version: str) -> Commands:
     # The srcversion makes it another reason after a build for another OFED.
     installed = f"the driver {version} ({module.installed})"
     users = host.get_fact(GpuUsers) if module.is_loaded else []
-    if users is None or users:
+    if users:
         host.log(printable(f"gpu_driver: the loaded driver is in use by {named(users)}"))
         yield from _request_reboot(f"{installed} is installed, and another is loaded and in use")
         return

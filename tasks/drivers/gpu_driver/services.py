@@ -5,7 +5,6 @@ From vendor documents and from units of Ubuntu's package nvidia-compute-utils; n
 
 from __future__ import annotations
 
-from pyinfra.api.command import StringCommand
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
@@ -46,9 +45,8 @@ done
 class DaemonCommand(FactBase[str | None]):
     """The persistence daemon's command line in its unit, without Trackbed's drop-in; None: there is no such unit."""
 
-    def command(self) -> StringCommand:
-        """Read the unit's files, in their order."""
-        return self.script(_COMMAND, f"{PERSISTENCE}.service", DROP_IN)
+    shell = _COMMAND
+    words = (f"{PERSISTENCE}.service", DROP_IN)
 
     def process(self, output: list[str]) -> str | None:
         """Take the last line that is not empty: an empty one removes those before it."""

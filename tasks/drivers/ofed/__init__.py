@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from attrs import asdict, frozen
-from pyinfra.api.command import StringCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.operation import operation
 from pyinfra.context import host
@@ -22,7 +21,7 @@ from pyinfra.facts.server import Arch
 from tasks import packages
 from tasks.common.commands import Commands, refuse
 from tasks.common.data import Key, record
-from tasks.common.facts import FactBase
+from tasks.common.facts import Yes
 from tasks.common.failures import NodeError
 from tasks.drivers.ofed import doca, mlnx_ofed, modules
 from tasks.drivers.ofed.doca import Doca
@@ -124,16 +123,10 @@ def _modules_package(release: str, family: Family) -> str:
     return f"{name}-modules-{version}"
 
 
-class RdmaModules(FactBase[bool | None]):
-    """Whether the running kernel has the RDMA subsystem's modules; None: unknown."""
+class RdmaModules(Yes):
+    """Whether the running kernel has the RDMA subsystem's modules: ib_uverbs, which every user of RDMA needs."""
 
-    def command(self) -> StringCommand:
-        """Look for ib_uverbs, which every user of RDMA needs."""
-        return self.script("if modinfo -n ib_uverbs >/dev/null 2>&1; then echo yes; else echo no; fi")
-
-    def process(self, output: list[str]) -> bool:
-        """Compare the only line."""
-        return output == ["yes"]
+    shell = "modinfo -n ib_uverbs 2>/dev/null || true"
 
 
 @operation()
@@ -151,7 +144,7 @@ def inbox(family: Family, separate_modules: bool) -> Commands:
         return
     have = packages.installed(family)
     wanted = list(INBOX[family])
-    if kernel.pending_release() is None and host.get_fact(RdmaModules) is False:
+    if kernel.pending_release() is None and not host.get_fact(RdmaModules):
         running = host.get_fact(dkms.RunningKernel)
         if not separate_modules:
             yield refuse(

@@ -17,7 +17,7 @@ from pyinfra.facts.deb import DebPackages
 from agent.spec.validators import Matches
 from tasks import packages
 from tasks.common.commands import Commands, refuse, script
-from tasks.common.facts import FactBase
+from tasks.common.facts import FactBase, Yes
 from tasks.common.failures import NodeError
 from tasks.common.texts import HEADER, written
 from tasks.drivers.ofed import mlnx_ofed, modules
@@ -108,18 +108,10 @@ def install(wanted: Doca, family: Family, repository: Repository) -> None:
         libraries(name="The vendor's rdma-core")
 
 
-class KernelHeaders(FactBase[bool]):
+class KernelHeaders(Yes):
     """Whether the running kernel's headers are installed, which DKMS needs."""
 
-    default = bool
-
-    def command(self) -> StringCommand:
-        """Test the path that every distribution provides."""
-        return self.script('if [ -e "/lib/modules/$(uname -r)/build/include" ]; then echo yes; fi')
-
-    def process(self, output: list[str]) -> bool:
-        """Compare the only line."""
-        return output == ["yes"]
+    shell = 'if [ -e "/lib/modules/$(uname -r)/build/include" ]; then echo yes; fi'
 
 
 @operation()

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from attrs import field, frozen
-from pyinfra.api.command import FileUploadCommand, StringCommand
+from pyinfra.api.command import FileUploadCommand
 from pyinfra.api.exceptions import DeployError
 from pyinfra.api.operation import operation
 from pyinfra.context import host
@@ -120,9 +120,8 @@ ofed_info -s 2>/dev/null || true
 class InstalledBundle(FactBase[Installed | None]):
     """The last installed bundle; None: unknown."""
 
-    def command(self) -> StringCommand:
-        """Print the record of the installation, and the output of ofed_info."""
-        return self.script(_INSTALLED, FOLDER)
+    shell = _INSTALLED
+    words = (FOLDER,)
 
     def process(self, output: list[str]) -> Installed:
         """Parse three lines, of which the last may be missing."""

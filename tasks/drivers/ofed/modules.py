@@ -102,9 +102,8 @@ done
 class OfedStack(FactBase[Stack | None]):
     """OFED's modules for the running kernel; None: unknown."""
 
-    def command(self) -> StringCommand:
-        """Look for all names by one script."""
-        return self.script(_STACK, "", *NAMES)
+    shell = _STACK
+    words = ("", *NAMES)
 
     def process(self, output: list[str]) -> Stack:
         """Parse lines of a word and its value."""
@@ -264,8 +263,8 @@ def load_installed(task: str) -> Commands:
         yield from _request_reboot(task, stack)
         return
     users = host.get_fact(OfedUsers, modules=tuple(module.name for module in stack.modules))
-    if users is None or users:
-        _warn("the modules are not reloaded now", users or ["it is unknown what uses them"])
+    if users:
+        _warn("the modules are not reloaded now", users)
         yield from _request_reboot(task, stack)
         return
     yield script(_RELOAD, " ".join(STORAGE), " ".join(PEER_MEMORY))

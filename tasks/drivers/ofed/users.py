@@ -113,21 +113,17 @@ done
 """A script that prints one line for each user. The last arguments are the modules that would be unloaded."""
 
 
-class OfedUsers(FactBase[list[str] | None]):
-    """The users of the given modules, one line each; None: unknown."""
+class OfedUsers(FactBase[list[str]]):
+    """The users of the given modules, one line each."""
+
+    default = list
 
     prefetched = False
 
     def command(self, modules: tuple[str, ...]) -> StringCommand:
-        """List the users. The last line is a marker, since pyinfra takes no output for no result."""
-        return self.script(USERS + "echo end\n", "", " ".join(STORAGE), " ".join(PEER_MEMORY), *modules)
+        """List the users."""
+        return self.script(USERS, "", " ".join(STORAGE), " ".join(PEER_MEMORY), *modules)
 
     def process(self, output: list[str]) -> list[str]:
-        """Take all lines but the marker. Without it, users may be missing.
-
-        :raises ValueError: there is no marker.
-        """
-        *users, end = output
-        if end != "end":
-            raise ValueError("the list does not end with 'end'")
-        return list(dict.fromkeys(users))
+        """Name each once."""
+        return list(dict.fromkeys(output))

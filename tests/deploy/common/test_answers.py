@@ -92,9 +92,11 @@ def test_an_answer_that_lacks_everything_fails_the_node(node: Node) -> None:
     assert [error.count("has no beginning") for error in errors] == [1] * len(FACTS)
 
 
+@pytest.mark.parametrize("given", [{}, {"_ignore_errors": True}])
 @pytest.mark.parametrize("succeeds", [True, False])
-def test_a_command_that_fails_is_no_answer(node: Node, succeeds: bool) -> None:
+def test_a_command_that_fails_is_no_answer(node: Node, succeeds: bool, given: dict[str, bool]) -> None:
     values: list[Any] = []
+    node.data = given
     answers = {"uname -r": {"success": succeeds, "stdout": "6.1.0-50-amd64", "stderr": "killed"}}
     result = node.deploy(_reading(RunningKernel, {}, values), answers)
     assert (values, result.failed) == ((["6.1.0-50-amd64"], False) if succeeds else ([], True))

@@ -57,7 +57,7 @@ def losers(root: Path, *scopes: str) -> list[str]:
         (root / "units" / scope.rpartition("Id=")[2].strip()).write_text(f"{scope}\n")
     # A unit's name may be a pattern.
     program(root / "bin/systemctl", f"cd {root}/units; shift; for unit; do cat $unit 2>/dev/null; done")
-    text = f'{systemd_reload._LOSERS}gpu_losers "$1"\necho end\n'
+    text = f'{systemd_reload._LOSERS}gpu_losers "$1"\n'
     answer = sh(text, root, PATH=f"{root}/bin:{os.environ['PATH']}")
     return systemd_reload.GpuLosers().process(answer)
 
@@ -138,7 +138,7 @@ def test_nothing_is_installed_while_a_package_s_reload_would_take_gpus(tmp_path:
     assert not (tmp_path / "ran").exists()
 
 
-TAKEN: Answers = {LOSERS: ["cri-containerd-a.scope", "end"]}
+TAKEN: Answers = {LOSERS: ["cri-containerd-a.scope"]}
 OLD_DAEMON: Answers = {"DropInPaths": "/usr/bin/nvidia-persistenced --no-persistence-mode"}
 
 
@@ -172,8 +172,6 @@ def test_what_needs_a_reload_waits_while_that_would_take_gpus(
     assert not result.failed
     assert result.flat == []
     assert any("deferred: " in line and "(cri-containerd-a.scope)" in line for line in result.log)
-    unknown = node.deploy(code, {**answers, LOSERS: []})
-    assert unknown.flat == []
 
 
 STOPPED: Answers = {

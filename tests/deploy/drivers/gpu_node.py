@@ -64,7 +64,7 @@ def there(nvidia: list[str] = LOADED, **more: Any) -> Answers:
         **debs(),
         of(KeyFingerprints): "EB693B3035CD5710E231E123A4B469963BF863CC",
         BUILDS: f"nvidia/{VERSION}, {KERNEL}, x86_64: installed",
-        USERS: ["end"],
+        USERS: [],
         REQUESTS: [f"{BOOT}1"],
         SMI: [f"version {VERSION}"],
         **file_answers("/etc/apt/sources.list.d/trackbed-nvidia-driver.sources", SOURCE),
@@ -81,6 +81,6 @@ def due(task: str, reason: str = "x", boot: str = "1") -> Answers:
 
 def fresh(distribution: Answers) -> Answers:
     """A node with nothing of it."""
-    answers = {"uname -m": "x86_64", "uname -r": KERNEL, USERS: ["end"], REQUESTS: [f"{BOOT}1"]}
+    answers = {"uname -m": "x86_64", "uname -r": KERNEL, USERS: [], REQUESTS: [f"{BOOT}1"]}
     repositories: Answers = {of(AvailableVersions): []}
     return {STATE: ["LoadState=not-found"], **repositories, **distribution, **answers, **modules(["path "])}

@@ -49,7 +49,7 @@ def test_another_loaded_driver_is_replaced_if_nothing_uses_it(node: Node) -> Non
 )
 def test_a_driver_that_the_kernel_would_refuse_is_neither_loaded_nor_waited_for(node: Node, found: Answers) -> None:
     wants(node)
-    refused = {SIGNATURES: ["refused nvidia.ko: the key mok.pub is not enrolled", "end"]}
+    refused = {SIGNATURES: ["refused nvidia.ko: the key mok.pub is not enrolled"]}
     result = node.deploy(gpu_driver.install, {**refused, **found})
     assert result.failed
     [refusal] = result.flat
@@ -60,7 +60,7 @@ def test_a_driver_that_the_kernel_would_refuse_is_neither_loaded_nor_waited_for(
 @pytest.mark.parametrize("asked", [{}, due("gpu_driver", "the driver 570.86.15 is installed, and another is loaded")])
 def test_another_loaded_driver_in_use_requests_a_reboot(node: Node, asked: Answers) -> None:
     wants(node)
-    result = node.deploy(gpu_driver.install, there(nvidia=STALE, **{USERS: ["python3 (7)", "end"], **asked}))
+    result = node.deploy(gpu_driver.install, there(nvidia=STALE, **{USERS: ["python3 (7)"], **asked}))
     initramfs, request = result.commands[f"{PREFIX}Loaded modules"]
     assert "update-initramfs -u" in initramfs
     # The reason stays the same while others use it.
@@ -71,7 +71,7 @@ def test_another_loaded_driver_in_use_requests_a_reboot(node: Node, asked: Answe
 def test_a_build_after_a_reboot_that_no_deploy_has_seen_is_another_reason_for_a_reboot(node: Node) -> None:
     wants(node)
     node.data["reboot"] = {"policy": "allow"}
-    used = {USERS: ["python3 (7)", "end"]}
+    used = {USERS: ["python3 (7)"]}
     *_, request = node.deploy(gpu_driver.install, there(nvidia=STALE, **used)).commands[f"{PREFIX}Loaded modules"]
     *_, reason = shlex.split(request)
     built_for_ofed = [*STALE[:1], "installed EF", *STALE[2:]]
@@ -111,7 +111,7 @@ GPUS = "0x10de"
 @pytest.mark.parametrize("module", [ABSENT, LOADED])
 def test_gpus_that_are_all_given_to_virtual_machines_are_named(node: Node, module: list[str]) -> None:
     wants(node)
-    held = {GPUS: ["0000:17:00.0 vfio-pci", "0000:18:00.0 vfio-pci", "end"]}
+    held = {GPUS: ["0000:17:00.0 vfio-pci", "0000:18:00.0 vfio-pci"]}
     result = node.deploy(gpu_driver.install, {**held, **there(nvidia=module)})
     assert result.failed
     [refusal] = result.flat
@@ -123,7 +123,7 @@ def test_gpus_that_are_all_given_to_virtual_machines_are_named(node: Node, modul
 )
 def test_gpus_of_which_some_are_given_to_virtual_machines_are_named_and_left(node: Node, rest: str) -> None:
     wants(node)
-    result = node.deploy(gpu_driver.install, {**there(), GPUS: ["0000:17:00.0 vfio-pci", rest, "end"]})
+    result = node.deploy(gpu_driver.install, {**there(), GPUS: ["0000:17:00.0 vfio-pci", rest]})
     assert not result.failed
     assert result.flat == []
     assert any("other drivers have these GPUs, and keep them: 0000:17:00.0 (vfio-pci)" in line for line in result.log)

@@ -49,7 +49,7 @@ def test_a_daemon_that_could_not_start_again_before_a_reboot_is_not_restarted(no
     """Its program is of the new version, and the loaded modules, which jobs use, are of the old one."""
     wants(node)
     requested = due("gpu_driver", f"the driver {VERSION} is installed, and another is loaded and in use")
-    old = there(STALE, **{IN_MEMORY: "570.86.15", USERS: ["python3 (4711)", "end"]}, **requested)
+    old = there(STALE, **{IN_MEMORY: "570.86.15", USERS: ["python3 (4711)"]}, **requested)
     result = node.deploy(gpu_driver.install, {UNIT_FILE: [COMMAND], **old})
     assert not result.failed
     *_, replaced = result.commands[f"{PREFIX}Persistence mode"]

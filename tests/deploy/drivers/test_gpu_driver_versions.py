@@ -166,7 +166,7 @@ def test_dnf_leaves_packages_alone_that_the_lock_does_not_keep_at_the_version(no
     # dnf distro-sync would take the newest version, at each deploy.
     wants(node, persistence=False)
     have = rpm(f"nvidia-open={VERSION}-1.el9", "libnvsdm=590.44.01-1.el9")
-    used = {of(AvailableVersions): [f"libnvsdm {VERSION}"], USERS: ["python3 (4711)", "end"]}
+    used = {of(AvailableVersions): [f"libnvsdm {VERSION}"], USERS: ["python3 (4711)"]}
     result = node.deploy(gpu_driver.install, {**fresh(ROCKY_9), **have, **used})
     assert not result.planned[f"{PREFIX}Packages"]
     assert not any("refuse: gpu_driver: libnvsdm" in command for command in result.flat)
@@ -174,7 +174,7 @@ def test_dnf_leaves_packages_alone_that_the_lock_does_not_keep_at_the_version(no
 
 def test_packages_that_an_interrupted_deploy_left_are_not_replaced_while_in_use(node: Node) -> None:
     wants(node, persistence=False)
-    used = {USERS: ["python3 (4711)", "end"]}
+    used = {USERS: ["python3 (4711)"]}
     [refused] = node.deploy(gpu_driver.install, {**fresh(DEBIAN), **interrupted(), **REPOSITORIES, **used}).flat
     assert refused.startswith(f"refuse: gpu_driver: libcuda1 {VERSION} is not installed while GPUs are in use by")
 
@@ -182,9 +182,8 @@ def test_packages_that_an_interrupted_deploy_left_are_not_replaced_while_in_use(
 @pytest.mark.parametrize(
     ("users", "named"),
     [
-        (["python3 (4711)", "nv-hostengine (9)", "end"], "in use by python3 (4711), nv-hostengine (9): programs"),
-        ([f"python3 ({n})" for n in range(10)] + ["end"], "python3 (7) and 2 more: programs"),
-        ([], "in use by unknown processes: programs"),
+        (["python3 (4711)", "nv-hostengine (9)"], "in use by python3 (4711), nv-hostengine (9): programs"),
+        ([f"python3 ({n})" for n in range(10)], "python3 (7) and 2 more: programs"),
     ],
 )
 def test_a_driver_in_use_is_not_replaced(node: Node, users: list[str], named: str) -> None:
@@ -207,6 +206,6 @@ def test_a_package_s_version_has_the_driver_s(version: str) -> None:
 
 def test_a_package_is_added_while_jobs_run(node: Node) -> None:
     wants(node, fabric_manager=True)
-    result = node.deploy(gpu_driver.install, there(**{USERS: ["python3 (7)", "end"]}))
+    result = node.deploy(gpu_driver.install, there(**{USERS: ["python3 (7)"]}))
     assert not result.failed
     assert f"nvidia-fabricmanager={VERSION}-*" in result.commands[f"{PREFIX}Packages"][0]

@@ -60,7 +60,7 @@ def in_force() -> None:
 
 
 def test_modules_in_use_are_not_reloaded_and_a_reboot_is_requested(node: Node) -> None:
-    users = {USERS: ["ib_write_bw (pid 7) has uverbs0 open", "a route goes through ens1f0", "end"]}
+    users = {USERS: ["ib_write_bw (pid 7) has uverbs0 open", "a route goes through ens1f0"]}
     result = node.deploy(in_force, {**stack(loaded="CD"), **users, **NO_REQUEST})
     [request] = result.flat
     assert request.endswith(f" sh {reboot.FOLDER} ofed 'installed modules are not the loaded ones: rdma_rxe (AB)'")
@@ -68,11 +68,9 @@ def test_modules_in_use_are_not_reloaded_and_a_reboot_is_requested(node: Node) -
     assert any(named in line for line in result.log)
 
 
-@pytest.mark.parametrize("users", ["end", ["ens1f0 has the management address", "end"]])
-def test_modules_that_the_kernel_would_refuse_are_neither_loaded_nor_waited_for(
-    node: Node, users: str | list[str]
-) -> None:
-    refused = {SIGNATURES: ["refused rdma_rxe.ko: the key mok.pub is not enrolled", "end"]}
+@pytest.mark.parametrize("users", [[], ["ens1f0 has the management address"]])
+def test_modules_that_the_kernel_would_refuse_are_neither_loaded_nor_waited_for(node: Node, users: list[str]) -> None:
+    refused = {SIGNATURES: ["refused rdma_rxe.ko: the key mok.pub is not enrolled"]}
     result = node.deploy(in_force, {**stack(loaded="CD"), USERS: users, **NO_REQUEST, **refused})
     assert result.failed
     [refusal] = result.flat
@@ -89,16 +87,16 @@ def test_a_reboot_is_requested_once_and_until_it_has_loaded_the_modules(
     node: Node, boot: str, loaded: str, done: list[str]
 ) -> None:
     made = {REQUESTS: [f"{BOOT}1", f"ofed {BOOT}{boot} installed modules are not the loaded ones: rdma_rxe (AB)"]}
-    assert node.deploy(in_force, {**stack(loaded), USERS: ["x", "end"], **made}).flat == done
+    assert node.deploy(in_force, {**stack(loaded), USERS: ["x"], **made}).flat == done
 
 
 def test_an_initramfs_with_the_old_module_is_made_again_before_the_reboot(node: Node) -> None:
-    answers = {**stack(loaded="CD"), USERS: ["x", "end"], OLD_INITRAMFS: "rdma_rxe", **NO_REQUEST}
+    answers = {**stack(loaded="CD"), USERS: ["x"], OLD_INITRAMFS: "rdma_rxe", **NO_REQUEST}
     assert "update-initramfs" in node.deploy(in_force, answers).flat[0]
 
 
 def test_modules_that_do_not_unload_request_a_reboot_and_name_their_holders(node: Node) -> None:
-    answers = {**stack(loaded="CD"), USERS: "end", HOLDERS: "mlx_compat is held by nvme", **NO_REQUEST}
+    answers = {**stack(loaded="CD"), USERS: [], HOLDERS: "mlx_compat is held by nvme", **NO_REQUEST}
     result = node.deploy(in_force, answers)
     assert RELOAD in result.flat[0]
     assert "installed modules are not the loaded ones" in result.flat[1]
@@ -128,7 +126,7 @@ def test_modules_not_loaded_after_openibd_s_restart_fail_the_host(node: Node) ->
 
 def test_modules_without_a_srcversion_are_compared_by_build_id(node: Node) -> None:
     module = ["path /lib/modules/K/updates/dkms/rdma_rxe.ko", "installed ", "users 0", "loaded "]
-    answers = {**stack("", ""), USERS: "end", **NO_REQUEST}
+    answers = {**stack("", ""), USERS: [], **NO_REQUEST}
     assert RELOAD in node.deploy(in_force, {**answers, of(ModuleState): [*module, "other"]}).flat[0]
     assert node.deploy(in_force, {**answers, of(ModuleState): [*module, "same"]}).flat == []
 
@@ -154,7 +152,7 @@ def test_inbox_installs_what_is_missing(node: Node) -> None:
 
 def test_inbox_installs_the_modules_that_a_small_kernel_lacks(node: Node) -> None:
     node.data = {"ofed": {"inbox": {}}}
-    answers = {**NO_STACK, RDMA: "no", **UNAME}
+    answers = {**NO_STACK, **UNAME}
     on_rocky = {**answers, **ROCKY_9, **rpm(*ofed.INBOX["rhel"])}
     assert node.deploy(ofed.install, on_rocky).flat == [str(dnf_install(f"kernel-modules-{KERNEL}"))]
     grace = {**on_rocky, "uname -r": "5.14.0-427.el9.aarch64+64k"}
@@ -166,7 +164,7 @@ def test_inbox_installs_the_modules_that_a_small_kernel_lacks(node: Node) -> Non
 
 def test_inbox_waits_for_the_kernel_that_has_the_modules(node: Node) -> None:
     node.data = {"ofed": {"inbox": {}}, "kernel": {"release": "6.1.0-99-amd64"}}
-    result = node.deploy(ofed.install, on({**NO_STACK, RDMA: "no"}))
+    result = node.deploy(ofed.install, on(NO_STACK))
     assert not result.failed
     assert result.flat == []
 

@@ -47,7 +47,7 @@ class Machine:
     breaks: bool = False
     fails: str = ""
     starts: int = 0
-    users: list[list[str]] = field(factory=lambda: [["end"]])
+    users: list[list[str]] = field(factory=lambda: [[]])
 
     def reports(self, ready: bool) -> None:
         """The agent reports whether the host is ready, and the Node has its conditions or not."""
@@ -216,14 +216,14 @@ def test_a_pod_that_cannot_be_evicted_defers_the_reboot_and_is_named(
 
 @pytest.mark.parametrize("user", ["python3 (30) has a GPU open", "/data is mounted over RDMA"])
 def test_a_user_of_the_host_defers_the_reboot_and_is_named(host: Node, cluster: Cluster, user: str) -> None:
-    OfCluster.machine.users = [[user, "end"]]
+    OfCluster.machine.users = [[user]]
     assert deferred(deploy(host)) == f"in use: {user}"
     assert cluster.events == []
 
 
 def test_a_user_that_the_drain_does_not_end_has_it_undone(host: Node, cluster: Cluster) -> None:
     # Asked in prepare, before the turn, and after the drain.
-    OfCluster.machine.users = [["end"], ["end"], ["nvme0 is NVMe over RDMA", "end"]]
+    OfCluster.machine.users = [[], [], ["nvme0 is NVMe over RDMA"]]
     assert deferred(deploy(host)) == "in use: nvme0 is NVMe over RDMA"
     assert cluster.events == ["cordoned", "evicted job", "uncordoned"]
     assert not OfCluster.machine.drained
@@ -239,7 +239,7 @@ class TakenOver(OfCluster):
 
 
 def test_a_drain_that_somebody_else_has_taken_over_is_not_undone(host: Node, cluster: Cluster) -> None:
-    OfCluster.machine.users = [["end"], ["end"], ["nvme0 is NVMe over RDMA", "end"]]
+    OfCluster.machine.users = [[], [], ["nvme0 is NVMe over RDMA"]]
     result = deploy(evolve(host, connector=TakenOver))
     assert any("not rebooted: ann began to maintain node-a at 2026" in each for each in result.errors)
     assert cluster.events == ["cordoned", "evicted job"]

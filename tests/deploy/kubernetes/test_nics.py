@@ -23,7 +23,6 @@ from tasks import disruption, node_spec
 from tasks.kubernetes import maintenance, nics
 from tests.deploy.conftest import (
     ASKED,
-    ORDINARY,
     OTHERWISE,
     PYTHON,
     Connector,
@@ -386,7 +385,7 @@ def deploy_to(names: Sequence[str], host: Node, machines: Mapping[str, Machine])
         for each in state.inventory:
             connector = OfMachine(state, each)
             connector.machine = machines[each.data.node_name]
-            connector.data["fake_responses"] = {**ORDINARY, **OTHERWISE}
+            connector.data["fake_responses"] = OTHERWISE
             each.connector = connector
         prepare(state, lambda: nics.maintain(spec=node_spec.read(), version=VERSION))
         state.set_stage(StateStage.Execute)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyinfra.api.exceptions import FactProcessError
 
 from tasks import packages
 from tasks.packages import vendor_repository
@@ -203,8 +202,3 @@ def test_an_entry_that_comes_later_keeps_no_other_package_from_being_installed(a
     with pytest.raises(AssertionError, match="Conflicting values"):
         update()
     assert theirs.exists()
-
-
-def test_an_answer_that_is_cut_short_is_not_believed() -> None:
-    with pytest.raises(FactProcessError, match="the answer is not whole"):
-        RepositoryEntries().process([f"entry {OURS}:1"])
