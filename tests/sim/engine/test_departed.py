@@ -90,7 +90,7 @@ def test_a_device_that_may_be_the_missing_nic_is_left_alone_and_that_is_said(
     condition = waits(result)
     assert condition is not None
     assert (condition.status, condition.severity) == ("False", "warn")
-    assert f"{PF0} may be NIC other, which is missing or left alone: " in condition.message
+    assert f"{PF0} may be NIC other" in condition.message
     assert is_ready(result.conditions)
     result = follow(kernel, originals, B)
     assert (kernel.netdev(PF0).mtu, waits(result)) == (1500, None)
@@ -174,7 +174,7 @@ def test_a_name_that_another_program_gave_stays_and_its_netdev_is_named(kernel: 
     result = follow(kernel, originals, {**B, "altnames": ["storage"]})
     (failed,) = [outcome for outcome in result.outcomes if outcome.result == "failed"]
     remedy = f"ip link property del dev {NAME0} altname storage"
-    assert failed.error == f"{NAME0} has it, too; if it is not needed there: {remedy}"
+    assert failed.error.startswith(f"{NAME0} has it, too") and failed.error.endswith(remedy)
     result = follow(kernel, originals, {**B, "altnames": [NAME0]})
     assert [o.error for o in result.outcomes] == [f"the name of a netdev is {NAME0}; give another altname"]
     assert kernel.netdev(PF1).name == NAME1

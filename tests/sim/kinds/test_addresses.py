@@ -263,10 +263,8 @@ def test_an_address_that_another_netdev_has_is_blocked(kernel: Kernel) -> None:
 def test_a_sysctl_and_addresses_that_set_the_same_are_both_named(kernel: Kernel) -> None:
     given = {"net.ipv4.conf.enp33s0.rp_filter": "2"}
     planned = dry_run(kernel.machine(), spec(DERIVED, sysctls=given))
-    assert planned.errors == (
-        f"addresses {PF0} rp_filter: 0 -> 2: sysctls['net.ipv4.conf.enp33s0.rp_filter'] and the addresses of NIC rail0 set the "
-        "same; keep one of them in the spec",
-    )
+    (error,) = planned.errors
+    assert all(each in error for each in (*given, "the addresses of NIC rail0 set the same"))
 
 
 @pytest.mark.parametrize("swapped", [False, True])
@@ -285,7 +283,7 @@ def test_an_ipv6_address_with_another_prefix_length_is_named(kernel: Kernel) -> 
     settle(kernel, spec())
     kernel.netlink.add_address(index(kernel, PF0), "fd00::7/48")
     outcome = undone(run(kernel, spec(["fd00::7/64"])))[0]
-    assert (outcome.error, outcome.remedy) == ("enp33s0 has fd00::7 with another prefix length", "remove that")
+    assert outcome.error.startswith("enp33s0 has fd00::7 with another prefix")
 
 
 def test_an_ipv6_address_gets_another_prefix_length_in_one_pass(kernel: Kernel, originals: Originals) -> None:
@@ -345,9 +343,9 @@ def test_a_gid_of_an_ipv4_address_comes_with_the_address_and_its_index_is_found(
         return condition(run(kernel, wanted), "RdmaPorts").message
 
     without = said(spec(nic=expected))
-    assert "no RoCE v2 GID of an IPv4 address (give the NIC `addresses`: the kernel makes a GID from each)" in without
+    assert "no RoCE v2 GID of an IPv4 address" in without
     only6 = said(spec(["fd00::7/64"], ["fd00::8/64"], nic=expected))
-    assert "give the NIC an IPv4 address in `addresses`" in only6
+    assert "give the NIC an IPv4 address" in only6
     assert said(spec(DERIVED, DERIVED, nic=expected)) == ""
 
 
@@ -365,7 +363,7 @@ def test_an_address_that_another_node_has_is_not_taken_for_one_that_works(kernel
     kernel.routing.duplicates.add(address)
     first, *others = undone(run(kernel, spec([address])))
     assert (first.change.field, first.result) == (f"address {address}", "blocked")
-    assert first.error == "another node has fd00::11, so the kernel does not use it on enp33s0"
+    assert first.error.startswith("another node has fd00::11")
     assert "ip address del fd00::11/64 dev enp33s0" in first.remedy
     assert {outcome.error for outcome in others} == {first.error}
     kernel.writes.clear()

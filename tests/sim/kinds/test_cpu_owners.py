@@ -82,9 +82,9 @@ def served(kernel: Kernel) -> dict[tuple[str, str], frozenset[int]]:
     return {key: frozenset(parse_ranges(cpus)) for key, cpus in kernel.interrupts.affinities().items()}
 
 
-def masks(kernel: Kernel, kind: str) -> frozenset[int]:
+def masks(kernel: Kernel, kind: str, under: str = "") -> frozenset[int]:
     """The CPUs in all masks of RPS or XPS."""
-    paths = [path for path in kernel.tree.files if path.endswith(f"/{kind}_cpus")]
+    paths = [path for path in kernel.tree.files if path.startswith(under) and path.endswith(f"/{kind}_cpus")]
     return frozenset().union(*(from_mask(kernel.files.read(path)) for path in paths))
 
 

@@ -187,7 +187,7 @@ def test_a_vf_s_settings_are_its_owner_s_unless_the_spec_says_otherwise(kernel: 
 def test_a_feature_that_the_driver_keeps_off_is_reported(kernel: Kernel) -> None:
     (blocked,) = undone(settle(kernel, spec(offloads={"tx-vlan-hw-insert": False})))
     assert (blocked.result, blocked.change.field) == ("blocked", "tx-vlan-hw-insert")
-    assert "it was requested, but the driver or a feature that it depends on keeps it on" in blocked.error
+    assert "a feature that it depends on keeps it on" in blocked.error
     assert writes(kernel, "feature") == ["feature {'tx-vlan-hw-insert': False}"]
     both = spec(offloads={"tx-vlan-hw-insert": False, "rx-vlan-hw-parse": False})
     assert not dry_run(kernel.machine(), both).errors
@@ -199,7 +199,7 @@ def test_a_value_that_the_driver_rounds_is_not_written_for_ever(kernel: Kernel) 
     for _ in range(3):
         result = settle(kernel, spec(rings={"rx": 16}), failures=failures)
     (failed,) = of_kind(result, "rings")
-    assert (failed.result, failed.error) == ("failed", "written 2 times, and it still reads rx=64")
+    assert failed.result == "failed" and failed.error.endswith(" rx=64")
     assert not is_ready(result.conditions)
     assert len(writes(kernel, "rings")) == 2
 

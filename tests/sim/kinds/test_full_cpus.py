@@ -184,9 +184,7 @@ def test_a_full_cpu_that_cannot_be_recorded_is_in_the_message(kernel: Kernel) ->
     last = settle(kernel, spec())
     errors = [outcome.error for outcome in last.outcomes if outcome.result == "failed"]
     assert errors
-    assert all(
-        "CPU 2 has no interrupt vector left; /run/trackbed/full-cpus cannot be written" in error for error in errors
-    )
+    assert all("CPU 2 " in error and "/run/trackbed/full-cpus cannot be" in error for error in errors)
 
 
 def test_a_record_of_full_cpus_that_is_damaged_ends_no_pass(kernel: Kernel) -> None:

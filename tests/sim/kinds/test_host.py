@@ -100,7 +100,7 @@ def test_the_order_of_congestion_controls_does_not_matter(kernel: Kernel) -> Non
 def test_a_value_that_the_kernel_changes_is_a_failure_and_is_taken_back(kernel: Kernel) -> None:
     path, originals = sysctl_names.path("net.ipv4.ip_local_port_range"), Originals()
     result = settle(kernel, originals=originals, sysctls={"net.ipv4.ip_local_port_range": "20000"})
-    assert only(result, "sysctls").error == "written 2 times, and it still reads 20000 60999"
+    assert only(result, "sysctls").error.endswith(" 20000 60999")
     settle(kernel, originals=originals)
     assert kernel.files.read(path) == "32768\t60999"
 
@@ -108,7 +108,7 @@ def test_a_value_that_the_kernel_changes_is_a_failure_and_is_taken_back(kernel: 
 def test_what_an_administrator_writes_instead_of_a_value_that_the_kernel_refuses_stays(kernel: Kernel) -> None:
     path, originals = sysctl_names.path("net.core.somaxconn"), Originals()
     result = settle(kernel, originals=originals, sysctls={"net.core.somaxconn": "1e3"})
-    assert only(result, "sysctls").error == "the kernel does not accept the value '1e3'"
+    assert only(result, "sysctls").error.endswith(" the value '1e3'")
     kernel.tree.put(path, "1000")
     settle(kernel, originals=originals)
     assert kernel.files.read(path) == "1000"
@@ -194,17 +194,16 @@ def test_a_parameter_that_is_taken_only_at_loading_waits_for_a_reload_even_if_a_
 def test_a_module_that_is_not_loaded_and_a_parameter_that_it_lacks_are_blockers(kernel: Kernel) -> None:
     wanted = {"mlx5_core": {"probe_vf": "N"}, "nvme_core": {"timeout": "9"}}
     result = settle(kernel, module_parameters=wanted)
-    assert [(o.result, o.error) for o in result.outcomes if o.change.kind == "module_parameters"] == [
-        ("blocked", "the module mlx5_core is not loaded"),
-        ("blocked", "nvme_core shows no parameter timeout (it has io_timeout)"),
-    ]
+    unloaded, lacks = [o for o in result.outcomes if o.change.kind == "module_parameters"]
+    assert (unloaded.result, lacks.result) == ("blocked", "blocked")
+    assert "mlx5_core is not loaded" in unloaded.error and "(it has io_timeout)" in lacks.error
 
 
 def test_fewer_huge_pages_than_were_asked_for_is_a_failure_that_says_how_many_there_are(kernel: Kernel) -> None:
     result = settle(kernel, hugepages=[{"size": "2M", "count": 100, "numa_node": 1}])
     outcome = only(result, "hugepages")
-    assert (outcome.result, outcome.error) == ("failed", "the kernel found memory for 64 of 100 pages of 2M")
-    assert "reserve them at boot: hugepagesz=2M hugepages=N" in outcome.remedy
+    assert outcome.result == "failed" and "64 of 100 pages of 2M" in outcome.error
+    assert "hugepagesz=2M hugepages=N" in outcome.remedy
     assert not is_ready(result.conditions)
 
 

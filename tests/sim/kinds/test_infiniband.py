@@ -103,8 +103,8 @@ def test_a_driver_that_cannot_set_them_says_how_to_do_without(kernel: Kernel) ->
     kernel.sriov.able.clear()
     result = settle(kernel, spec(vfs={"count": 1}))
     (first, _) = [o for o in result.outcomes if o.change.field.endswith("_guid")]
-    assert (first.result, first.error) == ("unsupported", "the driver of ibp33s0 cannot set node_guid of a VF")
-    assert first.remedy == "give vfs.derive_guids: false, or mark the NIC required: false"
+    assert first.result == "unsupported" and "cannot set node_guid" in first.error
+    assert "vfs.derive_guids: false" in first.remedy
 
 
 def test_two_functions_with_the_same_guid_are_left_alone(kernel: Kernel) -> None:
@@ -158,8 +158,8 @@ def test_a_vf_that_its_pf_holds_down_is_named_with_the_setting_that_lifts_it(ker
     result = settle(kernel, wanted)
     carrier, ports = condition(result, "Carrier"), condition(result, "RdmaPorts")
     assert carrier.message == f"no carrier on {kernel.netdev(held).name} ({PF}#1, which its PF holds down)"
-    assert carrier.remedy.endswith('give the VFs that their PF holds down link_state "auto"')
-    assert 'give the VF link_state "auto" if its PF holds it down (ip link), check cable' in ports.message
+    assert carrier.remedy.endswith(' link_state "auto"')
+    assert 'give the VF link_state "auto"' in ports.message
 
 
 # --- the subnet manager --------------------------------------------------------------------------------------------

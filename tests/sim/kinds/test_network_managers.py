@@ -168,8 +168,7 @@ def test_a_gateway_of_a_netdev_in_a_vrf_is_left_to_the_vrf(kernel: Kernel) -> No
     (outcome,) = undone(run(kernel, {"address": "192.0.2.11/24", "gateway": "192.0.2.1"}))
     assert outcome.result == "blocked"
     assert outcome.change.field == "route 0.0.0.0/0 via 192.0.2.1 src 192.0.2.11 table 479100"
-    assert outcome.error == "enp33s0 is in the VRF vrf0, which has its routes"
-    assert outcome.remedy == "add the route to vrf0 with the program that makes vrf0, and take gateway out of the spec"
+    assert "enp33s0 is in the VRF vrf0" in outcome.error and "take gateway out" in outcome.remedy
 
 
 def test_the_agent_s_address_is_removed_even_if_a_manager_configures_the_netdev_now(kernel: Kernel) -> None:

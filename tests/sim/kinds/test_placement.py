@@ -198,9 +198,9 @@ def test_a_queue_that_makes_room_when_a_cpu_goes_offline_says_so() -> None:
     assert moving.pop("0,2-7") == "CPU 1 went offline"
     assert set(moving.values()) == {"it makes room, since CPU 1 went offline"}, moving
     said = [str(outcome.change) for outcome in settle(kernel, wanted).outcomes]
-    assert any(text.endswith("(it makes room, since CPU 1 went offline)") for text in said), said
+    assert any(text.endswith(", since CPU 1 went offline)") for text in said), said
     kernel.interrupts.set_online("0-7")
-    assert set(notes().values()) == {"placed again, since CPUs or queues have come or gone"}
+    assert {note.partition(",")[0] for note in notes().values()} == {"placed again"}
     settle(kernel, wanted)
     swap_two(kernel)
     assert set(notes().values()) == {""}
@@ -374,7 +374,7 @@ def test_on_older_kernels_each_interrupt_that_the_kernel_places_is_tried_once(ke
     last = converge(kernel.machine(), Goal(spec()), Memory(lambda: float(next(time)), failures))
     (refused,) = last.outcomes
     assert (refused.result, refused.change.field) == ("failed", "txrx-0")
-    assert refused.error == "the kernel places this interrupt itself; it is left alone"
+    assert refused.error.startswith("the kernel places this interrupt itself")
     kernel.reload_driver(PF0)
     for _ in range(3):
         last = converge(kernel.machine(), Goal(spec()), Memory(lambda: float(next(time)), failures))

@@ -6,12 +6,11 @@ from collections.abc import Iterable
 import pytest
 
 from agent.hardware.functions import pci_of
-from agent.hardware.placement import from_mask
 from agent.report.names import KUBELET_CPUS
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec
 from tests.sim.kernel import Kernel
-from tests.sim.kinds.test_cpu_owners import CGROUPS, FORMATS, NONE, give, served
+from tests.sim.kinds.test_cpu_owners import CGROUPS, FORMATS, NONE, give, masks, served
 from tests.sim.passes import settle, spec_of
 from tests.sim.two_nics import PF0, PF1, two_nics
 
@@ -42,13 +41,6 @@ def cpus_of(kernel: Kernel, pci: str) -> frozenset[int]:
     return frozenset().union(*(cpus for (function, _), cpus in served(kernel).items() if function == pci))
 
 
-def masks(kernel: Kernel, kind: str) -> frozenset[int]:
-    paths = [
-        path for path in kernel.tree.files if path.startswith("/namespaces/pod/") and path.endswith(f"/{kind}_cpus")
-    ]
-    return frozenset().union(*(from_mask(kernel.files.read(path)) for path in paths))
-
-
 @pytest.mark.parametrize("version", FORMATS)
 def test_the_interrupts_of_a_pods_vf_go_to_its_cpus_and_return_when_it_ends(kernel: Kernel, version: str) -> None:
     last = settle(kernel, spec())
@@ -65,8 +57,8 @@ def test_the_interrupts_of_a_pods_vf_go_to_its_cpus_and_return_when_it_ends(kern
         key: cpus for key, cpus in before.items() if key[0] != pci
     }
     # The pod's CPUs send, and no other CPU processes the packets that an interrupt has announced.
-    assert masks(kernel, "rps") == frozenset()
-    assert masks(kernel, "xps") <= {1, 2}
+    assert masks(kernel, "rps", "/namespaces/pod/") == frozenset()
+    assert masks(kernel, "xps", "/namespaces/pod/") <= {1, 2}
     notes = {outcome.change.note for outcome in last.outcomes if outcome.change.kind == "irqs" and outcome.change.note}
     assert all("which has the VF" in note for note in notes)
     assert notes

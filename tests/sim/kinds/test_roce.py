@@ -122,7 +122,7 @@ def test_pfc_waits_for_whoever_uses_a_vf_since_it_takes_the_link_down(kernel: Ke
     kernel.move_away(vf_addresses(kernel.files, PF0)[0])
     last_pass = settle(kernel, {"vfs": {"count": 1}, "roce": {"pfc": "3"}})
     result, error = refused(last_pass)["pfc"]
-    assert (result, error) == ("deferred", f"it would disturb another network namespace ({PF0}#0)")
+    assert result == "deferred" and f"another network namespace ({PF0}#0)" in error
     assert kernel.rdma.dcb[NAME0].pfc == set()
 
 

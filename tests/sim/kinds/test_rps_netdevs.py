@@ -71,9 +71,8 @@ def test_cpus_that_cannot_be_used_are_a_blocker_and_the_node_is_ready(kernel: Ke
     kernel.interrupts.isolate("6-7")
     kernel.add_virtual("cali2")
     result = settle(kernel, spec({"match": "cali*", "cpus": "6-7"}))
-    assert [(o.result, o.error) for o in undone(result, rps_netdevs.NAME)] == [
-        ("blocked", "none of the CPUs 6-7 is online and not isolated")
-    ]
+    [outcome] = undone(result, rps_netdevs.NAME)
+    assert outcome.result == "blocked" and outcome.error.startswith("none of the CPUs 6-7 is ")
     assert is_ready(result.conditions)
 
 
@@ -131,7 +130,7 @@ def test_no_more_netdevs_than_the_bound_are_set(kernel: Kernel) -> None:
         sum(mask(kernel, name) != 0 for name in kernel.files.names(NET) if name.startswith("cali")) == rps_netdevs.MOST
     )
     (outcome,) = undone(result, rps_netdevs.NAME)
-    assert outcome.error == "the patterns of rps.netdevs match 1025 netdevs; 1024 are steered"
+    assert outcome.error.endswith("match 1025 netdevs; 1024 are steered")
     assert is_ready(result.conditions)
 
 

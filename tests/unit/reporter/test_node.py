@@ -286,7 +286,7 @@ def test_the_condition_of_a_ready_node_says_which_warnings_it_has() -> None:
     clock = Condition("ClockSynchronised", "False", "NotSynchronised", "hours", severity="warn")
     warned = evolve(READY_NOW, report=evolve(REPORT, conditions=(*REPORT.conditions, clock)))
     said = wanted(warned, node()).conditions[READY]
-    assert (said.status, said.message) == ("True", "the node is as its spec says, with 1 warning: ClockSynchronised")
+    assert said.status == "True" and said.message.endswith("with 1 warning: ClockSynchronised")
 
 
 def test_trackbeds_taint_with_a_value_counts_and_is_left_alone() -> None:

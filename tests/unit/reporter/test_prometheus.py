@@ -246,7 +246,7 @@ def test_an_alert_fires_and_resolves_as_the_report_changes(reporter: Reporter, p
     reporter.say(evolve(READY, ready=False, conditions=MISSING), COUNTS)
     prometheus.wait("the alert", lambda p: not_ready in p.firing())
     (alert,) = (a for a in prometheus.get("alerts")["alerts"] if a["labels"]["alertname"] == not_ready[0])
-    assert alert["annotations"]["description"] == "NicsPresent is False. On the node: trackbed doctor"
+    assert "NicsPresent is False" in alert["annotations"]["description"]
     reporter.say(READY, COUNTS)
     prometheus.wait("its end", lambda p: not_ready not in p.firing())
 

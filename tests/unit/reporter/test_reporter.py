@@ -328,7 +328,7 @@ def test_it_publishes_although_its_port_is_taken(served: Served, tmp_path: Path)
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=here) as process:
             assert process.stderr is not None
             said = next((line for line in process.stderr if "cannot listen" in line), "")
-            assert "Address already in use; it is tried again every 5 s" in said
+            assert "Address already in use; " in said
             # It still sends requests to the API server.
             for _ in range(2):
                 assert asked.get(timeout=60)

@@ -51,10 +51,9 @@ note_report(); report(True, "h2"); sys.stdin.read()
     assert (leaving.ready, leaving.conditions[-1].reason) == (False, "WorkerLost")
     assert leaving.conditions[-1].message.endswith("; another one takes its place")
     assert not between.ready
-    message = between.conditions[-1].message
-    assert message.startswith("the worker sent a message that cannot be understood: ")
-    assert ("a line of more than 1048576 bytes" in message) is ("<< 20" in said)
-    assert between.conditions[-1].reason == "WorkerLost"
+    last = between.conditions[-1]
+    assert ("a line of more than 1048576 bytes" in last.message) is ("<< 20" in said)
+    assert last.reason == "WorkerLost" and "cannot be understood" in last.message
 
 
 def test_what_cannot_be_understood_is_reported_with_the_beginning_of_the_line(start: Start) -> None:
@@ -62,11 +61,7 @@ def test_what_cannot_be_understood_is_reported_with_the_beginning_of_the_line(st
     supervised = start(NOTED + body + 'note(open(folder / "report.json").read()); sys.stdin.read()')
     soon(lambda: supervised.noted()[2:] or None, "second start", 60.0)
     message = report_from_json(supervised.noted()[2]).conditions[-1].message
-    said = "[" + "1, " * 26 + "1"
-    assert (
-        message
-        == f"the worker sent a message that cannot be understood: b'{said}': it is not a JSON object; it is started again"
-    )
+    assert f": b'[{'1, ' * 26}1': it is not a JSON object" in message
 
 
 def test_half_a_line_of_a_worker_that_ends_is_not_published(start: Start) -> None:

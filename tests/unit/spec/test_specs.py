@@ -53,4 +53,4 @@ def test_an_ipv4_address_written_as_ipv6_is_refused_and_the_document_is_named() 
     with pytest.raises(SpecError) as caught:
         from_mapping({"node_name": "n1", "nics": [nic]}, "gpu-01")
     assert str(caught.value).startswith("gpu-01.nics[0].addresses[0]: ")
-    assert "it is an IPv4 address written as IPv6; give it as IPv4" in str(caught.value)
+    assert "give it as IPv4" in str(caught.value)
