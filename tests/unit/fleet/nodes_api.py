@@ -8,7 +8,7 @@ from attrs import define, field
 
 from agent.report import names
 from fleet.maintenance_record import Record, annotated
-from tests.unit.reporter.scripted import merged
+from tests.unit.reporter.scripted import merged, rules_answer
 
 REFUSED = (429, "Too many requests, please try again later.")
 
@@ -44,11 +44,9 @@ class Dra:
             return 200, {"items": [{"metadata": {"name": "s"}, "spec": self._slice()}] * self.generations}
         if name == "resourceclaims":
             return 200, {"items": [self._claim(each) for each in self.users]}
-        if name == "devicetaintrules":
-            return (201, self._make(body)) if method == "POST" else (200, {"items": list(self.rules.values())})
-        if over == "devicetaintrules":
-            return self._delete(name, body)
-        return None
+        if method == "POST" and name == "devicetaintrules":
+            body = self._named(body)
+        return rules_answer(self.rules, method, name, body) if "devicetaintrules" in (over, name) else None
 
     def _slice(self) -> dict[str, Any]:
         devices = [
@@ -63,22 +61,12 @@ class Dra:
         status = {"allocation": {"devices": {"results": [result]}}, "reservedFor": reserved}
         return {"metadata": {"name": f"of-{device}", "namespace": "ml"}, "status": status}
 
-    def _make(self, rule: Any) -> Any:
+    def _named(self, rule: Any) -> Any:
         self.made += 1
-        name = f"{rule['metadata']['generateName']}{self.made}"
-        self.rules[name] = {**rule, "metadata": {**rule["metadata"], "name": name, "uid": f"u-{name}"}}
         if rule["spec"]["taint"]["effect"] == "NoExecute":
             device = rule["spec"]["deviceSelector"]["device"]
             self.users[device] = [uid for uid in self.users.get(device, ()) if uid in self.tolerating]
-        return self.rules[name]
-
-    def _delete(self, name: str, options: Any) -> tuple[int, Any]:
-        if name not in self.rules:
-            return status(404, "gone")
-        if options and options["preconditions"] != {"uid": self.rules[name]["metadata"]["uid"]}:
-            return status(409, "the UID in the precondition is another one")
-        del self.rules[name]
-        return 200, {}
+        return merged(rule, {"metadata": {"name": f"{rule['metadata']['generateName']}{self.made}"}})
 
     def tainted(self) -> list[str]:
         """The devices that a rule taints."""

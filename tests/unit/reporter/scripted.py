@@ -3,6 +3,7 @@
 import base64
 import datetime
 import ipaddress
+import itertools
 import json
 import os
 import socket
@@ -26,6 +27,7 @@ Answer = Callable[[str, str, Any], tuple[int, dict[str, Any]] | None]
 
 
 DAY = datetime.timedelta(days=1)
+NUMBERS = itertools.count(1)
 
 
 def certificates(folder: Path) -> tuple[Path, Path]:
@@ -89,6 +91,23 @@ def merged(document: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
         for key, value in patch.items()
     }
     return {key: value for key, value in {**document, **changed}.items() if value is not None}
+
+
+def rules_answer(rules: dict[str, Any], method: str, name: str, body: Any) -> tuple[int, dict[str, Any]]:
+    """List an API server's DeviceTaintRules, create one, or delete one that has the precondition's UID."""
+    if method == "GET":
+        return 200, {"items": list(rules.values())}
+    if method == "POST":
+        name = body["metadata"]["name"]
+    if (name in rules) is (method == "POST"):
+        return (409 if name in rules else 404), {"kind": "Status", "message": "refused"}
+    if method == "POST":
+        rules[name] = {**body, "metadata": {**body["metadata"], "uid": f"of-{name}-{next(NUMBERS)}"}}
+        return 201, rules[name]
+    if body and body["preconditions"] != {"uid": rules[name]["metadata"]["uid"]}:
+        return 409, {"kind": "Status", "message": "another uid"}
+    del rules[name]
+    return 200, {}
 
 
 def answer_one(connection: ssl.SSLSocket) -> bool:

