@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import subprocess
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+
+@pytest.fixture
+def state() -> Iterator[Path]:
+    """A lab's folder, with a short path: that of a socket has at most 107 characters."""
+    with tempfile.TemporaryDirectory(prefix="lab-") as made:
+        yield Path(made)
 
 
 @pytest.fixture

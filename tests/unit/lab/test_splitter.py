@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,13 +15,6 @@ from lab.node import wait
 FRAME = b"frame"
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder with a short path: that of a socket has at most 107 characters."""
-    with tempfile.TemporaryDirectory(prefix="lab-") as made:
-        yield Path(made)
-
-
 def nic(path: Path) -> socket.socket:
     """The socket of another node's NIC."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -32,10 +24,10 @@ def nic(path: Path) -> socket.socket:
 
 
 @pytest.fixture
-def outlet(folder: Path, qemu: subprocess.Popen[bytes]) -> Iterator[socket.socket]:
-    """Where the node's QEMU sends; the NICs of the others are folder/b and folder/c."""
-    path = folder / "a"
-    companions.start_splitter({path: [folder / "b", folder / "c"]}, qemu.pid, folder / "log")
+def outlet(state: Path, qemu: subprocess.Popen[bytes]) -> Iterator[socket.socket]:
+    """Where the node's QEMU sends; the NICs of the others are state/b and state/c."""
+    path = state / "a"
+    companions.start_splitter({path: [state / "b", state / "c"]}, qemu.pid, state / "log")
     wait(path.exists, 60, "the splitter")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as made:
         made.settimeout(60)
@@ -43,9 +35,9 @@ def outlet(folder: Path, qemu: subprocess.Popen[bytes]) -> Iterator[socket.socke
         yield made
 
 
-def test_each_frame_reaches_all_others_in_order(folder: Path, outlet: socket.socket) -> None:
+def test_each_frame_reaches_all_others_in_order(state: Path, outlet: socket.socket) -> None:
     frames = [bytes([number]) * 9000 for number in range(200)]
-    with nic(folder / "b") as one, nic(folder / "c") as other:
+    with nic(state / "b") as one, nic(state / "c") as other:
         for frame in frames:
             outlet.send(frame)
             # A node that reads late does not delay the other node.
@@ -54,25 +46,25 @@ def test_each_frame_reaches_all_others_in_order(folder: Path, outlet: socket.soc
         assert [other.recv(10000) for _ in frames] == frames
 
 
-def test_a_node_that_is_off_or_started_again_holds_up_no_other(folder: Path, outlet: socket.socket) -> None:
-    with nic(folder / "b") as one:
+def test_a_node_that_is_off_or_started_again_holds_up_no_other(state: Path, outlet: socket.socket) -> None:
+    with nic(state / "b") as one:
         outlet.send(FRAME)
         assert one.recv(100) == FRAME
-        with nic(folder / "c") as other:
+        with nic(state / "c") as other:
             outlet.send(FRAME)
             assert one.recv(100) == other.recv(100) == FRAME
         # QEMU's end leaves the socket's file, and its next start replaces it.
         outlet.send(FRAME)
         assert one.recv(100) == FRAME
-        (folder / "c").unlink()
-        with nic(folder / "c") as other:
+        (state / "c").unlink()
+        with nic(state / "c") as other:
             outlet.send(b"again")
             assert one.recv(100) == b"again"
             # It may have been started again before the frame that was sent while it was off was dropped.
             wait(lambda: other.recv(100) == b"again", 60, "the frame")
 
 
-def test_the_splitter_ends_with_qemu(folder: Path, outlet: socket.socket, qemu: subprocess.Popen[bytes]) -> None:
+def test_the_splitter_ends_with_qemu(state: Path, outlet: socket.socket, qemu: subprocess.Popen[bytes]) -> None:
     qemu.kill()
     qemu.wait()
 
@@ -84,4 +76,4 @@ def test_the_splitter_ends_with_qemu(folder: Path, outlet: socket.socket, qemu: 
         return False
 
     wait(refused, 60, "the end")
-    assert (folder / "log").read_text() == ""
+    assert (state / "log").read_text() == ""
