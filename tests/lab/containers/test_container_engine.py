@@ -75,7 +75,7 @@ def test_containerd_of_the_vendor_serves_kubernetes(bare: Node, url: str, vendor
     assert changed(deploy(container_engine=wanted)) == []
 
     refused = refusal(deploy(container_engine=DISTRIBUTION))
-    assert "the node has containerd.io, which the packages of the source 'distribution' replace" in refused
+    assert "the node has containerd.io" in refused
     is_set_for_kubernetes(bare)
 
 
@@ -103,8 +103,6 @@ def test_if_containerd_does_not_accept_a_file_the_former_one_is_restored(bare: N
     write(bare, MAIN, "version = 2\n")
     bare.sh("systemctl daemon-reload; systemctl restart containerd")
     refused = refusal(deploy(container_engine=DISTRIBUTION))
-    assert (
-        "containerd: it does not start with SystemdCgroup and the CRI plugin; its former files are restored" in refused
-    )
+    assert "its former files are restored" in refused
     assert bare.sh(f"cat {MAIN}") == "version = 2\n"
     assert bare.sh("systemctl is-active containerd").strip() == "active"

@@ -72,5 +72,5 @@ def test_a_node_deploys_itself(node: Node, tmp_path: Path, server: str) -> None:
     gpg(tmp_path / "other", "--detach-sign", str(archive))
     assert node.run(["systemctl", "start", "trackbed-pull.service"], timeout=300).returncode != 0
     journal = node.sh("journalctl -u trackbed-pull.service -o cat --no-pager")
-    assert "is not deployed, since no key in /etc/trackbed/pull.gpg has signed it" in journal
+    assert "no key in /etc/trackbed/pull.gpg" in journal
     assert ready(node)

@@ -72,7 +72,7 @@ def test_a_driver_in_use_is_not_replaced(bare: Node, url: str, vendor: repositor
     succeeded(deploy(url, vendor, OLD))
     # A job, as far as the deploy can see: a process that has the device open.
     bare.sh("mknod /dev/nvidia0 c 1 3; systemd-run --unit=job sh -c 'exec sleep infinity </dev/nvidia0'")
-    assert "is not installed while GPUs are in use by sleep (" in refusal(deploy(url, vendor, NEW))
+    assert "GPUs are in use by sleep (" in refusal(deploy(url, vendor, NEW))
     assert versions(bare) == {OLD}
 
     bare.sh("systemctl stop job")
@@ -111,7 +111,7 @@ def test_nouveau_waits_for_a_reboot(bare: Node, url: str, vendor: repository.Rep
 
 def test_the_fabric_manager_needs_nvswitches(bare: Node, url: str, vendor: repository.Repository) -> None:
     refused = refusal(deploy(url, vendor, OLD, fabric_manager=True))
-    assert "gpu_driver.fabric_manager: nvidia-fabricmanager does not start" in refused
+    assert "nvidia-fabricmanager does not start" in refused
     bare.sh(f"touch {gpu_driver.NVSWITCH}; systemctl reset-failed nvidia-fabricmanager")
     succeeded(deploy(url, vendor, OLD, fabric_manager=True))
     assert versions(bare) == {OLD}
