@@ -90,7 +90,7 @@ def test_a_node_without_python_is_refused(node: Node) -> None:
     result = node.deploy(stage, {**BASE, PYTHON: ""})
     assert result.failed
     assert not result.uploads
-    assert "the node has no Python 3.10 or newer (/usr/bin/python3 or /usr/bin/python3.11)" in "\n".join(result.log)
+    assert "(/usr/bin/python3 or /usr/bin/python3.11)" in "\n".join(result.log)
 
 
 def test_a_fresh_node_gets_version_command_and_unit(node: Node) -> None:
@@ -140,7 +140,7 @@ def test_a_changed_unit_is_refused_while_its_reload_would_take_gpus_from_contain
     losers = {LOSERS: ["docker-a.scope"]}
     result = node.deploy(activate, {**SETTLED, **losers, **file_answers(agent.UNIT_FILE, "[Unit]")})
     assert result.failed
-    assert "would take the GPUs of running containers (docker-a.scope)" in result.errors[0]
+    assert "running containers (docker-a.scope)" in result.errors[0]
     assert not any("systemctl" in command for command in result.commands["Agent | Service"])
     assert not node.deploy(activate, {**SETTLED, **losers}).failed
 

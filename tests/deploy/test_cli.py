@@ -117,7 +117,7 @@ def test_a_dry_run_without_a_terminal_shows_the_other_hosts_if_one_is_away(inven
     away = ("127.0.0.1", {"ssh_port": 1, "node_name": "away"})
     done = deployed(inventory, [away, *fleet(a=(FRESH, {}))], "--dry")
     assert done.returncode == 1
-    assert "[@fake/a] plan: unknown until the agent is on the node" in " ".join(done.stderr.split())
+    assert "[@fake/a] plan: unknown until" in " ".join(done.stderr.split())
     assert "continue?" not in done.stderr and "exception" not in done.stderr
 
 
@@ -133,7 +133,7 @@ def test_ctrl_d_at_the_question_is_one_error_and_nothing_is_done(inventory: Path
     os.close(ours)
     os.close(theirs)
     assert done.returncode == 1
-    assert "the question had no answer (Ctrl-D), so the deploy stops here" in done.stderr
+    assert "no answer (Ctrl-D)" in done.stderr
     assert "exception" not in done.stderr and "Beginning operation run" not in done.stderr
 
 
@@ -168,13 +168,9 @@ def test_a_dry_run_shows_the_plan(inventory: Path) -> None:
     answers = {**SETTLED, **ABSENT, **plan(COUNT, STUCK, version=NEW)}
     done = pyinfra(inventory, "--dry", a=(answers, {}))
     assert done.returncode == 0, done.stderr
-    message = [line.partition("plan: ")[2] for line in done.stderr.splitlines() if "plan: " in line]
-    assert message == [
-        "vfs 0000:01:00.0 count: 2 -> 4  [vf-reset]  disturbs pod ml/train-0",
-        "vfs 0000:02:00.0 count: 0 -> 9",
-        "2 to change (1 vf-reset), 1 disturbs pod ml/train-0, 1 cannot be made",
-        "cannot be applied: vfs 0000:02:00.0 count: 0 -> 9: it offers 7 VFs at most; lower count to 7 or less",
-    ]
+    made, stuck, total, blocked = re.findall("plan: (.*)", done.stderr)
+    assert (made.partition("  ")[0], stuck) == (str(COUNT), str(STUCK))
+    assert "2 to change" in total and f"{STUCK}: {STUCK.blocker}; {STUCK.remedy}" in blocked
 
 
 @pytest.mark.parametrize("staged", [False, True])
@@ -196,7 +192,7 @@ def test_a_dry_run_of_an_upgrade_names_both_versions_of_each_node_and_what_would
 def test_a_dry_run_on_a_fresh_node_shows_the_first_operations(inventory: Path) -> None:
     done = pyinfra(inventory, "--dry", "--json", a=(FRESH, {}))
     assert done.returncode == 0, done.stderr
-    assert "plan: unknown until the agent is on the node" in done.stderr
+    assert "plan: unknown until" in done.stderr
     changes = [operation["name"] for operation in json.loads(done.stdout)["plan"] if operation["hosts_with_change"]]
     assert changes == [
         "Original state",
@@ -219,7 +215,7 @@ def test_bad_data_is_one_message_before_any_node_is_touched(inventory: Path, opt
     bad = {"nics": [{"name": "fabric0", "select": {"pci": "1:0"}}]}
     done = pyinfra(inventory, *options, a=(SETTLED, {}), b=(SETTLED, bad))
     assert done.returncode == 1
-    assert "@fake/b.nics[0].select: pci: '1:0' is not valid; write it as 0000:3b:00.0" in done.stderr
+    assert "@fake/b.nics[0].select: pci: '1:0'" in done.stderr
     assert "Traceback" not in done.stderr
     assert "Starting operation" not in done.stderr
 
@@ -227,14 +223,14 @@ def test_bad_data_is_one_message_before_any_node_is_touched(inventory: Path, opt
 def test_a_deploy_to_no_host_does_not_succeed(inventory: Path) -> None:
     done = deployed(inventory, [], "-y")
     assert done.returncode == 1
-    assert "the inventory has no hosts; a group of hosts is a list of names" in " ".join(done.stderr.split())
+    assert "the inventory has no hosts" in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
 
 
 def test_a_path_of_no_inventory_is_one_error() -> None:
     done = fake.pyinfra("~/fleet/inventories/absent.py", "deploy.py", "--dry")
     assert done.returncode == 1
-    assert "~/fleet/inventories/absent.py is neither an inventory file" in done.stderr
+    assert "~/fleet/inventories/absent.py is neither" in done.stderr
     assert "give the path of an inventory's file" in done.stderr
 
 

@@ -27,7 +27,7 @@ def test_the_original_state_is_written_once(node: Node) -> None:
 def test_another_answer_is_no_recorded_state(node: Node, answer: str) -> None:
     result = node.deploy(original_state.record, {of(Recorded): [answer]})
     assert result.failed
-    assert "the node's answer to Recorded cannot be read" in result.errors[0]
+    assert "answer to Recorded cannot be read" in result.errors[0]
 
 
 @pytest.mark.parametrize("before", ["", "mine\n"])

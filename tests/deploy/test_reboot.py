@@ -76,7 +76,7 @@ def test_a_request_that_a_reboot_did_not_satisfy_fails_with_the_remedy(node: Nod
     assert result.failed
     (message,) = result.flat
     assert message.startswith(f"refuse: boot: {REASON}: this is still so after a reboot")
-    assert "remove /var/lib/trackbed/reboots/boot on the host" in message
+    assert "remove /var/lib/trackbed/reboots/boot" in message
 
 
 def test_an_unsatisfied_request_is_a_warning_if_reboots_are_not_allowed(node: Node) -> None:
@@ -90,7 +90,7 @@ def test_a_host_that_deploys_itself_is_told_that_it_is_not_rebooted(node: Node) 
     itself = evolve(node, data=ALLOWED, connector=OwnConnector)
     result = itself.deploy(request, {REQUESTS: ["boot-2"]})
     assert not any("the host is rebooted" in line for line in result.log)
-    assert any("a host that deploys itself is not rebooted" in line for line in result.log)
+    assert any("a host that deploys itself" in line for line in result.log)
     result = itself.deploy(request, {REQUESTS: STILL})
     assert not result.failed
     assert any("this is still so after a reboot" in line for line in result.log)
@@ -114,7 +114,7 @@ def test_a_host_is_not_rebooted_unless_the_policy_allows_it(node: Node) -> None:
     result = node.deploy(reboot_policy.by_policy, {REQUESTS: DUE})
     assert not result.failed
     assert result.flat == []
-    assert any("the host is not rebooted (reboot.policy is 'never')" in line for line in result.log)
+    assert any("not rebooted (reboot.policy is 'never')" in line for line in result.log)
 
 
 @pytest.mark.parametrize(("key", "reboots"), [({}, 0), ({"kernel": {"release": "6.1.0-10-amd64"}}, 1)])

@@ -64,7 +64,7 @@ def test_an_inventory_of_three_lines_is_deployed_dry(site: Path) -> None:
     done = dry(site)
     assert done.returncode == 0, done.stderr
     assert "Spec | Plan and write" in done.stderr
-    assert "plan: beside the NICs: irqbalance is stopped (irqs.irqbalance), the NICs' interrupts are" in done.stderr
+    assert "plan: beside the NICs: irqbalance" in done.stderr
     assert [each["nics"][0]["vfs"] for each in data_of(site / "inventories/prod.py")] == [{"count": 8}, {"count": 8}]
 
 
@@ -74,7 +74,7 @@ def test_init_leaves_what_is_there_and_refuses_the_checkout(site: Path) -> None:
     assert (site / "README.md").read_text() == "ours\n"
     refused = trackbed("init", ROOT / "fleet-of-mine")
     assert refused.returncode == 1
-    assert "is in the checkout of Trackbed; give a folder outside of it" in refused.stderr
+    assert f"{ROOT}/fleet-of-mine is in the checkout" in refused.stderr
     assert not (ROOT / "fleet-of-mine").exists()
 
 
@@ -99,7 +99,7 @@ def test_relative_paths_begin_at_the_site(site: Path) -> None:
     with (site / "group_data/servers.py").open("a") as file:
         file.write(f"pull = {keyring}\n")
     done = dry(site)
-    assert f"{site}/keys/fleet.gpg is not a file of public keys" in done.stderr
+    assert f"{site}/keys/fleet.gpg is not a file" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_group_data_of_a_mistyped_name_are_named(site: Path) -> None:
     (site / "group_data/all.yml").write_text("site_rack: 7\n")
     done = ran(PYINFRA, inventory, "debug-inventory")
     assert said in done.stderr and "storage.py" not in done.stderr
-    assert f"{site}/group_data/all.yml is not read: group data are Python, as in all.py" in done.stderr
+    assert f"{site}/group_data/all.yml is not read" in done.stderr
 
 
 def test_what_may_be_meant_for_data_and_is_not_read_is_named(site: Path) -> None:
@@ -143,8 +143,8 @@ def test_what_may_be_meant_for_data_and_is_not_read_is_named(site: Path) -> None
     inventory.write_text(f"{inventory.read_text()}NICS = []\ncanary = []\n")
     said = ran(PYINFRA, inventory, "debug-inventory").stderr
     assert f"{site}/host_data is not read" in said
-    assert f"{site}/group_data/servers is not read: the data of a group are one file, servers.py" in said
-    assert "NICS is a group without hosts in this inventory; did you mean the key 'nics'?" in said
+    assert f"{site}/group_data/servers is not read" in said
+    assert "NICS is a group" in said and "the key 'nics'?" in said
     assert "shared" not in said and "canary" not in said
 
 
@@ -152,7 +152,7 @@ def test_what_may_be_meant_for_data_and_is_not_read_is_named(site: Path) -> None
 def test_a_deploy_in_the_place_of_the_inventory_is_one_error(site: Path, deploy: str) -> None:
     done = ran(PYINFRA, deploy, site / "inventories/prod.py", "--dry")
     assert done.returncode == 1
-    assert f"{deploy} is no inventory; give the inventory before it: pyinfra INVENTORY {deploy}" in done.stderr
+    assert f"{deploy} is no inventory" in done.stderr
 
 
 @pytest.mark.parametrize("given", ["", "inventories"])
@@ -183,7 +183,7 @@ def test_another_version_than_the_site_is_for_shows_and_does_not_deploy(site: Pa
     assert shown.returncode == 0, shown.stderr
     said = f"says that this site is for Trackbed 0.9.0, and this checkout is {version()}"
     assert said in shown.stderr
-    assert f"{ROOT}/CHANGELOG.md has its reasons, in the entries between 0.9.0 and {version()}" in shown.stderr
+    assert f"{ROOT}/CHANGELOG.md" in shown.stderr
     refused = ran(PYINFRA, "-y", site / "inventories/prod.py", "deploy.py")
     assert refused.returncode == 1
     assert said in refused.stderr
@@ -320,7 +320,7 @@ def test_explain_of_wrong_data_says_what_is_wrong(site: Path) -> None:
     (site / "inventories/prod.py").write_text(f"servers = {[('gpu-01', wrong)]!r}\n")
     done = trackbed("explain", "gpu-01", "--inventory", site / "inventories/prod.py")
     assert done.returncode == 1
-    assert "'rail9' is not a name in nics; known names: rail0" in done.stderr
+    assert "'rail9' is not a name in nics" in done.stderr
     assert "Traceback" not in done.stderr
 
 

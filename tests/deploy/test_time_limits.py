@@ -123,7 +123,7 @@ def test_a_host_that_hangs_is_given_up_and_the_other_is_deployed(
     assert "after" in [ran for ran, _ in connectors["@fake/fine"].ran]
     assert "after" not in [ran for ran, _ in connectors["@fake/stuck"].ran]
     asked = " to Hangs" if hanging in (fact, "prepare") else ""
-    assert f"[@fake/stuck] no answer{asked} within 1 s, so the deploy goes on without this host; " in caplog.text
+    assert f"[@fake/stuck] no answer{asked} within 1 s" in caplog.text
 
 
 def test_if_the_only_host_hangs_the_deploy_ends_without_a_traceback(

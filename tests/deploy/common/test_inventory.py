@@ -39,4 +39,4 @@ def test_a_group_that_pyinfra_would_misread_is_named_with_its_fault(hosts: Any, 
 def test_a_group_all_has_the_hosts_of_each_group() -> None:
     groups: dict[str, Any] = {"hosts": ["a", ("b", {})], "all": (["a", "b"], {"x": 1})}
     assert fault_of(groups) == ""
-    assert fault_of({**groups, "all": ["a"]}) == "all: it lacks 'b', which is in hosts; add it, or remove 'all'"
+    assert "all: it lacks 'b', which is in hosts" in fault_of({**groups, "all": ["a"]})

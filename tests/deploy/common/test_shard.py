@@ -37,7 +37,7 @@ def test_a_shard_is_a_part_of_what_the_limit_leaves(tmp_path: Path) -> None:
 def test_an_invalid_shard_stops_before_a_host_is_changed(tmp_path: Path) -> None:
     done = pyinfra(tmp_path, "17/16")
     assert done.returncode != 0
-    assert "TRACKBED_SHARD='17/16' is not a shard; give it as 3/16" in done.stderr
+    assert "TRACKBED_SHARD='17/16' is not a shard" in done.stderr
     assert "Traceback" not in done.stderr and "Connected" not in done.stderr
 
 

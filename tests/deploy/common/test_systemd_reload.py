@@ -131,10 +131,7 @@ def test_nothing_is_installed_while_a_package_s_reload_would_take_gpus(tmp_path:
     words = ["sh", "-ec", text, "sh", "", "", "", ""]
     done = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert (
-        f"nothing is installed: a package may have systemd read its units again, which would take the GPUs of running "
-        f"containers ({scope}): a toolkit before 1.18" in done.stderr
-    )
+    assert f" containers ({scope}): a toolkit before 1.18" in done.stderr
     assert not (tmp_path / "ran").exists()
 
 

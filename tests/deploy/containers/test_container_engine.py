@@ -143,7 +143,7 @@ def test_another_version_is_refused_while_its_restart_would_stop_containers(node
     result = node.deploy(container_engine.install, {**there, RESTART: [reason]})
     assert result.failed
     [refused] = result.flat
-    assert refused.startswith(f"refuse: container_engine: another version of docker.io restarts docker, which {reason}")
+    assert refused.startswith("refuse: container_engine: ") and f" restarts docker, which {reason}" in refused
     [apt, _] = node.deploy(container_engine.install, there).flat
     assert apt.endswith(" docker.io=20.10.24+dfsg1-1")
 

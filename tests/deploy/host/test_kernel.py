@@ -39,7 +39,7 @@ def test_another_release_is_installed_and_a_reboot_requested(node: Node) -> None
     assert not result.failed
     install, request = result.flat
     assert install.endswith(" linux-image-6.1.0-10-amd64 linux-headers-6.1.0-10-amd64")
-    assert "'kernel 6.1.0-10-amd64 is installed, and 6.1.0-9-amd64 runs'" in request
+    assert "'kernel 6.1.0-10-amd64 is" in request and " 6.1.0-9-amd64 runs'" in request
 
 
 def test_a_newer_kernel_that_grub_would_boot_is_refused(node: Node) -> None:

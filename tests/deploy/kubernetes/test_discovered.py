@@ -201,7 +201,7 @@ def test_a_node_file_that_cannot_be_read_is_refused(tmp_path: Path, text: str, f
     first, second = str(caught.value).splitlines()
     assert first.startswith(f"{path}: ")
     assert fault in first
-    assert first.endswith("; remove the file and deploy b, which writes it anew")
+    assert "; remove the file and deploy b" in first
     assert second.startswith(f"{tmp_path / 'c.json'}: No such file")
 
 
@@ -215,7 +215,7 @@ def test_a_deploy_refuses_the_unreadable_file_of_a_host_outside_its_limit(tmp_pa
     done = deployed(tmp_path, dict.fromkeys("ab", data), render, "--limit", "@fake/a")
     assert done.returncode == 1
     assert f"device_plugins: {other}: Expecting property name" in done.stderr
-    assert "remove the file and deploy @fake/b, which writes it anew" in done.stderr
+    assert "remove the file and deploy @fake/b" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "made" / "kustomization.yaml").exists()
 

@@ -149,7 +149,7 @@ def test_a_node_without_a_valid_token_asks_for_one_and_keeps_what_it_has_if_that
     answers = {**DEBIAN, **texts(key, node, tmp_path), CREDENTIALS: credentials}
     result = evolve(node, data={"kubernetes": key}).deploy(configure, answers)
     assert result.failed
-    assert "no token for node-a: the kubeconfig /nowhere/kubeconfig is not found" in "".join(result.log)
+    assert "the kubeconfig /nowhere/kubeconfig is" in "".join(result.log)
     assert result.inputs == [] and not any(RESTART in command for command in result.flat)
 
 
@@ -157,7 +157,7 @@ def test_a_node_that_deploys_itself_gets_no_token(node: Node, key: dict[str, Any
     answers = {**DEBIAN, **texts(key, node, tmp_path), CREDENTIALS: ["brought "]}
     result = evolve(node, data={"kubernetes": key}, connector=OwnConnector).deploy(configure, answers)
     assert result.failed
-    assert "no token for node-a: only a control host can get one" in "".join(result.log)
+    assert "only a control host can get one" in "".join(result.log)
     assert result.inputs == []
 
 
@@ -253,7 +253,7 @@ def test_a_node_that_is_shut_out_gets_no_token_and_fails_alone(node: Node, tmp_p
     with cluster_at(tmp_path, answer) as key:
         result = evolve(node, data={"kubernetes": key}).deploy(configure, {**DEBIAN, CREDENTIALS: [GOOD, REFUSED]})
     assert result.failed and result.inputs == []
-    assert f"no token for node-a: the API server refuses: {denied}" in "".join(result.log)
+    assert denied in "".join(result.log)
 
 
 def test_a_node_without_a_node_object_is_told_in_which_cluster(node: Node, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_where_no_reporter_publishes_nfd_gets_what_it_may_publish_and_the_rest_i
     assert published(result) == [EXCLUSIVE, HCA]
     assert result.uploads[FEATURES].decode() == f"{HEADER}example.net/team=ml\n{CAPABLE}=true\n"
     (said,) = [line for line in result.log if "nobody publishes" in line]
-    assert "labels: nobody publishes gpu-use-type, rdma: without the key kubernetes" in said
+    assert "nobody publishes gpu-use-type, rdma: " in said
     published_too = deploy(node, {}, has(CONNECTX))
     assert not any("features.d" in path for path in published_too.uploads)
     assert not any("nobody publishes" in line for line in published_too.log)

@@ -171,7 +171,7 @@ def test_a_node_is_back_once_its_kubelet_has_reported_in_the_new_boot(
     result = deploy(host)
     assert result.failed is not is_back
     assert bool(cluster.cordoned()) is not is_back
-    assert any("its kubelet has not reported since the boot" in line for line in result.errors) is not is_back
+    assert any("kubelet has not reported since" in line for line in result.errors) is not is_back
 
 
 def test_a_node_that_was_not_ready_is_uncordoned_at_the_end_of_the_deploy(host: Node, cluster: Cluster) -> None:
@@ -241,7 +241,7 @@ class TakenOver(OfCluster):
 def test_a_drain_that_somebody_else_has_taken_over_is_not_undone(host: Node, cluster: Cluster) -> None:
     OfCluster.machine.users = [[], [], ["nvme0 is NVMe over RDMA"]]
     result = deploy(evolve(host, connector=TakenOver))
-    assert any("not rebooted: ann began to maintain node-a at 2026" in each for each in result.errors)
+    assert any("ann began to maintain node-a at 2026" in each for each in result.errors)
     assert cluster.events == ["cordoned", "evicted job"]
     assert '"ann"' in cluster.recorded()["node-a"]
 
@@ -280,7 +280,7 @@ def test_the_maintenance_of_somebody_else_is_left_alone(host: Node, cluster: Clu
     cluster.note("node-a", Record(by, "2026", "drain", True, "reboot"))
     before = cluster.recorded()
     OfCluster.machine.drained = drained
-    assert deferred(deploy(host)).startswith(f"{by} began to maintain node-a at 2026 and has not finished")
+    assert deferred(deploy(host)).startswith(f"{by} began to maintain node-a at 2026")
     assert cluster.events == []
     assert cluster.recorded() == before
     assert not OfCluster.machine.drained
@@ -305,25 +305,24 @@ def test_a_node_that_does_not_become_ready_stays_cordoned_and_fails(host: Node, 
     result = deploy(host)
     assert result.failed
     assert cluster.cordoned()
-    [message] = [line for line in result.errors if "it stays cordoned" in line]
-    assert message.endswith("it stays cordoned; then deploy again, or trackbed fleet maintain node-a --undo")
+    assert any("it stays cordoned" in line and line.endswith("node-a --undo") for line in result.errors)
 
 
 def test_a_host_that_fails_after_its_drain_says_that_its_node_stays_cordoned(host: Node, cluster: Cluster) -> None:
+    stays = "node-a was cordoned for a reboot, and stays so"
     OfCluster.machine.fails = "deliver the spec"
     OfCluster.machine.reports(ready=False)
     result = deploy(host)
     assert result.failed and cluster.cordoned()
-    assert "the Node node-a was cordoned for a reboot, and stays so, since the host has failed" in result.errors[-1]
-    assert result.errors[-1].endswith("or trackbed fleet maintain node-a --undo")
+    assert stays in result.errors[-1] and result.errors[-1].endswith("node-a --undo")
     # So does the next deploy that fails, also if it fails earlier. One that succeeds brings the Node back.
     OfCluster.machine.boot, OfCluster.machine.fails = 2, "first step"
-    assert "the Node node-a was cordoned for a reboot, and stays so" in deploy(host).errors[-1]
+    assert stays in deploy(host).errors[-1]
     OfCluster.machine.fails = ""
     again = deploy(host)
     assert (again.failed, cluster.events[-1], OfCluster.machine.drained) == (False, "uncordoned", False)
     OfCluster.machine.fails = "first step"
-    assert not any("stays so" in line for line in deploy(host).errors)
+    assert not any(stays in line for line in deploy(host).errors)
 
 
 def test_a_deploy_that_is_stopped_names_the_nodes_that_stay_cordoned_and_the_nics_that_stay_tainted() -> None:
@@ -343,9 +342,8 @@ sys.exit(0)
 """
     done = subprocess.run([sys.executable, "-c", ends], capture_output=True, text=True, check=True)
     said = " ".join(done.stderr.split())
-    assert "the Node left was cordoned for a reboot, and stays so, since the deploy was stopped" in said
-    assert "Node tainted has rail0 in maintenance, with its devices tainted, and stays so" in said
-    assert "or trackbed fleet maintain tainted --undo" in said
+    assert "the Node left was cordoned for a reboot" in said and "maintain left --undo" in said
+    assert "Node tainted has rail0 in maintenance" in said and "maintain tainted --undo" in said
     assert "Node back" not in said
 
 

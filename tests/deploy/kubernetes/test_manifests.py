@@ -130,7 +130,7 @@ def test_the_hosts_of_a_cluster_must_have_the_same_folder(tmp_path: Path, limit:
     hosts = {name: {"device_plugins": folders[name], "kubernetes": key} for name, key in clusters.items()}
     done = fleet(tmp_path, hosts, *limit)
     assert done.returncode == 1
-    assert "@fake/b.device_plugins.folder: @fake/a is in the same cluster" in done.stderr
+    assert "@fake/b.device_plugins.folder: @fake/a " in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "b").exists()
 

@@ -148,7 +148,7 @@ def test_an_entry_without_signed_by_is_used_if_apt_trusts_the_right_key(node: No
     path = apt.put(name, f"deb {HOME} noble stable\n")
     refused = apt.deploy(node)
     assert refused.failed
-    assert f"{path}:1 has this repository, but not with the key {apt.fingerprint}" in refused.errors[0]
+    assert f"{path}:1 has" in refused.errors[0] and apt.fingerprint in refused.errors[0]
     shutil.copy(apt.right, apt.etc / "trusted.gpg.d/docker.asc")
     assert used(apt.deploy(node))
 
@@ -183,7 +183,7 @@ def test_a_node_whose_sources_apt_cannot_read_is_refused(node: Node, apt: Apt) -
     path = apt.put("broken.list", "deb nonsense\n")
     result = apt.deploy(node)
     assert result.failed
-    assert f"docker: apt cannot read its sources: Malformed entry 1 in list file {path}" in result.errors[0]
+    assert f"Malformed entry 1 in list file {path}" in result.errors[0]
     assert not result.uploads
 
 

@@ -22,10 +22,10 @@ def test_a_driver_of_nvidias_installer_is_named_before_packages_are_installed(no
     there = {of(Present): gpu_driver.RUN_FILE}
     result = node.deploy(gpu_driver.install, {**there, **gpu_node.fresh(DEBIAN)})
     assert result.failed and not result.uploads
-    assert result.flat[0].startswith("refuse: gpu_driver: the node has a driver of NVIDIA's installer (.run)")
+    assert result.flat[0].startswith("refuse: gpu_driver: ") and "installer (.run)" in result.flat[0]
     # Where the packages are installed already, nothing would be mixed.
     settled = node.deploy(gpu_driver.install, {**there, **gpu_node.there(), **gpu_node.debs(gpu_node.VERSION)})
-    assert not any(command.startswith("refuse: gpu_driver: the node has a driver of") for command in settled.flat)
+    assert not any("installer (.run)" in command for command in settled.flat)
 
 
 def test_a_docker_that_is_a_snap_is_named_before_packages_are_installed(node: Node) -> None:
@@ -40,7 +40,7 @@ def test_a_docker_that_is_a_snap_is_named_before_packages_are_installed(node: No
 
 def test_a_node_whose_system_is_an_image_is_not_supported(node: Node) -> None:
     result = node.deploy(packages.system, {**ROCKY_9, of(Present): packages.OSTREE})
-    assert "the node boots an image (rpm-ostree, bootc), into which dnf installs nothing" in result.errors[0]
+    assert "the node boots an image (rpm-ostree" in result.errors[0]
     assert not node.deploy(packages.system, ROCKY_9).failed
 
 

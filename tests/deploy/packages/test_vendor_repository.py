@@ -113,7 +113,7 @@ def test_if_no_repository_has_dkms_the_error_says_where_it_is(tmp_path: Path, li
     text = f"PATH={tmp_path}\n{vendor_repository._DNF}"
     done = ran(script(text, "erdma", "", "", "erdma-dkms-1.1"), DKMS=str(tmp_path))
     assert done.returncode == 1
-    assert ("no repository has dkms, which for the RHEL family is in EPEL" in done.stderr) == hinted
+    assert ("for the RHEL family is in EPEL" in done.stderr) == hinted
 
 
 def test_a_package_is_installed_at_its_version_and_held(node: Node) -> None:
@@ -154,7 +154,7 @@ def test_an_upgrade_by_dnf_removes_the_lock_first(node: Node) -> None:
 def test_dnf5_whose_locks_are_not_supported_is_refused_before_anything_is_installed(node: Node) -> None:
     result = node.deploy(lambda: have("rhel"), rpm("dnf5=5.2.10", "python3-dnf=4.22"))
     [refused] = result.flat
-    assert refused.startswith("refuse: dnf on this node is dnf5, and the deploy cannot set its version locks")
+    assert refused.startswith("refuse: dnf on this node is dnf5")
     # Before Fedora 41 dnf5 may be installed beside dnf.
     assert not node.deploy(lambda: have("rhel"), rpm("dnf5=5.2.10", "dnf=4.22")).failed
     # Nothing is to be held.

@@ -172,7 +172,7 @@ def test_an_older_archive_is_refused_though_its_signature_is_good(puller: Puller
     puller.publish(99)
     code, message = puller.run()
     assert code == 1
-    assert "the archive is older than the last one deployed" in message
+    assert "archive is older than the last" in message
     assert puller.ran is None
 
 
@@ -220,7 +220,7 @@ def test_a_folder_that_cannot_be_written_is_a_one_line_error(puller: Puller, nam
         (puller.folder / name).mkdir(parents=True)
     code, message = puller.run()
     assert (code, len(message.splitlines()), puller.ran) == (1, 1, None)
-    assert f"'{puller.folder / name}'; make room and make the folder writable: df {puller.folder}/state" in message
+    assert f"'{puller.folder / name}'" in message and f"df {puller.folder}/state" in message
 
 
 def test_a_download_that_is_too_large_is_deleted(tmp_path: Path) -> None:
