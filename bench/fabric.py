@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fleet.fabric.schedule import Pair, Round, survey
-from fleet.fabric.stages import FabricSettings
-from fleet.fabric.tests import TESTS
+from fleet.fabric.tests import TESTS, FabricSettings
 from fleet.fabric.verdict import PathVerdict, verdict
 from tests.sim.fabric import Fabric, ends, some_bad, some_paths
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cli.topology import Cache, Core, Device, NumaNode, Served
 from fleet.fabric.ends import Ends
-from fleet.fabric.stages import FabricSettings
+from fleet.fabric.tests import FabricSettings
 from fleet.fabric.verdict import Verdict, verdict
 from fleet.last_deploy import LastDeploy, Operation
 from fleet.report.history import History, NodeCourse

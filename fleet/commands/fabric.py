@@ -91,8 +91,7 @@ def _read(path: Path) -> Journal:
 
 
 def _print(journal: Journal, ends: Ends, judged: Verdict) -> None:
-    left = [each for each in judged.ends if each.status != "good"]
-    rows = [(each.end, each.kind or each.status, each.message) for each in left]
+    rows = [*judged.left]
     rows += [(f"{each.client} -> {each.server}", "bad path", f"{each.test}: {each.message}") for each in judged.paths]
     rows += [
         (", ".join(collective.group.ends), "bad collective", f"{ALL_REDUCE}: {collective.message}")
@@ -112,5 +111,5 @@ def _print(journal: Journal, ends: Ends, judged: Verdict) -> None:
             click.echo(printable(f"{ALL_REDUCE} of {', '.join(made.ends)}: {measured}"))
     stopped = "" if judged.finished else "; the test is not finished: run deploys/fabric.py again to go on"
     click.echo(
-        f"{len(judged.ends) - len(left)} of {len(judged.ends)} NICs are good, {len(judged.paths)} bad paths{stopped}"
+        f"{len(judged.ends) - len(judged.left)} of {len(judged.ends)} NICs are good, {len(judged.paths)} bad paths{stopped}"
     )

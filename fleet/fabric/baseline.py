@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import frozen
 
-from fleet.fabric.ends import End, Ends
+from fleet.fabric.ends import Ends
 from fleet.fabric.results import FabricResult
 from fleet.fabric.tests import TESTS
 
@@ -63,6 +63,14 @@ class Judged:
     share: float
     bad: bool
 
+    def partner(self, end: str) -> str:
+        """The other one of its ends."""
+        return self.result.client if end == self.result.server else self.result.server
+
+    def way(self, end: str) -> str:
+        """What this end does with the data."""
+        return "sends" if end == self.sender else "receives"
+
     @property
     def sender(self) -> str:
         """The end that sends the data."""
@@ -91,7 +99,7 @@ class Baseline:
                 # Rails may be separate networks; on a rail of its own each test must succeed.
                 judged += [] if result.across else [Judged(result, 0.0, True)]
                 continue
-            share = _share(result, usual.value)
+            share = _rate(result.test, result.value) / _rate(result.test, usual.value)
             bad = share < usual.least_of_one or _below_floor(ends, result)
             judged.append(Judged(result, share, bad))
         return judged
@@ -121,7 +129,7 @@ def upper_median(values: Sequence[float]) -> float:
 def _usual(results: Sequence[FabricResult]) -> Usual | None:
     rates: dict[str, list[float]] = defaultdict(list)
     for result in results:
-        rate = _rate(result)
+        rate = _rate(result.test, result.value)
         rates[result.server].append(rate)
         rates[result.client].append(rate)
     of_ends = [upper_median(each) for each in rates.values()]
@@ -131,10 +139,9 @@ def _usual(results: Sequence[FabricResult]) -> Usual | None:
         usual = upper_median([rate for rate in of_ends if rate > 0] or [0.0])
     if usual <= 0:
         return None
-    value = usual if TESTS[results[0].test].unit == "Gbit/s" else 1 / usual
     return Usual(
-        value,
-        _least([_rate(result) / usual for result in results], TEST_TOLERANCE),
+        _rate(results[0].test, usual),
+        _least([_rate(result.test, result.value) / usual for result in results], TEST_TOLERANCE),
         _least([rate / usual for rate in of_ends], END_TOLERANCE),
     )
 
@@ -168,27 +175,14 @@ def _qn(values: Sequence[float]) -> float:
     return 2.2219 * first_quarter * number / (number + (1.4 if number % 2 else 3.8))
 
 
-def _rate(result: FabricResult) -> float:
+def _rate(test: str, value: float | None) -> float:
     """The greater, the better: Gbit/s, or messages in a microsecond; 0 for a fault."""
-    if result.value is None:
+    if value is None:
         return 0.0
-    return result.value if TESTS[result.test].unit == "Gbit/s" else 1 / result.value
-
-
-def _share(result: FabricResult, usual: float) -> float:
-    return _rate(result) / (usual if TESTS[result.test].unit == "Gbit/s" else 1 / usual)
+    return value if TESTS[test].unit == "Gbit/s" else 1 / value
 
 
 def _below_floor(ends: Ends, result: FabricResult) -> bool:
-    if result.value is None:
-        return True
-    floors = [end.floors[result.test] for end in _of(ends, result) if result.test in end.floors]
-    if not floors:
-        return False
-    if TESTS[result.test].unit == "Gbit/s":
-        return result.value < min(floors)
-    return result.value > max(floors)
-
-
-def _of(ends: Ends, result: FabricResult) -> tuple[End, End]:
-    return ends[result.server], ends[result.client]
+    floors = [ends[name].floors.get(result.test) for name in (result.server, result.client)]
+    least = min((_rate(result.test, floor) for floor in floors if floor is not None), default=0.0)
+    return result.value is None or _rate(result.test, result.value) < least

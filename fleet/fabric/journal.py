@@ -17,8 +17,7 @@ from agent.documents import read
 from fleet.fabric.collective import Collective
 from fleet.fabric.ends import End, Ends, by_name
 from fleet.fabric.results import FabricResult
-from fleet.fabric.stages import FabricSettings
-from fleet.fabric.tests import TESTS
+from fleet.fabric.tests import TESTS, FabricSettings
 from fleet.paths import state
 
 _converter = cattrs.Converter()

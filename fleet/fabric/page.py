@@ -31,8 +31,7 @@ LEGEND = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 def page(ends: Ends, judged: Verdict, began: float, absent: Mapping[str, str]) -> str:
     """The HTML text."""
-    good = sum(each.status == "good" for each in judged.ends)
-    left = [each for each in judged.ends if each.status != "good"]
+    good = len(judged.ends) - len(judged.left)
     when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(began))
     verdict = "proven" if judged.proven and not absent else "not proven"
     tested = f"Tested {when}" if judged.finished else f"Begun {when}, and not finished"
@@ -44,9 +43,8 @@ def page(ends: Ends, judged: Verdict, began: float, absent: Mapping[str, str]) -
             [(test, f"{rounded(value)} {TESTS[test].unit}") for test, value in judged.usual.items()],
         ),
     ]
-    if left:
-        rows = [(each.end, each.kind or each.status, each.message) for each in left]
-        parts += ["<h2>Not good</h2>", table(("NIC", "Verdict", "Why"), rows)]
+    if judged.left:
+        parts += ["<h2>Not good</h2>", table(("NIC", "Verdict", "Why"), judged.left)]
     if judged.paths:
         paths = [(each.client, each.server, each.test, each.message) for each in judged.paths]
         parts += ["<h2>Bad paths</h2>", table(("From", "To", "Test", "Why"), paths)]

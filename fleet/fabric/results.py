@@ -8,7 +8,7 @@ from typing import Literal
 from attrs import frozen
 
 from fleet.fabric.schedule import Round
-from fleet.fabric.tests import TESTS, FabricTest, Load
+from fleet.fabric.tests import TESTS, FabricSettings, FabricTest
 
 Fault = Literal["", "no-server", "timeout", "client", "server", "output", "lost"]
 
@@ -47,9 +47,9 @@ def failed(made: Round, server: str, client: str, fault: Fault, text: str = "") 
     )
 
 
-def measured(made: Round, server: str, client: str, code: int, output: str, load: Load) -> FabricResult:
+def measured(made: Round, server: str, client: str, code: int, output: str, settings: FabricSettings) -> FabricResult:
     """The result of a client that has ended with an exit status, having printed ``output``."""
-    value = parse(TESTS[made.test], output, load) if code == 0 else None
+    value = parse(TESTS[made.test], output, settings) if code == 0 else None
     if value is None:
         return failed(made, server, client, *why_none(code, messages(output)))
     return FabricResult(made.stage, made.number, made.test, made.across, server, client, value)
@@ -76,7 +76,7 @@ LEAST, MOST = 1e-6, 1e6
 _HEADING = re.compile(r"#bytes|#iterations|BW (?:peak|average)\[[^\]]*\]|MsgRate\[Mpps\]|\S+(?: percentile)?\[usec\]")
 
 
-def parse(test: FabricTest, output: str, load: Load) -> float | None:
+def parse(test: FabricTest, output: str, settings: FabricSettings) -> float | None:
     """The result in perftest's output; None if there is none, or an impossible one.
 
     perftest prints the rate with two decimals, so a rate below 1 Gbit/s is computed from the message rate, which has six. Both
@@ -95,7 +95,7 @@ def parse(test: FabricTest, output: str, load: Load) -> float | None:
                 if test.unit == "Gbit/s" and value < 1:
                     bits = int(words[0]) * 8
                     value = bits * 1e-3 * float(words[columns.index(MESSAGES)])
-                    value = value or bits * 1e-9 * float(words[columns.index(COUNT)]) / load.window
+                    value = value or bits * 1e-9 * float(words[columns.index(COUNT)]) / settings.window
             except ValueError:
                 continue
             return value if LEAST <= value <= MOST else None

@@ -15,8 +15,8 @@ from fleet.fabric.journal import Journal
 from fleet.fabric.launch import SSH, Keys, daemon, files_of_first, files_of_other
 from fleet.fabric.results import FabricResult, failed, measured, messages
 from fleet.fabric.schedule import Pair, Round
-from fleet.fabric.stages import STAGES, FabricSettings
-from fleet.fabric.tests import ALL_REDUCE, TESTS, Load, client, server
+from fleet.fabric.stages import STAGES
+from fleet.fabric.tests import ALL_REDUCE, TESTS, FabricSettings, client, server
 from fleet.fabric.verdict import Verdict, good_ends, lost_nodes, verdict
 
 PORT = 18515
@@ -188,9 +188,7 @@ class Runner:
         servers = self._ask("collect", made, there, measured_well)
         for job in up:
             if not self._gone(job.ends):
-                results[job.server, job.client] = _result(
-                    made, job, clients[job.id], servers[job.id], self.settings.load
-                )
+                results[job.server, job.client] = self._result(made, job, clients[job.id], servers[job.id])
         for job in jobs:
             if self._gone(job.ends):
                 gone = next(node for node in map(self._node, job.ends) if node in self._lost)
@@ -211,8 +209,8 @@ class Runner:
         for job in jobs:
             one, other = self.ends[job.server], self.ends[job.client]
             asked, seconds = (one, lasts) if do != "measure" else (other, limit)
-            load = (job.port, self.settings.load)
-            argv = server(test, one, *load) if do != "measure" else client(test, other, one, *load)
+            given = (job.port, self.settings)
+            argv = server(test, one, *given) if do != "measure" else client(test, other, one, *given)
             words = {"id": job.id, "argv": argv, "port": job.port, "seconds": seconds, "rdma_cm": test.rdma_cm}
             asked_of.append((asked.node, {**words, "ends": job.id in ending}))
         return self._answers(do, asked_of, limit + ANSWER)
@@ -238,6 +236,14 @@ class Runner:
                 collected |= valid
         return collected
 
+    def _result(self, made: Round, job: Job, of_client: Sequence[Any], of_server: Sequence[Any]) -> FabricResult:
+        result = measured(made, job.server, job.client, int(of_client[0]), str(of_client[1]), self.settings)
+        code, output = of_server
+        if not result.fault and code != 0:
+            why = "it did not end" if code is None else f"exit status {code}"
+            return failed(made, job.server, job.client, "server", messages(str(output)) or why)
+        return result
+
     def _gone(self, ends: Sequence[str]) -> bool:
         """Whether one of the ends' nodes is lost."""
         return not self._lost.isdisjoint(map(self._node, ends))
@@ -256,12 +262,3 @@ def _is_answer(do: str, answer: Any) -> bool:
         case [None, str()]:
             return do == "collect"
     return False
-
-
-def _result(made: Round, job: Job, of_client: Sequence[Any], of_server: Sequence[Any], load: Load) -> FabricResult:
-    result = measured(made, job.server, job.client, int(of_client[0]), str(of_client[1]), load)
-    code, output = of_server
-    if not result.fault and code != 0:
-        why = "it did not end" if code is None else f"exit status {code}"
-        return failed(made, job.server, job.client, "server", messages(str(output)) or why)
-    return result

@@ -59,7 +59,7 @@ def _by_bad_results(of_end: Mapping[str, Sequence[Judged]]) -> list[str]:
             break
         suspects.append(worst)
         for each in of_end[worst]:
-            partner = each.receiver if each.sender == worst else each.sender
+            partner = each.partner(worst)
             if partner in weights:
                 bad, total = counts[partner]
                 cell = _cell(partner, each)
@@ -87,7 +87,7 @@ def _counts(name: str, results: Iterable[Judged]) -> Counts:
 
 
 def _cell(name: str, each: Judged) -> Cell:
-    return "sends" if each.sender == name else "receives", each.result.test, each.result.across
+    return each.way(name), each.result.test, each.result.across
 
 
 def _weight(counts: Counts) -> tuple[float, int]:

@@ -31,25 +31,6 @@ class FabricTest:
     client_sends: bool = True
 
 
-@frozen
-class Load:
-    """What a test puts on the network.
-
-    ``seconds``: how long a bandwidth is measured. ``size``: the bytes of each of its messages. ``messages``: how many a latency
-    is measured with. ``gpu_memory``: they are in the memory of a GPU of the NIC's NUMA node.
-    """
-
-    seconds: int = 5
-    size: int = 65536
-    messages: int = 1000
-    gpu_memory: bool = False
-
-    @property
-    def window(self) -> int:
-        """The seconds whose messages perftest counts: without the first and the last quarter of its time, in whole seconds."""
-        return self.seconds - 2 * (self.seconds // 4)
-
-
 TESTS = {
     test.program: test
     for test in (
@@ -65,6 +46,34 @@ ALL_REDUCE = "all_reduce"
 """The name of the stage in which groups of nodes run a collective (fleet/fabric/collective.py)."""
 
 
+@frozen
+class FabricSettings:
+    """What a run does, the same for all nodes.
+
+    ``tests``: programs of perftest, and the collective stage. ``seconds``: how long a bandwidth is measured. ``size``: the
+    bytes of each of its messages. ``messages``: how many a latency is measured with. ``grace``: seconds that a test may take
+    beyond that, for the connection and for what is still on its way when the time is over. ``across_rails``: also between
+    rails. ``at_once``: the most tests at the same time; None is all of a round. ``gpu_memory``: the messages are in the memory
+    of a GPU of the NIC's NUMA node. ``collective_size``: the bytes that a collective reduces.
+    """
+
+    tests: tuple[str, ...] = (*TESTS, ALL_REDUCE)
+    seconds: int = 5
+    size: int = 65536
+    messages: int = 1000
+    grace: int = 15
+    across_rails: bool = True
+    at_once: int | None = None
+    gpu_memory: bool = False
+    collective_size: int = 64 << 20
+    seed: int = 1
+
+    @property
+    def window(self) -> int:
+        """The seconds whose messages perftest counts: without the first and the last quarter of its time, in whole seconds."""
+        return self.seconds - 2 * (self.seconds // 4)
+
+
 def rounded(value: float) -> str:
     """A result with three digits: a lab's links have a thousandth of the rate of a server's."""
     return f"{value:.2f}" if value >= 1 else f"{value:.3g}"
@@ -74,16 +83,16 @@ IPV6 = "--ipv6-addr"
 """perftest's option, on both sides, to connect by IPv6 addresses. It came with version 23.07 (perftest_parameters.c)."""
 
 
-def server(test: FabricTest, end: End, port: int, load: Load) -> tuple[str, ...]:
+def server(test: FabricTest, end: End, port: int, settings: FabricSettings) -> tuple[str, ...]:
     """The command line of the server: a list of words."""
-    return (*pinned(end), test.program, *_arguments(test, end, end, port, load))
+    return (*pinned(end), test.program, *_arguments(test, end, end, port, settings))
 
 
-def client(test: FabricTest, end: End, to: End, port: int, load: Load) -> tuple[str, ...]:
+def client(test: FabricTest, end: End, to: End, port: int, settings: FabricSettings) -> tuple[str, ...]:
     """The command line of the client that connects to the server at ``to``."""
     # Without its source address the connection manager would take whichever netdev has the route.
     source = (end.source_option, end.address) if test.rdma_cm and end.address else ()
-    return (*pinned(end), test.program, *_arguments(test, end, to, port, load), *source, to.address)
+    return (*pinned(end), test.program, *_arguments(test, end, to, port, settings), *source, to.address)
 
 
 def pinned(end: End) -> tuple[str, ...]:
@@ -91,16 +100,16 @@ def pinned(end: End) -> tuple[str, ...]:
     return ("taskset", "-c", end.cpus) if end.cpus else ()
 
 
-def _arguments(test: FabricTest, end: End, to: End, port: int, load: Load) -> tuple[str, ...]:
+def _arguments(test: FabricTest, end: End, to: End, port: int, settings: FabricSettings) -> tuple[str, ...]:
     """The options of an end of a test whose server is at ``to``."""
     words = ["-d", end.device, "-i", str(end.port), "-p", str(port), "-F", *test.arguments]
     words += [IPV6] if ":" in to.address else []
     if end.gid_index is not None and not test.rdma_cm:
         words += ["-x", str(end.gid_index)]
     if test.unit == "Gbit/s":
-        words += ["--report_gbits", "-s", str(load.size)]
-    words += ["-D", str(load.seconds)] if test.timed else ["-n", str(load.messages)]
+        words += ["--report_gbits", "-s", str(settings.size)]
+    words += ["-D", str(settings.seconds)] if test.timed else ["-n", str(settings.messages)]
     # From vendor documents: not run on GPUs. perftest must be built with CUDA.
-    if load.gpu_memory and end.gpu is not None and test.unit == "Gbit/s":
+    if settings.gpu_memory and end.gpu is not None and test.unit == "Gbit/s":
         words.append(f"--use_cuda_bus_id={end.gpu}")
     return tuple(words)

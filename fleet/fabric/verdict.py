@@ -66,17 +66,21 @@ class Verdict:
     collectives: tuple[CollectiveVerdict, ...] = ()
 
     @property
+    def left(self) -> list[tuple[str, str, str]]:
+        """The ends that are not good: the name, the verdict, and why."""
+        return [(each.end, each.kind or each.status, each.message) for each in self.ends if each.status != "good"]
+
+    @property
     def proven(self) -> bool:
         """Whether every end was tested and is good, and no path and no collective is bad."""
-        bad = self.paths or [each for each in self.collectives if each.message]
-        return self.finished and not bad and all(each.status == "good" for each in self.ends)
+        bad_collective = any(each.message for each in self.collectives)
+        return self.finished and not (self.left or self.paths or bad_collective)
 
 
 def confirming(ends: Ends, results: Sequence[FabricResult], seed: int) -> list[Round]:
     """The rounds that test each suspect of the survey against known-good ends, in both directions."""
-    surveyed = _surveyed(ends, results)
-    usual = baseline(ends, surveyed)
-    suspected = suspicion(ends, usual.judge(ends, surveyed), usual)
+    usual, judged = _survey(ends, results)
+    suspected = suspicion(ends, judged, usual)
     chosen = random.Random(seed)  # noqa: S311  no secret
     good = sorted(suspected.good)
     chosen.shuffle(good)
@@ -107,9 +111,7 @@ def _partners(ends: Ends, name: str, good: Sequence[str], across: bool, place: i
 
 def repeating(ends: Ends, results: Sequence[FabricResult]) -> list[Round]:
     """The rounds that repeat the survey's bad tests between two ends that are not suspected."""
-    surveyed = _surveyed(ends, results)
-    usual = baseline(ends, surveyed)
-    judged = usual.judge(ends, surveyed)
+    usual, judged = _survey(ends, results)
     blamed = {each.end for each in _ends(ends, results, judged, usual, lost_nodes(results)) if each.status != "good"}
     wanted = [
         (each.result.test, each.result.across, (each.result.server, each.result.client))
@@ -123,9 +125,7 @@ def verdict(
     ends: Ends, results: Sequence[FabricResult], finished: bool, collectives: Sequence[Collective] = ()
 ) -> Verdict:
     """Judge all ends, paths and collectives by the results of all stages."""
-    surveyed = _surveyed(ends, results)
-    usual = baseline(ends, surveyed)
-    judged = usual.judge(ends, surveyed)
+    usual, judged = _survey(ends, results)
     rates = {test: each.value for (test, across, _), each in sorted(usual.usual.items(), reverse=True) if not across}
     return Verdict(
         tuple(_ends(ends, results, judged, usual, lost_nodes(results, collectives))),
@@ -147,12 +147,14 @@ def lost_nodes(results: Iterable[FabricResult], collectives: Iterable[Collective
     return lost | {each.text for each in collectives if each.fault == "lost"}
 
 
-def _surveyed(ends: Ends, results: Sequence[FabricResult]) -> list[FabricResult]:
-    """The results of the survey, without those of nodes that were lost later: such a node may have been slow before."""
+def _survey(ends: Ends, results: Sequence[FabricResult]) -> tuple[Baseline, list[Judged]]:
+    """What is usual in the survey, and its results, without those of nodes that were lost later: they may have been slow."""
     lost = lost_nodes(results)
-    return [
+    surveyed = [
         each for each in _of_stage(results, "survey") if not {ends[each.server].node, ends[each.client].node} & lost
     ]
+    usual = baseline(ends, surveyed)
+    return usual, usual.judge(ends, surveyed)
 
 
 def _of_stage(results: Iterable[FabricResult], stage: str) -> list[FabricResult]:
@@ -200,11 +202,11 @@ def _shares(judged: Iterable[Judged]) -> dict[str, dict[str, float]]:
 
 
 def _suspect(name: str, confirmed: Sequence[Judged], suspected: Suspicion, usual: Baseline) -> EndVerdict:
-    partners = {_partner(name, each) for each in confirmed} & suspected.good
+    partners = {each.partner(name) for each in confirmed} & suspected.good
     if not partners:
         return EndVerdict(name, "undecided", message="it failed, and no end is known to be good to compare it with")
-    bad = [each for each in confirmed if each.bad and _partner(name, each) in partners]
-    failing = {_partner(name, each) for each in bad}
+    bad = [each for each in confirmed if each.bad and each.partner(name) in partners]
+    failing = {each.partner(name) for each in bad}
     slow = _slow(name, confirmed, usual)
     if len(partners) == 1 and (bad or slow):
         return EndVerdict(
@@ -216,16 +218,11 @@ def _suspect(name: str, confirmed: Sequence[Judged], suspected: Suspicion, usual
     return EndVerdict(name, "good")
 
 
-def _partner(name: str, each: Judged) -> str:
-    return each.receiver if each.sender == name else each.sender
-
-
 def _slow(name: str, confirmed: Iterable[Judged], usual: Baseline) -> list[tuple[str, str, float]]:
     """The directions and tests whose median over partners is too low, each with its share of the usual rate."""
     cells: dict[tuple[str, str, bool], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for each in confirmed:
-        way = "sends" if each.sender == name else "receives"
-        cells[way, each.result.test, each.result.across][_partner(name, each)].append(each.share)
+        cells[each.way(name), each.result.test, each.result.across][each.partner(name)].append(each.share)
     slow = []
     for (way, test, across), by_partner in sorted(cells.items()):
         number = sum(map(len, by_partner.values()))

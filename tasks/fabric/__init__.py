@@ -29,8 +29,7 @@ from fleet.fabric.collective import LAUNCHER, PROGRAMS
 from fleet.fabric.ends import End, by_name
 from fleet.fabric.journal import Damaged, Journal, Run, UnderWay, default_path
 from fleet.fabric.runner import Nodes, Request, Runner
-from fleet.fabric.stages import FabricSettings
-from fleet.fabric.tests import ALL_REDUCE, LEAST_SECONDS, TESTS
+from fleet.fabric.tests import ALL_REDUCE, LEAST_SECONDS, TESTS, FabricSettings
 from fleet.fabric.verdict import Verdict
 from tasks.common import answers
 from tasks.common.archive import ROOT

@@ -13,7 +13,7 @@ import attrs
 import pytest
 
 from fleet.fabric.results import parse
-from fleet.fabric.tests import TESTS, Load
+from fleet.fabric.tests import TESTS, FabricSettings
 from lab import Node, instance
 from lab.cluster import commands as lab_commands
 from lab.cluster import join, manifests
@@ -107,7 +107,7 @@ def exchange(cluster: Cluster, pods: str, serve: list[str], ask: list[str]) -> N
         output = plane.kubectl("exec", f"{pods}-client", "--", *ask, timeout=LONG)
         serving.result(LONG)
     print(output)  # noqa: T201
-    assert parse(TESTS[ask[0]], output, Load()), output
+    assert parse(TESTS[ask[0]], output, FabricSettings()), output
     assert ("CPU_Util[%]" in output) == ("--cpu_util" in ask)
 
 

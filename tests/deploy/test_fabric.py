@@ -18,7 +18,7 @@ from pyinfra.context import ctx_host, ctx_state
 from agent.report.fabric import RESULTS_FILE, results_from_json
 from agent.spec.node import from_mapping
 from fleet.fabric.journal import Journal
-from fleet.fabric.stages import FabricSettings
+from fleet.fabric.tests import FabricSettings
 from tasks import fabric
 from tasks.common import archive
 from tasks.fabric.ends import FACTS, NodeEnds, ends_of, read_ends

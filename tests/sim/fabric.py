@@ -11,8 +11,8 @@ from attrs import define, field
 from fleet.fabric.ends import End, Ends, by_name
 from fleet.fabric.results import FabricResult, failed
 from fleet.fabric.schedule import Round
-from fleet.fabric.stages import STAGES, FabricSettings
-from fleet.fabric.tests import TESTS
+from fleet.fabric.stages import STAGES
+from fleet.fabric.tests import TESTS, FabricSettings
 
 Kind = Literal["slow", "blocked", "sends slowly", "receives slowly", "bad switch port"]
 KINDS: tuple[Kind, ...] = ("slow", "blocked", "sends slowly", "receives slowly", "bad switch port")

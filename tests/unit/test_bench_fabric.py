@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from bench.fabric import Outcome, assumed_seconds, main, wrong
 from fleet.fabric.schedule import Round
-from fleet.fabric.stages import FabricSettings
+from fleet.fabric.tests import FabricSettings
 
 FAULTLESS = Outcome(
     nodes=8, bad_paths=0.01, runs=20, good=2000, blamed=0, bad=200, missed=0, paths=70, paths_missed=0, paths_blamed=0,

@@ -8,8 +8,7 @@ from attrs import evolve
 from fleet.fabric.ends import End, by_name
 from fleet.fabric.results import FabricResult, measured
 from fleet.fabric.schedule import ALL_PAIRS, Round, survey
-from fleet.fabric.stages import FabricSettings
-from fleet.fabric.tests import TESTS, Load, client, server
+from fleet.fabric.tests import TESTS, FabricSettings, client, server
 from fleet.fabric.verdict import Verdict, verdict
 from tests.sim.fabric import Fabric, Kind, ends, some_bad
 
@@ -61,7 +60,7 @@ def test_servers_and_clients_are_pinned_and_use_the_gid_that_was_found() -> None
         one, node="b", source_option="--bind_source_ip", device="mlx5_4", address="10.0.0.2", gid_index=None, cpus=""
     )
     read, send, late = TESTS["ib_read_bw"], TESTS["ib_send_bw"], TESTS["ib_write_lat"]
-    load = Load(seconds=5, size=4096, messages=100, gpu_memory=True)
+    load = FabricSettings(seconds=5, size=4096, messages=100, gpu_memory=True)
     common = ("-d", "mlx5_0", "-i", "1", "-p", "18515", "-F")
     pinned = ("taskset", "-c", "0-3,8")
     assert server(read, one, 18515, evolve(load, gpu_memory=False)) == (
@@ -81,8 +80,8 @@ def test_both_sides_connect_by_ipv6_if_the_server_has_no_other_address() -> None
     one = End("a", "fab0", 0, "x", device="mlx5_0", address="fd00::1", gid_index=3)
     other = evolve(one, node="b", address="fd00::2", source_option="--bind_source_ip")
     for test in (TESTS["ib_write_bw"], TESTS["ib_send_bw"]):
-        assert "--ipv6-addr" in server(test, one, 18515, Load())
-        assert "--ipv6-addr" in client(test, other, one, 18515, Load())
+        assert "--ipv6-addr" in server(test, one, 18515, FabricSettings())
+        assert "--ipv6-addr" in client(test, other, one, 18515, FabricSettings())
 
 
 # perftest 4.5's formats: RESULT_FMT_G and REPORT_FMT, RESULT_FMT_LAT and REPORT_FMT_LAT of perftest_parameters.h.
@@ -113,7 +112,7 @@ scnt=128, ccnt=0
 
 
 def outcome(test: str, code: int, output: str) -> FabricResult:
-    return measured(Round("survey", 0, test, False, (("s", "c"),)), "s", "c", code, output, Load(seconds=5))
+    return measured(Round("survey", 0, test, False, (("s", "c"),)), "s", "c", code, output, FabricSettings(seconds=5))
 
 
 def test_results_are_read_from_what_perftest_prints() -> None:

@@ -14,7 +14,7 @@ from fleet.fabric.collective import Collective, Group
 from fleet.fabric.ends import End, by_name
 from fleet.fabric.journal import Journal, Run
 from fleet.fabric.page import COLOURS, CROSS
-from fleet.fabric.stages import FabricSettings
+from fleet.fabric.tests import FabricSettings
 from tests.chromium import Scheme, illegible, shown
 from tests.sim.fabric import Fabric, Kind, ends
 

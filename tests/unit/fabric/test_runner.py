@@ -21,7 +21,7 @@ from fleet.fabric.ends import End, Ends, by_name
 from fleet.fabric.journal import Damaged, Journal, Run, UnderWay
 from fleet.fabric.results import FabricResult
 from fleet.fabric.runner import Request, Runner
-from fleet.fabric.stages import FabricSettings
+from fleet.fabric.tests import FabricSettings
 from fleet.fabric.verdict import Verdict
 
 pytestmark = pytest.mark.slow
