@@ -20,7 +20,6 @@ from lightkube.config.kubeconfig import SERVICE_ACCOUNT, SingleConfig
 from lightkube.core.exceptions import ConfigError
 from lightkube.generic_resource import GenericGlobalResource
 from lightkube.models.meta_v1 import DeleteOptions, Preconditions
-from lightkube.operators import exists
 from lightkube.resources.authentication_v1 import SelfSubjectReview
 from lightkube.resources.coordination_v1 import Lease
 from lightkube.resources.core_v1 import Node
@@ -32,7 +31,6 @@ from fleet.connection import TEMPORARY, PluginFailed, connect, unreachable
 from fleet.kubeconfig import Misconfigured, default_file, from_kubeconfig
 from fleet.reading import (
     PlainConfigMap,
-    PlainDeviceTaintRule,
     PlainLease,
     PlainNode,
     PlainNodeStatus,
@@ -101,12 +99,6 @@ class Api:
         """Every reporter's Lease, by the Node's name."""
         with answers(self.client):
             return read_all(self.client.list(PlainLease, namespace=names.NAMESPACE, chunk_size=PAGE), Lease)
-
-    def device_rules(self, label: str) -> list[Mapping[str, Any]]:
-        """Every DeviceTaintRule with this label, as JSON."""
-        with answers(self.client):
-            found = self.client.list(PlainDeviceTaintRule, chunk_size=PAGE, labels={label: exists()})
-            return [each for each in found if label in (each["metadata"].get("labels") or {})]
 
     def shut_out(self) -> Mapping[str, str] | None:
         """Why each Node is shut out, by its name (docs/kubernetes.md); None: this user may not read that.

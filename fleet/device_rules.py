@@ -12,10 +12,11 @@ from typing import Any
 
 from attrs import frozen
 from lightkube import ApiError
+from lightkube.operators import exists
 from lightkube.types import PatchType
 
 from agent.report import names
-from fleet.api import ABSENT, CONFLICTS, FORBIDDEN, Api, code
+from fleet.api import ABSENT, CONFLICTS, FORBIDDEN, PAGE, Api, answers, code
 from fleet.reading import PlainDeviceTaintRule, read_time
 
 EVICTS = "NoExecute"
@@ -100,12 +101,17 @@ def plan(
 def listed(api: Api) -> list[DeviceRule]:
     """List all rules of reporters and maintenances; none if the cluster has no such kind, or if this user may not list them."""
     try:
-        found = [*api.device_rules(names.OF_NODE), *api.device_rules(names.MAINTENANCE)]
+        return [rule for label in (names.OF_NODE, names.MAINTENANCE) for rule in labelled(api, label)]
     except ApiError as error:
         if code(error) not in (ABSENT, FORBIDDEN):
             raise
         return []
-    return [read(document) for document in found]
+
+
+def labelled(api: Api, label: str) -> list[DeviceRule]:
+    """List the rules with this label."""
+    with answers(api.client):
+        return [read(each) for each in api.client.list(PlainDeviceTaintRule, chunk_size=PAGE, labels={label: exists()})]
 
 
 def remove(api: Api, rule: DeviceRule) -> bool:

@@ -75,7 +75,7 @@ def require(api: Api) -> None:
     :raises Failed: the cluster has none.
     """
     try:
-        api.device_rules(names.MAINTENANCE)
+        device_rules.labelled(api, names.MAINTENANCE)
     except ApiError as error:
         if code(error) != ABSENT:
             raise
@@ -199,8 +199,7 @@ def _words(device: Device) -> str:
 
 def listed(api: Api, node: str) -> list[DeviceRule]:
     """The rules of a node's maintenance."""
-    rules = [device_rules.read(each) for each in api.device_rules(names.MAINTENANCE)]
-    return [rule for rule in rules if rule.node == node]
+    return [rule for rule in device_rules.labelled(api, names.MAINTENANCE) if rule.node == node]
 
 
 def release(api: Api, node: str, recorded: bool) -> str:

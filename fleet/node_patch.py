@@ -1,4 +1,4 @@
-"""A patch of a Node that outlasts other writers, and an API server that is restarted."""
+"""Writes of a Node that outlast other writers, and a patch that also outlasts an API server that is restarted."""
 
 from __future__ import annotations
 
@@ -23,16 +23,26 @@ CLEAN_UP = 30.0
 """Seconds for which a step is tried again once the command is to stop. systemd waits 90 s before it sends SIGKILL."""
 
 TRIES = 5
-"""How often a patch of a Node is tried, if others write the Node at the same time."""
+"""How often a Node is read and written, if others write it at the same time."""
 
 NO_LEADER = 500
-"""HTTP status code also of a request during which etcd has no leader ("etcdserver: leader changed"). For an eviction it means
-that several PodDisruptionBudgets cover the pod, too."""
+"""HTTP status code also of a request during which etcd has no leader ("etcdserver: leader changed")."""
 
 EXPIRED = 410
 """HTTP status code of a long list whose rest is no longer there: the list must be read anew."""
 
 T = TypeVar("T")
+
+
+def past_conflicts(attempt: Callable[[], T]) -> T:
+    """Make an attempt that reads a Node and writes it, again if somebody else writes the Node meanwhile."""
+    for _ in range(TRIES - 1):
+        try:
+            return attempt()
+        except ApiError as error:
+            if code(error) not in CONFLICTS:
+                raise
+    return attempt()
 
 
 def patch(
@@ -44,30 +54,28 @@ def patch(
     seconds once the command is to stop. A patch whose answer was lost may have been made, so ``change`` may see a Node that
     has it.
     """
+
+    def attempt() -> T:
+        node, _ = api.node(name)
+        body, result = change(node)
+        if body is not None:
+            body["metadata"] = {**body.get("metadata", {}), "resourceVersion": version_of(node)}
+            api.patch_node(name, body, PatchType.MERGE)
+        return result
+
     stopping = stop.is_set()
     deadline = monotonic() + (CLEAN_UP if stopping else timeout)
-    left = TRIES
     while True:
         try:
-            node, _ = api.node(name)
-            body, result = change(node)
-            if body is not None:
-                body["metadata"] = {**body.get("metadata", {}), "resourceVersion": version_of(node)}
-                api.patch_node(name, body, PatchType.MERGE)
-            return result
+            return past_conflicts(attempt)
         except (ApiError, httpx2.TransportError) as error:
-            if isinstance(error, ApiError) and code(error) in CONFLICTS:
-                left -= 1
-                if not left:
-                    raise
-            else:
-                if_temporary(error)
-                if monotonic() >= deadline:
-                    raise
-                if stopping:
-                    sleep(CHECK_INTERVAL)
-                elif stop.wait(CHECK_INTERVAL):
-                    stopping, deadline = True, min(deadline, monotonic() + CLEAN_UP)
+            if_temporary(error)
+            if monotonic() >= deadline:
+                raise
+            if stopping:
+                sleep(CHECK_INTERVAL)
+            elif stop.wait(CHECK_INTERVAL):
+                stopping, deadline = True, min(deadline, monotonic() + CLEAN_UP)
 
 
 def if_temporary(error: ApiError | httpx2.TransportError) -> str:

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 from attrs import field, frozen
+from lightkube.core.resource import Resource
 from lightkube.generic_resource import (
     GenericGlobalResource,
     GenericGlobalStatus,
@@ -27,52 +28,23 @@ from lightkube.resources.policy_v1 import PodDisruptionBudget
 from fleet.decoding import convert
 
 T = TypeVar("T", Node, Lease, Pod, PodDisruptionBudget)
+R = TypeVar("R", bound=Resource)
 
 
-class PlainNode(GenericGlobalResource):
-    """A Node as JSON."""
-
-    _api_info = Node._api_info
-
-
-class PlainNodeStatus(GenericGlobalStatus):
-    """A Node's status as JSON."""
-
-    _api_info = NodeStatus._api_info
+def _plain(base: type[R], kind: type[Resource]) -> type[R]:
+    """A kind of lightkube's whose objects stay as JSON."""
+    return type(f"Plain{kind.__name__}", (base,), {"_api_info": kind._api_info})
 
 
-class PlainLease(GenericNamespacedResource):
-    """A Lease as JSON."""
-
-    _api_info = Lease._api_info
-
-
-class PlainConfigMap(GenericNamespacedResource):
-    """A ConfigMap as JSON."""
-
-    _api_info = ConfigMap._api_info
-
-
-class PlainPod(GenericNamespacedResource):
-    """A pod as JSON."""
-
-    _api_info = Pod._api_info
-
-
-class PlainPodDisruptionBudget(GenericNamespacedResource):
-    """A PodDisruptionBudget as JSON."""
-
-    _api_info = PodDisruptionBudget._api_info
-
-
+PlainNode = _plain(GenericGlobalResource, Node)
+PlainNodeStatus = _plain(GenericGlobalStatus, NodeStatus)
+PlainLease = _plain(GenericNamespacedResource, Lease)
+PlainConfigMap = _plain(GenericNamespacedResource, ConfigMap)
+PlainPod = _plain(GenericNamespacedResource, Pod)
+PlainPodDisruptionBudget = _plain(GenericNamespacedResource, PodDisruptionBudget)
 PlainResourceSlice = create_global_resource("resource.k8s.io", "v1", "ResourceSlice", "resourceslices")
-"""A ResourceSlice as JSON."""
-
 PlainResourceClaim = create_namespaced_resource("resource.k8s.io", "v1", "ResourceClaim", "resourceclaims")
-"""A ResourceClaim as JSON."""
-
 PlainDeviceTaintRule = create_global_resource("resource.k8s.io", "v1", "DeviceTaintRule", "devicetaintrules")
-"""A DeviceTaintRule as JSON."""
 
 
 # JSON can express half of a surrogate pair, which UTF-8 cannot.

@@ -98,8 +98,8 @@ def is_managed(node: Node | None, lease: Lease | None) -> bool:
     """Whether Trackbed manages the node with these objects. If nothing of them can be read, it may, so it counts."""
     if node is None and lease is None:
         return True
-    has_condition = node is not None and (condition_of(node, names.READY) is not None or is_tainted(node))
-    return has_condition or (lease is not None and is_heartbeat(lease))
+    there = node or Node()
+    return condition_of(there, names.READY) is not None or is_tainted(there) or is_heartbeat(lease or Lease())
 
 
 def is_heartbeat(lease: Lease) -> bool:
@@ -114,11 +114,11 @@ def standing(name: str, node: Node | None, lease: Lease | None, now: datetime, f
     """
     if lease and node and not _is_of(lease, node):
         lease = None
-    ready = condition_of(node, names.READY) if node else None
-    up_to_date = condition_of(node, names.UP_TO_DATE) if node else None
+    there = node or Node()
+    ready, up_to_date = condition_of(there, names.READY), condition_of(there, names.UP_TO_DATE)
     at = renewed(lease) if lease else None
     age = (now - at).total_seconds() if at else None
-    notes = annotations_of(lease) if lease else {}
+    notes = annotations_of(lease or Lease())
     # A node that is tainted and has no condition has just registered: it has no heartbeat that could be lost.
     expired = age > duration(lease) if age is not None and lease else ready is not None
     if not fault and age is not None and age < -AHEAD:
@@ -137,10 +137,10 @@ def standing(name: str, node: Node | None, lease: Lease | None, now: datetime, f
         joined=node is not None,
         renewed=at,
         expired=expired,
-        swept=node is not None and is_tainted(node) and ready is not None and ready.status == "Unknown",
-        tainted=node is not None and is_tainted(node),
-        cordoned=node is not None and is_cordoned(node),
-        maintenance=node is not None and names.MAINTENANCE in annotations_of(node),
+        swept=is_tainted(there) and ready is not None and ready.status == "Unknown",
+        tainted=is_tainted(there),
+        cordoned=is_cordoned(there),
+        maintenance=names.MAINTENANCE in annotations_of(there),
         spec_hash=notes.get(names.SPEC_HASH, "")[: names.LONGEST_NOTE],
         agent_version=notes.get(names.AGENT_VERSION, "")[: names.LONGEST_NOTE],
         missing=lease is None and ready is not None and not fault,
@@ -160,9 +160,8 @@ def _judged(
     """Status, since when, reason and message, by the first fault. ``at``: when the Lease was renewed."""
     if fault:
         return "Unknown", None, UNREADABLE, fault
-    ready = condition_of(node, names.READY) if node else None
-    kubelet = condition_of(node, "Ready") if node else None
-    notice = _notice(lease)
+    there = node or Node()
+    ready, kubelet, notice = condition_of(there, names.READY), condition_of(there, "Ready"), _notice(lease)
     if expired and (ready is None or ready.status != "Unknown"):
         if at is not None:
             return "Unknown", at, names.EXPIRED, f"no heartbeat for {say_age((now - at).total_seconds())}"
@@ -194,7 +193,7 @@ def _says_not_ready(ready: NodeCondition | None) -> bool:
 
 def _notice(lease: Lease | None) -> str:
     """Why the node is not ready, as its Lease says; empty if it does not say so."""
-    return annotations_of(lease).get(names.NOT_READY, "")[: names.LONGEST_MESSAGE] if lease else ""
+    return annotations_of(lease or Lease()).get(names.NOT_READY, "")[: names.LONGEST_MESSAGE]
 
 
 def _plain(status: str) -> str:

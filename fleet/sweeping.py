@@ -33,8 +33,9 @@ from lightkube.types import PatchType
 
 from agent.report import names
 from fleet import device_rules
-from fleet.api import ABSENT, CONFLICTS, Api, Failed, answers, code, errors
+from fleet.api import ABSENT, Api, Failed, answers, code, errors
 from fleet.device_rules import DevicePlan, DeviceRule
+from fleet.node_patch import past_conflicts
 from fleet.objects import (
     annotations_of,
     condition_of,
@@ -51,9 +52,6 @@ from fleet.standing import UNREADABLE, Standing, standing, standings, unreadable
 ALWAYS = 5
 """So many silent nodes, or half of a smaller fleet, are swept whatever the share. Whoever controls one node can keep it silent:
 that must not stop the sweep of the others."""
-
-TRIES = 3
-"""How often a Node is read again because somebody wrote it meanwhile. After that it is left to the next sweep."""
 
 
 @frozen
@@ -181,39 +179,41 @@ def _noting(api: Api, failed: dict[str, str], name: str, what: str = "") -> Iter
 def _sweep_node(api: Api, name: str) -> bool:
     """Sweep one node; False: its reporter has returned meanwhile, or the Node is gone."""
     fault = ""
-    for left in reversed(range(TRIES)):
-        try:
-            node, node_fault = api.node(name)
-            lease, lease_fault = api.lease(name)
-            faults = unreadable({name: node_fault} if node_fault else {}, {name: lease_fault} if lease_fault else {})
-            # A fault counts even after remove_bad_times() has removed the unreadable part.
-            fault = fault or faults.get(name, "")
-            one = standing(name, node, lease, api.now, fault)
-            if one.missing or not (one.expired or one.withdrawn):
-                return False
-            if one.swept and not one.withdrawn:
-                return True
-            if node_fault:
-                api.remove_bad_times(name)
-                node, _ = api.node(name)
-            if patch := taint_patch(node):
-                node = api.patch_node(name, patch, PatchType.JSON)
-            wanted = unknown(node, one, api.now) if one.expired else not_ready(one, api.now)
-            conditions = [wanted]
-            if len(conditions_of(node, names.READY)) > 1:
-                conditions = [{"$patch": "delete", "type": names.READY}, wanted]
-            body = {"metadata": {"resourceVersion": version_of(node)}, "status": {"conditions": conditions}}
-            api.client.patch(PlainNodeStatus, name, body, patch_type=PatchType.STRATEGIC)
-            if lease_fault:
-                # This comes last: even a user who may not write Leases has swept the node by now.
-                api.remove_bad_lease_times(name)
+
+    def attempt() -> bool:
+        nonlocal fault
+        node, node_fault = api.node(name)
+        lease, lease_fault = api.lease(name)
+        faults = unreadable({name: node_fault} if node_fault else {}, {name: lease_fault} if lease_fault else {})
+        # A fault counts even after remove_bad_times() has removed the unreadable part.
+        fault = fault or faults.get(name, "")
+        one = standing(name, node, lease, api.now, fault)
+        if one.missing or not (one.expired or one.withdrawn):
+            return False
+        if one.swept and not one.withdrawn:
             return True
-        except ApiError as error:
-            if code(error) == ABSENT:
-                return False
-            if code(error) not in CONFLICTS or not left:
-                raise
-    return False
+        if node_fault:
+            api.remove_bad_times(name)
+            node, _ = api.node(name)
+        if patch := taint_patch(node):
+            node = api.patch_node(name, patch, PatchType.JSON)
+        wanted = unknown(node, one, api.now) if one.expired else not_ready(one, api.now)
+        conditions = [wanted]
+        if len(conditions_of(node, names.READY)) > 1:
+            conditions = [{"$patch": "delete", "type": names.READY}, wanted]
+        body = {"metadata": {"resourceVersion": version_of(node)}, "status": {"conditions": conditions}}
+        api.client.patch(PlainNodeStatus, name, body, patch_type=PatchType.STRATEGIC)
+        if lease_fault:
+            # This comes last: even a user who may not write Leases has swept the node by now.
+            api.remove_bad_lease_times(name)
+        return True
+
+    try:
+        return past_conflicts(attempt)
+    except ApiError as error:
+        if code(error) != ABSENT:
+            raise
+        return False
 
 
 def _create_lease(api: Api, name: str) -> bool:

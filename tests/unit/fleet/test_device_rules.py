@@ -105,18 +105,16 @@ def listings(*rules: Sequence[dict[str, Any]]) -> list[tuple[int, Any]]:
 
 def test_a_sweep_removes_and_raises_rules_and_notes_what_fails(serve: Serve) -> None:
     rules = [document("a", 700.0), document("b", 700.0), document("gone", 0.0), document("lost", 0.0)]
-    rules.append({"metadata": {"name": "theirs", "uid": "u-theirs"}, "spec": {"taint": {}}})
     without_b = [each for each in rules if each["metadata"]["name"] != "b.7"]
     path = RULES.removeprefix("GET ")
     script, maintenance = serve(
         {
-            **sweeps("ab", rules, [lease("a"), lease("b")]),
+            **sweeps("ab", [lease("a"), lease("b")]),
             RULES: listings(rules, without_b),
             f"PATCH {path}/a.7": [(200, {})],
             f"PATCH {path}/b.7": [status(409, "has been modified")],
             f"DELETE {path}/gone.7": [(200, {})],
             f"DELETE {path}/lost.7": [status(403, "no")],
-            f"DELETE {path}/theirs": [status(404, "no")],
         }
     )
     done = swept(Api(maintenance.api.client, "me", NOW), devices=1.0)
@@ -134,7 +132,7 @@ def test_a_write_that_a_policy_refuses_is_said_and_its_rule_is_not_gone(serve: S
     denied, path = status(422, "a policy denies it"), RULES.removeprefix("GET ")
     _, maintenance = serve(
         {
-            **sweeps("ab", leases=[lease("a"), lease("b")]),
+            **sweeps("ab", [lease("a"), lease("b")]),
             RULES: listings(rules, changed),
             f"PATCH {path}/a.7": [denied],
             f"PATCH {path}/b.7": [denied],
@@ -149,12 +147,12 @@ def test_a_write_that_a_policy_refuses_is_said_and_its_rule_is_not_gone(serve: S
 
 @pytest.mark.parametrize("code", [403, 404])
 def test_a_cluster_or_a_user_without_rules_is_swept_nevertheless(serve: Serve, code: int) -> None:
-    _, maintenance = serve({**sweeps("a", leases=[lease("a")]), RULES: [status(code, "no")]})
+    _, maintenance = serve({**sweeps("a", [lease("a")]), RULES: [status(code, "no")]})
     assert decide(maintenance.api, 0.25).devices == DevicePlan(allowed=1)
 
 
 def test_a_sweep_that_is_stopped_leaves_its_rules_to_the_next_one(serve: Serve) -> None:
-    _, maintenance = serve(sweeps("", [document("gone", 0.0)]))
+    _, maintenance = serve({**sweeps(""), RULES: listings([document("gone", 0.0)], [])})
     stopped = threading.Event()
     stopped.set()
     assert sweep(maintenance.api, decide(maintenance.api, 0.25), stopped).left == ("gone.7",)

@@ -62,10 +62,10 @@ def drains() -> Answers:
     return {PODS: [NO_PODS], EVICTION: [(201, {})], GET: [UNUSED, recorded("drain")], PATCH: [(200, {})]}
 
 
-def sweeps(nodes: str, rules: Sequence[dict[str, Any]] = (), leases: Sequence[Lease] = ()) -> Answers:
+def sweeps(nodes: str, leases: Sequence[Lease] = ()) -> Answers:
     """The answers to a sweep of nodes that are named by a letter each."""
     there = [node(name).to_dict() for name in nodes]
-    listed = {NODES: there, f"GET {LEASES}": [each.to_dict() for each in leases], RULES: rules}
+    listed = {NODES: there, f"GET {LEASES}": [each.to_dict() for each in leases], RULES: []}
     return {what: [(200, {"items": [*items]})] for what, items in listed.items()}
 
 

@@ -3,129 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from threading import Event
 from typing import Any
-from urllib.parse import parse_qs
 
 import pytest
-from attrs import define, evolve, field, frozen
-from lightkube import Client, KubeConfig
-from lightkube.config.models import Cluster as ClusterConfig
-from lightkube.config.models import User
-from lightkube.models.core_v1 import PodCondition
-from lightkube.models.meta_v1 import LabelSelector, LabelSelectorRequirement, ObjectMeta
-from lightkube.models.policy_v1 import PodDisruptionBudgetSpec, PodDisruptionBudgetStatus
-from lightkube.resources.policy_v1 import PodDisruptionBudget
+from attrs import define, evolve
+from lightkube.models.meta_v1 import LabelSelector
 
 from agent.report import names
-from agent.report.records import Disruption
-from fleet.api import Api
-from fleet.eviction import Rules, forbidding
-from fleet.inventory import CommandResult, Inventory
 from fleet.maintenance import Maintenance
 from fleet.maintenance_record import Record
-from fleet.sweeping import SweepResult, decide, sweep
-from tests.http_server import Request, serving
-from tests.unit.fleet.nodes_api import Cluster, Dra, status
+from fleet.sweeping import decide, sweep
+from tests.unit.fleet.nic_fleet import CLEAN, DONE, FORBIDDEN, PF, VF0, VF1, Fleet, budget, fleet
+from tests.unit.fleet.nodes_api import Dra
 from tests.unit.fleet.test_fleet import node
 from tests.unit.fleet.test_kubeconfig import kubeconfig, trackbed
-from tests.unit.fleet.test_maintenance import NOW, pod
-from tests.unit.reporter.scripted import merged
 
-PF, VF0, VF1 = "0000:3b:00.0", "0000:3b:00.2", "0000:3b:00.3"
-NIC = {"name": "rail0", "pci": PF, "ready": True, "vfs": [VF0, ""]}
-FORBIDDEN = status(403, "nobody may do this")
-LOST = (504, "<html>time-out")
-
-
-@frozen
-class Connected(Inventory):
-    """A fleet whose one host answers as a node's `trackbed` does. ``asked``: what it ran. ``nic``: what its agent says."""
-
-    asked: list[Sequence[str]] = field(factory=list)
-    nic: dict[str, Any] = field(factory=lambda: dict(NIC))
-    applies: Callable[[], bool] = lambda: True
-    faults: list[str] = field(factory=lambda: ["a change waits"])
-
-    def run(self, node: str, command: Sequence[str], timeout: float) -> CommandResult:
-        self.asked.append(command)
-        if command[1] == "apply":
-            return CommandResult(not self.applies(), "a pod has it")
-        if command[3] not in (self.nic["name"], self.nic["pci"]):
-            return CommandResult(True, "trackbed: the report has no NIC rail7; it has: rail0")
-        # A change of the NIC waits, so the command fails, and pyinfra says so.
-        return CommandResult(True, json.dumps({"nic": self.nic, "faults": self.faults}) + "; Error: executed 0")
-
-    def applied(self) -> int:
-        return sum(command[1] == "apply" for command in self.asked)
-
-
-@define
-class Fleet:
-    """A cluster, its one node's host, and commands for them.
-
-    ``refuse_from``: the number of the first request that is refused, and so are all later ones: as if the run were killed
-    there, or its rights were taken. ``lose``: that of the one request that is carried out, and whose answer is lost.
-    """
-
-    cluster: Cluster
-    node: Connected
-    url: str = ""
-    requests: int = 0
-    refuse_from: int | None = None
-    lose: int | None = None
-    received: Callable[[str], None] = lambda what: None
-
-    def answer(self, request: Request) -> tuple[int, Any]:
-        number, self.requests = self.requests, self.requests + 1
-        if self.refuse_from is not None and number >= self.refuse_from:
-            return FORBIDDEN
-        self.received(f"{request.method} {request.path}")
-        status, answer = self.cluster.answer(request.method, request.path, json.loads(request.body or "null"))
-        field, _, name = "".join(parse_qs(request.query).get("fieldSelector", ())).partition("=")
-        if field == "metadata.name":
-            answer = {"items": [each for each in answer["items"] if each["metadata"]["name"] == name]}
-        return LOST if number == self.lose else (status, answer)
-
-    @property
-    def dra(self) -> Dra:
-        assert self.cluster.dra
-        return self.cluster.dra
-
-    def api(self, user: str = "me") -> Api:
-        config = KubeConfig.from_one(cluster=ClusterConfig(server=self.url), user=User(), context_name="a")
-        return Api(Client(config), user, NOW, clock=lambda: 0.0)
-
-    def sweep(self) -> SweepResult:
-        api = self.api()
-        return sweep(api, decide(api, 1.0), Event())
-
-    def maintenance(self, user: str = "me", **more: Any) -> Maintenance:
-        limits = (60.0, 60.0, 60.0)
-        made = Maintenance(self.api(user), self.node, Disruption.VF_RESET, Rules(), *limits, lambda line: None)
-        return evolve(made, nic="rail0", **more)
-
-    def state(self) -> tuple[list[str], list[str]]:
-        """The tainted devices, and the nodes with a record. Nothing is ever cordoned, and no pod is evicted by the command."""
-        assert self.cluster.events == []
-        return self.dra.tainted(), list(self.cluster.recorded())
-
-
-@pytest.fixture
-def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
-    monkeypatch.setattr("fleet.node_patch.CHECK_INTERVAL", 0.01)
-    dra = Dra({"pf": PF, "vf0": VF0, "other": "0000:5e:00.0"}, {"vf0": ["u-job"], "other": ["u-web"]})
-    pods = [pod(name).to_dict() for name in ("job", "web", "daemon")]
-    made = Fleet(Cluster({"a": node("a").to_dict()}, pods, dra=dra), Connected(tmp_path, {"a": "a"}))
-    with serving(made.answer) as url:
-        made.url = url
-        yield made
-
-
-CLEAN: tuple[list[str], list[str]] = ([], [])
-DONE = {"a": ("done", "")}
+__all__ = ["fleet"]
 
 
 def test_the_nics_pods_alone_end_before_it_is_changed(fleet: Fleet) -> None:
@@ -294,115 +189,6 @@ def test_a_pod_that_does_not_end_has_the_taints_removed(fleet: Fleet) -> None:
     said = "after 0 s there are still ml/job: they do not end"
     assert fleet.maintenance(drain_timeout=0.0).run(["a"], 1) == {"a": ("undone", said)}
     assert (fleet.state(), fleet.node.applied()) == (CLEAN, 0)
-
-
-def budget(
-    allowed: int, selector: LabelSelector | None, generation: int = 1, namespace: str = "ml"
-) -> PodDisruptionBudget:
-    status = PodDisruptionBudgetStatus(
-        currentHealthy=1, desiredHealthy=1, disruptionsAllowed=allowed, expectedPods=1, observedGeneration=1
-    )
-    metadata = ObjectMeta(name="b", namespace=namespace, generation=generation)
-    return PodDisruptionBudget(metadata=metadata, spec=PodDisruptionBudgetSpec(selector=selector), status=status)
-
-
-def test_a_budget_that_the_eviction_would_violate_is_named_before_anything_is_tainted(fleet: Fleet) -> None:
-    fleet.dra.budgets = [budget(0, LabelSelector(matchLabels={"app": "job"})).to_dict()]
-    said = "the PodDisruptionBudget ml/b allows 0 disruptions now, not that of ml/job"
-    assert fleet.maintenance().run(["a"], 1) == {"a": ("undone", said)}
-    assert (fleet.state(), fleet.dra.made) == (CLEAN, 0)
-    # That of other pods does not matter.
-    fleet.dra.budgets = [budget(0, LabelSelector(matchLabels={"app": "web"})).to_dict()]
-    assert fleet.maintenance().run(["a"], 1) == DONE
-
-
-def needs(operator: str, *values: str) -> LabelSelector:
-    return LabelSelector(matchExpressions=[LabelSelectorRequirement("app", operator, list(values) or None)])
-
-
-@pytest.mark.parametrize(
-    ("one", "forbids"),
-    [
-        (budget(1, LabelSelector()), False),
-        (budget(0, LabelSelector()), True),
-        (budget(0, None), False),
-        (budget(0, LabelSelector(), namespace="other"), False),
-        (budget(5, LabelSelector(), generation=2), True),
-        (budget(0, LabelSelector(matchLabels={"app": "other"})), False),
-        (budget(0, needs("In", "job", "x")), True),
-        (budget(0, needs("In", "x")), False),
-        (budget(0, needs("NotIn", "job")), False),
-        (budget(0, needs("NotIn", "x")), True),
-        (budget(0, needs("Exists")), True),
-        (budget(0, needs("DoesNotExist")), False),
-        (PodDisruptionBudget(metadata=ObjectMeta(name="b", namespace="ml"), spec=PodDisruptionBudgetSpec()), False),
-    ],
-)
-def test_a_budget_counts_the_pods_that_it_selects(one: PodDisruptionBudget, forbids: bool) -> None:
-    assert bool(forbidding([one.to_dict()], [pod("job")])) == forbids
-
-
-@pytest.mark.parametrize(
-    ("phase", "healthy", "policy", "forbids"),
-    [
-        ("Running", 2, None, False),
-        ("Running", 1, None, True),
-        ("Running", 1, "IfHealthyBudget", True),
-        ("Running", 1, "AlwaysAllow", False),
-        ("Pending", 1, None, False),
-        ("Failed", 1, None, False),
-    ],
-)
-def test_a_budget_does_not_keep_a_pod_that_the_eviction_api_would_evict_without_it(
-    phase: str, healthy: int, policy: str | None, forbids: bool
-) -> None:
-    """A pod that a bad NIC has made unready counts as a disruption already."""
-    job, one = pod("job", phase=phase), budget(0, LabelSelector())
-    assert job.status and one.status and one.spec
-    job.status.conditions = [PodCondition("False", "Ready")]
-    one.status.currentHealthy, one.status.desiredHealthy, one.spec.unhealthyPodEvictionPolicy = healthy, 2, policy
-    assert bool(forbidding([one.to_dict()], [job])) == forbids
-
-
-ODD = {"unhealthyPodEvictionPolicy": {"a": "policy of a later version"}}
-OTHERS = {"matchLabels": {"app": "other"}}
-
-
-@pytest.mark.parametrize(
-    ("odd", "refused"),
-    [
-        # What no drain asks.
-        ({"spec": {"minAvailable": [1]}, "status": {"disruptedPods": {"job": "10000-01-01T00:00:00Z"}}}, ""),
-        (
-            {"spec": ODD},
-            "cannot be read (Expected `str | null`, got `object` - at `$.spec.unhealthyPodEvictionPolicy`)",
-        ),
-        ({"spec": {**ODD, "selector": OTHERS}}, ""),
-        ({"spec": {"selector": {"matchLabels": "job"}}}, "cannot be read (Expected `object | null`, got `str`"),
-        ({"spec": {"selector": {"matchLabels": "job"}}, "metadata": {"namespace": "other"}}, ""),
-        (
-            {
-                "spec": {"selector": {"matchExpressions": [{"key": "app", "operator": "Like"}]}},
-                "status": {"disruptionsAllowed": 0},
-            },
-            "allows 0",
-        ),
-    ],
-)
-def test_a_budget_that_cannot_be_read_refuses_only_the_pods_that_it_may_select(
-    fleet: Fleet, odd: dict[str, Any], refused: str
-) -> None:
-    fleet.dra.budgets = [merged(budget(1, LabelSelector()).to_dict(), odd)]
-    result, why = fleet.maintenance().run(["a"], 1)["a"]
-    assert (result, refused in why, "ml/job" in why) == ("undone" if refused else "done", True, bool(refused))
-    assert fleet.dra.made == (0 if refused else 2)
-
-
-def test_two_pods_of_one_budget_are_two_disruptions(fleet: Fleet) -> None:
-    fleet.dra.users["pf"] = ["u-web"]
-    fleet.dra.budgets = [budget(1, LabelSelector()).to_dict()]
-    result, why = fleet.maintenance().run(["a"], 1)["a"]
-    assert (result, "allows 1 disruptions now, not that of ml/job, ml/web" in why) == ("undone", True)
 
 
 def test_pods_that_a_drain_would_not_evict_refuse_the_eviction(fleet: Fleet) -> None:
