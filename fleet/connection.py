@@ -9,6 +9,7 @@ import shutil
 import ssl
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from threading import Lock
 from typing import Any, TypeVar
 
 import httpx2
@@ -22,7 +23,7 @@ from lightkube.models.meta_v1 import Status
 from msgspec.structs import replace
 
 from fleet.decoding import convert
-from fleet.kubeconfig import REMEDY, Misconfigured, ProxiedCluster
+from fleet.kubeconfig import REMEDY, Misconfigured, Plugin, ProxiedCluster
 
 C = TypeVar("C")
 
@@ -53,19 +54,24 @@ _NOT_RUN = {
 }
 
 
+_running = Lock()
+
+
 def _output_of_plugin(command: Sequence[str], env: Mapping[str, str]) -> bytes:
     """Runs a credential plugin as lightkube does, with a message for each failure, and without the terminal, as it is told."""
     plugin = f"the kubeconfig's exec command {command[0]!r}"
     try:
-        done = subprocess.run(
-            command,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-            # Ctrl-C must not end the plugin, too: `fleet maintain` needs its credentials to uncordon what it has cordoned.
-            start_new_session=True,
-        )
+        # One at a time, if several threads need new credentials: it may wait for a browser, or use a token that counts once.
+        with _running:
+            done = subprocess.run(
+                command,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                check=False,
+                # Ctrl-C must not end the plugin, too: `fleet maintain` needs its credentials to uncordon what it has cordoned.
+                start_new_session=True,
+            )
     except OSError as error:
         remedy = _NOT_RUN.get(error.errno or 0, "try to run it")
         raise PluginFailed(f"{plugin} cannot be run: {error.strerror}; {remedy}") from None
@@ -205,7 +211,10 @@ def _with_exec_info(config: SingleConfig) -> SingleConfig:
         raise Misconfigured(
             f"the kubeconfig's exec command {plugin.command!r} is not installed or not executable; install it"
         )
-    info = {"apiVersion": plugin.apiVersion, "kind": "ExecCredential", "spec": {"interactive": False}}
+    spec: dict[str, Any] = {"interactive": False}
+    if isinstance(plugin, Plugin) and plugin.asks and isinstance(config.cluster, ProxiedCluster):
+        spec["cluster"] = config.cluster.for_plugin(config.abs_file)
+    info = {"apiVersion": plugin.apiVersion, "kind": "ExecCredential", "spec": spec}
     environment = [*(plugin.env or ()), NameValue(EXEC_INFO, json.dumps(info))]
     version = f"{EXEC_VERSION}beta1" if plugin.apiVersion == EXEC_VERSION else plugin.apiVersion
     return config._replace(user=replace(user, exec=replace(plugin, apiVersion=version, env=environment)))

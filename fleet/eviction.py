@@ -26,9 +26,13 @@ CORDON = ("node.kubernetes.io/unschedulable", "NoSchedule")
 
 FINISHED = ("Succeeded", "Failed")
 
-REFUSED = (409, 429)
+REFUSED = (409, 429, 500)
 """HTTP status codes of an eviction that is refused for now (pkg/registry/core/pod/storage/eviction.go): others write the pod or
-its PodDisruptionBudget, or another pod has its name by now; the budget forbids it."""
+its PodDisruptionBudget, or another pod has its name by now; the budget forbids it; an admission webhook does not answer, or
+another operator moves the pod first, or etcd has no leader."""
+
+SEVERAL_BUDGETS = "more than one PodDisruptionBudget"
+"""What a refusal with 500 says if several budgets cover the pod, which does not pass."""
 
 TERMINATING = "NamespaceTerminating"
 """The cause that a refusal (403) names if the pod's namespace is being deleted. The pod will end without an eviction
@@ -98,9 +102,10 @@ def drain(pods: Iterable[Pod], rules: Rules, since: datetime | None = None) -> D
 def why_not_now(error: ApiError) -> str:
     """Why the API server refuses an eviction that may be tried again; empty for any other error."""
     causes = (error.status.details.causes if error.status.details else None) or ()
-    if code(error) not in REFUSED and all(cause.reason != TERMINATING for cause in causes):
+    said = error.status.message or "refused"
+    if SEVERAL_BUDGETS in said or (code(error) not in REFUSED and all(cause.reason != TERMINATING for cause in causes)):
         return ""
-    return " ".join([error.status.message or "refused", *(cause.message for cause in causes if cause.message)])
+    return " ".join([said, *(cause.message for cause in causes if cause.message)])
 
 
 def forbidding(budgets: Iterable[Mapping[str, Any]], pods: Collection[Pod]) -> list[str]:

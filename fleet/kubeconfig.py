@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from typing import Any, Literal
 import httpx2
 import yaml
 from lightkube.config.kubeconfig import DEFAULT_KUBECONFIG, SingleConfig
-from lightkube.config.models import Cluster, Context, User
+from lightkube.config.models import Cluster, Context, User, UserExec
 from lightkube.core.exceptions import ConfigError
 from msgspec import Struct, ValidationError, field
 from msgspec.structs import replace
@@ -48,10 +48,34 @@ class _Context(Struct):
     namespace: str | None = None
 
 
+class _Extension(Struct):
+    name: str
+    extension: Any = None
+
+
 class ProxiedCluster(Cluster):
-    """A cluster with a key that lightkube ignores. ``proxy_url``: the HTTP proxy of all requests; empty: the environment's."""
+    """A cluster with keys that lightkube ignores. ``proxy_url``: the HTTP proxy of all requests; empty: the environment's.
+
+    ``extensions``: what other programs keep in the file.
+    """
 
     proxy_url: str = field(name="proxy-url", default="")
+    extensions: tuple[_Extension, ...] = ()
+
+    def for_plugin(self, whole: Callable[[str], str | os.PathLike[str]]) -> dict[str, Any]:
+        """What a credential plugin is told if it asks for its cluster (Cluster of client.authentication.k8s.io/v1).
+
+        :param whole: the whole path of a file of the kubeconfig.
+        """
+        told = {"server": self.server, "certificate-authority-data": self.certificate_auth_data}
+        if self.certificate_auth and not self.certificate_auth_data:
+            content = Path(whole(self.certificate_auth)).read_bytes()
+            told["certificate-authority-data"] = base64.b64encode(content).decode()
+        # A proxy's password does not belong in an environment.
+        told["proxy-url"] = "" if "@" in self.proxy_url else self.proxy_url
+        config = {each.name: each.extension for each in self.extensions}.get("client.authentication.k8s.io/exec")
+        every = {**told, "insecure-skip-tls-verify": self.insecure, "config": config}
+        return {key: value for key, value in every.items() if value}
 
 
 class _NamedCluster(Struct):
@@ -59,9 +83,19 @@ class _NamedCluster(Struct):
     cluster: ProxiedCluster = field(default_factory=ProxiedCluster)
 
 
+class Plugin(UserExec):
+    """A credential plugin with a key that lightkube ignores. ``asks``: it is to be told its cluster."""
+
+    asks: bool = field(name="provideClusterInfo", default=False)
+
+
+class _User(User):
+    exec: Plugin | None = None
+
+
 class _NamedUser(Struct):
     name: str
-    user: User = field(default_factory=User)
+    user: _User = field(default_factory=_User)
 
 
 class _NamedContext(Struct):

@@ -7,6 +7,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,7 +17,8 @@ from lightkube.resources.core_v1 import Node
 
 from fleet.connection import connect
 from fleet.kubeconfig import from_kubeconfig
-from tests.unit.fleet.test_kubeconfig import NOWHERE, kubeconfig, of_both
+from tests.stand_ins import program
+from tests.unit.fleet.test_kubeconfig import NOWHERE, PLUGIN, ROOT, kubeconfig, of_both
 from tests.unit.reporter.scripted import api_server, check_strictly
 
 
@@ -97,6 +99,33 @@ def test_requests_go_through_the_proxy_of_the_kubeconfig_and_not_that_of_the_env
         assert name_of_the_node(file) == "n"
     credentials = base64.b64encode(b"operator:p@ss").decode()
     assert asked == [(url.removeprefix("https://"), f"Basic {credentials}")]
+
+
+@pytest.mark.parametrize(
+    "without",
+    [
+        pytest.param("localhost,.example.com,127.0.0.0/8", id="kubernetes-54407"),
+        pytest.param("localhost,.local,127.0.0.0/8,.example.com", id="python-1578"),
+        pytest.param("127.0.0.0/8", id="fabric8-4832"),
+    ],
+)
+def test_a_network_that_needs_no_proxy_is_reached_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without: str
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv("NO_PROXY", without)
+    with api_server(tmp_path, a_node) as (url, authority):
+        assert name_of_the_node(kubeconfig(tmp_path, url, f"certificate-authority: {authority}")) == "n"
+
+
+def test_a_credential_plugin_runs_once_at_a_time(tmp_path: Path) -> None:
+    """kubelogin 389: a second one finds the port in use on which the first one waits for the browser."""
+    held = f'mkdir "{tmp_path}/port" || exit 1\nls -R "{ROOT}/docs" > /dev/null\nrmdir "{tmp_path}/port"'
+    program(tmp_path / "plugin", f'{held}\necho \'{{"status": {{"token": "t"}}}}\'')
+    with api_server(tmp_path, a_node) as (url, authority):
+        file = kubeconfig(tmp_path, url, f"certificate-authority: {authority}", PLUGIN)
+        with connect(from_kubeconfig(file)) as client, ThreadPoolExecutor(4) as pool:
+            assert len([*pool.map(lambda _: client.get(Node, "n"), range(4))]) == 4
 
 
 def test_an_empty_proxy_of_the_kubeconfig_leaves_the_environments(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from fleet.credentials import bound_token
 from tests.http_server import Request, serving
 from tests.stand_ins import program
 from tests.unit.reporter.local_user import as_nobody, public_folder
-from tests.unit.reporter.scripted import api_server
+from tests.unit.reporter.scripted import api_server, certificates
 
 ROOT = Path(__file__).parents[3]
 
@@ -324,6 +325,20 @@ def test_a_credential_plugin_learns_its_version_and_its_token_is_used(tmp_path: 
     assert swept(tmp_path / "kubeconfig", (USER, user)) == {"Bearer t"}
     info = yaml.safe_load((tmp_path / "plugin.info").read_text())
     assert info["apiVersion"] == f"client.authentication.k8s.io/{version}"
+
+
+def test_a_credential_plugin_that_asks_for_its_cluster_is_told_it(tmp_path: Path) -> None:
+    """As by kubectl: the authority's certificates, and what the kubeconfig has for plugins."""
+    authority, _ = certificates(tmp_path)
+    program(tmp_path / "plugin", 'echo "$KUBERNETES_EXEC_INFO" > "$0.info"\necho \'{"status": {"token": "t"}}\'')
+    theirs = "{name: client.authentication.k8s.io/exec, extension: {role: admin}}"
+    cluster = f"certificate-authority: ca.pem, extensions: [{theirs}, {{name: other, extension: {{a: 1}}}}], server:"
+    asking = (USER, PLUGIN.replace("}", ", provideClusterInfo: true}"))
+    assert swept(tmp_path / "kubeconfig", asking, ("server:", cluster)) == {"Bearer t"}
+    told = yaml.safe_load((tmp_path / "plugin.info").read_text())["spec"]["cluster"]
+    assert told.pop("server").startswith("http://127.0.0.1:")
+    data = base64.b64encode(authority.read_bytes()).decode()
+    assert told == {"certificate-authority-data": data, "config": {"role": "admin"}}
 
 
 @pytest.mark.parametrize(

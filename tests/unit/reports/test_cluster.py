@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,25 @@ from agent.report.names import READY_LABEL
 from agent.reporter.kubernetes.node import desired, node_patch, read_node
 from fleet.inventory import Inventory
 from fleet.maintenance_record import Record, annotated, finished
+from tests.unit.fleet.nodes_api import status
+from tests.unit.fleet.test_fleet import lease
+from tests.unit.fleet.test_fleet import node as fleet_node
 from tests.unit.fleet.test_maintenance import pod
-from tests.unit.fleet.test_maintenance_requests import NODE, PODS, Serve, recorded, serve
+from tests.unit.fleet.test_maintenance_requests import (
+    EVICTION,
+    GET,
+    LEASES,
+    NO_PODS,
+    NODE,
+    ONE_POD,
+    PODS,
+    UNUSED,
+    Serve,
+    recorded,
+    serve,
+    sweeps,
+    swept,
+)
 from tests.unit.reporter.test_node import FACT, LABELS, NOT_READY, OURS, READY_NOW, RESOURCE, SETTINGS, THEIRS, labelled
 from tests.unit.reporter.test_node import apply as patched
 
@@ -71,6 +89,7 @@ def node_of(record: Record) -> Node:
         pytest.param(True, {"unschedulable": None}, id="kured-63"),
         pytest.param(False, None, id="draino-91"),
         pytest.param(False, None, id="drainsafe-1"),
+        pytest.param(False, None, id="system-upgrade-controller-341"),
     ],
 )
 def test_a_maintenance_uncordons_a_node_only_if_it_cordoned_it(cordoned: bool, spec: Any) -> None:
@@ -107,3 +126,84 @@ def test_a_change_that_a_pod_of_a_daemon_set_forbids_does_not_keep_a_ready_node_
     assert why in reason
     # To cordon, to note the step, and to undo.
     assert script.asked.count(f"PATCH {NODE}") == (3 if ready == "True" else 2)
+
+
+BY_STRIMZI = 'admission webhook "strimzi-drain-cleaner.strimzi.io" denied the request: The pod will be rolled'
+NO_WEBHOOK = 'Internal error occurred: failed calling webhook "virtualization-pod-handler": EOF'
+
+
+@pytest.mark.parametrize(
+    "why",
+    [
+        pytest.param(BY_STRIMZI, id="kured-1269"),
+        pytest.param(BY_STRIMZI, id="AKS-4720"),
+        pytest.param(NO_WEBHOOK, id="deckhouse-23007"),
+        pytest.param("etcdserver: leader changed", id="eksctl-8782"),
+    ],
+)
+def test_an_eviction_that_fails_for_a_moment_does_not_undo_the_drain(serve: Serve, why: str) -> None:
+    """The webhook may run on the very node, or wants the pod to be moved by its operator."""
+    script, maintenance = serve(
+        {
+            PODS: [ONE_POD, ONE_POD, NO_PODS],
+            EVICTION: [status(500, why), (201, {})],
+            GET: [UNUSED, recorded("drain")],
+        }
+    )
+    assert maintenance.take_out("a") == ("done", "")
+    assert script.asked.count(EVICTION) == 2
+
+
+TERMINATING = {"items": [pod("job", ending=True).to_dict()]}
+
+
+@pytest.mark.parametrize(
+    ("answer", "listed"),
+    [
+        pytest.param(status(404, "pods not found"), [ONE_POD], id="kubectl-28"),
+        pytest.param((201, {}), [ONE_POD, (200, TERMINATING), (200, TERMINATING)], id="tuppr-582"),
+        pytest.param(status(409, "the UID is another one"), [ONE_POD], id="kubernetes-138229"),
+    ],
+)
+def test_a_drain_waits_for_the_pods_that_the_node_still_has_and_for_no_others(
+    serve: Serve, answer: Any, listed: list[Any]
+) -> None:
+    script, maintenance = serve(
+        {PODS: [*listed, NO_PODS], EVICTION: [answer], GET: [UNUSED, recorded("drain")]},
+    )
+    assert maintenance.take_out("a") == ("done", "")
+    assert (script.asked.count(EVICTION), script.asked.count(PODS)) == (1, len(listed) + 1)
+
+
+def test_a_pod_that_never_ends_undoes_the_drain_in_time_and_is_named(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """cluster-api 1870: its kubelet is gone, so nobody ends it."""
+    script, maintenance = serve({PODS: [(200, TERMINATING)]})
+    monkeypatch.setattr("fleet.maintenance.monotonic", lambda: 10.0 * script.asked.count(PODS))
+    assert maintenance.run(["a"], 1)["a"] == ("undone", "after 60 s there are still ml/job: they do not end")
+
+
+NODE_PATCH, LEASE = f"PATCH {NODE}", f"GET {LEASES}/a"
+
+
+@pytest.mark.parametrize(
+    "conflict", [pytest.param(422, id="kubernetes-128304"), pytest.param(409, id="autoscaler-5415")]
+)
+def test_a_taint_that_somebody_else_adds_while_a_node_is_swept_stays(serve: Serve, conflict: int) -> None:
+    """The sweep's patch is for the Node that it has read, and adds to the others' taints."""
+    silent, alone = [lease("a", age=901)], fleet_node("a").to_dict()
+    others = {**alone, "metadata": {**alone["metadata"], "resourceVersion": "8"}, "spec": {"taints": [THEIRS]}}
+    script, maintenance = serve(
+        {
+            **sweeps("a", silent),
+            GET: [(200, alone), (200, others)],
+            LEASE: [(200, silent[0].to_dict())],
+            NODE_PATCH: [status(conflict, "the test failed"), (200, others)],
+            f"{NODE_PATCH}/status": [(200, others)],
+        }
+    )
+    assert swept(maintenance.api).tainted == ("a",)
+    tested, added, *_ = json.loads(script.bodies[NODE_PATCH])
+    assert tested == {"op": "test", "path": "/metadata/resourceVersion", "value": "8"}
+    assert (added["op"], added["path"]) == ("add", "/spec/taints/-")
