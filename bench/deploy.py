@@ -33,7 +33,7 @@ from lab.command import run
 from lab.instance import free_port
 from lab.repository import cached
 from tasks.common import archive
-from tasks.common.shard import VARIABLE, Shard
+from tasks.common.shard import VARIABLE, part
 from tasks.packages import BASE
 
 ANSIBLE = "ansible-core==2.19.14"
@@ -92,13 +92,13 @@ def deploy(file: Path, addresses: Sequence[str], first: bool = False, shards: in
     """Seconds of a deploy of the first hosts, in so many shards at once. It must change nothing, unless it is their first."""
     limits = [word for address in addresses for word in ("--limit", address)]
     command = [sys.executable, "-m", "pyinfra", "-y", "--json", str(file), "deploy.py", *limits]
-    parts = [Shard(number, shards) for number in range(1, shards + 1)]
+    parts = [f"{number}/{shards}" for number in range(1, shards + 1)]
     began = time.monotonic()
     with ThreadPoolExecutor(shards) as pool:
-        printed = list(pool.map(lambda part: seconds(command, **{VARIABLE: f"{part.number}/{part.of}"})[1], parts))
+        printed = list(pool.map(lambda shard: seconds(command, **{VARIABLE: shard})[1], parts))
     took = time.monotonic() - began
-    for part, text in zip(parts, printed, strict=True):
-        changed = _changed(json.loads(text)["results"]["operations"], len(part.take(list(addresses))))
+    for shard, text in zip(parts, printed, strict=True):
+        changed = _changed(json.loads(text)["results"]["operations"], len(part(shard, list(addresses))))
         if changed and not first:
             raise click.ClickException(f"the deploy changed something: {', '.join(changed)}")
     return took

@@ -7,8 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from pyinfra.api.exceptions import PyinfraError
 
-from tasks.common.shard import Shard
+from tasks.common.shard import part
 from tests.deploy.fake import deployed
 
 DEPLOY = 'from pyinfra.operations import server\nserver.shell(commands=["true"])\n'
@@ -43,13 +44,13 @@ def test_an_invalid_shard_stops_before_a_host_is_changed(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("text", ["0/3", "4/3", "3", "3/", "-1/2", "1/2/3", "1/0", "one/two", " 1/2", "1/2\n"])
 def test_a_text_that_is_not_a_shard_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is not a shard"):
-        Shard.parse(text)
+    with pytest.raises(PyinfraError, match="is not a shard"):
+        part(text, [])
 
 
 def test_every_host_is_in_one_shard() -> None:
     hosts = [f"gpu-{n}" for n in range(37)]
-    shares = [Shard(number, 16).take(hosts) for number in range(1, 17)]
+    shares = [part(f"{number}/16", hosts) for number in range(1, 17)]
     assert sorted(host for share in shares for host in share) == sorted(hosts)
     assert {len(share) for share in shares} == {2, 3}
-    assert Shard(3, 16).take(hosts[::-1]) == shares[2]
+    assert part("3/16", hosts[::-1]) == shares[2]
