@@ -26,7 +26,7 @@ from tasks.kubernetes.clusters import cluster_of
 
 @frozen
 class Place:
-    """The host and the key that give an address."""
+    """The host and the key that give an address or a name."""
 
     host: str
     key: str
@@ -65,67 +65,51 @@ def api_server_warning(spec: NodeSpec, server: str) -> str | None:
     return None
 
 
-def places_by_address(hosts: Iterable[tuple[str, Mapping[str, object]]]) -> dict[tuple[str, str], list[Place]]:
-    """Where the hosts' data give each address, by cluster and address.
+def places(hosts: Iterable[tuple[str, Mapping[str, object]]]) -> dict[tuple[str, str], list[Place]]:
+    """Where the hosts' data give each address and each Node's name, by cluster.
 
-    Hosts with wrong data are left out: their own deploys name the faults.
+    Addresses of hosts with wrong data are left out: their own deploys name the faults.
     """
-    places: dict[tuple[str, str], list[Place]] = {}
+    given: dict[tuple[str, str], list[Place]] = {}
     for name, data in hosts:
+        own = _node(str(data.get("node_name") or name), name)
         keys = {key: data[key] for key in ("nics", "node_number") if data.get(key) is not None}
         with suppress(SpecError):
-            for ip, place in own_places(from_mapping({"node_name": "n", **keys}, name), name).items():
-                places.setdefault((cluster_of(data.get(KUBERNETES.name)), ip), []).append(place)
-    return places
+            own |= own_places(from_mapping({"node_name": "n", **keys}, name), name)
+        for what, place in own.items():
+            given.setdefault((cluster_of(data.get(KUBERNETES.name)), what), []).append(place)
+    return given
+
+
+def _node(node_name: str, host_name: str) -> dict[str, Place]:
+    return {f"the Node {node_name}": Place(host_name, "node_name")}
 
 
 _PLACES: WeakKeyDictionary[Inventory, dict[tuple[str, str], list[Place]]] = WeakKeyDictionary()
 
 
 def refuse_shared(spec: NodeSpec) -> None:
-    """Stop the deploy of a host if another host of its cluster has one of its addresses. Hosts outside --limit count, too.
+    """Stop the deploy of a host if another host of its cluster has one of its addresses, or is the same Node.
+
+    Hosts outside --limit count, too.
 
     :raises DeployError: naming both places.
     """
-    mine = own_places(spec, host.name)
+    mine = own_places(spec, host.name) | (_node(spec.node_name, host.name) if KUBERNETES.here() else {})
     if not mine:
         return
     inventory = host.state.inventory
     if inventory not in _PLACES:
-        _PLACES[inventory] = places_by_address(
-            (each.name, each.data.dict())  # type: ignore[no-untyped-call]
-            for each in inventory
-        )
+        _PLACES[inventory] = places((each.name, each.data.dict()) for each in inventory)  # type: ignore[no-untyped-call]
     cluster = cluster_of(host.data.get(KUBERNETES.name))
     shared = [
-        f"{place} and {other} are both {ip}; give each host its own node_number or address"
-        for ip, place in mine.items()
-        for other in _PLACES[inventory].get((cluster, ip), ())
+        f"{place} and {other} are both {what}; give each host its own node_number, address or node_name"
+        for what, place in mine.items()
+        for other in _PLACES[inventory].get((cluster, what), ())
         if other.host != host.name
     ]
     if shared:
         raise DeployError("\n".join(shared[:MOST_FAULTS]))
-
-
-_NAMES: WeakKeyDictionary[Inventory, dict[tuple[str, str], list[str]]] = WeakKeyDictionary()
-
-
-def refuse_shared_name(spec: NodeSpec) -> None:
-    """Stop the deploy of a host if another host of its cluster, be it outside --limit, has its `node_name`.
-
-    :raises DeployError: naming both hosts.
-    """
-    inventory = host.state.inventory
-    if inventory not in _NAMES:
-        names = _NAMES[inventory] = {}
-        for each in inventory:
-            cluster = cluster_of(each.data.get(KUBERNETES.name))
-            names.setdefault((cluster, str(each.data.get("node_name") or each.name)), []).append(each.name)
-    cluster = cluster_of(host.data.get(KUBERNETES.name))
-    # Both would write one Node.
-    for other in _NAMES[inventory].get((cluster, spec.node_name), ()):
-        if other != host.name:
-            raise DeployError(f"{host.name} and {other} have the same node_name, {spec.node_name}; give one another")
 
 
 def check(spec: NodeSpec) -> None:
@@ -135,8 +119,6 @@ def check(spec: NodeSpec) -> None:
     """
     refuse_shared(spec)
     kubernetes = KUBERNETES.here()
-    if kubernetes:
-        refuse_shared_name(spec)
     warning = api_server_warning(spec, kubernetes.server) if kubernetes else None
     if warning:
         warn(host, warning)
