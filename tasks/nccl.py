@@ -148,7 +148,6 @@ class Nccl:
 
 
 NCCL = Key[Nccl | None]("nccl", None, record(Nccl))
-KEYS = (NCCL,)
 
 
 def text(wanted: Nccl, hardware: Hardware) -> str:

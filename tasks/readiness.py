@@ -15,7 +15,6 @@ from tasks.common.data import Key, whole_number
 from tasks.common.status import COMMAND, NodeStatus, Status
 
 TIMEOUT = Key("ready_timeout", 120, whole_number(1, 3600, "seconds"))
-KEYS = (TIMEOUT,)
 
 MARGIN = 30
 """Seconds that a command may take beyond its own timeout before pyinfra gives up the connection."""

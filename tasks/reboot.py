@@ -43,7 +43,6 @@ class Reboot:
 
 
 POLICY = Key("reboot", Reboot(), record(Reboot))
-KEYS = (POLICY,)
 
 
 @frozen

@@ -40,7 +40,6 @@ class TimeLimits:
 
 
 LIMITS = Key("time_limits", TimeLimits(), record(TimeLimits))
-KEYS = (LIMITS,)
 
 _known: WeakKeyDictionary[Host, TimeLimits] = WeakKeyDictionary()
 

@@ -36,7 +36,7 @@ def overrides_of(key: str) -> str:
     return "nic_overrides" if key == "nics" else f"{key}_overrides"
 
 
-@frozen
+@frozen(eq=False)
 class Key(Generic[T]):
     """A key of the inventory. ``parse`` checks a value; its ValueError names the fault and the remedy."""
 
@@ -99,8 +99,9 @@ def task_modules() -> tuple[ModuleType, ...]:
 
 @cache
 def task_keys() -> tuple[Key[Any], ...]:
-    """The keys that tasks list in KEYS."""
-    return tuple(key for module in task_modules() for key in getattr(module, "KEYS", ()))
+    """The keys that tasks define, by their names."""
+    found = {each.name: each for module in task_modules() for each in vars(module).values() if isinstance(each, Key)}
+    return tuple(found[name] for name in sorted(found))
 
 
 def leftovers() -> tuple[str, ...]:

@@ -78,7 +78,6 @@ class ContainerRuntime:
 
 
 CONTAINER_RUNTIME = Key[ContainerRuntime | None]("container_runtime", None, record(ContainerRuntime))
-KEYS = (CONTAINER_RUNTIME,)
 
 
 @deploy("Container runtime")

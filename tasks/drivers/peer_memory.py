@@ -38,7 +38,6 @@ class PeerMemory:
 
 
 PEER_MEMORY = Key[PeerMemory | None]("peer_memory", None, record(PeerMemory))
-KEYS = (PEER_MEMORY,)
 
 
 @frozen

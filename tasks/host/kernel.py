@@ -61,7 +61,6 @@ class Kernel:
 
 
 KERNEL = Key[Kernel | None]("kernel", None, record(Kernel))
-KEYS = (KERNEL,)
 
 
 def pending_release() -> str | None:

@@ -61,7 +61,6 @@ def _parameter(name: str, value: object) -> str:
 # They make the character devices that device plugins and rdma-core's tools need.
 MODULES = Key[tuple[str, ...]]("kernel_modules", ("ib_uverbs", "ib_umad", "rdma_ucm"), _modules)
 MODULE_OPTIONS = Key[Options]("kernel_module_options", {}, _options)
-KEYS = (MODULES, MODULE_OPTIONS)
 
 # modprobe prints what it would load, and nothing for a module that is loaded or built in. If modprobe is not installed yet, all
 # modules are pending.

@@ -92,7 +92,6 @@ class Kubelet:
 
 
 KUBELET: Key[Kubelet | None] = Key("kubelet", None, record(Kubelet))
-KEYS = (KUBELET,)
 
 
 def gate() -> None:

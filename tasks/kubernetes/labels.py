@@ -208,7 +208,6 @@ class Labels:
 
 
 LABELS_KEY = Key[Labels | None]("labels", None, record(Labels))
-KEYS = (LABELS_KEY,)
 
 
 def labels_of(wanted: Labels, hardware: Hardware) -> tuple[Label, ...]:
