@@ -90,7 +90,7 @@ _SERVICE = (
     units.STALE
     + """
 systemctl show --property=ActiveState,UnitFileState,NeedDaemonReload "$1"
-stale "$1" ExecMainStartTimestamp
+stale "$1" "$2"
 pid=$(systemctl show --property=MainPID --value "$1")
 if [ -r "/proc/$pid/cmdline" ]; then echo "Command=$(tr '\\0' ' ' < "/proc/$pid/cmdline" || true)"; fi
 """
@@ -98,13 +98,13 @@ if [ -r "/proc/$pid/cmdline" ]; then echo "Command=$(tr '\\0' ' ' < "/proc/$pid/
 
 
 class AgentService(FactBase[Service]):
-    """The state of a unit that runs the agent's archive."""
+    """The state of a unit that runs the agent's archive. ``since``: systemd's property with the time of its start."""
 
     default = Service
 
-    def command(self, unit: str) -> StringCommand:
+    def command(self, unit: str, since: str = "ExecMainStartTimestamp") -> StringCommand:
         """Print systemd's properties, and the main process's command line, which names the version."""
-        return self.script(_SERVICE, unit)
+        return self.script(_SERVICE, unit, since)
 
     def process(self, output: list[str]) -> Service:
         """Parse lines of NAME=VALUE."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from io import StringIO
 from typing import Any
 
 import pyinfra
 from attrs import define, field, frozen
-from pyinfra.api.command import FileUploadCommand, StringCommand
+from pyinfra.api.command import StringCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.exceptions import DeployError
 from pyinfra.api.host import Host
@@ -29,6 +28,7 @@ from tasks.common.commands import Commands, refuse, script, warn
 from tasks.common.data import SPEC_KEYS, host_data, unknown_keys, wrong_arguments, wrong_values
 from tasks.common.facts import FactBase
 from tasks.common.status import SPEC
+from tasks.common.texts import replace
 from tasks.packages import INTERPRETERS, NodePython
 
 LEFTOVERS = (SPEC, f"{SPEC}.previous")
@@ -207,12 +207,11 @@ def deliver(spec: NodeSpec, version: str) -> None:
     write(name="Plan and write", spec=spec, version=version, printer=PlanPrinter())
 
 
-# Keeps the previous spec. The rename makes sure that the file is never absent or half written.
-_REPLACE = """
-chmod 644 "$1.new"
-sync "$1.new"
+# Keeps the previous spec. The reporter, another user, reads this folder. An earlier deploy may have made it with another umask.
+_PREPARE = """
+mkdir -p "${1%/*}"
+chmod 755 "${1%/*}"
 if [ -e "$1" ]; then ln -f "$1" "$1.previous"; fi
-mv -T "$1.new" "$1"
 """
 
 
@@ -242,7 +241,5 @@ def write(spec: NodeSpec, version: str, printer: PlanPrinter) -> Commands:
         prefix = "cannot be applied" if plan.version == version else "refused by the older agent"
         for blocker in plan.blockers():
             warn(host, f"plan: {prefix}: {blocker}")
-    # The reporter, another user, reads this folder. An earlier deploy may have made it with another umask.
-    yield script('mkdir -p "${1%/*}"; chmod 755 "${1%/*}"', SPEC)
-    yield FileUploadCommand(StringIO(text), f"{SPEC}.new", remote_temp_filename=host.get_temp_filename(f"{SPEC}.new"))
-    yield script(_REPLACE, SPEC)
+    yield script(_PREPARE, SPEC)
+    yield from replace({}, {SPEC: text})

@@ -16,6 +16,7 @@ from agent.report.names import STATE_FOLDER
 from tasks.common import units
 from tasks.common.commands import Commands, script
 from tasks.common.facts import FactBase
+from tasks.common.texts import PUT
 from tasks.drivers.gpu_driver import services
 from tasks.host import irqbalance
 from tasks.kubernetes import kubelet, labels
@@ -72,14 +73,13 @@ STATE = holds.HOLDS + _STATE
 """A shell function that prints the state. Its arguments are irqbalance's unit and the root folder."""
 
 _RECORD = (
-    STATE
+    PUT
+    + STATE
     + """
 if [ -e "$3" ]; then exit 0; fi
 mkdir -p "$(dirname "$3")"
 state "$1" "$2" > "$3.new"
-# Otherwise a power cut may leave an empty file, by which the removal would restore nothing.
-sync "$3.new"
-mv -T "$3.new" "$3"
+put "$3.new" "$3"
 """
 )
 

@@ -25,12 +25,12 @@ from pyinfra.context import host
 from pyinfra.operations import files
 
 from agent.spec.validators import Matches, Within
-from tasks.common import archive, site, systemd_reload, units
+from tasks.agent import AgentService
+from tasks.common import archive, site, systemd_reload
 from tasks.common.commands import Commands, changes, script, warn
 from tasks.common.connection import deploys_itself
 from tasks.common.data import Key, record, without_password
-from tasks.common.facts import FactBase
-from tasks.common.present import Present
+from tasks.common.texts import Present
 from tasks.packages import INTERPRETERS, NO_PYTHON
 
 PROGRAM = "/usr/local/libexec/trackbed-pull"
@@ -89,7 +89,6 @@ class Pull:
 
 
 PULL: Key[Pull | None] = Key("pull", None, record(Pull))
-KEYS = (PULL,)
 
 
 @deploy("Pull")
@@ -140,30 +139,11 @@ def _is_keyring(content: bytes) -> bool:
     return bool(first & 0x80) and ((first & 0x3F) == 6 if first & 0x40 else (first & 0x3C) >> 2 == 6)
 
 
-_TIMER = """
-systemctl show --property=ActiveState,UnitFileState,NeedDaemonReload "$1"
-stale "$1" ActiveEnterTimestamp
-"""
-
-
-class TimerState(FactBase[dict[str, str]]):
-    """The timer's properties in systemd."""
-
-    default = dict
-    shell = f"{units.STALE}{_TIMER}"
-    words = (TIMER,)
-
-    def process(self, output: list[str]) -> dict[str, str]:
-        """Parse lines of NAME=VALUE."""
-        return dict(line.split("=", 1) for line in output if "=" in line)
-
-
 @operation()
 def run(units: tuple[OperationMeta, ...]) -> Commands:
     """Enable and start the timer; restart it if a unit has changed."""
-    state = host.get_fact(TimerState)
-    current = not any(map(changes, units)) and state.get("NeedDaemonReload") != "yes"
-    if current and (state.get("ActiveState"), state.get("UnitFileState")) == ("active", "enabled"):
+    timer = host.get_fact(AgentService, unit=TIMER, since="ActiveEnterTimestamp")
+    if timer.active and timer.enabled and not timer.stale and not any(map(changes, units)):
         host.noop("the timer runs")
     elif not systemd_reload.deferred("the timer of pull mode"):
         yield script(systemd_reload.RELOAD)

@@ -6,10 +6,8 @@ logged.
 
 from __future__ import annotations
 
-from io import StringIO
-
 from attrs import evolve
-from pyinfra.api.command import FileUploadCommand, StringCommand
+from pyinfra.api.command import StringCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.operation import operation
 from pyinfra.context import host
@@ -23,10 +21,9 @@ from tasks import disruption, kubernetes, original_state, reboot
 from tasks.agent import BASE, UNIT, UNIT_FILE, AgentVersions
 from tasks.common.commands import Commands, refuse, script, warn
 from tasks.common.data import leftovers, task_keys
-from tasks.common.present import Present
 from tasks.common.status import COMMAND, SPEC
 from tasks.common.systemd_reload import ENABLE, LINKS, RELOAD, would_take_gpus
-from tasks.common.texts import Texts
+from tasks.common.texts import Present, Texts, replace
 from tasks.host import irqbalance, kernel_modules
 from tasks.kubernetes import reporter
 from tasks.node_spec import planned
@@ -72,9 +69,7 @@ def withdraw_spec(node_name: str) -> None:
 # Readiness does not tell whether all values are restored: a node may be ready before the last of them, or not ready for another
 # reason. So wait until `trackbed plan` has no changes.
 _RESTORE_VALUES = """
-spec=$1 agent=$2 hash=$3 seconds=$4 unit=$5
-chmod 644 "$spec.new"
-mv -T "$spec.new" "$spec"
+agent=$1 hash=$2 seconds=$3 unit=$4
 systemctl reload-or-restart "$unit"
 end=$(($(date +%s) + seconds))
 waited=$("$agent" wait --hash "$hash" --timeout "$seconds" 2>&1) || true
@@ -110,9 +105,8 @@ def restore_values(node_name: str, vfs: bool, timeout: int) -> Commands:
     if (vfs and (present == empty_spec(node_name) or not wanted.nics)) or (present == wanted and _is_restored(wanted)):
         host.noop("the spec asks for nothing")
         return
-    new = f"{SPEC}.new"
-    yield FileUploadCommand(StringIO(to_json(wanted)), new, remote_temp_filename=host.get_temp_filename(new))
-    yield script(_RESTORE_VALUES, SPEC, COMMAND, spec_hash(wanted), str(timeout), UNIT)
+    words = (COMMAND, spec_hash(wanted), str(timeout), UNIT)
+    yield from replace({}, {SPEC: to_json(wanted)}, _RESTORE_VALUES, *words)
 
 
 def _is_restored(spec: NodeSpec) -> bool:

@@ -1,4 +1,4 @@
-"""Small text files on a node: read several at once, write them, or replace each in one step."""
+"""Files on a node: which exist; small text files are read several at once, and written, each in one step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyinfra.context import host
 from pyinfra.operations import files
 
 from tasks.common.commands import Commands, script
-from tasks.common.facts import FactBase
+from tasks.common.facts import FactBase, Lines
 
 MARK = "# Written by Trackbed;"
 """How a file begins that a task wrote as a whole."""
@@ -28,6 +28,14 @@ for path; do
 done
 """
 """A script that prints files. One that :func:`replace` left unread, also by removing it, has a last line that no other has."""
+
+
+class Present(Lines):
+    """The given paths that exist. A link counts, wherever it leads."""
+
+    def command(self, paths: tuple[str, ...]) -> StringCommand:
+        """Test each path."""
+        return self.script('for path; do if [ -e "$path" ] || [ -L "$path" ]; then echo "$path"; fi; done', *paths)
 
 
 class Texts(FactBase[dict[str, str]]):
@@ -64,14 +72,23 @@ def written(name: str, path: str, text: str) -> OperationMeta:
     return files.file(name=name, path=path, present=False)
 
 
-# The rename shows readers the old file or the new one. NFD, which reads a whole folder, ignores dotfiles.
-_REPLACE = """
+PUT = """
+put() {  # arguments: a file with the new text, and the file whose place it takes
+  # Otherwise a power cut may leave an empty file.
+  sync "$1"
+  mv -T "$1" "$2"
+}
+"""
+"""The shell function `put`. The rename shows readers the old file or the new one."""
+
+# NFD, which reads a whole folder, ignores dotfiles.
+_REPLACE = f"""{PUT}
 marks=
 while [ "$1" != -- ]; do
-  beside=${2%/*}/.${2##*/}
+  beside=${{2%/*}}/.${{2##*/}}
   : > "$beside.unread"
   marks="$marks $beside.unread"
-  if [ "$1" = put ]; then chmod 644 "$beside.new"; mv -T "$beside.new" "$2"; else rm -f "$2"; fi
+  if [ "$1" = put ]; then chmod 644 "$beside.new"; put "$beside.new" "$2"; else rm -f "$2"; fi
   shift 2
 done
 shift

@@ -30,7 +30,7 @@ from tasks.common.commands import Commands, refuse
 from tasks.common.data import Key, record
 from tasks.common.facts import FactBase
 from tasks.common.failures import NodeError
-from tasks.common.present import Present
+from tasks.common.texts import Present
 from tasks.containers import engine_files
 from tasks.containers.engine_files import DryRun, Mode
 from tasks.packages import Family, OperatingSystem, vendor_repository
@@ -91,7 +91,6 @@ class ContainerEngine:
 
 
 CONTAINER_ENGINE = Key[ContainerEngine | None]("container_engine", None, record(ContainerEngine))
-KEYS = (CONTAINER_ENGINE,)
 
 
 @deploy("Container engine")

@@ -7,14 +7,13 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from functools import partial
-from io import StringIO
 from typing import Any
 
 import gevent
 from attrs import field, frozen
 from gevent.pool import Pool
 from paramiko import SSHException
-from pyinfra.api.command import FileUploadCommand, FunctionCommand, StringCommand
+from pyinfra.api.command import FunctionCommand, StringCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.exceptions import DeployError
 from pyinfra.api.host import Host
@@ -37,6 +36,7 @@ from tasks.common.commands import Commands, refuse, script
 from tasks.common.connection import arguments
 from tasks.common.data import Key, host_data, record
 from tasks.common.status import COMMAND
+from tasks.common.texts import replace
 from tasks.fabric.ends import FACTS, rails_of, read_ends, with_rdma
 from tasks.packages import INTERPRETERS, present, system
 
@@ -89,7 +89,6 @@ def _floors(value: object) -> dict[str, float]:
 
 FABRIC = Key("fabric", FabricSettings(), _settings)
 FLOORS: Key[dict[str, float]] = Key("fabric_floors", {}, _floors)
-KEYS = (FABRIC, FLOORS)
 
 
 # --- the connection ----------------------------------------------------------------------------------------
@@ -220,10 +219,6 @@ def _connected_ends(connected: Connected) -> tuple[list[End], dict[str, str]]:
     return sorted(ends, key=lambda end: end.name), absent
 
 
-# The rename shows the agent the old file or the new one.
-_RECORD = 'chmod 644 "$1.new"; mv -T "$1.new" "$1"'
-
-
 @operation()
 def record_results() -> Commands:
     """Write the results of the node's NICs to the node; fail if a NIC or one of its paths is not good."""
@@ -232,9 +227,7 @@ def record_results() -> Commands:
         yield refuse("fabric: nothing was tested")
         return
     results = FabricResults(time.time(), tuple(_nic_results(verdict, host.name)))
-    new = f"{RESULTS_FILE}.new"
-    yield FileUploadCommand(StringIO(results_to_json(results)), new, remote_temp_filename=host.get_temp_filename(new))
-    yield script(_RECORD, RESULTS_FILE)
+    yield from replace({}, {RESULTS_FILE: results_to_json(results)})
     if faults := list(_faults(verdict, _absent[host.state], host.name)):
         yield refuse("\n".join(f"fabric: {line}" for line in faults))
 

@@ -21,7 +21,7 @@ from tasks.common.commands import Commands, script
 from tasks.common.data import host_data
 from tasks.common.facts import FactBase
 from tasks.common.failures import NodeError
-from tasks.common.present import Present
+from tasks.common.texts import Present
 
 Family = Literal["debian", "rhel"]
 

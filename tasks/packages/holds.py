@@ -15,7 +15,7 @@ from pyinfra.context import host
 from agent.report.names import STATE_FOLDER
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.facts import FactBase
-from tasks.common.texts import Texts
+from tasks.common.texts import PUT, Texts
 from tasks.packages import WAITING_DNF, Family, dnf_install
 
 PATH = f"{STATE_FOLDER}/holds"
@@ -70,6 +70,7 @@ wait, and names the process that has its lock."""
 NOTED = (
     HOLDS
     + MARKING
+    + PUT
     + """
 note() {  # argument: the file
   if [ -e "$1.before" ]; then
@@ -82,9 +83,7 @@ noted() {  # arguments: the file, and the command that sets holds
   mkdir -p "${file%/*}"
   note "$file"
   holds '' > "$file.new"
-  # If a power cut left it empty, all holds would count as the deploy's.
-  sync "$file.new"
-  mv "$file.new" "$file.before"
+  put "$file.new" "$file.before"
   # No variable for the exit status: a function shares all variables with the script that calls it.
   if marking "$@"; then set -- 0; else set -- "$?"; fi
   note "$file"

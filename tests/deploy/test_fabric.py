@@ -192,7 +192,7 @@ def test_a_deploy_writes_its_results_to_the_node(node: Node, tmp_path: Path) -> 
     assert [end.device for end in journal.run.ends] == ["rx0"]
     assert journal.ended is not None
     # There is no other node to test it with, so it is not good.
-    (seen,) = results_from_json(result.uploads[f"{RESULTS_FILE}.new"].decode()).nics
+    (seen,) = results_from_json(result.uploads[RESULTS_FILE.replace("fabric.json", ".fabric.json.new")].decode()).nics
     assert (seen.pci, seen.good, seen.identity) == ("0000:21:00.0", False, journal.run.ends[0].identity)
     assert result.failed
     assert any("no other node has a NIC of this rail" in line for line in result.log)

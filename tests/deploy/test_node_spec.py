@@ -15,6 +15,7 @@ from tests.deploy.conftest import PLAN, PYTHON, Answers, Node, Result, file_answ
 NIC = {"name": "fabric0", "select": {"pci": "0000:01:00.0"}, "vfs": {"count": 4}}
 WANTED = NodeSpec("node-a", rps=Rps(enable=False))
 TEXT = to_json(WANTED)
+NEW = "/etc/trackbed/.node.json.new"
 COUNT = Change("vfs", "0000:01:00.0", "count", 2, 4, Disruption.VF_RESET, ("pod ml/train-0",))
 MTU = Change("links", "0000:01:00.0", "mtu", 1500, 9000)
 STUCK = Change(
@@ -77,11 +78,11 @@ def test_pyinfra_s_arguments_and_names_private_to_a_file_of_group_data_are_no_fa
 
 def test_a_first_spec_is_planned_and_written(node: Node) -> None:
     result = node.deploy(deliver, {**ABSENT, **plan(COUNT, MTU)})
-    made, uploaded, replaced = result.flat
+    made, _, uploaded, replaced = result.flat
     assert made.endswith(f"sh {SPEC}")
-    assert uploaded == f"upload {SPEC}.new"
-    assert replaced.endswith(f"sh {SPEC}")
-    assert result.uploads == {f"{SPEC}.new": TEXT.encode()}
+    assert uploaded == f"upload {NEW}"
+    assert replaced.endswith(f"sh put {SPEC} --")
+    assert result.uploads == {NEW: TEXT.encode()}
     assert set(result.inputs) == {TEXT}
 
 
@@ -103,7 +104,7 @@ def test_the_first_deploy_plans_once_the_agent_is_staged(node: Node) -> None:
     assert result.planned == {"Spec | Plan and write": True}
     unknown, *then = plans(result)
     assert (unknown.startswith("unknown until"), then) == (True, [str(MTU), "1 to change"])
-    assert len(result.flat) == 3
+    assert len(result.flat) == 4
 
 
 @pytest.mark.parametrize(
@@ -135,7 +136,7 @@ def test_nothing_is_written_if_the_spec_cannot_be_applied(node: Node, answers: A
 def test_a_blocker_that_an_earlier_operation_removes_does_not_stop_the_deploy(node: Node) -> None:
     result = node.deploy(deliver, {**ABSENT, **plan(STUCK)}, later={**ABSENT, **plan(MTU)})
     assert not result.failed
-    assert len(result.flat) == 3
+    assert len(result.flat) == 4
 
 
 def test_a_key_that_the_older_agent_refuses_does_not_stop_the_deploy(node: Node) -> None:
@@ -153,7 +154,7 @@ def test_a_spec_of_mode_observe_is_written_although_the_node_does_not_fit_it(nod
     answers = plan(STUCK, errors=("no such NIC",))
     result = node.deploy(lambda: node_spec.deliver(spec=observing, version="2-b"), {**ABSENT, **answers})
     assert not result.failed
-    assert result.uploads == {f"{SPEC}.new": to_json(observing).encode()}
+    assert result.uploads == {NEW: to_json(observing).encode()}
     assert "no such NIC" in "\n".join(result.log)
     not_understood = {PLAN: ["2-b", '{"spec_hash": "", "changes": [], "errors": ["unknown key"]}', "", "1"]}
     result = node.deploy(lambda: node_spec.deliver(spec=observing, version="2-b"), {**ABSENT, **not_understood})

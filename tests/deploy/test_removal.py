@@ -21,9 +21,8 @@ from tasks.agent import BASE
 from tasks.common import lock
 from tasks.common.archive import ROOT
 from tasks.common.data import host_data
-from tasks.common.present import Present
 from tasks.common.status import SPEC
-from tasks.common.texts import Texts
+from tasks.common.texts import Present, Texts
 from tasks.common.units import DropIns
 from tasks.drivers.ofed import doca
 from tasks.host.kernel_modules import PendingModules
@@ -51,6 +50,7 @@ WITHOUT_VFS = {
 }
 COUNT = Change("vfs", "0000:21:00.0", "count", 7, 0, Disruption.VF_RESET)
 NOTED_BEFORE = of(Recorded)
+NEW_SPEC = "/etc/trackbed/.node.json.new"
 PRESENT = of(Current)
 
 
@@ -81,18 +81,18 @@ def test_the_vfs_are_restored_before_all_other_values(node: Node) -> None:
     node.data = {"ready_timeout": 7}
     result = node.deploy(withdraw, {**spec(GIVEN), NOTED_BEFORE: ["here", "vfs 0000:21:00.0 0 1"]})
     vfs, rest = result.commands["Spec withdrawn | VFs"], result.commands["Spec withdrawn | All other values"]
-    assert vfs[0] == rest[0] == f"upload {SPEC}.new"
+    assert vfs[1] == rest[1] == f"upload {NEW_SPEC}"
     hashes = [spec_hash(parse(json.dumps(each), "")) for each in ({**EMPTY, "nics": [WITHOUT_VFS]}, EMPTY)]
-    assert [commands[1].rpartition(" sh ")[2] for commands in (vfs, rest)] == [
-        f"{SPEC} /usr/local/bin/trackbed {each} 7 trackbed.service" for each in hashes
+    assert [commands[2].rpartition(" sh ")[2] for commands in (vfs, rest)] == [
+        f"put {SPEC} -- /usr/local/bin/trackbed {each} 7 trackbed.service" for each in hashes
     ]
-    assert json.loads(result.uploads[f"{SPEC}.new"]) == EMPTY
+    assert json.loads(result.uploads[NEW_SPEC]) == EMPTY
 
 
 def test_the_original_number_of_vfs_is_restored(node: Node) -> None:
     before = {NOTED_BEFORE: ["here", "vfs 0000:21:00.0 4 1", "vfs 0000:41:00.0 0 1"]}
     result = node.deploy(restore_vfs, {**spec(GIVEN), **planned(COUNT), **before})
-    wanted = json.loads(result.uploads[f"{SPEC}.new"])["nics"]
+    wanted = json.loads(result.uploads[NEW_SPEC])["nics"]
     assert [(nic["select"], nic["vfs"]["count"]) for nic in wanted] == [({"pci": "0000:21:00.0"}, 4)]
 
 
@@ -103,7 +103,7 @@ def test_vfs_of_an_entry_with_each_go_from_however_many_functions_there_are(node
     given = json.dumps({"node_name": "node-a", "nics": [rails, storage]})
 
     result = node.deploy(restore_vfs, {**spec(given), NOTED_BEFORE: ["here"]})
-    wanted = json.loads(result.uploads[f"{SPEC}.new"])["nics"]
+    wanted = json.loads(result.uploads[NEW_SPEC])["nics"]
     assert [(nic["name"], nic["select"]) for nic in wanted] == [
         ("rail{index}", {"vendor": "15b3", "each": True, "without": ["storage"]}),
         ("storage", storage["select"]),
@@ -124,7 +124,7 @@ def test_a_removal_that_was_interrupted_waits_again_for_what_is_left(
     there = {**spec(json.dumps({**EMPTY, "nics": nics})), NOTED_BEFORE: ["here"]}
     node.data = {"ready_timeout": 7}
     result = node.deploy(withdraw, {**there, **planned(COUNT)})
-    assert result.commands[f"Spec withdrawn | {unfinished}"][1].endswith(" 7 trackbed.service")
+    assert result.commands[f"Spec withdrawn | {unfinished}"][2].endswith(" 7 trackbed.service")
     result = node.deploy(withdraw, {**there, **planned()})
     assert result.commands[f"Spec withdrawn | {unfinished}"] == []
 
@@ -235,15 +235,13 @@ def test_the_keys_of_all_tasks_are_removed(node: Node) -> None:
 def test_the_removal_waits_until_the_plan_is_empty(tmp_path: Path, plan: str, code: int, message: str) -> None:
     program(tmp_path / "systemctl", f'echo "$*" >> {tmp_path}/did')
     program(tmp_path / "trackbed", f'case "$1" in wait) echo not ready; exit 1 ;; plan) {plan} ;; esac')
-    (tmp_path / "node.json.new").write_text("new")
-    arguments = (tmp_path / "node.json", tmp_path / "trackbed", "hash", "0", "trackbed.service")
+    arguments = (tmp_path / "trackbed", "hash", "0", "trackbed.service")
     path = f"{tmp_path}:/usr/bin:/bin"
     if code:
         with pytest.raises(AssertionError, match=rf"not ready\s+{message}\s+not restored after 0 s"):
             sh(removal._RESTORE_VALUES, *arguments, PATH=path)
     else:
         sh(removal._RESTORE_VALUES, *arguments, PATH=path)
-    assert (tmp_path / "node.json").read_text() == "new"
     assert (tmp_path / "did").read_text() == "reload-or-restart trackbed.service\n"
 
 
@@ -275,6 +273,6 @@ def test_the_removal_has_its_order_and_writes_and_loads_nothing_that_a_deploy_do
     # The initramfs is made again without the modules' options.
     assert order.index("Kernel module options") < order.index("Boot | Initramfs")
     # The time limit of the inventory applies to the restoring.
-    assert " 7 trackbed.service" in result.commands["Spec withdrawn | VFs"][1]
-    assert [path for path in result.uploads if not path.startswith(SPEC)] == []
+    assert " 7 trackbed.service" in result.commands["Spec withdrawn | VFs"][2]
+    assert [*result.uploads] == [NEW_SPEC]
     assert not any("modprobe -- " in command for command in result.flat)

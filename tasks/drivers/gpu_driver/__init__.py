@@ -30,8 +30,7 @@ from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key, record
 from tasks.common.facts import Lines
 from tasks.common.failures import NodeError
-from tasks.common.present import Present
-from tasks.common.texts import HEADER, Texts, written
+from tasks.common.texts import HEADER, Present, Texts, written
 from tasks.drivers.gpu_driver import fabric, modules, services, versions
 from tasks.drivers.gpu_driver.services import FABRIC_MANAGER, PERSISTENCE
 from tasks.host import kernel
@@ -96,7 +95,6 @@ RUN_FILE = "/usr/bin/nvidia-uninstall"
 """A program that only NVIDIA's installer puts there."""
 
 GPU_DRIVER = Key[GpuDriver | None]("gpu_driver", None, record(GpuDriver))
-KEYS = (GPU_DRIVER,)
 
 
 @deploy("GPU driver")

@@ -15,12 +15,12 @@ import pytest
 from tasks import agent, original_state, pull, removal
 from tasks.agent import AgentService
 from tasks.common import systemd_reload, units
-from tasks.common.present import Present
 from tasks.common.status import COMMAND
+from tasks.common.texts import Present
 from tasks.containers import container_runtime
 from tasks.drivers import erdma
 from tasks.drivers.gpu_driver import services
-from tasks.drivers.ofed import doca, mlnx_ofed
+from tasks.drivers.ofed import mlnx_ofed
 from tasks.host import irqbalance, limits
 from tasks.kubernetes import kubelet, reporter
 from tasks.packages import INTERPRETERS, vendor_repository
@@ -117,7 +117,7 @@ def test_links_that_systemd_needs_are_made_before_the_reload(tmp_path: Path, for
         assert (tmp_path / "dev/char/238:1").readlink() == Path("../nvidia-caps/nvidia-cap1")
 
 
-INSTALLING = [*(vendor_repository._APT, vendor_repository._DNF, doca._LIBRARIES), *(erdma._INSTALL, mlnx_ofed._INSTALL)]
+INSTALLING = [vendor_repository._APT, vendor_repository._DNF, erdma._INSTALL, mlnx_ofed._INSTALL]
 
 
 @pytest.mark.parametrize("text", INSTALLING)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tasks import packages
-from tasks.common.present import Present
+from tasks.common.texts import Present
 from tasks.containers import container_engine, container_runtime, engine_files
 from tasks.drivers import gpu_driver
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Node, of

@@ -8,8 +8,8 @@ from typing import Any
 
 from tasks import pull, time_limits
 from tasks.common.commands import script
-from tasks.common.present import Present
 from tasks.common.systemd_reload import RELOAD
+from tasks.common.texts import Present
 from tasks.packages import NO_PYTHON
 from tests.deploy.conftest import LOSERS, Node, of
 
