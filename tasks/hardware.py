@@ -22,6 +22,7 @@ from tasks.common.commands import Commands, script
 from tasks.common.data import host_data
 from tasks.common.facts import FactBase
 from tasks.common.status import COMMAND, NodeStatus
+from tasks.drivers.gpu_driver import modules as gpu
 from tasks.readiness import MARGIN, TIMEOUT
 
 UNKNOWN = "the node's hardware is unknown, since `trackbed inspect --json` printed nothing; see what failed before this"
@@ -196,17 +197,13 @@ def here() -> Hardware | None:
 _converter = cattrs.Converter()
 _converter.register_structure_hook(int, lambda value, _: int(value))
 
-_HARDWARE = """
+_HARDWARE = (
+    gpu.GPUS
+    + """
 [ -x "$1" ] || exit 0
 # udev renames netdevs and RDMA devices a moment after they appear, as during the first pass of a boot.
 udevadm settle --timeout=30 2>/dev/null || true
-for d in "$2"/sys/bus/pci/devices/*; do
-  [ -e "$d/class" ] || continue
-  read -r class < "$d/class"; read -r vendor < "$d/vendor"
-  case "$vendor $class" in "0x10de 0x0300"*|"0x10de 0x0302"*) ;; *) continue ;; esac
-  driver=; if [ -e "$d/driver" ]; then driver=$(basename "$(readlink "$d/driver")"); fi
-  echo "gpu ${d##*/} $driver"
-done
+nvidia_gpus "$2" | sed 's/^/gpu /'
 cat "$2/proc/modules" 2>/dev/null | while read -r name _; do echo "module $name"; done
 for n in "$2"/sys/class/net/*; do if [ -e "$n" ]; then echo "netdev ${n##*/}"; fi; done
 # Of 0.0.0.0/0 only, and not 0.0.0.0/1, as some VPNs make it. A route that rejects has * instead of a netdev, or lo (IPv6).
@@ -220,6 +217,7 @@ ip -o addr show scope global 2>/dev/null | while read -r _ name _; do if [ "$nam
 echo inspection
 "$1" inspect --json
 """
+)
 
 
 class NodeHardware(FactBase[Hardware | None]):

@@ -98,7 +98,6 @@ class Erdma:
 
 
 ERDMA = Key[Erdma | None]("erdma", None, record(Erdma))
-KEYS = (ERDMA,)
 
 
 @frozen
@@ -285,15 +284,8 @@ def build(release: str | None, package: bool) -> Commands:
         return
     target = release or host.get_fact(dkms.RunningKernel)
     builds = dkms.newest(build for build in host.get_fact(dkms.Builds) if build.module == MODULE)
-    if not builds:
-        yield refuse(f"DKMS has no module {MODULE}: the package or installer did not install the driver's source")
-        return
-    installed = dkms.is_installed(builds, target)
-    newer = installed and _newer_input(target)
-    if installed and not newer:
-        host.noop(f"{MODULE} is installed for {target}")
-        return
-    yield dkms.build(MODULE, builds[-1].version, target, LIMITS.here().build, force=newer)
+    missing = f"DKMS has no module {MODULE}: the package or installer did not install the driver's source"
+    yield from dkms.install(builds, target, missing, _newer_input)
 
 
 # rmmod, since `modprobe -r` removes erdma but then fails if its soft dependency (our options name one) is in use.

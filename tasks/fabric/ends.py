@@ -14,11 +14,14 @@ from agent.report.fabric import identity
 from agent.spec.node import NodeSpec
 from agent.spec.selector import INDEX
 from fleet.fabric.ends import OLD_SOURCE_OPTION, End
+from tasks.drivers.gpu_driver import modules as gpu
 
 ROUTED_GIDS = ("RoCE v2",)
 """The types of GIDs that are IP addresses by which packets are routed."""
 
-FACTS = """
+FACTS = (
+    gpu.GPUS
+    + """
 agent=$1; shift
 [ -x "$agent" ] || exit 0
 for program; do if command -v "$program" > /dev/null; then echo "program $program"; fi; done
@@ -31,18 +34,18 @@ if [ "$python" ] && "$python" -I -c 'import importlib.util, sys; sys.exit(not im
 fi
 ip -o addr show | while read -r _ _ _ a _; do echo "address ${a%%/*}"; done
 for d in /sys/bus/pci/devices/*; do
-  read -r class < "$d/class"; read -r vendor < "$d/vendor"
   a=${d##*/}
   if [ -e "$d/net" ] || [ -e "$d/infiniband" ]; then
     m=$(basename "$(readlink "$d/driver/module")" 2>/dev/null || true)
     v=; if [ -e "/sys/module/$m/srcversion" ]; then read -r v < "/sys/module/$m/srcversion"; fi
     echo "cpus $a $(cat "$d/local_cpulist") ${v:-$(uname -r)}"
   fi
-  case "$vendor $class" in "0x10de 0x0300"*|"0x10de 0x0302"*) echo "gpu $a $(cat "$d/numa_node")" ;; esac
 done
+nvidia_gpus '' | while read -r a _; do echo "gpu $a $(cat "/sys/bus/pci/devices/$a/numa_node")"; done
 echo inspection
 "$agent" inspect --json
 """
+)
 
 
 _CPUS = re.compile("[0-9,-]+")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from attrs import frozen
 from pyinfra.api.command import StringCommand
@@ -60,17 +60,28 @@ class Build:
 
 @frozen
 class Module:
-    """A kernel module on disk and in memory. A field is None if the file or the loaded module does not exist.
+    """A kernel module on disk and in memory. A part is None if the file or the loaded module does not exist.
 
     ``installed`` and ``loaded``: the srcversion, a checksum of the sources (scripts/mod/sumversion.c), from `modinfo` and from
     /sys/module/NAME/srcversion. A kernel without CONFIG_MODULE_SRCVERSION_ALL, as Debian's, gives it only to modules with a
     version. Others are compared by the build ID of the ELF file; if there is none, the fields are empty.
     """
 
+    name: str
     path: str | None
     installed: str | None
     loaded: str | None
     users: int
+
+    @classmethod
+    def parse(cls, lines: list[str]) -> Module:
+        """Parse lines of a word and its value, as :data:`MODULE` prints them."""
+        values = dict(line.partition(" ")[::2] for line in lines)
+        path, loaded = values.get("path") or None, values.get("loaded")
+        installed = values.get("installed")
+        if loaded == "" and ("same" in values or "other" in values):
+            installed, loaded = "by build ID", "by build ID" if "same" in values else "another"
+        return cls(values.get("module", ""), path, installed, loaded, int(values.get("users") or 0))
 
     @property
     def is_loaded(self) -> bool:
@@ -174,13 +185,13 @@ def _is_replaced(build: Build) -> bool:
 
 
 # The build ID's note is found in the module's file by a search for its bytes, which needs no ELF parser.
-_MODULE = """
-module=$1
-path=$(modinfo -n -- "$module" 2>/dev/null) || path=
-echo "path $path"
-if [ -n "$path" ]; then echo "installed $(modinfo -F srcversion -- "$path" 2>/dev/null)"; fi
-loaded=/sys/module/$(echo "$module" | tr - _)
-if [ -d "$loaded" ]; then
+MODULE = """
+module() {  # arguments: the module, the root folder
+  path=$(modinfo -n -- "$1" 2>/dev/null) || path=
+  printf '%s\\n' "module $1" "path $path"
+  if [ -n "$path" ]; then echo "installed $(modinfo -F srcversion -- "$path" 2>/dev/null)"; fi
+  loaded=$2/sys/module/$(echo "$1" | tr - _)
+  [ -d "$loaded" ] || return 0
   echo "users $(cat "$loaded/refcnt" 2>/dev/null || echo 0)"
   echo "loaded $(cat "$loaded/srcversion" 2>/dev/null || true)"
   note=$loaded/notes/.note.gnu.build-id
@@ -194,8 +205,9 @@ data = readers.get(path.suffix, bytes)(path.read_bytes())
 print("same" if note.read_bytes() in data else "other")
 END
   fi
-fi
+}
 """
+"""The shell function `module`, which prints what :class:`Module` has."""
 
 
 class ModuleState(FactBase[Module]):
@@ -203,16 +215,11 @@ class ModuleState(FactBase[Module]):
 
     def command(self, module: str) -> StringCommand:
         """Read both by one script. A module that does not exist is no error."""
-        return self.script(_MODULE, module)
+        return self.script(f'{MODULE}module "$1"', module)
 
     def process(self, output: list[str]) -> Module:
-        """Parse lines of a word and its value."""
-        values = dict(line.partition(" ")[::2] for line in output)
-        path, loaded = values.get("path") or None, values.get("loaded")
-        installed = values.get("installed")
-        if loaded == "" and ("same" in values or "other" in values):
-            installed, loaded = "by build ID", "by build ID" if "same" in values else "another"
-        return Module(path, installed, loaded, int(values.get("users") or 0))
+        """Parse the only module."""
+        return Module.parse(output)
 
 
 class RunningKernel(FactBase[str]):
@@ -290,12 +297,23 @@ def installed(module: str) -> Commands:
 
     A package's own script does so, too, but silently skips it if the kernel's headers are missing.
     """
-    kernel = host.get_fact(RunningKernel)
     builds = newest(each for each in host.get_fact(Builds) if each.module == module)
-    if is_installed(builds, kernel):
-        host.noop(f"{module} is installed for {kernel}")
-        return
+    missing = f"DKMS has no module {module}: the package did not install its source"
+    yield from install(builds, host.get_fact(RunningKernel), missing)
+
+
+def install(
+    builds: list[Build], kernel: str, missing: str, is_old: Callable[[str], bool] = lambda _: False
+) -> Commands:
+    """For an operation: have DKMS install the last of a module's builds for a kernel.
+
+    :param missing: the error if there is none.
+    :param is_old: whether what is installed for the kernel was built with something that has changed since.
+    """
+    there = is_installed(builds, kernel)
     if not builds:
-        yield refuse(f"DKMS has no module {module}: the package did not install its source")
-        return
-    yield build(module, builds[-1].version, kernel, LIMITS.here().build)
+        yield refuse(missing)
+    elif not there or is_old(kernel):
+        yield build(builds[-1].module, builds[-1].version, kernel, LIMITS.here().build, force=there)
+    else:
+        host.noop(f"{builds[-1].module} {builds[-1].version} is installed for {kernel}")

@@ -18,7 +18,6 @@ from tasks.drivers.peer_memory import MODULE as PEER_MODULE
 from tasks.drivers.peer_memory import OPEN, PEER_MEMORY, PeerMemorySupport
 from tasks.host import kernel
 from tasks.packages import dkms, signatures
-from tasks.time_limits import LIMITS
 
 TASK = "gpu_driver"
 MODULE = "nvidia"
@@ -65,20 +64,16 @@ def build(version: str) -> Commands:
     """
     if kernel.skip_until_booted("the modules are built"):
         return
-    running = host.get_fact(dkms.RunningKernel)
     builds = [each for each in host.get_fact(dkms.Builds) if _DKMS.fullmatch(each.module) and each.version == version]
-    if not builds:
-        if host.state.is_executing:
-            yield refuse(f"gpu_driver: DKMS has no module {MODULE} {version}: the packages did not install its source")
-        return
-    installed = dkms.is_installed(builds, running)
+    missing = f"gpu_driver: DKMS has no module {MODULE} {version}: the packages did not install its source"
+    if builds or host.state.is_executing:
+        yield from dkms.install(builds, host.get_fact(dkms.RunningKernel), missing, _other_ofed)
+
+
+def _other_ofed(kernel: str) -> bool:
     peer_memory = PEER_MEMORY.here()
     needs_ofed = peer_memory is not None and peer_memory.method == PEER_MODULE
-    newer = installed and needs_ofed and host.get_fact(dkms.NewerInput, module=PEER_MODULE, kernel=running)
-    if installed and not newer:
-        host.noop(f"{builds[-1].module} {version} is installed for {running}")
-        return
-    yield dkms.build(builds[-1].module, version, running, LIMITS.here().build, force=newer)
+    return needs_ofed and bool(host.get_fact(dkms.NewerInput, module=PEER_MODULE, kernel=kernel))
 
 
 def reboot_due() -> bool:
@@ -124,22 +119,26 @@ def _is_current(module: dkms.Module, version: str) -> bool:
     return module.is_loaded and not module.stale and host.get_fact(LoadedVersion) == version
 
 
-_GPUS = """
-root=$1
-for device in "$root"/sys/bus/pci/devices/*; do
-  [ "$(cat "$device/vendor" 2>/dev/null)" = 0x10de ] || continue
-  case $(cat "$device/class") in 0x0300* | 0x0302*) ;; *) continue ;; esac
-  driver=$(readlink "$device/driver" || true)
-  echo "${device##*/} ${driver##*/}"
-done
+GPUS = """
+nvidia_gpus() {  # argument: the root folder
+  for device in "$1"/sys/bus/pci/devices/*; do
+    { read -r vendor < "$device/vendor" && read -r class < "$device/class"; } 2>/dev/null || continue
+    case "$vendor $class" in "0x10de 0x0300"* | "0x10de 0x0302"*) ;; *) continue ;; esac
+    driver=$(readlink "$device/driver" || true)
+    echo "${device##*/} ${driver##*/}"
+  done
+}
 """
+"""A shell function that prints the PCI address of each of NVIDIA's GPUs, and its driver if one has it.
+
+It finds them in sysfs: display controllers (class 0300) and 3D controllers (0302)."""
 
 
 class GpuDrivers(FactBase[dict[str, str]]):
     """The driver that each of NVIDIA's GPUs is bound to, by PCI address; empty: none."""
 
     default = dict
-    shell = _GPUS
+    shell = f'{GPUS}nvidia_gpus "$1"'
 
     def process(self, output: list[str]) -> dict[str, str]:
         """Parse a line for each GPU."""

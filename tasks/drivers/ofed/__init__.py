@@ -53,7 +53,6 @@ class Ofed:
 
 
 OFED = Key[Ofed | None]("ofed", None, record(Ofed))
-KEYS = (OFED,)
 
 # The supported releases by ID in os-release, from the tables "General Support" of DOCA 3 and MLNX_OFED 24.10. Ubuntu's are full
 # releases, the others major releases.
@@ -136,7 +135,7 @@ def inbox(family: Family, separate_modules: bool) -> Commands:
     :param separate_modules: the distribution has the RDMA modules in a separate package.
     """
     stack = host.get_fact(modules.OfedStack)
-    if stack is not None and stack.built:
+    if stack.built:
         yield refuse(
             f"ofed: the source is inbox, but a vendor's OFED is installed ({stack.built} modules for {stack.kernel}); "
             "remove it (`/usr/sbin/ofed_uninstall.sh --force`) and reboot, or give its source"

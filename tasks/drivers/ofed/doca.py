@@ -15,8 +15,7 @@ from pyinfra.context import host
 from pyinfra.facts.deb import DebPackages
 
 from agent.spec.validators import Matches
-from tasks import packages
-from tasks.common.commands import Commands, refuse, script
+from tasks.common.commands import Commands, refuse
 from tasks.common.facts import FactBase, Yes
 from tasks.common.failures import NodeError
 from tasks.common.texts import HEADER, written
@@ -133,7 +132,7 @@ def headers() -> Commands:
 def no_bundle() -> Commands:
     """Fail beside MLNX_OFED: its packages are held, and NVIDIA has it removed before DOCA-OFED is installed (DOCA's manual)."""
     have = host.get_fact(mlnx_ofed.InstalledBundle)
-    if have is not None and have.current.startswith("MLNX_OFED_LINUX-"):
+    if have.current.startswith("MLNX_OFED_LINUX-"):
         yield refuse(
             f"ofed: the source is doca, but {have.current.rstrip(':')} is installed; drain the node, remove it "
             "(`/usr/sbin/ofed_uninstall.sh --force`), reboot, and deploy again"
@@ -219,15 +218,6 @@ def release(uri: str, family: Family) -> Commands:
     yield from vendor_repository.install(family, tuple(left), module=modules.NAMES[0 if family == "debian" else 1])
 
 
-_LIBRARIES = (
-    packages.APT
-    + """
-apt_update
-apt_install --allow-downgrades --allow-change-held-packages install -- "$@"
-"""
-)
-
-
 @operation()
 def libraries() -> Commands:
     """Install the vendor's rdma-core again if the distribution's has replaced it."""
@@ -239,7 +229,7 @@ def libraries() -> Commands:
     if "rdma-core" not in others:
         host.noop("rdma-core is the vendor's")
         return
-    yield script(_LIBRARIES, *others)
+    yield from vendor_repository.install("debian", tuple(map(Package, others)))
     if not _vendor(host.get_fact(DebPackages).get("rdma-core", ())):
         yield refuse(
             "ofed: rdma-core is still the distribution's, which does not fit the vendor's drivers; the vendor's repository "

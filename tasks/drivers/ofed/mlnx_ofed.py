@@ -106,9 +106,9 @@ def _sha256(path: Path) -> str:
 class Installed:
     """The last installed bundle. ``recorded``: the output of `ofed_info -s` right after it; ``current``: the one now."""
 
-    sha256: str
-    recorded: str
-    current: str
+    sha256: str = ""
+    recorded: str = ""
+    current: str = ""
 
 
 _INSTALLED = """
@@ -117,15 +117,16 @@ ofed_info -s 2>/dev/null || true
 """
 
 
-class InstalledBundle(FactBase[Installed | None]):
-    """The last installed bundle; None: unknown."""
+class InstalledBundle(FactBase[Installed]):
+    """The last installed bundle."""
 
+    default = Installed
     shell = _INSTALLED
     words = (FOLDER,)
 
     def process(self, output: list[str]) -> Installed:
         """Parse three lines, of which the last may be missing."""
-        return Installed(output[0], output[1], output[2] if len(output) > 2 else "")
+        return Installed(*output[:3])
 
 
 HOLDS: dict[Family, str] = {
@@ -194,8 +195,7 @@ if [ -r "$folder/installed" ]; then held=$(tail -n +3 "$folder/installed"); fi
 if [ -n "$held" ]; then release $held; fi
 # If the installer fails, or is interrupted, the next deploy releases them again.
 { echo none; echo none; for package in $held; do echo "$package"; done; } > "$folder/installed.new"
-sync "$folder/installed.new"
-mv "$folder/installed.new" "$folder/installed"
+put "$folder/installed.new" "$folder/installed"
 code=0
 ./mlnxofedinstall "$@" || code=$?
 # shellcheck disable=SC2086  # a package is a word
@@ -215,8 +215,7 @@ cd /
 # shellcheck disable=SC2086  # a package is a word
 if [ -n "$packages" ]; then hold $packages; fi
 { echo "$sha256"; ofed_info -s; for package in $packages; do echo "$package"; done; } > "$folder/installed.new"
-sync "$folder/installed.new"
-mv "$folder/installed.new" "$folder/installed"
+put "$folder/installed.new" "$folder/installed"
 """
 )
 
@@ -228,8 +227,8 @@ def bundle(wanted: MlnxOfed, family: Family) -> Commands:
         return
     have = host.get_fact(InstalledBundle)
     stack = host.get_fact(modules.OfedStack)
-    same = have is not None and have.sha256 == wanted.sha256 and have.recorded == have.current
-    if same and stack is not None and (stack.built or stack.dkms):
+    same = have.sha256 == wanted.sha256 and have.recorded == have.current
+    if same and (stack.built or stack.dkms):
         host.noop("MLNX_OFED is installed")
         return
     if _only_elsewhere(wanted):

@@ -7,7 +7,7 @@ vendor's names: mlx5_core, mlx5_ib, ib_core and all others of the profile.
 
 from __future__ import annotations
 
-from attrs import evolve, frozen
+from attrs import frozen
 from pyinfra.api.command import StringCommand
 from pyinfra.api.operation import operation
 from pyinfra.context import host
@@ -18,36 +18,12 @@ from tasks.common.facts import FactBase, Lines
 from tasks.drivers.ofed.users import AUXILIARY, PEER_MEMORY, STORAGE, OfedUsers
 from tasks.host import kernel
 from tasks.packages import dkms, signatures
+from tasks.packages.dkms import Module
 from tasks.time_limits import LIMITS
 
 NAMES = ("mlnx-ofed-kernel", "mlnx-ofa_kernel", "iser", "isert", "srp", "mlnx-nvme", "mlnx-nfsrdma")
 """The vendor's names: of DKMS modules (the first on Debian, the second on RHEL; the others are built against it), of folders in
 extra/ and weak-updates/, and of packages NAME-modules (deb without DKMS)."""
-
-
-@frozen
-class OfedModule:
-    """A loaded module. ``loaded`` and ``installed``: its srcversion in memory and in the file at ``path``; empty if none."""
-
-    name: str
-    loaded: str
-    installed: str
-    path: str
-
-    @property
-    def stale(self) -> bool:
-        """Whether the loaded module is not the installed one."""
-        return self.loaded != self.installed
-
-    @property
-    def unversioned(self) -> bool:
-        """Whether the module has no srcversion. Kernels such as Debian's give one only to modules with a version."""
-        return not self.loaded and not self.installed
-
-    @property
-    def out_of_tree(self) -> bool:
-        """Whether modprobe would load a file that is not the kernel's own."""
-        return any(folder in self.path for folder in dkms.OUT_OF_TREE)
 
 
 @frozen
@@ -57,24 +33,26 @@ class Stack:
     ``dkms``: DKMS has their sources, and can build them for another kernel.
     """
 
-    kernel: str
-    dkms: bool
-    built: int
-    modules: tuple[OfedModule, ...]
+    kernel: str = ""
+    dkms: bool = False
+    built: int = 0
+    modules: tuple[Module, ...] = ()
 
     @property
-    def stale(self) -> tuple[OfedModule, ...]:
+    def stale(self) -> tuple[Module, ...]:
         """The loaded modules that are not the installed ones."""
         return tuple(module for module in self.modules if module.stale)
 
     @property
-    def shadowed(self) -> tuple[OfedModule, ...]:
+    def shadowed(self) -> tuple[Module, ...]:
         """The modules for which modprobe would load the kernel's own file instead of OFED's."""
         return tuple(module for module in self.modules if not module.out_of_tree)
 
 
 # DKMS keeps the modules it builds in NAME/VERSION/KERNEL/ARCH/module. Packages without DKMS contain the modules.
-_STACK = """
+_STACK = (
+    dkms.MODULE
+    + """
 root=$1; shift
 kernel=$(uname -r)
 echo "kernel $kernel"
@@ -88,45 +66,27 @@ for name; do
   if [ -e "$root/var/lib/dpkg/info/$name-modules.list" ]; then
     grep "/lib/modules/$kernel/.*\\.ko" "$root/var/lib/dpkg/info/$name-modules.list" || true
   fi
-done | sed 's,.*/,,; s,\\.ko.*,,; y,-,_,' | sort -u | while read -r module; do
-  echo "built $module"
-  if [ -d "$root/sys/module/$module" ]; then
-    read -r loaded < "$root/sys/module/$module/srcversion" 2>/dev/null || loaded=
-    installed=$(modinfo -F srcversion "$module" 2>/dev/null || true)
-    echo "loaded $module|$loaded|$installed|$(modinfo -n "$module" 2>/dev/null || true)"
-  fi
+done | sed 's,.*/,,; s,\\.ko.*,,; y,-,_,' | sort -u | while read -r name; do
+  echo "built $name"
+  if [ -d "$root/sys/module/$name" ]; then module "$name" "$root"; fi
 done
 """
+)
 
 
-class OfedStack(FactBase[Stack | None]):
-    """OFED's modules for the running kernel; None: unknown."""
+class OfedStack(FactBase[Stack]):
+    """OFED's modules for the running kernel."""
 
+    default = Stack
     shell = _STACK
     words = ("", *NAMES)
 
     def process(self, output: list[str]) -> Stack:
-        """Parse lines of a word and its value."""
-        lines = [line.partition(" ") for line in output]
-        modules = (OfedModule(*value.split("|")) for word, _, value in lines if word == "loaded")
-        kernel = next(value for word, _, value in lines if word == "kernel")
-        words = [word for word, _, _ in lines]
-        return Stack(kernel, "dkms" in words, words.count("built"), tuple(modules))
-
-
-def read_stack() -> Stack | None:
-    """For an operation: OFED's modules. Modules without a srcversion are compared by their build IDs."""
-    stack = host.get_fact(OfedStack)
-    if stack is None:
-        return None
-    return evolve(stack, modules=tuple(_by_build_id(module) for module in stack.modules))
-
-
-def _by_build_id(module: OfedModule) -> OfedModule:
-    if not module.unversioned:
-        return module
-    state = host.get_fact(dkms.ModuleState, module=module.name)
-    return evolve(module, loaded=state.loaded or "", installed=state.installed or "")
+        """Parse lines of a word and its value, and a block of such lines for each loaded module."""
+        words, values = zip(*(line.partition(" ")[::2] for line in output), strict=True)
+        starts = [at for at, word in enumerate(words) if word == "module"]
+        loaded = (Module.parse(output[at:end]) for at, end in zip(starts, [*starts, None][1:], strict=True))
+        return Stack(values[words.index("kernel")], "dkms" in words, words.count("built"), tuple(loaded))
 
 
 @operation()
@@ -238,8 +198,8 @@ def load_installed(task: str) -> Commands:
     """
     if kernel.skip_until_booted("the modules are loaded"):
         return
-    stack = read_stack()
-    if stack is None or not stack.built:
+    stack = host.get_fact(OfedStack)
+    if not stack.built:
         yield refuse(
             "ofed: the packages are installed, but have no modules for the running kernel; `dkms status` shows which were not "
             "built, and /var/lib/dkms/NAME/VERSION/build/make.log why"
@@ -256,7 +216,7 @@ def load_installed(task: str) -> Commands:
         host.noop("the loaded modules are the installed ones")
         yield from reboot.withdraw(task)
         return
-    if problem := signatures.refusal("ofed", *(module.path for module in stack.stale)):
+    if problem := signatures.refusal("ofed", *_files(stack)):
         yield refuse(problem)
         return
     if disruption.deferred("reload of OFED's modules", disruption.DRIVER_RELOAD, of_nics=True):
@@ -268,12 +228,11 @@ def load_installed(task: str) -> Commands:
         yield from _request_reboot(task, stack)
         return
     yield script(_RELOAD, " ".join(STORAGE), " ".join(PEER_MEMORY))
-    after = read_stack()
-    if after is None or (missing := not_loaded_again(stack, after)):
-        names = ", ".join(missing) if after else "unknown"
+    after = host.get_fact(OfedStack)
+    if missing := not_loaded_again(stack, after):
         yield refuse(
-            f"ofed: modules are not loaded after the restart of openibd: {names}; its output is above. `modprobe` shows the "
-            "reason; with Secure Boot, the key that DKMS signs with must be enrolled (mokutil)"
+            f"ofed: modules are not loaded after the restart of openibd: {', '.join(missing)}; its output is above. `modprobe` "
+            "shows the reason; with Secure Boot, the key that DKMS signs with must be enrolled (mokutil)"
         )
     elif after.stale:
         names_left = tuple(module.name for module in after.stale)
@@ -283,9 +242,13 @@ def load_installed(task: str) -> Commands:
         yield from reboot.withdraw(task)
 
 
+def _files(stack: Stack) -> tuple[str, ...]:
+    return tuple(module.path for module in stack.stale if module.path)
+
+
 def _request_reboot(task: str, stack: Stack) -> Commands:
     """Request a reboot, which loads the installed modules. The reason has srcversions, so that it changes with an upgrade."""
-    if host.get_fact(OldInitramfs, files=tuple(module.path for module in stack.stale)):
+    if host.get_fact(OldInitramfs, files=_files(stack)):
         yield script(dkms.MAKE_INITRAMFS)
     versions = ", ".join(f"{module.name} ({module.installed})" for module in stack.stale)
     yield from reboot.request(task, f"installed modules are not the loaded ones: {versions}")

@@ -118,7 +118,7 @@ def test_the_driver_of_each_gpu_is_read(tmp_path: Path) -> None:
     device(tmp_path, "0000:18:00.0", "0x10de", "0x030000")
     device(tmp_path, "0000:19:00.0", "0x10de", "0x068000", "nvidia-nvswitch")
     device(tmp_path, "0000:1a:00.0", "0x1a03", "0x030000", "ast")
-    answer = sh(driver_modules._GPUS, tmp_path)
+    answer = sh(driver_modules.GpuDrivers.shell, tmp_path)
     assert driver_modules.GpuDrivers().process(answer) == {"0000:17:00.0": "vfio-pci", "0000:18:00.0": ""}
 
 

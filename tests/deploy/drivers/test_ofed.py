@@ -16,7 +16,7 @@ from tasks.drivers.ofed.mlnx_ofed import InstalledBundle
 from tasks.drivers.ofed.modules import ModuleHolders, OfedStack, OldInitramfs
 from tasks.drivers.ofed.users import OfedUsers
 from tasks.packages import DISTRIBUTIONS, Family, OperatingSystem, dnf_install, holds
-from tasks.packages.dkms import Builds, ModuleState
+from tasks.packages.dkms import Builds, Module
 from tasks.packages.holds import HeldPackages
 from tasks.packages.vendor_repository import KeyFingerprints
 from tasks.reboot import NodeRebootRequests
@@ -38,8 +38,8 @@ OPS = "OFED | "
 
 
 def stack(loaded: str = "AB", installed: str = "AB", path: str = "/lib/modules/K/updates/dkms/rdma_rxe.ko") -> Answers:
-    lines = ["dkms mlnx-ofed-kernel", "built rdma_rxe", f"loaded rdma_rxe|{loaded}|{installed}|{path}"]
-    return {STACK: [f"kernel {KERNEL}", *lines]}
+    lines = ["dkms mlnx-ofed-kernel", "built rdma_rxe", "module rdma_rxe", f"path {path}", f"installed {installed}"]
+    return {STACK: [f"kernel {KERNEL}", *lines, f"loaded {loaded}"]}
 
 
 BUILT = {BUILDS: f"mlnx-ofed-kernel/25.10, {KERNEL}, x86_64: installed"}
@@ -118,17 +118,16 @@ def test_what_cannot_work_is_refused_with_the_remedy(node: Node, answers: Answer
 
 def test_modules_not_loaded_after_openibd_s_restart_fail_the_host(node: Node) -> None:
     # The fake gives the same answers in both phases, so a stack without the module stands for the second reading.
-    before = modules.Stack(KERNEL, True, 1, (modules.OfedModule("rdma_rxe", "CD", "AB", "/updates/x.ko"),))
+    before = modules.Stack(KERNEL, True, 1, (Module("rdma_rxe", "/updates/x.ko", "AB", "CD", 0),))
     after = modules.Stack(KERNEL, True, 1, ())
     assert modules.not_loaded_again(before, after) == ["rdma_rxe"]
     assert modules.not_loaded_again(before, before) == []
 
 
 def test_modules_without_a_srcversion_are_compared_by_build_id(node: Node) -> None:
-    module = ["path /lib/modules/K/updates/dkms/rdma_rxe.ko", "installed ", "users 0", "loaded "]
     answers = {**stack("", ""), USERS: [], **NO_REQUEST}
-    assert RELOAD in node.deploy(in_force, {**answers, of(ModuleState): [*module, "other"]}).flat[0]
-    assert node.deploy(in_force, {**answers, of(ModuleState): [*module, "same"]}).flat == []
+    assert RELOAD in node.deploy(in_force, {**answers, STACK: [*answers[STACK], "other"]}).flat[0]
+    assert node.deploy(in_force, {**answers, STACK: [*answers[STACK], "same"]}).flat == []
 
 
 def test_modules_that_dkms_has_not_built_yet_are_built_in_order(node: Node) -> None:
@@ -200,7 +199,7 @@ def test_a_fresh_debian_gets_docas_repository_and_packages(node: Node) -> None:
     assert install.endswith(" doca-ofed=3.2.1-044501")
     assert hold.endswith("apt-mark hold doca-ofed")
     # The distribution's, that the deploy has found, are replaced.
-    assert " sh rdma-core ibverbs-providers " in result.commands[f"{OPS}The vendor's rdma-core"][0]
+    assert " '' '' rdma-core ibverbs-providers " in result.commands[f"{OPS}The vendor's rdma-core"][0]
 
 
 DOCA_IN_PLACE = on(

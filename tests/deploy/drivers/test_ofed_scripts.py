@@ -14,6 +14,7 @@ from tasks.common.commands import script
 from tasks.drivers.ofed import mlnx_ofed, modules
 from tasks.drivers.ofed.users import USERS, OfedUsers
 from tasks.packages import holds
+from tasks.packages.dkms import Module
 from tests.deploy.scripts import ran, sh
 from tests.stand_ins import program
 
@@ -43,9 +44,9 @@ def module(root: Path, name: str, refcnt: int = 0, holders: tuple[str, ...] = ()
 
 
 def test_the_modules_of_an_ofed_are_found(root: Path) -> None:
-    program(root / "bin/modinfo", '[ "$1" = -F ] && echo CD || echo /lib/modules/K/updates/dkms/"$2".ko')
+    program(root / "bin/modinfo", '[ "$1" = -F ] && echo CD || echo /lib/modules/K/updates/dkms/"$3".ko')
     fact = modules.OfedStack().process(sh(modules._STACK, root, *modules.NAMES, programs=root / "bin"))
-    rxe = modules.OfedModule("rdma_rxe", "AB", "CD", "/lib/modules/K/updates/dkms/rdma_rxe.ko")
+    rxe = Module("rdma_rxe", "/lib/modules/K/updates/dkms/rdma_rxe.ko", "CD", "AB", 1)
     assert fact == modules.Stack(os.uname().release, True, 2, (rxe,))
     assert rxe.stale and rxe.out_of_tree
     nothing = modules.OfedStack().process(sh(modules._STACK, root / "absent", *modules.NAMES))
