@@ -76,7 +76,6 @@ class Firmware:
 
 
 FIRMWARE = Key("firmware", Firmware(), record(Firmware))
-KEYS = (FIRMWARE,)
 
 
 @frozen
@@ -151,13 +150,13 @@ def configure() -> None:
     if nics:
         packages.present(name=PACKAGE, names=(PACKAGE,), family=packages.system().family)
     write(name="Settings", nics=nics)
-    request_reboot(name="Settings of this boot", nics=nics)
 
 
 @operation()
 def write(nics: tuple[NicFirmware, ...]) -> Commands:
-    """Write the parameters whose value for the next boot differs."""
+    """Write the parameters whose value for the next boot differs. Request a reboot while a card runs with other values."""
     cards = host.get_fact(FirmwareSettings, addresses=tuple(nic.pci for nic in nics)) if nics else {}
+    differs = []
     for nic in nics:
         card, wanted = cards.get(nic.pci, Card(error="mstconfig printed nothing")), nic.parameters()
         missing = [name for name in wanted if name not in card.settings]
@@ -169,6 +168,12 @@ def write(nics: tuple[NicFirmware, ...]) -> Commands:
             f"{name}={value}" for name, value in wanted.items() if missing or card.settings[name].following != value
         ]:
             yield StringCommand("mstconfig", "-y", "-d", QuoteString(nic.pci), "set", *map(QuoteString, changes))
+        differs += [
+            f"{nic.pci} {name} is {card.settings[name].current}, not {value}"
+            for name, value in wanted.items()
+            if name not in missing and card.settings[name].current != value
+        ]
+    yield from reboot.request(TASK, "; ".join(differs)) if differs else reboot.withdraw(TASK)
 
 
 def _explain(address: str, card: Card, missing: list[str]) -> str:
@@ -180,19 +185,3 @@ def _explain(address: str, card: Card, missing: list[str]) -> str:
     return (
         f"firmware: {address} does not have {', '.join(missing)}; remove it (`mstconfig -d {address} query` lists all)"
     )
-
-
-@operation()
-def request_reboot(nics: tuple[NicFirmware, ...]) -> Commands:
-    """Request a reboot while a card runs with other values than the wanted ones."""
-    cards = host.get_fact(FirmwareSettings, addresses=tuple(nic.pci for nic in nics)) if nics else {}
-    differs = [
-        f"{nic.pci} {name} is {now.current}, not {value}"
-        for nic in nics
-        for name, value in nic.parameters().items()
-        if (now := cards.get(nic.pci, Card()).settings.get(name)) is not None and now.current != value
-    ]
-    if differs:
-        yield from reboot.request(TASK, "; ".join(differs))
-    else:
-        yield from reboot.withdraw(TASK)

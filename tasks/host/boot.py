@@ -72,7 +72,6 @@ class Boot:
 
 
 BOOT = Key("boot", Boot(), record(Boot))
-KEYS = (BOOT,)
 
 
 @deploy("Boot")
@@ -94,7 +93,6 @@ def configure(spec: NodeSpec) -> None:
     pools = hugepage_arguments(spec.hugepages) if wanted.hugepages else ()
     arguments = _settable(wanted.arguments, pools)
     set_arguments(name="Kernel arguments", wanted=arguments)
-    request_reboot(name="Kernel arguments of this boot", wanted=arguments)
     given = {**spec.sysctls, **wanted.sysctls}
     own = {name: value for name, value in sysctls.KUBELET_VALUES.items() if name in given}
     if others := tuple(name for name, value in own.items() if meaning(name, given[name]) != meaning(name, value)):
@@ -281,20 +279,29 @@ def set_arguments(wanted: tuple[str, ...]) -> Commands:
 
     On Debian and Ubuntu: by the last drop-in of GRUB's, so that it overrides arguments of the same name, and by update-grub.
     Entries of the recovery mode do not get them. In the RHEL family: by grubby, for all installed kernels.
+
+    Request a reboot while the current boot lacks one of the arguments.
     """
     have = host.get_fact(KernelArguments)
     text = " ".join(wanted)
+    missing = missing_arguments(wanted, have.running)
+    if missing and not have.loader:
+        yield refuse(
+            f"kernel arguments {' '.join(missing)} are not in effect, and this host has neither GRUB (update-grub) nor "
+            "grubby; set them where the host gets its kernel from"
+        )
+        return
+    if have.loader and (have.ours != text or have.pending or missing_arguments(wanted, have.next)):
+        yield from _set(have, text)
+    if missing:
+        yield from reboot.request("boot", f"kernel arguments {' '.join(missing)} are not in effect")
+    else:
+        yield from reboot.withdraw("boot")
+    yield from reboot.expire("boot-former")
+
+
+def _set(have: Arguments, text: str) -> Commands:
     former = missing_arguments(tuple(have.ours.split()), text)
-    if not have.loader:
-        if missing := missing_arguments(wanted, have.running):
-            yield refuse(
-                f"kernel arguments {' '.join(missing)} are not in effect, and this host has neither GRUB (update-grub) nor "
-                "grubby; set them where the host gets its kernel from"
-            )
-        return
-    if have.ours == text and not have.pending and not missing_arguments(wanted, have.next):
-        host.noop("the boot loader has these arguments")
-        return
     # First: after an interruption in between, the next deploy would find nothing to remove, and request nothing.
     removed = missing_arguments((*_removed_before(bool(have.pending)), *former), text)
     if active := [argument for argument in dict.fromkeys(removed) if not missing_arguments((argument,), have.running)]:
@@ -306,17 +313,6 @@ def set_arguments(wanted: tuple[str, ...]) -> Commands:
         yield script(_GRUB, DROP_IN, text, HEADER.strip(), GRUB_PENDING, "")
     else:
         yield script(_GRUBBY, GRUBBY_STATE, text, " ".join(former))
-
-
-@operation()
-def request_reboot(wanted: tuple[str, ...]) -> Commands:
-    """Request a reboot while the current boot lacks one of the arguments."""
-    have = host.get_fact(KernelArguments)
-    if have.loader and (missing := missing_arguments(wanted, have.running)):
-        yield from reboot.request("boot", f"kernel arguments {' '.join(missing)} are not in effect")
-    else:
-        yield from reboot.withdraw("boot")
-    yield from reboot.expire("boot-former")
 
 
 # Prints one line that changes when the initramfs or the options change, then that line as it was after the last check.

@@ -58,27 +58,28 @@ class Limits:
 
 
 LIMITS = Key[Limits | None]("limits", None, record(Limits))
-KEYS = (LIMITS,)
 
-
-_PROCESSES = """
-# shellcheck disable=SC2046  # a process is a word
-processes() { echo "$1" $(pgrep --parent "$1" --exact containerd || true); }  # a unit's process, and its own containerd
-"""
 
 # Older versions of systemd print infinity as a number.
+_UNIT_STATE = """
+properties_of() { systemctl show --property=LoadState,LimitMEMLOCK,LimitMEMLOCKSoft,MainPID "$1.service"; }
+is_loaded() { case $properties in *LoadState=loaded*) ;; *) return 1 ;; esac }
+is_unlimited() { [ "$(echo "$properties" | grep -cE '^LimitMEMLOCK(Soft)?=(infinity|18446744073709551615)$')" = 2 ]; }
+processes() {  # the unit's process, and its own containerd
+  pid=$(echo "$properties" | sed -n 's/^MainPID=//p')
+  if [ "$pid" != 0 ]; then echo "$pid"; pgrep --parent "$pid" --exact containerd || true; fi
+}
+"""
+
 _LIMITED = (
-    _PROCESSES
+    _UNIT_STATE
     + """
 root=$1; shift
 for unit; do
-  properties=$(systemctl show --property=LoadState,LimitMEMLOCK,LimitMEMLOCKSoft,MainPID "$unit.service")
-  case $properties in *LoadState=loaded*) ;; *) continue ;; esac
-  unlimited=$(echo "$properties" | grep -cE '^LimitMEMLOCK(Soft)?=(infinity|18446744073709551615)$' || true)
-  if [ "$unlimited" != 2 ]; then echo "limited $unit"; fi
-  pid=$(echo "$properties" | sed -n 's/^MainPID=//p')
-  [ "$pid" != 0 ] || continue
-  for pid in $(processes "$pid"); do
+  properties=$(properties_of "$unit")
+  is_loaded || continue
+  is_unlimited || echo "limited $unit"
+  for pid in $(processes); do
     lock=$(grep '^Max locked memory ' "$root/proc/$pid/limits" 2>/dev/null || true)
     case $lock in ""|*" unlimited "*" unlimited "*) ;; *) echo "running $unit" ;; esac
   done
@@ -102,20 +103,18 @@ def lift() -> None:
 
 
 _LIFT = (
-    f"{systemd_reload.RELOAD}{_PROCESSES}"
+    f"{systemd_reload.RELOAD}{_UNIT_STATE}"
     + """
 root=$1; shift
 for unit; do
-  properties=$(systemctl show --property=LoadState,LimitMEMLOCK,LimitMEMLOCKSoft,MainPID "$unit.service")
-  case $properties in *LoadState=loaded*) ;; *) continue ;; esac
-  if [ "$(echo "$properties" | grep -cE '^LimitMEMLOCK(Soft)?=(infinity|18446744073709551615)$')" != 2 ]; then
+  properties=$(properties_of "$unit")
+  is_loaded || continue
+  if ! is_unlimited; then
     echo "limits: $unit.service still has a limit of locked memory, since a later drop-in sets LimitMEMLOCK; remove it there" \\
       "(\\`systemctl cat $unit\\` shows which)" >&2
     exit 1
   fi
-  pid=$(echo "$properties" | sed -n 's/^MainPID=//p')
-  [ "$pid" != 0 ] || continue
-  for pid in $(processes "$pid"); do
+  for pid in $(processes); do
     # A kubelet that has not joined ends and starts every few seconds. The next process has the limit of its unit.
     prlimit --pid "$pid" --memlock=unlimited:unlimited || [ ! -e "$root/proc/$pid" ]
   done

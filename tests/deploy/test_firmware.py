@@ -112,7 +112,10 @@ def test_the_tool_comes_from_the_distribution(node: Node) -> None:
     none = {QUERY: [f"card {PCI}", "error mstconfig is not installed"], REQUESTS: ["boot-1"]}
     result = node.deploy(firmware.configure, {**DEBIAN, **none}, {**answers(OFF), "dpkg -l": ""})
     assert result.commands["Firmware | mstflint"] == [install("mstflint")]
-    assert result.commands["Firmware | Settings"] == [f"mstconfig -y -d {PCI} set SRIOV_EN=1 NUM_OF_VFS=4"]
+    assert result.commands["Firmware | Settings"] == [
+        writes("SRIOV_EN=1 NUM_OF_VFS=4"),
+        record(f"{PCI} SRIOV_EN is 0, not 1; {PCI} NUM_OF_VFS is 0, not 4"),
+    ]
     result = node.deploy(firmware.configure, {**ROCKY_9, **none})
     assert result.commands["Firmware | mstflint"] == [str(dnf_install("mstflint"))]
 

@@ -27,8 +27,8 @@ INITRAMFS = of(Initramfs)
 RUNNING = "running root=/dev/vda1 ro quiet"
 GRUB = {ARGUMENTS: [RUNNING, "loader grub", "next root=/dev/vda1 ro quiet", "ours "], REQUESTS: ["boot-1"]}
 GRUBBY = {ARGUMENTS: [RUNNING, "loader grubby", "next ro quiet pci=realloc", "ours pci=realloc"], REQUESTS: ["boot-1"]}
-NAMES = ("Kernel arguments", "Kernel arguments of this boot")
 FORGOTTEN = f"rm -f {reboot.FOLDER}/boot-former"
+
 
 SYSCTLS = {"net.core.somaxconn": "4096", "vm.overcommit_kbytes": "4096"}
 
@@ -40,7 +40,7 @@ def configure() -> None:
 def commands(node: Node, answers: Answers, **given: Any) -> list[str]:
     node.data = {"boot": given}
     result = node.deploy(configure, answers)
-    return [command for name in NAMES for command in result.commands[f"Boot | {name}"]]
+    return result.commands["Boot | Kernel arguments"]
 
 
 def reason(task: str, arguments: str) -> str:
