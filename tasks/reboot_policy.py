@@ -19,7 +19,7 @@ from pyinfra.connectors.util import clear_askpass_cache
 from pyinfra.context import host
 
 from agent.report.records import Disruption
-from tasks import disruption, inhibitors
+from tasks import disruption
 from tasks.common import answers
 from tasks.common.commands import Commands, fail, refuse, script, warn
 from tasks.common.connection import deploys_itself
@@ -56,8 +56,27 @@ def by_policy() -> None:
     carry_out(name="Reboot", policy=POLICY.here(), ready_timeout=TIMEOUT.here(), **strict)
 
 
+# A program may forbid a reboot by a lock of logind (systemd-inhibit(1)). apt has one while dpkg runs. Before systemd 257, root
+# reboots a host in spite of it, which cuts the program off. Since then logind refuses that, and nobody would hear of it.
+_UNTIL_ALLOWED = r"""
+forbidden() {
+  busctl call org.freedesktop.login1 /org/freedesktop/login1 org.freedesktop.login1.Manager ListInhibitors 2>/dev/null |
+    grep -oE '"[a-z:-]*" ("([^"\\]|\\.)*" ){2}"block" [0-9]+ [0-9]+' |
+    sed -nE 's/^"([a-z:-]*:)?shutdown(:[a-z:-]*)?" (".*") (".*") "block" [0-9]+ ([0-9]+)$/\3 (process \5): \4/p'
+}
+left=60
+while why=$(forbidden) && [ -n "$why" ]; do
+  left=$((left - 1))
+  if [ "$left" = 0 ]; then
+    printf 'the host is not rebooted, since a program forbids it: %s; wait until it has ended, and deploy again\n' "$why" >&2
+    exit 1
+  fi
+  sleep 5
+done
+"""
+
 # A timer of systemd reboots the host, since the SSH session ends with the connection.
-_REBOOT = f"{inhibitors.WAIT}systemd-run --quiet --on-active=1s --timer-property=AccuracySec=100ms systemctl reboot"
+_REBOOT = f"{_UNTIL_ALLOWED}systemd-run --quiet --on-active=1s --timer-property=AccuracySec=100ms systemctl reboot"
 
 # is-system-running fails if any unit has failed, which does not matter here. --wait: RHEL 8's systemctl does not have it.
 _SETTLED = 'timeout "$1" systemctl is-system-running --wait >/dev/null || true'

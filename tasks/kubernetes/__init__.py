@@ -6,11 +6,14 @@ reporter renews the token itself. The deploy brings another one if the API serve
 
 from __future__ import annotations
 
+import re
 import time
+from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
 from attrs import define, field, frozen
+from cryptography import x509
 from pyinfra.api.command import FunctionCommand, StringCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.exceptions import DeployError
@@ -30,7 +33,6 @@ from tasks.common.data import Key, record, without_password
 from tasks.common.facts import FactBase
 from tasks.common.systemd_reload import RESTART
 from tasks.common.texts import Texts, replace
-from tasks.kubernetes.authorities import read_authorities, removes_authorities
 from tasks.kubernetes.clusters import shared_kubeconfig
 from tasks.kubernetes.label_keys import EXTENDED_RESOURCE
 
@@ -42,6 +44,7 @@ DAY = 86400
 LONGEST_EVICT_AFTER = 30 * DAY
 PUBLISHED = str(published.PATH)
 UNIT = "trackbed-reporter.service"
+_CERTIFICATE = re.compile("-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 
 
 @frozen
@@ -96,7 +99,6 @@ def _is_api_server(url: str) -> bool:
 
 
 KUBERNETES: Key[Kubernetes | None] = Key("kubernetes", None, record(Kubernetes))
-KEYS = (KUBERNETES,)
 
 
 @frozen
@@ -136,11 +138,31 @@ def _authority(key: Kubernetes) -> str:
             )
         return str(brought)
     try:
-        return read_authorities(file)
+        return _read_authorities(file)
     except (OSError, ValueError) as error:
         raise DeployError(
             f"{host.name}.{KUBERNETES.name}.ca_file: {file}: {error}; give the cluster's authority, a PEM file"
         ) from None
+
+
+def _read_authorities(file: Path) -> str:
+    """The text of a PEM file, with one line break at its end.
+
+    :raises OSError: it cannot be read.
+    :raises ValueError: it has no certificates, or one that cannot be read.
+    """
+    text = file.read_text().rstrip("\n") + "\n"
+    x509.load_pem_x509_certificates(text.encode())
+    return text
+
+
+def _removes_authorities(have: str, want: str) -> bool:
+    """Whether a node trusts an authority that is not wanted any more. It may have signed the node's certificate.
+
+    If the wanted ones only add one, the certificate stays valid: the cluster is about to change its authority.
+    """
+    trusted = set(_CERTIFICATE.findall(have))
+    return not trusted or not trusted <= set(_CERTIFICATE.findall(want))
 
 
 @frozen
@@ -231,7 +253,7 @@ def deliver(want: ReporterSetup | None) -> Commands:
             host.noop("the reporter publishes nothing to Kubernetes")
         return
     # A token of another cluster is worth nothing in this one.
-    moved = bool(have) and removes_authorities(have.get(AUTHORITY, ""), want.authority)
+    moved = bool(have) and _removes_authorities(have.get(AUTHORITY, ""), want.authority)
     texts = {SETTINGS: want.settings, AUTHORITY: want.authority}
     needs_token = moved or not credentials.are_valid(want.node, time.time())
     if have == texts and not needs_token:

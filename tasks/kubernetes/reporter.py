@@ -6,7 +6,6 @@ import ipaddress
 import re
 from urllib.parse import urlsplit
 
-from attrs import frozen
 from pyinfra.api.command import StringCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.operation import OperationMeta, operation
@@ -40,22 +39,6 @@ def _address(value: object) -> str:
 
 
 LISTEN = Key("reporter_listen", "127.0.0.1:9809", _address)
-KEYS = (LISTEN,)
-
-
-@frozen
-class ReporterUnit:
-    """How the reporter runs. ``secret``: the path of its token for Kubernetes, which systemd reads as root for the unit's user.
-
-    ``copied``: systemd does not support credentials, so the unit makes a copy for its user. ``allowed``: the addresses for
-    systemd's IP filter; None: no filter.
-    """
-
-    listen: str
-    allowed: str | None
-    secret: str | None
-    copied: bool
-    options: str
 
 
 class SystemdVersion(FactBase[int | None]):
@@ -82,37 +65,27 @@ def _peers() -> str | None:
         return None
 
 
-def settings() -> ReporterUnit:
-    """The settings for the current host."""
-    peers = _peers()
-    publishes = kubernetes.KUBERNETES.here() is not None
-    version = host.get_fact(SystemdVersion) if publishes else None
-    return ReporterUnit(
-        LISTEN.here(),
-        f"localhost{peers}" if peers is not None else None,
-        kubernetes.SECRET if publishes else None,
-        version is not None and version < CREDENTIALS_SINCE,
-        f" --kubernetes {kubernetes.SETTINGS} --kubernetes-secret ${{CREDENTIALS_DIRECTORY}}/kubernetes"
-        if publishes
-        else "",
-    )
-
-
 @deploy("Reporter")
 def serve(version: str) -> None:
     """Run the reporter of the current version."""
-    wanted = settings()
+    peers = _peers()
+    publishes = kubernetes.KUBERNETES.here() is not None
+    systemd = host.get_fact(SystemdVersion) if publishes else None
     unit = files.template(
         name="Unit",
         src=str(UNIT_TEMPLATE),
         dest=UNIT_FILE,
         mode="644",
         command=COMMAND,
-        listen=wanted.listen,
-        allowed=wanted.allowed,
-        secret=wanted.secret,
-        copied=wanted.copied,
-        options=wanted.options,
+        listen=LISTEN.here(),
+        # For systemd's IP filter; None: no filter.
+        allowed=None if peers is None else f"localhost{peers}",
+        # systemd reads it as root for the unit's user. A systemd without credentials has the unit make a copy for its user.
+        secret=kubernetes.SECRET if publishes else None,
+        copied=systemd is not None and systemd < CREDENTIALS_SINCE,
+        options=f" --kubernetes {kubernetes.SETTINGS} --kubernetes-secret ${{CREDENTIALS_DIRECTORY}}/kubernetes"
+        if publishes
+        else "",
     )
     run(name="Service", version=version, unit=unit)
 

@@ -31,7 +31,7 @@ from tasks.kubernetes.clusters import cluster_of
 from tasks.kubernetes.kubelet import KUBELET
 from tasks.kubernetes.labels import CAPABILITIES, LABELS_KEY
 from tasks.kubernetes.manifests import network_plugins, test_pods
-from tasks.kubernetes.manifests.device_plugins import DevicePlugins
+from tasks.kubernetes.manifests.device_plugins import DAEMON_SETS, DevicePlugins
 from tasks.kubernetes.manifests.discovered import discover, read_nodes, to_text
 from tasks.kubernetes.manifests.node_labels import possible_labels, published
 from tasks.kubernetes.manifests.rendered import manifests
@@ -39,7 +39,6 @@ from tasks.kubernetes.manifests.selectors import Nodes
 from tasks.nccl import NCCL
 
 DEVICE_PLUGINS = Key[DevicePlugins | None]("device_plugins", None, record(DevicePlugins))
-KEYS = (DEVICE_PLUGINS,)
 
 
 @deploy("Manifests")
@@ -279,12 +278,7 @@ def write(wanted: DevicePlugins) -> Commands:
 
 OURS = frozenset(
     {
-        *(
-            "rdma-shared-device-plugin.yaml",
-            "sriov-device-plugin.yaml",
-            "erdma-device-plugin.yaml",
-            "nvidia-device-plugin.yaml",
-        ),
+        *(f"{name}.yaml" for name in DAEMON_SETS.values()),
         *("networks.yaml", "device-classes.yaml", "nccl.yaml", "kustomization.yaml"),
         *(f"{name}-pods.yaml" for name in test_pods.NAMES),
         *(f"{network_plugins.FOLDER}/{name}.yaml" for name in (*network_plugins.NAMES, "kustomization")),
