@@ -75,8 +75,13 @@ while why=$(forbidden) && [ -n "$why" ]; do
 done
 """
 
-# A timer of systemd reboots the host, since the SSH session ends with the connection.
-_REBOOT = f"{_UNTIL_ALLOWED}systemd-run --quiet --on-active=1s --timer-property=AccuracySec=100ms systemctl reboot"
+# A timer of systemd reboots the host, since the SSH session ends with the connection. Since systemd 255, systemctl would start
+# a kernel that kexec has loaded, or a root file system in /run/nextroot (ENVIRONMENT.md in systemd): then no firmware is reset,
+# and the boot loader's arguments do not count.
+_REBOOT = f"""{_UNTIL_ALLOWED}
+systemd-run --quiet --on-active=1s --timer-property=AccuracySec=100ms \\
+  --setenv=SYSTEMCTL_SKIP_AUTO_KEXEC=1 --setenv=SYSTEMCTL_SKIP_AUTO_SOFT_REBOOT=1 systemctl reboot
+"""
 
 # is-system-running fails if any unit has failed, which does not matter here. --wait: RHEL 8's systemctl does not have it.
 _SETTLED = 'timeout "$1" systemctl is-system-running --wait >/dev/null || true'

@@ -76,6 +76,11 @@ ONE_SESSION = (
     "/etc/ssh/sshd_config be 2 or more, or set ssh_file_transfer_protocol to 'scp'"
 )
 
+NO_SFTP = (
+    "sshd offers no sftp, by which files are uploaded: let /etc/ssh/sshd_config have the line 'Subsystem sftp internal-sftp', "
+    "or set ssh_file_transfer_protocol to 'scp'"
+)
+
 SHOWN = 200
 """Characters of what a login shell prints that are shown."""
 
@@ -105,8 +110,8 @@ def allow_open_files(hosts: int) -> None:
 def connecting(connect: Callable[[SSHConnector], None]) -> Callable[[SSHConnector], None]:
     """SSHConnector.connect: a host fails alone whatever keeps it from being connected to, or if its login shell adds text.
 
-    So does one that refuses a second session, since pyinfra keeps the session of sftp until the end. At other exceptions than
-    ConnectError, as for a name that is none, pyinfra would end the deploy of all hosts.
+    So does one without sftp, or that refuses a second session: pyinfra keeps the session of sftp until the end. At other
+    exceptions than ConnectError, as for a name that is none, pyinfra would end the deploy of all hosts.
     """
 
     # paramiko prints a traceback for what is no SSH server, or a machine that boots. The error comes as an exception, too.
@@ -121,6 +126,7 @@ def connecting(connect: Callable[[SSHConnector], None]) -> Callable[[SSHConnecto
             transport: Any = self.client and self.client.get_transport()
             with nullcontext() if self.data["ssh_file_transfer_protocol"] == "scp" else transport.open_session():
                 fault = login_fault(self)
+            fault = fault or upload_fault(self)
         except ChannelException:
             fault = ONE_SESSION
         except PyinfraError as error:
@@ -207,6 +213,16 @@ def login_fault(connector: BaseConnector) -> str:
         f"the login shell adds to the answer of each command: {added!r}; "
         "let ~/.bashrc and its like print only in interactive shells (see: ssh HOST true)"
     )
+
+
+def upload_fault(connector: SSHConnector) -> str:
+    """An error if no files can be uploaded; else an empty text. pyinfra itself would find out in the middle of the deploy."""
+    try:
+        with Timeout(ANSWER_S, TimeoutError):
+            connector.get_file_transfer_connection()
+    except (ConnectError, TimeoutError):
+        return NO_SFTP
+    return ""
 
 
 def deploys_itself(host: Host) -> bool:

@@ -80,6 +80,7 @@ asking_for_key = asking(
 asking_for_sudo = asking(
     SSHException(
         "sudo asks for a password, and there is no terminal to enter it: log in as root, or allow the login user to run sudo "
-        "without one (NOPASSWD, sudoers(5))"
+        "without one (NOPASSWD, sudoers(5)); if one is given, the program that tells it to sudo could not run: see whether "
+        "/tmp is mounted noexec"
     )
 )

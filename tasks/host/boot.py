@@ -181,21 +181,24 @@ check_next() {  # arguments: the loader, the arguments of the next boot, the wan
 }
 """
 
+# update-grub first: where both are, as on Ubuntu with a grubby of somebody's, it writes GRUB's menu anew. systemd-boot, which
+# Proxmox has on ZFS beside GRUB's programs, names itself in LoaderInfo.
 _ARGUMENTS = (
     _NEXT_BY_GRUBBY
     + _NEXT_BY_GRUB
     + """
 echo "running $(cat "$3/proc/cmdline")"
-if command -v grubby >/dev/null; then
-  echo loader grubby
-  echo "next $(next_by_grubby)"
-  echo "ours $(cat "$2" 2>/dev/null || true)"
-elif command -v update-grub >/dev/null; then
+if command -v update-grub >/dev/null; then
+  cat "$3"/sys/firmware/efi/efivars/LoaderInfo-* 2>/dev/null | tr -d '\\000' | grep -q systemd-boot && exit 0
   echo loader grub
   echo "next $(next_by_grub "$3" || true)"
   ours=$(sed -n 's/^GRUB_CMDLINE_LINUX_DEFAULT="$GRUB_CMDLINE_LINUX_DEFAULT \\(.*\\)"$/\\1/p' "$1" 2>/dev/null || true)
   echo "ours $(echo "$ours" | tr -d "'")"
   if [ -e "$4" ]; then echo pending yes; fi
+elif command -v grubby >/dev/null; then
+  echo loader grubby
+  echo "next $(next_by_grubby)"
+  echo "ours $(cat "$2" 2>/dev/null || true)"
 fi
 """
 )
@@ -287,8 +290,8 @@ def set_arguments(wanted: tuple[str, ...]) -> Commands:
     missing = missing_arguments(wanted, have.running)
     if missing and not have.loader:
         yield refuse(
-            f"kernel arguments {' '.join(missing)} are not in effect, and this host has neither GRUB (update-grub) nor "
-            "grubby; set them where the host gets its kernel from"
+            f"kernel arguments {' '.join(missing)} are not in effect, and this host boots by neither GRUB (update-grub) "
+            "nor grubby; set them where the host gets its kernel from"
         )
         return
     if have.loader and (have.ours != text or have.pending or missing_arguments(wanted, have.next)):

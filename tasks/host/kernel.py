@@ -31,12 +31,13 @@ TASK = "kernel"
 # newest kernel, and they on that kernel.
 META = re.compile(
     r"linux-((image|headers|modules-extra)-[a-z]\S*|(generic|virtual|lowlatency|aws|azure|gcp|oracle|oem)\S*"
-    r"|modules-nvidia-(?!\S*-\d+\.\d+\.\d+-)\S+)"
+    r"|modules-nvidia-(?!\S*-\d+\.\d+\.\d+-)\S+)|proxmox-(default-)?(kernel|headers)(-\d+\.\d+)?"
 )
 DNF5_LOCKS = "/etc/dnf/versionlock.toml"
 RHEL = re.compile(r"kernel(-(core|modules|modules-core|modules-extra|devel|devel-matched|(uek|64k|rt|ml|lt)\S*))?")
 _OLD_REAL_TIME = re.compile(r"\.rt\d+\.")
 _ELREPO = re.compile(r"\.elrepo$")
+_PROXMOX = "-pve"
 _WITH_MATCHED = ("rhel", "centos", "rocky", "almalinux", "ol", "fedora")
 BUILT_BY_DKMS = ("erdma", "gpu_driver", "ofed")
 """The inventory's keys whose drivers DKMS may build."""
@@ -90,7 +91,7 @@ _NEXT = r"""
 root=$1
 menu=$root/boot/grub/grub.cfg
 saved() { sed -n "s/^$1=//p" "$root/boot/grub/grubenv" 2>/dev/null || true; }
-if command -v grubby >/dev/null; then
+if command -v grubby >/dev/null && ! command -v update-grub >/dev/null; then
   grubby --default-kernel
 elif [ -e "$menu" ]; then
   default=$(sed -n 's/^[[:space:]]*set default="\(.*\)"$/\1/p' "$menu" | grep -vF '{next_entry}' | tail -n 1) || true
@@ -165,6 +166,10 @@ def install(release: str | None, headers: bool, system: OperatingSystem) -> Comm
 def _kernel(release: str, system: OperatingSystem) -> tuple[Package, ...]:
     if system.family == "rhel":
         return (Package(*rpm(release)),)
+    if release.endswith(_PROXMOX):
+        # Either of the two, which conflict.
+        have, unsigned = packages.installed(system.family), f"proxmox-kernel-{release}"
+        return (Package(unsigned if unsigned in have else f"{unsigned}-signed"),)
     return (Package(f"linux-image-{release}"),)
 
 
@@ -183,7 +188,7 @@ def _headers(release: str, system: OperatingSystem) -> Package:
     if system.family == "rhel":
         name, version = rpm(release)
         return Package(f"{name}-devel", version)
-    return Package(f"linux-headers-{release}")
+    return Package(f"{'proxmox' if release.endswith(_PROXMOX) else 'linux'}-headers-{release}")
 
 
 def _matched(release: str, system: OperatingSystem) -> tuple[Package, ...]:

@@ -79,9 +79,23 @@ class PendingModules(Lines):
         return self.script(_PENDING, *modules)
 
 
-# Ubuntu and RHEL have modules in packages of their own, which images for clouds leave out.
+# Ubuntu and RHEL have modules in packages of their own, which images for clouds leave out. A line of hardening guides, `install
+# MODULE /bin/true`, lets modprobe succeed without the module.
 _LOAD = """
-if modprobe -- "$1"; then exit; fi
+code=0
+modprobe -- "$1" || code=$?
+case $(modprobe --dry-run --verbose -- "$1" 2>/dev/null) in
+"install "*)
+  echo "kernel_modules: a line \\`install $1\\` in /etc/modprobe.d keeps modprobe from loading it; remove that line, or" \\
+    "remove $1 from kernel_modules" >&2
+  exit 1 ;;
+esac
+[ "$code" != 0 ] || exit 0
+if [ "$(cat "${MACHINE:-}/proc/sys/kernel/modules_disabled" 2>/dev/null)" = 1 ]; then
+  echo "kernel_modules: the kernel loads no more modules in this boot (kernel.modules_disabled); reboot, so that" \\
+    "$1 is loaded before that is set" >&2
+  exit 1
+fi
 kernel=$(uname -r)
 if ! modinfo "$1" >/dev/null 2>&1; then
   echo "kernel_modules: the kernel $kernel has no module $1; install the package with the kernel's other modules" \\

@@ -16,7 +16,7 @@ from pyinfra.api.operation import operation
 from pyinfra.context import host
 
 from tasks.common import systemd_reload, units
-from tasks.common.commands import Commands, script
+from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key, record
 from tasks.common.facts import Lines
 from tasks.common.texts import HEADER, replace
@@ -57,6 +57,7 @@ class Limits:
     logins: bool = True
 
 
+NONE = Limits((), logins=False)
 LIMITS = Key[Limits | None]("limits", None, record(Limits))
 
 
@@ -96,10 +97,48 @@ class LimitedDaemons(Lines):
         return self.script(_LIMITED, "", *daemons)
 
 
+# pam_limits reads the files in this order, and of two lines for the same domain the last counts (limits.conf(5)). The engines
+# give their containers what these files say, and otherwise the limit of their own process.
+_OTHERS = r"""
+root=$1 ours=$2 logins=$3 daemons=$4
+for file in "$root"/etc/security/limits.d/*.conf; do
+  [ -f "$file" ] && [ "$logins" = yes ] || continue
+  [ "$(printf '%s\n' "${file##*/}" "$ours" | sort | tail -n 1)" != "$ours" ] || continue
+  awk -v file="${file#"$root"}" '($1 == "*" || $1 == "root") && $3 == "memlock" && $4 !~ /^(unlimited|infinity|-1)$/ {
+    print file " is read after the deploy'"'"'s own file, and has `" $1, $2, $3, $4 "`" }' "$file"
+done
+[ "$daemons" = yes ] || exit 0
+contains() { echo "${1#"$root"} gives containers a limit of locked memory"; }
+file=$root/etc/docker/daemon.json
+limited='."default-ulimits".memlock | objects | select(.Hard != -1 or .Soft != -1) | "limited"'
+if [ "$(jq -r "$limited" "$file" 2>/dev/null)" = limited ]; then contains "$file"; fi
+for file in "$root"/etc/crio/crio.conf "$root"/etc/crio/crio.conf.d/*; do
+  if grep -oE '^[^#]*"memlock=[^"]*' "$file" 2>/dev/null | grep -qvE '=(-1|unlimited)(:(-1|unlimited))?$'; then
+    contains "$file"
+  fi
+done
+sed -n 's/^[^#]*base_runtime_spec *= *["'\'']\([^"'\'']*\).*/\1/p' "$root"/etc/containerd/*.toml \
+  "$root"/etc/containerd/*/*.toml "$root"/var/lib/rancher/*/agent/etc/containerd/*.toml 2>/dev/null | sort -u |
+  while read -r file; do
+  limited='.process.rlimits[]? | select(.type == "RLIMIT_MEMLOCK" and (.hard < 1e18 or .soft < 1e18)) | "limited"'
+  if [ "$(jq -r "$limited" "$root$file" 2>/dev/null)" = limited ]; then contains "$root$file"; fi
+done
+"""
+
+
+class OtherLimits(Lines):
+    """What limits locked memory all the same: files that pam_limits reads later, and settings of container engines."""
+
+    def command(self, logins: bool, daemons: bool) -> StringCommand:
+        """Read the files."""
+        asked = ("yes" if each else "no" for each in (logins, daemons))
+        return self.script(_OTHERS, "", LOGINS.rpartition("/")[2], *asked)
+
+
 @deploy("Limits")
 def lift() -> None:
     """Remove the limit as the inventory says; without the key, delete what an earlier deploy wrote."""
-    memlock(name="Locked memory", wanted=LIMITS.here() or Limits((), logins=False))
+    memlock(name="Locked memory", wanted=LIMITS.here() or NONE)
 
 
 _LIFT = (
@@ -125,7 +164,14 @@ done
 
 @operation()
 def memlock(wanted: Limits) -> Commands:
-    """Write the drop-ins and the file for logins, and remove the limit of the running daemons."""
+    """Write the drop-ins and the file for logins, and remove the limit of the running daemons. Refuse what undoes this."""
+    yield from _lift(wanted)
+    others = host.get_fact(OtherLimits, logins=wanted.logins, daemons=bool(wanted.daemons)) if wanted != NONE else []
+    if others:
+        yield refuse("\n".join(f"limits: {each}; remove it there" for each in others))
+
+
+def _lift(wanted: Limits) -> Commands:
     want = {f"{units.FOLDER}/{daemon}.service.d/{DROP_IN}": DROP_IN_TEXT for daemon in wanted.daemons}
     if wanted.logins:
         want[LOGINS] = LOGINS_TEXT

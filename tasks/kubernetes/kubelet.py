@@ -12,13 +12,15 @@ import re
 from typing import Literal
 
 from attrs import frozen
+from pyinfra.api.command import StringCommand
 from pyinfra.api.exceptions import DeployError
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
 from tasks.common import archive, systemd_reload, units
-from tasks.common.commands import Commands
+from tasks.common.commands import Commands, refuse
 from tasks.common.data import Key, record
+from tasks.common.facts import Lines
 from tasks.common.status import COMMAND
 from tasks.common.texts import replace
 from tasks.kubernetes import KUBERNETES
@@ -78,17 +80,64 @@ class Kubelet:
             )
 
     @property
+    def gated(self) -> str:
+        """The unit that waits."""
+        return self.unit or DISTRIBUTIONS[self.distribution].unit
+
+    @property
+    def joined(self) -> str:
+        """The file that exists once the node has joined."""
+        return self.kubeconfig or DISTRIBUTIONS[self.distribution].kubeconfig
+
+    @property
     def drop_in(self) -> str:
         """The path of the drop-in."""
-        return f"{units.FOLDER}/{self.unit or DISTRIBUTIONS[self.distribution].unit}.d/{NAME}"
+        return f"{units.FOLDER}/{self.gated}.d/{NAME}"
 
     @property
     def text(self) -> str:
         """The drop-in's text."""
-        joined = self.kubeconfig or DISTRIBUTIONS[self.distribution].kubeconfig
         seconds = 0 if self.policy == "start-tainted" else self.deadline
         let_go = "" if seconds is None else f" --let-go {seconds}"
-        return TEMPLATE.read_text() + f"ExecStartPre={COMMAND} wait --first-pass --joined {joined}{let_go}\n"
+        return TEMPLATE.read_text() + f"ExecStartPre={COMMAND} wait --first-pass --joined {self.joined}{let_go}\n"
+
+
+OTHERS = (
+    *(
+        f"{name}.service"
+        for name in ("kubelet", "k3s-agent", "k3s", "rke2-agent", "rke2-server", "k0sworker", "k0scontroller")
+    ),
+    *(f"snap.{name}.service" for name in ("microk8s.daemon-kubelite", "kubelet-eks.daemon")),
+)
+"""Units that run a kubelet."""
+
+# With another data-dir, k3s and RKE2 have the kubeconfig there. Theirs may start no process of the kubelet's own.
+_TARGET = r"""
+root=$1 unit=$2 joined=$3; shift 3
+if ! systemctl --quiet is-active "$unit"; then
+  for other; do if systemctl --quiet is-active "$other"; then echo "unit $other"; fi; done
+  exit 0
+fi
+{
+  for process in $(pgrep -x kubelet); do
+    tr '\0' '\n' <"$root/proc/$process/cmdline" | sed -n 's/^--kubeconfig=//p; /^--kubeconfig$/{n;p}'
+  done
+  case $unit in k3s* | rke2*)
+    sed -n "s|^data-dir: *[\"']\{0,1\}\([^\"' ]*\).*|\1/agent/kubelet.kubeconfig|p" \
+      "$root/etc/rancher/${unit%%[.-]*}/config.yaml" ;;
+  esac
+} 2>/dev/null | sort -u | while read -r named; do
+  [ "$named" = "$joined" ] || [ "$named" -ef "$joined" ] || echo "kubeconfig $named"
+done
+"""
+
+
+class GateFaults(Lines):
+    """Why a gate would hold nothing: `unit NAME` if that runs a kubelet, or `kubeconfig PATH` if the kubelet has that one."""
+
+    def command(self, unit: str, joined: str) -> StringCommand:
+        """Ask systemd, and read the kubelet's command line and k3s' and RKE2's configuration."""
+        return self.script(_TARGET, "", unit, joined, *(each for each in OTHERS if each != unit))
 
 
 KUBELET: Key[Kubelet | None] = Key("kubelet", None, record(Kubelet))
@@ -105,12 +154,24 @@ def gate() -> None:
             f"{host.name}.{KUBELET.name}: on an unverified node the kubelet starts only when the reporter has published to "
             f"Kubernetes; give the key {KUBERNETES.name!r}, or the policy 'hold' without a deadline"
         )
-    place(name="Kubelet's gate", want={} if wanted is None else {wanted.drop_in: wanted.text})
+    place(name="Kubelet's gate", wanted=wanted)
 
 
 @operation()
-def place(want: dict[str, str]) -> Commands:
-    """Write the drop-in if it differs, remove others of Trackbed's, and reload systemd. The kubelet is not restarted."""
+def place(wanted: Kubelet | None) -> Commands:
+    """Write the drop-in if it differs, remove others of Trackbed's, and reload systemd. The kubelet is not restarted.
+
+    Refuse a gate that would hold nothing, since another unit runs the kubelet, or the file never exists.
+    """
+    want = {} if wanted is None else {wanted.drop_in: wanted.text}
+    if wanted and (faults := host.get_fact(GateFaults, unit=wanted.gated, joined=wanted.joined)):
+        key, _, value = faults[0].partition(" ")
+        expected = wanted.gated if key == "unit" else wanted.joined
+        yield refuse(
+            f"kubelet: this node's kubelet has the {key} {value}, and not {expected}, so the gate would hold nothing; give "
+            f"kubelet.{key} {value!r}"
+        )
+        return
     have = host.get_fact(units.DropIns, file=NAME)
     if have == want:
         host.noop("the kubelet's gate is up to date")

@@ -93,8 +93,17 @@ After each run of apt, Ubuntu 24.04's needrestart would restart services whose l
 kubelet or slurmd, without a question. Since needrestart 3.0 its hook (apt-pinvoke) does nothing in this environment.
 """
 
+OLD_SIGNATURES = """
+old_signatures() {  # arguments: the package manager, and what names the key's file
+  echo "the key's own signatures are of a kind that $1 accepts no more (SHA1). Its owner may have renewed them:" \\
+    "remove its file on the node ($2) and deploy again, which fetches it; else use a repository" \\
+    "with another key" >&2
+}
+"""
+
 APT = (
     UNDISTURBED
+    + OLD_SIGNATURES
     + """
 without_conflict() {  # argument: what apt says
   ours=$(printf '%s\\n' "$1" | sed -n 's,.*Conflicting values .*/\\(trackbed-[a-z-]*\\)\\.gpg.*,\\1,p' | head -n 1)
@@ -113,10 +122,11 @@ apt_update() {
     case $output in
     *" changed its '"*)
       echo "if its owner has announced this, accept it on the node: apt-get update --allow-releaseinfo-change" >&2 ;;
-    *" is not bound:"*)
-      echo "the key's own signatures are of a kind that apt accepts no more (SHA1). Its owner may have renewed them:" \\
-        "remove its file on the node (Signed-By of the entry) and deploy again, which fetches it; else use a repository" \\
-        "with another key" >&2 ;;
+    *" is not bound:"*) old_signatures apt 'Signed-By of the entry' ;;
+    *" is not valid yet "*) echo "the node's clock may be slow: it says $(date -u); correct it, and deploy again" >&2 ;;
+    *" is expired "*)
+      echo "the node's clock may be fast (it says $(date -u)), or this is a mirror that is not updated any more; for a" \\
+        "snapshot, give its entry 'Check-Valid-Until: no' (sources.list(5))" >&2 ;;
     esac
     return 1
   done
@@ -189,7 +199,7 @@ With ``exit_on_lock`` dnf ends with 200 if another process has a lock, and names
 For rpm's own lock neither rpm without a terminal (rpmlockAcquire in rpm) nor dnf5 waits, and dnf ends with 1.
 """
 
-DNF = UNDISTURBED + WAITING_DNF
+DNF = UNDISTURBED + OLD_SIGNATURES + WAITING_DNF
 
 FIND_PYTHON = """
 for python; do

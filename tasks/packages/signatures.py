@@ -70,8 +70,11 @@ file_refused() {
 """
 """Shell functions. MACHINE: the root folder; only tests set it."""
 
+_NO_MORE = "kernel.modules_disabled"
 _REFUSED = f"""{JUDGED}
-if enforced; then
+if [ "$(cat "$root/proc/sys/{_NO_MORE.replace(".", "/")}" 2>/dev/null)" = 1 ]; then
+  echo 'refused {_NO_MORE}'
+elif enforced; then
   if [ "$#" = 0 ]; then reason=$(built_refused); if [ -n "$reason" ]; then echo "refused $reason"; fi; fi
   for file; do file_refused "$file" | sed 's/^/refused /'; done
 fi
@@ -125,6 +128,11 @@ def refusal(key: str, *files: str) -> str | None:
     reasons = host.get_fact(RefusedModules, files=files)
     if not reasons:
         return None
+    if reasons == [_NO_MORE]:
+        return (
+            f"{key}: the kernel loads no more modules in this boot ({_NO_MORE} is 1), so the loaded ones stay. Do not set "
+            "it at the next boot (sysctl.d), reboot, and deploy again"
+        )
     return (
         f"{key}: with Secure Boot the kernel would refuse the modules: {'; '.join(reasons)}. So the loaded ones stay. "
         f"{_REMEDY}"

@@ -294,7 +294,7 @@ _FAILED = (
     dkms.CAUSE
     + """
 failed() {
-  status=$?
+  status=$? said=${message:-}
   cause "$module" "$(uname -r)"
   if [ -n "$module" ] && command -v dnf >/dev/null && ! command -v dkms >/dev/null && ! dnf -q list dkms >/dev/null 2>&1; then
     echo "no repository has dkms, which for the RHEL family is in EPEL: add EPEL (epel-release) and CRB, or mirrors of them" >&2
@@ -334,6 +334,12 @@ _DNF = (
     + signatures.OF_RPMS
     + """
 restrictions() {
+  case $said in
+  *"No binding signature"* | *"Hash algorithm SHA1 not available"*) old_signatures rpm 'gpgkey of the entry' ;;
+  *"Import of key(s) didn't help"*)
+    echo "the packages are signed with another key than the repository's entry has: give the repository's key and" \\
+      "fingerprint anew, as the vendor publishes them" ;;
+  esac
   locked=$(locks '' | tr '\\n' ' ')
   if [ -n "$locked" ]; then echo "there are version locks, which may be the cause (dnf versionlock delete): $locked"; fi
   for each in "${DNF_CONF:-/etc/dnf/dnf.conf}" "${DNF_REPOSITORIES:-/etc/yum.repos.d}"/*.repo; do

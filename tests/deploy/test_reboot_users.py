@@ -34,7 +34,7 @@ def root(tmp_path: Path) -> Path:
 
     system = "0::/system.slice/a.service"
     process(1, "systemd", "0::/init.scope")
-    process(20, "nvidia-persiste", system, "/dev/nvidiactl")
+    process(20, "nvidia-persiste", "0::/system.slice/nvidia-persistenced.service", "/dev/nvidiactl")
     process(21, "nv-hostengine", system, "/dev/nvidiactl")
     process(30, "python3", system, "/dev/nvidia0", "/dev/infiniband/uverbs0")
     process(31, "nvidia-device-p", POD, "/dev/nvidiactl", "/dev/infiniband/uverbs1")

@@ -26,7 +26,7 @@ from pyinfra.facts.server import Arch
 
 from agent.spec.validators import Matches
 from tasks import disruption, packages
-from tasks.common.commands import Commands, refuse, script
+from tasks.common.commands import Commands, refuse, script, warn
 from tasks.common.data import Key, record
 from tasks.common.facts import Lines
 from tasks.common.failures import NodeError
@@ -316,9 +316,14 @@ def install_packages(names: tuple[str, ...], version: str, family: Family) -> Co
 _CHECK = (
     """
 command -v nvidia-smi >/dev/null || { echo "missing"; exit 0; }
-word=version
-output=$(timeout 120 nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>&1) || word=failed
-printf '%s\\n' "$output" | sort -u | sed "s/^/$word /"
+word=version code=0
+output=$(timeout 120 nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>&1) || code=$?
+case $code in
+0 | 14) ;;  # 14: "infoROM is corrupted" (nvidia-smi(1)), with which a GPU works
+124) word=failed output='no answer within 120 s; look at the kernel log (dmesg), and reboot the node' ;;
+*) word=failed ;;
+esac
+printf '%s\\n' "$output" | sort -u | sed "/^WARNING: /{s/^/warning /;b};s/^/$word /"
 [ "$word" = version ] || exit 0
 """
     + fabric.STATES
@@ -328,8 +333,8 @@ printf '%s\\n' "$output" | sort -u | sed "s/^/$word /"
 class SmiReport(Lines):
     """The output of nvidia-smi.
 
-    A line `version VERSION` for each version that a GPU reports, and `fabric TEXT` for each GPU that NVLink's fabric has not
-    registered; or `failed TEXT`, or `missing`.
+    A line `version VERSION` for each version that a GPU reports, `warning TEXT`, and `fabric TEXT` for each GPU that NVLink's
+    fabric has not registered; or `failed TEXT`, or `missing`.
     """
 
     shell = _CHECK
@@ -347,7 +352,10 @@ def check(version: str, fabric_manager: bool) -> Commands:
     if _unregistered(report) and fabric_manager:
         yield script(fabric.WAIT)
         report = host.get_fact(SmiReport)
-    others = [line for line in report if not line.startswith("fabric ")]
+    others = [line for line in report if not line.startswith(("fabric ", "warning "))]
+    for line in report:
+        if line.startswith("warning "):
+            warn(host, f"gpu_driver: nvidia-smi says: {line.partition(' ')[2]}")
     if others == ["missing"]:
         yield refuse("gpu_driver: the node has no nvidia-smi, which the driver's packages bring; install them again")
     elif others != [f"version {version}"]:

@@ -29,12 +29,18 @@ kernel has nova_core."""
 # The driver's names in DKMS: nvidia, nvidia-open, nvidia-srv. nvidia-fs is not the driver but GPUDirect Storage.
 _DKMS = re.compile(r"nvidia(-(open|srv|server))*")
 
-# The services of the driver itself are stopped before it is unloaded. The kernel cuts names off after 15 characters.
-_USERS = """
+# The services of the host that only serve or watch GPUs are stopped before the driver is unloaded. In a pod, such a program is
+# a user as any other: only its cluster can stop it.
+_SERVICES = "services='nvidia-dcgm dcgm nvidia-imex nvidia-fabricmanager nvidia-persistenced'\n"
+
+_USERS = (
+    _SERVICES
+    + r"""
 root=$1
 for process in "$root"/proc/[0-9]*; do
   read -r name < "$process/comm" 2>/dev/null || continue
-  case $name in nvidia-persiste | nv-fabricmanage) continue ;; esac
+  unit=$(sed -n 's,.*/system.slice/\([^/]*\)\.service$,\1,p' "$process/cgroup" 2>/dev/null | head -n 1) || true
+  case " $services " in *" ${unit:-none} "*) continue ;; esac
   for file in "$process"/fd/*; do
     case $(readlink "$file" 2>/dev/null || true) in
     /dev/nvidia*) echo "$name (${process##*/})"; break ;;
@@ -42,6 +48,7 @@ for process in "$root"/proc/[0-9]*; do
   done
 done
 """
+)
 
 
 class GpuUsers(Lines):
@@ -82,11 +89,13 @@ def reboot_due() -> bool:
     return requests is not None and any(each.task == TASK for each in requests.requests)
 
 
-_LOAD = """
+_LOAD = (
+    _SERVICES
+    + """
 reload=$1 remedy=$2
 stopped= unloaded=
 if [ "$reload" = yes ]; then
-  for unit in nvidia-fabricmanager nvidia-persistenced; do
+  for unit in $services; do
     if systemctl --quiet is-active "$unit"; then systemctl stop "$unit"; stopped="$unit $stopped"; fi
   done
   for module in nvidia_peermem nvidia_drm nvidia_modeset nvidia_uvm nvidia; do
@@ -99,6 +108,7 @@ modprobe nvidia || { dmesg | tail -n 10; echo "$remedy"; exit 1; } >&2
 for module in $unloaded; do modprobe "$module" || true; done
 for unit in $stopped; do systemctl start "$unit" || true; done
 """
+)
 _NOT_LOADED = (
     "gpu_driver: nvidia does not load; the kernel's last messages are above. Without a supported GPU remove the key; open must "
     "be False for GPUs before Turing, True for Blackwell and Grace Hopper; with Secure Boot, enroll DKMS' key (mokutil)"

@@ -197,10 +197,33 @@ def test_what_is_no_ssh_server_fails_its_host_only(tmp_path: Path) -> None:
     assert "[web] SSH error (Error reading SSH" in said
 
 
-def test_sudo_that_asks_for_a_password_fails_its_host_only(tmp_path: Path) -> None:
-    program(tmp_path / "sudo", "echo 'sudo: a password is required' >&2\nexit 1")
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param("sudo-rs: interactive authentication is required", id="pyinfra-1499"),
+        pytest.param("sudo: a password is required", id="pyinfra-587"),
+    ],
+)
+def test_sudo_that_asks_for_a_password_fails_its_host_only(tmp_path: Path, words: str) -> None:
+    program(tmp_path / "sudo", f"echo '{words}' >&2\nexit 1")
     said = failed(tmp_path, ("@local", {"_sudo": True}), path=str(tmp_path))
     assert "sudo asks for a password" in said
+
+
+# As sudo says it where /tmp is mounted noexec.
+NOEXEC = """
+echo "sudo: unable to run $SUDO_ASKPASS: Permission denied" >&2
+echo 'sudo: no password was provided' >&2
+echo 'sudo: a password is required' >&2
+exit 1
+"""
+
+
+@pytest.mark.parametrize("_report", [pytest.param("", id="pyinfra-880")])
+def test_where_sudo_cannot_run_the_program_with_its_password_the_cause_is_named(tmp_path: Path, _report: str) -> None:
+    program(tmp_path / "sudo", NOEXEC)
+    said = failed(tmp_path, ("@local", {"_sudo": True, "_sudo_password": tmp_path.name}), path=str(tmp_path))
+    assert "see whether /tmp is mounted noexec" in said
 
 
 class OneSession(Node):
@@ -217,20 +240,64 @@ class OneSession(Node):
         return int(allowed)
 
 
-@pytest.mark.parametrize("_report", [pytest.param("", id="devlib-576")])
-def test_a_host_that_allows_one_session_fails_before_it_is_changed(tmp_path: Path, _report: str) -> None:
+class NoSftp(Node):
+    """A server that runs commands and has no sftp, or one whose program is missing."""
+
+    def __init__(self, offered: bool) -> None:
+        super().__init__()
+        self.offered = offered
+
+    def check_auth_password(self, username: str, password: str) -> int:
+        return int(paramiko.common.AUTH_SUCCESSFUL)
+
+    def check_channel_request(self, kind: str, chanid: int) -> int:
+        return int(paramiko.common.OPEN_SUCCEEDED)
+
+    def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
+        def answer() -> None:
+            channel.sendall(subprocess.run(["sh", "-c", command], capture_output=True, check=True).stdout)
+            channel.send_exit_status(0)
+            channel.close()
+
+        Thread(target=answer, daemon=True).start()
+        return True
+
+    def check_channel_subsystem_request(self, channel: paramiko.Channel, name: str) -> bool:
+        if self.offered:
+            channel.shutdown_write()
+        return self.offered
+
+
+def refused(folder: Path, node: Node) -> str:
+    """The errors of a deploy to a host whose sshd is this one."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
             served = paramiko.Transport(listener.accept()[0])
             served.add_server_key(paramiko.ECDSAKey.generate())
-            served.start_server(server=OneSession(), event=Event())
+            served.start_server(server=node, event=Event())
 
         Thread(target=serve, daemon=True).start()
-        settings = {"ssh_port": listener.getsockname()[1], "ssh_user": "root", "ssh_password": tmp_path.name}
-        settings["ssh_known_hosts_file"] = str(tmp_path / "known_hosts")
-        said = failed(tmp_path, ("127.0.0.1", settings))
-    assert "[127.0.0.1] sshd allows only one session" in said
+        settings = {"ssh_port": listener.getsockname()[1], "ssh_user": "root", "ssh_password": folder.name}
+        settings["ssh_known_hosts_file"] = str(folder / "known_hosts")
+        return failed(folder, ("127.0.0.1", settings))
+
+
+@pytest.mark.parametrize("_report", [pytest.param("", id="devlib-576")])
+def test_a_host_that_allows_one_session_fails_before_it_is_changed(tmp_path: Path, _report: str) -> None:
+    assert "[127.0.0.1] sshd allows only one session" in refused(tmp_path, OneSession())
+
+
+@pytest.mark.parametrize(
+    "offered",
+    [
+        pytest.param(False, id="pyinfra-499"),
+        pytest.param(False, id="fabric-343"),
+        pytest.param(True, id="devlib-546"),
+    ],
+)
+def test_a_host_without_sftp_fails_before_it_is_changed(tmp_path: Path, offered: bool) -> None:
+    assert "[127.0.0.1] sshd offers no sftp" in refused(tmp_path, NoSftp(offered))
 
 
 class LoginShell:

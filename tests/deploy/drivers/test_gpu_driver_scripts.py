@@ -16,16 +16,17 @@ from tests.stand_ins import program
 
 
 def test_processes_that_have_a_gpu_open_are_found(tmp_path: Path) -> None:
-    def process(pid: int, name: str, *opened: str) -> None:
+    def process(pid: int, name: str, *opened: str, unit: str = "") -> None:
         folder = tmp_path / f"proc/{pid}/fd"
         folder.mkdir(parents=True)
+        (folder.parent / "cgroup").write_text(f"0::/{unit}\n")
         (folder.parent / "comm").write_text(f"{name}\n")
         for number, path in enumerate(opened):
             (folder / str(number)).symlink_to(path)
 
     process(1, "systemd", "/dev/null")
-    process(20, "nvidia-persiste", "/dev/nvidiactl")
-    process(21, "nv-fabricmanage", "/dev/nvidia-nvswitchctl")
+    process(20, "nvidia-persiste", "/dev/nvidiactl", unit="system.slice/nvidia-persistenced.service")
+    process(21, "nv-fabricmanage", "/dev/nvidia-nvswitchctl", unit="system.slice/nvidia-fabricmanager.service")
     process(30, "python3", "/dev/null", "/dev/nvidia0", "/dev/nvidia-uvm")
     process(31, "a b", "/dev/nvidia-caps/nvidia-cap1")
     process(32, "cat", "/home/x/dev/nvidia0")
@@ -39,6 +40,7 @@ def test_processes_that_have_a_gpu_open_are_found(tmp_path: Path) -> None:
         ("echo 580.95.05; echo 580.95.05", ["version 580.95.05"]),
         ("echo 580.95.05; echo 570.1", ["version 570.1", "version 580.95.05"]),
         ("echo 'No devices were found'; exit 6", ["failed No devices were found"]),
+        ("exit 124", ["failed no answer within 120 s; look at the kernel log (dmesg), and reboot the node"]),
         (None, ["missing"]),
     ],
 )

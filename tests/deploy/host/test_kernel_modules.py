@@ -9,6 +9,7 @@ from tasks.common.archive import ROOT
 from tasks.common.commands import script
 from tasks.host import kernel_modules
 from tasks.host.kernel_modules import PendingModules
+from tasks.packages import signatures
 from tasks.packages.dkms import RunningKernel
 from tasks.reboot import NodeRebootRequests
 from tests.deploy.conftest import DEBIAN, Node, file_answers, of
@@ -94,6 +95,34 @@ def test_if_the_kernel_has_no_such_module_the_error_says_which_package_may_have_
     assert done.returncode == 1
     assert said in done.stderr
     assert bool(said) == ("linux-modules-extra-6.8.0-9-kvm on Ubuntu" in done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        pytest.param("install /bin/true", 0, id="lisa-4106"),
+        pytest.param("install /bin/false", 1, id="kmod-440"),
+        pytest.param("install /bin/true", 0, id="ansible-role-hardening-325"),
+    ],
+)
+def test_a_line_by_which_modprobe_loads_nothing_is_named(tmp_path: Path, line: str, code: int) -> None:
+    program(tmp_path / "modprobe", f'case $1 in --dry-run) echo "{line}" ;; *) exit {code} ;; esac')
+    done = ran(load("ib_umad"), tmp_path)
+    assert done.returncode == 1
+    assert "a line `install ib_umad` in /etc/modprobe.d keeps modprobe from loading it; remove that line" in done.stderr
+
+
+@pytest.mark.parametrize("_report", [pytest.param("", id="security-misc-148"), pytest.param("", id="systemd-13540")])
+def test_a_kernel_that_loads_no_more_modules_is_named(tmp_path: Path, _report: str) -> None:
+    program(tmp_path / "bin/modprobe", "case $1 in --dry-run) echo insmod /lib/modules/x.ko ;; *) exit 1 ;; esac")
+    (tmp_path / "proc/sys/kernel").mkdir(parents=True)
+    (tmp_path / "proc/sys/kernel/modules_disabled").write_text("1\n")
+    done = ran(load("ib_umad"), tmp_path / "bin", MACHINE=str(tmp_path))
+    assert done.returncode == 1
+    assert "the kernel loads no more modules in this boot (kernel.modules_disabled); reboot, so" in done.stderr
+    # Packages of drivers are not replaced either: with the programs of another version, the loaded ones would not work.
+    reasons = sh(signatures._REFUSED, MACHINE=str(tmp_path))
+    assert signatures.RefusedModules().process(reasons) == [signatures._NO_MORE]
 
 
 def test_what_left_the_inventory_leaves_the_node(node: Node) -> None:

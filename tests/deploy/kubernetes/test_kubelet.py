@@ -1,5 +1,8 @@
+"""The gate of the kubelet: what is written, and on which nodes it would hold nothing."""
+
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +11,8 @@ from tasks.common import texts
 from tasks.common.units import DropIns
 from tasks.kubernetes import kubelet
 from tests.deploy.conftest import Answers, Node, file_lines, of
+from tests.deploy.scripts import sh
+from tests.stand_ins import program
 
 DROP_IN = "/etc/systemd/system/kubelet.service.d/20-trackbed-gate.conf"
 K3S = "/etc/systemd/system/k3s-agent.service.d/20-trackbed-gate.conf"
@@ -72,3 +77,41 @@ def test_a_managed_clusters_own_paths(node: Node) -> None:
     commands, text = gate(node, has(), kubelet=given)
     assert commands[-1].endswith(f"put {DROP_IN.replace('kubelet.service', 'kubelet-own.service')} --")
     assert text.endswith("--joined /var/lib/kubelet/kubeconfig\n")
+
+
+RKE2 = {"distribution": "rke2"}
+
+
+@pytest.mark.parametrize(
+    ("given", "active", "process", "config", "fault"),
+    [
+        pytest.param(RKE2, "rke2-agent", "", "data-dir: /mnt", "kubeconfig /mnt/agent/kubelet.kubeconfig", id="rke2-535"),
+        pytest.param({}, "k0sworker", "", "", "unit k0sworker.service", id="k0sctl-533"),
+        pytest.param(
+            {}, "kubelet", "--v 2 --kubeconfig /var/lib/kubelet/kubeconfig", "",
+            "kubeconfig /var/lib/kubelet/kubeconfig", id="peirates-60",
+        ),
+        (RKE2, "rke2-server", "", "", "unit rke2-server.service"),
+        (RKE2, "rke2-agent", "--kubeconfig=/var/lib/rancher/rke2/agent/kubelet.kubeconfig", "token: x", ""),
+        ({}, "kubelet", "--bootstrap-kubeconfig=/a --kubeconfig=/etc/kubernetes/kubelet.conf", "", ""),
+        ({}, "", "", "", ""),
+    ],
+)  # fmt: skip
+def test_a_gate_that_would_hold_nothing_is_refused(
+    tmp_path: Path, node: Node, given: dict[str, str], active: str, process: str, config: str, fault: str
+) -> None:
+    program(tmp_path / "bin/systemctl", f'[ "$3" = "{active}.service" ]')
+    program(tmp_path / "bin/pgrep", "echo 7" if process else "exit 1")
+    (tmp_path / "proc/7").mkdir(parents=True)
+    (tmp_path / "proc/7/cmdline").write_text("\0".join(["kubelet", *process.split()]) + "\0")
+    (tmp_path / "etc/rancher/rke2").mkdir(parents=True)
+    (tmp_path / "etc/rancher/rke2/config.yaml").write_text(f"{config}\n")
+    wanted = kubelet.Kubelet("hold", **given)  # type: ignore[arg-type]
+    others = [each for each in kubelet.OTHERS if each != wanted.gated]
+    found = sh(kubelet._TARGET, tmp_path, wanted.gated, wanted.joined, *others, programs=tmp_path / "bin")
+    assert found == [fault] * bool(fault)
+    node.data = {"kubelet": {"policy": "hold", **given}}
+    result = node.deploy(kubelet.gate, {**has(), of(kubelet.GateFaults): found})
+    assert result.failed is bool(fault)
+    key, _, value = fault.partition(" ")
+    assert not fault or f"give kubelet.{key} '{value}'" in result.errors[0]

@@ -142,7 +142,13 @@ def test_an_entry_with_the_right_key_is_used(node: Node, apt: Apt, name: str, te
     assert used(apt.deploy(node))
 
 
-@pytest.mark.parametrize("name", ["docker.list", "zypper.list"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("docker.list", id="nvidia-container-toolkit-170"),
+        pytest.param("zypper.list", id="cuda-repo-management-4"),
+    ],
+)
 def test_an_entry_without_signed_by_is_used_if_apt_trusts_the_right_key(node: Node, apt: Apt, name: str) -> None:
     # apt reads zypper.list after the deploy's file: then the two would differ, whichever key it is.
     path = apt.put(name, f"deb {HOME} noble stable\n")
@@ -161,7 +167,11 @@ def test_a_flat_repository_is_found_by_what_apt_makes_of_its_address(node: Node,
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("deb [signed-by={wrong}] {home} noble stable", ":1 has this repository, but not with the key {fingerprint}"),
+        pytest.param(
+            "deb [signed-by={wrong}] {home} noble stable",
+            ":1 has this repository, but not with the key {fingerprint}",
+            id="nvidia-docker-1626",
+        ),
         ("deb [signed-by={wrong}] http://repo.example.net/linux noble stable", ":1 has this repository, but not with"),
         ("deb [signed-by=/absent.gpg] {home} noble stable", ":1 has this repository, but not with the key"),
         ("deb-src [signed-by={right}] {home} noble stable", ":1: this repository is there without stable"),

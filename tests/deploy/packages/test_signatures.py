@@ -106,6 +106,8 @@ def test_packages_whose_modules_would_be_refused_are_not_installed(node: Node) -
     assert ": the key mok.pub is not enrolled" in refused.errors[0]
     assert all(command.startswith("refuse") for command in refused.flat[:1])
     assert not node.deploy(code, dpkg()).failed
+    disabled = node.deploy(code, {**dpkg(), SIGNATURES: [f"refused {signatures._NO_MORE}"]})
+    assert "erdma: the kernel loads no more modules in this boot (kernel.modules_disabled is 1)" in disabled.errors[0]
 
 
 class Packages:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import threading
@@ -135,6 +136,32 @@ def test_a_repository_that_says_to_be_another_is_named(
             continue
         with pytest.raises(AssertionError, match=f"changed its '{field}' value from .*\n.* --allow-releaseinfo-change"):
             sh(f"{packages.APT}apt_update", **environment)
+
+
+FUTURE, PAST = "Fri, 01 Jan 2100 00:00:00 UTC", "Sat, 01 Jan 2000 00:00:00 UTC"
+SNAPSHOT = f"Date: {PAST}\nValid-Until: {PAST}"
+
+
+@pytest.mark.parametrize(
+    ("dates", "remedy"),
+    [
+        pytest.param(f"Date: {FUTURE}", "clock may be slow: it says", id="zansin-62"),
+        pytest.param(f"Date: {FUTURE}", "clock may be slow: it says", id="ava-122"),
+        pytest.param(f"Date: {FUTURE}", "clock may be slow: it says", id="wsl-4114"),
+        pytest.param(SNAPSHOT, "give its entry 'Check-Valid-Until: no'", id="debuerreotype-201"),
+        pytest.param(SNAPSHOT, "clock may be fast", id="raspi3-image-spec-1"),
+        pytest.param(SNAPSHOT, "a mirror that is not updated any more", id="vagrant-deb-19"),
+    ],
+)
+def test_a_repository_whose_time_does_not_fit_the_clock_is_explained(
+    tmp_path: Path, environment: dict[str, str], dates: str, remedy: str
+) -> None:
+    packages_file = (tmp_path / "repo/Packages").read_bytes()
+    checksum = f" {hashlib.sha256(packages_file).hexdigest()} {len(packages_file)} Packages\n"
+    (tmp_path / "repo/Release").write_text(f"{dates}\nSHA256:\n{checksum}")
+    (tmp_path / "etc/sources.list").write_text(f"deb [trusted=yes check-valid-until=yes] file:{tmp_path}/repo ./\n")
+    with pytest.raises(AssertionError, match=r"Release file for .*\(invalid (?s:.*)" + re.escape(remedy)):
+        sh(f"{packages.APT}apt_update", **environment)
 
 
 # As apt 3.0.4 of Debian 13 prints it.

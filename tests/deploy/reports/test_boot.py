@@ -130,6 +130,29 @@ def test_a_file_of_sysctls_that_a_boot_reads_later_is_found(tmp_path: Path, file
     )
 
 
+@pytest.mark.parametrize(
+    ("programs", "info", "loader"),
+    [
+        pytest.param(("update-grub", "grubby"), "", "grub", id="bluebanquise-1188"),
+        pytest.param(("update-grub",), "systemd-boot 252.5", "", id="i915-sriov-dkms-485"),
+        pytest.param(("update-grub",), "systemd-boot 257", "", id="ProxMenux-15"),
+        (("update-grub",), "GRUB 2.12", "grub"),
+        (("grubby",), "", "grubby"),
+    ],
+)
+def test_the_boot_loader_is_the_one_that_boots(
+    tmp_path: Path, programs: tuple[str, ...], info: str, loader: str
+) -> None:
+    for name, text in {"proc/cmdline": "ro", "sys/firmware/efi/efivars/LoaderInfo-4a67b082": info}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"\6\0\0\0" + text.encode("utf-16-le") if "efi" in name else text.encode())
+    for name in programs:
+        program(tmp_path / "bin" / name, "exit 1")
+    path = f"{tmp_path}/bin:{os.environ['PATH']}"
+    said = sh(boot._ARGUMENTS, "/none", "/none", tmp_path, "/none", PATH=path)
+    assert boot.KernelArguments().process(said).loader == loader
+
+
 PROTECTED = of(sysctls.ProtectedDefaults)
 
 

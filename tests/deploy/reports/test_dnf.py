@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lab.rpm import Rpm
-from tasks.packages import DNF
+from tasks.packages import DNF, vendor_repository
 from tests.deploy.drivers.test_going_back_dnf import Node, repository
 from tests.deploy.scripts import sh
 from tests.stand_ins import program
@@ -83,3 +83,45 @@ def test_dnf5_that_does_not_wait_is_run_again(tmp_path: Path, _report: str) -> N
     program(tmp_path / "bin/sleep", f"touch {tmp_path}/free")
     assert sh(f"{DNF}dnf install -y jq", PATH=f"{tmp_path}/bin:{os.environ['PATH']}") == []
     assert (tmp_path / "free").exists()
+
+
+# As rpm of RHEL 10 and of RHEL 9, and dnf, print it.
+SEQUOIA = """\
+error: Certificate 824612E20ACF951B:
+  Policy rejects 824612E20ACF951B: No binding signature at time 2026-06-13T16:28:45Z
+error: key 1 import failed."""
+OPENSSL = "warning: Signature not supported. Hash algorithm SHA1 not available.\nerror: key 2 import failed."
+RESIGNED = "Import of key(s) didn't help, wrong key(s)?\nPublic key for doca-ofed.rpm is not installed\nError: GPG check FAILED"
+
+
+@pytest.mark.parametrize(
+    ("said", "remedy"),
+    [
+        pytest.param(SEQUOIA, "that rpm accepts no more (SHA1)", id="lynis-1638"),
+        pytest.param(
+            OPENSSL,
+            "remove its file on the node (gpgkey of the entry) and deploy again",
+            id="rsyslog-pkg-rhel-centos-125",
+        ),
+        pytest.param(OPENSSL, "else use a repository with another key", id="rspamd-6183"),
+        pytest.param(RESIGNED, "give the repository's key and fingerprint anew", id="cuda-quantum-5456"),
+        pytest.param(RESIGNED, "are signed with another key", id="nvidia-docker-1417"),
+    ],
+)
+def test_a_key_that_rpm_accepts_no_more_or_that_has_changed_is_explained(
+    tmp_path: Path, said: str, remedy: str
+) -> None:
+    (tmp_path / "said").write_text(said)
+    program(tmp_path / "bin/dnf", f"cat {tmp_path}/said >&2; exit 1")
+    with pytest.raises(AssertionError) as caught:
+        sh(
+            vendor_repository._DNF,
+            "",
+            "",
+            "",
+            "doca-ofed",
+            PATH=f"{tmp_path}/bin:{os.environ['PATH']}",
+            DNF_CONF="/none",
+        )
+    assert said.splitlines()[0] in str(caught.value)
+    assert remedy in str(caught.value)

@@ -1,6 +1,6 @@
-"""Public reports of updates that replace parts of NVIDIA's driver, or what its modules were built with.
+"""Public reports of NVIDIA's driver: what replaces a part of it, who keeps it loaded, and what nvidia-smi says.
 
-For the former apt itself answers, from a repository in a folder.
+Where an update replaces parts, apt itself answers, from a repository in a folder.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from pathlib import Path
 import pytest
 
 from tasks.drivers import gpu_driver
+from tasks.drivers.gpu_driver import modules
 from tasks.packages.dkms import NewerInput
 from tests.deploy.conftest import Node, of
-from tests.deploy.drivers.gpu_node import KERNEL, PREFIX, VERSION, there
+from tests.deploy.drivers.gpu_node import KERNEL, PREFIX, SMI, VERSION, there, wants
+from tests.deploy.scripts import sh
+from tests.stand_ins import program
 
 OLD, NEW = "580.95.05", "580.126.09"
 ENTRY = "Package: {}\nVersion: {}-{}\nArchitecture: all\nFilename: ./{}_{}.deb\nSize: 1\nSHA256: {}\n\n"
@@ -85,3 +88,60 @@ def test_after_another_ofed_the_driver_is_built_again_for_its_peer_memory(
     result = node.deploy(gpu_driver.install, {of(NewerInput, "nvidia_peermem", KERNEL): symbols, **there()})
     built = result.commands[f"{PREFIX}Modules for the running kernel"]
     assert [command.endswith(f" nvidia {VERSION} {KERNEL} again") for command in built] == [True] * again
+
+
+@pytest.mark.parametrize(
+    ("name", "cgroup", "counts"),
+    [
+        pytest.param("nv-hostengine", "0::/system.slice/nvidia-dcgm.service", False, id="puppet-magic_castle-438"),
+        pytest.param("nv-hostengine", "3:cpu:/\n1:name=systemd:/system.slice/dcgm.service", False, id="deepops-909"),
+        pytest.param("nvidia-imex", "0::/system.slice/nvidia-imex.service", False, id="lisa-2843"),
+        ("nv-hostengine", "0::/kubepods.slice/kubepods-pod1.slice/cri-containerd-1.scope", True),
+        ("nvidia-persiste", "0::/system.slice/docker-1.scope", True),
+    ],
+)
+def test_services_of_the_host_that_watch_gpus_do_not_keep_the_driver(
+    tmp_path: Path, name: str, cgroup: str, counts: bool
+) -> None:
+    opened = tmp_path / "proc/9/fd"
+    opened.mkdir(parents=True)
+    (opened / "3").symlink_to("/dev/nvidiactl")
+    (opened.parent / "comm").write_text(f"{name}\n")
+    (opened.parent / "cgroup").write_text(f"{cgroup}\n")
+    assert sh(modules._USERS, tmp_path) == [f"{name} (9)"] * counts
+    # They are stopped before the modules are unloaded, and run again.
+    for each in ("rmmod", "modprobe", "dmesg"):
+        program(tmp_path / "bin" / each, f'echo "{each} $*" >> {tmp_path}/log')
+    unit = cgroup.rpartition("/")[2].removesuffix(".service")
+    shown = f'[ "$*" = "--quiet is-active {unit}" ] || [ "$1" != --quiet ]'
+    program(tmp_path / "bin/systemctl", f'{shown} || exit 3; [ "$1" = --quiet ] || echo "$*" >> {tmp_path}/log')
+    sh(modules._LOAD, "yes", "remedy", programs=tmp_path / "bin")
+    calls = (tmp_path / "log").read_text().splitlines()
+    assert (calls[0] == f"stop {unit}", calls[-1] == f"start {unit}") == (not counts, not counts)
+
+
+@pytest.mark.parametrize(
+    "gpu",
+    [
+        pytest.param("0000:0B:00.0", id="gpu-operator-285"),
+        pytest.param("0000:B3:00.0", id="gpu-operator-20"),
+        pytest.param("00000000:00:00.0", id="batch-shipyard-318"),
+    ],
+)
+def test_a_gpu_whose_inforom_is_corrupted_is_a_warning(tmp_path: Path, node: Node, gpu: str) -> None:
+    corrupted = f"WARNING: infoROM is corrupted at gpu {gpu}"
+    program(tmp_path / "nvidia-smi", f"case $1 in -q) ;; *) echo {VERSION}; echo '{corrupted}'; exit 14 ;; esac")
+    wants(node)
+    result = node.deploy(gpu_driver.install, {**there(), SMI: sh(gpu_driver._CHECK, programs=tmp_path)})
+    assert not result.failed, result.errors
+    assert any(f"nvidia-smi says: {corrupted}" in line for line in result.log)
+
+
+@pytest.mark.parametrize("_report", [pytest.param("", id="sglang-31229"), pytest.param("", id="ocf-puppet-615")])
+def test_an_nvidia_smi_that_hangs_is_named(tmp_path: Path, node: Node, _report: str) -> None:
+    program(tmp_path / "timeout", "exit 124")
+    program(tmp_path / "nvidia-smi")
+    wants(node)
+    result = node.deploy(gpu_driver.install, {**there(), SMI: sh(gpu_driver._CHECK, programs=tmp_path)})
+    (error,) = [line for line in result.errors if "nvidia-smi" in line]
+    assert "says: no answer within 120 s; look at the kernel log" in error

@@ -9,7 +9,8 @@ import pytest
 from tasks.host import kernel
 from tasks.host.kernel import NextKernel
 from tasks.packages import AvailableVersions
-from tests.deploy.conftest import ROCKY_9, Node, of
+from tasks.packages.holds import HeldPackages
+from tests.deploy.conftest import DEBIAN, ROCKY_9, Node, of
 from tests.deploy.host.test_kernel import RUNNING
 from tests.deploy.scripts import sh
 from tests.deploy.systems import UBUNTU, dpkg, rpm
@@ -32,6 +33,32 @@ def test_a_kernel_has_its_drivers_in_a_package_of_their_own_or_not(node: Node, r
     result = node.deploy(kernel.pin, {**UBUNTU, **RUNNING, **dpkg(), of(AvailableVersions): versions})
     assert result.flat[0].endswith(f" linux-image-{release} linux-headers-{release}")
     assert any("modules-extra" in command for command in result.flat) is separate
+
+
+PVE = "6.14.11-2-pve"
+
+
+@pytest.mark.parametrize(
+    ("there", "release", "image"),
+    [
+        pytest.param(["proxmox-default-kernel"], None, "", id="gasket-dkms-20"),
+        pytest.param(["proxmox-kernel-6.14", "proxmox-default-headers"], None, "", id="edgetpu-723"),
+        pytest.param([], None, "", id="ugreen_leds_controller-42"),
+        pytest.param([], PVE, f"proxmox-kernel-{PVE}-signed ", id="i915-sriov-dkms-403"),
+        ([f"proxmox-kernel-{PVE}"], PVE, ""),
+    ],
+)
+def test_the_packages_of_proxmox_s_kernels_have_names_of_their_own(
+    node: Node, there: list[str], release: str | None, image: str
+) -> None:
+    node.data = {"kernel": {"release": release, "hold": True}}
+    have = {**dpkg(*there), "uname -r": PVE, of(HeldPackages): []}
+    result = node.deploy(kernel.pin, {**DEBIAN, **RUNNING, **have})
+    assert result.flat[0].endswith(f" {image}proxmox-headers-{PVE}")
+    metas = sorted(each for each in there if not each.endswith("-pve"))
+    assert [command.endswith(f" apt-mark hold {' '.join(metas)}") for command in result.flat[1:]] == [True] * bool(
+        metas
+    )
 
 
 LT = {of(AvailableVersions): "kernel-lt-core 6.12.9"}

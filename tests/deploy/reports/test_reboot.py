@@ -1,4 +1,4 @@
-"""Public reports of reboots that logind refuses, since a program has a lock: the script runs with programs that stand in."""
+"""Public reports of reboots that logind refuses, or that systemd shortens: the script runs with programs that stand in."""
 
 from __future__ import annotations
 
@@ -48,3 +48,35 @@ def test_a_program_that_forbids_the_reboot_for_long_is_named(tmp_path: Path, loc
         reboots(tmp_path, f"{OTHERS} {lock}")
     assert f"since a program forbids it: {named}; wait until" in str(caught.value)
     assert "rebooted" not in (tmp_path / "log").read_text().split()
+
+
+# systemctl of systemd 255 and later (logind_reboot in systemctl-logind.c), with a kernel loaded and a root file system there.
+SYSTEMCTL = """
+if [ -z "$SYSTEMCTL_SKIP_AUTO_SOFT_REBOOT" ]; then how=soft-reboot
+elif [ -z "$SYSTEMCTL_SKIP_AUTO_KEXEC" ]; then how=kexec
+else how=firmware
+fi
+echo "$1 by $how" >> {}/log
+"""
+RUN = """
+while :; do
+  case $1 in --setenv=*) export "${1#--setenv=}" ;; --*) ;; *) exec "$@" ;; esac
+  shift
+done
+"""
+
+
+@pytest.mark.parametrize(
+    "_report",
+    [
+        pytest.param("", id="systemd-29626"),
+        pytest.param("", id="systemd-41211"),
+        pytest.param("", id="suse-migration-services-111"),
+    ],
+)
+def test_a_reboot_goes_through_the_firmware_whatever_kexec_has_loaded(tmp_path: Path, _report: str) -> None:
+    program(tmp_path / "bin/busctl", "echo 'a(ssssuu) 0'")
+    program(tmp_path / "bin/systemctl", SYSTEMCTL.format(tmp_path))
+    program(tmp_path / "bin/systemd-run", RUN)
+    sh(reboot_policy._REBOOT, PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
+    assert (tmp_path / "log").read_text() == "reboot by firmware\n"
