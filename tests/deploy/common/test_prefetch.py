@@ -194,7 +194,7 @@ def test_what_was_read_before_a_node_became_ready_is_read_again(
 from tasks import hardware
 from tasks.common import status
 
-status.REPORT = str(FOLDER / "report.json")
+status.NodeStatus.words = (str(FOLDER / "report.json"),)
 
 
 @operation()

@@ -14,6 +14,7 @@ import yaml
 
 from tasks.addresses import api_server_warning
 from tasks.common import archive
+from tasks.drivers.ofed.modules import OfedStack
 from tasks.kubernetes.labels import LABELS_KEY
 from tasks.kubernetes.manifests.node_labels import possible_labels
 from tasks.node_spec import node_spec
@@ -26,7 +27,8 @@ from tests.deploy.pinned import assert_pinned
 NAMES = ("gpu-01.example.net", "spark-01.example.net", "10.0.1.11", "10.0.1.21")
 """A host of each group."""
 # No driver is built for the running kernel yet.
-FRESH = {"uname -m": "x86_64", of(ModuleState): ["path"]}
+KERNEL = "6.1.0-37-amd64"
+FRESH = {"uname -m": "x86_64", of(ModuleState): ["path"], of(OfedStack): [f"kernel {KERNEL}"], "uname -r": KERNEL}
 ALINUX = {"*-release": ["/etc/os-release", "ID=alinux", 'VERSION_ID="3"', "---"], "uname -r": "5.10.134-18.al8.x86_64"}
 
 
