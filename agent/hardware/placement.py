@@ -122,7 +122,8 @@ def _fresh(
     for id in busy:
         load.add(id)
     order: dict[int, _Order] = {}
-    for key in sorted(pools, key=lambda key: (rank[key], key)):
+    # By their numbers, and not as texts: a netdev with fewer channels than interrupts uses the first ones.
+    for key in sorted(pools, key=lambda key: (rank[key], key[0], len(key[1]), key[1])):
         if rank[key] not in order:
             order[rank[key]] = _Order(load, pools[key])
         placed[key] = order[rank[key]].least_loaded()
