@@ -11,7 +11,7 @@ from attrs import evolve, frozen
 from agent.driver_families import family_of, unclassified
 from agent.hardware.sysfs import names_in, number_or, numbered, parsed, read_or, target_of
 from agent.hardware.udev import initialised
-from agent.hardware.vpd import is_nvlink_bridge, product_data, serial_numbers
+from agent.hardware.vpd import answers, is_nvlink_bridge, product_data, serial_numbers
 from agent.machine import Attributes, Files, Link, Machine
 from agent.report.target import device_of, is_vf, vf_index, vf_target
 
@@ -29,6 +29,7 @@ MELLANOX = "0x15b3"
 NET_ADDR_PERM = "0"
 
 UNREADABLE = "DeviceUnreadable"
+SILENT = "it does not answer on PCI: its registers read as ones"
 HUNG = "DeviceHung"
 
 
@@ -301,27 +302,32 @@ def _read_function(machine: Machine, address: str, asked: Asked, same: Function 
     files = machine.files
     path = device_path(address)
     entries = names_in(files, path)
-    if not is_network(files, address, entries):
+    # A VF's own vendor reads as ones, too (PCI Express Base Specification).
+    if not is_network(files, address, entries) or "physfn" in entries:
         return None
-    if same is not None and not same.unreadable:
-        link, renaming, others = _links(machine, address)
-        return evolve(same, driver=driver(files, address), link=link, renaming=renaming, other_ports=others)
-    if "physfn" in entries:
-        return None
-    link, renaming, others = _links(machine, address)
-    function = Function(
-        address=address,
-        vendor=read_or(files, f"{path}/vendor", "").removeprefix("0x"),
-        device=read_or(files, f"{path}/device", "").removeprefix("0x"),
+    hung = address in machine.hung
+    silent = not hung and not answers(files, path)
+    link, renaming, others = _links(machine, address, asked=not hung and not silent)
+    known = same is not None and not same.unreadable
+    function = same if same is not None and known else _unread(files, address)
+    now = evolve(
+        function,
         driver=driver(files, address),
-        numa_node=number_or(files, f"{path}/numa_node", -1),
-        total_vfs=total_vfs(files, address),
         link=link,
-        hung=address in machine.hung,
+        hung=hung,
+        unreadable=SILENT if silent else "",
         renaming=renaming,
         other_ports=others,
     )
-    return _with_product_data(files, function, asked)
+    return now if known else _with_product_data(files, now, asked)
+
+
+def _unread(files: Files, address: str) -> Function:
+    """What the kernel itself knows of a function, and what does not change."""
+    path = device_path(address)
+    vendor, device = (read_or(files, f"{path}/{name}", "").removeprefix("0x") for name in ("vendor", "device"))
+    node = number_or(files, f"{path}/numa_node", -1)
+    return Function(address, vendor, device, None, node, total_vfs(files, address), None)
 
 
 def _with_product_data(files: Files, function: Function, asked: Asked) -> Function:
@@ -333,7 +339,7 @@ def _with_product_data(files: Files, function: Function, asked: Asked) -> Functi
     path = device_path(function.address)
     serials: tuple[str, ...] = ()
     unread = asked.serials
-    if not function.hung and (asked.serials or (asked.nvlink_bridges and bridge is None)):
+    if not (function.hung or function.unreadable) and (asked.serials or (asked.nvlink_bridges and bridge is None)):
         vpd = product_data(files, path)
         if bridge is None and vpd is not None:
             bridge = is_nvlink_bridge(vpd)
@@ -348,9 +354,12 @@ def _may_be_nvlink_bridge(files: Files, address: str) -> bool:
     return vendor_id == MELLANOX and kind.startswith(INFINIBAND)
 
 
-def _links(machine: Machine, address: str) -> tuple[Link | None, bool, tuple[Link, ...]]:
-    """A function's netdev, whether its names may still change, and the netdevs of its other ports."""
-    if address in machine.hung:
+def _links(machine: Machine, address: str, asked: bool) -> tuple[Link | None, bool, tuple[Link, ...]]:
+    """A function's netdev, whether its names may still change, and the netdevs of its other ports.
+
+    ``asked``: its driver may be asked.
+    """
+    if not asked:
         return _unasked_link(machine.files, address), False, ()
     names = port_netdevs(machine.files, address)
     if not names:
@@ -361,7 +370,7 @@ def _links(machine: Machine, address: str) -> tuple[Link | None, bool, tuple[Lin
 
 
 def _unasked_link(files: Files, address: str) -> Link | None:
-    """The oldest netdev of a device that hangs, by the files that the kernel answers without its driver (net/core/net-sysfs.c).
+    """The oldest netdev of a device that hangs or does not answer, by files that need no driver (net/core/net-sysfs.c).
 
     Its alternative names are in no file, nor is its hardware's address once another one was set. Both stay empty, and
     agent/state/selection.py takes them as unknown. Nobody asks for the rest of a device that is left alone.

@@ -75,6 +75,11 @@ def _resources(vpd: bytes) -> Iterator[tuple[int, bytes]]:
         offset += 3 + length
 
 
+def answers(files: Files, path: str) -> bool:
+    """Whether a device answers on PCI. If it fell off the bus, the kernel keeps it, and each register reads as ones."""
+    return _data(files, f"{path}/config", 4) != b"\xff" * 4
+
+
 def serial_numbers(files: Files, path: str, vpd: bytes | None) -> tuple[tuple[str, ...], bool]:
     """The serial numbers of a function's configuration space and of its Vital Product Data, as far as it has them.
 
@@ -90,10 +95,10 @@ def product_data(files: Files, path: str) -> bytes | None:
     return _data(files, f"{path}/vpd")
 
 
-def _data(files: Files, path: str) -> bytes | None:
+def _data(files: Files, path: str, size: int = LARGEST) -> bytes | None:
     """The content of a file, which not every card has; None if it cannot be read now."""
     try:
-        return files.read_at(path, 0, LARGEST)
+        return files.read_at(path, 0, size)
     except OSError as error:
         # ENODEV: the card has Vital Product Data that the kernel does not read (vpd_read, drivers/pci/vpd.c).
         return b"" if error.errno in (errno.ENOENT, errno.ENODEV) else None

@@ -1,4 +1,4 @@
-"""The GPU driver is loaded and has every GPU. If the spec asks for peer memory (GPUDirect RDMA), its module is loaded too.
+"""The GPU driver is loaded, and has every GPU. If the spec asks for peer memory (GPUDirect RDMA), its module is loaded too.
 
 NVIDIA's driver lists GPUs in ``/proc/driver/nvidia/gpus``, by PCI address (seen with one H100 and driver 580.159.04).
 ``nvidia_peermem`` is its module for memory registration with GPUs. From vendor documents: not seen loaded.
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from attrs import frozen
 
+from agent.hardware.functions import device_path
 from agent.hardware.sysfs import names_in
+from agent.hardware.vpd import answers
 from agent.machine import Machine
 from agent.probes import Probe
 from agent.report.reasons import condition
@@ -25,18 +27,23 @@ PEER_MEMORY = "/sys/module/nvidia_peermem"
 
 @frozen
 class Gpus:
-    """Whether the driver and its peer memory module are loaded, and the PCI addresses of its GPUs."""
+    """Whether the driver and its peer memory module are loaded, and the PCI addresses of its GPUs.
+
+    ``silent``: those that fell off the bus. The driver goes on listing them.
+    """
 
     driver: bool
     peer_memory: bool
     addresses: tuple[str, ...]
+    silent: tuple[str, ...]
 
 
 def read(machine: Machine, want: Wanted) -> Gpus:
     """What the driver shows."""
     files = machine.files
     loaded, peer = (bool(names_in(files, folder)) for folder in (MODULE, PEER_MEMORY))
-    return Gpus(loaded, peer, tuple(names_in(files, GPUS)))
+    gpus = tuple(names_in(files, GPUS))
+    return Gpus(loaded, peer, gpus, tuple(gpu for gpu in gpus if not answers(files, device_path(gpu))))
 
 
 def judge(want: Wanted, have: Snapshot, facts: Gpus) -> list[Condition]:
@@ -51,6 +58,8 @@ def judge(want: Wanted, have: Snapshot, facts: Gpus) -> list[Condition]:
         number = len(facts.addresses)
         message = f"the driver has {number} GPU{'' if number == 1 else 's'} ({listed}), the spec wants {wanted.count}"
         return [condition(TYPE, "GpusMissing", message)]
+    if facts.silent:
+        return [condition(TYPE, "GpusMissing", f"{', '.join(facts.silent)} fell off the bus")]
     if wanted.peer_memory and not facts.peer_memory:
         return [condition(TYPE, "PeerMemoryMissing", "the module nvidia_peermem is not loaded")]
     return [condition(TYPE, "AllPresent")]
