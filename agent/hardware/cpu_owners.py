@@ -1,4 +1,4 @@
-"""Who owns CPUs: pods to which the kubelet gave CPUs of their own, and cgroups that are partitions of cpusets.
+"""Who owns CPUs: pods to which the kubelet gave CPUs of their own, claims of DRA, and cgroups that are partitions of cpusets.
 
 The kubelet's static policy keeps its assignments in a file, which it replaces as a whole (pkg/kubelet/cm/cpumanager/state).
 That file is read, not the PodResources API: it is also there while the kubelet is stopped, and a kubelet that has just started
@@ -7,7 +7,9 @@ answers that there are no pods. The file's checksum is not compared: it depends 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from fnmatch import filter as matching
 from functools import cached_property
 from typing import Any
 
@@ -16,20 +18,23 @@ from attrs import evolve, field, frozen
 from agent.documents import load
 from agent.hardware.sysfs import names_in, ranges, read_or
 from agent.machine import Files
-from agent.report.names import CGROUPS, KUBELET_CPUS
+from agent.report.names import CGROUPS, CPU_CLAIMS, KUBELET_CPUS
 from agent.spec.ranges import parse_ranges
 
 PARTITION = "cpuset.cpus.partition"
 LARGEST = 1 << 20
 """Bytes of the kubelet's file. That of 110 pods has ten thousand."""
 
+# The variable (pkg/driver/cdi.go of dra-driver-cpu) that a claim's containers get.
+CLAIM = re.compile(r'"DRA_CPUSET_([0-9a-f-]{36})=([0-9,-]+)"')
+
 
 @frozen
 class CpuOwners:
     """The owner of each CPU that has one, such as ``pod 235148fe-393f-47a8-a17d-bd55bc1a836b`` or ``cgroup /rt.slice``.
 
-    ``fault``: what is unknown, and why: the kubelet's file or the cgroups cannot be read. What is unknown is as in the reading
-    before.
+    ``pods``: claims, too. ``fault``: what is unknown, and why: a file or the cgroups cannot be read. What is unknown is as in
+    the reading before.
     """
 
     pods: Mapping[int, str] = field(factory=dict)
@@ -49,9 +54,9 @@ NOBODY = CpuOwners()
 def read_owners(files: Files, before: CpuOwners) -> CpuOwners:
     """The owners now. ``before``: those of the reading before."""
     try:
-        owners = CpuOwners(cgroups=_partitions(files, CGROUPS))
+        owners = CpuOwners(_claims(files), _partitions(files, CGROUPS))
     except (OSError, ValueError) as error:
-        owners = CpuOwners(cgroups=before.cgroups, fault=f"the partitions of cpusets are unknown: {error}")
+        owners = evolve(before, fault=f"the partitions of cpusets or the CPUs of claims are unknown: {error}")
     for path in KUBELET_CPUS:
         try:
             owners = evolve(owners, pods={**owners.pods, **assigned(files.read(path))})
@@ -84,6 +89,13 @@ def _name(holder: str, cpus: Any) -> str:
 
 def _cpus(given: Any) -> tuple[int, ...]:
     return parse_ranges(",".join(given.values() if isinstance(given, dict) else [given]))
+
+
+def _claims(files: Files) -> dict[int, str]:
+    folder, _, pattern = CPU_CLAIMS.rpartition("/")
+    texts = (read_or(files, f"{folder}/{name}", "") for name in matching(names_in(files, folder), pattern))
+    given = (each for text in texts for each in CLAIM.findall(text))
+    return {cpu: f"claim {claim}" for claim, cpus in given for cpu in parse_ranges(cpus)}
 
 
 def _partitions(files: Files, folder: str) -> dict[int, str]:

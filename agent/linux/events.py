@@ -42,7 +42,7 @@ from agent.linux.messages import ATTRIBUTE, HEADER, IFINFOMSG, attributes, layou
 from agent.linux.namespaces import own_number
 from agent.linux.sockets import close_with, generic
 from agent.machine import Event, EventSource
-from agent.report.names import CGROUPS, KUBELET_CPUS
+from agent.report.names import CGROUPS, CPU_CLAIMS, KUBELET_CPUS
 from agent.spec.selector import PCI_ADDRESS
 
 BUFFER = 16 << 20
@@ -143,7 +143,7 @@ class LinuxEvents:
         """Subscribe to links in all namespaces, and in this one to addresses, routes, uevents and ethtool's notifications."""
         # Addresses and routes have another socket than links, which would receive those of every pod, too.
         kernel = [_links(), _rtnetlink(ROUTING_GROUPS, routing_events), _uevents(), *_ethtool()]
-        return [*kernel, *file_events.subscribe(KUBELET_CPUS, CGROUPS)]
+        return [*kernel, *file_events.subscribe((*KUBELET_CPUS, CPU_CLAIMS), CGROUPS)]
 
 
 def _links() -> NetlinkSource:

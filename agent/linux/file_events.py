@@ -6,6 +6,7 @@ import os
 import weakref
 from collections.abc import Collection
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from attrs import frozen
@@ -16,13 +17,13 @@ from agent.machine import Event, EventSource
 
 @frozen
 class ReplacedFiles:
-    """Files that are replaced as a whole. Of a folder that is missing, the nearest folder above is watched."""
+    """Files that are replaced as a whole, by their paths or patterns. Of a missing folder, the nearest above is watched."""
 
     paths: Collection[str]
 
     def concerns(self, mask: int, name: str) -> bool:
         """Whether an event is of such a file, or of a folder on its path."""
-        return any(name in path.split("/") for path in self.paths)
+        return any(fnmatchcase(name, part) for path in self.paths for part in path.split("/"))
 
     def watch(self, descriptor: int) -> None:
         """Watch each folder, as far as it exists by now."""
@@ -91,7 +92,7 @@ def subscribe(replaced: Collection[str], cgroups: str) -> list[EventSource]:
 
     If the kernel has no more inotify instances, a source is left out: a full reading comes regularly.
 
-    :param replaced: the paths of the files. ``cgroups``: the root of the cgroups.
+    :param replaced: the paths of the files, or patterns. ``cgroups``: the root of the cgroups.
     """
     sources: list[EventSource] = []
     for files in (ReplacedFiles(replaced), Cpusets(cgroups)):

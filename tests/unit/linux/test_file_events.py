@@ -46,6 +46,20 @@ def test_a_file_that_is_replaced_or_removed_concerns_every_device(tmp_path: Path
     assert heard(source) == [Event(every_device=True)]
 
 
+def test_a_file_of_a_pattern_concerns_every_device(tmp_path: Path) -> None:
+    """A claim's file comes and goes with the claim; other drivers have theirs beside it."""
+    source = replaced(tmp_path / "run/cdi/dra.k8s.io-cpu_*.json")
+    claim = tmp_path / "run/cdi/dra.k8s.io-cpu_claim-1.json"
+    claim.parent.mkdir(parents=True)
+    assert heard(source) == [Event(every_device=True)]
+    write_atomically(tmp_path / "run/cdi/nvidia.json", "{}")
+    assert quiet(source)
+    write_atomically(claim, "{}")
+    assert heard(source) == [Event(every_device=True)]
+    claim.unlink()
+    assert heard(source) == [Event(every_device=True)]
+
+
 def test_a_folder_may_come_later_and_go(tmp_path: Path) -> None:
     """A node may get its kubelet while the agent runs."""
     path = tmp_path / "var/lib/kubelet/cpu_manager_state"
