@@ -14,22 +14,15 @@ XEN = "pciback"
 # `<netdev>-TxRx-3`, `<netdev>-rx-0`, `virtio3-input.0`: the names that most drivers give to the interrupts of queues. vmxnet3
 # and nfp have rxtx, tg3 has txrx, bnx2x and qede fp; idpf, hns3 and fbnic have Rx and Tx if there are more queues of one kind.
 # `i40e-<address>:fdir-TxRx-0` and `ice-<address>:ctrl-TxRx-0` serve no queue of the netdev (i40e_vsi_open in i40e_main.c,
-# ice_vsi_open_ctrl in ice_main.c).
+# ice_vsi_open_ctrl in ice_main.c). Intel's own ice has `ice-<netdev>-TxRx-2-3` if two queues share an interrupt.
 USUAL = re.compile(
-    r"(?<!:fdir)(?<!:ctrl)[-.](?P<role>txrx|tx-rx|rxtx|rx|tx|fp|input|output)[-.](?P<queue>\d+)$", re.IGNORECASE
+    r"(?<!:fdir)(?<!:ctrl)[-.](?P<role>txrx|tx-rx|rxtx|rx|tx|fp|input|output)[-.](?P<queue>\d+)(?:-\d+)?$",
+    re.IGNORECASE,
 )
 
 # ice and i40e reset the VF to set each of these (ice_set_vf_mac, ice_set_vf_trust, ice_set_vf_port_vlan in ice_sriov.c;
 # i40e_ndo_set_vf_mac, i40e_ndo_set_vf_trust, i40e_ndo_set_vf_port_vlan in i40e_virtchnl_pf.c). The VF's RDMA device goes, too.
 VF_RESETS = ("mac", "vlan", "qos", "vlan_protocol", "trust")
-
-
-def _exact(size: int) -> int:
-    return size
-
-
-def _as_named(role: str, number: int, named: int) -> tuple[str, int] | None:
-    return role, number
 
 
 @frozen
@@ -55,13 +48,13 @@ class DriverFamily:
 
     drivers: tuple[str, ...]
     queue_irqs: re.Pattern[str] = USUAL
-    queue: Callable[[str, int, int], tuple[str, int] | None] = _as_named
+    queue: Callable[[str, int, int], tuple[str, int] | None] = lambda role, number, named: (role, number)
     mtu_flaps: bool = True
     vf_count_flaps: bool = True
     first_vfs_end_lag: bool = False
     channels_flap: bool = True
     rings_flap: bool = True
-    ring_size: Callable[[int], int] = _exact
+    ring_size: Callable[[int], int] = lambda size: size
     offloads_flap: tuple[str, ...] | None = None
     vf_resets: tuple[str, ...] = VF_RESETS
     vfs_need_pf_up: bool = False
@@ -210,18 +203,14 @@ FAMILIES: tuple[DriverFamily, ...] = (
     DriverFamily(
         drivers=("igb", "igbvf"),
         queue_irqs=re.compile(r"-(?P<role>TxRx|rx|tx)-(?P<queue>\d+)$"),
-        # igb_change_mtu and igb_enable_sriov both take the adapter down and up.
-        mtu_flaps=True,
+        # As by default, igb_change_mtu, igb_enable_sriov, igb_set_channels, igb_set_ringparam and igbvf_set_ringparam take the
+        # netdev down and up.
         # igb_msix_other reads what VFs send, and igb_close frees that interrupt.
         vfs_need_pf_up=True,
         # Seen in the lab.
         vfs_miss_carrier=True,
-        vf_count_flaps=True,
         # igb_ndo_set_vf_mac, igb_ndo_set_vf_vlan and igb_ndo_set_vf_trust (igb_main.c) set registers or a flag, and tell no VF.
         vf_resets=(),
-        # igb_set_channels closes and opens the netdev; igb_set_ringparam and igbvf_set_ringparam take it down and up.
-        channels_flap=True,
-        rings_flap=True,
         # REQ_RX_DESCRIPTOR_MULTIPLE and REQ_TX_DESCRIPTOR_MULTIPLE, in igbvf as well. The minimum is 80, in later kernels 64.
         ring_size=lambda size: (size + 7) // 8 * 8,
         # igb_set_features resets the adapter for these two only.
@@ -280,10 +269,7 @@ FAMILIES: tuple[DriverFamily, ...] = (
     ),
     # Drivers that pass a function through to a process or a virtual machine, or keep other drivers from it.
     # Documentation/driver-api/vfio.rst, drivers/pci/pci-stub.c, drivers/xen/xen-pciback (its driver is called pciback).
-    DriverFamily(
-        drivers=(VFIO, "uio_pci_generic", "igb_uio", "pci-stub", XEN),
-        has_netdev=False,
-    ),
+    DriverFamily(drivers=(VFIO, "uio_pci_generic", "igb_uio", "pci-stub", XEN), has_netdev=False),
     # AMD (Solarflare) NICs. From the driver's source (drivers/net/ethernet/sfc): not run on such a NIC.
     DriverFamily(
         drivers=("sfc", "sfc_ef100", "sfc_siena", "sfc_falcon"),
@@ -298,8 +284,5 @@ FAMILIES: tuple[DriverFamily, ...] = (
         has_netdev=False,
     ),
     # virtio-net (drivers/net/virtio_net.c). Its netdev's parent is a device on the virtio bus, below the PCI function.
-    DriverFamily(
-        drivers=("virtio-pci",),
-        has_netdev=False,
-    ),
+    DriverFamily(drivers=("virtio-pci",), has_netdev=False),
 )

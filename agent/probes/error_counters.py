@@ -1,8 +1,8 @@
 """Error counters do not rise: a bad cable or transceiver shows there first.
 
 The probe reads each NIC's netdev (``statistics``) and RDMA devices (``ports/N/counters`` and ``ports/N/hw_counters``). Packets
-that were dropped for lack of buffers are left out: they mean load, not a fault. The hardware counters of ConnectX and eRDMA are
-from vendor documents, not run on such devices.
+that were dropped for lack of buffers are left out: they mean load, not a fault. The hardware counters are from vendor documents
+and drivers' sources, not run on such devices.
 """
 
 from __future__ import annotations
@@ -32,7 +32,14 @@ PORT = (
     *("symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors", "local_link_integrity_errors"),
     "excessive_buffer_overrun_errors",
 )
-HARDWARE = ("packet_seq_err", "local_ack_timeout_err", "rx_icrc_encapsulated", "rcvd_seq_err", "retry_exceeded_err")
+# Of mlx5 and erdma; of bnxt_re (hw_counters.c), ionic (by its firmware), efa (efa_verbs.c) and mana (counters.c) their like.
+HARDWARE = (
+    *("packet_seq_err", "local_ack_timeout_err", "rx_icrc_encapsulated", "rcvd_seq_err", "retry_exceeded_err"),
+    *("seq_err_naks_rcvd", "to_retransmits", "max_retry_exceeded"),
+    *("req_rx_pkt_seq_err", "tx_rdma_ack_timeout", "req_tx_retry_excd_err"),
+    *("retrans_timeout_events", "unresponsive_remote_events", "impaired_remote_conn_events"),
+    *("requester_oos_nak", "requester_timeout", "requester_retries_exceeded"),
+)
 
 Counters = Mapping[tuple[str, str], int]
 """By the function's PCI address, and by device and name: ``ens1f0 rx_errors``."""
