@@ -82,7 +82,7 @@ def _dumped(command: int, index: int, ifindex: int) -> list[bytes]:
 
 def served(napis: Iterable[bytes], queues: Iterable[bytes]) -> Mapping[int, QueueIrq]:
     """The interrupts and their queues in the entries of both dumps."""
-    irqs = {napi: irq for napi, irq in (_numbers(entry, NAPI_ID, NAPI_IRQ) for entry in napis) if irq}
+    irqs = {napi: irq for napi, irq in (_numbers(entry, NAPI_ID, NAPI_IRQ) for entry in napis) if napi and irq}
     of_queues = (_numbers(entry, QUEUE_NAPI, QUEUE_TYPE, QUEUE_ID) for entry in queues)
     # Of several queues the lowest stays.
     first = {(irqs[napi], kind): number for napi, kind, number in sorted(of_queues, reverse=True) if napi in irqs}
@@ -92,9 +92,12 @@ def served(napis: Iterable[bytes], queues: Iterable[bytes]) -> Mapping[int, Queu
 def napis(ifindex: int) -> Mapping[int, Mapping[str, int]]:
     """The settings of each NAPI instance of a netdev, its interrupt and thread, by its ID.
 
+    Linux before 6.13 also lists those without an ID, which only transmit and cannot be set (netif_napi_add_tx; mana has some).
+
     :raises OSError: as :func:`queue_irqs`.
     """
-    return dict(map(decode_napi, _dumped(NAPI_GET, NAPI_IFINDEX, ifindex)))
+    entries = _dumped(NAPI_GET, NAPI_IFINDEX, ifindex)
+    return dict(decode_napi(entry) for entry in entries if _numbers(entry, NAPI_ID) != (0,))
 
 
 @decoder

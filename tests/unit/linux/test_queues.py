@@ -6,8 +6,9 @@ import struct
 
 import pytest
 
+from agent.linux import queues as of_kernel
 from agent.linux.messages import attribute
-from agent.linux.queues import GENL, NAPI_GET, QUEUE_GET, RX, TX, decode_napi, served, users
+from agent.linux.queues import GENL, NAPI_GET, QUEUE_GET, RX, TX, decode_napi, napis, served, users
 from agent.machine import QueueIrq, QueueUser
 
 IGB = (
@@ -50,6 +51,14 @@ def test_of_several_queues_of_an_interrupt_the_first_is_known() -> None:
 )
 def test_where_the_driver_links_nothing_nothing_is_known(napis: list[bytes], queues: list[bytes]) -> None:
     assert served(napis, queues) == {}
+
+
+def test_an_instance_without_an_id_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before Linux 6.13 (and 6.12.9) the kernel lists them, too."""
+    without = entry(NAPI_GET, a1=4, a3=50)
+    monkeypatch.setattr(of_kernel, "_dumped", lambda command, index, ifindex: [*IGB_NAPIS, without])
+    assert napis(4).keys() == {FIRST, SECOND}
+    assert served([without], [queue(0, TX)]) == {}
 
 
 def test_each_use_of_a_queue_is_told_once() -> None:
