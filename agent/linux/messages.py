@@ -106,8 +106,8 @@ def text(payload: bytes) -> str:
 def asked_links(more: int = 0, ifindex: int = 0) -> bytes:
     """The body of a request for one link, or for all. ``more``: what is asked for besides.
 
-    Statistics are left out. The kernel would ask each driver for them, and mlx5 reads those of each VF from its firmware. The
-    64 kB of an attribute have room for 334 VFs without them, and for 220 with them (seen on 6.1 with netdevsim).
+    VFs' statistics are left out: mlx5 reads those of each VF from its firmware. The 64 kB of an attribute have room for 334 VFs
+    without them, and for 220 with them (seen on 6.1 with netdevsim).
     """
     mask = U32.pack(RTEXT_FILTER_SKIP_STATS | more)
     return IFINFOMSG.pack(socket.AF_UNSPEC, 0, ifindex, 0, 0) + attribute(IFLA_EXT_MASK, mask)

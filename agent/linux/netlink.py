@@ -272,8 +272,8 @@ def _with_vfs(name: str, alone: bool) -> Link:
     """A link with its VFs.
 
     For each link that the kernel describes, it calls that link's driver (rtnl_fill_ifinfo, net/core/rtnetlink.c):
-    ndo_get_phys_port_id, ndo_get_phys_port_name and ndo_get_port_parent_id; ndo_get_stats64, unless statistics are left out;
-    ndo_get_vf_config, ndo_get_vf_guid and ndo_get_vf_port, if VFs are asked for; and fill_info of a stacked link's kind.
+    ndo_get_phys_port_id, ndo_get_phys_port_name, ndo_get_port_parent_id and ndo_get_stats64; ndo_get_vf_config, ndo_get_vf_guid
+    and ndo_get_vf_port, if VFs are asked for; and fill_info of a stacked link's kind.
 
     Linux 5.5 to 6.14 make no room in an answer for the GUIDs of an InfiniBand PF's VFs (rtnl_vfinfo_size,
     net/core/rtnetlink.c), and so refuse it from about 16 VFs on. A dump has up to 32 kB for each link (netlink_dump,
