@@ -30,11 +30,7 @@ ENOTSUPP = 524
 # A driver that runs an XDP program refuses large MTUs, some numbers of channels and some features. If it says why, then in the
 # kernel's log: mlx5e_change_mtu (drivers/net/ethernet/mellanox/mlx5/core/en_main.c), ena_set_channels
 # (drivers/net/ethernet/amazon/ena/ena_ethtool.c).
-_OF_DRIVER = (
-    links.NAME,
-    vf_links.NAME,
-    *(each.name for each in (ethtool.CHANNELS, ethtool.RINGS, ethtool.OFFLOADS)),
-)
+_OF_DRIVER = (links.NAME, vf_links.NAME, *(each.name for each in (ethtool.CHANNELS, ethtool.RINGS, ethtool.OFFLOADS)))
 
 WRITES = 2
 """How often one pass writes a value that the driver accepts, but that reads back unchanged."""

@@ -13,17 +13,7 @@ from attrs import evolve, frozen
 from agent.driver_families import XEN, family_of, is_passed_through, is_vfio
 from agent.engine.traffic import traffic, with_a_peer
 from agent.hardware.bonds import bond_of_ports, ipoib_children, on_top, ports_of, vrf
-from agent.hardware.functions import (
-    PCI,
-    driver,
-    ifindex,
-    is_away,
-    netdev,
-    pci_of,
-    targets,
-    vf_count,
-    virtio_children,
-)
+from agent.hardware.functions import PCI, driver, ifindex, is_away, netdev, pci_of, targets, vf_count, virtio_children
 from agent.hardware.rdma import CHAR_DEVICES, Reader
 from agent.hardware.sysfs import names_in
 from agent.kinds import vfs

@@ -325,10 +325,7 @@ class Reader:
                 continue
             kind = self._text(f"{path}/gid_attrs/types/{index}")
             yield Gid(
-                index,
-                _gid_type(kind, device.transport),
-                address,
-                self._text(f"{path}/gid_attrs/ndevs/{index}") or None,
+                index, _gid_type(kind, device.transport), address, self._text(f"{path}/gid_attrs/ndevs/{index}") or None
             )
 
     def mac_in_gid(self, device: str, number: int) -> str | None:

@@ -172,12 +172,7 @@ CHANNELS = _row(
     excluded=_excluded,
 )
 RINGS = _row(
-    "rings",
-    "channels",
-    "rings",
-    flaps=lambda family, _: family.rings_flap,
-    limit=_ring_sizes,
-    one_request=True,
+    "rings", "channels", "rings", flaps=lambda family, _: family.rings_flap, limit=_ring_sizes, one_request=True
 )
 COALESCING = _row("coalescing", "rings", "coalescing", order=_adaptive_mode)
 OFFLOADS = _row(

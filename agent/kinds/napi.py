@@ -18,11 +18,7 @@ from agent.kinds.settings import Asked, Read, Settings, is_ready, of_netdev
 from agent.machine import Machine, Setting
 from agent.state.wanted import WantedNic
 
-FILES = {
-    "defer_hard_irqs": "napi_defer_hard_irqs",
-    "gro_flush_timeout": "gro_flush_timeout",
-    "threaded": "threaded",
-}
+FILES = {"defer_hard_irqs": "napi_defer_hard_irqs", "gro_flush_timeout": "gro_flush_timeout", "threaded": "threaded"}
 # Linux 5.12 has all files.
 SINCE = "irq_suspend_timeout is there since Linux 6.13, if the netdev has NAPI instances; the others since 5.12"
 SWITCH = "threaded"

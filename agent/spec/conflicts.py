@@ -238,11 +238,7 @@ def _rail_of(key: str, nic: Nic) -> str:
 
 
 def _assigned(
-    key: str,
-    nic: Nic,
-    node_number: int | None,
-    assignments: list[tuple[str, Hashable]],
-    gateways: dict[Hashable, str],
+    key: str, nic: Nic, node_number: int | None, assignments: list[tuple[str, Hashable]], gateways: dict[Hashable, str]
 ) -> Iterator[str]:
     """Faults of a NIC's addresses. Those without a fault are added to ``assignments``, their gateways to ``gateways``."""
     for index, address in enumerate(nic.addresses):

@@ -175,11 +175,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
 
 def serve(
-    report: Path,
-    address: Address,
-    unix: Path | None,
-    started: Callable[[int], None],
-    keep_trying: bool = False,
+    report: Path, address: Address, unix: Path | None, started: Callable[[int], None], keep_trying: bool = False
 ) -> None:
     """Answer requests until the process ends.
 

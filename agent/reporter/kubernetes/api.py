@@ -151,12 +151,7 @@ class Api:
     _abandoned: bool = field(default=False, init=False)
 
     def ask(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str] | None = None,
-        body: Any = None,
-        content_type: str = JSON,
+        self, method: str, path: str, query: Mapping[str, str] | None = None, body: Any = None, content_type: str = JSON
     ) -> dict[str, Any]:
         """Send a request, and read the answer.
 

@@ -108,10 +108,7 @@ def lease(settings: Settings, node: Node, report: Report, notice: str | None = N
             "annotations": {SPEC_HASH: report.spec_hash, AGENT_VERSION: report.agent_version, NOT_READY: notice},
             "ownerReferences": [owner],
         },
-        "spec": {
-            "holderIdentity": settings.node_name,
-            "leaseDurationSeconds": LEASE_DURATION,
-        },
+        "spec": {"holderIdentity": settings.node_name, "leaseDurationSeconds": LEASE_DURATION},
     }
 
 
