@@ -162,6 +162,20 @@ def test_huge_pages_that_memory_lacks_at_first_are_there_later() -> None:
     assert [kernel.files.read(path) for path in paths] == ["20", "4"]
 
 
+@pytest.mark.parametrize("wrong", [pytest.param("1G", id="nodewright-packages-127")])
+def test_a_size_that_a_kernel_with_pages_of_64_kb_does_not_have_is_named_with_those_it_has(wrong: str) -> None:
+    kernel = two_nics()
+    for folder in (hugepages.ALL, *(f"{hugepages.NODE}/node{node}/hugepages" for node in (0, 1))):
+        kernel.tree.remove(f"{folder}/hugepages-1048576kB")
+        for size in (524288, 16777216):
+            kernel.tree.put(f"{folder}/hugepages-{size}kB/nr_hugepages", "0")
+    result = settle(kernel, hugepages=[{"size": "2M", "count": 8}, {"size": wrong, "count": 2}])
+    assert not is_ready(result.conditions)
+    (blocked,) = [each for each in result.outcomes if each.result == "blocked"]
+    assert "there are no huge pages of 1G (this machine has 16777216kB, 2048kB, 524288kB)" in blocked.error
+    assert kernel.files.read(f"{hugepages.ALL}/hugepages-2048kB/nr_hugepages") == "8"
+
+
 @pytest.mark.parametrize(
     ("first", "then"),
     [

@@ -192,6 +192,11 @@ def test_an_interrupt_that_the_kernel_places_itself_is_named_and_left_alone(node
         pytest.param("mlx5_core", ["mlx5_async0@pci:{}", "mlx5_comp0@pci:{}"], 1, id="irqbalance-275"),
         pytest.param("idpf", ["idpf-Mailbox-0", "idpf-ens4-TxRx-1", "idpf-ens4-Tx-2"], 2, id="go-tpm-tools-846"),
         ("hns3", ["hclge-misc-{}", "hns3-{}-TxRx-0", "hns3-{}-Rx-0", "hns3-{}-Tx-0"], 3),
+        pytest.param(
+            "ice", ["ice-{}:misc", "ice-ens2f1-TxRx-0-1", "ice-ens2f1-TxRx-2-3"], 2, id="ethernet-linux-ice-16"
+        ),
+        pytest.param("mana", ["mana_hwc@pci:{}", "mana_q0@pci:{}", "mana_q1@pci:{}"], 2, id="seastar-3196"),
+        pytest.param("mlx4_core", ["mlx4-async@pci:{}", "mlx4-1@{}", "mlx4-2@{}"], 2, id="seastar-621"),
         ("octeon_ep", ["octeon_ep-oei", "ens4-q0", "ens4-q1"], 2),
     ],
 )

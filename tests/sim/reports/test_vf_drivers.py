@@ -48,6 +48,46 @@ def test_a_vf_that_leaves_vfio_has_no_override_any_more(node: Node) -> None:
     assert (node.kernel.driver(vf(node, 0)), node.kernel.files.read(override)) == ("igbvf", "(null)")
 
 
+@pytest.mark.parametrize(
+    ("driver", "override"),
+    [
+        # A pod with a virtual machine could not be created.
+        pytest.param("vfio-pci", "vfio-pci", id="kata-containers-13790"),
+        # It was taken from its driver, and vfio-pci did not take it.
+        pytest.param(None, "vfio-pci", id="dra-driver-nvidia-gpu-1255"),
+        pytest.param(None, "(null)", id="dra-driver-nvidia-gpu-1256"),
+    ],
+)
+def test_a_vf_that_a_failed_pod_has_left_without_its_network_driver_has_it_again(
+    node: Node, driver: str | None, override: str
+) -> None:
+    nic = {"vfs": {"count": 2, "defaults": {"driver": "netdevice"}}}
+    assert is_settled(node.follow(nic))
+    function = vf(node, 1)
+    node.kernel.unbind(function)
+    if driver is not None:
+        node.kernel.set_driver(function, driver)
+    node.kernel.tree.put(f"/sys/bus/pci/devices/{function}/driver_override", override)
+    assert is_settled(node.follow(nic))
+    assert (node.kernel.driver(function), node.kernel.netdev(function).name) == ("igbvf", f"{NAME0}v1")
+    assert node.kernel.files.read(f"/sys/bus/pci/devices/{function}/driver_override") == "(null)"
+
+
+@pytest.mark.parametrize("count", [pytest.param(4, id="sriov-network-operator-214"), pytest.param(7, id="netplan-439")])
+def test_no_vf_is_bound_before_it_is_configured(node: Node, count: int) -> None:
+    """To bind each of many VFs, and to unbind it again for its address, takes minutes."""
+    node.follow({})
+    node.kernel.writes.clear()
+    assert is_settled(node.follow({"vfs": {"count": count}}))
+    written = [(where.rpartition("/")[2], value) for where, value in node.kernel.writes]
+    made, probed = written.index(("sriov_numvfs", str(count))), written.index(("sriov_drivers_autoprobe", "1"))
+    assert written.index(("sriov_drivers_autoprobe", "0")) < made < probed
+    addresses = [place for place, (_, value) in enumerate(written) if "mac" in value]
+    assert len(addresses) == count
+    assert all(made < place < probed for place in addresses)
+    assert not [where for where, _ in written if where == "unbind"]
+
+
 @pytest.mark.parametrize("lacking", [pytest.param(1, id="sriov-network-operator-1046")])
 def test_a_plugin_that_saw_a_vf_without_its_driver_is_started_again(node: Node, tmp_path: Path, lacking: int) -> None:
     spec: dict[str, Any] = {"vfs": {"count": 4, "defaults": {"driver": "vfio-pci"}}}

@@ -43,3 +43,13 @@ def test_a_table_that_changes_each_time_is_not_read_in_part(changing: type[Chang
     with pytest.raises(OSError, match="changed during each of 50 readings; try again") as refused:
         LinuxNetlink().addresses()
     assert refused.value.errno == errno.EAGAIN
+
+
+def test_after_a_reading_that_was_given_up_the_next_one_is_made(changing: type[Changing]) -> None:
+    """The kernel answers EBUSY to a socket whose last dump was not read to its end (calico 9769)."""
+    netlink = LinuxNetlink()
+    changing.left = 100_000
+    with pytest.raises(OSError, match="changed during each"):
+        netlink.addresses()
+    changing.left = 0
+    assert netlink.addresses() == LinuxNetlink().addresses()
