@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 
 from agent.machine import Files
 
@@ -77,7 +78,9 @@ def _resources(vpd: bytes) -> Iterator[tuple[int, bytes]]:
 
 def answers(files: Files, path: str) -> bool:
     """Whether a device answers on PCI. If it fell off the bus, the kernel keeps it, and each register reads as ones."""
-    return _data(files, f"{path}/config", 4) != b"\xff" * 4
+    with suppress(FileNotFoundError):
+        return files.read_at(f"{path}/config", 0, 4) != b"\xff" * 4
+    return True
 
 
 def serial_numbers(files: Files, path: str, vpd: bytes | None) -> tuple[tuple[str, ...], bool]:
@@ -95,10 +98,10 @@ def product_data(files: Files, path: str) -> bytes | None:
     return _data(files, f"{path}/vpd")
 
 
-def _data(files: Files, path: str, size: int = LARGEST) -> bytes | None:
+def _data(files: Files, path: str) -> bytes | None:
     """The content of a file, which not every card has; None if it cannot be read now."""
     try:
-        return files.read_at(path, 0, size)
+        return files.read_at(path, 0, LARGEST)
     except OSError as error:
         # ENODEV: the card has Vital Product Data that the kernel does not read (vpd_read, drivers/pci/vpd.c).
         return b"" if error.errno in (errno.ENOENT, errno.ENODEV) else None
