@@ -11,7 +11,7 @@ from attrs import evolve, frozen
 from agent.driver_families import family_of, unclassified
 from agent.hardware.sysfs import names_in, number_or, numbered, parsed, read_or, target_of
 from agent.hardware.udev import initialised
-from agent.hardware.vpd import answers, is_nvlink_bridge, product_data, serial_numbers
+from agent.hardware.vpd import is_nvlink_bridge, product_data, serial_numbers, silence
 from agent.machine import Attributes, Files, Link, Machine
 from agent.report.target import device_of, is_vf, vf_index, vf_target
 
@@ -29,7 +29,6 @@ MELLANOX = "0x15b3"
 NET_ADDR_PERM = "0"
 
 UNREADABLE = "DeviceUnreadable"
-SILENT = "it does not answer on PCI: its registers read as ones"
 HUNG = "DeviceHung"
 
 
@@ -306,8 +305,8 @@ def _read_function(machine: Machine, address: str, asked: Asked, same: Function 
     if not is_network(files, address, entries) or "physfn" in entries:
         return None
     hung = address in machine.hung
-    silent = not hung and not answers(files, path)
-    link, renaming, others = _links(machine, address, asked=not hung and not silent)
+    silent = "" if hung else silence(files, path)
+    link, renaming, others = _links(machine, address, asked=not (hung or silent))
     known = same is not None and not same.unreadable
     function = same if same is not None and known else _unread(files, address)
     now = evolve(
@@ -315,7 +314,7 @@ def _read_function(machine: Machine, address: str, asked: Asked, same: Function 
         driver=driver(files, address),
         link=link,
         hung=hung,
-        unreadable=SILENT if silent else "",
+        unreadable=silent,
         renaming=renaming,
         other_ports=others,
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import struct
 from collections.abc import Iterator
-from contextlib import suppress
 
 from agent.machine import Files
 
@@ -21,6 +20,8 @@ DEVICE_SERIAL_NUMBER = 0x0003
 # PCI Local Bus Specification 3.0, appendix I: large resource tags of the VPD.
 VPD_IDENTIFIER = 0x82
 VPD_READ_ONLY = 0x90
+
+SILENT = "it does not answer on PCI: its registers read as ones"
 
 
 def device_serial_number(config: bytes) -> str | None:
@@ -76,11 +77,12 @@ def _resources(vpd: bytes) -> Iterator[tuple[int, bytes]]:
         offset += 3 + length
 
 
-def answers(files: Files, path: str) -> bool:
-    """Whether a device answers on PCI. If it fell off the bus, the kernel keeps it, and each register reads as ones."""
-    with suppress(FileNotFoundError):
-        return files.read_at(f"{path}/config", 0, 4) != b"\xff" * 4
-    return True
+def silence(files: Files, path: str) -> str:
+    """Why a device does not answer on PCI. If it fell off the bus, the kernel keeps it, and each register reads as ones."""
+    try:
+        return SILENT if files.read_at(f"{path}/config", 0, 4) == b"\xff" * 4 else ""
+    except OSError as error:
+        return "" if error.errno == errno.ENOENT else str(error)
 
 
 def serial_numbers(files: Files, path: str, vpd: bytes | None) -> tuple[tuple[str, ...], bool]:

@@ -10,7 +10,7 @@ from attrs import frozen
 
 from agent.hardware.functions import device_path
 from agent.hardware.sysfs import names_in
-from agent.hardware.vpd import answers
+from agent.hardware.vpd import silence
 from agent.machine import Machine
 from agent.probes import Probe
 from agent.report.reasons import condition
@@ -43,7 +43,7 @@ def read(machine: Machine, want: Wanted) -> Gpus:
     files = machine.files
     loaded, peer = (bool(names_in(files, folder)) for folder in (MODULE, PEER_MEMORY))
     gpus = tuple(names_in(files, GPUS))
-    return Gpus(loaded, peer, gpus, tuple(gpu for gpu in gpus if not answers(files, device_path(gpu))))
+    return Gpus(loaded, peer, gpus, tuple(gpu for gpu in gpus if silence(files, device_path(gpu))))
 
 
 def judge(want: Wanted, have: Snapshot, facts: Gpus) -> list[Condition]:

@@ -113,7 +113,7 @@ def _undecided(selector: Selector, function: Function, lost: Sequence[Selector])
     """
     unread = unknown(function)
     if not selector.each:
-        unsure = function.hung or (function.unreadable and not function.vendor)
+        unsure = function.hung or function.unreadable
         return bool(unsure) and _matches(selector, function, unread)
     if not _matches(selector, function, unread):
         return False
@@ -135,7 +135,7 @@ def unknown(function: Function) -> dict[str, str]:
     creates_netdev = family_of(function.driver).creates_netdev(function.total_vfs)
     if function.link is None and (creates_netdev or is_passed_through(function.driver)):
         keys["mac"] = keys["netdev"] = "no driver" if function.driver is None else "no netdev here"
-    elif function.hung and function.link is not None:
+    elif hangs and function.link is not None:
         # Its alternative names are not read, and its hardware's address only from a file (_unasked_link in functions.py).
         keys |= dict.fromkeys(("netdev",) if function.link.permanent_mac else ("netdev", "mac"), hangs)
     elif function.renaming:
