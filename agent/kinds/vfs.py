@@ -151,8 +151,8 @@ def _explain(error: OSError) -> str:
         errno.ENOMEM: "ENOMEM from sriov_numvfs: there is no room in the bridge's memory window (turn on Above 4G Decoding in "
         "the firmware, or boot with pci=realloc), or no bus numbers are left (turn on ARI in the firmware, or lower "
         "vfs.count); dmesg says which",
-        errno.ENOENT: "ENOENT from sriov_numvfs: its driver makes no VFs by sysfs; mlx4_core has the parameter num_vfs "
-        "(kernel_module_options)",
+        errno.ENOENT: "ENOENT from sriov_numvfs: the PF has no driver at this moment, or one that makes no VFs by sysfs; "
+        "mlx4_core has the parameter num_vfs (kernel_module_options)",
         errno.EBUSY: "EBUSY from sriov_numvfs: the device is being reset, or something else changed the number of VFs at the "
         "same time",
         errno.EPERM: "EPERM from sriov_numvfs: the driver makes fewer VFs on this device as it is set up (with DCB's traffic "
