@@ -16,7 +16,7 @@ from tests.sim.tree import Tree, error
 PCI = "/sys/bus/pci/devices"
 CPU = "/sys/devices/system/cpu"
 NODE = "/sys/devices/system/node"
-LOAD = ("/proc/uptime", "/proc/stat", "/proc/net/softnet_stat", "/proc/interrupts")
+LOAD = frozenset({"/proc/uptime", "/proc/stat", "/proc/net/softnet_stat", "/proc/interrupts"})
 """The files from which it is read what CPUs do."""
 
 

@@ -12,6 +12,9 @@ from tests.sim import config_space, hugepages, interrupts, napi, variables
 from tests.sim.tree import error
 
 NET = "/sys/class/net"
+OF_DEVICE = ("/sriov_numvfs", "/vpd")
+OF_NETDEV = ("/phys_port_name", "/phys_switch_id", "/speed")
+ENTERED = OF_DEVICE + OF_NETDEV
 
 if TYPE_CHECKING:
     from tests.sim.kernel import Kernel
@@ -24,7 +27,8 @@ class SimFiles:
     _kernel: Kernel
 
     def read(self, path: str) -> str:
-        self._enter(path)
+        if path.endswith(ENTERED):
+            self._enter(path)
         if path in self._kernel.unreadable:
             raise error(errno.EIO, path)
         if path in self._kernel.locked_down:
@@ -40,9 +44,9 @@ class SimFiles:
 
     def _enter(self, path: str) -> None:
         """Of a function's folder the PCI core answers, but it waits for the driver that makes VFs, and the card has the VPD."""
-        if path.endswith(("/sriov_numvfs", "/vpd")):
+        if path.endswith(OF_DEVICE):
             self._kernel.enter(path.split("/")[-2])
-        elif path.endswith(("/phys_port_name", "/phys_switch_id", "/speed")) and path.startswith(NET):
+        elif path.endswith(OF_NETDEV) and path.startswith(NET):
             netdev = self._kernel.netdevs.get(path.split("/")[-2])
             self._kernel.enter(netdev.function if netdev else "")
 
