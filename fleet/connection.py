@@ -69,7 +69,7 @@ def _output_of_plugin(command: Sequence[str], env: Mapping[str, str]) -> bytes:
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 check=False,
-                # Ctrl-C must not end the plugin, too: `fleet maintain` needs its credentials to uncordon what it has cordoned.
+                # Ctrl-C must not end the plugin: `fleet maintain` then needs credentials to uncordon its nodes.
                 start_new_session=True,
             )
     except OSError as error:

@@ -23,7 +23,7 @@ CLEAN_UP = 30.0
 """Seconds for which a step is tried again once the command is to stop. systemd waits 90 s before it sends SIGKILL."""
 
 TRIES = 5
-"""How often a Node is read and written, if others write it at the same time."""
+"""How often a write of a Node is tried while others write that Node, too. The Node is read again before each try."""
 
 NO_LEADER = 500
 """HTTP status code also of a request during which etcd has no leader ("etcdserver: leader changed")."""

@@ -66,7 +66,7 @@ def api_server_warning(spec: NodeSpec, server: str) -> str | None:
 
 
 def places(hosts: Iterable[tuple[str, Mapping[str, object]]]) -> dict[tuple[str, str], list[Place]]:
-    """Where the hosts' data give each address and each Node's name, by cluster.
+    """The places where the hosts' data give an address or a Node's name, by the cluster and by the address or name.
 
     Addresses of hosts with wrong data are left out: their own deploys name the faults.
     """

@@ -25,7 +25,7 @@ PARTITION = "cpuset.cpus.partition"
 LARGEST = 1 << 20
 """Bytes of the kubelet's file. That of 110 pods has ten thousand."""
 
-# The variable (pkg/driver/cdi.go of dra-driver-cpu) that a claim's containers get.
+# The containers of a claim get this variable (pkg/driver/cdi.go of dra-driver-cpu).
 CLAIM = re.compile(r'"DRA_CPUSET_([0-9a-f-]{36})=([0-9,-]+)"')
 
 
@@ -33,8 +33,8 @@ CLAIM = re.compile(r'"DRA_CPUSET_([0-9a-f-]{36})=([0-9,-]+)"')
 class CpuOwners:
     """The owner of each CPU that has one, such as ``pod 235148fe-393f-47a8-a17d-bd55bc1a836b`` or ``cgroup /rt.slice``.
 
-    ``pods``: claims, too. ``fault``: what is unknown, and why: a file or the cgroups cannot be read. What is unknown is as in
-    the reading before.
+    ``pods``: the CPUs of pods and of claims. ``cgroups``: those of partitions. ``fault``: what is unknown, and why: a file or
+    the cgroups cannot be read. What is unknown is as in the reading before.
     """
 
     pods: Mapping[int, str] = field(factory=dict)

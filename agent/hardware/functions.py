@@ -301,7 +301,7 @@ def _read_function(machine: Machine, address: str, asked: Asked, same: Function 
     files = machine.files
     path = device_path(address)
     entries = names_in(files, path)
-    # A VF's own vendor reads as ones, too (PCI Express Base Specification).
+    # The vendor ID of each VF reads as ones (PCI Express Base Specification), so it does not show whether a VF answers.
     if not is_network(files, address, entries) or "physfn" in entries:
         return None
     hung = address in machine.hung

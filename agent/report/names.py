@@ -17,7 +17,7 @@ KUBELET_CPUS = tuple(f"{folder}/cpu_manager_state" for folder in KUBELET_FOLDERS
 """The kubelet's files of the CPUs that it has given to pods."""
 
 CPU_CLAIMS = "/run/cdi/dra.k8s.io-cpu_*.json"
-"""The files in which the driver of DRA for CPUs (dra-driver-cpu) tells container runtimes the CPUs of each claim (CDI)."""
+"""The CDI files in which dra-driver-cpu, the DRA driver for CPUs, tells container runtimes the CPUs of each claim."""
 
 CGROUPS = "/sys/fs/cgroup"
 """The root of the cgroups. Those that are partitions of cpusets own CPUs."""

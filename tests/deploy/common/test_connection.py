@@ -210,7 +210,7 @@ def test_sudo_that_asks_for_a_password_fails_its_host_only(tmp_path: Path, words
     assert "sudo asks for a password" in said
 
 
-# As sudo says it where /tmp is mounted noexec.
+# What sudo prints if /tmp is mounted noexec.
 NOEXEC = """
 echo "sudo: unable to run $SUDO_ASKPASS: Permission denied" >&2
 echo 'sudo: no password was provided' >&2

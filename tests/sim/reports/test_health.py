@@ -18,7 +18,7 @@ def node() -> Node:
 
 
 def fall_off(node: Node, address: str) -> None:
-    """The kernel keeps the device and its driver, and each register reads as ones."""
+    """Let a device fall off the bus: the kernel keeps the device and its driver, and each register reads as ones."""
     node.kernel.config[CONFIG.format(address)] = bytearray(b"\xff" * 256)
 
 

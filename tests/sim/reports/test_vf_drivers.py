@@ -53,7 +53,7 @@ def test_a_vf_that_leaves_vfio_has_no_override_any_more(node: Node) -> None:
     [
         # A pod with a virtual machine could not be created.
         pytest.param("vfio-pci", "vfio-pci", id="kata-containers-13790"),
-        # It was taken from its driver, and vfio-pci did not take it.
+        # The VF was unbound from its network driver, and vfio-pci did not bind to it.
         pytest.param(None, "vfio-pci", id="dra-driver-nvidia-gpu-1255"),
         pytest.param(None, "(null)", id="dra-driver-nvidia-gpu-1256"),
     ],

@@ -142,7 +142,7 @@ NO_WEBHOOK = 'Internal error occurred: failed calling webhook "virtualization-po
     ],
 )
 def test_an_eviction_that_fails_for_a_moment_does_not_undo_the_drain(serve: Serve, why: str) -> None:
-    """The webhook may run on the very node, or wants the pod to be moved by its operator."""
+    """A webhook on the drained node is away for a moment, or an operator's webhook has the operator move the pod first."""
     script, maintenance = serve(
         {
             PODS: [ONE_POD, ONE_POD, NO_PODS],
