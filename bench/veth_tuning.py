@@ -25,7 +25,7 @@ import click
 from attrs import evolve, frozen
 
 from agent import linux
-from agent.hardware.cpu_owners import CpuOwners
+from agent.hardware.cpu_owners import PODS, CpuOwners
 from agent.hardware.functions import NET
 from agent.hardware.placement import mask, pool, without
 from agent.hardware.topology import read_topology
@@ -126,7 +126,7 @@ def _set(setting: Setting) -> None:
     topology = read_topology(machine)
     last = max(topology.cpus)
     if setting.owned:
-        topology = evolve(topology, owners=CpuOwners(pods={last: "pod of the benchmark"}))
+        topology = evolve(topology, owners=CpuOwners({PODS: {last: "pod of the benchmark"}}))
     written = 0
     cpus = without(pool(topology, -1), topology.owners.of)
     for end in (HOST, *ENDS):

@@ -8,18 +8,21 @@ answers that there are no pods. The file's checksum is not compared: it depends 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fnmatch import filter as matching
 from functools import cached_property
 from typing import Any
 
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 
 from agent.documents import load
-from agent.hardware.sysfs import names_in, ranges, read_or
+from agent.hardware.sysfs import names_in, parsed, ranges, read_or
 from agent.machine import Files
 from agent.report.names import CGROUPS, CPU_CLAIMS, KUBELET_CPUS
 from agent.spec.ranges import parse_ranges
+
+# The sources of owners, as messages name them.
+PARTITIONS, CLAIMS, PODS = "partitions of cpusets", "claims", "pods"
 
 PARTITION = "cpuset.cpus.partition"
 LARGEST = 1 << 20
@@ -33,18 +36,22 @@ CLAIM = re.compile(r'"DRA_CPUSET_([0-9a-f-]{36})=([0-9,-]+)"')
 class CpuOwners:
     """The owner of each CPU that has one, such as ``pod 235148fe-393f-47a8-a17d-bd55bc1a836b`` or ``cgroup /rt.slice``.
 
-    ``pods``: the CPUs of pods and of claims. ``cgroups``: those of partitions. ``fault``: what is unknown, and why: a file or
-    the cgroups cannot be read. What is unknown is as in the reading before.
+    ``sources``: the owners by the name of their source, then by CPU. A source that cannot be read has those of the reading
+    before; ``fault`` says which one, and why.
     """
 
-    pods: Mapping[int, str] = field(factory=dict)
-    cgroups: Mapping[int, str] = field(factory=dict)
+    sources: Mapping[str, Mapping[int, str]] = field(factory=dict)
     fault: str = ""
+
+    @cached_property
+    def pods(self) -> Mapping[int, str]:
+        """The owners by CPU, without partitions."""
+        return {**self.sources.get(CLAIMS, {}), **self.sources.get(PODS, {})}
 
     @cached_property
     def of(self) -> Mapping[int, str]:
         """The owners by CPU."""
-        return {**self.cgroups, **self.pods}
+        return {**self.sources.get(PARTITIONS, {}), **self.pods}
 
 
 NOBODY = CpuOwners()
@@ -53,17 +60,24 @@ NOBODY = CpuOwners()
 
 def read_owners(files: Files, before: CpuOwners) -> CpuOwners:
     """The owners now. ``before``: those of the reading before."""
-    try:
-        owners = CpuOwners(_claims(files), _partitions(files, CGROUPS))
-    except (OSError, ValueError) as error:
-        owners = evolve(before, fault=f"the partitions of cpusets or the CPUs of claims are unknown: {error}")
+    sources, faults = dict(before.sources), []
+    for source, read in _READERS.items():
+        try:
+            sources[source] = read(files)
+        except (OSError, ValueError) as error:
+            faults.append(f"the CPUs of {source} are unknown: {error}")
+    return CpuOwners(sources, "; ".join(faults))
+
+
+def _kubelet(files: Files) -> dict[int, str]:
+    owners: dict[int, str] = {}
     for path in KUBELET_CPUS:
         try:
-            owners = evolve(owners, pods={**owners.pods, **assigned(files.read(path))})
+            owners |= assigned(files.read(path))
         except (FileNotFoundError, NotADirectoryError):
             continue  # no kubelet has this folder, or none has run yet
-        except (OSError, ValueError) as error:
-            owners = evolve(owners, pods=before.pods, fault=f"the CPUs of pods are unknown: {path}: {error}")
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
     return owners
 
 
@@ -93,9 +107,11 @@ def _cpus(given: Any) -> tuple[int, ...]:
 
 def _claims(files: Files) -> dict[int, str]:
     folder, _, pattern = CPU_CLAIMS.rpartition("/")
-    texts = (read_or(files, f"{folder}/{name}", "") for name in matching(names_in(files, folder), pattern))
-    given = (each for text in texts for each in CLAIM.findall(text))
-    return {cpu: f"claim {claim}" for claim, cpus in given for cpu in parse_ranges(cpus)}
+    owners: dict[int, str] = {}
+    for path in (f"{folder}/{name}" for name in matching(names_in(files, folder), pattern)):
+        for claim, cpus in CLAIM.findall(read_or(files, path, "")):
+            owners |= dict.fromkeys(parsed(parse_ranges, cpus, path), f"claim {claim}")
+    return owners
 
 
 def _partitions(files: Files, folder: str) -> dict[int, str]:
@@ -115,3 +131,10 @@ def _partitions(files: Files, folder: str) -> dict[int, str]:
         elif exclusive:
             owners |= _partitions(files, group)
     return owners
+
+
+_READERS: Mapping[str, Callable[[Files], Mapping[int, str]]] = {
+    PARTITIONS: lambda files: _partitions(files, CGROUPS),
+    CLAIMS: _claims,
+    PODS: _kubelet,
+}

@@ -134,7 +134,7 @@ def _queues(local: Mapping[str, Pool], have: Snapshot) -> _Queues:
     of_irqs: dict[int, Key] = {}
     for address, target, irq in each(have):
         # The kubelet of Kubernetes 1.20 also tells CPUs that pods share. These have no owner in its file.
-        if cpus := irq.of_pod & have.topology.owners.pods.keys() & online:
+        if irq.of_pod and (cpus := irq.of_pod & have.topology.owners.pods.keys() & online):
             of_pods[target] = tuple(sorted(cpus))
         if irq.role == MANAGEMENT or address not in local:
             continue
@@ -168,12 +168,14 @@ def _place(local: Mapping[str, Pool], have: Snapshot, load: Load | None, absent:
     busy = [cpu for key, cpu in of_every.items() if key not in guests]
     # A queue that goes to a pod keeps its place among the guests, so that no other one moves.
     placed = homes | place(topology, guests, present, busy) | place(topology, own, present)
+    if load is None or not load.readings:
+        return Placement(every | guests | own, placed, homes, queues.of_pods)
     movable = {
         key: tuple(cpu for cpu in queues.pools[key] if cpu not in taken)
         for key, cpu in homes.items()
         if key not in own and cpu not in owned
     }
-    moves = _moves(load, queues, placed, movable) if load is not None and load.readings else {}
+    moves = _moves(load, queues, placed, movable)
     moved = {key: move.cpu for key, move in moves.items()}
     return Placement(every | guests | own, placed | moved, homes | moved, queues.of_pods, moves)
 

@@ -11,7 +11,7 @@ from agent.engine.dry_run import dry_run
 from agent.engine.retry import Failures
 from agent.hardware.placement import from_mask
 from agent.kinds.irqs import FULL
-from agent.report.names import KUBELET_CPUS
+from agent.report.names import CPU_CLAIMS, KUBELET_CPUS
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec
 from agent.spec.ranges import format_ranges, parse_ranges
@@ -208,6 +208,40 @@ def test_a_cgroup_that_cannot_be_read_moves_nothing_and_is_named(kernel: Kernel)
     assert unknown_by(result, partition)
     kernel.unreadable.clear()
     assert condition(settle(kernel, spec(), result), "QueueInterrupts").reason == "Recognised"
+
+
+PARTITION = f"{CGROUPS}/rt.slice/cpuset.cpus.partition"
+CLAIM = CPU_CLAIMS.replace("*", "claim")
+# By the file of each source of owners: its text while it owns CPUs of its own.
+SOURCES = {
+    STATE: json.dumps({**NONE, "entries": {"one": {"app": "1"}}}),
+    CLAIM: "DRA_CPUSET_02b50f8a-a8f4-4e6b-a042-b672b4f1f075=2".join('""'),
+    PARTITION: "isolated",
+}
+OWNED = {STATE: 1, CLAIM: 2, PARTITION: 3}
+
+
+@pytest.mark.parametrize("broken", SOURCES)
+def test_a_source_of_owners_that_cannot_be_read_keeps_its_cpus_and_the_other_sources_give_theirs_back(
+    kernel: Kernel, broken: str
+) -> None:
+    kernel.tree.put(f"{CGROUPS}/rt.slice/cpuset.cpus.effective", "3")
+    result = settle(kernel, spec())
+    before = served(kernel)
+    for path, text in SOURCES.items():
+        kernel.tree.put(path, text)
+    result = settle(kernel, spec(), result)
+    assert frozenset().union(*served(kernel).values()).isdisjoint({1, 2, 3})
+    kernel.unreadable.add(broken)
+    for path in SOURCES.keys() - {broken}:
+        kernel.tree.remove(path)
+    result = settle(kernel, spec(), result)
+    serving = frozenset().union(*served(kernel).values())
+    assert ({1, 2, 3} - serving, unknown_by(result, broken)) == ({OWNED[broken]}, True)
+    kernel.unreadable.clear()
+    kernel.tree.remove(broken)
+    assert is_ready(settle(kernel, spec(), result).conditions)
+    assert served(kernel) == before
 
 
 @pytest.mark.parametrize(
