@@ -219,8 +219,7 @@ exit 1
 """
 
 
-@pytest.mark.parametrize("_report", [pytest.param("", id="pyinfra-880")])
-def test_where_sudo_cannot_run_the_program_with_its_password_the_cause_is_named(tmp_path: Path, _report: str) -> None:
+def test_where_sudo_cannot_run_the_program_with_its_password_the_cause_is_named(tmp_path: Path) -> None:
     program(tmp_path / "sudo", NOEXEC)
     said = failed(tmp_path, ("@local", {"_sudo": True, "_sudo_password": tmp_path.name}), path=str(tmp_path))
     assert "see whether /tmp is mounted noexec" in said
@@ -283,8 +282,7 @@ def refused(folder: Path, node: Node) -> str:
         return failed(folder, ("127.0.0.1", settings))
 
 
-@pytest.mark.parametrize("_report", [pytest.param("", id="devlib-576")])
-def test_a_host_that_allows_one_session_fails_before_it_is_changed(tmp_path: Path, _report: str) -> None:
+def test_a_host_that_allows_one_session_fails_before_it_is_changed(tmp_path: Path) -> None:
     assert "[127.0.0.1] sshd allows only one session" in refused(tmp_path, OneSession())
 
 
@@ -292,7 +290,6 @@ def test_a_host_that_allows_one_session_fails_before_it_is_changed(tmp_path: Pat
     "offered",
     [
         pytest.param(False, id="pyinfra-499"),
-        pytest.param(False, id="fabric-343"),
         pytest.param(True, id="devlib-546"),
     ],
 )

@@ -171,8 +171,6 @@ TYPE = 'runtime_type = "io.containerd.runc.v2"'
     ("runc", "given", "added"),
     [
         pytest.param("SystemdCgroup = true", TYPE, ["SystemdCgroup = true"], id="nvidia-container-toolkit-497"),
-        # containerd 2.3 refuses a drop-in that is made from its dump.
-        pytest.param("SystemdCgroup = true", TYPE, ["SystemdCgroup = true"], id="aicr-1688"),
         pytest.param("SystemdCgroup = false", 'runtime_path = ""', [TYPE], id="nvidia-container-toolkit-1956"),
         pytest.param("SystemdCgroup = false", TYPE, [], id="cgroupfs"),
     ],

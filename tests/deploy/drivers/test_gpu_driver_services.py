@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tasks.drivers import gpu_driver
 from tasks.drivers.gpu_driver import services
 from tests.deploy.conftest import Node, files
@@ -70,10 +68,9 @@ def test_a_unit_that_makes_them_persistent_gets_no_drop_in(node: Node) -> None:
     assert result.flat == []
 
 
-@pytest.mark.parametrize("state", [pytest.param("inactive", id="gpu-operator-356")])
-def test_a_fabric_manager_that_does_not_start_names_what_it_needs(node: Node, tmp_path: Path, state: str) -> None:
+def test_a_fabric_manager_that_does_not_start_names_what_it_needs(node: Node, tmp_path: Path) -> None:
     wants(node, fabric_manager=True)
-    answers = {**there(), STATE: [f"ActiveState={state} LoadState=loaded UnitFileState=disabled "]}
+    answers = {**there(), STATE: ["ActiveState=inactive LoadState=loaded UnitFileState=disabled "]}
     [sent] = node.deploy(gpu_driver.install, answers).commands[f"{PREFIX}Fabric manager"]
     program(tmp_path / "systemctl", 'case "$1" in start) exit 1 ;; esac')
     program(tmp_path / "journalctl", "echo NV_WARN_NOTHING_TO_DO")

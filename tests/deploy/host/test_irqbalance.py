@@ -100,7 +100,6 @@ def test_one_that_runs_without_our_script_is_restarted_unless_it_would_again(
     ("enforce", "permissive", "confined"),
     [
         pytest.param("1", False, True, id="selinux-policy-1582"),
-        pytest.param("1", False, True, id="irqbalance-320"),
         ("1", True, False),
         ("0", False, False),
         (None, False, False),

@@ -39,7 +39,6 @@ def set_by_grub(root: Path, other: str) -> str:
     "other",
     [
         pytest.param("50-cloudimg-settings.cfg", id="ansible-collection-linux-29"),
-        pytest.param("50-cloudimg-settings.cfg", id="aflplusplus-1998"),
         pytest.param("10_settings.cfg", id="image-builder-1483"),
     ],
 )
@@ -65,8 +64,6 @@ def test_a_file_that_replaces_our_arguments_is_an_error(tmp_path: Path, other: s
     "entry",
     [
         pytest.param("ro quiet", id="grubby-55"),
-        pytest.param("ro quiet", id="cockpit-11485"),
-        pytest.param("ro quiet", id="cockpit-bots-3295"),
         pytest.param("ro $kernelopts", id="osbuild-composer-2129"),
     ],
 )
@@ -77,15 +74,7 @@ def test_a_new_kernel_s_entry_without_the_arguments_gets_them_by_the_next_deploy
     assert result.commands["Boot | Kernel arguments"] == [str(script(boot._GRUBBY, boot.GRUBBY_STATE, "iommu=pt", ""))]
 
 
-@pytest.mark.parametrize(
-    "release",
-    [
-        pytest.param("9.3", id="puppet-augeasproviders-grub-95"),
-        pytest.param("9.4", id="edpm-ansible-650"),
-        pytest.param("10.0", id="coriolis-506"),
-    ],
-)
-def test_where_entries_have_their_own_arguments_grubby_sets_them_in_each(node: Node, release: str) -> None:
+def test_where_entries_have_their_own_arguments_grubby_sets_them_in_each(node: Node) -> None:
     """grub2-mkconfig leaves the entries as they are."""
     node.data = {"boot": {"arguments": ["iommu=pt"]}}
     answers = {**ROCKY_9, **GRUBBY}
@@ -112,8 +101,6 @@ def test_sizes_and_numbers_of_huge_pages_in_another_order_are_not_taken_for_set(
     [
         pytest.param("usr/lib/sysctl.d/protect-links.conf", True, id="systemd-20919"),
         pytest.param("etc/sysctl.d/99-sysctl.conf", True, id="skuba-607"),
-        pytest.param("etc/sysctl.d/99-sysctl.conf", True, id="security-misc-135"),
-        pytest.param("etc/sysctl.d/99-sysctl.conf", True, id="openshift-ansible-6820"),
         pytest.param("etc/sysctl.d/zz-sysrepo.conf", True, id="sysrepo-2558"),
         pytest.param("usr/lib/sysctl.d/50-default.conf", False, id="systemd-12791"),
         pytest.param("usr/lib/sysctl.d/90-trackbed.conf", False, id="void-runit-25"),

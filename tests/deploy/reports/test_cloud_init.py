@@ -19,8 +19,6 @@ SYSTEMCTL = 'case "$*" in *--property=Job*" cloud-config.service") cat {root}/jo
     ("manager", "script"),
     [
         pytest.param("apt-get", f"{packages.APT}apt_update", id="lisa-2327"),
-        pytest.param("apt-get", f"{packages.APT}apt_update", id="concourse-ci-65"),
-        pytest.param("apt-get", f"{packages.APT}apt_update", id="packer-2639"),
         pytest.param("dnf", f"{packages.DNF}dnf install -y jq", id="agentbaker-181"),
     ],
 )

@@ -75,7 +75,6 @@ def test_an_update_leaves_each_part_of_the_driver_at_its_version(
     ("method", "newer", "again"),
     [
         pytest.param("nvidia_peermem", True, True, id="gpu-operator-2868"),
-        pytest.param("nvidia_peermem", True, True, id="nv_peer_memory-84"),
         pytest.param("nvidia_peermem", False, False, id="older OFED"),
         pytest.param("dma-buf", True, False, id="dma-buf"),
     ],
@@ -137,8 +136,7 @@ def test_a_gpu_whose_inforom_is_corrupted_is_a_warning(tmp_path: Path, node: Nod
     assert any(f"nvidia-smi says: {corrupted}" in line for line in result.log)
 
 
-@pytest.mark.parametrize("_report", [pytest.param("", id="sglang-31229"), pytest.param("", id="ocf-puppet-615")])
-def test_an_nvidia_smi_that_hangs_is_named(tmp_path: Path, node: Node, _report: str) -> None:
+def test_an_nvidia_smi_that_hangs_is_named(tmp_path: Path, node: Node) -> None:
     program(tmp_path / "timeout", "exit 124")
     program(tmp_path / "nvidia-smi")
     wants(node)

@@ -37,9 +37,6 @@ def programs(root: Path, unit: str) -> dict[str, str]:
         pytest.param("rke2-server", CONTAINERD, id="rke2-3671"),
         pytest.param("k3s-agent", CONTAINERD, id="k3s-1975"),
         pytest.param("containerd", UNIT, id="docker-for-linux-1099"),
-        pytest.param("containerd", UNIT, id="moby-44547"),
-        pytest.param("containerd", UNIT, id="kubespray-9269"),
-        pytest.param("containerd", UNIT, id="nvidia-container-toolkit-2037"),
     ],
 )
 def test_the_service_that_starts_containers_has_no_limit_and_neither_has_its_containerd(

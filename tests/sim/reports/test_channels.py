@@ -30,18 +30,8 @@ def refused(tmp_path: Path, driver: str, with_rdma: bool) -> str:
     return f"{outcome.error} {outcome.remedy}"
 
 
-@pytest.mark.parametrize(
-    "driver",
-    [
-        pytest.param("ice", id="ethernet-linux-ice-45"),
-        pytest.param("ice", id="cluster-node-tuning-operator-1249"),
-        pytest.param("ice", id="sriov-network-operator-919"),
-        pytest.param("ice", id="firedancer-11071"),
-        pytest.param("ice", id="snabb-1530"),
-    ],
-)
-def test_channels_that_rdma_holds_are_an_error_that_says_so(tmp_path: Path, driver: str) -> None:
-    assert "irdma" in refused(tmp_path, driver, with_rdma=True)
+def test_channels_that_rdma_holds_are_an_error_that_says_so(tmp_path: Path) -> None:
+    assert "irdma" in refused(tmp_path, "ice", with_rdma=True)
 
 
 def test_channels_that_something_else_holds_do_not_blame_rdma(tmp_path: Path) -> None:

@@ -198,7 +198,6 @@ def test_a_vf_whose_driver_fails_at_first_is_bound_later(node: Node) -> None:
     ("vfio", "iommu", "said_of_it"),
     [
         pytest.param(True, True, "", id="kata-containers-6843"),
-        pytest.param(True, True, "", id="nbs-5296"),
         pytest.param(True, False, "intel_iommu=on", id="cloud-hypervisor-856"),
         (False, True, 'kernel_modules = ["vfio-pci"]'),
     ],

@@ -162,14 +162,13 @@ def test_huge_pages_that_memory_lacks_at_first_are_there_later() -> None:
     assert [kernel.files.read(path) for path in paths] == ["20", "4"]
 
 
-@pytest.mark.parametrize("wrong", [pytest.param("1G", id="nodewright-packages-127")])
-def test_a_size_that_a_kernel_with_pages_of_64_kb_does_not_have_is_named_with_those_it_has(wrong: str) -> None:
+def test_a_size_that_a_kernel_with_pages_of_64_kb_does_not_have_is_named_with_those_it_has() -> None:
     kernel = two_nics()
     for folder in (hugepages.ALL, *(f"{hugepages.NODE}/node{node}/hugepages" for node in (0, 1))):
         kernel.tree.remove(f"{folder}/hugepages-1048576kB")
         for size in (524288, 16777216):
             kernel.tree.put(f"{folder}/hugepages-{size}kB/nr_hugepages", "0")
-    result = settle(kernel, hugepages=[{"size": "2M", "count": 8}, {"size": wrong, "count": 2}])
+    result = settle(kernel, hugepages=[{"size": "2M", "count": 8}, {"size": "1G", "count": 2}])
     assert not is_ready(result.conditions)
     (blocked,) = [each for each in result.outcomes if each.result == "blocked"]
     assert "there are no huge pages of 1G (this machine has 16777216kB, 2048kB, 524288kB)" in blocked.error
@@ -203,13 +202,12 @@ def test_a_kubelet_that_has_counted_other_huge_pages_is_named_until_it_restarts(
     assert node.look()["KubeletHugepages"].reason == "Counted"
 
 
-@pytest.mark.parametrize("count", [pytest.param(8, id="kubernetes-118559")])
-def test_a_kubelet_is_not_to_be_restarted_under_pods_with_devices(count: int) -> None:
+def test_a_kubelet_is_not_to_be_restarted_under_pods_with_devices() -> None:
     kernel = two_nics()
-    node = Node(kernel, more={"hugepages": [{"size": "2M", "count": count}]})
+    node = Node(kernel, more={"hugepages": [{"size": "2M", "count": 8}]})
     node.look()
     kernel.host.kubelet_started = 1000.0
-    node.more = {"hugepages": [{"size": "2M", "count": 2 * count}]}
+    node.more = {"hugepages": [{"size": "2M", "count": 2 * 8}]}
     node.look()
     node.now += 60
     assert node.look()["KubeletHugepages"].remedy.startswith("drain the Node")
@@ -259,11 +257,10 @@ def test_a_kubelet_that_restarts_makes_the_node_unready_only_if_its_socket_stays
     assert (lost.status, lost.reason, lost.severity) == ("False", "NoSocket", "required")
 
 
-@pytest.mark.parametrize("file", [pytest.param("bonding_masters", id="node-feature-discovery-1856")])
-def test_what_is_no_netdev_beside_the_netdevs_is_passed_over(file: str) -> None:
+def test_what_is_no_netdev_beside_the_netdevs_is_passed_over() -> None:
     kernel = two_nics()
     kernel.add_virtual("bond0")
-    kernel.tree.put(f"{NET}/{file}", "bond0\n")
+    kernel.tree.put(f"{NET}/bonding_masters", "bond0\n")
     result = settle(kernel, rps={"netdevs": [{"match": "bond*"}]})
     assert is_ready(result.conditions)
     assert not [outcome for outcome in result.outcomes if outcome.result != "applied"]

@@ -54,9 +54,7 @@ def test_a_netdev_of_ifupdown_gets_no_address_of_the_agent(files: dict[str, str]
     assert outcomes == {("blocked", f"ifupdown configures {NAME0} ({place})")}
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param("", id="fedora-coreos-tracker-1383"), pytest.param("", id="azure-vm-utils-106"), "bond"]
-)
+@pytest.mark.parametrize("kind", [pytest.param("", id="fedora-coreos-tracker-1383"), "bond"])
 def test_a_netdev_below_another_one_leaves_the_addresses_to_that(kind: str) -> None:
     """On Azure a VF is below a netdev of hv_netvsc, and no kind of master is known of it."""
     kernel = two_nics()

@@ -152,10 +152,9 @@ def test_the_interrupts_of_both_directions_of_a_queue_are_on_one_cpu(driver: str
     assert len({*cpus}) == 4
 
 
-@pytest.mark.parametrize("refused", [pytest.param(errno.ENOENT, id="irqbalance-269")])
-def test_an_interrupt_that_is_freed_before_it_is_placed_is_placed_once_it_is_back(refused: int) -> None:
+def test_an_interrupt_that_is_freed_before_it_is_placed_is_placed_once_it_is_back() -> None:
     kernel = two_nics(cpus=8)
-    kernel.fault = refusing(refused, "smp_affinity_list")
+    kernel.fault = refusing(errno.ENOENT, "smp_affinity_list")
     last = settle(kernel, ONE)
     assert not is_ready(last.conditions)
     kernel.fault = no_fault

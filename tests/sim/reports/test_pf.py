@@ -62,7 +62,6 @@ def test_two_functions_with_one_permanent_address_are_named(tmp_path: Path) -> N
         pytest.param("lan", id="systemd-32836"),
         # A name of udev's that the .link file was to replace: it is given in the initramfs, without that file.
         pytest.param("enp0s3", id="systemd-9006"),
-        pytest.param("enp0s3", id="systemd-9807"),
         pytest.param("eno0", id="systemd-38789"),
         pytest.param("enp59s0f0np0", id="coreos-bugs-2578"),
         pytest.param("enp0s25f200", id="systemd-8869"),
@@ -88,7 +87,6 @@ def test_a_pf_that_is_called_otherwise_is_the_same_nic(node: Node, name: str) ->
     [
         pytest.param("eth1", id="dranet-33"),
         pytest.param(NAME0, id="dranet-245"),
-        pytest.param(NAME0, id="doca-platform-14"),
     ],
 )
 def test_a_pf_that_was_in_a_pod_has_its_settings_and_address_again(node: Node, back_as: str) -> None:
@@ -111,8 +109,6 @@ def test_a_pf_that_was_in_a_pod_has_its_settings_and_address_again(node: Node, b
         pytest.param(9000, 1500, id="sriov-network-operator-700"),
         pytest.param(1500, 9000, id="sriov-network-operator-530"),
         pytest.param(9000, 4200, id="sriov-network-operator-489"),
-        pytest.param(1500, 9000, id="nmstate-1214"),
-        pytest.param(9000, 1500, id="openshift-sriov-network-operator-293"),
     ],
 )
 def test_the_mtu_of_a_pf_and_its_vfs_can_fall_and_rise(node: Node, before: int, wanted: int) -> None:
@@ -170,8 +166,6 @@ def test_a_vf_that_is_still_being_reset_is_set_in_a_later_pass(node: Node, field
     [
         pytest.param(errno.EIO, id="irqbalance-271"),
         pytest.param(errno.EPERM, id="irqbalance-336"),
-        pytest.param(errno.EIO, id="irqbalance-313"),
-        pytest.param(errno.EIO, id="openshift-docs-60123"),
     ],
 )
 def test_an_interrupt_that_the_kernel_places_itself_is_named_and_left_alone(node: Node, number: int) -> None:
@@ -229,16 +223,7 @@ def test_a_vf_whose_driver_never_gets_an_answer_of_its_pf_is_named() -> None:
     assert f"{PF0}#1" in lost.message
 
 
-@pytest.mark.parametrize(
-    "seconds",
-    [
-        pytest.param(22, id="nmstate-1704"),
-        pytest.param(120, id="nmstate-2366"),
-        pytest.param(600, id="nmstate-3144"),
-        pytest.param(65, id="sriov-network-operator-1019"),
-    ],
-)
-def test_vfs_whose_netdevs_come_late_are_configured_then(node: Node, seconds: int) -> None:
+def test_vfs_whose_netdevs_come_late_are_configured_then(node: Node) -> None:
     nic: dict[str, Any] = {"mtu": 9000, "vfs": {"count": 2, "defaults": {"state": "up"}}}
     node.follow(nic)
     late = vf_addresses(node.kernel.files, PF0)[1]

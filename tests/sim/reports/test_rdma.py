@@ -51,7 +51,6 @@ def gids(kernel: Kernel, *given: tuple[str, ...]) -> None:
         pytest.param([(LINK_LOCAL, "RoCE v2"), (V4, "RoCE v1")], {"gid_ipv4": True}, False, id="ucx-7785"),
         pytest.param([(V4_LINK_LOCAL, "RoCE v2")], {"gid_ipv4": True}, False, id="torchcomms-2945"),
         pytest.param([(LINK_LOCAL, "RoCE v2"), (V4, "RoCE v2")], {"gid_ipv4": True}, True, id="mooncake-2747"),
-        pytest.param([(LINK_LOCAL, "RoCE v2"), (ULA, "RoCE v2")], {}, True, id="mooncake-1593"),
         pytest.param([(V4, "RoCE v1")], {}, False, id="ydb-29878"),
         pytest.param(
             [(LINK_LOCAL, "RoCE v1"), (LINK_LOCAL, "RoCE v2"), (V4, "RoCE v1"), (V4, "RoCE v2")],
@@ -155,8 +154,6 @@ def test_a_vf_that_comes_back_without_its_rdma_device_is_named(kernel: Kernel) -
     ("mode", "refused"),
     [
         pytest.param("exclusive", errno.EBUSY, id="rdma-cni-39"),
-        pytest.param("exclusive", errno.EBUSY, id="sriov-network-operator-481"),
-        pytest.param("exclusive", errno.EBUSY, id="sriov-network-operator-976"),
         pytest.param("shared", errno.EBUSY, id="k8s-rdma-shared-dev-plugin-84"),
     ],
 )
@@ -171,11 +168,10 @@ def test_a_mode_that_the_kernel_refuses_now_names_the_module_parameter(kernel: K
     assert "ib_core" in f"{outcome.error} {outcome.remedy} {outcome.change.remedy}"
 
 
-@pytest.mark.parametrize("mode", [pytest.param("exclusive", id="sriov-network-operator-959")])
-def test_a_mode_that_the_node_has_already_is_not_set_again(kernel: Kernel, mode: str) -> None:
-    kernel.rdma.mode = mode
+def test_a_mode_that_the_node_has_already_is_not_set_again(kernel: Kernel) -> None:
+    kernel.rdma.mode = "exclusive"
     kernel.fault = refusing(errno.EBUSY, "netns_mode")
-    node = Node(kernel, more={"nics": [], "rdma": {"netns_mode": mode}})
+    node = Node(kernel, more={"nics": [], "rdma": {"netns_mode": "exclusive"}})
     assert is_ready(node.look().values())
     assert node.last is not None
     assert node.last.outcomes == ()
@@ -201,9 +197,7 @@ NO_GUID = "0000:0000:0000:0000"
     "autoprobe",
     [
         pytest.param("1", id="sriov-network-operator-267"),
-        pytest.param("1", id="openshift-sriov-network-operator-237"),
         pytest.param("0", id="openshift-sriov-network-operator-219"),
-        pytest.param("1", id="openshift-sriov-network-device-plugin-20"),
     ],
 )
 def test_vfs_on_ethernet_have_node_guids(autoprobe: str) -> None:
@@ -215,9 +209,8 @@ def test_vfs_on_ethernet_have_node_guids(autoprobe: str) -> None:
     assert NO_GUID not in node_guids(kernel)
 
 
-@pytest.mark.parametrize("derive", [pytest.param(False, id="rdma-core-1547"), pytest.param(False, id="spdk-3037")])
-def test_a_device_without_a_node_guid_is_named_with_the_remedy(derive: bool) -> None:
-    kernel, node = roce_vfs(derive_macs=derive)
+def test_a_device_without_a_node_guid_is_named_with_the_remedy() -> None:
+    kernel, node = roce_vfs(derive_macs=False)
     lacking = node.look()["RdmaNodeGuids"]
     assert node_guids(kernel) == {NO_GUID}
     assert (lacking.status, lacking.reason, lacking.severity) == ("False", "NodeGuidMissing", "warn")

@@ -88,8 +88,7 @@ def test_no_vf_is_bound_before_it_is_configured(node: Node, count: int) -> None:
     assert not [where for where, _ in written if where == "unbind"]
 
 
-@pytest.mark.parametrize("lacking", [pytest.param(1, id="sriov-network-operator-1046")])
-def test_a_plugin_that_saw_a_vf_without_its_driver_is_started_again(node: Node, tmp_path: Path, lacking: int) -> None:
+def test_a_plugin_that_saw_a_vf_without_its_driver_is_started_again(node: Node, tmp_path: Path) -> None:
     spec: dict[str, Any] = {"vfs": {"count": 4, "defaults": {"driver": "vfio-pci"}}}
 
     in_force = SpecInForce(tmp_path, tmp_path)
@@ -98,7 +97,7 @@ def test_a_plugin_that_saw_a_vf_without_its_driver_is_started_again(node: Node, 
         return of_pass(node.follow(spec), in_force, 0.0).devices
 
     whole = devices()
-    node.kernel.unbind(vf(node, lacking))
+    node.kernel.unbind(vf(node, 1))
     node.kernel.fault = refusing(errno.EBUSY, DRIVERS_PROBE)
     without = devices()
     node.kernel.fault = no_fault

@@ -182,7 +182,6 @@ def test_a_vf_that_cannot_come_up_while_its_pf_is_down(node: Node) -> None:
         pytest.param(8, errno.ENOSPC, "msix_vec_per_pf_max", id="openshift-sriov-network-operator-1185"),
         pytest.param(8, errno.ENOENT, "num_vfs (kernel_module_options)", id="k8s-rdma-sriov-dev-plugin-19"),
         pytest.param(3, None, "lower vfs.count to 3", id="sriov-network-device-plugin-536"),
-        pytest.param(3, None, "lower vfs.count to 3", id="sriov-network-operator-304"),
         pytest.param(8, errno.EIO, "sriov_numvfs: Input/output error", id="sriov-network-operator-548"),
         pytest.param(None, None, "SRIOV_EN, NUM_OF_VFS", id="openshift-sriov-network-operator-1243"),
         pytest.param(8, errno.EBUSY, "the device is being reset", id="k8s-rdma-sriov-dev-plugin-12"),
@@ -246,13 +245,12 @@ def test_a_rate_that_the_driver_does_not_know_is_named(node: Node, rates: dict[s
     assert all(said in each.error and "take m" in each.remedy for each in outcomes)
 
 
-@pytest.mark.parametrize("group", [pytest.param("102", id="kubevirt-11412")])
-def test_a_vf_that_a_plugin_knows_by_its_iommu_group_is_in_use(node: Node, group: str) -> None:
+def test_a_vf_that_a_plugin_knows_by_its_iommu_group_is_in_use(node: Node) -> None:
     """KubeVirt's pod is given the group long before the virtual machine opens it."""
     node.follow({"vfs": {"count": 4, "defaults": {"driver": "vfio-pci"}}})
-    node.kernel.host.allocated = {group: ("vms/virt-launcher-a",)}
+    node.kernel.host.allocated = {"102": ("vms/virt-launcher-a",)}
     why = [error for field, result, error in left(node.follow({"vfs": {"count": 6}})) if field == "count"]
-    assert why == [f"it would disturb pod vms/virt-launcher-a by IOMMU group {group} ({PF0}#1)"]
+    assert why == [f"it would disturb pod vms/virt-launcher-a by IOMMU group 102 ({PF0}#1)"]
 
 
 @pytest.mark.parametrize(

@@ -156,8 +156,6 @@ def test_a_pod_of_several_budgets_undoes_the_drain(serve: Serve) -> None:
     "why",
     [
         pytest.param("Cannot evict pod as it would violate the pod's disruption budget.", id="kured-82"),
-        pytest.param("Cannot evict pod as it would violate the pod's disruption budget.", id="claudie-1508"),
-        pytest.param("Cannot evict pod as it would violate the pod's disruption budget.", id="longhorn-5910"),
         pytest.param("admission webhook denied the request: Evacuation in progress", id="harvester-9150"),
     ],
 )

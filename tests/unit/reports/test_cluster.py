@@ -55,8 +55,6 @@ def after(verdict: Any, was: dict[str, Any], *labels: Any) -> dict[str, Any]:
         pytest.param([OURS], id="gardener-11656"),
         pytest.param([OURS, THEIRS], id="karpenter-1772"),
         pytest.param([THEIRS, OURS], id="neco-541"),
-        pytest.param([OURS], id="cilium-17103"),
-        pytest.param([OURS, THEIRS], id="aws-ebs-csi-driver-2492"),
     ],
 )
 def test_a_taint_that_somebody_gives_a_ready_node_again_is_lifted_again(taints: list[Any]) -> None:
@@ -88,8 +86,6 @@ def node_of(record: Record) -> Node:
     [
         pytest.param(True, {"unschedulable": None}, id="kured-63"),
         pytest.param(False, None, id="draino-91"),
-        pytest.param(False, None, id="drainsafe-1"),
-        pytest.param(False, None, id="system-upgrade-controller-341"),
     ],
 )
 def test_a_maintenance_uncordons_a_node_only_if_it_cordoned_it(cordoned: bool, spec: Any) -> None:
@@ -136,7 +132,6 @@ NO_WEBHOOK = 'Internal error occurred: failed calling webhook "virtualization-po
     "why",
     [
         pytest.param(BY_STRIMZI, id="kured-1269"),
-        pytest.param(BY_STRIMZI, id="AKS-4720"),
         pytest.param(NO_WEBHOOK, id="deckhouse-23007"),
         pytest.param("etcdserver: leader changed", id="eksctl-8782"),
     ],
