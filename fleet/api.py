@@ -35,6 +35,7 @@ from fleet.reading import (
     PlainNode,
     PlainNodeStatus,
     Read,
+    all_of,
     read,
     read_all,
     without_bad_times,
@@ -48,9 +49,6 @@ ABSENT, FORBIDDEN = 404, 403
 
 SHUT_OUT = "shut-out"
 """The ConfigMap with the names of the Nodes that are shut out, each with the reason."""
-
-PAGE = 500
-"""Objects in one answer to a list."""
 
 
 def node_name(value: str) -> str:
@@ -93,12 +91,12 @@ class Api:
     def nodes(self) -> Read[Node]:
         """Every Node."""
         with answers(self.client):
-            return read_all(self.client.list(PlainNode, chunk_size=PAGE), Node)
+            return all_of(self.client, PlainNode, lambda listed: read_all(listed, Node))
 
     def leases(self) -> Read[Lease]:
         """Every reporter's Lease, by the Node's name."""
         with answers(self.client):
-            return read_all(self.client.list(PlainLease, namespace=names.NAMESPACE, chunk_size=PAGE), Lease)
+            return all_of(self.client, PlainLease, lambda listed: read_all(listed, Lease), namespace=names.NAMESPACE)
 
     def shut_out(self) -> Mapping[str, str] | None:
         """Why each Node is shut out, by its name (docs/kubernetes.md); None: this user may not read that.

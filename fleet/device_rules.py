@@ -16,8 +16,8 @@ from lightkube.operators import exists
 from lightkube.types import PatchType
 
 from agent.report import names
-from fleet.api import ABSENT, CONFLICTS, FORBIDDEN, PAGE, Api, answers, code
-from fleet.reading import PlainDeviceTaintRule, read_time
+from fleet.api import ABSENT, CONFLICTS, FORBIDDEN, Api, answers, code
+from fleet.reading import PlainDeviceTaintRule, all_of, read_time
 
 EVICTS = "NoExecute"
 
@@ -111,7 +111,7 @@ def listed(api: Api) -> list[DeviceRule]:
 def labelled(api: Api, label: str) -> list[DeviceRule]:
     """List the rules with this label."""
     with answers(api.client):
-        return [read(each) for each in api.client.list(PlainDeviceTaintRule, chunk_size=PAGE, labels={label: exists()})]
+        return all_of(api.client, PlainDeviceTaintRule, lambda found: [*map(read, found)], labels={label: exists()})
 
 
 def remove(api: Api, rule: DeviceRule) -> bool:

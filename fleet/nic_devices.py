@@ -17,13 +17,13 @@ from lightkube.resources.core_v1 import Pod
 from agent.report import names
 from agent.report.dra_devices import Device, read_devices
 from fleet import device_rules
-from fleet.api import ABSENT, FORBIDDEN, PAGE, Api, Failed, code
+from fleet.api import ABSENT, FORBIDDEN, Api, Failed, code
 from fleet.device_rules import EVICTS, DeviceRule, device_words
 from fleet.eviction import CannotDrain, drain, forbidding, is_terminating
 from fleet.inventory import Hosts
 from fleet.objects import metadata_of
 from fleet.pods import NodePods
-from fleet.reading import PlainDeviceTaintRule, PlainPodDisruptionBudget, PlainResourceClaim, PlainResourceSlice
+from fleet.reading import PlainDeviceTaintRule, PlainPodDisruptionBudget, PlainResourceClaim, PlainResourceSlice, all_of
 
 ANSWER = 180.0
 """Seconds for a node's answer about its NIC."""
@@ -91,6 +91,7 @@ class NicDevices:
     ``begun``: the NIC may be half changed, so users are no reason to refuse.
 
     ``_claims``: namespace and name of each claim that had one of the devices when all claims of the cluster were last read.
+    ``_lasting``: why a taint does not free the device of a claim, by the uid of the pod or PodGroup that has it.
     """
 
     pods: NodePods
@@ -98,6 +99,7 @@ class NicDevices:
     nic: Nic
     begun: bool
     _claims: set[tuple[str, str]] = field(factory=set, init=False)
+    _lasting: dict[str, str] = field(factory=dict, init=False)
 
     def take(self) -> tuple[str, str]:
         """Taint the devices that are not tainted yet; the pods that still use a device, and why.
@@ -144,35 +146,49 @@ class NicDevices:
         :param among: the claims to read; None: all of the cluster.
         """
         wanted = {(self.pods.node, device) for device in devices}
-        found: dict[str, str] = {}
+        client = self.pods.api.client
+
+        def users(claims: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+            return {uid: name for claim in claims for uid, name in self._users_of(claim, wanted)}
+
         if among is None:
             self._claims.clear()
-        for claim in self._read_claims(among):
-            status = claim.get("status") or {}
-            results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or ()
-            if any((each["pool"], device_words(each["driver"], each["device"])) in wanted for each in results):
-                namespace = claim["metadata"]["namespace"]
-                for user in status.get("reservedFor") or ():
-                    self._claims.add((namespace, claim["metadata"]["name"]))
-                    found[user["uid"]] = f"{namespace}/{user['name']}"
-        return found
+            return all_of(client, PlainResourceClaim, users, namespace=ALL_NS)
+        return users(
+            each
+            for namespace, name in among
+            for each in client.list(PlainResourceClaim, namespace=namespace, fields={"metadata.name": name})
+        )
 
-    def _read_claims(self, among: Collection[tuple[str, str]] | None) -> Iterator[Mapping[str, Any]]:
-        if among is None:
-            yield from self.pods.api.client.list(PlainResourceClaim, namespace=ALL_NS, chunk_size=PAGE)
-        for namespace, name in among or ():
-            yield from self.pods.api.client.list(
-                PlainResourceClaim, namespace=namespace, fields={"metadata.name": name}
-            )
+    def _users_of(self, claim: Mapping[str, Any], wanted: Collection[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+        status = claim.get("status") or {}
+        results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or ()
+        taken = [each for each in results if (each["pool"], device_words(each["driver"], each["device"])) in wanted]
+        namespace, name = claim["metadata"]["namespace"], claim["metadata"]["name"]
+        for user in (taken and status.get("reservedFor")) or ():
+            self._claims.add((namespace, name))
+            if user.get("resource") == "podgroups":
+                why = f"it is reserved for the PodGroup {user['name']}, and pods that come back get the same device"
+                self._lasting[user["uid"]] = f"the claim {namespace}/{name} has a device: {why}"
+            elif any(map(_tolerates, taken)):
+                self._lasting[user["uid"]] = f"the claim {namespace}/{name} has a device: it tolerates each taint"
+            yield user["uid"], f"{namespace}/{user['name']}"
 
     def _check(self, users: Mapping[str, str], pods: Collection[Pod]) -> None:
         """Refuse what a drain would refuse, since NoExecute asks nobody. Pods of DaemonSets are deleted, too."""
-        unknown = sorted(users[uid] for uid in users.keys() - {metadata_of(pod).uid for pod in pods})
-        budgets = self.pods.api.client.list(PlainPodDisruptionBudget, namespace=ALL_NS, chunk_size=PAGE)
+        lasting = dict.fromkeys(self._lasting[uid] for uid in users if uid in self._lasting)
+        unknown = users.keys() - self._lasting.keys() - {metadata_of(pod).uid for pod in pods}
+        ending = [pod for pod in pods if not is_terminating(pod)]
         refusals = [
-            *(f"{user} uses a device, and is no pod of the node" for user in unknown),
+            *(f"{why}; end its workload, or maintain the node without --device" for why in lasting),
+            *(f"{user} uses a device, and is no pod of the node" for user in sorted(users[uid] for uid in unknown)),
             *drain(pods, self.pods.rules).blockers,
-            *forbidding(budgets, [pod for pod in pods if not is_terminating(pod)]),
+            *all_of(
+                self.pods.api.client,
+                PlainPodDisruptionBudget,
+                lambda budgets: forbidding(budgets, ending),
+                namespace=ALL_NS,
+            ),
         ]
         if refusals:
             raise CannotDrain("; ".join(refusals))
@@ -191,6 +207,18 @@ class NicDevices:
                 "taint": {"key": names.MAINTENANCE, "value": device.pci.replace(":", "-"), "effect": EVICTS},
             },
         }
+
+
+def _tolerates(result: Mapping[str, Any]) -> bool:
+    """Whether a device is allocated to a claim that keeps it in spite of a maintenance's taint.
+
+    See claimEvictionTime in pkg/controller/devicetainteviction/device_taint_eviction.go.
+    """
+    return any(
+        (each.get("effect"), each.get("operator"), each.get("tolerationSeconds")) == (EVICTS, "Exists", None)
+        and each.get("key") in (None, "", names.MAINTENANCE)
+        for each in result.get("tolerations") or ()
+    )
 
 
 def _words(device: Device) -> str:

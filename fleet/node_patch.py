@@ -28,9 +28,6 @@ TRIES = 5
 NO_LEADER = 500
 """HTTP status code also of a request during which etcd has no leader ("etcdserver: leader changed")."""
 
-EXPIRED = 410
-"""HTTP status code of a long list whose rest is no longer there: the list must be read anew."""
-
 T = TypeVar("T")
 
 
@@ -81,7 +78,7 @@ def patch(
 def if_temporary(error: ApiError | httpx2.TransportError) -> str:
     """Describe an error after which a retry may succeed; raise any other error again."""
     if isinstance(error, ApiError):
-        if code(error) not in (*TEMPORARY, NO_LEADER, EXPIRED):
+        if code(error) not in (*TEMPORARY, NO_LEADER):
             raise error
         return f"the API server answers {code(error)}: {error.status.message}"
     return unreachable(error)

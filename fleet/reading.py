@@ -7,12 +7,13 @@ would fail at the first of them, so objects are fetched as plain JSON and decode
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any, Generic, TypeVar
 
 import msgspec
 from attrs import field, frozen
+from lightkube import ApiError, Client
 from lightkube.core.resource import Resource
 from lightkube.generic_resource import (
     GenericGlobalResource,
@@ -27,8 +28,15 @@ from lightkube.resources.policy_v1 import PodDisruptionBudget
 
 from fleet.decoding import convert
 
+PAGE = 500
+"""Objects in one answer to a list."""
+
+EXPIRED = 410
+"""HTTP status code of a long list whose rest is no longer there: the list must be read anew."""
+
 T = TypeVar("T", Node, Lease, Pod, PodDisruptionBudget)
 R = TypeVar("R", bound=Resource)
+V = TypeVar("V")
 
 
 def _plain(base: type[R], kind: type[Resource]) -> type[R]:
@@ -85,6 +93,19 @@ Kubernetes that lightkube does not know."""
 _TEXTS = ("annotations", "labels")
 
 _TIME = re.compile(r"[+-]?\d{4,}-\d\d-\d\d[Tt]")
+
+
+def all_of(client: Client, kind: type[Any], read: Callable[[Iterable[Mapping[str, Any]]], V], **of: Any) -> V:
+    """Read all objects of a plain kind, page by page; if the pages expire meanwhile, again in one answer, as client-go's pager.
+
+    :param of: the namespace and the labels.
+    """
+    try:
+        return read(client.list(kind, chunk_size=PAGE, **of))
+    except ApiError as error:
+        if error.status.code != EXPIRED:
+            raise
+        return read(client.list(kind, **of))
 
 
 @frozen

@@ -23,6 +23,7 @@ class Dra:
     """What a cluster has for DRA (resource.k8s.io) and PodDisruptionBudgets.
 
     ``users``: the uids of the pods that use each device. A rule with NoExecute ends them, unless they are in ``tolerating``.
+    ``group``: the PodGroup for which claims are reserved. ``tolerations``: those of each claim.
     ``generations``: in how many ResourceSlices a driver publishes each device. Those before the last stay for a moment.
     """
 
@@ -34,6 +35,8 @@ class Dra:
     made: int = 0
     pool: str = "a"
     generations: int = 1
+    group: str = ""
+    tolerations: list[Any] = field(factory=list)
 
     def answer(self, method: str, path: str, body: Any) -> tuple[int, Any] | None:
         """The answer; None: the path is of something else. ``devices``: the PCI address of each."""
@@ -56,8 +59,10 @@ class Dra:
         return {"driver": "sriov", "pool": {"name": self.pool}, "devices": devices}
 
     def _claim(self, device: str) -> dict[str, Any]:
-        result = {"driver": "sriov", "pool": self.pool, "device": device, "request": "r"}
+        result = {"driver": "sriov", "pool": self.pool, "device": device, "tolerations": self.tolerations}
         reserved = [{"resource": "pods", "name": uid.removeprefix("u-"), "uid": uid} for uid in self.users[device]]
+        if self.group:
+            reserved = [{"resource": "podgroups", "name": self.group, "uid": f"u-{self.group}"}]
         status = {"allocation": {"devices": {"results": [result]}}, "reservedFor": reserved}
         return {"metadata": {"name": f"of-{device}", "namespace": "ml"}, "status": status}
 

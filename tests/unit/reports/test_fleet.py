@@ -1,0 +1,60 @@
+"""Public reports of what the fleet's commands read: lists of many pages, and claims of DRA."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fleet.sweeping import decide
+from tests.unit.fleet.nic_fleet import CLEAN, DONE, Fleet, fleet
+from tests.unit.fleet.nodes_api import status
+from tests.unit.fleet.test_fleet import node
+from tests.unit.fleet.test_maintenance_requests import NODES, Serve, serve, sweeps
+
+__all__ = ["fleet", "serve"]
+
+
+@pytest.mark.parametrize(
+    "_report", [pytest.param("kdashboard-70", id="kdashboard-70"), pytest.param("python-953", id="python-953")]
+)
+def test_a_long_list_whose_pages_expire_is_read_anew(serve: Serve, _report: str) -> None:
+    """etcd has compacted the revision of the first page. The Node of that page is gone by now."""
+    first = {"metadata": {"continue": "next"}, "items": [node("gone").to_dict()]}
+    expired = status(410, "The provided continue parameter is too old")
+    anew = sweeps("ab")
+    answers = {what: [(200, first if what == NODES else {**first, "items": []}), expired, *anew[what]] for what in anew}
+    script, maintenance = serve(answers)
+    assert sorted(maintenance.api.nodes().objects) == ["a", "b"]
+    assert decide(maintenance.api, 0.25).fleet == 2
+    assert [script.asked.count(what) for what in anew] == [4, 3, 4]
+
+
+EVERY = [{"effect": "NoExecute", "operator": "Exists"}]
+
+
+@pytest.mark.parametrize(
+    ("group", "tolerations", "why"),
+    [
+        pytest.param(
+            "train",
+            [],
+            "it is reserved for the PodGroup train, and pods that come back get the same device",
+            id="enhancements-5736",
+        ),
+        pytest.param("", EVERY, "it tolerates each taint", id="kubernetes-134434"),
+    ],
+)
+def test_a_claim_whose_device_no_taint_frees_is_left_to_its_pods(
+    fleet: Fleet, group: str, tolerations: list[Any], why: str
+) -> None:
+    fleet.dra.group, fleet.dra.tolerations = group, tolerations
+    said = f"the claim ml/of-vf0 has a device: {why}; end its workload, or maintain the node without --device"
+    assert fleet.maintenance().run(["a"], 1) == {"a": ("undone", said)}
+    assert (fleet.state(), fleet.dra.made) == (CLEAN, 0)
+
+
+def test_a_claim_that_tolerates_another_taint_or_for_some_time_is_freed(fleet: Fleet) -> None:
+    of_time = {**EVERY[0], "tolerationSeconds": 30}
+    fleet.dra.tolerations = [of_time, {**EVERY[0], "key": "example.com/other"}, {**EVERY[0], "effect": "NoSchedule"}]
+    assert fleet.maintenance().run(["a"], 1) == DONE
