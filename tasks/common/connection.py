@@ -154,9 +154,14 @@ def settings(read: Callable[..., Any]) -> Callable[..., Any]:
         if PARAMIKO in known and isinstance(own, dict):
             given[PARAMIKO] = {"transport_factory": TransportFactory(), **own}
         try:
-            return read(kind, known, given)
+            made = read(kind, known, given)
         except ConnectorDataTypeError as error:
-            raise ConnectorDataTypeError(f"{data.host}: {error}") from None
+            _, key, said = str(error).split("`", 2)
+            raise ConnectorDataTypeError(f"{data.host}.{key}: {said.strip(': ')}; see docs/inventory.md") from None
+        # paramiko takes another port for the rest of its division by 65536.
+        if not 1 <= (port := made.get("ssh_port") or 22) <= 65535:
+            raise ConnectorDataTypeError(f"{data.host}.ssh_port: {port} is out of range; give 1 to 65535")
+        return made
 
     return read_given
 

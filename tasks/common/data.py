@@ -129,7 +129,8 @@ def unknown_keys(data: Mapping[str, object], host_name: str) -> list[str]:
             continue
         # Whoever takes a key for a constant writes it in capitals.
         hint = did_you_mean(key.lower(), known_keys(), "see docs/inventory.md")
-        faults.append(f"{host_name}: unknown key {key!r}; {hint} (keys of your own begin with {SITE!r})")
+        own = f"keys of your own begin with {SITE!r}, a file's own names with '_'"
+        faults.append(f"{host_name}: unknown key {key!r}; {hint} ({own})")
     return faults
 
 
@@ -204,9 +205,15 @@ def wrong_values(data: Mapping[str, object], host_name: str) -> list[str]:
 def without_password(url: str) -> None:
     """Refuse a URL with a user or a password: it would be in arguments on the node, and in files that everybody there reads.
 
-    :raises ValueError: it has one; the message does not show it.
+    :raises ValueError: it has one, or its host is not valid; the message does not show the URL.
     """
-    if urlsplit(url).netloc.rpartition("@")[1]:
+    try:
+        user = urlsplit(url).netloc.rpartition("@")[1]
+    except ValueError:  # a message of urllib may show the password
+        raise ValueError(
+            "the host of the URL is not valid; give a name, an IPv4 address, or an IPv6 address in brackets"
+        ) from None
+    if user:
         raise ValueError(
             "the URL has a user or a password, which every user of the node could read; give it without a user or password, "
             "and let the server admit the nodes by their addresses, or apt by /etc/apt/auth.conf.d"

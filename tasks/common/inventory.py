@@ -120,6 +120,8 @@ def _fault(group: Any) -> str:
             # Without what is in a list or a mapping, which may be a password.
             shown = f"a {type(name).__name__}" if isinstance(name, list | Mapping) else repr(name)
             return f"{shown} is not the name of a host"
+        if "@" in name and not name.startswith("@"):  # in front, it is that of a connector
+            return f"{name!r} has a user; give the name of the host alone, and ssh_user in its data"
         if len(data) != 1 or not isinstance(data[0], Mapping):
             # Without the data, which may have a password.
             return f"the entry of {name!r} is not a name and a mapping"

@@ -60,16 +60,16 @@ def _settings(value: object) -> FabricSettings:
     if not set(made.tests) & TESTS.keys():
         raise ValueError(f"tests: it has none of {', '.join(TESTS)}; leave it out for all tests")
     if not LEAST_SECONDS <= made.seconds <= 3600:
-        raise ValueError(f"seconds: {made.seconds} is not valid; give {LEAST_SECONDS} to 3600")
+        raise ValueError(f"seconds: {made.seconds} is not valid; give {LEAST_SECONDS} to 3600 seconds")
     if not 1 <= made.grace <= 3600:
         raise ValueError(f"grace: {made.grace} is not valid; give 1 to 3600 seconds")
-    for name, value, least in (
-        ("size", made.size, 1),
-        ("messages", made.messages, LEAST_MESSAGES),
-        ("collective_size", made.collective_size, 4),
+    for name, value, least, unit in (
+        ("size", made.size, 1, "bytes"),
+        ("messages", made.messages, LEAST_MESSAGES, "messages"),
+        ("collective_size", made.collective_size, 4, "bytes"),
     ):
         if not least <= value <= LARGEST_SIZE:
-            raise ValueError(f"{name}: {value} is not valid; give {least} to {LARGEST_SIZE}")
+            raise ValueError(f"{name}: {value} is not valid; give {least} to {LARGEST_SIZE} {unit}")
     if made.at_once is not None and made.at_once < 1:
         raise ValueError(f"at_once: {made.at_once} is not valid; give at least 1")
     return made

@@ -140,8 +140,9 @@ def _authority(key: Kubernetes) -> str:
     try:
         return _read_authorities(file)
     except (OSError, ValueError) as error:
+        said = error.strerror if isinstance(error, OSError) else error
         raise DeployError(
-            f"{host.name}.{KUBERNETES.name}.ca_file: {file}: {error}; give the cluster's authority, a PEM file"
+            f"{host.name}.{KUBERNETES.name}.ca_file: {file}: {said}; give the cluster's authority, a PEM file"
         ) from None
 
 

@@ -31,8 +31,14 @@ _resource_name = Matches(
 
 
 def _network(text: str) -> None:
+    try:
+        network = ip_network(text)
+    except ValueError:
+        raise ValueError(
+            f"{text} is no IP network and prefix length (the bits after the prefix are 0); correct it"
+        ) from None
     # host-local refuses a smaller one.
-    if ip_network(text).num_addresses < 4:
+    if network.num_addresses < 4:
         raise ValueError(f"{text} has no room for pods; give a larger network")
 
 
@@ -52,7 +58,7 @@ def _ranges(_: object, attribute: Attribute[Any], text: str | None) -> None:
     try:
         parse_ranges(text or "")
     except ValueError as error:
-        raise ValueError(f"{attribute.name}: {error}") from None
+        raise ValueError(f"{attribute.name}: {error}; write it as 0-3,8") from None
 
 
 @frozen

@@ -20,6 +20,10 @@ NO_GROUP = "hosts: a tuple is a list of hosts and the group's data, as ([...], {
         ([("a",)], NO_ENTRY),
         (["a", ("", {})], "hosts: '' is not the name of a host"),
         (["a", ()], "hosts: () is not the name of a host"),
+        (
+            ["a", ("root@b:22", {})],
+            "hosts: 'root@b:22' has a user; give the name of the host alone, and ssh_user in its data",
+        ),
         (["a", 5], "hosts: 5 is not the name of a host"),
         (["a", ["b", {"_sudo_password": "hunter2"}]], "hosts: a list is not the name of a host"),
         ({"a": {"_sudo_password": "hunter2"}}, "hosts: it is a dict; a group of hosts is a list of names, or of"),
