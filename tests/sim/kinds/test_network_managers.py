@@ -38,7 +38,6 @@ def put(kernel: Kernel, **files: str) -> None:
 
 OF_NETWORKD, OF_NM = f"{NETWORKD}/IFINDEX", f"{NM}/IFINDEX"
 FABRIC, NETPLAN = "/etc/systemd/network/20-fab.network", "/run/systemd/network/10-netplan-enp33s0.network"
-PROFILE = "/run/NetworkManager/system-connections/netplan-enp33s0.nmconnection"
 INTERFACES, STATE = "/etc/network/interfaces", "/run/network/ifstate"
 MANAGED = "[device]\nmanaged=true\n"
 BY_NM = ("NetworkManager configures enp33s0", "nmcli device set enp33s0 managed no")
@@ -53,18 +52,14 @@ BY_NM = ("NetworkManager configures enp33s0", "nmcli device set enp33s0 managed 
             "networkctl reload",
         ),
         ({OF_NETWORKD: "ADMIN_STATE=configuring\n"}, "systemd-networkd configures enp33s0 (no file)", "Unmanaged=yes"),
-        (
+        pytest.param(
             {OF_NETWORKD: CONFIGURED.format(NETPLAN)},
             f"netplan configures enp33s0, by systemd-networkd ({NETPLAN})",
             "netplan apply",
+            id="cluster-api-provider-hetzner-481",
         ),
         ({OF_NM: f"{MANAGED}connection-uuid=7b0c\n"}, *BY_NM),
         ({OF_NM: MANAGED, f"{WANTS}/systemd-networkd.service": ""}, *BY_NM),
-        (
-            {OF_NM: MANAGED, PROFILE: "[connection]\ninterface-name=enp33s0\n"},
-            f"netplan configures enp33s0, by NetworkManager ({PROFILE})",
-            "netplan apply",
-        ),
         (
             {INTERFACES: STANZA.format("dhcp"), f"{WANTS}/networking.service": ""},
             f"ifupdown configures enp33s0 ({INTERFACES})",

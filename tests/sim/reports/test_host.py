@@ -155,7 +155,9 @@ def test_huge_pages_that_memory_lacks_at_first_are_there_later() -> None:
     kernel.memory = hugepages.Memory({2048: 12, 1048576: 0})
     short = settle(kernel, hugepages=pools)
     assert not is_ready(short.conditions)
-    assert any("12" in each.error for each in short.outcomes if each.result == "failed")
+    (failed,) = [each for each in short.outcomes if each.result == "failed"]
+    assert "12 of 20 pages of 2M" in failed.error
+    assert "hugepagesz=2M hugepages=N" in failed.remedy
     kernel.memory = hugepages.Memory({2048: 64, 1048576: 0})
     assert is_ready(settle(kernel, hugepages=pools).conditions)
     paths = [f"{hugepages.NODE}/node{node}/hugepages/hugepages-2048kB/nr_hugepages" for node in (0, 1)]
@@ -182,6 +184,7 @@ def test_a_size_that_a_kernel_with_pages_of_64_kb_does_not_have_is_named_with_th
         pytest.param(
             [{"size": "2M", "count": 40}], [{"size": "2M", "count": 8, "numa_node": 1}], id="kubernetes-111757"
         ),
+        pytest.param([{"size": "2M", "count": 8}], [{"size": "2M", "count": 16}], id="kubernetes-118559"),
     ],
 )
 def test_a_kubelet_that_has_counted_other_huge_pages_is_named_until_it_restarts(first: Any, then: Any) -> None:
@@ -197,20 +200,10 @@ def test_a_kubelet_that_has_counted_other_huge_pages_is_named_until_it_restarts(
     before = sum(pool["count"] for pool in first)
     assert (stale.status, stale.severity) == ("False", "warn")
     assert f"{before} of 2M, and there are" in stale.message
+    assert stale.remedy.startswith("drain the Node")
     kernel.host.kubelet_started = 2000.0
     node.now += 60
     assert node.look()["KubeletHugepages"].reason == "Counted"
-
-
-def test_a_kubelet_is_not_to_be_restarted_under_pods_with_devices() -> None:
-    kernel = two_nics()
-    node = Node(kernel, more={"hugepages": [{"size": "2M", "count": 8}]})
-    node.look()
-    kernel.host.kubelet_started = 1000.0
-    node.more = {"hugepages": [{"size": "2M", "count": 2 * 8}]}
-    node.look()
-    node.now += 60
-    assert node.look()["KubeletHugepages"].remedy.startswith("drain the Node")
 
 
 @pytest.mark.parametrize(

@@ -66,15 +66,6 @@ def test_a_netdev_below_another_one_leaves_the_addresses_to_that(kind: str) -> N
     assert kernel.routing.assigned == {}
 
 
-def test_a_netdev_of_netplan_is_left_to_networkd() -> None:
-    """cloud-init has written a file beside the static one (cluster-api-provider-hetzner 481)."""
-    file = f"/run/systemd/network/10-netplan-{NAME0}.network"
-    state = f"/run/systemd/netif/links/{two_nics().netdev(PF0).ifindex}"
-    made = run({state: f"ADMIN_STATE=configured\nNETWORK_FILE={file}\n"})
-    outcomes = {(each.result, each.error) for each in made.outcomes if each.change.kind == "addresses"}
-    assert outcomes == {("blocked", f"netplan configures {NAME0}, by systemd-networkd ({file})")}
-
-
 @pytest.mark.parametrize(
     "files",
     [

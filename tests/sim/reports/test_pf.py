@@ -118,13 +118,6 @@ def test_the_mtu_of_a_pf_and_its_vfs_can_fall_and_rise(node: Node, before: int, 
     assert {node.kernel.netdev(function).mtu for function in functions} == {wanted}
 
 
-def test_an_mtu_that_leaves_the_spec_is_as_before(node: Node) -> None:
-    """ifupdown2 71."""
-    assert is_settled(node.follow({"mtu": 9216}))
-    assert is_settled(node.follow({}))
-    assert node.kernel.netdev(PF0).mtu == 1500
-
-
 def test_of_fewer_vfs_none_is_left_over(node: Node) -> None:
     """nmstate 1520."""
     vfs = {"count": 4, "defaults": {"vlan": 7}}
@@ -133,13 +126,6 @@ def test_of_fewer_vfs_none_is_left_over(node: Node) -> None:
     functions = {PF0, PF1, *vf_addresses(node.kernel.files, PF0).values()}
     assert {netdev.function for netdev in node.kernel.netdevs.values()} == functions
     assert [each.vlan for each in node.kernel.vfs(PF0)] == [7, 7]
-
-
-def test_vfs_go_when_the_spec_wants_none(node: Node) -> None:
-    """sriov-network-operator of OpenShift, 233."""
-    node.follow({"vfs": {"count": 4}})
-    assert is_settled(node.follow({"vfs": {"count": 0}}))
-    assert node.kernel.vfs(PF0) == ()
 
 
 # --- what a driver refuses, or does late -----------------------------------------------------------------------------
@@ -234,31 +220,6 @@ def test_vfs_whose_netdevs_come_late_are_configured_then(node: Node) -> None:
     assert is_settled(node.follow(nic))
     link = node.kernel.netdev(late)
     assert (link.mtu, link.up, link.name) == (9000, True, f"{NAME0}v1")
-
-
-def test_interrupts_that_a_driver_requests_again_are_placed_again(node: Node) -> None:
-    """ena resets itself after a timeout, and one CPU serves all (scylladb 3408)."""
-    node.kernel.set_driver(PF0, "ena")
-    node.kernel.netlink.set_link(node.kernel.netdev(PF0).ifindex, up=True)
-    for first in (300, 310):
-        node.kernel.interrupts.free(PF0)
-        for number, action in enumerate((f"ena-mgmnt@pci:{PF0}", f"{NAME0}-Tx-Rx-0", f"{NAME0}-Tx-Rx-1"), first):
-            node.kernel.interrupts.request(PF0, number, action)
-            assert node.kernel.files.read(f"/proc/irq/{number}/{IRQ}") == "0-3"
-        assert is_ready(node.follow({}, irqs={"irqbalance": "untouched"}).conditions)
-        placed = [node.kernel.files.read(f"/proc/irq/{number}/{IRQ}") for number in range(first, first + 3)]
-        assert placed == ["0-1", "1", "0"]
-
-
-def test_an_interrupt_for_which_no_cpu_has_a_vector_is_named_with_the_remedy(node: Node) -> None:
-    """Writing an affinity fails with ENOSPC (irqbalance 303)."""
-    node.kernel.interrupts.vectors = dict.fromkeys(range(4), 0)
-    result = node.follow({}, irqs={"irqbalance": "untouched"})
-    assert not is_ready(result.conditions)
-    refused = [each for each in result.outcomes if each.result == "failed"]
-    assert all("no CPU of 0-1 has an interrupt vector" in each.error for each in refused)
-    node.kernel.interrupts.vectors = {}
-    assert is_ready(node.follow({}, irqs={"irqbalance": "untouched"}).conditions)
 
 
 def test_a_vf_that_is_nowhere_after_its_pod_is_named() -> None:

@@ -60,6 +60,7 @@ def gids(kernel: Kernel, *given: tuple[str, ...]) -> None:
         ),
         pytest.param([(LINK_LOCAL, "RoCE v2"), (V4, "RoCE v2", "vlan7")], {"gid_ipv4": True}, True, id="ucx-5996"),
         pytest.param([(ZERO, "RoCE v2")], {}, False, id="ucx-3786"),
+        ([("N/A", "RoCE v2")], {"gid_ipv4": True}, False),
         pytest.param([(ZERO, "IB/RoCE v1")] * 6 + [(V4, "RoCE v2")], {"gid_ipv4": True}, True, id="nccl-1587"),
         pytest.param([(ZERO, "RoCE v2")] * 4 + [(LINK_LOCAL, "RoCE v2"), (V4, "RoCE v2")], {}, True, id="nccl-1573"),
         ([(LINK_LOCAL, "RoCE v2"), (V4, "RoCE v2")], {"gid_ipv6": True}, False),
@@ -98,38 +99,6 @@ def test_a_type_of_gid_that_a_port_cannot_have_is_said_to_be_so(layer: str, node
     assert f"no {gid_type} GID (its link layer is {layer}: leave gid_type out)" in message
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param("mlx5_0", id="opa-psm2-43"), pytest.param("rdma0", id="guest-configs-95")]
-)
-def test_a_device_that_was_renamed_is_found(kernel: Kernel, name: str) -> None:
-    gids(kernel, (V4, "RoCE v2"))
-    assert is_ready(conditions(kernel, OF_PF).values())
-    kernel.rdma.delete(DEVICE)
-    kernel.rdma.add(PF0, name, NAME0)
-    kernel.rdma.set_gid(name, 1, V4, "RoCE v2", NAME0)
-    assert is_ready(conditions(kernel, OF_PF).values())
-
-
-@pytest.mark.parametrize(
-    ("kind", "named"),
-    [
-        pytest.param("umad", "load ib_umad", id="k8s-rdma-shared-dev-plugin-23"),
-        pytest.param("uverbs", "load ib_uverbs", id="network-operator-31"),
-        pytest.param("rdma_cm", "load rdma_ucm", id="k8s-rdma-shared-dev-plugin-192"),
-    ],
-)
-def test_a_device_without_all_its_character_devices_is_named(kernel: Kernel, kind: str, named: str) -> None:
-    kernel.rdma.delete(DEVICE)
-    kernel.rdma.add(PF0, DEVICE, NAME0, umad=kind != "umad", uverbs=kind != "uverbs")
-    if kind == "rdma_cm":
-        kernel.tree.remove("/dev/infiniband/rdma_cm")
-    gids(kernel, (V4, "RoCE v2"))
-    seen = conditions(kernel, OF_PF)
-    if kind != "uverbs":
-        assert named in seen["RdmaCharDevices"].message
-    assert not is_ready(seen.values())
-
-
 def test_a_vf_that_comes_back_without_its_rdma_device_is_named(kernel: Kernel) -> None:
     """In exclusive mode the device stays in the pod's namespace (kubernetes-sigs/dranet 177)."""
     kernel.rdma.rxe, kernel.rdma.mode = True, "exclusive"
@@ -166,15 +135,6 @@ def test_a_mode_that_the_kernel_refuses_now_names_the_module_parameter(kernel: K
     assert node.last is not None
     (outcome,) = [each for each in node.last.outcomes if each.result != "applied"]
     assert "ib_core" in f"{outcome.error} {outcome.remedy} {outcome.change.remedy}"
-
-
-def test_a_mode_that_the_node_has_already_is_not_set_again(kernel: Kernel) -> None:
-    kernel.rdma.mode = "exclusive"
-    kernel.fault = refusing(errno.EBUSY, "netns_mode")
-    node = Node(kernel, more={"nics": [], "rdma": {"netns_mode": "exclusive"}})
-    assert is_ready(node.look().values())
-    assert node.last is not None
-    assert node.last.outcomes == ()
 
 
 def roce_vfs(**vfs: Any) -> tuple[Kernel, Node]:

@@ -39,15 +39,6 @@ def test_a_vf_goes_to_vfio_and_back_however_it_came_there(node: Node) -> None:
     assert node.kernel.driver(function) == "igbvf"
 
 
-def test_a_vf_that_leaves_vfio_has_no_override_any_more(node: Node) -> None:
-    """Its own driver is refused as long as there is one (opae-sdk 2729)."""
-    node.follow({"vfs": {"count": 1, "defaults": {"driver": "vfio-pci"}}})
-    override = f"/sys/bus/pci/devices/{vf(node, 0)}/driver_override"
-    assert node.kernel.files.read(override) == "vfio-pci"
-    assert is_settled(node.follow({"vfs": {"count": 1, "defaults": {"driver": "netdevice"}}}))
-    assert (node.kernel.driver(vf(node, 0)), node.kernel.files.read(override)) == ("igbvf", "(null)")
-
-
 @pytest.mark.parametrize(
     ("driver", "override"),
     [
