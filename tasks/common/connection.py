@@ -17,6 +17,7 @@ a connection that waits for other hosts.
 from __future__ import annotations
 
 import logging
+import re
 import resource
 import secrets
 import socket
@@ -24,11 +25,14 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import wraps
 from pathlib import Path
+from random import uniform
+from threading import local
 from typing import Any
 
+import gevent
 from attrs import frozen
 from gevent import Timeout
-from paramiko import ChannelException, Transport
+from paramiko import ChannelException, SSHException, Transport
 from pyinfra import logger
 from pyinfra.api.arguments import CONNECTOR_ARGUMENT_KEYS, pop_global_arguments
 from pyinfra.api.command import QuoteString, StringCommand
@@ -64,6 +68,15 @@ ANSWER_S = 60
 HANDSHAKE_S = 60
 """Seconds for each part of the handshake: sshd's banner, the keys, the login. paramiko gives up after 15 or 30. A busy host
 takes longer, and so does this process with a large fleet."""
+
+TRIES = 5
+"""How often a connection is tried that sshd, or that of a bastion, drops at once, as beyond MaxStartups (sshd_config(5))."""
+
+DROPPED = re.compile(r"SSH protocol banner(\[Errno 104\].*)?\)$")
+"""What paramiko says then."""
+
+SECONDS_BETWEEN = (1.0, 4.0)
+"""Of two tries, at random: other hosts connect by the same bastion."""
 
 QUOTED = " 'a' \\\\ !b $c\n`d`"
 """What shells that are not POSIX's change in quoted text: fish drops a backslash, csh ends at the line's end and at `!b`."""
@@ -122,7 +135,7 @@ def connecting(connect: Callable[[SSHConnector], None]) -> Callable[[SSHConnecto
         try:
             # Otherwise gevent's thread for names prints a traceback.
             (self.data["ssh_hostname"] or self.host.name).encode("idna")
-            connect(self)
+            _undropped(connect, self)
             transport: Any = self.client and self.client.get_transport()
             with nullcontext() if self.data["ssh_file_transfer_protocol"] == "scp" else transport.open_session():
                 fault = login_fault(self)
@@ -139,6 +152,70 @@ def connecting(connect: Callable[[SSHConnector], None]) -> Callable[[SSHConnecto
             raise ConnectError(fault)
 
     return connect_or_fail
+
+
+def _undropped(connect: Callable[[SSHConnector], None], connector: SSHConnector) -> None:
+    for left in reversed(range(TRIES)):
+        try:
+            connect(connector)
+            return
+        except ConnectError as error:
+            if not DROPPED.search(str(error)):
+                raise
+            if not left:
+                raise ConnectError(
+                    f"{error}: sshd, or that of a bastion, closes the connection at once: let MaxStartups in its "
+                    "/etc/ssh/sshd_config be larger than --parallel, or see its log"
+                ) from None
+        gevent.sleep(uniform(*SECONDS_BETWEEN))  # noqa: S311  no secret
+
+
+_of_host = local()
+"""The settings of the host that a greenlet connects to, for the hosts on the way to it."""
+
+INHERITED = ("_pyinfra_ssh_strict_host_key_checking", "_pyinfra_ssh_known_hosts_file")
+
+
+def jumping(connect: Callable[..., None]) -> Callable[..., None]:
+    """SSHClient.connect: a bastion (ProxyJump) is connected to as its host is, and through bastions of its own.
+
+    pyinfra asks for each host whether a bastion's new key is right, connects directly to one that has a ProxyJump itself, and
+    hides that the key of one has changed.
+    """
+
+    @wraps(connect)
+    def connect_as_host(self: Any, hostname: str, **given: Any) -> None:
+        self._ssh_config = {}
+        if (of_host := getattr(_of_host, "settings", None)) is not None:
+            if given.get("sock") is None:
+                given.pop("sock", None)
+            connect(self, hostname, **{**of_host, **given})
+            return
+        _of_host.settings = {key: given[key] for key in INHERITED if key in given}
+        if factory := (given.get("_pyinfra_ssh_paramiko_connect_kwargs") or {}).get("transport_factory"):
+            _of_host.settings["transport_factory"] = factory
+        try:
+            connect(self, hostname, **given)
+        finally:
+            _of_host.settings = None
+
+    return connect_as_host
+
+
+def reading_keys(from_line: Callable[..., Any]) -> Callable[..., Any]:
+    """HostKeyEntry.from_line: a line that paramiko cannot read, such as one of @cert-authority, costs no other one.
+
+    At other exceptions than SSHException, pyinfra leaves out the whole file. Each host is a new one then, and may have any key.
+    """
+
+    @wraps(from_line)
+    def read_or_skip(line: str, lineno: int | None = None) -> Any:
+        try:
+            return from_line(line, lineno)
+        except Exception as error:
+            raise SSHException(str(error)) from None
+
+    return read_or_skip
 
 
 def settings(read: Callable[..., Any]) -> Callable[..., Any]:
@@ -169,13 +246,17 @@ def settings(read: Callable[..., Any]) -> Callable[..., Any]:
 def noting(append: Callable[[Any, str, Any], None]) -> Callable[[Any, str, Any], None]:
     """append_hostkey: a first connection makes the folder of known_hosts, and succeeds if the key cannot be written.
 
-    Both as ssh(1) has it. pyinfra's function expects the folder, which a new user's home does not have.
+    Both as ssh(1) has it. pyinfra's function expects the folder, which a new user's home does not have, and writes the key of
+    a bastion once for each host behind it.
     """
 
     @wraps(append)
     def append_or_warn(connection: Any, hostname: str, key: Any) -> None:
         # None: the SSH configuration has `UserKnownHostsFile none`.
         file = connection._host_keys_filename
+        if connection._host_keys.check(hostname, key):
+            return
+        connection._host_keys.add(hostname, key.get_name(), key)
         try:
             if file is not None:
                 Path(file).parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Replaces functions and methods of pyinfra 3.10. docs/pyinfra.md says what each replacement gains.
+"""Replaces functions and methods of pyinfra 3.10, and one of paramiko. docs/pyinfra.md says what each replacement gains.
 
 No other module does so. tests/deploy/common/test_replacements.py fails if an upgrade of pyinfra makes one of them needless.
 """
@@ -174,6 +174,8 @@ REPLACEMENTS: dict[str, Callable[[Any], Any]] = {
     "pyinfra.api.arguments:all_global_arguments": cache,
     "pyinfra.connectors.base:host_to_connector_data": connection.settings,
     "pyinfra.connectors.ssh:SSHConnector.connect": connection.connecting,
+    "paramiko.hostkeys:HostKeyEntry.from_line": connection.reading_keys,
+    "pyinfra.connectors.sshuserclient.client:SSHClient.connect": connection.jumping,
     "pyinfra.connectors.sshuserclient.client:append_hostkey": connection.noting,
     "pyinfra.connectors.ssh_util:getpass": questions.asking_for_key,
     "pyinfra.connectors.util:getpass": questions.asking_for_sudo,

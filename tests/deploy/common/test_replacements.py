@@ -16,6 +16,7 @@ from typing import Any
 import paramiko
 import pyinfra.progress
 import pytest
+from paramiko.hostkeys import HostKeyEntry, InvalidHostKey
 from pyinfra.api import arguments
 from pyinfra.api.config import config_defaults
 from pyinfra.api.exceptions import ConnectorDataTypeError, PyinfraError
@@ -111,6 +112,12 @@ NEEDED: dict[str, Callable[[], bool]] = {
     ),
     "pyinfra.connectors.base:host_to_connector_data": lambda: raises(ConnectorDataTypeError, settings_with_none),
     "pyinfra.connectors.ssh:SSHConnector.connect": lambda: raises(PyinfraError, connect_with_a_key_that_is_none),
+    "paramiko.hostkeys:HostKeyEntry.from_line": lambda: raises(
+        InvalidHostKey, lambda: HostKeyEntry.from_line("@cert-authority * ssh-rsa AAA")
+    ),
+    "pyinfra.connectors.sshuserclient.client:SSHClient.connect": lambda: (
+        "strict" not in inspect.getsource(client.SSHClient.parse_config).partition("c.connect(")[2]
+    ),
     "pyinfra.connectors.sshuserclient.client:append_hostkey": lambda: raises(
         FileNotFoundError, note_a_key_without_the_folder
     ),

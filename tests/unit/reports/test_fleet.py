@@ -15,10 +15,7 @@ from tests.unit.fleet.test_maintenance_requests import NODES, Serve, serve, swee
 __all__ = ["fleet", "serve"]
 
 
-@pytest.mark.parametrize(
-    "_report", [pytest.param("kdashboard-70", id="kdashboard-70"), pytest.param("python-953", id="python-953")]
-)
-def test_a_long_list_whose_pages_expire_is_read_anew(serve: Serve, _report: str) -> None:
+def test_a_long_list_whose_pages_expire_is_read_anew(serve: Serve) -> None:
     """etcd has compacted the revision of the first page. The Node of that page is gone by now."""
     first = {"metadata": {"continue": "next"}, "items": [node("gone").to_dict()]}
     expired = status(410, "The provided continue parameter is too old")
