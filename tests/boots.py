@@ -1,7 +1,5 @@
 """Boots of a node of a lab."""
 
-from __future__ import annotations
-
 import time
 from contextlib import suppress
 

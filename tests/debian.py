@@ -1,7 +1,5 @@
 """Programs for tests: from PATH, or else unpacked from Debian's packages, which are fetched once. Nothing is installed."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from functools import cache

@@ -1,7 +1,5 @@
 """The samples that Prometheus would scrape from a fleet in a day, as OpenMetrics. Most nodes are well, some are not."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 EVERY = 300

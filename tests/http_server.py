@@ -1,7 +1,5 @@
 """A server here, over HTTP or HTTPS, whose answers a test gives."""
 
-from __future__ import annotations
-
 import json
 import ssl
 import threading

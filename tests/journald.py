@@ -1,7 +1,5 @@
 """A socket that receives the entries for journald in a test, and reads them as journald does."""
 
-from __future__ import annotations
-
 import socket
 import struct
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ Each mutant is tried by the tests that were seen to call its function. Nearly ev
 these modules, and a mutant that survives costs the time of all of them.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Runs a test in a child process, in a network namespace of its own on this machine's kernel."""
 
-from __future__ import annotations
-
 import functools
 import multiprocessing
 import subprocess

@@ -4,8 +4,6 @@ Each Python gets an environment of its own with the project in it. If a Python i
 says so.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import shutil

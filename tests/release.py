@@ -4,8 +4,6 @@ Example: .venv/bin/python -m tests.release
 Exit code: 0 all is there, 1 something is missing.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

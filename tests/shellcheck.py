@@ -4,8 +4,6 @@ The shell of tasks/ is the argument of a call, most often of `script` (tasks/com
 fact. It is checked as it is sent.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import json

@@ -6,8 +6,6 @@ and the results are written. A soak that was stopped continues from there, also 
 agent's processes are in the snapshot. `make lab-down` deletes the snapshots.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import sys

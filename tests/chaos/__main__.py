@@ -6,8 +6,6 @@ writes the tables of the page beside it. TRACKBED_LAB selects the lab. After a t
 was last restored are repeated with fewer of them; `--trial` runs the smallest set.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import shlex

@@ -1,7 +1,5 @@
 """An API server that answers badly: `bad_api_server.py PORT CERTIFICATE HOW`. The key is beside the certificate."""
 
-from __future__ import annotations
-
 import os
 import ssl
 import sys

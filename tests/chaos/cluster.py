@@ -1,7 +1,5 @@
 """Faults of the cluster: its API server and etcd, on this host, and the node's kubelet. A lab without a cluster has none."""
 
-from __future__ import annotations
-
 import base64
 import json
 import random

@@ -1,7 +1,5 @@
 """The faults: the scripts that begin and end each, and the states that each may change."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Sequence
 

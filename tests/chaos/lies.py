@@ -1,7 +1,5 @@
 """How long the node, or the API for it, may say that it is ready while the kernel differs from before."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from attrs import frozen

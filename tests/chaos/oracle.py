@@ -5,8 +5,6 @@ it. When it gets SIGTERM, it prints when each value differed, and for how long a
 only what takes no lock that the kernel holds while it makes or deletes VFs: names of folders, and attributes in memory.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """What the API server shows of a node during a trial, by a watch on this host, against the kernel's state by the oracle."""
 
-from __future__ import annotations
-
 import select
 import time
 from collections.abc import Iterator, Mapping, Sequence

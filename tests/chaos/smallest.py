@@ -1,7 +1,5 @@
 """Removes faults from a list that the failure does not need (Zeller's ddmin, by halves and then one by one)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 

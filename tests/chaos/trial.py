@@ -1,7 +1,5 @@
 """One trial: injects faults on a node, and judges the oracle's output."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -6,8 +6,6 @@ Read in kubernetes-sigs/dranet f258477 (pkg/inventory/db.go, pkg/names), k8snetw
 The addresses are those of the zoo's machine. Made up: the PCIe roots, one for a rail and the GPU on the next buses.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The manifests of inventories/prod.py, as its deploy renders them for hosts that answer from a table of hardware."""
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 from typing import Any

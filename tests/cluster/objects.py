@@ -1,7 +1,5 @@
 """Objects of the API server, as the tests of this folder create and change them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any

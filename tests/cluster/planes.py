@@ -1,7 +1,5 @@
 """Starts a control plane for tests, stops it at the end, and reads its audit events."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Two nodes deployed with an inventory of the test's own, the manifests of that deploy, and data between their test pods."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -4,8 +4,6 @@ They run with TRACKBED_TEST_KUBERNETES=v1.37.2, which has DeviceTaintRules. The 
 kubelet plugin library.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -3,8 +3,6 @@
 The Node is an object only. Its ResourceSlices are as the drivers publish them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator
 from pathlib import Path

@@ -3,8 +3,6 @@
 The server validates strictly: it refuses a field that it does not know. There are no nodes, so nothing starts.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -4,8 +4,6 @@ The node and its driver of DRA are those of test_device_stories.py. RDMA devices
 TRACKBED_LAB_DEBIAN=13-backports.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A node loses power in the midst of a surgery: before the change the surgery is reverted, in it a person resumes it."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

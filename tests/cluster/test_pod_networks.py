@@ -4,8 +4,6 @@ Two network namespaces of this host are the nodes, joined by a cable, and two mo
 engine: it calls Multus as one does. So Multus and whereabouts have the rights that are rendered for them, and no others.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

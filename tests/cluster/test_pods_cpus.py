@@ -2,8 +2,6 @@
 the pod's own VF does, if the spec says so (`irqs_on_pod_cpus`).
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Collection, Iterator, Mapping

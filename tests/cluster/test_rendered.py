@@ -4,8 +4,6 @@ No step is by hand. It takes two nodes of the lab. Each has an RDMA device on ea
 cards. With a lab of its own it takes some 50 minutes, on one that is kept (TRACKBED_KEEP_LAB) some 30; neither was measured.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Iterator

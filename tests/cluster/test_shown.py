@@ -1,7 +1,5 @@
 """The watch by which `python -m tests.chaos` judges what the API shows of a node."""
 
-from __future__ import annotations
-
 from agent.report.names import EFFECT, READY, TAINT
 from lab.cluster.control_plane import ControlPlane
 from lab.node import wait

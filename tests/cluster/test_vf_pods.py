@@ -4,8 +4,6 @@ It takes two nodes of the lab whose kernel has an rxe that works in pods (TRACKB
 the Go module proxy may not serve.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """TCP connections: the same assertions on the fake and, in a network namespace, on this machine's own kernel."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """The cases about addresses on this machine's own kernel, in a network namespace: they need a netdev, but no NIC."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import mmap

@@ -1,7 +1,5 @@
 """One node under test, on pyinfra's fake connector. A test gives the answers; commands and uploads are recorded."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import tarfile

@@ -1,7 +1,5 @@
 """Hardware of nodes, in the lines that the script of tasks/hardware.py prints."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Runs the scripts of the tasks for real, in a folder of their own, with programs that stand in for those of a node."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

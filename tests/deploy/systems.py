@@ -1,7 +1,5 @@
 """What nodes of several distributions answer: their os-release, and the packages that they have, as NAME or NAME=VERSION."""
 
-from __future__ import annotations
-
 from tests.deploy.conftest import Answers
 
 

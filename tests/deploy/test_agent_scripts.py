@@ -1,7 +1,5 @@
 """The scripts that install and start the agent: these tests run them in a temporary folder."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A fleet in which each host but a few answers one command with nonsense: every other host is deployed."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

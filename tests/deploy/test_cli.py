@@ -1,7 +1,5 @@
 """The whole deploy through pyinfra's command line, as an operator runs it."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

@@ -1,7 +1,5 @@
 """deploys/discover.py on 200 servers made from the zoo: the files that it writes give each server what it has."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

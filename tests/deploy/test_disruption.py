@@ -1,7 +1,5 @@
 """Each step of the deploy that interrupts something obeys the policies and windows of `disruption`."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import Any, ClassVar

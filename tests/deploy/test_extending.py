@@ -3,8 +3,6 @@
 The files are the examples of that page.
 """
 
-from __future__ import annotations
-
 import importlib
 import re
 import sys

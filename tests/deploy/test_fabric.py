@@ -1,7 +1,5 @@
 """The ends of a node in the fabric test, from the output of its agent; and the keys of the test's settings."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Firmware of Mellanox NICs, by mstconfig's output as public issues quote it: not run on ConnectX."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The task of docs/how-to/move-from-ansible.md, by which a playbook calls the deploy."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

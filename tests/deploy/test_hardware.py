@@ -1,7 +1,5 @@
 """The scripts that read a node's hardware and how its kubelet starts, run for real in a folder of the test."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Each key of the inventory is described in docs/inventory/keys.yaml, from which its pages are made."""
 
-from __future__ import annotations
-
 import pytest
 import yaml
 from attrs import fields

@@ -1,7 +1,5 @@
 """The state of a node from before its first deploy is recorded, and only once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Reboot requests, and the reboots that the policy allows."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The reboots of a fleet: how many hosts are away at once, when they stop, and how they are resumed."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Who uses a host that is to be rebooted. These tests run the script on files that are made here."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

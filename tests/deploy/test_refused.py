@@ -1,7 +1,5 @@
 """Data that the deploy refuses before it touches a node: `refused.txt` has each and its whole message."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """The removal of Trackbed from a node: its steps in their order. The lab compares a real node with its original state."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import pkgutil

@@ -1,7 +1,5 @@
 """The scripts of small tasks: these tests run them in a temporary folder."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Secrets are planted wherever the deploy can get one, and looked for in all that it runs, writes and logs."""
 
-from __future__ import annotations
-
 import logging
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A site of one's own, outside of the checkout, as an operator makes and deploys it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

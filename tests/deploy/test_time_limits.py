@@ -1,7 +1,5 @@
 """A host on which something hangs is given up, by name, and the others are deployed."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from io import StringIO

@@ -4,8 +4,6 @@ With --seconds, coverage guides the choice of inputs (atheris, which `make fuzz`
 A fault ends the run with exit code 1 and the command that repeats it.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

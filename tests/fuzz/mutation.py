@@ -1,7 +1,5 @@
 """Changed copies of seeds, by random choices that follow from a number: the same number gives the same cases."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Sequence
 from itertools import islice

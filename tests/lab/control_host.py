@@ -1,7 +1,5 @@
 """Control hosts as new users have them: a bare Debian or Ubuntu in its own folder, with git, make and Python. Needs root."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

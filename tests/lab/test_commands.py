@@ -1,7 +1,5 @@
 """The commands on a node of the lab: apply beside the service, contention, a spec derived from the node, traffic, bundle."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One entry for both NICs of a node of the lab, and `trackbed inspect --as-inventory` on that node."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """NetworkManager and netplan on a real node: a netdev that they configure is left alone, and the message names them."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator
 

@@ -3,8 +3,6 @@
 TRACKBED_LAB_DEBIAN selects the kernel of the nodes.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 

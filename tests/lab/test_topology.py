@@ -1,7 +1,5 @@
 """`trackbed topology` on a real node, compared with the kernel's own files."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -3,8 +3,6 @@
 The names are those of the drivers' sources, drivers/net/ethernet and drivers/infiniband/hw of Linux 6.12.
 """
 
-from __future__ import annotations
-
 from attrs import frozen
 
 

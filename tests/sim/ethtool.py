@@ -1,7 +1,5 @@
 """ethtool for the simulated igb and igbvf (Linux 6.1, an 82576): channels, rings, coalescing, features."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """A simulated fabric: ends and paths with faults, and noise on every result."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal

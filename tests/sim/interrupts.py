@@ -1,7 +1,5 @@
 """The simulated machine's CPUs, and the interrupts and packets that they serve."""
 
-from __future__ import annotations
-
 import errno
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping

@@ -15,8 +15,6 @@ The file is YAML. Its words are those of `trackbed inspect --json`; what is left
 - `other_rdma`: RDMA devices without a PCI function. `route`: the netdev of the default route.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

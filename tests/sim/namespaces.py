@@ -1,7 +1,5 @@
 """Other network namespaces of the simulated kernel: the netdevs that were moved there, below a prefix of the same tree."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager

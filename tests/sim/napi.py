@@ -1,7 +1,5 @@
 """The simulated NAPI instances: one for each queue of a netdev that is up, as Linux 6.18 was seen to have them for veth."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Mapping
 from typing import Protocol

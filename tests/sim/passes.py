@@ -1,7 +1,5 @@
 """A spec of some NICs, and a pass of the agent on a simulated kernel."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from agent.engine.context import SILENT, Callbacks, Goal, Memory

@@ -1,7 +1,5 @@
 """Faults of the simulated kernel that refuse some writes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from tests.sim.tree import error

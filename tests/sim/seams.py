@@ -1,7 +1,5 @@
 """Wraps a machine and calls a function before each read. The function may let time pass, change the machine, or fail."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

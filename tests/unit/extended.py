@@ -7,8 +7,6 @@ ATTRIBUTES is the JSON of what each VF of a NIC is to have. It prints the condit
 what became of the attributes. A process of its own: what is in these folders is looked up once in each.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

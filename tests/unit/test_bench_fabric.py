@@ -1,7 +1,5 @@
 """bench.fabric: what it prints of a simulated fleet, and when it fails."""
 
-from __future__ import annotations
-
 import pytest
 from attrs import evolve
 from click.testing import CliRunner

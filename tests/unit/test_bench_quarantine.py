@@ -1,7 +1,5 @@
 """bench.quarantine: a simulated fleet, and what it prints and records."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

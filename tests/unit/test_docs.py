@@ -1,7 +1,5 @@
 """Whatever the README and docs/ quote exists: conditions and their reasons, commands and their options, paths, links."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -1,7 +1,5 @@
 """The operators' checks find the NICs of a spec by the output of the node's own tools."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """No input crashes a parser of foreign data: some made-up inputs for each, always the same. `make fuzz` tries more."""
 
-from __future__ import annotations
-
 import faulthandler
 
 import pytest

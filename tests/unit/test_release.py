@@ -1,7 +1,5 @@
 """The version stands in one place; what a release needs, and what cannot be installed."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

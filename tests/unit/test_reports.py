@@ -1,7 +1,5 @@
 """The table of public reports names tests that exist, so that anybody can run a trial again."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The check of the shell in tasks/: what it finds, and that it finds all of it."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

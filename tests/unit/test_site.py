@@ -1,7 +1,5 @@
 """The documentation site: it builds, a broken link or anchor fails it, and its reference is what the code says."""
 
-from __future__ import annotations
-
 import fcntl
 import html
 import json

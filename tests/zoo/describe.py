@@ -5,8 +5,6 @@ number, IP address, MAC or GUID of the server: whoever loads the file makes MACs
 card is kept. VFs, and netdevs that are not on top of a NIC, are left out. The keys are those of tests/sim/machine_file.py.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -5,8 +5,6 @@ a reload of the first NIC's driver; a VF that a pod takes and returns; then what
 and the configurations of the device plugins with their networks.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence

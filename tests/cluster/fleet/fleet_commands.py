@@ -1,7 +1,5 @@
 """What the tests of the fleet's commands share: a control plane, Nodes that are objects only, and running a command."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """`trackbed fleet maintain` against a real API server, with Nodes that are objects only."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress

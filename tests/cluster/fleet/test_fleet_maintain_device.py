@@ -3,8 +3,6 @@
 Pods claim VFs by DRA, on a Node that is an object only.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

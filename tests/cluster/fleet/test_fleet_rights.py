@@ -1,7 +1,5 @@
 """The rights that docs/fleet.md lists for the fleet's commands and for a deploy suffice: each is run with no others."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`trackbed fleet status` against a real API server, with Nodes that are objects only."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

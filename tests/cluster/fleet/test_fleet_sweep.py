@@ -1,7 +1,5 @@
 """`trackbed fleet sweep` against a real API server, with Nodes that are objects only."""
 
-from __future__ import annotations
-
 import itertools
 import subprocess
 import sys

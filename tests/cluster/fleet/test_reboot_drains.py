@@ -1,7 +1,5 @@
 """A deploy drains a Node of a real API server before it reboots the host, with the rights that docs/fleet.md lists alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Its one argument is a JSON file: a list of members. Each line on standard input 
 process ends with its input.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Attacks with the credentials of one node's kubelet, and with those of a user with rights in one namespace."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A reporter's token against a real API server: what it can request by it, when it ends, and how a node is shut out."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """RDMA devices, the rdma_cm's defaults, the subsystem's mode, and a netdev without Data Center Bridging."""
 
-from __future__ import annotations
-
 import errno
 
 from agent.hardware.functions import PCI, device_path, netdev, vf_addresses

@@ -1,7 +1,5 @@
 """What a node prints before an answer is no part of it, and an answer without its end is not believed."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from typing import Any

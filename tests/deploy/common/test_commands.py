@@ -1,7 +1,5 @@
 """What a script has, whatever the login has."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

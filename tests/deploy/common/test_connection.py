@@ -1,7 +1,5 @@
 """How nodes are connected to."""
 
-from __future__ import annotations
-
 import os
 import resource
 import socket

@@ -1,7 +1,5 @@
 """What a node answers may be anything: it fails that node alone, in one line."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from io import BytesIO
 from typing import Any

@@ -1,7 +1,5 @@
 """Groups of an inventory that pyinfra would misread. tests/deploy/test_cli.py has some through pyinfra's command line."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

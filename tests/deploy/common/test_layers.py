@@ -1,7 +1,5 @@
 """Overrides of parts of a value, merged layer over layer in pyinfra's order."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tasks.common import layers

@@ -1,7 +1,5 @@
 """The lock of a node's deploy: the scripts as a shell runs them, and a deploy to a node that another one holds."""
 
-from __future__ import annotations
-
 import logging
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """The prefetching of facts, through pyinfra's own command line and config.py. This machine is the node."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

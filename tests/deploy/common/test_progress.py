@@ -1,7 +1,5 @@
 """What a deploy shows of the steps of its hosts and their times, through pyinfra's own command line and config.py."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

@@ -1,7 +1,5 @@
 """What replaces pyinfra's functions returns the same or mends a fault of theirs, and each is needed still."""
 
-from __future__ import annotations
-
 import getpass
 import inspect
 import json

@@ -1,7 +1,5 @@
 """Earlier operations run again: this fails if an upgrade of pyinfra changes what tasks/common/replay.py relies on."""
 
-from __future__ import annotations
-
 from pyinfra.api.command import StringCommand
 from pyinfra.api.operation import operation
 from pyinfra.context import host

@@ -1,7 +1,5 @@
 """The same commit gives the same archive, to the byte, wherever it is built."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Shards, through pyinfra's own command line and the project's config.py."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

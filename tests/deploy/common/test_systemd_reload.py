@@ -1,7 +1,5 @@
 """Reloads of systemd's units beside containers with GPUs. systemctl is a stand-in, and /dev/null's node stands for a GPU's."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Files that are replaced together, before a program reads them: what the operation runs, as a shell runs it."""
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The turns of hosts, when what runs a host is killed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import gevent

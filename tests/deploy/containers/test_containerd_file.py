@@ -1,7 +1,5 @@
 """The scripts that edit containerd's main file, run here with stand-ins for containerd and systemctl."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -3,8 +3,6 @@
 tests/lab/containers/test_container_runtime.py runs all of it on a node.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

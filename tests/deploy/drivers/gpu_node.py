@@ -1,7 +1,5 @@
 """A node with NVIDIA's driver, and one without, as pyinfra's fake connector answers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tasks.drivers import gpu_driver

@@ -1,7 +1,5 @@
 """An older release of DOCA in place of a newer one. Packages require a version or any later one. Real apt, which simulates."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

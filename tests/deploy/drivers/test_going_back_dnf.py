@@ -1,7 +1,5 @@
 """An older release in place of a newer one, by real dnf and rpm in a folder. Packages require a version or any later one."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The driver that is loaded, and the one that is installed."""
 
-from __future__ import annotations
-
 import shlex
 
 import pytest

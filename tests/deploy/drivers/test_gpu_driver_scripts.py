@@ -1,7 +1,5 @@
 """The scripts for NVIDIA's driver: these tests run them in a temporary folder."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The persistence daemon of NVIDIA's driver."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tasks.drivers import gpu_driver

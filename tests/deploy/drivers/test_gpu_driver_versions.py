@@ -1,7 +1,5 @@
 """The driver's version: dnf's module streams and locks, other versions of packages, and when none is replaced."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

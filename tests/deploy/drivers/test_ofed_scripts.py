@@ -1,7 +1,5 @@
 """The scripts of OFED's modules, run on files that are made here."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import subprocess

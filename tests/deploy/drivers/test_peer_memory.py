@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from tasks.drivers import peer_memory

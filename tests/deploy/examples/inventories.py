@@ -4,8 +4,6 @@ It runs in a process of its own: importing `pyinfra_cli` puts gevent's threads, 
 on which pytest-xdist then waits for ever.
 """
 
-from __future__ import annotations
-
 import pickle
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The worked example, inventories/prod.py: what the deploy declares for a node of each group, in order (operations.txt)."""
 
-from __future__ import annotations
-
 import datetime
 import runpy
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What examples/ submits: valid in the schema of its kind, and for labels and resources that Trackbed publishes."""
 
-from __future__ import annotations
-
 import ast
 import copy
 import json

@@ -4,8 +4,6 @@
 that is not ready, since the host of the tests is no node. In the others it is a stand-in that ends as docs/cli.md says.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """Kernel arguments, sysctls and the initramfs. grubby's commands were not run on RHEL."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

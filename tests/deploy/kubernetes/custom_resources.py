@@ -1,7 +1,5 @@
 """The schemas of custom resources: the CRDs of the operators that run them, as their Go modules have them."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

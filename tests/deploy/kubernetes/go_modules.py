@@ -1,7 +1,5 @@
 """Files of public Go modules, as the Go module proxy has them: the schemas to hold manifests against."""
 
-from __future__ import annotations
-
 import json
 import os
 import zipfile

@@ -1,7 +1,5 @@
 """Kubernetes' own schema of its API, to hold manifests against: the OpenAPI document of a release, fetched by Go."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from typing import Any

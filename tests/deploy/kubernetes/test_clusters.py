@@ -1,7 +1,5 @@
 """One inventory with hosts of several clusters."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The DeviceClasses and ResourceClaimTemplates for the two DRA drivers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

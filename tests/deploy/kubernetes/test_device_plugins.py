@@ -1,7 +1,5 @@
 """Device plugins' manifests: their inputs, their content, and whether the API would accept them."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

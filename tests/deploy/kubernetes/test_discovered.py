@@ -1,7 +1,5 @@
 """Which functions of a node are NICs of its spec and which are not, and which ones the plugins' selectors match."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

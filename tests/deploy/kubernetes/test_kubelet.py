@@ -1,7 +1,5 @@
 """The gate of the kubelet: what is written, and on which nodes it would hold nothing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

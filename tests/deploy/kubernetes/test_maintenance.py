@@ -1,7 +1,5 @@
 """A reboot of a host in a cluster: its Node is cordoned and drained before, and uncordoned once it is ready again."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The NetworkAttachmentDefinitions: a macvlan on each rail, and the VFs of each pool."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The task that renders device plugins' manifests: the files that it writes, and the values that it refuses."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The docs name the manifests that are rendered."""
 
-from __future__ import annotations
-
 import re
 
 import yaml

@@ -1,7 +1,5 @@
 """The manifests of Multus, whereabouts, sriov-cni and rdma-cni: their rights, and whether the API accepts them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

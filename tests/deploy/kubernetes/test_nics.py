@@ -1,7 +1,5 @@
 """A deploy that changes NICs in use: their devices are tainted until their pods have ended, and nothing stays tainted."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Entries of apt for a repository that the deploy also wants, as the guides of vendors make them. Real apt in a folder."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 from pathlib import Path

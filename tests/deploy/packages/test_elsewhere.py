@@ -1,7 +1,5 @@
 """Software that was installed past the package manager is not mixed with packages of it."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

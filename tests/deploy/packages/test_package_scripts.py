@@ -1,7 +1,5 @@
 """The scripts for package managers: these tests run them in a temporary folder."""
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 import sys

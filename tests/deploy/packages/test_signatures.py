@@ -1,7 +1,5 @@
 """What is asked about the signatures of modules before the loaded ones are given up. mokutil and modinfo are stand-ins."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

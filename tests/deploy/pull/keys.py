@@ -1,7 +1,5 @@
 """Key pairs of GnuPG, for archives of pull mode."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

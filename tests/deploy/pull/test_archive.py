@@ -1,7 +1,5 @@
 """The archive, and the inventory of a node that deploys itself from it."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

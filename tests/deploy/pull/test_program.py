@@ -1,7 +1,5 @@
 """The program that fetches an archive, checks its signature and deploys it; with real signatures."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """The timer of pull mode and its files, on the fake connector."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 apt itself answers, in folders of its own.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

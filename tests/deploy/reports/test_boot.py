@@ -3,8 +3,6 @@
 The scripts run for real, in a folder of their own, with programs that stand in for those of a node. grubby was not run.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Public reports of servers on which cloud-init is still at work when one can log in."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Public reports of a DKMS that has builds of a module whose source is gone: what it says of the other modules."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Public reports of another rpm that is at work: real dnf and rpm in a folder, and dnf5 by what it prints."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

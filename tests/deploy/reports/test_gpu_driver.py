@@ -3,8 +3,6 @@
 Where an update replaces parts, apt itself answers, from a repository in a folder.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

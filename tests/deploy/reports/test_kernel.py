@@ -1,7 +1,5 @@
 """Public reports of kernels: which packages they have, and which of them a boot takes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

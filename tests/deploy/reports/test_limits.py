@@ -3,8 +3,6 @@
 The scripts run for real, in a folder of their own, with programs that stand in for systemd's and procps'.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

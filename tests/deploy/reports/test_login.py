@@ -1,7 +1,5 @@
 """Public reports of logins by ssh as another user than root."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.deploy.fake import deployed

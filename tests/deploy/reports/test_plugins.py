@@ -1,7 +1,5 @@
 """Public reports about device plugins, NCCL and network managers, tried by their triggers on the deploy's facts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Public reports of reboots that logind refuses, or that systemd shortens: the script runs with programs that stand in."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Each has ``seeds()``: inputs that the parsers accept, and ``check(data)``: gives
 it raises is not a fault; anything else is.
 """
 
-from __future__ import annotations
-
 import pkgutil
 from collections.abc import Callable, Sequence
 from importlib import import_module

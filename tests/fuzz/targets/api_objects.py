@@ -1,7 +1,5 @@
 """Objects of the API server: the reporter's Node, and the objects that the operators' commands read."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Sequence

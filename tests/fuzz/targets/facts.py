@@ -1,7 +1,5 @@
 """A node's answers over SSH: the facts of the deploy."""
 
-from __future__ import annotations
-
 import pkgutil
 from collections.abc import Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The kubeconfig of the control host, which the operator or another program wrote."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The kubelet's answers: gRPC over HTTP/2, and the message in it; and its file of the CPUs of pods."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Messages of rtnetlink, ethtool's notifications and Data Center Bridging."""
 
-from __future__ import annotations
-
 import socket
 import struct
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """A card's bytes: its configuration space and its Vital Product Data."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The archive of pull mode, after its signature was verified: somebody may have signed the wrong file."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import runpy

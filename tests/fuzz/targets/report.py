@@ -1,7 +1,5 @@
 """The report and the files beside it, which are judged, published, printed and stored."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections import Counter

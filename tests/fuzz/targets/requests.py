@@ -1,7 +1,5 @@
 """Requests to the sockets that other users can reach: HTTP, and `trackbed apply`'s."""
 
-from __future__ import annotations
-
 import os
 import socket
 import tempfile

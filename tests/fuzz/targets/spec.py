@@ -1,7 +1,5 @@
 """The node's spec, and the texts in it: ranges, addresses, selectors."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from contextlib import suppress

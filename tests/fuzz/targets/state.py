@@ -1,7 +1,5 @@
 """Files of the agent's state: originals, verified, observed and failed specs, and the memory that it shares with its worker."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Sequence

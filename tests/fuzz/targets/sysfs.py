@@ -4,8 +4,6 @@ The first three bytes choose the files, the rest is their text. A pass may find 
 (OSError).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any

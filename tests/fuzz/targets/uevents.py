@@ -1,7 +1,5 @@
 """Uevents, of the kernel and of udev."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from agent.linux.events import uevent_events

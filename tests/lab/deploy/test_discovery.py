@@ -1,7 +1,5 @@
 """deploys/discover.py on two nodes without an agent: one group, and data by which nothing would change."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from agent.spec.node import to_json

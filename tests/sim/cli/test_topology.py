@@ -1,7 +1,5 @@
 """`trackbed topology`: devices and queues at their place, on a simulated machine."""
 
-from __future__ import annotations
-
 import re
 
 import click

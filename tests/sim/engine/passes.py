@@ -1,7 +1,5 @@
 """A spec of two NICs."""
 
-from __future__ import annotations
-
 from agent.spec.node import NodeSpec, from_mapping
 from tests.sim.two_nics import MAC0, PF1
 

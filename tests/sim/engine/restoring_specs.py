@@ -1,7 +1,5 @@
 """Random specs of all kinds whose values are restored when they leave the spec."""
 
-from __future__ import annotations
-
 import random
 from functools import partial
 from typing import Any

@@ -3,8 +3,6 @@
 Full passes and those that an event causes take turns. What a write is must not depend on which of them makes it.
 """
 
-from __future__ import annotations
-
 import random
 from contextlib import suppress
 from functools import cache

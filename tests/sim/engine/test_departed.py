@@ -1,7 +1,5 @@
 """A NIC that left the spec gets its values back, unless it may be a NIC of the spec that is missing."""
 
-from __future__ import annotations
-
 import errno
 from functools import partial
 from typing import Any

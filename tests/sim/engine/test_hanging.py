@@ -1,7 +1,5 @@
 """A driver that does not return from a call: the device is blamed, and the next worker does not call that driver again."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

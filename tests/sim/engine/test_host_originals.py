@@ -1,7 +1,5 @@
 """Originals of the host: a variable of the kernel has one original, by whichever keys, notations or parts the spec sets it."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An original stays kept until its value is back: refusals, late effects, changes that stop half-way, parts of one setting."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Callable
 from itertools import count

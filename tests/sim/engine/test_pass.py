@@ -1,7 +1,5 @@
 """One pass: what it reads and announces to read, how often it tries a change, and the conditions that it gives."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Callable
 from pathlib import Path

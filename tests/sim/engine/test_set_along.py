@@ -1,7 +1,5 @@
 """What the kernel sets along with a value of the spec gets its own original back."""
 
-from __future__ import annotations
-
 import errno
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """If any single read fails, only the device that was read is left alone and reported, until it can be read again."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

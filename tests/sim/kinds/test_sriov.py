@@ -1,7 +1,5 @@
 """SR-IOV on the simulated kernel: attributes of VFs, their names, and the PF's own link."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

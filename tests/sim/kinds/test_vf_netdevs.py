@@ -1,7 +1,5 @@
 """The netdevs of VFs and PFs: their names, links and carriers, and representors."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 

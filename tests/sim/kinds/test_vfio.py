@@ -1,7 +1,5 @@
 """VFs that are bound to vfio-pci for virtual machines, on the simulated kernel."""
 
-from __future__ import annotations
-
 import errno
 from contextlib import suppress
 

@@ -1,7 +1,5 @@
 """Losses of carrier: which count, what they make of a link's state, and what outlives a restart of the agent."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

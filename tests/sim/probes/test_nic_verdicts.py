@@ -1,7 +1,5 @@
 """The verdict on each NIC and VF: whose fault is whose."""
 
-from __future__ import annotations
-
 import errno
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Public reports about the numbers of channels, tried by their triggers."""
 
-from __future__ import annotations
-
 import errno
 from pathlib import Path
 from typing import Any

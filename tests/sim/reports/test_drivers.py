@@ -1,7 +1,5 @@
 """Public reports about what drivers answer, what others do to their devices, and how these come and go."""
 
-from __future__ import annotations
-
 import errno
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Public reports about devices that are there and work no more: a GPU or a card that fell off the bus, a port with errors."""
 
-from __future__ import annotations
-
 import pytest
 
 from agent.report.verdict import is_ready

@@ -1,7 +1,5 @@
 """Public reports about interrupts, RPS, huge pages, locked memory and the kubelet, tried by their triggers."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Public reports of ifupdown, its successors and netplan: which netdevs they configure, by their files."""
 
-from __future__ import annotations
-
 import pytest
 
 from agent.engine.converge import Pass

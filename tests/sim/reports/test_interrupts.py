@@ -1,7 +1,5 @@
 """Public reports about where interrupts are: with fewer channels than interrupts, other writers, and CPUs of claims."""
 
-from __future__ import annotations
-
 import errno
 import json
 

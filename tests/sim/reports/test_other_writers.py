@@ -1,7 +1,5 @@
 """Public reports of programs that undo a value again and again: the agent stops, and names who is known to set it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Public reports about PFs and their netdevs: how they are selected, what moves them, what their drivers refuse."""
 
-from __future__ import annotations
-
 import errno
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Public reports about RDMA devices, their GIDs and the subsystem's network namespaces, tried by their triggers."""
 
-from __future__ import annotations
-
 import errno
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Public reports about the ports of RDMA devices: their state, GIDs and partition keys."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Public reports about the drivers to which VFs are bound."""
 
-from __future__ import annotations
-
 import errno
 from pathlib import Path
 from typing import Any

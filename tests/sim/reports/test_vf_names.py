@@ -1,7 +1,5 @@
 """Public reports about the names of VFs' netdevs."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.sim.engine.one_nic import Node, is_settled, left, vf

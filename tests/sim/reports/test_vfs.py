@@ -1,7 +1,5 @@
 """Public reports about VFs, tried by their triggers: docs/campaign/reports.md names each report."""
 
-from __future__ import annotations
-
 import errno
 from pathlib import Path
 from typing import Any

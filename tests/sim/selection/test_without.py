@@ -1,7 +1,5 @@
 """`select.without`: while the NIC that it names is hidden, no NIC of the entry gets another name, number or setting."""
 
-from __future__ import annotations
-
 import errno
 import random
 import struct

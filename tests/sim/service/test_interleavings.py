@@ -5,8 +5,6 @@ two calls by which the agent reads something of the device or takes events. Once
 a new reading of everything.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import time

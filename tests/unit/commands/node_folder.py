@@ -1,7 +1,5 @@
 """A node of a test: a folder with its report, spec and history, and the commands on it as processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

@@ -1,7 +1,5 @@
 """`trackbed apply` as a process, with and without the service."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 from multiprocessing.connection import wait

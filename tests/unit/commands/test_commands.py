@@ -1,7 +1,5 @@
 """The commands on files of the test's own: what they print for people, for programs and for terminals, and their exit codes."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

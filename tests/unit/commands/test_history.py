@@ -1,7 +1,5 @@
 """`trackbed history` as a process, on a history of the test's own."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

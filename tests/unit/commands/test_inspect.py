@@ -1,7 +1,5 @@
 """`trackbed inspect` as a process, on this machine."""
 
-from __future__ import annotations
-
 import json
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """`trackbed stat` as a process, on a real netdev."""
 
-from __future__ import annotations
-
 import json
 import signal
 import socket

@@ -1,7 +1,5 @@
 """The collective stage without nodes: the groups, the command line, what the programs print, and the verdict."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """A run of the fabric's test: templates/fabric.py on three "nodes" of this machine, with programs like perftest's."""
 
-from __future__ import annotations
-
 import json
 import os
 import runpy

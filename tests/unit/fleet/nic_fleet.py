@@ -1,7 +1,5 @@
 """A fleet with DRA for maintenances of one NIC: its API server, its one node's host, and commands for them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An API server of Nodes and their pods, for the commands of the fleet and for a deploy."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from attrs import define, field

@@ -1,7 +1,5 @@
 """Which PodDisruptionBudgets forbid that a NIC is taken from its pods: NoExecute asks none of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

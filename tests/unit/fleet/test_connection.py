@@ -1,7 +1,5 @@
 """The fleet's client of the Kubernetes API, over a real connection."""
 
-from __future__ import annotations
-
 import base64
 import socket
 import ssl

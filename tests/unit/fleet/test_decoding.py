@@ -1,7 +1,5 @@
 """Threads that decode a type of the API for the first time, together. A process has one first time, so each case is one."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """What the fleet's commands derive from a cluster's objects."""
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 

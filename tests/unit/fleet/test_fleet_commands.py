@@ -1,7 +1,5 @@
 """What the commands of the fleet print, and which arguments they refuse."""
 
-from __future__ import annotations
-
 import json
 import re
 import tracemalloc

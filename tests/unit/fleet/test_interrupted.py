@@ -1,7 +1,5 @@
 """Commands of `trackbed fleet` that are stopped early, against a small API server whose one pod a node is never evicted."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """How the fleet's commands use a kubeconfig, and how they fail without a cluster."""
 
-from __future__ import annotations
-
 import base64
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What a drain evicts, what a maintenance records, and how an inventory's hosts are found."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

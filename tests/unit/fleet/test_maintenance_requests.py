@@ -1,7 +1,5 @@
 """A maintenance whose API server does not always answer, or whose Node changes meanwhile."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence

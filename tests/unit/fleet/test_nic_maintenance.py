@@ -1,7 +1,5 @@
 """A maintenance of one NIC: its devices are tainted, its pods end, the NIC is changed, and nothing stays tainted."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from threading import Event

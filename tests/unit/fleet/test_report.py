@@ -1,7 +1,5 @@
 """`trackbed fleet report`: the page of a day that a real Prometheus has stored, in a real browser."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

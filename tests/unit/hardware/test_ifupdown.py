@@ -1,7 +1,5 @@
 """interfaces(5) on real files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

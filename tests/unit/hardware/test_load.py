@@ -1,7 +1,5 @@
 """Which queues follow the load, on random loads and on simulated servers; and the counters from which a load is read."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Callable

@@ -19,8 +19,6 @@ The keys of `observed.json`, in the order in which they are applied to the simul
 - `files`: texts of sysfs and /proc.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

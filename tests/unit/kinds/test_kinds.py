@@ -1,7 +1,5 @@
 """What the modules of agent/kinds/ declare."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from types import ModuleType

@@ -1,7 +1,5 @@
 """What the tests of a lab's companions share."""
 
-from __future__ import annotations
-
 import subprocess
 import tempfile
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """In a lab of three nodes, the frames of a NIC reach both other nodes: the splitter, tested with sockets in place of QEMU."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The lab's nodes get this host's time: the time source, asked by an NTP client."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import time

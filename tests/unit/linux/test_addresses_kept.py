@@ -3,8 +3,6 @@
 Its full reading comes once a minute, and no wait here is as long.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """rtnetlink on this machine's own kernel, in a network namespace of its own, compared with ip(8)."""
 
-from __future__ import annotations
-
 import errno
 import json
 import socket

@@ -1,7 +1,5 @@
 """Names of netdevs that are not UTF-8: a pod with CAP_NET_ADMIN may give its VF such a name, and the VF comes back with it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

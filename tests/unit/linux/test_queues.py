@@ -1,7 +1,5 @@
 """The kernel's answers about a netdev's queues: as Linux 7.3 gave them for igb and igbvf, and of other drivers' forms."""
 
-from __future__ import annotations
-
 import struct
 
 import pytest

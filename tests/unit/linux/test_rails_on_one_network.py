@@ -1,7 +1,5 @@
 """Two rails on one IP network, on this machine's kernel: a rail does not answer ARP for the other rail's address."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

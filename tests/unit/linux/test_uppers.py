@@ -1,7 +1,5 @@
 """Netdevs of other network namespaces on top of one of the own, on this machine's own kernel."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

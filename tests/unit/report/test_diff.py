@@ -1,7 +1,5 @@
 """A plan as people read it: grouped by device, equal changes of VFs folded, marked by what they do, and summed up."""
 
-from __future__ import annotations
-
 import click
 import pytest
 

@@ -1,7 +1,5 @@
 """Each reason that the agent gives is declared, with the status that it gives, and each that is declared is given."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ Each folder of `state_files/` has what one version wrote (by its own code), name
 A version that writes one of these files in another form adds a folder.
 """
 
-from __future__ import annotations
-
 import json
 import zlib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Code that runs as an unprivileged user of this machine, in a process of its own."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The reporter's token: which one it uses, when it requests the next one, and what it accepts as an answer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An unprivileged user of the node against what root's agent writes, reads and listens on."""
 
-from __future__ import annotations
-
 import os
 import socket
 import stat

@@ -1,7 +1,5 @@
 """The metrics, rules and dashboard in a real Prometheus."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

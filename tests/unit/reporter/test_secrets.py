@@ -1,7 +1,5 @@
 """Secrets are planted with the reporter and in the agent's folders, and looked for in all that a user of the node can see."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

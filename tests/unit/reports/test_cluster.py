@@ -1,7 +1,5 @@
 """Public reports about taints, labels, drains and cordons, tried by their triggers on what is written to the Node."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Public reports of what the fleet's commands read: lists of many pages, and claims of DRA."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The journal's entry of a pass: what journald gets, and what happens without it."""
 
-from __future__ import annotations
-
 import re
 import socket
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The worker's process on the simulated kernel, without a supervisor: its arguments and environment, and how it ends."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

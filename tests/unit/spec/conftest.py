@@ -1,7 +1,5 @@
 """The validator of a spec's JSON Schema. Without the jsonschema package, the tests that use it are skipped."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -3,8 +3,6 @@
 `.venv/bin/python -m tests.unit.spec.specs` writes the answers anew: `git diff` then shows which messages have changed.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

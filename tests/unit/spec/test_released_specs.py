@@ -1,7 +1,5 @@
 """The specs of each released version of this MAJOR are read: those of its golden plans, by the tags of this checkout."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The parser and the schema say of each spec in `specs.txt` what stands there (:mod:`tests.unit.spec.specs`)."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
