@@ -41,7 +41,7 @@ def main() -> None:
     except click.ClickException as error:
         message = error.format_message()
         if isinstance(error, click.UsageError) and error.ctx is not None:
-            message += f"; see: {error.ctx.command_path} --help"
+            message = f"{message.removesuffix('.')}; see: {error.ctx.command_path} --help"
         # click puts the choices of an argument on lines of their own.
         for line in f"trackbed: {message}".replace("\n\t", " ").splitlines():
             click.echo(printable(line), err=True)

@@ -58,7 +58,8 @@ def read_spec(spec_file: str | None) -> NodeSpec:
     except PermissionError as error:
         raise Failed(f"{name}: {error.strerror}; run as root") from None
     except (OSError, ValueError) as error:
-        raise Failed(f"{name!r} cannot be read: {error}; give a file with a spec") from None
+        said = getattr(error, "strerror", None) or error
+        raise Failed(f"{name!r} cannot be read: {said}; give a file with a spec") from None
 
 
 def _read_stdin() -> str:

@@ -48,7 +48,7 @@ def path(given: str) -> Path:
 def pinned(root: Path) -> str | None:
     """The version that a site is for; None: it does not say."""
     file = root / PIN
-    words = file.read_text(errors="backslashreplace").split() if file.is_file() else []
+    words = file.read_text("utf-8-sig", "backslashreplace").split() if file.is_file() else []
     return words[0] if words else None
 
 

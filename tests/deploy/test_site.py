@@ -161,7 +161,10 @@ def test_a_folder_in_the_place_of_an_inventory_is_named_with_an_inventory(site: 
     assert said in done.stderr and "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(("content", "pinned"), [(b"\n", None), (b"1.0\r\n# ours\n", "1.0"), (b"\xff", "\\xff")])
+@pytest.mark.parametrize(
+    ("content", "pinned"),
+    [(b"\n", None), (b"1.0\r\n# ours\n", "1.0"), (b"\xef\xbb\xbf1.0\n", "1.0"), (b"\xff", "\\xff")],
+)
 def test_the_version_of_a_site_is_the_first_word_of_its_file(
     tmp_path: Path, content: bytes, pinned: str | None
 ) -> None:
