@@ -56,10 +56,10 @@ class NothingWaits(Exception):
 class Maintenance:
     """How nodes are maintained: the connections, what the agents may do, and the timeouts in seconds.
 
-    ``resume``: continue, or undo, the maintenance of a node that an earlier run has begun. ``again``: what goes on with a node,
-    if it is not this command; then only its own records are resumed. ``conditions``: those that a node must have to be
-    uncordoned. ``boot_id``: see :func:`unready`. ``nic``: the only NIC to change; then its devices are tainted, and no node is
-    cordoned. ``since``: when this run began, which tells its records from others.
+    ``resume``: continue, or undo, the maintenance of a node that an earlier run has begun. ``again``: in words, what resumes a
+    maintenance, if it is not this command; then only records with these words are resumed. ``conditions``: those that a node
+    must have to be uncordoned. ``boot_id``: see :func:`unready`. ``nic``: the only NIC to change; then its devices are tainted,
+    and no node is cordoned. ``since``: when this run began, which tells its records from others.
     """
 
     api: Api
@@ -333,7 +333,7 @@ class Maintenance:
         while True:
             self._check_stop()
             try:
-                # Pods that are evicted from a node that somebody has given back meanwhile come back.
+                # If somebody has uncordoned the node meanwhile, the pods that are evicted from it come back.
                 node, _ = self.api.node(name)
                 self._recorded(node, self._is_own)
                 if not (self.nic or is_cordoned(node)):

@@ -21,8 +21,8 @@ Step = Literal["drain", "apply", "wait"]
 class Record:
     """The annotation's content. ``cordoned``: the maintenance cordoned the node, so it also uncordons it.
 
-    ``again``: what goes on with it, if it is not `trackbed fleet maintain --resume`. ``device``: the NIC whose devices it
-    taints; empty: it is of the whole node.
+    ``again``: in words, what resumes the maintenance, if it is not `trackbed fleet maintain --resume`. ``device``: the NIC
+    whose devices it taints; empty: it is of the whole node.
     """
 
     by: str

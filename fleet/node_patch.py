@@ -1,4 +1,4 @@
-"""Writes of a Node that outlast other writers, and a patch that also outlasts an API server that is restarted."""
+"""Writes a Node, again if others write it at the same time; a patch is also tried again while the API server is restarted."""
 
 from __future__ import annotations
 

@@ -50,8 +50,8 @@ from fleet.reading import PlainNodeStatus
 from fleet.standing import UNREADABLE, Standing, standing, standings, unreadable
 
 ALWAYS = 5
-"""So many silent nodes, or half of a smaller fleet, are swept whatever the share. Whoever controls one node can keep it silent:
-that must not stop the sweep of the others."""
+"""Up to this number of silent nodes, or half of a smaller fleet, are swept whatever the share is. An attacker on one node can
+keep that node silent: this must not stop the sweep of the others."""
 
 
 @frozen
@@ -125,7 +125,7 @@ def decide(api: Api, share: float, evict_share: float = 0.0) -> Plan:
     decided = plan(listed, share)
     speaking = {one.name for one in listed if one.condition in ("True", "False") and not one.expired}
     uids = {name: metadata_of(node).uid or "" for name, node in nodes.objects.items()}
-    # A Node of which nothing can be read is there.
+    # A Node that cannot be read at all still exists, so its rules stay.
     rules = [rule for rule in rules if rule.node in uids or rule.node not in nodes.faults]
     allowed = at_most(evict_share, decided.fleet)
     maintained = {name for name, node in nodes.objects.items() if names.MAINTENANCE in annotations_of(node)}

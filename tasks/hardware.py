@@ -178,7 +178,7 @@ class Hardware:
         return tuple(each for function in self.functions for each in (function, *function.vfs))
 
     def with_nics_of(self, spec: NodeSpec) -> Hardware:
-        """The hardware with the spec's NICs marked; if the spec has none, every function is one that is no NVLink bridge."""
+        """The hardware with the spec's NICs marked; if the spec has none, every function but NVLink bridges is a NIC."""
         return evolve(self, functions=tuple(_meant(function, not spec.nics) for function in self.functions))
 
 

@@ -205,14 +205,14 @@ def functions(hardware: Hardware) -> tuple[InspectedFunction, ...]:
 
 
 def _check_index(index: int, devices: Iterable[RdmaDevice]) -> None:
-    """Refuse an index at which a port of RoCE has no GID that other nodes may reach, if it has some at others."""
+    """Refuse an index at which a RoCE port has no GID that other nodes may reach, if it has such GIDs at other indexes."""
     for device in devices:
         for port in device.ports:
             there = [gid.index for gid in port.gids if not ip_address(gid.address).is_link_local]
             if port.link_layer == "Ethernet" and there and index not in there:
                 raise ValueError(
                     f"gid_index: port {port.number} of {device.name} has GIDs that other nodes may reach at "
-                    f"{', '.join(map(str, there))}, not at {index}; take gid_index away: NCCL 2.21 and later "
+                    f"{', '.join(map(str, there))}, not at {index}; remove gid_index: NCCL 2.21 and later "
                     "choose it for each port"
                 )
 

@@ -183,7 +183,7 @@ def _lines(plan: Plan | None, version: str, spec: NodeSpec) -> list[str]:
 
 
 def _defaults(spec: NodeSpec) -> list[str]:
-    """What a spec changes on a fresh node beside what is written in it: for whoever gave only NICs."""
+    """What the spec's defaults change on a fresh node: an operator who gave only NICs does not expect it."""
     if not spec.nics or spec.mode == "observe":
         return []
     done = {

@@ -135,7 +135,7 @@ def _lines(verdict: Verdict, report: Report, devices: bool) -> Iterator[str]:
 
 
 def _nic(nic: NicVerdict, width: int) -> Iterator[str]:
-    """A NIC, and below it those of its VFs that are not as it is."""
+    """The verdict on a NIC, and below it those on its faulty VFs."""
     of_vfs = f"{nic.ready_vfs} of {len(nic.vfs)} VFs ready" if nic.vfs else "no VFs"
     of_vfs += "" if nic.link == "good" else f", link {nic.link}"
     head = f"{nic.name:<{width}}  {nic.pci or '-':<12}"

@@ -165,7 +165,7 @@ class Runner:
         return self.settings.seconds + self.settings.grace
 
     def _turns(self, *asked: Collection[str]) -> int:
-        """How many times nodes are asked until these have all been asked, one collection after the other."""
+        """How many batches of at most ``at_once`` nodes it takes to ask all of these, one collection after the other."""
         return sum(-(-len(set(nodes)) // self.nodes.at_once) for nodes in asked)
 
     def _portions(self, tests: Sequence[_T]) -> Iterator[Sequence[_T]]:

@@ -121,10 +121,11 @@ def allow_open_files(hosts: int) -> None:
 
 
 def connecting(connect: Callable[[SSHConnector], None]) -> Callable[[SSHConnector], None]:
-    """SSHConnector.connect: a host fails alone whatever keeps it from being connected to, or if its login shell adds text.
+    """SSHConnector.connect: whatever keeps a host from being connected to fails this host alone.
 
-    So does one without sftp, or that refuses a second session: pyinfra keeps the session of sftp until the end. At other
-    exceptions than ConnectError, as for a name that is none, pyinfra would end the deploy of all hosts.
+    A login shell that prints text, a host without sftp, and one that refuses a second session are refused, too: pyinfra keeps
+    the session of sftp until the end. At an exception other than ConnectError, as for an invalid name, pyinfra would end the
+    deploy of all hosts.
     """
 
     # paramiko prints a traceback for what is no SSH server, or a machine that boots. The error comes as an exception, too.

@@ -92,7 +92,7 @@ def record(kind: type[T]) -> Callable[[object], T]:
 
 @cache
 def task_modules() -> tuple[ModuleType, ...]:
-    """The modules of all tasks, in whichever folder of tasks/ they are; those of tasks/common are none."""
+    """The modules of all tasks, in whichever folder of tasks/ they are; those of tasks/common are not tasks."""
     names = (module.name for module in pkgutil.walk_packages(tasks.__path__, "tasks."))
     return tuple(importlib.import_module(name) for name in names if not name.startswith("tasks.common."))
 

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 _UNREADABLE = (
     *(ValueError, LookupError, TypeError, AttributeError, RecursionError, StopIteration),
-    OverflowError,  # of a whole number that no float can be
+    OverflowError,  # float() of a whole number that is too large
     cattrs.BaseValidationError,
 )
 SHOWN = 400

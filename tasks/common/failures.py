@@ -93,7 +93,7 @@ def prepared(state: State, code: Callable[[], object]) -> None:
         _say(this, error)
         if this not in state.failed_hosts:
             state.fail_hosts({this})  # type: ignore[no-untyped-call]
-        # To pyinfra this is neither a fault nor a host that is ready.
+        # pyinfra then neither prints a traceback nor counts the host as ready.
         raise GreenletExit from None
 
 

@@ -96,7 +96,7 @@ def _overridable() -> tuple[str, ...]:
 
 
 def merge(host: Host) -> list[str]:
-    """Set the keys of which the host has overrides to their merged values; a message for each that is wrong."""
+    """Merge the host's overrides into the values of their keys. Returns a message for each override that is wrong."""
     faults = []
     of_host = layers(host)
     given = {name for layer in of_host for name, over in layer.data.items() if over is not None}

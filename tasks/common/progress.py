@@ -124,7 +124,7 @@ class Progress(BaseStateCallback):
         self._operations[name] = self._operations.get(name, 0.0) + longest
         if longest >= SHORT:
             logger.info(f"took {slowest(self._took)}")
-        # In pull mode each node deploys itself, and is no control host on which somebody looks for this.
+        # A node in pull mode deploys itself: nobody looks for this record on a node.
         if self._took and not all(deploys_itself(host) for host in state.inventory):
             self._note(name)
         if op_hash == state.get_op_order()[-1]:  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""pyinfra's questions, where nobody answers, as in a job of cron: each is an error instead of a traceback."""
+"""Makes an error of each question of pyinfra's that nobody can answer, as in a cron job. pyinfra prints a traceback."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Ask = Callable[[str], object]
 
 
 def check_options() -> None:
-    """For config.py: refuse options with which pyinfra would ask nobody, show nothing, hide failures, or raise.
+    """For config.py: refuse options with which pyinfra asks where nobody answers, shows nothing, hides failures, or raises.
 
     With -y pyinfra does not print the changes, so `--dry -y` would show nothing. Its JSON is complete.
 
@@ -37,7 +37,7 @@ def check_options() -> None:
         raise PyinfraError("--dry with -y prints no changes; leave out -y: a dry run asks nothing")
     asks = is_deploy and not any(given.get(option) for option in ("yes", "dry", "debug_operations", "debug_facts"))
     if asks and not sys.stdin.isatty():
-        raise PyinfraError("there is no terminal to answer; give -y, with which pyinfra does not ask, or --dry")
+        raise PyinfraError("there is no terminal to answer pyinfra's question; give -y, which answers it, or --dry")
 
 
 def asking_after_failures(ask: Callable[[State, Config], None]) -> Callable[[State, Config], None]:

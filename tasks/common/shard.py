@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def limit(hosts: Iterable[T], limited: list[T] | None) -> list[T] | None:
-    """The hosts of the shard that the environment names, of those to which the deploy is limited already; None: all hosts.
+    """Limit the deploy further, to the shard that the environment names; None: all hosts.
 
     :raises PyinfraError: the variable is not a shard.
     """

@@ -21,5 +21,5 @@ def handle_signals() -> None:
 
 def _stop(number: int, frame: FrameType | None) -> None:
     click.echo(f"--> Stopped by {signal.Signals(number).name}", err=True)
-    # As a shell tells it of a command that a signal has ended.
+    # The exit code that a shell gives for a command that a signal has ended.
     sys.exit(128 + number)

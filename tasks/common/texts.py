@@ -27,7 +27,8 @@ for path; do
   if [ -e "$unread" ]; then echo ':# not read yet'; fi
 done
 """
-"""A script that prints files. One that :func:`replace` left unread, also by removing it, has a last line that no other has."""
+"""A script that prints files. If a program has not read what :func:`replace` did to a file, also if that removed the file, the
+script adds a line that no file has: the texts differ, and the next deploy replaces the file again."""
 
 
 class Present(Lines):

@@ -62,7 +62,10 @@ class Turns:
         return left
 
     def take(self, name: str) -> Literal["at once", "later", "never"]:
-        """Wait for a host's turn, in the order in which they came; when it comes. Never: too many hosts have failed."""
+        """Wait for a host's turn, first come, first served. Returns whether the host had to wait.
+
+        "never": it gets no turn, since too many hosts have failed.
+        """
         when: Literal["at once", "later"] = "at once"
         self._waiting.append(name)
         if isinstance(mine := gevent.getcurrent(), Greenlet):
@@ -79,7 +82,7 @@ class Turns:
         return "never"
 
     def end(self, name: str, succeeded: bool | None) -> None:
-        """End a host's turn, if it has one. None: it has done nothing in it."""
+        """End a host's turn, if it has one. ``succeeded`` is None if the host did nothing in it."""
         if name not in self._running:
             return
         self._running.remove(name)
@@ -96,7 +99,7 @@ class Turns:
         self._tell()
 
     def _tell(self) -> None:
-        # Those that wait have read the old event, and go on by it.
+        # A new event: those that wait on the old one are woken by it, and wait on the new one next.
         before, self._changed = self._changed, Event()
         before.set()
 
@@ -124,7 +127,7 @@ def turns_of(one: Host, key: Key[T]) -> Turns:
 
 
 def _group(one: Host, key: Key[T]) -> tuple[str, T]:
-    """The group from which a host has its value or the last change of it (the last one counts), and the value."""
+    """The last of a host's groups that gives the key or its overrides, and the host's value."""
     names = {key.name, overrides_of(key.name)}
     groups = [group for group in one.groups if names & one.inventory.get_group_data(group).keys()]  # type: ignore[no-untyped-call]
     return groups[-1] if groups else "all", key.read(one.data.dict(), one.name)  # type: ignore[no-untyped-call]

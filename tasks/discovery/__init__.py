@@ -118,7 +118,7 @@ def discover(version: str) -> None:
 
 @operation()
 def ask(version: str) -> Commands:
-    """Keep what the node says, unless no host's data could have it."""
+    """Keep the node's answer, or refuse it if a host's data cannot have these values."""
     answers = _answers.setdefault(host.state, {})
     if not host.state.is_executing:
         yield FunctionCommand(_done, (), {})

@@ -120,7 +120,7 @@ def _own_nics(own: Sequence[Data], common: Sequence[Data]) -> Data:
 
 
 def _changes(common: Data, own: Data | None) -> Data | None:
-    """What makes the server's of the group's entry, as an override has it: None removes something."""
+    """The override that turns the group's entry into the server's; None removes a part."""
     if own is None:
         return None
     different = _different(own, common)

@@ -233,7 +233,7 @@ def rpm(release: str) -> tuple[str, str]:
 
 
 def _elrepo(version: str) -> str:
-    """ml or lt: of which the node has this version, or its repositories."""
+    """The variant, ml or lt, that the node, or else its repositories, have in this version."""
     have = packages.installed("rhel")
     for each in ("ml", "lt"):
         if version in have.get(f"kernel-{each}-core", ()):

@@ -56,7 +56,7 @@ def maintain(spec: NodeSpec, version: str) -> None:
 def change(spec: NodeSpec, version: str, ready_timeout: int) -> Commands:
     """End what an earlier deploy has left, then change each NIC in use.
 
-    :param ready_timeout: seconds until the node must be ready with its spec, of which changes may wait.
+    :param ready_timeout: seconds until the node must be ready with its spec; changes of the spec may still wait then.
     """
     left = _left(spec)
     if not host.state.is_executing:
@@ -159,7 +159,7 @@ def _function(user: str) -> str:
 
 
 def _in_turn(find: Callable[[], list[_Step]]) -> Commands:
-    """Carry the steps out that are found, once no other host does."""
+    """Wait for this host's turn, then carry out the steps that ``find`` returns."""
     if not (steps := find()):
         host.noop("no change of a NIC waits for pods")
         return
@@ -169,7 +169,7 @@ def _in_turn(find: Callable[[], list[_Step]]) -> Commands:
     if when == "never":
         for step in steps:
             disruption.defer(
-                _step(step.nic), f"that on {', '.join(turns.failed)} has failed; mend that, and deploy again"
+                _step(step.nic), f"the same step on {', '.join(turns.failed)} has failed; mend that, and deploy again"
             )
         return
     succeeded: bool | None = None

@@ -75,7 +75,7 @@ def deployed(inventory: Path, hosts: object, *options: str) -> subprocess.Comple
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ([], "there is no terminal to answer; give -y"),
+        ([], "there is no terminal to answer pyinfra's question; give -y"),
         (["--dry", "-y"], "--dry with -y prints no changes; leave out -y"),
         (["--data", "mode"], "--data 'mode' has no value; give it as --data key=value"),
         (["--parallel", "-1"], "--parallel -1 is no number of hosts"),

@@ -55,7 +55,7 @@ class DaemonCommand(FactBase[str | None]):
 
 @operation()
 def persistence_mode(wanted: bool) -> Commands:
-    """Take the option out of the daemon's command line by which the GPUs are not persistent, or remove what did so."""
+    """Have a drop-in start the daemon without the option :data:`NOT_PERSISTENT`; if that is not wanted, remove the drop-in."""
     words = (host.get_fact(DaemonCommand) or "").split() if wanted else []
     text = ""
     if NOT_PERSISTENT in words:

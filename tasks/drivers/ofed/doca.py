@@ -148,8 +148,8 @@ def profile(wanted: Package, family: Family) -> Commands:
     yield from vendor_repository.packages._inner(wanted=(wanted,), family=family, module=module)
 
 
-# The repository has one release. A package is left of a newer one if no repository has its version any more, and this one has
-# an older version. madison lists no versions that are only installed.
+# The repository has one release. A package is left over from a newer release if no repository has its version any more, and
+# this one has an older version. madison lists no versions that are only installed.
 _LEFT_BEHIND: dict[Family, str] = {
     "debian": """
 left_behind() {  # argument: the repository's URI

@@ -424,6 +424,6 @@ def test_the_hosts_of_a_deploy_are_done_one_after_the_other_until_one_fails(
     (left,) = set(names) - set(changed)
     assert list(cluster.recorded()) == [failed]
     assert machines[left].asked == []
-    why = f"that on @fake/{failed} has failed; mend that, and deploy again"
+    why = f"the same step on @fake/{failed} has failed; mend that, and deploy again"
     said = f"deferred on 1 of 3 hosts: maintenance of rail0: {why}: @fake/{left}"
     assert said in [record.getMessage() for record in host.caplog.records]
