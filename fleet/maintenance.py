@@ -25,10 +25,10 @@ from fleet import nic_devices, node_patch
 from fleet.api import ABSENT, FORBIDDEN, Api, Failed, answers, code, errors
 from fleet.eviction import CannotDrain, Rules, drain
 from fleet.inventory import Hosts
-from fleet.maintenance_record import Record, Step, annotated, finished, not_finished, record_of
+from fleet.maintenance_record import KEPT, Record, Step, annotated, finished, not_finished, record_of
 from fleet.nic_devices import NicDevices
 from fleet.node_patch import if_temporary
-from fleet.objects import CHANGED, IN_SERVICE, is_cordoned, metadata_of, name_of, unready
+from fleet.objects import CHANGED, IN_SERVICE, annotations_of, is_cordoned, metadata_of, name_of, unready
 from fleet.pods import NodePods
 from fleet.standing import nothing_waits, standing
 
@@ -246,7 +246,9 @@ class Maintenance:
             # Do not drain again after a drain: a drain that fails is undone, but the node may be half changed by now. But a
             # node that somebody has uncordoned since has pods again.
             step = recorded.step if recorded and not uncordoned else "drain"
-            record = Record(self.api.user, self.since, step, cordoned, str(self.allow), self.again, self.nic)
+            kept = tuple(key for key in KEPT if not (self.nic or key in annotations_of(node)))
+            kept = recorded.kept if recorded else kept
+            record = Record(self.api.user, self.since, step, cordoned, str(self.allow), self.again, self.nic, kept)
             return {**annotated(record), **({} if self.nic else {"spec": {"unschedulable": True}})}, record
 
         record = self._patch(name, change)

@@ -16,13 +16,16 @@ from fleet.objects import annotations_of, is_cordoned, metadata_of
 
 Step = Literal["drain", "apply", "wait"]
 
+KEPT = ("cluster-autoscaler.kubernetes.io/scale-down-disabled", "karpenter.sh/do-not-disrupt")
+"""Annotations with which an autoscaler does not delete a node because it is empty, or not ready for long, as in a reboot."""
+
 
 @frozen
 class Record:
     """The annotation's content. ``cordoned``: the maintenance cordoned the node, so it also uncordons it.
 
     ``again``: in words, what resumes the maintenance, if it is not `trackbed fleet maintain --resume`. ``device``: the NIC
-    whose devices it taints; empty: it is of the whole node.
+    whose devices it taints; empty: it is of the whole node. ``kept``: the annotations of KEPT that the maintenance has set.
     """
 
     by: str
@@ -32,6 +35,7 @@ class Record:
     allow: str
     again: str = ""
     device: str = ""
+    kept: tuple[str, ...] = ()
 
 
 def record_of(node: Node) -> Record | None:
@@ -63,7 +67,8 @@ def not_finished(name: str, record: Record) -> str:
 
 def annotated(record: Record) -> dict[str, Any]:
     """The patch of a Node that writes its record."""
-    return {"metadata": {"annotations": {names.MAINTENANCE: json.dumps(cattrs.unstructure(record), sort_keys=True)}}}
+    written = json.dumps(cattrs.unstructure(record), sort_keys=True)
+    return {"metadata": {"annotations": {names.MAINTENANCE: written, **dict.fromkeys(record.kept, "true")}}}
 
 
 def finished(node: Node) -> tuple[dict[str, Any] | None, str]:
@@ -71,7 +76,7 @@ def finished(node: Node) -> tuple[dict[str, Any] | None, str]:
     record = record_of(node)
     if record is None:
         return None, f"no maintenance is recorded, and it is {'' if is_cordoned(node) else 'not '}cordoned"
-    body: dict[str, Any] = {"metadata": {"annotations": {names.MAINTENANCE: None}}}
+    body: dict[str, Any] = {"metadata": {"annotations": dict.fromkeys((names.MAINTENANCE, *record.kept))}}
     if record.device:
         return body, f"the maintenance of {record.device} has ended"
     if not record.cordoned:
