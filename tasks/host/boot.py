@@ -26,7 +26,7 @@ from tasks.common.data import Key, record
 from tasks.common.facts import FactBase
 from tasks.common.failures import NodeError
 from tasks.common.texts import HEADER, written
-from tasks.host import kernel_modules, sysctls
+from tasks.host import kernel_modules, kubelet_states, sysctls
 from tasks.reboot import NodeRebootRequests
 
 DROP_IN = "/etc/default/grub.d/95-trackbed.cfg"
@@ -93,6 +93,8 @@ def configure(spec: NodeSpec) -> None:
     pools = hugepage_arguments(spec.hugepages) if wanted.hugepages else ()
     arguments = _settable(wanted.arguments, pools)
     set_arguments(name="Kernel arguments", wanted=arguments)
+    if spec.hugepages or any(map(kubelet_states.CPUS.fullmatch, arguments)):
+        kubelet_states.check(name="State files of the kubelet", spec=spec, arguments=arguments)
     given = {**spec.sysctls, **wanted.sysctls}
     own = {name: value for name, value in sysctls.KUBELET_VALUES.items() if name in given}
     if others := tuple(name for name, value in own.items() if meaning(name, given[name]) != meaning(name, value)):

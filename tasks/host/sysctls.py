@@ -25,16 +25,22 @@ KUBELET_VALUES = {
 }
 """What the kubelet sets when it starts, or demands if it protects them (setupKernelTunables, pkg/kubelet/cm)."""
 
-# RKE2's profile for CIS includes it (docs.rke2.io/security/hardening_guide). The kubelet's own files are YAML or JSON. Those
-# of kubespray and EKS are in /etc/kubernetes, those of k3s in its agent's folder.
-_PROTECTED = r"""
+KUBELET_FILES = (
+    "var/lib/kubelet/config* var/lib/kubelet/kubeadm-flags.env etc/default/kubelet etc/sysconfig/kubelet etc/kubernetes "
+    "etc/rancher etc/systemd/system var/lib/rancher/*/agent/etc var/lib/k0s/kubelet-config.yaml"
+)
+"""Where a kubelet's settings are: its own files are YAML or JSON. Those of kubespray and EKS are in /etc/kubernetes, those of
+k3s in its agent's folder."""
+
+# RKE2's profile for CIS includes it (docs.rke2.io/security/hardening_guide).
+_PROTECTED = (
+    r"""
 pattern='(^|[{,])[[:space:]]*"?protectKernelDefaults"?:[[:space:]]*true|^protect-kernel-defaults: *"?true|^profile: *"?cis'
 pattern=$pattern'|--protect-kernel-defaults(=true|[[:space:]"]|$)'
 cd "$1/"
-if grep -qsrE -e "$pattern" -- var/lib/kubelet/config* var/lib/kubelet/kubeadm-flags.env etc/default/kubelet \
-  etc/sysconfig/kubelet etc/kubernetes etc/rancher etc/systemd/system var/lib/rancher/*/agent/etc \
-  var/lib/k0s/kubelet-config.yaml; then echo protected; fi
 """
+    f'if grep -qsrE -e "$pattern" -- {KUBELET_FILES}; then echo protected; fi\n'
+)
 
 
 class ProtectedDefaults(Yes):

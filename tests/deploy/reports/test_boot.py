@@ -5,12 +5,13 @@ The scripts run for real, in a folder of their own, with programs that stand in 
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agent.spec.node import HugepagePool, from_mapping
 from tasks.common.commands import script
-from tasks.host import boot, sysctls
+from tasks.host import boot, kubelet_states, sysctls
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Node, of
 from tests.deploy.host.test_boot import ARGUMENTS, GRUBBY, REQUESTS, configure
 from tests.deploy.scripts import sh
@@ -193,3 +194,47 @@ def test_a_sysctl_with_which_the_kubelet_would_not_start_is_refused(
     spec = from_mapping({"node_name": "node-a", "sysctls": {"vm.overcommit_memory": value}}, "node-a")
     result = node.deploy(lambda: boot.configure(spec=spec), {**DEBIAN, **answers})
     assert any("only with vm.overcommit_memory = 1" in line for line in result.errors) == refused
+
+
+STATIC = "memoryManagerPolicy: Static\n"
+REMOVES = "[Service]\nExecStartPre=/bin/rm -f /var/lib/kubelet/memory_manager_state\n"
+PAGES = {"hugepages": [{"size": "1G", "count": 32}]}
+
+
+@pytest.mark.parametrize(
+    ("files", "more", "arguments", "warned"),
+    [
+        pytest.param({"var/lib/kubelet/config.yaml": STATIC}, PAGES, [], "huge pages", id="kubernetes-109996"),
+        pytest.param(
+            {"var/lib/kubelet/config.yaml": STATIC, "etc/systemd/system/kubelet.service.d/a.conf": REMOVES},
+            PAGES,
+            [],
+            "",
+            id="machine-config-operator-2718",
+        ),
+        pytest.param(
+            {"etc/kubernetes/kubelet/config.json": '{"cpuManagerPolicy":"static","x":1}'},
+            {},
+            ["nosmt"],
+            "CPUs",
+            id="kubernetes-110478",
+        ),
+        ({"etc/rancher/k3s/config.yaml": "kubelet-arg:\n- cpu-manager-policy=static\n"}, PAGES, ["maxcpus=8"], "CPUs"),
+        ({"var/lib/kubelet/config.yaml": f"{STATIC}cpuManagerPolicy: none\n"}, {}, ["nosmt"], ""),
+        ({"var/lib/kubelet/config.yaml": "memoryManagerPolicy: None\n"}, PAGES, [], ""),
+    ],
+)
+def test_a_kubelet_that_would_not_start_after_a_change_is_named(
+    node: Node, tmp_path: Path, files: dict[str, str], more: dict[str, Any], arguments: list[str], warned: str
+) -> None:
+    for path, text in files.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    node.data = {"boot": {"arguments": arguments}}
+    running = f"running ro {' '.join(arguments)}"
+    states = sh(kubelet_states._STATES, tmp_path)
+    answers = {of(kubelet_states.KubeletStates): states, REQUESTS: ["boot-1"], ARGUMENTS: [running, "loader none"]}
+    spec = from_mapping({"node_name": "node-a", **more}, "node-a")
+    result = node.deploy(lambda: boot.configure(spec=spec), {**DEBIAN, **answers})
+    said = [line for line in result.log if "it does not start until" in line]
+    assert [f"after a change of {warned} it" in line for line in said] == ([True] if warned else [])

@@ -1,0 +1,60 @@
+"""Warns of a kubelet that does not start again after a change of huge pages or CPUs, since it compares them with a state file.
+
+See validateState in pkg/kubelet/cm/memorymanager/policy_static.go and pkg/kubelet/cm/cpumanager/policy_static.go.
+"""
+
+from __future__ import annotations
+
+import re
+
+from pyinfra.api.operation import operation
+from pyinfra.context import host
+
+from agent.spec.node import NodeSpec
+from tasks.common.commands import Commands, warn
+from tasks.common.facts import Lines
+from tasks.host.sysctls import KUBELET_FILES
+
+CPUS = re.compile(r"nosmt(=force)?|(maxcpus|nr_cpus|possible_cpus)=.*")
+"""Kernel arguments that change which CPUs there are."""
+
+# A unit may remove the file before each start, as that of OpenShift does.
+_STATES = (
+    r"""
+cd "$1/"
+for state in memory cpu; do
+  pattern="(^|[{,])[[:space:]]*\"?${state}ManagerPolicy\"?:[[:space:]]*\"?[Ss]tatic|$state-manager-policy[= ]\"?[Ss]tatic"
+"""
+    f"""  if grep -qsrE -e "$pattern" -- {KUBELET_FILES} &&
+    ! grep -qsr -- "${{state}}_manager_state" etc/systemd/system usr/lib/systemd/system lib/systemd/system
+  then echo "$state"; fi
+done
+"""
+)
+
+
+class KubeletStates(Lines):
+    """The state files, `memory` and `cpu`, with which the node's kubelet compares what there is when it starts."""
+
+    shell = _STATES
+    words = ("",)
+
+
+@operation()
+def check(spec: NodeSpec, arguments: tuple[str, ...]) -> Commands:
+    """Warn of each such file that will not fit.
+
+    :param arguments: the kernel arguments that are wanted.
+    """
+    changes = {"memory": ("huge pages", spec.hugepages), "cpu": ("CPUs", [*filter(CPUS.fullmatch, arguments)])}
+    for state in host.get_fact(KubeletStates):
+        what, wanted = changes[state]
+        if wanted and host.state.is_executing:
+            warn(
+                host,
+                f"this node's kubelet has a static {state}ManagerPolicy: after a change of {what} it does not start until "
+                f"{state}_manager_state in its folder is removed, on a drained node; let its unit do so (ExecStartPre=/bin/rm "
+                f"-f /var/lib/kubelet/{state}_manager_state)",
+            )
+    host.noop("the kubelet's state files are looked at only")
+    yield from ()
