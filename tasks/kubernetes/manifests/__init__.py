@@ -214,6 +214,13 @@ def collect(wanted: DevicePlugins) -> Commands:
     if hardware is None:
         yield refuse(UNKNOWN)
         return
+    renamed = host.get_fact(network_plugins.Displaced) if wanted.network_plugins.multus else []
+    if renamed and host.state.is_executing:
+        warn(
+            host,
+            f"{DEVICE_PLUGINS.name}.network_plugins: Cilium has renamed Multus' configuration to {renamed[0]}, so pods get no "
+            "networks: let its cni.exclusive be false, and restart the DaemonSet multus",
+        )
     settings = NCCL.here()
     try:
         text = nccl.text(settings, hardware) if settings else ""

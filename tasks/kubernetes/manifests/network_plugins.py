@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tasks.common.facts import Lines
 from tasks.common.templates import render
 from tasks.kubernetes.manifests.device_plugins import DevicePlugins
 
@@ -21,6 +22,13 @@ PROGRAMS = {
 """The plugins whose images only copy a program to the node, by name: the source of what their DaemonSet needs."""
 
 NAMES = ("multus", "whereabouts", *PROGRAMS)
+
+
+class Displaced(Lines):
+    """The configuration of Multus on a node, if Cilium has renamed it. Then pods get no networks, and nothing says why."""
+
+    shell = 'ls "$1"/etc/cni/net.d/*multus*.cilium_bak 2>/dev/null || true'
+    words = ("",)
 
 
 def network_plugins(wanted: DevicePlugins) -> dict[str, str]:

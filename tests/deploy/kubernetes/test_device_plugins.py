@@ -201,8 +201,8 @@ def test_each_plugin_selects_nodes_by_its_label_and_tolerates_the_taint() -> Non
 
 
 @pytest.mark.parametrize("taint", ["nvidia.com/gpu", "dedicated"])
-@pytest.mark.parametrize("name", ["rdma-shared-device-plugin", "sriov-device-plugin", "erdma-device-plugin"])
-def test_a_plugin_of_nics_runs_on_nodes_that_the_operator_keeps_for_some_pods(name: str, taint: str) -> None:
+@pytest.mark.parametrize("name", sorted(DAEMON_SETS.values()))
+def test_a_plugin_runs_on_nodes_that_the_operator_keeps_for_some_pods(name: str, taint: str) -> None:
     """Without it such a node would never have the resource, and its taint would never be lifted."""
     pod = daemon_sets(manifests(WANTED, FLEET))[name]["spec"]["template"]["spec"]
     assert any(

@@ -17,12 +17,13 @@ from tasks.kubernetes.manifests.device_plugins import (
     SriovCni,
     Whereabouts,
 )
-from tasks.kubernetes.manifests.network_plugins import NAMES, PROGRAMS
+from tasks.kubernetes.manifests.network_plugins import NAMES, PROGRAMS, Displaced
 from tasks.kubernetes.manifests.rendered import manifests
-from tests.deploy.conftest import Node
+from tests.deploy.conftest import Node, of
 from tests.deploy.hardware import RAIL0, has
 from tests.deploy.kubernetes.kubernetes_api import faults
 from tests.deploy.kubernetes.test_device_plugins import FLEET, WANTED, documents
+from tests.deploy.scripts import sh
 
 EVERY = NetworkPlugins(Multus(), Whereabouts(), SriovCni(), RdmaCni())
 ALL = evolve(WANTED, network_plugins=EVERY)
@@ -66,6 +67,30 @@ def test_they_run_on_every_node_even_before_it_is_ready() -> None:
         assert "nodeSelector" not in pod
         # The pod's own network would need the plugin that it installs.
         assert pod["hostNetwork"]
+
+
+@pytest.mark.parametrize(
+    ("name", "renews"),
+    [
+        pytest.param("multus", "--cleanup-config-on-exit=true", id="rke2-9313"),
+        pytest.param("whereabouts", "\n/token-watcher.sh &\n", id="whereabouts-459"),
+    ],
+)
+def test_plugins_keep_the_token_of_their_kubeconfig_valid(name: str, renews: str) -> None:
+    (container,) = kinds("DaemonSet")[name]["spec"]["template"]["spec"]["containers"]
+    assert renews in "\n".join(container["args"])
+
+
+@pytest.mark.parametrize(
+    "there", [pytest.param("00-multus.conf.cilium_bak", id="multus-cni-972"), "00-multus.conf", "10-crio.cilium_bak"]
+)
+def test_a_configuration_of_multus_that_cilium_has_renamed_is_named(node: Node, tmp_path: Path, there: str) -> None:
+    (tmp_path / "etc/cni/net.d").mkdir(parents=True)
+    (tmp_path / "etc/cni/net.d" / there).touch()
+    node.data = {"device_plugins": {**LEAST, "folder": str(tmp_path), "network_plugins": {"multus": {}}}}
+    answers = {of(Displaced): sh(Displaced.shell, tmp_path)}
+    result = node.deploy(task.render, {**has(RAIL0), **answers})
+    assert any("Cilium has renamed Multus" in line for line in result.log) == ("multus" in there and "bak" in there)
 
 
 def test_each_image_has_a_version_and_may_be_another_registry_s(node: Node, tmp_path: Path) -> None:
