@@ -47,6 +47,9 @@ CONFLICTS = (409, 422)
 ABSENT, FORBIDDEN = 404, 403
 """HTTP status codes: there is no such object; the user may not do that."""
 
+NO_LEADER = 500
+"""HTTP status code also of a request during which etcd has no leader ("etcdserver: leader changed")."""
+
 SHUT_OUT = "shut-out"
 """The ConfigMap with the names of the Nodes that are shut out, each with the reason."""
 

@@ -14,7 +14,7 @@ from lightkube.models.policy_v1 import PodDisruptionBudgetSpec
 from lightkube.resources.core_v1 import Pod
 from lightkube.resources.policy_v1 import PodDisruptionBudget
 
-from fleet.api import Failed, code
+from fleet.api import NO_LEADER, Failed, code
 from fleet.objects import annotations_of, labels_of, metadata_of
 from fleet.reading import ALL, read
 
@@ -26,7 +26,7 @@ CORDON = ("node.kubernetes.io/unschedulable", "NoSchedule")
 
 FINISHED = ("Succeeded", "Failed")
 
-REFUSED = (409, 429, 500)
+REFUSED = (409, 429, NO_LEADER)
 """HTTP status codes of an eviction that is refused for now (pkg/registry/core/pod/storage/eviction.go): others write the pod or
 its PodDisruptionBudget, or another pod has its name by now; the budget forbids it; an admission webhook does not answer, or
 another operator moves the pod first, or etcd has no leader."""

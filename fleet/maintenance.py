@@ -7,9 +7,8 @@ change fails while the node is still ready. If it fails otherwise, the node stay
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from threading import Event
 from time import monotonic
 from typing import Any, Literal, TypeVar
@@ -108,29 +107,13 @@ class Maintenance:
         """Undo a node's maintenance; the result and its reason."""
         if self.stop.is_set():
             return "not started", ""
-        try:
-            with self._errors(name):
-                self._end(name, self.resumes)
-        except Lost as error:
-            return "failed", str(error)
-        except Failed as error:
-            return "failed", error.message
-        return "undone", ""
+        return self._step(name, lambda: self._undo(name), "")
 
     def take_out(self, name: str) -> tuple[NodeResult, str]:
         """Cordon and drain a node, so that it can be changed; the result and its reason. A drain that fails is undone."""
-        command = f"trackbed fleet maintain {name}"
-        try:
-            with self._errors(name):
-                began = self._begin(name)
-        except Interrupted:
-            # Also if it was not cordoned when it was read: a request without an answer may still be carried out.
-            return "interrupted", f"it may be {self._held}; if it is, give it back: {command} --undo"
-        except Lost as error:
-            return "failed", str(error)
-        except Failed as error:
-            return "failed", f"{error.message}; it may be {self._held}; then {self._go_on(name)}, or {command} --undo"
-        return self._step(name, lambda: self._empty(name, began))
+        # Also if it was not cordoned when it was read: a request without an answer may still be carried out.
+        began = self._step(name, lambda: self._begin(name), "it may be")
+        return self._step(name, lambda: self._empty(name, began)) if isinstance(began, Record) else began
 
     def bring_back(self, name: str) -> tuple[NodeResult, str]:
         """Wait until a node that was taken out is ready, and uncordon it; the result and its reason."""
@@ -156,33 +139,30 @@ class Maintenance:
         device = f" --device {self.nic}" if self.nic else ""
         return self.again or f"trackbed fleet maintain {name} {self.hosts.words} --allow {self.allow}{device} --resume"
 
-    def _step(self, name: str, step: Callable[[], tuple[NodeResult, str]]) -> tuple[NodeResult, str]:
-        """Do a step with a node that is cordoned, or whose NIC is tainted."""
+    def _step(self, name: str, step: Callable[[], T], left: str = "it stays") -> T | tuple[NodeResult, str]:
+        """Do a step with a node; its result, or what became of the node and the reason.
+
+        :param left: whether the node is then cordoned, or its NIC tainted; empty: that is not said.
+        """
         go_on, undo = self._go_on(name), f"trackbed fleet maintain {name} --undo"
         try:
-            with self._errors(name):
-                return step()
+            with errors(), answers(self.api.client):
+                try:
+                    return step()
+                except ApiError as error:
+                    if code(error) != ABSENT:
+                        raise
+                    raise Lost(f"there is no Node {name}: {error.status.message}; see: trackbed fleet status") from None
         except Interrupted:
-            return "interrupted", f"it stays {self._held}; go on: {go_on}; or give it back: {undo}"
+            return "interrupted", f"{left} {self._held}; go on: {go_on}; or give it back: {undo}"
         except Lost as error:
             return "failed", str(error)
         except Failed as error:
-            return "failed", f"{error.message}; it stays {self._held}; then {go_on}, or {undo}"
+            return "failed", f"{error.message}; {left} {self._held}; then {go_on}, or {undo}" if left else error.message
 
-    @contextmanager
-    def _errors(self, name: str) -> Iterator[None]:
-        """Turn each error of the client into one message.
-
-        :raises Failed: with that message.
-        :raises Lost: the cluster has no such Node (any more).
-        """
-        with errors(), answers(self.api.client):
-            try:
-                yield
-            except ApiError as error:
-                if code(error) != ABSENT:
-                    raise
-                raise Lost(f"there is no Node {name}: {error.status.message}; see: trackbed fleet status") from None
+    def _undo(self, name: str) -> tuple[NodeResult, str]:
+        self._end(name, self.resumes)
+        return "undone", ""
 
     def _empty(self, name: str, began: Record) -> tuple[NodeResult, str]:
         # What a killed run has left of the rules is not known, so a NIC is tainted again, unless nothing is left to change.

@@ -12,7 +12,7 @@ from lightkube import ApiError
 from lightkube.resources.core_v1 import Node
 from lightkube.types import PatchType
 
-from fleet.api import CONFLICTS, Api, code
+from fleet.api import CONFLICTS, NO_LEADER, Api, code
 from fleet.connection import TEMPORARY, unreachable
 from fleet.objects import version_of
 
@@ -24,9 +24,6 @@ CLEAN_UP = 30.0
 
 TRIES = 5
 """How often a write of a Node is tried while others write that Node, too. The Node is read again before each try."""
-
-NO_LEADER = 500
-"""HTTP status code also of a request during which etcd has no leader ("etcdserver: leader changed")."""
 
 T = TypeVar("T")
 
