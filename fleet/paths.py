@@ -12,6 +12,11 @@ def expanded(path: str | Path) -> Path:
     return Path(os.path.expanduser(path))  # noqa: PTH111
 
 
+def cache() -> Path:
+    """The folder where built things and answers are kept. It may be deleted."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trackbed"
+
+
 def state() -> Path:
     """The folder in which commands and deploys keep what later ones read."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "trackbed"

@@ -1,9 +1,5 @@
-"""The folder where built things are kept: images, programs, package repositories."""
+"""The folder where built things are kept: images, programs, package repositories. It is outside the repository."""
 
-import os
-from pathlib import Path
+from fleet.paths import cache as home
 
-
-def home() -> Path:
-    """The folder. It is outside the repository."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trackbed"
+__all__ = ["home"]

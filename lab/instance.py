@@ -10,6 +10,8 @@ from pathlib import Path
 
 import attrs
 
+from agent.runtime import write_atomically
+from fleet import paths
 from lab.command import run
 from lab.errors import BadInput, LabError
 from lab.hardware import ALL_MACHINES, Machine
@@ -91,9 +93,9 @@ class Instance:
     def record(self, plan: Plan) -> None:
         """Write the plan, and the ssh configuration for its ports."""
         raw = {"image": str(plan.image.folder), "accelerator": plan.accelerator.name, "ports": plan.ports}
-        _write(self._plan_file, json.dumps(raw, indent=2) + "\n")
-        _write(self.known_hosts, "".join(self._known_host(machine, plan) for machine in plan.machines))
-        _write(self.ssh_config, "".join(self._ssh_host(machine, plan) for machine in plan.machines))
+        write_atomically(self._plan_file, json.dumps(raw, indent=2) + "\n")
+        write_atomically(self.known_hosts, "".join(self._known_host(machine, plan) for machine in plan.machines))
+        write_atomically(self.ssh_config, "".join(self._ssh_host(machine, plan) for machine in plan.machines))
 
     def forget(self) -> None:
         """Delete the plan: the lab is down, and the next `up` makes a new one."""
@@ -143,8 +145,7 @@ def named(name: str | None = None) -> Instance:
     name = name or os.environ.get("TRACKBED_LAB") or "lab"
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
         raise BadInput(f"TRACKBED_LAB: {name!r} is not a valid name for a lab", "Use letters, digits, - and _.")
-    home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state")
-    folder = (home / "trackbed" / "lab" / name).absolute()
+    folder = (paths.state() / "lab" / name).absolute()
     longest = max(len(str(folder / machine.name / "console.sock")) for machine in ALL_MACHINES)
     if longest + SSH_SUFFIX > SOCKET_PATH_MAX:
         raise BadInput(
@@ -170,9 +171,3 @@ def is_free(port: int) -> bool:
         except OSError:
             return False
         return True
-
-
-def _write(path: Path, text: str) -> None:
-    new = path.with_name(f"{path.name}.new")
-    new.write_text(text)
-    new.replace(path)

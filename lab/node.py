@@ -1,6 +1,5 @@
 """One node: a QEMU process, its files, and ssh into it."""
 
-import base64
 import json
 import os
 import re
@@ -155,7 +154,7 @@ class Node:
             return
         self._forget_ssh()
         os.kill(pid, signal.SIGKILL)
-        wait(lambda: _has_ended(pid), EXIT_S, f"{self.name}: QEMU's end")
+        wait(lambda: has_ended(pid), EXIT_S, f"{self.name}: QEMU's end")
 
     def discard(self) -> None:
         """Stop the node and delete its disk; keys and logs stay."""
@@ -351,7 +350,7 @@ class Node:
         for name, value in values.items():
             file = self._files.credentials / name
             file.touch(mode=0o600)
-            file.write_text(f"io.systemd.credential.binary:{name}={base64.b64encode(value).decode()}")
+            file.write_text(f"io.systemd.credential.binary:{name}={b64encode(value).decode()}")
 
     def _qemu_arguments(self) -> list[str]:
         nics = []
@@ -363,8 +362,11 @@ class Node:
         return arguments(title, self.machine, self._files, self.ssh_port, boot, nics, self.accelerator)
 
 
-def _has_ended(pid: int) -> bool:
-    """Whether a process and all of its threads are gone. Until then it locks its pid file, and no other one can start."""
+def has_ended(pid: int) -> bool:
+    """Whether a process and all of its threads are gone. Until then its ports are in use, and its pid file is locked.
+
+    A zombie counts as ended: its parent may be another command, which never waits for it.
+    """
     try:
         threads = list(Path(f"/proc/{pid}/task").iterdir())
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

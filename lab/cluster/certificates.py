@@ -4,7 +4,6 @@ import base64
 import datetime
 import ipaddress
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +12,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from agent.runtime import write_atomically
 
 LIFE = datetime.timedelta(days=365)
 # After a restored snapshot a node's clock may be behind.
@@ -114,7 +115,7 @@ def write_kubeconfig(file: Path, server: str, authority: Path, user: dict[str, s
         "contexts": [{"name": "lab", "context": {"cluster": "lab", "user": "lab"}}],
         "current-context": "lab",
     }
-    write_secret(file, (json.dumps(document, indent=2) + "\n").encode())
+    write_atomically(file, json.dumps(document, indent=2) + "\n")
     return file
 
 
@@ -123,21 +124,12 @@ def inline(file: Path) -> str:
     return base64.b64encode(file.read_bytes()).decode()
 
 
-def write_secret(file: Path, content: bytes) -> None:
-    """Replace a file by one that only its owner can read, from its first byte on."""
-    new = file.with_name(f"{file.name}.new")
-    new.unlink(missing_ok=True)
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
-        out.write(content)
-    new.replace(file)
-
-
 def _new_key(file: Path) -> ec.EllipticCurvePrivateKey:
     key = ec.generate_private_key(ec.SECP256R1())
     plain = serialization.NoEncryption()
     # SEC1: the API server reads keys of service accounts in this form only.
     pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, plain)
-    write_secret(file, pem)
+    write_atomically(file, pem.decode())
     return key
 
 

@@ -30,9 +30,10 @@ from typing import Any
 
 import attrs
 
+from agent.runtime import write_atomically
 from lab import repository
 from lab.cluster import egress, programs
-from lab.cluster.certificates import Authority, inline, write_kubeconfig, write_secret
+from lab.cluster.certificates import Authority, inline, write_kubeconfig
 from lab.cluster.daemon import Daemon
 from lab.errors import LabError
 from lab.instance import free_port
@@ -381,5 +382,5 @@ def create(folder: Path, lab: str | None = None, version: str | None = None) -> 
     ):
         plane.identity(user, groups).rename(file)
     (folder / "audit-policy.json").write_text(json.dumps(AUDIT_POLICY, indent=2))
-    write_secret(known, json.dumps(attrs.asdict(plane.ports)).encode())
+    write_atomically(known, json.dumps(attrs.asdict(plane.ports)))
     return plane

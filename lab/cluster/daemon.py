@@ -9,7 +9,7 @@ from pathlib import Path
 import attrs
 
 from lab.errors import LabError
-from lab.node import tail, wait
+from lab.node import has_ended, tail, wait
 
 EXIT_S = 20.0
 
@@ -57,14 +57,14 @@ class Daemon:
         )
         self._pid_file.write_text(f"{pid}\n")
         # Wait until /proc shows its command line, by which it is recognised.
-        wait(lambda: self.pid() is not None or _has_ended(pid), EXIT_S, f"{self.name}'s start")
+        wait(lambda: self.pid() is not None or has_ended(pid), EXIT_S, f"{self.name}'s start")
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
         """End the process, and wait until it has ended. After SIGKILL it cannot write anything."""
         pid = self.pid()
         if pid is not None:
             os.kill(pid, how)
-            wait(lambda: _has_ended(pid), EXIT_S, f"{self.name}'s end")
+            wait(lambda: has_ended(pid), EXIT_S, f"{self.name}'s end")
         self._pid_file.unlink(missing_ok=True)
 
     def must_run(self) -> None:
@@ -75,16 +75,3 @@ class Daemon:
     @property
     def _pid_file(self) -> Path:
         return self.folder / f"{self.name}.pid"
-
-
-def _has_ended(pid: int) -> bool:
-    """Whether the process and all of its threads are gone: until then its ports are in use."""
-    try:
-        return os.waitpid(pid, os.WNOHANG)[0] == pid
-    except ChildProcessError:
-        # A zombie counts as ended: its parent is another command and may never wait for it.
-        task = Path(f"/proc/{pid}/task")
-        try:
-            return len(list(task.iterdir())) <= 1 and not Path(f"/proc/{pid}/cmdline").read_bytes()
-        except OSError:
-            return True

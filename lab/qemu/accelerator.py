@@ -12,6 +12,7 @@ from tempfile import TemporaryFile
 
 import attrs
 
+from agent.runtime import boot_id, write_atomically
 from lab import cache
 from lab.choice import chosen
 from lab.hardware import CPUS, MEMORY_MIB, NUMA_NODES
@@ -95,7 +96,7 @@ def _fault_of_kvm(kernel: Path) -> str:
     if not os.access(KVM_DEVICE, os.R_OK | os.W_OK):
         return f"{KVM_DEVICE} {'belongs to other users' if Path(KVM_DEVICE).exists() else 'does not exist'}"
     known = cache.home() / "kvm.json"
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    boot = boot_id()
     try:
         probed = json.loads(known.read_text())
         if probed["boot"] == boot:
@@ -103,9 +104,7 @@ def _fault_of_kvm(kernel: Path) -> str:
     except (OSError, ValueError, KeyError, TypeError):
         pass
     fault = fault_of_guest(KVM, kernel)
-    new = known.with_suffix(".new")
-    new.write_text(json.dumps({"boot": boot, "fault": fault}))
-    new.replace(known)
+    write_atomically(known, json.dumps({"boot": boot, "fault": fault}))
     return fault
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import os
 import shutil
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from packaging.requirements import Requirement
 from pyinfra.api.exceptions import DeployError
 
 from agent.runtime import version as project_version
+from fleet.paths import cache as cache_folder
 from tasks.common.failures import NodeError
 
 ROOT = Path(__file__).parents[2]
@@ -66,7 +66,7 @@ def build(machine: str) -> Path:
 
     :raises DeployError: pip failed, with its message; or the cache cannot be written.
     """
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trackbed"
+    folder = cache_folder()
     archive = folder / f"agent-{version(machine)}.tar.gz"
     # The lock makes all hosts of this deploy share one build. Another deploy may build at the same time: the last rename wins.
     with _building:

@@ -33,6 +33,7 @@ from pyinfra.connectors.util import CommandOutput, OutputLine
 
 from agent.documents import load
 from agent.runtime import write_atomically
+from fleet import paths
 from tasks.common import answers
 from tasks.common.archive import ROOT
 
@@ -92,8 +93,7 @@ def of(host: Host) -> HostFacts | None:
 
 def _folder(deploy: str) -> Path:
     """The folder of this deploy, with a file for each host."""
-    cache_folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache_folder / "trackbed/facts" / _digest(deploy)
+    return paths.cache() / "facts" / _digest(deploy)
 
 
 def _digest(text: str) -> str:
