@@ -8,7 +8,7 @@ import pytest
 from lab import Node
 from lab.packages import toolchain
 from tests.lab.conftest import condition, eventually, ready, wait_ready
-from tests.lab.drivers.test_erdma import as_debian_makes_it
+from tests.lab.drivers.conftest import as_debian_makes_it
 from tests.lab.test_addresses import addresses, give_addresses
 
 pytestmark = pytest.mark.campaign

@@ -8,7 +8,7 @@ from lab import Node, repository
 from lab.packages import docker, toolchain
 from tests.lab.conftest import changed, deploy, refusal, succeeded
 from tests.lab.containers.test_container_runtime import dump, running, write
-from tests.lab.drivers.test_erdma import as_debian_makes_it
+from tests.lab.drivers.conftest import as_debian_makes_it
 
 MAIN = "/etc/containerd/config.toml"
 CGROUP = "SystemdCgroup = true"

@@ -15,7 +15,7 @@ from lab.packages import erdma, nvidia, ofed, toolchain
 from tasks.kubernetes.labels import LABELS, NFD
 from tests.lab.conftest import Done, changed, condition, pyinfra, ready
 from tests.lab.deploy.test_manifests import config, devices_of_nccl
-from tests.lab.drivers.test_erdma import as_debian_makes_it
+from tests.lab.drivers.conftest import as_debian_makes_it
 from tests.lab.drivers.test_ofed import FIRST, in_inventory
 from tests.lab.drivers.test_peer_memory import install_modules
 

@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import attrs
@@ -22,6 +21,7 @@ from lab.packages import erdma, toolchain
 from tasks.drivers import erdma as task
 from tests.lab.conftest import Done, changed, refusal, said, succeeded
 from tests.lab.conftest import deploy as deploy_node
+from tests.lab.drivers.conftest import as_debian_makes_it
 
 RING = "/etc/apt/keyrings/trackbed-erdma.gpg"
 SOURCE = "/etc/apt/sources.list.d/trackbed-erdma.sources"
@@ -35,25 +35,6 @@ pytestmark = pytest.mark.campaign
 def vendor(fresh_nodes: tuple[Node, ...]) -> repository.Repository:
     """The vendor's packages."""
     return erdma.vendor(fresh_nodes[0].image)
-
-
-@contextmanager
-def as_debian_makes_it(node: Node, mirror: repository.Repository) -> Iterator[Node]:
-    """The node without the lab's own build of the driver, and with this mirror in the place of Debian's."""
-    with repository.serve(mirror.folder) as served:
-        # An emulated apt needs half a minute for the lists of Debian's own.
-        node.sh(
-            "rm -f /lib/modules/$(uname -r)/updates/erdma.ko; depmod; rm -rf /etc/apt/sources.list.d/* /var/lib/apt/lists;"
-            f"echo force-unsafe-io > /etc/dpkg/dpkg.cfg.d/lab; echo 'deb [trusted=yes] {served} ./' > /etc/apt/sources.list"
-        )
-        yield node
-
-
-@pytest.fixture
-def bare(node: Node) -> Iterator[Node]:
-    """A node whose mirror has the packages for building a driver."""
-    with as_debian_makes_it(node, toolchain.mirror(node.image)) as made:
-        yield made
 
 
 def deploy(url: str, fingerprint: str, version: str, **more: object) -> Done:

@@ -1,14 +1,11 @@
 """NVIDIA's driver on a real node, by packages that have the names of NVIDIA's (lab/packages/gpu_driver.py) and no GPU."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from lab import Node, repository
-from lab.packages import gpu_driver, toolchain
+from lab.packages import gpu_driver
 from tests.lab.conftest import Done, changed, refusal, succeeded
 from tests.lab.conftest import deploy as deploy_node
-from tests.lab.drivers.test_erdma import as_debian_makes_it
 
 OLD, NEW = gpu_driver.VERSIONS
 REQUEST = "/var/lib/trackbed/reboots/gpu_driver"
@@ -33,13 +30,6 @@ pytestmark = pytest.mark.campaign
 def vendor(fresh_nodes: tuple[Node, ...]) -> repository.Repository:
     """The repository, which has both versions."""
     return gpu_driver.vendor(fresh_nodes[0].image)
-
-
-@pytest.fixture
-def bare(node: Node) -> Iterator[Node]:
-    """A node whose mirror has the packages for building a driver."""
-    with as_debian_makes_it(node, toolchain.mirror(node.image)) as made:
-        yield made
 
 
 def deploy(url: str, vendor: repository.Repository, version: str, **more: object) -> Done:
